@@ -1,0 +1,1 @@
+//! The compiler: graph in, graph out. Pure: no I/O, no libtorch.

@@ -1,0 +1,2 @@
+//! The `ckpt-opt` command.
+fn main() {}
