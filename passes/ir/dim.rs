@@ -1,0 +1,616 @@
+//! Symbolic sizes: integer expressions in one canonical form.
+//!
+//! A [`Dim`] is a polynomial with integer coefficients over *atoms*: named sizes (`batch`), data-dependent sizes
+//! (`?nonzero.0`), and the operations that polynomials cannot hold (floor division, remainder, min, max, broadcast).
+//! Two dims that are equal as polynomials are equal as Rust values, so hashing and comparison need no solver.
+//!
+//! Facts the arithmetic relies on: a named size is at least 1 (an input whose named dimension is 0 is refused when it
+//! is bound), a data-dependent size is at least 0. Equality has three answers, and `Unknown` is never taken for `Yes`.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+/// A size or an index: a canonical integer expression.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Dim(Repr);
+
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Repr {
+    Const(i64),
+    /// Sorted by monomial, no zero coefficient, never a lone constant.
+    Poly(Arc<Vec<(Monomial, i64)>>),
+}
+
+/// A product of atoms, sorted; a power is a repetition; the empty product is the constant term.
+pub type Monomial = Vec<Atom>;
+
+/// What a polynomial is made of.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Atom {
+    /// A named size, at least 1.
+    Sym(Arc<str>),
+    /// A size that depends on data, at least 0.
+    Data(Arc<str>),
+    /// Floor division.
+    Div(Dim, Dim),
+    /// Remainder with the sign of the divisor.
+    Mod(Dim, Dim),
+    Min(Dim, Dim),
+    Max(Dim, Dim),
+    /// The result of broadcasting two sizes: the other one where one is 1, else their common value.
+    Broadcast(Dim, Dim),
+}
+
+/// The answer to "are these equal in every valid run".
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Same {
+    Yes,
+    No,
+    Unknown,
+}
+
+impl From<i64> for Dim {
+    fn from(n: i64) -> Dim {
+        Dim(Repr::Const(n))
+    }
+}
+
+impl Dim {
+    pub const ZERO: Dim = Dim(Repr::Const(0));
+    pub const ONE: Dim = Dim(Repr::Const(1));
+
+    /// A named size.
+    pub fn symbol(name: &str) -> Dim {
+        Dim::atom(Atom::Sym(name.into()))
+    }
+
+    /// A size that only the data decides.
+    pub fn data(name: &str) -> Dim {
+        Dim::atom(Atom::Data(name.into()))
+    }
+
+    fn atom(atom: Atom) -> Dim {
+        Dim(Repr::Poly(Arc::new(vec![(vec![atom], 1)])))
+    }
+
+    fn from_terms(terms: BTreeMap<Monomial, i64>) -> Dim {
+        let terms: Vec<_> = terms.into_iter().filter(|(_, c)| *c != 0).collect();
+        match terms.as_slice() {
+            [] => Dim::ZERO,
+            [(m, c)] if m.is_empty() => Dim::from(*c),
+            _ => Dim(Repr::Poly(Arc::new(terms))),
+        }
+    }
+
+    /// The terms of the polynomial: (product of atoms, coefficient), sorted.
+    pub fn terms(&self) -> Vec<(Monomial, i64)> {
+        match &self.0 {
+            Repr::Const(0) => Vec::new(),
+            Repr::Const(n) => vec![(Vec::new(), *n)],
+            Repr::Poly(terms) => terms.to_vec(),
+        }
+    }
+
+    pub fn as_const(&self) -> Option<i64> {
+        match self.0 {
+            Repr::Const(n) => Some(n),
+            Repr::Poly(_) => None,
+        }
+    }
+
+    /// The name, if this is just one named size.
+    pub fn as_symbol(&self) -> Option<&str> {
+        match self.as_atom() {
+            Some(Atom::Sym(name)) => Some(name),
+            _ => None,
+        }
+    }
+
+    /// The atom, if this is just one atom.
+    pub fn as_atom(&self) -> Option<&Atom> {
+        match &self.0 {
+            Repr::Poly(terms) => match terms.as_slice() {
+                [(m, 1)] if m.len() == 1 => Some(&m[0]),
+                _ => None,
+            },
+            Repr::Const(_) => None,
+        }
+    }
+
+    pub fn is_one(&self) -> bool {
+        *self == Dim::ONE
+    }
+
+    pub fn add(&self, other: &Dim) -> Dim {
+        self.combine(other, 1)
+    }
+
+    pub fn sub(&self, other: &Dim) -> Dim {
+        self.combine(other, -1)
+    }
+
+    fn combine(&self, other: &Dim, sign: i64) -> Dim {
+        if let (Some(a), Some(b)) = (self.as_const(), other.as_const()) {
+            return Dim::from(a.saturating_add(b.saturating_mul(sign)));
+        }
+        let mut terms: BTreeMap<Monomial, i64> = self.terms().into_iter().collect();
+        for (m, c) in other.terms() {
+            let entry = terms.entry(m).or_insert(0);
+            *entry = entry.saturating_add(c.saturating_mul(sign));
+        }
+        Dim::from_terms(terms)
+    }
+
+    pub fn mul(&self, other: &Dim) -> Dim {
+        match (self.as_const(), other.as_const()) {
+            (Some(a), Some(b)) => return Dim::from(a.saturating_mul(b)),
+            (Some(0), _) | (_, Some(0)) => return Dim::ZERO,
+            (Some(1), _) => return other.clone(),
+            (_, Some(1)) => return self.clone(),
+            _ => {}
+        }
+        let right = other.terms();
+        let mut terms: BTreeMap<Monomial, i64> = BTreeMap::new();
+        for (ma, ca) in self.terms() {
+            for (mb, cb) in &right {
+                let mut m = ma.clone();
+                m.extend(mb.iter().cloned());
+                m.sort();
+                let entry = terms.entry(m).or_insert(0);
+                *entry = entry.saturating_add(ca.saturating_mul(*cb));
+            }
+        }
+        Dim::from_terms(terms)
+    }
+
+    /// The product of many.
+    pub fn product<'a>(dims: impl IntoIterator<Item = &'a Dim>) -> Dim {
+        dims.into_iter().fold(Dim::ONE, |acc, d| acc.mul(d))
+    }
+
+    /// `self / other` when it divides exactly whatever the atoms are.
+    pub fn exact_div(&self, other: &Dim) -> Option<Dim> {
+        if other.as_const() == Some(0) {
+            return None;
+        }
+        if self == other {
+            return Some(Dim::ONE);
+        }
+        if self.as_const() == Some(0) {
+            return Some(Dim::ZERO);
+        }
+        let divisor = other.terms();
+        let (lead_m, lead_c) = divisor.last()?.clone();
+        let mut rest = self.clone();
+        let mut quotient = Dim::ZERO;
+        // Long division by the leading term; bounded by the number of terms, since every step removes one.
+        for _ in 0..self.terms().len() {
+            let Some((m, c)) = rest.terms().last().cloned() else {
+                break;
+            };
+            let mut left = m;
+            for atom in &lead_m {
+                left.remove(left.iter().position(|a| a == atom)?);
+            }
+            if c % lead_c != 0 {
+                return None;
+            }
+            let step = Dim::from_terms(BTreeMap::from([(left, c / lead_c)]));
+            quotient = quotient.add(&step);
+            rest = rest.sub(&step.mul(other));
+        }
+        (rest == Dim::ZERO).then_some(quotient)
+    }
+
+    /// Floor division. A division by zero stays as it is and has no value.
+    pub fn div(&self, other: &Dim) -> Dim {
+        match (self.as_const(), other.as_const()) {
+            (Some(a), Some(b)) if b != 0 => return Dim::from(floor_div(a, b)),
+            _ => {}
+        }
+        self.exact_div(other)
+            .unwrap_or_else(|| Dim::atom(Atom::Div(self.clone(), other.clone())))
+    }
+
+    /// Division that rounds up.
+    pub fn ceil_div(&self, other: &Dim) -> Dim {
+        self.exact_div(other)
+            .unwrap_or_else(|| self.add(other).sub(&Dim::ONE).div(other))
+    }
+
+    /// Remainder with the sign of the divisor.
+    pub fn modulo(&self, other: &Dim) -> Dim {
+        match (self.as_const(), other.as_const()) {
+            (Some(a), Some(b)) if b != 0 => return Dim::from(a - b * floor_div(a, b)),
+            _ => {}
+        }
+        match self.exact_div(other) {
+            Some(_) => Dim::ZERO,
+            None => Dim::atom(Atom::Mod(self.clone(), other.clone())),
+        }
+    }
+
+    pub fn smaller(&self, other: &Dim) -> Dim {
+        let gap = other.sub(self).bounds();
+        if gap.0.is_some_and(|lo| lo >= 0) {
+            return self.clone();
+        }
+        if gap.1.is_some_and(|hi| hi <= 0) {
+            return other.clone();
+        }
+        let (a, b) = ordered(self, other);
+        Dim::atom(Atom::Min(a, b))
+    }
+
+    pub fn larger(&self, other: &Dim) -> Dim {
+        let gap = other.sub(self).bounds();
+        if gap.0.is_some_and(|lo| lo >= 0) {
+            return other.clone();
+        }
+        if gap.1.is_some_and(|hi| hi <= 0) {
+            return self.clone();
+        }
+        let (a, b) = ordered(self, other);
+        Dim::atom(Atom::Max(a, b))
+    }
+
+    /// The size two broadcast sizes have together; `None` where no run can be valid.
+    ///
+    /// In a valid run the two are equal or one of them is 1, which lets a size that cannot be 1 win outright.
+    pub fn broadcast(&self, other: &Dim) -> Option<Dim> {
+        if self == other || other.is_one() {
+            return Some(self.clone());
+        }
+        if self.is_one() {
+            return Some(other.clone());
+        }
+        let (a1, b1) = (self.same(&Dim::ONE), other.same(&Dim::ONE));
+        if a1 == Same::No && b1 == Same::No && self.same(other) == Same::No {
+            return None;
+        }
+        if a1 == Same::No && (b1 != Same::No || self.as_const().is_some()) {
+            return Some(self.clone());
+        }
+        if b1 == Same::No {
+            return Some(other.clone());
+        }
+        for (x, y) in [(self, other), (other, self)] {
+            // min(y, k) against y: where it is 1, y is the result; where it is y, too; else the run is not valid.
+            if let Some(Atom::Min(p, q)) = x.as_atom()
+                && (p == y || q == y)
+            {
+                return Some(y.clone());
+            }
+        }
+        let (a, b) = ordered(self, other);
+        Some(Dim::atom(Atom::Broadcast(a, b)))
+    }
+
+    /// Whether the two are equal in every run, in none, or one cannot tell.
+    pub fn same(&self, other: &Dim) -> Same {
+        if self == other {
+            return Same::Yes;
+        }
+        match self.sub(other).bounds() {
+            (Some(lo), _) if lo > 0 => Same::No,
+            (_, Some(hi)) if hi < 0 => Same::No,
+            _ => Same::Unknown,
+        }
+    }
+
+    /// Proven lower and upper bound, by interval arithmetic.
+    pub fn bounds(&self) -> (Option<i64>, Option<i64>) {
+        let (mut lo, mut hi) = (Some(0i64), Some(0i64));
+        for (m, c) in self.terms() {
+            let (mut mlo, mut mhi) = (Some(1i64), Some(1i64));
+            for atom in &m {
+                let (alo, ahi) = atom.bounds();
+                // Products are only bounded for factors that cannot be negative.
+                match alo {
+                    Some(l) if l >= 0 && mlo.is_some_and(|x| x >= 0) => {
+                        mlo = mlo.map(|x| x.saturating_mul(l));
+                        mhi = mhi.zip(ahi).map(|(x, y)| x.saturating_mul(y));
+                    }
+                    _ => {
+                        (mlo, mhi) = if m.len() == 1 {
+                            (alo, ahi)
+                        } else {
+                            (None, None)
+                        }
+                    }
+                }
+            }
+            let (tlo, thi) = if c >= 0 { (mlo, mhi) } else { (mhi, mlo) };
+            lo = lo
+                .zip(tlo)
+                .map(|(x, y)| x.saturating_add(y.saturating_mul(c)));
+            hi = hi
+                .zip(thi)
+                .map(|(x, y)| x.saturating_add(y.saturating_mul(c)));
+        }
+        (lo, hi)
+    }
+
+    /// The number this stands for once every size has one; `None` where a size is missing or a division is by zero.
+    pub fn eval(&self, size_of: &dyn Fn(&str) -> Option<i64>) -> Option<i64> {
+        let mut sum: i64 = 0;
+        if let Repr::Const(n) = self.0 {
+            return Some(n);
+        }
+        for (m, c) in self.terms() {
+            let mut product = c;
+            for atom in &m {
+                product = product.checked_mul(atom.eval(size_of)?)?;
+            }
+            sum = sum.checked_add(product)?;
+        }
+        Some(sum)
+    }
+
+    /// Replaces named and data-dependent sizes, simplifying again.
+    pub fn substitute(&self, replace: &dyn Fn(&Atom) -> Option<Dim>) -> Dim {
+        if let Repr::Const(_) = self.0 {
+            return self.clone();
+        }
+        let mut sum = Dim::ZERO;
+        for (m, c) in self.terms() {
+            let factors: Vec<Dim> = m.iter().map(|a| a.substitute(replace)).collect();
+            sum = sum.add(&Dim::product(&factors).mul(&Dim::from(c)));
+        }
+        sum
+    }
+
+    /// Calls `f` on every named or data-dependent size in here.
+    pub fn for_each_leaf(&self, f: &mut dyn FnMut(&Atom)) {
+        for (m, _) in self.terms() {
+            for atom in &m {
+                match atom {
+                    Atom::Sym(_) | Atom::Data(_) => f(atom),
+                    Atom::Div(a, b)
+                    | Atom::Mod(a, b)
+                    | Atom::Min(a, b)
+                    | Atom::Max(a, b)
+                    | Atom::Broadcast(a, b) => {
+                        a.for_each_leaf(f);
+                        b.for_each_leaf(f);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Atom {
+    fn bounds(&self) -> (Option<i64>, Option<i64>) {
+        match self {
+            Atom::Sym(_) => (Some(1), None),
+            Atom::Data(_) => (Some(0), None),
+            Atom::Div(a, b) => match (a.bounds(), b.bounds()) {
+                ((Some(alo), ahi), (Some(blo), bhi)) if alo >= 0 && blo >= 1 => {
+                    (Some(bhi.map_or(0, |h| alo / h)), ahi.map(|h| h / blo))
+                }
+                _ => (None, None),
+            },
+            Atom::Mod(_, b) => match b.bounds() {
+                (Some(blo), bhi) if blo >= 1 => (Some(0), bhi.map(|h| h - 1)),
+                _ => (None, None),
+            },
+            Atom::Min(a, b) => {
+                let ((alo, ahi), (blo, bhi)) = (a.bounds(), b.bounds());
+                (
+                    alo.zip(blo).map(|(x, y)| x.min(y)),
+                    [ahi, bhi].into_iter().flatten().min(),
+                )
+            }
+            Atom::Max(a, b) => {
+                let ((alo, ahi), (blo, bhi)) = (a.bounds(), b.bounds());
+                (
+                    [alo, blo].into_iter().flatten().max(),
+                    ahi.zip(bhi).map(|(x, y)| x.max(y)),
+                )
+            }
+            Atom::Broadcast(a, b) => {
+                let ((alo, ahi), (blo, bhi)) = (a.bounds(), b.bounds());
+                (
+                    alo.zip(blo).map(|(x, y)| x.min(y)),
+                    ahi.zip(bhi).map(|(x, y)| x.max(y)),
+                )
+            }
+        }
+    }
+
+    fn eval(&self, size_of: &dyn Fn(&str) -> Option<i64>) -> Option<i64> {
+        Some(match self {
+            Atom::Sym(name) | Atom::Data(name) => size_of(name)?,
+            Atom::Div(a, b) => {
+                let (a, b) = (a.eval(size_of)?, b.eval(size_of)?);
+                if b == 0 {
+                    return None;
+                }
+                floor_div(a, b)
+            }
+            Atom::Mod(a, b) => {
+                let (a, b) = (a.eval(size_of)?, b.eval(size_of)?);
+                if b == 0 {
+                    return None;
+                }
+                a - b * floor_div(a, b)
+            }
+            Atom::Min(a, b) => a.eval(size_of)?.min(b.eval(size_of)?),
+            Atom::Max(a, b) => a.eval(size_of)?.max(b.eval(size_of)?),
+            Atom::Broadcast(a, b) => match (a.eval(size_of)?, b.eval(size_of)?) {
+                (1, b) => b,
+                (a, _) => a,
+            },
+        })
+    }
+
+    fn substitute(&self, replace: &dyn Fn(&Atom) -> Option<Dim>) -> Dim {
+        if let Some(dim) = replace(self) {
+            return dim;
+        }
+        match self {
+            Atom::Sym(_) | Atom::Data(_) => Dim::atom(self.clone()),
+            Atom::Div(a, b) => a.substitute(replace).div(&b.substitute(replace)),
+            Atom::Mod(a, b) => a.substitute(replace).modulo(&b.substitute(replace)),
+            Atom::Min(a, b) => a.substitute(replace).smaller(&b.substitute(replace)),
+            Atom::Max(a, b) => a.substitute(replace).larger(&b.substitute(replace)),
+            Atom::Broadcast(a, b) => {
+                let (x, y) = (a.substitute(replace), b.substitute(replace));
+                x.broadcast(&y)
+                    .unwrap_or_else(|| Dim::atom(Atom::Broadcast(x, y)))
+            }
+        }
+    }
+}
+
+fn ordered(a: &Dim, b: &Dim) -> (Dim, Dim) {
+    if a <= b {
+        (a.clone(), b.clone())
+    } else {
+        (b.clone(), a.clone())
+    }
+}
+
+/// Floor division; `b` is not zero.
+pub fn floor_div(a: i64, b: i64) -> i64 {
+    let q = a.wrapping_div(b);
+    if (a % b != 0) && ((a < 0) != (b < 0)) {
+        q - 1
+    } else {
+        q
+    }
+}
+
+impl fmt::Display for Dim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let terms = match &self.0 {
+            Repr::Const(n) => return write!(f, "{n}"),
+            Repr::Poly(terms) => terms,
+        };
+        // Constant last, as people write it.
+        let ordered = terms
+            .iter()
+            .filter(|(m, _)| !m.is_empty())
+            .chain(terms.iter().filter(|(m, _)| m.is_empty()));
+        for (i, (m, c)) in ordered.enumerate() {
+            match (i, *c < 0) {
+                (0, true) => write!(f, "-")?,
+                (0, false) => {}
+                (_, true) => write!(f, " - ")?,
+                (_, false) => write!(f, " + ")?,
+            }
+            let magnitude = c.unsigned_abs();
+            let factors: Vec<String> = m.iter().map(|a| a.to_string()).collect();
+            match (magnitude, m.is_empty()) {
+                (n, true) => write!(f, "{n}")?,
+                (1, false) => write!(f, "{}", factors.join("*"))?,
+                (n, false) => write!(f, "{n}*{}", factors.join("*"))?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Atom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Atom::Sym(name) => write!(f, "{name}"),
+            Atom::Data(name) => write!(f, "?{name}"),
+            Atom::Div(a, b) => write!(f, "floordiv({a}, {b})"),
+            Atom::Mod(a, b) => write!(f, "mod({a}, {b})"),
+            Atom::Min(a, b) => write!(f, "min({a}, {b})"),
+            Atom::Max(a, b) => write!(f, "max({a}, {b})"),
+            Atom::Broadcast(a, b) => write!(f, "broadcast({a}, {b})"),
+        }
+    }
+}
+
+impl fmt::Debug for Dim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+impl fmt::Debug for Atom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn s(name: &str) -> Dim {
+        Dim::symbol(name)
+    }
+
+    fn n(value: i64) -> Dim {
+        Dim::from(value)
+    }
+
+    #[test]
+    fn equal_expressions_are_equal_values() {
+        let a = s("b").add(&n(1)).mul(&s("s").sub(&n(1)));
+        let b = s("b").mul(&s("s")).add(&s("s")).sub(&s("b")).sub(&n(1));
+        assert_eq!(a, b);
+        assert_eq!(a.to_string(), "-b + b*s + s - 1");
+    }
+
+    #[test]
+    fn division_cancels_products() {
+        let total = Dim::product([&s("b"), &s("s"), &n(64)]);
+        assert_eq!(total.div(&n(16).mul(&s("b"))), s("s").mul(&n(4)));
+        assert_eq!(
+            s("s").add(&n(1)).mul(&s("b")).div(&s("s").add(&n(1))),
+            s("b")
+        );
+        assert_eq!(s("s").div(&n(2)).to_string(), "floordiv(s, 2)");
+        assert_eq!(n(-7).div(&n(2)), n(-4));
+    }
+
+    #[test]
+    fn min_and_max_use_that_sizes_are_positive() {
+        assert_eq!(s("s").smaller(&n(1)), n(1));
+        assert_eq!(s("s").smaller(&s("s").add(&n(1))), s("s"));
+        assert_eq!(Dim::data("nz").smaller(&n(1)).to_string(), "min(1, ?nz)");
+        assert_eq!(s("s").larger(&n(0)), s("s"));
+    }
+
+    #[test]
+    fn broadcast_follows_valid_runs_only() {
+        assert_eq!(s("s").broadcast(&n(1)), Some(s("s")));
+        assert_eq!(n(3).broadcast(&n(4)), None);
+        assert_eq!(s("s").broadcast(&n(4)), Some(n(4)));
+        assert_eq!(s("s").smaller(&n(128)).broadcast(&s("s")), Some(s("s")));
+        assert_eq!(
+            s("a").broadcast(&s("b")).unwrap().to_string(),
+            "broadcast(a, b)"
+        );
+    }
+
+    #[test]
+    fn unknown_is_not_yes() {
+        assert_eq!(s("a").same(&s("b")), Same::Unknown);
+        assert_eq!(s("a").same(&s("a").add(&n(1))), Same::No);
+        assert_eq!(n(0).same(&s("a")), Same::No);
+        assert_eq!(n(0).same(&Dim::data("a")), Same::Unknown);
+    }
+
+    #[test]
+    fn evaluation_agrees_with_arithmetic() {
+        let env = |name: &str| match name {
+            "b" => Some(3),
+            "s" => Some(7),
+            _ => None,
+        };
+        let d = s("b")
+            .mul(&s("s"))
+            .add(&s("s").div(&n(2)))
+            .sub(&s("s").modulo(&n(4)));
+        assert_eq!(d.eval(&env), Some(21 + 3 - 3));
+        assert_eq!(s("x").eval(&env), None);
+    }
+}

@@ -1,0 +1,250 @@
+//! The only mutators of a graph. Each keeps use lists and names exact (invariants I1, I3, I8).
+
+use super::attr::Attrs;
+use super::graph::{Def, Graph, Loc, Node, Role, Use, Value};
+use super::id::{NodeId, ValueId};
+use super::op::OpDef;
+use super::tensor::Tensor;
+use super::ty::Ty;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// What a new node is made of; see [`Graph::add_node`].
+pub struct NewNode<'a> {
+    pub op: &'static OpDef,
+    /// Wished name; made unique.
+    pub name: &'a str,
+    pub attrs: Attrs,
+    pub ins: Vec<Option<ValueId>>,
+    /// Wished names of the results (made unique) and their types, if known.
+    pub outs: Vec<(String, Option<Ty>)>,
+    pub loc: Arc<Loc>,
+    pub role: Role,
+}
+
+impl Graph {
+    fn unique(taken: &mut rustc_hash::FxHashSet<String>, wish: &str) -> String {
+        let mut name = wish.to_string();
+        let mut n = 2;
+        while !taken.insert(name.clone()) {
+            name = format!("{wish}.{n}");
+            n += 1;
+        }
+        name
+    }
+
+    fn add_value(&mut self, wish: &str, ty: Option<Ty>, def: Def) -> ValueId {
+        let name = Graph::unique(&mut self.value_names, wish);
+        self.values.push(Value {
+            name,
+            ty,
+            def,
+            uses: Vec::new(),
+        })
+    }
+
+    /// Whether a value of that name exists.
+    pub fn has_value_name(&self, name: &str) -> bool {
+        self.value_names.contains(name)
+    }
+
+    /// Whether a node of that name exists.
+    pub fn has_node_name(&self, name: &str) -> bool {
+        self.node_names.contains(name)
+    }
+
+    pub fn add_input(&mut self, name: &str, ty: Option<Ty>) -> ValueId {
+        let id = self.add_value(name, ty, Def::Input);
+        self.inputs.push(id);
+        id
+    }
+
+    pub fn add_init(&mut self, name: &str, tensor: Tensor) -> ValueId {
+        let ty = tensor.ty();
+        self.add_value(name, Some(ty), Def::Init(tensor))
+    }
+
+    pub fn add_output(&mut self, value: ValueId) {
+        self.outputs.push(value);
+    }
+
+    pub fn set_outputs(&mut self, outputs: Vec<ValueId>) {
+        self.outputs = outputs;
+    }
+
+    /// Adds a node at the end of the order. Attributes that have a default and are not given are filled in.
+    pub fn add_node(&mut self, new: NewNode<'_>) -> NodeId {
+        let mut attrs = new.attrs;
+        for spec in new.op.attrs {
+            if attrs.get(spec.name).is_none()
+                && let Some(value) = spec.default_value()
+            {
+                attrs.set(spec.name, value);
+            }
+        }
+        let name = Graph::unique(&mut self.node_names, new.name);
+        let id = self.nodes.push(Node {
+            op: new.op,
+            name,
+            attrs,
+            ins: Vec::new(),
+            outs: Vec::new(),
+            loc: new.loc,
+            role: new.role,
+            again: None,
+            segment: None,
+            meta: BTreeMap::new(),
+        });
+        let outs = new
+            .outs
+            .into_iter()
+            .enumerate()
+            .map(|(slot, (n, ty))| self.add_value(&n, ty, Def::Node { node: id, slot }));
+        self.nodes[id].outs = outs.collect();
+        for (slot, value) in new.ins.iter().enumerate() {
+            if let Some(value) = value {
+                self.values[*value].uses.push(Use { node: id, slot });
+            }
+        }
+        self.nodes[id].ins = new.ins;
+        self.order.push(id);
+        id
+    }
+
+    /// A copy of `original` at the end of the order, reading `ins`; named `<original>/again`.
+    pub fn add_again(
+        &mut self,
+        original: NodeId,
+        ins: Vec<Option<ValueId>>,
+        segment: Option<u32>,
+    ) -> NodeId {
+        let source = self.nodes[original].clone();
+        let outs = source
+            .outs
+            .iter()
+            .map(|v| {
+                (
+                    format!("{}/again", self.values[*v].name),
+                    self.values[*v].ty.clone(),
+                )
+            })
+            .collect::<Vec<_>>();
+        let id = self.add_node(NewNode {
+            op: source.op,
+            name: &format!("{}/again", source.name),
+            attrs: source.attrs,
+            ins,
+            outs,
+            loc: source.loc,
+            role: source.role,
+        });
+        self.nodes[id].again = Some(original);
+        self.nodes[id].segment = segment;
+        self.nodes[id].meta = source.meta;
+        id
+    }
+
+    /// Makes slot `slot` of `node` read `value`.
+    pub fn set_operand(&mut self, node: NodeId, slot: usize, value: Option<ValueId>) {
+        if let Some(old) = self.nodes[node].ins[slot] {
+            let gone = Use { node, slot };
+            let uses = &mut self.values[old].uses;
+            if let Some(at) = uses.iter().position(|u| *u == gone) {
+                uses.swap_remove(at);
+            }
+        }
+        self.nodes[node].ins[slot] = value;
+        if let Some(new) = value {
+            self.values[new].uses.push(Use { node, slot });
+        }
+    }
+
+    /// Lets every reader of `old`, graph outputs included, read `new`.
+    pub fn replace_uses(&mut self, old: ValueId, new: ValueId) {
+        if old == new {
+            return;
+        }
+        for Use { node, slot } in std::mem::take(&mut self.values[old].uses) {
+            self.nodes[node].ins[slot] = Some(new);
+            self.values[new].uses.push(Use { node, slot });
+        }
+        for output in &mut self.outputs {
+            if *output == old {
+                *output = new;
+            }
+        }
+    }
+
+    /// Removes nodes whose results nobody reads any more, and their results, in one sweep over the order.
+    pub fn remove_nodes(&mut self, gone: &dyn Fn(NodeId) -> bool) -> usize {
+        let (dead, kept): (Vec<NodeId>, Vec<NodeId>) = self.order.iter().partition(|id| gone(**id));
+        self.order = kept;
+        for id in dead.iter().rev() {
+            let node = self.nodes.remove(*id).expect("in order");
+            self.node_names.remove(&node.name);
+            for (slot, value) in node.ins.iter().enumerate() {
+                if let Some(value) = value
+                    && let Some(v) = self.values.get_mut(*value)
+                {
+                    v.uses.retain(|u| *u != Use { node: *id, slot });
+                }
+            }
+            for out in node.outs {
+                if let Some(value) = self.values.remove(out) {
+                    self.value_names.remove(&value.name);
+                }
+            }
+        }
+        dead.len()
+    }
+
+    /// Removes an input or initializer that nobody reads.
+    pub fn remove_source(&mut self, id: ValueId) {
+        assert!(
+            self.values[id].uses.is_empty(),
+            "I3: `{}` is still read",
+            self.values[id].name
+        );
+        if let Some(value) = self.values.remove(id) {
+            self.value_names.remove(&value.name);
+        }
+        self.inputs.retain(|v| *v != id);
+        self.origins.remove(&id);
+    }
+
+    /// Sets the schedule; it must be a permutation of the nodes.
+    pub fn set_order(&mut self, order: Vec<NodeId>) {
+        debug_assert_eq!(order.len(), self.order.len());
+        self.order = order;
+    }
+
+    pub fn set_type(&mut self, id: ValueId, ty: Ty) {
+        self.values[id].ty = Some(ty);
+    }
+
+    pub fn set_role(&mut self, id: NodeId, role: Role) {
+        self.nodes[id].role = role;
+    }
+
+    /// Claims that `id` computes `original` again; the verifier decides whether that is so.
+    pub fn set_again(&mut self, id: NodeId, original: Option<NodeId>, segment: Option<u32>) {
+        self.nodes[id].again = original;
+        self.nodes[id].segment = segment;
+    }
+
+    pub fn set_attr(&mut self, id: NodeId, name: &str, value: super::attr::Attr) {
+        self.nodes[id].attrs.set(name, value);
+    }
+
+    /// Metadata of a node; see [`Node::meta`].
+    pub fn meta_mut(&mut self, id: NodeId) -> &mut BTreeMap<String, String> {
+        &mut self.nodes[id].meta
+    }
+
+    /// Renames a value; the wish is made unique.
+    pub fn rename_value(&mut self, id: ValueId, wish: &str) {
+        let old = std::mem::take(&mut self.values[id].name);
+        self.value_names.remove(&old);
+        self.values[id].name = Graph::unique(&mut self.value_names, wish);
+    }
+}

@@ -1,0 +1,144 @@
+//! Typed ids and the tables indexed by them.
+//!
+//! `NodeId` and `ValueId` are different types, so one cannot be used for the other. An id is never reused, so a stale
+//! id finds nothing instead of something else.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Index, IndexMut};
+
+/// An index into an [`Arena`].
+pub trait Id: Copy + Eq + Ord {
+    fn new(index: usize) -> Self;
+    fn index(self) -> usize;
+}
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident, $letter:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(u32);
+        impl Id for $name {
+            fn new(index: usize) -> Self {
+                $name(u32::try_from(index).expect("more than 2^32 entities"))
+            }
+            fn index(self) -> usize {
+                self.0 as usize
+            }
+        }
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!($letter, "{}"), self.0)
+            }
+        }
+    };
+}
+
+id!(/// A node of the graph. 
+    NodeId, "n");
+id!(/// A value of the graph. 
+    ValueId, "v");
+
+/// Owns entities; removal leaves a hole.
+#[derive(Clone)]
+pub struct Arena<I, T> {
+    items: Vec<Option<T>>,
+    marker: PhantomData<I>,
+}
+
+impl<I: Id, T> Default for Arena<I, T> {
+    fn default() -> Self {
+        Arena {
+            items: Vec::new(),
+            marker: PhantomData,
+        }
+    }
+}
+
+impl<I: Id, T> Arena<I, T> {
+    pub fn push(&mut self, item: T) -> I {
+        self.items.push(Some(item));
+        I::new(self.items.len() - 1)
+    }
+
+    pub fn get(&self, id: I) -> Option<&T> {
+        self.items.get(id.index())?.as_ref()
+    }
+
+    pub fn get_mut(&mut self, id: I) -> Option<&mut T> {
+        self.items.get_mut(id.index())?.as_mut()
+    }
+
+    pub fn remove(&mut self, id: I) -> Option<T> {
+        self.items.get_mut(id.index())?.take()
+    }
+
+    /// One more than the largest id ever given out: the length of a side table.
+    pub fn bound(&self) -> usize {
+        self.items.len()
+    }
+
+    pub fn ids(&self) -> impl Iterator<Item = I> + '_ {
+        self.items
+            .iter()
+            .enumerate()
+            .filter(|(_, x)| x.is_some())
+            .map(|(i, _)| I::new(i))
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (I, &T)> {
+        self.items
+            .iter()
+            .enumerate()
+            .filter_map(|(i, x)| Some((I::new(i), x.as_ref()?)))
+    }
+}
+
+impl<I: Id + fmt::Debug, T> Index<I> for Arena<I, T> {
+    type Output = T;
+    fn index(&self, id: I) -> &T {
+        self.get(id).unwrap_or_else(|| panic!("{id:?} was removed"))
+    }
+}
+
+impl<I: Id + fmt::Debug, T> IndexMut<I> for Arena<I, T> {
+    fn index_mut(&mut self, id: I) -> &mut T {
+        self.get_mut(id)
+            .unwrap_or_else(|| panic!("{id:?} was removed"))
+    }
+}
+
+/// A table with one entry an id: what every analysis returns. Ids it has never heard of read as the default.
+#[derive(Clone, Debug)]
+pub struct Side<I, T> {
+    items: Vec<T>,
+    default: T,
+    marker: PhantomData<I>,
+}
+
+impl<I: Id, T: Clone> Side<I, T> {
+    /// A table of `bound` entries (see [`Arena::bound`]), all `default`.
+    pub fn new(bound: usize, default: T) -> Self {
+        Side {
+            items: vec![default.clone(); bound],
+            default,
+            marker: PhantomData,
+        }
+    }
+}
+
+impl<I: Id, T> Index<I> for Side<I, T> {
+    type Output = T;
+    fn index(&self, id: I) -> &T {
+        self.items.get(id.index()).unwrap_or(&self.default)
+    }
+}
+
+impl<I: Id, T: Clone> IndexMut<I> for Side<I, T> {
+    fn index_mut(&mut self, id: I) -> &mut T {
+        if id.index() >= self.items.len() {
+            self.items.resize(id.index() + 1, self.default.clone());
+        }
+        &mut self.items[id.index()]
+    }
+}

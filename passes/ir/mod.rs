@@ -1,0 +1,27 @@
+//! The graph: what a model is while we work on it.
+//!
+//! Arenas with typed ids ([`id`]), values with symbolic types ([`ty`], [`dim`]), constants that are never copied
+//! ([`tensor`]), nodes whose meaning is one row of the op table ([`op`]). [`graph`] is read access, [`edit`] holds the
+//! only mutators, [`verify`] the numbered invariants, [`view`] throw-away petgraph lenses.
+
+pub mod attr;
+pub mod build;
+pub mod dim;
+pub mod edit;
+pub mod graph;
+pub mod id;
+pub mod op;
+pub mod tensor;
+pub mod ty;
+pub mod typing;
+pub mod verify;
+pub mod view;
+
+pub use attr::{Attr, AttrDefault, AttrKind, AttrSpec, Attrs};
+pub use build::Builder;
+pub use dim::{Atom, Dim, Same};
+pub use graph::{Def, Graph, Loc, Node, Origin, Phase, Role, Use, Value};
+pub use id::{Arena, Id, NodeId, Side, ValueId};
+pub use op::OpDef;
+pub use tensor::{Data, External, Tensor};
+pub use ty::{DType, Ty};

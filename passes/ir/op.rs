@@ -1,0 +1,500 @@
+//! What an operation is: one [`OpDef`] row, every field mandatory, no defaults.
+//!
+//! "Does not apply" is written down with its reason, so that forgotten and impossible never look alike. The vocabulary
+//! is ONNX's standard ops at one opset (frontends normalise into it), plus a few ops of our own with standard bodies.
+
+use super::attr::{AttrSpec, Attrs};
+use super::build::Builder;
+use super::dim::Dim;
+use super::graph::Graph;
+use super::id::{NodeId, ValueId};
+use super::ty::{DType, Ty};
+use crate::error::{Error, Result};
+
+/// One row of the op table.
+pub struct OpDef {
+    /// The name in the text form, and in ONNX for a standard op.
+    pub name: &'static str,
+    pub domain: Domain,
+    /// Foreign names that mean exactly this op; decompositions live with the frontends.
+    pub imports: &'static [Import],
+    pub attrs: &'static [AttrSpec],
+    pub ins: &'static [Slot],
+    pub outs: &'static [Slot],
+    pub effect: Effect,
+    /// Types of the results from types (and known contents) of the operands; checks the operands.
+    pub infer: fn(&InferCx) -> Result<Vec<Ty>>,
+    /// Known contents of small integer or boolean results: shape arithmetic. `None` where nothing is known.
+    pub fold: fn(&InferCx, &[Ty]) -> Option<Vec<Vec<Dim>>>,
+    pub grad: Grad,
+    pub cost: fn(&CostCx) -> Cost,
+    /// Which results are views, and what the kernel takes besides its results.
+    pub memory: fn(&MemoryCx) -> Footprint,
+    pub body: Body,
+}
+
+impl PartialEq for OpDef {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self, other)
+    }
+}
+
+impl std::fmt::Debug for OpDef {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+/// Whose op it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Domain {
+    /// `ai.onnx`; `since` is the first opset in which the row's form is valid.
+    Onnx { since: i64 },
+    /// Ours; written with a body in standard ops.
+    Ckpt,
+    /// A foreign op that only travels through.
+    Opaque,
+}
+
+impl Domain {
+    /// The domain of our own ops in files.
+    pub const CKPT: &'static str = "ckpt";
+}
+
+/// A foreign name that means exactly this op.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Import {
+    /// ONNX op name and the first opset whose attributes and operands are the row's own.
+    Onnx(&'static str, i64),
+    /// ATen op, without overload: `aten.mm`.
+    Aten(&'static str),
+}
+
+/// One operand or result of an op.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot {
+    pub name: &'static str,
+    pub kind: SlotKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SlotKind {
+    Required,
+    Optional,
+    /// The last slot, any number of times (at least once).
+    Variadic,
+}
+
+impl Slot {
+    pub const fn req(name: &'static str) -> Slot {
+        Slot {
+            name,
+            kind: SlotKind::Required,
+        }
+    }
+    pub const fn opt(name: &'static str) -> Slot {
+        Slot {
+            name,
+            kind: SlotKind::Optional,
+        }
+    }
+    pub const fn var(name: &'static str) -> Slot {
+        Slot {
+            name,
+            kind: SlotKind::Variadic,
+        }
+    }
+}
+
+/// What running an op twice means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// A function of its operands.
+    Pure,
+    /// Random, but a function of its operands: the seed is one of them.
+    Seeded,
+    /// Never copied.
+    Stateful,
+    /// Never copied unless priced and agreed by every rank.
+    Collective,
+}
+
+impl Effect {
+    /// Whether a copy computes the same bits.
+    pub fn may_repeat(self) -> bool {
+        matches!(self, Effect::Pure | Effect::Seeded)
+    }
+}
+
+/// How an op is differentiated.
+pub enum Grad {
+    /// Emits nodes that compute the operands' gradients.
+    Rule(fn(&mut GradCx) -> Result<()>),
+    /// The gradient is zero; the reason says why.
+    Zero(&'static str),
+    /// There is no rule; the reason is shown to the user.
+    Missing(&'static str),
+}
+
+/// What an op means in standard ONNX.
+pub enum Body {
+    /// It is standard ONNX.
+    Standard,
+    /// Builds the same computation from standard ops; see [`BodyCx`].
+    Function(fn(&mut BodyCx) -> Result<Vec<ValueId>>),
+    /// It has none; it cannot be written unless the file it came from is ONNX.
+    None(&'static str),
+}
+
+/// One operand as typing sees it.
+#[derive(Clone, Copy)]
+pub struct Known<'a> {
+    pub ty: &'a Ty,
+    /// Row-major contents of a small integer or boolean tensor, where known.
+    pub ints: Option<&'a [Dim]>,
+}
+
+/// What an `infer` or `fold` rule sees.
+pub struct InferCx<'a> {
+    pub op: &'static OpDef,
+    pub attrs: &'a Attrs,
+    pub ins: &'a [Option<Known<'a>>],
+    /// Names of the results: the base of names for data-dependent sizes.
+    pub out_names: &'a [String],
+}
+
+impl<'a> InferCx<'a> {
+    /// The type of a required operand.
+    pub fn ty(&self, slot: usize) -> Result<&'a Ty> {
+        self.opt_ty(slot).ok_or_else(|| {
+            let name = self.op.ins.get(slot).map_or("?", |s| s.name);
+            Error::model(
+                "arity",
+                format!("{}: operand {slot} (`{name}`) is missing", self.op.name),
+            )
+        })
+    }
+
+    pub fn opt_ty(&self, slot: usize) -> Option<&'a Ty> {
+        self.ins.get(slot).copied().flatten().map(|k| k.ty)
+    }
+
+    /// Known contents of an integer operand.
+    pub fn ints(&self, slot: usize) -> Option<&'a [Dim]> {
+        self.ins.get(slot).copied().flatten().and_then(|k| k.ints)
+    }
+
+    /// Known constant contents of an integer operand.
+    pub fn const_ints(&self, slot: usize) -> Option<Vec<i64>> {
+        self.ints(slot)?.iter().map(Dim::as_const).collect()
+    }
+
+    /// A size that only the data decides; the same name every time the node is typed.
+    pub fn fresh(&self, slot: usize, axis: usize) -> Dim {
+        Dim::data(&format!(
+            "{}.{axis}",
+            self.out_names.get(slot).map_or("?", |n| n.as_str())
+        ))
+    }
+
+    /// An axis attribute or operand in `-rank..rank`, as `0..rank`.
+    pub fn axis(&self, axis: i64, rank: usize) -> Result<usize> {
+        let r = rank as i64;
+        let at = if axis < 0 { axis + r } else { axis };
+        if (0..r).contains(&at) {
+            return Ok(at as usize);
+        }
+        Err(self
+            .fail("axis", format!("axis {axis} is out of range"))
+            .expected(format!("-{r}..{r}")))
+    }
+
+    /// An error of this op; the caller adds the node.
+    pub fn fail(&self, code: &'static str, message: impl std::fmt::Display) -> Box<Error> {
+        Error::model(code, format!("{}: {message}", self.op.name))
+    }
+
+    /// Fails unless the operand's element type is one that `allowed` accepts.
+    pub fn want_dtype(&self, slot: usize, allowed: fn(DType) -> bool, what: &str) -> Result<DType> {
+        let dtype = self.ty(slot)?.dtype;
+        if allowed(dtype) {
+            return Ok(dtype);
+        }
+        let name = self.op.ins.get(slot).map_or("?", |s| s.name);
+        Err(self
+            .fail("type", format!("operand `{name}` has element type {dtype}"))
+            .expected(what))
+    }
+
+    /// Fails unless all given operands have the same element type; returns it.
+    pub fn same_dtype(&self, slots: &[usize]) -> Result<DType> {
+        let first = self.ty(slots[0])?.dtype;
+        for slot in &slots[1..] {
+            let other = self.ty(*slot)?.dtype;
+            if other != first {
+                return Err(self
+                    .fail("type", "operands have different element types")
+                    .expected(format!("{first}, as operand {}", slots[0]))
+                    .found(format!("{other}, operand {slot}")));
+            }
+        }
+        Ok(first)
+    }
+}
+
+/// A rule for typing ops whose contents are never known.
+pub fn no_fold(_: &InferCx, _: &[Ty]) -> Option<Vec<Vec<Dim>>> {
+    None
+}
+
+/// One operand at known sizes.
+#[derive(Clone, Debug)]
+pub struct Sized {
+    pub dtype: DType,
+    pub dims: Vec<i64>,
+    /// In elements; 0 on expanded axes.
+    pub strides: Vec<i64>,
+    /// Contents of a small integer tensor, where known.
+    pub ints: Option<Vec<i64>>,
+}
+
+impl Sized {
+    pub fn contiguous(dtype: DType, dims: Vec<i64>) -> Sized {
+        let strides = contiguous_strides(&dims);
+        Sized {
+            dtype,
+            dims,
+            strides,
+            ints: None,
+        }
+    }
+
+    pub fn elements(&self) -> u64 {
+        self.dims.iter().map(|d| *d as u64).product()
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.elements() * self.dtype.size_bytes()
+    }
+
+    /// Whether the elements lie in row-major order without holes; strides of axes of size 1 do not matter.
+    pub fn is_contiguous(&self) -> bool {
+        let mut expected = 1;
+        for (dim, stride) in self.dims.iter().zip(&self.strides).rev() {
+            if *dim == 0 {
+                return true;
+            }
+            if *dim != 1 {
+                if *stride != expected {
+                    return false;
+                }
+                expected *= dim;
+            }
+        }
+        true
+    }
+}
+
+/// Row-major strides, in elements.
+pub fn contiguous_strides(dims: &[i64]) -> Vec<i64> {
+    let mut strides = vec![1; dims.len()];
+    for i in (0..dims.len().saturating_sub(1)).rev() {
+        strides[i] = strides[i + 1] * dims[i + 1].max(1);
+    }
+    strides
+}
+
+/// What a `cost` rule sees: everything at known sizes.
+pub struct CostCx<'a> {
+    pub attrs: &'a Attrs,
+    pub ins: &'a [Option<Sized>],
+    pub outs: &'a [Sized],
+}
+
+/// The work of one run of a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    pub flops: u64,
+    /// Bytes read plus bytes written.
+    pub bytes: u64,
+}
+
+impl CostCx<'_> {
+    /// Bytes of all operands and results.
+    pub fn traffic_bytes(&self) -> u64 {
+        self.ins.iter().flatten().map(Sized::bytes).sum::<u64>()
+            + self.outs.iter().map(Sized::bytes).sum::<u64>()
+    }
+
+    /// `flops_each` per element of the first result, plus all traffic.
+    pub fn elementwise(&self, flops_each: u64) -> Cost {
+        Cost {
+            flops: self.outs.first().map_or(0, Sized::elements) * flops_each,
+            bytes: self.traffic_bytes(),
+        }
+    }
+}
+
+/// Cost of a view: nothing moves.
+pub fn free(_: &CostCx) -> Cost {
+    Cost::default()
+}
+
+/// Cost of moving data without arithmetic.
+pub fn moves(cx: &CostCx) -> Cost {
+    Cost {
+        flops: 0,
+        bytes: cx.traffic_bytes(),
+    }
+}
+
+/// What a `memory` rule sees: operands at known sizes and strides, results at known sizes.
+pub struct MemoryCx<'a> {
+    pub attrs: &'a Attrs,
+    pub ins: &'a [Option<Sized>],
+    /// Strides here are row-major; a view states its own.
+    pub outs: &'a [Sized],
+}
+
+/// Where a result lives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// New storage, row-major.
+    Fresh,
+    /// The storage of operand `of`, seen through `strides`.
+    View { of: usize, strides: Vec<i64> },
+}
+
+/// Memory of one run of a node: a promise that the kernel keeps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Footprint {
+    /// One entry a result.
+    pub outs: Vec<Place>,
+    /// Largest total of temporaries that are alive beside operands and results.
+    pub temp_bytes: u64,
+}
+
+/// Every result is new, nothing else is taken.
+pub fn fresh(cx: &MemoryCx) -> Footprint {
+    Footprint {
+        outs: vec![Place::Fresh; cx.outs.len()],
+        temp_bytes: 0,
+    }
+}
+
+/// What a gradient rule sees and emits into: the node, the cotangents of its results, and a builder.
+pub struct GradCx<'a, 'g> {
+    pub b: &'a mut Builder<'g>,
+    pub node: NodeId,
+    /// Cotangent of each result; `None` where the result does not reach the loss.
+    pub dys: Vec<Option<ValueId>>,
+    /// Whether each operand needs a gradient.
+    pub wants: Vec<bool>,
+    /// The answer: one gradient an operand, of the operand's type.
+    pub dxs: Vec<Option<ValueId>>,
+}
+
+impl GradCx<'_, '_> {
+    /// Operand in slot `i`; rules only ask for operands that the op requires.
+    pub fn x(&self, i: usize) -> ValueId {
+        self.opt_x(i)
+            .unwrap_or_else(|| panic!("I4: operand {i} is missing"))
+    }
+
+    pub fn opt_x(&self, i: usize) -> Option<ValueId> {
+        self.b.graph.node(self.node).ins.get(i).copied().flatten()
+    }
+
+    pub fn y(&self, i: usize) -> ValueId {
+        self.b.graph.node(self.node).outs[i]
+    }
+
+    /// Cotangent of result `i`.
+    pub fn dy(&self, i: usize) -> Option<ValueId> {
+        self.dys.get(i).copied().flatten()
+    }
+
+    /// Cotangent of the only result; a rule runs only if some result has one.
+    pub fn dy0(&self) -> ValueId {
+        self.dy(0)
+            .expect("a rule runs only where a cotangent arrives")
+    }
+
+    /// Whether operand `i` needs a gradient.
+    pub fn wants(&self, i: usize) -> bool {
+        self.wants.get(i).copied().unwrap_or(false)
+    }
+
+    pub fn attrs(&self) -> Attrs {
+        self.b.graph.node(self.node).attrs.clone()
+    }
+
+    pub fn ty(&self, v: ValueId) -> Ty {
+        self.b.graph.ty(v).clone()
+    }
+
+    /// Sets the gradient of operand `i`.
+    pub fn give(&mut self, i: usize, gradient: ValueId) {
+        self.dxs[i] = Some(gradient);
+    }
+
+    /// Sets the gradient of operand `i`, summed down to its shape if it was broadcast.
+    pub fn give_summed(&mut self, i: usize, gradient: ValueId) -> Result<()> {
+        let x = self.x(i);
+        let summed = self.b.sum_to(gradient, x)?;
+        self.give(i, summed);
+        Ok(())
+    }
+}
+
+/// What a body sees: a graph of its own whose inputs stand for the operands.
+pub struct BodyCx<'a, 'g> {
+    pub b: &'a mut Builder<'g>,
+    pub attrs: &'a Attrs,
+    /// One input a given operand, `None` for one that is not given.
+    pub ins: Vec<Option<ValueId>>,
+    /// How many results are wanted.
+    pub n_outs: usize,
+}
+
+impl BodyCx<'_, '_> {
+    pub fn x(&self, i: usize) -> ValueId {
+        self.ins[i].unwrap_or_else(|| panic!("I4: operand {i} is missing"))
+    }
+
+    pub fn ty(&self, v: ValueId) -> Ty {
+        self.b.graph.ty(v).clone()
+    }
+}
+
+/// Builds the body of `node` as a graph of standard ops: inputs are its operands in slot order, outputs its results.
+///
+/// Returns `None` for an op that is standard already.
+pub fn body_of(graph: &Graph, node: NodeId) -> Option<Result<Graph>> {
+    let n = graph.node(node);
+    let build = match n.op.body {
+        Body::Standard | Body::None(_) => return None,
+        Body::Function(build) => build,
+    };
+    let mut body = Graph::new(n.op.name);
+    let ins: Vec<Option<ValueId>> = n
+        .ins
+        .iter()
+        .enumerate()
+        .map(|(i, v)| {
+            let slot = n.op.ins[i.min(n.op.ins.len() - 1)].name;
+            v.map(|v| body.add_input(slot, Some(graph.ty(v).clone())))
+        })
+        .collect();
+    let mut b = Builder::new(&mut body);
+    let outs = build(&mut BodyCx {
+        b: &mut b,
+        attrs: &n.attrs,
+        ins,
+        n_outs: n.outs.len(),
+    });
+    Some(outs.map(|outs| {
+        body.set_outputs(outs);
+        body
+    }))
+}

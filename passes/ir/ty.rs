@@ -1,0 +1,162 @@
+//! Types of values: an element type and symbolic sizes.
+
+use super::dim::Dim;
+use std::fmt;
+
+/// Element types; the names are those of the text form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DType {
+    F32,
+    F64,
+    F16,
+    BF16,
+    I64,
+    I32,
+    I16,
+    I8,
+    U64,
+    U32,
+    U16,
+    U8,
+    Bool,
+}
+
+impl DType {
+    pub const ALL: [DType; 13] = [
+        DType::F32,
+        DType::F64,
+        DType::F16,
+        DType::BF16,
+        DType::I64,
+        DType::I32,
+        DType::I16,
+        DType::I8,
+        DType::U64,
+        DType::U32,
+        DType::U16,
+        DType::U8,
+        DType::Bool,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            DType::F32 => "f32",
+            DType::F64 => "f64",
+            DType::F16 => "f16",
+            DType::BF16 => "bf16",
+            DType::I64 => "i64",
+            DType::I32 => "i32",
+            DType::I16 => "i16",
+            DType::I8 => "i8",
+            DType::U64 => "u64",
+            DType::U32 => "u32",
+            DType::U16 => "u16",
+            DType::U8 => "u8",
+            DType::Bool => "bool",
+        }
+    }
+
+    pub fn from_name(name: &str) -> Option<DType> {
+        DType::ALL.into_iter().find(|d| d.name() == name)
+    }
+
+    /// The number ONNX's `TensorProto.DataType` gives it.
+    pub fn onnx_code(self) -> i32 {
+        match self {
+            DType::F32 => 1,
+            DType::U8 => 2,
+            DType::I8 => 3,
+            DType::U16 => 4,
+            DType::I16 => 5,
+            DType::I32 => 6,
+            DType::I64 => 7,
+            DType::Bool => 9,
+            DType::F16 => 10,
+            DType::F64 => 11,
+            DType::U32 => 12,
+            DType::U64 => 13,
+            DType::BF16 => 16,
+        }
+    }
+
+    pub fn from_onnx_code(code: i32) -> Option<DType> {
+        DType::ALL.into_iter().find(|d| d.onnx_code() == code)
+    }
+
+    pub fn size_bytes(self) -> u64 {
+        match self {
+            DType::F64 | DType::I64 | DType::U64 => 8,
+            DType::F32 | DType::I32 | DType::U32 => 4,
+            DType::F16 | DType::BF16 | DType::I16 | DType::U16 => 2,
+            DType::I8 | DType::U8 | DType::Bool => 1,
+        }
+    }
+
+    /// Differentiable element types.
+    pub fn is_float(self) -> bool {
+        matches!(self, DType::F32 | DType::F64 | DType::F16 | DType::BF16)
+    }
+
+    /// Signed or unsigned integers, not booleans.
+    pub fn is_int(self) -> bool {
+        !self.is_float() && self != DType::Bool
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// An element type and one size an axis, outermost first. A scalar has no axes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Ty {
+    pub dtype: DType,
+    pub dims: Vec<Dim>,
+}
+
+impl Ty {
+    pub fn new(dtype: DType, dims: impl Into<Vec<Dim>>) -> Ty {
+        Ty {
+            dtype,
+            dims: dims.into(),
+        }
+    }
+
+    pub fn scalar(dtype: DType) -> Ty {
+        Ty::new(dtype, [])
+    }
+
+    pub fn rank(&self) -> usize {
+        self.dims.len()
+    }
+
+    /// Elements, symbolically.
+    pub fn elements(&self) -> Dim {
+        Dim::product(&self.dims)
+    }
+
+    /// All sizes as numbers, if they are numbers.
+    pub fn static_dims(&self) -> Option<Vec<i64>> {
+        self.dims.iter().map(Dim::as_const).collect()
+    }
+
+    pub fn with_dims(&self, dims: impl Into<Vec<Dim>>) -> Ty {
+        Ty::new(self.dtype, dims)
+    }
+
+    pub fn with_dtype(&self, dtype: DType) -> Ty {
+        Ty::new(dtype, self.dims.clone())
+    }
+}
+
+impl fmt::Display for Ty {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}[", self.dtype)?;
+        for (i, dim) in self.dims.iter().enumerate() {
+            write!(f, "{}{dim}", if i > 0 { ", " } else { "" })?;
+        }
+        f.write_str("]")
+    }
+}

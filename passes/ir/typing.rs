@@ -1,0 +1,174 @@
+//! Types one node at a time, and what is known of small integer tensors.
+//!
+//! Shape arithmetic is data flow over tiny integer tensors; knowing their *contents* as [`Dim`]s is what gives
+//! `Reshape` a type. Contents are a side table: they are recomputed, never stored in the graph.
+
+use super::dim::Dim;
+use super::graph::{Def, Graph};
+use super::id::{NodeId, Side, ValueId};
+use super::op::{InferCx, Known, SlotKind};
+use super::ty::Ty;
+use crate::error::{Error, Result};
+use std::sync::Arc;
+
+/// Tensors above this many elements are never looked into.
+pub const MAX_KNOWN_ELEMENTS: u64 = 64;
+
+/// Known contents of integer and boolean values, row-major; booleans are 0 and 1.
+#[derive(Clone)]
+pub struct Contents(Side<ValueId, Option<Arc<[Dim]>>>);
+
+impl Contents {
+    /// Contents of the initializers; nodes are filled in as they are typed.
+    pub fn of(graph: &Graph) -> Contents {
+        let mut contents = Contents(Side::new(graph.value_bound(), None));
+        for (id, _) in graph.inits() {
+            contents.read_init(graph, id);
+        }
+        contents
+    }
+
+    /// Looks into one initializer.
+    pub fn read_init(&mut self, graph: &Graph, id: ValueId) {
+        let Def::Init(tensor) = &graph.value(id).def else {
+            return;
+        };
+        if tensor.dtype.is_float() || tensor.elements() > MAX_KNOWN_ELEMENTS {
+            return;
+        }
+        let dims: Option<Vec<Dim>> = (0..tensor.elements() as usize)
+            .map(|i| tensor.get_i64(i).map(Dim::from))
+            .collect();
+        self.0[id] = dims.map(Arc::from);
+    }
+
+    pub fn get(&self, id: ValueId) -> Option<&[Dim]> {
+        self.0[id].as_deref()
+    }
+
+    pub fn set(&mut self, id: ValueId, ints: Option<Vec<Dim>>) {
+        self.0[id] = ints.map(Arc::from);
+    }
+}
+
+/// Checks the operands of a node and returns the type and known contents of each result.
+///
+/// # Errors
+/// Operands that are missing, untyped, or that the op's rule refuses; the error names the node.
+pub fn type_node(
+    graph: &Graph,
+    id: NodeId,
+    contents: &Contents,
+) -> Result<Vec<(Ty, Option<Vec<Dim>>)>> {
+    let node = graph.node(id);
+    let place = |e: Box<Error>| {
+        let operands: Vec<String> = node
+            .ins
+            .iter()
+            .flatten()
+            .map(|v| {
+                let value = graph.value(*v);
+                format!(
+                    "{}: {}",
+                    value.name,
+                    value.ty.as_ref().map_or("?".into(), Ty::to_string)
+                )
+            })
+            .collect();
+        e.at(graph.describe(id))
+            .found(format!("operands {}", operands.join(", ")))
+    };
+    check_arity(graph, id).map_err(place)?;
+    let mut ins = Vec::with_capacity(node.ins.len());
+    for value in &node.ins {
+        ins.push(match value {
+            None => None,
+            Some(v) => {
+                let ty = graph.value(*v).ty.as_ref().ok_or_else(|| {
+                    place(Error::model(
+                        "type",
+                        format!("`{}` has no known type", graph.value(*v).name),
+                    ))
+                })?;
+                Some(Known {
+                    ty,
+                    ints: contents.get(*v),
+                })
+            }
+        });
+    }
+    let out_names: Vec<String> = node
+        .outs
+        .iter()
+        .map(|v| graph.value(*v).name.clone())
+        .collect();
+    let cx = InferCx {
+        op: node.op,
+        attrs: &node.attrs,
+        ins: &ins,
+        out_names: &out_names,
+    };
+    let types = (node.op.infer)(&cx).map_err(place)?;
+    if types.len() < node.outs.len() {
+        return Err(Error::bug(
+            "infer",
+            format!("{} typed {} of its results", node.op.name, types.len()),
+        )
+        .at(graph.describe(id)));
+    }
+    let folded = (node.op.fold)(&cx, &types);
+    let known = |slot: usize, ty: &Ty| -> Option<Vec<Dim>> {
+        let ints = folded.as_ref()?.get(slot)?;
+        let elements = ty.elements().as_const()?;
+        (!ty.dtype.is_float()
+            && ints.len() as i64 == elements
+            && elements as u64 <= MAX_KNOWN_ELEMENTS)
+            .then(|| ints.clone())
+    };
+    let n = node.outs.len();
+    Ok(types
+        .into_iter()
+        .take(n)
+        .enumerate()
+        .map(|(i, ty)| {
+            let k = known(i, &ty);
+            (ty, k)
+        })
+        .collect())
+}
+
+/// Invariant I4: operand and result counts fit the op's slots.
+pub fn check_arity(graph: &Graph, id: NodeId) -> Result<()> {
+    let node = graph.node(id);
+    let (ins, outs) = (node.op.ins, node.op.outs);
+    let fail = |what: &str, expected: usize, found: usize| {
+        Err(
+            Error::model("arity", format!("{}: wrong number of {what}", node.op.name))
+                .expected(format!("at most {expected}"))
+                .found(found.to_string()),
+        )
+    };
+    let variadic =
+        |slots: &[super::op::Slot]| slots.last().is_some_and(|s| s.kind == SlotKind::Variadic);
+    if node.ins.len() > ins.len() && !variadic(ins) {
+        return fail("operands", ins.len(), node.ins.len());
+    }
+    if node.outs.len() > outs.len() && !variadic(outs) {
+        return fail("results", outs.len(), node.outs.len());
+    }
+    for (i, slot) in ins.iter().enumerate() {
+        if slot.kind != SlotKind::Optional && node.ins.get(i).copied().flatten().is_none() {
+            return Err(Error::model(
+                "arity",
+                format!("{}: operand {i} (`{}`) is missing", node.op.name, slot.name),
+            ));
+        }
+    }
+    if node.outs.is_empty() {
+        return Err(Error::model(
+            "arity",
+            format!("{}: a node without results", node.op.name),
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,42 @@
+//! The table of operations: one file per family, one row per op, all rows in [`all`].
+//!
+//! To add an op: write its row in the family's file, list it in that file's `ROWS`, and write its kernel in the file of
+//! the same name under `src/runtime/kernels`. Tests iterate the table, so a new op is tested by existing.
+
+pub mod arith;
+pub mod cast;
+pub mod opaque;
+pub mod reduce;
+pub mod rules;
+pub mod shape;
+
+use crate::ir::op::{Domain, Import, OpDef};
+
+/// Every family's rows.
+const FAMILIES: &[&[&OpDef]] = &[
+    arith::ROWS,
+    cast::ROWS,
+    opaque::ROWS,
+    reduce::ROWS,
+    shape::ROWS,
+];
+
+/// Every row.
+pub fn all() -> impl Iterator<Item = &'static OpDef> {
+    FAMILIES.iter().flat_map(|rows| rows.iter().copied())
+}
+
+/// The row of that name in the text form.
+pub fn find(name: &str) -> Option<&'static OpDef> {
+    all().find(|op| op.name == name)
+}
+
+/// The row that an ONNX op of that name, at the internal opset, is.
+pub fn find_onnx(name: &str) -> Option<&'static OpDef> {
+    all().find(|op| {
+        op.imports
+            .iter()
+            .any(|i| matches!(i, Import::Onnx(n, _) if *n == name))
+            && op.domain != Domain::Ckpt
+    })
+}

@@ -1,0 +1,111 @@
+//! Typing, folding and gradient rules that several families share.
+
+use crate::error::{Error, Result};
+use crate::ir::op::{Cost, CostCx, GradCx, InferCx};
+use crate::ir::{DType, Dim, Ty};
+
+pub fn is_number(d: DType) -> bool {
+    d != DType::Bool
+}
+
+/// The shape several operands broadcast to (ONNX, "Multidirectional Broadcasting").
+pub fn broadcast_dims(cx: &InferCx, slots: std::ops::Range<usize>) -> Result<Vec<Dim>> {
+    let mut dims: Vec<Dim> = Vec::new();
+    for slot in slots {
+        let Some(ty) = cx.opt_ty(slot) else { continue };
+        dims = broadcast_two(&dims, &ty.dims).ok_or_else(|| {
+            cx.fail("shape", "shapes do not broadcast")
+                .expected(format!("{dims:?}, up to operand {}", slot.max(1) - 1))
+        })?;
+    }
+    Ok(dims)
+}
+
+/// The shape two shapes broadcast to; `None` where no run can be valid.
+pub fn broadcast_two(a: &[Dim], b: &[Dim]) -> Option<Vec<Dim>> {
+    let rank = a.len().max(b.len());
+    let at = |dims: &[Dim], i: usize| {
+        (i + dims.len())
+            .checked_sub(rank)
+            .map_or(Dim::ONE, |k| dims[k].clone())
+    };
+    (0..rank).map(|i| at(a, i).broadcast(&at(b, i))).collect()
+}
+
+/// Two operands of one numeric type, broadcast.
+pub fn binary_number(cx: &InferCx) -> Result<Vec<Ty>> {
+    cx.want_dtype(0, is_number, "a number type")?;
+    let dtype = cx.same_dtype(&[0, 1])?;
+    Ok(vec![Ty::new(dtype, broadcast_dims(cx, 0..2)?)])
+}
+
+/// Two operands of one type, compared: broadcast, boolean.
+pub fn binary_compare(cx: &InferCx) -> Result<Vec<Ty>> {
+    cx.same_dtype(&[0, 1])?;
+    Ok(vec![Ty::new(DType::Bool, broadcast_dims(cx, 0..2)?)])
+}
+
+/// One floating-point operand, same type out.
+pub fn unary_float(cx: &InferCx) -> Result<Vec<Ty>> {
+    cx.want_dtype(0, DType::is_float, "a floating-point type")?;
+    Ok(vec![cx.ty(0)?.clone()])
+}
+
+/// One numeric operand, same type out.
+pub fn unary_number(cx: &InferCx) -> Result<Vec<Ty>> {
+    cx.want_dtype(0, is_number, "a number type")?;
+    Ok(vec![cx.ty(0)?.clone()])
+}
+
+/// Contents of a broadcast elementwise op over known operands; `f` sees one element of each operand.
+pub fn fold_elementwise(
+    cx: &InferCx,
+    types: &[Ty],
+    f: impl Fn(&[&Dim]) -> Option<Dim>,
+) -> Option<Vec<Vec<Dim>>> {
+    let out = types.first()?.static_dims()?;
+    let mut operands = Vec::new();
+    for slot in 0..cx.ins.len() {
+        operands.push((cx.opt_ty(slot)?.static_dims()?, cx.ints(slot)?));
+    }
+    let total: i64 = out.iter().product();
+    let mut result = Vec::new();
+    for flat in 0..total {
+        let mut picked = Vec::new();
+        for (dims, ints) in &operands {
+            picked.push(ints.get(broadcast_index(flat, &out, dims))?);
+        }
+        result.push(f(&picked)?);
+    }
+    Some(vec![result])
+}
+
+/// Where element `flat` of the broadcast shape `out` lies in an operand of shape `dims`.
+pub fn broadcast_index(flat: i64, out: &[i64], dims: &[i64]) -> usize {
+    let (mut rest, mut index, mut step) = (flat, 0, 1);
+    for (i, size) in out.iter().enumerate().rev() {
+        let at = rest % size;
+        rest /= size;
+        if let Some(k) = (i + dims.len()).checked_sub(out.len()) {
+            if dims[k] != 1 {
+                index += at * step;
+            }
+            step *= dims[k];
+        }
+    }
+    index as usize
+}
+
+pub fn one_flop(cx: &CostCx) -> Cost {
+    cx.elementwise(1)
+}
+
+/// For ops such as `exp` that take several instructions an element. Unmeasured; only ratios matter.
+pub fn ten_flops(cx: &CostCx) -> Cost {
+    cx.elementwise(10)
+}
+
+/// The message for a rule that was asked for something its op cannot have.
+pub fn no_rule(cx: &GradCx, why: &str) -> Box<Error> {
+    Error::model("gradient", format!("no gradient: {why}")).at(cx.b.graph.describe(cx.node))
+}
