@@ -33,6 +33,13 @@ pub struct OpDef {
     pub body: Body,
 }
 
+impl OpDef {
+    /// Whether it only changes how the elements of its first operand are laid out: it computes and moves nothing.
+    pub fn is_layout(&self) -> bool {
+        std::ptr::fn_addr_eq(self.cost, free as fn(&CostCx) -> Cost)
+    }
+}
+
 impl PartialEq for OpDef {
     fn eq(&self, other: &Self) -> bool {
         std::ptr::eq(self, other)
@@ -75,6 +82,8 @@ pub enum Import {
 pub struct Slot {
     pub name: &'static str,
     pub kind: SlotKind,
+    /// A floating-point initializer that arrives here is a parameter, whatever the other operands are.
+    pub weight: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +106,10 @@ impl Slot {
             name,
             kind: SlotKind::Optional,
         }
+    }
+    /// Where the op takes its parameter: the table of `Gather`, the scale and bias of a norm.
+    pub const fn weight(self) -> Slot {
+        Slot { weight: true, ..self }
     }
     pub const fn var(name: &'static str) -> Slot {
         Slot {

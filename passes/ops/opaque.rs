@@ -3,7 +3,7 @@
 //! Its attributes carry domain, type and the raw node; its results are typed from the file. It travels through, is
 //! never copied and has no gradient.
 
-use crate::ir::op::{Body, Domain, Effect, Grad, OpDef, Slot, SlotKind, fresh, moves, no_fold};
+use crate::ir::op::{Body, Domain, Effect, Grad, OpDef, Slot, fresh, moves, no_fold};
 
 pub const ROWS: &[&OpDef] = &[&OPAQUE];
 
