@@ -12,16 +12,7 @@ pub static OPAQUE: OpDef = OpDef {
     domain: Domain::Opaque,
     imports: &[],
     attrs: &[],
-    ins: &[
-        Slot {
-            name: "inputs",
-            kind: SlotKind::Optional,
-        },
-        Slot {
-            name: "more",
-            kind: SlotKind::Variadic,
-        },
-    ],
+    ins: &[Slot::opt("inputs"), Slot::var("more")],
     outs: &[Slot::var("outputs")],
     effect: Effect::Stateful,
     infer: |cx| Err(cx.fail("op", "an unknown op has the types the file gives it")),
