@@ -62,15 +62,16 @@ impl Dim {
 
     /// A named size.
     pub fn symbol(name: &str) -> Dim {
-        Dim::atom(Atom::Sym(name.into()))
+        Dim::from_atom(Atom::Sym(name.into()))
     }
 
     /// A size that only the data decides.
     pub fn data(name: &str) -> Dim {
-        Dim::atom(Atom::Data(name.into()))
+        Dim::from_atom(Atom::Data(name.into()))
     }
 
-    fn atom(atom: Atom) -> Dim {
+    /// The dim that is just this atom.
+    pub fn from_atom(atom: Atom) -> Dim {
         Dim(Repr::Poly(Arc::new(vec![(vec![atom], 1)])))
     }
 
@@ -210,7 +211,7 @@ impl Dim {
             _ => {}
         }
         self.exact_div(other)
-            .unwrap_or_else(|| Dim::atom(Atom::Div(self.clone(), other.clone())))
+            .unwrap_or_else(|| Dim::from_atom(Atom::Div(self.clone(), other.clone())))
     }
 
     /// Division that rounds up.
@@ -227,7 +228,7 @@ impl Dim {
         }
         match self.exact_div(other) {
             Some(_) => Dim::ZERO,
-            None => Dim::atom(Atom::Mod(self.clone(), other.clone())),
+            None => Dim::from_atom(Atom::Mod(self.clone(), other.clone())),
         }
     }
 
@@ -240,7 +241,7 @@ impl Dim {
             return other.clone();
         }
         let (a, b) = ordered(self, other);
-        Dim::atom(Atom::Min(a, b))
+        Dim::from_atom(Atom::Min(a, b))
     }
 
     pub fn larger(&self, other: &Dim) -> Dim {
@@ -252,7 +253,7 @@ impl Dim {
             return self.clone();
         }
         let (a, b) = ordered(self, other);
-        Dim::atom(Atom::Max(a, b))
+        Dim::from_atom(Atom::Max(a, b))
     }
 
     /// The size two broadcast sizes have together; `None` where no run can be valid.
@@ -284,7 +285,7 @@ impl Dim {
             }
         }
         let (a, b) = ordered(self, other);
-        Some(Dim::atom(Atom::Broadcast(a, b)))
+        Some(Dim::from_atom(Atom::Broadcast(a, b)))
     }
 
     /// Whether the two are equal in every run, in none, or one cannot tell.
@@ -451,7 +452,7 @@ impl Atom {
             return dim;
         }
         match self {
-            Atom::Sym(_) | Atom::Data(_) => Dim::atom(self.clone()),
+            Atom::Sym(_) | Atom::Data(_) => Dim::from_atom(self.clone()),
             Atom::Div(a, b) => a.substitute(replace).div(&b.substitute(replace)),
             Atom::Mod(a, b) => a.substitute(replace).modulo(&b.substitute(replace)),
             Atom::Min(a, b) => a.substitute(replace).smaller(&b.substitute(replace)),
@@ -459,7 +460,7 @@ impl Atom {
             Atom::Broadcast(a, b) => {
                 let (x, y) = (a.substitute(replace), b.substitute(replace));
                 x.broadcast(&y)
-                    .unwrap_or_else(|| Dim::atom(Atom::Broadcast(x, y)))
+                    .unwrap_or_else(|| Dim::from_atom(Atom::Broadcast(x, y)))
             }
         }
     }

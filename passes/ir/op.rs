@@ -99,12 +99,14 @@ impl Slot {
         Slot {
             name,
             kind: SlotKind::Required,
+            weight: false,
         }
     }
     pub const fn opt(name: &'static str) -> Slot {
         Slot {
             name,
             kind: SlotKind::Optional,
+            weight: false,
         }
     }
     /// Where the op takes its parameter: the table of `Gather`, the scale and bias of a norm.
@@ -115,6 +117,7 @@ impl Slot {
         Slot {
             name,
             kind: SlotKind::Variadic,
+            weight: false,
         }
     }
 }

@@ -66,6 +66,15 @@ impl Tensor {
         Tensor::new(DType::I64, [], value.to_le_bytes().to_vec())
     }
 
+    /// A scalar of an integer or boolean type, without the rounding of [`Tensor::scalar`]; what does not fit wraps.
+    pub fn scalar_int(dtype: DType, value: i64) -> Tensor {
+        match dtype {
+            DType::I64 => Tensor::int(value),
+            DType::U64 => Tensor::new(dtype, [], (value as u64).to_le_bytes().to_vec()),
+            _ => Tensor::scalar(dtype, value as f64),
+        }
+    }
+
     /// A scalar of any type, rounded to nearest; integers saturate, a boolean is `value != 0`.
     pub fn scalar(dtype: DType, value: f64) -> Tensor {
         let bytes = match dtype {
