@@ -1,0 +1,182 @@
+"""Cases and their PyTorch gradients: from files where they are stored, from PyTorch where they must be computed.
+
+A case is a folder with a model, `case.npz` (in.*, out.*, cot.*, perhaps labels) and either full gradients
+(`grads.npz`, `grads_<kind>.npz`: the fixtures) or only their shape, sum and norm (`grads.json`: a corpus). For a corpus
+whose generator script lies beside it (`../export_corpus.py`, which defines `fresh(case, size)`), and with torch and
+transformers importable, the full gradients are computed here once, checked against `grads.json`, and cached.
+
+Kinds of gradient: `own` (the model's own `loss` output), `vjp` (of the sum of out·cot), `causal-lm`, `cross-entropy`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+
+import tolerance
+
+KINDS = ("own", "vjp", "causal-lm", "cross-entropy")
+LABELLED = ("causal-lm", "cross-entropy")
+IGNORE = -100
+
+
+@dataclass(frozen=True)
+class Reference:
+    """PyTorch's word: gradients by framework name, the other names of tied parameters ({alias: name}), the loss where
+    the kind has one, and for half-precision cases the float64 gradients."""
+
+    full: dict[str, np.ndarray]
+    aliases: dict[str, str]
+    loss: float | None = None
+    exact: dict[str, np.ndarray] | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    folder: Path
+    model: Path
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @cached_property
+    def arrays(self) -> dict[str, np.ndarray]:
+        with np.load(self.folder / "case.npz") as archive:
+            return dict(archive)
+
+    def group(self, prefix: str) -> dict[str, np.ndarray]:
+        """The arrays whose key is `prefix.NAME`, by NAME."""
+        return {k[len(prefix) + 1 :]: v for k, v in self.arrays.items() if k.startswith(prefix + ".")}
+
+    def labels(self) -> np.ndarray:
+        """Stored labels, or seeded ones drawn from the case's own token ids, two of them ignored."""
+        if "labels" in self.arrays:
+            return self.arrays["labels"]
+        tokens = next(v for v in self.group("in").values() if v.dtype == np.int64 and v.ndim == 2)
+        labels = np.random.default_rng(5).choice(tokens.ravel(), tokens.shape)
+        labels[0, tokens.shape[1] // 2] = labels[-1, -1] = IGNORE
+        return labels
+
+
+def find_cases(corpus: Path, only: list[str], file: str | None) -> list[Case]:
+    """The cases of a folder in name order. `file`: the model's file name, else model.onnx or onnx18.onnx."""
+    found = []
+    for folder in sorted(corpus.iterdir()):
+        if not (folder / "case.npz").is_file() or (only and folder.name not in only):
+            continue
+        model = next(
+            (folder / f for f in ([file] if file else ["model.onnx", "onnx18.onnx"]) if (folder / f).is_file()), None
+        )
+        if model:
+            found.append(Case(folder, model))
+    missing = set(only) - {case.name for case in found}
+    if missing or not found:
+        raise FileNotFoundError(f"{corpus}: no case {', '.join(sorted(missing)) or 'at all'}")
+    return found
+
+
+def load_generator(corpus: Path) -> ModuleType | None:
+    """The corpus's generator as a module, or None where it or what it imports is missing."""
+    script = corpus.resolve().parent / "export_corpus.py"
+    if not script.is_file() or not all(importlib.util.find_spec(m) for m in ("torch", "transformers")):
+        return None
+    spec = importlib.util.spec_from_file_location("corpus_generator", script)
+    module = importlib.util.module_from_spec(spec)
+    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.dont_write_bytecode = writes
+    return module
+
+
+def compute(case: Case, kind: str, generator: ModuleType) -> Reference:
+    """A corpus case differentiated by PyTorch on one thread; `loss` is the scalar that was differentiated."""
+    import torch
+
+    torch.set_num_threads(1)
+    built = generator.fresh(case.name, "tiny")
+    for name, stored in case.group("in").items():
+        if not np.array_equal(built.inputs[name].numpy(), stored):
+            raise ValueError(f"{case.name}: the generator's input {name} is not the stored one")
+    outputs = dict(zip(case.group("out"), built.model(**built.inputs), strict=True))
+    stored_out = tolerance.compare({k: v.detach().numpy() for k, v in outputs.items()}, case.group("out"))
+    if not stored_out.agrees:
+        raise ValueError(f"{case.name}: PyTorch's outputs are not the stored ones: {stored_out}")
+    if kind == "own":
+        loss = outputs["loss"]
+    elif kind == "vjp":
+        loss = sum((outputs[k] * torch.from_numpy(c)).sum() for k, c in case.group("cot").items())
+    else:
+        logits, labels = outputs["logits"], torch.from_numpy(case.labels())
+        if kind == "causal-lm":
+            logits, labels = logits[:, :-1], labels[:, 1:]
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORE)
+    loss.backward()
+    names: dict[int, list[str]] = {}
+    parameters = dict(built.model.named_parameters(remove_duplicate=False))
+    for name, parameter in parameters.items():
+        names.setdefault(id(parameter), []).append(name)
+    grads, aliases = {}, {}
+    for first, *others in names.values():
+        parameter = parameters[first]
+        grads[first] = (torch.zeros_like(parameter) if parameter.grad is None else parameter.grad).numpy()
+        aliases |= {other: first for other in others}
+    return Reference(grads, aliases, float(loss.detach()))
+
+
+def stored_reference(case: Case, kind: str) -> Reference | None:
+    """Full gradients from the case's own folder, or None."""
+    has_own = "loss" in case.group("out")
+    main = "own" if has_own else "vjp"
+    path = case.folder / ("grads.npz" if kind == main else f"grads_{kind.replace('-', '_')}.npz")
+    if not path.is_file():
+        return None
+    exact = case.folder / "grads_f64.npz"
+    loss = case.arrays["out.loss"] if kind == "own" else case.arrays.get(f"loss.{kind.replace('-', '_')}")
+    return Reference(
+        full=dict(np.load(path)),
+        aliases=json.loads((case.folder / "aliases.json").read_text()),
+        exact=dict(np.load(exact)) if exact.is_file() and kind == main else None,
+        loss=None if loss is None else float(loss),
+    )
+
+
+def stored_sums(case: Case) -> dict[str, dict] | None:
+    """The vjp record of grads.json; a parameter without a gradient counts as zero and is left out."""
+    path = case.folder / "grads.json"
+    if not path.is_file():
+        return None
+    return {k: v for k, v in json.loads(path.read_text())["grads"].items() if v is not None}
+
+
+def reference(case: Case, kind: str, generator: ModuleType | None, cache: Path) -> Reference | None:
+    """The best reference there is for this gradient, or None."""
+    stored = stored_reference(case, kind)
+    if stored or generator is None:
+        return stored
+    key = hashlib.sha256((case.folder / "case.npz").read_bytes()).hexdigest()[:16]
+    path = cache / f"{case.name}-{kind}-{key}.npz"
+    if path.is_file():
+        full = dict(np.load(path))
+        loss, aliases = float(full.pop("#loss")), json.loads(str(full.pop("#aliases")))
+        return Reference(full, aliases, None if kind == "vjp" else loss)
+    computed = compute(case, kind, generator)
+    sums = stored_sums(case)
+    if kind == "vjp" and sums:
+        agreement = tolerance.compare_sums(computed.full, sums)
+        if not agreement.agrees:
+            raise ValueError(f"{case.name}: recomputed gradients disagree with grads.json: {agreement}")
+    cache.mkdir(parents=True, exist_ok=True)
+    extra = {"#loss": np.float64(computed.loss), "#aliases": np.str_(json.dumps(computed.aliases))}
+    np.savez_compressed(path, **computed.full, **extra)
+    return computed if kind != "vjp" else Reference(computed.full, computed.aliases)
