@@ -1,0 +1,51 @@
+//! Drops nodes that no output depends on, and constants nobody reads.
+//!
+//! Any phase; the phase stays. Floating-point initializers stay even if unread: they are the user's weights.
+
+use crate::ir::{Graph, Side};
+
+/// Returns whether anything was dropped.
+pub fn dce(graph: &mut Graph) -> bool {
+    let mut wanted = Side::new(graph.value_bound(), false);
+    for output in graph.outputs() {
+        wanted[*output] = true;
+    }
+    let mut live = Side::new(graph.node_bound(), false);
+    for id in graph.order().iter().rev() {
+        let node = graph.node(*id);
+        if node.outs.iter().any(|v| wanted[*v]) {
+            live[*id] = true;
+            for value in node.ins.iter().flatten() {
+                wanted[*value] = true;
+            }
+        }
+    }
+    // An original that is dropped while its copy lives would leave the copy without its meaning.
+    for id in graph.order() {
+        if live[*id] && graph.node(*id).again.is_some_and(|original| !live[original]) {
+            let original = graph.original(*id);
+            keep(graph, original, &mut live);
+        }
+    }
+    let dropped = graph.remove_nodes(&|id| !live[id]);
+    let unread: Vec<_> = graph
+        .inits()
+        .filter(|(id, v)| v.uses().is_empty() && !v.ty().dtype.is_float() && !graph.is_output(*id))
+        .map(|(id, _)| id)
+        .collect();
+    for id in &unread {
+        graph.remove_source(*id);
+    }
+    dropped > 0 || !unread.is_empty()
+}
+
+/// Marks a node and everything it reads.
+fn keep(graph: &Graph, id: crate::ir::NodeId, live: &mut Side<crate::ir::NodeId, bool>) {
+    let mut stack = vec![id];
+    while let Some(id) = stack.pop() {
+        if std::mem::replace(&mut live[id], true) {
+            continue;
+        }
+        stack.extend(graph.node(id).ins.iter().flatten().filter_map(|v| graph.def_node(*v)));
+    }
+}
