@@ -179,20 +179,23 @@ impl Graph {
     pub fn remove_nodes(&mut self, gone: &dyn Fn(NodeId) -> bool) -> usize {
         let (dead, kept): (Vec<NodeId>, Vec<NodeId>) = self.order.iter().partition(|id| gone(**id));
         self.order = kept;
-        for id in dead.iter().rev() {
-            let node = self.nodes.remove(*id).expect("in order");
+        let mut read: Vec<ValueId> = Vec::new();
+        for id in &dead {
+            let node = self.nodes.remove(*id).expect("I2: `order` lists nodes that exist");
             self.node_names.remove(&node.name);
-            for (slot, value) in node.ins.iter().enumerate() {
-                if let Some(value) = value
-                    && let Some(v) = self.values.get_mut(*value)
-                {
-                    v.uses.retain(|u| *u != Use { node: *id, slot });
-                }
-            }
+            read.extend(node.ins.into_iter().flatten());
             for out in node.outs {
                 if let Some(value) = self.values.remove(out) {
                     self.value_names.remove(&value.name);
                 }
+            }
+        }
+        read.sort_unstable();
+        read.dedup();
+        let nodes = &self.nodes;
+        for id in read {
+            if let Some(value) = self.values.get_mut(id) {
+                value.uses.retain(|u| nodes.get(u.node).is_some());
             }
         }
         dead.len()
