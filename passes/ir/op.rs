@@ -111,7 +111,10 @@ impl Slot {
     }
     /// Where the op takes its parameter: the table of `Gather`, the scale and bias of a norm.
     pub const fn weight(self) -> Slot {
-        Slot { weight: true, ..self }
+        Slot {
+            weight: true,
+            ..self
+        }
     }
     pub const fn var(name: &'static str) -> Slot {
         Slot {

@@ -1,0 +1,74 @@
+//! What the arithmetic of sizes promises.
+
+use super::*;
+
+fn s(name: &str) -> Dim {
+    Dim::symbol(name)
+}
+
+fn n(value: i64) -> Dim {
+    Dim::from(value)
+}
+
+#[test]
+fn equal_expressions_are_equal_values() {
+    let a = s("b").add(&n(1)).mul(&s("s").sub(&n(1)));
+    let b = s("b").mul(&s("s")).add(&s("s")).sub(&s("b")).sub(&n(1));
+    assert_eq!(a, b);
+    assert_eq!(a.to_string(), "-b + b*s + s - 1");
+}
+
+#[test]
+fn division_cancels_products() {
+    let total = Dim::product([&s("b"), &s("s"), &n(64)]);
+    assert_eq!(total.div(&n(16).mul(&s("b"))), s("s").mul(&n(4)));
+    assert_eq!(
+        s("s").add(&n(1)).mul(&s("b")).div(&s("s").add(&n(1))),
+        s("b")
+    );
+    assert_eq!(s("s").div(&n(2)).to_string(), "floordiv(s, 2)");
+    assert_eq!(n(-7).div(&n(2)), n(-4));
+}
+
+#[test]
+fn min_and_max_use_that_sizes_are_positive() {
+    assert_eq!(s("s").smaller(&n(1)), n(1));
+    assert_eq!(s("s").smaller(&s("s").add(&n(1))), s("s"));
+    assert_eq!(Dim::data("nz").smaller(&n(1)).to_string(), "min(1, ?nz)");
+    assert_eq!(s("s").larger(&n(0)), s("s"));
+}
+
+#[test]
+fn broadcast_follows_valid_runs_only() {
+    assert_eq!(s("s").broadcast(&n(1)), Some(s("s")));
+    assert_eq!(n(3).broadcast(&n(4)), None);
+    assert_eq!(s("s").broadcast(&n(4)), Some(n(4)));
+    assert_eq!(s("s").smaller(&n(128)).broadcast(&s("s")), Some(s("s")));
+    assert_eq!(
+        s("a").broadcast(&s("b")).unwrap().to_string(),
+        "broadcast(a, b)"
+    );
+}
+
+#[test]
+fn unknown_is_not_yes() {
+    assert_eq!(s("a").same(&s("b")), Same::Unknown);
+    assert_eq!(s("a").same(&s("a").add(&n(1))), Same::No);
+    assert_eq!(n(0).same(&s("a")), Same::No);
+    assert_eq!(n(0).same(&Dim::data("a")), Same::Unknown);
+}
+
+#[test]
+fn evaluation_agrees_with_arithmetic() {
+    let env = |name: &str| match name {
+        "b" => Some(3),
+        "s" => Some(7),
+        _ => None,
+    };
+    let d = s("b")
+        .mul(&s("s"))
+        .add(&s("s").div(&n(2)))
+        .sub(&s("s").modulo(&n(4)));
+    assert_eq!(d.eval(&env), Some(21 + 3 - 3));
+    assert_eq!(s("x").eval(&env), None);
+}
