@@ -1,13 +1,16 @@
 //! The compiler: graph in, graph out. Pure: no I/O, no libtorch.
 //!
 //! [`ir`] is the graph, [`ops`] the table of operations, [`analysis`] turns a graph into tables, [`transform`] turns a
-//! graph into a graph.
+//! graph into a graph, [`plan`] decides what to compute again.
 
 pub mod analysis;
 pub mod error;
 pub mod glob;
 pub mod ir;
 pub mod ops;
+pub mod plan;
+#[cfg(test)]
+mod testing;
 pub mod transform;
 
 pub use error::{Error, Kind, Result};

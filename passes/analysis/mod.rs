@@ -1,3 +1,13 @@
-//! `&Graph` to a table: what is true of a graph, never stored in it.
+//! Read-only analyses: a graph in, a table out; nothing here changes a graph.
+//!
+//! [`sizes`] turns symbolic sizes into numbers, [`memory`] says which values share storage, when storage dies and how
+//! many bytes are alive at every node, [`cost`] prices nodes, [`params`] tells parameters from constants.
 
+pub mod cost;
+pub mod memory;
 pub mod params;
+pub mod sizes;
+
+pub use cost::{Costs, Device};
+pub use memory::{MemoryProfile, StorageId};
+pub use sizes::{Binding, DimKind, Sizes};

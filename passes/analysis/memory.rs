@@ -1,0 +1,272 @@
+//! Which values share storage, when storage dies, and how many bytes are alive at every node.
+//!
+//! Memory counts storages, not tensors. Each op's `memory` rule says, at known sizes and operand strides, whether a
+//! result is new or a view of an operand; walking `order` once gives every value its storage and strides. A storage
+//! dies right after the last use of any of its values; what no one reads dies where it was made; graph outputs live to
+//! the end. While a node runs, its operands, results and temporaries are all alive.
+//!
+//! Inputs and initializers are static: resident throughout. The executor frees by [`MemoryProfile::frees`], so what is
+//! predicted here and what a run does cannot drift apart. Linear in nodes and operands.
+
+use crate::analysis::sizes::Sizes;
+use crate::error::{Error, Result};
+use crate::ir::op::{Footprint, MemoryCx, Place, Sized, contiguous_strides};
+use crate::ir::{Def, Graph, NodeId, Side, ValueId};
+
+/// A block of memory that one or more values live in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StorageId(pub u32);
+
+/// Lifetime and size of one storage.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Storage {
+    pub bytes: u64,
+    /// The value that was made with it; others are views.
+    pub first: ValueId,
+    /// An input or initializer: never freed.
+    pub is_static: bool,
+    /// Position in `order` where it is made; 0 for static ones.
+    pub born: usize,
+    /// Position after which it is freed; `None` if it lives to the end.
+    pub dies: Option<usize>,
+}
+
+/// Where a value lives and how it is laid out there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    pub storage: StorageId,
+    /// In elements; row-major for what is not a view.
+    pub strides: Vec<i64>,
+    /// For a view: the operand slot it looks into.
+    pub view_of: Option<usize>,
+}
+
+/// The memory of one run.
+#[derive(Clone, Debug)]
+pub struct MemoryProfile {
+    pub storages: Vec<Storage>,
+    layouts: Side<ValueId, Option<Layout>>,
+    /// Bytes of inputs and initializers.
+    pub static_bytes: u64,
+    /// Static bytes plus the largest entry of the timeline.
+    pub peak_bytes: u64,
+    /// The first node at which the peak is reached; `None` where nothing above static is ever alive.
+    pub at: Option<NodeId>,
+    /// Bytes above static while the node at each position of `order` runs, its temporaries included.
+    pub timeline_bytes: Vec<u64>,
+    /// Temporaries of the node at each position.
+    pub temp_bytes: Vec<u64>,
+    /// Storages that die right after the node at each position.
+    pub frees: Vec<Vec<StorageId>>,
+}
+
+impl MemoryProfile {
+    /// # Errors
+    /// A `bug` where a rule describes results that its node does not have.
+    pub fn new(graph: &Graph, sizes: &Sizes) -> Result<MemoryProfile> {
+        let mut profile = MemoryProfile {
+            storages: Vec::new(),
+            layouts: Side::new(graph.value_bound(), None),
+            static_bytes: 0,
+            peak_bytes: 0,
+            at: None,
+            timeline_bytes: Vec::with_capacity(graph.order().len()),
+            temp_bytes: Vec::with_capacity(graph.order().len()),
+            frees: vec![Vec::new(); graph.order().len()],
+        };
+        for (value, v) in graph.values() {
+            if !matches!(v.def, Def::Node { .. }) {
+                profile.make(value, sizes.of(value), true, 0);
+            }
+        }
+        for (position, id) in graph.order().iter().enumerate() {
+            profile.run(graph, *id, sizes, position)?;
+        }
+        for output in graph.outputs() {
+            let storage = profile.layout(*output).storage;
+            profile.storages[storage.0 as usize].dies = None;
+        }
+        profile.count(graph);
+        Ok(profile)
+    }
+
+    fn make(&mut self, value: ValueId, sized: &Sized, is_static: bool, born: usize) {
+        let storage = StorageId(self.storages.len() as u32);
+        self.storages.push(Storage {
+            bytes: sized.bytes(),
+            first: value,
+            is_static,
+            born,
+            dies: (!is_static).then_some(born),
+        });
+        self.layouts[value] = Some(Layout {
+            storage,
+            strides: contiguous_strides(&sized.dims),
+            view_of: None,
+        });
+    }
+
+    fn run(&mut self, graph: &Graph, id: NodeId, sizes: &Sizes, position: usize) -> Result<()> {
+        let node = graph.node(id);
+        let ins: Vec<Option<Sized>> = node
+            .ins
+            .iter()
+            .map(|v| v.map(|v| self.operand(sizes, v)))
+            .collect();
+        let outs: Vec<Sized> = node.outs.iter().map(|v| sizes.of(*v).clone()).collect();
+        let footprint: Footprint = (node.op.memory)(&MemoryCx {
+            attrs: &node.attrs,
+            ins: &ins,
+            outs: &outs,
+        });
+        let bug = |what: &str| {
+            Err(
+                Error::bug("memory", format!("the memory rule of {} {what}", node.op.name))
+                    .at(graph.describe(id)),
+            )
+        };
+        if footprint.outs.len() != outs.len() {
+            return bug("does not describe every result");
+        }
+        for value in node.ins.iter().flatten() {
+            let storage = self.layout(*value).storage;
+            self.touch(storage, position);
+        }
+        for (i, place) in footprint.outs.into_iter().enumerate() {
+            let value = node.outs[i];
+            match place {
+                Place::Fresh => self.make(value, &outs[i], false, position),
+                Place::View { of, strides } => {
+                    let Some(operand) = node.ins.get(of).copied().flatten() else {
+                        return bug("makes a view of an operand that is not given");
+                    };
+                    if strides.len() != outs[i].dims.len() {
+                        return bug("gives a view the wrong number of strides");
+                    }
+                    let storage = self.layout(operand).storage;
+                    self.layouts[value] = Some(Layout {
+                        storage,
+                        strides,
+                        view_of: Some(of),
+                    });
+                }
+            }
+        }
+        self.temp_bytes.push(footprint.temp_bytes);
+        Ok(())
+    }
+
+    fn operand(&self, sizes: &Sizes, value: ValueId) -> Sized {
+        let mut sized = sizes.of(value).clone();
+        sized.strides = self.layout(value).strides.clone();
+        sized
+    }
+
+    fn touch(&mut self, storage: StorageId, position: usize) {
+        let s = &mut self.storages[storage.0 as usize];
+        if !s.is_static {
+            s.dies = Some(position);
+        }
+    }
+
+    fn count(&mut self, graph: &Graph) {
+        let mut births = vec![0u64; self.frees.len()];
+        for (i, s) in self.storages.iter().enumerate() {
+            if s.is_static {
+                self.static_bytes += s.bytes;
+                continue;
+            }
+            births[s.born] += s.bytes;
+            if let Some(dies) = s.dies {
+                self.frees[dies].push(StorageId(i as u32));
+            }
+        }
+        let (mut live, mut peak) = (0, 0);
+        for (position, born) in births.into_iter().enumerate() {
+            live += born;
+            let now = live + self.temp_bytes[position];
+            self.timeline_bytes.push(now);
+            if now > peak {
+                peak = now;
+                self.at = Some(graph.order()[position]);
+            }
+            for storage in &self.frees[position] {
+                live -= self.storages[storage.0 as usize].bytes;
+            }
+        }
+        self.peak_bytes = self.static_bytes + peak;
+    }
+
+    /// Storage and strides of a value.
+    ///
+    /// # Panics
+    /// If the value was added after the profile was made: our bug.
+    pub fn layout(&self, value: ValueId) -> &Layout {
+        self.layouts[value]
+            .as_ref()
+            .unwrap_or_else(|| panic!("{value:?} has no layout: the profile is older than the graph"))
+    }
+
+    pub fn storage(&self, value: ValueId) -> &Storage {
+        &self.storages[self.layout(value).storage.0 as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analysis::{Binding, Device};
+    use crate::ir::{Attrs, Builder, DType, Dim, Ty};
+    use crate::plan::{Problem, evaluate};
+    use crate::testing::{LOOK, Random, random_graph};
+
+    #[test]
+    fn storages_die_after_the_last_use_of_any_view() {
+        let mut g = Graph::new("g");
+        let x = g.add_input("x", Some(Ty::new(DType::F32, [Dim::from(10)])));
+        let mut b = Builder::new(&mut g);
+        let a = b.neg(x).unwrap();
+        let view = b.emit(&LOOK, &[a], Attrs::new()).unwrap();
+        let unread = b.neg(x).unwrap();
+        let y = b.neg(view).unwrap();
+        g.set_outputs(vec![y]);
+        let sizes = Sizes::new(&g, &Binding::new(&g, &[]).unwrap()).unwrap();
+        let m = MemoryProfile::new(&g, &sizes).unwrap();
+        assert_eq!(m.static_bytes, 40);
+        assert_eq!(m.timeline_bytes, [40, 43, 80, 80]);
+        assert_eq!((m.peak_bytes, m.at), (120, Some(g.order()[2])));
+        assert_eq!(m.layout(a).storage, m.layout(view).storage);
+        assert_eq!(m.frees[2], [m.layout(unread).storage]);
+        assert_eq!(m.frees[3], [m.layout(a).storage]);
+        assert_eq!(m.storage(y).dies, None);
+    }
+
+    #[test]
+    fn no_elements_no_bytes() {
+        let mut g = Graph::new("g");
+        let x = g.add_input("x", Some(Ty::new(DType::F32, [Dim::from(0), Dim::symbol("n")])));
+        let mut b = Builder::new(&mut g);
+        let y = b.neg(x).unwrap();
+        g.set_outputs(vec![y]);
+        let sizes = Sizes::new(&g, &Binding::new(&g, &[]).unwrap()).unwrap();
+        let m = MemoryProfile::new(&g, &sizes).unwrap();
+        assert_eq!((m.peak_bytes, m.at), (0, None));
+    }
+
+    #[test]
+    fn the_problem_of_a_graph_in_its_own_order_has_the_graphs_peak() {
+        let mut r = Random(3);
+        for n in 0..300 {
+            let g = random_graph(&mut r, 3 + n % 20);
+            let sizes = Sizes::new(&g, &Binding::new(&g, &[]).unwrap()).unwrap();
+            let m = MemoryProfile::new(&g, &sizes).unwrap();
+            let (problem, _) = Problem::of_graph(&g, &sizes, &m, &Device::default()).unwrap();
+            problem.check().unwrap();
+            let score = evaluate(&problem, &problem.given_order()).unwrap();
+            assert_eq!((score.peak_bytes, score.static_bytes), (m.peak_bytes, m.static_bytes));
+            assert_eq!(score.at_step.map(|s| g.order()[s]), m.at);
+            let text = serde_json::to_string(&problem).unwrap();
+            assert_eq!(serde_json::from_str::<Problem>(&text).unwrap(), problem);
+        }
+    }
+}

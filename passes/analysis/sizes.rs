@@ -1,0 +1,375 @@
+//! Numbers for symbolic sizes: what planning and memory accounting need.
+//!
+//! A [`Binding`] gives every named size a number: the user's, or a default by the kind of the dimension, which is
+//! reported as an assumption. [`Sizes`] evaluates the type of every value under a binding. The graph stays symbolic.
+//!
+//! Sizes that only the data decides (`?nonzero.1`) take the user's number where given, else a proven upper bound
+//! from the op that made them; without either the request is refused rather than guessed. Every value whose size
+//! rests on such a bound is marked, so that a summary can say that its figures are upper bounds.
+
+use crate::error::{Error, Result};
+use crate::ir::op::{Domain, Sized};
+use crate::ir::typing::{Contents, type_node};
+use crate::ir::{Atom, DType, Dim, Graph, NodeId, Side, ValueId};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What an unbound named size is taken for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DimKind {
+    Batch,
+    Sequence,
+}
+
+impl DimKind {
+    /// The number an unbound size of this kind gets.
+    pub fn default_size(self) -> i64 {
+        match self {
+            DimKind::Batch => 1,
+            DimKind::Sequence => 128,
+        }
+    }
+}
+
+/// A number for every named size of a graph's inputs.
+#[derive(Clone, Debug, Default)]
+pub struct Binding {
+    sizes: BTreeMap<String, i64>,
+    assumed: BTreeMap<String, DimKind>,
+}
+
+/// The named sizes of a graph and what each would default to.
+///
+/// A name with "batch" in it is of the batch kind and one with "seq", "len" or "pos" of the sequence kind; any other is
+/// of the batch kind if it is the first axis of an input of two or more axes, or appears on first axes only.
+pub fn dim_kinds(graph: &Graph) -> BTreeMap<String, DimKind> {
+    let mut first: BTreeSet<String> = BTreeSet::new();
+    let mut leads: BTreeSet<String> = BTreeSet::new();
+    let mut inner: BTreeSet<String> = BTreeSet::new();
+    for input in graph.inputs() {
+        let Some(ty) = &graph.value(*input).ty else {
+            continue;
+        };
+        for (axis, dim) in ty.dims.iter().enumerate() {
+            dim.for_each_leaf(&mut |atom| {
+                if let Atom::Sym(name) = atom {
+                    if axis > 0 {
+                        inner.insert(name.to_string());
+                    } else {
+                        first.insert(name.to_string());
+                        if ty.rank() > 1 {
+                            leads.insert(name.to_string());
+                        }
+                    }
+                }
+            });
+        }
+    }
+    first
+        .union(&inner)
+        .map(|name| {
+            let lower = name.to_lowercase();
+            let says = |words: &[&str]| words.iter().any(|w| lower.contains(w));
+            let kind = if says(&["batch"]) {
+                DimKind::Batch
+            } else if says(&["seq", "len", "pos"]) {
+                DimKind::Sequence
+            } else if leads.contains(name) || !inner.contains(name) {
+                DimKind::Batch
+            } else {
+                DimKind::Sequence
+            };
+            (name.clone(), kind)
+        })
+        .collect()
+}
+
+impl Binding {
+    /// The given sizes, and defaults for the named sizes that are not given.
+    ///
+    /// # Errors
+    /// A size below 1; a name that no input has (data-dependent sizes are written `?name`).
+    pub fn new(graph: &Graph, given: &[(String, i64)]) -> Result<Binding> {
+        let kinds = dim_kinds(graph);
+        let mut binding = Binding::default();
+        for (name, size) in given {
+            if let Some(data) = name.strip_prefix('?') {
+                if *size < 0 {
+                    return Err(Error::usage("dim", format!("`{name}` cannot be {size}"))
+                        .expected("0 or more"));
+                }
+                binding.sizes.insert(format!("?{data}"), *size);
+                continue;
+            }
+            if !kinds.contains_key(name) {
+                let known: Vec<&str> = kinds.keys().map(String::as_str).collect();
+                return Err(
+                    Error::usage("dim", format!("no input has a dimension named `{name}`"))
+                        .expected(if known.is_empty() {
+                            "no name: all sizes of this model are fixed".to_string()
+                        } else {
+                            format!("one of {}", known.join(", "))
+                        }),
+                );
+            }
+            if *size < 1 {
+                return Err(Error::usage("dim", format!("`{name}` cannot be {size}"))
+                    .expected("1 or more"));
+            }
+            binding.sizes.insert(name.clone(), *size);
+        }
+        for (name, kind) in kinds {
+            if !binding.sizes.contains_key(&name) {
+                binding.sizes.insert(name.clone(), kind.default_size());
+                binding.assumed.insert(name, kind);
+            }
+        }
+        Ok(binding)
+    }
+
+    /// The number of a named size.
+    pub fn get(&self, name: &str) -> Option<i64> {
+        self.sizes.get(name).copied()
+    }
+
+    /// All sizes, by name; data-dependent ones begin with `?`.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, i64)> {
+        self.sizes.iter().map(|(name, size)| (name.as_str(), *size))
+    }
+
+    /// Sizes nobody gave: name, number, and the kind that decided it.
+    pub fn assumed(&self) -> impl Iterator<Item = (&str, i64, DimKind)> {
+        self.assumed
+            .iter()
+            .map(|(name, kind)| (name.as_str(), self.sizes[name], *kind))
+    }
+}
+
+/// Types of all values as numbers.
+#[derive(Clone, Debug)]
+pub struct Sizes {
+    table: Side<ValueId, Option<Sized>>,
+    /// Data-dependent sizes that were bounded instead of given: name and upper bound.
+    pub bounded: BTreeMap<String, i64>,
+}
+
+impl Sizes {
+    /// Evaluates every value of a typed graph.
+    ///
+    /// # Errors
+    /// A size that has no number: a data-dependent one without a bound, an overflow, a division by zero, a negative.
+    pub fn new(graph: &Graph, binding: &Binding) -> Result<Sizes> {
+        let mut sizes = Sizes {
+            table: Side::new(graph.value_bound(), None),
+            bounded: BTreeMap::new(),
+        };
+        let mut contents = Contents::of(graph);
+        for value in graph.inputs() {
+            sizes.evaluate(graph, *value, binding, &contents)?;
+        }
+        for (value, _) in graph.inits() {
+            sizes.evaluate(graph, value, binding, &contents)?;
+        }
+        for node in graph.order() {
+            let outs = &graph.node(*node).outs;
+            if graph.node(*node).op.domain != Domain::Opaque {
+                let typed = type_node(graph, *node, &contents)?;
+                for (value, (_, ints)) in outs.iter().zip(typed) {
+                    contents.set(*value, ints);
+                }
+            }
+            sizes.bound_data(graph, *node, binding);
+            for value in outs {
+                sizes
+                    .evaluate(graph, *value, binding, &contents)
+                    .map_err(|e| e.at(graph.describe(*node)))?;
+            }
+        }
+        Ok(sizes)
+    }
+
+    /// Upper bounds of the data-dependent sizes that `node` introduces, from the meaning of its op: no more elements
+    /// than its operand has (NonZero, Unique, Compress, a filtered list of boxes), or no longer axis (TopK, Slice).
+    fn bound_data(&mut self, graph: &Graph, node: NodeId, binding: &Binding) {
+        let n = graph.node(node);
+        let Some(Some(x)) = n.ins.first() else { return };
+        let Some(x) = &self.table[*x] else { return };
+        let limit = match n.op.name {
+            "NonZero" | "Unique" | "Compress" => x.elements() as i64,
+            "TopK" | "Slice" => x.dims.iter().copied().max().unwrap_or(0),
+            _ => return,
+        };
+        for value in &n.outs {
+            let Some(ty) = &graph.value(*value).ty else {
+                continue;
+            };
+            for dim in &ty.dims {
+                dim.for_each_leaf(&mut |atom| {
+                    if let Atom::Data(name) = atom
+                        && binding.get(&format!("?{name}")).is_none()
+                    {
+                        self.bounded.entry(name.to_string()).or_insert(limit);
+                    }
+                });
+            }
+        }
+    }
+
+    fn size_of(&self, name: &str, binding: &Binding) -> Option<i64> {
+        binding
+            .get(name)
+            .or_else(|| binding.get(&format!("?{name}")))
+            .or_else(|| self.bounded.get(name).copied())
+    }
+
+    fn number(&self, dim: &Dim, binding: &Binding) -> Option<i64> {
+        dim.eval(&|name| self.size_of(name, binding))
+    }
+
+    fn evaluate(
+        &mut self,
+        graph: &Graph,
+        value: ValueId,
+        binding: &Binding,
+        contents: &Contents,
+    ) -> Result<()> {
+        let v = graph.value(value);
+        let Some(ty) = &v.ty else {
+            return Err(Error::bug("sizes", format!("`{}` has no type", v.name)));
+        };
+        let mut dims = Vec::with_capacity(ty.rank());
+        for dim in &ty.dims {
+            match self.number(dim, binding) {
+                Some(n) if n >= 0 => dims.push(n),
+                Some(n) => {
+                    return Err(Error::model(
+                        "shape",
+                        format!("`{}` would have a size of {n} ({dim}) at these sizes", v.name),
+                    )
+                    .help("these sizes do not make a valid run; choose others with --dim"));
+                }
+                None => return Err(self.no_number(&v.name, dim, binding)),
+            }
+        }
+        let elements = dims
+            .iter()
+            .try_fold(1i64, |n, d| n.checked_mul(*d))
+            .and_then(|n| n.checked_mul(ty.dtype.size_bytes() as i64));
+        if elements.is_none() {
+            return Err(Error::usage(
+                "dim",
+                format!("`{}` would have more bytes than 64 bits can count", v.name),
+            )
+            .found(format!("{}{dims:?}", ty.dtype)));
+        }
+        let mut sized = Sized::contiguous(ty.dtype, dims);
+        sized.ints = contents
+            .get(value)
+            .and_then(|ints| ints.iter().map(|d| self.number(d, binding)).collect());
+        self.table[value] = Some(sized);
+        Ok(())
+    }
+
+    fn no_number(&self, value: &str, dim: &Dim, binding: &Binding) -> Box<Error> {
+        let mut missing = BTreeSet::new();
+        dim.for_each_leaf(&mut |atom| {
+            if let Atom::Sym(name) | Atom::Data(name) = atom
+                && self.size_of(name, binding).is_none()
+            {
+                missing.insert(match atom {
+                    Atom::Data(_) => format!("?{name}"),
+                    _ => name.to_string(),
+                });
+            }
+        });
+        let e = Error::model("shape", format!("the size {dim} of `{value}` has no number"));
+        match missing.first() {
+            Some(name) => e
+                .found(format!("no bound is known for {name}"))
+                .help(format!("give the largest it can be: --dim '{name}=N'")),
+            None => e.found("the arithmetic overflows or divides by zero at these sizes"),
+        }
+    }
+
+    /// Type, row-major strides and known small contents of a value.
+    ///
+    /// # Panics
+    /// If the value was added after the table was made: our bug.
+    pub fn of(&self, value: ValueId) -> &Sized {
+        self.table[value]
+            .as_ref()
+            .unwrap_or_else(|| panic!("{value:?} has no sizes: the table is older than the graph"))
+    }
+
+    pub fn dims(&self, value: ValueId) -> &[i64] {
+        &self.of(value).dims
+    }
+
+    pub fn dtype(&self, value: ValueId) -> DType {
+        self.of(value).dtype
+    }
+
+    /// Bytes of the value, were it row-major and alone.
+    pub fn bytes(&self, value: ValueId) -> u64 {
+        self.of(value).bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ir::{Builder, Ty};
+
+    fn graph() -> Graph {
+        let mut g = Graph::new("g");
+        let f = |dims: &[&str]| Ty::new(DType::F32, dims.iter().map(|d| Dim::symbol(d)).collect::<Vec<_>>());
+        let x = g.add_input("x", Some(f(&["b", "s"])));
+        let y = g.add_input("y", Some(f(&["s"])));
+        let mut b = Builder::new(&mut g);
+        let z = b.add(x, y).unwrap();
+        let shape = b.shape(z).unwrap();
+        g.set_outputs(vec![z, shape]);
+        g
+    }
+
+    #[test]
+    fn defaults_go_by_kind_and_are_reported() {
+        let g = graph();
+        let binding = Binding::new(&g, &[]).unwrap();
+        assert_eq!(
+            binding.assumed().collect::<Vec<_>>(),
+            vec![("b", 1, DimKind::Batch), ("s", 128, DimKind::Sequence)]
+        );
+        let given = Binding::new(&g, &[("b".into(), 4), ("s".into(), 7)]).unwrap();
+        assert_eq!(given.assumed().count(), 0);
+        let sizes = Sizes::new(&g, &given).unwrap();
+        let z = g.outputs()[0];
+        assert_eq!(sizes.dims(z), [4, 7]);
+        assert_eq!(sizes.bytes(z), 4 * 7 * 4);
+        assert_eq!(sizes.of(g.outputs()[1]).ints, Some(vec![4, 7]));
+    }
+
+    #[test]
+    fn bad_bindings_are_refused() {
+        let g = graph();
+        let unknown = Binding::new(&g, &[("seq".into(), 4)]).unwrap_err();
+        assert!(unknown.to_string().contains("one of b, s"), "{unknown}");
+        assert_eq!(unknown.exit_code(), 2);
+        assert!(Binding::new(&g, &[("b".into(), 0)]).is_err());
+        let huge = Binding::new(&g, &[("b".into(), i64::MAX / 4), ("s".into(), 9)]).unwrap();
+        assert_eq!(Sizes::new(&g, &huge).unwrap_err().exit_code(), 2);
+    }
+
+    #[test]
+    fn a_size_that_only_data_decides_must_be_given() {
+        let mut g = Graph::new("g");
+        let x = g.add_input("x", Some(Ty::new(DType::F32, [Dim::data("n.0")])));
+        let mut b = Builder::new(&mut g);
+        let y = b.neg(x).unwrap();
+        g.set_outputs(vec![y]);
+        let none = Binding::new(&g, &[]).unwrap();
+        let e = Sizes::new(&g, &none).unwrap_err();
+        assert!(e.to_string().contains("--dim '?n.0=N'"), "{e}");
+        let given = Binding::new(&g, &[("?n.0".into(), 5)]).unwrap();
+        assert_eq!(Sizes::new(&g, &given).unwrap().dims(y), [5]);
+    }
+}

@@ -1,0 +1,388 @@
+//! What a planner sees: operations in order with their costs, values with their bytes, and nothing else.
+//!
+//! The JSON form is the cost-graph format of the planner benches: `ops` in the given order, `values`, `outputs`. Fields
+//! that it does not have (temporaries, views, effects) are optional, so a cost graph made by anyone is a problem. In
+//! such a graph views are folded into the value that owns the storage; a problem made from our own graph keeps them,
+//! because a rewritten graph needs a copy of the view wherever it needs a copy of the storage. [`Problem::fold`] gives
+//! the folded form.
+
+use crate::analysis::{Costs, Device, MemoryProfile, Sizes};
+use crate::error::{Error, Result};
+use crate::ir::{Graph, Id, NodeId, Role, Side, ValueId};
+use serde::{Deserialize, Serialize};
+
+/// Which half of the step an operation belongs to; the loss counts as forward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Phase {
+    #[serde(rename = "fwd")]
+    Forward,
+    #[serde(rename = "bwd")]
+    Backward,
+}
+
+/// How long a value's bytes are alive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Kind {
+    /// Made by an operation, freed after its last use.
+    #[serde(rename = "act")]
+    Activation,
+    /// Parameters and inputs: resident throughout.
+    #[serde(rename = "static")]
+    Static,
+    /// Alive from the start, freed after its last use.
+    #[serde(rename = "ph")]
+    Placeholder,
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn is_yes(b: &bool) -> bool {
+    *b
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
+
+/// One operation at known sizes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Op {
+    pub name: String,
+    /// The op's name in the table (`MatMul`); a foreign cost graph's own word.
+    #[serde(default, alias = "target", skip_serializing_if = "String::is_empty")]
+    pub kind: String,
+    /// Values read; a value that is read twice is listed twice.
+    pub ins: Vec<usize>,
+    pub outs: Vec<usize>,
+    pub phase: Phase,
+    /// What the objective adds up: microseconds, unless the maker of the graph says otherwise.
+    pub cost: f64,
+    #[serde(default)]
+    pub flops: u64,
+    /// Bytes read and written.
+    #[serde(default)]
+    pub bytes: u64,
+    /// Temporaries while it runs.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub temp_bytes: u64,
+    /// Whether running it again gives the same bits and is allowed.
+    #[serde(default = "yes", skip_serializing_if = "is_yes")]
+    pub may_repeat: bool,
+}
+
+/// One value at known sizes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Value {
+    /// Bytes of its storage; 0 for a view, whose storage is another value's.
+    pub bytes: u64,
+    pub kind: Kind,
+    pub producer: Option<usize>,
+    /// The operand of its producer that it is a view of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub view_of: Option<usize>,
+    /// An integer or boolean value: indices, masks, shapes.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub integral: bool,
+}
+
+/// A training step as a planner sees it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Problem {
+    pub ops: Vec<Op>,
+    pub values: Vec<Value>,
+    /// Values that must be alive at the end.
+    pub outputs: Vec<usize>,
+}
+
+/// How a problem's indices and a graph's ids correspond.
+#[derive(Clone, Debug)]
+pub struct Correspondence {
+    /// The node of each op: `order` at the time the problem was made.
+    pub nodes: Vec<NodeId>,
+    /// The value of each problem value.
+    pub values: Vec<ValueId>,
+    pub index_of: Side<ValueId, Option<u32>>,
+}
+
+impl Problem {
+    /// The problem of a graph that has no copies yet, at the sizes that `sizes` was made for.
+    ///
+    /// # Errors
+    /// A graph that has copies: they are removed before it is planned again.
+    pub fn of_graph(
+        graph: &Graph,
+        sizes: &Sizes,
+        memory: &MemoryProfile,
+        device: &Device,
+    ) -> Result<(Problem, Correspondence)> {
+        let costs = Costs::new(graph, sizes);
+        let mut problem = Problem::default();
+        let mut map = Correspondence {
+            nodes: graph.order().to_vec(),
+            values: Vec::new(),
+            index_of: Side::new(graph.value_bound(), None),
+        };
+        for (id, value) in graph.values() {
+            map.index_of[id] = Some(map.values.len() as u32);
+            map.values.push(id);
+            let storage = memory.storage(id);
+            let producer = graph.def_node(id).is_some();
+            problem.values.push(Value {
+                bytes: if storage.first == id { storage.bytes } else { 0 },
+                kind: if storage.is_static { Kind::Static } else { Kind::Activation },
+                producer: producer.then_some(usize::MAX),
+                view_of: None,
+                integral: !value.ty().dtype.is_float(),
+            });
+        }
+        for (at, id) in graph.order().iter().enumerate() {
+            let node = graph.node(*id);
+            if node.again.is_some() {
+                return Err(Error::bug("plan", "the graph is planned already")
+                    .at(graph.describe(*id)));
+            }
+            let index = |v: &ValueId| map.index_of[*v].map_or(usize::MAX, |i| i as usize);
+            for out in &node.outs {
+                let value = &mut problem.values[index(out)];
+                value.producer = Some(at);
+                value.view_of = memory
+                    .layout(*out)
+                    .view_of
+                    .and_then(|slot| node.ins[slot])
+                    .map(|v| index(&v));
+            }
+            let cost = costs.of(*id);
+            problem.ops.push(Op {
+                name: node.name.clone(),
+                kind: node.op.name.into(),
+                ins: node.ins.iter().flatten().map(index).collect(),
+                outs: node.outs.iter().map(index).collect(),
+                phase: if node.role == Role::Backward {
+                    Phase::Backward
+                } else {
+                    Phase::Forward
+                },
+                cost: device.time_us(cost),
+                flops: cost.flops,
+                bytes: cost.bytes,
+                temp_bytes: memory.temp_bytes[at],
+                may_repeat: node.op.effect.may_repeat(),
+            });
+        }
+        problem.outputs = graph
+            .outputs()
+            .iter()
+            .map(|v| map.index_of[*v].map_or(usize::MAX, |i| i as usize))
+            .collect();
+        Ok((problem, map))
+    }
+
+    /// Checks what the indices of a foreign problem must satisfy.
+    ///
+    /// # Errors
+    /// An index out of range, a producer that does not produce, a view of something that its op does not read.
+    pub fn check(&self) -> Result<()> {
+        let fail = |text: String| Err(Error::model("cost-graph", text));
+        let known = |v: &usize| *v < self.values.len();
+        for op in &self.ops {
+            if let Some(v) = op.ins.iter().chain(&op.outs).find(|v| !known(v)) {
+                return fail(format!("op `{}` names value {v}, which does not exist", op.name));
+            }
+            if !op.cost.is_finite() || op.cost < 0.0 {
+                return fail(format!("op `{}` has a cost of {}", op.name, op.cost));
+            }
+        }
+        if let Some(v) = self.outputs.iter().find(|v| !known(v)) {
+            return fail(format!("output value {v} does not exist"));
+        }
+        for (i, value) in self.values.iter().enumerate() {
+            let op = match value.producer {
+                Some(p) => match self.ops.get(p) {
+                    Some(op) if op.outs.contains(&i) => Some(op),
+                    _ => return fail(format!("value {i} is not made by its producer")),
+                },
+                None => None,
+            };
+            if value.kind == Kind::Activation && op.is_none() {
+                return fail(format!("value {i} is an activation without a producer"));
+            }
+            if let Some(base) = value.view_of
+                && op.is_none_or(|op| !op.ins.contains(&base))
+            {
+                return fail(format!("value {i} is a view of what its op does not read"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The value that owns each value's storage; itself for what is not a view. Linear.
+    pub fn roots(&self) -> Vec<usize> {
+        let mut roots: Vec<usize> = (0..self.values.len()).collect();
+        for op in &self.ops {
+            for out in &op.outs {
+                if let Some(base) = self.values[*out].view_of {
+                    roots[*out] = roots[base];
+                }
+            }
+        }
+        roots
+    }
+
+    /// Whether an op only makes views.
+    pub fn is_view(&self, op: usize) -> bool {
+        self.ops[op]
+            .outs
+            .iter()
+            .all(|v| self.values[*v].view_of.is_some())
+    }
+
+    /// The order of the problem itself: every op once.
+    pub fn given_order(&self) -> Vec<usize> {
+        (0..self.ops.len()).collect()
+    }
+
+    /// Bytes that are resident throughout.
+    pub fn static_bytes(&self) -> u64 {
+        self.values
+            .iter()
+            .filter(|v| v.kind == Kind::Static)
+            .map(|v| v.bytes)
+            .sum()
+    }
+
+    /// The same step with every view replaced by the value that owns its storage, and ops that only make views left
+    /// out: the form the benches judge. The second result gives, for each op of the folded problem, its op here.
+    ///
+    /// What a view op reads beside its storage (a target shape) is not a use in the folded form; such values are a few
+    /// bytes. [`Problem::unfold`] takes a schedule back, and [`super::evaluate`] on that is exact.
+    pub fn fold(&self) -> (Problem, Vec<usize>) {
+        let roots = self.roots();
+        let ops: Vec<usize> = (0..self.ops.len()).filter(|o| !self.is_view(*o)).collect();
+        let mut new_index = vec![None; self.ops.len()];
+        for (new, old) in ops.iter().enumerate() {
+            new_index[*old] = Some(new);
+        }
+        let mut folded = Problem {
+            ops: Vec::with_capacity(ops.len()),
+            values: self.values.clone(),
+            outputs: self.outputs.iter().map(|v| roots[*v]).collect(),
+        };
+        folded.outputs.sort_unstable();
+        folded.outputs.dedup();
+        for old in &ops {
+            let mut op = self.ops[*old].clone();
+            op.ins = op.ins.iter().map(|v| roots[*v]).collect();
+            op.outs.retain(|v| self.values[*v].view_of.is_none());
+            folded.ops.push(op);
+        }
+        for value in &mut folded.values {
+            value.producer = match value.view_of.take() {
+                Some(_) => None,
+                None => value.producer.and_then(|p| new_index[p]),
+            };
+            if value.producer.is_none() && value.kind == Kind::Activation {
+                // What was a view has no bytes and no readers here.
+                value.kind = Kind::Static;
+            }
+        }
+        (folded, ops)
+    }
+
+    /// A schedule of [`Problem::fold`]'s problem as one of this problem: first computations of view ops stay where the
+    /// given order has them, and a view is made again wherever its storage was and it is read after that.
+    pub fn unfold(&self, folded_ops: &[usize], schedule: &[usize]) -> Vec<usize> {
+        let mut out = Vec::with_capacity(schedule.len() + self.ops.len() - folded_ops.len());
+        // Which computation of its storage each value shows: a counter per root.
+        let mut version = vec![0u32; self.values.len()];
+        let roots = self.roots();
+        let mut shows = vec![0u32; self.values.len()];
+        let mut next = 0;
+        for step in schedule {
+            let op = folded_ops[*step];
+            while next < op {
+                if self.is_view(next) {
+                    self.refresh_and_push(next, &roots, &version, &mut shows, &mut out);
+                }
+                next += 1;
+            }
+            next = next.max(op + 1);
+            self.refresh_and_push(op, &roots, &version, &mut shows, &mut out);
+            for v in &self.ops[op].outs {
+                if self.values[*v].view_of.is_none() {
+                    version[*v] += 1;
+                    shows[*v] = version[*v];
+                }
+            }
+        }
+        while next < self.ops.len() {
+            if self.is_view(next) {
+                self.refresh_and_push(next, &roots, &version, &mut shows, &mut out);
+            }
+            next += 1;
+        }
+        out
+    }
+
+    /// Makes stale views that `op` reads again, then appends `op`.
+    fn refresh_and_push(
+        &self,
+        op: usize,
+        roots: &[usize],
+        version: &[u32],
+        shows: &mut [u32],
+        out: &mut Vec<usize>,
+    ) {
+        let mut needed = Vec::new();
+        let mut stack: Vec<usize> = self.ops[op].ins.clone();
+        while let Some(v) = stack.pop() {
+            let value = &self.values[v];
+            let (Some(base), Some(producer)) = (value.view_of, value.producer) else {
+                continue;
+            };
+            if shows[v] != version[roots[v]] && !needed.contains(&producer) {
+                needed.push(producer);
+                stack.push(base);
+            }
+        }
+        needed.sort_unstable();
+        needed.push(op);
+        for op in needed {
+            out.push(op);
+            for v in &self.ops[op].outs {
+                if self.values[*v].view_of.is_some() {
+                    shows[*v] = version[roots[*v]];
+                }
+            }
+        }
+    }
+}
+
+/// A short fingerprint of a problem's operations, so that a stored plan is not applied to something else.
+pub fn fingerprint(problem: &Problem) -> String {
+    let mut hash = 0xcbf2_9ce4_8422_2325u64;
+    let mut feed = |bytes: &[u8]| {
+        for b in bytes {
+            hash = (hash ^ *b as u64).wrapping_mul(0x100_0000_01b3);
+        }
+    };
+    for op in &problem.ops {
+        feed(op.kind.as_bytes());
+        feed(&[0]);
+        for v in op.ins.iter().chain(&op.outs) {
+            feed(&(*v as u64).to_le_bytes());
+        }
+    }
+    format!("{hash:016x}")
+}
+
+impl Correspondence {
+    /// The problem's index of a graph value.
+    pub fn index(&self, value: ValueId) -> usize {
+        self.index_of[value].map_or_else(
+            || panic!("value {} is newer than the problem", value.index()),
+            |i| i as usize,
+        )
+    }
+}
