@@ -1,11 +1,16 @@
-//! Arithmetic with broadcasting: `Add`, `Sub`, `Mul`, `Div`, `Neg` (ONNX operator specifications of those names).
+//! Arithmetic with broadcasting (ONNX operator specifications of those names); powers, extremes and rounding are in
+//! [`super::power`] and [`super::extreme`].
 
 use super::rules::*;
 use crate::error::Result;
-use crate::ir::op::{Body, Domain, Effect, Grad, GradCx, Import, InferCx, OpDef, Slot, fresh};
-use crate::ir::{Dim, Ty};
+use crate::ir::op::{
+    Body, Domain, Effect, Grad, GradCx, Import, InferCx, OpDef, Slot, fresh, no_fold,
+};
+use crate::ir::{AttrDefault, AttrKind, AttrSpec, DType, Dim, Ty};
 
-pub const ROWS: &[&OpDef] = &[&ADD, &SUB, &MUL, &DIV, &NEG];
+pub const ROWS: &[&OpDef] = &[
+    &ADD, &SUB, &MUL, &DIV, &NEG, &SUM, &ABS, &SIGN, &MOD, &FLOOR, &CEIL, &ROUND,
+];
 
 pub static ADD: OpDef = OpDef {
     name: "Add",
@@ -134,6 +139,190 @@ pub static NEG: OpDef = OpDef {
         cx.give(0, d);
         Ok(())
     }),
+    cost: one_flop,
+    memory: fresh,
+    body: Body::Standard,
+};
+
+pub static SUM: OpDef = OpDef {
+    name: "Sum",
+    domain: Domain::Onnx { since: 13 },
+    imports: &[Import::Onnx("Sum", 8)],
+    attrs: &[],
+    ins: &[Slot::var("data_0")],
+    outs: &[Slot::req("sum")],
+    effect: Effect::Pure,
+    infer: sum_types,
+    fold: |cx, ty| {
+        fold_elementwise(cx, ty, |x| {
+            Some(x.iter().fold(Dim::ZERO, |sum, d| sum.add(d)))
+        })
+    },
+    grad: Grad::Rule(|cx| {
+        for i in 0..cx.wants.len() {
+            if cx.wants(i) {
+                cx.give_summed(i, cx.dy0())?;
+            }
+        }
+        Ok(())
+    }),
+    cost: |cx| cx.elementwise(cx.ins.len() as u64),
+    memory: fresh,
+    body: Body::Standard,
+};
+
+/// ONNX `Sum` takes floating-point operands only.
+fn sum_types(cx: &InferCx) -> Result<Vec<Ty>> {
+    cx.want_dtype(0, DType::is_float, "a floating-point type")?;
+    variadic_number(cx)
+}
+
+pub static ABS: OpDef = OpDef {
+    name: "Abs",
+    domain: Domain::Onnx { since: 13 },
+    imports: &[Import::Onnx("Abs", 6), Import::Aten("aten.abs")],
+    attrs: &[],
+    ins: &[Slot::req("X")],
+    outs: &[Slot::req("Y")],
+    effect: Effect::Pure,
+    infer: unary_number,
+    fold: |cx, ty| {
+        fold_elementwise(cx, ty, |x| match x[0].bounds() {
+            (Some(lo), _) if lo >= 0 => Some(x[0].clone()),
+            (_, Some(hi)) if hi <= 0 => Some(Dim::ZERO.sub(x[0])),
+            _ => None,
+        })
+    },
+    // The derivative at 0 is taken as 0, as PyTorch takes it.
+    grad: Grad::Rule(|cx| {
+        let sign = emit(cx.b, &SIGN, &[cx.x(0)])?;
+        let d = cx.b.mul(cx.dy0(), sign)?;
+        cx.give(0, d);
+        Ok(())
+    }),
+    cost: one_flop,
+    memory: fresh,
+    body: Body::Standard,
+};
+
+pub static SIGN: OpDef = OpDef {
+    name: "Sign",
+    domain: Domain::Onnx { since: 13 },
+    imports: &[Import::Onnx("Sign", 9), Import::Aten("aten.sign")],
+    attrs: &[],
+    ins: &[Slot::req("input")],
+    outs: &[Slot::req("output")],
+    effect: Effect::Pure,
+    infer: unary_number,
+    fold: |cx, ty| {
+        fold_elementwise(cx, ty, |x| match x[0].bounds() {
+            (Some(lo), _) if lo > 0 => Some(Dim::ONE),
+            (_, Some(hi)) if hi < 0 => Some(Dim::from(-1)),
+            (Some(0), Some(0)) => Some(Dim::ZERO),
+            _ => None,
+        })
+    },
+    grad: Grad::Zero("a sign is piecewise constant"),
+    cost: one_flop,
+    memory: fresh,
+    body: Body::Standard,
+};
+
+/// Remainder: with the sign of the divisor (integers), or of the dividend (`fmod = 1`).
+pub static MOD: OpDef = OpDef {
+    name: "Mod",
+    domain: Domain::Onnx { since: 13 },
+    imports: &[Import::Onnx("Mod", 10)],
+    attrs: &[AttrSpec {
+        name: "fmod",
+        kind: AttrKind::Int,
+        default: AttrDefault::Int(0),
+    }],
+    ins: &[Slot::req("A"), Slot::req("B")],
+    outs: &[Slot::req("C")],
+    effect: Effect::Pure,
+    infer: |cx| {
+        let types = binary_number(cx)?;
+        if types[0].dtype.is_float() && cx.attrs.int("fmod") != 1 {
+            return Err(cx
+                .fail("attribute", "floating-point operands need `fmod` = 1")
+                .found("fmod = 0"));
+        }
+        Ok(types)
+    },
+    fold: |cx, ty| {
+        let truncates = cx.attrs.int("fmod") == 1;
+        fold_elementwise(cx, ty, |x| {
+            let (a, b) = (x[0].bounds().0?, x[1].bounds().0?);
+            (b >= 1 && (a >= 0 || !truncates)).then(|| x[0].modulo(x[1]))
+        })
+    },
+    grad: Grad::Rule(grad_mod),
+    cost: ten_flops,
+    memory: fresh,
+    body: Body::Standard,
+};
+
+/// y = a − b·trunc(a/b): da = dy, db = −dy·trunc(a/b). The quotient is (a − y)/b, an integer but for rounding.
+fn grad_mod(cx: &mut GradCx) -> Result<()> {
+    if cx.wants(0) {
+        cx.give_summed(0, cx.dy0())?;
+    }
+    if cx.wants(1) {
+        let whole = cx.b.sub(cx.x(0), cx.y(0))?;
+        let quotient = cx.b.div(whole, cx.x(1))?;
+        let quotient = emit(cx.b, &ROUND, &[quotient])?;
+        let product = cx.b.mul(cx.dy0(), quotient)?;
+        let db = cx.b.neg(product)?;
+        cx.give_summed(1, db)?;
+    }
+    Ok(())
+}
+
+pub static FLOOR: OpDef = OpDef {
+    name: "Floor",
+    domain: Domain::Onnx { since: 13 },
+    imports: &[Import::Onnx("Floor", 6), Import::Aten("aten.floor")],
+    attrs: &[],
+    ins: &[Slot::req("X")],
+    outs: &[Slot::req("Y")],
+    effect: Effect::Pure,
+    infer: unary_float,
+    fold: no_fold,
+    grad: Grad::Zero("rounding is piecewise constant"),
+    cost: one_flop,
+    memory: fresh,
+    body: Body::Standard,
+};
+
+pub static CEIL: OpDef = OpDef {
+    name: "Ceil",
+    domain: Domain::Onnx { since: 13 },
+    imports: &[Import::Onnx("Ceil", 6), Import::Aten("aten.ceil")],
+    attrs: &[],
+    ins: &[Slot::req("X")],
+    outs: &[Slot::req("Y")],
+    effect: Effect::Pure,
+    infer: unary_float,
+    fold: no_fold,
+    grad: Grad::Zero("rounding is piecewise constant"),
+    cost: one_flop,
+    memory: fresh,
+    body: Body::Standard,
+};
+
+/// To the nearest integer, halves to even.
+pub static ROUND: OpDef = OpDef {
+    name: "Round",
+    domain: Domain::Onnx { since: 11 },
+    imports: &[Import::Onnx("Round", 11), Import::Aten("aten.round")],
+    attrs: &[],
+    ins: &[Slot::req("X")],
+    outs: &[Slot::req("Y")],
+    effect: Effect::Pure,
+    infer: unary_float,
+    fold: no_fold,
+    grad: Grad::Zero("rounding is piecewise constant"),
     cost: one_flop,
     memory: fresh,
     body: Body::Standard,

@@ -3,9 +3,14 @@
 //! To add an op: write its row in the family's file, list it in that file's `ROWS`, and write its kernel in the file of
 //! the same name under `src/runtime/kernels`. Tests iterate the table, so a new op is tested by existing.
 
+pub mod activation;
 pub mod arith;
 pub mod cast;
+pub mod extreme;
+pub mod logic;
+pub mod math;
 pub mod opaque;
+pub mod power;
 pub mod reduce;
 pub mod rules;
 pub mod shape;
@@ -14,9 +19,14 @@ use crate::ir::op::{Domain, Import, OpDef};
 
 /// Every family's rows.
 const FAMILIES: &[&[&OpDef]] = &[
+    activation::ROWS,
     arith::ROWS,
     cast::ROWS,
+    extreme::ROWS,
+    logic::ROWS,
+    math::ROWS,
     opaque::ROWS,
+    power::ROWS,
     reduce::ROWS,
     shape::ROWS,
 ];

@@ -1,8 +1,9 @@
 //! Typing, folding and gradient rules that several families share.
 
+use super::logic::WHERE;
 use crate::error::{Error, Result};
-use crate::ir::op::{Cost, CostCx, GradCx, InferCx};
-use crate::ir::{DType, Dim, Ty};
+use crate::ir::op::{Cost, CostCx, GradCx, InferCx, OpDef};
+use crate::ir::{Attrs, Builder, DType, Dim, Same, Ty, ValueId};
 
 pub fn is_number(d: DType) -> bool {
     d != DType::Bool
@@ -108,4 +109,52 @@ pub fn ten_flops(cx: &CostCx) -> Cost {
 /// The message for a rule that was asked for something its op cannot have.
 pub fn no_rule(cx: &GradCx, why: &str) -> Box<Error> {
     Error::model("gradient", format!("no gradient: {why}")).at(cx.b.graph.describe(cx.node))
+}
+
+/// Emits a node without attributes.
+pub fn emit(b: &mut Builder, op: &'static OpDef, ins: &[ValueId]) -> Result<ValueId> {
+    b.emit(op, ins, Attrs::new())
+}
+
+/// `then` where `condition` holds, `otherwise` elsewhere.
+pub fn choose(
+    b: &mut Builder,
+    condition: ValueId,
+    then: ValueId,
+    otherwise: ValueId,
+) -> Result<ValueId> {
+    emit(b, &WHERE, &[condition, then, otherwise])
+}
+
+/// The number a frozen initializer of one element holds; `None` for anything else.
+pub fn known_scalar(b: &Builder, v: ValueId) -> Option<f64> {
+    let tensor = b.graph.value(v).tensor()?;
+    (tensor.elements() == 1).then(|| tensor.get_f64(0))?
+}
+
+/// Any number of operands of one numeric type, broadcast.
+pub fn variadic_number(cx: &InferCx) -> Result<Vec<Ty>> {
+    cx.want_dtype(0, is_number, "a number type")?;
+    let slots: Vec<usize> = (0..cx.ins.len()).collect();
+    let dtype = cx.same_dtype(&slots)?;
+    Ok(vec![Ty::new(dtype, broadcast_dims(cx, 0..cx.ins.len())?)])
+}
+
+/// Whether two shapes could be equal in some run.
+pub fn may_be_same(a: &[Dim], b: &[Dim]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(x, y)| x.same(y) != Same::No)
+}
+
+/// The type that kernels compute in: float32 for the 16-bit types.
+pub fn compute_type(dtype: DType) -> DType {
+    match dtype {
+        DType::F16 | DType::BF16 => DType::F32,
+        other => other,
+    }
+}
+
+/// `v` in the type that kernels compute in.
+pub fn widen(b: &mut Builder, v: ValueId) -> Result<ValueId> {
+    let dtype = compute_type(b.ty(v).dtype);
+    b.cast(v, dtype)
 }
