@@ -1,0 +1,188 @@
+//! A plan: data that says what is computed again and why; it can be stored, read, edited and replayed.
+
+use super::problem::{Kind, Phase, Problem, fingerprint};
+use super::schedule::{Score, evaluate};
+use crate::error::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// What becomes of one forward result that the backward part needs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Decision {
+    /// The op that makes it.
+    pub op: usize,
+    pub name: String,
+    pub kept: bool,
+    pub bytes: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub block: Option<usize>,
+    pub reason: String,
+}
+
+/// Copies that rebuild one part of the model: the explicit recompute subgraph.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Segment {
+    /// The block that is rebuilt, where blocks are known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub block: Option<usize>,
+    /// Positions in the schedule.
+    pub steps: Vec<usize>,
+}
+
+/// The answer of a policy or solver.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// What made it: the policy as text.
+    pub policy: String,
+    /// Of the problem it is for; see [`fingerprint`].
+    pub fingerprint: String,
+    /// Op indices; repeats are recomputation.
+    pub schedule: Vec<usize>,
+    pub segments: Vec<Segment>,
+    pub decisions: Vec<Decision>,
+    pub before: Score,
+    pub after: Score,
+}
+
+/// Why each storage is kept or not, by its owner; empty where the policy has nothing to say.
+pub type Reasons = Vec<String>;
+
+impl Plan {
+    /// Judges a schedule and writes down what it does. `block_of` gives the block of each op.
+    ///
+    /// # Errors
+    /// An invalid schedule.
+    pub fn new(
+        policy: &str,
+        problem: &Problem,
+        schedule: Vec<usize>,
+        block_of: &[Option<usize>],
+        reasons: &Reasons,
+    ) -> Result<Plan> {
+        let after = evaluate(problem, &schedule)?;
+        let before = evaluate(problem, &problem.given_order())?;
+        Ok(Plan {
+            policy: policy.into(),
+            fingerprint: fingerprint(problem),
+            segments: segments(problem, &schedule, block_of),
+            decisions: decisions(problem, &schedule, block_of, reasons),
+            schedule,
+            before,
+            after,
+        })
+    }
+
+    /// Checks that a stored plan is for this problem and judges it again: the file may have been edited.
+    ///
+    /// # Errors
+    /// A plan for another problem, or an invalid schedule.
+    pub fn replay(mut self, problem: &Problem) -> Result<Plan> {
+        let found = fingerprint(problem);
+        if self.fingerprint != found {
+            return Err(Error::usage("plan", "this plan was made for another graph")
+                .expected(format!("fingerprint {}", self.fingerprint))
+                .found(found)
+                .help("plan again, or use the model and options that the plan was made with"));
+        }
+        self.after = evaluate(problem, &self.schedule)?;
+        self.before = evaluate(problem, &problem.given_order())?;
+        let copies = copies(problem, &self.schedule);
+        let listed: usize = self.segments.iter().map(|s| s.steps.len()).sum();
+        let known = |step: &usize| copies.get(*step).copied().unwrap_or(false);
+        if listed != copies.iter().filter(|c| **c).count()
+            || !self.segments.iter().flat_map(|s| &s.steps).all(known)
+        {
+            self.segments = segments(problem, &self.schedule, &vec![None; problem.ops.len()]);
+        }
+        Ok(self)
+    }
+
+    /// Bytes saved at the peak.
+    pub fn saved_bytes(&self) -> u64 {
+        self.before.peak_bytes.saturating_sub(self.after.peak_bytes)
+    }
+
+    pub fn recompute_flops(&self) -> u64 {
+        self.after.flops - self.before.flops
+    }
+}
+
+/// Whether each step computes its op again.
+pub fn copies(problem: &Problem, schedule: &[usize]) -> Vec<bool> {
+    let mut seen = vec![false; problem.ops.len()];
+    schedule
+        .iter()
+        .map(|op| seen.get_mut(*op).is_some_and(|s| std::mem::replace(s, true)))
+        .collect()
+}
+
+/// One segment for each block and each round of recomputing it; where no block is known, one for each run of copies.
+fn segments(problem: &Problem, schedule: &[usize], block_of: &[Option<usize>]) -> Vec<Segment> {
+    let mut segments: Vec<Segment> = Vec::new();
+    let mut of_block: BTreeMap<(usize, usize), usize> = BTreeMap::new();
+    let mut open_run: Option<usize> = None;
+    let mut runs = vec![0usize; problem.ops.len()];
+    for (step, op) in schedule.iter().enumerate() {
+        runs[*op] += 1;
+        if runs[*op] == 1 {
+            open_run = None;
+            continue;
+        }
+        let block = block_of[*op];
+        let at = match block {
+            Some(b) => *of_block.entry((b, runs[*op])).or_insert(segments.len()),
+            None => *open_run.get_or_insert(segments.len()),
+        };
+        if at == segments.len() {
+            segments.push(Segment { block, steps: Vec::new() });
+        }
+        segments[at].steps.push(step);
+    }
+    segments
+}
+
+/// One entry for each forward storage that is alive at a backward op or made again, in the given order.
+fn decisions(
+    problem: &Problem,
+    schedule: &[usize],
+    block_of: &[Option<usize>],
+    reasons: &Reasons,
+) -> Vec<Decision> {
+    let roots = problem.roots();
+    let is_copy = copies(problem, schedule);
+    let (mut read, mut again) = (vec![false; problem.values.len()], vec![false; problem.values.len()]);
+    for (step, op) in schedule.iter().enumerate() {
+        let op = &problem.ops[*op];
+        if is_copy[step] {
+            for out in &op.outs {
+                again[*out] = true;
+            }
+        }
+        if is_copy[step] || op.phase == Phase::Backward {
+            for v in &op.ins {
+                read[roots[*v]] = true;
+            }
+        }
+    }
+    let mut list = Vec::new();
+    for (o, op) in problem.ops.iter().enumerate() {
+        if op.phase == Phase::Backward {
+            continue;
+        }
+        for v in &op.outs {
+            let value = &problem.values[*v];
+            if value.kind != Kind::Activation || value.view_of.is_some() || !(read[*v] || again[*v]) {
+                continue;
+            }
+            list.push(Decision {
+                op: o,
+                name: op.name.clone(),
+                kept: !again[*v],
+                bytes: value.bytes,
+                block: block_of[o],
+                reason: reasons.get(*v).cloned().unwrap_or_default(),
+            });
+        }
+    }
+    list
+}
