@@ -26,7 +26,7 @@ def required_inputs(model: Path) -> dict[str, onnx.TypeProto.Tensor]:
 
 
 def case_feeds(case: Case, graph: Path) -> dict[str, np.ndarray]:
-    """The case's inputs, cotangents and labels, for the inputs `graph` has. A cotangent without an input is an error."""
+    """The case's inputs, cotangents and labels for the inputs of `graph`. A cotangent without an input is an error."""
     have = case.group("in") | {k + COTANGENT: v for k, v in case.group("cot").items()}
     have.setdefault("labels", case.labels())
     wanted = required_inputs(graph)
