@@ -11,6 +11,7 @@ pub mod ops;
 pub mod plan;
 #[cfg(test)]
 mod testing;
+pub mod text;
 pub mod transform;
 
 pub use error::{Error, Kind, Result};

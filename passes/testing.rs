@@ -29,7 +29,10 @@ pub static LOOK: OpDef = OpDef {
     grad: Grad::Zero("a test op"),
     cost: free,
     memory: |cx| Footprint {
-        outs: vec![Place::View { of: 0, strides: cx.ins[0].as_ref().map_or(vec![], |x| x.strides.clone()) }],
+        outs: vec![Place::View {
+            of: 0,
+            strides: cx.ins[0].as_ref().map_or(vec![], |x| x.strides.clone()),
+        }],
         temp_bytes: 3,
     },
     body: Body::None("a test op"),
@@ -56,7 +59,12 @@ pub static ONCE: OpDef = OpDef {
 pub fn random_graph(r: &mut Random, forward: usize) -> Graph {
     let mut g = Graph::new("random");
     let mut values: Vec<Vec<ValueId>> = (0..4)
-        .map(|i| vec![g.add_input(&format!("x{i}"), Some(Ty::new(DType::F32, [(1i64 << i).into()])))])
+        .map(|i| {
+            vec![g.add_input(
+                &format!("x{i}"),
+                Some(Ty::new(DType::F32, [(1i64 << i).into()])),
+            )]
+        })
         .collect();
     let mut b = Builder::new(&mut g);
     let mut made: Vec<Vec<ValueId>> = vec![Vec::new(); 4];
@@ -71,10 +79,18 @@ pub fn random_graph(r: &mut Random, forward: usize) -> Graph {
     for class in 0..4 {
         let mut grads = vec![values[class][0]];
         for v in made[class].iter().rev() {
-            let other = if r.below(3) == 0 { values[class][r.below(values[class].len())] } else { *v };
+            let other = if r.below(3) == 0 {
+                values[class][r.below(values[class].len())]
+            } else {
+                *v
+            };
             let last = grads[grads.len() - 1];
             let g = b.mul(last, other).unwrap();
-            grads.push(if r.below(4) == 0 { b.emit(&LOOK, &[g], Attrs::new()).unwrap() } else { g });
+            grads.push(if r.below(4) == 0 {
+                b.emit(&LOOK, &[g], Attrs::new()).unwrap()
+            } else {
+                g
+            });
         }
         outputs.push(grads[grads.len() - 1]);
         if !made[class].is_empty() && r.below(2) == 0 {

@@ -120,10 +120,11 @@ impl MemoryProfile {
             outs: &outs,
         });
         let bug = |what: &str| {
-            Err(
-                Error::bug("memory", format!("the memory rule of {} {what}", node.op.name))
-                    .at(graph.describe(id)),
+            Err(Error::bug(
+                "memory",
+                format!("the memory rule of {} {what}", node.op.name),
             )
+            .at(graph.describe(id)))
         };
         if footprint.outs.len() != outs.len() {
             return bug("does not describe every result");
@@ -202,9 +203,9 @@ impl MemoryProfile {
     /// # Panics
     /// If the value was added after the profile was made: our bug.
     pub fn layout(&self, value: ValueId) -> &Layout {
-        self.layouts[value]
-            .as_ref()
-            .unwrap_or_else(|| panic!("{value:?} has no layout: the profile is older than the graph"))
+        self.layouts[value].as_ref().unwrap_or_else(|| {
+            panic!("{value:?} has no layout: the profile is older than the graph")
+        })
     }
 
     pub fn storage(&self, value: ValueId) -> &Storage {
@@ -244,7 +245,10 @@ mod tests {
     #[test]
     fn no_elements_no_bytes() {
         let mut g = Graph::new("g");
-        let x = g.add_input("x", Some(Ty::new(DType::F32, [Dim::from(0), Dim::symbol("n")])));
+        let x = g.add_input(
+            "x",
+            Some(Ty::new(DType::F32, [Dim::from(0), Dim::symbol("n")])),
+        );
         let mut b = Builder::new(&mut g);
         let y = b.neg(x).unwrap();
         g.set_outputs(vec![y]);
@@ -263,7 +267,10 @@ mod tests {
             let (problem, _) = Problem::of_graph(&g, &sizes, &m, &Device::default()).unwrap();
             problem.check().unwrap();
             let score = evaluate(&problem, &problem.given_order()).unwrap();
-            assert_eq!((score.peak_bytes, score.static_bytes), (m.peak_bytes, m.static_bytes));
+            assert_eq!(
+                (score.peak_bytes, score.static_bytes),
+                (m.peak_bytes, m.static_bytes)
+            );
             assert_eq!(score.at_step.map(|s| g.order()[s]), m.at);
             let text = serde_json::to_string(&problem).unwrap();
             assert_eq!(serde_json::from_str::<Problem>(&text).unwrap(), problem);

@@ -54,7 +54,13 @@ pub fn parameters(graph: &Graph, selection: &Selection) -> Result<Vec<Parameter>
         }
         let name = names.remove(0);
         let transposed = origin.is_some_and(|o| o.transposed);
-        list.push(Parameter { value: id, name, aliases: names, transposed, trainable: true });
+        list.push(Parameter {
+            value: id,
+            name,
+            aliases: names,
+            transposed,
+            trainable: true,
+        });
     }
     if !selection.trainable.is_empty() {
         for parameter in &mut list {
@@ -70,11 +76,21 @@ pub fn parameters(graph: &Graph, selection: &Selection) -> Result<Vec<Parameter>
     Ok(list)
 }
 
-fn mark(graph: &Graph, list: &mut [Parameter], pattern: &str, trainable: bool, option: &str) -> Result<()> {
+fn mark(
+    graph: &Graph,
+    list: &mut [Parameter],
+    pattern: &str,
+    trainable: bool,
+    option: &str,
+) -> Result<()> {
     let mut hit = false;
     for parameter in list.iter_mut() {
         let initializer = graph.value(parameter.value).name.as_str();
-        let mut names = parameter.aliases.iter().map(String::as_str).chain([parameter.name.as_str(), initializer]);
+        let mut names = parameter
+            .aliases
+            .iter()
+            .map(String::as_str)
+            .chain([parameter.name.as_str(), initializer]);
         if names.any(|name| glob::matches(pattern, name)) {
             parameter.trainable = trainable;
             hit = true;
@@ -84,9 +100,12 @@ fn mark(graph: &Graph, list: &mut [Parameter], pattern: &str, trainable: bool, o
         return Ok(());
     }
     let known: Vec<&str> = list.iter().map(|p| p.name.as_str()).take(12).collect();
-    Err(Error::usage("pattern", format!("{option} `{pattern}` matches no parameter"))
-        .found(format!("parameters such as {}", known.join(", ")))
-        .help("list them all with `ckpt-opt inspect MODEL`"))
+    Err(Error::usage(
+        "pattern",
+        format!("{option} `{pattern}` matches no parameter"),
+    )
+    .found(format!("parameters such as {}", known.join(", ")))
+    .help("list them all with `ckpt-opt inspect MODEL`"))
 }
 
 fn parameters_by_flow(graph: &Graph) -> Side<ValueId, bool> {
@@ -106,7 +125,8 @@ fn parameters_by_flow(graph: &Graph) -> Side<ValueId, bool> {
     for id in graph.order() {
         let node = graph.node(*id);
         let first = node.ins.first().copied().flatten();
-        if node.op.is_layout() && node.op.domain != Domain::Opaque
+        if node.op.is_layout()
+            && node.op.domain != Domain::Opaque
             && let Some(x) = first
         {
             for out in &node.outs {

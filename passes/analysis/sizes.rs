@@ -102,18 +102,20 @@ impl Binding {
             }
             if !kinds.contains_key(name) {
                 let known: Vec<&str> = kinds.keys().map(String::as_str).collect();
-                return Err(
-                    Error::usage("dim", format!("no input has a dimension named `{name}`"))
-                        .expected(if known.is_empty() {
-                            "no name: all sizes of this model are fixed".to_string()
-                        } else {
-                            format!("one of {}", known.join(", "))
-                        }),
-                );
+                return Err(Error::usage(
+                    "dim",
+                    format!("no input has a dimension named `{name}`"),
+                )
+                .expected(if known.is_empty() {
+                    "no name: all sizes of this model are fixed".to_string()
+                } else {
+                    format!("one of {}", known.join(", "))
+                }));
             }
             if *size < 1 {
-                return Err(Error::usage("dim", format!("`{name}` cannot be {size}"))
-                    .expected("1 or more"));
+                return Err(
+                    Error::usage("dim", format!("`{name}` cannot be {size}")).expected("1 or more")
+                );
             }
             binding.sizes.insert(name.clone(), *size);
         }
@@ -243,7 +245,10 @@ impl Sizes {
                 Some(n) => {
                     return Err(Error::model(
                         "shape",
-                        format!("`{}` would have a size of {n} ({dim}) at these sizes", v.name),
+                        format!(
+                            "`{}` would have a size of {n} ({dim}) at these sizes",
+                            v.name
+                        ),
                     )
                     .help("these sizes do not make a valid run; choose others with --dim"));
                 }
@@ -281,7 +286,10 @@ impl Sizes {
                 });
             }
         });
-        let e = Error::model("shape", format!("the size {dim} of `{value}` has no number"));
+        let e = Error::model(
+            "shape",
+            format!("the size {dim} of `{value}` has no number"),
+        );
         match missing.first() {
             Some(name) => e
                 .found(format!("no bound is known for {name}"))
@@ -321,7 +329,12 @@ mod tests {
 
     fn graph() -> Graph {
         let mut g = Graph::new("g");
-        let f = |dims: &[&str]| Ty::new(DType::F32, dims.iter().map(|d| Dim::symbol(d)).collect::<Vec<_>>());
+        let f = |dims: &[&str]| {
+            Ty::new(
+                DType::F32,
+                dims.iter().map(|d| Dim::symbol(d)).collect::<Vec<_>>(),
+            )
+        };
         let x = g.add_input("x", Some(f(&["b", "s"])));
         let y = g.add_input("y", Some(f(&["s"])));
         let mut b = Builder::new(&mut g);

@@ -181,7 +181,10 @@ impl Graph {
         self.order = kept;
         let mut read: Vec<ValueId> = Vec::new();
         for id in &dead {
-            let node = self.nodes.remove(*id).expect("I2: `order` lists nodes that exist");
+            let node = self
+                .nodes
+                .remove(*id)
+                .expect("I2: `order` lists nodes that exist");
             self.node_names.remove(&node.name);
             read.extend(node.ins.into_iter().flatten());
             for out in node.outs {

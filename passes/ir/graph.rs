@@ -165,6 +165,10 @@ impl Graph {
         self.nodes.get(id).is_some()
     }
 
+    pub fn contains_value(&self, id: ValueId) -> bool {
+        self.values.get(id).is_some()
+    }
+
     /// The type of a value; see [`Value::ty`].
     pub fn ty(&self, id: ValueId) -> &Ty {
         self.values[id].ty()

@@ -112,7 +112,10 @@ pub fn copies(problem: &Problem, schedule: &[usize]) -> Vec<bool> {
     let mut seen = vec![false; problem.ops.len()];
     schedule
         .iter()
-        .map(|op| seen.get_mut(*op).is_some_and(|s| std::mem::replace(s, true)))
+        .map(|op| {
+            seen.get_mut(*op)
+                .is_some_and(|s| std::mem::replace(s, true))
+        })
         .collect()
 }
 
@@ -134,7 +137,10 @@ fn segments(problem: &Problem, schedule: &[usize], block_of: &[Option<usize>]) -
             None => *open_run.get_or_insert(segments.len()),
         };
         if at == segments.len() {
-            segments.push(Segment { block, steps: Vec::new() });
+            segments.push(Segment {
+                block,
+                steps: Vec::new(),
+            });
         }
         segments[at].steps.push(step);
     }
@@ -150,7 +156,10 @@ fn decisions(
 ) -> Vec<Decision> {
     let roots = problem.roots();
     let is_copy = copies(problem, schedule);
-    let (mut read, mut again) = (vec![false; problem.values.len()], vec![false; problem.values.len()]);
+    let (mut read, mut again) = (
+        vec![false; problem.values.len()],
+        vec![false; problem.values.len()],
+    );
     for (step, op) in schedule.iter().enumerate() {
         let op = &problem.ops[*op];
         if is_copy[step] {
@@ -171,7 +180,8 @@ fn decisions(
         }
         for v in &op.outs {
             let value = &problem.values[*v];
-            if value.kind != Kind::Activation || value.view_of.is_some() || !(read[*v] || again[*v]) {
+            if value.kind != Kind::Activation || value.view_of.is_some() || !(read[*v] || again[*v])
+            {
                 continue;
             }
             list.push(Decision {

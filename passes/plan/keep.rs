@@ -78,7 +78,10 @@ pub fn schedule(problem: &Problem, keep: &[bool]) -> Vec<usize> {
     let roots = problem.roots();
     let pins = pinned(problem);
     // Whether a backward op may read the value as it is.
-    let mut ready: Vec<bool> = roots.iter().map(|r| keep[*r] || pins[*r].is_some()).collect();
+    let mut ready: Vec<bool> = roots
+        .iter()
+        .map(|r| keep[*r] || pins[*r].is_some())
+        .collect();
     let mut schedule = Vec::with_capacity(problem.ops.len());
     let mut listed = vec![false; problem.ops.len()];
     for (o, op) in problem.ops.iter().enumerate() {
@@ -86,7 +89,9 @@ pub fn schedule(problem: &Problem, keep: &[bool]) -> Vec<usize> {
             let mut missing = Vec::new();
             let mut stack: Vec<usize> = op.ins.clone();
             while let Some(v) = stack.pop() {
-                let Some(producer) = problem.values[v].producer else { continue };
+                let Some(producer) = problem.values[v].producer else {
+                    continue;
+                };
                 if !ready[v] && !std::mem::replace(&mut listed[producer], true) {
                     missing.push(producer);
                     stack.extend(&problem.ops[producer].ins);
@@ -124,7 +129,10 @@ mod tests {
             let (p, _) = Problem::of_graph(&g, &sizes, &m, &Device::default()).unwrap();
             let keep: Vec<bool> = p.values.iter().map(|_| r.below(2) == 0).collect();
             let s = schedule(&p, &keep);
-            let (before, after) = (evaluate(&p, &p.given_order()).unwrap(), evaluate(&p, &s).unwrap());
+            let (before, after) = (
+                evaluate(&p, &p.given_order()).unwrap(),
+                evaluate(&p, &s).unwrap(),
+            );
             copies += s.len() - p.ops.len();
             lower += (after.peak_bytes < before.peak_bytes) as usize;
             // First computations come in the given order, and no op runs more than twice.
@@ -139,7 +147,11 @@ mod tests {
                 assert_eq!((runs[*o], p.ops[*o].phase), (2, Phase::Forward));
                 // Something later, before any further computation of it, reads what it made.
                 let outs = &p.ops[*o].outs;
-                assert!(s[t + 1..].iter().any(|x| p.ops[*x].ins.iter().any(|v| outs.contains(v))));
+                assert!(
+                    s[t + 1..]
+                        .iter()
+                        .any(|x| p.ops[*x].ins.iter().any(|v| outs.contains(v)))
+                );
             }
             assert_eq!(firsts, p.given_order());
             let all = vec![true; p.values.len()];

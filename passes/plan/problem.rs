@@ -130,8 +130,16 @@ impl Problem {
             let storage = memory.storage(id);
             let producer = graph.def_node(id).is_some();
             problem.values.push(Value {
-                bytes: if storage.first == id { storage.bytes } else { 0 },
-                kind: if storage.is_static { Kind::Static } else { Kind::Activation },
+                bytes: if storage.first == id {
+                    storage.bytes
+                } else {
+                    0
+                },
+                kind: if storage.is_static {
+                    Kind::Static
+                } else {
+                    Kind::Activation
+                },
                 producer: producer.then_some(usize::MAX),
                 view_of: None,
                 integral: !value.ty().dtype.is_float(),
@@ -140,8 +148,9 @@ impl Problem {
         for (at, id) in graph.order().iter().enumerate() {
             let node = graph.node(*id);
             if node.again.is_some() {
-                return Err(Error::bug("plan", "the graph is planned already")
-                    .at(graph.describe(*id)));
+                return Err(
+                    Error::bug("plan", "the graph is planned already").at(graph.describe(*id))
+                );
             }
             let index = |v: &ValueId| map.index_of[*v].map_or(usize::MAX, |i| i as usize);
             for out in &node.outs {
@@ -188,7 +197,10 @@ impl Problem {
         let known = |v: &usize| *v < self.values.len();
         for op in &self.ops {
             if let Some(v) = op.ins.iter().chain(&op.outs).find(|v| !known(v)) {
-                return fail(format!("op `{}` names value {v}, which does not exist", op.name));
+                return fail(format!(
+                    "op `{}` names value {v}, which does not exist",
+                    op.name
+                ));
             }
             if !op.cost.is_finite() || op.cost < 0.0 {
                 return fail(format!("op `{}` has a cost of {}", op.name, op.cost));

@@ -37,7 +37,11 @@ impl Score {
 }
 
 fn percent(value: f64, base: f64) -> f64 {
-    if base == 0.0 { 0.0 } else { 100.0 * (value - base) / base }
+    if base == 0.0 {
+        0.0
+    } else {
+        100.0 * (value - base) / base
+    }
 }
 
 /// One computation of a storage.
@@ -95,7 +99,11 @@ impl Timeline {
                 Kind::Static if value.producer.is_none() => current[v] = Some(STATIC),
                 Kind::Placeholder => {
                     current[v] = Some(instances.len());
-                    instances.push(Instance { bytes: value.bytes, born: 0, last: None });
+                    instances.push(Instance {
+                        bytes: value.bytes,
+                        born: 0,
+                        last: None,
+                    });
                 }
                 _ => {}
             }
@@ -103,11 +111,17 @@ impl Timeline {
         let refuse = |text: String| Err(Error::usage("schedule", text));
         for (step, o) in schedule.iter().enumerate() {
             let Some(op) = problem.ops.get(*o) else {
-                return refuse(format!("step {step} names op {o}; there are {}", problem.ops.len()));
+                return refuse(format!(
+                    "step {step} names op {o}; there are {}",
+                    problem.ops.len()
+                ));
             };
             runs[*o] += 1;
             if runs[*o] > 1 && !op.may_repeat {
-                return refuse(format!("step {step} repeats `{}`, which must not be", op.name));
+                return refuse(format!(
+                    "step {step} repeats `{}`, which must not be",
+                    op.name
+                ));
             }
             for v in &op.ins {
                 match current[*v] {
@@ -143,7 +157,10 @@ impl Timeline {
             }
         }
         if let Some(o) = runs.iter().position(|n| *n == 0) {
-            return refuse(format!("op {o} (`{}`) is never computed", problem.ops[o].name));
+            return refuse(format!(
+                "op {o} (`{}`) is never computed",
+                problem.ops[o].name
+            ));
         }
         let steps = schedule.len();
         for v in &problem.outputs {
@@ -175,8 +192,8 @@ impl Timeline {
 #[cfg(test)]
 mod tests {
     use super::super::problem::{Op, Phase, Value};
-    use crate::testing::Random;
     use super::*;
+    use crate::testing::Random;
 
     /// A direct translation of the benches' judge: no views, no temporaries; every allocation on a list.
     fn reference(p: &Problem, schedule: &[usize]) -> Option<(u64, Option<usize>, f64)> {
@@ -220,9 +237,19 @@ mod tests {
     fn random_problem(r: &mut Random) -> Problem {
         let mut p = Problem::default();
         for _ in 0..1 + r.below(3) {
-            let kind = if r.below(2) == 0 { Kind::Static } else { Kind::Placeholder };
+            let kind = if r.below(2) == 0 {
+                Kind::Static
+            } else {
+                Kind::Placeholder
+            };
             let bytes = r.below(9) as u64;
-            p.values.push(Value { bytes, kind, producer: None, view_of: None, integral: false });
+            p.values.push(Value {
+                bytes,
+                kind,
+                producer: None,
+                view_of: None,
+                integral: false,
+            });
         }
         for o in 0..2 + r.below(8) {
             let ins: Vec<usize> = (0..r.below(4)).map(|_| r.below(p.values.len())).collect();
@@ -274,14 +301,27 @@ mod tests {
             }
             let score = evaluate(&p, &schedule).unwrap();
             let (peak, at, cost) = reference(&p, &schedule).unwrap();
-            assert_eq!((score.peak_above_static_bytes, score.at_step, score.cost), (peak, at, cost));
+            assert_eq!(
+                (score.peak_above_static_bytes, score.at_step, score.cost),
+                (peak, at, cost)
+            );
         }
         assert!(repeated > 1000);
     }
 
     fn value(bytes: u64, producer: Option<usize>, view_of: Option<usize>) -> Value {
-        let kind = if producer.is_some() { Kind::Activation } else { Kind::Static };
-        Value { bytes, kind, producer, view_of, integral: false }
+        let kind = if producer.is_some() {
+            Kind::Activation
+        } else {
+            Kind::Static
+        };
+        Value {
+            bytes,
+            kind,
+            producer,
+            view_of,
+            integral: false,
+        }
     }
 
     fn op(name: &str, ins: &[usize], outs: &[usize], temp_bytes: u64) -> Op {
@@ -322,9 +362,19 @@ mod tests {
         let given = evaluate(&p, &p.given_order()).unwrap();
         assert_eq!((given.peak_above_static_bytes, given.peak_bytes), (22, 122));
         // Computing `a` again without its view changes nothing for c: the first storage stays.
-        assert_eq!(evaluate(&p, &[0, 1, 2, 0, 3]).unwrap().peak_above_static_bytes, 25);
+        assert_eq!(
+            evaluate(&p, &[0, 1, 2, 0, 3])
+                .unwrap()
+                .peak_above_static_bytes,
+            25
+        );
         // With the view made again the first storage is gone when `b` takes its temporaries.
-        assert_eq!(evaluate(&p, &[0, 1, 2, 0, 1, 3]).unwrap().peak_above_static_bytes, 16);
+        assert_eq!(
+            evaluate(&p, &[0, 1, 2, 0, 1, 3])
+                .unwrap()
+                .peak_above_static_bytes,
+            16
+        );
         let (folded, ops) = p.fold();
         assert_eq!(ops, [0, 2, 3]);
         folded.check().unwrap();

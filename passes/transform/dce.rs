@@ -22,7 +22,12 @@ pub fn dce(graph: &mut Graph) -> bool {
     }
     // An original that is dropped while its copy lives would leave the copy without its meaning.
     for id in graph.order() {
-        if live[*id] && graph.node(*id).again.is_some_and(|original| !live[original]) {
+        if live[*id]
+            && graph
+                .node(*id)
+                .again
+                .is_some_and(|original| !live[original])
+        {
             let original = graph.original(*id);
             keep(graph, original, &mut live);
         }
@@ -46,6 +51,13 @@ fn keep(graph: &Graph, id: crate::ir::NodeId, live: &mut Side<crate::ir::NodeId,
         if std::mem::replace(&mut live[id], true) {
             continue;
         }
-        stack.extend(graph.node(id).ins.iter().flatten().filter_map(|v| graph.def_node(*v)));
+        stack.extend(
+            graph
+                .node(id)
+                .ins
+                .iter()
+                .flatten()
+                .filter_map(|v| graph.def_node(*v)),
+        );
     }
 }

@@ -17,8 +17,10 @@ pub fn infer(graph: &mut Graph) -> Result<Contents> {
     for input in graph.inputs() {
         let value = graph.value(*input);
         if value.ty.is_none() {
-            return Err(Error::model("type", format!("graph input `{}` has no type", value.name))
-                .help(format!("give one with --input {}:DTYPE[DIMS]", value.name)));
+            return Err(
+                Error::model("type", format!("graph input `{}` has no type", value.name))
+                    .help(format!("give one with --input {}:DTYPE[DIMS]", value.name)),
+            );
         }
     }
     let mut contents = Contents::of(graph);
@@ -26,9 +28,12 @@ pub fn infer(graph: &mut Graph) -> Result<Contents> {
         if graph.node(id).op.domain == Domain::Opaque {
             for out in &graph.node(id).outs {
                 if graph.value(*out).ty.is_none() {
-                    return Err(Error::model("op", format!("the file gives no type for `{}`", graph.value(*out).name))
-                        .at(graph.describe(id))
-                        .help("export with shape inference, or replace this op"));
+                    return Err(Error::model(
+                        "op",
+                        format!("the file gives no type for `{}`", graph.value(*out).name),
+                    )
+                    .at(graph.describe(id))
+                    .help("export with shape inference, or replace this op"));
                 }
             }
             continue;

@@ -36,7 +36,10 @@ pub fn remat(
 ) -> Result<usize> {
     crate::plan::evaluate(problem, &plan.schedule)?;
     if map.nodes.len() != graph.order().len() || map.nodes != graph.order() {
-        return Err(Error::bug("remat", "the graph changed since its problem was made"));
+        return Err(Error::bug(
+            "remat",
+            "the graph changed since its problem was made",
+        ));
     }
     let mut segment_of: Vec<Option<u32>> = vec![None; plan.schedule.len()];
     for (i, segment) in plan.segments.iter().enumerate() {
@@ -51,8 +54,12 @@ pub fn remat(
     let mut order = Vec::with_capacity(plan.schedule.len());
     for (step, op) in plan.schedule.iter().enumerate() {
         let original = map.nodes[*op];
-        let ins: Vec<Option<ValueId>> =
-            graph.node(original).ins.iter().map(|v| v.map(|v| latest(&current, graph.origin(v)))).collect();
+        let ins: Vec<Option<ValueId>> = graph
+            .node(original)
+            .ins
+            .iter()
+            .map(|v| v.map(|v| latest(&current, graph.origin(v))))
+            .collect();
         if !std::mem::replace(&mut ran[*op], true) {
             for (slot, value) in ins.into_iter().enumerate() {
                 if graph.node(original).ins[slot] != value {
@@ -112,7 +119,11 @@ fn annotate(
     }
     for id in graph.order().to_vec() {
         let op = op_of[graph.original(id)];
-        let bytes: u64 = problem.ops[op].outs.iter().map(|v| problem.values[*v].bytes).sum();
+        let bytes: u64 = problem.ops[op]
+            .outs
+            .iter()
+            .map(|v| problem.values[*v].bytes)
+            .sum();
         let node = graph.node(id);
         let of = node.again.map(|n| graph.node(n).name.clone());
         let segment = node.segment;
@@ -153,7 +164,11 @@ pub fn strip_again(graph: &mut Graph) -> usize {
     }
     for id in graph.order().to_vec() {
         is_copy[id] = graph.node(id).again.is_some();
-        for slot in 0..if is_copy[id] { graph.node(id).outs.len() } else { 0 } {
+        for slot in 0..if is_copy[id] {
+            graph.node(id).outs.len()
+        } else {
+            0
+        } {
             let value = graph.node(id).outs[slot];
             let origin = graph.origin(value);
             if is_output[value] {
@@ -211,7 +226,12 @@ mod tests {
             g.phase = Phase::Training;
             let (sizes, memory) = measure(&g);
             let (p, map) = Problem::of_graph(&g, &sizes, &memory, &Device::default()).unwrap();
-            let names = |g: &Graph| g.outputs().iter().map(|v| g.value(*v).name.clone()).collect::<Vec<_>>();
+            let names = |g: &Graph| {
+                g.outputs()
+                    .iter()
+                    .map(|v| g.value(*v).name.clone())
+                    .collect::<Vec<_>>()
+            };
             let (before, order) = (names(&g), g.order().to_vec());
             let schedule = if n % 2 == 0 {
                 let keep: Vec<bool> = p.values.iter().map(|_| r.below(3) == 0).collect();
@@ -226,12 +246,18 @@ mod tests {
             verify(&g).unwrap();
             assert_eq!(copies, plan.schedule.len() - p.ops.len());
             assert_eq!(names(&g), before);
-            nested += g.nodes().filter(|(_, n)| n.name.ends_with("/again.2")).count();
+            nested += g
+                .nodes()
+                .filter(|(_, n)| n.name.ends_with("/again.2"))
+                .count();
             renamed += (g.outputs() != outputs) as usize;
             let (_, after) = measure(&g);
             assert_eq!(after.peak_bytes, plan.after.peak_bytes);
             assert_eq!(after.at, plan.after.at_step.map(|s| g.order()[s]));
-            assert!(g.nodes().all(|(_, n)| n.again.is_none() || n.segment.is_some()));
+            assert!(
+                g.nodes()
+                    .all(|(_, n)| n.again.is_none() || n.segment.is_some())
+            );
 
             assert_eq!(strip_again(&mut g), copies);
             verify(&g).unwrap();
