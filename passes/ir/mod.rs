@@ -10,6 +10,7 @@ pub mod dim;
 pub mod edit;
 pub mod graph;
 pub mod id;
+pub mod layout;
 pub mod name;
 pub mod op;
 pub mod tensor;

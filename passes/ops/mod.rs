@@ -5,10 +5,12 @@
 
 pub mod activation;
 pub mod arith;
+pub mod axes;
 pub mod cast;
 pub mod extreme;
 pub mod logic;
 pub mod math;
+pub mod matmul;
 pub mod opaque;
 pub mod power;
 pub mod reduce;
@@ -25,6 +27,7 @@ const FAMILIES: &[&[&OpDef]] = &[
     extreme::ROWS,
     logic::ROWS,
     math::ROWS,
+    matmul::ROWS,
     opaque::ROWS,
     power::ROWS,
     reduce::ROWS,
@@ -49,4 +52,20 @@ pub fn find_onnx(name: &str) -> Option<&'static OpDef> {
             .any(|i| matches!(i, Import::Onnx(n, _) if *n == name))
             && op.domain != Domain::Ckpt
     })
+}
+
+/// Ops that only change how the elements of their first operand are laid out, or which of them are seen.
+const LAYOUT: &[&OpDef] = &[
+    &shape::EXPAND,
+    &shape::FLATTEN,
+    &shape::IDENTITY,
+    &shape::RESHAPE,
+    &shape::SQUEEZE,
+    &shape::TRANSPOSE,
+    &shape::UNSQUEEZE,
+];
+
+/// See [`OpDef::is_layout`].
+pub fn is_layout(op: &OpDef) -> bool {
+    LAYOUT.iter().any(|row| *row == op)
 }

@@ -1,0 +1,106 @@
+//! Rules that the layout families share: axes given as operands, known contents seen through strides, views.
+
+use crate::error::Result;
+use crate::ir::op::{Footprint, InferCx, MemoryCx, Place, Sized, fresh};
+use crate::ir::typing::MAX_KNOWN_ELEMENTS;
+use crate::ir::{Attrs, Builder, DType, Dim, Ty, ValueId};
+
+/// Checks that a given operand is an integer vector; returns its length, where known.
+pub fn int_vector(cx: &InferCx, slot: usize) -> Result<Option<usize>> {
+    let ty = cx.ty(slot)?;
+    if !matches!(ty.dtype, DType::I64 | DType::I32) || ty.rank() != 1 {
+        let name = cx.op.ins.get(slot).map_or("?", |s| s.name);
+        return Err(cx
+            .fail(
+                "type",
+                format!("operand `{name}` is not a vector of integers"),
+            )
+            .found(ty.to_string()));
+    }
+    Ok(ty.dims[0].as_const().and_then(|n| usize::try_from(n).ok()))
+}
+
+/// The axes an optional operand lists, as `0..rank`, in its order; `None` where it is not given.
+///
+/// # Errors
+/// Axes that are not constants, out of range, or listed twice: the rank of the result would not be known.
+pub fn const_axes(cx: &InferCx, slot: usize, rank: usize) -> Result<Option<Vec<usize>>> {
+    if cx.opt_ty(slot).is_none() {
+        return Ok(None);
+    }
+    int_vector(cx, slot)?;
+    let listed = cx
+        .const_ints(slot)
+        .ok_or_else(|| cx.fail("shape", "axes that are not constants are not supported"))?;
+    let mut axes = Vec::with_capacity(listed.len());
+    for axis in listed {
+        let axis = cx.axis(axis, rank)?;
+        if axes.contains(&axis) {
+            return Err(cx.fail("axis", format!("axis {axis} is listed twice")));
+        }
+        axes.push(axis);
+    }
+    Ok(Some(axes))
+}
+
+/// Axes that typing has checked, as `0..rank`.
+pub fn known_axes(listed: Option<&[i64]>, rank: usize) -> Vec<usize> {
+    let from_end = |a: &i64| if *a < 0 { a + rank as i64 } else { *a } as usize;
+    listed.unwrap_or_default().iter().map(from_end).collect()
+}
+
+/// Contents of `dims` elements read from `ints` through `strides`; `None` above the size that is looked into.
+pub fn strided_contents(
+    ints: &[Dim],
+    dims: &[i64],
+    strides: &[i64],
+    offset: i64,
+) -> Option<Vec<Dim>> {
+    let total = dims.iter().fold(1i64, |n, d| n.saturating_mul(*d));
+    if u64::try_from(total).ok()? > MAX_KNOWN_ELEMENTS {
+        return None;
+    }
+    (0..total)
+        .map(|flat| {
+            let (mut rest, mut at) = (flat, offset);
+            for (dim, stride) in dims.iter().zip(strides).rev() {
+                at += rest % dim * stride;
+                rest /= dim;
+            }
+            ints.get(usize::try_from(at).ok()?).cloned()
+        })
+        .collect()
+}
+
+/// For ops whose result has the operand's contents in the operand's order.
+pub fn fold_same(cx: &InferCx, _: &[Ty]) -> Option<Vec<Vec<Dim>>> {
+    Some(vec![cx.ints(0)?.to_vec()])
+}
+
+/// A view of operand `of`, nothing else taken.
+pub fn view(of: usize, strides: Vec<i64>) -> Footprint {
+    Footprint {
+        outs: vec![Place::View { of, strides }],
+        temp_bytes: 0,
+    }
+}
+
+/// A view of the first operand through the strides that `f` finds.
+pub fn view_of_first(cx: &MemoryCx, f: impl FnOnce(&Sized) -> Vec<i64>) -> Footprint {
+    match cx.ins.first() {
+        Some(Some(x)) => view(0, f(x)),
+        _ => fresh(cx),
+    }
+}
+
+/// The sizes of axes `axes` of `v` as an int64 vector: a constant where they are known.
+pub fn sizes(b: &mut Builder, v: ValueId, axes: std::ops::Range<usize>) -> Result<ValueId> {
+    let dims = &b.ty(v).dims[axes.clone()];
+    if let Some(known) = dims.iter().map(Dim::as_const).collect::<Option<Vec<i64>>>() {
+        return Ok(b.ints(&known));
+    }
+    let attrs = Attrs::new()
+        .with("start", axes.start as i64)
+        .with("end", axes.end as i64);
+    b.emit(&super::shape::SHAPE, &[v], attrs)
+}
