@@ -2,7 +2,8 @@
 //!
 //! Arenas with typed ids ([`id`]), values with symbolic types ([`ty`], [`dim`]), constants that are never copied
 //! ([`tensor`]), nodes whose meaning is one row of the op table ([`op`]). [`graph`] is read access, [`edit`] holds the
-//! only mutators, [`verify`] the numbered invariants, [`view`] throw-away petgraph lenses.
+//! only mutators, [`verify`] the numbered invariants, [`layout`] the strides of views, [`view`] throw-away petgraph
+//! lenses.
 
 pub mod attr;
 pub mod build;
