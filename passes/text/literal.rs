@@ -27,8 +27,18 @@ const HASHED: &str = "ckir-hash:";
 /// What follows `=` in the text of a constant.
 pub(super) struct Content<'a> {
     pub tensor: &'a Tensor,
-    /// Print everything, however long.
-    pub full: bool,
+    pub show: Show,
+}
+
+/// How much of a constant is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Show {
+    /// Everything, however long.
+    Full,
+    /// A large one as the hash of its bytes.
+    Short,
+    /// Where its bytes are: nothing is read. For comparing states of one graph within one run.
+    Identity,
 }
 
 impl fmt::Display for Content<'_> {
@@ -38,6 +48,9 @@ impl fmt::Display for Content<'_> {
             Data::Absent(e) => return absent(f, e),
             Data::Here { bytes, .. } => bytes,
         };
+        if self.show == Show::Identity {
+            return write!(f, "at {:p} {}", bytes.as_ptr(), bytes.len());
+        }
         let size = t.dtype.size_bytes() as usize;
         if bytes.len() as u64 != t.size_bytes() {
             return write!(f, "hash \"{:016x}\"", hash(bytes));
@@ -52,7 +65,7 @@ impl fmt::Display for Content<'_> {
                 f.write_str("splat ")?;
                 return element(f, t.dtype, first);
             }
-            if !self.full {
+            if self.show == Show::Short {
                 return write!(f, "hash \"{:016x}\"", hash(bytes));
             }
         }

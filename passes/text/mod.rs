@@ -41,4 +41,4 @@ mod tests;
 
 pub use dims::{parse_dim, parse_dim_param};
 pub use parse::{parse, parse_filled};
-pub use print::{print, print_full};
+pub use print::{digest, phase_word, print, print_full};

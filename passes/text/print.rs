@@ -3,7 +3,7 @@
 //! Printing never fails and never looks at anything but the graph, so a graph that breaks its invariants prints too (a
 //! dump of it is what one wants to see); only then may the text not read back.
 
-use super::literal::{Content, float32};
+use super::literal::{Content, Show, float32, hash};
 use crate::ir::name::{Name, Quoted, Word};
 use crate::ir::{Attr, Graph, Id, Loc, NodeId, Origin, Phase, Role, Ty, ValueId};
 use std::fmt::{self, Write};
@@ -13,19 +13,25 @@ const MAX_HEADER_CHARS: usize = 110;
 
 /// The graph as text; large constants as hashes.
 pub fn print(graph: &Graph) -> String {
-    text(graph, false)
+    text(graph, Show::Short)
 }
 
 /// The graph as text with the contents of all constants that are present.
 pub fn print_full(graph: &Graph) -> String {
-    text(graph, true)
+    text(graph, Show::Full)
 }
 
-fn text(graph: &Graph, full: bool) -> String {
+/// A number that changes when anything in the graph does; contents of constants count by where they are, not by what
+/// they hold, so it is cheap. Comparable within one run only.
+pub fn digest(graph: &Graph) -> u64 {
+    hash(text(graph, Show::Identity).as_bytes())
+}
+
+fn text(graph: &Graph, show: Show) -> String {
     let mut out = String::new();
     Printer {
         graph,
-        full,
+        show,
         out: &mut out,
     }
     .graph()
@@ -35,12 +41,12 @@ fn text(graph: &Graph, full: bool) -> String {
 
 struct Printer<'a> {
     graph: &'a Graph,
-    full: bool,
+    show: Show,
     out: &'a mut String,
 }
 
 /// The word of a phase in the text form.
-pub(super) fn phase_word(phase: Phase) -> &'static str {
+pub fn phase_word(phase: Phase) -> &'static str {
     match phase {
         Phase::Imported => "imported",
         Phase::Typed => "typed",
@@ -76,7 +82,7 @@ impl Printer<'_> {
                 tensor.ty(),
                 Content {
                     tensor,
-                    full: self.full
+                    show: self.show
                 }
             )?;
             if let Some(origin) = g.origins.get(&id) {
@@ -247,7 +253,7 @@ impl Printer<'_> {
                 t.ty(),
                 Content {
                     tensor: t,
-                    full: self.full
+                    show: self.show
                 }
             ),
         }
