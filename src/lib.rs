@@ -1,1 +1,7 @@
 //! `ckpt-opt`: everything that touches the world around the compiler in `ckpt_passes`.
+//!
+//! [`frontend`] turns foreign files into graphs, [`emit`] turns graphs into files. Dependencies run from here to
+//! `ckpt_passes`, never back.
+
+pub mod emit;
+pub mod frontend;

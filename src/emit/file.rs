@@ -1,0 +1,177 @@
+//! Output files that appear whole or not at all.
+//!
+//! A [`Batch`] writes each file to a temporary one in its target's folder, forces them to disk, and only then renames
+//! them all into place, the model last: a reader that finds the model finds its sidecar too. Whatever fails, no
+//! temporary file stays, and files that appeared before a failing rename are taken back.
+
+use ckpt_passes::{Error, Result};
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use tempfile::NamedTempFile;
+
+/// Files that are to appear together.
+#[derive(Default)]
+pub struct Batch {
+    files: Vec<(PathBuf, NamedTempFile)>,
+}
+
+/// The error for output that the operating system refuses, a full disk among the reasons.
+fn write_error(path: &Path, e: &std::io::Error) -> Box<Error> {
+    let error = Error::environment("write", format!("cannot write the output: {e}")).at(path.display().to_string());
+    match e.kind() {
+        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => error.help("free some space"),
+        std::io::ErrorKind::NotFound => error.help("create the folder first"),
+        _ => error,
+    }
+}
+
+fn folder(path: &Path) -> &Path {
+    match path.parent() {
+        Some(p) if !p.as_os_str().is_empty() => p,
+        _ => Path::new("."),
+    }
+}
+
+impl Batch {
+    pub fn new() -> Batch {
+        Batch::default()
+    }
+
+    /// Writes one file of the batch; nothing is visible under its name before [`Batch::publish`].
+    ///
+    /// # Errors
+    /// Kind `Environment` where the file cannot be written; kind `Usage` where the name is a folder's.
+    pub fn add(&mut self, path: &Path, content: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Result<()> {
+        if path.is_dir() || path.file_name().is_none() {
+            return Err(Error::usage("output", "the output is a folder").at(path.display().to_string()));
+        }
+        let failed = |e: std::io::Error| write_error(path, &e);
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(".ckpt-opt-");
+        #[cfg(unix)]
+        {
+            // The umask applies, as to any other file a user creates.
+            use std::os::unix::fs::PermissionsExt;
+            builder.permissions(std::fs::Permissions::from_mode(0o666));
+        }
+        let temporary = builder.tempfile_in(folder(path)).map_err(failed)?;
+        let mut out = BufWriter::with_capacity(1 << 20, temporary.as_file());
+        content(&mut out).map_err(failed)?;
+        out.flush().map_err(failed)?;
+        drop(out);
+        temporary.as_file().sync_all().map_err(failed)?;
+        self.files.push((path.to_path_buf(), temporary));
+        Ok(())
+    }
+
+    /// Makes all files visible, in the order they were added.
+    ///
+    /// # Errors
+    /// Kind `Environment` if a rename fails. Files that did not exist before are then removed again; one that was
+    /// replaced before the failure stays replaced, for its old content is gone.
+    pub fn publish(self) -> Result<()> {
+        let mut created: Vec<PathBuf> = Vec::new();
+        for (path, temporary) in self.files {
+            let is_new = std::fs::symlink_metadata(&path).is_err();
+            if let Err(e) = temporary.persist(&path) {
+                for gone in &created {
+                    // Best effort: the error that matters is the one we report.
+                    let _ = std::fs::remove_file(gone);
+                }
+                return Err(write_error(&path, &e.error));
+            }
+            if is_new {
+                created.push(path.clone());
+            }
+            // The rename itself must reach the disk; a file system that cannot sync folders still has the file.
+            if let Ok(dir) = File::open(folder(&path)) {
+                let _ = dir.sync_all();
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes one file whole or not at all.
+///
+/// # Errors
+/// As [`Batch::add`] and [`Batch::publish`].
+pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+    let mut batch = Batch::new();
+    batch.add(path, |out| out.write_all(bytes))?;
+    batch.publish()
+}
+
+/// Fails if writing `output` would replace one of `inputs`: the model, or a file its weights are mapped from.
+///
+/// # Errors
+/// `usage[output]`, naming the file.
+pub fn refuse_overwrite(output: &Path, inputs: &[PathBuf]) -> Result<()> {
+    let Ok(output_id) = std::fs::canonicalize(output) else {
+        return Ok(());
+    };
+    for input in inputs {
+        if std::fs::canonicalize(input).is_ok_and(|p| p == output_id) {
+            return Err(Error::usage("output", "the output would replace an input")
+                .at(output.display().to_string())
+                .help("choose another name with -o"));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(dir: &Path) -> Vec<String> {
+        let mut all: Vec<_> =
+            std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        all.sort();
+        all
+    }
+
+    #[test]
+    fn both_files_appear_or_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let (a, b) = (dir.path().join("m.onnx.data"), dir.path().join("m.onnx"));
+        let mut batch = Batch::new();
+        batch.add(&a, |out| out.write_all(b"weights")).unwrap();
+        batch.add(&b, |out| out.write_all(b"model")).unwrap();
+        assert!(!a.exists() && !b.exists());
+        batch.publish().unwrap();
+        assert_eq!(names(dir.path()), ["m.onnx", "m.onnx.data"]);
+        assert_eq!(std::fs::read(&b).unwrap(), b"model");
+    }
+
+    #[test]
+    fn a_failure_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("m.onnx");
+        let mut batch = Batch::new();
+        batch.add(&dir.path().join("m.data"), |out| out.write_all(b"weights")).unwrap();
+        let full = || Err(std::io::Error::from(std::io::ErrorKind::StorageFull));
+        let e = batch.add(&target, |out| out.write_all(b"half").and_then(|()| full())).unwrap_err();
+        assert_eq!((e.exit_code(), e.code()), (5, "write"));
+        drop(batch);
+        assert_eq!(names(dir.path()), [] as [&str; 0]);
+        let mut batch = Batch::new();
+        batch.add(&dir.path().join("m.data"), |out| out.write_all(b"weights")).unwrap();
+        batch.add(&target, |out| out.write_all(b"model")).unwrap();
+        std::fs::create_dir(&target).unwrap();
+        assert_eq!(batch.publish().unwrap_err().exit_code(), 5);
+        assert_eq!(names(dir.path()), ["m.onnx"]);
+        assert_eq!(names(&target), [] as [&str; 0]);
+    }
+
+    #[test]
+    fn an_input_is_not_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let (model, other) = (dir.path().join("m.onnx"), dir.path().join("./n.onnx"));
+        std::fs::write(&model, b"x").unwrap();
+        let inputs = [model.clone()];
+        assert_eq!(refuse_overwrite(&dir.path().join("./m.onnx"), &inputs).unwrap_err().exit_code(), 2);
+        refuse_overwrite(&other, &inputs).unwrap();
+    }
+}

@@ -1,0 +1,572 @@
+//! `ModelProto` to [`Graph`]: names, initializers, nodes in the file's order.
+//!
+//! Nodes are normalised into the internal vocabulary (`upgrade.rs`), local functions are inlined, except our own, which
+//! become rows of the op table if their body is the one we would write. Every name is resolved here, so a cycle, a
+//! missing definition or a second one is found before anything else looks at the graph. Metadata that claims a node is
+//! a recomputation is believed only if the verifier proves it. Nothing in the file is executed.
+
+use super::proto::attribute_proto::AttributeType;
+use super::proto::{
+    AttributeProto, FunctionProto, ModelProto, NodeProto, StringStringEntryProto, TensorProto, TypeProto, ValueInfoProto,
+    tensor_shape_proto::dimension, type_proto,
+};
+use super::{names, upgrade};
+use ckpt_passes::ir::edit::NewNode;
+use ckpt_passes::ir::op::{Domain, SlotKind};
+use ckpt_passes::ir::typing::{Contents, type_node};
+use ckpt_passes::ir::verify::check_copy;
+use ckpt_passes::ir::{
+    Attr, AttrKind, Attrs, DType, Dim, Graph, NodeId, OpDef, Phase, Role, Tensor, Ty, ValueId,
+};
+use ckpt_passes::{Error, Result, ops, text};
+use prost::Message;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Oldest and newest opset of the standard domain that we normalise.
+pub const OPSETS: std::ops::RangeInclusive<i64> = 11..=23;
+
+/// Local functions may call each other this deep.
+const MAX_CALL_DEPTH: usize = 64;
+
+/// Turns the bytes of a tensor message into a tensor; external data is the caller's business.
+pub type ReadTensor<'a> = dyn FnMut(&TensorProto) -> Result<Tensor> + 'a;
+
+/// A graph and what is worth telling about how it was read.
+pub struct Imported {
+    pub graph: Graph,
+    pub warnings: Vec<String>,
+}
+
+/// Builds the graph of a decoded model.
+///
+/// # Errors
+/// Anything the file gets wrong or uses that we do not support; the error names the node or value.
+pub fn import(model: &ModelProto, read: &mut ReadTensor) -> Result<Imported> {
+    let Some(file) = &model.graph else {
+        return Err(Error::model("onnx", "the file has no graph").help("is it an ONNX model?"));
+    };
+    if !file.sparse_initializer.is_empty() {
+        return Err(Error::model("onnx", "sparse initializers are not supported"));
+    }
+    let opset = standard_opset(model.opset_import.iter().map(|o| (o.domain.as_deref(), o.version)))?;
+    let mut importer = Importer {
+        graph: Graph::new(file.name.as_deref().unwrap_or("graph")),
+        scope: BTreeMap::new(),
+        declared: BTreeMap::new(),
+        functions: BTreeMap::new(),
+        contents: Contents::of(&Graph::new("")),
+        warnings: Vec::new(),
+        read,
+        opset,
+    };
+    for function in &model.functions {
+        importer.functions.insert(function_key(function.domain(), function.name()), function);
+    }
+    importer.model_meta(model);
+    for info in &file.value_info {
+        if let Some(ty) = info.r#type.as_ref().and_then(|t| lenient_type(t)) {
+            importer.declared.insert(info.name().to_string(), ty);
+        }
+    }
+    importer.sources(file)?;
+    let producers: BTreeMap<&str, usize> =
+        file.node.iter().enumerate().flat_map(|(i, n)| n.output.iter().map(move |o| (o.as_str(), i))).collect();
+    let mut copies = Vec::new();
+    for (index, node) in file.node.iter().enumerate() {
+        importer.resolve_all(node, index, &producers)?;
+        let first = importer.graph.order().len();
+        importer.node(node, index, 0)?;
+        copies.extend(claims(&importer.graph, first));
+    }
+    for output in &file.output {
+        let Some(id) = importer.scope.get(output.name()).copied() else {
+            return Err(Error::model("name", format!("graph output `{}` is never defined", output.name())));
+        };
+        importer.graph.add_output(id);
+    }
+    if file.output.is_empty() {
+        return Err(Error::model("onnx", "the graph has no outputs"));
+    }
+    names::origins(&mut importer.graph, model, file);
+    importer.believe(copies);
+    let Importer { graph, warnings, .. } = importer;
+    Ok(Imported { graph, warnings })
+}
+
+/// A node that says it computes another one again: node, name of the original, segment.
+struct Claim {
+    node: NodeId,
+    original: String,
+    segment: Option<u32>,
+}
+
+fn claims(graph: &Graph, first: usize) -> Vec<Claim> {
+    let claim = |id: &NodeId| {
+        let meta = &graph.node(*id).meta;
+        let original = meta.get("ckpt.of")?.clone();
+        let segment = meta.get("ckpt.segment").and_then(|s| s.parse().ok());
+        Some(Claim { node: *id, original, segment })
+    };
+    graph.order()[first..].iter().filter_map(claim).collect()
+}
+
+/// The version of the standard domain among a file's or function's imports.
+fn standard_opset<'a>(imports: impl Iterator<Item = (Option<&'a str>, Option<i64>)>) -> Result<i64> {
+    let mut version = None;
+    for (domain, v) in imports {
+        if matches!(domain.unwrap_or(""), "" | "ai.onnx") {
+            version = v;
+        }
+    }
+    match version {
+        Some(v) if OPSETS.contains(&v) => Ok(v),
+        Some(v) => Err(Error::model("opset", format!("opset {v} of the standard domain is not supported"))
+            .expected(format!("{} to {}", OPSETS.start(), OPSETS.end()))
+            .help("convert it with onnx.version_converter, or export again")),
+        None => Err(Error::model("opset", "the file does not say which opset of the standard domain it uses")),
+    }
+}
+
+fn function_key(domain: &str, name: &str) -> (String, String) {
+    let domain = if domain == "ai.onnx" { "" } else { domain };
+    (domain.to_string(), name.to_string())
+}
+
+struct Importer<'a, 'r> {
+    graph: Graph,
+    /// What each name of the file stands for; inside a function, its formal names.
+    scope: BTreeMap<String, ValueId>,
+    /// Types the file claims; only believed for ops we do not know.
+    declared: BTreeMap<String, Ty>,
+    functions: BTreeMap<(String, String), &'a FunctionProto>,
+    /// For typing on the way, which our own functions need.
+    contents: Contents,
+    warnings: Vec<String>,
+    read: &'a mut ReadTensor<'r>,
+    opset: i64,
+}
+
+impl<'a> Importer<'a, '_> {
+    fn model_meta(&mut self, model: &ModelProto) {
+        let meta = &mut self.graph.meta;
+        for prop in &model.metadata_props {
+            meta.insert(prop.key().to_string(), prop.value().to_string());
+        }
+        meta.insert("ir_version".into(), model.ir_version().to_string());
+        if !model.producer_name().is_empty() {
+            meta.insert("producer".into(), format!("{} {}", model.producer_name(), model.producer_version()));
+        }
+    }
+
+    /// Graph inputs and initializers. An input with an initializer is that initializer, which a caller may override.
+    fn sources(&mut self, file: &'a super::proto::GraphProto) -> Result<()> {
+        let initial: std::collections::BTreeSet<&str> = file.initializer.iter().map(|t| t.name()).collect();
+        for input in &file.input {
+            if initial.contains(input.name()) {
+                continue;
+            }
+            let ty = input.r#type.as_ref().map(|t| input_type(input, t)).transpose()?;
+            self.claim_name(input.name())?;
+            let id = self.graph.add_input(input.name(), ty);
+            self.scope.insert(input.name().into(), id);
+        }
+        for tensor in &file.initializer {
+            self.claim_name(tensor.name())?;
+            let data = (self.read)(tensor)?;
+            let id = self.graph.add_init(tensor.name(), data);
+            self.contents.read_init(&self.graph, id);
+            self.scope.insert(tensor.name().into(), id);
+        }
+        Ok(())
+    }
+
+    fn claim_name(&self, name: &str) -> Result<()> {
+        if name.is_empty() {
+            return Err(Error::model("name", "an input or initializer has no name"));
+        }
+        if self.scope.contains_key(name) {
+            return Err(Error::model("name", format!("`{name}` is defined twice")));
+        }
+        Ok(())
+    }
+
+    /// Every operand of a top-level node is defined before it.
+    fn resolve_all(&self, node: &NodeProto, index: usize, producers: &BTreeMap<&str, usize>) -> Result<()> {
+        for name in node.input.iter().filter(|n| !n.is_empty()) {
+            if self.scope.contains_key(name.as_str()) {
+                continue;
+            }
+            let place = describe(node, index);
+            return Err(match producers.get(name.as_str()) {
+                Some(later) if *later == index => {
+                    Error::model("cycle", format!("a node reads its own result `{name}`")).at(place)
+                }
+                Some(later) => Error::model("cycle", format!("`{name}` is read before it is computed"))
+                    .at(place)
+                    .found(format!("node {later} computes it: the nodes form a cycle or are out of order"))
+                    .help("ONNX nodes must be in topological order"),
+                None => Error::model("name", format!("nothing defines `{name}`"))
+                    .at(place)
+                    .help("an initializer is missing, or the file was cut"),
+            });
+        }
+        Ok(())
+    }
+
+    fn node(&mut self, node: &NodeProto, index: usize, depth: usize) -> Result<()> {
+        let place = || describe(node, index);
+        let key = function_key(node.domain(), node.op_type());
+        for attribute in &node.attribute {
+            if attribute.g.is_some() || !attribute.graphs.is_empty() {
+                return Err(Error::model("op", format!("{} holds a nested graph", node.op_type()))
+                    .at(place())
+                    .help("control flow is not supported: export with it unrolled"));
+            }
+        }
+        if let Some(function) = self.functions.get(&key).copied() {
+            return self.call(node, index, function, depth).map_err(|e| e.at(place()));
+        }
+        if key.0.is_empty() && node.op_type() == "Constant" {
+            return self.constant(node).map_err(|e| e.at(place()));
+        }
+        let ins = self.operands(node)?;
+        let op = if key.0.is_empty() { ops::find_onnx(node.op_type()) } else { None };
+        match op {
+            Some(op) => self.known(node, index, op, ins).map_err(|e| e.at(place())),
+            None => self.opaque(node, index, ins).map_err(|e| e.at(place())),
+        }
+    }
+
+    fn operands(&self, node: &NodeProto) -> Result<Vec<Option<ValueId>>> {
+        let find = |name: &String| match name.as_str() {
+            "" => Ok(None),
+            name => match self.scope.get(name) {
+                Some(id) => Ok(Some(*id)),
+                None => Err(Error::model("name", format!("nothing defines `{name}`"))),
+            },
+        };
+        node.input.iter().map(find).collect()
+    }
+
+    /// `Constant`: its tensor, under the name of its result.
+    fn constant(&mut self, node: &NodeProto) -> Result<()> {
+        let (Some(attribute), Some(name)) = (node.attribute.first(), node.output.first()) else {
+            return Err(Error::model("attribute", "Constant without a value"));
+        };
+        let floats = |v: &[f32]| -> Vec<u8> { v.iter().flat_map(|x| x.to_le_bytes()).collect() };
+        let tensor = match attribute.name() {
+            "value" => {
+                let Some(tensor) = &attribute.t else {
+                    return Err(Error::model("attribute", "Constant: `value` is not a tensor"));
+                };
+                (self.read)(tensor)?
+            }
+            "value_int" => Tensor::int(attribute.i()),
+            "value_ints" => Tensor::ints(&attribute.ints),
+            "value_float" => Tensor::new(DType::F32, [], floats(&[attribute.f()])),
+            "value_floats" => Tensor::new(DType::F32, [attribute.floats.len() as u64], floats(&attribute.floats)),
+            other => return Err(Error::model("attribute", format!("Constant: `{other}` is not supported"))),
+        };
+        self.claim_name(name)?;
+        let id = self.graph.add_init(name, tensor);
+        self.contents.read_init(&self.graph, id);
+        self.scope.insert(name.clone(), id);
+        Ok(())
+    }
+
+    /// A node whose op is a row of the table.
+    fn known(&mut self, node: &NodeProto, index: usize, op: &'static OpDef, ins: Vec<Option<ValueId>>) -> Result<()> {
+        let mut raw: BTreeMap<&str, &AttributeProto> = node.attribute.iter().map(|a| (a.name(), a)).collect();
+        let mut ins = ins;
+        upgrade::upgrade(&mut self.graph, &mut self.contents, op, self.opset, &mut raw, &mut ins)?;
+        while ins.last() == Some(&None) {
+            ins.pop();
+        }
+        let mut attrs = Attrs::new();
+        for (name, attribute) in raw {
+            let Some(spec) = op.attrs.iter().find(|s| s.name == name) else {
+                return Err(Error::model("attribute", format!("{} has no attribute `{name}`", op.name)));
+            };
+            attrs.set(name, self.attribute(attribute, spec.kind)?);
+        }
+        self.add(node, index, op, attrs, ins)?;
+        Ok(())
+    }
+
+    fn attribute(&mut self, attribute: &AttributeProto, kind: AttrKind) -> Result<Attr> {
+        let wrong = || {
+            let found = AttributeType::try_from(attribute.r#type()).map_or("?", |t| t.as_str_name());
+            Error::model("attribute", format!("attribute `{}` is of the wrong kind", attribute.name()))
+                .expected(kind.to_string())
+                .found(found)
+        };
+        let string = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).map_err(|_| wrong());
+        Ok(match (kind, AttributeType::try_from(attribute.r#type())) {
+            (AttrKind::Int, Ok(AttributeType::Int)) => Attr::Int(attribute.i()),
+            (AttrKind::Float, Ok(AttributeType::Float)) => Attr::Float(attribute.f()),
+            (AttrKind::Str, Ok(AttributeType::String)) => Attr::Str(string(attribute.s())?),
+            (AttrKind::Ints, Ok(AttributeType::Ints)) => Attr::Ints(attribute.ints.clone()),
+            (AttrKind::Floats, Ok(AttributeType::Floats)) => Attr::Floats(attribute.floats.clone()),
+            (AttrKind::Strs, Ok(AttributeType::Strings)) => {
+                Attr::Strs(attribute.strings.iter().map(|s| string(s)).collect::<Result<_>>()?)
+            }
+            (AttrKind::DType, Ok(AttributeType::Int)) => {
+                let code = i32::try_from(attribute.i()).unwrap_or(0);
+                Attr::DType(DType::from_onnx_code(code).ok_or_else(|| {
+                    Error::model("type", format!("element type {code} is not supported"))
+                })?)
+            }
+            (AttrKind::Tensor, Ok(AttributeType::Tensor)) => match &attribute.t {
+                Some(tensor) => Attr::Tensor((self.read)(tensor)?),
+                None => return Err(wrong()),
+            },
+            _ => return Err(wrong()),
+        })
+    }
+
+    /// Adds a node under the file's names, and types it if its operands are typed.
+    fn add(
+        &mut self,
+        node: &NodeProto,
+        index: usize,
+        op: &'static OpDef,
+        attrs: Attrs,
+        ins: Vec<Option<ValueId>>,
+    ) -> Result<NodeId> {
+        let name = if node.name().is_empty() { format!("{}_{index}", node.op_type()) } else { node.name().to_string() };
+        let mut named: Vec<String> = node.output.clone();
+        while named.last().is_some_and(String::is_empty) {
+            named.pop();
+        }
+        let outs = named.iter().enumerate().map(|(slot, n)| {
+            // A result the file leaves out still has a place.
+            (if n.is_empty() { format!("{name}:{slot}") } else { n.clone() }, None)
+        });
+        let outs: Vec<(String, Option<Ty>)> = outs.collect();
+        for output in named.iter().filter(|n| !n.is_empty()) {
+            self.claim_name(output)?;
+        }
+        let props: BTreeMap<String, String> = to_map(&node.metadata_props);
+        let role = match props.get("ckpt.role").map(String::as_str) {
+            Some("loss") => Role::Loss,
+            Some("backward") => Role::Backward,
+            _ => Role::Forward,
+        };
+        let loc = Arc::new(names::loc(node, &props));
+        let id = self.graph.add_node(NewNode { op, name: &name, attrs, ins, outs, loc, role });
+        *self.graph.meta_mut(id) = props;
+        ckpt_passes::ir::typing::check_arity(&self.graph, id)?;
+        ckpt_passes::ir::verify::check_attrs(&self.graph, id)?;
+        let results = self.graph.node(id).outs.clone();
+        for (output, value) in named.iter().zip(&results) {
+            if !output.is_empty() {
+                self.scope.insert(output.clone(), *value);
+            }
+        }
+        let known = |v: &Option<ValueId>| v.is_none_or(|v| self.graph.value(v).ty.is_some());
+        if op.domain != Domain::Opaque && self.graph.node(id).ins.iter().all(known) {
+            for (value, (ty, ints)) in results.into_iter().zip(type_node(&self.graph, id, &self.contents)?) {
+                self.graph.set_type(value, ty);
+                self.contents.set(value, ints);
+            }
+        }
+        Ok(id)
+    }
+
+    /// An op we do not know: it travels through, with the types that the file gives.
+    fn opaque(&mut self, node: &NodeProto, index: usize, ins: Vec<Option<ValueId>>) -> Result<()> {
+        let raw = node.encode_to_vec();
+        let attrs = Attrs::new()
+            .with("domain", node.domain())
+            .with("op_type", node.op_type())
+            .with("node", Attr::Tensor(Tensor::new(DType::U8, [raw.len() as u64], raw)));
+        let id = self.add(node, index, &ops::opaque::OPAQUE, attrs, ins)?;
+        for value in self.graph.node(id).outs.clone() {
+            if let Some(ty) = self.declared.get(&self.graph.value(value).name) {
+                self.graph.set_type(value, ty.clone());
+            }
+        }
+        Ok(())
+    }
+
+    /// A call of a local function: our row if the body is ours, else its nodes in place.
+    fn call(&mut self, node: &NodeProto, index: usize, function: &'a FunctionProto, depth: usize) -> Result<()> {
+        if depth >= MAX_CALL_DEPTH {
+            return Err(Error::model("function", format!("functions call each other more than {MAX_CALL_DEPTH} deep")));
+        }
+        if node.domain() == Domain::CKPT && self.ours(node, index, function)? {
+            return Ok(());
+        }
+        let ins = self.operands(node)?;
+        if ins.len() > function.input.len() {
+            return Err(Error::model("arity", format!("function {} takes {} operands", function.name(), function.input.len())));
+        }
+        let opset = standard_opset(function.opset_import.iter().map(|o| (o.domain.as_deref(), o.version)))?;
+        let given: BTreeMap<&str, &AttributeProto> = function
+            .attribute_proto
+            .iter()
+            .chain(&node.attribute)
+            .map(|a| (a.name(), a))
+            .collect();
+        let base = if node.name().is_empty() { format!("{}_{index}", node.op_type()) } else { node.name().to_string() };
+        let inner: BTreeMap<String, ValueId> =
+            function.input.iter().zip(ins).filter_map(|(name, v)| Some((name.clone(), v?))).collect();
+        let outer = std::mem::replace(&mut self.scope, inner);
+        let outer_opset = std::mem::replace(&mut self.opset, opset);
+        let mut done = Ok(());
+        for (i, step) in function.node.iter().enumerate() {
+            let mut step = step.clone();
+            bind_attributes(&mut step, &given);
+            step.name = Some(format!("{base}/{}", if step.name().is_empty() { step.op_type().to_string() } else { step.name().to_string() }));
+            done = self.node(&step, i, depth + 1);
+            if done.is_err() {
+                break;
+            }
+        }
+        let inner = std::mem::replace(&mut self.scope, outer);
+        self.opset = outer_opset;
+        done?;
+        for (formal, actual) in function.output.iter().zip(&node.output).filter(|(_, a)| !a.is_empty()) {
+            let Some(id) = inner.get(formal).copied() else {
+                return Err(Error::model("function", format!("function {} never defines `{formal}`", function.name())));
+            };
+            self.claim_name(actual)?;
+            if self.graph.def_node(id).is_some() {
+                self.graph.rename_value(id, actual);
+            }
+            self.scope.insert(actual.clone(), id);
+        }
+        Ok(())
+    }
+
+    /// Tries to read a call of a function in our domain as a row. `ckpt.TanhGrad_1` names the row `TanhGrad`.
+    fn ours(&mut self, node: &NodeProto, index: usize, function: &FunctionProto) -> Result<bool> {
+        let row = node.op_type().split('_').next().unwrap_or("");
+        let Some(op) = ops::find(row).filter(|op| op.domain == Domain::Ckpt) else { return Ok(false) };
+        let ins = self.operands(node)?;
+        let variadic = op.ins.last().is_some_and(|s| s.kind == SlotKind::Variadic);
+        let typed = ins.iter().flatten().all(|v| self.graph.value(*v).ty.is_some());
+        if (ins.len() > op.ins.len() && !variadic) || !typed {
+            return Ok(false);
+        }
+        // Try on a graph of its own: the file's graph must not change if the body is someone else's.
+        let mut trial = Graph::new("trial");
+        let mut trial_ins = Vec::new();
+        for value in &ins {
+            trial_ins.push(value.map(|v| match self.graph.value(v).tensor() {
+                Some(tensor) if tensor.elements() <= ckpt_passes::ir::typing::MAX_KNOWN_ELEMENTS => {
+                    trial.add_init("operand", tensor.clone())
+                }
+                _ => trial.add_input("operand", self.graph.value(v).ty.clone()),
+            }));
+        }
+        let mut attrs = Attrs::new();
+        for attribute in &node.attribute {
+            let Some(spec) = op.attrs.iter().find(|s| s.name == attribute.name()) else { return Ok(false) };
+            attrs.set(spec.name, self.attribute(attribute, spec.kind)?);
+        }
+        let outs = node.output.iter().map(|n| (n.clone(), None)).collect();
+        let new = NewNode { op, name: "trial", attrs: attrs.clone(), ins: trial_ins, outs, loc: Arc::default(), role: Role::Forward };
+        let id = trial.add_node(new);
+        if ckpt_passes::ir::typing::check_arity(&trial, id).is_err() || ckpt_passes::ir::verify::check_attrs(&trial, id).is_err() {
+            return Ok(false);
+        }
+        let Some(Ok(body)) = ckpt_passes::ir::op::body_of(&trial, id) else { return Ok(false) };
+        let mine = crate::emit::function::function(&body, function.name(), trial.node(id))?;
+        if mine.node != function.node || mine.input != function.input || mine.output != function.output {
+            self.warnings.push(format!("function {} is not the one we would write: its nodes are read one by one", function.name()));
+            return Ok(false);
+        }
+        self.add(node, index, op, attrs, ins)?;
+        Ok(true)
+    }
+
+    /// Accepts the claims that hold, nested ones included: an original always comes before its copies.
+    fn believe(&mut self, claims: Vec<Claim>) {
+        let by_name: BTreeMap<String, NodeId> = self.graph.nodes().map(|(id, n)| (n.name.clone(), id)).collect();
+        for claim in claims {
+            let original = by_name.get(&claim.original).copied();
+            self.graph.set_again(claim.node, original, claim.segment);
+            if original.is_none() || original == Some(claim.node) || check_copy(&self.graph, claim.node).is_err() {
+                let name = self.graph.node(claim.node).name.clone();
+                self.warnings.push(format!("`{name}` does not compute `{}` again, as it claims: read as an ordinary node", claim.original));
+                self.graph.set_again(claim.node, None, None);
+            }
+        }
+        let backward = self.graph.nodes().any(|(_, n)| n.role == Role::Backward);
+        let again = self.graph.nodes().any(|(_, n)| n.again.is_some());
+        let typed = self.graph.values().all(|(_, v)| v.ty.is_some());
+        self.graph.phase = match (typed, backward, again) {
+            (true, true, true) => Phase::Rewritten,
+            (true, true, false) => Phase::Training,
+            (true, ..) => Phase::Typed,
+            _ => Phase::Imported,
+        };
+    }
+}
+
+/// Attributes of a function's node that refer to attributes of the call.
+fn bind_attributes(step: &mut NodeProto, given: &BTreeMap<&str, &AttributeProto>) {
+    step.attribute.retain_mut(|attribute| {
+        let Some(wanted) = attribute.ref_attr_name.clone().filter(|n| !n.is_empty()) else { return true };
+        match given.get(wanted.as_str()) {
+            Some(value) => {
+                let name = attribute.name.clone();
+                *attribute = (*value).clone();
+                attribute.name = name;
+                true
+            }
+            // Not given and without a default: the node's own default holds.
+            None => false,
+        }
+    });
+}
+
+pub(super) fn to_map(props: &[StringStringEntryProto]) -> BTreeMap<String, String> {
+    props.iter().map(|p| (p.key().to_string(), p.value().to_string())).collect()
+}
+
+fn describe(node: &NodeProto, index: usize) -> String {
+    format!("node {index} \"{}\" ({})", node.name(), node.op_type())
+}
+
+/// The type of a graph input; a dimension without a name gets the input's name and axis.
+fn input_type(input: &ValueInfoProto, ty: &TypeProto) -> Result<Ty> {
+    let wrong = |what: String| Error::model("type", format!("graph input `{}`: {what}", input.name()));
+    let Some(type_proto::Value::TensorType(tensor)) = &ty.value else {
+        return Err(wrong("not a tensor".into()));
+    };
+    let code = tensor.elem_type();
+    let dtype = DType::from_onnx_code(code).ok_or_else(|| wrong(format!("element type {code} is not supported")))?;
+    let Some(shape) = &tensor.shape else {
+        return Err(wrong("no shape".into()).help(format!("give one with --input {}:{dtype}[DIMS]", input.name())));
+    };
+    let mut dims = Vec::new();
+    for (axis, dim) in shape.dim.iter().enumerate() {
+        dims.push(match &dim.value {
+            Some(dimension::Value::DimValue(n)) if *n < 0 => return Err(wrong(format!("axis {axis} has size {n}"))),
+            Some(dimension::Value::DimValue(n)) => Dim::from(*n),
+            Some(dimension::Value::DimParam(name)) if !name.is_empty() => named_dim(name),
+            _ => Dim::symbol(&format!("{}.{axis}", input.name())),
+        });
+    }
+    Ok(Ty::new(dtype, dims))
+}
+
+/// `seq` is a name, `seq + 1` an expression; what is neither is a name all the same.
+fn named_dim(text: &str) -> Dim {
+    text::parse_dim_param(text)
+}
+
+/// A type claimed for an intermediate; `None` where any part of it cannot be used.
+fn lenient_type(ty: &TypeProto) -> Option<Ty> {
+    let Some(type_proto::Value::TensorType(tensor)) = &ty.value else { return None };
+    let dtype = DType::from_onnx_code(tensor.elem_type())?;
+    let dims = tensor.shape.as_ref()?.dim.iter().map(|d| match &d.value {
+        Some(dimension::Value::DimValue(n)) if *n >= 0 => Some(Dim::from(*n)),
+        Some(dimension::Value::DimParam(name)) if !name.is_empty() => Some(named_dim(name)),
+        _ => None,
+    });
+    Some(Ty::new(dtype, dims.collect::<Option<Vec<_>>>()?))
+}

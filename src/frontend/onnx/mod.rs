@@ -1,0 +1,37 @@
+//! ONNX files: protobuf on disk to [`Graph`](ckpt_passes::ir::Graph).
+//!
+//! [`file`] maps and decodes, [`external`] and [`tensor`] bring weights without copying them, [`import`] builds the
+//! graph ([`upgrade`] older forms into today's, [`names`] what the file tells about names).
+
+pub mod external;
+pub mod file;
+pub mod import;
+pub mod names;
+pub mod proto;
+pub mod tensor;
+pub mod upgrade;
+
+use super::{Frontend, Model};
+use ckpt_passes::Result;
+use std::path::Path;
+
+/// The reader of ONNX files.
+pub struct Onnx;
+
+impl Frontend for Onnx {
+    fn name(&self) -> &'static str {
+        "ONNX"
+    }
+
+    fn recognises(&self, _path: &Path, head: &[u8]) -> bool {
+        file::may_be_onnx(head)
+    }
+
+    fn read(&self, path: &Path) -> Result<Model> {
+        let model = file::open(path)?;
+        let mut files = external::Files::beside(path);
+        let imported = import::import(&model, &mut |t| tensor::read(t, &mut files))
+            .map_err(|e| e.at(path.display().to_string()))?;
+        Ok(Model { graph: imported.graph, warnings: imported.warnings })
+    }
+}

@@ -1,0 +1,192 @@
+//! What the file tells about names: module scopes of nodes, and the framework's names of parameters.
+//!
+//! The dynamo exporter leaves a trail in metadata (`pkg.torch.onnx.*`): cumulative module paths with classes on nodes,
+//! the kind of each initializer, the parameter a folded weight came from. The legacy exporter leaves module paths in
+//! node names. All of it is optional; nothing here is needed to compile a model, only to speak of it as its author does.
+
+use super::proto::{GraphProto, ModelProto, NodeProto};
+use super::import::to_map;
+use ckpt_passes::ir::{Graph, Loc, Origin};
+use std::collections::{BTreeMap, BTreeSet};
+
+const SCOPES: &str = "pkg.torch.onnx.name_scopes";
+const CLASSES: &str = "pkg.torch.onnx.class_hierarchy";
+const FX_NODE: &str = "pkg.torch.onnx.fx_node";
+const KIND: &str = "pkg.torch.export.graph_signature.InputSpec.kind";
+const FOLDED_FROM: &str = "pkg.onnxscript.optimizer.folded_from";
+const SIGNATURE: &str = "pkg.torch.export.ExportedProgram.graph_signature";
+
+/// Keys under which our own files keep what a foreign file told.
+pub const OUR_NAMES: &str = "ckpt.names";
+pub const OUR_TRANSPOSED: &str = "ckpt.transposed";
+pub const OUR_PARAMETER: &str = "ckpt.parameter";
+pub const OUR_SCOPES: &str = "ckpt.scopes";
+pub const OUR_SOURCE: &str = "ckpt.source";
+
+/// Where a node comes from.
+pub fn loc(node: &NodeProto, props: &BTreeMap<String, String>) -> Loc {
+    let source = props.get(OUR_SOURCE).cloned().unwrap_or_else(|| node.name().to_string());
+    if let Some(scopes) = props.get(OUR_SCOPES) {
+        let scopes: Vec<(String, Option<String>)> = serde_json::from_str(scopes).unwrap_or_default();
+        return Loc { node: source, scopes };
+    }
+    if let Some(scopes) = props.get(SCOPES) {
+        let paths = python_strings(scopes);
+        let classes = props.get(CLASSES).map(|c| python_strings(c)).unwrap_or_default();
+        // The last entry is the traced operation, not a module.
+        let modules = paths.len().saturating_sub(1);
+        let class = |i: usize| classes.get(i).and_then(|c| c.rsplit('.').next()).map(str::to_string);
+        let scopes = paths.into_iter().take(modules).enumerate().map(|(i, p)| (p, class(i))).collect();
+        return Loc { node: source, scopes };
+    }
+    // Legacy exports: `/model/layers.0/self_attn/MatMul`.
+    let mut scopes = Vec::new();
+    if let Some(path) = source.strip_prefix('/') {
+        let parts: Vec<&str> = path.split('/').collect();
+        for end in 1..parts.len() {
+            scopes.push((parts[..end].join("."), None));
+        }
+    }
+    Loc { node: source, scopes }
+}
+
+/// The strings of a Python list literal such as `['', 'model', "it's"]`.
+pub fn python_strings(text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut chars = text.chars();
+    while let Some(quote) = chars.find(|c| *c == '\'' || *c == '"') {
+        let mut item = String::new();
+        while let Some(c) = chars.next() {
+            match c {
+                c if c == quote => break,
+                '\\' => item.extend(chars.next()),
+                c => item.push(c),
+            }
+        }
+        found.push(item);
+    }
+    found
+}
+
+/// One line of the exporter's graph signature: the traced name and the framework's, for a parameter.
+struct Signature {
+    /// `p_model_norm_weight` to `model.norm.weight`.
+    parameters: BTreeMap<String, String>,
+}
+
+fn signature(model: &ModelProto, file: &GraphProto) -> Signature {
+    let mut parameters = BTreeMap::new();
+    let props = file.metadata_props.iter().chain(&model.metadata_props);
+    for prop in props.filter(|p| p.key() == SIGNATURE) {
+        for line in prop.value().lines() {
+            let Some((traced, rest)) = line.trim().split_once(": PARAMETER target=") else { continue };
+            if let Some(name) = python_strings(rest).into_iter().next() {
+                parameters.insert(traced.to_string(), name);
+            }
+        }
+    }
+    Signature { parameters }
+}
+
+/// Fills `graph.origins` for every initializer of which the file tells something.
+pub fn origins(graph: &mut Graph, model: &ModelProto, file: &GraphProto) {
+    let signature = signature(model, file);
+    let real: BTreeSet<&str> = signature.parameters.values().map(String::as_str).collect();
+    let ids: BTreeMap<String, ckpt_passes::ir::ValueId> =
+        graph.inits().map(|(id, v)| (v.name.clone(), id)).collect();
+    for info in &file.value_info {
+        let Some(id) = ids.get(info.name()).copied() else { continue };
+        let props = to_map(&info.metadata_props);
+        if let Some(origin) = our_origin(&props).or_else(|| exporter_origin(graph, id, &props, &real)) {
+            graph.origins.insert(id, origin);
+        }
+    }
+    aliases(graph, file, &signature);
+}
+
+fn our_origin(props: &BTreeMap<String, String>) -> Option<Origin> {
+    let names = serde_json::from_str(props.get(OUR_NAMES)?).ok()?;
+    Some(Origin {
+        names,
+        transposed: props.get(OUR_TRANSPOSED).is_some_and(|t| t == "true"),
+        is_parameter: props.get(OUR_PARAMETER).map(|p| p == "true"),
+    })
+}
+
+fn exporter_origin(
+    graph: &Graph,
+    id: ckpt_passes::ir::ValueId,
+    props: &BTreeMap<String, String>,
+    real: &BTreeSet<&str>,
+) -> Option<Origin> {
+    let name = graph.value(id).name.clone();
+    if let Some(kind) = props.get(KIND) {
+        return Some(Origin { names: vec![name], transposed: false, is_parameter: Some(kind == "PARAMETER") });
+    }
+    let sources = python_strings(props.get(FOLDED_FROM)?);
+    let [source] = sources.as_slice() else { return None };
+    let is_parameter = match (real.is_empty(), real.contains(source.as_str())) {
+        (false, known) => Some(known),
+        (true, _) => None,
+    };
+    if is_parameter != Some(true) && !source.contains('.') {
+        return None;
+    }
+    // Linear layers hold [out, in]; the exporter folds the transpose that MatMul needs into the weight.
+    let transposed = graph.value(id).ty().rank() == 2;
+    Some(Origin { names: vec![source.clone()], transposed, is_parameter })
+}
+
+/// Tied weights: the file keeps one of the names; the other one is a traced placeholder that no initializer answers
+/// to, but that a node reading the weight still mentions.
+fn aliases(graph: &mut Graph, file: &GraphProto, signature: &Signature) {
+    let mut answered: BTreeSet<String> = graph.origins.values().flat_map(|o| o.names.iter().cloned()).collect();
+    answered.extend(graph.inits().map(|(_, v)| v.name.clone()));
+    let missing: BTreeMap<&str, &str> = signature
+        .parameters
+        .iter()
+        .filter(|(_, name)| !answered.contains(*name))
+        .map(|(traced, name)| (traced.as_str(), name.as_str()))
+        .collect();
+    if missing.is_empty() {
+        return;
+    }
+    let ids: BTreeMap<String, ckpt_passes::ir::ValueId> =
+        graph.inits().map(|(id, v)| (v.name.clone(), id)).collect();
+    for node in &file.node {
+        let Some(traced) = node.metadata_props.iter().find(|p| p.key() == FX_NODE) else { continue };
+        let weights: Vec<_> = node
+            .input
+            .iter()
+            .filter_map(|n| ids.get(n).copied())
+            .filter(|id| graph.value(*id).ty().dtype.is_float() && graph.value(*id).ty().rank() > 0)
+            .collect();
+        let [weight] = weights.as_slice() else { continue };
+        let mentioned: BTreeSet<&str> =
+            traced.value().split(|c: char| !(c.is_alphanumeric() || c == '_')).collect();
+        for (traced, name) in &missing {
+            if mentioned.contains(traced) {
+                let own = graph.value(*weight).name.clone();
+                let origin = graph.origins.entry(*weight).or_insert_with(|| Origin {
+                    names: vec![own],
+                    transposed: false,
+                    is_parameter: Some(true),
+                });
+                if !origin.names.iter().any(|n| n == name) {
+                    origin.names.push((*name).to_string());
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::python_strings;
+
+    #[test]
+    fn list_literals() {
+        assert_eq!(python_strings(r#"['', 'model.layers.0', "it's", 'a\'b']"#), ["", "model.layers.0", "it's", "a'b"]);
+        assert!(python_strings("[]").is_empty());
+    }
+}

@@ -1,0 +1,39 @@
+//! The protobuf messages of ONNX (IR version 14), and shorthands over their optional fields.
+//!
+//! `onnx.proto` is that of onnx 1.23.2 (Apache-2.0); `generated.rs` is made from it by `cargo run -p ckpt-protogen` and
+//! committed, so that a build needs no `protoc`. Fields newer than that file are dropped when a model is read.
+
+#[allow(missing_docs, clippy::all, reason = "generated from onnx.proto")]
+#[rustfmt::skip]
+mod generated;
+
+pub use generated::*;
+
+impl StringStringEntryProto {
+    pub fn new(key: &str, value: &str) -> Self {
+        StringStringEntryProto {
+            key: Some(key.into()),
+            value: Some(value.into()),
+        }
+    }
+}
+
+/// The value of a metadata key.
+pub fn prop<'a>(props: &'a [StringStringEntryProto], key: &str) -> Option<&'a str> {
+    props.iter().find(|p| p.key() == key).map(|p| p.value())
+}
+
+impl NodeProto {
+    /// One line for messages: `node "fc/MatMul" (MatMul)`.
+    pub fn describe(&self) -> String {
+        let domain = match self.domain() {
+            "" | "ai.onnx" => String::new(),
+            d => format!("{d}::"),
+        };
+        let name = match self.name() {
+            "" => self.output.iter().find(|o| !o.is_empty()).map_or("", |o| o.as_str()),
+            n => n,
+        };
+        format!("node \"{name}\" ({domain}{})", self.op_type())
+    }
+}

@@ -1,0 +1,214 @@
+//! `TensorProto` to [`Tensor`] and back: whichever of ONNX's fields holds the content, little-endian bytes come out.
+//!
+//! Shapes are numbers from a file: the element count is checked before anything is allocated, and content must fill it
+//! exactly. `raw_data` and external data are shared, typed fields are small and converted.
+
+use super::external::Files;
+use super::proto::{StringStringEntryProto, TensorProto, tensor_proto};
+use bytes::Bytes;
+use ckpt_passes::ir::{DType, Data, Tensor};
+use ckpt_passes::{Error, Result};
+
+/// Element type of an ONNX code.
+///
+/// # Errors
+/// `type` for strings, complex numbers, sub-byte and 8-bit floats, and codes that mean nothing.
+pub fn dtype(code: i32) -> Result<DType> {
+    DType::from_onnx_code(code).ok_or_else(|| {
+        let name = match tensor_proto::DataType::try_from(code) {
+            Ok(tensor_proto::DataType::Undefined) => "no element type".to_string(),
+            Ok(known) => format!("element type {}", known.as_str_name()),
+            Err(_) => format!("element type code {code}, which ONNX does not define"),
+        };
+        let known: Vec<&str> = DType::ALL.iter().map(|d| d.name()).collect();
+        Error::model("type", "element type not supported").expected(known.join(", ")).found(name)
+    })
+}
+
+/// A tensor with its content.
+///
+/// # Errors
+/// `shape` for a negative size or a product beyond 63 bits, `data` for content that is missing or of another size,
+/// `type` for an element type we do not have, `external` as in [`Files::read`]. None names the tensor; callers do.
+pub fn read(proto: &TensorProto, files: &mut Files) -> Result<Tensor> {
+    let dtype = dtype(proto.data_type())?;
+    let (dims, elements) = read_dims(&proto.dims)?;
+    let size_bytes = elements
+        .checked_mul(dtype.size_bytes())
+        .filter(|n| *n <= i64::MAX as u64)
+        .ok_or_else(|| Error::model("shape", "the tensor's size does not fit 63 bits").found(format!("{dims:?}")))?;
+    if proto.segment.is_some() {
+        return Err(Error::model("data", "tensors in segments are not supported"));
+    }
+    let data = if proto.data_location() == tensor_proto::DataLocation::External {
+        if fields(proto).next().is_some() {
+            return Err(Error::model("data", "a tensor has both external and inline content"));
+        }
+        files.read(&proto.external_data, size_bytes)?
+    } else {
+        Data::Here {
+            bytes: inline(proto, dtype, elements, size_bytes)?,
+            origin: None,
+        }
+    };
+    if dtype == DType::Bool
+        && let Data::Here { bytes, .. } = &data
+        && bytes.iter().any(|b| *b > 1)
+    {
+        return Err(Error::model("data", "a boolean tensor holds bytes other than 0 and 1"));
+    }
+    Ok(Tensor { dtype, dims, data })
+}
+
+/// Sizes and their product.
+///
+/// # Errors
+/// `shape`, as in [`read`].
+pub fn read_dims(dims: &[i64]) -> Result<(Vec<u64>, u64)> {
+    let mut sizes = Vec::with_capacity(dims.len());
+    for dim in dims {
+        let size = u64::try_from(*dim)
+            .map_err(|_| Error::model("shape", "a tensor has a negative size").found(format!("{dims:?}")))?;
+        sizes.push(size);
+    }
+    if sizes.contains(&0) {
+        return Ok((sizes, 0));
+    }
+    let elements = sizes.iter().try_fold(1u64, |n, d| n.checked_mul(*d)).filter(|n| *n <= i64::MAX as u64);
+    let elements = elements
+        .ok_or_else(|| Error::model("shape", "the tensor's size does not fit 63 bits").found(format!("{dims:?}")))?;
+    Ok((sizes, elements))
+}
+
+/// Names and lengths of the content fields that are used.
+fn fields(proto: &TensorProto) -> impl Iterator<Item = (&'static str, usize)> {
+    [
+        ("raw_data", proto.raw_data.as_ref().map_or(0, Bytes::len)),
+        ("float_data", proto.float_data.len()),
+        ("int32_data", proto.int32_data.len()),
+        ("string_data", proto.string_data.len()),
+        ("int64_data", proto.int64_data.len()),
+        ("double_data", proto.double_data.len()),
+        ("uint64_data", proto.uint64_data.len()),
+    ]
+    .into_iter()
+    .filter(|(_, n)| *n > 0)
+}
+
+/// The field that holds elements of a type (onnx.proto, `TensorProto`).
+fn typed_field(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "float_data",
+        DType::F64 => "double_data",
+        DType::I64 => "int64_data",
+        DType::U32 | DType::U64 => "uint64_data",
+        _ => "int32_data",
+    }
+}
+
+fn inline(proto: &TensorProto, dtype: DType, elements: u64, size_bytes: u64) -> Result<Bytes> {
+    let used: Vec<_> = fields(proto).collect();
+    let expected_field = typed_field(dtype);
+    match used.as_slice() {
+        [] if elements == 0 => return Ok(Bytes::new()),
+        [] => {
+            return Err(Error::model("data", "a tensor has no content")
+                .expected(format!("{size_bytes} bytes for {dtype}{:?}", proto.dims))
+                .found("neither raw, typed nor external data"));
+        }
+        [("raw_data", n)] => {
+            if *n as u64 != size_bytes {
+                return Err(Error::model("data", "a tensor's content has the wrong size")
+                    .expected(format!("{size_bytes} bytes for {dtype}{:?}", proto.dims))
+                    .found(format!("{n} bytes of raw data")));
+            }
+            return Ok(proto.raw_data.clone().unwrap_or_default());
+        }
+        [(field, n)] if *field == expected_field => {
+            if *n as u64 != elements {
+                return Err(Error::model("data", "a tensor's content has the wrong size")
+                    .expected(format!("{elements} elements for {dtype}{:?}", proto.dims))
+                    .found(format!("{n} in {field}")));
+            }
+        }
+        [(field, _)] => {
+            return Err(Error::model("data", "a tensor's content is in the wrong field")
+                .expected(format!("{expected_field} or raw_data for {dtype}"))
+                .found(*field));
+        }
+        many => {
+            let names: Vec<&str> = many.iter().map(|(f, _)| *f).collect();
+            return Err(Error::model("data", "a tensor has more than one content").found(names.join(", ")));
+        }
+    }
+    typed(proto, dtype).map(Bytes::from)
+}
+
+/// The bytes of a typed field, with every element checked to fit its type.
+fn typed(proto: &TensorProto, dtype: DType) -> Result<Vec<u8>> {
+    let range = |v: i128| {
+        Err(Error::model("data", format!("{v} does not fit {dtype}")))
+    };
+    let mut bytes = Vec::new();
+    match dtype {
+        DType::F32 => bytes.extend(proto.float_data.iter().flat_map(|v| v.to_le_bytes())),
+        DType::F64 => bytes.extend(proto.double_data.iter().flat_map(|v| v.to_le_bytes())),
+        DType::I64 => bytes.extend(proto.int64_data.iter().flat_map(|v| v.to_le_bytes())),
+        DType::U64 => bytes.extend(proto.uint64_data.iter().flat_map(|v| v.to_le_bytes())),
+        DType::U32 => {
+            for v in &proto.uint64_data {
+                match u32::try_from(*v) {
+                    Ok(v) => bytes.extend(v.to_le_bytes()),
+                    Err(_) => return range(*v as i128),
+                }
+            }
+        }
+        DType::I32 => bytes.extend(proto.int32_data.iter().flat_map(|v| v.to_le_bytes())),
+        DType::I16 | DType::I8 | DType::U16 | DType::U8 | DType::F16 | DType::BF16 | DType::Bool => {
+            let (low, high) = match dtype {
+                DType::I16 => (i16::MIN as i32, i16::MAX as i32),
+                DType::I8 => (i8::MIN as i32, i8::MAX as i32),
+                DType::U8 => (0, u8::MAX as i32),
+                DType::Bool => (0, 1),
+                // (b)float16 are converted bit-wise to unsigned integers.
+                _ => (0, u16::MAX as i32),
+            };
+            for v in &proto.int32_data {
+                if !(low..=high).contains(v) {
+                    return range(*v as i128);
+                }
+                let all = v.to_le_bytes();
+                bytes.extend_from_slice(&all[..dtype.size_bytes() as usize]);
+            }
+        }
+    }
+    Ok(bytes)
+}
+
+/// A tensor as written: raw little-endian bytes, or a reference where the content is absent.
+///
+/// Content that is here becomes inline; the writer moves it to a sidecar where it decides so.
+pub fn write(name: &str, tensor: &Tensor) -> TensorProto {
+    let mut proto = TensorProto {
+        name: (!name.is_empty()).then(|| name.to_string()),
+        data_type: Some(tensor.dtype.onnx_code()),
+        dims: tensor.dims.iter().map(|d| *d as i64).collect(),
+        ..TensorProto::default()
+    };
+    match &tensor.data {
+        Data::Here { bytes, .. } => proto.raw_data = Some(bytes.clone()),
+        Data::Absent(external) => refer(&mut proto, &external.location, external.offset, external.length),
+    }
+    proto
+}
+
+/// Makes a tensor refer to a slice of an external file.
+pub fn refer(proto: &mut TensorProto, location: &str, offset: u64, length: u64) {
+    proto.raw_data = None;
+    proto.data_location = Some(tensor_proto::DataLocation::External as i32);
+    proto.external_data = vec![
+        StringStringEntryProto::new("location", location),
+        StringStringEntryProto::new("offset", &offset.to_string()),
+        StringStringEntryProto::new("length", &length.to_string()),
+    ];
+}

@@ -1,0 +1,86 @@
+//! Older forms of standard ops, rewritten into the rows' form (opset 23).
+//!
+//! Most changes between opsets moved an attribute into an operand: those are one table. A form that neither the table
+//! nor a rule below knows is refused, never guessed.
+
+use super::proto::AttributeProto;
+use ckpt_passes::ir::typing::Contents;
+use ckpt_passes::ir::{DType, Graph, OpDef, Tensor, ValueId};
+use ckpt_passes::{Error, Result};
+use std::collections::BTreeMap;
+
+/// Up to which opset an op took an operand as an attribute.
+struct Moved {
+    op: &'static str,
+    attribute: &'static str,
+    /// First opset in which it is an operand.
+    since: i64,
+    slot: usize,
+}
+
+const fn moved(op: &'static str, attribute: &'static str, since: i64, slot: usize) -> Moved {
+    Moved { op, attribute, since, slot }
+}
+
+const MOVED: &[Moved] = &[
+    moved("Squeeze", "axes", 13, 1),
+    moved("Unsqueeze", "axes", 13, 1),
+    moved("Split", "split", 13, 1),
+    moved("ReduceSum", "axes", 13, 1),
+    moved("ReduceMean", "axes", 18, 1),
+    moved("ReduceMax", "axes", 18, 1),
+    moved("ReduceMin", "axes", 18, 1),
+    moved("ReduceProd", "axes", 18, 1),
+    moved("ReduceL2", "axes", 18, 1),
+    moved("ReduceSumSquare", "axes", 18, 1),
+    moved("Dropout", "ratio", 12, 1),
+];
+
+/// Rewrites attributes and operands of a node that a file of opset `opset` holds.
+///
+/// # Errors
+/// A form that has no equal in the internal opset.
+pub fn upgrade(
+    graph: &mut Graph,
+    contents: &mut Contents,
+    op: &'static OpDef,
+    opset: i64,
+    attributes: &mut BTreeMap<&str, &AttributeProto>,
+    ins: &mut Vec<Option<ValueId>>,
+) -> Result<()> {
+    for row in MOVED.iter().filter(|m| m.op == op.name && opset < m.since) {
+        let Some(attribute) = attributes.remove(row.attribute) else { continue };
+        let tensor = match row.attribute {
+            "ratio" => Tensor::scalar(DType::F32, f64::from(attribute.f())),
+            _ => Tensor::ints(&attribute.ints),
+        };
+        let id = graph.add_init(&format!("{}.{}", op.name, row.attribute), tensor);
+        contents.read_init(graph, id);
+        while ins.len() <= row.slot {
+            ins.push(None);
+        }
+        ins[row.slot] = Some(id);
+    }
+    if matches!(op.name, "Softmax" | "LogSoftmax") && opset < 13 {
+        flattening_softmax(graph, op, attributes, ins)?;
+    }
+    // The number of parts was the number of results before it became an attribute.
+    Ok(())
+}
+
+/// Before opset 13 softmax flattened its operand behind `axis` (default 1): the same thing on the last axis only.
+fn flattening_softmax(
+    graph: &Graph,
+    op: &'static OpDef,
+    attributes: &BTreeMap<&str, &AttributeProto>,
+    ins: &[Option<ValueId>],
+) -> Result<()> {
+    let axis = attributes.get("axis").map_or(1, |a| a.i());
+    let rank = ins.first().copied().flatten().and_then(|v| graph.value(v).ty.as_ref()).map(|t| t.rank() as i64);
+    if axis == -1 || rank.is_some_and(|r| axis == r - 1) {
+        return Ok(());
+    }
+    Err(Error::model("opset", format!("{} of opset 12 or older flattens the axes behind {axis}", op.name))
+        .expected("the last axis")
+        .help("export with opset 13 or newer"))
+}
