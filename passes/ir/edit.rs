@@ -111,6 +111,14 @@ impl Graph {
         id
     }
 
+    /// Appends a result to `node`: an optional output of its op that the file did not ask for.
+    pub fn add_result(&mut self, node: NodeId, name: &str, ty: Ty) -> ValueId {
+        let slot = self.nodes[node].outs.len();
+        let id = self.add_value(name, Some(ty), Def::Node { node, slot });
+        self.nodes[node].outs.push(id);
+        id
+    }
+
     /// A copy of `original` at the end of the order, reading `ins`; named `<original>/again`.
     pub fn add_again(
         &mut self,

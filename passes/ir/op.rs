@@ -472,8 +472,8 @@ pub struct BodyCx<'a, 'g> {
     pub attrs: &'a Attrs,
     /// One input a given operand, `None` for one that is not given.
     pub ins: Vec<Option<ValueId>>,
-    /// How many results are wanted.
-    pub n_outs: usize,
+    /// Types of the results: what typing knew from contents that the body's own inputs do not carry.
+    pub outs: Vec<Ty>,
 }
 
 impl BodyCx<'_, '_> {
@@ -510,7 +510,7 @@ pub fn body_of(graph: &Graph, node: NodeId) -> Option<Result<Graph>> {
         b: &mut b,
         attrs: &n.attrs,
         ins,
-        n_outs: n.outs.len(),
+        outs: n.outs.iter().map(|v| graph.ty(*v).clone()).collect(),
     });
     Some(outs.map(|outs| {
         body.set_outputs(outs);

@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::ir::op::{
     Body, BodyCx, Domain, Effect, Grad, Import, InferCx, OpDef, Slot, fresh, no_fold,
 };
-use crate::ir::{AttrDefault, AttrKind, AttrSpec, DType, Ty, ValueId};
+use crate::ir::{AttrDefault, AttrKind, AttrSpec, ValueId};
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
 pub const ROWS: &[&OpDef] = &[
@@ -25,20 +25,6 @@ pub const ROWS: &[&OpDef] = &[
     &SOFTPLUS,
     &ERF_GRAD,
 ];
-
-/// A gradient kernel's operands: two floating-point tensors of one type, not broadcast.
-fn two_alike(cx: &InferCx) -> Result<Vec<Ty>> {
-    cx.want_dtype(0, DType::is_float, "a floating-point type")?;
-    cx.same_dtype(&[0, 1])?;
-    let (a, b) = (cx.ty(0)?, cx.ty(1)?);
-    if a.rank() != b.rank() || !may_be_same(&a.dims, &b.dims) {
-        return Err(cx
-            .fail("shape", "the operands have different shapes")
-            .expected(a.to_string())
-            .found(b.to_string()));
-    }
-    Ok(vec![a.clone()])
-}
 
 pub static TANH: OpDef = OpDef {
     name: "Tanh",
@@ -329,10 +315,4 @@ pub static ERF_GRAD: OpDef = OpDef {
 fn one_like(cx: &mut BodyCx, v: ValueId) -> ValueId {
     let dtype = cx.ty(v).dtype;
     cx.b.scalar(dtype, 1.0)
-}
-
-/// The only result, as the first operand's element type.
-fn narrow(cx: &mut BodyCx, v: ValueId) -> Result<Vec<ValueId>> {
-    let dtype = cx.ty(cx.x(0)).dtype;
-    Ok(vec![cx.b.cast(v, dtype)?])
 }

@@ -9,13 +9,17 @@ pub mod axes;
 pub mod cast;
 pub mod extreme;
 pub mod logic;
+pub mod loss;
 pub mod math;
 pub mod matmul;
+pub mod norm;
 pub mod opaque;
 pub mod power;
 pub mod reduce;
 pub mod rules;
+pub mod scan;
 pub mod shape;
+pub mod softmax;
 
 use crate::ir::op::{Domain, Import, OpDef};
 
@@ -26,12 +30,16 @@ const FAMILIES: &[&[&OpDef]] = &[
     cast::ROWS,
     extreme::ROWS,
     logic::ROWS,
+    loss::ROWS,
     math::ROWS,
     matmul::ROWS,
+    norm::ROWS,
     opaque::ROWS,
     power::ROWS,
     reduce::ROWS,
+    scan::ROWS,
     shape::ROWS,
+    softmax::ROWS,
 ];
 
 /// Every row.

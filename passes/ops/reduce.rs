@@ -1,11 +1,492 @@
-//! Reductions, and `SumToShape`, the adjoint of broadcasting.
+//! Reductions (ONNX operator specifications of those names, axes as an operand) and `SumToShape`, the adjoint of
+//! broadcasting.
+//!
+//! Typing needs the axes' contents, except where every axis is kept. Gradients bring the cotangent back to the
+//! operand's rank, do what arithmetic they can on it while it is small, and broadcast last.
 
-use super::rules::one_flop;
+use super::arith::{DIV, SIGN};
+use super::extreme::MAX;
+use super::logic::{EQUAL, WHERE};
+use super::math::EXP;
+use super::rules::*;
+use super::shape::{EXPAND, RESHAPE, SHAPE, UNSQUEEZE};
 use crate::error::Result;
-use crate::ir::op::{Body, BodyCx, Domain, Effect, Grad, InferCx, OpDef, Slot, fresh, no_fold};
-use crate::ir::{DType, Dim, Ty, ValueId};
+use crate::ir::op::{
+    Body, Cost, CostCx, Domain, Effect, Footprint, Grad, GradCx, Import, InferCx, MemoryCx, OpDef,
+    Sized, Slot, fresh, no_fold,
+};
+use crate::ir::{
+    AttrDefault, AttrKind, AttrSpec, Attrs, Builder, DType, Dim, Same, Tensor, Ty, ValueId,
+};
 
-pub const ROWS: &[&OpDef] = &[&SUM_TO_SHAPE];
+pub const ROWS: &[&OpDef] = &[
+    &REDUCE_SUM,
+    &REDUCE_MEAN,
+    &REDUCE_MAX,
+    &REDUCE_MIN,
+    &REDUCE_PROD,
+    &REDUCE_SUM_SQUARE,
+    &REDUCE_L1,
+    &REDUCE_L2,
+    &REDUCE_LOG_SUM_EXP,
+    &SUM_TO_SHAPE,
+];
+
+const KEEPDIMS: AttrSpec = AttrSpec {
+    name: "keepdims",
+    kind: AttrKind::Int,
+    default: AttrDefault::Int(1),
+};
+const NOOP: AttrSpec = AttrSpec {
+    name: "noop_with_empty_axes",
+    kind: AttrKind::Int,
+    default: AttrDefault::Int(0),
+};
+
+/// The axes to reduce, ascending; `None` where the axes operand is not a known constant.
+fn axes_of(cx: &InferCx) -> Result<Option<Vec<usize>>> {
+    let rank = cx.ty(0)?.rank();
+    let given = match cx.opt_ty(1) {
+        None => Vec::new(),
+        Some(ty) if ty.dtype != DType::I64 || ty.rank() != 1 => {
+            return Err(cx
+                .fail("type", "`axes` is not an int64 vector")
+                .found(ty.to_string()));
+        }
+        Some(_) => match cx.const_ints(1) {
+            Some(axes) => axes,
+            None => return Ok(None),
+        },
+    };
+    if given.is_empty() {
+        let noop = cx.attrs.int("noop_with_empty_axes") != 0;
+        return Ok(Some(if noop {
+            Vec::new()
+        } else {
+            (0..rank).collect()
+        }));
+    }
+    let mut axes = Vec::with_capacity(given.len());
+    for axis in given {
+        axes.push(cx.axis(axis, rank)?);
+    }
+    axes.sort_unstable();
+    if axes.windows(2).any(|w| w[0] == w[1]) {
+        return Err(cx.fail("axis", "an axis is given twice"));
+    }
+    Ok(Some(axes))
+}
+
+fn infer_reduce(cx: &InferCx) -> Result<Vec<Ty>> {
+    cx.want_dtype(0, is_number, "a number type")?;
+    let x = cx.ty(0)?;
+    let keep = cx.attrs.int("keepdims") != 0;
+    let Some(axes) = axes_of(cx)? else {
+        if !keep {
+            return Err(cx
+                .fail(
+                    "shape",
+                    "the axes are computed from data, so the rank is not known",
+                )
+                .help("keep the reduced axes (keepdims = 1) or make the axes constant"));
+        }
+        let dims: Vec<Dim> = (0..x.rank()).map(|i| cx.fresh(0, i)).collect();
+        return Ok(vec![x.with_dims(dims)]);
+    };
+    let mut dims = Vec::new();
+    for (i, dim) in x.dims.iter().enumerate() {
+        if !axes.contains(&i) {
+            dims.push(dim.clone());
+        } else if keep {
+            dims.push(Dim::ONE);
+        }
+    }
+    Ok(vec![x.with_dims(dims)])
+}
+
+/// For reductions that also transform each element: ONNX leaves open what they do when no axis is reduced.
+fn infer_reduce_of_function(cx: &InferCx) -> Result<Vec<Ty>> {
+    let types = infer_reduce(cx)?;
+    let none_given = match cx.opt_ty(1) {
+        None => true,
+        Some(ty) => ty
+            .dims
+            .first()
+            .is_some_and(|n| n.same(&Dim::ZERO) != Same::No),
+    };
+    if none_given && cx.attrs.int("noop_with_empty_axes") != 0 {
+        return Err(cx
+            .fail(
+                "axis",
+                "`noop_with_empty_axes` without axes is ambiguous here",
+            )
+            .help("give the axes, or remove the node"));
+    }
+    Ok(types)
+}
+
+/// Contents of a reduction over known operands.
+fn fold_reduce(
+    cx: &InferCx,
+    types: &[Ty],
+    start: Option<Dim>,
+    join: fn(&Dim, &Dim) -> Dim,
+) -> Option<Vec<Vec<Dim>>> {
+    let dims = cx.ty(0).ok()?.static_dims()?;
+    let axes = axes_of(cx).ok()??;
+    let ints = cx.ints(0)?;
+    let kept: Vec<i64> = (0..dims.len())
+        .map(|i| if axes.contains(&i) { 1 } else { dims[i] })
+        .collect();
+    let n = types.first()?.elements().as_const()?;
+    let mut out: Vec<Option<Dim>> = vec![start; usize::try_from(n).ok()?];
+    for (flat, value) in ints.iter().enumerate() {
+        let slot = out.get_mut(broadcast_index(flat as i64, &dims, &kept))?;
+        *slot = Some(match slot {
+            None => value.clone(),
+            Some(so_far) => join(so_far, value),
+        });
+    }
+    Some(vec![out.into_iter().collect::<Option<_>>()?])
+}
+
+/// One operation an element of the operand.
+fn per_input(cx: &CostCx) -> Cost {
+    Cost {
+        flops: cx.ins[0].as_ref().map_or(0, Sized::elements),
+        bytes: cx.traffic_bytes(),
+    }
+}
+
+/// The axes that the node reduces.
+fn known_axes(cx: &GradCx) -> Result<Vec<usize>> {
+    let rank = cx.ty(cx.x(0)).rank();
+    let given: Vec<i64> = match cx.opt_x(1) {
+        None => Vec::new(),
+        Some(axes) => {
+            cx.b.contents
+                .get(axes)
+                .and_then(|d| d.iter().map(Dim::as_const).collect())
+                .ok_or_else(|| no_rule(cx, "the axes of the reduction are computed from data"))?
+        }
+    };
+    if given.is_empty() {
+        let noop = cx.attrs().int("noop_with_empty_axes") != 0;
+        return Ok(if noop {
+            Vec::new()
+        } else {
+            (0..rank).collect()
+        });
+    }
+    let mut axes: Vec<usize> = given
+        .iter()
+        .map(|a| (if *a < 0 { a + rank as i64 } else { *a }) as usize)
+        .collect();
+    axes.sort_unstable();
+    Ok(axes)
+}
+
+/// A value of the result's shape with the reduced axes as 1, so that it broadcasts against the operand.
+fn with_kept_axes(cx: &mut GradCx, v: ValueId) -> Result<ValueId> {
+    if cx.attrs().int("keepdims") != 0 || cx.ty(v).rank() == 0 {
+        return Ok(v);
+    }
+    let axes: Vec<i64> = known_axes(cx)?.iter().map(|a| *a as i64).collect();
+    if axes.is_empty() {
+        return Ok(v);
+    }
+    let axes = cx.b.ints(&axes);
+    emit(cx.b, &UNSQUEEZE, &[v, axes])
+}
+
+/// Broadcasts to the operand's shape: a view.
+fn spread(cx: &mut GradCx, v: ValueId) -> Result<ValueId> {
+    let shape = cx.b.shape(cx.x(0))?;
+    emit(cx.b, &EXPAND, &[v, shape])
+}
+
+/// `v` summed over `axes`, which stay as 1.
+pub fn sum_kept(b: &mut Builder, v: ValueId, axes: &[usize]) -> Result<ValueId> {
+    reduce_axes(b, &REDUCE_SUM, v, axes, true)
+}
+
+/// `v` reduced over exactly `axes`.
+pub fn reduce_axes(
+    b: &mut Builder,
+    op: &'static OpDef,
+    v: ValueId,
+    axes: &[usize],
+    keep: bool,
+) -> Result<ValueId> {
+    if axes.is_empty() {
+        return Ok(v);
+    }
+    let axes: Vec<i64> = axes.iter().map(|a| *a as i64).collect();
+    let axes = b.ints(&axes);
+    b.emit(op, &[v, axes], Attrs::new().with("keepdims", keep as i64))
+}
+
+pub static REDUCE_SUM: OpDef = OpDef {
+    name: "ReduceSum",
+    domain: Domain::Onnx { since: 13 },
+    imports: &[Import::Onnx("ReduceSum", 13)],
+    attrs: &[KEEPDIMS, NOOP],
+    ins: &[Slot::req("data"), Slot::opt("axes")],
+    outs: &[Slot::req("reduced")],
+    effect: Effect::Pure,
+    infer: infer_reduce,
+    fold: |cx, ty| fold_reduce(cx, ty, Some(Dim::ZERO), Dim::add),
+    grad: Grad::Rule(|cx| {
+        let dy = with_kept_axes(cx, cx.dy0())?;
+        let dx = spread(cx, dy)?;
+        cx.give(0, dx);
+        Ok(())
+    }),
+    cost: per_input,
+    memory: fresh,
+    body: Body::Standard,
+};
+
+pub static REDUCE_MEAN: OpDef = OpDef {
+    name: "ReduceMean",
+    domain: Domain::Onnx { since: 18 },
+    imports: &[Import::Onnx("ReduceMean", 18)],
+    attrs: &[KEEPDIMS, NOOP],
+    ins: &[Slot::req("data"), Slot::opt("axes")],
+    outs: &[Slot::req("reduced")],
+    effect: Effect::Pure,
+    infer: infer_reduce,
+    fold: no_fold,
+    grad: Grad::Rule(grad_mean),
+    cost: per_input,
+    memory: fresh,
+    body: Body::Standard,
+};
+
+/// dx = dy / n. The division is done while the cotangent is small, in float32 for the 16-bit types: n may not fit them.
+fn grad_mean(cx: &mut GradCx) -> Result<()> {
+    let axes = known_axes(cx)?;
+    let dtype = cx.ty(cx.x(0)).dtype;
+    let dy = with_kept_axes(cx, cx.dy0())?;
+    let dy = widen(cx.b, dy)?;
+    let count = count_along(cx, &axes)?;
+    let dx = emit(cx.b, &DIV, &[dy, count])?;
+    let dx = cx.b.cast(dx, dtype)?;
+    let dx = spread(cx, dx)?;
+    cx.give(0, dx);
+    Ok(())
+}
+
+/// How many elements each group has: a scalar or a vector of one element, of the type that kernels compute in.
+fn count_along(cx: &mut GradCx, axes: &[usize]) -> Result<ValueId> {
+    let x = cx.x(0);
+    let ty = cx.ty(x);
+    let dtype = compute_type(ty.dtype);
+    let mut known = 1i64;
+    let mut count = None;
+    for axis in axes {
+        if let Some(n) = ty.dims[*axis].as_const() {
+            known = known.saturating_mul(n);
+            continue;
+        }
+        let at = *axis as i64;
+        let span = Attrs::new().with("start", at).with("end", at + 1);
+        let n = cx.b.emit(&SHAPE, &[x], span)?;
+        count = Some(match count {
+            None => n,
+            Some(so_far) => cx.b.mul(so_far, n)?,
+        });
+    }
+    let Some(count) = count else {
+        return Ok(cx.b.scalar(dtype, known as f64));
+    };
+    let known = cx.b.int(known);
+    let count = cx.b.mul(count, known)?;
+    cx.b.cast(count, dtype)
+}
+
+pub static REDUCE_MAX: OpDef = OpDef {
+    name: "ReduceMax",
+    domain: Domain::Onnx { since: 18 },
+    imports: &[Import::Onnx("ReduceMax", 18)],
+    attrs: &[KEEPDIMS, NOOP],
+    ins: &[Slot::req("data"), Slot::opt("axes")],
+    outs: &[Slot::req("reduced")],
+    effect: Effect::Pure,
+    infer: infer_reduce,
+    fold: |cx, ty| fold_reduce(cx, ty, None, Dim::larger),
+    grad: Grad::Rule(grad_extreme),
+    cost: per_input,
+    memory: fresh,
+    body: Body::Standard,
+};
+
+pub static REDUCE_MIN: OpDef = OpDef {
+    name: "ReduceMin",
+    domain: Domain::Onnx { since: 18 },
+    imports: &[Import::Onnx("ReduceMin", 18)],
+    attrs: &[KEEPDIMS, NOOP],
+    ins: &[Slot::req("data"), Slot::opt("axes")],
+    outs: &[Slot::req("reduced")],
+    effect: Effect::Pure,
+    infer: infer_reduce,
+    fold: |cx, ty| fold_reduce(cx, ty, None, Dim::smaller),
+    grad: Grad::Rule(grad_extreme),
+    cost: per_input,
+    memory: fresh,
+    body: Body::Standard,
+};
+
+/// Elements that tie for the extreme share the gradient evenly, as PyTorch's `amax` and `amin` do.
+fn grad_extreme(cx: &mut GradCx) -> Result<()> {
+    let axes = known_axes(cx)?;
+    let dtype = cx.ty(cx.x(0)).dtype;
+    let y = with_kept_axes(cx, cx.y(0))?;
+    let dy = with_kept_axes(cx, cx.dy0())?;
+    let chosen = emit(cx.b, &EQUAL, &[cx.x(0), y])?;
+    let ones = cx.b.cast(chosen, compute_type(dtype))?;
+    let count = sum_kept(cx.b, ones, &axes)?;
+    let dy = widen(cx.b, dy)?;
+    let share = cx.b.div(dy, count)?;
+    let share = cx.b.cast(share, dtype)?;
+    let zero = cx.b.scalar(dtype, 0.0);
+    let dx = choose(cx.b, chosen, share, zero)?;
+    cx.give(0, dx);
+    Ok(())
+}
+
+pub static REDUCE_PROD: OpDef = OpDef {
+    name: "ReduceProd",
+    domain: Domain::Onnx { since: 18 },
+    imports: &[Import::Onnx("ReduceProd", 18)],
+    attrs: &[KEEPDIMS, NOOP],
+    ins: &[Slot::req("data"), Slot::opt("axes")],
+    outs: &[Slot::req("reduced")],
+    effect: Effect::Pure,
+    infer: infer_reduce,
+    fold: |cx, ty| fold_reduce(cx, ty, Some(Dim::ONE), Dim::mul),
+    grad: Grad::Missing(
+        "the gradient of a product needs the product of all the other factors, for which there is no rule yet",
+    ),
+    cost: per_input,
+    memory: fresh,
+    body: Body::Standard,
+};
+
+/// The kernel squares into a buffer and sums it.
+pub static REDUCE_SUM_SQUARE: OpDef = OpDef {
+    name: "ReduceSumSquare",
+    domain: Domain::Onnx { since: 18 },
+    imports: &[Import::Onnx("ReduceSumSquare", 18)],
+    attrs: &[KEEPDIMS, NOOP],
+    ins: &[Slot::req("data"), Slot::opt("axes")],
+    outs: &[Slot::req("reduced")],
+    effect: Effect::Pure,
+    infer: infer_reduce_of_function,
+    fold: no_fold,
+    grad: Grad::Rule(|cx| {
+        let dtype = cx.ty(cx.x(0)).dtype;
+        let two = cx.b.scalar(dtype, 2.0);
+        let dy = with_kept_axes(cx, cx.dy0())?;
+        let slope = cx.b.mul(dy, two)?;
+        let dx = cx.b.mul(cx.x(0), slope)?;
+        cx.give(0, dx);
+        Ok(())
+    }),
+    cost: per_input,
+    memory: one_buffer,
+    body: Body::Standard,
+};
+
+/// A buffer of the operand's size, dense.
+fn one_buffer(cx: &MemoryCx) -> Footprint {
+    Footprint {
+        temp_bytes: cx.ins[0].as_ref().map_or(0, Sized::bytes),
+        ..fresh(cx)
+    }
+}
+
+/// `aten::linalg_vector_norm` of order 1.
+pub static REDUCE_L1: OpDef = OpDef {
+    name: "ReduceL1",
+    domain: Domain::Onnx { since: 18 },
+    imports: &[Import::Onnx("ReduceL1", 18)],
+    attrs: &[KEEPDIMS, NOOP],
+    ins: &[Slot::req("data"), Slot::opt("axes")],
+    outs: &[Slot::req("reduced")],
+    effect: Effect::Pure,
+    infer: infer_reduce_of_function,
+    fold: no_fold,
+    grad: Grad::Rule(|cx| {
+        let dy = with_kept_axes(cx, cx.dy0())?;
+        let sign = emit(cx.b, &SIGN, &[cx.x(0)])?;
+        let dx = cx.b.mul(sign, dy)?;
+        cx.give(0, dx);
+        Ok(())
+    }),
+    cost: per_input,
+    memory: fresh,
+    body: Body::Standard,
+};
+
+/// `aten::linalg_vector_norm` of order 2. The gradient at 0 is taken as 0, as PyTorch takes it.
+pub static REDUCE_L2: OpDef = OpDef {
+    name: "ReduceL2",
+    domain: Domain::Onnx { since: 18 },
+    imports: &[Import::Onnx("ReduceL2", 18)],
+    attrs: &[KEEPDIMS, NOOP],
+    ins: &[Slot::req("data"), Slot::opt("axes")],
+    outs: &[Slot::req("reduced")],
+    effect: Effect::Pure,
+    infer: infer_reduce_of_function,
+    fold: no_fold,
+    grad: Grad::Rule(|cx| {
+        let dtype = cx.ty(cx.x(0)).dtype;
+        let dy = with_kept_axes(cx, cx.dy0())?;
+        let y = with_kept_axes(cx, cx.y(0))?;
+        let zero = cx.b.scalar(dtype, 0.0);
+        let ratio = cx.b.div(dy, y)?;
+        let flat = emit(cx.b, &EQUAL, &[y, zero])?;
+        let slope = choose(cx.b, flat, zero, ratio)?;
+        let dx = cx.b.mul(cx.x(0), slope)?;
+        cx.give(0, dx);
+        Ok(())
+    }),
+    cost: per_input,
+    memory: fresh,
+    body: Body::Standard,
+};
+
+/// `aten::logsumexp`, which takes the exponentials into a buffer beside two of the result's size.
+pub static REDUCE_LOG_SUM_EXP: OpDef = OpDef {
+    name: "ReduceLogSumExp",
+    domain: Domain::Onnx { since: 18 },
+    imports: &[Import::Onnx("ReduceLogSumExp", 18)],
+    attrs: &[KEEPDIMS, NOOP],
+    ins: &[Slot::req("data"), Slot::opt("axes")],
+    outs: &[Slot::req("reduced")],
+    effect: Effect::Pure,
+    infer: |cx| {
+        cx.want_dtype(0, DType::is_float, "a floating-point type")?;
+        infer_reduce_of_function(cx)
+    },
+    fold: no_fold,
+    grad: Grad::Rule(|cx| {
+        let dy = with_kept_axes(cx, cx.dy0())?;
+        let y = with_kept_axes(cx, cx.y(0))?;
+        let below = cx.b.sub(cx.x(0), y)?;
+        let share = emit(cx.b, &EXP, &[below])?;
+        let dx = cx.b.mul(share, dy)?;
+        cx.give(0, dx);
+        Ok(())
+    }),
+    cost: per_input,
+    memory: |cx| Footprint {
+        temp_bytes: cx.ins[0].as_ref().map_or(0, Sized::bytes) + 2 * cx.outs[0].bytes(),
+        ..fresh(cx)
+    },
+    body: Body::Standard,
+};
 
 /// `SumToShape(x, shape)`: `x` summed over the axes along which a tensor of `shape` was broadcast to the shape of `x`.
 pub static SUM_TO_SHAPE: OpDef = OpDef {
@@ -19,9 +500,13 @@ pub static SUM_TO_SHAPE: OpDef = OpDef {
     infer: infer_sum_to,
     fold: no_fold,
     grad: Grad::Missing("gradients of gradients are not supported"),
-    cost: one_flop,
+    cost: per_input,
     memory: fresh,
-    body: Body::Function(sum_to_body),
+    body: Body::Function(|cx| {
+        let (x, shape) = (cx.x(0), cx.x(1));
+        let dims = cx.outs[0].dims.clone();
+        Ok(vec![sum_down(cx.b, x, &dims, |_| Ok(shape))?])
+    }),
 };
 
 fn infer_sum_to(cx: &InferCx) -> Result<Vec<Ty>> {
@@ -49,8 +534,53 @@ fn infer_sum_to(cx: &InferCx) -> Result<Vec<Ty>> {
     ])
 }
 
-/// Pads the target shape with leading ones, sums every axis where it is 1, and drops the padding.
-fn sum_to_body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
-    let _ = cx;
-    todo!("written with the reduce family")
+/// `x` summed down to a shape it was broadcast from, in standard ops; `shape` makes that shape as a value if needed.
+///
+/// Leading axes and those that are 1 in the target for certain are summed. An axis of size s whose target t could be
+/// s or 1 is split into (s/t, t), of which the first part is summed: so the axes are constants and every rank is
+/// known, whatever the sizes turn out to be.
+pub fn sum_down(
+    b: &mut Builder,
+    x: ValueId,
+    target: &[Dim],
+    shape: impl FnOnce(&mut Builder) -> Result<ValueId>,
+) -> Result<ValueId> {
+    let from = b.ty(x).dims.clone();
+    let lead = from.len() - target.len();
+    let leading: Vec<usize> = (0..lead).collect();
+    let x = reduce_axes(b, &REDUCE_SUM, x, &leading, false)?;
+    let from = &from[lead..];
+    let mut summed = Vec::new();
+    let mut open = false;
+    for (i, (s, t)) in from.iter().zip(target).enumerate() {
+        if s.is_one() || s.same(t) == Same::Yes {
+            continue;
+        }
+        match t.same(&Dim::ONE) {
+            Same::Yes => summed.push(i),
+            Same::No => {}
+            Same::Unknown => open = true,
+        }
+    }
+    if !open {
+        return sum_kept(b, x, &summed);
+    }
+    let shape = shape(b)?;
+    let rank = target.len();
+    let sizes = b.shape(x)?;
+    let one = b.int(1);
+    // 1 also where the target is 0, which only an operand of size 0 has.
+    let at_least_one = emit(b, &MAX, &[shape, one])?;
+    let groups = b.div(sizes, at_least_one)?;
+    let column = b.ints(&[1]);
+    let groups = emit(b, &UNSQUEEZE, &[groups, column])?;
+    let kept = emit(b, &UNSQUEEZE, &[shape, column])?;
+    let first = Tensor::new(DType::Bool, [2], vec![1u8, 0]);
+    let first = b.constant("const.first_of_two", first);
+    let pairs = emit(b, &WHERE, &[first, groups, kept])?;
+    let flat = b.ints(&[2 * rank as i64]);
+    let pairs = emit(b, &RESHAPE, &[pairs, flat])?;
+    let x = b.emit(&RESHAPE, &[x, pairs], Attrs::new().with("allowzero", 1))?;
+    let group_axes: Vec<usize> = (0..rank).map(|i| 2 * i).collect();
+    reduce_axes(b, &REDUCE_SUM, x, &group_axes, false)
 }

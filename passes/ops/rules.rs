@@ -2,7 +2,9 @@
 
 use super::logic::WHERE;
 use crate::error::{Error, Result};
-use crate::ir::op::{Cost, CostCx, GradCx, InferCx, OpDef};
+use crate::ir::op::{
+    BodyCx, Cost, CostCx, Footprint, GradCx, InferCx, MemoryCx, OpDef, Sized, fresh,
+};
 use crate::ir::{Attrs, Builder, DType, Dim, Same, Ty, ValueId};
 
 pub fn is_number(d: DType) -> bool {
@@ -157,4 +159,39 @@ pub fn compute_type(dtype: DType) -> DType {
 pub fn widen(b: &mut Builder, v: ValueId) -> Result<ValueId> {
     let dtype = compute_type(b.ty(v).dtype);
     b.cast(v, dtype)
+}
+
+/// A gradient kernel's operands: two floating-point tensors of one type, not broadcast.
+pub fn two_alike(cx: &InferCx) -> Result<Vec<Ty>> {
+    cx.want_dtype(0, DType::is_float, "a floating-point type")?;
+    cx.same_dtype(&[0, 1])?;
+    let (a, b) = (cx.ty(0)?, cx.ty(1)?);
+    if a.rank() != b.rank() || !may_be_same(&a.dims, &b.dims) {
+        return Err(cx
+            .fail("shape", "the operands have different shapes")
+            .expected(a.to_string())
+            .found(b.to_string()));
+    }
+    Ok(vec![a.clone()])
+}
+
+/// The only result of a body, as the first operand's element type.
+pub fn narrow(cx: &mut BodyCx, v: ValueId) -> Result<Vec<ValueId>> {
+    let dtype = cx.ty(cx.x(0)).dtype;
+    Ok(vec![cx.b.cast(v, dtype)?])
+}
+
+/// New results; the kernel reads its operands in row-major order and copies those that are not.
+pub fn dense_operands(cx: &MemoryCx) -> Footprint {
+    let slots: Vec<usize> = (0..cx.ins.len()).collect();
+    Footprint {
+        temp_bytes: strided_bytes(cx, &slots),
+        ..fresh(cx)
+    }
+}
+
+/// Bytes of those operands in `slots` that do not lie in row-major order.
+pub fn strided_bytes(cx: &MemoryCx, slots: &[usize]) -> u64 {
+    let given = slots.iter().filter_map(|i| cx.ins.get(*i)?.as_ref());
+    given.filter(|x| !x.is_contiguous()).map(Sized::bytes).sum()
 }

@@ -1,0 +1,345 @@
+//! Losses over classes and their gradients (ONNX SoftmaxCrossEntropyLoss-13, NegativeLogLikelihoodLoss-13).
+//!
+//! The class axis is 1. The gradient of `SoftmaxCrossEntropyLoss` reads the scores and takes the softmax again, in its
+//! result: so what lives between forward and backward is the scores, which a model's output keeps alive anyway, and
+//! the backward's peak is scores plus gradient. (PyTorch keeps log-probabilities and needs one more buffer of that
+//! size in the backward.) Labels equal to `ignore_index` count nothing; if all are, the mean is 0/0 = NaN and the
+//! gradient 0, as in PyTorch.
+
+use super::arith::DIV;
+use super::logic::{AND, EQUAL, NOT};
+use super::reduce::{REDUCE_SUM, sum_kept};
+use super::rules::*;
+use super::scan::CUM_SUM;
+use super::shape::{EXPAND, SHAPE, UNSQUEEZE};
+use super::softmax::{LOG_SOFTMAX_GRAD, SOFTMAX};
+use crate::error::Result;
+use crate::ir::op::{
+    Body, BodyCx, Cost, CostCx, Domain, Effect, Footprint, Grad, GradCx, Import, InferCx, MemoryCx,
+    OpDef, Sized, Slot, fresh, moves, no_fold,
+};
+use crate::ir::{AttrDefault, AttrKind, AttrSpec, Attrs, DType, Ty, ValueId};
+
+pub const ROWS: &[&OpDef] = &[
+    &SOFTMAX_CROSS_ENTROPY_LOSS,
+    &SOFTMAX_CROSS_ENTROPY_LOSS_GRAD,
+    &NEGATIVE_LOG_LIKELIHOOD_LOSS,
+    &NEGATIVE_LOG_LIKELIHOOD_LOSS_GRAD,
+];
+
+const ATTRS: &[AttrSpec] = &[
+    AttrSpec {
+        name: "reduction",
+        kind: AttrKind::Str,
+        default: AttrDefault::Str("mean"),
+    },
+    AttrSpec {
+        name: "ignore_index",
+        kind: AttrKind::Int,
+        default: AttrDefault::Absent,
+    },
+];
+
+/// Checks scores `[N, C, …]`, labels `[N, …]`, weights `[C]` in the slots from `at` on; returns the loss's type.
+fn loss_type(cx: &InferCx, at: usize) -> Result<Ty> {
+    let dtype = cx.want_dtype(at, DType::is_float, "a floating-point type")?;
+    let is_label = |d| matches!(d, DType::I32 | DType::I64);
+    cx.want_dtype(at + 1, is_label, "int32 or int64")?;
+    let (scores, labels) = (cx.ty(at)?, cx.ty(at + 1)?);
+    if scores.rank() < 2 {
+        return Err(cx
+            .fail("shape", "the scores have no class axis")
+            .expected("[N, C, ...]")
+            .found(scores.to_string()));
+    }
+    let mut dims = scores.dims.clone();
+    let classes = dims.remove(1);
+    if !may_be_same(&dims, &labels.dims) {
+        return Err(cx
+            .fail(
+                "shape",
+                "the labels do not have the shape of the scores without the class axis",
+            )
+            .expected(format!("{dims:?}"))
+            .found(labels.to_string()));
+    }
+    if let Some(weights) = cx.opt_ty(at + 2)
+        && (weights.dtype != dtype || !may_be_same(&weights.dims, &[classes]))
+    {
+        return Err(cx
+            .fail("type", "the weights are not one number a class")
+            .found(weights.to_string()));
+    }
+    match cx.attrs.str("reduction") {
+        "none" => Ok(Ty::new(dtype, dims)),
+        "mean" | "sum" => Ok(Ty::scalar(dtype)),
+        other => Err(cx
+            .fail("attribute", "unknown value of `reduction`")
+            .expected("none, mean or sum")
+            .found(other)),
+    }
+}
+
+/// Types of a gradient row: operands are dloss, then those of the loss; the result is like the scores.
+fn infer_loss_grad(cx: &InferCx) -> Result<Vec<Ty>> {
+    let loss = loss_type(cx, 1)?;
+    let dloss = cx.ty(0)?;
+    if dloss.dtype != loss.dtype || !may_be_same(&dloss.dims, &loss.dims) {
+        return Err(cx
+            .fail("type", "`dloss` does not have the type of the loss")
+            .expected(loss.to_string())
+            .found(dloss.to_string()));
+    }
+    Ok(vec![cx.ty(1)?.clone()])
+}
+
+fn per_score(cx: &CostCx, flops: u64) -> Cost {
+    let elements = cx.ins.iter().flatten().map(Sized::elements).max();
+    Cost {
+        flops: elements.unwrap_or(0) * flops,
+        bytes: cx.traffic_bytes(),
+    }
+}
+
+/// `aten::_log_softmax` into `log_prob`, or into a buffer where that is not a result, then `aten::nll_loss_forward`.
+/// Both want row-major operands, and int64 labels; the sum of weights is one more scalar.
+pub static SOFTMAX_CROSS_ENTROPY_LOSS: OpDef = OpDef {
+    name: "SoftmaxCrossEntropyLoss",
+    domain: Domain::Onnx { since: 13 },
+    imports: &[Import::Onnx("SoftmaxCrossEntropyLoss", 12)],
+    attrs: ATTRS,
+    ins: &[
+        Slot::req("scores"),
+        Slot::req("labels"),
+        Slot::opt("weights"),
+    ],
+    outs: &[Slot::req("output"), Slot::opt("log_prob")],
+    effect: Effect::Pure,
+    infer: |cx| Ok(vec![loss_type(cx, 0)?, cx.ty(0)?.clone()]),
+    fold: no_fold,
+    grad: Grad::Rule(grad_cross_entropy),
+    cost: |cx| per_score(cx, 10),
+    memory: |cx| {
+        let scores = cx.ins[0].as_ref().map_or(0, Sized::bytes);
+        let buffer = if cx.outs.len() > 1 { 0 } else { scores };
+        loss_memory(cx, 0, buffer)
+    },
+    body: Body::Standard,
+};
+
+fn grad_cross_entropy(cx: &mut GradCx) -> Result<()> {
+    if cx.wants(2) {
+        return Err(no_rule(
+            cx,
+            "class weights of a loss are taken as constants",
+        ));
+    }
+    let mut dx = None;
+    if let Some(dloss) = cx.dy(0) {
+        let mut ins = vec![Some(dloss), Some(cx.x(0)), Some(cx.x(1))];
+        ins.extend(cx.opt_x(2).map(Some));
+        let attrs = cx.attrs();
+        dx = Some(cx.b.emit_n(&SOFTMAX_CROSS_ENTROPY_LOSS_GRAD, ins, attrs, 1)?[0]);
+    }
+    if let Some(dlog) = cx.dy(1) {
+        let axis = Attrs::new().with("axis", 1);
+        let through = cx.b.emit(&LOG_SOFTMAX_GRAD, &[cx.y(1), dlog], axis)?;
+        dx = Some(match dx {
+            None => through,
+            Some(dx) => cx.b.add(dx, through)?,
+        });
+    }
+    if let Some(dx) = dx {
+        cx.give(0, dx);
+    }
+    Ok(())
+}
+
+/// Temporaries of a loss kernel beside `buffer_bytes`: row-major copies, int64 labels, one scalar.
+fn loss_memory(cx: &MemoryCx, scores: usize, buffer_bytes: u64) -> Footprint {
+    let labels = cx.ins.get(scores + 1).and_then(Option::as_ref);
+    let wide_labels = match labels {
+        Some(l) if l.dtype != DType::I64 => 8 * l.elements(),
+        _ => strided_bytes(cx, &[scores + 1]),
+    };
+    let size = cx.ins[scores].as_ref().map_or(0, |x| x.dtype.size_bytes());
+    Footprint {
+        temp_bytes: strided_bytes(cx, &[scores]) + wide_labels + buffer_bytes + size,
+        ..fresh(cx)
+    }
+}
+
+/// The gradient of the scores. The kernel takes `aten::_softmax` into its result and works there; beside it one number
+/// of the compute type and one boolean a label.
+pub static SOFTMAX_CROSS_ENTROPY_LOSS_GRAD: OpDef = OpDef {
+    name: "SoftmaxCrossEntropyLossGrad",
+    domain: Domain::Ckpt,
+    imports: &[],
+    attrs: ATTRS,
+    ins: &[
+        Slot::req("dloss"),
+        Slot::req("scores"),
+        Slot::req("labels"),
+        Slot::opt("weights"),
+    ],
+    outs: &[Slot::req("dscores")],
+    effect: Effect::Pure,
+    infer: infer_loss_grad,
+    fold: no_fold,
+    grad: Grad::Missing("gradients of gradients are not supported"),
+    cost: |cx| per_score(cx, 12),
+    memory: |cx| {
+        let labels = cx.ins[2].as_ref().map_or(0, Sized::elements);
+        let wide = compute_type(cx.outs[0].dtype).size_bytes();
+        loss_memory(cx, 1, labels * (wide + 1))
+    },
+    body: Body::Function(|cx| {
+        let scores = widen(cx.b, cx.x(1))?;
+        let picks = label_factors(cx)?;
+        let probability =
+            cx.b.emit(&SOFTMAX, &[scores], Attrs::new().with("axis", 1))?;
+        let dtype = cx.ty(scores).dtype;
+        let one = cx.b.scalar(dtype, 1.0);
+        let less = cx.b.sub(probability, one)?;
+        let slope = choose(cx.b, picks.hot, less, probability)?;
+        let dx = cx.b.mul(slope, picks.factor)?;
+        let narrow = cx.ty(cx.x(1)).dtype;
+        Ok(vec![cx.b.cast(dx, narrow)?])
+    }),
+};
+
+/// What a label says, ready to broadcast against the scores.
+struct Picks {
+    /// `[N, C, …]`: whether the class is the label and the label counts.
+    hot: ValueId,
+    /// `[N, 1, …]`: the weight of the label's class times the loss's cotangent, 0 for a label that is ignored.
+    factor: ValueId,
+}
+
+/// Operands are dloss, scores, labels, weights.
+fn label_factors(cx: &mut BodyCx) -> Result<Picks> {
+    let (dloss, scores) = (widen(cx.b, cx.x(0))?, cx.x(1));
+    let (rank, dtype) = (cx.ty(scores).rank(), cx.ty(dloss).dtype);
+    let labels = cx.b.cast(cx.x(2), DType::I64)?;
+    let class_axis = cx.b.ints(&[1]);
+    let labels = emit(cx.b, &UNSQUEEZE, &[labels, class_axis])?;
+    let counts = match cx.attrs.opt_int("ignore_index") {
+        Some(index) => {
+            let index = cx.b.int(index);
+            let ignored = emit(cx.b, &EQUAL, &[labels, index])?;
+            emit(cx.b, &NOT, &[ignored])?
+        }
+        None => emit(cx.b, &EQUAL, &[labels, labels])?,
+    };
+    // 0, 1, …, C − 1 along the class axis: a running sum of ones.
+    let span = Attrs::new().with("start", 1).with("end", 2);
+    let n_classes = cx.b.emit(&SHAPE, &[scores], span)?;
+    let (one, first) = (cx.b.int(1), cx.b.int(0));
+    let ones = emit(cx.b, &EXPAND, &[one, n_classes])?;
+    let from_zero = Attrs::new().with("exclusive", 1);
+    let classes = cx.b.emit(&CUM_SUM, &[ones, first], from_zero)?;
+    let classes = along_classes(cx, classes, rank)?;
+    let is_label = emit(cx.b, &EQUAL, &[labels, classes])?;
+    let hot = emit(cx.b, &AND, &[is_label, counts])?;
+    let zero = cx.b.scalar(dtype, 0.0);
+    let weight = match cx.ins.get(3).copied().flatten() {
+        Some(weights) => {
+            let weights = cx.b.cast(weights, dtype)?;
+            let weights = along_classes(cx, weights, rank)?;
+            let picked = choose(cx.b, hot, weights, zero)?;
+            sum_kept(cx.b, picked, &[1])?
+        }
+        None => cx.b.cast(counts, dtype)?,
+    };
+    let factor = match cx.attrs.str("reduction") {
+        "none" => {
+            let dloss = emit(cx.b, &UNSQUEEZE, &[dloss, class_axis])?;
+            cx.b.mul(weight, dloss)?
+        }
+        "sum" => cx.b.mul(weight, dloss)?,
+        _ => {
+            let none_kept = Attrs::new().with("keepdims", 0);
+            let total = cx.b.emit(&REDUCE_SUM, &[weight], none_kept)?;
+            let share = emit(cx.b, &DIV, &[dloss, total])?;
+            cx.b.mul(weight, share)?
+        }
+    };
+    let factor = choose(cx.b, counts, factor, zero)?;
+    Ok(Picks { hot, factor })
+}
+
+/// A vector over classes as `[C, 1, …]`, to broadcast against scores of that rank.
+fn along_classes(cx: &mut BodyCx, v: ValueId, rank: usize) -> Result<ValueId> {
+    if rank == 2 {
+        return Ok(v);
+    }
+    let axes: Vec<i64> = (1..rank as i64 - 1).collect();
+    let axes = cx.b.ints(&axes);
+    emit(cx.b, &UNSQUEEZE, &[v, axes])
+}
+
+/// `aten::nll_loss_forward`.
+pub static NEGATIVE_LOG_LIKELIHOOD_LOSS: OpDef = OpDef {
+    name: "NegativeLogLikelihoodLoss",
+    domain: Domain::Onnx { since: 13 },
+    imports: &[Import::Onnx("NegativeLogLikelihoodLoss", 12)],
+    attrs: ATTRS,
+    ins: &[Slot::req("input"), Slot::req("target"), Slot::opt("weight")],
+    outs: &[Slot::req("loss")],
+    effect: Effect::Pure,
+    infer: |cx| Ok(vec![loss_type(cx, 0)?]),
+    fold: no_fold,
+    grad: Grad::Rule(|cx| {
+        if cx.wants(2) {
+            return Err(no_rule(
+                cx,
+                "class weights of a loss are taken as constants",
+            ));
+        }
+        let mut ins = vec![Some(cx.dy0()), Some(cx.x(0)), Some(cx.x(1))];
+        ins.extend(cx.opt_x(2).map(Some));
+        let attrs = cx.attrs();
+        let dx =
+            cx.b.emit_n(&NEGATIVE_LOG_LIKELIHOOD_LOSS_GRAD, ins, attrs, 1)?[0];
+        cx.give(0, dx);
+        Ok(())
+    }),
+    cost: one_flop,
+    memory: |cx| loss_memory(cx, 0, 0),
+    body: Body::Standard,
+};
+
+/// The gradient of the log-probabilities, whose values it does not read, only their shape: they are alive anyway for
+/// the gradient of what made them. `aten::nll_loss_backward`; one number a label for the sum of weights.
+pub static NEGATIVE_LOG_LIKELIHOOD_LOSS_GRAD: OpDef = OpDef {
+    name: "NegativeLogLikelihoodLossGrad",
+    domain: Domain::Ckpt,
+    imports: &[],
+    attrs: ATTRS,
+    ins: &[
+        Slot::req("dloss"),
+        Slot::req("input"),
+        Slot::req("target"),
+        Slot::opt("weight"),
+    ],
+    outs: &[Slot::req("dinput")],
+    effect: Effect::Pure,
+    infer: infer_loss_grad,
+    fold: no_fold,
+    grad: Grad::Missing("gradients of gradients are not supported"),
+    cost: moves,
+    memory: |cx| {
+        let labels = cx.ins[2].as_ref().map_or(0, Sized::elements);
+        let wide = compute_type(cx.outs[0].dtype).size_bytes();
+        loss_memory(cx, 1, labels * wide)
+    },
+    body: Body::Function(|cx| {
+        let picks = label_factors(cx)?;
+        let dtype = cx.ty(picks.factor).dtype;
+        let zero = cx.b.scalar(dtype, 0.0);
+        let slope = cx.b.neg(picks.factor)?;
+        let dx = choose(cx.b, picks.hot, slope, zero)?;
+        let narrow = cx.ty(cx.x(1)).dtype;
+        Ok(vec![cx.b.cast(dx, narrow)?])
+    }),
+};
