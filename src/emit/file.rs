@@ -18,9 +18,12 @@ pub struct Batch {
 
 /// The error for output that the operating system refuses, a full disk among the reasons.
 fn write_error(path: &Path, e: &std::io::Error) -> Box<Error> {
-    let error = Error::environment("write", format!("cannot write the output: {e}")).at(path.display().to_string());
+    let error = Error::environment("write", format!("cannot write the output: {e}"))
+        .at(path.display().to_string());
     match e.kind() {
-        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => error.help("free some space"),
+        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
+            error.help("free some space")
+        }
         std::io::ErrorKind::NotFound => error.help("create the folder first"),
         _ => error,
     }
@@ -42,9 +45,15 @@ impl Batch {
     ///
     /// # Errors
     /// Kind `Environment` where the file cannot be written; kind `Usage` where the name is a folder's.
-    pub fn add(&mut self, path: &Path, content: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Result<()> {
+    pub fn add(
+        &mut self,
+        path: &Path,
+        content: impl FnOnce(&mut dyn Write) -> std::io::Result<()>,
+    ) -> Result<()> {
         if path.is_dir() || path.file_name().is_none() {
-            return Err(Error::usage("output", "the output is a folder").at(path.display().to_string()));
+            return Err(
+                Error::usage("output", "the output is a folder").at(path.display().to_string())
+            );
         }
         let failed = |e: std::io::Error| write_error(path, &e);
         let mut builder = tempfile::Builder::new();
@@ -126,8 +135,10 @@ mod tests {
     use super::*;
 
     fn names(dir: &Path) -> Vec<String> {
-        let mut all: Vec<_> =
-            std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        let mut all: Vec<_> = std::fs::read_dir(dir)
+            .unwrap()
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect();
         all.sort();
         all
     }
@@ -150,14 +161,20 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let target = dir.path().join("m.onnx");
         let mut batch = Batch::new();
-        batch.add(&dir.path().join("m.data"), |out| out.write_all(b"weights")).unwrap();
+        batch
+            .add(&dir.path().join("m.data"), |out| out.write_all(b"weights"))
+            .unwrap();
         let full = || Err(std::io::Error::from(std::io::ErrorKind::StorageFull));
-        let e = batch.add(&target, |out| out.write_all(b"half").and_then(|()| full())).unwrap_err();
+        let e = batch
+            .add(&target, |out| out.write_all(b"half").and_then(|()| full()))
+            .unwrap_err();
         assert_eq!((e.exit_code(), e.code()), (5, "write"));
         drop(batch);
         assert_eq!(names(dir.path()), [] as [&str; 0]);
         let mut batch = Batch::new();
-        batch.add(&dir.path().join("m.data"), |out| out.write_all(b"weights")).unwrap();
+        batch
+            .add(&dir.path().join("m.data"), |out| out.write_all(b"weights"))
+            .unwrap();
         batch.add(&target, |out| out.write_all(b"model")).unwrap();
         std::fs::create_dir(&target).unwrap();
         assert_eq!(batch.publish().unwrap_err().exit_code(), 5);
@@ -171,7 +188,12 @@ mod tests {
         let (model, other) = (dir.path().join("m.onnx"), dir.path().join("./n.onnx"));
         std::fs::write(&model, b"x").unwrap();
         let inputs = [model.clone()];
-        assert_eq!(refuse_overwrite(&dir.path().join("./m.onnx"), &inputs).unwrap_err().exit_code(), 2);
+        assert_eq!(
+            refuse_overwrite(&dir.path().join("./m.onnx"), &inputs)
+                .unwrap_err()
+                .exit_code(),
+            2
+        );
         refuse_overwrite(&other, &inputs).unwrap();
     }
 }

@@ -12,7 +12,17 @@ use super::onnx;
 
 /// The lowest opset of the standard domain that every node of `graph` fits.
 pub fn needed_opset(graph: &Graph) -> i64 {
-    graph.nodes().map(|(_, n)| if let Domain::Onnx { since } = n.op.domain { since } else { 0 }).max().unwrap_or(0)
+    graph
+        .nodes()
+        .map(|(_, n)| {
+            if let Domain::Onnx { since } = n.op.domain {
+                since
+            } else {
+                0
+            }
+        })
+        .max()
+        .unwrap_or(0)
 }
 
 /// The function of a body (see `ckpt_passes::ir::op::body_of`) for a node of our domain.
@@ -31,7 +41,14 @@ pub fn function(body: &Graph, name: &str, node: &Node) -> Result<FunctionProto> 
     }
     for id in body.order() {
         if !matches!(body.node(*id).op.domain, Domain::Onnx { .. }) {
-            return Err(Error::bug("body", format!("the body of {} uses {}", node.op.name, body.node(*id).op.name)));
+            return Err(Error::bug(
+                "body",
+                format!(
+                    "the body of {} uses {}",
+                    node.op.name,
+                    body.node(*id).op.name
+                ),
+            ));
         }
         nodes.push(onnx::node(body, *id, "", node_op_type(body, *id))?);
     }
@@ -43,7 +60,9 @@ pub fn function(body: &Graph, name: &str, node: &Node) -> Result<FunctionProto> 
         .iter()
         .enumerate()
         .map(|(i, v)| match v {
-            Some(_) => given.next().map_or(String::new(), |id| body.value(*id).name.clone()),
+            Some(_) => given
+                .next()
+                .map_or(String::new(), |id| body.value(*id).name.clone()),
             None => formal(i).to_string(),
         })
         .collect();
@@ -51,8 +70,16 @@ pub fn function(body: &Graph, name: &str, node: &Node) -> Result<FunctionProto> 
         name: Some(name.to_string()),
         domain: Some(Domain::CKPT.to_string()),
         input,
-        output: body.outputs().iter().map(|v| body.value(*v).name.clone()).collect(),
-        attribute: node.attrs.iter().map(|(name, _)| name.to_string()).collect(),
+        output: body
+            .outputs()
+            .iter()
+            .map(|v| body.value(*v).name.clone())
+            .collect(),
+        attribute: node
+            .attrs
+            .iter()
+            .map(|(name, _)| name.to_string())
+            .collect(),
         node: nodes,
         opset_import: vec![opset_import("", needed_opset(body).max(onnx::LEAST_OPSET))],
         ..FunctionProto::default()
@@ -65,5 +92,8 @@ fn node_op_type(graph: &Graph, id: ckpt_passes::ir::NodeId) -> &'static str {
 
 /// An entry of `opset_import`.
 pub fn opset_import(domain: &str, version: i64) -> OperatorSetIdProto {
-    OperatorSetIdProto { domain: Some(domain.to_string()), version: Some(version) }
+    OperatorSetIdProto {
+        domain: Some(domain.to_string()),
+        version: Some(version),
+    }
 }

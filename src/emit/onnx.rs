@@ -6,12 +6,15 @@
 //! override them. Weights are not copied: bytes are shared with the mapped file they came from.
 
 use super::function::{function, needed_opset, opset_import};
-use crate::frontend::onnx::proto::{
-    AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, StringStringEntryProto, TensorProto,
-    TensorShapeProto, TypeProto, ValueInfoProto, attribute_proto::AttributeType, tensor_proto::DataLocation,
-    tensor_shape_proto::{Dimension, dimension}, type_proto,
-};
 use crate::frontend::onnx::names;
+use crate::frontend::onnx::proto::{
+    AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, StringStringEntryProto,
+    TensorProto, TensorShapeProto, TypeProto, ValueInfoProto,
+    attribute_proto::AttributeType,
+    tensor_proto::DataLocation,
+    tensor_shape_proto::{Dimension, dimension},
+    type_proto,
+};
 use bytes::Bytes;
 use ckpt_passes::ir::op::{Domain, body_of};
 use ckpt_passes::ir::{Attr, Data, External, Graph, NodeId, Role, Tensor, Ty};
@@ -53,25 +56,46 @@ const LEAST_SIDECAR_BYTES: u64 = 1024;
 /// # Errors
 /// A graph that ONNX cannot say: our bug.
 pub fn package(graph: &Graph, weights: &Weights) -> Result<Package> {
-    let mut file = GraphProto { name: Some(graph.name.clone()), ..GraphProto::default() };
+    let mut file = GraphProto {
+        name: Some(graph.name.clone()),
+        ..GraphProto::default()
+    };
     let mut sidecar = Vec::new();
     let mut end: u64 = 0;
     for input in graph.inputs() {
-        file.input.push(value_info(&graph.value(*input).name, graph.value(*input).ty.as_ref()));
+        file.input.push(value_info(
+            &graph.value(*input).name,
+            graph.value(*input).ty.as_ref(),
+        ));
     }
     for (id, value) in graph.inits() {
-        let Some(tensor) = value.tensor() else { continue };
-        file.initializer.push(initializer(&value.name, tensor, weights, &mut sidecar, &mut end));
-        if graph.outputs().iter().any(|o| graph.value(*o).name.strip_suffix(".grad") == Some(&value.name)) {
+        let Some(tensor) = value.tensor() else {
+            continue;
+        };
+        file.initializer.push(initializer(
+            &value.name,
+            tensor,
+            weights,
+            &mut sidecar,
+            &mut end,
+        ));
+        if graph
+            .outputs()
+            .iter()
+            .any(|o| graph.value(*o).name.strip_suffix(".grad") == Some(&value.name))
+        {
             file.input.push(value_info(&value.name, value.ty.as_ref()));
         }
         if let Some(origin) = graph.origins.get(&id) {
             let mut info = value_info(&value.name, value.ty.as_ref());
-            let names = serde_json::to_string(&origin.names).map_err(|e| Error::bug("json", e.to_string()))?;
+            let names = serde_json::to_string(&origin.names)
+                .map_err(|e| Error::bug("json", e.to_string()))?;
             info.metadata_props.push(prop(names::OUR_NAMES, &names));
-            info.metadata_props.push(prop(names::OUR_TRANSPOSED, &origin.transposed.to_string()));
+            info.metadata_props
+                .push(prop(names::OUR_TRANSPOSED, &origin.transposed.to_string()));
             if let Some(is_parameter) = origin.is_parameter {
-                info.metadata_props.push(prop(names::OUR_PARAMETER, &is_parameter.to_string()));
+                info.metadata_props
+                    .push(prop(names::OUR_PARAMETER, &is_parameter.to_string()));
             }
             file.value_info.push(info);
         }
@@ -91,12 +115,18 @@ pub fn package(graph: &Graph, weights: &Weights) -> Result<Package> {
         file.node.push(described(graph, *id, message)?);
         for out in &node.outs {
             if !graph.is_output(*out) {
-                file.value_info.push(value_info(&graph.value(*out).name, graph.value(*out).ty.as_ref()));
+                file.value_info.push(value_info(
+                    &graph.value(*out).name,
+                    graph.value(*out).ty.as_ref(),
+                ));
             }
         }
     }
     for output in graph.outputs() {
-        file.output.push(value_info(&graph.value(*output).name, graph.value(*output).ty.as_ref()));
+        file.output.push(value_info(
+            &graph.value(*output).name,
+            graph.value(*output).ty.as_ref(),
+        ));
     }
     let mut imports = vec![opset_import("", opset)];
     if !functions.list.is_empty() {
@@ -113,9 +143,19 @@ pub fn package(graph: &Graph, weights: &Weights) -> Result<Package> {
         // A function's opset must agree with the model's.
         function.opset_import = vec![opset_import("", opset)];
     }
-    let ir = graph.meta.get("ir_version").and_then(|v| v.parse().ok()).unwrap_or(LEAST_IR).max(LEAST_IR);
+    let ir = graph
+        .meta
+        .get("ir_version")
+        .and_then(|v| v.parse().ok())
+        .unwrap_or(LEAST_IR)
+        .max(LEAST_IR);
     let own = ["ir_version", "producer"];
-    let props = graph.meta.iter().filter(|(k, _)| !own.contains(&k.as_str())).map(|(k, v)| prop(k, v)).collect();
+    let props = graph
+        .meta
+        .iter()
+        .filter(|(k, _)| !own.contains(&k.as_str()))
+        .map(|(k, v)| prop(k, v))
+        .collect();
     let model = ModelProto {
         ir_version: Some(ir),
         opset_import: imports,
@@ -141,7 +181,9 @@ impl Functions {
     fn of(&mut self, graph: &Graph, id: NodeId, opset: &mut i64) -> Result<String> {
         let node = graph.node(id);
         let Some(body) = body_of(graph, id) else {
-            return Err(Error::bug("body", format!("{} has no body", node.op.name)).at(graph.describe(id)));
+            return Err(
+                Error::bug("body", format!("{} has no body", node.op.name)).at(graph.describe(id))
+            );
         };
         let body = body.map_err(|e| e.at(format!("the body of {}", graph.describe(id))))?;
         *opset = (*opset).max(needed_opset(&body));
@@ -161,7 +203,10 @@ impl Functions {
 }
 
 fn prop(key: &str, value: &str) -> StringStringEntryProto {
-    StringStringEntryProto { key: Some(key.into()), value: Some(value.into()) }
+    StringStringEntryProto {
+        key: Some(key.into()),
+        value: Some(value.into()),
+    }
 }
 
 /// A node without metadata.
@@ -171,18 +216,37 @@ pub fn node(graph: &Graph, id: NodeId, domain: &str, op_type: &str) -> Result<No
         name: Some(node.name.clone()),
         op_type: Some(op_type.into()),
         domain: Some(domain.into()),
-        input: node.ins.iter().map(|v| v.map_or(String::new(), |v| graph.value(v).name.clone())).collect(),
-        output: node.outs.iter().map(|v| graph.value(*v).name.clone()).collect(),
-        attribute: node.attrs.iter().map(|(n, a)| attribute(n, a)).collect::<Result<_>>()?,
+        input: node
+            .ins
+            .iter()
+            .map(|v| v.map_or(String::new(), |v| graph.value(v).name.clone()))
+            .collect(),
+        output: node
+            .outs
+            .iter()
+            .map(|v| graph.value(*v).name.clone())
+            .collect(),
+        attribute: node
+            .attrs
+            .iter()
+            .map(|(n, a)| attribute(n, a))
+            .collect::<Result<_>>()?,
         ..NodeProto::default()
     })
 }
 
 /// A foreign node as it was read, with the operands and results it has now.
 fn opaque(graph: &Graph, id: NodeId) -> Result<NodeProto> {
-    let raw = graph.node(id).attrs.opt_tensor("node").and_then(Tensor::bytes);
-    let raw = raw.ok_or_else(|| Error::bug("opaque", "a foreign node without its message").at(graph.describe(id)))?;
-    let mut message = NodeProto::decode(raw.clone()).map_err(|e| Error::bug("opaque", e.to_string()))?;
+    let raw = graph
+        .node(id)
+        .attrs
+        .opt_tensor("node")
+        .and_then(Tensor::bytes);
+    let raw = raw.ok_or_else(|| {
+        Error::bug("opaque", "a foreign node without its message").at(graph.describe(id))
+    })?;
+    let mut message =
+        NodeProto::decode(raw.clone()).map_err(|e| Error::bug("opaque", e.to_string()))?;
     let current = node(graph, id, message.domain(), message.op_type())?;
     (message.input, message.output, message.name) = (current.input, current.output, current.name);
     message.metadata_props.clear();
@@ -211,7 +275,8 @@ fn described(graph: &Graph, id: NodeId, mut message: NodeProto) -> Result<NodePr
     }
     let told = meta.contains_key("pkg.torch.onnx.name_scopes");
     if !node.loc.scopes.is_empty() && !told && !node.name.starts_with('/') {
-        let scopes = serde_json::to_string(&node.loc.scopes).map_err(|e| Error::bug("json", e.to_string()))?;
+        let scopes = serde_json::to_string(&node.loc.scopes)
+            .map_err(|e| Error::bug("json", e.to_string()))?;
         meta.insert(names::OUR_SCOPES.into(), scopes);
     }
     message.metadata_props = meta.iter().map(|(k, v)| prop(k, v)).collect();
@@ -231,7 +296,10 @@ pub fn constant(name: &str, tensor: &Tensor) -> Result<NodeProto> {
 }
 
 fn attribute(name: &str, value: &Attr) -> Result<AttributeProto> {
-    let mut message = AttributeProto { name: Some(name.into()), ..AttributeProto::default() };
+    let mut message = AttributeProto {
+        name: Some(name.into()),
+        ..AttributeProto::default()
+    };
     let kind = match value {
         Attr::Int(v) => {
             message.i = Some(*v);
@@ -263,7 +331,10 @@ fn attribute(name: &str, value: &Attr) -> Result<AttributeProto> {
         }
         Attr::Tensor(v) => {
             let Some(bytes) = v.bytes() else {
-                return Err(Error::bug("attribute", format!("the content of attribute `{name}` is absent")));
+                return Err(Error::bug(
+                    "attribute",
+                    format!("the content of attribute `{name}` is absent"),
+                ));
             };
             message.t = Some(inline("", v, bytes.clone()));
             AttributeType::Tensor
@@ -274,7 +345,10 @@ fn attribute(name: &str, value: &Attr) -> Result<AttributeProto> {
 }
 
 fn inline(name: &str, tensor: &Tensor, bytes: Bytes) -> TensorProto {
-    TensorProto { raw_data: Some(bytes), ..header(name, tensor) }
+    TensorProto {
+        raw_data: Some(bytes),
+        ..header(name, tensor)
+    }
 }
 
 fn header(name: &str, tensor: &Tensor) -> TensorProto {
@@ -307,12 +381,28 @@ fn initializer(
 ) -> TensorProto {
     match (&tensor.data, weights) {
         (Data::Absent(place), _) => external(name, tensor, place),
-        (Data::Here { origin: Some(place), .. }, Weights::Linked) => external(name, tensor, place),
-        (Data::Here { bytes, .. }, Weights::Sidecar(location)) if bytes.len() as u64 >= LEAST_SIDECAR_BYTES => {
+        (
+            Data::Here {
+                origin: Some(place),
+                ..
+            },
+            Weights::Linked,
+        ) => external(name, tensor, place),
+        (Data::Here { bytes, .. }, Weights::Sidecar(location))
+            if bytes.len() as u64 >= LEAST_SIDECAR_BYTES =>
+        {
             let offset = end.next_multiple_of(ALIGN_BYTES);
             *end = offset + bytes.len() as u64;
             sidecar.push((offset, bytes.clone()));
-            external(name, tensor, &External { location: location.as_str().into(), offset, length: bytes.len() as u64 })
+            external(
+                name,
+                tensor,
+                &External {
+                    location: location.as_str().into(),
+                    offset,
+                    length: bytes.len() as u64,
+                },
+            )
         }
         (Data::Here { bytes, .. }, _) => inline(name, tensor, bytes.clone()),
     }
@@ -331,12 +421,17 @@ fn value_info(name: &str, ty: Option<&Ty>) -> ValueInfoProto {
         });
         type_proto::Tensor {
             elem_type: Some(ty.dtype.onnx_code()),
-            shape: Some(TensorShapeProto { dim: dims.collect() }),
+            shape: Some(TensorShapeProto {
+                dim: dims.collect(),
+            }),
         }
     });
     ValueInfoProto {
         name: Some(name.into()),
-        r#type: tensor.map(|t| TypeProto { denotation: None, value: Some(type_proto::Value::TensorType(t)) }),
+        r#type: tensor.map(|t| TypeProto {
+            denotation: None,
+            value: Some(type_proto::Value::TensorType(t)),
+        }),
         ..ValueInfoProto::default()
     }
 }

@@ -43,10 +43,12 @@ pub fn read(path: &Path) -> Result<Model> {
         Some(frontend) => frontend.read(path),
         None => {
             let names: Vec<&str> = ALL.iter().map(|f| f.name()).collect();
-            Err(Error::model("format", "this is not a model file that ckpt-opt reads")
-                .at(path.display().to_string())
-                .expected(names.join(" or "))
-                .found(onnx::file::describe(&head)))
+            Err(
+                Error::model("format", "this is not a model file that ckpt-opt reads")
+                    .at(path.display().to_string())
+                    .expected(names.join(" or "))
+                    .found(onnx::file::describe(&head)),
+            )
         }
     }
 }

@@ -37,12 +37,18 @@ impl Files {
 
     /// Locations that were named but are not there.
     pub fn absent(&self) -> impl Iterator<Item = &str> {
-        self.mapped.iter().filter(|(_, m)| m.is_none()).map(|(location, _)| location.as_ref())
+        self.mapped
+            .iter()
+            .filter(|(_, m)| m.is_none())
+            .map(|(location, _)| location.as_ref())
     }
 
     /// Locations that were named and are there.
     pub fn present(&self) -> impl Iterator<Item = &str> {
-        self.mapped.iter().filter(|(_, m)| m.is_some()).map(|(location, _)| location.as_ref())
+        self.mapped
+            .iter()
+            .filter(|(_, m)| m.is_some())
+            .map(|(location, _)| location.as_ref())
     }
 
     /// The content that a tensor's `external_data` entries describe; `size_bytes` is what its type and shape need.
@@ -63,11 +69,14 @@ impl Files {
                 _ => {}
             }
         }
-        let location = location.ok_or_else(|| Error::model("external", "external data has no location"))?;
+        let location =
+            location.ok_or_else(|| Error::model("external", "external data has no location"))?;
         if length != size_bytes {
-            return Err(Error::model("external", "external data has the wrong length")
-                .expected(format!("{size_bytes} bytes, from type and shape"))
-                .found(format!("{length} bytes in \"{}\"", shown(location))));
+            return Err(
+                Error::model("external", "external data has the wrong length")
+                    .expected(format!("{size_bytes} bytes, from type and shape"))
+                    .found(format!("{length} bytes in \"{}\"", shown(location))),
+            );
         }
         let end = offset
             .checked_add(length)
@@ -88,9 +97,11 @@ impl Files {
             return Ok(Data::Absent(external));
         };
         if end > bytes.len() as u64 {
-            return Err(Error::model("external", "the external file ends before the tensor does")
-                .expected(format!("at least {end} bytes in \"{}\"", shown(location)))
-                .found(format!("{} bytes", bytes.len())));
+            return Err(
+                Error::model("external", "the external file ends before the tensor does")
+                    .expected(format!("at least {end} bytes in \"{}\"", shown(location)))
+                    .found(format!("{} bytes", bytes.len())),
+            );
         }
         Ok(Data::Here {
             bytes: bytes.slice(offset as usize..end as usize),
@@ -120,9 +131,11 @@ fn shown(text: &str) -> String {
 /// (a path that means something else on another system).
 pub fn check_location(location: &str) -> Result<Vec<String>> {
     let refuse = |why: &str| {
-        Err(Error::model("external", format!("an external file's location {why}"))
-            .expected("a path that stays in the model's folder")
-            .found(format!("\"{}\"", shown(location))))
+        Err(
+            Error::model("external", format!("an external file's location {why}"))
+                .expected("a path that stays in the model's folder")
+                .found(format!("\"{}\"", shown(location))),
+        )
     };
     if location.contains(['\\', '\0']) || location.as_bytes().get(1) == Some(&b':') {
         return refuse("is not a portable path");
@@ -156,14 +169,21 @@ fn open_below(folder: &Path, parts: &[String]) -> Result<Option<Bytes>> {
             return Err(link_error(&path, "a symbolic link"));
         }
         if i + 1 < parts.len() && !meta.is_dir() {
-            return Err(Error::model("external", "an external file's folder is not a folder")
-                .at(path.display().to_string()));
+            return Err(
+                Error::model("external", "an external file's folder is not a folder")
+                    .at(path.display().to_string()),
+            );
         }
     }
     let file = open_without_links(&path)?;
-    let meta = file.metadata().map_err(|e| io_error("open an external file", &path, &e))?;
+    let meta = file
+        .metadata()
+        .map_err(|e| io_error("open an external file", &path, &e))?;
     if !meta.is_file() {
-        return Err(Error::model("external", "an external file is not a regular file").at(path.display().to_string()));
+        return Err(
+            Error::model("external", "an external file is not a regular file")
+                .at(path.display().to_string()),
+        );
     }
     if hard_links(&meta) > 1 {
         return Err(link_error(&path, "one of several hard links"));
@@ -188,17 +208,24 @@ fn open_without_links(path: &Path) -> Result<File> {
     use std::os::unix::fs::OpenOptionsExt;
     // Non-blocking, so that a pipe in the file's place cannot hang us before we see what it is.
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-    OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(|e| {
-        if e.raw_os_error() == Some(libc::ELOOP) {
-            return link_error(path, "a symbolic link");
-        }
-        io_error("open an external file", path, &e)
-    })
+    OpenOptions::new()
+        .read(true)
+        .custom_flags(flags)
+        .open(path)
+        .map_err(|e| {
+            if e.raw_os_error() == Some(libc::ELOOP) {
+                return link_error(path, "a symbolic link");
+            }
+            io_error("open an external file", path, &e)
+        })
 }
 
 #[cfg(not(unix))]
 fn open_without_links(path: &Path) -> Result<File> {
-    OpenOptions::new().read(true).open(path).map_err(|e| io_error("open an external file", path, &e))
+    OpenOptions::new()
+        .read(true)
+        .open(path)
+        .map_err(|e| io_error("open an external file", path, &e))
 }
 
 #[cfg(unix)]

@@ -23,9 +23,9 @@ pub const MAX_IR_VERSION: i64 = 14;
 pub fn io_error(what: &str, path: &Path, e: &std::io::Error) -> Box<Error> {
     let message = format!("cannot {what}: {e}");
     let error = match e.kind() {
-        std::io::ErrorKind::NotFound | std::io::ErrorKind::IsADirectory | std::io::ErrorKind::NotADirectory => {
-            Error::usage("file", message)
-        }
+        std::io::ErrorKind::NotFound
+        | std::io::ErrorKind::IsADirectory
+        | std::io::ErrorKind::NotADirectory => Error::usage("file", message),
         _ => Error::environment("file", message),
     };
     error.at(path.display().to_string())
@@ -37,9 +37,13 @@ pub fn io_error(what: &str, path: &Path, e: &std::io::Error) -> Box<Error> {
 /// A file that cannot be opened or mapped, or that is a folder or device.
 pub fn map(path: &Path) -> Result<Bytes> {
     let file = File::open(path).map_err(|e| io_error("open the model", path, &e))?;
-    let meta = file.metadata().map_err(|e| io_error("open the model", path, &e))?;
+    let meta = file
+        .metadata()
+        .map_err(|e| io_error("open the model", path, &e))?;
     if !meta.is_file() {
-        return Err(Error::usage("file", "this is not a regular file").at(path.display().to_string()));
+        return Err(
+            Error::usage("file", "this is not a regular file").at(path.display().to_string())
+        );
     }
     if meta.len() == 0 {
         return Ok(Bytes::new());
@@ -58,7 +62,9 @@ pub(super) fn map_file(file: &File) -> std::io::Result<Bytes> {
 pub fn read_head(path: &Path) -> Result<Vec<u8>> {
     let file = File::open(path).map_err(|e| io_error("open the model", path, &e))?;
     let mut head = Vec::new();
-    file.take(512).read_to_end(&mut head).map_err(|e| io_error("read the model", path, &e))?;
+    file.take(512)
+        .read_to_end(&mut head)
+        .map_err(|e| io_error("read the model", path, &e))?;
     Ok(head)
 }
 
@@ -93,14 +99,24 @@ pub fn decode(bytes: Bytes) -> Result<ModelProto> {
             .found(format!("{size} bytes, {}", describe(&head)))
     })?;
     if model.graph.is_none() || model.ir_version.is_none() {
-        let missing = if model.graph.is_none() { "a graph" } else { "an IR version" };
-        return Err(Error::model("format", format!("the file has no model: {missing} is missing"))
-            .found(format!("{size} bytes, {}", describe(&head))));
+        let missing = if model.graph.is_none() {
+            "a graph"
+        } else {
+            "an IR version"
+        };
+        return Err(Error::model(
+            "format",
+            format!("the file has no model: {missing} is missing"),
+        )
+        .found(format!("{size} bytes, {}", describe(&head))));
     }
     if model.ir_version() > MAX_IR_VERSION || model.ir_version() < 3 {
-        return Err(Error::model("version", format!("IR version {} is not supported", model.ir_version()))
-            .expected(format!("3 to {MAX_IR_VERSION}"))
-            .help("save the model with another version of its exporter"));
+        return Err(Error::model(
+            "version",
+            format!("IR version {} is not supported", model.ir_version()),
+        )
+        .expected(format!("3 to {MAX_IR_VERSION}"))
+        .help("save the model with another version of its exporter"));
     }
     if model.opset_import.is_empty() {
         return Err(Error::model("version", "the model names no operator set"));
@@ -114,11 +130,15 @@ fn recognise_other(head: &[u8]) -> Option<&'static str> {
     Some(match head {
         [] => "an empty file",
         _ if starts(b"PK\x03\x04") => "a zip archive, such as a TorchScript or .pt2 file",
-        _ if starts(b"\x80\x02") || starts(b"\x80\x04") => "a Python pickle, such as a PyTorch checkpoint",
+        _ if starts(b"\x80\x02") || starts(b"\x80\x04") => {
+            "a Python pickle, such as a PyTorch checkpoint"
+        }
         _ if starts(b"GGUF") => "a GGUF file: weights without a graph",
         _ if starts(b"\x89HDF") => "an HDF5 file, such as a Keras model",
         _ if starts(b"\x1f\x8b") => "a gzip archive",
-        _ if starts(b"version https://git-lfs") => "a Git LFS pointer; fetch the file with `git lfs pull`",
+        _ if starts(b"version https://git-lfs") => {
+            "a Git LFS pointer; fetch the file with `git lfs pull`"
+        }
         _ if head.get(4..8) == Some(b"TFL3") => "a TensorFlow Lite model",
         _ if head.get(8) == Some(&b'{') && head.get(4..8) == Some(&[0; 4]) => {
             "a safetensors file: weights without a graph"
@@ -131,7 +151,8 @@ fn recognise_other(head: &[u8]) -> Option<&'static str> {
 /// Printable from the start. Protobuf cannot be: its first tag bytes are control characters for every field we know.
 fn is_text(head: &[u8]) -> bool {
     let head = &head[..head.len().min(64)];
-    head.iter().all(|b| matches!(b, b'\n' | b'\r' | b'\t' | 0x20..=0x7e))
+    head.iter()
+        .all(|b| matches!(b, b'\n' | b'\r' | b'\t' | 0x20..=0x7e))
 }
 
 /// What a file looks like, for messages.

@@ -7,8 +7,8 @@
 
 use super::proto::attribute_proto::AttributeType;
 use super::proto::{
-    AttributeProto, FunctionProto, ModelProto, NodeProto, StringStringEntryProto, TensorProto, TypeProto, ValueInfoProto,
-    tensor_shape_proto::dimension, type_proto,
+    AttributeProto, FunctionProto, ModelProto, NodeProto, StringStringEntryProto, TensorProto,
+    TypeProto, ValueInfoProto, tensor_shape_proto::dimension, type_proto,
 };
 use super::{names, upgrade};
 use ckpt_passes::ir::edit::NewNode;
@@ -47,9 +47,17 @@ pub fn import(model: &ModelProto, read: &mut ReadTensor) -> Result<Imported> {
         return Err(Error::model("onnx", "the file has no graph").help("is it an ONNX model?"));
     };
     if !file.sparse_initializer.is_empty() {
-        return Err(Error::model("onnx", "sparse initializers are not supported"));
+        return Err(Error::model(
+            "onnx",
+            "sparse initializers are not supported",
+        ));
     }
-    let opset = standard_opset(model.opset_import.iter().map(|o| (o.domain.as_deref(), o.version)))?;
+    let opset = standard_opset(
+        model
+            .opset_import
+            .iter()
+            .map(|o| (o.domain.as_deref(), o.version)),
+    )?;
     let mut importer = Importer {
         graph: Graph::new(file.name.as_deref().unwrap_or("graph")),
         scope: BTreeMap::new(),
@@ -61,7 +69,9 @@ pub fn import(model: &ModelProto, read: &mut ReadTensor) -> Result<Imported> {
         opset,
     };
     for function in &model.functions {
-        importer.functions.insert(function_key(function.domain(), function.name()), function);
+        importer
+            .functions
+            .insert(function_key(function.domain(), function.name()), function);
     }
     importer.model_meta(model);
     for info in &file.value_info {
@@ -70,8 +80,12 @@ pub fn import(model: &ModelProto, read: &mut ReadTensor) -> Result<Imported> {
         }
     }
     importer.sources(file)?;
-    let producers: BTreeMap<&str, usize> =
-        file.node.iter().enumerate().flat_map(|(i, n)| n.output.iter().map(move |o| (o.as_str(), i))).collect();
+    let producers: BTreeMap<&str, usize> = file
+        .node
+        .iter()
+        .enumerate()
+        .flat_map(|(i, n)| n.output.iter().map(move |o| (o.as_str(), i)))
+        .collect();
     let mut copies = Vec::new();
     for (index, node) in file.node.iter().enumerate() {
         importer.resolve_all(node, index, &producers)?;
@@ -81,7 +95,10 @@ pub fn import(model: &ModelProto, read: &mut ReadTensor) -> Result<Imported> {
     }
     for output in &file.output {
         let Some(id) = importer.scope.get(output.name()).copied() else {
-            return Err(Error::model("name", format!("graph output `{}` is never defined", output.name())));
+            return Err(Error::model(
+                "name",
+                format!("graph output `{}` is never defined", output.name()),
+            ));
         };
         importer.graph.add_output(id);
     }
@@ -90,7 +107,9 @@ pub fn import(model: &ModelProto, read: &mut ReadTensor) -> Result<Imported> {
     }
     names::origins(&mut importer.graph, model, file);
     importer.believe(copies);
-    let Importer { graph, warnings, .. } = importer;
+    let Importer {
+        graph, warnings, ..
+    } = importer;
     Ok(Imported { graph, warnings })
 }
 
@@ -106,13 +125,19 @@ fn claims(graph: &Graph, first: usize) -> Vec<Claim> {
         let meta = &graph.node(*id).meta;
         let original = meta.get("ckpt.of")?.clone();
         let segment = meta.get("ckpt.segment").and_then(|s| s.parse().ok());
-        Some(Claim { node: *id, original, segment })
+        Some(Claim {
+            node: *id,
+            original,
+            segment,
+        })
     };
     graph.order()[first..].iter().filter_map(claim).collect()
 }
 
 /// The version of the standard domain among a file's or function's imports.
-fn standard_opset<'a>(imports: impl Iterator<Item = (Option<&'a str>, Option<i64>)>) -> Result<i64> {
+fn standard_opset<'a>(
+    imports: impl Iterator<Item = (Option<&'a str>, Option<i64>)>,
+) -> Result<i64> {
     let mut version = None;
     for (domain, v) in imports {
         if matches!(domain.unwrap_or(""), "" | "ai.onnx") {
@@ -121,10 +146,16 @@ fn standard_opset<'a>(imports: impl Iterator<Item = (Option<&'a str>, Option<i64
     }
     match version {
         Some(v) if OPSETS.contains(&v) => Ok(v),
-        Some(v) => Err(Error::model("opset", format!("opset {v} of the standard domain is not supported"))
-            .expected(format!("{} to {}", OPSETS.start(), OPSETS.end()))
-            .help("convert it with onnx.version_converter, or export again")),
-        None => Err(Error::model("opset", "the file does not say which opset of the standard domain it uses")),
+        Some(v) => Err(Error::model(
+            "opset",
+            format!("opset {v} of the standard domain is not supported"),
+        )
+        .expected(format!("{} to {}", OPSETS.start(), OPSETS.end()))
+        .help("convert it with onnx.version_converter, or export again")),
+        None => Err(Error::model(
+            "opset",
+            "the file does not say which opset of the standard domain it uses",
+        )),
     }
 }
 
@@ -155,18 +186,26 @@ impl<'a> Importer<'a, '_> {
         }
         meta.insert("ir_version".into(), model.ir_version().to_string());
         if !model.producer_name().is_empty() {
-            meta.insert("producer".into(), format!("{} {}", model.producer_name(), model.producer_version()));
+            meta.insert(
+                "producer".into(),
+                format!("{} {}", model.producer_name(), model.producer_version()),
+            );
         }
     }
 
     /// Graph inputs and initializers. An input with an initializer is that initializer, which a caller may override.
     fn sources(&mut self, file: &'a super::proto::GraphProto) -> Result<()> {
-        let initial: std::collections::BTreeSet<&str> = file.initializer.iter().map(|t| t.name()).collect();
+        let initial: std::collections::BTreeSet<&str> =
+            file.initializer.iter().map(|t| t.name()).collect();
         for input in &file.input {
             if initial.contains(input.name()) {
                 continue;
             }
-            let ty = input.r#type.as_ref().map(|t| input_type(input, t)).transpose()?;
+            let ty = input
+                .r#type
+                .as_ref()
+                .map(|t| input_type(input, t))
+                .transpose()?;
             self.claim_name(input.name())?;
             let id = self.graph.add_input(input.name(), ty);
             self.scope.insert(input.name().into(), id);
@@ -192,7 +231,12 @@ impl<'a> Importer<'a, '_> {
     }
 
     /// Every operand of a top-level node is defined before it.
-    fn resolve_all(&self, node: &NodeProto, index: usize, producers: &BTreeMap<&str, usize>) -> Result<()> {
+    fn resolve_all(
+        &self,
+        node: &NodeProto,
+        index: usize,
+        producers: &BTreeMap<&str, usize>,
+    ) -> Result<()> {
         for name in node.input.iter().filter(|n| !n.is_empty()) {
             if self.scope.contains_key(name.as_str()) {
                 continue;
@@ -202,10 +246,14 @@ impl<'a> Importer<'a, '_> {
                 Some(later) if *later == index => {
                     Error::model("cycle", format!("a node reads its own result `{name}`")).at(place)
                 }
-                Some(later) => Error::model("cycle", format!("`{name}` is read before it is computed"))
-                    .at(place)
-                    .found(format!("node {later} computes it: the nodes form a cycle or are out of order"))
-                    .help("ONNX nodes must be in topological order"),
+                Some(later) => {
+                    Error::model("cycle", format!("`{name}` is read before it is computed"))
+                        .at(place)
+                        .found(format!(
+                            "node {later} computes it: the nodes form a cycle or are out of order"
+                        ))
+                        .help("ONNX nodes must be in topological order")
+                }
                 None => Error::model("name", format!("nothing defines `{name}`"))
                     .at(place)
                     .help("an initializer is missing, or the file was cut"),
@@ -219,19 +267,27 @@ impl<'a> Importer<'a, '_> {
         let key = function_key(node.domain(), node.op_type());
         for attribute in &node.attribute {
             if attribute.g.is_some() || !attribute.graphs.is_empty() {
-                return Err(Error::model("op", format!("{} holds a nested graph", node.op_type()))
-                    .at(place())
-                    .help("control flow is not supported: export with it unrolled"));
+                return Err(
+                    Error::model("op", format!("{} holds a nested graph", node.op_type()))
+                        .at(place())
+                        .help("control flow is not supported: export with it unrolled"),
+                );
             }
         }
         if let Some(function) = self.functions.get(&key).copied() {
-            return self.call(node, index, function, depth).map_err(|e| e.at(place()));
+            return self
+                .call(node, index, function, depth)
+                .map_err(|e| e.at(place()));
         }
         if key.0.is_empty() && node.op_type() == "Constant" {
             return self.constant(node).map_err(|e| e.at(place()));
         }
         let ins = self.operands(node)?;
-        let op = if key.0.is_empty() { ops::find_onnx(node.op_type()) } else { None };
+        let op = if key.0.is_empty() {
+            ops::find_onnx(node.op_type())
+        } else {
+            None
+        };
         match op {
             Some(op) => self.known(node, index, op, ins).map_err(|e| e.at(place())),
             None => self.opaque(node, index, ins).map_err(|e| e.at(place())),
@@ -258,15 +314,27 @@ impl<'a> Importer<'a, '_> {
         let tensor = match attribute.name() {
             "value" => {
                 let Some(tensor) = &attribute.t else {
-                    return Err(Error::model("attribute", "Constant: `value` is not a tensor"));
+                    return Err(Error::model(
+                        "attribute",
+                        "Constant: `value` is not a tensor",
+                    ));
                 };
                 (self.read)(tensor)?
             }
             "value_int" => Tensor::int(attribute.i()),
             "value_ints" => Tensor::ints(&attribute.ints),
             "value_float" => Tensor::new(DType::F32, [], floats(&[attribute.f()])),
-            "value_floats" => Tensor::new(DType::F32, [attribute.floats.len() as u64], floats(&attribute.floats)),
-            other => return Err(Error::model("attribute", format!("Constant: `{other}` is not supported"))),
+            "value_floats" => Tensor::new(
+                DType::F32,
+                [attribute.floats.len() as u64],
+                floats(&attribute.floats),
+            ),
+            other => {
+                return Err(Error::model(
+                    "attribute",
+                    format!("Constant: `{other}` is not supported"),
+                ));
+            }
         };
         self.claim_name(name)?;
         let id = self.graph.add_init(name, tensor);
@@ -276,17 +344,34 @@ impl<'a> Importer<'a, '_> {
     }
 
     /// A node whose op is a row of the table.
-    fn known(&mut self, node: &NodeProto, index: usize, op: &'static OpDef, ins: Vec<Option<ValueId>>) -> Result<()> {
-        let mut raw: BTreeMap<&str, &AttributeProto> = node.attribute.iter().map(|a| (a.name(), a)).collect();
+    fn known(
+        &mut self,
+        node: &NodeProto,
+        index: usize,
+        op: &'static OpDef,
+        ins: Vec<Option<ValueId>>,
+    ) -> Result<()> {
+        let mut raw: BTreeMap<&str, &AttributeProto> =
+            node.attribute.iter().map(|a| (a.name(), a)).collect();
         let mut ins = ins;
-        upgrade::upgrade(&mut self.graph, &mut self.contents, op, self.opset, &mut raw, &mut ins)?;
+        upgrade::upgrade(
+            &mut self.graph,
+            &mut self.contents,
+            op,
+            self.opset,
+            &mut raw,
+            &mut ins,
+        )?;
         while ins.last() == Some(&None) {
             ins.pop();
         }
         let mut attrs = Attrs::new();
         for (name, attribute) in raw {
             let Some(spec) = op.attrs.iter().find(|s| s.name == name) else {
-                return Err(Error::model("attribute", format!("{} has no attribute `{name}`", op.name)));
+                return Err(Error::model(
+                    "attribute",
+                    format!("{} has no attribute `{name}`", op.name),
+                ));
             };
             attrs.set(name, self.attribute(attribute, spec.kind)?);
         }
@@ -296,10 +381,14 @@ impl<'a> Importer<'a, '_> {
 
     fn attribute(&mut self, attribute: &AttributeProto, kind: AttrKind) -> Result<Attr> {
         let wrong = || {
-            let found = AttributeType::try_from(attribute.r#type()).map_or("?", |t| t.as_str_name());
-            Error::model("attribute", format!("attribute `{}` is of the wrong kind", attribute.name()))
-                .expected(kind.to_string())
-                .found(found)
+            let found =
+                AttributeType::try_from(attribute.r#type()).map_or("?", |t| t.as_str_name());
+            Error::model(
+                "attribute",
+                format!("attribute `{}` is of the wrong kind", attribute.name()),
+            )
+            .expected(kind.to_string())
+            .found(found)
         };
         let string = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).map_err(|_| wrong());
         Ok(match (kind, AttributeType::try_from(attribute.r#type())) {
@@ -308,9 +397,13 @@ impl<'a> Importer<'a, '_> {
             (AttrKind::Str, Ok(AttributeType::String)) => Attr::Str(string(attribute.s())?),
             (AttrKind::Ints, Ok(AttributeType::Ints)) => Attr::Ints(attribute.ints.clone()),
             (AttrKind::Floats, Ok(AttributeType::Floats)) => Attr::Floats(attribute.floats.clone()),
-            (AttrKind::Strs, Ok(AttributeType::Strings)) => {
-                Attr::Strs(attribute.strings.iter().map(|s| string(s)).collect::<Result<_>>()?)
-            }
+            (AttrKind::Strs, Ok(AttributeType::Strings)) => Attr::Strs(
+                attribute
+                    .strings
+                    .iter()
+                    .map(|s| string(s))
+                    .collect::<Result<_>>()?,
+            ),
             (AttrKind::DType, Ok(AttributeType::Int)) => {
                 let code = i32::try_from(attribute.i()).unwrap_or(0);
                 Attr::DType(DType::from_onnx_code(code).ok_or_else(|| {
@@ -334,14 +427,25 @@ impl<'a> Importer<'a, '_> {
         attrs: Attrs,
         ins: Vec<Option<ValueId>>,
     ) -> Result<NodeId> {
-        let name = if node.name().is_empty() { format!("{}_{index}", node.op_type()) } else { node.name().to_string() };
+        let name = if node.name().is_empty() {
+            format!("{}_{index}", node.op_type())
+        } else {
+            node.name().to_string()
+        };
         let mut named: Vec<String> = node.output.clone();
         while named.last().is_some_and(String::is_empty) {
             named.pop();
         }
         let outs = named.iter().enumerate().map(|(slot, n)| {
             // A result the file leaves out still has a place.
-            (if n.is_empty() { format!("{name}:{slot}") } else { n.clone() }, None)
+            (
+                if n.is_empty() {
+                    format!("{name}:{slot}")
+                } else {
+                    n.clone()
+                },
+                None,
+            )
         });
         let outs: Vec<(String, Option<Ty>)> = outs.collect();
         for output in named.iter().filter(|n| !n.is_empty()) {
@@ -354,7 +458,15 @@ impl<'a> Importer<'a, '_> {
             _ => Role::Forward,
         };
         let loc = Arc::new(names::loc(node, &props));
-        let id = self.graph.add_node(NewNode { op, name: &name, attrs, ins, outs, loc, role });
+        let id = self.graph.add_node(NewNode {
+            op,
+            name: &name,
+            attrs,
+            ins,
+            outs,
+            loc,
+            role,
+        });
         *self.graph.meta_mut(id) = props;
         ckpt_passes::ir::typing::check_arity(&self.graph, id)?;
         ckpt_passes::ir::verify::check_attrs(&self.graph, id)?;
@@ -366,7 +478,11 @@ impl<'a> Importer<'a, '_> {
         }
         let known = |v: &Option<ValueId>| v.is_none_or(|v| self.graph.value(v).ty.is_some());
         if op.domain != Domain::Opaque && self.graph.node(id).ins.iter().all(known) {
-            for (value, (ty, ints)) in results.into_iter().zip(type_node(&self.graph, id, &self.contents)?) {
+            for (value, (ty, ints)) in
+                results
+                    .into_iter()
+                    .zip(type_node(&self.graph, id, &self.contents)?)
+            {
                 self.graph.set_type(value, ty);
                 self.contents.set(value, ints);
             }
@@ -380,7 +496,10 @@ impl<'a> Importer<'a, '_> {
         let attrs = Attrs::new()
             .with("domain", node.domain())
             .with("op_type", node.op_type())
-            .with("node", Attr::Tensor(Tensor::new(DType::U8, [raw.len() as u64], raw)));
+            .with(
+                "node",
+                Attr::Tensor(Tensor::new(DType::U8, [raw.len() as u64], raw)),
+            );
         let id = self.add(node, index, &ops::opaque::OPAQUE, attrs, ins)?;
         for value in self.graph.node(id).outs.clone() {
             if let Some(ty) = self.declared.get(&self.graph.value(value).name) {
@@ -391,34 +510,70 @@ impl<'a> Importer<'a, '_> {
     }
 
     /// A call of a local function: our row if the body is ours, else its nodes in place.
-    fn call(&mut self, node: &NodeProto, index: usize, function: &'a FunctionProto, depth: usize) -> Result<()> {
+    fn call(
+        &mut self,
+        node: &NodeProto,
+        index: usize,
+        function: &'a FunctionProto,
+        depth: usize,
+    ) -> Result<()> {
         if depth >= MAX_CALL_DEPTH {
-            return Err(Error::model("function", format!("functions call each other more than {MAX_CALL_DEPTH} deep")));
+            return Err(Error::model(
+                "function",
+                format!("functions call each other more than {MAX_CALL_DEPTH} deep"),
+            ));
         }
         if node.domain() == Domain::CKPT && self.ours(node, index, function)? {
             return Ok(());
         }
         let ins = self.operands(node)?;
         if ins.len() > function.input.len() {
-            return Err(Error::model("arity", format!("function {} takes {} operands", function.name(), function.input.len())));
+            return Err(Error::model(
+                "arity",
+                format!(
+                    "function {} takes {} operands",
+                    function.name(),
+                    function.input.len()
+                ),
+            ));
         }
-        let opset = standard_opset(function.opset_import.iter().map(|o| (o.domain.as_deref(), o.version)))?;
+        let opset = standard_opset(
+            function
+                .opset_import
+                .iter()
+                .map(|o| (o.domain.as_deref(), o.version)),
+        )?;
         let given: BTreeMap<&str, &AttributeProto> = function
             .attribute_proto
             .iter()
             .chain(&node.attribute)
             .map(|a| (a.name(), a))
             .collect();
-        let base = if node.name().is_empty() { format!("{}_{index}", node.op_type()) } else { node.name().to_string() };
-        let inner: BTreeMap<String, ValueId> =
-            function.input.iter().zip(ins).filter_map(|(name, v)| Some((name.clone(), v?))).collect();
+        let base = if node.name().is_empty() {
+            format!("{}_{index}", node.op_type())
+        } else {
+            node.name().to_string()
+        };
+        let inner: BTreeMap<String, ValueId> = function
+            .input
+            .iter()
+            .zip(ins)
+            .filter_map(|(name, v)| Some((name.clone(), v?)))
+            .collect();
         let outer = std::mem::replace(&mut self.scope, inner);
         let outer_opset = std::mem::replace(&mut self.opset, opset);
         let mut done = Ok(());
         for (i, step) in function.node.iter().enumerate() {
             let mut step = step.clone();
             bind_attributes(&mut step, &given);
-            step.name = Some(format!("{base}/{}", if step.name().is_empty() { step.op_type().to_string() } else { step.name().to_string() }));
+            step.name = Some(format!(
+                "{base}/{}",
+                if step.name().is_empty() {
+                    step.op_type().to_string()
+                } else {
+                    step.name().to_string()
+                }
+            ));
             done = self.node(&step, i, depth + 1);
             if done.is_err() {
                 break;
@@ -427,9 +582,17 @@ impl<'a> Importer<'a, '_> {
         let inner = std::mem::replace(&mut self.scope, outer);
         self.opset = outer_opset;
         done?;
-        for (formal, actual) in function.output.iter().zip(&node.output).filter(|(_, a)| !a.is_empty()) {
+        for (formal, actual) in function
+            .output
+            .iter()
+            .zip(&node.output)
+            .filter(|(_, a)| !a.is_empty())
+        {
             let Some(id) = inner.get(formal).copied() else {
-                return Err(Error::model("function", format!("function {} never defines `{formal}`", function.name())));
+                return Err(Error::model(
+                    "function",
+                    format!("function {} never defines `{formal}`", function.name()),
+                ));
             };
             self.claim_name(actual)?;
             if self.graph.def_node(id).is_some() {
@@ -443,10 +606,15 @@ impl<'a> Importer<'a, '_> {
     /// Tries to read a call of a function in our domain as a row. `ckpt.TanhGrad_1` names the row `TanhGrad`.
     fn ours(&mut self, node: &NodeProto, index: usize, function: &FunctionProto) -> Result<bool> {
         let row = node.op_type().split('_').next().unwrap_or("");
-        let Some(op) = ops::find(row).filter(|op| op.domain == Domain::Ckpt) else { return Ok(false) };
+        let Some(op) = ops::find(row).filter(|op| op.domain == Domain::Ckpt) else {
+            return Ok(false);
+        };
         let ins = self.operands(node)?;
         let variadic = op.ins.last().is_some_and(|s| s.kind == SlotKind::Variadic);
-        let typed = ins.iter().flatten().all(|v| self.graph.value(*v).ty.is_some());
+        let typed = ins
+            .iter()
+            .flatten()
+            .all(|v| self.graph.value(*v).ty.is_some());
         if (ins.len() > op.ins.len() && !variadic) || !typed {
             return Ok(false);
         }
@@ -455,7 +623,9 @@ impl<'a> Importer<'a, '_> {
         let mut trial_ins = Vec::new();
         for value in &ins {
             trial_ins.push(value.map(|v| match self.graph.value(v).tensor() {
-                Some(tensor) if tensor.elements() <= ckpt_passes::ir::typing::MAX_KNOWN_ELEMENTS => {
+                Some(tensor)
+                    if tensor.elements() <= ckpt_passes::ir::typing::MAX_KNOWN_ELEMENTS =>
+                {
                     trial.add_init("operand", tensor.clone())
                 }
                 _ => trial.add_input("operand", self.graph.value(v).ty.clone()),
@@ -463,19 +633,39 @@ impl<'a> Importer<'a, '_> {
         }
         let mut attrs = Attrs::new();
         for attribute in &node.attribute {
-            let Some(spec) = op.attrs.iter().find(|s| s.name == attribute.name()) else { return Ok(false) };
+            let Some(spec) = op.attrs.iter().find(|s| s.name == attribute.name()) else {
+                return Ok(false);
+            };
             attrs.set(spec.name, self.attribute(attribute, spec.kind)?);
         }
         let outs = node.output.iter().map(|n| (n.clone(), None)).collect();
-        let new = NewNode { op, name: "trial", attrs: attrs.clone(), ins: trial_ins, outs, loc: Arc::default(), role: Role::Forward };
+        let new = NewNode {
+            op,
+            name: "trial",
+            attrs: attrs.clone(),
+            ins: trial_ins,
+            outs,
+            loc: Arc::default(),
+            role: Role::Forward,
+        };
         let id = trial.add_node(new);
-        if ckpt_passes::ir::typing::check_arity(&trial, id).is_err() || ckpt_passes::ir::verify::check_attrs(&trial, id).is_err() {
+        if ckpt_passes::ir::typing::check_arity(&trial, id).is_err()
+            || ckpt_passes::ir::verify::check_attrs(&trial, id).is_err()
+        {
             return Ok(false);
         }
-        let Some(Ok(body)) = ckpt_passes::ir::op::body_of(&trial, id) else { return Ok(false) };
+        let Some(Ok(body)) = ckpt_passes::ir::op::body_of(&trial, id) else {
+            return Ok(false);
+        };
         let mine = crate::emit::function::function(&body, function.name(), trial.node(id))?;
-        if mine.node != function.node || mine.input != function.input || mine.output != function.output {
-            self.warnings.push(format!("function {} is not the one we would write: its nodes are read one by one", function.name()));
+        if mine.node != function.node
+            || mine.input != function.input
+            || mine.output != function.output
+        {
+            self.warnings.push(format!(
+                "function {} is not the one we would write: its nodes are read one by one",
+                function.name()
+            ));
             return Ok(false);
         }
         self.add(node, index, op, attrs, ins)?;
@@ -484,13 +674,23 @@ impl<'a> Importer<'a, '_> {
 
     /// Accepts the claims that hold, nested ones included: an original always comes before its copies.
     fn believe(&mut self, claims: Vec<Claim>) {
-        let by_name: BTreeMap<String, NodeId> = self.graph.nodes().map(|(id, n)| (n.name.clone(), id)).collect();
+        let by_name: BTreeMap<String, NodeId> = self
+            .graph
+            .nodes()
+            .map(|(id, n)| (n.name.clone(), id))
+            .collect();
         for claim in claims {
             let original = by_name.get(&claim.original).copied();
             self.graph.set_again(claim.node, original, claim.segment);
-            if original.is_none() || original == Some(claim.node) || check_copy(&self.graph, claim.node).is_err() {
+            if original.is_none()
+                || original == Some(claim.node)
+                || check_copy(&self.graph, claim.node).is_err()
+            {
                 let name = self.graph.node(claim.node).name.clone();
-                self.warnings.push(format!("`{name}` does not compute `{}` again, as it claims: read as an ordinary node", claim.original));
+                self.warnings.push(format!(
+                    "`{name}` does not compute `{}` again, as it claims: read as an ordinary node",
+                    claim.original
+                ));
                 self.graph.set_again(claim.node, None, None);
             }
         }
@@ -509,7 +709,9 @@ impl<'a> Importer<'a, '_> {
 /// Attributes of a function's node that refer to attributes of the call.
 fn bind_attributes(step: &mut NodeProto, given: &BTreeMap<&str, &AttributeProto>) {
     step.attribute.retain_mut(|attribute| {
-        let Some(wanted) = attribute.ref_attr_name.clone().filter(|n| !n.is_empty()) else { return true };
+        let Some(wanted) = attribute.ref_attr_name.clone().filter(|n| !n.is_empty()) else {
+            return true;
+        };
         match given.get(wanted.as_str()) {
             Some(value) => {
                 let name = attribute.name.clone();
@@ -524,7 +726,10 @@ fn bind_attributes(step: &mut NodeProto, given: &BTreeMap<&str, &AttributeProto>
 }
 
 pub(super) fn to_map(props: &[StringStringEntryProto]) -> BTreeMap<String, String> {
-    props.iter().map(|p| (p.key().to_string(), p.value().to_string())).collect()
+    props
+        .iter()
+        .map(|p| (p.key().to_string(), p.value().to_string()))
+        .collect()
 }
 
 fn describe(node: &NodeProto, index: usize) -> String {
@@ -533,19 +738,26 @@ fn describe(node: &NodeProto, index: usize) -> String {
 
 /// The type of a graph input; a dimension without a name gets the input's name and axis.
 fn input_type(input: &ValueInfoProto, ty: &TypeProto) -> Result<Ty> {
-    let wrong = |what: String| Error::model("type", format!("graph input `{}`: {what}", input.name()));
+    let wrong =
+        |what: String| Error::model("type", format!("graph input `{}`: {what}", input.name()));
     let Some(type_proto::Value::TensorType(tensor)) = &ty.value else {
         return Err(wrong("not a tensor".into()));
     };
     let code = tensor.elem_type();
-    let dtype = DType::from_onnx_code(code).ok_or_else(|| wrong(format!("element type {code} is not supported")))?;
+    let dtype = DType::from_onnx_code(code)
+        .ok_or_else(|| wrong(format!("element type {code} is not supported")))?;
     let Some(shape) = &tensor.shape else {
-        return Err(wrong("no shape".into()).help(format!("give one with --input {}:{dtype}[DIMS]", input.name())));
+        return Err(wrong("no shape".into()).help(format!(
+            "give one with --input {}:{dtype}[DIMS]",
+            input.name()
+        )));
     };
     let mut dims = Vec::new();
     for (axis, dim) in shape.dim.iter().enumerate() {
         dims.push(match &dim.value {
-            Some(dimension::Value::DimValue(n)) if *n < 0 => return Err(wrong(format!("axis {axis} has size {n}"))),
+            Some(dimension::Value::DimValue(n)) if *n < 0 => {
+                return Err(wrong(format!("axis {axis} has size {n}")));
+            }
             Some(dimension::Value::DimValue(n)) => Dim::from(*n),
             Some(dimension::Value::DimParam(name)) if !name.is_empty() => named_dim(name),
             _ => Dim::symbol(&format!("{}.{axis}", input.name())),
@@ -561,7 +773,9 @@ fn named_dim(text: &str) -> Dim {
 
 /// A type claimed for an intermediate; `None` where any part of it cannot be used.
 fn lenient_type(ty: &TypeProto) -> Option<Ty> {
-    let Some(type_proto::Value::TensorType(tensor)) = &ty.value else { return None };
+    let Some(type_proto::Value::TensorType(tensor)) = &ty.value else {
+        return None;
+    };
     let dtype = DType::from_onnx_code(tensor.elem_type())?;
     let dims = tensor.shape.as_ref()?.dim.iter().map(|d| match &d.value {
         Some(dimension::Value::DimValue(n)) if *n >= 0 => Some(Dim::from(*n)),

@@ -32,6 +32,9 @@ impl Frontend for Onnx {
         let mut files = external::Files::beside(path);
         let imported = import::import(&model, &mut |t| tensor::read(t, &mut files))
             .map_err(|e| e.at(path.display().to_string()))?;
-        Ok(Model { graph: imported.graph, warnings: imported.warnings })
+        Ok(Model {
+            graph: imported.graph,
+            warnings: imported.warnings,
+        })
     }
 }

@@ -4,8 +4,8 @@
 //! the kind of each initializer, the parameter a folded weight came from. The legacy exporter leaves module paths in
 //! node names. All of it is optional; nothing here is needed to compile a model, only to speak of it as its author does.
 
-use super::proto::{GraphProto, ModelProto, NodeProto};
 use super::import::to_map;
+use super::proto::{GraphProto, ModelProto, NodeProto};
 use ckpt_passes::ir::{Graph, Loc, Origin};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,19 +25,42 @@ pub const OUR_SOURCE: &str = "ckpt.source";
 
 /// Where a node comes from.
 pub fn loc(node: &NodeProto, props: &BTreeMap<String, String>) -> Loc {
-    let source = props.get(OUR_SOURCE).cloned().unwrap_or_else(|| node.name().to_string());
+    let source = props
+        .get(OUR_SOURCE)
+        .cloned()
+        .unwrap_or_else(|| node.name().to_string());
     if let Some(scopes) = props.get(OUR_SCOPES) {
-        let scopes: Vec<(String, Option<String>)> = serde_json::from_str(scopes).unwrap_or_default();
-        return Loc { node: source, scopes };
+        let scopes: Vec<(String, Option<String>)> =
+            serde_json::from_str(scopes).unwrap_or_default();
+        return Loc {
+            node: source,
+            scopes,
+        };
     }
     if let Some(scopes) = props.get(SCOPES) {
         let paths = python_strings(scopes);
-        let classes = props.get(CLASSES).map(|c| python_strings(c)).unwrap_or_default();
+        let classes = props
+            .get(CLASSES)
+            .map(|c| python_strings(c))
+            .unwrap_or_default();
         // The last entry is the traced operation, not a module.
         let modules = paths.len().saturating_sub(1);
-        let class = |i: usize| classes.get(i).and_then(|c| c.rsplit('.').next()).map(str::to_string);
-        let scopes = paths.into_iter().take(modules).enumerate().map(|(i, p)| (p, class(i))).collect();
-        return Loc { node: source, scopes };
+        let class = |i: usize| {
+            classes
+                .get(i)
+                .and_then(|c| c.rsplit('.').next())
+                .map(str::to_string)
+        };
+        let scopes = paths
+            .into_iter()
+            .take(modules)
+            .enumerate()
+            .map(|(i, p)| (p, class(i)))
+            .collect();
+        return Loc {
+            node: source,
+            scopes,
+        };
     }
     // Legacy exports: `/model/layers.0/self_attn/MatMul`.
     let mut scopes = Vec::new();
@@ -47,7 +70,10 @@ pub fn loc(node: &NodeProto, props: &BTreeMap<String, String>) -> Loc {
             scopes.push((parts[..end].join("."), None));
         }
     }
-    Loc { node: source, scopes }
+    Loc {
+        node: source,
+        scopes,
+    }
 }
 
 /// The strings of a Python list literal such as `['', 'model', "it's"]`.
@@ -79,7 +105,9 @@ fn signature(model: &ModelProto, file: &GraphProto) -> Signature {
     let props = file.metadata_props.iter().chain(&model.metadata_props);
     for prop in props.filter(|p| p.key() == SIGNATURE) {
         for line in prop.value().lines() {
-            let Some((traced, rest)) = line.trim().split_once(": PARAMETER target=") else { continue };
+            let Some((traced, rest)) = line.trim().split_once(": PARAMETER target=") else {
+                continue;
+            };
             if let Some(name) = python_strings(rest).into_iter().next() {
                 parameters.insert(traced.to_string(), name);
             }
@@ -95,9 +123,13 @@ pub fn origins(graph: &mut Graph, model: &ModelProto, file: &GraphProto) {
     let ids: BTreeMap<String, ckpt_passes::ir::ValueId> =
         graph.inits().map(|(id, v)| (v.name.clone(), id)).collect();
     for info in &file.value_info {
-        let Some(id) = ids.get(info.name()).copied() else { continue };
+        let Some(id) = ids.get(info.name()).copied() else {
+            continue;
+        };
         let props = to_map(&info.metadata_props);
-        if let Some(origin) = our_origin(&props).or_else(|| exporter_origin(graph, id, &props, &real)) {
+        if let Some(origin) =
+            our_origin(&props).or_else(|| exporter_origin(graph, id, &props, &real))
+        {
             graph.origins.insert(id, origin);
         }
     }
@@ -121,10 +153,16 @@ fn exporter_origin(
 ) -> Option<Origin> {
     let name = graph.value(id).name.clone();
     if let Some(kind) = props.get(KIND) {
-        return Some(Origin { names: vec![name], transposed: false, is_parameter: Some(kind == "PARAMETER") });
+        return Some(Origin {
+            names: vec![name],
+            transposed: false,
+            is_parameter: Some(kind == "PARAMETER"),
+        });
     }
     let sources = python_strings(props.get(FOLDED_FROM)?);
-    let [source] = sources.as_slice() else { return None };
+    let [source] = sources.as_slice() else {
+        return None;
+    };
     let is_parameter = match (real.is_empty(), real.contains(source.as_str())) {
         (false, known) => Some(known),
         (true, _) => None,
@@ -134,13 +172,21 @@ fn exporter_origin(
     }
     // Linear layers hold [out, in]; the exporter folds the transpose that MatMul needs into the weight.
     let transposed = graph.value(id).ty().rank() == 2;
-    Some(Origin { names: vec![source.clone()], transposed, is_parameter })
+    Some(Origin {
+        names: vec![source.clone()],
+        transposed,
+        is_parameter,
+    })
 }
 
 /// Tied weights: the file keeps one of the names; the other one is a traced placeholder that no initializer answers
 /// to, but that a node reading the weight still mentions.
 fn aliases(graph: &mut Graph, file: &GraphProto, signature: &Signature) {
-    let mut answered: BTreeSet<String> = graph.origins.values().flat_map(|o| o.names.iter().cloned()).collect();
+    let mut answered: BTreeSet<String> = graph
+        .origins
+        .values()
+        .flat_map(|o| o.names.iter().cloned())
+        .collect();
     answered.extend(graph.inits().map(|(_, v)| v.name.clone()));
     let missing: BTreeMap<&str, &str> = signature
         .parameters
@@ -154,16 +200,22 @@ fn aliases(graph: &mut Graph, file: &GraphProto, signature: &Signature) {
     let ids: BTreeMap<String, ckpt_passes::ir::ValueId> =
         graph.inits().map(|(id, v)| (v.name.clone(), id)).collect();
     for node in &file.node {
-        let Some(traced) = node.metadata_props.iter().find(|p| p.key() == FX_NODE) else { continue };
+        let Some(traced) = node.metadata_props.iter().find(|p| p.key() == FX_NODE) else {
+            continue;
+        };
         let weights: Vec<_> = node
             .input
             .iter()
             .filter_map(|n| ids.get(n).copied())
             .filter(|id| graph.value(*id).ty().dtype.is_float() && graph.value(*id).ty().rank() > 0)
             .collect();
-        let [weight] = weights.as_slice() else { continue };
-        let mentioned: BTreeSet<&str> =
-            traced.value().split(|c: char| !(c.is_alphanumeric() || c == '_')).collect();
+        let [weight] = weights.as_slice() else {
+            continue;
+        };
+        let mentioned: BTreeSet<&str> = traced
+            .value()
+            .split(|c: char| !(c.is_alphanumeric() || c == '_'))
+            .collect();
         for (traced, name) in &missing {
             if mentioned.contains(traced) {
                 let own = graph.value(*weight).name.clone();
@@ -186,7 +238,10 @@ mod tests {
 
     #[test]
     fn list_literals() {
-        assert_eq!(python_strings(r#"['', 'model.layers.0', "it's", 'a\'b']"#), ["", "model.layers.0", "it's", "a'b"]);
+        assert_eq!(
+            python_strings(r#"['', 'model.layers.0', "it's", 'a\'b']"#),
+            ["", "model.layers.0", "it's", "a'b"]
+        );
         assert!(python_strings("[]").is_empty());
     }
 }

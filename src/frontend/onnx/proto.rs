@@ -31,7 +31,11 @@ impl NodeProto {
             d => format!("{d}::"),
         };
         let name = match self.name() {
-            "" => self.output.iter().find(|o| !o.is_empty()).map_or("", |o| o.as_str()),
+            "" => self
+                .output
+                .iter()
+                .find(|o| !o.is_empty())
+                .map_or("", |o| o.as_str()),
             n => n,
         };
         format!("node \"{name}\" ({domain}{})", self.op_type())

@@ -21,7 +21,9 @@ pub fn dtype(code: i32) -> Result<DType> {
             Err(_) => format!("element type code {code}, which ONNX does not define"),
         };
         let known: Vec<&str> = DType::ALL.iter().map(|d| d.name()).collect();
-        Error::model("type", "element type not supported").expected(known.join(", ")).found(name)
+        Error::model("type", "element type not supported")
+            .expected(known.join(", "))
+            .found(name)
     })
 }
 
@@ -36,13 +38,22 @@ pub fn read(proto: &TensorProto, files: &mut Files) -> Result<Tensor> {
     let size_bytes = elements
         .checked_mul(dtype.size_bytes())
         .filter(|n| *n <= i64::MAX as u64)
-        .ok_or_else(|| Error::model("shape", "the tensor's size does not fit 63 bits").found(format!("{dims:?}")))?;
+        .ok_or_else(|| {
+            Error::model("shape", "the tensor's size does not fit 63 bits")
+                .found(format!("{dims:?}"))
+        })?;
     if proto.segment.is_some() {
-        return Err(Error::model("data", "tensors in segments are not supported"));
+        return Err(Error::model(
+            "data",
+            "tensors in segments are not supported",
+        ));
     }
     let data = if proto.data_location() == tensor_proto::DataLocation::External {
         if fields(proto).next().is_some() {
-            return Err(Error::model("data", "a tensor has both external and inline content"));
+            return Err(Error::model(
+                "data",
+                "a tensor has both external and inline content",
+            ));
         }
         files.read(&proto.external_data, size_bytes)?
     } else {
@@ -55,7 +66,10 @@ pub fn read(proto: &TensorProto, files: &mut Files) -> Result<Tensor> {
         && let Data::Here { bytes, .. } = &data
         && bytes.iter().any(|b| *b > 1)
     {
-        return Err(Error::model("data", "a boolean tensor holds bytes other than 0 and 1"));
+        return Err(Error::model(
+            "data",
+            "a boolean tensor holds bytes other than 0 and 1",
+        ));
     }
     Ok(Tensor { dtype, dims, data })
 }
@@ -67,16 +81,21 @@ pub fn read(proto: &TensorProto, files: &mut Files) -> Result<Tensor> {
 pub fn read_dims(dims: &[i64]) -> Result<(Vec<u64>, u64)> {
     let mut sizes = Vec::with_capacity(dims.len());
     for dim in dims {
-        let size = u64::try_from(*dim)
-            .map_err(|_| Error::model("shape", "a tensor has a negative size").found(format!("{dims:?}")))?;
+        let size = u64::try_from(*dim).map_err(|_| {
+            Error::model("shape", "a tensor has a negative size").found(format!("{dims:?}"))
+        })?;
         sizes.push(size);
     }
     if sizes.contains(&0) {
         return Ok((sizes, 0));
     }
-    let elements = sizes.iter().try_fold(1u64, |n, d| n.checked_mul(*d)).filter(|n| *n <= i64::MAX as u64);
-    let elements = elements
-        .ok_or_else(|| Error::model("shape", "the tensor's size does not fit 63 bits").found(format!("{dims:?}")))?;
+    let elements = sizes
+        .iter()
+        .try_fold(1u64, |n, d| n.checked_mul(*d))
+        .filter(|n| *n <= i64::MAX as u64);
+    let elements = elements.ok_or_else(|| {
+        Error::model("shape", "the tensor's size does not fit 63 bits").found(format!("{dims:?}"))
+    })?;
     Ok((sizes, elements))
 }
 
@@ -118,27 +137,35 @@ fn inline(proto: &TensorProto, dtype: DType, elements: u64, size_bytes: u64) -> 
         }
         [("raw_data", n)] => {
             if *n as u64 != size_bytes {
-                return Err(Error::model("data", "a tensor's content has the wrong size")
-                    .expected(format!("{size_bytes} bytes for {dtype}{:?}", proto.dims))
-                    .found(format!("{n} bytes of raw data")));
+                return Err(
+                    Error::model("data", "a tensor's content has the wrong size")
+                        .expected(format!("{size_bytes} bytes for {dtype}{:?}", proto.dims))
+                        .found(format!("{n} bytes of raw data")),
+                );
             }
             return Ok(proto.raw_data.clone().unwrap_or_default());
         }
         [(field, n)] if *field == expected_field => {
             if *n as u64 != elements {
-                return Err(Error::model("data", "a tensor's content has the wrong size")
-                    .expected(format!("{elements} elements for {dtype}{:?}", proto.dims))
-                    .found(format!("{n} in {field}")));
+                return Err(
+                    Error::model("data", "a tensor's content has the wrong size")
+                        .expected(format!("{elements} elements for {dtype}{:?}", proto.dims))
+                        .found(format!("{n} in {field}")),
+                );
             }
         }
         [(field, _)] => {
-            return Err(Error::model("data", "a tensor's content is in the wrong field")
-                .expected(format!("{expected_field} or raw_data for {dtype}"))
-                .found(*field));
+            return Err(
+                Error::model("data", "a tensor's content is in the wrong field")
+                    .expected(format!("{expected_field} or raw_data for {dtype}"))
+                    .found(*field),
+            );
         }
         many => {
             let names: Vec<&str> = many.iter().map(|(f, _)| *f).collect();
-            return Err(Error::model("data", "a tensor has more than one content").found(names.join(", ")));
+            return Err(
+                Error::model("data", "a tensor has more than one content").found(names.join(", "))
+            );
         }
     }
     typed(proto, dtype).map(Bytes::from)
@@ -146,9 +173,7 @@ fn inline(proto: &TensorProto, dtype: DType, elements: u64, size_bytes: u64) -> 
 
 /// The bytes of a typed field, with every element checked to fit its type.
 fn typed(proto: &TensorProto, dtype: DType) -> Result<Vec<u8>> {
-    let range = |v: i128| {
-        Err(Error::model("data", format!("{v} does not fit {dtype}")))
-    };
+    let range = |v: i128| Err(Error::model("data", format!("{v} does not fit {dtype}")));
     let mut bytes = Vec::new();
     match dtype {
         DType::F32 => bytes.extend(proto.float_data.iter().flat_map(|v| v.to_le_bytes())),
@@ -164,7 +189,13 @@ fn typed(proto: &TensorProto, dtype: DType) -> Result<Vec<u8>> {
             }
         }
         DType::I32 => bytes.extend(proto.int32_data.iter().flat_map(|v| v.to_le_bytes())),
-        DType::I16 | DType::I8 | DType::U16 | DType::U8 | DType::F16 | DType::BF16 | DType::Bool => {
+        DType::I16
+        | DType::I8
+        | DType::U16
+        | DType::U8
+        | DType::F16
+        | DType::BF16
+        | DType::Bool => {
             let (low, high) = match dtype {
                 DType::I16 => (i16::MIN as i32, i16::MAX as i32),
                 DType::I8 => (i8::MIN as i32, i8::MAX as i32),
@@ -197,7 +228,12 @@ pub fn write(name: &str, tensor: &Tensor) -> TensorProto {
     };
     match &tensor.data {
         Data::Here { bytes, .. } => proto.raw_data = Some(bytes.clone()),
-        Data::Absent(external) => refer(&mut proto, &external.location, external.offset, external.length),
+        Data::Absent(external) => refer(
+            &mut proto,
+            &external.location,
+            external.offset,
+            external.length,
+        ),
     }
     proto
 }

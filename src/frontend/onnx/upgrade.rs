@@ -19,7 +19,12 @@ struct Moved {
 }
 
 const fn moved(op: &'static str, attribute: &'static str, since: i64, slot: usize) -> Moved {
-    Moved { op, attribute, since, slot }
+    Moved {
+        op,
+        attribute,
+        since,
+        slot,
+    }
 }
 
 const MOVED: &[Moved] = &[
@@ -49,7 +54,9 @@ pub fn upgrade(
     ins: &mut Vec<Option<ValueId>>,
 ) -> Result<()> {
     for row in MOVED.iter().filter(|m| m.op == op.name && opset < m.since) {
-        let Some(attribute) = attributes.remove(row.attribute) else { continue };
+        let Some(attribute) = attributes.remove(row.attribute) else {
+            continue;
+        };
         let tensor = match row.attribute {
             "ratio" => Tensor::scalar(DType::F32, f64::from(attribute.f())),
             _ => Tensor::ints(&attribute.ints),
@@ -76,11 +83,22 @@ fn flattening_softmax(
     ins: &[Option<ValueId>],
 ) -> Result<()> {
     let axis = attributes.get("axis").map_or(1, |a| a.i());
-    let rank = ins.first().copied().flatten().and_then(|v| graph.value(v).ty.as_ref()).map(|t| t.rank() as i64);
+    let rank = ins
+        .first()
+        .copied()
+        .flatten()
+        .and_then(|v| graph.value(v).ty.as_ref())
+        .map(|t| t.rank() as i64);
     if axis == -1 || rank.is_some_and(|r| axis == r - 1) {
         return Ok(());
     }
-    Err(Error::model("opset", format!("{} of opset 12 or older flattens the axes behind {axis}", op.name))
-        .expected("the last axis")
-        .help("export with opset 13 or newer"))
+    Err(Error::model(
+        "opset",
+        format!(
+            "{} of opset 12 or older flattens the axes behind {axis}",
+            op.name
+        ),
+    )
+    .expected("the last axis")
+    .help("export with opset 13 or newer"))
 }

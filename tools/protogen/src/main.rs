@@ -36,5 +36,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn generated_file_is_current() {
     let committed = std::fs::read_to_string(onnx_dir().join("proto/generated.rs")).unwrap();
     let fresh = generate().unwrap();
-    assert!(committed == fresh, "generated.rs is out of date; run `cargo run -p ckpt-protogen`");
+    assert!(
+        committed == fresh,
+        "generated.rs is out of date; run `cargo run -p ckpt-protogen`"
+    );
 }
