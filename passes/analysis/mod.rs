@@ -1,13 +1,18 @@
 //! Read-only analyses: a graph in, a table out; nothing here changes a graph.
 //!
 //! [`sizes`] turns symbolic sizes into numbers, [`memory`] says which values share storage, when storage dies and how
-//! many bytes are alive at every node, [`cost`] prices nodes, [`params`] tells parameters from constants.
+//! many bytes are alive at every node, [`cost`] prices nodes, [`params`] tells parameters from constants, [`blocks`]
+//! finds the layers ([`spine`] the residual stream, [`attention`] the attentions in them).
 
+pub mod attention;
+pub mod blocks;
 pub mod cost;
 pub mod memory;
 pub mod params;
 pub mod sizes;
+pub mod spine;
 
+pub use blocks::{Block, Blocks};
 pub use cost::{Costs, Device};
 pub use memory::{MemoryProfile, StorageId};
 pub use sizes::{Binding, DimKind, Sizes};

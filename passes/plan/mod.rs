@@ -1,13 +1,18 @@
 //! Decides what to compute again. A planner sees a [`Problem`] and answers with a schedule; nothing here sees a graph
-//! except [`problem`], which makes one from it.
+//! except [`problem`] and [`subject`], which make one from it.
 //!
-//! [`schedule`] holds the only judge, [`schedule::evaluate`]; every policy and solver is measured by it.
+//! [`schedule`] holds the only judge, [`schedule::evaluate`]; every policy and solver is measured by it. [`policy`] has
+//! the rules people know, [`keep`] turns "what may stay" into a schedule, [`decision`] is the plan as data.
 
 pub mod decision;
 pub mod keep;
+pub mod policy;
 pub mod problem;
 pub mod schedule;
+pub mod subject;
 
 pub use decision::{Decision, Plan, Segment};
+pub use policy::Policy;
 pub use problem::{Kind, Op, Phase, Problem, Value};
 pub use schedule::{Score, evaluate};
+pub use subject::{Structure, Subject};

@@ -1,0 +1,479 @@
+//! The layers of a model, found in its dataflow.
+//!
+//! The segments between neighbours of the [`spine`](super::spine) are hashed up to isomorphism (ops, attributes, types,
+//! weight shapes, wiring; not names, not weight values). The longest periodic runs of equal segments are the layers:
+//! one period is a block, so a block begins and ends at a value of the residual stream and all blocks of a run are
+//! equal. Where a run has more than a whole number of periods, blocks begin at a value that several nodes read (a
+//! residual stream branches where a layer begins), attention first. A second spine (the other half of an
+//! encoder-decoder) is looked for in what the first leaves over. Names and scopes only label what was found.
+
+use super::attention::{Attention, FUSED, Part, attentions, weight_of};
+use super::spine::{Flow, Place, PostDominators, Stop, segments};
+use crate::error::Result;
+use crate::ir::{Def, Graph, NodeId, Side, ValueId};
+use rustc_hash::{FxHashMap, FxHasher};
+use std::collections::BTreeMap;
+use std::hash::{Hash, Hasher};
+use std::ops::Range;
+
+/// More segments than this in one layer are not looked for.
+const MAX_PERIOD: usize = 64;
+/// More separate spines than this are not looked for.
+const MAX_SPINES: usize = 8;
+/// A chain with fewer new nodes than this is a side branch, not a spine.
+const MIN_SPINE: usize = 6;
+
+/// One layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Block {
+    pub index: usize,
+    /// Blocks of one run are equal up to isomorphism; runs are numbered in order.
+    pub run: usize,
+    /// Module class, or else module path pattern, from the file's scopes.
+    pub class: Option<String>,
+    /// Module path of this block, from the file's scopes.
+    pub path: Option<String>,
+    /// What it is made of: `attention+mlp`, `attention+experts`, `conv`, …
+    pub kind: String,
+    /// In order.
+    pub nodes: Vec<NodeId>,
+    pub first: NodeId,
+    /// The spine node that closes it.
+    pub last: NodeId,
+    /// What it reads of other nodes' results and of graph inputs: the residual stream first, then masks and the like.
+    pub inputs: Vec<ValueId>,
+}
+
+/// All layers, and what the nodes are in them.
+#[derive(Clone, Debug)]
+pub struct Blocks {
+    pub list: Vec<Block>,
+    /// The block of each node.
+    pub of: Side<NodeId, Option<usize>>,
+    pub attentions: Vec<Attention>,
+    /// What each node is in an attention.
+    pub part: Side<NodeId, Option<Part>>,
+    /// Products of an activation with a weight and without anything else fused: the "plain" matmuls.
+    pub plain_matmul: Side<NodeId, bool>,
+}
+
+impl Blocks {
+    /// Looks at the forward part of a typed graph.
+    ///
+    /// # Errors
+    /// See [`Flow::new`].
+    pub fn new(graph: &Graph) -> Result<Blocks> {
+        let flow = Flow::new(graph)?;
+        let (attentions, part) = attentions(graph, &flow);
+        let mut blocks = Blocks {
+            list: Vec::new(),
+            of: Side::new(graph.node_bound(), None),
+            attentions,
+            part,
+            plain_matmul: Side::new(graph.node_bound(), false),
+        };
+        for id in &flow.nodes {
+            let node = graph.node(*id);
+            let weighs = |v: &Option<ValueId>| v.is_some_and(|v| weight_of(graph, &flow, v).is_some());
+            let plain = match node.op.name {
+                "MatMul" => true,
+                "Gemm" => node.ins.get(2).copied().flatten().is_none(),
+                _ => false,
+            };
+            blocks.plain_matmul[*id] = plain && node.ins.iter().any(weighs);
+        }
+        if let Some(tree) = PostDominators::new(graph, &flow) {
+            blocks.search(graph, &flow, &tree);
+        }
+        blocks.describe(graph, &flow);
+        Ok(blocks)
+    }
+
+    fn search(&mut self, graph: &Graph, flow: &Flow, tree: &PostDominators) {
+        let mut in_block: Side<NodeId, bool> = Side::new(graph.node_bound(), false);
+        let mut tried: Side<NodeId, bool> = Side::new(graph.node_bound(), false);
+        // Runs of blocks; a block is its nodes and the spine node that closes it.
+        let mut found: Vec<Vec<(Vec<NodeId>, NodeId)>> = Vec::new();
+        let mut spines = 0;
+        for source in tree.sources(graph, flow) {
+            if spines == MAX_SPINES {
+                break;
+            }
+            if source.node().is_some_and(|n| in_block[n] || tried[n]) {
+                continue;
+            }
+            let spine = tree.chain(graph, source, &|n| in_block[n]);
+            let nodes = spine.iter().filter_map(|s| s.node());
+            let new = nodes.filter(|n| !std::mem::replace(&mut tried[*n], true)).count();
+            if new < MIN_SPINE {
+                continue;
+            }
+            spines += 1;
+            let place = segments(graph, flow, &spine);
+            let mut members: Vec<Vec<NodeId>> = vec![Vec::new(); spine.len()];
+            for id in &flow.nodes {
+                if let Place::In(i) = place[*id] {
+                    members[i as usize].push(*id);
+                }
+            }
+            let stretch = Stretch::new(graph, flow, &spine, &members);
+            for run in stretch.runs(0..spine.len()) {
+                let block = |period: Range<usize>| {
+                    let nodes: Vec<NodeId> = period.clone().flat_map(|s| members[s].iter().copied()).collect();
+                    spine[period.end - 1].node().map(|last| (nodes, last))
+                };
+                found.push(run.filter_map(block).collect());
+            }
+            for (nodes, _) in found.iter().flatten() {
+                for id in nodes {
+                    in_block[*id] = true;
+                }
+            }
+        }
+        found.sort_by_key(|run| flow.position[run[0].1]);
+        for (run, blocks) in found.into_iter().enumerate() {
+            for (mut nodes, last) in blocks {
+                nodes.sort_by_key(|id| flow.position[*id]);
+                let index = self.list.len();
+                for id in &nodes {
+                    self.of[*id] = Some(index);
+                }
+                let first = nodes[0];
+                let (class, path, kind) = (None, None, String::new());
+                self.list.push(Block { index, run, class, path, kind, nodes, first, last, inputs: Vec::new() });
+            }
+        }
+    }
+
+    fn describe(&mut self, graph: &Graph, flow: &Flow) {
+        let kinds: Vec<String> = self.list.iter().map(|b| self.kind(graph, flow, b)).collect();
+        let paths: Vec<Option<(String, Option<String>)>> = self.list.iter().map(|b| scope(graph, b)).collect();
+        let mut owners: BTreeMap<&str, usize> = BTreeMap::new();
+        for (path, _) in paths.iter().flatten() {
+            *owners.entry(path).or_insert(0) += 1;
+        }
+        for (i, block) in self.list.iter_mut().enumerate() {
+            block.kind = kinds[i].clone();
+            // A scope that two blocks share is not a layer's.
+            if let Some((path, class)) = paths[i].as_ref().filter(|(p, _)| owners[p.as_str()] == 1) {
+                block.path = Some(path.clone());
+                block.class = class.clone();
+            }
+            let mut inputs = Vec::new();
+            let mut seen: FxHashMap<ValueId, ()> = FxHashMap::default();
+            for value in block.nodes.iter().flat_map(|id| graph.node(*id).ins.iter().flatten()) {
+                let inside = graph.def_node(*value).is_some_and(|n| self.of[n] == Some(i));
+                if !inside && !matches!(graph.value(*value).def, Def::Init(_)) && seen.insert(*value, ()).is_none() {
+                    inputs.push(*value);
+                }
+            }
+            inputs.sort_by_key(|v| (!flow.active[*v], graph.value(*v).def == Def::Input));
+            block.inputs = inputs;
+        }
+    }
+
+    /// What a block is made of; weight products that feed an attention or take its result are the attention's.
+    fn kind(&self, graph: &Graph, flow: &Flow, block: &Block) -> String {
+        let inside = |n: &NodeId| self.of[*n] == Some(block.index);
+        let mut is_attention: FxHashMap<NodeId, ()> = FxHashMap::default();
+        let mut has_attention = false;
+        for attention in self.attentions.iter().filter(|a| inside(&a.probabilities)) {
+            has_attention = true;
+            let mut up = vec![attention.scores, attention.output];
+            let mut down = vec![attention.output];
+            while let Some(n) = up.pop() {
+                let stop = self.plain_matmul[n] || graph.node(n).op.name == "Gemm";
+                if is_attention.insert(n, ()).is_none() && !stop {
+                    let operands = graph.node(n).ins.iter().flatten().filter_map(|v| graph.def_node(*v));
+                    up.extend(operands.filter(inside));
+                }
+            }
+            while let Some(n) = down.pop() {
+                is_attention.insert(n, ());
+                if !(self.plain_matmul[n] || graph.node(n).op.name == "Gemm") {
+                    down.extend(flow.readers(graph, n).filter(inside).filter(|r| !is_attention.contains_key(r)));
+                }
+            }
+        }
+        let has = |names: &[&str]| block.nodes.iter().any(|n| names.contains(&graph.node(*n).op.name));
+        let is_weighted = |n: &NodeId| self.plain_matmul[*n] || graph.node(*n).op.name == "Gemm";
+        let mlp = block.nodes.iter().any(|n| is_weighted(n) && !is_attention.contains_key(n));
+        let mut kind = Vec::new();
+        if has_attention || has(FUSED) {
+            kind.push("attention");
+        }
+        if has(&["Conv", "ConvTranspose"]) {
+            kind.push("conv");
+        }
+        if has(&["TopK"]) {
+            kind.push("experts");
+        } else if mlp {
+            kind.push("mlp");
+        }
+        if kind.is_empty() { "other".into() } else { kind.join("+") }
+    }
+}
+
+/// The deepest module that four fifths of the block's labelled nodes are in.
+fn scope(graph: &Graph, block: &Block) -> Option<(String, Option<String>)> {
+    let mut count: BTreeMap<&str, (usize, usize, Option<&String>)> = BTreeMap::new();
+    let mut labelled = 0;
+    for id in &block.nodes {
+        let scopes = &graph.node(*id).loc.scopes;
+        labelled += !scopes.is_empty() as usize;
+        for (depth, (path, class)) in scopes.iter().enumerate().filter(|(_, (path, _))| !path.is_empty()) {
+            let entry = count.entry(path).or_insert((0, depth, None));
+            entry.0 += 1;
+            entry.1 = entry.1.max(depth);
+            entry.2 = entry.2.or(class.as_ref());
+        }
+    }
+    let wide = count.into_iter().filter(|(_, (n, _, _))| 5 * n >= 4 * labelled);
+    let (path, (_, _, class)) = wide.max_by_key(|(_, (_, depth, _))| *depth)?;
+    Some((path.to_string(), class.cloned()))
+}
+
+/// One spine with its segments, hashed.
+struct Stretch {
+    hashes: Vec<u64>,
+    /// Active nodes in each segment.
+    weight: Vec<usize>,
+    /// Whether a segment multiplies by a weight of two or more axes.
+    weighted: Vec<bool>,
+    /// Whether the value that a segment reads from the spine has several active readers.
+    branches: Vec<bool>,
+    /// Whether it has a softmax or fused attention.
+    attends: Vec<bool>,
+}
+
+impl Stretch {
+    fn new(graph: &Graph, flow: &Flow, spine: &[Stop], members: &[Vec<NodeId>]) -> Stretch {
+        let mut stretch = Stretch {
+            hashes: Vec::new(),
+            weight: Vec::new(),
+            weighted: Vec::new(),
+            branches: Vec::new(),
+            attends: Vec::new(),
+        };
+        for (i, nodes) in members.iter().enumerate() {
+            let from = i.checked_sub(1).map(|p| spine[p]);
+            let active: Vec<NodeId> = nodes.iter().copied().filter(|n| flow.is_active(graph, *n)).collect();
+            stretch.hashes.push(segment_hash(graph, flow, &active, from));
+            let reads_weight = |n: &NodeId| {
+                let operands = graph.node(*n).ins.iter().flatten();
+                operands.into_iter().any(|v| flow.is_parameter[*v] && graph.ty(*v).rank() >= 2)
+            };
+            stretch.weighted.push(active.iter().any(reads_weight));
+            let softmax = |n: &NodeId| graph.node(*n).op.name == "Softmax" || FUSED.contains(&graph.node(*n).op.name);
+            stretch.attends.push(active.iter().any(softmax));
+            let outs = match from {
+                Some(Stop::Node(n)) => graph.node(n).outs.clone(),
+                Some(Stop::Input(v)) => vec![v],
+                None => Vec::new(),
+            };
+            let readers = outs.iter().flat_map(|v| graph.value(*v).uses()).map(|u| u.node);
+            let is_active = |n: &NodeId| flow.position[*n].is_some() && flow.is_active(graph, *n);
+            stretch.branches.push(readers.filter(is_active).count() > 1);
+            stretch.weight.push(active.len());
+        }
+        stretch
+    }
+
+    /// Runs of equal periods in a range of segments, as ranges of segments, in order.
+    fn runs(&self, range: Range<usize>) -> Vec<impl Iterator<Item = Range<usize>> + use<>> {
+        let mut found = Vec::new();
+        let mut todo = vec![range];
+        while let Some(range) = todo.pop() {
+            if let Some((start, period, repeats)) = self.best_run(range.clone()) {
+                found.push((start, period, repeats));
+                todo.push(start + period * repeats..range.end);
+                todo.push(range.start..start);
+            }
+        }
+        found.sort_unstable();
+        let run = |(start, period, repeats): (usize, usize, usize)| {
+            (0..repeats).map(move |k| start + k * period..start + (k + 1) * period)
+        };
+        found.into_iter().map(run).collect()
+    }
+
+    /// The run that covers most active nodes, of the shortest period: (first segment, period, repeats).
+    fn best_run(&self, range: Range<usize>) -> Option<(usize, usize, usize)> {
+        let mut best: Option<(usize, (usize, usize, usize))> = None;
+        for period in 1..=MAX_PERIOD.min(range.len() / 2) {
+            let mut start = range.start;
+            while start + period < range.end {
+                let same = |i: &usize| self.hashes[*i] == self.hashes[*i + period];
+                let matched = (start..range.end - period).take_while(same).count();
+                let repeats = (matched + period) / period;
+                if repeats >= 2 && self.weighted[start..start + period].contains(&true) {
+                    let slack = (matched + period) % period;
+                    let offset = (0..=slack).max_by_key(|o| self.fitness(start + o, period, *o)).unwrap_or(0);
+                    let first = start + offset;
+                    let covered: usize = self.weight[first..first + period * repeats].iter().sum();
+                    if best.is_none_or(|(most, _)| covered > most) {
+                        best = Some((covered, (first, period, repeats)));
+                    }
+                }
+                start += matched + 1;
+            }
+        }
+        best.map(|(_, run)| run)
+    }
+
+    /// How good a place for a block to begin: where the stream branches, attention before the rest, early.
+    fn fitness(&self, start: usize, period: usize, offset: usize) -> (bool, bool, std::cmp::Reverse<usize>) {
+        let first_weighted = (start..start + period).find(|i| self.weighted[*i]);
+        let attends = first_weighted.is_some_and(|i| self.attends[i]);
+        (self.branches[start], attends, std::cmp::Reverse(offset))
+    }
+}
+
+/// A hash of a segment's active nodes up to isomorphism; `from` is the place on the spine before it.
+///
+/// Every node's hash covers everything above it within the segment, so the sorted list of hashes is a strong invariant
+/// (a Weisfeiler-Lehman hash run to its fixed point along an acyclic graph).
+fn segment_hash(graph: &Graph, flow: &Flow, nodes: &[NodeId], from: Option<Stop>) -> u64 {
+    let mut of_node: FxHashMap<NodeId, u64> = FxHashMap::default();
+    let mut all = Vec::with_capacity(nodes.len());
+    for id in nodes {
+        let node = graph.node(*id);
+        let mut h = FxHasher::default();
+        node.op.name.hash(&mut h);
+        for (name, value) in node.attrs.iter() {
+            name.hash(&mut h);
+            format!("{value:?}").hash(&mut h);
+        }
+        for out in &node.outs {
+            hash_type(graph, *out, &mut h);
+        }
+        for value in &node.ins {
+            let Some(value) = value else {
+                0u8.hash(&mut h);
+                continue;
+            };
+            match &graph.value(*value).def {
+                Def::Node { node: n, slot } if from == Some(Stop::Node(*n)) => (1u8, slot).hash(&mut h),
+                Def::Input if from == Some(Stop::Input(*value)) => (1u8, 0usize).hash(&mut h),
+                Def::Node { node: n, slot } => match of_node.get(n) {
+                    Some(inner) => (2u8, inner, slot).hash(&mut h),
+                    None => {
+                        (3u8, flow.active[*value]).hash(&mut h);
+                        hash_rank(graph, *value, &mut h);
+                    }
+                },
+                Def::Init(tensor) if !tensor.dtype.is_float() && tensor.elements() <= 64 => {
+                    let ints: Vec<Option<i64>> = (0..tensor.elements() as usize).map(|i| tensor.get_i64(i)).collect();
+                    (4u8, ints).hash(&mut h);
+                }
+                Def::Init(_) => {
+                    5u8.hash(&mut h);
+                    hash_type(graph, *value, &mut h);
+                }
+                Def::Input => {
+                    6u8.hash(&mut h);
+                    hash_rank(graph, *value, &mut h);
+                }
+            }
+        }
+        let hash = h.finish();
+        of_node.insert(*id, hash);
+        all.push(hash);
+    }
+    all.sort_unstable();
+    let mut h = FxHasher::default();
+    all.hash(&mut h);
+    h.finish()
+}
+
+fn hash_rank(graph: &Graph, value: ValueId, h: &mut FxHasher) {
+    let ty = graph.ty(value);
+    (ty.dtype, ty.rank()).hash(h);
+}
+
+/// Element type and fixed sizes; a symbolic size is only "symbolic", since its name may carry a layer's number.
+fn hash_type(graph: &Graph, value: ValueId, h: &mut FxHasher) {
+    let ty = graph.ty(value);
+    ty.dtype.hash(h);
+    for dim in &ty.dims {
+        dim.as_const().hash(h);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ir::{Attrs, Builder, DType, Dim, Ty};
+    use crate::testing::{Style, transformer};
+
+    fn layers(g: &Graph) -> Vec<Block> {
+        Blocks::new(g).unwrap().list
+    }
+
+    #[test]
+    fn layers_of_both_residual_styles() {
+        for style in [Style::PreNorm, Style::PostNorm] {
+            for n in [2, 3, 7] {
+                let g = transformer(n, style);
+                let blocks = Blocks::new(&g).unwrap();
+                assert_eq!(blocks.list.len(), n);
+                assert_eq!(blocks.attentions.len(), n);
+                for pair in blocks.list.windows(2) {
+                    assert_eq!(pair[0].nodes.len(), pair[1].nodes.len());
+                    // A layer reads the value that closes the one before it first, then the mask all share.
+                    assert_eq!(graph_names(&g, &pair[1].inputs), [closing(&g, &pair[0]), "Neg"]);
+                }
+                for block in &blocks.list {
+                    assert_eq!((block.kind.as_str(), block.run), ("attention+mlp", 0));
+                    let plain = block.nodes.iter().filter(|n| blocks.plain_matmul[**n]).count();
+                    assert_eq!(plain, 7);
+                    assert!(block.nodes.iter().all(|n| blocks.of[*n] == Some(block.index)));
+                    // Attention comes first, the stream that it reads is read again by the residual.
+                    let softmax = block.nodes.iter().position(|n| g.node(*n).op.name == "Softmax").unwrap();
+                    let sigmoid = block.nodes.iter().position(|n| g.node(*n).op.name == "Sigmoid").unwrap();
+                    assert!(softmax < sigmoid);
+                    assert!(g.value(block.inputs[0]).uses().len() > 1);
+                }
+            }
+        }
+    }
+
+    fn graph_names<'g>(g: &'g Graph, values: &[ValueId]) -> Vec<&'g str> {
+        values.iter().map(|v| g.value(*v).name.as_str()).collect()
+    }
+
+    fn closing<'g>(g: &'g Graph, block: &Block) -> &'g str {
+        &g.value(g.node(block.last).outs[0]).name
+    }
+
+    #[test]
+    fn one_layer_is_no_run_and_other_weights_are_another_run() {
+        assert_eq!(layers(&transformer(1, Style::PreNorm)).len(), 0);
+        // Three square layers, then two wider ones.
+        let mut g = Graph::new("mlp");
+        let mut v = g.add_input("x", Some(Ty::new(DType::F32, [Dim::symbol("b"), 4.into()])));
+        let weight = |g: &mut Graph, dims: [u64; 2]| {
+            let data = crate::ir::External { location: "w.bin".into(), offset: 0, length: 4 * dims[0] * dims[1] };
+            let data = crate::ir::Data::Absent(data);
+            g.add_init("w", crate::ir::Tensor { dtype: DType::F32, dims: dims.to_vec(), data })
+        };
+        for dims in [[4, 4], [4, 4], [4, 4], [4, 6], [6, 6], [6, 6]] {
+            let w = weight(&mut g, dims);
+            let mut b = Builder::new(&mut g);
+            v = b.emit(&crate::ops::matmul::MATMUL, &[v, w], Attrs::new()).unwrap();
+            v = b.emit(&crate::ops::activation::RELU, &[v], Attrs::new()).unwrap();
+        }
+        g.set_outputs(vec![v]);
+        let blocks = layers(&g);
+        let shape: Vec<(usize, usize, &str)> = blocks.iter().map(|b| (b.run, b.nodes.len(), b.kind.as_str())).collect();
+        assert_eq!(shape, [(0, 2, "mlp"), (0, 2, "mlp"), (0, 2, "mlp"), (1, 2, "mlp"), (1, 2, "mlp")]);
+    }
+
+    #[test]
+    fn a_graph_without_anything_to_find() {
+        let mut g = Graph::new("empty");
+        let x = g.add_input("x", Some(Ty::new(DType::I64, [Dim::symbol("b")])));
+        g.set_outputs(vec![x]);
+        assert_eq!(layers(&g).len(), 0);
+    }
+}

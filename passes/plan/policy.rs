@@ -1,0 +1,255 @@
+//! The policies people know, as plans: none, full, selective, every N-th layer, the first N layers, groups of layers.
+//!
+//! A policy only says which forward results may stay; [`keep`](super::keep) makes the schedule, so nothing is kept that
+//! no backward op reads and nothing is copied that no one needs. What lies outside the layers stays: embeddings, masks
+//! and rotary tables that layers share, the head and the loss. What a layer hands to others (the residual stream,
+//! shared keys and values) stays too.
+//!
+//! `selective` is the per-op rule of TorchTitan and NeMo: attention (fused: its results; decomposed: the probabilities
+//! that its backward reads), convolutions, TopK, max reductions, products with a fused bias and quantised products
+//! stay; of the plain products every second one of a layer is computed again, in execution order, the odd ones stay;
+//! everything else is computed again. For a Llama layer that keeps q, v, gate and down, and recomputes k, o and up.
+
+use super::decision::Plan;
+use super::keep::{pinned, schedule};
+use super::problem::{Phase, Problem};
+use super::subject::{Part, Structure};
+use crate::error::{Error, Result};
+use std::fmt;
+
+/// What to recompute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    None,
+    /// Every layer keeps only its inputs.
+    Full,
+    /// The per-op rule, within each layer.
+    Selective,
+    /// Layers N, 2N, …, counted from 1, keep only their inputs.
+    Every(usize),
+    /// The first N layers keep only their inputs.
+    First(usize),
+    /// Of every N layers in a row only the input of the first is kept.
+    Group(usize),
+}
+
+const WORDS: &str = "none (off, false, no, disabled), full (on, true, yes, enabled), selective, every:N, first:N, group:N";
+
+impl Policy {
+    /// Reads a policy; upper and lower case, `-` and `_` make no difference.
+    ///
+    /// # Errors
+    /// Any other word; the error lists the words.
+    pub fn parse(text: &str) -> Result<Policy> {
+        let word = text.trim().to_lowercase().replace('_', "-");
+        let unknown = || Error::usage("policy", format!("there is no policy `{text}`")).expected(WORDS);
+        Ok(match word.as_str() {
+            "none" | "off" | "false" | "no" | "disabled" => Policy::None,
+            "full" | "on" | "true" | "yes" | "enabled" => Policy::Full,
+            "selective" => Policy::Selective,
+            _ => {
+                let (name, count) = word.split_once(':').ok_or_else(unknown)?;
+                let n: usize = count.trim().parse().map_err(|_| unknown())?;
+                if n == 0 {
+                    return Err(Error::usage("policy", format!("`{text}`: the number of layers must be 1 or more")));
+                }
+                match name.trim() {
+                    "every" => Policy::Every(n),
+                    "first" => Policy::First(n),
+                    "group" => Policy::Group(n),
+                    _ => return Err(unknown()),
+                }
+            }
+        })
+    }
+
+    /// For a policy of whole layers: the group of layers that is recomputed as one, for each layer; `None` for a layer
+    /// that is left alone.
+    fn groups(self, blocks: usize) -> Vec<Option<usize>> {
+        (0..blocks)
+            .map(|i| match self {
+                Policy::None | Policy::Selective => None,
+                Policy::Full => Some(i),
+                Policy::Every(n) => ((i + 1) % n == 0).then_some(i),
+                Policy::First(n) => (i < n).then_some(i),
+                Policy::Group(n) => Some(i / n),
+            })
+            .collect()
+    }
+
+    /// The plan of this policy.
+    ///
+    /// # Errors
+    /// A policy of whole layers on a model in which none were found.
+    pub fn plan(self, problem: &Problem, structure: &Structure) -> Result<Plan> {
+        let verdicts = self.verdicts(problem, structure)?;
+        let keep: Vec<bool> = verdicts.iter().map(|v| v.keep).collect();
+        let reasons: Vec<String> = verdicts.into_iter().map(|v| v.reason).collect();
+        let schedule = schedule(problem, &keep);
+        Plan::new(&self.to_string(), problem, schedule, &structure.block_of, &reasons)
+    }
+
+    /// What becomes of every storage, by its owner, and why.
+    fn verdicts(self, problem: &Problem, structure: &Structure) -> Result<Vec<Verdict>> {
+        let by_op: Vec<Verdict> = match self {
+            Policy::None => problem.ops.iter().map(|_| Verdict::keep("policy none keeps everything")).collect(),
+            Policy::Selective => selective(problem, structure),
+            _ if structure.blocks == 0 => {
+                return Err(Error::usage("policy", format!("`{self}` needs layers, and no repeated layers were found"))
+                    .help("use --policy selective or a --budget: both work on any graph"));
+            }
+            _ => {
+                let groups = self.groups(structure.blocks);
+                let whole = |op: usize| match structure.block_of[op] {
+                    None => Verdict::keep("outside the layers"),
+                    Some(b) if groups[b].is_none() => Verdict::keep("this layer is left alone"),
+                    Some(_) => Verdict::drop("inside a recomputed layer"),
+                };
+                (0..problem.ops.len()).map(whole).collect()
+            }
+        };
+        let roots = problem.roots();
+        let mut verdicts: Vec<Verdict> = problem
+            .values
+            .iter()
+            .map(|v| v.producer.map_or(Verdict::keep("resident throughout"), |op| by_op[op].clone()))
+            .collect();
+        // What another group, or anything outside the layers, reads is an output of the layer.
+        let groups = match self {
+            Policy::Selective => (0..structure.blocks).map(Some).collect(),
+            _ => self.groups(structure.blocks),
+        };
+        let group_of = |op: usize| structure.block_of[op].and_then(|b| groups[b]);
+        for (o, op) in problem.ops.iter().enumerate().filter(|(_, op)| op.phase == Phase::Forward) {
+            for v in &op.ins {
+                let root = roots[*v];
+                if let Some(group) = problem.values[root].producer.and_then(group_of)
+                    && group_of(o) != Some(group)
+                    && !verdicts[root].keep
+                {
+                    verdicts[root] = Verdict::keep("other layers read it");
+                }
+            }
+        }
+        for (verdict, pin) in verdicts.iter_mut().zip(pinned(problem)) {
+            if let Some(pin) = pin.filter(|_| !verdict.keep) {
+                *verdict = Verdict::keep(pin.reason());
+            }
+        }
+        Ok(verdicts)
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Verdict {
+    keep: bool,
+    reason: String,
+}
+
+impl Verdict {
+    fn keep(reason: &str) -> Verdict {
+        Verdict { keep: true, reason: reason.into() }
+    }
+    fn drop(reason: &str) -> Verdict {
+        Verdict { keep: false, reason: reason.into() }
+    }
+}
+
+/// Ops whose results always stay under `selective`, and what they are.
+const EXPENSIVE: &[(&str, &str)] = &[
+    ("Conv", "a convolution"),
+    ("ConvTranspose", "a convolution"),
+    ("ConvInteger", "a convolution"),
+    ("TopK", "a choice that must not change"),
+    ("ReduceMax", "a max reduction"),
+    ("Gemm", "a product with a fused bias"),
+    ("MatMulInteger", "a quantised product"),
+    ("QLinearMatMul", "a quantised product"),
+    ("MatMulNBits", "a quantised product"),
+];
+
+/// The per-op rule. Without layers the whole forward part counts as one.
+fn selective(problem: &Problem, structure: &Structure) -> Vec<Verdict> {
+    let mut products = vec![0usize; structure.blocks.max(1)];
+    let verdict = |(o, op): (usize, &super::problem::Op)| {
+        let block = match structure.block_of[o] {
+            Some(b) => b,
+            None if structure.blocks == 0 => 0,
+            None => return Verdict::keep("outside the layers"),
+        };
+        let expensive = EXPENSIVE.iter().find(|(kind, _)| *kind == op.kind);
+        match structure.part_of[o] {
+            Part::Probabilities => Verdict::keep("attention probabilities"),
+            Part::FusedAttention => Verdict::keep("attention"),
+            Part::PlainProduct => {
+                products[block] += 1;
+                let n = products[block];
+                if n % 2 == 1 {
+                    Verdict::keep(&format!("product {n} of its layer: odd ones stay"))
+                } else {
+                    Verdict::drop(&format!("product {n} of its layer: every second one"))
+                }
+            }
+            Part::Other => match expensive {
+                Some((_, what)) => Verdict::keep(what),
+                None => Verdict::drop("not on the list of what stays"),
+            },
+        }
+    };
+    problem.ops.iter().enumerate().map(verdict).collect()
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Policy::None => f.write_str("none"),
+            Policy::Full => f.write_str("full"),
+            Policy::Selective => f.write_str("selective"),
+            Policy::Every(n) => write!(f, "every:{n}"),
+            Policy::First(n) => write!(f, "first:{n}"),
+            Policy::Group(n) => write!(f, "group:{n}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_and_their_synonyms() {
+        for (text, policy) in [
+            ("none", Policy::None),
+            ("OFF", Policy::None),
+            ("False", Policy::None),
+            ("disabled", Policy::None),
+            ("no", Policy::None),
+            ("Full", Policy::Full),
+            ("true", Policy::Full),
+            ("on", Policy::Full),
+            ("yes", Policy::Full),
+            ("ENABLED", Policy::Full),
+            (" Selective", Policy::Selective),
+            ("every:2", Policy::Every(2)),
+            ("First:3", Policy::First(3)),
+            ("group:4", Policy::Group(4)),
+        ] {
+            assert_eq!(Policy::parse(text).unwrap(), policy, "{text}");
+            assert_eq!(Policy::parse(&policy.to_string()).unwrap(), policy);
+        }
+        for text in ["", "ful", "every", "every:", "every:x", "every:0", "first:-1", "last:2", "__import__('os')"] {
+            let e = Policy::parse(text).unwrap_err();
+            assert_eq!(e.exit_code(), 2, "{text}");
+        }
+        assert!(Policy::parse("ful").unwrap_err().to_string().contains("selective, every:N"));
+    }
+
+    #[test]
+    fn which_layers_are_recomputed() {
+        let groups = |p: Policy| p.groups(5);
+        assert_eq!(groups(Policy::Every(2)), [None, Some(1), None, Some(3), None]);
+        assert_eq!(groups(Policy::First(2)), [Some(0), Some(1), None, None, None]);
+        assert_eq!(groups(Policy::Group(2)), [Some(0), Some(0), Some(1), Some(1), Some(2)]);
+        assert_eq!(groups(Policy::Full), [0, 1, 2, 3, 4].map(Some));
+    }
+}
