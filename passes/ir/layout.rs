@@ -6,6 +6,11 @@
 
 use super::op::contiguous_strides;
 
+/// Elements of a tensor of these sizes; saturates.
+pub fn count(dims: &[i64]) -> i64 {
+    dims.iter().fold(1, |n, d| n.saturating_mul(*d))
+}
+
 /// Strides that show a tensor of `dims` and `strides` as `new_dims` without moving anything; `None` where only a copy
 /// can (`at::detail::computeStride`). Both shapes have the same number of elements.
 pub fn view_strides(dims: &[i64], strides: &[i64], new_dims: &[i64]) -> Option<Vec<i64>> {

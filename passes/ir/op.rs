@@ -316,9 +316,9 @@ impl Sized {
 
 /// Row-major strides, in elements.
 pub fn contiguous_strides(dims: &[i64]) -> Vec<i64> {
-    let mut strides = vec![1; dims.len()];
+    let mut strides = vec![1i64; dims.len()];
     for i in (0..dims.len().saturating_sub(1)).rev() {
-        strides[i] = strides[i + 1] * dims[i + 1].max(1);
+        strides[i] = strides[i + 1].saturating_mul(dims[i + 1].max(1));
     }
     strides
 }

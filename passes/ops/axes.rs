@@ -1,6 +1,7 @@
 //! Rules that the layout families share: axes given as operands, known contents seen through strides, views.
 
 use crate::error::Result;
+use crate::ir::layout::count;
 use crate::ir::op::{Footprint, InferCx, MemoryCx, Place, Sized, fresh};
 use crate::ir::typing::MAX_KNOWN_ELEMENTS;
 use crate::ir::{Attrs, Builder, DType, Dim, Ty, ValueId};
@@ -56,7 +57,7 @@ pub fn strided_contents(
     strides: &[i64],
     offset: i64,
 ) -> Option<Vec<Dim>> {
-    let total = dims.iter().fold(1i64, |n, d| n.saturating_mul(*d));
+    let total = count(dims);
     if u64::try_from(total).ok()? > MAX_KNOWN_ELEMENTS {
         return None;
     }

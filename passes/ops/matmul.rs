@@ -7,7 +7,7 @@
 use super::rules::*;
 use super::shape::{FLATTEN, SQUEEZE, UNSQUEEZE, transpose};
 use crate::error::Result;
-use crate::ir::layout::{expand_strides, view_strides};
+use crate::ir::layout::{count, expand_strides, view_strides};
 use crate::ir::op::{
     Body, Cost, CostCx, Domain, Effect, Footprint, Grad, GradCx, Import, InferCx, OpDef, Place,
     Sized, Slot, contiguous_strides, no_fold,
@@ -144,8 +144,8 @@ impl Matrix {
 fn batched(x: &Sized, batch: &[i64]) -> Matrix {
     let tail = &x.dims[x.dims.len() - 2..];
     let wide: Vec<i64> = batch.iter().chain(tail).copied().collect();
-    let count = batch.iter().fold(1i64, |n, d| n.saturating_mul(*d));
-    let dims = vec![count, tail[0], tail[1]];
+    let entries = count(batch);
+    let dims = vec![entries, tail[0], tail[1]];
     let contiguous = Sized::contiguous(x.dtype, x.dims.clone());
     for (copy, source, bytes) in [(Copied::No, x, 0), (Copied::Plain, &contiguous, x.bytes())] {
         let strides = expand_strides(&source.dims, &source.strides, &wide);
@@ -178,9 +178,7 @@ pub fn matmul_plan(a: &Sized, b: &Sized) -> MatmulPlan {
     let (ra, rb) = (a.dims.len(), b.dims.len());
     let (m, k, n) = (a.dims[ra - 2], a.dims[ra - 1], b.dims[rb - 1]);
     if rb == 2 {
-        let rows = a.dims[..ra - 1]
-            .iter()
-            .fold(1i64, |n, d| n.saturating_mul(*d));
+        let rows = count(&a.dims[..ra - 1]);
         return MatmulPlan::of(
             plain(&a, vec![rows, k]),
             plain(&b, vec![k, n]),

@@ -7,7 +7,10 @@ pub mod activation;
 pub mod arith;
 pub mod axes;
 pub mod cast;
+pub mod concat;
 pub mod extreme;
+pub mod fill;
+pub mod index;
 pub mod logic;
 pub mod loss;
 pub mod math;
@@ -18,7 +21,9 @@ pub mod power;
 pub mod reduce;
 pub mod rules;
 pub mod scan;
+pub mod scatter;
 pub mod shape;
+pub mod slice;
 pub mod softmax;
 
 use crate::ir::op::{Domain, Import, OpDef};
@@ -28,7 +33,10 @@ const FAMILIES: &[&[&OpDef]] = &[
     activation::ROWS,
     arith::ROWS,
     cast::ROWS,
+    concat::ROWS,
     extreme::ROWS,
+    fill::ROWS,
+    index::ROWS,
     logic::ROWS,
     loss::ROWS,
     math::ROWS,
@@ -38,7 +46,9 @@ const FAMILIES: &[&[&OpDef]] = &[
     power::ROWS,
     reduce::ROWS,
     scan::ROWS,
+    scatter::ROWS,
     shape::ROWS,
+    slice::ROWS,
     softmax::ROWS,
 ];
 
@@ -64,6 +74,8 @@ pub fn find_onnx(name: &str) -> Option<&'static OpDef> {
 
 /// Ops that only change how the elements of their first operand are laid out, or which of them are seen.
 const LAYOUT: &[&OpDef] = &[
+    &concat::SPLIT,
+    &slice::SLICE,
     &shape::EXPAND,
     &shape::FLATTEN,
     &shape::IDENTITY,

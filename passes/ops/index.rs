@@ -1,0 +1,412 @@
+//! Reading by index: `Gather`, `GatherElements`, `GatherND`, `NonZero`, and `GatherGrad`, the adjoint of `Gather`.
+//!
+//! Indices may be negative and then count from the end. libtorch's kernels do not all take those, so every kernel here
+//! works on a row-major int64 copy of the indices, made non-negative: the temporary that the `memory` rules declare.
+
+use super::axes::*;
+use super::rules::*;
+use super::scatter::{SCATTER_ELEMENTS, SCATTER_ND};
+use super::shape::{UNSQUEEZE, transpose};
+use crate::error::Result;
+use crate::ir::layout::{count, view_strides};
+use crate::ir::op::{
+    Body, BodyCx, Domain, Effect, Footprint, Grad, Import, InferCx, MemoryCx, OpDef, Place, Sized,
+    Slot, fresh, moves, no_fold,
+};
+use crate::ir::typing::MAX_KNOWN_ELEMENTS;
+use crate::ir::{AttrDefault, AttrKind, AttrSpec, Attrs, Builder, DType, Dim, Same, Ty, ValueId};
+
+pub const ROWS: &[&OpDef] = &[
+    &GATHER,
+    &GATHER_ELEMENTS,
+    &GATHER_ND,
+    &GATHER_GRAD,
+    &NON_ZERO,
+];
+
+const AXIS_0: AttrSpec = AttrSpec {
+    name: "axis",
+    kind: AttrKind::Int,
+    default: AttrDefault::Int(0),
+};
+
+/// Bytes of one int64 an element: normalised indices.
+pub fn index_bytes(indices: &Sized) -> u64 {
+    indices.elements() * DType::I64.size_bytes()
+}
+
+/// Bytes of a contiguous copy of `x` as `dims`; 0 where a view does.
+pub fn copy_bytes(x: &Sized, dims: &[i64]) -> u64 {
+    match view_strides(&x.dims, &x.strides, dims) {
+        Some(_) => 0,
+        None => x.bytes(),
+    }
+}
+
+/// Results are new; besides them the kernel takes `temp_bytes`.
+pub fn with_temp(cx: &MemoryCx, temp_bytes: u64) -> Footprint {
+    Footprint {
+        outs: vec![Place::Fresh; cx.outs.len()],
+        temp_bytes,
+    }
+}
+
+/// Fails unless operand `slot` has an index type.
+pub fn want_index(cx: &InferCx, slot: usize) -> Result<()> {
+    cx.want_dtype(
+        slot,
+        |d| matches!(d, DType::I64 | DType::I32),
+        "int64 or int32",
+    )?;
+    Ok(())
+}
+
+/// Slices of the data along an axis, in the order of the indices (ONNX Gather-13).
+///
+/// Temporary: the indices, normalised.
+pub static GATHER: OpDef = OpDef {
+    name: "Gather",
+    domain: Domain::Onnx { since: 13 },
+    imports: &[Import::Onnx("Gather", 1)],
+    attrs: &[AXIS_0],
+    ins: &[Slot::req("data").weight(), Slot::req("indices")],
+    outs: &[Slot::req("output")],
+    effect: Effect::Pure,
+    infer: |cx| {
+        want_index(cx, 1)?;
+        let (x, indices) = (cx.ty(0)?, cx.ty(1)?);
+        let axis = cx.axis(cx.attrs.int("axis"), x.rank())?;
+        let mut dims = x.dims[..axis].to_vec();
+        dims.extend_from_slice(&indices.dims);
+        dims.extend_from_slice(&x.dims[axis + 1..]);
+        Ok(vec![x.with_dims(dims)])
+    },
+    fold: fold_gather,
+    grad: Grad::Rule(|cx| {
+        let (x, indices) = (cx.x(0), cx.x(1));
+        let shape = cx.b.shape(x)?;
+        let rank = cx.b.rank(x) as i64;
+        let axis = cx.attrs().int("axis");
+        let attrs = Attrs::new().with("axis", if axis < 0 { axis + rank } else { axis });
+        let d =
+            cx.b.emit(&GATHER_GRAD, &[shape, indices, cx.dy0()], attrs)?;
+        cx.give(0, d);
+        Ok(())
+    }),
+    cost: |cx| crate::ir::op::Cost {
+        flops: 0,
+        // Only the rows that are asked for are read.
+        bytes: 2 * cx.outs.iter().map(Sized::bytes).sum::<u64>()
+            + cx.ins
+                .iter()
+                .skip(1)
+                .flatten()
+                .map(Sized::bytes)
+                .sum::<u64>(),
+    },
+    memory: |cx| with_temp(cx, operand(cx, 1).map_or(0, index_bytes)),
+    body: Body::Standard,
+};
+
+fn operand<'a>(cx: &MemoryCx<'a>, slot: usize) -> Option<&'a Sized> {
+    cx.ins.get(slot)?.as_ref()
+}
+
+/// A constant index, from the end if negative, as `0..size`.
+fn index_at(index: &Dim, size: i64) -> Option<i64> {
+    let at = index.as_const()?;
+    let at = if at < 0 { at + size } else { at };
+    (0..size).contains(&at).then_some(at)
+}
+
+fn fold_gather(cx: &InferCx, types: &[Ty]) -> Option<Vec<Vec<Dim>>> {
+    let dims = cx.ty(0).ok()?.static_dims()?;
+    let total = types.first()?.elements().as_const()?;
+    if total as u64 > MAX_KNOWN_ELEMENTS {
+        return None;
+    }
+    let axis = cx.axis(cx.attrs.int("axis"), dims.len()).ok()?;
+    let (data, indices) = (cx.ints(0)?, cx.ints(1)?);
+    let outer = count(&dims[..axis]);
+    let inner = count(&dims[axis + 1..]);
+    let mut result = Vec::new();
+    for i in 0..outer {
+        for index in indices {
+            let from = (i * dims[axis] + index_at(index, dims[axis])?) * inner;
+            result.extend_from_slice(data.get(from as usize..(from + inner) as usize)?);
+        }
+    }
+    Some(vec![result])
+}
+
+/// One element of the data for every index, along an axis (ONNX GatherElements-13).
+///
+/// Temporary: the indices, normalised.
+pub static GATHER_ELEMENTS: OpDef = OpDef {
+    name: "GatherElements",
+    domain: Domain::Onnx { since: 13 },
+    imports: &[Import::Onnx("GatherElements", 11)],
+    attrs: &[AXIS_0],
+    ins: &[Slot::req("data"), Slot::req("indices")],
+    outs: &[Slot::req("output")],
+    effect: Effect::Pure,
+    infer: |cx| {
+        want_index(cx, 1)?;
+        let (x, indices) = (cx.ty(0)?, cx.ty(1)?);
+        cx.axis(cx.attrs.int("axis"), x.rank())?;
+        if indices.rank() != x.rank() {
+            return Err(cx
+                .fail("shape", "data and indices have different numbers of axes")
+                .expected(x.to_string())
+                .found(indices.to_string()));
+        }
+        Ok(vec![x.with_dims(indices.dims.clone())])
+    },
+    fold: no_fold,
+    grad: Grad::Rule(|cx| {
+        let (x, indices) = (cx.x(0), cx.x(1));
+        let zeros = cx.b.filled_like(x, 0.0)?;
+        let attrs = Attrs::new()
+            .with("axis", cx.attrs().int("axis"))
+            .with("reduction", "add");
+        let d =
+            cx.b.emit(&SCATTER_ELEMENTS, &[zeros, indices, cx.dy0()], attrs)?;
+        cx.give(0, d);
+        Ok(())
+    }),
+    cost: moves,
+    memory: |cx| with_temp(cx, operand(cx, 1).map_or(0, index_bytes)),
+    body: Body::Standard,
+};
+
+/// Slices of the data at index tuples (ONNX GatherND-13): the last axis of the indices holds the tuple.
+///
+/// Temporaries: the flat position of every tuple, one component beside it where a tuple has several, and a copy of the
+/// data where it cannot be seen as (batch · positions, slice).
+pub static GATHER_ND: OpDef = OpDef {
+    name: "GatherND",
+    domain: Domain::Onnx { since: 13 },
+    imports: &[Import::Onnx("GatherND", 11)],
+    attrs: &[AttrSpec {
+        name: "batch_dims",
+        kind: AttrKind::Int,
+        default: AttrDefault::Int(0),
+    }],
+    ins: &[Slot::req("data"), Slot::req("indices")],
+    outs: &[Slot::req("output")],
+    effect: Effect::Pure,
+    infer: infer_gather_nd,
+    fold: no_fold,
+    grad: Grad::Rule(|cx| {
+        if cx.attrs().int("batch_dims") != 0 {
+            return Err(no_rule(cx, "`GatherND` with batch axes has no rule yet"));
+        }
+        let (x, indices) = (cx.x(0), cx.x(1));
+        let zeros = cx.b.filled_like(x, 0.0)?;
+        let attrs = Attrs::new().with("reduction", "add");
+        let d = cx.b.emit(&SCATTER_ND, &[zeros, indices, cx.dy0()], attrs)?;
+        cx.give(0, d);
+        Ok(())
+    }),
+    cost: moves,
+    memory: |cx| {
+        let (Some(x), Some(indices)) = (operand(cx, 0), operand(cx, 1)) else {
+            return fresh(cx);
+        };
+        let batch = cx.attrs.int("batch_dims") as usize;
+        let temp = tuple_bytes(indices, batch) + copy_bytes(x, &by_position(x, indices, batch));
+        with_temp(cx, temp)
+    },
+    body: Body::Standard,
+};
+
+/// Components of an index tuple.
+fn tuple_length(indices: &Sized) -> usize {
+    indices.dims.last().map_or(0, |k| *k as usize)
+}
+
+/// Bytes of the flat position of every index tuple, and of one component while they are summed.
+pub fn tuple_bytes(indices: &Sized, batch_dims: usize) -> u64 {
+    let tuples = count(&indices.dims[..indices.dims.len().saturating_sub(1)]) as u64;
+    let parts = (tuple_length(indices) + (batch_dims > 0) as usize).min(2) as u64;
+    tuples.saturating_mul(parts * DType::I64.size_bytes())
+}
+
+/// The shape of data as (every position an index tuple can name, what lies there).
+pub fn by_position(x: &Sized, indices: &Sized, batch_dims: usize) -> Vec<i64> {
+    let named = (batch_dims + tuple_length(indices)).min(x.dims.len());
+    vec![count(&x.dims[..named]), count(&x.dims[named..])]
+}
+
+fn infer_gather_nd(cx: &InferCx) -> Result<Vec<Ty>> {
+    let (x, indices) = (cx.ty(0)?, cx.ty(1)?);
+    cx.want_dtype(1, |d| d == DType::I64, "int64")?;
+    let batch = usize::try_from(cx.attrs.int("batch_dims"))
+        .ok()
+        .filter(|b| *b < x.rank().min(indices.rank()).max(1))
+        .ok_or_else(|| cx.fail("attribute", "`batch_dims` is out of range"))?;
+    let named = named_axes(cx, indices)?;
+    if batch + named > x.rank() {
+        return Err(cx
+            .fail("shape", "an index has more entries than the data has axes")
+            .expected(format!("at most {}", x.rank() - batch))
+            .found(named.to_string()));
+    }
+    for i in 0..batch {
+        if x.dims[i].same(&indices.dims[i]) == Same::No {
+            return Err(cx
+                .fail("shape", format!("batch axis {i} differs"))
+                .expected(x.dims[i].to_string())
+                .found(indices.dims[i].to_string()));
+        }
+    }
+    let mut dims = indices.dims[..indices.rank() - 1].to_vec();
+    dims.extend_from_slice(&x.dims[batch + named..]);
+    Ok(vec![x.with_dims(dims)])
+}
+
+/// How many axes an index tuple names: the last size of the indices, which has to be a number.
+pub fn named_axes(cx: &InferCx, indices: &Ty) -> Result<usize> {
+    let last = indices.dims.last().and_then(Dim::as_const);
+    last.and_then(|k| usize::try_from(k).ok()).ok_or_else(|| {
+        cx.fail(
+            "shape",
+            "the last size of the indices is not a known number",
+        )
+    })
+}
+
+/// `GatherGrad(shape, indices, dy)`: zeros of `shape` to which every slice of `dy` is added at its index: the gradient of
+/// an embedding.
+///
+/// Temporaries: the indices, normalised, and a copy of `dy` where its index axes cannot be seen as one.
+pub static GATHER_GRAD: OpDef = OpDef {
+    name: "GatherGrad",
+    domain: Domain::Ckpt,
+    imports: &[],
+    attrs: &[AXIS_0],
+    ins: &[Slot::req("shape"), Slot::req("indices"), Slot::req("dy")],
+    outs: &[Slot::req("dx")],
+    effect: Effect::Pure,
+    infer: infer_gather_grad,
+    fold: no_fold,
+    grad: Grad::Missing("gradients of gradients are not supported"),
+    cost: moves,
+    memory: |cx| {
+        let (Some(indices), Some(dy)) = (operand(cx, 1), operand(cx, 2)) else {
+            return fresh(cx);
+        };
+        let axis = cx.attrs.int("axis") as usize;
+        let rows = count(&indices.dims);
+        let mut dims = dy.dims[..axis].to_vec();
+        dims.push(rows);
+        dims.extend_from_slice(&dy.dims[axis + indices.dims.len()..]);
+        with_temp(cx, index_bytes(indices) + copy_bytes(dy, &dims))
+    },
+    body: Body::Function(gather_grad_body),
+};
+
+fn infer_gather_grad(cx: &InferCx) -> Result<Vec<Ty>> {
+    want_index(cx, 1)?;
+    cx.want_dtype(2, is_number, "a number type")?;
+    let rank = int_vector(cx, 0)?
+        .ok_or_else(|| cx.fail("shape", "the rank of the result is not known"))?;
+    let (indices, dy) = (cx.ty(1)?, cx.ty(2)?);
+    let axis = cx.axis(cx.attrs.int("axis"), rank)?;
+    if cx.attrs.int("axis") < 0 || dy.rank() + 1 != rank + indices.rank() {
+        return Err(cx
+            .fail(
+                "shape",
+                "`dy` is not a result of `Gather` from such a shape",
+            )
+            .expected(format!("{} axes", rank + indices.rank() - 1))
+            .found(dy.to_string()));
+    }
+    let mut dims = dy.dims[..axis].to_vec();
+    dims.push(cx.fresh(0, axis));
+    dims.extend_from_slice(&dy.dims[axis + indices.rank()..]);
+    if let Some(known) = cx.ints(0) {
+        for (i, dim) in dims.iter().enumerate() {
+            if i != axis && dim.same(&known[i]) == Same::No {
+                return Err(cx
+                    .fail("shape", format!("`dy` differs from `shape` along axis {i}"))
+                    .expected(known[i].to_string())
+                    .found(dim.to_string()));
+            }
+        }
+        dims = known.to_vec();
+    }
+    Ok(vec![dy.with_dims(dims)])
+}
+
+/// With the index axes first: slices added at tuples of one index each; then the axes are put back.
+fn gather_grad_body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
+    let (shape, indices, dy) = (cx.x(0), cx.x(1), cx.x(2));
+    let axis = cx.attrs.int("axis") as usize;
+    let index_rank = cx.b.rank(indices);
+    let dy_rank = cx.b.rank(dy);
+    let rank = dy_rank + 1 - index_rank;
+    // Axes of the result with the gathered one first.
+    let mut front: Vec<usize> = (0..rank).collect();
+    front.remove(axis);
+    front.insert(0, axis);
+    let order: Vec<i64> = front.iter().map(|i| *i as i64).collect();
+    let order = cx.b.ints(&order);
+    let front_shape = cx.b.emit(&GATHER, &[shape, order], Attrs::new())?;
+    let value = cx.b.scalar(cx.ty(dy).dtype, 0.0);
+    let zeros =
+        cx.b.emit(&super::shape::EXPAND, &[value, front_shape], Attrs::new())?;
+    let moved = (axis..axis + index_rank)
+        .chain(0..axis)
+        .chain(axis + index_rank..dy_rank)
+        .map(|i| i as i64)
+        .collect();
+    let updates = transpose(cx.b, dy, moved)?;
+    let indices = cx.b.cast(indices, DType::I64)?;
+    let at = cx.b.int(axis as i64);
+    let size = cx.b.emit(&GATHER, &[shape, at], Attrs::new())?;
+    let indices = from_start(cx.b, indices, size)?;
+    let last = cx.b.ints(&[-1]);
+    let tuples = cx.b.emit(&UNSQUEEZE, &[indices, last], Attrs::new())?;
+    let attrs = Attrs::new().with("reduction", "add");
+    let d = cx.b.emit(&SCATTER_ND, &[zeros, tuples, updates], attrs)?;
+    let mut back = vec![0; rank];
+    for (i, from) in front.iter().enumerate() {
+        back[*from] = i as i64;
+    }
+    Ok(vec![transpose(cx.b, d, back)?])
+}
+
+/// Indices in `-size..size` as `0..size`.
+fn from_start(b: &mut Builder, indices: ValueId, size: ValueId) -> Result<ValueId> {
+    let zero = b.int(0);
+    let negative = b.emit(&super::logic::LESS, &[indices, zero], Attrs::new())?;
+    let shifted = b.add(indices, size)?;
+    b.emit(
+        &super::logic::WHERE,
+        &[negative, shifted, indices],
+        Attrs::new(),
+    )
+}
+
+/// Indices of the elements that are not zero, one column each (ONNX NonZero-13); how many, only the data decides.
+///
+/// Temporary: the indices once more, one row each, as libtorch finds them.
+pub static NON_ZERO: OpDef = OpDef {
+    name: "NonZero",
+    domain: Domain::Onnx { since: 13 },
+    imports: &[Import::Onnx("NonZero", 9)],
+    attrs: &[],
+    ins: &[Slot::req("X")],
+    outs: &[Slot::req("Y")],
+    effect: Effect::Pure,
+    infer: |cx| {
+        let rank = Dim::from(cx.ty(0)?.rank() as i64);
+        Ok(vec![Ty::new(DType::I64, [rank, cx.fresh(0, 1)])])
+    },
+    fold: no_fold,
+    grad: Grad::Zero("indices do not change with the data"),
+    cost: |cx| cx.elementwise(1),
+    memory: |cx| with_temp(cx, cx.outs.iter().map(Sized::bytes).sum()),
+    body: Body::Standard,
+};

@@ -1,0 +1,243 @@
+//! Writing by index: `ScatterElements`, `ScatterND`, `OneHot`.
+//!
+//! The result is a row-major copy of the data into which the updates go. Where two updates meet at one place and the
+//! reduction is `none`, ONNX leaves open which one stays; a gradient is only defined where they do not meet.
+
+use super::index::{
+    GATHER_ELEMENTS, GATHER_ND, by_position, copy_bytes, index_bytes, named_axes, tuple_bytes,
+    want_index, with_temp,
+};
+use super::rules::*;
+use crate::error::Result;
+use crate::ir::layout::count;
+use crate::ir::op::{
+    Body, Domain, Effect, Grad, GradCx, Import, InferCx, OpDef, Slot, fresh, moves, no_fold,
+};
+use crate::ir::{AttrDefault, AttrKind, AttrSpec, Attrs, DType, Dim, Same, Ty, ValueId};
+
+pub const ROWS: &[&OpDef] = &[&SCATTER_ELEMENTS, &SCATTER_ND, &ONE_HOT];
+
+const REDUCTION: AttrSpec = AttrSpec {
+    name: "reduction",
+    kind: AttrKind::Str,
+    default: AttrDefault::Str("none"),
+};
+
+/// Each update written at its index along an axis (ONNX ScatterElements-18).
+///
+/// Temporary: the indices, normalised.
+pub static SCATTER_ELEMENTS: OpDef = OpDef {
+    name: "ScatterElements",
+    domain: Domain::Onnx { since: 18 },
+    imports: &[Import::Onnx("ScatterElements", 11)],
+    attrs: &[
+        AttrSpec {
+            name: "axis",
+            kind: AttrKind::Int,
+            default: AttrDefault::Int(0),
+        },
+        REDUCTION,
+    ],
+    ins: &[
+        Slot::req("data"),
+        Slot::req("indices"),
+        Slot::req("updates"),
+    ],
+    outs: &[Slot::req("output")],
+    effect: Effect::Pure,
+    infer: |cx| {
+        want_index(cx, 1)?;
+        check_scatter(cx)?;
+        let (x, indices, updates) = (cx.ty(0)?, cx.ty(1)?, cx.ty(2)?);
+        cx.axis(cx.attrs.int("axis"), x.rank())?;
+        if indices.rank() != x.rank() || updates.rank() != x.rank() {
+            return Err(cx.fail("shape", "the operands have different numbers of axes"));
+        }
+        same_sizes(cx, &indices.dims, &updates.dims)?;
+        Ok(vec![x.clone()])
+    },
+    fold: no_fold,
+    grad: Grad::Rule(|cx| {
+        let axis = Attrs::new().with("axis", cx.attrs().int("axis"));
+        grad_scatter(cx, &SCATTER_ELEMENTS, &GATHER_ELEMENTS, axis)
+    }),
+    cost: moves,
+    memory: |cx| match cx.ins.get(1) {
+        Some(Some(indices)) => with_temp(cx, index_bytes(indices)),
+        _ => fresh(cx),
+    },
+    body: Body::Standard,
+};
+
+/// Slices written at index tuples (ONNX ScatterND-18): the last axis of the indices holds the tuple.
+///
+/// Temporaries: the flat position of every tuple, one component beside it where a tuple has several, and a copy of the
+/// updates where they cannot be seen as (tuples, slice).
+pub static SCATTER_ND: OpDef = OpDef {
+    name: "ScatterND",
+    domain: Domain::Onnx { since: 18 },
+    imports: &[Import::Onnx("ScatterND", 11)],
+    attrs: &[REDUCTION],
+    ins: &[
+        Slot::req("data"),
+        Slot::req("indices"),
+        Slot::req("updates"),
+    ],
+    outs: &[Slot::req("output")],
+    effect: Effect::Pure,
+    infer: |cx| {
+        cx.want_dtype(1, |d| d == DType::I64, "int64")?;
+        check_scatter(cx)?;
+        let (x, indices, updates) = (cx.ty(0)?, cx.ty(1)?, cx.ty(2)?);
+        let named = named_axes(cx, indices)?;
+        if named > x.rank() {
+            return Err(cx
+                .fail("shape", "an index has more entries than the data has axes")
+                .expected(format!("at most {}", x.rank()))
+                .found(named.to_string()));
+        }
+        let mut dims = indices.dims[..indices.rank() - 1].to_vec();
+        dims.extend_from_slice(&x.dims[named..]);
+        same_sizes(cx, &dims, &updates.dims)?;
+        Ok(vec![x.clone()])
+    },
+    fold: no_fold,
+    grad: Grad::Rule(|cx| grad_scatter(cx, &SCATTER_ND, &GATHER_ND, Attrs::new())),
+    cost: moves,
+    memory: |cx| {
+        let (Some(Some(x)), Some(Some(indices)), Some(Some(updates))) =
+            (cx.ins.first(), cx.ins.get(1), cx.ins.get(2))
+        else {
+            return fresh(cx);
+        };
+        let slice = by_position(x, indices, 0)[1];
+        let tuples = count(&indices.dims[..indices.dims.len().saturating_sub(1)]);
+        with_temp(
+            cx,
+            tuple_bytes(indices, 0) + copy_bytes(updates, &[tuples, slice]),
+        )
+    },
+    body: Body::Standard,
+};
+
+/// Types and the reduction of a scatter.
+fn check_scatter(cx: &InferCx) -> Result<()> {
+    cx.same_dtype(&[0, 2])?;
+    match cx.attrs.str("reduction") {
+        "none" => Ok(()),
+        "add" | "mul" | "max" | "min" => {
+            cx.want_dtype(0, is_number, "a number type")?;
+            Ok(())
+        }
+        other => Err(cx
+            .fail("attribute", format!("the reduction `{other}` is not known"))
+            .expected("none, add, mul, max or min")),
+    }
+}
+
+fn same_sizes(cx: &InferCx, expected: &[Dim], found: &[Dim]) -> Result<()> {
+    let differ = expected.len() != found.len()
+        || expected
+            .iter()
+            .zip(found)
+            .any(|(a, b)| a.same(b) == Same::No);
+    if differ {
+        return Err(cx
+            .fail(
+                "shape",
+                "the updates do not have the shape that the indices ask for",
+            )
+            .expected(format!("{expected:?}"))
+            .found(format!("{found:?}")));
+    }
+    Ok(())
+}
+
+/// An update gets the cotangent from where it went; the data gets what no update replaced.
+fn grad_scatter(
+    cx: &mut GradCx,
+    scatter: &'static OpDef,
+    gather: &'static OpDef,
+    attrs: Attrs,
+) -> Result<()> {
+    let (indices, updates, dy) = (cx.x(1), cx.x(2), cx.dy0());
+    let reduction = cx.attrs().str("reduction").to_string();
+    if !matches!(reduction.as_str(), "none" | "add") {
+        let why = format!("the reduction `{reduction}` of a scatter has no rule");
+        return Err(no_rule(cx, &why));
+    }
+    if cx.wants(0) {
+        let d: ValueId = match reduction.as_str() {
+            "add" => dy,
+            _ => {
+                let zeros = cx.b.filled_like(updates, 0.0)?;
+                cx.b.emit(scatter, &[dy, indices, zeros], attrs.clone())?
+            }
+        };
+        cx.give(0, d);
+    }
+    if cx.wants(2) {
+        let d = cx.b.emit(gather, &[dy, indices], attrs)?;
+        cx.give(2, d);
+    }
+    Ok(())
+}
+
+/// One axis of `depth` places put in: `values[1]` at the index, `values[0]` elsewhere, and everywhere where the index is
+/// out of range (ONNX OneHot-11).
+///
+/// Temporaries: the indices as int64, the places they are compared with, and one boolean an element of the result.
+pub static ONE_HOT: OpDef = OpDef {
+    name: "OneHot",
+    domain: Domain::Onnx { since: 11 },
+    imports: &[Import::Onnx("OneHot", 11)],
+    attrs: &[AttrSpec {
+        name: "axis",
+        kind: AttrKind::Int,
+        default: AttrDefault::Int(-1),
+    }],
+    ins: &[
+        Slot::req("indices"),
+        Slot::req("depth"),
+        Slot::req("values"),
+    ],
+    outs: &[Slot::req("output")],
+    effect: Effect::Pure,
+    infer: |cx| {
+        let (indices, values) = (cx.ty(0)?, cx.ty(2)?);
+        cx.want_dtype(0, is_number, "a number type")?;
+        cx.want_dtype(1, is_number, "a number type")?;
+        let one = cx.ty(1)?.elements().same(&Dim::ONE);
+        if one == Same::No || cx.ty(1)?.rank() > 1 {
+            return Err(cx.fail("shape", "`depth` is not one number"));
+        }
+        if values.rank() != 1 || values.dims[0].same(&Dim::from(2)) == Same::No {
+            return Err(cx
+                .fail("shape", "`values` is not a pair")
+                .found(values.to_string()));
+        }
+        let axis = cx.axis(cx.attrs.int("axis"), indices.rank() + 1)?;
+        let depth = cx.ints(1).and_then(|d| d.first().cloned());
+        let mut dims = indices.dims.clone();
+        dims.insert(axis, depth.unwrap_or_else(|| cx.fresh(0, axis)));
+        Ok(vec![Ty::new(values.dtype, dims)])
+    },
+    fold: no_fold,
+    grad: Grad::Rule(|cx| match cx.wants(2) {
+        true => Err(no_rule(cx, "the pair of values of `OneHot` has no rule")),
+        false => Ok(()),
+    }),
+    cost: |cx| cx.elementwise(1),
+    memory: |cx| {
+        let (Some(Some(indices)), Some(out)) = (cx.ins.first(), cx.outs.first()) else {
+            return fresh(cx);
+        };
+        let places = match indices.elements() {
+            0 => 0,
+            n => out.elements() / n,
+        };
+        let temp = index_bytes(indices) + places * DType::I64.size_bytes() + out.elements();
+        with_temp(cx, temp)
+    },
+    body: Body::Standard,
+};

@@ -1,0 +1,358 @@
+//! `Slice` and its adjoint: parts of a tensor along some axes.
+//!
+//! Bounds are data and may be symbolic; which axes and which steps is known when a model is typed, or the model is
+//! refused: a slice with positive steps is a view, one with a negative step is a copy, and both the memory model and the
+//! kernels have to know which.
+
+use super::axes::*;
+use super::rules::*;
+use super::scatter::SCATTER_ELEMENTS;
+use super::shape::{EXPAND, RESHAPE, SQUEEZE};
+use crate::error::Result;
+use crate::ir::layout::{slice_span, slice_strides};
+use crate::ir::op::{
+    Body, BodyCx, Cost, Domain, Effect, Grad, GradCx, Import, InferCx, MemoryCx, OpDef, Slot,
+    contiguous_strides, fresh, moves, no_fold,
+};
+use crate::ir::{AttrDefault, AttrKind, AttrSpec, Attrs, DType, Dim, Same, Ty, ValueId};
+
+pub const ROWS: &[&OpDef] = &[&SLICE, &SLICE_GRAD];
+
+/// A constant bound as large as this means "to the end": exporters write the largest 32-bit or 64-bit integer.
+const TO_THE_END: i64 = i32::MAX as i64;
+
+/// Every `steps`-th element from `starts` up to `ends` along `axes` (ONNX Slice-13).
+pub static SLICE: OpDef = OpDef {
+    name: "Slice",
+    domain: Domain::Onnx { since: 13 },
+    imports: &[Import::Onnx("Slice", 10)],
+    attrs: &[],
+    ins: &[
+        Slot::req("data"),
+        Slot::req("starts"),
+        Slot::req("ends"),
+        Slot::opt("axes"),
+        Slot::opt("steps"),
+    ],
+    outs: &[Slot::req("output")],
+    effect: Effect::Pure,
+    infer: infer_slice,
+    fold: fold_slice,
+    grad: Grad::Rule(grad_slice),
+    cost: |cx| match steps_of(cx.ins.get(4)) {
+        Some(steps) if steps.iter().any(|s| *s < 0) => moves(cx),
+        _ => Cost::default(),
+    },
+    memory: |cx| {
+        let steps = steps_of(cx.ins.get(4));
+        if steps.is_some_and(|steps| steps.iter().any(|s| *s < 0)) {
+            return fresh(cx);
+        }
+        view_of_first(cx, |x| {
+            let Some(steps) = steps else {
+                return x.strides.clone();
+            };
+            slice_strides(&x.strides, &sliced_axes(cx, steps.len()), steps)
+        })
+    },
+    body: Body::Standard,
+};
+
+fn steps_of(operand: Option<&Option<crate::ir::op::Sized>>) -> Option<&[i64]> {
+    operand?.as_ref()?.ints.as_deref()
+}
+
+fn sliced_axes(cx: &MemoryCx, count: usize) -> Vec<usize> {
+    match cx.ins.get(3) {
+        Some(Some(axes)) => known_axes(axes.ints.as_deref(), cx.outs[0].dims.len()),
+        _ => (0..count).collect(),
+    }
+}
+
+/// Which axes are sliced and with which steps.
+///
+/// # Errors
+/// Axes or steps that are not constants; a step of 0; operands of unequal length.
+fn axes_and_steps(cx: &InferCx) -> Result<(Vec<usize>, Vec<i64>)> {
+    let rank = cx.ty(0)?.rank();
+    let count = int_vector(cx, 1)?
+        .ok_or_else(|| cx.fail("shape", "the number of sliced axes is not known"))?;
+    let same = |slot: usize| -> Result<()> {
+        if int_vector(cx, slot)? == Some(count) {
+            return Ok(());
+        }
+        Err(cx
+            .fail(
+                "shape",
+                format!("`{}` has another length", cx.op.ins[slot].name),
+            )
+            .expected(format!("{count}, as `starts`"))
+            .found(cx.ty(slot)?.to_string()))
+    };
+    same(2)?;
+    let axes = match const_axes(cx, 3, rank)? {
+        Some(axes) => {
+            same(3)?;
+            axes
+        }
+        None if count > rank => {
+            return Err(cx.fail("shape", "more axes are sliced than there are"));
+        }
+        None => (0..count).collect(),
+    };
+    let steps = match cx.opt_ty(4) {
+        None => vec![1; count],
+        Some(_) => {
+            same(4)?;
+            cx.const_ints(4)
+                .ok_or_else(|| cx.fail("shape", "steps that are not constants are not supported"))?
+        }
+    };
+    if steps.contains(&0) {
+        return Err(cx.fail("shape", "a step is 0"));
+    }
+    Ok((axes, steps))
+}
+
+fn infer_slice(cx: &InferCx) -> Result<Vec<Ty>> {
+    let x = cx.ty(0)?;
+    let (axes, steps) = axes_and_steps(cx)?;
+    let mut dims = x.dims.clone();
+    for (i, (axis, step)) in axes.iter().zip(steps).enumerate() {
+        let length = match (cx.ints(1), cx.ints(2)) {
+            (Some(starts), Some(ends)) => span_length(&dims[*axis], &starts[i], &ends[i], step),
+            _ => None,
+        };
+        dims[*axis] = length.unwrap_or_else(|| cx.fresh(0, *axis));
+    }
+    Ok(vec![x.with_dims(dims)])
+}
+
+/// A bound counted from 0, not yet clamped; `None` for "to the end" (or, for a negative one, "from before the start").
+enum Bound {
+    At(Dim),
+    Above,
+    Below,
+}
+
+/// `None` where the sign of the bound is not known.
+fn bound(dim: &Dim, at: &Dim) -> Option<Bound> {
+    match (at.as_const(), at.bounds()) {
+        (Some(n), _) if n >= TO_THE_END => Some(Bound::Above),
+        (Some(n), _) if n <= -TO_THE_END => Some(Bound::Below),
+        (_, (Some(lo), _)) if lo >= 0 => Some(Bound::At(at.clone())),
+        (_, (_, Some(hi))) if hi < 0 => Some(Bound::At(dim.add(at))),
+        _ => None,
+    }
+}
+
+/// How many elements a slice takes of an axis of size `dim`; the symbolic form of [`slice_span`].
+///
+/// `None` where the sign of a bound, and so its meaning, is not known. A lower clamp of the far bound and an upper clamp
+/// of the near one are left out: they only matter where the slice is empty, which the last clamp covers.
+fn span_length(dim: &Dim, start: &Dim, end: &Dim, step: i64) -> Option<Dim> {
+    if let (Some(dim), Some(start), Some(end)) = (dim.as_const(), start.as_const(), end.as_const())
+    {
+        return Some(Dim::from(slice_span(dim, start, end, step).1));
+    }
+    let (start, end) = (bound(dim, start)?, bound(dim, end)?);
+    let last = dim.sub(&Dim::ONE);
+    let distance = if step > 0 {
+        let first = match start {
+            Bound::Above => return Some(Dim::ZERO),
+            Bound::Below => Dim::ZERO,
+            Bound::At(at) => at.larger(&Dim::ZERO),
+        };
+        match end {
+            Bound::Below => return Some(Dim::ZERO),
+            Bound::Above => dim.sub(&first),
+            Bound::At(at) => at.smaller(dim).sub(&first),
+        }
+    } else {
+        let first = match start {
+            Bound::Above => last,
+            Bound::Below => Dim::ZERO.smaller(&last),
+            Bound::At(at) => at.larger(&Dim::ZERO).smaller(&last),
+        };
+        match end {
+            Bound::Above => return Some(Dim::ZERO),
+            Bound::Below => first.add(&Dim::ONE),
+            Bound::At(at) => first.sub(&at.larger(&Dim::from(-1))),
+        }
+    };
+    let step = Dim::from(i64::try_from(step.unsigned_abs()).ok()?);
+    Some(distance.larger(&Dim::ZERO).ceil_div(&step))
+}
+
+fn fold_slice(cx: &InferCx, types: &[Ty]) -> Option<Vec<Vec<Dim>>> {
+    let (out, dims) = (types.first()?.static_dims()?, cx.ty(0).ok()?.static_dims()?);
+    let (axes, steps) = axes_and_steps(cx).ok()?;
+    let (starts, ends) = (cx.const_ints(1)?, cx.const_ints(2)?);
+    let own = contiguous_strides(&dims);
+    let mut offset = 0;
+    for (i, axis) in axes.iter().enumerate() {
+        let (first, _) = slice_span(dims[*axis], starts[i], ends[i], steps[i]);
+        offset += first * own[*axis];
+    }
+    let strides = slice_strides(&own, &axes, &steps);
+    Some(vec![strided_contents(cx.ints(0)?, &out, &strides, offset)?])
+}
+
+fn grad_slice(cx: &mut GradCx) -> Result<()> {
+    let (x, starts, ends) = (cx.x(0), cx.x(1), cx.x(2));
+    let rank = cx.b.rank(x);
+    let constants = |cx: &GradCx, slot: usize| -> Result<Option<Vec<i64>>> {
+        let Some(v) = cx.opt_x(slot) else {
+            return Ok(None);
+        };
+        let known = cx.b.contents.get(v);
+        let known = known.and_then(|ints| ints.iter().map(Dim::as_const).collect());
+        match known {
+            Some(ints) => Ok(Some(ints)),
+            None => Err(no_rule(
+                cx,
+                "the axes or steps of a slice are not constants",
+            )),
+        }
+    };
+    let count = cx.b.ty(starts).dims.first().and_then(Dim::as_const);
+    let count = count.ok_or_else(|| no_rule(cx, "the number of sliced axes is not known"))?;
+    let axes: Vec<i64> = match constants(cx, 3)? {
+        Some(listed) => {
+            let axes = known_axes(Some(&listed), rank);
+            axes.into_iter().map(|a| a as i64).collect()
+        }
+        None => (0..count).collect(),
+    };
+    let steps = constants(cx, 4)?.unwrap_or_else(|| vec![1; count as usize]);
+    let shape = cx.b.shape(x)?;
+    let starts = cx.b.cast(starts, DType::I64)?;
+    let ends = cx.b.cast(ends, DType::I64)?;
+    let attrs = Attrs::new().with("axes", axes).with("steps", steps);
+    let d =
+        cx.b.emit(&SLICE_GRAD, &[cx.dy0(), shape, starts, ends], attrs)?;
+    cx.give(0, d);
+    Ok(())
+}
+
+/// `SliceGrad(dy, shape, starts, ends)`: zeros of `shape` with `dy` where the slice took its elements from.
+///
+/// `starts` and `ends` mean what they mean to `Slice` of a tensor of `shape`; `axes` are counted from 0.
+pub static SLICE_GRAD: OpDef = OpDef {
+    name: "SliceGrad",
+    domain: Domain::Ckpt,
+    imports: &[],
+    attrs: &[
+        AttrSpec {
+            name: "axes",
+            kind: AttrKind::Ints,
+            default: AttrDefault::Required,
+        },
+        AttrSpec {
+            name: "steps",
+            kind: AttrKind::Ints,
+            default: AttrDefault::Required,
+        },
+    ],
+    ins: &[
+        Slot::req("dy"),
+        Slot::req("shape"),
+        Slot::req("starts"),
+        Slot::req("ends"),
+    ],
+    outs: &[Slot::req("dx")],
+    effect: Effect::Pure,
+    infer: infer_slice_grad,
+    fold: no_fold,
+    grad: Grad::Missing("gradients of gradients are not supported"),
+    cost: moves,
+    memory: fresh,
+    body: Body::Function(slice_grad_body),
+};
+
+fn infer_slice_grad(cx: &InferCx) -> Result<Vec<Ty>> {
+    let dy = cx.ty(0)?;
+    let (axes, steps) = (cx.attrs.ints("axes"), cx.attrs.ints("steps"));
+    if int_vector(cx, 1)? != Some(dy.rank()) {
+        return Err(cx.fail("shape", "`shape` does not have one size an axis of `dy`"));
+    }
+    for slot in [2, 3] {
+        if int_vector(cx, slot)? != Some(axes.len()) {
+            return Err(cx.fail("shape", "bounds and `axes` have different lengths"));
+        }
+    }
+    if steps.len() != axes.len() || steps.contains(&0) {
+        return Err(cx.fail("attribute", "`steps` is not one step, not 0, an axis"));
+    }
+    let in_range = |a: &i64| (0..dy.rank() as i64).contains(a);
+    if !axes.iter().all(in_range) {
+        return Err(cx.fail("attribute", "`axes` are out of range"));
+    }
+    let dims: Vec<Dim> = match cx.ints(1) {
+        Some(dims) => dims.to_vec(),
+        None => (0..dy.rank())
+            .map(|i| match axes.contains(&(i as i64)) {
+                true => cx.fresh(0, i),
+                false => dy.dims[i].clone(),
+            })
+            .collect(),
+    };
+    for (i, dim) in dims.iter().enumerate() {
+        if !axes.contains(&(i as i64)) && dim.same(&dy.dims[i]) == Same::No {
+            return Err(cx
+                .fail("shape", format!("axis {i} is not sliced but differs"))
+                .expected(dy.dims[i].to_string())
+                .found(dim.to_string()));
+        }
+    }
+    Ok(vec![dy.with_dims(dims)])
+}
+
+/// One axis after another: the positions that the slice took, found by slicing the positions themselves, tell where the
+/// elements go among zeros. `Slice` itself resolves the bounds, so that both agree on every clamp.
+fn slice_grad_body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
+    let (shape, starts, ends) = (cx.x(1), cx.x(2), cx.x(3));
+    let (axes, steps) = (
+        cx.attrs.ints("axes").to_vec(),
+        cx.attrs.ints("steps").to_vec(),
+    );
+    let mut d = cx.x(0);
+    let (rank, dtype) = (cx.b.rank(d), cx.b.ty(d).dtype);
+    let along = Attrs::new().with("axis", 0);
+    let part = |b: &mut crate::ir::Builder, v: ValueId, from: i64, to: i64| {
+        let (from, to) = (b.ints(&[from]), b.ints(&[to]));
+        b.emit(&SLICE, &[v, from, to], Attrs::new())
+    };
+    for (i, (axis, step)) in axes.iter().zip(steps).enumerate() {
+        let size = part(cx.b, shape, *axis, axis + 1)?;
+        let zero_axis = cx.b.ints(&[0]);
+        let limit = cx.b.emit(&SQUEEZE, &[size, zero_axis], Attrs::new())?;
+        let (zero, one) = (cx.b.int(0), cx.b.int(1));
+        let all =
+            cx.b.emit(&super::fill::RANGE, &[zero, limit, one], Attrs::new())?;
+        let start = part(cx.b, starts, i as i64, i as i64 + 1)?;
+        let end = part(cx.b, ends, i as i64, i as i64 + 1)?;
+        let step = cx.b.ints(&[step]);
+        let taken =
+            cx.b.emit(&SLICE, &[all, start, end, zero_axis, step], Attrs::new())?;
+        // Positions as [1, .., length, .., 1], then one for every element of `d`.
+        let own = cx.b.shape(d)?;
+        let mut column = vec![1; rank];
+        column[*axis as usize] = -1;
+        let column = cx.b.ints(&column);
+        let taken = cx.b.emit(&RESHAPE, &[taken, column], Attrs::new())?;
+        let indices = cx.b.emit(&EXPAND, &[taken, own], Attrs::new())?;
+        let before = part(cx.b, own, 0, *axis)?;
+        let after = part(cx.b, own, axis + 1, rank as i64)?;
+        let target = cx.b.emit(
+            &super::concat::CONCAT,
+            &[before, size, after],
+            along.clone(),
+        )?;
+        let value = cx.b.scalar(dtype, 0.0);
+        let zeros = cx.b.emit(&EXPAND, &[value, target], Attrs::new())?;
+        let attrs = Attrs::new().with("axis", *axis);
+        d = cx.b.emit(&SCATTER_ELEMENTS, &[zeros, indices, d], attrs)?;
+    }
+    Ok(vec![d])
+}
