@@ -5,6 +5,7 @@
 
 use super::spine::Flow;
 use crate::ir::{Graph, NodeId, Side, ValueId};
+use crate::ops::kind::{Kind, kind};
 
 /// One attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,9 +27,6 @@ pub enum Part {
     Fused,
 }
 
-/// Fused attention ops, by their names in the table.
-pub const FUSED: &[&str] = &["Attention", "MultiHeadAttention", "GroupQueryAttention", "ScaledDotProductAttention"];
-
 /// Longest walk between a softmax and its products.
 const MAX_STEPS: usize = 16;
 
@@ -37,11 +35,11 @@ pub fn attentions(graph: &Graph, flow: &Flow) -> (Vec<Attention>, Side<NodeId, O
     let mut parts = Side::new(graph.node_bound(), None);
     let mut list = Vec::new();
     for id in &flow.nodes {
-        let name = graph.node(*id).op.name;
-        if FUSED.contains(&name) {
+        let what = kind(graph.node(*id).op);
+        if what == Kind::Attention {
             parts[*id] = Some(Part::Fused);
             list.push(Attention { scores: *id, probabilities: *id, output: *id });
-        } else if name == "Softmax"
+        } else if what == Kind::Softmax
             && let Some(scores) = product_before(graph, flow, *id)
             && let Some(output) = product_after(graph, flow, *id)
         {
@@ -56,10 +54,8 @@ pub fn attentions(graph: &Graph, flow: &Flow) -> (Vec<Attention>, Side<NodeId, O
 
 /// Ops that keep an element's place, or only move elements.
 fn passes_through(graph: &Graph, id: NodeId) -> bool {
-    const ELEMENTWISE: &[&str] =
-        &["Add", "Sub", "Mul", "Div", "Where", "Cast", "Tanh", "Clip", "Max", "Min", "Dropout", "Identity"];
     let op = graph.node(id).op;
-    op.is_layout() || ELEMENTWISE.contains(&op.name)
+    op.is_layout() || matches!(kind(op), Kind::Elementwise | Kind::Cast)
 }
 
 fn first_active_operand(graph: &Graph, flow: &Flow, id: NodeId) -> Option<ValueId> {
@@ -104,7 +100,7 @@ fn product_after(graph: &Graph, flow: &Flow, softmax: NodeId) -> Option<NodeId> 
 /// Whether a node multiplies two activations.
 fn is_product(graph: &Graph, flow: &Flow, id: NodeId) -> bool {
     let node = graph.node(id);
-    matches!(node.op.name, "MatMul" | "Einsum")
+    kind(node.op) == Kind::Product
         && flow.position[id].is_some()
         && node.ins.len() >= 2
         && node.ins.iter().flatten().all(|v| flow.active[*v] && weight_of(graph, flow, *v).is_none())
@@ -117,7 +113,7 @@ pub fn weight_of(graph: &Graph, flow: &Flow, mut value: ValueId) -> Option<Value
             return Some(value);
         }
         let node = graph.node(graph.def_node(value)?);
-        if !node.op.is_layout() && node.op.name != "Cast" {
+        if !node.op.is_layout() && kind(node.op) != Kind::Cast {
             return None;
         }
         value = node.ins.first().copied().flatten()?;

@@ -7,10 +7,11 @@
 //! residual stream branches where a layer begins), attention first. A second spine (the other half of an
 //! encoder-decoder) is looked for in what the first leaves over. Names and scopes only label what was found.
 
-use super::attention::{Attention, FUSED, Part, attentions, weight_of};
+use super::attention::{Attention, Part, attentions, weight_of};
 use super::spine::{Flow, Place, PostDominators, Stop, segments};
 use crate::error::Result;
 use crate::ir::{Def, Graph, NodeId, Side, ValueId};
+use crate::ops::kind::{Kind, kind};
 use rustc_hash::{FxHashMap, FxHasher};
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
@@ -75,9 +76,9 @@ impl Blocks {
         for id in &flow.nodes {
             let node = graph.node(*id);
             let weighs = |v: &Option<ValueId>| v.is_some_and(|v| weight_of(graph, &flow, v).is_some());
-            let plain = match node.op.name {
-                "MatMul" => true,
-                "Gemm" => node.ins.get(2).copied().flatten().is_none(),
+            let plain = match kind(node.op) {
+                Kind::Product => true,
+                Kind::BiasedProduct => node.ins.get(2).copied().flatten().is_none(),
                 _ => false,
             };
             blocks.plain_matmul[*id] = plain && node.ins.iter().any(weighs);
@@ -175,6 +176,7 @@ impl Blocks {
     /// What a block is made of; weight products that feed an attention or take its result are the attention's.
     fn kind(&self, graph: &Graph, flow: &Flow, block: &Block) -> String {
         let inside = |n: &NodeId| self.of[*n] == Some(block.index);
+        let is_weighted = |n: NodeId| self.plain_matmul[n] || kind(graph.node(n).op) == Kind::BiasedProduct;
         let mut is_attention: FxHashMap<NodeId, ()> = FxHashMap::default();
         let mut has_attention = false;
         for attention in self.attentions.iter().filter(|a| inside(&a.probabilities)) {
@@ -182,7 +184,7 @@ impl Blocks {
             let mut up = vec![attention.scores, attention.output];
             let mut down = vec![attention.output];
             while let Some(n) = up.pop() {
-                let stop = self.plain_matmul[n] || graph.node(n).op.name == "Gemm";
+                let stop = is_weighted(n);
                 if is_attention.insert(n, ()).is_none() && !stop {
                     let operands = graph.node(n).ins.iter().flatten().filter_map(|v| graph.def_node(*v));
                     up.extend(operands.filter(inside));
@@ -190,27 +192,26 @@ impl Blocks {
             }
             while let Some(n) = down.pop() {
                 is_attention.insert(n, ());
-                if !(self.plain_matmul[n] || graph.node(n).op.name == "Gemm") {
+                if !is_weighted(n) {
                     down.extend(flow.readers(graph, n).filter(inside).filter(|r| !is_attention.contains_key(r)));
                 }
             }
         }
-        let has = |names: &[&str]| block.nodes.iter().any(|n| names.contains(&graph.node(*n).op.name));
-        let is_weighted = |n: &NodeId| self.plain_matmul[*n] || graph.node(*n).op.name == "Gemm";
-        let mlp = block.nodes.iter().any(|n| is_weighted(n) && !is_attention.contains_key(n));
-        let mut kind = Vec::new();
-        if has_attention || has(FUSED) {
-            kind.push("attention");
+        let has = |what: Kind| block.nodes.iter().any(|n| kind(graph.node(*n).op) == what);
+        let mlp = block.nodes.iter().any(|n| is_weighted(*n) && !is_attention.contains_key(n));
+        let mut parts = Vec::new();
+        if has_attention || has(Kind::Attention) {
+            parts.push("attention");
         }
-        if has(&["Conv", "ConvTranspose"]) {
-            kind.push("conv");
+        if has(Kind::Convolution) {
+            parts.push("conv");
         }
-        if has(&["TopK"]) {
-            kind.push("experts");
+        if has(Kind::Choice) {
+            parts.push("experts");
         } else if mlp {
-            kind.push("mlp");
+            parts.push("mlp");
         }
-        if kind.is_empty() { "other".into() } else { kind.join("+") }
+        if parts.is_empty() { "other".into() } else { parts.join("+") }
     }
 }
 
@@ -264,8 +265,8 @@ impl Stretch {
                 operands.into_iter().any(|v| flow.is_parameter[*v] && graph.ty(*v).rank() >= 2)
             };
             stretch.weighted.push(active.iter().any(reads_weight));
-            let softmax = |n: &NodeId| graph.node(*n).op.name == "Softmax" || FUSED.contains(&graph.node(*n).op.name);
-            stretch.attends.push(active.iter().any(softmax));
+            let attends = |n: &NodeId| matches!(kind(graph.node(*n).op), Kind::Softmax | Kind::Attention);
+            stretch.attends.push(active.iter().any(attends));
             let outs = match from {
                 Some(Stop::Node(n)) => graph.node(n).outs.clone(),
                 Some(Stop::Input(v)) => vec![v],

@@ -11,6 +11,7 @@ pub mod concat;
 pub mod extreme;
 pub mod fill;
 pub mod index;
+pub mod kind;
 pub mod logic;
 pub mod loss;
 pub mod math;

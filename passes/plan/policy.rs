@@ -155,32 +155,16 @@ impl Verdict {
     }
 }
 
-/// Ops whose results always stay under `selective`, and what they are.
-const EXPENSIVE: &[(&str, &str)] = &[
-    ("Conv", "a convolution"),
-    ("ConvTranspose", "a convolution"),
-    ("ConvInteger", "a convolution"),
-    ("TopK", "a choice that must not change"),
-    ("ReduceMax", "a max reduction"),
-    ("Gemm", "a product with a fused bias"),
-    ("MatMulInteger", "a quantised product"),
-    ("QLinearMatMul", "a quantised product"),
-    ("MatMulNBits", "a quantised product"),
-];
-
 /// The per-op rule. Without layers the whole forward part counts as one.
 fn selective(problem: &Problem, structure: &Structure) -> Vec<Verdict> {
     let mut products = vec![0usize; structure.blocks.max(1)];
-    let verdict = |(o, op): (usize, &super::problem::Op)| {
+    let verdict = |o: usize| {
         let block = match structure.block_of[o] {
             Some(b) => b,
             None if structure.blocks == 0 => 0,
             None => return Verdict::keep("outside the layers"),
         };
-        let expensive = EXPENSIVE.iter().find(|(kind, _)| *kind == op.kind);
         match structure.part_of[o] {
-            Part::Probabilities => Verdict::keep("attention probabilities"),
-            Part::FusedAttention => Verdict::keep("attention"),
             Part::PlainProduct => {
                 products[block] += 1;
                 let n = products[block];
@@ -190,13 +174,17 @@ fn selective(problem: &Problem, structure: &Structure) -> Vec<Verdict> {
                     Verdict::drop(&format!("product {n} of its layer: every second one"))
                 }
             }
-            Part::Other => match expensive {
-                Some((_, what)) => Verdict::keep(what),
-                None => Verdict::drop("not on the list of what stays"),
-            },
+            Part::BiasedProduct => Verdict::keep("a product with a fused bias"),
+            Part::QuantisedProduct => Verdict::keep("a quantised product"),
+            Part::Probabilities => Verdict::keep("attention probabilities"),
+            Part::FusedAttention => Verdict::keep("attention"),
+            Part::Convolution => Verdict::keep("a convolution"),
+            Part::Choice => Verdict::keep("a choice that must not change"),
+            Part::MaxReduction => Verdict::keep("a max reduction"),
+            Part::Other => Verdict::drop("not on the list of what stays"),
         }
     };
-    problem.ops.iter().enumerate().map(verdict).collect()
+    (0..problem.ops.len()).map(verdict).collect()
 }
 
 impl fmt::Display for Policy {

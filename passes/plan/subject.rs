@@ -4,17 +4,26 @@ use super::problem::{Correspondence, Problem};
 use crate::analysis::attention;
 use crate::analysis::{Binding, Blocks, Device, MemoryProfile, Sizes};
 use crate::error::Result;
-use crate::ir::Graph;
+use crate::ir::{Graph, NodeId};
+use crate::ops::kind::{Kind, kind};
 use serde::{Deserialize, Serialize};
 
 /// What an op is, as far as policies care.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Part {
     /// A product of an activation with a weight.
     PlainProduct,
+    /// The same with a bias added in one op.
+    BiasedProduct,
+    QuantisedProduct,
     /// The softmax of a decomposed attention.
     Probabilities,
     FusedAttention,
+    Convolution,
+    /// Picks elements by size (TopK).
+    Choice,
+    MaxReduction,
     Other,
 }
 
@@ -51,14 +60,23 @@ impl Subject {
             part_of: map
                 .nodes
                 .iter()
-                .map(|n| match blocks.part[*n] {
-                    Some(attention::Part::Probabilities) => Part::Probabilities,
-                    Some(attention::Part::Fused) => Part::FusedAttention,
-                    _ if blocks.plain_matmul[*n] => Part::PlainProduct,
-                    _ => Part::Other,
-                })
+                .map(|n| part(graph, &blocks, *n))
                 .collect(),
         };
         Ok(Subject { sizes, memory, blocks, problem, map, structure })
+    }
+}
+
+fn part(graph: &Graph, blocks: &Blocks, node: NodeId) -> Part {
+    match (blocks.part[node], kind(graph.node(node).op)) {
+        (Some(attention::Part::Probabilities), _) => Part::Probabilities,
+        (_, Kind::Attention) => Part::FusedAttention,
+        _ if blocks.plain_matmul[node] => Part::PlainProduct,
+        (_, Kind::BiasedProduct) => Part::BiasedProduct,
+        (_, Kind::QuantisedProduct) => Part::QuantisedProduct,
+        (_, Kind::Convolution) => Part::Convolution,
+        (_, Kind::Choice) => Part::Choice,
+        (_, Kind::MaxReduction) => Part::MaxReduction,
+        _ => Part::Other,
     }
 }
