@@ -1,0 +1,185 @@
+//! Raw bytes in and out of tensors: little-endian elements, row-major, as ONNX, npz and safetensors hold them.
+//!
+//! libtorch's kernels may assume 64-byte alignment for speed and choose other code paths without it, so that bytes that
+//! are not so aligned are copied: the same weights give the same bits whether they were mapped or read.
+
+use crate::error::{TorchError, check};
+use crate::op::scalar_type;
+use crate::sys;
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Arc;
+use tch::{Kind, Tensor};
+
+/// Bytes that a tensor may be laid over; the tensor keeps the owner alive.
+pub type Owner = Arc<dyn AsRef<[u8]> + Send + Sync>;
+
+/// What a fresh storage of libtorch is aligned to.
+pub const ALIGNMENT_BYTES: usize = 64;
+
+/// A CPU tensor over the owner's bytes: without a copy where they are aligned to [`ALIGNMENT_BYTES`], else as
+/// [`copy_from`]. Lent bytes do not count in [`crate::memory`].
+///
+/// A tensor over lent bytes is read-only. [`crate::Op::call`] and [`write()`] refuse to write to it; tch's own in-place
+/// methods do not know, and must not be used on it.
+///
+/// # Errors
+/// As [`copy_from`].
+pub fn from_bytes(owner: Owner, kind: Kind, dims: &[i64]) -> Result<Tensor, TorchError> {
+    let bytes = (*owner).as_ref();
+    check_bytes(bytes, kind, dims)?;
+    if bytes.is_empty() || bytes.as_ptr().align_offset(ALIGNMENT_BYTES) != 0 {
+        return copy_checked(bytes, kind, dims);
+    }
+    let data = bytes.as_ptr();
+    let context = Box::into_raw(Box::new(owner));
+    let mut tensor = ptr::null_mut();
+    // SAFETY: the bytes stay where they are while the owner lives: the box holds a share of it, and with a share out
+    // nobody gets it mutably. The C++ side drops the box once, when the storage dies or if making the tensor fails.
+    // The dims and the number of bytes agree.
+    check(unsafe {
+        sys::ck_tensor_borrow(
+            data.cast(),
+            dims.as_ptr(),
+            dims.len() as i64,
+            scalar_type(kind),
+            context.cast(),
+            drop_owner,
+            &mut tensor,
+        )
+    })?;
+    Ok(unsafe { sys::own(tensor) })
+}
+
+extern "C" fn drop_owner(context: *mut c_void) {
+    // SAFETY: made by `from_bytes` and handed here once.
+    drop(unsafe { Box::from_raw(context.cast::<Owner>()) });
+}
+
+/// A new CPU tensor holding a copy of `bytes`.
+///
+/// # Errors
+/// `Refused` if a dim is negative, if the number of bytes is not what `kind` and `dims` need, if a bool is neither 0
+/// nor 1, or for a kind that has no plain bytes (complex, quantized); `OutOfMemory` as it says.
+pub fn copy_from(bytes: &[u8], kind: Kind, dims: &[i64]) -> Result<Tensor, TorchError> {
+    check_bytes(bytes, kind, dims)?;
+    copy_checked(bytes, kind, dims)
+}
+
+fn copy_checked(bytes: &[u8], kind: Kind, dims: &[i64]) -> Result<Tensor, TorchError> {
+    let mut tensor = ptr::null_mut();
+    // SAFETY: the bytes and dims are lent for the call; on success `tensor` is a new tensor of ours.
+    check(unsafe {
+        sys::ck_tensor_copy(
+            bytes.as_ptr().cast(),
+            bytes.len() as i64,
+            dims.as_ptr(),
+            dims.len() as i64,
+            scalar_type(kind),
+            &mut tensor,
+        )
+    })?;
+    Ok(unsafe { sys::own(tensor) })
+}
+
+/// The bytes of a contiguous CPU tensor.
+///
+/// # Errors
+/// `Refused` if the tensor is not contiguous, not on the CPU, or of a kind that has no plain bytes.
+pub fn read(tensor: &Tensor) -> Result<Vec<u8>, TorchError> {
+    let (data, len) = span(tensor, false)?;
+    if len == 0 {
+        return Ok(Vec::new());
+    }
+    // SAFETY: the span is the tensor's, which lives through the call.
+    Ok(unsafe { std::slice::from_raw_parts(data, len) }.to_vec())
+}
+
+/// Overwrites the bytes of a contiguous CPU tensor.
+///
+/// # Errors
+/// As [`read`]; and `Refused` if the number of bytes differs, if a bool is neither 0 nor 1, or if the tensor's bytes
+/// are lent.
+pub fn write(tensor: &mut Tensor, bytes: &[u8]) -> Result<(), TorchError> {
+    let (data, len) = span(tensor, true)?;
+    if bytes.len() != len {
+        return Err(TorchError::refused(format!(
+            "the tensor has {len} bytes, {} were given",
+            bytes.len()
+        )));
+    }
+    check_bools(bytes, tensor.kind())?;
+    if len > 0 {
+        // SAFETY: the span is the tensor's; `copy` allows `bytes` to overlap it.
+        unsafe { ptr::copy(bytes.as_ptr(), data, len) };
+    }
+    Ok(())
+}
+
+fn span(tensor: &Tensor, for_writing: bool) -> Result<(*mut u8, usize), TorchError> {
+    let (mut data, mut len) = (ptr::null_mut(), 0);
+    // SAFETY: the tensor is lent for the call, and there are two places to write to.
+    check(unsafe {
+        sys::ck_tensor_bytes(sys::lend(tensor), for_writing.into(), &mut data, &mut len)
+    })?;
+    element_bytes(tensor.kind())?;
+    Ok((data.cast(), usize::try_from(len).unwrap_or(0)))
+}
+
+/// The bytes of one element of a kind that has plain bytes.
+///
+/// # Errors
+/// `Refused` for complex and quantized kinds.
+pub fn element_bytes(kind: Kind) -> Result<usize, TorchError> {
+    match kind {
+        Kind::Uint8
+        | Kind::Int8
+        | Kind::Bool
+        | Kind::Float8e5m2
+        | Kind::Float8e4m3fn
+        | Kind::Float8e5m2fnuz
+        | Kind::Float8e4m3fnuz => Ok(1),
+        Kind::Int16 | Kind::Half | Kind::BFloat16 => Ok(2),
+        Kind::Int | Kind::Float => Ok(4),
+        Kind::Int64 | Kind::Double => Ok(8),
+        Kind::ComplexHalf
+        | Kind::ComplexFloat
+        | Kind::ComplexDouble
+        | Kind::QInt8
+        | Kind::QUInt8
+        | Kind::QInt32 => Err(TorchError::refused(format!("{kind:?} has no plain bytes"))),
+    }
+}
+
+fn check_bytes(bytes: &[u8], kind: Kind, dims: &[i64]) -> Result<(), TorchError> {
+    let element = element_bytes(kind)?;
+    let wanted = dims.iter().try_fold(element, |product, &dim| {
+        usize::try_from(dim)
+            .ok()
+            .and_then(|dim| product.checked_mul(dim))
+    });
+    match wanted {
+        Some(wanted) if wanted == bytes.len() => check_bools(bytes, kind),
+        Some(wanted) => Err(TorchError::refused(format!(
+            "a {kind:?} tensor of dims {dims:?} has {wanted} bytes, {} were given",
+            bytes.len()
+        ))),
+        None => Err(TorchError::refused(format!(
+            "dims {dims:?} are negative or too large"
+        ))),
+    }
+}
+
+/// Any other byte in a bool is undefined behaviour in C++.
+fn check_bools(bytes: &[u8], kind: Kind) -> Result<(), TorchError> {
+    if kind != Kind::Bool {
+        return Ok(());
+    }
+    match bytes.iter().position(|&byte| byte > 1) {
+        Some(at) => Err(TorchError::refused(format!(
+            "byte {at} of a bool tensor is {}, neither 0 nor 1",
+            bytes[at]
+        ))),
+        None => Ok(()),
+    }
+}

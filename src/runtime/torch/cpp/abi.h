@@ -1,0 +1,67 @@
+// The C interface between these sources and the Rust side. `sys.rs` mirrors it: change both together.
+//
+// Rules: nothing throws across it; a function that can fail returns a Status and leaves the reason in
+// ck_last_message() of the same thread; a `void*` tensor is an `at::Tensor*`, lent when passed in and owned by the
+// caller when handed out; other memory handed out is freed with ck_free.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+enum Status : int32_t { CK_OK = 0, CK_REFUSED = 1, CK_OUT_OF_MEMORY = 2 };
+
+enum Tag : int32_t {
+  CK_NONE = 0,
+  CK_TENSOR = 1,
+  CK_INT = 2,
+  CK_DOUBLE = 3,
+  CK_BOOL = 4,
+  CK_INTS = 5,
+  CK_DOUBLES = 6,
+  CK_BOOLS = 7,
+  CK_STR = 8,
+  CK_TENSORS = 9,
+  CK_OPT_TENSORS = 10,
+  CK_DEVICE = 11,
+  CK_GENERATOR = 12,
+};
+
+// One argument or result. `len` counts the elements behind `p`; for a device it is the index and `i` the type.
+struct CkValue {
+  int32_t tag;
+  int64_t len;
+  union {
+    int64_t i;
+    double d;
+    const void* p;
+  };
+};
+
+struct CkOp;
+
+extern "C" {
+const char* ck_last_message();
+void ck_free(void* memory);
+
+int32_t ck_op_find(const char* name, const char* overload, CkOp** op, char** schema, int64_t* returns);
+int32_t ck_op_call(const CkOp* op, const CkValue* args, int64_t arg_count, CkValue* results, int64_t capacity,
+                   int64_t* result_count);
+
+void ck_memory_install();
+void ck_memory_set_mmap_threshold(int64_t bytes);
+void ck_memory_stats(int64_t* live_bytes, int64_t* peak_bytes, int64_t* allocations);
+void ck_memory_reset_peak();
+
+int32_t ck_tensor_borrow(const void* data, const int64_t* dims, int64_t rank, int32_t scalar_type, void* owner,
+                         void (*drop_owner)(void*), void** tensor);
+int32_t ck_tensor_copy(const void* data, int64_t len, const int64_t* dims, int64_t rank, int32_t scalar_type,
+                       void** tensor);
+int32_t ck_tensor_bytes(const void* tensor, int32_t for_writing, void** data, int64_t* len);
+int32_t ck_tensor_storage(const void* tensor, int64_t* id, int64_t* bytes);
+
+int32_t ck_rng_seed(uint64_t seed);
+int32_t ck_rng_state(void** tensor);
+int32_t ck_rng_set_state(const void* tensor);
+int32_t ck_generator_new(uint64_t seed, void** generator);
+int32_t ck_generator_seed(void* generator, uint64_t seed);
+void ck_generator_free(void* generator);
+}

@@ -1,0 +1,98 @@
+// A CPU allocator for libtorch that counts requested bytes exactly.
+//
+// libtorch's own statistics are per thread (profiler hooks) or absent (CPU); resident memory includes what malloc keeps.
+// Here every block carries its size in a header, so that live bytes are known whichever thread frees it.
+#include <c10/core/Allocator.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <limits>
+
+#include "status.h"
+
+namespace {
+
+// libtorch's kernels assume 64-byte alignment of fresh storages; the header keeps it.
+constexpr size_t kAlignment = 64;
+
+struct alignas(kAlignment) Header {
+  int64_t bytes;         // what the caller asked for: the number that is counted
+  size_t mapped_length;  // 0: the block came from malloc
+};
+static_assert(sizeof(Header) == kAlignment, "data follows the header at once");
+
+std::atomic<int64_t> live_bytes{0};
+std::atomic<int64_t> peak_bytes{0};
+std::atomic<int64_t> allocations{0};
+// Blocks from this size on are mapped, and so go back to the system the moment they die.
+std::atomic<int64_t> mmap_threshold{std::numeric_limits<int64_t>::max()};
+
+void count(int64_t bytes) {
+  const int64_t live = live_bytes.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  int64_t peak = peak_bytes.load(std::memory_order_relaxed);
+  while (live > peak && !peak_bytes.compare_exchange_weak(peak, live, std::memory_order_relaxed)) {
+  }
+}
+
+void release(void* data) {
+  if (data == nullptr) return;
+  Header* header = static_cast<Header*>(data) - 1;
+  live_bytes.fetch_sub(header->bytes, std::memory_order_relaxed);
+  if (header->mapped_length != 0) {
+    munmap(header, header->mapped_length);
+  } else {
+    std::free(header);
+  }
+}
+
+class CountingAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    const c10::Device cpu(c10::DeviceType::CPU);
+    if (bytes == 0) return {nullptr, nullptr, &release, cpu};
+    // Sizes near the top of the address space come from overflowed shapes; leave room to round up.
+    constexpr size_t kLargest = static_cast<size_t>(std::numeric_limits<int64_t>::max()) / 2;
+    TORCH_CHECK_WITH(OutOfMemoryError, bytes < kLargest, "cannot allocate ", bytes, " bytes");
+    void* block = nullptr;
+    size_t mapped_length = 0;
+    if (static_cast<int64_t>(bytes) >= mmap_threshold.load(std::memory_order_relaxed)) {
+      static const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+      mapped_length = (bytes + sizeof(Header) + page - 1) / page * page;
+      block = mmap(nullptr, mapped_length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      if (block == MAP_FAILED) block = nullptr;
+    } else if (posix_memalign(&block, kAlignment, bytes + sizeof(Header)) != 0) {
+      block = nullptr;
+    }
+    TORCH_CHECK_WITH(OutOfMemoryError, block != nullptr, "cannot allocate ", bytes, " bytes");
+    Header* header = new (block) Header{static_cast<int64_t>(bytes), mapped_length};
+    count(header->bytes);
+    void* data = header + 1;
+    return {data, data, &release, cpu};
+  }
+
+  // c10 may allocate and free without a DataPtr; that needs data and context to be the same pointer, as above.
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
+};
+
+}  // namespace
+
+extern "C" {
+
+// Never freed: storages point at it until the process ends.
+void ck_memory_install() { c10::SetAllocator(c10::DeviceType::CPU, new CountingAllocator, /*priority=*/10); }
+
+void ck_memory_set_mmap_threshold(int64_t bytes) { mmap_threshold.store(bytes, std::memory_order_relaxed); }
+
+void ck_memory_stats(int64_t* live, int64_t* peak, int64_t* count) {
+  *live = live_bytes.load(std::memory_order_relaxed);
+  *peak = peak_bytes.load(std::memory_order_relaxed);
+  *count = allocations.load(std::memory_order_relaxed);
+}
+
+void ck_memory_reset_peak() { peak_bytes.store(live_bytes.load(std::memory_order_relaxed), std::memory_order_relaxed); }
+}

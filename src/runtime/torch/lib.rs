@@ -1,0 +1,25 @@
+//! What the runtime needs of libtorch and tch does not give, over a small C++ layer (`cpp/`).
+//!
+//! - [`Op`]: any ATen operator by name, through the dispatcher. tch binds only part of them (no op with an output mask,
+//!   no mixed returns), and one path for all means one place where arguments are checked and converted.
+//! - [`memory`]: a counting CPU allocator, so that live and peak bytes are exact and independent of malloc.
+//! - [`storage`]: which tensors share memory. Memory is counted in storages, never in tensors.
+//! - [`bytes`]: tensors over foreign memory (a mapped weight file) without a copy; raw bytes in and out.
+//! - [`rng`]: seeds, states and separate generators.
+//!
+//! Every C++ exception comes back as a [`TorchError`]. Nothing here records for autograd: the graphs we run are
+//! already differentiated.
+#![cfg(feature = "libtorch")]
+
+pub mod bytes;
+mod error;
+pub mod memory;
+mod op;
+pub mod rng;
+pub mod storage;
+mod sys;
+
+pub use error::{ErrorKind, TorchError};
+pub use op::{Arg, Op, Ret};
+pub use storage::{storage_bytes, storage_id};
+pub use tch;

@@ -1,0 +1,341 @@
+//! ATen operators by name, with arguments checked against the operator's own schema.
+
+use crate::error::{TorchError, check};
+use crate::rng::Generator;
+use crate::sys::{self, Payload, Value};
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::fmt;
+use std::ptr;
+use std::slice;
+use std::sync::RwLock;
+use tch::{Device, Kind, Tensor};
+
+/// An argument. What fits is decided by the schema: an `Int` also serves as `float` and `Scalar`, and as each element
+/// of a list of fixed length (`int[2]`); a `Double` or `Bool` also serves as `Scalar`; `None` needs an optional type.
+#[derive(Debug, Clone, Copy)]
+pub enum Arg<'a> {
+    None,
+    Tensor(&'a Tensor),
+    OptTensor(Option<&'a Tensor>),
+    Int(i64),
+    Double(f64),
+    Bool(bool),
+    Ints(&'a [i64]),
+    Doubles(&'a [f64]),
+    Bools(&'a [bool]),
+    Str(&'a str),
+    Tensors(&'a [&'a Tensor]),
+    OptTensors(&'a [Option<&'a Tensor>]),
+    /// For a `ScalarType` argument.
+    Dtype(Kind),
+    /// CPU or CUDA; others are refused.
+    Device(Device),
+    Generator(&'a Generator),
+}
+
+/// A result. An undefined tensor is `None`, as for a gradient that an output mask left out.
+#[derive(Debug)]
+pub enum Ret {
+    None,
+    Tensor(Tensor),
+    Int(i64),
+    Double(f64),
+    Bool(bool),
+    Tensors(Vec<Tensor>),
+}
+
+impl Ret {
+    /// The tensor, or an error naming what is there instead.
+    pub fn into_tensor(self) -> Result<Tensor, TorchError> {
+        match self {
+            Ret::Tensor(tensor) => Ok(tensor),
+            other => Err(TorchError::refused(format!(
+                "expected a tensor as result, found {other:?}"
+            ))),
+        }
+    }
+}
+
+/// An operator of libtorch. Cheap to copy; looked up once per name and overload and kept for the process's life.
+#[derive(Clone, Copy)]
+pub struct Op(&'static Entry);
+
+struct Entry {
+    handle: *const sys::CkOp,
+    name: String,
+    schema: String,
+    returns: usize,
+}
+
+// SAFETY: the C++ operator is not changed after it is made, and the dispatcher may be called from any thread.
+unsafe impl Send for Entry {}
+unsafe impl Sync for Entry {}
+
+/// Every operator looked up so far. A program names a few hundred at most, so that they are never freed.
+static FOUND: RwLock<BTreeMap<(String, String), &'static Entry>> = RwLock::new(BTreeMap::new());
+
+impl Op {
+    /// Finds an operator: `Op::find("aten::add", "Tensor")`. The overload without a name is `""`.
+    ///
+    /// # Errors
+    /// `Refused` if libtorch has no such operator, or if it takes or returns any number of values.
+    pub fn find(name: &str, overload: &str) -> Result<Op, TorchError> {
+        let key = (name.to_owned(), overload.to_owned());
+        if let Some(entry) = FOUND
+            .read()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+            .get(&key)
+        {
+            return Ok(Op(entry));
+        }
+        let full_name = if overload.is_empty() {
+            name.to_owned()
+        } else {
+            format!("{name}.{overload}")
+        };
+        let c_string = |text: &str| {
+            CString::new(text).map_err(|_| {
+                TorchError::refused(format!("the operator name {text:?} contains a NUL"))
+            })
+        };
+        let (c_name, c_overload) = (c_string(name)?, c_string(overload)?);
+        let mut handle = ptr::null_mut();
+        let mut schema = ptr::null_mut();
+        let mut returns = 0;
+        // SAFETY: the strings are NUL-terminated and the three places are valid for writing.
+        check(unsafe {
+            sys::ck_op_find(
+                c_name.as_ptr(),
+                c_overload.as_ptr(),
+                &mut handle,
+                &mut schema,
+                &mut returns,
+            )
+        })
+        .map_err(|error| error.within(&full_name))?;
+        let entry = Entry {
+            handle,
+            name: full_name,
+            // SAFETY: on success `schema` is a string of ours to free.
+            schema: unsafe { take_string(schema) },
+            returns: usize::try_from(returns).unwrap_or(0),
+        };
+        let mut found = FOUND
+            .write()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        Ok(Op(found
+            .entry(key)
+            .or_insert_with(|| Box::leak(Box::new(entry)))))
+    }
+
+    /// `aten::add.Tensor`.
+    pub fn name(&self) -> &'static str {
+        &self.0.name
+    }
+
+    /// The schema as libtorch prints it, with alias marks and defaults:
+    /// `aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor`.
+    pub fn schema(&self) -> &'static str {
+        &self.0.schema
+    }
+
+    /// Calls the operator. Arguments stand in the order of the schema; those left out at the end take their defaults.
+    ///
+    /// # Errors
+    /// `Refused` for arguments that do not fit the schema, for whatever libtorch refuses, for a write to a tensor whose
+    /// bytes are lent ([`crate::bytes::from_bytes`]), and for a result of a type [`Ret`] does not have (a complex
+    /// number, a dictionary); `OutOfMemory` as it says.
+    pub fn call(&self, args: &[Arg<'_>]) -> Result<Vec<Ret>, TorchError> {
+        let mut handles: Vec<Vec<*const c_void>> = Vec::new();
+        let mut values = Vec::with_capacity(args.len());
+        for arg in args {
+            values.push(value_of(arg, &mut handles).map_err(|error| error.within(self.name()))?);
+        }
+        let mut results = vec![
+            Value {
+                tag: sys::NONE,
+                len: 0,
+                payload: Payload { i: 0 }
+            };
+            self.0.returns
+        ];
+        let mut count = 0;
+        // SAFETY: `values` points only to what `args` and `handles` keep alive during the call, and `results` has room
+        // for as many as are announced.
+        check(unsafe {
+            sys::ck_op_call(
+                self.0.handle,
+                values.as_ptr(),
+                values.len() as i64,
+                results.as_mut_ptr(),
+                results.len() as i64,
+                &mut count,
+            )
+        })
+        .map_err(|error| error.within(self.name()))?;
+        results.truncate(usize::try_from(count).unwrap_or(0));
+        // SAFETY: the call succeeded, so that each result is ours, once.
+        Ok(results
+            .into_iter()
+            .map(|value| unsafe { take(value) })
+            .collect())
+    }
+
+    /// Calls an operator that returns exactly one tensor.
+    ///
+    /// # Errors
+    /// As [`Op::call`], and `Refused` if the result is anything else.
+    pub fn call_one(&self, args: &[Arg<'_>]) -> Result<Tensor, TorchError> {
+        let mut results = self.call(args)?;
+        match (results.pop(), results.is_empty()) {
+            (Some(result), true) => result
+                .into_tensor()
+                .map_err(|error| error.within(self.name())),
+            _ => Err(TorchError::refused(format!(
+                "{}: expected one tensor as result",
+                self.name()
+            ))),
+        }
+    }
+}
+
+impl fmt::Debug for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Op({})", self.0.name)
+    }
+}
+
+/// The argument as the C interface takes it. Lists of tensors become lists of handles, which `handles` keeps.
+fn value_of(arg: &Arg<'_>, handles: &mut Vec<Vec<*const c_void>>) -> Result<Value, TorchError> {
+    let scalar = |tag, payload| Value {
+        tag,
+        len: 0,
+        payload,
+    };
+    let list = |tag, data: *const c_void, len: usize| Value {
+        tag,
+        len: len as i64,
+        payload: Payload { p: data },
+    };
+    let mut tensors = |tag, list_of: Vec<*const c_void>| {
+        let value = list(tag, list_of.as_ptr().cast(), list_of.len());
+        handles.push(list_of);
+        value
+    };
+    Ok(match *arg {
+        Arg::None | Arg::OptTensor(None) => scalar(sys::NONE, Payload { i: 0 }),
+        Arg::Tensor(tensor) | Arg::OptTensor(Some(tensor)) => scalar(
+            sys::TENSOR,
+            Payload {
+                p: sys::lend(tensor),
+            },
+        ),
+        Arg::Int(i) => scalar(sys::INT, Payload { i }),
+        Arg::Double(d) => scalar(sys::DOUBLE, Payload { d }),
+        Arg::Bool(b) => scalar(sys::BOOL, Payload { i: b.into() }),
+        Arg::Ints(items) => list(sys::INTS, items.as_ptr().cast(), items.len()),
+        Arg::Doubles(items) => list(sys::DOUBLES, items.as_ptr().cast(), items.len()),
+        Arg::Bools(items) => list(sys::BOOLS, items.as_ptr().cast(), items.len()),
+        Arg::Str(text) => list(sys::STR, text.as_ptr().cast(), text.len()),
+        Arg::Tensors(items) => tensors(
+            sys::TENSORS,
+            items.iter().map(|&tensor| sys::lend(tensor)).collect(),
+        ),
+        Arg::OptTensors(items) => tensors(
+            sys::OPT_TENSORS,
+            items
+                .iter()
+                .map(|tensor| tensor.map_or(ptr::null(), sys::lend))
+                .collect(),
+        ),
+        Arg::Dtype(kind) => scalar(
+            sys::INT,
+            Payload {
+                i: scalar_type(kind).into(),
+            },
+        ),
+        Arg::Device(device) => {
+            // The values of c10::DeviceType.
+            let (device_type, index) = match device {
+                Device::Cpu => (0, -1),
+                Device::Cuda(index) if index <= i8::MAX as usize => (1, index as i64),
+                other => {
+                    return Err(TorchError::refused(format!(
+                        "{other:?} is not a device we run on"
+                    )));
+                }
+            };
+            Value {
+                tag: sys::DEVICE,
+                len: index,
+                payload: Payload { i: device_type },
+            }
+        }
+        Arg::Generator(generator) => scalar(
+            sys::GENERATOR,
+            Payload {
+                p: generator.handle(),
+            },
+        ),
+    })
+}
+
+/// The number of `kind` in c10::ScalarType.
+pub(crate) fn scalar_type(kind: Kind) -> i32 {
+    match kind {
+        Kind::Uint8 => 0,
+        Kind::Int8 => 1,
+        Kind::Int16 => 2,
+        Kind::Int => 3,
+        Kind::Int64 => 4,
+        Kind::Half => 5,
+        Kind::Float => 6,
+        Kind::Double => 7,
+        Kind::ComplexHalf => 8,
+        Kind::ComplexFloat => 9,
+        Kind::ComplexDouble => 10,
+        Kind::Bool => 11,
+        Kind::QInt8 => 12,
+        Kind::QUInt8 => 13,
+        Kind::QInt32 => 14,
+        Kind::BFloat16 => 15,
+        Kind::Float8e5m2 => 23,
+        Kind::Float8e4m3fn => 24,
+        Kind::Float8e5m2fnuz => 25,
+        Kind::Float8e4m3fnuz => 26,
+    }
+}
+
+/// # Safety
+/// `value` is a result that nobody has taken yet.
+unsafe fn take(value: Value) -> Ret {
+    let Value { tag, len, payload } = value;
+    let len = usize::try_from(len).unwrap_or(0);
+    // SAFETY: the tag says which field of the union is set and what lies behind the pointer.
+    unsafe {
+        match tag {
+            sys::TENSOR => Ret::Tensor(sys::own(payload.p)),
+            sys::INT => Ret::Int(payload.i),
+            sys::DOUBLE => Ret::Double(payload.d),
+            sys::BOOL => Ret::Bool(payload.i != 0),
+            sys::TENSORS => {
+                let handles = slice::from_raw_parts(payload.p.cast::<*const c_void>(), len);
+                let tensors = handles.iter().map(|&handle| sys::own(handle)).collect();
+                sys::ck_free(payload.p.cast_mut());
+                Ret::Tensors(tensors)
+            }
+            _ => Ret::None,
+        }
+    }
+}
+
+/// # Safety
+/// `text` is a NUL-terminated string that the C++ side handed out, not freed yet.
+unsafe fn take_string(text: *mut c_char) -> String {
+    unsafe {
+        let copy = CStr::from_ptr(text).to_string_lossy().into_owned();
+        sys::ck_free(text.cast());
+        copy
+    }
+}

@@ -1,0 +1,113 @@
+//! The C interface of `cpp/`, declared as `cpp/abi.h` has it; the rules of ownership stand there.
+
+use std::ffi::{c_char, c_void};
+
+pub const OK: i32 = 0;
+pub const OUT_OF_MEMORY: i32 = 2;
+
+pub const NONE: i32 = 0;
+pub const TENSOR: i32 = 1;
+pub const INT: i32 = 2;
+pub const DOUBLE: i32 = 3;
+pub const BOOL: i32 = 4;
+pub const INTS: i32 = 5;
+pub const DOUBLES: i32 = 6;
+pub const BOOLS: i32 = 7;
+pub const STR: i32 = 8;
+pub const TENSORS: i32 = 9;
+pub const OPT_TENSORS: i32 = 10;
+pub const DEVICE: i32 = 11;
+pub const GENERATOR: i32 = 12;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub union Payload {
+    pub i: i64,
+    pub d: f64,
+    pub p: *const c_void,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Value {
+    pub tag: i32,
+    pub len: i64,
+    pub payload: Payload,
+}
+
+/// An operator on the C++ side; only ever behind a pointer.
+#[repr(C)]
+pub struct CkOp {
+    _opaque: [u8; 0],
+}
+
+unsafe extern "C" {
+    pub fn ck_last_message() -> *const c_char;
+    pub fn ck_free(memory: *mut c_void);
+
+    pub fn ck_op_find(
+        name: *const c_char,
+        overload: *const c_char,
+        op: *mut *mut CkOp,
+        schema: *mut *mut c_char,
+        returns: *mut i64,
+    ) -> i32;
+    pub fn ck_op_call(
+        op: *const CkOp,
+        args: *const Value,
+        arg_count: i64,
+        results: *mut Value,
+        capacity: i64,
+        result_count: *mut i64,
+    ) -> i32;
+
+    pub fn ck_memory_install();
+    pub fn ck_memory_set_mmap_threshold(bytes: i64);
+    pub fn ck_memory_stats(live_bytes: *mut i64, peak_bytes: *mut i64, allocations: *mut i64);
+    pub fn ck_memory_reset_peak();
+
+    pub fn ck_tensor_borrow(
+        data: *const c_void,
+        dims: *const i64,
+        rank: i64,
+        scalar_type: i32,
+        owner: *mut c_void,
+        drop_owner: extern "C" fn(*mut c_void),
+        tensor: *mut *mut c_void,
+    ) -> i32;
+    pub fn ck_tensor_copy(
+        data: *const c_void,
+        len: i64,
+        dims: *const i64,
+        rank: i64,
+        scalar_type: i32,
+        tensor: *mut *mut c_void,
+    ) -> i32;
+    pub fn ck_tensor_bytes(
+        tensor: *const c_void,
+        for_writing: i32,
+        data: *mut *mut c_void,
+        len: *mut i64,
+    ) -> i32;
+    pub fn ck_tensor_storage(tensor: *const c_void, id: *mut i64, bytes: *mut i64) -> i32;
+
+    pub fn ck_rng_seed(seed: u64) -> i32;
+    pub fn ck_rng_state(tensor: *mut *mut c_void) -> i32;
+    pub fn ck_rng_set_state(tensor: *const c_void) -> i32;
+    pub fn ck_generator_new(seed: u64, generator: *mut *mut c_void) -> i32;
+    pub fn ck_generator_seed(generator: *mut c_void, seed: u64) -> i32;
+    pub fn ck_generator_free(generator: *mut c_void);
+}
+
+/// The `at::Tensor*` inside a tch tensor, lent.
+pub fn lend(tensor: &tch::Tensor) -> *const c_void {
+    tensor.as_ptr().cast()
+}
+
+/// Takes over an `at::Tensor*` that the C++ side handed out.
+///
+/// # Safety
+/// `handle` is such a pointer, not null, and nobody else owns it.
+pub unsafe fn own(handle: *const c_void) -> tch::Tensor {
+    unsafe { tch::Tensor::from_ptr(handle.cast_mut().cast()) }
+}
