@@ -7,7 +7,8 @@ use std::env;
 fn main() {
     println!("cargo:rerun-if-changed=src/runtime/build.rs");
     if env::var_os("CARGO_FEATURE_TORCH").is_some() {
-        let rpath = env::var("DEP_CKPT_TORCH_RPATH").expect("ckpt-torch hands on the folder of libtorch");
+        let rpath =
+            env::var("DEP_CKPT_TORCH_RPATH").expect("ckpt-torch hands on the folder of libtorch");
         println!("cargo:rustc-link-arg=-Wl,-rpath,{rpath}");
     }
 }
