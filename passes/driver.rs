@@ -49,6 +49,8 @@ pub struct Pass {
     pub to: After,
     /// The pass that must come right before it, because it reads what that one left in the [`Cx`].
     pub follows: Option<&'static str>,
+    /// A second run changes nothing.
+    pub idempotent: bool,
     pub run: fn(&mut Graph, &mut Cx) -> Result<Changed>,
 }
 
@@ -296,6 +298,7 @@ mod tests {
             from: &[Phase::Imported],
             to: After::Same,
             follows: None,
+            idempotent: true,
             run: |g, _| {
                 g.meta.insert("touched".into(), "yes".into());
                 Ok(Changed::No)
@@ -306,6 +309,7 @@ mod tests {
             from: &[Phase::Imported],
             to: After::Same,
             follows: None,
+            idempotent: true,
             run: |g, _| {
                 let reversed = g.order().iter().rev().copied().collect();
                 g.set_order(reversed);
@@ -317,6 +321,7 @@ mod tests {
             from: &[Phase::Imported],
             to: After::Exactly(Phase::Typed),
             follows: None,
+            idempotent: true,
             run: |_, _| Ok(Changed::No),
         };
         for (pass, says) in [

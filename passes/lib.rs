@@ -10,8 +10,8 @@ pub mod glob;
 pub mod ir;
 pub mod ops;
 pub mod plan;
-#[cfg(test)]
-mod testing;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod text;
 pub mod transform;
 

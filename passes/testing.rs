@@ -1,4 +1,10 @@
-//! What several unit tests share: a small random number generator, and random training-like graphs.
+//! What tests share: a small random number generator, calls of every op ([`recipes`]), and random graphs: typed ones over
+//! all rows ([`models`]), and training-like ones over vectors for the planner.
+//!
+//! Compiled for this crate's tests and under the feature `testing` only.
+
+pub mod models;
+pub mod recipes;
 
 use crate::ir::op::{Body, Domain, Effect, Footprint, Grad, OpDef, Place, Slot, free, no_fold};
 use crate::ir::{Attrs, Builder, DType, Graph, Role, Ty, ValueId};
@@ -126,18 +132,40 @@ pub enum Style {
 pub fn transformer(layers: usize, style: Style) -> Graph {
     let mut g = Graph::new("transformer");
     let sym = crate::ir::Dim::symbol;
-    let x = g.add_input("x", Some(Ty::new(DType::F32, [sym("b"), sym("s"), 8.into()])));
+    let x = g.add_input(
+        "x",
+        Some(Ty::new(DType::F32, [sym("b"), sym("s"), 8.into()])),
+    );
     let m = g.add_input("m", Some(Ty::new(DType::F32, [sym("s"), sym("s")])));
-    let mut net = Net { b: Builder::new(&mut g), weights: 0 };
+    let mut net = Net {
+        b: Builder::new(&mut g),
+        weights: 0,
+    };
     let mask = net.b.neg(m).unwrap();
     let start = net.product(x, 8, 8);
-    let mut stream = if style == Style::PostNorm { net.norm(start) } else { start };
+    let mut stream = if style == Style::PostNorm {
+        net.norm(start)
+    } else {
+        start
+    };
     for _ in 0..layers {
         for attends in [true, false] {
-            let input = if style == Style::PreNorm { net.norm(stream) } else { stream };
-            let out = if attends { net.attention(input, mask) } else { net.mlp(input) };
+            let input = if style == Style::PreNorm {
+                net.norm(stream)
+            } else {
+                stream
+            };
+            let out = if attends {
+                net.attention(input, mask)
+            } else {
+                net.mlp(input)
+            };
             let sum = net.b.add(stream, out).unwrap();
-            stream = if style == Style::PostNorm { net.norm(sum) } else { sum };
+            stream = if style == Style::PostNorm {
+                net.norm(sum)
+            } else {
+                sum
+            };
         }
     }
     let last = net.norm(stream);
@@ -156,45 +184,84 @@ impl Net<'_> {
     fn weight(&mut self, dims: &[u64]) -> ValueId {
         self.weights += 1;
         let n: u64 = dims.iter().product();
-        let bytes: Vec<u8> = (0..n).flat_map(|i| (0.01 * (i % 7) as f32).to_le_bytes()).collect();
+        let bytes: Vec<u8> = (0..n)
+            .flat_map(|i| (0.01 * (i % 7) as f32).to_le_bytes())
+            .collect();
         let tensor = crate::ir::Tensor::new(DType::F32, dims.to_vec(), bytes);
         self.b.graph.add_init(&format!("w{}", self.weights), tensor)
     }
 
     fn product(&mut self, x: ValueId, from: u64, to: u64) -> ValueId {
         let w = self.weight(&[from, to]);
-        self.b.emit(&crate::ops::matmul::MATMUL, &[x, w], Attrs::new()).unwrap()
+        self.b
+            .emit(&crate::ops::matmul::MATMUL, &[x, w], Attrs::new())
+            .unwrap()
     }
 
     fn norm(&mut self, x: ValueId) -> ValueId {
         let scale = self.weight(&[8]);
-        self.b.emit(&crate::ops::norm::RMS_NORM, &[x, scale], Attrs::new()).unwrap()
+        self.b
+            .emit(&crate::ops::norm::RMS_NORM, &[x, scale], Attrs::new())
+            .unwrap()
     }
 
     fn heads(&mut self, x: ValueId, perm: [i64; 4]) -> ValueId {
         let shape = self.b.ints(&[0, 0, 2, 4]);
-        let split = self.b.emit(&crate::ops::shape::RESHAPE, &[x, shape], Attrs::new()).unwrap();
-        self.b.emit(&crate::ops::shape::TRANSPOSE, &[split], Attrs::new().with("perm", perm.to_vec())).unwrap()
+        let split = self
+            .b
+            .emit(&crate::ops::shape::RESHAPE, &[x, shape], Attrs::new())
+            .unwrap();
+        self.b
+            .emit(
+                &crate::ops::shape::TRANSPOSE,
+                &[split],
+                Attrs::new().with("perm", perm.to_vec()),
+            )
+            .unwrap()
     }
 
     fn attention(&mut self, x: ValueId, mask: ValueId) -> ValueId {
-        let (q, k, v) = (self.product(x, 8, 8), self.product(x, 8, 8), self.product(x, 8, 8));
-        let (q, k, v) = (self.heads(q, [0, 2, 1, 3]), self.heads(k, [0, 2, 3, 1]), self.heads(v, [0, 2, 1, 3]));
+        let (q, k, v) = (
+            self.product(x, 8, 8),
+            self.product(x, 8, 8),
+            self.product(x, 8, 8),
+        );
+        let (q, k, v) = (
+            self.heads(q, [0, 2, 1, 3]),
+            self.heads(k, [0, 2, 3, 1]),
+            self.heads(v, [0, 2, 1, 3]),
+        );
         let matmul = &crate::ops::matmul::MATMUL;
         let scores = self.b.emit(matmul, &[q, k], Attrs::new()).unwrap();
         let masked = self.b.add(scores, mask).unwrap();
-        let p = self.b.emit(&crate::ops::softmax::SOFTMAX, &[masked], Attrs::new().with("axis", -1)).unwrap();
+        let p = self
+            .b
+            .emit(
+                &crate::ops::softmax::SOFTMAX,
+                &[masked],
+                Attrs::new().with("axis", -1),
+            )
+            .unwrap();
         let o = self.b.emit(matmul, &[p, v], Attrs::new()).unwrap();
         let perm = Attrs::new().with("perm", vec![0, 2, 1, 3]);
-        let o = self.b.emit(&crate::ops::shape::TRANSPOSE, &[o], perm).unwrap();
+        let o = self
+            .b
+            .emit(&crate::ops::shape::TRANSPOSE, &[o], perm)
+            .unwrap();
         let shape = self.b.ints(&[0, 0, 8]);
-        let o = self.b.emit(&crate::ops::shape::RESHAPE, &[o, shape], Attrs::new()).unwrap();
+        let o = self
+            .b
+            .emit(&crate::ops::shape::RESHAPE, &[o, shape], Attrs::new())
+            .unwrap();
         self.product(o, 8, 8)
     }
 
     fn mlp(&mut self, x: ValueId) -> ValueId {
         let (gate, up) = (self.product(x, 8, 12), self.product(x, 8, 12));
-        let gate = self.b.emit(&crate::ops::activation::SIGMOID, &[gate], Attrs::new()).unwrap();
+        let gate = self
+            .b
+            .emit(&crate::ops::activation::SIGMOID, &[gate], Attrs::new())
+            .unwrap();
         let h = self.b.mul(gate, up).unwrap();
         self.product(h, 12, 8)
     }

@@ -34,6 +34,7 @@ static INFER: Pass = Pass {
     from: ANY,
     to: After::AtLeast(Phase::Typed),
     follows: None,
+    idempotent: true,
     run: |graph, _| {
         transform::infer::infer(graph)?;
         Ok(Changed::Yes)
@@ -45,6 +46,7 @@ static STRIP: Pass = Pass {
     from: &[Phase::Training, Phase::Rewritten],
     to: After::Exactly(Phase::Training),
     follows: None,
+    idempotent: true,
     run: |graph, _| {
         transform::remat::strip_again(graph);
         Ok(Changed::Yes)
@@ -56,5 +58,6 @@ static DCE: Pass = Pass {
     from: ANY,
     to: After::Same,
     follows: None,
+    idempotent: true,
     run: |graph, _| Ok(transform::dce::dce(graph).into()),
 };
