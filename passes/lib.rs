@@ -4,6 +4,7 @@
 //! graph into a graph, [`plan`] decides what to compute again.
 
 pub mod analysis;
+pub mod compile;
 pub mod driver;
 pub mod error;
 pub mod glob;

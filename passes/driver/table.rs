@@ -1,14 +1,41 @@
 //! The passes there are, and what they are given.
 
 use super::{After, Changed, Pass};
+use crate::analysis::cost::Device;
+use crate::analysis::params::{Parameter, Selection, parameters};
+use crate::analysis::sizes::Binding;
+use crate::error::Error;
 use crate::ir::Phase;
+use crate::plan::{Plan, Policy, Subject};
 use crate::transform;
+use crate::transform::loss::{Loss, Seed};
 
 /// What was asked for: the options that passes read.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Options {
     /// Numbers for named sizes, for planning only.
     pub dims: Vec<(String, i64)>,
+    pub loss: Loss,
+    pub selection: Selection,
+    pub policy: Policy,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            dims: Vec::new(),
+            loss: Loss::Auto,
+            selection: Selection::default(),
+            policy: Policy::Selective,
+        }
+    }
+}
+
+/// A plan with what it was made for.
+pub struct Made {
+    pub plan: Plan,
+    pub subject: Subject,
+    pub binding: Binding,
 }
 
 /// What passes share: the request, and what one pass leaves for the next.
@@ -17,6 +44,14 @@ pub struct Cx {
     pub options: Options,
     /// What the user should know.
     pub warnings: Vec<String>,
+    /// Left by `loss` for `autodiff`.
+    pub seeds: Vec<Seed>,
+    /// The loss that was meant, left by `loss`.
+    pub loss: Option<Loss>,
+    /// Left by `autodiff`.
+    pub parameters: Vec<Parameter>,
+    /// Left by `plan` for `remat`.
+    pub made: Option<Made>,
 }
 
 const ANY: &[Phase] = &[
@@ -27,7 +62,9 @@ const ANY: &[Phase] = &[
 ];
 
 /// Every pass.
-pub static ALL: &[&Pass] = &[&INFER, &STRIP, &DCE];
+pub static ALL: &[&Pass] = &[
+    &INFER, &SIMPLIFY, &LOSS, &AUTODIFF, &STRIP, &PLAN, &REMAT, &DCE,
+];
 
 static INFER: Pass = Pass {
     name: "infer",
@@ -41,6 +78,47 @@ static INFER: Pass = Pass {
     },
 };
 
+static SIMPLIFY: Pass = Pass {
+    name: "simplify",
+    from: &[Phase::Typed, Phase::Training],
+    to: After::Same,
+    follows: None,
+    run: |graph, _| Ok(transform::simplify::simplify(graph)?.into()),
+};
+
+static LOSS: Pass = Pass {
+    name: "loss",
+    from: &[Phase::Typed],
+    to: After::Same,
+    follows: None,
+    run: |graph, cx| {
+        let outputs = graph.outputs().len();
+        let made = transform::loss::add_loss(graph, &cx.options.loss)?;
+        cx.seeds = made.seeds;
+        let changed = graph.outputs().len() != outputs || made.loss == Loss::Vjp;
+        cx.loss = Some(made.loss);
+        Ok(changed.into())
+    },
+};
+
+static AUTODIFF: Pass = Pass {
+    name: "autodiff",
+    from: &[Phase::Typed],
+    to: After::Exactly(Phase::Training),
+    follows: Some("loss"),
+    run: |graph, cx| {
+        cx.parameters = parameters(graph, &cx.options.selection)?;
+        let trained: Vec<_> =
+            cx.parameters.iter().filter(|p| p.trainable).map(|p| p.value).collect();
+        if trained.is_empty() {
+            return Err(Error::usage("parameters", "there is no parameter to train")
+                .help("see `ckpt-opt inspect MODEL`, --trainable and --freeze"));
+        }
+        transform::autodiff::autodiff(graph, &cx.seeds, &trained)?;
+        Ok(Changed::Yes)
+    },
+};
+
 static STRIP: Pass = Pass {
     name: "strip",
     from: &[Phase::Training, Phase::Rewritten],
@@ -49,6 +127,35 @@ static STRIP: Pass = Pass {
     idempotent: true,
     run: |graph, _| {
         transform::remat::strip_again(graph);
+        Ok(Changed::Yes)
+    },
+};
+
+static PLAN: Pass = Pass {
+    name: "plan",
+    from: &[Phase::Training],
+    to: After::Same,
+    follows: None,
+    run: |graph, cx| {
+        let binding = Binding::new(graph, &cx.options.dims)?;
+        let subject = Subject::new(graph, &binding, &Device::default())?;
+        let plan = cx.options.policy.plan(&subject.problem, &subject.structure)?;
+        cx.made = Some(Made { plan, subject, binding });
+        Ok(Changed::No)
+    },
+};
+
+static REMAT: Pass = Pass {
+    name: "remat",
+    from: &[Phase::Training],
+    to: After::Exactly(Phase::Rewritten),
+    follows: Some("plan"),
+    run: |graph, cx| {
+        let Some(made) = &cx.made else {
+            return Err(Error::bug("driver", "there is no plan to apply"));
+        };
+        let s = &made.subject;
+        transform::remat::remat(graph, &s.problem, &s.map, &made.plan, &s.structure.block_of)?;
         Ok(Changed::Yes)
     },
 };

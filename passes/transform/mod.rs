@@ -1,5 +1,8 @@
 //! Graph to graph, one pass a file. Each states the phase it takes and the phase it leaves.
 
+pub mod autodiff;
 pub mod dce;
 pub mod infer;
+pub mod loss;
 pub mod remat;
+pub mod simplify;

@@ -1,0 +1,156 @@
+//! Reverse-mode differentiation over op rows.
+//!
+//! In: `Typed` with seeds (see `loss.rs`). Out: `Training`. Nodes are visited once, last to first; each row's rule emits
+//! ordinary nodes, so what a gradient needs saved is never declared: liveness sees what it reads. Only values on a path
+//! from a trained parameter to a seed get a cotangent; a frozen weight has no gradient node and costs no saved
+//! activation. Cotangents that meet (tied weights, residuals, shared K/V) are added in the order they arrive, which
+//! fixes the bits of the sum. Gradients leave as outputs `<initializer>.grad`, in the initializer's own layout.
+
+use super::loss::Seed;
+use crate::error::{Error, Result};
+use crate::ir::op::{Domain, Grad, GradCx};
+use crate::ir::{Attrs, Builder, Graph, NodeId, Phase, Role, Same, Side, ValueId};
+use crate::ops;
+
+/// Adds the backward of `seeds` with respect to `parameters`.
+///
+/// # Errors
+/// An op on a path to a parameter that has no gradient; the error names it.
+pub fn autodiff(graph: &mut Graph, seeds: &[Seed], parameters: &[ValueId]) -> Result<()> {
+    let forward: Vec<NodeId> = graph.order().to_vec();
+    let needs = reached_from(graph, &forward, parameters);
+    let mut cotangents: Side<ValueId, Option<ValueId>> = Side::new(graph.value_bound(), None);
+    let mut b = Builder::new(graph);
+    b.role = Role::Backward;
+    for seed in seeds {
+        if needs[seed.value] {
+            let dy = match seed.cotangent {
+                Some(dy) => dy,
+                None => {
+                    let dtype = b.ty(seed.value).dtype;
+                    b.scalar(dtype, 1.0)
+                }
+            };
+            cotangents[seed.value] = Some(dy);
+        }
+    }
+    for id in forward.iter().rev() {
+        backward_of(&mut b, *id, &needs, &mut cotangents)?;
+    }
+    let mut outputs = b.graph.outputs().to_vec();
+    for parameter in parameters {
+        let wished = format!("{}.grad", b.graph.value(*parameter).name);
+        if b.graph.has_value_name(&wished) {
+            return Err(Error::model("name", format!("the gradient is called `{wished}`, but the model uses that name")));
+        }
+        let gradient = finish(&mut b, *parameter, cotangents[*parameter], &outputs)?;
+        b.graph.rename_value(gradient, &wished);
+        outputs.push(gradient);
+    }
+    graph.set_outputs(outputs);
+    graph.phase = Phase::Training;
+    Ok(())
+}
+
+/// Values that depend on one of `sources`, and are floating point.
+fn reached_from(graph: &Graph, order: &[NodeId], sources: &[ValueId]) -> Side<ValueId, bool> {
+    let mut reached = Side::new(graph.value_bound(), false);
+    for id in sources {
+        reached[*id] = true;
+    }
+    for id in order {
+        let node = graph.node(*id);
+        if node.ins.iter().flatten().any(|v| reached[*v]) && !matches!(node.op.grad, Grad::Zero(_)) {
+            for out in &node.outs {
+                reached[*out] = graph.ty(*out).dtype.is_float();
+            }
+        }
+    }
+    reached
+}
+
+fn backward_of(
+    b: &mut Builder,
+    id: NodeId,
+    needs: &Side<ValueId, bool>,
+    cotangents: &mut Side<ValueId, Option<ValueId>>,
+) -> Result<()> {
+    let node = b.graph.node(id);
+    let dys: Vec<Option<ValueId>> = node.outs.iter().map(|v| cotangents[*v]).collect();
+    let wants: Vec<bool> = node.ins.iter().map(|v| v.is_some_and(|v| needs[v])).collect();
+    if dys.iter().all(Option::is_none) || !wants.contains(&true) {
+        return Ok(());
+    }
+    let rule = match node.op.grad {
+        Grad::Rule(rule) => rule,
+        Grad::Zero(_) => return Ok(()),
+        Grad::Missing(why) => return Err(missing(b.graph, id, why)),
+    };
+    b.loc = node.loc.clone();
+    b.prefix = format!("{}/grad", node.name);
+    let ins = node.ins.clone();
+    let mut cx = GradCx { b, node: id, dys, dxs: vec![None; ins.len()], wants };
+    let done = rule(&mut cx);
+    let (dxs, wants) = (cx.dxs, cx.wants);
+    done.map_err(|e| e.at(format!("the gradient of {}", b.graph.describe(id))))?;
+    for (slot, (x, dx)) in ins.iter().zip(dxs).enumerate() {
+        let (Some(x), Some(dx)) = (*x, dx) else {
+            if wants[slot] {
+                return Err(Error::bug("autodiff", format!("the rule gave no gradient for operand {slot}"))
+                    .at(b.graph.describe(id)));
+            }
+            continue;
+        };
+        if !wants[slot] {
+            continue;
+        }
+        check_type(b.graph, id, x, dx)?;
+        cotangents[x] = Some(match cotangents[x] {
+            None => dx,
+            Some(earlier) => b.add(earlier, dx)?,
+        });
+    }
+    Ok(())
+}
+
+fn missing(graph: &Graph, id: NodeId, why: &str) -> Box<Error> {
+    let node = graph.node(id);
+    let op = match node.op.domain {
+        Domain::Opaque => node.attrs.opt_str("op_type").unwrap_or(node.op.name),
+        _ => node.op.name,
+    };
+    Error::model("gradient", format!("{op} has no gradient here: {why}"))
+        .at(graph.describe(id))
+        .help("freeze the parameters before it with --freeze, or export the model without this op")
+}
+
+/// A gradient has the element type and shape of what it is the gradient of.
+fn check_type(graph: &Graph, id: NodeId, x: ValueId, dx: ValueId) -> Result<()> {
+    let (want, got) = (graph.ty(x), graph.ty(dx));
+    let fits = want.dtype == got.dtype
+        && want.rank() == got.rank()
+        && want.dims.iter().zip(&got.dims).all(|(a, b)| a.same(b) != Same::No);
+    if fits {
+        return Ok(());
+    }
+    Err(Error::bug("autodiff", format!("the gradient of `{}` has the wrong type", graph.value(x).name))
+        .at(graph.describe(id))
+        .expected(want.to_string())
+        .found(got.to_string()))
+}
+
+/// The gradient of a parameter as a value of its own, fit to be a graph output.
+fn finish(b: &mut Builder, parameter: ValueId, gradient: Option<ValueId>, outputs: &[ValueId]) -> Result<ValueId> {
+    b.prefix = b.graph.value(parameter).name.clone();
+    b.loc = Default::default();
+    let gradient = match gradient {
+        Some(gradient) => gradient,
+        // Nothing the loss reads depends on it.
+        None => b.filled_like(parameter, 0.0)?,
+    };
+    // Two parameters can share one cotangent (x + bias + bias2), and a cotangent can be an input.
+    if outputs.contains(&gradient) || b.graph.def_node(gradient).is_none() {
+        return b.emit(&ops::shape::IDENTITY, &[gradient], Attrs::new());
+    }
+    Ok(gradient)
+}
