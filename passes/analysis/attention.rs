@@ -38,7 +38,11 @@ pub fn attentions(graph: &Graph, flow: &Flow) -> (Vec<Attention>, Side<NodeId, O
         let what = kind(graph.node(*id).op);
         if what == Kind::Attention {
             parts[*id] = Some(Part::Fused);
-            list.push(Attention { scores: *id, probabilities: *id, output: *id });
+            list.push(Attention {
+                scores: *id,
+                probabilities: *id,
+                output: *id,
+            });
         } else if what == Kind::Softmax
             && let Some(scores) = product_before(graph, flow, *id)
             && let Some(output) = product_after(graph, flow, *id)
@@ -46,7 +50,11 @@ pub fn attentions(graph: &Graph, flow: &Flow) -> (Vec<Attention>, Side<NodeId, O
             parts[scores] = Some(Part::Scores);
             parts[*id] = Some(Part::Probabilities);
             parts[output] = Some(Part::Output);
-            list.push(Attention { scores, probabilities: *id, output });
+            list.push(Attention {
+                scores,
+                probabilities: *id,
+                output,
+            });
         }
     }
     (list, parts)
@@ -60,14 +68,21 @@ fn passes_through(graph: &Graph, id: NodeId) -> bool {
 
 fn first_active_operand(graph: &Graph, flow: &Flow, id: NodeId) -> Option<ValueId> {
     let operands = graph.node(id).ins.iter().flatten().copied();
-    operands.into_iter().find(|v| flow.active[*v] && !flow.is_parameter[*v] && graph.def_node(*v).is_some())
+    operands
+        .into_iter()
+        .find(|v| flow.active[*v] && !flow.is_parameter[*v] && graph.def_node(*v).is_some())
 }
 
 fn product_before(graph: &Graph, flow: &Flow, softmax: NodeId) -> Option<NodeId> {
     let mut at = softmax;
     for _ in 0..MAX_STEPS {
         // A mask that is itself an activation comes second; the scores are what a product made, so prefer that.
-        let operands = graph.node(at).ins.iter().flatten().filter_map(|v| graph.def_node(*v));
+        let operands = graph
+            .node(at)
+            .ins
+            .iter()
+            .flatten()
+            .filter_map(|v| graph.def_node(*v));
         let product = operands.into_iter().find(|n| is_product(graph, flow, *n));
         if product.is_some() {
             return product;
@@ -103,7 +118,11 @@ fn is_product(graph: &Graph, flow: &Flow, id: NodeId) -> bool {
     kind(node.op) == Kind::Product
         && flow.position[id].is_some()
         && node.ins.len() >= 2
-        && node.ins.iter().flatten().all(|v| flow.active[*v] && weight_of(graph, flow, *v).is_none())
+        && node
+            .ins
+            .iter()
+            .flatten()
+            .all(|v| flow.active[*v] && weight_of(graph, flow, *v).is_none())
 }
 
 /// The parameter that a value is, or shows through layout ops and casts.

@@ -75,7 +75,8 @@ impl Blocks {
         };
         for id in &flow.nodes {
             let node = graph.node(*id);
-            let weighs = |v: &Option<ValueId>| v.is_some_and(|v| weight_of(graph, &flow, v).is_some());
+            let weighs =
+                |v: &Option<ValueId>| v.is_some_and(|v| weight_of(graph, &flow, v).is_some());
             let plain = match kind(node.op) {
                 Kind::Product => true,
                 Kind::BiasedProduct => node.ins.get(2).copied().flatten().is_none(),
@@ -105,7 +106,9 @@ impl Blocks {
             }
             let spine = tree.chain(graph, source, &|n| in_block[n]);
             let nodes = spine.iter().filter_map(|s| s.node());
-            let new = nodes.filter(|n| !std::mem::replace(&mut tried[*n], true)).count();
+            let new = nodes
+                .filter(|n| !std::mem::replace(&mut tried[*n], true))
+                .count();
             if new < MIN_SPINE {
                 continue;
             }
@@ -120,7 +123,10 @@ impl Blocks {
             let stretch = Stretch::new(graph, flow, &spine, &members);
             for run in stretch.runs(0..spine.len()) {
                 let block = |period: Range<usize>| {
-                    let nodes: Vec<NodeId> = period.clone().flat_map(|s| members[s].iter().copied()).collect();
+                    let nodes: Vec<NodeId> = period
+                        .clone()
+                        .flat_map(|s| members[s].iter().copied())
+                        .collect();
                     spine[period.end - 1].node().map(|last| (nodes, last))
                 };
                 found.push(run.filter_map(block).collect());
@@ -141,14 +147,29 @@ impl Blocks {
                 }
                 let first = nodes[0];
                 let (class, path, kind) = (None, None, String::new());
-                self.list.push(Block { index, run, class, path, kind, nodes, first, last, inputs: Vec::new() });
+                self.list.push(Block {
+                    index,
+                    run,
+                    class,
+                    path,
+                    kind,
+                    nodes,
+                    first,
+                    last,
+                    inputs: Vec::new(),
+                });
             }
         }
     }
 
     fn describe(&mut self, graph: &Graph, flow: &Flow) {
-        let kinds: Vec<String> = self.list.iter().map(|b| self.kind(graph, flow, b)).collect();
-        let paths: Vec<Option<(String, Option<String>)>> = self.list.iter().map(|b| scope(graph, b)).collect();
+        let kinds: Vec<String> = self
+            .list
+            .iter()
+            .map(|b| self.kind(graph, flow, b))
+            .collect();
+        let paths: Vec<Option<(String, Option<String>)>> =
+            self.list.iter().map(|b| scope(graph, b)).collect();
         let mut owners: BTreeMap<&str, usize> = BTreeMap::new();
         for (path, _) in paths.iter().flatten() {
             *owners.entry(path).or_insert(0) += 1;
@@ -156,15 +177,25 @@ impl Blocks {
         for (i, block) in self.list.iter_mut().enumerate() {
             block.kind = kinds[i].clone();
             // A scope that two blocks share is not a layer's.
-            if let Some((path, class)) = paths[i].as_ref().filter(|(p, _)| owners[p.as_str()] == 1) {
+            if let Some((path, class)) = paths[i].as_ref().filter(|(p, _)| owners[p.as_str()] == 1)
+            {
                 block.path = Some(path.clone());
                 block.class = class.clone();
             }
             let mut inputs = Vec::new();
             let mut seen: FxHashMap<ValueId, ()> = FxHashMap::default();
-            for value in block.nodes.iter().flat_map(|id| graph.node(*id).ins.iter().flatten()) {
-                let inside = graph.def_node(*value).is_some_and(|n| self.of[n] == Some(i));
-                if !inside && !matches!(graph.value(*value).def, Def::Init(_)) && seen.insert(*value, ()).is_none() {
+            for value in block
+                .nodes
+                .iter()
+                .flat_map(|id| graph.node(*id).ins.iter().flatten())
+            {
+                let inside = graph
+                    .def_node(*value)
+                    .is_some_and(|n| self.of[n] == Some(i));
+                if !inside
+                    && !matches!(graph.value(*value).def, Def::Init(_))
+                    && seen.insert(*value, ()).is_none()
+                {
                     inputs.push(*value);
                 }
             }
@@ -176,7 +207,8 @@ impl Blocks {
     /// What a block is made of; weight products that feed an attention or take its result are the attention's.
     fn kind(&self, graph: &Graph, flow: &Flow, block: &Block) -> String {
         let inside = |n: &NodeId| self.of[*n] == Some(block.index);
-        let is_weighted = |n: NodeId| self.plain_matmul[n] || kind(graph.node(n).op) == Kind::BiasedProduct;
+        let is_weighted =
+            |n: NodeId| self.plain_matmul[n] || kind(graph.node(n).op) == Kind::BiasedProduct;
         let mut is_attention: FxHashMap<NodeId, ()> = FxHashMap::default();
         let mut has_attention = false;
         for attention in self.attentions.iter().filter(|a| inside(&a.probabilities)) {
@@ -186,19 +218,31 @@ impl Blocks {
             while let Some(n) = up.pop() {
                 let stop = is_weighted(n);
                 if is_attention.insert(n, ()).is_none() && !stop {
-                    let operands = graph.node(n).ins.iter().flatten().filter_map(|v| graph.def_node(*v));
+                    let operands = graph
+                        .node(n)
+                        .ins
+                        .iter()
+                        .flatten()
+                        .filter_map(|v| graph.def_node(*v));
                     up.extend(operands.filter(inside));
                 }
             }
             while let Some(n) = down.pop() {
                 is_attention.insert(n, ());
                 if !is_weighted(n) {
-                    down.extend(flow.readers(graph, n).filter(inside).filter(|r| !is_attention.contains_key(r)));
+                    down.extend(
+                        flow.readers(graph, n)
+                            .filter(inside)
+                            .filter(|r| !is_attention.contains_key(r)),
+                    );
                 }
             }
         }
         let has = |what: Kind| block.nodes.iter().any(|n| kind(graph.node(*n).op) == what);
-        let mlp = block.nodes.iter().any(|n| is_weighted(*n) && !is_attention.contains_key(n));
+        let mlp = block
+            .nodes
+            .iter()
+            .any(|n| is_weighted(*n) && !is_attention.contains_key(n));
         let mut parts = Vec::new();
         if has_attention || has(Kind::Attention) {
             parts.push("attention");
@@ -211,7 +255,11 @@ impl Blocks {
         } else if mlp {
             parts.push("mlp");
         }
-        if parts.is_empty() { "other".into() } else { parts.join("+") }
+        if parts.is_empty() {
+            "other".into()
+        } else {
+            parts.join("+")
+        }
     }
 }
 
@@ -222,14 +270,20 @@ fn scope(graph: &Graph, block: &Block) -> Option<(String, Option<String>)> {
     for id in &block.nodes {
         let scopes = &graph.node(*id).loc.scopes;
         labelled += !scopes.is_empty() as usize;
-        for (depth, (path, class)) in scopes.iter().enumerate().filter(|(_, (path, _))| !path.is_empty()) {
+        for (depth, (path, class)) in scopes
+            .iter()
+            .enumerate()
+            .filter(|(_, (path, _))| !path.is_empty())
+        {
             let entry = count.entry(path).or_insert((0, depth, None));
             entry.0 += 1;
             entry.1 = entry.1.max(depth);
             entry.2 = entry.2.or(class.as_ref());
         }
     }
-    let wide = count.into_iter().filter(|(_, (n, _, _))| 5 * n >= 4 * labelled);
+    let wide = count
+        .into_iter()
+        .filter(|(_, (n, _, _))| 5 * n >= 4 * labelled);
     let (path, (_, _, class)) = wide.max_by_key(|(_, (_, depth, _))| *depth)?;
     Some((path.to_string(), class.cloned()))
 }
@@ -258,21 +312,33 @@ impl Stretch {
         };
         for (i, nodes) in members.iter().enumerate() {
             let from = i.checked_sub(1).map(|p| spine[p]);
-            let active: Vec<NodeId> = nodes.iter().copied().filter(|n| flow.is_active(graph, *n)).collect();
-            stretch.hashes.push(segment_hash(graph, flow, &active, from));
+            let active: Vec<NodeId> = nodes
+                .iter()
+                .copied()
+                .filter(|n| flow.is_active(graph, *n))
+                .collect();
+            stretch
+                .hashes
+                .push(segment_hash(graph, flow, &active, from));
             let reads_weight = |n: &NodeId| {
                 let operands = graph.node(*n).ins.iter().flatten();
-                operands.into_iter().any(|v| flow.is_parameter[*v] && graph.ty(*v).rank() >= 2)
+                operands
+                    .into_iter()
+                    .any(|v| flow.is_parameter[*v] && graph.ty(*v).rank() >= 2)
             };
             stretch.weighted.push(active.iter().any(reads_weight));
-            let attends = |n: &NodeId| matches!(kind(graph.node(*n).op), Kind::Softmax | Kind::Attention);
+            let attends =
+                |n: &NodeId| matches!(kind(graph.node(*n).op), Kind::Softmax | Kind::Attention);
             stretch.attends.push(active.iter().any(attends));
             let outs = match from {
                 Some(Stop::Node(n)) => graph.node(n).outs.clone(),
                 Some(Stop::Input(v)) => vec![v],
                 None => Vec::new(),
             };
-            let readers = outs.iter().flat_map(|v| graph.value(*v).uses()).map(|u| u.node);
+            let readers = outs
+                .iter()
+                .flat_map(|v| graph.value(*v).uses())
+                .map(|u| u.node);
             let is_active = |n: &NodeId| flow.position[*n].is_some() && flow.is_active(graph, *n);
             stretch.branches.push(readers.filter(is_active).count() > 1);
             stretch.weight.push(active.len());
@@ -309,7 +375,9 @@ impl Stretch {
                 let repeats = (matched + period) / period;
                 if repeats >= 2 && self.weighted[start..start + period].contains(&true) {
                     let slack = (matched + period) % period;
-                    let offset = (0..=slack).max_by_key(|o| self.fitness(start + o, period, *o)).unwrap_or(0);
+                    let offset = (0..=slack)
+                        .max_by_key(|o| self.fitness(start + o, period, *o))
+                        .unwrap_or(0);
                     let first = start + offset;
                     let covered: usize = self.weight[first..first + period * repeats].iter().sum();
                     if best.is_none_or(|(most, _)| covered > most) {
@@ -323,7 +391,12 @@ impl Stretch {
     }
 
     /// How good a place for a block to begin: where the stream branches, attention before the rest, early.
-    fn fitness(&self, start: usize, period: usize, offset: usize) -> (bool, bool, std::cmp::Reverse<usize>) {
+    fn fitness(
+        &self,
+        start: usize,
+        period: usize,
+        offset: usize,
+    ) -> (bool, bool, std::cmp::Reverse<usize>) {
         let first_weighted = (start..start + period).find(|i| self.weighted[*i]);
         let attends = first_weighted.is_some_and(|i| self.attends[i]);
         (self.branches[start], attends, std::cmp::Reverse(offset))
@@ -354,7 +427,9 @@ fn segment_hash(graph: &Graph, flow: &Flow, nodes: &[NodeId], from: Option<Stop>
                 continue;
             };
             match &graph.value(*value).def {
-                Def::Node { node: n, slot } if from == Some(Stop::Node(*n)) => (1u8, slot).hash(&mut h),
+                Def::Node { node: n, slot } if from == Some(Stop::Node(*n)) => {
+                    (1u8, slot).hash(&mut h)
+                }
                 Def::Input if from == Some(Stop::Input(*value)) => (1u8, 0usize).hash(&mut h),
                 Def::Node { node: n, slot } => match of_node.get(n) {
                     Some(inner) => (2u8, inner, slot).hash(&mut h),
@@ -364,7 +439,9 @@ fn segment_hash(graph: &Graph, flow: &Flow, nodes: &[NodeId], from: Option<Stop>
                     }
                 },
                 Def::Init(tensor) if !tensor.dtype.is_float() && tensor.elements() <= 64 => {
-                    let ints: Vec<Option<i64>> = (0..tensor.elements() as usize).map(|i| tensor.get_i64(i)).collect();
+                    let ints: Vec<Option<i64>> = (0..tensor.elements() as usize)
+                        .map(|i| tensor.get_i64(i))
+                        .collect();
                     (4u8, ints).hash(&mut h);
                 }
                 Def::Init(_) => {
@@ -422,16 +499,36 @@ mod tests {
                 for pair in blocks.list.windows(2) {
                     assert_eq!(pair[0].nodes.len(), pair[1].nodes.len());
                     // A layer reads the value that closes the one before it first, then the mask all share.
-                    assert_eq!(graph_names(&g, &pair[1].inputs), [closing(&g, &pair[0]), "Neg"]);
+                    assert_eq!(
+                        graph_names(&g, &pair[1].inputs),
+                        [closing(&g, &pair[0]), "Neg"]
+                    );
                 }
                 for block in &blocks.list {
                     assert_eq!((block.kind.as_str(), block.run), ("attention+mlp", 0));
-                    let plain = block.nodes.iter().filter(|n| blocks.plain_matmul[**n]).count();
+                    let plain = block
+                        .nodes
+                        .iter()
+                        .filter(|n| blocks.plain_matmul[**n])
+                        .count();
                     assert_eq!(plain, 7);
-                    assert!(block.nodes.iter().all(|n| blocks.of[*n] == Some(block.index)));
+                    assert!(
+                        block
+                            .nodes
+                            .iter()
+                            .all(|n| blocks.of[*n] == Some(block.index))
+                    );
                     // Attention comes first, the stream that it reads is read again by the residual.
-                    let softmax = block.nodes.iter().position(|n| g.node(*n).op.name == "Softmax").unwrap();
-                    let sigmoid = block.nodes.iter().position(|n| g.node(*n).op.name == "Sigmoid").unwrap();
+                    let softmax = block
+                        .nodes
+                        .iter()
+                        .position(|n| g.node(*n).op.name == "Softmax")
+                        .unwrap();
+                    let sigmoid = block
+                        .nodes
+                        .iter()
+                        .position(|n| g.node(*n).op.name == "Sigmoid")
+                        .unwrap();
                     assert!(softmax < sigmoid);
                     assert!(g.value(block.inputs[0]).uses().len() > 1);
                 }
@@ -454,20 +551,47 @@ mod tests {
         let mut g = Graph::new("mlp");
         let mut v = g.add_input("x", Some(Ty::new(DType::F32, [Dim::symbol("b"), 4.into()])));
         let weight = |g: &mut Graph, dims: [u64; 2]| {
-            let data = crate::ir::External { location: "w.bin".into(), offset: 0, length: 4 * dims[0] * dims[1] };
+            let data = crate::ir::External {
+                location: "w.bin".into(),
+                offset: 0,
+                length: 4 * dims[0] * dims[1],
+            };
             let data = crate::ir::Data::Absent(data);
-            g.add_init("w", crate::ir::Tensor { dtype: DType::F32, dims: dims.to_vec(), data })
+            g.add_init(
+                "w",
+                crate::ir::Tensor {
+                    dtype: DType::F32,
+                    dims: dims.to_vec(),
+                    data,
+                },
+            )
         };
         for dims in [[4, 4], [4, 4], [4, 4], [4, 6], [6, 6], [6, 6]] {
             let w = weight(&mut g, dims);
             let mut b = Builder::new(&mut g);
-            v = b.emit(&crate::ops::matmul::MATMUL, &[v, w], Attrs::new()).unwrap();
-            v = b.emit(&crate::ops::activation::RELU, &[v], Attrs::new()).unwrap();
+            v = b
+                .emit(&crate::ops::matmul::MATMUL, &[v, w], Attrs::new())
+                .unwrap();
+            v = b
+                .emit(&crate::ops::activation::RELU, &[v], Attrs::new())
+                .unwrap();
         }
         g.set_outputs(vec![v]);
         let blocks = layers(&g);
-        let shape: Vec<(usize, usize, &str)> = blocks.iter().map(|b| (b.run, b.nodes.len(), b.kind.as_str())).collect();
-        assert_eq!(shape, [(0, 2, "mlp"), (0, 2, "mlp"), (0, 2, "mlp"), (1, 2, "mlp"), (1, 2, "mlp")]);
+        let shape: Vec<(usize, usize, &str)> = blocks
+            .iter()
+            .map(|b| (b.run, b.nodes.len(), b.kind.as_str()))
+            .collect();
+        assert_eq!(
+            shape,
+            [
+                (0, 2, "mlp"),
+                (0, 2, "mlp"),
+                (0, 2, "mlp"),
+                (1, 2, "mlp"),
+                (1, 2, "mlp")
+            ]
+        );
     }
 
     #[test]

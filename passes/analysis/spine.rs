@@ -78,9 +78,15 @@ impl Flow {
     }
 
     /// Forward nodes that read a result of `id`, with repetitions.
-    pub fn readers<'a>(&'a self, graph: &'a Graph, id: NodeId) -> impl Iterator<Item = NodeId> + 'a {
+    pub fn readers<'a>(
+        &'a self,
+        graph: &'a Graph,
+        id: NodeId,
+    ) -> impl Iterator<Item = NodeId> + 'a {
         let outs = graph.node(id).outs.iter();
-        outs.flat_map(|v| graph.value(*v).uses()).map(|u| u.node).filter(|n| self.position[*n].is_some())
+        outs.flat_map(|v| graph.value(*v).uses())
+            .map(|u| u.node)
+            .filter(|n| self.position[*n].is_some())
     }
 }
 
@@ -106,7 +112,10 @@ impl PostDominators {
                 continue;
             }
             let operands = graph.node(*id).ins.iter().flatten();
-            let longest = operands.filter_map(|v| graph.def_node(*v)).map(|n| length[n]).max();
+            let longest = operands
+                .filter_map(|v| graph.def_node(*v))
+                .map(|n| length[n])
+                .max();
             length[*id] = longest.unwrap_or(0) + 1;
             let is_last = !flow.readers(graph, *id).any(|r| flow.is_active(graph, r));
             if is_last && exit.is_none_or(|e| length[*id] > length[e]) {
@@ -159,11 +168,19 @@ impl PostDominators {
         }
         while self.depth[a] > self.depth[b] {
             let j = self.jumps(a);
-            a = if self.depth[j] >= self.depth[b] { j } else { self.parent[a].unwrap_or(j) };
+            a = if self.depth[j] >= self.depth[b] {
+                j
+            } else {
+                self.parent[a].unwrap_or(j)
+            };
         }
         while a != b {
             let (ja, jb) = (self.jumps(a), self.jumps(b));
-            (a, b) = if ja != jb { (ja, jb) } else { (self.parent[a].unwrap_or(ja), self.parent[b].unwrap_or(jb)) };
+            (a, b) = if ja != jb {
+                (ja, jb)
+            } else {
+                (self.parent[a].unwrap_or(ja), self.parent[b].unwrap_or(jb))
+            };
         }
         a
     }
@@ -171,7 +188,12 @@ impl PostDominators {
     /// The nearest node that post-dominates all readers of a graph input, and the input's height; `None` where no
     /// member reads it.
     fn after_input(&self, graph: &Graph, input: ValueId) -> Option<(NodeId, u32)> {
-        let readers = graph.value(input).uses().iter().map(|u| u.node).filter(|n| self.depth[*n] > 0);
+        let readers = graph
+            .value(input)
+            .uses()
+            .iter()
+            .map(|u| u.node)
+            .filter(|n| self.depth[*n] > 0);
         let both = readers.map(|n| (n, self.height[n] + 1));
         both.reduce(|(a, x), (b, y)| (self.meet(a, b), x.max(y)))
     }
@@ -235,17 +257,33 @@ pub fn segments(graph: &Graph, flow: &Flow, spine: &[Stop]) -> Side<NodeId, Plac
     for id in flow.nodes.iter().rev() {
         place[*id] = match on_spine[*id] {
             Some(i) => Place::In(i),
-            None => flow.readers(graph, *id).map(|r| place[r]).fold(Place::Unread, |a, b| match (a, b) {
-                (Place::Unread, x) | (x, Place::Unread) => x,
-                (x, y) if x == y => x,
-                _ => Place::Outside,
-            }),
+            None => flow
+                .readers(graph, *id)
+                .map(|r| place[r])
+                .fold(Place::Unread, |a, b| match (a, b) {
+                    (Place::Unread, x) | (x, Place::Unread) => x,
+                    (x, y) if x == y => x,
+                    _ => Place::Outside,
+                }),
         };
     }
     for id in &flow.nodes {
         if place[*id] == Place::Unread {
-            let operands = graph.node(*id).ins.iter().flatten().filter_map(|v| graph.def_node(*v));
-            let latest = operands.filter_map(|n| if let Place::In(i) = place[n] { Some(i) } else { None }).max();
+            let operands = graph
+                .node(*id)
+                .ins
+                .iter()
+                .flatten()
+                .filter_map(|v| graph.def_node(*v));
+            let latest = operands
+                .filter_map(|n| {
+                    if let Place::In(i) = place[n] {
+                        Some(i)
+                    } else {
+                        None
+                    }
+                })
+                .max();
             place[*id] = latest.map_or(Place::Outside, Place::In);
         }
     }

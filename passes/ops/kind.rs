@@ -34,11 +34,15 @@ pub fn kind(op: &OpDef) -> Kind {
         "MatMulInteger" | "QLinearMatMul" => Kind::QuantisedProduct,
         "Softmax" => Kind::Softmax,
         "Attention" => Kind::Attention,
-        "Conv" | "ConvTranspose" | "ConvInteger" | "QLinearConv" | "DeformConv" => Kind::Convolution,
+        "Conv" | "ConvTranspose" | "ConvInteger" | "QLinearConv" | "DeformConv" => {
+            Kind::Convolution
+        }
         "TopK" => Kind::Choice,
         "ReduceMax" => Kind::MaxReduction,
         "Cast" => Kind::Cast,
-        "Add" | "Sub" | "Mul" | "Div" | "Where" | "Tanh" | "Clip" | "Max" | "Min" | "Dropout" => Kind::Elementwise,
+        "Add" | "Sub" | "Mul" | "Div" | "Where" | "Tanh" | "Clip" | "Max" | "Min" | "Dropout" => {
+            Kind::Elementwise
+        }
         _ => Kind::Other,
     }
 }

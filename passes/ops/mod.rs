@@ -18,16 +18,19 @@ pub mod math;
 pub mod matmul;
 pub mod norm;
 pub mod opaque;
+pub mod piecewise;
 pub mod power;
 pub mod reduce;
 pub mod rules;
 pub mod scan;
 pub mod scatter;
+pub mod select;
 pub mod shape;
 pub mod slice;
 pub mod softmax;
 
 use crate::ir::op::{Domain, Import, OpDef};
+use crate::ir::{DType, Graph, NodeId};
 
 /// Every family's rows.
 const FAMILIES: &[&[&OpDef]] = &[
@@ -44,10 +47,12 @@ const FAMILIES: &[&[&OpDef]] = &[
     matmul::ROWS,
     norm::ROWS,
     opaque::ROWS,
+    piecewise::ROWS,
     power::ROWS,
     reduce::ROWS,
     scan::ROWS,
     scatter::ROWS,
+    select::ROWS,
     shape::ROWS,
     slice::ROWS,
     softmax::ROWS,
@@ -89,4 +94,58 @@ const LAYOUT: &[&OpDef] = &[
 /// See [`OpDef::is_layout`].
 pub fn is_layout(op: &OpDef) -> bool {
     LAYOUT.iter().any(|row| *row == op)
+}
+
+/// Ops that take some element types only since a later opset than their form; the lists come from the ONNX schemas.
+const LATER_TYPES: &[(DType, i64, &[&str])] = &[
+    (DType::F16, 20, &["IsInf"]),
+    (DType::BF16, 20, &["ConstantOfShape", "IsInf"]),
+    (DType::Bool, 20, &["ReduceMax", "ReduceMin"]),
+    (
+        DType::BF16,
+        22,
+        &[
+            "AveragePool",
+            "Conv",
+            "ConvTranspose",
+            "Cos",
+            "Elu",
+            "EyeLike",
+            "GlobalAveragePool",
+            "GlobalMaxPool",
+            "GridSample",
+            "HardSigmoid",
+            "HardSwish",
+            "InstanceNormalization",
+            "LpNormalization",
+            "LpPool",
+            "MaxPool",
+            "Mish",
+            "NegativeLogLikelihoodLoss",
+            "Round",
+            "Selu",
+            "Sin",
+            "Softplus",
+            "Softsign",
+            "Tan",
+        ],
+    ),
+];
+
+/// The first opset of the standard domain in which this node is valid: its row's, or later for its element types.
+/// 0 for an op that is not standard.
+pub fn first_opset(graph: &Graph, node: NodeId) -> i64 {
+    let n = graph.node(node);
+    let Domain::Onnx { since } = n.op.domain else {
+        return 0;
+    };
+    let values = n.ins.iter().flatten().chain(&n.outs);
+    let types: Vec<DType> = values
+        .filter_map(|v| graph.value(*v).ty.as_ref())
+        .map(|ty| ty.dtype)
+        .collect();
+    let later = LATER_TYPES
+        .iter()
+        .filter(|(dtype, _, ops)| types.contains(dtype) && ops.contains(&n.op.name));
+    later.map(|(_, opset, _)| *opset).fold(since, i64::max)
 }

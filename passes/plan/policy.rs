@@ -42,7 +42,8 @@ impl Policy {
     /// Any other word; the error lists the words.
     pub fn parse(text: &str) -> Result<Policy> {
         let word = text.trim().to_lowercase().replace('_', "-");
-        let unknown = || Error::usage("policy", format!("there is no policy `{text}`")).expected(WORDS);
+        let unknown =
+            || Error::usage("policy", format!("there is no policy `{text}`")).expected(WORDS);
         Ok(match word.as_str() {
             "none" | "off" | "false" | "no" | "disabled" => Policy::None,
             "full" | "on" | "true" | "yes" | "enabled" => Policy::Full,
@@ -51,7 +52,10 @@ impl Policy {
                 let (name, count) = word.split_once(':').ok_or_else(unknown)?;
                 let n: usize = count.trim().parse().map_err(|_| unknown())?;
                 if n == 0 {
-                    return Err(Error::usage("policy", format!("`{text}`: the number of layers must be 1 or more")));
+                    return Err(Error::usage(
+                        "policy",
+                        format!("`{text}`: the number of layers must be 1 or more"),
+                    ));
                 }
                 match name.trim() {
                     "every" => Policy::Every(n),
@@ -86,17 +90,30 @@ impl Policy {
         let keep: Vec<bool> = verdicts.iter().map(|v| v.keep).collect();
         let reasons: Vec<String> = verdicts.into_iter().map(|v| v.reason).collect();
         let schedule = schedule(problem, &keep);
-        Plan::new(&self.to_string(), problem, schedule, &structure.block_of, &reasons)
+        Plan::new(
+            &self.to_string(),
+            problem,
+            schedule,
+            &structure.block_of,
+            &reasons,
+        )
     }
 
     /// What becomes of every storage, by its owner, and why.
     fn verdicts(self, problem: &Problem, structure: &Structure) -> Result<Vec<Verdict>> {
         let by_op: Vec<Verdict> = match self {
-            Policy::None => problem.ops.iter().map(|_| Verdict::keep("policy none keeps everything")).collect(),
+            Policy::None => problem
+                .ops
+                .iter()
+                .map(|_| Verdict::keep("policy none keeps everything"))
+                .collect(),
             Policy::Selective => selective(problem, structure),
             _ if structure.blocks == 0 => {
-                return Err(Error::usage("policy", format!("`{self}` needs layers, and no repeated layers were found"))
-                    .help("use --policy selective or a --budget: both work on any graph"));
+                return Err(Error::usage(
+                    "policy",
+                    format!("`{self}` needs layers, and no repeated layers were found"),
+                )
+                .help("use --policy selective or a --budget: both work on any graph"));
             }
             _ => {
                 let groups = self.groups(structure.blocks);
@@ -112,7 +129,10 @@ impl Policy {
         let mut verdicts: Vec<Verdict> = problem
             .values
             .iter()
-            .map(|v| v.producer.map_or(Verdict::keep("resident throughout"), |op| by_op[op].clone()))
+            .map(|v| {
+                v.producer
+                    .map_or(Verdict::keep("resident throughout"), |op| by_op[op].clone())
+            })
             .collect();
         // What another group, or anything outside the layers, reads is an output of the layer.
         let groups = match self {
@@ -120,7 +140,12 @@ impl Policy {
             _ => self.groups(structure.blocks),
         };
         let group_of = |op: usize| structure.block_of[op].and_then(|b| groups[b]);
-        for (o, op) in problem.ops.iter().enumerate().filter(|(_, op)| op.phase == Phase::Forward) {
+        for (o, op) in problem
+            .ops
+            .iter()
+            .enumerate()
+            .filter(|(_, op)| op.phase == Phase::Forward)
+        {
             for v in &op.ins {
                 let root = roots[*v];
                 if let Some(group) = problem.values[root].producer.and_then(group_of)
@@ -148,10 +173,16 @@ struct Verdict {
 
 impl Verdict {
     fn keep(reason: &str) -> Verdict {
-        Verdict { keep: true, reason: reason.into() }
+        Verdict {
+            keep: true,
+            reason: reason.into(),
+        }
     }
     fn drop(reason: &str) -> Verdict {
-        Verdict { keep: false, reason: reason.into() }
+        Verdict {
+            keep: false,
+            reason: reason.into(),
+        }
     }
 }
 
@@ -225,19 +256,43 @@ mod tests {
             assert_eq!(Policy::parse(text).unwrap(), policy, "{text}");
             assert_eq!(Policy::parse(&policy.to_string()).unwrap(), policy);
         }
-        for text in ["", "ful", "every", "every:", "every:x", "every:0", "first:-1", "last:2", "__import__('os')"] {
+        for text in [
+            "",
+            "ful",
+            "every",
+            "every:",
+            "every:x",
+            "every:0",
+            "first:-1",
+            "last:2",
+            "__import__('os')",
+        ] {
             let e = Policy::parse(text).unwrap_err();
             assert_eq!(e.exit_code(), 2, "{text}");
         }
-        assert!(Policy::parse("ful").unwrap_err().to_string().contains("selective, every:N"));
+        assert!(
+            Policy::parse("ful")
+                .unwrap_err()
+                .to_string()
+                .contains("selective, every:N")
+        );
     }
 
     #[test]
     fn which_layers_are_recomputed() {
         let groups = |p: Policy| p.groups(5);
-        assert_eq!(groups(Policy::Every(2)), [None, Some(1), None, Some(3), None]);
-        assert_eq!(groups(Policy::First(2)), [Some(0), Some(1), None, None, None]);
-        assert_eq!(groups(Policy::Group(2)), [Some(0), Some(0), Some(1), Some(1), Some(2)]);
+        assert_eq!(
+            groups(Policy::Every(2)),
+            [None, Some(1), None, Some(3), None]
+        );
+        assert_eq!(
+            groups(Policy::First(2)),
+            [Some(0), Some(1), None, None, None]
+        );
+        assert_eq!(
+            groups(Policy::Group(2)),
+            [Some(0), Some(0), Some(1), Some(1), Some(2)]
+        );
         assert_eq!(groups(Policy::Full), [0, 1, 2, 3, 4].map(Some));
     }
 }

@@ -57,13 +57,16 @@ impl Subject {
         let structure = Structure {
             blocks: blocks.list.len(),
             block_of: map.nodes.iter().map(|n| blocks.of[*n]).collect(),
-            part_of: map
-                .nodes
-                .iter()
-                .map(|n| part(graph, &blocks, *n))
-                .collect(),
+            part_of: map.nodes.iter().map(|n| part(graph, &blocks, *n)).collect(),
         };
-        Ok(Subject { sizes, memory, blocks, problem, map, structure })
+        Ok(Subject {
+            sizes,
+            memory,
+            blocks,
+            problem,
+            map,
+            structure,
+        })
     }
 }
 

@@ -331,3 +331,27 @@ fn wrong_operands_are_refused() {
         assert_eq!(error.kind(), Kind::Model, "{error}");
     }
 }
+
+#[test]
+fn opsets_follow_element_types() {
+    for (op, dtype, opset) in [
+        ("Round", "f32[3]", 11),
+        ("Round", "bf16[3]", 22),
+        ("IsInf", "f32[3]", 10),
+        ("IsInf", "f16[3]", 20),
+        ("Exp", "bf16[3]", 13),
+        ("Gelu", "f32[3]", 20),
+        ("GeluGrad", "f32[3]", 0),
+    ] {
+        let operands = || match op {
+            "GeluGrad" => vec![Operand::In(dtype), Operand::In(dtype)],
+            _ => vec![Operand::In(dtype)],
+        };
+        let graph = build(&case(op, operands())).graph;
+        assert_eq!(
+            ops::first_opset(&graph, graph.order()[0]),
+            opset,
+            "{op} {dtype}"
+        );
+    }
+}

@@ -6,7 +6,7 @@
 use crate::frontend::onnx::proto::{FunctionProto, NodeProto, OperatorSetIdProto};
 use ckpt_passes::ir::op::Domain;
 use ckpt_passes::ir::{Def, Graph, Node};
-use ckpt_passes::{Error, Result};
+use ckpt_passes::{Error, Result, ops};
 
 use super::onnx;
 
@@ -14,13 +14,7 @@ use super::onnx;
 pub fn needed_opset(graph: &Graph) -> i64 {
     graph
         .nodes()
-        .map(|(_, n)| {
-            if let Domain::Onnx { since } = n.op.domain {
-                since
-            } else {
-                0
-            }
-        })
+        .map(|(id, _)| ops::first_opset(graph, id))
         .max()
         .unwrap_or(0)
 }

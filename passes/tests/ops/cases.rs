@@ -177,6 +177,23 @@ pub fn cases() -> Vec<Case> {
     for op in ["Log", "Sqrt", "Reciprocal"] {
         all.push(case(op, vec![In("f32[b, s, 4]")]));
     }
+    for op in ["LeakyRelu", "Elu", "HardSigmoid", "HardSwish", "Mish"] {
+        all.push(case(op, vec![In("f32[b, s, 4]")]));
+        all.push(case(op, vec![In("f16[b, s]")]));
+    }
+    all.push(case("Elu", vec![In("f32[b, s]")]).attrs(Attrs::new().with("alpha", 0.5f32)));
+    all.push(case("PRelu", vec![In("f32[b, s, 4]"), In("f32[s, 1]")]));
+    for op in ["ArgMax", "ArgMin"] {
+        let last = Attrs::new().with("axis", 1i64).with("keepdims", 0i64);
+        all.push(case(op, vec![In("f32[b, s]")]).attrs(last));
+    }
+    all.push(case("TopK", vec![In("f32[b, s, 4]"), Ints(vec![2])]).outs(2, &[0]));
+    let smallest = Attrs::new().with("axis", 1i64).with("largest", 0i64);
+    all.push(
+        case("TopK", vec![In("f32[b, 3, 4]"), Ints(vec![3])])
+            .attrs(smallest)
+            .outs(2, &[0]),
+    );
     for op in ["Floor", "Ceil", "Round", "Sign"] {
         all.push(case(op, vec![In("f32[b, s]")]));
     }

@@ -1,0 +1,149 @@
+//! Selection along an axis: `ArgMax`, `ArgMin`, `TopK` (ONNX operator specifications of those names).
+
+use super::rules::*;
+use super::scatter::SCATTER_ELEMENTS;
+use crate::error::Result;
+use crate::ir::op::{
+    Body, Cost, Domain, Effect, Footprint, Grad, GradCx, Import, InferCx, MemoryCx, OpDef, Sized,
+    Slot, fresh, no_fold,
+};
+use crate::ir::{AttrDefault, AttrKind, AttrSpec, Attrs, DType, Dim, Ty};
+
+pub const ROWS: &[&OpDef] = &[&ARG_MAX, &ARG_MIN, &TOP_K];
+
+const fn int(name: &'static str, default: i64) -> AttrSpec {
+    AttrSpec {
+        name,
+        kind: AttrKind::Int,
+        default: AttrDefault::Int(default),
+    }
+}
+
+const ARG_ATTRS: &[AttrSpec] = &[
+    int("axis", 0),
+    int("keepdims", 1),
+    int("select_last_index", 0),
+];
+
+fn infer_arg(cx: &InferCx) -> Result<Vec<Ty>> {
+    cx.want_dtype(0, is_number, "a number type")?;
+    let x = cx.ty(0)?;
+    let axis = cx.axis(cx.attrs.int("axis"), x.rank())?;
+    let mut dims = x.dims.clone();
+    if cx.attrs.int("keepdims") != 0 {
+        dims[axis] = Dim::ONE;
+    } else {
+        dims.remove(axis);
+    }
+    Ok(vec![Ty::new(DType::I64, dims)])
+}
+
+/// `aten::argmax` returns the first of several; for the last one the kernel searches a reversed copy.
+fn arg_memory(cx: &MemoryCx) -> Footprint {
+    let reversed = cx.attrs.int("select_last_index") != 0;
+    Footprint {
+        temp_bytes: if reversed {
+            cx.ins[0].as_ref().map_or(0, Sized::bytes)
+        } else {
+            0
+        },
+        ..fresh(cx)
+    }
+}
+
+pub static ARG_MAX: OpDef = OpDef {
+    name: "ArgMax",
+    domain: Domain::Onnx { since: 13 },
+    imports: &[Import::Onnx("ArgMax", 1)],
+    attrs: ARG_ATTRS,
+    ins: &[Slot::req("data")],
+    outs: &[Slot::req("reduced")],
+    effect: Effect::Pure,
+    infer: infer_arg,
+    fold: no_fold,
+    grad: Grad::Zero("an index is piecewise constant"),
+    cost: |cx| Cost {
+        flops: cx.ins[0].as_ref().map_or(0, Sized::elements),
+        bytes: cx.traffic_bytes(),
+    },
+    memory: arg_memory,
+    body: Body::Standard,
+};
+
+pub static ARG_MIN: OpDef = OpDef {
+    name: "ArgMin",
+    domain: Domain::Onnx { since: 13 },
+    imports: &[Import::Onnx("ArgMin", 1)],
+    attrs: ARG_ATTRS,
+    ins: &[Slot::req("data")],
+    outs: &[Slot::req("reduced")],
+    effect: Effect::Pure,
+    infer: infer_arg,
+    fold: no_fold,
+    grad: Grad::Zero("an index is piecewise constant"),
+    cost: |cx| Cost {
+        flops: cx.ins[0].as_ref().map_or(0, Sized::elements),
+        bytes: cx.traffic_bytes(),
+    },
+    memory: arg_memory,
+    body: Body::Standard,
+};
+
+/// The `K` largest (or smallest) elements along an axis and where they are; `aten::topk`.
+pub static TOP_K: OpDef = OpDef {
+    name: "TopK",
+    domain: Domain::Onnx { since: 11 },
+    imports: &[Import::Onnx("TopK", 11)],
+    attrs: &[int("axis", -1), int("largest", 1), int("sorted", 1)],
+    ins: &[Slot::req("X"), Slot::req("K")],
+    outs: &[Slot::req("Values"), Slot::req("Indices")],
+    effect: Effect::Pure,
+    infer: infer_top_k,
+    fold: no_fold,
+    grad: Grad::Rule(grad_top_k),
+    cost: |cx| Cost {
+        flops: 10 * cx.ins[0].as_ref().map_or(0, Sized::elements),
+        bytes: cx.traffic_bytes(),
+    },
+    memory: fresh,
+    body: Body::Standard,
+};
+
+fn infer_top_k(cx: &InferCx) -> Result<Vec<Ty>> {
+    cx.want_dtype(0, is_number, "a number type")?;
+    let (x, k) = (cx.ty(0)?, cx.ty(1)?);
+    if k.dtype != DType::I64 || k.rank() != 1 || !may_be_same(&k.dims, &[Dim::ONE]) {
+        return Err(cx
+            .fail("type", "`K` is not one int64")
+            .expected("i64[1]")
+            .found(k.to_string()));
+    }
+    let axis = cx.axis(cx.attrs.int("axis"), x.rank())?;
+    let kept = match cx.ints(1).and_then(|k| k.first()) {
+        Some(k) => k.clone(),
+        None => cx.fresh(0, axis),
+    };
+    if x.dims[axis].sub(&kept).bounds().1.is_some_and(|hi| hi < 0)
+        || kept.bounds().1.is_some_and(|hi| hi < 0)
+    {
+        return Err(cx
+            .fail("shape", "`K` is out of range")
+            .expected(format!("0..={}", x.dims[axis]))
+            .found(kept.to_string()));
+    }
+    let mut dims = x.dims.clone();
+    dims[axis] = kept;
+    let values = x.with_dims(dims);
+    let indices = values.with_dtype(DType::I64);
+    Ok(vec![values, indices])
+}
+
+/// What was selected gets the gradient, the rest nothing; the indices of one selection are all different.
+fn grad_top_k(cx: &mut GradCx) -> Result<()> {
+    let Some(dy) = cx.dy(0) else { return Ok(()) };
+    let zeros = cx.b.filled_like(cx.x(0), 0.0)?;
+    let axis = Attrs::new().with("axis", cx.attrs().int("axis"));
+    let dx = cx.b.emit(&SCATTER_ELEMENTS, &[zeros, cx.y(1), dy], axis)?;
+    cx.give(0, dx);
+    Ok(())
+}
