@@ -107,6 +107,12 @@ pub fn schedule(problem: &Problem, keep: &[bool]) -> Vec<usize> {
             schedule.extend(missing);
         }
         schedule.push(o);
+        if op.phase == Phase::Backward {
+            // A backward view of a forward storage shows the computation that was just read.
+            for v in &op.outs {
+                ready[*v] = true;
+            }
+        }
     }
     schedule
 }
