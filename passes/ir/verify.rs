@@ -5,7 +5,8 @@
 //! - **I3** Use lists are exact.
 //! - **I4** Operand count, result count and attributes fit the op's row.
 //! - **I5** From phase `Typed` on, every value has a type, and it is the one the op's rule infers again.
-//! - **I6** A node with `again` has the op and attributes of its original, and its operands have the same origins.
+//! - **I6** A node with `again` has the op and attributes of its original, which comes before it, and its operands have
+//!   the same origins.
 //! - **I7** Only `Pure` and `Seeded` nodes are copied.
 //! - **I8** Names are unique: among nodes, among values.
 //!
@@ -103,6 +104,12 @@ fn order(graph: &Graph, broken: &mut Vec<String>) {
         };
         if std::mem::replace(&mut listed[*id], true) {
             broken.push(format!("I2 `order` lists `{}` twice", node.name));
+        }
+        if node.again.is_some_and(|original| !listed[original]) {
+            broken.push(format!(
+                "I6 `{}` comes before the node it computes again",
+                node.name
+            ));
         }
         for value in node.ins.iter().flatten() {
             if !defined[*value] {
