@@ -83,6 +83,7 @@ static SIMPLIFY: Pass = Pass {
     from: &[Phase::Typed, Phase::Training],
     to: After::Same,
     follows: None,
+    idempotent: true,
     run: |graph, _| Ok(transform::simplify::simplify(graph)?.into()),
 };
 
@@ -91,6 +92,7 @@ static LOSS: Pass = Pass {
     from: &[Phase::Typed],
     to: After::Same,
     follows: None,
+    idempotent: false,
     run: |graph, cx| {
         let outputs = graph.outputs().len();
         let made = transform::loss::add_loss(graph, &cx.options.loss)?;
@@ -106,6 +108,7 @@ static AUTODIFF: Pass = Pass {
     from: &[Phase::Typed],
     to: After::Exactly(Phase::Training),
     follows: Some("loss"),
+    idempotent: false,
     run: |graph, cx| {
         cx.parameters = parameters(graph, &cx.options.selection)?;
         let trained: Vec<_> =
@@ -136,6 +139,7 @@ static PLAN: Pass = Pass {
     from: &[Phase::Training],
     to: After::Same,
     follows: None,
+    idempotent: true,
     run: |graph, cx| {
         let binding = Binding::new(graph, &cx.options.dims)?;
         let subject = Subject::new(graph, &binding, &Device::default())?;
@@ -150,6 +154,7 @@ static REMAT: Pass = Pass {
     from: &[Phase::Training],
     to: After::Exactly(Phase::Rewritten),
     follows: Some("plan"),
+    idempotent: false,
     run: |graph, cx| {
         let Some(made) = &cx.made else {
             return Err(Error::bug("driver", "there is no plan to apply"));
