@@ -51,17 +51,29 @@ pub fn is_training(graph: &Graph) -> bool {
 /// A pattern that matches no output; no output left.
 pub fn drop_outputs(graph: &mut Graph, patterns: &[String]) -> Result<()> {
     for pattern in patterns {
-        let (dropped, kept): (Vec<_>, Vec<_>) =
-            graph.outputs().iter().copied().partition(|v| glob::matches(pattern, &graph.value(*v).name));
+        let (dropped, kept): (Vec<_>, Vec<_>) = graph
+            .outputs()
+            .iter()
+            .copied()
+            .partition(|v| glob::matches(pattern, &graph.value(*v).name));
         let names = |ids: &[crate::ir::ValueId]| {
-            ids.iter().map(|v| graph.value(*v).name.as_str()).collect::<Vec<_>>().join(", ")
+            ids.iter()
+                .map(|v| graph.value(*v).name.as_str())
+                .collect::<Vec<_>>()
+                .join(", ")
         };
         if dropped.is_empty() {
-            return Err(Error::usage("pattern", format!("--drop-output `{pattern}` matches no output"))
-                .found(format!("outputs {}", names(&kept))));
+            return Err(Error::usage(
+                "pattern",
+                format!("--drop-output `{pattern}` matches no output"),
+            )
+            .found(format!("outputs {}", names(&kept))));
         }
         if kept.is_empty() {
-            return Err(Error::usage("pattern", format!("--drop-output `{pattern}` leaves no output")));
+            return Err(Error::usage(
+                "pattern",
+                format!("--drop-output `{pattern}` leaves no output"),
+            ));
         }
         graph.set_outputs(kept);
     }
@@ -80,11 +92,17 @@ pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resul
         selection: request.selection.clone(),
         policy: request.policy,
     };
-    let mut cx = Cx { options, ..Cx::default() };
+    let mut cx = Cx {
+        options,
+        ..Cx::default()
+    };
     if forward {
         // A loss may be computed from an output that nobody wants to have.
         if graph.phase > Phase::Typed {
-            return Err(Error::bug("phase", "a graph without a backward is further than typed"));
+            return Err(Error::bug(
+                "phase",
+                "a graph without a backward is further than typed",
+            ));
         }
     } else {
         graph.phase = graph.phase.max(Phase::Training);
@@ -93,7 +111,10 @@ pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resul
     drop_outputs(graph, &request.drop_outputs)?;
     let timings = driver::run(&pipeline, graph, &mut cx, watch)?;
     let Some(made) = cx.made else {
-        return Err(Error::usage("pass", "the pipeline was stopped before there was a plan"));
+        return Err(Error::usage(
+            "pass",
+            "the pipeline was stopped before there was a plan",
+        ));
     };
     Ok(Compiled {
         plan: made.plan,

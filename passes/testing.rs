@@ -91,7 +91,11 @@ pub fn random_graph(r: &mut Random, forward: usize) -> Graph {
                 *v
             };
             let last = grads[grads.len() - 1];
-            let other = if r.below(3) == 0 { b.emit(&LOOK, &[other], Attrs::new()).unwrap() } else { other };
+            let other = if r.below(3) == 0 {
+                b.emit(&LOOK, &[other], Attrs::new()).unwrap()
+            } else {
+                other
+            };
             let g = b.mul(last, other).unwrap();
             grads.push(if r.below(4) == 0 {
                 b.emit(&LOOK, &[g], Attrs::new()).unwrap()

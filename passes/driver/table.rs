@@ -111,8 +111,12 @@ static AUTODIFF: Pass = Pass {
     idempotent: false,
     run: |graph, cx| {
         cx.parameters = parameters(graph, &cx.options.selection)?;
-        let trained: Vec<_> =
-            cx.parameters.iter().filter(|p| p.trainable).map(|p| p.value).collect();
+        let trained: Vec<_> = cx
+            .parameters
+            .iter()
+            .filter(|p| p.trainable)
+            .map(|p| p.value)
+            .collect();
         if trained.is_empty() {
             return Err(Error::usage("parameters", "there is no parameter to train")
                 .help("see `ckpt-opt inspect MODEL`, --trainable and --freeze"));
@@ -143,8 +147,15 @@ static PLAN: Pass = Pass {
     run: |graph, cx| {
         let binding = Binding::new(graph, &cx.options.dims)?;
         let subject = Subject::new(graph, &binding, &Device::default())?;
-        let plan = cx.options.policy.plan(&subject.problem, &subject.structure)?;
-        cx.made = Some(Made { plan, subject, binding });
+        let plan = cx
+            .options
+            .policy
+            .plan(&subject.problem, &subject.structure)?;
+        cx.made = Some(Made {
+            plan,
+            subject,
+            binding,
+        });
         Ok(Changed::No)
     },
 };

@@ -41,7 +41,10 @@ pub fn autodiff(graph: &mut Graph, seeds: &[Seed], parameters: &[ValueId]) -> Re
     for parameter in parameters {
         let wished = format!("{}.grad", b.graph.value(*parameter).name);
         if b.graph.has_value_name(&wished) {
-            return Err(Error::model("name", format!("the gradient is called `{wished}`, but the model uses that name")));
+            return Err(Error::model(
+                "name",
+                format!("the gradient is called `{wished}`, but the model uses that name"),
+            ));
         }
         let gradient = finish(&mut b, *parameter, cotangents[*parameter], &outputs)?;
         b.graph.rename_value(gradient, &wished);
@@ -60,7 +63,8 @@ fn reached_from(graph: &Graph, order: &[NodeId], sources: &[ValueId]) -> Side<Va
     }
     for id in order {
         let node = graph.node(*id);
-        if node.ins.iter().flatten().any(|v| reached[*v]) && !matches!(node.op.grad, Grad::Zero(_)) {
+        if node.ins.iter().flatten().any(|v| reached[*v]) && !matches!(node.op.grad, Grad::Zero(_))
+        {
             for out in &node.outs {
                 reached[*out] = graph.ty(*out).dtype.is_float();
             }
@@ -77,7 +81,11 @@ fn backward_of(
 ) -> Result<()> {
     let node = b.graph.node(id);
     let dys: Vec<Option<ValueId>> = node.outs.iter().map(|v| cotangents[*v]).collect();
-    let wants: Vec<bool> = node.ins.iter().map(|v| v.is_some_and(|v| needs[v])).collect();
+    let wants: Vec<bool> = node
+        .ins
+        .iter()
+        .map(|v| v.is_some_and(|v| needs[v]))
+        .collect();
     if dys.iter().all(Option::is_none) || !wants.contains(&true) {
         return Ok(());
     }
@@ -89,15 +97,24 @@ fn backward_of(
     b.loc = node.loc.clone();
     b.prefix = format!("{}/grad", node.name);
     let ins = node.ins.clone();
-    let mut cx = GradCx { b, node: id, dys, dxs: vec![None; ins.len()], wants };
+    let mut cx = GradCx {
+        b,
+        node: id,
+        dys,
+        dxs: vec![None; ins.len()],
+        wants,
+    };
     let done = rule(&mut cx);
     let (dxs, wants) = (cx.dxs, cx.wants);
     done.map_err(|e| e.at(format!("the gradient of {}", b.graph.describe(id))))?;
     for (slot, (x, dx)) in ins.iter().zip(dxs).enumerate() {
         let (Some(x), Some(dx)) = (*x, dx) else {
             if wants[slot] {
-                return Err(Error::bug("autodiff", format!("the rule gave no gradient for operand {slot}"))
-                    .at(b.graph.describe(id)));
+                return Err(Error::bug(
+                    "autodiff",
+                    format!("the rule gave no gradient for operand {slot}"),
+                )
+                .at(b.graph.describe(id)));
             }
             continue;
         };
@@ -129,18 +146,33 @@ fn check_type(graph: &Graph, id: NodeId, x: ValueId, dx: ValueId) -> Result<()> 
     let (want, got) = (graph.ty(x), graph.ty(dx));
     let fits = want.dtype == got.dtype
         && want.rank() == got.rank()
-        && want.dims.iter().zip(&got.dims).all(|(a, b)| a.same(b) != Same::No);
+        && want
+            .dims
+            .iter()
+            .zip(&got.dims)
+            .all(|(a, b)| a.same(b) != Same::No);
     if fits {
         return Ok(());
     }
-    Err(Error::bug("autodiff", format!("the gradient of `{}` has the wrong type", graph.value(x).name))
-        .at(graph.describe(id))
-        .expected(want.to_string())
-        .found(got.to_string()))
+    Err(Error::bug(
+        "autodiff",
+        format!(
+            "the gradient of `{}` has the wrong type",
+            graph.value(x).name
+        ),
+    )
+    .at(graph.describe(id))
+    .expected(want.to_string())
+    .found(got.to_string()))
 }
 
 /// The gradient of a parameter as a value of its own, fit to be a graph output.
-fn finish(b: &mut Builder, parameter: ValueId, gradient: Option<ValueId>, outputs: &[ValueId]) -> Result<ValueId> {
+fn finish(
+    b: &mut Builder,
+    parameter: ValueId,
+    gradient: Option<ValueId>,
+    outputs: &[ValueId],
+) -> Result<ValueId> {
     b.prefix = b.graph.value(parameter).name.clone();
     b.loc = Default::default();
     let gradient = match gradient {

@@ -81,14 +81,25 @@ pub struct Seeds {
 /// # Errors
 /// No output, or more than one, that the loss could apply to; a name the loss needs that is taken.
 pub fn add_loss(graph: &mut Graph, loss: &Loss) -> Result<Seeds> {
-    let floats: Vec<ValueId> =
-        graph.outputs().iter().copied().filter(|v| graph.ty(*v).dtype.is_float()).collect();
+    let floats: Vec<ValueId> = graph
+        .outputs()
+        .iter()
+        .copied()
+        .filter(|v| graph.ty(*v).dtype.is_float())
+        .collect();
     if floats.is_empty() {
-        return Err(Error::model("loss", "the model has no floating-point output to differentiate"));
+        return Err(Error::model(
+            "loss",
+            "the model has no floating-point output to differentiate",
+        ));
     }
     match loss {
         Loss::Auto => {
-            let scalars: Vec<ValueId> = floats.iter().copied().filter(|v| is_scalar(graph, *v)).collect();
+            let scalars: Vec<ValueId> = floats
+                .iter()
+                .copied()
+                .filter(|v| is_scalar(graph, *v))
+                .collect();
             match scalars.as_slice() {
                 [one] => {
                     let name = graph.value(*one).name.clone();
@@ -98,14 +109,28 @@ pub fn add_loss(graph: &mut Graph, loss: &Loss) -> Result<Seeds> {
             }
         }
         Loss::Output(name) => {
-            let Some(value) = graph.outputs().iter().copied().find(|v| graph.value(*v).name == *name) else {
-                let known: Vec<&str> = graph.outputs().iter().map(|v| graph.value(*v).name.as_str()).collect();
-                return Err(Error::usage("loss", format!("the model has no output `{name}`"))
-                    .found(format!("outputs {}", known.join(", "))));
+            let Some(value) = graph
+                .outputs()
+                .iter()
+                .copied()
+                .find(|v| graph.value(*v).name == *name)
+            else {
+                let known: Vec<&str> = graph
+                    .outputs()
+                    .iter()
+                    .map(|v| graph.value(*v).name.as_str())
+                    .collect();
+                return Err(
+                    Error::usage("loss", format!("the model has no output `{name}`"))
+                        .found(format!("outputs {}", known.join(", "))),
+                );
             };
             if !is_scalar(graph, value) || !graph.ty(value).dtype.is_float() {
-                return Err(Error::usage("loss", format!("output `{name}` is not a floating-point scalar"))
-                    .found(graph.ty(value).to_string()));
+                return Err(Error::usage(
+                    "loss",
+                    format!("output `{name}` is not a floating-point scalar"),
+                )
+                .found(graph.ty(value).to_string()));
             }
             scalar_loss(graph, value, loss.clone())
         }
@@ -115,9 +140,15 @@ pub fn add_loss(graph: &mut Graph, loss: &Loss) -> Result<Seeds> {
                 let name = format!("{}.cotangent", graph.value(value).name);
                 let ty = graph.ty(value).clone();
                 let cotangent = new_input(graph, &name, ty)?;
-                seeds.push(Seed { value, cotangent: Some(cotangent) });
+                seeds.push(Seed {
+                    value,
+                    cotangent: Some(cotangent),
+                });
             }
-            Ok(Seeds { seeds, loss: Loss::Vjp })
+            Ok(Seeds {
+                seeds,
+                loss: Loss::Vjp,
+            })
         }
         Loss::Mse => {
             let value = only(graph, &floats, 0, "mse")?;
@@ -140,24 +171,38 @@ fn is_scalar(graph: &Graph, value: ValueId) -> bool {
 
 /// The one output with at least `rank` axes.
 fn only(graph: &Graph, floats: &[ValueId], rank: usize, loss: &str) -> Result<ValueId> {
-    let fit: Vec<ValueId> =
-        floats.iter().copied().filter(|v| graph.ty(*v).rank() >= rank && (rank == 0 || !is_scalar(graph, *v))).collect();
+    let fit: Vec<ValueId> = floats
+        .iter()
+        .copied()
+        .filter(|v| graph.ty(*v).rank() >= rank && (rank == 0 || !is_scalar(graph, *v)))
+        .collect();
     match fit.as_slice() {
         [one] => Ok(*one),
         _ => {
-            let all: Vec<String> =
-                floats.iter().map(|v| format!("{}: {}", graph.value(*v).name, graph.ty(*v))).collect();
-            Err(Error::usage("loss", format!("{loss} needs exactly one output it can apply to, {} fit", fit.len()))
-                .found(format!("outputs {}", all.join(", ")))
-                .help("drop the others with --drop-output, or use --loss vjp"))
+            let all: Vec<String> = floats
+                .iter()
+                .map(|v| format!("{}: {}", graph.value(*v).name, graph.ty(*v)))
+                .collect();
+            Err(Error::usage(
+                "loss",
+                format!(
+                    "{loss} needs exactly one output it can apply to, {} fit",
+                    fit.len()
+                ),
+            )
+            .found(format!("outputs {}", all.join(", ")))
+            .help("drop the others with --drop-output, or use --loss vjp"))
         }
     }
 }
 
 fn new_input(graph: &mut Graph, name: &str, ty: Ty) -> Result<ValueId> {
     if graph.has_value_name(name) {
-        return Err(Error::model("name", format!("the loss needs an input `{name}`, but the model uses that name"))
-            .help("rename it in the export"));
+        return Err(Error::model(
+            "name",
+            format!("the loss needs an input `{name}`, but the model uses that name"),
+        )
+        .help("rename it in the export"));
     }
     Ok(graph.add_input(name, Some(ty)))
 }
@@ -172,10 +217,19 @@ fn loss_builder(graph: &mut Graph) -> Builder<'_> {
 
 /// Makes `value` the output `loss`: a float32 scalar.
 fn scalar_loss(graph: &mut Graph, value: ValueId, loss: Loss) -> Result<Seeds> {
-    let (rank, dtype, named) =
-        (graph.ty(value).rank(), graph.ty(value).dtype, graph.value(value).name == "loss");
+    let (rank, dtype, named) = (
+        graph.ty(value).rank(),
+        graph.ty(value).dtype,
+        graph.value(value).name == "loss",
+    );
     if named && rank == 0 && dtype == DType::F32 {
-        return Ok(Seeds { seeds: vec![Seed { value, cotangent: None }], loss });
+        return Ok(Seeds {
+            seeds: vec![Seed {
+                value,
+                cotangent: None,
+            }],
+            loss,
+        });
     }
     let mut b = loss_builder(graph);
     let mut scalar = b.cast(value, DType::F32)?;
@@ -192,14 +246,23 @@ fn scalar_loss(graph: &mut Graph, value: ValueId, loss: Loss) -> Result<Seeds> {
 /// Names the scalar `loss` and puts it first among the outputs.
 fn finish(graph: &mut Graph, scalar: ValueId, loss: Loss) -> Result<Seeds> {
     if graph.has_value_name("loss") && graph.value(scalar).name != "loss" {
-        return Err(Error::model("name", "the new output is called `loss`, but the model uses that name")
-            .help("use --loss output:loss if that is what you mean"));
+        return Err(Error::model(
+            "name",
+            "the new output is called `loss`, but the model uses that name",
+        )
+        .help("use --loss output:loss if that is what you mean"));
     }
     graph.rename_value(scalar, "loss");
     let mut outputs = vec![scalar];
     outputs.extend_from_slice(graph.outputs());
     graph.set_outputs(outputs);
-    Ok(Seeds { seeds: vec![Seed { value: scalar, cotangent: None }], loss })
+    Ok(Seeds {
+        seeds: vec![Seed {
+            value: scalar,
+            cotangent: None,
+        }],
+        loss,
+    })
 }
 
 fn mse(graph: &mut Graph, value: ValueId) -> Result<Seeds> {
@@ -209,7 +272,9 @@ fn mse(graph: &mut Graph, value: ValueId) -> Result<Seeds> {
     let (y, t) = (b.cast(value, DType::F32)?, b.cast(target, DType::F32)?);
     let difference = b.sub(y, t)?;
     let square = b.mul(difference, difference)?;
-    let attrs = Attrs::new().with("keepdims", 0).with("noop_with_empty_axes", 0);
+    let attrs = Attrs::new()
+        .with("keepdims", 0)
+        .with("noop_with_empty_axes", 0);
     let scalar = b.emit(&ops::reduce::REDUCE_MEAN, &[square], attrs)?;
     finish(graph, scalar, Loss::Mse)
 }
@@ -228,23 +293,43 @@ fn cross_entropy(graph: &mut Graph, logits: ValueId, shift: bool) -> Result<Seed
         pads[2 * last - 1] = 1;
         let (pads, ignored) = (b.ints(&pads), b.int(-100));
         let padded = b.emit(&ops::concat::PAD, &[labels, pads, ignored], Attrs::new())?;
-        let (one, end, axis) = (b.ints(&[1]), b.ints(&[i64::MAX]), b.ints(&[last as i64 - 1]));
-        wanted = b.emit(&ops::slice::SLICE, &[padded, one, end, axis, one], Attrs::new())?;
+        let (one, end, axis) = (
+            b.ints(&[1]),
+            b.ints(&[i64::MAX]),
+            b.ints(&[last as i64 - 1]),
+        );
+        wanted = b.emit(
+            &ops::slice::SLICE,
+            &[padded, one, end, axis, one],
+            Attrs::new(),
+        )?;
     }
     let scores = b.cast(logits, DType::F32)?;
     let width = match classes.as_const() {
         Some(n) => n,
         None => {
-            return Err(Error::model("loss", "the number of classes is not a fixed size")
-                .found(format!("logits {ty}"))
-                .help("the class axis is the last one"));
+            return Err(
+                Error::model("loss", "the number of classes is not a fixed size")
+                    .found(format!("logits {ty}"))
+                    .help("the class axis is the last one"),
+            );
         }
     };
     let (matrix, vector) = (b.ints(&[-1, width]), b.ints(&[-1]));
     let scores = b.emit(&ops::shape::RESHAPE, &[scores, matrix], Attrs::new())?;
     let wanted = b.emit(&ops::shape::RESHAPE, &[wanted, vector], Attrs::new())?;
-    let attrs = Attrs::new().with("reduction", "mean").with("ignore_index", -100);
+    let attrs = Attrs::new()
+        .with("reduction", "mean")
+        .with("ignore_index", -100);
     let ins = vec![Some(scores), Some(wanted)];
     let scalar = b.emit_n(&ops::loss::SOFTMAX_CROSS_ENTROPY_LOSS, ins, attrs, 1)?[0];
-    finish(graph, scalar, if shift { Loss::CausalLm } else { Loss::CrossEntropy })
+    finish(
+        graph,
+        scalar,
+        if shift {
+            Loss::CausalLm
+        } else {
+            Loss::CrossEntropy
+        },
+    )
 }

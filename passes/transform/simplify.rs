@@ -22,7 +22,10 @@ pub fn simplify(graph: &mut Graph) -> Result<bool> {
     let mut known: Vec<(ValueId, Key)> = Vec::new();
     for id in graph.order() {
         let node = graph.node(*id);
-        if node.again.is_some() || node.op.effect != Effect::Pure || node.op.domain == Domain::Opaque {
+        if node.again.is_some()
+            || node.op.effect != Effect::Pure
+            || node.op.domain == Domain::Opaque
+        {
             continue;
         }
         for out in &node.outs {
@@ -46,12 +49,20 @@ pub fn simplify(graph: &mut Graph) -> Result<bool> {
     let mut changed = moved.changed;
     let mut builder = Builder::new(graph);
     builder.prefix = "shape".into();
-    let mut pieces = Pieces { sources: &sources, cache: BTreeMap::new() };
+    let mut pieces = Pieces {
+        sources: &sources,
+        cache: BTreeMap::new(),
+    };
     for (id, key) in known {
         if builder.graph.value(id).uses().is_empty() && !builder.graph.is_output(id) {
             continue;
         }
-        let replacement = match key.2.iter().map(Dim::as_const).collect::<Option<Vec<i64>>>() {
+        let replacement = match key
+            .2
+            .iter()
+            .map(Dim::as_const)
+            .collect::<Option<Vec<i64>>>()
+        {
             Some(numbers) => Some(constant(&mut builder, &key, &numbers)),
             None => match found.get(&key) {
                 Some(rep) => Some(*rep),
@@ -104,7 +115,11 @@ fn hoist(graph: &mut Graph, known: &[(ValueId, Key)]) -> Hoisted {
     for id in graph.order() {
         let node = graph.node(*id);
         let of_input = node.op == &ops::shape::SHAPE
-            && node.ins.iter().flatten().all(|v| graph.value(*v).def == Def::Input);
+            && node
+                .ins
+                .iter()
+                .flatten()
+                .all(|v| graph.value(*v).def == Def::Input);
         let derived = node.ins.iter().flatten().all(|v| from_inputs[*v]);
         if node.outs.iter().all(|v| is_known[*v]) && (of_input || derived) {
             for out in &node.outs {
@@ -119,7 +134,11 @@ fn hoist(graph: &mut Graph, known: &[(ValueId, Key)]) -> Hoisted {
     front.extend(rest);
     let changed = front != graph.order();
     graph.set_order(front);
-    Hoisted { from_inputs, count, changed }
+    Hoisted {
+        from_inputs,
+        count,
+        changed,
+    }
 }
 
 /// Which graph input and axis tells each named size.
@@ -138,12 +157,17 @@ fn symbol_sources(graph: &Graph) -> BTreeMap<String, (ValueId, usize)> {
 fn constant(b: &mut Builder, key: &Key, numbers: &[i64]) -> ValueId {
     let mut bytes = Vec::new();
     for n in numbers {
-        let Some(one) = Tensor::scalar_int(key.0, *n).bytes().cloned() else { continue };
+        let Some(one) = Tensor::scalar_int(key.0, *n).bytes().cloned() else {
+            continue;
+        };
         bytes.extend_from_slice(&one);
     }
     let dims: Vec<u64> = key.1.iter().map(|d| *d as u64).collect();
     let text: Vec<String> = numbers.iter().map(i64::to_string).collect();
-    b.constant(&format!("const.{}.[{}]", key.0, text.join("_")), Tensor::new(key.0, dims, bytes))
+    b.constant(
+        &format!("const.{}.[{}]", key.0, text.join("_")),
+        Tensor::new(key.0, dims, bytes),
+    )
 }
 
 /// One-element vectors for sizes, each built once.
@@ -168,7 +192,11 @@ impl Pieces<'_> {
         };
         if key.1.is_empty() {
             let axes = b.ints(&[0]);
-            return Ok(Some(b.emit(&ops::shape::SQUEEZE, &[vector, axes], Attrs::new())?));
+            return Ok(Some(b.emit(
+                &ops::shape::SQUEEZE,
+                &[vector, axes],
+                Attrs::new(),
+            )?));
         }
         Ok(Some(vector))
     }
@@ -193,7 +221,9 @@ impl Pieces<'_> {
         for (factors, coefficient) in dim.terms() {
             let mut product: Option<ValueId> = None;
             for atom in &factors {
-                let Some(factor) = self.atom_piece(b, atom)? else { return Ok(None) };
+                let Some(factor) = self.atom_piece(b, atom)? else {
+                    return Ok(None);
+                };
                 product = Some(match product {
                     None => factor,
                     Some(p) => b.mul(p, factor)?,
@@ -222,15 +252,26 @@ impl Pieces<'_> {
     fn atom(&mut self, b: &mut Builder, atom: &Atom) -> Result<Option<ValueId>> {
         let (left, right) = match atom {
             Atom::Sym(name) => {
-                let Some((input, axis)) = self.sources.get(&**name).copied() else { return Ok(None) };
-                let attrs = Attrs::new().with("start", axis as i64).with("end", axis as i64 + 1);
+                let Some((input, axis)) = self.sources.get(&**name).copied() else {
+                    return Ok(None);
+                };
+                let attrs = Attrs::new()
+                    .with("start", axis as i64)
+                    .with("end", axis as i64 + 1);
                 return Ok(Some(b.emit(&ops::shape::SHAPE, &[input], attrs)?));
             }
             Atom::Data(_) => return Ok(None),
-            Atom::Div(x, y) | Atom::Mod(x, y) | Atom::Min(x, y) | Atom::Max(x, y) | Atom::Broadcast(x, y) => (x, y),
+            Atom::Div(x, y)
+            | Atom::Mod(x, y)
+            | Atom::Min(x, y)
+            | Atom::Max(x, y)
+            | Atom::Broadcast(x, y) => (x, y),
         };
-        let (Some(x), Some(y)) = (self.piece(b, left)?, self.piece(b, right)?) else { return Ok(None) };
-        let floors = left.bounds().0.is_some_and(|lo| lo >= 0) && right.bounds().0.is_some_and(|lo| lo >= 1);
+        let (Some(x), Some(y)) = (self.piece(b, left)?, self.piece(b, right)?) else {
+            return Ok(None);
+        };
+        let floors =
+            left.bounds().0.is_some_and(|lo| lo >= 0) && right.bounds().0.is_some_and(|lo| lo >= 1);
         Ok(match atom {
             // ONNX integer division truncates: the same as floor where neither side is negative.
             Atom::Div(..) if floors => Some(b.div(x, y)?),
