@@ -6,7 +6,7 @@
 use super::attr::{AttrSpec, Attrs};
 use super::build::Builder;
 use super::dim::Dim;
-use super::graph::Graph;
+use super::graph::{Def, Graph};
 use super::id::{NodeId, ValueId};
 use super::ty::{DType, Ty};
 use crate::error::{Error, Result};
@@ -511,6 +511,15 @@ pub fn body_of(graph: &Graph, node: NodeId) -> Option<Result<Graph>> {
         attrs: &n.attrs,
         ins,
         outs: n.outs.iter().map(|v| graph.ty(*v).clone()).collect(),
+    });
+    // A function's result is never its operand: runtimes refuse that.
+    let outs = outs.and_then(|outs| {
+        outs.into_iter()
+            .map(|v| match b.graph.value(v).def {
+                Def::Node { .. } => Ok(v),
+                _ => b.emit(&crate::ops::shape::IDENTITY, &[v], Attrs::new()),
+            })
+            .collect::<Result<Vec<ValueId>>>()
     });
     Some(outs.map(|outs| {
         body.set_outputs(outs);

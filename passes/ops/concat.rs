@@ -3,7 +3,7 @@
 use super::axes::*;
 use super::reduce::SUM_TO_SHAPE;
 use super::rules::*;
-use super::shape::{RESHAPE, reshape_like};
+use super::shape::{RESHAPE, give_shaped, reshape_like};
 use super::slice::SLICE;
 use crate::error::Result;
 use crate::ir::layout::count;
@@ -121,7 +121,7 @@ fn grad_concat(cx: &mut GradCx) -> Result<()> {
     let pieces = cx.b.emit_n(&SPLIT, ins, attrs, count)?;
     for (i, piece) in pieces.into_iter().enumerate() {
         if cx.wants(i) {
-            cx.give(i, piece);
+            give_shaped(cx, i, piece)?;
         }
     }
     Ok(())
@@ -266,8 +266,7 @@ fn grad_split(cx: &mut GradCx) -> Result<()> {
             cx.b.emit(&CONCAT, &pieces, attrs)?
         }
     };
-    cx.give(0, d);
-    Ok(())
+    give_shaped(cx, 0, d)
 }
 
 /// The operand repeated along each axis (ONNX Tile-13).
@@ -432,6 +431,5 @@ fn grad_pad(cx: &mut GradCx) -> Result<()> {
     };
     let ins = vec![Some(cx.dy0()), Some(negative), None, cx.opt_x(3)];
     let d = cx.b.emit_n(&PAD, ins, Attrs::new(), 1)?[0];
-    cx.give(0, d);
-    Ok(())
+    give_shaped(cx, 0, d)
 }

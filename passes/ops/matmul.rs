@@ -5,7 +5,7 @@
 //! exactly them and hand BLAS the strides that the plan states, so that libtorch has nothing left to copy by itself.
 
 use super::rules::*;
-use super::shape::{FLATTEN, SQUEEZE, UNSQUEEZE, transpose};
+use super::shape::{FLATTEN, SQUEEZE, UNSQUEEZE, give_shaped, transpose};
 use crate::error::Result;
 use crate::ir::layout::{count, expand_strides, view_strides};
 use crate::ir::op::{
@@ -311,7 +311,7 @@ fn grad_matmul(cx: &mut GradCx) -> Result<()> {
         let da = cx.b.emit(&MATMUL, &[dy2, bt], Attrs::new())?;
         let da = cx.b.sum_to(da, a2)?;
         let da = if ra == 1 { squeeze(cx.b, da, 0)? } else { da };
-        cx.give(0, da);
+        give_shaped(cx, 0, da)?;
     }
     if cx.wants(1) {
         let db = if rb2 == 2 && ra2 > 2 {
@@ -326,7 +326,7 @@ fn grad_matmul(cx: &mut GradCx) -> Result<()> {
             cx.b.sum_to(db, b2)?
         };
         let db = if rb == 1 { squeeze(cx.b, db, 1)? } else { db };
-        cx.give(1, db);
+        give_shaped(cx, 1, db)?;
     }
     Ok(())
 }
@@ -449,7 +449,7 @@ fn grad_gemm(cx: &mut GradCx) -> Result<()> {
             _ => product((b, flip_b), (dy, 1)),
         };
         let da = cx.b.emit(&GEMM, &ins, attrs)?;
-        cx.give(0, da);
+        give_shaped(cx, 0, da)?;
     }
     if cx.wants(1) {
         let (attrs, ins) = match flip_b {
@@ -457,7 +457,7 @@ fn grad_gemm(cx: &mut GradCx) -> Result<()> {
             _ => product((dy, 1), (a, flip_a)),
         };
         let db = cx.b.emit(&GEMM, &ins, attrs)?;
-        cx.give(1, db);
+        give_shaped(cx, 1, db)?;
     }
     if cx.wants(2) {
         let mut dc = cx.b.sum_to(dy, cx.x(2))?;

@@ -3,6 +3,7 @@
 use super::axes::*;
 use super::rules::*;
 use crate::error::Result;
+use crate::ir::build::same_dims;
 use crate::ir::layout::{
     expand_strides, squeeze_strides, transpose_strides, unsqueeze_strides, view_strides,
 };
@@ -210,6 +211,19 @@ pub fn reshape_like(cx: &mut GradCx, v: ValueId, like: ValueId) -> Result<ValueI
     cx.b.emit(&RESHAPE, &[v, shape], Attrs::new().with("allowzero", 1))
 }
 
+/// Sets the gradient of operand `i` to one that has its shape, if not always provably (sizes that are equal by other
+/// names); then a `Reshape` states it.
+pub fn give_shaped(cx: &mut GradCx, i: usize, gradient: ValueId) -> Result<()> {
+    let x = cx.x(i);
+    let proven = same_dims(&cx.b.ty(gradient).dims, &cx.b.ty(x).dims);
+    let d = match proven {
+        true => gradient,
+        false => reshape_like(cx, gradient, x)?,
+    };
+    cx.give(i, d);
+    Ok(())
+}
+
 /// Nothing where the result is a view, else one read and one write of everything.
 pub fn reshape_cost(cx: &CostCx) -> Cost {
     match (cx.ins.first(), cx.outs.first()) {
@@ -357,8 +371,7 @@ pub static SQUEEZE: OpDef = OpDef {
             return grad_reshape(cx);
         };
         let d = cx.b.emit(&UNSQUEEZE, &[cx.dy0(), axes], Attrs::new())?;
-        cx.give(0, d);
-        Ok(())
+        give_shaped(cx, 0, d)
     }),
     cost: free,
     memory: |cx| {
@@ -433,8 +446,7 @@ pub static UNSQUEEZE: OpDef = OpDef {
     grad: Grad::Rule(|cx| {
         let axes = cx.x(1);
         let d = cx.b.emit(&SQUEEZE, &[cx.dy0(), axes], Attrs::new())?;
-        cx.give(0, d);
-        Ok(())
+        give_shaped(cx, 0, d)
     }),
     cost: free,
     memory: |cx| {

@@ -75,6 +75,8 @@ fn sliced_axes(cx: &MemoryCx, count: usize) -> Vec<usize> {
 /// Axes or steps that are not constants; a step of 0; operands of unequal length.
 fn axes_and_steps(cx: &InferCx) -> Result<(Vec<usize>, Vec<i64>)> {
     let rank = cx.ty(0)?.rank();
+    let given: Vec<usize> = (1..5).filter(|slot| cx.opt_ty(*slot).is_some()).collect();
+    cx.same_dtype(&given)?;
     let count = int_vector(cx, 1)?
         .ok_or_else(|| cx.fail("shape", "the number of sliced axes is not known"))?;
     let same = |slot: usize| -> Result<()> {
@@ -217,6 +219,10 @@ fn grad_slice(cx: &mut GradCx) -> Result<()> {
     };
     let count = cx.b.ty(starts).dims.first().and_then(Dim::as_const);
     let count = count.ok_or_else(|| no_rule(cx, "the number of sliced axes is not known"))?;
+    if count == 0 {
+        cx.give(0, cx.dy0());
+        return Ok(());
+    }
     let axes: Vec<i64> = match constants(cx, 3)? {
         Some(listed) => {
             let axes = known_axes(Some(&listed), rank);

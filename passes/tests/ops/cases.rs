@@ -1,5 +1,8 @@
 //! Small uses of the ops: types and known contents of the operands, and which of them are differentiated.
 
+#[path = "layout_cases.rs"]
+mod layout_cases;
+
 use ckpt_passes::ir::op::{Grad, GradCx};
 use ckpt_passes::ir::{Attrs, Builder, DType, Def, Dim, Graph, Tensor, Ty, ValueId};
 use ckpt_passes::ops;
@@ -352,5 +355,6 @@ pub fn cases() -> Vec<Case> {
             all.push(nll(vec![In("f32[b, 3, s]"), In("i64[b, s]"), weights()]));
         }
     }
+    all.extend(layout_cases::cases());
     all
 }
