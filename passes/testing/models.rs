@@ -82,7 +82,7 @@ impl Maker<'_> {
         }
         self.made += 1;
         let values = recipes::contents(of, self.r, self.made)?;
-        if weights && self.r.below(2) == 0 {
+        if weights && matches!(of, In::Real(_)) && self.r.below(2) == 0 {
             let name = format!("w{}", self.made);
             return Some(b.graph.add_init(&name, tensor(self.dtype, dims, &values)));
         }

@@ -1,13 +1,20 @@
 //! Properties of the compiler on random models over all op rows. Nothing is run here: the numeric properties are with
 //! the runtime.
 
+use ckpt_passes::analysis::sizes::dim_kinds;
+use ckpt_passes::analysis::{Binding, Device, MemoryProfile, Sizes};
 use ckpt_passes::driver::{ALL, Cx, Pipeline, Watch, run};
+use ckpt_passes::ir::op::{Domain, Grad};
 use ckpt_passes::ir::verify::verify;
 use ckpt_passes::ir::{DType, Graph};
 use ckpt_passes::ops;
-use ckpt_passes::testing::models::{random, single};
+use ckpt_passes::plan::{Plan, Subject, keep};
+use ckpt_passes::testing::models::{SIZES, random, single};
+use ckpt_passes::testing::recipes::Recipe;
 use ckpt_passes::testing::{Random, recipes};
 use ckpt_passes::text::{parse, print, print_full};
+use ckpt_passes::transform::loss::Loss;
+use ckpt_passes::transform::remat::remat;
 
 /// Printing and reading gives the same text and the same graph.
 fn reads_back(g: &Graph) {
@@ -91,6 +98,75 @@ fn random_models_verify_and_read_back() {
         verify(&model.graph).unwrap();
         reads_back(&model.graph);
     }
+}
+
+/// Ops that a training graph can be made of, whose sizes a plan can know.
+fn trainable(recipe: &Recipe) -> bool {
+    if matches!(recipe.op, "Range" | "NonZero") {
+        return false;
+    }
+    recipe
+        .row()
+        .is_some_and(|op| !matches!(op.grad, Grad::Missing(_)) && op.domain != Domain::Ckpt)
+}
+
+#[test]
+fn random_models_become_training_graphs_and_plans_are_taken_back() {
+    let mut r = Random(14);
+    let (mut trained, mut copies) = (0, 0);
+    for n in 0..200 {
+        let model = random(&mut r, 4 + n % 25, DType::F32, n % 2 == 0, &trainable);
+        let mut g = model.graph;
+        if !g.outputs().iter().any(|v| g.ty(*v).dtype.is_float()) {
+            continue;
+        }
+        let mut cx = Cx::default();
+        cx.options.loss = Loss::Vjp;
+        let named = dim_kinds(&g);
+        let sizes = SIZES.iter().filter(|(name, _)| named.contains_key(*name));
+        cx.options.dims = sizes.map(|(name, n)| (name.to_string(), *n)).collect();
+        let before = print(&g);
+        let start = |g: &mut Graph, cx: &mut Cx| {
+            let pipeline = Pipeline::parse("infer,simplify,loss,autodiff,simplify").unwrap();
+            run(&pipeline, g, cx, &mut Watch::default())
+        };
+        if let Err(e) = start(&mut g, &mut cx) {
+            // Nothing to train, or a gradient that has no rule (the statistics of a norm): said, not guessed.
+            assert!(
+                matches!(e.code(), "parameters" | "gradient"),
+                "{e}\n{before}"
+            );
+            continue;
+        }
+        reads_back(&g);
+        let joint = print(&g);
+        copies += rewrite(&mut g, &cx, &mut r);
+        verify(&g).unwrap();
+        reads_back(&g);
+        trained += 1;
+        let strip = Pipeline::parse("strip").unwrap();
+        run(&strip, &mut g, &mut cx, &mut Watch::default()).unwrap();
+        assert_eq!(print(&g), joint);
+    }
+    assert!(
+        trained > 100,
+        "only {trained} models had something to train"
+    );
+    assert!(copies > 100, "only {copies} copies");
+}
+
+/// Keeps a random fifth of what could be recomputed; returns the number of copies.
+fn rewrite(g: &mut Graph, cx: &Cx, r: &mut Random) -> usize {
+    let binding = Binding::new(g, &cx.options.dims).unwrap();
+    let subject = Subject::new(g, &binding, &Device::default()).unwrap();
+    let p = &subject.problem;
+    let kept: Vec<bool> = p.values.iter().map(|_| r.below(5) == 0).collect();
+    let none = vec![None; p.ops.len()];
+    let plan = Plan::new("random", p, keep::schedule(p, &kept), &none, &Vec::new()).unwrap();
+    let copies = remat(g, p, &subject.map, &plan, &none).unwrap();
+    let memory = MemoryProfile::new(g, &Sizes::new(g, &binding).unwrap()).unwrap();
+    assert_eq!(memory.peak_bytes, plan.after.peak_bytes);
+    copies
 }
 
 /// Runs a pipeline, checks the result after every pass, and that it reads back.
