@@ -271,7 +271,8 @@ fn layer_norm_memory(cx: &MemoryCx) -> Footprint {
     }
 }
 
-/// As the forward; where the scale is not one row, one buffer of the operand's size in the type computed in holds
+/// As the forward. Not counted: where a gradient of scale or bias is wanted, ATen's CPU kernel takes partial sums of
+/// 2 · threads · scale elements in the type of `x`; this rule does not know the number of threads. Where the scale is not one row, one buffer of the operand's size in the type computed in holds
 /// `dy · scale`, then `dy · x̂`.
 fn layer_norm_grad_memory(cx: &MemoryCx) -> Footprint {
     let Some((x, scale)) = cx.ins[1].as_ref().zip(cx.ins[2].as_ref()) else {

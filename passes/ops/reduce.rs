@@ -259,9 +259,19 @@ pub static REDUCE_MEAN: OpDef = OpDef {
     fold: no_fold,
     grad: Grad::Rule(grad_mean),
     cost: per_input,
-    memory: fresh,
+    memory: mean_memory,
     body: Body::Standard,
 };
+
+/// `aten::mean` on the CPU converts 16-bit operands to float32 and divides the sum in float32.
+fn mean_memory(cx: &MemoryCx) -> Footprint {
+    let narrow = cx.outs[0].dtype.is_float() && cx.outs[0].dtype.size_bytes() == 2;
+    let elements = cx.ins[0].as_ref().map_or(0, Sized::elements) + cx.outs[0].elements();
+    Footprint {
+        temp_bytes: if narrow { 4 * elements } else { 0 },
+        ..fresh(cx)
+    }
+}
 
 /// dx = dy / n. The division is done while the cotangent is small, in float32 for the 16-bit types: n may not fit them.
 fn grad_mean(cx: &mut GradCx) -> Result<()> {
@@ -457,7 +467,7 @@ pub static REDUCE_L2: OpDef = OpDef {
     body: Body::Standard,
 };
 
-/// `aten::logsumexp`, which takes the exponentials into a buffer beside two of the result's size.
+/// `aten::logsumexp`, which takes the exponentials into a buffer beside one of the result's size.
 pub static REDUCE_LOG_SUM_EXP: OpDef = OpDef {
     name: "ReduceLogSumExp",
     domain: Domain::Onnx { since: 18 },
@@ -482,7 +492,7 @@ pub static REDUCE_LOG_SUM_EXP: OpDef = OpDef {
     }),
     cost: per_input,
     memory: |cx| Footprint {
-        temp_bytes: cx.ins[0].as_ref().map_or(0, Sized::bytes) + 2 * cx.outs[0].bytes(),
+        temp_bytes: cx.ins[0].as_ref().map_or(0, Sized::bytes) + cx.outs[0].bytes(),
         ..fresh(cx)
     },
     body: Body::Standard,
