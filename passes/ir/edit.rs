@@ -236,6 +236,10 @@ impl Graph {
         self.values[id].ty = Some(ty);
     }
 
+    pub fn set_loc(&mut self, id: NodeId, loc: Arc<Loc>) {
+        self.nodes[id].loc = loc;
+    }
+
     pub fn set_role(&mut self, id: NodeId, role: Role) {
         self.nodes[id].role = role;
     }

@@ -72,11 +72,11 @@ impl Plan {
         })
     }
 
-    /// Checks that a stored plan is for this problem and judges it again: the file may have been edited.
+    /// A stored plan judged anew: the file may have been edited. Its reasons stay; all else follows the schedule.
     ///
     /// # Errors
     /// A plan for another problem, or an invalid schedule.
-    pub fn replay(mut self, problem: &Problem) -> Result<Plan> {
+    pub fn replay(self, problem: &Problem, block_of: &[Option<usize>]) -> Result<Plan> {
         let found = fingerprint(problem);
         if self.fingerprint != found {
             return Err(Error::usage("plan", "this plan was made for another graph")
@@ -84,17 +84,14 @@ impl Plan {
                 .found(found)
                 .help("plan again, or use the model and options that the plan was made with"));
         }
-        self.after = evaluate(problem, &self.schedule)?;
-        self.before = evaluate(problem, &problem.given_order())?;
-        let copies = copies(problem, &self.schedule);
-        let listed: usize = self.segments.iter().map(|s| s.steps.len()).sum();
-        let known = |step: &usize| copies.get(*step).copied().unwrap_or(false);
-        if listed != copies.iter().filter(|c| **c).count()
-            || !self.segments.iter().flat_map(|s| &s.steps).all(known)
-        {
-            self.segments = segments(problem, &self.schedule, &vec![None; problem.ops.len()]);
+        let mut reasons: Reasons = vec![String::new(); problem.values.len()];
+        for decision in self.decisions {
+            let outs = problem.ops.get(decision.op).map_or(&[][..], |op| &op.outs);
+            for out in outs {
+                reasons[*out].clone_from(&decision.reason);
+            }
         }
-        Ok(self)
+        Plan::new(&self.policy, problem, self.schedule, block_of, &reasons)
     }
 
     /// Bytes saved at the peak.

@@ -295,4 +295,143 @@ mod tests {
         );
         assert_eq!(groups(Policy::Full), [0, 1, 2, 3, 4].map(Some));
     }
+
+    use crate::compile::{Compiled, Request, compile};
+    use crate::driver::Watch;
+    use crate::ir::{Graph, Role};
+    use crate::testing::{Style, transformer};
+    use crate::transform::loss::Loss;
+
+    fn compiled(style: Style, layers: usize, policy: Policy) -> (Graph, Compiled) {
+        let mut g = transformer(layers, style);
+        let request = Request {
+            loss: Loss::Vjp,
+            policy,
+            selection: Default::default(),
+            dims: vec![("b".into(), 2), ("s".into(), 64)],
+            drop_outputs: Vec::new(),
+        };
+        let done = compile(&mut g, &request, &mut Watch::default()).unwrap();
+        (g, done)
+    }
+
+    /// Products of a layer by the weight they read, and what became of them: kept, recomputed, or not needed.
+    fn products(g: &Graph, plan: &Plan, layer: usize) -> Vec<(&'static str, Option<bool>)> {
+        let names = ["q", "k", "v", "o", "gate", "up", "down"];
+        let first = 2 + 9 * layer;
+        let weights = [1, 2, 3, 4, 6, 7, 8].map(|w| format!("w{}", first + w));
+        let decide = |w: &String| {
+            let reads = |n: &crate::ir::Node| n.ins.iter().flatten().any(|v| g.value(*v).name == *w);
+            let forward = |n: &crate::ir::Node| n.role == Role::Forward && n.again.is_none();
+            let (_, node) = g.nodes().find(|(_, n)| forward(n) && reads(n)).unwrap();
+            plan.decisions.iter().find(|d| d.name == node.name).map(|d| d.kept)
+        };
+        names.into_iter().zip(weights.iter().map(decide)).collect()
+    }
+
+    #[test]
+    fn selective_takes_seven_decisions_in_a_gated_layer() {
+        let (g, done) = compiled(Style::PreNorm, 3, Policy::Selective);
+        for layer in 0..3 {
+            let expected = [
+                ("q", Some(true)),
+                ("k", Some(false)),
+                ("v", Some(true)),
+                ("o", Some(false)),
+                ("gate", Some(true)),
+                ("up", Some(false)),
+                // The rule keeps it, but no backward op reads it: neither kept nor recomputed.
+                ("down", None),
+            ];
+            assert_eq!(products(&g, &done.plan, layer), expected, "layer {layer}");
+        }
+        let probabilities: Vec<bool> = done
+            .plan
+            .decisions
+            .iter()
+            .filter(|d| d.reason == "attention probabilities")
+            .map(|d| d.kept)
+            .collect();
+        assert_eq!(probabilities, [true; 3]);
+    }
+
+    #[test]
+    fn every_policy_saves_memory_and_copies_only_what_is_read() {
+        for style in [Style::PreNorm, Style::PostNorm] {
+            let unplanned = compiled(style, 4, Policy::None).1.plan;
+            assert_eq!(unplanned.before, unplanned.after);
+            for policy in [Policy::Full, Policy::Selective, Policy::Every(2), Policy::First(3), Policy::Group(2)] {
+                let (g, done) = compiled(style, 4, policy);
+                let plan = &done.plan;
+                assert!(plan.after.peak_bytes < plan.before.peak_bytes, "{policy}");
+                assert!(plan.recompute_flops() > 0);
+                let layers: Vec<Option<usize>> = match policy {
+                    Policy::Every(_) => vec![Some(1), Some(3)],
+                    Policy::First(_) => vec![Some(0), Some(1), Some(2)],
+                    _ => (0..4).map(Some).collect(),
+                };
+                let mut rebuilt: Vec<Option<usize>> = plan.segments.iter().map(|s| s.block).collect();
+                rebuilt.sort_unstable();
+                assert_eq!(rebuilt, layers, "{policy}");
+                for (_, node) in g.nodes().filter(|(_, n)| n.again.is_some()) {
+                    let read = node.outs.iter().any(|v| !g.value(*v).uses().is_empty());
+                    assert!(read, "{policy}: nothing reads {}", node.name);
+                    assert_eq!(node.role, Role::Forward);
+                }
+                // The mask lies outside the layers and is shared by them: it stays.
+                assert!(plan.decisions.iter().all(|d| d.block.is_some() || d.kept));
+            }
+        }
+    }
+
+    #[test]
+    fn a_recomputed_layer_keeps_only_the_stream() {
+        let (_, done) = compiled(Style::PreNorm, 4, Policy::Full);
+        let inside = done.plan.decisions.iter().filter(|d| d.block.is_some());
+        let kept: Vec<&str> = inside.filter(|d| d.kept).map(|d| d.reason.as_str()).collect();
+        assert_eq!(kept, ["other layers read it"; 4]);
+        // In groups of two, the stream between the two is dropped as well.
+        let (_, done) = compiled(Style::PreNorm, 4, Policy::Group(2));
+        let kept = done.plan.decisions.iter().filter(|d| d.block.is_some() && d.kept);
+        assert_eq!(kept.map(|d| d.block).collect::<Vec<_>>(), [Some(1), Some(3)]);
+    }
+
+    #[test]
+    fn whole_layer_policies_need_layers() {
+        let structure = Structure { blocks: 0, block_of: Vec::new(), part_of: Vec::new() };
+        let e = Policy::Full.plan(&Problem::default(), &structure).unwrap_err();
+        assert!(e.to_string().contains("no repeated layers were found"), "{e}");
+        assert!(Policy::Selective.plan(&Problem::default(), &structure).is_ok());
+    }
+
+    #[test]
+    fn a_stored_plan_is_replayed_only_on_its_own_problem() {
+        let (_, done) = compiled(Style::PreNorm, 2, Policy::Full);
+        let text = serde_json::to_string(&done.plan).unwrap();
+        let stored: Plan = serde_json::from_str(&text).unwrap();
+        assert_eq!(stored, done.plan);
+        let mut g = transformer(2, Style::PreNorm);
+        let mut cx = crate::driver::Cx::default();
+        cx.options.loss = Loss::Vjp;
+        cx.options.dims = vec![("b".into(), 2), ("s".into(), 64)];
+        let pipeline = crate::driver::Pipeline::parse("infer,simplify,loss,autodiff,simplify,plan").unwrap();
+        crate::driver::run(&pipeline, &mut g, &mut cx, &mut Watch::default()).unwrap();
+        let subject = cx.made.unwrap().subject;
+        let block_of = &subject.structure.block_of;
+        assert_eq!(stored.clone().replay(&subject.problem, block_of).unwrap(), stored);
+        // Without one copy its readers read the original, which lives that much longer.
+        let mut edited = stored.clone();
+        let copy = edited.segments[0].steps[0];
+        let op = edited.schedule.remove(copy);
+        let judged = edited.replay(&subject.problem, block_of).unwrap();
+        assert_eq!(judged.after.steps + 1, stored.after.steps);
+        assert!(judged.decisions.iter().any(|d| d.op == op && d.kept));
+        let mut broken = stored.clone();
+        broken.schedule.retain(|o| *o != op);
+        assert!(broken.replay(&subject.problem, block_of).is_err());
+        let mut other = subject.problem.clone();
+        other.ops[0].kind = "Other".into();
+        let e = stored.replay(&other, block_of).unwrap_err();
+        assert!(e.to_string().contains("made for another graph"), "{e}");
+    }
 }
