@@ -2,13 +2,14 @@
 //!
 //! [`sizes`] turns symbolic sizes into numbers, [`memory`] says which values share storage, when storage dies and how
 //! many bytes are alive at every node, [`cost`] prices nodes, [`params`] tells parameters from constants, [`blocks`]
-//! finds the layers ([`spine`] the residual stream, [`attention`] the attentions in them).
+//! finds the layers ([`spine`] the residual stream, [`runs`] what repeats along it, [`attention`] the attentions in them).
 
 pub mod attention;
 pub mod blocks;
 pub mod cost;
 pub mod memory;
 pub mod params;
+pub mod runs;
 pub mod sizes;
 pub mod spine;
 
