@@ -12,6 +12,8 @@
 //! `BLESS=1 cargo test --test golden` rewrites what follows `---`; a failure prints the difference and that command.
 
 use ckpt_passes::driver::{Cx, Pipeline, Watch, run};
+use ckpt_passes::plan::Policy;
+use ckpt_passes::transform::loss::Loss;
 use ckpt_passes::{Error, Kind, text};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -81,7 +83,7 @@ fn check(file: &str) -> Result<String, String> {
     let header = header
         .strip_prefix("test")
         .ok_or("the first line does not start with `test`")?;
-    let mut words = header.split_whitespace();
+    let mut words = header.split(';').next().unwrap_or("").split_whitespace();
     let first = words.next().unwrap_or("");
     let mut cx = Cx::default();
     for word in words {
@@ -182,6 +184,10 @@ fn option(cx: &mut Cx, key: &str, value: &str) -> Result<(), String> {
                 .map_err(|_| format!("`{value}` is not a size"))?;
             options.dims.push((name.into(), n));
         }
+        ("loss", "") => options.loss = Loss::parse(value).map_err(|e| e.to_string())?,
+        ("policy", "") => options.policy = Policy::parse(value).map_err(|e| e.to_string())?,
+        ("trainable", "") => options.selection.trainable.push(value.into()),
+        ("freeze", "") => options.selection.freeze.push(value.into()),
         _ => return Err(format!("there is no option `{key}`")),
     }
     Ok(())
@@ -189,8 +195,15 @@ fn option(cx: &mut Cx, key: &str, value: &str) -> Result<(), String> {
 
 /// What a plan did, for the closing comment.
 fn summary(cx: &Cx) -> Option<String> {
-    let _ = cx;
-    None
+    let plan = &cx.made.as_ref()?.plan;
+    let (before, after) = (&plan.before, &plan.after);
+    Some(format!(
+        "peak {} -> {} B, saved {} B, recompute {} flops",
+        before.peak_bytes,
+        after.peak_bytes,
+        plan.saved_bytes(),
+        plan.recompute_flops()
+    ))
 }
 
 /// Lines that go (`-`) and come (`+`), with the rest around them.

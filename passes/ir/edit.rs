@@ -83,13 +83,18 @@ impl Graph {
             }
         }
         let name = Graph::unique(&mut self.node_names, new.name);
+        let mut loc = new.loc;
+        if loc.node.is_empty() {
+            // What comes from nowhere else comes from itself; gradients and copies inherit that.
+            Arc::make_mut(&mut loc).node.clone_from(&name);
+        }
         let id = self.nodes.push(Node {
             op: new.op,
             name,
             attrs,
             ins: Vec::new(),
             outs: Vec::new(),
-            loc: new.loc,
+            loc,
             role: new.role,
             again: None,
             segment: None,

@@ -37,7 +37,7 @@ pub enum Role {
 /// Where something comes from in the user's world. Gradients and copies inherit it from the forward node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Loc {
-    /// Name of the node in the file.
+    /// Name of the node in the file; a node that comes from none has its own name here.
     pub node: String,
     /// Module path, outermost first: (`model.layers.0.mlp`, class `LlamaMLP` if known).
     pub scopes: Vec<(String, Option<String>)>,
@@ -270,7 +270,7 @@ impl Graph {
             .map(|(path, _)| path.as_str())
             .find(|p| !p.is_empty());
         let place = scope.map_or(String::new(), |s| format!(" in {s}"));
-        let from = if node.loc.node.is_empty() || node.loc.node == node.name {
+        let from = if node.loc.node == node.name {
             String::new()
         } else {
             format!(", from \"{}\"", node.loc.node)
