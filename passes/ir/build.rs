@@ -159,7 +159,7 @@ impl<'g> Builder<'g> {
             return Ok(v);
         }
         let shape = self.shape(like)?;
-        self.emit(&ops::reduce::SUM_TO_SHAPE, &[v, shape], Attrs::new())
+        self.emit(&ops::sum_to::SUM_TO_SHAPE, &[v, shape], Attrs::new())
     }
 
     /// `v` as `dtype`; itself where it is that already.

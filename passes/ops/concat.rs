@@ -1,10 +1,10 @@
 //! Ops that put tensors together and take them apart along an axis: `Concat`, `Split`, `Tile`, `Pad`.
 
 use super::axes::*;
-use super::reduce::SUM_TO_SHAPE;
 use super::rules::*;
 use super::shape::{RESHAPE, give_shaped, reshape_like};
 use super::slice::SLICE;
+use super::sum_to::SUM_TO_SHAPE;
 use crate::error::Result;
 use crate::ir::layout::count;
 use crate::ir::op::{

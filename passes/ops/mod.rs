@@ -28,6 +28,7 @@ pub mod select;
 pub mod shape;
 pub mod slice;
 pub mod softmax;
+pub mod sum_to;
 
 use crate::ir::op::{Domain, Import, OpDef};
 use crate::ir::{DType, Graph, NodeId};
@@ -56,6 +57,7 @@ const FAMILIES: &[&[&OpDef]] = &[
     shape::ROWS,
     slice::ROWS,
     softmax::ROWS,
+    sum_to::ROWS,
 ];
 
 /// Every row.

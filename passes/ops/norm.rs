@@ -6,8 +6,9 @@
 //! them. For float64 ONNX has no output type that holds them exactly; there they are computed again from the operand.
 
 use super::math::{RECIPROCAL, SQRT};
-use super::reduce::{REDUCE_MEAN, reduce_axes, sum_down};
+use super::reduce::{REDUCE_MEAN, reduce_axes};
 use super::rules::*;
+use super::sum_to::sum_down;
 use crate::error::Result;
 use crate::ir::build::same_dims;
 use crate::ir::op::{
@@ -271,9 +272,11 @@ fn layer_norm_memory(cx: &MemoryCx) -> Footprint {
     }
 }
 
-/// As the forward. Not counted: where a gradient of scale or bias is wanted, ATen's CPU kernel takes partial sums of
-/// 2 · threads · scale elements in the type of `x`; this rule does not know the number of threads. Where the scale is not one row, one buffer of the operand's size in the type computed in holds
+/// As the forward. Where the scale is not one row, one buffer of the operand's size in the type computed in holds
 /// `dy · scale`, then `dy · x̂`.
+///
+/// Not counted: where a gradient of scale or bias is wanted, ATen's CPU kernel takes partial sums of 2 · threads ·
+/// scale elements in the type of `x`; this rule does not know the number of threads.
 fn layer_norm_grad_memory(cx: &MemoryCx) -> Footprint {
     let Some((x, scale)) = cx.ins[1].as_ref().zip(cx.ins[2].as_ref()) else {
         return fresh(cx);

@@ -1,23 +1,19 @@
-//! Reductions (ONNX operator specifications of those names, axes as an operand) and `SumToShape`, the adjoint of
-//! broadcasting.
+//! Reductions (ONNX operator specifications of those names, axes as an operand).
 //!
 //! Typing needs the axes' contents, except where every axis is kept. Gradients bring the cotangent back to the
 //! operand's rank, do what arithmetic they can on it while it is small, and broadcast last.
 
 use super::arith::{DIV, SIGN};
-use super::extreme::MAX;
-use super::logic::{EQUAL, WHERE};
+use super::logic::EQUAL;
 use super::math::EXP;
 use super::rules::*;
-use super::shape::{EXPAND, RESHAPE, SHAPE, UNSQUEEZE};
+use super::shape::{EXPAND, SHAPE, UNSQUEEZE};
 use crate::error::Result;
 use crate::ir::op::{
     Body, Cost, CostCx, Domain, Effect, Footprint, Grad, GradCx, Import, InferCx, MemoryCx, OpDef,
     Sized, Slot, fresh, no_fold,
 };
-use crate::ir::{
-    AttrDefault, AttrKind, AttrSpec, Attrs, Builder, DType, Dim, Same, Tensor, Ty, ValueId,
-};
+use crate::ir::{AttrDefault, AttrKind, AttrSpec, Attrs, Builder, DType, Dim, Same, Ty, ValueId};
 
 pub const ROWS: &[&OpDef] = &[
     &REDUCE_SUM,
@@ -29,7 +25,6 @@ pub const ROWS: &[&OpDef] = &[
     &REDUCE_L1,
     &REDUCE_L2,
     &REDUCE_LOG_SUM_EXP,
-    &SUM_TO_SHAPE,
 ];
 
 const KEEPDIMS: AttrSpec = AttrSpec {
@@ -151,7 +146,7 @@ fn fold_reduce(
 }
 
 /// One operation an element of the operand.
-fn per_input(cx: &CostCx) -> Cost {
+pub fn per_input(cx: &CostCx) -> Cost {
     Cost {
         flops: cx.ins[0].as_ref().map_or(0, Sized::elements),
         bytes: cx.traffic_bytes(),
@@ -497,100 +492,3 @@ pub static REDUCE_LOG_SUM_EXP: OpDef = OpDef {
     },
     body: Body::Standard,
 };
-
-/// `SumToShape(x, shape)`: `x` summed over the axes along which a tensor of `shape` was broadcast to the shape of `x`.
-pub static SUM_TO_SHAPE: OpDef = OpDef {
-    name: "SumToShape",
-    domain: Domain::Ckpt,
-    imports: &[],
-    attrs: &[],
-    ins: &[Slot::req("x"), Slot::req("shape")],
-    outs: &[Slot::req("y")],
-    effect: Effect::Pure,
-    infer: infer_sum_to,
-    fold: no_fold,
-    grad: Grad::Missing("gradients of gradients are not supported"),
-    cost: per_input,
-    memory: fresh,
-    body: Body::Function(|cx| {
-        let (x, shape) = (cx.x(0), cx.x(1));
-        let dims = cx.outs[0].dims.clone();
-        Ok(vec![sum_down(cx.b, x, &dims, |_| Ok(shape))?])
-    }),
-};
-
-fn infer_sum_to(cx: &InferCx) -> Result<Vec<Ty>> {
-    let x = cx.ty(0)?;
-    cx.want_dtype(0, DType::is_float, "a floating-point type")?;
-    if cx.ty(1)?.dtype != DType::I64 || cx.ty(1)?.rank() != 1 {
-        return Err(cx
-            .fail("type", "`shape` is not an int64 vector")
-            .found(cx.ty(1)?.to_string()));
-    }
-    if let Some(dims) = cx.ints(1) {
-        if dims.len() > x.rank() {
-            return Err(cx.fail("shape", "the target has more axes than the operand"));
-        }
-        return Ok(vec![x.with_dims(dims.to_vec())]);
-    }
-    let rank = cx.ty(1)?.dims[0].as_const();
-    let rank = rank.ok_or_else(|| cx.fail("shape", "the target's rank is not known"))?;
-    Ok(vec![
-        x.with_dims(
-            (0..rank as usize)
-                .map(|i| cx.fresh(0, i))
-                .collect::<Vec<Dim>>(),
-        ),
-    ])
-}
-
-/// `x` summed down to a shape it was broadcast from, in standard ops; `shape` makes that shape as a value if needed.
-///
-/// Leading axes and those that are 1 in the target for certain are summed. An axis of size s whose target t could be
-/// s or 1 is split into (s/t, t), of which the first part is summed: so the axes are constants and every rank is
-/// known, whatever the sizes turn out to be.
-pub fn sum_down(
-    b: &mut Builder,
-    x: ValueId,
-    target: &[Dim],
-    shape: impl FnOnce(&mut Builder) -> Result<ValueId>,
-) -> Result<ValueId> {
-    let from = b.ty(x).dims.clone();
-    let lead = from.len() - target.len();
-    let leading: Vec<usize> = (0..lead).collect();
-    let x = reduce_axes(b, &REDUCE_SUM, x, &leading, false)?;
-    let from = &from[lead..];
-    let mut summed = Vec::new();
-    let mut open = false;
-    for (i, (s, t)) in from.iter().zip(target).enumerate() {
-        if s.is_one() || s.same(t) == Same::Yes {
-            continue;
-        }
-        match t.same(&Dim::ONE) {
-            Same::Yes => summed.push(i),
-            Same::No => {}
-            Same::Unknown => open = true,
-        }
-    }
-    if !open {
-        return sum_kept(b, x, &summed);
-    }
-    let shape = shape(b)?;
-    let rank = target.len();
-    let sizes = b.shape(x)?;
-    let one = b.int(1);
-    // 1 also where the target is 0, which only an operand of size 0 has.
-    let at_least_one = emit(b, &MAX, &[shape, one])?;
-    let groups = b.div(sizes, at_least_one)?;
-    let column = b.ints(&[1]);
-    let groups = emit(b, &UNSQUEEZE, &[groups, column])?;
-    let kept = emit(b, &UNSQUEEZE, &[shape, column])?;
-    let first = Tensor::new(DType::Bool, [2], vec![1u8, 0]);
-    let first = b.constant("const.first_of_two", first);
-    let pairs = emit(b, &WHERE, &[first, groups, kept])?;
-    let flat = b.ints(&[2 * rank as i64]);
-    let pairs = emit(b, &RESHAPE, &[pairs, flat])?;
-    let x = b.emit(&RESHAPE, &[x, pairs], Attrs::new().with("allowzero", 1))?;
-    let group_axes: Vec<usize> = (0..rank).map(|i| 2 * i).collect();
-    reduce_axes(b, &REDUCE_SUM, x, &group_axes, false)
-}
