@@ -95,7 +95,7 @@ const LAYOUT: &[&OpDef] = &[
 
 /// See [`OpDef::is_layout`].
 pub fn is_layout(op: &OpDef) -> bool {
-    LAYOUT.iter().any(|row| *row == op)
+    LAYOUT.contains(&op)
 }
 
 /// Ops that take some element types only since a later opset than their form; the lists come from the ONNX schemas.

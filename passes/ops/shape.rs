@@ -174,11 +174,24 @@ fn infer_reshape(cx: &InferCx) -> Result<Vec<Ty>> {
             _ => size.clone(),
         });
     }
-    let (total, rest) = (x.elements(), Dim::product(&dims));
+    // Sizes that both shapes have say nothing about the others.
+    let mut left = x.dims.clone();
+    let mut right = dims.clone();
+    right.retain(|size| {
+        let shared = left.iter().position(|d| d == size);
+        match shared.filter(|_| size.bounds().0.is_some_and(|lo| lo >= 1)) {
+            Some(at) => {
+                left.remove(at);
+                false
+            }
+            None => true,
+        }
+    });
+    let (total, rest) = (Dim::product(&left), Dim::product(&right));
     let mismatch = || {
         cx.fail("shape", "the target has another number of elements")
-            .expected(format!("{total} elements"))
-            .found(format!("{rest} in {target:?}"))
+            .expected(format!("{} elements", x.elements()))
+            .found(format!("{target:?}"))
     };
     match open {
         Some(_) if rest.as_const() == Some(0) => {

@@ -362,3 +362,63 @@ fn slice_grad_body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
     }
     Ok(vec![d])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The symbolic length, at every size, is the length: bounds as numbers, and as sums with the size.
+    #[test]
+    fn symbolic_lengths_agree_with_spans() {
+        let (named, data) = (Dim::symbol("s"), Dim::data("d"));
+        let numbers = [i64::MIN, -9, -3, -1, 0, 1, 2, 8, i64::MAX];
+        let mut known = 0;
+        for (dim, least) in [(&named, 1), (&data, 0)] {
+            let mut bounds: Vec<Dim> = numbers.iter().map(|n| Dim::from(*n)).collect();
+            bounds.extend([dim.clone(), dim.sub(&Dim::ONE), dim.add(&Dim::from(2))]);
+            bounds.push(Dim::ZERO.sub(&dim.add(&Dim::ONE)));
+            for start in &bounds {
+                for end in &bounds {
+                    for step in [-3, -2, -1, 1, 2, 5] {
+                        let Some(length) = span_length(dim, start, end, step) else {
+                            continue;
+                        };
+                        for size in least..12 {
+                            let at = |d: &Dim| d.eval(&|_| Some(size)).unwrap();
+                            let (_, expected) = slice_span(size, at(start), at(end), step);
+                            assert_eq!(
+                                at(&length),
+                                expected,
+                                "{size}[{start}:{end}:{step}] {length}"
+                            );
+                            known += 1;
+                        }
+                    }
+                }
+            }
+        }
+        assert!(known > 10_000, "{known}");
+    }
+
+    /// The forms exporters write stay simple.
+    #[test]
+    fn common_lengths_are_simple() {
+        let s = Dim::symbol("s");
+        let n = |k: i64| Dim::from(k);
+        let length = |start: i64, end: i64, step: i64| {
+            span_length(&s, &n(start), &n(end), step)
+                .unwrap()
+                .to_string()
+        };
+        assert_eq!(length(0, i64::MAX, 1), "s");
+        assert_eq!(length(0, -1, 1), "s - 1");
+        assert_eq!(length(-1, i64::MAX, 1), "1");
+        assert_eq!(length(0, 1, 1), "1");
+        assert_eq!(length(1, i64::MAX, 1), "s - 1");
+        assert_eq!(length(-1, i64::MIN, -1), "s");
+        let next = s.add(&Dim::ONE);
+        assert_eq!(span_length(&next, &n(1), &next, 1), Some(s.clone()));
+        assert_eq!(span_length(&next, &n(0), &s, 1), Some(s.clone()));
+        assert_eq!(span_length(&s, &s.sub(&n(4)), &n(i64::MAX), 1), None);
+    }
+}
