@@ -5,3 +5,5 @@
 
 pub mod emit;
 pub mod frontend;
+#[cfg(feature = "torch")]
+pub mod runtime;

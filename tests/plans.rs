@@ -19,7 +19,10 @@ const MODELS: &[(&str, &str)] = &[
 ];
 
 fn load(model: &str) -> Graph {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(model).join("model.onnx");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("fixtures")
+        .join(model)
+        .join("model.onnx");
     frontend::read(&path).unwrap().graph
 }
 
@@ -32,7 +35,8 @@ fn compiled(model: &str, loss: &str, policy: Policy) -> (Graph, Compiled) {
         dims: vec![("batch".into(), 4), ("seq".into(), 64)],
         drop_outputs: Vec::new(),
     };
-    let done = compile(&mut graph, &request, &mut Watch::default()).unwrap_or_else(|e| panic!("{model}: {e}"));
+    let done = compile(&mut graph, &request, &mut Watch::default())
+        .unwrap_or_else(|e| panic!("{model}: {e}"));
     (graph, done)
 }
 
@@ -48,7 +52,11 @@ fn two_equal_layers_in_every_fixture_names_or_not() {
         infer(&mut graph).unwrap();
         let named = Blocks::new(&graph).unwrap();
         assert_eq!(named.list.len(), 2, "{model}");
-        assert_eq!(named.list[0].nodes.len(), named.list[1].nodes.len(), "{model}");
+        assert_eq!(
+            named.list[0].nodes.len(),
+            named.list[1].nodes.len(),
+            "{model}"
+        );
         for block in &named.list {
             assert_eq!(block.kind, "attention+mlp", "{model}");
             assert_eq!(block.run, 0);
@@ -58,8 +66,14 @@ fn two_equal_layers_in_every_fixture_names_or_not() {
         assert_eq!(named.list[1].inputs[0], stream, "{model}");
         let classes: Vec<_> = named.list.iter().map(|b| b.class.clone()).collect();
         let paths: Vec<_> = named.list.iter().map(|b| b.path.clone()).collect();
-        assert!(paths[0].is_some() && paths[0] != paths[1], "{model}: {paths:?}");
-        assert!(classes[0].is_some() && classes[0] == classes[1], "{model}: {classes:?}");
+        assert!(
+            paths[0].is_some() && paths[0] != paths[1],
+            "{model}: {paths:?}"
+        );
+        assert!(
+            classes[0].is_some() && classes[0] == classes[1],
+            "{model}: {classes:?}"
+        );
 
         for id in graph.order().to_vec() {
             graph.set_loc(id, Arc::new(Loc::default()));
@@ -71,7 +85,12 @@ fn two_equal_layers_in_every_fixture_names_or_not() {
         let blind = Blocks::new(&graph).unwrap();
         let members = |b: &Blocks| b.list.iter().map(|b| b.nodes.clone()).collect::<Vec<_>>();
         assert_eq!(members(&blind), members(&named), "{model}");
-        assert!(blind.list.iter().all(|b| b.class.is_none() && b.path.is_none()));
+        assert!(
+            blind
+                .list
+                .iter()
+                .all(|b| b.class.is_none() && b.path.is_none())
+        );
     }
 }
 
@@ -79,12 +98,22 @@ fn two_equal_layers_in_every_fixture_names_or_not() {
 fn what_a_plan_predicts_is_the_memory_of_what_it_writes() {
     for (model, loss) in MODELS {
         let unplanned = compiled(model, loss, Policy::None).1.plan.after.peak_bytes;
-        for policy in [Policy::Full, Policy::Selective, Policy::Every(2), Policy::First(1), Policy::Group(2)] {
+        for policy in [
+            Policy::Full,
+            Policy::Selective,
+            Policy::Every(2),
+            Policy::First(1),
+            Policy::Group(2),
+        ] {
             let (mut graph, done) = compiled(model, loss, policy);
             let plan = &done.plan;
             assert_eq!(plan.before.peak_bytes, unplanned, "{model} {policy}");
             assert!(plan.after.peak_bytes < unplanned, "{model} {policy}");
-            assert_eq!(peak(&graph, &done.binding), plan.after.peak_bytes, "{model} {policy}");
+            assert_eq!(
+                peak(&graph, &done.binding),
+                plan.after.peak_bytes,
+                "{model} {policy}"
+            );
             // A plan may be taken back.
             strip_again(&mut graph);
             assert_eq!(peak(&graph, &done.binding), unplanned, "{model} {policy}");

@@ -1,0 +1,63 @@
+//! Between our types and libtorch's.
+
+use ckpt_passes::ir::{DType, Tensor as Constant};
+use ckpt_passes::{Error, Result};
+use ckpt_torch::{TorchError, bytes};
+use std::sync::Arc;
+use tch::{Kind, Tensor};
+
+/// libtorch's name of an element type.
+///
+/// # Errors
+/// Unsigned types wider than 8 bits, which libtorch cannot compute with.
+pub fn kind(dtype: DType) -> Result<Kind> {
+    Ok(match dtype {
+        DType::F32 => Kind::Float,
+        DType::F64 => Kind::Double,
+        DType::F16 => Kind::Half,
+        DType::BF16 => Kind::BFloat16,
+        DType::I64 => Kind::Int64,
+        DType::I32 => Kind::Int,
+        DType::I16 => Kind::Int16,
+        DType::I8 => Kind::Int8,
+        DType::U8 => Kind::Uint8,
+        DType::Bool => Kind::Bool,
+        DType::U64 | DType::U32 | DType::U16 => {
+            return Err(Error::model(
+                "type",
+                format!("the runtime has no tensors of element type {dtype}"),
+            ));
+        }
+    })
+}
+
+/// Our name of an element type, if we have one.
+pub fn dtype(kind: Kind) -> Option<DType> {
+    DType::ALL
+        .into_iter()
+        .find(|d| self::kind(*d).is_ok_and(|k| k == kind))
+}
+
+/// A failure inside libtorch. Out of memory is the environment's; anything else means that we sent a wrong call.
+pub fn torch_error(error: TorchError) -> Box<Error> {
+    match error.kind {
+        ckpt_torch::ErrorKind::OutOfMemory => Error::environment("memory", error.to_string()),
+        _ => Error::bug("torch", error.to_string()),
+    }
+}
+
+/// A weight as a tensor: over the mapped file where its bytes are aligned, else a copy.
+///
+/// # Errors
+/// The weight's file is absent.
+pub fn tensor(name: &str, constant: &Constant) -> Result<Tensor> {
+    let Some(data) = constant.bytes() else {
+        return Err(Error::environment(
+            "weights",
+            format!("the file that holds `{name}` is absent"),
+        )
+        .help("put the external data file beside the model"));
+    };
+    let dims: Vec<i64> = constant.dims.iter().map(|d| *d as i64).collect();
+    bytes::from_bytes(Arc::new(data.clone()), kind(constant.dtype)?, &dims).map_err(torch_error)
+}

@@ -1,0 +1,311 @@
+//! Runs a graph in its order and frees each tensor right after its last use.
+//!
+//! A [`Program`] is made once: kernels looked up, weights wrapped, the drop table computed. A run needs nothing but the
+//! inputs. Views hold their storage, so dropping every value at its own last use frees a storage exactly where
+//! `analysis::memory` says it dies. Everything runs without autograd.
+
+use super::convert;
+use super::kernels::{self, KernelCx};
+use ckpt_passes::ir::{DType, Def, Graph, Node, Side, Ty, ValueId};
+use ckpt_passes::{Error, Result};
+use ckpt_torch::memory;
+use std::collections::BTreeMap;
+use std::time::Instant;
+use tch::Tensor;
+
+/// A graph made ready to run.
+pub struct Program {
+    steps: Vec<Step>,
+    /// One slot a value: what is resident throughout (weights).
+    resident: Vec<Option<Tensor>>,
+    inputs: Vec<Input>,
+    outputs: Vec<(String, usize)>,
+    /// Bytes of weights and constants.
+    weight_bytes: u64,
+}
+
+struct Step {
+    node: Node,
+    /// For messages.
+    place: String,
+    kernel: kernels::Kernel,
+    ins: Vec<Option<usize>>,
+    outs: Vec<usize>,
+    /// Slots that nobody reads after this step.
+    drops: Vec<usize>,
+}
+
+struct Input {
+    name: String,
+    ty: Ty,
+    slot: usize,
+}
+
+/// What a run gives back.
+pub struct Run {
+    /// Graph outputs by name.
+    pub outputs: Vec<(String, Tensor)>,
+    /// Weights, constants and inputs.
+    pub static_bytes: u64,
+    /// Largest number of bytes alive at once, static ones included.
+    pub peak_bytes: u64,
+    /// The step at which the peak was first reached.
+    pub peak_at: Option<String>,
+    pub time_us: u64,
+}
+
+impl Program {
+    /// Chooses a kernel for every node and wraps the weights.
+    ///
+    /// # Errors
+    /// An op without a kernel, an element type libtorch lacks, a weight whose file is absent.
+    pub fn new(graph: &Graph) -> Result<Program> {
+        memory::install();
+        let slot = |id: ValueId| ckpt_passes::ir::Id::index(id);
+        let mut resident: Vec<Option<Tensor>> = (0..graph.value_bound()).map(|_| None).collect();
+        let mut weight_bytes = 0;
+        for (id, value) in graph.inits() {
+            if let Def::Init(constant) = &value.def
+                && (!value.uses().is_empty() || graph.is_output(id))
+            {
+                resident[slot(id)] = Some(convert::tensor(&value.name, constant)?);
+                weight_bytes += constant.size_bytes();
+            }
+        }
+        let drops = drop_table(graph);
+        let mut steps = Vec::with_capacity(graph.order().len());
+        for (at, id) in graph.order().iter().enumerate() {
+            let node = graph.node(*id);
+            let Some(kernel) = kernels::find(node.op) else {
+                return Err(Error::model(
+                    "op",
+                    format!("the runtime cannot execute {}", node.op.name),
+                )
+                .at(graph.describe(*id)));
+            };
+            steps.push(Step {
+                node: node.clone(),
+                place: graph.describe(*id),
+                kernel,
+                ins: node.ins.iter().map(|v| v.map(slot)).collect(),
+                outs: node.outs.iter().map(|v| slot(*v)).collect(),
+                drops: drops[at].iter().map(|v| slot(*v)).collect(),
+            });
+        }
+        let inputs = graph.inputs().iter().map(|id| {
+            let value = graph.value(*id);
+            Input {
+                name: value.name.clone(),
+                ty: value.ty().clone(),
+                slot: slot(*id),
+            }
+        });
+        let outputs = graph
+            .outputs()
+            .iter()
+            .map(|id| (graph.value(*id).name.clone(), slot(*id)));
+        Ok(Program {
+            steps,
+            resident,
+            inputs: inputs.collect(),
+            outputs: outputs.collect(),
+            weight_bytes,
+        })
+    }
+
+    /// Replaces a weight by name, for this program.
+    ///
+    /// # Errors
+    /// The shape or element type differs from the model's.
+    pub fn override_weight(&mut self, graph: &Graph, id: ValueId, tensor: Tensor) -> Result<()> {
+        let value = graph.value(id);
+        let ty = value.ty();
+        let found = (convert::dtype(tensor.kind()), tensor.size());
+        if found.0 != Some(ty.dtype) || Some(found.1.clone()) != ty.static_dims() {
+            return Err(
+                Error::usage("input", format!("`{}` cannot take this tensor", value.name))
+                    .expected(ty.to_string())
+                    .found(format!("{:?}{:?}", tensor.kind(), tensor.size())),
+            );
+        }
+        self.resident[ckpt_passes::ir::Id::index(id)] = Some(tensor);
+        Ok(())
+    }
+
+    /// The sizes that the named dimensions of the inputs have in `inputs`.
+    ///
+    /// # Errors
+    /// A missing input, one of the wrong type, sizes that contradict each other, a named size of 0.
+    pub fn bind(&self, inputs: &BTreeMap<String, Tensor>) -> Result<BTreeMap<String, i64>> {
+        let mut sizes: BTreeMap<String, i64> = BTreeMap::new();
+        for input in &self.inputs {
+            let Some(tensor) = inputs.get(&input.name) else {
+                return Err(
+                    Error::usage("input", format!("input `{}` is missing", input.name))
+                        .expected(input.ty.to_string()),
+                );
+            };
+            self.bind_one(input, tensor, &mut sizes)?;
+        }
+        // A size such as `seq + 1` can only be checked once the names have numbers.
+        for input in &self.inputs {
+            let size_of = |name: &str| sizes.get(name).copied();
+            for (dim, found) in input.ty.dims.iter().zip(inputs[&input.name].size()) {
+                if dim.eval(&size_of).is_some_and(|n| n != found) {
+                    return Err(wrong_shape(input, &inputs[&input.name])
+                        .help(format!("sizes so far: {sizes:?}")));
+                }
+            }
+        }
+        Ok(sizes)
+    }
+
+    fn bind_one(
+        &self,
+        input: &Input,
+        tensor: &Tensor,
+        sizes: &mut BTreeMap<String, i64>,
+    ) -> Result<()> {
+        if convert::dtype(tensor.kind()) != Some(input.ty.dtype) || tensor.dim() != input.ty.rank()
+        {
+            return Err(wrong_shape(input, tensor));
+        }
+        for (dim, found) in input.ty.dims.iter().zip(tensor.size()) {
+            let Some(name) = dim.as_symbol() else {
+                continue;
+            };
+            if found == 0 {
+                return Err(Error::usage(
+                    "input",
+                    format!("dimension `{name}` of input `{}` is 0", input.name),
+                )
+                .help("a named dimension is at least 1"));
+            }
+            let known = *sizes.entry(name.to_string()).or_insert(found);
+            if known != found {
+                return Err(wrong_shape(input, tensor)
+                    .help(format!("`{name}` is {known} in another input")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs the graph once.
+    ///
+    /// # Errors
+    /// As [`Program::bind`], or a kernel that fails; the error names the node.
+    pub fn run(&self, inputs: &BTreeMap<String, Tensor>) -> Result<Run> {
+        self.bind(inputs)?;
+        let _no_grad = tch::no_grad_guard();
+        let mut slots: Vec<Option<Tensor>> = self
+            .resident
+            .iter()
+            .map(|t| t.as_ref().map(Tensor::shallow_clone))
+            .collect();
+        let mut static_bytes = self.weight_bytes;
+        for input in &self.inputs {
+            let tensor = &inputs[&input.name];
+            static_bytes += tensor.numel() as u64 * input.ty.dtype.size_bytes();
+            slots[input.slot] = Some(tensor.shallow_clone());
+        }
+        memory::reset_peak();
+        let base_bytes = memory::live_bytes();
+        let mut peak = (base_bytes, None);
+        let start = Instant::now();
+        for (at, step) in self.steps.iter().enumerate() {
+            step.execute(&mut slots)?;
+            let reached = memory::peak_bytes();
+            if reached > peak.0 {
+                peak = (reached, Some(at));
+            }
+            for slot in &step.drops {
+                slots[*slot] = None;
+            }
+        }
+        let time_us = start.elapsed().as_micros() as u64;
+        let mut outputs = Vec::with_capacity(self.outputs.len());
+        for (name, slot) in &self.outputs {
+            let tensor = slots[*slot]
+                .as_ref()
+                .ok_or_else(|| Error::bug("run", format!("output `{name}` is gone")))?;
+            outputs.push((name.clone(), tensor.shallow_clone()));
+        }
+        Ok(Run {
+            outputs,
+            static_bytes,
+            peak_bytes: static_bytes + (peak.0 - base_bytes),
+            peak_at: peak.1.map(|at| self.steps[at].node.name.clone()),
+            time_us,
+        })
+    }
+
+    /// Names and types of the graph inputs.
+    pub fn inputs(&self) -> impl Iterator<Item = (&str, &Ty)> {
+        self.inputs.iter().map(|i| (i.name.as_str(), &i.ty))
+    }
+}
+
+impl Step {
+    fn execute(&self, slots: &mut [Option<Tensor>]) -> Result<()> {
+        let ins: Vec<Option<&Tensor>> = self
+            .ins
+            .iter()
+            .map(|slot| slot.and_then(|s| slots[s].as_ref()))
+            .collect();
+        let cx = KernelCx {
+            op: self.node.op,
+            attrs: &self.node.attrs,
+            ins: &ins,
+            n_outs: self.outs.len(),
+        };
+        let results = (self.kernel)(&cx).map_err(|e| e.at(self.place.clone()))?;
+        if results.len() != self.outs.len() {
+            return Err(Error::bug(
+                "kernel",
+                format!("{} gave {} results", self.node.op.name, results.len()),
+            )
+            .at(self.place.clone()));
+        }
+        for (slot, tensor) in self.outs.iter().zip(results) {
+            slots[*slot] = Some(tensor);
+        }
+        Ok(())
+    }
+}
+
+fn wrong_shape(input: &Input, tensor: &Tensor) -> Box<Error> {
+    let dtype = convert::dtype(tensor.kind())
+        .map_or_else(|| format!("{:?}", tensor.kind()), |d: DType| d.to_string());
+    Error::usage(
+        "input",
+        format!("input `{}` has the wrong type", input.name),
+    )
+    .expected(input.ty.to_string())
+    .found(format!("{dtype}{:?}", tensor.size()))
+}
+
+/// After each step, the values that nobody reads any more. Graph outputs, inputs and weights stay.
+fn drop_table(graph: &Graph) -> Vec<Vec<ValueId>> {
+    let mut last: Side<ValueId, Option<usize>> = Side::new(graph.value_bound(), None);
+    for (at, id) in graph.order().iter().enumerate() {
+        let node = graph.node(*id);
+        for value in node.ins.iter().flatten().chain(&node.outs) {
+            last[*value] = Some(at);
+        }
+    }
+    let mut stays = Side::new(graph.value_bound(), false);
+    for output in graph.outputs() {
+        stays[*output] = true;
+    }
+    let mut drops = vec![Vec::new(); graph.order().len()];
+    for id in graph.order() {
+        for value in &graph.node(*id).outs {
+            if let Some(at) = last[*value]
+                && !stays[*value]
+            {
+                drops[at].push(*value);
+            }
+        }
+    }
+    drops
+}

@@ -1,0 +1,152 @@
+//! Joining, splitting, repeating and padding.
+
+use super::shape::{axes_of, mismatch};
+use super::{Kernel, KernelCx, call, empty, write};
+use ckpt_passes::ir::OpDef;
+use ckpt_passes::ops::concat::*;
+use ckpt_passes::{Error, Result};
+use ckpt_torch::Arg;
+use tch::Tensor;
+
+pub const KERNELS: &[(&OpDef, Kernel)] = &[
+    (&CONCAT, concat),
+    (&SPLIT, split),
+    (&TILE, tile),
+    (&PAD, pad),
+];
+
+fn concat(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    let parts: Vec<&Tensor> = cx.ins.iter().flatten().copied().collect();
+    let first = cx.x(0)?;
+    let axis = axes_of(&[cx.attrs.int("axis")], first.dim())[0];
+    let mut size = first.size();
+    size[axis] = parts.iter().map(|p| p.size()[axis]).sum();
+    let out = empty(&size, first.kind(), first.device());
+    let mut at = 0;
+    for part in parts {
+        let length = part.size()[axis];
+        let place = narrow(&out, axis, at, length)?;
+        if place.size() != part.size() {
+            return Err(mismatch(
+                cx,
+                &format!("{:?} beside {:?}", part.size(), first.size()),
+            ));
+        }
+        write(
+            "aten::copy_",
+            "",
+            &[Arg::Tensor(&place), Arg::Tensor(part), Arg::Bool(false)],
+        )?;
+        at += length;
+    }
+    Ok(vec![out])
+}
+
+fn narrow(x: &Tensor, axis: usize, start: i64, length: i64) -> Result<Tensor> {
+    call(
+        "aten::narrow",
+        "",
+        &[
+            Arg::Tensor(x),
+            Arg::Int(axis as i64),
+            Arg::Int(start),
+            Arg::Int(length),
+        ],
+    )
+}
+
+fn split(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    let x = cx.x(0)?;
+    let axis = axes_of(&[cx.attrs.int("axis")], x.dim())[0];
+    let total = x.size()[axis];
+    let sizes = match cx.opt(1) {
+        Some(_) => cx.ints(1)?,
+        None => {
+            // Equal parts, the last one smaller (ONNX Split-18).
+            let n = cx
+                .attrs
+                .opt_int("num_outputs")
+                .unwrap_or(cx.n_outs as i64)
+                .max(1);
+            let each = (total + n - 1) / n;
+            (0..n).map(|i| (total - i * each).clamp(0, each)).collect()
+        }
+    };
+    if sizes.iter().sum::<i64>() != total || sizes.len() != cx.n_outs {
+        return Err(mismatch(cx, &format!("{total} into {sizes:?}")));
+    }
+    let mut at = 0;
+    let mut outs = Vec::new();
+    for size in sizes {
+        outs.push(narrow(x, axis, at, size)?);
+        at += size;
+    }
+    Ok(outs)
+}
+
+fn pad(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    let x = cx.x(0)?;
+    let pads = cx.ints(1)?;
+    let axes = match cx.opt(3) {
+        Some(_) => axes_of(&cx.ints(3)?, x.dim()),
+        None => (0..x.dim()).collect(),
+    };
+    if cx.attrs.str("mode") != "constant" {
+        return Err(Error::model(
+            "op",
+            format!("Pad: the runtime has no mode `{}`", cx.attrs.str("mode")),
+        ));
+    }
+    let n = axes.len();
+    let size = x.size();
+    let mut out_size = size.clone();
+    // Source and destination of the part that survives; a negative pad cuts.
+    let mut kept = x.alias();
+    let mut place_at = vec![0; size.len()];
+    for (i, axis) in axes.iter().enumerate() {
+        let (before, after) = (pads[i], pads[i + n]);
+        out_size[*axis] = size[*axis] + before + after;
+        if out_size[*axis] < 0 {
+            return Err(mismatch(cx, &format!("{size:?} padded by {pads:?}")));
+        }
+        let start = (-before).max(0);
+        let length = (size[*axis] - start - (-after).max(0)).max(0);
+        kept = narrow(&kept, *axis, start.min(size[*axis]), length)?;
+        place_at[*axis] = before.max(0);
+    }
+    let out = empty(&out_size, x.kind(), x.device());
+    match cx.opt(2) {
+        Some(value) => write(
+            "aten::fill_",
+            "Tensor",
+            &[
+                Arg::Tensor(&out),
+                Arg::Tensor(&value.reshape(&[] as &[i64])),
+            ],
+        )?,
+        None => write("aten::zero_", "", &[Arg::Tensor(&out)])?,
+    };
+    let mut place = out.alias();
+    for (axis, at) in place_at.iter().enumerate() {
+        place = narrow(&place, axis, *at, kept.size()[axis])?;
+    }
+    write(
+        "aten::copy_",
+        "",
+        &[Arg::Tensor(&place), Arg::Tensor(&kept), Arg::Bool(false)],
+    )?;
+    Ok(vec![out])
+}
+
+fn tile(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    let x = cx.x(0)?;
+    let repeats = cx.ints(1)?;
+    let dims: Vec<i64> = x.size().iter().zip(&repeats).map(|(d, r)| d * r).collect();
+    let out = empty(&dims, x.kind(), x.device());
+    write(
+        "aten::repeat",
+        "out",
+        &[Arg::Tensor(x), Arg::Ints(&repeats), Arg::Tensor(&out)],
+    )?;
+    Ok(vec![out])
+}

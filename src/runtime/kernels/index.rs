@@ -1,0 +1,205 @@
+//! Lookups. ONNX indices may be negative; libtorch's may not, so they are wrapped first (a temporary of
+//! the indices' size, declared by the rows).
+
+use super::shape::axes_of;
+use super::{Kernel, KernelCx, call, empty, write};
+use ckpt_passes::ir::OpDef;
+use ckpt_passes::ops::index::*;
+use ckpt_passes::{Error, Result};
+use ckpt_torch::Arg;
+use tch::{Kind, Tensor};
+
+pub const KERNELS: &[(&OpDef, Kernel)] = &[
+    (&GATHER, gather),
+    (&GATHER_GRAD, gather_grad),
+    (&GATHER_ELEMENTS, gather_elements),
+    (&GATHER_ND, gather_nd),
+    (&NON_ZERO, non_zero),
+];
+
+/// Indices into an axis of size `n`, all in `0..n`, as int64.
+pub fn wrapped(cx: &KernelCx, indices: &Tensor, n: i64) -> Result<Tensor> {
+    let indices = indices.to_kind(Kind::Int64);
+    if indices.numel() == 0 {
+        return Ok(indices);
+    }
+    let (low, high) = (
+        indices.min().int64_value(&[]),
+        indices.max().int64_value(&[]),
+    );
+    if low < -n || high >= n {
+        return Err(
+            Error::model("index", format!("{}: an index is out of range", cx.op.name))
+                .expected(format!("{}..{n}", -n))
+                .found(format!("{low}..={high}")),
+        );
+    }
+    if low >= 0 {
+        return Ok(indices);
+    }
+    call(
+        "aten::remainder",
+        "Scalar",
+        &[Arg::Tensor(&indices), Arg::Int(n)],
+    )
+}
+
+pub fn axis_of(cx: &KernelCx, rank: usize) -> usize {
+    axes_of(&[cx.attrs.int("axis")], rank)[0]
+}
+
+pub fn flat(x: &Tensor) -> Tensor {
+    x.reshape([-1])
+}
+
+fn gather(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    let (data, indices) = (cx.x(0)?, cx.x(1)?);
+    let size = data.size();
+    let axis = axis_of(cx, size.len());
+    let at = flat(&wrapped(cx, indices, size[axis])?);
+    let mut dims = size[..axis].to_vec();
+    dims.extend(indices.size());
+    dims.extend(&size[axis + 1..]);
+    let out = empty(&dims, data.kind(), data.device());
+    let mut lines = size.clone();
+    lines[axis] = at.numel() as i64;
+    let target = out.view(lines.as_slice());
+    write(
+        "aten::index_select",
+        "out",
+        &[
+            Arg::Tensor(data),
+            Arg::Int(axis as i64),
+            Arg::Tensor(&at),
+            Arg::Tensor(&target),
+        ],
+    )?;
+    Ok(vec![out])
+}
+
+/// Rows of `dy` added to zeros, in the order of the indices: the same bits every time.
+fn gather_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    let (size, indices, dy) = (cx.ints(0)?, cx.x(1)?, cx.x(2)?);
+    let axis = axis_of(cx, size.len());
+    let at = flat(&wrapped(cx, indices, size[axis])?);
+    let out = empty(&size, dy.kind(), dy.device());
+    write("aten::zero_", "", &[Arg::Tensor(&out)])?;
+    let mut lines = size.clone();
+    lines[axis] = at.numel() as i64;
+    let dy = dy.reshape(lines.as_slice());
+    let args = [
+        Arg::Tensor(&out),
+        Arg::Int(axis as i64),
+        Arg::Tensor(&at),
+        Arg::Tensor(&dy),
+        Arg::Int(1),
+    ];
+    write("aten::index_add_", "", &args)?;
+    Ok(vec![out])
+}
+
+fn gather_elements(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    let (data, indices) = (cx.x(0)?, cx.x(1)?);
+    let axis = axis_of(cx, data.dim());
+    let at = wrapped(cx, indices, data.size()[axis])?;
+    let out = empty(&at.size(), data.kind(), data.device());
+    write(
+        "aten::gather",
+        "out",
+        &[
+            Arg::Tensor(data),
+            Arg::Int(axis as i64),
+            Arg::Tensor(&at),
+            Arg::Bool(false),
+            Arg::Tensor(&out),
+        ],
+    )?;
+    Ok(vec![out])
+}
+
+/// Row-major positions of index tuples (last axis of `indices`) in the leading axes of `size` behind `batch_dims`.
+pub fn nd_positions(
+    cx: &KernelCx,
+    indices: &Tensor,
+    size: &[i64],
+    batch_dims: usize,
+) -> Result<Tensor> {
+    let tuple = indices.size()[indices.dim() - 1];
+    let mut at: Option<Tensor> = None;
+    for k in 0..tuple {
+        let n = size[batch_dims + k as usize];
+        let one = wrapped(cx, &indices.select(-1, k), n)?;
+        at = Some(match at {
+            None => one,
+            Some(sum) => sum * n + one,
+        });
+    }
+    Ok(at.unwrap_or_else(|| {
+        Tensor::zeros(
+            &indices.size()[..indices.dim() - 1],
+            (Kind::Int64, indices.device()),
+        )
+    }))
+}
+
+/// ONNX GatherND-13. Batches become one more leading coordinate of the flattened table.
+fn gather_nd(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    let (data, indices) = (cx.x(0)?, cx.x(1)?);
+    let batch_dims = cx.attrs.int("batch_dims") as usize;
+    let size = data.size();
+    let isize = indices.size();
+    let tuple = isize[isize.len() - 1] as usize;
+    if batch_dims + tuple > size.len() {
+        return Err(Error::model(
+            "shape",
+            format!("GatherND: {tuple} coordinates into {size:?}"),
+        ));
+    }
+    let batches: i64 = size[..batch_dims].iter().product();
+    let rows: i64 = size[batch_dims..batch_dims + tuple].iter().product();
+    let width: i64 = size[batch_dims + tuple..].iter().product();
+    let mut at = nd_positions(cx, indices, &size, batch_dims)?;
+    if batch_dims > 0 {
+        let per_batch = at.reshape([batches, -1]);
+        let offset =
+            Tensor::arange(batches, (Kind::Int64, at.device())).reshape([batches, 1]) * rows;
+        at = per_batch + offset;
+    }
+    let at = flat(&at);
+    let mut dims = isize[..isize.len() - 1].to_vec();
+    dims.extend(&size[batch_dims + tuple..]);
+    let out = empty(&dims, data.kind(), data.device());
+    let table = data.reshape([batches * rows, width]);
+    let target = out.view([at.numel() as i64, width]);
+    write(
+        "aten::index_select",
+        "out",
+        &[
+            Arg::Tensor(&table),
+            Arg::Int(0),
+            Arg::Tensor(&at),
+            Arg::Tensor(&target),
+        ],
+    )?;
+    Ok(vec![out])
+}
+
+/// One column for each element that is not zero, one row an axis.
+fn non_zero(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    let found = call("aten::nonzero", "", &[Arg::Tensor(cx.x(0)?)])?;
+    let out = empty(
+        &[found.size()[1], found.size()[0]],
+        Kind::Int64,
+        found.device(),
+    );
+    write(
+        "aten::copy_",
+        "",
+        &[
+            Arg::Tensor(&out),
+            Arg::Tensor(&found.transpose(0, 1)),
+            Arg::Bool(false),
+        ],
+    )?;
+    Ok(vec![out])
+}

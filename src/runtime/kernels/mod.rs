@@ -1,0 +1,140 @@
+//! One kernel per op, in files that mirror `passes/ops`.
+//!
+//! A kernel keeps the promise of its row's `memory` rule: results are new and row-major unless the rule says "view",
+//! and beside results it takes no more than `temp_bytes`. An op without a kernel is executed through its body.
+
+use super::convert::torch_error;
+use ckpt_passes::ir::{Attrs, OpDef};
+use ckpt_passes::{Error, Result};
+use ckpt_torch::{Arg, Op, Ret};
+use tch::{Device, Kind, Tensor};
+
+pub mod activation;
+pub mod arith;
+pub mod cast;
+pub mod concat;
+pub mod extreme;
+pub mod fill;
+pub mod index;
+pub mod logic;
+pub mod loss;
+pub mod math;
+pub mod matmul;
+pub mod norm;
+pub mod power;
+pub mod reduce;
+pub mod scan;
+pub mod scatter;
+pub mod shape;
+pub mod slice;
+pub mod softmax;
+pub mod sum_to;
+
+/// Computes the results of one node.
+pub type Kernel = fn(&KernelCx) -> Result<Vec<Tensor>>;
+
+/// Every family's kernels.
+const FAMILIES: &[&[(&OpDef, Kernel)]] = &[
+    activation::KERNELS,
+    arith::KERNELS,
+    cast::KERNELS,
+    concat::KERNELS,
+    extreme::KERNELS,
+    fill::KERNELS,
+    index::KERNELS,
+    logic::KERNELS,
+    loss::KERNELS,
+    math::KERNELS,
+    matmul::KERNELS,
+    norm::KERNELS,
+    power::KERNELS,
+    reduce::KERNELS,
+    scan::KERNELS,
+    scatter::KERNELS,
+    shape::KERNELS,
+    slice::KERNELS,
+    softmax::KERNELS,
+    sum_to::KERNELS,
+];
+
+/// The kernel of an op.
+pub fn find(op: &OpDef) -> Option<Kernel> {
+    FAMILIES
+        .iter()
+        .flat_map(|rows| rows.iter())
+        .find(|(row, _)| *row == op)
+        .map(|(_, kernel)| *kernel)
+}
+
+/// What a kernel sees of its node.
+pub struct KernelCx<'a> {
+    pub op: &'static OpDef,
+    pub attrs: &'a Attrs,
+    pub ins: &'a [Option<&'a Tensor>],
+    pub n_outs: usize,
+}
+
+impl KernelCx<'_> {
+    /// Operand `i`, which the op requires.
+    pub fn x(&self, i: usize) -> Result<&Tensor> {
+        self.opt(i).ok_or_else(|| {
+            Error::bug(
+                "kernel",
+                format!("{}: operand {i} is missing", self.op.name),
+            )
+        })
+    }
+
+    pub fn opt(&self, i: usize) -> Option<&Tensor> {
+        self.ins.get(i).copied().flatten()
+    }
+
+    /// The contents of an integer operand, row-major.
+    pub fn ints(&self, i: usize) -> Result<Vec<i64>> {
+        let tensor = self.x(i)?;
+        Vec::<i64>::try_from(tensor.to_kind(Kind::Int64).contiguous().reshape([-1]))
+            .map_err(|e| Error::bug("kernel", format!("{}: operand {i}: {e}", self.op.name)))
+    }
+}
+
+/// Calls an ATen operator that returns one tensor.
+pub fn call(name: &str, overload: &str, args: &[Arg]) -> Result<Tensor> {
+    Op::find(name, overload)
+        .and_then(|op| op.call_one(args))
+        .map_err(torch_error)
+}
+
+/// Calls an ATen operator that writes into one of its arguments; what it returns is that argument.
+pub fn write(name: &str, overload: &str, args: &[Arg]) -> Result<()> {
+    Op::find(name, overload)
+        .and_then(|op| op.call(args))
+        .map(|_| ())
+        .map_err(torch_error)
+}
+
+/// Calls an ATen operator that returns several values.
+pub fn call_n(name: &str, overload: &str, args: &[Arg]) -> Result<Vec<Ret>> {
+    Op::find(name, overload)
+        .and_then(|op| op.call(args))
+        .map_err(torch_error)
+}
+
+/// A new row-major tensor on the device of `like`, not filled.
+pub fn empty(dims: &[i64], kind: Kind, device: Device) -> Tensor {
+    Tensor::empty(dims, (kind, device))
+}
+
+/// The shape that tensors broadcast to; the operator itself refuses what does not fit.
+pub fn broadcast(tensors: &[&Tensor]) -> Vec<i64> {
+    let rank = tensors.iter().map(|t| t.dim()).max().unwrap_or(0);
+    let mut dims = vec![1; rank];
+    for tensor in tensors {
+        let size = tensor.size();
+        for (dim, found) in dims[rank - size.len()..].iter_mut().zip(size) {
+            if found != 1 {
+                *dim = found;
+            }
+        }
+    }
+    dims
+}

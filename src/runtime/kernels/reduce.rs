@@ -1,0 +1,164 @@
+//! Reductions over axes.
+
+use super::shape::axes_of;
+use super::{Kernel, KernelCx, call, empty, write};
+use ckpt_passes::Result;
+use ckpt_passes::ir::OpDef;
+use ckpt_passes::ops::reduce::*;
+use ckpt_torch::Arg;
+use tch::Tensor;
+
+pub const KERNELS: &[(&OpDef, Kernel)] = &[
+    (&REDUCE_SUM, |cx| {
+        reduce(cx, |x, axes, keep, out| sum(x, axes, keep, out))
+    }),
+    (&REDUCE_MEAN, |cx| {
+        reduce(cx, |x, axes, keep, out| {
+            dims_out(
+                "aten::mean",
+                "out",
+                x,
+                axes,
+                &[Arg::Bool(keep), Arg::None],
+                out,
+            )
+        })
+    }),
+    (&REDUCE_MAX, |cx| {
+        reduce(cx, |x, axes, keep, out| {
+            dims_out("aten::amax", "out", x, axes, &[Arg::Bool(keep)], out)
+        })
+    }),
+    (&REDUCE_MIN, |cx| {
+        reduce(cx, |x, axes, keep, out| {
+            dims_out("aten::amin", "out", x, axes, &[Arg::Bool(keep)], out)
+        })
+    }),
+    (&REDUCE_PROD, |cx| reduce(cx, product)),
+    (&REDUCE_SUM_SQUARE, |cx| {
+        reduce(cx, |x, axes, keep, out| {
+            let square = empty(&x.size(), x.kind(), x.device());
+            write(
+                "aten::mul",
+                "out",
+                &[Arg::Tensor(x), Arg::Tensor(x), Arg::Tensor(&square)],
+            )?;
+            sum(&square, axes, keep, out)
+        })
+    }),
+    (&REDUCE_L1, |cx| {
+        reduce(cx, |x, axes, keep, out| norm(1, x, axes, keep, out))
+    }),
+    (&REDUCE_L2, |cx| {
+        reduce(cx, |x, axes, keep, out| norm(2, x, axes, keep, out))
+    }),
+    (&REDUCE_LOG_SUM_EXP, |cx| {
+        reduce(cx, |x, axes, keep, out| {
+            dims_out("aten::logsumexp", "out", x, axes, &[Arg::Bool(keep)], out)
+        })
+    }),
+];
+
+/// Reduces `x` over `axes` (at least one) into `out`.
+type Reduction = fn(&Tensor, &[i64], bool, &Tensor) -> Result<()>;
+
+fn dims_out(
+    name: &str,
+    overload: &str,
+    x: &Tensor,
+    axes: &[i64],
+    rest: &[Arg],
+    out: &Tensor,
+) -> Result<()> {
+    let mut args = vec![Arg::Tensor(x), Arg::Ints(axes)];
+    args.extend_from_slice(rest);
+    args.push(Arg::Tensor(out));
+    write(name, overload, &args)
+}
+
+pub fn sum(x: &Tensor, axes: &[i64], keep: bool, out: &Tensor) -> Result<()> {
+    dims_out(
+        "aten::sum",
+        "IntList_out",
+        x,
+        axes,
+        &[Arg::Bool(keep), Arg::None],
+        out,
+    )
+}
+
+fn norm(order: i64, x: &Tensor, axes: &[i64], keep: bool, out: &Tensor) -> Result<()> {
+    let args = [
+        Arg::Tensor(x),
+        Arg::Int(order),
+        Arg::Ints(axes),
+        Arg::Bool(keep),
+        Arg::None,
+        Arg::Tensor(out),
+    ];
+    write("aten::linalg_vector_norm", "out", &args)
+}
+
+/// libtorch multiplies along one axis at a time.
+fn product(x: &Tensor, axes: &[i64], keep: bool, out: &Tensor) -> Result<()> {
+    let mut sorted = axes.to_vec();
+    sorted.sort_unstable();
+    let mut partial = x.alias();
+    for axis in sorted.iter().rev() {
+        let args = [
+            Arg::Tensor(&partial),
+            Arg::Int(*axis),
+            Arg::Bool(keep),
+            Arg::None,
+        ];
+        partial = call("aten::prod", "dim_int", &args)?;
+    }
+    write(
+        "aten::copy_",
+        "",
+        &[Arg::Tensor(out), Arg::Tensor(&partial), Arg::Bool(false)],
+    )
+}
+
+/// ONNX: no axes means all of them, unless `noop_with_empty_axes` makes it none.
+fn reduce(cx: &KernelCx, reduction: Reduction) -> Result<Vec<Tensor>> {
+    let x = cx.x(0)?;
+    let size = x.size();
+    let mut axes = match cx.opt(1) {
+        Some(_) => axes_of(&cx.ints(1)?, size.len()),
+        None => Vec::new(),
+    };
+    axes.sort_unstable();
+    let keep = cx.attrs.int("keepdims") != 0;
+    if axes.is_empty() {
+        if cx.attrs.int("noop_with_empty_axes") != 0 && cx.op != &REDUCE_SUM_SQUARE {
+            return elementwise(cx, x, reduction);
+        }
+        axes = if cx.attrs.int("noop_with_empty_axes") != 0 {
+            Vec::new()
+        } else {
+            (0..size.len()).collect()
+        };
+    }
+    if axes.is_empty() {
+        return elementwise(cx, x, reduction);
+    }
+    let dims: Vec<i64> = (0..size.len())
+        .filter_map(|i| match (axes.contains(&i), keep) {
+            (true, true) => Some(1),
+            (true, false) => None,
+            (false, _) => Some(size[i]),
+        })
+        .collect();
+    let out = empty(&dims, x.kind(), x.device());
+    let axes: Vec<i64> = axes.into_iter().map(|a| a as i64).collect();
+    reduction(x, &axes, keep, &out)?;
+    Ok(vec![out])
+}
+
+/// A reduction over no axis is one over an axis of size 1.
+fn elementwise(_: &KernelCx, x: &Tensor, reduction: Reduction) -> Result<Vec<Tensor>> {
+    let out = empty(&x.size(), x.kind(), x.device());
+    reduction(&x.unsqueeze(-1), &[x.dim() as i64], false, &out)?;
+    Ok(vec![out])
+}

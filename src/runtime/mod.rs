@@ -1,0 +1,9 @@
+//! Executes a graph on libtorch, exactly in its order. The only part of the project that knows `tch`.
+//!
+//! [`executor`] turns a graph into a program (kernels chosen, drop table computed) and runs it; [`kernels`] mirrors
+//! `passes/ops`: one file per family, one kernel per op. Memory is counted by the allocator hook of `ckpt-torch`; what
+//! is measured is what `analysis::memory` predicted.
+
+pub mod convert;
+pub mod executor;
+pub mod kernels;
