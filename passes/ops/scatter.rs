@@ -13,6 +13,7 @@ use crate::ir::layout::count;
 use crate::ir::op::{
     Body, Domain, Effect, Grad, GradCx, Import, InferCx, OpDef, Slot, fresh, moves, no_fold,
 };
+use crate::ir::typing::MAX_KNOWN_ELEMENTS;
 use crate::ir::{AttrDefault, AttrKind, AttrSpec, Attrs, DType, Dim, Same, Ty, ValueId};
 
 pub const ROWS: &[&OpDef] = &[&SCATTER_ELEMENTS, &SCATTER_ND, &ONE_HOT];
@@ -222,7 +223,7 @@ pub static ONE_HOT: OpDef = OpDef {
         dims.insert(axis, depth.unwrap_or_else(|| cx.fresh(0, axis)));
         Ok(vec![Ty::new(values.dtype, dims)])
     },
-    fold: no_fold,
+    fold: fold_one_hot,
     grad: Grad::Rule(|cx| match cx.wants(2) {
         true => Err(no_rule(cx, "the pair of values of `OneHot` has no rule")),
         false => Ok(()),
@@ -241,3 +242,23 @@ pub static ONE_HOT: OpDef = OpDef {
     },
     body: Body::Standard,
 };
+
+/// Exporters pick entries of shapes this way.
+fn fold_one_hot(cx: &InferCx, types: &[Ty]) -> Option<Vec<Vec<Dim>>> {
+    let out = types.first()?.static_dims()?;
+    if count(&out) as u64 > MAX_KNOWN_ELEMENTS {
+        return None;
+    }
+    let axis = cx.axis(cx.attrs.int("axis"), out.len()).ok()?;
+    let (indices, values) = (cx.const_ints(0)?, cx.ints(2)?);
+    let inner = count(&out[axis + 1..]);
+    let mut result = Vec::new();
+    for flat in 0..count(&out) {
+        let place = flat / inner % out[axis];
+        let outer = flat / inner / out[axis];
+        let index = *indices.get((outer * inner + flat % inner) as usize)?;
+        let hot = index == place || index.saturating_add(out[axis]) == place;
+        result.push(values.get(hot as usize)?.clone());
+    }
+    Some(vec![result])
+}

@@ -91,6 +91,10 @@ fn legacy_shape_arithmetic_is_followed() {
     value.set("value", ckpt_passes::ir::Attr::Tensor(Tensor::ints(&[7])));
     let sevens = emit(&mut b, "ConstantOfShape", &[twice], value);
     assert_eq!(known(&b, sevens), "[7, 7]");
+    let (picked, depth) = (b.ints(&[1, -3]), b.int(3));
+    let values = emit(&mut b, "Concat", &[zero, seq1], axis(0));
+    let hot = emit(&mut b, "OneHot", &[picked, depth, values], none());
+    assert_eq!(known(&b, hot), "[0, seq, 0, seq, 0, 0]");
     let elements = emit(&mut b, "Size", &[x], none());
     assert_eq!(known(&b, elements), "[64*batch*seq]");
 }
