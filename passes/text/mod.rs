@@ -22,7 +22,8 @@
 //!   otherwise), `again %v segment N` (it computes the node of `%v` again), `@place` (where it comes from: unless it
 //!   says otherwise itself, and a copy from where its original comes from), `meta {…}`.
 //! - `forward:`, `loss:`, `backward:` and `scope …:` lines hold until the next of their kind; a graph starts in
-//!   `forward:` with no scope. A module is `"path"`, or `"path" is "Class"`.
+//!   `forward:` with no scope. A module is `"path"`, or `"path" is "Class"`. A copy has role and scope of its original
+//!   wherever it stands; one that has others says so: `role loss`, `scope "path"`.
 //! - A name is bare where it can be and quoted where not. Comments run from `;` to the end of the line.
 //! - Sizes are sums of products of integers, words, `?words` (data decides) and `floordiv`, `mod`, `min`, `max`,
 //!   `broadcast`.

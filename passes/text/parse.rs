@@ -35,14 +35,23 @@ pub fn parse_filled(text: &str) -> Result<Graph> {
     Parser::new(text, true).graph()
 }
 
+/// The role that a word names.
+fn role_of(word: &str) -> Option<Role> {
+    let roles = [Role::Forward, Role::Loss, Role::Backward];
+    roles.into_iter().find(|r| role_word(*r) == word)
+}
+
 struct Parser<'a> {
     s: Scan<'a>,
     graph: Graph,
     values: FxHashMap<String, ValueId>,
     fill: bool,
     role: Role,
-    scopes: Vec<(String, Option<String>)>,
+    scopes: Scopes,
 }
+
+/// Modules around a node, outermost first: path and class.
+type Scopes = Vec<(String, Option<String>)>;
 
 /// What may follow the types of a node.
 #[derive(Default)]
@@ -50,6 +59,8 @@ struct Clauses {
     name: Option<String>,
     again: Option<NodeId>,
     segment: Option<u32>,
+    role: Option<Role>,
+    scopes: Option<Scopes>,
     place: Option<String>,
     meta: Option<BTreeMap<String, String>>,
 }
@@ -175,11 +186,12 @@ impl<'a> Parser<'a> {
                 Ok(())
             }
             "init" => self.init(),
-            "scope" => self.scope(),
+            "scope" => {
+                self.scopes = self.scope()?;
+                self.s.expect(":")
+            }
             _ => {
-                let roles = [Role::Forward, Role::Loss, Role::Backward];
-                let role = roles.into_iter().find(|r| role_word(*r) == word);
-                self.role = role.ok_or_else(|| {
+                self.role = role_of(word).ok_or_else(|| {
                     self.s
                         .fail_at(at, format!("`{word}` starts no line"))
                         .expected("a node, meta, init, scope, forward, loss or backward")
@@ -226,10 +238,12 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    fn scope(&mut self) -> Result<()> {
-        self.scopes.clear();
-        if self.s.eat(":") {
-            return Ok(());
+    /// Modules, perhaps none.
+    fn scope(&mut self) -> Result<Scopes> {
+        let mut scopes = Vec::new();
+        self.s.blanks();
+        if self.s.peek() != Some(b'"') {
+            return Ok(scopes);
         }
         loop {
             let path = self.s.string()?;
@@ -237,11 +251,10 @@ impl<'a> Parser<'a> {
                 true => Some(self.s.string()?),
                 false => None,
             };
-            self.scopes.push((path, class));
-            if self.s.eat(":") {
-                return Ok(());
+            scopes.push((path, class));
+            if !self.s.eat(",") {
+                return Ok(scopes);
             }
-            self.s.expect(",")?;
         }
     }
 
@@ -269,10 +282,22 @@ impl<'a> Parser<'a> {
         if self.graph.has_node_name(name) {
             return Err(self.broken("I8", start, format!("two nodes are named `{name}`")));
         }
-        let place = clauses.place.unwrap_or_else(|| match clauses.again {
-            Some(original) => self.graph.node(original).loc.node.clone(),
-            None => name.clone(),
-        });
+        let (role, loc) = match clauses.again {
+            Some(original) => {
+                let source = self.graph.node(original);
+                (source.role, Loc::clone(&source.loc))
+            }
+            None => {
+                let scopes = self.scopes.clone();
+                (
+                    self.role,
+                    Loc {
+                        node: name.clone(),
+                        scopes,
+                    },
+                )
+            }
+        };
         let id = self.graph.add_node(NewNode {
             op,
             name,
@@ -280,10 +305,10 @@ impl<'a> Parser<'a> {
             ins,
             outs: outs.iter().cloned().zip(types).collect(),
             loc: Arc::new(Loc {
-                node: place,
-                scopes: self.scopes.clone(),
+                node: clauses.place.unwrap_or(loc.node),
+                scopes: clauses.scopes.unwrap_or(loc.scopes),
             }),
-            role: self.role,
+            role: clauses.role.unwrap_or(role),
         });
         self.graph.set_again(id, clauses.again, clauses.segment);
         *self.graph.meta_mut(id) = clauses.meta.unwrap_or_default();
@@ -474,6 +499,16 @@ impl<'a> Parser<'a> {
                             .map_err(|_| self.s.fail_at(at, "the number is too large"))?;
                         c.segment.replace(n).is_some()
                     }
+                    "role" => {
+                        let word = self.s.word("a role")?;
+                        let role = role_of(word)
+                            .ok_or_else(|| self.s.fail_at(at, format!("`{word}` is not a role")))?;
+                        c.role.replace(role).is_some()
+                    }
+                    "scope" => {
+                        let scopes = self.scope()?;
+                        c.scopes.replace(scopes).is_some()
+                    }
                     "meta" => {
                         let meta = self.meta()?;
                         c.meta.replace(meta).is_some()
@@ -482,7 +517,7 @@ impl<'a> Parser<'a> {
                         return Err(self
                             .s
                             .fail_at(at, format!("`{word}` is not a clause"))
-                            .expected("name, again, segment, @place or meta"));
+                            .expected("name, again, segment, role, scope, @place or meta"));
                     }
                 }
             };

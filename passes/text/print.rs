@@ -98,6 +98,11 @@ impl Printer<'_> {
                 continue;
             }
             let node = g.node(*id);
+            if node.again.is_some_and(|o| g.contains_node(o)) {
+                // A copy is where its original is, or says so itself: labels are about originals.
+                self.node(*id)?;
+                continue;
+            }
             if node.role != role {
                 role = node.role;
                 writeln!(self.out, "{}:", role_word(role))?;
@@ -105,6 +110,7 @@ impl Printer<'_> {
             if node.loc.scopes != *scopes {
                 scopes = &node.loc.scopes;
                 self.scope(scopes)?;
+                self.out.push_str(":\n");
             }
             self.node(*id)?;
         }
@@ -158,7 +164,6 @@ impl Printer<'_> {
                 write!(self.out, " is {}", Quoted(class))?;
             }
         }
-        self.out.push_str(":\n");
         Ok(())
     }
 
@@ -202,6 +207,16 @@ impl Printer<'_> {
         }
         if let Some(segment) = node.segment {
             write!(self.out, " segment {segment}")?;
+        }
+        if let Some(o) = original {
+            let source = g.node(o);
+            if node.role != source.role {
+                write!(self.out, " role {}", role_word(node.role))?;
+            }
+            if node.loc.scopes != source.loc.scopes {
+                self.out.push(' ');
+                self.scope(&node.loc.scopes)?;
+            }
         }
         let place = original.map_or(node.name.as_str(), |o| g.node(o).loc.node.as_str());
         if node.loc.node != place {

@@ -24,6 +24,8 @@ backward:
 scope:
   %s = SumToShape %g, %sh : f32[batch, seq + 1]
   %x.1/again = Add %x, %y : f32[batch, seq + 1, 64] again %x.1 segment 3
+  %g/again = Neg %"odd name" : f32[batch, seq + 1, 64] again %g role loss scope "other" is "Other", "o" @place
+  %g/again.2 = Neg %"odd name" : f32[batch, seq + 1, 64] again %g scope meta {k="v"}
 }
 "#;
 
