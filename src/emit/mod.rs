@@ -3,3 +3,4 @@
 pub mod file;
 pub mod function;
 pub mod onnx;
+pub mod save;
