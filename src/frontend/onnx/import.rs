@@ -12,7 +12,7 @@ use super::proto::{
 };
 use super::{names, upgrade};
 use ckpt_passes::ir::edit::NewNode;
-use ckpt_passes::ir::op::{Domain, SlotKind};
+use ckpt_passes::ir::op::Domain;
 use ckpt_passes::ir::typing::{Contents, type_node};
 use ckpt_passes::ir::verify::check_copy;
 use ckpt_passes::ir::{
@@ -25,9 +25,6 @@ use std::sync::Arc;
 
 /// Oldest and newest opset of the standard domain that we normalise.
 pub const OPSETS: std::ops::RangeInclusive<i64> = 11..=23;
-
-/// Local functions may call each other this deep.
-const MAX_CALL_DEPTH: usize = 64;
 
 /// Turns the bytes of a tensor message into a tensor; external data is the caller's business.
 pub type ReadTensor<'a> = dyn FnMut(&TensorProto) -> Result<Tensor> + 'a;
@@ -67,6 +64,7 @@ pub fn import(model: &ModelProto, read: &mut ReadTensor) -> Result<Imported> {
         warnings: Vec::new(),
         read,
         opset,
+        inlined: 0,
     };
     for function in &model.functions {
         importer
@@ -135,7 +133,7 @@ fn claims(graph: &Graph, first: usize) -> Vec<Claim> {
 }
 
 /// The version of the standard domain among a file's or function's imports.
-fn standard_opset<'a>(
+pub(super) fn standard_opset<'a>(
     imports: impl Iterator<Item = (Option<&'a str>, Option<i64>)>,
 ) -> Result<i64> {
     let mut version = None;
@@ -164,18 +162,20 @@ fn function_key(domain: &str, name: &str) -> (String, String) {
     (domain.to_string(), name.to_string())
 }
 
-struct Importer<'a, 'r> {
-    graph: Graph,
+pub(super) struct Importer<'a, 'r> {
+    pub(super) graph: Graph,
     /// What each name of the file stands for; inside a function, its formal names.
-    scope: BTreeMap<String, ValueId>,
+    pub(super) scope: BTreeMap<String, ValueId>,
     /// Types the file claims; only believed for ops we do not know.
-    declared: BTreeMap<String, Ty>,
-    functions: BTreeMap<(String, String), &'a FunctionProto>,
+    pub(super) declared: BTreeMap<String, Ty>,
+    pub(super) functions: BTreeMap<(String, String), &'a FunctionProto>,
     /// For typing on the way, which our own functions need.
-    contents: Contents,
-    warnings: Vec<String>,
-    read: &'a mut ReadTensor<'r>,
-    opset: i64,
+    pub(super) contents: Contents,
+    pub(super) warnings: Vec<String>,
+    pub(super) read: &'a mut ReadTensor<'r>,
+    pub(super) opset: i64,
+    /// Nodes that calls of functions have brought so far.
+    pub(super) inlined: usize,
 }
 
 impl<'a> Importer<'a, '_> {
@@ -220,7 +220,7 @@ impl<'a> Importer<'a, '_> {
         Ok(())
     }
 
-    fn claim_name(&self, name: &str) -> Result<()> {
+    pub(super) fn claim_name(&self, name: &str) -> Result<()> {
         if name.is_empty() {
             return Err(Error::model("name", "an input or initializer has no name"));
         }
@@ -262,7 +262,7 @@ impl<'a> Importer<'a, '_> {
         Ok(())
     }
 
-    fn node(&mut self, node: &NodeProto, index: usize, depth: usize) -> Result<()> {
+    pub(super) fn node(&mut self, node: &NodeProto, index: usize, depth: usize) -> Result<()> {
         let place = || describe(node, index);
         let key = function_key(node.domain(), node.op_type());
         for attribute in &node.attribute {
@@ -294,7 +294,7 @@ impl<'a> Importer<'a, '_> {
         }
     }
 
-    fn operands(&self, node: &NodeProto) -> Result<Vec<Option<ValueId>>> {
+    pub(super) fn operands(&self, node: &NodeProto) -> Result<Vec<Option<ValueId>>> {
         let find = |name: &String| match name.as_str() {
             "" => Ok(None),
             name => match self.scope.get(name) {
@@ -379,7 +379,7 @@ impl<'a> Importer<'a, '_> {
         Ok(())
     }
 
-    fn attribute(&mut self, attribute: &AttributeProto, kind: AttrKind) -> Result<Attr> {
+    pub(super) fn attribute(&mut self, attribute: &AttributeProto, kind: AttrKind) -> Result<Attr> {
         let wrong = || {
             let found =
                 AttributeType::try_from(attribute.r#type()).map_or("?", |t| t.as_str_name());
@@ -419,7 +419,7 @@ impl<'a> Importer<'a, '_> {
     }
 
     /// Adds a node under the file's names, and types it if its operands are typed.
-    fn add(
+    pub(super) fn add(
         &mut self,
         node: &NodeProto,
         index: usize,
@@ -509,169 +509,6 @@ impl<'a> Importer<'a, '_> {
         Ok(())
     }
 
-    /// A call of a local function: our row if the body is ours, else its nodes in place.
-    fn call(
-        &mut self,
-        node: &NodeProto,
-        index: usize,
-        function: &'a FunctionProto,
-        depth: usize,
-    ) -> Result<()> {
-        if depth >= MAX_CALL_DEPTH {
-            return Err(Error::model(
-                "function",
-                format!("functions call each other more than {MAX_CALL_DEPTH} deep"),
-            ));
-        }
-        if node.domain() == Domain::CKPT && self.ours(node, index, function)? {
-            return Ok(());
-        }
-        let ins = self.operands(node)?;
-        if ins.len() > function.input.len() {
-            return Err(Error::model(
-                "arity",
-                format!(
-                    "function {} takes {} operands",
-                    function.name(),
-                    function.input.len()
-                ),
-            ));
-        }
-        let opset = standard_opset(
-            function
-                .opset_import
-                .iter()
-                .map(|o| (o.domain.as_deref(), o.version)),
-        )?;
-        let given: BTreeMap<&str, &AttributeProto> = function
-            .attribute_proto
-            .iter()
-            .chain(&node.attribute)
-            .map(|a| (a.name(), a))
-            .collect();
-        let base = if node.name().is_empty() {
-            format!("{}_{index}", node.op_type())
-        } else {
-            node.name().to_string()
-        };
-        let inner: BTreeMap<String, ValueId> = function
-            .input
-            .iter()
-            .zip(ins)
-            .filter_map(|(name, v)| Some((name.clone(), v?)))
-            .collect();
-        let outer = std::mem::replace(&mut self.scope, inner);
-        let outer_opset = std::mem::replace(&mut self.opset, opset);
-        let mut done = Ok(());
-        for (i, step) in function.node.iter().enumerate() {
-            let mut step = step.clone();
-            bind_attributes(&mut step, &given);
-            step.name = Some(format!(
-                "{base}/{}",
-                if step.name().is_empty() {
-                    step.op_type().to_string()
-                } else {
-                    step.name().to_string()
-                }
-            ));
-            done = self.node(&step, i, depth + 1);
-            if done.is_err() {
-                break;
-            }
-        }
-        let inner = std::mem::replace(&mut self.scope, outer);
-        self.opset = outer_opset;
-        done?;
-        for (formal, actual) in function
-            .output
-            .iter()
-            .zip(&node.output)
-            .filter(|(_, a)| !a.is_empty())
-        {
-            let Some(id) = inner.get(formal).copied() else {
-                return Err(Error::model(
-                    "function",
-                    format!("function {} never defines `{formal}`", function.name()),
-                ));
-            };
-            self.claim_name(actual)?;
-            if self.graph.def_node(id).is_some() {
-                self.graph.rename_value(id, actual);
-            }
-            self.scope.insert(actual.clone(), id);
-        }
-        Ok(())
-    }
-
-    /// Tries to read a call of a function in our domain as a row. `ckpt.TanhGrad_1` names the row `TanhGrad`.
-    fn ours(&mut self, node: &NodeProto, index: usize, function: &FunctionProto) -> Result<bool> {
-        let row = node.op_type().split('_').next().unwrap_or("");
-        let Some(op) = ops::find(row).filter(|op| op.domain == Domain::Ckpt) else {
-            return Ok(false);
-        };
-        let ins = self.operands(node)?;
-        let variadic = op.ins.last().is_some_and(|s| s.kind == SlotKind::Variadic);
-        let typed = ins
-            .iter()
-            .flatten()
-            .all(|v| self.graph.value(*v).ty.is_some());
-        if (ins.len() > op.ins.len() && !variadic) || !typed {
-            return Ok(false);
-        }
-        // Try on a graph of its own: the file's graph must not change if the body is someone else's.
-        let mut trial = Graph::new("trial");
-        let mut trial_ins = Vec::new();
-        for value in &ins {
-            trial_ins.push(value.map(|v| match self.graph.value(v).tensor() {
-                Some(tensor)
-                    if tensor.elements() <= ckpt_passes::ir::typing::MAX_KNOWN_ELEMENTS =>
-                {
-                    trial.add_init("operand", tensor.clone())
-                }
-                _ => trial.add_input("operand", self.graph.value(v).ty.clone()),
-            }));
-        }
-        let mut attrs = Attrs::new();
-        for attribute in &node.attribute {
-            let Some(spec) = op.attrs.iter().find(|s| s.name == attribute.name()) else {
-                return Ok(false);
-            };
-            attrs.set(spec.name, self.attribute(attribute, spec.kind)?);
-        }
-        let outs = node.output.iter().map(|n| (n.clone(), None)).collect();
-        let new = NewNode {
-            op,
-            name: "trial",
-            attrs: attrs.clone(),
-            ins: trial_ins,
-            outs,
-            loc: Arc::default(),
-            role: Role::Forward,
-        };
-        let id = trial.add_node(new);
-        if ckpt_passes::ir::typing::check_arity(&trial, id).is_err()
-            || ckpt_passes::ir::verify::check_attrs(&trial, id).is_err()
-        {
-            return Ok(false);
-        }
-        let Some(Ok(body)) = ckpt_passes::ir::op::body_of(&trial, id) else {
-            return Ok(false);
-        };
-        let mine = crate::emit::function::function(&body, function.name(), trial.node(id))?;
-        if mine.node != function.node
-            || mine.input != function.input
-            || mine.output != function.output
-        {
-            self.warnings.push(format!(
-                "function {} is not the one we would write: its nodes are read one by one",
-                function.name()
-            ));
-            return Ok(false);
-        }
-        self.add(node, index, op, attrs, ins)?;
-        Ok(true)
-    }
-
     /// Accepts the claims that hold, nested ones included: an original always comes before its copies.
     fn believe(&mut self, claims: Vec<Claim>) {
         let by_name: BTreeMap<String, NodeId> = self
@@ -704,25 +541,6 @@ impl<'a> Importer<'a, '_> {
             _ => Phase::Imported,
         };
     }
-}
-
-/// Attributes of a function's node that refer to attributes of the call.
-fn bind_attributes(step: &mut NodeProto, given: &BTreeMap<&str, &AttributeProto>) {
-    step.attribute.retain_mut(|attribute| {
-        let Some(wanted) = attribute.ref_attr_name.clone().filter(|n| !n.is_empty()) else {
-            return true;
-        };
-        match given.get(wanted.as_str()) {
-            Some(value) => {
-                let name = attribute.name.clone();
-                *attribute = (*value).clone();
-                attribute.name = name;
-                true
-            }
-            // Not given and without a default: the node's own default holds.
-            None => false,
-        }
-    });
 }
 
 pub(super) fn to_map(props: &[StringStringEntryProto]) -> BTreeMap<String, String> {

@@ -5,6 +5,7 @@
 
 pub mod external;
 pub mod file;
+mod functions;
 pub mod import;
 pub mod names;
 pub mod proto;

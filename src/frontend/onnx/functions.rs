@@ -1,0 +1,216 @@
+//! Calls of model-local functions.
+//!
+//! A function of our own domain becomes a row of the op table if its body is the one we would write; any other body is
+//! read in place of the call. Depth and size of what functions bring are limited: a file of a few lines can ask for
+//! more nodes than there are atoms.
+
+use super::import::{Importer, standard_opset};
+use super::proto::{AttributeProto, FunctionProto, NodeProto};
+use ckpt_passes::ir::edit::NewNode;
+use ckpt_passes::ir::op::{Domain, SlotKind};
+use ckpt_passes::ir::{Attrs, Graph, Role, ValueId};
+use ckpt_passes::{Error, Result, ops};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Local functions may call each other this deep.
+const MAX_CALL_DEPTH: usize = 64;
+
+/// All calls together may bring this many nodes: a hundred times the largest model we know.
+const MAX_INLINED_NODES: usize = 1_000_000;
+
+fn too_large() -> Box<Error> {
+    Error::model(
+        "function",
+        format!("local functions bring more than {MAX_INLINED_NODES} nodes"),
+    )
+    .help("export the model without local functions")
+}
+
+impl<'a> Importer<'a, '_> {
+    /// A call of a local function: our row if the body is ours, else its nodes in place.
+    pub(super) fn call(
+        &mut self,
+        node: &NodeProto,
+        index: usize,
+        function: &'a FunctionProto,
+        depth: usize,
+    ) -> Result<()> {
+        if depth >= MAX_CALL_DEPTH {
+            return Err(Error::model(
+                "function",
+                format!("functions call each other more than {MAX_CALL_DEPTH} deep"),
+            ));
+        }
+        if node.domain() == Domain::CKPT && self.ours(node, index, function)? {
+            return Ok(());
+        }
+        let ins = self.operands(node)?;
+        if ins.len() > function.input.len() {
+            return Err(Error::model(
+                "arity",
+                format!(
+                    "function {} takes {} operands",
+                    function.name(),
+                    function.input.len()
+                ),
+            ));
+        }
+        let opset = standard_opset(
+            function
+                .opset_import
+                .iter()
+                .map(|o| (o.domain.as_deref(), o.version)),
+        )?;
+        let given: BTreeMap<&str, &AttributeProto> = function
+            .attribute_proto
+            .iter()
+            .chain(&node.attribute)
+            .map(|a| (a.name(), a))
+            .collect();
+        let base = if node.name().is_empty() {
+            format!("{}_{index}", node.op_type())
+        } else {
+            node.name().to_string()
+        };
+        let inner: BTreeMap<String, ValueId> = function
+            .input
+            .iter()
+            .zip(ins)
+            .filter_map(|(name, v)| Some((name.clone(), v?)))
+            .collect();
+        let outer = std::mem::replace(&mut self.scope, inner);
+        let outer_opset = std::mem::replace(&mut self.opset, opset);
+        let mut done = Ok(());
+        for (i, step) in function.node.iter().enumerate() {
+            let mut step = step.clone();
+            bind_attributes(&mut step, &given);
+            step.name = Some(format!(
+                "{base}/{}",
+                if step.name().is_empty() {
+                    step.op_type().to_string()
+                } else {
+                    step.name().to_string()
+                }
+            ));
+            self.inlined += 1;
+            done = match self.inlined {
+                n if n > MAX_INLINED_NODES => Err(too_large()),
+                _ => self.node(&step, i, depth + 1),
+            };
+            if done.is_err() {
+                break;
+            }
+        }
+        let inner = std::mem::replace(&mut self.scope, outer);
+        self.opset = outer_opset;
+        done?;
+        for (formal, actual) in function
+            .output
+            .iter()
+            .zip(&node.output)
+            .filter(|(_, a)| !a.is_empty())
+        {
+            let Some(id) = inner.get(formal).copied() else {
+                return Err(Error::model(
+                    "function",
+                    format!("function {} never defines `{formal}`", function.name()),
+                ));
+            };
+            self.claim_name(actual)?;
+            if self.graph.def_node(id).is_some() {
+                self.graph.rename_value(id, actual);
+            }
+            self.scope.insert(actual.clone(), id);
+        }
+        Ok(())
+    }
+
+    /// Tries to read a call of a function in our domain as a row. `ckpt.TanhGrad_1` names the row `TanhGrad`.
+    fn ours(&mut self, node: &NodeProto, index: usize, function: &FunctionProto) -> Result<bool> {
+        let row = node.op_type().split('_').next().unwrap_or("");
+        let Some(op) = ops::find(row).filter(|op| op.domain == Domain::Ckpt) else {
+            return Ok(false);
+        };
+        let ins = self.operands(node)?;
+        let variadic = op.ins.last().is_some_and(|s| s.kind == SlotKind::Variadic);
+        let typed = ins
+            .iter()
+            .flatten()
+            .all(|v| self.graph.value(*v).ty.is_some());
+        if (ins.len() > op.ins.len() && !variadic) || !typed {
+            return Ok(false);
+        }
+        // Try on a graph of its own: the file's graph must not change if the body is someone else's.
+        let mut trial = Graph::new("trial");
+        let mut trial_ins = Vec::new();
+        for value in &ins {
+            trial_ins.push(value.map(|v| match self.graph.value(v).tensor() {
+                Some(tensor)
+                    if tensor.elements() <= ckpt_passes::ir::typing::MAX_KNOWN_ELEMENTS =>
+                {
+                    trial.add_init("operand", tensor.clone())
+                }
+                _ => trial.add_input("operand", self.graph.value(v).ty.clone()),
+            }));
+        }
+        let mut attrs = Attrs::new();
+        for attribute in &node.attribute {
+            let Some(spec) = op.attrs.iter().find(|s| s.name == attribute.name()) else {
+                return Ok(false);
+            };
+            attrs.set(spec.name, self.attribute(attribute, spec.kind)?);
+        }
+        let outs = node.output.iter().map(|n| (n.clone(), None)).collect();
+        let new = NewNode {
+            op,
+            name: "trial",
+            attrs: attrs.clone(),
+            ins: trial_ins,
+            outs,
+            loc: Arc::default(),
+            role: Role::Forward,
+        };
+        let id = trial.add_node(new);
+        if ckpt_passes::ir::typing::check_arity(&trial, id).is_err()
+            || ckpt_passes::ir::verify::check_attrs(&trial, id).is_err()
+        {
+            return Ok(false);
+        }
+        let Some(Ok(body)) = ckpt_passes::ir::op::body_of(&trial, id) else {
+            return Ok(false);
+        };
+        let mine = crate::emit::function::function(&body, function.name(), trial.node(id))?;
+        if mine.node != function.node
+            || mine.input != function.input
+            || mine.output != function.output
+        {
+            self.warnings.push(format!(
+                "function {} is not the one we would write: its nodes are read one by one",
+                function.name()
+            ));
+            return Ok(false);
+        }
+        self.add(node, index, op, attrs, ins)?;
+        Ok(true)
+    }
+}
+
+/// Attributes of a function's node that refer to attributes of the call.
+fn bind_attributes(step: &mut NodeProto, given: &BTreeMap<&str, &AttributeProto>) {
+    step.attribute.retain_mut(|attribute| {
+        let Some(wanted) = attribute.ref_attr_name.clone().filter(|n| !n.is_empty()) else {
+            return true;
+        };
+        match given.get(wanted.as_str()) {
+            Some(value) => {
+                let name = attribute.name.clone();
+                *attribute = (*value).clone();
+                attribute.name = name;
+                true
+            }
+            // Not given and without a default: the node's own default holds.
+            None => false,
+        }
+    });
+}
