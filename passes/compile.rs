@@ -2,14 +2,12 @@
 //!
 //! A graph that has its backward already is planned as it is, after an earlier plan is taken back.
 
-use crate::analysis::blocks::Blocks;
 use crate::analysis::params::{Parameter, Selection};
-use crate::analysis::sizes::Binding;
-use crate::driver::{self, Cx, Options, Pipeline, Timings, Watch};
+use crate::driver::{self, Cx, Made, Options, Pipeline, Timings, Watch};
 use crate::error::{Error, Result};
-use crate::glob;
-use crate::ir::{Graph, Phase, Role};
-use crate::plan::{Plan, Policy};
+use crate::ir::{Graph, Phase};
+use crate::plan::Policy;
+use crate::transform::joint;
 use crate::transform::loss::Loss;
 
 /// What to compile into.
@@ -22,16 +20,33 @@ pub struct Request {
     pub dims: Vec<(String, i64)>,
     /// Patterns of forward outputs that the training graph need not have.
     pub drop_outputs: Vec<String>,
+    /// Names of passes to run instead of the usual ones.
+    pub passes: Option<String>,
+    /// The pass after which to stop: `simplify` is the first of that name, `simplify:2` the second.
+    pub stop_after: Option<String>,
+}
+
+impl Default for Request {
+    fn default() -> Request {
+        Request {
+            loss: Loss::Auto,
+            policy: Policy::Selective,
+            selection: Selection::default(),
+            dims: Vec::new(),
+            drop_outputs: Vec::new(),
+            passes: None,
+            stop_after: None,
+        }
+    }
 }
 
 /// What came of it.
 pub struct Compiled {
-    pub plan: Plan,
-    pub blocks: Blocks,
+    /// The plan; `None` where the pipeline had none, or was stopped before it.
+    pub made: Option<Made>,
     pub parameters: Vec<Parameter>,
     /// The loss that was meant; `None` for a graph that had its backward.
     pub loss: Option<Loss>,
-    pub binding: Binding,
     pub timings: Timings,
     pub warnings: Vec<String>,
 }
@@ -40,89 +55,161 @@ pub struct Compiled {
 const FROM_FORWARD: &str = "infer,simplify,loss,autodiff,simplify,plan,remat";
 const FROM_TRAINING: &str = "infer,strip,simplify,plan,remat";
 
-/// Whether a graph holds a backward.
-pub fn is_training(graph: &Graph) -> bool {
-    graph.nodes().any(|(_, n)| n.role == Role::Backward)
-}
-
-/// Drops the forward outputs that a pattern names.
-///
-/// # Errors
-/// A pattern that matches no output; no output left.
-pub fn drop_outputs(graph: &mut Graph, patterns: &[String]) -> Result<()> {
-    for pattern in patterns {
-        let (dropped, kept): (Vec<_>, Vec<_>) = graph
-            .outputs()
-            .iter()
-            .copied()
-            .partition(|v| glob::matches(pattern, &graph.value(*v).name));
-        let names = |ids: &[crate::ir::ValueId]| {
-            ids.iter()
-                .map(|v| graph.value(*v).name.as_str())
-                .collect::<Vec<_>>()
-                .join(", ")
-        };
-        if dropped.is_empty() {
-            return Err(Error::usage(
-                "pattern",
-                format!("--drop-output `{pattern}` matches no output"),
-            )
-            .found(format!("outputs {}", names(&kept))));
-        }
-        if kept.is_empty() {
-            return Err(Error::usage(
-                "pattern",
-                format!("--drop-output `{pattern}` leaves no output"),
-            ));
-        }
-        graph.set_outputs(kept);
-    }
-    Ok(())
-}
-
 /// Turns `graph` into its checkpointed training graph.
 ///
 /// # Errors
 /// What any pass refuses.
 pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Result<Compiled> {
-    let forward = !is_training(graph);
+    let forward = !joint::has_backward(graph);
+    if forward && graph.phase > Phase::Typed {
+        return Err(Error::model(
+            "phase",
+            "a graph without a backward says that it has been differentiated",
+        ));
+    }
+    let usual = if forward { FROM_FORWARD } else { FROM_TRAINING };
+    let pipeline = Pipeline::parse(request.passes.as_deref().unwrap_or(usual))?;
+    if let Some(name) = &request.stop_after {
+        watch.stop_after = Some(stop(&pipeline, name)?);
+    }
+    if !forward {
+        joint::joint(graph)?;
+        drop_outputs(graph, &request.drop_outputs)?;
+    }
     let options = Options {
         dims: request.dims.clone(),
         loss: request.loss.clone(),
         selection: request.selection.clone(),
+        drop_outputs: request.drop_outputs.clone(),
         policy: request.policy,
     };
     let mut cx = Cx {
         options,
         ..Cx::default()
     };
-    if forward {
-        // A loss may be computed from an output that nobody wants to have.
-        if graph.phase > Phase::Typed {
-            return Err(Error::bug(
-                "phase",
-                "a graph without a backward is further than typed",
-            ));
-        }
-    } else {
-        graph.phase = graph.phase.max(Phase::Training);
-    }
-    let pipeline = Pipeline::parse(if forward { FROM_FORWARD } else { FROM_TRAINING })?;
-    drop_outputs(graph, &request.drop_outputs)?;
     let timings = driver::run(&pipeline, graph, &mut cx, watch)?;
-    let Some(made) = cx.made else {
-        return Err(Error::usage(
-            "pass",
-            "the pipeline was stopped before there was a plan",
-        ));
-    };
     Ok(Compiled {
-        plan: made.plan,
-        blocks: made.subject.blocks,
+        made: cx.made,
         parameters: cx.parameters,
         loss: cx.loss,
-        binding: made.binding,
         timings,
         warnings: cx.warnings,
     })
+}
+
+/// How many passes run when the pipeline stops after the one of that name.
+fn stop(pipeline: &Pipeline, wish: &str) -> Result<usize> {
+    let (name, count) = match wish.split_once(':') {
+        Some((name, count)) => (name, count.parse().unwrap_or(0)),
+        None => (wish, 1),
+    };
+    let mut at = pipeline
+        .names()
+        .enumerate()
+        .filter(|(_, n)| *n == name)
+        .map(|(i, _)| i + 1);
+    match count {
+        0 => None,
+        n => at.nth(n - 1),
+    }
+    .ok_or_else(|| {
+        let names: Vec<&str> = pipeline.names().collect();
+        Error::usage("pass", format!("there is no pass `{wish}` to stop after"))
+            .found(names.join(","))
+    })
+}
+
+/// Drops the outputs that a pattern names.
+///
+/// # Errors
+/// A pattern that matches no output; no output left.
+pub fn drop_outputs(graph: &mut Graph, patterns: &[String]) -> Result<()> {
+    let dropped = joint::matching_outputs(graph, patterns)?;
+    let kept: Vec<_> = graph
+        .outputs()
+        .iter()
+        .copied()
+        .filter(|v| !dropped.contains(v))
+        .collect();
+    if kept.is_empty() && !dropped.is_empty() {
+        return Err(Error::usage("pattern", "--drop-output leaves no output"));
+    }
+    graph.set_outputs(kept);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text;
+
+    const MODEL: &str = "graph @g imported (%x: f32[n, 4]) -> (%y, %z) {
+  init %w : f32[4, 3] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
+  %y = MatMul %x, %w
+  %z = Tanh %y
+}
+";
+
+    fn request(loss: Loss, drop: &[&str]) -> Request {
+        let drop_outputs = drop.iter().map(|s| s.to_string()).collect();
+        Request {
+            loss,
+            policy: Policy::None,
+            drop_outputs,
+            ..Request::default()
+        }
+    }
+
+    fn outputs(request: &Request) -> Result<Vec<String>> {
+        let mut g = text::parse(MODEL)?;
+        compile(&mut g, request, &mut Watch::default())?;
+        Ok(g.outputs()
+            .iter()
+            .map(|v| g.value(*v).name.clone())
+            .collect())
+    }
+
+    #[test]
+    fn a_dropped_output_may_still_feed_the_loss() {
+        let two = outputs(&request(Loss::Mse, &[])).unwrap_err();
+        assert_eq!((two.code(), two.exit_code()), ("loss", 2));
+        assert_eq!(
+            outputs(&request(Loss::Mse, &["y"])).unwrap(),
+            ["loss", "z", "w.grad"]
+        );
+        assert_eq!(
+            outputs(&request(Loss::Vjp, &["y"])).unwrap(),
+            ["z", "w.grad"]
+        );
+        assert!(outputs(&request(Loss::Vjp, &["q*"])).is_err());
+    }
+
+    #[test]
+    fn stops_after_the_pass_that_is_named() {
+        let mut g = text::parse(MODEL).unwrap();
+        let stop = |name: &str| Request {
+            stop_after: Some(name.into()),
+            ..request(Loss::Vjp, &[])
+        };
+        let done = compile(&mut g, &stop("simplify:2"), &mut Watch::default()).unwrap();
+        assert_eq!(done.timings.0.len(), 5);
+        assert!(done.made.is_none() && g.phase == Phase::Training);
+        for wrong in ["simplify:3", "simplify:0", "nothing"] {
+            let mut g = text::parse(MODEL).unwrap();
+            let e = compile(&mut g, &stop(wrong), &mut Watch::default())
+                .err()
+                .unwrap();
+            assert_eq!(e.exit_code(), 2, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_planned_graph_is_planned_anew() {
+        let mut g = text::parse(MODEL).unwrap();
+        let request = request(Loss::Vjp, &[]);
+        compile(&mut g, &request, &mut Watch::default()).unwrap();
+        let first = text::print(&g);
+        compile(&mut g, &request, &mut Watch::default()).unwrap();
+        assert_eq!(text::print(&g), first);
+    }
 }

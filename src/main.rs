@@ -1,2 +1,7 @@
-//! The `ckpt-opt` command.
-fn main() {}
+//! The `ckpt-opt` command. All it does is in `cli`, and what that does is in the library.
+
+mod cli;
+
+fn main() -> std::process::ExitCode {
+    cli::main()
+}

@@ -2,7 +2,8 @@
 
 use ckpt_opt::frontend;
 use ckpt_passes::analysis::{Binding, Blocks, MemoryProfile, Sizes};
-use ckpt_passes::compile::{Compiled, Request, compile};
+use ckpt_passes::compile::{Request, compile};
+use ckpt_passes::driver::Made;
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::{Graph, Loc};
 use ckpt_passes::plan::Policy;
@@ -26,18 +27,17 @@ fn load(model: &str) -> Graph {
     frontend::read(&path).unwrap().graph
 }
 
-fn compiled(model: &str, loss: &str, policy: Policy) -> (Graph, Compiled) {
+fn compiled(model: &str, loss: &str, policy: Policy) -> (Graph, Made) {
     let mut graph = load(model);
     let request = Request {
         loss: Loss::parse(loss).unwrap(),
         policy,
-        selection: Default::default(),
         dims: vec![("batch".into(), 4), ("seq".into(), 64)],
-        drop_outputs: Vec::new(),
+        ..Request::default()
     };
     let done = compile(&mut graph, &request, &mut Watch::default())
         .unwrap_or_else(|e| panic!("{model}: {e}"));
-    (graph, done)
+    (graph, done.made.unwrap())
 }
 
 fn peak(graph: &Graph, binding: &Binding) -> u64 {
@@ -134,8 +134,8 @@ fn selective_on_real_layers() {
     for (model, decisions) in expected {
         let loss = MODELS.iter().find(|(m, _)| m == model).unwrap().1;
         let (graph, done) = compiled(model, loss, Policy::Selective);
-        for block in &done.blocks.list {
-            let products = block.nodes.iter().filter(|n| done.blocks.plain_matmul[**n]);
+        for block in &done.subject.blocks.list {
+            let products = block.nodes.iter().filter(|n| done.subject.blocks.plain_matmul[**n]);
             let found: String = products
                 .map(|n| {
                     let name = &graph.node(*n).name;

@@ -1,11 +1,13 @@
 //! Read-only analyses: a graph in, a table out; nothing here changes a graph.
 //!
 //! [`sizes`] turns symbolic sizes into numbers, [`memory`] says which values share storage, when storage dies and how
-//! many bytes are alive at every node, [`cost`] prices nodes, [`params`] tells parameters from constants, [`blocks`]
-//! finds the layers ([`spine`] the residual stream, [`runs`] what repeats along it, [`attention`] the attentions in them).
+//! many bytes are alive at every node, [`breakdown`] what they are at the peak, [`cost`] prices nodes, [`params`] tells
+//! parameters from constants, [`blocks`] finds the layers ([`spine`] the residual stream, [`runs`] what repeats along
+//! it, [`attention`] the attentions in them).
 
 pub mod attention;
 pub mod blocks;
+pub mod breakdown;
 pub mod cost;
 pub mod memory;
 pub mod params;
@@ -14,6 +16,7 @@ pub mod sizes;
 pub mod spine;
 
 pub use blocks::{Block, Blocks};
+pub use breakdown::Breakdown;
 pub use cost::{Costs, Device};
 pub use memory::{MemoryProfile, StorageId};
 pub use sizes::{Binding, DimKind, Sizes};

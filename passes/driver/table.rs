@@ -9,6 +9,7 @@ use crate::ir::Phase;
 use crate::plan::{Plan, Policy, Subject};
 use crate::transform;
 use crate::transform::loss::{Loss, Seed};
+use std::time::Instant;
 
 /// What was asked for: the options that passes read.
 #[derive(Clone, Debug)]
@@ -17,6 +18,8 @@ pub struct Options {
     pub dims: Vec<(String, i64)>,
     pub loss: Loss,
     pub selection: Selection,
+    /// Patterns over names of forward outputs that the result does without.
+    pub drop_outputs: Vec<String>,
     pub policy: Policy,
 }
 
@@ -26,6 +29,7 @@ impl Default for Options {
             dims: Vec::new(),
             loss: Loss::Auto,
             selection: Selection::default(),
+            drop_outputs: Vec::new(),
             policy: Policy::Selective,
         }
     }
@@ -36,6 +40,8 @@ pub struct Made {
     pub plan: Plan,
     pub subject: Subject,
     pub binding: Binding,
+    /// Time that the plan took once the problem was there, in seconds.
+    pub seconds: f64,
 }
 
 /// What passes share: the request, and what one pass leaves for the next.
@@ -94,10 +100,11 @@ static LOSS: Pass = Pass {
     follows: None,
     idempotent: false,
     run: |graph, cx| {
-        let outputs = graph.outputs().len();
-        let made = transform::loss::add_loss(graph, &cx.options.loss)?;
+        let outputs = graph.outputs().to_vec();
+        let made =
+            transform::joint::loss_and_outputs(graph, &cx.options.loss, &cx.options.drop_outputs)?;
         cx.seeds = made.seeds;
-        let changed = graph.outputs().len() != outputs || made.loss == Loss::Vjp;
+        let changed = graph.outputs() != outputs || made.loss == Loss::Vjp;
         cx.loss = Some(made.loss);
         Ok(changed.into())
     },
@@ -147,6 +154,7 @@ static PLAN: Pass = Pass {
     run: |graph, cx| {
         let binding = Binding::new(graph, &cx.options.dims)?;
         let subject = Subject::new(graph, &binding, &Device::default())?;
+        let started = Instant::now();
         let plan = cx
             .options
             .policy
@@ -155,6 +163,7 @@ static PLAN: Pass = Pass {
             plan,
             subject,
             binding,
+            seconds: started.elapsed().as_secs_f64(),
         });
         Ok(Changed::No)
     },

@@ -296,23 +296,23 @@ mod tests {
         assert_eq!(groups(Policy::Full), [0, 1, 2, 3, 4].map(Some));
     }
 
-    use crate::compile::{Compiled, Request, compile};
+    use crate::driver::Made;
+    use crate::compile::{Request, compile};
     use crate::driver::Watch;
     use crate::ir::{Graph, Role};
     use crate::testing::{Style, transformer};
     use crate::transform::loss::Loss;
 
-    fn compiled(style: Style, layers: usize, policy: Policy) -> (Graph, Compiled) {
+    fn compiled(style: Style, layers: usize, policy: Policy) -> (Graph, Made) {
         let mut g = transformer(layers, style);
         let request = Request {
             loss: Loss::Vjp,
             policy,
-            selection: Default::default(),
-            dims: vec![("b".into(), 2), ("s".into(), 64)],
-            drop_outputs: Vec::new(),
+                        dims: vec![("b".into(), 2), ("s".into(), 64)],
+            ..Request::default()
         };
         let done = compile(&mut g, &request, &mut Watch::default()).unwrap();
-        (g, done)
+        (g, done.made.unwrap())
     }
 
     /// Products of a layer by the weight they read, and what became of them: kept, recomputed, or not needed.

@@ -3,6 +3,7 @@
 pub mod autodiff;
 pub mod dce;
 pub mod infer;
+pub mod joint;
 pub mod loss;
 pub mod remat;
 pub mod simplify;

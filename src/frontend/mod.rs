@@ -3,6 +3,7 @@
 //! A reader turns a file into a [`Graph`] of the op table's vocabulary and knows nothing of what happens to it then.
 //! Nothing a file contains is ever executed, and no byte of it is trusted.
 
+pub mod ckir;
 pub mod onnx;
 
 use ckpt_passes::ir::Graph;
@@ -11,7 +12,7 @@ use std::path::Path;
 
 /// A model as a reader leaves it.
 pub struct Model {
-    /// In phase `Imported`.
+    /// In phase `Imported`, unless the format tells how far the graph has come.
     pub graph: Graph,
     /// What a user should know about the file; each is one line.
     pub warnings: Vec<String>,
@@ -31,7 +32,7 @@ pub trait Frontend: Sync {
 }
 
 /// All readers, most specific first.
-pub static ALL: &[&dyn Frontend] = &[&onnx::Onnx];
+pub static ALL: &[&dyn Frontend] = &[&ckir::Ckir, &onnx::Onnx];
 
 /// Reads a model of any known format.
 ///

@@ -1,0 +1,152 @@
+//! Accepts a graph that has its backward already, and settles which outputs a training graph has.
+//!
+//! In: `Typed` or later. Out: at least `Training`. Nodes keep the role their file gives them. Where no node says that
+//! it belongs to the backward, everything that only gradients depend on does.
+
+use super::loss::{Loss, Seeds, add_loss};
+use crate::error::{Error, Result};
+use crate::glob;
+use crate::ir::{Graph, Phase, Role, Side, ValueId};
+use std::collections::BTreeSet;
+
+/// Outputs that are the gradient of an initializer, by their name (`<initializer>.grad`).
+pub fn gradient_outputs(graph: &Graph) -> Vec<ValueId> {
+    let inits: BTreeSet<&str> = graph.inits().map(|(_, v)| v.name.as_str()).collect();
+    let is_gradient = |id: &ValueId| {
+        let name = graph.value(*id).name.strip_suffix(".grad");
+        name.is_some_and(|n| inits.contains(n))
+    };
+    graph
+        .outputs()
+        .iter()
+        .copied()
+        .filter(is_gradient)
+        .collect()
+}
+
+/// Whether a graph holds its own backward.
+pub fn has_backward(graph: &Graph) -> bool {
+    graph.nodes().any(|(_, n)| n.role == Role::Backward) || !gradient_outputs(graph).is_empty()
+}
+
+/// Gives every node its role. Returns whether anything changed.
+///
+/// # Errors
+/// A graph without a backward.
+pub fn joint(graph: &mut Graph) -> Result<bool> {
+    if !has_backward(graph) {
+        return Err(
+            Error::usage("joint", "the graph has no backward").help("`loss,autodiff` add one")
+        );
+    }
+    let mut changed = graph.phase < Phase::Training;
+    graph.phase = graph.phase.max(Phase::Training);
+    if graph.nodes().any(|(_, n)| n.role == Role::Backward) {
+        return Ok(changed);
+    }
+    let mut is_gradient = Side::new(graph.value_bound(), false);
+    for id in gradient_outputs(graph) {
+        is_gradient[id] = true;
+    }
+    let mut wanted = Side::new(graph.value_bound(), false);
+    for id in graph.outputs() {
+        wanted[*id] = !is_gradient[*id];
+    }
+    for id in graph.order().to_vec().into_iter().rev() {
+        let node = graph.node(id);
+        if node.outs.iter().any(|v| wanted[*v]) {
+            for value in node.ins.iter().flatten() {
+                wanted[*value] = true;
+            }
+        } else {
+            graph.set_role(id, Role::Backward);
+            changed = true;
+        }
+    }
+    Ok(changed)
+}
+
+/// Outputs that match one of the patterns; gradients are dropped by freezing, not by name.
+///
+/// # Errors
+/// A pattern that matches nothing.
+pub fn matching_outputs(graph: &Graph, patterns: &[String]) -> Result<Vec<ValueId>> {
+    let gradients: BTreeSet<ValueId> = gradient_outputs(graph).into_iter().collect();
+    let candidates = graph.outputs().iter().filter(|v| !gradients.contains(v));
+    let candidates: Vec<ValueId> = candidates.copied().collect();
+    let mut matching: Vec<ValueId> = Vec::new();
+    for pattern in patterns {
+        let name = |v: &&ValueId| glob::matches(pattern, &graph.value(**v).name);
+        let before = matching.len();
+        matching.extend(candidates.iter().filter(name));
+        if matching.len() == before {
+            let known: Vec<&str> = candidates
+                .iter()
+                .map(|v| graph.value(*v).name.as_str())
+                .collect();
+            let what = format!("--drop-output `{pattern}` matches no output");
+            return Err(
+                Error::usage("pattern", what).found(format!("outputs {}", known.join(", ")))
+            );
+        }
+    }
+    Ok(matching)
+}
+
+/// Adds the loss and drops the outputs that nobody wants. The loss looks at the outputs that stay; one that finds
+/// nothing there is made of a dropped one: the logits of a language model need not be handed out to be trained on.
+///
+/// # Errors
+/// See [`matching_outputs`] and [`add_loss`].
+pub fn loss_and_outputs(graph: &mut Graph, loss: &Loss, patterns: &[String]) -> Result<Seeds> {
+    let dropped = matching_outputs(graph, patterns)?;
+    if dropped.is_empty() {
+        return add_loss(graph, loss);
+    }
+    let all = graph.outputs().to_vec();
+    graph.set_outputs(
+        all.iter()
+            .copied()
+            .filter(|v| !dropped.contains(v))
+            .collect(),
+    );
+    if let Ok(seeds) = add_loss(graph, loss) {
+        return Ok(seeds);
+    }
+    graph.set_outputs(all);
+    let seeds = add_loss(graph, loss)?;
+    let is_seed = |v: &ValueId| seeds.seeds.iter().any(|s| s.value == *v);
+    let kept = graph
+        .outputs()
+        .iter()
+        .copied()
+        .filter(|v| !dropped.contains(v) || is_seed(v));
+    let kept = kept.collect();
+    graph.set_outputs(kept);
+    Ok(seeds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text;
+
+    #[test]
+    fn what_only_gradients_need_is_backward() {
+        let source = "graph @g typed (%x: f32[4]) -> (%y, %w.grad) {
+  init %w : f32[4] = [1, 2, 3, 4]
+  %y = Mul %x, %w : f32[4]
+  %d = Mul %y, %x : f32[4]
+  %w.grad = Neg %d : f32[4]
+}
+";
+        let mut g = text::parse(source).unwrap();
+        assert!(joint(&mut g).unwrap());
+        let roles: Vec<Role> = g.order().iter().map(|n| g.node(*n).role).collect();
+        assert_eq!(roles, [Role::Forward, Role::Backward, Role::Backward]);
+        assert_eq!(g.phase, Phase::Training);
+        assert!(!joint(&mut g).unwrap());
+        let mut forward = text::parse("graph @g typed (%x: f32[4]) -> (%x) {\n}\n").unwrap();
+        assert_eq!(joint(&mut forward).unwrap_err().exit_code(), 2);
+    }
+}

@@ -1,0 +1,256 @@
+//! The command line: options, help and examples. What they mean is in one place only, here.
+
+use ckpt_opt::optimize::InputType;
+use ckpt_passes::analysis::params::Selection;
+use ckpt_passes::compile::Request;
+use ckpt_passes::plan::Policy;
+use ckpt_passes::transform::loss::Loss;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+/// Names of all verbs; a first word that is none of them is a model to optimize.
+pub const VERBS: &[&str] = &["optimize", "inspect", "completions", "help"];
+
+const TOP_EXAMPLES: &str = "\
+`ckpt-opt MODEL -o OUT` is short for `ckpt-opt optimize MODEL -o OUT`.
+
+Examples:
+  ckpt-opt model.onnx -o train.onnx --loss causal-lm --dim batch=8 --dim seq=128
+  ckpt-opt inspect model.onnx
+
+Exit codes: 0 good, 1 a bug in ckpt-opt, 2 wrong usage or a bad model, 3 no plan fits, 4 verification failed,
+5 the environment (no memory, no disk, no libtorch).";
+
+const OPTIMIZE_EXAMPLES: &str = "\
+Examples:
+  ckpt-opt model.onnx -o train.onnx
+  ckpt-opt model.onnx -o train.onnx --policy full --loss causal-lm --dim batch=8 --dim seq=128
+  ckpt-opt model.onnx -o train.onnx --freeze '*wte*' --drop-output 'logits' --loss causal-lm --format json";
+
+const INSPECT_EXAMPLES: &str = "\
+Examples:
+  ckpt-opt inspect model.onnx
+  ckpt-opt inspect model.onnx --format json";
+
+/// Turns an exported model into the training step that fits in memory.
+#[derive(Parser)]
+#[command(name = "ckpt-opt", version, after_help = TOP_EXAMPLES, arg_required_else_help = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+#[derive(Subcommand)]
+pub enum Verb {
+    /// Differentiate a model, decide what to compute again, write the training graph
+    #[command(after_help = OPTIMIZE_EXAMPLES)]
+    Optimize(OptimizeArgs),
+    /// Show what a model is: inputs, parameters, layers, ops
+    #[command(after_help = INSPECT_EXAMPLES)]
+    Inspect(InspectArgs),
+    /// Print a completion script for a shell
+    Completions { shell: clap_complete::Shell },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    Human,
+    Json,
+}
+
+/// Options of every verb that reports.
+#[derive(Args)]
+pub struct Report {
+    /// How to report on stdout
+    #[arg(long, value_enum, default_value = "human")]
+    pub format: Format,
+    /// Say more on stderr, such as the time of each pass
+    #[arg(short, long)]
+    pub verbose: bool,
+}
+
+/// What a model's file does not say.
+#[derive(Args)]
+pub struct Source {
+    /// Type of an input, where the file has none or another is wanted: x:f32[batch,3,224]
+    #[arg(long = "input", value_name = "NAME:DTYPE[DIMS]", value_parser = input)]
+    pub inputs: Vec<InputType>,
+}
+
+#[derive(Args)]
+pub struct Trained {
+    /// Train only parameters whose name matches (`*` and `?` are wildcards; may be repeated)
+    #[arg(long, value_name = "PATTERN")]
+    pub trainable: Vec<String>,
+    /// Do not train parameters whose name matches; wins over --trainable
+    #[arg(long, value_name = "PATTERN")]
+    pub freeze: Vec<String>,
+}
+
+impl Trained {
+    pub fn selection(&self) -> Selection {
+        Selection {
+            trainable: self.trainable.clone(),
+            freeze: self.freeze.clone(),
+        }
+    }
+}
+
+#[derive(Args)]
+pub struct OptimizeArgs {
+    /// The model: ONNX, or .ckir text
+    pub model: PathBuf,
+    /// Where to write the training graph; a name that ends in .ckir gets text
+    #[arg(short, long, value_name = "OUT")]
+    pub output: Option<PathBuf>,
+    /// causal-lm, cross-entropy, mse, output:NAME or vjp [default: the backward that the file has, else its only
+    /// scalar output, else vjp]
+    #[arg(long, value_parser = loss)]
+    pub loss: Option<Loss>,
+    /// none, full, selective, every:N, first:N or group:N (layers)
+    #[arg(long, default_value = "selective", value_parser = policy)]
+    pub policy: Policy,
+    /// Number for a named size, for planning only; the written graph stays as dynamic as the model
+    #[arg(long = "dim", value_name = "NAME=N", value_parser = dim)]
+    pub dims: Vec<(String, i64)>,
+    #[command(flatten)]
+    pub trained: Trained,
+    /// Leave out forward outputs whose name matches, such as caches or logits
+    #[arg(long = "drop-output", value_name = "PATTERN")]
+    pub drop_outputs: Vec<String>,
+    #[command(flatten)]
+    pub source: Source,
+    /// Refer to the model's external weight files instead of copying them; OUT must be in the same folder
+    #[arg(long)]
+    pub link_weights: bool,
+    /// Run these passes instead of the usual ones
+    #[arg(long, value_name = "PASS,PASS,…")]
+    pub passes: Option<String>,
+    /// Write the graph as text after every pass, into this folder
+    #[arg(long, value_name = "DIR")]
+    pub dump: Option<PathBuf>,
+    /// Stop after this pass (`simplify:2` is the second of that name); without -o the graph is printed as text
+    #[arg(long, value_name = "PASS")]
+    pub stop_after: Option<String>,
+    #[command(flatten)]
+    pub report: Report,
+}
+
+impl OptimizeArgs {
+    pub fn request(&self) -> Request {
+        Request {
+            loss: self.loss.clone().unwrap_or_default(),
+            policy: self.policy,
+            selection: self.trained.selection(),
+            dims: self.dims.clone(),
+            drop_outputs: self.drop_outputs.clone(),
+            passes: self.passes.clone(),
+            stop_after: self.stop_after.clone(),
+        }
+    }
+}
+
+#[derive(Args)]
+pub struct InspectArgs {
+    /// The model: ONNX, or .ckir text
+    pub model: PathBuf,
+    #[command(flatten)]
+    pub trained: Trained,
+    #[command(flatten)]
+    pub source: Source,
+    #[command(flatten)]
+    pub report: Report,
+}
+
+/// An error of ours as one that the option parser can show.
+fn shown(e: Box<ckpt_passes::Error>) -> String {
+    let mut text = e.message().to_string();
+    for (label, note) in e.notes() {
+        text.push_str(&format!("; {label}: {note}"));
+    }
+    text
+}
+
+fn input(text: &str) -> Result<InputType, String> {
+    InputType::parse(text).map_err(shown)
+}
+
+fn loss(text: &str) -> Result<Loss, String> {
+    Loss::parse(text).map_err(shown)
+}
+
+fn policy(text: &str) -> Result<Policy, String> {
+    Policy::parse(text).map_err(shown)
+}
+
+fn dim(text: &str) -> Result<(String, i64), String> {
+    let (name, size) = text
+        .split_once('=')
+        .ok_or("expected NAME=N, such as batch=8")?;
+    let size = size
+        .trim()
+        .parse()
+        .map_err(|_| format!("`{size}` is not a whole number"))?;
+    match name.trim() {
+        "" => Err("the size has no name".into()),
+        name => Ok((name.to_string(), size)),
+    }
+}
+
+/// Puts the verb in where it is left out: `ckpt-opt MODEL -o OUT`.
+pub fn with_verb(mut args: Vec<std::ffi::OsString>) -> Vec<std::ffi::OsString> {
+    let Some(first) = args.get(1) else {
+        return args;
+    };
+    let word = first.to_string_lossy();
+    let about_us = matches!(word.as_ref(), "-h" | "--help" | "-V" | "--version");
+    if !about_us && !VERBS.contains(&word.as_ref()) {
+        args.insert(1, "optimize".into());
+    }
+    args
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+        let verbs: Vec<&str> = VERBS.iter().copied().filter(|v| *v != "help").collect();
+        let listed: Vec<String> = Cli::command()
+            .get_subcommands()
+            .map(|c| c.get_name().to_string())
+            .collect();
+        assert_eq!(listed, verbs);
+    }
+
+    #[test]
+    fn the_verb_may_be_left_out() {
+        let fill = |words: &[&str]| {
+            let args = std::iter::once("ckpt-opt")
+                .chain(words.iter().copied())
+                .map(Into::into)
+                .collect();
+            with_verb(args)
+                .into_iter()
+                .skip(1)
+                .map(|w| w.into_string().unwrap())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(fill(&["m.onnx", "-o", "t.onnx"])[0], "optimize");
+        assert_eq!(fill(&["--policy", "full", "m.onnx"])[0], "optimize");
+        assert_eq!(fill(&["inspect", "m.onnx"])[0], "inspect");
+        assert_eq!(fill(&["--help"]), ["--help"]);
+        assert!(fill(&[]).is_empty());
+    }
+
+    #[test]
+    fn sizes_have_names() {
+        assert_eq!(dim("batch=8").unwrap(), ("batch".into(), 8));
+        for wrong in ["batch", "=3", "batch=x", "batch=1.5"] {
+            assert!(dim(wrong).is_err(), "{wrong}");
+        }
+    }
+}

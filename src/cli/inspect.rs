@@ -1,0 +1,29 @@
+//! `inspect`: what a model is, without running it and without its weights.
+
+use super::args::{Format, InspectArgs};
+use super::{progress, result, result_json, warn};
+use ckpt_opt::emit::inspection::Inspection;
+use ckpt_opt::optimize::load;
+use ckpt_passes::Result;
+use ckpt_passes::ir::verify::verify;
+use ckpt_passes::transform::infer::infer;
+use ckpt_passes::transform::joint::{has_backward, joint};
+
+pub fn run(args: &InspectArgs) -> Result<()> {
+    let progress = progress::step("reading the model");
+    let mut model = load(&args.model, &args.source.inputs)?;
+    infer(&mut model.graph).map_err(|e| e.at(args.model.display().to_string()))?;
+    if has_backward(&model.graph) {
+        joint(&mut model.graph)?;
+    }
+    verify(&model.graph)?;
+    let report = Inspection::new(&model.graph, &args.trained.selection(), model.warnings)?;
+    drop(progress);
+    match args.report.format {
+        Format::Json => result_json(&report),
+        Format::Human => {
+            warn(&report.warnings);
+            result(&report.human())
+        }
+    }
+}

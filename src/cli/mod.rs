@@ -1,0 +1,108 @@
+//! The command line: one file a verb. stdout carries results only; errors, warnings and progress go to stderr.
+
+mod args;
+mod inspect;
+mod optimize;
+mod progress;
+
+use args::{Cli, Verb};
+use ckpt_passes::{Error, Result};
+use clap::{CommandFactory, Parser};
+use std::io::Write;
+use std::process::ExitCode;
+use std::sync::Mutex;
+
+/// Passes and readers recurse at most as deep as their limits allow; this is ample for them.
+const STACK_BYTES: usize = 256 << 20;
+
+/// Parses, runs a verb, and turns what came of it into an exit code.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse_from(args::with_verb(std::env::args_os().collect()));
+    static PANIC: Mutex<Option<String>> = Mutex::new(None);
+    std::panic::set_hook(Box::new(|info| {
+        let place = info.location().map_or(String::new(), |l| {
+            format!("\n  at: {}:{}", l.file(), l.line())
+        });
+        let what = info.payload();
+        let what = what
+            .downcast_ref::<&str>()
+            .copied()
+            .or_else(|| what.downcast_ref::<String>().map(String::as_str));
+        let text = format!("{}{place}", what.unwrap_or("no message"));
+        if let Ok(mut first) = PANIC.lock() {
+            first.get_or_insert(text);
+        }
+    }));
+    let work = std::thread::Builder::new()
+        .stack_size(STACK_BYTES)
+        .spawn(move || dispatch(cli.verb));
+    let done = match work {
+        Ok(thread) => thread.join(),
+        Err(e) => Ok(Err(Error::environment(
+            "thread",
+            format!("cannot start a thread: {e}"),
+        ))),
+    };
+    let error = match done {
+        Ok(Ok(())) => return ExitCode::SUCCESS,
+        Ok(Err(e)) => e,
+        Err(_) => {
+            let text = PANIC
+                .lock()
+                .ok()
+                .and_then(|mut p| p.take())
+                .unwrap_or_default();
+            Error::bug("panic", text)
+                .help("this is our fault: please report it, with the command and the model")
+        }
+    };
+    anstream::eprintln!("{}", painted(&error));
+    ExitCode::from(error.exit_code() as u8)
+}
+
+fn dispatch(verb: Verb) -> Result<()> {
+    match verb {
+        Verb::Optimize(args) => optimize::run(&args),
+        Verb::Inspect(args) => inspect::run(&args),
+        Verb::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "ckpt-opt", &mut script);
+            result(&String::from_utf8_lossy(&script))
+        }
+    }
+}
+
+/// The first line's head in red; `anstream` drops the colour where nobody sees it or `NO_COLOR` is set.
+fn painted(error: &Error) -> String {
+    let text = error.to_string();
+    match text.split_once(": ") {
+        Some((head, rest)) => format!("\x1b[1;31m{head}\x1b[0m: {rest}"),
+        None => text,
+    }
+}
+
+/// Writes a result to stdout. A reader that has gone away is not an error.
+fn result(text: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(Error::environment(
+            "stdout",
+            format!("cannot write the result: {e}"),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Writes a result to stdout as one JSON object.
+fn result_json(value: &impl serde::Serialize) -> Result<()> {
+    let text =
+        serde_json::to_string_pretty(value).map_err(|e| Error::bug("json", e.to_string()))?;
+    result(&(text + "\n"))
+}
+
+/// Shows warnings on stderr.
+fn warn(warnings: &[String]) {
+    for warning in warnings {
+        anstream::eprintln!("\x1b[1;33mwarning\x1b[0m: {warning}");
+    }
+}

@@ -1,0 +1,95 @@
+//! `optimize`: a model in, its checkpointed training graph out, and what that costs.
+
+use super::args::{Format, OptimizeArgs};
+use super::{progress, result, result_json, warn};
+use ckpt_opt::optimize::{Outcome, load, optimize, write};
+use ckpt_passes::driver::Watch;
+use ckpt_passes::{Error, Result, text};
+use std::path::Path;
+
+pub fn run(args: &OptimizeArgs) -> Result<()> {
+    if args.output.is_none() && args.stop_after.is_none() {
+        return Err(
+            Error::usage("output", "there is no place to write the training graph to")
+                .help(format!("ckpt-opt {} -o OUT", args.model.display())),
+        );
+    }
+    let mut model = {
+        let _progress = progress::step("reading the model");
+        load(&args.model, &args.source.inputs)?
+    };
+    if args.loss.is_some() && ckpt_passes::transform::joint::has_backward(&model.graph) {
+        return Err(Error::usage(
+            "loss",
+            "the model holds its backward already: there is no loss to choose",
+        )
+        .help("leave --loss out: the graph is planned as it is"));
+    }
+    let outcome = {
+        let _progress = progress::step("compiling");
+        compiled(args, &mut model)?
+    };
+    if args.report.verbose {
+        anstream::eprint!("{}", outcome.timings);
+    }
+    let mut warnings = std::mem::take(&mut model.warnings);
+    warnings.extend(outcome.warnings);
+    if let Some(output) = &args.output {
+        let _progress = progress::step("writing");
+        warnings.extend(write(&model.graph, &args.model, output, args.link_weights)?);
+    }
+    match outcome.summary {
+        Some(mut summary) => {
+            summary.warnings = warnings.clone();
+            if args.report.format == Format::Json {
+                return result_json(&summary);
+            }
+            warn(&warnings);
+            let wrote = args
+                .output
+                .as_ref()
+                .map_or(String::new(), |o| format!("\nwrote {}\n", o.display()));
+            result(&(summary.human() + &wrote))
+        }
+        None => {
+            warn(&warnings);
+            match &args.output {
+                Some(_) => Ok(()),
+                None => result(&text::print(&model.graph)),
+            }
+        }
+    }
+}
+
+fn compiled(args: &OptimizeArgs, model: &mut ckpt_opt::frontend::Model) -> Result<Outcome> {
+    let mut failed = None;
+    let mut write = |name: &str, text: &str| {
+        if let Some(folder) = &args.dump
+            && failed.is_none()
+        {
+            failed = dump(folder, name, text).err();
+        }
+    };
+    if let Some(folder) = &args.dump {
+        std::fs::create_dir_all(folder).map_err(|e| dump_error(folder, &e))?;
+    }
+    let mut watch = Watch {
+        dump: args.dump.is_some().then_some(&mut write),
+        ..Watch::default()
+    };
+    let outcome = optimize(&mut model.graph, &args.request(), &mut watch);
+    match failed {
+        // A dump that cannot be written must not hide why a pass failed.
+        Some(e) if outcome.is_ok() => Err(e),
+        _ => outcome,
+    }
+}
+
+fn dump(folder: &Path, name: &str, text: &str) -> Result<()> {
+    let path = folder.join(name);
+    std::fs::write(&path, text).map_err(|e| dump_error(&path, &e))
+}
+
+fn dump_error(path: &Path, e: &std::io::Error) -> Box<Error> {
+    Error::environment("dump", format!("cannot write a dump: {e}")).at(path.display().to_string())
+}

@@ -1,0 +1,319 @@
+//! What inspect reports of a model: one JSON object for programs, tables for people.
+
+use super::units::bytes;
+use ckpt_passes::Result;
+use ckpt_passes::analysis::params::{Selection, parameters};
+use ckpt_passes::analysis::sizes::dim_kinds;
+use ckpt_passes::analysis::{Blocks, DimKind};
+use ckpt_passes::ir::op::Domain;
+use ckpt_passes::ir::{DType, Graph, Role, Ty, ValueId};
+use ckpt_passes::transform::joint::{gradient_outputs, has_backward};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+/// A size: a number, or an expression over names.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Size {
+    Fixed(i64),
+    Named(String),
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct Port {
+    pub name: String,
+    pub dtype: &'static str,
+    pub shape: Vec<Size>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct Parameter {
+    pub name: String,
+    pub initializer: String,
+    pub aliases: Vec<String>,
+    pub transposed: bool,
+    pub trainable: bool,
+    pub dtype: &'static str,
+    pub shape: Vec<Size>,
+    #[serde(skip)]
+    size_bytes: u64,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct Block {
+    pub index: usize,
+    /// Module class, else module path, where the file tells.
+    pub class: Option<String>,
+    pub path: Option<String>,
+    /// Equal layers have the same number.
+    pub run: usize,
+    pub kind: String,
+    pub nodes: usize,
+    pub first: String,
+    pub last: String,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct NamedDim {
+    /// `batch` or `sequence`.
+    pub kind: &'static str,
+    /// What planning takes where nobody gives a number.
+    pub default: i64,
+}
+
+/// Everything about a model that can be told without running it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Inspection {
+    pub name: String,
+    /// `forward`, `training` (it holds its backward), or `planned` (it holds recompute nodes too).
+    pub graph: &'static str,
+    pub inputs: Vec<Port>,
+    pub outputs: Vec<Port>,
+    pub parameters: Vec<Parameter>,
+    pub blocks: Vec<Block>,
+    pub kv_sharing: Vec<String>,
+    /// How often each op occurs.
+    pub ops: BTreeMap<String, usize>,
+    pub dims: BTreeMap<String, NamedDim>,
+    /// The file's own notes, those of an earlier rewrite among them.
+    pub meta: BTreeMap<String, String>,
+    pub warnings: Vec<String>,
+    #[serde(skip)]
+    nodes: [usize; 4],
+}
+
+fn shape(ty: &Ty) -> Vec<Size> {
+    let size = |d: &ckpt_passes::ir::Dim| match d.as_const() {
+        Some(n) => Size::Fixed(n),
+        None => Size::Named(d.to_string()),
+    };
+    ty.dims.iter().map(size).collect()
+}
+
+fn dtype(d: DType) -> &'static str {
+    d.name()
+}
+
+impl Inspection {
+    /// Looks at a typed graph.
+    ///
+    /// # Errors
+    /// A pattern of `selection` that matches no parameter.
+    pub fn new(graph: &Graph, selection: &Selection, warnings: Vec<String>) -> Result<Inspection> {
+        let port = |id: &ValueId| {
+            let value = graph.value(*id);
+            Port {
+                name: value.name.clone(),
+                dtype: dtype(value.ty().dtype),
+                shape: shape(value.ty()),
+            }
+        };
+        let frozen: Vec<String> = frozen(graph);
+        let parameters = parameters(graph, selection)?.into_iter().map(|p| {
+            let value = graph.value(p.value);
+            Parameter {
+                trainable: p.trainable && !frozen.contains(&value.name),
+                name: p.name,
+                initializer: value.name.clone(),
+                aliases: p.aliases,
+                transposed: p.transposed,
+                dtype: dtype(value.ty().dtype),
+                shape: shape(value.ty()),
+                size_bytes: value.tensor().map_or(0, |t| t.size_bytes()),
+            }
+        });
+        let parameters = parameters.collect();
+        let blocks = Blocks::new(graph)?.list.into_iter().map(|b| Block {
+            index: b.index,
+            class: b.class,
+            path: b.path,
+            run: b.run,
+            kind: b.kind,
+            nodes: b.nodes.len(),
+            first: graph.node(b.first).name.clone(),
+            last: graph.node(b.last).name.clone(),
+        });
+        let blocks = blocks.collect();
+        let mut ops: BTreeMap<String, usize> = BTreeMap::new();
+        let mut nodes = [0; 4];
+        for (_, node) in graph.nodes() {
+            let name = match node.op.domain {
+                Domain::Onnx { .. } => node.op.name.to_string(),
+                Domain::Ckpt => format!("{}::{}", Domain::CKPT, node.op.name),
+                Domain::Opaque => {
+                    let part = |key| node.attrs.opt_str(key).unwrap_or("");
+                    match part("domain") {
+                        "" => part("op_type").to_string(),
+                        domain => format!("{domain}::{}", part("op_type")),
+                    }
+                }
+            };
+            *ops.entry(name).or_insert(0) += 1;
+            nodes[match (node.again, node.role) {
+                (Some(_), _) => 3,
+                (None, Role::Forward) => 0,
+                (None, Role::Loss) => 1,
+                (None, Role::Backward) => 2,
+            }] += 1;
+        }
+        let dims = dim_kinds(graph).into_iter().map(|(name, kind)| {
+            let word = match kind {
+                DimKind::Batch => "batch",
+                DimKind::Sequence => "sequence",
+            };
+            (
+                name,
+                NamedDim {
+                    kind: word,
+                    default: kind.default_size(),
+                },
+            )
+        });
+        Ok(Inspection {
+            name: graph.name.clone(),
+            graph: match (nodes[3] > 0, has_backward(graph)) {
+                (true, _) => "planned",
+                (false, true) => "training",
+                (false, false) => "forward",
+            },
+            inputs: graph.inputs().iter().map(port).collect(),
+            outputs: graph.outputs().iter().map(port).collect(),
+            parameters,
+            blocks,
+            kv_sharing: Vec::new(),
+            ops,
+            dims: dims.collect(),
+            meta: graph.meta.clone(),
+            warnings,
+            nodes,
+        })
+    }
+
+    /// Tables for people; warnings are not among them.
+    pub fn human(&self) -> String {
+        let mut out = String::new();
+        let [forward, loss, backward, again] = self.nodes;
+        let what = match self.graph {
+            "forward" => "a forward graph".to_string(),
+            "training" => "a training graph: it holds its backward".to_string(),
+            _ => format!("a planned training graph: {again} nodes compute something again"),
+        };
+        let _ = writeln!(
+            out,
+            "{}: {what}",
+            if self.name.is_empty() {
+                "graph"
+            } else {
+                &self.name
+            }
+        );
+        let _ = writeln!(
+            out,
+            "nodes: {forward} forward, {loss} loss, {backward} backward, {again} recompute"
+        );
+        for (title, ports) in [("inputs", &self.inputs), ("outputs", &self.outputs)] {
+            let ports: Vec<&Port> = ports
+                .iter()
+                .filter(|p| !self.is_gradient(&p.name))
+                .collect();
+            let _ = writeln!(out, "\n{title}");
+            for port in ports {
+                let _ = writeln!(
+                    out,
+                    "  {:<28} {}",
+                    port.name,
+                    typed(port.dtype, &port.shape)
+                );
+            }
+        }
+        for (name, dim) in &self.dims {
+            let _ = writeln!(
+                out,
+                "  {name:<28} {} size, {} unless --dim {name}=N",
+                dim.kind, dim.default
+            );
+        }
+        let all: u64 = self.parameters.iter().map(|p| p.size_bytes).sum();
+        let _ = writeln!(
+            out,
+            "\nparameters: {}, {}",
+            self.parameters.len(),
+            bytes(all)
+        );
+        for p in &self.parameters {
+            let mut notes = Vec::new();
+            if p.initializer != p.name {
+                notes.push(format!("initializer {}", p.initializer));
+            }
+            if p.transposed {
+                notes.push("transposed".into());
+            }
+            if !p.aliases.is_empty() {
+                notes.push(format!("also {}", p.aliases.join(", ")));
+            }
+            if !p.trainable {
+                notes.push("frozen".into());
+            }
+            let _ = writeln!(
+                out,
+                "  {:<44} {:<22} {}",
+                p.name,
+                typed(p.dtype, &p.shape),
+                notes.join("; ")
+            );
+        }
+        let _ = writeln!(out, "\nlayers: {}", self.blocks.len());
+        for b in &self.blocks {
+            let label = b.class.as_deref().or(b.path.as_deref()).unwrap_or("-");
+            let _ = writeln!(
+                out,
+                "  {:<4} {label:<24} {:<18} {:>5} nodes  {} .. {}",
+                b.index, b.kind, b.nodes, b.first, b.last
+            );
+        }
+        let ops: Vec<String> = self
+            .ops
+            .iter()
+            .map(|(name, n)| format!("{name} {n}"))
+            .collect();
+        let _ = writeln!(out, "\nops: {}", ops.join(", "));
+        out
+    }
+
+    fn is_gradient(&self, name: &str) -> bool {
+        name.strip_suffix(".grad")
+            .is_some_and(|n| self.parameters.iter().any(|p| p.initializer == n))
+    }
+}
+
+/// Names of initializers that a graph with a backward has no gradient for.
+fn frozen(graph: &Graph) -> Vec<String> {
+    let gradients: Vec<&str> = gradient_outputs(graph)
+        .iter()
+        .map(|v| graph.value(*v).name.as_str())
+        .collect();
+    if gradients.is_empty() {
+        return Vec::new();
+    }
+    let trained: std::collections::BTreeSet<&str> = gradients
+        .iter()
+        .filter_map(|n| n.strip_suffix(".grad"))
+        .collect();
+    graph
+        .inits()
+        .map(|(_, v)| v.name.clone())
+        .filter(|n| !trained.contains(n.as_str()))
+        .collect()
+}
+
+fn typed(dtype: &str, shape: &[Size]) -> String {
+    let sizes: Vec<String> = shape
+        .iter()
+        .map(|s| match s {
+            Size::Fixed(n) => n.to_string(),
+            Size::Named(name) => name.clone(),
+        })
+        .collect();
+    format!("{dtype}[{}]", sizes.join(", "))
+}

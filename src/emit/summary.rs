@@ -1,0 +1,212 @@
+//! What optimize reports: one JSON object for programs, a before/after table for people.
+
+use super::units::{bytes, flops};
+use ckpt_passes::Result;
+use ckpt_passes::analysis::{Binding, Breakdown, MemoryProfile, Sizes};
+use ckpt_passes::compile::Compiled;
+use ckpt_passes::driver::Made;
+use ckpt_passes::ir::Graph;
+use ckpt_passes::plan::Policy;
+use ckpt_passes::transform::joint::gradient_outputs;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+/// The outcome of a plan. Fields that only a budgeted plan has are null for a policy.
+#[derive(Clone, Debug, Serialize)]
+pub struct Summary {
+    pub policy: String,
+    /// The loss that was differentiated; null where the file had its backward.
+    pub loss: Option<String>,
+    pub budget_bytes: Option<u64>,
+    pub peak_before_bytes: u64,
+    pub peak_after_bytes: u64,
+    /// Parameters and inputs: resident throughout.
+    pub static_bytes: u64,
+    pub saved_bytes: u64,
+    pub recompute_flops: u64,
+    pub forward_backward_flops: u64,
+    /// Extra time by the cost model, in percent of the unplanned step.
+    pub overhead_pct: f64,
+    pub lower_bound_pct: Option<f64>,
+    pub gap_pct: Option<f64>,
+    pub smallest_feasible_bytes: Option<u64>,
+    pub plan_seconds: f64,
+    /// Recompute subgraphs.
+    pub segments: usize,
+    pub blocks: usize,
+    pub kv_sharing: Vec<String>,
+    /// Sizes the figures are for.
+    pub dims: BTreeMap<String, i64>,
+    /// Those of them that nobody gave.
+    pub assumed_dims: Vec<String>,
+    /// Sizes only the data decides, and the upper bounds that stand for them: the figures are upper bounds then.
+    pub bounded_dims: BTreeMap<String, i64>,
+    /// Forward outputs that the training graph keeps, and the bytes each holds to the end.
+    pub kept_outputs: BTreeMap<String, u64>,
+    pub at_peak_before: BTreeMap<&'static str, u64>,
+    pub at_peak_after: BTreeMap<&'static str, u64>,
+    pub warnings: Vec<String>,
+}
+
+/// The memory table of a graph at a binding.
+pub struct Measured {
+    pub sizes: Sizes,
+    pub memory: MemoryProfile,
+    pub rows: Breakdown,
+}
+
+impl Measured {
+    /// # Errors
+    /// A size without a number.
+    pub fn new(graph: &Graph, binding: &Binding) -> Result<Measured> {
+        let sizes = Sizes::new(graph, binding)?;
+        let memory = MemoryProfile::new(graph, &sizes)?;
+        let rows = Breakdown::new(graph, &memory);
+        Ok(Measured {
+            sizes,
+            memory,
+            rows,
+        })
+    }
+}
+
+impl Summary {
+    /// `graph` is the rewritten graph that `made` led to, `before` the rows of the unplanned one.
+    ///
+    /// # Errors
+    /// A bug if the rewritten graph does not have the memory that the plan predicts.
+    pub fn new(
+        graph: &Graph,
+        policy: Policy,
+        compiled: &Compiled,
+        made: &Made,
+        before: &Breakdown,
+    ) -> Result<Summary> {
+        let after = Measured::new(graph, &made.binding)?;
+        let score = &made.plan.after;
+        if after.memory.peak_bytes != score.peak_bytes {
+            return Err(ckpt_passes::Error::bug(
+                "memory",
+                "the rewritten graph has another peak than its plan",
+            )
+            .expected(format!("{} bytes", score.peak_bytes))
+            .found(format!("{} bytes", after.memory.peak_bytes)));
+        }
+        let gradients = gradient_outputs(graph);
+        let named = |v: &ckpt_passes::ir::ValueId| graph.value(*v).name.clone();
+        let kept = graph
+            .outputs()
+            .iter()
+            .filter(|v| !gradients.contains(v) && named(v) != "loss");
+        Ok(Summary {
+            policy: policy.to_string(),
+            loss: compiled.loss.as_ref().map(|l| l.to_string()),
+            budget_bytes: None,
+            peak_before_bytes: made.plan.before.peak_bytes,
+            peak_after_bytes: score.peak_bytes,
+            static_bytes: score.static_bytes,
+            saved_bytes: made.plan.saved_bytes(),
+            recompute_flops: made.plan.recompute_flops(),
+            forward_backward_flops: made.plan.before.flops,
+            overhead_pct: score.overhead_pct(&made.plan.before),
+            lower_bound_pct: None,
+            gap_pct: None,
+            smallest_feasible_bytes: None,
+            plan_seconds: made.seconds,
+            segments: made.plan.segments.len(),
+            blocks: made.subject.blocks.list.len(),
+            kv_sharing: Vec::new(),
+            dims: made
+                .binding
+                .iter()
+                .map(|(n, size)| (n.to_string(), size))
+                .collect(),
+            assumed_dims: made
+                .binding
+                .assumed()
+                .map(|(n, ..)| n.to_string())
+                .collect(),
+            bounded_dims: after.sizes.bounded.clone(),
+            kept_outputs: kept.map(|v| (named(v), after.sizes.bytes(*v))).collect(),
+            at_peak_before: before.rows().into_iter().collect(),
+            at_peak_after: after.rows.rows().into_iter().collect(),
+            warnings: compiled.warnings.clone(),
+        })
+    }
+
+    /// The table for people.
+    pub fn human(&self) -> String {
+        let mut out = String::new();
+        let loss = self.loss.as_deref().unwrap_or("the file's own backward");
+        let _ = writeln!(
+            out,
+            "policy {}, loss {loss}, {} layers",
+            self.policy, self.blocks
+        );
+        let _ = writeln!(out, "planned at {}\n", self.planned_at());
+        let _ = writeln!(
+            out,
+            "  {:<22}{:>14}{:>14}",
+            "alive at the peak", "before", "after"
+        );
+        for (row, before) in Breakdown::default()
+            .rows()
+            .map(|(row, _)| (row, self.at_peak_before[row]))
+        {
+            let after = self.at_peak_after[row];
+            let _ = writeln!(out, "  {row:<22}{:>14}{:>14}", bytes(before), bytes(after));
+        }
+        let _ = writeln!(
+            out,
+            "  {:<22}{:>14}{:>14}   {:.1} % less",
+            "peak",
+            bytes(self.peak_before_bytes),
+            bytes(self.peak_after_bytes),
+            percent(self.saved_bytes, self.peak_before_bytes)
+        );
+        let _ = writeln!(
+            out,
+            "\n  recomputes {} in {} segments: {:.1} % more FLOPs, {:.1} % more time by the cost model",
+            flops(self.recompute_flops),
+            self.segments,
+            percent(self.recompute_flops, self.forward_backward_flops),
+            self.overhead_pct
+        );
+        for (name, size) in &self.kept_outputs {
+            let _ = writeln!(
+                out,
+                "  output {name} holds {} to the end (--drop-output {name})",
+                bytes(*size)
+            );
+        }
+        for (name, size) in &self.bounded_dims {
+            let _ = writeln!(
+                out,
+                "  data decides ?{name}: taken at its bound {size}, so figures are upper bounds"
+            );
+        }
+        out
+    }
+
+    fn planned_at(&self) -> String {
+        let show = |(name, size): (&String, &i64)| match self.assumed_dims.contains(name) {
+            true => format!("{name}={size} (assumed: say --dim {name}=N)"),
+            false => format!("{name}={size}"),
+        };
+        let all: Vec<String> = self.dims.iter().map(show).collect();
+        if all.is_empty() {
+            "the file's fixed sizes".into()
+        } else {
+            all.join(", ")
+        }
+    }
+}
+
+fn percent(part: u64, whole: u64) -> f64 {
+    if whole == 0 {
+        0.0
+    } else {
+        100.0 * part as f64 / whole as f64
+    }
+}

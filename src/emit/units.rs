@@ -1,0 +1,44 @@
+//! Numbers for people.
+
+/// Bytes in binary units, three significant digits.
+pub fn bytes(n: u64) -> String {
+    scaled(n, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"])
+}
+
+/// Floating-point operations in decimal units.
+pub fn flops(n: u64) -> String {
+    scaled(
+        n,
+        1000.0,
+        &["FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"],
+    )
+}
+
+fn scaled(n: u64, base: f64, units: &[&str]) -> String {
+    let (mut x, mut unit) = (n as f64, 0);
+    while x >= base && unit + 1 < units.len() {
+        x /= base;
+        unit += 1;
+    }
+    match unit {
+        0 => format!("{n} {}", units[0]),
+        _ if x < 9.995 => format!("{x:.2} {}", units[unit]),
+        _ if x < 99.95 => format!("{x:.1} {}", units[unit]),
+        _ => format!("{x:.0} {}", units[unit]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn three_digits() {
+        assert_eq!(bytes(0), "0 B");
+        assert_eq!(bytes(1023), "1023 B");
+        assert_eq!(bytes(1536), "1.50 KiB");
+        assert_eq!(bytes(100 << 20), "100 MiB");
+        assert_eq!(flops(12_340_000), "12.3 MFLOP");
+        assert_eq!(bytes(u64::MAX), "16.0 EiB");
+    }
+}

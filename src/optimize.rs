@@ -1,0 +1,358 @@
+//! Load a model, turn it into its checkpointed training graph, say what that cost.
+//!
+//! The written graph records what was asked for (`ckpt.loss`, `ckpt.policy`, …), so that `verify` can differentiate the
+//! original in the same way and compare.
+
+use crate::emit::file::{refuse_overwrite, write_whole};
+use crate::emit::save::{INSIDE_LIMIT_BYTES, Saving, save};
+use crate::emit::summary::{Measured, Summary};
+use crate::frontend::{self, Model};
+use ckpt_passes::analysis::params::Selection;
+use ckpt_passes::compile::{Request, compile};
+use ckpt_passes::driver::{Timings, Watch};
+use ckpt_passes::ir::{DType, Data, Graph, Ty};
+use ckpt_passes::transform::infer::infer;
+use ckpt_passes::transform::loss::Loss;
+use ckpt_passes::transform::remat::strip_again;
+use ckpt_passes::{Error, Result, text};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// Keys under which a written graph records how it was made.
+pub mod record {
+    pub const VERSION: &str = "ckpt.version";
+    pub const LOSS: &str = "ckpt.loss";
+    pub const POLICY: &str = "ckpt.policy";
+    pub const NUMERICS: &str = "ckpt.numerics";
+    /// JSON lists of patterns.
+    pub const TRAINABLE: &str = "ckpt.trainable";
+    pub const FREEZE: &str = "ckpt.freeze";
+    pub const DROP_OUTPUT: &str = "ckpt.drop_output";
+    /// A JSON list of `NAME:DTYPE[DIMS]`.
+    pub const INPUT: &str = "ckpt.input";
+}
+
+/// The type of one graph input, said by the user: `x:f32[batch, 3, 224]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct InputType {
+    pub name: String,
+    pub ty: Ty,
+}
+
+impl InputType {
+    /// Reads `NAME:DTYPE[DIMS]`; a scalar is `NAME:DTYPE` or `NAME:DTYPE[]`.
+    ///
+    /// # Errors
+    /// `error[input]`, which says what part is wrong.
+    pub fn parse(wish: &str) -> Result<InputType> {
+        let bad = |what: String| {
+            Error::usage("input", what)
+                .expected("NAME:DTYPE[DIMS], such as x:f32[batch,3,224]")
+                .found(wish)
+        };
+        let (head, dims) = match wish.strip_suffix(']').and_then(|w| w.rsplit_once('[')) {
+            Some((head, dims)) => (head, dims),
+            None => (wish, ""),
+        };
+        let (name, word) = head
+            .rsplit_once(':')
+            .ok_or_else(|| bad("the type of an input has no `:`".into()))?;
+        if name.is_empty() {
+            return Err(bad("the input has no name".into()));
+        }
+        let dtype = dtype(word).ok_or_else(|| bad(format!("`{word}` is not an element type")))?;
+        let mut sizes = Vec::new();
+        for part in dims.split(',').map(str::trim).filter(|d| !d.is_empty()) {
+            let dim = text::parse_dim(part)
+                .map_err(|e| bad(format!("`{part}` is not a size: {}", e.message())))?;
+            if dim.as_const().is_some_and(|n| n < 0) {
+                return Err(bad(format!("a size cannot be {part}")));
+            }
+            sizes.push(dim);
+        }
+        Ok(InputType {
+            name: name.into(),
+            ty: Ty::new(dtype, sizes),
+        })
+    }
+}
+
+impl std::fmt::Display for InputType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let dims: Vec<String> = self.ty.dims.iter().map(|d| d.to_string()).collect();
+        write!(f, "{}:{}[{}]", self.name, self.ty.dtype, dims.join(","))
+    }
+}
+
+/// Our word for an element type, or NumPy's.
+fn dtype(word: &str) -> Option<DType> {
+    let ours = match word {
+        "float32" | "float" => "f32",
+        "float64" | "double" => "f64",
+        "float16" => "f16",
+        "bfloat16" => "bf16",
+        "int64" => "i64",
+        "int32" => "i32",
+        "int16" => "i16",
+        "int8" => "i8",
+        "uint64" => "u64",
+        "uint32" => "u32",
+        "uint16" => "u16",
+        "uint8" => "u8",
+        word => word,
+    };
+    DType::from_name(ours)
+}
+
+/// Reads a model of any known format; `types` says what its inputs are where the file does not, or differently.
+///
+/// # Errors
+/// See [`frontend::read`]; a type for an input that there is not.
+pub fn load(path: &Path, types: &[InputType]) -> Result<Model> {
+    let mut model = frontend::read(path)?;
+    for given in types {
+        let found = model
+            .graph
+            .inputs()
+            .iter()
+            .copied()
+            .find(|v| model.graph.value(*v).name == given.name);
+        let Some(id) = found else {
+            let known: Vec<&str> = model
+                .graph
+                .inputs()
+                .iter()
+                .map(|v| model.graph.value(*v).name.as_str())
+                .collect();
+            return Err(
+                Error::usage("input", format!("the model has no input `{}`", given.name))
+                    .found(format!("inputs {}", known.join(", "))),
+            );
+        };
+        model.graph.set_type(id, given.ty.clone());
+    }
+    if !types.is_empty() {
+        let list: Vec<String> = types.iter().map(|t| t.to_string()).collect();
+        model
+            .graph
+            .meta
+            .insert(record::INPUT.into(), list_text(&list));
+        // What the file claims about results rests on the types it claims for inputs.
+        infer(&mut model.graph).map_err(|e| e.at(path.display().to_string()))?;
+    }
+    Ok(model)
+}
+
+/// Writes `graph`, which was read from `source`, to `output`: text if its name ends in `.ckir`, else ONNX. Returns what
+/// the user should know.
+///
+/// # Errors
+/// See [`save`].
+pub fn write(
+    graph: &Graph,
+    source: &Path,
+    output: &Path,
+    link_weights: bool,
+) -> Result<Vec<String>> {
+    if output.extension().is_some_and(|e| e == "ckir") {
+        refuse_overwrite(output, &[source.to_path_buf()])?;
+        write_whole(output, text::print_full(graph).as_bytes())?;
+        return Ok(Vec::new());
+    }
+    let how = Saving {
+        input: Some(source),
+        link_weights,
+        inside_limit_bytes: INSIDE_LIMIT_BYTES,
+    };
+    save(graph, output, &how)?;
+    let absent: BTreeSet<&str> = graph
+        .inits()
+        .filter_map(|(_, v)| match v.tensor().map(|t| &t.data) {
+            Some(Data::Absent(place)) => Some(place.location.as_ref()),
+            _ => None,
+        })
+        .collect();
+    let warn = |file: &str| {
+        format!("the weights file `{file}` is absent: the output needs it beside itself to run")
+    };
+    Ok(absent.into_iter().map(warn).collect())
+}
+
+/// What came of an optimisation.
+pub struct Outcome {
+    /// `None` where the pipeline was stopped before it planned, or planned without rewriting.
+    pub summary: Option<Summary>,
+    pub timings: Timings,
+    pub warnings: Vec<String>,
+}
+
+/// Turns `graph` into its checkpointed training graph and reports on it.
+///
+/// # Errors
+/// What any pass refuses.
+pub fn optimize(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Result<Outcome> {
+    let compiled = compile(graph, request, watch)?;
+    write_record(graph, request, compiled.loss.as_ref());
+    let mut summary = None;
+    if let Some(made) = &compiled.made
+        && graph.phase == ckpt_passes::ir::Phase::Rewritten
+    {
+        let mut unplanned = graph.clone();
+        strip_again(&mut unplanned);
+        let before = Measured::new(&unplanned, &made.binding)?;
+        summary = Some(Summary::new(
+            graph,
+            request.policy,
+            &compiled,
+            made,
+            &before.rows,
+        )?);
+    }
+    Ok(Outcome {
+        summary,
+        timings: compiled.timings,
+        warnings: compiled.warnings,
+    })
+}
+
+fn list_text(list: &[String]) -> String {
+    serde_json::to_string(list).unwrap_or_default()
+}
+
+/// A graph that had its backward keeps what it says about its loss and what was trained.
+fn write_record(graph: &mut Graph, request: &Request, loss: Option<&Loss>) {
+    let meta = &mut graph.meta;
+    meta.insert(record::VERSION.into(), env!("CARGO_PKG_VERSION").into());
+    meta.insert(record::POLICY.into(), request.policy.to_string());
+    meta.insert(record::NUMERICS.into(), "exact".into());
+    if let Some(loss) = loss {
+        meta.insert(record::LOSS.into(), loss.to_string());
+        let lists = [
+            (record::TRAINABLE, &request.selection.trainable),
+            (record::FREEZE, &request.selection.freeze),
+            (record::DROP_OUTPUT, &request.drop_outputs),
+        ];
+        for (key, list) in lists {
+            meta.remove(key);
+            if !list.is_empty() {
+                meta.insert(key.into(), list_text(list));
+            }
+        }
+    }
+}
+
+/// How a written graph was made, as far as its values depend on it: what to ask for to get the same values from the
+/// forward graph. The policy is not part of it, because plans never change a value.
+///
+/// # Errors
+/// A graph without the record.
+pub fn read_record(meta: &BTreeMap<String, String>) -> Result<(Request, Vec<InputType>)> {
+    let Some(loss) = meta.get(record::LOSS) else {
+        return Err(Error::model(
+            "record",
+            "the training graph does not say which loss it was made with",
+        )
+        .expected(format!(
+            "metadata `{}`, as ckpt-opt writes it",
+            record::LOSS
+        ))
+        .help("compare two training graphs instead, or two forward graphs"));
+    };
+    let list = |key: &str| -> Result<Vec<String>> {
+        meta.get(key).map_or(Ok(Vec::new()), |t| {
+            serde_json::from_str(t).map_err(|e| {
+                Error::model(
+                    "record",
+                    format!("metadata `{key}` is not a JSON list of strings: {e}"),
+                )
+            })
+        })
+    };
+    let inputs = list(record::INPUT)?;
+    let request = Request {
+        loss: Loss::parse(loss)?,
+        policy: ckpt_passes::plan::Policy::None,
+        selection: Selection {
+            trainable: list(record::TRAINABLE)?,
+            freeze: list(record::FREEZE)?,
+        },
+        drop_outputs: list(record::DROP_OUTPUT)?,
+        ..Request::default()
+    };
+    Ok((
+        request,
+        inputs
+            .iter()
+            .map(|t| InputType::parse(t))
+            .collect::<Result<_>>()?,
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_out_and_in_keeps_weights() {
+        let source = "graph @g typed (%x: f32[2]) -> (%y) {
+  init %w : f32[2] = [1, 2]
+  %y = Add %x, %w : f32[2]
+}
+";
+        let graph = text::parse(source).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("g.ckir");
+        write(&graph, Path::new("none.onnx"), &path, false).unwrap();
+        let back = load(&path, &[]).unwrap().graph;
+        assert_eq!(text::print_full(&back), text::print_full(&graph));
+        let again = write(&graph, &path, &path, false).unwrap_err();
+        assert_eq!((again.code(), again.exit_code()), ("output", 2));
+    }
+
+    #[test]
+    fn input_types() {
+        let parsed = InputType::parse("x:0:f32[batch, 3, seq+1]").unwrap();
+        assert_eq!(parsed.name, "x:0");
+        assert_eq!((parsed.ty.dtype, parsed.ty.rank()), (DType::F32, 3));
+        assert_eq!(InputType::parse(&parsed.to_string()).unwrap(), parsed);
+        assert_eq!(InputType::parse("s:int64").unwrap().ty.rank(), 0);
+        for wrong in [
+            "",
+            "x",
+            ":f32[1]",
+            "x:f31[1]",
+            "x:f32[1",
+            "x:f32[-1]",
+            "x:f32[a b]",
+        ] {
+            assert_eq!(
+                InputType::parse(wrong).unwrap_err().exit_code(),
+                2,
+                "{wrong}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_record_is_read_back() {
+        let mut graph = Graph::new("g");
+        let mut request = Request {
+            drop_outputs: vec!["present.*".into()],
+            ..Request::default()
+        };
+        request.selection.freeze = vec!["emb\"ed*".into()];
+        assert_eq!(read_record(&graph.meta).err().unwrap().exit_code(), 2);
+        write_record(&mut graph, &request, Some(&Loss::CausalLm));
+        let (read, inputs) = read_record(&graph.meta).unwrap();
+        assert_eq!(
+            (read.loss, read.drop_outputs),
+            (Loss::CausalLm, request.drop_outputs.clone())
+        );
+        assert_eq!(read.selection.freeze, request.selection.freeze);
+        assert!(inputs.is_empty() && read.selection.trainable.is_empty());
+        // Planning it again, now with its backward, keeps the record.
+        write_record(&mut graph, &Request::default(), None);
+        assert_eq!(graph.meta[record::LOSS], "causal-lm");
+        assert!(graph.meta.contains_key(record::FREEZE));
+    }
+}
