@@ -9,7 +9,8 @@ policy the written file must
   write      be written (exit 0), with recompute nodes under every policy but `none`, and none under `none`
   checker    pass the ONNX checker: full check, strict shape inference
   ort        run in ONNX Runtime, unoptimised and optimised, with PyTorch's outputs, loss and full gradients
-  ort-other  run there at another batch and sequence length too, with the values of the unplanned file
+  ort-other  run there at another batch and sequence length too: outputs as of the model itself there, everything as in
+             the unplanned file, and where PyTorch can compute gradients here, its outputs and gradients
 and unless --no-runtime
   run        give the values of ONNX Runtime and of PyTorch in our runtime
   run-other  the same at the other size, against ONNX Runtime
@@ -28,8 +29,9 @@ import json
 import os
 import sys
 import tempfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import onnx
@@ -38,8 +40,18 @@ import onnxruntime as ort
 import check_onnx
 import tolerance
 from compiler import Compiler, Refused, read_tensors, write_tensors
-from feeds import case_feeds, random_feeds, random_forward
-from reference import KINDS, LABELLED, Case, Reference, find_cases, load_generator, reference, stored_reference
+from feeds import COTANGENT, case_feeds, random_feeds, random_forward
+from reference import (
+    KINDS,
+    LABELLED,
+    Case,
+    Reference,
+    differentiate,
+    find_cases,
+    load_generator,
+    reference,
+    stored_reference,
+)
 
 OTHER = (3, 13)
 MEMORY = (8, 128)
@@ -85,6 +97,7 @@ class Plan:
     table: list[dict]
     entries: dict[str, dict]
     folder: Path
+    generator: ModuleType | None
     files: dict[str, Path] = field(default_factory=dict)
     peaks: dict[str, int] = field(default_factory=dict)
     ort_other: dict[str, Tensors] = field(default_factory=dict)
@@ -147,9 +160,9 @@ def gradients_by_name(outputs: Tensors, plan: Plan) -> Tensors:
     return found
 
 
-def against_torch(plan: Plan, outputs: Tensors) -> list[tolerance.Worst]:
-    """Outputs, loss and gradients against PyTorch; one verdict each."""
-    truth, verdicts = plan.truth, []
+def against_torch(plan: Plan, outputs: Tensors, truth: Reference, forward: Tensors) -> list[tolerance.Worst]:
+    """Outputs (against `forward`), loss and gradients against PyTorch; one verdict each."""
+    verdicts = []
     try:
         grads = gradients_by_name(outputs, plan)
     except ValueError as error:
@@ -158,7 +171,7 @@ def against_torch(plan: Plan, outputs: Tensors) -> list[tolerance.Worst]:
     if plan.half:
         exact = {name: truth.exact[name] for name in present}
         return [tolerance.compare_half(grads, present, exact)]
-    verdicts.append(tolerance.compare(outputs, plan.case.group("out")))
+    verdicts.append(tolerance.compare(outputs, forward))
     if truth.loss is not None:
         verdicts.append(tolerance.compare(outputs, {"loss": np.float32(truth.loss)}))
     verdicts.append(tolerance.compare(grads, present, tolerance.largest(present)))
@@ -219,11 +232,21 @@ def check_ort(report: Report, plan: Plan, policy: str) -> Tensors | None:
     for level, value in LEVELS.items():
         outputs = run_ort(out, feeds, value)
         first = outputs if first is None else first
-        verdict(report, key, f"ort {level}", against_torch(plan, outputs))
+        verdict(report, key, f"ort {level}", against_torch(plan, outputs, plan.truth, plan.case.group("out")))
     forward, outputs = forward_at(plan.case, OTHER)
-    other = run_ort(out, random_feeds(plan.case, out, forward, outputs, 2), LEVELS["unoptimised"])
+    feeds = random_feeds(plan.case, out, forward, outputs, 2)
+    other = run_ort(out, feeds, LEVELS["unoptimised"])
     plan.ort_other[policy] = other
-    verdict(report, key, "ort-other", against(other, plan.ort_other.get("none", other)))
+    verdicts = [tolerance.compare(other, outputs)]
+    if "none" in plan.ort_other:
+        verdicts += against(other, plan.ort_other["none"])
+    if plan.generator is not None:
+        cotangents = {n.removesuffix(COTANGENT): c for n, c in feeds.items() if n.endswith(COTANGENT)}
+        found, truth = differentiate(plan.case, plan.loss, plan.generator, forward, cotangents, feeds.get("labels"))
+        if plan.loss == "vjp":  # the sum of out·cot is no output of the graph
+            truth = replace(truth, loss=None)
+        verdicts += against_torch(plan, other, truth, found)
+    verdict(report, key, "ort-other" if plan.generator is None else "ort-other vs torch", verdicts)
     return first
 
 
@@ -244,7 +267,7 @@ def check_run(report: Report, compiler: Compiler, plan: Plan, policy: str, by_or
     compiler.run(out, inputs, target)
     own = read_tensors(target)
     plan.run_own[policy] = own
-    verdict(report, key, "run vs torch", against_torch(plan, own))
+    verdict(report, key, "run vs torch", against_torch(plan, own, plan.truth, plan.case.group("out")))
     if by_ort is not None:
         verdict(report, key, "run vs ort", against(own, by_ort))
     elif not plan.half:
@@ -311,7 +334,7 @@ def check_case(
         entries, missing = entries_by_name(table, truth)
         detail = f"{len(entries)} of PyTorch's parameters" + (f"; not listed: {', '.join(missing)}" if missing else "")
         report.add((case.name, loss, "-"), "names", not missing and bool(entries), detail)
-        plan = Plan(case, loss, truth, table, entries, folder / f"{case.name}-{loss}")
+        plan = Plan(case, loss, truth, table, entries, folder / f"{case.name}-{loss}", generator)
         plan.folder.mkdir(exist_ok=True)
         for policy in args.policies.split(","):
             key, out = (case.name, loss, policy), plan.folder / f"{policy}.onnx"

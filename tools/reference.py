@@ -99,28 +99,31 @@ def load_generator(corpus: Path) -> ModuleType | None:
     return module
 
 
-def compute(case: Case, kind: str, generator: ModuleType) -> Reference:
-    """A corpus case differentiated by PyTorch on one thread; `loss` is the scalar that was differentiated."""
+def differentiate(
+    case: Case,
+    kind: str,
+    generator: ModuleType,
+    inputs: dict[str, np.ndarray],
+    cotangents: dict[str, np.ndarray],
+    labels: np.ndarray | None,
+) -> tuple[dict[str, np.ndarray], Reference]:
+    """A corpus case run and differentiated by PyTorch on one thread, at any size of its inputs: its outputs, and the
+    gradients with the scalar that was differentiated as `loss`."""
     import torch
 
     torch.set_num_threads(1)
     built = generator.fresh(case.name, "tiny")
-    for name, stored in case.group("in").items():
-        if not np.array_equal(built.inputs[name].numpy(), stored):
-            raise ValueError(f"{case.name}: the generator's input {name} is not the stored one")
-    outputs = dict(zip(case.group("out"), built.model(**built.inputs), strict=True))
-    stored_out = tolerance.compare({k: v.detach().numpy() for k, v in outputs.items()}, case.group("out"))
-    if not stored_out.agrees:
-        raise ValueError(f"{case.name}: PyTorch's outputs are not the stored ones: {stored_out}")
+    given = {name: torch.from_numpy(value) for name, value in inputs.items()}
+    outputs = dict(zip(case.group("out"), built.model(**given), strict=True))
     if kind == "own":
         loss = outputs["loss"]
     elif kind == "vjp":
-        loss = sum((outputs[k] * torch.from_numpy(c)).sum() for k, c in case.group("cot").items())
+        loss = sum((outputs[k] * torch.from_numpy(c)).sum() for k, c in cotangents.items())
     else:
-        logits, labels = outputs["logits"], torch.from_numpy(case.labels())
+        logits, wanted = outputs["logits"], torch.from_numpy(labels)
         if kind == "causal-lm":
-            logits, labels = logits[:, :-1], labels[:, 1:]
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORE)
+            logits, wanted = logits[:, :-1], wanted[:, 1:]
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, -2), wanted.flatten(), ignore_index=IGNORE)
     loss.backward()
     names: dict[int, list[str]] = {}
     parameters = dict(built.model.named_parameters(remove_duplicate=False))
@@ -131,7 +134,18 @@ def compute(case: Case, kind: str, generator: ModuleType) -> Reference:
         parameter = parameters[first]
         grads[first] = (torch.zeros_like(parameter) if parameter.grad is None else parameter.grad).numpy()
         aliases |= {other: first for other in others}
-    return Reference(grads, aliases, float(loss.detach()))
+    found = {name: value.detach().numpy() for name, value in outputs.items()}
+    return found, Reference(grads, aliases, float(loss.detach()))
+
+
+def compute(case: Case, kind: str, generator: ModuleType) -> Reference:
+    """The gradients of a corpus case at its stored inputs, refused where PyTorch's outputs are not the stored ones."""
+    labels = case.labels() if kind in LABELLED else None
+    outputs, found = differentiate(case, kind, generator, case.group("in"), case.group("cot"), labels)
+    agreement = tolerance.compare(outputs, case.group("out"))
+    if not agreement.agrees:
+        raise ValueError(f"{case.name}: PyTorch's outputs are not the stored ones: {agreement}")
+    return found
 
 
 def stored_reference(case: Case, kind: str) -> Reference | None:
