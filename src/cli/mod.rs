@@ -29,6 +29,9 @@ pub fn main() -> ExitCode {
             .copied()
             .or_else(|| what.downcast_ref::<String>().map(String::as_str));
         let text = format!("{}{place}", what.unwrap_or("no message"));
+        if std::env::var_os("RUST_BACKTRACE").is_some_and(|v| v != "0") {
+            eprintln!("{}", std::backtrace::Backtrace::force_capture());
+        }
         if let Ok(mut first) = PANIC.lock() {
             first.get_or_insert(text);
         }

@@ -8,6 +8,7 @@ use super::import::{Importer, standard_opset};
 use super::proto::{AttributeProto, FunctionProto, NodeProto};
 use ckpt_passes::ir::edit::NewNode;
 use ckpt_passes::ir::op::{Domain, SlotKind};
+use ckpt_passes::ir::typing::{Contents, type_node};
 use ckpt_passes::ir::{Attrs, Graph, Role, ValueId};
 use ckpt_passes::{Error, Result, ops};
 use std::collections::BTreeMap;
@@ -177,6 +178,19 @@ impl<'a> Importer<'a, '_> {
         {
             return Ok(false);
         }
+        // A body may depend on the types of the results.
+        let mut contents = Contents::of(&trial);
+        for (value, operand) in ins.iter().zip(trial.node(id).ins.clone()) {
+            if let (Some(value), Some(operand)) = (*value, operand) {
+                contents.set(operand, self.contents.get(value).map(<[_]>::to_vec));
+            }
+        }
+        let Ok(types) = type_node(&trial, id, &contents) else {
+            return Ok(false);
+        };
+        for (out, (ty, _)) in trial.node(id).outs.clone().into_iter().zip(types) {
+            trial.set_type(out, ty);
+        }
         let Some(Ok(body)) = ckpt_passes::ir::op::body_of(&trial, id) else {
             return Ok(false);
         };
@@ -185,10 +199,13 @@ impl<'a> Importer<'a, '_> {
             || mine.input != function.input
             || mine.output != function.output
         {
-            self.warnings.push(format!(
+            let warning = format!(
                 "function {} is not the one we would write: its nodes are read one by one",
                 function.name()
-            ));
+            );
+            if !self.warnings.contains(&warning) {
+                self.warnings.push(warning);
+            }
             return Ok(false);
         }
         self.add(node, index, op, attrs, ins)?;
