@@ -7,7 +7,8 @@ use super::math::EXP;
 use super::rules::*;
 use crate::error::Result;
 use crate::ir::op::{
-    Body, BodyCx, Domain, Effect, Grad, GradCx, Import, InferCx, OpDef, Slot, fresh, no_fold,
+    Body, BodyCx, Domain, Effect, Footprint, Grad, GradCx, Import, InferCx, MemoryCx, OpDef, Slot,
+    fresh, no_fold,
 };
 use crate::ir::{AttrDefault, AttrKind, AttrSpec, DType, Ty, ValueId};
 
@@ -98,9 +99,17 @@ pub static PRELU: OpDef = OpDef {
     fold: no_fold,
     grad: Grad::Rule(grad_prelu),
     cost: one_flop,
-    memory: fresh,
+    memory: prelu_memory,
     body: Body::Standard,
 };
+
+/// The kernel's result takes the strides of the operand, so that one is made row-major first.
+fn prelu_memory(cx: &MemoryCx) -> Footprint {
+    Footprint {
+        temp_bytes: strided_bytes(cx, &[0]),
+        ..fresh(cx)
+    }
+}
 
 fn infer_prelu(cx: &InferCx) -> Result<Vec<Ty>> {
     cx.want_dtype(0, DType::is_float, "a floating-point type")?;
@@ -255,7 +264,7 @@ pub static HARD_SWISH_GRAD: OpDef = OpDef {
     fold: no_fold,
     grad: Grad::Missing("gradients of gradients are not supported"),
     cost: one_flop,
-    memory: fresh,
+    memory: dense_operands,
     body: Body::Function(|cx| {
         let (x, dy) = (widen(cx.b, cx.x(0))?, widen(cx.b, cx.x(1))?);
         let (low, high) = (constant(cx, x, -3.0), constant(cx, x, 3.0));
@@ -306,7 +315,7 @@ pub static MISH_GRAD: OpDef = OpDef {
     fold: no_fold,
     grad: Grad::Missing("gradients of gradients are not supported"),
     cost: ten_flops,
-    memory: fresh,
+    memory: dense_operands,
     body: Body::Function(|cx| {
         let (x, dy) = (widen(cx.b, cx.x(0))?, widen(cx.b, cx.x(1))?);
         let one = constant(cx, x, 1.0);

@@ -321,10 +321,14 @@ mod tests {
         let first = 2 + 9 * layer;
         let weights = [1, 2, 3, 4, 6, 7, 8].map(|w| format!("w{}", first + w));
         let decide = |w: &String| {
-            let reads = |n: &crate::ir::Node| n.ins.iter().flatten().any(|v| g.value(*v).name == *w);
+            let reads =
+                |n: &crate::ir::Node| n.ins.iter().flatten().any(|v| g.value(*v).name == *w);
             let forward = |n: &crate::ir::Node| n.role == Role::Forward && n.again.is_none();
             let (_, node) = g.nodes().find(|(_, n)| forward(n) && reads(n)).unwrap();
-            plan.decisions.iter().find(|d| d.name == node.name).map(|d| d.kept)
+            plan.decisions
+                .iter()
+                .find(|d| d.name == node.name)
+                .map(|d| d.kept)
         };
         names.into_iter().zip(weights.iter().map(decide)).collect()
     }
@@ -360,7 +364,13 @@ mod tests {
         for style in [Style::PreNorm, Style::PostNorm] {
             let unplanned = compiled(style, 4, Policy::None).1.plan;
             assert_eq!(unplanned.before, unplanned.after);
-            for policy in [Policy::Full, Policy::Selective, Policy::Every(2), Policy::First(3), Policy::Group(2)] {
+            for policy in [
+                Policy::Full,
+                Policy::Selective,
+                Policy::Every(2),
+                Policy::First(3),
+                Policy::Group(2),
+            ] {
                 let (g, done) = compiled(style, 4, policy);
                 let plan = &done.plan;
                 assert!(plan.after.peak_bytes < plan.before.peak_bytes, "{policy}");
@@ -370,7 +380,8 @@ mod tests {
                     Policy::First(_) => vec![Some(0), Some(1), Some(2)],
                     _ => (0..4).map(Some).collect(),
                 };
-                let mut rebuilt: Vec<Option<usize>> = plan.segments.iter().map(|s| s.block).collect();
+                let mut rebuilt: Vec<Option<usize>> =
+                    plan.segments.iter().map(|s| s.block).collect();
                 rebuilt.sort_unstable();
                 assert_eq!(rebuilt, layers, "{policy}");
                 for (_, node) in g.nodes().filter(|(_, n)| n.again.is_some()) {
@@ -388,20 +399,43 @@ mod tests {
     fn a_recomputed_layer_keeps_only_the_stream() {
         let (_, done) = compiled(Style::PreNorm, 4, Policy::Full);
         let inside = done.plan.decisions.iter().filter(|d| d.block.is_some());
-        let kept: Vec<&str> = inside.filter(|d| d.kept).map(|d| d.reason.as_str()).collect();
+        let kept: Vec<&str> = inside
+            .filter(|d| d.kept)
+            .map(|d| d.reason.as_str())
+            .collect();
         assert_eq!(kept, ["other layers read it"; 4]);
         // In groups of two, the stream between the two is dropped as well.
         let (_, done) = compiled(Style::PreNorm, 4, Policy::Group(2));
-        let kept = done.plan.decisions.iter().filter(|d| d.block.is_some() && d.kept);
-        assert_eq!(kept.map(|d| d.block).collect::<Vec<_>>(), [Some(1), Some(3)]);
+        let kept = done
+            .plan
+            .decisions
+            .iter()
+            .filter(|d| d.block.is_some() && d.kept);
+        assert_eq!(
+            kept.map(|d| d.block).collect::<Vec<_>>(),
+            [Some(1), Some(3)]
+        );
     }
 
     #[test]
     fn whole_layer_policies_need_layers() {
-        let structure = Structure { blocks: 0, block_of: Vec::new(), part_of: Vec::new() };
-        let e = Policy::Full.plan(&Problem::default(), &structure).unwrap_err();
-        assert!(e.to_string().contains("no repeated layers were found"), "{e}");
-        assert!(Policy::Selective.plan(&Problem::default(), &structure).is_ok());
+        let structure = Structure {
+            blocks: 0,
+            block_of: Vec::new(),
+            part_of: Vec::new(),
+        };
+        let e = Policy::Full
+            .plan(&Problem::default(), &structure)
+            .unwrap_err();
+        assert!(
+            e.to_string().contains("no repeated layers were found"),
+            "{e}"
+        );
+        assert!(
+            Policy::Selective
+                .plan(&Problem::default(), &structure)
+                .is_ok()
+        );
     }
 
     #[test]
@@ -414,11 +448,15 @@ mod tests {
         let mut cx = crate::driver::Cx::default();
         cx.options.loss = Loss::Vjp;
         cx.options.dims = vec![("b".into(), 2), ("s".into(), 64)];
-        let pipeline = crate::driver::Pipeline::parse("infer,simplify,loss,autodiff,simplify,plan").unwrap();
+        let pipeline =
+            crate::driver::Pipeline::parse("infer,simplify,loss,autodiff,simplify,plan").unwrap();
         crate::driver::run(&pipeline, &mut g, &mut cx, &mut Watch::default()).unwrap();
         let subject = cx.made.unwrap().subject;
         let block_of = &subject.structure.block_of;
-        assert_eq!(stored.clone().replay(&subject.problem, block_of).unwrap(), stored);
+        assert_eq!(
+            stored.clone().replay(&subject.problem, block_of).unwrap(),
+            stored
+        );
         // Without one copy its readers read the original, which lives that much longer.
         let mut edited = stored.clone();
         let copy = edited.segments[0].steps[0];

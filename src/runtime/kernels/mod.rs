@@ -6,7 +6,8 @@
 use super::convert::torch_error;
 use ckpt_passes::ir::{Attrs, OpDef};
 use ckpt_passes::{Error, Result};
-use ckpt_torch::{Arg, Op, Ret};
+use ckpt_torch::{Arg, Op, Ret, bytes};
+use std::sync::Arc;
 use tch::{Device, Kind, Tensor};
 
 pub mod activation;
@@ -21,10 +22,12 @@ pub mod loss;
 pub mod math;
 pub mod matmul;
 pub mod norm;
+pub mod piecewise;
 pub mod power;
 pub mod reduce;
 pub mod scan;
 pub mod scatter;
+pub mod select;
 pub mod shape;
 pub mod slice;
 pub mod softmax;
@@ -47,10 +50,12 @@ const FAMILIES: &[&[(&OpDef, Kernel)]] = &[
     math::KERNELS,
     matmul::KERNELS,
     norm::KERNELS,
+    piecewise::KERNELS,
     power::KERNELS,
     reduce::KERNELS,
     scan::KERNELS,
     scatter::KERNELS,
+    select::KERNELS,
     shape::KERNELS,
     slice::KERNELS,
     softmax::KERNELS,
@@ -122,6 +127,26 @@ pub fn call_n(name: &str, overload: &str, args: &[Arg]) -> Result<Vec<Ret>> {
 /// A new row-major tensor on the device of `like`, not filled.
 pub fn empty(dims: &[i64], kind: Kind, device: Device) -> Tensor {
     Tensor::empty(dims, (kind, device))
+}
+
+/// A number as a tensor of rank 0, in bytes that the allocator does not count: what libtorch makes of a bare number in
+/// `mul_.Scalar` and the like would be a temporary of its own.
+pub fn scalar(kind: Kind, value: f64) -> Result<Tensor> {
+    #[repr(align(64))]
+    struct Aligned([u8; 64]);
+    struct Number(Box<Aligned>, usize);
+    impl AsRef<[u8]> for Number {
+        fn as_ref(&self) -> &[u8] {
+            &self.0.0[..self.1]
+        }
+    }
+    let dtype = super::convert::dtype(kind)
+        .ok_or_else(|| Error::bug("kernel", format!("a number of element type {kind:?}")))?;
+    let constant = ckpt_passes::ir::Tensor::scalar(dtype, value);
+    let bytes = constant.bytes().map_or(&[] as &[u8], |b| b);
+    let mut block = Box::new(Aligned([0; 64]));
+    block.0[..bytes.len()].copy_from_slice(bytes);
+    bytes::from_bytes(Arc::new(Number(block, bytes.len())), kind, &[]).map_err(torch_error)
 }
 
 /// The shape that tensors broadcast to; the operator itself refuses what does not fit.
