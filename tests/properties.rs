@@ -53,6 +53,7 @@ const LOOSE: &[&str] = &[
     "Slice",
     "GatherGrad",
     "ScatterND",
+    "SliceGrad",
 ];
 
 /// Bytes that a kernel may take for scalars of its own.
