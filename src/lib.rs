@@ -23,5 +23,6 @@ pub mod frontend;
 pub mod optimize;
 #[cfg(feature = "torch")]
 pub mod runtime;
+pub mod tensors;
 
 pub use ckpt_passes as passes;

@@ -1,0 +1,146 @@
+//! Which tensor of a file is which input of a graph.
+//!
+//! Keys are input names, `in.NAME`, or `cot.NAME` for the input `NAME.cotangent`; the name of an initializer replaces
+//! that weight. A tensor that fits nothing is ignored, and a note says so.
+
+use super::Tensors;
+use ckpt_passes::ir::{Graph, Tensor, Ty, ValueId};
+use ckpt_passes::{Error, Result};
+use std::collections::BTreeMap;
+
+/// Tensors matched to a graph.
+#[derive(Clone, Debug, Default)]
+pub struct Feed {
+    pub inputs: Tensors,
+    pub weights: Tensors,
+    /// What was not used.
+    pub notes: Vec<String>,
+}
+
+impl Feed {
+    /// Sorts `tensors` by what they are for in `graph`, a typed one.
+    ///
+    /// # Errors
+    /// A tensor of the wrong element type or shape; two for one input.
+    pub fn new(graph: &Graph, tensors: Tensors) -> Result<Feed> {
+        let inputs: BTreeMap<&str, ValueId> =
+            graph.inputs().iter().map(|v| (graph.value(*v).name.as_str(), *v)).collect();
+        let weights: BTreeMap<&str, ValueId> = graph.inits().map(|(id, v)| (v.name.as_str(), id)).collect();
+        let mut feed = Feed::default();
+        let mut ignored = Vec::new();
+        for (key, tensor) in tensors {
+            let cotangent = key.strip_prefix("cot.").map(|n| format!("{n}.cotangent"));
+            let names = [Some(key.as_str()), key.strip_prefix("in."), cotangent.as_deref()];
+            let input = names.into_iter().flatten().find_map(|n| inputs.get_key_value(n));
+            if let Some((name, id)) = input {
+                check(graph.ty(*id), &tensor, &format!("input `{name}`"))?;
+                if feed.inputs.insert(name.to_string(), tensor).is_some() {
+                    return Err(Error::usage("input", format!("two tensors are given for input `{name}`"))
+                        .found(format!("`{key}` and another name of it")));
+                }
+            } else if let Some((name, id)) = weights.get_key_value(key.as_str()) {
+                check(graph.ty(*id), &tensor, &format!("weight `{name}`"))?;
+                feed.weights.insert(name.to_string(), tensor);
+            } else {
+                ignored.push(key);
+            }
+        }
+        if !ignored.is_empty() {
+            feed.notes.push(format!("ignored, for they are no inputs: {}", ignored.join(", ")));
+        }
+        Ok(feed)
+    }
+
+    /// Inputs that no tensor was given for.
+    pub fn missing<'g>(&self, graph: &'g Graph) -> Vec<(&'g str, &'g Ty)> {
+        let all = graph.inputs().iter().map(|v| (graph.value(*v).name.as_str(), graph.ty(*v)));
+        all.filter(|(name, _)| !self.inputs.contains_key(*name)).collect()
+    }
+
+    /// # Errors
+    /// Any missing input; the error lists all of them with their types.
+    pub fn complete(&self, graph: &Graph) -> Result<()> {
+        let missing = self.missing(graph);
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let list: Vec<String> = missing.iter().map(|(name, ty)| format!("{name}: {ty}")).collect();
+        Err(Error::usage("input", format!("{} of {} inputs are missing", missing.len(), graph.inputs().len()))
+            .expected(list.join("\n"))
+            .help("give them with --inputs FILE (npz or safetensors), or make them up with --seed N"))
+    }
+
+    /// Numbers of the named sizes that the given inputs fix.
+    pub fn sizes(&self, graph: &Graph) -> BTreeMap<String, i64> {
+        let mut sizes = BTreeMap::new();
+        for id in graph.inputs() {
+            let value = graph.value(*id);
+            let Some(tensor) = self.inputs.get(&value.name) else { continue };
+            for (dim, size) in value.ty().dims.iter().zip(&tensor.dims) {
+                if let Some(name) = dim.as_symbol() {
+                    sizes.entry(name.to_string()).or_insert(*size as i64);
+                }
+            }
+        }
+        sizes
+    }
+}
+
+fn check(ty: &Ty, tensor: &Tensor, what: &str) -> Result<()> {
+    let fits = |(dim, size): (&ckpt_passes::ir::Dim, &u64)| dim.as_const().is_none_or(|n| n == *size as i64);
+    let same = ty.dtype == tensor.dtype && ty.rank() == tensor.dims.len();
+    if same && ty.dims.iter().zip(&tensor.dims).all(fits) {
+        return Ok(());
+    }
+    Err(Error::usage("input", format!("{what} cannot take this tensor"))
+        .expected(ty.to_string())
+        .found(tensor.ty().to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ckpt_passes::ir::DType;
+    use ckpt_passes::text;
+
+    fn graph() -> Graph {
+        text::parse(
+            "graph @g typed (%x: f32[n, 2], %y.cotangent: f32[n, 2]) -> (%y) {
+  init %w : f32[2] = [1, 2]
+  %y = Mul %x, %w : f32[n, 2]
+}
+",
+        )
+        .unwrap()
+    }
+
+    fn floats(dims: &[u64]) -> Tensor {
+        Tensor::new(DType::F32, dims, vec![0; 4 * dims.iter().product::<u64>() as usize])
+    }
+
+    #[test]
+    fn keys_name_inputs_cotangents_and_weights() {
+        let g = graph();
+        let keys = [("in.x", vec![3, 2]), ("cot.y", vec![3, 2]), ("w", vec![2]), ("out.y", vec![1])];
+        let tensors = keys.iter().map(|(k, d)| (k.to_string(), floats(d))).collect();
+        let feed = Feed::new(&g, tensors).unwrap();
+        assert_eq!(feed.inputs.keys().collect::<Vec<_>>(), ["x", "y.cotangent"]);
+        assert!(feed.weights.contains_key("w") && feed.notes[0].contains("out.y"));
+        assert_eq!(feed.sizes(&g)["n"], 3);
+        feed.complete(&g).unwrap();
+    }
+
+    #[test]
+    fn what_is_missing_or_wrong_is_said_with_its_type() {
+        let g = graph();
+        let one = Feed::new(&g, [("x".to_string(), floats(&[1, 2]))].into()).unwrap();
+        let e = one.complete(&g).unwrap_err();
+        assert!(e.to_string().contains("y.cotangent: f32[n, 2]"), "{e}");
+        let wrong = |tensors: &[(&str, Tensor)]| {
+            Feed::new(&g, tensors.iter().map(|(k, t)| (k.to_string(), t.clone())).collect()).unwrap_err().exit_code()
+        };
+        assert_eq!(wrong(&[("x", floats(&[1, 3]))]), 2);
+        assert_eq!(wrong(&[("x", Tensor::ints(&[1]))]), 2);
+        assert_eq!(wrong(&[("x", floats(&[1, 2])), ("in.x", floats(&[1, 2]))]), 2);
+    }
+}

@@ -1,0 +1,82 @@
+//! NumPy's `.npz`: a zip archive of `.npy` arrays.
+
+use super::{Tensors, content, npy};
+use ckpt_passes::{Error, Result};
+use std::io::{Cursor, Read, Write};
+use zip::write::SimpleFileOptions;
+use zip::{CompressionMethod, ZipArchive, ZipWriter};
+
+/// An array of more bytes than its archive could hold is refused before anything is allocated for it: deflate never
+/// shrinks by more than this.
+const MAX_RATIO: u64 = 1100;
+
+fn bad(e: impl std::fmt::Display) -> Box<Error> {
+    Error::usage("npz", format!("the archive is damaged: {e}"))
+}
+
+/// Reads all arrays of an archive.
+///
+/// # Errors
+/// A damaged archive, or an array that [`npy::read`] refuses.
+pub fn read(bytes: &[u8]) -> Result<Tensors> {
+    let mut archive = ZipArchive::new(Cursor::new(bytes)).map_err(bad)?;
+    let mut tensors = Tensors::new();
+    for i in 0..archive.len() {
+        let entry = archive.by_index(i).map_err(bad)?;
+        let name = entry.name().strip_suffix(".npy").unwrap_or(entry.name()).to_string();
+        let limit = (bytes.len() as u64).saturating_mul(MAX_RATIO);
+        let mut array = Vec::new();
+        entry.take(limit).read_to_end(&mut array).map_err(bad)?;
+        let tensor = npy::read(&array).map_err(|e| e.at(format!("array `{name}`")))?;
+        tensors.insert(name, tensor);
+    }
+    Ok(tensors)
+}
+
+/// An archive of uncompressed arrays.
+///
+/// # Errors
+/// An element type NumPy does not have.
+pub fn write(tensors: &Tensors) -> Result<Vec<u8>> {
+    let mut archive = ZipWriter::new(Cursor::new(Vec::new()));
+    let failed = |e: &dyn std::fmt::Display| Error::environment("npz", format!("cannot write the archive: {e}"));
+    for (name, tensor) in tensors {
+        let header = npy::header(name, tensor)?;
+        let bytes = content(name, tensor)?;
+        let large = bytes.len() as u64 >= u32::MAX as u64 - (1 << 20);
+        // One fixed date, so that equal tensors make equal files.
+        let options = SimpleFileOptions::default()
+            .compression_method(CompressionMethod::Stored)
+            .last_modified_time(zip::DateTime::default())
+            .large_file(large);
+        archive.start_file(format!("{name}.npy"), options).map_err(|e| failed(&e))?;
+        archive.write_all(&header).and_then(|()| archive.write_all(bytes)).map_err(|e| failed(&e))?;
+    }
+    Ok(archive.finish().map_err(|e| failed(&e))?.into_inner())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ckpt_passes::ir::{DType, Tensor};
+
+    #[test]
+    fn an_archive_comes_back_and_is_the_same_every_time() {
+        let mut tensors = Tensors::new();
+        tensors.insert("in.x/y:0".into(), Tensor::new(DType::F16, [2, 2], vec![1, 2, 3, 4, 5, 6, 7, 8]));
+        tensors.insert("flag".into(), Tensor::new(DType::Bool, [], vec![1]));
+        let bytes = write(&tensors).unwrap();
+        assert_eq!(read(&bytes).unwrap(), tensors);
+        assert_eq!(write(&tensors).unwrap(), bytes);
+        assert!(read(&bytes[..bytes.len() / 2]).is_err());
+    }
+
+    #[test]
+    fn the_fixtures_are_read() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/gpt2/case.npz");
+        let tensors = super::super::read(std::path::Path::new(path)).unwrap();
+        assert_eq!(tensors["in.input_ids"].dtype, DType::I64);
+        assert_eq!(tensors["in.input_ids"].dims, [2, 7]);
+        assert!(tensors.contains_key("cot.logits"));
+    }
+}

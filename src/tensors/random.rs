@@ -1,0 +1,166 @@
+//! Inputs that nobody gives: made from a seed, valid for the graph.
+//!
+//! Floats are uniform in [-1, 1); integers are at least 0 and stay below what they index: the smallest table or number
+//! of classes that they reach through layout ops, else 2. Each input depends on the seed and its own name only.
+
+use super::Tensors;
+use super::feed::Feed;
+use ckpt_passes::Result;
+use ckpt_passes::analysis::{Binding, Sizes};
+use ckpt_passes::ir::{DType, Graph, NodeId, Tensor, ValueId};
+use half::{bf16, f16};
+use std::collections::BTreeMap;
+
+/// Fills the inputs that `feed` lacks. Named sizes are those of the inputs it has, then those of `dims`, then defaults.
+///
+/// # Errors
+/// Sizes that cannot be bound.
+pub fn fill(graph: &Graph, feed: &mut Feed, dims: &[(String, i64)], seed: u64) -> Result<Binding> {
+    let mut given = feed.sizes(graph);
+    for (name, size) in dims {
+        given.entry(name.clone()).or_insert(*size);
+    }
+    let binding = Binding::new(graph, &given.into_iter().collect::<Vec<_>>())?;
+    let sizes = Sizes::new(graph, &binding)?;
+    let bounds = index_bounds(graph, &sizes);
+    for id in graph.inputs() {
+        let value = graph.value(*id);
+        if feed.inputs.contains_key(&value.name) {
+            continue;
+        }
+        let shape: Vec<u64> = sizes.dims(*id).iter().map(|d| *d as u64).collect();
+        let below = bounds.get(id).copied().unwrap_or(2);
+        let mut source = Source::new(seed, &value.name);
+        feed.inputs.insert(value.name.clone(), source.tensor(value.ty().dtype, shape, below));
+    }
+    Ok(binding)
+}
+
+/// Only the inputs, for a graph that shares its names with another one.
+///
+/// # Errors
+/// See [`fill`].
+pub fn inputs(graph: &Graph, dims: &[(String, i64)], seed: u64) -> Result<Tensors> {
+    let mut feed = Feed::default();
+    fill(graph, &mut feed, dims, seed)?;
+    Ok(feed.inputs)
+}
+
+/// Ops that hand integers on as they are, beside layout ops.
+const CARRIES: &[&str] = &["Cast", "Pad", "Where", "Clip"];
+
+/// For each integer input that indexes something: one more than the largest index that is valid everywhere.
+fn index_bounds(graph: &Graph, sizes: &Sizes) -> BTreeMap<ValueId, i64> {
+    let mut bounds = BTreeMap::new();
+    for input in graph.inputs().iter().filter(|v| graph.ty(**v).dtype.is_int()) {
+        let mut seen = std::collections::BTreeSet::from([*input]);
+        let mut stack = vec![*input];
+        while let Some(value) = stack.pop() {
+            for used in graph.value(value).uses() {
+                if let Some(bound) = indexed(graph, sizes, used.node, used.slot) {
+                    let least = bounds.entry(*input).or_insert(i64::MAX);
+                    *least = bound.min(*least);
+                    continue;
+                }
+                let node = graph.node(used.node);
+                if node.op.is_layout() || CARRIES.contains(&node.op.name) {
+                    stack.extend(node.outs.iter().filter(|v| seen.insert(**v)));
+                }
+            }
+        }
+    }
+    bounds
+}
+
+/// The length of the axis that operand `slot` of a node indexes, if it does.
+fn indexed(graph: &Graph, sizes: &Sizes, id: NodeId, slot: usize) -> Option<i64> {
+    let node = graph.node(id);
+    let dims = |slot: usize| node.ins.get(slot).copied().flatten().map(|v| sizes.dims(v));
+    let along = |slot: usize, axis: i64| {
+        let dims = dims(slot)?;
+        let axis = if axis < 0 { axis + dims.len() as i64 } else { axis };
+        dims.get(usize::try_from(axis).ok()?).copied()
+    };
+    let axis = || node.attrs.opt_int("axis").unwrap_or(0);
+    match (node.op.name, slot) {
+        ("Gather" | "GatherElements" | "ScatterElements", 1) => along(0, axis()),
+        ("GatherND" | "ScatterND", 1) => dims(0)?.iter().copied().min(),
+        ("OneHot", 0) => sizes.of(node.ins[1]?).ints.as_ref().and_then(|i| i.first().copied()),
+        ("SoftmaxCrossEntropyLoss" | "NegativeLogLikelihoodLoss", 1) => along(0, 1),
+        _ => None,
+    }
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014), started from a seed and a name.
+struct Source(u64);
+
+impl Source {
+    fn new(seed: u64, name: &str) -> Source {
+        let fnv = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ b as u64).wrapping_mul(0x0100_0000_01b3));
+        Source(seed ^ fnv)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Uniform in [-1, 1), a multiple of 2⁻²³: exact in float32.
+    fn float(&mut self) -> f64 {
+        (self.next() >> 40) as f64 / (1 << 23) as f64 - 1.0
+    }
+
+    fn tensor(&mut self, dtype: DType, dims: Vec<u64>, below: i64) -> Tensor {
+        let n = dims.iter().product::<u64>();
+        let mut bytes = Vec::with_capacity((n * dtype.size_bytes()) as usize);
+        for _ in 0..n {
+            // A table of no rows has no valid index; 0 then is as good as any.
+            let int = (self.next() % below.max(1) as u64) as i64;
+            match dtype {
+                DType::F32 => bytes.extend((self.float() as f32).to_le_bytes()),
+                DType::F64 => bytes.extend(self.float().to_le_bytes()),
+                DType::F16 => bytes.extend(f16::from_f64(self.float()).to_le_bytes()),
+                DType::BF16 => bytes.extend(bf16::from_f64(self.float()).to_le_bytes()),
+                DType::I64 | DType::U64 => bytes.extend(int.to_le_bytes()),
+                DType::I32 | DType::U32 => bytes.extend((int.min(i32::MAX as i64) as i32).to_le_bytes()),
+                DType::I16 | DType::U16 => bytes.extend((int.min(i16::MAX as i64) as i16).to_le_bytes()),
+                DType::I8 | DType::U8 => bytes.push(int.min(i8::MAX as i64) as u8),
+                DType::Bool => bytes.push((int & 1) as u8),
+            }
+        }
+        Tensor::new(dtype, dims, bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn indices_stay_below_the_smallest_table() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/gpt2/model.onnx");
+        let mut graph = crate::frontend::read(std::path::Path::new(path)).unwrap().graph;
+        ckpt_passes::transform::infer::infer(&mut graph).unwrap();
+        let dims = [("batch".to_string(), 3), ("seq".to_string(), 50)];
+        let made = inputs(&graph, &dims, 7).unwrap();
+        let ids = &made["input_ids"];
+        assert_eq!(ids.dims, [3, 50]);
+        let all: Vec<i64> = (0..150).filter_map(|i| ids.get_i64(i)).collect();
+        assert!(all.len() == 150 && all.iter().all(|i| (0..347).contains(i)));
+        assert!(all.iter().any(|i| *i > 100), "the whole table is in reach");
+        assert_eq!(inputs(&graph, &dims, 7).unwrap(), made);
+        assert_ne!(inputs(&graph, &dims, 8).unwrap(), made);
+    }
+
+    #[test]
+    fn floats_are_in_range() {
+        let mut source = Source::new(1, "x");
+        let tensor = source.tensor(DType::F32, vec![1000], 2);
+        let all: Vec<f64> = (0..1000).filter_map(|i| tensor.get_f64(i)).collect();
+        assert!(all.iter().all(|x| (-1.0..1.0).contains(x)));
+        assert!(all.iter().any(|x| *x > 0.9) && all.iter().any(|x| *x < -0.9));
+    }
+}
