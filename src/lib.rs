@@ -24,5 +24,7 @@ pub mod optimize;
 #[cfg(feature = "torch")]
 pub mod runtime;
 pub mod tensors;
+#[cfg(feature = "torch")]
+pub mod verify;
 
 pub use ckpt_passes as passes;

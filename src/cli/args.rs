@@ -9,7 +9,14 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
 /// Names of all verbs; a first word that is none of them is a model to optimize.
-pub const VERBS: &[&str] = &["optimize", "inspect", "completions", "help"];
+pub const VERBS: &[&str] = &[
+    "optimize",
+    "inspect",
+    "run",
+    "verify",
+    "completions",
+    "help",
+];
 
 const TOP_EXAMPLES: &str = "\
 `ckpt-opt MODEL -o OUT` is short for `ckpt-opt optimize MODEL -o OUT`.
@@ -17,6 +24,7 @@ const TOP_EXAMPLES: &str = "\
 Examples:
   ckpt-opt model.onnx -o train.onnx --loss causal-lm --dim batch=8 --dim seq=128
   ckpt-opt inspect model.onnx
+  ckpt-opt verify model.onnx train.onnx
 
 Exit codes: 0 good, 1 a bug in ckpt-opt, 2 wrong usage or a bad model, 3 no plan fits, 4 verification failed,
 5 the environment (no memory, no disk, no libtorch).";
@@ -31,6 +39,16 @@ const INSPECT_EXAMPLES: &str = "\
 Examples:
   ckpt-opt inspect model.onnx
   ckpt-opt inspect model.onnx --format json";
+
+const RUN_EXAMPLES: &str = "\
+Examples:
+  ckpt-opt run train.onnx --inputs case.npz --outputs grads.npz
+  ckpt-opt run train.onnx --inputs case.npz --threads 1 --format json";
+
+const VERIFY_EXAMPLES: &str = "\
+Examples:
+  ckpt-opt verify model.onnx train.onnx
+  ckpt-opt verify model.onnx train.onnx --inputs case.npz --certificate proof.json";
 
 /// Turns an exported model into the training step that fits in memory.
 #[derive(Parser)]
@@ -48,6 +66,12 @@ pub enum Verb {
     /// Show what a model is: inputs, parameters, layers, ops
     #[command(after_help = INSPECT_EXAMPLES)]
     Inspect(InspectArgs),
+    /// Execute a graph and compare the memory it takes with what was predicted
+    #[command(after_help = RUN_EXAMPLES)]
+    Run(RunArgs),
+    /// Prove that two graphs compute the same values, or that a training graph has the right gradients
+    #[command(after_help = VERIFY_EXAMPLES)]
+    Verify(VerifyArgs),
     /// Print a completion script for a shell
     Completions { shell: clap_complete::Shell },
 }
@@ -162,6 +186,67 @@ pub struct InspectArgs {
     pub report: Report,
 }
 
+#[derive(Args)]
+pub struct RunArgs {
+    /// The graph to execute
+    pub model: PathBuf,
+    /// Tensors (npz or safetensors) under input names, `in.NAME`, or `cot.NAME` for the cotangent of an output; an
+    /// initializer's name replaces that weight
+    #[arg(long, value_name = "FILE")]
+    pub inputs: Option<PathBuf>,
+    /// Write all graph outputs here (npz; safetensors if the name ends so)
+    #[arg(long, value_name = "FILE")]
+    pub outputs: Option<PathBuf>,
+    /// Where to run
+    #[arg(long, default_value = "cpu", value_parser = ["cpu"])]
+    pub device: String,
+    /// Threads that one kernel may use [default: all cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub threads: Option<u16>,
+    /// How often to run; the reported time is the median
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..))]
+    pub steps: u32,
+    /// Make inputs that no file gives from this seed
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Number for a named size, for inputs made from a seed
+    #[arg(long = "dim", value_name = "NAME=N", value_parser = dim)]
+    pub dims: Vec<(String, i64)>,
+    #[command(flatten)]
+    pub report: Report,
+}
+
+#[derive(Args)]
+pub struct VerifyArgs {
+    /// The graph that is right by definition: a forward graph, or a training graph
+    pub a: PathBuf,
+    /// The graph to check; if only it has a backward, A is differentiated as B says it was
+    pub b: PathBuf,
+    /// Tensors to run on, as for `run` [default: random ones from --seed]
+    #[arg(long, value_name = "FILE")]
+    pub inputs: Option<PathBuf>,
+    /// Seed of the inputs that no file gives
+    #[arg(long, value_name = "N", default_value = "0")]
+    pub seed: u64,
+    /// Number for a named size of the random inputs
+    #[arg(long = "dim", value_name = "NAME=N", value_parser = dim)]
+    pub dims: Vec<(String, i64)>,
+    /// Relative tolerance [default: every bit must be equal]
+    #[arg(long, value_name = "X", value_parser = tolerance)]
+    pub rtol: Option<f64>,
+    /// Absolute tolerance [default: every bit must be equal]
+    #[arg(long, value_name = "X", value_parser = tolerance)]
+    pub atol: Option<f64>,
+    /// Threads that one kernel may use [default: all cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub threads: Option<u16>,
+    /// Write what was compared, and how it came out, as JSON
+    #[arg(long, value_name = "FILE")]
+    pub certificate: Option<PathBuf>,
+    #[command(flatten)]
+    pub report: Report,
+}
+
 /// An error of ours as one that the option parser can show.
 fn shown(e: Box<ckpt_passes::Error>) -> String {
     let mut text = e.message().to_string();
@@ -194,6 +279,13 @@ fn dim(text: &str) -> Result<(String, i64), String> {
     match name.trim() {
         "" => Err("the size has no name".into()),
         name => Ok((name.to_string(), size)),
+    }
+}
+
+fn tolerance(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(x) if x >= 0.0 && x.is_finite() => Ok(x),
+        _ => Err("expected a number that is not negative".into()),
     }
 }
 
@@ -247,10 +339,11 @@ mod tests {
     }
 
     #[test]
-    fn sizes_have_names() {
+    fn sizes_and_tolerances() {
         assert_eq!(dim("batch=8").unwrap(), ("batch".into(), 8));
         for wrong in ["batch", "=3", "batch=x", "batch=1.5"] {
             assert!(dim(wrong).is_err(), "{wrong}");
         }
+        assert!(tolerance("-1").is_err() && tolerance("nan").is_err() && tolerance("1e-5").is_ok());
     }
 }

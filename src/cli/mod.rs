@@ -4,6 +4,8 @@ mod args;
 mod inspect;
 mod optimize;
 mod progress;
+mod run;
+mod verify;
 
 use args::{Cli, Verb};
 use ckpt_passes::{Error, Result};
@@ -67,6 +69,8 @@ fn dispatch(verb: Verb) -> Result<()> {
     match verb {
         Verb::Optimize(args) => optimize::run(&args),
         Verb::Inspect(args) => inspect::run(&args),
+        Verb::Run(args) => run::run(&args),
+        Verb::Verify(args) => verify::run(&args),
         Verb::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "ckpt-opt", &mut script);
@@ -108,4 +112,14 @@ fn warn(warnings: &[String]) {
     for warning in warnings {
         anstream::eprintln!("\x1b[1;33mwarning\x1b[0m: {warning}");
     }
+}
+
+/// The error of a verb that executes graphs, in a build that cannot.
+#[cfg(not(feature = "torch"))]
+fn no_runtime(verb: &str) -> Box<Error> {
+    Error::environment(
+        "runtime",
+        format!("`{verb}` executes graphs, and this build has no runtime"),
+    )
+    .help("in the repository: tools/get-libtorch && cargo build --release --features torch")
 }

@@ -23,20 +23,34 @@ impl Feed {
     /// # Errors
     /// A tensor of the wrong element type or shape; two for one input.
     pub fn new(graph: &Graph, tensors: Tensors) -> Result<Feed> {
-        let inputs: BTreeMap<&str, ValueId> =
-            graph.inputs().iter().map(|v| (graph.value(*v).name.as_str(), *v)).collect();
-        let weights: BTreeMap<&str, ValueId> = graph.inits().map(|(id, v)| (v.name.as_str(), id)).collect();
+        let inputs: BTreeMap<&str, ValueId> = graph
+            .inputs()
+            .iter()
+            .map(|v| (graph.value(*v).name.as_str(), *v))
+            .collect();
+        let weights: BTreeMap<&str, ValueId> =
+            graph.inits().map(|(id, v)| (v.name.as_str(), id)).collect();
         let mut feed = Feed::default();
         let mut ignored = Vec::new();
         for (key, tensor) in tensors {
             let cotangent = key.strip_prefix("cot.").map(|n| format!("{n}.cotangent"));
-            let names = [Some(key.as_str()), key.strip_prefix("in."), cotangent.as_deref()];
-            let input = names.into_iter().flatten().find_map(|n| inputs.get_key_value(n));
+            let names = [
+                Some(key.as_str()),
+                key.strip_prefix("in."),
+                cotangent.as_deref(),
+            ];
+            let input = names
+                .into_iter()
+                .flatten()
+                .find_map(|n| inputs.get_key_value(n));
             if let Some((name, id)) = input {
                 check(graph.ty(*id), &tensor, &format!("input `{name}`"))?;
                 if feed.inputs.insert(name.to_string(), tensor).is_some() {
-                    return Err(Error::usage("input", format!("two tensors are given for input `{name}`"))
-                        .found(format!("`{key}` and another name of it")));
+                    return Err(Error::usage(
+                        "input",
+                        format!("two tensors are given for input `{name}`"),
+                    )
+                    .found(format!("`{key}` and another name of it")));
                 }
             } else if let Some((name, id)) = weights.get_key_value(key.as_str()) {
                 check(graph.ty(*id), &tensor, &format!("weight `{name}`"))?;
@@ -46,15 +60,22 @@ impl Feed {
             }
         }
         if !ignored.is_empty() {
-            feed.notes.push(format!("ignored, for they are no inputs: {}", ignored.join(", ")));
+            feed.notes.push(format!(
+                "ignored, for they are no inputs: {}",
+                ignored.join(", ")
+            ));
         }
         Ok(feed)
     }
 
     /// Inputs that no tensor was given for.
     pub fn missing<'g>(&self, graph: &'g Graph) -> Vec<(&'g str, &'g Ty)> {
-        let all = graph.inputs().iter().map(|v| (graph.value(*v).name.as_str(), graph.ty(*v)));
-        all.filter(|(name, _)| !self.inputs.contains_key(*name)).collect()
+        let all = graph
+            .inputs()
+            .iter()
+            .map(|v| (graph.value(*v).name.as_str(), graph.ty(*v)));
+        all.filter(|(name, _)| !self.inputs.contains_key(*name))
+            .collect()
     }
 
     /// # Errors
@@ -64,10 +85,20 @@ impl Feed {
         if missing.is_empty() {
             return Ok(());
         }
-        let list: Vec<String> = missing.iter().map(|(name, ty)| format!("{name}: {ty}")).collect();
-        Err(Error::usage("input", format!("{} of {} inputs are missing", missing.len(), graph.inputs().len()))
-            .expected(list.join("\n"))
-            .help("give them with --inputs FILE (npz or safetensors), or make them up with --seed N"))
+        let list: Vec<String> = missing
+            .iter()
+            .map(|(name, ty)| format!("{name}: {ty}"))
+            .collect();
+        Err(Error::usage(
+            "input",
+            format!(
+                "{} of {} inputs are missing",
+                missing.len(),
+                graph.inputs().len()
+            ),
+        )
+        .expected(list.join("\n"))
+        .help("give them with --inputs FILE (npz or safetensors), or make them up with --seed N"))
     }
 
     /// Numbers of the named sizes that the given inputs fix.
@@ -75,7 +106,9 @@ impl Feed {
         let mut sizes = BTreeMap::new();
         for id in graph.inputs() {
             let value = graph.value(*id);
-            let Some(tensor) = self.inputs.get(&value.name) else { continue };
+            let Some(tensor) = self.inputs.get(&value.name) else {
+                continue;
+            };
             for (dim, size) in value.ty().dims.iter().zip(&tensor.dims) {
                 if let Some(name) = dim.as_symbol() {
                     sizes.entry(name.to_string()).or_insert(*size as i64);
@@ -87,14 +120,18 @@ impl Feed {
 }
 
 fn check(ty: &Ty, tensor: &Tensor, what: &str) -> Result<()> {
-    let fits = |(dim, size): (&ckpt_passes::ir::Dim, &u64)| dim.as_const().is_none_or(|n| n == *size as i64);
+    let fits = |(dim, size): (&ckpt_passes::ir::Dim, &u64)| {
+        dim.as_const().is_none_or(|n| n == *size as i64)
+    };
     let same = ty.dtype == tensor.dtype && ty.rank() == tensor.dims.len();
     if same && ty.dims.iter().zip(&tensor.dims).all(fits) {
         return Ok(());
     }
-    Err(Error::usage("input", format!("{what} cannot take this tensor"))
-        .expected(ty.to_string())
-        .found(tensor.ty().to_string()))
+    Err(
+        Error::usage("input", format!("{what} cannot take this tensor"))
+            .expected(ty.to_string())
+            .found(tensor.ty().to_string()),
+    )
 }
 
 #[cfg(test)]
@@ -115,14 +152,26 @@ mod tests {
     }
 
     fn floats(dims: &[u64]) -> Tensor {
-        Tensor::new(DType::F32, dims, vec![0; 4 * dims.iter().product::<u64>() as usize])
+        Tensor::new(
+            DType::F32,
+            dims,
+            vec![0; 4 * dims.iter().product::<u64>() as usize],
+        )
     }
 
     #[test]
     fn keys_name_inputs_cotangents_and_weights() {
         let g = graph();
-        let keys = [("in.x", vec![3, 2]), ("cot.y", vec![3, 2]), ("w", vec![2]), ("out.y", vec![1])];
-        let tensors = keys.iter().map(|(k, d)| (k.to_string(), floats(d))).collect();
+        let keys = [
+            ("in.x", vec![3, 2]),
+            ("cot.y", vec![3, 2]),
+            ("w", vec![2]),
+            ("out.y", vec![1]),
+        ];
+        let tensors = keys
+            .iter()
+            .map(|(k, d)| (k.to_string(), floats(d)))
+            .collect();
         let feed = Feed::new(&g, tensors).unwrap();
         assert_eq!(feed.inputs.keys().collect::<Vec<_>>(), ["x", "y.cotangent"]);
         assert!(feed.weights.contains_key("w") && feed.notes[0].contains("out.y"));
@@ -137,10 +186,21 @@ mod tests {
         let e = one.complete(&g).unwrap_err();
         assert!(e.to_string().contains("y.cotangent: f32[n, 2]"), "{e}");
         let wrong = |tensors: &[(&str, Tensor)]| {
-            Feed::new(&g, tensors.iter().map(|(k, t)| (k.to_string(), t.clone())).collect()).unwrap_err().exit_code()
+            Feed::new(
+                &g,
+                tensors
+                    .iter()
+                    .map(|(k, t)| (k.to_string(), t.clone()))
+                    .collect(),
+            )
+            .unwrap_err()
+            .exit_code()
         };
         assert_eq!(wrong(&[("x", floats(&[1, 3]))]), 2);
         assert_eq!(wrong(&[("x", Tensor::ints(&[1]))]), 2);
-        assert_eq!(wrong(&[("x", floats(&[1, 2])), ("in.x", floats(&[1, 2]))]), 2);
+        assert_eq!(
+            wrong(&[("x", floats(&[1, 2])), ("in.x", floats(&[1, 2]))]),
+            2
+        );
     }
 }

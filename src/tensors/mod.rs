@@ -2,8 +2,9 @@
 //!
 //! [`npz`] is NumPy's archive, [`safetensors`](mod@safetensors) the only one that has bfloat16. Which of them a file is
 //! shows in its first bytes; which to write, in its name. [`feed`] matches tensors to a graph's inputs, [`random`] makes
-//! those that nobody gives.
+//! those that nobody gives, [`compare`](mod@compare) says whether two are equal.
 
+pub mod compare;
 pub mod feed;
 pub mod npy;
 pub mod npz;
@@ -37,7 +38,10 @@ pub fn read(path: &Path) -> Result<Tensors> {
     if bytes.get(8) == Some(&b'{') {
         return safetensors::read(&bytes).map_err(place);
     }
-    Err(place(Error::usage("tensors", "this is neither an npz nor a safetensors file")))
+    Err(place(Error::usage(
+        "tensors",
+        "this is neither an npz nor a safetensors file",
+    )))
 }
 
 /// Writes tensors: safetensors if the name ends so, else npz.
@@ -49,8 +53,10 @@ pub fn write(path: &Path, tensors: &Tensors) -> Result<()> {
         Some("safetensors") => safetensors::write(tensors)?,
         Some("npz") => npz::write(tensors)?,
         _ => {
-            return Err(Error::usage("tensors", "the name must end in .npz or .safetensors")
-                .at(path.display().to_string()));
+            return Err(
+                Error::usage("tensors", "the name must end in .npz or .safetensors")
+                    .at(path.display().to_string()),
+            );
         }
     };
     write_whole(path, &bytes)
@@ -63,6 +69,9 @@ pub fn write(path: &Path, tensors: &Tensors) -> Result<()> {
 fn content<'a>(name: &str, tensor: &'a Tensor) -> Result<&'a [u8]> {
     match tensor.bytes() {
         Some(bytes) => Ok(bytes),
-        None => Err(Error::environment("weights", format!("the file that holds `{name}` is absent"))),
+        None => Err(Error::environment(
+            "weights",
+            format!("the file that holds `{name}` is absent"),
+        )),
     }
 }

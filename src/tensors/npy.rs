@@ -18,7 +18,9 @@ fn bad(what: impl Into<String>) -> Box<Error> {
 /// # Errors
 /// A damaged header, an element type we do not have, big-endian content, a length that the shape does not explain.
 pub fn read(bytes: &[u8]) -> Result<Tensor> {
-    let rest = bytes.strip_prefix(MAGIC).ok_or_else(|| bad("this is not an npy array"))?;
+    let rest = bytes
+        .strip_prefix(MAGIC)
+        .ok_or_else(|| bad("this is not an npy array"))?;
     let (size_bytes, rest) = match rest {
         [1, _, a, b, rest @ ..] => (u16::from_le_bytes([*a, *b]) as usize, rest),
         [2 | 3, _, a, b, c, d, rest @ ..] => (u32::from_le_bytes([*a, *b, *c, *d]) as usize, rest),
@@ -40,16 +42,27 @@ pub fn read(bytes: &[u8]) -> Result<Tensor> {
     if dtype == DType::Bool && content.iter().any(|b| *b > 1) {
         return Err(bad("a boolean that is neither 0 nor 1"));
     }
-    let content = if fortran && dims.len() > 1 { row_major(content, dtype, &dims) } else { content.to_vec() };
+    let content = if fortran && dims.len() > 1 {
+        row_major(content, dtype, &dims)
+    } else {
+        content.to_vec()
+    };
     Ok(Tensor::new(dtype, dims, content))
 }
 
 /// The dictionary of the header: `{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }`.
 fn fields(header: &str) -> Result<(DType, bool, Vec<u64>)> {
     let after = |key: &str| {
-        let at = header.find(&format!("'{key}'")).ok_or_else(|| bad(format!("the header has no {key}")))?;
+        let at = header
+            .find(&format!("'{key}'"))
+            .ok_or_else(|| bad(format!("the header has no {key}")))?;
         let rest = &header[at + key.len() + 2..];
-        Ok::<&str, Box<Error>>(rest.trim_start().strip_prefix(':').unwrap_or(rest).trim_start())
+        Ok::<&str, Box<Error>>(
+            rest.trim_start()
+                .strip_prefix(':')
+                .unwrap_or(rest)
+                .trim_start(),
+        )
     };
     let descr = after("descr")?;
     let word = descr.strip_prefix('\'').and_then(|d| d.split('\'').next());
@@ -58,18 +71,29 @@ fn fields(header: &str) -> Result<(DType, bool, Vec<u64>)> {
     let fortran = match after("fortran_order")? {
         t if t.starts_with("True") => true,
         f if f.starts_with("False") => false,
-        _ => return Err(bad("the header does not say in which order the elements are")),
+        _ => {
+            return Err(bad(
+                "the header does not say in which order the elements are",
+            ));
+        }
     };
-    let shape = after("shape")?.strip_prefix('(').and_then(|s| s.split_once(')'));
+    let shape = after("shape")?
+        .strip_prefix('(')
+        .and_then(|s| s.split_once(')'));
     let (shape, _) = shape.ok_or_else(|| bad("the header has no shape"))?;
     let sizes = shape.split(',').map(str::trim).filter(|s| !s.is_empty());
-    let dims = sizes.map(|s| s.trim_end_matches('L').parse().map_err(|_| bad(format!("`{s}` is not a size"))));
+    let dims = sizes.map(|s| {
+        s.trim_end_matches('L')
+            .parse()
+            .map_err(|_| bad(format!("`{s}` is not a size")))
+    });
     Ok((dtype, fortran, dims.collect::<Result<_>>()?))
 }
 
 fn dtype(word: &str) -> Result<DType> {
     if word.starts_with('>') {
-        return Err(bad(format!("`{word}` is big-endian")).help("save it as little-endian: array.astype('<f4')"));
+        return Err(bad(format!("`{word}` is big-endian"))
+            .help("save it as little-endian: array.astype('<f4')"));
     }
     let all = DType::ALL.into_iter().filter(|d| *d != DType::BF16);
     let mut named = all.filter(|d| code(*d)[1..] == *word.trim_start_matches(['<', '|', '=']));
@@ -128,8 +152,10 @@ fn row_major(content: &[u8], dtype: DType, dims: &[u64]) -> Vec<u8> {
 /// bfloat16, which NumPy does not have.
 pub fn header(name: &str, tensor: &Tensor) -> Result<Vec<u8>> {
     if tensor.dtype == DType::BF16 {
-        return Err(bad(format!("`{name}` is bfloat16, which npz does not have"))
-            .help("write to a name that ends in .safetensors"));
+        return Err(
+            bad(format!("`{name}` is bfloat16, which npz does not have"))
+                .help("write to a name that ends in .safetensors"),
+        );
     }
     let sizes: Vec<String> = tensor.dims.iter().map(|d| format!("{d},")).collect();
     let mut text = format!(
@@ -157,7 +183,9 @@ mod tests {
         for dtype in DType::ALL.into_iter().filter(|d| *d != DType::BF16) {
             for dims in [vec![], vec![0], vec![3], vec![2, 3], vec![2, 0, 4]] {
                 let n = dims.iter().product::<u64>() * dtype.size_bytes();
-                let content: Vec<u8> = (0..n).map(|i| if dtype == DType::Bool { i % 2 } else { i } as u8).collect();
+                let content: Vec<u8> = (0..n)
+                    .map(|i| if dtype == DType::Bool { i % 2 } else { i } as u8)
+                    .collect();
                 let tensor = Tensor::new(dtype, dims, content.clone());
                 let mut bytes = header("x", &tensor).unwrap();
                 assert_eq!(bytes.len() % ALIGN_BYTES, 0);
@@ -174,7 +202,10 @@ mod tests {
         bytes.extend((text.len() as u16).to_le_bytes());
         bytes.extend(text.as_bytes());
         bytes.extend([1, 4, 2, 5, 3, 6]);
-        assert_eq!(read(&bytes).unwrap().bytes().unwrap().as_ref(), [1, 2, 3, 4, 5, 6]);
+        assert_eq!(
+            read(&bytes).unwrap().bytes().unwrap().as_ref(),
+            [1, 2, 3, 4, 5, 6]
+        );
     }
 
     #[test]

@@ -23,7 +23,11 @@ pub fn read(bytes: &[u8]) -> Result<Tensors> {
     let mut tensors = Tensors::new();
     for i in 0..archive.len() {
         let entry = archive.by_index(i).map_err(bad)?;
-        let name = entry.name().strip_suffix(".npy").unwrap_or(entry.name()).to_string();
+        let name = entry
+            .name()
+            .strip_suffix(".npy")
+            .unwrap_or(entry.name())
+            .to_string();
         let limit = (bytes.len() as u64).saturating_mul(MAX_RATIO);
         let mut array = Vec::new();
         entry.take(limit).read_to_end(&mut array).map_err(bad)?;
@@ -39,7 +43,9 @@ pub fn read(bytes: &[u8]) -> Result<Tensors> {
 /// An element type NumPy does not have.
 pub fn write(tensors: &Tensors) -> Result<Vec<u8>> {
     let mut archive = ZipWriter::new(Cursor::new(Vec::new()));
-    let failed = |e: &dyn std::fmt::Display| Error::environment("npz", format!("cannot write the archive: {e}"));
+    let failed = |e: &dyn std::fmt::Display| {
+        Error::environment("npz", format!("cannot write the archive: {e}"))
+    };
     for (name, tensor) in tensors {
         let header = npy::header(name, tensor)?;
         let bytes = content(name, tensor)?;
@@ -49,8 +55,13 @@ pub fn write(tensors: &Tensors) -> Result<Vec<u8>> {
             .compression_method(CompressionMethod::Stored)
             .last_modified_time(zip::DateTime::default())
             .large_file(large);
-        archive.start_file(format!("{name}.npy"), options).map_err(|e| failed(&e))?;
-        archive.write_all(&header).and_then(|()| archive.write_all(bytes)).map_err(|e| failed(&e))?;
+        archive
+            .start_file(format!("{name}.npy"), options)
+            .map_err(|e| failed(&e))?;
+        archive
+            .write_all(&header)
+            .and_then(|()| archive.write_all(bytes))
+            .map_err(|e| failed(&e))?;
     }
     Ok(archive.finish().map_err(|e| failed(&e))?.into_inner())
 }
@@ -63,7 +74,10 @@ mod tests {
     #[test]
     fn an_archive_comes_back_and_is_the_same_every_time() {
         let mut tensors = Tensors::new();
-        tensors.insert("in.x/y:0".into(), Tensor::new(DType::F16, [2, 2], vec![1, 2, 3, 4, 5, 6, 7, 8]));
+        tensors.insert(
+            "in.x/y:0".into(),
+            Tensor::new(DType::F16, [2, 2], vec![1, 2, 3, 4, 5, 6, 7, 8]),
+        );
         tensors.insert("flag".into(), Tensor::new(DType::Bool, [], vec![1]));
         let bytes = write(&tensors).unwrap();
         assert_eq!(read(&bytes).unwrap(), tensors);

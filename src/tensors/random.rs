@@ -31,7 +31,10 @@ pub fn fill(graph: &Graph, feed: &mut Feed, dims: &[(String, i64)], seed: u64) -
         let shape: Vec<u64> = sizes.dims(*id).iter().map(|d| *d as u64).collect();
         let below = bounds.get(id).copied().unwrap_or(2);
         let mut source = Source::new(seed, &value.name);
-        feed.inputs.insert(value.name.clone(), source.tensor(value.ty().dtype, shape, below));
+        feed.inputs.insert(
+            value.name.clone(),
+            source.tensor(value.ty().dtype, shape, below),
+        );
     }
     Ok(binding)
 }
@@ -52,7 +55,11 @@ const CARRIES: &[&str] = &["Cast", "Pad", "Where", "Clip"];
 /// For each integer input that indexes something: one more than the largest index that is valid everywhere.
 fn index_bounds(graph: &Graph, sizes: &Sizes) -> BTreeMap<ValueId, i64> {
     let mut bounds = BTreeMap::new();
-    for input in graph.inputs().iter().filter(|v| graph.ty(**v).dtype.is_int()) {
+    for input in graph
+        .inputs()
+        .iter()
+        .filter(|v| graph.ty(**v).dtype.is_int())
+    {
         let mut seen = std::collections::BTreeSet::from([*input]);
         let mut stack = vec![*input];
         while let Some(value) = stack.pop() {
@@ -78,14 +85,22 @@ fn indexed(graph: &Graph, sizes: &Sizes, id: NodeId, slot: usize) -> Option<i64>
     let dims = |slot: usize| node.ins.get(slot).copied().flatten().map(|v| sizes.dims(v));
     let along = |slot: usize, axis: i64| {
         let dims = dims(slot)?;
-        let axis = if axis < 0 { axis + dims.len() as i64 } else { axis };
+        let axis = if axis < 0 {
+            axis + dims.len() as i64
+        } else {
+            axis
+        };
         dims.get(usize::try_from(axis).ok()?).copied()
     };
     let axis = || node.attrs.opt_int("axis").unwrap_or(0);
     match (node.op.name, slot) {
         ("Gather" | "GatherElements" | "ScatterElements", 1) => along(0, axis()),
         ("GatherND" | "ScatterND", 1) => dims(0)?.iter().copied().min(),
-        ("OneHot", 0) => sizes.of(node.ins[1]?).ints.as_ref().and_then(|i| i.first().copied()),
+        ("OneHot", 0) => sizes
+            .of(node.ins[1]?)
+            .ints
+            .as_ref()
+            .and_then(|i| i.first().copied()),
         ("SoftmaxCrossEntropyLoss" | "NegativeLogLikelihoodLoss", 1) => along(0, 1),
         _ => None,
     }
@@ -96,7 +111,9 @@ struct Source(u64);
 
 impl Source {
     fn new(seed: u64, name: &str) -> Source {
-        let fnv = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ b as u64).wrapping_mul(0x0100_0000_01b3));
+        let fnv = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| {
+            (h ^ b as u64).wrapping_mul(0x0100_0000_01b3)
+        });
         Source(seed ^ fnv)
     }
 
@@ -125,8 +142,12 @@ impl Source {
                 DType::F16 => bytes.extend(f16::from_f64(self.float()).to_le_bytes()),
                 DType::BF16 => bytes.extend(bf16::from_f64(self.float()).to_le_bytes()),
                 DType::I64 | DType::U64 => bytes.extend(int.to_le_bytes()),
-                DType::I32 | DType::U32 => bytes.extend((int.min(i32::MAX as i64) as i32).to_le_bytes()),
-                DType::I16 | DType::U16 => bytes.extend((int.min(i16::MAX as i64) as i16).to_le_bytes()),
+                DType::I32 | DType::U32 => {
+                    bytes.extend((int.min(i32::MAX as i64) as i32).to_le_bytes())
+                }
+                DType::I16 | DType::U16 => {
+                    bytes.extend((int.min(i16::MAX as i64) as i16).to_le_bytes())
+                }
                 DType::I8 | DType::U8 => bytes.push(int.min(i8::MAX as i64) as u8),
                 DType::Bool => bytes.push((int & 1) as u8),
             }
@@ -142,7 +163,9 @@ mod tests {
     #[test]
     fn indices_stay_below_the_smallest_table() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/gpt2/model.onnx");
-        let mut graph = crate::frontend::read(std::path::Path::new(path)).unwrap().graph;
+        let mut graph = crate::frontend::read(std::path::Path::new(path))
+            .unwrap()
+            .graph;
         ckpt_passes::transform::infer::infer(&mut graph).unwrap();
         let dims = [("batch".to_string(), 3), ("seq".to_string(), 50)];
         let made = inputs(&graph, &dims, 7).unwrap();

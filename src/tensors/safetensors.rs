@@ -1,10 +1,10 @@
 //! The safetensors format: the one of the two that has bfloat16.
 
 use super::{Tensors, content};
-use ckpt_passes::ir::{DType, Tensor};
-use ckpt_passes::{Error, Result};
 use ::safetensors::tensor::TensorView;
 use ::safetensors::{Dtype, SafeTensors};
+use ckpt_passes::ir::{DType, Tensor};
+use ckpt_passes::{Error, Result};
 
 fn ours(dtype: Dtype) -> Option<DType> {
     DType::ALL.into_iter().find(|d| theirs(*d) == dtype)
@@ -33,19 +33,30 @@ fn theirs(dtype: DType) -> Dtype {
 /// # Errors
 /// A damaged file, or an element type we do not have.
 pub fn read(bytes: &[u8]) -> Result<Tensors> {
-    let bad = |e: ::safetensors::SafeTensorError| Error::usage("safetensors", format!("the file is damaged: {e}"));
+    let bad = |e: ::safetensors::SafeTensorError| {
+        Error::usage("safetensors", format!("the file is damaged: {e}"))
+    };
     let file = SafeTensors::deserialize(bytes).map_err(bad)?;
     let mut tensors = Tensors::new();
     for (name, view) in file.iter() {
         let dtype = ours(view.dtype()).ok_or_else(|| {
-            Error::usage("safetensors", format!("`{name}` has element type {:?}", view.dtype()))
-                .expected("an element type that ONNX models compute with")
+            Error::usage(
+                "safetensors",
+                format!("`{name}` has element type {:?}", view.dtype()),
+            )
+            .expected("an element type that ONNX models compute with")
         })?;
         if dtype == DType::Bool && view.data().iter().any(|b| *b > 1) {
-            return Err(Error::usage("safetensors", format!("`{name}` holds a boolean that is neither 0 nor 1")));
+            return Err(Error::usage(
+                "safetensors",
+                format!("`{name}` holds a boolean that is neither 0 nor 1"),
+            ));
         }
         let dims: Vec<u64> = view.shape().iter().map(|d| *d as u64).collect();
-        tensors.insert(name.to_string(), Tensor::new(dtype, dims, view.data().to_vec()));
+        tensors.insert(
+            name.to_string(),
+            Tensor::new(dtype, dims, view.data().to_vec()),
+        );
     }
     Ok(tensors)
 }
@@ -59,7 +70,8 @@ pub fn write(tensors: &Tensors) -> Result<Vec<u8>> {
     let mut views = Vec::new();
     for (name, tensor) in tensors {
         let dims = tensor.dims.iter().map(|d| *d as usize).collect();
-        let view = TensorView::new(theirs(tensor.dtype), dims, content(name, tensor)?).map_err(failed)?;
+        let view =
+            TensorView::new(theirs(tensor.dtype), dims, content(name, tensor)?).map_err(failed)?;
         views.push((name.as_str(), view));
     }
     ::safetensors::serialize(views, None).map_err(failed)
@@ -73,7 +85,9 @@ mod tests {
     fn every_type_comes_back() {
         let mut tensors = Tensors::new();
         for dtype in DType::ALL {
-            let content = (0..2 * dtype.size_bytes()).map(|i| (i % 2) as u8).collect::<Vec<u8>>();
+            let content = (0..2 * dtype.size_bytes())
+                .map(|i| (i % 2) as u8)
+                .collect::<Vec<u8>>();
             tensors.insert(dtype.to_string(), Tensor::new(dtype, [2, 1], content));
         }
         let bytes = write(&tensors).unwrap();

@@ -1,0 +1,102 @@
+//! `run`: executes a graph, and says what it took beside what was predicted.
+
+use super::args::RunArgs;
+use ckpt_passes::Result;
+
+#[cfg(not(feature = "torch"))]
+pub fn run(_: &RunArgs) -> Result<()> {
+    Err(super::no_runtime("run"))
+}
+
+#[cfg(feature = "torch")]
+pub fn run(args: &RunArgs) -> Result<()> {
+    with_torch::run(args)
+}
+
+#[cfg(feature = "torch")]
+mod with_torch {
+    use super::super::args::{Format, RunArgs};
+    use super::super::{progress, result, result_json, warn};
+    use ckpt_opt::emit::units::bytes;
+    use ckpt_opt::optimize::load;
+    use ckpt_opt::runtime::session::Session;
+    use ckpt_opt::tensors::feed::Feed;
+    use ckpt_opt::tensors::{self, Tensors, random};
+    use ckpt_opt::verify::ready;
+    use ckpt_passes::{Error, Result};
+    use serde::Serialize;
+
+    #[derive(Serialize)]
+    struct Report {
+        predicted_peak_bytes: u64,
+        measured_peak_bytes: u64,
+        static_bytes: u64,
+        /// Scratch that libraries take past the framework's allocator: not measured yet.
+        workspace_bytes: Option<u64>,
+        peak_at: Option<String>,
+        step_time_us: u64,
+        warnings: Vec<String>,
+    }
+
+    pub fn run(args: &RunArgs) -> Result<()> {
+        let step = progress::step("reading the model");
+        let mut model = load(&args.model, &[])?;
+        ready(&mut model.graph, &args.model)?;
+        drop(step);
+        let given = match &args.inputs {
+            Some(path) => tensors::read(path)?,
+            None => Tensors::new(),
+        };
+        let mut feed = Feed::new(&model.graph, given)?;
+        let mut warnings = model.warnings;
+        warnings.append(&mut feed.notes);
+        match args.seed {
+            Some(seed) => {
+                random::fill(&model.graph, &mut feed, &args.dims, seed)?;
+            }
+            None => feed.complete(&model.graph)?,
+        }
+        let _step = progress::step("running");
+        let session = Session::new(&model.graph, &feed.weights, args.threads)?;
+        let mut times = Vec::new();
+        let mut last = None;
+        for _ in 0..args.steps {
+            // The outputs of one step are gone before the next, or they would count as its memory.
+            drop(last.take());
+            let run = session.run(&feed.inputs)?;
+            times.push(run.time_us);
+            last = Some(run);
+        }
+        let Some(run) = last else {
+            return Err(Error::usage(
+                "steps",
+                "there is nothing to run: --steps is 0",
+            ));
+        };
+        times.sort_unstable();
+        if let Some(path) = &args.outputs {
+            tensors::write(path, &run.outputs)?;
+        }
+        let report = Report {
+            predicted_peak_bytes: run.predicted_peak_bytes,
+            measured_peak_bytes: run.peak_bytes,
+            static_bytes: run.static_bytes,
+            workspace_bytes: None,
+            peak_at: run.peak_at,
+            step_time_us: times[times.len() / 2],
+            warnings,
+        };
+        if args.report.format == Format::Json {
+            return result_json(&report);
+        }
+        warn(&report.warnings);
+        result(&format!(
+            "peak {} measured, {} predicted; {} of it resident throughout\nreached at {}\nstep {:.3} ms\n",
+            bytes(report.measured_peak_bytes),
+            bytes(report.predicted_peak_bytes),
+            bytes(report.static_bytes),
+            report.peak_at.as_deref().unwrap_or("no node"),
+            report.step_time_us as f64 / 1e3
+        ))
+    }
+}

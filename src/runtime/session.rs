@@ -1,0 +1,88 @@
+//! A graph made ready to run, for callers that do not know libtorch: plain tensors in, plain tensors out.
+
+use super::convert::{self, torch_error};
+use super::executor::Program;
+use ckpt_passes::analysis::{Binding, MemoryProfile, Sizes};
+use ckpt_passes::ir::{Graph, Tensor};
+use ckpt_passes::{Error, Result};
+use ckpt_torch::bytes;
+use std::collections::BTreeMap;
+
+/// A graph with its weights in place.
+pub struct Session<'g> {
+    graph: &'g Graph,
+    program: Program,
+}
+
+/// What one run measured, beside what was predicted for it.
+#[derive(Clone, Debug)]
+pub struct Measured {
+    pub outputs: BTreeMap<String, Tensor>,
+    pub predicted_peak_bytes: u64,
+    pub peak_bytes: u64,
+    pub static_bytes: u64,
+    /// The node at which the peak was first reached.
+    pub peak_at: Option<String>,
+    pub time_us: u64,
+}
+
+impl<'g> Session<'g> {
+    /// Chooses kernels; `weights` replace initializers of the same name.
+    ///
+    /// # Errors
+    /// See [`Program::new`] and [`Program::override_weight`].
+    pub fn new(
+        graph: &'g Graph,
+        weights: &BTreeMap<String, Tensor>,
+        threads: Option<u16>,
+    ) -> Result<Session<'g>> {
+        if let Some(n) = threads {
+            tch::set_num_threads(i32::from(n));
+        }
+        let mut program = Program::new(graph)?;
+        for (id, value) in graph.inits() {
+            if let Some(tensor) = weights.get(&value.name) {
+                program.override_weight(graph, id, convert::tensor(&value.name, tensor)?)?;
+            }
+        }
+        Ok(Session { graph, program })
+    }
+
+    /// Runs once.
+    ///
+    /// # Errors
+    /// See [`Program::run`].
+    pub fn run(&self, inputs: &BTreeMap<String, Tensor>) -> Result<Measured> {
+        let mut given = BTreeMap::new();
+        for (name, _) in self.program.inputs() {
+            if let Some(tensor) = inputs.get(name) {
+                given.insert(name.to_string(), convert::tensor(name, tensor)?);
+            }
+        }
+        let dims: Vec<(String, i64)> = self.program.bind(&given)?.into_iter().collect();
+        let binding = Binding::new(self.graph, &dims)?;
+        let predicted = MemoryProfile::new(self.graph, &Sizes::new(self.graph, &binding)?)?;
+        let run = self.program.run(&given)?;
+        let mut outputs = BTreeMap::new();
+        for (name, tensor) in &run.outputs {
+            let tensor = tensor.contiguous();
+            let dtype = convert::dtype(tensor.kind()).ok_or_else(|| {
+                Error::bug(
+                    "run",
+                    format!("output `{name}` has kind {:?}", tensor.kind()),
+                )
+            })?;
+            let dims: Vec<u64> = tensor.size().iter().map(|d| *d as u64).collect();
+            let content = bytes::read(&tensor).map_err(torch_error)?;
+            outputs.insert(name.clone(), Tensor::new(dtype, dims, content));
+        }
+        Ok(Measured {
+            outputs,
+            predicted_peak_bytes: predicted.peak_bytes,
+            peak_bytes: run.peak_bytes,
+            static_bytes: run.static_bytes,
+            peak_at: run.peak_at,
+            time_us: run.time_us,
+        })
+    }
+}

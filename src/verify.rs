@@ -1,0 +1,267 @@
+//! Proves that two graphs compute the same values, by running both on the same inputs.
+//!
+//! Two forward graphs, or two training graphs, are compared output by output. A forward graph and a training graph that
+//! was made from it are compared after the first is differentiated as the second records that it was, unplanned: the
+//! proof that a plan changed no bit of any gradient. Both run in our runtime, on one device, with the same threads.
+
+use crate::optimize::{load, read_record};
+use crate::runtime::session::Session;
+use crate::tensors::compare::{Comparison, Tolerance, compare};
+use crate::tensors::feed::Feed;
+use crate::tensors::{self, Tensors, random};
+use ckpt_passes::compile::compile;
+use ckpt_passes::driver::Watch;
+use ckpt_passes::ir::Graph;
+use ckpt_passes::ir::verify::verify as check_invariants;
+use ckpt_passes::transform::infer::infer;
+use ckpt_passes::transform::joint::{has_backward, joint};
+use ckpt_passes::{Error, Result};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// What to compare, and on what.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Right by definition.
+    pub a: PathBuf,
+    pub b: PathBuf,
+    /// A file of tensors; what it lacks is made from the seed.
+    pub inputs: Option<PathBuf>,
+    pub seed: u64,
+    /// Numbers for named sizes that no tensor of the file fixes.
+    pub dims: Vec<(String, i64)>,
+    pub tolerance: Tolerance,
+    pub threads: Option<u16>,
+}
+
+/// What was compared and how it came out. Serialised, this is the certificate.
+#[derive(Clone, Debug, Serialize)]
+pub struct Certificate {
+    pub a: String,
+    pub b: String,
+    /// `forward`, `training`, or `gradients` where A was differentiated for the comparison.
+    pub kind: &'static str,
+    pub equal: bool,
+    /// `bits`, or `tolerance`.
+    pub by: &'static str,
+    pub tolerance: Tolerance,
+    pub loss: Option<String>,
+    /// Sizes that both ran at.
+    pub dims: BTreeMap<String, i64>,
+    /// Inputs that were made from the seed.
+    pub made_inputs: Vec<String>,
+    pub seed: u64,
+    pub device: &'static str,
+    pub threads: Option<u16>,
+    pub version: &'static str,
+    /// Outputs of A that B does not have.
+    pub missing: Vec<String>,
+    /// Outputs of B that A does not have.
+    pub unknown: Vec<String>,
+    pub outputs: Vec<Comparison>,
+    pub warnings: Vec<String>,
+}
+
+/// A graph as the runtime takes it.
+///
+/// # Errors
+/// What typing or the verifier refuses.
+pub fn ready(graph: &mut Graph, path: &Path) -> Result<()> {
+    infer(graph).map_err(|e| e.at(path.display().to_string()))?;
+    if has_backward(graph) {
+        joint(graph)?;
+    }
+    check_invariants(graph)
+}
+
+/// Runs and compares. A difference is not an error here: the certificate says it.
+///
+/// # Errors
+/// Graphs that cannot be compared or run.
+pub fn verify(request: &Request) -> Result<Certificate> {
+    let mut b = load(&request.b, &[])?;
+    ready(&mut b.graph, &request.b)?;
+    let mut a = load(&request.a, &[])?;
+    ready(&mut a.graph, &request.a)?;
+    let mut warnings = std::mem::take(&mut a.warnings);
+    warnings.append(&mut b.warnings);
+    let mut loss = None;
+    let kind = match (has_backward(&a.graph), has_backward(&b.graph)) {
+        (false, false) => "forward",
+        (true, true) => "training",
+        (true, false) => {
+            return Err(
+                Error::usage("verify", "A has a backward and B has none").help(format!(
+                    "ckpt-opt verify {} {}",
+                    request.b.display(),
+                    request.a.display()
+                )),
+            );
+        }
+        (false, true) => {
+            let (record, types) =
+                read_record(&b.graph.meta).map_err(|e| e.at(request.b.display().to_string()))?;
+            if !types.is_empty() {
+                a = load(&request.a, &types)?;
+            }
+            loss = Some(record.loss.to_string());
+            compile(&mut a.graph, &record, &mut Watch::default())?;
+            "gradients"
+        }
+    };
+    let given = match &request.inputs {
+        Some(path) => tensors::read(path)?,
+        None => Tensors::new(),
+    };
+    let mut feed = Feed::new(&b.graph, given)?;
+    warnings.append(&mut feed.notes);
+    let made_inputs: Vec<String> = feed
+        .missing(&b.graph)
+        .iter()
+        .map(|(n, _)| n.to_string())
+        .collect();
+    let binding = random::fill(&b.graph, &mut feed, &request.dims, request.seed)?;
+    let run = |graph: &Graph, path: &Path| {
+        // An input that only one of them has would be a different question for each.
+        let unknown = graph
+            .inputs()
+            .iter()
+            .map(|v| &graph.value(*v).name)
+            .find(|n| !feed.inputs.contains_key(*n));
+        if let Some(name) = unknown {
+            return Err(Error::verification(format!(
+                "A has an input `{name}` that B does not have"
+            ))
+            .at(path.display().to_string()));
+        }
+        let weights = feed.weights.clone();
+        Ok(Session::new(graph, &weights, request.threads)?
+            .run(&feed.inputs)
+            .map_err(|e| e.at(path.display().to_string()))?
+            .outputs)
+    };
+    let left = run(&a.graph, &request.a)?;
+    let right = run(&b.graph, &request.b)?;
+    let only = |x: &Tensors, y: &Tensors| {
+        x.keys()
+            .filter(|n| !y.contains_key(*n))
+            .cloned()
+            .collect::<Vec<String>>()
+    };
+    let (missing, unknown) = (only(&left, &right), only(&right, &left));
+    let pairs = right
+        .iter()
+        .filter_map(|(name, b)| Some((name, left.get(name)?, b)));
+    let outputs: Vec<Comparison> = pairs
+        .map(|(n, a, b)| compare(n, a, b, request.tolerance))
+        .collect();
+    let equal = missing.is_empty() && unknown.is_empty() && outputs.iter().all(|c| c.equal);
+    Ok(Certificate {
+        a: request.a.display().to_string(),
+        b: request.b.display().to_string(),
+        kind,
+        equal,
+        by: if request.tolerance.is_exact() {
+            "bits"
+        } else {
+            "tolerance"
+        },
+        tolerance: request.tolerance,
+        loss,
+        dims: binding
+            .iter()
+            .map(|(n, size)| (n.to_string(), size))
+            .collect(),
+        made_inputs,
+        seed: request.seed,
+        device: "cpu",
+        threads: request.threads,
+        version: env!("CARGO_PKG_VERSION"),
+        missing,
+        unknown,
+        outputs,
+        warnings,
+    })
+}
+
+impl Certificate {
+    /// A difference as an error that names the first one.
+    ///
+    /// # Errors
+    /// Kind `Verification` unless everything is equal.
+    pub fn judge(&self) -> Result<()> {
+        if self.equal {
+            return Ok(());
+        }
+        let place = format!("{} against {}", self.b, self.a);
+        let list = |names: &[String]| names.join(", ");
+        if !self.missing.is_empty() || !self.unknown.is_empty() {
+            return Err(
+                Error::verification("the graphs do not have the same outputs")
+                    .at(place)
+                    .found(format!(
+                        "only in A: [{}]; only in B: [{}]",
+                        list(&self.missing),
+                        list(&self.unknown)
+                    )),
+            );
+        }
+        let wrong: Vec<&Comparison> = self.outputs.iter().filter(|c| !c.equal).collect();
+        let Some(first) = wrong.first() else {
+            return Err(Error::bug("verify", "a difference without a place"));
+        };
+        let head = format!(
+            "{} of {} outputs differ, first `{}`",
+            wrong.len(),
+            self.outputs.len(),
+            first.name
+        );
+        let error = Error::verification(head).at(place);
+        Err(match (&first.types, &first.first) {
+            (Some((a, b)), _) => error.expected(a.clone()).found(b.clone()),
+            (None, Some(d)) => {
+                error
+                    .expected(format!("{:e} at {:?}", d.a, d.index))
+                    .found(format!(
+                        "{:e}; {} of {} elements differ, by {:e} at most",
+                        d.b, first.different, first.elements, first.max_abs_difference
+                    ))
+            }
+            (None, None) => error,
+        })
+    }
+
+    /// One line for people.
+    pub fn human(&self) -> String {
+        let elements: u64 = self.outputs.iter().map(|c| c.elements).sum();
+        let how = match (
+            self.by,
+            self.outputs
+                .iter()
+                .map(|c| c.max_abs_difference)
+                .fold(0.0, f64::max),
+        ) {
+            ("bits", _) => "equal bit for bit".to_string(),
+            (_, most) => format!("equal within tolerance, {most:e} apart at most"),
+        };
+        let what = match &self.loss {
+            Some(loss) => format!("gradients and outputs (loss {loss})"),
+            None => format!("{} outputs", self.kind),
+        };
+        let dims: Vec<String> = self
+            .dims
+            .iter()
+            .map(|(n, size)| format!("{n}={size}"))
+            .collect();
+        let at = if dims.is_empty() {
+            String::new()
+        } else {
+            format!(" at {}", dims.join(", "))
+        };
+        format!(
+            "{what}: {} tensors, {elements} values {how}{at}\n",
+            self.outputs.len()
+        )
+    }
+}
