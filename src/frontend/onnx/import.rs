@@ -18,7 +18,8 @@ use ckpt_passes::ir::verify::check_copy;
 use ckpt_passes::ir::{
     Attr, AttrKind, Attrs, DType, Dim, Graph, NodeId, OpDef, Phase, Role, Tensor, Ty, ValueId,
 };
-use ckpt_passes::{Error, Result, ops, text};
+use ckpt_passes::text::parse_dim_param;
+use ckpt_passes::{Error, Result, ops};
 use prost::Message;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -577,16 +578,11 @@ fn input_type(input: &ValueInfoProto, ty: &TypeProto) -> Result<Ty> {
                 return Err(wrong(format!("axis {axis} has size {n}")));
             }
             Some(dimension::Value::DimValue(n)) => Dim::from(*n),
-            Some(dimension::Value::DimParam(name)) if !name.is_empty() => named_dim(name),
+            Some(dimension::Value::DimParam(name)) if !name.is_empty() => parse_dim_param(name),
             _ => Dim::symbol(&format!("{}.{axis}", input.name())),
         });
     }
     Ok(Ty::new(dtype, dims))
-}
-
-/// `seq` is a name, `seq + 1` an expression; what is neither is a name all the same.
-fn named_dim(text: &str) -> Dim {
-    text::parse_dim_param(text)
 }
 
 /// A type claimed for an intermediate; `None` where any part of it cannot be used.
@@ -597,7 +593,7 @@ fn lenient_type(ty: &TypeProto) -> Option<Ty> {
     let dtype = DType::from_onnx_code(tensor.elem_type())?;
     let dims = tensor.shape.as_ref()?.dim.iter().map(|d| match &d.value {
         Some(dimension::Value::DimValue(n)) if *n >= 0 => Some(Dim::from(*n)),
-        Some(dimension::Value::DimParam(name)) if !name.is_empty() => Some(named_dim(name)),
+        Some(dimension::Value::DimParam(name)) if !name.is_empty() => Some(parse_dim_param(name)),
         _ => None,
     });
     Some(Ty::new(dtype, dims.collect::<Option<Vec<_>>>()?))
