@@ -23,13 +23,27 @@ pub struct NewNode<'a> {
 }
 
 impl Graph {
+    /// `wish`, or `wish.n` with the least free `n` if the numbers in use have no gaps; logarithmic in their count,
+    /// because an unfolded function may wish for one name a hundred thousand times.
     fn unique(taken: &mut rustc_hash::FxHashSet<String>, wish: &str) -> String {
-        let mut name = wish.to_string();
-        let mut n = 2;
-        while !taken.insert(name.clone()) {
-            name = format!("{wish}.{n}");
-            n += 1;
+        if taken.insert(wish.to_string()) {
+            return wish.to_string();
         }
+        let numbered = |n: u64| format!("{wish}.{n}");
+        let (mut used, mut free) = (1, 2);
+        while taken.contains(&numbered(free)) {
+            (used, free) = (free, free * 2);
+        }
+        while free - used > 1 {
+            let middle = used + (free - used) / 2;
+            if taken.contains(&numbered(middle)) {
+                used = middle;
+            } else {
+                free = middle;
+            }
+        }
+        let name = numbered(free);
+        taken.insert(name.clone());
         name
     }
 

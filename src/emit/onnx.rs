@@ -6,7 +6,7 @@
 //! override them. Weights are not copied: bytes are shared with the mapped file they came from.
 
 use super::function::{function, needed_opset, opset_import};
-use crate::frontend::onnx::names;
+use crate::frontend::onnx::{names, versions};
 use crate::frontend::onnx::proto::{
     AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, StringStringEntryProto,
     TensorProto, TensorShapeProto, TypeProto, ValueInfoProto,
@@ -24,6 +24,8 @@ use std::collections::BTreeMap;
 
 /// The lowest opset we write.
 pub const LEAST_OPSET: i64 = 18;
+/// The highest opset we write: that of the op table.
+pub const GREATEST_OPSET: i64 = 23;
 const LEAST_IR: i64 = 10;
 /// Version of our own domain.
 const CKPT_VERSION: i64 = 1;
@@ -128,17 +130,14 @@ pub fn package(graph: &Graph, weights: &Weights) -> Result<Package> {
             graph.value(*output).ty.as_ref(),
         ));
     }
+    let opset = opset_for_foreign(graph, opset)?;
     let mut imports = vec![opset_import("", opset)];
     if !functions.list.is_empty() {
         imports.push(opset_import(Domain::CKPT, CKPT_VERSION));
     }
-    let foreign: BTreeMap<&str, ()> = graph
-        .nodes()
-        .filter(|(_, n)| n.op.domain == Domain::Opaque)
-        .filter_map(|(_, n)| n.attrs.opt_str("domain").map(|d| (d, ())))
-        .filter(|(d, ())| !d.is_empty())
-        .collect();
-    imports.extend(foreign.keys().map(|d| opset_import(d, 1)));
+    for (domain, version) in foreign_domains(graph)? {
+        imports.push(opset_import(domain, version));
+    }
     for function in &mut functions.list {
         // A function's opset must agree with the model's.
         function.opset_import = vec![opset_import("", opset)];
@@ -167,6 +166,50 @@ pub fn package(graph: &Graph, weights: &Weights) -> Result<Package> {
         ..ModelProto::default()
     };
     Ok(Package { model, sidecar })
+}
+
+/// Nodes that travel through, with the domain and version they were read under.
+fn foreign(graph: &Graph) -> impl Iterator<Item = (NodeId, &str, i64)> {
+    graph
+        .nodes()
+        .filter(|(_, n)| n.op.domain == Domain::Opaque)
+        .map(|(id, n)| {
+            let domain = n.attrs.opt_str("domain").unwrap_or("");
+            (id, domain, n.attrs.opt_int("version").unwrap_or(1))
+        })
+}
+
+/// Foreign domains with their versions.
+fn foreign_domains(graph: &Graph) -> Result<BTreeMap<&str, i64>> {
+    let mut versions = BTreeMap::new();
+    for (id, domain, version) in foreign(graph).filter(|(_, d, _)| !d.is_empty()) {
+        if *versions.entry(domain).or_insert(version) != version {
+            return Err(Error::model("opset", format!("domain \"{domain}\" is used in two versions"))
+                .at(graph.describe(id)));
+        }
+    }
+    Ok(versions)
+}
+
+/// The lowest opset from `least` up in which every unknown standard op means what it meant in the file it is from.
+fn opset_for_foreign(graph: &Graph, least: i64) -> Result<i64> {
+    let mut blocking = None;
+    for opset in least..=GREATEST_OPSET {
+        blocking = foreign(graph).filter(|(_, d, _)| d.is_empty()).find(|(id, _, version)| {
+            let op = graph.node(*id).attrs.opt_str("op_type").unwrap_or("");
+            let defined = versions::since(op, *version);
+            defined.is_some() && defined != versions::since(op, opset)
+        });
+        if blocking.is_none() {
+            return Ok(opset);
+        }
+    }
+    let (id, version) = blocking.map_or((None, 0), |(id, _, v)| (Some(id), v));
+    let place = id.map_or(String::new(), |id| graph.describe(id));
+    Err(Error::model("opset", "an op that ckpt-opt does not know changed its meaning between opsets")
+        .at(place)
+        .expected(format!("the form of opset {version} in opset {least} to {GREATEST_OPSET}"))
+        .help("export the model at opset 18 or newer"))
 }
 
 /// Functions written so far; equal bodies share one.

@@ -4,7 +4,7 @@
 //! read in place of the call. Depth and size of what functions bring are limited: a file of a few lines can ask for
 //! more nodes than there are atoms.
 
-use super::import::{Importer, standard_opset};
+use super::import::{Importer, domain_versions};
 use super::proto::{AttributeProto, FunctionProto, NodeProto};
 use ckpt_passes::ir::edit::NewNode;
 use ckpt_passes::ir::op::{Domain, SlotKind};
@@ -18,7 +18,7 @@ use std::sync::Arc;
 const MAX_CALL_DEPTH: usize = 64;
 
 /// All calls together may bring this many nodes: a hundred times the largest model we know.
-const MAX_INLINED_NODES: usize = 1_000_000;
+const MAX_INLINED_NODES: usize = 250_000;
 
 fn too_large() -> Box<Error> {
     Error::model(
@@ -57,12 +57,7 @@ impl<'a> Importer<'a, '_> {
                 ),
             ));
         }
-        let opset = standard_opset(
-            function
-                .opset_import
-                .iter()
-                .map(|o| (o.domain.as_deref(), o.version)),
-        )?;
+        let imports = domain_versions(&function.opset_import)?;
         let given: BTreeMap<&str, &AttributeProto> = function
             .attribute_proto
             .iter()
@@ -81,7 +76,7 @@ impl<'a> Importer<'a, '_> {
             .filter_map(|(name, v)| Some((name.clone(), v?)))
             .collect();
         let outer = std::mem::replace(&mut self.scope, inner);
-        let outer_opset = std::mem::replace(&mut self.opset, opset);
+        let outer_imports = std::mem::replace(&mut self.imports, imports);
         let mut done = Ok(());
         for (i, step) in function.node.iter().enumerate() {
             let mut step = step.clone();
@@ -104,7 +99,7 @@ impl<'a> Importer<'a, '_> {
             }
         }
         let inner = std::mem::replace(&mut self.scope, outer);
-        self.opset = outer_opset;
+        self.imports = outer_imports;
         done?;
         for (formal, actual) in function
             .output

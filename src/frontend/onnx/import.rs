@@ -7,7 +7,7 @@
 
 use super::proto::attribute_proto::AttributeType;
 use super::proto::{
-    AttributeProto, FunctionProto, ModelProto, NodeProto, StringStringEntryProto, TensorProto,
+    AttributeProto, FunctionProto, ModelProto, NodeProto, OperatorSetIdProto, StringStringEntryProto, TensorProto,
     TypeProto, ValueInfoProto, tensor_shape_proto::dimension, type_proto,
 };
 use super::{names, upgrade};
@@ -50,12 +50,7 @@ pub fn import(model: &ModelProto, read: &mut ReadTensor) -> Result<Imported> {
             "sparse initializers are not supported",
         ));
     }
-    let opset = standard_opset(
-        model
-            .opset_import
-            .iter()
-            .map(|o| (o.domain.as_deref(), o.version)),
-    )?;
+    let imports = domain_versions(&model.opset_import)?;
     let mut importer = Importer {
         graph: Graph::new(file.name.as_deref().unwrap_or("graph")),
         scope: BTreeMap::new(),
@@ -64,7 +59,7 @@ pub fn import(model: &ModelProto, read: &mut ReadTensor) -> Result<Imported> {
         contents: Contents::of(&Graph::new("")),
         warnings: Vec::new(),
         read,
-        opset,
+        imports,
         inlined: 0,
     };
     for function in &model.functions {
@@ -133,18 +128,23 @@ fn claims(graph: &Graph, first: usize) -> Vec<Claim> {
     graph.order()[first..].iter().filter_map(claim).collect()
 }
 
-/// The version of the standard domain among a file's or function's imports.
-pub(super) fn standard_opset<'a>(
-    imports: impl Iterator<Item = (Option<&'a str>, Option<i64>)>,
-) -> Result<i64> {
-    let mut version = None;
-    for (domain, v) in imports {
-        if matches!(domain.unwrap_or(""), "" | "ai.onnx") {
-            version = v;
+/// Versions of the imported domains; the standard one must be there and one we normalise.
+pub(super) fn domain_versions(imports: &[OperatorSetIdProto]) -> Result<BTreeMap<String, i64>> {
+    let mut versions = BTreeMap::new();
+    for import in imports {
+        let domain = plain_domain(import.domain());
+        if versions
+            .insert(domain.to_string(), import.version())
+            .is_some_and(|v| v != import.version())
+        {
+            return Err(Error::model(
+                "opset",
+                format!("domain \"{domain}\" is imported in two versions"),
+            ));
         }
     }
-    match version {
-        Some(v) if OPSETS.contains(&v) => Ok(v),
+    match versions.get("").copied() {
+        Some(v) if OPSETS.contains(&v) => Ok(versions),
         Some(v) => Err(Error::model(
             "opset",
             format!("opset {v} of the standard domain is not supported"),
@@ -158,9 +158,12 @@ pub(super) fn standard_opset<'a>(
     }
 }
 
+fn plain_domain(domain: &str) -> &str {
+    if domain == "ai.onnx" { "" } else { domain }
+}
+
 fn function_key(domain: &str, name: &str) -> (String, String) {
-    let domain = if domain == "ai.onnx" { "" } else { domain };
-    (domain.to_string(), name.to_string())
+    (plain_domain(domain).to_string(), name.to_string())
 }
 
 pub(super) struct Importer<'a, 'r> {
@@ -174,7 +177,8 @@ pub(super) struct Importer<'a, 'r> {
     pub(super) contents: Contents,
     pub(super) warnings: Vec<String>,
     pub(super) read: &'a mut ReadTensor<'r>,
-    pub(super) opset: i64,
+    /// Versions of the domains that the graph or function being read imports; the standard one is "".
+    pub(super) imports: BTreeMap<String, i64>,
     /// Nodes that calls of functions have brought so far.
     pub(super) inlined: usize,
 }
@@ -283,7 +287,19 @@ impl<'a> Importer<'a, '_> {
         if key.0.is_empty() && node.op_type() == "Constant" {
             return self.constant(node).map_err(|e| e.at(place()));
         }
-        let ins = self.operands(node)?;
+        let mut ins = self.operands(node)?;
+        if key.0.is_empty() && node.op_type() == "Dropout" && self.is_inert_dropout(node, &ins) {
+            let plain = NodeProto {
+                op_type: Some("Identity".into()),
+                attribute: Vec::new(),
+                output: node.output[..1].to_vec(),
+                ..node.clone()
+            };
+            ins.truncate(1);
+            return self
+                .known(&plain, index, &ops::shape::IDENTITY, ins)
+                .map_err(|e| e.at(place()));
+        }
         let op = if key.0.is_empty() {
             ops::find_onnx(node.op_type())
         } else {
@@ -293,6 +309,20 @@ impl<'a> Importer<'a, '_> {
             Some(op) => self.known(node, index, op, ins).map_err(|e| e.at(place())),
             None => self.opaque(node, index, ins).map_err(|e| e.at(place())),
         }
+    }
+
+    /// Dropout outside training passes its operand through; before opset 12 it knows nothing else.
+    fn is_inert_dropout(&self, node: &NodeProto, ins: &[Option<ValueId>]) -> bool {
+        let off = match ins.get(2).copied().flatten() {
+            None => true,
+            Some(flag) => self
+                .contents
+                .get(flag)
+                .is_some_and(|c| c.iter().all(|d| d.as_const() == Some(0))),
+        };
+        let only = node.output.iter().skip(1).all(String::is_empty);
+        let one = node.output.first().is_some_and(|o| !o.is_empty());
+        off && only && one && ins.first().is_some_and(Option::is_some)
     }
 
     pub(super) fn operands(&self, node: &NodeProto) -> Result<Vec<Option<ValueId>>> {
@@ -359,7 +389,7 @@ impl<'a> Importer<'a, '_> {
             &mut self.graph,
             &mut self.contents,
             op,
-            self.opset,
+            self.imports[""],
             &mut raw,
             &mut ins,
         )?;
@@ -494,9 +524,17 @@ impl<'a> Importer<'a, '_> {
     /// An op we do not know: it travels through, with the types that the file gives.
     fn opaque(&mut self, node: &NodeProto, index: usize, ins: Vec<Option<ValueId>>) -> Result<()> {
         let raw = node.encode_to_vec();
+        let domain = plain_domain(node.domain());
+        let Some(version) = self.imports.get(domain).copied() else {
+            return Err(Error::model(
+                "opset",
+                format!("the file does not import domain \"{domain}\""),
+            ));
+        };
         let attrs = Attrs::new()
-            .with("domain", node.domain())
+            .with("domain", domain)
             .with("op_type", node.op_type())
+            .with("version", version)
             .with(
                 "node",
                 Attr::Tensor(Tensor::new(DType::U8, [raw.len() as u64], raw)),

@@ -1,7 +1,7 @@
 //! ONNX files: protobuf on disk to [`Graph`](ckpt_passes::ir::Graph).
 //!
 //! [`file`] maps and decodes, [`external`] and [`tensor`] bring weights without copying them, [`import`] builds the
-//! graph ([`upgrade`] older forms into today's, [`names`] what the file tells about names).
+//! graph ([`upgrade`] older forms into today's, [`names`] what the file tells about names, [`versions`] ONNX's changelog).
 
 pub mod external;
 pub mod file;
@@ -11,6 +11,7 @@ pub mod names;
 pub mod proto;
 pub mod tensor;
 pub mod upgrade;
+pub mod versions;
 
 use super::{Frontend, Model};
 use ckpt_passes::Result;

@@ -5,7 +5,8 @@
 
 use super::proto::AttributeProto;
 use ckpt_passes::ir::typing::Contents;
-use ckpt_passes::ir::{DType, Graph, OpDef, Tensor, ValueId};
+use ckpt_passes::ir::op::Import;
+use ckpt_passes::ir::{Graph, OpDef, Tensor, ValueId};
 use ckpt_passes::{Error, Result};
 use std::collections::BTreeMap;
 
@@ -36,9 +37,11 @@ const MOVED: &[Moved] = &[
     moved("ReduceMax", "axes", 18, 1),
     moved("ReduceMin", "axes", 18, 1),
     moved("ReduceProd", "axes", 18, 1),
+    moved("ReduceL1", "axes", 18, 1),
     moved("ReduceL2", "axes", 18, 1),
+    moved("ReduceLogSum", "axes", 18, 1),
+    moved("ReduceLogSumExp", "axes", 18, 1),
     moved("ReduceSumSquare", "axes", 18, 1),
-    moved("Dropout", "ratio", 12, 1),
 ];
 
 /// Rewrites attributes and operands of a node that a file of opset `opset` holds.
@@ -53,14 +56,12 @@ pub fn upgrade(
     attributes: &mut BTreeMap<&str, &AttributeProto>,
     ins: &mut Vec<Option<ValueId>>,
 ) -> Result<()> {
+    refuse_older(op, opset)?;
     for row in MOVED.iter().filter(|m| m.op == op.name && opset < m.since) {
         let Some(attribute) = attributes.remove(row.attribute) else {
             continue;
         };
-        let tensor = match row.attribute {
-            "ratio" => Tensor::scalar(DType::F32, f64::from(attribute.f())),
-            _ => Tensor::ints(&attribute.ints),
-        };
+        let tensor = Tensor::ints(&attribute.ints);
         let id = graph.add_init(&format!("{}.{}", op.name, row.attribute), tensor);
         contents.read_init(graph, id);
         while ins.len() <= row.slot {
@@ -71,8 +72,25 @@ pub fn upgrade(
     if matches!(op.name, "Softmax" | "LogSoftmax") && opset < 13 {
         flattening_softmax(graph, op, attributes, ins)?;
     }
-    // The number of parts was the number of results before it became an attribute.
     Ok(())
+}
+
+/// Refuses a form older than the row's, unless a rule above knows it.
+fn refuse_older(op: &'static OpDef, opset: i64) -> Result<()> {
+    let first = op.imports.iter().find_map(|i| match i {
+        Import::Onnx(_, first) => Some(*first),
+        Import::Aten(_) => None,
+    });
+    let known = MOVED.iter().any(|m| m.op == op.name) || matches!(op.name, "Softmax" | "LogSoftmax");
+    match first {
+        Some(first) if opset < first && !known => Err(Error::model(
+            "opset",
+            format!("{} as it was in opset {opset} is not supported", op.name),
+        )
+        .expected(format!("opset {first} or newer"))
+        .help("convert it with onnx.version_converter, or export again")),
+        _ => Ok(()),
+    }
 }
 
 /// Before opset 13 softmax flattened its operand behind `axis` (default 1): the same thing on the last axis only.
