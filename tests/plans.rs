@@ -161,3 +161,19 @@ fn selective_on_real_layers() {
     assert_eq!(fused, vec![true; fused.len()]);
     assert!(fused.len() >= 4, "{fused:?}");
 }
+
+#[test]
+fn layers_are_the_same_whatever_is_trained() {
+    let mut graph = load("gpt2");
+    let mut request = Request {
+        loss: Loss::Vjp,
+        policy: Policy::Full,
+        ..Request::default()
+    };
+    // Nothing before the first layer's MLP is differentiated: its first norm is not asked for its mean.
+    request.selection.trainable = vec!["*mlp*".into()];
+    let done = compile(&mut graph, &request, &mut Watch::default()).unwrap();
+    let made = done.made.unwrap();
+    assert_eq!(made.subject.blocks.list.len(), 2);
+    assert!(made.plan.after.peak_bytes < made.plan.before.peak_bytes);
+}

@@ -143,8 +143,20 @@ fn segment_hash(graph: &Graph, flow: &Flow, nodes: &[NodeId], from: Option<Stop>
             name.hash(&mut h);
             format!("{value:?}").hash(&mut h);
         }
-        for out in &node.outs {
-            hash_type(graph, *out, &mut h);
+        // A gradient rule may ask a node for further results (a norm for its mean): a layer that is differentiated is
+        // still equal to one that is not.
+        let in_forward = |v: &ValueId| {
+            graph
+                .value(*v)
+                .uses()
+                .iter()
+                .any(|u| flow.position[u.node].is_some())
+        };
+        for (slot, out) in node.outs.iter().enumerate() {
+            if slot == 0 || in_forward(out) {
+                (slot as u32).hash(&mut h);
+                hash_type(graph, *out, &mut h);
+            }
         }
         for value in &node.ins {
             let Some(value) = value else {

@@ -113,7 +113,7 @@ impl Policy {
                     "policy",
                     format!("`{self}` needs layers, and no repeated layers were found"),
                 )
-                .help("use --policy selective or a --budget: both work on any graph"));
+                .help("use --policy selective: it works on any graph"));
             }
             _ => {
                 let groups = self.groups(structure.blocks);

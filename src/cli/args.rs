@@ -33,7 +33,7 @@ const OPTIMIZE_EXAMPLES: &str = "\
 Examples:
   ckpt-opt model.onnx -o train.onnx
   ckpt-opt model.onnx -o train.onnx --policy full --loss causal-lm --dim batch=8 --dim seq=128
-  ckpt-opt model.onnx -o train.onnx --freeze '*wte*' --drop-output 'logits' --loss causal-lm --format json";
+  ckpt-opt model.onnx -o train.onnx --freeze '*wpe*' --drop-output logits --loss causal-lm";
 
 const INSPECT_EXAMPLES: &str = "\
 Examples:

@@ -206,11 +206,11 @@ impl<'a> Importer<'a, '_> {
             if initial.contains(input.name()) {
                 continue;
             }
-            let ty = input
-                .r#type
-                .as_ref()
+            let told = input.r#type.as_ref();
+            let ty = told
                 .map(|t| input_type(input, t))
-                .transpose()?;
+                .transpose()?
+                .flatten();
             self.claim_name(input.name())?;
             let id = self.graph.add_input(input.name(), ty);
             self.scope.insert(input.name().into(), id);
@@ -593,8 +593,9 @@ fn describe(node: &NodeProto, index: usize) -> String {
     format!("node {index} \"{}\" ({})", node.name(), node.op_type())
 }
 
-/// The type of a graph input; a dimension without a name gets the input's name and axis.
-fn input_type(input: &ValueInfoProto, ty: &TypeProto) -> Result<Ty> {
+/// The type of a graph input; a dimension without a name gets the input's name and axis. `None` where the file gives
+/// no shape: the user may.
+fn input_type(input: &ValueInfoProto, ty: &TypeProto) -> Result<Option<Ty>> {
     let wrong =
         |what: String| Error::model("type", format!("graph input `{}`: {what}", input.name()));
     let Some(type_proto::Value::TensorType(tensor)) = &ty.value else {
@@ -604,10 +605,7 @@ fn input_type(input: &ValueInfoProto, ty: &TypeProto) -> Result<Ty> {
     let dtype = DType::from_onnx_code(code)
         .ok_or_else(|| wrong(format!("element type {code} is not supported")))?;
     let Some(shape) = &tensor.shape else {
-        return Err(wrong("no shape".into()).help(format!(
-            "give one with --input {}:{dtype}[DIMS]",
-            input.name()
-        )));
+        return Ok(None);
     };
     let mut dims = Vec::new();
     for (axis, dim) in shape.dim.iter().enumerate() {
@@ -620,7 +618,7 @@ fn input_type(input: &ValueInfoProto, ty: &TypeProto) -> Result<Ty> {
             _ => Dim::symbol(&format!("{}.{axis}", input.name())),
         });
     }
-    Ok(Ty::new(dtype, dims))
+    Ok(Some(Ty::new(dtype, dims)))
 }
 
 /// A type claimed for an intermediate; `None` where any part of it cannot be used.
