@@ -8,17 +8,16 @@
 use super::proto::attribute_proto::AttributeType;
 use super::proto::{
     AttributeProto, FunctionProto, ModelProto, NodeProto, OperatorSetIdProto, StringStringEntryProto, TensorProto,
-    TypeProto, ValueInfoProto, tensor_shape_proto::dimension, type_proto,
 };
+use super::types::{input_type, lenient_type};
 use super::{names, upgrade};
 use ckpt_passes::ir::edit::NewNode;
 use ckpt_passes::ir::op::Domain;
 use ckpt_passes::ir::typing::{Contents, type_node};
 use ckpt_passes::ir::verify::check_copy;
 use ckpt_passes::ir::{
-    Attr, AttrKind, Attrs, DType, Dim, Graph, NodeId, OpDef, Phase, Role, Tensor, Ty, ValueId,
+    Attr, AttrKind, Attrs, DType, Graph, NodeId, OpDef, Phase, Role, Tensor, Ty, ValueId,
 };
-use ckpt_passes::text::parse_dim_param;
 use ckpt_passes::{Error, Result, ops};
 use prost::Message;
 use std::collections::BTreeMap;
@@ -591,46 +590,4 @@ pub(super) fn to_map(props: &[StringStringEntryProto]) -> BTreeMap<String, Strin
 
 fn describe(node: &NodeProto, index: usize) -> String {
     format!("node {index} \"{}\" ({})", node.name(), node.op_type())
-}
-
-/// The type of a graph input; a dimension without a name gets the input's name and axis. `None` where the file gives
-/// no shape: the user may.
-fn input_type(input: &ValueInfoProto, ty: &TypeProto) -> Result<Option<Ty>> {
-    let wrong =
-        |what: String| Error::model("type", format!("graph input `{}`: {what}", input.name()));
-    let Some(type_proto::Value::TensorType(tensor)) = &ty.value else {
-        return Err(wrong("not a tensor".into()));
-    };
-    let code = tensor.elem_type();
-    let dtype = DType::from_onnx_code(code)
-        .ok_or_else(|| wrong(format!("element type {code} is not supported")))?;
-    let Some(shape) = &tensor.shape else {
-        return Ok(None);
-    };
-    let mut dims = Vec::new();
-    for (axis, dim) in shape.dim.iter().enumerate() {
-        dims.push(match &dim.value {
-            Some(dimension::Value::DimValue(n)) if *n < 0 => {
-                return Err(wrong(format!("axis {axis} has size {n}")));
-            }
-            Some(dimension::Value::DimValue(n)) => Dim::from(*n),
-            Some(dimension::Value::DimParam(name)) if !name.is_empty() => parse_dim_param(name),
-            _ => Dim::symbol(&format!("{}.{axis}", input.name())),
-        });
-    }
-    Ok(Some(Ty::new(dtype, dims)))
-}
-
-/// A type claimed for an intermediate; `None` where any part of it cannot be used.
-fn lenient_type(ty: &TypeProto) -> Option<Ty> {
-    let Some(type_proto::Value::TensorType(tensor)) = &ty.value else {
-        return None;
-    };
-    let dtype = DType::from_onnx_code(tensor.elem_type())?;
-    let dims = tensor.shape.as_ref()?.dim.iter().map(|d| match &d.value {
-        Some(dimension::Value::DimValue(n)) if *n >= 0 => Some(Dim::from(*n)),
-        Some(dimension::Value::DimParam(name)) if !name.is_empty() => Some(parse_dim_param(name)),
-        _ => None,
-    });
-    Some(Ty::new(dtype, dims.collect::<Option<Vec<_>>>()?))
 }

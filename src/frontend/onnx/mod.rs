@@ -1,7 +1,8 @@
 //! ONNX files: protobuf on disk to [`Graph`](ckpt_passes::ir::Graph).
 //!
 //! [`file`] maps and decodes, [`external`] and [`tensor`] bring weights without copying them, [`import`] builds the
-//! graph ([`upgrade`] older forms into today's, [`names`] what the file tells about names, [`versions`] ONNX's changelog).
+//! graph ([`types`] of its values, [`upgrade`] older forms into today's, [`names`] what the file tells about names,
+//! [`versions`] ONNX's changelog).
 
 pub mod external;
 pub mod file;
@@ -10,6 +11,7 @@ pub mod import;
 pub mod names;
 pub mod proto;
 pub mod tensor;
+pub mod types;
 pub mod upgrade;
 pub mod versions;
 
