@@ -1,15 +1,16 @@
 //! Which initializers are parameters, and which of them are trained.
 //!
 //! Where the file says so (`Graph::origins`), the file is right. Otherwise a floating-point initializer of more than
-//! one element is a parameter if, through layout ops only, it reaches an operand that is one by its meaning (the table
-//! of a lookup, the scale of a norm: `Slot::weight`) or meets an activation: a value that depends on a parameter or on
-//! a floating-point graph input. So a rotary frequency table that only meets positions is not trained, whatever its
-//! name. `--trainable` and `--freeze` patterns decide over that; freeze wins.
+//! one element is a parameter if, through ops that change only layout or precision, it reaches an operand that is one
+//! by its meaning (the table of a lookup: `Slot::weight`) or meets an activation: a value that depends on a parameter
+//! or on a floating-point graph input. So a rotary frequency table that only meets positions is not trained, whatever
+//! its name. `--trainable` and `--freeze` patterns decide over that; freeze wins.
 
 use crate::error::{Error, Result};
 use crate::glob;
 use crate::ir::op::Domain;
-use crate::ir::{Graph, Side, ValueId};
+use crate::ir::{Graph, OpDef, Side, ValueId};
+use crate::ops;
 
 /// One parameter of the model.
 #[derive(Clone, Debug, PartialEq)]
@@ -110,39 +111,39 @@ fn mark(
 
 fn parameters_by_flow(graph: &Graph) -> Side<ValueId, bool> {
     let n = graph.value_bound();
-    let mut is_parameter = Side::new(n, false);
-    // The initializer a value is a view of, through layout ops.
-    let mut root: Side<ValueId, Option<ValueId>> = Side::new(n, None);
+    // Values made of weights through layout ops, and those of them that act as a parameter.
+    let mut of_weights = Side::new(n, false);
+    let mut acts = Side::new(n, false);
     let mut activation: Side<ValueId, bool> = Side::new(n, false);
     for (id, value) in graph.inits() {
-        if value.ty().dtype.is_float() && value.tensor().is_some_and(|t| t.elements() > 1) {
-            root[id] = Some(id);
-        }
+        of_weights[id] =
+            value.ty().dtype.is_float() && value.tensor().is_some_and(|t| t.elements() > 1);
     }
     for input in graph.inputs() {
         activation[*input] = graph.ty(*input).dtype.is_float();
     }
+    let mut layout_of_weights = Vec::new();
     for id in graph.order() {
         let node = graph.node(*id);
-        let first = node.ins.first().copied().flatten();
-        if node.op.is_layout()
-            && node.op.domain != Domain::Opaque
-            && let Some(x) = first
-        {
+        let any = |side: &Side<ValueId, bool>| node.ins.iter().flatten().any(|v| side[*v]);
+        let float = node.outs.iter().all(|v| graph.ty(*v).dtype.is_float());
+        let meets = any(&activation);
+        if keeps_meaning(node.op) && float && (node.op != &ops::concat::CONCAT || !meets) {
             for out in &node.outs {
-                root[*out] = root[x];
-                activation[*out] = activation[x];
+                activation[*out] = meets;
+                of_weights[*out] = any(&of_weights);
             }
+            layout_of_weights.push(*id);
             continue;
         }
-        let meets = node.ins.iter().flatten().any(|v| activation[*v]);
         let mut active = meets;
         for (slot, value) in node.ins.iter().enumerate() {
-            let Some(value) = value else { continue };
-            let Some(init) = root[*value] else { continue };
+            let Some(value) = value.filter(|v| of_weights[*v]) else {
+                continue;
+            };
             let spec = node.op.ins.get(slot).or(node.op.ins.last());
             if meets || spec.is_some_and(|s| s.weight) {
-                is_parameter[init] = true;
+                acts[value] = true;
                 active = true;
             }
         }
@@ -150,5 +151,64 @@ fn parameters_by_flow(graph: &Graph) -> Side<ValueId, bool> {
             activation[*out] = active && graph.ty(*out).dtype.is_float();
         }
     }
+    for id in layout_of_weights.into_iter().rev() {
+        let node = graph.node(id);
+        if node.outs.iter().any(|v| acts[*v]) {
+            for value in node.ins.iter().flatten() {
+                acts[*value] = of_weights[*value];
+            }
+        }
+    }
+    let mut is_parameter = Side::new(n, false);
+    for (id, _) in graph.inits() {
+        is_parameter[id] = acts[id];
+    }
     is_parameter
+}
+
+/// Ops that say the same thing in another layout or precision.
+fn keeps_meaning(op: &OpDef) -> bool {
+    op.domain != Domain::Opaque
+        && (op.is_layout() || op == &ops::concat::CONCAT || op == &ops::cast::CAST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text;
+
+    fn names(source: &str) -> Vec<String> {
+        let graph = text::parse(source).unwrap();
+        let list = parameters(&graph, &Selection::default()).unwrap();
+        list.into_iter().map(|p| p.name).collect()
+    }
+
+    #[test]
+    fn weights_put_together_or_cast_before_use_are_parameters() {
+        let source = "graph @g typed (%x: f32[n, 2], %i: i64[n]) -> (%y, %p) {
+  init %q : f16[2, 2] = [1, 2, 3, 4]
+  init %k : f16[2, 2] = [1, 2, 3, 4]
+  init %rotary : f32[2] = [1, 2]
+  init %other : f32[2] = [1, 2]
+  %qk = Concat %q, %k {axis=1} : f16[2, 4]
+  %wide = Cast %qk {to=f32} : f32[2, 4]
+  %y = MatMul %x, %wide : f32[n, 4]
+  %position = Cast %i {to=f32} : f32[n]
+  %both = Concat %rotary, %other {axis=0} : f32[4]
+  %start = ReduceSum %both {keepdims=0} : f32[]
+  %p = Mul %position, %start : f32[n]
+}
+";
+        assert_eq!(names(source), ["q", "k"]);
+    }
+
+    #[test]
+    fn a_weight_that_is_put_beside_an_activation_is_a_parameter() {
+        let source = "graph @g typed (%x: f32[n, 2]) -> (%y) {
+  init %class : f32[1, 2] = [1, 2]
+  %y = Concat %class, %x {axis=0} : f32[n + 1, 2]
+}
+";
+        assert_eq!(names(source), ["class"]);
+    }
 }
