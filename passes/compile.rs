@@ -9,6 +9,7 @@ use crate::ir::{Graph, Phase};
 use crate::plan::Policy;
 use crate::transform::joint;
 use crate::transform::loss::Loss;
+use crate::transform::remat::strip_again;
 
 /// What to compile into.
 #[derive(Clone, Debug)]
@@ -72,7 +73,10 @@ pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resul
     if let Some(name) = &request.stop_after {
         watch.stop_after = Some(stop(&pipeline, name)?);
     }
-    if !forward {
+    if forward {
+        // Copies in a forward graph are an earlier plan for inference; training plans anew.
+        strip_again(graph);
+    } else {
         joint::joint(graph)?;
         drop_outputs(graph, &request.drop_outputs)?;
     }

@@ -278,9 +278,11 @@ impl Dim {
             return Some(other.clone());
         }
         for (x, y) in [(self, other), (other, self)] {
-            // min(y, k) against y: where it is 1, y is the result; where it is y, too; else the run is not valid.
+            // min(y, k) against y: where it is 1, y is the result; where it is y, too; else the run is not valid. But
+            // a minimum of 0 against y = 1 is 0.
             if let Some(Atom::Min(p, q)) = x.as_atom()
                 && (p == y || q == y)
+                && x.bounds().0.is_some_and(|lo| lo >= 1)
             {
                 return Some(y.clone());
             }

@@ -13,23 +13,16 @@ pub fn dce(graph: &mut Graph) -> bool {
     let mut live = Side::new(graph.node_bound(), false);
     for id in graph.order().iter().rev() {
         let node = graph.node(*id);
-        if node.outs.iter().any(|v| wanted[*v]) {
+        if live[*id] || node.outs.iter().any(|v| wanted[*v]) {
             live[*id] = true;
             for value in node.ins.iter().flatten() {
                 wanted[*value] = true;
             }
-        }
-    }
-    // An original that is dropped while its copy lives would leave the copy without its meaning.
-    for id in graph.order() {
-        if live[*id]
-            && graph
-                .node(*id)
-                .again
-                .is_some_and(|original| !live[original])
-        {
-            let original = graph.original(*id);
-            keep(graph, original, &mut live);
+            // An original that is dropped while its copy lives would leave the copy without its meaning. It comes
+            // earlier, as operands do, and may be a copy itself.
+            if let Some(original) = node.again {
+                live[original] = true;
+            }
         }
     }
     let dropped = graph.remove_nodes(&|id| !live[id]);
@@ -42,22 +35,4 @@ pub fn dce(graph: &mut Graph) -> bool {
         graph.remove_source(*id);
     }
     dropped > 0 || !unread.is_empty()
-}
-
-/// Marks a node and everything it reads.
-fn keep(graph: &Graph, id: crate::ir::NodeId, live: &mut Side<crate::ir::NodeId, bool>) {
-    let mut stack = vec![id];
-    while let Some(id) = stack.pop() {
-        if std::mem::replace(&mut live[id], true) {
-            continue;
-        }
-        stack.extend(
-            graph
-                .node(id)
-                .ins
-                .iter()
-                .flatten()
-                .filter_map(|v| graph.def_node(*v)),
-        );
-    }
 }

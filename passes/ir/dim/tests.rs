@@ -44,6 +44,11 @@ fn broadcast_follows_valid_runs_only() {
     assert_eq!(n(3).broadcast(&n(4)), None);
     assert_eq!(s("s").broadcast(&n(4)), Some(n(4)));
     assert_eq!(s("s").smaller(&n(128)).broadcast(&s("s")), Some(s("s")));
+    // min(y, s - 1) is 0 where s is 1, and then broadcasts to 0 with y = 1.
+    let y = s("y");
+    let least = y.smaller(&s("s").sub(&n(1)));
+    let env = |name: &str| matches!(name, "y" | "s").then_some(1);
+    assert_eq!(least.broadcast(&y).unwrap().eval(&env), Some(0));
     assert_eq!(
         s("a").broadcast(&s("b")).unwrap().to_string(),
         "broadcast(a, b)"
