@@ -18,6 +18,7 @@ use crate::frontend::onnx::proto::{
 use bytes::Bytes;
 use ckpt_passes::ir::op::{Domain, body_of};
 use ckpt_passes::ir::{Attr, Data, External, Graph, NodeId, Role, Tensor, Ty};
+use ckpt_passes::text::parse_dim_param;
 use ckpt_passes::{Error, Result};
 use prost::Message;
 use std::collections::BTreeMap;
@@ -458,8 +459,10 @@ fn value_info(name: &str, ty: Option<&Ty>) -> ValueInfoProto {
             value: match (d.as_const(), d.as_symbol()) {
                 (Some(n), _) => Some(dimension::Value::DimValue(n)),
                 (_, Some(name)) => Some(dimension::Value::DimParam(name.to_string())),
-                // An expression has no place in the format; any size fits.
-                _ => None,
+                // As exporters write expressions; one that would not be read back as itself is left out: any size fits.
+                _ => Some(d.to_string())
+                    .filter(|text| parse_dim_param(text) == *d)
+                    .map(dimension::Value::DimParam),
             },
         });
         type_proto::Tensor {

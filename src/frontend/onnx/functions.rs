@@ -117,6 +117,12 @@ impl<'a> Importer<'a, '_> {
             if self.graph.def_node(id).is_some() {
                 self.graph.rename_value(id, actual);
             }
+            if depth == 0
+                && self.graph.value(id).ty.is_none()
+                && let Some(ty) = self.declared.get(actual)
+            {
+                self.graph.set_type(id, ty.clone());
+            }
             self.scope.insert(actual.clone(), id);
         }
         Ok(())

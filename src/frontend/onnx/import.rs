@@ -7,20 +7,20 @@
 
 use super::proto::attribute_proto::AttributeType;
 use super::proto::{
-    AttributeProto, FunctionProto, ModelProto, NodeProto, OperatorSetIdProto, StringStringEntryProto, TensorProto,
+    AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto,
+    StringStringEntryProto, TensorProto,
 };
 use super::types::{input_type, lenient_type};
-use super::{names, upgrade};
+use super::{claims, names, upgrade};
 use ckpt_passes::ir::edit::NewNode;
 use ckpt_passes::ir::op::Domain;
 use ckpt_passes::ir::typing::{Contents, type_node};
-use ckpt_passes::ir::verify::check_copy;
 use ckpt_passes::ir::{
-    Attr, AttrKind, Attrs, DType, Graph, NodeId, OpDef, Phase, Role, Tensor, Ty, ValueId,
+    Attr, AttrKind, Attrs, DType, Graph, NodeId, OpDef, Role, Tensor, Ty, ValueId,
 };
 use ckpt_passes::{Error, Result, ops};
 use prost::Message;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Oldest and newest opset of the standard domain that we normalise.
@@ -62,12 +62,16 @@ pub fn import(model: &ModelProto, read: &mut ReadTensor) -> Result<Imported> {
         inlined: 0,
     };
     for function in &model.functions {
-        importer
-            .functions
-            .insert(function_key(function.domain(), function.name()), function);
+        let key = function_key(function.domain(), function.name(), function.overload());
+        if importer.functions.insert(key, function).is_some() {
+            return Err(Error::model(
+                "function",
+                format!("function {} is defined twice", function.name()),
+            ));
+        }
     }
     importer.model_meta(model);
-    for info in &file.value_info {
+    for info in file.value_info.iter().chain(&file.output) {
         if let Some(ty) = info.r#type.as_ref().and_then(|t| lenient_type(t)) {
             importer.declared.insert(info.name().to_string(), ty);
         }
@@ -84,47 +88,15 @@ pub fn import(model: &ModelProto, read: &mut ReadTensor) -> Result<Imported> {
         importer.resolve_all(node, index, &producers)?;
         let first = importer.graph.order().len();
         importer.node(node, index, 0)?;
-        copies.extend(claims(&importer.graph, first));
+        copies.extend(claims::claims(&importer.graph, first));
     }
-    for output in &file.output {
-        let Some(id) = importer.scope.get(output.name()).copied() else {
-            return Err(Error::model(
-                "name",
-                format!("graph output `{}` is never defined", output.name()),
-            ));
-        };
-        importer.graph.add_output(id);
-    }
-    if file.output.is_empty() {
-        return Err(Error::model("onnx", "the graph has no outputs"));
-    }
+    importer.outputs(file)?;
     names::origins(&mut importer.graph, model, file);
     importer.believe(copies);
     let Importer {
         graph, warnings, ..
     } = importer;
     Ok(Imported { graph, warnings })
-}
-
-/// A node that says it computes another one again: node, name of the original, segment.
-struct Claim {
-    node: NodeId,
-    original: String,
-    segment: Option<u32>,
-}
-
-fn claims(graph: &Graph, first: usize) -> Vec<Claim> {
-    let claim = |id: &NodeId| {
-        let meta = &graph.node(*id).meta;
-        let original = meta.get("ckpt.of")?.clone();
-        let segment = meta.get("ckpt.segment").and_then(|s| s.parse().ok());
-        Some(Claim {
-            node: *id,
-            original,
-            segment,
-        })
-    };
-    graph.order()[first..].iter().filter_map(claim).collect()
 }
 
 /// Versions of the imported domains; the standard one must be there and one we normalise.
@@ -161,8 +133,15 @@ fn plain_domain(domain: &str) -> &str {
     if domain == "ai.onnx" { "" } else { domain }
 }
 
-fn function_key(domain: &str, name: &str) -> (String, String) {
-    (plain_domain(domain).to_string(), name.to_string())
+/// Domain, name and overload: what a function is called by.
+type FunctionKey = (String, String, String);
+
+fn function_key(domain: &str, name: &str, overload: &str) -> FunctionKey {
+    (
+        plain_domain(domain).to_string(),
+        name.to_string(),
+        overload.to_string(),
+    )
 }
 
 pub(super) struct Importer<'a, 'r> {
@@ -171,7 +150,7 @@ pub(super) struct Importer<'a, 'r> {
     pub(super) scope: BTreeMap<String, ValueId>,
     /// Types the file claims; only believed for ops we do not know.
     pub(super) declared: BTreeMap<String, Ty>,
-    pub(super) functions: BTreeMap<(String, String), &'a FunctionProto>,
+    pub(super) functions: BTreeMap<FunctionKey, &'a FunctionProto>,
     /// For typing on the way, which our own functions need.
     pub(super) contents: Contents,
     pub(super) warnings: Vec<String>,
@@ -198,8 +177,8 @@ impl<'a> Importer<'a, '_> {
     }
 
     /// Graph inputs and initializers. An input with an initializer is that initializer, which a caller may override.
-    fn sources(&mut self, file: &'a super::proto::GraphProto) -> Result<()> {
-        let initial: std::collections::BTreeSet<&str> =
+    fn sources(&mut self, file: &'a GraphProto) -> Result<()> {
+        let initial: BTreeSet<&str> =
             file.initializer.iter().map(|t| t.name()).collect();
         for input in &file.input {
             if initial.contains(input.name()) {
@@ -268,7 +247,7 @@ impl<'a> Importer<'a, '_> {
 
     pub(super) fn node(&mut self, node: &NodeProto, index: usize, depth: usize) -> Result<()> {
         let place = || describe(node, index);
-        let key = function_key(node.domain(), node.op_type());
+        let key = function_key(node.domain(), node.op_type(), node.overload());
         for attribute in &node.attribute {
             if attribute.g.is_some() || !attribute.graphs.is_empty() {
                 return Err(
@@ -306,7 +285,7 @@ impl<'a> Importer<'a, '_> {
         };
         match op {
             Some(op) => self.known(node, index, op, ins).map_err(|e| e.at(place())),
-            None => self.opaque(node, index, ins).map_err(|e| e.at(place())),
+            None => self.opaque(node, index, ins, depth).map_err(|e| e.at(place())),
         }
     }
 
@@ -405,6 +384,10 @@ impl<'a> Importer<'a, '_> {
             };
             attrs.set(name, self.attribute(attribute, spec.kind)?);
         }
+        if op == &ops::concat::SPLIT && self.imports[""] < 18 && ins.len() < 2 {
+            // Equal parts, as many as there are results, before their number became an attribute.
+            attrs.set("num_outputs", (node.output.len() as i64).into());
+        }
         self.add(node, index, op, attrs, ins)?;
         Ok(())
     }
@@ -478,8 +461,15 @@ impl<'a> Importer<'a, '_> {
             )
         });
         let outs: Vec<(String, Option<Ty>)> = outs.collect();
+        let mut own = BTreeSet::new();
         for output in named.iter().filter(|n| !n.is_empty()) {
             self.claim_name(output)?;
+            if !own.insert(output) {
+                return Err(Error::model(
+                    "name",
+                    format!("`{output}` is defined twice"),
+                ));
+            }
         }
         let props: BTreeMap<String, String> = to_map(&node.metadata_props);
         let role = match props.get("ckpt.role").map(String::as_str) {
@@ -521,7 +511,13 @@ impl<'a> Importer<'a, '_> {
     }
 
     /// An op we do not know: it travels through, with the types that the file gives.
-    fn opaque(&mut self, node: &NodeProto, index: usize, ins: Vec<Option<ValueId>>) -> Result<()> {
+    fn opaque(
+        &mut self,
+        node: &NodeProto,
+        index: usize,
+        ins: Vec<Option<ValueId>>,
+        depth: usize,
+    ) -> Result<()> {
         let raw = node.encode_to_vec();
         let domain = plain_domain(node.domain());
         let Some(version) = self.imports.get(domain).copied() else {
@@ -539,46 +535,18 @@ impl<'a> Importer<'a, '_> {
                 Attr::Tensor(Tensor::new(DType::U8, [raw.len() as u64], raw)),
             );
         let id = self.add(node, index, &ops::opaque::OPAQUE, attrs, ins)?;
-        for value in self.graph.node(id).outs.clone() {
-            if let Some(ty) = self.declared.get(&self.graph.value(value).name) {
+        if depth > 0 {
+            // The file's types are of its own names, not of those inside a function.
+            return Ok(());
+        }
+        for (name, value) in node.output.iter().zip(self.graph.node(id).outs.clone()) {
+            if let Some(ty) = self.declared.get(name) {
                 self.graph.set_type(value, ty.clone());
             }
         }
         Ok(())
     }
 
-    /// Accepts the claims that hold, nested ones included: an original always comes before its copies.
-    fn believe(&mut self, claims: Vec<Claim>) {
-        let by_name: BTreeMap<String, NodeId> = self
-            .graph
-            .nodes()
-            .map(|(id, n)| (n.name.clone(), id))
-            .collect();
-        for claim in claims {
-            let original = by_name.get(&claim.original).copied();
-            self.graph.set_again(claim.node, original, claim.segment);
-            if original.is_none()
-                || original == Some(claim.node)
-                || check_copy(&self.graph, claim.node).is_err()
-            {
-                let name = self.graph.node(claim.node).name.clone();
-                self.warnings.push(format!(
-                    "`{name}` does not compute `{}` again, as it claims: read as an ordinary node",
-                    claim.original
-                ));
-                self.graph.set_again(claim.node, None, None);
-            }
-        }
-        let backward = self.graph.nodes().any(|(_, n)| n.role == Role::Backward);
-        let again = self.graph.nodes().any(|(_, n)| n.again.is_some());
-        let typed = self.graph.values().all(|(_, v)| v.ty.is_some());
-        self.graph.phase = match (typed, backward, again) {
-            (true, true, true) => Phase::Rewritten,
-            (true, true, false) => Phase::Training,
-            (true, ..) => Phase::Typed,
-            _ => Phase::Imported,
-        };
-    }
 }
 
 pub(super) fn to_map(props: &[StringStringEntryProto]) -> BTreeMap<String, String> {

@@ -4,11 +4,13 @@
 //! graph ([`types`] of its values, [`upgrade`] older forms into today's, [`names`] what the file tells about names,
 //! [`versions`] ONNX's changelog).
 
+mod claims;
 pub mod external;
 pub mod file;
 mod functions;
 pub mod import;
 pub mod names;
+mod outputs;
 pub mod proto;
 pub mod tensor;
 pub mod types;

@@ -1,0 +1,74 @@
+//! Graph outputs keep the names that the file gives them, whatever became of the values.
+
+use super::import::Importer;
+use super::proto::GraphProto;
+use ckpt_passes::ir::edit::NewNode;
+use ckpt_passes::ir::{Attrs, Role, ValueId};
+use ckpt_passes::{Error, Result, ops};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+impl Importer<'_, '_> {
+    /// The graph outputs, under the names that the file gives them: a value that a function passes through, or whose
+    /// name was taken by one inside a function, is called something else so far.
+    pub(super) fn outputs(&mut self, file: &GraphProto) -> Result<()> {
+        let mut names = BTreeSet::new();
+        let mut found = Vec::new();
+        for output in &file.output {
+            let name = output.name();
+            let Some(id) = self.scope.get(name).copied() else {
+                return Err(Error::model(
+                    "name",
+                    format!("graph output `{name}` is never defined"),
+                ));
+            };
+            if !names.insert(name) {
+                return Err(Error::model(
+                    "name",
+                    format!("graph output `{name}` is listed twice"),
+                ));
+            }
+            found.push((name, id));
+        }
+        if found.is_empty() {
+            return Err(Error::model("onnx", "the graph has no outputs"));
+        }
+        let wrong = |(name, id): &(&str, ValueId)| self.graph.value(*id).name != **name;
+        let mut holders: BTreeMap<String, ValueId> = BTreeMap::new();
+        if found.iter().any(wrong) {
+            let values = self.graph.values();
+            let wanted = values.filter(|(_, v)| names.contains(v.name.as_str()));
+            holders = wanted.map(|(id, v)| (v.name.clone(), id)).collect();
+        }
+        let mut listed = BTreeSet::new();
+        for (name, mut id) in found {
+            if self.graph.value(id).name != name {
+                if listed.contains(&id) || self.graph.def_node(id).is_none() {
+                    id = self.same_as(id, name);
+                }
+                if let Some(holder) = holders.get(name).copied().filter(|h| *h != id) {
+                    self.graph.rename_value(holder, &format!("{name}.inner"));
+                }
+                self.graph.rename_value(id, name);
+            }
+            listed.insert(id);
+            self.graph.add_output(id);
+        }
+        Ok(())
+    }
+
+    /// The same value once more, as the result of a node.
+    fn same_as(&mut self, id: ValueId, name: &str) -> ValueId {
+        let ty = self.graph.value(id).ty.clone();
+        let node = self.graph.add_node(NewNode {
+            op: &ops::shape::IDENTITY,
+            name,
+            attrs: Attrs::new(),
+            ins: vec![Some(id)],
+            outs: vec![(name.to_string(), ty)],
+            loc: Arc::default(),
+            role: Role::Forward,
+        });
+        self.graph.node(node).outs[0]
+    }
+}

@@ -1,0 +1,282 @@
+//! What a file may claim, name or share, and what becomes of it: metadata that lies, functions whose insides bear the
+//! names of outputs, overloads, results that are outputs at once, older forms.
+
+use ckpt_opt::emit::onnx::{Weights, package};
+use ckpt_opt::frontend::onnx::import::{Imported, import};
+use ckpt_opt::frontend::onnx::proto::{
+    AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto,
+    StringStringEntryProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto,
+    attribute_proto::AttributeType,
+    tensor_shape_proto::{Dimension, dimension},
+    type_proto,
+};
+use ckpt_opt::frontend::onnx::tensor;
+use ckpt_passes::Result;
+use ckpt_passes::compile::{Request, compile};
+use ckpt_passes::driver::Watch;
+use ckpt_passes::ir::{Graph, Phase};
+use ckpt_passes::transform::infer::infer;
+
+fn node(name: &str, op: &str, ins: &[&str], outs: &[&str]) -> NodeProto {
+    NodeProto {
+        name: Some(name.into()),
+        op_type: Some(op.into()),
+        input: ins.iter().map(|s| s.to_string()).collect(),
+        output: outs.iter().map(|s| s.to_string()).collect(),
+        ..NodeProto::default()
+    }
+}
+
+fn said(mut node: NodeProto, key: &str, value: &str) -> NodeProto {
+    node.metadata_props
+        .push(StringStringEntryProto::new(key, value));
+    node
+}
+
+fn in_domain(mut node: NodeProto, domain: &str) -> NodeProto {
+    node.domain = Some(domain.into());
+    node
+}
+
+fn float(name: &str, dims: &[&str]) -> ValueInfoProto {
+    let dim = dims.iter().map(|d| Dimension {
+        denotation: None,
+        value: Some(match d.parse() {
+            Ok(n) => dimension::Value::DimValue(n),
+            Err(_) => dimension::Value::DimParam(d.to_string()),
+        }),
+    });
+    let tensor = type_proto::Tensor {
+        elem_type: Some(1),
+        shape: Some(TensorShapeProto { dim: dim.collect() }),
+    };
+    ValueInfoProto {
+        name: Some(name.into()),
+        r#type: Some(TypeProto {
+            denotation: None,
+            value: Some(type_proto::Value::TensorType(tensor)),
+        }),
+        ..ValueInfoProto::default()
+    }
+}
+
+fn import_of(domain: &str, version: i64) -> OperatorSetIdProto {
+    OperatorSetIdProto {
+        domain: Some(domain.into()),
+        version: Some(version),
+    }
+}
+
+/// Input x[n, 2], weight w[2, 2].
+fn model(nodes: Vec<NodeProto>, outputs: Vec<ValueInfoProto>) -> ModelProto {
+    let weight = TensorProto {
+        name: Some("w".into()),
+        dims: vec![2, 2],
+        data_type: Some(1),
+        float_data: vec![1.0, 2.0, 3.0, 4.0],
+        ..TensorProto::default()
+    };
+    ModelProto {
+        ir_version: Some(10),
+        opset_import: vec![import_of("", 18), import_of("f", 3)],
+        graph: Some(GraphProto {
+            name: Some("g".into()),
+            node: nodes,
+            input: vec![float("x", &["n", "2"])],
+            output: outputs,
+            initializer: vec![weight],
+            ..GraphProto::default()
+        }),
+        ..ModelProto::default()
+    }
+}
+
+fn function(overload: &str, outs: &[&str], nodes: Vec<NodeProto>) -> FunctionProto {
+    FunctionProto {
+        name: Some("F".into()),
+        domain: Some("f".into()),
+        overload: Some(overload.into()),
+        input: vec!["q".into()],
+        output: outs.iter().map(|s| s.to_string()).collect(),
+        node: nodes,
+        opset_import: vec![import_of("", 18)],
+        ..FunctionProto::default()
+    }
+}
+
+fn read(model: &ModelProto) -> Result<Imported> {
+    let mut files = ckpt_opt::frontend::onnx::external::Files::beside("none.onnx".as_ref());
+    let mut imported = import(model, &mut |t| tensor::read(t, &mut files))?;
+    infer(&mut imported.graph)?;
+    ckpt_passes::ir::verify::verify(&imported.graph)?;
+    Ok(imported)
+}
+
+fn reread(graph: &Graph) -> Graph {
+    read(&package(graph, &Weights::Inside).unwrap().model)
+        .unwrap_or_else(|e| panic!("{e}"))
+        .graph
+}
+
+fn outputs(graph: &Graph) -> Vec<&str> {
+    let names = graph.outputs().iter();
+    names.map(|v| graph.value(*v).name.as_str()).collect()
+}
+
+fn ops(graph: &Graph) -> Vec<&str> {
+    let order = graph.order().iter();
+    order.map(|n| graph.node(*n).op.name).collect()
+}
+
+fn train(graph: &mut Graph) {
+    compile(graph, &Request::default(), &mut Watch::default()).unwrap_or_else(|e| panic!("{e}"));
+    assert!(outputs(graph).contains(&"w.grad"));
+}
+
+fn claiming(of: [&str; 3]) -> ModelProto {
+    let names = ["a", "b", "c"];
+    let tanh = |i: usize| {
+        said(
+            node(names[i], "Tanh", &["x"], &[names[i]]),
+            "ckpt.of",
+            of[i],
+        )
+    };
+    let nodes = vec![
+        tanh(0),
+        tanh(1),
+        tanh(2),
+        node("s", "Add", &["a", "c"], &["s"]),
+        node("y", "MatMul", &["s", "w"], &["y"]),
+    ];
+    model(nodes, vec![float("y", &["n", "2"])])
+}
+
+#[test]
+fn claims_of_recomputation_never_form_a_cycle_nor_point_forward() {
+    // Each of these computes the same, so only the order can refute them.
+    let mut lies = read(&claiming(["b", "c", "a"])).unwrap();
+    assert_eq!(lies.warnings.len(), 2, "{:?}", lies.warnings);
+    let copies = |g: &Graph| g.nodes().filter(|(_, n)| n.again.is_some()).count();
+    assert_eq!(copies(&lies.graph), 1);
+    assert_eq!(copies(&reread(&lies.graph)), 1);
+    train(&mut lies.graph);
+    // A copy of a copy, the middle one read by nobody, in a graph that is no training graph yet.
+    let mut chain = read(&claiming(["none", "a", "b"])).unwrap();
+    assert_eq!(copies(&chain.graph), 2);
+    ckpt_passes::transform::dce::dce(&mut chain.graph);
+    ckpt_passes::ir::verify::verify(&chain.graph).unwrap();
+    train(&mut chain.graph);
+}
+
+#[test]
+fn a_backward_without_gradients_is_a_forward_graph() {
+    let y = said(
+        node("y", "MatMul", &["x", "w"], &["y"]),
+        "ckpt.role",
+        "backward",
+    );
+    let mut imported = read(&model(vec![y], vec![float("y", &["n", "2"])])).unwrap();
+    assert_eq!(imported.warnings.len(), 1);
+    assert_eq!(imported.graph.phase, Phase::Typed);
+    train(&mut imported.graph);
+}
+
+#[test]
+fn outputs_keep_their_names_whatever_functions_call_things_inside() {
+    let nodes = vec![
+        in_domain(node("call", "F", &["x"], &["z", "again", "x2"]), "f"),
+        node("y", "MatMul", &["z", "w"], &["y"]),
+    ];
+    let outs = ["y", "again", "x2", "z"].map(|n| float(n, &["n", "2"]));
+    let mut file = model(nodes, outs.to_vec());
+    // Inside, `y` is another value; one value is two results; the operand is a result.
+    let inside = vec![
+        node("", "Tanh", &["q"], &["y"]),
+        node("", "Neg", &["y"], &["t"]),
+    ];
+    file.functions = vec![function("", &["t", "t", "q"], inside)];
+    let mut graph = read(&file).unwrap().graph;
+    assert_eq!(outputs(&graph), ["y", "again", "x2", "z"]);
+    let y = graph.def_node(graph.outputs()[0]).unwrap();
+    assert_eq!(graph.node(y).op.name, "MatMul");
+    assert_eq!(outputs(&reread(&graph)), ["y", "again", "x2", "z"]);
+    train(&mut graph);
+}
+
+#[test]
+fn a_call_takes_the_overload_that_it_names() {
+    let mut call = in_domain(node("call", "F", &["x"], &["z"]), "f");
+    call.overload = Some("one".into());
+    let mut file = model(
+        vec![call, node("y", "MatMul", &["z", "w"], &["y"])],
+        vec![float("y", &["n", "2"])],
+    );
+    let of =
+        |overload: &str, op: &str| function(overload, &["t"], vec![node("", op, &["q"], &["t"])]);
+    file.functions = vec![of("one", "Tanh"), of("two", "Neg")];
+    assert_eq!(ops(&read(&file).unwrap().graph), ["Tanh", "MatMul"]);
+    file.functions.push(of("one", "Exp"));
+    let twice = read(&file).err().unwrap();
+    assert_eq!((twice.code(), twice.exit_code()), ("function", 2));
+}
+
+#[test]
+fn an_unknown_op_may_define_an_output_of_any_size_expression() {
+    let nodes = vec![
+        node("y", "MatMul", &["x", "w"], &["y"]),
+        in_domain(node("z", "Foo", &["y"], &["z"]), "f"),
+    ];
+    let outs = vec![float("y", &["n", "2"]), float("z", &["2*n + 1", "2"])];
+    let graph = read(&model(nodes, outs)).unwrap().graph;
+    let back = reread(&graph);
+    for g in [&graph, &back] {
+        assert_eq!(g.ty(g.outputs()[1]).to_string(), "f32[2*n + 1, 2]");
+    }
+}
+
+#[test]
+fn the_types_of_the_file_are_not_of_names_inside_a_function() {
+    let nodes = vec![
+        in_domain(node("call", "F", &["x"], &["z"]), "f"),
+        node("t", "Neg", &["x"], &["t"]),
+    ];
+    let mut file = model(nodes, vec![float("z", &["n"]), float("t", &["n", "2"])]);
+    let mut foo = in_domain(node("", "Foo", &["q"], &["t"]), "other");
+    foo.name = None;
+    let mut f = function("", &["t"], vec![foo]);
+    f.opset_import.push(import_of("other", 1));
+    file.functions = vec![f];
+    let graph = read(&file).unwrap().graph;
+    assert_eq!(graph.ty(graph.outputs()[0]).to_string(), "f32[n]");
+    assert_eq!(graph.ty(graph.outputs()[1]).to_string(), "f32[n, 2]");
+}
+
+#[test]
+fn what_is_defined_or_listed_twice_is_refused() {
+    let y = || node("y", "MatMul", &["x", "w"], &["y"]);
+    let out = || float("y", &["n", "2"]);
+    let listed = read(&model(vec![y()], vec![out(), out()])).err().unwrap();
+    assert_eq!((listed.code(), listed.exit_code()), ("name", 2));
+    let split = node("p", "Split", &["x"], &["p", "p"]);
+    let defined = read(&model(vec![split, y()], vec![out()])).err().unwrap();
+    assert_eq!((defined.code(), defined.exit_code()), ("name", 2));
+}
+
+#[test]
+fn a_split_of_an_older_opset_is_into_equal_parts() {
+    let mut split = node("p", "Split", &["x"], &["p", "q"]);
+    split.attribute.push(AttributeProto {
+        name: Some("axis".into()),
+        i: Some(1),
+        r#type: Some(AttributeType::Int as i32),
+        ..AttributeProto::default()
+    });
+    let outs = vec![float("p", &["n", "1"]), float("q", &["n", "1"])];
+    let mut file = model(vec![split], outs);
+    file.opset_import[0].version = Some(13);
+    let graph = reread(&read(&file).unwrap().graph);
+    for out in graph.outputs() {
+        assert_eq!(graph.ty(*out).to_string(), "f32[n, 1]");
+    }
+}
