@@ -34,6 +34,11 @@ pub struct Builder<'g> {
 impl<'g> Builder<'g> {
     pub fn new(graph: &'g mut Graph) -> Builder<'g> {
         let contents = Contents::of(graph);
+        Builder::resume(graph, contents)
+    }
+
+    /// A cursor where contents are known already; [`Builder::new`] looks at every initializer.
+    pub fn resume(graph: &'g mut Graph, contents: Contents) -> Builder<'g> {
         Builder {
             graph,
             contents,

@@ -60,6 +60,7 @@ pub fn import(model: &ModelProto, read: &mut ReadTensor) -> Result<Imported> {
         read,
         imports,
         inlined: 0,
+        absent: BTreeMap::new(),
     };
     for function in &model.functions {
         let key = function_key(function.domain(), function.name(), function.overload());
@@ -159,6 +160,8 @@ pub(super) struct Importer<'a, 'r> {
     pub(super) imports: BTreeMap<String, i64>,
     /// Nodes that calls of functions have brought so far.
     pub(super) inlined: usize,
+    /// Names of results that we do not compute, and why.
+    pub(super) absent: BTreeMap<String, String>,
 }
 
 impl<'a> Importer<'a, '_> {
@@ -213,6 +216,16 @@ impl<'a> Importer<'a, '_> {
         Ok(())
     }
 
+    /// The error for a result that a node could give but that we do not compute.
+    fn undefined(&self, name: &str) -> Option<Box<Error>> {
+        let why = self.absent.get(name)?;
+        Some(
+            Error::model("op", format!("`{name}` is not computed"))
+                .found(why.clone())
+                .help("export without this fusion, or without the result"),
+        )
+    }
+
     /// Every operand of a top-level node is defined before it.
     fn resolve_all(
         &self,
@@ -225,6 +238,9 @@ impl<'a> Importer<'a, '_> {
                 continue;
             }
             let place = describe(node, index);
+            if let Some(error) = self.undefined(name) {
+                return Err(error.at(place));
+            }
             return Err(match producers.get(name.as_str()) {
                 Some(later) if *later == index => {
                     Error::model("cycle", format!("a node reads its own result `{name}`")).at(place)
@@ -265,18 +281,12 @@ impl<'a> Importer<'a, '_> {
         if key.0.is_empty() && node.op_type() == "Constant" {
             return self.constant(node).map_err(|e| e.at(place()));
         }
-        let mut ins = self.operands(node)?;
-        if key.0.is_empty() && node.op_type() == "Dropout" && self.is_inert_dropout(node, &ins) {
-            let plain = NodeProto {
-                op_type: Some("Identity".into()),
-                attribute: Vec::new(),
-                output: node.output[..1].to_vec(),
-                ..node.clone()
-            };
-            ins.truncate(1);
-            return self
-                .known(&plain, index, &ops::shape::IDENTITY, ins)
-                .map_err(|e| e.at(place()));
+        let ins = self.operands(node)?;
+        if self
+            .decompose(node, &key.0, index, &ins)
+            .map_err(|e| e.at(place()))?
+        {
+            return Ok(());
         }
         let op = if key.0.is_empty() {
             ops::find_onnx(node.op_type())
@@ -289,26 +299,14 @@ impl<'a> Importer<'a, '_> {
         }
     }
 
-    /// Dropout outside training passes its operand through; before opset 12 it knows nothing else.
-    fn is_inert_dropout(&self, node: &NodeProto, ins: &[Option<ValueId>]) -> bool {
-        let off = match ins.get(2).copied().flatten() {
-            None => true,
-            Some(flag) => self
-                .contents
-                .get(flag)
-                .is_some_and(|c| c.iter().all(|d| d.as_const() == Some(0))),
-        };
-        let only = node.output.iter().skip(1).all(String::is_empty);
-        let one = node.output.first().is_some_and(|o| !o.is_empty());
-        off && only && one && ins.first().is_some_and(Option::is_some)
-    }
-
     pub(super) fn operands(&self, node: &NodeProto) -> Result<Vec<Option<ValueId>>> {
         let find = |name: &String| match name.as_str() {
             "" => Ok(None),
             name => match self.scope.get(name) {
                 Some(id) => Ok(Some(*id)),
-                None => Err(Error::model("name", format!("nothing defines `{name}`"))),
+                None => Err(self
+                    .undefined(name)
+                    .unwrap_or_else(|| Error::model("name", format!("nothing defines `{name}`")))),
             },
         };
         node.input.iter().map(find).collect()
@@ -472,11 +470,7 @@ impl<'a> Importer<'a, '_> {
             }
         }
         let props: BTreeMap<String, String> = to_map(&node.metadata_props);
-        let role = match props.get("ckpt.role").map(String::as_str) {
-            Some("loss") => Role::Loss,
-            Some("backward") => Role::Backward,
-            _ => Role::Forward,
-        };
+        let role = role_of(&props);
         let loc = Arc::new(names::loc(node, &props));
         let id = self.graph.add_node(NewNode {
             op,
@@ -547,6 +541,15 @@ impl<'a> Importer<'a, '_> {
         Ok(())
     }
 
+}
+
+/// What a node says it is for.
+pub(super) fn role_of(props: &BTreeMap<String, String>) -> Role {
+    match props.get("ckpt.role").map(String::as_str) {
+        Some("loss") => Role::Loss,
+        Some("backward") => Role::Backward,
+        _ => Role::Forward,
+    }
 }
 
 pub(super) fn to_map(props: &[StringStringEntryProto]) -> BTreeMap<String, String> {

@@ -1,10 +1,11 @@
 //! ONNX files: protobuf on disk to [`Graph`](ckpt_passes::ir::Graph).
 //!
 //! [`file`] maps and decodes, [`external`] and [`tensor`] bring weights without copying them, [`import`] builds the
-//! graph ([`types`] of its values, [`upgrade`] older forms into today's, [`names`] what the file tells about names,
-//! [`versions`] ONNX's changelog).
+//! graph ([`types`] of its values, [`upgrade`] older forms into today's, [`decompose`] foreign ops into standard ones,
+//! [`names`] what the file tells about names, [`versions`] ONNX's changelog).
 
 mod claims;
+mod decompose;
 pub mod external;
 pub mod file;
 mod functions;

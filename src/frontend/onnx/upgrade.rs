@@ -4,8 +4,8 @@
 //! nor a rule below knows is refused, never guessed.
 
 use super::proto::AttributeProto;
-use ckpt_passes::ir::typing::Contents;
 use ckpt_passes::ir::op::Import;
+use ckpt_passes::ir::typing::Contents;
 use ckpt_passes::ir::{Graph, OpDef, Tensor, ValueId};
 use ckpt_passes::{Error, Result};
 use std::collections::BTreeMap;
@@ -81,7 +81,8 @@ fn refuse_older(op: &'static OpDef, opset: i64) -> Result<()> {
         Import::Onnx(_, first) => Some(*first),
         Import::Aten(_) => None,
     });
-    let known = MOVED.iter().any(|m| m.op == op.name) || matches!(op.name, "Softmax" | "LogSoftmax");
+    let known =
+        MOVED.iter().any(|m| m.op == op.name) || matches!(op.name, "Softmax" | "LogSoftmax");
     match first {
         Some(first) if opset < first && !known => Err(Error::model(
             "opset",

@@ -1,0 +1,157 @@
+//! Foreign ops that are no rows of the table, as the standard nodes they stand for.
+//!
+//! One file per family; [`RECIPES`] maps (domain, op type) to the function that emits the nodes. They are named
+//! `<node>/<Op>` and keep the node's origin and metadata. A recipe reads every operand and attribute that was given or
+//! refuses the node: what nobody looked at is an error, never ignored. A result that we do not compute is not defined,
+//! and whoever reads it is told why.
+
+mod activation;
+mod attention;
+mod call;
+mod dropout;
+mod matmul;
+mod norm;
+mod rotary;
+
+pub(super) use call::{Call, Out};
+
+use super::import::{Importer, role_of, to_map};
+use super::names;
+use super::proto::NodeProto;
+use ckpt_passes::ir::typing::Contents;
+use ckpt_passes::ir::{Attrs, Builder, Graph, ValueId};
+use ckpt_passes::ops::shape::IDENTITY;
+use ckpt_passes::{Error, Result};
+use std::sync::Arc;
+
+/// Emits the nodes of one foreign node and returns its results, in slot order; `None`: not ours to decompose.
+type Recipe = fn(&mut Call) -> Result<Option<Vec<Out>>>;
+
+const ORT: &str = "com.microsoft";
+
+/// (domain, op type, recipe).
+const RECIPES: &[(&str, &str, Recipe)] = &[
+    ("", "Attention", attention::standard),
+    ("", "Dropout", dropout::evaluation),
+    ("", "RotaryEmbedding", rotary::standard),
+    ("", "SimplifiedLayerNormalization", norm::simplified),
+    (ORT, "Attention", attention::packed),
+    (ORT, "BiasGelu", activation::bias_gelu),
+    (ORT, "EmbedLayerNormalization", norm::embed),
+    (ORT, "FastGelu", activation::fast_gelu),
+    (ORT, "FusedMatMul", matmul::fused),
+    (ORT, "Gelu", activation::gelu),
+    (ORT, "MultiHeadAttention", attention::multi_head),
+    (ORT, "QuickGelu", activation::quick_gelu),
+    (ORT, "RotaryEmbedding", rotary::ort),
+    (ORT, "SimplifiedLayerNormalization", norm::simplified),
+    (ORT, "SkipLayerNormalization", norm::skip),
+    (
+        ORT,
+        "SkipSimplifiedLayerNormalization",
+        norm::skip_simplified,
+    ),
+];
+
+fn recipe(domain: &str, op_type: &str) -> Option<Recipe> {
+    RECIPES
+        .iter()
+        .find(|(d, o, _)| *d == domain && *o == op_type)
+        .map(|(.., recipe)| *recipe)
+}
+
+impl Importer<'_, '_> {
+    /// Reads a foreign node by its recipe. `false`: there is none, or an operand has no type to work with.
+    pub(super) fn decompose(
+        &mut self,
+        node: &NodeProto,
+        domain: &str,
+        index: usize,
+        ins: &[Option<ValueId>],
+    ) -> Result<bool> {
+        let Some(recipe) = recipe(domain, node.op_type()) else {
+            return Ok(false);
+        };
+        if ins
+            .iter()
+            .flatten()
+            .any(|v| self.graph.value(*v).ty.is_none())
+        {
+            return Ok(false);
+        }
+        for name in node.output.iter().filter(|n| !n.is_empty()) {
+            self.claim_name(name)?;
+        }
+        let first = self.graph.order().len();
+        let props = to_map(&node.metadata_props);
+        let contents = std::mem::replace(&mut self.contents, Contents::of(&Graph::new("")));
+        let mut b = Builder::resume(&mut self.graph, contents);
+        b.loc = Arc::new(names::loc(node, &props));
+        b.role = role_of(&props);
+        b.prefix = if node.name().is_empty() {
+            format!("{}_{index}", node.op_type())
+        } else {
+            node.name().to_string()
+        };
+        let mut call = Call::new(b, node, ins, self.imports[""]);
+        let outs = recipe(&mut call).and_then(|outs| match outs {
+            Some(outs) => call.finish(outs),
+            None => Ok(None),
+        });
+        self.contents = call.b.contents;
+        let Some(outs) = outs? else {
+            return Ok(false);
+        };
+        if outs.len() < node.output.len() {
+            return Err(Error::model(
+                "arity",
+                format!("{}: more results than the op has", node.op_type()),
+            )
+            .expected(format!("at most {}", outs.len()))
+            .found(node.output.len().to_string()));
+        }
+        for (name, out) in node.output.iter().zip(outs) {
+            match out {
+                _ if name.is_empty() => {}
+                Out::Value(id) => {
+                    self.graph.rename_value(id, name);
+                    self.scope.insert(name.clone(), id);
+                }
+                Out::Absent(why) => {
+                    let why = format!("{} of \"{}\": {why}", node.op_type(), node.name());
+                    self.absent.insert(name.clone(), why);
+                }
+            }
+        }
+        for id in self.graph.order()[first..].to_vec() {
+            self.graph.meta_mut(id).clone_from(&props);
+        }
+        Ok(true)
+    }
+}
+
+/// Every result has a node of its own to carry its name.
+fn own_results(call: &mut Call, outs: Vec<Out>, first_new: usize) -> Result<Vec<Out>> {
+    let mut named: Vec<ValueId> = Vec::new();
+    let mut own = Vec::with_capacity(outs.len());
+    for out in outs {
+        own.push(match out {
+            Out::Value(v) => {
+                let emitted = call
+                    .b
+                    .graph
+                    .def_node(v)
+                    .is_some_and(|n| call.b.graph.order()[first_new..].contains(&n));
+                let v = if emitted && !named.contains(&v) {
+                    v
+                } else {
+                    call.b.emit(&IDENTITY, &[v], Attrs::new())?
+                };
+                named.push(v);
+                Out::Value(v)
+            }
+            absent => absent,
+        });
+    }
+    Ok(own)
+}
