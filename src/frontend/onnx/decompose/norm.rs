@@ -2,8 +2,10 @@
 
 use super::{Call, Out};
 use ckpt_passes::Result;
-use ckpt_passes::ir::{Attrs, ValueId};
+use ckpt_passes::ir::{Attrs, DType, ValueId};
+use ckpt_passes::ops::logic::EQUAL;
 use ckpt_passes::ops::norm::{LAYER_NORM, RMS_NORM};
+use ckpt_passes::ops::reduce::REDUCE_SUM;
 
 const STATISTICS: &str = "the statistics of a fused normalisation are not computed";
 
@@ -82,8 +84,8 @@ pub fn embed(call: &mut Call) -> Result<Option<Vec<Out>>> {
     let words = call.need(2, "word_embedding")?;
     let position_table = call.need(3, "position_embedding")?;
     let epsilon = call.float("epsilon", FUSED_EPSILON)?;
-    call.ignore("mask_index_type");
-    call.opt(7); // The mask only makes the mask index.
+    call.ignore("mask_index_type"); // Whether the mask index is asked for shows in the results.
+    let mask = call.opt(7);
     let words = call.gather_rows(words, ids)?;
     let positions = match call.opt(8) {
         Some(positions) => positions,
@@ -103,9 +105,26 @@ pub fn embed(call: &mut Call) -> Result<Option<Vec<Out>>> {
     }
     let (gamma, beta) = (call.need(5, "gamma")?, call.need(6, "beta")?);
     let y = layer_norm(call, sum, gamma, Some(beta), epsilon)?;
-    Ok(Some(vec![
-        Out::Value(y),
-        Out::Absent("the mask index is not computed"),
-        Out::Value(sum),
-    ]))
+    let index = if call.wants(1) {
+        Out::Value(mask_index(call, ids, mask)?)
+    } else {
+        Out::Absent("nobody asked for the mask index")
+    };
+    Ok(Some(vec![Out::Value(y), index, Out::Value(sum)]))
+}
+
+/// How many words count in each row, those whose mask is 1: int32 [batch]; 0 without a mask.
+fn mask_index(call: &mut Call, ids: ValueId, mask: Option<ValueId>) -> Result<ValueId> {
+    let Some(mask) = mask else {
+        let zero = call.b.scalar(DType::I32, 0.0);
+        let batch = call.axis_vector(ids, 0)?;
+        return call.expand(zero, batch);
+    };
+    call.want_rank(mask, &[2], "mask")?;
+    let one = call.b.scalar(call.dtype(mask), 1.0);
+    let words = call.b.emit(&EQUAL, &[mask, one], Attrs::new())?;
+    let words = call.b.cast(words, DType::I32)?;
+    let axis = call.b.ints(&[1]);
+    let attrs = Attrs::new().with("keepdims", 0);
+    call.b.emit(&REDUCE_SUM, &[words, axis], attrs)
 }
