@@ -77,6 +77,11 @@ impl Importer<'_, '_> {
             .flatten()
             .any(|v| self.graph.value(*v).ty.is_none())
         {
+            self.warnings.push(format!(
+                "{} \"{}\" is not taken apart: a type of its operands is not known",
+                node.op_type(),
+                node.name()
+            ));
             return Ok(false);
         }
         for name in node.output.iter().filter(|n| !n.is_empty()) {
