@@ -217,7 +217,7 @@ impl<'a> Importer<'a, '_> {
     }
 
     /// The error for a result that a node could give but that we do not compute.
-    fn undefined(&self, name: &str) -> Option<Box<Error>> {
+    pub(super) fn undefined(&self, name: &str) -> Option<Box<Error>> {
         let why = self.absent.get(name)?;
         Some(
             Error::model("op", format!("`{name}` is not computed"))

@@ -17,10 +17,9 @@ impl Importer<'_, '_> {
         for output in &file.output {
             let name = output.name();
             let Some(id) = self.scope.get(name).copied() else {
-                return Err(Error::model(
-                    "name",
-                    format!("graph output `{name}` is never defined"),
-                ));
+                return Err(self.undefined(name).unwrap_or_else(|| {
+                    Error::model("name", format!("graph output `{name}` is never defined"))
+                }));
             };
             if !names.insert(name) {
                 return Err(Error::model(

@@ -84,9 +84,6 @@ impl Importer<'_, '_> {
             ));
             return Ok(false);
         }
-        for name in node.output.iter().filter(|n| !n.is_empty()) {
-            self.claim_name(name)?;
-        }
         let first = self.graph.order().len();
         let props = to_map(&node.metadata_props);
         let contents = std::mem::replace(&mut self.contents, Contents::of(&Graph::new("")));
@@ -119,6 +116,7 @@ impl Importer<'_, '_> {
             match out {
                 _ if name.is_empty() => {}
                 Out::Value(id) => {
+                    self.claim_name(name)?;
                     self.graph.rename_value(id, name);
                     self.scope.insert(name.clone(), id);
                 }
