@@ -51,6 +51,14 @@ pub fn with_temp(cx: &MemoryCx, temp_bytes: u64) -> Footprint {
     }
 }
 
+/// libtorch gathers, scatters and adds 16-bit numbers at indices in a float32 copy of the result.
+pub fn widened_bytes(result: &Sized) -> u64 {
+    match result.dtype {
+        DType::F16 | DType::BF16 => 4 * result.elements(),
+        _ => 0,
+    }
+}
+
 /// Fails unless operand `slot` has an index type.
 pub fn want_index(cx: &InferCx, slot: usize) -> Result<()> {
     cx.want_dtype(
@@ -175,7 +183,10 @@ pub static GATHER_ELEMENTS: OpDef = OpDef {
         Ok(())
     }),
     cost: moves,
-    memory: |cx| with_temp(cx, operand(cx, 1).map_or(0, index_bytes)),
+    memory: |cx| {
+        let indices = operand(cx, 1).map_or(0, index_bytes);
+        with_temp(cx, indices + widened_bytes(&cx.outs[0]))
+    },
     body: Body::Standard,
 };
 
@@ -214,7 +225,7 @@ pub static GATHER_ND: OpDef = OpDef {
             return fresh(cx);
         };
         let batch = cx.attrs.int("batch_dims") as usize;
-        let temp = tuple_bytes(indices, batch) + copy_bytes(x, &by_position(x, indices, batch));
+        let temp = tuple_bytes(indices) + copy_bytes(x, &by_position(x, indices, batch));
         with_temp(cx, temp)
     },
     body: Body::Standard,
@@ -226,9 +237,9 @@ fn tuple_length(indices: &Sized) -> usize {
 }
 
 /// Bytes of the flat position of every index tuple, and of one component while they are summed.
-pub fn tuple_bytes(indices: &Sized, batch_dims: usize) -> u64 {
+pub fn tuple_bytes(indices: &Sized) -> u64 {
     let tuples = count(&indices.dims[..indices.dims.len().saturating_sub(1)]) as u64;
-    let parts = (tuple_length(indices) + (batch_dims > 0) as usize).min(2) as u64;
+    let parts = tuple_length(indices).clamp(1, 2) as u64;
     tuples.saturating_mul(parts * DType::I64.size_bytes())
 }
 
@@ -301,7 +312,8 @@ pub static GATHER_GRAD: OpDef = OpDef {
         let mut dims = dy.dims[..axis].to_vec();
         dims.push(rows);
         dims.extend_from_slice(&dy.dims[axis + indices.dims.len()..]);
-        with_temp(cx, index_bytes(indices) + copy_bytes(dy, &dims))
+        let wide = widened_bytes(&cx.outs[0]);
+        with_temp(cx, index_bytes(indices) + copy_bytes(dy, &dims) + wide)
     },
     body: Body::Function(gather_grad_body),
 };

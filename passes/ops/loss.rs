@@ -7,6 +7,7 @@
 //! gradient 0, as in PyTorch.
 
 use super::arith::DIV;
+use super::index::widened_bytes;
 use super::logic::{AND, EQUAL, NOT};
 use super::reduce::{REDUCE_SUM, sum_kept};
 use super::rules::*;
@@ -122,7 +123,7 @@ pub static SOFTMAX_CROSS_ENTROPY_LOSS: OpDef = OpDef {
     memory: |cx| {
         let scores = cx.ins[0].as_ref().map_or(0, Sized::bytes);
         let buffer = if cx.outs.len() > 1 { 0 } else { scores };
-        loss_memory(cx, 0, buffer)
+        loss_memory(cx, buffer)
     },
     body: Body::Standard,
 };
@@ -156,21 +157,63 @@ fn grad_cross_entropy(cx: &mut GradCx) -> Result<()> {
 }
 
 /// Temporaries of a loss kernel beside `buffer_bytes`: row-major copies, int64 labels, one scalar.
-fn loss_memory(cx: &MemoryCx, scores: usize, buffer_bytes: u64) -> Footprint {
-    let labels = cx.ins.get(scores + 1).and_then(Option::as_ref);
-    let wide_labels = match labels {
-        Some(l) if l.dtype != DType::I64 => 8 * l.elements(),
-        _ => strided_bytes(cx, &[scores + 1]),
-    };
-    let size = cx.ins[scores].as_ref().map_or(0, |x| x.dtype.size_bytes());
+fn loss_memory(cx: &MemoryCx, buffer_bytes: u64) -> Footprint {
+    let size = cx.ins[0].as_ref().map_or(0, |x| x.dtype.size_bytes());
+    let copies = strided_bytes(cx, &[0, 2]) + label_bytes(cx, 1);
     Footprint {
-        temp_bytes: strided_bytes(cx, &[scores]) + wide_labels + buffer_bytes + size,
+        temp_bytes: copies + buffer_bytes + size,
         ..fresh(cx)
     }
 }
 
-/// The gradient of the scores. The kernel takes `aten::_softmax` into its result and works there; beside it one number
-/// of the compute type and one boolean a label.
+/// Bytes of a row-major int64 copy of labels that are not like that.
+fn label_bytes(cx: &MemoryCx, slot: usize) -> u64 {
+    match &cx.ins[slot] {
+        Some(l) if l.dtype != DType::I64 => 8 * l.elements(),
+        _ => strided_bytes(cx, &[slot]),
+    }
+}
+
+/// Temporaries of a loss gradient: labels within range and one factor a label in the type computed in; beside them, one
+/// after the other, class weights and cotangent in that type, a mark on ignored labels, the sum of factors, and the
+/// factors as the scores' type. 16-bit scores are added to in float32.
+fn loss_grad_memory(cx: &MemoryCx, scores: &[usize]) -> Footprint {
+    let (Some(dloss), Some(x), Some(labels)) = (&cx.ins[0], &cx.ins[1], &cx.ins[2]) else {
+        return fresh(cx);
+    };
+    let (dtype, labels) = (compute_type(x.dtype), labels.elements());
+    let wide = dtype.size_bytes();
+    let converted = |x: &Sized| {
+        if x.dtype == dtype {
+            0
+        } else {
+            x.elements() * wide
+        }
+    };
+    let weights = cx.ins.get(3).and_then(Option::as_ref).map_or(0, converted);
+    let ignored = cx.attrs.opt_int("ignore_index").map_or(0, |_| labels);
+    let total = if cx.attrs.str("reduction") == "mean" {
+        wide
+    } else {
+        0
+    };
+    let own = labels * wide;
+    // The wide factors are gone when the scores are added to.
+    let last = if x.dtype == dtype {
+        own
+    } else {
+        let narrow = labels * x.dtype.size_bytes();
+        (own + narrow).max(narrow + widened_bytes(&cx.outs[0]))
+    };
+    let beside = [weights, ignored, total, converted(dloss)];
+    let most = beside.into_iter().map(|b| own + b).fold(last, u64::max);
+    Footprint {
+        temp_bytes: strided_bytes(cx, scores) + label_bytes(cx, 2) + 8 * labels + most,
+        ..fresh(cx)
+    }
+}
+
+/// The gradient of the scores. The kernel takes `aten::_softmax` into its result and works there.
 pub static SOFTMAX_CROSS_ENTROPY_LOSS_GRAD: OpDef = OpDef {
     name: "SoftmaxCrossEntropyLossGrad",
     domain: Domain::Ckpt,
@@ -188,11 +231,7 @@ pub static SOFTMAX_CROSS_ENTROPY_LOSS_GRAD: OpDef = OpDef {
     fold: no_fold,
     grad: Grad::Missing("gradients of gradients are not supported"),
     cost: |cx| per_score(cx, 12),
-    memory: |cx| {
-        let labels = cx.ins[2].as_ref().map_or(0, Sized::elements);
-        let wide = compute_type(cx.outs[0].dtype).size_bytes();
-        loss_memory(cx, 1, labels * (wide + 1))
-    },
+    memory: |cx| loss_grad_memory(cx, &[1]),
     body: Body::Function(|cx| {
         let scores = widen(cx.b, cx.x(1))?;
         let picks = label_factors(cx)?;
@@ -305,12 +344,12 @@ pub static NEGATIVE_LOG_LIKELIHOOD_LOSS: OpDef = OpDef {
         Ok(())
     }),
     cost: one_flop,
-    memory: |cx| loss_memory(cx, 0, 0),
+    memory: |cx| loss_memory(cx, 0),
     body: Body::Standard,
 };
 
 /// The gradient of the log-probabilities, whose values it does not read, only their shape: they are alive anyway for
-/// the gradient of what made them. `aten::nll_loss_backward`; one number a label for the sum of weights.
+/// the gradient of what made them.
 pub static NEGATIVE_LOG_LIKELIHOOD_LOSS_GRAD: OpDef = OpDef {
     name: "NegativeLogLikelihoodLossGrad",
     domain: Domain::Ckpt,
@@ -328,11 +367,7 @@ pub static NEGATIVE_LOG_LIKELIHOOD_LOSS_GRAD: OpDef = OpDef {
     fold: no_fold,
     grad: Grad::Missing("gradients of gradients are not supported"),
     cost: moves,
-    memory: |cx| {
-        let labels = cx.ins[2].as_ref().map_or(0, Sized::elements);
-        let wide = compute_type(cx.outs[0].dtype).size_bytes();
-        loss_memory(cx, 1, labels * wide)
-    },
+    memory: |cx| loss_grad_memory(cx, &[]),
     body: Body::Function(|cx| {
         let picks = label_factors(cx)?;
         let dtype = cx.ty(picks.factor).dtype;

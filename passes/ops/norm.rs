@@ -254,54 +254,93 @@ pub fn scale_is_row(attrs: &Attrs, x: &[i64], scale: &[i64]) -> bool {
 }
 
 /// 16-bit operands: scale and bias in float32, since the kernel takes statistics and parameters of one type. Where
-/// the scale is not one row, the kernel normalises first and then scales in its result, without temporaries.
+/// the scale is not one row, the kernel normalises first (16-bit operands with a scale of ones) and then scales in its
+/// result. It always makes both statistics, in the type computed in; those that are not results are temporary.
 fn layer_norm_memory(cx: &MemoryCx) -> Footprint {
-    let narrow = cx.outs[0].dtype.size_bytes() == 2;
-    let parameters = if narrow {
-        4 * (elements(cx, 1) + elements(cx, 2))
-    } else {
-        0
+    let (Some(x), Some(scale)) = (&cx.ins[0], &cx.ins[1]) else {
+        return fresh(cx);
     };
-    // The kernel always makes both statistics; those that are not results are temporary.
-    let rows = cx.ins[0].as_ref().map_or(0, |x| rows_of(cx.attrs, x));
-    let wide = compute_type(cx.outs[0].dtype).size_bytes();
-    let missing = 3 - cx.outs.len().min(3) as u64;
+    let narrow = x.dtype.size_bytes() == 2;
+    let bias = cx.ins.get(2).and_then(Option::as_ref);
+    let row = x.dims.get(axis_of(cx.attrs, x.dims.len())..).unwrap_or(&[]);
+    let fused = scale_is_row(cx.attrs, &x.dims, &scale.dims) && bias.is_none_or(|b| b.dims == row);
+    let parameters = match (fused, narrow) {
+        (true, true) => 4 * (elements(cx, 1) + elements(cx, 2)),
+        (true, false) => strided_bytes(cx, &[1, 2]),
+        (false, true) => 4 * row.iter().product::<i64>() as u64,
+        (false, false) => 0,
+    };
+    let wide = compute_type(x.dtype).size_bytes();
+    let given = cx.outs.len().min(3) as u64 - 1;
+    let temporary = if wide == 4 { 2 - given } else { 2 };
     Footprint {
-        temp_bytes: strided_bytes(cx, &[0, 1, 2]) + parameters + missing * rows * wide,
+        temp_bytes: strided_bytes(cx, &[0]) + parameters + temporary * rows_of(cx.attrs, x) * wide,
         ..fresh(cx)
     }
 }
 
-/// As the forward. Where the scale is not one row, one buffer of the operand's size in the type computed in holds
-/// `dy · scale`, then `dy · x̂`.
-///
-/// Not counted: where a gradient of scale or bias is wanted, ATen's CPU kernel takes partial sums of 2 · threads ·
-/// scale elements in the type of `x`; this rule does not know the number of threads.
+/// The most elements of a block of rows in which [`LAYER_NORM_GRAD`] sums its terms.
+const BLOCK_ELEMENTS: i64 = 1 << 16;
+
+/// Rows that [`LAYER_NORM_GRAD`] sums at once, of `rows` rows of `width` elements.
+pub fn rows_at_once(rows: i64, width: i64) -> i64 {
+    (BLOCK_ELEMENTS / width.max(1)).clamp(1, rows.max(1))
+}
+
+/// As the forward, whose result is made again where the statistics are not given. Gradients of scale and bias are
+/// summed over blocks of rows. Where the scale is not one row all is done in the type computed in, with one buffer of
+/// the operand's size.
 fn layer_norm_grad_memory(cx: &MemoryCx) -> Footprint {
-    let Some((x, scale)) = cx.ins[1].as_ref().zip(cx.ins[2].as_ref()) else {
+    let (Some(x), Some(scale)) = (&cx.ins[1], &cx.ins[2]) else {
         return fresh(cx);
     };
+    if x.elements() == 0 {
+        return fresh(cx);
+    }
     let wide = compute_type(x.dtype).size_bytes();
     let narrow = x.dtype.size_bytes() == 2;
-    let parameters = if narrow {
-        4 * scale.elements()
-            * (1 + cx.attrs.ints("wants").iter().filter(|w| **w > 0).count() as u64)
-    } else {
-        0
+    let fused = scale_is_row(cx.attrs, &x.dims, &scale.dims);
+    let all = x.elements() * wide;
+    let operands = match (fused, narrow) {
+        (false, true) => 2 * all,
+        _ => strided_bytes(cx, &[0, 1]),
     };
-    let product = if scale_is_row(cx.attrs, &x.dims, &scale.dims) {
-        0
-    } else {
-        x.elements() * wide
+    let weight = match narrow {
+        true => scale.elements() * wide,
+        false => strided_bytes(cx, &[2]),
     };
     let rows = rows_of(cx.attrs, x);
-    let stats = if cx.ins.get(3).is_some_and(Option::is_some) {
-        0
-    } else {
-        2 * rows * wide
+    let given = cx.ins.get(3).and_then(Option::as_ref);
+    let stats = match given {
+        Some(mean) if mean.dtype.size_bytes() == wide => strided_bytes(cx, &[3, 4]),
+        _ => 2 * rows * wide,
     };
+    let base = operands + weight + stats;
+    let mut most = match given {
+        Some(_) => base,
+        None => base + if fused { x.bytes() } else { all },
+    };
+    let width = x.elements() / rows.max(1);
+    let at_once = rows_at_once(rows as i64, width as i64) as u64;
+    let block = at_once * width * wide;
+    // A sum in the type computed in, and one for the block beside the total.
+    let total = if narrow { scale.elements() * wide } else { 0 };
+    let sums = total + if at_once < rows { width * wide } else { 0 };
+    let mut results = 0;
+    for (want, out) in cx.attrs.ints("wants").iter().zip(cx.outs) {
+        let buffers = match (want, fused) {
+            (0, true) => 0,
+            (0, false) => all + if narrow { all } else { 0 },
+            (1, true) => block + sums + if narrow { block } else { 0 },
+            (_, true) => sums + if narrow { block } else { 0 },
+            (1, false) => all + total,
+            (_, false) => total,
+        };
+        results += out.bytes();
+        most = most.max(base + buffers + results);
+    }
     Footprint {
-        temp_bytes: strided_bytes(cx, &[0, 1]) + parameters + product + stats,
+        temp_bytes: most.saturating_sub(results),
         ..fresh(cx)
     }
 }
@@ -418,7 +457,7 @@ pub static RMS_NORM: OpDef = OpDef {
         Ok(())
     }),
     cost: |cx| per_element(cx, 5),
-    memory: |cx| rms_memory(cx, 0, 1, false),
+    memory: rms_memory,
     body: Body::Standard,
 };
 
@@ -439,7 +478,7 @@ pub static RMS_NORM_GRAD: OpDef = OpDef {
     fold: no_fold,
     grad: Grad::Missing("gradients of gradients are not supported"),
     cost: |cx| per_element(cx, 12),
-    memory: |cx| rms_memory(cx, 1, 2, true),
+    memory: rms_grad_memory,
     body: Body::Function(|cx| {
         let (dy, x, scale) = (cx.x(0), cx.x(1), cx.x(2));
         let wide = [dy, x, scale].iter().any(|v| cx.ty(*v).dtype == DType::F64);
@@ -454,21 +493,59 @@ pub static RMS_NORM_GRAD: OpDef = OpDef {
     }),
 };
 
-fn rms_memory(cx: &MemoryCx, x: usize, scale: usize, backward: bool) -> Footprint {
-    let Some((x, scale)) = cx.ins[x].as_ref().zip(cx.ins[scale].as_ref()) else {
+/// The type computed in.
+fn rms_type(x: &Sized, scale: &Sized) -> DType {
+    match x.dtype == DType::F64 || scale.dtype == DType::F64 {
+        true => DType::F64,
+        false => DType::F32,
+    }
+}
+
+/// One factor a row; where the result has another type than is computed in, a buffer of that type and the scale in it.
+fn rms_memory(cx: &MemoryCx) -> Footprint {
+    let (Some(x), Some(scale)) = (&cx.ins[0], &cx.ins[1]) else {
         return fresh(cx);
     };
-    let either_f64 = x.dtype == DType::F64 || scale.dtype == DType::F64;
-    let wide = if either_f64 { DType::F64 } else { DType::F32 };
-    let rows = rows_of(cx.attrs, x);
-    let exact = cx.outs.iter().all(|y| y.dtype == wide) && x.dtype == wide;
-    let buffers = match (backward, exact) {
-        (false, true) => 0,
-        (false, false) | (true, true) => 1,
-        (true, false) => 2,
+    let wide = rms_type(x, scale);
+    let buffer = match scale.dtype == wide {
+        true => rows_of(cx.attrs, x),
+        // The factor is gone before the scale is converted.
+        false => x.elements() + rows_of(cx.attrs, x).max(scale.elements()),
     };
     Footprint {
-        temp_bytes: (buffers * x.elements() + rows) * wide.size_bytes(),
+        temp_bytes: buffer * wide.size_bytes(),
+        ..fresh(cx)
+    }
+}
+
+/// Two buffers, of which the gradient of x is one where it has the type computed in; one number a row, two for the
+/// gradient of x; scale and its gradient in the type computed in.
+fn rms_grad_memory(cx: &MemoryCx) -> Footprint {
+    let (Some(x), Some(scale)) = (&cx.ins[1], &cx.ins[2]) else {
+        return fresh(cx);
+    };
+    let wide = rms_type(x, scale);
+    let wants = cx.attrs.ints("wants");
+    let (dx, dscale) = (wants.contains(&0), wants.contains(&1));
+    let buffers = if dx && x.dtype == wide { 1 } else { 2 };
+    let rows = rows_of(cx.attrs, x);
+    let converted = if scale.dtype == wide {
+        0
+    } else {
+        scale.elements()
+    };
+    let base = (buffers * x.elements() + rows) * wide.size_bytes();
+    let result = if dscale { scale.bytes() } else { 0 };
+    // Before the gradient of scale there is, while it is summed, and after it.
+    let mut most = base;
+    if dscale {
+        most = most.max(base + result + converted * wide.size_bytes());
+    }
+    if dx {
+        most = most.max(base + result + rows.max(converted) * wide.size_bytes());
+    }
+    Footprint {
+        temp_bytes: most - result,
         ..fresh(cx)
     }
 }

@@ -238,7 +238,7 @@ pub static REDUCE_SUM: OpDef = OpDef {
         Ok(())
     }),
     cost: per_input,
-    memory: fresh,
+    memory: sum_memory,
     body: Body::Standard,
 };
 
@@ -257,6 +257,51 @@ pub static REDUCE_MEAN: OpDef = OpDef {
     memory: mean_memory,
     body: Body::Standard,
 };
+
+/// The sum of the reduced axes; see [`wide_sum_bytes`].
+fn sum_memory(cx: &MemoryCx) -> Footprint {
+    let Some(x) = &cx.ins[0] else {
+        return fresh(cx);
+    };
+    let reduced = match cx.attrs.int("noop_with_empty_axes") {
+        0 => (0..x.dims.len()).collect(),
+        _ => Vec::new(),
+    };
+    let rank = x.dims.len().max(1) as i64;
+    let axes: Vec<usize> = match cx.ins.get(1) {
+        Some(Some(axes)) if axes.dims != [0] => {
+            let given = axes.ints.iter().flatten();
+            given.map(|a| a.rem_euclid(rank) as usize).collect()
+        }
+        _ => reduced,
+    };
+    Footprint {
+        temp_bytes: wide_sum_bytes(x, &axes, cx.outs[0].elements()),
+        ..fresh(cx)
+    }
+}
+
+/// `aten::sum` on the CPU takes a float32 copy of 16-bit operands, and a float32 result, where the reduced axes do not
+/// lie in memory like one axis.
+pub fn wide_sum_bytes(x: &Sized, axes: &[usize], result: u64) -> u64 {
+    if !matches!(x.dtype, DType::F16 | DType::BF16) || x.dims.contains(&0) {
+        return 0;
+    }
+    let mut reduced: Vec<(i64, i64)> = axes
+        .iter()
+        .filter(|a| x.dims[**a] > 1)
+        .map(|a| (x.strides[*a], x.dims[*a]))
+        .collect();
+    reduced.sort_unstable();
+    let apart = reduced
+        .windows(2)
+        .any(|w| w[0].0.saturating_mul(w[0].1) != w[1].0);
+    if apart {
+        4 * (x.elements() + result)
+    } else {
+        0
+    }
+}
 
 /// `aten::mean` on the CPU converts 16-bit operands to float32 and divides the sum in float32.
 fn mean_memory(cx: &MemoryCx) -> Footprint {
@@ -374,7 +419,7 @@ pub static REDUCE_PROD: OpDef = OpDef {
         "the gradient of a product needs the product of all the other factors, for which there is no rule yet",
     ),
     cost: per_input,
-    memory: fresh,
+    memory: product_memory,
     body: Body::Standard,
 };
 
@@ -402,6 +447,34 @@ pub static REDUCE_SUM_SQUARE: OpDef = OpDef {
     memory: one_buffer,
     body: Body::Standard,
 };
+
+/// `aten::prod` takes one axis at a time, from the last to the first; the last step writes into the result.
+fn product_memory(cx: &MemoryCx) -> Footprint {
+    let Some(x) = &cx.ins[0] else {
+        return fresh(cx);
+    };
+    let rank = x.dims.len() as i64;
+    let mut axes: Vec<i64> = match cx.ins.get(1) {
+        Some(Some(axes)) => axes.ints.clone().unwrap_or_default(),
+        _ => Vec::new(),
+    };
+    axes.iter_mut().for_each(|a| *a = a.rem_euclid(rank.max(1)));
+    if axes.is_empty() && cx.attrs.int("noop_with_empty_axes") == 0 {
+        axes = (0..rank).collect();
+    }
+    axes.sort_unstable();
+    let (mut dims, mut before, mut temp_bytes) = (x.dims.clone(), 0, 0);
+    for axis in axes.iter().skip(1).rev() {
+        dims[*axis as usize] = 1;
+        let partial = Sized::contiguous(x.dtype, dims.clone()).bytes();
+        temp_bytes = temp_bytes.max(before + partial);
+        before = partial;
+    }
+    Footprint {
+        temp_bytes,
+        ..fresh(cx)
+    }
+}
 
 /// A buffer of the operand's size, dense.
 fn one_buffer(cx: &MemoryCx) -> Footprint {
@@ -487,7 +560,14 @@ pub static REDUCE_LOG_SUM_EXP: OpDef = OpDef {
     }),
     cost: per_input,
     memory: |cx| Footprint {
-        temp_bytes: cx.ins[0].as_ref().map_or(0, Sized::bytes) + cx.outs[0].bytes(),
+        // 16-bit sums pass through one more.
+        temp_bytes: cx.ins[0].as_ref().map_or(0, Sized::bytes)
+            + cx.outs[0].bytes()
+                * if cx.outs[0].dtype.size_bytes() == 2 {
+                    2
+                } else {
+                    1
+                },
         ..fresh(cx)
     },
     body: Body::Standard,

@@ -72,11 +72,10 @@ pub static CUM_SUM: OpDef = OpDef {
     body: Body::Standard,
 };
 
-/// `aten::cumsum` runs forward and includes the element; for the other forms the kernel works in one buffer.
+/// `aten::cumsum` runs forward; a sum from the end is taken of the flipped operand, and flipped.
 fn cum_sum_memory(cx: &MemoryCx) -> Footprint {
-    let plain = cx.attrs.int("reverse") == 0 && cx.attrs.int("exclusive") == 0;
     Footprint {
-        temp_bytes: if plain {
+        temp_bytes: if cx.attrs.int("reverse") == 0 {
             0
         } else {
             cx.ins[0].as_ref().map_or(0, Sized::bytes)

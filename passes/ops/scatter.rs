@@ -5,7 +5,7 @@
 
 use super::index::{
     GATHER_ELEMENTS, GATHER_ND, by_position, copy_bytes, index_bytes, named_axes, tuple_bytes,
-    want_index, with_temp,
+    want_index, widened_bytes, with_temp,
 };
 use super::rules::*;
 use crate::error::Result;
@@ -64,7 +64,7 @@ pub static SCATTER_ELEMENTS: OpDef = OpDef {
     }),
     cost: moves,
     memory: |cx| match cx.ins.get(1) {
-        Some(Some(indices)) => with_temp(cx, index_bytes(indices)),
+        Some(Some(indices)) => with_temp(cx, index_bytes(indices) + widened_bytes(&cx.outs[0])),
         _ => fresh(cx),
     },
     body: Body::Standard,
@@ -113,10 +113,12 @@ pub static SCATTER_ND: OpDef = OpDef {
         };
         let slice = by_position(x, indices, 0)[1];
         let tuples = count(&indices.dims[..indices.dims.len().saturating_sub(1)]);
-        with_temp(
-            cx,
-            tuple_bytes(indices, 0) + copy_bytes(updates, &[tuples, slice]),
-        )
+        let wide = match cx.attrs.str("reduction") {
+            "add" => widened_bytes(&cx.outs[0]),
+            _ => 0,
+        };
+        let copied = copy_bytes(updates, &[tuples, slice]);
+        with_temp(cx, tuple_bytes(indices) + copied + wide)
     },
     body: Body::Standard,
 };

@@ -11,8 +11,8 @@ use super::shape::{EXPAND, RESHAPE, SQUEEZE};
 use crate::error::Result;
 use crate::ir::layout::{slice_span, slice_strides};
 use crate::ir::op::{
-    Body, BodyCx, Cost, Domain, Effect, Grad, GradCx, Import, InferCx, MemoryCx, OpDef, Slot,
-    contiguous_strides, fresh, moves, no_fold,
+    Body, BodyCx, Cost, Domain, Effect, Footprint, Grad, GradCx, Import, InferCx, MemoryCx, OpDef,
+    Sized, Slot, contiguous_strides, fresh, moves, no_fold,
 };
 use crate::ir::{AttrDefault, AttrKind, AttrSpec, Attrs, DType, Dim, Same, Ty, ValueId};
 
@@ -45,8 +45,10 @@ pub static SLICE: OpDef = OpDef {
     },
     memory: |cx| {
         let steps = steps_of(cx.ins.get(4));
-        if steps.is_some_and(|steps| steps.iter().any(|s| *s < 0)) {
-            return fresh(cx);
+        if let (Some(steps), Some(Some(x))) = (steps, cx.ins.first())
+            && steps.iter().any(|s| *s < 0)
+        {
+            return flipped_memory(cx, x, steps);
         }
         view_of_first(cx, |x| {
             let Some(steps) = steps else {
@@ -58,7 +60,22 @@ pub static SLICE: OpDef = OpDef {
     body: Body::Standard,
 };
 
-fn steps_of(operand: Option<&Option<crate::ir::op::Sized>>) -> Option<&[i64]> {
+/// A walk backward is a flip of the walk forward, which is made row-major first.
+fn flipped_memory(cx: &MemoryCx, x: &Sized, steps: &[i64]) -> Footprint {
+    let forward: Vec<i64> = steps.iter().map(|s| s.abs()).collect();
+    let mut view = cx.outs[0].clone();
+    view.strides = slice_strides(&x.strides, &sliced_axes(cx, steps.len()), &forward);
+    Footprint {
+        temp_bytes: if view.is_contiguous() {
+            0
+        } else {
+            view.bytes()
+        },
+        ..fresh(cx)
+    }
+}
+
+fn steps_of(operand: Option<&Option<Sized>>) -> Option<&[i64]> {
     operand?.as_ref()?.ints.as_deref()
 }
 
@@ -272,7 +289,17 @@ pub static SLICE_GRAD: OpDef = OpDef {
     fold: no_fold,
     grad: Grad::Missing("gradients of gradients are not supported"),
     cost: moves,
-    memory: fresh,
+    // What walks backward is flipped first.
+    memory: |cx| {
+        let flips = cx.attrs.ints("steps").iter().any(|s| *s < 0);
+        Footprint {
+            temp_bytes: match (flips, &cx.ins[0]) {
+                (true, Some(dy)) => dy.bytes(),
+                _ => 0,
+            },
+            ..fresh(cx)
+        }
+    },
     body: Body::Function(slice_grad_body),
 };
 

@@ -2,11 +2,11 @@
 
 use super::extreme::MAX;
 use super::logic::WHERE;
-use super::reduce::{REDUCE_SUM, per_input, reduce_axes, sum_kept};
+use super::reduce::{REDUCE_SUM, per_input, reduce_axes, sum_kept, wide_sum_bytes};
 use super::rules::*;
 use super::shape::{RESHAPE, UNSQUEEZE};
 use crate::error::Result;
-use crate::ir::op::{Body, Domain, Effect, Grad, InferCx, OpDef, Slot, fresh, no_fold};
+use crate::ir::op::{Body, Domain, Effect, Footprint, Grad, InferCx, OpDef, Slot, fresh, no_fold};
 use crate::ir::{Attrs, Builder, DType, Dim, Same, Tensor, Ty, ValueId};
 
 pub const ROWS: &[&OpDef] = &[&SUM_TO_SHAPE];
@@ -24,7 +24,20 @@ pub static SUM_TO_SHAPE: OpDef = OpDef {
     fold: no_fold,
     grad: Grad::Missing("gradients of gradients are not supported"),
     cost: per_input,
-    memory: fresh,
+    memory: |cx| {
+        let Some(x) = &cx.ins[0] else {
+            return fresh(cx);
+        };
+        let target = &cx.outs[0].dims;
+        let lead = x.dims.len().saturating_sub(target.len());
+        let axes: Vec<usize> = (0..x.dims.len())
+            .filter(|i| *i < lead || (target[i - lead] == 1 && x.dims[*i] != 1))
+            .collect();
+        Footprint {
+            temp_bytes: wide_sum_bytes(x, &axes, cx.outs[0].elements()),
+            ..fresh(cx)
+        }
+    },
     body: Body::Function(|cx| {
         let (x, shape) = (cx.x(0), cx.x(1));
         let dims = cx.outs[0].dims.clone();

@@ -1,7 +1,7 @@
 //! Activations, and the fused gradients libtorch has for them.
 
 use super::arith::unary;
-use super::{Kernel, KernelCx, empty, write};
+use super::{Kernel, KernelCx, empty, scalar, write};
 use ckpt_passes::Result;
 use ckpt_passes::ir::OpDef;
 use ckpt_passes::ops::activation::*;
@@ -15,7 +15,10 @@ pub const KERNELS: &[(&OpDef, Kernel)] = &[
     (&SIGMOID_GRAD, |cx| {
         gradient(cx, "aten::sigmoid_backward", &[])
     }),
-    (&RELU, |cx| unary(cx, "aten::relu", "out", &[])),
+    // `relu` itself has no form that writes into a given result.
+    (&RELU, |cx| {
+        unary(cx, "aten::clamp_min", "out", &[Arg::Int(0)])
+    }),
     (&RELU_GRAD, |cx| {
         gradient(cx, "aten::threshold_backward", &[Arg::Int(0)])
     }),
@@ -60,15 +63,13 @@ fn erf_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
         "out",
         &[Arg::Tensor(x), Arg::Tensor(x), Arg::Tensor(&out)],
     )?;
+    let slope = scalar(x.kind(), std::f64::consts::FRAC_2_SQRT_PI)?;
     write("aten::neg_", "", &[Arg::Tensor(&out)])?;
     write("aten::exp_", "", &[Arg::Tensor(&out)])?;
     write(
         "aten::mul_",
-        "Scalar",
-        &[
-            Arg::Tensor(&out),
-            Arg::Double(std::f64::consts::FRAC_2_SQRT_PI),
-        ],
+        "Tensor",
+        &[Arg::Tensor(&out), Arg::Tensor(&slope)],
     )?;
     write(
         "aten::mul_",

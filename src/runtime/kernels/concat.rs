@@ -1,7 +1,7 @@
 //! Joining, splitting, repeating and padding.
 
 use super::shape::{axes_of, mismatch};
-use super::{Kernel, KernelCx, call, empty, write};
+use super::{Kernel, KernelCx, call, copy_into, empty, write};
 use ckpt_passes::ir::OpDef;
 use ckpt_passes::ops::concat::*;
 use ckpt_passes::{Error, Result};
@@ -143,10 +143,15 @@ fn tile(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let repeats = cx.ints(1)?;
     let dims: Vec<i64> = x.size().iter().zip(&repeats).map(|(d, r)| d * r).collect();
     let out = empty(&dims, x.kind(), x.device());
-    write(
-        "aten::repeat",
-        "out",
-        &[Arg::Tensor(x), Arg::Ints(&repeats), Arg::Tensor(&out)],
-    )?;
+    // Every axis as (repeats, size): one copy of a broadcast view.
+    let mut tiles = Vec::new();
+    for (size, times) in x.size().iter().zip(&repeats) {
+        tiles.extend([*times, *size]);
+    }
+    let mut source = x.alias();
+    for axis in 0..x.dim() {
+        source = source.unsqueeze(2 * axis as i64);
+    }
+    copy_into(&out.view(tiles.as_slice()), &source)?;
     Ok(vec![out])
 }

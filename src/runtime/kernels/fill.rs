@@ -1,7 +1,7 @@
 //! Tensors made from numbers, and triangles.
 
 use super::shape::mismatch;
-use super::{Kernel, KernelCx, empty, write};
+use super::{Kernel, KernelCx, copy_into, empty, lent_scalar, write};
 use crate::runtime::convert;
 use ckpt_passes::Result;
 use ckpt_passes::ir::OpDef;
@@ -27,10 +27,17 @@ fn trilu(cx: &KernelCx) -> Result<Vec<Tensor>> {
         "aten::tril"
     };
     let out = empty(&x.size(), x.kind(), x.device());
+    // libtorch copies an operand that is not row-major; in place it does not.
+    let source = if x.is_contiguous() {
+        x
+    } else {
+        copy_into(&out, x)?;
+        &out
+    };
     write(
         name,
         "out",
-        &[Arg::Tensor(x), Arg::Int(diagonal), Arg::Tensor(&out)],
+        &[Arg::Tensor(source), Arg::Int(diagonal), Arg::Tensor(&out)],
     )?;
     Ok(vec![out])
 }
@@ -44,7 +51,7 @@ fn constant_of_shape(cx: &KernelCx) -> Result<Vec<Tensor>> {
         return Ok(vec![out]);
     };
     let out = empty(&size, convert::kind(value.dtype)?, device);
-    let value = convert::tensor("value", value)?.reshape(&[] as &[i64]);
+    let value = lent_scalar(value)?;
     write(
         "aten::fill_",
         "Tensor",

@@ -2,7 +2,7 @@
 //! the indices' size, declared by the rows).
 
 use super::shape::axes_of;
-use super::{Kernel, KernelCx, call, empty, write};
+use super::{Kernel, KernelCx, call, copy_into, empty, scalar, write};
 use ckpt_passes::ir::OpDef;
 use ckpt_passes::ops::index::*;
 use ckpt_passes::{Error, Result};
@@ -17,31 +17,32 @@ pub const KERNELS: &[(&OpDef, Kernel)] = &[
     (&NON_ZERO, non_zero),
 ];
 
-/// Indices into an axis of size `n`, all in `0..n`, as int64.
+/// Indices into an axis of size `n`, all in `0..n`, as int64. Always a new row-major tensor, so that what a kernel takes
+/// does not depend on the data.
 pub fn wrapped(cx: &KernelCx, indices: &Tensor, n: i64) -> Result<Tensor> {
-    let indices = indices.to_kind(Kind::Int64);
-    if indices.numel() == 0 {
-        return Ok(indices);
-    }
-    let (low, high) = (
-        indices.min().int64_value(&[]),
-        indices.max().int64_value(&[]),
-    );
-    if low < -n || high >= n {
+    let at = empty(&indices.size(), Kind::Int64, indices.device());
+    copy_into(&at, indices)?;
+    let found = Vec::<i64>::try_from(at.view([-1]))
+        .map_err(|e| Error::bug("kernel", format!("{}: indices: {e}", cx.op.name)))?;
+    let (Some(low), Some(high)) = (found.iter().min(), found.iter().max()) else {
+        return Ok(at);
+    };
+    if *low < -n || *high >= n {
         return Err(
             Error::model("index", format!("{}: an index is out of range", cx.op.name))
                 .expected(format!("{}..{n}", -n))
                 .found(format!("{low}..={high}")),
         );
     }
-    if low >= 0 {
-        return Ok(indices);
+    if *low < 0 {
+        let n = scalar(Kind::Int64, n as f64)?;
+        write(
+            "aten::remainder_",
+            "Tensor",
+            &[Arg::Tensor(&at), Arg::Tensor(&n)],
+        )?;
     }
-    call(
-        "aten::remainder",
-        "Scalar",
-        &[Arg::Tensor(&indices), Arg::Int(n)],
-    )
+    Ok(at)
 }
 
 pub fn axis_of(cx: &KernelCx, rank: usize) -> usize {
@@ -64,12 +65,18 @@ fn gather(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let mut lines = size.clone();
     lines[axis] = at.numel() as i64;
     let target = out.view(lines.as_slice());
+    // Along axis 1 libtorch copies an operand that is not row-major; along any other it does not.
+    let aside = axis == 1 && !data.is_contiguous();
+    let (data, target) = match aside {
+        true => (data.unsqueeze(0), target.unsqueeze(0)),
+        false => (data.alias(), target),
+    };
     write(
         "aten::index_select",
         "out",
         &[
-            Arg::Tensor(data),
-            Arg::Int(axis as i64),
+            Arg::Tensor(&data),
+            Arg::Int((axis + usize::from(aside)) as i64),
             Arg::Tensor(&at),
             Arg::Tensor(&target),
         ],
@@ -131,7 +138,17 @@ pub fn nd_positions(
         let one = wrapped(cx, &indices.select(-1, k), n)?;
         at = Some(match at {
             None => one,
-            Some(sum) => sum * n + one,
+            Some(sum) => {
+                let n = scalar(Kind::Int64, n as f64)?;
+                write(
+                    "aten::mul_",
+                    "Tensor",
+                    &[Arg::Tensor(&sum), Arg::Tensor(&n)],
+                )?;
+                let args = [Arg::Tensor(&sum), Arg::Tensor(&one), Arg::Int(1)];
+                write("aten::add_", "Tensor", &args)?;
+                sum
+            }
         });
     }
     Ok(at.unwrap_or_else(|| {
@@ -158,18 +175,18 @@ fn gather_nd(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let batches: i64 = size[..batch_dims].iter().product();
     let rows: i64 = size[batch_dims..batch_dims + tuple].iter().product();
     let width: i64 = size[batch_dims + tuple..].iter().product();
-    let mut at = nd_positions(cx, indices, &size, batch_dims)?;
-    if batch_dims > 0 {
-        let per_batch = at.reshape([batches, -1]);
-        let offset =
-            Tensor::arange(batches, (Kind::Int64, at.device())).reshape([batches, 1]) * rows;
-        at = per_batch + offset;
-    }
-    let at = flat(&at);
     let mut dims = isize[..isize.len() - 1].to_vec();
     dims.extend(&size[batch_dims + tuple..]);
     let out = empty(&dims, data.kind(), data.device());
     let table = data.reshape([batches * rows, width]);
+    let at = flat(&nd_positions(cx, indices, &size, batch_dims)?);
+    for batch in 1..batches {
+        let each = at.numel() as i64 / batches;
+        let part = at.narrow(0, batch * each, each);
+        let offset = scalar(Kind::Int64, (batch * rows) as f64)?;
+        let args = [Arg::Tensor(&part), Arg::Tensor(&offset), Arg::Int(1)];
+        write("aten::add_", "Tensor", &args)?;
+    }
     let target = out.view([at.numel() as i64, width]);
     write(
         "aten::index_select",

@@ -1,7 +1,7 @@
 //! Comparisons, boolean algebra and selection.
 
 use super::arith::{binary, unary};
-use super::{Kernel, KernelCx, broadcast, empty, write};
+use super::{Kernel, KernelCx, broadcast, empty, scalar, write};
 use ckpt_passes::Result;
 use ckpt_passes::ir::OpDef;
 use ckpt_passes::ops::logic::*;
@@ -62,8 +62,12 @@ fn is_inf(cx: &KernelCx) -> Result<Vec<Tensor>> {
     };
     write(
         name,
-        "Scalar_out",
-        &[Arg::Tensor(x), Arg::Double(bound), Arg::Tensor(&out)],
+        "Tensor_out",
+        &[
+            Arg::Tensor(x),
+            Arg::Tensor(&scalar(x.kind(), bound)?),
+            Arg::Tensor(&out),
+        ],
     )?;
     Ok(vec![out])
 }
@@ -72,16 +76,20 @@ fn is_inf(cx: &KernelCx) -> Result<Vec<Tensor>> {
 fn is_either_inf(x: &Tensor, out: &Tensor) -> Result<()> {
     write(
         "aten::eq",
-        "Scalar_out",
-        &[Arg::Tensor(x), Arg::Double(f64::INFINITY), Arg::Tensor(out)],
+        "Tensor_out",
+        &[
+            Arg::Tensor(x),
+            Arg::Tensor(&scalar(x.kind(), f64::INFINITY)?),
+            Arg::Tensor(out),
+        ],
     )?;
     let negative = empty(&x.size(), Kind::Bool, x.device());
     write(
         "aten::eq",
-        "Scalar_out",
+        "Tensor_out",
         &[
             Arg::Tensor(x),
-            Arg::Double(f64::NEG_INFINITY),
+            Arg::Tensor(&scalar(x.kind(), f64::NEG_INFINITY)?),
             Arg::Tensor(&negative),
         ],
     )?;

@@ -1,8 +1,8 @@
 //! Class losses and their gradients. The class axis is axis 1 (ONNX), as libtorch has it.
 
 use super::softmax::dense;
-use super::{Kernel, KernelCx, call_n, empty, write};
-use ckpt_passes::ir::OpDef;
+use super::{Kernel, KernelCx, call_n, copy_into, empty, lent_scalar, scalar, write};
+use ckpt_passes::ir::{OpDef, Tensor as Constant};
 use ckpt_passes::ops::loss::*;
 use ckpt_passes::{Error, Result};
 use ckpt_torch::{Arg, Ret};
@@ -41,7 +41,9 @@ fn labels(cx: &KernelCx, slot: usize) -> Result<Tensor> {
     if labels.kind() == Kind::Int64 {
         dense(labels)
     } else {
-        Ok(labels.to_kind(Kind::Int64))
+        let wide = empty(&labels.size(), Kind::Int64, labels.device());
+        copy_into(&wide, labels)?;
+        Ok(wide)
     }
 }
 
@@ -62,7 +64,7 @@ fn folded(scores: &Tensor, labels: &Tensor) -> (Tensor, Tensor) {
 fn nll(cx: &KernelCx, log_prob: &Tensor) -> Result<Tensor> {
     let labels = labels(cx, 1)?;
     let (scores, targets) = folded(log_prob, &labels);
-    let weights = cx.opt(2);
+    let weights = cx.opt(2).map(dense).transpose()?;
     let name = if scores.dim() == 4 {
         "aten::nll_loss2d_forward"
     } else {
@@ -71,7 +73,7 @@ fn nll(cx: &KernelCx, log_prob: &Tensor) -> Result<Tensor> {
     let args = [
         Arg::Tensor(&scores),
         Arg::Tensor(&targets),
-        Arg::OptTensor(weights),
+        Arg::OptTensor(weights.as_ref()),
         Arg::Int(reduction(cx)?),
         Arg::Int(ignore_index(cx)),
     ];
@@ -103,106 +105,109 @@ fn cross_entropy(cx: &KernelCx) -> Result<Vec<Tensor>> {
     Ok(outs)
 }
 
-/// A factor a label: its class weight times the cotangent, 0 where the label is ignored. `[N, …]`, in `kind`.
-fn factors(cx: &KernelCx, labels: &Tensor, kind: Kind) -> Result<Tensor> {
-    let dloss = cx.x(0)?;
-    let factor = match cx.opt(3) {
-        None => Tensor::ones(labels.size(), (kind, labels.device())),
-        Some(weights) => {
-            let safe = labels.clamp_min(0);
-            weights
-                .to_kind(kind)
-                .index_select(0, &safe.reshape([-1]))
-                .reshape(labels.size())
-        }
+/// What the gradient of the scores is made of.
+struct Factors {
+    /// The labels, those out of range (ignored ones) as some class. `[N, 1, …]`.
+    at: Tensor,
+    /// The weight of the label's class times the cotangent, 0 where the label is ignored. `[N, 1, …]`, in the type of the
+    /// scores.
+    factor: Tensor,
+}
+
+/// The factors are worked out in float32 at least.
+fn factors(cx: &KernelCx, scores: &Tensor) -> Result<Factors> {
+    let (dloss, labels) = (cx.x(0)?, labels(cx, 2)?);
+    let kind = match scores.kind() {
+        Kind::Half | Kind::BFloat16 => Kind::Float,
+        kind => kind,
     };
-    if cx.attrs.opt_int("ignore_index").is_some() {
+    let classes = scores.size()[1];
+    let at = labels.clamp(0, (classes - 1).max(0));
+    let factor = empty(&labels.size(), kind, labels.device());
+    match cx.opt(3) {
+        None => copy_into(&factor, &scalar(kind, 1.0)?)?,
+        Some(weights) => {
+            let args = [
+                Arg::Tensor(&weights.to_kind(kind)),
+                Arg::Int(0),
+                Arg::Tensor(&at.view([-1])),
+                Arg::Tensor(&factor.view([-1])),
+            ];
+            write("aten::index_select", "out", &args)?;
+        }
+    }
+    if let Some(index) = cx.attrs.opt_int("ignore_index") {
         let ignored = empty(&labels.size(), Kind::Bool, labels.device());
+        let index = lent_scalar(&Constant::int(index))?;
         let args = [
-            Arg::Tensor(labels),
-            Arg::Int(ignore_index(cx)),
+            Arg::Tensor(&labels),
+            Arg::Tensor(&index),
             Arg::Tensor(&ignored),
         ];
-        write("aten::eq", "Scalar_out", &args)?;
-        write(
-            "aten::masked_fill_",
-            "Scalar",
-            &[Arg::Tensor(&factor), Arg::Tensor(&ignored), Arg::Int(0)],
-        )?;
+        write("aten::eq", "Tensor_out", &args)?;
+        let zero = scalar(kind, 0.0)?;
+        let args = [
+            Arg::Tensor(&factor),
+            Arg::Tensor(&ignored),
+            Arg::Tensor(&zero),
+        ];
+        write("aten::masked_fill_", "Tensor", &args)?;
     }
     if cx.attrs.str("reduction") == "mean" {
         let total = factor.sum(kind);
-        write(
-            "aten::div_",
-            "Tensor",
-            &[Arg::Tensor(&factor), Arg::Tensor(&total)],
-        )?;
+        let args = [Arg::Tensor(&factor), Arg::Tensor(&total)];
+        write("aten::div_", "Tensor", &args)?;
         // Where every label is ignored the loss is 0/0; its gradient is 0, as PyTorch's.
         if total.double_value(&[]) == 0.0 {
             write("aten::zero_", "", &[Arg::Tensor(&factor)])?;
         }
     }
-    write(
-        "aten::mul_",
-        "Tensor",
-        &[Arg::Tensor(&factor), Arg::Tensor(dloss)],
-    )?;
-    Ok(factor)
+    let by = dloss.to_kind(kind);
+    let args = [Arg::Tensor(&factor), Arg::Tensor(&by)];
+    write("aten::mul_", "Tensor", &args)?;
+    drop(by);
+    Ok(Factors {
+        at: at.unsqueeze(1),
+        factor: factor.to_kind(scores.kind()).unsqueeze(1),
+    })
 }
 
 /// d scores = (softmax − one-hot)·factor, worked out in the result.
 fn cross_entropy_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
-    let (scores, labels) = (dense(cx.x(1)?)?, labels(cx, 2)?);
-    let kind = if matches!(scores.kind(), Kind::Half | Kind::BFloat16) {
-        Kind::Float
-    } else {
-        scores.kind()
-    };
+    let scores = dense(cx.x(1)?)?;
     let out = empty(&scores.size(), scores.kind(), scores.device());
-    write(
-        "aten::_softmax",
-        "out",
-        &[
-            Arg::Tensor(&scores),
-            Arg::Int(1),
-            Arg::Bool(false),
-            Arg::Tensor(&out),
-        ],
-    )?;
-    let factor = factors(cx, &labels, kind)?.unsqueeze(1);
-    write(
-        "aten::mul_",
-        "Tensor",
-        &[Arg::Tensor(&out), Arg::Tensor(&factor)],
-    )?;
-    subtract_at(&out, &labels.unsqueeze(1), &factor)?;
+    let args = [
+        Arg::Tensor(&scores),
+        Arg::Int(1),
+        Arg::Bool(false),
+        Arg::Tensor(&out),
+    ];
+    write("aten::_softmax", "out", &args)?;
+    let factors = factors(cx, &scores)?;
+    let args = [Arg::Tensor(&out), Arg::Tensor(&factors.factor)];
+    write("aten::mul_", "Tensor", &args)?;
+    factors.take_from(&out)?;
     Ok(vec![out])
 }
 
-/// Takes `amount` from `out` at each label along axis 1. Labels out of range (ignored ones) have an amount of 0.
-fn subtract_at(out: &Tensor, labels: &Tensor, amount: &Tensor) -> Result<()> {
-    let classes = out.size()[1];
-    let at = labels.clamp(0, classes - 1);
-    let taken = amount.to_kind(out.kind()).neg();
-    let args = [
-        Arg::Tensor(out),
-        Arg::Int(1),
-        Arg::Tensor(&at),
-        Arg::Tensor(&taken),
-    ];
-    write("aten::scatter_add_", "", &args)
+impl Factors {
+    /// Takes the factor from `out` at each label along axis 1.
+    fn take_from(self, out: &Tensor) -> Result<()> {
+        write("aten::neg_", "", &[Arg::Tensor(&self.factor)])?;
+        let args = [
+            Arg::Tensor(out),
+            Arg::Int(1),
+            Arg::Tensor(&self.at),
+            Arg::Tensor(&self.factor),
+        ];
+        write("aten::scatter_add_", "", &args)
+    }
 }
 
 fn nll_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
-    let (scores, labels) = (cx.x(1)?, labels(cx, 2)?);
-    let kind = if matches!(scores.kind(), Kind::Half | Kind::BFloat16) {
-        Kind::Float
-    } else {
-        scores.kind()
-    };
+    let scores = cx.x(1)?;
     let out = empty(&scores.size(), scores.kind(), scores.device());
     write("aten::zero_", "", &[Arg::Tensor(&out)])?;
-    let factor = factors(cx, &labels, kind)?.unsqueeze(1);
-    subtract_at(&out, &labels.unsqueeze(1), &factor)?;
+    factors(cx, scores)?.take_from(&out)?;
     Ok(vec![out])
 }

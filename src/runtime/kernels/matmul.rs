@@ -154,18 +154,15 @@ fn gemm(cx: &KernelCx) -> Result<Vec<Tensor>> {
             write("aten::addmm", "out", &args)?;
         }
         None => {
-            write(
-                "aten::mm",
-                "out",
-                &[Arg::Tensor(&left), Arg::Tensor(&right), Arg::Tensor(&out)],
-            )?;
-            if alpha != 1.0 {
-                write(
-                    "aten::mul_",
-                    "Scalar",
-                    &[Arg::Tensor(&out), Arg::Double(alpha)],
-                )?;
-            }
+            // With a factor of 0 what the result held before is not read.
+            let args = [
+                Arg::Tensor(&out),
+                Arg::Tensor(&left),
+                Arg::Tensor(&right),
+                Arg::Double(0.0),
+                Arg::Double(alpha),
+            ];
+            write("aten::addmm_", "", &args)?;
         }
     }
     Ok(vec![out])

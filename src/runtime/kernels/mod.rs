@@ -132,6 +132,13 @@ pub fn empty(dims: &[i64], kind: Kind, device: Device) -> Tensor {
 /// A number as a tensor of rank 0, in bytes that the allocator does not count: what libtorch makes of a bare number in
 /// `mul_.Scalar` and the like would be a temporary of its own.
 pub fn scalar(kind: Kind, value: f64) -> Result<Tensor> {
+    let dtype = super::convert::dtype(kind)
+        .ok_or_else(|| Error::bug("kernel", format!("a number of element type {kind:?}")))?;
+    lent_scalar(&ckpt_passes::ir::Tensor::scalar(dtype, value))
+}
+
+/// The only element of a constant, as [`scalar`].
+pub fn lent_scalar(constant: &ckpt_passes::ir::Tensor) -> Result<Tensor> {
     #[repr(align(64))]
     struct Aligned([u8; 64]);
     struct Number(Box<Aligned>, usize);
@@ -140,13 +147,19 @@ pub fn scalar(kind: Kind, value: f64) -> Result<Tensor> {
             &self.0.0[..self.1]
         }
     }
-    let dtype = super::convert::dtype(kind)
-        .ok_or_else(|| Error::bug("kernel", format!("a number of element type {kind:?}")))?;
-    let constant = ckpt_passes::ir::Tensor::scalar(dtype, value);
-    let bytes = constant.bytes().map_or(&[] as &[u8], |b| b);
+    let kind = super::convert::kind(constant.dtype)?;
+    let size = constant.dtype.size_bytes() as usize;
+    let number = constant.bytes().and_then(|b| b.get(..size));
+    let number = number.ok_or_else(|| Error::bug("kernel", "a number without its bytes"))?;
     let mut block = Box::new(Aligned([0; 64]));
-    block.0[..bytes.len()].copy_from_slice(bytes);
-    bytes::from_bytes(Arc::new(Number(block, bytes.len())), kind, &[]).map_err(torch_error)
+    block.0[..size].copy_from_slice(number);
+    bytes::from_bytes(Arc::new(Number(block, size)), kind, &[]).map_err(torch_error)
+}
+
+/// Copies `from` into `to`, converting and broadcasting.
+pub fn copy_into(to: &Tensor, from: &Tensor) -> Result<()> {
+    let args = [Arg::Tensor(to), Arg::Tensor(from), Arg::Bool(false)];
+    write("aten::copy_", "", &args)
 }
 
 /// The shape that tensors broadcast to; the operator itself refuses what does not fit.

@@ -1,29 +1,18 @@
 //! Reductions over axes.
 
 use super::shape::axes_of;
-use super::{Kernel, KernelCx, call, empty, write};
+use super::{Kernel, KernelCx, call, empty, scalar, write};
 use ckpt_passes::Result;
 use ckpt_passes::ir::OpDef;
 use ckpt_passes::ops::reduce::*;
 use ckpt_torch::Arg;
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 pub const KERNELS: &[(&OpDef, Kernel)] = &[
     (&REDUCE_SUM, |cx| {
         reduce(cx, |x, axes, keep, out| sum(x, axes, keep, out))
     }),
-    (&REDUCE_MEAN, |cx| {
-        reduce(cx, |x, axes, keep, out| {
-            dims_out(
-                "aten::mean",
-                "out",
-                x,
-                axes,
-                &[Arg::Bool(keep), Arg::None],
-                out,
-            )
-        })
-    }),
+    (&REDUCE_MEAN, |cx| reduce(cx, mean)),
     (&REDUCE_MAX, |cx| {
         reduce(cx, |x, axes, keep, out| {
             dims_out("aten::amax", "out", x, axes, &[Arg::Bool(keep)], out)
@@ -99,12 +88,25 @@ fn norm(order: i64, x: &Tensor, axes: &[i64], keep: bool, out: &Tensor) -> Resul
     write("aten::linalg_vector_norm", "out", &args)
 }
 
-/// libtorch multiplies along one axis at a time.
+/// The sum over the number of elements; 16-bit operands as `aten::mean` takes them, in float32.
+fn mean(x: &Tensor, axes: &[i64], keep: bool, out: &Tensor) -> Result<()> {
+    if matches!(x.kind(), Kind::Half | Kind::BFloat16) {
+        let rest = [Arg::Bool(keep), Arg::None];
+        return dims_out("aten::mean", "out", x, axes, &rest, out);
+    }
+    sum(x, axes, keep, out)?;
+    let size = x.size();
+    let n: i64 = axes.iter().map(|a| size[*a as usize]).product();
+    let n = scalar(out.kind(), n as f64)?;
+    write("aten::div_", "Tensor", &[Arg::Tensor(out), Arg::Tensor(&n)])
+}
+
+/// libtorch multiplies along one axis at a time: from the last to the first, the last step into the result.
 fn product(x: &Tensor, axes: &[i64], keep: bool, out: &Tensor) -> Result<()> {
     let mut sorted = axes.to_vec();
     sorted.sort_unstable();
     let mut partial = x.alias();
-    for axis in sorted.iter().rev() {
+    for axis in sorted[1..].iter().rev() {
         let args = [
             Arg::Tensor(&partial),
             Arg::Int(*axis),
@@ -113,11 +115,14 @@ fn product(x: &Tensor, axes: &[i64], keep: bool, out: &Tensor) -> Result<()> {
         ];
         partial = call("aten::prod", "dim_int", &args)?;
     }
-    write(
-        "aten::copy_",
-        "",
-        &[Arg::Tensor(out), Arg::Tensor(&partial), Arg::Bool(false)],
-    )
+    let args = [
+        Arg::Tensor(&partial),
+        Arg::Int(sorted[0]),
+        Arg::Bool(keep),
+        Arg::None,
+        Arg::Tensor(out),
+    ];
+    write("aten::prod", "int_out", &args)
 }
 
 /// ONNX: no axes means all of them, unless `noop_with_empty_axes` makes it none.

@@ -1,7 +1,7 @@
 //! Running sums.
 
 use super::shape::axes_of;
-use super::{Kernel, KernelCx, empty, write};
+use super::{Kernel, KernelCx, call, copy_into, empty, write};
 use ckpt_passes::Result;
 use ckpt_passes::ir::OpDef;
 use ckpt_passes::ops::scan::*;
@@ -33,48 +33,28 @@ fn cum_sum(cx: &KernelCx) -> Result<Vec<Tensor>> {
         total(x, &out)?;
         return Ok(vec![out]);
     }
-    let buffer = empty(&x.size(), x.kind(), x.device());
     let n = x.size()[axis as usize];
-    let flip = |source: &Tensor, target: &Tensor| {
-        write(
-            "aten::flip",
-            "out",
-            &[Arg::Tensor(source), Arg::Ints(&[axis]), Arg::Tensor(target)],
-        )
+    let flip = |source: &Tensor| {
+        let args = [Arg::Tensor(source), Arg::Ints(&[axis])];
+        call("aten::flip", "", &args)
     };
-    let shift = |source: &Tensor, target: &Tensor| -> Result<()> {
-        write("aten::zero_", "", &[Arg::Tensor(target)])?;
+    let source = if reverse { flip(x)? } else { x.alias() };
+    if exclusive {
+        write("aten::zero_", "", &[Arg::Tensor(&out)])?;
         if n > 1 {
-            let (from, to) = (source.narrow(axis, 0, n - 1), target.narrow(axis, 1, n - 1));
-            write(
-                "aten::copy_",
-                "",
-                &[Arg::Tensor(&to), Arg::Tensor(&from), Arg::Bool(false)],
-            )?;
+            let (from, to) = (source.narrow(axis, 0, n - 1), out.narrow(axis, 1, n - 1));
+            copy_into(&to, &from)?;
         }
-        Ok(())
-    };
-    match (reverse, exclusive) {
-        (true, false) => {
-            flip(x, &out)?;
-            total(&out, &buffer)?;
-            flip(&buffer, &out)?;
-        }
-        (true, true) => {
-            flip(x, &out)?;
-            shift(&out, &buffer)?;
-            total(&buffer, &out)?;
-            flip(&out, &buffer)?;
-            write(
-                "aten::copy_",
-                "",
-                &[Arg::Tensor(&out), Arg::Tensor(&buffer), Arg::Bool(false)],
-            )?;
-        }
-        (false, _) => {
-            shift(x, &buffer)?;
-            total(&buffer, &out)?;
-        }
+        drop(source);
+        write(
+            "aten::cumsum_",
+            "",
+            &[Arg::Tensor(&out), Arg::Int(axis), Arg::None],
+        )?;
+    } else {
+        total(&source, &out)?;
+        drop(source);
     }
-    Ok(vec![out])
+    // The result of a flip lies as its operand does: row-major.
+    Ok(vec![if reverse { flip(&out)? } else { out }])
 }

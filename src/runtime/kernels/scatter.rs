@@ -27,8 +27,8 @@ fn copied(x: &Tensor) -> Result<Tensor> {
 fn scatter_elements(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (data, indices, updates) = (cx.x(0)?, cx.x(1)?, cx.x(2)?);
     let axis = axis_of(cx, data.dim());
-    let at = wrapped(cx, indices, data.size()[axis])?;
     let out = copied(data)?;
+    let at = wrapped(cx, indices, data.size()[axis])?;
     let args = [
         Arg::Tensor(&out),
         Arg::Int(axis as i64),
@@ -54,10 +54,11 @@ fn scatter_nd(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let tuple = indices.size()[indices.dim() - 1] as usize;
     let rows: i64 = size[..tuple].iter().product();
     let width: i64 = size[tuple..].iter().product();
-    let at = flat(&nd_positions(cx, indices, &size, 0)?);
     let out = copied(data)?;
     let table = out.view([rows, width]);
-    let updates = updates.reshape([at.numel() as i64, width]);
+    let tuples: i64 = indices.size()[..indices.dim() - 1].iter().product();
+    let updates = updates.reshape([tuples, width]);
+    let at = flat(&nd_positions(cx, indices, &size, 0)?);
     match cx.attrs.str("reduction") {
         "add" => {
             write(

@@ -1,13 +1,14 @@
 //! Slices: views where every step is positive, copies otherwise; and the gradient of a slice.
 
 use super::shape::{axes_of, mismatch};
-use super::{Kernel, KernelCx, call, empty, write};
+use super::softmax::dense;
+use super::{Kernel, KernelCx, call, copy_into, empty, write};
 use ckpt_passes::Result;
 use ckpt_passes::ir::OpDef;
 use ckpt_passes::ir::layout::slice_span;
 use ckpt_passes::ops::slice::*;
 use ckpt_torch::Arg;
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 pub const KERNELS: &[(&OpDef, Kernel)] = &[(&SLICE, slice), (&SLICE_GRAD, slice_grad)];
 
@@ -59,58 +60,44 @@ fn slice(cx: &KernelCx) -> Result<Vec<Tensor>> {
         None => vec![1; starts.len()],
     };
     let spans = spans(cx, &x.size(), &starts, &ends, &axes, &steps)?;
-    if spans.iter().any(|s| s.step < 0) {
-        let mut out = x.alias();
-        for span in &spans {
-            out = picked(&out, span)?;
-        }
-        return Ok(vec![contiguous(&out)?]);
+    let view = view_of(x, &spans)?;
+    let backward = backward(&spans);
+    if backward.is_empty() {
+        return Ok(vec![view]);
     }
-    Ok(vec![view_of(x, &spans)?])
+    Ok(vec![flip(&dense(&view)?, &backward)?])
 }
 
-/// The view of a slice with positive steps.
+/// The axes that a slice walks backward.
+fn backward(spans: &[Span]) -> Vec<i64> {
+    let backward = spans.iter().filter(|s| s.step < 0);
+    backward.map(|s| s.axis as i64).collect()
+}
+
+/// A new tensor that lies as `x` does.
+fn flip(x: &Tensor, axes: &[i64]) -> Result<Tensor> {
+    call("aten::flip", "", &[Arg::Tensor(x), Arg::Ints(axes)])
+}
+
+/// The view of a slice; axes that are walked backward are in ascending order.
 fn view_of(x: &Tensor, spans: &[Span]) -> Result<Tensor> {
     let mut view = x.alias();
     for span in spans {
-        let end = if span.length == 0 {
-            span.start
-        } else {
-            span.start + (span.length - 1) * span.step + 1
+        let last = span.start + (span.length - 1) * span.step;
+        let (start, end) = match span.length {
+            0 => (0, 0),
+            _ => (span.start.min(last), span.start.max(last) + 1),
         };
         let args = [
             Arg::Tensor(&view),
             Arg::Int(span.axis as i64),
-            Arg::Int(span.start),
+            Arg::Int(start),
             Arg::Int(end),
-            Arg::Int(span.step),
+            Arg::Int(span.step.abs()),
         ];
         view = call("aten::slice", "Tensor", &args)?;
     }
     Ok(view)
-}
-
-fn positions(span: &Span) -> Tensor {
-    let at: Vec<i64> = (0..span.length)
-        .map(|i| span.start + i * span.step)
-        .collect();
-    Tensor::from_slice(&at)
-}
-
-fn picked(x: &Tensor, span: &Span) -> Result<Tensor> {
-    call(
-        "aten::index_select",
-        "",
-        &[
-            Arg::Tensor(x),
-            Arg::Int(span.axis as i64),
-            Arg::Tensor(&positions(span)),
-        ],
-    )
-}
-
-fn contiguous(x: &Tensor) -> Result<Tensor> {
-    call("aten::contiguous", "", &[Arg::Tensor(x)])
 }
 
 /// Zeros of the operand's shape, with the cotangent at the slice.
@@ -128,35 +115,11 @@ fn slice_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     )?;
     let out = empty(&size, dy.kind(), dy.device());
     write("aten::zero_", "", &[Arg::Tensor(&out)])?;
-    if spans.iter().all(|s| s.step > 0) {
-        write(
-            "aten::copy_",
-            "",
-            &[
-                Arg::Tensor(&view_of(&out, &spans)?),
-                Arg::Tensor(dy),
-                Arg::Bool(false),
-            ],
-        )?;
-        return Ok(vec![out]);
-    }
-    let flat =
-        Tensor::arange(size.iter().product::<i64>(), (Kind::Int64, dy.device())).reshape(&size);
-    let mut at = flat;
-    for span in &spans {
-        at = picked(&at, span)?;
-    }
-    let (at, values) = (at.reshape([-1]), dy.reshape([-1]));
-    let lines = out.view([-1]);
-    write(
-        "aten::scatter_",
-        "src",
-        &[
-            Arg::Tensor(&lines),
-            Arg::Int(0),
-            Arg::Tensor(&at),
-            Arg::Tensor(&values),
-        ],
-    )?;
+    let backward = backward(&spans);
+    let dy = match backward.is_empty() {
+        true => dy.alias(),
+        false => flip(dy, &backward)?,
+    };
+    copy_into(&view_of(&out, &spans)?, &dy)?;
     Ok(vec![out])
 }

@@ -1,0 +1,215 @@
+//! Every kernel keeps the promise of its row: the types that `infer` gave, the storages and strides that `memory` gave,
+//! and its temporaries to the byte.
+#![cfg(feature = "torch")]
+
+mod torch;
+
+use ckpt_opt::runtime::{convert, kernels};
+use ckpt_passes::analysis::{Binding, Sizes};
+use ckpt_passes::ir::op::{MemoryCx, Place, Sized};
+use ckpt_passes::ir::{DType, Def, Graph, NodeId, ValueId};
+use ckpt_passes::testing::models::{Model, single};
+use ckpt_passes::testing::{Random, recipes};
+use ckpt_torch::{memory, storage_id};
+use std::collections::{BTreeMap, BTreeSet};
+use tch::Tensor;
+
+/// How the contents of a graph input lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Lie {
+    RowMajor,
+    /// Axes in reverse order.
+    Reversed,
+    /// Every other element of a larger tensor.
+    Holes,
+    /// The first axis has stride 0.
+    Repeated,
+}
+
+impl Lie {
+    fn apply(self, x: &Tensor) -> Tensor {
+        let rank = x.dim() as i64;
+        let reverse: Vec<i64> = (0..rank).rev().collect();
+        match self {
+            Lie::RowMajor => x.copy(),
+            _ if rank == 0 => x.copy(),
+            Lie::Reversed => x.permute(&reverse).contiguous().permute(&reverse),
+            Lie::Holes => {
+                let last = x.size()[rank as usize - 1];
+                let twice = Tensor::stack(&[x, x], -1).flatten(rank - 1, rank);
+                twice.slice(rank - 1, 0, 2 * last, 2)
+            }
+            Lie::Repeated => x.narrow(0, 0, x.size()[0].min(1)).expand(x.size(), false),
+        }
+    }
+}
+
+fn sized(graph: &Graph, sizes: &Sizes, id: ValueId, x: &Tensor) -> Sized {
+    Sized {
+        dtype: graph.ty(id).dtype,
+        dims: x.size(),
+        strides: x.stride(),
+        ints: sizes.of(id).ints.clone(),
+    }
+}
+
+/// Strides agree on every axis that has more than one element.
+fn same_strides(x: &Tensor, strides: &[i64]) -> bool {
+    let (size, found) = (x.size(), x.stride());
+    x.numel() == 0 || (0..size.len()).all(|i| size[i] == 1 || found[i] == strides[i])
+}
+
+/// Runs one node's kernel and tells what it broke.
+fn check(
+    graph: &Graph,
+    sizes: &Sizes,
+    id: NodeId,
+    values: &mut BTreeMap<ValueId, Tensor>,
+) -> Vec<String> {
+    let node = graph.node(id);
+    let ins: Vec<Option<&Tensor>> = node.ins.iter().map(|v| v.map(|v| &values[&v])).collect();
+    let cx = kernels::KernelCx {
+        op: node.op,
+        attrs: &node.attrs,
+        ins: &ins,
+        n_outs: node.outs.len(),
+    };
+    let kernel = kernels::find(node.op).unwrap();
+    memory::reset_peak();
+    let before = memory::live_bytes();
+    let results = kernel(&cx).unwrap_or_else(|e| panic!("{}: {e}", graph.describe(id)));
+    let (peak, after) = (memory::peak_bytes() - before, memory::live_bytes() - before);
+
+    let mut broken = Vec::new();
+    let sized_ins: Vec<Option<Sized>> = node
+        .ins
+        .iter()
+        .map(|v| v.map(|v| sized(graph, sizes, v, &values[&v])))
+        .collect();
+    let outs: Vec<Sized> = node
+        .outs
+        .iter()
+        .zip(&results)
+        .map(|(v, x)| Sized::contiguous(graph.ty(*v).dtype, x.size()))
+        .collect();
+    let footprint = (node.op.memory)(&MemoryCx {
+        attrs: &node.attrs,
+        ins: &sized_ins,
+        outs: &outs,
+    });
+    let mut fresh_bytes = 0;
+    for (i, (place, x)) in footprint.outs.iter().zip(&results).enumerate() {
+        let ty = graph.ty(node.outs[i]);
+        if convert::dtype(x.kind()) != Some(ty.dtype) {
+            broken.push(format!("result {i} is {:?}, typed {ty}", x.kind()));
+        }
+        let data_decides = ty.dims.iter().any(|d| d.to_string().contains('?'));
+        if !data_decides && x.size() != sizes.of(node.outs[i]).dims {
+            broken.push(format!("result {i} is {:?}, typed {ty}", x.size()));
+        }
+        match place {
+            Place::Fresh => {
+                fresh_bytes += outs[i].bytes();
+                if !x.is_contiguous() {
+                    broken.push(format!("result {i} has strides {:?}", x.stride()));
+                }
+            }
+            Place::View { of, strides } => {
+                if !same_strides(x, strides) {
+                    let found = x.stride();
+                    broken.push(format!("view {i} has strides {found:?}, not {strides:?}"));
+                }
+                let base = ins[*of].unwrap();
+                if x.numel() > 0 && storage_id(x).unwrap() != storage_id(base).unwrap() {
+                    broken.push(format!("view {i} is not of operand {of}"));
+                }
+            }
+        }
+    }
+    if after != fresh_bytes {
+        broken.push(format!("keeps {after} bytes, not {fresh_bytes}"));
+    }
+    if peak != after + footprint.temp_bytes {
+        let found = peak - after;
+        broken.push(format!(
+            "takes {found} temporary bytes, not {}",
+            footprint.temp_bytes
+        ));
+    }
+    let operands: Vec<String> = ins
+        .iter()
+        .map(|x| {
+            x.map_or("-".into(), |x| {
+                format!("{:?}{:?}:{:?}", x.kind(), x.size(), x.stride())
+            })
+        })
+        .collect();
+    let place = format!(
+        "{} {:?} ({})",
+        node.op.name,
+        node.attrs,
+        operands.join(", ")
+    );
+    for (v, x) in node.outs.iter().zip(results) {
+        values.insert(*v, x);
+    }
+    broken
+        .into_iter()
+        .map(|b| format!("{place}: {b}"))
+        .collect()
+}
+
+/// Runs every node of a graph, inputs lying as `lie` says, and tells what was broken.
+fn check_all(model: &Model, dims: &[(String, i64)], lie: Lie) -> Vec<String> {
+    let _no_grad = tch::no_grad_guard();
+    let graph = &model.graph;
+    // A size that the data decide needs a number here; only the typing of its own node would read it.
+    let decided = graph.values().flat_map(|(_, v)| v.ty().dims.iter());
+    let decided = decided
+        .map(ToString::to_string)
+        .filter(|d| d.starts_with('?'));
+    let decided: BTreeSet<(String, i64)> = decided.map(|name| (name, 16)).collect();
+    let dims: Vec<(String, i64)> = dims.iter().cloned().chain(decided).collect();
+    let sizes = Sizes::new(graph, &Binding::new(graph, &dims).unwrap()).unwrap();
+    let mut values = BTreeMap::new();
+    for (id, value) in graph.inits() {
+        if let Def::Init(constant) = &value.def {
+            values.insert(id, convert::tensor(&value.name, constant).unwrap());
+        }
+    }
+    for (id, dims, numbers) in &model.feeds {
+        let x = torch::tensor(graph.ty(*id).dtype, dims, numbers);
+        values.insert(*id, lie.apply(&x));
+    }
+    let mut broken = Vec::new();
+    for id in graph.order() {
+        broken.extend(check(graph, &sizes, *id, &mut values));
+    }
+    broken
+}
+
+fn none_broken(broken: BTreeSet<String>) {
+    let lines: Vec<String> = broken.into_iter().collect();
+    assert!(
+        lines.is_empty(),
+        "{} promises broken:\n{}",
+        lines.len(),
+        lines.join("\n")
+    );
+}
+
+#[test]
+fn every_row_alone() {
+    let _turn = torch::alone();
+    let mut r = Random(21);
+    let mut broken = BTreeSet::new();
+    for recipe in recipes::ALL {
+        for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
+            let model = single(recipe, dtype, &mut r).unwrap();
+            for lie in [Lie::RowMajor, Lie::Reversed, Lie::Holes, Lie::Repeated] {
+                broken.extend(check_all(&model, &[], lie));
+            }
+        }
+    }
+    none_broken(broken);
+}
