@@ -20,49 +20,44 @@ const STACK_BYTES: usize = 256 << 20;
 /// Parses, runs a verb, and turns what came of it into an exit code.
 pub fn main() -> ExitCode {
     let cli = Cli::parse_from(args::with_verb(std::env::args_os().collect()));
-    static PANIC: Mutex<Option<String>> = Mutex::new(None);
+    match guarded(move || dispatch(cli.verb)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            anstream::eprintln!("{}", painted(&error));
+            ExitCode::from(error.exit_code() as u8)
+        }
+    }
+}
+
+/// Runs `work` on a thread with room to recurse. A panic, in it or in a thread it started, is a bug of ours and comes
+/// back as one.
+fn guarded(work: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
+    static FIRST: Mutex<Option<String>> = Mutex::new(None);
     std::panic::set_hook(Box::new(|info| {
-        let place = info.location().map_or(String::new(), |l| {
-            format!("\n  at: {}:{}", l.file(), l.line())
-        });
+        let place = info
+            .location()
+            .map_or(String::new(), |l| format!("{}:{}", l.file(), l.line()));
         let what = info.payload();
         let what = what
             .downcast_ref::<&str>()
             .copied()
             .or_else(|| what.downcast_ref::<String>().map(String::as_str));
-        let text = format!("{}{place}", what.unwrap_or("no message"));
         if std::env::var_os("RUST_BACKTRACE").is_some_and(|v| v != "0") {
             eprintln!("{}", std::backtrace::Backtrace::force_capture());
         }
-        if let Ok(mut first) = PANIC.lock() {
-            first.get_or_insert(text);
+        if let Ok(mut first) = FIRST.lock() {
+            first.get_or_insert(format!("{} ({place})", what.unwrap_or("no message")));
         }
     }));
-    let work = std::thread::Builder::new()
+    let thread = std::thread::Builder::new()
         .stack_size(STACK_BYTES)
-        .spawn(move || dispatch(cli.verb));
-    let done = match work {
-        Ok(thread) => thread.join(),
-        Err(e) => Ok(Err(Error::environment(
-            "thread",
-            format!("cannot start a thread: {e}"),
-        ))),
-    };
-    let error = match done {
-        Ok(Ok(())) => return ExitCode::SUCCESS,
-        Ok(Err(e)) => e,
-        Err(_) => {
-            let text = PANIC
-                .lock()
-                .ok()
-                .and_then(|mut p| p.take())
-                .unwrap_or_default();
-            Error::bug("panic", text)
-                .help("this is our fault: please report it, with the command and the model")
-        }
-    };
-    anstream::eprintln!("{}", painted(&error));
-    ExitCode::from(error.exit_code() as u8)
+        .spawn(work)
+        .map_err(|e| Error::environment("thread", format!("cannot start a thread: {e}")))?;
+    thread.join().unwrap_or_else(|_| {
+        let first = FIRST.lock().ok().and_then(|mut p| p.take());
+        Err(Error::bug("panic", first.unwrap_or_default())
+            .help("this is our fault: please report it, with the command and the model"))
+    })
 }
 
 fn dispatch(verb: Verb) -> Result<()> {
@@ -122,4 +117,24 @@ fn no_runtime(verb: &str) -> Box<Error> {
         format!("`{verb}` executes graphs, and this build has no runtime"),
     )
     .help("in the repository: tools/get-libtorch && cargo build --release --features torch")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_a_bug_of_ours() {
+        let e = guarded(|| panic!("index {} of {}", 3, 2)).unwrap_err();
+        assert_eq!((e.code(), e.exit_code()), ("panic", 1));
+        assert!(
+            e.to_string()
+                .starts_with("bug[panic]: index 3 of 2 (src/cli/mod.rs:"),
+            "{e}"
+        );
+        let other = guarded(|| Err(Error::budget("too small"))).unwrap_err();
+        assert_eq!(other.exit_code(), 3);
+        guarded(|| Ok(())).unwrap();
+        let _ = std::panic::take_hook();
+    }
 }
