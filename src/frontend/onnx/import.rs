@@ -469,9 +469,12 @@ impl<'a> Importer<'a, '_> {
                 ));
             }
         }
-        let props: BTreeMap<String, String> = to_map(&node.metadata_props);
+        let mut props: BTreeMap<String, String> = to_map(&node.metadata_props);
         let role = role_of(&props);
         let loc = Arc::new(names::loc(node, &props));
+        // These are the location now; the writer makes them anew.
+        props.remove(names::OUR_SCOPES);
+        props.remove(names::OUR_SOURCE);
         let id = self.graph.add_node(NewNode {
             op,
             name: &name,
