@@ -185,6 +185,7 @@ mod tests {
             outputs(&request(Loss::Vjp, &["y"])).unwrap(),
             ["z", "w.grad"]
         );
+        assert_eq!(outputs(&request(Loss::Vjp, &["*"])).unwrap(), ["w.grad"]);
         assert!(outputs(&request(Loss::Vjp, &["q*"])).is_err());
     }
 

@@ -336,7 +336,8 @@ impl Dim {
         (lo, hi)
     }
 
-    /// The number this stands for once every size has one; `None` where a size is missing or a division is by zero.
+    /// The number this stands for once every size has one; `None` where a size is missing, a division is
+    /// by zero, or two sizes do not broadcast.
     pub fn eval(&self, size_of: &dyn Fn(&str) -> Option<i64>) -> Option<i64> {
         let mut sum: i64 = 0;
         if let Repr::Const(n) = self.0 {
@@ -445,7 +446,9 @@ impl Atom {
             Atom::Max(a, b) => a.eval(size_of)?.max(b.eval(size_of)?),
             Atom::Broadcast(a, b) => match (a.eval(size_of)?, b.eval(size_of)?) {
                 (1, b) => b,
-                (a, _) => a,
+                (a, 1) => a,
+                (a, b) if a == b => a,
+                _ => return None,
             },
         })
     }

@@ -115,12 +115,14 @@ pub fn loss_and_outputs(graph: &mut Graph, loss: &Loss, patterns: &[String]) -> 
     }
     graph.set_outputs(all);
     let seeds = add_loss(graph, loss)?;
-    let is_seed = |v: &ValueId| seeds.seeds.iter().any(|s| s.value == *v);
+    // The loss itself is what training reports; an output with a cotangent of its own may go.
+    let own = seeds.seeds.iter().filter(|s| s.cotangent.is_none());
+    let is_loss = |v: &ValueId| own.clone().any(|s| s.value == *v);
     let kept = graph
         .outputs()
         .iter()
         .copied()
-        .filter(|v| !dropped.contains(v) || is_seed(v));
+        .filter(|v| !dropped.contains(v) || is_loss(v));
     let kept = kept.collect();
     graph.set_outputs(kept);
     Ok(seeds)

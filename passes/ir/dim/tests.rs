@@ -76,4 +76,5 @@ fn evaluation_agrees_with_arithmetic() {
         .sub(&s("s").modulo(&n(4)));
     assert_eq!(d.eval(&env), Some(21 + 3 - 3));
     assert_eq!(s("x").eval(&env), None);
+    assert_eq!(s("b").broadcast(&s("s")).unwrap().eval(&env), None);
 }
