@@ -294,7 +294,9 @@ impl Sizes {
             Some(name) => e
                 .found(format!("no bound is known for {name}"))
                 .help(format!("give the largest it can be: --dim '{name}=N'")),
-            None => e.found("the arithmetic overflows, divides by zero or does not broadcast at these sizes"),
+            None => e.found(
+                "the arithmetic overflows, divides by zero or does not broadcast at these sizes",
+            ),
         }
     }
 

@@ -120,6 +120,15 @@ impl Dim {
         }
     }
 
+    /// Whether some number in here is the greatest or least there is: arithmetic may have stopped there.
+    pub fn may_be_saturated(&self) -> bool {
+        let edge = |n: i64| n == i64::MAX || n == i64::MIN;
+        match &self.0 {
+            Repr::Const(n) => edge(*n),
+            Repr::Poly(terms) => terms.iter().any(|(_, c)| edge(*c)),
+        }
+    }
+
     pub fn is_one(&self) -> bool {
         *self == Dim::ONE
     }

@@ -97,6 +97,22 @@ impl DType {
         matches!(self, DType::F32 | DType::F64 | DType::F16 | DType::BF16)
     }
 
+    /// Least and greatest number of an integer or boolean type, as far as 64 bits with a sign go; `None` for floats.
+    pub fn int_range(self) -> Option<(i64, i64)> {
+        Some(match self {
+            DType::I64 => (i64::MIN, i64::MAX),
+            DType::I32 => (i32::MIN.into(), i32::MAX.into()),
+            DType::I16 => (i16::MIN.into(), i16::MAX.into()),
+            DType::I8 => (i8::MIN.into(), i8::MAX.into()),
+            DType::U64 => (0, i64::MAX),
+            DType::U32 => (0, u32::MAX.into()),
+            DType::U16 => (0, u16::MAX.into()),
+            DType::U8 => (0, u8::MAX.into()),
+            DType::Bool => (0, 1),
+            DType::F32 | DType::F64 | DType::F16 | DType::BF16 => return None,
+        })
+    }
+
     /// Signed or unsigned integers, not booleans.
     pub fn is_int(self) -> bool {
         !self.is_float() && self != DType::Bool

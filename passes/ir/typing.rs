@@ -7,7 +7,7 @@ use super::dim::Dim;
 use super::graph::{Def, Graph};
 use super::id::{NodeId, Side, ValueId};
 use super::op::{Domain, InferCx, Known, SlotKind};
-use super::ty::Ty;
+use super::ty::{DType, Ty};
 use crate::error::{Error, Result};
 use std::sync::Arc;
 
@@ -120,10 +120,10 @@ pub fn type_node(
     let known = |slot: usize, ty: &Ty| -> Option<Vec<Dim>> {
         let ints = folded.as_ref()?.get(slot)?;
         let elements = ty.elements().as_const()?;
-        (!ty.dtype.is_float()
-            && ints.len() as i64 == elements
-            && elements as u64 <= MAX_KNOWN_ELEMENTS)
-            .then(|| ints.clone())
+        (ints.len() as i64 == elements
+            && elements as u64 <= MAX_KNOWN_ELEMENTS
+            && ints.iter().all(|d| holds(ty.dtype, d, &ins)))
+        .then(|| ints.clone())
     };
     let n = node.outs.len();
     Ok(types
@@ -135,6 +135,22 @@ pub fn type_node(
             (ty, k)
         })
         .collect())
+}
+
+/// Whether a computed element is what the op computes, too. Dims neither wrap around nor know narrow types: a number that
+/// left its type, or that may have stopped at the end of 64 bits, is not known. One that an operand has is passed on.
+fn holds(dtype: DType, element: &Dim, ins: &[Option<Known>]) -> bool {
+    let in_range = match (dtype.int_range(), element.as_const()) {
+        (None, _) => false,
+        (Some((least, greatest)), Some(n)) => (least..=greatest).contains(&n),
+        // A size may be larger than a narrow type holds.
+        (Some(_), None) => dtype == DType::I64,
+    };
+    let passed_on = || {
+        let mut known = ins.iter().flatten().filter_map(|k| k.ints).flatten();
+        known.any(|d| d == element)
+    };
+    in_range && (!element.may_be_saturated() || passed_on())
 }
 
 /// Invariant I4: operand and result counts fit the op's slots.

@@ -21,7 +21,7 @@ pub static ADD: OpDef = OpDef {
     outs: &[Slot::req("C")],
     effect: Effect::Pure,
     infer: binary_number,
-    fold: |cx, ty| fold_elementwise(cx, ty, |x| Some(x[0].add(x[1]))),
+    fold: |cx, ty| fold_elementwise(cx, ty, |x| exact(x[0].add(x[1]))),
     grad: Grad::Rule(|cx| {
         for i in 0..2 {
             if cx.wants(i) {
@@ -44,7 +44,7 @@ pub static SUB: OpDef = OpDef {
     outs: &[Slot::req("C")],
     effect: Effect::Pure,
     infer: binary_number,
-    fold: |cx, ty| fold_elementwise(cx, ty, |x| Some(x[0].sub(x[1]))),
+    fold: |cx, ty| fold_elementwise(cx, ty, |x| exact(x[0].sub(x[1]))),
     grad: Grad::Rule(|cx| {
         if cx.wants(0) {
             cx.give_summed(0, cx.dy0())?;
@@ -69,7 +69,7 @@ pub static MUL: OpDef = OpDef {
     outs: &[Slot::req("C")],
     effect: Effect::Pure,
     infer: binary_number,
-    fold: |cx, ty| fold_elementwise(cx, ty, |x| Some(x[0].mul(x[1]))),
+    fold: |cx, ty| fold_elementwise(cx, ty, |x| exact(x[0].mul(x[1]))),
     grad: Grad::Rule(|cx| {
         for i in 0..2 {
             if cx.wants(i) {
@@ -133,7 +133,7 @@ pub static NEG: OpDef = OpDef {
     outs: &[Slot::req("Y")],
     effect: Effect::Pure,
     infer: unary_number,
-    fold: |cx, ty| fold_elementwise(cx, ty, |x| Some(Dim::ZERO.sub(x[0]))),
+    fold: |cx, ty| fold_elementwise(cx, ty, |x| exact(Dim::ZERO.sub(x[0]))),
     grad: Grad::Rule(|cx| {
         let d = cx.b.neg(cx.dy0())?;
         cx.give(0, d);
@@ -155,7 +155,7 @@ pub static SUM: OpDef = OpDef {
     infer: sum_types,
     fold: |cx, ty| {
         fold_elementwise(cx, ty, |x| {
-            Some(x.iter().fold(Dim::ZERO, |sum, d| sum.add(d)))
+            x.iter().try_fold(Dim::ZERO, |sum, d| exact(sum.add(d)))
         })
     },
     grad: Grad::Rule(|cx| {

@@ -27,7 +27,7 @@ pub static POW: OpDef = OpDef {
     fold: |cx, ty| {
         fold_elementwise(cx, ty, |x| {
             let exponent = x[1].as_const().filter(|e| (0..=8).contains(e))?;
-            Some(Dim::product(vec![x[0]; exponent as usize]))
+            (0..exponent).try_fold(Dim::ONE, |product, _| exact(product.mul(x[0])))
         })
     },
     grad: Grad::Rule(grad_pow),

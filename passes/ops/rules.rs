@@ -83,6 +83,11 @@ pub fn fold_elementwise(
     Some(vec![result])
 }
 
+/// The result of arithmetic, unless it may have stopped at the end of 64 bits, where the op wraps around.
+pub fn exact(result: Dim) -> Option<Dim> {
+    (!result.may_be_saturated()).then_some(result)
+}
+
 /// Where element `flat` of the broadcast shape `out` lies in an operand of shape `dims`.
 pub fn broadcast_index(flat: i64, out: &[i64], dims: &[i64]) -> usize {
     let (mut rest, mut index, mut step) = (flat, 0, 1);
