@@ -312,8 +312,7 @@ pub static GATHER_GRAD: OpDef = OpDef {
         let mut dims = dy.dims[..axis].to_vec();
         dims.push(rows);
         dims.extend_from_slice(&dy.dims[axis + indices.dims.len()..]);
-        let wide = widened_bytes(&cx.outs[0]);
-        with_temp(cx, index_bytes(indices) + copy_bytes(dy, &dims) + wide)
+        with_temp(cx, index_bytes(indices) + copy_bytes(dy, &dims))
     },
     body: Body::Function(gather_grad_body),
 };

@@ -91,12 +91,15 @@ fn gather_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let at = flat(&wrapped(cx, indices, size[axis])?);
     let out = empty(&size, dy.kind(), dy.device());
     write("aten::zero_", "", &[Arg::Tensor(&out)])?;
-    let mut lines = size.clone();
-    lines[axis] = at.numel() as i64;
-    let dy = dy.reshape(lines.as_slice());
+    let mut rows = size.clone();
+    rows[axis] = at.numel() as i64;
+    let dy = dy.reshape(rows.as_slice());
+    // Along axis 0 libtorch adds 16-bit rows in buffers of its own, for each thread; along any other in place.
+    let lines = out.unsqueeze(0);
+    let dy = dy.unsqueeze(0);
     let args = [
-        Arg::Tensor(&out),
-        Arg::Int(axis as i64),
+        Arg::Tensor(&lines),
+        Arg::Int(axis as i64 + 1),
         Arg::Tensor(&at),
         Arg::Tensor(&dy),
         Arg::Int(1),
