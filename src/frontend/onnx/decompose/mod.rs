@@ -133,13 +133,13 @@ impl Importer<'_, '_> {
     }
 }
 
-/// Every result has a node of its own to carry its name.
+/// Every result that the file names has a node of its own to carry the name.
 fn own_results(call: &mut Call, outs: Vec<Out>, first_new: usize) -> Result<Vec<Out>> {
     let mut named: Vec<ValueId> = Vec::new();
     let mut own = Vec::with_capacity(outs.len());
-    for out in outs {
+    for (slot, out) in outs.into_iter().enumerate() {
         own.push(match out {
-            Out::Value(v) => {
+            Out::Value(v) if call.wants(slot) => {
                 let emitted = call
                     .b
                     .graph
@@ -153,7 +153,7 @@ fn own_results(call: &mut Call, outs: Vec<Out>, first_new: usize) -> Result<Vec<
                 named.push(v);
                 Out::Value(v)
             }
-            absent => absent,
+            other => other,
         });
     }
     Ok(own)
