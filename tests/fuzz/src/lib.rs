@@ -149,10 +149,36 @@ fn root() -> PathBuf {
 }
 
 fn onnx_seeds() -> Vec<Vec<u8>> {
-    mutate::small_models()
-        .into_iter()
-        .chain(files(&root().join("fixtures"), "onnx"))
-        .collect()
+    let mut seeds = mutate::small_models();
+    seeds.push(planned_model());
+    seeds.extend(files(&root().join("fixtures"), "onnx"));
+    seeds
+}
+
+/// A small training graph with copies and functions of our own, as written.
+fn planned_model() -> Vec<u8> {
+    let forward = "graph @g typed (%x: f32[n, 8]) -> (%y) {
+  init %w1 : f32[1, 8] = hash \"1\"
+  init %w2 : f32[1, 8] = hash \"2\"
+  init %w3 : f32[1, 8] = hash \"3\"
+  %t1 = Tanh %x : f32[n, 8]
+  %m1 = Mul %t1, %w1 : f32[n, 8]
+  %t2 = Tanh %m1 : f32[n, 8]
+  %m2 = Mul %t2, %w2 : f32[n, 8]
+  %t3 = Tanh %m2 : f32[n, 8]
+  %y = Mul %t3, %w3 : f32[n, 8]
+}
+";
+    let request = ckpt_passes::compile::Request {
+        policy: ckpt_passes::plan::Policy::Full,
+        ..Default::default()
+    };
+    let mut graph = text::parse_filled(forward).expect("the seed is a graph");
+    let mut watch = ckpt_passes::driver::Watch::default();
+    ckpt_passes::compile::compile(&mut graph, &request, &mut watch).expect("the seed compiles");
+    let weights = ckpt_opt::emit::onnx::Weights::Inside;
+    let written = ckpt_opt::emit::onnx::package(&graph, &weights).expect("the seed can be written");
+    prost::Message::encode_to_vec(&written.model)
 }
 
 fn text_seeds() -> Vec<Vec<u8>> {
@@ -251,6 +277,13 @@ mod tests {
         for (i, model) in mutate::small_models().iter().enumerate() {
             assert_eq!(run_onnx(model), Ok(true), "model {i}");
         }
+        let planned = planned_model();
+        assert_eq!(run_onnx(&planned), Ok(true));
+        let has = |word: &str| planned.windows(word.len()).any(|w| w == word.as_bytes());
+        assert!(
+            has("ckpt.of") && has("SumToShape"),
+            "the seed has no copies or functions"
+        );
     }
 
     #[test]

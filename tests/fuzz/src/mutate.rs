@@ -202,7 +202,8 @@ fn garble(random: &mut Random, bytes: &[u8]) -> Vec<u8> {
 
 /// One to four changes of a model. Small models are chosen more often: more runs a second, more of them reach the end.
 pub fn protobuf(random: &mut Random, seeds: &[Vec<u8>]) -> Vec<u8> {
-    let small = small_models().len();
+    // The planned model follows the small ones.
+    let small = small_models().len() + 1;
     let pick = |random: &mut Random| {
         let n = if random.below(8) == 0 {
             seeds.len()
