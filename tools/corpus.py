@@ -325,7 +325,11 @@ def check_case(
         report.add((case.name, "-", "-"), "inspect", False, repr(error))
         return
     for loss in losses_of(case, args.losses):
-        truth = reference(case, loss, generator, args.cache)
+        try:
+            truth = reference(case, loss, generator, args.cache)
+        except Exception as error:
+            report.add((case.name, loss, "-"), "reference", False, f"{type(error).__name__}: {error}")
+            continue
         if truth is None:
             report.add(
                 (case.name, loss, "-"), "reference", None, "no PyTorch gradients stored, and none can be computed here"

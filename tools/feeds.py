@@ -54,14 +54,15 @@ def resized(array: np.ndarray, symbols: list[str], sizes: dict[str, int], rng: n
 
 
 def random_forward(case: Case, batch: int, seq: int, seed: int) -> dict[str, np.ndarray]:
-    """Forward inputs at batch x seq: the first symbolic dim of the inputs is the batch, the second the sequence."""
+    """Forward inputs at batch x seq: the first symbolic dim of the inputs is the batch, the second the sequence, any
+    further one is another sequence, one shorter each. A model may have a batch only."""
     kinds = required_inputs(case.model)
     symbols = {name: [dim.dim_param or str(dim.dim_value) for dim in kind.shape.dim] for name, kind in kinds.items()}
     named = list(dict.fromkeys(d.dim_param for k in kinds.values() for d in k.shape.dim if d.dim_param))
-    if len(named) != 2:
-        raise ValueError(f"expected two symbolic dims on the inputs, found {named}")
+    if not named:
+        raise ValueError("no symbolic dim on the inputs")
     rng = np.random.default_rng(seed)
-    sizes = dict(zip(named, (batch, seq)))
+    sizes = {name: batch if i == 0 else max(seq + 1 - i, 1) for i, name in enumerate(named)}
     own = case.group("in")
     return {name: resized(own[name], symbols[name], sizes, rng) for name in kinds}
 

@@ -113,8 +113,11 @@ def differentiate(
 
     torch.set_num_threads(1)
     built = generator.fresh(case.name, "tiny")
+    built.model.requires_grad_(True)  # an adapter's frozen weights too: the exported file does not say that they are
     given = {name: torch.from_numpy(value) for name, value in inputs.items()}
-    outputs = dict(zip(case.group("out"), built.model(**given), strict=True))
+    answer = built.model(**given)
+    answers = [answer] if isinstance(answer, torch.Tensor) else answer
+    outputs = dict(zip(case.group("out"), answers, strict=True))
     if kind == "own":
         loss = outputs["loss"]
     elif kind == "vjp":
