@@ -3,6 +3,7 @@
 //!
 //! Compiled for this crate's tests and under the feature `testing` only.
 
+pub mod dags;
 pub mod models;
 pub mod recipes;
 

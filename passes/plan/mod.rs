@@ -4,6 +4,8 @@
 //! [`schedule`] holds the only judge, [`schedule::evaluate`]; every policy and solver is measured by it. [`policy`] has
 //! the rules people know, [`keep`] turns "what may stay" into a schedule, [`decision`] is the plan as data.
 
+#[cfg(any(test, feature = "testing"))]
+pub mod brute;
 pub mod decision;
 pub mod keep;
 pub mod policy;

@@ -296,8 +296,8 @@ mod tests {
         assert_eq!(groups(Policy::Full), [0, 1, 2, 3, 4].map(Some));
     }
 
-    use crate::driver::Made;
     use crate::compile::{Request, compile};
+    use crate::driver::Made;
     use crate::driver::Watch;
     use crate::ir::{Graph, Role};
     use crate::testing::{Style, transformer};
@@ -308,7 +308,7 @@ mod tests {
         let request = Request {
             loss: Loss::Vjp,
             policy,
-                        dims: vec![("b".into(), 2), ("s".into(), 64)],
+            dims: vec![("b".into(), 2), ("s".into(), 64)],
             ..Request::default()
         };
         let done = compile(&mut g, &request, &mut Watch::default()).unwrap();

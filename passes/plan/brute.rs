@@ -1,0 +1,303 @@
+//! The cheapest schedule of a small problem, by trying everything: what solvers are judged against in tests.
+//!
+//! The class searched is the solvers' own: every op is computed at least once, first computations come in the given
+//! order, and anything computed before may be computed again at any time and any number of times. A state is how many
+//! ops have had their first computation and which values are alive. Values are let go only where the next step would
+//! not fit otherwise, and then as few as possible: whatever a schedule holds alive at its steps, this holds at least
+//! that, so nothing is missed. Dijkstra's algorithm over these states gives an optimum, and no state means that no
+//! schedule of the class fits. Exponential in the number of values.
+//!
+//! It shares no code with the solvers and, but for the last check in the tests, none with the evaluator.
+
+use super::problem::{Kind, Problem};
+use rustc_hash::FxHashMap;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// An optimal schedule.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Best {
+    pub schedule: Vec<usize>,
+    /// Sum of the prices of all steps.
+    pub price: f64,
+}
+
+/// First computations done, and the values alive, one bit each.
+type State = (usize, u64);
+
+/// A float that the heap can order; prices are finite.
+#[derive(Clone, Copy, PartialEq)]
+struct Price(f64);
+
+impl Eq for Price {}
+
+impl PartialOrd for Price {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Price {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.total_cmp(&other.0)
+    }
+}
+
+/// A problem in bits: one for each value that takes memory only while it is alive.
+struct Bits {
+    bytes: Vec<u64>,
+    ins: Vec<u64>,
+    outs: Vec<u64>,
+    temp_bytes: Vec<u64>,
+    start: u64,
+    outputs: u64,
+    /// Read by some op, or an output: the rest dies at once.
+    useful: u64,
+}
+
+impl Bits {
+    /// # Panics
+    /// For a problem with views, or with more than 64 values that are not static: a test that asks for the impossible.
+    fn new(problem: &Problem) -> Bits {
+        let mut bit_of = vec![None; problem.values.len()];
+        let mut bits = Bits {
+            bytes: Vec::new(),
+            ins: Vec::new(),
+            outs: Vec::new(),
+            temp_bytes: Vec::new(),
+            start: 0,
+            outputs: 0,
+            useful: 0,
+        };
+        for (v, value) in problem.values.iter().enumerate() {
+            assert!(value.view_of.is_none(), "fold the problem first");
+            if value.kind == Kind::Static {
+                continue;
+            }
+            assert!(bits.bytes.len() < 64, "too large to try everything");
+            bit_of[v] = Some(bits.bytes.len());
+            if value.kind == Kind::Placeholder {
+                bits.start |= 1 << bits.bytes.len();
+            }
+            bits.bytes.push(value.bytes);
+        }
+        let mask = |list: &[usize]| {
+            let known = list.iter().filter_map(|v| bit_of[*v]);
+            known.fold(0u64, |mask, bit| mask | 1 << bit)
+        };
+        bits.outputs = mask(&problem.outputs);
+        bits.useful = bits.outputs;
+        for op in &problem.ops {
+            bits.ins.push(mask(&op.ins));
+            bits.outs.push(mask(&op.outs));
+            bits.temp_bytes.push(op.temp_bytes);
+            bits.useful |= mask(&op.ins);
+        }
+        bits.start &= bits.useful;
+        bits
+    }
+
+    fn sum(&self, mut mask: u64) -> u64 {
+        let mut sum = 0;
+        while mask != 0 {
+            sum += self.bytes[mask.trailing_zeros() as usize];
+            mask &= mask - 1;
+        }
+        sum
+    }
+
+    /// What may be alive besides the operands and results of `op` while it runs: every subset of `alive` that fits and
+    /// to which nothing can be added.
+    fn fitting(&self, op: usize, alive: u64, budget_bytes: u64) -> Vec<u64> {
+        let needed = self.ins[op] | self.outs[op];
+        let Some(room) = budget_bytes.checked_sub(self.sum(needed) + self.temp_bytes[op]) else {
+            return Vec::new();
+        };
+        let optional = alive & !needed;
+        if self.sum(optional) <= room {
+            return vec![optional];
+        }
+        let mut found = Vec::new();
+        // All subsets of `optional`, the whole of it first.
+        let mut subset = optional;
+        loop {
+            let sum = self.sum(subset);
+            let maximal = || {
+                let mut rest = optional & !subset;
+                while rest != 0 {
+                    if sum + self.bytes[rest.trailing_zeros() as usize] <= room {
+                        return false;
+                    }
+                    rest &= rest - 1;
+                }
+                true
+            };
+            if sum <= room && maximal() {
+                found.push(subset);
+            }
+            if subset == 0 {
+                return found;
+            }
+            subset = (subset - 1) & optional;
+        }
+    }
+}
+
+/// The cheapest schedule whose peak above static is at most `budget_bytes`, by the price of each op; `None` where no
+/// schedule of the class fits.
+///
+/// # Panics
+/// See [`Bits::new`]; one price for each op is expected.
+pub fn cheapest(problem: &Problem, budget_bytes: u64, prices: &[f64]) -> Option<Best> {
+    assert_eq!(prices.len(), problem.ops.len());
+    let bits = Bits::new(problem);
+    let ops = problem.ops.len();
+    let mut known: FxHashMap<State, (Price, Option<(State, usize)>)> = FxHashMap::default();
+    let mut heap = BinaryHeap::new();
+    let start = (0, bits.start);
+    known.insert(start, (Price(0.0), None));
+    heap.push(Reverse((Price(0.0), start)));
+    while let Some(Reverse((price, state))) = heap.pop() {
+        if known[&state].0 != price {
+            continue;
+        }
+        let (next, alive) = state;
+        if next == ops && bits.outputs & !alive == 0 {
+            let mut schedule = Vec::new();
+            let mut at = state;
+            while let Some((before, op)) = known[&at].1 {
+                schedule.push(op);
+                at = before;
+            }
+            schedule.reverse();
+            let price = schedule.iter().map(|op| prices[*op]).sum();
+            return Some(Best { schedule, price });
+        }
+        for op in 0..ops.min(next + 1) {
+            let first = op == next;
+            if bits.ins[op] & !alive != 0 || !(first || problem.ops[op].may_repeat) {
+                continue;
+            }
+            // First computations cost every schedule the same.
+            let then = Price(price.0 + if first { 0.0 } else { prices[op] });
+            for others in bits.fitting(op, alive, budget_bytes) {
+                let alive = (others | bits.ins[op] | bits.outs[op]) & bits.useful;
+                let reached = (next + first as usize, alive);
+                let better = known.get(&reached).is_none_or(|(old, _)| then < *old);
+                if better {
+                    known.insert(reached, (then, Some((state, op))));
+                    heap.push(Reverse((then, reached)));
+                }
+            }
+        }
+    }
+    None
+}
+
+/// The smallest peak above static that any schedule of the class has.
+///
+/// # Panics
+/// See [`Bits::new`].
+pub fn smallest_peak(problem: &Problem) -> u64 {
+    let free = vec![0.0; problem.ops.len()];
+    // Everything kept: fits for sure.
+    let bits = Bits::new(problem);
+    let temp_bytes = bits.temp_bytes.iter().max().copied().unwrap_or(0);
+    let (mut below, mut fits) = (None::<u64>, bits.bytes.iter().sum::<u64>() + temp_bytes);
+    while below.map_or(fits > 0, |b| b + 1 < fits) {
+        let middle = below.map_or(0, |b| b + (fits - b) / 2);
+        match cheapest(problem, middle, &free) {
+            Some(_) => fits = middle,
+            None => below = Some(middle),
+        }
+    }
+    fits
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::evaluate;
+    use crate::testing::Random;
+    use crate::testing::dags::{Shape, random_dag};
+
+    fn costs(p: &Problem) -> Vec<f64> {
+        p.ops.iter().map(|op| op.cost).collect()
+    }
+
+    /// All schedules of at most `extra` repeats, one by one.
+    fn every_schedule(p: &Problem, extra: usize, visit: &mut dyn FnMut(&[usize])) {
+        fn go(
+            p: &Problem,
+            next: usize,
+            extra: usize,
+            s: &mut Vec<usize>,
+            visit: &mut dyn FnMut(&[usize]),
+        ) {
+            if next == p.ops.len() {
+                visit(s);
+            }
+            for op in 0..p.ops.len().min(next + 1) {
+                let first = op == next;
+                if first || (extra > 0 && p.ops[op].may_repeat) {
+                    s.push(op);
+                    go(p, next + first as usize, extra - !first as usize, s, visit);
+                    s.pop();
+                }
+            }
+        }
+        go(p, 0, extra, &mut Vec::new(), visit);
+    }
+
+    /// The judge's own rules decide here: every schedule is listed and evaluated.
+    #[test]
+    fn nothing_that_the_evaluator_allows_is_cheaper() {
+        let mut r = Random(5);
+        let (mut repeats, mut impossible) = (0, 0);
+        for n in 0..300 {
+            let shape = [Shape::Any, Shape::Training][n % 2];
+            let p = random_dag(&mut r, 1 + n % 5, shape);
+            let mut best: std::collections::BTreeMap<u64, f64> = Default::default();
+            every_schedule(&p, 3, &mut |s| {
+                let score = evaluate(&p, s).unwrap();
+                let known = best
+                    .entry(score.peak_above_static_bytes)
+                    .or_insert(f64::INFINITY);
+                *known = known.min(score.cost);
+            });
+            let smallest = smallest_peak(&p);
+            // More repeats than were listed may go lower, never higher.
+            assert!(smallest <= *best.keys().next().unwrap());
+            let mut cheapest_so_far = f64::INFINITY;
+            for (peak, cost) in &best {
+                cheapest_so_far = cost.min(cheapest_so_far);
+                let found = cheapest(&p, *peak, &costs(&p)).unwrap();
+                let score = evaluate(&p, &found.schedule).unwrap();
+                assert!(score.peak_above_static_bytes <= *peak);
+                assert!((score.cost - found.price).abs() < 1e-9);
+                let few = found.schedule.len() <= p.ops.len() + 3;
+                assert!(found.price <= cheapest_so_far + 1e-9);
+                if few {
+                    assert!((found.price - cheapest_so_far).abs() < 1e-9);
+                }
+                repeats += found.schedule.len() - p.ops.len();
+            }
+            if let Some(below) = smallest.checked_sub(1) {
+                assert_eq!(cheapest(&p, below, &costs(&p)), None);
+                impossible += 1;
+            }
+        }
+        assert!(repeats > 100 && impossible > 200, "{repeats} {impossible}");
+    }
+
+    #[test]
+    fn with_room_for_all_nothing_is_repeated() {
+        let mut r = Random(6);
+        for _ in 0..100 {
+            let p = random_dag(&mut r, 9, Shape::Any);
+            let given = evaluate(&p, &p.given_order()).unwrap();
+            let best = cheapest(&p, given.peak_above_static_bytes, &costs(&p)).unwrap();
+            assert!((best.price - given.cost).abs() < 1e-9);
+        }
+    }
+}
