@@ -2,10 +2,12 @@
 //! except [`problem`] and [`subject`], which make one from it.
 //!
 //! [`schedule`] holds the only judge, [`schedule::evaluate`]; every policy and solver is measured by it. [`policy`] has
-//! the rules people know, [`keep`] turns "what may stay" into a schedule, [`decision`] is the plan as data.
+//! the rules people know, [`choice`] what the user settled beforehand, [`keep`] turns "what may stay" into a schedule,
+//! [`decision`] is the plan as data.
 
 #[cfg(any(test, feature = "testing"))]
 pub mod brute;
+pub mod choice;
 pub mod decision;
 pub mod keep;
 pub mod policy;
@@ -13,6 +15,7 @@ pub mod problem;
 pub mod schedule;
 pub mod subject;
 
+pub use choice::{Choice, Choices};
 pub use decision::{Decision, Plan, Segment};
 pub use policy::Policy;
 pub use problem::{Kind, Op, Phase, Problem, Value};

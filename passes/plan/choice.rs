@@ -1,0 +1,177 @@
+//! What the user has settled about single ops before any policy or solver decides.
+//!
+//! [`Choices`] is data over a [`Problem`]: one optional [`Choice`] an op. A policy lets it override its own rule, a
+//! solver takes it as a hard constraint, and [`broken_by`] judges whether a schedule honours it, so that both
+//! mean the same by it. What no schedule can change is no choice: results that are pinned (graph outputs, ops that must
+//! not run twice) and results that no backward op reads honour either wish, and so do ops that only make views: a view
+//! is read as it is where its storage stays, and made again where its storage is.
+
+use super::keep::pinned;
+use super::problem::{Phase, Problem};
+use super::subject::Structure;
+use crate::error::{Error, Result};
+
+/// The wish for one op.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// It runs once: what the backward part reads of it stays.
+    Keep,
+    /// Backward ops, and copies among them, read its results only from a later run than the first.
+    Recompute,
+}
+
+/// A wish and the option that it comes from, for reasons: `--save-ops MatMul`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Forced {
+    pub choice: Choice,
+    pub by: String,
+}
+
+/// All wishes, by op of a problem.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Choices {
+    /// How many units policies of whole layers work in: layers, or the modules that were asked for.
+    pub units: usize,
+    /// The unit of each op; `None` for an op that the policy leaves alone.
+    pub unit_of: Vec<Option<usize>>,
+    /// Whether ops outside the units were put there by a wish; if not, only because they belong to no layer.
+    pub restricted: bool,
+    pub forced: Vec<Option<Forced>>,
+}
+
+impl Choices {
+    /// No wishes: the units are the layers.
+    pub fn none(structure: &Structure) -> Choices {
+        Choices {
+            units: structure.blocks,
+            unit_of: structure.block_of.clone(),
+            restricted: false,
+            forced: vec![None; structure.block_of.len()],
+        }
+    }
+
+    /// Hard constraints for a solver, by op: forced choices, and everything outside a restriction stays.
+    pub fn constraints(&self, problem: &Problem) -> Vec<Option<Choice>> {
+        let wish = |op: usize| match &self.forced[op] {
+            Some(forced) => Some(forced.choice),
+            None if self.restricted && self.unit_of[op].is_none() => Some(Choice::Keep),
+            None => None,
+        };
+        let decides = |op: usize| problem.ops[op].phase == Phase::Forward && !problem.is_view(op);
+        (0..problem.ops.len())
+            .map(|op| wish(op).filter(|_| decides(op)))
+            .collect()
+    }
+}
+
+/// Checks that a schedule honours constraints.
+///
+/// # Errors
+/// A bug that names the first op whose constraint is broken.
+pub fn honours(problem: &Problem, schedule: &[usize], wishes: &[Option<Choice>]) -> Result<()> {
+    match broken_by(problem, schedule, wishes) {
+        None => Ok(()),
+        Some(op) => Err(Error::bug(
+            "plan",
+            format!(
+                "the plan breaks the wish {:?} for op `{}`",
+                wishes[op], problem.ops[op].name
+            ),
+        )),
+    }
+}
+
+/// The first op whose wish a valid schedule does not honour. Linear.
+pub fn broken_by(
+    problem: &Problem,
+    schedule: &[usize],
+    wishes: &[Option<Choice>],
+) -> Option<usize> {
+    let roots = problem.roots();
+    let pins = pinned(problem);
+    let mut runs = vec![0u32; problem.ops.len()];
+    // Which run of the op that owns the storage each value shows.
+    let mut shows = vec![0u32; problem.values.len()];
+    let mut in_backward = false;
+    for o in schedule {
+        let op = &problem.ops[*o];
+        runs[*o] += 1;
+        let is_copy = runs[*o] > 1;
+        in_backward |= op.phase == Phase::Backward;
+        if is_copy && wishes[*o] == Some(Choice::Keep) && !problem.is_view(*o) {
+            return Some(*o);
+        }
+        if in_backward && (is_copy || op.phase == Phase::Backward) {
+            for v in &op.ins {
+                let root = roots[*v];
+                if let Some(maker) = problem.values[root].producer
+                    && wishes[maker] == Some(Choice::Recompute)
+                    && pins[root].is_none()
+                    && shows[*v] < 2
+                {
+                    return Some(maker);
+                }
+            }
+        }
+        for v in &op.outs {
+            shows[*v] = problem.values[*v].view_of.map_or(runs[*o], |b| shows[b]);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analysis::{Binding, Device, MemoryProfile, Sizes};
+    use crate::plan::keep::schedule;
+    use crate::testing::{Random, random_graph};
+
+    /// A schedule made from the wishes honours them; for every wish that it could break there is one that does.
+    #[test]
+    fn schedules_made_from_wishes_honour_them() {
+        let mut r = Random(5);
+        let (mut refused_keep, mut refused_recompute) = (0, 0);
+        for n in 0..300 {
+            let g = random_graph(&mut r, 3 + n % 25);
+            let sizes = Sizes::new(&g, &Binding::new(&g, &[]).unwrap()).unwrap();
+            let m = MemoryProfile::new(&g, &sizes).unwrap();
+            let (p, _) = Problem::of_graph(&g, &sizes, &m, &Device::default()).unwrap();
+            let wishes: Vec<Option<Choice>> = (0..p.ops.len())
+                .map(|o| match r.below(3) {
+                    _ if p.ops[o].phase == Phase::Backward => None,
+                    0 => None,
+                    1 => Some(Choice::Keep),
+                    _ => Some(Choice::Recompute),
+                })
+                .collect();
+            let keep_all = |dropped: Choice| -> Vec<bool> {
+                let wish = |v: &super::super::problem::Value| v.producer.and_then(|o| wishes[o]);
+                p.values.iter().map(|v| wish(v) != Some(dropped)).collect()
+            };
+            let good = schedule(&p, &keep_all(Choice::Recompute));
+            assert!(honours(&p, &good, &wishes).is_ok(), "graph {n}");
+            // Keeping nothing runs ops again that were to run once.
+            let none = schedule(&p, &keep_all(Choice::Keep));
+            let mut runs = vec![0; p.ops.len()];
+            none.iter().for_each(|o| runs[*o] += 1);
+            let twice = |o: usize| runs[o] > 1 && wishes[o] == Some(Choice::Keep) && !p.is_view(o);
+            if (0..p.ops.len()).any(twice) {
+                refused_keep += 1;
+                assert!(broken_by(&p, &none, &wishes).is_some(), "graph {n}");
+            }
+            // Running nothing again breaks the other wish wherever the backward part reads what was to be made again.
+            if good != p.given_order() {
+                refused_recompute += 1;
+                assert!(
+                    broken_by(&p, &p.given_order(), &wishes).is_some(),
+                    "graph {n}"
+                );
+            }
+        }
+        assert!(
+            refused_keep > 50 && refused_recompute > 50,
+            "{refused_keep} {refused_recompute}"
+        );
+    }
+}
