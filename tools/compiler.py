@@ -25,6 +25,8 @@ class Refused(Exception):
 class Compiler:
     binary: Path
     timeout_s: float = 600.0
+    options: tuple[str, ...] = ()
+    """Further options of `optimize`."""
 
     def call(self, *arguments: str | Path) -> str:
         """Run one command and return its stdout."""
@@ -47,7 +49,8 @@ class Compiler:
 
     def optimize(self, model: Path, out: Path, policy: str, loss: str | None) -> dict:
         """`loss` None leaves the choice to the binary."""
-        return self.call_json(model, "-o", out, "--policy", policy, *(["--loss", loss] if loss else []))
+        arguments = ["--policy", policy, *(["--loss", loss] if loss else []), *self.options]
+        return self.call_json(model, "-o", out, *arguments)
 
     def inspect(self, model: Path) -> dict:
         return self.call_json("inspect", model)
@@ -55,8 +58,9 @@ class Compiler:
     def run(self, model: Path, inputs: Path, outputs: Path) -> dict:
         return self.call_json("run", model, "--inputs", inputs, "--outputs", outputs)
 
-    def verify(self, a: Path, b: Path) -> str:
-        return self.call("verify", a, b)
+    def verify(self, a: Path, b: Path, inputs: Path | None = None) -> str:
+        """On random inputs of the usual sizes, or on those of a file."""
+        return self.call("verify", a, b, *(["--inputs", inputs] if inputs else []))
 
 
 def read_tensors(path: Path) -> dict[str, np.ndarray]:

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Hold ckpt-opt against PyTorch, ONNX Runtime and itself, on the fixtures or on a corpus of exports.
 
-    python tools/corpus.py --ckpt-opt target/release/ckpt-opt [--corpus DIR] [--case a,b] [--file onnx18.onnx]
-        [--policies none,full,selective] [--losses auto] [--no-runtime] [--cache DIR] [--format human|json]
+    python tools/corpus.py --ckpt-opt target/release/ckpt-opt [--corpus DIR] [--case a,b] [--file onnx18.onnx,...|all]
+        [--fuse on|off|both] [--policies none,full,selective] [--losses auto] [--no-runtime] [--cache DIR]
+        [--format human|json]
 
-For every case and loss, `inspect` must list every parameter of PyTorch's by one of its names (row `names`). For every
-policy the written file must
+For every case and loss, every parameter of PyTorch's must be in the file (row `names`): by one of the names that
+`inspect` lists, or by its contents where the file tells no name; matching.py has the details. For every policy the
+written file must
   write      be written (exit 0), with recompute nodes under every policy but `none`, and none under `none`
   checker    pass the ONNX checker: full check, strict shape inference
   ort        run in ONNX Runtime, unoptimised and optimised, with PyTorch's outputs, loss and full gradients
@@ -16,6 +18,10 @@ and unless --no-runtime
   run-other  the same at the other size, against ONNX Runtime
   verify     be bit-equal to the unplanned file, both by `ckpt-opt verify` and by comparing two runs
   memory     at batch 8 x sequence 128 measure a peak within 2 % of the predicted one, and below that of `none`
+
+A file that ONNX Runtime refuses as it was exported says so (row `source`), and PyTorch's outputs count instead of its
+own; one that runs at its own size only, or has a table of positions shorter than that sequence, is checked at sizes at
+which it does run.
 
 Losses `auto`: vjp, the model's own scalar `loss` if it has one, and each loss whose gradients the case stores.
 Exit 0 if all rows pass, 1 if one fails. Half-precision cases are skipped in ONNX Runtime, whose CPU provider lacks
@@ -38,6 +44,7 @@ import onnx
 import onnxruntime as ort
 
 import check_onnx
+import matching
 import tolerance
 from compiler import Compiler, Refused, read_tensors, write_tensors
 from feeds import COTANGENT, case_feeds, random_feeds, random_forward
@@ -46,8 +53,10 @@ from reference import (
     LABELLED,
     Case,
     Reference,
+    contents,
     differentiate,
     find_cases,
+    forward,
     load_generator,
     reference,
     stored_reference,
@@ -55,6 +64,8 @@ from reference import (
 
 OTHER = (3, 13)
 MEMORY = (8, 128)
+VERIFIED = (1, 128)
+"""The size that `verify` takes where nothing says otherwise."""
 MEMORY_TOLERANCE = 0.02
 LEVELS = {
     "unoptimised": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
@@ -87,17 +98,79 @@ class Report:
         return sum(row.status == status for row in self.rows)
 
 
+class Unfit(Exception):
+    """The model as it was exported does not run at this size."""
+
+
+@dataclass
+class Source:
+    """The exported file, as ONNX Runtime or else PyTorch runs it."""
+
+    case: Case
+    generator: ModuleType | None
+    refused: str = ""
+    """What ONNX Runtime says against the file at its own size."""
+    at: dict[tuple[int, int], tuple[Tensors, Tensors] | Unfit] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        try:
+            run_ort(self.case.model, self.case.group("in"), LEVELS["unoptimised"])
+        except Exception as error:  # ONNX Runtime has a class for each kind of failure
+            self.refused = first_line(error)
+
+    def forward_at(self, size: tuple[int, int]) -> tuple[Tensors, Tensors]:
+        """Random forward inputs at that size and what the model makes of them."""
+        if size not in self.at:
+            self.at[size] = self.run_at(size)
+        answer = self.at[size]
+        if isinstance(answer, Unfit):
+            raise answer
+        return answer
+
+    def runs_at(self, size: tuple[int, int]) -> bool:
+        try:
+            return bool(self.forward_at(size))
+        except Unfit:
+            return False
+
+    def run_at(self, size: tuple[int, int]) -> tuple[Tensors, Tensors] | Unfit:
+        inputs = random_forward(self.case, *size, seed=1)
+        try:
+            if not self.refused:
+                return inputs, run_ort(self.case.model, inputs, LEVELS["unoptimised"])
+            if self.generator is not None:
+                return inputs, forward(self.case, self.generator, inputs)
+        except Exception as error:
+            return Unfit(first_line(error))
+        return Unfit(self.refused)
+
+    def forward_to_measure(self) -> tuple[Tensors, Tensors, str]:
+        """Forward inputs and outputs at the largest size at which memory can be measured, and that size in words."""
+        own = next(iter(self.case.group("in").values())).shape
+        for size in (MEMORY, (MEMORY[0], own[1] if len(own) == 2 else 1)):
+            try:
+                return *self.forward_at(size), f"at {size[0]} x {size[1]}"
+            except Unfit:
+                continue
+        return self.case.group("in"), self.case.group("out"), "at its own size"
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]
+
+
 @dataclass
 class Plan:
     """What is known of one (case, loss) while its policies are gone through."""
 
     case: Case
+    label: str
     loss: str
     truth: Reference
-    table: list[dict]
-    entries: dict[str, dict]
+    matching: matching.Matching
     folder: Path
     generator: ModuleType | None
+    source: Source
     files: dict[str, Path] = field(default_factory=dict)
     peaks: dict[str, int] = field(default_factory=dict)
     ort_other: dict[str, Tensors] = field(default_factory=dict)
@@ -116,61 +189,23 @@ def run_ort(model: Path, feeds: Tensors, level: ort.GraphOptimizationLevel) -> T
     """All outputs by name, on the CPU with two threads."""
     options = ort.SessionOptions()
     options.graph_optimization_level = level
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what it says against a file comes back as an exception
     options.intra_op_num_threads = 2
     session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, feeds)))
 
 
-def entries_by_name(table: list[dict], truth: Reference) -> tuple[dict[str, dict], list[str]]:
-    """The table's entry for each PyTorch parameter, under any name of either, and the parameters it does not have.
-
-    A parameter whose gradient is zero may be absent: the graph does not use it.
-    """
-    known = {name: entry for entry in table for name in [entry["name"], *entry["aliases"]]}
-    found, missing = {}, []
-    for name, gradient in truth.full.items():
-        names = [name, *(alias for alias, of in truth.aliases.items() if of == name)]
-        entry = next((known[n] for n in names if n in known), None)
-        if entry is not None:
-            found[name] = entry
-        elif np.any(gradient):
-            missing.append(name)
-    return found, missing
-
-
-def gradients_by_name(outputs: Tensors, plan: Plan) -> Tensors:
-    """Gradients under PyTorch's names and in PyTorch's layout, through the name table of `inspect`.
-
-    Refused: a trainable parameter without a gradient output, a gradient output or a trainable parameter that PyTorch
-    has no gradient for.
-    """
-    found, used = {}, set()
-    for name, entry in plan.entries.items():
-        output = f"{entry['initializer']}.grad"
-        if output not in outputs:
-            raise ValueError(f"no output {output} for the parameter {name}")
-        used.add(output)
-        found[name] = outputs[output].T if entry["transposed"] else outputs[output]
-    strangers = {n for n in outputs if n.endswith(".grad")} - used
-    strangers |= {f"{e['initializer']}.grad" for e in plan.table if e["trainable"]} - used
-    if strangers:
-        raise ValueError(f"gradients that PyTorch has no parameter for: {', '.join(sorted(strangers))}")
-    return found
-
-
 def against_torch(plan: Plan, outputs: Tensors, truth: Reference, forward: Tensors) -> list[tolerance.Worst]:
     """Outputs (against `forward`), loss and gradients against PyTorch; one verdict each."""
     verdicts = []
     try:
-        grads = gradients_by_name(outputs, plan)
+        grads, present = plan.matching.gradients(outputs, truth.full)
+        if plan.half:
+            _, exact = plan.matching.gradients(outputs, truth.exact)
+            return [tolerance.compare_half(grads, present, exact)]
     except ValueError as error:
         return [tolerance.Worst(problem=str(error))]
-    present = {name: truth.full[name] for name in grads}
-    if plan.half:
-        exact = {name: truth.exact[name] for name in present}
-        return [tolerance.compare_half(grads, present, exact)]
     verdicts.append(tolerance.compare(outputs, forward))
     if truth.loss is not None:
         verdicts.append(tolerance.compare(outputs, {"loss": np.float32(truth.loss)}))
@@ -223,7 +258,7 @@ def check_file(report: Report, key: tuple[str, str, str], out: Path, policy: str
 
 def check_ort(report: Report, plan: Plan, policy: str) -> Tensors | None:
     """Rows `ort` and `ort-other`; the unoptimised outputs at the case's own size."""
-    key = (plan.case.name, plan.loss, policy)
+    key = (plan.label, plan.loss, policy)
     out, first = plan.files[policy], None
     if plan.half:
         report.add(key, "ort", None, "ONNX Runtime's CPU provider has no kernels for this dtype")
@@ -233,8 +268,12 @@ def check_ort(report: Report, plan: Plan, policy: str) -> Tensors | None:
         outputs = run_ort(out, feeds, value)
         first = outputs if first is None else first
         verdict(report, key, f"ort {level}", against_torch(plan, outputs, plan.truth, plan.case.group("out")))
-    forward, outputs = forward_at(plan.case, OTHER)
-    feeds = random_feeds(plan.case, out, forward, outputs, 2)
+    try:
+        inputs, outputs = plan.source.forward_at(OTHER)
+    except Unfit as unfit:
+        report.add(key, "ort-other", None, f"the file itself does not run at {OTHER[0]} x {OTHER[1]}: {unfit}")
+        return first
+    feeds = random_feeds(plan.case, out, inputs, outputs, 2)
     other = run_ort(out, feeds, LEVELS["unoptimised"])
     plan.ort_other[policy] = other
     verdicts = [tolerance.compare(other, outputs)]
@@ -242,7 +281,7 @@ def check_ort(report: Report, plan: Plan, policy: str) -> Tensors | None:
         verdicts += against(other, plan.ort_other["none"])
     if plan.generator is not None:
         cotangents = {n.removesuffix(COTANGENT): c for n, c in feeds.items() if n.endswith(COTANGENT)}
-        found, truth = differentiate(plan.case, plan.loss, plan.generator, forward, cotangents, feeds.get("labels"))
+        found, truth = differentiate(plan.case, plan.loss, plan.generator, inputs, cotangents, feeds.get("labels"))
         if plan.loss == "vjp":  # the sum of out·cot is no output of the graph
             truth = replace(truth, loss=None)
         verdicts += against_torch(plan, other, truth, found)
@@ -250,15 +289,9 @@ def check_ort(report: Report, plan: Plan, policy: str) -> Tensors | None:
     return first
 
 
-def forward_at(case: Case, size: tuple[int, int]) -> tuple[Tensors, Tensors]:
-    """Random forward inputs at another size and what the original model makes of them."""
-    forward = random_forward(case, *size, seed=1)
-    return forward, run_ort(case.model, forward, LEVELS["unoptimised"])
-
-
 def check_run(report: Report, compiler: Compiler, plan: Plan, policy: str, by_ort: Tensors | None) -> None:
     """Rows `run`, `run-other`, `verify`, `memory`."""
-    key = (plan.case.name, plan.loss, policy)
+    key = (plan.label, plan.loss, policy)
     out, target = plan.files[policy], plan.folder / f"run-{policy}{plan.suffix}"
     inputs = plan.case.folder / "case.npz"
     if plan.half or (plan.loss in LABELLED and "labels" not in plan.case.arrays):
@@ -275,36 +308,44 @@ def check_run(report: Report, compiler: Compiler, plan: Plan, policy: str, by_or
     if policy != "none" and "none" in plan.run_own:
         difference = same_bits(plan.run_own["none"], own)
         try:
-            compiler.verify(plan.files["none"], out)
+            compiler.verify(plan.files["none"], out, None if plan.source.runs_at(VERIFIED) else inputs)
         except Refused as error:
             difference = f"verify: {error}" + (f"; {difference}" if difference else "")
         report.add(key, "verify", not difference, difference or "bit-equal to none")
     if plan.half:
         return
-    for size, check in ((OTHER, "run-other"), (MEMORY, "memory")):
-        forward, outputs = forward_at(plan.case, size)
-        inputs, target = plan.folder / f"{check}.npz", plan.folder / f"{check}-{policy}-out.npz"
-        write_tensors(inputs, random_feeds(plan.case, out, forward, outputs, 2))
-        answer = compiler.run(out, inputs, target)
-        if check == "run-other" and policy not in plan.ort_other:
-            report.add(key, check, None, "ONNX Runtime gave nothing to compare with")
-        elif check == "run-other":
-            verdict(report, key, check, against(read_tensors(target), plan.ort_other[policy]))
-        else:
-            check_memory(report, plan, policy, answer)
+    if policy in plan.ort_other:
+        own = run_at(compiler, plan, policy, "run-other", *plan.source.forward_at(OTHER))[1]
+        verdict(report, key, "run-other", against(own, plan.ort_other[policy]))
+    else:
+        report.add(key, "run-other", None, "ONNX Runtime gave nothing to compare with")
+    *forward_io, where = plan.source.forward_to_measure()
+    answer = run_at(compiler, plan, policy, "memory", *forward_io)[0]
+    check_memory(report, plan, policy, answer, where)
 
 
-def check_memory(report: Report, plan: Plan, policy: str, answer: dict) -> None:
-    """Row `memory`, from the figures of one run at batch 8 x sequence 128."""
+def run_at(
+    compiler: Compiler, plan: Plan, policy: str, name: str, forward_inputs: Tensors, forward_outputs: Tensors
+) -> tuple[dict, Tensors]:
+    """What our runtime says of a run on these inputs completed at random, and the results."""
+    inputs, target = plan.folder / f"{name}.npz", plan.folder / f"{name}-{policy}-out.npz"
+    out = plan.files[policy]
+    write_tensors(inputs, random_feeds(plan.case, out, forward_inputs, forward_outputs, 2))
+    answer = compiler.run(out, inputs, target)
+    return answer, read_tensors(target)
+
+
+def check_memory(report: Report, plan: Plan, policy: str, answer: dict, where: str) -> None:
+    """Row `memory`, from the figures of one run."""
     predicted, measured = answer["predicted_peak_bytes"], answer["measured_peak_bytes"]
     plan.peaks[policy] = measured
     off = abs(measured - predicted) / predicted
     good = off <= MEMORY_TOLERANCE
-    detail = f"measured {measured}, predicted {predicted} ({100 * off:.2f} % off)"
+    detail = f"measured {measured}, predicted {predicted} ({100 * off:.2f} % off) {where}"
     if policy != "none" and "none" in plan.peaks:
         good = good and measured < plan.peaks["none"]
         detail += f", {100 * measured / plan.peaks['none']:.1f} % of none"
-    report.add((plan.case.name, plan.loss, policy), "memory", good, detail)
+    report.add((plan.label, plan.loss, policy), "memory", good, detail)
 
 
 def losses_of(case: Case, chosen: str) -> list[str]:
@@ -318,45 +359,55 @@ def losses_of(case: Case, chosen: str) -> list[str]:
 def check_case(
     report: Report, compiler: Compiler, case: Case, args: argparse.Namespace, generator, folder: Path
 ) -> None:
-    """All losses and policies of one case. A failure of one row never hides the others."""
+    """All losses and policies of one file. A failure of one row never hides the others."""
+    label = case.label + ("" if args.fuse != "both" else ", unfused" if compiler.options else ", fused")
     try:
         table = compiler.inspect(case.model)["parameters"]
     except (Refused, KeyError) as error:
-        report.add((case.name, "-", "-"), "inspect", False, repr(error))
+        report.add((label, "-", "-"), "inspect", False, repr(error))
         return
+    source = Source(case, generator)
+    if source.refused and generator is not None:
+        report.add((label, "-", "-"), "source", None, f"ONNX Runtime refuses the exported file: {source.refused}")
     for loss in losses_of(case, args.losses):
         try:
             truth = reference(case, loss, generator, args.cache)
         except Exception as error:
-            report.add((case.name, loss, "-"), "reference", False, f"{type(error).__name__}: {error}")
+            report.add((label, loss, "-"), "reference", False, f"{type(error).__name__}: {error}")
             continue
         if truth is None:
-            report.add(
-                (case.name, loss, "-"), "reference", None, "no PyTorch gradients stored, and none can be computed here"
-            )
+            detail = "no PyTorch gradients stored, and none can be computed here"
+            report.add((label, loss, "-"), "reference", None, detail)
             continue
-        entries, missing = entries_by_name(table, truth)
-        detail = f"{len(entries)} of PyTorch's parameters" + (f"; not listed: {', '.join(missing)}" if missing else "")
-        report.add((case.name, loss, "-"), "names", not missing and bool(entries), detail)
-        plan = Plan(case, loss, truth, table, entries, folder / f"{case.name}-{loss}", generator)
+        values = None if generator is None else lambda: contents(case, generator)
+        found = matching.match(table, truth, values)
+        detail = f"{sum(len(names) for _, names in found.groups)} of PyTorch's parameters"
+        for what, names in (("by contents", found.by_contents), ("not in the file", found.missing)):
+            detail += f"; {what}: {', '.join(names)}" if names else ""
+        report.add((label, loss, "-"), "names", not found.missing and bool(found.groups), detail)
+        scratch = folder / "-".join([label.replace("/", "-").replace(", ", "-"), loss])
+        plan = Plan(case, label, loss, truth, found, scratch, generator, source)
         plan.folder.mkdir(exist_ok=True)
         for policy in args.policies.split(","):
-            key, out = (case.name, loss, policy), plan.folder / f"{policy}.onnx"
-            stage = "write"
-            try:
-                compiler.optimize(case.model, out, policy, None if loss == "own" else loss)
-                plan.files[policy] = out
-                check_file(report, key, out, policy)
-                stage = "ort"
-                by_ort = check_ort(report, plan, policy)
-            except Exception as error:  # whatever goes wrong is one failed row; the rest is still checked
-                report.add(key, stage, False, f"{type(error).__name__}: {error}")
-                by_ort = None
-            if policy in plan.files and not args.no_runtime:
-                try:
-                    check_run(report, compiler, plan, policy, by_ort)
-                except Exception as error:
-                    report.add(key, "run", False, f"{type(error).__name__}: {error}")
+            check_policy(report, compiler, plan, policy, args.no_runtime)
+
+
+def check_policy(report: Report, compiler: Compiler, plan: Plan, policy: str, no_runtime: bool) -> None:
+    key, out = (plan.label, plan.loss, policy), plan.folder / f"{policy}.onnx"
+    stage, by_ort = "write", None
+    try:
+        compiler.optimize(plan.case.model, out, policy, None if plan.loss == "own" else plan.loss)
+        plan.files[policy] = out
+        check_file(report, key, out, policy)
+        stage = "ort"
+        by_ort = check_ort(report, plan, policy)
+    except Exception as error:  # whatever goes wrong is one failed row; the rest is still checked
+        report.add(key, stage, False, f"{type(error).__name__}: {error}")
+    if policy in plan.files and not no_runtime:
+        try:
+            check_run(report, compiler, plan, policy, by_ort)
+        except Exception as error:
+            report.add(key, "run", False, f"{type(error).__name__}: {error}")
 
 
 def show(report: Report, fmt: str) -> None:
@@ -383,7 +434,10 @@ def main() -> int:
         "--corpus", type=Path, default=home / "fixtures", help="folder of cases (default: the fixtures)"
     )
     parser.add_argument("--case", default="", help="comma-separated case names")
-    parser.add_argument("--file", help="model file name (default: model.onnx, else onnx18.onnx)")
+    parser.add_argument(
+        "--file", default="", help="comma-separated model file names, or all (default: model.onnx, else onnx18.onnx)"
+    )
+    parser.add_argument("--fuse", choices=["on", "off", "both"], default="on", help="off: with --no-fuse")
     parser.add_argument("--policies", default="none,full,selective")
     parser.add_argument("--losses", default="auto", help=f"comma-separated: {', '.join(KINDS)}")
     parser.add_argument("--no-runtime", action="store_true", help="only what needs no libtorch")
@@ -395,14 +449,18 @@ def main() -> int:
         parser.error(f"no such binary: {args.ckpt_opt}")
     if args.losses != "auto" and not set(args.losses.split(",")) <= set(KINDS):
         parser.error(f"--losses are {', '.join(KINDS)}")
-    report, compiler = Report(), Compiler(args.ckpt_opt.resolve())
-    cases = find_cases(args.corpus, [c for c in args.case.split(",") if c], args.file)
+    report = Report()
+    forms = {"on": [()], "off": [("--no-fuse",)], "both": [(), ("--no-fuse",)]}[args.fuse]
+    compilers = [Compiler(args.ckpt_opt.resolve(), options=options) for options in forms]
+    listed = [[name for name in text.split(",") if name] for text in (args.case, args.file)]
+    cases = find_cases(args.corpus, *listed)
     generator = load_generator(args.corpus)
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         for case in cases:
-            check_case(report, compiler, case, args, generator, folder)
+            for compiler in compilers:
+                check_case(report, compiler, case, args, generator, folder)
     show(report, args.format)
     return 1 if report.count("fail") or not report.count("pass") else 0
 

@@ -20,6 +20,8 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+import onnx
+from onnx import numpy_helper
 
 import tolerance
 
@@ -43,10 +45,17 @@ class Reference:
 class Case:
     folder: Path
     model: Path
+    several: bool = False
+    """Whether other files of the same case are looked at too."""
 
     @property
     def name(self) -> str:
         return self.folder.name
+
+    @property
+    def label(self) -> str:
+        """The name in reports."""
+        return f"{self.name}/{self.model.stem}" if self.several else self.name
 
     @cached_property
     def arrays(self) -> dict[str, np.ndarray]:
@@ -67,17 +76,18 @@ class Case:
         return labels
 
 
-def find_cases(corpus: Path, only: list[str], file: str | None) -> list[Case]:
-    """The cases of a folder in name order. `file`: the model's file name, else model.onnx or onnx18.onnx."""
+def find_cases(corpus: Path, only: list[str], files: list[str]) -> list[Case]:
+    """The cases of a folder in name order, each with those of `files` that it has; `all` means every ONNX file, none
+    means model.onnx, else onnx18.onnx."""
     found = []
     for folder in sorted(corpus.iterdir()):
         if not (folder / "case.npz").is_file() or (only and folder.name not in only):
             continue
-        model = next(
-            (folder / f for f in ([file] if file else ["model.onnx", "onnx18.onnx"]) if (folder / f).is_file()), None
-        )
-        if model:
-            found.append(Case(folder, model))
+        if files == ["all"]:
+            models = sorted(folder.glob("*.onnx"))
+        else:
+            models = [folder / f for f in files or ["model.onnx", "onnx18.onnx"] if (folder / f).is_file()]
+        found += [Case(folder, model, bool(files)) for model in (models if files else models[:1])]
     missing = set(only) - {case.name for case in found}
     if missing or not found:
         raise FileNotFoundError(f"{corpus}: no case {', '.join(sorted(missing)) or 'at all'}")
@@ -99,6 +109,35 @@ def load_generator(corpus: Path) -> ModuleType | None:
     return module
 
 
+def run_model(case: Case, generator: ModuleType, inputs: dict[str, np.ndarray]) -> tuple[object, dict[str, object]]:
+    """The case's model and what it makes of the inputs on one thread, by name, recorded for differentiation."""
+    import torch
+
+    torch.set_num_threads(1)
+    built = generator.fresh(case.name, "tiny")
+    built.model.requires_grad_(True)  # an adapter's frozen weights too: the exported file does not say that they are
+    answer = built.model(**{name: torch.from_numpy(value) for name, value in inputs.items()})
+    answers = [answer] if isinstance(answer, torch.Tensor) else answer
+    return built.model, dict(zip(case.group("out"), answers, strict=True))
+
+
+def forward(case: Case, generator: ModuleType, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """PyTorch's outputs of a corpus case, at any size of its inputs."""
+    return {name: value.detach().numpy() for name, value in run_model(case, generator, inputs)[1].items()}
+
+
+def contents(case: Case, generator: ModuleType) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Values of PyTorch's parameters and of the file's initializers, by name."""
+    model = generator.fresh(case.name, "tiny").model
+    values = {name: value.detach().numpy() for name, value in model.named_parameters()}
+    graph = onnx.load(case.model).graph
+    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant" and node.attribute[0].name == "value":
+            stored[node.output[0]] = numpy_helper.to_array(node.attribute[0].t)
+    return values, stored
+
+
 def differentiate(
     case: Case,
     kind: str,
@@ -111,13 +150,7 @@ def differentiate(
     gradients with the scalar that was differentiated as `loss`."""
     import torch
 
-    torch.set_num_threads(1)
-    built = generator.fresh(case.name, "tiny")
-    built.model.requires_grad_(True)  # an adapter's frozen weights too: the exported file does not say that they are
-    given = {name: torch.from_numpy(value) for name, value in inputs.items()}
-    answer = built.model(**given)
-    answers = [answer] if isinstance(answer, torch.Tensor) else answer
-    outputs = dict(zip(case.group("out"), answers, strict=True))
+    model, outputs = run_model(case, generator, inputs)
     if kind == "own":
         loss = outputs["loss"]
     elif kind == "vjp":
@@ -129,7 +162,7 @@ def differentiate(
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, -2), wanted.flatten(), ignore_index=IGNORE)
     loss.backward()
     names: dict[int, list[str]] = {}
-    parameters = dict(built.model.named_parameters(remove_duplicate=False))
+    parameters = dict(model.named_parameters(remove_duplicate=False))
     for name, parameter in parameters.items():
         names.setdefault(id(parameter), []).append(name)
     grads, aliases = {}, {}
