@@ -1,46 +1,15 @@
-//! Prices of nodes at known sizes: FLOPs, bytes moved, and time on a device by the roofline.
-//!
-//! Time is `max(FLOPs / rate, bytes / bandwidth) + launch`. The default device is a modelling assumption, not a
-//! measurement: it is the one the planner benches price their graphs with, so that figures can be compared.
+//! Prices of nodes at known sizes: FLOPs and bytes moved, and the element type that the arithmetic is in. What that takes
+//! in time is the [`Device`](super::Device)'s to say.
 
 use crate::analysis::sizes::Sizes;
 use crate::ir::op::{Cost, CostCx};
-use crate::ir::{Graph, NodeId, Side};
-
-/// What decides how long a node takes.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Device {
-    pub flops_per_s: f64,
-    pub bytes_per_s: f64,
-    pub launch_us: f64,
-}
-
-impl Default for Device {
-    fn default() -> Self {
-        Device {
-            flops_per_s: 600e12,
-            bytes_per_s: 2.5e12,
-            launch_us: 1.5,
-        }
-    }
-}
-
-impl Device {
-    /// Time of one node, in microseconds; nothing to do takes no time.
-    pub fn time_us(&self, cost: Cost) -> f64 {
-        if cost == Cost::default() {
-            return 0.0;
-        }
-        let arithmetic = cost.flops as f64 / self.flops_per_s;
-        let traffic = cost.bytes as f64 / self.bytes_per_s;
-        arithmetic.max(traffic) * 1e6 + self.launch_us
-    }
-}
+use crate::ir::{DType, Graph, NodeId, Side};
 
 /// The price of every node.
 #[derive(Clone, Debug)]
 pub struct Costs {
     table: Side<NodeId, Cost>,
+    dtype: Side<NodeId, DType>,
     pub total: Cost,
 }
 
@@ -48,6 +17,7 @@ impl Costs {
     pub fn new(graph: &Graph, sizes: &Sizes) -> Costs {
         let mut costs = Costs {
             table: Side::new(graph.node_bound(), Cost::default()),
+            dtype: Side::new(graph.node_bound(), DType::F32),
             total: Cost::default(),
         };
         for id in graph.order() {
@@ -64,6 +34,10 @@ impl Costs {
                 outs: &outs,
             });
             costs.table[*id] = cost;
+            let all = ins.iter().flatten().chain(&outs).map(|s| s.dtype);
+            if let Some(widest) = all.filter(|d| d.is_float()).max_by_key(|d| d.size_bytes()) {
+                costs.dtype[*id] = widest;
+            }
             costs.total.flops += cost.flops;
             costs.total.bytes += cost.bytes;
         }
@@ -72,5 +46,10 @@ impl Costs {
 
     pub fn of(&self, node: NodeId) -> Cost {
         self.table[node]
+    }
+
+    /// The element type whose rate the node's arithmetic has: the widest floating-point type it reads or makes.
+    pub fn dtype(&self, node: NodeId) -> DType {
+        self.dtype[node]
     }
 }

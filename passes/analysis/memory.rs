@@ -8,6 +8,7 @@
 //! Inputs and initializers are static: resident throughout. The executor frees by [`MemoryProfile::frees`], so what is
 //! predicted here and what a run does cannot drift apart. Linear in nodes and operands.
 
+use crate::analysis::device::round_up;
 use crate::analysis::sizes::Sizes;
 use crate::error::{Error, Result};
 use crate::ir::op::{Footprint, MemoryCx, Place, Sized, contiguous_strides};
@@ -45,6 +46,8 @@ pub struct Layout {
 #[derive(Clone, Debug)]
 pub struct MemoryProfile {
     pub storages: Vec<Storage>,
+    /// Blocks are multiples of this.
+    pub granularity_bytes: u64,
     layouts: Side<ValueId, Option<Layout>>,
     /// Bytes of inputs and initializers.
     pub static_bytes: u64,
@@ -61,10 +64,22 @@ pub struct MemoryProfile {
 }
 
 impl MemoryProfile {
+    /// Memory in requested bytes, as CPU allocators are counted.
+    ///
     /// # Errors
     /// A `bug` where a rule describes results that its node does not have.
     pub fn new(graph: &Graph, sizes: &Sizes) -> Result<MemoryProfile> {
+        MemoryProfile::rounded(graph, sizes, 1)
+    }
+
+    /// Memory in blocks that an allocator rounds up to a multiple of `granularity_bytes`. How many blocks the
+    /// temporaries of a kernel are is not known: they are rounded as one.
+    ///
+    /// # Errors
+    /// See [`MemoryProfile::new`].
+    pub fn rounded(graph: &Graph, sizes: &Sizes, granularity_bytes: u64) -> Result<MemoryProfile> {
         let mut profile = MemoryProfile {
+            granularity_bytes,
             storages: Vec::new(),
             layouts: Side::new(graph.value_bound(), None),
             static_bytes: 0,
@@ -93,7 +108,7 @@ impl MemoryProfile {
     fn make(&mut self, value: ValueId, sized: &Sized, is_static: bool, born: usize) {
         let storage = StorageId(self.storages.len() as u32);
         self.storages.push(Storage {
-            bytes: sized.bytes(),
+            bytes: round_up(sized.bytes(), self.granularity_bytes),
             first: value,
             is_static,
             born,
@@ -153,7 +168,8 @@ impl MemoryProfile {
                 }
             }
         }
-        self.temp_bytes.push(footprint.temp_bytes);
+        let temp_bytes = round_up(footprint.temp_bytes, self.granularity_bytes);
+        self.temp_bytes.push(temp_bytes);
         Ok(())
     }
 

@@ -1,7 +1,8 @@
 //! Read-only analyses: a graph in, a table out; nothing here changes a graph.
 //!
 //! [`sizes`] turns symbolic sizes into numbers, [`memory`] says which values share storage, when storage dies and how
-//! many bytes are alive at every node, [`breakdown`] what they are at the peak, [`cost`] prices nodes, [`params`] tells
+//! many bytes are alive at every node, [`breakdown`] what they are at the peak, [`cost`] prices nodes and
+//! [`device`] says what that takes in time, [`params`] tells
 //! parameters from constants, [`blocks`] finds the layers ([`spine`] the residual stream, [`runs`] what repeats along
 //! it, [`attention`] the attentions in them).
 
@@ -9,6 +10,7 @@ pub mod attention;
 pub mod blocks;
 pub mod breakdown;
 pub mod cost;
+pub mod device;
 pub mod memory;
 pub mod params;
 pub mod runs;
@@ -17,6 +19,7 @@ pub mod spine;
 
 pub use blocks::{Block, Blocks};
 pub use breakdown::Breakdown;
-pub use cost::{Costs, Device};
+pub use cost::Costs;
+pub use device::Device;
 pub use memory::{MemoryProfile, StorageId};
 pub use sizes::{Binding, DimKind, Sizes};

@@ -1,7 +1,7 @@
 //! The passes there are, and what they are given.
 
 use super::{After, Changed, Pass};
-use crate::analysis::cost::Device;
+use crate::analysis::Device;
 use crate::analysis::params::{Parameter, Selection, parameters};
 use crate::analysis::sizes::Binding;
 use crate::error::Error;

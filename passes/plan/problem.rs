@@ -173,7 +173,7 @@ impl Problem {
                 } else {
                     Phase::Forward
                 },
-                cost: device.time_us(cost),
+                cost: device.time_us(cost, costs.dtype(*id)),
                 flops: cost.flops,
                 bytes: cost.bytes,
                 temp_bytes: memory.temp_bytes[at],

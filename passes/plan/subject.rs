@@ -51,7 +51,7 @@ impl Subject {
     /// A size without a number; a graph that has copies.
     pub fn new(graph: &Graph, binding: &Binding, device: &Device) -> Result<Subject> {
         let sizes = Sizes::new(graph, binding)?;
-        let memory = MemoryProfile::new(graph, &sizes)?;
+        let memory = MemoryProfile::rounded(graph, &sizes, device.granularity_bytes)?;
         let blocks = Blocks::new(graph)?;
         let (problem, map) = Problem::of_graph(graph, &sizes, &memory, device)?;
         let structure = Structure {
