@@ -4,13 +4,15 @@
 //! many bytes are alive at every node, [`breakdown`] what they are at the peak, [`cost`] prices nodes and
 //! [`device`] says what that takes in time, [`params`] tells
 //! parameters from constants, [`blocks`] finds the layers ([`spine`] the residual stream, [`runs`] what repeats along
-//! it, [`attention`] the attentions in them).
+//! it, [`attention`] the attentions in them and what each computes). [`elements`] tells what an element of an integer or
+//! boolean tensor is as a function of its indices, which proves what a mask is.
 
 pub mod attention;
 pub mod blocks;
 pub mod breakdown;
 pub mod cost;
 pub mod device;
+pub mod elements;
 pub mod memory;
 pub mod params;
 pub mod runs;

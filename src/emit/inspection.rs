@@ -2,11 +2,12 @@
 
 use super::units::bytes;
 use ckpt_passes::Result;
+use ckpt_passes::analysis::attention::rows::{self, Row};
 use ckpt_passes::analysis::params::{Selection, parameters};
 use ckpt_passes::analysis::sizes::dim_kinds;
 use ckpt_passes::analysis::{Blocks, DimKind};
 use ckpt_passes::ir::op::Domain;
-use ckpt_passes::ir::{DType, Graph, Role, Ty, ValueId};
+use ckpt_passes::ir::{DType, Dim, Graph, Role, Ty, ValueId};
 use ckpt_passes::transform::joint::{gradient_outputs, has_backward};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -54,6 +55,48 @@ pub struct Block {
     pub last: String,
 }
 
+/// One attention; what cannot be told is null.
+#[derive(Clone, Debug, Serialize)]
+pub struct Attention {
+    pub index: usize,
+    /// The layer it is in.
+    pub block: Option<usize>,
+    pub heads: Option<Size>,
+    pub kv_heads: Option<Size>,
+    pub head_size: Option<Size>,
+    /// Keys that a query sees at most, itself among them, where a sliding window is proven.
+    pub window: Option<i64>,
+    /// No query sees a key behind itself, whatever the data.
+    pub causal: bool,
+    /// What is masked beyond that: `none`, `bool` or `additive`.
+    pub mask: &'static str,
+    pub scale: Option<f64>,
+    pub softcap: Option<f64>,
+    /// `fused` for one op, else `decomposed`.
+    pub form: &'static str,
+    /// Why a decomposed one cannot become one op; null where it can.
+    pub obstacle: Option<String>,
+}
+
+impl From<Row> for Attention {
+    fn from(row: Row) -> Attention {
+        Attention {
+            index: row.index,
+            block: row.block,
+            heads: row.heads.as_ref().map(size),
+            kv_heads: row.kv_heads.as_ref().map(size),
+            head_size: row.head_size.as_ref().map(size),
+            window: row.window,
+            causal: row.causal,
+            mask: row.mask,
+            scale: row.scale,
+            softcap: row.softcap,
+            form: if row.fused { "fused" } else { "decomposed" },
+            obstacle: row.obstacle,
+        }
+    }
+}
+
 #[derive(Clone, Debug, Serialize)]
 pub struct NamedDim {
     /// `batch` or `sequence`.
@@ -72,6 +115,7 @@ pub struct Inspection {
     pub outputs: Vec<Port>,
     pub parameters: Vec<Parameter>,
     pub blocks: Vec<Block>,
+    pub attentions: Vec<Attention>,
     pub kv_sharing: Vec<String>,
     /// How often each op occurs.
     pub ops: BTreeMap<String, usize>,
@@ -83,11 +127,14 @@ pub struct Inspection {
     nodes: [usize; 4],
 }
 
-fn shape(ty: &Ty) -> Vec<Size> {
-    let size = |d: &ckpt_passes::ir::Dim| match d.as_const() {
+fn size(d: &Dim) -> Size {
+    match d.as_const() {
         Some(n) => Size::Fixed(n),
         None => Size::Named(d.to_string()),
-    };
+    }
+}
+
+fn shape(ty: &Ty) -> Vec<Size> {
     ty.dims.iter().map(size).collect()
 }
 
@@ -124,7 +171,9 @@ impl Inspection {
             }
         });
         let parameters = parameters.collect();
-        let blocks = Blocks::new(graph)?.list.into_iter().map(|b| Block {
+        let found = Blocks::new(graph)?;
+        let attentions = rows::rows(graph, &found)?;
+        let blocks = found.list.into_iter().map(|b| Block {
             index: b.index,
             class: b.class,
             path: b.path,
@@ -181,6 +230,7 @@ impl Inspection {
             outputs: graph.outputs().iter().map(port).collect(),
             parameters,
             blocks,
+            attentions: attentions.into_iter().map(Attention::from).collect(),
             kv_sharing: Vec::new(),
             ops,
             dims: dims.collect(),
@@ -272,6 +322,7 @@ impl Inspection {
                 b.index, b.kind, b.nodes, b.first, b.last
             );
         }
+        self.attention_table(&mut out);
         let ops: Vec<String> = self
             .ops
             .iter()
@@ -279,6 +330,36 @@ impl Inspection {
             .collect();
         let _ = writeln!(out, "\nops: {}", ops.join(", "));
         out
+    }
+
+    fn attention_table(&self, out: &mut String) {
+        let _ = writeln!(out, "\nattentions: {}", self.attentions.len());
+        for a in &self.attentions {
+            let text = |s: &Option<Size>| match s {
+                Some(Size::Fixed(n)) => n.to_string(),
+                Some(Size::Named(name)) => name.clone(),
+                None => "?".into(),
+            };
+            let mut notes = vec![format!("mask {}", a.mask)];
+            if a.causal {
+                notes.insert(0, "causal".into());
+            }
+            notes.extend(a.window.map(|w| format!("window {w}")));
+            notes.extend(a.scale.map(|s| format!("scale {s:.6}")));
+            notes.extend(a.softcap.map(|c| format!("softcap {c}")));
+            notes.push(a.form.into());
+            notes.extend(a.obstacle.clone());
+            let _ = writeln!(
+                out,
+                "  {:<4} layer {:<4} {} heads of {}, {} for keys  {}",
+                a.index,
+                a.block.map_or("-".into(), |b| b.to_string()),
+                text(&a.heads),
+                text(&a.head_size),
+                text(&a.kv_heads),
+                notes.join(", ")
+            );
+        }
     }
 
     fn is_gradient(&self, name: &str) -> bool {

@@ -3,6 +3,11 @@
 //! `MatMul(q, k) → scale, mask, cast, clamp … → Softmax → cast, guard, dropout … → MatMul(p, v)`, or one fused op.
 //! Elementwise and layout steps between are walked through; names are never looked at.
 
+pub mod form;
+pub mod mask;
+mod operands;
+pub mod rows;
+
 use super::spine::Flow;
 use crate::ir::{Graph, NodeId, Side, ValueId};
 use crate::ops::kind::{Kind, kind};

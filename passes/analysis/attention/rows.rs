@@ -1,0 +1,96 @@
+//! All attentions of a model as a table: for reports, and for whoever wants figures and no dataflow.
+
+use super::form::{Form, Forms};
+use super::mask::Part;
+use crate::analysis::blocks::Blocks;
+use crate::analysis::spine::Flow;
+use crate::error::Result;
+use crate::ir::{Dim, Graph};
+
+/// One attention; what cannot be told is `None`.
+#[derive(Clone, Debug)]
+pub struct Row {
+    pub index: usize,
+    /// The layer it is in.
+    pub block: Option<usize>,
+    pub heads: Option<Dim>,
+    pub kv_heads: Option<Dim>,
+    pub head_size: Option<Dim>,
+    /// Keys that a query sees at most, where a window is proven.
+    pub window: Option<i64>,
+    /// No query sees a key behind itself, whatever the data.
+    pub causal: bool,
+    /// What is masked beyond what is proven: `none`, `bool` or `additive`.
+    pub mask: &'static str,
+    /// The scores are `scale · q·kᵀ`.
+    pub scale: Option<f64>,
+    pub softcap: Option<f64>,
+    /// One op.
+    pub fused: bool,
+    /// Why a decomposed one cannot become one op.
+    pub obstacle: Option<String>,
+}
+
+/// The attentions of the forward part, in order.
+///
+/// # Errors
+/// See [`Flow::new`].
+pub fn rows(graph: &Graph, blocks: &Blocks) -> Result<Vec<Row>> {
+    let flow = Flow::new(graph)?;
+    let mut forms = Forms::new(graph, &flow);
+    let list = blocks.attentions.iter().enumerate();
+    Ok(list
+        .map(|(index, attention)| {
+            let block = blocks.of[attention.output];
+            let unknown = Row {
+                index,
+                block,
+                heads: None,
+                kv_heads: None,
+                head_size: None,
+                window: None,
+                causal: false,
+                mask: "none",
+                scale: None,
+                softcap: None,
+                fused: attention.scores == attention.output,
+                obstacle: None,
+            };
+            if unknown.fused {
+                return unknown;
+            }
+            match forms.of(attention.probabilities) {
+                Some(form) => decomposed(unknown, form),
+                None => Row {
+                    obstacle: Some("it has a form that is not known".into()),
+                    ..unknown
+                },
+            }
+        })
+        .collect())
+}
+
+fn decomposed(unknown: Row, form: Form) -> Row {
+    let [.., queries, keys] = form.dims.as_slice() else {
+        return unknown;
+    };
+    let proven = &form.mask.proven;
+    let is_bias = |p: &Part| !matches!(p, Part::Keep { .. });
+    Row {
+        heads: Some(form.heads),
+        kv_heads: Some(form.kv_heads),
+        head_size: Some(form.head_size),
+        window: proven.width(),
+        causal: proven.is_causal(queries, keys),
+        mask: match form.mask.parts.as_slice() {
+            [] => "none",
+            parts if parts.iter().any(is_bias) => "additive",
+            _ => "bool",
+        },
+        // As many digits as the file's own float32 has.
+        scale: Some(f64::from(form.scale as f32)),
+        softcap: (form.softcap != 0.0).then(|| f64::from(form.softcap as f32)),
+        obstacle: form.obstacle,
+        ..unknown
+    }
+}

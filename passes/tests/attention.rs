@@ -1,0 +1,324 @@
+//! Attentions in the forms exporters write, and near misses: what the analysis says of each.
+
+use ckpt_passes::analysis::Blocks;
+use ckpt_passes::analysis::attention::rows::rows;
+use ckpt_passes::ir::Dim;
+use ckpt_passes::text::parse;
+use ckpt_passes::transform::infer::infer;
+
+/// Constants that the graphs below use.
+const INITS: &str = "
+  init %zero : i64[] = 0
+  init %one : i64[] = 1
+  init %three : i64[] = 3
+  init %a0 : i64[1] = [0]
+  init %a1 : i64[1] = [1]
+  init %a2 : i64[1] = [2]
+  init %last : i64[1] = [-1]
+  init %s : f32[] = 0.25
+  init %root : f32[] = 0.5
+  init %four : f32[1] = [4.0]
+  init %none : f32[] = 0.0
+  init %low : f32[] = -inf
+  init %min : f32[] = -3.4028235e38
+  init %ten : f32[] = -10000.0
+  init %true : bool[] = true
+";
+
+/// Positions of queries as a column and of keys as a row, and whether a query comes first: all [seq, seq] or wider.
+const POSITIONS: &str = "
+  %len = Shape %q {start=2, end=3}
+  %count = Squeeze %len
+  %range = Range %zero, %count, %one
+  %row = Unsqueeze %range, %a1
+  %column = Unsqueeze %range, %a0
+  %seen = LessOrEqual %column, %row
+";
+
+fn graph(body: &str, output: &str) -> String {
+    format!(
+        "graph @g imported (%q: f32[batch, 8, seq, 16], %k: f32[batch, 8, seq, 16], \
+         %v: f32[batch, 8, seq, 16], %kv: f32[batch, 2, seq, 16], %pad: bool[batch, 1, 1, seq], \
+         %bias: f32[8, seq, seq], %big: f32[batch, 8, seq, seq]) -> ({output}) {{{INITS}{body}}}\n"
+    )
+}
+
+/// One line an attention.
+fn said(body: &str, output: &str) -> Vec<String> {
+    let text = graph(body, output);
+    let mut g = parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
+    infer(&mut g).unwrap_or_else(|e| panic!("{e}\n{text}"));
+    let blocks = Blocks::new(&g).unwrap();
+    let size = |d: &Option<Dim>| d.as_ref().map_or("?".into(), Dim::to_string);
+    rows(&g, &blocks)
+        .unwrap()
+        .iter()
+        .map(|r| {
+            let mut line = format!(
+                "{}/{} of {}",
+                size(&r.heads),
+                size(&r.kv_heads),
+                size(&r.head_size)
+            );
+            if r.causal {
+                line += " causal";
+            }
+            if let Some(w) = r.window {
+                line += &format!(" window {w}");
+            }
+            line += &format!(" {}", r.mask);
+            if let Some(scale) = r.scale {
+                line += &format!(" scale {scale}");
+            }
+            if let Some(cap) = r.softcap {
+                line += &format!(" softcap {cap}");
+            }
+            if let Some(why) = &r.obstacle {
+                line += &format!("; {why}");
+            }
+            line
+        })
+        .collect()
+}
+
+fn one(body: &str) -> String {
+    let lines = said(body, "%y");
+    assert_eq!(lines.len(), 1, "{lines:?}\n{body}");
+    lines[0].clone()
+}
+
+const SCORES: &str = "
+  %kt = Transpose %k {perm=[0, 1, 3, 2]}
+  %qk = MatMul %q, %kt
+";
+
+#[test]
+fn scales() {
+    let tail = "
+  %p = Softmax %z
+  %y = MatMul %p, %v
+";
+    for (body, scale) in [
+        ("%z = Mul %qk, %s", "0.25"),
+        ("%z = Mul %s, %qk", "0.25"),
+        ("%z = Div %qk, %four", "0.25"),
+        ("%z = Identity %qk", "1"),
+    ] {
+        assert_eq!(
+            one(&format!("{SCORES}  {body}{tail}")),
+            format!("8/8 of 16 none scale {scale}")
+        );
+    }
+    // One over the root of the size, computed, on both sides: half on the keys behind a detour through three axes.
+    let split = "
+  %shape = Shape %q
+  %size = Slice %shape, %last, %to, %a0
+  %f = Cast %size {to=f32}
+  %r = Sqrt %f
+  %half = Reciprocal %r
+  %both = Sqrt %half
+  %qs = Mul %q, %both
+  %flat = Reshape %k, %merged
+  %turned = Transpose %flat {perm=[0, 2, 1]}
+  %apart = Reshape %turned, %split
+  %ks = Mul %both, %apart
+  %z = MatMul %qs, %ks
+";
+    let shapes = "
+  init %to : i64[1] = [9223372036854775807]
+  init %sixteen : i64[1] = [16]
+  init %eight : i64[1] = [8]
+  %b = Shape %q {start=0, end=1}
+  %n = Shape %q {start=2, end=3}
+  %merged = Concat %last, %n, %sixteen {axis=0}
+  %split = Concat %b, %eight, %sixteen, %n {axis=0}
+";
+    assert_eq!(
+        one(&format!("{shapes}{split}{tail}")),
+        "8/8 of 16 none scale 0.25"
+    );
+}
+
+#[test]
+fn masks() {
+    for (body, expected) in [
+        (
+            "%m = Where %seen, %none, %low\n %z = Add %qk, %m",
+            "causal none",
+        ),
+        (
+            "%m = Where %seen, %none, %min\n %z = Add %m, %qk",
+            "causal none",
+        ),
+        ("%z = Where %seen, %qk, %low", "causal none"),
+        ("%z = Where %seen, %qk, %min", "causal none"),
+        (
+            "%hide = Not %seen\n %z = Where %hide, %low, %qk",
+            "causal none",
+        ),
+        // Low enough to mean a mask, too high to be one for certain.
+        (
+            "%m = Where %seen, %none, %ten\n %z = Add %qk, %m",
+            "causal additive",
+        ),
+        (
+            "%all = Or %seen, %true\n %m = Where %all, %none, %low\n %z = Add %qk, %m",
+            "none",
+        ),
+        (
+            "%both = And %seen, %pad\n %m = Where %both, %none, %low\n %z = Add %qk, %m",
+            "causal bool",
+        ),
+        // A row of nothing but lowest numbers is a softmax of its own: the bias stays whole.
+        (
+            "%both = And %seen, %pad\n %m = Where %both, %none, %min\n %z = Add %qk, %m",
+            "causal additive",
+        ),
+        ("%m = Where %pad, %none, %low\n %z = Add %qk, %m", "bool"),
+        ("%z = Add %qk, %bias", "additive"),
+        (
+            "%m = Where %seen, %none, %low\n %n = Add %m, %bias\n %z = Add %qk, %n",
+            "causal additive",
+        ),
+        (
+            "%from = Sub %row, %three\n %near = Greater %column, %from\n %w = And %near, %seen\n \
+          %m = Where %w, %none, %low\n %z = Add %qk, %m",
+            "causal window 3 none",
+        ),
+        (
+            "%gap = Sub %row, %column\n %far = Abs %gap\n %near = Less %gap, %three\n %back = Neg %gap\n \
+          %front = Less %back, %three\n %w = And %near, %front\n %z = Where %w, %qk, %low",
+            "window 5 none",
+        ),
+        (
+            "%square = Concat %len, %len {axis=0}\n %ones = ConstantOfShape %square {value=tensor f32[1] [1.0]}\n \
+          %tri = Trilu %ones {upper=0}\n %off = Equal %tri, %none\n %m = Where %off, %low, %none\n \
+          %z = Add %qk, %m",
+            "causal none",
+        ),
+        // The other triangle.
+        (
+            "%m = GreaterOrEqual %column, %row\n %z = Where %m, %qk, %low",
+            "none",
+        ),
+    ] {
+        let body =
+            format!("{POSITIONS}{SCORES}  {body}\n  %p = Softmax %z\n  %y = MatMul %p, %v\n");
+        let expected = format!("8/8 of 16 {expected} scale 1");
+        if body.contains("%m = GreaterOrEqual") {
+            // Query i sees keys from i on: a band, but not a causal one; nothing stays to be an operand.
+            assert_eq!(one(&body), expected);
+            continue;
+        }
+        assert_eq!(one(&body), expected, "{body}");
+    }
+}
+
+#[test]
+fn softcap_casts_and_guards() {
+    let cap = "
+  init %fifty : f32[] = 50.0
+  %small = Div %qk, %fifty
+  %t = Tanh %small
+  %big2 = Mul %t, %fifty
+";
+    let rest = "
+  %m = Where %seen, %none, %low
+  %z = Add %big2, %m
+  %wide = Cast %z {to=f64}
+  %soft = Softmax %wide
+  %p = Cast %soft {to=f32}
+  %nan = IsNaN %p
+  %safe = Where %nan, %none, %p
+  %y = MatMul %safe, %v
+";
+    assert_eq!(
+        one(&format!("{POSITIONS}{SCORES}{cap}{rest}")),
+        "8/8 of 16 causal none scale 1 softcap 50"
+    );
+}
+
+#[test]
+fn grouped_queries() {
+    let shapes = "
+  init %eight : i64[1] = [8]
+  init %sixteen : i64[1] = [16]
+  init %two : i64[1] = [2]
+  init %four4 : i64[1] = [4]
+  %b = Shape %q {start=0, end=1}
+  %n = Shape %q {start=2, end=3}
+  %wide = Concat %b, %two, %four4, %n, %sixteen {axis=0}
+  %flat = Concat %b, %eight, %n, %sixteen {axis=0}
+";
+    let repeat = |name: &str| {
+        format!(
+            "
+  %{name}5 = Unsqueeze %kv, %a2
+  %{name}e = Expand %{name}5, %wide
+  %{name}r = Reshape %{name}e, %flat
+"
+        )
+    };
+    let rest = "
+  %kt = Transpose %kr {perm=[0, 1, 3, 2]}
+  %qk = MatMul %q, %kt
+  %p = Softmax %qk
+  %y = MatMul %p, %vr
+";
+    let both = repeat("k") + &repeat("v");
+    assert_eq!(
+        one(&format!("{shapes}{both}{rest}")),
+        "8/2 of 16 none scale 1"
+    );
+    // Heads in the other order (0 1 0 1 …) are another thing than heads that repeat.
+    let tiled = both.replace("%a2", "%a1").replace("%wide", "%other");
+    let other = "  %other = Concat %b, %four4, %two, %n, %sixteen {axis=0}\n";
+    assert_eq!(
+        one(&format!("{shapes}{other}{tiled}{rest}")),
+        "8/8 of 16 none scale 1"
+    );
+}
+
+#[test]
+fn what_is_read_elsewhere_is_no_one_op() {
+    let body = format!("{SCORES}  %p = Softmax %qk\n  %y = MatMul %p, %v\n");
+    let out = said(&body, "%y, %p");
+    assert_eq!(
+        out,
+        ["8/8 of 16 none scale 1; the probabilities are an output of the model"]
+    );
+    let out = said(&body, "%y, %qk");
+    assert_eq!(
+        out,
+        ["8/8 of 16 none scale 1; the scores are read elsewhere, too"]
+    );
+    let twice = format!("{body}  %w = MatMul %p, %k\n");
+    let out = said(&twice, "%y, %w");
+    assert_eq!(
+        out,
+        ["8/8 of 16 none scale 1; the probabilities are read elsewhere, too"]
+    );
+    let dropped =
+        format!("{SCORES}  %p = Softmax %qk\n  %d = Mul %p, %big\n  %y = MatMul %d, %v\n");
+    let out = said(&dropped, "%y");
+    assert!(
+        out[0].ends_with("before they weigh the values (dropout)"),
+        "{out:?}"
+    );
+}
+
+#[test]
+fn products_that_are_no_attention() {
+    for body in [
+        // Probabilities over another axis.
+        format!("{SCORES}  %p = Softmax %qk {{axis=2}}\n  %y = MatMul %p, %v\n"),
+        // A classifier's softmax.
+        "  %p = Softmax %big\n  %y = Neg %p\n".to_string(),
+    ] {
+        let lines = said(&body, "%y");
+        assert!(
+            lines.iter().all(|l| l.starts_with("?/?")),
+            "{lines:?}\n{body}"
+        );
+    }
+}
