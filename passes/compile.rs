@@ -6,7 +6,7 @@ use crate::analysis::params::{Parameter, Selection};
 use crate::driver::{self, Cx, Made, Options, Pipeline, Timings, Watch};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Phase};
-use crate::plan::Policy;
+use crate::plan::{Policy, Wishes};
 use crate::transform::joint;
 use crate::transform::loss::Loss;
 use crate::transform::remat::strip_again;
@@ -16,6 +16,8 @@ use crate::transform::remat::strip_again;
 pub struct Request {
     pub loss: Loss,
     pub policy: Policy,
+    /// Where the policy applies, and the ops that it has no say about.
+    pub wishes: Wishes,
     pub selection: Selection,
     /// Numbers for named sizes, for planning only.
     pub dims: Vec<(String, i64)>,
@@ -32,6 +34,7 @@ impl Default for Request {
         Request {
             loss: Loss::Auto,
             policy: Policy::Selective,
+            wishes: Wishes::default(),
             selection: Selection::default(),
             dims: Vec::new(),
             drop_outputs: Vec::new(),
@@ -86,6 +89,7 @@ pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resul
         selection: request.selection.clone(),
         drop_outputs: request.drop_outputs.clone(),
         policy: request.policy,
+        wishes: request.wishes.clone(),
     };
     let mut cx = Cx {
         options,

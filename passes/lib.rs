@@ -9,6 +9,7 @@ pub mod driver;
 pub mod error;
 pub mod glob;
 pub mod ir;
+pub mod near;
 pub mod ops;
 pub mod plan;
 #[cfg(any(test, feature = "testing"))]

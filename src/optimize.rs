@@ -202,7 +202,6 @@ pub fn optimize(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resu
         let before = Measured::new(&unplanned, &made.binding)?;
         summary = Some(Summary::new(
             graph,
-            request.policy,
             &compiled,
             made,
             &before.rows,
@@ -223,7 +222,8 @@ fn list_text(list: &[String]) -> String {
 fn write_record(graph: &mut Graph, request: &Request, loss: Option<&Loss>) {
     let meta = &mut graph.meta;
     meta.insert(record::VERSION.into(), env!("CARGO_PKG_VERSION").into());
-    meta.insert(record::POLICY.into(), request.policy.to_string());
+    let policy = format!("{} {}", request.policy, request.wishes);
+    meta.insert(record::POLICY.into(), policy.trim_end().into());
     meta.insert(record::NUMERICS.into(), "exact".into());
     if let Some(loss) = loss {
         meta.insert(record::LOSS.into(), loss.to_string());

@@ -12,7 +12,8 @@
 //! `BLESS=1 cargo test --test golden` rewrites what follows `---`; a failure prints the difference and that command.
 
 use ckpt_passes::driver::{Cx, Pipeline, Watch, run};
-use ckpt_passes::plan::Policy;
+use ckpt_passes::plan::wish::{NamePattern, Override, Target};
+use ckpt_passes::plan::{Choice, Policy};
 use ckpt_passes::transform::loss::Loss;
 use ckpt_passes::{Error, Kind, text};
 use std::fmt::Write;
@@ -186,6 +187,27 @@ fn option(cx: &mut Cx, key: &str, value: &str) -> Result<(), String> {
         }
         ("loss", "") => options.loss = Loss::parse(value).map_err(|e| e.to_string())?,
         ("policy", "") => options.policy = Policy::parse(value).map_err(|e| e.to_string())?,
+        ("every", "") => options.wishes.every = value.parse().ok(),
+        ("first", "") => options.wishes.first = value.parse().ok(),
+        ("layers" | "scope", "") => {
+            let pattern = NamePattern::parse(value).map_err(|e| e.to_string())?;
+            match key {
+                "layers" => options.wishes.layers.push(pattern),
+                _ => options.wishes.scope.push(pattern),
+            }
+        }
+        ("save-ops" | "recompute-ops" | "recompute", "") => {
+            let target = match key {
+                "recompute" => Target::module(value),
+                _ => Target::op(value),
+            };
+            let choice = match key {
+                "save-ops" => Choice::Keep,
+                _ => Choice::Recompute,
+            };
+            let target = target.map_err(|e| e.to_string())?;
+            options.wishes.overrides.push(Override { choice, target });
+        }
         ("trainable", "") => options.selection.trainable.push(value.into()),
         ("freeze", "") => options.selection.freeze.push(value.into()),
         _ => return Err(format!("there is no option `{key}`")),

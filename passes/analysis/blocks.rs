@@ -49,6 +49,8 @@ pub struct Blocks {
     pub list: Vec<Block>,
     /// The block of each node.
     pub of: Side<NodeId, Option<usize>>,
+    /// For a node in a block, the number of its segment along the spine; the segments of a block are consecutive.
+    pub segment: Side<NodeId, u32>,
     pub attentions: Vec<Attention>,
     /// What each node is in an attention.
     pub part: Side<NodeId, Option<Part>>,
@@ -67,6 +69,7 @@ impl Blocks {
         let mut blocks = Blocks {
             list: Vec::new(),
             of: Side::new(graph.node_bound(), None),
+            segment: Side::new(graph.node_bound(), 0),
             attentions,
             part,
             plain_matmul: Side::new(graph.node_bound(), false),
@@ -131,6 +134,9 @@ impl Blocks {
             }
             for (nodes, _) in found.iter().flatten() {
                 for id in nodes {
+                    if let (false, Place::In(i)) = (in_block[*id], place[*id]) {
+                        self.segment[*id] = i;
+                    }
                     in_block[*id] = true;
                 }
             }
@@ -167,7 +173,7 @@ impl Blocks {
             .map(|b| self.kind(graph, flow, b))
             .collect();
         let paths: Vec<Option<(String, Option<String>)>> =
-            self.list.iter().map(|b| scope(graph, b)).collect();
+            self.list.iter().map(|b| scope(graph, &b.nodes)).collect();
         let mut owners: BTreeMap<&str, usize> = BTreeMap::new();
         for (path, _) in paths.iter().flatten() {
             *owners.entry(path).or_insert(0) += 1;
@@ -261,11 +267,11 @@ impl Blocks {
     }
 }
 
-/// The deepest module that four fifths of the block's labelled nodes are in.
-fn scope(graph: &Graph, block: &Block) -> Option<(String, Option<String>)> {
+/// The deepest module that four fifths of the labelled ones of these nodes are in: its path and class.
+pub fn scope(graph: &Graph, nodes: &[NodeId]) -> Option<(String, Option<String>)> {
     let mut count: BTreeMap<&str, (usize, usize, Option<&String>)> = BTreeMap::new();
     let mut labelled = 0;
-    for id in &block.nodes {
+    for id in nodes {
         let scopes = &graph.node(*id).loc.scopes;
         labelled += !scopes.is_empty() as usize;
         for (depth, (path, class)) in scopes

@@ -4,7 +4,8 @@
 //! many bytes are alive at every node, [`breakdown`] what they are at the peak, [`cost`] prices nodes and
 //! [`device`] says what that takes in time, [`params`] tells
 //! parameters from constants, [`blocks`] finds the layers ([`spine`] the residual stream, [`runs`] what repeats along
-//! it, [`attention`] the attentions in them and what each computes). [`elements`] tells what an element of an integer or
+//! it, [`attention`] the attentions in them and what each computes, [`submodules`] their norms, attentions and MLPs),
+//! [`modules`] says what the file itself tells of its modules. [`elements`] tells what an element of an integer or
 //! boolean tensor is as a function of its indices, which proves what a mask is.
 
 pub mod attention;
@@ -14,10 +15,12 @@ pub mod cost;
 pub mod device;
 pub mod elements;
 pub mod memory;
+pub mod modules;
 pub mod params;
 pub mod runs;
 pub mod sizes;
 pub mod spine;
+pub mod submodules;
 
 pub use blocks::{Block, Blocks};
 pub use breakdown::Breakdown;

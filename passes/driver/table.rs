@@ -6,7 +6,7 @@ use crate::analysis::params::{Parameter, Selection, parameters};
 use crate::analysis::sizes::Binding;
 use crate::error::Error;
 use crate::ir::Phase;
-use crate::plan::{Plan, Policy, Subject};
+use crate::plan::{Plan, Policy, Subject, Wishes, refine::refine};
 use crate::transform;
 use crate::transform::loss::{Loss, Seed};
 use std::time::Instant;
@@ -21,6 +21,7 @@ pub struct Options {
     /// Patterns over names of forward outputs that the result does without.
     pub drop_outputs: Vec<String>,
     pub policy: Policy,
+    pub wishes: Wishes,
 }
 
 impl Default for Options {
@@ -31,6 +32,7 @@ impl Default for Options {
             selection: Selection::default(),
             drop_outputs: Vec::new(),
             policy: Policy::Selective,
+            wishes: Wishes::default(),
         }
     }
 }
@@ -155,10 +157,14 @@ static PLAN: Pass = Pass {
         let binding = Binding::new(graph, &cx.options.dims)?;
         let subject = Subject::new(graph, &binding, &Device::default())?;
         let started = Instant::now();
-        let plan = cx
-            .options
-            .policy
-            .plan(&subject.problem, &subject.structure)?;
+        let wishes = &cx.options.wishes;
+        let choices = refine(wishes, graph, &subject)?;
+        let plan = cx.options.policy.refined(
+            &subject.problem,
+            &subject.structure,
+            &choices,
+            &wishes.to_string(),
+        )?;
         cx.made = Some(Made {
             plan,
             subject,

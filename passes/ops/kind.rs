@@ -20,6 +20,10 @@ pub enum Kind {
     /// Picks elements by size: a copy must pick the same ones.
     Choice,
     MaxReduction,
+    /// Sums or averages over axes.
+    SumReduction,
+    /// Divides by the spread over some axes.
+    Norm,
     /// Each result element depends on the operand elements at its place (or on a mask, scale or bound there).
     Elementwise,
     Cast,
@@ -39,6 +43,9 @@ pub fn kind(op: &OpDef) -> Kind {
         }
         "TopK" => Kind::Choice,
         "ReduceMax" => Kind::MaxReduction,
+        "ReduceMean" | "ReduceSum" | "ReduceSumSquare" | "ReduceL2" => Kind::SumReduction,
+        "LayerNormalization" | "RMSNormalization" | "GroupNormalization"
+        | "InstanceNormalization" | "BatchNormalization" => Kind::Norm,
         "Cast" => Kind::Cast,
         "Add" | "Sub" | "Mul" | "Div" | "Where" | "Tanh" | "Clip" | "Max" | "Min" | "Dropout" => {
             Kind::Elementwise

@@ -5,6 +5,7 @@
 
 pub mod activation;
 pub mod arith;
+pub mod aten;
 pub mod axes;
 pub mod cast;
 pub mod concat;

@@ -27,35 +27,76 @@ pub struct Forced {
     pub by: String,
 }
 
+/// Where an op stands to the policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In this unit: a layer, or a module that was asked for.
+    Unit(usize),
+    /// In no layer.
+    NoLayer,
+    /// Outside what `--layers`, `--scope`, `--every` or `--first` left.
+    Elsewhere,
+    /// In a layer that no trained parameter flows into.
+    Frozen,
+}
+
+impl Place {
+    pub fn unit(self) -> Option<usize> {
+        match self {
+            Place::Unit(unit) => Some(unit),
+            _ => None,
+        }
+    }
+}
+
 /// All wishes, by op of a problem.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Choices {
-    /// How many units policies of whole layers work in: layers, or the modules that were asked for.
+    /// How many units policies of whole layers work in. 0 where no layers were found and none were asked for.
     pub units: usize,
-    /// The unit of each op; `None` for an op that the policy leaves alone.
-    pub unit_of: Vec<Option<usize>>,
-    /// Whether ops outside the units were put there by a wish; if not, only because they belong to no layer.
-    pub restricted: bool,
+    pub place: Vec<Place>,
     pub forced: Vec<Option<Forced>>,
 }
 
 impl Choices {
-    /// No wishes: the units are the layers.
+    /// No wishes: the units are the layers, but for those that nothing trained flows into.
     pub fn none(structure: &Structure) -> Choices {
-        Choices {
+        let unit = |block: &Option<usize>| block.map_or(Place::NoLayer, Place::Unit);
+        let mut choices = Choices {
             units: structure.blocks,
-            unit_of: structure.block_of.clone(),
-            restricted: false,
+            place: structure.block_of.iter().map(unit).collect(),
             forced: vec![None; structure.block_of.len()],
+        };
+        choices.leave_frozen(structure);
+        choices
+    }
+
+    /// Leaves units alone that no trained parameter flows into; without units, such ops.
+    pub(super) fn leave_frozen(&mut self, structure: &Structure) {
+        let mut trained = vec![false; self.units];
+        for (place, op) in self.place.iter().zip(&structure.trained) {
+            if let Place::Unit(unit) = place {
+                trained[*unit] |= *op;
+            }
+        }
+        for (place, op) in self.place.iter_mut().zip(&structure.trained) {
+            let frozen = match *place {
+                Place::Unit(unit) => !trained[unit],
+                Place::NoLayer => self.units == 0 && !op,
+                Place::Elsewhere | Place::Frozen => false,
+            };
+            if frozen {
+                *place = Place::Frozen;
+            }
         }
     }
 
-    /// Hard constraints for a solver, by op: forced choices, and everything outside a restriction stays.
+    /// Hard constraints for a solver, by op: forced choices, and what lies elsewhere or is frozen stays.
     pub fn constraints(&self, problem: &Problem) -> Vec<Option<Choice>> {
-        let wish = |op: usize| match &self.forced[op] {
-            Some(forced) => Some(forced.choice),
-            None if self.restricted && self.unit_of[op].is_none() => Some(Choice::Keep),
-            None => None,
+        let wish = |op: usize| match (&self.forced[op], self.place[op]) {
+            (Some(forced), _) => Some(forced.choice),
+            (None, Place::Elsewhere | Place::Frozen) => Some(Choice::Keep),
+            (None, Place::Unit(_) | Place::NoLayer) => None,
         };
         let decides = |op: usize| problem.ops[op].phase == Phase::Forward && !problem.is_view(op);
         (0..problem.ops.len())

@@ -1,5 +1,6 @@
 //! Decides what to compute again. A planner sees a [`Problem`] and answers with a schedule; nothing here sees a graph
-//! except [`problem`] and [`subject`], which make one from it.
+//! except [`problem`] and [`subject`], which make one from it, and [`refine`], which settles what a user's [`wish`]es
+//! mean in it.
 //!
 //! [`schedule`] holds the only judge, [`schedule::evaluate`]; every policy and solver is measured by it. [`policy`] has
 //! the rules people know, [`choice`] what the user settled beforehand, [`keep`] turns "what may stay" into a schedule,
@@ -12,8 +13,10 @@ pub mod decision;
 pub mod keep;
 pub mod policy;
 pub mod problem;
+pub mod refine;
 pub mod schedule;
 pub mod subject;
+pub mod wish;
 
 pub use choice::{Choice, Choices};
 pub use decision::{Decision, Plan, Segment};
@@ -21,3 +24,4 @@ pub use policy::Policy;
 pub use problem::{Kind, Op, Phase, Problem, Value};
 pub use schedule::{Score, evaluate};
 pub use subject::{Structure, Subject};
+pub use wish::Wishes;

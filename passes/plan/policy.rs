@@ -1,15 +1,18 @@
-//! The policies people know, as plans: none, full, selective, every N-th layer, the first N layers, groups of layers.
+//! The policies people know, as plans: none, full, selective, every N-th layer, the first N layers, groups of layers,
+//! parts of layers.
 //!
 //! A policy only says which forward results may stay; [`keep`](super::keep) makes the schedule, so nothing is kept that
 //! no backward op reads and nothing is copied that no one needs. What lies outside the layers stays: embeddings, masks
 //! and rotary tables that layers share, the head and the loss. What a layer hands to others (the residual stream,
-//! shared keys and values) stays too.
+//! shared keys and values) stays too. Layers that no trained parameter flows into are left alone. [`Choices`] may put
+//! other units in the place of layers, leave some of them alone, and overrule the policy for single ops.
 //!
 //! `selective` is the per-op rule of TorchTitan and NeMo: attention (fused: its results; decomposed: the probabilities
 //! that its backward reads), convolutions, TopK, max reductions, products with a fused bias and quantised products
 //! stay; of the plain products every second one of a layer is computed again, in execution order, the odd ones stay;
 //! everything else is computed again. For a Llama layer that keeps q, v, gate and down, and recomputes k, o and up.
 
+use super::choice::{Choice, Choices, Place, honours};
 use super::decision::Plan;
 use super::keep::{pinned, schedule};
 use super::problem::{Phase, Problem};
@@ -31,9 +34,12 @@ pub enum Policy {
     First(usize),
     /// Of every N layers in a row only the input of the first is kept.
     Group(usize),
+    /// Every norm, attention and MLP of a layer keeps only its inputs.
+    Submodule,
 }
 
-const WORDS: &str = "none (off, false, no, disabled), full (on, true, yes, enabled), selective, every:N, first:N, group:N";
+const WORDS: &str = "none (off, false, no, disabled), full (on, true, yes, enabled), selective, submodule, every:N, first:N, \
+                     group:N";
 
 impl Policy {
     /// Reads a policy; upper and lower case, `-` and `_` make no difference.
@@ -48,6 +54,7 @@ impl Policy {
             "none" | "off" | "false" | "no" | "disabled" => Policy::None,
             "full" | "on" | "true" | "yes" | "enabled" => Policy::Full,
             "selective" => Policy::Selective,
+            "submodule" => Policy::Submodule,
             _ => {
                 let (name, count) = word.split_once(':').ok_or_else(unknown)?;
                 let n: usize = count.trim().parse().map_err(|_| unknown())?;
@@ -67,13 +74,13 @@ impl Policy {
         })
     }
 
-    /// For a policy of whole layers: the group of layers that is recomputed as one, for each layer; `None` for a layer
-    /// that is left alone.
-    fn groups(self, blocks: usize) -> Vec<Option<usize>> {
-        (0..blocks)
+    /// For a policy of whole units: the group of units that is recomputed as one, for each unit; `None` for a unit that
+    /// is left alone.
+    fn groups(self, units: usize) -> Vec<Option<usize>> {
+        (0..units)
             .map(|i| match self {
-                Policy::None | Policy::Selective => None,
-                Policy::Full => Some(i),
+                Policy::None => None,
+                Policy::Full | Policy::Selective | Policy::Submodule => Some(i),
                 Policy::Every(n) => ((i + 1) % n == 0).then_some(i),
                 Policy::First(n) => (i < n).then_some(i),
                 Policy::Group(n) => Some(i / n),
@@ -81,17 +88,32 @@ impl Policy {
             .collect()
     }
 
-    /// The plan of this policy.
+    /// The plan of this policy, without any wishes.
     ///
     /// # Errors
     /// A policy of whole layers on a model in which none were found.
     pub fn plan(self, problem: &Problem, structure: &Structure) -> Result<Plan> {
-        let verdicts = self.verdicts(problem, structure)?;
+        self.refined(problem, structure, &Choices::none(structure), "")
+    }
+
+    /// The plan of this policy with a user's wishes; `wishes` is how they were said.
+    ///
+    /// # Errors
+    /// A policy of whole layers on a model in which none were found.
+    pub fn refined(
+        self,
+        problem: &Problem,
+        structure: &Structure,
+        choices: &Choices,
+        wishes: &str,
+    ) -> Result<Plan> {
+        let verdicts = self.verdicts(problem, structure, choices)?;
         let keep: Vec<bool> = verdicts.iter().map(|v| v.keep).collect();
         let reasons: Vec<String> = verdicts.into_iter().map(|v| v.reason).collect();
         let schedule = schedule(problem, &keep);
+        honours(problem, &schedule, &choices.constraints(problem))?;
         Plan::new(
-            &self.to_string(),
+            format!("{self} {wishes}").trim_end(),
             problem,
             schedule,
             &structure.block_of,
@@ -100,27 +122,36 @@ impl Policy {
     }
 
     /// What becomes of every storage, by its owner, and why.
-    fn verdicts(self, problem: &Problem, structure: &Structure) -> Result<Vec<Verdict>> {
+    fn verdicts(
+        self,
+        problem: &Problem,
+        structure: &Structure,
+        choices: &Choices,
+    ) -> Result<Vec<Verdict>> {
+        let whole = !matches!(self, Policy::None | Policy::Selective);
+        if whole && choices.units == 0 {
+            return Err(Error::usage(
+                "policy",
+                format!("`{self}` needs layers, and no repeated layers were found"),
+            )
+            .help("use --policy selective, which works on any graph, or name modules with --layers"));
+        }
+        let groups = self.groups(choices.units);
+        let group_of = |op: usize| match choices.place[op] {
+            Place::Unit(_) if self == Policy::Submodule => structure.submodule_of[op],
+            place => place.unit().and_then(|u| groups[u]),
+        };
         let by_op: Vec<Verdict> = match self {
-            Policy::None => problem
-                .ops
-                .iter()
-                .map(|_| Verdict::keep("policy none keeps everything"))
-                .collect(),
-            Policy::Selective => selective(problem, structure),
-            _ if structure.blocks == 0 => {
-                return Err(Error::usage(
-                    "policy",
-                    format!("`{self}` needs layers, and no repeated layers were found"),
-                )
-                .help("use --policy selective: it works on any graph"));
-            }
+            Policy::None => vec![Verdict::keep("policy none keeps everything"); problem.ops.len()],
+            Policy::Selective => selective(problem, structure, choices),
             _ => {
-                let groups = self.groups(structure.blocks);
-                let whole = |op: usize| match structure.block_of[op] {
-                    None => Verdict::keep("outside the layers"),
-                    Some(b) if groups[b].is_none() => Verdict::keep("this layer is left alone"),
-                    Some(_) => Verdict::drop("inside a recomputed layer"),
+                let whole = |op: usize| match (choices.place[op], group_of(op)) {
+                    (Place::Unit(_), Some(part)) if self == Policy::Submodule => Verdict::drop(
+                        &format!("inside a recomputed {}", structure.submodules[part]),
+                    ),
+                    (Place::Unit(_), Some(_)) => Verdict::drop("inside a recomputed layer"),
+                    (Place::Unit(_), None) => Verdict::keep("this layer is left alone"),
+                    (place, _) => alone(place),
                 };
                 (0..problem.ops.len()).map(whole).collect()
             }
@@ -135,11 +166,6 @@ impl Policy {
             })
             .collect();
         // What another group, or anything outside the layers, reads is an output of the layer.
-        let groups = match self {
-            Policy::Selective => (0..structure.blocks).map(Some).collect(),
-            _ => self.groups(structure.blocks),
-        };
-        let group_of = |op: usize| structure.block_of[op].and_then(|b| groups[b]);
         for (o, op) in problem
             .ops
             .iter()
@@ -156,6 +182,17 @@ impl Policy {
                 }
             }
         }
+        for (root, value) in problem.values.iter().enumerate() {
+            if let Some(op) = value.producer
+                && problem.ops[op].phase == Phase::Forward
+                && let Some(forced) = &choices.forced[op]
+            {
+                verdicts[root] = match forced.choice {
+                    Choice::Keep => Verdict::keep(&forced.by),
+                    Choice::Recompute => Verdict::drop(&forced.by),
+                };
+            }
+        }
         for (verdict, pin) in verdicts.iter_mut().zip(pinned(problem)) {
             if let Some(pin) = pin.filter(|_| !verdict.keep) {
                 *verdict = Verdict::keep(pin.reason());
@@ -163,6 +200,16 @@ impl Policy {
         }
         Ok(verdicts)
     }
+}
+
+/// Why an op that is in no unit stays.
+fn alone(place: Place) -> Verdict {
+    Verdict::keep(match place {
+        Place::Unit(_) => "this layer is left alone",
+        Place::NoLayer => "outside the layers",
+        Place::Elsewhere => "outside what was asked for",
+        Place::Frozen => "nothing trained flows into its layer",
+    })
 }
 
 #[derive(Clone, Debug)]
@@ -187,18 +234,18 @@ impl Verdict {
 }
 
 /// The per-op rule. Without layers the whole forward part counts as one.
-fn selective(problem: &Problem, structure: &Structure) -> Vec<Verdict> {
-    let mut products = vec![0usize; structure.blocks.max(1)];
+fn selective(problem: &Problem, structure: &Structure, choices: &Choices) -> Vec<Verdict> {
+    let mut products = vec![0usize; choices.units.max(1)];
     let verdict = |o: usize| {
-        let block = match structure.block_of[o] {
-            Some(b) => b,
-            None if structure.blocks == 0 => 0,
-            None => return Verdict::keep("outside the layers"),
+        let unit = match choices.place[o] {
+            Place::Unit(unit) => unit,
+            Place::NoLayer if choices.units == 0 => 0,
+            place => return alone(place),
         };
         match structure.part_of[o] {
             Part::PlainProduct => {
-                products[block] += 1;
-                let n = products[block];
+                products[unit] += 1;
+                let n = products[unit];
                 if n % 2 == 1 {
                     Verdict::keep(&format!("product {n} of its layer: odd ones stay"))
                 } else {
@@ -224,6 +271,7 @@ impl fmt::Display for Policy {
             Policy::None => f.write_str("none"),
             Policy::Full => f.write_str("full"),
             Policy::Selective => f.write_str("selective"),
+            Policy::Submodule => f.write_str("submodule"),
             Policy::Every(n) => write!(f, "every:{n}"),
             Policy::First(n) => write!(f, "first:{n}"),
             Policy::Group(n) => write!(f, "group:{n}"),
@@ -252,6 +300,7 @@ mod tests {
             ("every:2", Policy::Every(2)),
             ("First:3", Policy::First(3)),
             ("group:4", Policy::Group(4)),
+            ("SubModule", Policy::Submodule),
         ] {
             assert_eq!(Policy::parse(text).unwrap(), policy, "{text}");
             assert_eq!(Policy::parse(&policy.to_string()).unwrap(), policy);
@@ -274,7 +323,7 @@ mod tests {
             Policy::parse("ful")
                 .unwrap_err()
                 .to_string()
-                .contains("selective, every:N")
+                .contains("selective, submodule, every:N")
         );
     }
 
@@ -419,11 +468,7 @@ mod tests {
 
     #[test]
     fn whole_layer_policies_need_layers() {
-        let structure = Structure {
-            blocks: 0,
-            block_of: Vec::new(),
-            part_of: Vec::new(),
-        };
+        let structure = Structure::default();
         let e = Policy::Full
             .plan(&Problem::default(), &structure)
             .unwrap_err();

@@ -2,11 +2,14 @@
 
 use super::problem::{Correspondence, Problem};
 use crate::analysis::attention;
+use crate::analysis::submodules::Submodules;
 use crate::analysis::{Binding, Blocks, Device, MemoryProfile, Sizes};
 use crate::error::Result;
-use crate::ir::{Graph, NodeId};
+use crate::ir::{Graph, NodeId, Side, ValueId};
 use crate::ops::kind::{Kind, kind};
+use crate::transform::joint::gradient_outputs;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 
 /// What an op is, as far as policies care.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,6 +37,11 @@ pub struct Structure {
     pub blocks: usize,
     pub block_of: Vec<Option<usize>>,
     pub part_of: Vec<Part>,
+    /// What parts of layers are called: `norm`, `attention`, `mlp`, …
+    pub submodules: Vec<String>,
+    pub submodule_of: Vec<Option<usize>>,
+    /// Whether a trained parameter flows into the op, directly or through others.
+    pub trained: Vec<bool>,
 }
 
 /// Everything a policy or solver needs to plan a graph, and what applies its plan.
@@ -41,6 +49,7 @@ pub struct Subject {
     pub sizes: Sizes,
     pub memory: MemoryProfile,
     pub blocks: Blocks,
+    pub submodules: Submodules,
     pub problem: Problem,
     pub map: Correspondence,
     pub structure: Structure,
@@ -54,8 +63,14 @@ impl Subject {
         let memory = MemoryProfile::rounded(graph, &sizes, device.granularity_bytes)?;
         let blocks = Blocks::new(graph)?;
         let (problem, map) = Problem::of_graph(graph, &sizes, &memory, device)?;
+        let submodules = Submodules::new(graph, &blocks)?;
+        let trained = trained(graph);
+        let words = submodules.list.iter().map(|s| s.kind.word().to_string());
         let structure = Structure {
             blocks: blocks.list.len(),
+            submodules: words.collect(),
+            submodule_of: map.nodes.iter().map(|n| submodules.of[*n]).collect(),
+            trained: map.nodes.iter().map(|n| trained[*n]).collect(),
             block_of: map.nodes.iter().map(|n| blocks.of[*n]).collect(),
             part_of: map.nodes.iter().map(|n| part(graph, &blocks, *n)).collect(),
         };
@@ -63,11 +78,33 @@ impl Subject {
             sizes,
             memory,
             blocks,
+            submodules,
             problem,
             map,
             structure,
         })
     }
+}
+
+/// The nodes that a trained parameter flows into. A parameter is trained if its gradient leaves the graph; where no
+/// gradient has the name of one, all of them are taken for trained.
+fn trained(graph: &Graph) -> Side<NodeId, bool> {
+    let outputs = gradient_outputs(graph);
+    let name = |v: &ValueId| graph.value(*v).name.strip_suffix(".grad");
+    let names: BTreeSet<&str> = outputs.iter().filter_map(name).collect();
+    let mut flows = Side::new(graph.value_bound(), false);
+    for (id, value) in graph.inits() {
+        flows[id] = names.is_empty() || names.contains(value.name.as_str());
+    }
+    let mut trained = Side::new(graph.node_bound(), false);
+    for id in graph.order() {
+        let node = graph.node(*id);
+        trained[*id] = node.ins.iter().flatten().any(|v| flows[*v]);
+        for out in &node.outs {
+            flows[*out] = trained[*id];
+        }
+    }
+    trained
 }
 
 fn part(graph: &Graph, blocks: &Blocks, node: NodeId) -> Part {

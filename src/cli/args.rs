@@ -1,5 +1,6 @@
 //! The command line: options, help and examples. What they mean is in one place only, here.
 
+use super::refinement::Refinement;
 use ckpt_opt::optimize::InputType;
 use ckpt_passes::analysis::params::Selection;
 use ckpt_passes::compile::Request;
@@ -131,9 +132,11 @@ pub struct OptimizeArgs {
     /// scalar output, else vjp]
     #[arg(long, value_parser = loss)]
     pub loss: Option<Loss>,
-    /// none, full, selective, every:N, first:N or group:N (layers)
+    /// none, full, selective, submodule, every:N, first:N or group:N (layers)
     #[arg(long, default_value = "selective", value_parser = policy)]
     pub policy: Policy,
+    #[command(flatten)]
+    pub refinement: Refinement,
     /// Number for a named size, for planning only; the written graph stays as dynamic as the model
     #[arg(long = "dim", value_name = "NAME=N", value_parser = dim)]
     pub dims: Vec<(String, i64)>,
@@ -165,6 +168,7 @@ impl OptimizeArgs {
         Request {
             loss: self.loss.clone().unwrap_or_default(),
             policy: self.policy,
+            wishes: self.refinement.wishes(),
             selection: self.trained.selection(),
             dims: self.dims.clone(),
             drop_outputs: self.drop_outputs.clone(),
@@ -248,7 +252,7 @@ pub struct VerifyArgs {
 }
 
 /// An error of ours as one that the option parser can show.
-fn shown(e: Box<ckpt_passes::Error>) -> String {
+pub(super) fn shown(e: Box<ckpt_passes::Error>) -> String {
     let mut text = e.message().to_string();
     for (label, note) in e.notes() {
         text.push_str(&format!("; {label}: {note}"));

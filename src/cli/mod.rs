@@ -4,6 +4,7 @@ mod args;
 mod inspect;
 mod optimize;
 mod progress;
+mod refinement;
 mod run;
 mod verify;
 

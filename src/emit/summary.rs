@@ -6,7 +6,6 @@ use ckpt_passes::analysis::{Binding, Breakdown, MemoryProfile, Sizes};
 use ckpt_passes::compile::Compiled;
 use ckpt_passes::driver::Made;
 use ckpt_passes::ir::Graph;
-use ckpt_passes::plan::Policy;
 use ckpt_passes::transform::joint::gradient_outputs;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -15,6 +14,7 @@ use std::fmt::Write;
 /// The outcome of a plan. Fields that only a budgeted plan has are null for a policy.
 #[derive(Clone, Debug, Serialize)]
 pub struct Summary {
+    /// With the options that refine it.
     pub policy: String,
     /// The loss that was differentiated; null where the file had its backward.
     pub loss: Option<String>,
@@ -78,7 +78,6 @@ impl Summary {
     /// A bug if the rewritten graph does not have the memory that the plan predicts.
     pub fn new(
         graph: &Graph,
-        policy: Policy,
         compiled: &Compiled,
         made: &Made,
         before: &Breakdown,
@@ -100,7 +99,7 @@ impl Summary {
             .iter()
             .filter(|v| !gradients.contains(v) && named(v) != "loss");
         Ok(Summary {
-            policy: policy.to_string(),
+            policy: made.plan.policy.clone(),
             loss: compiled.loss.as_ref().map(|l| l.to_string()),
             budget_bytes: None,
             peak_before_bytes: made.plan.before.peak_bytes,
