@@ -38,6 +38,61 @@ fn help_examples_run() {
 }
 
 #[test]
+fn a_refined_policy_is_recorded_and_a_wrong_wish_is_refused() {
+    let dir = workplace();
+    let report = |words: &[&str]| {
+        let mut args = vec!["model.onnx", "-o", "t.onnx", "--format", "json", "--policy"];
+        args.extend(words);
+        json(&call(dir.path(), &args))
+    };
+    let again = |report: &Value| report["recompute_flops"].as_u64().unwrap();
+    let (full, half) = (report(&["full"]), report(&["full", "--every", "2"]));
+    assert_eq!(half["policy"], "full --every 2");
+    assert_eq!(
+        half["peak_after_bytes"],
+        report(&["every:2"])["peak_after_bytes"]
+    );
+    assert!(again(&half) < again(&full) && again(&half) > 0);
+    let last_wins = ["none", "--recompute-ops", "Gemm", "--save-ops=aten.addmm"];
+    assert_eq!(report(&last_wins)["recompute_flops"], 0);
+    for (option, word, says) in [
+        (
+            "--save-ops",
+            "__import__('os')",
+            "`(` cannot stand in a name",
+        ),
+        ("--save-ops", "MatMull", "did you mean MatMul?"),
+        ("--recompute-ops", "TopK", "the model has no TopK"),
+        (
+            "--recompute",
+            "layers.*.nothing",
+            "matches no module path and no node",
+        ),
+        ("--layers", "GPT2Blok", "classes GPT2Block"),
+        ("--scope", "nowhere", "matches no module and no node"),
+        ("--every", "0", "1 or more"),
+    ] {
+        let args = [
+            "model.onnx",
+            "-o",
+            "u.onnx",
+            "--policy",
+            "full",
+            option,
+            word,
+        ];
+        let done = call(dir.path(), &args);
+        assert_eq!(code(&done), 2, "{option} {word}");
+        assert!(
+            stderr(&done).contains(says),
+            "{option} {word}: {}",
+            stderr(&done)
+        );
+        assert!(!dir.path().join("u.onnx").exists());
+    }
+}
+
+#[test]
 fn optimize_reports_what_the_contract_lists() {
     let dir = workplace();
     let args = [

@@ -205,6 +205,42 @@ fn outputs_keep_their_names_whatever_functions_call_things_inside() {
 }
 
 #[test]
+fn a_call_of_a_function_is_a_module_of_its_class() {
+    let call = |name: &str, from: &str, to: &str| NodeProto {
+        name: Some(name.into()),
+        ..in_domain(node("", "F", &[from], &[to]), "f")
+    };
+    let nodes = vec![
+        call("net/layer_0", "x", "a"),
+        call("net/layer_1", "a", "b"),
+        node("y", "MatMul", &["b", "w"], &["y"]),
+    ];
+    let mut file = model(nodes, vec![float("y", &["n", "2"])]);
+    file.functions = vec![function("", &["t"], vec![node("", "Tanh", &["q"], &["t"])])];
+    let mut graph = read(&file).unwrap().graph;
+    let scopes: Vec<_> = graph
+        .order()
+        .iter()
+        .map(|n| graph.node(*n).loc.scopes.clone())
+        .collect();
+    let module = |path: &str| vec![(path.to_string(), Some("F".to_string()))];
+    assert_eq!(
+        scopes,
+        [module("net.layer_0"), module("net.layer_1"), Vec::new()]
+    );
+    let again = reread(&graph);
+    let kept = again
+        .order()
+        .iter()
+        .map(|n| again.node(*n).loc.scopes.clone());
+    assert_eq!(kept.collect::<Vec<_>>(), scopes);
+    let mut request = Request::default();
+    request.policy = ckpt_passes::plan::Policy::Full;
+    request.wishes.layers = vec![ckpt_passes::plan::wish::NamePattern::parse("F").unwrap()];
+    compile(&mut graph, &request, &mut Watch::default()).unwrap_or_else(|e| panic!("{e}"));
+}
+
+#[test]
 fn a_call_takes_the_overload_that_it_names() {
     let mut call = in_domain(node("call", "F", &["x"], &["z"]), "f");
     call.overload = Some("one".into());

@@ -225,10 +225,14 @@ fn is_meant(wish: &Override, graph: &Graph, subject: &Subject, op: usize) -> boo
             scopes.any(|(path, _)| pattern.matches_path(path)) || named(pattern, node)
         }
         Target::Traced { name, overload } => {
-            if let Some((traced, variant)) = modules::traced(node)
-                && traced == name
-            {
-                return overload.as_deref().is_none_or(|o| o == variant);
+            // An overload is told apart only where the file tells of it.
+            let overload = overload.as_deref().filter(|o| *o != "default");
+            match modules::traced(node) {
+                Some((traced, variant)) if traced == name => {
+                    return overload.is_none_or(|o| o == variant);
+                }
+                Some(_) if overload.is_some() => return false,
+                _ => {}
             }
             let part = subject.blocks.part[subject.map.nodes[op]];
             aten::rows(name).contains(&node.op)

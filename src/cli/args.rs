@@ -34,7 +34,9 @@ const OPTIMIZE_EXAMPLES: &str = "\
 Examples:
   ckpt-opt model.onnx -o train.onnx
   ckpt-opt model.onnx -o train.onnx --policy full --loss causal-lm --dim batch=8 --dim seq=128
-  ckpt-opt model.onnx -o train.onnx --freeze '*wpe*' --drop-output logits --loss causal-lm";
+  ckpt-opt model.onnx -o train.onnx --freeze '*wpe*' --drop-output logits --loss causal-lm
+  ckpt-opt model.onnx -o train.onnx --policy full --layers GPT2Block --every 2 --save-ops aten.addmm
+  ckpt-opt model.onnx -o train.onnx --policy none --recompute 'transformer.h.*.mlp.act'";
 
 const INSPECT_EXAMPLES: &str = "\
 Examples:

@@ -75,6 +75,8 @@ impl<'a> Importer<'a, '_> {
             .zip(ins)
             .filter_map(|(name, v)| Some((name.clone(), v?)))
             .collect();
+        let path = base.trim_start_matches('/').replace('/', ".");
+        self.calls.push((path, function.name().to_string()));
         let outer = std::mem::replace(&mut self.scope, inner);
         let outer_imports = std::mem::replace(&mut self.imports, imports);
         let mut done = Ok(());
@@ -100,6 +102,7 @@ impl<'a> Importer<'a, '_> {
         }
         let inner = std::mem::replace(&mut self.scope, outer);
         self.imports = outer_imports;
+        self.calls.pop();
         done?;
         for (formal, actual) in function
             .output

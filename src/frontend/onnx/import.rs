@@ -60,6 +60,7 @@ pub fn import(model: &ModelProto, read: &mut ReadTensor) -> Result<Imported> {
         read,
         imports,
         inlined: 0,
+        calls: Vec::new(),
         absent: BTreeMap::new(),
     };
     for function in &model.functions {
@@ -160,6 +161,8 @@ pub(super) struct Importer<'a, 'r> {
     pub(super) imports: BTreeMap<String, i64>,
     /// Nodes that calls of functions have brought so far.
     pub(super) inlined: usize,
+    /// Calls of local functions that are being read, outermost first: a path made of the call's name, and the function.
+    pub(super) calls: Vec<(String, String)>,
     /// Names of results that we do not compute, and why.
     pub(super) absent: BTreeMap<String, String>,
 }
@@ -471,7 +474,7 @@ impl<'a> Importer<'a, '_> {
         }
         let mut props: BTreeMap<String, String> = to_map(&node.metadata_props);
         let role = role_of(&props);
-        let loc = Arc::new(names::loc(node, &props));
+        let loc = Arc::new(names::within(&self.calls, names::loc(node, &props)));
         // These are the location now; the writer makes them anew.
         props.remove(names::OUR_SCOPES);
         props.remove(names::OUR_SOURCE);

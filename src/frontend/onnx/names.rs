@@ -76,6 +76,19 @@ pub fn loc(node: &NodeProto, props: &BTreeMap<String, String>) -> Loc {
     }
 }
 
+/// The location of a node inside calls of local functions: a call is a module, and the function is its class.
+pub fn within(calls: &[(String, String)], mut loc: Loc) -> Loc {
+    for (depth, (path, class)) in calls.iter().enumerate() {
+        match loc.scopes.iter_mut().find(|(p, _)| p == path) {
+            Some((_, known)) => {
+                known.get_or_insert_with(|| class.clone());
+            }
+            None => loc.scopes.insert(depth, (path.clone(), Some(class.clone()))),
+        }
+    }
+    loc
+}
+
 /// The strings of a Python list literal such as `['', 'model', "it's"]`.
 pub fn python_strings(text: &str) -> Vec<String> {
     let mut found = Vec::new();

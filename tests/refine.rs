@@ -1,0 +1,355 @@
+//! Policies refined: layers by class or path, ops in ONNX and ATen spelling, modules by path, parts of layers, frozen
+//! layers. On the fixtures: real exports with the names that their exporter left.
+
+use ckpt_opt::frontend;
+use ckpt_passes::Result;
+use ckpt_passes::compile::{Request, compile};
+use ckpt_passes::driver::{Made, Watch};
+use ckpt_passes::ir::{Graph, Node};
+use ckpt_passes::plan::wish::{NamePattern, Override, Target, Wishes};
+use ckpt_passes::plan::{Choice, Policy};
+use ckpt_passes::transform::loss::Loss;
+use std::collections::BTreeSet;
+use std::path::Path;
+
+fn load(model: &str) -> Graph {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures");
+    frontend::read(&root.join(model).join("model.onnx"))
+        .unwrap()
+        .graph
+}
+
+fn request(policy: Policy, wishes: Wishes) -> Request {
+    Request {
+        loss: Loss::Vjp,
+        policy,
+        wishes,
+        dims: vec![("batch".into(), 4), ("seq".into(), 64)],
+        ..Request::default()
+    }
+}
+
+fn planned(model: &str, request: &Request) -> Result<(Graph, Made)> {
+    let mut graph = load(model);
+    let done = compile(&mut graph, request, &mut Watch::default())?;
+    Ok((graph, done.made.unwrap()))
+}
+
+fn names(texts: &[&str]) -> Vec<NamePattern> {
+    let parse = |t: &&str| NamePattern::parse(t).unwrap();
+    texts.iter().map(parse).collect()
+}
+
+fn layers(texts: &[&str]) -> Wishes {
+    Wishes {
+        layers: names(texts),
+        ..Wishes::default()
+    }
+}
+
+fn overrides(list: &[(Choice, Target)]) -> Wishes {
+    let over = |(choice, target): &(Choice, Target)| Override {
+        choice: *choice,
+        target: target.clone(),
+    };
+    Wishes {
+        overrides: list.iter().map(over).collect(),
+        ..Wishes::default()
+    }
+}
+
+fn copies(graph: &Graph) -> Vec<&Node> {
+    let nodes = graph.nodes().map(|(_, n)| n);
+    nodes.filter(|n| n.again.is_some()).collect()
+}
+
+fn copied(graph: &Graph) -> BTreeSet<String> {
+    copies(graph).iter().map(|n| n.name.clone()).collect()
+}
+
+fn paths_of(node: &Node) -> Vec<&str> {
+    let scopes = node.loc.scopes.iter();
+    scopes.map(|(path, _)| path.as_str()).collect()
+}
+
+#[test]
+fn layers_by_class_and_by_path() {
+    for (model, wish, inside, modules) in [
+        ("gpt2", "GPT2Block", "transformer.h.", 2),
+        ("gpt2", "GPT2MLP", ".mlp", 2),
+        ("llama32", "LlamaMLP", ".mlp", 2),
+        ("llama32", "model.layers.*.mlp", ".mlp", 2),
+        (
+            "llama32",
+            "layers.1.self_attn",
+            "model.layers.1.self_attn",
+            1,
+        ),
+        (
+            "bert",
+            "transformers.models.bert.BertLayer",
+            "bert.encoder.layer.",
+            2,
+        ),
+        ("bert", "Bert*Output", "output", 4),
+    ] {
+        let (graph, made) = planned(model, &request(Policy::Full, layers(&[wish]))).unwrap();
+        let mut found = BTreeSet::new();
+        for node in copies(&graph) {
+            let scopes = paths_of(node);
+            // What the exporter says nothing about belongs to its readers.
+            let own = scopes.iter().find(|p| p.contains(inside));
+            assert!(
+                own.is_some() || scopes.is_empty(),
+                "{model} {wish}: {}",
+                node.name
+            );
+            found.extend(own.map(|p| p.to_string()));
+        }
+        assert!(!found.is_empty(), "{model} {wish}");
+        let segments = made.plan.segments.len();
+        assert!(
+            segments <= modules && segments > 0,
+            "{model} {wish}: {segments}"
+        );
+        assert!(made.plan.policy.ends_with(&format!("--layers {wish}")));
+    }
+    // The class of the layers is what the dataflow finds: the same plan.
+    let by_class = planned(
+        "llama32",
+        &request(Policy::Full, layers(&["LlamaDecoderLayer"])),
+    )
+    .unwrap();
+    let by_flow = planned("llama32", &request(Policy::Full, Wishes::default())).unwrap();
+    let peak = |made: &Made| made.plan.after.peak_bytes;
+    assert!(peak(&by_class.1).abs_diff(peak(&by_flow.1)) * 20 < peak(&by_flow.1));
+    // Counting starts anew among what was asked for.
+    let mut wishes = layers(&["LlamaMLP"]);
+    wishes.first = Some(1);
+    let (graph, _) = planned("llama32", &request(Policy::Full, wishes)).unwrap();
+    for node in copies(&graph) {
+        assert!(
+            paths_of(node).contains(&"model.layers.0.mlp"),
+            "{}",
+            node.name
+        );
+    }
+}
+
+#[test]
+fn an_unknown_class_lists_those_that_exist() {
+    for (wish, near) in [
+        ("LlamaMPL", "LlamaMLP (2)"),
+        ("GPT2Block", "LlamaAttention (2)"),
+    ] {
+        let e = planned("llama32", &request(Policy::Full, layers(&[wish])))
+            .err()
+            .unwrap();
+        assert_eq!((e.code(), e.exit_code()), ("selection", 2));
+        let text = e.to_string();
+        assert!(
+            text.contains(near) && text.contains("model.layers.0.mlp"),
+            "{text}"
+        );
+    }
+    let e = planned("llama32", &request(Policy::Full, layers(&["LlamaMPL"])))
+        .err()
+        .unwrap();
+    assert!(
+        e.to_string().contains("classes LlamaMLP (2), "),
+        "the near miss comes first: {e}"
+    );
+}
+
+#[test]
+fn a_product_in_every_spelling() {
+    let plan = |text: &str, choice| {
+        let wishes = overrides(&[(choice, Target::op(text).unwrap())]);
+        planned("llama32", &request(Policy::Full, wishes)).map(|(graph, _)| copied(&graph))
+    };
+    let full = planned("llama32", &request(Policy::Full, Wishes::default())).unwrap();
+    let products = |names: &BTreeSet<String>| {
+        names
+            .iter()
+            .filter(|n| n.starts_with("node_linear") || n.starts_with("node_MatMul"))
+            .count()
+    };
+    assert!(products(&copied(&full.0)) > 8);
+    let by_onnx = plan("MatMul", Choice::Keep).unwrap();
+    assert_eq!(products(&by_onnx), 0);
+    for text in [
+        "aten.mm",
+        "aten.mm.default",
+        "torch.ops.aten.mm.default",
+        "aten::mm",
+    ] {
+        assert_eq!(plan(text, Choice::Keep).unwrap(), by_onnx, "{text}");
+    }
+    // What the exporter traced a node from is known to the overload.
+    let linear = plan("torch.ops.aten.linear.default", Choice::Keep).unwrap();
+    assert!(linear.iter().all(|n| !n.starts_with("node_linear")));
+    let silu = plan("aten.silu", Choice::Keep).unwrap();
+    assert!(silu.len() < copied(&full.0).len());
+    let attention = plan("aten.scaled_dot_product_attention", Choice::Keep).unwrap();
+    assert!(attention.iter().all(|n| !n.starts_with("node_Softmax")));
+    for (text, part) in [
+        ("aten.topk", "the model has no op that aten.topk becomes"),
+        ("aten.matmull", "aten.matmul"),
+        ("TopK", "the model has no TopK"),
+        ("MatMull", "did you mean MatMul?"),
+        ("*nothing*", "matches no node"),
+        ("__import__", "no op and no node has that name"),
+    ] {
+        for choice in [Choice::Keep, Choice::Recompute] {
+            let e = plan(text, choice).err().unwrap_or_else(|| panic!("{text}"));
+            assert_eq!((e.code(), e.exit_code()), ("selection", 2), "{text}");
+            assert!(e.to_string().contains(part), "{text}: {e}");
+            assert!(e.to_string().contains("found: "), "{text}: {e}");
+        }
+    }
+}
+
+#[test]
+fn only_the_modules_that_are_named_run_again() {
+    let router = Target::module("layers.1.mlp.gate_proj").unwrap();
+    let wishes = overrides(&[(Choice::Recompute, router)]);
+    let (graph, made) = planned("llama32", &request(Policy::None, wishes)).unwrap();
+    let list = copies(&graph);
+    assert!(!list.is_empty());
+    for node in list {
+        assert!(
+            paths_of(node).contains(&"model.layers.1.mlp.gate_proj"),
+            "{}",
+            node.name
+        );
+    }
+    for decision in &made.plan.decisions {
+        assert_eq!(
+            decision.kept,
+            !decision.reason.starts_with("--recompute"),
+            "{}",
+            decision.name
+        );
+    }
+    // The last wish about an op wins.
+    let save = (Choice::Keep, Target::op("MatMul").unwrap());
+    let again = (Choice::Recompute, Target::module("gate_proj").unwrap());
+    let count = |list: &[(Choice, Target)]| {
+        let (graph, _) = planned("llama32", &request(Policy::None, overrides(list))).unwrap();
+        copies(&graph).len()
+    };
+    assert_eq!(count(&[again.clone(), save.clone()]), 0);
+    assert_eq!(count(&[save, again]), 2);
+}
+
+#[test]
+fn a_scope_restricts_policies_and_op_rules() {
+    let scope = |text: &str| Wishes {
+        scope: names(&[text]),
+        ..overrides(&[(Choice::Recompute, Target::op("MatMul").unwrap())])
+    };
+    let (graph, _) = planned(
+        "llama32",
+        &request(Policy::Selective, scope("model.layers.1")),
+    )
+    .unwrap();
+    let list = copies(&graph);
+    assert!(list.iter().any(|n| n.op.name == "MatMul"));
+    for node in list {
+        let inside = paths_of(node).contains(&"model.layers.1") || paths_of(node).is_empty();
+        assert!(inside, "{}", node.name);
+    }
+    for (text, part) in [
+        ("model.layers.7", "matches no module and no node"),
+        ("lm_head", "no layer lies in"),
+    ] {
+        let e = planned("llama32", &request(Policy::Selective, scope(text)))
+            .err()
+            .unwrap();
+        assert!(e.to_string().contains(part), "{e}");
+    }
+}
+
+#[test]
+fn parts_of_layers() {
+    let pre: &[&str] = &["norm", "attention", "norm", "mlp"];
+    let post: &[&str] = &["attention", "norm", "mlp", "norm"];
+    for (model, expected) in [
+        ("gpt2", pre),
+        ("llama32", pre),
+        ("llama32_mask", pre),
+        ("llama32_bf16", pre),
+        ("bert", post),
+    ] {
+        let (graph, made) = planned(model, &request(Policy::Submodule, Wishes::default())).unwrap();
+        let parts = &made.subject.submodules.list;
+        for block in 0..2 {
+            let words: Vec<&str> = parts
+                .iter()
+                .filter(|p| p.block == block)
+                .map(|p| p.kind.word())
+                .collect();
+            assert_eq!(words, expected, "{model}");
+        }
+        let softmax = |n: &ckpt_passes::ir::NodeId| graph.node(*n).op.name == "Softmax";
+        let inside = parts.iter().filter(|p| p.nodes.iter().any(softmax));
+        assert!(
+            inside.into_iter().all(|p| p.kind.word() == "attention"),
+            "{model}"
+        );
+        // Names only label: an attention is called after the module it came from.
+        let named = parts.iter().filter(|p| p.kind.word() == "attention");
+        for part in named {
+            let path = part.path.as_deref().unwrap_or("");
+            assert!(
+                path.contains("attn") || path.contains("attention"),
+                "{model}: {path}"
+            );
+        }
+        // Every part keeps its input, so more stays than when a layer keeps only its own.
+        let full = planned(model, &request(Policy::Full, Wishes::default()))
+            .unwrap()
+            .1;
+        let (mine, whole) = (made.plan.recompute_flops(), full.plan.recompute_flops());
+        assert!(mine > 0 && mine <= whole, "{model}: {mine} {whole}");
+        assert!(
+            made.plan.after.peak_bytes <= made.plan.before.peak_bytes,
+            "{model}"
+        );
+    }
+}
+
+#[test]
+fn a_frozen_layer_is_untouched() {
+    for policy in [
+        Policy::Full,
+        Policy::Selective,
+        Policy::Submodule,
+        Policy::Group(2),
+    ] {
+        let mut request = request(policy, Wishes::default());
+        request.selection.freeze = vec![
+            "transformer.h.0.*".into(),
+            "*wpe*".into(),
+            "lm_head*".into(),
+        ];
+        let (graph, made) = planned("gpt2", &request).unwrap();
+        let blocks = &made.subject.blocks;
+        let mut again = [0, 0];
+        for node in copies(&graph) {
+            if let Some(block) = node.again.and_then(|n| blocks.of[graph.original(n)]) {
+                again[block] += 1;
+            }
+        }
+        assert_eq!(again[0], 0, "{policy}");
+        assert!(again[1] > 0, "{policy}");
+        // An op rule does not reach into it either, a path does.
+        let op = overrides(&[(Choice::Recompute, Target::op("Gemm").unwrap())]);
+        request.wishes = op;
+        let (graph, _) = planned("gpt2", &request).unwrap();
+        let first = copies(&graph)
+            .into_iter()
+            .filter(|n| paths_of(n).contains(&"transformer.h.0"));
+        assert_eq!(first.count(), 0);
+    }
+}
