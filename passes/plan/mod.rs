@@ -4,7 +4,7 @@
 //!
 //! [`schedule`] holds the only judge, [`schedule::evaluate`]; every policy and solver is measured by it. [`policy`] has
 //! the rules people know, [`choice`] what the user settled beforehand, [`keep`] turns "what may stay" into a schedule,
-//! [`decision`] is the plan as data.
+//! [`decision`] is the plan as data. [`solve`] plans for a budget.
 
 #[cfg(any(test, feature = "testing"))]
 pub mod brute;
@@ -15,6 +15,7 @@ pub mod policy;
 pub mod problem;
 pub mod refine;
 pub mod schedule;
+pub mod solve;
 pub mod subject;
 pub mod wish;
 

@@ -334,6 +334,7 @@ impl Problem {
             }
             next += 1;
         }
+        self.refresh(&self.outputs, &roots, &version, &mut shows, &mut out);
         out
     }
 
@@ -346,8 +347,21 @@ impl Problem {
         shows: &mut [u32],
         out: &mut Vec<usize>,
     ) {
+        self.refresh(&self.ops[op].ins, roots, version, shows, out);
+        self.run(op, roots, version, shows, out);
+    }
+
+    /// Makes those of `values` that are stale views again, and the stale views they were made from.
+    fn refresh(
+        &self,
+        values: &[usize],
+        roots: &[usize],
+        version: &[u32],
+        shows: &mut [u32],
+        out: &mut Vec<usize>,
+    ) {
         let mut needed = Vec::new();
-        let mut stack: Vec<usize> = self.ops[op].ins.clone();
+        let mut stack = values.to_vec();
         while let Some(v) = stack.pop() {
             let value = &self.values[v];
             let (Some(base), Some(producer)) = (value.view_of, value.producer) else {
@@ -359,13 +373,23 @@ impl Problem {
             }
         }
         needed.sort_unstable();
-        needed.push(op);
         for op in needed {
-            out.push(op);
-            for v in &self.ops[op].outs {
-                if self.values[*v].view_of.is_some() {
-                    shows[*v] = version[roots[*v]];
-                }
+            self.run(op, roots, version, shows, out);
+        }
+    }
+
+    fn run(
+        &self,
+        op: usize,
+        roots: &[usize],
+        version: &[u32],
+        shows: &mut [u32],
+        out: &mut Vec<usize>,
+    ) {
+        out.push(op);
+        for v in &self.ops[op].outs {
+            if self.values[*v].view_of.is_some() {
+                shows[*v] = version[roots[*v]];
             }
         }
     }

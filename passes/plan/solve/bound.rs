@@ -1,0 +1,67 @@
+//! A lower bound on what any schedule within the budget costs.
+//!
+//! Take the moment at which the op at position p of the given order first runs. Whatever later first computations or
+//! outputs read and earlier ops made is resident then, or its maker runs again afterwards, and so on for what that
+//! reads. Resident bytes fit into the budget. Dropping everything else that a schedule must satisfy, and giving the
+//! budget a price λ (Lagrange), leaves one minimum cut; its value minus λ · budget is a lower bound for every λ ≥ 0, and
+//! the hull gives the best λ. The bound holds for any number of recomputations. The best of several positions counts.
+
+use super::cut::{Bend, Cut, Scene};
+use super::dag::Dag;
+use super::simulate::Simulation;
+use super::work::Work;
+
+/// Schedules that the bound speaks of.
+pub const CLASS: &str =
+    "every schedule whose first computations follow the given order, any number of recomputations";
+
+/// A bound in weight over the cost of running every op once; `None` if no schedule of the class fits.
+pub fn one_position(
+    dag: &Dag,
+    cap: i64,
+    weight: &[i64],
+    positions: usize,
+    work: &mut Work,
+) -> Option<i64> {
+    let given: Vec<u32> = (0..dag.ops() as u32).collect();
+    let mut simulation = Simulation::default();
+    simulation.run(dag, &given);
+    let live = &simulation.live;
+    work.spend(3 * given.len() as u64);
+    let mut tops: Vec<usize> = (0..live.len())
+        .filter(|t| {
+            live[*t] > cap
+                && (*t == 0 || live[*t] >= live[*t - 1])
+                && (*t + 1 == live.len() || live[*t] >= live[*t + 1])
+        })
+        .collect();
+    tops.sort_by_key(|t| (std::cmp::Reverse(live[*t]), *t));
+    let stride = (tops.len() / positions.max(1)).max(1);
+    let bend = Bend {
+        distance: 0.0,
+        extend: true,
+        penalty: &[],
+        jitter: &[],
+    };
+    let mut best = 0i64;
+    for (n, step) in tops.into_iter().enumerate() {
+        if n > 2 && n % stride != 0 {
+            continue;
+        }
+        let scene = Scene::new(dag, &given, step);
+        let mut cut = Cut::new(dag, &scene, cap, weight, &bend, None);
+        let room = cut.room as f64;
+        let mut value = 0.0f64;
+        let fits = cut
+            .around(&mut |point| value = value.max(point.worth - point.price * room))
+            .1
+            .is_some();
+        work.spend(cut.visits() + 4 * given.len() as u64);
+        if !fits {
+            return None;
+        }
+        // Products of prices and sizes are rounded down, their difference may be off by a few units in the last place.
+        best = best.max((value * (1.0 - 1e-9)) as i64 - 1);
+    }
+    Some(best.max(0))
+}

@@ -1,0 +1,383 @@
+//! What to keep and what to drop at one step of a schedule, by minimum cuts.
+//!
+//! At a step τ every value that is read later must be resident, or be made again after τ. With two booleans,
+//! `A(v)`: value v is there when it is needed after τ, and `R(o)`: op o runs again after τ, a plan pays
+//!
+//! - `λ · bytes(v)` where `A(v)` and not `R(maker of v)`: v is resident at τ, an arc `A(v) → R(maker)`;
+//! - `weight(o)` where `R(o)`, an arc `R(o) → sink`;
+//! - and `R(o)` needs `A(u)` of every operand u, an unlimited arc `R(o) → A(u)`.
+//!
+//! So the best choice for a price λ of a byte is one minimum cut, chains of recomputation and what they share priced
+//! exactly. The price is found by interpolation on the convex hull of (bytes kept, weight recomputed), whose points the
+//! cuts are. A value whose last use lies before τ may be kept longer; the same cut decides it.
+//!
+//! The cut prices each op at most once and looks at no other step. Both are what the search around it is for: [`repair`]
+//! (super::repair) cuts again wherever the new schedule still does not fit.
+
+use super::dag::{Dag, NONE};
+use super::flow::{Builder, Network, UNLIMITED};
+
+/// How a cut is bent, so that a search sees more than one answer.
+pub struct Bend<'a> {
+    /// How much more a byte costs that stays for long: breaks ties between equal layers, in favour of keeping what is
+    /// read soon.
+    pub distance: f64,
+    /// Whether a value that is dead at the step may be kept although earlier steps have no room for it.
+    pub extend: bool,
+    /// Extra weight, by op; empty for none.
+    pub penalty: &'a [i64],
+    /// Factors on the sizes, by value; empty for none.
+    pub jitter: &'a [f64],
+}
+
+/// What is known at a step τ about every value.
+pub struct Scene {
+    /// Read after τ before it is made again.
+    pub needed: Vec<bool>,
+    /// The first such use; [`NONE`] without one.
+    first_use: Vec<u32>,
+    /// The last use or making up to τ; [`NONE`] for what was never there.
+    last_touch: Vec<u32>,
+    /// Operand or result of the step itself: resident whatever is decided.
+    pinned: Vec<bool>,
+    step: usize,
+    steps: usize,
+    /// Bytes that the step itself takes.
+    own_bytes: i64,
+}
+
+impl Scene {
+    pub fn new(dag: &Dag, schedule: &[u32], step: usize) -> Scene {
+        let values = dag.values();
+        let mut last_touch = vec![NONE; values];
+        for v in &dag.placeholders {
+            last_touch[*v as usize] = 0;
+        }
+        for (t, o) in schedule[..=step].iter().enumerate() {
+            for v in dag.ins(*o).iter().chain(dag.outs(*o)) {
+                last_touch[*v as usize] = t as u32;
+            }
+        }
+        // Whether the next event of a value after τ is a use: walked backwards, so that the earliest event wins.
+        let mut first_use = vec![NONE; values];
+        for v in &dag.outputs {
+            first_use[*v as usize] = schedule.len() as u32;
+        }
+        for (t, o) in schedule.iter().enumerate().skip(step + 1).rev() {
+            for v in dag.outs(*o) {
+                first_use[*v as usize] = NONE;
+            }
+            for v in dag.ins(*o) {
+                first_use[*v as usize] = t as u32;
+            }
+        }
+        let mut pinned = vec![false; values];
+        let op = schedule[step];
+        for v in dag.ins(op).iter().chain(dag.outs(op)) {
+            pinned[*v as usize] = true;
+        }
+        Scene {
+            needed: first_use.iter().map(|t| *t != NONE).collect(),
+            first_use,
+            last_touch,
+            pinned,
+            step,
+            steps: schedule.len(),
+            own_bytes: dag.working_set_bytes(op),
+        }
+    }
+
+    /// Which values may be resident at τ: those whose way from their last touch has room, if `live` says how full it is.
+    fn keepable(&self, dag: &Dag, live: Option<(&[i64], i64)>) -> Vec<bool> {
+        let mut ok: Vec<bool> = self.last_touch.iter().map(|t| *t != NONE).collect();
+        for (v, ok) in ok.iter_mut().enumerate() {
+            *ok &= !dag.dropped[v] || self.needed[v];
+        }
+        let Some((live, cap)) = live else { return ok };
+        // fullest[t]: the fullest step after t and before τ.
+        let mut fullest = vec![0i64; self.step + 1];
+        let mut most = 0;
+        for t in (0..self.step).rev() {
+            fullest[t] = most;
+            most = most.max(live[t]);
+        }
+        for (v, ok) in ok.iter_mut().enumerate() {
+            if *ok && !self.needed[v] && !self.pinned[v] {
+                *ok = fullest[self.last_touch[v] as usize] + dag.size[v] <= cap;
+            }
+        }
+        ok
+    }
+}
+
+/// A keep-or-drop network at one step, at any price.
+pub struct Cut<'a> {
+    dag: &'a Dag,
+    network: Network,
+    /// Arc, value and bent size of everything that may stay for a price.
+    keeps: Vec<(usize, u32, f64)>,
+    /// Weight of every op that may run again.
+    ops: Vec<(u32, i64)>,
+    op_arcs: Vec<usize>,
+    /// Without any flow.
+    fresh: Vec<i64>,
+    value_node: Vec<u32>,
+    op_node: Vec<u32>,
+    /// Price that the present capacities are for.
+    price: f64,
+    pinned: Vec<bool>,
+    /// Bytes that are left for what is decided, once the step itself and what cannot be made again are in.
+    pub room: i64,
+    /// Bytes of what may stay.
+    pub choice_bytes: f64,
+}
+
+/// One point of the hull.
+pub struct Point {
+    /// Bytes kept, as they are and bent.
+    pub kept: i64,
+    pub bent: f64,
+    pub weight: i64,
+    /// What the cut at its price is worth: a lower bound of weight + λ·bytes.
+    pub worth: f64,
+    pub price: f64,
+    side: Vec<bool>,
+    state: Vec<i64>,
+}
+
+const SOURCE: u32 = 0;
+const SINK: u32 = 1;
+
+impl<'a> Cut<'a> {
+    /// `weight` is what an op costs; `live` limits which dead values may be kept, with the budget.
+    pub fn new(
+        dag: &'a Dag,
+        scene: &Scene,
+        cap: i64,
+        weight: &[i64],
+        bend: &Bend,
+        live: Option<&[i64]>,
+    ) -> Cut<'a> {
+        let live = live.filter(|_| !bend.extend).map(|live| (live, cap));
+        let keepable = scene.keepable(dag, live);
+        let mut value_node = vec![NONE; dag.values()];
+        let mut op_node = vec![NONE; dag.ops()];
+        let mut nodes = 2u32;
+        let mut room = cap - scene.own_bytes;
+        let mut stack: Vec<u32> = Vec::new();
+        let mut builder = Builder::default();
+        for v in 0..dag.values() as u32 {
+            if !scene.needed[v as usize]
+                || scene.last_touch[v as usize] == NONE
+                || scene.pinned[v as usize]
+            {
+                continue;
+            }
+            if dag.remaker(v).is_none() {
+                room -= dag.size[v as usize];
+                continue;
+            }
+            value_node[v as usize] = nodes;
+            builder.arc(SOURCE, nodes, UNLIMITED);
+            nodes += 1;
+            stack.push(v);
+        }
+        let (mut keeps, mut ops, mut op_arcs) = (Vec::new(), Vec::new(), Vec::new());
+        let mut choice_bytes = 0.0;
+        let span = (scene.steps - scene.step) as f64;
+        while let Some(v) = stack.pop() {
+            let at = v as usize;
+            let target = match dag.remaker(v) {
+                None => SINK,
+                Some(o) if op_node[o as usize] != NONE => op_node[o as usize],
+                Some(o) => {
+                    let node = nodes;
+                    op_node[o as usize] = node;
+                    nodes += 1;
+                    let extra = bend.penalty.get(o as usize).copied().unwrap_or(0);
+                    op_arcs.push(builder.arc(node, SINK, weight[o as usize] + extra));
+                    ops.push((o, weight[o as usize] + extra));
+                    for u in dag.ins(o) {
+                        let i = *u as usize;
+                        // What is there anyway is free to use; what cannot be made again and must stay, too.
+                        if scene.pinned[i] || (scene.needed[i] && dag.remaker(*u).is_none()) {
+                            continue;
+                        }
+                        if value_node[i] == NONE {
+                            value_node[i] = nodes;
+                            nodes += 1;
+                            stack.push(*u);
+                        }
+                        builder.arc(node, value_node[i], UNLIMITED);
+                    }
+                    node
+                }
+            };
+            if keepable[at] {
+                let distance = match scene.first_use[at] {
+                    NONE => 0.5,
+                    t => (t as usize - scene.step) as f64 / span,
+                };
+                let jitter = bend.jitter.get(at).copied().unwrap_or(1.0);
+                let size = dag.size[at] as f64 * (1.0 + bend.distance * distance) * jitter;
+                choice_bytes += size;
+                keeps.push((builder.arc(value_node[at], target, 0), v, size));
+            } else {
+                builder.arc(value_node[at], target, UNLIMITED);
+            }
+        }
+        let network = builder.finish(nodes as usize);
+        Cut {
+            dag,
+            fresh: network.state(),
+            network,
+            keeps,
+            ops,
+            op_arcs,
+            value_node,
+            op_node,
+            price: 0.0,
+            pinned: scene.pinned.clone(),
+            room,
+            choice_bytes,
+        }
+    }
+
+    fn capacity(size: f64, price: f64) -> i64 {
+        (price * size) as i64
+    }
+
+    /// The best choice at a price, which must not be lower than the price of the state the network is in.
+    fn solve(&mut self, price: f64) -> Point {
+        for (arc, _, size) in &self.keeps {
+            let more = Self::capacity(*size, price) - Self::capacity(*size, self.price);
+            if more > 0 {
+                self.network.grow(*arc, more);
+            }
+        }
+        self.price = price;
+        self.network.push(SOURCE, SINK);
+        let side = self.network.side(SOURCE);
+        let mut point = Point {
+            kept: 0,
+            bent: 0.0,
+            weight: 0,
+            worth: 0.0,
+            price,
+            state: Vec::new(),
+            side,
+        };
+        let mut paid = 0i64;
+        for (_, v, size) in &self.keeps {
+            if self.stays(&point.side, *v) {
+                point.kept += self.dag.size[*v as usize];
+                point.bent += size;
+                paid += Self::capacity(*size, price);
+            }
+        }
+        for (o, weight) in &self.ops {
+            if point.side[self.op_node[*o as usize] as usize] {
+                point.weight += weight;
+            }
+        }
+        point.worth = point.weight as f64 + paid as f64;
+        point
+    }
+
+    /// Whether a choice keeps a value resident.
+    fn stays(&self, side: &[bool], v: u32) -> bool {
+        let node = self.value_node[v as usize];
+        node != NONE
+            && side[node as usize]
+            && match self.dag.remaker(v) {
+                None => true,
+                Some(o) => {
+                    let node = self.op_node[o as usize];
+                    node == NONE || !side[node as usize]
+                }
+            }
+    }
+
+    /// Arcs looked at so far.
+    pub fn visits(&self) -> u64 {
+        self.network.visits
+    }
+
+    /// Follows the hull to the two points around `room`: the last that keeps too much, the first that fits. Without the
+    /// first, everything fits for nothing; without the second, nothing does.
+    pub fn around(&mut self, each: &mut dyn FnMut(&Point)) -> (Option<Point>, Option<Point>) {
+        let mut low = self.solve(0.0);
+        each(&low);
+        if low.kept <= self.room {
+            return (None, Some(low));
+        }
+        low.state = self.network.state();
+        let all = self.ops.iter().map(|o| o.1).sum::<i64>() as f64;
+        let mut high = self.solve(1e3 * (all + 1.0) / self.choice_bytes.max(1.0));
+        each(&high);
+        if high.kept > self.room {
+            high = self.least(&low);
+            if high.kept > self.room {
+                return (Some(low), None);
+            }
+        }
+        for _ in 0..40 {
+            let (bytes, weight) = (low.bent - high.bent, (high.weight - low.weight) as f64);
+            if bytes <= 0.0 || weight <= 0.0 {
+                break;
+            }
+            let price = weight / bytes;
+            self.network.restore(&low.state);
+            self.price = low.price;
+            if price <= low.price {
+                break;
+            }
+            let mut middle = self.solve(price);
+            each(&middle);
+            let line = low.weight as f64 + price * low.bent;
+            let value = middle.weight as f64 + price * middle.bent;
+            let same = |p: &Point| (p.kept, p.weight) == (middle.kept, middle.weight);
+            if value >= line * (1.0 - 1e-7) - 4.0 || same(&low) || same(&high) {
+                break;
+            }
+            if middle.kept <= self.room {
+                high = middle;
+            } else {
+                middle.state = self.network.state();
+                low = middle;
+            }
+        }
+        (Some(low), Some(high))
+    }
+
+    /// The choice that keeps the fewest bytes, whatever it costs; `low` is the one at price 0.
+    fn least(&mut self, low: &Point) -> Point {
+        self.network.restore(&self.fresh);
+        for (arc, weight) in self.op_arcs.iter().zip(&self.ops) {
+            self.network.grow(*arc, -weight.1);
+        }
+        self.price = 0.0;
+        let point = self.solve(1.0);
+        self.network.restore(&low.state);
+        self.price = low.price;
+        point
+    }
+
+    /// What is resident at the step under a choice.
+    pub fn resident(&self, point: &Point, scene: &Scene) -> Vec<bool> {
+        (0..self.dag.values())
+            .map(|v| {
+                let fixed = scene.needed[v] && self.dag.remaker(v as u32).is_none();
+                self.pinned[v]
+                    || (fixed && scene.last_touch[v] != NONE)
+                    || self.stays(&point.side, v as u32)
+            })
+            .collect()
+    }
+
+    /// Ops that a choice runs again.
+    pub fn repeated<'p>(&'p self, point: &'p Point) -> impl Iterator<Item = u32> + 'p {
+        let runs = |o: &&(u32, i64)| point.side[self.op_node[o.0 as usize] as usize];
+        self.ops.iter().filter(runs).map(|(o, _)| *o)
+    }
+}

@@ -1,0 +1,293 @@
+//! A problem reduced to what the search needs: folded, indexed densely, costs as whole numbers.
+//!
+//! Left out, because they never change a decision: static values, values without bytes (they stay for nothing), views.
+//! Every value that is left takes memory and has at most one maker. Costs become integers that add up to about
+//! [`SCALE`], so that sums are exact, equal costs compare equal, and flows are integral. A `weight` is at least 1, so
+//! that no plan repeats an op for nothing; a `price` is rounded down and never more than the true cost, so that a bound
+//! made of prices is a bound.
+
+use crate::error::{Error, Result};
+use crate::plan::problem::{Kind, Phase, Problem};
+
+use super::Objective;
+use super::writer::Writer;
+use crate::plan::choice::Choice;
+use crate::plan::keep::pinned;
+
+/// What all ops together weigh, about.
+pub const SCALE: f64 = 1e12;
+
+/// No index.
+pub const NONE: u32 = u32::MAX;
+
+/// Lists of indices, one after the other.
+#[derive(Clone, Debug, Default)]
+struct Lists {
+    start: Vec<u32>,
+    items: Vec<u32>,
+}
+
+impl Lists {
+    fn push(&mut self, list: impl Iterator<Item = u32>) {
+        if self.start.is_empty() {
+            self.start.push(0);
+        }
+        let from = self.items.len();
+        self.items.extend(list);
+        self.items[from..].sort_unstable();
+        let mut kept = from;
+        for at in from..self.items.len() {
+            if at == from || self.items[at] != self.items[kept - 1] {
+                self.items[kept] = self.items[at];
+                kept += 1;
+            }
+        }
+        self.items.truncate(kept);
+        self.start.push(kept as u32);
+    }
+
+    fn of(&self, i: u32) -> &[u32] {
+        &self.items[self.start[i as usize] as usize..self.start[i as usize + 1] as usize]
+    }
+}
+
+/// See the module.
+pub struct Dag {
+    ins: Lists,
+    outs: Lists,
+    /// What the search adds up, by op.
+    pub weight: Vec<i64>,
+    /// At most the true cost, in the same scale, by op.
+    pub price: Vec<i64>,
+    /// Temporaries while an op runs.
+    pub temp_bytes: Vec<i64>,
+    /// Whether an op may run again.
+    pub repeatable: Vec<bool>,
+    /// Values that must not stay from the forward to the backward part.
+    pub dropped: Vec<bool>,
+    /// The first op of the backward part; [`NONE`] without one, and where nothing is dropped.
+    pub turn: u32,
+    pub size: Vec<i64>,
+    /// The op that makes a value, [`NONE`] for a placeholder.
+    pub maker: Vec<u32>,
+    pub placeholders: Vec<u32>,
+    pub outputs: Vec<u32>,
+    pub is_output: Vec<bool>,
+    /// Of all ops once.
+    pub total_weight: i64,
+    pub total_price: i64,
+    /// Objective units for one unit of weight.
+    pub unit: f64,
+    /// The index of each value in the problem.
+    pub value_in_problem: Vec<u32>,
+    /// The op of the unfolded problem.
+    pub op_in_problem: Vec<usize>,
+}
+
+impl Dag {
+    /// # Errors
+    /// A value that two ops make; sizes whose sum does not fit 63 bits.
+    pub fn new(problem: &Problem, objective: Objective, choices: &[Option<Choice>]) -> Result<Dag> {
+        let (folded, op_in_problem) = problem.fold();
+        let mut sum = 0u64;
+        for bytes in folded
+            .values
+            .iter()
+            .map(|v| v.bytes)
+            .chain(folded.ops.iter().map(|op| op.temp_bytes))
+        {
+            sum = sum
+                .checked_add(bytes)
+                .filter(|s| *s < i64::MAX as u64 / 4)
+                .ok_or_else(|| {
+                    Error::model("cost-graph", "sizes add up to more than 2^61 bytes")
+                })?;
+        }
+        let mut index = vec![NONE; folded.values.len()];
+        let mut dag = Dag {
+            ins: Lists::default(),
+            outs: Lists::default(),
+            weight: Vec::new(),
+            price: Vec::new(),
+            temp_bytes: folded.ops.iter().map(|op| op.temp_bytes as i64).collect(),
+            repeatable: folded.ops.iter().map(|op| op.may_repeat).collect(),
+            dropped: Vec::new(),
+            turn: NONE,
+            size: Vec::new(),
+            maker: Vec::new(),
+            placeholders: Vec::new(),
+            outputs: Vec::new(),
+            is_output: Vec::new(),
+            total_weight: 0,
+            total_price: 0,
+            unit: 1.0,
+            value_in_problem: Vec::new(),
+            op_in_problem,
+        };
+        for (v, value) in folded.values.iter().enumerate() {
+            if value.kind != Kind::Static && value.bytes > 0 {
+                index[v] = dag.size.len() as u32;
+                if value.kind == Kind::Placeholder {
+                    dag.placeholders.push(index[v]);
+                }
+                dag.size.push(value.bytes as i64);
+                dag.value_in_problem.push(v as u32);
+            }
+        }
+        dag.maker = vec![NONE; dag.size.len()];
+        dag.dropped = vec![false; dag.size.len()];
+        for (o, op) in folded.ops.iter().enumerate() {
+            let known = |v: &usize| Some(index[*v]).filter(|i| *i != NONE);
+            dag.ins.push(op.ins.iter().filter_map(known));
+            dag.outs.push(op.outs.iter().filter_map(known));
+            for v in dag.outs.of(o as u32) {
+                if std::mem::replace(&mut dag.maker[*v as usize], o as u32) != NONE {
+                    return Err(Error::model(
+                        "cost-graph",
+                        format!(
+                            "value {} is made by two ops",
+                            dag.value_in_problem[*v as usize]
+                        ),
+                    ));
+                }
+            }
+        }
+        for v in &dag.placeholders {
+            if dag.maker[*v as usize] != NONE {
+                return Err(Error::model(
+                    "cost-graph",
+                    format!(
+                        "value {} is there from the start, and an op makes it",
+                        dag.value_in_problem[*v as usize]
+                    ),
+                ));
+            }
+        }
+        dag.is_output = vec![false; dag.size.len()];
+        for v in &folded.outputs {
+            if index[*v] != NONE && !std::mem::replace(&mut dag.is_output[index[*v] as usize], true)
+            {
+                dag.outputs.push(index[*v]);
+            }
+        }
+        dag.choose(problem, choices);
+        dag.weigh(&folded, objective);
+        Ok(dag)
+    }
+
+    fn choose(&mut self, problem: &Problem, choices: &[Option<Choice>]) {
+        if choices.is_empty() {
+            return;
+        }
+        let pins = pinned(problem);
+        for (o, op) in self.op_in_problem.iter().enumerate() {
+            match choices.get(*op) {
+                Some(Some(Choice::Keep)) => self.repeatable[o] = false,
+                Some(Some(Choice::Recompute)) => {
+                    for v in self.outs.of(o as u32) {
+                        let pin = &pins[self.value_in_problem[*v as usize] as usize];
+                        self.dropped[*v as usize] = pin.is_none();
+                    }
+                }
+                _ => {}
+            }
+        }
+        if self.dropped.contains(&true) {
+            let backward = |o: &usize| problem.ops[*o].phase == Phase::Backward;
+            let turn = self.op_in_problem.iter().position(backward);
+            self.turn = turn.map_or(NONE, |o| o as u32);
+        }
+    }
+
+    fn weigh(&mut self, folded: &Problem, objective: Objective) {
+        let total =
+            |f: &dyn Fn(&crate::plan::problem::Op) -> f64| folded.ops.iter().map(f).sum::<f64>();
+        let (cost, flops, bytes) = (
+            total(&|op| op.cost),
+            total(&|op| op.flops as f64),
+            total(&|op| op.bytes as f64),
+        );
+        let share = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
+        let by_flops = objective == Objective::Flops && flops > 0.0;
+        for op in &folded.ops {
+            let (exact, tie) = if by_flops {
+                let tie = 1e-4 * share(op.bytes as f64, bytes);
+                (share(op.flops as f64, flops), tie)
+            } else {
+                (share(op.cost, cost), 0.0)
+            };
+            self.weight.push(((exact + tie) * SCALE) as i64 + 1);
+            self.price.push((exact * SCALE * (1.0 - 1e-12)) as i64);
+        }
+        self.total_weight = self.weight.iter().sum();
+        self.total_price = self.price.iter().sum();
+        let whole = if by_flops { flops } else { cost };
+        self.unit = whole / SCALE;
+    }
+
+    /// The given order, where every value that must not stay is made again for the first backward op that reads it;
+    /// `None` where that cannot be.
+    pub fn with_drops(&self) -> Option<Vec<u32>> {
+        let mut writer = Writer::new(
+            self,
+            Vec::with_capacity(self.ops()),
+            vec![true; self.values()],
+        );
+        let given: Vec<u32> = (0..self.ops() as u32).collect();
+        (writer.steps(&given) && writer.outputs()).then_some(writer.schedule)
+    }
+
+    /// Whether the second run of an op is demanded.
+    pub fn must_repeat(&self, op: u32) -> bool {
+        self.turn != NONE && self.outs(op).iter().any(|v| self.dropped[*v as usize])
+    }
+
+    pub fn ops(&self) -> usize {
+        self.weight.len()
+    }
+
+    pub fn values(&self) -> usize {
+        self.size.len()
+    }
+
+    /// Values that an op reads, ascending, each once.
+    pub fn ins(&self, op: u32) -> &[u32] {
+        self.ins.of(op)
+    }
+
+    /// Values that an op makes, ascending, each once.
+    pub fn outs(&self, op: u32) -> &[u32] {
+        self.outs.of(op)
+    }
+
+    /// The op that can make a value again.
+    pub fn remaker(&self, value: u32) -> Option<u32> {
+        let op = self.maker[value as usize];
+        (op != NONE && self.repeatable[op as usize]).then_some(op)
+    }
+
+    /// Bytes while an op runs with nothing else around: operands, results, temporaries.
+    pub fn working_set_bytes(&self, op: u32) -> i64 {
+        let (ins, outs) = (self.ins(op), self.outs(op));
+        let sum = |list: &[u32]| list.iter().map(|v| self.size[*v as usize]).sum::<i64>();
+        sum(ins) + sum(outs) + self.temp_bytes[op as usize]
+    }
+
+    /// What a schedule weighs.
+    pub fn weigh_schedule(&self, schedule: &[u32]) -> i64 {
+        schedule.iter().map(|o| self.weight[*o as usize]).sum()
+    }
+
+    /// A schedule of the unfolded problem as one of this one: steps that only make views fall away.
+    pub fn from_problem(&self, schedule: &[usize]) -> Vec<u32> {
+        let end = self.op_in_problem.last().map_or(0, |last| last + 1);
+        let mut index = vec![NONE; end];
+        for (o, op) in self.op_in_problem.iter().enumerate() {
+            index[*op] = o as u32;
+        }
+        schedule
+            .iter()
+            .filter_map(|op| index.get(*op).copied().filter(|i| *i != NONE))
+            .collect()
+    }
+}

@@ -1,0 +1,321 @@
+//! A schedule whose repeats can be taken out one by one, with the peak known after each: the incremental evaluator.
+//!
+//! Steps keep their slots. For each value the ledger holds its events, makings and uses, in order; live bytes are a
+//! segment tree over slots (add to a range, largest of all). Taking out a repeat moves the readers of its results to the
+//! instance before and shortens the life of what it read; each is one range, so a removal costs
+//! O(operands · log steps). Every change is logged and can be undone.
+
+use super::dag::{Dag, NONE};
+use super::simulate::{Simulation, first_runs};
+
+/// Range addition and maximum over slots, bottom-up.
+struct Peaks {
+    width: usize,
+    most: Vec<i64>,
+    added: Vec<i64>,
+}
+
+impl Peaks {
+    fn new(live: &[i64]) -> Peaks {
+        let width = live.len().next_power_of_two().max(1);
+        let mut most = vec![i64::MIN / 4; 2 * width];
+        most[width..width + live.len()].copy_from_slice(live);
+        for i in (1..width).rev() {
+            most[i] = most[2 * i].max(most[2 * i + 1]);
+        }
+        Peaks {
+            width,
+            most,
+            added: vec![0; 2 * width],
+        }
+    }
+
+    /// Adds to slots `from..to`.
+    fn add(&mut self, from: usize, to: usize, amount: i64) {
+        if from >= to || amount == 0 {
+            return;
+        }
+        let (mut l, mut r) = (from + self.width, to + self.width);
+        let (left, right) = (l, r - 1);
+        while l < r {
+            if l & 1 == 1 {
+                self.most[l] += amount;
+                self.added[l] += amount;
+                l += 1;
+            }
+            if r & 1 == 1 {
+                r -= 1;
+                self.most[r] += amount;
+                self.added[r] += amount;
+            }
+            l >>= 1;
+            r >>= 1;
+        }
+        self.refresh(left);
+        self.refresh(right);
+    }
+
+    fn refresh(&mut self, leaf: usize) {
+        let mut i = leaf >> 1;
+        while i > 0 {
+            self.most[i] = self.most[2 * i].max(self.most[2 * i + 1]) + self.added[i];
+            i >>= 1;
+        }
+    }
+
+    fn peak(&self) -> i64 {
+        self.most[1]
+    }
+}
+
+/// Something that happens to a value at a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Event {
+    slot: u32,
+    made: bool,
+}
+
+enum Change {
+    /// Bytes added to slots `from..to`.
+    Bytes {
+        from: u32,
+        to: u32,
+        amount: i64,
+    },
+    /// An event taken out of the list of a value.
+    Event {
+        value: u32,
+        at: u32,
+        event: Event,
+    },
+    Slot(u32),
+}
+
+/// See the module.
+pub struct Ledger<'a> {
+    dag: &'a Dag,
+    ops: Vec<u32>,
+    /// Whether a slot still runs.
+    alive: Vec<bool>,
+    first: Vec<bool>,
+    events: Vec<Vec<Event>>,
+    peaks: Peaks,
+    log: Vec<Change>,
+    /// Removals and their parts so far, a measure of work.
+    pub touched: u64,
+}
+
+/// Enough to take a dead slot out of every maximum.
+const GONE: i64 = i64::MIN / 8;
+
+impl<'a> Ledger<'a> {
+    pub fn new(dag: &'a Dag, schedule: &[u32]) -> Ledger<'a> {
+        let mut simulation = Simulation::default();
+        simulation.run(dag, schedule);
+        let mut events: Vec<Vec<Event>> = vec![Vec::new(); dag.values()];
+        for (t, o) in schedule.iter().enumerate() {
+            let slot = t as u32;
+            for v in dag.ins(*o) {
+                events[*v as usize].push(Event { slot, made: false });
+            }
+            for v in dag.outs(*o) {
+                events[*v as usize].push(Event { slot, made: true });
+            }
+        }
+        for v in &dag.outputs {
+            let slot = schedule.len() as u32;
+            events[*v as usize].push(Event { slot, made: false });
+        }
+        Ledger {
+            dag,
+            ops: schedule.to_vec(),
+            alive: vec![true; schedule.len()],
+            first: first_runs(dag, schedule),
+            events,
+            peaks: Peaks::new(&simulation.live),
+            log: Vec::new(),
+            touched: 0,
+        }
+    }
+
+    pub fn peak(&self) -> i64 {
+        self.peaks.peak()
+    }
+
+    /// Slots of repeats that still run.
+    pub fn repeats(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.ops.len()).filter(|t| self.alive[*t] && !self.first[*t])
+    }
+
+    pub fn op(&self, slot: usize) -> u32 {
+        self.ops[slot]
+    }
+
+    pub fn is_alive(&self, slot: usize) -> bool {
+        self.alive[slot]
+    }
+
+    pub fn schedule(&self) -> Vec<u32> {
+        (0..self.ops.len())
+            .filter(|t| self.alive[*t])
+            .map(|t| self.ops[t])
+            .collect()
+    }
+
+    /// Takes out the repeat at `slot` and every repeat that only it read. Returns the weight saved.
+    ///
+    /// The slot must run and be a repeat.
+    pub fn remove(&mut self, slot: usize) -> i64 {
+        let mut saved = 0;
+        let mut stack = vec![slot];
+        while let Some(slot) = stack.pop() {
+            if !std::mem::replace(&mut self.alive[slot], false) {
+                continue;
+            }
+            self.log.push(Change::Slot(slot as u32));
+            self.bytes(slot, slot + 1, GONE);
+            let op = self.ops[slot];
+            saved += self.dag.weight[op as usize];
+            for v in self.dag.outs(op) {
+                self.unmake(*v, slot as u32);
+            }
+            for v in self.dag.ins(op) {
+                if let Some(maker) = self.unread(*v, slot as u32)
+                    && !self.first[maker]
+                    && self.idle(maker)
+                {
+                    stack.push(maker);
+                }
+            }
+        }
+        saved
+    }
+
+    /// Whether nothing reads what a slot makes.
+    fn idle(&self, slot: usize) -> bool {
+        self.dag.outs(self.ops[slot]).iter().all(|v| {
+            let events = &self.events[*v as usize];
+            let at = events.partition_point(|e| e.slot < slot as u32);
+            events.get(at + 1).is_none_or(|e| e.made)
+        })
+    }
+
+    /// Forgets that `slot` makes `v`: its readers read the instance before.
+    fn unmake(&mut self, v: u32, slot: u32) {
+        let events = &self.events[v as usize];
+        let at = events.partition_point(|e| e.slot < slot);
+        let read = events.get(at + 1).is_some_and(|e| !e.made);
+        if read && at > 0 {
+            let from = events[at - 1].slot + 1;
+            self.bytes(from as usize, slot as usize, self.dag.size[v as usize]);
+        }
+        self.take(v, at);
+    }
+
+    /// Forgets that `slot` reads `v`; gives the slot that made the instance if `slot` was its last reader.
+    fn unread(&mut self, v: u32, slot: u32) -> Option<usize> {
+        let events = &self.events[v as usize];
+        let at = events.partition_point(|e| e.slot < slot);
+        let last = events.get(at + 1).is_none_or(|e| e.made);
+        let mut maker = None;
+        if last {
+            let from = if at > 0 { events[at - 1].slot + 1 } else { 0 };
+            if at > 0 && events[at - 1].made {
+                maker = Some(events[at - 1].slot as usize);
+            }
+            self.bytes(from as usize, slot as usize + 1, -self.dag.size[v as usize]);
+        }
+        self.take(v, at);
+        maker
+    }
+
+    fn take(&mut self, value: u32, at: usize) {
+        let events = &mut self.events[value as usize];
+        self.touched += 4 + (events.len() - at) as u64 / 8;
+        let event = events.remove(at);
+        self.log.push(Change::Event {
+            value,
+            at: at as u32,
+            event,
+        });
+    }
+
+    fn bytes(&mut self, from: usize, to: usize, amount: i64) {
+        let to = to.min(self.ops.len());
+        if from < to {
+            self.touched += 8;
+            self.peaks.add(from, to, amount);
+            self.log.push(Change::Bytes {
+                from: from as u32,
+                to: to as u32,
+                amount,
+            });
+        }
+    }
+
+    /// Accepts every change so far.
+    pub fn accept(&mut self) {
+        self.log.clear();
+    }
+
+    /// Takes back every change since the last [`Ledger::accept`].
+    pub fn undo(&mut self) {
+        while let Some(change) = self.log.pop() {
+            match change {
+                Change::Bytes { from, to, amount } => {
+                    self.touched += 8;
+                    self.peaks.add(from as usize, to as usize, -amount);
+                }
+                Change::Event { value, at, event } => {
+                    self.events[value as usize].insert(at as usize, event);
+                }
+                Change::Slot(slot) => self.alive[slot as usize] = true,
+            }
+        }
+    }
+}
+
+/// Takes out repeats of `schedule` while the peak stays within `cap`, the most valuable first, and returns the work done.
+///
+/// `by_room` values a repeat by its weight for each byte and step that its removal keeps longer, else by its weight.
+pub fn prune(dag: &Dag, schedule: &mut Vec<u32>, cap: i64, by_room: bool) -> u64 {
+    let mut ledger = Ledger::new(dag, schedule);
+    let mut last_seen = vec![NONE; dag.values()];
+    let mut list: Vec<(f64, usize)> = Vec::new();
+    let mut runs = vec![0u32; dag.ops()];
+    for (t, o) in schedule.iter().enumerate() {
+        runs[*o as usize] += 1;
+        if runs[*o as usize] > 1 + u32::from(dag.must_repeat(*o)) {
+            let mut value = dag.weight[*o as usize] as f64;
+            if by_room {
+                let room: f64 = dag
+                    .outs(*o)
+                    .iter()
+                    .map(|v| {
+                        dag.size[*v as usize] as f64
+                            * (t as f64 - f64::from(last_seen[*v as usize]))
+                    })
+                    .sum();
+                value /= room.max(1.0);
+            }
+            list.push((value, t));
+        }
+        for v in dag.ins(*o).iter().chain(dag.outs(*o)) {
+            last_seen[*v as usize] = t as u32;
+        }
+    }
+    list.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+    for (_, slot) in list {
+        if !ledger.is_alive(slot) {
+            continue;
+        }
+        ledger.remove(slot);
+        if ledger.peak() <= cap {
+            ledger.accept();
+        } else {
+            ledger.undo();
+        }
+    }
+    *schedule = ledger.schedule();
+    ledger.touched + schedule.len() as u64
+}

@@ -1,0 +1,99 @@
+//! Makes a schedule fit: a cut at the first place that does not, and again, until all do.
+//!
+//! The fullest step of the first stretch above the budget is cut; what the cut drops is made again as late as possible.
+//! Steps before τ are left as they are, so the place moves to the right, except where a value that was dead is kept
+//! longer; that is allowed twice for one op, and then only where the steps before have room. An op that is dropped
+//! again and again gets dearer, so that two steps do not hand the same bytes to and fro.
+
+use super::cut::{Bend, Cut, Scene};
+use super::dag::Dag;
+use super::simulate::{Simulation, drop_unread};
+use super::work::{Random, Work};
+use super::writer::Writer;
+
+/// How a repair is varied.
+#[derive(Clone, Copy, Debug)]
+pub struct Style {
+    /// See [`Bend::distance`].
+    pub distance: f64,
+    /// Random factors on sizes span 1 ± noise/2.
+    pub noise: f64,
+    /// How often an op may be cut at with values kept past full steps.
+    pub extensions: u32,
+    /// Cuts before the repair gives up.
+    pub rounds: usize,
+}
+
+/// Repairs `schedule` to fit into `cap`; `None` if it cannot, if the work is spent, or if it gets heavier than `limit`.
+pub fn repair(
+    dag: &Dag,
+    schedule: &[u32],
+    cap: i64,
+    style: Style,
+    limit: i64,
+    random: &mut Random,
+    work: &mut Work,
+) -> Option<Vec<u32>> {
+    let mut schedule = schedule.to_vec();
+    let mut simulation = Simulation::default();
+    let mut visits = vec![0u32; dag.ops()];
+    let mut drops = vec![0i64; dag.ops()];
+    let mut penalty = vec![0i64; dag.ops()];
+    let mut jitter = Vec::new();
+    for _ in 0..style.rounds {
+        simulation.run(dag, &schedule);
+        work.spend(3 * schedule.len() as u64);
+        if simulation.peak <= cap {
+            return Some(schedule);
+        }
+        if work.spent() {
+            return None;
+        }
+        let live = &simulation.live;
+        let from = live.iter().position(|bytes| *bytes > cap)?;
+        let over = live[from..]
+            .iter()
+            .take_while(|bytes| **bytes > cap)
+            .count();
+        let step = (from..from + over).rev().max_by_key(|t| live[*t])?;
+        if style.noise > 0.0 {
+            jitter.clear();
+            jitter.extend((0..dag.values()).map(|_| 1.0 + style.noise * (random.unit() - 0.5)));
+        }
+        let visited = &mut visits[schedule[step] as usize];
+        *visited += 1;
+        let bend = Bend {
+            distance: style.distance,
+            extend: *visited <= style.extensions,
+            penalty: &penalty,
+            jitter: &jitter,
+        };
+        let scene = Scene::new(dag, &schedule, step);
+        let mut cut = Cut::new(dag, &scene, cap, &dag.weight, &bend, Some(live));
+        let point = cut.around(&mut |_| {}).1;
+        work.spend(cut.visits() + 4 * schedule.len() as u64);
+        let point = point?;
+        let mut writer = Writer::new(
+            dag,
+            schedule[..=step].to_vec(),
+            cut.resident(&point, &scene),
+        );
+        if !writer.steps(&schedule[step + 1..]) || !writer.outputs() {
+            return None;
+        }
+        let mut next = writer.schedule;
+        for o in cut.repeated(&point) {
+            let o = o as usize;
+            drops[o] += 1;
+            if drops[o] > 4 {
+                penalty[o] += dag.total_weight / 5000 * (drops[o] - 4);
+            }
+        }
+        drop_unread(dag, &mut next);
+        schedule = next;
+        if dag.weigh_schedule(&schedule) > limit {
+            return None;
+        }
+    }
+    None
+}

@@ -1,0 +1,292 @@
+//! The search for a cheap schedule within a cap: first plans from several cuts, then parts torn up and rebuilt.
+
+use super::bound;
+use super::dag::{Dag, NONE};
+use super::exact::{Outcome, exact};
+use super::ledger::prune;
+use super::repair::{Style, repair};
+use super::simulate::{Simulation, drop_unread};
+use super::work::{Random, Work};
+
+/// See the module.
+pub struct Search<'a> {
+    dag: &'a Dag,
+    cap: i64,
+    work: &'a mut Work,
+    random: Random,
+    /// Whether the answer is known to be the best.
+    pub optimal: bool,
+}
+
+/// Distances of the first cuts; see [`super::cut::Bend`].
+const DISTANCES: [f64; 3] = [0.02, 0.0, 0.3];
+
+const PLAIN: Style = Style {
+    distance: 0.0,
+    noise: 0.0,
+    extensions: 2,
+    rounds: 3000,
+};
+
+/// A first plan may take this much work beyond the limit, for each op.
+const FIRST_UNITS: u64 = 40_000;
+
+/// Work of an exact search before it gives up.
+const EXACT_UNITS: u64 = 20_000_000;
+
+impl<'a> Search<'a> {
+    pub fn new(dag: &'a Dag, cap: i64, work: &'a mut Work) -> Search<'a> {
+        Search {
+            dag,
+            cap,
+            work,
+            random: Random::new(1),
+            optimal: false,
+        }
+    }
+
+    /// The given order, with what must not stay made again where the backward part reads it.
+    fn given(&self) -> Option<Vec<u32>> {
+        let given: Vec<u32> = (0..self.dag.ops() as u32).collect();
+        if self.dag.turn == NONE {
+            return Some(given);
+        }
+        self.dag.with_drops()
+    }
+
+    fn fits(&self, schedule: &[u32]) -> bool {
+        let mut simulation = Simulation::default();
+        simulation.run(self.dag, schedule);
+        simulation.peak <= self.cap
+    }
+
+    /// Any schedule that fits, without improving it.
+    pub fn first(&mut self) -> Option<Vec<u32>> {
+        let given = self.given()?;
+        if self.fits(&given) {
+            return Some(given);
+        }
+        match exact(self.dag, self.cap, &mut Work::new(EXACT_UNITS)) {
+            Outcome::Optimal(schedule) => return Some(schedule),
+            Outcome::Infeasible => return None,
+            Outcome::Unknown => {}
+        }
+        let limit = self.work.limit;
+        for distance in DISTANCES {
+            self.work.limit = limit.max(self.work.done + FIRST_UNITS * self.dag.ops() as u64);
+            let style = Style { distance, ..PLAIN };
+            let made = self.repair(&given, style, i64::MAX);
+            self.work.limit = limit;
+            if made.is_some() {
+                return made;
+            }
+        }
+        self.lucky(&given)
+    }
+
+    /// Random repairs of the given order until one fits.
+    fn lucky(&mut self, given: &[u32]) -> Option<Vec<u32>> {
+        while !self.work.spent() {
+            let style = Style {
+                distance: [0.02, 0.3, 1.0, 3.0, -0.3][self.random.below(5)],
+                noise: 1.5 * self.random.unit(),
+                extensions: [0, 1, 2, 1000][self.random.below(4)],
+                rounds: 600,
+            };
+            if let Some(made) = self.repair(given, style, i64::MAX) {
+                return Some(made);
+            }
+        }
+        None
+    }
+
+    fn repair(&mut self, schedule: &[u32], style: Style, limit: i64) -> Option<Vec<u32>> {
+        repair(
+            self.dag,
+            schedule,
+            self.cap,
+            style,
+            limit,
+            &mut self.random,
+            self.work,
+        )
+    }
+
+    /// The best of both orders of pruning.
+    fn prune(&mut self, schedule: Vec<u32>) -> Vec<u32> {
+        let (mut a, mut b) = (schedule.clone(), schedule);
+        let units =
+            prune(self.dag, &mut a, self.cap, false) + prune(self.dag, &mut b, self.cap, true);
+        self.work.spend(units);
+        if self.dag.weigh_schedule(&b) < self.dag.weigh_schedule(&a) {
+            b
+        } else {
+            a
+        }
+    }
+
+    /// The best schedule found; `None` if none fits.
+    pub fn run(&mut self, seeds: &[Vec<u32>]) -> Option<Vec<u32>> {
+        let given = self.given()?;
+        if self.fits(&given) {
+            self.optimal = self.dag.turn == NONE;
+            return Some(given);
+        }
+        match exact(self.dag, self.cap, &mut Work::new(EXACT_UNITS)) {
+            Outcome::Optimal(schedule) => {
+                self.optimal = true;
+                return Some(schedule);
+            }
+            Outcome::Infeasible => return None,
+            Outcome::Unknown => {}
+        }
+        self.approximate(seeds)
+    }
+
+    /// The same for what is too large to be solved exactly.
+    pub fn approximate(&mut self, seeds: &[Vec<u32>]) -> Option<Vec<u32>> {
+        let given = self.given()?;
+        if self.fits(&given) {
+            return Some(given);
+        }
+        let lower = bound::one_position(self.dag, self.cap, &self.dag.weight, 3, self.work)?;
+        let lower = self.dag.total_weight + lower;
+        let mut best: Option<(i64, Vec<u32>)> = None;
+        let offer = |best: &mut Option<(i64, Vec<u32>)>, dag: &Dag, made: Vec<u32>| {
+            let weight = dag.weigh_schedule(&made);
+            if best.as_ref().is_none_or(|b| weight < b.0) {
+                *best = Some((weight, made));
+            }
+        };
+        for seed in seeds {
+            let mut seed = seed.clone();
+            drop_unread(self.dag, &mut seed);
+            if self.fits(&seed) {
+                let seed = self.prune(seed);
+                offer(&mut best, self.dag, seed);
+            }
+        }
+        let limit = self.work.limit;
+        for distance in DISTANCES {
+            if best.as_ref().is_some_and(|b| b.0 <= lower) {
+                break;
+            }
+            self.work.limit = limit.max(self.work.done + FIRST_UNITS * self.dag.ops() as u64);
+            let style = Style { distance, ..PLAIN };
+            if let Some(made) = self.repair(&given, style, i64::MAX) {
+                let made = self.prune(made);
+                offer(&mut best, self.dag, made);
+            }
+            self.work.limit = limit;
+        }
+        if best.is_none()
+            && let Some(made) = self.lucky(&given)
+        {
+            let made = self.prune(made);
+            offer(&mut best, self.dag, made);
+        }
+        let (weight, start) = best?;
+        if weight <= lower {
+            return Some(start);
+        }
+        Some(self.improve(start, &given, lower))
+    }
+
+    /// Tears up and rebuilds parts of a schedule until the work is spent or the bound is met.
+    fn improve(&mut self, start: Vec<u32>, given: &[u32], lower: i64) -> Vec<u32> {
+        let dag = self.dag;
+        let total = dag.total_weight;
+        let mut best = start.clone();
+        let mut best_weight = dag.weigh_schedule(&best);
+        let (mut now, mut now_weight) = (start, best_weight);
+        let mut heat = 0.02;
+        while !self.work.spent() && best_weight > lower {
+            heat *= 0.999;
+            let (made, allowed) = if dag.ops() < 400 && self.random.unit() < 0.1 {
+                let style = Style {
+                    distance: [0.0, 0.02, 0.3, 1.0, 3.0, -0.3][self.random.below(6)],
+                    noise: self.random.unit(),
+                    extensions: [0, 1, 2, 1000][self.random.below(4)],
+                    rounds: 300,
+                };
+                let made = self.repair(given, style, best_weight + (best_weight - total));
+                (made, best_weight + (best_weight - total) / 20)
+            } else {
+                let torn = self.tear(&now);
+                let style = Style {
+                    distance: [0.0, 0.3, 1.0, 4.0][self.random.below(4)],
+                    noise: if self.random.unit() < 0.3 {
+                        0.0
+                    } else {
+                        self.random.unit()
+                    },
+                    extensions: 2,
+                    rounds: 60,
+                };
+                let made = self.repair(
+                    &torn,
+                    style,
+                    now_weight + (now_weight - total) / 2 + total / 50,
+                );
+                let slack = (now_weight - total) as f64 * heat * self.random.unit();
+                (made, now_weight + slack as i64)
+            };
+            let Some(made) = made else { continue };
+            let made = self.prune(made);
+            let weight = dag.weigh_schedule(&made);
+            if weight < allowed {
+                (now, now_weight) = (made, weight);
+                if weight < best_weight {
+                    best.clone_from(&now);
+                    best_weight = weight;
+                }
+            }
+            if now_weight > best_weight + (best_weight - total) / 10 {
+                now.clone_from(&best);
+                now_weight = best_weight;
+            }
+        }
+        best
+    }
+
+    /// A schedule without some of its repeats: a run of them, or a few heavy ones.
+    fn tear(&mut self, schedule: &[u32]) -> Vec<u32> {
+        let dag = self.dag;
+        let mut runs = vec![0u32; dag.ops()];
+        let repeats: Vec<usize> = (0..schedule.len())
+            .filter(|t| {
+                let o = schedule[*t];
+                runs[o as usize] += 1;
+                runs[o as usize] > 1 + u32::from(dag.must_repeat(o))
+            })
+            .collect();
+        let mut gone = vec![false; schedule.len()];
+        if repeats.is_empty() {
+            return schedule.to_vec();
+        }
+        if self.random.unit() < 0.5 {
+            let from = self.random.below(repeats.len());
+            let count = 1 + self.random.below((repeats.len() / 3).clamp(1, 40));
+            for t in repeats.iter().skip(from).take(count) {
+                gone[*t] = true;
+            }
+        } else {
+            for _ in 0..1 + self.random.below(4) {
+                let mut pick = repeats[self.random.below(repeats.len())];
+                for _ in 0..2 {
+                    let other = repeats[self.random.below(repeats.len())];
+                    if dag.weight[schedule[other] as usize] > dag.weight[schedule[pick] as usize] {
+                        pick = other;
+                    }
+                }
+                gone[pick] = true;
+            }
+        }
+        let mut torn: Vec<u32> = (0..schedule.len())
+            .filter(|t| !gone[*t])
+            .map(|t| schedule[t])
+            .collect();
+        drop_unread(dag, &mut torn);
+        torn
+    }
+}

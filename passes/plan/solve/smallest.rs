@@ -1,0 +1,114 @@
+//! The smallest peak: what no schedule goes below, and what was reached.
+
+use super::Objective;
+use super::dag::{Dag, NONE};
+use super::search::Search;
+use super::work::Work;
+use crate::error::Result;
+use crate::plan::choice::Choice;
+use crate::plan::problem::Problem;
+use crate::plan::schedule::{Score, evaluate};
+
+/// See the module. Bytes include static ones.
+#[derive(Clone, Debug)]
+pub struct Floor {
+    /// No schedule has a smaller peak: an op needs its operands, results and temporaries at once.
+    pub least_bytes: u64,
+    /// The smallest peak for which a plan was found.
+    pub reached_bytes: u64,
+    /// A plan with that peak.
+    pub schedule: Vec<usize>,
+    pub static_bytes: u64,
+    /// The op whose working set is the largest; `None` where the outputs together are larger.
+    pub op: Option<usize>,
+    /// What it needs beside static values, largest first: values of the problem and their bytes.
+    pub tensors: Vec<(usize, u64)>,
+}
+
+impl Floor {
+    /// Whether nothing smaller is possible.
+    pub fn is_proven(&self) -> bool {
+        self.reached_bytes <= self.least_bytes
+    }
+}
+
+/// The smallest peak that a plan was found for.
+///
+/// # Errors
+/// A problem whose own order is not a schedule of it.
+pub fn smallest_feasible(problem: &Problem, choices: &[Option<Choice>]) -> Result<Floor> {
+    let before = evaluate(problem, &problem.given_order())?;
+    let dag = Dag::new(problem, Objective::Cost, choices)?;
+    of_dag(problem, &dag, &before)
+}
+
+/// The largest working set above static, and its op; [`NONE`] where the outputs are larger.
+pub(super) fn working_set_bytes(dag: &Dag) -> (i64, u32) {
+    let outputs: i64 = dag.outputs.iter().map(|v| dag.size[*v as usize]).sum();
+    let mut most = (outputs, NONE);
+    for o in 0..dag.ops() as u32 {
+        let bytes = dag.working_set_bytes(o);
+        if bytes >= most.0 {
+            most = (bytes, o);
+        }
+    }
+    most
+}
+
+/// How often the interval between what is impossible and what is known is halved.
+const HALVINGS: usize = 12;
+
+pub(super) fn of_dag(problem: &Problem, dag: &Dag, before: &Score) -> Result<Floor> {
+    let (least, op) = working_set_bytes(dag);
+    let mut tensors: Vec<(usize, u64)> = if op == NONE {
+        dag.outputs
+            .iter()
+            .map(|v| *v as usize)
+            .map(|v| (v, 0))
+            .collect()
+    } else {
+        let both = dag.ins(op).iter().chain(dag.outs(op));
+        both.map(|v| (*v as usize, 0)).collect()
+    };
+    for (v, bytes) in &mut tensors {
+        *bytes = dag.size[*v] as u64;
+        *v = dag.value_in_problem[*v] as usize;
+    }
+    tensors.sort_by_key(|(v, bytes)| (std::cmp::Reverse(*bytes), *v));
+    let mut floor = Floor {
+        least_bytes: before.static_bytes + least as u64,
+        reached_bytes: before.peak_bytes,
+        schedule: problem.given_order(),
+        static_bytes: before.static_bytes,
+        op: (op != NONE).then(|| dag.op_in_problem[op as usize]),
+        tensors,
+    };
+    let mut low = least;
+    let mut high = before.peak_above_static_bytes as i64;
+    let mut tried = least;
+    for _ in 0..HALVINGS {
+        if tried >= high {
+            break;
+        }
+        let mut work = Work::new(2_000_000 + 5_000 * dag.ops() as u64);
+        let found = Search::new(dag, tried, &mut work).first();
+        match found {
+            Some(schedule) => {
+                let steps: Vec<usize> = schedule.iter().map(|o| *o as usize).collect();
+                let schedule = problem.unfold(&dag.op_in_problem, &steps);
+                let score = evaluate(problem, &schedule)?;
+                high = tried.min(score.peak_above_static_bytes as i64);
+                if score.peak_bytes < floor.reached_bytes {
+                    floor.reached_bytes = score.peak_bytes;
+                    floor.schedule = schedule;
+                }
+            }
+            None => low = tried,
+        }
+        tried = low + (high - low) / 2;
+        if tried <= low {
+            break;
+        }
+    }
+    Ok(floor)
+}

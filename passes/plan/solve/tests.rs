@@ -1,0 +1,259 @@
+//! What the parts of the planner promise, on random problems.
+
+use super::dag::Dag;
+use super::exact::{Outcome, exact};
+use super::ledger::{Ledger, prune};
+use super::simulate::{Simulation, drop_unread};
+use super::work::{Random, Work};
+use super::*;
+use crate::plan::choice::broken_by;
+use crate::plan::problem::{Kind, Op, Phase, Value};
+
+/// A problem of `ops` ops; later ops read earlier results, as in a step with a backward part.
+fn random_problem(r: &mut Random, ops: usize) -> Problem {
+    let mut p = Problem::default();
+    let value = |bytes: usize, kind, producer| Value {
+        bytes: bytes as u64,
+        kind,
+        producer,
+        view_of: None,
+        integral: false,
+    };
+    for kind in [Kind::Static, Kind::Placeholder] {
+        p.values.push(value(1 + r.below(5), kind, None));
+    }
+    for o in 0..ops {
+        let near = |r: &mut Random, n: usize| n - 1 - r.below(n.min(5));
+        let mut ins: Vec<usize> = (0..r.below(3)).map(|_| near(r, p.values.len())).collect();
+        if o > ops / 2 {
+            ins.push(r.below(p.values.len()));
+        }
+        let outs: Vec<usize> = (0..1 + r.below(5) / 4)
+            .map(|_| {
+                p.values.push(value(r.below(9), Kind::Activation, Some(o)));
+                p.values.len() - 1
+            })
+            .collect();
+        p.ops.push(Op {
+            name: format!("op{o}"),
+            kind: String::new(),
+            ins,
+            outs,
+            phase: if o > ops / 2 {
+                Phase::Backward
+            } else {
+                Phase::Forward
+            },
+            cost: r.below(9) as f64,
+            flops: r.below(9) as u64,
+            bytes: r.below(9) as u64,
+            temp_bytes: (r.below(4) / 3) as u64,
+            may_repeat: r.below(8) > 0,
+        });
+    }
+    p.outputs = vec![p.values.len() - 1, r.below(p.values.len())];
+    p
+}
+
+/// A valid schedule with repeats.
+fn random_schedule(r: &mut Random, p: &Problem) -> Vec<usize> {
+    let mut schedule = p.given_order();
+    for _ in 0..r.below(2 * p.ops.len()) {
+        let op = r.below(p.ops.len());
+        if p.ops[op].may_repeat {
+            let first = schedule.iter().position(|o| *o == op).unwrap();
+            let at = first + 1 + r.below(schedule.len() - first);
+            schedule.insert(at, op);
+        }
+    }
+    schedule
+}
+
+#[test]
+fn the_simulation_agrees_with_the_judge() {
+    let mut r = Random::new(3);
+    for n in 0..2000 {
+        let p = random_problem(&mut r, 2 + n % 12);
+        let dag = Dag::new(&p, Objective::Cost, &[]).unwrap();
+        let schedule = random_schedule(&mut r, &p);
+        let mut simulation = Simulation::default();
+        let mut reduced = dag.from_problem(&schedule);
+        simulation.run(&dag, &reduced);
+        let score = evaluate(&p, &schedule).unwrap();
+        assert_eq!(simulation.peak as u64, score.peak_above_static_bytes);
+        drop_unread(&dag, &mut reduced);
+        simulation.run(&dag, &reduced);
+        assert!(simulation.peak as u64 <= score.peak_above_static_bytes);
+    }
+}
+
+#[test]
+fn the_ledger_agrees_with_the_simulation() {
+    let mut r = Random::new(4);
+    let (mut removed, mut undone) = (0, 0);
+    for n in 0..2000 {
+        let p = random_problem(&mut r, 3 + n % 20);
+        let dag = Dag::new(&p, Objective::Cost, &[]).unwrap();
+        let mut schedule = dag.from_problem(&random_schedule(&mut r, &p));
+        drop_unread(&dag, &mut schedule);
+        let mut simulation = Simulation::default();
+        let mut ledger = Ledger::new(&dag, &schedule);
+        for _ in 0..4 {
+            let repeats: Vec<usize> = ledger.repeats().collect();
+            if repeats.is_empty() {
+                break;
+            }
+            let before = (ledger.peak(), ledger.schedule());
+            let saved = ledger.remove(repeats[r.below(repeats.len())]);
+            let after = ledger.schedule();
+            simulation.run(&dag, &after);
+            assert_eq!(ledger.peak(), simulation.peak);
+            assert_eq!(
+                saved,
+                dag.weigh_schedule(&before.1) - dag.weigh_schedule(&after)
+            );
+            // Removing takes everything along that is read no more.
+            let mut again = after.clone();
+            drop_unread(&dag, &mut again);
+            assert_eq!(again, after);
+            if r.below(2) == 0 {
+                ledger.undo();
+                assert_eq!((ledger.peak(), ledger.schedule()), before);
+                undone += 1;
+            } else {
+                ledger.accept();
+                removed += 1;
+            }
+        }
+        simulation.run(&dag, &schedule);
+        let cap = simulation.peak;
+        prune(&dag, &mut schedule, cap, n % 2 == 0);
+        simulation.run(&dag, &schedule);
+        assert!(simulation.peak <= cap);
+    }
+    assert!(removed > 500 && undone > 500, "{removed} {undone}");
+}
+
+#[test]
+fn plans_fit_bounds_hold_and_small_problems_are_solved() {
+    let mut r = Random::new(5);
+    let (mut feasible, mut equal, mut searched) = (0, 0, 0);
+    for n in 0..300 {
+        let p = random_problem(&mut r, 4 + n % 6);
+        let dag = Dag::new(&p, Objective::Cost, &[]).unwrap();
+        let before = evaluate(&p, &p.given_order()).unwrap();
+        let peak = before.peak_above_static_bytes;
+        let cap = peak * (70 + r.below(30) as u64) / 100;
+        let request = Request {
+            budget_bytes: cap + before.static_bytes,
+            effort: Effort::First,
+            ..Request::default()
+        };
+        let best = match exact(&dag, cap as i64, &mut Work::new(100_000_000)) {
+            Outcome::Optimal(best) => best,
+            Outcome::Infeasible => {
+                assert!(matches!(solve(&p, &request), Err(Failure::Infeasible(_))));
+                continue;
+            }
+            Outcome::Unknown => panic!("too large"),
+        };
+        feasible += 1;
+        let best: Vec<usize> = best
+            .iter()
+            .map(|o| dag.op_in_problem[*o as usize])
+            .collect();
+        let best = evaluate(&p, &best).unwrap();
+        assert!(best.peak_above_static_bytes <= cap);
+        let found = solve(&p, &request).unwrap();
+        assert!(found.score.peak_bytes <= request.budget_bytes);
+        assert_eq!(found.score.cost, best.cost, "{n}");
+        assert!(found.bound.lower <= best.cost + 1e-9);
+        let lower = bound::one_position(&dag, cap as i64, &dag.price, 99, &mut Work::new(u64::MAX));
+        let lower = before.cost + lower.unwrap() as f64 * dag.unit;
+        assert!(lower <= best.cost + 1e-9, "{lower} {}", best.cost);
+        // The search alone, without the exact part.
+        let mut work = Work::new(200_000);
+        if let Some(made) = Search::new(&dag, cap as i64, &mut work).approximate(&[]) {
+            let made: Vec<usize> = made
+                .iter()
+                .map(|o| dag.op_in_problem[*o as usize])
+                .collect();
+            let made = evaluate(&p, &made).unwrap();
+            assert!(made.peak_above_static_bytes <= cap && made.cost >= best.cost);
+            searched += 1;
+            equal += (made.cost == best.cost) as usize;
+        }
+    }
+    assert!(feasible > 100, "{feasible}");
+    assert!(
+        20 * searched >= 19 * feasible && 10 * equal >= 9 * searched,
+        "{feasible} {searched} {equal}"
+    );
+}
+
+#[test]
+fn a_larger_budget_never_costs_more_and_plans_repeat() {
+    let mut r = Random::new(6);
+    for _ in 0..4 {
+        let p = random_problem(&mut r, 40);
+        let floor = smallest_feasible(&p, &[]).unwrap();
+        let before = evaluate(&p, &p.given_order()).unwrap();
+        assert!(floor.least_bytes <= floor.reached_bytes);
+        let budgets: Vec<u64> = (floor.reached_bytes..=before.peak_bytes).collect();
+        let request = Request {
+            effort: Effort::Units(100_000),
+            ..Request::default()
+        };
+        let line = frontier(&p, &request, &budgets).unwrap();
+        let mut last = f64::INFINITY;
+        for point in &line {
+            let Some(solution) = &point.solution else {
+                continue;
+            };
+            assert!(solution.score.peak_bytes <= point.budget_bytes);
+            assert!(solution.score.cost <= last);
+            last = solution.score.cost;
+        }
+        assert!(line.last().unwrap().solution.is_some());
+        let again = frontier(&p, &request, &budgets).unwrap();
+        let schedules = |l: &[Point]| -> Vec<Option<Vec<usize>>> {
+            l.iter()
+                .map(|p| p.solution.as_ref().map(|s| s.schedule.clone()))
+                .collect()
+        };
+        assert_eq!(schedules(&line), schedules(&again));
+    }
+}
+
+#[test]
+fn choices_are_kept() {
+    let mut r = Random::new(8);
+    let (mut kept, mut dropped) = (0, 0);
+    for _ in 0..100 {
+        let p = random_problem(&mut r, 24);
+        let before = evaluate(&p, &p.given_order()).unwrap();
+        let mut choices = vec![None; p.ops.len()];
+        for (o, choice) in choices.iter_mut().enumerate() {
+            if p.ops[o].phase == Phase::Forward {
+                *choice = [None, None, Some(Choice::Keep), Some(Choice::Recompute)][r.below(4)];
+            }
+        }
+        let request = Request {
+            budget_bytes: before.static_bytes + before.peak_above_static_bytes * 9 / 10,
+            effort: Effort::Units(100_000),
+            choices: choices.clone(),
+            ..Request::default()
+        };
+        let Ok(found) = solve(&p, &request) else {
+            continue;
+        };
+        assert_eq!(broken_by(&p, &found.schedule, &choices), None);
+        let mut runs = vec![0; p.ops.len()];
+        found.schedule.iter().for_each(|o| runs[*o] += 1);
+        for (o, choice) in choices.iter().enumerate() {
+            kept += (*choice == Some(Choice::Keep)) as usize;
+            dropped += (*choice == Some(Choice::Recompute) && runs[o] > 1) as usize;
+        }
+    }
+    assert!(kept > 50 && dropped > 15, "{kept} {dropped}");
+}

@@ -1,0 +1,83 @@
+//! Writes a schedule in which whatever a step reads is there: what is missing is made again right before it. Values that
+//! must not stay for the backward part are gone when it begins.
+
+use super::dag::{Dag, NONE};
+
+/// A schedule so far, and what is present after it.
+pub struct Writer<'a> {
+    dag: &'a Dag,
+    pub schedule: Vec<u32>,
+    pub present: Vec<bool>,
+    stack: Vec<(u32, usize)>,
+    /// Whether the backward part has begun, or nothing changes when it does.
+    turned: bool,
+}
+
+impl<'a> Writer<'a> {
+    pub fn new(dag: &'a Dag, schedule: Vec<u32>, present: Vec<bool>) -> Writer<'a> {
+        Writer {
+            turned: dag.turn == NONE || schedule.contains(&dag.turn),
+            dag,
+            schedule,
+            present,
+            stack: Vec::new(),
+        }
+    }
+
+    /// Makes a value again unless it is present, operands first; `false` if something cannot be made again.
+    pub fn ensure(&mut self, v: u32) -> bool {
+        if self.present[v as usize] {
+            return true;
+        }
+        let Some(o) = self.dag.remaker(v) else {
+            return false;
+        };
+        self.stack.push((o, 0));
+        while let Some((o, from)) = self.stack.pop() {
+            if from == 0 && self.dag.outs(o).iter().all(|v| self.present[*v as usize]) {
+                continue;
+            }
+            let ins = self.dag.ins(o);
+            match ins[from..].iter().position(|u| !self.present[*u as usize]) {
+                Some(i) => {
+                    let Some(maker) = self.dag.remaker(ins[from + i]) else {
+                        self.stack.clear();
+                        return false;
+                    };
+                    self.stack.push((o, from + i + 1));
+                    self.stack.push((maker, 0));
+                }
+                None => self.push(o),
+            }
+        }
+        true
+    }
+
+    /// Appends a step whose operands are there.
+    pub fn push(&mut self, o: u32) {
+        self.schedule.push(o);
+        for v in self.dag.outs(o) {
+            self.present[*v as usize] = true;
+        }
+    }
+
+    /// Appends steps, each with what it is missing.
+    pub fn steps(&mut self, steps: &[u32]) -> bool {
+        steps.iter().all(|o| {
+            if !self.turned && *o == self.dag.turn {
+                self.turned = true;
+                for (present, dropped) in self.present.iter_mut().zip(&self.dag.dropped) {
+                    *present &= !dropped;
+                }
+            }
+            let ready = self.dag.ins(*o).iter().all(|v| self.ensure(*v));
+            self.push(*o);
+            ready
+        })
+    }
+
+    /// Makes the outputs that are missing.
+    pub fn outputs(&mut self) -> bool {
+        self.dag.outputs.iter().all(|v| self.ensure(*v))
+    }
+}
