@@ -200,12 +200,7 @@ pub fn optimize(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resu
         let mut unplanned = graph.clone();
         strip_again(&mut unplanned);
         let before = Measured::new(&unplanned, &made.binding)?;
-        summary = Some(Summary::new(
-            graph,
-            &compiled,
-            made,
-            &before.rows,
-        )?);
+        summary = Some(Summary::new(graph, &compiled, made, &before.rows)?);
     }
     Ok(Outcome {
         summary,

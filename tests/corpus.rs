@@ -13,7 +13,10 @@ use std::process::Command;
 fn fixtures_agree_with_pytorch_and_onnx_runtime() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let python = root.join(".venv/bin/python");
-    assert!(python.exists(), "no Python environment: run `tools/test --setup`");
+    assert!(
+        python.exists(),
+        "no Python environment: run `tools/test --setup`"
+    );
     let output = Command::new(python)
         .arg(root.join("tools/corpus.py"))
         .args(["--ckpt-opt", env!("CARGO_BIN_EXE_ckpt-opt")])

@@ -135,7 +135,10 @@ fn selective_on_real_layers() {
         let loss = MODELS.iter().find(|(m, _)| m == model).unwrap().1;
         let (graph, done) = compiled(model, loss, Policy::Selective);
         for block in &done.subject.blocks.list {
-            let products = block.nodes.iter().filter(|n| done.subject.blocks.plain_matmul[**n]);
+            let products = block
+                .nodes
+                .iter()
+                .filter(|n| done.subject.blocks.plain_matmul[**n]);
             let found: String = products
                 .map(|n| {
                     let name = &graph.node(*n).name;

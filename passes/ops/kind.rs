@@ -44,8 +44,11 @@ pub fn kind(op: &OpDef) -> Kind {
         "TopK" => Kind::Choice,
         "ReduceMax" => Kind::MaxReduction,
         "ReduceMean" | "ReduceSum" | "ReduceSumSquare" | "ReduceL2" => Kind::SumReduction,
-        "LayerNormalization" | "RMSNormalization" | "GroupNormalization"
-        | "InstanceNormalization" | "BatchNormalization" => Kind::Norm,
+        "LayerNormalization"
+        | "RMSNormalization"
+        | "GroupNormalization"
+        | "InstanceNormalization"
+        | "BatchNormalization" => Kind::Norm,
         "Cast" => Kind::Cast,
         "Add" | "Sub" | "Mul" | "Div" | "Where" | "Tanh" | "Clip" | "Max" | "Min" | "Dropout" => {
             Kind::Elementwise

@@ -6,6 +6,7 @@
 pub mod activation;
 pub mod arith;
 pub mod aten;
+pub mod attention;
 pub mod axes;
 pub mod cast;
 pub mod concat;
@@ -38,6 +39,7 @@ use crate::ir::{DType, Graph, NodeId};
 const FAMILIES: &[&[&OpDef]] = &[
     activation::ROWS,
     arith::ROWS,
+    attention::ROWS,
     cast::ROWS,
     concat::ROWS,
     extreme::ROWS,

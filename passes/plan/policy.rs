@@ -134,7 +134,9 @@ impl Policy {
                 "policy",
                 format!("`{self}` needs layers, and no repeated layers were found"),
             )
-            .help("use --policy selective, which works on any graph, or name modules with --layers"));
+            .help(
+                "use --policy selective, which works on any graph, or name modules with --layers",
+            ));
         }
         let groups = self.groups(choices.units);
         let group_of = |op: usize| match choices.place[op] {

@@ -3,6 +3,8 @@
 //! Tests over the op table (text, bodies, gradients, random models) draw from here, so a row without a recipe is a
 //! failing test, and a new op is tested by existing. Sizes are small and few, so that calls chain.
 
+mod attention;
+
 use super::Random;
 use crate::ir::op::OpDef;
 use crate::ir::{Attrs, DType, Tensor};
@@ -137,7 +139,24 @@ const M13: &[i64] = &[1, 3];
 const C234: &[i64] = &[2, 3, 4];
 
 /// Every call.
-pub const ALL: &[Recipe] = &[
+pub const ALL: &[Recipe] =
+    &joined::<{ GENERAL.len() + attention::CALLS.len() }>(GENERAL, attention::CALLS);
+
+const fn joined<const N: usize>(first: &[Recipe], second: &[Recipe]) -> [Recipe; N] {
+    let mut all = [first[0]; N];
+    let mut i = 0;
+    while i < N {
+        all[i] = if i < first.len() {
+            first[i]
+        } else {
+            second[i - first.len()]
+        };
+        i += 1;
+    }
+    all
+}
+
+const GENERAL: &[Recipe] = &[
     r("Tanh", 1, &[Real(C234)], &[]),
     r("TanhGrad", 1, &[Real(M23), Real(M23)], &[]),
     r("Sigmoid", 1, &[Real(M23)], &[]),

@@ -6,7 +6,6 @@
 //! override them. Weights are not copied: bytes are shared with the mapped file they came from.
 
 use super::function::{function, needed_opset, opset_import};
-use crate::frontend::onnx::{names, versions};
 use crate::frontend::onnx::proto::{
     AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, StringStringEntryProto,
     TensorProto, TensorShapeProto, TypeProto, ValueInfoProto,
@@ -15,6 +14,7 @@ use crate::frontend::onnx::proto::{
     tensor_shape_proto::{Dimension, dimension},
     type_proto,
 };
+use crate::frontend::onnx::{names, versions};
 use bytes::Bytes;
 use ckpt_passes::ir::op::{Domain, body_of};
 use ckpt_passes::ir::{Attr, Data, External, Graph, NodeId, Role, Tensor, Ty};
@@ -185,8 +185,11 @@ fn foreign_domains(graph: &Graph) -> Result<BTreeMap<&str, i64>> {
     let mut versions = BTreeMap::new();
     for (id, domain, version) in foreign(graph).filter(|(_, d, _)| !d.is_empty()) {
         if *versions.entry(domain).or_insert(version) != version {
-            return Err(Error::model("opset", format!("domain \"{domain}\" is used in two versions"))
-                .at(graph.describe(id)));
+            return Err(Error::model(
+                "opset",
+                format!("domain \"{domain}\" is used in two versions"),
+            )
+            .at(graph.describe(id)));
         }
     }
     Ok(versions)
@@ -196,21 +199,28 @@ fn foreign_domains(graph: &Graph) -> Result<BTreeMap<&str, i64>> {
 fn opset_for_foreign(graph: &Graph, least: i64) -> Result<i64> {
     let mut blocking = None;
     for opset in least..=GREATEST_OPSET {
-        blocking = foreign(graph).filter(|(_, d, _)| d.is_empty()).find(|(id, _, version)| {
-            let op = graph.node(*id).attrs.opt_str("op_type").unwrap_or("");
-            let defined = versions::since(op, *version);
-            defined.is_some() && defined != versions::since(op, opset)
-        });
+        blocking = foreign(graph)
+            .filter(|(_, d, _)| d.is_empty())
+            .find(|(id, _, version)| {
+                let op = graph.node(*id).attrs.opt_str("op_type").unwrap_or("");
+                let defined = versions::since(op, *version);
+                defined.is_some() && defined != versions::since(op, opset)
+            });
         if blocking.is_none() {
             return Ok(opset);
         }
     }
     let (id, version) = blocking.map_or((None, 0), |(id, _, v)| (Some(id), v));
     let place = id.map_or(String::new(), |id| graph.describe(id));
-    Err(Error::model("opset", "an op that ckpt-opt does not know changed its meaning between opsets")
-        .at(place)
-        .expected(format!("the form of opset {version} in opset {least} to {GREATEST_OPSET}"))
-        .help("export the model at opset 18 or newer"))
+    Err(Error::model(
+        "opset",
+        "an op that ckpt-opt does not know changed its meaning between opsets",
+    )
+    .at(place)
+    .expected(format!(
+        "the form of opset {version} in opset {least} to {GREATEST_OPSET}"
+    ))
+    .help("export the model at opset 18 or newer"))
 }
 
 /// Functions written so far; equal bodies share one.

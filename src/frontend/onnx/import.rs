@@ -184,17 +184,13 @@ impl<'a> Importer<'a, '_> {
 
     /// Graph inputs and initializers. An input with an initializer is that initializer, which a caller may override.
     fn sources(&mut self, file: &'a GraphProto) -> Result<()> {
-        let initial: BTreeSet<&str> =
-            file.initializer.iter().map(|t| t.name()).collect();
+        let initial: BTreeSet<&str> = file.initializer.iter().map(|t| t.name()).collect();
         for input in &file.input {
             if initial.contains(input.name()) {
                 continue;
             }
             let told = input.r#type.as_ref();
-            let ty = told
-                .map(|t| input_type(input, t))
-                .transpose()?
-                .flatten();
+            let ty = told.map(|t| input_type(input, t)).transpose()?.flatten();
             self.claim_name(input.name())?;
             let id = self.graph.add_input(input.name(), ty);
             self.scope.insert(input.name().into(), id);
@@ -298,7 +294,9 @@ impl<'a> Importer<'a, '_> {
         };
         match op {
             Some(op) => self.known(node, index, op, ins).map_err(|e| e.at(place())),
-            None => self.opaque(node, index, ins, depth).map_err(|e| e.at(place())),
+            None => self
+                .opaque(node, index, ins, depth)
+                .map_err(|e| e.at(place())),
         }
     }
 
@@ -466,10 +464,7 @@ impl<'a> Importer<'a, '_> {
         for output in named.iter().filter(|n| !n.is_empty()) {
             self.claim_name(output)?;
             if !own.insert(output) {
-                return Err(Error::model(
-                    "name",
-                    format!("`{output}` is defined twice"),
-                ));
+                return Err(Error::model("name", format!("`{output}` is defined twice")));
             }
         }
         let mut props: BTreeMap<String, String> = to_map(&node.metadata_props);
@@ -546,7 +541,6 @@ impl<'a> Importer<'a, '_> {
         }
         Ok(())
     }
-
 }
 
 /// What a node says it is for.

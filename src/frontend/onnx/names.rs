@@ -83,7 +83,9 @@ pub fn within(calls: &[(String, String)], mut loc: Loc) -> Loc {
             Some((_, known)) => {
                 known.get_or_insert_with(|| class.clone());
             }
-            None => loc.scopes.insert(depth, (path.clone(), Some(class.clone()))),
+            None => loc
+                .scopes
+                .insert(depth, (path.clone(), Some(class.clone()))),
         }
     }
     loc

@@ -11,7 +11,8 @@ use tch::Tensor;
 
 pub const KERNELS: &[(&OpDef, Kernel)] = &[(&MATMUL, matmul), (&GEMM, gemm)];
 
-fn sized(x: &Tensor) -> Result<Sized> {
+/// Sizes and strides of a tensor, as rules see them.
+pub fn sized(x: &Tensor) -> Result<Sized> {
     let dtype = convert::dtype(x.kind())
         .ok_or_else(|| Error::bug("kernel", format!("a tensor of element type {:?}", x.kind())))?;
     Ok(Sized {

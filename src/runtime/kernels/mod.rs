@@ -12,6 +12,7 @@ use tch::{Device, Kind, Tensor};
 
 pub mod activation;
 pub mod arith;
+pub mod attention;
 pub mod cast;
 pub mod concat;
 pub mod extreme;
@@ -40,6 +41,7 @@ pub type Kernel = fn(&KernelCx) -> Result<Vec<Tensor>>;
 const FAMILIES: &[&[(&OpDef, Kernel)]] = &[
     activation::KERNELS,
     arith::KERNELS,
+    attention::KERNELS,
     cast::KERNELS,
     concat::KERNELS,
     extreme::KERNELS,

@@ -1,0 +1,369 @@
+//! Attention as one op: softmax(cap(scale·q·kᵀ) + bias)·v, for every head and query, and its gradient.
+//!
+//! The scores never exist as a tensor of the graph: the kernel makes them for a few queries at a time ([`plan`]), in
+//! float32 for the 16-bit types, in the operands' type else. Heads stand on the axis before the queries; query head `h`
+//! reads key head `h / (query heads / key heads)`.
+//!
+//! A query `i` may see key `j` if `j <= i + keys − queries` (causal), within `window_left` keys before and
+//! `window_right` after that place, and where a boolean bias is true; a floating-point bias is added. What a query gives
+//! that may see no key is the attribute `empty_rows`: zeros, as guarded graphs do and ONNX Attention says, or NaN, as the
+//! bare softmax of a row of −∞ does. Low but finite biases hide nothing: such a row is a softmax like any other.
+//!
+//! The gradient computes the probabilities again from scores, row by row, rather than from the saved log-sum-exp: exact
+//! also where a bias of −10000 or the lowest finite number has swallowed the digits of the log-sum-exp, and then neither
+//! the result nor the log-sum-exp has to stay for it (Rabe and Staats 2021, arXiv 2112.05682; Dao et al. 2022, arXiv
+//! 2205.14135 keep both).
+
+mod body;
+pub mod plan;
+
+pub use plan::{AttentionPlan, Band, Span};
+
+use super::rules::*;
+use crate::error::Result;
+use crate::ir::op::{
+    Body, Cost, CostCx, Domain, Effect, Footprint, Grad, GradCx, InferCx, MemoryCx, OpDef, Sized,
+    Slot, fresh, no_fold,
+};
+use crate::ir::{AttrDefault, AttrKind, AttrSpec, Attrs, DType, Dim, Same, Ty};
+
+pub const ROWS: &[&OpDef] = &[&ATTENTION, &ATTENTION_GRAD];
+
+const fn float(name: &'static str, default: f32) -> AttrSpec {
+    AttrSpec {
+        name,
+        kind: AttrKind::Float,
+        default: AttrDefault::Float(default),
+    }
+}
+
+const fn int(name: &'static str, default: i64) -> AttrSpec {
+    AttrSpec {
+        name,
+        kind: AttrKind::Int,
+        default: AttrDefault::Int(default),
+    }
+}
+
+const SCALE: AttrSpec = float("scale", 1.0);
+/// 0 or 1.
+const CAUSAL: AttrSpec = int("causal", 0);
+/// Keys that a query sees before its own place; −1: all.
+const WINDOW_LEFT: AttrSpec = int("window_left", -1);
+/// Keys that a query sees after its own place; −1: all.
+const WINDOW_RIGHT: AttrSpec = int("window_right", -1);
+/// c in c·tanh(score/c), before the bias; 0: none.
+const SOFTCAP: AttrSpec = float("softcap", 0.0);
+/// `zeros` or `nan`: what a query gives that may see no key.
+const EMPTY_ROWS: AttrSpec = AttrSpec {
+    name: "empty_rows",
+    kind: AttrKind::Str,
+    default: AttrDefault::Str("zeros"),
+};
+/// Which gradients the gradient row returns, as slots of the forward node, ascending.
+const WANTS: AttrSpec = AttrSpec {
+    name: "wants",
+    kind: AttrKind::Ints,
+    default: AttrDefault::Required,
+};
+
+/// Names of what [`ATTENTION`] and [`ATTENTION_GRAD`] have in common.
+const SHARED: [&str; 6] = [
+    "scale",
+    "causal",
+    "window_left",
+    "window_right",
+    "softcap",
+    "empty_rows",
+];
+
+/// Whether a query that sees no key gives NaN.
+pub fn empty_is_nan(attrs: &Attrs) -> bool {
+    attrs.str("empty_rows") == "nan"
+}
+
+/// `q` [L…, Hq, Sq, D], `k` [L…, H, Sk, D], `v` [L…, H, Sk, Dv], `bias` (floating point or bool) broadcast to
+/// [L…, Hq, Sq, Sk]. Without a heads axis all have rank 2. `y` [L…, Hq, Sq, Dv]; `lse` [L…, Hq, Sq] is the log-sum-exp
+/// of the scores, −∞ for a query that sees no key, in the type computed in.
+pub static ATTENTION: OpDef = OpDef {
+    name: "Attention",
+    domain: Domain::Ckpt,
+    imports: &[],
+    attrs: &[
+        SCALE,
+        CAUSAL,
+        WINDOW_LEFT,
+        WINDOW_RIGHT,
+        SOFTCAP,
+        EMPTY_ROWS,
+    ],
+    ins: &[
+        Slot::req("q"),
+        Slot::req("k"),
+        Slot::req("v"),
+        Slot::opt("bias"),
+    ],
+    outs: &[Slot::req("y"), Slot::opt("lse")],
+    effect: Effect::Pure,
+    infer: |cx| infer_forward(cx, 0),
+    fold: no_fold,
+    grad: Grad::Rule(grad_attention),
+    cost: |cx| match AttentionPlan::forward(cx.attrs, cx.ins) {
+        Some(plan) => priced(cx, &plan, 1, 1),
+        None => moves_only(cx),
+    },
+    memory: |cx| footprint(cx, AttentionPlan::forward(cx.attrs, cx.ins)),
+    body: Body::Function(body::forward),
+};
+
+/// Gradients of [`ATTENTION`] for the operands in `wants` (0 q, 1 k, 2 v, 3 bias), in that order.
+pub static ATTENTION_GRAD: OpDef = OpDef {
+    name: "AttentionGrad",
+    domain: Domain::Ckpt,
+    imports: &[],
+    attrs: &[
+        SCALE,
+        CAUSAL,
+        WINDOW_LEFT,
+        WINDOW_RIGHT,
+        SOFTCAP,
+        EMPTY_ROWS,
+        WANTS,
+    ],
+    ins: &[
+        Slot::req("dy"),
+        Slot::req("q"),
+        Slot::req("k"),
+        Slot::req("v"),
+        Slot::opt("bias"),
+    ],
+    outs: &[Slot::var("gradients")],
+    effect: Effect::Pure,
+    infer: infer_backward,
+    fold: no_fold,
+    grad: Grad::Missing("gradients of gradients are not supported"),
+    cost: |cx| match AttentionPlan::backward(cx.attrs, cx.ins) {
+        Some(plan) => {
+            let wants = cx.attrs.ints("wants");
+            let want = |i: i64| u64::from(wants.contains(&i));
+            // Scores, and a product each for dq and dk; dp, and one for dv.
+            priced(cx, &plan, 1 + want(0) + want(1), 1 + want(2))
+        }
+        None => moves_only(cx),
+    },
+    memory: |cx| footprint(cx, AttentionPlan::backward(cx.attrs, cx.ins)),
+    body: Body::Function(body::backward),
+};
+
+fn moves_only(cx: &CostCx) -> Cost {
+    Cost {
+        flops: 0,
+        bytes: cx.traffic_bytes(),
+    }
+}
+
+/// Products over the size of a head and over that of a value, for each pair of a query and a key that it may see.
+fn priced(cx: &CostCx, plan: &AttentionPlan, sized: u64, valued: u64) -> Cost {
+    let each = 2 * (sized * plan.size as u64 + valued * plan.value_size as u64) + 10;
+    let heads = plan.lead_count().saturating_mul(plan.heads * plan.groups);
+    let pairs = plan.band.pairs().saturating_mul(heads as u64);
+    Cost {
+        flops: pairs.saturating_mul(each),
+        bytes: cx.traffic_bytes(),
+    }
+}
+
+fn footprint(cx: &MemoryCx, plan: Option<AttentionPlan>) -> Footprint {
+    Footprint {
+        temp_bytes: plan.map_or(0, |p| p.workspace_bytes()),
+        ..fresh(cx)
+    }
+}
+
+/// Fails unless the sizes are equal in some run.
+fn want_same(cx: &InferCx, what: &str, a: &Dim, b: &Dim) -> Result<()> {
+    if a.same(b) == Same::No {
+        return Err(cx
+            .fail("shape", format!("{what} differ"))
+            .expected(a.to_string())
+            .found(b.to_string()));
+    }
+    Ok(())
+}
+
+/// Types of `y` and `lse`; operands are q, k, v, bias from slot `q` on.
+fn infer_forward(cx: &InferCx, q: usize) -> Result<Vec<Ty>> {
+    let dtype = cx.want_dtype(q, DType::is_float, "a floating-point type")?;
+    cx.same_dtype(&[q, q + 1, q + 2])?;
+    check_attributes(cx)?;
+    let (qt, kt, vt) = (cx.ty(q)?, cx.ty(q + 1)?, cx.ty(q + 2)?);
+    let rank = qt.rank();
+    if rank < 2 || kt.rank() != rank || vt.rank() != rank {
+        return Err(cx
+            .fail(
+                "shape",
+                "`q`, `k` and `v` do not have the same two or more axes",
+            )
+            .found(format!("{qt}, {kt}, {vt}")));
+    }
+    let (at_s, at_d) = (rank - 2, rank - 1);
+    want_same(
+        cx,
+        "sizes of a head in `q` and `k`",
+        &qt.dims[at_d],
+        &kt.dims[at_d],
+    )?;
+    want_same(cx, "lengths of `k` and `v`", &kt.dims[at_s], &vt.dims[at_s])?;
+    for i in 0..at_s {
+        want_same(cx, "axes of `k` and `v`", &kt.dims[i], &vt.dims[i])?;
+        if i + 1 < at_s {
+            want_same(cx, "leading axes of `q` and `k`", &qt.dims[i], &kt.dims[i])?;
+        }
+    }
+    if rank > 2 {
+        groups(&qt.dims[rank - 3], &kt.dims[rank - 3]).ok_or_else(|| {
+            cx.fail(
+                "shape",
+                "the query heads are no known multiple of the key heads",
+            )
+            .found(format!("{} and {}", qt.dims[rank - 3], kt.dims[rank - 3]))
+        })?;
+    }
+    let mut scores = qt.dims.clone();
+    scores[at_d] = kt.dims[at_s].clone();
+    check_bias(cx, q + 3, dtype, &scores)?;
+    let mut y = qt.dims.clone();
+    y[at_d] = vt.dims[at_d].clone();
+    let rows = qt.dims[..at_d].to_vec();
+    Ok(vec![Ty::new(dtype, y), Ty::new(compute_type(dtype), rows)])
+}
+
+/// How many query heads read one key head, where that is known.
+fn groups(query_heads: &Dim, key_heads: &Dim) -> Option<i64> {
+    if query_heads.same(key_heads) == Same::Yes {
+        return Some(1);
+    }
+    let count = query_heads.exact_div(key_heads)?.as_const()?;
+    (count > 0).then_some(count)
+}
+
+fn check_attributes(cx: &InferCx) -> Result<()> {
+    let wrong = |name: &str, found: String, expected: &str| {
+        Err(cx
+            .fail("attribute", format!("`{name}` has no meaning"))
+            .expected(expected)
+            .found(found))
+    };
+    for name in ["window_left", "window_right"] {
+        let n = cx.attrs.int(name);
+        if !(-1..=i64::from(i32::MAX)).contains(&n) {
+            return wrong(name, n.to_string(), "-1, or a number of keys");
+        }
+    }
+    let causal = cx.attrs.int("causal");
+    if !(0..2).contains(&causal) {
+        return wrong("causal", causal.to_string(), "0 or 1");
+    }
+    let (scale, cap) = (cx.attrs.float("scale"), cx.attrs.float("softcap"));
+    if !scale.is_finite() {
+        return wrong("scale", scale.to_string(), "a finite number");
+    }
+    if !cap.is_finite() || cap < 0.0 {
+        return wrong("softcap", cap.to_string(), "0 or more");
+    }
+    let empty = cx.attrs.str("empty_rows");
+    if !matches!(empty, "zeros" | "nan") {
+        return wrong("empty_rows", empty.to_string(), "`zeros` or `nan`");
+    }
+    Ok(())
+}
+
+fn check_bias(cx: &InferCx, slot: usize, dtype: DType, scores: &[Dim]) -> Result<()> {
+    let Some(bias) = cx.opt_ty(slot) else {
+        return Ok(());
+    };
+    let fits_type = bias.dtype == DType::Bool
+        || bias.dtype.is_float() && bias.dtype.size_bytes() <= compute_type(dtype).size_bytes();
+    if !fits_type {
+        return Err(cx
+            .fail(
+                "type",
+                format!("operand `bias` has element type {}", bias.dtype),
+            )
+            .expected("bool or a floating-point type no wider than is computed in"));
+    }
+    let fits = bias.rank() <= scores.len()
+        && bias
+            .dims
+            .iter()
+            .zip(&scores[scores.len() - bias.rank()..])
+            .all(|(b, s)| b.is_one() || b.same(s) != Same::No);
+    if !fits {
+        return Err(cx
+            .fail("shape", "`bias` does not broadcast to the scores")
+            .expected(format!("{scores:?}"))
+            .found(bias.to_string()));
+    }
+    Ok(())
+}
+
+fn grad_attention(cx: &mut GradCx) -> Result<()> {
+    if cx.dy(1).is_some() {
+        return Err(no_rule(cx, "the log-sum-exp of Attention reaches the loss"));
+    }
+    let Some(dy) = cx.dy(0) else { return Ok(()) };
+    let wants: Vec<i64> = (0..4).filter(|i| cx.wants(*i)).map(|i| i as i64).collect();
+    if wants.is_empty() {
+        return Ok(());
+    }
+    let given = cx.attrs();
+    let mut attrs = Attrs::new().with("wants", wants.clone());
+    for name in SHARED {
+        if let Some(value) = given.get(name) {
+            attrs.set(name, value.clone());
+        }
+    }
+    let mut ins = vec![Some(dy), Some(cx.x(0)), Some(cx.x(1)), Some(cx.x(2))];
+    if let Some(bias) = cx.opt_x(3) {
+        ins.push(Some(bias));
+    }
+    let gradients = cx.b.emit_n(&ATTENTION_GRAD, ins, attrs, wants.len())?;
+    for (slot, gradient) in wants.into_iter().zip(gradients) {
+        cx.give(slot as usize, gradient);
+    }
+    Ok(())
+}
+
+fn infer_backward(cx: &InferCx) -> Result<Vec<Ty>> {
+    let y = infer_forward(cx, 1)?.swap_remove(0);
+    let dy = cx.ty(0)?;
+    if dy.dtype != y.dtype || !may_be_same(&dy.dims, &y.dims) {
+        return Err(cx
+            .fail("shape", "`dy` is not of the result's type")
+            .expected(y.to_string())
+            .found(dy.to_string()));
+    }
+    let wants = cx.attrs.ints("wants");
+    if wants.windows(2).any(|w| w[0] >= w[1]) || wants.iter().any(|w| !(0..4).contains(w)) {
+        return Err(cx
+            .fail(
+                "attribute",
+                "`wants` does not list operands in ascending order",
+            )
+            .found(format!("{wants:?}")));
+    }
+    let mut types = Vec::new();
+    for want in wants {
+        let ty = cx.ty(*want as usize + 1)?;
+        if !ty.dtype.is_float() {
+            return Err(cx.fail("attribute", "`wants` lists a boolean bias"));
+        }
+        types.push(ty.clone());
+    }
+    Ok(types)
+}
+
+/// A given operand.
+fn operand(ins: &[Option<Sized>], slot: usize) -> Option<&Sized> {
+    ins.get(slot)?.as_ref()
+}

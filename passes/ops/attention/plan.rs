@@ -1,0 +1,300 @@
+//! How attention runs: which keys a few queries can see, how many queries and heads are done at once, and every buffer.
+//!
+//! Decided here alone. The memory rule counts the workspace, and the kernel takes exactly it, as one block. The choice
+//! depends on sizes, strides and attributes only, never on the device or the number of threads.
+
+use super::{empty_is_nan, operand};
+use crate::ir::layout::count;
+use crate::ir::op::Sized;
+use crate::ir::{Attrs, DType};
+use crate::ops::rules::compute_type;
+use std::ops::Range;
+
+/// Queries done at once. Fewer waste less on keys that causal queries do not see; more make larger products.
+const ROWS: i64 = 64;
+/// The fewest queries done at once to stay below [`TILE_ELEMENTS`].
+const LEAST_ROWS: i64 = 16;
+/// Scores (and copies of keys and values) that exist at once, unless one head and a few queries need more: 2 MiB of
+/// float32, about what the second-level cache holds.
+const TILE_ELEMENTS: i64 = 1 << 19;
+/// Buffers start at multiples of this many elements.
+const ALIGNMENT_ELEMENTS: u64 = 16;
+
+/// Which keys each query may see, by their places: `first(i) <= j < end(i)` for query `i`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Band {
+    pub queries: i64,
+    pub keys: i64,
+    /// Keys before and after a query's own place that it sees; `None`: all.
+    left: Option<i64>,
+    right: Option<i64>,
+}
+
+impl Band {
+    pub fn new(attrs: &Attrs, queries: i64, keys: i64) -> Band {
+        let limit = |name: &str| Some(attrs.int(name)).filter(|n| *n >= 0);
+        let right = match attrs.int("causal") {
+            0 => limit("window_right"),
+            _ => Some(0),
+        };
+        Band {
+            queries,
+            keys,
+            left: limit("window_left"),
+            right,
+        }
+    }
+
+    /// The key at query `i`'s own place; the last query's is the last key.
+    fn place(&self, i: i64) -> i64 {
+        i + self.keys - self.queries
+    }
+
+    /// The first key that query `i` may see, were there keys at every place.
+    pub fn first(&self, i: i64) -> Option<i64> {
+        self.left.map(|n| self.place(i).saturating_sub(n))
+    }
+
+    /// One past the last key that query `i` may see, were there keys at every place.
+    pub fn end(&self, i: i64) -> Option<i64> {
+        let after = |n: i64| self.place(i).saturating_add(n).saturating_add(1);
+        self.right.map(after)
+    }
+
+    /// The keys that any of these queries may see; empty where none sees any.
+    pub fn keys_of(&self, rows: Range<i64>) -> Range<i64> {
+        let first = self.first(rows.start).unwrap_or(0).clamp(0, self.keys);
+        let end = self.end(rows.end - 1).unwrap_or(self.keys);
+        first..end.clamp(first, self.keys)
+    }
+
+    /// Whether one of these queries sees no key at any place.
+    pub fn leaves_one_empty(&self, rows: Range<i64>) -> bool {
+        // The last query's own place is the last key, so that only early queries can have all keys after them.
+        self.end(rows.start).is_some_and(|end| end <= 0)
+    }
+
+    /// Pairs of a query and a key that it may see.
+    pub fn pairs(&self) -> u64 {
+        let to = |limit: Option<i64>, otherwise: i64| match limit {
+            Some(start) => sum_of_clamped(self.queries, start, self.keys),
+            None => i128::from(otherwise) * i128::from(self.queries),
+        };
+        let pairs = to(self.end(0), self.keys) - to(self.first(0), 0);
+        u64::try_from(pairs).unwrap_or(u64::MAX)
+    }
+}
+
+/// Σ over i in 0..n of start + i, clamped to 0..=most.
+fn sum_of_clamped(n: i64, start: i64, most: i64) -> i128 {
+    let (n, start, most) = (i128::from(n), i128::from(start), i128::from(most));
+    let first_above_zero = (-start).clamp(0, n);
+    let first_at_most = (most - start).clamp(0, n);
+    let rising = first_at_most - first_above_zero;
+    let sum = rising * (first_above_zero + first_at_most - 1) / 2 + start * rising;
+    sum + most * (n - first_at_most)
+}
+
+/// A part of the workspace, in elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    pub start: u64,
+    pub elements: u64,
+}
+
+/// Buffers, all alive throughout; `None` where one is not needed. `h` heads, `r` queries at once, `n` keys, `d` and `e` the
+/// sizes of head and value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Buffers {
+    /// [h, r, n], then the probabilities.
+    pub scores: Option<Span>,
+    /// [h, r, n]: slopes of the scores.
+    pub slopes: Option<Span>,
+    /// [h, r, n]: tanh of capped scores, for the gradient.
+    pub capped: Option<Span>,
+    /// [h, r, n]: a bias of a type narrower than is computed in.
+    pub bias: Option<Span>,
+    /// [h, r, e], of the gradient [h, r, d].
+    pub result: Option<Span>,
+    /// [h, r], at least 2: the largest score of a query, and the sum of its weights.
+    pub top: Option<Span>,
+    pub sum: Option<Span>,
+    /// Operands that a product cannot read in place: [h, r, d], [h, n, d], [h, n, e], [h, r, e].
+    pub q: Option<Span>,
+    pub k: Option<Span>,
+    pub v: Option<Span>,
+    pub dy: Option<Span>,
+    /// Gradients of 16-bit operands while they are summed: [h, n, d], [h, n, e], the bias's own shape.
+    pub dk: Option<Span>,
+    pub dv: Option<Span>,
+    pub dbias: Option<Span>,
+    /// [r, r − 1], −∞ for what lies left of the band and right of it.
+    pub left_edge: Option<Span>,
+    pub right_edge: Option<Span>,
+}
+
+/// How one attention, or its gradient, runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttentionPlan {
+    /// Sizes of the axes before the heads.
+    pub lead: Vec<i64>,
+    /// Key heads.
+    pub heads: i64,
+    /// Query heads of one key head.
+    pub groups: i64,
+    pub size: i64,
+    pub value_size: i64,
+    pub band: Band,
+    /// Key heads and queries done at once.
+    pub heads_at_once: i64,
+    pub rows_at_once: i64,
+    /// The type computed in.
+    pub dtype: DType,
+    pub buffers: Buffers,
+    workspace_elements: u64,
+    empty_is_nan: bool,
+}
+
+/// Hands out parts of the workspace.
+struct Cursor(u64);
+
+impl Cursor {
+    fn take(&mut self, wanted: bool, dims: &[i64]) -> Option<Span> {
+        if !wanted {
+            return None;
+        }
+        let span = Span {
+            start: self.0,
+            elements: count(dims) as u64,
+        };
+        self.0 += span.elements.next_multiple_of(ALIGNMENT_ELEMENTS);
+        Some(span)
+    }
+}
+
+/// Whether a product reads the matrices of `x` in place: the type computed in, and rows or columns without gaps. Where
+/// an axis has size 1 its stride says nothing, and the copy is small.
+fn read_in_place(x: &Sized) -> bool {
+    let ([.., rows, columns], [.., down, right]) = (x.dims.as_slice(), x.strides.as_slice()) else {
+        return false;
+    };
+    x.dtype == compute_type(x.dtype)
+        && *rows > 1
+        && *columns > 1
+        && (*right == 1 && down >= columns || *down == 1 && right >= rows)
+}
+
+impl AttentionPlan {
+    /// Of the forward row; `None` for operands that typing refuses.
+    pub fn forward(attrs: &Attrs, ins: &[Option<Sized>]) -> Option<AttentionPlan> {
+        AttentionPlan::new(attrs, ins, None)
+    }
+
+    /// Of the gradient row; operands start with `dy`.
+    pub fn backward(attrs: &Attrs, ins: &[Option<Sized>]) -> Option<AttentionPlan> {
+        AttentionPlan::new(attrs, ins.get(1..)?, Some(operand(ins, 0)?))
+    }
+
+    fn new(attrs: &Attrs, ins: &[Option<Sized>], dy: Option<&Sized>) -> Option<AttentionPlan> {
+        let (q, k, v) = (operand(ins, 0)?, operand(ins, 1)?, operand(ins, 2)?);
+        let bias = operand(ins, 3);
+        let rank = q.dims.len();
+        if rank < 2 || k.dims.len() != rank || v.dims.len() != rank {
+            return None;
+        }
+        let at_heads = rank.checked_sub(3);
+        let heads = at_heads.map_or(1, |i| k.dims[i]);
+        let query_heads = at_heads.map_or(1, |i| q.dims[i]);
+        let dtype = compute_type(q.dtype);
+        let band = Band::new(attrs, q.dims[rank - 2], k.dims[rank - 2]);
+        let mut plan = AttentionPlan {
+            lead: q.dims[..at_heads.unwrap_or(0)].to_vec(),
+            heads,
+            groups: if heads == 0 { 1 } else { query_heads / heads },
+            size: q.dims[rank - 1],
+            value_size: v.dims[rank - 1],
+            band,
+            heads_at_once: 0,
+            rows_at_once: 0,
+            dtype,
+            buffers: Buffers::default(),
+            workspace_elements: 0,
+            empty_is_nan: empty_is_nan(attrs),
+        };
+        if plan.is_empty() {
+            return Some(plan);
+        }
+        let (copy_k, copy_v) = (!read_in_place(k), !read_in_place(v));
+        plan.choose_tile(copy_k, copy_v);
+        let (h, r, n) = (plan.heads_at_once, plan.rows_at_once, band.keys);
+        let (d, e) = (plan.size, plan.value_size);
+        let narrow = q.dtype != dtype;
+        let wants = attrs.opt_ints("wants").unwrap_or_default();
+        let wants = |slot: i64| dy.is_some() && wants.contains(&slot);
+        let slopes = wants(0) || wants(1) || wants(3);
+        let narrow_bias = bias.is_some_and(|b| b.dtype != dtype && b.dtype != DType::Bool);
+        let bias_dims: &[i64] = bias.map_or(&[], |b| b.dims.as_slice());
+        let result = if dy.is_some() { d } else { e };
+        let mut at = Cursor(0);
+        plan.buffers = Buffers {
+            scores: at.take(true, &[h, r, n]),
+            slopes: at.take(slopes, &[h, r, n]),
+            capped: at.take(slopes && attrs.float("softcap") != 0.0, &[h, r, n]),
+            bias: at.take(narrow_bias, &[h, r, n]),
+            result: at.take(dy.is_none() || wants(0), &[h, r, result]),
+            top: at.take(true, &[(h * r).max(2)]),
+            sum: at.take(true, &[(h * r).max(2)]),
+            q: at.take(!read_in_place(q), &[h, r, d]),
+            k: at.take(copy_k, &[h, n, d]),
+            v: at.take(copy_v && (dy.is_none() || slopes), &[h, n, e]),
+            dy: at.take(dy.is_some_and(|dy| !read_in_place(dy)), &[h, r, e]),
+            dk: at.take(narrow && wants(1), &[h, n, d]),
+            dv: at.take(narrow && wants(2), &[h, n, e]),
+            dbias: at.take(narrow_bias && wants(3), bias_dims),
+            left_edge: at.take(band.left.is_some(), &[r, r - 1]),
+            right_edge: at.take(band.right.is_some(), &[r, r - 1]),
+        };
+        plan.workspace_elements = at.0;
+        Some(plan)
+    }
+
+    /// As many queries as [`ROWS`], then as many heads as fit.
+    fn choose_tile(&mut self, copy_k: bool, copy_v: bool) {
+        let keys = self.band.keys;
+        let rows = ROWS.min(self.band.queries);
+        let fitting = (TILE_ELEMENTS / keys).max(LEAST_ROWS);
+        self.rows_at_once = rows.min(fitting);
+        let copied = if copy_k { self.size } else { 0 } + if copy_v { self.value_size } else { 0 };
+        let each = keys.saturating_mul(self.rows_at_once.saturating_add(copied));
+        self.heads_at_once = (TILE_ELEMENTS / each).clamp(1, self.heads);
+    }
+
+    /// Whether there is nothing to compute: the results, if they have elements, are zeros.
+    pub fn is_empty(&self) -> bool {
+        let sizes = [self.heads, self.groups, self.band.queries, self.band.keys];
+        self.lead_count() == 0 || sizes.contains(&0)
+    }
+
+    /// Attentions over the axes before the heads.
+    pub fn lead_count(&self) -> i64 {
+        count(&self.lead)
+    }
+
+    /// Bytes of all buffers together.
+    pub fn workspace_bytes(&self) -> u64 {
+        self.workspace_elements * self.dtype.size_bytes()
+    }
+
+    pub fn workspace_elements(&self) -> u64 {
+        self.workspace_elements
+    }
+
+    /// The keys that are read for these queries. All of them where one gives NaN because it sees none: its slopes are
+    /// NaN for every key.
+    pub fn keys_of(&self, rows: Range<i64>) -> Range<i64> {
+        if self.empty_is_nan && self.band.leaves_one_empty(rows.clone()) {
+            return 0..self.band.keys;
+        }
+        self.band.keys_of(rows)
+    }
+}

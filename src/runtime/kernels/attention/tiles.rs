@@ -1,0 +1,426 @@
+//! Tiles of attention: which operands, queries and keys are at hand, and the weights of a tile.
+
+use super::super::{KernelCx, copy_into, empty, scalar, write};
+use crate::runtime::convert;
+use ckpt_passes::ops::attention::*;
+use ckpt_passes::{Error, Result};
+use ckpt_torch::Arg;
+use std::ops::Range;
+use tch::{Kind, Tensor};
+
+/// Operands with a heads axis, and everything that stays the same from tile to tile.
+pub struct Work {
+    pub plan: AttentionPlan,
+    pub q: Tensor,
+    pub k: Tensor,
+    pub v: Tensor,
+    /// Broadcast to the scores.
+    pub bias: Option<Tensor>,
+    pub kind: Kind,
+    pub scale: f64,
+    pub softcap: f64,
+    pub empty_is_nan: bool,
+    pub block: Tensor,
+    /// Numbers as tensors, since libtorch would take memory for them.
+    pub cap: Tensor,
+    pub nothing: Tensor,
+}
+
+/// Some heads of one group of queries, all at one place of the leading axes.
+#[derive(Clone, Copy)]
+pub struct Part {
+    pub lead: i64,
+    pub head: i64,
+    pub heads: i64,
+    pub group: i64,
+}
+
+/// Some queries of a part, and the keys they may see.
+#[derive(Clone)]
+pub struct Tile {
+    pub part: Part,
+    pub rows: Range<i64>,
+    pub keys: Range<i64>,
+}
+
+impl Tile {
+    pub fn count(&self) -> i64 {
+        self.rows.end - self.rows.start
+    }
+
+    pub fn key_count(&self) -> i64 {
+        self.keys.end - self.keys.start
+    }
+}
+
+/// The matrices of a tile as products read them.
+pub struct Operands {
+    pub q: Tensor,
+    pub k: Tensor,
+    pub v: Tensor,
+}
+
+/// `x` at place `lead` of its leading axes: [heads, rows, columns]. Axes of size 1 are broadcast.
+pub fn at_lead(x: &Tensor, dims: &[i64], lead: i64) -> Tensor {
+    let mut at = x.alias();
+    let (mut rest, mut after) = (lead, dims.iter().product::<i64>());
+    for dim in dims {
+        after /= dim;
+        let index = if at.size()[0] == 1 { 0 } else { rest / after };
+        rest %= after;
+        at = at.select(0, index);
+    }
+    at
+}
+
+/// With an axis for heads, of size 1 where there is none.
+pub fn with_heads(x: &Tensor) -> Tensor {
+    if x.dim() == 2 {
+        x.unsqueeze(0)
+    } else {
+        x.alias()
+    }
+}
+
+pub fn sum_keys(x: &Tensor, out: &Tensor) -> Result<()> {
+    along_keys("aten::sum", "IntList_out", x, &[Arg::None], out)
+}
+
+pub fn largest(x: &Tensor, out: &Tensor) -> Result<()> {
+    along_keys("aten::amax", "out", x, &[], out)
+}
+
+/// A reduction of [h, r, n] over n into the first h·r elements of `out`. For a single result libtorch would take memory
+/// for each thread: there are two of it then.
+pub fn along_keys(
+    name: &str,
+    overload: &str,
+    x: &Tensor,
+    rest: &[Arg],
+    out: &Tensor,
+) -> Result<()> {
+    let size = x.size();
+    let single = size[0] * size[1] == 1;
+    let x = if single {
+        x.expand([2, 1, size[2]], false)
+    } else {
+        x.alias()
+    };
+    let out = seen_as(out, &[x.size()[0], x.size()[1], 1]);
+    let mut args = vec![Arg::Tensor(&x), Arg::Ints(&[-1]), Arg::Bool(true)];
+    args.extend_from_slice(rest);
+    args.push(Arg::Tensor(&out));
+    write(name, overload, &args)
+}
+
+/// The first elements of a buffer, row-major.
+pub fn seen_as(buffer: &Tensor, dims: &[i64]) -> Tensor {
+    buffer.narrow(0, 0, dims.iter().product()).view(dims)
+}
+
+/// out = alpha·a·b, added to `out` if `add`.
+pub fn product(out: &Tensor, a: &Tensor, b: &Tensor, alpha: f64, add: bool) -> Result<()> {
+    // With a factor of 0 what the result held before is not read.
+    let beta = if add { 1.0 } else { 0.0 };
+    let args = [
+        Arg::Tensor(out),
+        Arg::Tensor(a),
+        Arg::Tensor(b),
+        Arg::Double(beta),
+        Arg::Double(alpha),
+    ];
+    write("aten::baddbmm_", "", &args)
+}
+
+pub fn in_place(name: &str, overload: &str, x: &Tensor, args: &[Arg]) -> Result<()> {
+    let mut all = vec![Arg::Tensor(x)];
+    all.extend_from_slice(args);
+    write(name, overload, &all)
+}
+
+pub fn zero(x: &Tensor) -> Result<()> {
+    in_place("aten::zero_", "", x, &[])
+}
+
+impl Work {
+    /// Operands start at slot `at`.
+    pub fn new(cx: &KernelCx, plan: AttentionPlan, at: usize) -> Result<Work> {
+        let (q, k, v) = (cx.x(at)?, cx.x(at + 1)?, cx.x(at + 2)?);
+        let (size, keys) = (q.size(), k.size());
+        let rank = size.len();
+        let heads = |dims: &[i64]| if rank > 2 { dims[rank - 3] } else { 1 };
+        let fits = keys[rank - 1] == size[rank - 1]
+            && v.size()[..rank - 1] == keys[..rank - 1]
+            && (rank == 2 || keys[..rank - 3] == size[..rank - 3])
+            && heads(&size) == heads(&keys) * plan.groups;
+        if !fits {
+            return Err(
+                Error::model("shape", format!("{}: operands do not fit", cx.op.name))
+                    .found(format!("{size:?}, {keys:?} and {:?}", v.size())),
+            );
+        }
+        let bias = cx.opt(at + 3).map(|bias| {
+            let mut scores = size.clone();
+            scores[rank - 1] = keys[rank - 2];
+            bias.f_expand(scores, false).map(|b| with_heads(&b))
+        });
+        let bias = bias.transpose().map_err(|e| {
+            Error::model(
+                "shape",
+                format!("{}: the bias does not fit: {e}", cx.op.name),
+            )
+        })?;
+        let kind = convert::kind(plan.dtype)?;
+        let softcap = f64::from(cx.attrs.float("softcap"));
+        let mut work = Work {
+            q: with_heads(q),
+            k: with_heads(k),
+            v: with_heads(v),
+            bias,
+            kind,
+            scale: f64::from(cx.attrs.float("scale")),
+            softcap,
+            empty_is_nan: empty_is_nan(cx.attrs),
+            block: empty(&[plan.workspace_elements() as i64], kind, q.device()),
+            cap: scalar(kind, softcap)?,
+            nothing: scalar(kind, f64::NEG_INFINITY)?,
+            plan,
+        };
+        work.fill_edges()?;
+        Ok(work)
+    }
+
+    pub fn part_of_block(&self, span: Span) -> Tensor {
+        self.block
+            .narrow(0, span.start as i64, span.elements as i64)
+    }
+
+    /// A buffer that the plan has.
+    pub fn buffer(&self, span: Option<Span>) -> Result<Tensor> {
+        span.map(|span| self.part_of_block(span))
+            .ok_or_else(|| Error::bug("kernel", "a buffer that was not planned"))
+    }
+
+    /// −∞ where the column is not below the row (right), or is (left).
+    pub fn fill_edges(&mut self) -> Result<()> {
+        let (rows, buffers) = (self.plan.rows_at_once, self.plan.buffers);
+        for (span, name, diagonal) in [
+            (buffers.right_edge, "aten::triu_", 0),
+            (buffers.left_edge, "aten::tril_", -1),
+        ] {
+            if let Some(span) = span {
+                let edge = seen_as(&self.part_of_block(span), &[rows, rows - 1]);
+                copy_into(&edge, &self.nothing)?;
+                in_place(name, "", &edge, &[Arg::Int(diagonal)])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What belongs to the query heads of a part: [heads, queries, columns], or [1, …] of what has one for all heads.
+    pub fn of_part(&self, x: &Tensor, part: Part) -> Tensor {
+        let (heads, groups) = (self.plan.heads, self.plan.groups);
+        let at = at_lead(x, &self.plan.lead, part.lead);
+        let size = at.size();
+        if size[0] != heads * groups {
+            return at;
+        }
+        let at = match groups {
+            1 => at,
+            _ => at
+                .view([heads, groups, size[1], size[2]])
+                .select(1, part.group),
+        };
+        at.narrow(0, part.head, part.heads)
+    }
+
+    /// The same for the queries of a tile; one row where it has one for all queries.
+    pub fn of_tile(&self, x: &Tensor, tile: &Tile) -> Tensor {
+        let x = self.of_part(x, tile.part);
+        match x.size()[1] == self.plan.band.queries {
+            true => x.narrow(1, tile.rows.start, tile.count()),
+            false => x,
+        }
+    }
+
+    /// What belongs to the key heads of a part: [heads, keys, columns].
+    pub fn of_keys(&self, x: &Tensor, part: Part) -> Tensor {
+        at_lead(x, &self.plan.lead, part.lead).narrow(0, part.head, part.heads)
+    }
+
+    /// As a product reads it: in place, or copied into its buffer.
+    pub fn readable(&self, x: Tensor, span: Option<Span>) -> Result<Tensor> {
+        let Some(span) = span else { return Ok(x) };
+        let copy = seen_as(&self.part_of_block(span), &x.size());
+        copy_into(&copy, &x)?;
+        Ok(copy)
+    }
+
+    /// Runs `each` for all tiles. `start` and `end` are for each place of the leading axes and each set of heads: the
+    /// part has the first group.
+    pub fn for_all(
+        &self,
+        mut start: impl FnMut(Part) -> Result<()>,
+        mut each: impl FnMut(&Operands, &Tile) -> Result<()>,
+        mut end: impl FnMut(Part) -> Result<()>,
+    ) -> Result<()> {
+        let plan = &self.plan;
+        for lead in 0..plan.lead_count() {
+            let mut head = 0;
+            while head < plan.heads {
+                let heads = plan.heads_at_once.min(plan.heads - head);
+                let mut part = Part {
+                    lead,
+                    head,
+                    heads,
+                    group: 0,
+                };
+                start(part)?;
+                let k = self.readable(self.of_keys(&self.k, part), plan.buffers.k)?;
+                let v = self.readable(self.of_keys(&self.v, part), plan.buffers.v)?;
+                for group in 0..plan.groups {
+                    part.group = group;
+                    self.for_rows(part, &k, &v, &mut each)?;
+                }
+                part.group = 0;
+                end(part)?;
+                head += heads;
+            }
+        }
+        Ok(())
+    }
+
+    pub fn for_rows(
+        &self,
+        part: Part,
+        k: &Tensor,
+        v: &Tensor,
+        each: &mut impl FnMut(&Operands, &Tile) -> Result<()>,
+    ) -> Result<()> {
+        let (queries, step) = (self.plan.band.queries, self.plan.rows_at_once);
+        let mut first = 0;
+        while first < queries {
+            let rows = first..queries.min(first + step);
+            first = rows.end;
+            let keys = self.plan.keys_of(rows.clone());
+            let tile = Tile { part, rows, keys };
+            let q = self.readable(self.of_tile(&self.q, &tile), self.plan.buffers.q)?;
+            let seen = |x: &Tensor| x.narrow(1, tile.keys.start, tile.key_count());
+            let (k, v) = (seen(k), seen(v));
+            each(&Operands { q, k, v }, &tile)?;
+        }
+        Ok(())
+    }
+
+    /// exp(score − largest score) of a tile, [heads, rows, keys]; the largest and the sums are in their buffers. The
+    /// tanh of capped scores is kept where there is a buffer for it.
+    pub fn weights(&self, x: &Operands, tile: &Tile) -> Result<Tensor> {
+        let buffers = &self.plan.buffers;
+        let dims = [tile.part.heads, tile.count(), tile.key_count()];
+        let scores = seen_as(&self.buffer(buffers.scores)?, &dims);
+        let keys = x.k.transpose(1, 2);
+        if self.softcap == 0.0 {
+            product(&scores, &x.q, &keys, self.scale, false)?;
+        } else {
+            product(&scores, &x.q, &keys, self.scale / self.softcap, false)?;
+            in_place("aten::tanh_", "", &scores, &[])?;
+            if let Some(span) = buffers.capped {
+                copy_into(&seen_as(&self.part_of_block(span), &dims), &scores)?;
+            }
+            in_place("aten::mul_", "Tensor", &scores, &[Arg::Tensor(&self.cap)])?;
+        }
+        if let Some(bias) = &self.bias {
+            let bias = self.of_tile(bias, tile);
+            self.apply(&scores, &bias.narrow(2, tile.keys.start, tile.key_count()))?;
+        }
+        self.hide_outside(&scores, tile)?;
+        let top = self.buffer(buffers.top)?;
+        largest(&scores, &top)?;
+        // A query that sees no key: its weights are then 0, not NaN.
+        let lowest = match self.kind {
+            Kind::Double => f64::MIN,
+            _ => f64::from(f32::MIN),
+        };
+        in_place("aten::clamp_min_", "", &top, &[Arg::Double(lowest)])?;
+        let tops = seen_as(&top, &[dims[0], dims[1], 1]);
+        in_place(
+            "aten::sub_",
+            "Tensor",
+            &scores,
+            &[Arg::Tensor(&tops), Arg::Int(1)],
+        )?;
+        in_place("aten::exp_", "", &scores, &[])?;
+        sum_keys(&scores, &self.buffer(buffers.sum)?)?;
+        Ok(scores)
+    }
+
+    /// Adds a bias, or hides what is false.
+    pub fn apply(&self, scores: &Tensor, bias: &Tensor) -> Result<()> {
+        if bias.kind() == Kind::Bool {
+            let args = [
+                Arg::Tensor(bias),
+                Arg::Tensor(scores),
+                Arg::Tensor(&self.nothing),
+                Arg::Tensor(scores),
+            ];
+            return write("aten::where", "self_out", &args);
+        }
+        let bias = self.readable(bias.alias(), self.plan.buffers.bias)?;
+        in_place(
+            "aten::add_",
+            "Tensor",
+            scores,
+            &[Arg::Tensor(&bias), Arg::Int(1)],
+        )
+    }
+
+    /// Hides the keys of a tile that lie outside the band of some of its queries.
+    pub fn hide_outside(&self, scores: &Tensor, tile: &Tile) -> Result<()> {
+        let (buffers, band) = (&self.plan.buffers, &self.plan.band);
+        let step = self.plan.rows_at_once;
+        // Column c of an edge is the key `c` places after the one where the first query's band starts or ends.
+        for (span, start, all_before) in [
+            (buffers.right_edge, band.end(tile.rows.start), false),
+            (buffers.left_edge, band.first(tile.rows.start), true),
+        ] {
+            let Some(start) = start else { continue };
+            let within = |at: i64| at.clamp(tile.keys.start, tile.keys.end);
+            let (from, to) = (within(start), within(start.saturating_add(step - 1)));
+            let hidden = match all_before {
+                true => tile.keys.start..from,
+                false => to..tile.keys.end,
+            };
+            let at = |keys: &Range<i64>| {
+                scores.narrow(2, keys.start - tile.keys.start, keys.end - keys.start)
+            };
+            if hidden.start < hidden.end {
+                copy_into(&at(&hidden), &self.nothing)?;
+            }
+            if from < to {
+                let edge = seen_as(&self.buffer(span)?, &[step, step - 1]);
+                let edge = edge
+                    .narrow(0, 0, tile.count())
+                    .narrow(1, from - start, to - from);
+                let args = [Arg::Tensor(&edge), Arg::Int(1)];
+                in_place("aten::add_", "Tensor", &at(&(from..to)), &args)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The sums of a tile as divisors, [heads, rows, 1].
+    pub fn divisors(&self, tile: &Tile) -> Result<Tensor> {
+        let sum = self.buffer(self.plan.buffers.sum)?;
+        if !self.empty_is_nan {
+            // The largest score of a query has the weight 1, so that its sum is 0 or at least 1.
+            in_place("aten::clamp_min_", "", &sum, &[Arg::Double(1.0)])?;
+        }
+        Ok(seen_as(&sum, &[tile.part.heads, tile.count(), 1]))
+    }
+
+    /// Divides `x` in place.
+    pub fn divide(&self, x: &Tensor, tile: &Tile) -> Result<()> {
+        let by = self.divisors(tile)?;
+        in_place("aten::div_", "Tensor", x, &[Arg::Tensor(&by)])
+    }
+}
