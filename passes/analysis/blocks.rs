@@ -8,7 +8,8 @@
 //! encoder-decoder) is looked for in what the first leaves over. Names and scopes only label what was found.
 
 use super::attention::{Attention, Part, attentions, weight_of};
-use super::runs::Stretch;
+use super::runs::{Stretch, nodes_of};
+use super::sharing::{KvSharing, WeightSharing, between_layers, shared, shared_weights};
 use super::spine::{Flow, Place, PostDominators, segments};
 use crate::error::Result;
 use crate::ir::{Def, Graph, NodeId, Side, ValueId};
@@ -56,6 +57,10 @@ pub struct Blocks {
     pub part: Side<NodeId, Option<Part>>,
     /// Products of an activation with a weight and without anything else fused: the "plain" matmuls.
     pub plain_matmul: Side<NodeId, bool>,
+    /// Keys and values that pass between layers.
+    pub kv_sharing: Vec<KvSharing>,
+    /// Parameters that several layers read.
+    pub shared_weights: Vec<WeightSharing>,
 }
 
 impl Blocks {
@@ -64,8 +69,13 @@ impl Blocks {
     /// # Errors
     /// See [`Flow::new`].
     pub fn new(graph: &Graph) -> Result<Blocks> {
-        let flow = Flow::new(graph)?;
+        let mut flow = Flow::new(graph)?;
         let (attentions, part) = attentions(graph, &flow);
+        let shared = shared(graph, &flow, &attentions);
+        flow.crossings = shared
+            .iter()
+            .flat_map(|s| s.crossings.iter().copied())
+            .collect();
         let mut blocks = Blocks {
             list: Vec::new(),
             of: Side::new(graph.node_bound(), None),
@@ -73,6 +83,8 @@ impl Blocks {
             attentions,
             part,
             plain_matmul: Side::new(graph.node_bound(), false),
+            kv_sharing: Vec::new(),
+            shared_weights: Vec::new(),
         };
         for id in &flow.nodes {
             let node = graph.node(*id);
@@ -89,29 +101,37 @@ impl Blocks {
             blocks.search(graph, &flow, &tree);
         }
         blocks.describe(graph, &flow);
+        blocks.kv_sharing = between_layers(graph, &shared, &blocks.attentions, &blocks.of);
+        blocks.shared_weights = shared_weights(graph, &flow, &blocks.of);
         Ok(blocks)
     }
 
     fn search(&mut self, graph: &Graph, flow: &Flow, tree: &PostDominators) {
         let mut in_block: Side<NodeId, bool> = Side::new(graph.node_bound(), false);
         let mut tried: Side<NodeId, bool> = Side::new(graph.node_bound(), false);
-        // Runs of blocks; a block is its nodes and the spine node that closes it.
-        let mut found: Vec<Vec<(Vec<NodeId>, NodeId)>> = Vec::new();
+        // Runs of blocks; a block is its nodes, the spine node that closes it, and its hash.
+        let mut found: Vec<Vec<(Vec<NodeId>, NodeId, u64)>> = Vec::new();
         let mut spines = 0;
-        for source in tree.sources(graph, flow) {
+        let sources = tree.sources(graph, flow);
+        for (source, near) in sources.into_iter().flat_map(|s| [(s, false), (s, true)]) {
             if spines == MAX_SPINES {
                 break;
             }
-            if source.node().is_some_and(|n| in_block[n] || tried[n]) {
+            let is_known = |n: NodeId| in_block[n] || tried[n];
+            if source
+                .node()
+                .is_some_and(|n| in_block[n] || !near && tried[n])
+            {
                 continue;
             }
-            let spine = tree.chain(graph, source, &|n| in_block[n]);
-            let nodes = spine.iter().filter_map(|s| s.node());
-            let new = nodes
-                .filter(|n| !std::mem::replace(&mut tried[*n], true))
-                .count();
-            if new < MIN_SPINE {
+            // What was tried once leads to the exit on a way that was tried.
+            let new = tree.chain(graph, flow, (source, near), &is_known);
+            if new.iter().filter_map(|s| s.node()).count() < MIN_SPINE {
                 continue;
+            }
+            let spine = tree.chain(graph, flow, (source, near), &|n| in_block[n]);
+            for id in spine.iter().filter_map(|s| s.node()) {
+                tried[id] = true;
             }
             spines += 1;
             let place = segments(graph, flow, &spine);
@@ -121,18 +141,19 @@ impl Blocks {
                     members[i as usize].push(*id);
                 }
             }
-            let stretch = Stretch::new(graph, flow, &spine, &members);
+            let stretch = Stretch::new(graph, flow, &self.attentions, &spine, &members);
             for run in stretch.runs(0..spine.len()) {
                 let block = |period: Range<usize>| {
                     let nodes: Vec<NodeId> = period
                         .clone()
                         .flat_map(|s| members[s].iter().copied())
                         .collect();
-                    spine[period.end - 1].node().map(|last| (nodes, last))
+                    let last = spine[period.end - 1].node()?;
+                    Some((nodes, last, stretch.hash(period)))
                 };
                 found.push(run.filter_map(block).collect());
             }
-            for (nodes, _) in found.iter().flatten() {
+            for (nodes, ..) in found.iter().flatten() {
                 for id in nodes {
                     if let (false, Place::In(i)) = (in_block[*id], place[*id]) {
                         self.segment[*id] = i;
@@ -142,8 +163,11 @@ impl Blocks {
             }
         }
         found.sort_by_key(|run| flow.position[run[0].1]);
-        for (run, blocks) in found.into_iter().enumerate() {
-            for (mut nodes, last) in blocks {
+        let mut runs: FxHashMap<(usize, u64), usize> = FxHashMap::default();
+        for (stretch, blocks) in found.into_iter().enumerate() {
+            for (mut nodes, last, hash) in blocks {
+                let next = runs.len();
+                let run = *runs.entry((stretch, hash)).or_insert(next);
                 nodes.sort_by_key(|id| flow.position[*id]);
                 let index = self.list.len();
                 for id in &nodes {
@@ -208,47 +232,25 @@ impl Blocks {
         }
     }
 
-    /// What a block is made of; weight products that feed an attention or take its result are the attention's.
+    /// What a block is made of; products that feed an attention or take its result are the attention's.
     fn kind(&self, graph: &Graph, flow: &Flow, block: &Block) -> String {
-        let inside = |n: &NodeId| self.of[*n] == Some(block.index);
+        let inside = |n: NodeId| self.of[n] == Some(block.index);
         let is_weighted =
             |n: NodeId| self.plain_matmul[n] || kind(graph.node(n).op) == Kind::BiasedProduct;
-        let mut is_attention: FxHashMap<NodeId, ()> = FxHashMap::default();
-        let mut has_attention = false;
-        for attention in self.attentions.iter().filter(|a| inside(&a.probabilities)) {
-            has_attention = true;
-            let mut up = vec![attention.scores, attention.output];
-            let mut down = vec![attention.output];
-            while let Some(n) = up.pop() {
-                let stop = is_weighted(n);
-                if is_attention.insert(n, ()).is_none() && !stop {
-                    let operands = graph
-                        .node(n)
-                        .ins
-                        .iter()
-                        .flatten()
-                        .filter_map(|v| graph.def_node(*v));
-                    up.extend(operands.filter(inside));
-                }
-            }
-            while let Some(n) = down.pop() {
-                is_attention.insert(n, ());
-                if !is_weighted(n) {
-                    down.extend(
-                        flow.readers(graph, n)
-                            .filter(inside)
-                            .filter(|r| !is_attention.contains_key(r)),
-                    );
-                }
-            }
-        }
+        let attentions: Vec<Attention> = self
+            .attentions
+            .iter()
+            .copied()
+            .filter(|a| inside(a.probabilities))
+            .collect();
+        let of_attention = nodes_of(graph, flow, &attentions, &inside);
         let has = |what: Kind| block.nodes.iter().any(|n| kind(graph.node(*n).op) == what);
         let mlp = block
             .nodes
             .iter()
-            .any(|n| is_weighted(*n) && !is_attention.contains_key(n));
+            .any(|n| is_weighted(*n) && !of_attention.contains(n));
         let mut parts = Vec::new();
-        if has_attention || has(Kind::Attention) {
+        if !attentions.is_empty() {
             parts.push("attention");
         }
         if has(Kind::Convolution) {
@@ -267,14 +269,24 @@ impl Blocks {
     }
 }
 
-/// The deepest module that four fifths of the labelled ones of these nodes are in: its path and class.
+/// The deepest module that four fifths of the labelled ones of these nodes are in: its path and class. Of nodes that
+/// read weights, if enough of them are labelled: how many others a module has depends on the exporter.
 pub fn scope(graph: &Graph, nodes: &[NodeId]) -> Option<(String, Option<String>)> {
+    let scopes = |id: &NodeId| &graph.node(*id).loc.scopes;
+    let reads_weight = |id: &NodeId| {
+        let ins = graph.node(*id).ins.iter().flatten();
+        let mut tensors = ins.filter_map(|v| graph.value(*v).tensor());
+        tensors.any(|t| t.dtype.is_float() && t.elements() > 1)
+    };
+    let is_labelled = |id: &NodeId| !scopes(id).is_empty();
+    let labelled: Vec<NodeId> = nodes.iter().copied().filter(is_labelled).collect();
+    let mut counted: Vec<NodeId> = labelled.iter().copied().filter(reads_weight).collect();
+    if counted.len() < MIN_LABELS {
+        counted = labelled;
+    }
     let mut count: BTreeMap<&str, (usize, usize, Option<&String>)> = BTreeMap::new();
-    let mut labelled = 0;
-    for id in nodes {
-        let scopes = &graph.node(*id).loc.scopes;
-        labelled += !scopes.is_empty() as usize;
-        for (depth, (path, class)) in scopes
+    for id in &counted {
+        for (depth, (path, class)) in scopes(id)
             .iter()
             .enumerate()
             .filter(|(_, (path, _))| !path.is_empty())
@@ -287,7 +299,7 @@ pub fn scope(graph: &Graph, nodes: &[NodeId]) -> Option<(String, Option<String>)
     }
     let wide = count
         .into_iter()
-        .filter(|(_, (n, _, _))| 5 * n >= 4 * labelled);
+        .filter(|(_, (n, _, _))| 5 * n >= 4 * counted.len());
     let (path, (_, _, class)) = wide.max_by_key(|(_, (_, depth, _))| *depth)?;
     Some((path.to_string(), class.cloned()))
 }

@@ -18,6 +18,7 @@ pub mod memory;
 pub mod modules;
 pub mod params;
 pub mod runs;
+pub mod sharing;
 pub mod sizes;
 pub mod spine;
 pub mod submodules;

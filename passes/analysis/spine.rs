@@ -10,7 +10,11 @@
 
 use super::params::{Selection, parameters};
 use crate::error::Result;
-use crate::ir::{Graph, NodeId, Role, Side, ValueId};
+use crate::ir::{Graph, NodeId, Role, Side, Use, ValueId};
+use rustc_hash::FxHashSet;
+
+/// Readers of a source that are looked at for where some of them meet.
+const MAX_NEAR: usize = 8;
 
 /// A place on the spine: a floating-point graph input where it begins, a node everywhere else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +42,8 @@ pub struct Flow {
     pub is_parameter: Side<ValueId, bool>,
     /// Position in `nodes`.
     pub position: Side<NodeId, Option<u32>>,
+    /// Edges that the spine is blind to: where keys and values of one layer reach the attention of another.
+    pub crossings: FxHashSet<Use>,
 }
 
 impl Flow {
@@ -49,6 +55,7 @@ impl Flow {
             active: Side::new(graph.value_bound(), false),
             is_parameter: Side::new(graph.value_bound(), false),
             position: Side::new(graph.node_bound(), None),
+            crossings: FxHashSet::default(),
         };
         for parameter in parameters(graph, &Selection::default())? {
             flow.is_parameter[parameter.value] = true;
@@ -77,16 +84,25 @@ impl Flow {
         graph.node(id).outs.iter().any(|v| self.active[*v])
     }
 
-    /// Forward nodes that read a result of `id`, with repetitions.
+    /// Forward nodes that read a result of `id`, with repetitions; not across [`crossings`](Flow::crossings).
     pub fn readers<'a>(
         &'a self,
         graph: &'a Graph,
         id: NodeId,
     ) -> impl Iterator<Item = NodeId> + 'a {
         let outs = graph.node(id).outs.iter();
-        outs.flat_map(|v| graph.value(*v).uses())
+        outs.flat_map(|v| self.readers_of(graph, *v))
+    }
+
+    /// The same of a value.
+    pub fn readers_of<'a>(
+        &'a self,
+        graph: &'a Graph,
+        value: ValueId,
+    ) -> impl Iterator<Item = NodeId> + 'a {
+        let uses = graph.value(value).uses().iter();
+        uses.filter(|u| self.position[u.node].is_some() && !self.crossings.contains(u))
             .map(|u| u.node)
-            .filter(|n| self.position[*n].is_some())
     }
 }
 
@@ -187,13 +203,8 @@ impl PostDominators {
 
     /// The nearest node that post-dominates all readers of a graph input, and the input's height; `None` where no
     /// member reads it.
-    fn after_input(&self, graph: &Graph, input: ValueId) -> Option<(NodeId, u32)> {
-        let readers = graph
-            .value(input)
-            .uses()
-            .iter()
-            .map(|u| u.node)
-            .filter(|n| self.depth[*n] > 0);
+    fn after_input(&self, graph: &Graph, flow: &Flow, input: ValueId) -> Option<(NodeId, u32)> {
+        let readers = flow.readers_of(graph, input).filter(|n| self.depth[*n] > 0);
         let both = readers.map(|n| (n, self.height[n] + 1));
         both.reduce(|(a, x), (b, y)| (self.meet(a, b), x.max(y)))
     }
@@ -206,7 +217,7 @@ impl PostDominators {
             sources.push((self.height[*id], at + 1, Stop::Node(*id)));
         }
         for input in graph.inputs().iter().filter(|v| flow.active[**v]) {
-            if let Some((_, height)) = self.after_input(graph, *input) {
+            if let Some((_, height)) = self.after_input(graph, flow, *input) {
                 sources.push((height, 0, Stop::Input(*input)));
             }
         }
@@ -215,16 +226,53 @@ impl PostDominators {
         sources.into_iter().map(|(_, _, stop)| stop).collect()
     }
 
-    /// From `source` to the exit, or to the last node before one that `end` refuses.
-    pub fn chain(&self, graph: &Graph, source: Stop, end: &dyn Fn(NodeId) -> bool) -> Vec<Stop> {
-        let mut chain = Vec::new();
-        let mut at = match source {
-            Stop::Node(id) => Some(id),
-            Stop::Input(value) => {
-                chain.push(source);
-                self.after_input(graph, value).map(|(n, _)| n)
-            }
+    /// The place after a source: what post-dominates all its readers. With `near`, what post-dominates most of its
+    /// first few readers, if that is nearer: the others feed what later layers read.
+    fn after(&self, graph: &Graph, flow: &Flow, source: Stop, near: bool) -> Option<NodeId> {
+        let all = match source {
+            Stop::Node(id) => self.parent[id],
+            Stop::Input(value) => self.after_input(graph, flow, value).map(|(n, _)| n),
         };
+        if !near {
+            return all;
+        }
+        let mut readers: Vec<NodeId> = match source {
+            Stop::Node(id) => flow.readers(graph, id).collect(),
+            Stop::Input(value) => flow.readers_of(graph, value).collect(),
+        };
+        readers.retain(|n| self.depth[*n] > 0);
+        readers.sort_unstable_by_key(|n| flow.position[*n]);
+        readers.dedup();
+        readers.truncate(MAX_NEAR);
+        let meets = readers.iter().enumerate().flat_map(|(i, a)| {
+            let later = readers[i + 1..].iter();
+            later.map(|b| self.meet(*a, *b))
+        });
+        let mut near = meets.max_by_key(|n| (self.depth[*n], *n))?;
+        let is_nearer = |n: NodeId| all.is_none_or(|a| self.depth[n] > self.depth[a]);
+        for reader in &readers {
+            let both = self.meet(near, *reader);
+            if is_nearer(both) {
+                near = both;
+            }
+        }
+        is_nearer(near).then_some(near)
+    }
+
+    /// From `source` to the exit, or to the last node before one that `end` refuses; empty where there is no way.
+    /// For `near`, see [`after`](Self::after).
+    pub fn chain(
+        &self,
+        graph: &Graph,
+        flow: &Flow,
+        (source, near): (Stop, bool),
+        end: &dyn Fn(NodeId) -> bool,
+    ) -> Vec<Stop> {
+        let mut at = self.after(graph, flow, source, near);
+        if near && at.is_none() {
+            return Vec::new();
+        }
+        let mut chain = vec![source];
         while let Some(n) = at.filter(|n| !end(*n)) {
             chain.push(Stop::Node(n));
             at = self.parent[n];

@@ -72,7 +72,7 @@ pub enum Def {
 }
 
 /// One operand slot that reads a value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Use {
     pub node: NodeId,
     pub slot: usize,

@@ -1,5 +1,6 @@
 //! What inspect reports of a model: one JSON object for programs, tables for people.
 
+use super::sharing::{self, KvSharing, WeightSharing};
 use super::units::bytes;
 use ckpt_passes::Result;
 use ckpt_passes::analysis::attention::rows::{self, Row};
@@ -116,7 +117,8 @@ pub struct Inspection {
     pub parameters: Vec<Parameter>,
     pub blocks: Vec<Block>,
     pub attentions: Vec<Attention>,
-    pub kv_sharing: Vec<String>,
+    pub kv_sharing: Vec<KvSharing>,
+    pub shared_weights: Vec<WeightSharing>,
     /// How often each op occurs.
     pub ops: BTreeMap<String, usize>,
     pub dims: BTreeMap<String, NamedDim>,
@@ -173,6 +175,8 @@ impl Inspection {
         let parameters = parameters.collect();
         let found = Blocks::new(graph)?;
         let attentions = rows::rows(graph, &found)?;
+        let kv_sharing = sharing::kv_sharing(&found);
+        let shared_weights = sharing::shared_weights(graph, &found);
         let blocks = found.list.into_iter().map(|b| Block {
             index: b.index,
             class: b.class,
@@ -231,7 +235,8 @@ impl Inspection {
             parameters,
             blocks,
             attentions: attentions.into_iter().map(Attention::from).collect(),
-            kv_sharing: Vec::new(),
+            kv_sharing,
+            shared_weights,
             ops,
             dims: dims.collect(),
             meta: graph.meta.clone(),
@@ -323,6 +328,15 @@ impl Inspection {
             );
         }
         self.attention_table(&mut out);
+        out.push_str(&sharing::human(&self.kv_sharing));
+        for s in &self.shared_weights {
+            let _ = writeln!(
+                out,
+                "  {} read the same weights: {}",
+                sharing::layers(&s.blocks),
+                s.parameters.join(", ")
+            );
+        }
         let ops: Vec<String> = self
             .ops
             .iter()

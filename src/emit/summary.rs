@@ -1,5 +1,6 @@
 //! What optimize reports: one JSON object for programs, a before/after table for people.
 
+use super::sharing::{self, KvSharing};
 use super::units::{bytes, flops};
 use ckpt_passes::Result;
 use ckpt_passes::analysis::{Binding, Breakdown, MemoryProfile, Sizes};
@@ -35,7 +36,7 @@ pub struct Summary {
     /// Recompute subgraphs.
     pub segments: usize,
     pub blocks: usize,
-    pub kv_sharing: Vec<String>,
+    pub kv_sharing: Vec<KvSharing>,
     /// Sizes the figures are for.
     pub dims: BTreeMap<String, i64>,
     /// Those of them that nobody gave.
@@ -115,7 +116,7 @@ impl Summary {
             plan_seconds: made.seconds,
             segments: made.plan.segments.len(),
             blocks: made.subject.blocks.list.len(),
-            kv_sharing: Vec::new(),
+            kv_sharing: sharing::kv_sharing(&made.subject.blocks),
             dims: made
                 .binding
                 .iter()
@@ -172,6 +173,7 @@ impl Summary {
             percent(self.recompute_flops, self.forward_backward_flops),
             self.overhead_pct
         );
+        out.push_str(&sharing::human(&self.kv_sharing));
         for (name, size) in &self.kept_outputs {
             let _ = writeln!(
                 out,

@@ -130,14 +130,17 @@ fn is_product(graph: &Graph, flow: &Flow, id: NodeId) -> bool {
             .all(|v| flow.active[*v] && weight_of(graph, flow, *v).is_none())
 }
 
-/// The parameter that a value is, or shows through layout ops and casts.
+/// The parameter that a value is, or shows through layout ops, casts and lookups (the weights of chosen experts).
 pub fn weight_of(graph: &Graph, flow: &Flow, mut value: ValueId) -> Option<ValueId> {
     for _ in 0..MAX_STEPS {
         if flow.is_parameter[value] {
             return Some(value);
         }
         let node = graph.node(graph.def_node(value)?);
-        if !node.op.is_layout() && kind(node.op) != Kind::Cast {
+        // A lookup in a stack of matrices yields matrices; in a table of vectors (an embedding), activations.
+        let looks_up = node.op.ins.first().is_some_and(|slot| slot.weight)
+            && node.ins[0].is_some_and(|v| graph.ty(v).rank() > 2);
+        if !node.op.is_layout() && kind(node.op) != Kind::Cast && !looks_up {
             return None;
         }
         value = node.ins.first().copied().flatten()?;
