@@ -181,6 +181,65 @@ pub fn transformer(layers: usize, style: Style) -> Graph {
     g
 }
 
+/// What a layer of [`sharing`] takes from an earlier one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Takes {
+    /// Reads that layer's keys and values, and makes none.
+    pub keys_values: Option<usize>,
+    /// Reads that layer's weights.
+    pub weights: Option<usize>,
+}
+
+/// A decoder-like stack (pre-norm) in which layers share keys and values, or weights. `per_reader` repeats the layout
+/// of shared keys for each reader, as some exporters do.
+pub fn sharing(layers: &[Takes], per_reader: bool) -> Graph {
+    let mut g = Graph::new("sharing");
+    let sym = crate::ir::Dim::symbol;
+    let x = g.add_input(
+        "x",
+        Some(Ty::new(DType::F32, [sym("b"), sym("s"), 8.into()])),
+    );
+    let m = g.add_input("m", Some(Ty::new(DType::F32, [sym("s"), sym("s")])));
+    let mut net = Net {
+        b: Builder::new(&mut g),
+        weights: 0,
+    };
+    let mut stream = net.product(x, 8, 8);
+    let mut made: Vec<[ValueId; 2]> = Vec::new();
+    let mut heads: Vec<[ValueId; 2]> = Vec::new();
+    let first = net.weights;
+    let mut next = first;
+    for takes in layers {
+        net.weights = takes.weights.map_or(next, |of| first + 9 * of);
+        let input = net.norm(stream);
+        let q = net.product(input, 8, 8);
+        let q = net.heads(q, [0, 2, 1, 3]);
+        let own = match takes.keys_values {
+            Some(of) => made[of],
+            None => [net.product(input, 8, 8), net.product(input, 8, 8)],
+        };
+        let [k, v] = match takes.keys_values {
+            Some(of) if !per_reader => heads[of],
+            _ => [
+                net.heads(own[0], [0, 2, 3, 1]),
+                net.heads(own[1], [0, 2, 1, 3]),
+            ],
+        };
+        made.push(own);
+        heads.push([k, v]);
+        let out = net.attend([q, k, v], m);
+        stream = net.b.add(stream, out).unwrap();
+        let input = net.norm(stream);
+        let out = net.mlp(input);
+        stream = net.b.add(stream, out).unwrap();
+        next = next.max(net.weights);
+    }
+    let logits = net.product(stream, 8, 16);
+    g.rename_value(logits, "logits");
+    g.set_outputs(vec![logits]);
+    g
+}
+
 struct Net<'g> {
     b: Builder<'g>,
     weights: usize,
@@ -189,6 +248,9 @@ struct Net<'g> {
 impl Net<'_> {
     fn weight(&mut self, dims: &[u64]) -> ValueId {
         self.weights += 1;
+        if let Some(known) = self.b.graph.find_value(&format!("w{}", self.weights)) {
+            return known;
+        }
         let n: u64 = dims.iter().product();
         let bytes: Vec<u8> = (0..n)
             .flat_map(|i| (0.01 * (i % 7) as f32).to_le_bytes())
@@ -237,6 +299,10 @@ impl Net<'_> {
             self.heads(k, [0, 2, 3, 1]),
             self.heads(v, [0, 2, 1, 3]),
         );
+        self.attend([q, k, v], mask)
+    }
+
+    fn attend(&mut self, [q, k, v]: [ValueId; 3], mask: ValueId) -> ValueId {
         let matmul = &crate::ops::matmul::MATMUL;
         let scores = self.b.emit(matmul, &[q, k], Attrs::new()).unwrap();
         let masked = self.b.add(scores, mask).unwrap();

@@ -20,6 +20,8 @@ use std::ops::Range;
 
 /// More separate spines than this are not looked for.
 const MAX_SPINES: usize = 8;
+/// Fewer labelled nodes than this that read parameters do not tell where a layer belongs.
+const MIN_LABELS: usize = 3;
 /// A chain with fewer new nodes than this is a side branch, not a spine.
 const MIN_SPINE: usize = 6;
 

@@ -272,3 +272,98 @@ fn is_source(graph: &Graph, flow: &Flow, node: NodeId) -> bool {
     );
     multiplies || flow.position[node].is_none() || carried(graph, flow, node).next().is_none()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analysis::Blocks;
+    use crate::testing::{Takes, sharing, transformer};
+
+    fn of(source: Option<usize>) -> Takes {
+        Takes {
+            keys_values: source,
+            weights: None,
+        }
+    }
+
+    /// Producer and consumers of everything that is shared, keys and values both.
+    fn map(graph: &Graph) -> Vec<(Option<usize>, Vec<usize>)> {
+        let found = Blocks::new(graph).unwrap().kv_sharing;
+        assert!(found.iter().all(|s| s.keys && s.values), "{found:?}");
+        found
+            .into_iter()
+            .map(|s| (s.producer, s.consumers))
+            .collect()
+    }
+
+    #[test]
+    fn who_reads_whose_keys_whatever_the_exporter_repeats() {
+        let maps: [&[Option<usize>]; 5] = [
+            // Two types in turn, the last two layers reuse.
+            &[None, None, Some(0), Some(1)],
+            // Five of one and one of another, four reuse.
+            &[
+                None,
+                None,
+                None,
+                None,
+                None,
+                None,
+                Some(5),
+                Some(5),
+                Some(5),
+                Some(4),
+            ],
+            // Every second layer reads the one before it.
+            &[None, Some(0), None, Some(2), None, Some(4)],
+            // All later layers read one.
+            &[None, None, Some(1), Some(1), Some(1)],
+            &[None, None, None],
+        ];
+        for sources in maps {
+            for per_reader in [false, true] {
+                let layers: Vec<Takes> = sources.iter().map(|s| of(*s)).collect();
+                let g = sharing(&layers, per_reader);
+                let blocks = Blocks::new(&g).unwrap();
+                assert_eq!(blocks.list.len(), sources.len());
+                let mut expected: BTreeMap<Option<usize>, Vec<usize>> = BTreeMap::new();
+                for (layer, source) in sources.iter().enumerate().filter(|(_, s)| s.is_some()) {
+                    expected.entry(*source).or_default().push(layer);
+                }
+                assert_eq!(map(&g), expected.into_iter().collect::<Vec<_>>());
+                assert!(blocks.shared_weights.is_empty());
+                // Keys belong to the layer that makes them, and layers of one make are one run.
+                let makes = |i: usize| sources[i].is_none();
+                for (a, b) in blocks.list.iter().zip(&blocks.list[1..]) {
+                    assert_eq!(a.run == b.run, makes(a.index) == makes(b.index));
+                    assert_eq!(b.inputs[0], graph_output(&g, a));
+                }
+            }
+        }
+    }
+
+    fn graph_output(g: &Graph, block: &crate::analysis::Block) -> ValueId {
+        g.node(block.last).outs[0]
+    }
+
+    #[test]
+    fn shared_weights_are_no_shared_keys() {
+        let again = |of| Takes {
+            keys_values: None,
+            weights: Some(of),
+        };
+        let g = sharing(&[of(None), of(None), again(0), of(None), again(0)], true);
+        let blocks = Blocks::new(&g).unwrap();
+        assert_eq!(blocks.list.len(), 5);
+        assert!(blocks.kv_sharing.is_empty());
+        let [one] = &blocks.shared_weights[..] else {
+            panic!("{:?}", blocks.shared_weights);
+        };
+        assert_eq!(
+            (one.blocks.as_slice(), one.parameters.len()),
+            (&[0, 2, 4][..], 9)
+        );
+        let plain = Blocks::new(&transformer(3, crate::testing::Style::PreNorm)).unwrap();
+        assert!(plain.kv_sharing.is_empty() && plain.shared_weights.is_empty());
+    }
+}

@@ -292,6 +292,14 @@ pub enum Place {
     Outside,
 }
 
+/// The readers that decide where a node belongs: those that make activations, if any. Others only ask for its sizes,
+/// and sizes of one layer may serve all.
+fn counted<'a>(graph: &'a Graph, flow: &'a Flow, id: NodeId) -> impl Iterator<Item = NodeId> + 'a {
+    let any = flow.readers(graph, id).any(|r| flow.is_active(graph, r));
+    flow.readers(graph, id)
+        .filter(move |r| !any || flow.is_active(graph, *r))
+}
+
 /// The segment of every forward node: the node at place `i` of the spine closes segment `i`; any other node belongs where all its readers
 /// do. What nobody reads goes where its operands are.
 pub fn segments(graph: &Graph, flow: &Flow, spine: &[Stop]) -> Side<NodeId, Place> {
@@ -305,8 +313,7 @@ pub fn segments(graph: &Graph, flow: &Flow, spine: &[Stop]) -> Side<NodeId, Plac
     for id in flow.nodes.iter().rev() {
         place[*id] = match on_spine[*id] {
             Some(i) => Place::In(i),
-            None => flow
-                .readers(graph, *id)
+            None => counted(graph, flow, *id)
                 .map(|r| place[r])
                 .fold(Place::Unread, |a, b| match (a, b) {
                     (Place::Unread, x) | (x, Place::Unread) => x,

@@ -53,9 +53,9 @@ pub fn shared_weights(graph: &Graph, blocks: &Blocks) -> Vec<WeightSharing> {
 pub fn human(kv: &[KvSharing]) -> String {
     let mut out = String::new();
     for s in kv {
-        let producer = s
-            .producer
-            .map_or("made outside the layers".into(), |p| format!("of layer {p}"));
+        let producer = s.producer.map_or("made outside the layers".into(), |p| {
+            format!("of layer {p}")
+        });
         let _ = writeln!(
             out,
             "  {} {producer} are read by {}",
