@@ -97,42 +97,64 @@ pub fn between_layers(
     found.into_iter().map(sharing).collect()
 }
 
-/// Parameters that more than one layer reads, grouped by the layers.
+/// Parameters that more than one layer reads, grouped by the layers; they must be half of what a layer of the group
+/// reads, by size: equal small ones that an exporter merged, or a layer that begins early, are no shared layer.
 pub fn shared_weights(
     graph: &Graph,
     flow: &Flow,
     block_of: &Side<NodeId, Option<usize>>,
 ) -> Vec<WeightSharing> {
-    let mut groups: BTreeMap<Vec<usize>, Vec<ValueId>> = BTreeMap::new();
-    for (id, _) in graph.inits().filter(|(v, _)| flow.is_parameter[*v]) {
-        let mut blocks = Vec::new();
-        let mut seen: FxHashSet<ValueId> = FxHashSet::default();
-        let mut stack = vec![id];
-        while let Some(value) = stack.pop() {
-            for reader in flow.readers_of(graph, value) {
-                // A cast or transpose that layers share is outside them; who reads it counts.
-                match block_of[reader] {
-                    Some(block) => blocks.push(block),
-                    None if graph.node(reader).op.is_layout()
-                        || kind(graph.node(reader).op) == Kind::Cast =>
-                    {
-                        let outs = graph.node(reader).outs.iter().copied();
-                        stack.extend(outs.filter(|v| seen.insert(*v)));
-                    }
-                    None => {}
-                }
-            }
+    let mut groups: BTreeMap<Vec<usize>, (u64, Vec<ValueId>)> = BTreeMap::new();
+    let mut read_bytes: BTreeMap<usize, u64> = BTreeMap::new();
+    for (id, value) in graph.inits().filter(|(v, _)| flow.is_parameter[*v]) {
+        let bytes = value.tensor().map_or(0, |t| t.size_bytes());
+        let blocks = readers(graph, flow, block_of, id);
+        for block in &blocks {
+            *read_bytes.entry(*block).or_insert(0) += bytes;
         }
-        blocks.sort_unstable();
-        blocks.dedup();
         if blocks.len() > 1 {
-            groups.entry(blocks).or_default().push(id);
+            let group = groups.entry(blocks).or_default();
+            group.0 += bytes;
+            group.1.push(id);
         }
     }
-    groups
-        .into_iter()
-        .map(|(blocks, parameters)| WeightSharing { parameters, blocks })
+    let is_most = |blocks: &[usize], bytes: u64| {
+        let mut of_each = blocks.iter().map(|b| read_bytes[b]);
+        of_each.any(|all| 2 * bytes >= all)
+    };
+    let shared = groups.into_iter();
+    shared
+        .filter(|(blocks, (bytes, _))| is_most(blocks, *bytes))
+        .map(|(blocks, (_, parameters))| WeightSharing { parameters, blocks })
         .collect()
+}
+
+/// The layers that read a parameter. A cast or transpose that layers share is outside them; who reads it counts.
+fn readers(
+    graph: &Graph,
+    flow: &Flow,
+    block_of: &Side<NodeId, Option<usize>>,
+    parameter: ValueId,
+) -> Vec<usize> {
+    let mut blocks = Vec::new();
+    let mut seen: FxHashSet<ValueId> = FxHashSet::default();
+    let mut stack = vec![parameter];
+    while let Some(value) = stack.pop() {
+        for reader in flow.readers_of(graph, value) {
+            let op = graph.node(reader).op;
+            match block_of[reader] {
+                Some(block) => blocks.push(block),
+                None if op.is_layout() || kind(op) == Kind::Cast => {
+                    let outs = graph.node(reader).outs.iter().copied();
+                    stack.extend(outs.filter(|v| seen.insert(*v)));
+                }
+                None => {}
+            }
+        }
+    }
+    blocks.sort_unstable();
+    blocks.dedup();
+    blocks
 }
 
 /// Where an operand comes from, and everything between.
