@@ -3,6 +3,7 @@
 //! A graph that has its backward already is planned as it is, after an earlier plan is taken back.
 
 use crate::analysis::params::{Parameter, Selection};
+use crate::analysis::ties;
 use crate::driver::{self, Cx, Made, Options, Pipeline, Timings, Watch};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Phase};
@@ -96,6 +97,7 @@ pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resul
         ..Cx::default()
     };
     let timings = driver::run(&pipeline, graph, &mut cx, watch)?;
+    cx.warnings.extend(ties::warnings(graph, &cx.parameters));
     Ok(Compiled {
         made: cx.made,
         parameters: cx.parameters,

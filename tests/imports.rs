@@ -316,3 +316,25 @@ fn a_split_of_an_older_opset_is_into_equal_parts() {
         assert_eq!(graph.ty(*out).to_string(), "f32[n, 1]");
     }
 }
+
+#[test]
+fn an_identity_of_a_weight_is_another_name_of_it() {
+    let nodes = || {
+        vec![
+            node("again", "Identity", &["w"], &["second.weight"]),
+            node("one", "MatMul", &["x", "w"], &["a"]),
+            node("two", "MatMul", &["a", "second.weight"], &["y"]),
+        ]
+    };
+    let graph_of = |outputs| read(&model(nodes(), outputs)).unwrap().graph;
+    let graph = graph_of(vec![float("y", &["n", "2"])]);
+    assert_eq!(ops(&graph), ["MatMul", "MatMul"]);
+    let weight = graph.node(graph.order()[1]).ins[1].unwrap();
+    assert_eq!(graph.value(weight).name, "w");
+    assert_eq!(graph.origins[&weight].names, ["w", "second.weight"]);
+    // As a result of the model it is a value of its own.
+    let outputs = vec![float("second.weight", &["2", "2"]), float("y", &["n", "2"])];
+    let graph = graph_of(outputs);
+    assert_eq!(graph.value(graph.outputs()[0]).name, "second.weight");
+    assert!(graph.def_node(graph.outputs()[0]).is_some());
+}

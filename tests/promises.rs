@@ -309,4 +309,38 @@ const LARGE: &[Call] = &[
         &[],
     ),
     ("Gelu", 1, &[WIDE], &[]),
+    (
+        "Conv",
+        1,
+        &[IMAGE, In::Real(&[24, 8, 3, 3]), In::Real(&[24])],
+        &[
+            ("group", Set::I(2)),
+            ("pads", Set::L(&[1, 1, 1, 1])),
+            ("strides", Set::L(&[2, 1])),
+        ],
+    ),
+    ("Conv", 1, &[IMAGE, In::Real(&[24, 16, 1, 1])], &[]),
+    (
+        "ConvInputGrad",
+        1,
+        &[
+            In::Real(&[2, 24, 100, 200]),
+            In::Real(&[24, 16, 2, 2]),
+            In::Ints(&[2, 16, 201, 201]),
+        ],
+        &[("strides", Set::L(&[2, 1]))],
+    ),
+    (
+        "ConvWeightGrad",
+        1,
+        &[
+            IMAGE,
+            In::Real(&[2, 24, 200, 200]),
+            In::Ints(&[24, 16, 3, 3]),
+        ],
+        &[("pads", Set::L(&[1, 1, 1, 1]))],
+    ),
 ];
+
+/// Large enough for several blocks of windows.
+const IMAGE: In = In::Real(&[2, 16, 200, 200]);

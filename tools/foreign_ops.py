@@ -218,6 +218,30 @@ def cases(rng: np.random.Generator) -> Iterator[OpCase]:
         yield OpCase(f"ORT {op}, start{mark}", ORT, op, [flat, np.array([3]), f(9, 4), f(9, 4)], turn)
         yield OpCase(f"ORT {op}, partial{mark}", ORT, op, [flat, where, f(9, 2), f(9, 2)], part | {"num_heads": 3})
 
+    op, image, kernel = "Conv", f(2, 4, 7, 6), f(6, 2, 3, 2)
+    dynamic = {(0, 0): "b", (0, 2): "h", (0, 3): "w"}
+    for suffix, names in (("", {}), (", dynamic", dynamic)):
+        for pad in ("SAME_UPPER", "SAME_LOWER", "VALID"):
+            same = {"auto_pad": pad, "group": 2}
+            yield OpCase(f"{op}, {pad}{suffix}", "", op, [image, kernel, f(6)], same, names=names)
+            far = same | {"strides": [2, 3]}
+            yield OpCase(f"{op}, {pad}, strides{suffix}", "", op, [image, kernel], far, names=names)
+        pads = {"pads": [1, 0, 2, 1], "strides": [2, 1], "dilations": [1, 2], "group": 2}
+        yield OpCase(f"{op}, pads{suffix}", "", op, [image, kernel, f(6)], pads, names=names)
+    yield OpCase(f"{op} of one axis", "", op, [f(2, 3, 9), f(4, 3, 3), f(4)], {"pads": [2, 0], "strides": [2]})
+    yield OpCase(f"{op} of three axes", "", op, [f(1, 2, 4, 5, 3), f(4, 1, 2, 2, 2)], {"group": 2})
+    yield OpCase(f"{op} of points", "", op, [image, f(6, 4, 1, 1), f(6)], opset=11)
+    op, kernel = "ConvTranspose", f(4, 3, 3, 2)
+    for suffix, names in (("", {}), (", dynamic", dynamic)):
+        wide = {"strides": [2, 3], "group": 2}
+        yield OpCase(f"{op}{suffix}", "", op, [image, kernel, f(3)], {}, names=names)
+        same = wide | {"auto_pad": "SAME_UPPER"}
+        yield OpCase(f"{op}, SAME_UPPER{suffix}", "", op, [image, f(4, 3, 3, 4), f(6)], same, names=names)
+        more = {"pads": [1, 0, 0, 1], "output_padding": [1, 2], "dilations": [2, 1]}
+        yield OpCase(f"{op}, pads{suffix}", "", op, [image, kernel], wide | more, names=names)
+    yield OpCase(f"{op}, output shape", "", op, [image, kernel], wide | {"output_shape": [13, 16]})
+    yield OpCase(f"{op} of one axis", "", op, [f(2, 3, 5), f(3, 2, 4), f(2)], {"strides": [2], "pads": [1, 1]})
+
     half, off = np.array(0.5, np.float32), np.array(False)
     yield OpCase("Dropout", "", "Dropout", [f(b, s, d)], {}, (0, 1), opset=22)
     yield OpCase("Dropout, training off", "", "Dropout", [f(b, s, d), half, off], {}, (0, 1), opset=13)

@@ -6,7 +6,8 @@
 //! parameters from constants, [`blocks`] finds the layers ([`spine`] the residual stream, [`runs`] what repeats along
 //! it, [`attention`] the attentions in them and what each computes, [`submodules`] their norms, attentions and MLPs),
 //! [`modules`] says what the file itself tells of its modules. [`elements`] tells what an element of an integer or
-//! boolean tensor is as a function of its indices, which proves what a mask is.
+//! boolean tensor is as a function of its indices, which proves what a mask is. [`ties`] tells of
+//! weights stored twice or merged.
 
 pub mod attention;
 pub mod blocks;
@@ -22,6 +23,7 @@ pub mod sharing;
 pub mod sizes;
 pub mod spine;
 pub mod submodules;
+pub mod ties;
 
 pub use blocks::{Block, Blocks};
 pub use breakdown::Breakdown;

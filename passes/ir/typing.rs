@@ -28,6 +28,24 @@ impl Contents {
         contents
     }
 
+    /// Contents of every value of a typed graph.
+    ///
+    /// # Errors
+    /// See [`type_node`].
+    pub fn known(graph: &Graph) -> Result<Contents> {
+        let mut contents = Contents::of(graph);
+        for id in graph.order() {
+            if graph.node(*id).op.domain == Domain::Opaque {
+                continue;
+            }
+            let typed = type_node(graph, *id, &contents)?;
+            for (value, (_, ints)) in graph.node(*id).outs.iter().zip(typed) {
+                contents.set(*value, ints);
+            }
+        }
+        Ok(contents)
+    }
+
     /// Looks into one initializer.
     pub fn read_init(&mut self, graph: &Graph, id: ValueId) {
         let Def::Init(tensor) = &graph.value(id).def else {

@@ -10,6 +10,7 @@ pub mod attention;
 pub mod axes;
 pub mod cast;
 pub mod concat;
+pub mod conv;
 pub mod extreme;
 pub mod fill;
 pub mod index;
@@ -42,6 +43,7 @@ const FAMILIES: &[&[&OpDef]] = &[
     attention::ROWS,
     cast::ROWS,
     concat::ROWS,
+    conv::ROWS,
     extreme::ROWS,
     fill::ROWS,
     index::ROWS,

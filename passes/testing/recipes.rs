@@ -4,6 +4,7 @@
 //! failing test, and a new op is tested by existing. Sizes are small and few, so that calls chain.
 
 mod attention;
+mod conv;
 
 use super::Random;
 use crate::ir::op::OpDef;
@@ -139,19 +140,28 @@ const M13: &[i64] = &[1, 3];
 const C234: &[i64] = &[2, 3, 4];
 
 /// Every call.
-pub const ALL: &[Recipe] =
-    &joined::<{ GENERAL.len() + attention::CALLS.len() }>(GENERAL, attention::CALLS);
+pub const ALL: &[Recipe] = &joined::<{ total() }>();
 
-const fn joined<const N: usize>(first: &[Recipe], second: &[Recipe]) -> [Recipe; N] {
-    let mut all = [first[0]; N];
-    let mut i = 0;
-    while i < N {
-        all[i] = if i < first.len() {
-            first[i]
-        } else {
-            second[i - first.len()]
-        };
-        i += 1;
+const PARTS: &[&[Recipe]] = &[GENERAL, attention::CALLS, conv::CALLS];
+
+const fn total() -> usize {
+    let (mut n, mut part) = (0, 0);
+    while part < PARTS.len() {
+        (n, part) = (n + PARTS[part].len(), part + 1);
+    }
+    n
+}
+
+const fn joined<const N: usize>() -> [Recipe; N] {
+    let mut all = [GENERAL[0]; N];
+    let (mut to, mut part) = (0, 0);
+    while part < PARTS.len() {
+        let mut from = 0;
+        while from < PARTS[part].len() {
+            all[to] = PARTS[part][from];
+            (from, to) = (from + 1, to + 1);
+        }
+        part += 1;
     }
     all
 }

@@ -319,6 +319,21 @@ fn wrong_operands_are_refused() {
             vec![In("f32[2, 3]"), In("i64[2]"), In("f32[2]")],
         ),
         case("SumToShape", vec![In("f32[3]"), Ints(vec![1, 3])]),
+        // No window fits, channels differ, groups do not divide, padding takes more than there is.
+        case("Conv", vec![In("f32[1, 2, 3]"), In("f32[1, 2, 4]")]),
+        case("Conv", vec![In("f32[1, 2, 3]"), In("f32[1, 3, 1]")]),
+        case("Conv", vec![In("f32[1, 2, 3]"), In("f32[3, 1, 1]")]).attrs(with("group", 2)),
+        case("Conv", vec![In("f32[1, 2]"), In("f32[3, 2]")]),
+        case(
+            "ConvTranspose",
+            vec![In("f32[1, 2, 1]"), In("f32[2, 1, 2]")],
+        )
+        .attrs(Attrs::new().with("pads", vec![2i64, 2])),
+        case(
+            "ConvTranspose",
+            vec![In("f32[1, 2, 3]"), In("f32[2, 1, 2]")],
+        )
+        .attrs(Attrs::new().with("output_padding", vec![1i64])),
     ];
     for case in wrong {
         let mut graph = Graph::new("wrong");

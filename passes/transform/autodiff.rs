@@ -9,6 +9,7 @@
 use super::loss::Seed;
 use crate::error::{Error, Result};
 use crate::ir::op::{Domain, Grad, GradCx};
+use crate::ir::typing::Contents;
 use crate::ir::{Attrs, Builder, Graph, NodeId, Phase, Role, Same, Side, ValueId};
 use crate::ops;
 
@@ -20,7 +21,8 @@ pub fn autodiff(graph: &mut Graph, seeds: &[Seed], parameters: &[ValueId]) -> Re
     let forward: Vec<NodeId> = graph.order().to_vec();
     let needs = reached_from(graph, &forward, parameters);
     let mut cotangents: Side<ValueId, Option<ValueId>> = Side::new(graph.value_bound(), None);
-    let mut b = Builder::new(graph);
+    let contents = Contents::known(graph)?;
+    let mut b = Builder::resume(graph, contents);
     b.role = Role::Backward;
     for seed in seeds {
         if needs[seed.value] {

@@ -6,7 +6,7 @@ use ckpt_passes::Result;
 use ckpt_passes::analysis::attention::rows::{self, Row};
 use ckpt_passes::analysis::params::{Selection, parameters};
 use ckpt_passes::analysis::sizes::dim_kinds;
-use ckpt_passes::analysis::{Blocks, DimKind};
+use ckpt_passes::analysis::{Blocks, DimKind, ties};
 use ckpt_passes::ir::op::Domain;
 use ckpt_passes::ir::{DType, Dim, Graph, Role, Ty, ValueId};
 use ckpt_passes::transform::joint::{gradient_outputs, has_backward};
@@ -159,7 +159,10 @@ impl Inspection {
             }
         };
         let frozen: Vec<String> = frozen(graph);
-        let parameters = parameters(graph, selection)?.into_iter().map(|p| {
+        let parameters = parameters(graph, selection)?;
+        let mut warnings = warnings;
+        warnings.extend(ties::warnings(graph, &parameters));
+        let parameters = parameters.into_iter().map(|p| {
             let value = graph.value(p.value);
             Parameter {
                 trainable: p.trainable && !frozen.contains(&value.name),

@@ -356,5 +356,44 @@ pub fn cases() -> Vec<Case> {
         }
     }
     all.extend(layout_cases::cases());
+    all.extend(convolutions());
     all
+}
+
+fn convolutions() -> Vec<Case> {
+    let window = |pads: &[i64], strides: &[i64], group: i64| {
+        Attrs::new()
+            .with("pads", pads.to_vec())
+            .with("strides", strides.to_vec())
+            .with("group", group)
+    };
+    let spread = |more: &[i64]| window(&[0, 1], &[3], 2).with("output_padding", more.to_vec());
+    vec![
+        case("Conv", vec![In("f32[b, 4, n, n]"), In("f32[6, 4, 3, 2]")]).attrs(window(
+            &[1, 0, 1, 0],
+            &[2, 1],
+            1,
+        )),
+        case(
+            "Conv",
+            vec![In("f16[b, 4, n]"), In("f16[6, 2, 3]"), In("f16[6]")],
+        )
+        .attrs(window(&[0, 1], &[1], 2)),
+        case("Conv", vec![In("f32[0, 4, 5]"), In("f32[6, 4, 3]")]),
+        case(
+            "Conv",
+            vec![In("f32[b, 2, 3, 3, 3]"), In("f32[4, 2, 2, 2, 2]")],
+        )
+        .attrs(Attrs::new().with("auto_pad", "VALID")),
+        case(
+            "ConvTranspose",
+            vec![In("f32[b, 4, n]"), In("f32[4, 3, 5]"), In("f32[6]")],
+        )
+        .attrs(spread(&[2])),
+        case(
+            "ConvTranspose",
+            vec![In("bf16[b, 4, n]"), In("bf16[4, 3, 5]")],
+        )
+        .attrs(spread(&[0])),
+    ]
 }

@@ -16,7 +16,7 @@ use ckpt_passes::ir::edit::NewNode;
 use ckpt_passes::ir::op::Domain;
 use ckpt_passes::ir::typing::{Contents, type_node};
 use ckpt_passes::ir::{
-    Attr, AttrKind, Attrs, DType, Graph, NodeId, OpDef, Role, Tensor, Ty, ValueId,
+    Attr, AttrKind, Attrs, DType, Def, Graph, NodeId, OpDef, Role, Tensor, Ty, ValueId,
 };
 use ckpt_passes::{Error, Result, ops};
 use prost::Message;
@@ -281,6 +281,9 @@ impl<'a> Importer<'a, '_> {
             return self.constant(node).map_err(|e| e.at(place()));
         }
         let ins = self.operands(node)?;
+        if depth == 0 && self.another_name(node, &key.0, &ins)? {
+            return Ok(());
+        }
         if self
             .decompose(node, &key.0, index, &ins)
             .map_err(|e| e.at(place()))?
@@ -298,6 +301,31 @@ impl<'a> Importer<'a, '_> {
                 .opaque(node, index, ins, depth)
                 .map_err(|e| e.at(place())),
         }
+    }
+
+    /// An `Identity` of an initializer, which the legacy exporter writes for a weight that it stores once, is no node but
+    /// another name: each layer then reads its weight alike.
+    fn another_name(
+        &mut self,
+        node: &NodeProto,
+        domain: &str,
+        ins: &[Option<ValueId>],
+    ) -> Result<bool> {
+        let ([Some(weight)], [name]) = (ins, node.output.as_slice()) else {
+            return Ok(false);
+        };
+        let ours = |p: &StringStringEntryProto| p.key().starts_with("ckpt.");
+        let is_initializer = matches!(self.graph.value(*weight).def, Def::Init(_));
+        if node.op_type() != "Identity"
+            || !domain.is_empty()
+            || !is_initializer
+            || node.metadata_props.iter().any(ours)
+        {
+            return Ok(false);
+        }
+        self.claim_name(name)?;
+        self.scope.insert(name.clone(), *weight);
+        Ok(true)
     }
 
     pub(super) fn operands(&self, node: &NodeProto) -> Result<Vec<Option<ValueId>>> {

@@ -2,7 +2,7 @@
 //!
 //! [`file`] maps and decodes, [`external`] and [`tensor`] bring weights without copying them, [`import`] builds the
 //! graph ([`types`] of its values, [`upgrade`] older forms into today's, [`decompose`] foreign ops into standard ones,
-//! [`names`] what the file tells about names, [`versions`] ONNX's changelog).
+//! [`names`] and [`legacy`] what the file tells about names, [`versions`] ONNX's changelog).
 
 mod claims;
 mod decompose;
@@ -10,6 +10,7 @@ pub mod external;
 pub mod file;
 mod functions;
 pub mod import;
+mod legacy;
 pub mod names;
 mod outputs;
 pub mod proto;

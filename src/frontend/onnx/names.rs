@@ -5,6 +5,7 @@
 //! node names. All of it is optional; nothing here is needed to compile a model, only to speak of it as its author does.
 
 use super::import::to_map;
+use super::legacy;
 use super::proto::{GraphProto, ModelProto, NodeProto};
 use ckpt_passes::ir::{Graph, Loc, Origin};
 use std::collections::{BTreeMap, BTreeSet};
@@ -149,48 +150,7 @@ pub fn origins(graph: &mut Graph, model: &ModelProto, file: &GraphProto) {
         }
     }
     aliases(graph, file, &signature);
-    legacy(graph, file);
-}
-
-/// Weights that the legacy exporter folded a transpose into: `onnx::MatMul_424`, read by the only product of the scope
-/// `/encoder/query`, is `encoder.query.weight` of a linear layer. Scopes with several products are no linear layers.
-fn legacy(graph: &mut Graph, file: &GraphProto) {
-    let mut products: BTreeMap<&str, Vec<&NodeProto>> = BTreeMap::new();
-    for node in file.node.iter().filter(|n| n.op_type() == "MatMul") {
-        if let Some((scope, _)) = node
-            .name()
-            .strip_prefix('/')
-            .and_then(|n| n.rsplit_once('/'))
-        {
-            products.entry(scope).or_default().push(node);
-        }
-    }
-    let ids: BTreeMap<String, ckpt_passes::ir::ValueId> =
-        graph.inits().map(|(id, v)| (v.name.clone(), id)).collect();
-    let told: BTreeSet<_> = graph.origins.keys().copied().collect();
-    for (scope, nodes) in products {
-        let [node] = nodes.as_slice() else { continue };
-        let Some(weight) = node.input.get(1).filter(|n| n.starts_with("onnx::MatMul_")) else {
-            continue;
-        };
-        let name = format!("{}.weight", scope.replace('/', "."));
-        let Some(id) = ids
-            .get(weight)
-            .copied()
-            .filter(|_| !ids.contains_key(&name))
-        else {
-            continue;
-        };
-        if graph.value(id).ty().rank() != 2 || told.contains(&id) {
-            continue;
-        }
-        let origin = graph.origins.entry(id).or_insert_with(|| Origin {
-            names: Vec::new(),
-            transposed: true,
-            is_parameter: None,
-        });
-        origin.names.push(name);
-    }
+    legacy::names(graph, file);
 }
 
 fn our_origin(props: &BTreeMap<String, String>) -> Option<Origin> {
@@ -291,73 +251,7 @@ fn aliases(graph: &mut Graph, file: &GraphProto, signature: &Signature) {
 
 #[cfg(test)]
 mod tests {
-    use super::{legacy, python_strings};
-    use crate::frontend::onnx::proto::{GraphProto, NodeProto};
-    use ckpt_passes::ir::{DType, Graph, Origin, Tensor};
-
-    /// (product, its weight) as (name of the weight in the graph, names it gets).
-    fn named(products: &[(&str, &str)], told: &[&str]) -> Vec<(String, Vec<String>)> {
-        let mut graph = Graph::new("g");
-        for weight in ["onnx::MatMul_1", "onnx::MatMul_2", "own.weight"] {
-            let id = graph.add_init(weight, Tensor::new(DType::F32, [1, 1], vec![0; 4]));
-            if told.contains(&weight) {
-                let names = vec!["told".into()];
-                let origin = Origin {
-                    names,
-                    transposed: true,
-                    is_parameter: None,
-                };
-                graph.origins.insert(id, origin);
-            }
-        }
-        let node = |(name, weight): &(&str, &str)| NodeProto {
-            name: Some((*name).into()),
-            op_type: Some("MatMul".into()),
-            input: vec!["x".into(), (*weight).into()],
-            ..NodeProto::default()
-        };
-        let file = GraphProto {
-            node: products.iter().map(node).collect(),
-            ..GraphProto::default()
-        };
-        legacy(&mut graph, &file);
-        let origins = graph.origins.iter();
-        origins
-            .map(|(id, o)| (graph.value(*id).name.clone(), o.names.clone()))
-            .collect()
-    }
-
-    #[test]
-    fn legacy_weights_have_the_names_of_their_layers() {
-        let one = (
-            "onnx::MatMul_1".to_string(),
-            vec!["enc.0.query.weight".to_string()],
-        );
-        assert_eq!(
-            named(&[("/enc/0/query/MatMul", "onnx::MatMul_1")], &[]),
-            [one]
-        );
-        // Two products in a scope, a weight with a name of its own, a name that is taken, no scope: nothing is guessed.
-        let two = [
-            ("/a/MatMul", "onnx::MatMul_1"),
-            ("/a/MatMul_1", "onnx::MatMul_2"),
-        ];
-        assert!(named(&two, &[]).is_empty());
-        assert!(named(&[("/a/MatMul", "own.weight")], &[]).is_empty());
-        assert!(named(&[("/own/MatMul", "onnx::MatMul_1")], &[]).is_empty());
-        assert!(
-            named(
-                &[("/MatMul", "onnx::MatMul_1"), ("b", "onnx::MatMul_2")],
-                &[]
-            )
-            .is_empty()
-        );
-        let told = named(&[("/a/MatMul", "onnx::MatMul_1")], &["onnx::MatMul_1"]);
-        assert_eq!(
-            told,
-            [("onnx::MatMul_1".to_string(), vec!["told".to_string()])]
-        );
-    }
+    use super::python_strings;
 
     #[test]
     fn list_literals() {

@@ -15,6 +15,7 @@ pub mod arith;
 pub mod attention;
 pub mod cast;
 pub mod concat;
+pub mod conv;
 pub mod extreme;
 pub mod fill;
 pub mod index;
@@ -44,6 +45,7 @@ const FAMILIES: &[&[(&OpDef, Kernel)]] = &[
     attention::KERNELS,
     cast::KERNELS,
     concat::KERNELS,
+    conv::KERNELS,
     extreme::KERNELS,
     fill::KERNELS,
     index::KERNELS,

@@ -125,6 +125,12 @@ impl<'c, 'g> Call<'c, 'g> {
         Ok(found.map_or(default, |a| a.f()))
     }
 
+    pub(super) fn str(&mut self, name: &str, default: &'c str) -> Result<&'c str> {
+        let found = self.attribute(name, AttributeType::String)?;
+        let text = found.map_or(Ok(default), |a| std::str::from_utf8(a.s()));
+        text.map_err(|_| self.fail("attribute", format!("`{name}` is no text")))
+    }
+
     pub(super) fn ints(&mut self, name: &str) -> Result<Option<Vec<i64>>> {
         let found = self.attribute(name, AttributeType::Ints)?;
         Ok(found.map(|a| a.ints.clone()))

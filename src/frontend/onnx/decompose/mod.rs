@@ -8,6 +8,7 @@
 mod activation;
 mod attention;
 mod call;
+mod conv;
 mod dropout;
 mod matmul;
 mod norm;
@@ -32,6 +33,8 @@ const ORT: &str = "com.microsoft";
 /// (domain, op type, recipe).
 const RECIPES: &[(&str, &str, Recipe)] = &[
     ("", "Attention", attention::standard),
+    ("", "Conv", conv::conv),
+    ("", "ConvTranspose", conv::transpose),
     ("", "Dropout", dropout::evaluation),
     ("", "RotaryEmbedding", rotary::standard),
     ("", "SimplifiedLayerNormalization", norm::simplified),

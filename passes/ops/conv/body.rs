@@ -1,0 +1,113 @@
+//! The gradients of convolutions in standard ops.
+
+use super::{CONV, CONV_TRANSPOSE};
+use crate::error::Result;
+use crate::ir::op::BodyCx;
+use crate::ir::{Attrs, ValueId};
+use crate::ops::concat::{CONCAT, PAD};
+use crate::ops::rules::{narrow, widen};
+use crate::ops::shape::{RESHAPE, SHAPE, transpose};
+use crate::ops::slice::SLICE;
+
+fn spatial_axes(rank: usize) -> Vec<i64> {
+    (2..rank as i64).collect()
+}
+
+/// The sizes of `v` from axis `start` on, as an int64 vector.
+fn sizes_from(cx: &mut BodyCx, v: ValueId, start: i64) -> Result<ValueId> {
+    cx.b.emit(&SHAPE, &[v], Attrs::new().with("start", start))
+}
+
+fn concat(cx: &mut BodyCx, parts: &[ValueId]) -> Result<ValueId> {
+    cx.b.emit(&CONCAT, parts, Attrs::new().with("axis", 0))
+}
+
+fn slice(cx: &mut BodyCx, v: ValueId, bounds: [ValueId; 2], axes: &[i64]) -> Result<ValueId> {
+    let axes = cx.b.ints(axes);
+    cx.b.emit(&SLICE, &[v, bounds[0], bounds[1], axes], Attrs::new())
+}
+
+/// Padding before each spatial axis.
+fn before(cx: &BodyCx, spatial: usize) -> Vec<i64> {
+    let pads = cx.attrs.opt_ints("pads");
+    pads.map_or(vec![0; spatial], |p| p[..spatial].to_vec())
+}
+
+/// `dy` spread over windows, without padding; then what the padding covered is taken away, and what no window reached
+/// put on.
+pub fn input_grad(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
+    let (dy, w) = (widen(cx.b, cx.x(0))?, widen(cx.b, cx.x(1))?);
+    let rank = cx.b.rank(dy);
+    let axes = spatial_axes(rank);
+    let mut attrs = Attrs::new().with("group", cx.attrs.int("group"));
+    for name in ["dilations", "strides"] {
+        if let Some(given) = cx.attrs.opt_ints(name) {
+            attrs = attrs.with(name, given.to_vec());
+        }
+    }
+    let full = cx.b.emit(&CONV_TRANSPOSE, &[dy, w], attrs)?;
+    let before = before(cx, rank - 2);
+    let taken: Vec<i64> = before.iter().map(|p| -p).collect();
+    let (taken, before) = (cx.b.ints(&taken), cx.b.ints(&before));
+    let (from, to) = (cx.b.ints(&[2]), cx.b.ints(&[rank as i64]));
+    let first = cx.b.ints(&[0]);
+    let shape = cx.x(2);
+    let wanted = cx.b.emit(&SLICE, &[shape, from, to, first], Attrs::new())?;
+    let reached = sizes_from(cx, full, 2)?;
+    let lacking = cx.b.add(wanted, before)?;
+    let lacking = cx.b.sub(lacking, reached)?;
+    let pads = concat(cx, &[taken, lacking])?;
+    let axes = cx.b.ints(&axes);
+    let ins = vec![Some(full), Some(pads), None, Some(axes)];
+    let dx = cx.b.emit_n(&PAD, ins, Attrs::new(), 1)?[0];
+    narrow(cx, dx)
+}
+
+/// `x` filtered by `dy` with the axes of samples and channels exchanged, strides and dilations too; places behind the
+/// kernel, which a stride leaves over, are cut off.
+pub fn weight_grad(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
+    let (x, dy) = (widen(cx.b, cx.x(0))?, widen(cx.b, cx.x(1))?);
+    let rank = cx.b.rank(x);
+    let groups = cx.attrs.int("group");
+    let exchanged: Vec<i64> = [1, 0].into_iter().chain(2..rank as i64).collect();
+    let mut image = transpose(cx.b, x, exchanged.clone())?;
+    if groups > 1 {
+        image = groups_as_channels(cx, image, groups)?;
+    }
+    let filters = transpose(cx.b, dy, exchanged.clone())?;
+    let mut attrs = Attrs::new().with("group", groups);
+    let names = [
+        ("dilations", "strides"),
+        ("strides", "dilations"),
+        ("pads", "pads"),
+    ];
+    for (from, to) in names {
+        if let Some(given) = cx.attrs.opt_ints(from) {
+            attrs = attrs.with(to, given.to_vec());
+        }
+    }
+    let dw = cx.b.emit(&CONV, &[image, filters], attrs)?;
+    let start = cx.b.ints(&vec![0; rank - 2]);
+    let shape = cx.x(2);
+    let (from, to) = (cx.b.ints(&[2]), cx.b.ints(&[rank as i64]));
+    let first = cx.b.ints(&[0]);
+    let kernel = cx.b.emit(&SLICE, &[shape, from, to, first], Attrs::new())?;
+    let dw = slice(cx, dw, [start, kernel], &spatial_axes(rank))?;
+    let dw = transpose(cx.b, dw, exchanged)?;
+    narrow(cx, dw)
+}
+
+/// [groups·channels, samples, …] as [channels, groups·samples, …].
+fn groups_as_channels(cx: &mut BodyCx, image: ValueId, groups: i64) -> Result<ValueId> {
+    let rank = cx.b.rank(image) as i64;
+    let apart = cx.b.ints(&[groups, -1]);
+    let rest = sizes_from(cx, image, 1)?;
+    let shape = concat(cx, &[apart, rest])?;
+    let split = cx.b.emit(&RESHAPE, &[image, shape], Attrs::new())?;
+    let perm: Vec<i64> = [1, 0].into_iter().chain(2..=rank).collect();
+    let turned = transpose(cx.b, split, perm)?;
+    let together = cx.b.ints(&[0, -1]);
+    let rest = sizes_from(cx, image, 2)?;
+    let shape = concat(cx, &[together, rest])?;
+    cx.b.emit(&RESHAPE, &[turned, shape], Attrs::new())
+}
