@@ -8,6 +8,7 @@ use crate::driver::{self, Cx, Made, Options, Pipeline, Timings, Watch};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Phase};
 use crate::plan::{Policy, Wishes};
+use crate::transform::fuse::Fused;
 use crate::transform::joint;
 use crate::transform::loss::Loss;
 use crate::transform::remat::strip_again;
@@ -24,6 +25,8 @@ pub struct Request {
     pub dims: Vec<(String, i64)>,
     /// Patterns of forward outputs that the training graph need not have.
     pub drop_outputs: Vec<String>,
+    /// Put one op in the place of several where that saves memory or time; results may be rounded otherwise.
+    pub fuse: bool,
     /// Names of passes to run instead of the usual ones.
     pub passes: Option<String>,
     /// The pass after which to stop: `simplify` is the first of that name, `simplify:2` the second.
@@ -39,6 +42,7 @@ impl Default for Request {
             selection: Selection::default(),
             dims: Vec::new(),
             drop_outputs: Vec::new(),
+            fuse: false,
             passes: None,
             stop_after: None,
         }
@@ -52,12 +56,15 @@ pub struct Compiled {
     pub parameters: Vec<Parameter>,
     /// The loss that was meant; `None` for a graph that had its backward.
     pub loss: Option<Loss>,
+    /// What was fused, and how often; empty where nothing was, or it was not asked for.
+    pub fused: Fused,
     pub timings: Timings,
     pub warnings: Vec<String>,
 }
 
-/// From a forward graph, from a training graph, and from a planned one.
-const FROM_FORWARD: &str = "infer,simplify,loss,autodiff,simplify,plan,remat";
+/// From a forward graph with and without fusion, and from a training graph, planned or not.
+const FROM_FORWARD: &str = "infer,simplify,fuse,loss,autodiff,simplify,plan,remat";
+const UNFUSED: &str = "infer,simplify,loss,autodiff,simplify,plan,remat";
 const FROM_TRAINING: &str = "infer,strip,simplify,plan,remat";
 
 /// Turns `graph` into its checkpointed training graph.
@@ -72,7 +79,11 @@ pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resul
             "a graph without a backward says that it has been differentiated",
         ));
     }
-    let usual = if forward { FROM_FORWARD } else { FROM_TRAINING };
+    let usual = match (forward, request.fuse) {
+        (true, true) => FROM_FORWARD,
+        (true, false) => UNFUSED,
+        (false, _) => FROM_TRAINING,
+    };
     let pipeline = Pipeline::parse(request.passes.as_deref().unwrap_or(usual))?;
     if let Some(name) = &request.stop_after {
         watch.stop_after = Some(stop(&pipeline, name)?);
@@ -102,6 +113,7 @@ pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resul
         made: cx.made,
         parameters: cx.parameters,
         loss: cx.loss,
+        fused: cx.fused,
         timings,
         warnings: cx.warnings,
     })

@@ -23,7 +23,10 @@ pub mod record {
     pub const VERSION: &str = "ckpt.version";
     pub const LOSS: &str = "ckpt.loss";
     pub const POLICY: &str = "ckpt.policy";
+    /// `exact`, or `rounded` where ops were fused.
     pub const NUMERICS: &str = "ckpt.numerics";
+    /// `true` where ops were fused.
+    pub const FUSE: &str = "ckpt.fuse";
     /// JSON lists of patterns.
     pub const TRAINABLE: &str = "ckpt.trainable";
     pub const FREEZE: &str = "ckpt.freeze";
@@ -192,7 +195,8 @@ pub struct Outcome {
 /// What any pass refuses.
 pub fn optimize(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Result<Outcome> {
     let compiled = compile(graph, request, watch)?;
-    write_record(graph, request, compiled.loss.as_ref());
+    let fused = !compiled.fused.is_empty();
+    write_record(graph, request, compiled.loss.as_ref(), fused);
     let mut summary = None;
     if let Some(made) = &compiled.made
         && graph.phase == ckpt_passes::ir::Phase::Rewritten
@@ -214,13 +218,20 @@ fn list_text(list: &[String]) -> String {
 }
 
 /// A graph that had its backward keeps what it says about its loss and what was trained.
-fn write_record(graph: &mut Graph, request: &Request, loss: Option<&Loss>) {
+fn write_record(graph: &mut Graph, request: &Request, loss: Option<&Loss>, fused: bool) {
     let meta = &mut graph.meta;
     meta.insert(record::VERSION.into(), env!("CARGO_PKG_VERSION").into());
     let policy = format!("{} {}", request.policy, request.wishes);
     meta.insert(record::POLICY.into(), policy.trim_end().into());
-    meta.insert(record::NUMERICS.into(), "exact".into());
+    meta.entry(record::NUMERICS.into())
+        .or_insert_with(|| "exact".into());
     if let Some(loss) = loss {
+        let numerics = if fused { "rounded" } else { "exact" };
+        meta.insert(record::NUMERICS.into(), numerics.into());
+        meta.remove(record::FUSE);
+        if fused {
+            meta.insert(record::FUSE.into(), "true".into());
+        }
         meta.insert(record::LOSS.into(), loss.to_string());
         let lists = [
             (record::TRAINABLE, &request.selection.trainable),
@@ -263,6 +274,18 @@ pub fn read_record(meta: &BTreeMap<String, String>) -> Result<(Request, Vec<Inpu
             })
         })
     };
+    let fuse = match meta.get(record::FUSE).map(String::as_str) {
+        None | Some("false") => false,
+        Some("true") => true,
+        Some(other) => {
+            return Err(Error::model(
+                "record",
+                format!("metadata `{}` is not a truth value", record::FUSE),
+            )
+            .expected("true or false")
+            .found(other));
+        }
+    };
     let inputs = list(record::INPUT)?;
     let request = Request {
         loss: Loss::parse(loss)?,
@@ -272,6 +295,7 @@ pub fn read_record(meta: &BTreeMap<String, String>) -> Result<(Request, Vec<Inpu
             freeze: list(record::FREEZE)?,
         },
         drop_outputs: list(record::DROP_OUTPUT)?,
+        fuse,
         ..Request::default()
     };
     Ok((
@@ -337,7 +361,7 @@ mod tests {
         };
         request.selection.freeze = vec!["emb\"ed*".into()];
         assert_eq!(read_record(&graph.meta).err().unwrap().exit_code(), 2);
-        write_record(&mut graph, &request, Some(&Loss::CausalLm));
+        write_record(&mut graph, &request, Some(&Loss::CausalLm), true);
         let (read, inputs) = read_record(&graph.meta).unwrap();
         assert_eq!(
             (read.loss, read.drop_outputs),
@@ -345,8 +369,10 @@ mod tests {
         );
         assert_eq!(read.selection.freeze, request.selection.freeze);
         assert!(inputs.is_empty() && read.selection.trainable.is_empty());
+        assert!(read.fuse);
         // Planning it again, now with its backward, keeps the record.
-        write_record(&mut graph, &Request::default(), None);
+        write_record(&mut graph, &Request::default(), None, false);
+        assert_eq!(graph.meta[record::NUMERICS], "rounded");
         assert_eq!(graph.meta[record::LOSS], "causal-lm");
         assert!(graph.meta.contains_key(record::FREEZE));
     }

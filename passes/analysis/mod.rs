@@ -6,7 +6,8 @@
 //! parameters from constants, [`blocks`] finds the layers ([`spine`] the residual stream, [`runs`] what repeats along
 //! it, [`attention`] the attentions in them and what each computes, [`submodules`] their norms, attentions and MLPs),
 //! [`modules`] says what the file itself tells of its modules. [`elements`] tells what an element of an integer or
-//! boolean tensor is as a function of its indices, which proves what a mask is. [`ties`] tells of
+//! boolean tensor is as a function of its indices, which proves what a mask is, [`reading`] is a graph as
+//! searches for patterns see it. [`ties`] tells of
 //! weights stored twice or merged.
 
 pub mod attention;
@@ -18,6 +19,7 @@ pub mod elements;
 pub mod memory;
 pub mod modules;
 pub mod params;
+pub mod reading;
 pub mod runs;
 pub mod sharing;
 pub mod sizes;

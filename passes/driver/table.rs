@@ -8,6 +8,7 @@ use crate::error::Error;
 use crate::ir::Phase;
 use crate::plan::{Plan, Policy, Subject, Wishes, refine::refine};
 use crate::transform;
+use crate::transform::fuse::Fused;
 use crate::transform::loss::{Loss, Seed};
 use std::time::Instant;
 
@@ -52,6 +53,8 @@ pub struct Cx {
     pub options: Options,
     /// What the user should know.
     pub warnings: Vec<String>,
+    /// What `fuse` put in, and how often.
+    pub fused: Fused,
     /// Left by `loss` for `autodiff`.
     pub seeds: Vec<Seed>,
     /// The loss that was meant, left by `loss`.
@@ -71,7 +74,7 @@ const ANY: &[Phase] = &[
 
 /// Every pass.
 pub static ALL: &[&Pass] = &[
-    &INFER, &SIMPLIFY, &LOSS, &AUTODIFF, &STRIP, &PLAN, &REMAT, &DCE,
+    &INFER, &SIMPLIFY, &FUSE, &LOSS, &AUTODIFF, &STRIP, &PLAN, &REMAT, &DCE,
 ];
 
 static INFER: Pass = Pass {
@@ -93,6 +96,22 @@ static SIMPLIFY: Pass = Pass {
     follows: None,
     idempotent: true,
     run: |graph, _| Ok(transform::simplify::simplify(graph)?.into()),
+};
+
+static FUSE: Pass = Pass {
+    name: "fuse",
+    from: &[Phase::Typed],
+    to: After::Same,
+    follows: None,
+    idempotent: true,
+    run: |graph, cx| {
+        let fused = transform::fuse::fuse(graph)?;
+        let changed = !fused.is_empty();
+        for (word, count) in fused {
+            *cx.fused.entry(word).or_insert(0) += count;
+        }
+        Ok(changed.into())
+    },
 };
 
 static LOSS: Pass = Pass {

@@ -13,6 +13,7 @@ pub mod concat;
 pub mod conv;
 pub mod extreme;
 pub mod fill;
+pub mod gated;
 pub mod index;
 pub mod kind;
 pub mod logic;
@@ -46,6 +47,7 @@ const FAMILIES: &[&[&OpDef]] = &[
     conv::ROWS,
     extreme::ROWS,
     fill::ROWS,
+    gated::ROWS,
     index::ROWS,
     logic::ROWS,
     loss::ROWS,

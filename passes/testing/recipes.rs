@@ -176,6 +176,10 @@ const GENERAL: &[Recipe] = &[
     r("Gelu", 1, &[Real(M23)], &[]),
     r("Gelu", 1, &[Real(C234)], &[("approximate", S_TANH)]),
     r("GeluGrad", 1, &[Real(M23), Real(M23)], &[]),
+    r("Silu", 1, &[Real(C234)], &[]),
+    r("SiluGrad", 1, &[Real(M23), Real(M23)], &[]),
+    r("SwiGlu", 1, &[Real(M23), Real(M23)], &[]),
+    r("SwiGluGrad", 2, &[Real(M23), Real(M23), Real(M23)], &[]),
     r(
         "GeluGrad",
         1,

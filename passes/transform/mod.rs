@@ -2,6 +2,7 @@
 
 pub mod autodiff;
 pub mod dce;
+pub mod fuse;
 pub mod infer;
 pub mod joint;
 pub mod loss;

@@ -174,6 +174,7 @@ impl OptimizeArgs {
             selection: self.trained.selection(),
             dims: self.dims.clone(),
             drop_outputs: self.drop_outputs.clone(),
+            fuse: false,
             passes: self.passes.clone(),
             stop_after: self.stop_after.clone(),
         }

@@ -19,6 +19,8 @@ pub struct Summary {
     pub policy: String,
     /// The loss that was differentiated; null where the file had its backward.
     pub loss: Option<String>,
+    /// What was fused, and how often.
+    pub fused: BTreeMap<&'static str, usize>,
     pub budget_bytes: Option<u64>,
     pub peak_before_bytes: u64,
     pub peak_after_bytes: u64,
@@ -102,6 +104,7 @@ impl Summary {
         Ok(Summary {
             policy: made.plan.policy.clone(),
             loss: compiled.loss.as_ref().map(|l| l.to_string()),
+            fused: compiled.fused.clone(),
             budget_bytes: None,
             peak_before_bytes: made.plan.before.peak_bytes,
             peak_after_bytes: score.peak_bytes,

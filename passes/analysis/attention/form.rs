@@ -7,10 +7,11 @@
 //! go ([`Elements`]), whatever layout ops do it.
 
 use super::mask::{self, Mask, Part, Step};
-use crate::analysis::elements::{Element, Elements};
-use crate::analysis::spine::Flow;
-use crate::ir::{Dim, Graph, Node, NodeId, Side, Use, ValueId};
+use crate::analysis::elements::Element;
+use crate::analysis::reading::Reading;
+use crate::ir::{DType, Dim, Node, NodeId, ValueId};
 use crate::ops::kind::{Kind, kind};
+use crate::ops::rules::compute_type;
 use crate::ops::{activation, arith, cast, logic, matmul, shape};
 
 /// Longest walk.
@@ -55,21 +56,15 @@ pub struct Form {
     pub blind: Blind,
     /// What a fused op computes in its place: [.., heads, queries, value size].
     pub output: ValueId,
-    /// Shape of the softmax's operand.
+    /// Scores that have the shape masks broadcast to: [.., heads, queries, keys].
+    pub scores: ValueId,
+    /// That shape.
     pub dims: Vec<Dim>,
     pub heads: Dim,
     pub kv_heads: Dim,
     pub head_size: Dim,
     /// Why it is no one fused op.
     pub obstacle: Option<String>,
-}
-
-/// Tells forms of one graph's attentions.
-pub struct Forms<'g> {
-    pub(super) graph: &'g Graph,
-    pub(super) flow: &'g Flow,
-    pub elements: Elements<'g>,
-    is_output: Side<ValueId, bool>,
 }
 
 /// What is found on the way from the softmax back to the product.
@@ -79,6 +74,8 @@ struct Before {
     softcap: f64,
     steps: Vec<Step>,
     alive: Option<ValueId>,
+    /// The outermost masked scores: masks broadcast to their shape.
+    masked: Option<ValueId>,
     obstacle: Option<String>,
 }
 
@@ -89,22 +86,9 @@ struct After {
     obstacle: Option<String>,
 }
 
-impl<'g> Forms<'g> {
-    pub fn new(graph: &'g Graph, flow: &'g Flow) -> Forms<'g> {
-        let mut is_output = Side::new(graph.value_bound(), false);
-        for v in graph.outputs() {
-            is_output[*v] = true;
-        }
-        Forms {
-            graph,
-            flow,
-            elements: Elements::new(graph, flow),
-            is_output,
-        }
-    }
-
+impl<'g> Reading<'g> {
     /// The form of the attention around a softmax; `None` where there is none.
-    pub fn of(&mut self, softmax: NodeId) -> Option<Form> {
+    pub fn attention(&mut self, softmax: NodeId) -> Option<Form> {
         let node = self.graph.node(softmax);
         let input = node.ins[0]?;
         let dims = self.graph.ty(input).dims.clone();
@@ -133,7 +117,14 @@ impl<'g> Forms<'g> {
         if !(same(queries) && same(keys.value()) && same(values)) {
             obstacle.get_or_insert("queries, keys and values have different types".into());
         }
+        let scores = before
+            .masked
+            .unwrap_or(self.graph.node(before.product).outs[0]);
+        let dims = self.graph.ty(scores).dims.clone();
         let mask = mask::mask(self.graph, &mut self.elements, &before.steps, &dims);
+        if mask.parts.iter().any(|p| self.is_too_wide(p, dtype)) {
+            obstacle.get_or_insert("the bias is wider than the scores".into());
+        }
         if mask
             .parts
             .iter()
@@ -145,7 +136,8 @@ impl<'g> Forms<'g> {
         if let Some(reason) = guard {
             obstacle.get_or_insert(reason);
         }
-        if let Some(reason) = self.shapes(queries, keys, values, &repeats, &dims) {
+        if let Some(reason) = self.shapes([queries, keys.value(), values, output], &repeats, &dims)
+        {
             obstacle.get_or_insert(reason);
         }
         let mut scale = before.factor * q_factor * k_factor;
@@ -156,7 +148,7 @@ impl<'g> Forms<'g> {
             obstacle.get_or_insert("the scale is not a number".into());
         }
         let rank = self.graph.ty(queries).rank();
-        let (heads, kv_heads) = self.heads(queries, keys, left, right);
+        let (heads, kv_heads) = self.heads(queries, keys, left, right, &dims);
         Some(Form {
             softmax,
             queries,
@@ -167,6 +159,7 @@ impl<'g> Forms<'g> {
             mask,
             blind,
             output,
+            scores,
             dims,
             heads,
             kv_heads,
@@ -175,47 +168,8 @@ impl<'g> Forms<'g> {
         })
     }
 
-    /// Reads by forward nodes.
-    fn uses(&self, v: ValueId) -> Vec<Use> {
-        let uses = self.graph.value(v).uses().iter();
-        uses.filter(|u| self.flow.position[u.node].is_some())
-            .copied()
-            .collect()
-    }
-
-    /// Whether a value is read once, and not by the outside.
-    fn is_inner(&self, v: ValueId) -> bool {
-        self.uses(v).len() == 1 && !self.is_output[v]
-    }
-
-    pub(super) fn made_by(&self, v: ValueId) -> Option<(NodeId, &'g Node)> {
-        let id = self.graph.def_node(v)?;
-        self.flow.position[id]?;
-        Some((id, self.graph.node(id)))
-    }
-
     fn is_product(&self, id: NodeId) -> bool {
         self.graph.node(id).op == &matmul::MATMUL
-    }
-
-    /// The other operand of a product or quotient with one number, that number, and whether the shape stays.
-    pub(super) fn scaled(&mut self, node: &Node) -> Option<(ValueId, f64)> {
-        let (is_mul, is_div) = (node.op == &arith::MUL, node.op == &arith::DIV);
-        if !is_mul && !is_div {
-            return None;
-        }
-        let (a, b) = (node.ins[0]?, node.ins[1]?);
-        let out = &self.graph.ty(node.outs[0]).dims;
-        let keeps = |v: ValueId| self.graph.ty(v).dims == *out;
-        let one = |v: ValueId| self.graph.ty(v).elements().is_one();
-        if keeps(a) && one(b) {
-            let x = self.elements.number(b)?;
-            return Some((a, if is_mul { x } else { 1.0 / x }));
-        }
-        if is_mul && keeps(b) && one(a) {
-            return Some((b, self.elements.number(a)?));
-        }
-        None
     }
 
     /// Whether the scores come from here: a product behind a few elementwise steps.
@@ -249,6 +203,7 @@ impl<'g> Forms<'g> {
             softcap: 0.0,
             steps: Vec::new(),
             alive: None,
+            masked: None,
             obstacle: None,
         };
         let mut capped = false;
@@ -297,6 +252,12 @@ impl<'g> Forms<'g> {
                     found
                         .obstacle
                         .get_or_insert("the scores are masked before they are capped".into());
+                }
+                let first = *found.masked.get_or_insert(v);
+                if graph.ty(first).dims != out.dims {
+                    found
+                        .obstacle
+                        .get_or_insert("masks are applied in different shapes".into());
                 }
                 let step = match step {
                     Step::Bias(m) => match mask::without_dead_rows(graph, &mut self.elements, m) {
@@ -377,7 +338,7 @@ impl<'g> Forms<'g> {
         };
         let mut v = graph.node(softmax).outs[0];
         for _ in 0..MAX_STEPS {
-            if self.is_output[v] {
+            if self.is_output(v) {
                 found
                     .obstacle
                     .get_or_insert("the probabilities are an output of the model".into());
@@ -463,7 +424,7 @@ impl<'g> Forms<'g> {
             return (y, blind, None);
         };
         let reader = match self.uses(y).as_slice() {
-            [u] if u.slot == 1 && !self.is_output[y] => Some(self.graph.node(u.node)),
+            [u] if u.slot == 1 && !self.is_output(y) => Some(self.graph.node(u.node)),
             _ => None,
         };
         if let Some(node) = reader
@@ -476,6 +437,15 @@ impl<'g> Forms<'g> {
         }
         let reason = "rows that see no key are handled in a way of their own";
         (y, blind, Some(reason.into()))
+    }
+
+    /// Whether a bias has more digits than the scores are computed with.
+    fn is_too_wide(&self, part: &Part, dtype: DType) -> bool {
+        let Part::Bias(value) = part else {
+            return false;
+        };
+        let bytes = |d: DType| compute_type(d).size_bytes();
+        bytes(self.graph.ty(*value).dtype) > bytes(dtype)
     }
 
     fn factors(&self, product: NodeId) -> Option<(ValueId, ValueId)> {

@@ -1,13 +1,15 @@
 //! The operands of an attention: queries and keys without their scales, keys as they were before they were transposed,
 //! keys and values as they were before heads were repeated.
 
-use super::form::{Forms, Keys, MAX_STEPS};
+use super::form::{Keys, MAX_STEPS};
 use crate::analysis::elements::index_variable;
+use crate::analysis::reading::Reading;
+use crate::ir::build::same_dims;
 use crate::ir::{Dim, Node, Same, ValueId};
 use crate::ops::kind::{Kind, kind};
 use crate::ops::{arith, cast, shape};
 
-impl Forms<'_> {
+impl Reading<'_> {
     /// A value before it is multiplied by a number or made wider, and that number.
     pub(super) fn unscaled(&mut self, mut v: ValueId, dtype: crate::ir::DType) -> (ValueId, f64) {
         let (mut best, mut factor) = (v, 1.0);
@@ -138,14 +140,12 @@ impl Forms<'_> {
     /// Why shapes do not fit one fused op.
     pub(super) fn shapes(
         &self,
-        queries: ValueId,
-        keys: Keys,
-        values: ValueId,
+        [queries, keys, values, output]: [ValueId; 4],
         repeats: &Dim,
         dims: &[Dim],
     ) -> Option<String> {
         let ty = |v: ValueId| &self.graph.ty(v).dims;
-        let (q, k, v) = (ty(queries), ty(keys.value()), ty(values));
+        let (q, k, v) = (ty(queries), ty(keys), ty(values));
         let rank = q.len();
         if k.len() != rank || v.len() != rank {
             return Some("queries, keys and values have different ranks".into());
@@ -161,6 +161,12 @@ impl Forms<'_> {
         if !same(&leading(dims), &leading(q)) {
             return Some("the scores have another shape than queries and keys give them".into());
         }
+        // The result stands as the scores do, or as the queries do.
+        let y = ty(output);
+        let rows = |x: &[Dim]| same_dims(&x[..x.len() - 2], &y[..y.len() - 2]);
+        if !rows(dims) && !rows(q) {
+            return Some("the result has another shape than the queries give it".into());
+        }
         if dims.len() != rank && !repeats.is_one() {
             return Some("scores of grouped queries are seen in another shape".into());
         }
@@ -174,7 +180,12 @@ impl Forms<'_> {
         keys: Keys,
         left: ValueId,
         right: ValueId,
+        scores: &[Dim],
     ) -> (Dim, Dim) {
+        if scores.len() > self.graph.ty(queries).rank() {
+            let heads = scores[scores.len() - 3].clone();
+            return (heads.clone(), heads);
+        }
         let of = |v: ValueId, through: ValueId, size_axis: usize| -> Dim {
             let dims = &self.graph.ty(v).dims;
             let head = &dims[dims.len() - 3];

@@ -1,8 +1,9 @@
 //! All attentions of a model as a table: for reports, and for whoever wants figures and no dataflow.
 
-use super::form::{Form, Forms};
+use super::form::Form;
 use super::mask::Part;
 use crate::analysis::blocks::Blocks;
+use crate::analysis::reading::Reading;
 use crate::analysis::spine::Flow;
 use crate::error::Result;
 use crate::ir::{Dim, Graph};
@@ -37,7 +38,7 @@ pub struct Row {
 /// See [`Flow::new`].
 pub fn rows(graph: &Graph, blocks: &Blocks) -> Result<Vec<Row>> {
     let flow = Flow::new(graph)?;
-    let mut forms = Forms::new(graph, &flow);
+    let mut reading = Reading::new(graph, &flow);
     let list = blocks.attentions.iter().enumerate();
     Ok(list
         .map(|(index, attention)| {
@@ -59,7 +60,7 @@ pub fn rows(graph: &Graph, blocks: &Blocks) -> Result<Vec<Row>> {
             if unknown.fused {
                 return unknown;
             }
-            match forms.of(attention.probabilities) {
+            match reading.attention(attention.probabilities) {
                 Some(form) => decomposed(unknown, form),
                 None => Row {
                     obstacle: Some("it has a form that is not known".into()),

@@ -18,6 +18,7 @@ pub mod concat;
 pub mod conv;
 pub mod extreme;
 pub mod fill;
+pub mod gated;
 pub mod index;
 pub mod logic;
 pub mod loss;
@@ -48,6 +49,7 @@ const FAMILIES: &[&[(&OpDef, Kernel)]] = &[
     conv::KERNELS,
     extreme::KERNELS,
     fill::KERNELS,
+    gated::KERNELS,
     index::KERNELS,
     logic::KERNELS,
     loss::KERNELS,

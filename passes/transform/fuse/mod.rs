@@ -1,0 +1,168 @@
+//! Puts one op in the place of several that compute the same: norms, activations.
+//!
+//! In and out: `Typed`, forward only. What is fused saves memory or time: a fused attention never makes its scores, a
+//! fused norm or activation keeps one operand for its gradient where its parts keep several. Values stay the same but for
+//! rounding. Patterns are told from dataflow, never from names; what a pattern would take away must be read by nobody
+//! else. Every search is linear in the graph.
+//!
+//! A second run finds nothing: what is put in has no parts.
+
+mod activation;
+mod norm;
+
+use crate::analysis::reading::Reading;
+use crate::analysis::spine::Flow;
+use crate::error::{Error, Result};
+use crate::ir::{Builder, Graph, NodeId, Role, Side, ValueId};
+use crate::transform::dce::dce;
+use crate::transform::infer::infer;
+use crate::transform::simplify::simplify;
+use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
+
+/// How often each kind of op was put in, by a word for people.
+pub type Fused = BTreeMap<&'static str, usize>;
+
+/// One op that stands for several.
+trait Pattern {
+    /// The values it reads, so that what was put in for them meanwhile can take their place.
+    fn operands(&mut self) -> Vec<&mut ValueId>;
+    /// What it is, for people.
+    fn word(&self) -> &'static str;
+    /// Emits it; the value that takes the old one's place.
+    fn build(self, b: &mut Builder) -> Result<ValueId>;
+}
+
+/// What one search found: the value to compute in another way, and how.
+struct Found<P> {
+    output: ValueId,
+    what: P,
+}
+
+/// Fuses what can be fused; returns what it put in.
+///
+/// # Errors
+/// See [`infer`].
+pub fn fuse(graph: &mut Graph) -> Result<Fused> {
+    let flow = Flow::new(graph)?;
+    let mut reading = Reading::new(graph, &flow);
+    let norms = norm::find(&mut reading);
+    let activations = activation::find(&mut reading);
+    let mut fused = Fused::new();
+    if norms.is_empty() && activations.is_empty() {
+        return Ok(fused);
+    }
+    let mut splice = Splice::new(graph)?;
+    for found in norms {
+        splice.replace(&mut fused, found)?;
+    }
+    for found in activations {
+        splice.replace(&mut fused, found)?;
+    }
+    splice.finish()?;
+    dce(graph);
+    // New nodes may ask for shapes of values that are no longer made; and sizes may be written in another way.
+    simplify(graph)?;
+    Ok(fused)
+}
+
+/// Puts nodes in the places of others.
+struct Splice<'g> {
+    b: Builder<'g>,
+    /// New nodes, by the node in whose place they stand.
+    placed: Side<NodeId, Vec<NodeId>>,
+    /// What took the place of a value.
+    now: FxHashMap<ValueId, ValueId>,
+    first_new: usize,
+}
+
+impl<'g> Splice<'g> {
+    fn new(graph: &'g mut Graph) -> Result<Splice<'g>> {
+        let contents = infer(graph)?;
+        let first_new = graph.order().len();
+        let placed = Side::new(graph.node_bound(), Vec::new());
+        Ok(Splice {
+            b: Builder::resume(graph, contents),
+            placed,
+            now: FxHashMap::default(),
+            first_new,
+        })
+    }
+
+    /// Builds another computation of a value and lets everyone read that. It has the value's name, place and origin.
+    fn replace<P: Pattern>(&mut self, fused: &mut Fused, mut found: Found<P>) -> Result<()> {
+        let old = found.output;
+        for operand in found.what.operands() {
+            if let Some(new) = self.now.get(operand) {
+                *operand = *new;
+            }
+        }
+        let Some(anchor) = self.b.graph.def_node(old) else {
+            return Ok(());
+        };
+        let node = self.b.graph.node(anchor);
+        self.b.loc = node.loc.clone();
+        self.b.role = Role::Forward;
+        self.b.prefix = node.name.clone();
+        let before = self.b.graph.order().len();
+        let word = found.what.word();
+        let new = found.what.build(&mut self.b)?;
+        let made = self.b.graph.order()[before..].to_vec();
+        self.placed[anchor].extend(made);
+        let name = self.b.graph.value(old).name.clone();
+        self.b.graph.rename_value(old, &format!("{name}/parts"));
+        self.b.graph.rename_value(new, &name);
+        self.b.graph.replace_uses(old, new);
+        self.now.insert(old, new);
+        *fused.entry(word).or_insert(0) += 1;
+        Ok(())
+    }
+
+    /// Moves new nodes to their places, operands first.
+    fn finish(self) -> Result<()> {
+        let graph = self.b.graph;
+        let old = graph.order()[..self.first_new].to_vec();
+        let mut order = Vec::with_capacity(graph.order().len());
+        let mut done: Side<NodeId, bool> = Side::new(graph.node_bound(), false);
+        for id in old {
+            for new in &self.placed[id] {
+                settle(graph, *new, &mut done, &mut order)?;
+            }
+            settle(graph, id, &mut done, &mut order)?;
+        }
+        graph.set_order(order);
+        Ok(())
+    }
+}
+
+/// Appends a node to the order, behind what it reads; without recursion, because chains are as long as graphs.
+fn settle(
+    graph: &Graph,
+    id: NodeId,
+    done: &mut Side<NodeId, bool>,
+    order: &mut Vec<NodeId>,
+) -> Result<()> {
+    let mut open = vec![id];
+    while let Some(n) = open.last().copied() {
+        if done[n] {
+            open.pop();
+            continue;
+        }
+        let operands = graph.node(n).ins.iter().flatten();
+        let waiting = operands
+            .filter_map(|v| graph.def_node(*v))
+            .find(|m| !done[*m]);
+        match waiting {
+            Some(_) if open.len() > graph.node_bound() => {
+                return Err(Error::bug("fuse", "a new node waits for itself").at(graph.describe(n)));
+            }
+            Some(m) => open.push(m),
+            None => {
+                done[n] = true;
+                order.push(n);
+                open.pop();
+            }
+        }
+    }
+    Ok(())
+}
