@@ -21,6 +21,7 @@
 pub mod emit;
 pub mod frontend;
 pub mod optimize;
+pub mod place;
 #[cfg(feature = "torch")]
 pub mod runtime;
 pub mod tensors;

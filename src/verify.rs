@@ -5,6 +5,7 @@
 //! proof that a plan changed no bit of any gradient. Both run in our runtime, on one device, with the same threads.
 
 use crate::optimize::{load, read_record};
+use crate::place::Place;
 use crate::runtime::session::Session;
 use crate::tensors::compare::{Comparison, Tolerance, compare};
 use crate::tensors::feed::Feed;
@@ -33,6 +34,7 @@ pub struct Request {
     pub dims: Vec<(String, i64)>,
     pub tolerance: Tolerance,
     pub threads: Option<u16>,
+    pub place: Place,
 }
 
 /// What was compared and how it came out. Serialised, this is the certificate.
@@ -52,7 +54,7 @@ pub struct Certificate {
     /// Inputs that were made from the seed.
     pub made_inputs: Vec<String>,
     pub seed: u64,
-    pub device: &'static str,
+    pub device: String,
     pub threads: Option<u16>,
     pub version: &'static str,
     /// Outputs of A that B does not have.
@@ -135,11 +137,24 @@ pub fn verify(request: &Request) -> Result<Certificate> {
             ))
             .at(path.display().to_string()));
         }
-        let weights = feed.weights.clone();
-        Ok(Session::new(graph, &weights, request.threads)?
+        let session = Session::new(graph, &feed.weights, request.threads, request.place)?;
+        let done = session
             .run(&feed.inputs)
-            .map_err(|e| e.at(path.display().to_string()))?
-            .outputs)
+            .map_err(|e| e.at(path.display().to_string()))?;
+        if done.nondeterministic.is_empty() {
+            return Ok(done.outputs);
+        }
+        let ops: Vec<&str> = done.nondeterministic.into_iter().collect();
+        Err(Error::usage(
+            "nondeterministic",
+            format!(
+                "{} cannot prove anything about these ops: it has no deterministic kernel for them",
+                request.place
+            ),
+        )
+        .at(path.display().to_string())
+        .found(ops.join(", "))
+        .help("verify on the CPU: --device cpu"))
     };
     let left = run(&a.graph, &request.a)?;
     let right = run(&b.graph, &request.b)?;
@@ -175,7 +190,7 @@ pub fn verify(request: &Request) -> Result<Certificate> {
             .collect(),
         made_inputs,
         seed: request.seed,
-        device: "cpu",
+        device: request.place.to_string(),
         threads: request.threads,
         version: env!("CARGO_PKG_VERSION"),
         missing,

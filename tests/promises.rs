@@ -73,6 +73,7 @@ fn check(
         op: node.op,
         attrs: &node.attrs,
         ins: &ins,
+        host: &[],
         n_outs: node.outs.len(),
     };
     let kernel = kernels::find(node.op).unwrap();

@@ -2,6 +2,7 @@
 
 use super::refinement::Refinement;
 use ckpt_opt::optimize::InputType;
+use ckpt_opt::place::Place;
 use ckpt_passes::analysis::params::Selection;
 use ckpt_passes::compile::Request;
 use ckpt_passes::plan::Policy;
@@ -204,9 +205,9 @@ pub struct RunArgs {
     /// Write all graph outputs here (npz; safetensors if the name ends so)
     #[arg(long, value_name = "FILE")]
     pub outputs: Option<PathBuf>,
-    /// Where to run
-    #[arg(long, default_value = "cpu", value_parser = ["cpu"])]
-    pub device: String,
+    /// Where to run: cpu, cuda or cuda:N
+    #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = place)]
+    pub device: Place,
     /// Threads that one kernel may use [default: all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: Option<u16>,
@@ -247,6 +248,9 @@ pub struct VerifyArgs {
     /// Threads that one kernel may use [default: all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: Option<u16>,
+    /// Where to run: cpu, cuda or cuda:N
+    #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = place)]
+    pub device: Place,
     /// Write what was compared, and how it came out, as JSON
     #[arg(long, value_name = "FILE")]
     pub certificate: Option<PathBuf>,
@@ -269,6 +273,10 @@ fn input(text: &str) -> Result<InputType, String> {
 
 fn loss(text: &str) -> Result<Loss, String> {
     Loss::parse(text).map_err(shown)
+}
+
+fn place(text: &str) -> Result<Place, String> {
+    Place::parse(text).map_err(shown)
 }
 
 fn policy(text: &str) -> Result<Policy, String> {

@@ -9,6 +9,7 @@ mod run;
 mod verify;
 
 use args::{Cli, Verb};
+use ckpt_opt::place::Place;
 use ckpt_passes::{Error, Result};
 use clap::{CommandFactory, Parser};
 use std::io::Write;
@@ -21,12 +22,27 @@ const STACK_BYTES: usize = 256 << 20;
 /// Parses, runs a verb, and turns what came of it into an exit code.
 pub fn main() -> ExitCode {
     let cli = Cli::parse_from(args::with_verb(std::env::args_os().collect()));
+    prepare(&cli.verb);
     match guarded(move || dispatch(cli.verb)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             anstream::eprintln!("{}", painted(&error));
             ExitCode::from(error.exit_code() as u8)
         }
+    }
+}
+
+/// Sets what the CUDA libraries read from the environment when they are first used, unless the user has set it.
+fn prepare(verb: &Verb) {
+    let place = match verb {
+        Verb::Run(args) => args.device,
+        Verb::Verify(args) => args.device,
+        _ => return,
+    };
+    let (name, value) = Place::CUBLAS_SETTING;
+    if place != Place::Cpu && std::env::var_os(name).is_none() {
+        // SAFETY: this is the only thread so far.
+        unsafe { std::env::set_var(name, value) };
     }
 }
 
@@ -56,6 +72,10 @@ fn guarded(work: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
         .map_err(|e| Error::environment("thread", format!("cannot start a thread: {e}")))?;
     thread.join().unwrap_or_else(|_| {
         let first = FIRST.lock().ok().and_then(|mut p| p.take());
+        // tch's constructors of tensors panic where memory runs out.
+        if let Some(what) = first.as_ref().filter(|w| w.contains("out of memory")) {
+            return Err(Error::environment("memory", what.clone()));
+        }
         Err(Error::bug("panic", first.unwrap_or_default())
             .help("this is our fault: please report it, with the command and the model"))
     })

@@ -31,8 +31,11 @@ mod with_torch {
         predicted_peak_bytes: u64,
         measured_peak_bytes: u64,
         static_bytes: u64,
-        /// Scratch that libraries take past the framework's allocator: not measured yet.
+        /// What of the peak was asked for, before the device's allocator rounded blocks up; on a CPU nothing is rounded.
+        requested_peak_bytes: u64,
+        /// Workspaces of libraries beside the peak; null where they are not measured (CPU).
         workspace_bytes: Option<u64>,
+        device: String,
         peak_at: Option<String>,
         step_time_us: u64,
         warnings: Vec<String>,
@@ -57,7 +60,7 @@ mod with_torch {
             None => feed.complete(&model.graph)?,
         }
         let _step = progress::step("running");
-        let session = Session::new(&model.graph, &feed.weights, args.threads)?;
+        let session = Session::new(&model.graph, &feed.weights, args.threads, args.device)?;
         let mut times = Vec::new();
         let mut last = None;
         for _ in 0..args.steps {
@@ -74,6 +77,14 @@ mod with_torch {
             ));
         };
         times.sort_unstable();
+        if !run.nondeterministic.is_empty() {
+            let ops: Vec<&str> = run.nondeterministic.iter().copied().collect();
+            warnings.push(format!(
+                "{} has no deterministic kernel for {}: another run may give other bits",
+                args.device,
+                ops.join(", ")
+            ));
+        }
         if let Some(path) = &args.outputs {
             tensors::write(path, &run.outputs)?;
         }
@@ -81,7 +92,9 @@ mod with_torch {
             predicted_peak_bytes: run.predicted_peak_bytes,
             measured_peak_bytes: run.peak_bytes,
             static_bytes: run.static_bytes,
-            workspace_bytes: None,
+            requested_peak_bytes: run.requested_peak_bytes,
+            workspace_bytes: run.workspace_bytes,
+            device: args.device.to_string(),
             peak_at: run.peak_at,
             step_time_us: times[times.len() / 2],
             warnings,

@@ -29,6 +29,7 @@ pub fn run(args: &VerifyArgs) -> Result<()> {
             atol: args.atol.unwrap_or(0.0),
         },
         threads: args.threads,
+        place: args.device,
     })?;
     drop(step);
     if let Some(path) = &args.certificate {

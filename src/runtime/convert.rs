@@ -38,10 +38,16 @@ pub fn dtype(kind: Kind) -> Option<DType> {
         .find(|d| self::kind(*d).is_ok_and(|k| k == kind))
 }
 
+/// The code of the error of a kernel that has no deterministic form on its device.
+pub const NONDETERMINISTIC: &str = "nondeterministic";
+
 /// A failure inside libtorch. Out of memory is the environment's; anything else means that we sent a wrong call.
 pub fn torch_error(error: TorchError) -> Box<Error> {
     match error.kind {
         ckpt_torch::ErrorKind::OutOfMemory => Error::environment("memory", error.to_string()),
+        _ if ckpt_torch::cuda::is_nondeterministic(&error) => {
+            Error::usage(NONDETERMINISTIC, error.to_string())
+        }
         _ => Error::bug("torch", error.to_string()),
     }
 }

@@ -3,21 +3,30 @@
 //! A [`Program`] is made once: kernels looked up, weights wrapped, the drop table computed. A run needs nothing but the
 //! inputs. Views hold their storage, so dropping every value at its own last use frees a storage exactly where
 //! `analysis::memory` says it dies. Everything runs without autograd.
+//!
+//! On a device every value lies there, weights and inputs included; only constants that kernels read as numbers (axes,
+//! shapes) are kept on the CPU as well, so that reading them does not wait for the device.
 
 use super::convert;
+use super::device;
 use super::kernels::{self, KernelCx};
+use crate::place::Place;
+use ckpt_passes::analysis::device::round_up;
 use ckpt_passes::ir::{DType, Def, Graph, Node, Side, Ty, ValueId};
 use ckpt_passes::{Error, Result};
-use ckpt_torch::memory;
-use std::collections::BTreeMap;
+use ckpt_torch::cuda;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 use tch::Tensor;
 
 /// A graph made ready to run.
 pub struct Program {
+    place: Place,
     steps: Vec<Step>,
     /// One slot a value: what is resident throughout (weights).
     resident: Vec<Option<Tensor>>,
+    /// On the CPU: integer constants, where the program runs elsewhere.
+    host: Vec<Option<Tensor>>,
     inputs: Vec<Input>,
     outputs: Vec<(String, usize)>,
     /// Bytes of weights and constants.
@@ -49,27 +58,44 @@ pub struct Run {
     pub static_bytes: u64,
     /// Largest number of bytes alive at once, static ones included.
     pub peak_bytes: u64,
+    /// The same before the allocator rounded blocks up; differs from `peak_bytes` on a device only.
+    pub requested_peak_bytes: u64,
     /// The step at which the peak was first reached.
     pub peak_at: Option<String>,
     pub time_us: u64,
+    /// Ops that ran without a deterministic kernel, because the device has none for them.
+    pub nondeterministic: BTreeSet<&'static str>,
 }
 
 impl Program {
-    /// Chooses a kernel for every node and wraps the weights.
+    /// Chooses a kernel for every node and wraps the weights, for the CPU.
     ///
     /// # Errors
     /// An op without a kernel, an element type libtorch lacks, a weight whose file is absent.
     pub fn new(graph: &Graph) -> Result<Program> {
-        memory::install();
+        Program::at(graph, Place::Cpu)
+    }
+
+    /// The same for a place.
+    ///
+    /// # Errors
+    /// As [`Program::new`]; a device that is not there or too small for the weights.
+    pub fn at(graph: &Graph, place: Place) -> Result<Program> {
+        device::open(place)?;
         let slot = |id: ValueId| ckpt_passes::ir::Id::index(id);
         let mut resident: Vec<Option<Tensor>> = (0..graph.value_bound()).map(|_| None).collect();
+        let mut host: Vec<Option<Tensor>> = (0..graph.value_bound()).map(|_| None).collect();
         let mut weight_bytes = 0;
         for (id, value) in graph.inits() {
             if let Def::Init(constant) = &value.def
                 && (!value.uses().is_empty() || graph.is_output(id))
             {
-                resident[slot(id)] = Some(convert::tensor(&value.name, constant)?);
-                weight_bytes += constant.size_bytes();
+                let tensor = convert::tensor(&value.name, constant)?;
+                if place != Place::Cpu && !constant.dtype.is_float() {
+                    host[slot(id)] = Some(tensor.shallow_clone());
+                }
+                resident[slot(id)] = Some(device::moved(tensor, place)?);
+                weight_bytes += round_up(constant.size_bytes(), place.granularity_bytes());
             }
         }
         let drops = drop_table(graph);
@@ -105,8 +131,10 @@ impl Program {
             .iter()
             .map(|id| (graph.value(*id).name.clone(), slot(*id)));
         Ok(Program {
+            place,
             steps,
             resident,
+            host,
             inputs: inputs.collect(),
             outputs: outputs.collect(),
             weight_bytes,
@@ -128,7 +156,11 @@ impl Program {
                     .found(format!("{:?}{:?}", tensor.kind(), tensor.size())),
             );
         }
-        self.resident[ckpt_passes::ir::Id::index(id)] = Some(tensor);
+        let slot = ckpt_passes::ir::Id::index(id);
+        if let Some(copy) = &mut self.host[slot] {
+            *copy = device::moved(tensor.shallow_clone(), Place::Cpu)?;
+        }
+        self.resident[slot] = Some(device::moved(tensor, self.place)?);
         Ok(())
     }
 
@@ -205,16 +237,19 @@ impl Program {
         let mut static_bytes = self.weight_bytes;
         for input in &self.inputs {
             let tensor = &inputs[&input.name];
-            static_bytes += tensor.numel() as u64 * input.ty.dtype.size_bytes();
-            slots[input.slot] = Some(tensor.shallow_clone());
+            let bytes = tensor.numel() as u64 * input.ty.dtype.size_bytes();
+            static_bytes += round_up(bytes, self.place.granularity_bytes());
+            slots[input.slot] = Some(device::moved(tensor.shallow_clone(), self.place)?);
         }
-        memory::reset_peak();
-        let base_bytes = memory::live_bytes();
-        let mut peak = (base_bytes, None);
+        device::synchronize(self.place)?;
+        device::reset_peak(self.place)?;
+        let base = device::bytes(self.place)?;
+        let mut peak = (base.live, None);
+        let mut nondeterministic = BTreeSet::new();
         let start = Instant::now();
         for (at, step) in self.steps.iter().enumerate() {
-            step.execute(&mut slots)?;
-            let reached = memory::peak_bytes();
+            self.execute(step, &mut slots, &mut nondeterministic)?;
+            let reached = device::bytes(self.place)?.peak;
             if reached > peak.0 {
                 peak = (reached, Some(at));
             }
@@ -222,7 +257,9 @@ impl Program {
                 slots[*slot] = None;
             }
         }
+        device::synchronize(self.place)?;
         let time_us = start.elapsed().as_micros() as u64;
+        let requested_bytes = device::bytes(self.place)?.requested_peak - base.requested_live;
         let mut outputs = Vec::with_capacity(self.outputs.len());
         for (name, slot) in &self.outputs {
             let tensor = slots[*slot]
@@ -233,10 +270,36 @@ impl Program {
         Ok(Run {
             outputs,
             static_bytes,
-            peak_bytes: static_bytes + (peak.0 - base_bytes),
+            peak_bytes: static_bytes + (peak.0 - base.live),
+            requested_peak_bytes: static_bytes + requested_bytes,
             peak_at: peak.1.map(|at| self.steps[at].node.name.clone()),
             time_us,
+            nondeterministic,
         })
+    }
+
+    /// Runs one step. A kernel that has no deterministic form runs all the same, and its op is noted.
+    fn execute(
+        &self,
+        step: &Step,
+        slots: &mut [Option<Tensor>],
+        nondeterministic: &mut BTreeSet<&'static str>,
+    ) -> Result<()> {
+        match step.execute(slots, &self.host, self.place) {
+            Err(e) if e.code() == convert::NONDETERMINISTIC => {
+                nondeterministic.insert(step.node.op.name);
+                cuda::refuse_nondeterministic(false);
+                let done = step.execute(slots, &self.host, self.place);
+                cuda::refuse_nondeterministic(true);
+                done
+            }
+            done => done,
+        }
+    }
+
+    /// Where it runs.
+    pub fn place(&self) -> Place {
+        self.place
     }
 
     /// Names and types of the graph inputs.
@@ -246,16 +309,29 @@ impl Program {
 }
 
 impl Step {
-    fn execute(&self, slots: &mut [Option<Tensor>]) -> Result<()> {
+    fn execute(
+        &self,
+        slots: &mut [Option<Tensor>],
+        host: &[Option<Tensor>],
+        place: Place,
+    ) -> Result<()> {
         let ins: Vec<Option<&Tensor>> = self
             .ins
             .iter()
             .map(|slot| slot.and_then(|s| slots[s].as_ref()))
             .collect();
+        let host: Vec<Option<&Tensor>> = match place {
+            Place::Cpu => Vec::new(),
+            Place::Cuda(_) => {
+                let copy = |slot: &Option<usize>| slot.and_then(|s| host[s].as_ref());
+                self.ins.iter().map(copy).collect()
+            }
+        };
         let cx = KernelCx {
             op: self.node.op,
             attrs: &self.node.attrs,
             ins: &ins,
+            host: &host,
             n_outs: self.outs.len(),
         };
         let results = (self.kernel)(&cx).map_err(|e| e.at(self.place.clone()))?;
@@ -267,7 +343,8 @@ impl Step {
             .at(self.place.clone()));
         }
         for (slot, tensor) in self.outs.iter().zip(results) {
-            slots[*slot] = Some(tensor);
+            // What a kernel works out on the CPU (a shape) belongs with the rest.
+            slots[*slot] = Some(device::moved(tensor, place)?);
         }
         Ok(())
     }

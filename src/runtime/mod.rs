@@ -2,9 +2,11 @@
 //!
 //! [`executor`] turns a graph into a program (kernels chosen, drop table computed) and runs it; [`kernels`] mirrors
 //! `passes/ops`: one file per family, one kernel per op. Memory is counted by the allocator hook of `ckpt-torch`; what
-//! is measured is what `analysis::memory` predicted. [`session`] is what the rest of the project calls.
+//! is measured is what `analysis::memory` predicted. [`device`] opens CUDA where it is asked for. [`session`] is what the
+//! rest of the project calls.
 
 pub mod convert;
+pub mod device;
 pub mod executor;
 pub mod kernels;
 pub mod session;

@@ -1,17 +1,22 @@
 //! A graph made ready to run, for callers that do not know libtorch: plain tensors in, plain tensors out.
 
 use super::convert::{self, torch_error};
+use super::device;
 use super::executor::Program;
+use crate::place::Place;
 use ckpt_passes::analysis::{Binding, MemoryProfile, Sizes};
 use ckpt_passes::ir::{Graph, Tensor};
 use ckpt_passes::{Error, Result};
 use ckpt_torch::bytes;
-use std::collections::BTreeMap;
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A graph with its weights in place.
 pub struct Session<'g> {
     graph: &'g Graph,
     program: Program,
+    /// Bytes of library workspaces that the device's allocator gave out; known once a first step has run.
+    workspace_bytes: Cell<Option<u64>>,
 }
 
 /// What one run measured, beside what was predicted for it.
@@ -20,7 +25,13 @@ pub struct Measured {
     pub outputs: BTreeMap<String, Tensor>,
     pub predicted_peak_bytes: u64,
     pub peak_bytes: u64,
+    /// The largest sum of what was asked for, before the device's allocator rounded it.
+    pub requested_peak_bytes: u64,
     pub static_bytes: u64,
+    /// Library workspaces out of the framework's allocator, resident beside the peak; `None` where they are not counted.
+    pub workspace_bytes: Option<u64>,
+    /// Ops for which the device has no deterministic kernel.
+    pub nondeterministic: BTreeSet<&'static str>,
     /// The node at which the peak was first reached.
     pub peak_at: Option<String>,
     pub time_us: u64,
@@ -35,20 +46,28 @@ impl<'g> Session<'g> {
         graph: &'g Graph,
         weights: &BTreeMap<String, Tensor>,
         threads: Option<u16>,
+        place: Place,
     ) -> Result<Session<'g>> {
+        // Before anything else asks libtorch about devices.
+        device::open(place)?;
         if let Some(n) = threads {
             tch::set_num_threads(i32::from(n));
         }
-        let mut program = Program::new(graph)?;
+        let mut program = Program::at(graph, place)?;
         for (id, value) in graph.inits() {
             if let Some(tensor) = weights.get(&value.name) {
                 program.override_weight(graph, id, convert::tensor(&value.name, tensor)?)?;
             }
         }
-        Ok(Session { graph, program })
+        Ok(Session {
+            graph,
+            program,
+            workspace_bytes: Cell::new(None),
+        })
     }
 
-    /// Runs once.
+    /// Runs once; on a device the first time twice, so that the libraries have their workspaces before anything is
+    /// measured.
     ///
     /// # Errors
     /// See [`Program::run`].
@@ -61,11 +80,19 @@ impl<'g> Session<'g> {
         }
         let dims: Vec<(String, i64)> = self.program.bind(&given)?.into_iter().collect();
         let binding = Binding::new(self.graph, &dims)?;
-        let predicted = MemoryProfile::new(self.graph, &Sizes::new(self.graph, &binding)?)?;
+        let place = self.program.place();
+        let sizes = Sizes::new(self.graph, &binding)?;
+        let predicted = MemoryProfile::rounded(self.graph, &sizes, place.granularity_bytes())?;
+        if place != Place::Cpu && self.workspace_bytes.get().is_none() {
+            let before = device::bytes(place)?.live;
+            drop(self.program.run(&given)?);
+            let workspace_bytes = device::bytes(place)?.live.saturating_sub(before);
+            self.workspace_bytes.set(Some(workspace_bytes));
+        }
         let run = self.program.run(&given)?;
         let mut outputs = BTreeMap::new();
         for (name, tensor) in &run.outputs {
-            let tensor = tensor.contiguous();
+            let tensor = device::moved(tensor.contiguous(), Place::Cpu)?;
             let dtype = convert::dtype(tensor.kind()).ok_or_else(|| {
                 Error::bug(
                     "run",
@@ -80,6 +107,9 @@ impl<'g> Session<'g> {
             outputs,
             predicted_peak_bytes: predicted.peak_bytes,
             peak_bytes: run.peak_bytes,
+            requested_peak_bytes: run.requested_peak_bytes,
+            workspace_bytes: self.workspace_bytes.get(),
+            nondeterministic: run.nondeterministic,
             static_bytes: run.static_bytes,
             peak_at: run.peak_at,
             time_us: run.time_us,

@@ -82,6 +82,8 @@ pub struct KernelCx<'a> {
     pub op: &'static OpDef,
     pub attrs: &'a Attrs,
     pub ins: &'a [Option<&'a Tensor>],
+    /// Copies on the CPU of integer operands that are constants, where the graph runs elsewhere; may be shorter.
+    pub host: &'a [Option<&'a Tensor>],
     pub n_outs: usize,
 }
 
@@ -100,9 +102,12 @@ impl KernelCx<'_> {
         self.ins.get(i).copied().flatten()
     }
 
-    /// The contents of an integer operand, row-major.
+    /// The contents of an integer operand, row-major. Waits for the device where it was computed there.
     pub fn ints(&self, i: usize) -> Result<Vec<i64>> {
-        let tensor = self.x(i)?;
+        let tensor = match self.host.get(i).copied().flatten() {
+            Some(copy) => copy,
+            None => self.x(i)?,
+        };
         Vec::<i64>::try_from(tensor.to_kind(Kind::Int64).contiguous().reshape([-1]))
             .map_err(|e| Error::bug("kernel", format!("{}: operand {i}: {e}", self.op.name)))
     }

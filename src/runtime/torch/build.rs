@@ -6,9 +6,10 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 5] = [
+const SOURCES: [&str; 6] = [
     "alloc.cpp",
     "bytes.cpp",
+    "cuda.cpp",
     "dispatch.cpp",
     "rng.cpp",
     "status.cpp",
@@ -46,6 +47,7 @@ fn main() {
     println!("cargo:rustc-link-search=native={}", lib.display());
     println!("cargo:rustc-link-lib=torch_cpu");
     println!("cargo:rustc-link-lib=c10");
+    println!("cargo:rustc-link-lib=dl");
     // For this package's own tests; the packages above set it from the metadata, since link arguments do not travel.
     println!("cargo:rustc-link-arg=-Wl,-rpath,{}", lib.display());
     println!("cargo:rpath={}", lib.display());

@@ -5,6 +5,7 @@
 //! - [`memory`]: a counting CPU allocator, so that live and peak bytes are exact and independent of malloc.
 //! - [`storage`]: which tensors share memory. Memory is counted in storages, never in tensors.
 //! - [`bytes`]: tensors over foreign memory (a mapped weight file) without a copy; raw bytes in and out.
+//! - [`cuda`]: libtorch's CUDA library, loaded when it is asked for; its memory, its determinism.
 //! - [`rng`]: seeds, states and separate generators.
 //!
 //! Every C++ exception comes back as a [`TorchError`]. Nothing here records for autograd: the graphs we run are
@@ -12,6 +13,7 @@
 #![cfg(feature = "libtorch")]
 
 pub mod bytes;
+pub mod cuda;
 mod error;
 pub mod memory;
 mod op;

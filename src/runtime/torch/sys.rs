@@ -91,6 +91,20 @@ unsafe extern "C" {
     ) -> i32;
     pub fn ck_tensor_storage(tensor: *const c_void, id: *mut i64, bytes: *mut i64) -> i32;
 
+    pub fn ck_cuda_load(devices: *mut i64) -> i32;
+    pub fn ck_cuda_prepare(device: i64) -> i32;
+    pub fn ck_cuda_refuse_nondeterministic(refuse: i32);
+    pub fn ck_cuda_synchronize(device: i64) -> i32;
+    pub fn ck_cuda_memory_stats(
+        device: i64,
+        live_bytes: *mut i64,
+        peak_bytes: *mut i64,
+        requested_live_bytes: *mut i64,
+        requested_peak_bytes: *mut i64,
+    ) -> i32;
+    pub fn ck_cuda_memory_reset_peak(device: i64) -> i32;
+    pub fn ck_cuda_memory_info(device: i64, free_bytes: *mut i64, total_bytes: *mut i64) -> i32;
+
     pub fn ck_rng_seed(seed: u64) -> i32;
     pub fn ck_rng_state(tensor: *mut *mut c_void) -> i32;
     pub fn ck_rng_set_state(tensor: *const c_void) -> i32;

@@ -58,6 +58,15 @@ int32_t ck_tensor_copy(const void* data, int64_t len, const int64_t* dims, int64
 int32_t ck_tensor_bytes(const void* tensor, int32_t for_writing, void** data, int64_t* len);
 int32_t ck_tensor_storage(const void* tensor, int64_t* id, int64_t* bytes);
 
+int32_t ck_cuda_load(int64_t* devices);
+int32_t ck_cuda_prepare(int64_t device);
+void ck_cuda_refuse_nondeterministic(int32_t refuse);
+int32_t ck_cuda_synchronize(int64_t device);
+int32_t ck_cuda_memory_stats(int64_t device, int64_t* live, int64_t* peak, int64_t* requested_live,
+                             int64_t* requested_peak);
+int32_t ck_cuda_memory_reset_peak(int64_t device);
+int32_t ck_cuda_memory_info(int64_t device, int64_t* free_bytes, int64_t* total_bytes);
+
 int32_t ck_rng_seed(uint64_t seed);
 int32_t ck_rng_state(void** tensor);
 int32_t ck_rng_set_state(const void* tensor);

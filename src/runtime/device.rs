@@ -1,0 +1,162 @@
+//! The device that a program runs on: made ready, measured, waited for.
+//!
+//! The CPU is always there, and its allocator counts every byte. A CUDA device is opened before anything else asks
+//! libtorch about CUDA; kernels are deterministic there, in the full precision of their types. What the CUDA allocator
+//! reports are its blocks; library workspaces (cuBLAS) come from it too and stay, so that they are in `live_bytes`
+//! before the first step that is measured.
+
+use super::convert::torch_error;
+use crate::place::Place;
+use ckpt_passes::{Error, Result};
+use ckpt_torch::{cuda, memory};
+use tch::{Device, Tensor};
+
+/// The settings under which libtorch runs cuBLAS deterministically.
+const CUBLAS_DETERMINISTIC: [&str; 2] = [":4096:8", ":16:8"];
+
+/// Makes a place ready.
+///
+/// # Errors
+/// No CUDA library, no such device, a cuBLAS setting that is not deterministic: the environment's.
+pub fn open(place: Place) -> Result<()> {
+    memory::install();
+    let Place::Cuda(index) = place else {
+        return Ok(());
+    };
+    let (name, wanted) = Place::CUBLAS_SETTING;
+    let found = std::env::var(name).unwrap_or_default();
+    if !CUBLAS_DETERMINISTIC.contains(&found.as_str()) {
+        return Err(
+            Error::environment("cuda", "cuBLAS is not set to be deterministic")
+                .expected(format!("{name}={wanted} in the environment"))
+                .found(match found.as_str() {
+                    "" => format!("{name} is not set"),
+                    other => format!("{name}={other}"),
+                }),
+        );
+    }
+    let devices = cuda::load().map_err(|e| {
+        Error::environment("cuda", "libtorch's CUDA library cannot be loaded")
+            .expected(format!("libtorch_cuda.so and the CUDA libraries that it needs, in {}", folders()))
+            .found(e.message)
+            .help(
+                "install torch 2.11.0 for Python with its nvidia packages, and put its `lib` folder and theirs into \
+                 LD_LIBRARY_PATH, as tools/cuda-checks does; or run on the CPU: --device cpu",
+            )
+    })?;
+    if devices == 0 {
+        return Err(Error::environment("cuda", "there is no CUDA device")
+            .expected("an NVIDIA driver (libcuda.so.1) and a device that it can use")
+            .found("libtorch's CUDA library is loaded and sees 0 devices")
+            .help("run on the CPU: --device cpu"));
+    }
+    if index >= devices {
+        return Err(
+            Error::environment("cuda", format!("there is no device cuda:{index}"))
+                .found(format!("cuda:0 to cuda:{}", devices - 1)),
+        );
+    }
+    cuda::open(index).map_err(|e| {
+        Error::environment("cuda", format!("the device cuda:{index} cannot be used"))
+            .found(e.message)
+    })
+}
+
+/// Where the loader looks for libraries, for a message.
+fn folders() -> String {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let loaded = maps.lines().find_map(|line| {
+        let path = &line[line.find('/')?..];
+        Some(path.strip_suffix("/libtorch_cpu.so")?.to_string())
+    });
+    let mut folders: Vec<String> = loaded.into_iter().collect();
+    folders.push("LD_LIBRARY_PATH".into());
+    folders.push("the system's library folders".into());
+    folders.join(", ")
+}
+
+/// The same place as tch names it.
+pub fn torch(place: Place) -> Device {
+    match place {
+        Place::Cpu => Device::Cpu,
+        Place::Cuda(n) => Device::Cuda(n),
+    }
+}
+
+/// The tensor, at that place: itself if it is there already.
+///
+/// # Errors
+/// Not enough memory there.
+pub fn moved(tensor: Tensor, to: Place) -> Result<Tensor> {
+    let device = torch(to);
+    if tensor.device() == device {
+        return Ok(tensor);
+    }
+    tensor.f_to_device(device).map_err(|e| {
+        let text = e.to_string();
+        match text.contains("out of memory") {
+            true => Error::environment("memory", text),
+            false => Error::bug("torch", text),
+        }
+    })
+}
+
+/// Bytes at a place, as its allocator counts them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Bytes {
+    pub live: u64,
+    pub peak: u64,
+    /// Largest sum of what was asked for, before blocks were rounded; what is live now of it is `requested_live`.
+    pub requested_peak: u64,
+    pub requested_live: u64,
+}
+
+/// What is alive now, and the most that was since [`reset_peak`].
+///
+/// # Errors
+/// The device fails.
+pub fn bytes(place: Place) -> Result<Bytes> {
+    Ok(match place {
+        Place::Cpu => {
+            let stats = memory::stats();
+            Bytes {
+                live: stats.live_bytes,
+                peak: stats.peak_bytes,
+                requested_peak: stats.peak_bytes,
+                requested_live: stats.live_bytes,
+            }
+        }
+        Place::Cuda(n) => {
+            let stats = cuda::stats(n).map_err(torch_error)?;
+            Bytes {
+                live: stats.live_bytes,
+                peak: stats.peak_bytes,
+                requested_peak: stats.requested_peak_bytes,
+                requested_live: stats.requested_live_bytes,
+            }
+        }
+    })
+}
+
+/// # Errors
+/// The device fails.
+pub fn reset_peak(place: Place) -> Result<()> {
+    match place {
+        Place::Cpu => {
+            memory::reset_peak();
+            Ok(())
+        }
+        Place::Cuda(n) => cuda::reset_peak(n).map_err(torch_error),
+    }
+}
+
+/// Waits until everything that was sent there is done.
+///
+/// # Errors
+/// A kernel that failed meanwhile.
+pub fn synchronize(place: Place) -> Result<()> {
+    match place {
+        Place::Cpu => Ok(()),
+        Place::Cuda(n) => cuda::synchronize(n).map_err(torch_error),
+    }
+}

@@ -1,0 +1,97 @@
+// The door to CUDA, without one line that needs CUDA's headers.
+//
+// libtorch's CUDA library is loaded when it is asked for, so that programs that stay on the CPU neither need it nor pay
+// for it (0.3 s and 240 MB). It registers its kernels and hooks as it is loaded; from then on libtorch's device-neutral
+// interface serves all that we need: allocator statistics, synchronisation, the device's memory, and the switches for
+// deterministic kernels. Hooks are cached at the first CUDA query of a process: the library must be loaded before it.
+#include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
+#include <dlfcn.h>
+
+#include <cstdlib>
+
+#include "status.h"
+
+namespace {
+
+c10::DeviceIndex index_of(int64_t device) { return static_cast<c10::DeviceIndex>(device); }
+
+int64_t sum_of(const c10::CachingAllocator::StatArray& stats, bool peak) {
+  const auto& all = stats[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
+  return peak ? all.peak : all.current;
+}
+
+}  // namespace
+
+extern "C" {
+
+// Loads the library and leaves the number of devices. A library that is missing or does not fit is CK_REFUSED with the
+// loader's own words; a machine without a device or driver has 0 devices.
+int32_t ck_cuda_load(int64_t* devices) {
+  return ckpt::guarded([&] {
+    // RTLD_GLOBAL: the libraries that it loads later (linear algebra) look for its symbols.
+    static void* const library = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL);
+    if (library == nullptr) {
+      const char* reason = dlerror();
+      TORCH_CHECK(false, reason == nullptr ? "libtorch_cuda.so could not be loaded" : reason);
+    }
+    // hasCUDA would also ask for a device.
+    TORCH_CHECK(at::Context::hasCUDART(), "libtorch_cuda.so was loaded, but libtorch asked for CUDA before and found none");
+    *devices = at::hasCUDA() ? at::accelerator::deviceCount() : 0;
+  });
+}
+
+// Makes `device` current, and chooses kernels that give the same bits every time, in the full precision of the type.
+// cuBLAS reads CUBLAS_WORKSPACE_CONFIG when it is first used; the caller has set it.
+int32_t ck_cuda_prepare(int64_t device) {
+  return ckpt::guarded([&] {
+    auto& context = at::globalContext();
+    context.setDeterministicAlgorithms(true, /*warn_only=*/false);
+    context.setDeterministicFillUninitializedMemory(false);
+    context.setDeterministicCuDNN(true);
+    context.setBenchmarkCuDNN(false);
+    context.setAllowTF32CuBLAS(false);
+    context.setAllowTF32CuDNN(false);
+    context.setAllowFP16ReductionCuBLAS(false);
+    context.setAllowBF16ReductionCuBLAS(false);
+    context.setAllowFP16AccumulationCuBLAS(false);
+    context.lazyInitDevice(at::kCUDA);
+    at::accelerator::setDeviceIndex(index_of(device));
+  });
+}
+
+// Whether a kernel that has no deterministic form is refused.
+void ck_cuda_refuse_nondeterministic(int32_t refuse) {
+  at::globalContext().setDeterministicAlgorithms(refuse != 0, /*warn_only=*/false);
+}
+
+// Waits until everything that was sent to the device is done.
+int32_t ck_cuda_synchronize(int64_t device) {
+  return ckpt::guarded([&] { at::accelerator::synchronizeDevice(index_of(device)); });
+}
+
+// Bytes of the allocator's blocks, and what of them was asked for; each now and at most since the last reset.
+int32_t ck_cuda_memory_stats(int64_t device, int64_t* live, int64_t* peak, int64_t* requested_live,
+                             int64_t* requested_peak) {
+  return ckpt::guarded([&] {
+    const auto stats = at::getDeviceAllocator(at::kCUDA)->getDeviceStats(index_of(device));
+    *live = sum_of(stats.allocated_bytes, false);
+    *peak = sum_of(stats.allocated_bytes, true);
+    *requested_live = sum_of(stats.requested_bytes, false);
+    *requested_peak = sum_of(stats.requested_bytes, true);
+  });
+}
+
+int32_t ck_cuda_memory_reset_peak(int64_t device) {
+  return ckpt::guarded([&] { at::getDeviceAllocator(at::kCUDA)->resetPeakStats(index_of(device)); });
+}
+
+// Free and total bytes of the device itself.
+int32_t ck_cuda_memory_info(int64_t device, int64_t* free_bytes, int64_t* total_bytes) {
+  return ckpt::guarded([&] {
+    const auto info = at::getDeviceAllocator(at::kCUDA)->getMemoryInfo(index_of(device));
+    *free_bytes = static_cast<int64_t>(info.first);
+    *total_bytes = static_cast<int64_t>(info.second);
+  });
+}
+}

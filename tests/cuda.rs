@@ -1,0 +1,133 @@
+//! The CUDA door from outside. What needs a device is skipped by name where there is none; `tools/cuda-checks` runs it.
+
+#![cfg(feature = "torch")]
+
+mod command;
+
+use command::{call, code, fixture, json, stderr, workplace};
+use serde_json::Value;
+use std::path::Path;
+
+const NEEDS: &str = "run tools/cuda-checks on a machine with an NVIDIA device";
+
+fn train(folder: &Path, policy: &str, out: &str) {
+    let args = [
+        "model.onnx",
+        "-o",
+        out,
+        "--loss",
+        "causal-lm",
+        "--policy",
+        policy,
+    ];
+    assert_eq!(code(&call(folder, &args)), 0);
+}
+
+fn run(folder: &Path, model: &str, more: &[&str]) -> Value {
+    let mut args = vec!["run", model, "--inputs", "case.npz", "--format", "json"];
+    args.extend(more);
+    json(&call(folder, &args))
+}
+
+#[test]
+fn a_device_that_is_not_there_is_told_and_ends_with_5() {
+    let dir = workplace();
+    // With a driver: no such device. Without: what was looked for, where, and what to do.
+    for verb in [
+        &["run", "model.onnx"][..],
+        &["verify", "model.onnx", "model.onnx"],
+    ] {
+        let mut args = verb.to_vec();
+        args.extend(["--inputs", "case.npz", "--device", "cuda:126"]);
+        let done = call(dir.path(), &args);
+        let said = stderr(&done);
+        assert_eq!(code(&done), 5, "{said}");
+        assert!(
+            said.contains("error[cuda]") && done.stdout.is_empty(),
+            "{said}"
+        );
+        assert!(
+            said.contains("cuda:0 to") || said.contains("--device cpu"),
+            "{said}"
+        );
+    }
+    let wrong = call(dir.path(), &["run", "model.onnx", "--device", "gpu"]);
+    assert_eq!(code(&wrong), 2);
+}
+
+#[test]
+fn a_setting_that_is_not_deterministic_is_refused() {
+    let dir = workplace();
+    let mut command = command::command(dir.path());
+    command.args([
+        "run",
+        "model.onnx",
+        "--inputs",
+        "case.npz",
+        "--device",
+        "cuda",
+    ]);
+    let done = command
+        .env("CUBLAS_WORKSPACE_CONFIG", ":0:0")
+        .output()
+        .unwrap();
+    assert_eq!(code(&done), 5);
+    assert!(
+        stderr(&done).contains("CUBLAS_WORKSPACE_CONFIG=:4096:8"),
+        "{}",
+        stderr(&done)
+    );
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn planned_gradients_equal_unplanned_ones_on_a_device() {
+    let dir = workplace();
+    for policy in ["full", "selective", "submodule"] {
+        train(dir.path(), policy, "t.onnx");
+        let args = [
+            "verify",
+            "model.onnx",
+            "t.onnx",
+            "--inputs",
+            "case.npz",
+            "--device",
+            "cuda",
+        ];
+        let done = call(dir.path(), &args);
+        assert_eq!(code(&done), 0, "{policy}: {}\n{NEEDS}", stderr(&done));
+        assert!(String::from_utf8_lossy(&done.stdout).contains("equal bit for bit"));
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn a_device_repeats_itself_and_counts_its_memory() {
+    let dir = workplace();
+    for name in ["gpt2", "llama32"] {
+        std::fs::copy(fixture(name, "model.onnx"), dir.path().join("model.onnx")).unwrap();
+        std::fs::copy(fixture(name, "case.npz"), dir.path().join("case.npz")).unwrap();
+        train(dir.path(), "full", "t.onnx");
+        let report = run(
+            dir.path(),
+            "t.onnx",
+            &["--device", "cuda", "--outputs", "a.npz"],
+        );
+        run(
+            dir.path(),
+            "t.onnx",
+            &["--device", "cuda", "--outputs", "b.npz"],
+        );
+        let file = |name: &str| std::fs::read(dir.path().join(name)).unwrap();
+        assert!(
+            file("a.npz") == file("b.npz"),
+            "{name}: another run gave other bits"
+        );
+        let bytes = |key: &str| report[key].as_u64().unwrap();
+        assert_eq!(report["device"], "cuda:0");
+        // Blocks are at least what was asked for, and no less than what the plan says can be alive at all.
+        assert!(bytes("measured_peak_bytes") >= bytes("requested_peak_bytes"));
+        assert!(bytes("requested_peak_bytes") > bytes("static_bytes"));
+        assert!(report["workspace_bytes"].as_u64().is_some());
+    }
+}
