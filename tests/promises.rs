@@ -341,6 +341,47 @@ const LARGE: &[Call] = &[
         ],
         &[("pads", Set::L(&[1, 1, 1, 1]))],
     ),
+    (
+        "Attention",
+        2,
+        &[
+            In::Real(&[2, 6, 70, 32]),
+            In::Real(&[2, 3, 130, 32]),
+            In::Real(&[2, 3, 130, 16]),
+            In::Real(&[70, 130]),
+        ],
+        &[("causal", Set::I(1))],
+    ),
+    (
+        "AttentionGrad",
+        4,
+        &[
+            In::Real(&[2, 6, 70, 16]),
+            In::Real(&[2, 6, 70, 32]),
+            In::Real(&[2, 3, 130, 32]),
+            In::Real(&[2, 3, 130, 16]),
+            In::Real(&[6, 1, 1]),
+        ],
+        &[
+            ("causal", Set::I(1)),
+            ("window_left", Set::I(80)),
+            ("softcap", Set::F(3.0)),
+            ("wants", Set::L(&[0, 1, 2, 3])),
+        ],
+    ),
+    // One query of one head over so many keys that libtorch would reduce them in several threads.
+    (
+        "AttentionGrad",
+        4,
+        &[
+            In::Real(&[1, 1, 2]),
+            In::Real(&[1, 1, 2]),
+            In::Real(&[1, 70_000, 2]),
+            In::Real(&[1, 70_000, 2]),
+            In::Real(&[1]),
+        ],
+        &[("wants", Set::L(&[0, 1, 2, 3]))],
+    ),
 ];
 
 /// Large enough for several blocks of windows.

@@ -152,6 +152,8 @@ pub struct AttentionPlan {
     pub dtype: DType,
     pub buffers: Buffers,
     workspace_elements: u64,
+    /// Whether a query that sees no key gives NaN and a bias may hide keys.
+    nan_anywhere: bool,
     empty_is_nan: bool,
 }
 
@@ -219,6 +221,7 @@ impl AttentionPlan {
             dtype,
             buffers: Buffers::default(),
             workspace_elements: 0,
+            nan_anywhere: empty_is_nan(attrs) && bias.is_some(),
             empty_is_nan: empty_is_nan(attrs),
         };
         if plan.is_empty() {
@@ -289,12 +292,90 @@ impl AttentionPlan {
         self.workspace_elements
     }
 
-    /// The keys that are read for these queries. All of them where one gives NaN because it sees none: its slopes are
+    /// The keys that are read for these queries. All of them where one may give NaN because it sees none: its slopes are
     /// NaN for every key.
     pub fn keys_of(&self, rows: Range<i64>) -> Range<i64> {
-        if self.empty_is_nan && self.band.leaves_one_empty(rows.clone()) {
+        let nan = self.empty_is_nan && self.band.leaves_one_empty(rows.clone());
+        if nan || self.nan_anywhere {
             return 0..self.band.keys;
         }
         self.band.keys_of(rows)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn band(causal: i64, left: i64, right: i64, queries: i64, keys: i64) -> Band {
+        let attrs = Attrs::new()
+            .with("causal", causal)
+            .with("window_left", left)
+            .with("window_right", right);
+        Band::new(&attrs, queries, keys)
+    }
+
+    #[test]
+    fn bands_hold_what_their_definition_says() {
+        let mut empty = 0;
+        for (queries, keys) in [(5, 5), (3, 8), (8, 3), (1, 4), (4, 1), (6, 0)] {
+            for (causal, left, right) in [
+                (0, -1, -1),
+                (1, -1, -1),
+                (1, 0, -1),
+                (1, 2, 1),
+                (0, 1, 2),
+                (0, -1, 3),
+                (0, 40, 40),
+            ] {
+                let band = band(causal, left, right, queries, keys);
+                let sees = |i: i64, j: i64| {
+                    let place = i + keys - queries;
+                    (causal == 0 || j <= place)
+                        && (left < 0 || j >= place - left)
+                        && (right < 0 || j <= place + right)
+                };
+                let seen = |i: i64| (0..keys).filter(move |j| sees(i, *j));
+                let pairs: usize = (0..queries).map(|i| seen(i).count()).sum();
+                assert_eq!(band.pairs(), pairs as u64, "{band:?}");
+                for start in 0..queries {
+                    for end in start + 1..=queries {
+                        let all: Vec<i64> = (start..end).flat_map(seen).collect();
+                        let range = band.keys_of(start..end);
+                        let inside = |j: &i64| range.contains(j);
+                        assert!(all.iter().all(inside), "{band:?} {start}..{end}");
+                        assert_eq!(all.is_empty(), range.is_empty(), "{band:?} {start}..{end}");
+                        let none = keys > 0 && (start..end).any(|i| seen(i).count() == 0);
+                        assert_eq!(band.leaves_one_empty(start..end) && keys > 0, none);
+                        empty += u32::from(none);
+                    }
+                }
+            }
+        }
+        assert!(empty > 10);
+    }
+
+    fn plan(q: [i64; 3], k: [i64; 3], dtype: DType) -> AttentionPlan {
+        let attrs = Attrs::new()
+            .with("causal", 1)
+            .with("window_left", -1)
+            .with("window_right", -1)
+            .with("softcap", 0.0f32)
+            .with("empty_rows", "zeros");
+        let sized = |dims: [i64; 3]| Some(Sized::contiguous(dtype, dims.to_vec()));
+        AttentionPlan::forward(&attrs, &[sized(q), sized(k), sized(k)]).unwrap()
+    }
+
+    /// Long sequences take fewer queries and heads at once: the workspace stays small beside the keys themselves.
+    #[test]
+    fn workspace_does_not_grow_with_the_queries() {
+        let of = |n: i64| plan([12, n, 64], [12, n, 64], DType::F32);
+        assert_eq!((of(512).rows_at_once, of(512).heads_at_once), (64, 12));
+        for n in [1 << 12, 1 << 14, 1 << 17] {
+            let keys_bytes = 12 * n as u64 * 64 * 4;
+            assert!(of(n).workspace_bytes() < keys_bytes, "{:?}", of(n));
+        }
+        let narrow = plan([8, 1 << 17, 64], [8, 1 << 17, 64], DType::BF16);
+        assert_eq!(narrow.heads_at_once, 1);
     }
 }
