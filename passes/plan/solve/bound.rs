@@ -53,7 +53,9 @@ pub fn one_position(
         let room = cut.room as f64;
         let mut value = 0.0f64;
         let fits = cut
-            .around(&mut |point| value = value.max(point.worth - point.price * room))
+            .around(0.0, &mut |point| {
+                value = value.max(point.worth - point.price * room)
+            })
             .1
             .is_some();
         work.spend(cut.visits() + 4 * given.len() as u64);

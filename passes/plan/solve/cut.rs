@@ -129,7 +129,9 @@ pub struct Cut<'a> {
     /// Bytes that are left for what is decided, once the step itself and what cannot be made again are in.
     pub room: i64,
     /// Bytes of what may stay.
-    pub choice_bytes: f64,
+    choice_bytes: f64,
+    /// What the budget lacks at this step, once [`Cut::around`] found that nothing fits.
+    pub missing_bytes: i64,
 }
 
 /// One point of the hull.
@@ -177,9 +179,8 @@ impl<'a> Cut<'a> {
                 room -= dag.size[v as usize];
                 continue;
             }
-            value_node[v as usize] = nodes;
-            builder.arc(SOURCE, nodes, UNLIMITED);
-            nodes += 1;
+            // `A(v)` is settled, so it is the source itself.
+            value_node[v as usize] = SOURCE;
             stack.push(v);
         }
         let (mut keeps, mut ops, mut op_arcs) = (Vec::new(), Vec::new(), Vec::new());
@@ -201,6 +202,9 @@ impl<'a> Cut<'a> {
                         let i = *u as usize;
                         // What is there anyway is free to use; what cannot be made again and must stay, too.
                         if scene.pinned[i] || (scene.needed[i] && dag.remaker(*u).is_none()) {
+                            continue;
+                        }
+                        if value_node[i] == SOURCE {
                             continue;
                         }
                         if value_node[i] == NONE {
@@ -240,6 +244,7 @@ impl<'a> Cut<'a> {
             pinned: scene.pinned.clone(),
             room,
             choice_bytes,
+            missing_bytes: 0,
         }
     }
 
@@ -304,23 +309,40 @@ impl<'a> Cut<'a> {
     }
 
     /// Follows the hull to the two points around `room`: the last that keeps too much, the first that fits. Without the
-    /// first, everything fits for nothing; without the second, nothing does.
-    pub fn around(&mut self, each: &mut dyn FnMut(&Point)) -> (Option<Point>, Option<Point>) {
+    /// first, everything fits for nothing; without the second, nothing does. Starts at the price `hint`, if it is not 0.
+    pub fn around(
+        &mut self,
+        hint: f64,
+        each: &mut dyn FnMut(&Point),
+    ) -> (Option<Point>, Option<Point>) {
         let mut low = self.solve(0.0);
         each(&low);
         if low.kept <= self.room {
             return (None, Some(low));
         }
         low.state = self.network.state();
-        let all = self.ops.iter().map(|o| o.1).sum::<i64>() as f64;
-        let mut high = self.solve(1e3 * (all + 1.0) / self.choice_bytes.max(1.0));
-        each(&high);
-        if high.kept > self.room {
-            high = self.least(&low);
-            if high.kept > self.room {
-                return (Some(low), None);
+        let average =
+            (self.ops.iter().map(|o| o.1).sum::<i64>() as f64 + 1.0) / self.choice_bytes.max(1.0);
+        let top = 1e3 * average;
+        let mut price = if hint > 0.0 { hint } else { average }.min(top);
+        let mut high = loop {
+            let mut point = self.solve(price);
+            each(&point);
+            if point.kept <= self.room {
+                break point;
             }
-        }
+            point.state = self.network.state();
+            low = point;
+            if price >= top {
+                let least = self.least(&low);
+                if least.kept > self.room {
+                    self.missing_bytes = least.kept - self.room;
+                    return (Some(low), None);
+                }
+                break least;
+            }
+            price = (4.0 * price).min(top);
+        };
         for _ in 0..40 {
             let (bytes, weight) = (low.bent - high.bent, (high.weight - low.weight) as f64);
             if bytes <= 0.0 || weight <= 0.0 {

@@ -104,6 +104,9 @@ impl Network {
         let mut head = 0;
         while let Some(&x) = self.queue.get(head) {
             head += 1;
+            if self.level[x as usize] >= self.level[source as usize] {
+                break;
+            }
             let (from, to) = (self.start[x as usize], self.start[x as usize + 1]);
             self.visits += u64::from(to - from);
             for a in from..to {

@@ -75,6 +75,82 @@ struct Event {
     made: bool,
 }
 
+/// The events of all values, each value's in one stretch of a list; a stretch can shrink and grow back.
+struct Events {
+    start: Vec<u32>,
+    count: Vec<u32>,
+    items: Vec<Event>,
+}
+
+impl Events {
+    fn new(dag: &Dag, schedule: &[u32]) -> Events {
+        let mut count = vec![0u32; dag.values()];
+        for o in schedule {
+            for v in dag.ins(*o).iter().chain(dag.outs(*o)) {
+                count[*v as usize] += 1;
+            }
+        }
+        for v in &dag.outputs {
+            count[*v as usize] += 1;
+        }
+        let mut start = Vec::with_capacity(count.len());
+        let mut total = 0;
+        for n in &mut count {
+            start.push(total);
+            total += std::mem::take(n);
+        }
+        let nothing = Event {
+            slot: 0,
+            made: false,
+        };
+        let mut events = Events {
+            start,
+            count,
+            items: vec![nothing; total as usize],
+        };
+        for (slot, o) in schedule.iter().enumerate() {
+            for v in dag.ins(*o) {
+                events.push(*v, slot as u32, false);
+            }
+            for v in dag.outs(*o) {
+                events.push(*v, slot as u32, true);
+            }
+        }
+        for v in &dag.outputs {
+            events.push(*v, schedule.len() as u32, false);
+        }
+        events
+    }
+
+    fn push(&mut self, value: u32, slot: u32, made: bool) {
+        let v = value as usize;
+        self.items[(self.start[v] + self.count[v]) as usize] = Event { slot, made };
+        self.count[v] += 1;
+    }
+
+    fn of(&self, value: u32) -> &[Event] {
+        let from = self.start[value as usize] as usize;
+        &self.items[from..from + self.count[value as usize] as usize]
+    }
+
+    fn take(&mut self, value: u32, at: usize) -> Event {
+        let from = self.start[value as usize] as usize;
+        let to = from + self.count[value as usize] as usize;
+        let event = self.items[from + at];
+        self.items.copy_within(from + at + 1..to, from + at);
+        self.count[value as usize] -= 1;
+        event
+    }
+
+    fn put_back(&mut self, value: u32, at: usize, event: Event) {
+        let from = self.start[value as usize] as usize;
+        let to = from + self.count[value as usize] as usize;
+        self.items.copy_within(from + at..to, from + at + 1);
+        self.items[from + at] = event;
+        self.count[value as usize] += 1;
+    }
+}
+
 enum Change {
     /// Bytes added to slots `from..to`.
     Bytes {
@@ -98,7 +174,7 @@ pub struct Ledger<'a> {
     /// Whether a slot still runs.
     alive: Vec<bool>,
     first: Vec<bool>,
-    events: Vec<Vec<Event>>,
+    events: Events,
     peaks: Peaks,
     log: Vec<Change>,
     /// Removals and their parts so far, a measure of work.
@@ -112,20 +188,7 @@ impl<'a> Ledger<'a> {
     pub fn new(dag: &'a Dag, schedule: &[u32]) -> Ledger<'a> {
         let mut simulation = Simulation::default();
         simulation.run(dag, schedule);
-        let mut events: Vec<Vec<Event>> = vec![Vec::new(); dag.values()];
-        for (t, o) in schedule.iter().enumerate() {
-            let slot = t as u32;
-            for v in dag.ins(*o) {
-                events[*v as usize].push(Event { slot, made: false });
-            }
-            for v in dag.outs(*o) {
-                events[*v as usize].push(Event { slot, made: true });
-            }
-        }
-        for v in &dag.outputs {
-            let slot = schedule.len() as u32;
-            events[*v as usize].push(Event { slot, made: false });
-        }
+        let events = Events::new(dag, schedule);
         Ledger {
             dag,
             ops: schedule.to_vec(),
@@ -194,7 +257,7 @@ impl<'a> Ledger<'a> {
     /// Whether nothing reads what a slot makes.
     fn idle(&self, slot: usize) -> bool {
         self.dag.outs(self.ops[slot]).iter().all(|v| {
-            let events = &self.events[*v as usize];
+            let events = self.events.of(*v);
             let at = events.partition_point(|e| e.slot < slot as u32);
             events.get(at + 1).is_none_or(|e| e.made)
         })
@@ -202,7 +265,7 @@ impl<'a> Ledger<'a> {
 
     /// Forgets that `slot` makes `v`: its readers read the instance before.
     fn unmake(&mut self, v: u32, slot: u32) {
-        let events = &self.events[v as usize];
+        let events = self.events.of(v);
         let at = events.partition_point(|e| e.slot < slot);
         let read = events.get(at + 1).is_some_and(|e| !e.made);
         if read && at > 0 {
@@ -214,7 +277,7 @@ impl<'a> Ledger<'a> {
 
     /// Forgets that `slot` reads `v`; gives the slot that made the instance if `slot` was its last reader.
     fn unread(&mut self, v: u32, slot: u32) -> Option<usize> {
-        let events = &self.events[v as usize];
+        let events = self.events.of(v);
         let at = events.partition_point(|e| e.slot < slot);
         let last = events.get(at + 1).is_none_or(|e| e.made);
         let mut maker = None;
@@ -230,9 +293,8 @@ impl<'a> Ledger<'a> {
     }
 
     fn take(&mut self, value: u32, at: usize) {
-        let events = &mut self.events[value as usize];
-        self.touched += 4 + (events.len() - at) as u64 / 8;
-        let event = events.remove(at);
+        self.touched += 4 + (self.events.of(value).len() - at) as u64 / 8;
+        let event = self.events.take(value, at);
         self.log.push(Change::Event {
             value,
             at: at as u32,
@@ -267,7 +329,7 @@ impl<'a> Ledger<'a> {
                     self.peaks.add(from as usize, to as usize, -amount);
                 }
                 Change::Event { value, at, event } => {
-                    self.events[value as usize].insert(at as usize, event);
+                    self.events.put_back(value, at as usize, event);
                 }
                 Change::Slot(slot) => self.alive[slot as usize] = true,
             }

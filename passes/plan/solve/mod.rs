@@ -51,12 +51,15 @@ impl Objective {
     }
 }
 
+/// The share of the whole cost above which a gap is worth more work.
+pub const WIDE_GAP: f64 = 0.003;
+
 /// How much work a plan may take. One unit is about one operand looked at; 100 million are about half a second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Effort {
     /// The first good plan.
     First,
-    /// Enough for a fraction of a second on a few thousand ops, more for larger ones.
+    /// A fraction of a second on a few thousand ops; up to a second while the gap is above [`WIDE_GAP`].
     #[default]
     Normal,
     /// About ten times that.
@@ -66,13 +69,19 @@ pub enum Effort {
 }
 
 impl Effort {
-    fn units(self, ops: usize) -> u64 {
+    fn work(self, ops: usize) -> Work {
         let normal = 30_000_000 + 10_000 * ops as u64;
-        match self {
-            Effort::First => 0,
-            Effort::Normal => normal,
-            Effort::Thorough => 10 * normal,
-            Effort::Units(n) => n,
+        // While the gap is wide; the same for all sizes until a unit more or less for each op matters.
+        let wide = 300_000_000 * 2000 / (ops as u64).max(2000);
+        let (limit, stretched) = match self {
+            Effort::First => (0, 0),
+            Effort::Normal => (normal, normal + wide),
+            Effort::Thorough => (10 * normal, 10 * (normal + wide)),
+            Effort::Units(n) => (n, n),
+        };
+        Work {
+            stretched,
+            ..Work::new(limit)
         }
     }
 }
@@ -190,36 +199,48 @@ fn solve_dag(
     request: &Request,
     before: &Score,
 ) -> Result<Solution, Failure> {
-    let infeasible = || {
-        let floor = smallest::of_dag(problem, dag, before)?;
-        Ok(Failure::Infeasible(Box::new(Infeasible {
+    let infeasible = || match smallest::of_dag(problem, dag, before) {
+        Ok(floor) => Failure::Infeasible(Box::new(Infeasible {
             budget_bytes: request.budget_bytes,
             floor,
-        })))
+        })),
+        Err(error) => Failure::Invalid(error),
     };
     let Some(cap) = request.budget_bytes.checked_sub(before.static_bytes) else {
-        return Err(infeasible().unwrap_or_else(Failure::Invalid));
+        return Err(infeasible());
     };
     // No sum of sizes reaches half of this, so a larger budget is no different.
     let cap = cap.min(i64::MAX as u64 / 4) as i64;
-    let mut work = Work::new(request.effort.units(dag.ops()));
+    let mut work = request.effort.work(dag.ops());
     let Some(price) = bound::one_position(dag, cap, &dag.price, 8, &mut Work::new(u64::MAX)) else {
-        return Err(infeasible().unwrap_or_else(Failure::Invalid));
+        return Err(infeasible());
     };
     let allowed = |s: &&Vec<usize>| {
         evaluate(problem, s).is_ok()
             && (request.choices.is_empty() || broken_by(problem, s, &request.choices).is_none())
     };
     let seeds = request.seeds.iter().filter(allowed);
-    let seeds: Vec<Vec<u32>> = seeds.map(|s| dag.from_problem(s)).collect();
+    let mut seeds: Vec<Vec<u32>> = seeds.map(|s| dag.from_problem(s)).collect();
     // Views that are read late can keep a little more than the reduced form sees: then it is asked for less.
     let mut inner = cap;
-    for _ in 0..8 {
+    let mut failures = 0;
+    for _ in 0..10 {
         let mut search = Search::new(dag, inner, &mut work);
         let Some(schedule) = search.run(&seeds) else {
-            break;
+            failures += 1;
+            let failure = infeasible();
+            if let Failure::Infeasible(refusal) = &failure
+                && failures == 1
+                && refusal.floor.reached_bytes <= request.budget_bytes
+            {
+                // The search for the smallest peak came further: its plan is where this one starts.
+                seeds.push(dag.from_problem(&refusal.floor.schedule));
+                inner = cap;
+                continue;
+            }
+            return Err(failure);
         };
-        let optimal = search.optimal;
+        let optimal = search.optimal && inner == cap;
         let steps: Vec<usize> = schedule.iter().map(|o| *o as usize).collect();
         let schedule = problem.unfold(&dag.op_in_problem, &steps);
         let score = evaluate(problem, &schedule)?;
@@ -227,33 +248,37 @@ fn solve_dag(
             if !request.choices.is_empty() {
                 honours(problem, &schedule, &request.choices)?;
             }
-            return Ok(finish(
-                request,
-                dag,
-                before,
+            let found = Found {
                 schedule,
                 score,
-                price,
-                optimal && inner == cap,
-                work.done,
-            ));
+                optimal,
+            };
+            return Ok(finish(request, dag, before, found, price, work.done));
         }
         inner -= ((score.peak_bytes - request.budget_bytes) as i64).max(1);
     }
-    Err(infeasible().unwrap_or_else(Failure::Invalid))
+    Err(infeasible())
 }
 
-#[expect(clippy::too_many_arguments)]
+struct Found {
+    schedule: Vec<usize>,
+    score: Score,
+    optimal: bool,
+}
+
 fn finish(
     request: &Request,
     dag: &Dag,
     before: &Score,
-    schedule: Vec<usize>,
-    score: Score,
+    found: Found,
     price: i64,
-    optimal: bool,
     work: u64,
 ) -> Solution {
+    let Found {
+        schedule,
+        score,
+        optimal,
+    } = found;
     let (base, own) = (request.objective.of(before), request.objective.of(&score));
     let mut lower = (base + price as f64 * dag.unit).min(own);
     if optimal && request.objective == Objective::Cost {

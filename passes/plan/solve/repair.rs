@@ -18,17 +18,38 @@ pub struct Style {
     pub distance: f64,
     /// Random factors on sizes span 1 ± noise/2.
     pub noise: f64,
+    /// Whether the fullest step of all is cut instead.
+    pub fullest: bool,
+    /// Whether operands are made again in the other order.
+    pub reverse: bool,
+    /// Whether the cap rises where nothing fits, to what fits there.
+    pub rise: bool,
     /// How often an op may be cut at with values kept past full steps.
     pub extensions: u32,
     /// Cuts before the repair gives up.
     pub rounds: usize,
 }
 
+impl Style {
+    /// A repair as it is described above.
+    pub fn plain(distance: f64) -> Style {
+        Style {
+            distance,
+            noise: 0.0,
+            fullest: false,
+            reverse: false,
+            rise: false,
+            extensions: 2,
+            rounds: 3000,
+        }
+    }
+}
+
 /// Repairs `schedule` to fit into `cap`; `None` if it cannot, if the work is spent, or if it gets heavier than `limit`.
 pub fn repair(
     dag: &Dag,
     schedule: &[u32],
-    cap: i64,
+    mut cap: i64,
     style: Style,
     limit: i64,
     random: &mut Random,
@@ -50,11 +71,18 @@ pub fn repair(
             return None;
         }
         let live = &simulation.live;
-        let from = live.iter().position(|bytes| *bytes > cap)?;
-        let over = live[from..]
-            .iter()
-            .take_while(|bytes| **bytes > cap)
-            .count();
+        let (from, over) = if style.fullest {
+            (0, live.len())
+        } else {
+            let from = live.iter().position(|bytes| *bytes > cap)?;
+            (
+                from,
+                live[from..]
+                    .iter()
+                    .take_while(|bytes| **bytes > cap)
+                    .count(),
+            )
+        };
         let step = (from..from + over).rev().max_by_key(|t| live[*t])?;
         if style.noise > 0.0 {
             jitter.clear();
@@ -70,14 +98,22 @@ pub fn repair(
         };
         let scene = Scene::new(dag, &schedule, step);
         let mut cut = Cut::new(dag, &scene, cap, &dag.weight, &bend, Some(live));
-        let point = cut.around(&mut |_| {}).1;
+        let point = cut.around(work.price, &mut |_| {}).1;
         work.spend(cut.visits() + 4 * schedule.len() as u64);
-        let point = point?;
+        let Some(point) = point else {
+            if !style.rise || cut.missing_bytes == 0 {
+                return None;
+            }
+            cap += cut.missing_bytes;
+            continue;
+        };
+        work.price = point.price;
         let mut writer = Writer::new(
             dag,
             schedule[..=step].to_vec(),
             cut.resident(&point, &scene),
         );
+        writer.reverse = style.reverse;
         if !writer.steps(&schedule[step + 1..]) || !writer.outputs() {
             return None;
         }

@@ -1,5 +1,6 @@
 //! The search for a cheap schedule within a cap: first plans from several cuts, then parts torn up and rebuilt.
 
+use super::WIDE_GAP;
 use super::bound;
 use super::dag::{Dag, NONE};
 use super::exact::{Outcome, exact};
@@ -21,18 +22,11 @@ pub struct Search<'a> {
 /// Distances of the first cuts; see [`super::cut::Bend`].
 const DISTANCES: [f64; 3] = [0.02, 0.0, 0.3];
 
-const PLAIN: Style = Style {
-    distance: 0.0,
-    noise: 0.0,
-    extensions: 2,
-    rounds: 3000,
-};
-
 /// A first plan may take this much work beyond the limit, for each op.
 const FIRST_UNITS: u64 = 40_000;
 
 /// Work of an exact search before it gives up.
-const EXACT_UNITS: u64 = 20_000_000;
+pub const EXACT_UNITS: u64 = 20_000_000;
 
 impl<'a> Search<'a> {
     pub fn new(dag: &'a Dag, cap: i64, work: &'a mut Work) -> Search<'a> {
@@ -60,26 +54,36 @@ impl<'a> Search<'a> {
         simulation.peak <= self.cap
     }
 
-    /// Any schedule that fits, without improving it.
-    pub fn first(&mut self) -> Option<Vec<u32>> {
+    /// The schedule with the smallest peak that a few repairs find when the cap rises wherever nothing fits.
+    pub fn lowest(&mut self) -> Option<Vec<u32>> {
+        let given = self.given()?;
+        let mut simulation = Simulation::default();
+        let mut best: Option<(i64, Vec<u32>)> = None;
+        for (distance, extensions) in [(0.02, 2), (0.3, 2), (0.0, 0), (0.02, 1000)] {
+            let style = Style {
+                rise: true,
+                extensions,
+                ..Style::plain(distance)
+            };
+            let Some(made) = self.repair(&given, style, i64::MAX) else {
+                continue;
+            };
+            simulation.run(self.dag, &made);
+            if best.as_ref().is_none_or(|b| simulation.peak < b.0) {
+                best = Some((simulation.peak, made));
+            }
+            if simulation.peak <= self.cap {
+                break;
+            }
+        }
+        best.map(|b| b.1)
+    }
+
+    /// Any schedule that fits.
+    pub fn any(&mut self) -> Option<Vec<u32>> {
         let given = self.given()?;
         if self.fits(&given) {
             return Some(given);
-        }
-        match exact(self.dag, self.cap, &mut Work::new(EXACT_UNITS)) {
-            Outcome::Optimal(schedule) => return Some(schedule),
-            Outcome::Infeasible => return None,
-            Outcome::Unknown => {}
-        }
-        let limit = self.work.limit;
-        for distance in DISTANCES {
-            self.work.limit = limit.max(self.work.done + FIRST_UNITS * self.dag.ops() as u64);
-            let style = Style { distance, ..PLAIN };
-            let made = self.repair(&given, style, i64::MAX);
-            self.work.limit = limit;
-            if made.is_some() {
-                return made;
-            }
         }
         self.lucky(&given)
     }
@@ -87,17 +91,24 @@ impl<'a> Search<'a> {
     /// Random repairs of the given order until one fits.
     fn lucky(&mut self, given: &[u32]) -> Option<Vec<u32>> {
         while !self.work.spent() {
-            let style = Style {
-                distance: [0.02, 0.3, 1.0, 3.0, -0.3][self.random.below(5)],
-                noise: 1.5 * self.random.unit(),
-                extensions: [0, 1, 2, 1000][self.random.below(4)],
-                rounds: 600,
-            };
+            let style = self.random_style(600);
             if let Some(made) = self.repair(given, style, i64::MAX) {
                 return Some(made);
             }
         }
         None
+    }
+
+    fn random_style(&mut self, rounds: usize) -> Style {
+        Style {
+            distance: [0.0, 0.02, 0.3, 1.0, 3.0, -0.3][self.random.below(6)],
+            noise: 1.5 * self.random.unit() * self.random.unit(),
+            fullest: self.random.unit() < 0.2,
+            reverse: self.random.unit() < 0.4,
+            rise: false,
+            extensions: [0, 1, 2, 1000][self.random.below(4)],
+            rounds,
+        }
     }
 
     fn repair(&mut self, schedule: &[u32], style: Style, limit: i64) -> Option<Vec<u32>> {
@@ -172,12 +183,15 @@ impl<'a> Search<'a> {
                 break;
             }
             self.work.limit = limit.max(self.work.done + FIRST_UNITS * self.dag.ops() as u64);
-            let style = Style { distance, ..PLAIN };
+            let style = Style::plain(distance);
             if let Some(made) = self.repair(&given, style, i64::MAX) {
                 let made = self.prune(made);
                 offer(&mut best, self.dag, made);
             }
             self.work.limit = limit;
+        }
+        if best.is_none() {
+            self.work.limit = self.work.stretched.max(self.work.limit);
         }
         if best.is_none()
             && let Some(made) = self.lucky(&given)
@@ -200,28 +214,27 @@ impl<'a> Search<'a> {
         let mut best_weight = dag.weigh_schedule(&best);
         let (mut now, mut now_weight) = (start, best_weight);
         let mut heat = 0.02;
-        while !self.work.spent() && best_weight > lower {
+        while best_weight > lower {
+            if self.work.spent() {
+                let wide = (best_weight - lower) as f64 > WIDE_GAP * total as f64;
+                if !wide || self.work.limit >= self.work.stretched {
+                    break;
+                }
+                self.work.limit = self.work.stretched;
+            }
             heat *= 0.999;
             let (made, allowed) = if dag.ops() < 400 && self.random.unit() < 0.1 {
-                let style = Style {
-                    distance: [0.0, 0.02, 0.3, 1.0, 3.0, -0.3][self.random.below(6)],
-                    noise: self.random.unit(),
-                    extensions: [0, 1, 2, 1000][self.random.below(4)],
-                    rounds: 300,
-                };
+                let style = self.random_style(300);
                 let made = self.repair(given, style, best_weight + (best_weight - total));
                 (made, best_weight + (best_weight - total) / 20)
             } else {
                 let torn = self.tear(&now);
+                let noisy = self.random.unit() < 0.7;
                 let style = Style {
-                    distance: [0.0, 0.3, 1.0, 4.0][self.random.below(4)],
-                    noise: if self.random.unit() < 0.3 {
-                        0.0
-                    } else {
-                        self.random.unit()
-                    },
-                    extensions: 2,
+                    noise: if noisy { self.random.unit() } else { 0.0 },
+                    reverse: noisy && self.random.unit() < 0.4,
                     rounds: 60,
+                    ..Style::plain([0.0, 0.3, 1.0, 4.0][self.random.below(4)])
                 };
                 let made = self.repair(
                     &torn,
@@ -231,8 +244,10 @@ impl<'a> Search<'a> {
                 let slack = (now_weight - total) as f64 * heat * self.random.unit();
                 (made, now_weight + slack as i64)
             };
-            let Some(made) = made else { continue };
-            let made = self.prune(made);
+            let Some(mut made) = made else { continue };
+            let by_room = self.random.unit() < 0.5;
+            let units = prune(dag, &mut made, self.cap, by_room);
+            self.work.spend(units);
             let weight = dag.weigh_schedule(&made);
             if weight < allowed {
                 (now, now_weight) = (made, weight);

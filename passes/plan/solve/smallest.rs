@@ -2,7 +2,8 @@
 
 use super::Objective;
 use super::dag::{Dag, NONE};
-use super::search::Search;
+use super::exact::{Outcome, exact};
+use super::search::{EXACT_UNITS, Search};
 use super::work::Work;
 use crate::error::Result;
 use crate::plan::choice::Choice;
@@ -44,8 +45,18 @@ pub fn smallest_feasible(problem: &Problem, choices: &[Option<Choice>]) -> Resul
 
 /// The largest working set above static, and its op; [`NONE`] where the outputs are larger.
 pub(super) fn working_set_bytes(dag: &Dag) -> (i64, u32) {
+    // At the last step all outputs are there, and what makes one of them; or it is the last op of the given order.
     let outputs: i64 = dag.outputs.iter().map(|v| dag.size[*v as usize]).sum();
-    let mut most = (outputs, NONE);
+    let beside = |o: u32| {
+        let both = dag.ins(o).iter().chain(dag.outs(o));
+        let more = both.filter(|v| !dag.is_output[**v as usize]);
+        more.map(|v| dag.size[*v as usize]).sum::<i64>() + dag.temp_bytes[o as usize]
+    };
+    let makers = dag.outputs.iter().map(|v| dag.maker[*v as usize]);
+    let last = makers
+        .filter(|o| *o != NONE)
+        .chain((dag.ops() as u32).checked_sub(1));
+    let mut most = (outputs + last.map(beside).min().unwrap_or(0), NONE);
     for o in 0..dag.ops() as u32 {
         let bytes = dag.working_set_bytes(o);
         if bytes >= most.0 {
@@ -56,7 +67,7 @@ pub(super) fn working_set_bytes(dag: &Dag) -> (i64, u32) {
 }
 
 /// How often the interval between what is impossible and what is known is halved.
-const HALVINGS: usize = 12;
+const HALVINGS: usize = 10;
 
 pub(super) fn of_dag(problem: &Problem, dag: &Dag, before: &Score) -> Result<Floor> {
     let (least, op) = working_set_bytes(dag);
@@ -83,31 +94,41 @@ pub(super) fn of_dag(problem: &Problem, dag: &Dag, before: &Score) -> Result<Flo
         op: (op != NONE).then(|| dag.op_in_problem[op as usize]),
         tensors,
     };
-    let mut low = least;
+    let mut note = |steps: Vec<u32>| -> Result<i64> {
+        let steps: Vec<usize> = steps.iter().map(|o| *o as usize).collect();
+        let schedule = problem.unfold(&dag.op_in_problem, &steps);
+        let score = evaluate(problem, &schedule)?;
+        if score.peak_bytes < floor.reached_bytes {
+            floor.reached_bytes = score.peak_bytes;
+            floor.schedule = schedule;
+        }
+        Ok(score.peak_above_static_bytes as i64)
+    };
     let mut high = before.peak_above_static_bytes as i64;
-    let mut tried = least;
-    for _ in 0..HALVINGS {
-        if tried >= high {
-            break;
-        }
-        let mut work = Work::new(2_000_000 + 5_000 * dag.ops() as u64);
-        let found = Search::new(dag, tried, &mut work).first();
-        match found {
-            Some(schedule) => {
-                let steps: Vec<usize> = schedule.iter().map(|o| *o as usize).collect();
-                let schedule = problem.unfold(&dag.op_in_problem, &steps);
-                let score = evaluate(problem, &schedule)?;
-                high = tried.min(score.peak_above_static_bytes as i64);
-                if score.peak_bytes < floor.reached_bytes {
-                    floor.reached_bytes = score.peak_bytes;
-                    floor.schedule = schedule;
-                }
+    let mut low = least - 1;
+    match exact(dag, least, &mut Work::new(EXACT_UNITS)) {
+        Outcome::Unknown => {
+            if let Some(made) = Search::new(dag, least, &mut Work::new(u64::MAX)).lowest() {
+                high = high.min(note(made)?);
             }
-            None => low = tried,
         }
-        tried = low + (high - low) / 2;
-        if tried <= low {
+        Outcome::Optimal(made) => high = note(made)?,
+        Outcome::Infeasible => low = least,
+    }
+    let units = 2_000_000 + 2_000 * dag.ops() as u64;
+    for _ in 0..HALVINGS {
+        let middle = low + (high - low) / 2;
+        if middle <= low || middle < least {
             break;
+        }
+        let found = match exact(dag, middle, &mut Work::new(EXACT_UNITS)) {
+            Outcome::Optimal(made) => Some(made),
+            Outcome::Infeasible => None,
+            Outcome::Unknown => Search::new(dag, middle, &mut Work::new(units)).any(),
+        };
+        match found {
+            Some(made) => high = middle.min(note(made)?),
+            None => low = middle,
         }
     }
     Ok(floor)

@@ -5,11 +5,20 @@
 pub struct Work {
     pub done: u64,
     pub limit: u64,
+    /// The limit while the plan may still be far from the best.
+    pub stretched: u64,
+    /// The price of a byte that the last cut ended at: where the next one starts.
+    pub price: f64,
 }
 
 impl Work {
     pub fn new(limit: u64) -> Work {
-        Work { done: 0, limit }
+        Work {
+            done: 0,
+            limit,
+            stretched: limit,
+            price: 0.0,
+        }
     }
 
     pub fn spend(&mut self, units: u64) {

@@ -9,6 +9,8 @@ pub struct Writer<'a> {
     pub schedule: Vec<u32>,
     pub present: Vec<bool>,
     stack: Vec<(u32, usize)>,
+    /// Whether missing operands are made last first.
+    pub reverse: bool,
     /// Whether the backward part has begun, or nothing changes when it does.
     turned: bool,
 }
@@ -21,6 +23,7 @@ impl<'a> Writer<'a> {
             schedule,
             present,
             stack: Vec::new(),
+            reverse: false,
         }
     }
 
@@ -38,19 +41,25 @@ impl<'a> Writer<'a> {
                 continue;
             }
             let ins = self.dag.ins(o);
-            match ins[from..].iter().position(|u| !self.present[*u as usize]) {
+            let missing =
+                (from..ins.len()).find(|i| !self.present[ins[self.place(*i, ins.len())] as usize]);
+            match missing {
                 Some(i) => {
-                    let Some(maker) = self.dag.remaker(ins[from + i]) else {
+                    let Some(maker) = self.dag.remaker(ins[self.place(i, ins.len())]) else {
                         self.stack.clear();
                         return false;
                     };
-                    self.stack.push((o, from + i + 1));
+                    self.stack.push((o, i + 1));
                     self.stack.push((maker, 0));
                 }
                 None => self.push(o),
             }
         }
         true
+    }
+
+    fn place(&self, i: usize, len: usize) -> usize {
+        if self.reverse { len - 1 - i } else { i }
     }
 
     /// Appends a step whose operands are there.
@@ -70,7 +79,8 @@ impl<'a> Writer<'a> {
                     *present &= !dropped;
                 }
             }
-            let ready = self.dag.ins(*o).iter().all(|v| self.ensure(*v));
+            let ins = self.dag.ins(*o);
+            let ready = (0..ins.len()).all(|i| self.ensure(ins[self.place(i, ins.len())]));
             self.push(*o);
             ready
         })
