@@ -102,7 +102,7 @@ impl Submodules {
                 plain = !anchored;
             }
             for (mut part, mut nodes) in parts {
-                if part == Part::Other && nodes.iter().any(|n| search.reduces(*n)) {
+                if part == Part::Other && search.normalises(&nodes) {
                     part = Part::Norm;
                 }
                 nodes.sort_by_key(|n| flow.position[*n]);
@@ -127,7 +127,7 @@ struct Search<'a> {
     graph: &'a Graph,
     flow: &'a Flow,
     blocks: &'a Blocks,
-    /// Products with a weight, convolutions, and the products of an attention.
+    /// Products with a weight, convolutions, and products of what the layer works out (attentions, chosen experts).
     is_anchor: Side<NodeId, bool>,
     /// Products with a weight and convolutions alone.
     is_weighted: Side<NodeId, bool>,
@@ -142,7 +142,8 @@ impl<'a> Search<'a> {
                 Kind::BiasedProduct | Kind::QuantisedProduct | Kind::Convolution => true,
                 _ => blocks.plain_matmul[*id],
             };
-            is_anchor[*id] = is_weighted[*id] || blocks.part[*id].is_some();
+            let product = kind(graph.node(*id).op) == Kind::Product && flow.is_active(graph, *id);
+            is_anchor[*id] = is_weighted[*id] || product || blocks.part[*id].is_some();
         }
         Search {
             graph,
@@ -153,12 +154,15 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Whether a node takes a sum or mean over an axis, as norms do.
-    fn reduces(&self, id: NodeId) -> bool {
-        matches!(
-            kind(self.graph.node(id).op),
-            Kind::Norm | Kind::SumReduction
-        ) && self.flow.is_active(self.graph, id)
+    /// Whether there is a norm among some nodes: one op, or a sum or mean with a power or root.
+    fn normalises(&self, nodes: &[NodeId]) -> bool {
+        let has = |what: Kind| {
+            let mut nodes = nodes
+                .iter()
+                .filter(|n| self.flow.is_active(self.graph, **n));
+            nodes.any(|n| kind(self.graph.node(*n).op) == what)
+        };
+        has(Kind::Norm) || has(Kind::SumReduction) && has(Kind::Power)
     }
 
     fn operands(&self, id: NodeId) -> impl Iterator<Item = NodeId> + '_ {
@@ -172,15 +176,14 @@ impl<'a> Search<'a> {
         let before = pick(branch, &place, Where::Before);
         let core = pick(branch, &place, Where::Core);
         let after = pick(branch, &place, Where::After);
-        let norm = |nodes: &[NodeId]| nodes.iter().any(|n| self.reduces(*n));
         let mut parts = Vec::new();
         let mut cores = self.cores(&core);
-        if norm(&before) {
+        if self.normalises(&before) {
             parts.push((Part::Norm, before));
         } else if let Some(first) = cores.first_mut() {
             first.1.extend(before);
         }
-        if norm(&after) {
+        if self.normalises(&after) {
             parts.extend(cores);
             parts.push((Part::Norm, after));
         } else {

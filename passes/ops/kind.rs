@@ -24,6 +24,8 @@ pub enum Kind {
     SumReduction,
     /// Divides by the spread over some axes.
     Norm,
+    /// A power or root of each element.
+    Power,
     /// Each result element depends on the operand elements at its place (or on a mask, scale or bound there).
     Elementwise,
     Cast,
@@ -44,6 +46,7 @@ pub fn kind(op: &OpDef) -> Kind {
         "TopK" => Kind::Choice,
         "ReduceMax" => Kind::MaxReduction,
         "ReduceMean" | "ReduceSum" | "ReduceSumSquare" | "ReduceL2" => Kind::SumReduction,
+        "Pow" | "Sqrt" => Kind::Power,
         "LayerNormalization"
         | "RMSNormalization"
         | "GroupNormalization"
