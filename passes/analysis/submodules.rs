@@ -274,3 +274,104 @@ fn pick(branch: &[NodeId], place: &[Where], wanted: Where) -> Vec<NodeId> {
     let pairs = branch.iter().zip(place).filter(|(_, p)| **p == wanted);
     pairs.map(|(n, _)| *n).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Style, transformer};
+    use crate::text;
+    use crate::transform::infer::infer;
+
+    fn words(graph: &Graph) -> Vec<Vec<&'static str>> {
+        let blocks = Blocks::new(graph).unwrap();
+        let parts = Submodules::new(graph, &blocks).unwrap();
+        for id in graph.order().iter().copied() {
+            let part = parts.of[id];
+            // Every node of a layer is in exactly one part, which lies in that layer.
+            assert_eq!(part.map(|p| parts.list[p].block), blocks.of[id]);
+        }
+        let of = |block: usize| parts.list.iter().filter(move |p| p.block == block);
+        (0..blocks.list.len())
+            .map(|b| of(b).map(|p| p.kind.word()).collect())
+            .collect()
+    }
+
+    /// Layers over `f32[b, s, 4]`, each with weights of its own; `layer` writes the nodes of one, from `%x{i}` to
+    /// `%x{i + 1}`.
+    fn stack(layer: &dyn Fn(usize) -> String) -> Graph {
+        let mut source = "graph @g imported (%e: f32[b, s, 4]) -> (%y) {\n".to_string();
+        source += "  init %two : i64[1] = [2]\n  init %last : i64[1] = [-1]\n";
+        for i in 0..4 {
+            for weight in ["wq", "wk", "wv", "wo", "wa", "wb"] {
+                source += &format!("  init %{weight}{i} : f32[4, 4] = hash \"{weight}{i}\"\n");
+            }
+            source += &format!("  init %g{i} : f32[4] = hash \"g{i}\"\n");
+        }
+        source += "  %first = MatMul %e, %wq3\n  %x0 = Relu %first\n";
+        source.extend((0..3).map(layer));
+        source += "  %y = MatMul %x3, %wk3\n}\n";
+        let mut graph = text::parse(&source).unwrap();
+        infer(&mut graph).unwrap();
+        graph
+    }
+
+    fn attention(i: usize, from: &str, to: &str) -> String {
+        format!(
+            "  %q{i} = MatMul {from}, %wq{i}\n  %k{i} = MatMul {from}, %wk{i}\n  %v{i} = MatMul {from}, %wv{i}
+  %t{i} = Transpose %k{i} {{perm=[0, 2, 1]}}\n  %s{i} = MatMul %q{i}, %t{i}\n  %p{i} = Softmax %s{i}
+  %c{i} = MatMul %p{i}, %v{i}\n  {to} = MatMul %c{i}, %wo{i}\n"
+        )
+    }
+
+    fn mlp(i: usize, from: &str, to: &str) -> String {
+        format!(
+            "  %h{i} = MatMul {from}, %wa{i}\n  %r{i} = Relu %h{i}\n  {to} = MatMul %r{i}, %wb{i}\n"
+        )
+    }
+
+    #[test]
+    fn gated_layers_of_both_residual_styles() {
+        let pre = words(&transformer(3, Style::PreNorm));
+        assert_eq!(pre, vec![["norm", "attention", "norm", "mlp"]; 3]);
+        let post = words(&transformer(3, Style::PostNorm));
+        assert_eq!(post, vec![["attention", "norm", "mlp", "norm"]; 3]);
+    }
+
+    #[test]
+    fn attention_and_a_gateless_mlp_side_by_side() {
+        let layer = |i: usize| {
+            let next = i + 1;
+            format!(
+                "  %n{i} = LayerNormalization %x{i}, %g{i}\n{}{}  %z{i} = Add %y{i}, %m{i}\n  %x{next} = Add %x{i}, %z{i}\n",
+                attention(i, &format!("%n{i}"), &format!("%y{i}")),
+                mlp(i, &format!("%n{i}"), &format!("%m{i}")),
+            )
+        };
+        assert_eq!(words(&stack(&layer)), vec![["norm", "attention", "mlp"]; 3]);
+    }
+
+    #[test]
+    fn layers_without_attention_and_norms_behind_a_branch() {
+        let layer = |i: usize| {
+            let (next, branch) = (i + 1, mlp(i, &format!("%n{i}"), &format!("%m{i}")));
+            format!(
+                "  %n{i} = RMSNormalization %x{i}, %g{i}\n{branch}  %w{i} = RMSNormalization %m{i}, %g{i}
+  %x{next} = Add %x{i}, %w{i}\n"
+            )
+        };
+        assert_eq!(words(&stack(&layer)), vec![["norm", "mlp", "norm"]; 3]);
+    }
+
+    #[test]
+    fn what_chooses_is_experts() {
+        let layer = |i: usize| {
+            let (next, branch) = (i + 1, mlp(i, &format!("%d{i}"), &format!("%m{i}")));
+            format!(
+                "  %n{i} = RMSNormalization %x{i}, %g{i}\n  %e{i} = MatMul %n{i}, %wq{i}\n  %l{i} = Softmax %e{i}
+  %best{i}, %at{i} = TopK %l{i}, %two\n  %sum{i} = ReduceSum %best{i}, %last {{keepdims=1}}
+  %d{i} = Mul %n{i}, %sum{i}\n{branch}  %x{next} = Add %x{i}, %m{i}\n"
+            )
+        };
+        assert_eq!(words(&stack(&layer)), vec![["norm", "experts"]; 3]);
+    }
+}

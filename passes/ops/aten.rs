@@ -59,8 +59,8 @@ const WRITTEN_AS: &[(&str, &[&str])] = &[
     ("aten.rsqrt", &["Reciprocal", "Sqrt"]),
     ("aten.scatter", &["ScatterElements"]),
     ("aten.scatter_add", &["ScatterElements"]),
-    // The sigmoid is what the backward reads; the product by its operand is an ordinary product.
-    ("aten.silu", &["Sigmoid"]),
+    // Of a decomposed one the sigmoid; the product by its operand is an ordinary product.
+    ("aten.silu", &["Sigmoid", "Silu", "SwiGlu"]),
     ("aten.slice", &["Slice"]),
     ("aten.softmax", &["Softmax"]),
     ("aten.softplus", &["Softplus"]),
