@@ -147,9 +147,87 @@ fn attention_of_many_heads() {
     let graph = heads(&[q, k, v, bias], &["y", "keys"]).graph();
     assert_eq!(output(&graph, 0).1, "f32[b, s, 6]");
     assert_eq!(output(&graph, 1).1, "f32[b, 2, s, 4]");
-    assert!(heads(&[q], &["y"]).refusal().contains("a packed query"));
+    assert!(heads(&[q], &["y"]).refusal().contains("`a packed query`"));
+    let packed = ("q", DType::F32, &["b", "s", "2", "3", "4"] as &[_]);
+    let graph = heads(&[packed], &["y"]).graph();
+    assert!(
+        ops(&graph).starts_with("Split Reshape Reshape Reshape"),
+        "{}",
+        ops(&graph)
+    );
+    assert_eq!(output(&graph, 0).1, "f32[b, s, 8]");
+    let pair = ("k", DType::F32, &["b", "t", "2", "2", "4"] as &[_]);
+    assert_eq!(
+        output(&heads(&[q, pair], &["y"]).graph(), 0).1,
+        "f32[b, s, 8]"
+    );
+    let said = heads(&[q, packed], &["y"]).refusal();
+    assert!(
+        said.contains("a packed key does not hold 2 operands"),
+        "{said}"
+    );
+    let apart = ("k", DType::F32, &["b", "2", "t", "4"] as &[_]);
+    let graph = heads(&[q, apart, ("v", apart.1, apart.2)], &["y"]).graph();
+    assert_eq!(output(&graph, 0).1, "f32[b, s, 8]");
     let past = ("past", DType::F32, &["b", "2", "p", "4"] as &[_]);
     let [a, b, c] = NO_PAST;
     let said = heads(&[q, k, v, a, b, c, past], &["y"]).refusal();
     assert!(said.contains("`past_key`"), "{said}");
+}
+
+#[test]
+fn attention_of_grouped_queries() {
+    let wide = ("q", DType::F32, &["b", "s", "64"] as &[_]);
+    let narrow = |name| (name, DType::F32, &["b", "s", "32"] as &[_]);
+    let lengths = ("lengths", DType::I32, &["b"] as &[_]);
+    let total = ("total", DType::I32, &[] as &[_]);
+    let table = |name| (name, DType::F32, &["64", "8"] as &[_]);
+    let plain = [wide, narrow("k"), narrow("v"), NONE, NONE, lengths, total];
+    let grouped = |operands: &[_]| {
+        one(
+            ORT,
+            "GroupQueryAttention",
+            operands,
+            &["y", "keys", "values"],
+        )
+        .int("num_heads", 4)
+        .int("kv_num_heads", 2)
+    };
+    let graph = grouped(&plain).graph();
+    assert_eq!(output(&graph, 0), ("y".into(), "f32[b, s, 64]".into()));
+    assert_eq!(
+        output(&graph, 1),
+        ("keys".into(), "f32[b, 2, s, 16]".into())
+    );
+    let turned: Vec<_> = plain
+        .into_iter()
+        .chain([table("cos"), table("sin")])
+        .collect();
+    let graph = grouped(&turned).int("do_rotary", 1).graph();
+    assert_eq!(ops(&graph).matches("Sub").count(), 2);
+    // Tables that nothing turns by are not read; a window is one more comparison.
+    let graph = grouped(&turned).int("local_window_size", 3).graph();
+    assert_eq!(ops(&graph).matches("LessOrEqual").count(), 2);
+    assert!(!ops(&graph).contains("Gather"));
+    let packed = [
+        ("q", DType::F32, &["b", "s", "128"] as &[_]),
+        NONE,
+        NONE,
+        NONE,
+        NONE,
+        lengths,
+        total,
+    ];
+    assert_eq!(output(&grouped(&packed).graph(), 2).1, "f32[b, 2, s, 16]");
+
+    let mut cached = plain;
+    cached[3] = ("past", DType::F32, &["b", "2", "p", "16"]);
+    let said = grouped(&cached).refusal();
+    assert!(said.contains("`past_key`) that is not empty"), "{said}");
+    cached[3] = ("past", DType::F32, &["b", "2", "0", "16"]);
+    grouped(&cached).graph();
+    let said = grouped(&plain).int("local_window_size", 0).refusal();
+    assert!(said.contains("`local_window_size` = 0"), "{said}");
+    let said = grouped(&plain).int("smooth_softmax", 1).refusal();
+    assert!(said.contains("`smooth_softmax` = 1"), "{said}");
 }

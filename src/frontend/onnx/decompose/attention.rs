@@ -15,23 +15,23 @@ use ckpt_passes::ops::reduce::REDUCE_MAX;
 use ckpt_passes::ops::softmax::SOFTMAX;
 
 /// Attention over heads that stand in an axis of their own.
-struct Heads {
+pub(super) struct Heads {
     /// [batch, heads, queries, size].
-    q: ValueId,
+    pub(super) q: ValueId,
     /// [batch, heads, keys, size].
-    k: ValueId,
+    pub(super) k: ValueId,
     /// [batch, heads, keys, value size].
-    v: ValueId,
-    scale: f64,
-    softcap: f64,
+    pub(super) v: ValueId,
+    pub(super) scale: f64,
+    pub(super) softcap: f64,
     /// Added to the scores, whose shape it broadcasts to.
-    bias: Option<ValueId>,
+    pub(super) bias: Option<ValueId>,
     /// The softmax computes in this type.
-    precision: DType,
+    pub(super) precision: DType,
 }
 
 /// softmax(cap(scale·q·kᵀ) + bias)·v: [batch, heads, queries, value size].
-fn attend(call: &mut Call, heads: &Heads) -> Result<ValueId> {
+pub(super) fn attend(call: &mut Call, heads: &Heads) -> Result<ValueId> {
     let q = match heads.scale {
         1.0 => heads.q,
         scale => call.scaled(heads.q, scale)?,
@@ -55,7 +55,7 @@ fn attend(call: &mut Call, heads: &Heads) -> Result<ValueId> {
 }
 
 /// The scale that the file gives, or 1/√size where it gives none.
-fn scale_of(given: f32, size: i64) -> f64 {
+pub(super) fn scale_of(given: f32, size: i64) -> f64 {
     match given {
         0.0 => 1.0 / (size as f64).sqrt(),
         scale => f64::from(scale),
@@ -63,7 +63,7 @@ fn scale_of(given: f32, size: i64) -> f64 {
 }
 
 /// [batch, sequence, heads·size] as [batch, heads, sequence, size].
-fn split_heads(call: &mut Call, x: ValueId, heads: i64) -> Result<ValueId> {
+pub(super) fn split_heads(call: &mut Call, x: ValueId, heads: i64) -> Result<ValueId> {
     let hidden = call.size(x, 2, "the hidden size")?;
     if hidden % heads != 0 {
         return Err(call
@@ -78,7 +78,7 @@ fn split_heads(call: &mut Call, x: ValueId, heads: i64) -> Result<ValueId> {
 }
 
 /// [batch, heads, sequence, size] as [batch, sequence, heads·size].
-fn merge_heads(call: &mut Call, x: ValueId) -> Result<ValueId> {
+pub(super) fn merge_heads(call: &mut Call, x: ValueId) -> Result<ValueId> {
     let heads = call.size(x, 1, "the number of heads")?;
     let size = call.size(x, 3, "the size of a head")?;
     let together = call.transpose(x, &[0, 2, 1, 3])?;
@@ -116,7 +116,12 @@ fn causal(call: &mut Call, q: ValueId, k: ValueId, past: Option<ValueId>) -> Res
 }
 
 /// 0 where `allowed`, `otherwise` elsewhere.
-fn bias_of(call: &mut Call, allowed: ValueId, dtype: DType, otherwise: f64) -> Result<ValueId> {
+pub(super) fn allowed_bias(
+    call: &mut Call,
+    allowed: ValueId,
+    dtype: DType,
+    otherwise: f64,
+) -> Result<ValueId> {
     let (zero, low) = (call.b.scalar(dtype, 0.0), call.b.scalar(dtype, otherwise));
     call.b.emit(&WHERE, &[allowed, zero, low], Attrs::new())
 }
@@ -211,7 +216,9 @@ fn standard_bias(
 ) -> Result<(Option<ValueId>, Option<ValueId>)> {
     let low = f64::NEG_INFINITY;
     let Some(mut mask) = mask else {
-        let bias = causal.map(|c| bias_of(call, c, dtype, low)).transpose()?;
+        let bias = causal
+            .map(|c| allowed_bias(call, c, dtype, low))
+            .transpose()?;
         return Ok((bias, None));
     };
     if call.b.rank(mask) == 0 {
@@ -222,11 +229,11 @@ fn standard_bias(
             Some(causal) => call.b.emit(&AND, &[mask, causal], Attrs::new())?,
             None => mask,
         };
-        bias_of(call, allowed, dtype, low)?
+        allowed_bias(call, allowed, dtype, low)?
     } else {
         match causal {
             Some(causal) => {
-                let causal = bias_of(call, causal, dtype, low)?;
+                let causal = allowed_bias(call, causal, dtype, low)?;
                 call.b.add(mask, causal)?
             }
             None => mask,
@@ -242,7 +249,12 @@ fn standard_bias(
 }
 
 /// Keys and values with as many heads as the queries have.
-fn grouped(call: &mut Call, q: ValueId, k: ValueId, v: ValueId) -> Result<(ValueId, ValueId)> {
+pub(super) fn grouped(
+    call: &mut Call,
+    q: ValueId,
+    k: ValueId,
+    v: ValueId,
+) -> Result<(ValueId, ValueId)> {
     if call.same(&call.dims(q)[1], &call.dims(k)[1]) {
         return Ok((k, v));
     }
@@ -296,17 +308,25 @@ pub fn packed(call: &mut Call) -> Result<Option<Vec<Out>>> {
     ]))
 }
 
-/// `com.microsoft::MultiHeadAttention` on queries, keys and values that stand apart. Not supported: packed operands,
-/// caches.
+/// `com.microsoft::MultiHeadAttention` on queries, keys and values that stand apart, are packed into the query or two of
+/// them into the key, or come with heads in an axis of their own. Not supported: caches.
 pub fn multi_head(call: &mut Call) -> Result<Option<Vec<Out>>> {
-    let q = call.need(0, "query")?;
-    let (Some(k), Some(v)) = (call.opt(1), call.opt(2)) else {
-        return Err(call.unsupported("a packed query"));
-    };
-    for (operand, name) in [(q, "query"), (k, "key"), (v, "value")] {
-        call.want_rank(operand, &[3], name)?;
-    }
     let heads = call.heads("num_heads")?;
+    let query = call.need(0, "query")?;
+    let mut parts = match (call.opt(1), call.opt(2)) {
+        (None, None) => unpacked(call, query, "a packed query", 3)?,
+        (Some(key), None) => {
+            let mut parts = vec![query];
+            parts.extend(unpacked(call, key, "a packed key", 2)?);
+            parts
+        }
+        (Some(key), Some(value)) => vec![query, key, value],
+        (None, Some(_)) => return Err(call.fail("arity", "a value without a key")),
+    };
+    call.want_rank(parts[0], &[3], "query")?;
+    for (part, name) in parts[1..].iter().zip(["key", "value"]) {
+        call.want_rank(*part, &[3, 4], name)?;
+    }
     for (slot, name) in [
         (6, "past_key"),
         (7, "past_value"),
@@ -315,11 +335,11 @@ pub fn multi_head(call: &mut Call) -> Result<Option<Vec<Out>>> {
     ] {
         call.refuse(slot, name)?;
     }
-    let mut parts = [q, k, v];
     if let Some(bias) = call.opt(3) {
         let mut sizes = Vec::new();
-        for part in parts {
-            sizes.push(call.size(part, 2, "the hidden size")?);
+        for part in &parts {
+            call.want_rank(*part, &[3], "an operand that a bias is added to")?;
+            sizes.push(call.size(*part, 2, "the hidden size")?);
         }
         let biases = call.split(bias, &sizes, 0)?;
         for (part, bias) in parts.iter_mut().zip(biases) {
@@ -327,17 +347,37 @@ pub fn multi_head(call: &mut Call) -> Result<Option<Vec<Out>>> {
         }
     }
     for part in &mut parts {
-        *part = split_heads(call, *part, heads)?;
+        if call.b.rank(*part) == 3 {
+            *part = split_heads(call, *part, heads)?;
+        }
     }
     let mask = call.opt(4);
     let extra = call.opt(5);
-    let y = ort_attend(call, parts, mask, extra)?;
+    let y = ort_attend(call, [parts[0], parts[1], parts[2]], mask, extra)?;
     Ok(Some(vec![
         Out::Value(y),
         Out::Value(parts[1]),
         Out::Value(parts[2]),
         Out::Absent("the scores are not a result that we compute"),
     ]))
+}
+
+/// [batch, sequence, heads, `count`, size] as so many operands [batch, sequence, heads·size].
+fn unpacked(call: &mut Call, x: ValueId, what: &str, count: i64) -> Result<Vec<ValueId>> {
+    call.want_rank(x, &[5], what)?;
+    let heads = call.size(x, 2, "the number of heads")?;
+    let size = call.size(x, 4, "the size of a head")?;
+    if call.size(x, 3, "the number of packed operands")? != count {
+        return Err(call
+            .fail("shape", format!("{what} does not hold {count} operands"))
+            .found(call.b.ty(x).to_string()));
+    }
+    let parts = call.split(x, &vec![1; count as usize], 3)?;
+    let mut apart = Vec::with_capacity(parts.len());
+    for part in parts {
+        apart.push(call.reshape(part, &[0, 0, heads * size])?);
+    }
+    Ok(apart)
 }
 
 /// What ONNX Runtime's attention ops share behind their projections.
@@ -354,11 +394,11 @@ fn ort_attend(
     let mut bias = None;
     if let Some(mask) = mask {
         let allowed = ort_mask(call, mask, k)?;
-        bias = Some(bias_of(call, allowed, dtype, filter)?);
+        bias = Some(allowed_bias(call, allowed, dtype, filter)?);
     }
     if call.int("unidirectional", 0)? != 0 {
         let order = causal(call, q, k, None)?;
-        let order = bias_of(call, order, dtype, f64::NEG_INFINITY)?;
+        let order = allowed_bias(call, order, dtype, f64::NEG_INFINITY)?;
         bias = Some(match bias {
             Some(bias) => call.b.add(bias, order)?,
             None => order,

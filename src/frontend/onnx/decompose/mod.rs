@@ -10,6 +10,7 @@ mod attention;
 mod call;
 mod conv;
 mod dropout;
+mod grouped;
 mod matmul;
 mod norm;
 mod rotary;
@@ -44,6 +45,7 @@ const RECIPES: &[(&str, &str, Recipe)] = &[
     (ORT, "FastGelu", activation::fast_gelu),
     (ORT, "FusedMatMul", matmul::fused),
     (ORT, "Gelu", activation::gelu),
+    (ORT, "GroupQueryAttention", grouped::grouped_query),
     (ORT, "MultiHeadAttention", attention::multi_head),
     (ORT, "QuickGelu", activation::quick_gelu),
     (ORT, "RotaryEmbedding", rotary::ort),

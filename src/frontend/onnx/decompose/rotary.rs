@@ -140,6 +140,44 @@ fn turn(call: &mut Call, x: ValueId, tables: [ValueId; 2], heads: i64) -> Result
     Ok(vec![Out::Value(y)])
 }
 
+/// Turns the heads [batch, heads, sequence, size] by the rows of tables [rows, half] at `positions` [batch, sequence], or
+/// at 0, 1, …; elements beyond twice the width of the tables stay.
+pub(super) fn turned_at(
+    call: &mut Call,
+    x: ValueId,
+    tables: [ValueId; 2],
+    positions: Option<ValueId>,
+    interleaved: bool,
+) -> Result<ValueId> {
+    let positions = match positions {
+        Some(given) => {
+            call.want_rank(given, &[2], "position_ids")?;
+            given
+        }
+        None => {
+            let along = call.positions(x, 2)?;
+            call.unsqueeze(along, &[0])?
+        }
+    };
+    let mut wide = looked_up(call, tables, positions)?;
+    let size = call.size(x, 3, "the size of a head")?;
+    let turned = 2 * call.size(tables[0], 1, "the width of the tables")?;
+    if turned > size {
+        return Err(call
+            .fail("shape", "the tables are wider than half a head")
+            .found(format!("{turned} of {size}")));
+    }
+    for table in &mut wide {
+        *table = call.unsqueeze(*table, &[1])?;
+    }
+    let shape = Turn {
+        interleaved,
+        turned,
+        size,
+    };
+    turn_heads(call, x, wide, &shape)
+}
+
 /// Turns the last axis of a 4-D operand.
 fn turn_heads(call: &mut Call, x: ValueId, tables: [ValueId; 2], shape: &Turn) -> Result<ValueId> {
     let half = shape.turned / 2;
