@@ -2,16 +2,18 @@
 //!
 //! A graph that has its backward already is planned as it is, after an earlier plan is taken back.
 
+use crate::analysis::Device;
 use crate::analysis::params::{Parameter, Selection};
 use crate::analysis::ties;
 use crate::driver::{self, Cx, Made, Options, Pipeline, Timings, Watch};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Phase};
-use crate::plan::{Policy, Wishes};
+use crate::plan::{Budgeted, Plan, Policy, Wishes};
 use crate::transform::fuse::Fused;
 use crate::transform::joint;
 use crate::transform::loss::Loss;
 use crate::transform::remat::strip_again;
+use std::collections::BTreeMap;
 
 /// What to compile into.
 #[derive(Clone, Debug)]
@@ -20,6 +22,13 @@ pub struct Request {
     pub policy: Policy,
     /// Where the policy applies, and the ops that it has no say about.
     pub wishes: Wishes,
+    /// Takes the place of the policy.
+    pub budget: Option<Budgeted>,
+    /// Takes the place of both: a plan that was made before.
+    pub stored: Option<Plan>,
+    pub device: Device,
+    /// Measured times of nodes, in microseconds, by name: they take the place of the model's.
+    pub times_us: BTreeMap<String, f64>,
     pub selection: Selection,
     /// Numbers for named sizes, for planning only.
     pub dims: Vec<(String, i64)>,
@@ -39,6 +48,10 @@ impl Default for Request {
             loss: Loss::Auto,
             policy: Policy::Selective,
             wishes: Wishes::default(),
+            budget: None,
+            stored: None,
+            device: Device::default(),
+            times_us: BTreeMap::new(),
             selection: Selection::default(),
             dims: Vec::new(),
             drop_outputs: Vec::new(),
@@ -102,6 +115,10 @@ pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resul
         drop_outputs: request.drop_outputs.clone(),
         policy: request.policy,
         wishes: request.wishes.clone(),
+        budget: request.budget,
+        stored: request.stored.clone(),
+        device: request.device.clone(),
+        times_us: request.times_us.clone(),
     };
     let mut cx = Cx {
         options,

@@ -1,7 +1,7 @@
 //! `ckpt-opt`: everything that touches the world around the compiler in `ckpt_passes`.
 //!
 //! [`frontend`] turns foreign files into graphs, [`optimize`] turns a graph into its checkpointed training graph and a
-//! report, [`emit`] turns graphs into files. Dependencies run from here to `ckpt_passes`, never back.
+//! report, [`planning`] plans without writing a model, [`emit`] turns graphs into files. Dependencies run from here to `ckpt_passes`, never back.
 //!
 //! ```no_run
 //! use ckpt_opt::optimize::{load, optimize, write};
@@ -22,6 +22,7 @@ pub mod emit;
 pub mod frontend;
 pub mod optimize;
 pub mod place;
+pub mod planning;
 #[cfg(feature = "torch")]
 pub mod runtime;
 pub mod tensors;

@@ -11,6 +11,7 @@ use ckpt_passes::analysis::params::Selection;
 use ckpt_passes::compile::{Request, compile};
 use ckpt_passes::driver::{Timings, Watch};
 use ckpt_passes::ir::{DType, Data, Graph, Ty};
+use ckpt_passes::plan::Plan;
 use ckpt_passes::transform::infer::infer;
 use ckpt_passes::transform::loss::Loss;
 use ckpt_passes::transform::remat::strip_again;
@@ -185,6 +186,8 @@ pub fn write(
 pub struct Outcome {
     /// `None` where the pipeline was stopped before it planned, or planned without rewriting.
     pub summary: Option<Summary>,
+    /// `None` where the pipeline was stopped before it planned.
+    pub plan: Option<Plan>,
     pub timings: Timings,
     pub warnings: Vec<String>,
 }
@@ -196,18 +199,23 @@ pub struct Outcome {
 pub fn optimize(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Result<Outcome> {
     let compiled = compile(graph, request, watch)?;
     let fused = !compiled.fused.is_empty();
-    write_record(graph, request, compiled.loss.as_ref(), fused);
+    let policy = compiled
+        .made
+        .as_ref()
+        .map_or("none", |made| &made.plan.policy);
+    write_record(graph, request, policy, compiled.loss.as_ref(), fused);
     let mut summary = None;
     if let Some(made) = &compiled.made
         && graph.phase == ckpt_passes::ir::Phase::Rewritten
     {
         let mut unplanned = graph.clone();
         strip_again(&mut unplanned);
-        let before = Measured::new(&unplanned, &made.binding)?;
+        let before = Measured::new(&unplanned, &made.binding, &made.subject.device)?;
         summary = Some(Summary::new(graph, &compiled, made, &before.rows)?);
     }
     Ok(Outcome {
         summary,
+        plan: compiled.made.map(|made| made.plan),
         timings: compiled.timings,
         warnings: compiled.warnings,
     })
@@ -218,11 +226,16 @@ fn list_text(list: &[String]) -> String {
 }
 
 /// A graph that had its backward keeps what it says about its loss and what was trained.
-fn write_record(graph: &mut Graph, request: &Request, loss: Option<&Loss>, fused: bool) {
+fn write_record(
+    graph: &mut Graph,
+    request: &Request,
+    policy: &str,
+    loss: Option<&Loss>,
+    fused: bool,
+) {
     let meta = &mut graph.meta;
     meta.insert(record::VERSION.into(), env!("CARGO_PKG_VERSION").into());
-    let policy = format!("{} {}", request.policy, request.wishes);
-    meta.insert(record::POLICY.into(), policy.trim_end().into());
+    meta.insert(record::POLICY.into(), policy.into());
     meta.entry(record::NUMERICS.into())
         .or_insert_with(|| "exact".into());
     if let Some(loss) = loss {
@@ -361,7 +374,7 @@ mod tests {
         };
         request.selection.freeze = vec!["emb\"ed*".into()];
         assert_eq!(read_record(&graph.meta).err().unwrap().exit_code(), 2);
-        write_record(&mut graph, &request, Some(&Loss::CausalLm), true);
+        write_record(&mut graph, &request, "full", Some(&Loss::CausalLm), true);
         let (read, inputs) = read_record(&graph.meta).unwrap();
         assert_eq!(
             (read.loss, read.drop_outputs),
@@ -371,7 +384,7 @@ mod tests {
         assert!(inputs.is_empty() && read.selection.trainable.is_empty());
         assert!(read.fuse);
         // Planning it again, now with its backward, keeps the record.
-        write_record(&mut graph, &Request::default(), None, false);
+        write_record(&mut graph, &Request::default(), "none", None, false);
         assert_eq!(graph.meta[record::NUMERICS], "rounded");
         assert_eq!(graph.meta[record::LOSS], "causal-lm");
         assert!(graph.meta.contains_key(record::FREEZE));

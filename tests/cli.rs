@@ -13,7 +13,7 @@ fn help_examples_run() {
     let dir = workplace();
     let runtime = if cfg!(feature = "torch") { 0 } else { 5 };
     let mut ran = 0;
-    for verb in ["", "optimize", "inspect", "run", "verify"] {
+    for verb in ["", "optimize", "inspect", "plan", "frontier", "diff", "run", "verify"] {
         let mut args = vec![verb, "--help"];
         args.retain(|a| !a.is_empty());
         let help = call(dir.path(), &args);
@@ -34,7 +34,7 @@ fn help_examples_run() {
             ran += 1;
         }
     }
-    assert!(ran >= 9, "{ran} examples");
+    assert!(ran >= 18, "{ran} examples");
 }
 
 #[test]
@@ -387,7 +387,7 @@ fn nothing_is_written_where_nothing_can_be() {
         &["model.onnx", "-o", "t.onnx", "--dump", "file"],
     );
     assert_eq!(code(&done), 5, "{}", stderr(&done));
-    assert_eq!(files(dir.path()), ["case.npz", "file", "model.onnx"]);
+    assert_eq!(files(dir.path()), ["case.npz", "file", "graph.json.gz", "model.onnx"]);
 }
 
 #[test]

@@ -26,7 +26,7 @@ pub struct Parameter {
 }
 
 /// Patterns over parameter names: a framework name, an alias, or an initializer's name.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selection {
     /// If any, only these are trained.
     pub trainable: Vec<String>,

@@ -6,10 +6,13 @@ use crate::analysis::params::{Parameter, Selection, parameters};
 use crate::analysis::sizes::Binding;
 use crate::error::Error;
 use crate::ir::Phase;
-use crate::plan::{Plan, Policy, Subject, Wishes, refine::refine};
+use crate::plan::{
+    Basis, Budgeted, Choices, Plan, Policy, Setting, Subject, Wishes, budgeted, refine::refine,
+};
 use crate::transform;
 use crate::transform::fuse::Fused;
 use crate::transform::loss::{Loss, Seed};
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 /// What was asked for: the options that passes read.
@@ -23,6 +26,13 @@ pub struct Options {
     pub drop_outputs: Vec<String>,
     pub policy: Policy,
     pub wishes: Wishes,
+    /// Takes the place of the policy.
+    pub budget: Option<Budgeted>,
+    /// Takes the place of both: a plan that was made before.
+    pub stored: Option<Plan>,
+    pub device: Device,
+    /// Measured times of nodes, in microseconds, by name: they take the place of the model's.
+    pub times_us: BTreeMap<String, f64>,
 }
 
 impl Default for Options {
@@ -34,6 +44,10 @@ impl Default for Options {
             drop_outputs: Vec::new(),
             policy: Policy::Selective,
             wishes: Wishes::default(),
+            budget: None,
+            stored: None,
+            device: Device::default(),
+            times_us: BTreeMap::new(),
         }
     }
 }
@@ -41,10 +55,14 @@ impl Default for Options {
 /// A plan with what it was made for.
 pub struct Made {
     pub plan: Plan,
+    /// The wishes of the request, by op.
+    pub choices: Choices,
     pub subject: Subject,
     pub binding: Binding,
     /// Time that the plan took once the problem was there, in seconds.
     pub seconds: f64,
+    /// The smallest peak for which a plan is known; for a budget only.
+    pub smallest_bytes: Option<u64>,
 }
 
 /// What passes share: the request, and what one pass leaves for the next.
@@ -174,21 +192,45 @@ static PLAN: Pass = Pass {
     idempotent: true,
     run: |graph, cx| {
         let binding = Binding::new(graph, &cx.options.dims)?;
-        let subject = Subject::new(graph, &binding, &Device::default())?;
+        let options = &mut cx.options;
+        let mut subject = Subject::new(graph, &binding, &options.device)?;
+        if !options.times_us.is_empty() {
+            cx.warnings
+                .extend(subject.problem.take_times(&options.times_us)?);
+        }
         let started = Instant::now();
-        let wishes = &cx.options.wishes;
-        let choices = refine(wishes, graph, &subject)?;
-        let plan = cx.options.policy.refined(
-            &subject.problem,
-            &subject.structure,
-            &choices,
-            &wishes.to_string(),
-        )?;
+        let choices = refine(&options.wishes, graph, &subject)?;
+        let wishes = options.wishes.to_string();
+        let setting = Setting {
+            problem: &subject.problem,
+            structure: &subject.structure,
+            choices: &choices,
+            wishes: &wishes,
+            basis: Basis::Peak,
+            usable_bytes: options.device.usable_bytes(),
+        };
+        let plan = match (options.stored.take(), &options.budget) {
+            (Some(stored), _) => stored.replay(&subject.problem, &subject.structure.block_of)?,
+            (None, Some(budgeted)) => budgeted.plan(&setting)?,
+            (None, None) => {
+                let (problem, structure) = (&subject.problem, &subject.structure);
+                options
+                    .policy
+                    .refined(problem, structure, &choices, &wishes)?
+            }
+        };
+        let seconds = started.elapsed().as_secs_f64();
+        let smallest_bytes = match plan.certificate {
+            Some(_) => Some(budgeted::smallest(&setting)?.reached_bytes),
+            None => None,
+        };
         cx.made = Some(Made {
             plan,
+            choices,
             subject,
             binding,
-            seconds: started.elapsed().as_secs_f64(),
+            seconds,
+            smallest_bytes,
         });
         Ok(Changed::No)
     },

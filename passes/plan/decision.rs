@@ -11,6 +11,8 @@ use std::collections::BTreeMap;
 pub struct Decision {
     /// The op that makes it.
     pub op: usize,
+    /// The value, by its index in the problem.
+    pub value: usize,
     pub name: String,
     pub kept: bool,
     pub bytes: u64,
@@ -42,6 +44,24 @@ pub struct Plan {
     pub decisions: Vec<Decision>,
     pub before: Score,
     pub after: Score,
+    /// What a solver proved about it; absent for policies and for plans that were read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<Certificate>,
+}
+
+/// How good a plan is, as far as it is proven.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Certificate {
+    /// What was minimised: `cost` or `flops`.
+    pub objective: String,
+    /// The budget, on the peak.
+    pub budget_bytes: u64,
+    /// No schedule of the class within the budget has less overhead by the objective, in percent.
+    pub lower_bound_pct: f64,
+    /// What the plan may be above the best of its class, in percent of running every op once.
+    pub gap_pct: f64,
+    /// The schedules that the bound speaks of.
+    pub class: String,
 }
 
 /// Why each storage is kept or not, by its owner; empty where the policy has nothing to say.
@@ -69,16 +89,32 @@ impl Plan {
             schedule,
             before,
             after,
+            certificate: None,
         })
     }
 
-    /// A stored plan judged anew: the file may have been edited. Its reasons stay; all else follows the schedule.
+    /// A schedule without anything else, to be [replayed](Plan::replay) on a problem.
+    pub fn bare(schedule: Vec<usize>) -> Plan {
+        Plan {
+            policy: "given".into(),
+            fingerprint: String::new(),
+            schedule,
+            segments: Vec::new(),
+            decisions: Vec::new(),
+            before: Score::default(),
+            after: Score::default(),
+            certificate: None,
+        }
+    }
+
+    /// A stored plan judged anew: the file may have been edited. Its reasons stay; all else follows the schedule, and what
+    /// was proven about the plan is dropped.
     ///
     /// # Errors
     /// A plan for another problem, or an invalid schedule.
     pub fn replay(self, problem: &Problem, block_of: &[Option<usize>]) -> Result<Plan> {
         let found = fingerprint(problem);
-        if self.fingerprint != found {
+        if !self.fingerprint.is_empty() && self.fingerprint != found {
             return Err(Error::usage("plan", "this plan was made for another graph")
                 .expected(format!("fingerprint {}", self.fingerprint))
                 .found(found)
@@ -86,9 +122,8 @@ impl Plan {
         }
         let mut reasons: Reasons = vec![String::new(); problem.values.len()];
         for decision in self.decisions {
-            let outs = problem.ops.get(decision.op).map_or(&[][..], |op| &op.outs);
-            for out in outs {
-                reasons[*out].clone_from(&decision.reason);
+            if let Some(reason) = reasons.get_mut(decision.value) {
+                *reason = decision.reason;
             }
         }
         Plan::new(&self.policy, problem, self.schedule, block_of, &reasons)
@@ -183,6 +218,7 @@ fn decisions(
             }
             list.push(Decision {
                 op: o,
+                value: *v,
                 name: op.name.clone(),
                 kept: !again[*v],
                 bytes: value.bytes,

@@ -4,10 +4,12 @@
 //!
 //! [`schedule`] holds the only judge, [`schedule::evaluate`]; every policy and solver is measured by it. [`policy`] has
 //! the rules people know, [`choice`] what the user settled beforehand, [`keep`] turns "what may stay" into a schedule,
-//! [`decision`] is the plan as data. [`solve`] plans for a budget.
+//! [`decision`] is the plan as data. [`solve`] plans for a [`budget`], and [`budgeted`] asks it.
 
 #[cfg(any(test, feature = "testing"))]
 pub mod brute;
+pub mod budget;
+pub mod budgeted;
 pub mod choice;
 pub mod decision;
 pub mod keep;
@@ -19,10 +21,13 @@ pub mod solve;
 pub mod subject;
 pub mod wish;
 
+pub use budgeted::{Budgeted, Setting};
+pub use budget::{Basis, Budget};
 pub use choice::{Choice, Choices};
-pub use decision::{Decision, Plan, Segment};
+pub use decision::{Certificate, Decision, Plan, Segment};
 pub use policy::Policy;
 pub use problem::{Kind, Op, Phase, Problem, Value};
 pub use schedule::{Score, evaluate};
+pub use solve::{Effort, Objective};
 pub use subject::{Structure, Subject};
 pub use wish::Wishes;

@@ -10,6 +10,7 @@ use crate::analysis::{Costs, Device, MemoryProfile, Sizes};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Id, NodeId, Role, Side, ValueId};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Which half of the step an operation belongs to; the loss counts as forward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -94,6 +95,16 @@ pub struct Problem {
     pub values: Vec<Value>,
     /// Values that must be alive at the end.
     pub outputs: Vec<usize>,
+}
+
+/// No step of a foreign problem takes more memory: sums up to 2⁵³ are exact as floats too.
+const MAX_BYTES: u64 = 1 << 53;
+
+/// Nor more FLOPs or bytes moved: a schedule may repeat all of it many times before a counter is full.
+const MAX_WORK: u64 = 1 << 60;
+
+fn foreign<T>(text: String) -> Result<T> {
+    Err(Error::model("cost-graph", text))
 }
 
 /// How a problem's indices and a graph's ids correspond.
@@ -188,45 +199,183 @@ impl Problem {
         Ok((problem, map))
     }
 
-    /// Checks what the indices of a foreign problem must satisfy.
+    /// Fills in the producers that a foreign cost graph leaves out: its ops say who makes what.
     ///
     /// # Errors
-    /// An index out of range, a producer that does not produce, a view of something that its op does not read.
+    /// A value that two ops make, or one op twice; a producer that the file claims and that is not true.
+    pub fn settle_producers(&mut self) -> Result<()> {
+        let mut maker: Vec<Option<usize>> = vec![None; self.values.len()];
+        for (o, op) in self.ops.iter().enumerate() {
+            for v in &op.outs {
+                let Some(place) = maker.get_mut(*v) else {
+                    return foreign(format!(
+                        "op {} names value {v}, which does not exist",
+                        self.called(o)
+                    ));
+                };
+                if let Some(first) = place.replace(o) {
+                    return foreign(format!(
+                        "value {v} is made by op {} and again by op {}: every value has one maker",
+                        self.called(first),
+                        self.called(o)
+                    ));
+                }
+            }
+        }
+        for (v, (value, maker)) in self.values.iter_mut().zip(maker).enumerate() {
+            if value.producer.is_some() && value.producer != maker {
+                return foreign(format!("value {v} is not made by its producer"));
+            }
+            value.producer = maker;
+        }
+        Ok(())
+    }
+
+    /// An op as errors name it.
+    fn called(&self, op: usize) -> String {
+        match self.ops.get(op) {
+            Some(known) if !known.name.is_empty() => format!("{op} (`{}`)", known.name),
+            _ => op.to_string(),
+        }
+    }
+
+    /// Checks what a foreign problem must satisfy: its indices exist, it can run in its own order, and its sums can be
+    /// counted exactly. Linear.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, with the op or value it is about.
     pub fn check(&self) -> Result<()> {
-        let fail = |text: String| Err(Error::model("cost-graph", text));
-        let known = |v: &usize| *v < self.values.len();
-        for op in &self.ops {
-            if let Some(v) = op.ins.iter().chain(&op.outs).find(|v| !known(v)) {
-                return fail(format!(
-                    "op `{}` names value {v}, which does not exist",
-                    op.name
-                ));
+        let (mut flops, mut traffic_bytes, mut cost) = (0u64, 0u64, 0.0f64);
+        let mut temp_bytes = 0;
+        // Whether each value exists yet.
+        let mut there: Vec<bool> = self
+            .values
+            .iter()
+            .map(|v| v.producer.is_none() && v.kind != Kind::Activation)
+            .collect();
+        for (o, op) in self.ops.iter().enumerate() {
+            for v in &op.ins {
+                match there.get(*v) {
+                    Some(true) => {}
+                    None => {
+                        return foreign(format!(
+                            "op {} names value {v}, which does not exist",
+                            self.called(o)
+                        ));
+                    }
+                    Some(false) => {
+                        let why = match self.values[*v].producer {
+                            Some(p) if p == o => "which it makes itself".into(),
+                            Some(p) => format!("which op {} makes later", self.called(p)),
+                            None => "which nothing makes".into(),
+                        };
+                        return Err(Error::model(
+                            "cost-graph",
+                            format!("op {} reads value {v}, {why}", self.called(o)),
+                        )
+                        .help("ops are listed in an order in which they can run"));
+                    }
+                }
+            }
+            for v in &op.outs {
+                match self.values.get(*v) {
+                    Some(value) if value.producer == Some(o) => there[*v] = true,
+                    Some(_) => return foreign(format!("value {v} is not made by its producer")),
+                    None => {
+                        return foreign(format!(
+                            "op {} names value {v}, which does not exist",
+                            self.called(o)
+                        ));
+                    }
+                }
             }
             if !op.cost.is_finite() || op.cost < 0.0 {
-                return fail(format!("op `{}` has a cost of {}", op.name, op.cost));
+                return foreign(format!("op {} has a cost of {}", self.called(o), op.cost));
             }
+            cost += op.cost;
+            flops = flops.saturating_add(op.flops);
+            traffic_bytes = traffic_bytes.saturating_add(op.bytes);
+            temp_bytes = temp_bytes.max(op.temp_bytes);
         }
-        if let Some(v) = self.outputs.iter().find(|v| !known(v)) {
-            return fail(format!("output value {v} does not exist"));
+        if let Some(v) = self.outputs.iter().find(|v| **v >= self.values.len()) {
+            return foreign(format!("output value {v} does not exist"));
         }
+        let mut bytes = temp_bytes;
         for (i, value) in self.values.iter().enumerate() {
             let op = match value.producer {
                 Some(p) => match self.ops.get(p) {
-                    Some(op) if op.outs.contains(&i) => Some(op),
-                    _ => return fail(format!("value {i} is not made by its producer")),
+                    Some(op) if there[i] => Some(op),
+                    _ => return foreign(format!("value {i} is not made by its producer")),
                 },
                 None => None,
             };
-            if value.kind == Kind::Activation && op.is_none() {
-                return fail(format!("value {i} is an activation without a producer"));
+            match (value.kind, op, value.view_of) {
+                (Kind::Activation, None, _) => {
+                    return foreign(format!("value {i} is an activation without a producer"));
+                }
+                (Kind::Static | Kind::Placeholder, Some(op), None) => {
+                    return foreign(format!(
+                        "value {i} is there from the start, and op `{}` makes it",
+                        op.name
+                    ));
+                }
+                (_, op, Some(base)) if op.is_none_or(|op| !op.ins.contains(&base)) => {
+                    return foreign(format!("value {i} is a view of what its op does not read"));
+                }
+                (_, _, Some(_)) if value.bytes > 0 => {
+                    return foreign(format!("value {i} is a view and has bytes of its own"));
+                }
+                _ => {}
             }
-            if let Some(base) = value.view_of
-                && op.is_none_or(|op| !op.ins.contains(&base))
-            {
-                return fail(format!("value {i} is a view of what its op does not read"));
+            bytes = bytes.saturating_add(value.bytes);
+        }
+        for (what, sum, most) in [
+            ("bytes of all values", bytes, MAX_BYTES),
+            ("FLOPs of all ops", flops, MAX_WORK),
+            ("bytes moved by all ops", traffic_bytes, MAX_WORK),
+        ] {
+            if sum > most {
+                return foreign(format!("the {what} are more than {most} together"));
             }
         }
+        if !cost.is_finite() {
+            return foreign("the sum of all costs is not finite".into());
+        }
         Ok(())
+    }
+
+    /// Takes measured times, in microseconds by the names of ops, as costs. Ops that the measurement does not name keep
+    /// theirs; the result says so.
+    ///
+    /// # Errors
+    /// `error[profile]`: a measurement that names none of the ops, or a time that is not one.
+    pub fn take_times(&mut self, times_us: &BTreeMap<String, f64>) -> Result<Option<String>> {
+        if let Some((name, time)) = times_us.iter().find(|(_, t)| !t.is_finite() || **t < 0.0) {
+            return Err(Error::usage(
+                "profile",
+                format!("`{name}` takes {time} microseconds"),
+            ));
+        }
+        let mut missing = 0;
+        for op in &mut self.ops {
+            match times_us.get(&op.name) {
+                Some(time) => op.cost = *time,
+                None => missing += 1,
+            }
+        }
+        if missing == self.ops.len() && missing > 0 {
+            return Err(
+                Error::usage("profile", "the profile names none of the graph's nodes")
+                    .help("measure the same model with the same loss: ckpt-opt profile MODEL"),
+            );
+        }
+        let warning = || {
+            format!(
+                "the profile does not know {missing} of {} nodes: they are priced by the device",
+                self.ops.len()
+            )
+        };
+        Ok((missing > 0).then(warning))
     }
 
     /// The value that owns each value's storage; itself for what is not a view. Linear.

@@ -72,8 +72,8 @@ pub fn evaluate(problem: &Problem, schedule: &[usize]) -> Result<Score> {
         }
         let op = &problem.ops[*op];
         score.cost += op.cost;
-        score.flops += op.flops;
-        score.traffic_bytes += op.bytes;
+        score.flops = score.flops.saturating_add(op.flops);
+        score.traffic_bytes = score.traffic_bytes.saturating_add(op.bytes);
     }
     score.peak_bytes = score.static_bytes + score.peak_above_static_bytes;
     Ok(score)

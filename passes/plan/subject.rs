@@ -44,6 +44,20 @@ pub struct Structure {
     pub trained: Vec<bool>,
 }
 
+impl Structure {
+    /// Nothing known of any op: a bare cost graph.
+    pub fn unknown(ops: usize) -> Structure {
+        Structure {
+            blocks: 0,
+            block_of: vec![None; ops],
+            part_of: vec![Part::Other; ops],
+            submodules: Vec::new(),
+            submodule_of: vec![None; ops],
+            trained: vec![true; ops],
+        }
+    }
+}
+
 /// Everything a policy or solver needs to plan a graph, and what applies its plan.
 pub struct Subject {
     pub sizes: Sizes,
@@ -53,6 +67,7 @@ pub struct Subject {
     pub problem: Problem,
     pub map: Correspondence,
     pub structure: Structure,
+    pub device: Device,
 }
 
 impl Subject {
@@ -82,6 +97,7 @@ impl Subject {
             problem,
             map,
             structure,
+            device: device.clone(),
         })
     }
 }

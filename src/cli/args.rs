@@ -1,5 +1,7 @@
 //! The command line: options, help and examples. What they mean is in one place only, here.
 
+pub mod planning;
+
 use super::refinement::Refinement;
 use ckpt_opt::optimize::InputType;
 use ckpt_opt::place::Place;
@@ -14,6 +16,9 @@ use std::path::PathBuf;
 pub const VERBS: &[&str] = &[
     "optimize",
     "inspect",
+    "plan",
+    "frontier",
+    "diff",
     "run",
     "verify",
     "completions",
@@ -34,6 +39,7 @@ Exit codes: 0 good, 1 a bug in ckpt-opt, 2 wrong usage or a bad model, 3 no plan
 const OPTIMIZE_EXAMPLES: &str = "\
 Examples:
   ckpt-opt model.onnx -o train.onnx
+  ckpt-opt model.onnx -o train.onnx --budget 60% --loss causal-lm --dim batch=8 --dim seq=128
   ckpt-opt model.onnx -o train.onnx --policy full --loss causal-lm --dim batch=8 --dim seq=128
   ckpt-opt model.onnx -o train.onnx --freeze '*wpe*' --drop-output logits --loss causal-lm
   ckpt-opt model.onnx -o train.onnx --policy full --layers GPT2Block --every 2 --save-ops aten.addmm
@@ -70,6 +76,15 @@ pub enum Verb {
     /// Show what a model is: inputs, parameters, layers, ops
     #[command(after_help = INSPECT_EXAMPLES)]
     Inspect(InspectArgs),
+    /// Decide what to compute again within a memory budget, for a model or a cost graph, without writing a model
+    #[command(after_help = planning::PLAN_EXAMPLES)]
+    Plan(planning::PlanArgs),
+    /// Plan at many budgets: what memory costs, with proven bounds and the policies people know
+    #[command(after_help = planning::FRONTIER_EXAMPLES)]
+    Frontier(planning::FrontierArgs),
+    /// Compare two plans
+    #[command(after_help = planning::DIFF_EXAMPLES)]
+    Diff(planning::DiffArgs),
     /// Execute a graph and compare the memory it takes with what was predicted
     #[command(after_help = RUN_EXAMPLES)]
     Run(RunArgs),
@@ -135,11 +150,13 @@ pub struct OptimizeArgs {
     /// scalar output, else vjp]
     #[arg(long, value_parser = loss)]
     pub loss: Option<Loss>,
-    /// none, full, selective, submodule, every:N, first:N or group:N (layers)
-    #[arg(long, default_value = "selective", value_parser = policy)]
-    pub policy: Policy,
+    /// none, full, selective, submodule, every:N, first:N or group:N (layers), instead of a budget
+    #[arg(long, value_parser = policy)]
+    pub policy: Option<Policy>,
     #[command(flatten)]
     pub refinement: Refinement,
+    #[command(flatten)]
+    pub budgeting: planning::Budgeting,
     /// Number for a named size, for planning only; the written graph stays as dynamic as the model
     #[arg(long = "dim", value_name = "NAME=N", value_parser = dim)]
     pub dims: Vec<(String, i64)>,
@@ -167,10 +184,11 @@ pub struct OptimizeArgs {
 }
 
 impl OptimizeArgs {
-    pub fn request(&self) -> Request {
-        Request {
+    /// # Errors
+    /// A plan, device or profile that cannot be read or is none.
+    pub fn request(&self) -> ckpt_passes::Result<Request> {
+        let mut request = Request {
             loss: self.loss.clone().unwrap_or_default(),
-            policy: self.policy,
             wishes: self.refinement.wishes(),
             selection: self.trained.selection(),
             dims: self.dims.clone(),
@@ -178,7 +196,10 @@ impl OptimizeArgs {
             fuse: false,
             passes: self.passes.clone(),
             stop_after: self.stop_after.clone(),
-        }
+            ..Request::default()
+        };
+        self.budgeting.apply(self.policy, &mut request)?;
+        Ok(request)
     }
 }
 

@@ -3,6 +3,7 @@
 mod args;
 mod inspect;
 mod optimize;
+mod plan;
 mod progress;
 mod refinement;
 mod run;
@@ -85,6 +86,9 @@ fn dispatch(verb: Verb) -> Result<()> {
     match verb {
         Verb::Optimize(args) => optimize::run(&args),
         Verb::Inspect(args) => inspect::run(&args),
+        Verb::Plan(args) => plan::run(&args),
+        Verb::Frontier(args) => plan::frontier(&args),
+        Verb::Diff(args) => plan::diff(&args),
         Verb::Run(args) => run::run(&args),
         Verb::Verify(args) => verify::run(&args),
         Verb::Completions { shell } => {

@@ -38,6 +38,9 @@ pub fn run(args: &OptimizeArgs) -> Result<()> {
         let _progress = progress::step("writing");
         warnings.extend(write(&model.graph, &args.model, output, args.link_weights)?);
     }
+    if let (Some(path), Some(plan)) = (&args.budgeting.plan_out, &outcome.plan) {
+        super::plan::write_json(path, plan)?;
+    }
     match outcome.summary {
         Some(mut summary) => {
             summary.warnings = warnings.clone();
@@ -62,6 +65,7 @@ pub fn run(args: &OptimizeArgs) -> Result<()> {
 }
 
 fn compiled(args: &OptimizeArgs, model: &mut ckpt_opt::frontend::Model) -> Result<Outcome> {
+    let request = args.request()?;
     let mut failed = None;
     let mut write = |name: &str, text: &str| {
         if let Some(folder) = &args.dump
@@ -77,7 +81,7 @@ fn compiled(args: &OptimizeArgs, model: &mut ckpt_opt::frontend::Model) -> Resul
         dump: args.dump.is_some().then_some(&mut write),
         ..Watch::default()
     };
-    let outcome = optimize(&mut model.graph, &args.request(), &mut watch);
+    let outcome = optimize(&mut model.graph, &request, &mut watch);
     match failed {
         // A dump that cannot be written must not hide why a pass failed.
         Some(e) if outcome.is_ok() => Err(e),

@@ -3,7 +3,7 @@
 use super::sharing::{self, KvSharing};
 use super::units::{bytes, flops};
 use ckpt_passes::Result;
-use ckpt_passes::analysis::{Binding, Breakdown, MemoryProfile, Sizes};
+use ckpt_passes::analysis::{Binding, Breakdown, Device, MemoryProfile, Sizes};
 use ckpt_passes::compile::Compiled;
 use ckpt_passes::driver::Made;
 use ckpt_passes::ir::Graph;
@@ -21,6 +21,8 @@ pub struct Summary {
     pub loss: Option<String>,
     /// What was fused, and how often.
     pub fused: BTreeMap<&'static str, usize>,
+    /// What a budgeted plan keeps small; the next three percentages are in its terms.
+    pub objective: Option<String>,
     pub budget_bytes: Option<u64>,
     pub peak_before_bytes: u64,
     pub peak_after_bytes: u64,
@@ -29,10 +31,12 @@ pub struct Summary {
     pub saved_bytes: u64,
     pub recompute_flops: u64,
     pub forward_backward_flops: u64,
-    /// Extra time by the cost model, in percent of the unplanned step.
+    /// In percent of the unplanned step; time by the cost model, unless the objective says otherwise.
     pub overhead_pct: f64,
     pub lower_bound_pct: Option<f64>,
     pub gap_pct: Option<f64>,
+    /// The schedules that the bound speaks of.
+    pub bound_class: Option<String>,
     pub smallest_feasible_bytes: Option<u64>,
     pub plan_seconds: f64,
     /// Recompute subgraphs.
@@ -52,7 +56,7 @@ pub struct Summary {
     pub warnings: Vec<String>,
 }
 
-/// The memory table of a graph at a binding.
+/// The memory table of a graph at a binding, on a device.
 pub struct Measured {
     pub sizes: Sizes,
     pub memory: MemoryProfile,
@@ -62,9 +66,9 @@ pub struct Measured {
 impl Measured {
     /// # Errors
     /// A size without a number.
-    pub fn new(graph: &Graph, binding: &Binding) -> Result<Measured> {
+    pub fn new(graph: &Graph, binding: &Binding, device: &Device) -> Result<Measured> {
         let sizes = Sizes::new(graph, binding)?;
-        let memory = MemoryProfile::new(graph, &sizes)?;
+        let memory = MemoryProfile::rounded(graph, &sizes, device.granularity_bytes)?;
         let rows = Breakdown::new(graph, &memory);
         Ok(Measured {
             sizes,
@@ -85,8 +89,9 @@ impl Summary {
         made: &Made,
         before: &Breakdown,
     ) -> Result<Summary> {
-        let after = Measured::new(graph, &made.binding)?;
+        let after = Measured::new(graph, &made.binding, &made.subject.device)?;
         let score = &made.plan.after;
+        let certificate = made.plan.certificate.as_ref();
         if after.memory.peak_bytes != score.peak_bytes {
             return Err(ckpt_passes::Error::bug(
                 "memory",
@@ -105,17 +110,22 @@ impl Summary {
             policy: made.plan.policy.clone(),
             loss: compiled.loss.as_ref().map(|l| l.to_string()),
             fused: compiled.fused.clone(),
-            budget_bytes: None,
+            objective: certificate.map(|c| c.objective.clone()),
+            budget_bytes: certificate.map(|c| c.budget_bytes),
             peak_before_bytes: made.plan.before.peak_bytes,
             peak_after_bytes: score.peak_bytes,
             static_bytes: score.static_bytes,
             saved_bytes: made.plan.saved_bytes(),
             recompute_flops: made.plan.recompute_flops(),
             forward_backward_flops: made.plan.before.flops,
-            overhead_pct: score.overhead_pct(&made.plan.before),
-            lower_bound_pct: None,
-            gap_pct: None,
-            smallest_feasible_bytes: None,
+            overhead_pct: match certificate {
+                Some(c) if c.objective == "flops" => score.flops_overhead_pct(&made.plan.before),
+                _ => score.overhead_pct(&made.plan.before),
+            },
+            lower_bound_pct: certificate.map(|c| c.lower_bound_pct),
+            gap_pct: certificate.map(|c| c.gap_pct),
+            bound_class: certificate.map(|c| c.class.clone()),
+            smallest_feasible_bytes: made.smallest_bytes,
             plan_seconds: made.seconds,
             segments: made.plan.segments.len(),
             blocks: made.subject.blocks.list.len(),
@@ -170,13 +180,29 @@ impl Summary {
         );
         let _ = writeln!(
             out,
-            "\n  recomputes {} in {} segments: {:.1} % more FLOPs, {:.1} % more time by the cost model",
+            "\n  recomputes {} in {} segments: {:.1} % more FLOPs, {:.1} % overhead",
             flops(self.recompute_flops),
             self.segments,
             percent(self.recompute_flops, self.forward_backward_flops),
             self.overhead_pct
         );
         out.push_str(&sharing::human(&self.kv_sharing));
+        if let (Some(lower), Some(gap), Some(budget)) =
+            (self.lower_bound_pct, self.gap_pct, self.budget_bytes)
+        {
+            let _ = writeln!(
+                out,
+                "  budget {}: proven that no plan within it has less than {lower:.2} % overhead; gap {gap:.2} %",
+                bytes(budget)
+            );
+        }
+        if let Some(smallest) = self.smallest_feasible_bytes {
+            let _ = writeln!(
+                out,
+                "  smallest feasible budget: {smallest} bytes ({})",
+                bytes(smallest)
+            );
+        }
         for (name, size) in &self.kept_outputs {
             let _ = writeln!(
                 out,

@@ -36,11 +36,13 @@ pub fn json(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).expect("stdout is one JSON object")
 }
 
-/// A folder with `model.onnx`, the GPT-2 fixture, and its `case.npz`.
+/// A folder with `model.onnx`, the GPT-2 fixture, its `case.npz`, and the cost graph `graph.json.gz`.
 pub fn workplace() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     std::fs::copy(fixture("gpt2", "model.onnx"), dir.path().join("model.onnx")).unwrap();
     std::fs::copy(fixture("gpt2", "case.npz"), dir.path().join("case.npz")).unwrap();
+    let graph = dir.path().join("graph.json.gz");
+    std::fs::copy(fixture("graphs", "layers.json.gz"), graph).unwrap();
     dir
 }
 

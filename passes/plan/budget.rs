@@ -1,0 +1,226 @@
+//! Budgets as people write them: `8GiB`, `750MB`, plain bytes, `60%`, `auto`.
+//!
+//! A budget is on the peak, parameters and inputs included, because that is what a device has. `P%` means the static
+//! part plus `P` percent of what the unplanned step takes above it. A bare cost graph has no device to fit into: there a
+//! number of bytes is on the peak above static ([`Basis`]).
+
+use crate::error::{Error, Result};
+use crate::plan::Score;
+use std::fmt;
+
+/// A budget as asked for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Budget {
+    Bytes(u64),
+    /// Of what the unplanned step takes above static, in percent.
+    Percent(f64),
+    /// What the device has. Where none is known: [`AUTO_PERCENT`], or the smallest feasible peak where that is more.
+    Auto,
+}
+
+/// What `auto` means where no device is known.
+pub const AUTO_PERCENT: f64 = 60.0;
+
+/// What a number of bytes is a limit on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Basis {
+    /// The peak: for models.
+    Peak,
+    /// The peak above static: for cost graphs.
+    AboveStatic,
+}
+
+impl Basis {
+    /// A peak as this basis counts it.
+    pub fn shown(self, peak_bytes: u64, static_bytes: u64) -> u64 {
+        match self {
+            Basis::Peak => peak_bytes,
+            Basis::AboveStatic => peak_bytes.saturating_sub(static_bytes),
+        }
+    }
+
+    /// The peak that a number of bytes stands for.
+    pub fn peak(self, bytes: u64, static_bytes: u64) -> u64 {
+        match self {
+            Basis::Peak => bytes,
+            Basis::AboveStatic => bytes.saturating_add(static_bytes),
+        }
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Basis::Peak => "peak",
+            Basis::AboveStatic => "peak above static",
+        }
+    }
+}
+
+const UNITS: &[(&str, u64)] = &[
+    ("", 1),
+    ("B", 1),
+    ("kB", 1_000),
+    ("KB", 1_000),
+    ("MB", 1_000_000),
+    ("GB", 1_000_000_000),
+    ("TB", 1_000_000_000_000),
+    ("KiB", 1 << 10),
+    ("MiB", 1 << 20),
+    ("GiB", 1 << 30),
+    ("TiB", 1 << 40),
+];
+
+const FORMS: &str =
+    "auto, a percentage (60%), or bytes with a unit: B, KB, MB, GB, TB, KiB, MiB, GiB, TiB (8GiB)";
+
+impl Budget {
+    /// Reads a budget.
+    ///
+    /// # Errors
+    /// `error[budget-form]`: anything else, a negative number, more bytes than can be counted.
+    pub fn parse(text: &str) -> Result<Budget> {
+        let bad = |what: &str| {
+            Error::usage("budget-form", format!("`{text}` is not a budget: {what}")).expected(FORMS)
+        };
+        let word = text.trim();
+        if word.eq_ignore_ascii_case("auto") {
+            return Ok(Budget::Auto);
+        }
+        let end = word
+            .find(|c: char| !(c.is_ascii_digit() || c == '.' || c == '_'))
+            .unwrap_or(word.len());
+        let (number, unit) = (word[..end].replace('_', ""), word[end..].trim());
+        if number.is_empty() {
+            return Err(bad("it does not start with a number"));
+        }
+        if unit == "%" {
+            let percent: f64 = number.parse().map_err(|_| bad("this is not a number"))?;
+            return Ok(Budget::Percent(percent));
+        }
+        let (_, size) = UNITS
+            .iter()
+            .find(|(name, _)| *name == unit)
+            .ok_or_else(|| bad(&format!("there is no unit `{unit}`")))?;
+        let bytes = scaled(&number, *size).ok_or_else(|| bad("this is no number of bytes"))?;
+        Ok(Budget::Bytes(bytes))
+    }
+
+    /// The largest peak that this budget allows, for a step whose unplanned score is `before`, on a device that has
+    /// `usable_bytes`.
+    pub fn peak_bytes(self, before: &Score, basis: Basis, usable_bytes: Option<u64>) -> u64 {
+        let part = |percent: f64| {
+            let above = before.peak_above_static_bytes as f64 * percent / 100.0;
+            // `as` saturates.
+            before.static_bytes.saturating_add(above as u64)
+        };
+        match (self, usable_bytes) {
+            (Budget::Bytes(bytes), _) => basis.peak(bytes, before.static_bytes),
+            (Budget::Percent(percent), _) => part(percent),
+            (Budget::Auto, Some(usable)) => usable,
+            (Budget::Auto, None) => part(AUTO_PERCENT),
+        }
+    }
+}
+
+/// `number` times `size`, exactly, rounded down; `None` where it is no number or does not fit.
+fn scaled(number: &str, size: u64) -> Option<u64> {
+    let (whole, part) = number.split_once('.').unwrap_or((number, ""));
+    // More digits than this are below one byte in every unit.
+    let part = &part[..part.len().min(18)];
+    if !part.bytes().all(|b| b.is_ascii_digit()) || (whole.is_empty() && part.is_empty()) {
+        return None;
+    }
+    let digits = |text: &str| match text {
+        "" => Some(0u128),
+        text => text.parse::<u128>().ok(),
+    };
+    let scale = 10u128.pow(part.len() as u32);
+    let total = digits(whole)?
+        .checked_mul(scale)?
+        .checked_add(digits(part)?)?;
+    u64::try_from(total.checked_mul(size as u128)? / scale).ok()
+}
+
+impl fmt::Display for Budget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Budget::Bytes(bytes) => write!(f, "{bytes}"),
+            Budget::Percent(percent) => write!(f, "{percent}%"),
+            Budget::Auto => f.write_str("auto"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_people_write() {
+        for (text, budget) in [
+            ("8GiB", Budget::Bytes(8 << 30)),
+            (" 8 GiB ", Budget::Bytes(8 << 30)),
+            ("750MB", Budget::Bytes(750_000_000)),
+            ("1.2352GB", Budget::Bytes(1_235_200_000)),
+            ("0.1KiB", Budget::Bytes(102)),
+            (".5kB", Budget::Bytes(500)),
+            ("1740000000", Budget::Bytes(1_740_000_000)),
+            ("1_000", Budget::Bytes(1000)),
+            ("18446744073709551615", Budget::Bytes(u64::MAX)),
+            ("0", Budget::Bytes(0)),
+            ("60%", Budget::Percent(60.0)),
+            ("12.5 %", Budget::Percent(12.5)),
+            ("Auto", Budget::Auto),
+        ] {
+            assert_eq!(Budget::parse(text).unwrap(), budget, "{text}");
+            assert_eq!(Budget::parse(&budget.to_string()).unwrap(), budget);
+        }
+        for text in [
+            "",
+            "%",
+            "GiB",
+            "-1",
+            "-5%",
+            "8G",
+            "8gib",
+            "1e9",
+            "nan",
+            "inf",
+            "1.2.3MB",
+            "1..2",
+            "18446744073709551616",
+            "99999999999TiB",
+            "8 Gi B",
+            "60%%",
+            "..%",
+            "0x10",
+        ] {
+            let e = Budget::parse(text).unwrap_err();
+            assert_eq!((e.code(), e.exit_code()), ("budget-form", 2), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_they_mean() {
+        let before = Score {
+            peak_bytes: 1000,
+            static_bytes: 400,
+            peak_above_static_bytes: 600,
+            ..Score::default()
+        };
+        let peak = |b: Budget, basis, usable| b.peak_bytes(&before, basis, usable);
+        assert_eq!(peak(Budget::Bytes(500), Basis::Peak, None), 500);
+        assert_eq!(peak(Budget::Bytes(500), Basis::AboveStatic, Some(3)), 900);
+        assert_eq!(
+            peak(Budget::Bytes(u64::MAX), Basis::AboveStatic, None),
+            u64::MAX
+        );
+        for basis in [Basis::Peak, Basis::AboveStatic] {
+            assert_eq!(peak(Budget::Percent(50.0), basis, Some(3)), 700);
+            assert_eq!(peak(Budget::Percent(0.0), basis, None), 400);
+            assert_eq!(peak(Budget::Auto, basis, None), 760);
+            assert_eq!(peak(Budget::Auto, basis, Some(800)), 800);
+        }
+        assert_eq!(Basis::AboveStatic.shown(900, 400), 500);
+        assert_eq!(Basis::Peak.shown(900, 400), 900);
+    }
+}

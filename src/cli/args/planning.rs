@@ -1,0 +1,232 @@
+//! Options of the verbs that plan, and of plans in `optimize`.
+
+use super::super::refinement::Refinement;
+use super::{Report, Source, Trained, dim, loss, policy, shown};
+use ckpt_opt::planning::device::{device, times};
+use ckpt_opt::planning::read;
+use ckpt_passes::Result;
+use ckpt_passes::compile::Request;
+use ckpt_passes::plan::{Budget, Budgeted, Effort, Objective, Policy, budgeted};
+use ckpt_passes::transform::loss::Loss;
+use clap::Args;
+use std::path::PathBuf;
+
+pub const PLAN_EXAMPLES: &str = "\
+Examples:
+  ckpt-opt plan model.onnx --loss causal-lm --dim batch=8 --budget 60%
+  ckpt-opt plan model.onnx --dim batch=8 --budget 12MiB --effort first --compare --plan-out p.json
+  ckpt-opt plan model.onnx --dim batch=8 --plan-in p.json --plan-out q.json
+  ckpt-opt plan model.onnx --dim seq=32 --maximize batch --budget 1MiB --effort first
+  ckpt-opt plan graph.json.gz --budget 60% --objective flops -o schedule.json --format json
+
+A cost graph (.json, .json.gz) lists ops in an order in which they can run, and values with their bytes; budgets in
+bytes are then on the peak above static. Exit code 3: nothing fits, and the smallest budget that does is named.";
+
+pub const FRONTIER_EXAMPLES: &str = "\
+Examples:
+  ckpt-opt frontier model.onnx --dim batch=8 --points 6 --effort first --svg frontier.svg
+  ckpt-opt frontier graph.json.gz --points 8 --format json
+  ckpt-opt frontier graph.json.gz --budgets 80%,60%,50%";
+
+pub const DIFF_EXAMPLES: &str = "\
+Examples:
+  ckpt-opt diff p.json q.json";
+
+/// Which plan: a budget, and what it is priced with.
+#[derive(Args)]
+#[command(next_help_heading = "Plan")]
+pub struct Budgeting {
+    /// The most memory at any moment: 8GiB, 750MB, plain bytes, 60% (of what the unplanned step takes above parameters
+    /// and inputs), or auto (what the device has; 60% where none is known) [default: auto]
+    #[arg(long, value_name = "B", value_parser = budget, conflicts_with_all = ["policy", "plan_in"])]
+    pub budget: Option<Budget>,
+    /// What a plan within the budget keeps small: cost (time by the cost model) or flops
+    #[arg(long, default_value = "cost", value_parser = objective)]
+    pub objective: Objective,
+    /// How long to look for a better plan: first, normal or thorough
+    #[arg(long, default_value = "normal", value_parser = effort)]
+    pub effort: Effort,
+    /// Use this plan, which may have been edited; it is judged again
+    #[arg(long, value_name = "FILE", conflicts_with = "policy")]
+    pub plan_in: Option<PathBuf>,
+    /// Write the plan as JSON
+    #[arg(long, value_name = "FILE")]
+    pub plan_out: Option<PathBuf>,
+    #[command(flatten)]
+    pub prices: Prices,
+}
+
+/// What the cost model rests on.
+#[derive(Args)]
+pub struct Prices {
+    /// The device that times, memory and rounding are of: a100, h100, h200, l4, rtx4090, laptop-cpu, or a file as
+    /// `ckpt-opt calibrate` writes it [default: none in particular]
+    #[arg(long, value_name = "NAME|FILE")]
+    pub device_profile: Option<String>,
+    /// Times of nodes as `ckpt-opt profile` measures them, instead of those of the cost model
+    #[arg(long, value_name = "FILE")]
+    pub profile: Option<PathBuf>,
+}
+
+impl Prices {
+    /// Fills in the device and the times of a request.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is none.
+    pub fn apply(&self, request: &mut Request) -> Result<()> {
+        if let Some(word) = &self.device_profile {
+            request.device = device(word)?;
+        }
+        if let Some(path) = &self.profile {
+            request.times_us = times(path)?;
+        }
+        Ok(())
+    }
+}
+
+impl Budgeting {
+    pub fn budgeted(&self) -> Budgeted {
+        Budgeted {
+            budget: self.budget.unwrap_or(Budget::Auto),
+            objective: self.objective,
+            effort: self.effort,
+        }
+    }
+
+    /// Fills in everything about plans; a budget where there is no policy.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is none.
+    pub fn apply(&self, policy: Option<Policy>, request: &mut Request) -> Result<()> {
+        self.prices.apply(request)?;
+        match (&self.plan_in, policy) {
+            (Some(path), _) => request.stored = Some(read::plan(path)?),
+            (None, Some(policy)) => request.policy = policy,
+            (None, None) => request.budget = Some(self.budgeted()),
+        }
+        Ok(())
+    }
+}
+
+/// What the training step of a model is.
+#[derive(Args)]
+#[command(next_help_heading = "Training step, for models")]
+pub struct Step {
+    /// causal-lm, cross-entropy, mse, output:NAME or vjp [default: the backward that the file has, else its only
+    /// scalar output, else vjp]
+    #[arg(long, value_parser = loss)]
+    pub loss: Option<Loss>,
+    /// Number for a named size
+    #[arg(long = "dim", value_name = "NAME=N", value_parser = dim)]
+    pub dims: Vec<(String, i64)>,
+    #[command(flatten)]
+    pub trained: Trained,
+    /// Leave out forward outputs whose name matches, such as caches or logits
+    #[arg(long = "drop-output", value_name = "PATTERN")]
+    pub drop_outputs: Vec<String>,
+    #[command(flatten)]
+    pub refinement: Refinement,
+    #[command(flatten)]
+    pub source: Source,
+}
+
+impl Step {
+    pub fn request(&self) -> Request {
+        Request {
+            loss: self.loss.clone().unwrap_or_default(),
+            selection: self.trained.selection(),
+            dims: self.dims.clone(),
+            drop_outputs: self.drop_outputs.clone(),
+            wishes: self.refinement.wishes(),
+            ..Request::default()
+        }
+    }
+}
+
+#[derive(Args)]
+pub struct PlanArgs {
+    /// The model (ONNX, .ckir) or cost graph (.json, .json.gz)
+    pub source: PathBuf,
+    /// Write the schedule, and all else about the plan, as JSON
+    #[arg(short, long, value_name = "SCHEDULE")]
+    pub output: Option<PathBuf>,
+    /// none, full, selective, submodule, every:N, first:N or group:N (layers), instead of a budget
+    #[arg(long, value_parser = policy)]
+    pub policy: Option<Policy>,
+    #[command(flatten)]
+    pub budgeting: Budgeting,
+    /// Show the policies beside budgeted plans that take as much memory
+    #[arg(long)]
+    pub compare: bool,
+    /// Find the largest number for this named size at which a plan fits into the budget
+    #[arg(long, value_name = "DIM", conflicts_with_all = ["policy", "plan_in"])]
+    pub maximize: Option<String>,
+    /// With --maximize: at most so much overhead, in percent
+    #[arg(long, value_name = "P", requires = "maximize", value_parser = percent)]
+    pub max_overhead: Option<f64>,
+    #[command(flatten)]
+    pub step: Step,
+    #[command(flatten)]
+    pub report: Report,
+}
+
+#[derive(Args)]
+pub struct FrontierArgs {
+    /// The model (ONNX, .ckir) or cost graph (.json, .json.gz)
+    pub source: PathBuf,
+    /// How many budgets, in equal steps from the smallest feasible one to the unplanned peak
+    #[arg(long, value_name = "N", default_value = "16", value_parser = clap::value_parser!(u16).range(2..=1000))]
+    pub points: u16,
+    /// Plan at these budgets instead
+    #[arg(long, value_name = "B,B,…", value_delimiter = ',', value_parser = budget)]
+    pub budgets: Vec<Budget>,
+    /// What plans keep small: cost (time by the cost model) or flops
+    #[arg(long, default_value = "cost", value_parser = objective)]
+    pub objective: Objective,
+    /// How long to look for better plans: first, normal or thorough
+    #[arg(long, default_value = "normal", value_parser = effort)]
+    pub effort: Effort,
+    /// Draw the curve
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    #[command(flatten)]
+    pub prices: Prices,
+    #[command(flatten)]
+    pub step: Step,
+    #[command(flatten)]
+    pub report: Report,
+}
+
+#[derive(Args)]
+pub struct DiffArgs {
+    /// A plan, as --plan-out or -o writes it
+    pub a: PathBuf,
+    /// Another plan for the same model
+    pub b: PathBuf,
+    #[command(flatten)]
+    pub report: Report,
+}
+
+fn budget(text: &str) -> Result<Budget, String> {
+    Budget::parse(text).map_err(shown)
+}
+
+fn objective(text: &str) -> Result<Objective, String> {
+    budgeted::objective(text).map_err(shown)
+}
+
+fn effort(text: &str) -> Result<Effort, String> {
+    match text {
+        "first" => Ok(Effort::First),
+        "normal" => Ok(Effort::Normal),
+        "thorough" => Ok(Effort::Thorough),
+        _ => Err("expected first, normal or thorough".into()),
+    }
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    match text.trim_end_matches('%').trim().parse::<f64>() {
+        Ok(x) if x >= 0.0 && x.is_finite() => Ok(x),
+        _ => Err("expected a percentage that is not negative".into()),
+    }
+}

@@ -1,0 +1,119 @@
+//! `plan`, `frontier` and `diff`: plans without writing a model.
+
+use super::args::Format;
+use super::args::planning::{DiffArgs, FrontierArgs, PlanArgs};
+use super::{progress, result, result_json, warn};
+use ckpt_opt::emit::file::write_whole;
+use ckpt_opt::optimize::load;
+use ckpt_opt::planning::curve::Frontier;
+use ckpt_opt::planning::difference::Difference;
+use ckpt_opt::planning::maximize::{self, Wish};
+use ckpt_opt::planning::read;
+use ckpt_opt::planning::report::{Report, compare};
+use ckpt_opt::planning::svg::svg;
+use ckpt_opt::planning::task::{Goal, Planned, Task};
+use ckpt_passes::plan::Plan;
+use ckpt_passes::{Error, Result};
+use std::path::Path;
+
+pub fn run(args: &PlanArgs) -> Result<()> {
+    let budgeting = &args.budgeting;
+    let mut request = args.step.request();
+    budgeting.apply(args.policy, &mut request)?;
+    let (task, planned, maximized) = match &args.maximize {
+        Some(dim) => {
+            if read::is_cost_graph(&args.source) {
+                return Err(Error::usage("maximize", "a cost graph has no named sizes"));
+            }
+            let _progress = progress::step("looking for the largest size");
+            let model = load(&args.source, &args.step.source.inputs)?;
+            let wish = Wish {
+                dim,
+                budgeted: budgeting.budgeted(),
+                max_overhead_pct: args.max_overhead,
+            };
+            let (task, planned, found) = maximize::maximize(&model.graph, &request, &wish)?;
+            (task, planned, Some(found))
+        }
+        None => {
+            let _progress = progress::step("planning");
+            let task = Task::read(&args.source, &args.step.source.inputs, &request)?;
+            let goal = match (request.stored.take(), request.budget) {
+                (Some(stored), _) => Goal::Stored(stored),
+                (None, Some(budgeted)) => Goal::Budget(budgeted),
+                (None, None) => Goal::Policy(request.policy),
+            };
+            let planned = task.plan(goal)?;
+            (task, planned, None)
+        }
+    };
+    let mut report = Report::new(&task, &planned, budgeting.objective);
+    report.maximized = maximized;
+    if args.compare {
+        report.compare = Some(compare(&task, &budgeting.budgeted())?);
+    }
+    for path in [&args.output, &budgeting.plan_out].into_iter().flatten() {
+        write_plan(path, &planned)?;
+    }
+    match args.report.format {
+        Format::Json => result_json(&report),
+        Format::Human => {
+            warn(&report.warnings);
+            result(&report.human())
+        }
+    }
+}
+
+fn write_plan(path: &Path, planned: &Planned) -> Result<()> {
+    write_json(path, &planned.plan)
+}
+
+/// Writes a plan as the file that `--plan-in` reads.
+pub(super) fn write_json(path: &Path, plan: &Plan) -> Result<()> {
+    let text = serde_json::to_string_pretty(plan).map_err(|e| Error::bug("json", e.to_string()))?;
+    write_whole(path, (text + "\n").as_bytes())
+}
+
+pub fn frontier(args: &FrontierArgs) -> Result<()> {
+    let mut request = args.step.request();
+    args.prices.apply(&mut request)?;
+    let frontier = {
+        let _progress = progress::step("planning");
+        let task = Task::read(&args.source, &args.step.source.inputs, &request)?;
+        let wish = ckpt_passes::plan::Budgeted {
+            objective: args.objective,
+            effort: args.effort,
+            ..Default::default()
+        };
+        Frontier::new(&task, &wish, &args.budgets, args.points as usize)?
+    };
+    if let Some(path) = &args.svg {
+        let name = args
+            .source
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy();
+        let dims: Vec<String> = frontier
+            .dims
+            .iter()
+            .map(|(n, size)| format!("{n}={size}"))
+            .collect();
+        let title = format!("{name} {}", dims.join(" "));
+        write_whole(path, svg(&frontier, title.trim_end()).as_bytes())?;
+    }
+    match args.report.format {
+        Format::Json => result_json(&frontier),
+        Format::Human => {
+            warn(&frontier.warnings);
+            result(&frontier.human())
+        }
+    }
+}
+
+pub fn diff(args: &DiffArgs) -> Result<()> {
+    let difference = Difference::new(&read::plan(&args.a)?, &read::plan(&args.b)?)?;
+    match args.report.format {
+        Format::Json => result_json(&difference),
+        Format::Human => result(&difference.human()),
+    }
+}

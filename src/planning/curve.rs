@@ -1,0 +1,195 @@
+//! `frontier`: what every budget costs, from the smallest that is feasible to the one that needs no recomputation.
+
+use super::report::traffic_overhead_pct;
+use super::task::Task;
+use crate::emit::units::bytes;
+use ckpt_passes::Result;
+use ckpt_passes::plan::{Budget, Budgeted, Score, budgeted};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::time::Instant;
+
+/// The whole curve. Bytes are in the terms of budgets ([`Frontier::bytes_on`]); percentages are by the objective.
+#[derive(Clone, Debug, Serialize)]
+pub struct Frontier {
+    pub objective: &'static str,
+    pub bytes_on: &'static str,
+    pub static_bytes: u64,
+    /// The peak without any recomputation.
+    pub unplanned_bytes: u64,
+    pub smallest_feasible_bytes: u64,
+    /// No schedule goes below this.
+    pub floor_bytes: u64,
+    /// From the smallest budget to the largest.
+    pub points: Vec<Point>,
+    pub policies: Vec<PolicyPoint>,
+    pub bound_class: Option<String>,
+    pub ops: usize,
+    pub blocks: usize,
+    pub device: String,
+    pub dims: BTreeMap<String, i64>,
+    pub plan_seconds: f64,
+    pub warnings: Vec<String>,
+}
+
+/// One budget; the rest is null where nothing fits into it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Point {
+    pub budget_bytes: u64,
+    pub peak_bytes: Option<u64>,
+    pub overhead_pct: Option<f64>,
+    pub lower_bound_pct: Option<f64>,
+    pub gap_pct: Option<f64>,
+    pub cost_overhead_pct: Option<f64>,
+    pub flops_overhead_pct: Option<f64>,
+    pub traffic_overhead_pct: Option<f64>,
+}
+
+/// A policy people know, by the same judge.
+#[derive(Clone, Debug, Serialize)]
+pub struct PolicyPoint {
+    pub policy: String,
+    pub peak_bytes: u64,
+    pub overhead_pct: f64,
+}
+
+/// Budgets in equal steps over the whole range, both ends included.
+fn spread(least: u64, most: u64, count: usize) -> Vec<u64> {
+    let steps = count.saturating_sub(1).max(1) as u128;
+    let width = most.saturating_sub(least) as u128;
+    let mut all: Vec<u64> = (0..=steps)
+        .map(|i| least + (width * i / steps) as u64)
+        .collect();
+    all.dedup();
+    all
+}
+
+impl Frontier {
+    /// Plans at `given` budgets, or at `count` in equal steps where there are none.
+    ///
+    /// # Errors
+    /// A task whose own order is not a schedule.
+    pub fn new(task: &Task, wish: &Budgeted, given: &[Budget], count: usize) -> Result<Frontier> {
+        let started = Instant::now();
+        let setting = task.setting();
+        let before = &task.before;
+        let floor = budgeted::smallest(&setting)?;
+        let mut budgets: Vec<u64> = if given.is_empty() {
+            spread(floor.reached_bytes, before.peak_bytes, count)
+        } else {
+            let peak = |b: &Budget| b.peak_bytes(before, task.basis, setting.usable_bytes);
+            given.iter().map(peak).collect()
+        };
+        budgets.sort_unstable();
+        budgets.dedup();
+        let solutions = wish.frontier(&setting, &budgets, vec![floor.schedule.clone()])?;
+        let overhead = |score: &Score| budgeted::overhead_pct(wish.objective, score, before);
+        let points = budgets.iter().zip(&solutions).map(|(budget, solution)| {
+            let s = solution.as_ref();
+            Point {
+                budget_bytes: task.shown(*budget),
+                peak_bytes: s.map(|s| task.shown(s.score.peak_bytes)),
+                overhead_pct: s.map(|s| overhead(&s.score)),
+                lower_bound_pct: s.map(|s| s.bound.lower_pct),
+                gap_pct: s.map(|s| s.gap_pct),
+                cost_overhead_pct: s.map(|s| s.score.overhead_pct(before)),
+                flops_overhead_pct: s.map(|s| s.score.flops_overhead_pct(before)),
+                traffic_overhead_pct: s.map(|s| traffic_overhead_pct(&s.score, before)),
+            }
+        });
+        let points = points.collect();
+        let policies = budgeted::policies(&setting).map(|(policy, plan)| PolicyPoint {
+            policy: policy.to_string(),
+            peak_bytes: task.shown(plan.after.peak_bytes),
+            overhead_pct: overhead(&plan.after),
+        });
+        Ok(Frontier {
+            objective: budgeted::word(wish.objective),
+            bytes_on: task.basis.name(),
+            static_bytes: before.static_bytes,
+            unplanned_bytes: task.shown(before.peak_bytes),
+            smallest_feasible_bytes: task.shown(floor.reached_bytes),
+            floor_bytes: task.shown(floor.least_bytes),
+            points,
+            policies: policies.collect(),
+            bound_class: solutions
+                .iter()
+                .flatten()
+                .next()
+                .map(|s| s.bound.class.into()),
+            ops: task.problem.ops.len(),
+            blocks: task.structure.blocks,
+            device: task.device.name.clone(),
+            dims: task.dims.clone(),
+            plan_seconds: started.elapsed().as_secs_f64(),
+            warnings: task.warnings.clone(),
+        })
+    }
+
+    /// The table for people.
+    pub fn human(&self) -> String {
+        let mut out = String::new();
+        let _ = writeln!(
+            out,
+            "{} ops, {} layers; bytes are the {}; overhead is {}; planned in {:.3} s\n",
+            self.ops,
+            self.blocks,
+            self.bytes_on,
+            match self.objective {
+                "flops" => "FLOPs",
+                _ => "time by the cost model",
+            },
+            self.plan_seconds
+        );
+        let _ = writeln!(
+            out,
+            "  {:>16}{:>12}{:>12}{:>12}{:>14}{:>10}",
+            "budget bytes", "budget", "peak", "overhead", "lower bound", "gap"
+        );
+        let percent = |x: Option<f64>| x.map_or("-".into(), |x| format!("{x:.2} %"));
+        for p in &self.points {
+            let _ = writeln!(
+                out,
+                "  {:>16}{:>12}{:>12}{:>12}{:>14}{:>10}",
+                p.budget_bytes,
+                bytes(p.budget_bytes),
+                p.peak_bytes.map_or("infeasible".into(), bytes),
+                percent(p.overhead_pct),
+                percent(p.lower_bound_pct),
+                percent(p.gap_pct)
+            );
+        }
+        let _ = writeln!(out, "\n  {:<16}{:>24}{:>12}", "policy", "peak", "overhead");
+        for p in &self.policies {
+            let _ = writeln!(
+                out,
+                "  {:<16}{:>24}{:>12}",
+                p.policy,
+                bytes(p.peak_bytes),
+                percent(Some(p.overhead_pct))
+            );
+        }
+        let _ = writeln!(
+            out,
+            "\n  smallest feasible budget: {} bytes ({}); nothing goes below {} bytes",
+            self.smallest_feasible_bytes,
+            bytes(self.smallest_feasible_bytes),
+            self.floor_bytes
+        );
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn budgets_in_equal_steps() {
+        assert_eq!(spread(10, 20, 3), [10, 15, 20]);
+        assert_eq!(spread(10, 10, 5), [10]);
+        assert_eq!(spread(0, u64::MAX, 2), [0, u64::MAX]);
+        assert_eq!(spread(3, 9, 1), [3, 9]);
+    }
+}

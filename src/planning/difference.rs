@@ -1,0 +1,136 @@
+//! `diff`: two plans for the same thing, decision by decision.
+
+use crate::emit::units::bytes;
+use ckpt_passes::plan::Plan;
+use ckpt_passes::{Error, Result};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+/// What B does differently from A.
+#[derive(Clone, Debug, Serialize)]
+pub struct Difference {
+    pub policy_a: String,
+    pub policy_b: String,
+    pub peak_a_bytes: u64,
+    pub peak_b_bytes: u64,
+    pub cost_a: f64,
+    pub cost_b: f64,
+    pub flops_a: u64,
+    pub flops_b: u64,
+    pub steps_a: usize,
+    pub steps_b: usize,
+    /// Ops that run another number of times, in the given order.
+    pub changed: Vec<Change>,
+    /// Whether the schedules are the same, step by step.
+    pub is_same: bool,
+}
+
+/// One op that runs more or less often in B.
+#[derive(Clone, Debug, Serialize)]
+pub struct Change {
+    pub op: usize,
+    /// Where a decision names it.
+    pub name: Option<String>,
+    pub bytes: Option<u64>,
+    pub runs_a: usize,
+    pub runs_b: usize,
+}
+
+fn runs(plan: &Plan) -> BTreeMap<usize, usize> {
+    let mut runs = BTreeMap::new();
+    for op in &plan.schedule {
+        *runs.entry(*op).or_insert(0) += 1;
+    }
+    runs
+}
+
+impl Difference {
+    /// # Errors
+    /// `error[plan]` where the plans are for different graphs.
+    pub fn new(a: &Plan, b: &Plan) -> Result<Difference> {
+        let known = !a.fingerprint.is_empty() && !b.fingerprint.is_empty();
+        if known && a.fingerprint != b.fingerprint {
+            return Err(
+                Error::usage("plan", "the plans were made for different graphs")
+                    .expected(format!("fingerprint {}", a.fingerprint))
+                    .found(b.fingerprint.clone()),
+            );
+        }
+        let named: BTreeMap<usize, (&str, u64)> = a
+            .decisions
+            .iter()
+            .chain(&b.decisions)
+            .map(|d| (d.op, (d.name.as_str(), d.bytes)))
+            .collect();
+        let (runs_a, runs_b) = (runs(a), runs(b));
+        let mut ops: Vec<usize> = runs_a.keys().chain(runs_b.keys()).copied().collect();
+        ops.sort_unstable();
+        ops.dedup();
+        let count = |runs: &BTreeMap<usize, usize>, op| runs.get(op).copied().unwrap_or(0);
+        let changed = ops
+            .iter()
+            .filter(|op| count(&runs_a, op) != count(&runs_b, op));
+        Ok(Difference {
+            policy_a: a.policy.clone(),
+            policy_b: b.policy.clone(),
+            peak_a_bytes: a.after.peak_bytes,
+            peak_b_bytes: b.after.peak_bytes,
+            cost_a: a.after.cost,
+            cost_b: b.after.cost,
+            flops_a: a.after.flops,
+            flops_b: b.after.flops,
+            steps_a: a.schedule.len(),
+            steps_b: b.schedule.len(),
+            changed: changed
+                .map(|op| Change {
+                    op: *op,
+                    name: named.get(op).map(|n| n.0.to_string()),
+                    bytes: named.get(op).map(|n| n.1),
+                    runs_a: count(&runs_a, op),
+                    runs_b: count(&runs_b, op),
+                })
+                .collect(),
+            is_same: a.schedule == b.schedule,
+        })
+    }
+
+    /// The lines for people.
+    pub fn human(&self) -> String {
+        if self.is_same {
+            return "the plans are the same\n".into();
+        }
+        let mut out = String::new();
+        let _ = writeln!(out, "  {:<10}{:>20}{:>20}", "", "A", "B");
+        let mut row = |what: &str, a: String, b: String| {
+            let _ = writeln!(out, "  {what:<10}{a:>20}{b:>20}");
+        };
+        row("policy", self.policy_a.clone(), self.policy_b.clone());
+        row("peak", bytes(self.peak_a_bytes), bytes(self.peak_b_bytes));
+        row(
+            "cost",
+            format!("{:.1}", self.cost_a),
+            format!("{:.1}", self.cost_b),
+        );
+        row("FLOPs", self.flops_a.to_string(), self.flops_b.to_string());
+        row("steps", self.steps_a.to_string(), self.steps_b.to_string());
+        if self.changed.is_empty() {
+            out.push_str("\n  the same ops run the same number of times, in another order\n");
+        } else {
+            out.push('\n');
+        }
+        for c in &self.changed {
+            let what = match (c.runs_a, c.runs_b) {
+                (1, n) => format!("computed {n} times only in B"),
+                (n, 1) => format!("computed {n} times only in A"),
+                (a, b) => format!("computed {a} times in A, {b} in B"),
+            };
+            let name = c.name.clone().unwrap_or_else(|| format!("op {}", c.op));
+            let size = c
+                .bytes
+                .map_or(String::new(), |n| format!(" ({})", bytes(n)));
+            let _ = writeln!(out, "  {name}{size}: {what}");
+        }
+        out
+    }
+}

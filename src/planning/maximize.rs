@@ -1,0 +1,265 @@
+//! `--maximize DIM`: the largest size that still fits.
+//!
+//! What a single op must hold at once, or the outputs together, is a bound that needs no planner: where it alone is over
+//! the budget nothing fits. As long as no value shrinks while the dim grows (checked at every doubling) the bound never
+//! falls, so the first size at which it is over the budget ends the search. Below it the planner is tried from the top
+//! down, one size after the other, because neither what a planner finds nor overhead need be monotone; the first size
+//! that works is the largest. Where the bound leaves more than [`EXHAUSTIVE`] sizes, bisection comes first and only that
+//! many sizes above its answer are tried; the result says which it was.
+
+use crate::planning::task::{Goal, Planned, Task};
+use ckpt_passes::compile::Request;
+use ckpt_passes::ir::Graph;
+use ckpt_passes::plan::{Budget, Budgeted, Kind as Lives, budgeted};
+use ckpt_passes::{Error, Kind, Result};
+use serde::Serialize;
+
+/// So many sizes are tried one by one.
+pub const EXHAUSTIVE: i64 = 256;
+
+/// Larger sizes are not looked for.
+const MAX_SIZE: i64 = 1 << 31;
+
+/// What is wanted.
+pub struct Wish<'a> {
+    pub dim: &'a str,
+    pub budgeted: Budgeted,
+    /// By the objective, in percent.
+    pub max_overhead_pct: Option<f64>,
+}
+
+/// The answer.
+#[derive(Clone, Debug, Serialize)]
+pub struct Maximized {
+    pub dim: String,
+    pub size: i64,
+    /// From this size on it is proven that nothing fits; null where no such size was found.
+    pub impossible_from: Option<i64>,
+    /// Whether every size between was tried.
+    pub is_exhaustive: bool,
+    /// Sizes planned.
+    pub tried: usize,
+    pub max_overhead_pct: Option<f64>,
+}
+
+impl Maximized {
+    pub fn human(&self) -> String {
+        let proof = match (self.impossible_from, self.is_exhaustive) {
+            (Some(n), true) if n == self.size + 1 => "one more is impossible".into(),
+            (Some(n), true) => format!("all sizes up to {} were tried, {n} is impossible", n - 1),
+            (Some(n), false) => format!("found by bisection; {n} is impossible"),
+            (None, _) => "nothing larger was looked for".into(),
+        };
+        format!(
+            "largest {}: {} ({proof}; {} sizes planned)",
+            self.dim, self.size, self.tried
+        )
+    }
+}
+
+/// Finds the largest size of a dim at which `graph` has a plan, and that plan. `request` binds the other dims; what it
+/// binds the wanted one to is not used.
+///
+/// # Errors
+/// `error[budget]` where not even size 1 fits; a dim that the model does not have; what any pass refuses.
+pub fn maximize(
+    graph: &Graph,
+    request: &Request,
+    wish: &Wish,
+) -> Result<(Task, Planned, Maximized)> {
+    let device = &request.device;
+    let is_absolute = match wish.budgeted.budget {
+        Budget::Bytes(_) => true,
+        Budget::Percent(_) => false,
+        Budget::Auto => device.usable_bytes().is_some(),
+    };
+    if !is_absolute {
+        return Err(Error::usage(
+            "maximize",
+            "a share of what the model takes fits at any size",
+        )
+        .help("give a budget in bytes, --budget 8GiB, or a --device-profile with memory"));
+    }
+    let mut training = graph.clone();
+    let mut at_one = request.clone();
+    at_one.dims.retain(|(name, _)| name != wish.dim);
+    at_one.dims.push((wish.dim.into(), 1));
+    let least = Task::of_graph(&mut training, &at_one)?;
+    let search = Search {
+        training: &training,
+        request: &at_one,
+        wish,
+    };
+    let Some((impossible_from, grows)) = search.impossible_from(&least)? else {
+        return Err(Error::usage(
+            "maximize",
+            format!(
+                "`{}` hardly changes what the model takes: {MAX_SIZE} fits too",
+                wish.dim
+            ),
+        ));
+    };
+    let mut tried = 0;
+    let mut good: Option<(i64, Task, Planned)> = None;
+    let mut failed_at = impossible_from;
+    // Bisection, until few enough sizes are left above what is known to work.
+    while failed_at - good.as_ref().map_or(0, |g| g.0) > EXHAUSTIVE + 1 {
+        let known = good.as_ref().map_or(0, |g| g.0);
+        let middle = known + (failed_at - known) / 2;
+        tried += 1;
+        match search.attempt(middle)? {
+            Some((task, planned)) => good = Some((middle, task, planned)),
+            None => failed_at = middle,
+        }
+    }
+    let every = failed_at == impossible_from;
+    let bottom = good.as_ref().map_or(0, |g| g.0);
+    // From the top: of a bisection's bracket as far as the limit goes, else everything.
+    let top = if every {
+        impossible_from
+    } else {
+        (bottom + EXHAUSTIVE + 1).min(impossible_from)
+    };
+    for size in (bottom + 1..top).rev() {
+        tried += 1;
+        if let Some((task, planned)) = search.attempt(size)? {
+            good = Some((size, task, planned));
+            break;
+        }
+    }
+    let Some((size, task, planned)) = good else {
+        // The reason why size 1 does not work.
+        return match least.plan(Goal::Budget(wish.budgeted)) {
+            Ok(_) => Err(Error::budget(format!(
+                "no size of `{}` is within {} % overhead",
+                wish.dim,
+                wish.max_overhead_pct.unwrap_or(0.0)
+            ))),
+            Err(e) => Err(e),
+        };
+    };
+    let found = Maximized {
+        dim: wish.dim.into(),
+        size,
+        impossible_from: Some(impossible_from),
+        is_exhaustive: every && grows,
+        tried,
+        max_overhead_pct: wish.max_overhead_pct,
+    };
+    Ok((task, planned, found))
+}
+
+struct Search<'a> {
+    training: &'a Graph,
+    /// Its last dim is the wanted one.
+    request: &'a Request,
+    wish: &'a Wish<'a>,
+}
+
+impl Search<'_> {
+    /// The task at that size; `None` where the model itself does not work at it.
+    fn task(&self, size: i64) -> Result<Option<Task>> {
+        let mut request = self.request.clone();
+        if let Some(last) = request.dims.last_mut() {
+            last.1 = size;
+        }
+        match Task::of_training(self.training, &request) {
+            Ok(task) => Ok(Some(task)),
+            Err(e) if e.kind() == Kind::Model => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// A plan at that size; `None` where there is none, or only with too much overhead.
+    fn attempt(&self, size: i64) -> Result<Option<(Task, Planned)>> {
+        let Some(task) = self.task(size)? else {
+            return Ok(None);
+        };
+        if self.is_impossible(&task)? {
+            return Ok(None);
+        }
+        let planned = match task.plan(Goal::Budget(self.wish.budgeted)) {
+            Ok(planned) => planned,
+            Err(e) if e.kind() == Kind::Budget => return Ok(None),
+            Err(e) => return Err(e),
+        };
+        let plan = &planned.plan;
+        let overhead =
+            budgeted::overhead_pct(self.wish.budgeted.objective, &plan.after, &plan.before);
+        let fits = self
+            .wish
+            .max_overhead_pct
+            .is_none_or(|most| overhead <= most);
+        Ok(fits.then_some((task, planned)))
+    }
+
+    /// Whether what must be held at once is over the budget.
+    fn is_impossible(&self, task: &Task) -> Result<bool> {
+        let budget_bytes = self.wish.budgeted.peak_bytes(&task.setting())?;
+        Ok(held_at_once_bytes(task) > budget_bytes)
+    }
+
+    /// The smallest size that is proven impossible, by doubling and halving, and whether every value grew on the way;
+    /// `None` where there is none.
+    fn impossible_from(&self, least: &Task) -> Result<Option<(i64, bool)>> {
+        if self.is_impossible(least)? {
+            return Ok(Some((1, true)));
+        }
+        let bytes =
+            |task: &Task| -> Vec<u64> { task.problem.values.iter().map(|v| v.bytes).collect() };
+        let (mut before, mut grows) = (bytes(least), true);
+        let (mut possible, mut over) = (1i64, 2i64);
+        loop {
+            if over > MAX_SIZE {
+                return Ok(None);
+            }
+            let Some(task) = self.task(over)? else { break };
+            let now = bytes(&task);
+            grows &= before.iter().zip(&now).all(|(a, b)| a <= b);
+            before = now;
+            if self.is_impossible(&task)? {
+                break;
+            }
+            (possible, over) = (over, over * 2);
+        }
+        while possible + 1 < over {
+            let middle = possible + (over - possible) / 2;
+            let is_over = match self.task(middle)? {
+                Some(task) => self.is_impossible(&task)?,
+                None => true,
+            };
+            if is_over {
+                over = middle;
+            } else {
+                possible = middle;
+            }
+        }
+        Ok(Some((over, grows)))
+    }
+}
+
+/// Static bytes and the most that a single step must hold, or that the outputs take together. Every schedule has all of
+/// it at some moment.
+fn held_at_once_bytes(task: &Task) -> u64 {
+    let problem = &task.problem;
+    let roots = problem.roots();
+    let mut seen = vec![usize::MAX; problem.values.len()];
+    let mut sum = |values: &mut dyn Iterator<Item = usize>, mark: usize| {
+        let mut bytes = 0u64;
+        for v in values {
+            let root = roots[v];
+            let counts = problem.values[root].kind != Lives::Static;
+            if counts && std::mem::replace(&mut seen[root], mark) != mark {
+                bytes = bytes.saturating_add(problem.values[root].bytes);
+            }
+        }
+        bytes
+    };
+    let mut most = 0;
+    for (o, op) in problem.ops.iter().enumerate() {
+        let held = sum(&mut op.ins.iter().chain(&op.outs).copied(), o);
+        most = most.max(held.saturating_add(op.temp_bytes));
+    }
+    most = most.max(sum(&mut problem.outputs.iter().copied(), problem.ops.len()));
+    task.before.static_bytes.saturating_add(most)
+}

@@ -1,0 +1,209 @@
+//! One thing to plan, from a model or a cost graph.
+
+use super::read::{cost_graph, is_cost_graph};
+use crate::emit::sharing::{KvSharing, kv_sharing};
+use crate::optimize::{InputType, load};
+use ckpt_passes::analysis::{Binding, Device};
+use ckpt_passes::compile::{Request, compile};
+use ckpt_passes::driver::Watch;
+use ckpt_passes::ir::Graph;
+use ckpt_passes::plan::{
+    Basis, Budgeted, Choices, Plan, Policy, Problem, Score, Setting, Structure, Subject, budgeted,
+    evaluate, refine::refine,
+};
+use ckpt_passes::{Error, Result};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Instant;
+
+/// What is planned, and everything its plans are judged by.
+pub struct Task {
+    pub problem: Problem,
+    pub structure: Structure,
+    pub choices: Choices,
+    /// How the choices were said.
+    pub wishes: String,
+    pub basis: Basis,
+    pub device: Device,
+    /// The score of the given order.
+    pub before: Score,
+    /// Sizes that the figures are for; none for a cost graph.
+    pub dims: BTreeMap<String, i64>,
+    pub assumed_dims: Vec<String>,
+    pub kv_sharing: Vec<KvSharing>,
+    pub warnings: Vec<String>,
+}
+
+/// What decides a plan.
+pub enum Goal {
+    Policy(Policy),
+    Budget(Budgeted),
+    /// A plan from a file, judged again.
+    Stored(Plan),
+}
+
+/// A plan with what making it took and what is possible at all.
+pub struct Planned {
+    pub plan: Plan,
+    pub seconds: f64,
+    /// The smallest peak for which a plan is known; for a budget only.
+    pub smallest_bytes: Option<u64>,
+}
+
+impl Task {
+    /// Reads a model or a cost graph, by the file's name.
+    ///
+    /// # Errors
+    /// See [`Task::of_graph`] and [`cost_graph`].
+    pub fn read(path: &Path, types: &[InputType], request: &Request) -> Result<Task> {
+        if !is_cost_graph(path) {
+            let mut model = load(path, types)?;
+            let mut task = Task::of_graph(&mut model.graph, request)?;
+            task.warnings.splice(0..0, model.warnings);
+            return Ok(task);
+        }
+        let asked = [
+            (!request.dims.is_empty(), "--dim"),
+            (!types.is_empty(), "--input"),
+            (!request.drop_outputs.is_empty(), "--drop-output"),
+            (
+                request.selection != Default::default(),
+                "--trainable and --freeze",
+            ),
+            (request.loss != Default::default(), "--loss"),
+            (!request.wishes.is_empty(), "a choice of layers or ops"),
+        ];
+        if let Some((_, option)) = asked.iter().find(|(given, _)| *given) {
+            return Err(Error::usage(
+                "cost-graph",
+                format!("{option} means nothing for a cost graph: its sizes and ops are fixed"),
+            ));
+        }
+        let mut problem = cost_graph(path)?;
+        let mut warnings = Vec::new();
+        if !request.times_us.is_empty() {
+            warnings.extend(problem.take_times(&request.times_us)?);
+        }
+        let before = evaluate(&problem, &problem.given_order())?;
+        let structure = Structure::unknown(problem.ops.len());
+        Ok(Task {
+            choices: Choices::none(&structure),
+            wishes: String::new(),
+            structure,
+            basis: Basis::AboveStatic,
+            device: request.device.clone(),
+            before,
+            problem,
+            dims: BTreeMap::new(),
+            assumed_dims: Vec::new(),
+            kv_sharing: Vec::new(),
+            warnings,
+        })
+    }
+
+    /// The training step of a graph: `graph` is differentiated if it has no backward yet. What the request says about
+    /// plans is left aside.
+    ///
+    /// # Errors
+    /// What any pass before the plan refuses.
+    pub fn of_graph(graph: &mut Graph, request: &Request) -> Result<Task> {
+        let request = Request {
+            policy: Policy::None,
+            budget: None,
+            stored: None,
+            stop_after: Some("plan".into()),
+            ..request.clone()
+        };
+        let compiled = compile(graph, &request, &mut Watch::default())?;
+        let made = compiled
+            .made
+            .ok_or_else(|| Error::bug("plan", "the pipeline made no plan"))?;
+        let choices = (made.choices, request.wishes.to_string());
+        Task::made(made.subject, choices, &made.binding, compiled.warnings)
+    }
+
+    /// A training graph at other sizes: what [`Task::of_graph`] made of a graph, without going through the passes again.
+    ///
+    /// # Errors
+    /// Sizes that the model does not work at.
+    pub fn of_training(graph: &Graph, request: &Request) -> Result<Task> {
+        let binding = Binding::new(graph, &request.dims)?;
+        let mut subject = Subject::new(graph, &binding, &request.device)?;
+        let mut warnings = Vec::new();
+        if !request.times_us.is_empty() {
+            warnings.extend(subject.problem.take_times(&request.times_us)?);
+        }
+        let choices = (
+            refine(&request.wishes, graph, &subject)?,
+            request.wishes.to_string(),
+        );
+        Task::made(subject, choices, &binding, warnings)
+    }
+
+    fn made(
+        subject: Subject,
+        (choices, wishes): (Choices, String),
+        binding: &Binding,
+        warnings: Vec<String>,
+    ) -> Result<Task> {
+        Ok(Task {
+            before: evaluate(&subject.problem, &subject.problem.given_order())?,
+            problem: subject.problem,
+            choices,
+            wishes,
+            kv_sharing: kv_sharing(&subject.blocks),
+            structure: subject.structure,
+            basis: Basis::Peak,
+            device: subject.device,
+            dims: binding
+                .iter()
+                .map(|(n, size)| (n.to_string(), size))
+                .collect(),
+            assumed_dims: binding.assumed().map(|(n, ..)| n.to_string()).collect(),
+            warnings,
+        })
+    }
+
+    /// What solvers are given.
+    pub fn setting(&self) -> Setting<'_> {
+        Setting {
+            problem: &self.problem,
+            structure: &self.structure,
+            choices: &self.choices,
+            wishes: &self.wishes,
+            basis: self.basis,
+            usable_bytes: self.device.usable_bytes(),
+        }
+    }
+
+    /// Plans.
+    ///
+    /// # Errors
+    /// `error[budget]` where nothing fits; a policy that does not apply; a stored plan that is not one for this.
+    pub fn plan(&self, goal: Goal) -> Result<Planned> {
+        let started = Instant::now();
+        let is_budget = matches!(goal, Goal::Budget(_));
+        let plan = match goal {
+            Goal::Policy(policy) => {
+                policy.refined(&self.problem, &self.structure, &self.choices, &self.wishes)?
+            }
+            Goal::Budget(budgeted) => budgeted.plan(&self.setting())?,
+            Goal::Stored(plan) => plan.replay(&self.problem, &self.structure.block_of)?,
+        };
+        let seconds = started.elapsed().as_secs_f64();
+        let smallest_bytes = match is_budget {
+            true => Some(budgeted::smallest(&self.setting())?.reached_bytes),
+            false => None,
+        };
+        Ok(Planned {
+            plan,
+            seconds,
+            smallest_bytes,
+        })
+    }
+
+    /// A peak in the terms of this task's budgets.
+    pub fn shown(&self, peak_bytes: u64) -> u64 {
+        self.basis.shown(peak_bytes, self.before.static_bytes)
+    }
+}
