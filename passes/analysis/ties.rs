@@ -126,7 +126,7 @@ fn merged(graph: &Graph, trained: &[&Parameter]) -> Vec<String> {
             let all: Vec<&str> = modules.into_iter().take(SHOWN).collect();
             lines.push(format!(
                 "`{}` is trained as one weight of several modules ({}): if they did not share it, the exporter merged \
-                 weights of equal values",
+                 weights of equal values, so export weights that differ (a checkpoint, not a fresh model) or --freeze it",
                 graph.value(parameter.value).name,
                 all.join(", ")
             ));

@@ -6,7 +6,6 @@
 use super::axes::*;
 use super::rules::*;
 use super::scatter::{SCATTER_ELEMENTS, SCATTER_ND};
-use super::shape::{UNSQUEEZE, transpose};
 use crate::error::Result;
 use crate::ir::layout::{count, view_strides};
 use crate::ir::op::{
@@ -14,7 +13,7 @@ use crate::ir::op::{
     Slot, fresh, moves, no_fold,
 };
 use crate::ir::typing::MAX_KNOWN_ELEMENTS;
-use crate::ir::{AttrDefault, AttrKind, AttrSpec, Attrs, Builder, DType, Dim, Same, Ty, ValueId};
+use crate::ir::{AttrDefault, AttrKind, AttrSpec, Attrs, DType, Dim, Same, Ty, ValueId};
 
 pub const ROWS: &[&OpDef] = &[
     &GATHER,
@@ -350,54 +349,52 @@ fn infer_gather_grad(cx: &InferCx) -> Result<Vec<Ty>> {
     Ok(vec![dy.with_dims(dims)])
 }
 
-/// With the index axes first: slices added at tuples of one index each; then the axes are put back.
+/// The index axes of `dy` become one, then every element is added at its index along it. `ScatterElements` and not
+/// `ScatterND`, though it takes an index for each element: ONNX Runtime's ScatterND adds from several threads at once,
+/// so where an index occurs twice one of the two may be lost (microsoft/onnxruntime#18048, #23396).
 fn gather_grad_body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
     let (shape, indices, dy) = (cx.x(0), cx.x(1), cx.x(2));
     let axis = cx.attrs.int("axis") as usize;
     let index_rank = cx.b.rank(indices);
     let dy_rank = cx.b.rank(dy);
     let rank = dy_rank + 1 - index_rank;
-    // Axes of the result with the gathered one first.
-    let mut front: Vec<usize> = (0..rank).collect();
-    front.remove(axis);
-    front.insert(0, axis);
-    let order: Vec<i64> = front.iter().map(|i| *i as i64).collect();
-    let order = cx.b.ints(&order);
-    let front_shape = cx.b.emit(&GATHER, &[shape, order], Attrs::new())?;
     let value = cx.b.scalar(cx.ty(dy).dtype, 0.0);
     let zeros =
-        cx.b.emit(&super::shape::EXPAND, &[value, front_shape], Attrs::new())?;
-    let moved = (axis..axis + index_rank)
-        .chain(0..axis)
-        .chain(axis + index_rank..dy_rank)
-        .map(|i| i as i64)
-        .collect();
-    let updates = transpose(cx.b, dy, moved)?;
+        cx.b.emit(&super::shape::EXPAND, &[value, shape], Attrs::new())?;
     let indices = cx.b.cast(indices, DType::I64)?;
-    let at = cx.b.int(axis as i64);
-    let size = cx.b.emit(&GATHER, &[shape, at], Attrs::new())?;
-    let indices = from_start(cx.b, indices, size)?;
-    let last = cx.b.ints(&[-1]);
-    let tuples = cx.b.emit(&UNSQUEEZE, &[indices, last], Attrs::new())?;
-    let attrs = Attrs::new().with("reduction", "add");
-    let d = cx.b.emit(&SCATTER_ND, &[zeros, tuples, updates], attrs)?;
-    let mut back = vec![0; rank];
-    for (i, from) in front.iter().enumerate() {
-        back[*from] = i as i64;
+    let one_axis = cx.b.ints(&[-1]);
+    let reshape = &super::shape::RESHAPE;
+    let flat = cx.b.emit(reshape, &[indices, one_axis], Attrs::new())?;
+    let count = cx.b.shape(flat)?;
+    let sizes = cx.b.shape(dy)?;
+    let mut parts = Vec::new();
+    for (of, range) in [
+        (sizes, 0..axis),
+        (count, 0..1),
+        (sizes, axis + index_rank..dy_rank),
+    ] {
+        let at: Vec<i64> = range.map(|i| i as i64).collect();
+        if !at.is_empty() {
+            let at = cx.b.ints(&at);
+            parts.push(cx.b.emit(&GATHER, &[of, at], Attrs::new())?);
+        }
     }
-    Ok(vec![transpose(cx.b, d, back)?])
-}
-
-/// Indices in `-size..size` as `0..size`.
-fn from_start(b: &mut Builder, indices: ValueId, size: ValueId) -> Result<ValueId> {
-    let zero = b.int(0);
-    let negative = b.emit(&super::logic::LESS, &[indices, zero], Attrs::new())?;
-    let shifted = b.add(indices, size)?;
-    b.emit(
-        &super::logic::WHERE,
-        &[negative, shifted, indices],
-        Attrs::new(),
-    )
+    let along = Attrs::new().with("axis", 0);
+    let target = cx.b.emit(&super::concat::CONCAT, &parts, along)?;
+    // A size of 0 is a size, not a copy of the operand's.
+    let literal = Attrs::new().with("allowzero", 1);
+    let updates = cx.b.emit(reshape, &[dy, target], literal)?;
+    let mut column = vec![1; rank];
+    column[axis] = -1;
+    let column = cx.b.ints(&column);
+    let column = cx.b.emit(reshape, &[flat, column], Attrs::new())?;
+    let indices =
+        cx.b.emit(&super::shape::EXPAND, &[column, target], Attrs::new())?;
+    let attrs = Attrs::new()
+        .with("axis", axis as i64)
+        .with("reduction", "add");
+    let operands = [zeros, indices, updates];
+    Ok(vec![cx.b.emit(&SCATTER_ELEMENTS, &operands, attrs)?])
 }
 
 /// Indices of the elements that are not zero, one column each (ONNX NonZero-13); how many, only the data decides.

@@ -8,7 +8,7 @@
 
 use super::keep::pinned;
 use super::problem::{Phase, Problem};
-use super::subject::Structure;
+use super::subject::{Part, Structure};
 use crate::error::{Error, Result};
 
 /// The wish for one op.
@@ -59,13 +59,15 @@ pub struct Choices {
 }
 
 impl Choices {
-    /// No wishes: the units are the layers, but for those that nothing trained flows into.
+    /// No wishes: the units are the layers, but for those that nothing trained flows into. What picks elements by size
+    /// (the experts of a token) runs once unless someone wishes otherwise: a copy that picked differently would send
+    /// gradients to experts that were never asked.
     pub fn none(structure: &Structure) -> Choices {
         let unit = |block: &Option<usize>| block.map_or(Place::NoLayer, Place::Unit);
         let mut choices = Choices {
             units: structure.blocks,
             place: structure.block_of.iter().map(unit).collect(),
-            forced: vec![None; structure.block_of.len()],
+            forced: structure.part_of.iter().map(routing).collect(),
         };
         choices.leave_frozen(structure);
         choices
@@ -103,6 +105,13 @@ impl Choices {
             .map(|op| wish(op).filter(|_| decides(op)))
             .collect()
     }
+}
+
+fn routing(part: &Part) -> Option<Forced> {
+    (*part == Part::Choice).then(|| Forced {
+        choice: Choice::Keep,
+        by: "a choice that must not change".into(),
+    })
 }
 
 /// Checks that a schedule honours constraints.
