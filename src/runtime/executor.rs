@@ -4,8 +4,9 @@
 //! inputs. Views hold their storage, so dropping every value at its own last use frees a storage exactly where
 //! `analysis::memory` says it dies. Everything runs without autograd.
 //!
-//! On a device every value lies there, weights and inputs included; only constants that kernels read as numbers (axes,
-//! shapes) are kept on the CPU as well, so that reading them does not wait for the device.
+//! On a device every value lies there, weights and inputs included. Small integer values that are known on the CPU (axes,
+//! shapes, arithmetic on shapes) are kept and worked out there as well, so that no kernel waits for the device to read
+//! them.
 
 use super::convert;
 use super::device;
@@ -17,7 +18,7 @@ use ckpt_passes::{Error, Result};
 use ckpt_torch::cuda;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 /// A graph made ready to run.
 pub struct Program {
@@ -25,12 +26,28 @@ pub struct Program {
     steps: Vec<Step>,
     /// One slot a value: what is resident throughout (weights).
     resident: Vec<Option<Tensor>>,
-    /// On the CPU: integer constants, where the program runs elsewhere.
+    /// On the CPU: small integer constants, where the program runs elsewhere.
     host: Vec<Option<Tensor>>,
     inputs: Vec<Input>,
     outputs: Vec<(String, usize)>,
     /// Bytes of weights and constants.
     weight_bytes: u64,
+}
+
+/// Integer values of more elements than this are not kept on the CPU beside a device.
+const MAX_HOST_ELEMENTS: usize = 4096;
+
+fn is_small(tensor: &Tensor) -> bool {
+    let is_integral = convert::dtype(tensor.kind()).is_some_and(|d| !d.is_float());
+    is_integral && tensor.numel() <= MAX_HOST_ELEMENTS
+}
+
+/// What is alive during a run, by slot.
+struct Values {
+    place: Place,
+    tensors: Vec<Option<Tensor>>,
+    /// Copies on the CPU of what is small, integral and known there; only where the run is elsewhere.
+    host: Vec<Option<Tensor>>,
 }
 
 struct Step {
@@ -91,7 +108,7 @@ impl Program {
                 && (!value.uses().is_empty() || graph.is_output(id))
             {
                 let tensor = convert::tensor(&value.name, constant)?;
-                if place != Place::Cpu && !constant.dtype.is_float() {
+                if place != Place::Cpu && is_small(&tensor) {
                     host[slot(id)] = Some(tensor.shallow_clone());
                 }
                 resident[slot(id)] = Some(device::moved(tensor, place)?);
@@ -229,17 +246,21 @@ impl Program {
     pub fn run(&self, inputs: &BTreeMap<String, Tensor>) -> Result<Run> {
         self.bind(inputs)?;
         let _no_grad = tch::no_grad_guard();
-        let mut slots: Vec<Option<Tensor>> = self
-            .resident
-            .iter()
-            .map(|t| t.as_ref().map(Tensor::shallow_clone))
-            .collect();
+        let shares = |list: &[Option<Tensor>]| {
+            let share = |t: &Option<Tensor>| t.as_ref().map(Tensor::shallow_clone);
+            list.iter().map(share).collect::<Vec<_>>()
+        };
+        let mut values = Values {
+            place: self.place,
+            tensors: shares(&self.resident),
+            host: shares(&self.host),
+        };
         let mut static_bytes = self.weight_bytes;
         for input in &self.inputs {
             let tensor = &inputs[&input.name];
             let bytes = tensor.numel() as u64 * input.ty.dtype.size_bytes();
             static_bytes += round_up(bytes, self.place.granularity_bytes());
-            slots[input.slot] = Some(device::moved(tensor.shallow_clone(), self.place)?);
+            values.tensors[input.slot] = Some(device::moved(tensor.shallow_clone(), self.place)?);
         }
         device::synchronize(self.place)?;
         device::reset_peak(self.place)?;
@@ -248,13 +269,14 @@ impl Program {
         let mut nondeterministic = BTreeSet::new();
         let start = Instant::now();
         for (at, step) in self.steps.iter().enumerate() {
-            self.execute(step, &mut slots, &mut nondeterministic)?;
+            execute(step, &mut values, &mut nondeterministic)?;
             let reached = device::bytes(self.place)?.peak;
             if reached > peak.0 {
                 peak = (reached, Some(at));
             }
             for slot in &step.drops {
-                slots[*slot] = None;
+                values.tensors[*slot] = None;
+                values.host[*slot] = None;
             }
         }
         device::synchronize(self.place)?;
@@ -262,7 +284,7 @@ impl Program {
         let requested_bytes = device::bytes(self.place)?.requested_peak - base.requested_live;
         let mut outputs = Vec::with_capacity(self.outputs.len());
         for (name, slot) in &self.outputs {
-            let tensor = slots[*slot]
+            let tensor = values.tensors[*slot]
                 .as_ref()
                 .ok_or_else(|| Error::bug("run", format!("output `{name}` is gone")))?;
             outputs.push((name.clone(), tensor.shallow_clone()));
@@ -278,25 +300,6 @@ impl Program {
         })
     }
 
-    /// Runs one step. A kernel that has no deterministic form runs all the same, and its op is noted.
-    fn execute(
-        &self,
-        step: &Step,
-        slots: &mut [Option<Tensor>],
-        nondeterministic: &mut BTreeSet<&'static str>,
-    ) -> Result<()> {
-        match step.execute(slots, &self.host, self.place) {
-            Err(e) if e.code() == convert::NONDETERMINISTIC => {
-                nondeterministic.insert(step.node.op.name);
-                cuda::refuse_nondeterministic(false);
-                let done = step.execute(slots, &self.host, self.place);
-                cuda::refuse_nondeterministic(true);
-                done
-            }
-            done => done,
-        }
-    }
-
     /// Where it runs.
     pub fn place(&self) -> Place {
         self.place
@@ -308,25 +311,43 @@ impl Program {
     }
 }
 
+/// Runs one step. A kernel that has no deterministic form runs all the same, and its op is noted.
+fn execute(
+    step: &Step,
+    values: &mut Values,
+    nondeterministic: &mut BTreeSet<&'static str>,
+) -> Result<()> {
+    match step.execute(values) {
+        Err(e) if e.code() == convert::NONDETERMINISTIC => {
+            nondeterministic.insert(step.node.op.name);
+            cuda::refuse_nondeterministic(false);
+            let done = step.execute(values);
+            cuda::refuse_nondeterministic(true);
+            done
+        }
+        done => done,
+    }
+}
+
 impl Step {
-    fn execute(
-        &self,
-        slots: &mut [Option<Tensor>],
-        host: &[Option<Tensor>],
-        place: Place,
-    ) -> Result<()> {
-        let ins: Vec<Option<&Tensor>> = self
-            .ins
-            .iter()
-            .map(|slot| slot.and_then(|s| slots[s].as_ref()))
-            .collect();
-        let host: Vec<Option<&Tensor>> = match place {
-            Place::Cpu => Vec::new(),
-            Place::Cuda(_) => {
-                let copy = |slot: &Option<usize>| slot.and_then(|s| host[s].as_ref());
-                self.ins.iter().map(copy).collect()
-            }
+    fn execute(&self, values: &mut Values) -> Result<()> {
+        let operands = |from: &[Option<Tensor>]| -> Vec<Option<Tensor>> {
+            let share = |s: usize| from[s].as_ref().map(Tensor::shallow_clone);
+            self.ins.iter().map(|slot| slot.and_then(share)).collect()
         };
+        let (mut ins, mut host) = (operands(&values.tensors), Vec::new());
+        if values.place != Place::Cpu {
+            host = operands(&values.host);
+            let known = |(there, here): (&Option<Tensor>, &Option<Tensor>)| {
+                there.is_none() || here.is_some()
+            };
+            // What follows from numbers that are known here is worked out here.
+            if ins.iter().any(Option::is_some) && ins.iter().zip(&host).all(known) {
+                ins = std::mem::take(&mut host);
+            }
+        }
+        let ins: Vec<Option<&Tensor>> = ins.iter().map(Option::as_ref).collect();
+        let host: Vec<Option<&Tensor>> = host.iter().map(Option::as_ref).collect();
         let cx = KernelCx {
             op: self.node.op,
             attrs: &self.node.attrs,
@@ -343,8 +364,10 @@ impl Step {
             .at(self.place.clone()));
         }
         for (slot, tensor) in self.outs.iter().zip(results) {
-            // What a kernel works out on the CPU (a shape) belongs with the rest.
-            slots[*slot] = Some(device::moved(tensor, place)?);
+            if values.place != Place::Cpu && tensor.device() == Device::Cpu && is_small(&tensor) {
+                values.host[*slot] = Some(tensor.shallow_clone());
+            }
+            values.tensors[*slot] = Some(device::moved(tensor, values.place)?);
         }
         Ok(())
     }

@@ -6,7 +6,7 @@
 use super::convert::torch_error;
 use ckpt_passes::ir::{Attrs, OpDef};
 use ckpt_passes::{Error, Result};
-use ckpt_torch::{Arg, Op, Ret, bytes};
+use ckpt_torch::{Arg, Op, Ret, TorchError, bytes};
 use std::sync::Arc;
 use tch::{Device, Kind, Tensor};
 
@@ -82,7 +82,7 @@ pub struct KernelCx<'a> {
     pub op: &'static OpDef,
     pub attrs: &'a Attrs,
     pub ins: &'a [Option<&'a Tensor>],
-    /// Copies on the CPU of integer operands that are constants, where the graph runs elsewhere; may be shorter.
+    /// Copies on the CPU of small integer operands, where the graph runs elsewhere; may be shorter.
     pub host: &'a [Option<&'a Tensor>],
     pub n_outs: usize,
 }
@@ -115,24 +115,58 @@ impl KernelCx<'_> {
 
 /// Calls an ATen operator that returns one tensor.
 pub fn call(name: &str, overload: &str, args: &[Arg]) -> Result<Tensor> {
-    Op::find(name, overload)
-        .and_then(|op| op.call_one(args))
-        .map_err(torch_error)
+    dispatched(name, overload, args, Op::call_one)
 }
 
 /// Calls an ATen operator that writes into one of its arguments; what it returns is that argument.
 pub fn write(name: &str, overload: &str, args: &[Arg]) -> Result<()> {
-    Op::find(name, overload)
-        .and_then(|op| op.call(args))
-        .map(|_| ())
-        .map_err(torch_error)
+    call_n(name, overload, args).map(|_| ())
 }
 
 /// Calls an ATen operator that returns several values.
 pub fn call_n(name: &str, overload: &str, args: &[Arg]) -> Result<Vec<Ret>> {
-    Op::find(name, overload)
-        .and_then(|op| op.call(args))
-        .map_err(torch_error)
+    dispatched(name, overload, args, Op::call)
+}
+
+/// Numbers of ours lie on the CPU ([`scalar`]). Most operators of a device take them so; where one does not, it gets
+/// copies of them there.
+fn dispatched<T>(
+    name: &str,
+    overload: &str,
+    args: &[Arg],
+    call: impl Fn(&Op, &[Arg]) -> Result<T, TorchError>,
+) -> Result<T> {
+    let op = Op::find(name, overload).map_err(torch_error)?;
+    let refusal = match call(&op, args) {
+        Ok(done) => return Ok(done),
+        Err(e) if !e.message.contains("same device") => return Err(torch_error(e)),
+        Err(e) => e,
+    };
+    let tensors = || {
+        args.iter().filter_map(|arg| match arg {
+            Arg::Tensor(t) | Arg::OptTensor(Some(t)) => Some(*t),
+            _ => None,
+        })
+    };
+    let Some(device) = tensors().map(Tensor::device).find(|d| *d != Device::Cpu) else {
+        return Err(torch_error(refusal));
+    };
+    let is_number = |t: &Tensor| t.device() == Device::Cpu && t.dim() == 0;
+    let moved: Vec<Tensor> = tensors()
+        .filter(|t| is_number(t))
+        .map(|t| t.to_device(device))
+        .collect();
+    let mut rest = moved.iter();
+    let there: Vec<Arg> = args
+        .iter()
+        .map(|arg| match arg {
+            Arg::Tensor(t) | Arg::OptTensor(Some(t)) if is_number(t) => {
+                rest.next().map_or(*arg, Arg::Tensor)
+            }
+            other => *other,
+        })
+        .collect();
+    call(&op, &there).map_err(torch_error)
 }
 
 /// A new row-major tensor on the device of `like`, not filled.
