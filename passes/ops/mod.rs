@@ -8,6 +8,7 @@ pub mod arith;
 pub mod aten;
 pub mod attention;
 pub mod axes;
+pub mod bits;
 pub mod cast;
 pub mod concat;
 pub mod conv;
@@ -24,6 +25,7 @@ pub mod norm;
 pub mod opaque;
 pub mod piecewise;
 pub mod power;
+pub mod random;
 pub mod reduce;
 pub mod rules;
 pub mod scan;
@@ -42,6 +44,7 @@ const FAMILIES: &[&[&OpDef]] = &[
     activation::ROWS,
     arith::ROWS,
     attention::ROWS,
+    bits::ROWS,
     cast::ROWS,
     concat::ROWS,
     conv::ROWS,
@@ -57,6 +60,7 @@ const FAMILIES: &[&[&OpDef]] = &[
     opaque::ROWS,
     piecewise::ROWS,
     power::ROWS,
+    random::ROWS,
     reduce::ROWS,
     scan::ROWS,
     scatter::ROWS,

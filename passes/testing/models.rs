@@ -66,6 +66,7 @@ impl Maker<'_> {
             In::Ints(v) => return Some(b.ints(v)),
             In::Int(v) => return Some(b.int(v)),
             In::Table(dims, v) => return Some(b.constant("table", ints(DType::I64, dims, v))),
+            In::Bytes(dims, v) => return Some(b.constant("bytes", ints(DType::U8, dims, v))),
             In::Bools(dims, v) => return Some(b.constant("mask", ints(DType::Bool, dims, v))),
             In::Scalar(v) => return Some(b.scalar(self.dtype, v)),
         };

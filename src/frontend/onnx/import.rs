@@ -10,6 +10,7 @@ use super::proto::{
     AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto,
     StringStringEntryProto, TensorProto,
 };
+use super::decompose::{Dropout, lost};
 use super::types::{input_type, lenient_type};
 use super::{claims, names, upgrade};
 use ckpt_passes::ir::edit::NewNode;
@@ -62,6 +63,7 @@ pub fn import(model: &ModelProto, read: &mut ReadTensor) -> Result<Imported> {
         inlined: 0,
         calls: Vec::new(),
         absent: BTreeMap::new(),
+        dropouts: Vec::new(),
     };
     for function in &model.functions {
         let key = function_key(function.domain(), function.name(), function.overload());
@@ -96,8 +98,12 @@ pub fn import(model: &ModelProto, read: &mut ReadTensor) -> Result<Imported> {
     names::origins(&mut importer.graph, model, file);
     importer.believe(copies);
     let Importer {
-        graph, warnings, ..
+        graph,
+        mut warnings,
+        dropouts,
+        ..
     } = importer;
+    warnings.append(&mut lost(&graph, &dropouts));
     Ok(Imported { graph, warnings })
 }
 
@@ -165,6 +171,8 @@ pub(super) struct Importer<'a, 'r> {
     pub(super) calls: Vec<(String, String)>,
     /// Names of results that we do not compute, and why.
     pub(super) absent: BTreeMap<String, String>,
+    /// Every dropout of the file, for what an export lost.
+    pub(super) dropouts: Vec<Dropout>,
 }
 
 impl<'a> Importer<'a, '_> {

@@ -13,6 +13,7 @@ use tch::{Device, Kind, Tensor};
 pub mod activation;
 pub mod arith;
 pub mod attention;
+pub mod bits;
 pub mod cast;
 pub mod concat;
 pub mod conv;
@@ -27,6 +28,7 @@ pub mod matmul;
 pub mod norm;
 pub mod piecewise;
 pub mod power;
+pub mod random;
 pub mod reduce;
 pub mod scan;
 pub mod scatter;
@@ -44,6 +46,7 @@ const FAMILIES: &[&[(&OpDef, Kernel)]] = &[
     activation::KERNELS,
     arith::KERNELS,
     attention::KERNELS,
+    bits::KERNELS,
     cast::KERNELS,
     concat::KERNELS,
     conv::KERNELS,
@@ -58,6 +61,7 @@ const FAMILIES: &[&[(&OpDef, Kernel)]] = &[
     norm::KERNELS,
     piecewise::KERNELS,
     power::KERNELS,
+    random::KERNELS,
     reduce::KERNELS,
     scan::KERNELS,
     scatter::KERNELS,

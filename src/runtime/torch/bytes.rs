@@ -116,6 +116,23 @@ pub fn write(tensor: &mut Tensor, bytes: &[u8]) -> Result<(), TorchError> {
     Ok(())
 }
 
+/// Changes the bytes of a contiguous CPU tensor in place; nothing else may see its storage meanwhile.
+///
+/// # Errors
+/// As [`read`]; and `Refused` if the tensor's bytes are lent, or for a bool, whose bytes may only be 0 or 1.
+pub fn edit(tensor: &mut Tensor, change: impl FnOnce(&mut [u8])) -> Result<(), TorchError> {
+    let (data, len) = span(tensor, true)?;
+    if tensor.kind() == Kind::Bool {
+        return Err(TorchError::refused("a bool tensor cannot be edited as bytes".to_string()));
+    }
+    if len > 0 {
+        // SAFETY: the span is the tensor's, which is borrowed for the call; libtorch's own threads are at rest between
+        // calls.
+        change(unsafe { std::slice::from_raw_parts_mut(data, len) });
+    }
+    Ok(())
+}
+
 fn span(tensor: &Tensor, for_writing: bool) -> Result<(*mut u8, usize), TorchError> {
     let (mut data, mut len) = (ptr::null_mut(), 0);
     // SAFETY: the tensor is lent for the call, and there are two places to write to.

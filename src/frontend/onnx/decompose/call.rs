@@ -2,9 +2,9 @@
 
 use super::super::proto::attribute_proto::AttributeType;
 use super::super::proto::{AttributeProto, NodeProto};
-use ckpt_passes::ir::{Attrs, Builder, DType, Dim, Same, ValueId};
+use ckpt_passes::ir::{Attrs, Builder, DType, Dim, Same, Tensor, Ty, ValueId};
 use ckpt_passes::ops::shape::{EXPAND, RESHAPE, TRANSPOSE, UNSQUEEZE};
-use ckpt_passes::ops::{concat, fill, index, shape};
+use ckpt_passes::ops::{concat, fill, index, random, shape};
 use ckpt_passes::{Error, Result};
 use std::collections::BTreeMap;
 
@@ -25,7 +25,12 @@ pub(in super::super) struct Call<'c, 'g> {
     outputs: &'c [String],
     pub(super) opset: i64,
     first_new: usize,
+    /// Whether the node was a dropout, and one that drops.
+    pub(super) dropout: Option<bool>,
 }
+
+/// The graph input that every random op draws by: an int64 scalar.
+const SEED: &str = "rng_seed";
 
 impl<'c, 'g> Call<'c, 'g> {
     pub(super) fn new(
@@ -44,6 +49,7 @@ impl<'c, 'g> Call<'c, 'g> {
             outputs: &node.output,
             opset,
             first_new,
+            dropout: None,
         }
     }
 
@@ -157,6 +163,38 @@ impl<'c, 'g> Call<'c, 'g> {
                 .fail("attribute", format!("`{name}` must be given and positive"))
                 .found(n.to_string())),
         }
+    }
+
+    /// The seed that comes with every step; the graph gets an input for it with its first random op.
+    pub(super) fn seed(&mut self) -> Result<ValueId> {
+        let ty = Ty::scalar(DType::I64);
+        let graph = &mut *self.b.graph;
+        let found = graph
+            .inputs()
+            .iter()
+            .copied()
+            .find(|v| graph.value(*v).name == SEED);
+        match found {
+            Some(seed) if graph.value(seed).ty.as_ref() == Some(&ty) => return Ok(seed),
+            None if !graph.has_value_name(SEED) => return Ok(graph.add_input(SEED, Some(ty))),
+            _ => {}
+        }
+        Err(self
+            .fail(
+                "name",
+                format!("`{SEED}` is taken, and random ops need it for the seed"),
+            )
+            .help("rename it in the model"))
+    }
+
+    /// The number of a stream of random numbers that no other call draws from.
+    pub(super) fn stream(&mut self) -> ValueId {
+        let mut name = format!("{}.stream", self.b.prefix);
+        if self.b.graph.has_value_name(&name) {
+            name = format!("{name}.{}", self.b.graph.value_bound());
+        }
+        let number = random::stream(&name);
+        self.b.graph.add_init(&name, Tensor::int(number))
     }
 
     pub(super) fn dtype(&self, v: ValueId) -> DType {

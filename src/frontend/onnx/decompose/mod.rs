@@ -16,6 +16,7 @@ mod norm;
 mod rotary;
 
 pub(super) use call::{Call, Out};
+pub(super) use dropout::{Dropout, lost};
 
 use super::import::{Importer, role_of, to_map};
 use super::names;
@@ -36,7 +37,7 @@ const RECIPES: &[(&str, &str, Recipe)] = &[
     ("", "Attention", attention::standard),
     ("", "Conv", conv::conv),
     ("", "ConvTranspose", conv::transpose),
-    ("", "Dropout", dropout::evaluation),
+    ("", "Dropout", dropout::dropout),
     ("", "RotaryEmbedding", rotary::standard),
     ("", "SimplifiedLayerNormalization", norm::simplified),
     (ORT, "Attention", attention::packed),
@@ -105,10 +106,17 @@ impl Importer<'_, '_> {
             Some(outs) => call.finish(outs),
             None => Ok(None),
         });
+        let dropout = call.dropout;
         self.contents = call.b.contents;
         let Some(outs) = outs? else {
             return Ok(false);
         };
+        if let Some(active) = dropout {
+            self.dropouts.push(Dropout {
+                node: node.name().to_string(),
+                active,
+            });
+        }
         if outs.len() < node.output.len() {
             return Err(Error::model(
                 "arity",

@@ -1,0 +1,319 @@
+#!/usr/bin/env python3
+"""Run ONNX's own node conformance cases through ckpt-opt: read, type, execute, compare.
+
+    python tools/conformance.py --ckpt-opt BINARY [--only TEXT] [--op A,B] [--verbose] [--format human|json] [--jobs N]
+
+The cases are those the `onnx` package generates (`onnx.backend.test.case.node`). Each case is run as the file is. Where
+the op's result has a shape or rank that only the contents of integer operands tell, and the file is refused for it, the
+case is run again with those operands as initializers, and counted apart (`constant`). The tolerance of a result is the
+case's own.
+
+Every case ends in one row of the table: passed, passed with constants, expected to fail for the reason that EXPECTED or
+UNSUPPORTED gives, or failed. Exit 0 if none failed and none passed that is listed as expected to fail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import numpy as np
+import onnx
+from compiler import Compiler, Refused, read_tensors, write_tensors
+from onnx import TensorProto, numpy_helper
+from onnx.backend.test.case.node import collect_testcases
+from onnx.compose import add_prefix
+
+NEWEST_OPSET = 26
+"""Cases of a later one are of the ONNX release in the making; they are listed, not run."""
+
+BATCH = 32
+"""Cases of one run of the binary."""
+
+SUPPORTED_TYPES = {
+    TensorProto.BOOL, TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64, TensorProto.UINT8,
+    TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE,
+}  # fmt: skip
+
+UNSUPPORTED: dict[str, str] = {
+    op: reason
+    for reason, ops in {
+        "control flow": "If Loop Scan SequenceMap",
+        "sequences, optionals and strings": "OptionalGetElement OptionalHasElement RegexFullMatch SequenceInsert "
+        "SplitToSequence StringConcat StringNormalizer StringSplit TfIdfVectorizer",
+        "classical machine learning, and optimizers as nodes": "Adagrad Adam ArrayFeatureExtractor Binarizer "
+        "LabelEncoder Momentum TreeEnsemble",
+        "recurrence over time": "GRU LSTM RNN CausalConvWithState LinearAttention",
+        "signals and images": "BlackmanWindow DFT HammingWindow HannWindow ImageDecoder MelWeightMatrix STFT",
+        "detection and warping": "AffineGrid CenterCropPad Col2Im DeformConv GridSample MaxRoiPool MaxUnpool "
+        "NonMaxSuppression RoiAlign",
+        "integer products have no gradient: a quantised model is refused":
+        "ConvInteger DynamicQuantizeLinear MatMulInteger QLinearConv QLinearMatMul",
+        "not needed so far": "BitCast CumProd Det FlexAttention ReverseSequence Scatter TensorScatter Unique Upsample",
+    }.items()
+    for op in ops.split()
+}  # fmt: skip
+"""Op to the reason why no case of it can pass. They travel through as opaque nodes."""
+
+EXPECTED: dict[str, str] = {}
+"""Case name (may hold wildcards) to the reason why it cannot pass."""
+
+
+@dataclass
+class Row:
+    case: str
+    op: str
+    opset: int
+    outcome: str
+    """passed, constant, expected, unsupported, type, opset or failed"""
+    reason: str = ""
+
+
+@dataclass
+class Case:
+    name: str
+    model: onnx.ModelProto
+    sets: list
+    rtol: float
+    atol: float
+    op: str = field(default="")
+
+    def opset(self) -> int:
+        return next((o.version for o in self.model.opset_import if o.domain in ("", "ai.onnx")), 0)
+
+
+def cases() -> Iterator[Case]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for case in collect_testcases(None):
+            nodes = case.model.graph.node
+            # `test_<op>..._expanded` is the same case with the op's function body in place of the op.
+            op = nodes[0].op_type if len(nodes) == 1 else "(several)"
+            yield Case(case.name, case.model, case.data_sets, case.rtol, case.atol, op)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ckpt-opt", type=Path, required=True)
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--op", default="", help="cases of these ops, comma-separated")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--verbose", action="store_true", help="also list the cases that passed")
+    parser.add_argument("--format", choices=["human", "json"], default="human")
+    args = parser.parse_args()
+    compiler = Compiler(args.ckpt_opt, timeout_s=120)
+    ops = set(filter(None, args.op.split(",")))
+    chosen = [c for c in cases() if args.only in c.name and (not ops or c.op in ops)]
+    rows = {case.name: row for case in chosen if (row := set_aside(case)) is not None}
+    batches = in_batches([case for case in chosen if case.name not in rows])
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for judged in pool.map(lambda batch: judge(compiler, batch), batches):
+            rows |= {row.case: row for row in judged}
+    rows = [rows[case.name] for case in chosen]
+    if args.format == "json":
+        print(json.dumps([asdict(row) for row in rows], indent=1))
+    else:
+        report(rows, args.verbose)
+    return int(any(row.outcome == "failed" for row in rows))
+
+
+def in_batches(chosen: list[Case]) -> list[list[Case]]:
+    """Cases that can be parts of one model: of one opset, single nodes, at most BATCH."""
+    by_opset: dict[int, list[Case]] = {}
+    for case in chosen:
+        by_opset.setdefault(case.opset(), []).append(case)
+    return [group[i : i + BATCH] for group in by_opset.values() for i in range(0, len(group), BATCH)]
+
+
+def judge(compiler: Compiler, batch: list[Case]) -> list[Row]:
+    """Runs cases of one opset and says how each ended."""
+    problems = attempt(compiler, batch, constants=False)
+    again = [case for case in batch if problems[case.name] is not None and any(map(is_constant, case.model.graph.input))]
+    refused = attempt(compiler, again, constants=True)
+    rows = []
+    for case in batch:
+        problem = problems[case.name]
+        how = "passed"
+        if problem is not None and refused.get(case.name, problem) is None:
+            how, problem = "constant", None
+        why = listed(case)
+        if why is not None and problem is None:
+            how, problem = "failed", f"passes, but is listed: {why}"
+        elif why is not None:
+            how, problem = "expected", why
+        elif problem is not None:
+            how = "failed"
+        rows.append(Row(case.name, case.op, case.opset(), how, problem or ""))
+    return rows
+
+
+def listed(case: Case) -> str | None:
+    return next((why for name, why in EXPECTED.items() if fnmatchcase(case.name, name)), None)
+
+
+def set_aside(case: Case) -> Row | None:
+    """The row of a case that is not run."""
+
+    def row(outcome: str, reason: str) -> Row:
+        return Row(case.name, case.op, case.opset(), outcome, reason)
+
+    if case.op in UNSUPPORTED:
+        return row("unsupported", UNSUPPORTED[case.op])
+    if (foreign := foreign_type(case)) is not None:
+        return row("type", foreign)
+    if case.opset() > NEWEST_OPSET:
+        return row("opset", f"opset {case.opset()}")
+    return None
+
+
+def foreign_type(case: Case) -> str | None:
+    """What the case holds that is no tensor of a supported element type."""
+    for value in [*case.model.graph.input, *case.model.graph.output]:
+        kind = value.type.WhichOneof("value")
+        if kind != "tensor_type":
+            return (kind or "nothing").removesuffix("_type")
+        element = value.type.tensor_type.elem_type
+        if element not in SUPPORTED_TYPES:
+            return TensorProto.DataType.Name(element).lower()
+    return None
+
+
+def is_constant(value: onnx.ValueInfoProto) -> bool:
+    """Whether an input could be what a result's shape or rank depends on: integer or boolean, or a single number."""
+    tensor = value.type.tensor_type
+    whole = tensor.elem_type not in (
+        TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16
+    )  # fmt: skip
+    return whole or len(tensor.shape.dim) == 0
+
+
+def attempt(compiler: Compiler, batch: list[Case], constants: bool) -> dict[str, str | None]:
+    """By name of the case: None if every data set gives the expected results, else what went wrong.
+
+    The cases are run as one model of unconnected parts, for the start of a process is what costs time; where that is
+    refused, without the part that the message names, or half of them at a time.
+    """
+    if not batch:
+        return {}
+    sets = max(len(case.sets) for case in batch)
+    problems: dict[str, str | None] = {case.name: None for case in batch}
+    for index in range(sets):
+        parts = [(f"c{i}/", case) for i, case in enumerate(batch) if index < len(case.sets)]
+        model, feeds = joined(parts, index, constants)
+        try:
+            results = run(compiler, model, feeds)
+        except Refused as refused:
+            if len(batch) == 1:
+                return {batch[0].name: str(refused)}
+            named = {int(i) for i in re.findall(r"\bc(\d+)/", str(refused))}
+            if len(named) == 1 and (guilty := named.pop()) < len(batch):
+                rest = [case for i, case in enumerate(batch) if i != guilty]
+                return {batch[guilty].name: str(refused)} | attempt(compiler, rest, constants)
+            half = len(batch) // 2
+            return attempt(compiler, batch[:half], constants) | attempt(compiler, batch[half:], constants)
+        for prefix, case in parts:
+            for value, expected in zip(case.model.graph.output, case.sets[index][1]):
+                found = results.get(prefix + value.name)
+                problem = "is missing" if found is None else compare(found, array(expected), case.rtol, case.atol)
+                if problem and problems[case.name] is None:
+                    problems[case.name] = f"{value.name}: {problem}"
+    return problems
+
+
+def run(compiler: Compiler, model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    with tempfile.TemporaryDirectory() as folder:
+        file, given, found = (Path(folder) / name for name in ("model.onnx", "in.safetensors", "out.safetensors"))
+        onnx.save(model, file)
+        write_tensors(given, feeds)
+        compiler.run(file, given, found)
+        return read_tensors(found)
+
+
+def joined(parts: list[tuple[str, Case]], index: int, constants: bool) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """One model of all parts, names prefixed, and the feeds of data set `index`. With `constants`, operands that may
+    decide a shape are initializers."""
+    whole = onnx.ModelProto()
+    whole.CopyFrom(parts[0][1].model)
+    graph = whole.graph
+    for field_name in ("node", "input", "output", "initializer", "value_info"):
+        del getattr(graph, field_name)[:]
+    feeds = {}
+    for prefix, case in parts:
+        one = add_prefix(case.model, prefix).graph
+        for value in [*one.input, *one.output]:
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.dim_param:
+                    dim.dim_param = prefix + dim.dim_param
+        for value, given in zip(one.input, case.sets[index][0]):
+            if constants and is_constant(value):
+                tensor = given if isinstance(given, TensorProto) else numpy_helper.from_array(np.asarray(given))
+                graph.initializer.add().CopyFrom(tensor)
+                graph.initializer[-1].name = value.name
+            else:
+                graph.input.add().CopyFrom(value)
+                feeds[value.name] = array(given)
+        for field_name in ("node", "output", "initializer"):
+            getattr(graph, field_name).extend(getattr(one, field_name))
+    return whole, feeds
+
+
+def array(value) -> np.ndarray:
+    return numpy_helper.to_array(value) if isinstance(value, TensorProto) else np.asarray(value)
+
+
+def compare(found: np.ndarray, expected: np.ndarray, rtol: float, atol: float) -> str | None:
+    if found.dtype != expected.dtype:
+        return f"element type {found.dtype}, not {expected.dtype}"
+    if found.shape != expected.shape:
+        return f"shape {list(found.shape)}, not {list(expected.shape)}"
+    a, b = (x.astype(np.float64) if x.dtype.kind not in "iub" else x for x in (found, expected))
+    if np.allclose(a, b, rtol=rtol, atol=atol, equal_nan=True):
+        return None
+    with np.errstate(invalid="ignore"):
+        worst = np.nanmax(np.abs(a.astype(np.float64) - b.astype(np.float64)))
+    return f"values differ by up to {worst:.3g}"
+
+
+def report(rows: list[Row], verbose: bool) -> None:
+    for row in rows:
+        if row.outcome == "failed" or verbose:
+            print(f"{row.outcome:11} {row.case} (opset {row.opset}): {row.reason}")
+    for outcome, title in (
+        ("expected", "expected to fail"),
+        ("unsupported", "ops without support"),
+        ("type", "element types and values without support"),
+        ("opset", f"opsets after {NEWEST_OPSET}"),
+    ):
+        reasons: dict[str, list[str]] = {}
+        for row in rows:
+            if row.outcome == outcome:
+                reasons.setdefault(row.reason, []).append(row.case)
+        if reasons:
+            print(f"\n{title}:")
+        for reason, names in sorted(reasons.items()):
+            shown = ", ".join(names) if outcome == "expected" else f"{len(names)} cases"
+            print(f"  {reason}: {shown}")
+    count = Counter(row.outcome for row in rows)
+    judged = count["passed"] + count["constant"] + count["expected"] + count["failed"]
+    good = count["passed"] + count["constant"]
+    print(
+        f"\n{good} of {judged} cases of supported ops pass ({100 * good / max(judged, 1):.2f} %), "
+        f"{count['constant']} of them with their integer operands as constants; {count['expected']} are expected to "
+        f"fail, {count['failed']} failed. Not run: {count['unsupported']} of unsupported ops, {count['type']} of other "
+        f"element types, {count['opset']} of opsets after {NEWEST_OPSET}."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
