@@ -10,6 +10,7 @@
 
 use super::attention::{Attention, weight_of};
 use super::spine::{Flow, Stop};
+use crate::ir::op::Effect;
 use crate::ir::{Def, Graph, NodeId, ValueId};
 use crate::ops::kind::{Kind, kind};
 use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
@@ -308,7 +309,12 @@ fn segment_hash(graph: &Graph, flow: &Flow, nodes: &[NodeId], from: Option<Stop>
                         hash_rank(graph, *value, &mut h);
                     }
                 },
-                Def::Init(tensor) if !tensor.dtype.is_float() && tensor.elements() <= 64 => {
+                // The stream of a random op is a number of its own in every layer.
+                Def::Init(tensor)
+                    if !tensor.dtype.is_float()
+                        && tensor.elements() <= 64
+                        && node.op.effect != Effect::Seeded =>
+                {
                     let ints: Vec<Option<i64>> = (0..tensor.elements() as usize)
                         .map(|i| tensor.get_i64(i))
                         .collect();
