@@ -30,8 +30,6 @@ pub enum In {
     Table(&'static [i64], &'static [i64]),
     /// Constant uint8 contents of any shape.
     Bytes(&'static [i64], &'static [i64]),
-    /// Constant uint8 contents of any shape.
-    Bytes(&'static [i64], &'static [i64]),
     /// Constant booleans.
     Bools(&'static [i64], &'static [i64]),
     /// A constant floating-point scalar.
@@ -143,8 +141,6 @@ const M34: &[i64] = &[3, 4];
 const M24: &[i64] = &[2, 4];
 const M13: &[i64] = &[1, 3];
 const C234: &[i64] = &[2, 3, 4];
-
-const BITS: &[i64] = &[0, 5, -7, 1 << 40, 12, i64::MAX];
 
 /// Every call.
 pub const ALL: &[Recipe] = &joined::<{ total() }>();
@@ -292,22 +288,6 @@ const GENERAL: &[Recipe] = &[
         &[],
     ),
     r("Where", 1, &[Bools(&[], &[1]), Real(M13), Real(M23)], &[]),
-    r("BitwiseAnd", 1, &[Table(M23, BITS), Ints(&[6, 3, -1])], &[]),
-    r("BitwiseOr", 1, &[Table(M23, BITS), Ints(&[6, 3, -1])], &[]),
-    r("BitwiseXor", 1, &[Table(M23, BITS), Ints(&[6, 3, -1])], &[]),
-    r("BitwiseNot", 1, &[Table(M23, BITS)], &[]),
-    r(
-        "BitShift",
-        1,
-        &[Bytes(M23, &[1, 2, 3, 4, 5, 255]), Bytes(V3, &[0, 1, 3])],
-        &[("direction", S_LEFT)],
-    ),
-    r(
-        "BitShift",
-        1,
-        &[Bytes(M23, &[1, 2, 3, 4, 5, 255]), Bytes(V3, &[0, 1, 3])],
-        &[("direction", S_RIGHT)],
-    ),
     r("Exp", 1, &[Real(C234)], &[]),
     r("Log", 1, &[Positive(M23)], &[]),
     r("Sqrt", 1, &[Positive(M23)], &[]),
@@ -573,17 +553,10 @@ const GENERAL: &[Recipe] = &[
         &[Ints(&[1, 0, 3]), Int(4), Table(&[2], &[0, 1])],
         &[],
     ),
-    r("Dropout", 1, &[Real(C234), Scalar(0.4), Int(7), Int(1 << 40)], &[]),
-    r("Dropout", 1, &[Real(S), Scalar(0.5), Int(-3), Int(2)], &[]),
-    r("Dropout", 1, &[Real(&[2, 0]), Scalar(0.5), Int(-3), Int(2)], &[]),
-    r("SeededUniform", 1, &[Ints(&[2, 3]), Int(-5), Int(9)], &[]),
-    r("SeededUniform", 1, &[Ints(&[]), Int(5), Int(9)], &[]),
     r("NonZero", 1, &[Table(&[2, 2], &[0, 1, 1, 1])], &[]),
 ];
 
 const S_TANH: Set = Set::S("tanh");
-const S_LEFT: Set = Set::S("LEFT");
-const S_RIGHT: Set = Set::S("RIGHT");
 const S_SUM: Set = Set::S("sum");
 const S_NONE: Set = Set::S("none");
 const S_ADD: Set = Set::S("add");

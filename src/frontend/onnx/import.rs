@@ -25,7 +25,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Oldest and newest opset of the standard domain that we normalise.
-pub const OPSETS: std::ops::RangeInclusive<i64> = 11..=23;
+pub const OPSETS: std::ops::RangeInclusive<i64> = 7..=28;
 
 /// Turns the bytes of a tensor message into a tensor; external data is the caller's business.
 pub type ReadTensor<'a> = dyn FnMut(&TensorProto) -> Result<Tensor> + 'a;

@@ -4,6 +4,7 @@
 //! nor a rule below knows is refused, never guessed.
 
 use super::proto::AttributeProto;
+use super::versions;
 use ckpt_passes::ir::op::Import;
 use ckpt_passes::ir::typing::Contents;
 use ckpt_passes::ir::{Graph, OpDef, Tensor, ValueId};
@@ -57,6 +58,8 @@ pub fn upgrade(
     ins: &mut Vec<Option<ValueId>>,
 ) -> Result<()> {
     refuse_older(op, opset)?;
+    refuse_newer(op.name, opset)?;
+    attributes.retain(|name, _| !(TYPE_ONLY.contains(&(op.name, name))));
     for row in MOVED.iter().filter(|m| m.op == op.name && opset < m.since) {
         let Some(attribute) = attributes.remove(row.attribute) else {
             continue;
@@ -73,6 +76,60 @@ pub fn upgrade(
         flattening_softmax(graph, op, attributes, ins)?;
     }
     Ok(())
+}
+
+/// The opset of the op table.
+const INTERNAL_OPSET: i64 = 23;
+
+/// Ops that changed after the internal opset in the element types they take, or in an attribute that has a default and
+/// that is refused as unknown where it is given (the changelog of onnx 1.23.2, compared form by form).
+const SAME_FORM: &[&str] = &[
+    "BitShift",
+    "Cast",
+    "CastLike",
+    "Celu",
+    "Compress",
+    "ConstantOfShape",
+    "DepthToSpace",
+    "DequantizeLinear",
+    "Einsum",
+    "Flatten",
+    "Identity",
+    "Mod",
+    "OneHot",
+    "Pad",
+    "QuantizeLinear",
+    "ReduceLogSum",
+    "ReduceLogSumExp",
+    "Reshape",
+    "Shape",
+    "Size",
+    "SpaceToDepth",
+    "Squeeze",
+    "TopK",
+    "Transpose",
+    "Unsqueeze",
+];
+
+/// Attributes that only say something about element types that we do not have: how to round to 8-bit floats.
+const TYPE_ONLY: &[(&str, &str)] = &[("Cast", "round_mode"), ("Cast", "saturate")];
+
+/// Refuses an op that means something else after the internal opset.
+pub fn refuse_newer(op: &str, opset: i64) -> Result<()> {
+    let Some(since) = versions::since(op, opset) else {
+        return Ok(());
+    };
+    // `Swish` and the like are new, not changed.
+    let is_new = versions::since(op, INTERNAL_OPSET).is_none();
+    if since <= INTERNAL_OPSET || is_new || SAME_FORM.contains(&op) {
+        return Ok(());
+    }
+    Err(Error::model(
+        "opset",
+        format!("{op} as it is since opset {since} is not supported"),
+    )
+    .expected(format!("opset {INTERNAL_OPSET} or older"))
+    .help("export with an older opset"))
 }
 
 /// Refuses a form older than the row's, unless a rule above knows it.

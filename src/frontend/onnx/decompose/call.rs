@@ -142,6 +142,27 @@ impl<'c, 'g> Call<'c, 'g> {
         Ok(found.map(|a| a.ints.clone()))
     }
 
+    pub(super) fn string(&mut self, name: &str, default: &str) -> Result<String> {
+        let found = self.attribute(name, AttributeType::String)?;
+        let text = found.map_or(Ok(default.to_string()), |a| {
+            String::from_utf8(a.s().to_vec())
+        });
+        text.map_err(|_| self.fail("attribute", format!("`{name}` is no text")))
+    }
+
+    /// An attribute that names an element type by ONNX's number.
+    pub(super) fn dtype_attribute(&mut self, name: &str) -> Result<Option<DType>> {
+        let Some(found) = self.attribute(name, AttributeType::Int)? else {
+            return Ok(None);
+        };
+        let dtype = i32::try_from(found.i())
+            .ok()
+            .and_then(DType::from_onnx_code);
+        dtype
+            .map(Some)
+            .ok_or_else(|| self.unsupported(format!("element type {}", found.i())))
+    }
+
     /// An attribute whose value does not matter here.
     pub(super) fn ignore(&mut self, name: &str) {
         self.attributes.remove(name);

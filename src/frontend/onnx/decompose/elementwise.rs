@@ -61,7 +61,11 @@ pub fn shrink(call: &mut Call) -> Result<Option<Vec<Out>>> {
     let (bias, lambd) = (call.float("bias", 0.0)?, call.float("lambd", 0.5)?);
     let dtype = call.dtype(x);
     let number = |call: &mut Call, v: f32| call.b.scalar(dtype, f64::from(v));
-    let (bias, high, low) = (number(call, bias), number(call, lambd), number(call, -lambd));
+    let (bias, high, low) = (
+        number(call, bias),
+        number(call, lambd),
+        number(call, -lambd),
+    );
     let zero = number(call, 0.0);
     let below = call.b.emit(&LESS, &[x, low], Attrs::new())?;
     let above = call.b.emit(&GREATER, &[x, high], Attrs::new())?;
@@ -97,7 +101,10 @@ pub fn thresholded_relu(call: &mut Call) -> Result<Option<Vec<Out>>> {
     let x = call.need(0, "X")?;
     let alpha = call.float("alpha", 1.0)?;
     let dtype = call.dtype(x);
-    let (alpha, zero) = (call.b.scalar(dtype, f64::from(alpha)), call.b.scalar(dtype, 0.0));
+    let (alpha, zero) = (
+        call.b.scalar(dtype, f64::from(alpha)),
+        call.b.scalar(dtype, 0.0),
+    );
     let above = call.b.emit(&GREATER, &[x, alpha], Attrs::new())?;
     one(call.b.emit(&WHERE, &[above, x, zero], Attrs::new())?)
 }
@@ -118,4 +125,3 @@ pub fn eye_like(call: &mut Call) -> Result<Option<Vec<Out>>> {
     let on = call.b.emit(&EQUAL, &[rows, columns], Attrs::new())?;
     one(call.b.cast(on, dtype)?)
 }
-

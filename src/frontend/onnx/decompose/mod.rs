@@ -10,17 +10,20 @@ mod attention;
 mod call;
 mod conv;
 mod dropout;
+mod elementwise;
 mod grouped;
 mod matmul;
 mod norm;
+mod random;
 mod rotary;
+mod statistics;
 
 pub(super) use call::{Call, Out};
 pub(super) use dropout::{Dropout, lost};
 
 use super::import::{Importer, role_of, to_map};
-use super::names;
 use super::proto::NodeProto;
+use super::{names, upgrade};
 use ckpt_passes::ir::typing::Contents;
 use ckpt_passes::ir::{Attrs, Builder, Graph, ValueId};
 use ckpt_passes::ops::shape::IDENTITY;
@@ -35,11 +38,35 @@ const ORT: &str = "com.microsoft";
 /// (domain, op type, recipe).
 const RECIPES: &[(&str, &str, Recipe)] = &[
     ("", "Attention", attention::standard),
+    ("", "BatchNormalization", statistics::batch),
+    ("", "Bernoulli", random::bernoulli),
+    ("", "CastLike", elementwise::cast_like),
     ("", "Conv", conv::conv),
     ("", "ConvTranspose", conv::transpose),
+    ("", "DepthToSpace", statistics::depth_to_space),
     ("", "Dropout", dropout::dropout),
+    ("", "EyeLike", elementwise::eye_like),
+    ("", "GlobalAveragePool", statistics::global_average),
+    ("", "GlobalMaxPool", statistics::global_max),
+    ("", "GroupNormalization", statistics::group),
+    ("", "Hardmax", elementwise::hardmax),
+    ("", "InstanceNormalization", statistics::instance),
+    ("", "LRN", statistics::local_response),
+    ("", "LpNormalization", statistics::lp),
+    ("", "Mean", elementwise::mean),
+    ("", "MeanVarianceNormalization", statistics::mean_variance),
+    ("", "RandomNormal", random::normal),
+    ("", "RandomNormalLike", random::normal),
+    ("", "RandomUniform", random::uniform),
+    ("", "RandomUniformLike", random::uniform),
+    ("", "ReduceLogSum", statistics::log_sum),
     ("", "RotaryEmbedding", rotary::standard),
+    ("", "Shrink", elementwise::shrink),
     ("", "SimplifiedLayerNormalization", norm::simplified),
+    ("", "Softsign", elementwise::softsign),
+    ("", "SpaceToDepth", statistics::space_to_depth),
+    ("", "Swish", elementwise::swish),
+    ("", "ThresholdedRelu", elementwise::thresholded_relu),
     (ORT, "Attention", attention::packed),
     (ORT, "BiasGelu", activation::bias_gelu),
     (ORT, "EmbedLayerNormalization", norm::embed),
@@ -78,6 +105,9 @@ impl Importer<'_, '_> {
         let Some(recipe) = recipe(domain, node.op_type()) else {
             return Ok(false);
         };
+        if domain.is_empty() {
+            upgrade::refuse_newer(node.op_type(), self.imports[""])?;
+        }
         if ins
             .iter()
             .flatten()

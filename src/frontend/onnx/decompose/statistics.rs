@@ -5,7 +5,7 @@
 
 use super::{Call, Out};
 use ckpt_passes::Result;
-use ckpt_passes::ir::{Attrs, DType, ValueId};
+use ckpt_passes::ir::{Attrs, DType, Tensor, ValueId};
 use ckpt_passes::ops::concat::{CONCAT, PAD};
 use ckpt_passes::ops::logic::{EQUAL, WHERE};
 use ckpt_passes::ops::math::{LOG, SQRT};
@@ -51,7 +51,9 @@ fn affine(call: &mut Call, x: ValueId, scale: ValueId, bias: ValueId) -> Result<
 fn normalised(call: &mut Call, x: ValueId, groups: i64, epsilon: f32) -> Result<ValueId> {
     let shape = call.b.shape(x)?;
     let flat = call.reshape(x, &[0, groups, -1])?;
-    let ones = call.b.constant("ones", ckpt_passes::ir::Tensor::scalar(call.dtype(x), 1.0).vector());
+    let mut unit = Tensor::scalar(call.dtype(x), 1.0);
+    unit.dims = vec![1];
+    let ones = call.b.constant("ones", unit);
     let attrs = Attrs::new().with("axis", -1).with("epsilon", epsilon);
     let flat = call.b.emit(&LAYER_NORM, &[flat, ones], attrs)?;
     call.reshape_to(flat, shape)
@@ -139,14 +141,23 @@ pub fn batch(call: &mut Call) -> Result<Option<Vec<Out>>> {
         }
         let new = call.reshape(new, &[-1])?;
         let new = call.b.cast(new, call.dtype(old))?;
-        let (old, new) = (call.scaled(old, momentum)?, call.scaled(new, 1.0 - momentum)?);
+        let (old, new) = (
+            call.scaled(old, momentum)?,
+            call.scaled(new, 1.0 - momentum)?,
+        );
         results.push(Out::Value(call.b.add(old, new)?));
     }
     Ok(Some(results))
 }
 
 /// (x - mean) / √(variance + epsilon).
-fn scaled(call: &mut Call, x: ValueId, mean: ValueId, variance: ValueId, epsilon: f32) -> Result<ValueId> {
+fn scaled(
+    call: &mut Call,
+    x: ValueId,
+    mean: ValueId,
+    variance: ValueId,
+    epsilon: f32,
+) -> Result<ValueId> {
     let epsilon = call.b.scalar(call.dtype(variance), f64::from(epsilon));
     let away = call.b.sub(x, mean)?;
     let spread = call.b.add(variance, epsilon)?;
@@ -154,7 +165,13 @@ fn scaled(call: &mut Call, x: ValueId, mean: ValueId, variance: ValueId, epsilon
     call.b.div(away, deviation)
 }
 
-fn by_scale(call: &mut Call, y: ValueId, scale: ValueId, bias: ValueId, dtype: DType) -> Result<ValueId> {
+fn by_scale(
+    call: &mut Call,
+    y: ValueId,
+    scale: ValueId,
+    bias: ValueId,
+    dtype: DType,
+) -> Result<ValueId> {
     let (scale, bias) = (call.b.cast(scale, dtype)?, call.b.cast(bias, dtype)?);
     affine(call, y, scale, bias)
 }
@@ -171,13 +188,17 @@ pub fn local_response(call: &mut Call) -> Result<Option<Vec<Out>>> {
     let (before, after) = ((size - 1) / 2, size - 1 - (size - 1) / 2);
     let zero = call.b.scalar(dtype, 0.0);
     let (pads, axis) = (call.b.ints(&[before, after]), call.b.ints(&[1]));
-    let padded = call.b.emit(&PAD, &[square, pads, zero, axis], Attrs::new())?;
+    let padded = call
+        .b
+        .emit(&PAD, &[square, pads, zero, axis], Attrs::new())?;
     let channels = call.axis_vector(x, 1)?;
     let mut sum: Option<ValueId> = None;
     for offset in 0..size {
         let start = call.b.ints(&[offset]);
         let end = call.b.add(channels, start)?;
-        let part = call.b.emit(&SLICE, &[padded, start, end, axis], Attrs::new())?;
+        let part = call
+            .b
+            .emit(&SLICE, &[padded, start, end, axis], Attrs::new())?;
         sum = Some(match sum {
             None => part,
             Some(sum) => call.b.add(sum, part)?,
@@ -234,7 +255,9 @@ pub fn lp(call: &mut Call) -> Result<Option<Vec<Out>>> {
         other => return Err(call.unsupported(format!("p = {other}"))),
     };
     let axes = call.b.ints(&[axis]);
-    let size = call.b.emit(norm, &[x, axes], Attrs::new().with("keepdims", 1))?;
+    let size = call
+        .b
+        .emit(norm, &[x, axes], Attrs::new().with("keepdims", 1))?;
     let dtype = call.dtype(x);
     let (zero, unit) = (call.b.scalar(dtype, 0.0), call.b.scalar(dtype, 1.0));
     let flat = call.b.emit(&EQUAL, &[size, zero], Attrs::new())?;
@@ -273,16 +296,29 @@ pub fn depth_to_space(call: &mut Call) -> Result<Option<Vec<Out>>> {
     };
     let channels = call.size(x, 1, "the number of channels")?;
     if channels % (block * block) != 0 {
-        return Err(call.fail("shape", format!("{channels} channels in blocks of {block}×{block}")));
+        return Err(call.fail(
+            "shape",
+            format!("{channels} channels in blocks of {block}×{block}"),
+        ));
     }
     let rest = channels / (block * block);
-    let (batch, height, width) = (call.axis_vector(x, 0)?, call.axis_vector(x, 2)?, call.axis_vector(x, 3)?);
+    let (batch, height, width) = (
+        call.axis_vector(x, 0)?,
+        call.axis_vector(x, 2)?,
+        call.axis_vector(x, 3)?,
+    );
     let side = call.b.ints(&[block]);
     let depth = call.b.ints(&[rest]);
     let (split, perm) = if by_column {
-        (vec![batch, depth, side, side, height, width], [0, 1, 4, 2, 5, 3])
+        (
+            vec![batch, depth, side, side, height, width],
+            [0, 1, 4, 2, 5, 3],
+        )
     } else {
-        (vec![batch, side, side, depth, height, width], [0, 3, 4, 1, 5, 2])
+        (
+            vec![batch, side, side, depth, height, width],
+            [0, 3, 4, 1, 5, 2],
+        )
     };
     let split = call.b.emit(&CONCAT, &split, Attrs::new().with("axis", 0))?;
     let parts = call.reshape_to(x, split)?;
@@ -310,7 +346,11 @@ pub fn space_to_depth(call: &mut Call) -> Result<Option<Vec<Out>>> {
     let split = [batch, channels, height, side, width, side];
     let split = call.b.emit(&CONCAT, &split, Attrs::new().with("axis", 0))?;
     let parts = call.reshape_to(x, split)?;
-    let perm = if by_column { [0, 1, 3, 5, 2, 4] } else { [0, 3, 5, 1, 2, 4] };
+    let perm = if by_column {
+        [0, 1, 3, 5, 2, 4]
+    } else {
+        [0, 3, 5, 1, 2, 4]
+    };
     let parts = call.transpose(parts, &perm)?;
     let squared = call.b.ints(&[block * block]);
     let depth = call.b.mul(channels, squared)?;
