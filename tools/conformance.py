@@ -35,7 +35,7 @@ from onnx import TensorProto, numpy_helper
 from onnx.backend.test.case.node import collect_testcases
 from onnx.compose import add_prefix
 
-NEWEST_OPSET = 26
+NEWEST_OPSET = 28
 """Cases of a later one are of the ONNX release in the making; they are listed, not run."""
 
 BATCH = 32

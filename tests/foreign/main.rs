@@ -5,6 +5,7 @@
 
 mod attention;
 mod conv;
+mod dropout;
 mod one;
 
 use ckpt_passes::ir::{DType, Graph};
@@ -186,30 +187,6 @@ fn rotary_tables_broadcast() {
             .refusal()
             .contains("`is_packed_batching` = 1")
     );
-}
-
-#[test]
-fn dropout_that_drops_nothing() {
-    let half = ("ratio", DType::F32, &[] as &[_]);
-    let flag = ("on", DType::Bool, &[] as &[_]);
-    let dropout = |results: &[&str]| {
-        let mut one = one("", "Dropout", &[X, half, flag], results).opset(13);
-        one.inputs.retain(|i| i.name() != "on");
-        one
-    };
-    let graph = dropout(&["y", "mask"]).flag("on", false).graph();
-    assert_eq!(ops(&graph), "Identity Shape Expand");
-    assert_eq!(output(&graph, 1), ("mask".into(), "bool[b, s, 8]".into()));
-    let old = one("", "Dropout", &[X], &["y", "mask"])
-        .opset(11)
-        .float("ratio", 0.3);
-    assert_eq!(ops(&old.outputs(&["y"]).graph()), "Identity");
-    // What does drop stays as it is, and has no gradient here.
-    let drops = dropout(&["y"])
-        .flag("on", true)
-        .read()
-        .unwrap_or_else(|e| panic!("{e}"));
-    assert_eq!(ops(&drops.graph), "Opaque");
 }
 
 #[test]

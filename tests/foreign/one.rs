@@ -18,6 +18,8 @@ pub const ORT: &str = "com.microsoft";
 pub struct One {
     pub node: NodeProto,
     pub inputs: Vec<ValueInfoProto>,
+    /// Nodes after it.
+    pub more: Vec<NodeProto>,
     opset: i64,
     initializers: Vec<TensorProto>,
     outputs: Vec<String>,
@@ -37,6 +39,7 @@ pub fn one(domain: &str, op: &str, operands: &[(&str, DType, &[&str])], results:
     One {
         node,
         inputs: given.map(|(n, d, dims)| input(n, *d, dims)).collect(),
+        more: Vec::new(),
         opset: 23,
         initializers: Vec::new(),
         outputs: results
@@ -133,7 +136,7 @@ impl One {
             graph: Some(GraphProto {
                 name: Some("g".into()),
                 output: outputs.collect(),
-                node: vec![self.node],
+                node: [vec![self.node], self.more].concat(),
                 input: self.inputs,
                 initializer: self.initializers,
                 ..GraphProto::default()
