@@ -4,7 +4,8 @@
 //! many bytes are alive at every node, [`breakdown`] what they are at the peak, [`cost`] prices nodes and
 //! [`device`] says what that takes in time, [`params`] tells
 //! parameters from constants, [`blocks`] finds the layers ([`spine`] the residual stream, [`runs`] what repeats along
-//! it, [`attention`] the attentions in them and what each computes, [`submodules`] their norms, attentions and MLPs),
+//! it, [`attention`] the attentions in them and what each computes, [`submodules`] their norms, attentions and MLPs, [`cores`]
+//! what lies between the products of those; [`sharing`] which keys, values and weights layers share),
 //! [`modules`] says what the file itself tells of its modules. [`elements`] tells what an element of an integer or
 //! boolean tensor is as a function of its indices, which proves what a mask is, [`reading`] is a graph as
 //! searches for patterns see it. [`ties`] tells of
@@ -13,6 +14,7 @@
 pub mod attention;
 pub mod blocks;
 pub mod breakdown;
+pub mod cores;
 pub mod cost;
 pub mod device;
 pub mod elements;

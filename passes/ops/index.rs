@@ -212,6 +212,18 @@ pub static GATHER_ND: OpDef = OpDef {
             return Err(no_rule(cx, "`GatherND` with batch axes has no rule yet"));
         }
         let (x, indices) = (cx.x(0), cx.x(1));
+        // Tuples of one index are a lookup along the first axis.
+        if cx.b.ty(indices).dims.last().and_then(Dim::as_const) == Some(1) {
+            let last = cx.b.ints(&[-1]);
+            let flat =
+                cx.b.emit(&super::shape::SQUEEZE, &[indices, last], Attrs::new())?;
+            let shape = cx.b.shape(x)?;
+            let operands = [shape, flat, cx.dy0()];
+            let d =
+                cx.b.emit(&GATHER_GRAD, &operands, Attrs::new().with("axis", 0))?;
+            cx.give(0, d);
+            return Ok(());
+        }
         let zeros = cx.b.filled_like(x, 0.0)?;
         let attrs = Attrs::new().with("reduction", "add");
         let d = cx.b.emit(&SCATTER_ND, &[zeros, indices, cx.dy0()], attrs)?;

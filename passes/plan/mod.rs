@@ -3,8 +3,9 @@
 //! mean in it.
 //!
 //! [`schedule`] holds the only judge, [`schedule::evaluate`]; every policy and solver is measured by it. [`policy`] has
-//! the rules people know, [`choice`] what the user settled beforehand, [`keep`] turns "what may stay" into a schedule,
-//! [`decision`] is the plan as data. [`solve`] plans for a [`budget`], and [`budgeted`] asks it.
+//! the rules people know, [`parts`] words for parts of layers, [`choice`] what the user settled beforehand, [`keep`]
+//! turns "what may stay" into a schedule, [`decision`] is the plan as data. [`solve`] plans for a [`budget`], and
+//! [`budgeted`] asks it.
 
 #[cfg(any(test, feature = "testing"))]
 pub mod brute;
@@ -13,6 +14,7 @@ pub mod budgeted;
 pub mod choice;
 pub mod decision;
 pub mod keep;
+pub mod parts;
 pub mod policy;
 pub mod problem;
 pub mod refine;

@@ -15,9 +15,11 @@
 use super::choice::{Choice, Choices, Place, honours};
 use super::decision::Plan;
 use super::keep::{pinned, schedule};
+use super::parts::{Parts, discards_output};
 use super::problem::{Phase, Problem};
 use super::subject::{Part, Structure};
 use crate::error::{Error, Result};
+use std::collections::BTreeSet;
 use std::fmt;
 
 /// What to recompute.
@@ -36,10 +38,13 @@ pub enum Policy {
     Group(usize),
     /// Every norm, attention and MLP of a layer keeps only its inputs.
     Submodule,
+    /// Only these parts of layers are rebuilt: norms and inner parts with what leaves them, whole branches but for the
+    /// residual stream.
+    Parts(Parts),
 }
 
 const WORDS: &str = "none (off, false, no, disabled), full (on, true, yes, enabled), selective, submodule, every:N, first:N, \
-                     group:N";
+                     group:N, parts:WORD,… (norm, attention, mlp, experts, conv, core-attn, mlp-act, moe-act)";
 
 impl Policy {
     /// Reads a policy; upper and lower case, `-` and `_` make no difference.
@@ -57,6 +62,9 @@ impl Policy {
             "submodule" => Policy::Submodule,
             _ => {
                 let (name, count) = word.split_once(':').ok_or_else(unknown)?;
+                if name.trim() == "parts" {
+                    return Ok(Policy::Parts(Parts::parse(count)?));
+                }
                 let n: usize = count.trim().parse().map_err(|_| unknown())?;
                 if n == 0 {
                     return Err(Error::usage(
@@ -80,7 +88,7 @@ impl Policy {
         (0..units)
             .map(|i| match self {
                 Policy::None => None,
-                Policy::Full | Policy::Selective | Policy::Submodule => Some(i),
+                Policy::Full | Policy::Selective | Policy::Submodule | Policy::Parts(_) => Some(i),
                 Policy::Every(n) => ((i + 1) % n == 0).then_some(i),
                 Policy::First(n) => (i < n).then_some(i),
                 Policy::Group(n) => Some(i / n),
@@ -139,13 +147,35 @@ impl Policy {
             ));
         }
         let groups = self.groups(choices.units);
+        let meant = |op: usize| match self {
+            Policy::Parts(parts) => word_of(parts, structure, op),
+            _ => None,
+        };
         let group_of = |op: usize| match choices.place[op] {
             Place::Unit(_) if self == Policy::Submodule => structure.submodule_of[op],
+            // What leaves a part that is no group is no output: whoever reads it has it rebuilt.
+            Place::Unit(_) if matches!(self, Policy::Parts(_)) => structure.submodule_of[op]
+                .filter(|_| meant(op).is_some_and(|word| !discards_output(word))),
             place => place.unit().and_then(|u| groups[u]),
         };
         let by_op: Vec<Verdict> = match self {
             Policy::None => vec![Verdict::keep("policy none keeps everything"); problem.ops.len()],
             Policy::Selective => selective(problem, structure, choices),
+            Policy::Parts(_) => {
+                let ops = 0..problem.ops.len();
+                let in_layer = |op: &usize| choices.place[*op].unit().is_some();
+                if !ops.clone().any(|op| in_layer(&op) && meant(op).is_some()) {
+                    return Err(no_part(structure, self));
+                }
+                ops.map(|op| match (choices.place[op], meant(op)) {
+                    (Place::Unit(_), Some(word)) => {
+                        Verdict::drop(&format!("inside a recomputed {word}"))
+                    }
+                    (Place::Unit(_), None) => Verdict::keep("in no part that was asked for"),
+                    (place, _) => alone(place),
+                })
+                .collect()
+            }
             _ => {
                 let whole = |op: usize| match (choices.place[op], group_of(op)) {
                     (Place::Unit(_), Some(part)) if self == Policy::Submodule => Verdict::drop(
@@ -202,6 +232,22 @@ impl Policy {
         }
         Ok(verdicts)
     }
+}
+
+/// The word under which an op is meant: that of its inner part, or of the part of a layer that it is in.
+fn word_of(parts: Parts, structure: &Structure, op: usize) -> Option<&str> {
+    let core = structure.core_of[op].as_deref();
+    let part = structure.submodule_of[op].map(|s| structure.submodules[s].as_str());
+    let whole = part.filter(|word| parts.has(word));
+    whole.or(core.filter(|word| parts.has(word)))
+}
+
+fn no_part(structure: &Structure, policy: Policy) -> Box<Error> {
+    let mut found: BTreeSet<&str> = structure.submodules.iter().map(String::as_str).collect();
+    found.extend(structure.core_of.iter().flatten().map(String::as_str));
+    let found: Vec<&str> = found.into_iter().collect();
+    Error::usage("policy", format!("`{policy}`: no layer has such a part"))
+        .found(format!("parts {}", found.join(", ")))
 }
 
 /// Why an op that is in no unit stays.
@@ -274,6 +320,7 @@ impl fmt::Display for Policy {
             Policy::Full => f.write_str("full"),
             Policy::Selective => f.write_str("selective"),
             Policy::Submodule => f.write_str("submodule"),
+            Policy::Parts(parts) => write!(f, "parts:{parts}"),
             Policy::Every(n) => write!(f, "every:{n}"),
             Policy::First(n) => write!(f, "first:{n}"),
             Policy::Group(n) => write!(f, "group:{n}"),
@@ -303,6 +350,10 @@ mod tests {
             ("First:3", Policy::First(3)),
             ("group:4", Policy::Group(4)),
             ("SubModule", Policy::Submodule),
+            (
+                "parts:MLP, core_attn",
+                Policy::Parts(Parts::parse("core-attn,mlp").unwrap()),
+            ),
         ] {
             assert_eq!(Policy::parse(text).unwrap(), policy, "{text}");
             assert_eq!(Policy::parse(&policy.to_string()).unwrap(), policy);
@@ -316,6 +367,8 @@ mod tests {
             "every:0",
             "first:-1",
             "last:2",
+            "parts:",
+            "parts:mlp,tail",
             "__import__('os')",
         ] {
             let e = Policy::parse(text).unwrap_err();

@@ -1,7 +1,9 @@
 //! A graph at known sizes, ready to be planned: the problem, what its ops are, and the way back to the graph.
 
+use super::parts::word;
 use super::problem::{Correspondence, Problem};
 use crate::analysis::attention;
+use crate::analysis::cores::cores;
 use crate::analysis::submodules::Submodules;
 use crate::analysis::{Binding, Blocks, Device, MemoryProfile, Sizes};
 use crate::error::Result;
@@ -40,6 +42,8 @@ pub struct Structure {
     /// What parts of layers are called: `norm`, `attention`, `mlp`, …
     pub submodules: Vec<String>,
     pub submodule_of: Vec<Option<usize>>,
+    /// What inner part an op belongs to: `core-attn`, `mlp-act`, `moe-act`.
+    pub core_of: Vec<Option<String>>,
     /// Whether a trained parameter flows into the op, directly or through others.
     pub trained: Vec<bool>,
 }
@@ -79,12 +83,15 @@ impl Subject {
         let blocks = Blocks::new(graph)?;
         let (problem, map) = Problem::of_graph(graph, &sizes, &memory, device)?;
         let submodules = Submodules::new(graph, &blocks)?;
+        let cores = cores(graph, &blocks, &submodules)?;
+        let core = |n: &NodeId| cores[*n].map(|c| word(c).to_string());
         let trained = trained(graph);
         let words = submodules.list.iter().map(|s| s.kind.word().to_string());
         let structure = Structure {
             blocks: blocks.list.len(),
             submodules: words.collect(),
             submodule_of: map.nodes.iter().map(|n| submodules.of[*n]).collect(),
+            core_of: map.nodes.iter().map(core).collect(),
             trained: map.nodes.iter().map(|n| trained[*n]).collect(),
             block_of: map.nodes.iter().map(|n| blocks.of[*n]).collect(),
             part_of: map.nodes.iter().map(|n| part(graph, &blocks, *n)).collect(),
