@@ -13,7 +13,9 @@ fn help_examples_run() {
     let dir = workplace();
     let runtime = if cfg!(feature = "torch") { 0 } else { 5 };
     let mut ran = 0;
-    for verb in ["", "optimize", "inspect", "plan", "frontier", "diff", "run", "verify"] {
+    for verb in [
+        "", "optimize", "inspect", "plan", "frontier", "diff", "run", "verify",
+    ] {
         let mut args = vec![verb, "--help"];
         args.retain(|a| !a.is_empty());
         let help = call(dir.path(), &args);
@@ -387,7 +389,10 @@ fn nothing_is_written_where_nothing_can_be() {
         &["model.onnx", "-o", "t.onnx", "--dump", "file"],
     );
     assert_eq!(code(&done), 5, "{}", stderr(&done));
-    assert_eq!(files(dir.path()), ["case.npz", "file", "graph.json.gz", "model.onnx"]);
+    assert_eq!(
+        files(dir.path()),
+        ["case.npz", "file", "graph.json.gz", "model.onnx"]
+    );
 }
 
 #[test]

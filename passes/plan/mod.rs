@@ -23,8 +23,8 @@ pub mod solve;
 pub mod subject;
 pub mod wish;
 
-pub use budgeted::{Budgeted, Setting};
 pub use budget::{Basis, Budget};
+pub use budgeted::{Budgeted, Setting};
 pub use choice::{Choice, Choices};
 pub use decision::{Certificate, Decision, Plan, Segment};
 pub use policy::Policy;

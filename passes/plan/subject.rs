@@ -57,6 +57,7 @@ impl Structure {
             part_of: vec![Part::Other; ops],
             submodules: Vec::new(),
             submodule_of: vec![None; ops],
+            core_of: vec![None; ops],
             trained: vec![true; ops],
         }
     }
