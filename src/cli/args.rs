@@ -150,7 +150,8 @@ pub struct OptimizeArgs {
     /// scalar output, else vjp]
     #[arg(long, value_parser = loss)]
     pub loss: Option<Loss>,
-    /// none, full, selective, submodule, every:N, first:N or group:N (layers), instead of a budget
+    /// none, full, selective, submodule, every:N, first:N or group:N (layers), or parts:WORD,… (parts of layers, as
+    /// core-attn, mlp-act, norm), instead of a budget
     #[arg(long, value_parser = policy)]
     pub policy: Option<Policy>,
     #[command(flatten)]
