@@ -267,9 +267,13 @@ fn refused(setting: &Setting, failure: Failure) -> Box<Error> {
     if let Some(more) = floor.tensors.len().checked_sub(SHOWN_TENSORS + 1) {
         tensors.push_str(&format!("and {} smaller ones\n", more + 1));
     }
-    error
+    error = error
         .found(tensors.trim_end())
-        .help(format!("--budget {smallest}"))
+        .help(format!("--budget {smallest}"));
+    if constraints(setting).iter().any(Option::is_some) {
+        error = error.help("what --layers, --save-ops and the like settle was taken as given");
+    }
+    error
 }
 
 const SHOWN_TENSORS: usize = 8;

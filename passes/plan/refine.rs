@@ -127,11 +127,12 @@ fn count(wishes: &Wishes, choices: &mut Choices) -> Result<()> {
         )
         .help("name modules with --layers"));
     }
+    let counted = |unit: usize| {
+        wishes.every.is_none_or(|n| (unit + 1) % n == 0) && wishes.first.is_none_or(|n| unit < n)
+    };
     for place in &mut choices.place {
-        if let Place::Unit(unit) = *place
-            && (wishes.every.is_some_and(|n| (unit + 1) % n != 0)
-                || wishes.first.is_some_and(|n| unit >= n))
-        {
+        // Neither is what belongs to no layer at all.
+        if !place.unit().is_some_and(counted) {
             *place = Place::Elsewhere;
         }
     }

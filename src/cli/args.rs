@@ -151,9 +151,9 @@ pub struct OptimizeArgs {
     #[arg(long, value_parser = loss)]
     pub loss: Option<Loss>,
     /// none, full, selective, submodule, every:N, first:N or group:N (layers), or parts:WORD,… (parts of layers, as
-    /// core-attn, mlp-act, norm), instead of a budget
+    /// core-attn, mlp-act, norm), instead of a budget; or budget
     #[arg(long, value_parser = policy)]
-    pub policy: Option<Policy>,
+    pub policy: Option<Chosen>,
     #[command(flatten)]
     pub refinement: Refinement,
     #[command(flatten)]
@@ -301,8 +301,21 @@ fn place(text: &str) -> Result<Place, String> {
     Place::parse(text).map_err(shown)
 }
 
-fn policy(text: &str) -> Result<Policy, String> {
-    Policy::parse(text).map_err(shown)
+/// What decides: a rule, or a budget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Chosen {
+    Rule(Policy),
+    /// The same as no policy: what --budget says.
+    Budget,
+}
+
+fn policy(text: &str) -> Result<Chosen, String> {
+    match text.trim().to_lowercase().as_str() {
+        "budget" => Ok(Chosen::Budget),
+        _ => Policy::parse(text)
+            .map(Chosen::Rule)
+            .map_err(|e| shown(e) + ", budget (see --budget)"),
+    }
 }
 
 fn dim(text: &str) -> Result<(String, i64), String> {
@@ -373,6 +386,13 @@ mod tests {
         assert_eq!(fill(&["inspect", "m.onnx"])[0], "inspect");
         assert_eq!(fill(&["--help"]), ["--help"]);
         assert!(fill(&[]).is_empty());
+    }
+
+    #[test]
+    fn a_policy_or_a_budget() {
+        assert_eq!(policy("Budget").unwrap(), Chosen::Budget);
+        assert_eq!(policy("FULL").unwrap(), Chosen::Rule(Policy::Full));
+        assert!(policy("ful").unwrap_err().contains(", budget (see"));
     }
 
     #[test]

@@ -1,13 +1,13 @@
 //! Options of the verbs that plan, and of plans in `optimize`.
 
 use super::super::refinement::Refinement;
-use super::{Report, Source, Trained, dim, loss, policy, shown};
+use super::{Chosen, Report, Source, Trained, dim, loss, policy, shown};
 use ckpt_opt::planning::device::{device, times};
 use ckpt_opt::planning::read;
-use ckpt_passes::Result;
 use ckpt_passes::compile::Request;
-use ckpt_passes::plan::{Budget, Budgeted, Effort, Objective, Policy, budgeted};
+use ckpt_passes::plan::{Budget, Budgeted, Effort, Objective, budgeted};
 use ckpt_passes::transform::loss::Loss;
+use ckpt_passes::{Error, Result};
 use clap::Args;
 use std::path::PathBuf;
 
@@ -38,7 +38,7 @@ Examples:
 pub struct Budgeting {
     /// The most memory at any moment: 8GiB, 750MB, plain bytes, 60% (of what the unplanned step takes above parameters
     /// and inputs), or auto (what the device has; 60% where none is known) [default: auto]
-    #[arg(long, value_name = "B", value_parser = budget, conflicts_with_all = ["policy", "plan_in"])]
+    #[arg(long, value_name = "B", value_parser = budget, conflicts_with = "plan_in")]
     pub budget: Option<Budget>,
     /// What a plan within the budget keeps small: cost (time by the cost model) or flops
     #[arg(long, default_value = "cost", value_parser = objective)]
@@ -96,13 +96,20 @@ impl Budgeting {
     /// Fills in everything about plans; a budget where there is no policy.
     ///
     /// # Errors
-    /// A file that cannot be read or is none.
-    pub fn apply(&self, policy: Option<Policy>, request: &mut Request) -> Result<()> {
+    /// A file that cannot be read or is none; a rule and a budget.
+    pub fn apply(&self, policy: Option<Chosen>, request: &mut Request) -> Result<()> {
         self.prices.apply(request)?;
         match (&self.plan_in, policy) {
             (Some(path), _) => request.stored = Some(read::plan(path)?),
-            (None, Some(policy)) => request.policy = policy,
-            (None, None) => request.budget = Some(self.budgeted()),
+            (None, Some(Chosen::Rule(policy))) if self.budget.is_some() => {
+                return Err(Error::usage(
+                    "policy",
+                    format!("--policy {policy} and --budget exclude each other"),
+                )
+                .help("leave one of them out"));
+            }
+            (None, Some(Chosen::Rule(policy))) => request.policy = policy,
+            (None, Some(Chosen::Budget) | None) => request.budget = Some(self.budgeted()),
         }
         Ok(())
     }
@@ -152,7 +159,7 @@ pub struct PlanArgs {
     pub output: Option<PathBuf>,
     /// none, full, selective, submodule, every:N, first:N or group:N (layers), instead of a budget
     #[arg(long, value_parser = policy)]
-    pub policy: Option<Policy>,
+    pub policy: Option<Chosen>,
     #[command(flatten)]
     pub budgeting: Budgeting,
     /// Show the policies beside budgeted plans that take as much memory
