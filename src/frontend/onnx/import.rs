@@ -5,12 +5,12 @@
 //! missing definition or a second one is found before anything else looks at the graph. Metadata that claims a node is
 //! a recomputation is believed only if the verifier proves it. Nothing in the file is executed.
 
+use super::decompose::{Dropout, lost};
 use super::proto::attribute_proto::AttributeType;
 use super::proto::{
     AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto,
     StringStringEntryProto, TensorProto,
 };
-use super::decompose::{Dropout, lost};
 use super::types::{input_type, lenient_type};
 use super::{claims, names, upgrade};
 use ckpt_passes::ir::edit::NewNode;

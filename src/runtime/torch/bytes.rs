@@ -123,7 +123,9 @@ pub fn write(tensor: &mut Tensor, bytes: &[u8]) -> Result<(), TorchError> {
 pub fn edit(tensor: &mut Tensor, change: impl FnOnce(&mut [u8])) -> Result<(), TorchError> {
     let (data, len) = span(tensor, true)?;
     if tensor.kind() == Kind::Bool {
-        return Err(TorchError::refused("a bool tensor cannot be edited as bytes".to_string()));
+        return Err(TorchError::refused(
+            "a bool tensor cannot be edited as bytes".to_string(),
+        ));
     }
     if len > 0 {
         // SAFETY: the span is the tensor's, which is borrowed for the call; libtorch's own threads are at rest between
