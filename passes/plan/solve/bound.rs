@@ -42,6 +42,7 @@ pub fn one_position(
         extend: true,
         penalty: &[],
         jitter: &[],
+        slack: 0.0,
     };
     let mut best = 0i64;
     for (n, step) in tops.into_iter().enumerate() {

@@ -28,6 +28,8 @@ pub struct Bend<'a> {
     pub penalty: &'a [i64],
     /// Factors on the sizes, by value; empty for none.
     pub jitter: &'a [f64],
+    /// The share of its weight by which the answer may miss the hull.
+    pub slack: f64,
 }
 
 /// What is known at a step τ about every value.
@@ -130,6 +132,7 @@ pub struct Cut<'a> {
     pub room: i64,
     /// Bytes of what may stay.
     choice_bytes: f64,
+    slack: f64,
     /// What the budget lacks at this step, once [`Cut::around`] found that nothing fits.
     pub missing_bytes: i64,
 }
@@ -245,6 +248,7 @@ impl<'a> Cut<'a> {
             room,
             choice_bytes,
             missing_bytes: 0,
+            slack: bend.slack,
         }
     }
 
@@ -253,7 +257,7 @@ impl<'a> Cut<'a> {
     }
 
     /// The best choice at a price, which must not be lower than the price of the state the network is in.
-    fn solve(&mut self, price: f64) -> Point {
+    pub(super) fn solve(&mut self, price: f64) -> Point {
         for (arc, _, size) in &self.keeps {
             let more = Self::capacity(*size, price) - Self::capacity(*size, self.price);
             if more > 0 {
@@ -345,7 +349,7 @@ impl<'a> Cut<'a> {
         };
         for _ in 0..40 {
             let (bytes, weight) = (low.bent - high.bent, (high.weight - low.weight) as f64);
-            if bytes <= 0.0 || weight <= 0.0 {
+            if bytes <= 0.0 || weight <= self.slack * high.weight as f64 {
                 break;
             }
             let price = weight / bytes;

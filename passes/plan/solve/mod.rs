@@ -70,7 +70,7 @@ pub enum Effort {
 
 impl Effort {
     fn work(self, ops: usize) -> Work {
-        let normal = 30_000_000 + 10_000 * ops as u64;
+        let normal = 45_000_000 + 8_000 * ops as u64;
         // While the gap is wide; the same for all sizes until a unit more or less for each op matters.
         let wide = 300_000_000 * 2000 / (ops as u64).max(2000);
         let (limit, stretched) = match self {

@@ -45,6 +45,9 @@ impl Style {
     }
 }
 
+/// What a cut with random factors may miss its hull by: less than the factors change.
+const NOISY_SLACK: f64 = 2e-3;
+
 /// Repairs `schedule` to fit into `cap`; `None` if it cannot, if the work is spent, or if it gets heavier than `limit`.
 pub fn repair(
     dag: &Dag,
@@ -95,6 +98,7 @@ pub fn repair(
             extend: *visited <= style.extensions,
             penalty: &penalty,
             jitter: &jitter,
+            slack: if style.noise > 0.0 { NOISY_SLACK } else { 0.0 },
         };
         let scene = Scene::new(dag, &schedule, step);
         let mut cut = Cut::new(dag, &scene, cap, &dag.weight, &bend, Some(live));

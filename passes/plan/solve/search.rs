@@ -22,6 +22,23 @@ pub struct Search<'a> {
 /// Distances of the first cuts; see [`super::cut::Bend`].
 const DISTANCES: [f64; 3] = [0.02, 0.0, 0.3];
 
+/// Further beginnings: distance, extensions, reverse, fullest; see [`Style`].
+const OTHERS: [(f64, u32, bool, bool); 7] = [
+    (0.02, 0, false, false),
+    (0.02, 1000, false, false),
+    (1.0, 2, false, false),
+    (0.02, 2, true, false),
+    (0.02, 2, false, true),
+    (-0.3, 2, false, false),
+    (0.3, 0, true, false),
+];
+
+/// The share of the whole cost above which a gap calls for them.
+const FAR_GAP: f64 = 0.01;
+
+/// They take about one part in this many of the work.
+const OTHERS_SHARE: u64 = 6;
+
 /// A first plan may take this much work beyond the limit, for each op.
 const FIRST_UNITS: u64 = 40_000;
 
@@ -199,7 +216,33 @@ impl<'a> Search<'a> {
             let made = self.prune(made);
             offer(&mut best, self.dag, made);
         }
-        let (weight, start) = best?;
+        let mut first = best?;
+        let far = |weight: i64| (weight - lower) as f64 > FAR_GAP * self.dag.total_weight as f64;
+        // Far from the bound it pays to begin in other ways before one beginning is improved.
+        let others =
+            self.work.done + self.work.stretched.saturating_sub(self.work.done) / OTHERS_SHARE;
+        let limit = self.work.limit;
+        for (distance, extensions, reverse, fullest) in OTHERS {
+            if !far(first.0) || self.work.done >= others {
+                break;
+            }
+            self.work.limit = self.work.stretched;
+            let style = Style {
+                extensions,
+                reverse,
+                fullest,
+                ..Style::plain(distance)
+            };
+            if let Some(made) = self.repair(&given, style, first.0 + (first.0 - lower) / 2) {
+                let made = self.prune(made);
+                let weight = self.dag.weigh_schedule(&made);
+                if weight < first.0 {
+                    first = (weight, made);
+                }
+            }
+            self.work.limit = limit;
+        }
+        let (weight, start) = first;
         if weight <= lower {
             return Some(start);
         }
@@ -223,7 +266,8 @@ impl<'a> Search<'a> {
                 self.work.limit = self.work.stretched;
             }
             heat *= 0.999;
-            let (made, allowed) = if dag.ops() < 400 && self.random.unit() < 0.1 {
+            let restart = if dag.ops() < 400 { 0.1 } else { 0.03 };
+            let (made, allowed) = if self.random.unit() < restart {
                 let style = self.random_style(300);
                 let made = self.repair(given, style, best_weight + (best_weight - total));
                 (made, best_weight + (best_weight - total) / 20)
@@ -233,6 +277,7 @@ impl<'a> Search<'a> {
                 let style = Style {
                     noise: if noisy { self.random.unit() } else { 0.0 },
                     reverse: noisy && self.random.unit() < 0.4,
+                    extensions: [2, 2, 2, 0, 1000][self.random.below(5)],
                     rounds: 60,
                     ..Style::plain([0.0, 0.3, 1.0, 4.0][self.random.below(4)])
                 };

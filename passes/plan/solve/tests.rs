@@ -1,5 +1,6 @@
 //! What the parts of the planner promise, on random problems.
 
+use super::cut::{Bend, Cut, Scene};
 use super::dag::Dag;
 use super::exact::{Outcome, exact};
 use super::ledger::{Ledger, prune};
@@ -132,6 +133,71 @@ fn the_ledger_agrees_with_the_simulation() {
         assert!(simulation.peak <= cap);
     }
     assert!(removed > 500 && undone > 500, "{removed} {undone}");
+}
+
+/// The least weight + price · bytes kept at a step, by trying every set of ops to run again after it.
+fn least_by_trying(dag: &Dag, scene: &Scene, step: usize, price: i64) -> i64 {
+    let computed = step as u32 + 1;
+    let pinned = |v: u32| dag.ins(step as u32).contains(&v) || dag.outs(step as u32).contains(&v);
+    let there = |v: u32| dag.maker[v as usize] == dag::NONE || dag.maker[v as usize] < computed;
+    let mut least = i64::MAX;
+    for again in 0u32..1 << computed {
+        let runs = |o: u32| again & 1 << o != 0;
+        if (0..computed).any(|o| runs(o) && !dag.repeatable[o as usize]) {
+            continue;
+        }
+        let mut wanted: Vec<bool> = (0..dag.values())
+            .map(|v| scene.needed[v] && there(v as u32))
+            .collect();
+        let mut cost = 0;
+        for o in (0..computed).filter(|o| runs(*o)) {
+            cost += dag.weight[o as usize];
+            dag.ins(o).iter().for_each(|v| wanted[*v as usize] = true);
+        }
+        for v in (0..dag.values() as u32).filter(|v| wanted[*v as usize] && !pinned(*v)) {
+            let made_again = dag.remaker(v).is_some_and(runs);
+            let settled = scene.needed[v as usize] && dag.remaker(v).is_none();
+            if !made_again && !settled {
+                cost += price * dag.size[v as usize];
+            }
+        }
+        least = least.min(cost);
+    }
+    least
+}
+
+#[test]
+fn cuts_are_the_best_choice_at_their_price() {
+    let mut r = Random::new(9);
+    let bend = Bend {
+        distance: 0.0,
+        extend: true,
+        penalty: &[],
+        jitter: &[],
+        slack: 0.0,
+    };
+    let mut mixed = 0;
+    for n in 0..1500 {
+        let p = random_problem(&mut r, 4 + n % 7);
+        let dag = Dag::new(&p, Objective::Cost, &[]).unwrap();
+        let given: Vec<u32> = (0..dag.ops() as u32).collect();
+        let step = r.below(given.len());
+        let scene = Scene::new(&dag, &given, step);
+        let mut cut = Cut::new(&dag, &scene, 0, &dag.weight, &bend, None);
+        let mut price = 0;
+        for _ in 0..4 {
+            price += 1 + r.below(20_000_000_000) as i64;
+            let point = cut.solve(price as f64);
+            let found = point.weight + price * point.kept;
+            assert_eq!(
+                found,
+                least_by_trying(&dag, &scene, step, price),
+                "problem {n}, step {step}"
+            );
+            mixed += (point.weight > 0 && point.kept > 0) as usize;
+        }
+    }
+    assert!(mixed > 200, "{mixed}");
 }
 
 #[test]
