@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Run ONNX's own node conformance cases through ckpt-opt: read, type, execute, compare.
 
-    python tools/conformance.py --ckpt-opt BINARY [--only TEXT] [--op A,B] [--verbose] [--format human|json] [--jobs N]
+    python tools/conformance.py --ckpt-opt BINARY [--only TEXT] [--op A,B] [--every N] [--verbose] [--format human|json] [--jobs N]
 
 The cases are those the `onnx` package generates (`onnx.backend.test.case.node`). Each case is run as the file is. Where
 the op's result has a shape or rank that only the contents of integer operands tell, and the file is refused for it, the
@@ -36,7 +36,10 @@ from onnx.backend.test.case.node import collect_testcases
 from onnx.compose import add_prefix
 
 NEWEST_OPSET = 28
-"""Cases of a later one are of the ONNX release in the making; they are listed, not run."""
+"""Cases of a later opset are listed, not run."""
+
+SEED = "rng_seed"
+"""The graph input that random ops get."""
 
 BATCH = 32
 """Cases of one run of the binary."""
@@ -60,14 +63,44 @@ UNSUPPORTED: dict[str, str] = {
         "NonMaxSuppression RoiAlign",
         "integer products have no gradient: a quantised model is refused":
         "ConvInteger DynamicQuantizeLinear MatMulInteger QLinearConv QLinearMatMul",
+        "not read yet": "Acos Acosh Asin Asinh Atan Atanh AveragePool Celu Compress Cosh DequantizeLinear Einsum LpPool "
+        "MaxPool QuantizeLinear Resize Selu Sinh SwiGLU Tan",
         "not needed so far": "BitCast CumProd Det FlexAttention ReverseSequence Scatter TensorScatter Unique Upsample",
     }.items()
     for op in ops.split()
 }  # fmt: skip
 """Op to the reason why no case of it can pass. They travel through as opaque nodes."""
 
-EXPECTED: dict[str, str] = {}
-"""Case name (may hold wildcards) to the reason why it cannot pass."""
+EXPECTED: dict[str, str] = {
+    name: reason
+    for reason, names in {
+        "every runtime draws random numbers of its own": "test_bernoulli* test_bernoulli*_expanded test_training_dropout test_training_dropout_mask "
+        "test_training_dropout_default test_training_dropout_default_mask",
+        "a 16-bit result is rounded where the reference does not round: one unit in the last place":
+        "test_attention_*causal_bf16 test_attention_*causal_bf16_expanded test_attention_4d_causal_fp16 "
+        "test_attention_4d_causal_fp16_expanded test_attention_4d_padded_kv_bf16_expanded "
+        "test_attention_4d_causal_padded_kv_bf16_expanded",
+        "the scores are not a result that we compute": "test_attention_*_qk_matmul* test_attention_23_*_qk_matmul*",
+        "Attention as it is since opset 24 (padded caches) or 25 (windows) is not read":
+        "test_attention_*padded_kv* test_attention_*nonpad* test_attention_*window* "
+        "test_attention_4d_causal_with_past_and_present test_attention_causal_boolmask_nan_robustness",
+        "signed operands since opset 28; the written file has opset 23": "test_bitshift_*_int*",
+        "floating-point operands since opset 28; the written file has opset 23": "test_mod_float*_fmod_0*",
+        "opset 1": "test_not_*",
+        "the size of the result is the content of a float operand": "test_onehot_*",
+        "the mode `wrap`, and in the runtime `edge` and `reflect`": "test_wrap_pad test_edge_pad test_reflect_pad",
+        "Range as it is since opset 27 says in what type it adds up": "test_range_*",
+        "boolean operands, and the extreme of nothing": "test_reduce_m*_bool* test_reduce_m*_empty_set*",
+        "the runtime has no such reduction": "test_scatter_elements_with_reduction_m* test_scatternd_m*",
+        "which of equal elements comes first is left to libtorch": "test_top_k_same_values*",
+        "a number of padding that differs from side to side": "test_convtranspose_output_shape",
+        "control flow": "test_affine_grid_*_expanded test_linear_attention_*_expanded test_range_*_expanded",
+        "the size of the result depends on data": "test_blackmanwindow*_expanded test_hammingwindow*_expanded test_hannwindow*_expanded",
+        "integer products and quantisation are not read": "test_dynamicquantizelinear*_expanded",
+    }.items()
+    for name in names.split()
+}  # fmt: skip
+"""Case name (may hold wildcards) to the reason why it cannot pass; only a name in `_expanded` is one of such cases."""
 
 
 @dataclass
@@ -108,13 +141,14 @@ def main() -> int:
     parser.add_argument("--ckpt-opt", type=Path, required=True)
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--op", default="", help="cases of these ops, comma-separated")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="every Nth case only")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--verbose", action="store_true", help="also list the cases that passed")
     parser.add_argument("--format", choices=["human", "json"], default="human")
     args = parser.parse_args()
     compiler = Compiler(args.ckpt_opt, timeout_s=120)
     ops = set(filter(None, args.op.split(",")))
-    chosen = [c for c in cases() if args.only in c.name and (not ops or c.op in ops)]
+    chosen = [c for c in cases() if args.only in c.name and (not ops or c.op in ops)][:: args.every]
     rows = {case.name: row for case in chosen if (row := set_aside(case)) is not None}
     batches = in_batches([case for case in chosen if case.name not in rows])
     with ThreadPoolExecutor(args.jobs) as pool:
@@ -159,7 +193,11 @@ def judge(compiler: Compiler, batch: list[Case]) -> list[Row]:
 
 
 def listed(case: Case) -> str | None:
-    return next((why for name, why in EXPECTED.items() if fnmatchcase(case.name, name)), None)
+    expanded = case.name.endswith("_expanded")
+    for name, why in EXPECTED.items():
+        if fnmatchcase(case.name, name) and name.endswith("_expanded") == expanded:
+            return why
+    return None
 
 
 def set_aside(case: Case) -> Row | None:
@@ -248,7 +286,7 @@ def joined(parts: list[tuple[str, Case]], index: int, constants: bool) -> tuple[
     graph = whole.graph
     for field_name in ("node", "input", "output", "initializer", "value_info"):
         del getattr(graph, field_name)[:]
-    feeds = {}
+    feeds = {SEED: np.array(1, np.int64)}  # Where nothing is random it is not used.
     for prefix, case in parts:
         one = add_prefix(case.model, prefix).graph
         for value in [*one.input, *one.output]:
