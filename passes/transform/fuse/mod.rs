@@ -1,4 +1,4 @@
-//! Puts one op in the place of several that compute the same: norms, activations.
+//! Puts one op in the place of several that compute the same: attention, norms, activations.
 //!
 //! In and out: `Typed`, forward only. What is fused saves memory or time: a fused attention never makes its scores, a
 //! fused norm or activation keeps one operand for its gradient where its parts keep several. Values stay the same but for
@@ -8,6 +8,7 @@
 //! A second run finds nothing: what is put in has no parts.
 
 mod activation;
+mod attention;
 mod norm;
 
 use crate::analysis::reading::Reading;
@@ -48,8 +49,9 @@ pub fn fuse(graph: &mut Graph) -> Result<Fused> {
     let mut reading = Reading::new(graph, &flow);
     let norms = norm::find(&mut reading);
     let activations = activation::find(&mut reading);
+    let attentions = attention::find(&mut reading);
     let mut fused = Fused::new();
-    if norms.is_empty() && activations.is_empty() {
+    if norms.is_empty() && activations.is_empty() && attentions.is_empty() {
         return Ok(fused);
     }
     let mut splice = Splice::new(graph)?;
@@ -57,6 +59,9 @@ pub fn fuse(graph: &mut Graph) -> Result<Fused> {
         splice.replace(&mut fused, found)?;
     }
     for found in activations {
+        splice.replace(&mut fused, found)?;
+    }
+    for found in attentions {
         splice.replace(&mut fused, found)?;
     }
     splice.finish()?;
