@@ -55,7 +55,7 @@ impl Default for Request {
             selection: Selection::default(),
             dims: Vec::new(),
             drop_outputs: Vec::new(),
-            fuse: false,
+            fuse: true,
             passes: None,
             stop_after: None,
         }

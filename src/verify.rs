@@ -4,7 +4,7 @@
 //! was made from it are compared after the first is differentiated as the second records that it was, unplanned: the
 //! proof that a plan changed no bit of any gradient. Both run in our runtime, on one device, with the same threads.
 
-use crate::optimize::{load, read_record};
+use crate::optimize::{load, read_record, record};
 use crate::place::Place;
 use crate::runtime::session::Session;
 use crate::tensors::compare::{Comparison, Tolerance, compare};
@@ -12,8 +12,8 @@ use crate::tensors::feed::Feed;
 use crate::tensors::{self, Tensors, random};
 use ckpt_passes::compile::compile;
 use ckpt_passes::driver::Watch;
-use ckpt_passes::ir::Graph;
 use ckpt_passes::ir::verify::verify as check_invariants;
+use ckpt_passes::ir::{Graph, Tensor};
 use ckpt_passes::transform::infer::infer;
 use ckpt_passes::transform::joint::{has_backward, joint};
 use ckpt_passes::{Error, Result};
@@ -32,10 +32,15 @@ pub struct Request {
     pub seed: u64,
     /// Numbers for named sizes that no tensor of the file fixes.
     pub dims: Vec<(String, i64)>,
-    pub tolerance: Tolerance,
+    /// Without one, bits must be equal; between training graphs of which one was fused and the other not, each tensor
+    /// within rounding ([`ROUNDING`]).
+    pub tolerance: Option<Tolerance>,
     pub threads: Option<u16>,
     pub place: Place,
 }
+
+/// How far rounding may take two tensors apart: relative to the largest element of the tensor, and to that of all.
+pub const ROUNDING: (f64, f64) = (1e-5, 1e-7);
 
 /// What was compared and how it came out. Serialised, this is the certificate.
 #[derive(Clone, Debug, Serialize)]
@@ -45,7 +50,7 @@ pub struct Certificate {
     /// `forward`, `training`, or `gradients` where A was differentiated for the comparison.
     pub kind: &'static str,
     pub equal: bool,
-    /// `bits`, or `tolerance`.
+    /// `bits`, `tolerance` (as asked for), or `rounding` (of what was fused in one of the two).
     pub by: &'static str,
     pub tolerance: Tolerance,
     pub loss: Option<String>,
@@ -168,8 +173,24 @@ pub fn verify(request: &Request) -> Result<Certificate> {
     let pairs = right
         .iter()
         .filter_map(|(name, b)| Some((name, left.get(name)?, b)));
+    let fused = |graph: &Graph| graph.meta.get(record::FUSE).cloned();
+    let rounding =
+        request.tolerance.is_none() && kind == "training" && fused(&a.graph) != fused(&b.graph);
+    let tolerance = request.tolerance.unwrap_or_default();
+    let most = if rounding {
+        left.values().map(largest).fold(0.0, f64::max)
+    } else {
+        0.0
+    };
+    let allowed = |a: &Tensor| match rounding {
+        true => Tolerance {
+            rtol: 0.0,
+            atol: ROUNDING.0 * largest(a) + ROUNDING.1 * most,
+        },
+        false => tolerance,
+    };
     let outputs: Vec<Comparison> = pairs
-        .map(|(n, a, b)| compare(n, a, b, request.tolerance))
+        .map(|(n, a, b)| compare(n, a, b, allowed(a)))
         .collect();
     let equal = missing.is_empty() && unknown.is_empty() && outputs.iter().all(|c| c.equal);
     Ok(Certificate {
@@ -177,12 +198,12 @@ pub fn verify(request: &Request) -> Result<Certificate> {
         b: request.b.display().to_string(),
         kind,
         equal,
-        by: if request.tolerance.is_exact() {
-            "bits"
-        } else {
-            "tolerance"
+        by: match (rounding, tolerance.is_exact()) {
+            (true, _) => "rounding",
+            (_, true) => "bits",
+            _ => "tolerance",
         },
-        tolerance: request.tolerance,
+        tolerance,
         loss,
         dims: binding
             .iter()
@@ -198,6 +219,15 @@ pub fn verify(request: &Request) -> Result<Certificate> {
         outputs,
         warnings,
     })
+}
+
+/// The largest magnitude of a tensor's finite elements.
+fn largest(tensor: &Tensor) -> f64 {
+    let elements = (0..tensor.elements() as usize).filter_map(|i| tensor.get_f64(i));
+    elements
+        .map(f64::abs)
+        .filter(|x| x.is_finite())
+        .fold(0.0, f64::max)
 }
 
 impl Certificate {
@@ -258,7 +288,7 @@ impl Certificate {
                 .fold(0.0, f64::max),
         ) {
             ("bits", _) => "equal bit for bit".to_string(),
-            (_, most) => format!("equal within tolerance, {most:e} apart at most"),
+            (how, most) => format!("equal within {how}, {most:e} apart at most"),
         };
         let what = match &self.loss {
             Some(loss) => format!("gradients and outputs (loss {loss})"),

@@ -270,7 +270,8 @@ fn what_was_asked_for_is_in_the_file() {
     };
     assert_eq!(prop("ckpt.loss"), "causal-lm");
     assert_eq!(prop("ckpt.policy"), "every:2");
-    assert_eq!(prop("ckpt.numerics"), "exact");
+    assert_eq!(prop("ckpt.numerics"), "rounded");
+    assert_eq!(prop("ckpt.fuse"), "true");
     assert_eq!(prop("ckpt.trainable"), r#"["*mlp*","*attn*"]"#);
     assert_eq!(prop("ckpt.freeze"), r#"["*bias"]"#);
     assert_eq!(prop("ckpt.version"), env!("CARGO_PKG_VERSION"));
@@ -290,6 +291,33 @@ fn what_was_asked_for_is_in_the_file() {
         !outputs.iter().any(|o| o.ends_with("bias.grad")),
         "{outputs:?}"
     );
+}
+
+#[test]
+fn without_fusion_every_op_is_the_models_own() {
+    let dir = workplace();
+    let args = ["model.onnx", "-o", "t.onnx", "--no-fuse"];
+    assert_eq!(code(&call(dir.path(), &args)), 0);
+    let bytes = std::fs::read(dir.path().join("t.onnx")).unwrap();
+    let model = ModelProto::decode(bytes.as_slice()).unwrap();
+    let prop = |key: &str| {
+        let found = model.metadata_props.iter().find(|p| p.key() == key);
+        found.map(|p| p.value().to_string())
+    };
+    assert_eq!(prop("ckpt.numerics").as_deref(), Some("exact"));
+    assert_eq!(prop("ckpt.fuse"), None);
+    let nodes = &model.graph.as_ref().unwrap().node;
+    let count = |op: &str| nodes.iter().filter(|n| n.op_type() == op).count();
+    assert_eq!((count("Attention"), count("Softmax")), (0, 2));
+    // With it, the scores are nowhere.
+    assert_eq!(code(&call(dir.path(), &["model.onnx", "-o", "f.onnx"])), 0);
+    let bytes = std::fs::read(dir.path().join("f.onnx")).unwrap();
+    let fused = ModelProto::decode(bytes.as_slice()).unwrap();
+    let nodes = &fused.graph.as_ref().unwrap().node;
+    // Functions of our own are named after the op and what it is made for.
+    let count = |op: &str| nodes.iter().filter(|n| n.op_type().starts_with(op)).count();
+    assert_eq!((count("Softmax"), count("AttentionGrad")), (0, 2));
+    assert!(count("Attention") >= 4);
 }
 
 #[test]

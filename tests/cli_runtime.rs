@@ -271,6 +271,44 @@ fn verify_redoes_what_the_file_records() {
 }
 
 #[test]
+fn fusion_is_told_from_a_difference() {
+    let dir = workplace();
+    for (out, more) in [("f.onnx", None), ("u.onnx", Some("--no-fuse"))] {
+        let args = ["model.onnx", "-o", out].into_iter().chain(more);
+        assert_eq!(code(&call(dir.path(), &args.collect::<Vec<_>>())), 0);
+    }
+    let compared = |a: &str, b: &str| {
+        json(&call(
+            dir.path(),
+            &["verify", a, b, "--format", "json", "--threads", "1"],
+        ))
+    };
+    // The model is differentiated as the file says: with the same fusion, and without.
+    for out in ["f.onnx", "u.onnx"] {
+        let report = compared("model.onnx", out);
+        assert_eq!(
+            (&report["equal"], &report["by"]),
+            (&true.into(), &"bits".into())
+        );
+    }
+    let report = compared("u.onnx", "f.onnx");
+    assert_eq!(
+        (&report["equal"], &report["by"]),
+        (&true.into(), &"rounding".into())
+    );
+    // More than rounding is a difference, with and without a tolerance of one's own.
+    let outputs = report["outputs"].as_array().unwrap();
+    assert!(
+        outputs
+            .iter()
+            .any(|o| o["max_abs_difference"].as_f64() > Some(0.0))
+    );
+    damage(&dir.path().join("f.onnx"), "transformer.ln_f.weight");
+    let call = call(dir.path(), &["verify", "u.onnx", "f.onnx", "--rtol", "0"]);
+    assert_eq!(code(&call), 4);
+}
+
+#[test]
 fn verify_catches_one_flipped_bit() {
     let dir = workplace();
     assert_eq!(code(&call(dir.path(), &["model.onnx", "-o", "t.onnx"])), 0);

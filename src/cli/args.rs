@@ -166,6 +166,9 @@ pub struct OptimizeArgs {
     /// Leave out forward outputs whose name matches, such as caches or logits
     #[arg(long = "drop-output", value_name = "PATTERN")]
     pub drop_outputs: Vec<String>,
+    /// Leave attentions, norms and activations as the model has them, instead of one op for each
+    #[arg(long)]
+    pub no_fuse: bool,
     #[command(flatten)]
     pub source: Source,
     /// Refer to the model's external weight files instead of copying them; OUT must be in the same folder
@@ -194,7 +197,7 @@ impl OptimizeArgs {
             selection: self.trained.selection(),
             dims: self.dims.clone(),
             drop_outputs: self.drop_outputs.clone(),
-            fuse: false,
+            fuse: !self.no_fuse,
             passes: self.passes.clone(),
             stop_after: self.stop_after.clone(),
             ..Request::default()
@@ -261,10 +264,10 @@ pub struct VerifyArgs {
     /// Number for a named size of the random inputs
     #[arg(long = "dim", value_name = "NAME=N", value_parser = dim)]
     pub dims: Vec<(String, i64)>,
-    /// Relative tolerance [default: every bit must be equal]
+    /// Relative tolerance [default: every bit must be equal, or all but rounding where one of two training graphs is fused]
     #[arg(long, value_name = "X", value_parser = tolerance)]
     pub rtol: Option<f64>,
-    /// Absolute tolerance [default: every bit must be equal]
+    /// Absolute tolerance [default: as --rtol]
     #[arg(long, value_name = "X", value_parser = tolerance)]
     pub atol: Option<f64>,
     /// Threads that one kernel may use [default: all cores]

@@ -24,10 +24,10 @@ pub fn run(args: &VerifyArgs) -> Result<()> {
         inputs: args.inputs.clone(),
         seed: args.seed,
         dims: args.dims.clone(),
-        tolerance: Tolerance {
+        tolerance: (args.rtol.is_some() || args.atol.is_some()).then(|| Tolerance {
             rtol: args.rtol.unwrap_or(0.0),
             atol: args.atol.unwrap_or(0.0),
-        },
+        }),
         threads: args.threads,
         place: args.device,
     })?;

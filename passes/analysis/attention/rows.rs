@@ -6,7 +6,8 @@ use crate::analysis::blocks::Blocks;
 use crate::analysis::reading::Reading;
 use crate::analysis::spine::Flow;
 use crate::error::Result;
-use crate::ir::{Dim, Graph};
+use crate::ir::{DType, Dim, Graph, NodeId};
+use crate::ops::attention;
 
 /// One attention; what cannot be told is `None`.
 #[derive(Clone, Debug)]
@@ -58,7 +59,7 @@ pub fn rows(graph: &Graph, blocks: &Blocks) -> Result<Vec<Row>> {
                 obstacle: None,
             };
             if unknown.fused {
-                return unknown;
+                return fused(graph, attention.output, unknown);
             }
             match reading.attention(attention.probabilities) {
                 Some(form) => decomposed(unknown, form),
@@ -69,6 +70,47 @@ pub fn rows(graph: &Graph, blocks: &Blocks) -> Result<Vec<Row>> {
             }
         })
         .collect())
+}
+
+/// What the attributes and operands of one op say; all is unknown of a foreign one.
+fn fused(graph: &Graph, id: NodeId, unknown: Row) -> Row {
+    let node = graph.node(id);
+    let (Some(Some(q)), Some(Some(k))) = (node.ins.first(), node.ins.get(1)) else {
+        return unknown;
+    };
+    if node.op != &attention::ATTENTION {
+        return unknown;
+    }
+    let (q, k) = (&graph.ty(*q).dims, &graph.ty(*k).dims);
+    let bias = node.ins.get(3).copied().flatten();
+    // Without an axis of heads there is one.
+    let heads = |dims: &[Dim]| {
+        dims.len()
+            .checked_sub(3)
+            .map_or(Dim::ONE, |i| dims[i].clone())
+    };
+    let (scale, cap) = (node.attrs.float("scale"), node.attrs.float("softcap"));
+    let causal = node.attrs.int("causal") == 1 || node.attrs.int("window_right") == 0;
+    let (left, right) = (
+        node.attrs.int("window_left"),
+        node.attrs.int("window_right"),
+    );
+    let right = if causal { 0 } else { right };
+    Row {
+        heads: Some(heads(q)),
+        kv_heads: Some(heads(k)),
+        head_size: q.last().cloned(),
+        window: (left >= 0 && right >= 0).then(|| left.saturating_add(right).saturating_add(1)),
+        causal,
+        mask: match bias.map(|b| graph.ty(b).dtype) {
+            None => "none",
+            Some(DType::Bool) => "bool",
+            Some(_) => "additive",
+        },
+        scale: Some(f64::from(scale)),
+        softcap: (cap != 0.0).then_some(f64::from(cap)),
+        ..unknown
+    }
 }
 
 fn decomposed(unknown: Row, form: Form) -> Row {

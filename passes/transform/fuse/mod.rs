@@ -54,6 +54,12 @@ pub fn fuse(graph: &mut Graph) -> Result<Fused> {
     if norms.is_empty() && activations.is_empty() && attentions.is_empty() {
         return Ok(fused);
     }
+    // Constants of the parts; what is trained stays whatever becomes of its readers.
+    let constants: Vec<ValueId> = graph
+        .inits()
+        .filter(|(id, v)| !v.uses().is_empty() && !flow.active[*id])
+        .map(|(id, _)| id)
+        .collect();
     let mut splice = Splice::new(graph)?;
     for found in norms {
         splice.replace(&mut fused, found)?;
@@ -68,6 +74,12 @@ pub fn fuse(graph: &mut Graph) -> Result<Fused> {
     dce(graph);
     // New nodes may ask for shapes of values that are no longer made; and sizes may be written in another way.
     simplify(graph)?;
+    for id in constants {
+        let unread = |g: &Graph| g.value(id).uses().is_empty() && !g.is_output(id);
+        if graph.contains_value(id) && unread(graph) {
+            graph.remove_source(id);
+        }
+    }
     Ok(fused)
 }
 
