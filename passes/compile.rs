@@ -34,7 +34,8 @@ pub struct Request {
     pub dims: Vec<(String, i64)>,
     /// Patterns of forward outputs that the training graph need not have.
     pub drop_outputs: Vec<String>,
-    /// Put one op in the place of several where that saves memory or time; results may be rounded otherwise.
+    /// Put one op in the place of several where that saves memory or time; results may be rounded otherwise. The
+    /// command line asks for it unless told not to.
     pub fuse: bool,
     /// Names of passes to run instead of the usual ones.
     pub passes: Option<String>,
@@ -55,7 +56,7 @@ impl Default for Request {
             selection: Selection::default(),
             dims: Vec::new(),
             drop_outputs: Vec::new(),
-            fuse: true,
+            fuse: false,
             passes: None,
             stop_after: None,
         }
