@@ -109,7 +109,7 @@ fn plans_of_a_cost_graph_have_the_judges_numbers() {
             (n("overhead_pct") - n("lower_bound_pct") - n("gap_pct")).abs() < 1e-6,
             "{budget}"
         );
-        assert!(n("gap_pct") >= 0.0 && n("smallest_feasible_bytes") <= n("budget_bytes"));
+        assert!(n("gap_pct") >= 0.0);
         if objective == "cost" {
             overheads.push(overhead);
         }
@@ -171,7 +171,6 @@ fn what_does_not_fit_is_exit_3_and_says_what_would() {
         ];
         let report = json(&call(dir.path(), &args));
         assert_eq!(report["budget_bytes"].to_string(), smallest);
-        assert_eq!(report["smallest_feasible_bytes"].to_string(), smallest);
     }
     let done = call(
         dir.path(),
@@ -225,7 +224,20 @@ fn a_budget_is_kept_by_the_written_graph_and_a_plan_can_be_replayed() {
         above("budget_bytes"),
         (above("peak_before_bytes") as f64 * 0.55) as u64
     );
-    assert!(n(&report, "smallest_feasible_bytes") <= n(&report, "budget_bytes"));
+    assert!(
+        report["smallest_feasible_bytes"].is_null(),
+        "the quickest plan does without"
+    );
+    let graph = [
+        "plan",
+        "graph.json.gz",
+        "--budget",
+        "70%",
+        "--format",
+        "json",
+    ];
+    let whole = json(&call(dir.path(), &graph));
+    assert!(n(&whole, "smallest_feasible_bytes") <= n(&whole, "budget_bytes"));
     let replayed = run(&["-o", "b.onnx", "--plan-in", "plan.json"]);
     assert_eq!(
         n(&replayed, "peak_after_bytes"),

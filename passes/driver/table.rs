@@ -7,7 +7,7 @@ use crate::analysis::sizes::Binding;
 use crate::error::Error;
 use crate::ir::Phase;
 use crate::plan::{
-    Basis, Budgeted, Choices, Plan, Policy, Setting, Subject, Wishes, budgeted, refine::refine,
+    Basis, Budgeted, Choices, Plan, Policy, Setting, Subject, Wishes, refine::refine,
 };
 use crate::transform;
 use crate::transform::fuse::Fused;
@@ -220,9 +220,9 @@ static PLAN: Pass = Pass {
             }
         };
         let seconds = started.elapsed().as_secs_f64();
-        let smallest_bytes = match plan.certificate {
-            Some(_) => Some(budgeted::smallest(&setting)?.reached_bytes),
-            None => None,
+        let smallest_bytes = match (&plan.certificate, &options.budget) {
+            (Some(_), Some(budgeted)) => budgeted.smallest_bytes(&setting)?,
+            _ => None,
         };
         cx.made = Some(Made {
             plan,

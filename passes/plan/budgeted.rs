@@ -64,14 +64,15 @@ impl Budgeted {
     pub fn plan(&self, setting: &Setting) -> Result<Plan> {
         let mut request = self.request(setting, self.peak_bytes(setting)?)?;
         let mut answer = solve::solve(setting.problem, &request);
-        if let Err(Failure::Infeasible(why)) = &answer
-            && self.budget == Budget::Auto
-            && setting.usable_bytes.is_none()
-        {
+        if let Err(Failure::Infeasible(why)) = &answer {
+            let least_bytes = why.floor.reached_bytes;
             // Nobody asked for this number and no device has it: then as little as is feasible.
-            request.budget_bytes = why.floor.reached_bytes;
-            request.seeds.push(why.floor.schedule.clone());
-            answer = solve::solve(setting.problem, &request);
+            let is_wish = self.budget == Budget::Auto && setting.usable_bytes.is_none();
+            if is_wish || least_bytes <= request.budget_bytes {
+                request.budget_bytes = request.budget_bytes.max(least_bytes);
+                request.seeds.push(why.floor.schedule.clone());
+                answer = solve::solve(setting.problem, &request);
+            }
         }
         match answer {
             Ok(solution) => self.written(setting, request.budget_bytes, solution),
@@ -140,6 +141,20 @@ impl Budgeted {
             class: bound.class.into(),
         });
         Ok(plan)
+    }
+}
+
+impl Budgeted {
+    /// The smallest peak for which a plan is known, to be reported beside a plan. Looking for it takes longer than a
+    /// first plan does: `None` where only that was wanted.
+    ///
+    /// # Errors
+    /// A problem whose own order is not a schedule.
+    pub fn smallest_bytes(&self, setting: &Setting) -> Result<Option<u64>> {
+        match self.effort {
+            Effort::First => Ok(None),
+            _ => Ok(Some(smallest(setting)?.reached_bytes)),
+        }
     }
 }
 

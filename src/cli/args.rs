@@ -39,7 +39,7 @@ Exit codes: 0 good, 1 a bug in ckpt-opt, 2 wrong usage or a bad model, 3 no plan
 const OPTIMIZE_EXAMPLES: &str = "\
 Examples:
   ckpt-opt model.onnx -o train.onnx
-  ckpt-opt model.onnx -o train.onnx --budget 60% --loss causal-lm --dim batch=8 --dim seq=128
+  ckpt-opt model.onnx -o train.onnx --budget 60% --effort first --dim batch=8
   ckpt-opt model.onnx -o train.onnx --policy full --loss causal-lm --dim batch=8 --dim seq=128
   ckpt-opt model.onnx -o train.onnx --freeze '*wpe*' --drop-output logits --loss causal-lm
   ckpt-opt model.onnx -o train.onnx --policy full --layers GPT2Block --every 2 --save-ops aten.addmm

@@ -8,8 +8,8 @@ use ckpt_passes::compile::{Request, compile};
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::Graph;
 use ckpt_passes::plan::{
-    Basis, Budgeted, Choices, Plan, Policy, Problem, Score, Setting, Structure, Subject, budgeted,
-    evaluate, refine::refine,
+    Basis, Budgeted, Choices, Plan, Policy, Problem, Score, Setting, Structure, Subject, evaluate,
+    refine::refine,
 };
 use ckpt_passes::{Error, Result};
 use std::collections::BTreeMap;
@@ -46,7 +46,7 @@ pub enum Goal {
 pub struct Planned {
     pub plan: Plan,
     pub seconds: f64,
-    /// The smallest peak for which a plan is known; for a budget only.
+    /// The smallest peak for which a plan is known; for a budget only, and not for the quickest plan.
     pub smallest_bytes: Option<u64>,
 }
 
@@ -182,7 +182,10 @@ impl Task {
     /// `error[budget]` where nothing fits; a policy that does not apply; a stored plan that is not one for this.
     pub fn plan(&self, goal: Goal) -> Result<Planned> {
         let started = Instant::now();
-        let is_budget = matches!(goal, Goal::Budget(_));
+        let budget = match &goal {
+            Goal::Budget(budgeted) => Some(*budgeted),
+            _ => None,
+        };
         let plan = match goal {
             Goal::Policy(policy) => {
                 policy.refined(&self.problem, &self.structure, &self.choices, &self.wishes)?
@@ -191,9 +194,9 @@ impl Task {
             Goal::Stored(plan) => plan.replay(&self.problem, &self.structure.block_of)?,
         };
         let seconds = started.elapsed().as_secs_f64();
-        let smallest_bytes = match is_budget {
-            true => Some(budgeted::smallest(&self.setting())?.reached_bytes),
-            false => None,
+        let smallest_bytes = match budget {
+            Some(budgeted) => budgeted.smallest_bytes(&self.setting())?,
+            None => None,
         };
         Ok(Planned {
             plan,

@@ -13,8 +13,8 @@ use std::path::PathBuf;
 
 pub const PLAN_EXAMPLES: &str = "\
 Examples:
-  ckpt-opt plan model.onnx --loss causal-lm --dim batch=8 --budget 60%
-  ckpt-opt plan model.onnx --dim batch=8 --budget 12MiB --effort first --compare --plan-out p.json
+  ckpt-opt plan model.onnx --dim batch=8 --budget 60% --effort first --compare
+  ckpt-opt plan model.onnx --dim batch=8 --budget 12MiB --effort first --plan-out p.json
   ckpt-opt plan model.onnx --dim batch=8 --plan-in p.json --plan-out q.json
   ckpt-opt plan model.onnx --dim seq=32 --maximize batch --budget 1MiB --effort first
   ckpt-opt plan graph.json.gz --budget 60% --objective flops -o schedule.json --format json
@@ -24,8 +24,7 @@ bytes are then on the peak above static. Exit code 3: nothing fits, and the smal
 
 pub const FRONTIER_EXAMPLES: &str = "\
 Examples:
-  ckpt-opt frontier model.onnx --dim batch=8 --points 6 --effort first --svg frontier.svg
-  ckpt-opt frontier graph.json.gz --points 8 --format json
+  ckpt-opt frontier model.onnx --dim batch=8 --points 6 --effort first --svg f.svg
   ckpt-opt frontier graph.json.gz --budgets 80%,60%,50%";
 
 pub const DIFF_EXAMPLES: &str = "\
