@@ -133,6 +133,15 @@ def cases(rng: np.random.Generator) -> Iterator[OpCase]:
     yield OpCase("QuickGelu", ORT, "QuickGelu", [f(b, s, d)])
     yield OpCase("QuickGelu, alpha", ORT, "QuickGelu", [f(b, s, d)], {"alpha": 1.0})
 
+    yield OpCase("Selu", "", "Selu", [f(b, s, d)])
+    yield OpCase("Selu, all attributes", "", "Selu", [f(b, s, d)], {"alpha": 0.7, "gamma": 2.0})
+    yield OpCase("Celu", "", "Celu", [f(b, s, d)])
+    yield OpCase("Celu, alpha", "", "Celu", [f(b, s, d)], {"alpha": 0.6}, opset=12)
+    wide = {"Acosh": lambda x: 1.2 + np.abs(x)}
+    narrow = {name: lambda x: np.tanh(x) * 0.9 for name in ("Asin", "Acos", "Atanh", "Tan")}
+    for op in ("Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh"):
+        yield OpCase(op, "", op, [(wide | narrow).get(op, lambda x: x)(f(b, s, d)).astype(np.float32)])
+
     op = "FusedMatMul"
     yield OpCase(op, ORT, op, [f(2, 3, 4, 5), f(2, 3, 5, 6)], {"alpha": 0.5})
     yield OpCase(f"{op}, A turned", ORT, op, [f(2, 3, 5, 4), f(2, 3, 5, 6)], {"transA": 1})

@@ -35,6 +35,7 @@ pub mod shape;
 pub mod slice;
 pub mod softmax;
 pub mod sum_to;
+pub mod trig;
 
 use crate::ir::op::{Domain, Import, OpDef};
 use crate::ir::{DType, Graph, NodeId};
@@ -69,6 +70,7 @@ const FAMILIES: &[&[&OpDef]] = &[
     slice::ROWS,
     softmax::ROWS,
     sum_to::ROWS,
+    trig::ROWS,
 ];
 
 /// Every row.
@@ -118,10 +120,17 @@ const LATER_TYPES: &[(DType, i64, &[&str])] = &[
         DType::BF16,
         22,
         &[
+            "Acos",
+            "Acosh",
+            "Asin",
+            "Asinh",
+            "Atan",
+            "Atanh",
             "AveragePool",
             "Conv",
             "ConvTranspose",
             "Cos",
+            "Cosh",
             "Elu",
             "EyeLike",
             "GlobalAveragePool",
@@ -138,6 +147,7 @@ const LATER_TYPES: &[(DType, i64, &[&str])] = &[
             "Round",
             "Selu",
             "Sin",
+            "Sinh",
             "Softplus",
             "Softsign",
             "Tan",

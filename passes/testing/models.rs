@@ -62,7 +62,7 @@ impl Maker<'_> {
     fn operand(&mut self, b: &mut Builder, of: In, weights: bool) -> Option<ValueId> {
         let dims: &[i64] = match of {
             In::Not => return None,
-            In::Real(dims) | In::Positive(dims) | In::Truth(dims) => dims,
+            In::Real(dims) | In::Positive(dims) | In::Large(dims) | In::Truth(dims) => dims,
             In::Ints(v) => return Some(b.ints(v)),
             In::Int(v) => return Some(b.int(v)),
             In::Table(dims, v) => return Some(b.constant("table", ints(DType::I64, dims, v))),

@@ -21,6 +21,8 @@ pub enum In {
     Real(&'static [i64]),
     /// The same, above 0.
     Positive(&'static [i64]),
+    /// The same, above 1.
+    Large(&'static [i64]),
     /// Like `Real`, but with an axis where every row sums to 1: the result of a softmax.
     Truth(&'static [i64]),
     /// Constant int64 contents of a vector or, with no dims, of a scalar.
@@ -90,7 +92,7 @@ impl Recipe {
 pub fn contents(of: In, r: &mut Random, shift: usize) -> Option<Vec<f64>> {
     let (dims, signed) = match of {
         In::Real(dims) => (dims, true),
-        In::Positive(dims) | In::Truth(dims) => (dims, false),
+        In::Positive(dims) | In::Large(dims) | In::Truth(dims) => (dims, false),
         _ => return None,
     };
     let n = dims.iter().product::<i64>() as usize;
@@ -102,6 +104,11 @@ pub fn contents(of: In, r: &mut Random, shift: usize) -> Option<Vec<f64>> {
         .into_iter()
         .map(|k| {
             let v = 0.3 + (k as f64 + 0.1 + 0.13 * (shift % 6) as f64) / n.max(1) as f64;
+            let v = if matches!(of, In::Large(_)) {
+                v + 1.0
+            } else {
+                v
+            };
             if signed && r.below(2) == 0 { -v } else { v }
         })
         .collect();
@@ -295,6 +302,15 @@ const GENERAL: &[Recipe] = &[
     r("Erf", 1, &[Real(M23)], &[]),
     r("Sin", 1, &[Real(M23)], &[]),
     r("Cos", 1, &[Real(M23)], &[]),
+    r("Tan", 1, &[Real(M23)], &[]),
+    r("Asin", 1, &[Truth(M23)], &[]),
+    r("Acos", 1, &[Truth(M23)], &[]),
+    r("Atan", 1, &[Real(M23)], &[]),
+    r("Sinh", 1, &[Real(M23)], &[]),
+    r("Cosh", 1, &[Real(M23)], &[]),
+    r("Asinh", 1, &[Real(M23)], &[]),
+    r("Acosh", 1, &[Large(M23)], &[]),
+    r("Atanh", 1, &[Truth(M23)], &[]),
     r("Pow", 1, &[Positive(M23), Real(V3)], &[]),
     r("Pow", 1, &[Real(M23), Scalar(2.0)], &[]),
     r("Equal", 1, &[Real(M23), Real(V3)], &[]),

@@ -177,6 +177,12 @@ pub fn cases() -> Vec<Case> {
         all.push(case(op, vec![In("f32[]")]));
     }
     all.push(case("Gelu", vec![In("f32[b, 5]")]).attrs(Attrs::new().with("approximate", "tanh")));
+    for op in [
+        "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh",
+    ] {
+        all.push(case(op, vec![In("f32[b, s, 4]")]));
+        all.push(case(op, vec![In("bf16[]")]));
+    }
     for op in ["Log", "Sqrt", "Reciprocal"] {
         all.push(case(op, vec![In("f32[b, s, 4]")]));
     }

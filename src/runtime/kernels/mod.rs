@@ -37,6 +37,7 @@ pub mod shape;
 pub mod slice;
 pub mod softmax;
 pub mod sum_to;
+pub mod trig;
 
 /// Computes the results of one node.
 pub type Kernel = fn(&KernelCx) -> Result<Vec<Tensor>>;
@@ -70,6 +71,7 @@ const FAMILIES: &[&[(&OpDef, Kernel)]] = &[
     slice::KERNELS,
     softmax::KERNELS,
     sum_to::KERNELS,
+    trig::KERNELS,
 ];
 
 /// The kernel of an op.

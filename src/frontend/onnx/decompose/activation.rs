@@ -1,9 +1,11 @@
-//! GELU in ONNX Runtime's spellings (com.microsoft: `Gelu`, `BiasGelu`, `FastGelu`, `QuickGelu`).
+//! GELU in ONNX Runtime's spellings (com.microsoft: `Gelu`, `BiasGelu`, `FastGelu`, `QuickGelu`), and the standard's
+//! relatives of ELU.
 
 use super::{Call, Out};
 use ckpt_passes::Result;
 use ckpt_passes::ir::{Attrs, ValueId};
 use ckpt_passes::ops::activation::{GELU, SIGMOID};
+use ckpt_passes::ops::piecewise::ELU;
 
 fn emit_gelu(call: &mut Call, x: ValueId, approximate: &str) -> Result<Option<Vec<Out>>> {
     let attrs = Attrs::new().with("approximate", approximate);
@@ -43,4 +45,27 @@ pub fn quick_gelu(call: &mut Call) -> Result<Option<Vec<Out>>> {
     };
     let gate = call.b.emit(&SIGMOID, &[steep], Attrs::new())?;
     Ok(Some(vec![Out::Value(call.b.mul(x, gate)?)]))
+}
+
+/// ONNX Selu-6: gamma·ELU of slope alpha.
+pub fn selu(call: &mut Call) -> Result<Option<Vec<Out>>> {
+    let x = call.need(0, "X")?;
+    let alpha = call.float("alpha", 1.673_263_2)?;
+    let gamma = f64::from(call.float("gamma", 1.050_701)?);
+    let y = call.b.emit(&ELU, &[x], Attrs::new().with("alpha", alpha))?;
+    Ok(Some(vec![Out::Value(call.scaled(y, gamma)?)]))
+}
+
+/// ONNX Celu-12: max(0, x) + min(0, alpha·(exp(x/alpha) − 1)), which is alpha·ELU(x/alpha).
+pub fn celu(call: &mut Call) -> Result<Option<Vec<Out>>> {
+    let x = call.need(0, "X")?;
+    let alpha = f64::from(call.float("alpha", 1.0)?);
+    if alpha <= 0.0 {
+        return Err(call.unsupported(format!("`alpha` = {alpha}")));
+    }
+    let scaled = call.scaled(x, 1.0 / alpha)?;
+    let y = call
+        .b
+        .emit(&ELU, &[scaled], Attrs::new().with("alpha", 1.0f32))?;
+    Ok(Some(vec![Out::Value(call.scaled(y, alpha)?)]))
 }
