@@ -296,7 +296,8 @@ fn what_was_asked_for_is_in_the_file() {
 #[test]
 fn without_fusion_every_op_is_the_models_own() {
     let dir = workplace();
-    let args = ["model.onnx", "-o", "t.onnx", "--no-fuse"];
+    let plain = ["--policy", "none"];
+    let args = ["model.onnx", "-o", "t.onnx", "--no-fuse", plain[0], plain[1]];
     assert_eq!(code(&call(dir.path(), &args)), 0);
     let bytes = std::fs::read(dir.path().join("t.onnx")).unwrap();
     let model = ModelProto::decode(bytes.as_slice()).unwrap();
@@ -310,7 +311,8 @@ fn without_fusion_every_op_is_the_models_own() {
     let count = |op: &str| nodes.iter().filter(|n| n.op_type() == op).count();
     assert_eq!((count("Attention"), count("Softmax")), (0, 2));
     // With it, the scores are nowhere.
-    assert_eq!(code(&call(dir.path(), &["model.onnx", "-o", "f.onnx"])), 0);
+    let args = ["model.onnx", "-o", "f.onnx", plain[0], plain[1]];
+    assert_eq!(code(&call(dir.path(), &args)), 0);
     let bytes = std::fs::read(dir.path().join("f.onnx")).unwrap();
     let fused = ModelProto::decode(bytes.as_slice()).unwrap();
     let nodes = &fused.graph.as_ref().unwrap().node;
