@@ -297,7 +297,14 @@ fn what_was_asked_for_is_in_the_file() {
 fn without_fusion_every_op_is_the_models_own() {
     let dir = workplace();
     let plain = ["--policy", "none"];
-    let args = ["model.onnx", "-o", "t.onnx", "--no-fuse", plain[0], plain[1]];
+    let args = [
+        "model.onnx",
+        "-o",
+        "t.onnx",
+        "--no-fuse",
+        plain[0],
+        plain[1],
+    ];
     assert_eq!(code(&call(dir.path(), &args)), 0);
     let bytes = std::fs::read(dir.path().join("t.onnx")).unwrap();
     let model = ModelProto::decode(bytes.as_slice()).unwrap();

@@ -366,7 +366,7 @@ impl Problem {
         if missing == self.ops.len() && missing > 0 {
             return Err(
                 Error::usage("profile", "the profile names none of the graph's nodes")
-                    .help("measure the same model with the same loss: ckpt-opt profile MODEL"),
+                    .help("measure the same model with the same loss"),
             );
         }
         let warning = || {

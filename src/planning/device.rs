@@ -21,14 +21,14 @@ pub fn device(word: &str) -> Result<Device> {
             format!("there is no device `{word}`, and no such file can be read: {e}"),
         )
         .expected(format!(
-            "{}, or a file that `ckpt-opt calibrate` wrote",
+            "{}, or a file like those of passes/analysis/devices",
             names.join(", ")
         ))
     })?;
     Device::parse(&text).map_err(|e| e.at(word))
 }
 
-/// Times that `profile` measured.
+/// Measured times, by node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Profile {
     pub device: String,

@@ -58,11 +58,11 @@ pub struct Budgeting {
 /// What the cost model rests on.
 #[derive(Args)]
 pub struct Prices {
-    /// The device that times, memory and rounding are of: a100, h100, h200, l4, rtx4090, laptop-cpu, or a file as
-    /// `ckpt-opt calibrate` writes it [default: none in particular]
+    /// The device that times, memory and rounding are of: a100, h100, h200, l4, rtx4090, laptop-cpu, or a file of
+    /// the same form [default: none in particular]
     #[arg(long, value_name = "NAME|FILE")]
     pub device_profile: Option<String>,
-    /// Times of nodes as `ckpt-opt profile` measures them, instead of those of the cost model
+    /// Measured times of nodes (JSON: device, threads, steps, dims, nodes_us), instead of those of the cost model
     #[arg(long, value_name = "FILE")]
     pub profile: Option<PathBuf>,
 }
