@@ -130,6 +130,9 @@ pub struct Step {
     /// Leave out forward outputs whose name matches, such as caches or logits
     #[arg(long = "drop-output", value_name = "PATTERN")]
     pub drop_outputs: Vec<String>,
+    /// Leave attentions, norms and activations as the model has them, instead of one op for each
+    #[arg(long)]
+    pub no_fuse: bool,
     #[command(flatten)]
     pub refinement: Refinement,
     #[command(flatten)]
@@ -144,6 +147,7 @@ impl Step {
             dims: self.dims.clone(),
             drop_outputs: self.drop_outputs.clone(),
             wishes: self.refinement.wishes(),
+            fuse: !self.no_fuse,
             ..Request::default()
         }
     }
