@@ -2,7 +2,6 @@
 
 pub mod planning;
 
-use super::refinement::Refinement;
 use ckpt_opt::optimize::InputType;
 use ckpt_opt::place::Place;
 use ckpt_passes::analysis::params::Selection;
@@ -146,31 +145,14 @@ pub struct OptimizeArgs {
     /// Where to write the training graph; a name that ends in .ckir gets text
     #[arg(short, long, value_name = "OUT")]
     pub output: Option<PathBuf>,
-    /// causal-lm, cross-entropy, mse, output:NAME or vjp [default: the backward that the file has, else its only
-    /// scalar output, else vjp]
-    #[arg(long, value_parser = loss)]
-    pub loss: Option<Loss>,
     /// none, full, selective, submodule, every:N, first:N or group:N (layers), or parts:WORD,… (parts of layers, as
     /// core-attn, mlp-act, norm), instead of a budget; or budget
     #[arg(long, value_parser = policy)]
     pub policy: Option<Chosen>,
     #[command(flatten)]
-    pub refinement: Refinement,
-    #[command(flatten)]
     pub budgeting: planning::Budgeting,
-    /// Number for a named size, for planning only; the written graph stays as dynamic as the model
-    #[arg(long = "dim", value_name = "NAME=N", value_parser = dim)]
-    pub dims: Vec<(String, i64)>,
     #[command(flatten)]
-    pub trained: Trained,
-    /// Leave out forward outputs whose name matches, such as caches or logits
-    #[arg(long = "drop-output", value_name = "PATTERN")]
-    pub drop_outputs: Vec<String>,
-    /// Leave attentions, norms and activations as the model has them, instead of one op for each
-    #[arg(long)]
-    pub no_fuse: bool,
-    #[command(flatten)]
-    pub source: Source,
+    pub step: planning::Step,
     /// Refer to the model's external weight files instead of copying them; OUT must be in the same folder
     #[arg(long)]
     pub link_weights: bool,
@@ -192,15 +174,9 @@ impl OptimizeArgs {
     /// A plan, device or profile that cannot be read or is none.
     pub fn request(&self) -> ckpt_passes::Result<Request> {
         let mut request = Request {
-            loss: self.loss.clone().unwrap_or_default(),
-            wishes: self.refinement.wishes(),
-            selection: self.trained.selection(),
-            dims: self.dims.clone(),
-            drop_outputs: self.drop_outputs.clone(),
-            fuse: !self.no_fuse,
             passes: self.passes.clone(),
             stop_after: self.stop_after.clone(),
-            ..Request::default()
+            ..self.step.request()
         };
         self.budgeting.apply(self.policy, &mut request)?;
         Ok(request)

@@ -16,9 +16,9 @@ pub fn run(args: &OptimizeArgs) -> Result<()> {
     }
     let mut model = {
         let _progress = progress::step("reading the model");
-        load(&args.model, &args.source.inputs)?
+        load(&args.model, &args.step.source.inputs)?
     };
-    if args.loss.is_some() && ckpt_passes::transform::joint::has_backward(&model.graph) {
+    if args.step.loss.is_some() && ckpt_passes::transform::joint::has_backward(&model.graph) {
         return Err(Error::usage(
             "loss",
             "the model holds its backward already: there is no loss to choose",

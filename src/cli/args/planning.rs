@@ -122,7 +122,7 @@ pub struct Step {
     /// scalar output, else vjp]
     #[arg(long, value_parser = loss)]
     pub loss: Option<Loss>,
-    /// Number for a named size
+    /// Number for a named size, for planning only; a written graph stays as dynamic as the model
     #[arg(long = "dim", value_name = "NAME=N", value_parser = dim)]
     pub dims: Vec<(String, i64)>,
     #[command(flatten)]
