@@ -5,6 +5,7 @@
 
 pub mod ckir;
 pub mod onnx;
+pub mod torch;
 
 use ckpt_passes::ir::Graph;
 use ckpt_passes::{Error, Result};

@@ -1,0 +1,215 @@
+//! Tensors as pickles describe them: a window into a storage, which is an entry of the archive.
+//!
+//! Several tensors may look into one storage; what they share is a tie, and the key of the storage tells.
+
+use super::pickle::{Object, Pickle, Ref};
+use ckpt_passes::ir::DType;
+use ckpt_passes::{Error, Result};
+
+/// Largest rank; PyTorch's own limit for most kernels.
+const MAX_RANK: usize = 64;
+
+/// A tensor's place in its storage. Offset and strides count elements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredTensor {
+    /// Name of the storage, unique in its pickle.
+    pub key: String,
+    pub dtype: DType,
+    pub storage_elements: u64,
+    pub offset: u64,
+    pub sizes: Vec<u64>,
+    pub strides: Vec<u64>,
+    pub requires_grad: bool,
+}
+
+impl StoredTensor {
+    pub fn storage_bytes(&self) -> u64 {
+        self.storage_elements
+            .saturating_mul(self.dtype.size_bytes())
+    }
+
+    /// Whether the elements lie row-major and without gaps, so that the bytes from `offset` on are the tensor.
+    pub fn is_contiguous(&self) -> bool {
+        if self.sizes.contains(&0) {
+            return true;
+        }
+        let mut expected = 1u64;
+        for (size, stride) in self.sizes.iter().zip(&self.strides).rev() {
+            if *size != 1 && *stride != expected {
+                return false;
+            }
+            expected = expected.saturating_mul(*size);
+        }
+        true
+    }
+}
+
+/// Globals that describe tensors.
+pub fn is_tensor_global(module: &str, name: &str) -> bool {
+    match module {
+        "torch._utils" => matches!(name, "_rebuild_tensor_v2" | "_rebuild_parameter"),
+        "collections" => name == "OrderedDict",
+        "torch" => storage_dtype(name).is_some(),
+        _ => false,
+    }
+}
+
+fn storage_dtype(name: &str) -> Option<DType> {
+    Some(match name {
+        "FloatStorage" => DType::F32,
+        "DoubleStorage" => DType::F64,
+        "HalfStorage" => DType::F16,
+        "BFloat16Storage" => DType::BF16,
+        "LongStorage" => DType::I64,
+        "IntStorage" => DType::I32,
+        "ShortStorage" => DType::I16,
+        "CharStorage" => DType::I8,
+        "ByteStorage" => DType::U8,
+        "BoolStorage" => DType::Bool,
+        _ => return None,
+    })
+}
+
+/// Reads the tensor at `at`; `None` if the object there is none.
+///
+/// # Errors
+/// `pickle` for one whose description is damaged or that reaches out of its storage.
+pub fn stored_tensor(pickle: &Pickle, at: Ref) -> Result<Option<StoredTensor>> {
+    let Object::Call {
+        function,
+        arguments,
+        ..
+    } = pickle.get(at)
+    else {
+        return Ok(None);
+    };
+    let arguments = pickle.items(*arguments).unwrap_or(&[]);
+    let damaged = || Error::model("pickle", "a tensor's description is damaged");
+    match pickle.global(*function) {
+        Some(("torch._utils", "_rebuild_tensor_v2")) => rebuild(pickle, arguments).map(Some),
+        Some(("torch._utils", "_rebuild_parameter")) => {
+            // (data, requires_grad, hooks); data is a tensor, never another parameter.
+            let [data, requires_grad, ..] = *arguments else {
+                return Err(damaged());
+            };
+            let (
+                Object::Call {
+                    function,
+                    arguments,
+                    ..
+                },
+                Object::Bool(requires_grad),
+            ) = (pickle.get(data), pickle.get(requires_grad))
+            else {
+                return Err(damaged());
+            };
+            if pickle.global(*function) != Some(("torch._utils", "_rebuild_tensor_v2")) {
+                return Err(damaged());
+            }
+            let tensor = rebuild(pickle, pickle.items(*arguments).unwrap_or(&[]))?;
+            Ok(Some(StoredTensor {
+                requires_grad: *requires_grad,
+                ..tensor
+            }))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// From `(storage, offset, sizes, strides, requires_grad, hooks, …)`.
+fn rebuild(pickle: &Pickle, arguments: &[Ref]) -> Result<StoredTensor> {
+    let damaged = |what: &str| Error::model("pickle", format!("a tensor's {what} is damaged"));
+    let [storage, offset, sizes, strides, requires_grad, ..] = *arguments else {
+        return Err(damaged("description"));
+    };
+    let Object::Persistent(id) = pickle.get(storage) else {
+        return Err(damaged("storage"));
+    };
+    // ('storage', class, key, device, elements)
+    let Some([kind, class, key, _device, elements]) = pickle.items(*id) else {
+        return Err(damaged("storage"));
+    };
+    let (Some("storage"), Some(key)) = (pickle.str(*kind), pickle.str(*key)) else {
+        return Err(damaged("storage"));
+    };
+    let dtype = match pickle.global(*class) {
+        Some(("torch", name)) => storage_dtype(name),
+        _ => None,
+    };
+    let natural = |at: Ref| pickle.int(at).and_then(|n| u64::try_from(n).ok());
+    let naturals =
+        |at: Ref| -> Option<Vec<u64>> { pickle.items(at)?.iter().map(|n| natural(*n)).collect() };
+    let tensor = StoredTensor {
+        key: key.to_string(),
+        dtype: dtype.ok_or_else(|| damaged("element type"))?,
+        storage_elements: natural(*elements).ok_or_else(|| damaged("storage"))?,
+        offset: natural(offset).ok_or_else(|| damaged("offset"))?,
+        sizes: naturals(sizes).ok_or_else(|| damaged("shape"))?,
+        strides: naturals(strides).ok_or_else(|| damaged("strides"))?,
+        requires_grad: *pickle.get(requires_grad) == Object::Bool(true),
+    };
+    if tensor.sizes.len() != tensor.strides.len() || tensor.sizes.len() > MAX_RANK {
+        return Err(damaged("shape"));
+    }
+    let reach = tensor
+        .sizes
+        .iter()
+        .zip(&tensor.strides)
+        .try_fold(tensor.offset, |reach, (size, stride)| {
+            reach.checked_add(size.saturating_sub(1).checked_mul(*stride)?)
+        });
+    // A size or product that does not fit is refused even where a zero makes the tensor empty.
+    let elements = tensor
+        .sizes
+        .iter()
+        .try_fold(1u64, |n, d| n.checked_mul((*d).max(1)));
+    let empty = tensor.sizes.contains(&0);
+    let inside = elements.is_some_and(|n| n <= i64::MAX as u64)
+        && reach.is_some_and(|r| empty || r < tensor.storage_elements);
+    if !inside {
+        return Err(
+            Error::model("pickle", "a tensor reaches out of its storage").found(format!(
+                "shape {:?}, strides {:?} from element {} of {}",
+                tensor.sizes, tensor.strides, tensor.offset, tensor.storage_elements
+            )),
+        );
+    }
+    Ok(tensor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frontend::torch::pickle::load;
+
+    /// `_rebuild_tensor_v2(storage of 6 floats, offset, sizes, strides, True, OrderedDict())`.
+    fn tensor(offset: u8, sizes: [u8; 2], strides: [u8; 2]) -> Result<StoredTensor> {
+        let mut bytes = b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x007X\x03\0\0\0cpuK\x06tQ".to_vec();
+        bytes.extend([b'K', offset]);
+        for pair in [sizes, strides] {
+            bytes.extend([b'K', pair[0], b'K', pair[1], 0x86]);
+        }
+        bytes.extend(b"\x88ccollections\nOrderedDict\n)RtR.");
+        let pickle = load(&bytes, &is_tensor_global)?;
+        Ok(stored_tensor(&pickle, pickle.root())?.unwrap())
+    }
+
+    #[test]
+    fn windows_into_a_storage() {
+        let whole = tensor(0, [2, 3], [3, 1]).unwrap();
+        assert!(whole.is_contiguous() && whole.requires_grad);
+        assert_eq!((whole.key.as_str(), whole.storage_bytes()), ("7", 24));
+        assert!(!tensor(0, [3, 2], [1, 3]).unwrap().is_contiguous());
+        assert!(tensor(1, [1, 5], [9, 1]).unwrap().is_contiguous());
+        assert!(tensor(200, [0, 9], [9, 1]).unwrap().is_contiguous());
+        for (offset, sizes, strides) in [
+            (1, [2, 3], [3, 1]),
+            (0, [2, 3], [4, 1]),
+            (6, [1, 1], [1, 1]),
+            (0, [200, 200], [200, 200]),
+        ] {
+            let error = tensor(offset, sizes, strides).unwrap_err();
+            assert!(error.to_string().contains("out of its storage"), "{error}");
+        }
+    }
+}
