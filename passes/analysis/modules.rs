@@ -10,10 +10,18 @@ use std::collections::BTreeMap;
 /// `%linear : … = call_function[target=torch.ops.aten.linear.default](…)`.
 const TRACED: &str = "pkg.torch.onnx.fx_node";
 
+/// Key of our own note of the same: `aten.linear.default`.
+pub const OUR_TRACED: &str = "ckpt.traced";
+
 /// The ATen op that a node was traced from, where its file says so: name (`aten.linear`) and overload (`default`).
 pub fn traced(node: &Node) -> Option<(&str, &str)> {
-    let (_, rest) = node.meta.get(TRACED)?.split_once("target=")?;
-    let target = rest.split(']').next()?.strip_prefix("torch.ops.")?;
+    let target = match node.meta.get(OUR_TRACED) {
+        Some(ours) => ours.as_str(),
+        None => {
+            let (_, rest) = node.meta.get(TRACED)?.split_once("target=")?;
+            rest.split(']').next()?.strip_prefix("torch.ops.")?
+        }
+    };
     let mut parts = target.splitn(3, '.');
     let length = parts.next()?.len() + 1 + parts.next()?.len();
     Some((&target[..length], parts.next().unwrap_or("")))

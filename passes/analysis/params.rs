@@ -60,7 +60,7 @@ pub fn parameters(graph: &Graph, selection: &Selection) -> Result<Vec<Parameter>
             name,
             aliases: names,
             transposed,
-            trainable: true,
+            trainable: !origin.is_some_and(|o| o.frozen),
         });
     }
     if !selection.trainable.is_empty() {

@@ -119,6 +119,8 @@ pub struct Origin {
     pub transposed: bool,
     /// Whether the framework calls it a parameter (`true`) or a buffer or constant (`false`), where the file tells.
     pub is_parameter: Option<bool>,
+    /// A parameter that the framework does not train (`requires_grad` is off).
+    pub frozen: bool,
 }
 
 /// A model: values, the nodes between them, and the order they run in.

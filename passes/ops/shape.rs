@@ -14,7 +14,16 @@ use crate::ir::op::{
 use crate::ir::{AttrDefault, AttrKind, AttrSpec, Attrs, DType, Dim, Same, Ty, ValueId};
 
 pub const ROWS: &[&OpDef] = &[
-    &SHAPE, &SIZE, &EXPAND, &RESHAPE, &FLATTEN, &TRANSPOSE, &SQUEEZE, &UNSQUEEZE, &IDENTITY,
+    &SHAPE,
+    &SIZE,
+    &EXPAND,
+    &RESHAPE,
+    &FLATTEN,
+    &TRANSPOSE,
+    &SQUEEZE,
+    &UNSQUEEZE,
+    &IDENTITY,
+    &STOP_GRADIENT,
 ];
 
 pub static SHAPE: OpDef = OpDef {
@@ -493,4 +502,21 @@ pub static IDENTITY: OpDef = OpDef {
     cost: free,
     memory: |cx| view_of_first(cx, |x| x.strides.clone()),
     body: Body::Standard,
+};
+
+/// Its operand, of which no gradient is taken: `detach`, and what is computed without gradients.
+pub static STOP_GRADIENT: OpDef = OpDef {
+    name: "StopGradient",
+    domain: Domain::Ckpt,
+    imports: &[Import::Aten("aten.detach")],
+    attrs: &[],
+    ins: &[Slot::req("input")],
+    outs: &[Slot::req("output")],
+    effect: Effect::Pure,
+    infer: |cx| Ok(vec![cx.ty(0)?.clone()]),
+    fold: fold_same,
+    grad: Grad::Zero("it is what stops the gradient"),
+    cost: free,
+    memory: |cx| view_of_first(cx, |x| x.strides.clone()),
+    body: Body::Function(|cx| Ok(vec![emit(cx.b, &IDENTITY, &[cx.x(0)])?])),
 };

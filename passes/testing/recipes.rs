@@ -458,6 +458,7 @@ const GENERAL: &[Recipe] = &[
     r("Squeeze", 1, &[Real(M13), Ints(&[0])], &[]),
     r("Unsqueeze", 1, &[Real(M23), Ints(&[0, -1])], &[]),
     r("Identity", 1, &[Real(M23)], &[]),
+    r("StopGradient", 1, &[Real(M23)], &[]),
     r("Concat", 1, &[Real(M23), Real(M24)], &[("axis", I(1))]),
     r(
         "Concat",

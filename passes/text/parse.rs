@@ -234,6 +234,7 @@ impl<'a> Parser<'a> {
         } else if self.s.eat_word("buffer") {
             origin.is_parameter = Some(false);
         }
+        origin.frozen = self.s.eat_word("frozen");
         self.graph.origins.insert(id, origin);
         Ok(())
     }

@@ -8,3 +8,4 @@ pub mod joint;
 pub mod loss;
 pub mod remat;
 pub mod simplify;
+pub mod sizes;

@@ -6,9 +6,10 @@
 //! graph stays as dynamic as it was. A second run changes nothing.
 
 use super::dce::dce;
+use super::sizes::Sizes;
 use crate::error::Result;
 use crate::ir::op::{Domain, Effect};
-use crate::ir::{Atom, Attrs, Builder, DType, Def, Dim, Graph, NodeId, Side, Tensor, ValueId};
+use crate::ir::{Builder, DType, Def, Dim, Graph, NodeId, Side, Tensor, ValueId};
 use crate::ops;
 use crate::transform::infer::infer;
 use std::collections::BTreeMap;
@@ -44,15 +45,11 @@ pub fn simplify(graph: &mut Graph) -> Result<bool> {
             found.entry(key.clone()).or_insert(*id);
         }
     }
-    let sources = symbol_sources(graph);
+    let mut sizes = Sizes::of_inputs(graph);
     let first_new = graph.order().len();
     let mut changed = moved.changed;
     let mut builder = Builder::new(graph);
     builder.prefix = "shape".into();
-    let mut pieces = Pieces {
-        sources: &sources,
-        cache: BTreeMap::new(),
-    };
     for (id, key) in known {
         if builder.graph.value(id).uses().is_empty() && !builder.graph.is_output(id) {
             continue;
@@ -67,7 +64,7 @@ pub fn simplify(graph: &mut Graph) -> Result<bool> {
             None => match found.get(&key) {
                 Some(rep) => Some(*rep),
                 None if key.0 == DType::I64 && key.1.len() <= 1 => {
-                    let built = pieces.build(&mut builder, &key)?;
+                    let built = sizes.build(&mut builder, key.1.is_empty(), &key.2)?;
                     if let Some(built) = built {
                         found.insert(key, built);
                     }
@@ -141,19 +138,6 @@ fn hoist(graph: &mut Graph, known: &[(ValueId, Key)]) -> Hoisted {
     }
 }
 
-/// Which graph input and axis tells each named size.
-fn symbol_sources(graph: &Graph) -> BTreeMap<String, (ValueId, usize)> {
-    let mut sources = BTreeMap::new();
-    for input in graph.inputs() {
-        for (axis, dim) in graph.ty(*input).dims.iter().enumerate() {
-            if let Some(name) = dim.as_symbol() {
-                sources.entry(name.to_string()).or_insert((*input, axis));
-            }
-        }
-    }
-    sources
-}
-
 fn constant(b: &mut Builder, key: &Key, numbers: &[i64]) -> ValueId {
     let mut bytes = Vec::new();
     for n in numbers {
@@ -168,122 +152,4 @@ fn constant(b: &mut Builder, key: &Key, numbers: &[i64]) -> ValueId {
         &format!("const.{}.[{}]", key.0, text.join("_")),
         Tensor::new(key.0, dims, bytes),
     )
-}
-
-/// One-element vectors for sizes, each built once.
-struct Pieces<'a> {
-    sources: &'a BTreeMap<String, (ValueId, usize)>,
-    cache: BTreeMap<Dim, Option<ValueId>>,
-}
-
-impl Pieces<'_> {
-    /// A vector or scalar with these contents; `None` where some size has no source among the inputs.
-    fn build(&mut self, b: &mut Builder, key: &Key) -> Result<Option<ValueId>> {
-        let mut parts = Vec::new();
-        for dim in &key.2 {
-            match self.piece(b, dim)? {
-                Some(part) => parts.push(part),
-                None => return Ok(None),
-            }
-        }
-        let vector = match parts.as_slice() {
-            [one] => *one,
-            many => b.emit(&ops::concat::CONCAT, many, Attrs::new().with("axis", 0))?,
-        };
-        if key.1.is_empty() {
-            let axes = b.ints(&[0]);
-            return Ok(Some(b.emit(
-                &ops::shape::SQUEEZE,
-                &[vector, axes],
-                Attrs::new(),
-            )?));
-        }
-        Ok(Some(vector))
-    }
-
-    fn piece(&mut self, b: &mut Builder, dim: &Dim) -> Result<Option<ValueId>> {
-        if let Some(piece) = self.cache.get(dim) {
-            return Ok(*piece);
-        }
-        let piece = self.make(b, dim)?;
-        self.cache.insert(dim.clone(), piece);
-        Ok(piece)
-    }
-
-    fn make(&mut self, b: &mut Builder, dim: &Dim) -> Result<Option<ValueId>> {
-        if let Some(n) = dim.as_const() {
-            return Ok(Some(b.ints(&[n])));
-        }
-        if let Some(atom) = dim.as_atom() {
-            return self.atom(b, atom);
-        }
-        let mut sum: Option<ValueId> = None;
-        for (factors, coefficient) in dim.terms() {
-            let mut product: Option<ValueId> = None;
-            for atom in &factors {
-                let Some(factor) = self.atom_piece(b, atom)? else {
-                    return Ok(None);
-                };
-                product = Some(match product {
-                    None => factor,
-                    Some(p) => b.mul(p, factor)?,
-                });
-            }
-            let term = match product {
-                None => b.ints(&[coefficient]),
-                Some(p) if coefficient == 1 => p,
-                Some(p) => {
-                    let c = b.ints(&[coefficient]);
-                    b.mul(p, c)?
-                }
-            };
-            sum = Some(match sum {
-                None => term,
-                Some(s) => b.add(s, term)?,
-            });
-        }
-        Ok(sum)
-    }
-
-    fn atom_piece(&mut self, b: &mut Builder, atom: &Atom) -> Result<Option<ValueId>> {
-        self.piece(b, &Dim::from_atom(atom.clone()))
-    }
-
-    fn atom(&mut self, b: &mut Builder, atom: &Atom) -> Result<Option<ValueId>> {
-        let (left, right) = match atom {
-            Atom::Sym(name) => {
-                let Some((input, axis)) = self.sources.get(&**name).copied() else {
-                    return Ok(None);
-                };
-                let attrs = Attrs::new()
-                    .with("start", axis as i64)
-                    .with("end", axis as i64 + 1);
-                return Ok(Some(b.emit(&ops::shape::SHAPE, &[input], attrs)?));
-            }
-            Atom::Data(_) => return Ok(None),
-            Atom::Div(x, y)
-            | Atom::Mod(x, y)
-            | Atom::Min(x, y)
-            | Atom::Max(x, y)
-            | Atom::Broadcast(x, y) => (x, y),
-        };
-        let (Some(x), Some(y)) = (self.piece(b, left)?, self.piece(b, right)?) else {
-            return Ok(None);
-        };
-        let floors =
-            left.bounds().0.is_some_and(|lo| lo >= 0) && right.bounds().0.is_some_and(|lo| lo >= 1);
-        Ok(match atom {
-            // ONNX integer division truncates: the same as floor where neither side is negative.
-            Atom::Div(..) if floors => Some(b.div(x, y)?),
-            Atom::Mod(..) if floors => Some(b.emit(&ops::arith::MOD, &[x, y], Attrs::new())?),
-            Atom::Min(..) => Some(b.emit(&ops::extreme::MIN, &[x, y], Attrs::new())?),
-            Atom::Max(..) => Some(b.emit(&ops::extreme::MAX, &[x, y], Attrs::new())?),
-            Atom::Broadcast(..) => {
-                let one = b.ints(&[1]);
-                let is_one = b.emit(&ops::logic::EQUAL, &[x, one], Attrs::new())?;
-                Some(b.emit(&ops::logic::WHERE, &[is_one, y, x], Attrs::new())?)
-            }
-            _ => None,
-        })
-    }
 }

@@ -100,6 +100,9 @@ pub fn package(graph: &Graph, weights: &Weights) -> Result<Package> {
                 info.metadata_props
                     .push(prop(names::OUR_PARAMETER, &is_parameter.to_string()));
             }
+            if origin.frozen {
+                info.metadata_props.push(prop(names::OUR_FROZEN, "true"));
+            }
             file.value_info.push(info);
         }
     }

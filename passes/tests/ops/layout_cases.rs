@@ -44,6 +44,7 @@ fn shapes() -> Vec<Case> {
     all.push(case("Unsqueeze", vec![In("f32[b, s]"), Ints(vec![-1, 0])]));
     all.push(case("Unsqueeze", vec![In("f32[]"), Ints(vec![0])]));
     all.push(case("Identity", vec![In("f32[b, s]")]));
+    all.push(case("StopGradient", vec![In("f32[b, s]")]));
     all.push(case("Expand", vec![In("f32[s, 1]"), Ints(vec![2, 1, 5])]));
     all.push(case("Expand", vec![In("f32[b, 1, 4]"), In("i64[3]")]));
     all.push(case("Expand", vec![In("f32[]"), Ints(vec![0])]));

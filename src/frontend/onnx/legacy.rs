@@ -63,6 +63,7 @@ fn add(graph: &mut Graph, id: ValueId, name: &str, transposed: bool) {
         },
         transposed,
         is_parameter: None,
+        frozen: false,
     });
     if !origin.names.iter().any(|n| n == name) {
         origin.names.push(name.to_string());
@@ -140,6 +141,7 @@ mod tests {
                     names,
                     transposed: true,
                     is_parameter: None,
+                    frozen: false,
                 };
                 graph.origins.insert(id, origin);
             }

@@ -21,6 +21,7 @@ const SIGNATURE: &str = "pkg.torch.export.ExportedProgram.graph_signature";
 pub const OUR_NAMES: &str = "ckpt.names";
 pub const OUR_TRANSPOSED: &str = "ckpt.transposed";
 pub const OUR_PARAMETER: &str = "ckpt.parameter";
+pub const OUR_FROZEN: &str = "ckpt.frozen";
 pub const OUR_SCOPES: &str = "ckpt.scopes";
 pub const OUR_SOURCE: &str = "ckpt.source";
 
@@ -159,6 +160,7 @@ fn our_origin(props: &BTreeMap<String, String>) -> Option<Origin> {
         names,
         transposed: props.get(OUR_TRANSPOSED).is_some_and(|t| t == "true"),
         is_parameter: props.get(OUR_PARAMETER).map(|p| p == "true"),
+        frozen: props.get(OUR_FROZEN).is_some_and(|f| f == "true"),
     })
 }
 
@@ -174,6 +176,7 @@ fn exporter_origin(
             names: vec![name],
             transposed: false,
             is_parameter: Some(kind == "PARAMETER"),
+            frozen: false,
         });
     }
     let sources = python_strings(props.get(FOLDED_FROM)?);
@@ -193,6 +196,7 @@ fn exporter_origin(
         names: vec![source.clone()],
         transposed,
         is_parameter,
+        frozen: false,
     })
 }
 
@@ -240,6 +244,7 @@ fn aliases(graph: &mut Graph, file: &GraphProto, signature: &Signature) {
                     names: vec![own],
                     transposed: false,
                     is_parameter: Some(true),
+                    frozen: false,
                 });
                 if !origin.names.iter().any(|n| n == name) {
                     origin.names.push((*name).to_string());

@@ -11,6 +11,7 @@ pub const KERNELS: &[(&OpDef, Kernel)] = &[
     (&SHAPE, shape),
     (&SIZE, |cx| Ok(vec![Tensor::from(cx.x(0)?.numel() as i64)])),
     (&IDENTITY, |cx| Ok(vec![cx.x(0)?.alias()])),
+    (&STOP_GRADIENT, |cx| Ok(vec![cx.x(0)?.alias()])),
     (&RESHAPE, reshape),
     (&FLATTEN, flatten),
     (&SQUEEZE, squeeze),

@@ -1,0 +1,263 @@
+//! PyTorch's ops as rows of the op table: one vocabulary for every format that PyTorch writes.
+//!
+//! A reader makes a [`Lowering`], declares inputs and weights, and replays the program one [`Lowering::call`] at a time.
+//! Tensors are handles ([`TensorId`]): views remember what they are views of, and an op that writes into one gives every
+//! other view of the same memory its new value ([`tensors`]). So in-place programs become graphs of values, here and
+//! nowhere else. The vocabulary is one file a family; an op is one line of its file's `OPS`, a signature
+//! ([`signature`]) and a function.
+//!
+//! What is known when the file is read stays a number or an expression over named sizes ([`Value::Int`]); it becomes a
+//! value of the graph only where an op needs one.
+
+mod pointwise;
+mod signature;
+mod sizes;
+mod tensors;
+mod types;
+mod vocabulary;
+mod weights;
+
+pub use signature::Call;
+pub use tensors::TensorId;
+pub use weights::{Kind, Weight};
+
+use ckpt_passes::ir::typing::Contents;
+use ckpt_passes::ir::{Builder, DType, Dim, Graph, Loc, Tensor, Ty, ValueId};
+use ckpt_passes::transform::sizes::Sizes;
+use ckpt_passes::{Error, Result};
+use signature::Vocabulary;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use tensors::Memory;
+
+/// An argument or a result of a call.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    Tensor(TensorId),
+    /// A number, or an expression over named sizes.
+    Int(Dim),
+    Float(f64),
+    Bool(bool),
+    Str(String),
+    /// An argument that is not given.
+    None,
+    DType(DType),
+    /// A device, a layout, a memory format, a generator: what says where a tensor lies. No op here looks at it.
+    Place,
+    /// A number or truth value that only a run can tell; an op that needs it is refused.
+    Unknown,
+    List(Vec<Value>),
+    Tuple(Vec<Value>),
+}
+
+impl Value {
+    /// What kind of value it is, for messages.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Value::Tensor(_) => "a tensor",
+            Value::Int(_) => "an integer",
+            Value::Float(_) => "a float",
+            Value::Bool(_) => "a bool",
+            Value::Str(_) => "a string",
+            Value::None => "None",
+            Value::DType(_) => "an element type",
+            Value::Place => "a device or layout",
+            Value::Unknown => "a number that only a run can tell",
+            Value::List(_) => "a list",
+            Value::Tuple(_) => "a tuple",
+        }
+    }
+}
+
+/// Where a call stands in the model.
+#[derive(Clone, Debug, Default)]
+pub struct Place {
+    /// Base of the names of the nodes it becomes, and of its result; made unique.
+    pub name: String,
+    /// Module path, outermost first, with classes (see [`Loc`]).
+    pub scopes: Vec<(String, Option<String>)>,
+    /// For messages: `node 12 "linear_3"`, `code/__torch__/m.py:42`.
+    pub source: String,
+}
+
+/// The key of notes that nodes carry of the op that they were traced from: `aten.linear.default`.
+pub const TRACED: &str = ckpt_passes::analysis::modules::OUR_TRACED;
+
+/// The graph input that every random op draws by: an int64 scalar.
+const SEED: &str = "rng_seed";
+
+/// A program being replayed into a graph.
+pub struct Lowering<'g> {
+    b: Builder<'g>,
+    sizes: Sizes,
+    memory: Memory,
+    vocabulary: Rc<Vocabulary>,
+    weights: weights::Weights,
+    /// Whether each value depends on a parameter through ops that have a gradient; `None`: not looked at yet.
+    depends: BTreeMap<ValueId, bool>,
+    grad_enabled: bool,
+    streams: u64,
+    warnings: Vec<String>,
+}
+
+impl<'g> Lowering<'g> {
+    /// A lowering into an empty graph.
+    pub fn new(graph: &'g mut Graph) -> Lowering<'g> {
+        let contents = Contents::of(graph);
+        Lowering {
+            b: Builder::resume(graph, contents),
+            sizes: Sizes::default(),
+            memory: Memory::default(),
+            vocabulary: Rc::new(Vocabulary::new(vocabulary::FAMILIES)),
+            weights: weights::Weights::default(),
+            depends: BTreeMap::new(),
+            grad_enabled: true,
+            streams: 0,
+            warnings: Vec::new(),
+        }
+    }
+
+    /// An input of the model. Its named sizes are at hand from here on.
+    ///
+    /// # Errors
+    /// A name that is empty or taken.
+    pub fn input(&mut self, name: &str, ty: Ty) -> Result<TensorId> {
+        self.free_name(name)?;
+        let value = self.b.graph.add_input(name, Some(ty));
+        self.sizes.read(self.b.graph, value);
+        Ok(self.fresh(value))
+    }
+
+    /// A tensor that is part of the program: row-major, no parameter and no buffer.
+    pub fn constant(&mut self, name: &str, tensor: Tensor) -> TensorId {
+        let value = self.b.constant(name, tensor);
+        self.fresh(value)
+    }
+
+    /// Names a result of the model, in the order of its outputs.
+    ///
+    /// # Errors
+    /// A name that is empty or was given to another output; a tensor whose value is not certain.
+    pub fn output(&mut self, name: &str, tensor: TensorId) -> Result<()> {
+        let mut value = self.read(tensor)?;
+        let listed = self.b.graph.outputs().contains(&value);
+        if listed || self.b.graph.def_node(value).is_none() {
+            value = self.emit(&ckpt_passes::ops::shape::IDENTITY, &[value])?;
+        }
+        if self.b.graph.value(value).name != name {
+            if let Some(holder) = self.b.graph.find_value(name) {
+                let fixed = self.b.graph.outputs().contains(&holder)
+                    || self.b.graph.def_node(holder).is_none();
+                if name.is_empty() || fixed {
+                    return Err(Error::model(
+                        "name",
+                        format!("an output is called `{name}`, and so is something else"),
+                    ));
+                }
+                self.b.graph.rename_value(holder, &format!("{name}.inner"));
+            }
+            self.b.graph.rename_value(value, name);
+        }
+        self.b.graph.add_output(value);
+        Ok(())
+    }
+
+    /// Turns gradients on or off for the calls that follow, as `torch.no_grad` does; returns what it was.
+    pub fn set_grad_enabled(&mut self, enabled: bool) -> bool {
+        std::mem::replace(&mut self.grad_enabled, enabled)
+    }
+
+    /// Replays a call of `name` (`aten::add`, `transformers::grouped_mm_fallback`). Arguments may be given by place, by
+    /// name or both; `overload` is used where the file tells it, else the kinds of the arguments decide.
+    ///
+    /// # Errors
+    /// An op that is not known, arguments that it does not take, and what its row refuses; the error names the place.
+    pub fn call(
+        &mut self,
+        name: &str,
+        overload: Option<&str>,
+        args: Vec<Value>,
+        kwargs: Vec<(&str, Value)>,
+        place: &Place,
+    ) -> Result<Value> {
+        self.b.prefix.clone_from(&place.name);
+        self.b.loc = Arc::new(Loc {
+            node: place.name.clone(),
+            scopes: place.scopes.clone(),
+        });
+        let first = self.b.graph.order().len();
+        let done = vocabulary::run(self, name, args, kwargs);
+        let value = done.map_err(|e| {
+            if place.source.is_empty() {
+                e
+            } else {
+                e.at(place.source.clone())
+            }
+        })?;
+        let traced = name.replacen("::", ".", 1);
+        let traced = format!("{traced}.{}", overload.unwrap_or("default"));
+        for node in self.b.graph.order()[first..].to_vec() {
+            let meta = self.b.graph.meta_mut(node);
+            meta.insert(TRACED.into(), traced.clone());
+        }
+        if let Value::Tensor(id) = &value {
+            let result = self.read(*id)?;
+            let new = self
+                .b
+                .graph
+                .def_node(result)
+                .is_some_and(|n| self.b.graph.order()[first..].contains(&n));
+            if new && !place.name.is_empty() {
+                self.b.graph.rename_value(result, &place.name);
+            }
+        }
+        Ok(value)
+    }
+
+    /// The sizes of a tensor.
+    pub fn dims(&self, tensor: TensorId) -> &[Dim] {
+        self.memory.dims(tensor)
+    }
+
+    pub fn dtype(&self, tensor: TensorId) -> DType {
+        self.memory.dtype(tensor)
+    }
+
+    /// The elements of a small integer or boolean tensor, row-major, where they are known.
+    ///
+    /// # Errors
+    /// A tensor whose value is not certain.
+    pub fn known(&mut self, tensor: TensorId) -> Result<Option<Vec<Dim>>> {
+        let value = self.read(tensor)?;
+        Ok(self.b.contents.get(value).map(<[Dim]>::to_vec))
+    }
+
+    /// An int64 scalar tensor that holds an integer: `prim::NumToTensor`.
+    ///
+    /// # Errors
+    /// A data-dependent size that nothing tells.
+    pub fn number(&mut self, int: &Dim) -> Result<TensorId> {
+        let value = self.int_scalar(int)?;
+        Ok(self.fresh(value))
+    }
+
+    /// Ends the program; what a user should know about it, each one line.
+    ///
+    /// # Errors
+    /// A program without outputs.
+    pub fn finish(mut self) -> Result<Vec<String>> {
+        if self.b.graph.outputs().is_empty() {
+            return Err(Error::model("outputs", "the program returns no tensor"));
+        }
+        self.warn_of_lost_writes();
+        Ok(self.warnings)
+    }
+
+    fn free_name(&self, name: &str) -> Result<()> {
+        if name.is_empty() || self.b.graph.has_value_name(name) {
+            return Err(Error::model("name", format!("`{name}` is defined twice")));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,139 @@
+//! All families of ops, and how a name leads to one: in-place ops are their namesakes without the `_`, and a write.
+
+use super::signature::{Call, Op};
+use super::tensors::View;
+use super::{Lowering, Value, pointwise};
+use ckpt_passes::{Error, Result};
+
+/// Every family's ops.
+pub(super) const FAMILIES: &[&[Op]] = &[pointwise::OPS];
+
+/// Ops whose results are views: their in-place forms change what a name stands for, not memory.
+const VIEWS: &[&str] = &[
+    "squeeze",
+    "swapaxes",
+    "swapdims",
+    "t",
+    "transpose",
+    "unsqueeze",
+];
+
+pub(super) fn run(
+    low: &mut Lowering,
+    name: &str,
+    args: Vec<Value>,
+    kwargs: Vec<(&str, Value)>,
+) -> Result<Value> {
+    let short = name.strip_prefix("aten::").unwrap_or(name);
+    let value = if low.vocabulary.has(short) {
+        plain(low, short, &args, &kwargs)?
+    } else {
+        match short.strip_suffix('_') {
+            Some(base) if VIEWS.contains(&base) => {
+                return Err(Error::model(
+                    "op",
+                    format!("PyTorch's op {short} is not supported: it changes the sizes of a tensor in place"),
+                )
+                .help(format!("use {base} in the model")));
+            }
+            Some(base) if low.vocabulary.has(base) => in_place(low, base, &args, &kwargs)?,
+            _ => plain(low, short, &args, &kwargs)?,
+        }
+    };
+    match (&value, low.grad_enabled) {
+        (Value::Tensor(id), false) => {
+            let result = low.read(*id)?;
+            match low.depends(result) {
+                true => low.view(*id, View::Detach).map(Value::Tensor),
+                false => Ok(value),
+            }
+        }
+        (Value::Tuple(items) | Value::List(items), false) => {
+            let mut stopped = Vec::with_capacity(items.len());
+            for item in items {
+                stopped.push(match item {
+                    Value::Tensor(id) => Value::Tensor(low.view(*id, View::Detach)?),
+                    other => other.clone(),
+                });
+            }
+            Ok(Value::Tuple(stopped))
+        }
+        _ => Ok(value),
+    }
+}
+
+fn plain(
+    low: &mut Lowering,
+    name: &str,
+    args: &[Value],
+    kwargs: &[(&str, Value)],
+) -> Result<Value> {
+    let (lower, bound) = bind(low, name, args, kwargs)?;
+    let operands: Vec<_> = bound.iter().flat_map(|(_, v)| tensors(v)).collect();
+    let dense = operands.iter().all(|t| low.is_dense(*t));
+    let value = lower(&mut Call::new(low, name, bound))?;
+    if !dense {
+        // Elementwise kernels keep the order that their operands have in memory.
+        for id in tensors(&value) {
+            if !operands.contains(&id) {
+                low.set_strided(id);
+            }
+        }
+    }
+    Ok(value)
+}
+
+type Bound = (super::signature::Lower, Vec<(&'static str, Value)>);
+
+fn bind(low: &mut Lowering, name: &str, args: &[Value], kwargs: &[(&str, Value)]) -> Result<Bound> {
+    // The vocabulary is only read, and binding reads tensors.
+    let vocabulary = std::rc::Rc::clone(&low.vocabulary);
+    vocabulary.bind(low, name, args, kwargs)
+}
+
+/// `x.op_(…)`: the result of `x.op(…)`, in the element type of `x`, in its place.
+fn in_place(
+    low: &mut Lowering,
+    base: &str,
+    args: &[Value],
+    kwargs: &[(&str, Value)],
+) -> Result<Value> {
+    let named = kwargs.iter().find(|(n, _)| *n == "self" || *n == "input");
+    let target = match (args.first(), named) {
+        (Some(Value::Tensor(id)), _) | (None, Some((_, Value::Tensor(id)))) => *id,
+        _ => {
+            return Err(Error::model(
+                "op",
+                format!("{base}_: there is no tensor to write to"),
+            ));
+        }
+    };
+    let (lower, bound) = bind(low, base, args, kwargs)?;
+    let result = lower(&mut Call::new(low, base, bound))?;
+    let Value::Tensor(result) = result else {
+        return Err(Error::model(
+            "op",
+            format!("PyTorch's op {base}_ is not supported"),
+        ));
+    };
+    let value = low.read(result)?;
+    let value = low.b.cast(value, low.dtype(target))?;
+    let dims = low.dims(target).to_vec();
+    if low.b.rank(value) > dims.len() {
+        return Err(Error::model(
+            "shape",
+            format!("{base}_: the result does not fit the tensor"),
+        ));
+    }
+    let value = low.broadcast_to(value, &dims)?;
+    low.write(target, value)?;
+    Ok(Value::Tensor(target))
+}
+
+fn tensors(value: &Value) -> Vec<super::TensorId> {
+    match value {
+        Value::Tensor(id) => vec![*id],
+        Value::List(items) | Value::Tuple(items) => items.iter().flat_map(tensors).collect(),
+        _ => Vec::new(),
+    }
+}
