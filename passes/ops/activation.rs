@@ -63,7 +63,7 @@ pub static TANH_GRAD: OpDef = OpDef {
     body: Body::Function(|cx| {
         let (y, dy) = (widen(cx.b, cx.x(0))?, widen(cx.b, cx.x(1))?);
         let square = cx.b.mul(y, y)?;
-        let one = one_like(cx, y);
+        let one = one_like(cx.b, y);
         let slope = cx.b.sub(one, square)?;
         let dx = cx.b.mul(dy, slope)?;
         narrow(cx, dx)
@@ -106,7 +106,7 @@ pub static SIGMOID_GRAD: OpDef = OpDef {
     memory: fresh,
     body: Body::Function(|cx| {
         let (y, dy) = (widen(cx.b, cx.x(0))?, widen(cx.b, cx.x(1))?);
-        let one = one_like(cx, y);
+        let one = one_like(cx.b, y);
         let rest = cx.b.sub(one, y)?;
         let dx = cx.b.mul(dy, rest)?;
         let dx = cx.b.mul(dx, y)?;
@@ -311,8 +311,3 @@ pub static ERF_GRAD: OpDef = OpDef {
         narrow(cx, dx)
     }),
 };
-
-fn one_like(cx: &mut BodyCx, v: ValueId) -> ValueId {
-    let dtype = cx.ty(v).dtype;
-    cx.b.scalar(dtype, 1.0)
-}

@@ -151,8 +151,7 @@ fn silu(cx: &mut BodyCx, i: usize) -> Result<(ValueId, ValueId, ValueId)> {
 /// `dy` times the slope of the silu at the first operand.
 fn slope(cx: &mut BodyCx, dy: ValueId) -> Result<ValueId> {
     let (_, x, s) = silu(cx, 0)?;
-    let dtype = cx.ty(x).dtype;
-    let one = cx.b.scalar(dtype, 1.0);
+    let one = one_like(cx.b, x);
     let rest = cx.b.sub(one, s)?;
     let rest = cx.b.mul(x, rest)?;
     let rest = cx.b.add(one, rest)?;

@@ -123,6 +123,12 @@ pub fn emit(b: &mut Builder, op: &'static OpDef, ins: &[ValueId]) -> Result<Valu
     b.emit(op, ins, Attrs::new())
 }
 
+/// 1 as a scalar of the element type of `v`.
+pub fn one_like(b: &mut Builder, v: ValueId) -> ValueId {
+    let dtype = b.ty(v).dtype;
+    b.scalar(dtype, 1.0)
+}
+
 /// `then` where `condition` holds, `otherwise` elsewhere.
 pub fn choose(
     b: &mut Builder,

@@ -12,8 +12,7 @@ pub const ROWS: &[&OpDef] = &[
 ];
 
 fn plus_one(cx: &mut GradCx, v: ValueId) -> Result<ValueId> {
-    let dtype = cx.ty(v).dtype;
-    let one = cx.b.scalar(dtype, 1.0);
+    let one = one_like(cx.b, v);
     cx.b.add(v, one)
 }
 

@@ -6,7 +6,6 @@
 //! a recomputation is believed only if the verifier proves it. Nothing in the file is executed.
 
 use super::decompose::{Dropout, lost};
-use super::proto::attribute_proto::AttributeType;
 use super::proto::{
     AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto,
     StringStringEntryProto, TensorProto,
@@ -16,9 +15,7 @@ use super::{claims, names, upgrade};
 use ckpt_passes::ir::edit::NewNode;
 use ckpt_passes::ir::op::Domain;
 use ckpt_passes::ir::typing::{Contents, type_node};
-use ckpt_passes::ir::{
-    Attr, AttrKind, Attrs, DType, Def, Graph, NodeId, OpDef, Role, Tensor, Ty, ValueId,
-};
+use ckpt_passes::ir::{Attr, Attrs, DType, Def, Graph, NodeId, OpDef, Role, Tensor, Ty, ValueId};
 use ckpt_passes::{Error, Result, ops};
 use prost::Message;
 use std::collections::{BTreeMap, BTreeSet};
@@ -349,44 +346,6 @@ impl<'a> Importer<'a, '_> {
         node.input.iter().map(find).collect()
     }
 
-    /// `Constant`: its tensor, under the name of its result.
-    fn constant(&mut self, node: &NodeProto) -> Result<()> {
-        let (Some(attribute), Some(name)) = (node.attribute.first(), node.output.first()) else {
-            return Err(Error::model("attribute", "Constant without a value"));
-        };
-        let floats = |v: &[f32]| -> Vec<u8> { v.iter().flat_map(|x| x.to_le_bytes()).collect() };
-        let tensor = match attribute.name() {
-            "value" => {
-                let Some(tensor) = &attribute.t else {
-                    return Err(Error::model(
-                        "attribute",
-                        "Constant: `value` is not a tensor",
-                    ));
-                };
-                (self.read)(tensor)?
-            }
-            "value_int" => Tensor::int(attribute.i()),
-            "value_ints" => Tensor::ints(&attribute.ints),
-            "value_float" => Tensor::new(DType::F32, [], floats(&[attribute.f()])),
-            "value_floats" => Tensor::new(
-                DType::F32,
-                [attribute.floats.len() as u64],
-                floats(&attribute.floats),
-            ),
-            other => {
-                return Err(Error::model(
-                    "attribute",
-                    format!("Constant: `{other}` is not supported"),
-                ));
-            }
-        };
-        self.claim_name(name)?;
-        let id = self.graph.add_init(name, tensor);
-        self.contents.read_init(&self.graph, id);
-        self.scope.insert(name.clone(), id);
-        Ok(())
-    }
-
     /// A node whose op is a row of the table.
     fn known(
         &mut self,
@@ -425,45 +384,6 @@ impl<'a> Importer<'a, '_> {
         }
         self.add(node, index, op, attrs, ins)?;
         Ok(())
-    }
-
-    pub(super) fn attribute(&mut self, attribute: &AttributeProto, kind: AttrKind) -> Result<Attr> {
-        let wrong = || {
-            let found =
-                AttributeType::try_from(attribute.r#type()).map_or("?", |t| t.as_str_name());
-            Error::model(
-                "attribute",
-                format!("attribute `{}` is of the wrong kind", attribute.name()),
-            )
-            .expected(kind.to_string())
-            .found(found)
-        };
-        let string = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).map_err(|_| wrong());
-        Ok(match (kind, AttributeType::try_from(attribute.r#type())) {
-            (AttrKind::Int, Ok(AttributeType::Int)) => Attr::Int(attribute.i()),
-            (AttrKind::Float, Ok(AttributeType::Float)) => Attr::Float(attribute.f()),
-            (AttrKind::Str, Ok(AttributeType::String)) => Attr::Str(string(attribute.s())?),
-            (AttrKind::Ints, Ok(AttributeType::Ints)) => Attr::Ints(attribute.ints.clone()),
-            (AttrKind::Floats, Ok(AttributeType::Floats)) => Attr::Floats(attribute.floats.clone()),
-            (AttrKind::Strs, Ok(AttributeType::Strings)) => Attr::Strs(
-                attribute
-                    .strings
-                    .iter()
-                    .map(|s| string(s))
-                    .collect::<Result<_>>()?,
-            ),
-            (AttrKind::DType, Ok(AttributeType::Int)) => {
-                let code = i32::try_from(attribute.i()).unwrap_or(0);
-                Attr::DType(DType::from_onnx_code(code).ok_or_else(|| {
-                    Error::model("type", format!("element type {code} is not supported"))
-                })?)
-            }
-            (AttrKind::Tensor, Ok(AttributeType::Tensor)) => match &attribute.t {
-                Some(tensor) => Attr::Tensor((self.read)(tensor)?),
-                None => return Err(wrong()),
-            },
-            _ => return Err(wrong()),
-        })
     }
 
     /// Adds a node under the file's names, and types it if its operands are typed.

@@ -1,9 +1,10 @@
 //! ONNX files: protobuf on disk to [`Graph`](ckpt_passes::ir::Graph).
 //!
 //! [`file`] maps and decodes, [`external`] and [`tensor`] bring weights without copying them, [`import`] builds the
-//! graph ([`types`] of its values, [`upgrade`] older forms into today's, [`decompose`] foreign ops into standard ones,
+//! graph ([`attributes`] of its nodes, [`types`] of its values, [`upgrade`] older forms into today's, [`decompose`] foreign ops into standard ones,
 //! [`names`] and [`legacy`] what the file tells about names, [`versions`] ONNX's changelog).
 
+mod attributes;
 mod claims;
 mod decompose;
 pub mod external;
