@@ -349,7 +349,7 @@ fn grad_tile(cx: &mut GradCx) -> Result<()> {
 
 /// Elements put before and after, or, where a count is negative, taken away (ONNX Pad-18).
 ///
-/// The mode `wrap` (Pad-19) is not supported.
+/// In the mode `constant` alone: the reader writes the others as gathers.
 pub static PAD: OpDef = OpDef {
     name: "Pad",
     domain: Domain::Onnx { since: 18 },
@@ -378,10 +378,10 @@ pub static PAD: OpDef = OpDef {
 fn infer_pad(cx: &InferCx) -> Result<Vec<Ty>> {
     let x = cx.ty(0)?;
     let mode = cx.attrs.str("mode");
-    if !matches!(mode, "constant" | "edge" | "reflect") {
+    if mode != "constant" {
         return Err(cx
             .fail("attribute", format!("the mode `{mode}` is not supported"))
-            .expected("constant, edge or reflect"));
+            .expected("constant"));
     }
     if cx.opt_ty(2).is_some() {
         cx.same_dtype(&[0, 2])?;
@@ -413,15 +413,21 @@ fn infer_pad(cx: &InferCx) -> Result<Vec<Ty>> {
 
 /// What was put on is taken off, and what was taken off comes back as zeros.
 fn grad_pad(cx: &mut GradCx) -> Result<()> {
-    let attrs = cx.attrs();
-    if attrs.str("mode") != "constant" {
-        let why = format!("`Pad` in mode `{}` has no rule yet", attrs.str("mode"));
-        return Err(no_rule(cx, &why));
-    }
-    if cx.wants(2) {
-        return Err(no_rule(cx, "the value that `Pad` fills with has no rule"));
-    }
     let pads = cx.x(1);
+    if let Some(fill) = cx.opt_x(2).filter(|_| cx.wants(2)) {
+        // The sum of what did not come from the operand.
+        let inside = cx.b.filled_like(cx.x(0), 1.0)?;
+        let ins = vec![Some(inside), Some(pads), None, cx.opt_x(3)];
+        let inside = cx.b.emit_n(&PAD, ins, Attrs::new(), 1)?[0];
+        let one = one_like(cx.b, inside);
+        let outside = cx.b.sub(one, inside)?;
+        let d = cx.b.mul(cx.dy0(), outside)?;
+        let d = cx.b.sum_to(d, fill)?;
+        cx.give(2, d);
+    }
+    if !cx.wants(0) {
+        return Ok(());
+    }
     let negative = match cx.b.contents.get(pads).map(|ints| {
         let negated = ints.iter().map(|d| Dim::ZERO.sub(d).as_const());
         negated.collect::<Option<Vec<i64>>>()

@@ -24,6 +24,7 @@ pub mod matmul;
 pub mod norm;
 pub mod opaque;
 pub mod piecewise;
+pub mod pool;
 pub mod power;
 pub mod random;
 pub mod reduce;
@@ -60,6 +61,7 @@ const FAMILIES: &[&[&OpDef]] = &[
     norm::ROWS,
     opaque::ROWS,
     piecewise::ROWS,
+    pool::ROWS,
     power::ROWS,
     random::ROWS,
     reduce::ROWS,

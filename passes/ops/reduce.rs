@@ -74,6 +74,11 @@ fn axes_of(cx: &InferCx) -> Result<Option<Vec<usize>>> {
 
 fn infer_reduce(cx: &InferCx) -> Result<Vec<Ty>> {
     cx.want_dtype(0, is_number, "a number type")?;
+    infer_extreme(cx)
+}
+
+/// Of any element type: booleans have extremes too (ONNX ReduceMax-20).
+fn infer_extreme(cx: &InferCx) -> Result<Vec<Ty>> {
     let x = cx.ty(0)?;
     let keep = cx.attrs.int("keepdims") != 0;
     let Some(axes) = axes_of(cx)? else {
@@ -363,7 +368,7 @@ pub static REDUCE_MAX: OpDef = OpDef {
     ins: &[Slot::req("data"), Slot::opt("axes")],
     outs: &[Slot::req("reduced")],
     effect: Effect::Pure,
-    infer: infer_reduce,
+    infer: infer_extreme,
     fold: |cx, ty| fold_reduce(cx, ty, None, Dim::larger),
     grad: Grad::Rule(grad_extreme),
     cost: per_input,
@@ -379,7 +384,7 @@ pub static REDUCE_MIN: OpDef = OpDef {
     ins: &[Slot::req("data"), Slot::opt("axes")],
     outs: &[Slot::req("reduced")],
     effect: Effect::Pure,
-    infer: infer_reduce,
+    infer: infer_extreme,
     fold: |cx, ty| fold_reduce(cx, ty, None, Dim::smaller),
     grad: Grad::Rule(grad_extreme),
     cost: per_input,
@@ -415,13 +420,35 @@ pub static REDUCE_PROD: OpDef = OpDef {
     effect: Effect::Pure,
     infer: infer_reduce,
     fold: |cx, ty| fold_reduce(cx, ty, Some(Dim::ONE), Dim::mul),
-    grad: Grad::Missing(
-        "the gradient of a product needs the product of all the other factors, for which there is no rule yet",
-    ),
+    grad: Grad::Rule(grad_product),
     cost: per_input,
     memory: product_memory,
     body: Body::Standard,
 };
+
+/// Each factor gets the product of all the others: the whole product over the factor, except where a factor is 0. If it
+/// is the only one, it gets the product of the rest, and the rest gets nothing; if it is not, nobody gets anything.
+fn grad_product(cx: &mut GradCx) -> Result<()> {
+    let (x, axes) = (cx.x(0), known_axes(cx)?);
+    let dtype = cx.ty(x).dtype;
+    let dy = with_kept_axes(cx, cx.dy0())?;
+    let (zero, one) = (cx.b.scalar(dtype, 0.0), one_like(cx.b, x));
+    let is_zero = emit(cx.b, &EQUAL, &[x, zero])?;
+    let rest = choose(cx.b, is_zero, one, x)?;
+    let product = reduce_axes(cx.b, &REDUCE_PROD, rest, &axes, true)?;
+    let dy = cx.b.mul(dy, product)?;
+    let each = cx.b.div(dy, rest)?;
+    // Counted in int64: exact for groups of any size.
+    let counted = cx.b.cast(is_zero, DType::I64)?;
+    let zeros = sum_kept(cx.b, counted, &axes)?;
+    let (none, single) = (cx.b.int(0), cx.b.int(1));
+    let none = emit(cx.b, &EQUAL, &[zeros, none])?;
+    let single = emit(cx.b, &EQUAL, &[zeros, single])?;
+    let reached = choose(cx.b, is_zero, single, none)?;
+    let dx = choose(cx.b, reached, each, zero)?;
+    cx.give(0, dx);
+    Ok(())
+}
 
 /// The kernel squares into a buffer and sums it.
 pub static REDUCE_SUM_SQUARE: OpDef = OpDef {

@@ -3,11 +3,15 @@
 //! The result is a row-major copy of the data into which the updates go. Where two updates meet at one place and the
 //! reduction is `none`, ONNX leaves open which one stays; a gradient is only defined where they do not meet.
 
+use super::concat::CONCAT;
 use super::index::{
     GATHER_ELEMENTS, GATHER_ND, by_position, copy_bytes, index_bytes, named_axes, tuple_bytes,
     want_index, widened_bytes, with_temp,
 };
+use super::logic::EQUAL;
+use super::reduce::REDUCE_SUM;
 use super::rules::*;
+use super::shape::RESHAPE;
 use crate::error::Result;
 use crate::ir::layout::count;
 use crate::ir::op::{
@@ -114,11 +118,13 @@ pub static SCATTER_ND: OpDef = OpDef {
         let slice = by_position(x, indices, 0)[1];
         let tuples = count(&indices.dims[..indices.dims.len().saturating_sub(1)]);
         let wide = match cx.attrs.str("reduction") {
-            "add" => widened_bytes(&cx.outs[0]),
-            _ => 0,
+            "none" => 0,
+            _ => widened_bytes(&cx.outs[0]),
         };
         let copied = copy_bytes(updates, &[tuples, slice]);
-        with_temp(cx, tuple_bytes(indices) + copied + wide)
+        // One component of the tuples is gone by the time the updates are written.
+        let positions = tuples as u64 * DType::I64.size_bytes();
+        with_temp(cx, copied + tuple_bytes(indices).max(positions + wide))
     },
     body: Body::Standard,
 };
@@ -156,31 +162,125 @@ fn same_sizes(cx: &InferCx, expected: &[Dim], found: &[Dim]) -> Result<()> {
     Ok(())
 }
 
-/// An update gets the cotangent from where it went; the data gets what no update replaced.
+/// The nodes of a scatter's gradient: how it writes at its indices, and how to read there.
+struct Places {
+    scatter: &'static OpDef,
+    gather: &'static OpDef,
+    attrs: Attrs,
+    indices: ValueId,
+}
+
+impl Places {
+    fn read(&self, cx: &mut GradCx, v: ValueId) -> Result<ValueId> {
+        cx.b.emit(self.gather, &[v, self.indices], self.attrs.clone())
+    }
+
+    fn write(
+        &self,
+        cx: &mut GradCx,
+        reduction: &str,
+        data: ValueId,
+        updates: ValueId,
+    ) -> Result<ValueId> {
+        let attrs = self.attrs.clone().with("reduction", reduction);
+        cx.b.emit(self.scatter, &[data, self.indices, updates], attrs)
+    }
+}
+
+/// Gradients of data and updates; `attrs` are those that name the places.
 fn grad_scatter(
     cx: &mut GradCx,
     scatter: &'static OpDef,
     gather: &'static OpDef,
     attrs: Attrs,
 ) -> Result<()> {
-    let (indices, updates, dy) = (cx.x(1), cx.x(2), cx.dy0());
-    let reduction = cx.attrs().str("reduction").to_string();
-    if !matches!(reduction.as_str(), "none" | "add") {
-        let why = format!("the reduction `{reduction}` of a scatter has no rule");
-        return Err(no_rule(cx, &why));
+    let places = Places {
+        scatter,
+        gather,
+        attrs,
+        indices: cx.x(1),
+    };
+    match cx.attrs().str("reduction") {
+        "mul" => grad_product(cx, &places),
+        "max" | "min" => grad_extreme(cx, &places),
+        reduction => grad_written(cx, &places, reduction == "add"),
     }
+}
+
+/// An update gets the cotangent from where it went; the data gets it where no update replaced it.
+fn grad_written(cx: &mut GradCx, places: &Places, added: bool) -> Result<()> {
+    let (updates, dy) = (cx.x(2), cx.dy0());
     if cx.wants(0) {
-        let d: ValueId = match reduction.as_str() {
-            "add" => dy,
-            _ => {
-                let zeros = cx.b.filled_like(updates, 0.0)?;
-                cx.b.emit(scatter, &[dy, indices, zeros], attrs.clone())?
-            }
+        let d = if added {
+            dy
+        } else {
+            let zeros = cx.b.filled_like(updates, 0.0)?;
+            places.write(cx, "none", dy, zeros)?
         };
         cx.give(0, d);
     }
     if cx.wants(2) {
-        let d = cx.b.emit(gather, &[dy, indices], attrs)?;
+        let d = places.read(cx, dy)?;
+        cx.give(2, d);
+    }
+    Ok(())
+}
+
+/// What ties for the extreme of a place, data or updates, shares the cotangent evenly, as in PyTorch's `scatter_reduce`.
+fn grad_extreme(cx: &mut GradCx, places: &Places) -> Result<()> {
+    let (data, updates, y, dy) = (cx.x(0), cx.x(2), cx.y(0), cx.dy0());
+    let dtype = cx.ty(dy).dtype;
+    let reached = places.read(cx, y)?;
+    let of_data = emit(cx.b, &EQUAL, &[data, y])?;
+    let of_updates = emit(cx.b, &EQUAL, &[updates, reached])?;
+    let counted = cx.b.cast(of_data, dtype)?;
+    let more = cx.b.cast(of_updates, dtype)?;
+    let count = places.write(cx, "add", counted, more)?;
+    let share = cx.b.div(dy, count)?;
+    let zero = cx.b.scalar(dtype, 0.0);
+    if cx.wants(0) {
+        let d = choose(cx.b, of_data, share, zero)?;
+        cx.give(0, d);
+    }
+    if cx.wants(2) {
+        let there = places.read(cx, share)?;
+        let d = choose(cx.b, of_updates, there, zero)?;
+        cx.give(2, d);
+    }
+    Ok(())
+}
+
+/// Each factor of a place, data or update, gets the product of all the others: the whole over the factor, and where the
+/// factor is 0, the product of the rest, which is 0 again unless it is the only one.
+fn grad_product(cx: &mut GradCx, places: &Places) -> Result<()> {
+    let (data, updates, dy) = (cx.x(0), cx.x(2), cx.dy0());
+    let dtype = cx.ty(dy).dtype;
+    let (zero, one) = (cx.b.scalar(dtype, 0.0), one_like(cx.b, dy));
+    let bare_data = emit(cx.b, &EQUAL, &[data, zero])?;
+    let bare_updates = emit(cx.b, &EQUAL, &[updates, zero])?;
+    let data_rest = choose(cx.b, bare_data, one, data)?;
+    let updates_rest = choose(cx.b, bare_updates, one, updates)?;
+    // Zeros are counted in int64, exactly.
+    let ones = cx.b.cast(bare_data, DType::I64)?;
+    let more = cx.b.cast(bare_updates, DType::I64)?;
+    let zeros = places.write(cx, "add", ones, more)?;
+    let (none, single) = (cx.b.int(0), cx.b.int(1));
+    let none = emit(cx.b, &EQUAL, &[zeros, none])?;
+    let single = emit(cx.b, &EQUAL, &[zeros, single])?;
+    let product = places.write(cx, "mul", data_rest, updates_rest)?;
+    let dy = cx.b.mul(dy, product)?;
+    if cx.wants(0) {
+        let each = cx.b.div(dy, data_rest)?;
+        let reached = choose(cx.b, bare_data, single, none)?;
+        let d = choose(cx.b, reached, each, zero)?;
+        cx.give(0, d);
+    }
+    if cx.wants(2) {
+        let there = places.read(cx, dy)?;
+        let each = cx.b.div(there, updates_rest)?;
+        let (none, single) = (places.read(cx, none)?, places.read(cx, single)?);
+        let reached = choose(cx.b, bare_updates, single, none)?;
+        let d = choose(cx.b, reached, each, zero)?;
         cx.give(2, d);
     }
     Ok(())
@@ -226,10 +326,7 @@ pub static ONE_HOT: OpDef = OpDef {
         Ok(vec![Ty::new(values.dtype, dims)])
     },
     fold: fold_one_hot,
-    grad: Grad::Rule(|cx| match cx.wants(2) {
-        true => Err(no_rule(cx, "the pair of values of `OneHot` has no rule")),
-        false => Ok(()),
-    }),
+    grad: Grad::Rule(grad_one_hot),
     cost: |cx| cx.elementwise(1),
     memory: |cx| {
         let (Some(Some(indices)), Some(out)) = (cx.ins.first(), cx.outs.first()) else {
@@ -244,6 +341,35 @@ pub static ONE_HOT: OpDef = OpDef {
     },
     body: Body::Standard,
 };
+
+/// Each value of the pair gets the cotangents of where it went; indices get nothing, they only choose.
+fn grad_one_hot(cx: &mut GradCx) -> Result<()> {
+    if !cx.wants(2) {
+        return Ok(());
+    }
+    let (dy, axis) = (cx.dy0(), cx.attrs().int("axis"));
+    let dtype = cx.ty(dy).dtype;
+    let mut sums = Vec::with_capacity(2);
+    for chosen in [[1.0, 0.0], [0.0, 1.0]] {
+        let [off, on] = chosen.map(|v| cx.b.scalar(dtype, v));
+        let first = cx.b.ints(&[1]);
+        let [off, on] = [
+            emit(cx.b, &RESHAPE, &[off, first])?,
+            emit(cx.b, &RESHAPE, &[on, first])?,
+        ];
+        let pair =
+            cx.b.emit(&CONCAT, &[off, on], Attrs::new().with("axis", 0))?;
+        let ins = [cx.x(0), cx.x(1), pair];
+        let went = cx.b.emit(&ONE_HOT, &ins, Attrs::new().with("axis", axis))?;
+        let part = cx.b.mul(dy, went)?;
+        let sum =
+            cx.b.emit(&REDUCE_SUM, &[part], Attrs::new().with("keepdims", 0))?;
+        sums.push(emit(cx.b, &RESHAPE, &[sum, first])?);
+    }
+    let d = cx.b.emit(&CONCAT, &sums, Attrs::new().with("axis", 0))?;
+    cx.give(2, d);
+    Ok(())
+}
 
 /// Exporters pick entries of shapes this way.
 fn fold_one_hot(cx: &InferCx, types: &[Ty]) -> Option<Vec<Vec<Dim>>> {

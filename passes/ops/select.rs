@@ -89,7 +89,10 @@ pub static ARG_MIN: OpDef = OpDef {
     body: Body::Standard,
 };
 
-/// The `K` largest (or smallest) elements along an axis and where they are; `aten::topk`.
+/// The `K` largest (or smallest) elements along an axis and where they are. Of equal elements the first comes first.
+///
+/// `aten::topk` leaves the order of equal elements open, so the kernel sorts, stably: values and places of the whole axis
+/// are temporaries.
 pub static TOP_K: OpDef = OpDef {
     name: "TopK",
     domain: Domain::Onnx { since: 11 },
@@ -105,7 +108,7 @@ pub static TOP_K: OpDef = OpDef {
         flops: 10 * cx.ins[0].as_ref().map_or(0, Sized::elements),
         bytes: cx.traffic_bytes(),
     },
-    memory: fresh,
+    memory: top_k_memory,
     body: Body::Standard,
 };
 
@@ -136,6 +139,19 @@ fn infer_top_k(cx: &InferCx) -> Result<Vec<Ty>> {
     let values = x.with_dims(dims);
     let indices = values.with_dtype(DType::I64);
     Ok(vec![values, indices])
+}
+
+/// Sorted values and places, and the places of one row before it is sorted.
+fn top_k_memory(cx: &MemoryCx) -> Footprint {
+    let Some(x) = &cx.ins[0] else {
+        return fresh(cx);
+    };
+    let axis = cx.attrs.int("axis").rem_euclid(x.dims.len().max(1) as i64);
+    let row = x.dims.get(axis as usize).copied().unwrap_or(1) as u64;
+    Footprint {
+        temp_bytes: x.bytes() + (x.elements() + row) * DType::I64.size_bytes(),
+        ..fresh(cx)
+    }
 }
 
 /// What was selected gets the gradient, the rest nothing; the indices of one selection are all different.

@@ -5,7 +5,9 @@
 
 mod attention;
 mod conv;
+mod pool;
 mod random;
+mod scatter;
 
 use super::Random;
 use crate::ir::op::OpDef;
@@ -152,7 +154,14 @@ const C234: &[i64] = &[2, 3, 4];
 /// Every call.
 pub const ALL: &[Recipe] = &joined::<{ total() }>();
 
-const PARTS: &[&[Recipe]] = &[GENERAL, attention::CALLS, conv::CALLS, random::CALLS];
+const PARTS: &[&[Recipe]] = &[
+    GENERAL,
+    attention::CALLS,
+    conv::CALLS,
+    pool::CALLS,
+    random::CALLS,
+    scatter::CALLS,
+];
 
 const fn total() -> usize {
     let (mut n, mut part) = (0, 0);
@@ -433,6 +442,12 @@ const GENERAL: &[Recipe] = &[
     ),
     r("ReduceMin", 1, &[Real(M23), Ints(&[-1])], &[]),
     r("ReduceProd", 1, &[Real(M23), Ints(&[0])], &[]),
+    r(
+        "ReduceProd",
+        1,
+        &[Real(C234), Ints(&[0, -1])],
+        &[("keepdims", I(0))],
+    ),
     r("ReduceSumSquare", 1, &[Real(M23), Ints(&[0])], &[]),
     r("ReduceL1", 1, &[Real(M23), Ints(&[1])], &[]),
     r("ReduceL2", 1, &[Real(M23), Ints(&[1])], &[]),
@@ -530,30 +545,6 @@ const GENERAL: &[Recipe] = &[
         &[Real(C234), Table(&[2, 2], &[0, 2, 1, 1])],
         &[],
     ),
-    r(
-        "ScatterElements",
-        1,
-        &[Real(M23), Table(&[1, 3], &[0, 1, 1]), Real(M13)],
-        &[("axis", I(0))],
-    ),
-    r(
-        "ScatterElements",
-        1,
-        &[Real(M23), Table(&[2, 2], &[0, 0, 1, 2]), Real(&[2, 2])],
-        &[("axis", I(1)), ("reduction", S_ADD)],
-    ),
-    r(
-        "ScatterND",
-        1,
-        &[Real(M34), Table(&[2, 1], &[2, 0]), Real(M24)],
-        &[],
-    ),
-    r(
-        "ScatterND",
-        1,
-        &[Real(M34), Table(&[2, 1], &[1, 1]), Real(M24)],
-        &[("reduction", S_ADD)],
-    ),
     r("Trilu", 1, &[Real(&[3, 3])], &[]),
     r("Trilu", 1, &[Real(C234), Int(-1)], &[("upper", I(0))]),
     r(
@@ -564,16 +555,9 @@ const GENERAL: &[Recipe] = &[
     ),
     r("Range", 1, &[Scalar(0.5), Scalar(3.0), Scalar(1.0)], &[]),
     r("Range", 1, &[Int(1), Int(6), Int(2)], &[]),
-    r(
-        "OneHot",
-        1,
-        &[Ints(&[1, 0, 3]), Int(4), Table(&[2], &[0, 1])],
-        &[],
-    ),
     r("NonZero", 1, &[Table(&[2, 2], &[0, 1, 1, 1])], &[]),
 ];
 
 const S_TANH: Set = Set::S("tanh");
 const S_SUM: Set = Set::S("sum");
 const S_NONE: Set = Set::S("none");
-const S_ADD: Set = Set::S("add");

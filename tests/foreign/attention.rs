@@ -91,8 +91,18 @@ fn attention_on_flat_operands() {
     assert!(said.contains("`kv_num_heads` must be given"), "{said}");
     let said = flat().int("kv_num_heads", 5).refusal();
     assert!(said.contains("5 heads do not divide"), "{said}");
-    let said = one("", "Attention", &[Q, K, V], &["y", "", "", "qk"]).refusal();
-    assert!(said.contains("`qk` is not computed"), "{said}");
+    let shown = |mode| {
+        one("", "Attention", &[Q, K, V], &["y", "", "", "qk"])
+            .int("qk_matmul_output_mode", mode)
+            .float("softcap", 2.0)
+    };
+    for (mode, op) in [(0, "MatMul"), (1, "Mul"), (2, "Mul"), (3, "Softmax")] {
+        let graph = shown(mode).graph();
+        let qk = graph.def_node(graph.outputs()[1]).unwrap();
+        assert_eq!(graph.node(qk).op.name, op, "mode {mode}");
+    }
+    let said = shown(4).refusal();
+    assert!(said.contains("`qk_matmul_output_mode` = 4"), "{said}");
     let said = one("", "Attention", &[Q, K, V], &["y"])
         .int("invented", 1)
         .refusal();

@@ -111,6 +111,9 @@ const SAME_FORM: &[&str] = &[
     "Unsqueeze",
 ];
 
+/// Ops that are read in the forms they have since the internal opset, too, up to that of the number.
+const READ_NEWER: &[(&str, i64)] = &[("Attention", 25), ("ReverseSequence", 28)];
+
 /// Attributes that only say something about element types that we do not have: how to round to 8-bit floats.
 const TYPE_ONLY: &[(&str, &str)] = &[("Cast", "round_mode"), ("Cast", "saturate")];
 
@@ -121,7 +124,8 @@ pub fn refuse_newer(op: &str, opset: i64) -> Result<()> {
     };
     // `Swish` and the like are new, not changed.
     let is_new = versions::since(op, INTERNAL_OPSET).is_none();
-    if since <= INTERNAL_OPSET || is_new || SAME_FORM.contains(&op) {
+    let read = READ_NEWER.iter().any(|(o, to)| *o == op && since <= *to);
+    if since <= INTERNAL_OPSET || is_new || read || SAME_FORM.contains(&op) {
         return Ok(());
     }
     Err(Error::model(

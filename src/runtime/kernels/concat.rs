@@ -2,9 +2,9 @@
 
 use super::shape::{axes_of, mismatch};
 use super::{Kernel, KernelCx, call, copy_into, empty, write};
+use ckpt_passes::Result;
 use ckpt_passes::ir::OpDef;
 use ckpt_passes::ops::concat::*;
-use ckpt_passes::{Error, Result};
 use ckpt_torch::Arg;
 use tch::Tensor;
 
@@ -91,12 +91,6 @@ fn pad(cx: &KernelCx) -> Result<Vec<Tensor>> {
         Some(_) => axes_of(&cx.ints(3)?, x.dim()),
         None => (0..x.dim()).collect(),
     };
-    if cx.attrs.str("mode") != "constant" {
-        return Err(Error::model(
-            "op",
-            format!("Pad: the runtime has no mode `{}`", cx.attrs.str("mode")),
-        ));
-    }
     let n = axes.len();
     let size = x.size();
     let mut out_size = size.clone();

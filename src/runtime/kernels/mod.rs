@@ -27,6 +27,7 @@ pub mod math;
 pub mod matmul;
 pub mod norm;
 pub mod piecewise;
+pub mod pool;
 pub mod power;
 pub mod random;
 pub mod reduce;
@@ -61,6 +62,7 @@ const FAMILIES: &[&[(&OpDef, Kernel)]] = &[
     matmul::KERNELS,
     norm::KERNELS,
     piecewise::KERNELS,
+    pool::KERNELS,
     power::KERNELS,
     random::KERNELS,
     reduce::KERNELS,

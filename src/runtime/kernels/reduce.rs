@@ -15,12 +15,12 @@ pub const KERNELS: &[(&OpDef, Kernel)] = &[
     (&REDUCE_MEAN, |cx| reduce(cx, mean)),
     (&REDUCE_MAX, |cx| {
         reduce(cx, |x, axes, keep, out| {
-            dims_out("aten::amax", "out", x, axes, &[Arg::Bool(keep)], out)
+            extreme("aten::amax", f64::NEG_INFINITY, x, axes, keep, out)
         })
     }),
     (&REDUCE_MIN, |cx| {
         reduce(cx, |x, axes, keep, out| {
-            dims_out("aten::amin", "out", x, axes, &[Arg::Bool(keep)], out)
+            extreme("aten::amin", f64::INFINITY, x, axes, keep, out)
         })
     }),
     (&REDUCE_PROD, |cx| reduce(cx, product)),
@@ -73,6 +73,29 @@ pub fn sum(x: &Tensor, axes: &[i64], keep: bool, out: &Tensor) -> Result<()> {
         axes,
         &[Arg::Bool(keep), Arg::None],
         out,
+    )
+}
+
+/// `of_nothing` is what an empty group gives: the end of the element type's range on that side.
+fn extreme(
+    name: &str,
+    of_nothing: f64,
+    x: &Tensor,
+    axes: &[i64],
+    keep: bool,
+    out: &Tensor,
+) -> Result<()> {
+    if x.numel() > 0 || out.numel() == 0 {
+        return dims_out(name, "out", x, axes, &[Arg::Bool(keep)], out);
+    }
+    let end = match out.kind() {
+        Kind::Bool => scalar(Kind::Bool, of_nothing.max(0.0))?,
+        kind => scalar(kind, of_nothing)?,
+    };
+    write(
+        "aten::fill_",
+        "Tensor",
+        &[Arg::Tensor(out), Arg::Tensor(&end)],
     )
 }
 

@@ -24,12 +24,25 @@ fn copied(x: &Tensor) -> Result<Tensor> {
     Ok(out)
 }
 
+/// libtorch's name of a reduction.
+fn reduction(cx: &KernelCx, name: &str) -> Result<&'static str> {
+    match name {
+        "mul" => Ok("prod"),
+        "max" => Ok("amax"),
+        "min" => Ok("amin"),
+        other => Err(Error::bug(
+            "kernel",
+            format!("{}: the reduction `{other}` is not known", cx.op.name),
+        )),
+    }
+}
+
 fn scatter_elements(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (data, indices, updates) = (cx.x(0)?, cx.x(1)?, cx.x(2)?);
     let axis = axis_of(cx, data.dim());
     let out = copied(data)?;
     let at = wrapped(cx, indices, data.size()[axis])?;
-    let args = [
+    let mut args = vec![
         Arg::Tensor(&out),
         Arg::Int(axis as i64),
         Arg::Tensor(&at),
@@ -39,10 +52,8 @@ fn scatter_elements(cx: &KernelCx) -> Result<Vec<Tensor>> {
         "none" => write("aten::scatter_", "src", &args)?,
         "add" => write("aten::scatter_add_", "", &args)?,
         other => {
-            return Err(Error::model(
-                "op",
-                format!("{}: the runtime has no reduction `{other}`", cx.op.name),
-            ));
+            args.extend([Arg::Str(reduction(cx, other)?), Arg::Bool(true)]);
+            write("aten::scatter_reduce_", "two", &args)?;
         }
     };
     Ok(vec![out])
@@ -86,10 +97,19 @@ fn scatter_nd(cx: &KernelCx) -> Result<Vec<Tensor>> {
             )?;
         }
         other => {
-            return Err(Error::model(
-                "op",
-                format!("ScatterND: the runtime has no reduction `{other}`"),
-            ));
+            let at = at.unsqueeze(1).expand([tuples, width], false);
+            write(
+                "aten::scatter_reduce_",
+                "two",
+                &[
+                    Arg::Tensor(&table),
+                    Arg::Int(0),
+                    Arg::Tensor(&at),
+                    Arg::Tensor(&updates),
+                    Arg::Str(reduction(cx, other)?),
+                    Arg::Bool(true),
+                ],
+            )?;
         }
     }
     Ok(vec![out])

@@ -1,7 +1,7 @@
 //! Selection along an axis.
 
 use super::shape::axes_of;
-use super::{Kernel, KernelCx, call, empty, scalar, write};
+use super::{Kernel, KernelCx, call, copy_into, empty, scalar, write};
 use ckpt_passes::Result;
 use ckpt_passes::ir::OpDef;
 use ckpt_passes::ops::select::*;
@@ -60,15 +60,19 @@ fn top_k(cx: &KernelCx) -> Result<Vec<Tensor>> {
     dims[axis] = k;
     let values = empty(&dims, x.kind(), x.device());
     let indices = empty(&dims, Kind::Int64, x.device());
+    let all = empty(&x.size(), x.kind(), x.device());
+    let places = empty(&x.size(), Kind::Int64, x.device());
     let args = [
         Arg::Tensor(x),
-        Arg::Int(k),
+        Arg::Bool(true),
         Arg::Int(axis as i64),
         Arg::Bool(cx.attrs.int("largest") != 0),
-        Arg::Bool(cx.attrs.int("sorted") != 0),
-        Arg::Tensor(&values),
-        Arg::Tensor(&indices),
+        Arg::Tensor(&all),
+        Arg::Tensor(&places),
     ];
-    write("aten::topk", "values", &args)?;
+    write("aten::sort", "values_stable", &args)?;
+    for (to, from) in [(&values, &all), (&indices, &places)] {
+        copy_into(to, &from.narrow(axis as i64, 0, k))?;
+    }
     Ok(vec![values, indices])
 }

@@ -1,17 +1,14 @@
-//! Attention ops as products, a bias and a softmax: `Attention` of ONNX 23, and ONNX Runtime's `Attention` with packed
-//! weights and `MultiHeadAttention`.
+//! Attention ops as products, a bias and a softmax: what they share, and ONNX Runtime's `Attention` with packed weights
+//! and `MultiHeadAttention`.
 //!
 //! The scale goes on the queries alone: the same product as √scale on both sides, one node and one saved tensor fewer.
-//! Rows in which every key is masked give zeros (ONNX Attention, errata). The bias decides that, not a look for NaN in
-//! the weights: so the gradient of such a row is zero as well, and a NaN that comes from elsewhere stays visible.
 
 use super::{Call, Out};
 use ckpt_passes::Result;
 use ckpt_passes::ir::{Attrs, DType, Tensor, ValueId};
 use ckpt_passes::ops::activation::TANH;
-use ckpt_passes::ops::logic::{AND, GREATER, LESS, LESS_OR_EQUAL, WHERE};
+use ckpt_passes::ops::logic::{GREATER, LESS, LESS_OR_EQUAL, WHERE};
 use ckpt_passes::ops::matmul::MATMUL;
-use ckpt_passes::ops::reduce::REDUCE_MAX;
 use ckpt_passes::ops::softmax::SOFTMAX;
 
 /// Attention over heads that stand in an axis of their own.
@@ -30,19 +27,38 @@ pub(super) struct Heads {
     pub(super) precision: DType,
 }
 
+/// What attention makes on its way, each [batch, heads, queries, keys].
+pub(super) struct Scores {
+    /// scale·q·kᵀ.
+    pub(super) raw: ValueId,
+    /// Behind the soft cap.
+    pub(super) capped: ValueId,
+    /// Behind the softmax.
+    pub(super) weights: ValueId,
+}
+
 /// softmax(cap(scale·q·kᵀ) + bias)·v: [batch, heads, queries, value size].
 pub(super) fn attend(call: &mut Call, heads: &Heads) -> Result<ValueId> {
+    let scores = score(call, heads)?;
+    call.b
+        .emit(&MATMUL, &[scores.weights, heads.v], Attrs::new())
+}
+
+/// Everything but the product with the values.
+pub(super) fn score(call: &mut Call, heads: &Heads) -> Result<Scores> {
     let q = match heads.scale {
         1.0 => heads.q,
         scale => call.scaled(heads.q, scale)?,
     };
     let k = call.transpose(heads.k, &[0, 1, 3, 2])?;
-    let mut scores = call.b.emit(&MATMUL, &[q, k], Attrs::new())?;
+    let raw = call.b.emit(&MATMUL, &[q, k], Attrs::new())?;
+    let mut scores = raw;
     if heads.softcap != 0.0 {
         let small = call.scaled(scores, 1.0 / heads.softcap)?;
         let capped = call.b.emit(&TANH, &[small], Attrs::new())?;
         scores = call.scaled(capped, heads.softcap)?;
     }
+    let capped = scores;
     if let Some(bias) = heads.bias {
         scores = call.b.add(scores, bias)?;
     }
@@ -50,8 +66,11 @@ pub(super) fn attend(call: &mut Call, heads: &Heads) -> Result<ValueId> {
     let scores = call.b.cast(scores, heads.precision)?;
     let axis = Attrs::new().with("axis", -1);
     let weights = call.b.emit(&SOFTMAX, &[scores], axis)?;
-    let weights = call.b.cast(weights, dtype)?;
-    call.b.emit(&MATMUL, &[weights, heads.v], Attrs::new())
+    Ok(Scores {
+        raw,
+        capped,
+        weights: call.b.cast(weights, dtype)?,
+    })
 }
 
 /// The scale that the file gives, or 1/√size where it gives none.
@@ -102,14 +121,9 @@ fn repeat_heads(call: &mut Call, x: ValueId, times: i64) -> Result<ValueId> {
     call.reshape_to(wide, shape)
 }
 
-/// Which keys a query may see if it sees none that come later: bool [queries, keys]. `past` keys come before the first
-/// query.
-fn causal(call: &mut Call, q: ValueId, k: ValueId, past: Option<ValueId>) -> Result<ValueId> {
-    let mut rows = call.positions(q, 2)?;
-    if let Some(past) = past {
-        let before = call.axis_size(past, 2)?;
-        rows = call.b.add(rows, before)?;
-    }
+/// Which keys a query may see if it sees none that come later: bool [queries, keys].
+fn causal(call: &mut Call, q: ValueId, k: ValueId) -> Result<ValueId> {
+    let rows = call.positions(q, 2)?;
     let rows = call.unsqueeze(rows, &[1])?;
     let columns = call.positions(k, 2)?;
     call.b.emit(&LESS_OR_EQUAL, &[columns, rows], Attrs::new())
@@ -124,128 +138,6 @@ pub(super) fn allowed_bias(
 ) -> Result<ValueId> {
     let (zero, low) = (call.b.scalar(dtype, 0.0), call.b.scalar(dtype, otherwise));
     call.b.emit(&WHERE, &[allowed, zero, low], Attrs::new())
-}
-
-/// ONNX Attention-23. Not supported: `qk_matmul_output`.
-pub fn standard(call: &mut Call) -> Result<Option<Vec<Out>>> {
-    let (q, k, v) = (call.need(0, "Q")?, call.need(1, "K")?, call.need(2, "V")?);
-    let flat = call.b.rank(q) == 3;
-    let rank = [if flat { 3 } else { 4 }];
-    for (operand, name) in [(q, "Q"), (k, "K"), (v, "V")] {
-        call.want_rank(operand, &rank, name)?;
-    }
-    let (q, mut k, mut v) = if flat {
-        let (wide, narrow) = (call.heads("q_num_heads")?, call.heads("kv_num_heads")?);
-        (
-            split_heads(call, q, wide)?,
-            split_heads(call, k, narrow)?,
-            split_heads(call, v, narrow)?,
-        )
-    } else {
-        // Only for 3-D operands; the shape says how many there are.
-        call.ignore("q_num_heads");
-        call.ignore("kv_num_heads");
-        (q, k, v)
-    };
-    let past = match (call.opt(4), call.opt(5)) {
-        (Some(past_k), Some(past_v)) => {
-            k = call.concat(&[past_k, k], 2)?;
-            v = call.concat(&[past_v, v], 2)?;
-            Some(past_k)
-        }
-        (None, None) => None,
-        _ => return Err(call.fail("arity", "past_key and past_value go together")),
-    };
-    call.refuse(6, "nonpad_kv_seqlen")?;
-    call.int("qk_matmul_output_mode", 0)?;
-    let size = call.size(q, 3, "the size of a head")?;
-    let scale = scale_of(call.float("scale", 0.0)?, size);
-    let softcap = f64::from(call.float("softcap", 0.0)?);
-    let precision = softmax_precision(call, q)?;
-    let masked = call.opt(3);
-    let mask = match call.int("is_causal", 0)? {
-        0 => None,
-        _ => Some(causal(call, q, k, past)?),
-    };
-    let (bias, alive) = standard_bias(call, masked, mask, call.dtype(q))?;
-    let present = (k, v);
-    let (k, v) = grouped(call, q, k, v)?;
-    let heads = Heads {
-        q,
-        k,
-        v,
-        scale,
-        softcap,
-        bias,
-        precision,
-    };
-    let mut y = attend(call, &heads)?;
-    if let Some(alive) = alive {
-        let zero = call.b.scalar(call.dtype(y), 0.0);
-        y = call.b.emit(&WHERE, &[alive, y, zero], Attrs::new())?;
-    }
-    if flat {
-        y = merge_heads(call, y)?;
-    }
-    Ok(Some(vec![
-        Out::Value(y),
-        Out::Value(present.0),
-        Out::Value(present.1),
-        Out::Absent("the scores are not a result that we compute"),
-    ]))
-}
-
-fn softmax_precision(call: &mut Call, q: ValueId) -> Result<DType> {
-    let code = call.int("softmax_precision", 0)?;
-    if code == 0 {
-        return Ok(call.dtype(q));
-    }
-    i32::try_from(code)
-        .ok()
-        .and_then(DType::from_onnx_code)
-        .filter(|d| d.is_float())
-        .ok_or_else(|| call.unsupported(format!("`softmax_precision` = {code}")))
-}
-
-/// The bias of mask and causal order together, and which rows see any key at all; without a mask all do.
-fn standard_bias(
-    call: &mut Call,
-    mask: Option<ValueId>,
-    causal: Option<ValueId>,
-    dtype: DType,
-) -> Result<(Option<ValueId>, Option<ValueId>)> {
-    let low = f64::NEG_INFINITY;
-    let Some(mut mask) = mask else {
-        let bias = causal
-            .map(|c| allowed_bias(call, c, dtype, low))
-            .transpose()?;
-        return Ok((bias, None));
-    };
-    if call.b.rank(mask) == 0 {
-        mask = call.unsqueeze(mask, &[0])?;
-    }
-    let bias = if call.dtype(mask) == DType::Bool {
-        let allowed = match causal {
-            Some(causal) => call.b.emit(&AND, &[mask, causal], Attrs::new())?,
-            None => mask,
-        };
-        allowed_bias(call, allowed, dtype, low)?
-    } else {
-        match causal {
-            Some(causal) => {
-                let causal = allowed_bias(call, causal, dtype, low)?;
-                call.b.add(mask, causal)?
-            }
-            None => mask,
-        }
-    };
-    let last = call.b.ints(&[-1]);
-    let top = call.b.emit(&REDUCE_MAX, &[bias, last], Attrs::new())?;
-    let lowest = call.b.scalar(dtype, low);
-    let alive = call.b.emit(&GREATER, &[top, lowest], Attrs::new())?;
-    let zero = call.b.scalar(dtype, 0.0);
-    let bias = call.b.emit(&WHERE, &[alive, bias, zero], Attrs::new())?;
-    Ok((Some(bias), Some(alive)))
 }
 
 /// Keys and values with as many heads as the queries have.
@@ -397,7 +289,7 @@ fn ort_attend(
         bias = Some(allowed_bias(call, allowed, dtype, filter)?);
     }
     if call.int("unidirectional", 0)? != 0 {
-        let order = causal(call, q, k, None)?;
+        let order = causal(call, q, k)?;
         let order = allowed_bias(call, order, dtype, f64::NEG_INFINITY)?;
         bias = Some(match bias {
             Some(bias) => call.b.add(bias, order)?,

@@ -126,6 +126,12 @@ impl<'c, 'g> Call<'c, 'g> {
         Ok(found.map_or(default, |a| a.i()))
     }
 
+    /// An integer attribute that has no default.
+    pub(super) fn opt_int(&mut self, name: &str) -> Result<Option<i64>> {
+        let found = self.attribute(name, AttributeType::Int)?;
+        Ok(found.map(AttributeProto::i))
+    }
+
     pub(super) fn float(&mut self, name: &str, default: f32) -> Result<f32> {
         let found = self.attribute(name, AttributeType::Float)?;
         Ok(found.map_or(default, |a| a.f()))

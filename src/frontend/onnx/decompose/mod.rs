@@ -10,12 +10,16 @@ mod attention;
 mod call;
 mod conv;
 mod dropout;
+mod einsum;
 mod elementwise;
 mod grouped;
+mod index;
 mod matmul;
 mod norm;
+mod pool;
 mod random;
 mod rotary;
+mod standard_attention;
 mod statistics;
 
 pub(super) use call::{Call, Out};
@@ -37,37 +41,48 @@ const ORT: &str = "com.microsoft";
 
 /// (domain, op type, recipe).
 const RECIPES: &[(&str, &str, Recipe)] = &[
-    ("", "Attention", attention::standard),
+    ("", "Attention", standard_attention::attention),
+    ("", "AveragePool", pool::average),
     ("", "BatchNormalization", statistics::batch),
     ("", "Bernoulli", random::bernoulli),
     ("", "CastLike", elementwise::cast_like),
     ("", "Celu", activation::celu),
+    ("", "Compress", index::compress),
     ("", "Conv", conv::conv),
     ("", "ConvTranspose", conv::transpose),
     ("", "DepthToSpace", statistics::depth_to_space),
     ("", "Dropout", dropout::dropout),
+    ("", "Einsum", einsum::einsum),
     ("", "EyeLike", elementwise::eye_like),
-    ("", "GlobalAveragePool", statistics::global_average),
-    ("", "GlobalMaxPool", statistics::global_max),
+    ("", "GlobalAveragePool", pool::global_average),
+    ("", "GlobalLpPool", pool::global_lp),
+    ("", "GlobalMaxPool", pool::global_max),
     ("", "GroupNormalization", statistics::group),
     ("", "Hardmax", elementwise::hardmax),
     ("", "InstanceNormalization", statistics::instance),
     ("", "LRN", statistics::local_response),
     ("", "LpNormalization", statistics::lp),
+    ("", "LpPool", pool::lp),
+    ("", "MaxPool", pool::max),
     ("", "Mean", elementwise::mean),
     ("", "MeanVarianceNormalization", statistics::mean_variance),
+    ("", "OneHot", index::one_hot),
+    ("", "Pad", index::pad),
     ("", "RandomNormal", random::normal),
     ("", "RandomNormalLike", random::normal),
     ("", "RandomUniform", random::uniform),
     ("", "RandomUniformLike", random::uniform),
     ("", "ReduceLogSum", statistics::log_sum),
+    ("", "ReverseSequence", index::reverse_sequence),
     ("", "RotaryEmbedding", rotary::standard),
+    ("", "Scatter", index::scatter),
     ("", "Selu", activation::selu),
     ("", "Shrink", elementwise::shrink),
     ("", "SimplifiedLayerNormalization", norm::simplified),
     ("", "Softsign", elementwise::softsign),
     ("", "SpaceToDepth", statistics::space_to_depth),
     ("", "Swish", elementwise::swish),
+    ("", "TensorScatter", index::tensor_scatter),
     ("", "ThresholdedRelu", elementwise::thresholded_relu),
     (ORT, "Attention", attention::packed),
     (ORT, "BiasGelu", activation::bias_gelu),

@@ -1,8 +1,9 @@
 //! Reductions and normalisations over fixed groups of axes: batch, group, instance, local response and mean-variance
-//! normalisation, pooling over everything, `LpNormalization`, `ReduceLogSum` (ONNX operator specifications).
+//! normalisation, `LpNormalization`, `ReduceLogSum` (ONNX operator specifications).
 //!
 //! Group and instance normalisation are a LayerNormalization of the flattened group, whose gradient is one kernel.
 
+use super::pool::spatial;
 use super::{Call, Out};
 use ckpt_passes::Result;
 use ckpt_passes::ir::{Attrs, DType, Tensor, ValueId};
@@ -11,24 +12,11 @@ use ckpt_passes::ops::logic::{EQUAL, WHERE};
 use ckpt_passes::ops::math::{LOG, SQRT};
 use ckpt_passes::ops::norm::LAYER_NORM;
 use ckpt_passes::ops::power::POW;
-use ckpt_passes::ops::reduce::{
-    REDUCE_L1, REDUCE_L2, REDUCE_MAX, REDUCE_MEAN, REDUCE_SUM, reduce_axes,
-};
+use ckpt_passes::ops::reduce::{REDUCE_L1, REDUCE_L2, REDUCE_MEAN, REDUCE_SUM, reduce_axes};
 use ckpt_passes::ops::slice::SLICE;
 
 fn one(v: ValueId) -> Result<Option<Vec<Out>>> {
     Ok(Some(vec![Out::Value(v)]))
-}
-
-/// Axes from 2 on: those that images and signals are laid out along.
-fn spatial(call: &Call, x: ValueId) -> Result<Vec<usize>> {
-    let rank = call.b.rank(x);
-    if rank < 3 {
-        return Err(call
-            .fail("shape", "the operand has no axes after batch and channels")
-            .found(call.b.ty(x).to_string()));
-    }
-    Ok((2..rank).collect())
 }
 
 /// A vector over channels (axis 1) that broadcasts against `x`.
@@ -229,20 +217,6 @@ pub fn mean_variance(call: &mut Call) -> Result<Option<Vec<Out>>> {
     let epsilon = call.b.scalar(call.dtype(x), 1e-9);
     let deviation = call.b.add(deviation, epsilon)?;
     one(call.b.div(away, deviation)?)
-}
-
-/// `GlobalAveragePool`.
-pub fn global_average(call: &mut Call) -> Result<Option<Vec<Out>>> {
-    let x = call.need(0, "X")?;
-    let axes = spatial(call, x)?;
-    one(reduce_axes(&mut call.b, &REDUCE_MEAN, x, &axes, true)?)
-}
-
-/// `GlobalMaxPool`.
-pub fn global_max(call: &mut Call) -> Result<Option<Vec<Out>>> {
-    let x = call.need(0, "X")?;
-    let axes = spatial(call, x)?;
-    one(reduce_axes(&mut call.b, &REDUCE_MAX, x, &axes, true)?)
 }
 
 /// `LpNormalization`: by the 1- or 2-norm along an axis; a row of norm 0 gives zeros.

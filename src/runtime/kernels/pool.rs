@@ -1,0 +1,138 @@
+//! The largest element of each window.
+
+use super::{Kernel, KernelCx, copy_into, empty, scalar, write};
+use ckpt_passes::Result;
+use ckpt_passes::ir::OpDef;
+use ckpt_passes::ops::pool::*;
+use ckpt_torch::Arg;
+use tch::{Kind, Tensor};
+
+pub const KERNELS: &[(&OpDef, Kernel)] = &[(&MAX_POOL, max_pool)];
+
+/// Axis by axis from the last: of equal elements the one on the earliest row stays, on it the earliest, and so on, which
+/// is the first in row-major order.
+fn max_pool(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    let x = cx.x(0)?;
+    let all = Windows::of(cx.attrs);
+    if x.numel() == 0 {
+        let mut dims = x.size();
+        for (dim, windows) in dims[2..].iter_mut().zip(&all) {
+            *dim = windows.count(*dim);
+        }
+        let kinds = [x.kind(), Kind::Int64].into_iter().take(cx.n_outs);
+        return Ok(kinds.map(|kind| empty(&dims, kind, x.device())).collect());
+    }
+    let by_column = cx.attrs.int("storage_order") != 0;
+    let (mut values, mut places) = (x.alias(), None);
+    for (i, windows) in all.iter().enumerate().rev() {
+        let axis = i + 2;
+        let size = x.size();
+        // How far apart neighbours along this axis are in the whole operand.
+        let step: i64 = if by_column {
+            size[2..axis].iter().product()
+        } else {
+            size[axis + 1..].iter().product()
+        };
+        (values, places) = along(&values, places, windows, axis, step)?;
+    }
+    let Some(places) = places else {
+        return Ok(vec![values]);
+    };
+    // So far within one image of one channel.
+    let image: i64 = x.size()[2..].iter().product();
+    let images = x.size()[0] * x.size()[1];
+    let mut column = vec![1; x.dim()];
+    (column[0], column[1]) = (x.size()[0], x.size()[1]);
+    let first = Tensor::arange(images, (Kind::Int64, x.device())).view(column.as_slice());
+    scale_and_add(&places, &first, image)?;
+    Ok(vec![values, places].into_iter().take(cx.n_outs).collect())
+}
+
+/// `to` += `factor`·`from`, in place.
+fn scale_and_add(to: &Tensor, from: &Tensor, factor: i64) -> Result<()> {
+    let args = [Arg::Tensor(to), Arg::Tensor(from), Arg::Int(factor)];
+    write("aten::add_", "Tensor", &args)
+}
+
+/// The largest of each window along one axis, and its place: `step` times the one along the axis, plus the one that
+/// `places` says.
+fn along(
+    x: &Tensor,
+    places: Option<Tensor>,
+    windows: &Windows,
+    axis: usize,
+    step: i64,
+) -> Result<(Tensor, Option<Tensor>)> {
+    let size = x.size();
+    let count = windows.count(size[axis]);
+    let reach = windows.reach(size[axis], count);
+    let mut padded_size = size.clone();
+    padded_size[axis] = reach;
+    let padded = if reach == size[axis] && windows.before == 0 && x.is_contiguous() {
+        x.alias()
+    } else {
+        let padded = empty(&padded_size, x.kind(), x.device());
+        let least = scalar(x.kind(), f64::NEG_INFINITY)?;
+        let args = [Arg::Tensor(&padded), Arg::Tensor(&least)];
+        write("aten::fill_", "Tensor", &args)?;
+        let inner = padded.narrow(axis as i64, windows.before, size[axis]);
+        copy_into(&inner, x)?;
+        padded
+    };
+    let mut out_size = size.clone();
+    out_size[axis] = count;
+    let values = empty(&out_size, x.kind(), x.device());
+    let taps = empty(&out_size, Kind::Int64, x.device());
+    let (mut dims, mut strides) = (out_size.clone(), padded.stride());
+    dims.push(windows.kernel);
+    strides.push(strides[axis] * windows.dilation);
+    strides[axis] *= windows.stride;
+    let view = padded.as_strided(dims.as_slice(), strides.as_slice(), None);
+    let args = [
+        Arg::Tensor(&view),
+        Arg::Int(size.len() as i64),
+        Arg::Bool(false),
+        Arg::Tensor(&values),
+        Arg::Tensor(&taps),
+    ];
+    write("aten::max", "dim_max", &args)?;
+    drop((view, padded));
+    // The place along this axis: tap·dilation + window·stride − padding. Padding is only ever as large as the largest
+    // where that is the least number there is; the nearest element is then as good.
+    let mut column = vec![1; size.len()];
+    column[axis] = count;
+    let starts = Tensor::arange(count, (Kind::Int64, x.device())).view(column.as_slice());
+    scaled(&taps, windows.dilation)?;
+    scale_and_add(&taps, &starts, windows.stride)?;
+    drop(starts);
+    let before = scalar(Kind::Int64, windows.before as f64)?;
+    let args = [Arg::Tensor(&taps), Arg::Tensor(&before), Arg::Int(1)];
+    write("aten::sub_", "Tensor", &args)?;
+    let args = [Arg::Tensor(&taps), Arg::Int(0), Arg::Int(size[axis] - 1)];
+    write("aten::clamp_", "", &args)?;
+    let Some(places) = places else {
+        scaled(&taps, step)?;
+        return Ok((values, Some(taps)));
+    };
+    let found = empty(&out_size, Kind::Int64, x.device());
+    let args = [
+        Arg::Tensor(&places),
+        Arg::Int(axis as i64),
+        Arg::Tensor(&taps),
+        Arg::Bool(false),
+        Arg::Tensor(&found),
+    ];
+    write("aten::gather", "out", &args)?;
+    scale_and_add(&found, &taps, step)?;
+    Ok((values, Some(found)))
+}
+
+/// `v` *= `factor`, in place.
+fn scaled(v: &Tensor, factor: i64) -> Result<()> {
+    let factor = scalar(Kind::Int64, factor as f64)?;
+    write(
+        "aten::mul_",
+        "Tensor",
+        &[Arg::Tensor(v), Arg::Tensor(&factor)],
+    )
+}
