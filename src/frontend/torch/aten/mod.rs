@@ -9,11 +9,23 @@
 //! What is known when the file is read stays a number or an expression over named sizes ([`Value::Int`]); it becomes a
 //! value of the graph only where an op needs one.
 
+mod activation;
+mod assemble;
+mod attention;
+mod compare;
+mod create;
+mod index;
+mod loss;
+mod norm;
 mod pointwise;
+mod products;
+mod reduce;
 mod signature;
 mod sizes;
+mod special;
 mod tensors;
 mod types;
+mod views;
 mod vocabulary;
 mod weights;
 
@@ -97,7 +109,8 @@ pub struct Lowering<'g> {
     /// Whether each value depends on a parameter through ops that have a gradient; `None`: not looked at yet.
     depends: BTreeMap<ValueId, bool>,
     grad_enabled: bool,
-    streams: u64,
+    /// The input that random ops draw by, once there is one.
+    seed: Option<ValueId>,
     warnings: Vec<String>,
 }
 
@@ -113,7 +126,7 @@ impl<'g> Lowering<'g> {
             weights: weights::Weights::default(),
             depends: BTreeMap::new(),
             grad_enabled: true,
-            streams: 0,
+            seed: None,
             warnings: Vec::new(),
         }
     }

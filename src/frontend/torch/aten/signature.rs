@@ -2,8 +2,9 @@
 //!
 //! A signature is written as PyTorch's schemas are, shortened: `add(self: t, other: ts, alpha: s?)`. Letters say what an
 //! argument may be: `t` tensor, `l` list of tensors (`None` among them where an index skips an axis), `s` number, `i`
-//! integer, `I` list of integers, `f` number that is known, `b` bool, `S` string, `d` element type, `_` anything (it has
-//! no effect here). `?` marks one that need not be given. An op with several overloads has several signatures: the first
+//! integer, `I` list of integers, `f` number that is known, `b` bool, `S` string, `d` element type, `p` device, `_` anything (it has
+//! no effect here). `?` marks one that need not be given; those behind `*` are given by name
+//! only. An op with several overloads has several signatures: the first
 //! that the arguments fit is meant, so that files that do not name overloads (TorchScript) are read all the same.
 
 use super::{Lowering, TensorId, Value};
@@ -23,6 +24,7 @@ struct Param {
     name: &'static str,
     kinds: &'static str,
     optional: bool,
+    by_name_only: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -96,16 +98,22 @@ impl Vocabulary {
 fn parse(text: &'static str) -> (&'static str, Vec<Param>) {
     let (name, rest) = text.split_once('(').unwrap_or((text, ")"));
     let list = rest.trim_end_matches(')');
-    let params = list.split(',').map(str::trim).filter(|p| !p.is_empty());
-    let params = params.map(|p| {
+    let mut params = Vec::new();
+    let mut by_name_only = false;
+    for p in list.split(',').map(str::trim).filter(|p| !p.is_empty()) {
+        if p == "*" {
+            by_name_only = true;
+            continue;
+        }
         let (name, kinds) = p.split_once(": ").unwrap_or((p, "_?"));
-        Param {
+        params.push(Param {
             name,
             kinds: kinds.trim_end_matches('?'),
             optional: kinds.ends_with('?'),
-        }
-    });
-    (name, params.collect())
+            by_name_only,
+        });
+    }
+    (name, params)
 }
 
 impl Signature {
@@ -115,7 +123,8 @@ impl Signature {
         args: &[Value],
         kwargs: &[(&str, Value)],
     ) -> Result<Option<Vec<(&'static str, Value)>>> {
-        if args.len() > self.params.len() {
+        let by_place = self.params.iter().filter(|p| !p.by_name_only).count();
+        if args.len() > by_place {
             return Ok(None);
         }
         let known = |name: &str| self.params.iter().any(|p| p.name == name);
@@ -156,7 +165,8 @@ fn fit(low: &mut Lowering, kinds: &str, given: &Value) -> Result<Option<Value>> 
             | ('s' | 'i' | 'f', Value::Int(_))
             | ('s' | 'b', Value::Bool(_))
             | ('S', Value::Str(_))
-            | ('d', Value::DType(_)) => Some(given.clone()),
+            | ('d', Value::DType(_))
+            | ('p', Value::Place) => Some(given.clone()),
             // Where an integer is meant, 0-d integer tensors with known contents are taken.
             ('i', Value::Tensor(id)) => low.as_int(*id)?.map(Value::Int),
             ('d', Value::Int(code)) => match code.as_const().and_then(dtype_of_code) {

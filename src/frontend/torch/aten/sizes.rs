@@ -32,6 +32,20 @@ impl Lowering<'_> {
         })
     }
 
+    /// The data-dependent sizes of a value can be read from it from here on.
+    pub(super) fn read_sizes(&mut self, value: ValueId) {
+        self.sizes.read(self.b.graph, value);
+    }
+
+    /// `value` with axes of size 1 put in.
+    pub(super) fn apply_unsqueeze(&mut self, value: ValueId, axes: &[i64]) -> Result<ValueId> {
+        if axes.is_empty() {
+            return Ok(value);
+        }
+        let axes = self.b.ints(axes);
+        self.emit(&ckpt_passes::ops::shape::UNSQUEEZE, &[value, axes])
+    }
+
     /// What an integer tensor of one element holds, where it is known.
     pub(super) fn as_int(&mut self, tensor: TensorId) -> Result<Option<Dim>> {
         if self.dtype(tensor).is_float() {

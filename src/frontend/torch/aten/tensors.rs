@@ -11,10 +11,10 @@
 use super::Lowering;
 use ckpt_passes::ir::{Attrs, DType, Dim, OpDef, Same, Ty, ValueId};
 use ckpt_passes::ops::concat::CONCAT;
+use ckpt_passes::ops::fill;
 use ckpt_passes::ops::scatter::SCATTER_ELEMENTS;
 use ckpt_passes::ops::shape::{EXPAND, RESHAPE, SQUEEZE, STOP_GRADIENT, TRANSPOSE, UNSQUEEZE};
 use ckpt_passes::ops::slice::SLICE;
-use ckpt_passes::ops::{fill, index};
 use ckpt_passes::{Error, Result};
 
 /// A tensor of the program.
@@ -119,12 +119,6 @@ impl Lowering<'_> {
         self.memory.root(value, ty, true, None)
     }
 
-    /// A tensor in memory of its own, whose order in memory is not known.
-    pub(super) fn fresh_strided(&mut self, value: ValueId) -> TensorId {
-        let ty = self.b.ty(value).clone();
-        self.memory.root(value, ty, false, None)
-    }
-
     /// A tensor that exists before the program runs.
     pub(super) fn outside(&mut self, value: ValueId, name: &str) -> TensorId {
         let ty = self.b.ty(value).clone();
@@ -183,6 +177,11 @@ impl Lowering<'_> {
     pub(super) fn view(&mut self, of: TensorId, view: View) -> Result<TensorId> {
         let before = self.read(of)?;
         let value = self.apply(&view, before)?;
+        Ok(self.view_as(of, view, value))
+    }
+
+    /// A view of a tensor whose present value is known.
+    pub(super) fn view_as(&mut self, of: TensorId, view: View, value: ValueId) -> TensorId {
         let handle = self.memory.handle(of);
         let dense = handle.dense
             && match &view {
@@ -195,14 +194,14 @@ impl Lowering<'_> {
             };
         let root = handle.root;
         let version = self.memory.roots[root].version;
-        Ok(self.memory.add(Handle {
+        self.memory.add(Handle {
             parent: Some((of, view)),
             root,
             ty: self.b.ty(value).clone(),
             dense,
             value,
             version,
-        }))
+        })
     }
 
     /// A tensor with the elements of `of` in these sizes: a view where `of` is certainly row-major, else one that may
@@ -276,7 +275,7 @@ impl Lowering<'_> {
     }
 
     /// What a view makes of its parent's value.
-    fn apply(&mut self, view: &View, x: ValueId) -> Result<ValueId> {
+    pub(super) fn apply(&mut self, view: &View, x: ValueId) -> Result<ValueId> {
         match view {
             View::Reshape(dims) => {
                 if ckpt_passes::ir::build::same_dims(&self.b.ty(x).dims, dims) {
@@ -470,12 +469,5 @@ impl Lowering<'_> {
                 ));
             }
         }
-    }
-
-    /// A row of one axis: values of `x` at `index`, the axis left out.
-    pub(super) fn taken(&mut self, x: ValueId, axis: usize, index: &Dim) -> Result<ValueId> {
-        let at = self.int_scalar(index)?;
-        let attrs = Attrs::new().with("axis", axis as i64);
-        self.b.emit(&index::GATHER, &[x, at], attrs)
     }
 }

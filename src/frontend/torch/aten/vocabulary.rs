@@ -2,11 +2,28 @@
 
 use super::signature::{Call, Op};
 use super::tensors::View;
-use super::{Lowering, Value, pointwise};
+use super::{
+    Lowering, Value, activation, assemble, attention, compare, create, index, loss, norm,
+    pointwise, products, reduce, special, views,
+};
 use ckpt_passes::{Error, Result};
 
 /// Every family's ops.
-pub(super) const FAMILIES: &[&[Op]] = &[pointwise::OPS];
+pub(super) const FAMILIES: &[&[Op]] = &[
+    activation::OPS,
+    assemble::OPS,
+    attention::OPS,
+    compare::OPS,
+    create::OPS,
+    index::OPS,
+    loss::OPS,
+    norm::OPS,
+    pointwise::OPS,
+    products::OPS,
+    reduce::OPS,
+    special::OPS,
+    views::OPS,
+];
 
 /// Ops whose results are views: their in-place forms change what a name stands for, not memory.
 const VIEWS: &[&str] = &[
@@ -18,6 +35,20 @@ const VIEWS: &[&str] = &[
     "unsqueeze",
 ];
 
+const INITIALISES: &str =
+    "it fills a tensor with random numbers, as initialising does; export the initialised model";
+
+/// Ops that are refused for a reason of their own.
+const REFUSED: &[(&str, &str)] = &[
+    ("bernoulli_", INITIALISES),
+    ("exponential_", INITIALISES),
+    ("normal_", INITIALISES),
+    ("rand", INITIALISES),
+    ("randn", INITIALISES),
+    ("uniform_", INITIALISES),
+];
+
+/// Replays a call; what it gives where gradients are off has none.
 pub(super) fn run(
     low: &mut Lowering,
     name: &str,
@@ -25,6 +56,15 @@ pub(super) fn run(
     kwargs: Vec<(&str, Value)>,
 ) -> Result<Value> {
     let short = name.strip_prefix("aten::").unwrap_or(name);
+    if short.starts_with("_assert") {
+        return Ok(Value::None);
+    }
+    if let Some((_, why)) = REFUSED.iter().find(|(op, _)| *op == short) {
+        return Err(Error::model(
+            "op",
+            format!("PyTorch's op {short} is not supported: {why}"),
+        ));
+    }
     let value = if low.vocabulary.has(short) {
         plain(low, short, &args, &kwargs)?
     } else {
