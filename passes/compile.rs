@@ -8,12 +8,11 @@ use crate::analysis::ties;
 use crate::driver::{self, Cx, Made, Options, Pipeline, Timings, Watch};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Phase};
-use crate::plan::{Budgeted, Plan, Policy, Wishes};
+use crate::plan::{Budgeted, Plan, Policy, Times, Wishes};
 use crate::transform::fuse::Fused;
 use crate::transform::joint;
 use crate::transform::loss::Loss;
 use crate::transform::remat::strip_again;
-use std::collections::BTreeMap;
 
 /// What to compile into.
 #[derive(Clone, Debug)]
@@ -27,8 +26,8 @@ pub struct Request {
     /// Takes the place of both: a plan that was made before.
     pub stored: Option<Plan>,
     pub device: Device,
-    /// Measured times of nodes, in microseconds, by name: they take the place of the model's.
-    pub times_us: BTreeMap<String, f64>,
+    /// Measured times of nodes: they take the place of the model's.
+    pub times: Option<Times>,
     pub selection: Selection,
     /// Numbers for named sizes, for planning only.
     pub dims: Vec<(String, i64)>,
@@ -52,7 +51,7 @@ impl Default for Request {
             budget: None,
             stored: None,
             device: Device::default(),
-            times_us: BTreeMap::new(),
+            times: None,
             selection: Selection::default(),
             dims: Vec::new(),
             drop_outputs: Vec::new(),
@@ -119,7 +118,7 @@ pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resul
         budget: request.budget,
         stored: request.stored.clone(),
         device: request.device.clone(),
-        times_us: request.times_us.clone(),
+        times: request.times.clone(),
     };
     let mut cx = Cx {
         options,

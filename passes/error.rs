@@ -4,6 +4,7 @@
 //! apart at a glance: `error[...]` is the user's model, request or environment, `bug[...]` is ours. The kind fixes the
 //! exit code, so that no caller has to guess it.
 
+use serde::Serialize;
 use std::fmt;
 
 /// Who has to act, and the exit code that goes with it.
@@ -30,6 +31,31 @@ pub struct Error {
     code: &'static str,
     message: String,
     notes: Vec<(&'static str, String)>,
+    shortfall: Option<Box<Shortfall>>,
+}
+
+/// A budget that no plan fits into, in numbers.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Shortfall {
+    pub budget_bytes: u64,
+    /// The smallest budget for which a plan is known.
+    pub smallest_feasible_bytes: u64,
+    /// Whether nothing smaller is possible at all.
+    pub is_proven: bool,
+    /// What the two are on: `peak`, or `peak above static` for a cost graph.
+    pub budget_on: &'static str,
+    pub static_bytes: u64,
+    /// The node whose operands, results and temporaries set it; `None` where the outputs together are larger.
+    pub peak_at: Option<String>,
+    /// What is alive then beside static values, largest first.
+    pub tensors: Vec<Held>,
+}
+
+/// A tensor that takes memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Held {
+    pub name: String,
+    pub bytes: u64,
 }
 
 pub type Result<T, E = Box<Error>> = std::result::Result<T, E>;
@@ -41,6 +67,7 @@ impl Error {
             code,
             message: message.into(),
             notes: Vec::new(),
+            shortfall: None,
         })
     }
 
@@ -91,6 +118,16 @@ impl Error {
     /// The next thing to do.
     pub fn help(self: Box<Self>, text: impl Into<String>) -> Box<Error> {
         self.note("help", text)
+    }
+
+    /// The numbers of a budget that nothing fits into, for programs.
+    pub fn short_of(mut self: Box<Self>, shortfall: Shortfall) -> Box<Error> {
+        self.shortfall = Some(Box::new(shortfall));
+        self
+    }
+
+    pub fn shortfall(&self) -> Option<&Shortfall> {
+        self.shortfall.as_deref()
     }
 
     pub fn kind(&self) -> Kind {

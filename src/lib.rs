@@ -20,6 +20,8 @@
 
 pub mod emit;
 pub mod frontend;
+#[cfg(feature = "torch")]
+pub mod measure;
 pub mod optimize;
 pub mod place;
 pub mod planning;

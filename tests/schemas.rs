@@ -118,6 +118,53 @@ fn what_is_printed_and_written_is_as_published() {
 }
 
 #[test]
+fn a_refusal_is_as_published() {
+    let dir = workplace();
+    let refused = |args: &str| {
+        let done = call(dir.path(), &args.split(' ').collect::<Vec<_>>());
+        assert_eq!(code(&done), 3, "{args}: {}", stderr(&done));
+        let value: Value = serde_json::from_slice(&done.stdout).expect("one JSON object");
+        satisfies(&value, "refusal.json");
+        value
+    };
+    for (args, on) in [
+        (
+            "plan graph.json.gz --budget 100kB --format json",
+            "peak above static",
+        ),
+        (
+            "plan model.onnx --dim seq=16 --budget 10kB --format json",
+            "peak",
+        ),
+        (
+            "model.onnx -o t.onnx --dim seq=16 --budget 10kB --format json",
+            "peak",
+        ),
+    ] {
+        let value = refused(args);
+        assert_eq!(value["budget_on"], on);
+        let n = |key: &str| value[key].as_u64().unwrap();
+        assert!(n("budget_bytes") <= 100_000 && n("smallest_feasible_bytes") > n("budget_bytes"));
+        let held: u64 = value["tensors"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|t| t["bytes"].as_u64().unwrap())
+            .sum();
+        assert!(held > 0 && value["peak_at"].is_string());
+        let fits = format!(
+            "{} --effort first",
+            args.replace("100kB", &n("smallest_feasible_bytes").to_string())
+                .replace("10kB", &n("smallest_feasible_bytes").to_string())
+        );
+        json(&call(dir.path(), &fits.split(' ').collect::<Vec<_>>()));
+    }
+    let none =
+        "plan model.onnx --dim seq=8 --maximize batch --budget 10kB --effort first --format json";
+    refused(none);
+}
+
+#[test]
 fn what_is_read_is_as_published() {
     let packed = std::fs::File::open(fixture("graphs", "layers.json.gz")).unwrap();
     let graph: Value = serde_json::from_reader(flate2::read::GzDecoder::new(packed)).unwrap();
@@ -141,6 +188,20 @@ fn what_is_read_is_as_published() {
     ];
     let done = call(dir.path(), &args);
     assert_eq!(code(&done), 0, "{}", stderr(&done));
+}
+
+#[cfg(feature = "torch")]
+#[test]
+fn what_is_measured_is_as_published() {
+    let dir = workplace();
+    let run = |args: &str| json(&call(dir.path(), &args.split(' ').collect::<Vec<_>>()));
+    let device =
+        run("calibrate -o d.json --max-rows 64 --vector-bytes 4096 --runs 1 --format json");
+    satisfies(&device, "device.json");
+    assert_eq!(file(&dir.path().join("d.json")), device);
+    let times = run("profile model.onnx --dim seq=8 --runs 1 -o t.json --format json");
+    satisfies(&times, "profile.json");
+    assert_eq!(file(&dir.path().join("t.json")), times);
 }
 
 #[test]

@@ -7,12 +7,11 @@ use crate::analysis::sizes::Binding;
 use crate::error::Error;
 use crate::ir::Phase;
 use crate::plan::{
-    Basis, Budgeted, Choices, Plan, Policy, Setting, Subject, Wishes, refine::refine,
+    Basis, Budgeted, Choices, Plan, Policy, Setting, Subject, Times, Wishes, refine::refine,
 };
 use crate::transform;
 use crate::transform::fuse::Fused;
 use crate::transform::loss::{Loss, Seed};
-use std::collections::BTreeMap;
 use std::time::Instant;
 
 /// What was asked for: the options that passes read.
@@ -31,8 +30,8 @@ pub struct Options {
     /// Takes the place of both: a plan that was made before.
     pub stored: Option<Plan>,
     pub device: Device,
-    /// Measured times of nodes, in microseconds, by name: they take the place of the model's.
-    pub times_us: BTreeMap<String, f64>,
+    /// Measured times of nodes: they take the place of the model's.
+    pub times: Option<Times>,
 }
 
 impl Default for Options {
@@ -47,7 +46,7 @@ impl Default for Options {
             budget: None,
             stored: None,
             device: Device::default(),
-            times_us: BTreeMap::new(),
+            times: None,
         }
     }
 }
@@ -194,9 +193,9 @@ static PLAN: Pass = Pass {
         let binding = Binding::new(graph, &cx.options.dims)?;
         let options = &mut cx.options;
         let mut subject = Subject::new(graph, &binding, &options.device)?;
-        if !options.times_us.is_empty() {
-            cx.warnings
-                .extend(subject.problem.take_times(&options.times_us)?);
+        if let Some(times) = &options.times {
+            times.check_dims(binding.iter())?;
+            cx.warnings.extend(times.price(&mut subject.problem)?);
         }
         let started = Instant::now();
         let choices = refine(&options.wishes, graph, &subject)?;

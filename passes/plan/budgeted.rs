@@ -11,7 +11,7 @@ use super::problem::{Kind, Phase, Problem};
 use super::schedule::{Score, evaluate};
 use super::solve::{self, Effort, Failure, Floor, Objective, Solution};
 use super::subject::Structure;
-use crate::error::{Error, Result};
+use crate::error::{Error, Held, Result, Shortfall};
 
 /// A budget with what is to be minimised within it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -285,6 +285,19 @@ fn refused(setting: &Setting, failure: Failure) -> Box<Error> {
     error = error
         .found(tensors.trim_end())
         .help(format!("--budget {smallest}"));
+    let held = |(value, bytes): &(usize, u64)| Held {
+        name: tensor_name(setting.problem, *value),
+        bytes: *bytes,
+    };
+    error = error.short_of(Shortfall {
+        budget_bytes: shown(infeasible.budget_bytes),
+        smallest_feasible_bytes: smallest,
+        is_proven: floor.is_proven(),
+        budget_on: setting.basis.name(),
+        static_bytes: floor.static_bytes,
+        peak_at: floor.op.map(|op| setting.problem.ops[op].name.clone()),
+        tensors: floor.tensors.iter().map(held).collect(),
+    });
     if constraints(setting).iter().any(Option::is_some) {
         error = error.help("what --layers, --save-ops and the like settle was taken as given");
     }

@@ -5,7 +5,7 @@
 //! [`schedule`] holds the only judge, [`schedule::evaluate`]; every policy and solver is measured by it. [`policy`] has
 //! the rules people know, [`parts`] words for parts of layers, [`choice`] what the user settled beforehand, [`keep`]
 //! turns "what may stay" into a schedule, [`decision`] is the plan as data. [`solve`] plans for a [`budget`], and
-//! [`budgeted`] asks it.
+//! [`budgeted`] asks it. Measured [`times`] may take the place of modelled ones.
 
 #[cfg(any(test, feature = "testing"))]
 pub mod brute;
@@ -21,6 +21,7 @@ pub mod refine;
 pub mod schedule;
 pub mod solve;
 pub mod subject;
+pub mod times;
 pub mod wish;
 
 pub use budget::{Basis, Budget};
@@ -32,4 +33,5 @@ pub use problem::{Kind, Op, Phase, Problem, Value};
 pub use schedule::{Score, evaluate};
 pub use solve::{Effort, Objective};
 pub use subject::{Structure, Subject};
+pub use times::Times;
 pub use wish::Wishes;

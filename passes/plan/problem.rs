@@ -10,7 +10,6 @@ use crate::analysis::{Costs, Device, MemoryProfile, Sizes};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Id, NodeId, Role, Side, ValueId};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 
 /// Which half of the step an operation belongs to; the loss counts as forward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -342,40 +341,6 @@ impl Problem {
             return foreign("the sum of all costs is not finite".into());
         }
         Ok(())
-    }
-
-    /// Takes measured times, in microseconds by the names of ops, as costs. Ops that the measurement does not name keep
-    /// theirs; the result says so.
-    ///
-    /// # Errors
-    /// `error[profile]`: a measurement that names none of the ops, or a time that is not one.
-    pub fn take_times(&mut self, times_us: &BTreeMap<String, f64>) -> Result<Option<String>> {
-        if let Some((name, time)) = times_us.iter().find(|(_, t)| !t.is_finite() || **t < 0.0) {
-            return Err(Error::usage(
-                "profile",
-                format!("`{name}` takes {time} microseconds"),
-            ));
-        }
-        let mut missing = 0;
-        for op in &mut self.ops {
-            match times_us.get(&op.name) {
-                Some(time) => op.cost = *time,
-                None => missing += 1,
-            }
-        }
-        if missing == self.ops.len() && missing > 0 {
-            return Err(
-                Error::usage("profile", "the profile names none of the graph's nodes")
-                    .help("measure the same model with the same loss"),
-            );
-        }
-        let warning = || {
-            format!(
-                "the profile does not know {missing} of {} nodes: they are priced by the device",
-                self.ops.len()
-            )
-        };
-        Ok((missing > 0).then(warning))
     }
 
     /// The value that owns each value's storage; itself for what is not a view. Linear.

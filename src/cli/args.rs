@@ -1,5 +1,6 @@
 //! The command line: options, help and examples. What they mean is in one place only, here.
 
+pub mod measuring;
 pub mod planning;
 
 use ckpt_opt::optimize::InputType;
@@ -20,6 +21,8 @@ pub const VERBS: &[&str] = &[
     "diff",
     "run",
     "verify",
+    "calibrate",
+    "profile",
     "completions",
     "help",
 ];
@@ -90,8 +93,33 @@ pub enum Verb {
     /// Prove that two graphs compute the same values, or that a training graph has the right gradients
     #[command(after_help = VERIFY_EXAMPLES)]
     Verify(VerifyArgs),
+    /// Measure this machine: the device profile that plans are priced with
+    #[command(after_help = measuring::CALIBRATE_EXAMPLES)]
+    Calibrate(measuring::CalibrateArgs),
+    /// Measure what each node of a training step takes, for plans that are priced with it
+    #[command(after_help = measuring::PROFILE_EXAMPLES)]
+    Profile(measuring::ProfileArgs),
     /// Print a completion script for a shell
     Completions { shell: clap_complete::Shell },
+}
+
+impl Verb {
+    /// How the verb reports on stdout.
+    pub fn format(&self) -> Option<Format> {
+        let report = match self {
+            Verb::Optimize(args) => &args.report,
+            Verb::Inspect(args) => &args.report,
+            Verb::Plan(args) => &args.report,
+            Verb::Frontier(args) => &args.report,
+            Verb::Diff(args) => &args.report,
+            Verb::Run(args) => &args.report,
+            Verb::Verify(args) => &args.report,
+            Verb::Calibrate(args) => &args.report,
+            Verb::Profile(args) => &args.report,
+            Verb::Completions { .. } => return None,
+        };
+        Some(report.format)
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]

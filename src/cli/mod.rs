@@ -2,6 +2,7 @@
 
 mod args;
 mod inspect;
+mod measure;
 mod optimize;
 mod plan;
 mod progress;
@@ -9,8 +10,9 @@ mod refinement;
 mod run;
 mod verify;
 
-use args::{Cli, Verb};
+use args::{Cli, Format, Verb};
 use ckpt_opt::place::Place;
+use ckpt_passes::error::{Kind, Shortfall};
 use ckpt_passes::{Error, Result};
 use clap::{CommandFactory, Parser};
 use std::io::Write;
@@ -24,11 +26,35 @@ const STACK_BYTES: usize = 256 << 20;
 pub fn main() -> ExitCode {
     let cli = Cli::parse_from(args::with_verb(std::env::args_os().collect()));
     prepare(&cli.verb);
+    let is_json = cli.verb.format() == Some(Format::Json);
     match guarded(move || dispatch(cli.verb)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
+            if is_json && error.kind() == Kind::Budget {
+                // Whoever reads stdout has gone or is out of room: stderr and the exit code still say it.
+                let _ = result_json(&Refusal::of(&error));
+            }
             anstream::eprintln!("{}", painted(&error));
             ExitCode::from(error.exit_code() as u8)
+        }
+    }
+}
+
+/// A budget that nothing fits into, as the one JSON object on stdout.
+#[derive(serde::Serialize)]
+struct Refusal<'a> {
+    error: &'static str,
+    message: &'a str,
+    #[serde(flatten)]
+    shortfall: Option<&'a Shortfall>,
+}
+
+impl Refusal<'_> {
+    fn of(error: &Error) -> Refusal<'_> {
+        Refusal {
+            error: error.code(),
+            message: error.message(),
+            shortfall: error.shortfall(),
         }
     }
 }
@@ -38,6 +64,8 @@ fn prepare(verb: &Verb) {
     let place = match verb {
         Verb::Run(args) => args.device,
         Verb::Verify(args) => args.device,
+        Verb::Calibrate(args) => args.measuring.device,
+        Verb::Profile(args) => args.measuring.device,
         _ => return,
     };
     let (name, value) = Place::CUBLAS_SETTING;
@@ -91,6 +119,8 @@ fn dispatch(verb: Verb) -> Result<()> {
         Verb::Diff(args) => plan::diff(&args),
         Verb::Run(args) => run::run(&args),
         Verb::Verify(args) => verify::run(&args),
+        Verb::Calibrate(args) => measure::calibrate(&args),
+        Verb::Profile(args) => measure::profile(&args),
         Verb::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "ckpt-opt", &mut script);
@@ -125,6 +155,13 @@ fn result_json(value: &impl serde::Serialize) -> Result<()> {
     let text =
         serde_json::to_string_pretty(value).map_err(|e| Error::bug("json", e.to_string()))?;
     result(&(text + "\n"))
+}
+
+/// Writes a value to a file as JSON; the file appears whole or not at all.
+fn write_json(path: &std::path::Path, value: &impl serde::Serialize) -> Result<()> {
+    let text =
+        serde_json::to_string_pretty(value).map_err(|e| Error::bug("json", e.to_string()))?;
+    ckpt_opt::emit::file::write_whole(path, (text + "\n").as_bytes())
 }
 
 /// Shows warnings on stderr.

@@ -16,9 +16,11 @@ pub fn run(args: &OptimizeArgs) -> Result<()> {
     }
     let mut model = {
         let _progress = progress::step("reading the model");
-        load(&args.model, &args.step.source.inputs)?
+        load(&args.model, &args.step.training.source.inputs)?
     };
-    if args.step.loss.is_some() && ckpt_passes::transform::joint::has_backward(&model.graph) {
+    if args.step.training.loss.is_some()
+        && ckpt_passes::transform::joint::has_backward(&model.graph)
+    {
         return Err(Error::usage(
             "loss",
             "the model holds its backward already: there is no loss to choose",
@@ -39,7 +41,7 @@ pub fn run(args: &OptimizeArgs) -> Result<()> {
         warnings.extend(write(&model.graph, &args.model, output, args.link_weights)?);
     }
     if let (Some(path), Some(plan)) = (&args.budgeting.plan_out, &outcome.plan) {
-        super::plan::write_json(path, plan)?;
+        super::write_json(path, plan)?;
     }
     match outcome.summary {
         Some(mut summary) => {

@@ -2,7 +2,7 @@
 
 use super::args::Format;
 use super::args::planning::{DiffArgs, FrontierArgs, PlanArgs};
-use super::{progress, result, result_json, warn};
+use super::{progress, result, result_json, warn, write_json};
 use ckpt_opt::emit::file::write_whole;
 use ckpt_opt::optimize::load;
 use ckpt_opt::planning::curve::Frontier;
@@ -11,10 +11,8 @@ use ckpt_opt::planning::maximize::{self, Wish};
 use ckpt_opt::planning::read;
 use ckpt_opt::planning::report::{Report, compare};
 use ckpt_opt::planning::svg::svg;
-use ckpt_opt::planning::task::{Goal, Planned, Task};
-use ckpt_passes::plan::Plan;
+use ckpt_opt::planning::task::{Goal, Task};
 use ckpt_passes::{Error, Result};
-use std::path::Path;
 
 pub fn run(args: &PlanArgs) -> Result<()> {
     let budgeting = &args.budgeting;
@@ -26,7 +24,7 @@ pub fn run(args: &PlanArgs) -> Result<()> {
                 return Err(Error::usage("maximize", "a cost graph has no named sizes"));
             }
             let _progress = progress::step("looking for the largest size");
-            let model = load(&args.source, &args.step.source.inputs)?;
+            let model = load(&args.source, &args.step.training.source.inputs)?;
             let wish = Wish {
                 dim,
                 budgeted: budgeting.budgeted(),
@@ -37,7 +35,7 @@ pub fn run(args: &PlanArgs) -> Result<()> {
         }
         None => {
             let _progress = progress::step("planning");
-            let task = Task::read(&args.source, &args.step.source.inputs, &request)?;
+            let task = Task::read(&args.source, &args.step.training.source.inputs, &request)?;
             let goal = match (request.stored.take(), request.budget) {
                 (Some(stored), _) => Goal::Stored(stored),
                 (None, Some(budgeted)) => Goal::Budget(budgeted),
@@ -53,7 +51,7 @@ pub fn run(args: &PlanArgs) -> Result<()> {
         report.compare = Some(compare(&task, &budgeting.budgeted())?);
     }
     for path in [&args.output, &budgeting.plan_out].into_iter().flatten() {
-        write_plan(path, &planned)?;
+        write_json(path, &planned.plan)?;
     }
     match args.report.format {
         Format::Json => result_json(&report),
@@ -64,22 +62,12 @@ pub fn run(args: &PlanArgs) -> Result<()> {
     }
 }
 
-fn write_plan(path: &Path, planned: &Planned) -> Result<()> {
-    write_json(path, &planned.plan)
-}
-
-/// Writes a plan as the file that `--plan-in` reads.
-pub(super) fn write_json(path: &Path, plan: &Plan) -> Result<()> {
-    let text = serde_json::to_string_pretty(plan).map_err(|e| Error::bug("json", e.to_string()))?;
-    write_whole(path, (text + "\n").as_bytes())
-}
-
 pub fn frontier(args: &FrontierArgs) -> Result<()> {
     let mut request = args.step.request();
     args.prices.apply(&mut request)?;
     let frontier = {
         let _progress = progress::step("planning");
-        let task = Task::read(&args.source, &args.step.source.inputs, &request)?;
+        let task = Task::read(&args.source, &args.step.training.source.inputs, &request)?;
         let wish = ckpt_passes::plan::Budgeted {
             objective: args.objective,
             effort: args.effort,

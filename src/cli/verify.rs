@@ -11,11 +11,9 @@ pub fn run(_: &VerifyArgs) -> Result<()> {
 #[cfg(feature = "torch")]
 pub fn run(args: &VerifyArgs) -> Result<()> {
     use super::args::Format;
-    use super::{progress, result, result_json, warn};
-    use ckpt_opt::emit::file::write_whole;
+    use super::{progress, result, result_json, warn, write_json};
     use ckpt_opt::tensors::compare::Tolerance;
     use ckpt_opt::verify::{Request, verify};
-    use ckpt_passes::Error;
 
     let step = progress::step("running both graphs");
     let certificate = verify(&Request {
@@ -33,9 +31,7 @@ pub fn run(args: &VerifyArgs) -> Result<()> {
     })?;
     drop(step);
     if let Some(path) = &args.certificate {
-        let text = serde_json::to_string_pretty(&certificate)
-            .map_err(|e| Error::bug("json", e.to_string()))?;
-        write_whole(path, (text + "\n").as_bytes())?;
+        write_json(path, &certificate)?;
     }
     match args.report.format {
         Format::Json => result_json(&certificate)?,

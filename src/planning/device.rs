@@ -1,6 +1,7 @@
 //! What the cost model rests on, from files: device profiles and measured times of nodes.
 
 use ckpt_passes::analysis::Device;
+use ckpt_passes::plan::Times;
 use ckpt_passes::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -30,6 +31,7 @@ pub fn device(word: &str) -> Result<Device> {
 
 /// Measured times, by node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Profile {
     pub device: String,
     pub threads: usize,
@@ -45,11 +47,14 @@ pub struct Profile {
 ///
 /// # Errors
 /// `error[profile]` where the file cannot be read or holds none.
-pub fn times(path: &Path) -> Result<BTreeMap<String, f64>> {
+pub fn times(path: &Path) -> Result<Times> {
     let failed = |what: String| Error::usage("profile", what).at(path.display().to_string());
     let text = std::fs::read_to_string(path)
         .map_err(|e| failed(format!("cannot read the profile: {e}")))?;
     let profile: Profile =
         serde_json::from_str(&text).map_err(|e| failed(format!("this is not a profile: {e}")))?;
-    Ok(profile.nodes_us)
+    Ok(Times {
+        dims: profile.dims,
+        nodes_us: profile.nodes_us,
+    })
 }

@@ -81,8 +81,8 @@ impl Task {
         }
         let mut problem = cost_graph(path)?;
         let mut warnings = Vec::new();
-        if !request.times_us.is_empty() {
-            warnings.extend(problem.take_times(&request.times_us)?);
+        if let Some(times) = &request.times {
+            warnings.extend(times.price(&mut problem)?);
         }
         let before = evaluate(&problem, &problem.given_order())?;
         let structure = Structure::unknown(problem.ops.len());
@@ -130,8 +130,9 @@ impl Task {
         let binding = Binding::new(graph, &request.dims)?;
         let mut subject = Subject::new(graph, &binding, &request.device)?;
         let mut warnings = Vec::new();
-        if !request.times_us.is_empty() {
-            warnings.extend(subject.problem.take_times(&request.times_us)?);
+        if let Some(times) = &request.times {
+            times.check_dims(binding.iter())?;
+            warnings.extend(times.price(&mut subject.problem)?);
         }
         let choices = (
             refine(&request.wishes, graph, &subject)?,

@@ -150,6 +150,79 @@ pub fn reset_peak(place: Place) -> Result<()> {
     }
 }
 
+/// The memory of a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    pub total_bytes: u64,
+    /// What of it is taken, by whoever.
+    pub used_bytes: u64,
+}
+
+/// How much memory there is; `None` where nobody says. Of the CPU, what the machine has or, if that is less, what the
+/// control group of this process may have (Linux).
+///
+/// # Errors
+/// The device fails.
+pub fn memory(place: Place) -> Result<Option<Memory>> {
+    if let Place::Cuda(n) = place {
+        let (free_bytes, total_bytes) = cuda::memory_info(n).map_err(torch_error)?;
+        return Ok(Some(Memory {
+            total_bytes,
+            used_bytes: total_bytes.saturating_sub(free_bytes),
+        }));
+    }
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let Some(machine) = machine_memory(&text) else {
+        return Ok(None);
+    };
+    let number = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse().ok();
+    let group = |(limit, used): (&str, &str)| {
+        Some(Memory {
+            total_bytes: number(limit)?,
+            used_bytes: number(used)?,
+        })
+    };
+    let groups = CONTROL_GROUPS.into_iter().filter_map(group);
+    Ok(groups
+        .chain([machine])
+        .min_by_key(|m: &Memory| m.total_bytes))
+}
+
+/// Where Linux says what a control group may have and has, in its versions 2 and 1.
+const CONTROL_GROUPS: [(&str, &str); 2] = [
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+    ),
+];
+
+/// What `/proc/meminfo` says.
+fn machine_memory(text: &str) -> Option<Memory> {
+    let field = |name: &str| {
+        let line = text.lines().find_map(|l| l.strip_prefix(name))?;
+        let kibibytes: u64 = line.split_whitespace().next()?.parse().ok()?;
+        kibibytes.checked_mul(1024)
+    };
+    let total_bytes = field("MemTotal:")?;
+    Some(Memory {
+        total_bytes,
+        used_bytes: total_bytes.saturating_sub(field("MemAvailable:")?),
+    })
+}
+
+/// What a place calls itself.
+pub fn name(place: Place) -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = info
+        .lines()
+        .find_map(|l| l.strip_prefix("model name")?.split_once(':'));
+    match (place, model) {
+        (Place::Cpu, Some((_, model))) => model.trim().to_string(),
+        _ => place.to_string(),
+    }
+}
+
 /// Waits until everything that was sent there is done.
 ///
 /// # Errors
@@ -158,5 +231,22 @@ pub fn synchronize(place: Place) -> Result<()> {
     match place {
         Place::Cpu => Ok(()),
         Place::Cuda(n) => cuda::synchronize(n).map_err(torch_error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_of_the_machine() {
+        let text = "MemTotal:       1000 kB\nMemFree:  10 kB\nMemAvailable:    400 kB\n";
+        let memory = machine_memory(text).unwrap();
+        assert_eq!(
+            (memory.total_bytes, memory.used_bytes),
+            (1_024_000, 614_400)
+        );
+        assert_eq!(machine_memory("MemTotal: x kB\nMemAvailable: 1 kB\n"), None);
+        assert_eq!(machine_memory(""), None);
     }
 }

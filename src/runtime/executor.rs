@@ -244,6 +244,36 @@ impl Program {
     /// # Errors
     /// As [`Program::bind`], or a kernel that fails; the error names the node.
     pub fn run(&self, inputs: &BTreeMap<String, Tensor>) -> Result<Run> {
+        self.watched(inputs, &mut |_| Ok(()))
+    }
+
+    /// Runs the graph once and measures what each node takes, in microseconds in the order of the schedule: its kernel,
+    /// what the executor does around it, and giving back what it read last. A device is waited for after every node, so
+    /// that a node's time is its own.
+    ///
+    /// # Errors
+    /// As [`Program::run`].
+    pub fn run_timed(&self, inputs: &BTreeMap<String, Tensor>) -> Result<(Run, Vec<f64>)> {
+        let mut times_us = Vec::with_capacity(self.steps.len());
+        let mut last: Option<Instant> = None;
+        let run = self.watched(inputs, &mut |at| {
+            device::synchronize(self.place)?;
+            let now = Instant::now();
+            if let (Some(last), true) = (last, at > 0) {
+                times_us.push((now - last).as_secs_f64() * 1e6);
+            }
+            last = Some(now);
+            Ok(())
+        })?;
+        Ok((run, times_us))
+    }
+
+    /// Runs the graph once; `watch` is called before the first step and after each, with how many are done.
+    fn watched(
+        &self,
+        inputs: &BTreeMap<String, Tensor>,
+        watch: &mut dyn FnMut(usize) -> Result<()>,
+    ) -> Result<Run> {
         self.bind(inputs)?;
         let _no_grad = tch::no_grad_guard();
         let shares = |list: &[Option<Tensor>]| {
@@ -268,6 +298,7 @@ impl Program {
         let mut peak = (base.live, None);
         let mut nondeterministic = BTreeSet::new();
         let start = Instant::now();
+        watch(0)?;
         for (at, step) in self.steps.iter().enumerate() {
             execute(step, &mut values, &mut nondeterministic)?;
             let reached = device::bytes(self.place)?.peak;
@@ -278,6 +309,7 @@ impl Program {
                 values.tensors[*slot] = None;
                 values.host[*slot] = None;
             }
+            watch(at + 1)?;
         }
         device::synchronize(self.place)?;
         let time_us = start.elapsed().as_micros() as u64;

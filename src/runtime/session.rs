@@ -11,6 +11,11 @@ use ckpt_torch::bytes;
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Threads that one kernel may use now.
+pub fn threads() -> usize {
+    usize::try_from(tch::get_num_threads()).unwrap_or(1)
+}
+
 /// A graph with its weights in place.
 pub struct Session<'g> {
     graph: &'g Graph,
@@ -66,18 +71,44 @@ impl<'g> Session<'g> {
         })
     }
 
-    /// Runs once; on a device the first time twice, so that the libraries have their workspaces before anything is
-    /// measured.
+    /// What each node takes, in microseconds in the order of the schedule: a row a run. The first `warm_up` runs are not
+    /// reported.
     ///
     /// # Errors
     /// See [`Program::run`].
-    pub fn run(&self, inputs: &BTreeMap<String, Tensor>) -> Result<Measured> {
+    pub fn time_nodes(
+        &self,
+        inputs: &BTreeMap<String, Tensor>,
+        warm_up: u32,
+        runs: u32,
+    ) -> Result<Vec<Vec<f64>>> {
+        let given = self.given(inputs)?;
+        for _ in 0..warm_up {
+            self.program.run_timed(&given)?;
+        }
+        (0..runs)
+            .map(|_| Ok(self.program.run_timed(&given)?.1))
+            .collect()
+    }
+
+    /// The graph's inputs as libtorch's tensors.
+    fn given(&self, inputs: &BTreeMap<String, Tensor>) -> Result<BTreeMap<String, tch::Tensor>> {
         let mut given = BTreeMap::new();
         for (name, _) in self.program.inputs() {
             if let Some(tensor) = inputs.get(name) {
                 given.insert(name.to_string(), convert::tensor(name, tensor)?);
             }
         }
+        Ok(given)
+    }
+
+    /// Runs once; on a device the first time twice, so that the libraries have their workspaces before anything is
+    /// measured.
+    ///
+    /// # Errors
+    /// See [`Program::run`].
+    pub fn run(&self, inputs: &BTreeMap<String, Tensor>) -> Result<Measured> {
+        let given = self.given(inputs)?;
         let dims: Vec<(String, i64)> = self.program.bind(&given)?.into_iter().collect();
         let binding = Binding::new(self.graph, &dims)?;
         let place = self.program.place();

@@ -77,7 +77,7 @@ impl Prices {
             request.device = device(word)?;
         }
         if let Some(path) = &self.profile {
-            request.times_us = times(path)?;
+            request.times = Some(times(path)?);
         }
         Ok(())
     }
@@ -117,7 +117,7 @@ impl Budgeting {
 /// What the training step of a model is.
 #[derive(Args)]
 #[command(next_help_heading = "Training step, for models")]
-pub struct Step {
+pub struct Training {
     /// causal-lm, cross-entropy, mse, output:NAME or vjp [default: the backward that the file has, else its only
     /// scalar output, else vjp]
     #[arg(long, value_parser = loss)]
@@ -134,21 +134,37 @@ pub struct Step {
     #[arg(long)]
     pub no_fuse: bool,
     #[command(flatten)]
-    pub refinement: Refinement,
-    #[command(flatten)]
     pub source: Source,
 }
 
-impl Step {
+impl Training {
     pub fn request(&self) -> Request {
         Request {
             loss: self.loss.clone().unwrap_or_default(),
             selection: self.trained.selection(),
             dims: self.dims.clone(),
             drop_outputs: self.drop_outputs.clone(),
-            wishes: self.refinement.wishes(),
             fuse: !self.no_fuse,
             ..Request::default()
+        }
+    }
+}
+
+/// The training step of a model, and what of it is settled before it is planned.
+#[derive(Args)]
+#[command(next_help_heading = "Training step, for models")]
+pub struct Step {
+    #[command(flatten)]
+    pub training: Training,
+    #[command(flatten)]
+    pub refinement: Refinement,
+}
+
+impl Step {
+    pub fn request(&self) -> Request {
+        Request {
+            wishes: self.refinement.wishes(),
+            ..self.training.request()
         }
     }
 }

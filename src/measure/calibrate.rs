@@ -1,0 +1,226 @@
+//! Measures a device: the rates of the roofline, what a node takes that does nothing, how the allocator rounds.
+//!
+//! Each figure comes from a small graph that our runtime executes: products of growing square matrices in each
+//! floating-point type until one takes long enough to be timed, a sum of vectors that no cache holds, a chain of sums of
+//! a few numbers. The rates are therefore what a plan can count on in this runtime with these threads, not what the
+//! vendor states.
+
+use super::median;
+use crate::place::Place;
+use crate::runtime::device;
+use crate::runtime::session::{self, Session};
+use crate::tensors::random;
+use ckpt_passes::analysis::Device;
+use ckpt_passes::analysis::device::Teraflops;
+use ckpt_passes::ir::DType;
+use ckpt_passes::{Error, Result, text};
+use std::fmt::Write;
+
+/// What to measure, and how.
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub place: Place,
+    pub threads: Option<u16>,
+    /// What to call the device; `None`: what it calls itself.
+    pub name: Option<String>,
+    /// Runs that a median is of.
+    pub runs: u32,
+    /// Matrices grow to at most this many rows.
+    pub max_rows: u64,
+    /// Elements of a vector whose sum is timed; all that is read and written should be larger than any cache.
+    pub vector: u64,
+}
+
+impl Default for Request {
+    fn default() -> Request {
+        Request {
+            place: Place::Cpu,
+            threads: None,
+            name: None,
+            runs: 5,
+            max_rows: 8192,
+            vector: 16 << 20,
+        }
+    }
+}
+
+const MIN_ROWS: u64 = 256;
+/// A product that takes this long is timed well enough.
+const LONG_US: f64 = 20_000.0;
+/// Nodes of the chain that shows what one takes at least.
+const CHAIN: usize = 512;
+const BLOCKS: u64 = 64;
+
+/// Measures.
+///
+/// # Errors
+/// A device that cannot be opened or has too little memory.
+pub fn calibrate(request: &Request) -> Result<Device> {
+    let mut sources = Vec::new();
+    let mut rate = |dtype| -> Result<f64> {
+        let (teraflops, source) = arithmetic(request, dtype)?;
+        sources.push(source);
+        Ok(teraflops)
+    };
+    let teraflops = Teraflops {
+        f64: Some(rate(DType::F64)?),
+        f32: rate(DType::F32)?,
+        f16: Some(rate(DType::F16)?),
+        bf16: Some(rate(DType::BF16)?),
+    };
+    let (gigabytes_per_s, source) = bandwidth(request)?;
+    sources.push(source);
+    let launch_us = dispatch(request)?;
+    sources.push(format!(
+        "launch_us: one of {CHAIN} sums of 8 numbers in a row, median of {} runs",
+        request.runs
+    ));
+    let granularity_bytes = granularity(request)?;
+    sources.push(
+        "granularity_bytes: what the allocator counts for tensors of 4 bytes; 1 where it counts what was asked for"
+            .into(),
+    );
+    let memory = device::memory(request.place)?;
+    sources.push(match (memory, request.place) {
+        (None, _) => "memory_bytes: not known here".into(),
+        (Some(_), Place::Cpu) => {
+            "memory_bytes: of the machine, or what this process may have; reserved_bytes: what of it was in use".into()
+        }
+        (Some(_), Place::Cuda(_)) => {
+            "memory_bytes: as the driver says; reserved_bytes: what of it was in use, our own context included".into()
+        }
+    });
+    let threads = session::threads();
+    let own_name = match request.place {
+        Place::Cpu if threads == 1 => format!("{}, one thread", device::name(request.place)),
+        Place::Cpu => format!("{}, {threads} threads", device::name(request.place)),
+        Place::Cuda(_) => device::name(request.place),
+    };
+    let device = Device {
+        name: request.name.clone().unwrap_or(own_name),
+        teraflops,
+        gigabytes_per_s,
+        launch_us,
+        memory_bytes: memory.map(|m| m.total_bytes),
+        reserved_bytes: memory.map_or(0, |m| m.used_bytes),
+        granularity_bytes,
+        sources,
+    };
+    // What is written must be readable.
+    let written = serde_json::to_string(&device).map_err(|e| Error::bug("json", e.to_string()))?;
+    Device::parse(&written)
+}
+
+/// Median times of the nodes of a graph in text form, on random inputs.
+fn times(request: &Request, source: &str) -> Result<Vec<f64>> {
+    let graph = text::parse(source).map_err(|e| Error::bug("calibrate", e.to_string()))?;
+    let inputs = random::inputs(&graph, &[], 0)?;
+    let session = Session::new(&graph, &Default::default(), request.threads, request.place)?;
+    let runs = session.time_nodes(&inputs, 1, request.runs)?;
+    let nodes = runs.first().map_or(0, Vec::len);
+    Ok((0..nodes)
+        .map(|node| median(runs.iter().map(|r| r[node]).collect()))
+        .collect())
+}
+
+/// 10¹² operations a second of a matrix product, and how that was found.
+fn arithmetic(request: &Request, dtype: DType) -> Result<(f64, String)> {
+    let mut rows = MIN_ROWS.min(request.max_rows);
+    loop {
+        let matrix = format!("{dtype}[{rows}, {rows}]");
+        let source = format!(
+            "graph @product typed (%x: {matrix}, %y: {matrix}) -> (%z) {{\n  %z = MatMul %x, %y : {matrix}\n}}\n"
+        );
+        let time_us = times(request, &source)?.iter().sum::<f64>().max(1e-3);
+        if time_us < LONG_US && rows < request.max_rows {
+            // A product of twice the rows takes eight times as long.
+            rows = (2 * rows).min(request.max_rows);
+            continue;
+        }
+        let flops = 2.0 * (rows as f64).powi(3);
+        let how = format!(
+            "teraflops.{dtype}: a product of {rows} x {rows} matrices in {time_us:.0} us, median of {} runs",
+            request.runs
+        );
+        return Ok((flops / time_us / 1e6, how));
+    }
+}
+
+/// 10⁹ bytes a second of a sum of two vectors: two are read, one is written.
+fn bandwidth(request: &Request) -> Result<(f64, String)> {
+    let vector = format!("f32[{}]", request.vector);
+    let source = format!(
+        "graph @sum typed (%x: {vector}, %y: {vector}) -> (%z) {{\n  %z = Add %x, %y : {vector}\n}}\n"
+    );
+    let time_us = times(request, &source)?.iter().sum::<f64>().max(1e-3);
+    let bytes = 3.0 * 4.0 * request.vector as f64;
+    let how = format!(
+        "gigabytes_per_s: a sum of two vectors of {} bytes into a third in {time_us:.0} us, median of {} runs",
+        4 * request.vector,
+        request.runs
+    );
+    Ok((bytes / time_us / 1e3, how))
+}
+
+/// Microseconds of a node with next to nothing to do.
+fn dispatch(request: &Request) -> Result<f64> {
+    let mut source = String::from("graph @chain typed (%v0: f32[8]) -> (");
+    let _ = writeln!(source, "%v{CHAIN}) {{");
+    for i in 0..CHAIN {
+        let _ = writeln!(source, "  %v{} = Add %v{i}, %v0 : f32[8]", i + 1);
+    }
+    source.push_str("}\n");
+    Ok(median(times(request, &source)?))
+}
+
+/// What blocks are rounded up to, as the allocator counts them.
+fn granularity(request: &Request) -> Result<u64> {
+    let outputs: Vec<String> = (0..BLOCKS).map(|i| format!("%y{i}")).collect();
+    let mut source = format!(
+        "graph @blocks typed (%x: f32[1]) -> ({}) {{\n",
+        outputs.join(", ")
+    );
+    for output in &outputs {
+        let _ = writeln!(source, "  {output} = Neg %x : f32[1]");
+    }
+    source.push_str("}\n");
+    let graph = text::parse(&source).map_err(|e| Error::bug("calibrate", e.to_string()))?;
+    let inputs = random::inputs(&graph, &[], 0)?;
+    let session = Session::new(&graph, &Default::default(), request.threads, request.place)?;
+    let run = session.run(&inputs)?;
+    if run.peak_bytes == run.requested_peak_bytes {
+        return Ok(1);
+    }
+    Ok(((run.peak_bytes - run.static_bytes) / BLOCKS).max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn measures_what_a_profile_needs() {
+        let request = Request {
+            threads: Some(1),
+            runs: 3,
+            max_rows: 128,
+            vector: 1 << 16,
+            ..Request::default()
+        };
+        let device = calibrate(&request).unwrap();
+        let t = device.teraflops;
+        for rate in [Some(t.f32), t.f64, t.f16, t.bf16] {
+            // From a machine of the nineties to one that does not exist.
+            assert!((1e-6..1e4).contains(&rate.unwrap()), "{device:?}");
+        }
+        assert!((1e-3..1e6).contains(&device.gigabytes_per_s), "{device:?}");
+        assert!((1e-3..1e5).contains(&device.launch_us), "{device:?}");
+        assert_eq!(device.granularity_bytes, 1);
+        assert_eq!(device.sources.len(), 8);
+        let named = Request {
+            name: Some("mine".into()),
+            ..request
+        };
+        assert_eq!(calibrate(&named).unwrap().name, "mine");
+    }
+}
