@@ -58,7 +58,7 @@ fn a_planned_file_is_measured_by_the_names_of_what_it_copies() {
     let names = |v: &Value| command::keys(&v["nodes_us"]).join(" ");
     assert_eq!(names(&plain), names(&planned));
     run(&format!(
-        "plan model.onnx {size} --budget 60% --effort first --profile t.json --format json"
+        "plan model.onnx {size} --policy selective --profile t.json --format json"
     ));
 }
 

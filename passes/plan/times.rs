@@ -120,9 +120,10 @@ mod tests {
 
     #[test]
     fn prices_go_by_name() {
-        let text = r#"{"ops": [{"name": "a", "cost": 1.0, "ins": [], "outs": [0]},
-            {"name": "b", "cost": 1.0, "ins": [0], "outs": [1]}],
-            "values": [{"bytes": 4, "producer": 0}, {"bytes": 4, "producer": 1}], "outputs": [1]}"#;
+        let text = r#"{"ops": [{"name": "a", "phase": "fwd", "cost": 1.0, "ins": [], "outs": [0]},
+            {"name": "b", "phase": "fwd", "cost": 1.0, "ins": [0], "outs": [1]}],
+            "values": [{"bytes": 4, "kind": "act", "producer": 0}, {"bytes": 4, "kind": "act", "producer": 1}],
+            "outputs": [1]}"#;
         let problem: Problem = serde_json::from_str(text).unwrap();
         let mut p = problem.clone();
         let warning = times(&[], &[("b", 7.5), ("c", 1.0)]).price(&mut p).unwrap();
