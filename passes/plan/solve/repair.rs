@@ -22,7 +22,8 @@ pub struct Style {
     pub fullest: bool,
     /// Whether operands are made again in the other order.
     pub reverse: bool,
-    /// Whether the cap rises where nothing fits, to what fits there.
+    /// Whether the cap rises where nothing fits, to what fits there. Then the answer need not fit: it is the schedule
+    /// with the smallest peak that was come by.
     pub rise: bool,
     /// How often an op may be cut at with values kept past full steps.
     pub extensions: u32,
@@ -49,6 +50,7 @@ impl Style {
 const NOISY_SLACK: f64 = 2e-3;
 
 /// Repairs `schedule` to fit into `cap`; `None` if it cannot, if the work is spent, or if it gets heavier than `limit`.
+/// See [`Style::rise`] for the other answer.
 pub fn repair(
     dag: &Dag,
     schedule: &[u32],
@@ -64,14 +66,18 @@ pub fn repair(
     let mut drops = vec![0i64; dag.ops()];
     let mut penalty = vec![0i64; dag.ops()];
     let mut jitter = Vec::new();
+    let mut lowest: Option<(i64, Vec<u32>)> = None;
     for _ in 0..style.rounds {
         simulation.run(dag, &schedule);
         work.spend(3 * schedule.len() as u64);
         if simulation.peak <= cap {
             return Some(schedule);
         }
+        if style.rise && lowest.as_ref().is_none_or(|l| simulation.peak < l.0) {
+            lowest = Some((simulation.peak, schedule.clone()));
+        }
         if work.spent() {
-            return None;
+            break;
         }
         let live = &simulation.live;
         let (from, over) = if style.fullest {
@@ -106,7 +112,7 @@ pub fn repair(
         work.spend(cut.visits() + 4 * schedule.len() as u64);
         let Some(point) = point else {
             if !style.rise || cut.missing_bytes == 0 {
-                return None;
+                break;
             }
             cap += cut.missing_bytes;
             continue;
@@ -119,7 +125,7 @@ pub fn repair(
         );
         writer.reverse = style.reverse;
         if !writer.steps(&schedule[step + 1..]) || !writer.outputs() {
-            return None;
+            break;
         }
         let mut next = writer.schedule;
         for o in cut.repeated(&point) {
@@ -132,8 +138,8 @@ pub fn repair(
         drop_unread(dag, &mut next);
         schedule = next;
         if dag.weigh_schedule(&schedule) > limit {
-            return None;
+            break;
         }
     }
-    None
+    lowest.map(|l| l.1)
 }

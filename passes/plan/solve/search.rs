@@ -71,12 +71,15 @@ impl<'a> Search<'a> {
         simulation.peak <= self.cap
     }
 
-    /// The schedule with the smallest peak that a few repairs find when the cap rises wherever nothing fits.
+    /// The schedule with the smallest peak that a few repairs find when the cap rises wherever nothing fits. Each takes
+    /// at most half of the work that is left.
     pub fn lowest(&mut self) -> Option<Vec<u32>> {
         let given = self.given()?;
         let mut simulation = Simulation::default();
         let mut best: Option<(i64, Vec<u32>)> = None;
+        let limit = self.work.limit;
         for (distance, extensions) in [(0.02, 2), (0.3, 2), (0.0, 0), (0.02, 1000)] {
+            self.work.limit = self.work.done + limit.saturating_sub(self.work.done) / 2;
             let style = Style {
                 rise: true,
                 extensions,
@@ -93,6 +96,7 @@ impl<'a> Search<'a> {
                 break;
             }
         }
+        self.work.limit = limit;
         best.map(|b| b.1)
     }
 

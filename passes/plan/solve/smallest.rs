@@ -69,6 +69,14 @@ pub(super) fn working_set_bytes(dag: &Dag) -> (i64, u32) {
 /// How often the interval between what is impossible and what is known is halved.
 const HALVINGS: usize = 10;
 
+/// Work of the repairs that go as low as they can.
+const LOWEST_UNITS: u64 = 40_000_000;
+const LOWEST_UNITS_AN_OP: u64 = 10_000;
+
+/// Work of each halving.
+const HALVING_UNITS: u64 = 4_000_000;
+const HALVING_UNITS_AN_OP: u64 = 1_000;
+
 pub(super) fn of_dag(problem: &Problem, dag: &Dag, before: &Score) -> Result<Floor> {
     let (least, op) = working_set_bytes(dag);
     let mut tensors: Vec<(usize, u64)> = if op == NONE {
@@ -108,14 +116,15 @@ pub(super) fn of_dag(problem: &Problem, dag: &Dag, before: &Score) -> Result<Flo
     let mut low = least - 1;
     match exact(dag, least, &mut Work::new(EXACT_UNITS)) {
         Outcome::Unknown => {
-            if let Some(made) = Search::new(dag, least, &mut Work::new(u64::MAX)).lowest() {
+            let mut work = Work::new(LOWEST_UNITS + LOWEST_UNITS_AN_OP * dag.ops() as u64);
+            if let Some(made) = Search::new(dag, least, &mut work).lowest() {
                 high = high.min(note(made)?);
             }
         }
         Outcome::Optimal(made) => high = note(made)?,
         Outcome::Infeasible => low = least,
     }
-    let units = 2_000_000 + 2_000 * dag.ops() as u64;
+    let units = HALVING_UNITS + HALVING_UNITS_AN_OP * dag.ops() as u64;
     for _ in 0..HALVINGS {
         let middle = low + (high - low) / 2;
         if middle <= low || middle < least {
