@@ -13,6 +13,7 @@ use crate::transform::fuse::Fused;
 use crate::transform::joint;
 use crate::transform::loss::Loss;
 use crate::transform::remat::strip_again;
+use crate::transform::streams::{self, Stream};
 
 /// What to compile into.
 #[derive(Clone, Debug)]
@@ -33,6 +34,8 @@ pub struct Request {
     pub dims: Vec<(String, i64)>,
     /// Patterns of forward outputs that the training graph need not have.
     pub drop_outputs: Vec<String>,
+    /// Random nodes that draw by a seed of their own.
+    pub rng_streams: Vec<Stream>,
     /// Put one op in the place of several where that saves memory or time; results may be rounded otherwise. The
     /// command line asks for it unless told not to.
     pub fuse: bool,
@@ -55,6 +58,7 @@ impl Default for Request {
             selection: Selection::default(),
             dims: Vec::new(),
             drop_outputs: Vec::new(),
+            rng_streams: Vec::new(),
             fuse: false,
             passes: None,
             stop_after: None,
@@ -108,6 +112,7 @@ pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resul
         joint::joint(graph)?;
         drop_outputs(graph, &request.drop_outputs)?;
     }
+    streams::divide(graph, &request.rng_streams)?;
     let options = Options {
         dims: request.dims.clone(),
         loss: request.loss.clone(),

@@ -25,6 +25,7 @@ pub mod measure;
 pub mod optimize;
 pub mod place;
 pub mod planning;
+pub mod rng;
 #[cfg(feature = "torch")]
 pub mod runtime;
 pub mod tensors;

@@ -15,6 +15,7 @@ use ckpt_passes::plan::Plan;
 use ckpt_passes::transform::infer::infer;
 use ckpt_passes::transform::loss::Loss;
 use ckpt_passes::transform::remat::strip_again;
+use ckpt_passes::transform::streams::Stream;
 use ckpt_passes::{Error, Result, text};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -32,6 +33,8 @@ pub mod record {
     pub const TRAINABLE: &str = "ckpt.trainable";
     pub const FREEZE: &str = "ckpt.freeze";
     pub const DROP_OUTPUT: &str = "ckpt.drop_output";
+    /// A JSON list of `NAME=PATTERN,…`.
+    pub const RNG_STREAM: &str = "ckpt.rng_stream";
     /// A JSON list of `NAME:DTYPE[DIMS]`.
     pub const INPUT: &str = "ckpt.input";
 }
@@ -246,7 +249,9 @@ fn write_record(
             meta.insert(record::FUSE.into(), "true".into());
         }
         meta.insert(record::LOSS.into(), loss.to_string());
+        let streams: Vec<String> = request.rng_streams.iter().map(Stream::to_string).collect();
         let lists = [
+            (record::RNG_STREAM, &streams),
             (record::TRAINABLE, &request.selection.trainable),
             (record::FREEZE, &request.selection.freeze),
             (record::DROP_OUTPUT, &request.drop_outputs),
@@ -308,6 +313,10 @@ pub fn read_record(meta: &BTreeMap<String, String>) -> Result<(Request, Vec<Inpu
             freeze: list(record::FREEZE)?,
         },
         drop_outputs: list(record::DROP_OUTPUT)?,
+        rng_streams: list(record::RNG_STREAM)?
+            .iter()
+            .map(|t| Stream::parse(t))
+            .collect::<Result<_>>()?,
         fuse,
         ..Request::default()
     };
@@ -372,6 +381,7 @@ mod tests {
             drop_outputs: vec!["present.*".into()],
             ..Request::default()
         };
+        request.rng_streams = vec![Stream::parse("tp=*.attn,*.mlp").unwrap()];
         request.selection.freeze = vec!["emb\"ed*".into()];
         assert_eq!(read_record(&graph.meta).err().unwrap().exit_code(), 2);
         write_record(&mut graph, &request, "full", Some(&Loss::CausalLm), true);
@@ -380,6 +390,7 @@ mod tests {
             (read.loss, read.drop_outputs),
             (Loss::CausalLm, request.drop_outputs.clone())
         );
+        assert_eq!(read.rng_streams, request.rng_streams);
         assert_eq!(read.selection.freeze, request.selection.freeze);
         assert!(inputs.is_empty() && read.selection.trainable.is_empty());
         assert!(read.fuse);

@@ -6,6 +6,7 @@
 
 use crate::optimize::{load, read_record, record};
 use crate::place::Place;
+use crate::rng::Rng;
 use crate::runtime::session::Session;
 use crate::tensors::compare::{Comparison, Tolerance, compare};
 use crate::tensors::feed::Feed;
@@ -37,6 +38,7 @@ pub struct Request {
     pub tolerance: Option<Tolerance>,
     pub threads: Option<u16>,
     pub place: Place,
+    pub rng: Rng,
 }
 
 /// How far rounding may take two tensors apart: relative to the largest element of the tensor, and to that of all.
@@ -61,6 +63,8 @@ pub struct Certificate {
     pub seed: u64,
     pub device: String,
     pub threads: Option<u16>,
+    /// What random ops drew from.
+    pub rng: String,
     pub version: &'static str,
     /// Outputs of A that B does not have.
     pub missing: Vec<String>,
@@ -142,7 +146,13 @@ pub fn verify(request: &Request) -> Result<Certificate> {
             ))
             .at(path.display().to_string()));
         }
-        let session = Session::new(graph, &feed.weights, request.threads, request.place)?;
+        let session = Session::new(
+            graph,
+            &feed.weights,
+            request.threads,
+            request.place,
+            request.rng,
+        )?;
         let done = session
             .run(&feed.inputs)
             .map_err(|e| e.at(path.display().to_string()))?;
@@ -213,6 +223,7 @@ pub fn verify(request: &Request) -> Result<Certificate> {
         seed: request.seed,
         device: request.place.to_string(),
         threads: request.threads,
+        rng: request.rng.to_string(),
         version: env!("CARGO_PKG_VERSION"),
         missing,
         unknown,

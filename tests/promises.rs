@@ -4,6 +4,7 @@
 
 mod torch;
 
+use ckpt_opt::runtime::draws::Draws;
 use ckpt_opt::runtime::{convert, kernels};
 use ckpt_passes::analysis::{Binding, Sizes};
 use ckpt_passes::ir::op::{MemoryCx, Place, Sized};
@@ -74,6 +75,7 @@ fn check(
         attrs: &node.attrs,
         ins: &ins,
         host: &[],
+        draws: &Draws::default(),
         n_outs: node.outs.len(),
     };
     let kernel = kernels::find(node.op).unwrap();

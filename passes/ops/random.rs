@@ -27,6 +27,9 @@ pub const ROWS: &[&OpDef] = &[&DROPOUT, &UNIFORM];
 /// Draws are whole multiples of 2⁻²⁴: what float32 holds exactly.
 pub const BITS: u32 = 24;
 
+/// The graph input that random ops draw by: an int64 scalar.
+pub const SEED: &str = "rng_seed";
+
 const WORD: i64 = 0xffff_ffff;
 const FIRST: [u32; 2] = [0x9e37_79b9, 0x85eb_ca6b];
 const MULTIPLIERS: [u32; 2] = [0x7feb_352d, 0x846c_a68b];
@@ -49,6 +52,11 @@ impl Key {
         let words = [seed, seed >> 32, stream, stream >> 32];
         let fold = |first: u32| words.iter().fold(first, |key, w| mix(key ^ *w as u32));
         Key(FIRST.map(fold))
+    }
+
+    /// Both words as one number, to seed another generator with.
+    pub fn number(self) -> u64 {
+        u64::from(self.0[0]) | u64::from(self.0[1]) << 32
     }
 
     /// The draw for element `index` (row-major): a whole number below 2²⁴.

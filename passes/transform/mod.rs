@@ -9,3 +9,4 @@ pub mod loss;
 pub mod remat;
 pub mod simplify;
 pub mod sizes;
+pub mod streams;

@@ -5,6 +5,7 @@ pub mod planning;
 
 use ckpt_opt::optimize::InputType;
 use ckpt_opt::place::Place;
+use ckpt_opt::rng::Rng;
 use ckpt_passes::analysis::params::Selection;
 use ckpt_passes::compile::Request;
 use ckpt_passes::plan::Policy;
@@ -237,6 +238,10 @@ pub struct RunArgs {
     /// Where to run: cpu, cuda or cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = place)]
     pub device: Place,
+    /// What random ops draw from: counter (the hash in the written graph: the same bits everywhere), native (libtorch's
+    /// generator, seeded for each node) or eager (seeded once and drawn from in turn, as a PyTorch model does)
+    #[arg(long, value_name = "WORD", default_value = "counter", value_parser = rng)]
+    pub rng: Rng,
     /// Threads that one kernel may use [default: all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: Option<u16>,
@@ -280,6 +285,10 @@ pub struct VerifyArgs {
     /// Where to run: cpu, cuda or cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = place)]
     pub device: Place,
+    /// What random ops draw from: counter (the hash in the written graph: the same bits everywhere), native (libtorch's
+    /// generator, seeded for each node) or eager (seeded once and drawn from in turn, as a PyTorch model does)
+    #[arg(long, value_name = "WORD", default_value = "counter", value_parser = rng)]
+    pub rng: Rng,
     /// Write what was compared, and how it came out, as JSON
     #[arg(long, value_name = "FILE")]
     pub certificate: Option<PathBuf>,
@@ -306,6 +315,10 @@ fn loss(text: &str) -> Result<Loss, String> {
 
 fn place(text: &str) -> Result<Place, String> {
     Place::parse(text).map_err(shown)
+}
+
+fn rng(text: &str) -> Result<Rng, String> {
+    Rng::parse(text).map_err(shown)
 }
 
 /// What decides: a rule, or a budget.

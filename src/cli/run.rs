@@ -19,10 +19,12 @@ mod with_torch {
     use super::super::{progress, result, result_json, warn};
     use ckpt_opt::emit::units::bytes;
     use ckpt_opt::optimize::load;
+    use ckpt_opt::rng::Rng;
     use ckpt_opt::runtime::session::Session;
     use ckpt_opt::tensors::feed::Feed;
     use ckpt_opt::tensors::{self, Tensors, random};
     use ckpt_opt::verify::ready;
+    use ckpt_passes::ir::op::Effect;
     use ckpt_passes::{Error, Result};
     use serde::Serialize;
 
@@ -60,7 +62,13 @@ mod with_torch {
             None => feed.complete(&model.graph)?,
         }
         let _step = progress::step("running");
-        let session = Session::new(&model.graph, &feed.weights, args.threads, args.device)?;
+        let session = Session::new(
+            &model.graph,
+            &feed.weights,
+            args.threads,
+            args.device,
+            args.rng,
+        )?;
         let mut times = Vec::new();
         let mut last = None;
         for _ in 0..args.steps {
@@ -83,6 +91,13 @@ mod with_torch {
                 "{} has no deterministic kernel for {}: another run may give other bits",
                 args.device,
                 ops.join(", ")
+            ));
+        }
+        let mut nodes = model.graph.nodes();
+        if args.rng != Rng::Counter && nodes.any(|(_, n)| n.op.effect == Effect::Seeded) {
+            warnings.push(format!(
+                "--rng {}: random ops draw through libtorch, whose temporaries the predicted peak does not count",
+                args.rng
             ));
         }
         if let Some(path) = &args.outputs {

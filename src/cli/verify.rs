@@ -28,6 +28,7 @@ pub fn run(args: &VerifyArgs) -> Result<()> {
         }),
         threads: args.threads,
         place: args.device,
+        rng: args.rng,
     })?;
     drop(step);
     if let Some(path) = &args.certificate {

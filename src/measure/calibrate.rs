@@ -7,6 +7,7 @@
 
 use super::median;
 use crate::place::Place;
+use crate::rng::Rng;
 use crate::runtime::device;
 use crate::runtime::session::{self, Session};
 use crate::tensors::random;
@@ -115,7 +116,13 @@ pub fn calibrate(request: &Request) -> Result<Device> {
 fn times(request: &Request, source: &str) -> Result<Vec<f64>> {
     let graph = text::parse(source).map_err(|e| Error::bug("calibrate", e.to_string()))?;
     let inputs = random::inputs(&graph, &[], 0)?;
-    let session = Session::new(&graph, &Default::default(), request.threads, request.place)?;
+    let session = Session::new(
+        &graph,
+        &Default::default(),
+        request.threads,
+        request.place,
+        Rng::default(),
+    )?;
     let runs = session.time_nodes(&inputs, 1, request.runs)?;
     let nodes = runs.first().map_or(0, Vec::len);
     Ok((0..nodes)
@@ -186,7 +193,13 @@ fn granularity(request: &Request) -> Result<u64> {
     source.push_str("}\n");
     let graph = text::parse(&source).map_err(|e| Error::bug("calibrate", e.to_string()))?;
     let inputs = random::inputs(&graph, &[], 0)?;
-    let session = Session::new(&graph, &Default::default(), request.threads, request.place)?;
+    let session = Session::new(
+        &graph,
+        &Default::default(),
+        request.threads,
+        request.place,
+        Rng::default(),
+    )?;
     let run = session.run(&inputs)?;
     if run.peak_bytes == run.requested_peak_bytes {
         return Ok(1);

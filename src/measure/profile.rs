@@ -8,6 +8,7 @@ use super::median;
 use crate::optimize::{InputType, load};
 use crate::place::Place;
 use crate::planning::device::Profile;
+use crate::rng::Rng;
 use crate::runtime::device;
 use crate::runtime::session::{self, Session};
 use crate::tensors::feed::Feed;
@@ -78,7 +79,13 @@ pub fn profile(path: &Path, types: &[InputType], request: &Request) -> Result<Me
     let mut feed = Feed::new(graph, given)?;
     warnings.append(&mut feed.notes);
     let binding = random::fill(graph, &mut feed, &request.step.dims, request.seed)?;
-    let session = Session::new(graph, &feed.weights, request.threads, request.place)?;
+    let session = Session::new(
+        graph,
+        &feed.weights,
+        request.threads,
+        request.place,
+        Rng::default(),
+    )?;
     let runs = session.time_nodes(&feed.inputs, request.warm_up, request.runs)?;
     let mut samples: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     let mut by_op: BTreeMap<&str, f64> = BTreeMap::new();

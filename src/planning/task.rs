@@ -66,6 +66,7 @@ impl Task {
             (!request.dims.is_empty(), "--dim"),
             (!types.is_empty(), "--input"),
             (!request.drop_outputs.is_empty(), "--drop-output"),
+            (!request.rng_streams.is_empty(), "--rng-stream"),
             (
                 request.selection != Default::default(),
                 "--trainable and --freeze",

@@ -10,8 +10,10 @@
 
 use super::convert;
 use super::device;
+use super::draws::Draws;
 use super::kernels::{self, KernelCx};
 use crate::place::Place;
+use crate::rng::Rng;
 use ckpt_passes::analysis::device::round_up;
 use ckpt_passes::ir::{DType, Def, Graph, Node, Side, Ty, ValueId};
 use ckpt_passes::{Error, Result};
@@ -23,6 +25,7 @@ use tch::{Device, Tensor};
 /// A graph made ready to run.
 pub struct Program {
     place: Place,
+    rng: Rng,
     steps: Vec<Step>,
     /// One slot a value: what is resident throughout (weights).
     resident: Vec<Option<Tensor>>,
@@ -48,6 +51,7 @@ struct Values {
     tensors: Vec<Option<Tensor>>,
     /// Copies on the CPU of what is small, integral and known there; only where the run is elsewhere.
     host: Vec<Option<Tensor>>,
+    draws: Draws,
 }
 
 struct Step {
@@ -149,6 +153,7 @@ impl Program {
             .map(|id| (graph.value(*id).name.clone(), slot(*id)));
         Ok(Program {
             place,
+            rng: Rng::default(),
             steps,
             resident,
             host,
@@ -156,6 +161,11 @@ impl Program {
             outputs: outputs.collect(),
             weight_bytes,
         })
+    }
+
+    /// Makes random ops draw so from now on.
+    pub fn draw_by(&mut self, rng: Rng) {
+        self.rng = rng;
     }
 
     /// Replaces a weight by name, for this program.
@@ -284,6 +294,7 @@ impl Program {
             place: self.place,
             tensors: shares(&self.resident),
             host: shares(&self.host),
+            draws: Draws::new(self.rng),
         };
         let mut static_bytes = self.weight_bytes;
         for input in &self.inputs {
@@ -385,6 +396,7 @@ impl Step {
             attrs: &self.node.attrs,
             ins: &ins,
             host: &host,
+            draws: &values.draws,
             n_outs: self.outs.len(),
         };
         let results = (self.kernel)(&cx).map_err(|e| e.at(self.place.clone()))?;

@@ -7,6 +7,7 @@
 
 pub mod convert;
 pub mod device;
+pub mod draws;
 pub mod executor;
 pub mod kernels;
 pub mod session;

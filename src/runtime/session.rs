@@ -4,6 +4,7 @@ use super::convert::{self, torch_error};
 use super::device;
 use super::executor::Program;
 use crate::place::Place;
+use crate::rng::Rng;
 use ckpt_passes::analysis::{Binding, MemoryProfile, Sizes};
 use ckpt_passes::ir::{Graph, Tensor};
 use ckpt_passes::{Error, Result};
@@ -52,6 +53,7 @@ impl<'g> Session<'g> {
         weights: &BTreeMap<String, Tensor>,
         threads: Option<u16>,
         place: Place,
+        rng: Rng,
     ) -> Result<Session<'g>> {
         // Before anything else asks libtorch about devices.
         device::open(place)?;
@@ -59,6 +61,7 @@ impl<'g> Session<'g> {
             tch::set_num_threads(i32::from(n));
         }
         let mut program = Program::at(graph, place)?;
+        program.draw_by(rng);
         for (id, value) in graph.inits() {
             if let Some(tensor) = weights.get(&value.name) {
                 program.override_weight(graph, id, convert::tensor(&value.name, tensor)?)?;

@@ -7,6 +7,7 @@ use ckpt_opt::planning::read;
 use ckpt_passes::compile::Request;
 use ckpt_passes::plan::{Budget, Budgeted, Effort, Objective, budgeted};
 use ckpt_passes::transform::loss::Loss;
+use ckpt_passes::transform::streams::Stream;
 use ckpt_passes::{Error, Result};
 use clap::Args;
 use std::path::PathBuf;
@@ -130,6 +131,9 @@ pub struct Training {
     /// Leave out forward outputs whose name matches, such as caches or logits
     #[arg(long = "drop-output", value_name = "PATTERN")]
     pub drop_outputs: Vec<String>,
+    /// Give the random nodes that a pattern names (of nodes or modules) a seed of their own, the input rng_seed.NAME
+    #[arg(long = "rng-stream", value_name = "NAME=PATTERN,…", value_parser = stream)]
+    pub rng_streams: Vec<Stream>,
     /// Leave attentions, norms and activations as the model has them, instead of one op for each
     #[arg(long)]
     pub no_fuse: bool,
@@ -144,6 +148,7 @@ impl Training {
             selection: self.trained.selection(),
             dims: self.dims.clone(),
             drop_outputs: self.drop_outputs.clone(),
+            rng_streams: self.rng_streams.clone(),
             fuse: !self.no_fuse,
             ..Request::default()
         }
@@ -235,6 +240,10 @@ pub struct DiffArgs {
 
 fn budget(text: &str) -> Result<Budget, String> {
     Budget::parse(text).map_err(shown)
+}
+
+fn stream(text: &str) -> Result<Stream, String> {
+    Stream::parse(text).map_err(shown)
 }
 
 fn objective(text: &str) -> Result<Objective, String> {

@@ -4,6 +4,7 @@
 //! and beside results it takes no more than `temp_bytes`. An op without a kernel is executed through its body.
 
 use super::convert::torch_error;
+use super::draws::Draws;
 use ckpt_passes::ir::{Attrs, OpDef};
 use ckpt_passes::{Error, Result};
 use ckpt_torch::{Arg, Op, Ret, TorchError, bytes};
@@ -92,6 +93,8 @@ pub struct KernelCx<'a> {
     pub ins: &'a [Option<&'a Tensor>],
     /// Copies on the CPU of small integer operands, where the graph runs elsewhere; may be shorter.
     pub host: &'a [Option<&'a Tensor>],
+    /// What random ops draw from.
+    pub draws: &'a Draws,
     pub n_outs: usize,
 }
 

@@ -1,17 +1,27 @@
 //! Random numbers: one loop over the result's elements, no temporaries.
 //!
-//! The hash is integer arithmetic of ours, so that it runs on the host; a result on another device is made here and
-//! copied there.
+//! The hash is integer arithmetic of ours, so that it runs on the host, on as many threads as libtorch may use; a result
+//! on another device is made here and copied there. An element depends on its index alone, so any split of the work
+//! gives the same bits. `native` and `eager` draw with libtorch's own kernels instead, which take an int32 for each
+//! element drawn at once.
 
-use super::{Kernel, KernelCx, copy_into, empty, torch_error};
+use super::{Kernel, KernelCx, copy_into, empty, scalar, torch_error, write};
+use crate::rng::Rng;
 use ckpt_passes::Result;
 use ckpt_passes::ir::OpDef;
 use ckpt_passes::ops::random::*;
-use ckpt_torch::bytes;
+use ckpt_torch::rng::Generator;
+use ckpt_torch::{Arg, bytes};
 use half::{bf16, f16};
 use tch::{Device, Kind, Tensor};
 
 pub const KERNELS: &[(&OpDef, Kernel)] = &[(&DROPOUT, dropout), (&UNIFORM, uniform)];
+
+/// Fewer elements than this are not worth a thread.
+const LEAST_OF_A_THREAD: usize = 1 << 16;
+
+/// What `native` draws at once: bounds the temporaries of libtorch's kernel.
+const DRAWN_AT_ONCE: i64 = 1 << 16;
 
 fn key(cx: &KernelCx, slot: usize) -> Result<Key> {
     Ok(Key::new(cx.ints(slot)?[0], cx.ints(slot + 1)?[0]))
@@ -30,15 +40,31 @@ fn edit(mut out: Tensor, change: impl FnOnce(&mut [u8])) -> Result<Vec<Tensor>> 
 }
 
 /// Calls `change(index, element)` for every element, held in `N` bytes each.
-fn each<const N: usize>(bytes: &mut [u8], change: impl Fn(u64, [u8; N]) -> [u8; N]) {
+fn each<const N: usize>(bytes: &mut [u8], change: impl Fn(u64, [u8; N]) -> [u8; N] + Sync) {
     let (elements, _) = bytes.as_chunks_mut::<N>();
-    for (index, element) in elements.iter_mut().enumerate() {
-        *element = change(index as u64, *element);
+    let run = |first: usize, part: &mut [[u8; N]]| {
+        for (index, element) in (first as u64..).zip(part) {
+            *element = change(index, *element);
+        }
+    };
+    let threads = usize::try_from(tch::get_num_threads()).unwrap_or(1).max(1);
+    let share = elements.len().div_ceil(threads).max(LEAST_OF_A_THREAD);
+    if elements.len() <= share {
+        return run(0, elements);
     }
+    std::thread::scope(|scope| {
+        for (i, part) in elements.chunks_mut(share).enumerate() {
+            let run = &run;
+            scope.spawn(move || run(i * share, part));
+        }
+    });
 }
 
 /// Copies the operand into the result and works there. 16-bit elements are computed in float32 and rounded once.
 fn dropout(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    if cx.draws.rng() != Rng::Counter {
+        return torch_dropout(cx);
+    }
     let (x, key) = (cx.x(0)?, key(cx, 2)?);
     let ratio = cx.x(1)?.double_value(&vec![0; cx.x(1)?.dim()]);
     let least = threshold(ratio as f32);
@@ -82,7 +108,90 @@ fn dropout(cx: &KernelCx) -> Result<Vec<Tensor>> {
     })
 }
 
+/// Calls `draw` with the generator and what is to be filled from it: all of a new tensor of that shape, on the CPU, or
+/// one stretch after another.
+fn drawn(
+    cx: &KernelCx,
+    slot: usize,
+    (dims, kind): (&[i64], Kind),
+    draw: impl Fn(&Generator, &Tensor) -> Result<()>,
+) -> Result<Tensor> {
+    let out = empty(dims, kind, Device::Cpu);
+    let flat = out.view(-1);
+    let step = match cx.draws.rng() {
+        // PyTorch fills a tensor at once.
+        Rng::Eager => flat.numel() as i64,
+        _ => DRAWN_AT_ONCE,
+    };
+    let (seed, stream) = (cx.ints(slot)?[0], cx.ints(slot + 1)?[0]);
+    cx.draws.with(cx.op, seed, stream, |generator| {
+        flat.split(step.max(1), 0)
+            .iter()
+            .try_for_each(|part| draw(generator, part))
+    })?;
+    Ok(out)
+}
+
+/// What `torch.nn.functional.dropout` does on a CPU, op by op and bit for bit.
+fn torch_dropout(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    let (x, ratio) = (cx.x(0)?, cx.x(1)?);
+    let ratio = match ratio.kind() {
+        // The number that the model's author wrote: 0.1, not the float32 next to it.
+        Kind::Float => as_written(ratio.double_value(&vec![0; ratio.dim()]) as f32),
+        _ => ratio.double_value(&vec![0; ratio.dim()]),
+    };
+    let (dims, kind) = (x.size(), x.kind());
+    if !(ratio > 0.0 && ratio < 1.0) || x.numel() == 0 {
+        let out = empty(&dims, kind, x.device());
+        copy_into(&out, x)?;
+        if ratio >= 1.0 {
+            multiply(&out, &scalar(Kind::Double, 0.0)?)?;
+        }
+        return Ok(vec![out]);
+    }
+    let keep = 1.0 - ratio;
+    let divisor = scalar(Kind::Double, keep)?;
+    let mask = drawn(cx, 2, (&dims, kind), |generator, part| {
+        let args = [
+            Arg::Tensor(part),
+            Arg::Double(keep),
+            Arg::Generator(generator),
+        ];
+        write("aten::bernoulli_", "float", &args)?;
+        write(
+            "aten::div_",
+            "Tensor",
+            &[Arg::Tensor(part), Arg::Tensor(&divisor)],
+        )
+    })?;
+    let out = mask.to_device(x.device());
+    multiply(&out, x)?;
+    Ok(vec![out])
+}
+
+fn multiply(out: &Tensor, by: &Tensor) -> Result<()> {
+    write("aten::mul_", "Tensor", &[Arg::Tensor(out), Arg::Tensor(by)])
+}
+
+/// The shortest decimal number that rounds to `ratio`.
+fn as_written(ratio: f32) -> f64 {
+    ratio.to_string().parse().unwrap_or(f64::from(ratio))
+}
+
 fn uniform(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    if cx.draws.rng() != Rng::Counter {
+        let dims = cx.ints(0)?;
+        let drawn = drawn(cx, 1, (&dims, Kind::Float), |generator, part| {
+            let args = [
+                Arg::Tensor(part),
+                Arg::Double(0.0),
+                Arg::Double(1.0),
+                Arg::Generator(generator),
+            ];
+            write("aten::uniform_", "", &args)
+        })?;
+        return Ok(vec![drawn.to_device(cx.x(0)?.device())]);
+    }
     let key = key(cx, 1)?;
     let out = empty(&cx.ints(0)?, Kind::Float, cx.x(0)?.device());
     let step = 1.0 / (1u32 << BITS) as f32;

@@ -52,6 +52,14 @@ impl Generator {
         check(unsafe { sys::ck_generator_seed(self.0, seed) })
     }
 
+    /// Another generator in the same state.
+    pub fn try_clone(&self) -> Result<Self, TorchError> {
+        let mut handle = ptr::null_mut();
+        // SAFETY: the handle is alive; on success `handle` is a new generator of ours.
+        check(unsafe { sys::ck_generator_clone(self.0, &mut handle) })?;
+        Ok(Generator(handle))
+    }
+
     pub(crate) fn handle(&self) -> *const c_void {
         self.0
     }

@@ -110,6 +110,7 @@ unsafe extern "C" {
     pub fn ck_rng_set_state(tensor: *const c_void) -> i32;
     pub fn ck_generator_new(seed: u64, generator: *mut *mut c_void) -> i32;
     pub fn ck_generator_seed(generator: *mut c_void, seed: u64) -> i32;
+    pub fn ck_generator_clone(generator: *mut c_void, clone: *mut *mut c_void) -> i32;
     pub fn ck_generator_free(generator: *mut c_void);
 }
 

@@ -3,6 +3,7 @@
 use super::super::proto::attribute_proto::AttributeType;
 use super::super::proto::{AttributeProto, NodeProto};
 use ckpt_passes::ir::{Attrs, Builder, DType, Dim, Same, Tensor, Ty, ValueId};
+use ckpt_passes::ops::random::SEED;
 use ckpt_passes::ops::shape::{EXPAND, RESHAPE, TRANSPOSE, UNSQUEEZE};
 use ckpt_passes::ops::{concat, fill, index, random, shape};
 use ckpt_passes::{Error, Result};
@@ -28,9 +29,6 @@ pub(in super::super) struct Call<'c, 'g> {
     /// Whether the node was a dropout, and one that drops.
     pub(super) dropout: Option<bool>,
 }
-
-/// The graph input that every random op draws by: an int64 scalar.
-const SEED: &str = "rng_seed";
 
 impl<'c, 'g> Call<'c, 'g> {
     pub(super) fn new(

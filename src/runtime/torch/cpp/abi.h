@@ -72,5 +72,6 @@ int32_t ck_rng_state(void** tensor);
 int32_t ck_rng_set_state(const void* tensor);
 int32_t ck_generator_new(uint64_t seed, void** generator);
 int32_t ck_generator_seed(void* generator, uint64_t seed);
+int32_t ck_generator_clone(void* generator, void** clone);
 void ck_generator_free(void* generator);
 }

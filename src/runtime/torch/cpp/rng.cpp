@@ -45,5 +45,13 @@ int32_t ck_generator_seed(void* handle, uint64_t seed) {
   });
 }
 
+int32_t ck_generator_clone(void* handle, void** generator) {
+  return ckpt::guarded([&] {
+    auto* original = static_cast<at::Generator*>(handle);
+    std::lock_guard<std::mutex> lock(original->mutex());
+    *generator = new at::Generator(original->clone());
+  });
+}
+
 void ck_generator_free(void* handle) { delete static_cast<at::Generator*>(handle); }
 }

@@ -1,0 +1,241 @@
+//! Gives random nodes that the user names a seed of their own: a named stream.
+//!
+//! In: any phase. Out: the same. Every random node draws by the graph input `rng_seed`; those of the stream `NAME` draw
+//! by a new input `rng_seed.NAME` instead. So a caller can hold some masks while others change: dropouts inside a
+//! tensor-parallel region differ from rank to rank, those outside must not (Shoeybi et al., "Megatron-LM", 2019, §3).
+//! Whatever draws what a node of the stream draws (its copies, its gradient, its mask) goes with it.
+
+use crate::error::{Error, Result};
+use crate::glob;
+use crate::ir::op::Effect;
+use crate::ir::{DType, Graph, Node, NodeId, Ty, ValueId};
+use crate::ops::random::SEED;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// The value of `--rng-stream`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stream {
+    pub name: String,
+    /// Over names of nodes and paths of modules; at least one.
+    pub patterns: Vec<String>,
+}
+
+impl Stream {
+    /// Reads `NAME=PATTERN` or `NAME=PATTERN,PATTERN`.
+    ///
+    /// # Errors
+    /// A name that is none, no pattern.
+    pub fn parse(text: &str) -> Result<Stream> {
+        let (name, patterns) = text.split_once('=').unwrap_or((text, ""));
+        let patterns: Vec<String> = patterns.split(',').map(|p| p.trim().to_string()).collect();
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+        let name = name.trim();
+        if name.is_empty() || !name.chars().all(is_plain) || patterns.iter().any(String::is_empty) {
+            return Err(
+                Error::usage("rng", "this names no stream of random numbers")
+                    .expected("NAME=PATTERN, such as tensor-parallel=*.attn.*; NAME of letters, digits, `.`, `_`, `-`")
+                    .found(text),
+            );
+        }
+        Ok(Stream {
+            name: name.into(),
+            patterns,
+        })
+    }
+
+    fn names(&self, node: &Node) -> bool {
+        let scopes = node.loc.scopes.iter().map(|(path, _)| path.as_str());
+        let mut names = scopes.chain([node.name.as_str(), node.loc.node.as_str()]);
+        names.any(|name| self.patterns.iter().any(|p| glob::matches(p, name)))
+    }
+}
+
+impl fmt::Display for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.name, self.patterns.join(","))
+    }
+}
+
+/// Where a random node reads its seed and the number of its stream.
+fn slots(node: &Node) -> Option<(usize, usize)> {
+    let slot = |name: &str| node.op.ins.iter().position(|s| s.name == name);
+    (node.op.effect == Effect::Seeded).then_some(())?;
+    Some((slot("seed")?, slot("stream")?))
+}
+
+/// Divides the random nodes of a graph into streams.
+///
+/// # Errors
+/// A name given twice, or taken in the graph; a stream without a node, a node in two streams.
+pub fn divide(graph: &mut Graph, streams: &[Stream]) -> Result<()> {
+    // By what is drawn: the number of the stream.
+    let mut random: BTreeMap<ValueId, Vec<NodeId>> = BTreeMap::new();
+    if !streams.is_empty() {
+        for (id, node) in graph.nodes() {
+            if let Some(number) = slots(node).and_then(|(_, at)| node.ins[at]) {
+                random.entry(number).or_default().push(id);
+            }
+        }
+    }
+    let mut taken: BTreeMap<ValueId, &Stream> = BTreeMap::new();
+    for (i, stream) in streams.iter().enumerate() {
+        if streams[..i].iter().any(|s| s.name == stream.name) {
+            let what = format!("--rng-stream names `{}` twice", stream.name);
+            return Err(Error::usage("rng", what)
+                .help("give all patterns of a stream at once: NAME=PATTERN,PATTERN"));
+        }
+        let of = |(_, nodes): &(&ValueId, &Vec<NodeId>)| {
+            nodes.iter().any(|n| stream.names(graph.node(*n)))
+        };
+        let own: Vec<ValueId> = random
+            .iter()
+            .filter(of)
+            .map(|(number, _)| *number)
+            .collect();
+        if own.is_empty() {
+            return Err(nothing(graph, &random, stream));
+        }
+        for number in &own {
+            if let Some(other) = taken.insert(*number, stream) {
+                let node = graph.describe(random[number][0]);
+                let what = format!(
+                    "a random node belongs to two streams, `{}` and `{}`",
+                    other.name, stream.name
+                );
+                return Err(Error::usage("rng", what).at(node));
+            }
+        }
+        let name = format!("{SEED}.{}", stream.name);
+        if graph.has_value_name(&name) {
+            return Err(
+                Error::usage("rng", format!("`{name}` is taken in the model"))
+                    .help("name the stream otherwise"),
+            );
+        }
+        let seed = graph.add_input(&name, Some(Ty::scalar(DType::I64)));
+        for id in own.iter().flat_map(|number| &random[number]) {
+            if let Some((slot, _)) = slots(graph.node(*id)) {
+                graph.set_operand(*id, slot, Some(seed));
+            }
+        }
+    }
+    let inputs = graph.inputs().iter().copied();
+    let shared = inputs.filter(|v| graph.value(*v).name == SEED).next();
+    if let Some(seed) = shared.filter(|v| {
+        graph.value(*v).uses().is_empty() && !streams.is_empty() && !graph.is_output(*v)
+    }) {
+        graph.remove_source(seed);
+    }
+    Ok(())
+}
+
+fn nothing(graph: &Graph, random: &BTreeMap<ValueId, Vec<NodeId>>, stream: &Stream) -> Box<Error> {
+    const SHOWN: usize = 12;
+    let names: Vec<&str> = random
+        .values()
+        .map(|nodes| graph.node(nodes[0]).name.as_str())
+        .collect();
+    let what = format!("--rng-stream `{stream}` matches no random node");
+    Error::usage("rng", what).found(match names.len() {
+        0 => "the model draws nothing at random".into(),
+        n => format!(
+            "{n} random nodes, such as {}",
+            names[..n.min(SHOWN)].join(", ")
+        ),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compile::{Request, compile};
+    use crate::driver::Watch;
+    use crate::text;
+
+    const MODEL: &str = "graph @g typed (%x: f32[4], %rng_seed: i64[]) -> (%z) {
+  init %w : f32[4] = [1, 2, 3, 4]
+  init %r : f32[] = 0.5
+  init %one : i64[] = 1
+  init %two : i64[] = 2
+  %a = Mul %x, %w : f32[4]
+scope \"attn\":
+  %y = Dropout %a, %r, %rng_seed, %one : f32[4]
+scope \"mlp\":
+  %b = Mul %y, %w : f32[4]
+  %z = Dropout %b, %r, %rng_seed, %two : f32[4]
+}
+";
+
+    fn model() -> Graph {
+        text::parse(MODEL).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    fn streams(list: &[&str]) -> Vec<Stream> {
+        list.iter().map(|s| Stream::parse(s).unwrap()).collect()
+    }
+
+    fn seeds(graph: &Graph) -> Vec<String> {
+        let nodes = graph.order().iter().map(|id| graph.node(*id));
+        let seeds = nodes.filter_map(|n| n.ins[slots(n)?.0]);
+        seeds.map(|v| graph.value(v).name.clone()).collect()
+    }
+
+    #[test]
+    fn named_nodes_draw_by_a_seed_of_their_own() {
+        let mut g = model();
+        divide(&mut g, &[]).unwrap();
+        assert_eq!(seeds(&g), [SEED, SEED]);
+        divide(&mut g, &streams(&["tp=attn"])).unwrap();
+        assert_eq!(seeds(&g), ["rng_seed.tp", SEED]);
+        let mut g = model();
+        divide(&mut g, &streams(&["a=attn", "b=q,z*"])).unwrap();
+        assert_eq!(seeds(&g), ["rng_seed.a", "rng_seed.b"]);
+        assert!(g.find_value(SEED).is_none());
+    }
+
+    #[test]
+    fn gradients_and_copies_go_with_their_node() {
+        let mut g = model();
+        let request = Request {
+            rng_streams: streams(&["tp=attn"]),
+            ..Request::default()
+        };
+        compile(&mut g, &request, &mut Watch::default()).unwrap();
+        let mut counts = BTreeMap::new();
+        for seed in seeds(&g) {
+            *counts.entry(seed).or_insert(0) += 1;
+        }
+        assert!(
+            counts["rng_seed.tp"] >= 2 && counts[SEED] >= 2,
+            "{counts:?}"
+        );
+        // The same of a graph that has its backward.
+        let mut g = model();
+        compile(&mut g, &Request::default(), &mut Watch::default()).unwrap();
+        compile(&mut g, &request, &mut Watch::default()).unwrap();
+        assert_eq!(
+            seeds(&g).iter().filter(|s| *s == "rng_seed.tp").count(),
+            counts["rng_seed.tp"]
+        );
+    }
+
+    #[test]
+    fn refusals() {
+        for wrong in ["", "tp", "tp=", "=attn", "t p=attn", "tp=a,,b"] {
+            assert_eq!(Stream::parse(wrong).unwrap_err().exit_code(), 2, "{wrong}");
+        }
+        let message = |list: &[&str]| {
+            divide(&mut model(), &streams(list))
+                .unwrap_err()
+                .to_string()
+        };
+        assert!(message(&["tp=attn", "tp=mlp"]).contains("names `tp` twice"));
+        assert!(message(&["tp=*", "q=mlp"]).contains("belongs to two streams, `tp` and `q`"));
+        assert!(message(&["tp=layers.*"]).contains("2 random nodes, such as"));
+        let mut taken = model();
+        taken.add_input("rng_seed.tp", Some(Ty::scalar(DType::I64)));
+        let e = divide(&mut taken, &streams(&["tp=attn"])).unwrap_err();
+        assert!(e.to_string().contains("`rng_seed.tp` is taken"), "{e}");
+    }
+}

@@ -1,0 +1,60 @@
+//! By what rule random ops draw when a graph runs.
+//!
+//! A written graph says what is random and by which seed, not how bits are made of it: its functions in standard ops
+//! hold the counter rule, which every device and runtime can follow. The other two are for comparison, on our runtime.
+
+use ckpt_passes::{Error, Result};
+use std::fmt;
+
+/// Where random bits come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rng {
+    /// The integer hash of seed, node and element that the written graph holds: the same bits everywhere.
+    #[default]
+    Counter,
+    /// libtorch's generator, seeded for each node by its seed and stream.
+    Native,
+    /// libtorch's generator, seeded once: nodes draw in turn, as the modules of a PyTorch model do.
+    Eager,
+}
+
+impl Rng {
+    /// Reads `counter`, `native` or `eager`.
+    ///
+    /// # Errors
+    /// Any other word.
+    pub fn parse(text: &str) -> Result<Rng> {
+        match text.trim().to_lowercase().as_str() {
+            "counter" => Ok(Rng::Counter),
+            "native" => Ok(Rng::Native),
+            "eager" => Ok(Rng::Eager),
+            _ => Err(
+                Error::usage("rng", format!("there is no source of random bits `{text}`"))
+                    .expected("counter, native or eager"),
+            ),
+        }
+    }
+}
+
+impl fmt::Display for Rng {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Rng::Counter => "counter",
+            Rng::Native => "native",
+            Rng::Eager => "eager",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Rng;
+
+    #[test]
+    fn words() {
+        for rng in [Rng::Counter, Rng::Native, Rng::Eager] {
+            assert_eq!(Rng::parse(&rng.to_string().to_uppercase()).unwrap(), rng);
+        }
+        assert_eq!(Rng::parse("philox").unwrap_err().exit_code(), 2);
+    }
+}

@@ -1,0 +1,94 @@
+//! Generators of libtorch for the random ops of one run, where the counter of the written graph is not asked for.
+//!
+//! A copy of a node and its gradient draw again from the stream of the node: they have to find the generator as it was.
+//! `native` seeds one anew each time; `eager` hands one on from node to node, in the order of the graph, and keeps the
+//! state in which each stream began. The order of first computations is the model's own, so a plan changes no bit.
+
+use super::convert::torch_error;
+use crate::rng::Rng;
+use ckpt_passes::ir::OpDef;
+use ckpt_passes::ops::random::Key;
+use ckpt_passes::{Error, Result};
+use ckpt_torch::rng::Generator;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+/// The generators of one run.
+#[derive(Default)]
+pub struct Draws {
+    rng: Rng,
+    /// `eager`: one for each seed that the graph has, as far as it has been drawn from.
+    generators: RefCell<BTreeMap<i64, Generator>>,
+    /// By seed and stream.
+    streams: RefCell<BTreeMap<(i64, i64), Beginning>>,
+}
+
+struct Beginning {
+    /// What drew first.
+    op: &'static OpDef,
+    /// `eager`: the generator before that.
+    generator: Option<Generator>,
+}
+
+impl Draws {
+    pub fn new(rng: Rng) -> Draws {
+        Draws {
+            rng,
+            ..Draws::default()
+        }
+    }
+
+    /// Lends the generator that an op draws from: with the same seed and stream always in the same state.
+    ///
+    /// # Errors
+    /// A stream that two kinds of ops draw from, such as a dropout and its mask: libtorch has no draws common to them.
+    pub fn with<T>(
+        &self,
+        op: &'static OpDef,
+        seed: i64,
+        stream: i64,
+        draw: impl FnOnce(&Generator) -> Result<T>,
+    ) -> Result<T> {
+        let mut streams = self.streams.borrow_mut();
+        if let Some(begun) = streams.get(&(seed, stream)) {
+            if begun.op != op {
+                return Err(self.not_common(begun.op, op));
+            }
+            if let Some(generator) = &begun.generator {
+                return draw(&generator.try_clone().map_err(torch_error)?);
+            }
+        }
+        if self.rng != Rng::Eager {
+            let generator = None;
+            streams.insert((seed, stream), Beginning { op, generator });
+            let number = Key::new(seed, stream).number();
+            return draw(&Generator::new(number).map_err(torch_error)?);
+        }
+        let mut generators = self.generators.borrow_mut();
+        let current = match generators.entry(seed) {
+            Entry::Occupied(known) => known.into_mut(),
+            // As `torch.manual_seed` takes it.
+            Entry::Vacant(new) => new.insert(Generator::new(seed as u64).map_err(torch_error)?),
+        };
+        let generator = Some(current.try_clone().map_err(torch_error)?);
+        streams.insert((seed, stream), Beginning { op, generator });
+        draw(current)
+    }
+
+    fn not_common(&self, first: &OpDef, second: &OpDef) -> Box<Error> {
+        let (first, second) = (first.name, second.name);
+        Error::usage(
+            "rng",
+            format!(
+                "{first} and {second} draw from one stream: --rng {} has no draws common to them",
+                self.rng
+            ),
+        )
+        .help("run with --rng counter")
+    }
+
+    pub fn rng(&self) -> Rng {
+        self.rng
+    }
+}
