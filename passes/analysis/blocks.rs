@@ -103,7 +103,7 @@ impl Blocks {
             blocks.search(graph, &flow, &tree);
         }
         blocks.describe(graph, &flow);
-        blocks.kv_sharing = between_layers(graph, &shared, &blocks.attentions, &blocks.of);
+        blocks.kv_sharing = between_layers(graph, &flow, &shared, &blocks.attentions, &blocks.of);
         blocks.shared_weights = shared_weights(graph, &flow, &blocks.of);
         Ok(blocks)
     }

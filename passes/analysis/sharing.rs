@@ -10,6 +10,8 @@
 //! shared tensors reach later attentions are known here, so that the search for layers can look past them.
 
 use super::attention::Attention;
+use super::attention::rows::{Row, row};
+use super::reading::Reading;
 use super::spine::Flow;
 use crate::ir::{Graph, NodeId, Side, Use, ValueId};
 use crate::ops::kind::{Kind, kind};
@@ -54,6 +56,48 @@ pub struct KvSharing {
     pub consumers: Vec<usize>,
     pub keys: bool,
     pub values: bool,
+    /// How far the attentions see that read them.
+    pub reach: Reach,
+}
+
+/// Which keys the attentions of a group of layers see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// A window that slides.
+    Sliding,
+    /// All, or all before the query.
+    Full,
+    /// Some of them the one, some the other.
+    Mixed,
+    /// A mask that comes with the data decides.
+    Unknown,
+}
+
+impl Reach {
+    pub fn name(self) -> &'static str {
+        match self {
+            Reach::Sliding => "sliding",
+            Reach::Full => "full",
+            Reach::Mixed => "mixed",
+            Reach::Unknown => "unknown",
+        }
+    }
+
+    fn of(row: &Row) -> Reach {
+        match (row.window, row.mask, &row.obstacle) {
+            (Some(_), ..) => Reach::Sliding,
+            (None, "none", None) => Reach::Full,
+            _ => Reach::Unknown,
+        }
+    }
+
+    fn and(self, other: Reach) -> Reach {
+        match (self, other) {
+            (a, b) if a == b => a,
+            (Reach::Unknown, _) | (_, Reach::Unknown) => Reach::Unknown,
+            _ => Reach::Mixed,
+        }
+    }
 }
 
 /// Parameters that several layers read: one set of weights, applied again. Nothing computed is shared by it.
@@ -67,11 +111,14 @@ pub struct WeightSharing {
 /// Keys and values that pass between layers: what is shared within one layer is that layer's own affair.
 pub fn between_layers(
     graph: &Graph,
+    flow: &Flow,
     shared: &[Shared],
     attentions: &[Attention],
     block_of: &Side<NodeId, Option<usize>>,
 ) -> Vec<KvSharing> {
-    let mut found: BTreeMap<(Option<usize>, Vec<usize>), (bool, bool)> = BTreeMap::new();
+    let mut reading = Reading::new(graph, flow);
+    let mut found: BTreeMap<(Option<usize>, Vec<usize>), (bool, bool, Option<Reach>)> =
+        BTreeMap::new();
     for one in shared {
         let makers = one.sources.iter().filter_map(|v| graph.def_node(*v));
         let producer = makers.filter_map(|n| block_of[n]).max();
@@ -86,14 +133,22 @@ pub fn between_layers(
                 Operand::Keys => what.0 = true,
                 Operand::Values => what.1 = true,
             }
+            for i in &one.attentions {
+                let reach = Reach::of(&row(graph, &mut reading, &attentions[*i]));
+                what.2 = Some(what.2.map_or(reach, |r| r.and(reach)));
+            }
         }
     }
-    let sharing = |((producer, consumers), (keys, values))| KvSharing {
-        producer,
-        consumers,
-        keys,
-        values,
-    };
+    let sharing =
+        |((producer, consumers), (keys, values, reach)): (_, (bool, bool, Option<Reach>))| {
+            KvSharing {
+                producer,
+                consumers,
+                keys,
+                values,
+                reach: reach.unwrap_or(Reach::Unknown),
+            }
+        };
     found.into_iter().map(sharing).collect()
 }
 

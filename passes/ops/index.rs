@@ -3,9 +3,11 @@
 //! Indices may be negative and then count from the end. libtorch's kernels do not all take those, so every kernel here
 //! works on a row-major int64 copy of the indices, made non-negative: the temporary that the `memory` rules declare.
 
+pub mod tuples;
+
 use super::axes::*;
 use super::rules::*;
-use super::scatter::{SCATTER_ELEMENTS, SCATTER_ND};
+use super::scatter::SCATTER_ELEMENTS;
 use crate::error::Result;
 use crate::ir::layout::{count, view_strides};
 use crate::ir::op::{
@@ -208,12 +210,11 @@ pub static GATHER_ND: OpDef = OpDef {
     infer: infer_gather_nd,
     fold: no_fold,
     grad: Grad::Rule(|cx| {
-        if cx.attrs().int("batch_dims") != 0 {
-            return Err(no_rule(cx, "`GatherND` with batch axes has no rule yet"));
-        }
         let (x, indices) = (cx.x(0), cx.x(1));
         // Tuples of one index are a lookup along the first axis.
-        if cx.b.ty(indices).dims.last().and_then(Dim::as_const) == Some(1) {
+        if cx.b.ty(indices).dims.last().and_then(Dim::as_const) == Some(1)
+            && cx.attrs().int("batch_dims") == 0
+        {
             let last = cx.b.ints(&[-1]);
             let flat =
                 cx.b.emit(&super::shape::SQUEEZE, &[indices, last], Attrs::new())?;
@@ -224,11 +225,7 @@ pub static GATHER_ND: OpDef = OpDef {
             cx.give(0, d);
             return Ok(());
         }
-        let zeros = cx.b.filled_like(x, 0.0)?;
-        let attrs = Attrs::new().with("reduction", "add");
-        let d = cx.b.emit(&SCATTER_ND, &[zeros, indices, cx.dy0()], attrs)?;
-        cx.give(0, d);
-        Ok(())
+        tuples::grad_gather_nd(cx)
     }),
     cost: moves,
     memory: |cx| {

@@ -545,6 +545,31 @@ const GENERAL: &[Recipe] = &[
         &[Real(C234), Table(&[2, 2], &[0, 2, 1, 1])],
         &[],
     ),
+    // Repeated and negative tuples; whole elements; axes that go together.
+    r(
+        "GatherND",
+        1,
+        &[Real(C234), Table(&[3, 2], &[1, -1, 1, 2, -2, 0])],
+        &[],
+    ),
+    r(
+        "GatherND",
+        1,
+        &[Real(M23), Table(&[1, 3, 2], &[1, 2, 0, -3, 1, 2])],
+        &[],
+    ),
+    r(
+        "GatherND",
+        1,
+        &[Real(C234), Table(&[2, 3, 1], &[2, 0, -1, 1, 1, 1])],
+        &[("batch_dims", I(1))],
+    ),
+    r(
+        "GatherND",
+        1,
+        &[Real(C234), Table(&[2, 3, 1], &[3, -4, 0, 1, 1, -1])],
+        &[("batch_dims", I(2))],
+    ),
     r("Trilu", 1, &[Real(&[3, 3])], &[]),
     r("Trilu", 1, &[Real(C234), Int(-1)], &[("upper", I(0))]),
     r(

@@ -12,8 +12,10 @@ pub struct KvSharing {
     pub producer: Option<usize>,
     /// Indices of the other layers whose attention reads them.
     pub consumers: Vec<usize>,
-    /// `keys+values`, `keys` or `values`.
+    /// `sliding` or `full`: which keys those attentions see; `mixed` where they differ, `unknown` where the data decides.
     pub kind: &'static str,
+    /// `keys+values`, `keys` or `values`.
+    pub shared: &'static str,
 }
 
 /// Parameters that several layers read.
@@ -28,7 +30,8 @@ pub fn kv_sharing(blocks: &Blocks) -> Vec<KvSharing> {
     let one = |s: &ckpt_passes::analysis::sharing::KvSharing| KvSharing {
         producer: s.producer,
         consumers: s.consumers.clone(),
-        kind: match (s.keys, s.values) {
+        kind: s.reach.name(),
+        shared: match (s.keys, s.values) {
             (true, true) => "keys+values",
             (true, false) => "keys",
             _ => "values",
@@ -58,9 +61,10 @@ pub fn human(kv: &[KvSharing]) -> String {
         });
         let _ = writeln!(
             out,
-            "  {} {producer} are read by {}",
-            s.kind.replace('+', " and "),
-            layers(&s.consumers)
+            "  {} {producer} are read by {} ({} attention)",
+            s.shared.replace('+', " and "),
+            layers(&s.consumers),
+            s.kind
         );
     }
     out

@@ -1,5 +1,6 @@
 //! All attentions of a model as a table: for reports, and for whoever wants figures and no dataflow.
 
+use super::Attention;
 use super::form::Form;
 use super::mask::Part;
 use crate::analysis::blocks::Blocks;
@@ -42,34 +43,40 @@ pub fn rows(graph: &Graph, blocks: &Blocks) -> Result<Vec<Row>> {
     let mut reading = Reading::new(graph, &flow);
     let list = blocks.attentions.iter().enumerate();
     Ok(list
-        .map(|(index, attention)| {
-            let block = blocks.of[attention.output];
-            let unknown = Row {
-                index,
-                block,
-                heads: None,
-                kv_heads: None,
-                head_size: None,
-                window: None,
-                causal: false,
-                mask: "none",
-                scale: None,
-                softcap: None,
-                fused: attention.scores == attention.output,
-                obstacle: None,
-            };
-            if unknown.fused {
-                return fused(graph, attention.output, unknown);
-            }
-            match reading.attention(attention.probabilities) {
-                Some(form) => decomposed(unknown, form),
-                None => Row {
-                    obstacle: Some("it has a form that is not known".into()),
-                    ..unknown
-                },
-            }
+        .map(|(index, attention)| Row {
+            index,
+            block: blocks.of[attention.output],
+            ..row(graph, &mut reading, attention)
         })
         .collect())
+}
+
+/// One of them, by itself: without its number and layer.
+pub fn row(graph: &Graph, reading: &mut Reading, attention: &Attention) -> Row {
+    let unknown = Row {
+        index: 0,
+        block: None,
+        heads: None,
+        kv_heads: None,
+        head_size: None,
+        window: None,
+        causal: false,
+        mask: "none",
+        scale: None,
+        softcap: None,
+        fused: attention.scores == attention.output,
+        obstacle: None,
+    };
+    if unknown.fused {
+        return fused(graph, attention.output, unknown);
+    }
+    match reading.attention(attention.probabilities) {
+        Some(form) => decomposed(unknown, form),
+        None => Row {
+            obstacle: Some("it has a form that is not known".into()),
+            ..unknown
+        },
+    }
 }
 
 /// What the attributes and operands of one op say; all is unknown of a foreign one.
