@@ -9,7 +9,19 @@ use crate::ir::op::{
 use crate::ir::{AttrDefault, AttrKind, AttrSpec, DType, Dim, Ty};
 
 pub const ROWS: &[&OpDef] = &[
-    &ADD, &SUB, &MUL, &DIV, &NEG, &SUM, &ABS, &SIGN, &MOD, &FLOOR, &CEIL, &ROUND,
+    &ADD,
+    &SUB,
+    &MUL,
+    &DIV,
+    &NEG,
+    &SUM,
+    &ABS,
+    &SIGN,
+    &MOD,
+    &FLOOR,
+    &CEIL,
+    &ROUND,
+    &ROUND_THROUGH,
 ];
 
 pub static ADD: OpDef = OpDef {
@@ -326,4 +338,25 @@ pub static ROUND: OpDef = OpDef {
     cost: one_flop,
     memory: fresh,
     body: Body::Standard,
+};
+
+/// Rounds as [`ROUND`] does and passes the gradient on as if it had not: what training sees of quantisation (the
+/// straight-through estimator, Bengio et al. 2013, arXiv 1308.3432).
+pub static ROUND_THROUGH: OpDef = OpDef {
+    name: "RoundThrough",
+    domain: Domain::Ckpt,
+    imports: &[],
+    attrs: &[],
+    ins: &[Slot::req("X")],
+    outs: &[Slot::req("Y")],
+    effect: Effect::Pure,
+    infer: unary_float,
+    fold: no_fold,
+    grad: Grad::Rule(|cx| {
+        cx.give(0, cx.dy0());
+        Ok(())
+    }),
+    cost: one_flop,
+    memory: fresh,
+    body: Body::Function(|cx| Ok(vec![emit(cx.b, &ROUND, &[cx.x(0)])?])),
 };

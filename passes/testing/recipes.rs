@@ -271,6 +271,7 @@ const GENERAL: &[Recipe] = &[
     r("Floor", 1, &[Real(M23)], &[]),
     r("Ceil", 1, &[Real(M23)], &[]),
     r("Round", 1, &[Real(M23)], &[]),
+    r("RoundThrough", 1, &[Real(M23)], &[]),
     r("Cast", 1, &[Real(M23)], &[("to", D(DType::F32))]),
     r("Cast", 1, &[Real(M23)], &[("to", D(DType::Bool))]),
     r("Max", 1, &[Real(M23), Real(V3)], &[]),

@@ -5,7 +5,7 @@
 //! missing definition or a second one is found before anything else looks at the graph. Metadata that claims a node is
 //! a recomputation is believed only if the verifier proves it. Nothing in the file is executed.
 
-use super::decompose::{Dropout, lost};
+use super::decompose::{Dropout, Quantised, lost};
 use super::proto::{
     AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto,
     StringStringEntryProto, TensorProto,
@@ -61,6 +61,7 @@ pub fn import(model: &ModelProto, read: &mut ReadTensor) -> Result<Imported> {
         calls: Vec::new(),
         absent: BTreeMap::new(),
         dropouts: Vec::new(),
+        quantised: BTreeMap::new(),
     };
     for function in &model.functions {
         let key = function_key(function.domain(), function.name(), function.overload());
@@ -170,6 +171,8 @@ pub(super) struct Importer<'a, 'r> {
     pub(super) absent: BTreeMap<String, String>,
     /// Every dropout of the file, for what an export lost.
     pub(super) dropouts: Vec<Dropout>,
+    /// What the integers of quantising nodes were made of.
+    pub(super) quantised: BTreeMap<ValueId, Quantised>,
 }
 
 impl<'a> Importer<'a, '_> {

@@ -112,7 +112,12 @@ const SAME_FORM: &[&str] = &[
 ];
 
 /// Ops that are read in the forms they have since the internal opset, too, up to that of the number.
-const READ_NEWER: &[(&str, i64)] = &[("Attention", 25), ("ReverseSequence", 28)];
+const READ_NEWER: &[(&str, i64)] = &[
+    ("Attention", 25),
+    ("DequantizeLinear", 25),
+    ("QuantizeLinear", 25),
+    ("ReverseSequence", 28),
+];
 
 /// Attributes that only say something about element types that we do not have: how to round to 8-bit floats.
 const TYPE_ONLY: &[(&str, &str)] = &[("Cast", "round_mode"), ("Cast", "saturate")];

@@ -23,6 +23,7 @@ pub const KERNELS: &[(&OpDef, Kernel)] = &[
     (&FLOOR, |cx| unary(cx, "aten::floor", "out", &[])),
     (&CEIL, |cx| unary(cx, "aten::ceil", "out", &[])),
     (&ROUND, |cx| unary(cx, "aten::round", "out", &[])),
+    (&ROUND_THROUGH, |cx| unary(cx, "aten::round", "out", &[])),
 ];
 
 /// Calls `name.overload(a, b, extra…, out)`.

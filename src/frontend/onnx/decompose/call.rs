@@ -2,6 +2,7 @@
 
 use super::super::proto::attribute_proto::AttributeType;
 use super::super::proto::{AttributeProto, NodeProto};
+use super::Quantised;
 use ckpt_passes::ir::{Attrs, Builder, DType, Dim, Same, Tensor, Ty, ValueId};
 use ckpt_passes::ops::random::SEED;
 use ckpt_passes::ops::shape::{EXPAND, RESHAPE, TRANSPOSE, UNSQUEEZE};
@@ -28,6 +29,10 @@ pub(in super::super) struct Call<'c, 'g> {
     first_new: usize,
     /// Whether the node was a dropout, and one that drops.
     pub(super) dropout: Option<bool>,
+    /// What a quantising node made its integers of.
+    pub(super) quantised: Option<Quantised>,
+    /// What the integers of the nodes before were made of.
+    known_quantised: &'c BTreeMap<ValueId, Quantised>,
 }
 
 impl<'c, 'g> Call<'c, 'g> {
@@ -36,6 +41,7 @@ impl<'c, 'g> Call<'c, 'g> {
         node: &'c NodeProto,
         ins: &'c [Option<ValueId>],
         opset: i64,
+        known_quantised: &'c BTreeMap<ValueId, Quantised>,
     ) -> Call<'c, 'g> {
         let first_new = b.graph.order().len();
         Call {
@@ -48,6 +54,8 @@ impl<'c, 'g> Call<'c, 'g> {
             opset,
             first_new,
             dropout: None,
+            quantised: None,
+            known_quantised,
         }
     }
 
@@ -220,6 +228,11 @@ impl<'c, 'g> Call<'c, 'g> {
         }
         let number = random::stream(&name);
         self.b.graph.add_init(&name, Tensor::int(number))
+    }
+
+    /// What integers were made of, if a quantising node made them.
+    pub(super) fn quantised_as(&self, integers: ValueId) -> Option<Quantised> {
+        self.known_quantised.get(&integers).copied()
     }
 
     pub(super) fn dtype(&self, v: ValueId) -> DType {

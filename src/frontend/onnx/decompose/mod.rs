@@ -17,13 +17,16 @@ mod index;
 mod matmul;
 mod norm;
 mod pool;
+mod quantise;
 mod random;
+mod resize;
 mod rotary;
 mod standard_attention;
 mod statistics;
 
 pub(super) use call::{Call, Out};
 pub(super) use dropout::{Dropout, lost};
+pub(super) use quantise::Quantised;
 
 use super::import::{Importer, role_of, to_map};
 use super::proto::NodeProto;
@@ -51,7 +54,10 @@ const RECIPES: &[(&str, &str, Recipe)] = &[
     ("", "Conv", conv::conv),
     ("", "ConvTranspose", conv::transpose),
     ("", "DepthToSpace", statistics::depth_to_space),
+    ("", "ConvInteger", quantise::integer_product),
+    ("", "DequantizeLinear", quantise::dequantise),
     ("", "Dropout", dropout::dropout),
+    ("", "DynamicQuantizeLinear", quantise::dynamic),
     ("", "Einsum", einsum::einsum),
     ("", "EyeLike", elementwise::eye_like),
     ("", "GlobalAveragePool", pool::global_average),
@@ -64,15 +70,20 @@ const RECIPES: &[(&str, &str, Recipe)] = &[
     ("", "LpNormalization", statistics::lp),
     ("", "LpPool", pool::lp),
     ("", "MaxPool", pool::max),
+    ("", "MatMulInteger", quantise::integer_product),
     ("", "Mean", elementwise::mean),
     ("", "MeanVarianceNormalization", statistics::mean_variance),
     ("", "OneHot", index::one_hot),
     ("", "Pad", index::pad),
+    ("", "QLinearConv", quantise::integer_product),
+    ("", "QLinearMatMul", quantise::integer_product),
+    ("", "QuantizeLinear", quantise::quantise),
     ("", "RandomNormal", random::normal),
     ("", "RandomNormalLike", random::normal),
     ("", "RandomUniform", random::uniform),
     ("", "RandomUniformLike", random::uniform),
     ("", "ReduceLogSum", statistics::log_sum),
+    ("", "Resize", resize::resize),
     ("", "ReverseSequence", index::reverse_sequence),
     ("", "RotaryEmbedding", rotary::standard),
     ("", "Scatter", index::scatter),
@@ -84,14 +95,22 @@ const RECIPES: &[(&str, &str, Recipe)] = &[
     ("", "Swish", elementwise::swish),
     ("", "TensorScatter", index::tensor_scatter),
     ("", "ThresholdedRelu", elementwise::thresholded_relu),
+    ("", "Upsample", resize::upsample),
     (ORT, "Attention", attention::packed),
     (ORT, "BiasGelu", activation::bias_gelu),
+    (ORT, "DequantizeLinear", quantise::dequantise),
+    (ORT, "DynamicQuantizeMatMul", quantise::integer_product),
     (ORT, "EmbedLayerNormalization", norm::embed),
     (ORT, "FastGelu", activation::fast_gelu),
     (ORT, "FusedMatMul", matmul::fused),
     (ORT, "Gelu", activation::gelu),
     (ORT, "GroupQueryAttention", grouped::grouped_query),
+    (ORT, "MatMulIntegerToFloat", quantise::integer_product),
     (ORT, "MultiHeadAttention", attention::multi_head),
+    (ORT, "QAttention", quantise::integer_product),
+    (ORT, "QGemm", quantise::integer_product),
+    (ORT, "QLinearAdd", quantise::integer_product),
+    (ORT, "QuantizeLinear", quantise::quantise),
     (ORT, "QuickGelu", activation::quick_gelu),
     (ORT, "RotaryEmbedding", rotary::ort),
     (ORT, "SimplifiedLayerNormalization", norm::simplified),
@@ -148,12 +167,12 @@ impl Importer<'_, '_> {
         } else {
             node.name().to_string()
         };
-        let mut call = Call::new(b, node, ins, self.imports[""]);
+        let mut call = Call::new(b, node, ins, self.imports[""], &self.quantised);
         let outs = recipe(&mut call).and_then(|outs| match outs {
             Some(outs) => call.finish(outs),
             None => Ok(None),
         });
-        let dropout = call.dropout;
+        let (dropout, quantised) = (call.dropout, call.quantised);
         self.contents = call.b.contents;
         let Some(outs) = outs? else {
             return Ok(false);
@@ -163,6 +182,9 @@ impl Importer<'_, '_> {
                 node: node.name().to_string(),
                 active,
             });
+        }
+        if let (Some(quantised), Some(Out::Value(integers))) = (quantised, outs.first()) {
+            self.quantised.insert(*integers, quantised);
         }
         if outs.len() < node.output.len() {
             return Err(Error::model(
