@@ -267,7 +267,9 @@ mod tests {
                         ceil,
                     };
                     let whole = size + before + after;
-                    if whole < windows.extent() {
+                    // Neither is valid: no window fits, or one lies in the padding as a whole.
+                    let padding = before.max(after);
+                    if whole < windows.extent() || padding >= windows.extent() {
                         continue;
                     }
                     let starts = (0..whole).step_by(stride as usize);
