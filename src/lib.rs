@@ -4,11 +4,12 @@
 //! report, [`planning`] plans without writing a model, [`emit`] turns graphs into files. Dependencies run from here to `ckpt_passes`, never back.
 //!
 //! ```no_run
+//! use ckpt_opt::frontend::given::Given;
 //! use ckpt_opt::optimize::{load, optimize, write};
 //! use ckpt_passes::{compile::Request, driver::Watch};
 //! # fn main() -> ckpt_passes::Result<()> {
 //! let source = std::path::Path::new("model.onnx");
-//! let mut model = load(source, &[])?;
+//! let mut model = load(source, &Given::default())?;
 //! let done = optimize(&mut model.graph, &Request::default(), &mut Watch::default())?;
 //! if let Some(summary) = &done.summary {
 //!     println!("{}", summary.human());

@@ -6,11 +6,12 @@
 use crate::emit::file::{refuse_overwrite, write_whole};
 use crate::emit::save::{INSIDE_LIMIT_BYTES, Saving, save};
 use crate::emit::summary::{Measured, Summary};
+use crate::frontend::given::{Given, InputType};
 use crate::frontend::{self, Model};
 use ckpt_passes::analysis::params::Selection;
 use ckpt_passes::compile::{Request, compile};
 use ckpt_passes::driver::{Timings, Watch};
-use ckpt_passes::ir::{DType, Data, Graph, Ty};
+use ckpt_passes::ir::{Data, Graph};
 use ckpt_passes::plan::Plan;
 use ckpt_passes::transform::infer::infer;
 use ckpt_passes::transform::loss::Loss;
@@ -37,87 +38,17 @@ pub mod record {
     pub const RNG_STREAM: &str = "ckpt.rng_stream";
     /// A JSON list of `NAME:DTYPE[DIMS]`.
     pub const INPUT: &str = "ckpt.input";
+    /// A JSON list, where the model's file does not name its outputs.
+    pub const OUTPUT_NAMES: &str = "ckpt.output_names";
 }
 
-/// The type of one graph input, said by the user: `x:f32[batch, 3, 224]`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct InputType {
-    pub name: String,
-    pub ty: Ty,
-}
-
-impl InputType {
-    /// Reads `NAME:DTYPE[DIMS]`; a scalar is `NAME:DTYPE` or `NAME:DTYPE[]`.
-    ///
-    /// # Errors
-    /// `error[input]`, which says what part is wrong.
-    pub fn parse(wish: &str) -> Result<InputType> {
-        let bad = |what: String| {
-            Error::usage("input", what)
-                .expected("NAME:DTYPE[DIMS], such as x:f32[batch,3,224]")
-                .found(wish)
-        };
-        let (head, dims) = match wish.strip_suffix(']').and_then(|w| w.rsplit_once('[')) {
-            Some((head, dims)) => (head, dims),
-            None => (wish, ""),
-        };
-        let (name, word) = head
-            .rsplit_once(':')
-            .ok_or_else(|| bad("the type of an input has no `:`".into()))?;
-        if name.is_empty() {
-            return Err(bad("the input has no name".into()));
-        }
-        let dtype = dtype(word).ok_or_else(|| bad(format!("`{word}` is not an element type")))?;
-        let mut sizes = Vec::new();
-        for part in dims.split(',').map(str::trim).filter(|d| !d.is_empty()) {
-            let dim = text::parse_dim(part)
-                .map_err(|e| bad(format!("`{part}` is not a size: {}", e.message())))?;
-            if dim.as_const().is_some_and(|n| n < 0) {
-                return Err(bad(format!("a size cannot be {part}")));
-            }
-            sizes.push(dim);
-        }
-        Ok(InputType {
-            name: name.into(),
-            ty: Ty::new(dtype, sizes),
-        })
-    }
-}
-
-impl std::fmt::Display for InputType {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let dims: Vec<String> = self.ty.dims.iter().map(|d| d.to_string()).collect();
-        write!(f, "{}:{}[{}]", self.name, self.ty.dtype, dims.join(","))
-    }
-}
-
-/// Our word for an element type, or NumPy's.
-fn dtype(word: &str) -> Option<DType> {
-    let ours = match word {
-        "float32" | "float" => "f32",
-        "float64" | "double" => "f64",
-        "float16" => "f16",
-        "bfloat16" => "bf16",
-        "int64" => "i64",
-        "int32" => "i32",
-        "int16" => "i16",
-        "int8" => "i8",
-        "uint64" => "u64",
-        "uint32" => "u32",
-        "uint16" => "u16",
-        "uint8" => "u8",
-        word => word,
-    };
-    DType::from_name(ours)
-}
-
-/// Reads a model of any known format; `types` says what its inputs are where the file does not, or differently.
+/// Reads a model of any known format; `given` says what the file does not, or differently.
 ///
 /// # Errors
-/// See [`frontend::read`]; a type for an input that there is not.
-pub fn load(path: &Path, types: &[InputType]) -> Result<Model> {
-    let mut model = frontend::read(path)?;
-    for given in types {
+/// See [`frontend::read_as`]; a type for an input that there is not.
+pub fn load(path: &Path, given: &Given) -> Result<Model> {
+    let mut model = frontend::read_as(path, given)?;
+    for given in &given.inputs {
         let found = model
             .graph
             .inputs()
@@ -138,12 +69,20 @@ pub fn load(path: &Path, types: &[InputType]) -> Result<Model> {
         };
         model.graph.set_type(id, given.ty.clone());
     }
+    let types = match model.recorded.is_empty() {
+        true => &given.inputs,
+        false => &model.recorded,
+    };
     if !types.is_empty() {
         let list: Vec<String> = types.iter().map(|t| t.to_string()).collect();
-        model
-            .graph
-            .meta
-            .insert(record::INPUT.into(), list_text(&list));
+        let meta = &mut model.graph.meta;
+        meta.insert(record::INPUT.into(), list_text(&list));
+    }
+    if !given.output_names.is_empty() {
+        let names = list_text(&given.output_names);
+        model.graph.meta.insert(record::OUTPUT_NAMES.into(), names);
+    }
+    if !given.inputs.is_empty() {
         // What the file claims about results rests on the types it claims for inputs.
         infer(&mut model.graph).map_err(|e| e.at(path.display().to_string()))?;
     }
@@ -270,7 +209,7 @@ fn write_record(
 ///
 /// # Errors
 /// A graph without the record.
-pub fn read_record(meta: &BTreeMap<String, String>) -> Result<(Request, Vec<InputType>)> {
+pub fn read_record(meta: &BTreeMap<String, String>) -> Result<(Request, Given)> {
     let Some(loss) = meta.get(record::LOSS) else {
         return Err(Error::model(
             "record",
@@ -320,13 +259,15 @@ pub fn read_record(meta: &BTreeMap<String, String>) -> Result<(Request, Vec<Inpu
         fuse,
         ..Request::default()
     };
-    Ok((
-        request,
-        inputs
+    let given = Given {
+        inputs: inputs
             .iter()
             .map(|t| InputType::parse(t))
             .collect::<Result<_>>()?,
-    ))
+        output_names: list(record::OUTPUT_NAMES)?,
+        ..Given::default()
+    };
+    Ok((request, given))
 }
 
 #[cfg(test)]
@@ -344,34 +285,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("g.ckir");
         write(&graph, Path::new("none.onnx"), &path, false).unwrap();
-        let back = load(&path, &[]).unwrap().graph;
+        let back = load(&path, &Given::default()).unwrap().graph;
         assert_eq!(text::print_full(&back), text::print_full(&graph));
         let again = write(&graph, &path, &path, false).unwrap_err();
         assert_eq!((again.code(), again.exit_code()), ("output", 2));
-    }
-
-    #[test]
-    fn input_types() {
-        let parsed = InputType::parse("x:0:f32[batch, 3, seq+1]").unwrap();
-        assert_eq!(parsed.name, "x:0");
-        assert_eq!((parsed.ty.dtype, parsed.ty.rank()), (DType::F32, 3));
-        assert_eq!(InputType::parse(&parsed.to_string()).unwrap(), parsed);
-        assert_eq!(InputType::parse("s:int64").unwrap().ty.rank(), 0);
-        for wrong in [
-            "",
-            "x",
-            ":f32[1]",
-            "x:f31[1]",
-            "x:f32[1",
-            "x:f32[-1]",
-            "x:f32[a b]",
-        ] {
-            assert_eq!(
-                InputType::parse(wrong).unwrap_err().exit_code(),
-                2,
-                "{wrong}"
-            );
-        }
     }
 
     #[test]
@@ -385,14 +302,14 @@ mod tests {
         request.selection.freeze = vec!["emb\"ed*".into()];
         assert_eq!(read_record(&graph.meta).err().unwrap().exit_code(), 2);
         write_record(&mut graph, &request, "full", Some(&Loss::CausalLm), true);
-        let (read, inputs) = read_record(&graph.meta).unwrap();
+        let (read, given) = read_record(&graph.meta).unwrap();
         assert_eq!(
             (read.loss, read.drop_outputs),
             (Loss::CausalLm, request.drop_outputs.clone())
         );
         assert_eq!(read.rng_streams, request.rng_streams);
         assert_eq!(read.selection.freeze, request.selection.freeze);
-        assert!(inputs.is_empty() && read.selection.trainable.is_empty());
+        assert!(given.inputs.is_empty() && read.selection.trainable.is_empty());
         assert!(read.fuse);
         // Planning it again, now with its backward, keeps the record.
         write_record(&mut graph, &Request::default(), "none", None, false);

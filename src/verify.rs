@@ -4,12 +4,13 @@
 //! was made from it are compared after the first is differentiated as the second records that it was, unplanned: the
 //! proof that a plan changed no bit of any gradient. Both run in our runtime, on one device, with the same threads.
 
+use crate::frontend::given::Given;
 use crate::optimize::{load, read_record, record};
 use crate::place::Place;
 use crate::rng::Rng;
 use crate::runtime::session::Session;
 use crate::tensors::compare::{Comparison, Tolerance, compare};
-use crate::tensors::feed::Feed;
+use crate::tensors::feed::{self, Feed};
 use crate::tensors::{self, Tensors, random};
 use ckpt_passes::compile::compile;
 use ckpt_passes::driver::Watch;
@@ -91,9 +92,23 @@ pub fn ready(graph: &mut Graph, path: &Path) -> Result<()> {
 /// # Errors
 /// Graphs that cannot be compared or run.
 pub fn verify(request: &Request) -> Result<Certificate> {
-    let mut b = load(&request.b, &[])?;
+    let tensors = match &request.inputs {
+        Some(path) => tensors::read(path)?,
+        None => Tensors::new(),
+    };
+    let mut given = Given {
+        examples: feed::input_types(&tensors),
+        ..Given::default()
+    };
+    let mut b = load(&request.b, &given)?;
     ready(&mut b.graph, &request.b)?;
-    let mut a = load(&request.a, &[])?;
+    // A format without types of inputs takes those that B was made with.
+    if let Ok((_, recorded)) = read_record(&b.graph.meta) {
+        let types = recorded.inputs.into_iter().map(|i| (i.name, i.ty));
+        given.examples.extend(types);
+        given.output_names = recorded.output_names;
+    }
+    let mut a = load(&request.a, &given)?;
     ready(&mut a.graph, &request.a)?;
     let mut warnings = std::mem::take(&mut a.warnings);
     warnings.append(&mut b.warnings);
@@ -111,21 +126,17 @@ pub fn verify(request: &Request) -> Result<Certificate> {
             );
         }
         (false, true) => {
-            let (record, types) =
+            let (record, recorded) =
                 read_record(&b.graph.meta).map_err(|e| e.at(request.b.display().to_string()))?;
-            if !types.is_empty() {
-                a = load(&request.a, &types)?;
+            if !recorded.inputs.is_empty() {
+                a = load(&request.a, &recorded)?;
             }
             loss = Some(record.loss.to_string());
             compile(&mut a.graph, &record, &mut Watch::default())?;
             "gradients"
         }
     };
-    let given = match &request.inputs {
-        Some(path) => tensors::read(path)?,
-        None => Tensors::new(),
-    };
-    let mut feed = Feed::new(&b.graph, given)?;
+    let mut feed = Feed::new(&b.graph, tensors)?;
     warnings.append(&mut feed.notes);
     let made_inputs: Vec<String> = feed
         .missing(&b.graph)

@@ -3,9 +3,10 @@
 pub mod measuring;
 pub mod planning;
 
-use ckpt_opt::optimize::InputType;
+use ckpt_opt::frontend::given::{Given, InputType};
 use ckpt_opt::place::Place;
 use ckpt_opt::rng::Rng;
+use ckpt_opt::tensors::{self, feed};
 use ckpt_passes::analysis::params::Selection;
 use ckpt_passes::compile::Request;
 use ckpt_passes::plan::Policy;
@@ -145,7 +146,30 @@ pub struct Report {
 pub struct Source {
     /// Type of an input, where the file has none or another is wanted: x:f32[batch,3,224]
     #[arg(long = "input", value_name = "NAME:DTYPE[DIMS]", value_parser = input)]
-    pub inputs: Vec<InputType>,
+    pub types: Vec<InputType>,
+    /// Example inputs (npz or safetensors, under input names or `in.NAME`): where file and --input have no type of an
+    /// input, it has that of its example
+    #[arg(long = "inputs", value_name = "FILE")]
+    pub examples: Option<PathBuf>,
+    /// Names of all outputs in order, where the file has none [default: output_0,output_1,…]
+    #[arg(long, value_name = "NAME,NAME,…", value_delimiter = ',')]
+    pub output_names: Vec<String>,
+}
+
+impl Source {
+    /// # Errors
+    /// A file of examples that cannot be read.
+    pub fn given(&self) -> ckpt_passes::Result<Given> {
+        let examples = match &self.examples {
+            Some(path) => feed::input_types(&tensors::read(path)?),
+            None => Default::default(),
+        };
+        Ok(Given {
+            inputs: self.types.clone(),
+            examples,
+            output_names: self.output_names.clone(),
+        })
+    }
 }
 
 #[derive(Args)]

@@ -11,7 +11,7 @@ use ckpt_passes::transform::joint::{has_backward, joint};
 
 pub fn run(args: &InspectArgs) -> Result<()> {
     let progress = progress::step("reading the model");
-    let mut model = load(&args.model, &args.source.inputs)?;
+    let mut model = load(&args.model, &args.source.given()?)?;
     infer(&mut model.graph).map_err(|e| e.at(args.model.display().to_string()))?;
     if has_backward(&model.graph) {
         joint(&mut model.graph)?;

@@ -75,7 +75,7 @@ mod with_torch {
             let _progress = progress::step("measuring the nodes");
             nodes::profile(
                 &args.model,
-                &args.training.source.inputs,
+                &args.training.source.given()?,
                 &nodes::Request {
                     step: args.training.request(),
                     inputs: args.tensors.clone(),

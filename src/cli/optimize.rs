@@ -16,7 +16,7 @@ pub fn run(args: &OptimizeArgs) -> Result<()> {
     }
     let mut model = {
         let _progress = progress::step("reading the model");
-        load(&args.model, &args.step.training.source.inputs)?
+        load(&args.model, &args.step.training.source.given()?)?
     };
     if args.step.training.loss.is_some()
         && ckpt_passes::transform::joint::has_backward(&model.graph)

@@ -24,7 +24,7 @@ pub fn run(args: &PlanArgs) -> Result<()> {
                 return Err(Error::usage("maximize", "a cost graph has no named sizes"));
             }
             let _progress = progress::step("looking for the largest size");
-            let model = load(&args.source, &args.step.training.source.inputs)?;
+            let model = load(&args.source, &args.step.training.source.given()?)?;
             let wish = Wish {
                 dim,
                 budgeted: budgeting.budgeted(),
@@ -35,7 +35,7 @@ pub fn run(args: &PlanArgs) -> Result<()> {
         }
         None => {
             let _progress = progress::step("planning");
-            let task = Task::read(&args.source, &args.step.training.source.inputs, &request)?;
+            let task = Task::read(&args.source, &args.step.training.source.given()?, &request)?;
             let goal = match (request.stored.take(), request.budget) {
                 (Some(stored), _) => Goal::Stored(stored),
                 (None, Some(budgeted)) => Goal::Budget(budgeted),
@@ -67,7 +67,7 @@ pub fn frontier(args: &FrontierArgs) -> Result<()> {
     args.prices.apply(&mut request)?;
     let frontier = {
         let _progress = progress::step("planning");
-        let task = Task::read(&args.source, &args.step.training.source.inputs, &request)?;
+        let task = Task::read(&args.source, &args.step.training.source.given()?, &request)?;
         let wish = ckpt_passes::plan::Budgeted {
             objective: args.objective,
             effort: args.effort,

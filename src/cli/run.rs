@@ -18,10 +18,11 @@ mod with_torch {
     use super::super::args::{Format, RunArgs};
     use super::super::{progress, result, result_json, warn};
     use ckpt_opt::emit::units::bytes;
+    use ckpt_opt::frontend::given::Given;
     use ckpt_opt::optimize::load;
     use ckpt_opt::rng::Rng;
     use ckpt_opt::runtime::session::Session;
-    use ckpt_opt::tensors::feed::Feed;
+    use ckpt_opt::tensors::feed::{self, Feed};
     use ckpt_opt::tensors::{self, Tensors, random};
     use ckpt_opt::verify::ready;
     use ckpt_passes::ir::op::Effect;
@@ -45,14 +46,18 @@ mod with_torch {
 
     pub fn run(args: &RunArgs) -> Result<()> {
         let step = progress::step("reading the model");
-        let mut model = load(&args.model, &[])?;
-        ready(&mut model.graph, &args.model)?;
-        drop(step);
-        let given = match &args.inputs {
+        let tensors = match &args.inputs {
             Some(path) => tensors::read(path)?,
             None => Tensors::new(),
         };
-        let mut feed = Feed::new(&model.graph, given)?;
+        let given = Given {
+            examples: feed::input_types(&tensors),
+            ..Given::default()
+        };
+        let mut model = load(&args.model, &given)?;
+        ready(&mut model.graph, &args.model)?;
+        drop(step);
+        let mut feed = Feed::new(&model.graph, tensors)?;
         let mut warnings = model.warnings;
         warnings.append(&mut feed.notes);
         match args.seed {

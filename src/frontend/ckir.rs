@@ -3,6 +3,7 @@
 //! A text shows large constants as a hash of their bytes; such a model can be inspected, planned and rewritten like
 //! one whose weight file is absent. Recognised by its content: text whose first word is `graph`.
 
+use super::given::Given;
 use super::{Frontend, Model};
 use crate::frontend::onnx::file::io_error;
 use ckpt_passes::{Error, Result, text};
@@ -24,7 +25,8 @@ impl Frontend for Ckir {
         }
     }
 
-    fn read(&self, path: &Path) -> Result<Model> {
+    fn read(&self, path: &Path, given: &Given) -> Result<Model> {
+        given.refuse_output_names(self.name())?;
         let place = || path.display().to_string();
         let bytes = std::fs::read(path).map_err(|e| io_error("read the model", path, &e))?;
         let source = String::from_utf8(bytes)
@@ -33,6 +35,7 @@ impl Frontend for Ckir {
         Ok(Model {
             graph,
             warnings: Vec::new(),
+            recorded: Vec::new(),
         })
     }
 }

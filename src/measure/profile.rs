@@ -5,7 +5,8 @@
 //! samples of what they copy. Times are medians over warm runs.
 
 use super::median;
-use crate::optimize::{InputType, load};
+use crate::frontend::given::Given;
+use crate::optimize::load;
 use crate::place::Place;
 use crate::planning::device::Profile;
 use crate::rng::Rng;
@@ -48,12 +49,12 @@ pub struct Measured {
     pub warnings: Vec<String>,
 }
 
-/// Measures a model; `types` are those of inputs where the file does not say them.
+/// Measures a model; `given` says what the file does not.
 ///
 /// # Errors
 /// What compiling or running it refuses.
-pub fn profile(path: &Path, types: &[InputType], request: &Request) -> Result<Measured> {
-    let mut model = load(path, types)?;
+pub fn profile(path: &Path, given: &Given, request: &Request) -> Result<Measured> {
+    let mut model = load(path, given)?;
     let graph = &mut model.graph;
     let mut warnings = std::mem::take(&mut model.warnings);
     let is_planned = graph

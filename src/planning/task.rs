@@ -2,7 +2,8 @@
 
 use super::read::{cost_graph, is_cost_graph};
 use crate::emit::sharing::{KvSharing, kv_sharing};
-use crate::optimize::{InputType, load};
+use crate::frontend::given::Given;
+use crate::optimize::load;
 use ckpt_passes::analysis::{Binding, Device};
 use ckpt_passes::compile::{Request, compile};
 use ckpt_passes::driver::Watch;
@@ -55,16 +56,16 @@ impl Task {
     ///
     /// # Errors
     /// See [`Task::of_graph`] and [`cost_graph`].
-    pub fn read(path: &Path, types: &[InputType], request: &Request) -> Result<Task> {
+    pub fn read(path: &Path, given: &Given, request: &Request) -> Result<Task> {
         if !is_cost_graph(path) {
-            let mut model = load(path, types)?;
+            let mut model = load(path, given)?;
             let mut task = Task::of_graph(&mut model.graph, request)?;
             task.warnings.splice(0..0, model.warnings);
             return Ok(task);
         }
         let asked = [
             (!request.dims.is_empty(), "--dim"),
-            (!types.is_empty(), "--input"),
+            (!given.inputs.is_empty(), "--input"),
             (!request.drop_outputs.is_empty(), "--drop-output"),
             (!request.rng_streams.is_empty(), "--rng-stream"),
             (

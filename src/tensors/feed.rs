@@ -17,6 +17,16 @@ pub struct Feed {
     pub notes: Vec<String>,
 }
 
+/// The types of tensors by the input names that they may be for.
+pub fn input_types(tensors: &Tensors) -> BTreeMap<String, Ty> {
+    let name = |key: &str| key.strip_prefix("in.").unwrap_or(key).to_string();
+    tensors
+        .iter()
+        .filter(|(key, _)| !key.starts_with("cot.") && !key.starts_with("out."))
+        .map(|(key, tensor)| (name(key), tensor.ty()))
+        .collect()
+}
+
 impl Feed {
     /// Sorts `tensors` by what they are for in `graph`, a typed one.
     ///

@@ -20,6 +20,7 @@ pub mod types;
 pub mod upgrade;
 pub mod versions;
 
+use super::given::Given;
 use super::{Frontend, Model};
 use ckpt_passes::Result;
 use std::path::Path;
@@ -36,7 +37,8 @@ impl Frontend for Onnx {
         file::may_be_onnx(head)
     }
 
-    fn read(&self, path: &Path) -> Result<Model> {
+    fn read(&self, path: &Path, given: &Given) -> Result<Model> {
+        given.refuse_output_names(self.name())?;
         let model = file::open(path)?;
         let mut files = external::Files::beside(path);
         let imported = import::import(&model, &mut |t| tensor::read(t, &mut files))
@@ -44,6 +46,7 @@ impl Frontend for Onnx {
         Ok(Model {
             graph: imported.graph,
             warnings: imported.warnings,
+            recorded: Vec::new(),
         })
     }
 }

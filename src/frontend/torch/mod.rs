@@ -2,9 +2,53 @@
 //!
 //! [`archive`] reads the zip, [`pickle`] runs its pickles without executing anything, [`stored`] reads the tensors they
 //! describe. [`aten`] is the vocabulary of PyTorch's ops, lowered to rows of the op table, and the memory that tensors
-//! share.
+//! share. [`torchscript`] replays saved code into it.
 
 pub mod archive;
 pub mod aten;
 pub mod pickle;
 pub mod stored;
+pub mod torchscript;
+
+use super::given::Given;
+use super::{Frontend, Model};
+use archive::Archive;
+use ckpt_passes::{Error, Result};
+use std::path::Path;
+
+/// The reader of PyTorch's archives; what kind one is, its entries tell.
+pub struct Torch;
+
+impl Frontend for Torch {
+    fn name(&self) -> &'static str {
+        "TorchScript"
+    }
+
+    fn recognises(&self, _path: &Path, head: &[u8]) -> bool {
+        archive::may_be_archive(head)
+    }
+
+    fn read(&self, path: &Path, given: &Given) -> Result<Model> {
+        let archive = Archive::open(path)?;
+        read(&archive, given).map_err(|e| e.at(path.display().to_string()))
+    }
+}
+
+/// Reads the model of an archive of either kind.
+///
+/// # Errors
+/// An archive that has no program, and what the readers refuse.
+pub fn read(archive: &Archive, given: &Given) -> Result<Model> {
+    if torchscript::is_torchscript(archive) {
+        return torchscript::read(archive, given);
+    }
+    let format = |message: &str| {
+        Error::model("format", message)
+            .help("save a traced model with torch.jit.save, or export it with torch.onnx.export")
+    };
+    Err(if archive.contains("data.pkl") {
+        format("this is a PyTorch checkpoint: weights without a program")
+    } else {
+        format("this is a zip archive, but none that PyTorch saves models in")
+    })
+}

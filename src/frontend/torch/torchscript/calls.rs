@@ -1,0 +1,403 @@
+//! What a call means: methods, functions of the archive, ops, and the few things that the language itself does.
+
+use super::ast::{Call, Expr, ExprKind, Name};
+use super::item::{Content, Item};
+use super::replay::{Frame, Replay, bad};
+use super::scalars;
+use crate::frontend::torch::aten::{Place, Value};
+use ckpt_passes::ir::{Dim, Same};
+use ckpt_passes::{Error, Result};
+
+impl Replay<'_, '_> {
+    pub(super) fn call_expr(&mut self, frame: &mut Frame, call: &Call) -> Result<Item> {
+        let dotted = call.function.dotted();
+        let root = dotted.as_deref().and_then(|d| d.split('.').next());
+        if let (Some(dotted), Some(root)) = (&dotted, root)
+            && !Self::is_variable(frame, root)
+        {
+            return match root {
+                "torch" => self.call_op(
+                    frame,
+                    &format!("aten::{}", &dotted["torch".len()..].trim_start_matches('.')),
+                    call,
+                ),
+                "ops" => {
+                    let name = dotted["ops".len()..]
+                        .trim_start_matches('.')
+                        .replacen('.', "::", 1);
+                    self.call_op(frame, &name, call)
+                }
+                "__torch__" => {
+                    let (args, keywords) = self.arguments(frame, call)?;
+                    self.call_function(dotted, args, keywords)
+                }
+                _ => self.built_in(frame, dotted, call),
+            };
+        }
+        // A method, `(m).forward(x, )`, or a function in a variable.
+        let (args, keywords) = self.arguments(frame, call)?;
+        if let ExprKind::Attribute(of, method) = &call.function.kind {
+            let of = self.expr(frame, of)?;
+            return match &of {
+                Item::Module(module, path) => {
+                    self.call_method(*module, path, method, args, keywords)
+                }
+                other => Err(bad(format!("{} has no method `{method}`", other.kind()))),
+            };
+        }
+        match self.expr(frame, &call.function)? {
+            Item::Function(name) => self.call_function(&name, args, keywords),
+            other => Err(bad(format!("{} cannot be called", other.kind()))),
+        }
+    }
+
+    fn arguments(
+        &mut self,
+        frame: &mut Frame,
+        call: &Call,
+    ) -> Result<(Vec<Item>, Vec<(Name, Item)>)> {
+        let args = self.exprs(frame, &call.args)?;
+        let mut keywords = Vec::with_capacity(call.keywords.len());
+        for (name, value) in &call.keywords {
+            keywords.push((name.clone(), self.expr(frame, value)?));
+        }
+        Ok((args, keywords))
+    }
+
+    fn call_function(
+        &mut self,
+        qualified: &str,
+        args: Vec<Item>,
+        keywords: Vec<(Name, Item)>,
+    ) -> Result<Item> {
+        let (module, name) = qualified.rsplit_once('.').unwrap_or(("", qualified));
+        match self.code.function(module, name)? {
+            Some(function) => self.call(&function, args, keywords),
+            // A class is called to make an object of it.
+            None => {
+                let class = self.code.class(module, name)?;
+                match &*class.class().base {
+                    "NamedTuple" if keywords.is_empty() => {
+                        self.containers.add(Content::Tuple(args))
+                    }
+                    _ => Err(bad(format!(
+                        "an object of class `{name}` is made, which is not supported"
+                    ))
+                    .help("trace the model with torch.jit.trace instead of scripting it")),
+                }
+            }
+        }
+    }
+
+    /// Functions of the language.
+    fn built_in(&mut self, frame: &mut Frame, name: &str, call: &Call) -> Result<Item> {
+        if name == "uninitialized" {
+            return Ok(Item::Value(Value::Unknown));
+        }
+        let typed = matches!(name, "annotate" | "unchecked_cast");
+        let first = usize::from(typed);
+        let (Some(args), []) = (call.args.get(first..), call.keywords.as_slice()) else {
+            return Err(bad(format!(
+                "the arguments of `{name}` are not what they should be"
+            )));
+        };
+        let args = self.exprs(frame, args)?;
+        match (name, args.as_slice()) {
+            ("annotate" | "unchecked_cast", [value]) => self.annotate(&call.args[0], value),
+            ("getattr", [of, Item::Value(Value::Str(name))]) => self.attribute_of(of, name),
+            ("int", [value]) => self.as_int(value),
+            ("float", [value]) => self.as_scalar("Float", value),
+            ("bool", [value]) => match self.truth(value)? {
+                Some(b) => Ok(Item::Value(Value::Bool(b))),
+                None => Ok(Item::Value(Value::Unknown)),
+            },
+            ("str", [_]) => Ok(Item::Value(Value::Str(String::new()))),
+            _ => Err(bad(format!("`{name}` is not supported"))
+                .help("trace the model with torch.jit.trace instead of scripting it")),
+        }
+    }
+
+    /// A value with a type: where that is a number, the number of a tensor.
+    fn annotate(&mut self, ty: &Expr, value: &Item) -> Result<Item> {
+        match ty.dotted().as_deref() {
+            Some("number" | "int") if !is_float(value) => self.as_int(value),
+            Some("number" | "float") => self.as_scalar("Float", value),
+            _ => Ok(value.clone()),
+        }
+    }
+
+    fn as_int(&mut self, value: &Item) -> Result<Item> {
+        Ok(Item::Value(match self.int(value)? {
+            Some(n) => Value::Int(n),
+            None => Value::Unknown,
+        }))
+    }
+
+    fn as_scalar(&mut self, name: &str, value: &Item) -> Result<Item> {
+        let plain = match value {
+            Item::Value(Value::Tensor(_)) | Item::Number(_) => match self.int(value)? {
+                Some(n) => Value::Int(n),
+                None => Value::Unknown,
+            },
+            Item::Value(value) => value.clone(),
+            other => return Err(bad(format!("{} is no number", other.kind()))),
+        };
+        let number = scalars::evaluate(name, &[plain])?;
+        Ok(Item::Value(number.unwrap_or(Value::Unknown)))
+    }
+
+    /// `of[index]` of a list, tuple or dictionary.
+    pub(super) fn member(&mut self, of: &Item, index: &Item) -> Result<Item> {
+        let Item::Container(at) = of else {
+            return Err(bad(format!("{} has no members", of.kind())));
+        };
+        let items = match self.containers.get(*at) {
+            Content::List(items) | Content::Tuple(items) => items,
+            Content::Dict(pairs) => {
+                // The last one that was set counts.
+                let found = pairs.iter().rev().find(|(key, _)| same_key(key, index));
+                let found = found.map(|(_, value)| value.clone());
+                return found.ok_or_else(|| bad("the dictionary has no such key"));
+            }
+        };
+        let length = items.len() as i64;
+        let items = items.clone();
+        let index = self.int(index)?.and_then(|n| n.as_const());
+        let index = index.ok_or_else(|| bad("which member is taken depends on data"))?;
+        let place = if index < 0 { index + length } else { index };
+        usize::try_from(place)
+            .ok()
+            .and_then(|at| items.get(at).cloned())
+            .ok_or_else(|| bad(format!("there is no member {index} of {length}")))
+    }
+
+    /// An op: of the language, of scalars, or of tensors.
+    fn call_op(&mut self, frame: &mut Frame, name: &str, call: &Call) -> Result<Item> {
+        let (args, keywords) = self.arguments(frame, call)?;
+        if let Some(item) = self.language_op(name, &args)? {
+            return Ok(item);
+        }
+        let short = name.strip_prefix("aten::").or(name.strip_prefix("prim::"));
+        if let (Some(short), []) = (short, keywords.as_slice())
+            && let Some(item) = self.scalar_op(short, &args)?
+        {
+            return Ok(item);
+        }
+        if let [Item::Number(_), ..] = args.as_slice()
+            && name.ends_with('_')
+            && !name.ends_with("__")
+        {
+            return Err(
+                bad(format!("{name} changes a size that was computed before"))
+                    .help("export the model without in-place arithmetic on sizes"),
+            );
+        }
+        let lowering = &mut *self.lowering;
+        let mut number = |n: &Dim| lowering.number(n).map(Value::Tensor);
+        let mut values = Vec::with_capacity(args.len());
+        for arg in &args {
+            values.push(self.containers.argument(arg, &mut number)?);
+        }
+        let mut named = Vec::with_capacity(keywords.len());
+        for (key, value) in &keywords {
+            named.push((&**key, self.containers.argument(value, &mut number)?));
+        }
+        let op = short.unwrap_or(name).trim_end_matches('_');
+        let path = self.scopes.last().map_or("", |(path, _)| path.as_str());
+        let place = Place {
+            name: match path {
+                "" => op.to_string(),
+                path => format!("{path}/{op}"),
+            },
+            scopes: self.scopes.clone(),
+            source: String::new(),
+        };
+        let result = self.lowering.call(name, None, values, named, &place)?;
+        self.containers.result(result)
+    }
+
+    /// What the language does by ops of its own; `None` for any other.
+    fn language_op(&mut self, name: &str, args: &[Item]) -> Result<Option<Item>> {
+        let text = |args: &[Item]| match args.first() {
+            Some(Item::Value(Value::Str(text))) => text.chars().take(200).collect(),
+            _ => String::new(),
+        };
+        Ok(Some(match (name, args) {
+            ("prim::RaiseException", args) => {
+                let said: String = text(args);
+                return Err(
+                    Error::model("code", format!("the program raises an error: {said}"))
+                        .help("the model refuses inputs of these types or sizes"),
+                );
+            }
+            ("prim::NumToTensor", [value]) => match self.int(value)? {
+                Some(n) if !is_float(value) => Item::Number(n),
+                _ => return Err(bad("a tensor is made of a number that only a run can tell")),
+            },
+            ("aten::device" | "prim::device" | "prim::layout", _) => Item::Value(Value::Place),
+            ("prim::is_cuda" | "prim::is_cpu", [_]) => {
+                Item::Value(Value::Bool(name == "prim::is_cpu"))
+            }
+            ("prim::dtype", [Item::Value(Value::Tensor(tensor))]) => {
+                Item::Value(Value::DType(self.lowering.dtype(*tensor)))
+            }
+            ("aten::format" | "aten::percentFormat", args) => Item::Value(Value::Str(text(args))),
+            ("aten::dim" | "prim::dim", [Item::Value(Value::Tensor(tensor))]) => {
+                Item::int(self.lowering.dims(*tensor).len() as i64)
+            }
+            ("aten::size", [Item::Value(Value::Tensor(tensor)), axis @ ..]) => {
+                let dims = self.lowering.dims(*tensor).to_vec();
+                return self.size(dims, axis).map(Some);
+            }
+            ("aten::size", [Item::Number(_)]) => self.containers.add(Content::List(Vec::new()))?,
+            ("aten::numel", [Item::Value(Value::Tensor(tensor))]) => {
+                let count = Dim::product(self.lowering.dims(*tensor));
+                Item::Value(Value::Int(scalars::checked(count)?))
+            }
+            ("aten::len", [Item::Container(at)]) => Item::int(match self.containers.get(*at) {
+                Content::List(items) | Content::Tuple(items) => items.len(),
+                Content::Dict(pairs) => pairs.len(),
+            } as i64),
+            ("aten::len", [Item::Value(Value::Tensor(tensor))]) => {
+                let dims = self.lowering.dims(*tensor).to_vec();
+                return self.size(dims, &[Item::int(0)]).map(Some);
+            }
+            ("aten::append", [Item::Container(at), item]) => {
+                self.containers.append(*at, item.clone())?;
+                args[0].clone()
+            }
+            ("aten::__getitem__", [of, index]) => self.member(of, index)?,
+            ("aten::__contains__", [Item::Container(at), key]) => {
+                let found = match self.containers.get(*at) {
+                    Content::Dict(pairs) => pairs.iter().any(|(k, _)| same_key(k, key)),
+                    Content::List(items) | Content::Tuple(items) => {
+                        items.iter().any(|item| same_key(item, key))
+                    }
+                };
+                Item::Value(Value::Bool(found))
+            }
+            ("aten::__is__" | "aten::__isnot__", [a, b]) if a.is_none() || b.is_none() => {
+                if matches!(a, Item::Value(Value::Unknown))
+                    || matches!(b, Item::Value(Value::Unknown))
+                {
+                    return Ok(Some(Item::Value(Value::Unknown)));
+                }
+                let same = a.is_none() == b.is_none();
+                Item::Value(Value::Bool(same == (name == "aten::__is__")))
+            }
+            ("aten::eq" | "aten::ne" | "aten::add", [Item::Container(_), Item::Container(_)]) => {
+                return self.lists(name, &args[0], &args[1]).map(Some);
+            }
+            _ => return Ok(None),
+        }))
+    }
+
+    /// All sizes, or one.
+    fn size(&mut self, dims: Vec<Dim>, axis: &[Item]) -> Result<Item> {
+        let [axis] = axis else {
+            let all = dims.into_iter().map(|d| Item::Value(Value::Int(d)));
+            return self.containers.add(Content::List(all.collect()));
+        };
+        let rank = dims.len() as i64;
+        let axis = self.int(axis)?.and_then(|n| n.as_const());
+        let axis = axis.ok_or_else(|| bad("which size is asked for depends on data"))?;
+        let at = if axis < 0 { axis + rank } else { axis };
+        let dim = usize::try_from(at)
+            .ok()
+            .and_then(|at| dims.get(at).cloned());
+        let dim = dim.ok_or_else(|| {
+            bad(format!("the size of axis {axis} is asked for"))
+                .found(format!("a tensor of rank {rank}"))
+                .help("give inputs of the rank that the model takes")
+        })?;
+        Ok(Item::Value(Value::Int(dim)))
+    }
+
+    /// Two lists, compared or joined.
+    fn lists(&mut self, name: &str, a: &Item, b: &Item) -> Result<Item> {
+        let (Some(a), Some(b)) = (self.containers.items(a), self.containers.items(b)) else {
+            return Err(bad("dictionaries are neither compared nor joined"));
+        };
+        if name == "aten::add" {
+            let joined = a.iter().chain(b).cloned().collect();
+            return self.containers.add(Content::List(joined));
+        }
+        let mut equal = Value::Bool(a.len() == b.len());
+        for (x, y) in a.iter().zip(b) {
+            if equal == Value::Bool(false) {
+                break;
+            }
+            let (Item::Value(x), Item::Value(y)) = (x, y) else {
+                return Err(bad("only lists of numbers and strings are compared"));
+            };
+            match scalars::evaluate("eq", &[x.clone(), y.clone()])? {
+                Some(Value::Bool(true)) => {}
+                Some(other) => equal = other,
+                None => return Err(bad("only lists of numbers and strings are compared")),
+            }
+        }
+        Ok(Item::Value(match (equal, name) {
+            (Value::Bool(b), "aten::ne") => Value::Bool(!b),
+            (answer, _) => answer,
+        }))
+    }
+
+    /// An op on numbers: those of the program, or those that a trace keeps in tensors.
+    fn scalar_op(&mut self, name: &str, args: &[Item]) -> Result<Option<Item>> {
+        if let Some(result) = number_op(name, args)? {
+            return Ok(Some(Item::Number(result)));
+        }
+        let mut values = Vec::with_capacity(args.len());
+        for arg in args {
+            match arg {
+                Item::Value(Value::Tensor(_)) => return Ok(None),
+                Item::Value(value) => values.push(value.clone()),
+                _ => return Ok(None),
+            }
+        }
+        Ok(scalars::evaluate(name, &values)?.map(Item::Value))
+    }
+}
+
+/// Arithmetic on numbers in tensors, where it stays exact.
+fn number_op(name: &str, args: &[Item]) -> Result<Option<Dim>> {
+    let whole = |item: &Item| match item {
+        Item::Number(n) | Item::Value(Value::Int(n)) => Some(n.clone()),
+        _ => None,
+    };
+    if !args.iter().any(|a| matches!(a, Item::Number(_))) {
+        return Ok(None);
+    }
+    let result = match (name, args) {
+        ("neg", [a]) => whole(a).map(|a| Dim::ZERO.sub(&a)),
+        ("detach" | "clone" | "contiguous", [Item::Number(a)]) => Some(a.clone()),
+        ("add" | "sub" | "mul" | "floor_divide" | "remainder", [a, b]) => {
+            match (whole(a), whole(b)) {
+                (Some(a), Some(b)) => match name {
+                    "add" => Some(a.add(&b)),
+                    "sub" => Some(a.sub(&b)),
+                    "mul" => Some(a.mul(&b)),
+                    _ if b.same(&Dim::ZERO) == Same::Yes => None,
+                    "floor_divide" => Some(a.div(&b)),
+                    _ => Some(a.modulo(&b)),
+                },
+                _ => None,
+            }
+        }
+        _ => None,
+    };
+    result.map(scalars::checked).transpose()
+}
+
+fn is_float(item: &Item) -> bool {
+    matches!(item, Item::Value(Value::Float(_)))
+}
+
+/// Whether two keys are equal; those of dictionaries are strings and numbers.
+fn same_key(a: &Item, b: &Item) -> bool {
+    match (a, b) {
+        (Item::Value(Value::Tensor(_)), _) => false,
+        (Item::Value(a), Item::Value(b)) => a == b,
+        _ => false,
+    }
+}

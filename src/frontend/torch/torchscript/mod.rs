@@ -1,0 +1,117 @@
+//! TorchScript archives (`torch.jit.save`): code and modules in, a graph out.
+//!
+//! [`modules`] reads the objects, [`code`] finds their source ([`lexer`], [`parse`], [`ast`]), [`replay`] walks it
+//! ([`calls`], [`state`], [`scalars`], [`item`]) and hands every op to the aten layer. The archive tells no shapes: the types of
+//! inputs are the user's ([`inputs`]); all shape arithmetic of the program is expressions over their named sizes.
+
+mod ast;
+mod calls;
+mod code;
+mod inputs;
+mod item;
+mod lexer;
+mod modules;
+mod parse;
+mod replay;
+mod scalars;
+mod state;
+
+use super::archive::Archive;
+use super::aten::{Lowering, Value};
+use crate::frontend::Model;
+use crate::frontend::given::Given;
+use ckpt_passes::ir::{Graph, Phase};
+use ckpt_passes::{Error, Result};
+use code::Code;
+use item::{Content, Item};
+use modules::Modules;
+use replay::Replay;
+use std::rc::Rc;
+
+/// Lists in lists among the results.
+const MAX_NESTING: usize = 16;
+
+/// Whether an archive is TorchScript.
+pub fn is_torchscript(archive: &Archive) -> bool {
+    archive.contains("data.pkl") && archive.names().any(|n| n.starts_with("code/"))
+}
+
+/// Reads the model of an archive.
+///
+/// # Errors
+/// Inputs whose types are not given; a program that is damaged, or does what the file cannot decide.
+pub fn read(archive: &Archive, given: &Given) -> Result<Model> {
+    let code = Code::new(archive);
+    let modules = Modules::read(archive, &code)?;
+    let class = modules.class(&code, modules.root())?;
+    let forward = class.as_ref().and_then(|c| c.method("forward"));
+    let Some(forward) = forward else {
+        return Err(Error::model("code", "the model has no `forward`"));
+    };
+    let signature = inputs::signature(forward.function(), given)
+        .map_err(|e| e.at(forward.place(forward.function().line)))?;
+    let missing = inputs::missing(&signature, given);
+    if !missing.is_empty() {
+        return Err(inputs::wanted(&signature, &missing, archive));
+    }
+    inputs::refuse_others(&signature, given)?;
+    let mut graph = Graph::new("main");
+    graph.phase = Phase::Imported;
+    let mut lowering = Lowering::new(&mut graph);
+    let mut replay = Replay::new(archive, &code, &modules, &mut lowering);
+    let mut recorded = Vec::new();
+    let mut args = Vec::new();
+    for input in &signature {
+        let Some(name) = input.name() else { continue };
+        args.push((name.into(), replay.input(input, given, &mut recorded)?));
+    }
+    let root: Rc<str> = "".into();
+    let result = replay.call_method(modules.root(), &root, "forward", Vec::new(), args)?;
+    let mut tensors = Vec::new();
+    replay.results(&result, &mut tensors, 0)?;
+    let mut warnings = std::mem::take(&mut replay.warnings);
+    let names = given.output_names_or(tensors.len(), |i| format!("output_{i}"))?;
+    for (name, tensor) in names.iter().zip(tensors) {
+        lowering.output(name, tensor)?;
+    }
+    warnings.extend(lowering.finish()?);
+    Ok(Model {
+        graph,
+        warnings,
+        recorded,
+    })
+}
+
+impl Replay<'_, '_> {
+    /// The tensors of a result, in order; what is `None` is left out.
+    fn results(
+        &mut self,
+        item: &Item,
+        tensors: &mut Vec<super::aten::TensorId>,
+        depth: usize,
+    ) -> Result<()> {
+        let strange = |kind: &str| {
+            Err(Error::model("outputs", format!("the model returns {kind}"))
+                .expected("tensors, or lists, tuples and dictionaries of them"))
+        };
+        match item {
+            Item::Value(Value::Tensor(tensor)) => tensors.push(*tensor),
+            Item::Number(n) | Item::Value(Value::Int(n)) => tensors.push(self.lowering.number(n)?),
+            Item::Value(Value::None) => {}
+            Item::Container(_) if depth == MAX_NESTING => {
+                return strange("lists in lists without end");
+            }
+            Item::Container(at) => {
+                let items: Vec<Item> = match self.containers.get(*at) {
+                    Content::List(items) | Content::Tuple(items) => items.clone(),
+                    Content::Dict(pairs) => pairs.iter().map(|(_, v)| v.clone()).collect(),
+                };
+                for item in items {
+                    self.results(&item, tensors, depth + 1)?;
+                }
+            }
+            other => return strange(other.kind()),
+        }
+        Ok(())
+    }
+}
