@@ -203,7 +203,7 @@ fn programs_without_end_are_refused() {
             "too deeply",
         ),
         (
-            "l = [x]\nfor i in range(1000000):\n  l = [l]\nreturn l",
+            "l = [x]\nfor i in range(300000):\n  l = [l]\nreturn l",
             "without end",
         ),
     ];
