@@ -9,7 +9,7 @@ use crate::analysis::{Binding, Blocks, Device, MemoryProfile, Sizes};
 use crate::error::Result;
 use crate::ir::{Graph, NodeId, Side, ValueId};
 use crate::ops::kind::{Kind, kind};
-use crate::transform::joint::gradient_outputs;
+use crate::transform::joint::{gradient_of, gradient_outputs};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
@@ -114,11 +114,14 @@ impl Subject {
 /// gradient has the name of one, all of them are taken for trained.
 fn trained(graph: &Graph) -> Side<NodeId, bool> {
     let outputs = gradient_outputs(graph);
-    let name = |v: &ValueId| graph.value(*v).name.strip_suffix(".grad");
+    let name = |v: &ValueId| gradient_of(&graph.value(*v).name);
     let names: BTreeSet<&str> = outputs.iter().filter_map(name).collect();
     let mut flows = Side::new(graph.value_bound(), false);
     for (id, value) in graph.inits() {
         flows[id] = names.is_empty() || names.contains(value.name.as_str());
+    }
+    for id in graph.inputs() {
+        flows[*id] = names.contains(graph.value(*id).name.as_str());
     }
     let mut trained = Side::new(graph.node_bound(), false);
     for id in graph.order() {

@@ -9,13 +9,22 @@ use crate::glob;
 use crate::ir::{Graph, Phase, Role, Side, ValueId};
 use std::collections::BTreeSet;
 
-/// Outputs that are the gradient of an initializer, by their name (`<initializer>.grad`).
+/// How names of gradients end: ours, and ONNX Runtime's with and without the buffer it adds them up in. Its parameters
+/// are graph inputs (training artifacts of onnxruntime 1.19).
+const ENDS: [&str; 3] = [".grad", "_grad.accumulation.out", "_grad"];
+
+/// What a value of that name would be the gradient of.
+pub fn gradient_of(name: &str) -> Option<&str> {
+    ENDS.iter().find_map(|end| name.strip_suffix(end))
+}
+
+/// Outputs that are the gradient of an initializer or input, by their name (`<initializer>.grad`).
 pub fn gradient_outputs(graph: &Graph) -> Vec<ValueId> {
-    let inits: BTreeSet<&str> = graph.inits().map(|(_, v)| v.name.as_str()).collect();
-    let is_gradient = |id: &ValueId| {
-        let name = graph.value(*id).name.strip_suffix(".grad");
-        name.is_some_and(|n| inits.contains(n))
-    };
+    let inits = graph.inits().map(|(_, v)| v.name.as_str());
+    let inputs = graph.inputs().iter().map(|v| graph.value(*v).name.as_str());
+    let sources: BTreeSet<&str> = inits.chain(inputs).collect();
+    let is_gradient =
+        |id: &ValueId| gradient_of(&graph.value(*id).name).is_some_and(|n| sources.contains(n));
     graph
         .outputs()
         .iter()
@@ -132,6 +141,24 @@ pub fn loss_and_outputs(graph: &mut Graph, loss: &Loss, patterns: &[String]) -> 
 mod tests {
     use super::*;
     use crate::text;
+
+    #[test]
+    fn gradients_of_another_tool_are_told_by_their_names() {
+        let source = "graph @g typed (%x: f32[4], %w: f32[4], %w_grad.accumulation.buffer: f32[4]) -> (%y, %w_grad.accumulation.out) {
+  %y = Mul %x, %w : f32[4]
+  %w_grad = Opaque %y, %x {domain=\"com.microsoft\", op=\"MulGrad\"} : f32[4]
+  %w_grad.accumulation.out = Opaque %w_grad.accumulation.buffer, %w_grad {domain=\"com.microsoft\", op=\"InPlaceAccumulatorV2\"} : bool[1]
+}
+";
+        let mut g = text::parse(source).unwrap();
+        assert!(has_backward(&g) && joint(&mut g).unwrap());
+        let roles: Vec<Role> = g.order().iter().map(|n| g.node(*n).role).collect();
+        assert_eq!(roles, [Role::Forward, Role::Backward, Role::Backward]);
+        for forward in ["%q_grad", "%v.grad", "%grad"] {
+            let other = source.replace("%w_grad.accumulation.out", forward);
+            assert!(!has_backward(&text::parse(&other).unwrap()), "{forward}");
+        }
+    }
 
     #[test]
     fn what_only_gradients_need_is_backward() {

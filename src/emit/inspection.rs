@@ -9,7 +9,7 @@ use ckpt_passes::analysis::sizes::dim_kinds;
 use ckpt_passes::analysis::{Blocks, DimKind, ties};
 use ckpt_passes::ir::op::Domain;
 use ckpt_passes::ir::{DType, Dim, Graph, Role, Ty, ValueId};
-use ckpt_passes::transform::joint::{gradient_outputs, has_backward};
+use ckpt_passes::transform::joint::{gradient_of, gradient_outputs, has_backward};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -380,8 +380,7 @@ impl Inspection {
     }
 
     fn is_gradient(&self, name: &str) -> bool {
-        name.strip_suffix(".grad")
-            .is_some_and(|n| self.parameters.iter().any(|p| p.initializer == n))
+        gradient_of(name).is_some_and(|n| self.parameters.iter().any(|p| p.initializer == n))
     }
 }
 
@@ -394,10 +393,8 @@ fn frozen(graph: &Graph) -> Vec<String> {
     if gradients.is_empty() {
         return Vec::new();
     }
-    let trained: std::collections::BTreeSet<&str> = gradients
-        .iter()
-        .filter_map(|n| n.strip_suffix(".grad"))
-        .collect();
+    let trained: std::collections::BTreeSet<&str> =
+        gradients.iter().filter_map(|n| gradient_of(n)).collect();
     graph
         .inits()
         .map(|(_, v)| v.name.clone())
