@@ -37,6 +37,28 @@ pub fn one_position(
         .collect();
     tops.sort_by_key(|t| (std::cmp::Reverse(live[*t]), *t));
     let stride = (tops.len() / positions.max(1)).max(1);
+    let mut best = 0i64;
+    for (n, step) in tops.into_iter().enumerate() {
+        if n > 2 && n % stride != 0 {
+            continue;
+        }
+        let (value, _) = single(dag, cap, weight, &given, step, work)?;
+        // Products of prices and sizes are rounded down, their difference may be off by a few units in the last place.
+        best = best.max((value * (1.0 - 1e-9)) as i64 - 1);
+    }
+    Some(best.max(0))
+}
+
+/// What the position at `step` of the given order proves, and the price of a byte at which it does; `None` if nothing
+/// fits there.
+pub(super) fn single(
+    dag: &Dag,
+    cap: i64,
+    weight: &[i64],
+    given: &[u32],
+    step: usize,
+    work: &mut Work,
+) -> Option<(f64, f64)> {
     let bend = Bend {
         distance: 0.0,
         extend: true,
@@ -44,27 +66,19 @@ pub fn one_position(
         jitter: &[],
         slack: 0.0,
     };
-    let mut best = 0i64;
-    for (n, step) in tops.into_iter().enumerate() {
-        if n > 2 && n % stride != 0 {
-            continue;
-        }
-        let scene = Scene::new(dag, &given, step);
-        let mut cut = Cut::new(dag, &scene, cap, weight, &bend, None);
-        let room = cut.room as f64;
-        let mut value = 0.0f64;
-        let fits = cut
-            .around(0.0, &mut |point| {
-                value = value.max(point.worth - point.price * room)
-            })
-            .1
-            .is_some();
-        work.spend(cut.visits() + 4 * given.len() as u64);
-        if !fits {
-            return None;
-        }
-        // Products of prices and sizes are rounded down, their difference may be off by a few units in the last place.
-        best = best.max((value * (1.0 - 1e-9)) as i64 - 1);
-    }
-    Some(best.max(0))
+    let scene = Scene::new(dag, given, step);
+    let mut cut = Cut::new(dag, &scene, cap, weight, &bend, None);
+    let room = cut.room as f64;
+    let mut best = (0.0f64, 0.0);
+    let fits = cut
+        .around(0.0, &mut |point| {
+            let value = point.worth - point.price * room;
+            if value > best.0 {
+                best = (value, point.price);
+            }
+        })
+        .1
+        .is_some();
+    work.spend(cut.visits() + 4 * given.len() as u64);
+    fits.then_some(best)
 }

@@ -45,7 +45,7 @@ pub struct Scene {
     step: usize,
     steps: usize,
     /// Bytes that the step itself takes.
-    own_bytes: i64,
+    pub own_bytes: i64,
 }
 
 impl Scene {
@@ -87,6 +87,17 @@ impl Scene {
             steps: schedule.len(),
             own_bytes: dag.working_set_bytes(op),
         }
+    }
+
+    /// Whether a value is read after τ and is neither operand nor result of the step.
+    pub fn is_wanted(&self, v: u32) -> bool {
+        let v = v as usize;
+        self.needed[v] && self.last_touch[v] != NONE && !self.pinned[v]
+    }
+
+    /// Whether a value is resident whatever is decided: the step's own, and what must stay and cannot be made again.
+    pub fn is_free(&self, dag: &Dag, v: u32) -> bool {
+        self.pinned[v as usize] || (self.needed[v as usize] && dag.remaker(v).is_none())
     }
 
     /// Which values may be resident at τ: those whose way from their last touch has room, if `live` says how full it is.
@@ -172,10 +183,7 @@ impl<'a> Cut<'a> {
         let mut stack: Vec<u32> = Vec::new();
         let mut builder = Builder::default();
         for v in 0..dag.values() as u32 {
-            if !scene.needed[v as usize]
-                || scene.last_touch[v as usize] == NONE
-                || scene.pinned[v as usize]
-            {
+            if !scene.is_wanted(v) {
                 continue;
             }
             if dag.remaker(v).is_none() {
@@ -204,7 +212,7 @@ impl<'a> Cut<'a> {
                     for u in dag.ins(o) {
                         let i = *u as usize;
                         // What is there anyway is free to use; what cannot be made again and must stay, too.
-                        if scene.pinned[i] || (scene.needed[i] && dag.remaker(*u).is_none()) {
+                        if scene.is_free(dag, *u) {
                             continue;
                         }
                         if value_node[i] == SOURCE {

@@ -4,7 +4,7 @@
 //! reduced form ([`dag`]). A plan grows in steps, each in its own file: minimum cuts at full steps make the given order
 //! fit ([`cut`], [`repair`]), repeats that the budget has room to avoid are taken out ([`ledger`]), parts are torn up
 //! and rebuilt while the work lasts ([`search`]); small problems are solved exactly ([`exact`]). [`bound`] proves a lower
-//! bound; when the plan meets it the search stops.
+//! bound; when the plan meets it the search stops; where it stays wide, [`joint`] proves a better one.
 //!
 //! Work is counted in steps, never in seconds, and nothing depends on threads: same request, same plan.
 
@@ -13,6 +13,7 @@ pub mod cut;
 pub mod dag;
 pub mod exact;
 pub mod flow;
+pub mod joint;
 pub mod ledger;
 pub mod repair;
 pub mod search;
@@ -253,6 +254,7 @@ fn solve_dag(
                 score,
                 optimal,
             };
+            let price = price.max(joint_price(request, dag, cap, before, &found, price));
             return Ok(finish(request, dag, before, found, price, work.done));
         }
         inner -= ((score.peak_bytes - request.budget_bytes) as i64).max(1);
@@ -265,6 +267,32 @@ struct Found {
     score: Score,
     optimal: bool,
 }
+
+/// The bound of several positions, where that of one leaves a wide gap and more than a first plan was asked for.
+fn joint_price(
+    request: &Request,
+    dag: &Dag,
+    cap: i64,
+    before: &Score,
+    found: &Found,
+    price: i64,
+) -> i64 {
+    let (base, own) = (
+        request.objective.of(before),
+        request.objective.of(&found.score),
+    );
+    let above = ((own - base) / dag.unit.max(f64::MIN_POSITIVE)) as i64;
+    let is_wide = (above - price) as f64 > WIDE_GAP * dag.total_price as f64;
+    if found.optimal || request.effort == Effort::First || !is_wide {
+        return 0;
+    }
+    let units = JOINT_UNITS + JOINT_UNITS_AN_OP * dag.ops() as u64;
+    joint::several_positions(dag, cap, &dag.price, above, &mut Work::new(units)).unwrap_or(0)
+}
+
+/// Work of the bound of several positions.
+const JOINT_UNITS: u64 = 30_000_000;
+const JOINT_UNITS_AN_OP: u64 = 3_000;
 
 fn finish(
     request: &Request,

@@ -203,7 +203,7 @@ fn cuts_are_the_best_choice_at_their_price() {
 #[test]
 fn plans_fit_bounds_hold_and_small_problems_are_solved() {
     let mut r = Random::new(5);
-    let (mut feasible, mut equal, mut searched) = (0, 0, 0);
+    let (mut feasible, mut equal, mut searched, mut joined) = (0, 0, 0, 0);
     for n in 0..300 {
         let p = random_problem(&mut r, 4 + n % 6);
         let dag = Dag::new(&p, Objective::Cost, &[]).unwrap();
@@ -237,6 +237,16 @@ fn plans_fit_bounds_hold_and_small_problems_are_solved() {
         let lower = bound::one_position(&dag, cap as i64, &dag.price, 99, &mut Work::new(u64::MAX));
         let lower = before.cost + lower.unwrap() as f64 * dag.unit;
         assert!(lower <= best.cost + 1e-9, "{lower} {}", best.cost);
+        let above = ((best.cost - before.cost) / dag.unit) as i64;
+        let (mut several, mut enough) = (0, Work::new(u64::MAX));
+        if let Some(found) =
+            joint::several_positions(&dag, cap as i64, &dag.price, above + 1, &mut enough)
+        {
+            several = found;
+            let lower = before.cost + found as f64 * dag.unit;
+            assert!(lower <= best.cost + 1e-9, "{lower} {}", best.cost);
+        }
+        joined += (lower < before.cost + several as f64 * dag.unit - 1e-6) as usize;
         // The search alone, without the exact part.
         let mut work = Work::new(200_000);
         if let Some(made) = Search::new(&dag, cap as i64, &mut work).approximate(&[]) {
@@ -250,7 +260,7 @@ fn plans_fit_bounds_hold_and_small_problems_are_solved() {
             equal += (made.cost == best.cost) as usize;
         }
     }
-    assert!(feasible > 100, "{feasible}");
+    assert!(feasible > 100 && joined > 5, "{feasible} {joined}");
     assert!(
         20 * searched >= 19 * feasible && 10 * equal >= 9 * searched,
         "{feasible} {searched} {equal}"
