@@ -9,6 +9,10 @@
 //! subgradient steps of Polyak's length ("Minimization of unsmooth functionals", 1969), which the weight of a known
 //! plan sets.
 //!
+//! What prices cannot see is that an op runs again or does not: two half recomputations may cost less than the one that
+//! is needed. So the most undecided op is tried both ways, the ascent goes on in each, and the smaller of the two values
+//! is a bound; again, where the bound is lowest, while the work lasts (branch and bound).
+//!
 //! An op that must run again more than once is still paid once; the bound does not see that.
 
 use super::bound::single;
@@ -40,13 +44,25 @@ struct Keep {
     bytes: i64,
 }
 
+/// An op that may run again.
+struct Pay {
+    node: u32,
+    weight: i64,
+    /// Unlimited where it is settled that the op runs again.
+    must: usize,
+    /// To the sink; unlimited where it is settled that it does not.
+    arc: usize,
+}
+
+/// What is settled about an op: its place among those that pay, and whether it runs again.
+type Settled = (u32, bool);
+
 struct Joint {
     network: Network,
     /// Without any flow.
     fresh: Vec<i64>,
     keeps: Vec<Keep>,
-    /// Nodes of ops with what running them again weighs.
-    pays: Vec<(u32, i64)>,
+    pays: Vec<Pay>,
     /// Bytes that each position has for what is decided.
     room: Vec<i64>,
 }
@@ -99,8 +115,12 @@ impl Joint {
                     let node = op_node[o as usize];
                     here.push((o, node));
                     if k == 0 || positions[k - 1] < o as usize {
-                        builder.arc(node, SINK, weight[o as usize]);
-                        pays.push((node, weight[o as usize]));
+                        pays.push(Pay {
+                            node,
+                            weight: weight[o as usize],
+                            must: builder.arc(SOURCE, node, 0),
+                            arc: builder.arc(node, SINK, weight[o as usize]),
+                        });
                     }
                     for u in dag.ins(o) {
                         let i = *u as usize;
@@ -147,17 +167,23 @@ impl Joint {
         }
     }
 
-    /// The bound at these prices, and the bytes that each position keeps at them.
-    fn value(&mut self, prices: &[f64]) -> (f64, Vec<i64>) {
+    /// The bound at these prices; the bytes that each position keeps and the ops that run again are left in `kept` and
+    /// `side`.
+    fn value(&mut self, prices: &[f64], settled: &[Settled], kept: &mut [i64]) -> (f64, Vec<bool>) {
         let capacity =
             |keep: &Keep| (prices[keep.position] * keep.bytes as f64).min(MOST_CAPACITY) as i64;
         self.network.restore(&self.fresh);
         for keep in &self.keeps {
             self.network.grow(keep.arc, capacity(keep));
         }
+        for (at, runs) in settled {
+            let pay = &self.pays[*at as usize];
+            let arc = if *runs { pay.must } else { pay.arc };
+            self.network.grow(arc, UNLIMITED);
+        }
         self.network.push(SOURCE, SINK);
         let side = self.network.side(SOURCE);
-        let mut kept = vec![0; self.room.len()];
+        kept.fill(0);
         let mut worth = 0;
         for keep in &self.keeps {
             if side[keep.node as usize] && (keep.maker == NONE || !side[keep.maker as usize]) {
@@ -165,14 +191,82 @@ impl Joint {
                 worth += capacity(keep);
             }
         }
-        for (node, weight) in &self.pays {
-            worth += weight * i64::from(side[*node as usize]);
+        for pay in &self.pays {
+            worth += pay.weight * i64::from(side[pay.node as usize]);
         }
         let paid: f64 = (prices.iter().zip(&self.room))
             .map(|(price, room)| price * *room as f64)
             .sum();
-        (worth as f64 - paid, kept)
+        (worth as f64 - paid, side)
     }
+
+    /// Improves the prices of a branch.
+    fn ascend(&mut self, branch: &mut Branch, steps: usize, above: f64, work: &mut Work) {
+        let mut prices = branch.prices.clone();
+        let mut kept = vec![0; prices.len()];
+        let (mut length, mut idle) = (1.0, 0);
+        for step in 0..steps {
+            let visits = self.network.visits;
+            let (value, side) = self.value(&prices, &branch.settled, &mut kept);
+            work.spend(self.network.visits - visits + self.fresh.len() as u64);
+            let share = if step == 0 { 1.0 } else { AVERAGE };
+            for (runs, pay) in branch.runs.iter_mut().zip(&self.pays) {
+                *runs += share * (f64::from(u8::from(side[pay.node as usize])) - *runs);
+            }
+            idle += 1;
+            if value > branch.bound {
+                (branch.bound, idle) = (value, 0);
+                branch.prices.clone_from(&prices);
+            } else if idle % 6 == 0 {
+                length *= 0.5;
+                prices.clone_from(&branch.prices);
+            }
+            if branch.bound >= above || work.spent() {
+                break;
+            }
+            // In units of a whole room, so that positions of all sizes weigh the same.
+            let lack: Vec<f64> = (0..prices.len())
+                .map(|k| kept[k] as f64 / self.room[k].max(1) as f64 - 1.0)
+                .map(|lack| lack.clamp(-10.0, 10.0))
+                .collect();
+            let moves = |k: &usize| prices[*k] > 0.0 || lack[*k] > 0.0;
+            let norm: f64 = (0..prices.len())
+                .filter(moves)
+                .map(|k| lack[k] * lack[k])
+                .sum();
+            if norm <= 1e-18 {
+                break;
+            }
+            let step = length * (above - value) / norm;
+            for (k, price) in prices.iter_mut().enumerate() {
+                *price = (*price + step * lack[k] / self.room[k].max(1) as f64).max(0.0);
+            }
+        }
+    }
+
+    /// The op whose part in the last cuts was least clear, heavy ones first; `None` if all are settled.
+    fn undecided(&self, branch: &Branch) -> Option<u32> {
+        let worth = |at: &u32| {
+            let runs = branch.runs[*at as usize];
+            self.pays[*at as usize].weight as f64 * (runs.min(1.0 - runs) + 1e-3)
+        };
+        (0..self.pays.len() as u32)
+            .filter(|at| branch.settled.iter().all(|s| s.0 != *at))
+            .max_by(|a, b| worth(a).total_cmp(&worth(b)).then(b.cmp(a)))
+    }
+}
+
+/// How much the last cut counts in what is known of an op.
+const AVERAGE: f64 = 0.2;
+
+/// A part of all schedules: those in which what is settled holds.
+#[derive(Clone)]
+struct Branch {
+    settled: Vec<Settled>,
+    prices: Vec<f64>,
+    bound: f64,
+    /// How often each op that pays ran again in the last cuts.
+    runs: Vec<f64>,
 }
 
 /// A bound in weight over the cost of running every op once, from several positions; `above` is what a known plan weighs
@@ -216,44 +310,42 @@ pub fn several_positions(
     if joint.room.iter().any(|room| *room < 0) {
         return None;
     }
-    let mut best = chosen[first].1;
-    let mut prices = vec![0.0; positions.len()];
-    prices[first] = chosen[first].2;
-    let mut best_prices = prices.clone();
-    let (mut length, mut idle) = (1.0, 0);
-    for _ in 0..STEPS {
-        let visits = joint.network.visits;
-        let (value, kept) = joint.value(&prices);
-        work.spend(joint.network.visits - visits + joint.fresh.len() as u64);
-        idle += 1;
-        if value > best {
-            (best, idle) = (value, 0);
-            best_prices.clone_from(&prices);
-        } else if idle % 6 == 0 {
-            length *= 0.5;
-            prices.clone_from(&best_prices);
+    let above = above as f64 * (1.0 - 1e-9);
+    let mut whole = Branch {
+        settled: Vec::new(),
+        prices: vec![0.0; positions.len()],
+        bound: chosen[first].1,
+        runs: vec![0.0; joint.pays.len()],
+    };
+    whole.prices[first] = chosen[first].2;
+    joint.ascend(&mut whole, STEPS, above, work);
+    // Open branches; together they hold every schedule that weighs less than `above`.
+    let mut open = vec![whole];
+    let lowest = loop {
+        let at = (0..open.len()).min_by(|a, b| open[*a].bound.total_cmp(&open[*b].bound));
+        let Some(at) = at else { break above };
+        if work.spent() || open.len() >= MOST_BRANCHES {
+            break open[at].bound.min(above);
         }
-        if best >= above as f64 * (1.0 - 1e-9) || work.spent() {
-            break;
+        let Some(op) = joint.undecided(&open[at]) else {
+            break open[at].bound.min(above);
+        };
+        let parent = open.swap_remove(at);
+        for runs in [true, false] {
+            let mut child = parent.clone();
+            child.settled.push((op, runs));
+            joint.ascend(&mut child, BRANCH_STEPS, above, work);
+            if child.bound < above {
+                open.push(child);
+            }
         }
-        // In units of a whole room, so that positions of all sizes weigh the same.
-        let lack: Vec<f64> = (0..prices.len())
-            .map(|k| kept[k] as f64 / joint.room[k].max(1) as f64 - 1.0)
-            .map(|lack| lack.clamp(-10.0, 10.0))
-            .collect();
-        let moves = |k: &usize| prices[*k] > 0.0 || lack[*k] > 0.0;
-        let norm: f64 = (0..prices.len())
-            .filter(moves)
-            .map(|k| lack[k] * lack[k])
-            .sum();
-        if norm <= 1e-18 {
-            break;
-        }
-        let step = length * (above as f64 - value) / norm;
-        for (k, price) in prices.iter_mut().enumerate() {
-            *price = (*price + step * lack[k] / joint.room[k].max(1) as f64).max(0.0);
-        }
-    }
+    };
     // Sums of products of prices and sizes may be off in their last places.
-    Some(((best * (1.0 - 1e-9)) as i64 - 1).max(0))
+    Some(((lowest * (1.0 - 1e-9)) as i64 - 1).max(0))
 }
+
+/// Steps of the ascent in a branch.
+const BRANCH_STEPS: usize = 12;
+
+/// Open branches at which the search ends.
+const MOST_BRANCHES: usize = 4000;

@@ -291,7 +291,7 @@ fn joint_price(
 }
 
 /// Work of the bound of several positions.
-const JOINT_UNITS: u64 = 30_000_000;
+const JOINT_UNITS: u64 = 80_000_000;
 const JOINT_UNITS_AN_OP: u64 = 3_000;
 
 fn finish(
