@@ -385,3 +385,29 @@ fn a_graph_without_the_same_outputs_is_not_equal() {
         stderr(&done)
     );
 }
+
+#[test]
+fn an_index_beyond_its_table_is_not_our_bug() {
+    let dir = workplace();
+    let ids: Vec<u8> = [9_999_999i64; 4]
+        .iter()
+        .flat_map(|i| i.to_le_bytes())
+        .collect();
+    let given = Tensors::from([(
+        "input_ids".to_string(),
+        Tensor::new(DType::I64, [1, 4], ids),
+    )]);
+    tensors::write(&dir.path().join("ids.npz"), &given).unwrap();
+    let args = ["run", "model.onnx", "--inputs", "ids.npz", "--seed", "0"];
+    let done = call(dir.path(), &args);
+    assert_eq!(code(&done), 2, "{}", stderr(&done));
+    assert!(stderr(&done).contains("error[index]"), "{}", stderr(&done));
+    let long = ["run", "model.onnx", "--seed", "0", "--dim", "seq=500"];
+    let done = call(dir.path(), &long);
+    assert_eq!(code(&done), 2, "{}", stderr(&done));
+    assert!(
+        stderr(&done).contains("--dim seq=128 at most"),
+        "{}",
+        stderr(&done)
+    );
+}

@@ -7,10 +7,11 @@
 //! from the op that made them; without either the request is refused rather than guessed. Every value whose size
 //! rests on such a bound is marked, so that a summary can say that its figures are upper bounds.
 
+use crate::analysis::limits::{Limit, limits};
 use crate::error::{Error, Result};
 use crate::ir::op::{Domain, Sized};
 use crate::ir::typing::{Contents, type_node};
-use crate::ir::{Atom, DType, Dim, Graph, NodeId, Side, ValueId};
+use crate::ir::{Atom, DType, Dim, Graph, NodeId, Phase, Side, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What an unbound named size is taken for.
@@ -86,8 +87,11 @@ pub fn dim_kinds(graph: &Graph) -> BTreeMap<String, DimKind> {
 impl Binding {
     /// The given sizes, and defaults for the named sizes that are not given.
     ///
+    /// Defaults are as large as their kind says, or as the tables of the model allow ([`limits`]).
+    ///
     /// # Errors
-    /// A size below 1; a name that no input has (data-dependent sizes are written `?name`).
+    /// A size below 1; a name that no input has (data-dependent sizes are written `?name`); sizes at which the model
+    /// reads beyond a table.
     pub fn new(graph: &Graph, given: &[(String, i64)]) -> Result<Binding> {
         let kinds = dim_kinds(graph);
         let mut binding = Binding::default();
@@ -125,7 +129,74 @@ impl Binding {
                 binding.assumed.insert(name, kind);
             }
         }
+        if graph.phase >= Phase::Typed {
+            for limit in limits(graph)? {
+                binding.respect(graph, &limit)?;
+            }
+        }
         Ok(binding)
+    }
+
+    /// Makes assumed sizes as small as a limit asks.
+    ///
+    /// # Errors
+    /// It is exceeded whatever is assumed.
+    fn respect(&mut self, graph: &Graph, limit: &Limit) -> Result<()> {
+        let Some(index) = limit.exceeded(&|name| self.get(name)) else {
+            return Ok(());
+        };
+        let names = limit.names();
+        let assumed: Vec<&String> = names
+            .iter()
+            .filter(|n| self.assumed.get(*n) == Some(&DimKind::Sequence))
+            .collect();
+        let fits = |free: &[&String], size: i64| {
+            let at = |name: &str| match free.iter().any(|n| *n == name) {
+                true => Some(size.min(self.sizes[name])),
+                false => self.get(name),
+            };
+            limit.exceeded(&at).is_none()
+        };
+        let largest = assumed.iter().map(|n| self.sizes[*n]).max().unwrap_or(0);
+        if let Some(size) = (1..=largest).rev().find(|size| fits(&assumed, *size)) {
+            for name in assumed {
+                let known = self.sizes[name];
+                self.sizes.insert(name.clone(), known.min(size));
+            }
+            return Ok(());
+        }
+        let said: Vec<String> = names
+            .iter()
+            .map(|n| format!("{n}={}", self.sizes[n]))
+            .collect();
+        let error = Error::usage(
+            "dim",
+            format!(
+                "the model looks up a table of {} rows, and would read row {index} of it at {}",
+                limit.rows,
+                said.join(", ")
+            ),
+        )
+        .at(graph.describe(limit.node));
+        let all: Vec<&String> = names.iter().collect();
+        let most = names.iter().map(|n| self.sizes[n]).max().unwrap_or(0);
+        let mut works = (0, most);
+        // A larger size reads further, or it is no help to say one.
+        while works.1 - works.0 > 1 {
+            let middle = works.0 + (works.1 - works.0) / 2;
+            match fits(&all, middle) {
+                true => works.0 = middle,
+                false => works.1 = middle,
+            }
+        }
+        let wish: Vec<String> = all
+            .iter()
+            .map(|n| format!("--dim {n}={}", works.0.min(self.sizes[*n])))
+            .collect();
+        Err(match works.0 {
+            0 => error.help("choose smaller sizes with --dim"),
+            _ => error.help(format!("{} at most", wish.join(" "))),
+        })
     }
 
     /// The number of a named size.

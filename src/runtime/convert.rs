@@ -48,8 +48,18 @@ pub fn torch_error(error: TorchError) -> Box<Error> {
         _ if ckpt_torch::cuda::is_nondeterministic(&error) => {
             Error::usage(NONDETERMINISTIC, error.to_string())
         }
+        _ if is_lookup_failure(&error.to_string()) => Error::usage("index", error.to_string())
+            .help("a tensor holds an index that what it looks up does not have; look at the inputs and sizes"),
         _ => Error::bug("torch", error.to_string()),
     }
+}
+
+/// Whether a kernel says that an index, which is data, is beyond what it indexes.
+fn is_lookup_failure(text: &str) -> bool {
+    text.contains("index")
+        && ["out of range", "out of bounds"]
+            .iter()
+            .any(|w| text.contains(w))
 }
 
 /// A weight as a tensor: over the mapped file where its bytes are aligned, else a copy.

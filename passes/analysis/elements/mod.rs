@@ -158,6 +158,11 @@ impl<'g> Elements<'g> {
         )
     }
 
+    /// `d` where it is largest over all indices; index variables of no known direction stay in it.
+    pub fn largest(&self, d: &Dim) -> Dim {
+        self.extreme(d, true)
+    }
+
     /// `d` with every index variable of known direction at the end that makes it smallest, or largest.
     fn extreme(&self, d: &Dim, largest: bool) -> Dim {
         let mut out = d.clone();

@@ -1,0 +1,148 @@
+//! Sizes that a model cannot take, because it would look up rows that a table does not have.
+//!
+//! A model with 64 learned positions reads row `i` of their table for position `i`: at a sequence of 128 it fails as it
+//! runs, though every shape fits. Where the index is a known function of sizes ([`Elements`]), the largest one that is
+//! read is known before anything runs. What follows from data (tokens) is not limited here.
+
+use super::elements::Elements;
+use super::spine::Flow;
+use crate::error::Result;
+use crate::ir::{Atom, Def, Dim, Graph, NodeId, Role};
+use crate::ops::index::GATHER;
+
+/// A lookup in a table of known length whose largest index is a function of named sizes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Limit {
+    pub node: NodeId,
+    /// The largest index read, over named sizes only.
+    pub largest: Dim,
+    pub rows: i64,
+}
+
+impl Limit {
+    /// The largest index at these sizes, if it is beyond the table.
+    pub fn exceeded(&self, size_of: &dyn Fn(&str) -> Option<i64>) -> Option<i64> {
+        self.largest.eval(size_of).filter(|i| *i >= self.rows)
+    }
+
+    /// The named sizes that it speaks of, each once, in the order of their names.
+    pub fn names(&self) -> Vec<String> {
+        let mut names = Vec::new();
+        self.largest.for_each_leaf(&mut |atom| {
+            if let Atom::Sym(name) = atom {
+                names.push(name.to_string());
+            }
+        });
+        names.sort();
+        names.dedup();
+        names
+    }
+}
+
+/// The limits that a typed graph proves, in the order of its schedule.
+///
+/// # Errors
+/// A graph without types.
+pub fn limits(graph: &Graph) -> Result<Vec<Limit>> {
+    let mut candidates = Vec::new();
+    for id in graph.order() {
+        let node = graph.node(*id);
+        if node.op != &GATHER || node.role != Role::Forward || node.again.is_some() {
+            continue;
+        }
+        let (Some(Some(table)), Some(Some(indices))) = (node.ins.first(), node.ins.get(1)) else {
+            continue;
+        };
+        if !matches!(graph.value(*indices).def, Def::Node { .. }) {
+            continue;
+        }
+        let dims = &graph.ty(*table).dims;
+        let axis = node.attrs.int("axis");
+        let axis = if axis < 0 {
+            axis + dims.len() as i64
+        } else {
+            axis
+        };
+        let length = usize::try_from(axis).ok().and_then(|a| dims.get(a));
+        if let Some(rows) = length.and_then(Dim::as_const) {
+            candidates.push((*id, *indices, rows));
+        }
+    }
+    if candidates.is_empty() {
+        return Ok(Vec::new());
+    }
+    let flow = Flow::new(graph)?;
+    let mut elements = Elements::new(graph, &flow);
+    let mut limits = Vec::new();
+    for (node, indices, rows) in candidates {
+        let space = graph.ty(indices).dims.clone();
+        let Some(index) = elements.ask(indices, &space).int() else {
+            continue;
+        };
+        let limit = Limit {
+            node,
+            largest: elements.largest(&index),
+            rows,
+        };
+        let mut is_known = true;
+        limit
+            .largest
+            .for_each_leaf(&mut |atom| is_known &= matches!(atom, Atom::Sym(_)));
+        if is_known && !limit.names().is_empty() {
+            limits.push(limit);
+        }
+    }
+    Ok(limits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analysis::Binding;
+    use crate::text;
+
+    const POSITIONS: &str =
+        "graph @g typed (%x: f32[batch, seq, 2], %t: i64[batch, seq]) -> (%y, %z) {
+  init %table : f32[6, 2] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+  init %zero : i64[] = 0
+  init %one : i64[] = 1
+  init %last : i64[1] = [1]
+  %s = Shape %x {start = 1, end = 2} : i64[1]
+  %n = Squeeze %s : i64[]
+  %i = Range %zero, %n, %one : i64[seq]
+  %j = Add %i, %last : i64[seq]
+  %p = Gather %table, %j {axis = 0} : f32[seq, 2]
+  %q = Gather %table, %t {axis = 0} : f32[batch, seq, 2]
+  %y = Add %x, %p : f32[batch, seq, 2]
+  %z = Add %y, %q : f32[batch, seq, 2]
+}
+";
+
+    #[test]
+    fn positions_are_limited_by_their_table() {
+        let graph = text::parse(POSITIONS).unwrap();
+        let found = limits(&graph).unwrap();
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert_eq!(found[0].names(), ["seq"]);
+        let at = |n: i64| found[0].exceeded(&|_| Some(n));
+        assert_eq!((at(5), at(6), at(128)), (None, Some(6), Some(128)));
+    }
+
+    #[test]
+    fn defaults_respect_the_limit_and_wishes_beyond_it_are_refused() {
+        let graph = text::parse(POSITIONS).unwrap();
+        let assumed = Binding::new(&graph, &[]).unwrap();
+        assert_eq!(
+            (assumed.get("batch"), assumed.get("seq")),
+            (Some(1), Some(5))
+        );
+        let given = |n: i64| Binding::new(&graph, &[("seq".into(), n)]);
+        assert_eq!(given(5).unwrap().get("seq"), Some(5));
+        let e = given(6).unwrap_err();
+        assert_eq!((e.code(), e.exit_code()), ("dim", 2));
+        let text = e.to_string();
+        for part in ["6 rows", "row 6", "--dim seq=5"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+}

@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+"""Holds budgets to their word: every model at ten budgets between the smallest feasible one and the unplanned peak.
+
+    python tools/budgets.py --ckpt-opt target/release/ckpt-opt [--corpus DIR] [--case a,b] [--file onnx18.onnx,…|first|all]
+        [--dim batch=4 …] [--budgets 10] [--effort first] [--out FILE.md]
+
+Without --corpus the fixtures are taken. For each budget the model is optimised, and the written file is run on random
+inputs. A budget fails if
+  planned    the plan's peak is over the budget
+  predicted  the runtime predicts another peak for the file than the plan says
+  measured   the peak that was measured is more than 2 % over the budget, or more than 2 % off the prediction
+  gap        a larger budget costs more than a smaller one
+and a model fails if its smallest budget is refused. Each row shows the worst of a model's budgets. --dim binds sizes that
+a model has; the others are those the binary assumes.
+
+Exit 0 if nothing fails, 1 else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from compiler import Compiler, Refused
+
+FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
+TOLERANCE = 0.02
+
+
+@dataclass
+class Row:
+    model: str
+    ops: int = 0
+    smallest_bytes: int = 0
+    unplanned_bytes: int = 0
+    budgets: int = 0
+    largest_overhead_pct: float = 0.0
+    largest_gap_pct: float = 0.0
+    over_budget: float = -1.0
+    """Measured over budget, as a share; negative is below."""
+    off: float = 0.0
+    failures: list[str] = field(default_factory=list)
+
+
+def models(args: argparse.Namespace) -> list[tuple[str, Path]]:
+    found = []
+    wanted = set(args.case.split(",")) if args.case else None
+    for folder in sorted((args.corpus or FIXTURES).iterdir()):
+        if not folder.is_dir() or (wanted is not None and folder.name not in wanted):
+            continue
+        files = sorted(folder.glob("*.onnx"))
+        if args.file == "first":
+            files = files[:1]
+        elif args.file != "all":
+            files = [f for f in files if f.name in args.file.split(",")]
+        found += [(f"{folder.name}/{file.name}", file) for file in files]
+    return found
+
+
+def sweep(compiler: Compiler, name: str, model: Path, args: argparse.Namespace) -> Row:
+    row = Row(name)
+    named = compiler.inspect(model)["dims"]
+    known = {d if isinstance(d, str) else d["name"] for d in named}
+    dims = [part for d in args.dim if d.split("=")[0] in known for part in ("--dim", d)]
+    plan = ["--effort", args.effort, *dims]
+    ends = compiler.call_json("frontier", model, "--points", 2, *plan)
+    row.ops, row.smallest_bytes, row.unplanned_bytes = ends["ops"], ends["smallest_feasible_bytes"], ends["unplanned_bytes"]
+    width, last = row.unplanned_bytes - row.smallest_bytes, float("inf")
+    sizes = [part for n, s in ends["dims"].items() for part in ("--dim", f"{n}={s}")]
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "planned.onnx"
+        for i in range(args.budgets):
+            budget = row.smallest_bytes + width * i // max(args.budgets - 1, 1)
+            at = f"{budget} bytes"
+            try:
+                report = compiler.call_json("optimize", model, "-o", out, "--budget", budget, *plan)
+                run = compiler.call_json("run", out, "--seed", 0, *sizes)
+            except Refused as refused:
+                row.failures.append(f"{at}: {refused}")
+                continue
+            row.budgets += 1
+            predicted, measured = run["predicted_peak_bytes"], run["measured_peak_bytes"]
+            planned = report["peak_after_bytes"]
+            off = abs(measured - predicted) / predicted
+            row.off, row.over_budget = max(row.off, off), max(row.over_budget, measured / budget - 1)
+            row.largest_gap_pct = max(row.largest_gap_pct, report["gap_pct"])
+            row.largest_overhead_pct = max(row.largest_overhead_pct, report["overhead_pct"])
+            if planned > budget:
+                row.failures.append(f"{at}: planned {planned}")
+            if planned != predicted:
+                row.failures.append(f"{at}: planned {planned}, predicted for the file {predicted}")
+            if measured > budget * (1 + TOLERANCE) or off > TOLERANCE:
+                row.failures.append(f"{at}: measured {measured}, predicted {predicted}")
+            if args.effort != "first" and report["overhead_pct"] > last + 1e-9:
+                row.failures.append(f"{at}: costs {report['overhead_pct']:.4f} %, less memory cost {last:.4f} %")
+            last = report["overhead_pct"]
+    return row
+
+
+HEADS = (
+    "model", "ops", "smallest", "unplanned", "budgets", "largest overhead", "largest gap", "measured over budget",
+    "measured off predicted", "failures",
+)  # fmt: skip
+
+
+def cells(row: Row) -> list[str]:
+    return [
+        row.model, str(row.ops), str(row.smallest_bytes), str(row.unplanned_bytes), str(row.budgets),
+        f"{row.largest_overhead_pct:.2f} %", f"{row.largest_gap_pct:.2f} %", f"{100 * row.over_budget:+.3f} %",
+        f"{100 * row.off:.3f} %", str(len(row.failures)),
+    ]  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ckpt-opt", type=Path, required=True)
+    parser.add_argument("--corpus", type=Path)
+    parser.add_argument("--case", default="")
+    parser.add_argument("--file", default="all")
+    parser.add_argument("--dim", action="append", default=[])
+    parser.add_argument("--budgets", type=int, default=10)
+    parser.add_argument("--effort", default="first")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    compiler = Compiler(args.ckpt_opt.resolve())
+    rows = []
+    for name, model in models(args):
+        try:
+            row = sweep(compiler, name, model, args)
+        except Refused as refused:
+            row = Row(name, failures=[str(refused)])
+        rows.append(row)
+        print("  ".join(cells(row)), *row.failures, sep="\n    ", file=sys.stderr, flush=True)
+    failed = [row for row in rows if row.failures]
+    count = sum(row.budgets for row in rows)
+    lines = [f"{len(rows)} models, {count} budgets kept, {sum(len(r.failures) for r in rows)} failures", ""]
+    lines += ["| " + " | ".join(HEADS) + " |", "|" + "---|" * len(HEADS)]
+    lines += ["| " + " | ".join(cells(row)) + " |" for row in rows]
+    lines += [""] + [f"{row.model}: {failure}" for row in failed for failure in row.failures]
+    text = "\n".join(lines).rstrip() + "\n"
+    if args.out is None:
+        print(text)
+    else:
+        args.out.write_text(f"# What budgets are worth\n\nMade by `tools/{Path(__file__).name}`.\n\n{text}")
+    return 1 if failed or not rows else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
