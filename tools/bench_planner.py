@@ -260,7 +260,7 @@ def peers(table: Table, planner: Planner, rows: list[dict], costs: bool) -> None
         budget = row["peak_above_static"] + SCALAR_BYTES
         what = f"{peer_name(row)} {size(budget)}"
         compared(table, planner, "peer", what, budget, row["flops_overhead_pct"], "flops", True, ROUNDING_PCT)
-        table.rows[-1].what += f" (bytes {row['bytes_overhead_pct']} %, CPU {row.get('plan_cpu_s') or '-'} s)"
+        table.rows[-1].what += f" (bytes {row['bytes_overhead_pct']} %, CPU {row.get('plan_cpu_s') or 0:.2f} s)"
         if costs:
             by_cost(table, planner, what, budget)
 
