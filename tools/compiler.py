@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 import subprocess
 from dataclasses import dataclass
@@ -47,10 +48,22 @@ class Compiler:
         except json.JSONDecodeError as error:
             raise Refused(f"stdout is not one JSON object: {error}") from None
 
-    def optimize(self, model: Path, out: Path, policy: str, loss: str | None) -> dict:
-        """`loss` None leaves the choice to the binary."""
-        arguments = ["--policy", policy, *(["--loss", loss] if loss else []), *self.options]
-        return self.call_json(model, "-o", out, *arguments)
+    def optimize(
+        self, model: Path, out: Path, policy: str, loss: str | None, dims: dict[str, int] | None = None
+    ) -> dict:
+        """`policy` may be a budget, as `budget:50%`; where nothing fits into that one, it is the smallest that can be.
+        `loss` None leaves the choice to the binary. `dims`: sizes to plan for."""
+        name, _, argument = policy.partition(":")
+        chosen = ["--budget", argument] if name == "budget" else ["--policy", policy]
+        sizes = [word for name, size in (dims or {}).items() for word in ("--dim", f"{name}={size}")]
+        arguments = [*(["--loss", loss] if loss else []), *sizes, *self.options]
+        try:
+            return self.call_json(model, "-o", out, *chosen, *arguments)
+        except Refused as refused:
+            smallest = re.search(r"; (\d+) is the smallest", str(refused))
+            if name != "budget" or not smallest:
+                raise
+            return self.call_json(model, "-o", out, "--budget", smallest[1], *arguments)
 
     def inspect(self, model: Path) -> dict:
         return self.call_json("inspect", model)

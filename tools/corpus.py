@@ -10,6 +10,7 @@ For every case and loss, every parameter of PyTorch's must be in the file (row `
 written file must
   write      be written (exit 0), with recompute nodes under every policy but `none`, and none under `none`
   checker    pass the ONNX checker: full check, strict shape inference
+  back       be read back
   ort        run in ONNX Runtime, unoptimised and optimised, with PyTorch's outputs, loss and full gradients
   ort-other  run there at another batch and sequence length too: outputs as of the model itself there, everything as in
              the unplanned file, and where PyTorch can compute gradients here, its outputs and gradients
@@ -18,6 +19,10 @@ and unless --no-runtime
   run-other  the same at the other size, against ONNX Runtime
   verify     be bit-equal to the unplanned file, both by `ckpt-opt verify` and by comparing two runs
   memory     at batch 8 x sequence 128 measure a peak within 2 % of the predicted one, and below that of `none`
+
+A policy may be a budget, `budget:50%`: the smallest one that can be where nothing fits into that. Plans are made for the
+size at which memory is measured. A model in training mode (record.json says `train`) draws other masks in PyTorch: there
+our runtime is held against ONNX Runtime, which draws the masks of the written file.
 
 A file that ONNX Runtime refuses as it was exported says so (row `source`), and PyTorch's outputs count instead of its
 own; one that runs at its own size only, or has a table of positions shorter than that sequence, is checked at sizes at
@@ -47,7 +52,7 @@ import check_onnx
 import matching
 import tolerance
 from compiler import Compiler, Refused, read_tensors, write_tensors
-from feeds import COTANGENT, case_feeds, random_feeds, random_forward
+from feeds import COTANGENT, case_feeds, random_feeds, random_forward, required_inputs
 from reference import (
     KINDS,
     LABELLED,
@@ -67,6 +72,7 @@ MEMORY = (8, 128)
 VERIFIED = (1, 128)
 """The size that `verify` takes where nothing says otherwise."""
 MEMORY_TOLERANCE = 0.02
+RANDOM = "training mode: PyTorch draws other masks"
 LEVELS = {
     "unoptimised": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
     "optimised": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
@@ -154,6 +160,16 @@ class Source:
                 continue
         return self.case.group("in"), self.case.group("out"), "at its own size"
 
+    def measured_sizes(self) -> dict[str, int]:
+        """The named sizes of the inputs where memory is measured, which is also where plans are made."""
+        inputs = self.forward_to_measure()[0]
+        return {
+            dim.dim_param: extent
+            for name, kind in required_inputs(self.case.model).items()
+            for dim, extent in zip(kind.shape.dim, inputs[name].shape)
+            if dim.dim_param
+        }
+
 
 def first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:300]
@@ -197,8 +213,10 @@ def run_ort(model: Path, feeds: Tensors, level: ort.GraphOptimizationLevel) -> T
 
 
 def against_torch(plan: Plan, outputs: Tensors, truth: Reference, forward: Tensors) -> list[tolerance.Worst]:
-    """Outputs (against `forward`), loss and gradients against PyTorch; one verdict each."""
+    """Outputs (against `forward`), loss and gradients against PyTorch; one verdict each. None for a random model."""
     verdicts = []
+    if plan.case.random:
+        return []
     try:
         grads, present = plan.matching.gradients(outputs, truth.full)
         if plan.half:
@@ -225,6 +243,9 @@ def against(got: Tensors, want: Tensors) -> list[tolerance.Worst]:
 
 def verdict(report: Report, key: tuple[str, str, str], check: str, verdicts: list[tolerance.Worst]) -> None:
     """One row for several comparisons: it passes if all do, and shows the one that came nearest to failing."""
+    if not verdicts:
+        report.add(key, check, None, RANDOM)
+        return
     bad = [v for v in verdicts if not v.agrees]
     shown = bad[0] if bad else max(verdicts, key=lambda v: v.ratio)
     report.add(key, check, not bad, shown)
@@ -276,10 +297,10 @@ def check_ort(report: Report, plan: Plan, policy: str) -> Tensors | None:
     feeds = random_feeds(plan.case, out, inputs, outputs, 2)
     other = run_ort(out, feeds, LEVELS["unoptimised"])
     plan.ort_other[policy] = other
-    verdicts = [tolerance.compare(other, outputs)]
+    verdicts = [] if plan.case.random else [tolerance.compare(other, outputs)]
     if "none" in plan.ort_other:
         verdicts += against(other, plan.ort_other["none"])
-    if plan.generator is not None:
+    if plan.generator is not None and not plan.case.random:
         cotangents = {n.removesuffix(COTANGENT): c for n, c in feeds.items() if n.endswith(COTANGENT)}
         found, truth = differentiate(plan.case, plan.loss, plan.generator, inputs, cotangents, feeds.get("labels"))
         if plan.loss == "vjp":  # the sum of out·cot is no output of the graph
@@ -294,7 +315,7 @@ def check_run(report: Report, compiler: Compiler, plan: Plan, policy: str, by_or
     key = (plan.label, plan.loss, policy)
     out, target = plan.files[policy], plan.folder / f"run-{policy}{plan.suffix}"
     inputs = plan.case.folder / "case.npz"
-    if plan.half or (plan.loss in LABELLED and "labels" not in plan.case.arrays):
+    if plan.half or plan.case.random or (plan.loss in LABELLED and "labels" not in plan.case.arrays):
         inputs = plan.folder / f"own{plan.suffix}"
         write_tensors(inputs, case_feeds(plan.case, out))
     compiler.run(out, inputs, target)
@@ -371,7 +392,7 @@ def check_case(
         report.add((label, "-", "-"), "source", None, f"ONNX Runtime refuses the exported file: {source.refused}")
     for loss in losses_of(case, args.losses):
         try:
-            truth = reference(case, loss, generator, args.cache)
+            truth = Reference({}, {}) if case.random else reference(case, loss, generator, args.cache)
         except Exception as error:
             report.add((label, loss, "-"), "reference", False, f"{type(error).__name__}: {error}")
             continue
@@ -379,12 +400,15 @@ def check_case(
             detail = "no PyTorch gradients stored, and none can be computed here"
             report.add((label, loss, "-"), "reference", None, detail)
             continue
-        values = None if generator is None else lambda: contents(case, generator)
+        values = None if generator is None or case.random else lambda: contents(case, generator)
         found = matching.match(table, truth, values)
         detail = f"{sum(len(names) for _, names in found.groups)} of PyTorch's parameters"
         for what, names in (("by contents", found.by_contents), ("not in the file", found.missing)):
             detail += f"; {what}: {', '.join(names)}" if names else ""
-        report.add((label, loss, "-"), "names", not found.missing and bool(found.groups), detail)
+        if found.buffers:
+            detail += f"; buffers without a name: {', '.join(found.buffers.values())}"
+        good = not found.missing and bool(found.groups)
+        report.add((label, loss, "-"), "names", None if case.random else good, RANDOM if case.random else detail)
         scratch = folder / "-".join([label.replace("/", "-").replace(", ", "-"), loss])
         plan = Plan(case, label, loss, truth, found, scratch, generator, source)
         plan.folder.mkdir(exist_ok=True)
@@ -393,12 +417,15 @@ def check_case(
 
 
 def check_policy(report: Report, compiler: Compiler, plan: Plan, policy: str, no_runtime: bool) -> None:
-    key, out = (plan.label, plan.loss, policy), plan.folder / f"{policy}.onnx"
+    key, out = (plan.label, plan.loss, policy), plan.folder / f"{policy.strip('%').replace(':', '-')}.onnx"
     stage, by_ort = "write", None
     try:
-        compiler.optimize(plan.case.model, out, policy, None if plan.loss == "own" else plan.loss)
+        loss = None if plan.loss == "own" else plan.loss
+        compiler.optimize(plan.case.model, out, policy, loss, plan.source.measured_sizes())
         plan.files[policy] = out
         check_file(report, key, out, policy)
+        back = compiler.inspect(out)
+        report.add(key, "back", bool(back["outputs"]), f"read back with {sum(back['ops'].values())} nodes")
         stage = "ort"
         by_ort = check_ort(report, plan, policy)
     except Exception as error:  # whatever goes wrong is one failed row; the rest is still checked

@@ -11,6 +11,8 @@ import onnx
 from reference import Case
 
 COTANGENT = ".cotangent"
+SEED = {"rng_seed": np.asarray(20, np.int64)}
+"""What a graph with random ops draws from."""
 ELEMENT = {
     onnx.TensorProto.FLOAT: np.float32, onnx.TensorProto.DOUBLE: np.float64, onnx.TensorProto.FLOAT16: np.float16,
     onnx.TensorProto.BFLOAT16: ml_dtypes.bfloat16, onnx.TensorProto.INT64: np.int64, onnx.TensorProto.INT32: np.int32,
@@ -27,7 +29,7 @@ def required_inputs(model: Path) -> dict[str, onnx.TypeProto.Tensor]:
 
 def case_feeds(case: Case, graph: Path) -> dict[str, np.ndarray]:
     """The case's inputs, cotangents and labels for the inputs of `graph`. A cotangent without an input is an error."""
-    have = case.group("in") | {k + COTANGENT: v for k, v in case.group("cot").items()}
+    have = case.group("in") | {k + COTANGENT: v for k, v in case.group("cot").items()} | SEED
     wanted = required_inputs(graph)
     if "labels" in wanted and "labels" not in have:
         have["labels"] = case.labels()
@@ -76,8 +78,8 @@ def random_feeds(
     feeds = {}
     for name, kind in required_inputs(graph).items():
         dtype = ELEMENT[kind.elem_type]
-        if name in forward:
-            feeds[name] = forward[name]
+        if name in forward | SEED:
+            feeds[name] = (forward | SEED)[name]
         elif name.endswith(COTANGENT):
             out = outputs[name.removesuffix(COTANGENT)]
             feeds[name] = np.asarray(rng.standard_normal(out.shape) / max(out.size, 1) ** 0.5, dtype)

@@ -17,7 +17,7 @@ from reference import Reference
 
 Tensors = dict[str, np.ndarray]
 Contents = Callable[[], tuple[Tensors, Tensors]]
-"""Values of PyTorch's parameters and of the file's initializers, by name."""
+"""Values of PyTorch's parameters and buffers, and of the file's initializers, by name."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,9 @@ class Matching:
     groups: list[tuple[list[Piece], list[str]]]
     missing: list[str]
     by_contents: list[str]
+    buffers: dict[str, str] = field(default_factory=dict)
+    """Trainable initializers that tell no name and hold what a buffer of PyTorch's holds, which the file cannot tell
+    from a parameter."""
     table: list[dict] = field(default_factory=list)
 
     def gradients(self, outputs: Tensors, wanted: Tensors) -> tuple[Tensors, Tensors]:
@@ -66,6 +69,7 @@ class Matching:
             theirs[label] = wanted[names[0]] if len(names) == 1 else sum(wanted[name] for name in names)
         strangers = {n for n in outputs if n.endswith(".grad") and used.get(n) != outputs[n].size}
         strangers |= {f"{e['initializer']}.grad" for e in self.table if e["trainable"]} - set(used)
+        strangers -= {f"{name}.grad" for name in self.buffers}
         if strangers:
             raise ValueError(f"gradients that PyTorch has no parameter for: {', '.join(sorted(strangers))}")
         return ours, theirs
@@ -85,17 +89,23 @@ def match(table: list[dict], truth: Reference, contents: Contents | None) -> Mat
     missing = [name for name, gradient in truth.full.items() if not pieces[name] and np.any(gradient)]
     taken = {piece.initializer for found in pieces.values() for piece in found}
     nameless = [e["initializer"] for e in table if e["trainable"] and e["initializer"] not in taken]
-    by_contents = []
+    by_contents: list[str] = []
+    buffers: dict[str, str] = {}
     if (missing or nameless) and contents is not None:
         values, stored = contents()
         for name in missing:
             pieces[name] = next(search(values[name], stored, [e["initializer"] for e in table]), [])
         for name, value in values.items():
             for found in search(value, stored, nameless):
-                pieces[name] += [piece for piece in found if piece not in pieces[name]]
+                if name in pieces:
+                    pieces[name] += [piece for piece in found if piece not in pieces[name]]
+                else:
+                    buffers |= {piece.initializer: name for piece in found if piece.axis < 0}
+        known_pieces = {piece.initializer for found in pieces.values() for piece in found}
+        buffers = {initializer: name for initializer, name in buffers.items() if initializer not in known_pieces}
         by_contents = [name for name in missing if pieces[name]]
         missing = [name for name in missing if not pieces[name]]
-    return Matching(grouped(pieces), missing, by_contents, table)
+    return Matching(grouped(pieces), missing, by_contents, buffers, table)
 
 
 def search(value: np.ndarray, stored: Tensors, initializers: list[str]) -> Iterator[list[Piece]]:

@@ -14,11 +14,12 @@ import hashlib
 import importlib.util
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 
+import ml_dtypes
 import numpy as np
 import onnx
 from onnx import numpy_helper
@@ -28,6 +29,8 @@ import tolerance
 KINDS = ("own", "vjp", "causal-lm", "cross-entropy")
 LABELLED = ("causal-lm", "cross-entropy")
 IGNORE = -100
+EXACT = "#exact."
+"""How the names of float64 gradients begin in the cache."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,12 @@ class Case:
     def group(self, prefix: str) -> dict[str, np.ndarray]:
         """The arrays whose key is `prefix.NAME`, by NAME."""
         return {k[len(prefix) + 1 :]: v for k, v in self.arrays.items() if k.startswith(prefix + ".")}
+
+    @cached_property
+    def random(self) -> bool:
+        """Whether the model was exported in training mode: then no two runs of PyTorch's agree."""
+        record = self.folder / "record.json"
+        return record.is_file() and bool(json.loads(record.read_text()).get("train"))
 
     def labels(self) -> np.ndarray:
         """Stored labels, or seeded ones drawn from the case's own token ids, two of them ignored."""
@@ -109,27 +118,43 @@ def load_generator(corpus: Path) -> ModuleType | None:
     return module
 
 
-def run_model(case: Case, generator: ModuleType, inputs: dict[str, np.ndarray]) -> tuple[object, dict[str, object]]:
-    """The case's model and what it makes of the inputs on one thread, by name, recorded for differentiation."""
+def run_model(
+    case: Case, generator: ModuleType, inputs: dict[str, np.ndarray], exact: bool = False
+) -> tuple[object, dict[str, object]]:
+    """The case's model and what it makes of the inputs on one thread, by name, recorded for differentiation; in
+    float64 if `exact`."""
     import torch
 
     torch.set_num_threads(1)
     built = generator.fresh(case.name, "tiny")
     built.model.requires_grad_(True)  # an adapter's frozen weights too: the exported file does not say that they are
-    answer = built.model(**{name: torch.from_numpy(value) for name, value in inputs.items()})
+    tensors = {name: torch.from_numpy(value) for name, value in inputs.items()}
+    if exact:
+        built.model.double()
+        tensors = {n: t.double() if t.is_floating_point() else t for n, t in tensors.items()}
+    listed = {name: len(value) for name, value in built.inputs.items() if isinstance(value, list)}
+    for name, count in listed.items():  # a list of tensors is an input each in the file
+        tensors[name] = [tensors.pop(f"{name}.{i}") for i in range(count)]
+    answer = built.model(**tensors)
     answers = [answer] if isinstance(answer, torch.Tensor) else answer
     return built.model, dict(zip(case.group("out"), answers, strict=True))
 
 
+def as_array(tensor: object) -> np.ndarray:
+    """A tensor of PyTorch's as numpy has it; bfloat16 as float32."""
+    tensor = tensor.detach()
+    return (tensor.float() if tensor.element_size() == 2 and tensor.is_floating_point() else tensor).numpy()
+
+
 def forward(case: Case, generator: ModuleType, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """PyTorch's outputs of a corpus case, at any size of its inputs."""
-    return {name: value.detach().numpy() for name, value in run_model(case, generator, inputs)[1].items()}
+    return {name: as_array(value) for name, value in run_model(case, generator, inputs)[1].items()}
 
 
 def contents(case: Case, generator: ModuleType) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Values of PyTorch's parameters and of the file's initializers, by name."""
+    """Values of PyTorch's parameters, then of its buffers, and of the file's initializers, by name."""
     model = generator.fresh(case.name, "tiny").model
-    values = {name: value.detach().numpy() for name, value in model.named_parameters()}
+    values = {name: as_array(value) for name, value in [*model.named_parameters(), *model.named_buffers()]}
     graph = onnx.load(case.model).graph
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
     for node in graph.node:
@@ -145,16 +170,18 @@ def differentiate(
     inputs: dict[str, np.ndarray],
     cotangents: dict[str, np.ndarray],
     labels: np.ndarray | None,
+    exact: bool = False,
 ) -> tuple[dict[str, np.ndarray], Reference]:
     """A corpus case run and differentiated by PyTorch on one thread, at any size of its inputs: its outputs, and the
-    gradients with the scalar that was differentiated as `loss`."""
+    gradients with the scalar that was differentiated as `loss`. A cotangent is rounded to the type of its output."""
     import torch
 
-    model, outputs = run_model(case, generator, inputs)
+    model, outputs = run_model(case, generator, inputs, exact)
     if kind == "own":
         loss = outputs["loss"]
     elif kind == "vjp":
-        loss = sum((outputs[k] * torch.from_numpy(c)).sum() for k, c in cotangents.items())
+        seeds = {k: torch.from_numpy(np.asarray(c, np.float64 if exact else np.float32)) for k, c in cotangents.items()}
+        loss = sum((outputs[k] * seed.to(outputs[k].dtype)).sum(dtype=seed.dtype) for k, seed in seeds.items())
     else:
         logits, wanted = outputs["logits"], torch.from_numpy(labels)
         if kind == "causal-lm":
@@ -168,20 +195,37 @@ def differentiate(
     grads, aliases = {}, {}
     for first, *others in names.values():
         parameter = parameters[first]
-        grads[first] = (torch.zeros_like(parameter) if parameter.grad is None else parameter.grad).numpy()
+        grads[first] = as_array(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
         aliases |= {other: first for other in others}
-    found = {name: value.detach().numpy() for name, value in outputs.items()}
+    found = {name: as_array(value) for name, value in outputs.items()}
     return found, Reference(grads, aliases, float(loss.detach()))
 
 
 def compute(case: Case, kind: str, generator: ModuleType) -> Reference:
-    """The gradients of a corpus case at its stored inputs, refused where PyTorch's outputs are not the stored ones."""
+    """The gradients of a corpus case at its stored inputs, refused where PyTorch's outputs are not the stored ones.
+
+    A half-precision case is differentiated in float64 as well, from the same rounded cotangents.
+    """
     labels = case.labels() if kind in LABELLED else None
-    outputs, found = differentiate(case, kind, generator, case.group("in"), case.group("cot"), labels)
+    inputs, cotangents = case.group("in"), case.group("cot")
+    outputs, found = differentiate(case, kind, generator, inputs, cotangents, labels)
     agreement = tolerance.compare(outputs, case.group("out"))
     if not agreement.agrees:
         raise ValueError(f"{case.name}: PyTorch's outputs are not the stored ones: {agreement}")
-    return found
+    half = half_type(case)
+    if half is None:
+        return found
+    rounded = {name: value.astype(half).astype(np.float64) for name, value in cotangents.items()}
+    _, exact = differentiate(case, kind, generator, inputs, rounded, labels, exact=True)
+    return replace(found, exact=exact.full)
+
+
+def half_type(case: Case) -> np.dtype | None:
+    """The two-byte float type of the case's first float output, or None."""
+    kinds = {onnx.TensorProto.BFLOAT16: ml_dtypes.bfloat16, onnx.TensorProto.FLOAT16: np.float16}
+    outputs = onnx.load(case.model, load_external_data=False).graph.output
+    found = [kinds[o.type.tensor_type.elem_type] for o in outputs if o.type.tensor_type.elem_type in kinds]
+    return np.dtype(found[0]) if found else None
 
 
 def stored_reference(case: Case, kind: str) -> Reference | None:
@@ -219,7 +263,8 @@ def reference(case: Case, kind: str, generator: ModuleType | None, cache: Path) 
     if path.is_file():
         full = dict(np.load(path))
         loss, aliases = float(full.pop("#loss")), json.loads(str(full.pop("#aliases")))
-        return Reference(full, aliases, None if kind == "vjp" else loss)
+        exact = {name[len(EXACT) :]: full.pop(name) for name in list(full) if name.startswith(EXACT)}
+        return Reference(full, aliases, None if kind == "vjp" else loss, exact or None)
     computed = compute(case, kind, generator)
     sums = stored_sums(case)
     if kind == "vjp" and sums:
@@ -228,5 +273,6 @@ def reference(case: Case, kind: str, generator: ModuleType | None, cache: Path) 
             raise ValueError(f"{case.name}: recomputed gradients disagree with grads.json: {agreement}")
     cache.mkdir(parents=True, exist_ok=True)
     extra = {"#loss": np.float64(computed.loss), "#aliases": np.str_(json.dumps(computed.aliases))}
+    extra |= {EXACT + name: value for name, value in (computed.exact or {}).items()}
     np.savez_compressed(path, **computed.full, **extra)
-    return computed if kind != "vjp" else Reference(computed.full, computed.aliases)
+    return computed if kind != "vjp" else replace(computed, loss=None)

@@ -1,0 +1,280 @@
+#!/usr/bin/env python3
+"""The table case x file x check over a corpus of exports, as markdown with a reason for every cell that is not green.
+
+    python tools/cases.py --ckpt-opt target/release/ckpt-opt --corpus DIR [--case a,b] [--file onnx18.onnx,...]
+        [--policies none,full,selective,budget:50%] [--cache DIR] [--jobs N] [--rows FILE] [--out FILE]
+
+What is checked is corpus.py's, on every ONNX file of every case, plus what the model itself says of its structure:
+  load       read and typed
+  layers     as many layers as PyTorch's model has modules in its outermost module lists, each named after one
+  sharing    keys and values pass between the layers that the model's configuration says, and no others
+  written    a file for every policy: ONNX checker, explicit recompute nodes, read back
+  torch      outputs, loss and full gradients of our runtime are PyTorch's, whose sums are those of grads.json
+  ort        ONNX Runtime, unoptimised and optimised, gives PyTorch's, and ours gives ONNX Runtime's, at two sizes
+  bits       every plan bit-equal to the unplanned file, dropouts included
+  memory     measured = predicted within 2 %, and less than unplanned
+  stripped   without names, metadata and doc strings: same layers, same sharing, same plans
+`--rows` keeps every single check as JSON lines, and a file that is in it already is not checked again. Exit 0 if no
+cell is red, else 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType
+
+import onnx
+
+import corpus
+from compiler import Compiler, Refused
+from corpus import Report, Row
+from reference import Case, find_cases, load_generator
+from strip import strip
+
+POLICIES = "none,full,selective,budget:50%"
+COLUMNS = ("load", "layers", "sharing", "written", "torch", "ort", "bits", "memory", "stripped")
+PLAN = ("peak_before_bytes", "peak_after_bytes", "saved_bytes", "recompute_flops", "segments")
+"""What makes two plans the same where names differ."""
+MARKS = {"pass": "✓", "fail": "✗", "skip": "–"}
+
+
+def column(check: str) -> str:
+    """The column that a row of corpus.py belongs to."""
+    if check in COLUMNS:
+        return check
+    named = {"inspect": "load", "write": "written", "checker": "written", "back": "written", "verify": "bits"}
+    named |= {"names": "torch", "reference": "torch", "run vs torch": "torch", "run": "torch", "source": "ort"}
+    return named.get(check, "ort")
+
+
+def expected_layers(model: object) -> list[str]:
+    """Paths of the layers: entries of the outermost module lists whose entries are made of modules."""
+    from torch import nn
+
+    found: list[str] = []
+    for path, module in model.named_modules():
+        if isinstance(module, (nn.ModuleList, nn.Sequential)) and not any(path.startswith(f"{p}.") for p in found):
+            entries = [f"{path}.{name}" if path else name for name, m in module.named_children() if any(m.children())]
+            found += entries if len(entries) > 1 else []
+    return found
+
+
+def expected_sharing(model: object) -> list[tuple[int, int]]:
+    """(layer that makes keys and values, layer that reads them too), from the configuration."""
+    configs = [m.config for m in model.modules() if hasattr(m, "config")]
+    config = configs[0] if configs else None
+    shared = getattr(config, "num_kv_shared_layers", 0) or 0
+    if not shared:
+        return []
+    kinds = config.layer_types
+    first = len(kinds) - shared
+    made = {kind: layer for layer, kind in enumerate(kinds[:first])}
+    return [(made[kinds[layer]], layer) for layer in range(first, len(kinds))]
+
+
+def check_structure(report: Report, table: dict, case: Case, generator: ModuleType | None) -> None:
+    """Rows `layers` and `sharing`."""
+    key = (case.label, "-", "-")
+    if generator is None:
+        report.add(key, "layers", None, "no PyTorch model here to count them in")
+        return
+    model = generator.fresh(case.name, "tiny").model
+    blocks, wanted = table["blocks"], expected_layers(model)
+    paths = [block["path"] for block in blocks if block.get("path")]
+    good = len(blocks) == len(wanted)
+    report.add(key, "layers", good, f"{len(blocks)} of {len(wanted)}, {len(paths)} with a path")
+    found = sorted((s["producer"], consumer) for s in table["kv_sharing"] for consumer in s["consumers"])
+    report.add(key, "sharing", found == expected_sharing(model), f"{found}")
+
+
+def layers_and_sharing(table: dict) -> tuple[object, ...]:
+    """What must not depend on names."""
+    return [(b["kind"], b["nodes"]) for b in table["blocks"]], table["kv_sharing"]
+
+
+def check_stripped(
+    report: Report, compiler: Compiler, case: Case, policies: list[str], generator: ModuleType | None, folder: Path
+) -> None:
+    """Row `stripped`: the file without names, against the one with them, at the sizes at which memory is measured."""
+    key, bare = (case.label, "-", "-"), folder / f"{case.label.replace('/', '-')}-stripped.onnx"
+    model = strip(onnx.load(case.model))
+    bare.write_bytes(model.SerializeToString(deterministic=True))
+    same = layers_and_sharing(compiler.inspect(case.model)) == layers_and_sharing(compiler.inspect(bare))
+    if not same:
+        report.add(key, "stripped", False, "other layers or sharing")
+        return
+    sizes = corpus.Source(case, generator).measured_sizes()
+    symbols = list(dict.fromkeys(d for v in onnx.load(case.model).graph.input for d in named_dims(v)))
+    renamed = list(dict.fromkeys(d for v in model.graph.input for d in named_dims(v)))
+    plans = []
+    for file, dims in ((case.model, sizes), (bare, {new: sizes[old] for old, new in zip(symbols, renamed)})):
+        made = [compiler.optimize(file, folder / "plan.onnx", policy, "vjp", dims) for policy in policies]
+        plans.append([[plan[field] for field in PLAN] for plan in made])
+    differs = [policy for policy, a, b in zip(policies, *plans) if a != b]
+    report.add(key, "stripped", not differs, f"other plans under {', '.join(differs)}" if differs else "same plans")
+
+
+def named_dims(value: onnx.ValueInfoProto) -> list[str]:
+    return [dim.dim_param for dim in value.type.tensor_type.shape.dim if dim.dim_param]
+
+
+def check_file(case: Case, args: argparse.Namespace, generator: ModuleType | None) -> list[Row]:
+    report, compiler = Report(), Compiler(args.ckpt_opt.resolve())
+    policies = args.policies.split(",")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        try:
+            table = compiler.inspect(case.model)
+        except Refused as refused:
+            other = corpus.Source(case, None).refused
+            good = None if other and "exit 2" in str(refused) else False
+            detail = f"{refused}" + (f"; ONNX Runtime refuses the file too: {other}" if other else "")
+            report.add((case.label, "-", "-"), "load", good, detail)
+            return report.rows
+        report.add((case.label, "-", "-"), "load", True, f"{sum(table['ops'].values())} nodes")
+        check_structure(report, table, case, generator)
+        args.losses = "own" if "loss" in case.group("out") else "vjp"
+        args.fuse, args.no_runtime = "on", False
+        corpus.check_case(report, compiler, case, args, generator, folder)
+        try:
+            check_stripped(report, compiler, case, policies, generator, folder)
+        except (Refused, ValueError) as error:
+            report.add((case.label, "-", "-"), "stripped", False, str(error))
+    return report.rows
+
+
+@dataclass
+class Cell:
+    mark: str
+    reasons: list[str]
+
+
+def cell(rows: list[Row]) -> Cell:
+    """Red if a check fails, grey if none could be made, else green; reasons of all that did not pass."""
+    failed = [r for r in rows if r.status == "fail"]
+    skipped = [r for r in rows if r.status == "skip"]
+    passed = [r for r in rows if r.status == "pass"]
+    reasons = []
+    for row in failed + skipped:
+        policy = "" if row.policy == "-" else f" at {row.policy}"
+        reasons.append(f"{row.check}{policy}: {row.detail}" if row.status == "fail" else row.detail)
+    if not rows:
+        reasons = ["not loaded"]
+    mark = "fail" if failed else "pass" if passed else "skip"
+    return Cell(MARKS[mark], [*dict.fromkeys(reasons)])
+
+
+def markdown(found: dict[str, list[Row]], absent: list[str], args: argparse.Namespace) -> str:
+    """The page."""
+    lines = [
+        "# Cases",
+        "",
+        "Every ONNX file of a corpus of exports of real architectures against every check. Made by `tools/cases.py`,",
+        f"whose head says what each column means; policies {args.policies.replace(',', ', ')}.",
+        "",
+        "✓ all checks pass; – could not be made, or not all of them, for the reason below; ✗ one fails.",
+        "",
+        "| file | " + " | ".join(COLUMNS) + " |",
+        "|---" * (len(COLUMNS) + 1) + "|",
+    ]
+    notes: dict[str, list[str]] = {}
+    for label, rows in found.items():
+        cells = []
+        for name in COLUMNS:
+            made = cell([r for r in rows if column(r.check) == name])
+            for reason in made.reasons:
+                notes.setdefault(f"{name}: {reason}", []).append(label)
+            number = "".join(f"<sup>{list(notes).index(f'{name}: {r}') + 1}</sup>" for r in made.reasons)
+            cells.append(made.mark + number)
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    lines += ["", "## Reasons", ""]
+    for i, reason in enumerate(notes, 1):
+        lines.append(f"{i}. {tidy(reason)}")
+    if absent:
+        lines += ["", "## Cases without an ONNX file", ""] + [f"- {line}" for line in absent]
+    return "\n".join(lines) + "\n"
+
+
+def tidy(reason: str) -> str:
+    """A message in one line that no markdown takes apart, without places on this machine."""
+    text = re.sub(r"(/[\w.-]+){3,}/", "", " ".join(reason.split()))
+    return text.replace("|", "\\|").replace("<", "\\<").replace("*", "\\*")
+
+
+def without_file(folder: Path, only: list[str]) -> list[str]:
+    """Cases that no exporter wrote an ONNX file for, and what the exporters said."""
+    lines = []
+    for case in sorted(folder.iterdir()):
+        record = case / "record.json"
+        if (only and case.name not in only) or list(case.glob("*.onnx")) or not record.is_file():
+            continue
+        exports = json.loads(record.read_text())["exports"]
+        said = [f"{name}: {first_cause(made.get('error', ''))}" for name, made in exports.items() if "error" in made]
+        lines.append(f"{case.name}: the exporters refuse it ({'; '.join(said)})")
+    return lines
+
+
+def first_cause(error: str) -> str:
+    """The part of an exporter's message that says why."""
+    found = re.search(r"No ONNX function found for <OpOverload\(op='([^']+)'", error)
+    return f"no ONNX function for {found[1]}" if found else tidy(error.splitlines()[0])
+
+
+def read_rows(path: Path | None) -> dict[str, list[Row]]:
+    """Rows by file, of files that are whole."""
+    found: dict[str, list[Row]] = {}
+    if path and path.is_file():
+        for line in path.read_text().splitlines():
+            rows = [Row(**row) for row in json.loads(line)]
+            found[rows[0].case] = rows
+    return found
+
+
+def main() -> int:
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "ckpt-opt-reference"
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ckpt-opt", type=Path, required=True, help="the binary")
+    parser.add_argument("--corpus", type=Path, required=True, help="folder of cases")
+    parser.add_argument("--case", default="", help="comma-separated case names")
+    parser.add_argument("--file", default="all", help="comma-separated model file names")
+    parser.add_argument("--policies", default=POLICIES)
+    parser.add_argument("--cache", type=Path, default=cache, help="for gradients computed with PyTorch")
+    parser.add_argument("--jobs", type=int, default=1, help="files at a time")
+    parser.add_argument("--rows", type=Path, help="every check as JSON lines; continued if it is there")
+    parser.add_argument("--out", type=Path, help="write the page here (default: stdout)")
+    args = parser.parse_args()
+    if not args.ckpt_opt.is_file():
+        parser.error(f"no such binary: {args.ckpt_opt}")
+    only, files = ([name for name in text.split(",") if name] for text in (args.case, args.file))
+    having = [f.name for f in args.corpus.iterdir() if (not only or f.name in only) and list(f.glob("*.onnx"))]
+    cases, generator = find_cases(args.corpus, having, files), load_generator(args.corpus)
+    found = read_rows(args.rows)
+
+    def checked(case: Case) -> list[Row]:
+        if case.label not in found:
+            found[case.label] = check_file(case, argparse.Namespace(**vars(args)), generator)
+            if args.rows:
+                with args.rows.open("a") as rows:
+                    rows.write(json.dumps([asdict(row) for row in found[case.label]]) + "\n")
+        return found[case.label]
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        results = dict(zip((case.label for case in cases), pool.map(checked, cases)))
+    page = markdown(results, without_file(args.corpus, only), args)
+    if args.out:
+        args.out.write_text(page)
+    else:
+        print(page, end="")
+    return 1 if any(row.status == "fail" for rows in results.values() for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
