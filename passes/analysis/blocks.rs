@@ -22,7 +22,8 @@ use std::ops::Range;
 const MAX_SPINES: usize = 8;
 /// Fewer labelled nodes than this that read parameters do not tell where a layer belongs.
 const MIN_LABELS: usize = 3;
-/// A chain with fewer new nodes than this is a side branch, not a spine.
+/// A further chain with fewer new nodes than this is a side branch, not a spine. The first leads from the source that is
+/// farthest from the exit, and is the spine however short it is.
 const MIN_SPINE: usize = 6;
 
 /// One layer.
@@ -128,7 +129,7 @@ impl Blocks {
             }
             // What was tried once leads to the exit on a way that was tried.
             let new = tree.chain(graph, flow, (source, near), &is_known);
-            if new.iter().filter_map(|s| s.node()).count() < MIN_SPINE {
+            if spines > 0 && new.iter().filter_map(|s| s.node()).count() < MIN_SPINE {
                 continue;
             }
             let spine = tree.chain(graph, flow, (source, near), &|n| in_block[n]);
@@ -361,6 +362,42 @@ mod tests {
                     assert!(g.value(block.inputs[0]).uses().len() > 1);
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_short_stack_after_a_bare_product() {
+        // The spine has one node for the product and one for each layer.
+        for n in [2, 3, 4] {
+            let mut g = Graph::new("mlp");
+            let mut v = g.add_input("x", Some(Ty::new(DType::F32, [Dim::symbol("b"), 4.into()])));
+            let product = |g: &mut Graph, v: ValueId| {
+                let data = crate::ir::Data::Absent(crate::ir::External {
+                    location: "w.bin".into(),
+                    offset: 0,
+                    length: 64,
+                });
+                let (dtype, dims) = (DType::F32, vec![4, 4]);
+                let w = g.add_init("w", crate::ir::Tensor { dtype, dims, data });
+                let mut b = Builder::new(g);
+                b.emit(&crate::ops::matmul::MATMUL, &[v, w], Attrs::new())
+                    .unwrap()
+            };
+            v = product(&mut g, v);
+            for _ in 0..n {
+                let mut inner = v;
+                for _ in 0..2 {
+                    inner = Builder::new(&mut g)
+                        .emit(&crate::ops::activation::RELU, &[inner], Attrs::new())
+                        .unwrap();
+                    inner = product(&mut g, inner);
+                }
+                v = Builder::new(&mut g).add(v, inner).unwrap();
+            }
+            g.set_outputs(vec![v]);
+            let blocks = layers(&g);
+            let sizes: Vec<usize> = blocks.iter().map(|b| b.nodes.len()).collect();
+            assert_eq!(sizes, vec![5; n]);
         }
     }
 
