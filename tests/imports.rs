@@ -12,6 +12,7 @@ use ckpt_opt::frontend::onnx::proto::{
 };
 use ckpt_opt::frontend::onnx::tensor;
 use ckpt_passes::Result;
+use ckpt_passes::analysis::params::{Selection, parameters};
 use ckpt_passes::compile::{Request, compile};
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::{Graph, Phase};
@@ -337,4 +338,41 @@ fn an_identity_of_a_weight_is_another_name_of_it() {
     let graph = graph_of(outputs);
     assert_eq!(graph.value(graph.outputs()[0]).name, "second.weight");
     assert!(graph.def_node(graph.outputs()[0]).is_some());
+}
+
+#[test]
+fn a_constant_that_repeats_one_number_is_no_parameter() {
+    let literal = |name: &str, numbers: [f32; 2]| {
+        let mut constant = node(name, "Constant", &[], &[name]);
+        constant.attribute.push(AttributeProto {
+            name: Some("value".into()),
+            r#type: Some(AttributeType::Tensor as i32),
+            t: Some(TensorProto {
+                dims: vec![2],
+                data_type: Some(1),
+                raw_data: Some(numbers.map(f32::to_le_bytes).concat().into()),
+                ..TensorProto::default()
+            }),
+            ..AttributeProto::default()
+        });
+        constant
+    };
+    let nodes = vec![
+        literal("nothing", [0.0, 0.0]),
+        literal("bias", [1.0, 2.0]),
+        node("m", "MatMul", &["x", "w"], &["m"]),
+        node("a", "Add", &["m", "nothing"], &["a"]),
+        node("y", "Add", &["a", "bias"], &["y"]),
+    ];
+    let graph = read(&model(nodes, vec![float("y", &["n", "2"])]))
+        .unwrap()
+        .graph;
+    let names = |graph: &Graph| {
+        let found = parameters(graph, &Selection::default()).unwrap();
+        let mut names: Vec<String> = found.into_iter().map(|p| p.name).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names(&graph), ["bias", "w"]);
+    assert_eq!(names(&reread(&graph)), ["bias", "w"]);
 }

@@ -190,6 +190,7 @@ class Plan:
     files: dict[str, Path] = field(default_factory=dict)
     peaks: dict[str, int] = field(default_factory=dict)
     ort_other: dict[str, Tensors] = field(default_factory=dict)
+    torch_other: tuple[Tensors, Reference] | None = None
     run_own: dict[str, Tensors] = field(default_factory=dict)
 
     @property
@@ -301,8 +302,11 @@ def check_ort(report: Report, plan: Plan, policy: str) -> Tensors | None:
     if "none" in plan.ort_other:
         verdicts += against(other, plan.ort_other["none"])
     if plan.generator is not None and not plan.case.random:
-        cotangents = {n.removesuffix(COTANGENT): c for n, c in feeds.items() if n.endswith(COTANGENT)}
-        found, truth = differentiate(plan.case, plan.loss, plan.generator, inputs, cotangents, feeds.get("labels"))
+        if plan.torch_other is None:  # the same feeds under every policy
+            cotangents = {n.removesuffix(COTANGENT): c for n, c in feeds.items() if n.endswith(COTANGENT)}
+            labels = feeds.get("labels")
+            plan.torch_other = differentiate(plan.case, plan.loss, plan.generator, inputs, cotangents, labels)
+        found, truth = plan.torch_other
         if plan.loss == "vjp":  # the sum of out·cot is no output of the graph
             truth = replace(truth, loss=None)
         verdicts += against_torch(plan, other, truth, found)

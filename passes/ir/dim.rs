@@ -266,6 +266,27 @@ impl Dim {
         Dim::from_atom(Atom::Max(a, b))
     }
 
+    /// The two sizes that this is the smaller of: of `min(p, q)`, and of `n - max(a, b)`, which is the length of a
+    /// slice that begins so far from the end, `n - a` and `n - b`.
+    fn as_min(&self) -> Option<(Dim, Dim)> {
+        if let Some(Atom::Min(p, q)) = self.as_atom() {
+            return Some((p.clone(), q.clone()));
+        }
+        let (Repr::Poly(terms), max) = (&self.0, |m: &Monomial, c: i64| match m.as_slice() {
+            [Atom::Max(a, b)] if c == -1 => Some((a.clone(), b.clone())),
+            _ => None,
+        }) else {
+            return None;
+        };
+        let mut found = terms.iter().filter_map(|(m, c)| max(m, *c));
+        let (a, b) = found.next()?;
+        if found.next().is_some() {
+            return None;
+        }
+        let n = self.add(&Dim::from_atom(Atom::Max(a.clone(), b.clone())));
+        Some((n.sub(&a), n.sub(&b)))
+    }
+
     /// The size two broadcast sizes have together; `None` where no run can be valid.
     ///
     /// In a valid run the two are equal or one of them is 1, which lets a size that cannot be 1 win outright.
@@ -289,8 +310,8 @@ impl Dim {
         for (x, y) in [(self, other), (other, self)] {
             // min(y, k) against y: where it is 1, y is the result; where it is y, too; else the run is not valid. But
             // a minimum of 0 against y = 1 is 0.
-            if let Some(Atom::Min(p, q)) = x.as_atom()
-                && (p == y || q == y)
+            if let Some((p, q)) = x.as_min()
+                && (&p == y || &q == y)
                 && x.bounds().0.is_some_and(|lo| lo >= 1)
             {
                 return Some(y.clone());

@@ -38,7 +38,8 @@ impl Sizes {
         }
     }
 
-    /// An int64 vector, or a scalar, with these contents; `None` where some size cannot be read anywhere.
+    /// An int64 vector, or a scalar, with these contents; `None` where some size cannot be read anywhere, or is what two
+    /// others broadcast to.
     ///
     /// # Errors
     /// What typing refuses: none where the contents are sizes.
@@ -130,11 +131,9 @@ impl Sizes {
                     .with("end", axis as i64 + 1);
                 return Ok(Some(b.emit(&ops::shape::SHAPE, &[value], attrs)?));
             }
-            Atom::Div(x, y)
-            | Atom::Mod(x, y)
-            | Atom::Min(x, y)
-            | Atom::Max(x, y)
-            | Atom::Broadcast(x, y) => (x, y),
+            Atom::Div(x, y) | Atom::Mod(x, y) | Atom::Min(x, y) | Atom::Max(x, y) => (x, y),
+            // No arithmetic says it so that typing reads the same size out of it again.
+            Atom::Broadcast(..) => return Ok(None),
         };
         let (Some(x), Some(y)) = (self.piece(b, left)?, self.piece(b, right)?) else {
             return Ok(None);
@@ -147,11 +146,6 @@ impl Sizes {
             Atom::Mod(..) if floors => Some(b.emit(&ops::arith::MOD, &[x, y], Attrs::new())?),
             Atom::Min(..) => Some(b.emit(&ops::extreme::MIN, &[x, y], Attrs::new())?),
             Atom::Max(..) => Some(b.emit(&ops::extreme::MAX, &[x, y], Attrs::new())?),
-            Atom::Broadcast(..) => {
-                let one = b.ints(&[1]);
-                let is_one = b.emit(&ops::logic::EQUAL, &[x, one], Attrs::new())?;
-                Some(b.emit(&ops::logic::WHERE, &[is_one, y, x], Attrs::new())?)
-            }
             _ => None,
         })
     }

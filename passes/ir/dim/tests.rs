@@ -44,6 +44,11 @@ fn broadcast_follows_valid_runs_only() {
     assert_eq!(n(3).broadcast(&n(4)), None);
     assert_eq!(s("s").broadcast(&n(4)), Some(n(4)));
     assert_eq!(s("s").smaller(&n(128)).broadcast(&s("s")), Some(s("s")));
+    // The last 64, or all, of s: a slice that begins at max(0, s - 64), or in a table of 64 at max(0, 64 - s).
+    let last = n(64).sub(&n(64).sub(&s("s")).larger(&n(0)));
+    assert_eq!(last.to_string(), "-max(0, -s + 64) + 64");
+    assert_eq!(last.broadcast(&s("s")), Some(s("s")));
+    assert_eq!(s("s").broadcast(&last), Some(s("s")));
     // min(y, s - 1) is 0 where s is 1, and then broadcasts to 0 with y = 1.
     let y = s("y");
     let least = y.smaller(&s("s").sub(&n(1)));

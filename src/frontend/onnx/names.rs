@@ -7,7 +7,8 @@
 use super::import::to_map;
 use super::legacy;
 use super::proto::{GraphProto, ModelProto, NodeProto};
-use ckpt_passes::ir::{Graph, Loc, Origin};
+use ckpt_passes::ir::{Graph, Loc, Origin, Use, ValueId};
+use ckpt_passes::ops::kind::{Kind, kind};
 use std::collections::{BTreeMap, BTreeSet};
 
 const SCOPES: &str = "pkg.torch.onnx.name_scopes";
@@ -137,7 +138,7 @@ fn signature(model: &ModelProto, file: &GraphProto) -> Signature {
 pub fn origins(graph: &mut Graph, model: &ModelProto, file: &GraphProto) {
     let signature = signature(model, file);
     let real: BTreeSet<&str> = signature.parameters.values().map(String::as_str).collect();
-    let ids: BTreeMap<String, ckpt_passes::ir::ValueId> =
+    let ids: BTreeMap<String, ValueId> =
         graph.inits().map(|(id, v)| (v.name.clone(), id)).collect();
     for info in &file.value_info {
         let Some(id) = ids.get(info.name()).copied() else {
@@ -151,7 +152,31 @@ pub fn origins(graph: &mut Graph, model: &ModelProto, file: &GraphProto) {
         }
     }
     aliases(graph, file, &signature);
+    literals(graph, file, &ids);
     legacy::names(graph, file);
+}
+
+/// A `Constant` node that repeats one number was written by an exporter in the place of an operand that the model does
+/// not have (a norm without bias): it is no parameter. Parameters are initializers, or hold different numbers.
+fn literals(graph: &mut Graph, file: &GraphProto, ids: &BTreeMap<String, ValueId>) {
+    for node in file.node.iter().filter(|n| n.op_type() == "Constant") {
+        let Some(id) = node.output.first().and_then(|name| ids.get(name)) else {
+            continue;
+        };
+        let value = graph.value(*id);
+        let size = value.ty().dtype.size_bytes() as usize;
+        let bytes = value.tensor().and_then(|t| t.bytes());
+        let repeats = bytes.is_some_and(|b| b.len() > size && b[size..] == b[..b.len() - size]);
+        if repeats && value.ty().dtype.is_float() && !graph.origins.contains_key(id) {
+            let origin = Origin {
+                names: vec![value.name.clone()],
+                transposed: false,
+                is_parameter: Some(false),
+                frozen: false,
+            };
+            graph.origins.insert(*id, origin);
+        }
+    }
 }
 
 fn our_origin(props: &BTreeMap<String, String>) -> Option<Origin> {
@@ -166,7 +191,7 @@ fn our_origin(props: &BTreeMap<String, String>) -> Option<Origin> {
 
 fn exporter_origin(
     graph: &Graph,
-    id: ckpt_passes::ir::ValueId,
+    id: ValueId,
     props: &BTreeMap<String, String>,
     real: &BTreeSet<&str>,
 ) -> Option<Origin> {
@@ -190,8 +215,11 @@ fn exporter_origin(
     if is_parameter != Some(true) && !source.contains('.') {
         return None;
     }
-    // Linear layers hold [out, in]; the exporter folds the transpose that MatMul needs into the weight.
-    let transposed = graph.value(id).ty().rank() == 2;
+    // Linear layers hold [out, in]; the exporter folds the transpose that MatMul needs into the weight. A table of a
+    // lookup keeps its layout.
+    let value = graph.value(id);
+    let multiplies = |u: &Use| kind(graph.node(u.node).op) == Kind::Product;
+    let transposed = value.ty().rank() == 2 && value.uses().iter().any(multiplies);
     Some(Origin {
         names: vec![source.clone()],
         transposed,
@@ -218,7 +246,7 @@ fn aliases(graph: &mut Graph, file: &GraphProto, signature: &Signature) {
     if missing.is_empty() {
         return;
     }
-    let ids: BTreeMap<String, ckpt_passes::ir::ValueId> =
+    let ids: BTreeMap<String, ValueId> =
         graph.inits().map(|(id, v)| (v.name.clone(), id)).collect();
     for node in &file.node {
         let Some(traced) = node.metadata_props.iter().find(|p| p.key() == FX_NODE) else {
