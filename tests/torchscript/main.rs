@@ -1,6 +1,12 @@
-//! TorchScript archives from their source: what the reader makes of them, what it refuses and where.
+//! TorchScript archives from their source: what the reader makes of them, what it refuses and where; with the
+//! runtime, that libtorch's own interpreter computes the same values and gradients.
 
 mod archive;
+#[cfg(feature = "torch")]
+mod oracle;
+#[cfg(feature = "torch")]
+#[path = "../torch/mod.rs"]
+mod torch;
 
 use archive::Saved;
 use bytes::Bytes;

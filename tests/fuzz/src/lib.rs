@@ -4,6 +4,9 @@
 //! our bug, is slow, or takes far more memory than its input is worth is a finding.
 
 pub mod mutate;
+#[path = "../../torchscript/archive.rs"]
+mod saved;
+mod torch;
 
 use ckpt_opt::frontend::onnx;
 use ckpt_passes::{Kind, text, transform};
@@ -55,7 +58,7 @@ pub struct Target {
     run: fn(&[u8]) -> Result<bool, String>,
 }
 
-pub const TARGETS: [Target; 2] = [
+pub const TARGETS: [Target; 5] = [
     Target {
         name: "onnx",
         seeds: onnx_seeds,
@@ -67,6 +70,24 @@ pub const TARGETS: [Target; 2] = [
         seeds: text_seeds,
         mutate: mutate::lines,
         run: run_text,
+    },
+    Target {
+        name: "archive",
+        seeds: torch::archives,
+        mutate: mutate::bytes,
+        run: torch::run_archive,
+    },
+    Target {
+        name: "pickle",
+        seeds: torch::pickles,
+        mutate: mutate::bytes,
+        run: torch::run_pickle,
+    },
+    Target {
+        name: "code",
+        seeds: torch::code,
+        mutate: mutate::lines,
+        run: torch::run_code,
     },
 ];
 

@@ -224,6 +224,36 @@ pub fn protobuf(random: &mut Random, seeds: &[Vec<u8>]) -> Vec<u8> {
     bytes
 }
 
+/// Bytes of a seed with a few of them changed, cut out, doubled, or replaced by those of another seed.
+pub fn bytes(random: &mut Random, seeds: &[Vec<u8>]) -> Vec<u8> {
+    let mut input = seeds[random.below(seeds.len())].clone();
+    for _ in 0..=random.below(6) {
+        if input.is_empty() {
+            break;
+        }
+        let at = random.below(input.len());
+        let length = random.below(16).min(input.len() - at);
+        match random.below(6) {
+            0 => input[at] ^= 1 << random.below(8),
+            1 => input[at] = [0, 1, 0x7f, 0x80, 0xfe, 0xff][random.below(6)],
+            2 => drop(input.drain(at..at + length)),
+            3 => {
+                let copied = input[at..at + length].to_vec();
+                let to = random.below(input.len());
+                input.splice(to..to, copied);
+            }
+            4 => input[at..at + length].fill(0xff),
+            _ => {
+                let other = &seeds[random.below(seeds.len())];
+                let from = random.below(other.len());
+                let length = length.min(other.len() - from);
+                input.splice(at..at, other[from..from + length].to_vec());
+            }
+        }
+    }
+    input
+}
+
 /// Changes of a text: lines and words are dropped, doubled, swapped, taken from another text.
 pub fn lines(random: &mut Random, seeds: &[Vec<u8>]) -> Vec<u8> {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
