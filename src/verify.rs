@@ -106,7 +106,6 @@ pub fn verify(request: &Request) -> Result<Certificate> {
     if let Ok((_, recorded)) = read_record(&b.graph.meta) {
         let types = recorded.inputs.into_iter().map(|i| (i.name, i.ty));
         given.examples.extend(types);
-        given.output_names = recorded.output_names;
     }
     let mut a = load(&request.a, &given)?;
     ready(&mut a.graph, &request.a)?;
@@ -128,7 +127,7 @@ pub fn verify(request: &Request) -> Result<Certificate> {
         (false, true) => {
             let (record, recorded) =
                 read_record(&b.graph.meta).map_err(|e| e.at(request.b.display().to_string()))?;
-            if !recorded.inputs.is_empty() {
+            if !recorded.inputs.is_empty() || !recorded.output_names.is_empty() {
                 a = load(&request.a, &recorded)?;
             }
             loss = Some(record.loss.to_string());

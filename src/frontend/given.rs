@@ -109,7 +109,11 @@ impl Given {
     ///
     /// # Errors
     /// Another number of names.
-    pub fn output_names_or(&self, count: usize, other: fn(usize) -> String) -> Result<Vec<String>> {
+    pub fn output_names_or(
+        &self,
+        count: usize,
+        other: impl Fn(usize) -> String,
+    ) -> Result<Vec<String>> {
         if self.output_names.is_empty() {
             return Ok((0..count).map(other).collect());
         }

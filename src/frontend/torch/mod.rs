@@ -2,11 +2,12 @@
 //!
 //! [`archive`] reads the zip, [`pickle`] runs its pickles without executing anything, [`stored`] reads the tensors they
 //! describe. [`aten`] is the vocabulary of PyTorch's ops, lowered to rows of the op table, and the memory that tensors
-//! share. [`torchscript`] replays saved code into it.
+//! share. [`torchscript`] replays saved code into it, [`pt2`] an exported graph.
 
 pub mod archive;
 pub mod aten;
 pub mod pickle;
+pub mod pt2;
 pub mod stored;
 pub mod torchscript;
 
@@ -21,7 +22,7 @@ pub struct Torch;
 
 impl Frontend for Torch {
     fn name(&self) -> &'static str {
-        "TorchScript"
+        "TorchScript or torch.export"
     }
 
     fn recognises(&self, _path: &Path, head: &[u8]) -> bool {
@@ -42,9 +43,12 @@ pub fn read(archive: &Archive, given: &Given) -> Result<Model> {
     if torchscript::is_torchscript(archive) {
         return torchscript::read(archive, given);
     }
+    if pt2::is_program(archive) {
+        return pt2::read(archive, given);
+    }
     let format = |message: &str| {
         Error::model("format", message)
-            .help("save a traced model with torch.jit.save, or export it with torch.onnx.export")
+            .help("save a traced model with torch.jit.save, or one of torch.export with torch.export.save")
     };
     Err(if archive.contains("data.pkl") {
         format("this is a PyTorch checkpoint: weights without a program")

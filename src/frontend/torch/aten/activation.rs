@@ -1,9 +1,10 @@
 //! Activation functions, softmax, and dropout.
 
+use super::Value;
 use super::pointwise::{float_self, unary_float};
 use super::signature::{Call, Op};
-use super::{SEED, Value};
 use ckpt_passes::ir::{Attrs, DType, Tensor, Ty, ValueId};
+use ckpt_passes::ops::random::SEED;
 use ckpt_passes::ops::*;
 use ckpt_passes::{Error, Result};
 

@@ -96,9 +96,6 @@ pub struct Place {
 /// The key of notes that nodes carry of the op that they were traced from: `aten.linear.default`.
 pub const TRACED: &str = ckpt_passes::analysis::modules::OUR_TRACED;
 
-/// The graph input that every random op draws by: an int64 scalar.
-const SEED: &str = "rng_seed";
-
 /// A program being replayed into a graph.
 pub struct Lowering<'g> {
     b: Builder<'g>,

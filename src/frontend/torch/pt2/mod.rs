@@ -1,0 +1,213 @@
+//! `torch.export` archives (`.pt2`): a graph in JSON and raw weights in, a graph out.
+//!
+//! [`schema`] is the JSON, [`sympy`] reads its symbolic sizes, [`weights`] finds parameters and buffers, [`replay`]
+//! walks the nodes and hands every op to the aten layer. The format names everything: inputs, outputs, parameters,
+//! modules and overloads are the file's own, and the element type and rank of every result are held against what the
+//! file says of it.
+
+mod replay;
+pub mod schema;
+mod sympy;
+pub mod weights;
+
+use super::archive::Archive;
+use super::aten::{Lowering, TensorId};
+use crate::frontend::Model;
+use crate::frontend::given::Given;
+use ckpt_passes::ir::{Graph, Phase};
+use ckpt_passes::{Error, Result};
+use replay::Replay;
+use schema::{Argument, InputSpec, OutputSpec, Program};
+use std::collections::BTreeSet;
+
+const MODEL: &str = "models/model.json";
+
+/// Largest JSON that is read; a program of a few thousand nodes takes a few megabytes.
+const MAX_JSON_BYTES: u64 = 512 << 20;
+
+/// The version of the schema that this reader knows (torch/_export/serde/schema.py); older ones differ.
+const MAJOR_VERSION: i64 = 8;
+
+/// Whether an archive is an exported program.
+pub fn is_program(archive: &Archive) -> bool {
+    archive.contains(MODEL)
+}
+
+/// Reads the model of an archive.
+///
+/// # Errors
+/// A program that is damaged, of another schema, or that does what the op table cannot.
+pub fn read(archive: &Archive, given: &Given) -> Result<Model> {
+    let text = archive.content(MODEL, MAX_JSON_BYTES)?;
+    let program = parse(&text)?;
+    build(&program, &weights::Weights::read(archive)?, given)
+}
+
+/// Reads the JSON of a program.
+///
+/// # Errors
+/// What is no program, or one of another version of the schema.
+pub fn parse(text: &[u8]) -> Result<Program> {
+    let version: schema::Versioned = serde_json::from_slice(text)
+        .map_err(|e| Error::model("pt2", format!("the program is no valid JSON: {e}")))?;
+    if version.schema_version.major != MAJOR_VERSION {
+        return Err(Error::model(
+            "pt2",
+            "the program is of a version of the format that is not supported",
+        )
+        .expected(format!("{MAJOR_VERSION}, of PyTorch 2.6 and later"))
+        .found(format!(
+            "{}.{}",
+            version.schema_version.major, version.schema_version.minor
+        ))
+        .help("export it again with such a PyTorch"));
+    }
+    serde_json::from_slice(text)
+        .map_err(|e| Error::model("pt2", format!("the program is damaged: {e}")))
+}
+
+/// Replays a program with its weights.
+///
+/// # Errors
+/// See [`read`].
+pub fn build(program: &Program, weights: &weights::Weights, given: &Given) -> Result<Model> {
+    let mut graph = Graph::new("main");
+    graph.phase = Phase::Imported;
+    let mut lowering = Lowering::new(&mut graph);
+    let module = &program.graph_module;
+    let mut replay = Replay::new(&mut lowering);
+    replay.equal_sizes(&module.graph)?;
+    sources(&mut replay, program, weights, given)?;
+    replay.run(&module.graph, 0)?;
+    let (results, mut warnings) = results(&replay, program)?;
+    let names: Vec<String> = results.iter().map(|(name, _)| name.clone()).collect();
+    let names = given.output_names_or(results.len(), |i| names[i].clone())?;
+    let mut seen = BTreeSet::new();
+    for (name, (own, tensor)) in names.iter().zip(&results) {
+        // A tensor that is returned twice has one name in the file.
+        let name = match seen.insert(name.clone()) {
+            true => name.clone(),
+            false => format!("{own}.{}", seen.len()),
+        };
+        lowering.output(&name, *tensor)?;
+    }
+    warnings.extend(lowering.finish()?);
+    Ok(Model {
+        graph,
+        warnings,
+        recorded: Vec::new(),
+    })
+}
+
+/// Declares what the program takes: weights by their names, inputs with their types.
+fn sources(
+    replay: &mut Replay,
+    program: &Program,
+    weights: &weights::Weights,
+    given: &Given,
+) -> Result<()> {
+    let module = &program.graph_module;
+    let specs = &module.signature.input_specs;
+    if specs.len() != module.graph.inputs.len() {
+        return Err(Error::model(
+            "pt2",
+            "the signature and the graph have different inputs",
+        ));
+    }
+    for spec in specs {
+        match spec {
+            InputSpec::Parameter {
+                arg,
+                parameter_name,
+            } => replay.weight(&arg.name, parameter_name, weights, true)?,
+            InputSpec::Buffer { arg, buffer_name } => {
+                replay.weight(&arg.name, buffer_name, weights, false)?;
+            }
+            InputSpec::TensorConstant {
+                arg,
+                tensor_constant_name,
+            } => replay.weight(&arg.name, tensor_constant_name, weights, false)?,
+            InputSpec::UserInput { arg } => match arg {
+                Argument::AsTensor(arg) => replay.input(&arg.name, &module.graph, given)?,
+                // A number or string that the program was specialised to.
+                Argument::AsNone(_)
+                | Argument::AsInt(_)
+                | Argument::AsFloat(_)
+                | Argument::AsBool(_)
+                | Argument::AsString(_) => {}
+                other => {
+                    return Err(Error::model(
+                        "inputs",
+                        format!("an input that is {} is not supported", other.kind()),
+                    )
+                    .help("export with tensors as inputs"));
+                }
+            },
+            InputSpec::ConstantInput {} => {}
+            InputSpec::CustomObj {} | InputSpec::Token {} => {
+                return Err(Error::model(
+                    "inputs",
+                    "objects and tokens as inputs are not supported",
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+type Results = Vec<(String, TensorId)>;
+
+/// The tensors that the program returns, under its own names; what else it leaves behind is told.
+fn results(replay: &Replay, program: &Program) -> Result<(Results, Vec<String>)> {
+    let module = &program.graph_module;
+    let mut found = Results::new();
+    let mut warnings = Vec::new();
+    if module.signature.output_specs.len() != module.graph.outputs.len() {
+        return Err(Error::model(
+            "pt2",
+            "the signature and the graph have different outputs",
+        ));
+    }
+    for spec in &module.signature.output_specs {
+        match spec {
+            OutputSpec::UserOutput { arg } => match arg {
+                Argument::AsTensor(arg) => {
+                    found.push((arg.name.clone(), replay.tensor(&arg.name)?))
+                }
+                Argument::AsNone(_) => {}
+                other => warnings.push(format!(
+                    "an output that is {} is left out: only tensors are outputs",
+                    other.kind()
+                )),
+            },
+            OutputSpec::LossOutput { arg } => {
+                found.push((arg.name.clone(), replay.tensor(&arg.name)?));
+            }
+            OutputSpec::BufferMutation { buffer_name, .. } => warnings.push(format!(
+                "the new value of the buffer `{buffer_name}` is not kept after the step"
+            )),
+            OutputSpec::UserInputMutation {
+                user_input_name, ..
+            } => warnings.push(format!(
+                "the new value of the input `{user_input_name}` is not given back"
+            )),
+            OutputSpec::ParameterMutation { parameter_name, .. } => warnings.push(format!(
+                "the new value of the parameter `{parameter_name}` is not kept after the step"
+            )),
+            OutputSpec::GradientToParameter {} | OutputSpec::GradientToUserInput {} => {
+                return Err(Error::model(
+                    "outputs",
+                    "a program with gradients of its own is not supported",
+                )
+                .help("export the forward pass"));
+            }
+            OutputSpec::Token {} => {
+                return Err(Error::model(
+                    "outputs",
+                    "tokens as outputs are not supported",
+                ));
+            }
+        }
+    }
+    Ok((found, warnings))
+}

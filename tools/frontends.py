@@ -1,0 +1,237 @@
+#!/usr/bin/env python3
+"""Hold the readers of PyTorch's own formats against PyTorch and against the ONNX files of the same models.
+
+    python tools/frontends.py --ckpt-opt target/release/ckpt-opt --corpus DIR [--case a,b] [--file program.pt2,traced.pt]
+        [--cache DIR] [--no-ort]
+
+For every case and file:
+  inspect   the model is read; every parameter of PyTorch's has its name, and what is frozen there is frozen here
+  siblings  as many layers, the same shared keys and values, and the same parameters as in the case's ONNX file
+  dropout   the graph drops wherever the program does (`record.json` and the ONNX files lose some)
+  outputs   in our runtime, the recorded outputs of eager PyTorch
+  gradients in our runtime, PyTorch's full gradients, by its names (a model in training mode is random: not compared)
+  verify    recomputing everything changes no bit, dropouts included
+  ort       the written file gives the same in ONNX Runtime
+
+Exit 0 if all rows pass. Equality is defined in tolerance.py, references in reference.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+import matching
+import tolerance
+from compiler import Compiler, Refused, read_tensors, write_tensors
+from feeds import COTANGENT, ELEMENT, required_inputs
+from reference import Case, Reference, find_cases, load_generator, reference
+
+SEED = 7
+SIBLINGS = ["onnx18.onnx", "onnx23.onnx", "onnx17ts.onnx"]
+Tensors = dict[str, np.ndarray]
+
+
+class Checks:
+    """Rows as they come, and whether one failed."""
+
+    def __init__(self) -> None:
+        self.counts = {"pass": 0, "fail": 0, "skip": 0}
+
+    def add(self, label: str, check: str, good: bool | None, detail: object = "") -> None:
+        status = {True: "pass", False: "fail", None: "skip"}[good]
+        self.counts[status] += 1
+        print(f"{status}  {label:32} {check:10} {detail}", flush=True)
+
+
+def options(case: Case) -> list[str | Path]:
+    """What the file does not tell: names of outputs, and for TorchScript the types of inputs."""
+    told: list[str | Path] = ["--output-names", ",".join(case.group("out"))]
+    if case.model.suffix == ".pt":
+        told += ["--inputs", case.folder / "case.npz"]
+    return told
+
+
+def feeds(case: Case, graph: Path) -> Tensors:
+    """The case's inputs and cotangents under the names of the graph; members of a list are `past.0` or `past_0`."""
+    have = case.group("in") | {k + COTANGENT: v for k, v in case.group("cot").items()}
+    have |= {name.replace(".", "_"): value for name, value in case.group("in").items()}
+    have["rng_seed"] = np.int64(SEED)
+    wanted = required_inputs(graph)
+    missing = [name for name in wanted if name not in have]
+    if missing:
+        raise ValueError(f"the case has nothing for the inputs {', '.join(missing)}")
+    return {name: np.asarray(have[name]).astype(ELEMENT[kind.elem_type], copy=False) for name, kind in wanted.items()}
+
+
+def trained(truth: Reference, table: list[dict]) -> Reference:
+    """Without the parameters that the file does not train."""
+    frozen = {n for e in table if not e["trainable"] for n in [e["name"], *e["aliases"]]}
+    kept = {name: value for name, value in truth.full.items() if name not in frozen}
+    return Reference(kept, truth.aliases, truth.loss)
+
+
+def frozen_differs(case: Case, table: list[dict]) -> str:
+    """Trainable here and without a gradient in the record of eager PyTorch, or the other way round."""
+    import json
+
+    path = case.folder / "grads.json"
+    if not path.is_file():
+        return ""
+    record = json.loads(path.read_text())["grads"]
+    known = {name: e["trainable"] for e in table for name in [e["name"], *e["aliases"]]}
+    off = [n for n, g in record.items() if n in known and known[n] != (g is not None)]
+    # A parameter that the outputs do not depend on has no gradient there and a zero here.
+    off = [n for n in off if record[n] is not None or "base_layer" in n]
+    return f"trained differently: {off[:4]}" if off else ""
+
+
+def sibling(compiler: Compiler, case: Case) -> tuple[Path, dict] | None:
+    for name in SIBLINGS:
+        path = case.folder / name
+        if path.is_file():
+            try:
+                return path, compiler.inspect(path)
+            except Refused:
+                continue
+    return None
+
+
+def crossing(table: dict) -> list[tuple[int, tuple[int, ...]]]:
+    return sorted((s["producer"], tuple(s["consumers"])) for s in table["kv_sharing"])
+
+
+def check_siblings(checks: Checks, compiler: Compiler, case: Case, label: str, ours: dict) -> None:
+    other = sibling(compiler, case)
+    if other is None:
+        checks.add(label, "siblings", None, "no ONNX file of this model")
+        return
+    path, theirs = other
+    problems = []
+    if len(ours["blocks"]) != len(theirs["blocks"]):
+        problems.append(f"{len(ours['blocks'])} layers, {len(theirs['blocks'])} there")
+    if crossing(ours) != crossing(theirs):
+        problems.append(f"shared {crossing(ours)}, {crossing(theirs)} there")
+    elements = [sum(int(np.prod(p["shape"])) for p in t["parameters"] if p["shape"]) for t in (ours, theirs)]
+    detail = f"{len(ours['blocks'])} layers, {elements[0]} elements of parameters ({elements[1]} in {path.name})"
+    checks.add(label, "siblings", not problems, "; ".join(problems) or detail)
+
+
+def run_ort(model: Path, inputs: Tensors) -> Tensors:
+    settings = ort.SessionOptions()
+    settings.log_severity_level = 4
+    session = ort.InferenceSession(str(model), settings, providers=["CPUExecutionProvider"])
+    return dict(zip([o.name for o in session.get_outputs()], session.run(None, inputs)))
+
+
+def dropouts(model: Path) -> int:
+    return sum(n.op_type.startswith("Dropout") for n in onnx.load(model, load_external_data=False).graph.node)
+
+
+def check_case(
+    checks: Checks, compiler: Compiler, case: Case, generator, cache: Path, scratch: Path, with_ort: bool
+) -> None:
+    label = case.label
+    told = options(case)
+    try:
+        table = compiler.call_json("inspect", case.model, *told)
+    except Refused as error:
+        checks.add(label, "inspect", False, error)
+        return
+    is_train = "train" in case.name
+    half = case.name.endswith("bf16")
+    problem = frozen_differs(case, table["parameters"])
+    checks.add(label, "inspect", not problem, problem or f"{len(table['parameters'])} parameters")
+    check_siblings(checks, compiler, case, label, table)
+    own = case.group("out").keys() == {"loss"} or "loss" in case.group("out")
+    kind = "own" if own else "vjp"
+    files = {}
+    for policy in ("none", "full"):
+        files[policy] = scratch / f"{label.replace('/', '-')}-{policy}.onnx"
+        try:
+            loss = ["--loss", "output:loss" if own else "vjp"]
+            compiler.call_json(case.model, "-o", files[policy], "--policy", policy, *loss, *told)
+        except Refused as error:
+            checks.add(label, "write", False, error)
+            return
+    count = dropouts(files["none"])
+    if is_train:
+        checks.add(label, "dropout", count > 0, f"{count} dropouts with their gradients")
+    inputs = feeds(case, files["none"])
+    suffix = ".safetensors" if half else ".npz"
+    at, to = scratch / f"in{suffix}", scratch / f"out{suffix}"
+    write_tensors(at, inputs)
+    try:
+        compiler.run(files["none"], at, to)
+        found = read_tensors(to)
+    except Refused as error:
+        checks.add(label, "run", False, error)
+        return
+    if is_train or half:
+        checks.add(label, "outputs", None, "random" if is_train else "half precision: judged by corpus.py's rule only")
+    else:
+        verdict = tolerance.compare(found, case.group("out"))
+        checks.add(label, "outputs", verdict.agrees, verdict)
+        try:
+            truth = reference(case, kind, generator, cache)
+        except Exception as error:  # a reference that cannot be had is no verdict on us
+            truth = None
+            checks.add(label, "gradients", None, f"{type(error).__name__}: {error}")
+        if truth is not None:
+            truth = trained(truth, table["parameters"])
+            match = matching.match(table["parameters"], truth, None)
+            try:
+                ours, theirs = match.gradients(found, truth.full)
+                verdict = tolerance.compare(ours, theirs, tolerance.largest(theirs))
+                missing = f"; missing {match.missing}" if match.missing else ""
+                checks.add(label, "gradients", verdict.agrees and not missing, f"{len(ours)}: {verdict}{missing}")
+            except ValueError as error:
+                checks.add(label, "gradients", False, error)
+    try:
+        compiler.verify(files["none"], files["full"], at)
+        checks.add(label, "verify", True, f"bit-equal, {count} dropouts")
+    except Refused as error:
+        checks.add(label, "verify", False, error)
+    if not with_ort or half:
+        return
+    try:
+        theirs = run_ort(files["none"], inputs)
+    except Exception as error:
+        checks.add(label, "ort", False, f"{type(error).__name__}: {str(error)[:200]}")
+        return
+    grads = {n: v for n, v in theirs.items() if n.endswith(".grad")}
+    rest = {n: v for n, v in theirs.items() if n not in grads}
+    verdicts = [tolerance.compare(found, rest), tolerance.compare(found, grads, tolerance.largest(grads))]
+    checks.add(label, "ort", all(v.agrees for v in verdicts), max(verdicts, key=lambda v: v.ratio))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ckpt-opt", type=Path, required=True, help="the binary, with the runtime")
+    parser.add_argument("--corpus", type=Path, required=True, help="folder of cases")
+    parser.add_argument("--case", default="", help="comma-separated case names")
+    parser.add_argument("--file", default="program.pt2", help="comma-separated model file names")
+    parser.add_argument("--cache", type=Path, default=Path(".cache"), help="for gradients computed with PyTorch")
+    parser.add_argument("--no-ort", action="store_true")
+    args = parser.parse_args()
+    listed = [[name for name in text.split(",") if name] for text in (args.case, args.file)]
+    generator = load_generator(args.corpus)
+    compiler, checks = Compiler(args.ckpt_opt.resolve()), Checks()
+    with tempfile.TemporaryDirectory() as scratch:
+        for case in find_cases(args.corpus, *listed):
+            try:
+                check_case(checks, compiler, case, generator, args.cache, Path(scratch), not args.no_ort)
+            except Exception as error:  # one case never hides the others
+                checks.add(case.label, "-", False, f"{type(error).__name__}: {error}")
+    print(", ".join(f"{n} {status}" for status, n in checks.counts.items()))
+    return 1 if checks.counts["fail"] or not checks.counts["pass"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
