@@ -78,7 +78,7 @@ mod with_torch {
                 &args.training.source.given()?,
                 &nodes::Request {
                     step: args.training.request(),
-                    inputs: args.tensors.clone(),
+                    inputs: args.training.source.examples.clone(),
                     seed: args.seed,
                     threads: args.measuring.threads,
                     place: args.measuring.device,

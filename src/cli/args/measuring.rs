@@ -67,10 +67,7 @@ pub struct ProfileArgs {
     /// Runs before the first that counts
     #[arg(long, value_name = "N", default_value = "2")]
     pub warm_up: u32,
-    /// Tensors to run on, as for `run` [default: random ones from --seed]
-    #[arg(long = "inputs", value_name = "FILE")]
-    pub tensors: Option<PathBuf>,
-    /// Seed of the inputs that no file gives
+    /// Seed of the inputs that --inputs does not give
     #[arg(long, value_name = "N", default_value = "0")]
     pub seed: u64,
     #[command(flatten)]
