@@ -275,8 +275,12 @@ pub static SOFTPLUS: OpDef = OpDef {
     infer: unary_float,
     fold: no_fold,
     grad: Grad::Rule(|cx| {
-        let slope = emit(cx.b, &SIGMOID, &[cx.x(0)])?;
-        let d = cx.b.mul(cx.dy0(), slope)?;
+        // Rounded once: in a 16-bit type the slope by itself would be.
+        let (x, dy) = (widen(cx.b, cx.x(0))?, widen(cx.b, cx.dy0())?);
+        let slope = emit(cx.b, &SIGMOID, &[x])?;
+        let d = cx.b.mul(dy, slope)?;
+        let dtype = cx.ty(cx.x(0)).dtype;
+        let d = cx.b.cast(d, dtype)?;
         cx.give(0, d);
         Ok(())
     }),

@@ -147,6 +147,11 @@ impl<'g> Reading<'g> {
         if !scale.is_finite() {
             obstacle.get_or_insert("the scale is not a number".into());
         }
+        // The attribute of the op is a float32, which float64 scores need not be content with.
+        let wide = self.graph.ty(scores).dtype == DType::F64;
+        if wide && f64::from(before.softcap as f32) != before.softcap {
+            obstacle.get_or_insert("the soft cap is no number of float32".into());
+        }
         let rank = self.graph.ty(queries).rank();
         let (heads, kv_heads) = self.heads(queries, keys, left, right, &dims);
         Some(Form {

@@ -72,6 +72,13 @@ impl Pattern for Whole {
             }
         }
         let dtype = b.ty(q).dtype;
+        let mut scale = form.scale;
+        if dtype == DType::F64 && f64::from(scale as f32) != scale {
+            // The attribute is a float32: in float64 the queries take the scale, as they did before.
+            let factor = b.scalar(dtype, scale);
+            q = b.mul(q, factor)?;
+            scale = 1.0;
+        }
         let mut ins = vec![Some(q), Some(k), Some(v)];
         if let Some(mask) = joined(b, &form.mask.parts, dtype)? {
             ins.push(Some(mask));
@@ -83,7 +90,7 @@ impl Pattern for Whole {
         let never_blind = form.mask.parts.is_empty() && form.mask.band_shows_all;
         let zeros = never_blind || form.blind == Blind::Zeros;
         let attrs = Attrs::new()
-            .with("scale", form.scale as f32)
+            .with("scale", scale as f32)
             .with("softcap", form.softcap as f32)
             .with("causal", i64::from(right == Some(0)))
             .with("window_left", left.unwrap_or(-1))
