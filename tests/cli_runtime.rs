@@ -70,6 +70,7 @@ fn run_reports_and_writes_what_the_contract_lists() {
             "workspace_bytes",
             "peak_at",
             "step_time_us",
+            "step_cpu_us",
         ],
     );
     let n = |key: &str| report[key].as_f64().unwrap();

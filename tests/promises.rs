@@ -76,6 +76,8 @@ fn check(
         ins: &ins,
         host: &[],
         draws: &Draws::default(),
+        known: &[],
+        slots: &[],
         n_outs: node.outs.len(),
     };
     let kernel = kernels::find(node.op).unwrap();

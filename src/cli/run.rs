@@ -41,6 +41,8 @@ mod with_torch {
         device: String,
         peak_at: Option<String>,
         step_time_us: u64,
+        /// Processor time of all threads, of the median step.
+        step_cpu_us: u64,
         warnings: Vec<String>,
     }
 
@@ -74,13 +76,14 @@ mod with_torch {
             args.device,
             args.rng,
         )?;
-        let mut times = Vec::new();
+        let (mut times, mut cpu_times) = (Vec::new(), Vec::new());
         let mut last = None;
         for _ in 0..args.steps {
             // The outputs of one step are gone before the next, or they would count as its memory.
             drop(last.take());
             let run = session.run(&feed.inputs)?;
             times.push(run.time_us);
+            cpu_times.push(run.cpu_us);
             last = Some(run);
         }
         let Some(run) = last else {
@@ -90,6 +93,7 @@ mod with_torch {
             ));
         };
         times.sort_unstable();
+        cpu_times.sort_unstable();
         if !run.nondeterministic.is_empty() {
             let ops: Vec<&str> = run.nondeterministic.iter().copied().collect();
             warnings.push(format!(
@@ -117,6 +121,7 @@ mod with_torch {
             device: args.device.to_string(),
             peak_at: run.peak_at,
             step_time_us: times[times.len() / 2],
+            step_cpu_us: cpu_times[cpu_times.len() / 2],
             warnings,
         };
         if args.report.format == Format::Json {

@@ -62,6 +62,16 @@ fn is_lookup_failure(text: &str) -> bool {
             .any(|w| text.contains(w))
 }
 
+/// The same for a call through tch.
+pub fn tch_error(error: &tch::TchError) -> Box<Error> {
+    let text = error.to_string();
+    // Of a device's allocator, and of ours.
+    match text.contains("out of memory") || text.contains("cannot allocate") {
+        true => Error::environment("memory", text),
+        false => Error::bug("torch", text),
+    }
+}
+
 /// A weight as a tensor: over the mapped file where its bytes are aligned, else a copy.
 ///
 /// # Errors

@@ -5,7 +5,7 @@
 //! reports are its blocks; library workspaces (cuBLAS) come from it too and stay, so that they are in `live_bytes`
 //! before the first step that is measured.
 
-use super::convert::torch_error;
+use super::convert::{tch_error, torch_error};
 use crate::place::Place;
 use ckpt_passes::{Error, Result};
 use ckpt_torch::{cuda, memory};
@@ -92,13 +92,7 @@ pub fn moved(tensor: Tensor, to: Place) -> Result<Tensor> {
     if tensor.device() == device {
         return Ok(tensor);
     }
-    tensor.f_to_device(device).map_err(|e| {
-        let text = e.to_string();
-        match text.contains("out of memory") {
-            true => Error::environment("memory", text),
-            false => Error::bug("torch", text),
-        }
-    })
+    tensor.f_to_device(device).map_err(|e| tch_error(&e))
 }
 
 /// Bytes at a place, as its allocator counts them.

@@ -1,8 +1,9 @@
 //! Runs a graph in its order and frees each tensor right after its last use.
 //!
-//! A [`Program`] is made once: kernels looked up, weights wrapped, the drop table computed. A run needs nothing but the
-//! inputs. Views hold their storage, so dropping every value at its own last use frees a storage exactly where
-//! `analysis::memory` says it dies. Everything runs without autograd.
+//! A [`Program`] is made once: kernels looked up, weights wrapped, the drop table computed. At the first run with inputs
+//! of new sizes it is compiled for them ([`Schedule`]); a run then needs nothing but the inputs. Views hold their storage,
+//! so dropping every value at its own last use frees a storage exactly where `analysis::memory` says it dies. Everything
+//! runs without autograd.
 //!
 //! On a device every value lies there, weights and inputs included. Small integer values that are known on the CPU (axes,
 //! shapes, arithmetic on shapes) are kept and worked out there as well, so that no kernel waits for the device to read
@@ -12,29 +13,33 @@ use super::convert;
 use super::device;
 use super::draws::Draws;
 use super::kernels::{self, KernelCx};
+use super::schedule::{Form, Key, Schedule};
 use crate::place::Place;
 use crate::rng::Rng;
 use ckpt_passes::analysis::device::round_up;
-use ckpt_passes::ir::{DType, Def, Graph, Node, Side, Ty, ValueId};
+use ckpt_passes::ir::{DType, Def, Graph, Id, Node, NodeId, Side, Ty, ValueId};
 use ckpt_passes::{Error, Result};
 use ckpt_torch::cuda;
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 use std::time::Instant;
 use tch::{Device, Tensor};
 
 /// A graph made ready to run.
-pub struct Program {
+pub struct Program<'g> {
+    graph: &'g Graph,
     place: Place,
     rng: Rng,
-    steps: Vec<Step>,
-    /// One slot a value: what is resident throughout (weights).
-    resident: Vec<Option<Tensor>>,
-    /// On the CPU: small integer constants, where the program runs elsewhere.
-    host: Vec<Option<Tensor>>,
+    steps: Vec<Step<'g>>,
     inputs: Vec<Input>,
     outputs: Vec<(String, usize)>,
     /// Bytes of weights and constants.
     weight_bytes: u64,
+    /// Slots of inputs and results: empty between runs.
+    passing: Vec<usize>,
+    values: RefCell<Values>,
+    schedule: RefCell<Option<Rc<Schedule>>>,
 }
 
 /// Integer values of more elements than this are not kept on the CPU beside a device.
@@ -45,7 +50,7 @@ fn is_small(tensor: &Tensor) -> bool {
     is_integral && tensor.numel() <= MAX_HOST_ELEMENTS
 }
 
-/// What is alive during a run, by slot.
+/// What is alive, by slot: weights always, the rest during a run.
 struct Values {
     place: Place,
     tensors: Vec<Option<Tensor>>,
@@ -54,10 +59,9 @@ struct Values {
     draws: Draws,
 }
 
-struct Step {
-    node: Node,
-    /// For messages.
-    place: String,
+struct Step<'g> {
+    id: NodeId,
+    node: &'g Node,
     kernel: kernels::Kernel,
     ins: Vec<Option<usize>>,
     outs: Vec<usize>,
@@ -84,16 +88,33 @@ pub struct Run {
     /// The step at which the peak was first reached.
     pub peak_at: Option<String>,
     pub time_us: u64,
+    /// Processor time of all threads during the run.
+    pub cpu_us: u64,
     /// Ops that ran without a deterministic kernel, because the device has none for them.
     pub nondeterministic: BTreeSet<&'static str>,
 }
 
-impl Program {
+/// Processor time that this process has taken.
+fn cpu_us() -> u64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: one place to write to. The clock is there on every system that libtorch runs on.
+    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
+    time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1_000
+}
+
+fn slot(id: ValueId) -> usize {
+    Id::index(id)
+}
+
+impl<'g> Program<'g> {
     /// Chooses a kernel for every node and wraps the weights, for the CPU.
     ///
     /// # Errors
     /// An op without a kernel, an element type libtorch lacks, a weight whose file is absent.
-    pub fn new(graph: &Graph) -> Result<Program> {
+    pub fn new(graph: &'g Graph) -> Result<Program<'g>> {
         Program::at(graph, Place::Cpu)
     }
 
@@ -101,27 +122,27 @@ impl Program {
     ///
     /// # Errors
     /// As [`Program::new`]; a device that is not there or too small for the weights.
-    pub fn at(graph: &Graph, place: Place) -> Result<Program> {
+    pub fn at(graph: &'g Graph, place: Place) -> Result<Program<'g>> {
         device::open(place)?;
-        let slot = |id: ValueId| ckpt_passes::ir::Id::index(id);
-        let mut resident: Vec<Option<Tensor>> = (0..graph.value_bound()).map(|_| None).collect();
-        let mut host: Vec<Option<Tensor>> = (0..graph.value_bound()).map(|_| None).collect();
+        let nothing = || (0..graph.value_bound()).map(|_| None).collect();
+        let mut values = Values {
+            place,
+            tensors: nothing(),
+            host: nothing(),
+            draws: Draws::default(),
+        };
         let mut weight_bytes = 0;
         for (id, value) in graph.inits() {
             if let Def::Init(constant) = &value.def
                 && (!value.uses().is_empty() || graph.is_output(id))
             {
-                let tensor = convert::tensor(&value.name, constant)?;
-                if place != Place::Cpu && is_small(&tensor) {
-                    host[slot(id)] = Some(tensor.shallow_clone());
-                }
-                resident[slot(id)] = Some(device::moved(tensor, place)?);
+                values.set(slot(id), convert::tensor(&value.name, constant)?)?;
                 weight_bytes += round_up(constant.size_bytes(), place.granularity_bytes());
             }
         }
         let drops = drop_table(graph);
         let mut steps = Vec::with_capacity(graph.order().len());
-        for (at, id) in graph.order().iter().enumerate() {
+        for (id, drops) in graph.order().iter().zip(drops) {
             let node = graph.node(*id);
             let Some(kernel) = kernels::find(node.op) else {
                 return Err(Error::model(
@@ -131,12 +152,12 @@ impl Program {
                 .at(graph.describe(*id)));
             };
             steps.push(Step {
-                node: node.clone(),
-                place: graph.describe(*id),
+                id: *id,
+                node,
                 kernel,
                 ins: node.ins.iter().map(|v| v.map(slot)).collect(),
                 outs: node.outs.iter().map(|v| slot(*v)).collect(),
-                drops: drops[at].iter().map(|v| slot(*v)).collect(),
+                drops: drops.into_iter().map(slot).collect(),
             });
         }
         let inputs = graph.inputs().iter().map(|id| {
@@ -151,15 +172,21 @@ impl Program {
             .outputs()
             .iter()
             .map(|id| (graph.value(*id).name.clone(), slot(*id)));
+        let passing = graph
+            .values()
+            .filter(|(_, value)| !matches!(value.def, Def::Init(_)))
+            .map(|(id, _)| slot(id));
         Ok(Program {
+            graph,
             place,
             rng: Rng::default(),
             steps,
-            resident,
-            host,
             inputs: inputs.collect(),
             outputs: outputs.collect(),
             weight_bytes,
+            passing: passing.collect(),
+            values: RefCell::new(values),
+            schedule: RefCell::new(None),
         })
     }
 
@@ -172,8 +199,8 @@ impl Program {
     ///
     /// # Errors
     /// The shape or element type differs from the model's.
-    pub fn override_weight(&mut self, graph: &Graph, id: ValueId, tensor: Tensor) -> Result<()> {
-        let value = graph.value(id);
+    pub fn override_weight(&mut self, id: ValueId, tensor: Tensor) -> Result<()> {
+        let value = self.graph.value(id);
         let ty = value.ty();
         let found = (convert::dtype(tensor.kind()), tensor.size());
         if found.0 != Some(ty.dtype) || Some(found.1.clone()) != ty.static_dims() {
@@ -183,12 +210,7 @@ impl Program {
                     .found(format!("{:?}{:?}", tensor.kind(), tensor.size())),
             );
         }
-        let slot = ckpt_passes::ir::Id::index(id);
-        if let Some(copy) = &mut self.host[slot] {
-            *copy = device::moved(tensor.shallow_clone(), Place::Cpu)?;
-        }
-        self.resident[slot] = Some(device::moved(tensor, self.place)?);
-        Ok(())
+        self.values.get_mut().set(slot(id), tensor)
     }
 
     /// The sizes that the named dimensions of the inputs have in `inputs`.
@@ -249,7 +271,26 @@ impl Program {
         Ok(())
     }
 
-    /// Runs the graph once.
+    /// The program compiled for inputs of these sizes; kept until inputs of other sizes come.
+    ///
+    /// # Errors
+    /// As [`Program::bind`]; a size that has no number.
+    pub fn schedule(&self, inputs: &BTreeMap<String, Tensor>) -> Result<Rc<Schedule>> {
+        let dims = self.bind(inputs)?.into_iter().collect();
+        let row_major = self.inputs.iter().all(|i| inputs[&i.name].is_contiguous());
+        let key = Key { dims, row_major };
+        let mut kept = self.schedule.borrow_mut();
+        if let Some(schedule) = &*kept
+            && schedule.is_for(&key)
+        {
+            return Ok(schedule.clone());
+        }
+        let schedule = Rc::new(Schedule::new(self.graph, self.place, key)?);
+        *kept = Some(schedule.clone());
+        Ok(schedule)
+    }
+
+    /// Runs the graph once; node by node as they stand where a size is not known before it has run.
     ///
     /// # Errors
     /// As [`Program::bind`], or a kernel that fails; the error names the node.
@@ -285,33 +326,45 @@ impl Program {
         watch: &mut dyn FnMut(usize) -> Result<()>,
     ) -> Result<Run> {
         self.bind(inputs)?;
+        let schedule = self.schedule(inputs).ok();
+        let mut values = self.values.borrow_mut();
+        let done = self.run_as(schedule.as_deref(), inputs, &mut values, watch);
+        for slot in &self.passing {
+            values.tensors[*slot] = None;
+            values.host[*slot] = None;
+        }
+        done
+    }
+
+    fn run_as(
+        &self,
+        schedule: Option<&Schedule>,
+        inputs: &BTreeMap<String, Tensor>,
+        values: &mut Values,
+        watch: &mut dyn FnMut(usize) -> Result<()>,
+    ) -> Result<Run> {
         let _no_grad = tch::no_grad_guard();
-        let shares = |list: &[Option<Tensor>]| {
-            let share = |t: &Option<Tensor>| t.as_ref().map(Tensor::shallow_clone);
-            list.iter().map(share).collect::<Vec<_>>()
-        };
-        let mut values = Values {
-            place: self.place,
-            tensors: shares(&self.resident),
-            host: shares(&self.host),
-            draws: Draws::new(self.rng),
-        };
+        values.draws = Draws::new(self.rng);
         let mut static_bytes = self.weight_bytes;
         for input in &self.inputs {
             let tensor = &inputs[&input.name];
             let bytes = tensor.numel() as u64 * input.ty.dtype.size_bytes();
             static_bytes += round_up(bytes, self.place.granularity_bytes());
-            values.tensors[input.slot] = Some(device::moved(tensor.shallow_clone(), self.place)?);
+            let there = device::moved(tensor.shallow_clone(), self.place)?;
+            values.tensors[input.slot] = Some(there);
         }
         device::synchronize(self.place)?;
         device::reset_peak(self.place)?;
         let base = device::bytes(self.place)?;
         let mut peak = (base.live, None);
         let mut nondeterministic = BTreeSet::new();
-        let start = Instant::now();
+        let (start, start_cpu_us) = (Instant::now(), cpu_us());
         watch(0)?;
         for (at, step) in self.steps.iter().enumerate() {
-            execute(step, &mut values, &mut nondeterministic)?;
+            let form = schedule.map_or(&Form::Kernel, |s| &s.forms[at]);
+            let known = schedule.map_or(&[][..], |s| &s.known);
+            step.run(form, known, values, &mut nondeterministic)
+                .map_err(|e| e.at(self.graph.describe(step.id)))?;
             let reached = device::bytes(self.place)?.peak;
             if reached > peak.0 {
                 peak = (reached, Some(at));
@@ -324,6 +377,7 @@ impl Program {
         }
         device::synchronize(self.place)?;
         let time_us = start.elapsed().as_micros() as u64;
+        let cpu_us = cpu_us() - start_cpu_us;
         let requested_bytes = device::bytes(self.place)?.requested_peak - base.requested_live;
         let mut outputs = Vec::with_capacity(self.outputs.len());
         for (name, slot) in &self.outputs {
@@ -339,6 +393,7 @@ impl Program {
             requested_peak_bytes: static_bytes + requested_bytes,
             peak_at: peak.1.map(|at| self.steps[at].node.name.clone()),
             time_us,
+            cpu_us,
             nondeterministic,
         })
     }
@@ -354,64 +409,131 @@ impl Program {
     }
 }
 
-/// Runs one step. A kernel that has no deterministic form runs all the same, and its op is noted.
-fn execute(
-    step: &Step,
-    values: &mut Values,
-    nondeterministic: &mut BTreeSet<&'static str>,
-) -> Result<()> {
-    match step.execute(values) {
-        Err(e) if e.code() == convert::NONDETERMINISTIC => {
-            nondeterministic.insert(step.node.op.name);
-            cuda::refuse_nondeterministic(false);
-            let done = step.execute(values);
-            cuda::refuse_nondeterministic(true);
-            done
+impl Values {
+    /// Puts a tensor where it belongs, with a copy on the CPU if it came from there and is small and integral.
+    fn set(&mut self, slot: usize, tensor: Tensor) -> Result<()> {
+        if self.place == Place::Cpu {
+            self.tensors[slot] = Some(tensor);
+            return Ok(());
         }
-        done => done,
+        if tensor.device() == Device::Cpu && is_small(&tensor) {
+            self.host[slot] = Some(tensor.shallow_clone());
+        }
+        self.tensors[slot] = Some(device::moved(tensor, self.place)?);
+        Ok(())
     }
 }
 
-impl Step {
-    fn execute(&self, values: &mut Values) -> Result<()> {
-        let operands = |from: &[Option<Tensor>]| -> Vec<Option<Tensor>> {
-            let share = |s: usize| from[s].as_ref().map(Tensor::shallow_clone);
-            self.ins.iter().map(|slot| slot.and_then(share)).collect()
-        };
-        let (mut ins, mut host) = (operands(&values.tensors), Vec::new());
+/// Operands of a node, by slot; few of them on the stack.
+enum Operands<'a> {
+    Few([Option<&'a Tensor>; Operands::FEW], usize),
+    Many(Vec<Option<&'a Tensor>>),
+}
+
+impl<'a> Operands<'a> {
+    const FEW: usize = 8;
+
+    fn new(slots: &[Option<usize>], from: &'a [Option<Tensor>]) -> Operands<'a> {
+        let find = |slot: &Option<usize>| slot.and_then(|s| from[s].as_ref());
+        if slots.len() > Operands::FEW {
+            return Operands::Many(slots.iter().map(find).collect());
+        }
+        let mut few = [None; Operands::FEW];
+        for (to, slot) in few.iter_mut().zip(slots) {
+            *to = find(slot);
+        }
+        Operands::Few(few, slots.len())
+    }
+
+    fn list(&self) -> &[Option<&'a Tensor>] {
+        match self {
+            Operands::Few(few, n) => &few[..*n],
+            Operands::Many(many) => many,
+        }
+    }
+}
+
+impl Step<'_> {
+    /// A kernel that has no deterministic form runs all the same, and its op is noted.
+    fn run(
+        &self,
+        form: &Form,
+        known: &[Option<Box<[i64]>>],
+        values: &mut Values,
+        nondeterministic: &mut BTreeSet<&'static str>,
+    ) -> Result<()> {
+        match form {
+            Form::View {
+                of,
+                dims,
+                strides,
+                to,
+            } => {
+                let base = values.tensors[*of].as_ref().ok_or_else(|| self.gone())?;
+                let view = ckpt_torch::view(base, dims, strides).map_err(convert::torch_error)?;
+                values.tensors[*to] = Some(view);
+                // What is small and integral is needed on the CPU too.
+                if let Some(base) = &values.host[*of] {
+                    let view =
+                        ckpt_torch::view(base, dims, strides).map_err(convert::torch_error)?;
+                    values.host[*to] = Some(view);
+                }
+                Ok(())
+            }
+            Form::Constant { contents, to } => values.set(*to, contents.tensor()?),
+            Form::Kernel => match self.execute(known, values) {
+                Err(e) if e.code() == convert::NONDETERMINISTIC => {
+                    nondeterministic.insert(self.node.op.name);
+                    cuda::refuse_nondeterministic(false);
+                    let done = self.execute(known, values);
+                    cuda::refuse_nondeterministic(true);
+                    done
+                }
+                done => done,
+            },
+        }
+    }
+
+    fn gone(&self) -> Box<Error> {
+        let name = self.node.op.name;
+        Error::bug("run", format!("an operand of {name} is gone"))
+    }
+
+    fn execute(&self, known: &[Option<Box<[i64]>>], values: &mut Values) -> Result<()> {
+        let mut ins = Operands::new(&self.ins, &values.tensors);
+        let mut host = Operands::new(&[], &values.host);
         if values.place != Place::Cpu {
-            host = operands(&values.host);
-            let known = |(there, here): (&Option<Tensor>, &Option<Tensor>)| {
+            host = Operands::new(&self.ins, &values.host);
+            let is_known = |(there, here): (&Option<&Tensor>, &Option<&Tensor>)| {
                 there.is_none() || here.is_some()
             };
             // What follows from numbers that are known here is worked out here.
-            if ins.iter().any(Option::is_some) && ins.iter().zip(&host).all(known) {
-                ins = std::mem::take(&mut host);
+            if ins.list().iter().any(Option::is_some)
+                && ins.list().iter().zip(host.list()).all(is_known)
+            {
+                ins = host;
+                host = Operands::new(&[], &values.host);
             }
         }
-        let ins: Vec<Option<&Tensor>> = ins.iter().map(Option::as_ref).collect();
-        let host: Vec<Option<&Tensor>> = host.iter().map(Option::as_ref).collect();
         let cx = KernelCx {
             op: self.node.op,
             attrs: &self.node.attrs,
-            ins: &ins,
-            host: &host,
+            ins: ins.list(),
+            host: host.list(),
+            known,
             draws: &values.draws,
+            slots: &self.ins,
             n_outs: self.outs.len(),
         };
-        let results = (self.kernel)(&cx).map_err(|e| e.at(self.place.clone()))?;
+        let results = (self.kernel)(&cx)?;
         if results.len() != self.outs.len() {
             return Err(Error::bug(
                 "kernel",
                 format!("{} gave {} results", self.node.op.name, results.len()),
-            )
-            .at(self.place.clone()));
+            ));
         }
         for (slot, tensor) in self.outs.iter().zip(results) {
-            if values.place != Place::Cpu && tensor.device() == Device::Cpu && is_small(&tensor) {
-                values.host[*slot] = Some(tensor.shallow_clone());
-            }
-            values.tensors[*slot] = Some(device::moved(tensor, values.place)?);
+            values.set(*slot, tensor)?;
         }
         Ok(())
     }

@@ -5,7 +5,6 @@ use super::device;
 use super::executor::Program;
 use crate::place::Place;
 use crate::rng::Rng;
-use ckpt_passes::analysis::{Binding, MemoryProfile, Sizes};
 use ckpt_passes::ir::{Graph, Tensor};
 use ckpt_passes::{Error, Result};
 use ckpt_torch::bytes;
@@ -19,8 +18,7 @@ pub fn threads() -> usize {
 
 /// A graph with its weights in place.
 pub struct Session<'g> {
-    graph: &'g Graph,
-    program: Program,
+    program: Program<'g>,
     /// Bytes of library workspaces that the device's allocator gave out; known once a first step has run.
     workspace_bytes: Cell<Option<u64>>,
 }
@@ -41,6 +39,8 @@ pub struct Measured {
     /// The node at which the peak was first reached.
     pub peak_at: Option<String>,
     pub time_us: u64,
+    /// Processor time of all threads.
+    pub cpu_us: u64,
 }
 
 impl<'g> Session<'g> {
@@ -64,11 +64,10 @@ impl<'g> Session<'g> {
         program.draw_by(rng);
         for (id, value) in graph.inits() {
             if let Some(tensor) = weights.get(&value.name) {
-                program.override_weight(graph, id, convert::tensor(&value.name, tensor)?)?;
+                program.override_weight(id, convert::tensor(&value.name, tensor)?)?;
             }
         }
         Ok(Session {
-            graph,
             program,
             workspace_bytes: Cell::new(None),
         })
@@ -112,11 +111,8 @@ impl<'g> Session<'g> {
     /// See [`Program::run`].
     pub fn run(&self, inputs: &BTreeMap<String, Tensor>) -> Result<Measured> {
         let given = self.given(inputs)?;
-        let dims: Vec<(String, i64)> = self.program.bind(&given)?.into_iter().collect();
-        let binding = Binding::new(self.graph, &dims)?;
         let place = self.program.place();
-        let sizes = Sizes::new(self.graph, &binding)?;
-        let predicted = MemoryProfile::rounded(self.graph, &sizes, place.granularity_bytes())?;
+        let schedule = self.program.schedule(&given)?;
         if place != Place::Cpu && self.workspace_bytes.get().is_none() {
             let before = device::bytes(place)?.live;
             drop(self.program.run(&given)?);
@@ -139,7 +135,7 @@ impl<'g> Session<'g> {
         }
         Ok(Measured {
             outputs,
-            predicted_peak_bytes: predicted.peak_bytes,
+            predicted_peak_bytes: schedule.memory.peak_bytes,
             peak_bytes: run.peak_bytes,
             requested_peak_bytes: run.requested_peak_bytes,
             workspace_bytes: self.workspace_bytes.get(),
@@ -147,6 +143,7 @@ impl<'g> Session<'g> {
             static_bytes: run.static_bytes,
             peak_at: run.peak_at,
             time_us: run.time_us,
+            cpu_us: run.cpu_us,
         })
     }
 }

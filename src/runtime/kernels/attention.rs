@@ -24,9 +24,9 @@ fn attention(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let mut dims = q.size();
     let rows = dims[..dims.len() - 1].to_vec();
     dims[rows.len()] = plan.value_size;
-    let y = empty(&dims, q.kind(), q.device());
+    let y = empty(&dims, q.kind(), q.device())?;
     let lse = (cx.n_outs > 1)
-        .then(|| convert::kind(plan.dtype).map(|kind| empty(&rows, kind, v.device())))
+        .then(|| empty(&rows, convert::kind(plan.dtype)?, v.device()))
         .transpose()?;
     if plan.is_empty() {
         zero(&y)?;
@@ -94,7 +94,7 @@ fn attention_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let mut outs = Vec::new();
     for want in wants {
         let x = cx.x(*want as usize + 1)?;
-        outs.push(empty(&x.size(), x.kind(), x.device()));
+        outs.push(empty(&x.size(), x.kind(), x.device())?);
     }
     if plan.is_empty() {
         outs.iter().try_for_each(zero)?;

@@ -12,7 +12,7 @@ pub const KERNELS: &[(&OpDef, Kernel)] = &[(&CAST, cast)];
 
 fn cast(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let x = cx.x(0)?;
-    let out = empty(&x.size(), kind(cx.attrs.dtype("to"))?, x.device());
+    let out = empty(&x.size(), kind(cx.attrs.dtype("to"))?, x.device())?;
     write(
         "aten::copy_",
         "",

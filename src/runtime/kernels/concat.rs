@@ -21,7 +21,7 @@ fn concat(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let axis = axes_of(&[cx.attrs.int("axis")], first.dim())[0];
     let mut size = first.size();
     size[axis] = parts.iter().map(|p| p.size()[axis]).sum();
-    let out = empty(&size, first.kind(), first.device());
+    let out = empty(&size, first.kind(), first.device())?;
     let mut at = 0;
     for part in parts {
         let length = part.size()[axis];
@@ -108,7 +108,7 @@ fn pad(cx: &KernelCx) -> Result<Vec<Tensor>> {
         kept = narrow(&kept, *axis, start.min(size[*axis]), length)?;
         place_at[*axis] = before.max(0);
     }
-    let out = empty(&out_size, x.kind(), x.device());
+    let out = empty(&out_size, x.kind(), x.device())?;
     match cx.opt(2) {
         Some(value) => write(
             "aten::fill_",
@@ -136,7 +136,7 @@ fn tile(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let x = cx.x(0)?;
     let repeats = cx.ints(1)?;
     let dims: Vec<i64> = x.size().iter().zip(&repeats).map(|(d, r)| d * r).collect();
-    let out = empty(&dims, x.kind(), x.device());
+    let out = empty(&dims, x.kind(), x.device())?;
     // Every axis as (repeats, size): one copy of a broadcast view.
     let mut tiles = Vec::new();
     for (size, times) in x.size().iter().zip(&repeats) {

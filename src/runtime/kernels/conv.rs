@@ -63,14 +63,18 @@ impl<'a> Work<'a> {
         let dtype = convert::dtype(like.kind())
             .ok_or_else(|| Error::bug("kernel", format!("a tensor of {:?}", like.kind())))?;
         let kind = convert::kind(compute_type(dtype))?;
-        let buffer = |n: i64| (n > 0).then(|| empty(&[n], kind, like.device()));
+        let buffer = |n: i64| {
+            (n > 0)
+                .then(|| empty(&[n], kind, like.device()))
+                .transpose()
+        };
         Ok(Work {
             plan,
-            weights: buffer(buffers.weights),
-            image: buffer(buffers.image),
-            windows: buffer(buffers.windows),
-            filtered: buffer(buffers.filtered),
-            sum: buffer(buffers.sum),
+            weights: buffer(buffers.weights)?,
+            image: buffer(buffers.image)?,
+            windows: buffer(buffers.windows)?,
+            filtered: buffer(buffers.filtered)?,
+            sum: buffer(buffers.sum)?,
         })
     }
 
@@ -220,7 +224,7 @@ fn conv(cx: &KernelCx) -> Result<Vec<Tensor>> {
     check_channels(cx, x.size()[1], w.size()[1] * plan.groups)?;
     let mut size = vec![plan.samples, plan.groups * plan.filters];
     size.extend(&plan.places);
-    let out = empty(&size, x.kind(), x.device());
+    let out = empty(&size, x.kind(), x.device())?;
     if plan.is_empty() {
         filled(&out, bias)?;
         return Ok(vec![out]);
@@ -302,7 +306,7 @@ fn spread(
     bias: Option<&Tensor>,
     size: &[i64],
 ) -> Result<Vec<Tensor>> {
-    let out = empty(size, y.kind(), y.device());
+    let out = empty(size, y.kind(), y.device())?;
     let plan = ConvPlan::new(cx.attrs, &sized(&out)?, &w.size(), Some(&y.size()[2..]));
     check_places(cx, &plan)?;
     check_channels(cx, y.size()[1], w.size()[0])?;
@@ -397,7 +401,7 @@ fn weight_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     check_places(cx, &plan)?;
     check_channels(cx, x.size()[1], size[1] * plan.groups)?;
     check_channels(cx, dy.size()[1], size[0])?;
-    let out = empty(&size, x.kind(), x.device());
+    let out = empty(&size, x.kind(), x.device())?;
     if plan.is_empty() {
         zero(&out)?;
         return Ok(vec![out]);

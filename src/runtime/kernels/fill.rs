@@ -26,7 +26,7 @@ fn trilu(cx: &KernelCx) -> Result<Vec<Tensor>> {
     } else {
         "aten::tril"
     };
-    let out = empty(&x.size(), x.kind(), x.device());
+    let out = empty(&x.size(), x.kind(), x.device())?;
     // libtorch copies an operand that is not row-major; in place it does not.
     let source = if x.is_contiguous() {
         x
@@ -46,11 +46,11 @@ fn constant_of_shape(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let size = cx.ints(0)?;
     let device = cx.x(0)?.device();
     let Some(value) = cx.attrs.opt_tensor("value") else {
-        let out = empty(&size, Kind::Float, device);
+        let out = empty(&size, Kind::Float, device)?;
         write("aten::zero_", "", &[Arg::Tensor(&out)])?;
         return Ok(vec![out]);
     };
-    let out = empty(&size, convert::kind(value.dtype)?, device);
+    let out = empty(&size, convert::kind(value.dtype)?, device)?;
     let value = lent_scalar(value)?;
     write(
         "aten::fill_",
@@ -85,7 +85,7 @@ fn range(cx: &KernelCx) -> Result<Vec<Tensor>> {
             .max(0.0) as i64
     };
     // number = start + i·delta, in the type of the operands.
-    let out = empty(&[count], kind, start.device());
+    let out = empty(&[count], kind, start.device())?;
     write("aten::arange", "out", &[Arg::Int(count), Arg::Tensor(&out)])?;
     write(
         "aten::mul_",

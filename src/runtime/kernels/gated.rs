@@ -17,7 +17,7 @@ pub const KERNELS: &[(&OpDef, Kernel)] = &[
 
 fn silu_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (x, dy) = (cx.x(0)?, cx.x(1)?);
-    let out = empty(&x.size(), x.kind(), x.device());
+    let out = empty(&x.size(), x.kind(), x.device())?;
     write(
         "aten::silu_backward",
         "grad_input",
@@ -28,7 +28,7 @@ fn silu_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
 
 /// silu(gate) in a new result, then times `by`.
 fn gated(gate: &Tensor, by: &Tensor) -> Result<Tensor> {
-    let out = empty(&gate.size(), gate.kind(), gate.device());
+    let out = empty(&gate.size(), gate.kind(), gate.device())?;
     write("aten::silu", "out", &[Arg::Tensor(gate), Arg::Tensor(&out)])?;
     write(
         "aten::mul_",
@@ -44,7 +44,7 @@ fn swiglu(cx: &KernelCx) -> Result<Vec<Tensor>> {
 
 fn swiglu_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (gate, up, dy) = (cx.x(0)?, cx.x(1)?, cx.x(2)?);
-    let dgate = empty(&gate.size(), gate.kind(), gate.device());
+    let dgate = empty(&gate.size(), gate.kind(), gate.device())?;
     write(
         "aten::mul",
         "out",

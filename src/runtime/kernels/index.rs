@@ -20,7 +20,7 @@ pub const KERNELS: &[(&OpDef, Kernel)] = &[
 /// Indices into an axis of size `n`, all in `0..n`, as int64. Always a new row-major tensor, so that what a kernel takes
 /// does not depend on the data.
 pub fn wrapped(cx: &KernelCx, indices: &Tensor, n: i64) -> Result<Tensor> {
-    let at = empty(&indices.size(), Kind::Int64, indices.device());
+    let at = empty(&indices.size(), Kind::Int64, indices.device())?;
     copy_into(&at, indices)?;
     let found = Vec::<i64>::try_from(at.view([-1]))
         .map_err(|e| Error::bug("kernel", format!("{}: indices: {e}", cx.op.name)))?;
@@ -61,7 +61,7 @@ fn gather(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let mut dims = size[..axis].to_vec();
     dims.extend(indices.size());
     dims.extend(&size[axis + 1..]);
-    let out = empty(&dims, data.kind(), data.device());
+    let out = empty(&dims, data.kind(), data.device())?;
     let mut lines = size.clone();
     lines[axis] = at.numel() as i64;
     let target = out.view(lines.as_slice());
@@ -89,7 +89,7 @@ fn gather_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (size, indices, dy) = (cx.ints(0)?, cx.x(1)?, cx.x(2)?);
     let axis = axis_of(cx, size.len());
     let at = flat(&wrapped(cx, indices, size[axis])?);
-    let out = empty(&size, dy.kind(), dy.device());
+    let out = empty(&size, dy.kind(), dy.device())?;
     write("aten::zero_", "", &[Arg::Tensor(&out)])?;
     let mut rows = size.clone();
     rows[axis] = at.numel() as i64;
@@ -112,7 +112,7 @@ fn gather_elements(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (data, indices) = (cx.x(0)?, cx.x(1)?);
     let axis = axis_of(cx, data.dim());
     let at = wrapped(cx, indices, data.size()[axis])?;
-    let out = empty(&at.size(), data.kind(), data.device());
+    let out = empty(&at.size(), data.kind(), data.device())?;
     write(
         "aten::gather",
         "out",
@@ -180,7 +180,7 @@ fn gather_nd(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let width: i64 = size[batch_dims + tuple..].iter().product();
     let mut dims = isize[..isize.len() - 1].to_vec();
     dims.extend(&size[batch_dims + tuple..]);
-    let out = empty(&dims, data.kind(), data.device());
+    let out = empty(&dims, data.kind(), data.device())?;
     let table = data.reshape([batches * rows, width]);
     let at = flat(&nd_positions(cx, indices, &size, batch_dims)?);
     for batch in 1..batches {
@@ -211,7 +211,7 @@ fn non_zero(cx: &KernelCx) -> Result<Vec<Tensor>> {
         &[found.size()[1], found.size()[0]],
         Kind::Int64,
         found.device(),
-    );
+    )?;
     write(
         "aten::copy_",
         "",

@@ -25,7 +25,7 @@ pub const KERNELS: &[(&OpDef, Kernel)] = &[
 
 fn compare(cx: &KernelCx, name: &str) -> Result<Vec<Tensor>> {
     let (a, b) = (cx.x(0)?, cx.x(1)?);
-    let out = empty(&broadcast(&[a, b]), Kind::Bool, a.device());
+    let out = empty(&broadcast(&[a, b]), Kind::Bool, a.device())?;
     write(
         name,
         "Tensor_out",
@@ -37,7 +37,7 @@ fn compare(cx: &KernelCx, name: &str) -> Result<Vec<Tensor>> {
 /// NaN is what differs from itself: one comparison, no temporary.
 fn is_nan(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let x = cx.x(0)?;
-    let out = empty(&x.size(), Kind::Bool, x.device());
+    let out = empty(&x.size(), Kind::Bool, x.device())?;
     write(
         "aten::ne",
         "Tensor_out",
@@ -48,7 +48,7 @@ fn is_nan(cx: &KernelCx) -> Result<Vec<Tensor>> {
 
 fn is_inf(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let x = cx.x(0)?;
-    let out = empty(&x.size(), Kind::Bool, x.device());
+    let out = empty(&x.size(), Kind::Bool, x.device())?;
     let (positive, negative) = (
         cx.attrs.int("detect_positive") != 0,
         cx.attrs.int("detect_negative") != 0,
@@ -83,7 +83,7 @@ fn is_either_inf(x: &Tensor, out: &Tensor) -> Result<()> {
             Arg::Tensor(out),
         ],
     )?;
-    let negative = empty(&x.size(), Kind::Bool, x.device());
+    let negative = empty(&x.size(), Kind::Bool, x.device())?;
     write(
         "aten::eq",
         "Tensor_out",
@@ -103,7 +103,7 @@ fn is_either_inf(x: &Tensor, out: &Tensor) -> Result<()> {
 
 fn select(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (condition, a, b) = (cx.x(0)?, cx.x(1)?, cx.x(2)?);
-    let out = empty(&broadcast(&[condition, a, b]), a.kind(), a.device());
+    let out = empty(&broadcast(&[condition, a, b]), a.kind(), a.device())?;
     write(
         "aten::where",
         "self_out",

@@ -41,7 +41,7 @@ fn labels(cx: &KernelCx, slot: usize) -> Result<Tensor> {
     if labels.kind() == Kind::Int64 {
         dense(labels)
     } else {
-        let wide = empty(&labels.size(), Kind::Int64, labels.device());
+        let wide = empty(&labels.size(), Kind::Int64, labels.device())?;
         copy_into(&wide, labels)?;
         Ok(wide)
     }
@@ -89,7 +89,7 @@ fn nll(cx: &KernelCx, log_prob: &Tensor) -> Result<Tensor> {
 
 fn cross_entropy(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let scores = dense(cx.x(0)?)?;
-    let log_prob = empty(&scores.size(), scores.kind(), scores.device());
+    let log_prob = empty(&scores.size(), scores.kind(), scores.device())?;
     let args = [
         Arg::Tensor(&scores),
         Arg::Int(1),
@@ -123,7 +123,7 @@ fn factors(cx: &KernelCx, scores: &Tensor) -> Result<Factors> {
     };
     let classes = scores.size()[1];
     let at = labels.clamp(0, (classes - 1).max(0));
-    let factor = empty(&labels.size(), kind, labels.device());
+    let factor = empty(&labels.size(), kind, labels.device())?;
     match cx.opt(3) {
         None => copy_into(&factor, &scalar(kind, 1.0)?)?,
         Some(weights) => {
@@ -137,7 +137,7 @@ fn factors(cx: &KernelCx, scores: &Tensor) -> Result<Factors> {
         }
     }
     if let Some(index) = cx.attrs.opt_int("ignore_index") {
-        let ignored = empty(&labels.size(), Kind::Bool, labels.device());
+        let ignored = empty(&labels.size(), Kind::Bool, labels.device())?;
         let index = lent_scalar(&Constant::int(index))?;
         let args = [
             Arg::Tensor(&labels),
@@ -175,7 +175,7 @@ fn factors(cx: &KernelCx, scores: &Tensor) -> Result<Factors> {
 /// d scores = (softmax − one-hot)·factor, worked out in the result.
 fn cross_entropy_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let scores = dense(cx.x(1)?)?;
-    let out = empty(&scores.size(), scores.kind(), scores.device());
+    let out = empty(&scores.size(), scores.kind(), scores.device())?;
     let args = [
         Arg::Tensor(&scores),
         Arg::Int(1),
@@ -206,7 +206,7 @@ impl Factors {
 
 fn nll_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let scores = cx.x(1)?;
-    let out = empty(&scores.size(), scores.kind(), scores.device());
+    let out = empty(&scores.size(), scores.kind(), scores.device())?;
     write("aten::zero_", "", &[Arg::Tensor(&out)])?;
     factors(cx, scores)?.take_from(&out)?;
     Ok(vec![out])

@@ -26,7 +26,7 @@ pub fn sized(x: &Tensor) -> Result<Sized> {
 /// The operand as the plan wants it: copied if it says so, then seen through its strides.
 fn prepared(x: &Tensor, plan: &MatrixOperand) -> Result<Tensor> {
     let copy = |dims: &[i64]| -> Result<Tensor> {
-        let out = empty(dims, x.kind(), x.device());
+        let out = empty(dims, x.kind(), x.device())?;
         write(
             "aten::copy_",
             "",
@@ -91,7 +91,7 @@ fn matmul(cx: &KernelCx) -> Result<Vec<Tensor>> {
     if sb.len() > 1 {
         dims.push(sb[sb.len() - 1]);
     }
-    let out = empty(&dims, a.kind(), a.device());
+    let out = empty(&dims, a.kind(), a.device())?;
     if plan.is_empty() {
         write("aten::zero_", "", &[Arg::Tensor(&out)])?;
         return Ok(vec![out]);
@@ -124,7 +124,7 @@ fn gemm(cx: &KernelCx) -> Result<Vec<Tensor>> {
         cx.attrs.int("transA") != 0,
         cx.attrs.int("transB") != 0,
     );
-    let out = empty(&plan.out, a.kind(), a.device());
+    let out = empty(&plan.out, a.kind(), a.device())?;
     let (alpha, beta) = (
         f64::from(cx.attrs.float("alpha")),
         f64::from(cx.attrs.float("beta")),

@@ -3,10 +3,10 @@
 //! A kernel keeps the promise of its row's `memory` rule: results are new and row-major unless the rule says "view",
 //! and beside results it takes no more than `temp_bytes`. An op without a kernel is executed through its body.
 
-use super::convert::torch_error;
+use super::convert::{tch_error, torch_error};
 use super::draws::Draws;
 use ckpt_passes::ir::{Attrs, OpDef};
-use ckpt_passes::{Error, Result};
+use ckpt_passes::{Error, Result, ops};
 use ckpt_torch::{Arg, Op, Ret, TorchError, bytes};
 use std::sync::Arc;
 use tch::{Device, Kind, Tensor};
@@ -86,6 +86,11 @@ pub fn find(op: &OpDef) -> Option<Kernel> {
         .map(|(_, kernel)| *kernel)
 }
 
+/// Whether a result that is a view begins where its operand does, so that its sizes and strides say all of it.
+pub fn begins_with_operand(op: &OpDef) -> bool {
+    op.is_layout() && op != &ops::slice::SLICE && op != &ops::concat::SPLIT
+}
+
 /// What a kernel sees of its node.
 pub struct KernelCx<'a> {
     pub op: &'static OpDef,
@@ -95,6 +100,10 @@ pub struct KernelCx<'a> {
     pub host: &'a [Option<&'a Tensor>],
     /// What random ops draw from.
     pub draws: &'a Draws,
+    /// Contents of small integer values that follow from the sizes of the inputs, row-major, by slot; may be shorter.
+    pub known: &'a [Option<Box<[i64]>>],
+    /// The slot of each operand in `known`; may be shorter.
+    pub slots: &'a [Option<usize>],
     pub n_outs: usize,
 }
 
@@ -115,6 +124,10 @@ impl KernelCx<'_> {
 
     /// The contents of an integer operand, row-major. Waits for the device where it was computed there.
     pub fn ints(&self, i: usize) -> Result<Vec<i64>> {
+        let slot = self.slots.get(i).copied().flatten();
+        if let Some(ints) = slot.and_then(|s| self.known.get(s)?.as_deref()) {
+            return Ok(ints.to_vec());
+        }
         let tensor = match self.host.get(i).copied().flatten() {
             Some(copy) => copy,
             None => self.x(i)?,
@@ -131,7 +144,7 @@ pub fn call(name: &str, overload: &str, args: &[Arg]) -> Result<Tensor> {
 
 /// Calls an ATen operator that writes into one of its arguments; what it returns is that argument.
 pub fn write(name: &str, overload: &str, args: &[Arg]) -> Result<()> {
-    call_n(name, overload, args).map(|_| ())
+    dispatched(name, overload, args, Op::run)
 }
 
 /// Calls an ATen operator that returns several values.
@@ -180,9 +193,15 @@ fn dispatched<T>(
     call(&op, &there).map_err(torch_error)
 }
 
-/// A new row-major tensor on the device of `like`, not filled.
-pub fn empty(dims: &[i64], kind: Kind, device: Device) -> Tensor {
-    Tensor::empty(dims, (kind, device))
+/// A new row-major tensor, not filled.
+///
+/// # Errors
+/// Not enough memory.
+pub fn empty(dims: &[i64], kind: Kind, device: Device) -> Result<Tensor> {
+    match device {
+        Device::Cpu => ckpt_torch::empty(dims, kind).map_err(torch_error),
+        _ => Tensor::f_empty(dims, (kind, device)).map_err(|e| tch_error(&e)),
+    }
 }
 
 /// A number as a tensor of rank 0, in bytes that the allocator does not count: what libtorch makes of a bare number in

@@ -37,7 +37,7 @@ fn widened(x: &Tensor, kind: Kind) -> Result<Tensor> {
     if x.kind() == kind {
         return dense(x);
     }
-    let out = empty(&x.size(), kind, x.device());
+    let out = empty(&x.size(), kind, x.device())?;
     write(
         "aten::copy_",
         "",
@@ -103,7 +103,7 @@ fn layer_norm(cx: &KernelCx) -> Result<Vec<Tensor>> {
 }
 
 fn ones(dims: &[i64], like: &Tensor, kind: Kind) -> Result<Tensor> {
-    let out = empty(dims, kind, like.device());
+    let out = empty(dims, kind, like.device())?;
     copy_into(&out, &scalar(kind, 1.0)?)?;
     Ok(out)
 }
@@ -120,9 +120,9 @@ fn normalised(
     let size = x.size();
     if x.numel() == 0 {
         // libtorch wants a row of at least one element; the statistics of none are not numbers.
-        let stats = empty(&stats_size(&size, axis), kind, x.device());
+        let stats = empty(&stats_size(&size, axis), kind, x.device())?;
         copy_into(&stats, &scalar(kind, f64::NAN)?)?;
-        return Ok((empty(&size, x.kind(), x.device()), stats.copy(), stats));
+        return Ok((empty(&size, x.kind(), x.device())?, stats.copy(), stats));
     }
     let args = [
         Arg::Tensor(x),
@@ -154,8 +154,8 @@ fn layer_norm_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     if size.contains(&0) {
         let zeros = wants.iter().map(|want| {
             let out = match want {
-                0 => empty(&size, target, device),
-                _ => empty(&scale.size(), scale.kind(), device),
+                0 => empty(&size, target, device)?,
+                _ => empty(&scale.size(), scale.kind(), device)?,
             };
             write("aten::zero_", "", &[Arg::Tensor(&out)]).map(|()| out)
         });
@@ -194,7 +194,7 @@ fn layer_norm_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
                 row_sums(&flat(&dy), normal, kind, scale)?
             }
             (1, false) => {
-                let terms = empty(&size, kind, device);
+                let terms = empty(&size, kind, device)?;
                 let args = [
                     Arg::Tensor(&x),
                     Arg::Tensor(&mean),
@@ -213,7 +213,7 @@ fn layer_norm_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
 }
 
 fn product(a: &Tensor, b: &Tensor, kind: Kind) -> Result<Tensor> {
-    let out = empty(&a.size(), kind, a.device());
+    let out = empty(&a.size(), kind, a.device())?;
     mul_to(a, b, &out)?;
     Ok(out)
 }
@@ -262,16 +262,18 @@ fn row_sums(
 ) -> Result<Tensor> {
     let (rows, width, device) = (dy.size()[0], dy.size()[1], dy.device());
     let step = rows_at_once(rows, width);
-    let out = empty(&like.size(), like.kind(), device);
+    let out = empty(&like.size(), like.kind(), device)?;
     let total = match like.kind() == kind {
         true => out.view([width]),
-        false => empty(&[width], kind, device),
+        false => empty(&[width], kind, device)?,
     };
-    let part = (step < rows).then(|| empty(&[width], kind, device));
+    let part = (step < rows)
+        .then(|| empty(&[width], kind, device))
+        .transpose()?;
     let narrow = dy.kind() != kind;
     let block = || empty(&[step, width], kind, device);
-    let terms = (narrow || normal.is_some()).then(block);
-    let wide_dy = (narrow && normal.is_some()).then(block);
+    let terms = (narrow || normal.is_some()).then(block).transpose()?;
+    let wide_dy = (narrow && normal.is_some()).then(block).transpose()?;
     let mut start = 0;
     while start < rows {
         let count = step.min(rows - start);
@@ -332,10 +334,10 @@ fn summed_like(x: &Tensor, like: &Tensor) -> Result<Tensor> {
     let kept: Vec<i64> = (0..full.len())
         .map(|i| if i < lead { 1 } else { size[i - lead] })
         .collect();
-    let out = empty(&size, like.kind(), x.device());
+    let out = empty(&size, like.kind(), x.device())?;
     let total = match like.kind() == x.kind() {
         true => out.alias(),
-        false => empty(&size, x.kind(), x.device()),
+        false => empty(&size, x.kind(), x.device())?,
     };
     let target = total.view(kept.as_slice());
     match axes.is_empty() {
@@ -350,7 +352,7 @@ fn summed_like(x: &Tensor, like: &Tensor) -> Result<Tensor> {
 
 /// The mean over the normalised axes, kept.
 fn row_means(x: &Tensor, axis: usize) -> Result<Tensor> {
-    let out = empty(&stats_size(&x.size(), axis), x.kind(), x.device());
+    let out = empty(&stats_size(&x.size(), axis), x.kind(), x.device())?;
     let axes: Vec<i64> = (axis..x.dim()).map(|a| a as i64).collect();
     sum(x, &axes, true, &out)?;
     let n: i64 = x.size()[axis..].iter().product();
@@ -386,10 +388,10 @@ fn rms_norm(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (x, scale) = (cx.x(0)?, cx.x(1)?);
     let (kind, axis) = (joint(x.kind(), scale.kind()), axis_of(cx.attrs, x.dim()));
     let epsilon = f64::from(cx.attrs.float("epsilon"));
-    let out = empty(&x.size(), scale.kind(), x.device());
+    let out = empty(&x.size(), scale.kind(), x.device())?;
     let buffer = match scale.kind() == kind {
         true => out.alias(),
-        false => empty(&x.size(), kind, x.device()),
+        false => empty(&x.size(), kind, x.device())?,
     };
     if x.kind() == kind {
         let factor = root_factor(x, &buffer, axis, epsilon)?;
@@ -416,12 +418,12 @@ fn rms_norm_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (kind, axis) = (joint(x.kind(), scale.kind()), axis_of(cx.attrs, x.dim()));
     let wants = cx.attrs.ints("wants");
     let new = |kind| empty(&x.size(), kind, x.device());
-    let dx = wants.contains(&0).then(|| new(x.kind()));
+    let dx = wants.contains(&0).then(|| new(x.kind())).transpose()?;
     let work = match &dx {
         Some(dx) if x.kind() == kind => dx.alias(),
-        _ => new(kind),
+        _ => new(kind)?,
     };
-    let normal = new(kind);
+    let normal = new(kind)?;
     copy_into(&normal, x)?;
     let factor = root_factor(&normal, &work, axis, f64::from(cx.attrs.float("epsilon")))?;
     mul_into(&normal, &factor)?;

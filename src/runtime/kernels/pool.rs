@@ -20,7 +20,7 @@ fn max_pool(cx: &KernelCx) -> Result<Vec<Tensor>> {
             *dim = windows.count(*dim);
         }
         let kinds = [x.kind(), Kind::Int64].into_iter().take(cx.n_outs);
-        return Ok(kinds.map(|kind| empty(&dims, kind, x.device())).collect());
+        return kinds.map(|kind| empty(&dims, kind, x.device())).collect();
     }
     let by_column = cx.attrs.int("storage_order") != 0;
     let (mut values, mut places) = (x.alias(), None);
@@ -71,7 +71,7 @@ fn along(
     let padded = if reach == size[axis] && windows.before == 0 && x.is_contiguous() {
         x.alias()
     } else {
-        let padded = empty(&padded_size, x.kind(), x.device());
+        let padded = empty(&padded_size, x.kind(), x.device())?;
         let least = scalar(x.kind(), f64::NEG_INFINITY)?;
         let args = [Arg::Tensor(&padded), Arg::Tensor(&least)];
         write("aten::fill_", "Tensor", &args)?;
@@ -81,8 +81,8 @@ fn along(
     };
     let mut out_size = size.clone();
     out_size[axis] = count;
-    let values = empty(&out_size, x.kind(), x.device());
-    let taps = empty(&out_size, Kind::Int64, x.device());
+    let values = empty(&out_size, x.kind(), x.device())?;
+    let taps = empty(&out_size, Kind::Int64, x.device())?;
     let (mut dims, mut strides) = (out_size.clone(), padded.stride());
     dims.push(windows.kernel);
     strides.push(strides[axis] * windows.dilation);
@@ -114,7 +114,7 @@ fn along(
         scaled(&taps, step)?;
         return Ok((values, Some(taps)));
     };
-    let found = empty(&out_size, Kind::Int64, x.device());
+    let found = empty(&out_size, Kind::Int64, x.device())?;
     let args = [
         Arg::Tensor(&places),
         Arg::Int(axis as i64),

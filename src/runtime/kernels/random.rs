@@ -70,7 +70,7 @@ fn dropout(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let least = threshold(ratio as f32);
     let (wide, scale) = (1.0 / (1.0 - ratio), 1.0 / (1.0 - ratio as f32));
     let kind = x.kind();
-    let out = empty(&x.size(), kind, x.device());
+    let out = empty(&x.size(), kind, x.device())?;
     copy_into(&out, x)?;
     let off = |index: u64| key.draw(index) < least;
     edit(out, |all| match kind {
@@ -116,7 +116,7 @@ fn drawn(
     (dims, kind): (&[i64], Kind),
     draw: impl Fn(&Generator, &Tensor) -> Result<()>,
 ) -> Result<Tensor> {
-    let out = empty(dims, kind, Device::Cpu);
+    let out = empty(dims, kind, Device::Cpu)?;
     let flat = out.view(-1);
     let step = match cx.draws.rng() {
         // PyTorch fills a tensor at once.
@@ -142,7 +142,7 @@ fn torch_dropout(cx: &KernelCx) -> Result<Vec<Tensor>> {
     };
     let (dims, kind) = (x.size(), x.kind());
     if !(ratio > 0.0 && ratio < 1.0) || x.numel() == 0 {
-        let out = empty(&dims, kind, x.device());
+        let out = empty(&dims, kind, x.device())?;
         copy_into(&out, x)?;
         if ratio >= 1.0 {
             multiply(&out, &scalar(Kind::Double, 0.0)?)?;
@@ -193,7 +193,7 @@ fn uniform(cx: &KernelCx) -> Result<Vec<Tensor>> {
         return Ok(vec![drawn.to_device(cx.x(0)?.device())]);
     }
     let key = key(cx, 1)?;
-    let out = empty(&cx.ints(0)?, Kind::Float, cx.x(0)?.device());
+    let out = empty(&cx.ints(0)?, Kind::Float, cx.x(0)?.device())?;
     let step = 1.0 / (1u32 << BITS) as f32;
     edit(out, |all| {
         each(all, |i, _: [u8; 4]| {

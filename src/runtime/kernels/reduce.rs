@@ -26,7 +26,7 @@ pub const KERNELS: &[(&OpDef, Kernel)] = &[
     (&REDUCE_PROD, |cx| reduce(cx, product)),
     (&REDUCE_SUM_SQUARE, |cx| {
         reduce(cx, |x, axes, keep, out| {
-            let square = empty(&x.size(), x.kind(), x.device());
+            let square = empty(&x.size(), x.kind(), x.device())?;
             write(
                 "aten::mul",
                 "out",
@@ -178,7 +178,7 @@ fn reduce(cx: &KernelCx, reduction: Reduction) -> Result<Vec<Tensor>> {
             (false, _) => Some(size[i]),
         })
         .collect();
-    let out = empty(&dims, x.kind(), x.device());
+    let out = empty(&dims, x.kind(), x.device())?;
     let axes: Vec<i64> = axes.into_iter().map(|a| a as i64).collect();
     reduction(x, &axes, keep, &out)?;
     Ok(vec![out])
@@ -186,7 +186,7 @@ fn reduce(cx: &KernelCx, reduction: Reduction) -> Result<Vec<Tensor>> {
 
 /// A reduction over no axis is one over an axis of size 1.
 fn elementwise(_: &KernelCx, x: &Tensor, reduction: Reduction) -> Result<Vec<Tensor>> {
-    let out = empty(&x.size(), x.kind(), x.device());
+    let out = empty(&x.size(), x.kind(), x.device())?;
     reduction(&x.unsqueeze(-1), &[x.dim() as i64], false, &out)?;
     Ok(vec![out])
 }

@@ -15,7 +15,7 @@ pub const KERNELS: &[(&OpDef, Kernel)] = &[(&CUM_SUM, cum_sum)];
 fn cum_sum(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let x = cx.x(0)?;
     let axis = axes_of(&cx.ints(1)?, x.dim())[0] as i64;
-    let out = empty(&x.size(), x.kind(), x.device());
+    let out = empty(&x.size(), x.kind(), x.device())?;
     let (reverse, exclusive) = (cx.attrs.int("reverse") != 0, cx.attrs.int("exclusive") != 0);
     let total = |source: &Tensor, target: &Tensor| {
         write(

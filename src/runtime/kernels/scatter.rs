@@ -15,7 +15,7 @@ pub const KERNELS: &[(&OpDef, Kernel)] = &[
 ];
 
 fn copied(x: &Tensor) -> Result<Tensor> {
-    let out = empty(&x.size(), x.kind(), x.device());
+    let out = empty(&x.size(), x.kind(), x.device())?;
     write(
         "aten::copy_",
         "",
@@ -126,7 +126,7 @@ fn one_hot(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let axis = if axis < 0 { axis + rank } else { axis };
     let mut size = indices.size();
     size.insert(axis as usize, depth);
-    let out = empty(&size, values.kind(), values.device());
+    let out = empty(&size, values.kind(), values.device())?;
     let (off, on) = (values.select(0, 0), values.select(0, 1));
     write(
         "aten::fill_",

@@ -25,7 +25,7 @@ fn arg(cx: &KernelCx, name: &str) -> Result<Vec<Tensor>> {
     } else {
         dims.remove(axis);
     }
-    let out = empty(&dims, Kind::Int64, x.device());
+    let out = empty(&dims, Kind::Int64, x.device())?;
     let last = cx.attrs.int("select_last_index") != 0;
     let axis = axis as i64;
     let operand = match last {
@@ -58,10 +58,10 @@ fn top_k(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let axis = axes_of(&[cx.attrs.int("axis")], dims.len())[0];
     let k = cx.ints(1)?[0];
     dims[axis] = k;
-    let values = empty(&dims, x.kind(), x.device());
-    let indices = empty(&dims, Kind::Int64, x.device());
-    let all = empty(&x.size(), x.kind(), x.device());
-    let places = empty(&x.size(), Kind::Int64, x.device());
+    let values = empty(&dims, x.kind(), x.device())?;
+    let indices = empty(&dims, Kind::Int64, x.device())?;
+    let all = empty(&x.size(), x.kind(), x.device())?;
+    let places = empty(&x.size(), Kind::Int64, x.device())?;
     let args = [
         Arg::Tensor(x),
         Arg::Bool(true),

@@ -113,7 +113,7 @@ fn slice_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
         &axes,
         cx.attrs.ints("steps"),
     )?;
-    let out = empty(&size, dy.kind(), dy.device());
+    let out = empty(&size, dy.kind(), dy.device())?;
     write("aten::zero_", "", &[Arg::Tensor(&out)])?;
     let backward = backward(&spans);
     let dy = match backward.is_empty() {

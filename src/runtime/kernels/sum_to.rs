@@ -32,7 +32,7 @@ fn sum_to_shape(cx: &KernelCx) -> Result<Vec<Tensor>> {
         .filter(|i| *i < lead || (target[i - lead] == 1 && size[*i] != 1))
         .map(|i| i as i64)
         .collect();
-    let out = empty(&target, x.kind(), x.device());
+    let out = empty(&target, x.kind(), x.device())?;
     if axes.is_empty() {
         let same = x.reshape(target.as_slice());
         write(

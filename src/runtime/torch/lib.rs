@@ -23,5 +23,5 @@ mod sys;
 
 pub use error::{ErrorKind, TorchError};
 pub use op::{Arg, Op, Ret};
-pub use storage::{storage_bytes, storage_id};
+pub use storage::{empty, storage_bytes, storage_id, view};
 pub use tch;

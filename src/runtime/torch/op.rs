@@ -3,7 +3,8 @@
 use crate::error::{TorchError, check};
 use crate::rng::Generator;
 use crate::sys::{self, Payload, Value};
-use std::collections::BTreeMap;
+use rustc_hash::FxBuildHasher;
+use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::fmt;
 use std::ptr;
@@ -72,8 +73,26 @@ struct Entry {
 unsafe impl Send for Entry {}
 unsafe impl Sync for Entry {}
 
+const NOTHING: Value = Value {
+    tag: sys::NONE,
+    len: 0,
+    payload: Payload { i: 0 },
+};
+
+/// Calls with at most so many arguments allocate nothing for them.
+const FEW_ARGUMENTS: usize = 10;
+
 /// Every operator looked up so far. A program names a few hundred at most, so that they are never freed.
-static FOUND: RwLock<BTreeMap<(String, String), &'static Entry>> = RwLock::new(BTreeMap::new());
+/// By name, then overload: both are looked up as they come, on every call.
+static FOUND: RwLock<Found> = RwLock::new(Found::with_hasher(FxBuildHasher));
+
+type Found = HashMap<String, Vec<(String, &'static Entry)>, FxBuildHasher>;
+
+fn known(found: &Found, name: &str, overload: &str) -> Option<Op> {
+    let overloads = found.get(name)?;
+    let (_, entry) = overloads.iter().find(|(o, _)| o == overload)?;
+    Some(Op(entry))
+}
 
 impl Op {
     /// Finds an operator: `Op::find("aten::add", "Tensor")`. The overload without a name is `""`.
@@ -81,14 +100,13 @@ impl Op {
     /// # Errors
     /// `Refused` if libtorch has no such operator, or if it takes or returns any number of values.
     pub fn find(name: &str, overload: &str) -> Result<Op, TorchError> {
-        let key = (name.to_owned(), overload.to_owned());
-        if let Some(entry) = FOUND
+        let found = FOUND
             .read()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
-            .get(&key)
-        {
-            return Ok(Op(entry));
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(op) = known(&found, name, overload) {
+            return Ok(op);
         }
+        drop(found);
         let full_name = if overload.is_empty() {
             name.to_owned()
         } else {
@@ -124,9 +142,13 @@ impl Op {
         let mut found = FOUND
             .write()
             .unwrap_or_else(|poisoned| poisoned.into_inner());
-        Ok(Op(found
-            .entry(key)
-            .or_insert_with(|| Box::leak(Box::new(entry)))))
+        if let Some(op) = known(&found, name, overload) {
+            return Ok(op);
+        }
+        let op = Op(Box::leak(Box::new(entry)));
+        let overloads = found.entry(name.to_owned()).or_default();
+        overloads.push((overload.to_owned(), op.0));
+        Ok(op)
     }
 
     /// `aten::add.Tensor`.
@@ -147,20 +169,50 @@ impl Op {
     /// bytes are lent ([`crate::bytes::from_bytes`]), and for a result of a type [`Ret`] does not have (a complex
     /// number, a dictionary); `OutOfMemory` as it says.
     pub fn call(&self, args: &[Arg<'_>]) -> Result<Vec<Ret>, TorchError> {
-        let mut handles: Vec<Vec<*const c_void>> = Vec::new();
-        let mut values = Vec::with_capacity(args.len());
-        for arg in args {
-            values.push(value_of(arg, &mut handles).map_err(|error| error.within(self.name()))?);
-        }
-        let mut results = vec![
-            Value {
-                tag: sys::NONE,
-                len: 0,
-                payload: Payload { i: 0 }
-            };
-            self.0.returns
-        ];
+        let mut results = vec![NOTHING; self.0.returns];
         let mut count = 0;
+        self.dispatch(args, &mut results, &mut count)?;
+        results.truncate(usize::try_from(count).unwrap_or(0));
+        // SAFETY: the call succeeded, so that each result is ours, once.
+        Ok(results
+            .into_iter()
+            .map(|value| unsafe { take(value) })
+            .collect())
+    }
+
+    /// Calls the operator for what it writes into its arguments; what it returns is dropped.
+    ///
+    /// # Errors
+    /// As [`Op::call`], less those about results.
+    pub fn run(&self, args: &[Arg<'_>]) -> Result<(), TorchError> {
+        self.dispatch(args, &mut [], &mut 0)
+    }
+
+    /// Into `results`, unless there is room for none.
+    fn dispatch(
+        &self,
+        args: &[Arg<'_>],
+        results: &mut [Value],
+        count: &mut i64,
+    ) -> Result<(), TorchError> {
+        let mut handles: Vec<Vec<*const c_void>> = Vec::new();
+        let mut few = [NOTHING; FEW_ARGUMENTS];
+        let mut many = Vec::new();
+        let values = match few.get_mut(..args.len()) {
+            Some(values) => values,
+            None => {
+                many.resize(args.len(), NOTHING);
+                &mut many[..]
+            }
+        };
+        for (value, arg) in values.iter_mut().zip(args) {
+            *value = value_of(arg, &mut handles).map_err(|error| error.within(self.name()))?;
+        }
+        let capacity = results.len() as i64;
+        let into = match capacity {
+            0 => ptr::null_mut(),
+            _ => results.as_mut_ptr(),
+        };
         // SAFETY: `values` points only to what `args` and `handles` keep alive during the call, and `results` has room
         // for as many as are announced.
         check(unsafe {
@@ -168,18 +220,12 @@ impl Op {
                 self.0.handle,
                 values.as_ptr(),
                 values.len() as i64,
-                results.as_mut_ptr(),
-                results.len() as i64,
-                &mut count,
+                into,
+                capacity,
+                count,
             )
         })
-        .map_err(|error| error.within(self.name()))?;
-        results.truncate(usize::try_from(count).unwrap_or(0));
-        // SAFETY: the call succeeded, so that each result is ours, once.
-        Ok(results
-            .into_iter()
-            .map(|value| unsafe { take(value) })
-            .collect())
+        .map_err(|error| error.within(self.name()))
     }
 
     /// Calls an operator that returns exactly one tensor.

@@ -1,8 +1,54 @@
 //! Which tensors share memory: a storage is what is allocated and freed, a tensor only a view of one.
 
 use crate::error::{TorchError, check};
+use crate::op::scalar_type;
 use crate::sys;
-use tch::Tensor;
+use std::ptr;
+use tch::{Kind, Tensor};
+
+/// A new row-major tensor on the CPU, not filled.
+///
+/// # Errors
+/// `Refused` for a negative dim; `OutOfMemory` as it says.
+pub fn empty(dims: &[i64], kind: Kind) -> Result<Tensor, TorchError> {
+    let mut tensor = ptr::null_mut();
+    // SAFETY: the dims are lent for the call; on success `tensor` is a new tensor of ours.
+    check(unsafe {
+        sys::ck_tensor_empty(
+            dims.as_ptr(),
+            dims.len() as i64,
+            scalar_type(kind),
+            &mut tensor,
+        )
+    })?;
+    Ok(unsafe { sys::own(tensor) })
+}
+
+/// The tensor's storage from where the tensor begins, seen with other dims and strides (in elements).
+///
+/// # Errors
+/// `Refused` for as many strides as dims there are not, for a negative one, and for what would leave the storage.
+pub fn view(tensor: &Tensor, dims: &[i64], strides: &[i64]) -> Result<Tensor, TorchError> {
+    if dims.len() != strides.len() {
+        return Err(TorchError::refused(format!(
+            "a view has {} dims and {} strides",
+            dims.len(),
+            strides.len()
+        )));
+    }
+    let mut view = ptr::null_mut();
+    // SAFETY: the tensor, the dims and as many strides are lent for the call; on success `view` is a tensor of ours.
+    check(unsafe {
+        sys::ck_tensor_view(
+            sys::lend(tensor),
+            dims.as_ptr(),
+            strides.as_ptr(),
+            dims.len() as i64,
+            &mut view,
+        )
+    })?;
+    Ok(unsafe { sys::own(view) })
+}
 
 /// Identifies a storage while it lives; once freed, its number may be given again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

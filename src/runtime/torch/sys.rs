@@ -83,6 +83,19 @@ unsafe extern "C" {
         scalar_type: i32,
         tensor: *mut *mut c_void,
     ) -> i32;
+    pub fn ck_tensor_empty(
+        dims: *const i64,
+        rank: i64,
+        scalar_type: i32,
+        tensor: *mut *mut c_void,
+    ) -> i32;
+    pub fn ck_tensor_view(
+        tensor: *const c_void,
+        dims: *const i64,
+        strides: *const i64,
+        rank: i64,
+        view: *mut *mut c_void,
+    ) -> i32;
     pub fn ck_tensor_bytes(
         tensor: *const c_void,
         for_writing: i32,

@@ -181,7 +181,7 @@ impl Work {
             scale: f64::from(cx.attrs.float("scale")),
             softcap,
             empty_is_nan: empty_is_nan(cx.attrs),
-            block: empty(&[plan.workspace_elements() as i64], kind, q.device()),
+            block: empty(&[plan.workspace_elements() as i64], kind, q.device())?,
             cap: scalar(kind, softcap)?,
             nothing: scalar(kind, f64::NEG_INFINITY)?,
             plan,

@@ -43,6 +43,7 @@ const char* ck_last_message();
 void ck_free(void* memory);
 
 int32_t ck_op_find(const char* name, const char* overload, CkOp** op, char** schema, int64_t* returns);
+// Without `results` what the operator returns is dropped and `result_count` left alone.
 int32_t ck_op_call(const CkOp* op, const CkValue* args, int64_t arg_count, CkValue* results, int64_t capacity,
                    int64_t* result_count);
 
@@ -55,6 +56,8 @@ int32_t ck_tensor_borrow(const void* data, const int64_t* dims, int64_t rank, in
                          void (*drop_owner)(void*), void** tensor);
 int32_t ck_tensor_copy(const void* data, int64_t len, const int64_t* dims, int64_t rank, int32_t scalar_type,
                        void** tensor);
+int32_t ck_tensor_empty(const int64_t* dims, int64_t rank, int32_t scalar_type, void** tensor);
+int32_t ck_tensor_view(const void* tensor, const int64_t* dims, const int64_t* strides, int64_t rank, void** view);
 int32_t ck_tensor_bytes(const void* tensor, int32_t for_writing, void** data, int64_t* len);
 int32_t ck_tensor_storage(const void* tensor, int64_t* id, int64_t* bytes);
 

@@ -1,6 +1,8 @@
 // Raw bytes in and out of tensors, and the identity of storages.
 #include "bytes.h"
 
+#include <ATen/EmptyTensor.h>
+#include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
@@ -63,6 +65,22 @@ int32_t ck_tensor_copy(const void* data, int64_t len, const int64_t* dims, int64
                 " were given");
     if (len > 0) std::memcpy(fresh.mutable_data_ptr(), data, static_cast<size_t>(len));
     *tensor = new at::Tensor(std::move(fresh));
+  });
+}
+
+// The dispatcher would take as long as the work: on a small step most calls are these two.
+int32_t ck_tensor_empty(const int64_t* dims, int64_t rank, int32_t scalar_type, void** tensor) {
+  return ckpt::guarded([&] {
+    const auto kind = static_cast<at::ScalarType>(scalar_type);
+    *tensor = new at::Tensor(at::detail::empty_cpu(at::IntArrayRef(dims, static_cast<size_t>(rank)), kind));
+  });
+}
+
+// A view from where `tensor` begins; libtorch checks that it stays within the storage.
+int32_t ck_tensor_view(const void* handle, const int64_t* dims, const int64_t* strides, int64_t rank, void** view) {
+  return ckpt::guarded([&] {
+    const at::IntArrayRef size(dims, static_cast<size_t>(rank)), stride(strides, static_cast<size_t>(rank));
+    *view = new at::Tensor(at::native::as_strided_tensorimpl(tensor_of(handle), size, stride));
   });
 }
 

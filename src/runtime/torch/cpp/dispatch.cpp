@@ -265,10 +265,9 @@ struct CkOp {
 
 namespace {
 
-torch::jit::Stack stack_of(const CkOp& op, const CkValue* args, size_t arg_count) {
+void fill(torch::jit::Stack& stack, const CkOp& op, const CkValue* args, size_t arg_count) {
   const size_t wanted = op.parameters.size();
   TORCH_CHECK(arg_count <= wanted, "takes ", wanted, " arguments, ", arg_count, " were given");
-  torch::jit::Stack stack;
   stack.reserve(wanted);
   for (size_t k = 0; k < wanted; k++) {
     const Parameter& parameter = op.parameters[k];
@@ -282,8 +281,25 @@ torch::jit::Stack stack_of(const CkOp& op, const CkValue* args, size_t arg_count
                 tag_name(args[k].tag));
     stack.push_back(std::move(*converted));
   }
-  return stack;
 }
+
+// The arguments and results of one call at a time, in memory that a thread keeps between calls; empty outside calls,
+// whichever way a call ends.
+class Call {
+ public:
+  Call() : stack_(kept()) {}
+  ~Call() { stack_.clear(); }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+  torch::jit::Stack& stack() { return stack_; }
+
+ private:
+  static torch::jit::Stack& kept() {
+    thread_local torch::jit::Stack stack;
+    return stack;
+  }
+  torch::jit::Stack& stack_;
+};
 
 }  // namespace
 
@@ -311,12 +327,15 @@ int32_t ck_op_find(const char* name, const char* overload, CkOp** op, char** sch
 int32_t ck_op_call(const CkOp* op, const CkValue* args, int64_t arg_count, CkValue* results, int64_t capacity,
                    int64_t* result_count) {
   return ckpt::guarded([&] {
-    torch::jit::Stack stack = stack_of(*op, args, static_cast<size_t>(arg_count));
+    Call call;
+    torch::jit::Stack& stack = call.stack();
+    fill(stack, *op, args, static_cast<size_t>(arg_count));
     {
       // The graph we run is already differentiated: autograd must neither record nor cost.
       at::AutoDispatchBelowADInplaceOrView below_autograd;
       op->handle.callBoxed(stack);
     }
+    if (results == nullptr) return;
     TORCH_CHECK(static_cast<int64_t>(stack.size()) <= capacity, "it returned ", stack.size(), " values, ", capacity,
                 " were declared");
     int64_t made = 0;

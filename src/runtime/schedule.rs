@@ -1,0 +1,163 @@
+//! A graph compiled for inputs of given sizes: what follows from the sizes alone is worked out once, not every run.
+//!
+//! Contents of small integer values (axes, shapes, arithmetic on shapes) are numbers here, so that kernels read them
+//! without asking a tensor, and nodes that compute them only write them down. A view that begins where its operand does
+//! is two lists. All this holds only where no size depends on data and every input is row-major, as the memory rules
+//! take it to be; elsewhere every node keeps its kernel.
+//!
+//! What a schedule leaves out is work, never memory: each value still takes the storage that `analysis::memory` gives it.
+
+use super::convert::{self, torch_error};
+use super::kernels;
+use crate::place::Place;
+use ckpt_passes::analysis::{Binding, MemoryProfile, Sizes};
+use ckpt_passes::ir::{DType, Graph, Id, Node};
+use ckpt_passes::{Error, Result};
+use ckpt_torch::bytes;
+use tch::{Kind, Tensor};
+
+/// What a schedule is made for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Key {
+    /// Named sizes and their numbers.
+    pub dims: Vec<(String, i64)>,
+    /// Whether every input is row-major.
+    pub row_major: bool,
+}
+
+/// A program for inputs of given sizes.
+pub struct Schedule {
+    key: Key,
+    /// What is predicted of the memory of a run.
+    pub memory: MemoryProfile,
+    /// Contents of integer values, by slot.
+    pub(super) known: Vec<Option<Box<[i64]>>>,
+    /// One a node, in order.
+    pub(super) forms: Vec<Form>,
+}
+
+/// How a node is run.
+pub(super) enum Form {
+    Kernel,
+    /// The storage of slot `of` from where that begins, seen otherwise.
+    View {
+        of: usize,
+        to: usize,
+        dims: Vec<i64>,
+        strides: Vec<i64>,
+    },
+    /// A new tensor with known contents.
+    Constant {
+        to: usize,
+        contents: Contents,
+    },
+}
+
+/// The elements of a small tensor.
+pub(super) struct Contents {
+    kind: Kind,
+    dims: Vec<i64>,
+    /// Little-endian, row-major.
+    bytes: Vec<u8>,
+}
+
+impl Contents {
+    pub(super) fn tensor(&self) -> Result<Tensor> {
+        bytes::copy_from(&self.bytes, self.kind, &self.dims).map_err(torch_error)
+    }
+}
+
+impl Schedule {
+    /// # Errors
+    /// A size that has no number at these sizes of the inputs.
+    pub fn new(graph: &Graph, place: Place, key: Key) -> Result<Schedule> {
+        let binding = Binding::new(graph, &key.dims)?;
+        let sizes = Sizes::new(graph, &binding)?;
+        let memory = MemoryProfile::rounded(graph, &sizes, place.granularity_bytes())?;
+        let mut known: Vec<Option<Box<[i64]>>> = vec![None; graph.value_bound()];
+        let is_static = sizes.bounded.is_empty() && key.row_major;
+        if is_static {
+            for (id, _) in graph.values() {
+                let ints = sizes.of(id).ints.as_deref();
+                known[Id::index(id)] = ints.map(Box::from);
+            }
+        }
+        let mut forms = Vec::with_capacity(graph.order().len());
+        for (id, temp_bytes) in graph.order().iter().zip(&memory.temp_bytes) {
+            let node = graph.node(*id);
+            // A kernel that takes temporaries is run even where its result is known: they were predicted.
+            forms.push(match is_static && *temp_bytes == 0 {
+                true => form(node, &sizes, &memory)?,
+                false => Form::Kernel,
+            });
+        }
+        Ok(Schedule {
+            key,
+            memory,
+            known,
+            forms,
+        })
+    }
+
+    pub fn is_for(&self, key: &Key) -> bool {
+        self.key == *key
+    }
+}
+
+fn form(node: &Node, sizes: &Sizes, memory: &MemoryProfile) -> Result<Form> {
+    let [result] = node.outs[..] else {
+        return Ok(Form::Kernel);
+    };
+    let (sized, layout) = (sizes.of(result), memory.layout(result));
+    let to = Id::index(result);
+    if let Some(of) = layout.view_of {
+        let operand = node.ins.get(of).copied().flatten();
+        return Ok(match operand {
+            Some(operand) if kernels::begins_with_operand(node.op) => Form::View {
+                of: Id::index(operand),
+                to,
+                dims: sized.dims.clone(),
+                strides: layout.strides.clone(),
+            },
+            _ => Form::Kernel,
+        });
+    }
+    let Some(contents) = sized
+        .ints
+        .as_deref()
+        .filter(|_| node.op.effect.may_repeat())
+    else {
+        return Ok(Form::Kernel);
+    };
+    if contents.len() as u64 != sized.elements() {
+        return Err(Error::bug(
+            "schedule",
+            format!("{} elements are known of {:?}", contents.len(), sized.dims),
+        ));
+    }
+    Ok(match encoded(sized.dtype, contents) {
+        Some(bytes) => Form::Constant {
+            to,
+            contents: Contents {
+                kind: convert::kind(sized.dtype)?,
+                dims: sized.dims.clone(),
+                bytes,
+            },
+        },
+        None => Form::Kernel,
+    })
+}
+
+/// The numbers as elements of a type that holds them all; `None` for types that are no arithmetic on shapes.
+fn encoded(dtype: DType, numbers: &[i64]) -> Option<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(numbers.len() * dtype.size_bytes() as usize);
+    for n in numbers {
+        match dtype {
+            DType::I64 => bytes.extend(n.to_le_bytes()),
+            DType::I32 => bytes.extend(i32::try_from(*n).ok()?.to_le_bytes()),
+            DType::Bool => bytes.push(u8::try_from(*n).ok().filter(|b| *b <= 1)?),
+            _ => return None,
+        }
+    }
+    Some(bytes)
+}
