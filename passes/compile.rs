@@ -14,6 +14,7 @@ use crate::transform::joint;
 use crate::transform::loss::Loss;
 use crate::transform::remat::strip_again;
 use crate::transform::streams::{self, Stream};
+use crate::transform::tile::Tile;
 
 /// What to compile into.
 #[derive(Clone, Debug)]
@@ -39,6 +40,8 @@ pub struct Request {
     /// Put one op in the place of several where that saves memory or time; results may be rounded otherwise. The
     /// command line asks for it unless told not to.
     pub fuse: bool,
+    /// Compute the head and the loss part by part, so that scores never exist whole; results may be rounded otherwise.
+    pub tile: Tile,
     /// Names of passes to run instead of the usual ones.
     pub passes: Option<String>,
     /// The pass after which to stop: `simplify` is the first of that name, `simplify:2` the second.
@@ -60,6 +63,7 @@ impl Default for Request {
             drop_outputs: Vec::new(),
             rng_streams: Vec::new(),
             fuse: false,
+            tile: Tile::Off,
             passes: None,
             stop_after: None,
         }
@@ -75,14 +79,16 @@ pub struct Compiled {
     pub loss: Option<Loss>,
     /// What was fused, and how often; empty where nothing was, or it was not asked for.
     pub fused: Fused,
+    /// What was tiled: the node that makes the scores, and the number of parts.
+    pub tiled: Vec<(String, usize)>,
     pub timings: Timings,
     pub warnings: Vec<String>,
 }
 
 /// From a forward graph with and without fusion, and from a training graph, planned or not.
-const FROM_FORWARD: &str = "infer,simplify,fuse,loss,autodiff,simplify,plan,remat";
-const UNFUSED: &str = "infer,simplify,loss,autodiff,simplify,plan,remat";
-const FROM_TRAINING: &str = "infer,strip,simplify,plan,remat";
+const FROM_FORWARD: &str = "infer,simplify,fuse,loss,autodiff,simplify,tile,plan,remat";
+const UNFUSED: &str = "infer,simplify,loss,autodiff,simplify,tile,plan,remat";
+const FROM_TRAINING: &str = "infer,strip,simplify,tile,plan,remat";
 
 /// Turns `graph` into its checkpointed training graph.
 ///
@@ -124,6 +130,7 @@ pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resul
         stored: request.stored.clone(),
         device: request.device.clone(),
         times: request.times.clone(),
+        tile: request.tile,
     };
     let mut cx = Cx {
         options,
@@ -136,6 +143,7 @@ pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resul
         parameters: cx.parameters,
         loss: cx.loss,
         fused: cx.fused,
+        tiled: cx.tiled,
         timings,
         warnings: cx.warnings,
     })

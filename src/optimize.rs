@@ -17,6 +17,7 @@ use ckpt_passes::transform::infer::infer;
 use ckpt_passes::transform::loss::Loss;
 use ckpt_passes::transform::remat::strip_again;
 use ckpt_passes::transform::streams::Stream;
+use ckpt_passes::transform::tile::Tile;
 use ckpt_passes::{Error, Result, text};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -26,10 +27,12 @@ pub mod record {
     pub const VERSION: &str = "ckpt.version";
     pub const LOSS: &str = "ckpt.loss";
     pub const POLICY: &str = "ckpt.policy";
-    /// `exact`, or `rounded` where ops were fused.
+    /// `exact`, or `rounded` where ops were fused or tiled.
     pub const NUMERICS: &str = "ckpt.numerics";
     /// `true` where ops were fused.
     pub const FUSE: &str = "ckpt.fuse";
+    /// Into how many parts the head and the loss were cut, where they were.
+    pub const TILE: &str = "ckpt.tile";
     /// JSON lists of patterns.
     pub const TRAINABLE: &str = "ckpt.trainable";
     pub const FREEZE: &str = "ckpt.freeze";
@@ -141,11 +144,17 @@ pub struct Outcome {
 pub fn optimize(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Result<Outcome> {
     let compiled = compile(graph, request, watch)?;
     let fused = !compiled.fused.is_empty();
+    let parts = compiled.tiled.iter().map(|(_, parts)| *parts).max();
     let policy = compiled
         .made
         .as_ref()
         .map_or("none", |made| &made.plan.policy);
     write_record(graph, request, policy, compiled.loss.as_ref(), fused);
+    if let Some(parts) = parts {
+        let meta = &mut graph.meta;
+        meta.insert(record::NUMERICS.into(), "rounded".into());
+        meta.insert(record::TILE.into(), parts.to_string());
+    }
     let mut summary = None;
     if let Some(made) = &compiled.made
         && graph.phase == ckpt_passes::ir::Phase::Rewritten
@@ -243,6 +252,10 @@ pub fn read_record(meta: &BTreeMap<String, String>) -> Result<(Request, Given)> 
             .found(other));
         }
     };
+    let tile = match meta.get(record::TILE) {
+        None => Tile::Off,
+        Some(parts) => Tile::parse(parts)?,
+    };
     let inputs = list(record::INPUT)?;
     let request = Request {
         loss: Loss::parse(loss)?,
@@ -257,6 +270,7 @@ pub fn read_record(meta: &BTreeMap<String, String>) -> Result<(Request, Given)> 
             .map(|t| Stream::parse(t))
             .collect::<Result<_>>()?,
         fuse,
+        tile,
         ..Request::default()
     };
     let given = Given {

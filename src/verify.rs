@@ -193,9 +193,9 @@ pub fn verify(request: &Request) -> Result<Certificate> {
     let pairs = right
         .iter()
         .filter_map(|(name, b)| Some((name, left.get(name)?, b)));
-    let fused = |graph: &Graph| graph.meta.get(record::FUSE).cloned();
+    let made = |graph: &Graph| [record::FUSE, record::TILE].map(|key| graph.meta.get(key).cloned());
     let rounding =
-        request.tolerance.is_none() && kind == "training" && fused(&a.graph) != fused(&b.graph);
+        request.tolerance.is_none() && kind == "training" && made(&a.graph) != made(&b.graph);
     let tolerance = request.tolerance.unwrap_or_default();
     let most = if rounding {
         left.values().map(largest).fold(0.0, f64::max)

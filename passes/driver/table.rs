@@ -12,6 +12,7 @@ use crate::plan::{
 use crate::transform;
 use crate::transform::fuse::Fused;
 use crate::transform::loss::{Loss, Seed};
+use crate::transform::tile::{self, Tile};
 use std::time::Instant;
 
 /// What was asked for: the options that passes read.
@@ -32,6 +33,8 @@ pub struct Options {
     pub device: Device,
     /// Measured times of nodes: they take the place of the model's.
     pub times: Option<Times>,
+    /// Into how many parts the head and the loss are cut.
+    pub tile: Tile,
 }
 
 impl Default for Options {
@@ -47,6 +50,7 @@ impl Default for Options {
             stored: None,
             device: Device::default(),
             times: None,
+            tile: Tile::Off,
         }
     }
 }
@@ -72,6 +76,8 @@ pub struct Cx {
     pub warnings: Vec<String>,
     /// What `fuse` put in, and how often.
     pub fused: Fused,
+    /// What `tile` cut: the node that makes the scores, and the number of parts.
+    pub tiled: Vec<(String, usize)>,
     /// Left by `loss` for `autodiff`.
     pub seeds: Vec<Seed>,
     /// The loss that was meant, left by `loss`.
@@ -91,7 +97,7 @@ const ANY: &[Phase] = &[
 
 /// Every pass.
 pub static ALL: &[&Pass] = &[
-    &INFER, &SIMPLIFY, &FUSE, &LOSS, &AUTODIFF, &STRIP, &PLAN, &REMAT, &DCE,
+    &INFER, &SIMPLIFY, &FUSE, &LOSS, &AUTODIFF, &STRIP, &TILE, &PLAN, &REMAT, &DCE,
 ];
 
 static INFER: Pass = Pass {
@@ -180,6 +186,30 @@ static STRIP: Pass = Pass {
     run: |graph, _| {
         transform::remat::strip_again(graph);
         Ok(Changed::Yes)
+    },
+};
+
+static TILE: Pass = Pass {
+    name: "tile",
+    from: &[Phase::Training],
+    to: After::Same,
+    follows: None,
+    idempotent: false,
+    run: |graph, cx| {
+        let wish = cx.options.tile;
+        if wish == Tile::Off {
+            return Ok(Changed::No);
+        }
+        let binding = Binding::new(graph, &cx.options.dims)?;
+        let done = tile::tile(graph, &|graph, region| wish.parts(graph, region, &binding))?;
+        if done.regions.is_empty() && done.refused.is_empty() {
+            cx.warnings
+                .push("there is no loss over classes whose rows could be tiled".into());
+        }
+        cx.warnings.extend(done.refused);
+        let changed = !done.regions.is_empty();
+        cx.tiled.extend(done.regions);
+        Ok(changed.into())
     },
 };
 

@@ -7,7 +7,7 @@
 //! gradient 0, as in PyTorch.
 
 use super::arith::DIV;
-use super::index::widened_bytes;
+use super::index::{GATHER, widened_bytes};
 use super::logic::{AND, EQUAL, NOT};
 use super::reduce::{REDUCE_SUM, sum_kept};
 use super::rules::*;
@@ -19,7 +19,7 @@ use crate::ir::op::{
     Body, BodyCx, Cost, CostCx, Domain, Effect, Footprint, Grad, GradCx, Import, InferCx, MemoryCx,
     OpDef, Sized, Slot, fresh, moves, no_fold,
 };
-use crate::ir::{AttrDefault, AttrKind, AttrSpec, Attrs, DType, Ty, ValueId};
+use crate::ir::{AttrDefault, AttrKind, AttrSpec, Attrs, Builder, DType, Ty, ValueId};
 
 pub const ROWS: &[&OpDef] = &[
     &SOFTMAX_CROSS_ENTROPY_LOSS,
@@ -305,6 +305,42 @@ fn label_factors(cx: &mut BodyCx) -> Result<Picks> {
     };
     let factor = choose(cx.b, counts, factor, zero)?;
     Ok(Picks { hot, factor })
+}
+
+/// The weight of all labels that count, as a scalar of `dtype`: what a mean divides by. For a loss or its gradient with these
+/// labels, class weights and attributes.
+pub fn label_weight(
+    b: &mut Builder,
+    labels: ValueId,
+    weights: Option<ValueId>,
+    attrs: &Attrs,
+    dtype: DType,
+) -> Result<ValueId> {
+    let kind = b.ty(labels).dtype;
+    let counts = match attrs.opt_int("ignore_index") {
+        Some(index) => {
+            let index = b.int(index);
+            let index = b.cast(index, kind)?;
+            let ignored = emit(b, &EQUAL, &[labels, index])?;
+            emit(b, &NOT, &[ignored])?
+        }
+        None => emit(b, &EQUAL, &[labels, labels])?,
+    };
+    let counted = match weights {
+        None => b.cast(counts, dtype)?,
+        Some(weights) => {
+            // Labels that are ignored may be no class at all.
+            let first = b.int(0);
+            let first = b.cast(first, kind)?;
+            let at = choose(b, counts, labels, first)?;
+            let weights = b.cast(weights, dtype)?;
+            let each = b.emit(&GATHER, &[weights, at], Attrs::new().with("axis", 0))?;
+            let zero = b.scalar(dtype, 0.0);
+            choose(b, counts, each, zero)?
+        }
+    };
+    let none_kept = Attrs::new().with("keepdims", 0);
+    b.emit(&REDUCE_SUM, &[counted], none_kept)
 }
 
 /// A vector over classes as `[C, 1, …]`, to broadcast against scores of that rank.

@@ -28,6 +28,7 @@ pub mod pool;
 pub mod power;
 pub mod random;
 pub mod reduce;
+pub mod rows;
 pub mod rules;
 pub mod scan;
 pub mod scatter;

@@ -21,6 +21,8 @@ pub struct Summary {
     pub loss: Option<String>,
     /// What was fused, and how often.
     pub fused: BTreeMap<&'static str, usize>,
+    /// Into how many parts the head and the loss were cut, by the node that makes the scores.
+    pub tiled: BTreeMap<String, usize>,
     /// What a budgeted plan keeps small; the next three percentages are in its terms.
     pub objective: Option<String>,
     pub budget_bytes: Option<u64>,
@@ -110,6 +112,7 @@ impl Summary {
             policy: made.plan.policy.clone(),
             loss: compiled.loss.as_ref().map(|l| l.to_string()),
             fused: compiled.fused.clone(),
+            tiled: compiled.tiled.iter().cloned().collect(),
             objective: certificate.map(|c| c.objective.clone()),
             budget_bytes: certificate.map(|c| c.budget_bytes),
             peak_before_bytes: made.plan.before.peak_bytes,
@@ -186,6 +189,12 @@ impl Summary {
             percent(self.recompute_flops, self.forward_backward_flops),
             self.overhead_pct
         );
+        for (node, parts) in &self.tiled {
+            let _ = writeln!(
+                out,
+                "  tiled in {parts} parts: from {node} to the loss and back"
+            );
+        }
         out.push_str(&sharing::human(&self.kv_sharing));
         if let (Some(lower), Some(gap), Some(budget)) =
             (self.lower_bound_pct, self.gap_pct, self.budget_bytes)

@@ -13,10 +13,11 @@ mod norm;
 
 use crate::analysis::reading::Reading;
 use crate::analysis::spine::Flow;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::ir::{Builder, Graph, NodeId, Role, Side, ValueId};
 use crate::transform::dce::dce;
 use crate::transform::infer::infer;
+use crate::transform::order::settle;
 use crate::transform::simplify::simplify;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
@@ -150,36 +151,4 @@ impl<'g> Splice<'g> {
         graph.set_order(order);
         Ok(())
     }
-}
-
-/// Appends a node to the order, behind what it reads; without recursion, because chains are as long as graphs.
-fn settle(
-    graph: &Graph,
-    id: NodeId,
-    done: &mut Side<NodeId, bool>,
-    order: &mut Vec<NodeId>,
-) -> Result<()> {
-    let mut open = vec![id];
-    while let Some(n) = open.last().copied() {
-        if done[n] {
-            open.pop();
-            continue;
-        }
-        let operands = graph.node(n).ins.iter().flatten();
-        let waiting = operands
-            .filter_map(|v| graph.def_node(*v))
-            .find(|m| !done[*m]);
-        match waiting {
-            Some(_) if open.len() > graph.node_bound() => {
-                return Err(Error::bug("fuse", "a new node waits for itself").at(graph.describe(n)));
-            }
-            Some(m) => open.push(m),
-            None => {
-                done[n] = true;
-                order.push(n);
-                open.pop();
-            }
-        }
-    }
-    Ok(())
 }

@@ -8,6 +8,7 @@ use ckpt_passes::compile::Request;
 use ckpt_passes::plan::{Budget, Budgeted, Effort, Objective, budgeted};
 use ckpt_passes::transform::loss::Loss;
 use ckpt_passes::transform::streams::Stream;
+use ckpt_passes::transform::tile::Tile;
 use ckpt_passes::{Error, Result};
 use clap::Args;
 use std::path::PathBuf;
@@ -137,6 +138,10 @@ pub struct Training {
     /// Leave attentions, norms and activations as the model has them, instead of one op for each
     #[arg(long)]
     pub no_fuse: bool,
+    /// Compute the head and the loss part by part along the tokens, so that logits never exist whole: off, auto or the number
+    /// of parts. Logits must not be an output (--drop-output)
+    #[arg(long, value_name = "N", default_value = "off", value_parser = tile)]
+    pub tile_loss: Tile,
     #[command(flatten)]
     pub source: Source,
 }
@@ -150,6 +155,7 @@ impl Training {
             drop_outputs: self.drop_outputs.clone(),
             rng_streams: self.rng_streams.clone(),
             fuse: !self.no_fuse,
+            tile: self.tile_loss,
             ..Request::default()
         }
     }
@@ -248,6 +254,10 @@ fn stream(text: &str) -> Result<Stream, String> {
 
 fn objective(text: &str) -> Result<Objective, String> {
     budgeted::objective(text).map_err(shown)
+}
+
+fn tile(text: &str) -> Result<Tile, String> {
+    Tile::parse(text).map_err(shown)
 }
 
 fn effort(text: &str) -> Result<Effort, String> {

@@ -1,0 +1,518 @@
+//! How ops treat rows: what a tiling may cut.
+//!
+//! Rows are tokens, or whatever else a batch consists of: some of a tensor's axes, of which the op treats every index
+//! alike. [`fit`] tells, from what is known of some operands or results of a node, how rows lie in all of them; [`cut`]
+//! emits the node for some of the rows only, their axes merged into one. An op that is not listed here mixes rows, or
+//! has not been looked at: a tiling stops at it.
+//!
+//! A sum over rows is the sum of the sums over their parts but for rounding; everything else is exact.
+
+mod cut;
+mod pointwise;
+
+pub use cut::{CutCx, cut, reduces};
+use pointwise::POINTWISE;
+
+use super::index::GATHER_ELEMENTS;
+use super::loss::*;
+use super::matmul::{GEMM, MATMUL};
+use super::reduce::*;
+use super::scatter::{ONE_HOT, SCATTER_ELEMENTS};
+use super::shape::*;
+use super::softmax::*;
+use super::sum_to::SUM_TO_SHAPE;
+use crate::ir::build::same_dims;
+use crate::ir::typing::Contents;
+use crate::ir::{Attrs, Dim, Graph, Node, NodeId, OpDef, Same, ValueId};
+
+/// How rows lie in a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rows {
+    /// The first axes, that many of them, together.
+    Lead(usize),
+    /// The last axis of a matrix.
+    Last,
+    /// Nowhere: the value is a sum over rows.
+    Sum,
+}
+
+/// How rows lie in the operands and results of a node; `None` where a value is the same for every row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fit {
+    pub ins: Vec<Option<Rows>>,
+    pub outs: Vec<Rows>,
+}
+
+/// What [`fit`] looks at.
+pub struct FitCx<'a> {
+    pub graph: &'a Graph,
+    pub contents: &'a Contents,
+    /// How many rows there are.
+    pub rows: &'a Dim,
+    /// What is known so far.
+    pub known: &'a dyn Fn(ValueId) -> Option<Rows>,
+}
+
+/// Why a node cannot be cut along rows; a clause for people.
+pub type Reason = &'static str;
+
+/// How many leading axes of a value together are the rows.
+pub fn lead(dims: &[Dim], rows: &Dim) -> Option<usize> {
+    let mut product = Dim::ONE;
+    for (i, dim) in dims.iter().enumerate() {
+        product = product.mul(dim);
+        if product.same(rows) == Same::Yes {
+            return Some(i + 1);
+        }
+    }
+    None
+}
+
+/// Whether an operand, aligned at its last axes with a result of `rank` axes, is broadcast along the first `k` of them.
+fn spans(dims: &[Dim], rank: usize, k: usize) -> bool {
+    let trailing = rank - k;
+    let over = dims.len().saturating_sub(trailing);
+    dims[..over].iter().all(Dim::is_one)
+}
+
+/// The scores of an op that compares classes, if it does: `[rows, classes]`, or its last axis is the classes.
+pub fn class_scores(node: &Node) -> Option<ValueId> {
+    let scores = if node.op == &SOFTMAX_CROSS_ENTROPY_LOSS
+        || node.op == &NEGATIVE_LOG_LIKELIHOOD_LOSS
+        || node.op == &LOG_SOFTMAX
+    {
+        node.ins[0]
+    } else {
+        None
+    };
+    scores
+}
+
+/// Whether the op is a loss over classes that divides by the weight of all labels, which no part of the rows knows.
+pub fn is_mean_loss(node: &Node) -> bool {
+    is_class_loss(node.op) && node.attrs.str("reduction") == "mean"
+}
+
+fn is_class_loss(op: &OpDef) -> bool {
+    op == &SOFTMAX_CROSS_ENTROPY_LOSS
+        || op == &NEGATIVE_LOG_LIKELIHOOD_LOSS
+        || is_class_loss_grad(op)
+}
+
+/// Whether the op is the gradient of such a loss: its cotangent comes first.
+pub fn is_class_loss_grad(op: &OpDef) -> bool {
+    op == &SOFTMAX_CROSS_ENTROPY_LOSS_GRAD || op == &NEGATIVE_LOG_LIKELIHOOD_LOSS_GRAD
+}
+
+/// How rows lie in all operands and results of a node, some of which are known.
+///
+/// # Errors
+/// Why the node cannot be cut.
+pub fn fit(cx: &FitCx, id: NodeId) -> std::result::Result<Fit, Reason> {
+    let node = cx.graph.node(id);
+    let op = node.op;
+    let known = |v: &Option<ValueId>| v.and_then(|v| (cx.known)(v));
+    if node.ins.iter().any(|v| known(v) == Some(Rows::Sum)) {
+        return Err("it needs a sum over all rows");
+    }
+    if POINTWISE.contains(&op) {
+        pointwise(cx, node)
+    } else if [&RESHAPE, &FLATTEN, &SQUEEZE, &UNSQUEEZE].contains(&op) {
+        relabelled(cx, node)
+    } else if op == &MATMUL {
+        product(cx, node)
+    } else if op == &GEMM {
+        gemm(cx, node)
+    } else if op == &TRANSPOSE {
+        transposed(cx, node)
+    } else if op == &SUM_TO_SHAPE {
+        summed_to(cx, node)
+    } else if REDUCTIONS.contains(&op) {
+        reduced(cx, node)
+    } else if [&SOFTMAX, &SOFTMAX_GRAD, &LOG_SOFTMAX, &LOG_SOFTMAX_GRAD].contains(&op)
+        || [&GATHER_ELEMENTS, &SCATTER_ELEMENTS].contains(&op)
+    {
+        along_axis(cx, node)
+    } else if is_class_loss(op) {
+        class_loss(cx, node)
+    } else if op == &EXPAND {
+        expanded(cx, node)
+    } else if op == &ONE_HOT {
+        one_hot(cx, node)
+    } else {
+        Err("tiling does not know how it treats rows")
+    }
+}
+
+const REDUCTIONS: &[&OpDef] = &[
+    &REDUCE_SUM,
+    &REDUCE_MEAN,
+    &REDUCE_MAX,
+    &REDUCE_MIN,
+    &REDUCE_PROD,
+    &REDUCE_SUM_SQUARE,
+    &REDUCE_L1,
+    &REDUCE_L2,
+    &REDUCE_LOG_SUM_EXP,
+];
+
+/// The leading axes that are rows in some operand or result of the same rank as `v`.
+fn known_lead(cx: &FitCx, node: &Node, rank: usize) -> Option<usize> {
+    let values = node
+        .outs
+        .iter()
+        .copied()
+        .chain(node.ins.iter().copied().flatten());
+    values
+        .filter(|v| cx.graph.ty(*v).rank() == rank)
+        .find_map(|v| match (cx.known)(v) {
+            Some(Rows::Lead(k)) => Some(k),
+            _ => None,
+        })
+}
+
+fn pointwise(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
+    let out = &cx.graph.ty(node.outs[0]).dims;
+    let Some(k) = known_lead(cx, node, out.len()) else {
+        return columnwise(cx, node);
+    };
+    let mut ins = Vec::with_capacity(node.ins.len());
+    for v in &node.ins {
+        let Some(v) = v else {
+            ins.push(None);
+            continue;
+        };
+        let dims = &cx.graph.ty(*v).dims;
+        ins.push(
+            if dims.len() == out.len() && same_dims(&dims[..k], &out[..k]) {
+                Some(Rows::Lead(k))
+            } else if spans(dims, out.len(), k) {
+                None
+            } else {
+                return Err("an operand is broadcast along some of the rows");
+            },
+        );
+    }
+    Ok(Fit {
+        ins,
+        outs: vec![Rows::Lead(k); node.outs.len()],
+    })
+}
+
+/// Pointwise on matrices whose columns are the rows.
+fn columnwise(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
+    let out = &cx.graph.ty(node.outs[0]).dims;
+    let mut ins = Vec::with_capacity(node.ins.len());
+    for v in &node.ins {
+        let ty = v.map(|v| cx.graph.ty(v));
+        ins.push(match ty {
+            Some(ty) if same_dims(&ty.dims, out) => Some(Rows::Last),
+            Some(ty) if !ty.elements().is_one() => {
+                return Err("an operand of a transposed value is broadcast");
+            }
+            _ => None,
+        });
+    }
+    Ok(Fit {
+        ins,
+        outs: vec![Rows::Last; node.outs.len()],
+    })
+}
+
+fn relabelled(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
+    let at = |v: ValueId| match (cx.known)(v) {
+        Some(Rows::Lead(k)) => Some(k),
+        Some(_) => None,
+        None => lead(&cx.graph.ty(v).dims, cx.rows),
+    };
+    let (x, y) = (node.ins[0].ok_or("an operand is missing")?, node.outs[0]);
+    let (Some(i), Some(j)) = (at(x), at(y)) else {
+        return Err("it takes rows apart");
+    };
+    let trailing = &cx.graph.ty(y).dims[j..];
+    if trailing.iter().any(|d| d.as_const().is_none_or(|n| n == 0)) {
+        return Err("the shape of a row is not a constant");
+    }
+    let mut ins = vec![None; node.ins.len()];
+    ins[0] = Some(Rows::Lead(i));
+    Ok(Fit {
+        ins,
+        outs: vec![Rows::Lead(j)],
+    })
+}
+
+fn product(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
+    let (Some(a), Some(b)) = (node.ins[0], node.ins[1]) else {
+        return Err("an operand is missing");
+    };
+    let (rank_a, rank_b) = (cx.graph.ty(a).rank(), cx.graph.ty(b).rank());
+    let (rows_a, rows_b) = ((cx.known)(a), (cx.known)(b));
+    let matrices = rank_a == 2 && rank_b == 2;
+    let inner = matrices && cx.graph.ty(b).dims[0].same(cx.rows) == Same::Yes;
+    if inner && (rows_a == Some(Rows::Last) || rows_b == Some(Rows::Lead(1))) {
+        return Ok(Fit {
+            ins: vec![Some(Rows::Last), Some(Rows::Lead(1))],
+            outs: vec![Rows::Sum],
+        });
+    }
+    let k = match (rows_a, (cx.known)(node.outs[0])) {
+        (Some(Rows::Lead(k)), _) | (None, Some(Rows::Lead(k))) => k,
+        _ => return Err("rows are mixed by a product"),
+    };
+    if rank_b != 2 || rows_b.is_some() || k >= rank_a {
+        return Err("rows are mixed by a product");
+    }
+    Ok(Fit {
+        ins: vec![Some(Rows::Lead(k)), None],
+        outs: vec![Rows::Lead(k)],
+    })
+}
+
+fn gemm(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
+    let (Some(a), Some(b)) = (node.ins[0], node.ins[1]) else {
+        return Err("an operand is missing");
+    };
+    let turned = |name: &str| node.attrs.int(name) != 0;
+    let (rows_a, rows_b) = ((cx.known)(a), (cx.known)(b));
+    // Where rows are if the product sums over them.
+    let inner_a = if turned("transA") {
+        Rows::Lead(1)
+    } else {
+        Rows::Last
+    };
+    let inner_b = if turned("transB") {
+        Rows::Last
+    } else {
+        Rows::Lead(1)
+    };
+    let c = node.ins.get(2).copied().flatten();
+    let out = (cx.known)(node.outs[0]);
+    if rows_a == Some(inner_a) || rows_b == Some(inner_b) {
+        if c.is_some() {
+            return Err("a sum over rows is added to in the same op");
+        }
+        return Ok(Fit {
+            ins: node
+                .ins
+                .iter()
+                .zip([Some(inner_a), Some(inner_b), None])
+                .map(|(_, r)| r)
+                .collect(),
+            outs: vec![Rows::Sum],
+        });
+    }
+    let along = rows_a == Some(Rows::Lead(1)) || (rows_a.is_none() && out == Some(Rows::Lead(1)));
+    if turned("transA") || !along || rows_b.is_some() {
+        return Err("rows are mixed by a product");
+    }
+    let mut ins = vec![Some(Rows::Lead(1)), None];
+    if node.ins.len() > 2 {
+        ins.push(match c.map(|c| &cx.graph.ty(c).dims) {
+            Some(dims) if dims.len() == 2 && dims[0].same(cx.rows) == Same::Yes => {
+                Some(Rows::Lead(1))
+            }
+            Some(dims) if !spans(dims, 2, 1) => return Err("the bias may be one a row"),
+            _ => None,
+        });
+    }
+    Ok(Fit {
+        ins,
+        outs: vec![Rows::Lead(1)],
+    })
+}
+
+fn transposed(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
+    let x = node.ins[0].ok_or("an operand is missing")?;
+    let perm = permutation(&node.attrs, cx.graph.ty(x).rank());
+    let (before, after) = ((cx.known)(x), (cx.known)(node.outs[0]));
+    let turns = perm == [1, 0];
+    let (before, after) = match (before, after) {
+        (Some(Rows::Lead(k)), _) | (None, Some(Rows::Lead(k)))
+            if perm[..k].iter().copied().eq(0..k) =>
+        {
+            (Rows::Lead(k), Rows::Lead(k))
+        }
+        (Some(Rows::Lead(1)), _) | (None, Some(Rows::Last)) if turns => (Rows::Lead(1), Rows::Last),
+        (Some(Rows::Last), _) | (None, Some(Rows::Lead(1))) if turns => (Rows::Last, Rows::Lead(1)),
+        _ => return Err("rows are moved among other axes"),
+    };
+    Ok(Fit {
+        ins: vec![Some(before)],
+        outs: vec![after],
+    })
+}
+
+fn permutation(attrs: &Attrs, rank: usize) -> Vec<usize> {
+    match attrs.opt_ints("perm") {
+        Some(perm) => perm.iter().map(|p| *p as usize).collect(),
+        None => (0..rank).rev().collect(),
+    }
+}
+
+/// The leading axes of the first operand that are rows; they must be known.
+fn first_lead(cx: &FitCx, node: &Node) -> std::result::Result<usize, Reason> {
+    match node.ins[0].and_then(|v| (cx.known)(v)) {
+        Some(Rows::Lead(k)) => Ok(k),
+        _ => Err("rows are mixed by a sum"),
+    }
+}
+
+fn summed_to(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
+    let k = first_lead(cx, node)?;
+    let (x, y) = (
+        cx.graph.ty(node.ins[0].ok_or("an operand is missing")?),
+        cx.graph.ty(node.outs[0]),
+    );
+    if y.static_dims().is_some() && spans(&y.dims, x.rank(), k) {
+        return Ok(Fit {
+            ins: vec![Some(Rows::Lead(k)), None],
+            outs: vec![Rows::Sum],
+        });
+    }
+    let trailing = y.dims.len() == x.rank() && same_dims(&x.dims[..k], &y.dims[..k]);
+    if trailing && y.dims[k..].iter().all(|d| d.as_const().is_some()) {
+        return Ok(Fit {
+            ins: vec![Some(Rows::Lead(k)), None],
+            outs: vec![Rows::Lead(k)],
+        });
+    }
+    Err("some rows are summed")
+}
+
+/// The axes of a reduction, ascending.
+fn reduced_axes(node: &Node, rank: usize, contents: &Contents) -> Option<Vec<usize>> {
+    let given: Vec<i64> = match node.ins.get(1).copied().flatten() {
+        None => Vec::new(),
+        Some(v) => contents
+            .get(v)?
+            .iter()
+            .map(Dim::as_const)
+            .collect::<Option<_>>()?,
+    };
+    if given.is_empty() {
+        let none = node.attrs.int("noop_with_empty_axes") != 0;
+        return Some(if none {
+            Vec::new()
+        } else {
+            (0..rank).collect()
+        });
+    }
+    let mut axes: Vec<usize> = given
+        .iter()
+        .map(|a| {
+            if *a < 0 {
+                (a + rank as i64) as usize
+            } else {
+                *a as usize
+            }
+        })
+        .collect();
+    axes.sort_unstable();
+    Some(axes)
+}
+
+fn reduced(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
+    let k = first_lead(cx, node)?;
+    let x = cx.graph.ty(node.ins[0].ok_or("an operand is missing")?);
+    let axes =
+        reduced_axes(node, x.rank(), cx.contents).ok_or("the reduced axes are not constants")?;
+    let rows = axes.iter().filter(|a| **a < k).count();
+    let out = match rows {
+        0 => Rows::Lead(k),
+        _ if rows == k
+            && node.op == &REDUCE_SUM
+            && cx.graph.ty(node.outs[0]).static_dims().is_some() =>
+        {
+            Rows::Sum
+        }
+        _ => return Err("rows are reduced"),
+    };
+    let mut ins = vec![None; node.ins.len()];
+    ins[0] = Some(Rows::Lead(k));
+    Ok(Fit {
+        ins,
+        outs: vec![out],
+    })
+}
+
+/// An op that works along one axis, which is none of the rows': all operands have rows.
+fn along_axis(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
+    let rank = cx.graph.ty(node.outs[0]).rank();
+    let k = known_lead(cx, node, rank).ok_or("rows are mixed")?;
+    let axis = node.attrs.int("axis");
+    let axis = if axis < 0 { axis + rank as i64 } else { axis };
+    if axis < k as i64 {
+        return Err("it works along rows");
+    }
+    let lead = &cx.graph.ty(node.outs[0]).dims[..k];
+    let alike = |v: &ValueId| {
+        let dims = &cx.graph.ty(*v).dims;
+        dims.len() == rank && same_dims(&dims[..k], lead)
+    };
+    if !node.ins.iter().flatten().all(alike) {
+        return Err("an operand has other rows");
+    }
+    Ok(Fit {
+        ins: vec![Some(Rows::Lead(k)); node.ins.len()],
+        outs: vec![Rows::Lead(k)],
+    })
+}
+
+fn class_loss(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
+    let grad = usize::from(is_class_loss_grad(node.op));
+    let scores = node.ins[grad].ok_or("an operand is missing")?;
+    if lead(&cx.graph.ty(scores).dims, cx.rows) != Some(1) {
+        return Err("its rows are others");
+    }
+    let one = Some(Rows::Lead(1));
+    let each = node.attrs.str("reduction") == "none";
+    let mut ins = vec![None; node.ins.len()];
+    ins[grad] = one;
+    ins[grad + 1] = one;
+    if grad == 1 && each {
+        ins[0] = one;
+    }
+    let mut outs = vec![Rows::Lead(1); node.outs.len()];
+    if grad == 0 && !each {
+        outs[0] = Rows::Sum;
+    }
+    Ok(Fit { ins, outs })
+}
+
+fn expanded(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
+    let out = &cx.graph.ty(node.outs[0]).dims;
+    let k = match (cx.known)(node.outs[0]) {
+        Some(Rows::Lead(k)) => k,
+        _ => lead(out, cx.rows).ok_or("it takes rows apart")?,
+    };
+    let x = node.ins[0].ok_or("an operand is missing")?;
+    let dims = &cx.graph.ty(x).dims;
+    if out[k..].iter().any(|d| d.as_const().is_none()) {
+        return Err("the shape of a row is not a constant");
+    }
+    let data = if dims.len() == out.len() && same_dims(&dims[..k], &out[..k]) {
+        Some(Rows::Lead(k))
+    } else if spans(dims, out.len(), k) {
+        None
+    } else {
+        return Err("it takes rows apart");
+    };
+    Ok(Fit {
+        ins: vec![data, None],
+        outs: vec![Rows::Lead(k)],
+    })
+}
+
+fn one_hot(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
+    let x = node.ins[0].ok_or("an operand is missing")?;
+    let rank = cx.graph.ty(x).rank();
+    let axis = node.attrs.int("axis");
+    let k = lead(&cx.graph.ty(x).dims, cx.rows).ok_or("its rows are others")?;
+    if k != rank || (axis != -1 && axis != rank as i64) {
+        return Err("classes are not the last axis");
+    }
+    Ok(Fit {
+        ins: vec![Some(Rows::Lead(k)), None, None],
+        outs: vec![Rows::Lead(k)],
+    })
+}

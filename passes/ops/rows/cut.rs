@@ -1,0 +1,145 @@
+//! A node for some of the rows of its operands; see the module above for what rows are.
+
+use super::*;
+use crate::error::Result;
+use crate::ir::{Builder, Ty};
+use crate::ops::concat::CONCAT;
+
+/// A node to be emitted for some of the rows.
+pub struct CutCx<'a, 'g> {
+    pub b: &'a mut Builder<'g>,
+    pub op: &'static OpDef,
+    /// The node's own, but for a reduction that the caller has changed.
+    pub attrs: Attrs,
+    /// Operands: parts where they have rows, of which the axes are merged into one; whole where not.
+    pub ins: Vec<Option<ValueId>>,
+    /// Types of the whole operands and results.
+    pub in_types: Vec<Option<Ty>>,
+    pub out_types: Vec<Ty>,
+    pub fit: &'a Fit,
+    /// The axes that the node reduces, if it does.
+    pub axes: Option<Vec<usize>>,
+    /// How many rows the parts have: an int64 vector of length 1.
+    pub count: ValueId,
+}
+
+/// The axes that `node` reduces; `None` for other ops.
+pub fn reduces(graph: &Graph, contents: &Contents, node: &Node) -> Option<Vec<usize>> {
+    let x = node.ins.first().copied().flatten()?;
+    REDUCTIONS
+        .contains(&node.op)
+        .then(|| reduced_axes(node, graph.ty(x).rank(), contents))?
+}
+
+/// Emits a node for some rows. A result with rows has them as its first axis; a sum over rows has the shape of the whole
+/// result or one that reshapes to it.
+///
+/// # Errors
+/// What typing refuses.
+pub fn cut(mut cx: CutCx) -> Result<Vec<ValueId>> {
+    let n_outs = cx.out_types.len();
+    let op = cx.op;
+    let lead_in = |i: usize| match cx.fit.ins.get(i).copied().flatten() {
+        Some(Rows::Lead(k)) => k,
+        _ => 0,
+    };
+    let lead_out = match cx.fit.outs[0] {
+        Rows::Lead(k) => k,
+        _ => 0,
+    };
+    if op == &IDENTITY {
+        return Ok(cx.ins.into_iter().flatten().collect());
+    }
+    if POINTWISE.contains(&op) {
+        if lead_out > 0 {
+            let trailing = cx.out_types[0].rank() - lead_out;
+            whole_operands(&mut cx, trailing)?;
+        }
+    } else if [&RESHAPE, &FLATTEN, &SQUEEZE, &UNSQUEEZE].contains(&op) {
+        let x = cx.ins[0].expect("I4: a layout op has an operand");
+        let row = row_dims(&cx.out_types[0].dims[lead_out..]);
+        if cx.b.ty(x).dims[1..]
+            .iter()
+            .map(Dim::as_const)
+            .eq(row.iter().map(|d| Some(*d)))
+        {
+            return Ok(vec![x]);
+        }
+        let target: Vec<i64> = std::iter::once(-1).chain(row).collect();
+        let target = cx.b.ints(&target);
+        return Ok(vec![cx.b.emit(&RESHAPE, &[x, target], Attrs::new())?]);
+    } else if op == &TRANSPOSE && cx.fit.ins[0] != Some(Rows::Last) && lead_out > 0 {
+        let rank = cx.out_types[0].rank();
+        let perm = permutation(&cx.attrs, rank);
+        let moved = perm[lead_out..].iter().map(|p| (p - lead_out + 1) as i64);
+        let perm: Vec<i64> = std::iter::once(0).chain(moved).collect();
+        cx.attrs = Attrs::new().with("perm", perm);
+    } else if op == &SUM_TO_SHAPE {
+        let (k, rank) = (lead_in(0), cx.in_types[0].as_ref().map_or(0, Ty::rank));
+        let out = &cx.out_types[0].dims;
+        let row = row_dims(&out[out.len() - out.len().min(rank - k)..]);
+        let row = cx.b.ints(&row);
+        let shape = if lead_out == 0 {
+            row
+        } else {
+            let axis = Attrs::new().with("axis", 0);
+            cx.b.emit(&CONCAT, &[cx.count, row], axis)?
+        };
+        cx.ins[1] = Some(shape);
+    } else if let Some(axes) = &cx.axes {
+        let k = lead_in(0);
+        let mut shifted: Vec<i64> = axes
+            .iter()
+            .filter(|a| **a >= k)
+            .map(|a| (a - k + 1) as i64)
+            .collect();
+        if lead_out == 0 {
+            shifted.insert(0, 0);
+            cx.attrs.set("keepdims", 0.into());
+        }
+        cx.attrs.set("noop_with_empty_axes", 1.into());
+        cx.ins.truncate(1);
+        let axes = cx.b.ints(&shifted);
+        cx.ins.push(Some(axes));
+    } else if [&SOFTMAX, &SOFTMAX_GRAD, &LOG_SOFTMAX, &LOG_SOFTMAX_GRAD].contains(&op)
+        || [&GATHER_ELEMENTS, &SCATTER_ELEMENTS].contains(&op)
+    {
+        let rank = cx.out_types[0].rank() as i64;
+        let axis = cx.attrs.int("axis");
+        let axis = if axis < 0 { axis + rank } else { axis };
+        cx.attrs.set("axis", (axis - lead_out as i64 + 1).into());
+    } else if op == &EXPAND {
+        let trailing = cx.out_types[0].rank() - lead_out;
+        let shape = cx.ins[1].take();
+        whole_operands(&mut cx, trailing)?;
+        debug_assert!(shape.is_some(), "I4: Expand has a shape");
+        let row = row_dims(&cx.out_types[0].dims[lead_out..]);
+        let row = cx.b.ints(&row);
+        let axis = Attrs::new().with("axis", 0);
+        cx.ins[1] = Some(cx.b.emit(&CONCAT, &[cx.count, row], axis)?);
+    } else if op == &ONE_HOT {
+        cx.attrs.set("axis", (-1).into());
+    }
+    cx.b.emit_n(op, cx.ins, cx.attrs, n_outs)
+}
+
+/// Constant sizes of a row; [`fit`] has made sure that they are.
+fn row_dims(dims: &[Dim]) -> Vec<i64> {
+    dims.iter().map(|d| d.as_const().unwrap_or(-1)).collect()
+}
+
+/// Takes axes of size 1 that stand for rows away from operands that have none, now that rows are one axis.
+fn whole_operands(cx: &mut CutCx, trailing: usize) -> Result<()> {
+    for i in 0..cx.ins.len() {
+        let (Some(v), None) = (cx.ins[i], cx.fit.ins[i]) else {
+            continue;
+        };
+        let over = cx.b.rank(v).saturating_sub(trailing);
+        if over > 0 {
+            let axes: Vec<i64> = (0..over as i64).collect();
+            let axes = cx.b.ints(&axes);
+            cx.ins[i] = Some(cx.b.emit(&SQUEEZE, &[v, axes], Attrs::new())?);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,351 @@
+//! Emits a region part by part.
+
+use super::region::{Region, like};
+use crate::error::{Error, Result};
+use crate::ir::typing::Contents;
+use crate::ir::{Attrs, Builder, Dim, Graph, NodeId, Role, ValueId};
+use crate::ops::arith::DIV;
+use crate::ops::concat::CONCAT;
+use crate::ops::logic::EQUAL;
+use crate::ops::loss::label_weight;
+use crate::ops::rows::{CutCx, Rows, cut, is_class_loss_grad, is_mean_loss, reduces};
+use crate::ops::rules::{choose, compute_type, emit as emit_plain};
+use crate::ops::shape::{RESHAPE, SHAPE};
+use crate::ops::slice::SLICE;
+use rustc_hash::FxHashMap;
+
+/// Emits `count` parts of the region at the end of the graph, fewer where there are fewer rows; whoever read its results
+/// reads what the parts make. Returns how many parts there are.
+///
+/// # Errors
+/// What typing refuses.
+pub fn emit(graph: &mut Graph, contents: Contents, region: &Region, count: usize) -> Result<usize> {
+    let inputs = region.parted_inputs(graph);
+    let outputs = region.outputs(graph);
+    let axes = region
+        .nodes
+        .iter()
+        .filter_map(|id| Some((*id, reduces(graph, &contents, graph.node(*id))?)))
+        .collect();
+    let mut b = Builder::resume(graph, contents);
+    b.role = Role::Backward;
+    b.prefix = "tile".into();
+    b.loc = b.graph.node(region.nodes[0]).loc.clone();
+    let mut parts = Parts {
+        region,
+        inputs,
+        axes,
+        totals: FxHashMap::default(),
+        shares: FxHashMap::default(),
+        sums: FxHashMap::default(),
+        pieces: FxHashMap::default(),
+        b,
+    };
+    parts.means()?;
+    let cuts = parts.cuts(count)?;
+    for (start, end) in &cuts {
+        parts.part(*start, *end, &outputs)?;
+    }
+    for v in outputs {
+        parts.replace(v)?;
+    }
+    Ok(cuts.len())
+}
+
+struct Parts<'r, 'g> {
+    region: &'r Region,
+    /// Values from outside that have rows.
+    inputs: Vec<ValueId>,
+    /// Axes of reductions.
+    axes: FxHashMap<NodeId, Vec<usize>>,
+    /// The weight of all labels, of nodes that take the mean.
+    totals: FxHashMap<NodeId, ValueId>,
+    /// The cotangent of such a node, divided by its total.
+    shares: FxHashMap<NodeId, ValueId>,
+    /// Sums over the rows so far, in the type they are added up in.
+    sums: FxHashMap<ValueId, ValueId>,
+    /// Parts of results that have rows.
+    pieces: FxHashMap<ValueId, Vec<ValueId>>,
+    b: Builder<'g>,
+}
+
+impl Parts<'_, '_> {
+    /// The weight of all labels, for every mean over them.
+    fn means(&mut self) -> Result<()> {
+        let mut known = FxHashMap::default();
+        for id in &self.region.nodes {
+            let node = self.b.graph.node(*id);
+            if is_mean_loss(node) {
+                let at = usize::from(is_class_loss_grad(node.op));
+                let (labels, weights) = (node.ins[at + 1], node.ins.get(at + 2).copied().flatten());
+                let scores = node.ins[at].expect("I4: a loss has scores");
+                let attrs = node.attrs.clone();
+                let dtype = compute_type(self.b.ty(scores).dtype);
+                let labels = labels.expect("I4: a loss has labels");
+                let key = (labels, weights, attrs.opt_int("ignore_index"), dtype);
+                let total = match known.get(&key) {
+                    Some(total) => *total,
+                    None => label_weight(&mut self.b, labels, weights, &attrs, dtype)?,
+                };
+                known.insert(key, total);
+                self.totals.insert(*id, total);
+            }
+        }
+        Ok(())
+    }
+
+    /// How many rows there are, as an int64 vector of length 1.
+    fn n_rows(&mut self) -> Result<ValueId> {
+        if let Some(n) = self.region.rows.as_const() {
+            return Ok(self.b.ints(&[n]));
+        }
+        let flat = |rows: &Rows| matches!(rows, Rows::Lead(_));
+        let known = self.inputs.iter().find(|v| flat(&self.region.classes[*v]));
+        let Some(v) = known.copied() else {
+            return Err(Error::bug(
+                "tile",
+                "no operand says how many rows there are",
+            ));
+        };
+        let v = self.flat(v)?;
+        let first = Attrs::new().with("start", 0).with("end", 1);
+        self.b.emit(&SHAPE, &[v], first)
+    }
+
+    /// First and last row of each part, as int64 vectors of length 1; the last may be beyond the end.
+    fn cuts(&mut self, count: usize) -> Result<Vec<(ValueId, ValueId)>> {
+        let count = count as i64;
+        if let Some(rows) = self.region.rows.as_const() {
+            let each = (rows + count - 1) / count;
+            let starts = (0..rows).step_by(each.max(1) as usize);
+            let bounds = starts.map(|at| (at, (at + each).min(rows)));
+            return Ok(bounds
+                .map(|(s, e)| (self.b.ints(&[s]), self.b.ints(&[e])))
+                .collect());
+        }
+        let rows = self.n_rows()?;
+        let more = self.b.ints(&[count - 1]);
+        let by = self.b.ints(&[count]);
+        let raised = self.b.add(rows, more)?;
+        let each = self.b.emit(&DIV, &[raised, by], Attrs::new())?;
+        let mut bounds = Vec::new();
+        let mut start = self.b.ints(&[0]);
+        for i in 1..=count {
+            let times = self.b.ints(&[i]);
+            let end = self.b.mul(each, times)?;
+            bounds.push((start, end));
+            start = end;
+        }
+        Ok(bounds)
+    }
+
+    /// A value with its rows as one axis.
+    fn flat(&mut self, v: ValueId) -> Result<ValueId> {
+        let Rows::Lead(k) = self.region.classes[&v] else {
+            return Ok(v);
+        };
+        if k == 1 {
+            return Ok(v);
+        }
+        let row = self.b.ty(v).dims[k..].to_vec();
+        let row: Option<Vec<i64>> = row.iter().map(Dim::as_const).collect();
+        let shape = match row {
+            Some(row) => {
+                let target: Vec<i64> = std::iter::once(-1).chain(row).collect();
+                self.b.ints(&target)
+            }
+            None => {
+                let all = Attrs::new().with("start", k as i64);
+                let row = self.b.emit(&SHAPE, &[v], all)?;
+                let first = self.b.ints(&[-1]);
+                self.b
+                    .emit(&CONCAT, &[first, row], Attrs::new().with("axis", 0))?
+            }
+        };
+        self.b.emit(&RESHAPE, &[v, shape], Attrs::new())
+    }
+
+    /// Emits every node of the region for the rows from `start` up to `end`.
+    fn part(&mut self, start: ValueId, end: ValueId, outputs: &[ValueId]) -> Result<()> {
+        let mut now: FxHashMap<ValueId, ValueId> = FxHashMap::default();
+        let mut count = None;
+        self.b.prefix = "tile".into();
+        for v in self.inputs.clone() {
+            let axis = i64::from(self.region.classes[&v] == Rows::Last);
+            let flat = self.flat(v)?;
+            let (axis, one) = (self.b.ints(&[axis]), self.b.ints(&[1]));
+            let part = self
+                .b
+                .emit(&SLICE, &[flat, start, end, axis, one], Attrs::new())?;
+            now.insert(v, part);
+            if count.is_none() && axis == self.b.ints(&[0]) {
+                let first = Attrs::new().with("start", 0).with("end", 1);
+                count = Some(match self.b.ty(part).dims[0].as_const() {
+                    Some(n) => self.b.ints(&[n]),
+                    None => self.b.emit(&SHAPE, &[part], first)?,
+                });
+            }
+        }
+        let Some(count) = count else {
+            return Err(Error::bug(
+                "tile",
+                "no operand says how many rows a part has",
+            ));
+        };
+        for id in &self.region.nodes {
+            self.node(*id, &mut now, count)?;
+        }
+        self.b.prefix = "tile".into();
+        for v in outputs {
+            let part = now[v];
+            if self.region.classes[v] == Rows::Sum {
+                let part = self.b.cast(part, compute_type(self.b.ty(part).dtype))?;
+                let sum = match self.sums.get(v).copied() {
+                    None => part,
+                    Some(sum) => self.b.add(sum, part)?,
+                };
+                self.sums.insert(*v, sum);
+            } else {
+                self.pieces.entry(*v).or_default().push(part);
+            }
+        }
+        Ok(())
+    }
+
+    fn node(
+        &mut self,
+        id: NodeId,
+        now: &mut FxHashMap<ValueId, ValueId>,
+        count: ValueId,
+    ) -> Result<()> {
+        let node = self.b.graph.node(id).clone();
+        self.b.loc = node.loc.clone();
+        self.b.prefix = format!("{}/tile", node.name);
+        let fit = &self.region.fits[&id];
+        let mut ins: Vec<Option<ValueId>> = node
+            .ins
+            .iter()
+            .map(|v| v.map(|v| now.get(&v).copied().unwrap_or(v)))
+            .collect();
+        let in_types = node
+            .ins
+            .iter()
+            .map(|v| v.map(|v| self.b.ty(v).clone()))
+            .collect();
+        let out_types = node.outs.iter().map(|v| self.b.ty(*v).clone()).collect();
+        let mut attrs = node.attrs.clone();
+        if let Some(total) = self.totals.get(&id).copied() {
+            attrs.set("reduction", "sum".into());
+            if is_class_loss_grad(node.op) {
+                let dloss = ins[0].expect("I4: a gradient has a cotangent");
+                ins[0] = Some(match self.shares.get(&id) {
+                    Some(share) => *share,
+                    None => self.share(dloss, total)?,
+                });
+                self.shares.extend(ins[0].map(|share| (id, share)));
+            }
+        }
+        let outs = cut(CutCx {
+            b: &mut self.b,
+            op: node.op,
+            attrs,
+            ins,
+            in_types,
+            out_types,
+            fit,
+            axes: self.axes.get(&id).cloned(),
+            count,
+        })?;
+        now.extend(node.outs.iter().copied().zip(outs));
+        Ok(())
+    }
+
+    /// The cotangent of a sum that is divided by `total` afterwards; 0 where no label counts.
+    fn share(&mut self, dloss: ValueId, total: ValueId) -> Result<ValueId> {
+        let (narrow, wide) = (self.b.ty(dloss).dtype, self.b.ty(total).dtype);
+        let dloss = self.b.cast(dloss, wide)?;
+        let zero = self.b.scalar(wide, 0.0);
+        let share = self.b.div(dloss, total)?;
+        let none = emit_plain(&mut self.b, &EQUAL, &[total, zero])?;
+        let share = choose(&mut self.b, none, zero, share)?;
+        self.b.cast(share, narrow)
+    }
+
+    /// Lets whoever read `old` read what its parts make together.
+    fn replace(&mut self, old: ValueId) -> Result<()> {
+        self.b.prefix = self.b.graph.value(old).name.clone();
+        let maker = self
+            .b
+            .graph
+            .def_node(old)
+            .expect("a region makes its outputs");
+        self.b.loc = self.b.graph.node(maker).loc.clone();
+        let new = match self.pieces.remove(&old) {
+            Some(pieces) => self.joined(old, &pieces)?,
+            None => self.summed(old, maker)?,
+        };
+        let name = self.b.graph.value(old).name.clone();
+        self.b.graph.rename_value(old, &format!("{name}/whole"));
+        if self.b.graph.value(new).name != name {
+            self.b.graph.rename_value(new, &name);
+        }
+        self.b.graph.replace_uses(old, new);
+        Ok(())
+    }
+
+    fn summed(&mut self, old: ValueId, maker: NodeId) -> Result<ValueId> {
+        let ty = self.b.ty(old).clone();
+        let mut sum = self.sums[&old];
+        if let Some(total) = self.totals.get(&maker).copied() {
+            let total = self.b.cast(total, self.b.ty(sum).dtype)?;
+            sum = self.b.div(sum, total)?;
+        }
+        let sum = self.b.cast(sum, ty.dtype)?;
+        if self.b.ty(sum).dims == ty.dims {
+            return Ok(sum);
+        }
+        let dims = ty
+            .static_dims()
+            .ok_or_else(|| Error::bug("tile", "a sum has a size that is not a constant"))?;
+        let shape = self.b.ints(&dims);
+        self.b.emit(&RESHAPE, &[sum, shape], Attrs::new())
+    }
+
+    fn joined(&mut self, old: ValueId, pieces: &[ValueId]) -> Result<ValueId> {
+        let ty = self.b.ty(old).clone();
+        let Rows::Lead(k) = self.region.classes[&old] else {
+            let axis = Attrs::new().with("axis", 1);
+            return self.b.emit(&CONCAT, pieces, axis);
+        };
+        let flat = self.b.emit(&CONCAT, pieces, Attrs::new().with("axis", 0))?;
+        if self.b.ty(flat).dims == ty.dims {
+            return Ok(flat);
+        }
+        let shape = match ty.static_dims() {
+            Some(dims) => self.b.ints(&dims),
+            None => {
+                let axis = Attrs::new().with("axis", 0);
+                let batch = match like(
+                    self.b.graph,
+                    &self.inputs,
+                    &self.region.classes,
+                    &ty.dims[..k],
+                ) {
+                    Some(v) => {
+                        let first = Attrs::new().with("start", 0).with("end", k as i64);
+                        self.b.emit(&SHAPE, &[v], first)?
+                    }
+                    None if k == 1 => self.n_rows()?,
+                    None => return Err(Error::bug("tile", "no operand has the sizes of a result")),
+                };
+                let rank = ty.rank() as i64;
+                let row = Attrs::new()
+                    .with("start", 1)
+                    .with("end", rank - k as i64 + 1);
+                let row = self.b.emit(&SHAPE, &[flat], row)?;
+                self.b.emit(&CONCAT, &[batch, row], axis)?
+            }
+        };
+        self.b.emit(&RESHAPE, &[flat, shape], Attrs::new())
+    }
+}

@@ -1,0 +1,254 @@
+//! What has to be tiled together so that one wide value never exists whole.
+//!
+//! A value is wide if a row of it is at least as wide as a row of the scores. Whatever makes or reads a wide value belongs to
+//! the region, and so does every node on a path between two nodes of it; narrow values are its border. In a region every
+//! node treats rows alike or sums over them (`ops/rows.rs`), so that the parts of the rows can pass through one after
+//! the other.
+
+use crate::ir::typing::Contents;
+use crate::ir::{Dim, Graph, NodeId, Same, Side, ValueId};
+use crate::ops::rows::{Fit, FitCx, Reason, Rows, fit, lead};
+use rustc_hash::FxHashMap;
+
+/// Nodes to be tiled together.
+pub struct Region {
+    /// In the order they run.
+    pub nodes: Vec<NodeId>,
+    pub fits: FxHashMap<NodeId, Fit>,
+    pub classes: FxHashMap<ValueId, Rows>,
+    /// How many rows there are.
+    pub rows: Dim,
+    /// Elements in a row of the scores.
+    pub width: i64,
+}
+
+/// Why there is no region.
+pub struct Refusal {
+    pub node: Option<NodeId>,
+    pub why: Reason,
+}
+
+impl Region {
+    /// The region around `scores`, whose last axis is the classes.
+    ///
+    /// # Errors
+    /// The first node that cannot be cut along rows.
+    pub fn around(graph: &Graph, contents: &Contents, scores: ValueId) -> Result<Region, Refusal> {
+        let none = |why| Refusal { node: None, why };
+        let dims = &graph.ty(scores).dims;
+        let Some((width, batch)) = dims.split_last() else {
+            return Err(none("the scores are a scalar"));
+        };
+        let width = width.as_const().filter(|w| *w > 1);
+        let width = width.ok_or_else(|| none("the number of classes is not a constant"))?;
+        let rows = Dim::product(batch);
+        let Some(k) = lead(dims, &rows) else {
+            return Err(none("there is one row only"));
+        };
+        let mut search = Search {
+            graph,
+            contents,
+            rows,
+            width,
+            classes: FxHashMap::default(),
+            fits: FxHashMap::default(),
+            open: Vec::new(),
+        };
+        search.classes.insert(scores, Rows::Lead(k));
+        search.touch(scores)?;
+        while let Some(id) = search.open.pop() {
+            search.include(id)?;
+        }
+        search.close()
+    }
+
+    /// Values that nodes of the region read and others make, and that have rows.
+    pub fn parted_inputs(&self, graph: &Graph) -> Vec<ValueId> {
+        let mut inputs = Vec::new();
+        let made = |v: ValueId| {
+            graph
+                .def_node(v)
+                .is_some_and(|n| self.fits.contains_key(&n))
+        };
+        let mut seen = rustc_hash::FxHashSet::default();
+        for id in &self.nodes {
+            for (v, rows) in graph.node(*id).ins.iter().zip(&self.fits[id].ins) {
+                if let (Some(v), Some(_)) = (v, rows)
+                    && !made(*v)
+                    && seen.insert(*v)
+                {
+                    inputs.push(*v);
+                }
+            }
+        }
+        inputs
+    }
+
+    /// Elements in the widest row that enters the region: that of the activations the scores are made of.
+    pub fn narrow_width(&self, graph: &Graph) -> i64 {
+        let row = |v: ValueId| match self.classes[&v] {
+            Rows::Lead(k) => Dim::product(&graph.ty(v).dims[k..]).as_const(),
+            Rows::Last | Rows::Sum => None,
+        };
+        let inputs = self.parted_inputs(graph).into_iter();
+        let narrow = inputs.filter_map(row).filter(|n| *n < self.width);
+        narrow.max().unwrap_or(1)
+    }
+
+    /// Values that nodes of the region make and others read.
+    pub fn outputs(&self, graph: &Graph) -> Vec<ValueId> {
+        let outside = |v: &ValueId| {
+            let uses = graph.value(*v).uses().iter();
+            graph.is_output(*v) || uses.clone().any(|u| !self.fits.contains_key(&u.node))
+        };
+        let made = self.nodes.iter().flat_map(|id| &graph.node(*id).outs);
+        made.copied().filter(outside).collect()
+    }
+}
+
+struct Search<'a> {
+    graph: &'a Graph,
+    contents: &'a Contents,
+    rows: Dim,
+    width: i64,
+    classes: FxHashMap<ValueId, Rows>,
+    fits: FxHashMap<NodeId, Fit>,
+    open: Vec<NodeId>,
+}
+
+impl Search<'_> {
+    /// Lets whatever makes or reads a wide value join.
+    fn touch(&mut self, v: ValueId) -> Result<(), Refusal> {
+        if self.graph.is_output(v) {
+            return Err(Refusal {
+                node: self.graph.def_node(v),
+                why: "its result is an output of the model, so it has to exist whole",
+            });
+        }
+        self.open.extend(self.graph.def_node(v));
+        let readers = self.graph.value(v).uses().iter().map(|u| u.node);
+        self.open.extend(readers);
+        Ok(())
+    }
+
+    fn is_wide(&self, v: ValueId, rows: Rows) -> bool {
+        let dims = &self.graph.ty(v).dims;
+        let row = match rows {
+            Rows::Lead(k) => Dim::product(&dims[k..]),
+            Rows::Last => dims[0].clone(),
+            Rows::Sum => return false,
+        };
+        row.as_const().is_some_and(|n| n >= self.width)
+    }
+
+    fn include(&mut self, id: NodeId) -> Result<(), Refusal> {
+        if self.fits.contains_key(&id) {
+            return Ok(());
+        }
+        let refused = |why| Refusal {
+            node: Some(id),
+            why,
+        };
+        let known = |v: ValueId| self.classes.get(&v).copied();
+        let cx = FitCx {
+            graph: self.graph,
+            contents: self.contents,
+            rows: &self.rows,
+            known: &known,
+        };
+        let found = fit(&cx, id).map_err(refused)?;
+        let node = self.graph.node(id);
+        let ins = node.ins.iter().copied().zip(&found.ins);
+        let ins = ins.filter_map(|(v, rows)| Some((v?, (*rows)?)));
+        let outs = node.outs.iter().copied().zip(found.outs.iter().copied());
+        let all: Vec<(ValueId, Rows)> = ins.chain(outs).collect();
+        for v in node.ins.iter().flatten() {
+            let read = all.iter().any(|(w, _)| w == v);
+            if !read && self.classes.contains_key(v) {
+                return Err(refused("it reads rows as if they were none"));
+            }
+        }
+        self.fits.insert(id, found);
+        for (v, rows) in all {
+            match self.classes.insert(v, rows) {
+                None if self.is_wide(v, rows) => self.touch(v)?,
+                Some(before) if before != rows => {
+                    return Err(refused("rows lie in one value in two ways"));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the nodes on paths between nodes of the region, until there are none.
+    fn close(mut self) -> Result<Region, Refusal> {
+        loop {
+            let between = self.between();
+            if between.is_empty() {
+                break;
+            }
+            for id in between {
+                self.include(id)?;
+            }
+            while let Some(more) = self.open.pop() {
+                self.include(more)?;
+            }
+        }
+        let inside = |id: &NodeId| self.fits.contains_key(id);
+        let nodes = self.graph.order().iter().copied().filter(inside).collect();
+        Ok(Region {
+            nodes,
+            fits: self.fits,
+            classes: self.classes,
+            rows: self.rows,
+            width: self.width,
+        })
+    }
+
+    /// Nodes outside that depend on the region and that the region depends on, in order.
+    fn between(&self) -> Vec<NodeId> {
+        let graph = self.graph;
+        let mut after = Side::new(graph.value_bound(), false);
+        for id in graph.order() {
+            let node = graph.node(*id);
+            if self.fits.contains_key(id) || node.ins.iter().flatten().any(|v| after[*v]) {
+                for v in &node.outs {
+                    after[*v] = true;
+                }
+            }
+        }
+        let mut before = Side::new(graph.value_bound(), false);
+        let mut between = Vec::new();
+        for id in graph.order().iter().rev() {
+            let node = graph.node(*id);
+            let inside = self.fits.contains_key(id);
+            let leads = node.outs.iter().any(|v| before[*v]);
+            if inside || leads {
+                for v in node.ins.iter().flatten() {
+                    before[*v] = true;
+                }
+            }
+            if !inside && leads && node.ins.iter().flatten().any(|v| after[*v]) {
+                between.push(*id);
+            }
+        }
+        between.reverse();
+        between
+    }
+}
+
+/// Where the first sizes of a value that has rows can be read from: an operand of the region with the same ones.
+pub fn like(
+    graph: &Graph,
+    inputs: &[ValueId],
+    classes: &FxHashMap<ValueId, Rows>,
+    dims: &[Dim],
+) -> Option<ValueId> {
+    inputs.iter().copied().find(|v| {
+        let have = &graph.ty(*v).dims;
+        matches!(classes.get(v), Some(Rows::Lead(_)))
+            && have.len() >= dims.len()
+            && have.iter().zip(dims).all(|(a, b)| a.same(b) == Same::Yes)
+    })
+}
