@@ -11,6 +11,8 @@ use std::process::Stdio;
 #[test]
 fn help_examples_run() {
     let dir = workplace();
+    let traced = dir.path().join("traced.pt");
+    std::fs::copy(command::fixture("exported", "block.pt"), traced).unwrap();
     let runtime = if cfg!(feature = "torch") { 0 } else { 5 };
     let mut ran = 0;
     for verb in [

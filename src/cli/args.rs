@@ -43,7 +43,7 @@ Exit codes: 0 good, 1 a bug in ckpt-opt, 2 wrong usage or a bad model, 3 no plan
 const OPTIMIZE_EXAMPLES: &str = "\
 Examples:
   ckpt-opt model.onnx -o train.onnx
-  ckpt-opt traced.pt -o train.onnx --input 'input_ids:i64[batch,seq]' --output-names logits
+  ckpt-opt traced.pt -o train.onnx --input 'tokens:i64[batch,seq]' --output-names logits
   ckpt-opt model.onnx -o train.onnx --budget 60% --effort first --dim batch=8
   ckpt-opt model.onnx -o train.onnx --policy full --loss causal-lm --dim batch=8 --dim seq=128
   ckpt-opt model.onnx -o train.onnx --freeze '*wpe*' --drop-output logits --loss causal-lm
@@ -53,7 +53,7 @@ Examples:
 const INSPECT_EXAMPLES: &str = "\
 Examples:
   ckpt-opt inspect model.onnx
-  ckpt-opt inspect traced.pt --inputs case.npz
+  ckpt-opt inspect traced.pt --input 'tokens:i64[2,7]'
   ckpt-opt inspect model.onnx --format json";
 
 const RUN_EXAMPLES: &str = "\

@@ -38,14 +38,17 @@ pub(super) fn promote(a: DType, b: DType) -> DType {
             } else {
                 (b, a)
             };
-            match (unsigned(wide), unsigned(narrow)) {
-                // An unsigned type needs a signed one that is wider.
-                (true, false) => match wide.size_bytes() {
+            let mixed = unsigned(wide) != unsigned(narrow);
+            let as_wide = wide.size_bytes() == narrow.size_bytes();
+            // An unsigned type needs a signed one that is wider.
+            if mixed && (unsigned(wide) || as_wide) {
+                match wide.size_bytes() {
                     1 => DType::I16,
                     2 => DType::I32,
                     _ => DType::I64,
-                },
-                _ => wide,
+                }
+            } else {
+                wide
             }
         }
     }
