@@ -9,6 +9,7 @@ use super::spine::Flow;
 use crate::error::Result;
 use crate::ir::{Atom, Def, Dim, Graph, NodeId, Role};
 use crate::ops::index::GATHER;
+use crate::ops::kind::{Kind, kind};
 
 /// A lookup in a table of known length whose largest index is a function of named sizes.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,12 +69,16 @@ pub fn limits(graph: &Graph) -> Result<Vec<Limit>> {
             candidates.push((*id, *indices, rows));
         }
     }
+    let mut limits: Vec<Limit> = graph
+        .order()
+        .iter()
+        .filter_map(|id| cut_short(graph, *id))
+        .collect();
     if candidates.is_empty() {
-        return Ok(Vec::new());
+        return Ok(limits);
     }
     let flow = Flow::new(graph)?;
     let mut elements = Elements::new(graph, &flow);
-    let mut limits = Vec::new();
     for (node, indices, rows) in candidates {
         let space = graph.ty(indices).dims.clone();
         let Some(index) = elements.ask(indices, &space).int() else {
@@ -93,6 +98,38 @@ pub fn limits(graph: &Graph) -> Result<Vec<Limit>> {
         }
     }
     Ok(limits)
+}
+
+/// The limit of a node that joins, index by index, an axis of some size with the same part of a table: where the size is
+/// larger than the table, the part is shorter than the axis.
+fn cut_short(graph: &Graph, id: NodeId) -> Option<Limit> {
+    let node = graph.node(id);
+    if kind(node.op) != Kind::Elementwise || node.role != Role::Forward || node.again.is_some() {
+        return None;
+    }
+    let dims = |slot: usize| Some(&graph.ty((*node.ins.get(slot)?)?).dims);
+    let (a, b) = (dims(0)?, dims(1)?);
+    let pairs = a.iter().rev().zip(b.iter().rev());
+    let mut both = pairs.flat_map(|(a, b)| [(a, b), (b, a)]);
+    both.find_map(|(part, whole)| {
+        let Some(Atom::Min(x, y)) = part.as_atom() else {
+            return None;
+        };
+        let rows = match (x.as_const(), y.as_const()) {
+            (Some(rows), None) if y == whole => rows,
+            (None, Some(rows)) if x == whole => rows,
+            _ => return None,
+        };
+        let limit = Limit {
+            node: id,
+            largest: whole.sub(&Dim::ONE),
+            rows,
+        };
+        // One row would be broadcast.
+        let mut is_known = rows > 1;
+        whole.for_each_leaf(&mut |atom| is_known &= matches!(atom, Atom::Sym(_)));
+        is_known.then_some(limit)
+    })
 }
 
 #[cfg(test)]
@@ -126,6 +163,26 @@ mod tests {
         assert_eq!(found[0].names(), ["seq"]);
         let at = |n: i64| found[0].exceeded(&|_| Some(n));
         assert_eq!((at(5), at(6), at(128)), (None, Some(6), Some(128)));
+    }
+
+    #[test]
+    fn positions_are_limited_by_a_part_of_their_table() {
+        let graph = text::parse(
+            "graph @g typed (%x: f32[batch, seq, 2]) -> (%y) {
+  init %table : f32[1, 6, 2] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+  init %zero : i64[1] = [0]
+  init %one : i64[1] = [1]
+  %s = Shape %x {start = 1, end = 2} : i64[1]
+  %p = Slice %table, %zero, %s, %one, %one : f32[1, min(6, seq), 2]
+  %y = Add %x, %p : f32[batch, seq, 2]
+}
+",
+        )
+        .unwrap();
+        let found = limits(&graph).unwrap();
+        assert_eq!(found.len(), 1, "{found:?}");
+        let at = |n: i64| found[0].exceeded(&|_| Some(n));
+        assert_eq!((at(6), at(7)), (None, Some(6)));
     }
 
     #[test]
