@@ -250,7 +250,7 @@ static PLAN: Pass = Pass {
         };
         let seconds = started.elapsed().as_secs_f64();
         let smallest_bytes = match (&plan.certificate, &options.budget) {
-            (Some(_), Some(budgeted)) => budgeted.smallest_bytes(&setting)?,
+            (Some(_), Some(budgeted)) => budgeted.smallest_bytes(&setting, &plan)?,
             _ => None,
         };
         cx.made = Some(Made {

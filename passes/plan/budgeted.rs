@@ -150,10 +150,13 @@ impl Budgeted {
     ///
     /// # Errors
     /// A problem whose own order is not a schedule.
-    pub fn smallest_bytes(&self, setting: &Setting) -> Result<Option<u64>> {
+    pub fn smallest_bytes(&self, setting: &Setting, plan: &Plan) -> Result<Option<u64>> {
         match self.effort {
             Effort::First => Ok(None),
-            _ => Ok(Some(smallest(setting)?.reached_bytes)),
+            _ => {
+                let reached = smallest(setting)?.reached_bytes;
+                Ok(Some(reached.min(plan.after.peak_bytes)))
+            }
         }
     }
 }

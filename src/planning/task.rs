@@ -198,7 +198,7 @@ impl Task {
         };
         let seconds = started.elapsed().as_secs_f64();
         let smallest_bytes = match budget {
-            Some(budgeted) => budgeted.smallest_bytes(&self.setting())?,
+            Some(budgeted) => budgeted.smallest_bytes(&self.setting(), &plan)?,
             None => None,
         };
         Ok(Planned {
