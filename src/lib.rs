@@ -26,6 +26,7 @@ pub mod measure;
 pub mod optimize;
 pub mod place;
 pub mod planning;
+pub mod report;
 pub mod rng;
 #[cfg(feature = "torch")]
 pub mod runtime;

@@ -21,6 +21,7 @@ fn help_examples_run() {
         "inspect",
         "plan",
         "frontier",
+        "explain",
         "diff",
         "run",
         "verify",

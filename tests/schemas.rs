@@ -106,6 +106,14 @@ fn what_is_printed_and_written_is_as_published() {
         satisfies(&file(&dir.path().join(name)), "plan.json");
     }
     satisfies(&run("diff p.json q.json --format json"), "difference.json");
+    for args in [
+        "explain model.onnx --dim seq=32 --budget 70% --effort first --format json",
+        "explain model.onnx layer:1 --dim seq=32 --policy selective --format json",
+        "explain graph.json.gz --budget 60% --effort first --format json",
+    ] {
+        satisfies(&run(args), "explanation.json");
+    }
+    satisfies(&run("explain p.json --format json"), "plan.json");
     let curve = run("frontier graph.json.gz --budgets 1kB,70%,100% --effort first --format json");
     assert!(curve["points"][0]["peak_bytes"].is_null());
     satisfies(&curve, "frontier.json");

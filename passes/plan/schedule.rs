@@ -44,12 +44,17 @@ fn percent(value: f64, base: f64) -> f64 {
     }
 }
 
-/// One computation of a storage.
-struct Instance {
-    bytes: u64,
-    born: usize,
-    /// `None` for a placeholder that nothing has read.
-    last: Option<usize>,
+/// One computation of a storage, and how long it is held.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Instance {
+    /// The value that owns the storage.
+    pub value: usize,
+    pub bytes: u64,
+    /// The step that makes it; 0 for a placeholder.
+    pub born: usize,
+    /// The last step that needs it, or the number of steps if it is alive at the end; `None` for a placeholder that
+    /// nothing has read.
+    pub last: Option<usize>,
 }
 
 /// Judges a schedule. Linear in the operands of its steps.
@@ -79,9 +84,12 @@ pub fn evaluate(problem: &Problem, schedule: &[usize]) -> Result<Score> {
     Ok(score)
 }
 
-/// Bytes above static at every step of a schedule.
+/// What is alive above static at every step of a schedule.
 pub struct Timeline {
+    /// Temporaries of the step's op included.
     pub live_bytes: Vec<u64>,
+    /// Placeholders first, then in the order they are made.
+    pub instances: Vec<Instance>,
 }
 
 impl Timeline {
@@ -100,6 +108,7 @@ impl Timeline {
                 Kind::Placeholder => {
                     current[v] = Some(instances.len());
                     instances.push(Instance {
+                        value: v,
                         bytes: value.bytes,
                         born: 0,
                         last: None,
@@ -144,6 +153,7 @@ impl Timeline {
                     (None, Kind::Static) => STATIC,
                     (None, _) => {
                         instances.push(Instance {
+                            value: *v,
                             bytes: values[*v].bytes,
                             born: step,
                             last: Some(step),
@@ -185,7 +195,10 @@ impl Timeline {
             live_bytes.push(live + problem.ops[*o].temp_bytes);
             live -= deaths[step];
         }
-        Ok(Timeline { live_bytes })
+        Ok(Timeline {
+            live_bytes,
+            instances,
+        })
     }
 }
 

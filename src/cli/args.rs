@@ -2,6 +2,7 @@
 
 pub mod measuring;
 pub mod planning;
+pub mod showing;
 
 use ckpt_opt::frontend::given::{Given, InputType};
 use ckpt_opt::place::Place;
@@ -20,6 +21,7 @@ pub const VERBS: &[&str] = &[
     "inspect",
     "plan",
     "frontier",
+    "explain",
     "diff",
     "run",
     "verify",
@@ -88,6 +90,9 @@ pub enum Verb {
     /// Plan at many budgets: what memory costs, with proven bounds and the policies people know
     #[command(after_help = planning::FRONTIER_EXAMPLES)]
     Frontier(planning::FrontierArgs),
+    /// Say what a plan does with every value, what the other choice would cost, and why
+    #[command(after_help = showing::EXPLAIN_EXAMPLES)]
+    Explain(showing::ExplainArgs),
     /// Compare two plans
     #[command(after_help = planning::DIFF_EXAMPLES)]
     Diff(planning::DiffArgs),
@@ -115,6 +120,7 @@ impl Verb {
             Verb::Inspect(args) => &args.report,
             Verb::Plan(args) => &args.report,
             Verb::Frontier(args) => &args.report,
+            Verb::Explain(args) => &args.report,
             Verb::Diff(args) => &args.report,
             Verb::Run(args) => &args.report,
             Verb::Verify(args) => &args.report,

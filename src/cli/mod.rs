@@ -1,6 +1,7 @@
 //! The command line: one file a verb. stdout carries results only; errors, warnings and progress go to stderr.
 
 mod args;
+mod explain;
 mod inspect;
 mod measure;
 mod optimize;
@@ -116,6 +117,7 @@ fn dispatch(verb: Verb) -> Result<()> {
         Verb::Inspect(args) => inspect::run(&args),
         Verb::Plan(args) => plan::run(&args),
         Verb::Frontier(args) => plan::frontier(&args),
+        Verb::Explain(args) => explain::run(&args),
         Verb::Diff(args) => plan::diff(&args),
         Verb::Run(args) => run::run(&args),
         Verb::Verify(args) => verify::run(&args),

@@ -14,6 +14,15 @@ pub fn flops(n: u64) -> String {
     )
 }
 
+/// A time in microseconds, in the unit that fits.
+pub fn micros(us: f64) -> String {
+    match us {
+        _ if us >= 1e6 => format!("{:.2} s", us / 1e6),
+        _ if us >= 1e3 => format!("{:.2} ms", us / 1e3),
+        _ => format!("{us:.2} µs"),
+    }
+}
+
 fn scaled(n: u64, base: f64, units: &[&str]) -> String {
     let (mut x, mut unit) = (n as f64, 0);
     while x >= base && unit + 1 < units.len() {
@@ -40,5 +49,10 @@ mod tests {
         assert_eq!(bytes(100 << 20), "100 MiB");
         assert_eq!(flops(12_340_000), "12.3 MFLOP");
         assert_eq!(bytes(u64::MAX), "16.0 EiB");
+        assert_eq!(
+            (micros(0.5), micros(1234.0)),
+            ("0.50 µs".into(), "1.23 ms".into())
+        );
+        assert_eq!(micros(2.5e6), "2.50 s");
     }
 }

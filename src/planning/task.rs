@@ -4,6 +4,7 @@ use super::read::{cost_graph, is_cost_graph};
 use crate::emit::sharing::{KvSharing, kv_sharing};
 use crate::frontend::given::Given;
 use crate::optimize::load;
+use crate::report::labels::Labels;
 use ckpt_passes::analysis::{Binding, Device};
 use ckpt_passes::compile::{Request, compile};
 use ckpt_passes::driver::Watch;
@@ -32,6 +33,11 @@ pub struct Task {
     pub dims: BTreeMap<String, i64>,
     pub assumed_dims: Vec<String>,
     pub kv_sharing: Vec<KvSharing>,
+    pub labels: Labels,
+    /// The loss that was differentiated, where that was done here.
+    pub loss: Option<String>,
+    /// Whether times of nodes were measured.
+    pub is_measured: bool,
     pub warnings: Vec<String>,
 }
 
@@ -95,10 +101,13 @@ impl Task {
             basis: Basis::AboveStatic,
             device: request.device.clone(),
             before,
+            labels: Labels::unknown(&problem),
             problem,
             dims: BTreeMap::new(),
             assumed_dims: Vec::new(),
             kv_sharing: Vec::new(),
+            loss: None,
+            is_measured: request.times.is_some(),
             warnings,
         })
     }
@@ -121,7 +130,16 @@ impl Task {
             .made
             .ok_or_else(|| Error::bug("plan", "the pipeline made no plan"))?;
         let choices = (made.choices, request.wishes.to_string());
-        Task::made(made.subject, choices, &made.binding, compiled.warnings)
+        let mut task = Task::made(
+            graph,
+            made.subject,
+            choices,
+            &made.binding,
+            compiled.warnings,
+        )?;
+        task.loss = compiled.loss.map(|l| l.to_string());
+        task.is_measured = request.times.is_some();
+        Ok(task)
     }
 
     /// A training graph at other sizes: what [`Task::of_graph`] made of a graph, without going through the passes again.
@@ -140,10 +158,18 @@ impl Task {
             refine(&request.wishes, graph, &subject)?,
             request.wishes.to_string(),
         );
-        Task::made(subject, choices, &binding, warnings)
+        Ok(Task {
+            is_measured: request.times.is_some(),
+            ..Task::made(graph, subject, choices, &binding, warnings)?
+        })
     }
 
-    fn made(
+    /// What was planned of a training graph without copies, from what its plan was made of.
+    ///
+    /// # Errors
+    /// A graph whose own order is not a schedule.
+    pub fn made(
+        graph: &Graph,
         subject: Subject,
         (choices, wishes): (Choices, String),
         binding: &Binding,
@@ -151,9 +177,12 @@ impl Task {
     ) -> Result<Task> {
         Ok(Task {
             before: evaluate(&subject.problem, &subject.problem.given_order())?,
+            labels: Labels::of_graph(graph, &subject),
             problem: subject.problem,
             choices,
             wishes,
+            loss: None,
+            is_measured: false,
             kv_sharing: kv_sharing(&subject.blocks),
             structure: subject.structure,
             basis: Basis::Peak,

@@ -1,0 +1,89 @@
+//! `explain`: why a plan is as it is.
+
+use super::args::Format;
+use super::args::showing::ExplainArgs;
+use super::{progress, result, result_json, warn};
+use ckpt_opt::optimize::load;
+use ckpt_opt::planning::read;
+use ckpt_opt::planning::task::{Goal, Planned, Task};
+use ckpt_opt::report::account::Account;
+use ckpt_opt::report::explain::{Explanation, decisions};
+use ckpt_opt::report::written;
+use ckpt_passes::plan::Plan;
+use ckpt_passes::transform::infer::infer;
+use ckpt_passes::transform::joint::joint;
+use ckpt_passes::{Error, Result};
+
+pub fn run(args: &ExplainArgs) -> Result<()> {
+    if let Some(plan) = stored(args)? {
+        return match args.report.format {
+            Format::Json => result_json(&plan),
+            Format::Human => result(&decisions(&plan)),
+        };
+    }
+    let (task, planned) = {
+        let _progress = progress::step("planning");
+        planned(args)?
+    };
+    let account = Account::new(&task, &planned)?;
+    let explanation = Explanation::new(&account, args.name.as_deref())?;
+    match args.report.format {
+        Format::Json => result_json(&explanation),
+        Format::Human => {
+            warn(&task.warnings);
+            result(&explanation.human())
+        }
+    }
+}
+
+/// The source as a plan of ours, if it is one.
+fn stored(args: &ExplainArgs) -> Result<Option<Plan>> {
+    let plan = match read::is_cost_graph(&args.source) {
+        true => read::plan(&args.source).ok(),
+        false => None,
+    };
+    let Some(mut plan) = plan.filter(|p| !p.fingerprint.is_empty()) else {
+        return Ok(None);
+    };
+    if let Some(name) = &args.name {
+        plan.decisions
+            .retain(|d| d.name == *name || ckpt_passes::glob::matches(name, &d.name));
+        if plan.decisions.is_empty() {
+            return Err(Error::usage(
+                "name",
+                format!("the plan decides nothing about `{name}`"),
+            )
+            .help("a plan knows nodes by name; ckpt-opt explain MODEL NAME --plan-in PLAN knows more"));
+        }
+    }
+    Ok(Some(plan))
+}
+
+fn planned(args: &ExplainArgs) -> Result<(Task, Planned)> {
+    let budgeting = &args.budgeting;
+    let mut request = args.step.request();
+    budgeting.apply(args.policy, &mut request)?;
+    let given = args.step.training.source.given()?;
+    let asked = args.policy.is_some() || budgeting.budget.is_some() || budgeting.plan_in.is_some();
+    let task = if read::is_cost_graph(&args.source) {
+        Task::read(&args.source, &given, &request)?
+    } else {
+        let mut model = load(&args.source, &given)?;
+        if !asked && written::is_planned(&model.graph) {
+            infer(&mut model.graph)?;
+            joint(&mut model.graph)?;
+            let (mut task, planned) = written::read(&model.graph, &request)?;
+            task.warnings.splice(0..0, model.warnings);
+            return Ok((task, planned));
+        }
+        let mut task = Task::of_graph(&mut model.graph, &request)?;
+        task.warnings.splice(0..0, model.warnings);
+        task
+    };
+    let planned = task.plan(match (request.stored.take(), request.budget) {
+        (Some(stored), _) => Goal::Stored(stored),
+        (None, Some(budgeted)) => Goal::Budget(budgeted),
+        (None, None) => Goal::Policy(request.policy),
+    })?;
+    Ok((task, planned))
+}

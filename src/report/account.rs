@@ -1,0 +1,167 @@
+//! Everything that is shown of a plan, computed once; every viewer prints it.
+
+use super::memory::{Held, KINDS, Kind, Memory};
+use super::verdict::{Fate, Verdict, verdicts};
+use crate::planning::task::{Planned, Task};
+use ckpt_passes::Result;
+use ckpt_passes::plan::{Phase, Plan, Problem};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// A plan with what it does to memory and to every value.
+pub struct Account<'a> {
+    pub task: &'a Task,
+    pub plan: &'a Plan,
+    /// Time that the plan took, in seconds.
+    pub seconds: f64,
+    pub smallest_bytes: Option<u64>,
+    pub before: Memory,
+    pub after: Memory,
+    pub verdicts: Vec<Verdict>,
+    pub layers: Vec<LayerRow>,
+}
+
+/// What the plan does in one layer.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct LayerRow {
+    pub index: usize,
+    /// Module path or class where the file tells, else what it is made of.
+    pub name: String,
+    pub kind: String,
+    /// Equal layers have the same number.
+    pub run: usize,
+    /// Forward ops, and those of them that run again.
+    pub ops: usize,
+    pub recomputed_ops: usize,
+    /// Forward results that stay for the backward part.
+    pub kept_bytes: u64,
+    /// Forward results that are freed and computed again.
+    pub recomputed_bytes: u64,
+    /// Time of its copies.
+    pub recompute_us: f64,
+    /// What it holds at the peak, before and after.
+    pub peak_before_bytes: u64,
+    pub peak_after_bytes: u64,
+}
+
+/// What is alive at the peak of one schedule.
+#[derive(Clone, Debug, Serialize)]
+pub struct AtPeak {
+    /// The node that runs.
+    pub node: Option<String>,
+    pub step: Option<usize>,
+    pub bytes: u64,
+    pub kinds: BTreeMap<&'static str, u64>,
+    /// Largest first.
+    pub largest: Vec<Held>,
+}
+
+impl<'a> Account<'a> {
+    /// # Errors
+    /// A plan that is none for the task; a bug where the memory found is not what the plan predicts.
+    pub fn new(task: &'a Task, planned: &'a Planned) -> Result<Account<'a>> {
+        let (problem, structure, labels) = (&task.problem, &task.structure, &task.labels);
+        let plan = &planned.plan;
+        let memory = |schedule| Memory::new(problem, labels, &structure.block_of, schedule);
+        let (before, after) = (
+            memory(problem.given_order())?,
+            memory(plan.schedule.clone())?,
+        );
+        for (memory, score) in [(&before, &plan.before), (&after, &plan.after)] {
+            if memory.peak_bytes != score.peak_bytes {
+                return Err(ckpt_passes::Error::bug(
+                    "report",
+                    "what is alive at the peak does not add up to it",
+                )
+                .expected(format!("{} bytes", score.peak_bytes))
+                .found(format!("{} bytes", memory.peak_bytes)));
+            }
+        }
+        let verdicts = verdicts(problem, structure, labels, plan, &after);
+        let mut account = Account {
+            task,
+            plan,
+            seconds: planned.seconds,
+            smallest_bytes: planned.smallest_bytes,
+            before,
+            after,
+            verdicts,
+            layers: Vec::new(),
+        };
+        account.layers = account.layer_rows();
+        Ok(account)
+    }
+
+    pub fn problem(&self) -> &Problem {
+        &self.task.problem
+    }
+
+    fn layer_rows(&self) -> Vec<LayerRow> {
+        let (problem, labels) = (&self.task.problem, &self.task.labels);
+        let mut rows: Vec<LayerRow> = labels
+            .layers
+            .iter()
+            .enumerate()
+            .map(|(index, layer)| LayerRow {
+                index,
+                name: layer.name().into(),
+                kind: layer.kind.clone(),
+                run: layer.run,
+                ..LayerRow::default()
+            })
+            .collect();
+        let layer_of = &self.task.structure.block_of;
+        for (o, op) in problem.ops.iter().enumerate() {
+            if let (Some(layer), Phase::Forward) = (layer_of[o], op.phase) {
+                rows[layer].ops += 1;
+            }
+        }
+        let mut again = vec![false; problem.ops.len()];
+        for (step, o) in self.after.schedule.iter().enumerate() {
+            if let (true, Some(layer)) = (self.after.is_again[step], layer_of[*o]) {
+                rows[layer].recompute_us += problem.ops[*o].cost;
+                rows[layer].recomputed_ops += !std::mem::replace(&mut again[*o], true) as usize;
+            }
+        }
+        for verdict in &self.verdicts {
+            if let Some(layer) = verdict.layer {
+                match verdict.fate {
+                    Fate::Kept => rows[layer].kept_bytes += verdict.bytes,
+                    Fate::Recomputed => rows[layer].recomputed_bytes += verdict.bytes,
+                    _ => {}
+                }
+            }
+        }
+        for t in self.before.tenants_at(self.before.peak_step.unwrap_or(0)) {
+            if let Some(layer) = t.layer {
+                rows[layer].peak_before_bytes += t.bytes;
+            }
+        }
+        for t in self.after.tenants_at(self.after.peak_step.unwrap_or(0)) {
+            if let Some(layer) = t.layer {
+                rows[layer].peak_after_bytes += t.bytes;
+            }
+        }
+        rows
+    }
+
+    /// What is alive at a peak: of the plan, or of the unplanned order.
+    pub fn at_peak(&self, memory: &Memory) -> AtPeak {
+        AtPeak {
+            node: memory.peak_op().map(|o| self.problem().ops[o].name.clone()),
+            step: memory.peak_step,
+            bytes: memory.peak_bytes,
+            kinds: by_kind(memory.kinds_at(memory.peak_step.unwrap_or(0))),
+            largest: memory.at_peak(self.problem(), &self.task.labels),
+        }
+    }
+
+    /// Time of the step with and without the plan, by the cost model.
+    pub fn step_us(&self) -> (f64, f64) {
+        (self.plan.before.cost, self.plan.after.cost)
+    }
+}
+
+fn by_kind(bytes: [u64; KINDS]) -> BTreeMap<&'static str, u64> {
+    Kind::ALL.iter().map(|k| k.word()).zip(bytes).collect()
+}

@@ -1,0 +1,433 @@
+//! `explain`: what was decided for a value, a node, a module or a layer, what the other choice would cost, and why.
+
+use super::account::{Account, AtPeak, LayerRow};
+use super::verdict::{Alternative, Fate, Verdict};
+use crate::emit::units::{bytes, micros};
+use ckpt_passes::glob;
+use ckpt_passes::near::nearest;
+use ckpt_passes::plan::Plan;
+use ckpt_passes::{Error, Result};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+/// So many rows are shown to people; JSON has them all.
+const SHOWN: usize = 20;
+
+/// The answer. Bytes are predicted, times are by the cost model or as measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct Explanation {
+    pub policy: String,
+    pub loss: Option<String>,
+    pub device: String,
+    pub dims: BTreeMap<String, i64>,
+    pub budget_bytes: Option<u64>,
+    pub peak_before_bytes: u64,
+    pub peak_after_bytes: u64,
+    pub static_bytes: u64,
+    /// Time of a step without the plan, and what the plan adds.
+    pub step_us: f64,
+    pub recompute_us: f64,
+    pub overhead_pct: f64,
+    pub lower_bound_pct: Option<f64>,
+    pub gap_pct: Option<f64>,
+    pub at_peak_before: AtPeak,
+    pub at_peak_after: AtPeak,
+    /// What was asked about; null for everything.
+    pub about: Option<String>,
+    /// Those that were asked about.
+    pub layers: Vec<LayerRow>,
+    /// Those that were asked about, in the given order.
+    pub values: Vec<Verdict>,
+}
+
+/// The name of the node that a copy was made of: without `/again` and its number.
+fn without_again(name: &str) -> &str {
+    match name.rsplit_once("/again") {
+        Some((original, "")) => original,
+        Some((original, n))
+            if n.strip_prefix('.')
+                .is_some_and(|n| n.parse::<u32>().is_ok()) =>
+        {
+            original
+        }
+        _ => name,
+    }
+}
+
+/// `layer 3`, `layer:3`.
+fn layer_number(text: &str) -> Option<usize> {
+    let rest = text.strip_prefix("layer")?;
+    rest.trim_start_matches([' ', ':', '=']).trim().parse().ok()
+}
+
+impl Explanation {
+    /// About everything, or about what `name` means: `layer:3`, the name of a value or node (a copy's too), the path of a
+    /// module, or a pattern over any of these.
+    ///
+    /// # Errors
+    /// `error[name]` for a name that means nothing here, with those that are like it.
+    pub fn new(account: &Account, name: Option<&str>) -> Result<Explanation> {
+        let (layers, values) = match name {
+            None => (account.layers.clone(), account.verdicts.clone()),
+            Some(name) => select(account, name)?,
+        };
+        let (task, plan) = (account.task, account.plan);
+        let certificate = plan.certificate.as_ref();
+        Ok(Explanation {
+            policy: plan.policy.clone(),
+            loss: task.loss.clone(),
+            device: task.device.name.clone(),
+            dims: task.dims.clone(),
+            budget_bytes: certificate.map(|c| task.shown(c.budget_bytes)),
+            peak_before_bytes: plan.before.peak_bytes,
+            peak_after_bytes: plan.after.peak_bytes,
+            static_bytes: plan.after.static_bytes,
+            step_us: plan.before.cost,
+            recompute_us: plan.after.cost - plan.before.cost,
+            overhead_pct: plan.after.overhead_pct(&plan.before),
+            lower_bound_pct: certificate.map(|c| c.lower_bound_pct),
+            gap_pct: certificate.map(|c| c.gap_pct),
+            at_peak_before: account.at_peak(&account.before),
+            at_peak_after: account.at_peak(&account.after),
+            about: name.map(str::to_string),
+            layers,
+            values,
+        })
+    }
+
+    /// Lines for people.
+    pub fn human(&self) -> String {
+        let mut out = String::new();
+        match &self.about {
+            None => self.whole(&mut out),
+            Some(_) => {
+                layer_table(&mut out, &self.layers);
+                match self.values.as_slice() {
+                    few if few.len() <= 3 => few.iter().for_each(|v| self.one(&mut out, v)),
+                    many => value_table(&mut out, many.iter().collect(), usize::MAX),
+                }
+            }
+        }
+        out
+    }
+
+    fn whole(&self, out: &mut String) {
+        let _ = writeln!(
+            out,
+            "{}: peak {} -> {}, {} more time ({:.2} % by the cost model)\n",
+            self.policy,
+            bytes(self.peak_before_bytes),
+            bytes(self.peak_after_bytes),
+            micros(self.recompute_us),
+            self.overhead_pct
+        );
+        let mut fates: BTreeMap<Fate, (usize, u64)> = BTreeMap::new();
+        for v in &self.values {
+            let entry = fates.entry(v.fate).or_default();
+            (entry.0, entry.1) = (entry.0 + 1, entry.1 + v.bytes);
+        }
+        for (fate, (count, size)) in fates {
+            let what = match fate {
+                Fate::Kept => "held for the backward part",
+                Fate::Recomputed => "freed and computed again",
+                Fate::Freed => "not read by the backward part",
+                Fate::Output => "leave the graph",
+                Fate::View => "without memory of their own",
+                Fate::Backward => "made by the backward part",
+            };
+            let _ = writeln!(
+                out,
+                "  {:<11}{count:>7} values{:>12}  {what}",
+                fate.word(),
+                bytes(size)
+            );
+        }
+        out.push('\n');
+        layer_table(out, &self.layers);
+        let mut decided: Vec<&Verdict> = self
+            .values
+            .iter()
+            .filter(|v| matches!(v.fate, Fate::Kept | Fate::Recomputed) && v.bytes > 0)
+            .collect();
+        decided.sort_by_key(|v| std::cmp::Reverse(v.bytes));
+        value_table(out, decided, SHOWN);
+        self.peak(out);
+    }
+
+    fn peak(&self, out: &mut String) {
+        let at = &self.at_peak_after;
+        let _ = writeln!(
+            out,
+            "\nat the peak, {} while `{}` runs",
+            bytes(at.bytes),
+            at.node.as_deref().unwrap_or("-")
+        );
+        for held in at.largest.iter().take(SHOWN / 2) {
+            let layer = held.layer.map_or(String::new(), |l| format!("layer {l}"));
+            let _ = writeln!(
+                out,
+                "  {:>10}  {:<12} {layer:<10} {}",
+                bytes(held.bytes),
+                held.kind.word(),
+                held.name
+            );
+        }
+        if let Some(more) = at.largest.len().checked_sub(SHOWN / 2 + 1) {
+            let _ = writeln!(out, "  and {} smaller ones", more + 1);
+        }
+    }
+
+    /// One value in full.
+    fn one(&self, out: &mut String, v: &Verdict) {
+        let mut row = |what: &str, text: String| {
+            let _ = writeln!(out, "  {what:<13}{text}");
+        };
+        row("value", format!("{} {}", v.name, v.ty).trim_end().into());
+        row("node", format!("{} ({})", v.node, v.op));
+        let place = [
+            v.layer.map(|l| format!("layer {l}")),
+            v.part.clone(),
+            v.module.clone(),
+        ];
+        let place: Vec<String> = place.into_iter().flatten().collect();
+        if !place.is_empty() {
+            row("place", place.join(", "));
+        }
+        row("decision", v.fate.word().into());
+        row("memory", bytes(v.bytes));
+        row(
+            "time",
+            match v.runs {
+                1 => format!("{} a run, runs once", micros(v.us)),
+                n => format!("{} a run, runs {n} times", micros(v.us)),
+            },
+        );
+        row("because", v.reason.clone());
+        if let Some(other) = &v.alternative {
+            row("otherwise", alternative(other, self.peak_after_bytes));
+        }
+        out.push('\n');
+    }
+}
+
+/// What a stored plan says by itself: prices need the model.
+pub fn decisions(plan: &Plan) -> String {
+    let mut out = String::new();
+    let _ = writeln!(
+        out,
+        "{}: peak {} -> {}, {:.2} % more time by the cost model\n",
+        plan.policy,
+        bytes(plan.before.peak_bytes),
+        bytes(plan.after.peak_bytes),
+        plan.after.overhead_pct(&plan.before)
+    );
+    let _ = writeln!(
+        out,
+        "  {:<44}{:<12}{:>10}  {:<10}because",
+        "node", "decision", "memory", "place"
+    );
+    for d in &plan.decisions {
+        let layer = d.block.map_or("-".into(), |l| format!("layer {l}"));
+        let verb = if d.kept { Fate::Kept } else { Fate::Recomputed };
+        let _ = writeln!(
+            out,
+            "  {:<44}{:<12}{:>10}  {layer:<10}{}",
+            cut(&d.name, 43),
+            verb.word(),
+            bytes(d.bytes),
+            d.reason
+        );
+    }
+    out.push_str(
+        "\n  ckpt-opt explain MODEL --plan-in PLAN adds times and what the other choice costs\n",
+    );
+    out
+}
+
+/// What the other choice would cost, in a phrase.
+fn alternative(other: &Alternative, peak_bytes: u64) -> String {
+    match other {
+        Alternative::Recompute { us, ops: 1 } => {
+            format!("computing it again takes {}", micros(*us))
+        }
+        Alternative::Recompute { us, ops } => {
+            format!("computing it again takes {} in {ops} ops", micros(*us))
+        }
+        Alternative::Keep {
+            bytes: held,
+            peak_bytes: peak,
+            saved_us,
+        } => match peak.saturating_sub(peak_bytes) {
+            0 => format!(
+                "keeping {} would not raise the peak and save {}",
+                bytes(*held),
+                micros(*saved_us)
+            ),
+            more => format!(
+                "keeping {} would save {} and raise the peak by {} to {}",
+                bytes(*held),
+                micros(*saved_us),
+                bytes(more),
+                bytes(*peak)
+            ),
+        },
+    }
+}
+
+fn layer_table(out: &mut String, layers: &[LayerRow]) {
+    if layers.is_empty() {
+        return;
+    }
+    let _ = writeln!(
+        out,
+        "  {:<6}{:<26}{:<18}{:>10}{:>12}{:>12}{:>14}{:>12}",
+        "layer", "module", "made of", "kept", "recomputed", "ops again", "more time", "at the peak"
+    );
+    // Equal neighbours share a row.
+    let same = |a: &LayerRow, b: &LayerRow| {
+        (a.run, a.kept_bytes, a.recomputed_bytes, a.recomputed_ops)
+            == (b.run, b.kept_bytes, b.recomputed_bytes, b.recomputed_ops)
+            && a.peak_after_bytes == b.peak_after_bytes
+    };
+    for rows in layers.chunk_by(same) {
+        let (first, last) = (&rows[0], &rows[rows.len() - 1]);
+        let number = match rows.len() {
+            1 => first.index.to_string(),
+            _ => format!("{}-{}", first.index, last.index),
+        };
+        let _ = writeln!(
+            out,
+            "  {number:<6}{:<26}{:<18}{:>10}{:>12}{:>12}{:>14}{:>12}",
+            cut(&first.name, 25),
+            first.kind,
+            bytes(first.kept_bytes),
+            bytes(first.recomputed_bytes),
+            format!("{}/{}", first.recomputed_ops, first.ops),
+            micros(first.recompute_us),
+            bytes(first.peak_after_bytes)
+        );
+    }
+    out.push('\n');
+}
+
+/// The end of a name that is too long: it tells more than the beginning.
+pub fn cut(name: &str, width: usize) -> String {
+    let letters = name.chars().count();
+    match letters <= width {
+        true => name.into(),
+        false => {
+            let end: String = name.chars().skip(letters + 1 - width).collect();
+            format!("…{end}")
+        }
+    }
+}
+
+fn value_table(out: &mut String, values: Vec<&Verdict>, most: usize) {
+    let _ = writeln!(
+        out,
+        "  {:<44}{:<12}{:>10}{:>12}  {:<10}because",
+        "value", "decision", "memory", "time", "place"
+    );
+    for v in values.iter().take(most) {
+        let layer = v.layer.map_or("-".into(), |l| format!("layer {l}"));
+        let time = match v.runs {
+            1 => micros(v.us),
+            n => format!("{n} x {}", micros(v.us)),
+        };
+        let _ = writeln!(
+            out,
+            "  {:<44}{:<12}{:>10}{time:>12}  {layer:<10}{}",
+            cut(&v.name, 43),
+            v.fate.word(),
+            bytes(v.bytes),
+            v.reason
+        );
+    }
+    if let Some(more) = values.len().checked_sub(most.saturating_add(1)) {
+        let _ = writeln!(
+            out,
+            "  and {} smaller ones (--format json has all)",
+            more + 1
+        );
+    }
+}
+
+/// The layers and values that a name means.
+fn select(account: &Account, name: &str) -> Result<(Vec<LayerRow>, Vec<Verdict>)> {
+    let all = &account.verdicts;
+    let layer = layer_number(name).or_else(|| {
+        let mut layers = account.task.labels.layers.iter();
+        layers.position(|l| l.path.as_deref() == Some(name))
+    });
+    if let Some(number) = layer {
+        let Some(row) = account.layers.get(number) else {
+            return Err(Error::usage("name", format!("there is no layer {number}"))
+                .found(format!("{} layers, counted from 0", account.layers.len())));
+        };
+        let inside = all.iter().filter(|v| v.layer == Some(number)).cloned();
+        return Ok((vec![row.clone()], inside.collect()));
+    }
+    let plain = without_again(name);
+    let tests: [&dyn Fn(&Verdict) -> bool; 3] = [
+        &|v| v.name == plain || v.name == name || v.node == plain,
+        &|v| {
+            v.module.as_deref().is_some_and(|m| {
+                m == name
+                    || m.strip_prefix(name)
+                        .is_some_and(|rest| rest.starts_with('.'))
+            })
+        },
+        &|v| {
+            glob::matches(name, &v.name)
+                || glob::matches(name, &v.node)
+                || v.module.as_deref().is_some_and(|m| glob::matches(name, m))
+        },
+    ];
+    for test in tests {
+        let found: Vec<Verdict> = all.iter().filter(|v| test(v)).cloned().collect();
+        if !found.is_empty() {
+            return Ok((Vec::new(), found));
+        }
+    }
+    let names = &account.task.labels.names;
+    if names.iter().any(|n| n == name) {
+        return Err(Error::usage(
+            "name",
+            format!(
+                "`{name}` is an input or a parameter: it is there from the start, and nothing is decided"
+            ),
+        ));
+    }
+    let known = all
+        .iter()
+        .flat_map(|v| [v.name.as_str(), v.node.as_str()])
+        .chain(all.iter().filter_map(|v| v.module.as_deref()));
+    let error = Error::usage(
+        "name",
+        format!("nothing in the training step is called `{name}`"),
+    )
+    .expected("`layer:N`, a value, a node, a module, or a pattern of these");
+    Err(match nearest(name, known, 3).as_slice() {
+        [] => error,
+        near => error.help(format!("did you mean {}?", near.join(", "))),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_copies_and_layers() {
+        assert_eq!(without_again("a/b/again"), "a/b");
+        assert_eq!(without_again("a/again.2"), "a");
+        assert_eq!(without_again("a/against"), "a/against");
+        assert_eq!(without_again("a/again.x"), "a/again.x");
+        assert_eq!(layer_number("layer 12"), Some(12));
+        assert_eq!(layer_number("layer:3"), Some(3));
+        assert_eq!(layer_number("layers.3"), None);
+        assert_eq!(cut("transformer.h.0", 6), "…r.h.0");
+        assert_eq!(cut("short", 6), "short");
+    }
+}

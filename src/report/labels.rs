@@ -1,0 +1,139 @@
+//! What the indices of a problem are called: names, types and modules, for people.
+//!
+//! A problem has numbers only where values are meant. Labels are taken from the graph that it was made from, before a plan
+//! is applied to it, so that both schedules of a report speak of the same values.
+
+use ckpt_passes::ir::{Def, Graph, ValueId};
+use ckpt_passes::plan::{Kind, Problem, Subject, budgeted};
+use ckpt_passes::transform::joint::gradient_outputs;
+
+/// What a value is to the training step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    Parameter,
+    Input,
+    /// A gradient that leaves the graph.
+    Gradient,
+    /// Another output of the graph.
+    Output,
+    Inner,
+}
+
+/// One layer.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Layer {
+    /// `attention+mlp` and the like.
+    pub kind: String,
+    pub path: Option<String>,
+    pub class: Option<String>,
+    /// Equal layers have the same number.
+    pub run: usize,
+}
+
+impl Layer {
+    /// The module's path or class where the file tells, else what the layer is made of.
+    pub fn name(&self) -> &str {
+        let told = self.path.as_deref().or(self.class.as_deref());
+        told.unwrap_or(&self.kind)
+    }
+}
+
+/// Names of everything in a problem.
+#[derive(Clone, Debug, Default)]
+pub struct Labels {
+    /// By value.
+    pub names: Vec<String>,
+    /// By value: `f32[2, 7, 24]`; empty where only bytes are known.
+    pub types: Vec<String>,
+    /// By value, of the storage that it is in.
+    pub roles: Vec<Role>,
+    pub layers: Vec<Layer>,
+    /// By op: the innermost module it comes from.
+    pub modules: Vec<Option<String>>,
+    /// Parameters with a gradient among the outputs, and all others.
+    pub trained: usize,
+    pub frozen: usize,
+}
+
+impl Labels {
+    /// `graph` is the one that `subject` was made from.
+    pub fn of_graph(graph: &Graph, subject: &Subject) -> Labels {
+        let problem = &subject.problem;
+        let index = |v: &ValueId| subject.map.index_of[*v].map(|i| i as usize);
+        let mut labels = Labels::default();
+        let mut roles = vec![Role::Inner; problem.values.len()];
+        for (i, id) in subject.map.values.iter().enumerate() {
+            let value = graph.value(*id);
+            labels.names.push(value.name.clone());
+            let size = subject.sizes.of(*id);
+            labels
+                .types
+                .push(format!("{}{:?}", size.dtype.name(), size.dims));
+            roles[i] = match value.def {
+                Def::Init(_) => Role::Parameter,
+                Def::Input => Role::Input,
+                Def::Node { .. } => Role::Inner,
+            };
+        }
+        let roots = problem.roots();
+        for output in graph.outputs().iter().filter_map(index) {
+            let root = roots[output];
+            if roles[root] == Role::Inner {
+                roles[root] = Role::Output;
+            }
+        }
+        for gradient in gradient_outputs(graph).iter().filter_map(index) {
+            let root = roots[gradient];
+            if matches!(roles[root], Role::Inner | Role::Output) {
+                roles[root] = Role::Gradient;
+            }
+            labels.trained += 1;
+        }
+        labels.frozen = graph.inits().count().saturating_sub(labels.trained);
+        labels.roles = roles;
+        let layer = |b: &ckpt_passes::analysis::blocks::Block| Layer {
+            kind: b.kind.clone(),
+            path: b.path.clone(),
+            class: b.class.clone(),
+            run: b.run,
+        };
+        labels.layers = subject.blocks.list.iter().map(layer).collect();
+        let module = |n: &ckpt_passes::ir::NodeId| {
+            let scopes = graph.node(*n).loc.scopes.iter().rev();
+            scopes
+                .map(|(path, _)| path)
+                .find(|p| !p.is_empty())
+                .cloned()
+        };
+        labels.modules = subject.map.nodes.iter().map(module).collect();
+        labels
+    }
+
+    /// Of a cost graph, which has names of ops only.
+    pub fn unknown(problem: &Problem) -> Labels {
+        let mut roles: Vec<Role> = problem
+            .values
+            .iter()
+            .map(|v| match v.kind {
+                Kind::Static => Role::Parameter,
+                Kind::Placeholder => Role::Input,
+                Kind::Activation => Role::Inner,
+            })
+            .collect();
+        let roots = problem.roots();
+        for output in &problem.outputs {
+            if roles[roots[*output]] == Role::Inner {
+                roles[roots[*output]] = Role::Output;
+            }
+        }
+        Labels {
+            names: (0..problem.values.len())
+                .map(|v| budgeted::tensor_name(problem, v))
+                .collect(),
+            types: vec![String::new(); problem.values.len()],
+            roles,
+            modules: vec![None; problem.ops.len()],
+            ..Labels::default()
+        }
+    }
+}

@@ -1,0 +1,351 @@
+//! Memory over a schedule: which storages are held from which step to which, and what they are for.
+//!
+//! Made from the same judge as every plan's score, so its totals are the predicted ones: the sum of all kinds at the
+//! peak is the predicted peak, byte for byte. While a step runs, its operands, results and temporaries are all held.
+
+use super::labels::{Labels, Role};
+use ckpt_passes::Result;
+use ckpt_passes::plan::decision::copies;
+use ckpt_passes::plan::schedule::Timeline;
+use ckpt_passes::plan::{Kind as Lives, Phase, Problem};
+use serde::Serialize;
+
+/// What a storage is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    Parameters,
+    Inputs,
+    /// Gradients that leave the graph, from where their last term is added.
+    Gradients,
+    /// Other outputs of the graph.
+    Outputs,
+    /// Results of the forward part, computed for the first time.
+    Activations,
+    /// Results that were computed before.
+    Recomputed,
+    /// Results of the backward part on their way to a gradient.
+    Cotangents,
+    /// Temporaries inside the kernel that runs.
+    Temporaries,
+}
+
+/// How many kinds there are.
+pub const KINDS: usize = 8;
+
+impl Kind {
+    pub const ALL: [Kind; KINDS] = [
+        Kind::Parameters,
+        Kind::Inputs,
+        Kind::Gradients,
+        Kind::Outputs,
+        Kind::Activations,
+        Kind::Recomputed,
+        Kind::Cotangents,
+        Kind::Temporaries,
+    ];
+
+    pub fn word(self) -> &'static str {
+        match self {
+            Kind::Parameters => "parameters",
+            Kind::Inputs => "inputs",
+            Kind::Gradients => "gradients",
+            Kind::Outputs => "outputs",
+            Kind::Activations => "activations",
+            Kind::Recomputed => "recomputed",
+            Kind::Cotangents => "cotangents",
+            Kind::Temporaries => "temporaries",
+        }
+    }
+}
+
+/// A storage over the time that it is held.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tenant {
+    /// The value that owns it, by its index in the problem.
+    pub value: usize,
+    pub kind: Kind,
+    /// The layer that makes it.
+    pub layer: Option<usize>,
+    pub bytes: u64,
+    /// First and last step at which it is held.
+    pub from: usize,
+    pub to: usize,
+    /// Whether it is never freed: an output, or there from the start.
+    pub stays: bool,
+}
+
+/// What is held at one step.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Held {
+    /// The value, or the op whose kernel takes temporaries.
+    pub name: String,
+    pub kind: Kind,
+    pub layer: Option<usize>,
+    pub bytes: u64,
+}
+
+/// The memory of one schedule.
+#[derive(Clone, Debug)]
+pub struct Memory {
+    pub schedule: Vec<usize>,
+    /// Whether each step computes its op again.
+    pub is_again: Vec<bool>,
+    /// Static ones first, then in the order they are made.
+    pub tenants: Vec<Tenant>,
+    /// Of each step's kernel.
+    pub temp_bytes: Vec<u64>,
+    /// All that is held at each step, static bytes and temporaries included.
+    pub live_bytes: Vec<u64>,
+    pub static_bytes: u64,
+    pub peak_bytes: u64,
+    /// The first step at which the peak is reached; `None` where nothing above static is ever held.
+    pub peak_step: Option<usize>,
+}
+
+impl Memory {
+    /// Linear in the operands of the steps.
+    ///
+    /// # Errors
+    /// A schedule that is none; see [`ckpt_passes::plan::evaluate`].
+    pub fn new(
+        problem: &Problem,
+        labels: &Labels,
+        layer_of: &[Option<usize>],
+        schedule: Vec<usize>,
+    ) -> Result<Memory> {
+        let Timeline {
+            live_bytes,
+            instances,
+        } = Timeline::new(problem, &schedule)?;
+        let is_again = copies(problem, &schedule);
+        let steps = schedule.len();
+        let end = steps.saturating_sub(1);
+        let mut tenants = Vec::new();
+        for (v, value) in problem.values.iter().enumerate() {
+            if value.kind == Lives::Static && value.producer.is_none() {
+                tenants.push(Tenant {
+                    value: v,
+                    kind: match labels.roles[v] {
+                        Role::Input => Kind::Inputs,
+                        _ => Kind::Parameters,
+                    },
+                    layer: None,
+                    bytes: value.bytes,
+                    from: 0,
+                    to: end,
+                    stays: true,
+                });
+            }
+        }
+        for instance in instances {
+            let Some(last) = instance.last else { continue };
+            let v = instance.value;
+            let op = problem.values[v].producer;
+            let kind = match (op, last == steps, labels.roles[v]) {
+                (None, ..) => Kind::Inputs,
+                (_, true, Role::Gradient) => Kind::Gradients,
+                (_, true, _) => Kind::Outputs,
+                (Some(_), ..) if is_again[instance.born] => Kind::Recomputed,
+                (Some(op), ..) if problem.ops[op].phase == Phase::Backward => Kind::Cotangents,
+                _ => Kind::Activations,
+            };
+            tenants.push(Tenant {
+                value: v,
+                kind,
+                layer: op.and_then(|op| layer_of[op]),
+                bytes: instance.bytes,
+                from: instance.born,
+                to: last.min(end),
+                stays: last == steps,
+            });
+        }
+        let static_bytes = problem.static_bytes();
+        let live_bytes: Vec<u64> = live_bytes.iter().map(|b| b + static_bytes).collect();
+        let mut memory = Memory {
+            temp_bytes: schedule
+                .iter()
+                .map(|o| problem.ops[*o].temp_bytes)
+                .collect(),
+            schedule,
+            is_again,
+            tenants,
+            static_bytes,
+            peak_bytes: static_bytes,
+            peak_step: None,
+            live_bytes,
+        };
+        for (step, live) in memory.live_bytes.iter().enumerate() {
+            if *live > memory.peak_bytes {
+                memory.peak_bytes = *live;
+                memory.peak_step = Some(step);
+            }
+        }
+        Ok(memory)
+    }
+
+    /// Bytes held at a step by kind. Linear in tenants; without steps, the static ones.
+    pub fn kinds_at(&self, step: usize) -> [u64; KINDS] {
+        let mut bytes = [0; KINDS];
+        for t in self.tenants_at(step) {
+            bytes[t.kind as usize] += t.bytes;
+        }
+        bytes[Kind::Temporaries as usize] += self.temp_bytes.get(step).copied().unwrap_or(0);
+        bytes
+    }
+
+    /// The storages held at a step.
+    pub fn tenants_at(&self, step: usize) -> impl Iterator<Item = &Tenant> {
+        self.tenants
+            .iter()
+            .filter(move |t| t.from <= step && step <= t.to)
+    }
+
+    /// Bytes by kind at every step.
+    pub fn kinds(&self) -> Vec<[u64; KINDS]> {
+        let mut change = vec![[0i64; KINDS]; self.schedule.len() + 1];
+        for t in self.tenants.iter().filter(|_| !self.schedule.is_empty()) {
+            change[t.from][t.kind as usize] += t.bytes as i64;
+            change[t.to + 1][t.kind as usize] -= t.bytes as i64;
+        }
+        let mut now = [0i64; KINDS];
+        let mut all = Vec::with_capacity(self.schedule.len());
+        for (step, change) in change.iter().take(self.schedule.len()).enumerate() {
+            for (now, change) in now.iter_mut().zip(change) {
+                *now += change;
+            }
+            let mut row = now.map(|b| b as u64);
+            row[Kind::Temporaries as usize] += self.temp_bytes[step];
+            all.push(row);
+        }
+        all
+    }
+
+    /// What is held at the peak, largest first, the kernel's temporaries among it.
+    pub fn at_peak(&self, problem: &Problem, labels: &Labels) -> Vec<Held> {
+        let step = self.peak_step.unwrap_or(0);
+        let held = |t: &Tenant| Held {
+            name: labels.names[t.value].clone(),
+            kind: t.kind,
+            layer: t.layer,
+            bytes: t.bytes,
+        };
+        let mut all: Vec<Held> = self.tenants_at(step).map(held).collect();
+        if let (Some(step), Some(temp)) = (self.peak_step, self.temp_bytes.get(step))
+            && *temp > 0
+        {
+            all.push(Held {
+                name: problem.ops[self.schedule[step]].name.clone(),
+                kind: Kind::Temporaries,
+                layer: None,
+                bytes: *temp,
+            });
+        }
+        all.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
+        all
+    }
+
+    /// The op that runs at the peak.
+    pub fn peak_op(&self) -> Option<usize> {
+        self.peak_step.map(|s| self.schedule[s])
+    }
+}
+
+/// The largest entry of any stretch of a list, in logarithmic time.
+pub struct Highest {
+    tree: Vec<u64>,
+    leaves: usize,
+}
+
+impl Highest {
+    pub fn new(list: &[u64]) -> Highest {
+        let leaves = list.len().max(1);
+        let mut tree = vec![0; 2 * leaves];
+        tree[leaves..leaves + list.len()].copy_from_slice(list);
+        for i in (1..leaves).rev() {
+            tree[i] = tree[2 * i].max(tree[2 * i + 1]);
+        }
+        Highest { tree, leaves }
+    }
+
+    /// Of the entries `from..to`; 0 where there are none.
+    pub fn of(&self, from: usize, to: usize) -> u64 {
+        let (mut low, mut high) = (from + self.leaves, to + self.leaves);
+        let mut most = 0;
+        while low < high {
+            if low & 1 == 1 {
+                most = most.max(self.tree[low]);
+                low += 1;
+            }
+            if high & 1 == 1 {
+                high -= 1;
+                most = most.max(self.tree[high]);
+            }
+            (low, high) = (low / 2, high / 2);
+        }
+        most
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ckpt_passes::plan::{Policy, Structure, evaluate, keep};
+    use ckpt_passes::testing::Random;
+    use ckpt_passes::testing::dags::{Shape, random_dag};
+
+    #[test]
+    fn kinds_add_up_to_the_peak_that_is_predicted() {
+        let mut r = Random(5);
+        let mut seen = [0u64; KINDS];
+        for n in 0..200 {
+            let shape = [Shape::Any, Shape::Training][n % 2];
+            let problem = random_dag(&mut r, 4 + n % 30, shape);
+            let labels = Labels::unknown(&problem);
+            let structure = Structure::unknown(problem.ops.len());
+            let keep: Vec<bool> = problem.values.iter().map(|_| r.below(3) == 0).collect();
+            let none = Policy::None.plan(&problem, &structure).unwrap();
+            for schedule in [none.schedule, keep::schedule(&problem, &keep)] {
+                let score = evaluate(&problem, &schedule).unwrap();
+                let memory = Memory::new(&problem, &labels, &structure.block_of, schedule).unwrap();
+                assert_eq!(
+                    (memory.peak_bytes, memory.peak_step),
+                    (score.peak_bytes, score.at_step)
+                );
+                for (step, row) in memory.kinds().iter().enumerate() {
+                    assert_eq!(row.iter().sum::<u64>(), memory.live_bytes[step]);
+                    assert_eq!(*row, memory.kinds_at(step));
+                    for (seen, bytes) in seen.iter_mut().zip(row) {
+                        *seen += bytes;
+                    }
+                }
+                let held = memory.at_peak(&problem, &labels);
+                let total: u64 = held.iter().map(|h| h.bytes).sum();
+                assert_eq!(total, memory.peak_bytes);
+                assert!(held.windows(2).all(|w| w[0].bytes >= w[1].bytes));
+            }
+        }
+        for kind in [
+            Kind::Parameters,
+            Kind::Activations,
+            Kind::Recomputed,
+            Kind::Cotangents,
+            Kind::Outputs,
+        ] {
+            assert!(seen[kind as usize] > 0, "{}", kind.word());
+        }
+    }
+
+    #[test]
+    fn the_highest_of_a_stretch() {
+        let list = [3, 1, 4, 1, 5, 9, 2, 6];
+        let highest = Highest::new(&list);
+        for from in 0..list.len() {
+            for to in from..=list.len() {
+                let expected = list[from..to].iter().copied().max().unwrap_or(0);
+                assert_eq!(highest.of(from, to), expected);
+            }
+        }
+        assert_eq!(Highest::new(&[]).of(0, 0), 0);
+    }
+}

@@ -1,0 +1,306 @@
+//! What a plan does with every value, what the other choice would cost, and why.
+//!
+//! Prices are those the plan was made with. Keeping is priced in bytes, over the steps at which the value would be held
+//! though now it is not; recomputing in time, of every op that would have to run again because what it reads is gone
+//! by then. Both are of changing this one decision and nothing else.
+
+use super::labels::{Labels, Role};
+use super::memory::{Highest, Memory};
+use crate::emit::units::{bytes, micros};
+use ckpt_passes::plan::{Kind as Lives, Phase, Plan, Problem, Structure};
+use rustc_hash::FxHashSet;
+use serde::Serialize;
+
+/// Chains of more ops than this are not priced.
+const MAX_CHAIN: usize = 2000;
+
+/// What becomes of a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Fate {
+    /// Held from the forward part until the backward part has read it.
+    Kept,
+    /// Freed, and computed again when it is needed.
+    Recomputed,
+    /// Freed after the forward part has read it: the backward part does without.
+    Freed,
+    /// It leaves the graph.
+    Output,
+    /// It has no memory of its own.
+    View,
+    /// Made by the backward part.
+    Backward,
+}
+
+impl Fate {
+    pub fn word(self) -> &'static str {
+        match self {
+            Fate::Kept => "kept",
+            Fate::Recomputed => "recomputed",
+            Fate::Freed => "freed",
+            Fate::Output => "output",
+            Fate::View => "view",
+            Fate::Backward => "backward",
+        }
+    }
+}
+
+/// What the other choice would cost.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "choice", rename_all = "snake_case")]
+pub enum Alternative {
+    /// Of a kept value: so much time, for so many ops.
+    Recompute { us: f64, ops: usize },
+    /// Of a recomputed value: its node's results held longer, so many bytes, which would make the peak this; the time
+    /// it would save.
+    Keep {
+        bytes: u64,
+        peak_bytes: u64,
+        saved_us: f64,
+    },
+}
+
+/// What becomes of one value.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Verdict {
+    /// The value's name.
+    pub name: String,
+    /// Element type and sizes; empty where only bytes are known.
+    #[serde(rename = "type")]
+    pub ty: String,
+    /// The node that makes it.
+    pub node: String,
+    pub op: String,
+    pub layer: Option<usize>,
+    /// The part of the layer: `norm`, `attention`, `mlp`, …
+    pub part: Option<String>,
+    /// The innermost module, where the file names it.
+    pub module: Option<String>,
+    pub fate: Fate,
+    /// Of its storage; 0 for a view.
+    pub bytes: u64,
+    /// Time of one run of its node, by the cost model or as measured.
+    pub us: f64,
+    /// How often its node runs.
+    pub runs: usize,
+    /// Steps at which it is held, over all its computations.
+    pub held_steps: usize,
+    pub alternative: Option<Alternative>,
+    pub reason: String,
+    /// The value and its op, by their index in the problem.
+    #[serde(skip)]
+    pub value: usize,
+    #[serde(skip)]
+    pub at: usize,
+}
+
+struct Looker<'a> {
+    problem: &'a Problem,
+    memory: &'a Memory,
+    roots: Vec<usize>,
+    /// By value: the steps it is held, for each computation.
+    held: Vec<Vec<(usize, usize)>>,
+    runs: Vec<usize>,
+    /// By value: the first step that reads it from the backward part or in order to compute something again.
+    needed: Vec<Option<usize>>,
+}
+
+impl Looker<'_> {
+    /// Time and number of ops of computing `value` at a step, where it is not there; `None` where that cannot be.
+    fn chain(&self, value: usize, step: usize) -> Option<(f64, usize)> {
+        let mut seen: FxHashSet<usize> = FxHashSet::default();
+        let mut open = vec![self.problem.values[value].producer?];
+        seen.insert(open[0]);
+        let mut us = 0.0;
+        while let Some(o) = open.pop() {
+            let op = &self.problem.ops[o];
+            if !op.may_repeat || seen.len() > MAX_CHAIN {
+                return None;
+            }
+            us += op.cost;
+            for v in &op.ins {
+                let root = self.roots[*v];
+                let is_there = self.problem.values[root].kind == Lives::Static
+                    || self.held[root]
+                        .iter()
+                        .any(|(a, b)| *a <= step && step <= *b);
+                if is_there {
+                    continue;
+                }
+                let made = self.problem.values[*v].producer?;
+                if seen.insert(made) {
+                    open.push(made);
+                }
+            }
+        }
+        Some((us, seen.len()))
+    }
+}
+
+/// What becomes of every value that an op makes, in the given order.
+pub fn verdicts(
+    problem: &Problem,
+    structure: &Structure,
+    labels: &Labels,
+    plan: &Plan,
+    memory: &Memory,
+) -> Vec<Verdict> {
+    let mut looker = Looker {
+        problem,
+        memory,
+        roots: problem.roots(),
+        held: vec![Vec::new(); problem.values.len()],
+        runs: vec![0; problem.ops.len()],
+        needed: vec![None; problem.values.len()],
+    };
+    for t in &memory.tenants {
+        looker.held[t.value].push((t.from, t.to));
+    }
+    for (step, o) in memory.schedule.iter().enumerate() {
+        looker.runs[*o] += 1;
+        let op = &problem.ops[*o];
+        if memory.is_again[step] || op.phase == Phase::Backward {
+            for v in &op.ins {
+                looker.needed[looker.roots[*v]].get_or_insert(step);
+            }
+        }
+    }
+    let mut planned: Vec<&str> = vec![""; problem.values.len()];
+    for decision in &plan.decisions {
+        planned[decision.value] = &decision.reason;
+    }
+    let highest = Highest::new(&memory.live_bytes);
+    let mut all = Vec::new();
+    for (o, op) in problem.ops.iter().enumerate() {
+        for v in &op.outs {
+            let value = &problem.values[*v];
+            let role = labels.roles[*v];
+            let fate = if value.view_of.is_some() || value.kind == Lives::Static {
+                Fate::View
+            } else if looker.runs[o] > 1 {
+                Fate::Recomputed
+            } else if matches!(role, Role::Output | Role::Gradient) {
+                Fate::Output
+            } else if op.phase == Phase::Backward {
+                Fate::Backward
+            } else if looker.needed[*v].is_some() {
+                Fate::Kept
+            } else {
+                Fate::Freed
+            };
+            let alternative = match fate {
+                Fate::Kept => looker.needed[*v]
+                    .and_then(|step| looker.chain(*v, step))
+                    .map(|(us, ops)| Alternative::Recompute { us, ops }),
+                Fate::Recomputed => Some(looker.kept(&highest, o)),
+                _ => None,
+            };
+            all.push(Verdict {
+                name: labels.names[*v].clone(),
+                ty: labels.types[*v].clone(),
+                node: op.name.clone(),
+                op: op.kind.clone(),
+                layer: structure.block_of[o],
+                part: part(structure, o),
+                module: labels.modules[o].clone(),
+                fate,
+                bytes: value.bytes,
+                us: op.cost,
+                runs: looker.runs[o],
+                held_steps: looker.held[*v].iter().map(|(a, b)| b - a + 1).sum(),
+                alternative,
+                reason: planned[*v].into(),
+                value: *v,
+                at: o,
+            });
+        }
+    }
+    let dearest = dearest(&all);
+    for verdict in &mut all {
+        verdict.reason = looker.reason(labels, plan, verdict, dearest);
+    }
+    all
+}
+
+fn part(structure: &Structure, op: usize) -> Option<String> {
+    let core = structure.core_of[op].clone();
+    let part = structure.submodule_of[op].map(|s| structure.submodules[s].clone());
+    core.or(part)
+}
+
+/// Time for a mebibyte.
+fn rate(us: f64, bytes: u64) -> f64 {
+    us * (1 << 20) as f64 / (bytes.max(1)) as f64
+}
+
+/// The highest price, in µs for a mebibyte, at which the plan recomputes what owns memory.
+fn dearest(all: &[Verdict]) -> f64 {
+    let again = all
+        .iter()
+        .filter(|v| v.fate == Fate::Recomputed && v.bytes > 0);
+    again.map(|v| rate(v.us, v.bytes)).fold(0.0, f64::max)
+}
+
+impl Looker<'_> {
+    /// Keeping what an op makes: all its results, or it would run again all the same.
+    fn kept(&self, highest: &Highest, op: usize) -> Alternative {
+        // When each result is not there between its computations, and its bytes.
+        let mut gaps: Vec<(usize, usize, u64)> = Vec::new();
+        let mut held_bytes = 0;
+        for v in &self.problem.ops[op].outs {
+            let bytes = self.problem.values[*v].bytes;
+            held_bytes += bytes;
+            let between = self.held[*v].windows(2).map(|w| (w[0].1 + 1, w[1].0));
+            gaps.extend(between.map(|(from, to)| (from, to.max(from), bytes)));
+        }
+        let mut bounds: Vec<usize> = gaps.iter().flat_map(|g| [g.0, g.1]).collect();
+        bounds.sort_unstable();
+        bounds.dedup();
+        let stretches = bounds.windows(2).map(|w| {
+            let over = gaps.iter().filter(|g| g.0 <= w[0] && w[1] <= g.1);
+            highest.of(w[0], w[1]) + over.map(|g| g.2).sum::<u64>()
+        });
+        Alternative::Keep {
+            bytes: held_bytes,
+            peak_bytes: stretches.fold(self.memory.peak_bytes, u64::max),
+            saved_us: self.problem.ops[op].cost * (self.runs[op] - 1) as f64,
+        }
+    }
+
+    fn reason(&self, labels: &Labels, plan: &Plan, v: &Verdict, dearest: f64) -> String {
+        // A rule's reason is the rule; a budget's is its prices.
+        let rule = plan.certificate.is_none() && !v.reason.is_empty();
+        match (v.fate, &v.alternative) {
+            (Fate::View, _) => match self.problem.values[v.value].view_of {
+                Some(base) => format!(
+                    "a view of {}: it has no memory of its own",
+                    labels.names[self.roots[base]]
+                ),
+                None => "there from the start".into(),
+            },
+            (Fate::Backward, _) => "part of the backward".into(),
+            (Fate::Output, _) => "an output of the graph: it stays to the end".into(),
+            (Fate::Freed, _) => "the backward does not read it".into(),
+            _ if rule => v.reason.clone(),
+            (Fate::Recomputed, _) if v.bytes > 0 => format!(
+                "gives {} back for {} ({:.3} µs a MiB)",
+                bytes(v.bytes),
+                micros(v.us * (v.runs - 1) as f64),
+                rate(v.us, v.bytes) * (v.runs - 1) as f64
+            ),
+            (Fate::Kept, Some(Alternative::Recompute { us, .. }))
+                if rate(*us, v.bytes) > dearest =>
+            {
+                format!(
+                    "computing it again is dearer ({:.3} µs a MiB) than anything that this plan recomputes",
+                    rate(*us, v.bytes)
+                )
+            }
+            (Fate::Kept, Some(_)) => "the cheapest plan found within the budget keeps it".into(),
+            (Fate::Kept, None) if !self.problem.ops[v.at].may_repeat => {
+                "its node must not run twice".into()
+            }
+            _ => v.reason.clone(),
+        }
+    }
+}
