@@ -97,6 +97,17 @@ impl Saved {
         p
     }
 
+    /// A pickle of a tensor of the state alone, as `torch.save` writes it.
+    #[allow(dead_code, reason = "for archives of another format")]
+    pub fn tensor_pickle(&self, which: usize) -> Vec<u8> {
+        let state = &self.state[which];
+        let elements = self.storages[state.storage].len() as u32;
+        let mut p = b"\x80\x02".to_vec();
+        tensor(&mut p, "FloatStorage", state.storage, elements, state);
+        p.push(b'.');
+        p
+    }
+
     fn constants_pickle(&self) -> Vec<u8> {
         let mut p = b"\x80\x02(".to_vec();
         for i in 0..self.constants.len() {

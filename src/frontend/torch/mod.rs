@@ -8,6 +8,7 @@ pub mod archive;
 pub mod aten;
 pub mod pickle;
 pub mod pt2;
+mod scalars;
 pub mod stored;
 pub mod torchscript;
 

@@ -7,7 +7,7 @@ use ckpt_passes::ir::DType;
 use ckpt_passes::{Error, Result};
 
 /// Largest rank; PyTorch's own limit for most kernels.
-const MAX_RANK: usize = 64;
+pub const MAX_RANK: usize = 64;
 
 /// A tensor's place in its storage. Offset and strides count elements.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,7 +3,10 @@
 //! Every run happens under `catch_unwind`, a clock and an allocator that counts: a reader that panics, calls an input
 //! our bug, is slow, or takes far more memory than its input is worth is a finding.
 
+mod json;
 pub mod mutate;
+#[path = "../../exported_hostile/program.rs"]
+mod program;
 #[path = "../../torchscript/archive.rs"]
 mod saved;
 mod torch;
@@ -58,7 +61,7 @@ pub struct Target {
     run: fn(&[u8]) -> Result<bool, String>,
 }
 
-pub const TARGETS: [Target; 5] = [
+pub const TARGETS: [Target; 6] = [
     Target {
         name: "onnx",
         seeds: onnx_seeds,
@@ -88,6 +91,12 @@ pub const TARGETS: [Target; 5] = [
         seeds: torch::code,
         mutate: mutate::lines,
         run: torch::run_code,
+    },
+    Target {
+        name: "pt2",
+        seeds: torch::programs,
+        mutate: json::mutated,
+        run: torch::run_program,
     },
 ];
 

@@ -1,8 +1,8 @@
 //! Fuzzes the readers: `cargo run --release -p ckpt-fuzz -- --target onnx --seconds 600 --seed 1`.
 //!
-//! Targets: `onnx` (decode, import, type, verify), `text` (parse, print, parse), and of TorchScript `archive`, `pickle`
-//! and `code`. Deterministic: the same seed and
-//! number of runs give the same inputs. A finding (a panic, an error of kind bug, a run beyond the limits of time or
+//! Targets: `onnx` (decode, import, type, verify), `text` (parse, print, parse), of TorchScript `archive`, `pickle`
+//! and `code`, and `pt2`, the JSON of exported programs and of their weights. Deterministic: the same seed and number of
+//! runs give the same inputs. A finding (a panic, an error of kind bug, a run beyond the limits of time or
 //! memory) is written to `fuzz-<target>-<hash>.bin` in the current folder, and the exit code is 1.
 
 use ckpt_fuzz::{Finding, TARGETS, fuzz};

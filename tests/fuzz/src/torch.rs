@@ -1,10 +1,12 @@
-//! Targets of the readers of PyTorch's archives: the zip, the pickle in it, and the code.
+//! Targets of the readers of PyTorch's archives: the zip, the pickle in it, the code, and the JSON of programs.
 
 use crate::ours;
+use crate::program::Program;
 use crate::saved::{Saved, zip};
 use bytes::Bytes;
 use ckpt_opt::frontend::given::{Given, InputType};
 use ckpt_opt::frontend::torch::archive::Archive;
+use serde_json::{Value, json};
 
 /// Small models that between them use most of the language.
 fn models() -> Vec<Saved> {
@@ -109,4 +111,64 @@ pub fn run_pickle(input: &[u8]) -> Result<bool, String> {
 pub fn run_code(input: &[u8]) -> Result<bool, String> {
     let first = run_archive(&entries_of(0, "m/code/__torch__.py", input))?;
     Ok(first | run_archive(&entries_of(1, "m/code/__torch__.py", input))?)
+}
+
+/// The parts of an archive that are JSON, and the sizes of the entries beside them.
+const PARTS: [(&str, &str); 3] = [
+    ("model", "models/model.json"),
+    ("weights", "data/weights/model_weights_config.json"),
+    ("constants", "data/constants/model_constants_config.json"),
+];
+
+/// A seed, from the contents of an archive's entries; `None` for an archive that is no program.
+fn seed_of(archive: &Archive) -> Option<Vec<u8>> {
+    let mut seed = json!({});
+    for (key, name) in PARTS {
+        let text = archive.content(name, 1 << 24).ok()?;
+        seed[key] = serde_json::from_slice(&text).ok()?;
+    }
+    let sizes: Value = archive
+        .names()
+        .filter(|name| !PARTS.iter().any(|(_, part)| part == name))
+        .filter(|name| name.starts_with("data/"))
+        .map(|name| (name.to_string(), json!(archive.size_bytes(name))))
+        .collect::<serde_json::Map<String, Value>>()
+        .into();
+    seed["sizes"] = sizes;
+    Some(seed.to_string().into_bytes())
+}
+
+pub fn programs() -> Vec<Vec<u8>> {
+    let small = zip(&Program::rich().entries());
+    let fixtures = crate::files(&crate::root().join("fixtures/exported"), "pt2");
+    let all = [small].into_iter().chain(fixtures);
+    // What is small is mutated more often: it runs faster, and its parts are hit more often.
+    let seeds: Vec<Vec<u8>> = all
+        .filter_map(|bytes| seed_of(&Archive::read(Bytes::from(bytes)).ok()?))
+        .collect();
+    let small = seeds[0].clone();
+    std::iter::repeat_n(small, 3 * seeds.len())
+        .chain(seeds)
+        .collect()
+}
+
+/// The archive that a seed describes; what is no such JSON is a program's.
+pub fn run_program(input: &[u8]) -> Result<bool, String> {
+    let tree = serde_json::from_slice::<Value>(input).unwrap_or(Value::Null);
+    let mut entries = vec![("m/archive_format".to_string(), b"pt2".to_vec())];
+    for (key, name) in PARTS {
+        let text = match tree.get(key) {
+            Some(part) => part.to_string().into_bytes(),
+            None if key == "model" => input.to_vec(),
+            None => continue,
+        };
+        entries.push((format!("m/{name}"), text));
+    }
+    for (name, size) in tree["sizes"].as_object().into_iter().flatten() {
+        let size = size.as_u64().unwrap_or(0).min(1 << 16) as usize;
+        if name.starts_with("data/") && !entries.iter().any(|(n, _)| n[2..] == **name) {
+            entries.push((format!("m/{name}"), vec![0; size]));
+        }
+    }
+    run_archive(&zip(&entries))
 }

@@ -211,6 +211,8 @@ impl<'g> Lowering<'g> {
             let meta = self.b.graph.meta_mut(node);
             meta.insert(TRACED.into(), traced.clone());
         }
+        self.check_sizes(&value)
+            .map_err(|e| e.at(place.source.clone()))?;
         if let Value::Tensor(id) = &value {
             let result = self.read(*id)?;
             let new = self
@@ -223,6 +225,20 @@ impl<'g> Lowering<'g> {
             }
         }
         Ok(value)
+    }
+
+    /// Fails where the sizes of results are expressions that grow without end.
+    fn check_sizes(&self, value: &Value) -> Result<()> {
+        match value {
+            Value::Tensor(id) => self
+                .dims(*id)
+                .iter()
+                .try_for_each(|d| super::scalars::checked(d.clone()).map(drop)),
+            Value::List(items) | Value::Tuple(items) => {
+                items.iter().try_for_each(|item| self.check_sizes(item))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The sizes of a tensor.

@@ -40,10 +40,15 @@ pub struct Weight<'a> {
 /// Storage, element type, sizes, strides, offset: which elements a weight is.
 type Elements = (String, DType, Vec<u64>, Vec<u64>, u64);
 
+/// What all copies of parts of one storage may take, in bytes of it.
+const MAX_COPIES: u64 = 4;
+
 /// Weights that have been declared.
 #[derive(Default)]
 pub(super) struct Weights {
     known: BTreeMap<Elements, (TensorId, ckpt_passes::ir::ValueId)>,
+    /// By storage: bytes that were copied because their strides are none of ours.
+    copied_bytes: BTreeMap<String, u64>,
 }
 
 impl Lowering<'_> {
@@ -73,7 +78,13 @@ impl Lowering<'_> {
         }
         self.free_name(weight.name).map_err(place)?;
         check_extent(weight).map_err(place)?;
-        let (tensor, transposed) = elements(weight);
+        let (tensor, transposed) = match in_place(weight) {
+            Some(found) => found,
+            None => {
+                self.weights.allow_copy(weight).map_err(place)?;
+                (gathered(weight), false)
+            }
+        };
         let value = self.b.graph.add_init(weight.name, tensor);
         self.b.contents.read_init(self.b.graph, value);
         self.b.graph.origins.insert(
@@ -139,27 +150,53 @@ fn check_extent(weight: &Weight) -> Result<()> {
     }
 }
 
-/// The elements as a row-major tensor, and whether that is the transpose of the weight.
-fn elements(weight: &Weight) -> (Tensor, bool) {
+impl Weights {
+    /// Fails where many weights are each a copy of much of one storage: a small file would fill the memory.
+    fn allow_copy(&mut self, weight: &Weight) -> Result<()> {
+        let bytes = weight.dims.iter().product::<u64>() * weight.dtype.size_bytes();
+        let copied = self
+            .copied_bytes
+            .entry(weight.storage.to_string())
+            .or_insert(0);
+        *copied = copied.saturating_add(bytes);
+        match *copied <= MAX_COPIES.saturating_mul(weight.bytes.len() as u64) {
+            true => Ok(()),
+            false => Err(Error::model(
+                "data",
+                "too many weights are strided parts of one storage",
+            )),
+        }
+    }
+}
+
+/// The elements as a slice of the storage, and whether that is the transpose of the weight.
+fn in_place(weight: &Weight) -> Option<(Tensor, bool)> {
     let size = weight.dtype.size_bytes();
-    let start = (weight.offset * size) as usize;
     let slice = |dims: Vec<u64>| {
         let length = (dims.iter().product::<u64>() * size) as usize;
         let bytes = if length == 0 {
             Bytes::new()
         } else {
+            let start = (weight.offset * size) as usize;
             weight.bytes.slice(start..start + length)
         };
         Tensor::new(weight.dtype, dims, bytes)
     };
     if weight.dims.contains(&0) || is_row_major(weight.dims, weight.strides) {
-        return (slice(weight.dims.to_vec()), false);
+        return Some((slice(weight.dims.to_vec()), false));
     }
     if let ([rows, columns], [down, across]) = (weight.dims, weight.strides)
         && is_row_major(&[*columns, *rows], &[*across, *down])
     {
-        return (slice(vec![*columns, *rows]), true);
+        return Some((slice(vec![*columns, *rows]), true));
     }
+    None
+}
+
+/// The elements of a weight of any strides, copied.
+fn gathered(weight: &Weight) -> Tensor {
+    let size = weight.dtype.size_bytes();
+    let start = (weight.offset * size) as usize;
     let mut bytes = Vec::new();
     let mut at = vec![0u64; weight.dims.len()];
     'all: loop {
@@ -175,10 +212,7 @@ fn elements(weight: &Weight) -> (Tensor, bool) {
         }
         break;
     }
-    (
-        Tensor::new(weight.dtype, weight.dims.to_vec(), bytes),
-        false,
-    )
+    Tensor::new(weight.dtype, weight.dims.to_vec(), bytes)
 }
 
 fn is_row_major(dims: &[u64], strides: &[u64]) -> bool {

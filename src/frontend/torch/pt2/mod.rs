@@ -1,12 +1,13 @@
 //! `torch.export` archives (`.pt2`): a graph in JSON and raw weights in, a graph out.
 //!
-//! [`schema`] is the JSON, [`sympy`] reads its symbolic sizes, [`weights`] finds parameters and buffers, [`replay`]
+//! [`schema`] is the JSON, [`sympy`] reads its symbolic sizes, [`sizes`] knows what they stand for, [`weights`] finds parameters and buffers, [`replay`]
 //! walks the nodes and hands every op to the aten layer. The format names everything: inputs, outputs, parameters,
 //! modules and overloads are the file's own, and the element type and rank of every result are held against what the
 //! file says of it.
 
 mod replay;
 pub mod schema;
+mod sizes;
 mod sympy;
 pub mod weights;
 
@@ -16,8 +17,9 @@ use crate::frontend::Model;
 use crate::frontend::given::Given;
 use ckpt_passes::ir::{Graph, Phase};
 use ckpt_passes::{Error, Result};
-use replay::Replay;
+use replay::{Replay, damaged, output_name};
 use schema::{Argument, InputSpec, OutputSpec, Program};
+use sizes::Sizes;
 use std::collections::BTreeSet;
 
 const MODEL: &str = "models/model.json";
@@ -75,8 +77,9 @@ pub fn build(program: &Program, weights: &weights::Weights, given: &Given) -> Re
     graph.phase = Phase::Imported;
     let mut lowering = Lowering::new(&mut graph);
     let module = &program.graph_module;
-    let mut replay = Replay::new(&mut lowering);
-    replay.equal_sizes(&module.graph)?;
+    let mut replay = Replay::new(&mut lowering, Sizes::new(&program.range_constraints));
+    replay.sizes.learn(&module.graph)?;
+    replay.say(&module.graph, given)?;
     sources(&mut replay, program, weights, given)?;
     replay.run(&module.graph, 0)?;
     let (results, mut warnings) = results(&replay, program)?;
@@ -114,19 +117,38 @@ fn sources(
             "the signature and the graph have different inputs",
         ));
     }
-    for spec in specs {
+    for (spec, declared) in specs.iter().zip(&module.graph.inputs) {
+        let own = match spec {
+            InputSpec::Parameter { arg, .. }
+            | InputSpec::Buffer { arg, .. }
+            | InputSpec::TensorConstant { arg, .. } => Some(arg.name.as_str()),
+            InputSpec::UserInput { arg } => output_name(arg),
+            _ => None,
+        };
+        if own.is_some() && own != output_name(declared) {
+            return Err(damaged(format!(
+                "the signature and the graph disagree about the input `{}`",
+                own.unwrap_or("")
+            )));
+        }
         match spec {
             InputSpec::Parameter {
                 arg,
                 parameter_name,
-            } => replay.weight(&arg.name, parameter_name, weights, true)?,
+            } => replay.weight(&arg.name, parameter_name, &module.graph, weights, true)?,
             InputSpec::Buffer { arg, buffer_name } => {
-                replay.weight(&arg.name, buffer_name, weights, false)?;
+                replay.weight(&arg.name, buffer_name, &module.graph, weights, false)?;
             }
             InputSpec::TensorConstant {
                 arg,
                 tensor_constant_name,
-            } => replay.weight(&arg.name, tensor_constant_name, weights, false)?,
+            } => replay.weight(
+                &arg.name,
+                tensor_constant_name,
+                &module.graph,
+                weights,
+                false,
+            )?,
             InputSpec::UserInput { arg } => match arg {
                 Argument::AsTensor(arg) => replay.input(&arg.name, &module.graph, given)?,
                 // A number or string that the program was specialised to.
@@ -168,8 +190,24 @@ fn results(replay: &Replay, program: &Program) -> Result<(Results, Vec<String>)>
             "the signature and the graph have different outputs",
         ));
     }
-    for spec in &module.signature.output_specs {
+    for (spec, declared) in module
+        .signature
+        .output_specs
+        .iter()
+        .zip(&module.graph.outputs)
+    {
         match spec {
+            OutputSpec::UserOutput {
+                arg: Argument::AsTensor(arg),
+            }
+            | OutputSpec::LossOutput { arg }
+                if output_name(declared) != Some(&arg.name) =>
+            {
+                return Err(damaged(format!(
+                    "the signature and the graph disagree about the output `{}`",
+                    arg.name
+                )));
+            }
             OutputSpec::UserOutput { arg } => match arg {
                 Argument::AsTensor(arg) => {
                     found.push((arg.name.clone(), replay.tensor(&arg.name)?))

@@ -1,10 +1,12 @@
 //! The nodes of a program, one call each: values by name, sizes as expressions, nested graphs inlined.
 
 use super::super::aten::{Lowering, Place, TensorId, Value};
+use super::super::scalars;
 use super::schema::{
-    Argument, Graph, Named, NamedArgument, Node, OptionalTensor, Size, SymArgument, TensorMeta,
+    Argument, Graph, Named, NamedArgument, Node, OptionalTensor, SymArgument, TensorMeta,
 };
-use super::{sympy, weights};
+use super::sizes::Sizes;
+use super::weights;
 use crate::frontend::given::Given;
 use ckpt_passes::ir::{Dim, Same, Ty};
 use ckpt_passes::{Error, Result};
@@ -21,92 +23,16 @@ const AUTOCAST: &str = "torch.ops.higher_order.wrap_with_autocast";
 pub struct Replay<'l, 'g> {
     lowering: &'l mut Lowering<'g>,
     values: BTreeMap<String, Value>,
-    /// Named sizes that the program asserts to be equal to another one.
-    equal: BTreeMap<String, Dim>,
+    pub sizes: Sizes<'l>,
 }
 
 impl<'l, 'g> Replay<'l, 'g> {
-    pub fn new(lowering: &'l mut Lowering<'g>) -> Replay<'l, 'g> {
+    pub fn new(lowering: &'l mut Lowering<'g>, sizes: Sizes<'l>) -> Replay<'l, 'g> {
         Replay {
             lowering,
             values: BTreeMap::new(),
-            equal: BTreeMap::new(),
+            sizes,
         }
-    }
-
-    /// Learns which named sizes are one: what `_assert_scalar` is told of `_operator.eq`.
-    ///
-    /// # Errors
-    /// A size that cannot be read.
-    pub fn equal_sizes(&mut self, graph: &Graph) -> Result<()> {
-        let mut compared: BTreeMap<&str, [&str; 2]> = BTreeMap::new();
-        for node in &graph.nodes {
-            match (
-                node.target.as_str(),
-                node.inputs.as_slice(),
-                node.outputs.as_slice(),
-            ) {
-                ("_operator.eq", [a, b], [Argument::AsSymBool(SymArgument::AsName(out))]) => {
-                    if let (
-                        Argument::AsSymInt(SymArgument::AsName(a)),
-                        Argument::AsSymInt(SymArgument::AsName(b)),
-                    ) = (&a.arg, &b.arg)
-                    {
-                        compared.insert(out, [a, b]);
-                    }
-                }
-                ("torch.ops.aten._assert_scalar.default", [a, ..], _) => {
-                    let Argument::AsSymBool(SymArgument::AsName(name)) = &a.arg else {
-                        continue;
-                    };
-                    let Some(sides) = compared.get(name.as_str()) else {
-                        continue;
-                    };
-                    let [Some(a), Some(b)] = sides.map(|s| graph.sym_int_values.get(s)) else {
-                        continue;
-                    };
-                    let (a, b) = (self.size(a)?, self.size(b)?);
-                    self.unite(&a, &b);
-                }
-                _ => {}
-            }
-        }
-        Ok(())
-    }
-
-    /// Two sizes are equal: the later name stands for the other one.
-    fn unite(&mut self, a: &Dim, b: &Dim) {
-        let (from, to) = match (a.as_symbol(), b.as_symbol()) {
-            (Some(x), Some(y)) if x < y => (y, a),
-            (Some(x), _) => (x, b),
-            (None, Some(y)) => (y, a),
-            (None, None) => return,
-        };
-        let mut within = false;
-        to.for_each_leaf(&mut |leaf| {
-            within |= Dim::from_atom(leaf.clone()).as_symbol() == Some(from)
-        });
-        if within {
-            return;
-        }
-        let (from, to) = (from.to_string(), to.clone());
-        for known in self.equal.values_mut() {
-            *known = replaced(known, &from, &to);
-        }
-        self.equal.insert(from, to);
-    }
-
-    fn size(&self, size: &Size) -> Result<Dim> {
-        Ok(match size {
-            Size::AsInt(n) => Dim::from(*n),
-            Size::AsExpr(e) => {
-                let dim = sympy::size(&e.expr_str)?;
-                dim.substitute(&|atom| {
-                    let name = Dim::from_atom(atom.clone());
-                    self.equal.get(name.as_symbol()?).cloned()
-                })
-            }
-        })
     }
 
     /// Declares a weight under the name that nodes call it by.
@@ -114,48 +40,53 @@ impl<'l, 'g> Replay<'l, 'g> {
         &mut self,
         arg: &str,
         name: &str,
+        graph: &Graph,
         weights: &weights::Weights,
         parameter: bool,
     ) -> Result<()> {
         let tensor = weights.declare(self.lowering, name, parameter)?;
-        self.values.insert(arg.to_string(), Value::Tensor(tensor));
-        Ok(())
+        self.name(graph, arg, Value::Tensor(tensor))
+            .map_err(|e| e.at(format!("the weight `{name}`")))
+    }
+
+    /// Learns what the user says of the sizes of inputs.
+    pub fn say(&mut self, graph: &Graph, given: &Given) -> Result<()> {
+        let said = given.inputs.iter().filter_map(|input| {
+            let meta = graph.tensor_values.get(&input.name)?;
+            Some((input.name.as_str(), meta.sizes.as_slice(), &input.ty))
+        });
+        let said: Vec<_> = said.collect();
+        self.sizes.say(&said)
     }
 
     /// Declares an input, of the type that the file or the user gives.
     pub fn input(&mut self, name: &str, graph: &Graph, given: &Given) -> Result<()> {
         let meta = graph.tensor_values.get(name);
         let meta = meta.ok_or_else(|| damaged(format!("the input `{name}` has no type")))?;
-        let mut dims = Vec::with_capacity(meta.sizes.len());
-        for size in &meta.sizes {
-            dims.push(self.size(size)?);
+        let own = self.told(meta)?;
+        if own.dims.iter().any(|d| d.as_const().is_some_and(|n| n < 0)) {
+            return Err(damaged(format!("the input `{name}` has a negative size")));
         }
-        let own = Ty::new(weights::dtype(meta)?, dims);
-        let ty = given.inputs.iter().find(|i| i.name == name).map(|i| &i.ty);
-        if let Some(ty) = ty.filter(|t| t.dtype != own.dtype || t.rank() != own.rank()) {
-            return Err(Error::usage(
-                "input",
-                format!("the input `{name}` cannot be of type {ty}"),
-            )
-            .expected(own.to_string()));
+        if let Some(said) = given.inputs.iter().find(|i| i.name == name) {
+            Sizes::agree(name, &own, &said.ty)?;
         }
-        if let Some(ty) = ty {
-            // What a number or a name stands for, it stands for everywhere.
-            for (own, said) in own.dims.iter().zip(&ty.dims) {
-                if let Some(symbol) = own.as_symbol() {
-                    self.equal.insert(symbol.to_string(), said.clone());
-                } else if own.same(said) == Same::No {
-                    return Err(Error::usage(
-                        "input",
-                        format!("the input `{name}` cannot be of type {ty}"),
-                    )
-                    .expected(own.to_string()));
-                }
-            }
+        let tensor = self.lowering.input(name, own)?;
+        self.define(name, Value::Tensor(tensor))
+    }
+
+    /// Gives a value its name, which is that of no other.
+    fn define(&mut self, name: &str, value: Value) -> Result<()> {
+        match self.values.insert(name.to_string(), value) {
+            None => Ok(()),
+            Some(_) => Err(damaged(format!("`{name}` is defined twice"))),
         }
-        let tensor = self.lowering.input(name, ty.unwrap_or(&own).clone())?;
-        self.values.insert(name.to_string(), Value::Tensor(tensor));
-        Ok(())
+    }
+
+    /// The type that the file tells.
+    fn told(&self, meta: &TensorMeta) -> Result<Ty> {
+        weights::check_rank(meta)?;
+        let dims: Result<Vec<Dim>> = meta.sizes.iter().map(|s| self.sizes.read(s)).collect();
+        Ok(Ty::new(weights::dtype(meta)?, dims?))
     }
 
     pub fn tensor(&self, name: &str) -> Result<TensorId> {
@@ -270,7 +201,10 @@ impl<'l, 'g> Replay<'l, 'g> {
             let Some(name) = output_name(formal) else {
                 return Err(damaged("an operand of a region has no name".into()));
             };
-            bound.insert(name.to_string(), self.argument(&actual.arg)?);
+            let value = self.argument(&actual.arg)?;
+            if bound.insert(name.to_string(), value).is_some() {
+                return Err(damaged(format!("`{name}` is defined twice")));
+            }
         }
         let outer = std::mem::replace(&mut self.values, bound);
         let before = match autocast {
@@ -293,35 +227,21 @@ impl<'l, 'g> Replay<'l, 'g> {
         for input in &node.inputs {
             args.push(self.argument(&input.arg)?);
         }
-        Ok(match (op, args.as_slice()) {
-            ("add", [Value::Int(a), Value::Int(b)]) => Value::Int(a.add(b)),
-            ("sub", [Value::Int(a), Value::Int(b)]) => Value::Int(a.sub(b)),
-            ("mul", [Value::Int(a), Value::Int(b)]) => Value::Int(a.mul(b)),
-            ("neg", [Value::Int(a)]) => Value::Int(Dim::ZERO.sub(a)),
-            ("floordiv", [Value::Int(a), Value::Int(b)]) if *b != Dim::ZERO => Value::Int(a.div(b)),
-            ("mod", [Value::Int(a), Value::Int(b)]) if *b != Dim::ZERO => Value::Int(a.modulo(b)),
-            ("min", [Value::Int(a), Value::Int(b)]) => Value::Int(a.smaller(b)),
-            ("max", [Value::Int(a), Value::Int(b)]) => Value::Int(a.larger(b)),
-            ("eq", [Value::Int(a), Value::Int(b)]) => known(a.same(b)),
-            ("ne", [Value::Int(a), Value::Int(b)]) => match known(a.same(b)) {
-                Value::Bool(same) => Value::Bool(!same),
-                other => other,
-            },
-            ("ge", [Value::Int(a), Value::Int(b)]) => ordered(a, b),
-            ("le", [Value::Int(a), Value::Int(b)]) => ordered(b, a),
-            ("gt", [Value::Int(a), Value::Int(b)]) => ordered(a, &b.add(&Dim::ONE)),
-            ("lt", [Value::Int(a), Value::Int(b)]) => ordered(b, &a.add(&Dim::ONE)),
-            ("not" | "not_", [Value::Bool(b)]) => Value::Bool(!b),
-            ("and_", [Value::Bool(a), Value::Bool(b)]) => Value::Bool(*a && *b),
-            ("or_", [Value::Bool(a), Value::Bool(b)]) => Value::Bool(*a || *b),
-            ("int", [Value::Int(a)]) => Value::Int(a.clone()),
-            ("float", [Value::Int(a)]) => match a.as_const() {
-                Some(n) => Value::Float(n as f64),
-                None => Value::Unknown,
-            },
-            // What cannot be told now is refused where it is needed; asserts need nothing.
-            _ => Value::Unknown,
-        })
+        // Python's operators, and the names that TorchScript has for them.
+        let name = match op {
+            "mod" => "remainder",
+            "truediv" => "div",
+            "sym_max" => "max",
+            "sym_min" => "min",
+            "not_" | "not" | "sym_not" => "__not__",
+            "and_" => "__and__",
+            "or_" => "__or__",
+            "int" | "sym_int" | "trunc" => "Int",
+            "float" | "sym_float" => "Float",
+            op => op,
+        };
+        // What cannot be told now is refused where it is needed; asserts need nothing.
+        Ok(scalars::evaluate(name, &args)?.unwrap_or(Value::Unknown))
     }
 
     fn sym(&self, arg: &SymArgument) -> Result<Value> {
@@ -419,63 +339,36 @@ impl<'l, 'g> Replay<'l, 'g> {
         if let (Value::Tensor(id), Some(meta)) = (&value, graph.tensor_values.get(name)) {
             self.check(*id, name, meta)?;
         }
-        self.values.insert(name.to_string(), value);
-        Ok(())
+        self.define(name, value)
     }
 
     fn check(&self, id: TensorId, name: &str, meta: &TensorMeta) -> Result<()> {
-        let (dtype, dims) = (self.lowering.dtype(id), self.lowering.dims(id));
-        let mut fits = dtype == weights::dtype(meta)? && dims.len() == meta.sizes.len();
-        let mut told = Vec::with_capacity(meta.sizes.len());
-        for (size, own) in meta.sizes.iter().zip(dims) {
-            // A size that depends on data has a name of its own on either side.
-            let size = self.size(size)?;
-            fits &= size.as_const().is_none() || own.same(&size) != Same::No;
-            told.push(size);
-        }
-        if fits {
+        let found = Ty::new(self.lowering.dtype(id), self.lowering.dims(id).to_vec());
+        let told = self.told(meta)?;
+        // A size that depends on data has a name of its own on either side.
+        let fit =
+            |(own, told): (&Dim, &Dim)| told.as_const().is_none() || own.same(told) != Same::No;
+        if found.dtype == told.dtype
+            && found.rank() == told.rank()
+            && found.dims.iter().zip(&told.dims).all(fit)
+        {
             return Ok(());
         }
-        let found = Ty::new(dtype, dims.to_vec());
         Err(Error::model(
             "type",
             format!("`{name}` is not of the type that the file tells"),
         )
-        .expected(Ty::new(weights::dtype(meta)?, told).to_string())
+        .expected(told.to_string())
         .found(found.to_string()))
     }
 }
 
-fn known(same: Same) -> Value {
-    match same {
-        Same::Yes => Value::Bool(true),
-        Same::No => Value::Bool(false),
-        Same::Unknown => Value::Unknown,
-    }
-}
-
-/// Whether `a >= b`, where the bounds of sizes tell.
-fn ordered(a: &Dim, b: &Dim) -> Value {
-    match a.sub(b).bounds() {
-        (Some(least), _) if least >= 0 => Value::Bool(true),
-        (_, Some(most)) if most < 0 => Value::Bool(false),
-        _ => Value::Unknown,
-    }
-}
-
-fn replaced(dim: &Dim, from: &str, to: &Dim) -> Dim {
-    dim.substitute(&|atom| {
-        let leaf = Dim::from_atom(atom.clone());
-        (leaf.as_symbol() == Some(from)).then(|| to.clone())
-    })
-}
-
-fn damaged(what: String) -> Box<Error> {
+pub fn damaged(what: String) -> Box<Error> {
     Error::model("pt2", format!("the program is damaged: {what}"))
 }
 
 /// The name of a single result or formal operand.
-fn output_name(output: &Argument) -> Option<&str> {
+pub fn output_name(output: &Argument) -> Option<&str> {
     match output {
         Argument::AsTensor(named) => Some(&named.name),
         Argument::AsOptionalTensor(OptionalTensor::AsTensor(named)) => Some(&named.name),

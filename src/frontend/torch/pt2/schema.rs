@@ -1,9 +1,41 @@
 //! The JSON of an exported program, as far as it is read (torch/_export/serde/schema.py, schema version 8).
 //!
-//! Unions are tagged by their only key. Depth is bounded by the JSON reader.
+//! Unions are tagged by their only key. Depth is bounded by the JSON reader; what is not looked at takes no memory
+//! ([`IgnoredAny`]). A name that a table has twice is an error: which of the two counts, no one could tell.
 
 use serde::Deserialize;
+use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
+
+/// A table by name, each name once.
+type Table<T> = BTreeMap<String, T>;
+
+fn table<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Table<T>, D::Error> {
+    struct Unique<T>(PhantomData<T>);
+
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for Unique<T> {
+        type Value = Table<T>;
+
+        fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+            write!(f, "a table by name")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Table<T>, A::Error> {
+            let mut table = Table::new();
+            while let Some((name, value)) = entries.next_entry::<String, T>()? {
+                if table.contains_key(&name) {
+                    let shown: String = name.chars().take(120).collect();
+                    return Err(A::Error::custom(format!("{shown:?} is there twice")));
+                }
+                table.insert(name, value);
+            }
+            Ok(table)
+        }
+    }
+    from.deserialize_map(Unique(PhantomData))
+}
 
 #[derive(Deserialize)]
 pub struct Versioned {
@@ -19,6 +51,16 @@ pub struct Version {
 #[derive(Deserialize)]
 pub struct Program {
     pub graph_module: Module,
+    /// What the named sizes may be.
+    #[serde(default, deserialize_with = "table")]
+    pub range_constraints: Table<Range>,
+}
+
+/// The least and the greatest that a named size may be.
+#[derive(Clone, Copy, Deserialize)]
+pub struct Range {
+    pub min_val: Option<i64>,
+    pub max_val: Option<i64>,
 }
 
 #[derive(Deserialize)]
@@ -79,10 +121,10 @@ pub struct Graph {
     pub inputs: Vec<Argument>,
     pub outputs: Vec<Argument>,
     pub nodes: Vec<Node>,
-    #[serde(default)]
-    pub tensor_values: BTreeMap<String, TensorMeta>,
-    #[serde(default)]
-    pub sym_int_values: BTreeMap<String, Size>,
+    #[serde(default, deserialize_with = "table")]
+    pub tensor_values: Table<TensorMeta>,
+    #[serde(default, deserialize_with = "table")]
+    pub sym_int_values: Table<Size>,
 }
 
 #[derive(Deserialize)]
@@ -90,8 +132,8 @@ pub struct Node {
     pub target: String,
     pub inputs: Vec<NamedArgument>,
     pub outputs: Vec<Argument>,
-    #[serde(default)]
-    pub metadata: BTreeMap<String, String>,
+    #[serde(default, deserialize_with = "table")]
+    pub metadata: Table<String>,
 }
 
 #[derive(Deserialize)]
@@ -116,12 +158,12 @@ pub enum Argument {
     AsStrings(Vec<String>),
     AsSymInt(SymArgument),
     AsSymInts(Vec<SymArgument>),
-    AsSymFloat(serde_json::Value),
-    AsSymFloats(serde_json::Value),
+    AsSymFloat(IgnoredAny),
+    AsSymFloats(IgnoredAny),
     AsScalarType(i64),
     AsMemoryFormat(i64),
     AsLayout(i64),
-    AsDevice(serde_json::Value),
+    AsDevice(IgnoredAny),
     AsBool(bool),
     AsBools(Vec<bool>),
     AsSymBool(SymArgument),
@@ -129,12 +171,12 @@ pub enum Argument {
     AsGraph(Box<GraphArgument>),
     AsOptionalTensor(OptionalTensor),
     AsOptionalTensors(Vec<OptionalTensor>),
-    AsNestedTensors(serde_json::Value),
-    AsCustomObj(serde_json::Value),
+    AsNestedTensors(IgnoredAny),
+    AsCustomObj(IgnoredAny),
     AsOperator(String),
-    AsComplex(serde_json::Value),
+    AsComplex(IgnoredAny),
     AsIntLists(Vec<Vec<i64>>),
-    AsStringToArgument(serde_json::Value),
+    AsStringToArgument(IgnoredAny),
 }
 
 impl Argument {
@@ -226,7 +268,8 @@ pub struct Expression {
 /// `model_weights_config.json` and `model_constants_config.json`.
 #[derive(Deserialize)]
 pub struct WeightsConfig {
-    pub config: BTreeMap<String, Payload>,
+    #[serde(deserialize_with = "table")]
+    pub config: Table<Payload>,
 }
 
 #[derive(Deserialize)]

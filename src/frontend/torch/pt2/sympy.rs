@@ -1,17 +1,25 @@
 //! Symbolic sizes as sympy writes them (`srepr`): `Mul(Integer(16), Symbol('s70', positive=True, integer=True))`.
 
+use super::super::scalars::checked;
 use ckpt_passes::ir::Dim;
 use ckpt_passes::{Error, Result};
 
 /// Nested calls; sizes of real programs have a few.
 const MAX_DEPTH: usize = 64;
 
-/// Reads an expression of integers.
+/// Length of the text of one expression.
+const MAX_BYTES: usize = 64 << 10;
+
+/// Reads an expression of integers; `known` tells what some symbols stand for.
 ///
 /// # Errors
-/// What is no such text, or a function that no size of ours can hold.
-pub fn size(text: &str) -> Result<Dim> {
-    let mut reader = Reader { rest: text, text };
+/// What is no such text, a function that no size of ours can hold, or an expression that is out of all proportion.
+pub fn size(text: &str, known: &dyn Fn(&str) -> Option<Dim>) -> Result<Dim> {
+    let rest = text;
+    let mut reader = Reader { rest, text, known };
+    if text.len() > MAX_BYTES {
+        return Err(reader.wrong("it is too long"));
+    }
     let dim = reader.expression(0)?;
     match reader.rest.trim() {
         "" => Ok(dim),
@@ -22,6 +30,7 @@ pub fn size(text: &str) -> Result<Dim> {
 struct Reader<'a> {
     rest: &'a str,
     text: &'a str,
+    known: &'a dyn Fn(&str) -> Option<Dim>,
 }
 
 impl<'a> Reader<'a> {
@@ -75,7 +84,7 @@ impl<'a> Reader<'a> {
                     }
                     self.word();
                 }
-                Dim::symbol(symbol)
+                (self.known)(symbol).unwrap_or_else(|| Dim::symbol(symbol))
             }
             "Integer" => {
                 let digits = self.word();
@@ -120,26 +129,36 @@ impl<'a> Reader<'a> {
 
     fn call(&self, name: &str, args: &[Dim]) -> Result<Dim> {
         let divides = |d: &Dim| *d != Dim::ZERO;
-        Ok(match (name, args) {
-            ("Add", _) => args.iter().fold(Dim::ZERO, |sum, a| sum.add(a)),
-            ("Mul", _) => Dim::product(args),
-            ("Min", [first, rest @ ..]) => rest.iter().fold(first.clone(), |m, a| m.smaller(a)),
-            ("Max", [first, rest @ ..]) => rest.iter().fold(first.clone(), |m, a| m.larger(a)),
-            ("FloorDiv" | "CleanDiv", [a, b]) if divides(b) => a.div(b),
-            ("Mod" | "PythonMod", [a, b]) if divides(b) => a.modulo(b),
-            ("ModularIndexing", [a, b, m]) if divides(b) && divides(m) => a.div(b).modulo(m),
+        let each = |f: fn(&Dim, &Dim) -> Dim, first: &Dim, rest: &[Dim]| {
+            rest.iter()
+                .try_fold(first.clone(), |all, a| checked(f(&all, a)))
+        };
+        match (name, args) {
+            ("Add", [first, rest @ ..]) => each(Dim::add, first, rest),
+            ("Mul", [first, rest @ ..]) => each(Dim::mul, first, rest),
+            ("Min", [first, rest @ ..]) => each(Dim::smaller, first, rest),
+            ("Max", [first, rest @ ..]) => each(Dim::larger, first, rest),
+            ("FloorDiv" | "CleanDiv", [a, b]) if divides(b) => checked(a.div(b)),
+            ("Mod" | "PythonMod", [a, b]) if divides(b) => checked(a.modulo(b)),
+            ("ModularIndexing", [a, b, m]) if divides(b) && divides(m) => {
+                checked(checked(a.div(b))?.modulo(m))
+            }
             ("Pow", [a, n]) => match n.as_const() {
-                Some(n @ 0..=16) => Dim::product(&vec![a.clone(); n as usize]),
-                _ => return Err(self.wrong("a power")),
+                Some(n @ 0..=16) => each(Dim::mul, &Dim::ONE, &vec![a.clone(); n as usize]),
+                _ => Err(self.wrong("a power")),
             },
-            _ => return Err(self.wrong(&format!("the function {name} is not supported"))),
-        })
+            _ => Err(self.wrong(&format!("the function {name} is not supported"))),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::size;
+    use super::Dim;
+
+    fn size(text: &str) -> super::Result<Dim> {
+        super::size(text, &|name| (name == "s9").then_some(Dim::from(9)))
+    }
 
     #[test]
     fn expressions() {
@@ -152,10 +171,22 @@ mod tests {
             (format!("FloorDiv({s}, Integer(2))"), "floordiv(s70, 2)"),
             (format!("Min(Mul(Integer(2), {s}), {s})"), "s70"),
             (format!("Pow({s}, Integer(2))"), "s70*s70"),
+            (format!("Mul({s}, Symbol('s9'))"), "9*s70"),
         ] {
             assert_eq!(size(&text).unwrap().to_string(), dim, "{text}");
         }
         let deep = format!("{}Integer(1){}", "Add(".repeat(1000), ")".repeat(1000));
+        let symbols: Vec<String> = (0..40).map(|i| format!("Symbol('t{i}')")).collect();
+        let wide = format!("Add({})", symbols.join(", "));
+        let powers = format!("Pow(Pow({wide}, Integer(16)), Integer(16))");
+        let products = format!("Mul({})", vec![wide.as_str(); 50].join(", "));
+        let long = format!("Add({}Integer(1))", "Integer(1), ".repeat(10_000));
+        let divided = "FloorDiv(Add(Symbol('s'), Integer(1)), Integer(2))";
+        let divided = (0..7).fold(divided.to_string(), |d, _| d.replace("Symbol('s')", &d));
+        for text in [&powers, &products, &long, &divided] {
+            assert_eq!(size(text).unwrap_err().exit_code(), 2, "{text}");
+        }
+        assert_eq!(size(&wide).unwrap().terms().len(), 40);
         let wrong = [
             "",
             "Integer(",

@@ -1,7 +1,12 @@
 //! Where an archive keeps parameters, buffers and constants: raw bytes, found through two tables of names.
+//!
+//! A tensor of a subclass is kept as what `torch.save` writes: an archive in the archive, whose pickle describes it. One
+//! that is a plain tensor after all is read; objects that only their class can build are refused, never built.
 
 use super::super::archive::Archive;
 use super::super::aten::{Kind, Lowering, TensorId, Weight};
+use super::super::pickle;
+use super::super::stored::{MAX_RANK, is_tensor_global, stored_tensor};
 use super::schema::{Payload, Size, TensorMeta, WeightsConfig};
 use bytes::Bytes;
 use ckpt_passes::ir::DType;
@@ -9,6 +14,9 @@ use ckpt_passes::{Error, Result};
 use std::collections::BTreeMap;
 
 const MAX_CONFIG_BYTES: u64 = 256 << 20;
+
+/// Of the pickle of one tensor.
+const MAX_PICKLE_BYTES: u64 = 1 << 20;
 
 /// The folders of weights and of constants, with their tables.
 const FOLDERS: [(&str, &str); 2] = [
@@ -74,30 +82,22 @@ impl Weights {
             .found
             .get(name)
             .ok_or_else(|| Error::model("data", format!("the archive has no weight `{name}`")))?;
-        let meta = match (&stored.payload.tensor_meta, stored.payload.use_pickle) {
-            (Some(meta), false) => meta,
-            _ => {
-                return Err(place(
-                    Error::model("data", "a weight that was saved by pickle is not supported")
-                        .help("export with plain tensors as parameters"),
-                ));
-            }
+        if stored.payload.use_pickle {
+            return pickled(lowering, stored, name, parameter).map_err(place);
+        }
+        let Some(meta) = &stored.payload.tensor_meta else {
+            return Err(place(Error::model("data", "the file tells no type of it")));
         };
+        check_rank(meta).map_err(place)?;
         let dims = numbers(&meta.sizes).map_err(place)?;
         let strides = numbers(&meta.strides).map_err(place)?;
         let offset = match &meta.storage_offset {
             None => 0,
             Some(offset) => number(offset).map_err(place)?,
         };
-        let kind = match parameter {
-            true => Kind::Parameter {
-                trainable: meta.requires_grad,
-            },
-            false => Kind::Buffer,
-        };
         lowering.weight(&Weight {
             name,
-            kind,
+            kind: kind(parameter, meta.requires_grad),
             storage: &stored.path,
             bytes: stored.bytes.clone(),
             dtype: dtype(meta).map_err(place)?,
@@ -105,6 +105,51 @@ impl Weights {
             strides: &strides,
             offset,
         })
+    }
+}
+
+fn kind(parameter: bool, trainable: bool) -> Kind {
+    match parameter {
+        true => Kind::Parameter { trainable },
+        false => Kind::Buffer,
+    }
+}
+
+/// Declares a tensor that `torch.save` wrote.
+fn pickled(
+    lowering: &mut Lowering,
+    stored: &Stored,
+    name: &str,
+    parameter: bool,
+) -> Result<TensorId> {
+    let archive = Archive::read(stored.bytes.clone())?;
+    let text = archive.content("data.pkl", MAX_PICKLE_BYTES)?;
+    let help = "export with plain tensors as parameters: a subclass of tensors is built by its own code, which is never run";
+    let pickle = pickle::load(&text, &is_tensor_global).map_err(|e| e.help(help))?;
+    let tensor = stored_tensor(&pickle, pickle.root())?
+        .ok_or_else(|| Error::model("pickle", "there is no tensor in its pickle").help(help))?;
+    let entry = format!("data/{}", tensor.key);
+    lowering.weight(&Weight {
+        name,
+        kind: kind(parameter, tensor.requires_grad),
+        storage: &format!("{}/{entry}", stored.path),
+        bytes: archive.mapped(&entry)?,
+        dtype: tensor.dtype,
+        dims: &tensor.sizes,
+        strides: &tensor.strides,
+        offset: tensor.offset,
+    })
+}
+
+/// # Errors
+/// More axes than PyTorch's own kernels take.
+pub fn check_rank(meta: &TensorMeta) -> Result<()> {
+    match meta.sizes.len() <= MAX_RANK && meta.strides.len() <= MAX_RANK {
+        true => Ok(()),
+        false => Err(Error::model(
+            "type",
+            format!("a tensor of {} axes is not supported", meta.sizes.len()),
+        )),
     }
 }
 

@@ -3,8 +3,8 @@
 use super::ast::{Call, Expr, ExprKind, Name};
 use super::item::{Content, Item};
 use super::replay::{Frame, Replay, bad};
-use super::scalars;
 use crate::frontend::torch::aten::{Place, Value};
+use crate::frontend::torch::scalars;
 use ckpt_passes::ir::{Dim, Same};
 use ckpt_passes::{Error, Result};
 

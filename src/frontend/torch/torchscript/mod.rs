@@ -1,7 +1,7 @@
 //! TorchScript archives (`torch.jit.save`): code and modules in, a graph out.
 //!
 //! [`modules`] reads the objects, [`code`] finds their source ([`lexer`], [`parse`], [`ast`]), [`replay`] walks it
-//! ([`calls`], [`state`], [`scalars`], [`item`]) and hands every op to the aten layer. The archive tells no shapes: the types of
+//! ([`calls`], [`state`], [`super::scalars`], [`item`]) and hands every op to the aten layer. The archive tells no shapes: the types of
 //! inputs are the user's ([`inputs`]); all shape arithmetic of the program is expressions over their named sizes.
 
 mod ast;
@@ -13,7 +13,6 @@ mod lexer;
 mod modules;
 mod parse;
 mod replay;
-mod scalars;
 mod state;
 
 use super::archive::Archive;

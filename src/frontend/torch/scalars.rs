@@ -1,15 +1,19 @@
 //! Arithmetic of the program itself: on integers, floats, truth values and strings, not on tensors.
 //!
 //! Integers may be expressions over named sizes. A comparison that their bounds do not settle is [`Value::Unknown`],
-//! never a guess.
+//! never a guess. Expressions are bounded ([`checked`]): a hostile program squares one until no memory holds it.
 
-use crate::frontend::torch::aten::Value;
+use super::aten::Value;
 use ckpt_passes::ir::Dim;
-use ckpt_passes::ir::dim::Same;
+use ckpt_passes::ir::dim::{Atom, Same};
 use ckpt_passes::{Error, Result};
 
-/// Names that an expression over sizes may have, each counted as often as it occurs.
-const MAX_NAMES: usize = 4096;
+/// Names and operations that an expression over sizes may have, each counted as often as it occurs. What two such
+/// expressions multiply to still fits into memory.
+const MAX_ATOMS: usize = 512;
+
+/// Operations inside operations, such as the floor divisions of strided layers in a row.
+const MAX_DEPTH: usize = 64;
 
 /// What `torch.NAME(values)` is; `None` for an op that is none of scalars, or for other kinds of values.
 ///
@@ -94,7 +98,7 @@ fn binary(name: &str, a: &Value, b: &Value) -> Result<Option<Value>> {
 }
 
 fn ints(name: &str, a: &Dim, b: &Dim) -> Result<Option<Value>> {
-    let zero = || Error::model("code", "a division by zero");
+    let zero = || Error::model("size", "a division by zero");
     Ok(Some(match name {
         "add" => int(a.add(b))?,
         "sub" => int(a.sub(b))?,
@@ -208,23 +212,21 @@ fn float(x: &Value) -> Option<f64> {
 }
 
 fn out_of_range() -> Box<Error> {
-    Error::model("code", "a number does not fit into 64 bits")
+    Error::model("size", "a number does not fit into 64 bits")
 }
 
 fn int(n: Dim) -> Result<Value> {
     checked(n).map(Value::Int)
 }
 
-/// A result of arithmetic, if it is in range and no monster: expressions that a loop squares grow without end.
+/// A result of arithmetic, if it is in range and no monster.
 ///
 /// # Errors
 /// One that is not.
 pub fn checked(n: Dim) -> Result<Dim> {
-    let mut names = 0usize;
-    n.for_each_leaf(&mut |_| names += 1);
-    if names > MAX_NAMES {
+    if atoms(&n, 0) > MAX_ATOMS {
         return Err(Error::model(
-            "code",
+            "size",
             "an expression over sizes is too large",
         ));
     }
@@ -232,6 +234,34 @@ pub fn checked(n: Dim) -> Result<Dim> {
         true => Err(out_of_range()),
         false => Ok(n),
     }
+}
+
+/// How many atoms there are; more than allowed where they are nested too deeply.
+fn atoms(n: &Dim, depth: usize) -> usize {
+    if n.as_const().is_some() {
+        return 0;
+    }
+    if depth > MAX_DEPTH {
+        return MAX_ATOMS + 1;
+    }
+    let mut count = 0;
+    for (product, _) in n.terms() {
+        for atom in &product {
+            count += 1;
+            match atom {
+                Atom::Sym(_) | Atom::Data(_) => {}
+                Atom::Div(a, b)
+                | Atom::Mod(a, b)
+                | Atom::Min(a, b)
+                | Atom::Max(a, b)
+                | Atom::Broadcast(a, b) => count += atoms(a, depth + 1) + atoms(b, depth + 1),
+            }
+            if count > MAX_ATOMS {
+                return count;
+            }
+        }
+    }
+    count
 }
 
 fn whole(x: f64) -> Result<Value> {

@@ -1,0 +1,221 @@
+//! Named sizes of a program: what the user says they are, which ones the program asserts to be equal, and their ranges.
+
+use super::super::scalars::checked;
+use super::schema::{Argument, Graph, Range, Size, SymArgument};
+use super::sympy;
+use ckpt_passes::ir::{Dim, Same, Ty};
+use ckpt_passes::{Error, Result};
+use std::collections::BTreeMap;
+
+/// Named sizes that may stand for others; a program has a handful of names.
+const MAX_KNOWN: usize = 4096;
+
+/// What named sizes stand for. No expression in here has a name that stands for something.
+pub struct Sizes<'p> {
+    known: BTreeMap<String, Dim>,
+    ranges: &'p BTreeMap<String, Range>,
+}
+
+impl<'p> Sizes<'p> {
+    pub fn new(ranges: &'p BTreeMap<String, Range>) -> Sizes<'p> {
+        Sizes {
+            known: BTreeMap::new(),
+            ranges,
+        }
+    }
+
+    /// A size of the file.
+    ///
+    /// # Errors
+    /// An expression that cannot be read.
+    pub fn read(&self, size: &Size) -> Result<Dim> {
+        match size {
+            Size::AsInt(n) => Ok(Dim::from(*n)),
+            Size::AsExpr(e) => sympy::size(&e.expr_str, &|name| self.known.get(name).cloned()),
+        }
+    }
+
+    /// Learns which named sizes are one: what `_assert_scalar` is told of `_operator.eq`.
+    ///
+    /// # Errors
+    /// A size that cannot be read.
+    pub fn learn(&mut self, graph: &Graph) -> Result<()> {
+        let mut compared: BTreeMap<&str, [&str; 2]> = BTreeMap::new();
+        for node in &graph.nodes {
+            match (
+                node.target.as_str(),
+                node.inputs.as_slice(),
+                node.outputs.as_slice(),
+            ) {
+                ("_operator.eq", [a, b], [Argument::AsSymBool(SymArgument::AsName(out))]) => {
+                    if let (
+                        Argument::AsSymInt(SymArgument::AsName(a)),
+                        Argument::AsSymInt(SymArgument::AsName(b)),
+                    ) = (&a.arg, &b.arg)
+                    {
+                        compared.insert(out, [a, b]);
+                    }
+                }
+                ("torch.ops.aten._assert_scalar.default", [a, ..], _) => {
+                    let Argument::AsSymBool(SymArgument::AsName(name)) = &a.arg else {
+                        continue;
+                    };
+                    let Some(sides) = compared.get(name.as_str()) else {
+                        continue;
+                    };
+                    let [Some(a), Some(b)] = sides.map(|s| graph.sym_int_values.get(s)) else {
+                        continue;
+                    };
+                    let (a, b) = (self.read(a)?, self.read(b)?);
+                    self.unite(&a, &b)?;
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Two sizes are equal: the later name stands for the other one.
+    fn unite(&mut self, a: &Dim, b: &Dim) -> Result<()> {
+        let (from, to) = match (a.as_symbol(), b.as_symbol()) {
+            (Some(x), Some(y)) if x < y => (y, a),
+            (Some(x), _) => (x, b),
+            (None, Some(y)) => (y, a),
+            (None, None) => return Ok(()),
+        };
+        let mut within = false;
+        to.for_each_leaf(&mut |leaf| {
+            within |= Dim::from_atom(leaf.clone()).as_symbol() == Some(from);
+        });
+        match within {
+            true => Ok(()),
+            false => self.set(from, to),
+        }
+    }
+
+    fn set(&mut self, name: &str, to: &Dim) -> Result<()> {
+        if self.known.len() >= MAX_KNOWN {
+            return Err(Error::model("pt2", "the program has too many named sizes"));
+        }
+        for known in self.known.values_mut() {
+            *known = replaced(known, name, to)?;
+        }
+        self.known.insert(name.to_string(), to.clone());
+        Ok(())
+    }
+
+    /// Learns what the user says of the inputs that the file tells `sizes` of. Sizes that are a name come first: they
+    /// tell what the others have to be.
+    ///
+    /// # Errors
+    /// A number outside the name's range, or one that no number of the name gives.
+    pub fn say(&mut self, said: &[(&str, &[Size], &Ty)]) -> Result<()> {
+        for names_only in [true, false] {
+            for (input, sizes, ty) in said {
+                for (size, to) in sizes.iter().zip(&ty.dims) {
+                    let own = self.read(size)?;
+                    if own.as_symbol().is_some() != names_only || own.as_const().is_some() {
+                        continue;
+                    }
+                    self.solve(&own, to)
+                        .map_err(|e| e.at(format!("the input `{input}`")))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes `own`, a name times a number plus a number, for `said`.
+    fn solve(&mut self, own: &Dim, said: &Dim) -> Result<()> {
+        let mut factor = None;
+        let mut rest = 0i64;
+        for (product, times) in own.terms() {
+            match product.as_slice() {
+                [] => rest = times,
+                [atom] if factor.is_none() => factor = Some((Dim::from_atom(atom.clone()), times)),
+                _ => return Ok(()),
+            }
+        }
+        let Some((symbol, times)) = factor else {
+            return Ok(());
+        };
+        let Some(name) = symbol.as_symbol() else {
+            return Ok(());
+        };
+        let to = said.sub(&Dim::from(rest)).exact_div(&Dim::from(times));
+        let Some(to) = to else {
+            return Err(Error::usage("input", "no size of this name gives that")
+                .expected(own.to_string())
+                .found(said.to_string()));
+        };
+        let mut least = 1;
+        if let Some(range) = self.ranges.get(name) {
+            // Programs are specialised to sizes above 1 and run with 1 all the same; so a least size of 2 says nothing.
+            least = range.min_val.filter(|n| *n > 2).unwrap_or(1);
+            let most = range.max_val.unwrap_or(i64::MAX);
+            if let Some(n) = to.as_const()
+                && !(least..=most).contains(&n)
+            {
+                return Err(
+                    Error::usage("input", "a size is outside the range that the program was exported for")
+                        .expected(match most {
+                            i64::MAX => format!("{name} of {least} or more"),
+                            most => format!("{name} from {least} to {most}"),
+                        })
+                        .found(n.to_string())
+                        .help("export the program with a larger range (dynamic_shapes), or give a size inside"),
+                );
+            }
+        }
+        if to.as_const().is_some_and(|n| n < least) {
+            return Err(Error::usage("input", "a named size is at least 1")
+                .expected(own.to_string())
+                .found(said.to_string()));
+        }
+        if to == symbol {
+            return Ok(());
+        }
+        self.set(name, &to)
+    }
+
+    /// Fails unless the sizes of an input are those that the user says, now that all names are settled.
+    ///
+    /// # Errors
+    /// Sizes that cannot be told to be equal.
+    pub fn agree(input: &str, own: &Ty, said: &Ty) -> Result<()> {
+        let equal = own.dtype == said.dtype
+            && own.rank() == said.rank()
+            && own
+                .dims
+                .iter()
+                .zip(&said.dims)
+                .all(|(a, b)| a.same(b) == Same::Yes);
+        match equal {
+            true => Ok(()),
+            false => Err(Error::usage(
+                "input",
+                format!("the input `{input}` cannot be of type {said}"),
+            )
+            .expected(own.to_string())),
+        }
+    }
+}
+
+/// `dim` with `to` for the name `from`, if that is in proportion.
+fn replaced(dim: &Dim, from: &str, to: &Dim) -> Result<Dim> {
+    let is_it = |leaf: Dim| leaf.as_symbol() == Some(from);
+    let mut times = 0u32;
+    dim.for_each_leaf(&mut |leaf| times += u32::from(is_it(Dim::from_atom(leaf.clone()))));
+    if times == 0 {
+        return Ok(dim.clone());
+    }
+    // A power of a sum has as many terms as the sum to that power.
+    let terms = to.terms().len().checked_pow(times);
+    if terms.is_none_or(|n| n > 1 << 12) {
+        return Err(Error::model(
+            "size",
+            "an expression over sizes is too large",
+        ));
+    }
+    checked(dim.substitute(&|atom| is_it(Dim::from_atom(atom.clone())).then(|| to.clone())))
+}
