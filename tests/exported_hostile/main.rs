@@ -222,7 +222,7 @@ fn references_to_nothing_or_in_a_circle() {
             "/graph_module/graph/nodes/1/target",
             json!("torch.ops.aten.gone.default"),
         ),
-        &["aten::gone"],
+        &["op gone"],
     );
     refused(
         with("/graph_module/graph/nodes/1/target", json!("os.system")),
