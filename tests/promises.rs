@@ -79,6 +79,7 @@ fn check(
         known: &[],
         slots: &[],
         n_outs: node.outs.len(),
+        over: None,
     };
     let kernel = kernels::find(node.op).unwrap();
     memory::reset_peak();
@@ -142,6 +143,10 @@ fn check(
             footprint.temp_bytes
         ));
     }
+    for slot in &footprint.over {
+        let what = written_over(&cx, *slot, &results, footprint.temp_bytes);
+        broken.extend(what.map(|what| format!("over operand {slot}: {what}")));
+    }
     let operands: Vec<String> = ins
         .iter()
         .map(|x| {
@@ -163,6 +168,40 @@ fn check(
         .into_iter()
         .map(|b| format!("{place}: {b}"))
         .collect()
+}
+
+/// Runs a kernel with its first result over a copy of operand `slot`; tells what differs from `expected`.
+fn written_over(
+    cx: &kernels::KernelCx,
+    slot: usize,
+    expected: &[Tensor],
+    temp_bytes: u64,
+) -> Option<String> {
+    let operand = cx.ins[slot].unwrap().copy();
+    let mut ins = cx.ins.to_vec();
+    ins[slot] = Some(&operand);
+    let over = kernels::KernelCx {
+        ins: &ins,
+        over: Some(slot),
+        ..*cx
+    };
+    memory::reset_peak();
+    let before = memory::live_bytes();
+    let results = kernels::find(cx.op).unwrap()(&over).unwrap_or_else(|e| panic!("{e}"));
+    let (peak, after) = (memory::peak_bytes() - before, memory::live_bytes() - before);
+    let others: usize = results[1..]
+        .iter()
+        .map(|x| x.numel() * x.kind().elt_size_in_bytes())
+        .sum();
+    let bits = |x: &Tensor| ckpt_torch::bytes::read(x).unwrap();
+    if results[0].numel() > 0 && storage_id(&results[0]).unwrap() != storage_id(&operand).unwrap() {
+        return Some("the result is elsewhere".into());
+    }
+    if (after, peak) != (others as u64, others as u64 + temp_bytes) {
+        return Some(format!("keeps {after} bytes and takes {peak}"));
+    }
+    let same = |(a, b): (&Tensor, &Tensor)| a.size() == b.size() && bits(a) == bits(b);
+    (!results.iter().zip(expected).all(same)).then(|| "other bits".into())
 }
 
 /// Runs every node of a graph, inputs lying as `lie` says, and tells what was broken.

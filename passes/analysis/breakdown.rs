@@ -53,7 +53,9 @@ impl Breakdown {
                 Def::Node { node, .. } => *node,
             };
             let Some(at) = at else { continue };
-            if storage.born > at || storage.dies.is_some_and(|dies| dies < at) {
+            // What is written over where it dies counts as what is written there.
+            let end = at + usize::from(storage.taken_by.is_some());
+            if storage.born > at || storage.dies.is_some_and(|dies| dies < end) {
                 continue;
             }
             let row = match (handed_out[storage.first], graph.node(node).role) {

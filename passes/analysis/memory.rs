@@ -3,7 +3,9 @@
 //! Memory counts storages, not tensors. Each op's `memory` rule says, at known sizes and operand strides, whether a
 //! result is new or a view of an operand; walking `order` once gives every value its storage and strides. A storage
 //! dies right after the last use of any of its values; what no one reads dies where it was made; graph outputs live to
-//! the end. While a node runs, its operands, results and temporaries are all alive.
+//! the end. While a node runs, its operands, results and temporaries are all alive, unless its kernel writes the result
+//! over an operand that dies there: such an operand is whole (no view of a part), neither static nor a graph output, of
+//! the result's type and layout, and no other operand lies in its storage.
 //!
 //! Inputs and initializers are static: resident throughout. The executor frees by [`MemoryProfile::frees`], so what is
 //! predicted here and what a run does cannot drift apart. Linear in nodes and operands.
@@ -30,6 +32,8 @@ pub struct Storage {
     pub born: usize,
     /// Position after which it is freed; `None` if it lives to the end.
     pub dies: Option<usize>,
+    /// The storage that is written over this one where it dies, and goes on in its place.
+    pub taken_by: Option<StorageId>,
 }
 
 /// Where a value lives and how it is laid out there.
@@ -61,6 +65,10 @@ pub struct MemoryProfile {
     pub temp_bytes: Vec<u64>,
     /// Storages that die right after the node at each position.
     pub frees: Vec<Vec<StorageId>>,
+    /// Operand slots that the node at each position can write its first result over, if they die there.
+    pub over: Vec<Vec<usize>>,
+    /// The one of them that it does write over.
+    pub taken: Vec<Option<usize>>,
 }
 
 impl MemoryProfile {
@@ -88,6 +96,8 @@ impl MemoryProfile {
             timeline_bytes: Vec::with_capacity(graph.order().len()),
             temp_bytes: Vec::with_capacity(graph.order().len()),
             frees: vec![Vec::new(); graph.order().len()],
+            over: Vec::with_capacity(graph.order().len()),
+            taken: vec![None; graph.order().len()],
         };
         for (value, v) in graph.values() {
             if !matches!(v.def, Def::Node { .. }) {
@@ -101,6 +111,7 @@ impl MemoryProfile {
             let storage = profile.layout(*output).storage;
             profile.storages[storage.0 as usize].dies = None;
         }
+        profile.take_over(graph);
         profile.count(graph);
         Ok(profile)
     }
@@ -113,6 +124,7 @@ impl MemoryProfile {
             is_static,
             born,
             dies: (!is_static).then_some(born),
+            taken_by: None,
         });
         self.layouts[value] = Some(Layout {
             storage,
@@ -170,7 +182,52 @@ impl MemoryProfile {
         }
         let temp_bytes = round_up(footprint.temp_bytes, self.granularity_bytes);
         self.temp_bytes.push(temp_bytes);
+        let mut over = footprint.over;
+        // What a size that depends on data leaves of a storage is not known beforehand.
+        match sizes.bounded.is_empty() {
+            true => over.retain(|slot| self.may_take(graph, id, *slot)),
+            false => over.clear(),
+        }
+        self.over.push(over);
         Ok(())
+    }
+
+    /// Whether the first result of a node may be written over an operand, if that dies there.
+    fn may_take(&self, graph: &Graph, id: NodeId, slot: usize) -> bool {
+        let node = graph.node(id);
+        let (Some(Some(operand)), Some(out)) = (node.ins.get(slot), node.outs.first()) else {
+            return false;
+        };
+        let (from, to) = (self.layout(*operand), self.layout(*out));
+        let (old, new) = (self.storage(*operand), self.storage(*out));
+        // Copies count as what they are copies of, as a plan that was made before there were copies sees them.
+        let root = graph.origin(old.first);
+        let reads_it = |other: &Option<ValueId>| {
+            other.is_some_and(|v| graph.origin(self.storage(v).first) == root)
+        };
+        !old.is_static
+            && new.first == *out
+            && old.bytes > 0
+            && old.bytes == new.bytes
+            && from.strides == to.strides
+            && node.ins.iter().filter(|v| reads_it(v)).count() == 1
+    }
+
+    /// Where each storage dies is known: settles which results are written over one.
+    fn take_over(&mut self, graph: &Graph) {
+        for (position, id) in graph.order().iter().enumerate() {
+            let node = graph.node(*id);
+            let dying = self.over[position].iter().find_map(|slot| {
+                let storage = self.layout(node.ins[*slot]?).storage;
+                let dies = self.storages[storage.0 as usize].dies;
+                (dies == Some(position)).then_some((*slot, storage))
+            });
+            if let (Some((slot, storage)), Some(out)) = (dying, node.outs.first()) {
+                let by = self.layout(*out).storage;
+                self.storages[storage.0 as usize].taken_by = Some(by);
+                self.taken[position] = Some(slot);
+            }
+        }
     }
 
     fn operand(&self, sizes: &Sizes, value: ValueId) -> Sized {
@@ -201,7 +258,10 @@ impl MemoryProfile {
         let (mut live, mut peak) = (0, 0);
         for (position, born) in births.into_iter().enumerate() {
             live += born;
-            let now = live + self.temp_bytes[position];
+            let freed = self.frees[position].iter();
+            let taken = freed.map(|s| &self.storages[s.0 as usize]);
+            let taken = taken.filter(|s| s.taken_by.is_some()).map(|s| s.bytes);
+            let now = live + self.temp_bytes[position] - taken.sum::<u64>();
             self.timeline_bytes.push(now);
             if now > peak {
                 peak = now;

@@ -391,6 +391,27 @@ pub struct Footprint {
     pub outs: Vec<Place>,
     /// Largest total of temporaries that are alive beside operands and results.
     pub temp_bytes: u64,
+    /// Operands that the kernel can write its first result over, where nothing reads them afterwards; the first of them
+    /// that dies is taken. Each has the type, the sizes and the strides of that result. No other operand lies in the
+    /// storage of one that is taken.
+    pub over: Vec<usize>,
+}
+
+impl Footprint {
+    /// The same for a kernel that can write over those operands in `slots` that lie as the first result does.
+    pub fn over(mut self, cx: &MemoryCx, slots: &[usize]) -> Footprint {
+        let Some(out) = cx.outs.first() else {
+            return self;
+        };
+        let lies_alike = |x: &Sized| {
+            x.dtype.is_float()
+                && (x.dtype, &x.dims, &x.strides) == (out.dtype, &out.dims, &out.strides)
+        };
+        let given = |slot: &usize| cx.ins.get(*slot).and_then(Option::as_ref);
+        let fits = |slot: &&usize| given(slot).is_some_and(lies_alike);
+        self.over = slots.iter().filter(fits).copied().collect();
+        self
+    }
 }
 
 /// Every result is new, nothing else is taken.
@@ -398,7 +419,14 @@ pub fn fresh(cx: &MemoryCx) -> Footprint {
     Footprint {
         outs: vec![Place::Fresh; cx.outs.len()],
         temp_bytes: 0,
+        over: Vec::new(),
     }
+}
+
+/// A new result, written over any operand that lies like it and is not read again: elementwise kernels.
+pub fn elementwise(cx: &MemoryCx) -> Footprint {
+    let slots: Vec<usize> = (0..cx.ins.len()).collect();
+    fresh(cx).over(cx, &slots)
 }
 
 /// What a gradient rule sees and emits into: the node, the cotangents of its results, and a builder.

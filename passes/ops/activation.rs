@@ -8,7 +8,7 @@ use super::math::{ERF, EXP};
 use super::rules::*;
 use crate::error::Result;
 use crate::ir::op::{
-    Body, BodyCx, Domain, Effect, Grad, Import, InferCx, OpDef, Slot, fresh, no_fold,
+    Body, BodyCx, Domain, Effect, Grad, Import, InferCx, OpDef, Slot, elementwise, fresh, no_fold,
 };
 use crate::ir::{AttrDefault, AttrKind, AttrSpec, ValueId};
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
@@ -42,7 +42,7 @@ pub static TANH: OpDef = OpDef {
         Ok(())
     }),
     cost: ten_flops,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Standard,
 };
 
@@ -59,7 +59,7 @@ pub static TANH_GRAD: OpDef = OpDef {
     fold: no_fold,
     grad: Grad::Missing("gradients of gradients are not supported"),
     cost: ten_flops,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Function(|cx| {
         let (y, dy) = (widen(cx.b, cx.x(0))?, widen(cx.b, cx.x(1))?);
         let square = cx.b.mul(y, y)?;
@@ -86,7 +86,7 @@ pub static SIGMOID: OpDef = OpDef {
         Ok(())
     }),
     cost: ten_flops,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Standard,
 };
 
@@ -103,7 +103,7 @@ pub static SIGMOID_GRAD: OpDef = OpDef {
     fold: no_fold,
     grad: Grad::Missing("gradients of gradients are not supported"),
     cost: ten_flops,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Function(|cx| {
         let (y, dy) = (widen(cx.b, cx.x(0))?, widen(cx.b, cx.x(1))?);
         let one = one_like(cx.b, y);
@@ -130,7 +130,7 @@ pub static RELU: OpDef = OpDef {
         Ok(())
     }),
     cost: one_flop,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Standard,
 };
 
@@ -147,7 +147,7 @@ pub static RELU_GRAD: OpDef = OpDef {
     fold: no_fold,
     grad: Grad::Missing("gradients of gradients are not supported"),
     cost: ten_flops,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Function(|cx| {
         let dtype = cx.ty(cx.x(0)).dtype;
         let zero = cx.b.scalar(dtype, 0.0);
@@ -180,7 +180,7 @@ pub static GELU: OpDef = OpDef {
         Ok(())
     }),
     cost: ten_flops,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Standard,
 };
 
@@ -214,7 +214,7 @@ pub static GELU_GRAD: OpDef = OpDef {
     fold: no_fold,
     grad: Grad::Missing("gradients of gradients are not supported"),
     cost: ten_flops,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Function(gelu_grad_body),
 };
 
@@ -285,7 +285,7 @@ pub static SOFTPLUS: OpDef = OpDef {
         Ok(())
     }),
     cost: ten_flops,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Standard,
 };
 
@@ -302,7 +302,7 @@ pub static ERF_GRAD: OpDef = OpDef {
     fold: no_fold,
     grad: Grad::Missing("gradients of gradients are not supported"),
     cost: ten_flops,
-    memory: fresh,
+    memory: |cx| fresh(cx).over(cx, &[0]),
     body: Body::Function(|cx| {
         let (x, dy) = (widen(cx.b, cx.x(0))?, widen(cx.b, cx.x(1))?);
         let square = cx.b.mul(x, x)?;

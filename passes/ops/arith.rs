@@ -4,7 +4,7 @@
 use super::rules::*;
 use crate::error::Result;
 use crate::ir::op::{
-    Body, Domain, Effect, Grad, GradCx, Import, InferCx, OpDef, Slot, fresh, no_fold,
+    Body, Domain, Effect, Grad, GradCx, Import, InferCx, OpDef, Slot, elementwise, fresh, no_fold,
 };
 use crate::ir::{AttrDefault, AttrKind, AttrSpec, DType, Dim, Ty};
 
@@ -43,7 +43,7 @@ pub static ADD: OpDef = OpDef {
         Ok(())
     }),
     cost: one_flop,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Standard,
 };
 
@@ -68,7 +68,7 @@ pub static SUB: OpDef = OpDef {
         Ok(())
     }),
     cost: one_flop,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Standard,
 };
 
@@ -92,7 +92,7 @@ pub static MUL: OpDef = OpDef {
         Ok(())
     }),
     cost: one_flop,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Standard,
 };
 
@@ -108,7 +108,7 @@ pub static DIV: OpDef = OpDef {
     fold: fold_div,
     grad: Grad::Rule(grad_div),
     cost: one_flop,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Standard,
 };
 
@@ -152,7 +152,7 @@ pub static NEG: OpDef = OpDef {
         Ok(())
     }),
     cost: one_flop,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Standard,
 };
 
@@ -179,7 +179,7 @@ pub static SUM: OpDef = OpDef {
         Ok(())
     }),
     cost: |cx| cx.elementwise(cx.ins.len() as u64),
-    memory: fresh,
+    memory: |cx| fresh(cx).over(cx, &[0]),
     body: Body::Standard,
 };
 
@@ -213,7 +213,7 @@ pub static ABS: OpDef = OpDef {
         Ok(())
     }),
     cost: one_flop,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Standard,
 };
 
@@ -236,7 +236,7 @@ pub static SIGN: OpDef = OpDef {
     },
     grad: Grad::Zero("a sign is piecewise constant"),
     cost: one_flop,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Standard,
 };
 
@@ -271,7 +271,7 @@ pub static MOD: OpDef = OpDef {
     },
     grad: Grad::Rule(grad_mod),
     cost: ten_flops,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Standard,
 };
 
@@ -303,7 +303,7 @@ pub static FLOOR: OpDef = OpDef {
     fold: no_fold,
     grad: Grad::Zero("rounding is piecewise constant"),
     cost: one_flop,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Standard,
 };
 
@@ -319,7 +319,7 @@ pub static CEIL: OpDef = OpDef {
     fold: no_fold,
     grad: Grad::Zero("rounding is piecewise constant"),
     cost: one_flop,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Standard,
 };
 
@@ -336,7 +336,7 @@ pub static ROUND: OpDef = OpDef {
     fold: no_fold,
     grad: Grad::Zero("rounding is piecewise constant"),
     cost: one_flop,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Standard,
 };
 
@@ -357,6 +357,6 @@ pub static ROUND_THROUGH: OpDef = OpDef {
         Ok(())
     }),
     cost: one_flop,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Function(|cx| Ok(vec![emit(cx.b, &ROUND, &[cx.x(0)])?])),
 };

@@ -171,6 +171,7 @@ pub static SPLIT: OpDef = OpDef {
                 cx.outs.len()
             ],
             temp_bytes: 0,
+            over: Vec::new(),
         },
         _ => fresh(cx),
     },

@@ -8,7 +8,9 @@
 use super::activation::SIGMOID;
 use super::rules::*;
 use crate::error::Result;
-use crate::ir::op::{Body, BodyCx, Domain, Effect, Grad, GradCx, OpDef, Slot, fresh, no_fold};
+use crate::ir::op::{
+    Body, BodyCx, Domain, Effect, Grad, GradCx, OpDef, Slot, elementwise, fresh, no_fold,
+};
 use crate::ir::{Ty, ValueId};
 
 pub const ROWS: &[&OpDef] = &[&SILU, &SILU_GRAD, &SWIGLU, &SWIGLU_GRAD];
@@ -29,7 +31,7 @@ pub static SILU: OpDef = OpDef {
         Ok(())
     }),
     cost: ten_flops,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Function(|cx| {
         let (y, _, _) = silu(cx, 0)?;
         narrow(cx, y)
@@ -49,7 +51,7 @@ pub static SILU_GRAD: OpDef = OpDef {
     fold: no_fold,
     grad: Grad::Missing("gradients of gradients are not supported"),
     cost: ten_flops,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Function(|cx| {
         let dy = widen(cx.b, cx.x(1))?;
         let dx = slope(cx, dy)?;
@@ -70,7 +72,7 @@ pub static SWIGLU: OpDef = OpDef {
     fold: no_fold,
     grad: Grad::Rule(grad_swiglu),
     cost: ten_flops,
-    memory: fresh,
+    memory: |cx| fresh(cx).over(cx, &[0]),
     body: Body::Function(|cx| {
         let (y, _, _) = silu(cx, 0)?;
         let y = narrow(cx, y)?[0];
@@ -126,7 +128,7 @@ pub static SWIGLU_GRAD: OpDef = OpDef {
         cost.flops *= 2;
         cost
     },
-    memory: fresh,
+    memory: |cx| fresh(cx).over(cx, &[1]),
     body: Body::Function(|cx| {
         let (gate, up, dy) = (cx.x(0), cx.x(1), cx.x(2));
         let dtype = cx.ty(gate).dtype;

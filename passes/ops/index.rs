@@ -49,6 +49,7 @@ pub fn with_temp(cx: &MemoryCx, temp_bytes: u64) -> Footprint {
     Footprint {
         outs: vec![Place::Fresh; cx.outs.len()],
         temp_bytes,
+        over: Vec::new(),
     }
 }
 

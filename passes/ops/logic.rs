@@ -6,7 +6,7 @@
 use super::rules::*;
 use crate::error::Result;
 use crate::ir::op::{
-    Body, Domain, Effect, Grad, GradCx, Import, InferCx, OpDef, Slot, fresh, no_fold,
+    Body, Domain, Effect, Grad, GradCx, Import, InferCx, OpDef, Slot, elementwise, fresh, no_fold,
 };
 use crate::ir::{AttrDefault, AttrKind, AttrSpec, DType, Dim, Same, Ty};
 
@@ -291,7 +291,7 @@ pub static WHERE: OpDef = OpDef {
     fold: fold_where,
     grad: Grad::Rule(grad_where),
     cost: one_flop,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Standard,
 };
 

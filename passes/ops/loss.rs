@@ -231,7 +231,7 @@ pub static SOFTMAX_CROSS_ENTROPY_LOSS_GRAD: OpDef = OpDef {
     fold: no_fold,
     grad: Grad::Missing("gradients of gradients are not supported"),
     cost: |cx| per_score(cx, 12),
-    memory: |cx| loss_grad_memory(cx, &[1]),
+    memory: |cx| loss_grad_memory(cx, &[1]).over(cx, &[1]),
     body: Body::Function(|cx| {
         let scores = widen(cx.b, cx.x(1))?;
         let picks = label_factors(cx)?;

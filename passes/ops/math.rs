@@ -5,7 +5,7 @@
 
 use super::activation::ERF_GRAD;
 use super::rules::*;
-use crate::ir::op::{Body, Domain, Effect, Grad, Import, OpDef, Slot, fresh, no_fold};
+use crate::ir::op::{Body, Domain, Effect, Grad, Import, OpDef, Slot, elementwise, no_fold};
 
 pub const ROWS: &[&OpDef] = &[&EXP, &LOG, &SQRT, &RECIPROCAL, &ERF, &SIN, &COS];
 
@@ -25,7 +25,7 @@ pub static EXP: OpDef = OpDef {
         Ok(())
     }),
     cost: ten_flops,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Standard,
 };
 
@@ -45,7 +45,7 @@ pub static LOG: OpDef = OpDef {
         Ok(())
     }),
     cost: ten_flops,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Standard,
 };
 
@@ -68,7 +68,7 @@ pub static SQRT: OpDef = OpDef {
         Ok(())
     }),
     cost: ten_flops,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Standard,
 };
 
@@ -93,7 +93,7 @@ pub static RECIPROCAL: OpDef = OpDef {
         Ok(())
     }),
     cost: one_flop,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Standard,
 };
 
@@ -113,7 +113,7 @@ pub static ERF: OpDef = OpDef {
         Ok(())
     }),
     cost: ten_flops,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Standard,
 };
 
@@ -134,7 +134,7 @@ pub static SIN: OpDef = OpDef {
         Ok(())
     }),
     cost: ten_flops,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Standard,
 };
 
@@ -156,6 +156,6 @@ pub static COS: OpDef = OpDef {
         Ok(())
     }),
     cost: ten_flops,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Standard,
 };

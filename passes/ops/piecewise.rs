@@ -8,7 +8,7 @@ use super::rules::*;
 use crate::error::Result;
 use crate::ir::op::{
     Body, BodyCx, Domain, Effect, Footprint, Grad, GradCx, Import, InferCx, MemoryCx, OpDef, Slot,
-    fresh, no_fold,
+    elementwise, fresh, no_fold,
 };
 use crate::ir::{AttrDefault, AttrKind, AttrSpec, DType, Ty, ValueId};
 
@@ -51,7 +51,7 @@ pub static LEAKY_RELU: OpDef = OpDef {
         Ok(())
     }),
     cost: one_flop,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Standard,
 };
 
@@ -68,7 +68,7 @@ pub static LEAKY_RELU_GRAD: OpDef = OpDef {
     fold: no_fold,
     grad: Grad::Missing("gradients of gradients are not supported"),
     cost: one_flop,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Function(|cx| {
         let (x, dy) = (widen(cx.b, cx.x(0))?, widen(cx.b, cx.x(1))?);
         let zero = constant(cx, x, 0.0);
@@ -162,7 +162,7 @@ pub static ELU: OpDef = OpDef {
         Ok(())
     }),
     cost: ten_flops,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Standard,
 };
 
@@ -179,7 +179,7 @@ pub static ELU_GRAD: OpDef = OpDef {
     fold: no_fold,
     grad: Grad::Missing("gradients of gradients are not supported"),
     cost: ten_flops,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Function(|cx| {
         let (x, dy) = (widen(cx.b, cx.x(0))?, widen(cx.b, cx.x(1))?);
         let zero = constant(cx, x, 0.0);
@@ -206,7 +206,7 @@ pub static HARD_SIGMOID: OpDef = OpDef {
     fold: no_fold,
     grad: Grad::Rule(grad_hard_sigmoid),
     cost: one_flop,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Standard,
 };
 
@@ -247,7 +247,7 @@ pub static HARD_SWISH: OpDef = OpDef {
         Ok(())
     }),
     cost: one_flop,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Standard,
 };
 
@@ -298,7 +298,7 @@ pub static MISH: OpDef = OpDef {
         Ok(())
     }),
     cost: ten_flops,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Standard,
 };
 

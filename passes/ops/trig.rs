@@ -5,7 +5,9 @@ use super::math::SQRT;
 use super::rules::*;
 use crate::error::Result;
 use crate::ir::ValueId;
-use crate::ir::op::{Body, Domain, Effect, Grad, GradCx, Import, OpDef, Slot, fresh, no_fold};
+use crate::ir::op::{
+    Body, Domain, Effect, Grad, GradCx, Import, OpDef, Slot, elementwise, no_fold,
+};
 
 pub const ROWS: &[&OpDef] = &[
     &TAN, &ASIN, &ACOS, &ATAN, &SINH, &COSH, &ASINH, &ACOSH, &ATANH,
@@ -44,7 +46,7 @@ pub static TAN: OpDef = OpDef {
         Ok(())
     }),
     cost: ten_flops,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Standard,
 };
 
@@ -65,7 +67,7 @@ pub static ASIN: OpDef = OpDef {
         Ok(())
     }),
     cost: ten_flops,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Standard,
 };
 
@@ -87,7 +89,7 @@ pub static ACOS: OpDef = OpDef {
         Ok(())
     }),
     cost: ten_flops,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Standard,
 };
 
@@ -110,7 +112,7 @@ pub static ATAN: OpDef = OpDef {
         Ok(())
     }),
     cost: ten_flops,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Standard,
 };
 
@@ -132,7 +134,7 @@ pub static SINH: OpDef = OpDef {
         Ok(())
     }),
     cost: ten_flops,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Standard,
 };
 
@@ -154,7 +156,7 @@ pub static COSH: OpDef = OpDef {
         Ok(())
     }),
     cost: ten_flops,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Standard,
 };
 
@@ -176,7 +178,7 @@ pub static ASINH: OpDef = OpDef {
         Ok(())
     }),
     cost: ten_flops,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Standard,
 };
 
@@ -198,7 +200,7 @@ pub static ACOSH: OpDef = OpDef {
         Ok(())
     }),
     cost: ten_flops,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Standard,
 };
 
@@ -222,6 +224,6 @@ pub static ATANH: OpDef = OpDef {
         Ok(())
     }),
     cost: ten_flops,
-    memory: fresh,
+    memory: elementwise,
     body: Body::Standard,
 };

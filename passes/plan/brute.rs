@@ -48,6 +48,7 @@ struct Bits {
     bytes: Vec<u64>,
     ins: Vec<u64>,
     outs: Vec<u64>,
+    over: Vec<u64>,
     temp_bytes: Vec<u64>,
     start: u64,
     outputs: u64,
@@ -64,6 +65,7 @@ impl Bits {
             bytes: Vec::new(),
             ins: Vec::new(),
             outs: Vec::new(),
+            over: Vec::new(),
             temp_bytes: Vec::new(),
             start: 0,
             outputs: 0,
@@ -90,6 +92,7 @@ impl Bits {
         for op in &problem.ops {
             bits.ins.push(mask(&op.ins));
             bits.outs.push(mask(&op.outs));
+            bits.over.push(mask(&op.over));
             bits.temp_bytes.push(op.temp_bytes);
             bits.useful |= mask(&op.ins);
         }
@@ -106,11 +109,12 @@ impl Bits {
         sum
     }
 
-    /// What may be alive besides the operands and results of `op` while it runs: every subset of `alive` that fits and
-    /// to which nothing can be added.
-    fn fitting(&self, op: usize, alive: u64, budget_bytes: u64) -> Vec<u64> {
+    /// What may be alive besides the operands and results of `op` while it runs and writes over `taken`: every subset of
+    /// `alive` that fits and to which nothing can be added.
+    fn fitting(&self, op: usize, alive: u64, taken: u64, budget_bytes: u64) -> Vec<u64> {
         let needed = self.ins[op] | self.outs[op];
-        let Some(room) = budget_bytes.checked_sub(self.sum(needed) + self.temp_bytes[op]) else {
+        let own_bytes = self.sum(needed & !taken) + self.temp_bytes[op];
+        let Some(room) = budget_bytes.checked_sub(own_bytes) else {
             return Vec::new();
         };
         let optional = alive & !needed;
@@ -180,14 +184,23 @@ pub fn cheapest(problem: &Problem, budget_bytes: u64, prices: &[f64]) -> Option<
             }
             // First computations cost every schedule the same.
             let then = Price(price.0 + if first { 0.0 } else { prices[op] });
-            for others in bits.fitting(op, alive, budget_bytes) {
-                let alive = (others | bits.ins[op] | bits.outs[op]) & bits.useful;
-                let reached = (next + first as usize, alive);
-                let better = known.get(&reached).is_none_or(|(old, _)| then < *old);
-                if better {
-                    known.insert(reached, (then, Some((state, op))));
-                    heap.push(Reverse((then, reached)));
+            let mut taken = bits.over[op];
+            loop {
+                // One operand that is written over and gone, or none.
+                let one = taken & taken.wrapping_neg();
+                for others in bits.fitting(op, alive, one, budget_bytes) {
+                    let alive = (others | (bits.ins[op] & !one) | bits.outs[op]) & bits.useful;
+                    let reached = (next + first as usize, alive);
+                    let better = known.get(&reached).is_none_or(|(old, _)| then < *old);
+                    if better {
+                        known.insert(reached, (then, Some((state, op))));
+                        heap.push(Reverse((then, reached)));
+                    }
                 }
+                if one == 0 {
+                    break;
+                }
+                taken &= !one;
             }
         }
     }

@@ -67,6 +67,10 @@ pub struct Op {
     /// Temporaries while it runs.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub temp_bytes: u64,
+    /// Operands that the first result is written over, if one of them is not read again: then it takes no bytes beside
+    /// that one. They have as many bytes as that result.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub over: Vec<usize>,
     /// Whether running it again gives the same bits and is allowed.
     #[serde(default = "yes", skip_serializing_if = "is_yes")]
     pub may_repeat: bool,
@@ -187,6 +191,10 @@ impl Problem {
                 flops: cost.flops,
                 bytes: cost.bytes,
                 temp_bytes: memory.temp_bytes[at],
+                over: memory.over[at]
+                    .iter()
+                    .filter_map(|slot| node.ins[*slot].as_ref().map(index))
+                    .collect(),
                 may_repeat: node.op.effect.may_repeat(),
             });
         }
@@ -288,6 +296,16 @@ impl Problem {
                     }
                 }
             }
+            let first = op.outs.first().map(|v| &self.values[*v]);
+            for v in &op.over {
+                let fits = |out: &&Value| out.view_of.is_none() && out.kind == Kind::Activation;
+                if !op.ins.contains(v) || first.filter(fits).is_none() {
+                    return foreign(format!(
+                        "op {} has no result that could be written over value {v}",
+                        self.called(o)
+                    ));
+                }
+            }
             if !op.cost.is_finite() || op.cost < 0.0 {
                 return foreign(format!("op {} has a cost of {}", self.called(o), op.cost));
             }
@@ -298,6 +316,18 @@ impl Problem {
         }
         if let Some(v) = self.outputs.iter().find(|v| **v >= self.values.len()) {
             return foreign(format!("output value {v} does not exist"));
+        }
+        let roots = self.roots();
+        for (o, op) in self.ops.iter().enumerate() {
+            for v in &op.over {
+                let root = &self.values[roots[*v]];
+                if root.kind == Kind::Static || root.bytes != self.values[op.outs[0]].bytes {
+                    return foreign(format!(
+                        "op {} writes over value {v}, which is not of its result's size",
+                        self.called(o)
+                    ));
+                }
+            }
         }
         let mut bytes = temp_bytes;
         for (i, value) in self.values.iter().enumerate() {
@@ -401,6 +431,7 @@ impl Problem {
             let mut op = self.ops[*old].clone();
             op.ins = op.ins.iter().map(|v| roots[*v]).collect();
             op.outs.retain(|v| self.values[*v].view_of.is_none());
+            op.over = op.over.iter().map(|v| roots[*v]).collect();
             folded.ops.push(op);
         }
         for value in &mut folded.values {

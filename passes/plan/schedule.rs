@@ -2,8 +2,10 @@
 //!
 //! A schedule is a list of ops; repeats are recomputation. A use reads the most recent computation of its value; an
 //! instance is freed right after its last use; while an op runs, its operands, results and temporaries are all alive.
-//! These are the rules of the planner benches' judge, with views and temporaries added: an instance of a view keeps the
-//! instance of the storage it was made from. On problems without either the two give the same numbers.
+//! These are the rules of the planner benches' judge, with views, temporaries and results written over operands added:
+//! an instance of a view keeps the instance of the storage it was made from, and a result takes no bytes while it is made
+//! if an operand that it may be written over is read there for the last time. On problems without them the two give the
+//! same numbers.
 
 use super::problem::{Kind, Problem};
 use crate::error::{Error, Result};
@@ -117,6 +119,8 @@ impl Timeline {
                 _ => {}
             }
         }
+        // Steps that may write over an operand, and its instance.
+        let mut over: Vec<(usize, usize)> = Vec::new();
         let refuse = |text: String| Err(Error::usage("schedule", text));
         for (step, o) in schedule.iter().enumerate() {
             let Some(op) = problem.ops.get(*o) else {
@@ -144,6 +148,8 @@ impl Timeline {
                     Some(i) => instances[i].last = Some(step),
                 }
             }
+            let instance = |v: &usize| current[*v].filter(|i| *i != STATIC);
+            over.extend(op.over.iter().filter_map(instance).map(|i| (step, i)));
             // All operands are looked up before any result replaces them.
             let places: Vec<usize> = op
                 .outs
@@ -188,11 +194,17 @@ impl Timeline {
                 deaths[last] += instance.bytes;
             }
         }
+        let mut taken = vec![0u64; steps];
+        for (step, i) in over {
+            if instances[i].last == Some(step) {
+                taken[step] = instances[i].bytes;
+            }
+        }
         let mut live = 0;
         let mut live_bytes = Vec::with_capacity(steps);
         for (step, o) in schedule.iter().enumerate() {
             live += births[step];
-            live_bytes.push(live + problem.ops[*o].temp_bytes);
+            live_bytes.push(live + problem.ops[*o].temp_bytes - taken[step]);
             live -= deaths[step];
         }
         Ok(Timeline {
@@ -288,6 +300,7 @@ mod tests {
                 flops: 1,
                 bytes: 1,
                 temp_bytes: 0,
+                over: Vec::new(),
                 may_repeat: true,
             });
         }
@@ -348,6 +361,7 @@ mod tests {
             flops: 1,
             bytes: 1,
             temp_bytes,
+            over: Vec::new(),
             may_repeat: name != "rng",
         }
     }

@@ -54,6 +54,20 @@ pub fn random_dag(r: &mut Random, ops: usize, shape: Shape) -> Problem {
         let outs: Vec<usize> = (0..[1, 1, 1, 2, 3][r.below(5)])
             .map(|_| value(r, &mut p, Kind::Activation, Some(o), largest))
             .collect();
+        // Every third op could write over what it reads.
+        let mut over = Vec::new();
+        for v in &ins {
+            if r.below(3) == 0 && p.values[*v].kind != Kind::Static {
+                p.values[outs[0]].bytes = p.values[*v].bytes;
+                over = vec![*v];
+            }
+        }
+        let alike = |v: &&usize| {
+            p.values[**v].bytes == p.values[outs[0]].bytes && p.values[**v].kind != Kind::Static
+        };
+        if !over.is_empty() && r.below(2) == 0 {
+            over = ins.iter().filter(alike).copied().collect();
+        }
         if !backward {
             stack.push(outs[r.below(outs.len())]);
         }
@@ -62,6 +76,7 @@ pub fn random_dag(r: &mut Random, ops: usize, shape: Shape) -> Problem {
             kind: String::new(),
             ins,
             outs,
+            over,
             phase: if backward {
                 Phase::Backward
             } else {

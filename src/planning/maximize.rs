@@ -258,7 +258,11 @@ fn held_at_once_bytes(task: &Task) -> u64 {
     let mut most = 0;
     for (o, op) in problem.ops.iter().enumerate() {
         let held = sum(&mut op.ins.iter().chain(&op.outs).copied(), o);
-        most = most.max(held.saturating_add(op.temp_bytes));
+        let over = op
+            .over
+            .first()
+            .map_or(0, |v| problem.values[roots[*v]].bytes);
+        most = most.max(held.saturating_add(op.temp_bytes) - over);
     }
     most = most.max(sum(&mut problem.outputs.iter().copied(), problem.ops.len()));
     task.before.static_bytes.saturating_add(most)

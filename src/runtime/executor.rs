@@ -363,7 +363,8 @@ impl<'g> Program<'g> {
         for (at, step) in self.steps.iter().enumerate() {
             let form = schedule.map_or(&Form::Kernel, |s| &s.forms[at]);
             let known = schedule.map_or(&[][..], |s| &s.known);
-            step.run(form, known, values, &mut nondeterministic)
+            let over = schedule.and_then(|s| s.over[at]);
+            step.run(form, (known, over), values, &mut nondeterministic)
                 .map_err(|e| e.at(self.graph.describe(step.id)))?;
             let reached = device::bytes(self.place)?.peak;
             if reached > peak.0 {
@@ -424,6 +425,10 @@ impl Values {
     }
 }
 
+/// What a schedule gives a step beside its form: contents of small integer values, by slot, and the operand that the
+/// first result is written over.
+type Given<'a> = (&'a [Option<Box<[i64]>>], Option<usize>);
+
 /// Operands of a node, by slot; few of them on the stack.
 enum Operands<'a> {
     Few([Option<&'a Tensor>; Operands::FEW], usize),
@@ -458,7 +463,7 @@ impl Step<'_> {
     fn run(
         &self,
         form: &Form,
-        known: &[Option<Box<[i64]>>],
+        known: Given,
         values: &mut Values,
         nondeterministic: &mut BTreeSet<&'static str>,
     ) -> Result<()> {
@@ -499,7 +504,7 @@ impl Step<'_> {
         Error::bug("run", format!("an operand of {name} is gone"))
     }
 
-    fn execute(&self, known: &[Option<Box<[i64]>>], values: &mut Values) -> Result<()> {
+    fn execute(&self, (known, over): Given, values: &mut Values) -> Result<()> {
         let mut ins = Operands::new(&self.ins, &values.tensors);
         let mut host = Operands::new(&[], &values.host);
         if values.place != Place::Cpu {
@@ -524,6 +529,7 @@ impl Step<'_> {
             draws: &values.draws,
             slots: &self.ins,
             n_outs: self.outs.len(),
+            over,
         };
         let results = (self.kernel)(&cx)?;
         if results.len() != self.outs.len() {

@@ -34,6 +34,8 @@ pub struct Schedule {
     pub(super) known: Vec<Option<Box<[i64]>>>,
     /// One a node, in order.
     pub(super) forms: Vec<Form>,
+    /// The operand that the first result of each node is written over.
+    pub(super) over: Vec<Option<usize>>,
 }
 
 /// How a node is run.
@@ -91,8 +93,13 @@ impl Schedule {
                 false => Form::Kernel,
             });
         }
+        let over = match is_static {
+            true => memory.taken.clone(),
+            false => vec![None; memory.taken.len()],
+        };
         Ok(Schedule {
             key,
+            over,
             memory,
             known,
             forms,

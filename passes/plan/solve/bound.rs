@@ -66,7 +66,7 @@ pub(super) fn single(
         jitter: &[],
         slack: 0.0,
     };
-    let scene = Scene::new(dag, given, step);
+    let scene = Scene::of_bound(dag, given, step);
     let mut cut = Cut::new(dag, &scene, cap, weight, &bend, None);
     let room = cut.room as f64;
     let mut best = (0.0f64, 0.0);

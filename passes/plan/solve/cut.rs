@@ -40,7 +40,7 @@ pub struct Scene {
     first_use: Vec<u32>,
     /// The last use or making up to τ; [`NONE`] for what was never there.
     last_touch: Vec<u32>,
-    /// Operand or result of the step itself: resident whatever is decided.
+    /// Operand or result of the step itself: resident whatever is decided, but for one that the step may write over.
     pinned: Vec<bool>,
     step: usize,
     steps: usize,
@@ -78,6 +78,17 @@ impl Scene {
         for v in dag.ins(op).iter().chain(dag.outs(op)) {
             pinned[*v as usize] = true;
         }
+        // What the step can write over goes by itself if nothing reads it again; else one such operand may be given up
+        // and made again, as what lies beside the step may.
+        let over = dag.over(op);
+        let is_read_again = |v: &u32| first_use[*v as usize] != NONE;
+        let mut own_bytes = dag.least_bytes(op);
+        if over.iter().all(is_read_again) {
+            match over.iter().find(|v| dag.remaker(**v).is_some()) {
+                Some(v) => pinned[*v as usize] = false,
+                None => own_bytes = dag.working_set_bytes(op),
+            }
+        }
         Scene {
             needed: first_use.iter().map(|t| *t != NONE).collect(),
             first_use,
@@ -85,8 +96,20 @@ impl Scene {
             pinned,
             step,
             steps: schedule.len(),
-            own_bytes: dag.working_set_bytes(op),
+            own_bytes,
         }
+    }
+
+    /// The same for a bound: what later steps read may have been made again by then, so that nothing keeps the step from
+    /// writing over an operand.
+    pub fn of_bound(dag: &Dag, schedule: &[u32], step: usize) -> Scene {
+        let mut scene = Scene::new(dag, schedule, step);
+        let op = schedule[step];
+        for v in dag.over(op) {
+            scene.pinned[*v as usize] = true;
+        }
+        scene.own_bytes = dag.least_bytes(op);
+        scene
     }
 
     /// Whether a value is read after τ and is neither operand nor result of the step.

@@ -55,6 +55,7 @@ impl Lists {
 pub struct Dag {
     ins: Lists,
     outs: Lists,
+    over: Lists,
     /// What the search adds up, by op.
     pub weight: Vec<i64>,
     /// At most the true cost, in the same scale, by op.
@@ -107,6 +108,7 @@ impl Dag {
         let mut dag = Dag {
             ins: Lists::default(),
             outs: Lists::default(),
+            over: Lists::default(),
             weight: Vec::new(),
             price: Vec::new(),
             temp_bytes: folded.ops.iter().map(|op| op.temp_bytes as i64).collect(),
@@ -140,6 +142,7 @@ impl Dag {
             let known = |v: &usize| Some(index[*v]).filter(|i| *i != NONE);
             dag.ins.push(op.ins.iter().filter_map(known));
             dag.outs.push(op.outs.iter().filter_map(known));
+            dag.over.push(op.over.iter().filter_map(known));
             for v in dag.outs.of(o as u32) {
                 if std::mem::replace(&mut dag.maker[*v as usize], o as u32) != NONE {
                     return Err(Error::model(
@@ -266,7 +269,23 @@ impl Dag {
         (op != NONE && self.repeatable[op as usize]).then_some(op)
     }
 
-    /// Bytes while an op runs with nothing else around: operands, results, temporaries.
+    /// Operands that an op writes its first result over, if they are not read again; all of one size.
+    pub fn over(&self, op: u32) -> &[u32] {
+        self.over.of(op)
+    }
+
+    /// What an op saves where it writes over an operand; 0 where it cannot.
+    pub fn over_bytes(&self, op: u32) -> i64 {
+        self.over(op).first().map_or(0, |v| self.size[*v as usize])
+    }
+
+    /// The least that an op takes while it runs with nothing else around, whatever is read later.
+    pub fn least_bytes(&self, op: u32) -> i64 {
+        self.working_set_bytes(op) - self.over_bytes(op)
+    }
+
+    /// Bytes while an op runs with nothing else around and all its operands are read again: operands, results,
+    /// temporaries.
     pub fn working_set_bytes(&self, op: u32) -> i64 {
         let (ins, outs) = (self.ins(op), self.outs(op));
         let sum = |list: &[u32]| list.iter().map(|v| self.size[*v as usize]).sum::<i64>();

@@ -90,11 +90,19 @@ pub fn exact(dag: &Dag, cap: i64, work: &mut Work) -> Outcome {
             };
             if excess <= 0 {
                 arrive(full);
-            } else {
-                let spare: Vec<usize> = (0..dag.values())
-                    .filter(|v| resident & !(ins[o] | outs[o]) & (1 << v) != 0)
-                    .collect();
-                if !drops(dag, &spare, excess, work, &mut |set| arrive(full & !set)) {
+                continue;
+            }
+            let spare: Vec<usize> = (0..dag.values())
+                .filter(|v| resident & !(ins[o] | outs[o]) & (1 << v) != 0)
+                .collect();
+            // The operand that the op writes over, if any.
+            let over = dag.over(o as u32).iter().map(|v| 1u64 << v);
+            for taken in over.chain([0]) {
+                let left = full & !taken;
+                let excess = excess - bytes(taken);
+                if excess <= 0 {
+                    arrive(left);
+                } else if !drops(dag, &spare, excess, work, &mut |set| arrive(left & !set)) {
                     return Outcome::Unknown;
                 }
             }

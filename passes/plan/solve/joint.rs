@@ -77,7 +77,7 @@ impl Joint {
         // Op nodes of the position after.
         let mut after: Vec<(u32, u32)> = Vec::new();
         for (k, step) in positions.iter().enumerate().rev() {
-            let scene = Scene::new(dag, given, *step);
+            let scene = Scene::of_bound(dag, given, *step);
             let mut value_node = vec![NONE; dag.values()];
             let mut op_node = vec![NONE; dag.ops()];
             let mut here: Vec<(u32, u32)> = Vec::new();
@@ -292,7 +292,7 @@ pub fn several_positions(
         let by_need = window
             .iter()
             .rev()
-            .max_by_key(|t| dag.working_set_bytes(**t as u32));
+            .max_by_key(|t| dag.least_bytes(**t as u32));
         for step in by_live.into_iter().chain(by_need) {
             if best.is_some_and(|b| b.0 == *step) || work.spent() {
                 continue;

@@ -165,6 +165,8 @@ enum Change {
         event: Event,
     },
     Slot(u32),
+    /// Whether a slot writes over an operand turned.
+    Taken(u32),
 }
 
 /// See the module.
@@ -174,6 +176,8 @@ pub struct Ledger<'a> {
     /// Whether a slot still runs.
     alive: Vec<bool>,
     first: Vec<bool>,
+    /// Whether each slot writes over an operand.
+    taken: Vec<bool>,
     events: Events,
     peaks: Peaks,
     log: Vec<Change>,
@@ -194,6 +198,7 @@ impl<'a> Ledger<'a> {
             ops: schedule.to_vec(),
             alive: vec![true; schedule.len()],
             first: first_runs(dag, schedule),
+            taken: simulation.taken,
             events,
             peaks: Peaks::new(&simulation.live),
             log: Vec::new(),
@@ -273,6 +278,7 @@ impl<'a> Ledger<'a> {
             self.bytes(from as usize, slot as usize, self.dag.size[v as usize]);
         }
         self.take(v, at);
+        self.settle_before(v, at);
     }
 
     /// Forgets that `slot` reads `v`; gives the slot that made the instance if `slot` was its last reader.
@@ -289,7 +295,33 @@ impl<'a> Ledger<'a> {
             self.bytes(from as usize, slot as usize + 1, -self.dag.size[v as usize]);
         }
         self.take(v, at);
+        self.settle_before(v, at);
         maker
+    }
+
+    /// Settles anew whether the slot of the event of `v` before the event `at` writes over an operand: what comes after
+    /// it has changed.
+    fn settle_before(&mut self, v: u32, at: usize) {
+        let Some(event) = at.checked_sub(1).and_then(|i| self.events.of(v).get(i)) else {
+            return;
+        };
+        let slot = event.slot as usize;
+        let over = match self.ops.get(slot) {
+            Some(op) if self.alive[slot] => self.dag.over(*op),
+            _ => return,
+        };
+        let is_last = |v: &u32| {
+            let events = self.events.of(*v);
+            let next = events.partition_point(|e| e.slot <= slot as u32);
+            events.get(next).is_none_or(|e| e.made)
+        };
+        let takes = over.iter().any(is_last);
+        if takes != self.taken[slot] {
+            let bytes = self.dag.over_bytes(self.ops[slot]);
+            self.taken[slot] = takes;
+            self.log.push(Change::Taken(slot as u32));
+            self.bytes(slot, slot + 1, if takes { -bytes } else { bytes });
+        }
     }
 
     fn take(&mut self, value: u32, at: usize) {
@@ -332,6 +364,7 @@ impl<'a> Ledger<'a> {
                     self.events.put_back(value, at as usize, event);
                 }
                 Change::Slot(slot) => self.alive[slot as usize] = true,
+                Change::Taken(slot) => self.taken[slot as usize] ^= true,
             }
         }
     }

@@ -16,6 +16,8 @@ pub struct Simulation {
     death: Vec<i64>,
     /// The last use of the present instance of each value; [`NONE`] before there is one.
     last: Vec<u32>,
+    /// Whether each step writes over an operand.
+    pub(super) taken: Vec<bool>,
 }
 
 impl Simulation {
@@ -28,7 +30,17 @@ impl Simulation {
         self.death.resize(steps + 1, 0);
         self.last.clear();
         self.last.resize(dag.values(), NONE);
+        self.taken.clear();
+        self.taken.resize(steps, false);
         let (live, death, last) = (&mut self.live, &mut self.death, &mut self.last);
+        let taken = &mut self.taken;
+        let mut take = |v: usize, t: u32| {
+            if let Some(o) = schedule.get(t as usize)
+                && dag.over(*o).contains(&(v as u32))
+            {
+                taken[t as usize] = true;
+            }
+        };
         for (t, o) in schedule.iter().enumerate() {
             for v in dag.ins(*o) {
                 last[*v as usize] = t as u32;
@@ -37,6 +49,7 @@ impl Simulation {
                 let v = *v as usize;
                 if last[v] != NONE {
                     death[last[v] as usize] += dag.size[v];
+                    take(v, last[v]);
                 }
                 live[t] += dag.size[v];
                 last[v] = t as u32;
@@ -54,12 +67,16 @@ impl Simulation {
         for v in 0..dag.values() {
             if last[v] != NONE {
                 death[last[v] as usize] += dag.size[v];
+                take(v, last[v]);
             }
         }
         self.peak = 0;
         for (t, o) in schedule.iter().enumerate() {
             now += live[t];
             live[t] = now + dag.temp_bytes[*o as usize];
+            if self.taken[t] {
+                live[t] -= dag.over_bytes(*o);
+            }
             self.peak = self.peak.max(live[t]);
             now -= death[t];
         }

@@ -13,7 +13,7 @@ use crate::plan::schedule::{Score, evaluate};
 /// See the module. Bytes include static ones.
 #[derive(Clone, Debug)]
 pub struct Floor {
-    /// No schedule has a smaller peak: an op needs its operands, results and temporaries at once.
+    /// No schedule has a smaller peak: an op needs its operands, results and temporaries at once, less what it writes over.
     pub least_bytes: u64,
     /// The smallest peak for which a plan was found.
     pub reached_bytes: u64,
@@ -50,7 +50,10 @@ pub(super) fn working_set_bytes(dag: &Dag) -> (i64, u32) {
     let beside = |o: u32| {
         let both = dag.ins(o).iter().chain(dag.outs(o));
         let more = both.filter(|v| !dag.is_output[**v as usize]);
-        more.map(|v| dag.size[*v as usize]).sum::<i64>() + dag.temp_bytes[o as usize]
+        let over = dag.over(o).iter().any(|v| !dag.is_output[*v as usize]);
+        let over_bytes = if over { dag.over_bytes(o) } else { 0 };
+        let sum: i64 = more.map(|v| dag.size[*v as usize]).sum();
+        sum + dag.temp_bytes[o as usize] - over_bytes
     };
     let makers = dag.outputs.iter().map(|v| dag.maker[*v as usize]);
     let last = makers
@@ -58,7 +61,7 @@ pub(super) fn working_set_bytes(dag: &Dag) -> (i64, u32) {
         .chain((dag.ops() as u32).checked_sub(1));
     let mut most = (outputs + last.map(beside).min().unwrap_or(0), NONE);
     for o in 0..dag.ops() as u32 {
-        let bytes = dag.working_set_bytes(o);
+        let bytes = dag.least_bytes(o);
         if bytes >= most.0 {
             most = (bytes, o);
         }

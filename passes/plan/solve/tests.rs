@@ -35,11 +35,23 @@ fn random_problem(r: &mut Random, ops: usize) -> Problem {
                 p.values.len() - 1
             })
             .collect();
+        let takeable: Vec<usize> = ins
+            .iter()
+            .filter(|v| p.values[**v].kind == Kind::Activation && r.below(2) == 0)
+            .copied()
+            .collect();
+        if let Some(first) = takeable.first() {
+            p.values[outs[0]].bytes = p.values[*first].bytes;
+        }
+        let size = p.values[outs[0]].bytes;
+        let over = takeable.into_iter();
+        let over: Vec<usize> = over.filter(|v| p.values[*v].bytes == size).collect();
         p.ops.push(Op {
             name: format!("op{o}"),
             kind: String::new(),
             ins,
             outs,
+            over,
             phase: if o > ops / 2 {
                 Phase::Backward
             } else {
@@ -138,7 +150,14 @@ fn the_ledger_agrees_with_the_simulation() {
 /// The least weight + price · bytes kept at a step, by trying every set of ops to run again after it.
 fn least_by_trying(dag: &Dag, scene: &Scene, step: usize, price: i64) -> i64 {
     let computed = step as u32 + 1;
-    let pinned = |v: u32| dag.ins(step as u32).contains(&v) || dag.outs(step as u32).contains(&v);
+    // An operand that the step could write over if nothing read it again is decided like the others.
+    let over = dag.over(step as u32);
+    let kept = over.iter().all(|v| scene.needed[*v as usize]);
+    let given_up = over.iter().find(|v| kept && dag.remaker(**v).is_some());
+    let pinned = |v: u32| {
+        let own = dag.ins(step as u32).contains(&v) || dag.outs(step as u32).contains(&v);
+        own && given_up != Some(&v)
+    };
     let there = |v: u32| dag.maker[v as usize] == dag::NONE || dag.maker[v as usize] < computed;
     let mut least = i64::MAX;
     for again in 0u32..1 << computed {

@@ -1,7 +1,7 @@
 //! Activations, and the fused gradients libtorch has for them.
 
 use super::arith::unary;
-use super::{Kernel, KernelCx, empty, scalar, write};
+use super::{Kernel, KernelCx, scalar, write};
 use ckpt_passes::Result;
 use ckpt_passes::ir::OpDef;
 use ckpt_passes::ops::activation::*;
@@ -46,7 +46,7 @@ pub const KERNELS: &[(&OpDef, Kernel)] = &[
 /// Our rows take (saved, dy); libtorch's backward kernels take (dy, saved, extra…, grad_input).
 fn gradient(cx: &KernelCx, name: &str, extra: &[Arg]) -> Result<Vec<Tensor>> {
     let (saved, dy) = (cx.x(0)?, cx.x(1)?);
-    let out = empty(&saved.size(), saved.kind(), saved.device())?;
+    let out = cx.result(&saved.size(), saved.kind(), saved.device())?;
     let mut args = vec![Arg::Tensor(dy), Arg::Tensor(saved)];
     args.extend_from_slice(extra);
     args.push(Arg::Tensor(&out));
@@ -57,7 +57,7 @@ fn gradient(cx: &KernelCx, name: &str, extra: &[Arg]) -> Result<Vec<Tensor>> {
 /// 2/√π · e^(−x²) · dy, worked out in the result.
 fn erf_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (x, dy) = (cx.x(0)?, cx.x(1)?);
-    let out = empty(&x.size(), x.kind(), x.device())?;
+    let out = cx.result(&x.size(), x.kind(), x.device())?;
     write(
         "aten::mul",
         "out",

@@ -1,9 +1,9 @@
-//! Arithmetic: elementwise with broadcasting, into new row-major results.
+//! Arithmetic: elementwise with broadcasting, into row-major results.
 //!
 //! libtorch lets the result of an elementwise op take over the strides of its operands; ours are always row-major, so
-//! the result is allocated here and the operator writes into it.
+//! the result is allocated here, or is an operand that dies, and the operator writes into it.
 
-use super::{Kernel, KernelCx, broadcast, empty, write};
+use super::{Kernel, KernelCx, broadcast, write};
 use ckpt_passes::Result;
 use ckpt_passes::ir::OpDef;
 use ckpt_passes::ops::arith::*;
@@ -29,7 +29,7 @@ pub const KERNELS: &[(&OpDef, Kernel)] = &[
 /// Calls `name.overload(a, b, extra…, out)`.
 pub fn binary(cx: &KernelCx, name: &str, overload: &str, extra: &[Arg]) -> Result<Vec<Tensor>> {
     let (a, b) = (cx.x(0)?, cx.x(1)?);
-    let out = empty(&broadcast(&[a, b]), a.kind(), a.device())?;
+    let out = cx.result(&broadcast(&[a, b]), a.kind(), a.device())?;
     let mut args = vec![Arg::Tensor(a), Arg::Tensor(b)];
     args.extend_from_slice(extra);
     args.push(Arg::Tensor(&out));
@@ -40,7 +40,7 @@ pub fn binary(cx: &KernelCx, name: &str, overload: &str, extra: &[Arg]) -> Resul
 /// Calls `name.overload(x, extra…, out)`.
 pub fn unary(cx: &KernelCx, name: &str, overload: &str, extra: &[Arg]) -> Result<Vec<Tensor>> {
     let x = cx.x(0)?;
-    let out = empty(&x.size(), x.kind(), x.device())?;
+    let out = cx.result(&x.size(), x.kind(), x.device())?;
     let mut args = vec![Arg::Tensor(x)];
     args.extend_from_slice(extra);
     args.push(Arg::Tensor(&out));
@@ -62,7 +62,7 @@ fn div(cx: &KernelCx) -> Result<Vec<Tensor>> {
 fn sum(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let all: Vec<&Tensor> = cx.ins.iter().flatten().copied().collect();
     let first = cx.x(0)?;
-    let out = empty(&broadcast(&all), first.kind(), first.device())?;
+    let out = cx.result(&broadcast(&all), first.kind(), first.device())?;
     write(
         "aten::copy_",
         "",

@@ -1,6 +1,6 @@
 //! Selection by size.
 
-use super::{Kernel, KernelCx, broadcast, empty, write};
+use super::{Kernel, KernelCx, broadcast, write};
 use ckpt_passes::Result;
 use ckpt_passes::ir::OpDef;
 use ckpt_passes::ops::extreme::*;
@@ -17,7 +17,7 @@ pub const KERNELS: &[(&OpDef, Kernel)] = &[
 fn fold(cx: &KernelCx, name: &str) -> Result<Vec<Tensor>> {
     let all: Vec<&Tensor> = cx.ins.iter().flatten().copied().collect();
     let first = cx.x(0)?;
-    let out = empty(&broadcast(&all), first.kind(), first.device())?;
+    let out = cx.result(&broadcast(&all), first.kind(), first.device())?;
     let Some((second, rest)) = all[1..].split_first() else {
         write(
             "aten::copy_",
@@ -53,7 +53,7 @@ fn fold(cx: &KernelCx, name: &str) -> Result<Vec<Tensor>> {
 
 fn clip(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let x = cx.x(0)?;
-    let out = empty(&x.size(), x.kind(), x.device())?;
+    let out = cx.result(&x.size(), x.kind(), x.device())?;
     let scalar = |slot: usize| cx.opt(slot).map(|t| t.reshape(&[] as &[i64]));
     let (low, high) = (scalar(1), scalar(2));
     if low.is_none() && high.is_none() {

@@ -17,7 +17,7 @@ pub const KERNELS: &[(&OpDef, Kernel)] = &[
 
 fn silu_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (x, dy) = (cx.x(0)?, cx.x(1)?);
-    let out = empty(&x.size(), x.kind(), x.device())?;
+    let out = cx.result(&x.size(), x.kind(), x.device())?;
     write(
         "aten::silu_backward",
         "grad_input",
@@ -26,9 +26,8 @@ fn silu_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     Ok(vec![out])
 }
 
-/// silu(gate) in a new result, then times `by`.
-fn gated(gate: &Tensor, by: &Tensor) -> Result<Tensor> {
-    let out = empty(&gate.size(), gate.kind(), gate.device())?;
+/// silu(gate) in `out`, then times `by`.
+fn gated(gate: &Tensor, by: &Tensor, out: Tensor) -> Result<Tensor> {
     write("aten::silu", "out", &[Arg::Tensor(gate), Arg::Tensor(&out)])?;
     write(
         "aten::mul_",
@@ -39,12 +38,14 @@ fn gated(gate: &Tensor, by: &Tensor) -> Result<Tensor> {
 }
 
 fn swiglu(cx: &KernelCx) -> Result<Vec<Tensor>> {
-    Ok(vec![gated(cx.x(0)?, cx.x(1)?)?])
+    let (gate, up) = (cx.x(0)?, cx.x(1)?);
+    let out = cx.result(&gate.size(), gate.kind(), gate.device())?;
+    Ok(vec![gated(gate, up, out)?])
 }
 
 fn swiglu_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (gate, up, dy) = (cx.x(0)?, cx.x(1)?, cx.x(2)?);
-    let dgate = empty(&gate.size(), gate.kind(), gate.device())?;
+    let dgate = cx.result(&gate.size(), gate.kind(), gate.device())?;
     write(
         "aten::mul",
         "out",
@@ -55,5 +56,6 @@ fn swiglu_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
         "grad_input",
         &[Arg::Tensor(&dgate), Arg::Tensor(gate), Arg::Tensor(&dgate)],
     )?;
-    Ok(vec![dgate, gated(gate, dy)?])
+    let dup = empty(&gate.size(), gate.kind(), gate.device())?;
+    Ok(vec![dgate, gated(gate, dy, dup)?])
 }

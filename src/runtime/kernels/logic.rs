@@ -103,7 +103,7 @@ fn is_either_inf(x: &Tensor, out: &Tensor) -> Result<()> {
 
 fn select(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (condition, a, b) = (cx.x(0)?, cx.x(1)?, cx.x(2)?);
-    let out = empty(&broadcast(&[condition, a, b]), a.kind(), a.device())?;
+    let out = cx.result(&broadcast(&[condition, a, b]), a.kind(), a.device())?;
     write(
         "aten::where",
         "self_out",

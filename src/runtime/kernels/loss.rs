@@ -175,7 +175,7 @@ fn factors(cx: &KernelCx, scores: &Tensor) -> Result<Factors> {
 /// d scores = (softmax − one-hot)·factor, worked out in the result.
 fn cross_entropy_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let scores = dense(cx.x(1)?)?;
-    let out = empty(&scores.size(), scores.kind(), scores.device())?;
+    let out = cx.result(&scores.size(), scores.kind(), scores.device())?;
     let args = [
         Arg::Tensor(&scores),
         Arg::Int(1),

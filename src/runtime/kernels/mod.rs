@@ -1,7 +1,8 @@
 //! One kernel per op, in files that mirror `passes/ops`.
 //!
 //! A kernel keeps the promise of its row's `memory` rule: results are new and row-major unless the rule says "view",
-//! and beside results it takes no more than `temp_bytes`. An op without a kernel is executed through its body.
+//! and beside results it takes no more than `temp_bytes`. Where the rule names operands that the result can be written
+//! over, the kernel takes its first result from [`KernelCx::result`]. An op without a kernel is executed through its body.
 
 use super::convert::{tch_error, torch_error};
 use super::draws::Draws;
@@ -105,6 +106,8 @@ pub struct KernelCx<'a> {
     /// The slot of each operand in `known`; may be shorter.
     pub slots: &'a [Option<usize>],
     pub n_outs: usize,
+    /// The operand that the first result is written over: nobody reads it after this node.
+    pub over: Option<usize>,
 }
 
 impl KernelCx<'_> {
@@ -120,6 +123,25 @@ impl KernelCx<'_> {
 
     pub fn opt(&self, i: usize) -> Option<&Tensor> {
         self.ins.get(i).copied().flatten()
+    }
+
+    /// Where the first result goes: a new row-major tensor, not filled, or the operand that it is written over.
+    pub fn result(&self, dims: &[i64], kind: Kind, device: Device) -> Result<Tensor> {
+        let Some(slot) = self.over else {
+            return empty(dims, kind, device);
+        };
+        let operand = self.x(slot)?;
+        let alike = operand.size() == dims && operand.kind() == kind && operand.is_contiguous();
+        if !alike || operand.device() != device {
+            return Err(Error::bug(
+                "kernel",
+                format!(
+                    "{}: the result cannot be written over operand {slot}",
+                    self.op.name
+                ),
+            ));
+        }
+        Ok(operand.shallow_clone())
     }
 
     /// The contents of an integer operand, row-major. Waits for the device where it was computed there.

@@ -5,7 +5,7 @@
 
 use super::arith::unary;
 use super::softmax::dense;
-use super::{Kernel, KernelCx, call, empty, scalar, write};
+use super::{Kernel, KernelCx, call, scalar, write};
 use ckpt_passes::Result;
 use ckpt_passes::ir::OpDef;
 use ckpt_passes::ops::piecewise::*;
@@ -57,7 +57,7 @@ fn gradient(
     tail: &[Arg],
 ) -> Result<Vec<Tensor>> {
     let (x, dy) = (cx.x(0)?, cx.x(1)?);
-    let out = empty(&x.size(), x.kind(), x.device())?;
+    let out = cx.result(&x.size(), x.kind(), x.device())?;
     let mut args = vec![Arg::Tensor(dy)];
     if x_first {
         args.push(Arg::Tensor(x));
@@ -93,7 +93,7 @@ fn prelu(cx: &KernelCx) -> Result<Vec<Tensor>> {
 /// beta + alpha·x in one rounding, then clamped in place.
 fn hard_sigmoid(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let x = cx.x(0)?;
-    let out = empty(&x.size(), x.kind(), x.device())?;
+    let out = cx.result(&x.size(), x.kind(), x.device())?;
     let beta = scalar(x.kind(), f64::from(cx.attrs.float("beta")))?;
     let args = [
         Arg::Tensor(&beta),

@@ -14,7 +14,7 @@ pub const KERNELS: &[(&OpDef, Kernel)] = &[(&POW, pow)];
 /// taken in the exponent's type and converted back (the row's `memory` rule counts both).
 fn pow(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (base, exponent) = (cx.x(0)?, cx.x(1)?);
-    let out = empty(&broadcast(&[base, exponent]), base.kind(), base.device())?;
+    let out = cx.result(&broadcast(&[base, exponent]), base.kind(), base.device())?;
     let power = |b: &Tensor, e: &Tensor, out: &Tensor| {
         write(
             "aten::pow",

@@ -39,7 +39,7 @@ fn axis(cx: &KernelCx, rank: usize) -> i64 {
 
 fn forward(cx: &KernelCx, name: &str) -> Result<Vec<Tensor>> {
     let x = dense(cx.x(0)?)?;
-    let out = empty(&x.size(), x.kind(), x.device())?;
+    let out = cx.result(&x.size(), x.kind(), x.device())?;
     let args = [
         Arg::Tensor(&x),
         Arg::Int(axis(cx, x.dim())),
@@ -52,7 +52,7 @@ fn forward(cx: &KernelCx, name: &str) -> Result<Vec<Tensor>> {
 
 fn gradient(cx: &KernelCx, name: &str) -> Result<Vec<Tensor>> {
     let (y, dy) = (dense(cx.x(0)?)?, dense(cx.x(1)?)?);
-    let out = empty(&y.size(), y.kind(), y.device())?;
+    let out = cx.result(&y.size(), y.kind(), y.device())?;
     let args = [
         Arg::Tensor(&dy),
         Arg::Tensor(&y),
