@@ -6,10 +6,11 @@ mod command;
 use command::{call, fixture, json};
 
 /// Fixtures and the sizes they are planned at; tools/budgets.py goes through all of them at ten budgets each.
-const MODELS: [(&str, [&str; 4]); 3] = [
+const MODELS: [(&str, [&str; 4]); 4] = [
     ("gpt2", ["--dim", "batch=4", "--dim", "seq=32"]),
     ("bert", ["--dim", "batch=2", "--dim", "seq=24"]),
     ("llama32", ["--dim", "batch=2", "--dim", "seq=16"]),
+    ("llama32_bf16", ["--dim", "batch=2", "--dim", "seq=16"]),
 ];
 const TOLERANCE: f64 = 0.02;
 

@@ -274,11 +274,6 @@ fn larger_operands_and_several_threads() {
             attrs,
         };
         for dtype in [DType::F32, DType::F64, DType::BF16] {
-            // oneDNN packs 16-bit operands of a product into memory of libtorch's allocator, by threads and machine:
-            // its rows do not declare that.
-            if *op == "MatMul" && dtype == DType::BF16 {
-                continue;
-            }
             let model = single(&recipe, dtype, &mut r).unwrap_or_else(|e| panic!("{e}"));
             for threads in [1, 4] {
                 tch::set_num_threads(threads);
@@ -346,6 +341,28 @@ const LARGE: &[Call] = &[
     ("ReduceMean", 1, &[WIDE, In::Ints(&[-1])], &[]),
     ("SumToShape", 1, &[WIDE, In::Ints(&[256])], &[]),
     ("MatMul", 1, &[WIDE, In::Real(&[256, 64])], &[]),
+    (
+        "MatMul",
+        1,
+        &[In::Real(&[256, 300]), In::Real(&[300, 347])],
+        &[],
+    ),
+    (
+        "MatMul",
+        1,
+        &[In::Real(&[2, 3, 70, 64]), In::Real(&[2, 3, 64, 90])],
+        &[],
+    ),
+    (
+        "Gemm",
+        1,
+        &[
+            In::Real(&[300, 256]),
+            In::Real(&[300, 347]),
+            In::Real(&[347]),
+        ],
+        &[("transA", Set::I(1))],
+    ),
     (
         "GatherGrad",
         1,

@@ -2,7 +2,7 @@
 //!
 //! [`sizes`] turns symbolic sizes into numbers, [`memory`] says which values share storage, when storage dies and how
 //! many bytes are alive at every node, [`breakdown`] what they are at the peak, [`cost`] prices nodes and
-//! [`device`] says what that takes in time, [`limits`] which sizes a model cannot take, [`params`] tells
+//! [`device`] says what that takes in time, [`limits`] and [`traced`] which sizes a model cannot take, [`params`] tells
 //! parameters from constants, [`blocks`] finds the layers ([`spine`] the residual stream, [`runs`] what repeats along
 //! it, [`attention`] the attentions in them and what each computes, [`submodules`] their norms, attentions and MLPs, [`cores`]
 //! what lies between the products of those; [`sharing`] which keys, values and weights layers share),
@@ -29,6 +29,7 @@ pub mod sizes;
 pub mod spine;
 pub mod submodules;
 pub mod ties;
+pub mod traced;
 
 pub use blocks::{Block, Blocks};
 pub use breakdown::Breakdown;

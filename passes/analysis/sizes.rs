@@ -8,6 +8,7 @@
 //! rests on such a bound is marked, so that a summary can say that its figures are upper bounds.
 
 use crate::analysis::limits::{Limit, limits};
+use crate::analysis::traced::pins;
 use crate::error::{Error, Result};
 use crate::ir::op::{Domain, Sized};
 use crate::ir::typing::{Contents, type_node};
@@ -87,11 +88,12 @@ pub fn dim_kinds(graph: &Graph) -> BTreeMap<String, DimKind> {
 impl Binding {
     /// The given sizes, and defaults for the named sizes that are not given.
     ///
-    /// Defaults are as large as their kind says, or as the tables of the model allow ([`limits`]).
+    /// Defaults are as large as their kind says, or as the tables of the model allow ([`limits`]); where the model was
+    /// traced at fixed sizes ([`pins`]), they are such as fit.
     ///
     /// # Errors
     /// A size below 1; a name that no input has (data-dependent sizes are written `?name`); sizes at which the model
-    /// reads beyond a table.
+    /// reads beyond a table, or at which a traced model does not run.
     pub fn new(graph: &Graph, given: &[(String, i64)]) -> Result<Binding> {
         let kinds = dim_kinds(graph);
         let mut binding = Binding::default();
@@ -130,9 +132,11 @@ impl Binding {
             }
         }
         if graph.phase >= Phase::Typed {
-            for limit in limits(graph)? {
-                binding.respect(graph, &limit)?;
+            let limits = limits(graph)?;
+            for limit in &limits {
+                binding.respect(graph, limit)?;
             }
+            binding.settle(graph, &limits)?;
         }
         Ok(binding)
     }
@@ -197,6 +201,51 @@ impl Binding {
             0 => error.help("choose smaller sizes with --dim"),
             _ => error.help(format!("{} at most", wish.join(" "))),
         })
+    }
+
+    /// Makes assumed sizes those that the model was traced at, the sequence before the batch: the largest that fit.
+    ///
+    /// # Errors
+    /// None fit, whatever is assumed.
+    fn settle(&mut self, graph: &Graph, limits: &[Limit]) -> Result<()> {
+        let pins = pins(graph);
+        let broken = |sizes: &BTreeMap<String, i64>| {
+            let at = |name: &str| sizes.get(name).copied();
+            pins.iter().find_map(|pin| Some((pin, pin.broken(&at)?)))
+        };
+        let Some((pin, (found, wanted))) = broken(&self.sizes) else {
+            return Ok(());
+        };
+        let of = |kind: DimKind| -> Vec<&String> {
+            let assumed = self.assumed.iter().filter(|(_, k)| **k == kind);
+            assumed.map(|(name, _)| name).collect()
+        };
+        let (batch, sequence) = (of(DimKind::Batch), of(DimKind::Sequence));
+        let range = |names: &[&String]| match names.is_empty() {
+            true => 1,
+            false => DimKind::Sequence.default_size(),
+        };
+        for b in 1..=range(&batch) {
+            for s in (1..=range(&sequence)).rev() {
+                let mut sizes = self.sizes.clone();
+                sizes.extend(batch.iter().map(|n| (n.to_string(), b)));
+                sizes.extend(sequence.iter().map(|n| (n.to_string(), s)));
+                let at = |name: &str| sizes.get(name).copied();
+                let beyond = limits.iter().any(|limit| limit.exceeded(&at).is_some());
+                if !beyond && broken(&sizes).is_none() {
+                    self.sizes = sizes;
+                    return Ok(());
+                }
+            }
+        }
+        Err(Error::usage(
+            "dim",
+            "the model was traced at fixed sizes, and does not run at these".to_string(),
+        )
+        .expected(format!("{wanted} elements ({})", pin.result))
+        .found(format!("{found} elements ({})", pin.operand))
+        .at(graph.describe(pin.node))
+        .help("give the sizes it was exported with: --dim NAME=N"))
     }
 
     /// The number of a named size.

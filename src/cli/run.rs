@@ -36,7 +36,7 @@ mod with_torch {
         static_bytes: u64,
         /// What of the peak was asked for, before the device's allocator rounded blocks up; on a CPU nothing is rounded.
         requested_peak_bytes: u64,
-        /// Workspaces of libraries beside the peak; null where they are not measured (CPU).
+        /// Workspaces of libraries beside the peak.
         workspace_bytes: Option<u64>,
         device: String,
         peak_at: Option<String>,
@@ -128,8 +128,12 @@ mod with_torch {
             return result_json(&report);
         }
         warn(&report.warnings);
+        let workspace = match report.workspace_bytes {
+            None | Some(0) => String::new(),
+            Some(n) => format!("workspaces of libraries beside it: {}\n", bytes(n)),
+        };
         result(&format!(
-            "peak {} measured, {} predicted; {} of it resident throughout\nreached at {}\nstep {:.3} ms\n",
+            "peak {} measured, {} predicted; {} of it resident throughout\nreached at {}\n{workspace}step {:.3} ms\n",
             bytes(report.measured_peak_bytes),
             bytes(report.predicted_peak_bytes),
             bytes(report.static_bytes),

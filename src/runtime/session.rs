@@ -7,7 +7,7 @@ use crate::place::Place;
 use crate::rng::Rng;
 use ckpt_passes::ir::{Graph, Tensor};
 use ckpt_passes::{Error, Result};
-use ckpt_torch::bytes;
+use ckpt_torch::{bytes, memory};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,7 +32,8 @@ pub struct Measured {
     /// The largest sum of what was asked for, before the device's allocator rounded it.
     pub requested_peak_bytes: u64,
     pub static_bytes: u64,
-    /// Library workspaces out of the framework's allocator, resident beside the peak; `None` where they are not counted.
+    /// What libraries keep beside the peak out of the framework's allocator: on a device all that they took in a first
+    /// step, on the CPU the largest block that a product packed its operands in.
     pub workspace_bytes: Option<u64>,
     /// Ops for which the device has no deterministic kernel.
     pub nondeterministic: BTreeSet<&'static str>,
@@ -138,7 +139,10 @@ impl<'g> Session<'g> {
             predicted_peak_bytes: schedule.memory.peak_bytes,
             peak_bytes: run.peak_bytes,
             requested_peak_bytes: run.requested_peak_bytes,
-            workspace_bytes: self.workspace_bytes.get(),
+            workspace_bytes: match place {
+                Place::Cpu => Some(memory::workspace_bytes()),
+                _ => self.workspace_bytes.get(),
+            },
             nondeterministic: run.nondeterministic,
             static_bytes: run.static_bytes,
             peak_at: run.peak_at,

@@ -224,22 +224,25 @@ fn solve_dag(
     let mut seeds: Vec<Vec<u32>> = seeds.map(|s| dag.from_problem(s)).collect();
     // Views that are read late can keep a little more than the reduced form sees: then it is asked for less.
     let mut inner = cap;
-    let mut failures = 0;
+    let mut refusal = None;
     for _ in 0..10 {
         let mut search = Search::new(dag, inner, &mut work);
         let Some(schedule) = search.run(&seeds) else {
-            failures += 1;
-            let failure = infeasible();
-            if let Failure::Infeasible(refusal) = &failure
-                && failures == 1
-                && refusal.floor.reached_bytes <= request.budget_bytes
-            {
-                // The search for the smallest peak came further: its plan is where this one starts.
-                seeds.push(dag.from_problem(&refusal.floor.schedule));
-                inner = cap;
-                continue;
+            if refusal.is_some() {
+                break;
             }
-            return Err(failure);
+            let failure = infeasible();
+            let Failure::Infeasible(why) = &failure else {
+                return Err(failure);
+            };
+            if why.floor.reached_bytes > request.budget_bytes {
+                return Err(failure);
+            }
+            // The search for the smallest peak came further: its plan is where this one starts.
+            seeds.push(dag.from_problem(&why.floor.schedule));
+            refusal = Some(failure);
+            inner = cap;
+            continue;
         };
         let optimal = search.optimal && inner == cap;
         let steps: Vec<usize> = schedule.iter().map(|o| *o as usize).collect();
@@ -259,7 +262,21 @@ fn solve_dag(
         }
         inner -= ((score.peak_bytes - request.budget_bytes) as i64).max(1);
     }
-    Err(infeasible())
+    // From that plan, too, a search in the reduced form can end above the budget: then the plan itself is the answer.
+    let failure = refusal.unwrap_or_else(infeasible);
+    match &failure {
+        Failure::Infeasible(why) if why.floor.reached_bytes <= request.budget_bytes => {
+            let schedule = why.floor.schedule.clone();
+            let found = Found {
+                score: evaluate(problem, &schedule)?,
+                schedule,
+                optimal: false,
+            };
+            let price = price.max(joint_price(request, dag, cap, before, &found, price));
+            Ok(finish(request, dag, before, found, price, work.done))
+        }
+        _ => Err(failure),
+    }
 }
 
 struct Found {

@@ -2,7 +2,7 @@
 //! order of additions whatever the number of threads.
 
 use super::matmul::sized;
-use super::{Kernel, KernelCx, call, copy_into, empty, write};
+use super::{Kernel, KernelCx, call, copy_into, empty, write, write_product};
 use crate::runtime::convert;
 use ckpt_passes::ir::OpDef;
 use ckpt_passes::ir::op::contiguous_strides;
@@ -45,7 +45,7 @@ fn product(target: &Tensor, a: &Tensor, b: &Tensor, add: bool) -> Result<()> {
         Arg::Double(f64::from(u8::from(add))),
         Arg::Double(1.0),
     ];
-    write("aten::addmm_", "", &args)
+    write_product("aten::addmm_", "", &args)
 }
 
 /// The buffers that a plan wants, in the type computed in, and the walk over samples, groups and blocks.

@@ -1,6 +1,6 @@
 //! Matrix products, run as `ops::matmul` plans them: copies where BLAS cannot read an operand, nothing hidden.
 
-use super::{Kernel, KernelCx, call, empty, write};
+use super::{Kernel, KernelCx, call, empty, write, write_product};
 use crate::runtime::convert;
 use ckpt_passes::ir::OpDef;
 use ckpt_passes::ir::op::Sized;
@@ -103,7 +103,7 @@ fn matmul(cx: &KernelCx) -> Result<Vec<Tensor>> {
     } else {
         "aten::bmm"
     };
-    write(
+    write_product(
         name,
         "out",
         &[
@@ -152,7 +152,7 @@ fn gemm(cx: &KernelCx) -> Result<Vec<Tensor>> {
                 Arg::Double(alpha),
                 Arg::Tensor(&out),
             ];
-            write("aten::addmm", "out", &args)?;
+            write_product("aten::addmm", "out", &args)?;
         }
         None => {
             // With a factor of 0 what the result held before is not read.
@@ -163,7 +163,7 @@ fn gemm(cx: &KernelCx) -> Result<Vec<Tensor>> {
                 Arg::Double(0.0),
                 Arg::Double(alpha),
             ];
-            write("aten::addmm_", "", &args)?;
+            write_product("aten::addmm_", "", &args)?;
         }
     }
     Ok(vec![out])

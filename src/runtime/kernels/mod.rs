@@ -8,7 +8,7 @@ use super::convert::{tch_error, torch_error};
 use super::draws::Draws;
 use ckpt_passes::ir::{Attrs, OpDef};
 use ckpt_passes::{Error, Result, ops};
-use ckpt_torch::{Arg, Op, Ret, TorchError, bytes};
+use ckpt_torch::{Arg, Op, Ret, TorchError, bytes, memory};
 use std::sync::Arc;
 use tch::{Device, Kind, Tensor};
 
@@ -167,6 +167,13 @@ pub fn call(name: &str, overload: &str, args: &[Arg]) -> Result<Tensor> {
 /// Calls an ATen operator that writes into one of its arguments; what it returns is that argument.
 pub fn write(name: &str, overload: &str, args: &[Arg]) -> Result<()> {
     dispatched(name, overload, args, Op::run)
+}
+
+/// Calls a matrix product that writes into one of its arguments. Operands are such that libtorch copies none (see
+/// `ops::matmul::plan`); what the library below it packs comes from its workspace.
+pub fn write_product(name: &str, overload: &str, args: &[Arg]) -> Result<()> {
+    let _scratch = memory::Scratch::begin();
+    write(name, overload, args)
 }
 
 /// Calls an ATen operator that returns several values.

@@ -1,10 +1,11 @@
 //! Exact accounting of CPU memory: every block libtorch asks of its allocator, in requested bytes.
 //!
 //! The counters are process-wide and cover all threads, kernels' temporaries included. They do not cover scratch that
-//! a library (oneDNN, MKL) takes past libtorch's allocator, nor tensors made before [`install`], nor bytes lent by
+//! a library (oneDNN, MKL) takes past libtorch's allocator or inside a [`Scratch`], nor tensors made before [`install`], nor bytes lent by
 //! [`crate::bytes::from_bytes`]. Rounding and headers are not counted: the numbers are those a plan can predict.
 
 use crate::sys;
+use std::marker::PhantomData;
 use std::sync::Once;
 
 /// Makes libtorch allocate CPU memory through the counting allocator from now on. Call it before any tensor is made;
@@ -48,6 +49,34 @@ pub fn live_bytes() -> u64 {
 /// The largest number of bytes alive at once since the start or the last [`reset_peak`].
 pub fn peak_bytes() -> u64 {
     stats().peak_bytes
+}
+
+/// What libraries take in the calls of this thread, one block at a time, comes from the thread's workspace while this
+/// lives: oneDNN's packed operands of 16-bit products, whose bytes depend on the processor and the number of threads.
+/// A workspace stays from call to call, beside the counted bytes; [`workspace_bytes`] tells its size.
+#[must_use]
+pub struct Scratch(PhantomData<*const ()>);
+
+impl Scratch {
+    /// Only around a call that makes no tensors: its result must be given.
+    pub fn begin() -> Scratch {
+        // SAFETY: counts scopes of the calling thread; `Scratch` does not leave it.
+        unsafe { sys::ck_memory_scratch(1) };
+        Scratch(PhantomData)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // SAFETY: ends the scope that `begin` began on this thread.
+        unsafe { sys::ck_memory_scratch(0) };
+    }
+}
+
+/// Bytes of the workspaces of all threads.
+pub fn workspace_bytes() -> u64 {
+    // SAFETY: reads an atomic.
+    unsafe { sys::ck_memory_workspace_bytes() }.unsigned_abs()
 }
 
 /// Starts a new peak at what is alive now.

@@ -65,6 +65,8 @@ unsafe extern "C" {
     pub fn ck_memory_set_mmap_threshold(bytes: i64);
     pub fn ck_memory_stats(live_bytes: *mut i64, peak_bytes: *mut i64, allocations: *mut i64);
     pub fn ck_memory_reset_peak();
+    pub fn ck_memory_scratch(begin: i32);
+    pub fn ck_memory_workspace_bytes() -> i64;
 
     pub fn ck_tensor_borrow(
         data: *const c_void,

@@ -1,6 +1,6 @@
 //! Tiles of attention: which operands, queries and keys are at hand, and the weights of a tile.
 
-use super::super::{KernelCx, copy_into, empty, scalar, write};
+use super::super::{KernelCx, copy_into, empty, scalar, write, write_product};
 use crate::runtime::convert;
 use ckpt_passes::ops::attention::*;
 use ckpt_passes::{Error, Result};
@@ -129,7 +129,7 @@ pub fn product(out: &Tensor, a: &Tensor, b: &Tensor, alpha: f64, add: bool) -> R
         Arg::Double(beta),
         Arg::Double(alpha),
     ];
-    write("aten::baddbmm_", "", &args)
+    write_product("aten::baddbmm_", "", &args)
 }
 
 pub fn in_place(name: &str, overload: &str, x: &Tensor, args: &[Arg]) -> Result<()> {

@@ -51,6 +51,8 @@ void ck_memory_install();
 void ck_memory_set_mmap_threshold(int64_t bytes);
 void ck_memory_stats(int64_t* live_bytes, int64_t* peak_bytes, int64_t* allocations);
 void ck_memory_reset_peak();
+void ck_memory_scratch(int32_t begin);
+int64_t ck_memory_workspace_bytes();
 
 int32_t ck_tensor_borrow(const void* data, const int64_t* dims, int64_t rank, int32_t scalar_type, void* owner,
                          void (*drop_owner)(void*), void** tensor);

@@ -2,6 +2,11 @@
 //
 // libtorch's own statistics are per thread (profiler hooks) or absent (CPU); resident memory includes what malloc keeps.
 // Here every block carries its size in a header, so that live bytes are known whichever thread frees it.
+//
+// Libraries below libtorch take scratch through the same allocator: oneDNN packs the operands of 16-bit products, in
+// bytes that follow from the processor's caches, its instructions and the number of threads, not from the product alone.
+// No plan can state them. Inside a scratch scope such a block comes from a workspace, as a device's libraries have one:
+// one block a thread, kept from call to call and counted apart.
 #include <c10/core/Allocator.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -17,9 +22,12 @@ namespace {
 // libtorch's kernels assume 64-byte alignment of fresh storages; the header keeps it.
 constexpr size_t kAlignment = 64;
 
+struct Workspace;
+
 struct alignas(kAlignment) Header {
   int64_t bytes;         // what the caller asked for: the number that is counted
   size_t mapped_length;  // 0: the block came from malloc
+  Workspace* workspace;  // whose block it is; null for all others
 };
 static_assert(sizeof(Header) == kAlignment, "data follows the header at once");
 
@@ -28,6 +36,43 @@ std::atomic<int64_t> peak_bytes{0};
 std::atomic<int64_t> allocations{0};
 // Blocks from this size on are mapped, and so go back to the system the moment they die.
 std::atomic<int64_t> mmap_threshold{std::numeric_limits<int64_t>::max()};
+
+// Bytes of all workspaces.
+std::atomic<int64_t> workspace_bytes{0};
+
+// A thread's block for libraries' scratch. A block that is still lent when its thread ends is left alone.
+struct Workspace {
+  Header* block = nullptr;
+  std::atomic<bool> lent{false};
+  int scopes = 0;
+
+  ~Workspace() {
+    if (!lent.load()) drop();
+  }
+
+  void drop() {
+    if (block == nullptr) return;
+    workspace_bytes.fetch_sub(block->bytes, std::memory_order_relaxed);
+    std::free(block);
+    block = nullptr;
+  }
+
+  // The block if it is free, grown to `bytes`; null if it is lent or there is no memory.
+  void* lend(size_t bytes) {
+    if (lent.load()) return nullptr;
+    if (block == nullptr || static_cast<size_t>(block->bytes) < bytes) {
+      drop();
+      void* fresh = nullptr;
+      if (posix_memalign(&fresh, kAlignment, bytes + sizeof(Header)) != 0) return nullptr;
+      block = new (fresh) Header{static_cast<int64_t>(bytes), 0, this};
+      workspace_bytes.fetch_add(block->bytes, std::memory_order_relaxed);
+    }
+    lent.store(true);
+    return block + 1;
+  }
+};
+
+thread_local Workspace workspace;
 
 void count(int64_t bytes) {
   const int64_t live = live_bytes.fetch_add(bytes, std::memory_order_relaxed) + bytes;
@@ -40,6 +85,10 @@ void count(int64_t bytes) {
 void release(void* data) {
   if (data == nullptr) return;
   Header* header = static_cast<Header*>(data) - 1;
+  if (header->workspace != nullptr) {
+    header->workspace->lent.store(false);
+    return;
+  }
   live_bytes.fetch_sub(header->bytes, std::memory_order_relaxed);
   if (header->mapped_length != 0) {
     munmap(header, header->mapped_length);
@@ -56,6 +105,10 @@ class CountingAllocator final : public c10::Allocator {
     // Sizes near the top of the address space come from overflowed shapes; leave room to round up.
     constexpr size_t kLargest = static_cast<size_t>(std::numeric_limits<int64_t>::max()) / 2;
     TORCH_CHECK_WITH(OutOfMemoryError, bytes < kLargest, "cannot allocate ", bytes, " bytes");
+    // A second block at once is no scratch: it is counted like any other.
+    if (workspace.scopes > 0) {
+      if (void* data = workspace.lend(bytes)) return {data, data, &release, cpu};
+    }
     void* block = nullptr;
     size_t mapped_length = 0;
     if (static_cast<int64_t>(bytes) >= mmap_threshold.load(std::memory_order_relaxed)) {
@@ -67,7 +120,7 @@ class CountingAllocator final : public c10::Allocator {
       block = nullptr;
     }
     TORCH_CHECK_WITH(OutOfMemoryError, block != nullptr, "cannot allocate ", bytes, " bytes");
-    Header* header = new (block) Header{static_cast<int64_t>(bytes), mapped_length};
+    Header* header = new (block) Header{static_cast<int64_t>(bytes), mapped_length, nullptr};
     count(header->bytes);
     void* data = header + 1;
     return {data, data, &release, cpu};
@@ -93,6 +146,11 @@ void ck_memory_stats(int64_t* live, int64_t* peak, int64_t* count) {
   *peak = peak_bytes.load(std::memory_order_relaxed);
   *count = allocations.load(std::memory_order_relaxed);
 }
+
+// Scopes nest; they are the calling thread's.
+void ck_memory_scratch(int32_t begin) { workspace.scopes += begin != 0 ? 1 : -1; }
+
+int64_t ck_memory_workspace_bytes() { return workspace_bytes.load(std::memory_order_relaxed); }
 
 void ck_memory_reset_peak() { peak_bytes.store(live_bytes.load(std::memory_order_relaxed), std::memory_order_relaxed); }
 }

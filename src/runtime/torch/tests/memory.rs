@@ -174,6 +174,46 @@ fn too_much_is_out_of_memory_and_leaves_no_trace() {
 }
 
 #[test]
+fn scratch_comes_from_one_block_a_thread_that_stays() {
+    let _turn = turn();
+    let (base, kept) = (live_bytes(), memory::workspace_bytes());
+    reset_peak();
+    let larger = kept as i64 + 1000;
+    let scope = memory::Scratch::begin();
+    let inner = memory::Scratch::begin();
+    let first = empty(larger);
+    let start = first.data_ptr();
+    assert_eq!(start as usize % bytes::ALIGNMENT_BYTES, 0);
+    // Only one block at a time is scratch; another is a tensor like any.
+    let second = empty(100);
+    assert_eq!(live_bytes() - base, 100);
+    drop((first, second, inner));
+    let again = empty(10);
+    assert_eq!(again.data_ptr(), start);
+    drop(scope);
+    let outside = empty(7);
+    assert_eq!((live_bytes() - base, peak_bytes() - base), (7, 100));
+    assert_eq!(memory::workspace_bytes(), larger as u64);
+    // The block may be given back later than the scope ends.
+    drop((again, outside));
+    let _scope = memory::Scratch::begin();
+    assert_eq!(empty(20).data_ptr(), start);
+    assert_eq!(
+        (live_bytes(), memory::workspace_bytes()),
+        (base, larger as u64)
+    );
+    // A thread's block goes with it.
+    std::thread::spawn(|| {
+        let _scope = memory::Scratch::begin();
+        drop(empty(1 << 20));
+        assert!(memory::workspace_bytes() >= 1 << 20);
+    })
+    .join()
+    .unwrap();
+    assert_eq!(memory::workspace_bytes(), larger as u64);
+}
+
+#[test]
 fn lent_bytes_do_not_count() {
     let _turn = turn();
     let base = live_bytes();

@@ -1,0 +1,103 @@
+//! Sizes that a trace wrote down: a model exported for one batch and sequence says so in the targets of its reshapes.
+//!
+//! `Reshape([seq, batch, 64] → [16, 4, 16])` runs only where both hold equally many elements. Typing accepts it, since it
+//! may; at numbers it does or does not. A reshape that keeps its elements at every size says nothing and is not listed.
+//! What follows from data is not limited here.
+
+use crate::ir::{Atom, Dim, Graph, NodeId, Role, Same};
+use crate::ops::shape::RESHAPE;
+use std::collections::BTreeSet;
+
+/// Two numbers of elements that are equal in every run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pin {
+    pub node: NodeId,
+    pub operand: Dim,
+    pub result: Dim,
+}
+
+impl Pin {
+    /// Both numbers at these sizes if they differ.
+    pub fn broken(&self, size_of: &dyn Fn(&str) -> Option<i64>) -> Option<(i64, i64)> {
+        let pair = (self.operand.eval(size_of)?, self.result.eval(size_of)?);
+        (pair.0 != pair.1).then_some(pair)
+    }
+}
+
+/// The pins of a typed graph's forward nodes, each pair once, in the order of its schedule.
+pub fn pins(graph: &Graph) -> Vec<Pin> {
+    let mut seen = BTreeSet::new();
+    let mut found = Vec::new();
+    for id in graph.order() {
+        let node = graph.node(*id);
+        if node.op != &RESHAPE || node.role != Role::Forward || node.again.is_some() {
+            continue;
+        }
+        let Some(Some(operand)) = node.ins.first() else {
+            continue;
+        };
+        let pin = Pin {
+            node: *id,
+            operand: graph.ty(*operand).elements(),
+            result: graph.ty(node.outs[0]).elements(),
+        };
+        let mut is_known = pin.operand.same(&pin.result) != Same::Yes;
+        for side in [&pin.operand, &pin.result] {
+            side.for_each_leaf(&mut |atom| is_known &= matches!(atom, Atom::Sym(_)));
+        }
+        if is_known && seen.insert((pin.operand.to_string(), pin.result.to_string())) {
+            found.push(pin);
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analysis::Binding;
+    use crate::text;
+
+    /// Traced at a batch of 2 and a sequence of 3; the first reshape holds at any size.
+    const TRACED: &str = "graph @g typed (%x: f32[batch, seq, 4]) -> (%y) {
+  init %any : i64[3] = [0, 0, -1]
+  init %traced : i64[3] = [3, 4, 2]
+  init %open : i64[2] = [-1, 12]
+  %a = Reshape %x, %any {allowzero = 0} : f32[batch, seq, 4]
+  %b = Reshape %a, %traced {allowzero = 0} : f32[3, 4, 2]
+  %y = Reshape %b, %open {allowzero = 0} : f32[2, 12]
+}
+";
+
+    #[test]
+    fn a_traced_reshape_fixes_its_sizes() {
+        let graph = text::parse(TRACED).unwrap();
+        let found = pins(&graph);
+        assert_eq!(found.len(), 1, "{found:?}");
+        let at = |b: i64, s: i64| found[0].broken(&|n| Some(if n == "batch" { b } else { s }));
+        assert_eq!((at(2, 3), at(1, 6), at(2, 4)), (None, None, Some((32, 24))));
+    }
+
+    #[test]
+    fn defaults_fit_the_trace_and_wishes_that_cannot_are_refused() {
+        let graph = text::parse(TRACED).unwrap();
+        let given = |dims: &[(&str, i64)]| {
+            let dims: Vec<(String, i64)> = dims.iter().map(|(n, s)| (n.to_string(), *s)).collect();
+            Binding::new(&graph, &dims).map(|b| (b.get("batch").unwrap(), b.get("seq").unwrap()))
+        };
+        // The batch stays what it is assumed to be where the sequence can give way.
+        assert_eq!(given(&[]).unwrap(), (1, 6));
+        assert_eq!(given(&[("batch", 2)]).unwrap(), (2, 3));
+        assert_eq!(given(&[("seq", 2)]).unwrap(), (3, 2));
+        assert_eq!(given(&[("seq", 3), ("batch", 2)]).unwrap(), (2, 3));
+        for bad in [
+            &[("batch", 4)][..],
+            &[("seq", 5)],
+            &[("seq", 3), ("batch", 1)],
+        ] {
+            let e = given(bad).unwrap_err();
+            assert_eq!((e.code(), e.exit_code()), ("dim", 2), "{bad:?}");
+            assert!(e.to_string().contains("24 elements"), "{e}");
+        }
+    }
+}
