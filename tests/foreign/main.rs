@@ -6,6 +6,7 @@
 mod attention;
 mod conv;
 mod dropout;
+mod numbers;
 mod one;
 
 use ckpt_passes::ir::{DType, Graph};

@@ -112,6 +112,18 @@ impl One {
         self
     }
 
+    /// A float32 scalar that is part of the file.
+    pub fn number(mut self, name: &str, number: f32) -> One {
+        self.inputs.retain(|i| i.name() != name);
+        self.initializers.push(TensorProto {
+            name: Some(name.into()),
+            data_type: Some(DType::F32.onnx_code()),
+            raw_data: Some(number.to_le_bytes().to_vec().into()),
+            ..TensorProto::default()
+        });
+        self
+    }
+
     pub fn outputs(mut self, outputs: &[&str]) -> One {
         self.outputs = outputs.iter().map(|n| n.to_string()).collect();
         self
@@ -168,6 +180,24 @@ impl One {
             Ok(_) => panic!("it was read"),
             Err(e) => e.to_string(),
         }
+    }
+}
+
+pub fn text(name: &str, value: &'static str) -> AttributeProto {
+    AttributeProto {
+        name: Some(name.into()),
+        r#type: Some(AttributeType::String as i32),
+        s: Some(value.as_bytes().into()),
+        ..AttributeProto::default()
+    }
+}
+
+pub fn ints(name: &str, values: &[i64]) -> AttributeProto {
+    AttributeProto {
+        name: Some(name.into()),
+        r#type: Some(AttributeType::Ints as i32),
+        ints: values.to_vec(),
+        ..AttributeProto::default()
     }
 }
 

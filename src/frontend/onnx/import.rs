@@ -21,8 +21,9 @@ use prost::Message;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Oldest and newest opset of the standard domain that we normalise.
-pub const OPSETS: std::ops::RangeInclusive<i64> = 7..=28;
+/// Oldest and newest opset of the standard domain that we normalise. Of opsets before 7, only ops that did not change
+/// until then are read.
+pub const OPSETS: std::ops::RangeInclusive<i64> = 1..=28;
 
 /// Turns the bytes of a tensor message into a tensor; external data is the caller's business.
 pub type ReadTensor<'a> = dyn FnMut(&TensorProto) -> Result<Tensor> + 'a;
@@ -284,6 +285,9 @@ impl<'a> Importer<'a, '_> {
             return self
                 .call(node, index, function, depth)
                 .map_err(|e| e.at(place()));
+        }
+        if key.0.is_empty() {
+            upgrade::refuse_ancient(node.op_type(), self.imports[""]).map_err(|e| e.at(place()))?;
         }
         if key.0.is_empty() && node.op_type() == "Constant" {
             return self.constant(node).map_err(|e| e.at(place()));

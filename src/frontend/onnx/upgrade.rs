@@ -84,7 +84,6 @@ const INTERNAL_OPSET: i64 = 23;
 /// Ops that changed after the internal opset in the element types they take, or in an attribute that has a default and
 /// that is refused as unknown where it is given (the changelog of onnx 1.23.2, compared form by form).
 const SAME_FORM: &[&str] = &[
-    "BitShift",
     "Cast",
     "CastLike",
     "Celu",
@@ -95,7 +94,6 @@ const SAME_FORM: &[&str] = &[
     "Einsum",
     "Flatten",
     "Identity",
-    "Mod",
     "OneHot",
     "Pad",
     "QuantizeLinear",
@@ -114,13 +112,33 @@ const SAME_FORM: &[&str] = &[
 /// Ops that are read in the forms they have since the internal opset, too, up to that of the number.
 const READ_NEWER: &[(&str, i64)] = &[
     ("Attention", 25),
+    ("BitShift", 28),
     ("DequantizeLinear", 25),
+    ("Mod", 28),
     ("QuantizeLinear", 25),
+    ("Range", 27),
     ("ReverseSequence", 28),
 ];
 
+/// The opset from which on every older form that we read is known.
+const SETTLED_OPSET: i64 = 7;
+
 /// Attributes that only say something about element types that we do not have: how to round to 8-bit floats.
 const TYPE_ONLY: &[(&str, &str)] = &[("Cast", "round_mode"), ("Cast", "saturate")];
+
+/// Refuses an op that means something else before [`SETTLED_OPSET`]: broadcasting by attribute, and the like.
+pub fn refuse_ancient(op: &str, opset: i64) -> Result<()> {
+    let settled = versions::since(op, SETTLED_OPSET);
+    if opset >= SETTLED_OPSET || versions::since(op, opset) == settled {
+        return Ok(());
+    }
+    Err(Error::model(
+        "opset",
+        format!("{op} as it was in opset {opset} is not supported"),
+    )
+    .expected(format!("opset {SETTLED_OPSET} or newer"))
+    .help("convert it with onnx.version_converter, or export again"))
+}
 
 /// Refuses an op that means something else after the internal opset.
 pub fn refuse_newer(op: &str, opset: i64) -> Result<()> {

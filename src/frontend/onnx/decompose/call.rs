@@ -132,6 +132,12 @@ impl<'c, 'g> Call<'c, 'g> {
         Ok(found.map_or(default, |a| a.i()))
     }
 
+    /// An integer attribute that may be asked for again.
+    pub(super) fn peek_int(&self, name: &str) -> Option<i64> {
+        let found = self.attributes.get(name)?;
+        (found.r#type() == AttributeType::Int).then(|| found.i())
+    }
+
     /// An integer attribute that has no default.
     pub(super) fn opt_int(&mut self, name: &str) -> Result<Option<i64>> {
         let found = self.attribute(name, AttributeType::Int)?;

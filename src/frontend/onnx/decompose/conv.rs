@@ -68,7 +68,8 @@ fn windows(call: &mut Call) -> Result<Windows> {
 
 /// Half of the padding, rounded down, and the rest: before and after, or the other way round.
 fn halves(total: i64, upper: bool) -> (i64, i64) {
-    let (less, more) = (total / 2, total - total / 2);
+    let less = total.div_euclid(2);
+    let more = total - less;
     if upper { (less, more) } else { (more, less) }
 }
 
@@ -143,6 +144,9 @@ fn padded(call: &mut Call, w: &Windows, upper: bool) -> Result<ValueId> {
 }
 
 /// The padding that makes a result of stride times the operand's size, or of `output_shape`.
+///
+/// A result one longer than all windows cover is zeros at its end, which `output_padding` says. Where it is longer still,
+/// the formula of the specification and runtimes disagree about where the zeros are: refused.
 pub fn transpose(call: &mut Call) -> Result<Option<Vec<Out>>> {
     let auto = call.str("auto_pad", "NOTSET")?;
     let upper = auto == "SAME_UPPER";
@@ -152,7 +156,7 @@ pub fn transpose(call: &mut Call) -> Result<Option<Vec<Out>>> {
     }
     let w = windows(call)?;
     call.ignore("pads"); // The shape of the result says what they are.
-    let more = call.ints("output_padding")?.unwrap_or_else(|| vec![0; w.n]);
+    let mut more = call.ints("output_padding")?.unwrap_or_else(|| vec![0; w.n]);
     let wanted = match wanted {
         Some(all) if all.len() == w.n + 2 => Some(all[2..].to_vec()),
         other => other,
@@ -178,14 +182,18 @@ pub fn transpose(call: &mut Call) -> Result<Option<Vec<Out>>> {
             Some(o) => Dim::from(o[axis]),
             None => size.mul(&stride),
         };
-        let total = full.sub(&result).as_const().filter(|t| *t >= 0);
-        let Some(total) = total else {
+        let total = full.sub(&result).as_const();
+        let known = total
+            .map(|t| halves(t, upper))
+            .filter(|(before, after)| *before >= 0 && *after >= -1);
+        let Some((before, after)) = known else {
             return Err(call
                 .unsupported("a result of these sizes")
                 .expected("sizes that padding of a fixed number makes")
                 .found(format!("{result} of {full} along spatial axis {axis}")));
         };
-        sides.push(halves(total, upper));
+        more[axis] -= after.min(0);
+        sides.push((before, after.max(0)));
     }
     let attrs = w
         .attrs

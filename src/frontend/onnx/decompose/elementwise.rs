@@ -1,12 +1,12 @@
-//! Elementwise ops that are short formulas of rows: `CastLike`, `Hardmax`, `Mean`, `Shrink`, `Softsign`, `Swish`,
+//! Elementwise ops that are short formulas of rows: `CastLike`, `Hardmax`, `Mean`, `Mod` of floats, `Shrink`, `Softsign`, `Swish`,
 //! `ThresholdedRelu` (ONNX operator specifications of those names).
 
 use super::{Call, Out};
 use ckpt_passes::Result;
 use ckpt_passes::ir::{Attrs, ValueId};
 use ckpt_passes::ops::activation::SIGMOID;
-use ckpt_passes::ops::arith::{ABS, SUM};
-use ckpt_passes::ops::logic::{EQUAL, GREATER, LESS, WHERE};
+use ckpt_passes::ops::arith::{ABS, MOD, SUM};
+use ckpt_passes::ops::logic::{EQUAL, GREATER, LESS, WHERE, XOR};
 use ckpt_passes::ops::select::ARG_MAX;
 
 fn one(v: ValueId) -> Result<Option<Vec<Out>>> {
@@ -20,6 +20,32 @@ pub fn cast_like(call: &mut Call) -> Result<Option<Vec<Out>>> {
     call.ignore("round_mode");
     let dtype = call.dtype(like);
     one(call.b.cast(x, dtype)?)
+}
+
+/// `Mod` of floating-point operands with the sign of the divisor (ONNX Mod-28, `fmod` = 0): the remainder that has the sign
+/// of the dividend, and the divisor added where the signs differ.
+pub fn modulo(call: &mut Call) -> Result<Option<Vec<Out>>> {
+    let (a, b) = (call.need(0, "A")?, call.need(1, "B")?);
+    if !call.dtype(a).is_float() || call.peek_int("fmod") == Some(1) {
+        return Ok(None);
+    }
+    call.ignore("fmod");
+    let zero = call.b.scalar(call.dtype(a), 0.0);
+    let minus_zero = call.b.scalar(call.dtype(a), -0.0);
+    let rest = call.b.emit(&MOD, &[a, b], Attrs::new().with("fmod", 1))?;
+    let backward = call.b.emit(&LESS, &[b, zero], Attrs::new())?;
+    let below = call.b.emit(&LESS, &[rest, zero], Attrs::new())?;
+    let against = call.b.emit(&XOR, &[backward, below], Attrs::new())?;
+    let turned = call.b.add(rest, b)?;
+    let y = call
+        .b
+        .emit(&WHERE, &[against, turned, rest], Attrs::new())?;
+    // No remainder has the sign of the divisor, too.
+    let none = call.b.emit(&EQUAL, &[rest, zero], Attrs::new())?;
+    let signed = call
+        .b
+        .emit(&WHERE, &[backward, minus_zero, zero], Attrs::new())?;
+    one(call.b.emit(&WHERE, &[none, signed, y], Attrs::new())?)
 }
 
 /// 1 at the first of the largest elements along an axis, 0 elsewhere.

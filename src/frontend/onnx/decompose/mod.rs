@@ -7,6 +7,7 @@
 
 mod activation;
 mod attention;
+mod bits;
 mod call;
 mod conv;
 mod dropout;
@@ -19,6 +20,7 @@ mod norm;
 mod pool;
 mod quantise;
 mod random;
+mod range;
 mod resize;
 mod rotary;
 mod standard_attention;
@@ -48,6 +50,7 @@ const RECIPES: &[(&str, &str, Recipe)] = &[
     ("", "AveragePool", pool::average),
     ("", "BatchNormalization", statistics::batch),
     ("", "Bernoulli", random::bernoulli),
+    ("", "BitShift", bits::shift),
     ("", "CastLike", elementwise::cast_like),
     ("", "Celu", activation::celu),
     ("", "Compress", index::compress),
@@ -73,6 +76,7 @@ const RECIPES: &[(&str, &str, Recipe)] = &[
     ("", "MatMulInteger", quantise::integer_product),
     ("", "Mean", elementwise::mean),
     ("", "MeanVarianceNormalization", statistics::mean_variance),
+    ("", "Mod", elementwise::modulo),
     ("", "OneHot", index::one_hot),
     ("", "Pad", index::pad),
     ("", "QLinearConv", quantise::integer_product),
@@ -82,6 +86,7 @@ const RECIPES: &[(&str, &str, Recipe)] = &[
     ("", "RandomNormalLike", random::normal),
     ("", "RandomUniform", random::uniform),
     ("", "RandomUniformLike", random::uniform),
+    ("", "Range", range::range),
     ("", "ReduceLogSum", statistics::log_sum),
     ("", "Resize", resize::resize),
     ("", "ReverseSequence", index::reverse_sequence),
