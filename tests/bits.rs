@@ -124,6 +124,26 @@ fn planned_equals_unplanned_on_the_fixtures() {
     }
 }
 
+/// A real export whose layers 2 and 3 attend to the keys and values of layers 0 and 1: recomputing attention there, too,
+/// takes less memory than leaving it alone.
+#[test]
+fn planned_equals_unplanned_on_an_export_that_shares_keys() {
+    let _turn = torch::alone();
+    let without_attention = Policy::parse("parts:mlp,norm").unwrap();
+    let policies = [
+        Policy::None,
+        Policy::Full,
+        without_attention,
+        Policy::Selective,
+        Policy::Every(2),
+    ];
+    let peaks = same_under("gemma3n", &policies, &|policy| {
+        compiled("gemma3n", "vjp", policy)
+    });
+    assert!(peaks[1] < peaks[2] && peaks[2] < peaks[0], "{peaks:?}");
+    assert!(peaks[3] < peaks[0], "{peaks:?}");
+}
+
 /// Keys and values read by several layers, and weights: attention is recomputed inside the layers that share, which
 /// takes less memory than leaving it alone.
 #[test]

@@ -223,8 +223,17 @@ fn inspect_reports_what_the_contract_lists() {
     );
     has_keys(
         &report["blocks"][0],
-        &["index", "class", "kind", "nodes", "first", "last"],
+        &["index", "class", "kind", "nodes", "first", "last", "parts"],
     );
+    for block in report["blocks"].as_array().unwrap() {
+        let parts = block["parts"].as_array().unwrap();
+        let kinds: Vec<&str> = parts.iter().map(|p| p["kind"].as_str().unwrap()).collect();
+        assert_eq!(kinds, ["norm", "attention", "norm", "mlp"]);
+        let sums: Vec<bool> = parts.iter().map(|p| p["residual"].is_string()).collect();
+        assert_eq!(sums, [false, true, false, true], "{parts:?}");
+        let inside: u64 = parts.iter().map(|p| p["nodes"].as_u64().unwrap()).sum();
+        assert_eq!(Some(inside), block["nodes"].as_u64());
+    }
     assert_eq!(report["graph"], "forward");
     assert_eq!(report["blocks"].as_array().unwrap().len(), 2);
     assert_eq!(

@@ -20,7 +20,7 @@ fn fixtures_agree_with_pytorch_and_onnx_runtime() {
     let output = Command::new(python)
         .arg(root.join("tools/corpus.py"))
         .args(["--ckpt-opt", env!("CARGO_BIN_EXE_ckpt-opt")])
-        .args(["--case", "bert,gpt2,gpt2_loss,llama32,llama32_mask"])
+        .args(["--case", "bert,gpt2,gpt2_loss,llama32,llama32_mask,gemma3n"])
         .current_dir(root)
         .output()
         .unwrap();

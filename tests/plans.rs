@@ -1,11 +1,12 @@
 //! Layers, plans and predicted memory on the fixtures: real exports of real architectures.
 
 use ckpt_opt::frontend;
+use ckpt_passes::analysis::sharing::{KvSharing, Reach};
 use ckpt_passes::analysis::{Binding, Blocks, MemoryProfile, Sizes};
 use ckpt_passes::compile::{Request, compile};
 use ckpt_passes::driver::Made;
 use ckpt_passes::driver::Watch;
-use ckpt_passes::ir::{Graph, Loc};
+use ckpt_passes::ir::{Graph, Loc, NodeId};
 use ckpt_passes::plan::Policy;
 use ckpt_passes::transform::{infer::infer, loss::Loss, remat::strip_again};
 use std::path::Path;
@@ -25,6 +26,12 @@ fn load(model: &str) -> Graph {
         .join(model)
         .join("model.onnx");
     frontend::read(&path).unwrap().graph
+}
+
+fn load_typed(model: &str) -> Graph {
+    let mut graph = load(model);
+    infer(&mut graph).unwrap();
+    graph
 }
 
 fn compiled(model: &str, loss: &str, policy: Policy) -> (Graph, Made) {
@@ -163,6 +170,66 @@ fn selective_on_real_layers() {
         .collect();
     assert_eq!(fused, vec![true; fused.len()]);
     assert!(fused.len() >= 4, "{fused:?}");
+}
+
+/// Layers 0 and 2 attend within a window, 1 and 3 to everything; 2 and 3 read the keys and values of 0 and 1.
+#[test]
+fn shared_keys_and_values_of_a_real_export() {
+    let mut graph = load_typed("gemma3n");
+    let map = |graph: &Graph| Blocks::new(graph).unwrap().kv_sharing;
+    let of = |producer, reach| KvSharing {
+        producer: Some(producer),
+        consumers: vec![producer + 2],
+        keys: true,
+        values: true,
+        reach,
+    };
+    let expected = [of(0, Reach::Sliding), of(1, Reach::Full)];
+    assert_eq!(map(&graph), expected);
+    for id in graph.order().to_vec() {
+        graph.set_loc(id, Arc::new(Loc::default()));
+    }
+    assert_eq!(map(&graph), expected);
+    // Two layers that make keys, two that do not.
+    let blocks = Blocks::new(&graph).unwrap();
+    assert_eq!(blocks.list.len(), 4);
+    assert!(blocks.shared_weights.is_empty());
+    assert!(
+        Blocks::new(&load_typed("llama32"))
+            .unwrap()
+            .kv_sharing
+            .is_empty()
+    );
+}
+
+/// Attention is computed again inside every layer, those that read shared keys included; the keys are not.
+#[test]
+fn attention_is_recomputed_in_layers_that_share_keys() {
+    let (graph, done) = compiled("gemma3n", "vjp", Policy::Full);
+    let blocks = &done.subject.blocks;
+    let mut softmaxes = [0; 4];
+    for id in graph.order() {
+        let node = graph.node(*id);
+        if let (Some(_), "Softmax") = (node.again, node.op.name) {
+            softmaxes[blocks.of[graph.original(*id)].unwrap()] += 1;
+        }
+    }
+    assert_eq!(softmaxes, [1; 4]);
+    for sharing in &blocks.kv_sharing {
+        let consumer = &blocks.list[sharing.consumers[0]];
+        let makers = consumer.inputs.iter().filter_map(|v| graph.def_node(*v));
+        let shared: Vec<NodeId> = makers
+            .filter(|n| blocks.of[*n] == sharing.producer)
+            .collect();
+        assert!(shared.len() >= 2, "{shared:?}");
+        for maker in shared {
+            let copies = graph
+                .order()
+                .iter()
+                .filter(|n| graph.original(**n) == maker);
+            assert_eq!(copies.count(), 1, "{}", graph.node(maker).name);
+        }
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! What inspect reports of a model: one JSON object for programs, tables for people.
 
+use super::parts::{self, Part};
 use super::sharing::{self, KvSharing, WeightSharing};
 use super::units::bytes;
 use ckpt_passes::Result;
@@ -54,6 +55,7 @@ pub struct Block {
     pub nodes: usize,
     pub first: String,
     pub last: String,
+    pub parts: Vec<Part>,
 }
 
 /// One attention; what cannot be told is null.
@@ -180,16 +182,22 @@ impl Inspection {
         let attentions = rows::rows(graph, &found)?;
         let kv_sharing = sharing::kv_sharing(&found);
         let shared_weights = sharing::shared_weights(graph, &found);
-        let blocks = found.list.into_iter().map(|b| Block {
-            index: b.index,
-            class: b.class,
-            path: b.path,
-            run: b.run,
-            kind: b.kind,
-            nodes: b.nodes.len(),
-            first: graph.node(b.first).name.clone(),
-            last: graph.node(b.last).name.clone(),
-        });
+        let of_layers = parts::parts(graph, &found)?;
+        let blocks = found
+            .list
+            .into_iter()
+            .zip(of_layers)
+            .map(|(b, parts)| Block {
+                index: b.index,
+                class: b.class,
+                path: b.path,
+                run: b.run,
+                kind: b.kind,
+                nodes: b.nodes.len(),
+                first: graph.node(b.first).name.clone(),
+                last: graph.node(b.last).name.clone(),
+                parts,
+            });
         let blocks = blocks.collect();
         let mut ops: BTreeMap<String, usize> = BTreeMap::new();
         let mut nodes = [0; 4];
@@ -321,7 +329,11 @@ impl Inspection {
                 notes.join("; ")
             );
         }
-        let _ = writeln!(out, "\nlayers: {}", self.blocks.len());
+        let _ = writeln!(
+            out,
+            "\nlayers: {}; in each the nodes of its parts, + where one is added to the stream",
+            self.blocks.len()
+        );
         for b in &self.blocks {
             let label = b.class.as_deref().or(b.path.as_deref()).unwrap_or("-");
             let _ = writeln!(
@@ -329,6 +341,7 @@ impl Inspection {
                 "  {:<4} {label:<24} {:<18} {:>5} nodes  {} .. {}",
                 b.index, b.kind, b.nodes, b.first, b.last
             );
+            let _ = writeln!(out, "       {}", parts::human(&b.parts));
         }
         self.attention_table(&mut out);
         out.push_str(&sharing::human(&self.kv_sharing));

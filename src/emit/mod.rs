@@ -7,6 +7,7 @@ pub mod file;
 pub mod function;
 pub mod inspection;
 pub mod onnx;
+pub mod parts;
 pub mod save;
 pub mod sharing;
 pub mod summary;
