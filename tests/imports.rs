@@ -16,6 +16,8 @@ use ckpt_passes::analysis::params::{Selection, parameters};
 use ckpt_passes::compile::{Request, compile};
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::{Graph, Phase};
+use ckpt_passes::plan::Choice;
+use ckpt_passes::plan::wish::{Override, Target, Wishes};
 use ckpt_passes::transform::infer::infer;
 
 fn node(name: &str, op: &str, ins: &[&str], outs: &[&str]) -> NodeProto {
@@ -375,4 +377,79 @@ fn a_constant_that_repeats_one_number_is_no_parameter() {
     };
     assert_eq!(names(&graph), ["bias", "w"]);
     assert_eq!(names(&reread(&graph)), ["bias", "w"]);
+}
+
+/// The graph that another tool differentiated: its gradient nodes have no types in the file, and stay what they are
+/// while the forward is planned around them.
+#[test]
+fn a_backward_of_contrib_ops_is_typed_and_planned_around() {
+    let ort = |name: &str, op: &str, ins: &[&str], outs: &[&str]| {
+        in_domain(node(name, op, ins, outs), "com.microsoft")
+    };
+    let transposed = AttributeProto {
+        name: Some("transA".into()),
+        r#type: Some(AttributeType::Int as i32),
+        i: Some(1),
+        ..AttributeProto::default()
+    };
+    let mut product = ort("n6", "FusedMatMul", &["x", "dm"], &["w_grad"]);
+    product.attribute.push(transposed);
+    let nodes = vec![
+        node("n0", "MatMul", &["x", "w"], &["m"]),
+        node("n1", "Tanh", &["m"], &["t"]),
+        node("n2", "Sigmoid", &["t"], &["u"]),
+        node("n3", "ReduceMean", &["u"], &["loss"]),
+        ort("n4", "SigmoidGrad", &["u", "u"], &["dt"]),
+        ort("n5", "TanhGrad", &["dt", "t"], &["dm"]),
+        product,
+    ];
+    let outs = ["loss", "w_grad"].map(|n| ValueInfoProto {
+        name: Some(n.into()),
+        ..ValueInfoProto::default()
+    });
+    let mut file = model(nodes, outs.to_vec());
+    file.opset_import.push(import_of("com.microsoft", 1));
+    let mut graph = read(&file).unwrap_or_else(|e| panic!("{e}")).graph;
+    for name in ["dt", "dm"] {
+        let ty = graph.ty(graph.find_value(name).unwrap());
+        assert_eq!(ty.to_string(), "f32[n, 2]");
+    }
+    let gradient = graph.find_value("w_grad").unwrap();
+    assert_eq!(graph.ty(gradient).to_string(), "f32[2, 2]");
+
+    let again = Override {
+        choice: Choice::Recompute,
+        target: Target::op("Tanh").unwrap(),
+    };
+    let request = Request {
+        wishes: Wishes {
+            overrides: vec![again],
+            ..Wishes::default()
+        },
+        dims: vec![("n".into(), 1024)],
+        ..Request::default()
+    };
+    for _ in 0..2 {
+        compile(&mut graph, &request, &mut Watch::default()).unwrap_or_else(|e| panic!("{e}"));
+        let named: Vec<&str> = ops(&graph);
+        assert_eq!(named.iter().filter(|op| **op == "Opaque").count(), 2);
+        assert_eq!(
+            named.iter().filter(|op| **op == "Tanh").count(),
+            2,
+            "{named:?}"
+        );
+        let reader = graph
+            .find_value("dm")
+            .and_then(|v| graph.def_node(v))
+            .unwrap();
+        let read = graph.node(reader).ins[1]
+            .and_then(|v| graph.def_node(v))
+            .unwrap();
+        assert!(
+            graph.node(read).again.is_some(),
+            "the gradient reads the copy"
+        );
+        // What is written is planned again as it was.
+        graph = reread(&graph);
+    }
 }

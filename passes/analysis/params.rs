@@ -211,4 +211,26 @@ mod tests {
 ";
         assert_eq!(names(source), ["class"]);
     }
+
+    #[test]
+    fn a_table_is_a_parameter_whichever_op_looks_it_up() {
+        for (op, indices) in [
+            ("Gather %table, %i {axis=0} : f32[n, 2]", "i64[n]"),
+            ("GatherND %table, %i : f32[n, 2]", "i64[n, 1]"),
+            (
+                "GatherElements %table, %i {axis=0} : f32[n, 2]",
+                "i64[n, 2]",
+            ),
+        ] {
+            let source = format!(
+                "graph @g typed (%i: {indices}) -> (%y) {{
+  init %table : f32[3, 2] = [1, 2, 3, 4, 5, 6]
+  %row = {op}
+  %y = Tanh %row : f32[n, 2]
+}}
+"
+            );
+            assert_eq!(names(&source), ["table"], "{op}");
+        }
+    }
 }

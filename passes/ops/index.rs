@@ -157,7 +157,7 @@ pub static GATHER_ELEMENTS: OpDef = OpDef {
     domain: Domain::Onnx { since: 13 },
     imports: &[Import::Onnx("GatherElements", 11)],
     attrs: &[AXIS_0],
-    ins: &[Slot::req("data"), Slot::req("indices")],
+    ins: &[Slot::req("data").weight(), Slot::req("indices")],
     outs: &[Slot::req("output")],
     effect: Effect::Pure,
     infer: |cx| {
@@ -205,7 +205,7 @@ pub static GATHER_ND: OpDef = OpDef {
         kind: AttrKind::Int,
         default: AttrDefault::Int(0),
     }],
-    ins: &[Slot::req("data"), Slot::req("indices")],
+    ins: &[Slot::req("data").weight(), Slot::req("indices")],
     outs: &[Slot::req("output")],
     effect: Effect::Pure,
     infer: infer_gather_nd,

@@ -11,7 +11,7 @@ use super::proto::{
     StringStringEntryProto, TensorProto,
 };
 use super::types::{input_type, lenient_type};
-use super::{claims, names, upgrade};
+use super::{claims, gradients, names, upgrade};
 use ckpt_passes::ir::edit::NewNode;
 use ckpt_passes::ir::op::Domain;
 use ckpt_passes::ir::typing::{Contents, type_node};
@@ -468,7 +468,7 @@ impl<'a> Importer<'a, '_> {
         Ok(id)
     }
 
-    /// An op we do not know: it travels through, with the types that the file gives.
+    /// An op we do not know: it travels through, with the types that are known of its kind, or that the file gives.
     fn opaque(
         &mut self,
         node: &NodeProto,
@@ -492,17 +492,35 @@ impl<'a> Importer<'a, '_> {
                 "node",
                 Attr::Tensor(Tensor::new(DType::U8, [raw.len() as u64], raw)),
             );
+        let known = self.foreign_types(domain, node, &ins);
         let id = self.add(node, index, &ops::opaque::OPAQUE, attrs, ins)?;
-        if depth > 0 {
+        let results = self.graph.node(id).outs.clone();
+        for (slot, (name, value)) in node.output.iter().zip(results).enumerate() {
             // The file's types are of its own names, not of those inside a function.
-            return Ok(());
-        }
-        for (name, value) in node.output.iter().zip(self.graph.node(id).outs.clone()) {
-            if let Some(ty) = self.declared.get(name) {
-                self.graph.set_type(value, ty.clone());
+            let given = || self.declared.get(name).filter(|_| depth == 0).cloned();
+            let known = known.get(slot).cloned().flatten();
+            if let Some(ty) = known.or_else(given) {
+                self.graph.set_type(value, ty);
             }
         }
         Ok(())
+    }
+
+    fn foreign_types(
+        &self,
+        domain: &str,
+        node: &NodeProto,
+        ins: &[Option<ValueId>],
+    ) -> Vec<Option<Ty>> {
+        let operand = |v: &Option<ValueId>| {
+            let value = (*v)?;
+            Some(gradients::Operand {
+                ty: self.graph.value(value).ty.as_ref()?,
+                ints: self.contents.get(value),
+            })
+        };
+        let operands: Vec<Option<gradients::Operand>> = ins.iter().map(operand).collect();
+        gradients::types(domain, node, &operands)
     }
 }
 

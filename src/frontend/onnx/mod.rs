@@ -10,6 +10,7 @@ mod decompose;
 pub mod external;
 pub mod file;
 mod functions;
+mod gradients;
 pub mod import;
 mod legacy;
 pub mod names;
