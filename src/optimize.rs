@@ -8,11 +8,11 @@ use crate::emit::save::{INSIDE_LIMIT_BYTES, Saving, save};
 use crate::emit::summary::{Measured, Summary};
 use crate::frontend::given::{Given, InputType};
 use crate::frontend::{self, Model};
+use crate::planning::task::{Planned, Task};
 use ckpt_passes::analysis::params::Selection;
 use ckpt_passes::compile::{Request, compile};
 use ckpt_passes::driver::{Timings, Watch};
 use ckpt_passes::ir::{Data, Graph};
-use ckpt_passes::plan::Plan;
 use ckpt_passes::transform::infer::infer;
 use ckpt_passes::transform::loss::Loss;
 use ckpt_passes::transform::remat::strip_again;
@@ -131,8 +131,8 @@ pub fn write(
 pub struct Outcome {
     /// `None` where the pipeline was stopped before it planned, or planned without rewriting.
     pub summary: Option<Summary>,
-    /// `None` where the pipeline was stopped before it planned.
-    pub plan: Option<Plan>,
+    /// What was planned, and the plan, to be shown; `None` where the pipeline was stopped before it planned.
+    pub planned: Option<(Task, Planned)>,
     pub timings: Timings,
     pub warnings: Vec<String>,
 }
@@ -155,18 +155,34 @@ pub fn optimize(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resu
         meta.insert(record::NUMERICS.into(), "rounded".into());
         meta.insert(record::TILE.into(), parts.to_string());
     }
+    let mut unplanned = graph.clone();
+    strip_again(&mut unplanned);
     let mut summary = None;
     if let Some(made) = &compiled.made
         && graph.phase == ckpt_passes::ir::Phase::Rewritten
     {
-        let mut unplanned = graph.clone();
-        strip_again(&mut unplanned);
         let before = Measured::new(&unplanned, &made.binding, &made.subject.device)?;
         summary = Some(Summary::new(graph, &compiled, made, &before.rows)?);
     }
+    let mut planned = None;
+    if let Some(made) = compiled.made {
+        let choices = (made.choices, request.wishes.to_string());
+        let warnings = compiled.warnings.clone();
+        let task = Task {
+            loss: compiled.loss.map(|l| l.to_string()),
+            is_measured: request.times.is_some(),
+            ..Task::made(&unplanned, made.subject, choices, &made.binding, warnings)?
+        };
+        let plan = Planned {
+            plan: made.plan,
+            seconds: made.seconds,
+            smallest_bytes: made.smallest_bytes,
+        };
+        planned = Some((task, plan));
+    }
     Ok(Outcome {
         summary,
-        plan: compiled.made.map(|made| made.plan),
+        planned,
         timings: compiled.timings,
         warnings: compiled.warnings,
     })

@@ -227,6 +227,8 @@ pub struct OptimizeArgs {
     #[arg(long, value_name = "PASS")]
     pub stop_after: Option<String>,
     #[command(flatten)]
+    pub show: showing::Show,
+    #[command(flatten)]
     pub report: Report,
 }
 

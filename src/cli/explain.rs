@@ -16,6 +16,12 @@ use ckpt_passes::{Error, Result};
 
 pub fn run(args: &ExplainArgs) -> Result<()> {
     if let Some(plan) = stored(args)? {
+        if !args.show.files.is_empty() {
+            return Err(
+                Error::usage("report", "a plan by itself has too little to show")
+                    .help("ckpt-opt explain MODEL --plan-in PLAN --report FILE"),
+            );
+        }
         return match args.report.format {
             Format::Json => result_json(&plan),
             Format::Human => result(&decisions(&plan)),
@@ -25,6 +31,7 @@ pub fn run(args: &ExplainArgs) -> Result<()> {
         let _progress = progress::step("planning");
         planned(args)?
     };
+    super::show(&args.show, &args.source, &task, &planned)?;
     let account = Account::new(&task, &planned)?;
     let explanation = Explanation::new(&account, args.name.as_deref())?;
     match args.report.format {

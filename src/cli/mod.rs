@@ -13,6 +13,9 @@ mod verify;
 
 use args::{Cli, Format, Verb};
 use ckpt_opt::place::Place;
+use ckpt_opt::planning::task::{Planned, Task};
+use ckpt_opt::report::account::Account;
+use ckpt_opt::report::files;
 use ckpt_passes::error::{Kind, Shortfall};
 use ckpt_passes::{Error, Result};
 use clap::{CommandFactory, Parser};
@@ -164,6 +167,25 @@ fn write_json(path: &std::path::Path, value: &impl serde::Serialize) -> Result<(
     let text =
         serde_json::to_string_pretty(value).map_err(|e| Error::bug("json", e.to_string()))?;
     ckpt_opt::emit::file::write_whole(path, (text + "\n").as_bytes())
+}
+
+/// Writes the files that show a plan.
+fn show(
+    wanted: &args::showing::Show,
+    source: &std::path::Path,
+    task: &Task,
+    planned: &Planned,
+) -> Result<()> {
+    if wanted.files.is_empty() {
+        return Ok(());
+    }
+    let _progress = progress::step("writing reports");
+    let account = Account::new(task, planned)?;
+    let title = source.file_name().unwrap_or_default().to_string_lossy();
+    for target in &wanted.files {
+        files::write(&account, &title, target)?;
+    }
+    Ok(())
 }
 
 /// Shows warnings on stderr.

@@ -40,8 +40,11 @@ pub fn run(args: &OptimizeArgs) -> Result<()> {
         let _progress = progress::step("writing");
         warnings.extend(write(&model.graph, &args.model, output, args.link_weights)?);
     }
-    if let (Some(path), Some(plan)) = (&args.budgeting.plan_out, &outcome.plan) {
-        super::write_json(path, plan)?;
+    if let Some((task, planned)) = &outcome.planned {
+        if let Some(path) = &args.budgeting.plan_out {
+            super::write_json(path, &planned.plan)?;
+        }
+        super::show(&args.show, &args.model, task, planned)?;
     }
     match outcome.summary {
         Some(mut summary) => {

@@ -53,6 +53,7 @@ pub fn run(args: &PlanArgs) -> Result<()> {
     for path in [&args.output, &budgeting.plan_out].into_iter().flatten() {
         write_json(path, &planned.plan)?;
     }
+    super::show(&args.show, &args.source, &task, &planned)?;
     match args.report.format {
         Format::Json => result_json(&report),
         Format::Human => {

@@ -246,7 +246,7 @@ pub fn decisions(plan: &Plan) -> String {
 }
 
 /// What the other choice would cost, in a phrase.
-fn alternative(other: &Alternative, peak_bytes: u64) -> String {
+pub fn alternative(other: &Alternative, peak_bytes: u64) -> String {
     match other {
         Alternative::Recompute { us, ops: 1 } => {
             format!("computing it again takes {}", micros(*us))

@@ -3,6 +3,7 @@
 //! A problem has numbers only where values are meant. Labels are taken from the graph that it was made from, before a plan
 //! is applied to it, so that both schedules of a report speak of the same values.
 
+use ckpt_passes::analysis::params::{Selection, parameters};
 use ckpt_passes::ir::{Def, Graph, ValueId};
 use ckpt_passes::plan::{Kind, Problem, Subject, budgeted};
 use ckpt_passes::transform::joint::gradient_outputs;
@@ -41,6 +42,8 @@ impl Layer {
 /// Names of everything in a problem.
 #[derive(Clone, Debug, Default)]
 pub struct Labels {
+    /// Name of the graph.
+    pub graph: String,
     /// By value.
     pub names: Vec<String>,
     /// By value: `f32[2, 7, 24]`; empty where only bytes are known.
@@ -60,7 +63,10 @@ impl Labels {
     pub fn of_graph(graph: &Graph, subject: &Subject) -> Labels {
         let problem = &subject.problem;
         let index = |v: &ValueId| subject.map.index_of[*v].map(|i| i as usize);
-        let mut labels = Labels::default();
+        let mut labels = Labels {
+            graph: graph.name.clone(),
+            ..Labels::default()
+        };
         let mut roles = vec![Role::Inner; problem.values.len()];
         for (i, id) in subject.map.values.iter().enumerate() {
             let value = graph.value(*id);
@@ -89,7 +95,9 @@ impl Labels {
             }
             labels.trained += 1;
         }
-        labels.frozen = graph.inits().count().saturating_sub(labels.trained);
+        // Without patterns there is nothing that could match nothing.
+        let parameters = parameters(graph, &Selection::default()).map_or(0, |p| p.len());
+        labels.frozen = parameters.saturating_sub(labels.trained);
         labels.roles = roles;
         let layer = |b: &ckpt_passes::analysis::blocks::Block| Layer {
             kind: b.kind.clone(),

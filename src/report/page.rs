@@ -1,0 +1,340 @@
+//! One page for a browser: a file that loads nothing, with the account as data and a script that draws it.
+//!
+//! Names in the data come from models, so they are escaped for where they stand: as HTML in the text, and with `<`
+//! written as an escape in the JSON, which then cannot end its element. The page's policy forbids it to load or send
+//! anything. Columns instead of objects keep the page of a model with hundreds of layers small.
+
+use super::account::Account;
+use super::explain::alternative;
+use super::memory::{Kind, Memory};
+use super::verdict::Fate;
+use crate::emit::units::{bytes, flops, micros};
+use crate::planning::curve::Frontier;
+use ckpt_passes::plan::{Budgeted, Effort, Objective, Phase};
+use ckpt_passes::{Error, Result};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+const PAGE: &str = include_str!("page/page.html");
+const STYLE: &str = include_str!("page/style.css");
+const SCRIPT: &str = include_str!("page/script.js");
+
+/// Budgets on the curve, and for how many ops so many are affordable.
+const POINTS: usize = 12;
+const FEW_POINTS: usize = 5;
+const MANY_OPS: usize = 20_000;
+
+const FATES: [Fate; 6] = [
+    Fate::Kept,
+    Fate::Recomputed,
+    Fate::Freed,
+    Fate::Output,
+    Fate::View,
+    Fate::Backward,
+];
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('"', "&quot;")
+}
+
+/// The page. `title` names the model.
+///
+/// # Errors
+/// A frontier that cannot be planned.
+pub fn page(account: &Account, title: &str) -> Result<String> {
+    let data = data(account)?;
+    let data = serde_json::to_string(&data).map_err(|e| Error::bug("json", e.to_string()))?;
+    let pieces = [
+        ("title", escaped(title)),
+        ("version", escaped(env!("CARGO_PKG_VERSION"))),
+        ("sentence", escaped(&sentence(account))),
+        ("figures", list(&figures(account), true)),
+        ("facts", list(&facts(account), false)),
+        ("style", STYLE.into()),
+        ("script", SCRIPT.into()),
+        ("data", data.replace('<', "\\u003c")),
+    ];
+    let pieces: BTreeMap<&str, String> = pieces.into_iter().collect();
+    let mut out =
+        String::with_capacity(PAGE.len() + pieces.values().map(String::len).sum::<usize>());
+    // What is put in is not looked at again.
+    let mut rest = PAGE;
+    while let Some((before, after)) = rest.split_once("{{") {
+        let Some((name, after)) = after.split_once("}}") else {
+            break;
+        };
+        out.push_str(before);
+        let piece = pieces.get(name);
+        out.push_str(piece.ok_or_else(|| Error::bug("page", format!("no piece `{name}`")))?);
+        rest = after;
+    }
+    out.push_str(rest);
+    Ok(out)
+}
+
+fn list(rows: &[(String, String)], boxed: bool) -> String {
+    let mut out = String::new();
+    for (name, value) in rows {
+        let row = format!("<dt>{}</dt><dd>{}</dd>", escaped(name), escaped(value));
+        let _ = match boxed {
+            true => writeln!(out, "<div>{row}</div>"),
+            false => writeln!(out, "{row}"),
+        };
+    }
+    out
+}
+
+fn dims(account: &Account) -> String {
+    let task = account.task;
+    let one = |(name, size): (&String, &i64)| match task.assumed_dims.contains(name) {
+        true => format!("{name}={size} (assumed)"),
+        false => format!("{name}={size}"),
+    };
+    let all: Vec<String> = task.dims.iter().map(one).collect();
+    match all.is_empty() {
+        true => "the file's fixed sizes".into(),
+        false => all.join(", "),
+    }
+}
+
+fn sentence(account: &Account) -> String {
+    let labels = &account.task.labels;
+    format!(
+        "A training step of {} layers, {} parameters trained and {} frozen, planned at {} by {}.",
+        labels.layers.len(),
+        labels.trained,
+        labels.frozen,
+        dims(account),
+        account.plan.policy
+    )
+}
+
+fn figures(account: &Account) -> Vec<(String, String)> {
+    let plan = account.plan;
+    let (before, after) = (plan.before.peak_bytes, plan.after.peak_bytes);
+    let less = 100.0 * (before as f64 - after as f64) / (before.max(1)) as f64;
+    let mut rows = vec![
+        ("Peak, unplanned".to_string(), bytes(before)),
+        ("Peak, planned".to_string(), bytes(after)),
+        ("Less memory".to_string(), format!("{less:.1} %")),
+        (
+            "More time".to_string(),
+            format!("{:.2} %", plan.after.overhead_pct(&plan.before)),
+        ),
+    ];
+    if let Some(c) = &plan.certificate {
+        let budget = account.task.shown(c.budget_bytes);
+        rows.push(("Budget".into(), bytes(budget)));
+        rows.push((
+            "Proven least".into(),
+            format!("{:.2} %, gap {:.2} %", c.lower_bound_pct, c.gap_pct),
+        ));
+    }
+    rows
+}
+
+fn facts(account: &Account) -> Vec<(String, String)> {
+    let (task, plan) = (account.task, account.plan);
+    let device = &task.device;
+    let mut rows: Vec<(&str, String)> = vec![
+        ("Loss", task.loss.clone().unwrap_or("the backward that the source has".into())),
+        ("Sizes", dims(account)),
+        ("Policy", plan.policy.clone()),
+        (
+            "Memory",
+            "parameters, inputs, outputs, gradients, activations and temporaries of kernels, at every node of the schedule; storages \
+             are counted, not tensors: views share. Predicted by the rules that the runtime is checked against"
+                .into(),
+        ),
+        (
+            "Times",
+            match task.is_measured {
+                true => "measured by node, from a profile".into(),
+                false => format!(
+                    "a roofline of device `{}`: the larger of arithmetic and memory traffic ({} GB/s), and {} µs a kernel",
+                    device.name, device.gigabytes_per_s, device.launch_us
+                ),
+            },
+        ),
+        ("Device figures", device.sources.join("; ")),
+        (
+            "Step",
+            format!(
+                "{} ops, {}, {} by the cost model; the plan runs {} and adds {} and {}",
+                task.problem.ops.len(),
+                flops(plan.before.flops),
+                micros(plan.before.cost),
+                plan.schedule.len(),
+                flops(plan.recompute_flops()),
+                micros(plan.after.cost - plan.before.cost)
+            ),
+        ),
+        ("Planned in", format!("{:.3} s", account.seconds)),
+    ];
+    if let Some(c) = &plan.certificate {
+        rows.push(("Proof speaks of", c.class.clone()));
+    }
+    if let Some(smallest) = account.smallest_bytes {
+        let shown = task.shown(smallest);
+        rows.push((
+            "Smallest feasible",
+            format!("{} ({shown} bytes)", bytes(shown)),
+        ));
+    }
+    for s in &task.kv_sharing {
+        let from = s
+            .producer
+            .map_or("outside the layers".into(), |p| format!("layer {p}"));
+        let shared = s.shared.replace('+', " and ");
+        rows.push((
+            "Shared",
+            format!(
+                "{shared} of {from} are read by {}",
+                crate::emit::sharing::layers(&s.consumers)
+            ),
+        ));
+    }
+    for warning in &task.warnings {
+        rows.push(("Warning", warning.clone()));
+    }
+    rows.push(("Made by", format!("ckpt-opt {}", env!("CARGO_PKG_VERSION"))));
+    rows.into_iter()
+        .map(|(name, value)| (name.to_string(), value))
+        .collect()
+}
+
+/// Texts by number; equal ones are one.
+#[derive(Default)]
+struct Texts {
+    list: Vec<String>,
+    number: BTreeMap<String, usize>,
+}
+
+impl Texts {
+    fn of(&mut self, text: &str) -> usize {
+        if let Some(n) = self.number.get(text) {
+            return *n;
+        }
+        self.number.insert(text.into(), self.list.len());
+        self.list.push(text.into());
+        self.list.len() - 1
+    }
+}
+
+fn layer(layer: Option<usize>) -> i64 {
+    layer.map_or(-1, |l| l as i64)
+}
+
+fn memory(memory: &Memory) -> Value {
+    let tenants = || memory.tenants.iter();
+    let temporaries: Vec<(usize, u64)> = memory
+        .temp_bytes
+        .iter()
+        .copied()
+        .enumerate()
+        .filter(|(_, b)| *b > 0)
+        .collect();
+    json!({
+        "s": memory.schedule,
+        "m": temporaries,
+        "t": {
+            "v": tenants().map(|t| t.value).collect::<Vec<_>>(),
+            "k": tenants().map(|t| t.kind as usize).collect::<Vec<_>>(),
+            "l": tenants().map(|t| layer(t.layer)).collect::<Vec<_>>(),
+            "b": tenants().map(|t| t.bytes).collect::<Vec<_>>(),
+            "f": tenants().map(|t| t.from).collect::<Vec<_>>(),
+            "e": tenants().map(|t| t.to).collect::<Vec<_>>(),
+        },
+    })
+}
+
+fn data(account: &Account) -> Result<Value> {
+    let (task, plan) = (account.task, account.plan);
+    let problem = account.problem();
+    let (mut kinds, mut modules, mut texts) =
+        (Texts::default(), Texts::default(), Texts::default());
+    let ops = || problem.ops.iter();
+    let numbers: Vec<usize> = ops().map(|o| kinds.of(&o.kind)).collect();
+    let module_of: Vec<usize> = task
+        .labels
+        .modules
+        .iter()
+        .map(|m| modules.of(m.as_deref().unwrap_or("")))
+        .collect();
+    let values = || account.verdicts.iter();
+    let why: Vec<usize> = values().map(|v| texts.of(&v.reason)).collect();
+    let peak_bytes = plan.after.peak_bytes;
+    let other = values().map(|v| match &v.alternative {
+        Some(a) => texts.of(&alternative(a, peak_bytes)),
+        None => texts.of(""),
+    });
+    let other: Vec<usize> = other.collect();
+    let fate = |f: Fate| FATES.iter().position(|x| *x == f);
+    Ok(json!({
+        "kinds": Kind::ALL.map(Kind::word),
+        "fates": FATES.map(Fate::word),
+        "budget": plan.certificate.as_ref().map(|c| c.budget_bytes),
+        "names": task.labels.names,
+        "opkinds": kinds.list,
+        "modules": modules.list,
+        "texts": texts.list,
+        "ops": {
+            "n": ops().map(|o| o.name.as_str()).collect::<Vec<_>>(),
+            "k": numbers,
+            "l": task.structure.block_of.iter().map(|l| layer(*l)).collect::<Vec<_>>(),
+            "m": module_of,
+            "p": ops().map(|o| (o.phase == Phase::Backward) as u8).collect::<Vec<_>>(),
+            "us": ops().map(|o| (o.cost * 1e3).round() / 1e3).collect::<Vec<_>>(),
+        },
+        "before": memory(&account.before),
+        "after": memory(&account.after),
+        "values": {
+            "v": values().map(|v| v.value).collect::<Vec<_>>(),
+            "o": values().map(|v| v.at).collect::<Vec<_>>(),
+            "f": values().map(|v| fate(v.fate)).collect::<Vec<_>>(),
+            "b": values().map(|v| v.bytes).collect::<Vec<_>>(),
+            "r": values().map(|v| v.runs).collect::<Vec<_>>(),
+            "w": why,
+            "a": other,
+        },
+        "layers": account.layers,
+        "frontier": frontier(account)?,
+    }))
+}
+
+fn frontier(account: &Account) -> Result<Value> {
+    let (task, plan) = (account.task, account.plan);
+    let by_flops = plan
+        .certificate
+        .as_ref()
+        .is_some_and(|c| c.objective == "flops");
+    let wish = Budgeted {
+        objective: if by_flops {
+            Objective::Flops
+        } else {
+            Objective::Cost
+        },
+        effort: Effort::First,
+        ..Budgeted::default()
+    };
+    let count = if task.problem.ops.len() > MANY_OPS {
+        FEW_POINTS
+    } else {
+        POINTS
+    };
+    let frontier = Frontier::new(task, &wish, &[], count)?;
+    let overhead_pct = match by_flops {
+        true => plan.after.flops_overhead_pct(&plan.before),
+        false => plan.after.overhead_pct(&plan.before),
+    };
+    let mut value =
+        serde_json::to_value(&frontier).map_err(|e| Error::bug("json", e.to_string()))?;
+    value["chosen"] = json!({
+        "peak_bytes": task.shown(plan.after.peak_bytes), "overhead_pct": overhead_pct,
+    });
+    Ok(value)
+}

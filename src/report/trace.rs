@@ -1,0 +1,146 @@
+//! Timelines for Perfetto and `chrome://tracing`: the Trace Event Format, as JSON.
+//!
+//! Complete events (`X`) on one track never overlap: their ends are the starts of the next, both rounded to the same
+//! nanosecond. Counters (`C`) show memory by kind. Times are in microseconds from the start of the step. Source: "Trace
+//! Event Format" by the Chromium project; viewers promise nothing for slices that overlap.
+
+use super::account::Account;
+use super::memory::{Kind, Memory};
+use super::verdict::Fate;
+use ckpt_passes::plan::Phase;
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::io::{Result, Write};
+
+/// A track: a process and a thread of it, as viewers call them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Track {
+    pub process: u32,
+    pub thread: u32,
+}
+
+/// Events in the order they were added, predicted or measured.
+#[derive(Default)]
+pub struct Trace {
+    events: Vec<Value>,
+}
+
+/// To the nanosecond: what is shared by two slices must be the same number.
+fn rounded(us: f64) -> f64 {
+    (us * 1e3).round() / 1e3
+}
+
+impl Trace {
+    pub fn new() -> Trace {
+        Trace::default()
+    }
+
+    /// Names a track and the process it is in.
+    pub fn name(&mut self, track: Track, process: &str, thread: &str) {
+        let Track {
+            process: pid,
+            thread: tid,
+        } = track;
+        let name = |what: &str, name: &str| json!({"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}});
+        self.events.push(name("process_name", process));
+        self.events.push(name("thread_name", thread));
+    }
+
+    /// One slice, from `start_us` to `end_us`.
+    pub fn slice(
+        &mut self,
+        track: Track,
+        (name, category): (&str, &str),
+        (start_us, end_us): (f64, f64),
+        args: Map<String, Value>,
+    ) {
+        let start = rounded(start_us);
+        self.events.push(json!({
+            "ph": "X", "name": name, "cat": category, "pid": track.process, "tid": track.thread,
+            "ts": start, "dur": rounded(rounded(end_us) - start), "args": args,
+        }));
+    }
+
+    /// The values of a counter from `at_us` on.
+    pub fn counter(
+        &mut self,
+        process: u32,
+        name: &str,
+        at_us: f64,
+        values: &BTreeMap<&'static str, u64>,
+    ) {
+        self.events.push(json!({
+            "ph": "C", "name": name, "pid": process, "tid": 0, "ts": rounded(at_us), "args": values,
+        }));
+    }
+
+    /// The file. `about` is shown as the trace's metadata.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn write(&self, about: &Value, out: &mut dyn Write) -> Result<()> {
+        writeln!(
+            out,
+            "{{\"displayTimeUnit\": \"ms\", \"otherData\": {about},"
+        )?;
+        writeln!(out, "\"traceEvents\": [")?;
+        for (i, event) in self.events.iter().enumerate() {
+            let comma = if i + 1 < self.events.len() { "," } else { "" };
+            writeln!(out, "{event}{comma}")?;
+        }
+        writeln!(out, "]}}")
+    }
+}
+
+/// The step with and without the plan, as two processes: predicted times and memory.
+pub fn predicted(account: &Account) -> Trace {
+    let mut trace = Trace::new();
+    let tracks = [
+        (1, &account.after, "planned (predicted)"),
+        (2, &account.before, "unplanned (predicted)"),
+    ];
+    for (process, memory, name) in tracks {
+        let track = Track { process, thread: 1 };
+        trace.name(track, name, "nodes");
+        slices(&mut trace, account, memory, track);
+    }
+    trace
+}
+
+fn slices(trace: &mut Trace, account: &Account, memory: &Memory, track: Track) {
+    let problem = account.problem();
+    let kinds = memory.kinds();
+    let mut fates: Vec<Option<Fate>> = vec![None; problem.ops.len()];
+    for v in &account.verdicts {
+        fates[v.at].get_or_insert(v.fate);
+    }
+    let mut now_us = 0.0;
+    for (step, o) in memory.schedule.iter().enumerate() {
+        let op = &problem.ops[*o];
+        let category = match (memory.is_again[step], op.phase) {
+            (true, _) => "recompute",
+            (_, Phase::Forward) => "forward",
+            (_, Phase::Backward) => "backward",
+        };
+        let mut args = Map::new();
+        args.insert("step".into(), step.into());
+        args.insert("op".into(), op.kind.as_str().into());
+        args.insert("flops".into(), op.flops.into());
+        args.insert("live_bytes".into(), memory.live_bytes[step].into());
+        if let Some(layer) = account.task.structure.block_of[*o] {
+            args.insert("layer".into(), layer.into());
+        }
+        if let Some(fate) = fates[*o] {
+            args.insert("decision".into(), fate.word().into());
+        }
+        let values: BTreeMap<&'static str, u64> = Kind::ALL
+            .iter()
+            .map(|k| k.word())
+            .zip(kinds[step])
+            .collect();
+        trace.counter(track.process, "memory", now_us, &values);
+        let end_us = now_us + op.cost;
+        trace.slice(track, (&op.name, category), (now_us, end_us), args);
+        now_us = end_us;
+    }
+}
