@@ -137,6 +137,8 @@ pub struct Watch<'a> {
     /// Called after each pass with a file name (`03-autodiff.ckir`) and the text of the graph; also for a graph that
     /// fails verification.
     pub dump: Option<&'a mut dyn FnMut(&str, &str)>,
+    /// Called before each pass with its name.
+    pub pass: Option<&'a mut dyn FnMut(&'static str)>,
     /// Stop after so many passes.
     pub stop_after: Option<usize>,
 }
@@ -194,6 +196,9 @@ pub fn run(
     for (i, pass) in pipeline.0.iter().enumerate() {
         if watch.stop_after.is_some_and(|n| i >= n) {
             break;
+        }
+        if let Some(say) = &mut watch.pass {
+            say(pass.name);
         }
         let expected = pass.leaves(graph.phase);
         let started = Instant::now();
@@ -261,7 +266,7 @@ mod tests {
         let mut dump = |name: &str, text: &str| seen.push((name.to_string(), text.to_string()));
         let mut watch = Watch {
             dump: Some(&mut dump),
-            stop_after: None,
+            ..Watch::default()
         };
         let pipeline = Pipeline::parse("infer, dce,dce").unwrap();
         let times = run(&pipeline, &mut g, &mut Cx::default(), &mut watch).unwrap();
@@ -283,8 +288,8 @@ mod tests {
     fn stops_where_told() {
         let mut g = graph();
         let mut watch = Watch {
-            dump: None,
             stop_after: Some(1),
+            ..Watch::default()
         };
         let pipeline = Pipeline::parse("infer,dce").unwrap();
         let times = run(&pipeline, &mut g, &mut Cx::default(), &mut watch).unwrap();

@@ -9,6 +9,7 @@ use crate::emit::summary::{Measured, Summary};
 use crate::frontend::given::{Given, InputType};
 use crate::frontend::{self, Model};
 use crate::planning::task::{Planned, Task};
+use crate::report::account::Account;
 use ckpt_passes::analysis::params::Selection;
 use ckpt_passes::compile::{Request, compile};
 use ckpt_passes::driver::{Timings, Watch};
@@ -178,6 +179,9 @@ pub fn optimize(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resu
             seconds: made.seconds,
             smallest_bytes: made.smallest_bytes,
         };
+        if let Some(short) = summary.take() {
+            summary = Some(short.with(&Account::new(&task, &plan)?));
+        }
         planned = Some((task, plan));
     }
     Ok(Outcome {

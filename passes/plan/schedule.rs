@@ -92,6 +92,8 @@ pub struct Timeline {
     pub live_bytes: Vec<u64>,
     /// Placeholders first, then in the order they are made.
     pub instances: Vec<Instance>,
+    /// The instance that each step writes its result over, if it does: it makes room as the step begins.
+    pub written_over: Vec<Option<usize>>,
 }
 
 impl Timeline {
@@ -194,22 +196,25 @@ impl Timeline {
                 deaths[last] += instance.bytes;
             }
         }
-        let mut taken = vec![0u64; steps];
+        let mut written_over = vec![None; steps];
         for (step, i) in over {
             if instances[i].last == Some(step) {
-                taken[step] = instances[i].bytes;
+                written_over[step] = Some(i);
             }
         }
         let mut live = 0;
         let mut live_bytes = Vec::with_capacity(steps);
         for (step, o) in schedule.iter().enumerate() {
             live += births[step];
-            live_bytes.push(live + problem.ops[*o].temp_bytes - taken[step]);
+            let taken: Option<usize> = written_over[step];
+            let taken_bytes = taken.map_or(0, |i| instances[i].bytes);
+            live_bytes.push(live + problem.ops[*o].temp_bytes - taken_bytes);
             live -= deaths[step];
         }
         Ok(Timeline {
             live_bytes,
             instances,
+            written_over,
         })
     }
 }

@@ -175,7 +175,7 @@ fn holds(names: &str, g: &mut Graph) {
     let mut dump = |_: &str, text: &str| texts.push(text.to_string());
     let mut watch = Watch {
         dump: Some(&mut dump),
-        stop_after: None,
+        ..Watch::default()
     };
     run(
         &Pipeline::parse(names).unwrap(),

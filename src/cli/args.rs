@@ -113,8 +113,8 @@ pub enum Verb {
 }
 
 impl Verb {
-    /// How the verb reports on stdout.
-    pub fn format(&self) -> Option<Format> {
+    /// How the verb reports.
+    pub fn report(&self) -> Option<&Report> {
         let report = match self {
             Verb::Optimize(args) => &args.report,
             Verb::Inspect(args) => &args.report,
@@ -128,7 +128,7 @@ impl Verb {
             Verb::Profile(args) => &args.report,
             Verb::Completions { .. } => return None,
         };
-        Some(report.format)
+        Some(report)
     }
 }
 
@@ -145,8 +145,11 @@ pub struct Report {
     #[arg(long, value_enum, default_value = "human")]
     pub format: Format,
     /// Say more on stderr, such as the time of each pass
-    #[arg(short, long)]
+    #[arg(short, long, conflicts_with = "quiet")]
     pub verbose: bool,
+    /// Say nothing on stderr but errors, and print no table where a file is what was asked for
+    #[arg(short, long)]
+    pub quiet: bool,
 }
 
 /// What a model's file does not say.

@@ -22,15 +22,21 @@ use clap::{CommandFactory, Parser};
 use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Passes and readers recurse at most as deep as their limits allow; this is ample for them.
 const STACK_BYTES: usize = 256 << 20;
+
+/// Whether only errors are said on stderr.
+static QUIET: AtomicBool = AtomicBool::new(false);
 
 /// Parses, runs a verb, and turns what came of it into an exit code.
 pub fn main() -> ExitCode {
     let cli = Cli::parse_from(args::with_verb(std::env::args_os().collect()));
     prepare(&cli.verb);
-    let is_json = cli.verb.format() == Some(Format::Json);
+    let report = cli.verb.report();
+    let is_json = report.is_some_and(|r| r.format == Format::Json);
+    QUIET.store(report.is_some_and(|r| r.quiet), Ordering::Relaxed);
     match guarded(move || dispatch(cli.verb)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -190,6 +196,9 @@ fn show(
 
 /// Shows warnings on stderr.
 fn warn(warnings: &[String]) {
+    if QUIET.load(Ordering::Relaxed) {
+        return;
+    }
     for warning in warnings {
         anstream::eprintln!("\x1b[1;33mwarning\x1b[0m: {warning}");
     }

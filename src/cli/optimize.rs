@@ -28,8 +28,8 @@ pub fn run(args: &OptimizeArgs) -> Result<()> {
         .help("leave --loss out: the graph is planned as it is"));
     }
     let outcome = {
-        let _progress = progress::step("compiling");
-        compiled(args, &mut model)?
+        let progress = progress::step("compiling");
+        compiled(args, &mut model, &progress)?
     };
     if args.report.verbose {
         anstream::eprint!("{}", outcome.timings);
@@ -53,6 +53,9 @@ pub fn run(args: &OptimizeArgs) -> Result<()> {
                 return result_json(&summary);
             }
             warn(&warnings);
+            if args.report.quiet {
+                return Ok(());
+            }
             let wrote = args
                 .output
                 .as_ref()
@@ -69,7 +72,11 @@ pub fn run(args: &OptimizeArgs) -> Result<()> {
     }
 }
 
-fn compiled(args: &OptimizeArgs, model: &mut ckpt_opt::frontend::Model) -> Result<Outcome> {
+fn compiled(
+    args: &OptimizeArgs,
+    model: &mut ckpt_opt::frontend::Model,
+    progress: &progress::Progress,
+) -> Result<Outcome> {
     let request = args.request()?;
     let mut failed = None;
     let mut write = |name: &str, text: &str| {
@@ -82,7 +89,9 @@ fn compiled(args: &OptimizeArgs, model: &mut ckpt_opt::frontend::Model) -> Resul
     if let Some(folder) = &args.dump {
         std::fs::create_dir_all(folder).map_err(|e| dump_error(folder, &e))?;
     }
+    let mut say = |pass: &'static str| progress.say(format!("compiling: {pass}"));
     let mut watch = Watch {
+        pass: Some(&mut say),
         dump: args.dump.is_some().then_some(&mut write),
         ..Watch::default()
     };

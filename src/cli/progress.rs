@@ -1,30 +1,38 @@
 //! Progress on stderr: a line that appears when a step takes longer than a second, on terminals only.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Shown until it is dropped.
 pub struct Progress {
-    done: Option<Sender<()>>,
+    /// What it says next; nothing more once this is gone.
+    done: Option<Sender<String>>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// Shows `what` from the second second on.
 pub fn step(what: impl Into<String>) -> Progress {
     use std::io::IsTerminal;
-    if !std::io::stderr().is_terminal() {
+    if !std::io::stderr().is_terminal() || super::QUIET.load(Ordering::Relaxed) {
         return Progress {
             done: None,
             thread: None,
         };
     }
-    let (done, wait) = channel::<()>();
-    let what = what.into();
+    let (done, wait) = channel::<String>();
+    let mut what = what.into();
     let thread = std::thread::spawn(move || {
-        if wait.recv_timeout(Duration::from_secs(1)) != Err(RecvTimeoutError::Timeout) {
-            return;
+        let started = Instant::now();
+        loop {
+            let left = Duration::from_secs(1).saturating_sub(started.elapsed());
+            match wait.recv_timeout(left) {
+                Ok(next) => what = next,
+                Err(RecvTimeoutError::Timeout) => break,
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
         }
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
         let plain = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
@@ -39,12 +47,24 @@ pub fn step(what: impl Into<String>) -> Progress {
         bar.set_message(what);
         bar.enable_steady_tick(Duration::from_millis(120));
         // Until the sender is gone.
-        let _ = wait.recv();
+        while let Ok(next) = wait.recv() {
+            bar.set_message(next);
+        }
         bar.finish_and_clear();
     });
     Progress {
         done: Some(done),
         thread: Some(thread),
+    }
+}
+
+impl Progress {
+    /// Says which stage it is now.
+    pub fn say(&self, what: String) {
+        if let Some(done) = &self.done {
+            // A thread that has ended has nobody to tell.
+            let _ = done.send(what);
+        }
     }
 }
 

@@ -2,6 +2,10 @@
 
 use super::sharing::{self, KvSharing};
 use super::units::{bytes, flops};
+use crate::report::account::Account;
+use crate::report::console;
+use crate::report::memory::Held;
+use crate::report::verdict::Fate;
 use ckpt_passes::Result;
 use ckpt_passes::analysis::{Binding, Breakdown, Device, MemoryProfile, Sizes};
 use ckpt_passes::compile::Compiled;
@@ -55,8 +59,17 @@ pub struct Summary {
     pub kept_outputs: BTreeMap<String, u64>,
     pub at_peak_before: BTreeMap<&'static str, u64>,
     pub at_peak_after: BTreeMap<&'static str, u64>,
+    /// The largest storages that are alive at the peak, largest first; at most [`LARGEST`].
+    pub largest_at_peak: Vec<Held>,
+    pub trained_parameters: usize,
+    pub frozen_parameters: usize,
+    /// Forward results that are freed and computed again.
+    pub recomputed_bytes: u64,
     pub warnings: Vec<String>,
 }
+
+/// How many storages the table names.
+pub const LARGEST: usize = 5;
 
 /// The memory table of a graph at a binding, on a device.
 pub struct Measured {
@@ -147,8 +160,28 @@ impl Summary {
             kept_outputs: kept.map(|v| (named(v), after.sizes.bytes(*v))).collect(),
             at_peak_before: before.rows().into_iter().collect(),
             at_peak_after: after.rows.rows().into_iter().collect(),
+            largest_at_peak: Vec::new(),
+            trained_parameters: 0,
+            frozen_parameters: 0,
+            recomputed_bytes: 0,
             warnings: compiled.warnings.clone(),
         })
+    }
+
+    /// Adds what the account of the plan tells.
+    #[must_use]
+    pub fn with(mut self, account: &Account) -> Summary {
+        let labels = &account.task.labels;
+        let mut held = account.after.at_peak(account.problem(), labels);
+        held.truncate(LARGEST);
+        self.largest_at_peak = held;
+        (self.trained_parameters, self.frozen_parameters) = (labels.trained, labels.frozen);
+        let again = account
+            .verdicts
+            .iter()
+            .filter(|v| v.fate == Fate::Recomputed);
+        self.recomputed_bytes = again.map(|v| v.bytes).sum();
+        self
     }
 
     /// The table for people.
@@ -157,9 +190,10 @@ impl Summary {
         let loss = self.loss.as_deref().unwrap_or("the file's own backward");
         let _ = writeln!(
             out,
-            "policy {}, loss {loss}, {} layers",
-            self.policy, self.blocks
+            "policy {}, loss {loss}, {} layers, {} parameters trained, {} frozen",
+            self.policy, self.blocks, self.trained_parameters, self.frozen_parameters
         );
+        out.push_str(&sharing::human(&self.kv_sharing));
         let _ = writeln!(out, "planned at {}\n", self.planned_at());
         let _ = writeln!(
             out,
@@ -181,9 +215,18 @@ impl Summary {
             bytes(self.peak_after_bytes),
             percent(self.saved_bytes, self.peak_before_bytes)
         );
+        out.push('\n');
+        out.push_str(&console::bars(
+            self.peak_before_bytes,
+            self.peak_after_bytes,
+            self.budget_bytes,
+        ));
+        let _ = writeln!(out, "\n  largest at the peak");
+        out.push_str(&console::largest(&self.largest_at_peak));
         let _ = writeln!(
             out,
-            "\n  recomputes {} in {} segments: {:.1} % more FLOPs, {:.1} % overhead",
+            "\n  recomputes {} ({}) in {} segments: {:.1} % more FLOPs, {:.1} % overhead",
+            bytes(self.recomputed_bytes),
             flops(self.recompute_flops),
             self.segments,
             percent(self.recompute_flops, self.forward_backward_flops),
@@ -195,7 +238,6 @@ impl Summary {
                 "  tiled in {parts} parts: from {node} to the loss and back"
             );
         }
-        out.push_str(&sharing::human(&self.kv_sharing));
         if let (Some(lower), Some(gap), Some(budget)) =
             (self.lower_bound_pct, self.gap_pct, self.budget_bytes)
         {

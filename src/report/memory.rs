@@ -68,9 +68,9 @@ pub struct Tenant {
     /// The layer that makes it.
     pub layer: Option<usize>,
     pub bytes: u64,
-    /// First and last step at which it is held.
+    /// The first step at which it is held, and the one after the last.
     pub from: usize,
-    pub to: usize,
+    pub until: usize,
     /// Whether it is never freed: an output, or there from the start.
     pub stays: bool,
 }
@@ -117,10 +117,15 @@ impl Memory {
         let Timeline {
             live_bytes,
             instances,
+            written_over,
         } = Timeline::new(problem, &schedule)?;
         let is_again = copies(problem, &schedule);
         let steps = schedule.len();
-        let end = steps.saturating_sub(1);
+        // A result that is written over an operand takes its place: that one is gone as the step begins.
+        let mut hands_over = vec![false; instances.len()];
+        for i in written_over.into_iter().flatten() {
+            hands_over[i] = true;
+        }
         let mut tenants = Vec::new();
         for (v, value) in problem.values.iter().enumerate() {
             if value.kind == Lives::Static && value.producer.is_none() {
@@ -133,12 +138,12 @@ impl Memory {
                     layer: None,
                     bytes: value.bytes,
                     from: 0,
-                    to: end,
+                    until: steps,
                     stays: true,
                 });
             }
         }
-        for instance in instances {
+        for (instance, hands_over) in instances.into_iter().zip(hands_over) {
             let Some(last) = instance.last else { continue };
             let v = instance.value;
             let op = problem.values[v].producer;
@@ -156,7 +161,11 @@ impl Memory {
                 layer: op.and_then(|op| layer_of[op]),
                 bytes: instance.bytes,
                 from: instance.born,
-                to: last.min(end),
+                until: if hands_over {
+                    last
+                } else {
+                    (last + 1).min(steps)
+                },
                 stays: last == steps,
             });
         }
@@ -175,7 +184,6 @@ impl Memory {
             peak_step: None,
             live_bytes,
         };
-        memory.hand_over(problem);
         for (step, live) in memory.live_bytes.iter().enumerate() {
             if *live > memory.peak_bytes {
                 memory.peak_bytes = *live;
@@ -183,31 +191,6 @@ impl Memory {
             }
         }
         Ok(memory)
-    }
-
-    /// A result that is written over an operand takes that one's place: the operand is gone a step earlier than it is read
-    /// for the last time. Which steps these are shows in the bytes that the judge counts.
-    fn hand_over(&mut self, problem: &Problem) {
-        let kinds = self.kinds();
-        let mut shared: Vec<u64> = kinds.iter().map(|row| row.iter().sum()).collect();
-        for (shared, live) in shared.iter_mut().zip(&self.live_bytes) {
-            *shared = shared.saturating_sub(*live);
-        }
-        let roots = problem.roots();
-        for t in self
-            .tenants
-            .iter_mut()
-            .filter(|t| !t.stays && t.to > t.from)
-        {
-            let op = &problem.ops[self.schedule[t.to]];
-            if shared[t.to] > 0
-                && shared[t.to] == t.bytes
-                && op.ins.iter().any(|v| roots[*v] == t.value)
-            {
-                shared[t.to] = 0;
-                t.to -= 1;
-            }
-        }
     }
 
     /// Bytes held at a step by kind. Linear in tenants; without steps, the static ones.
@@ -220,19 +203,20 @@ impl Memory {
         bytes
     }
 
-    /// The storages held at a step.
+    /// The storages held at a step; of a schedule without steps, the static ones.
     pub fn tenants_at(&self, step: usize) -> impl Iterator<Item = &Tenant> {
+        let is_empty = self.schedule.is_empty();
         self.tenants
             .iter()
-            .filter(move |t| t.from <= step && step <= t.to)
+            .filter(move |t| is_empty || t.from <= step && step < t.until)
     }
 
     /// Bytes by kind at every step.
     pub fn kinds(&self) -> Vec<[u64; KINDS]> {
         let mut change = vec![[0i64; KINDS]; self.schedule.len() + 1];
-        for t in self.tenants.iter().filter(|_| !self.schedule.is_empty()) {
+        for t in &self.tenants {
             change[t.from][t.kind as usize] += t.bytes as i64;
-            change[t.to + 1][t.kind as usize] -= t.bytes as i64;
+            change[t.until][t.kind as usize] -= t.bytes as i64;
         }
         let mut now = [0i64; KINDS];
         let mut all = Vec::with_capacity(self.schedule.len());

@@ -247,7 +247,7 @@ fn memory(memory: &Memory) -> Value {
             "l": tenants().map(|t| layer(t.layer)).collect::<Vec<_>>(),
             "b": tenants().map(|t| t.bytes).collect::<Vec<_>>(),
             "f": tenants().map(|t| t.from).collect::<Vec<_>>(),
-            "e": tenants().map(|t| t.to).collect::<Vec<_>>(),
+            "e": tenants().map(|t| t.until).collect::<Vec<_>>(),
         },
     })
 }

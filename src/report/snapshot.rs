@@ -32,26 +32,31 @@ pub fn write(account: &Account, out: &mut dyn Write) -> Result<()> {
     let memory = &account.after;
     let pieces = pieces(account, memory);
     let mut events: Vec<(usize, u8, usize)> = Vec::new();
-    // At each step: first what is made there, then the kernel's temporaries come and go, then what dies is freed.
-    for (i, t) in memory.tenants.iter().enumerate() {
-        events.push((t.from, 0, i));
+    // At each step: what is gone is freed, what is made there is allocated, the kernel's temporaries come and go.
+    for (i, t) in memory
+        .tenants
+        .iter()
+        .enumerate()
+        .filter(|(_, t)| t.from < t.until)
+    {
+        events.push((t.from, 1, i));
         if !t.stays {
-            events.push((t.to, 3, i));
+            events.push((t.until, 0, i));
         }
     }
     let first_temporary = memory.tenants.len();
     let mut temporary = first_temporary;
     for (step, bytes) in memory.temp_bytes.iter().enumerate() {
         if *bytes > 0 {
-            events.push((step, 1, temporary));
             events.push((step, 2, temporary));
+            events.push((step, 3, temporary));
             temporary += 1;
         }
     }
     events.sort_unstable();
     let peak = memory.peak_step.unwrap_or(0);
     let at_peak = |i: usize| match memory.tenants.get(i) {
-        Some(t) => t.from <= peak && peak <= t.to,
+        Some(t) => t.from <= peak && peak < t.until,
         None => pieces[i].1 == Some(peak),
     };
     let mut p = Pickle::new(out)?;
@@ -71,7 +76,7 @@ pub fn write(account: &Account, out: &mut dyn Write) -> Result<()> {
                 for (_, order, i) in &events {
                     let piece = &pieces[*i].0;
                     if piece.bytes > 0 {
-                        let action = if *order <= 1 {
+                        let action = if matches!(order, 1 | 2) {
                             "alloc"
                         } else {
                             "free_completed"

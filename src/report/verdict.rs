@@ -98,7 +98,7 @@ struct Looker<'a> {
     problem: &'a Problem,
     memory: &'a Memory,
     roots: Vec<usize>,
-    /// By value: the steps it is held, for each computation.
+    /// By value: the first step it is held and the one after the last, for each computation.
     held: Vec<Vec<(usize, usize)>>,
     runs: Vec<usize>,
     /// By value: the first step that reads it from the backward part or in order to compute something again.
@@ -121,9 +121,7 @@ impl Looker<'_> {
             for v in &op.ins {
                 let root = self.roots[*v];
                 let is_there = self.problem.values[root].kind == Lives::Static
-                    || self.held[root]
-                        .iter()
-                        .any(|(a, b)| *a <= step && step <= *b);
+                    || self.held[root].iter().any(|(a, b)| *a <= step && step < *b);
                 if is_there {
                     continue;
                 }
@@ -154,7 +152,7 @@ pub fn verdicts(
         needed: vec![None; problem.values.len()],
     };
     for t in &memory.tenants {
-        looker.held[t.value].push((t.from, t.to));
+        looker.held[t.value].push((t.from, t.until));
     }
     for (step, o) in memory.schedule.iter().enumerate() {
         looker.runs[*o] += 1;
@@ -207,7 +205,7 @@ pub fn verdicts(
                 bytes: value.bytes,
                 us: op.cost,
                 runs: looker.runs[o],
-                held_steps: looker.held[*v].iter().map(|(a, b)| b - a + 1).sum(),
+                held_steps: looker.held[*v].iter().map(|(a, b)| b - a).sum(),
                 alternative,
                 reason: planned[*v].into(),
                 value: *v,
@@ -250,7 +248,7 @@ impl Looker<'_> {
         for v in &self.problem.ops[op].outs {
             let bytes = self.problem.values[*v].bytes;
             held_bytes += bytes;
-            let between = self.held[*v].windows(2).map(|w| (w[0].1 + 1, w[1].0));
+            let between = self.held[*v].windows(2).map(|w| (w[0].1, w[1].0));
             gaps.extend(between.map(|(from, to)| (from, to.max(from), bytes)));
         }
         let mut bounds: Vec<usize> = gaps.iter().flat_map(|g| [g.0, g.1]).collect();

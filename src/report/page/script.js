@@ -29,7 +29,7 @@
     const kinds = d.kinds.map(() => new Float64Array(n + 1));
     for (let i = 0; i < m.t.v.length; i++) {
       kinds[m.t.k[i]][m.t.f[i]] += m.t.b[i];
-      kinds[m.t.k[i]][m.t.e[i] + 1] -= m.t.b[i];
+      kinds[m.t.k[i]][m.t.e[i]] -= m.t.b[i];
     }
     const total = new Float64Array(n);
     for (const k of kinds) for (let s = 1; s < n; s++) k[s] += k[s - 1];
@@ -52,7 +52,7 @@
   const heldAt = (m, s) => {
     const list = [];
     for (let i = 0; i < m.t.v.length; i++)
-      if (m.t.f[i] <= s && s <= m.t.e[i]) list.push({ name: d.names[m.t.v[i]], kind: m.t.k[i], layer: m.t.l[i], bytes: m.t.b[i] });
+      if (m.t.f[i] <= s && s < m.t.e[i]) list.push({ name: d.names[m.t.v[i]], kind: m.t.k[i], layer: m.t.l[i], bytes: m.t.b[i] });
     if (m.n && m.kinds[TEMP][s]) list.push({ name: "inside " + d.ops.n[m.s[s]], kind: TEMP, layer: -1, bytes: m.kinds[TEMP][s] });
     return list.sort((a, b) => b.bytes - a.bytes);
   };
