@@ -179,6 +179,16 @@ mod runs {
     }
 
     #[test]
+    fn ops_that_are_defined_by_others_give_them_too() {
+        agrees("wide", 48);
+    }
+
+    #[test]
+    fn what_is_decomposed_to_core_aten_gives_the_same() {
+        agrees("core", 48);
+    }
+
+    #[test]
     fn recomputed_dropouts_drop_the_same() {
         let dir = tempfile::tempdir().unwrap();
         let (kept, again) = (

@@ -6,7 +6,7 @@
 
 mod attributes;
 mod claims;
-mod decompose;
+pub(super) mod decompose;
 pub mod external;
 pub mod file;
 mod functions;

@@ -31,7 +31,8 @@ pub(super) use dropout::{Dropout, lost};
 pub(super) use quantise::Quantised;
 
 use super::import::{Importer, role_of, to_map};
-use super::proto::NodeProto;
+use super::proto::attribute_proto::AttributeType;
+use super::proto::{AttributeProto, NodeProto};
 use super::{names, upgrade};
 use ckpt_passes::ir::typing::Contents;
 use ckpt_passes::ir::{Attrs, Builder, Graph, ValueId};
@@ -41,6 +42,9 @@ use std::sync::Arc;
 
 /// Emits the nodes of one foreign node and returns its results, in slot order; `None`: not ours to decompose.
 type Recipe = fn(&mut Call) -> Result<Option<Vec<Out>>>;
+
+/// What [`standard`] takes attributes and operands to mean.
+const OPSET: i64 = 23;
 
 const ORT: &str = "com.microsoft";
 
@@ -218,6 +222,85 @@ impl Importer<'_, '_> {
         }
         Ok(true)
     }
+}
+
+/// An attribute of a standard op that another format's op is defined by.
+pub(in crate::frontend) enum Setting<'a> {
+    Int(i64),
+    Ints(Vec<i64>),
+    Float(f32),
+    Text(&'a str),
+}
+
+/// Emits a standard op that is no row, as its recipe writes it, and returns its results: for formats whose ops are
+/// defined as those of the standard are.
+///
+/// # Errors
+/// What the recipe refuses.
+pub(in crate::frontend) fn standard(
+    b: &mut Builder,
+    op_type: &str,
+    settings: &[(&str, Setting)],
+    ins: &[Option<ValueId>],
+    results: usize,
+) -> Result<Vec<ValueId>> {
+    let attribute = settings.iter().map(|(name, setting)| {
+        let mut attribute = AttributeProto {
+            name: Some(name.to_string()),
+            ..AttributeProto::default()
+        };
+        match setting {
+            Setting::Int(n) => {
+                attribute.set_type(AttributeType::Int);
+                attribute.i = Some(*n);
+            }
+            Setting::Ints(list) => {
+                attribute.set_type(AttributeType::Ints);
+                attribute.ints.clone_from(list);
+            }
+            Setting::Float(x) => {
+                attribute.set_type(AttributeType::Float);
+                attribute.f = Some(*x);
+            }
+            Setting::Text(text) => {
+                attribute.set_type(AttributeType::String);
+                attribute.s = Some(text.as_bytes().to_vec());
+            }
+        }
+        attribute
+    });
+    let node = NodeProto {
+        op_type: Some(op_type.into()),
+        attribute: attribute.collect(),
+        output: (0..results).map(|i| format!("{i}")).collect(),
+        ..NodeProto::default()
+    };
+    let bug = || Error::bug("decompose", format!("{op_type} has no recipe"));
+    let recipe = recipe("", op_type).ok_or_else(bug)?;
+    let contents = std::mem::replace(&mut b.contents, Contents::of(&Graph::new("")));
+    let mut inner = Builder::resume(&mut *b.graph, contents);
+    inner.loc = b.loc.clone();
+    inner.role = b.role;
+    inner.prefix.clone_from(&b.prefix);
+    let none = std::collections::BTreeMap::new();
+    let mut call = Call::new(inner, &node, ins, OPSET, &none);
+    let outs = recipe(&mut call).and_then(|outs| match outs {
+        Some(outs) => call.finish(outs),
+        None => Err(bug()),
+    });
+    let contents = std::mem::replace(&mut call.b.contents, Contents::of(&Graph::new("")));
+    drop(call);
+    b.contents = contents;
+    let values: Option<Vec<ValueId>> = outs?
+        .ok_or_else(bug)?
+        .into_iter()
+        .take(results)
+        .map(|out| match out {
+            Out::Value(v) => Some(v),
+            Out::Absent(_) => None,
+        })
+        .collect();
+    values.filter(|v| v.len() == results).ok_or_else(bug)
 }
 
 /// Every result that the file names has a node of its own to carry the name.

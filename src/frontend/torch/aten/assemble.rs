@@ -83,14 +83,15 @@ fn stack(c: &mut Call) -> Result<Value> {
 
 fn pad(c: &mut Call) -> Result<Value> {
     let mode = c.str("mode", "constant")?.to_string();
-    if mode != "constant" {
-        return Err(c.unsupported(format!("`mode` {mode}")));
-    }
+    let target = c.tensor("self")?;
     let x = c.value("self")?;
     let rank = c.low.b.rank(x);
     let pairs = c.dims("pad")?.unwrap_or_default();
     if pairs.len() % 2 != 0 || pairs.len() > 2 * rank {
         return Err(c.fail("shape", "`pad` does not fit the tensor"));
+    }
+    if mode != "constant" {
+        return super::image::padded(c, target, &pairs, &mode);
     }
     // From the last axis on, before and behind.
     let count = pairs.len() / 2;

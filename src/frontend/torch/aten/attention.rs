@@ -169,13 +169,8 @@ fn attend(
 }
 
 /// A `nn.TransformerEncoderLayer` as one op, which tracing without gradients in evaluation mode records: `src`
-/// [batch, sequence, embed_dim].
+/// [batch, sequence, embed_dim]. What is masked gets no weight; a query that may see nothing gives NaN, as there.
 fn encoder_layer(c: &mut Call) -> Result<Value> {
-    if c.has("mask") {
-        return Err(c
-            .unsupported("a mask")
-            .help("trace the model in training mode, or with gradients enabled"));
-    }
     let x = c.value("src")?;
     let first = c.bool("norm_first", false)?;
     let normed = if first { norm_of(c, x, "1")? } else { x };
@@ -210,6 +205,27 @@ fn norm_of(c: &mut Call, x: ValueId, which: &str) -> Result<ValueId> {
     Ok(c.low.b.emit_n(&norm::LAYER_NORM, ins, attrs, 1)?[0])
 }
 
+/// What is added to the scores [batch, heads, query, key]: −∞ wherever the mask is not 0, be it bool or float
+/// (aten/src/ATen/native/transformers/attention.cpp). Its type says which axes it has: 0 [query, key], 1 [batch, key],
+/// 2 all.
+fn encoder_mask(c: &mut Call, dtype: DType) -> Result<Option<ValueId>> {
+    let Some(mask) = c.opt_value("mask")? else {
+        return Ok(None);
+    };
+    let (kind, rank) = (c.int("mask_type", -1)?, c.low.b.rank(mask));
+    let mask = match (kind, rank) {
+        (0, 2) | (2, 4) => mask,
+        (1, 2) => c.low.apply_unsqueeze(mask, &[1, 2])?,
+        _ => return Err(c.unsupported(format!("a mask of type {kind} with {rank} axes"))),
+    };
+    let hidden = super::compare::truth(c, mask)?;
+    let (zero, low) = (
+        c.low.b.scalar(dtype, 0.0),
+        c.low.b.scalar(dtype, f64::NEG_INFINITY),
+    );
+    c.low.emit(&logic::WHERE, &[hidden, low, zero]).map(Some)
+}
+
 fn self_attention(c: &mut Call, x: ValueId) -> Result<ValueId> {
     let heads = c.int("num_heads", 1)?;
     let dims = c.low.b.ty(x).dims.clone();
@@ -235,7 +251,8 @@ fn self_attention(c: &mut Call, x: ValueId) -> Result<ValueId> {
         let part = c.low.emit(&shape::RESHAPE, &[part, shape])?;
         *operand = shape::transpose(&mut c.low.b, part, vec![0, 2, 1, 3])?;
     }
-    let y = attend(c, operands, scale, None, None, 0.0)?;
+    let bias = encoder_mask(c, c.low.b.ty(x).dtype)?;
+    let y = attend(c, operands, scale, bias, None, 0.0)?;
     let y = shape::transpose(&mut c.low.b, y, vec![0, 2, 1, 3])?;
     let shape = c.low.int_vector(&dims)?;
     let y = c.low.emit(&shape::RESHAPE, &[y, shape])?;

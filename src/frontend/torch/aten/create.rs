@@ -5,8 +5,11 @@ use super::signature::{Call, Op};
 use super::types::DEFAULT_FLOAT;
 use super::{TensorId, Value};
 use ckpt_passes::Result;
-use ckpt_passes::ir::{Attrs, DType, Dim, ValueId};
+use ckpt_passes::ir::{Attrs, DType, Dim, Tensor, ValueId};
 use ckpt_passes::ops::{fill, logic};
+
+/// Elements of a table that is written into the model.
+pub(super) const MAX_TABLE: f64 = (1 << 24) as f64;
 
 pub const OPS: &[Op] = &[
     (
@@ -135,6 +138,10 @@ fn arange(c: &mut Call) -> Result<Value> {
     let floats = numbers.iter().any(|n| matches!(n, Value::Float(_)));
     let natural = if floats { DEFAULT_FLOAT } else { DType::I64 };
     let dtype = c.opt_dtype("dtype")?.unwrap_or(natural);
+    let known: Option<Vec<f64>> = numbers.iter().map(number).collect();
+    if let (true, Some(known)) = (floats, known) {
+        return progression(c, dtype, &known);
+    }
     let computed = if floats { DEFAULT_FLOAT } else { DType::I64 };
     let (zero, one) = (Value::Int(Dim::ZERO), Value::Int(Dim::ONE));
     let (start, end, step) = match numbers.as_slice() {
@@ -151,6 +158,52 @@ fn arange(c: &mut Call) -> Result<Value> {
     let y = c.low.emit(&fill::RANGE, &ins)?;
     let y = c.low.b.cast(y, dtype)?;
     c.made(y)
+}
+
+fn number(value: &Value) -> Option<f64> {
+    match value {
+        Value::Int(n) => n.as_const().map(|n| n as f64),
+        Value::Float(x) => Some(*x),
+        _ => None,
+    }
+}
+
+/// `arange` of known floats, so that the size of its result is known, too.
+fn progression(c: &mut Call, dtype: DType, numbers: &[f64]) -> Result<Value> {
+    let (start, end, step) = match *numbers {
+        [end] => (0.0, end, 1.0),
+        [start, end] => (start, end, 1.0),
+        [start, end, step] => (start, end, step),
+        _ => return Err(c.fail("op", "no end")),
+    };
+    let count = ((end - start) / step).ceil();
+    if !(0.0..=MAX_TABLE).contains(&count) {
+        return Err(c
+            .fail("shape", "no such range")
+            .found(format!("{numbers:?}")));
+    }
+    let all = (0..count as i64).map(|i| start + step * i as f64);
+    table(c, dtype, all)
+}
+
+/// A vector that is known when the file is read.
+pub(super) fn table(
+    c: &mut Call,
+    dtype: DType,
+    numbers: impl Iterator<Item = f64>,
+) -> Result<Value> {
+    let (mut bytes, mut count) = (Vec::new(), 0);
+    for x in numbers {
+        let number = Tensor::scalar(dtype, x);
+        bytes.extend_from_slice(number.bytes().map_or(&[], |b| &b[..]));
+        count += 1;
+    }
+    let name = format!("{}.table", c.low.b.prefix);
+    let value = c
+        .low
+        .b
+        .constant(&name, Tensor::new(dtype, vec![count], bytes));
+    c.made(value)
 }
 
 fn of_sizes(c: &mut Call, value: &Value, dtype: DType, dims: &[Dim]) -> Result<Value> {

@@ -10,12 +10,18 @@
 //! value of the graph only where an op needs one.
 
 mod activation;
+mod arrange;
 mod assemble;
 mod attention;
 mod compare;
+mod composed;
 mod create;
+mod image;
 mod index;
+mod linear;
+mod lookup;
 mod loss;
+mod native;
 mod norm;
 mod pointwise;
 mod products;
@@ -63,7 +69,56 @@ pub enum Value {
     Tuple(Vec<Value>),
 }
 
+impl From<TensorId> for Value {
+    fn from(id: TensorId) -> Value {
+        Value::Tensor(id)
+    }
+}
+
+impl From<f64> for Value {
+    fn from(x: f64) -> Value {
+        Value::Float(x)
+    }
+}
+
+impl From<i64> for Value {
+    fn from(n: i64) -> Value {
+        Value::Int(Dim::from(n))
+    }
+}
+
+impl From<Dim> for Value {
+    fn from(n: Dim) -> Value {
+        Value::Int(n)
+    }
+}
+
+impl From<bool> for Value {
+    fn from(b: bool) -> Value {
+        Value::Bool(b)
+    }
+}
+
+impl From<&Value> for Value {
+    fn from(value: &Value) -> Value {
+        value.clone()
+    }
+}
+
 impl Value {
+    /// Integers as a list.
+    pub fn ints(list: &[i64]) -> Value {
+        Value::List(list.iter().map(|n| Value::from(*n)).collect())
+    }
+
+    /// The members of a list or tuple.
+    pub fn listed(&self) -> &[Value] {
+        match self {
+            Value::List(items) | Value::Tuple(items) => items,
+            _ => &[],
+        }
+    }
+
     /// What kind of value it is, for messages.
     pub fn kind(&self) -> &'static str {
         match self {

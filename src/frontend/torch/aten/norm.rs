@@ -17,6 +17,10 @@ pub const OPS: &[Op] = &[
         group_norm,
     ),
     (
+        "instance_norm(input: t, weight: t?, bias: t?, running_mean: t?, running_var: t?, use_input_stats: b, momentum: f, eps: f, cudnn_enabled: b?)",
+        instance_norm,
+    ),
+    (
         "layer_norm(input: t, normalized_shape: I, weight: t?, bias: t?, eps: f?, cudnn_enable: b?)",
         layer_norm,
     ),
@@ -138,6 +142,31 @@ fn group_norm(c: &mut Call) -> Result<Value> {
     let y = normalised(c, apart, mean, var, eps)?;
     let back = c.low.b.shape(x)?;
     let y = c.low.emit(&shape::RESHAPE, &[y, back])?;
+    affine(c, y)
+}
+
+/// With the statistics of each channel of each example.
+fn instance_norm(c: &mut Call) -> Result<Value> {
+    let x = c.value("input")?;
+    let (rank, eps) = (c.low.b.rank(x), c.float("eps", 1e-5)?);
+    let running = (c.opt_value("running_mean")?, c.opt_value("running_var")?);
+    let own = c.bool("use_input_stats", true)?;
+    let y = match running {
+        (Some(mean), Some(var)) if !own => {
+            let (mean, var) = (channels(c, mean, x)?, channels(c, var, x)?);
+            normalised(c, x, mean, var, eps)?
+        }
+        (None, None) if rank > 2 => {
+            let axes: Vec<usize> = (2..rank).collect();
+            let (mean, var) = moments(c, x, &axes)?;
+            normalised(c, x, mean, var, eps)?
+        }
+        _ => {
+            return Err(c
+                .unsupported("keeping running statistics")
+                .help("export with track_running_stats=False, or in evaluation mode"));
+        }
+    };
     affine(c, y)
 }
 

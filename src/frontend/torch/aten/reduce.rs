@@ -6,7 +6,7 @@ use super::{Value, compare};
 use ckpt_passes::Result;
 use ckpt_passes::ir::op::OpDef;
 use ckpt_passes::ir::{Attrs, DType, Dim, ValueId};
-use ckpt_passes::ops::{arith, extreme, index, logic, math, reduce, scan, select, shape};
+use ckpt_passes::ops::{arith, extreme, index, logic, math, power, reduce, scan, select, shape};
 
 pub const OPS: &[Op] = &[
     ("all(self: t)", |c| quantified(c, true)),
@@ -243,7 +243,21 @@ fn norm(c: &mut Call) -> Result<Value> {
     match p {
         p if p == f64::INFINITY => reduced(c, &reduce::REDUCE_MAX, size),
         p if p == f64::NEG_INFINITY => reduced(c, &reduce::REDUCE_MIN, size),
-        _ => Err(c.unsupported(format!("a norm of order {p}"))),
+        0.0 => {
+            let set = c.run("ne", [c.given("self"), 0.into()])?;
+            let y = c.run("sum", [set, c.given("dim"), c.given("keepdim")])?;
+            c.run("to", [y, Value::DType(dtype)])
+        }
+        p => {
+            let order = c.low.b.scalar(dtype, p);
+            let powers = c.low.emit(&power::POW, &[size, order])?;
+            let axes = c.axes("dim", c.low.b.rank(x))?;
+            let keep = c.bool("keepdim", false)?;
+            let sum = over(c, &reduce::REDUCE_SUM, powers, &axes, keep)?;
+            let root = c.low.b.scalar(dtype, 1.0 / p);
+            let y = c.low.emit(&power::POW, &[sum, root])?;
+            c.made(y)
+        }
     }
 }
 

@@ -425,6 +425,16 @@ impl<'l, 'g> Call<'l, 'g> {
             .found(found)
     }
 
+    /// Another op of PyTorch's, by which this one is defined.
+    pub fn run<const N: usize>(&mut self, name: &str, args: [Value; N]) -> Result<Value> {
+        super::vocabulary::run(self.low, name, args.to_vec(), Vec::new())
+    }
+
+    /// The argument as it was given; `None` where it was not.
+    pub fn given(&self, name: &str) -> Value {
+        self.get(name).cloned().unwrap_or(Value::None)
+    }
+
     /// A result of its own memory.
     pub fn made(&mut self, value: ValueId) -> Result<Value> {
         Ok(Value::Tensor(self.low.fresh(value)))

@@ -9,7 +9,11 @@ use ckpt_passes::ops::concat::SPLIT;
 use ckpt_passes::ops::{arith, index, shape};
 
 pub const OPS: &[Op] = &[
+    ("adjoint(self: t)", |c| swap(c, -2, -1)),
     ("alias(self: t)", same),
+    ("atleast_1d(self: t)", |c| at_least(c, 1)),
+    ("atleast_2d(self: t)", |c| at_least(c, 2)),
+    ("atleast_3d(self: t)", |c| at_least(c, 3)),
     ("broadcast_tensors(tensors: l)", broadcast_tensors),
     ("broadcast_to(self: t, size: I)", |c| expand(c, "size")),
     ("chunk(self: t, chunks: i, dim: i?)", chunk),
@@ -69,6 +73,19 @@ fn rank(c: &Call) -> Result<usize> {
 
 fn same(c: &mut Call) -> Result<Value> {
     Ok(Value::Tensor(c.tensor("self")?))
+}
+
+/// With as many axes: a vector is a row, and a matrix gets its third axis behind the others.
+fn at_least(c: &mut Call, axes: usize) -> Result<Value> {
+    let x = c.tensor("self")?;
+    let new: Vec<i64> = match (c.low.dims(x).len(), axes) {
+        (0, n) => (0..n as i64).collect(),
+        (1, 2) => vec![0],
+        (1, 3) => vec![0, 2],
+        (2, 3) => vec![2],
+        _ => return same(c),
+    };
+    c.low.view(x, View::Unsqueeze(new)).map(Value::Tensor)
 }
 
 fn detach(c: &mut Call) -> Result<Value> {

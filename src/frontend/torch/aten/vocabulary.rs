@@ -3,20 +3,26 @@
 use super::signature::{Call, Op};
 use super::tensors::View;
 use super::{
-    Lowering, Value, activation, assemble, attention, compare, create, index, loss, norm,
-    pointwise, products, reduce, special, views,
+    Lowering, Value, activation, arrange, assemble, attention, compare, composed, create, image,
+    index, linear, lookup, loss, native, norm, pointwise, products, reduce, special, views,
 };
 use ckpt_passes::{Error, Result};
 
 /// Every family's ops.
 pub(super) const FAMILIES: &[&[Op]] = &[
     activation::OPS,
+    arrange::OPS,
     assemble::OPS,
     attention::OPS,
     compare::OPS,
+    composed::OPS,
     create::OPS,
+    image::OPS,
     index::OPS,
+    linear::OPS,
+    lookup::OPS,
     loss::OPS,
+    native::OPS,
     norm::OPS,
     pointwise::OPS,
     products::OPS,
@@ -37,15 +43,97 @@ const VIEWS: &[&str] = &[
 
 const INITIALISES: &str =
     "it fills a tensor with random numbers, as initialising does; export the initialised model";
+const RANDOM: &str =
+    "it draws random numbers; draw them outside of the model and make them an input";
+const DATA_SIZES: &str = "the size of its result depends on data; mask with torch.where, or compute it outside of the model";
+const COMPLEX: &str = "there are no complex numbers here; write their two parts as real tensors";
+const DECOMPOSED: &str = "factorise matrices outside of the model";
+const SPECIAL: &str = "there is no such function in ONNX; compute it outside of the model";
+const RECURRENT: &str = "write its products and gates as ops of their own";
 
-/// Ops that are refused for a reason of their own.
+/// Ops that are refused for a reason of their own, and what to do.
 const REFUSED: &[(&str, &str)] = &[
+    ("_fft_c2c", COMPLEX),
+    ("_fft_c2r", COMPLEX),
+    ("_fft_r2c", COMPLEX),
+    ("_thnn_fused_lstm_cell", RECURRENT),
+    ("_unique2", DATA_SIZES),
+    (
+        "as_strided",
+        "it looks at memory by strides; use views of sizes, or unfold",
+    ),
+    ("atan2", "use atan, and where for the quadrants"),
+    ("bernoulli", RANDOM),
     ("bernoulli_", INITIALISES),
-    ("exponential_", INITIALISES),
+    ("bincount", DATA_SIZES),
+    (
+        "ctc_loss",
+        "compute it outside of the model, with --loss vjp",
+    ),
+    (
+        "_ctc_loss",
+        "compute it outside of the model, with --loss vjp",
+    ),
+    ("complex", COMPLEX),
+    ("cummax", "use max over windows that are masked"),
+    ("cummin", "use min over windows that are masked"),
+    ("cumprod", "use exp of cumsum of logarithms"),
+    ("exponential", RANDOM),
+    ("digamma", SPECIAL),
+    ("diagonal_scatter", "choose with where and eye instead"),
+    (
+        "embedding_bag",
+        "use embedding, and sum or mean over an axis",
+    ),
+    ("exponential_", RANDOM),
+    ("fft_fft", COMPLEX),
+    ("fft_irfft", COMPLEX),
+    ("fft_rfft", COMPLEX),
+    ("grid_sampler", "sample with gather and weights of your own"),
+    (
+        "grid_sampler_2d",
+        "sample with gather and weights of your own",
+    ),
+    ("gru", RECURRENT),
+    ("index_reduce", "use scatter_reduce"),
+    ("linalg_cholesky", DECOMPOSED),
+    ("linalg_cholesky_ex", DECOMPOSED),
+    ("linalg_det", DECOMPOSED),
+    ("linalg_inv", DECOMPOSED),
+    ("linalg_inv_ex", DECOMPOSED),
+    ("linalg_solve_triangular", DECOMPOSED),
+    ("_linalg_det", DECOMPOSED),
+    ("logcumsumexp", "use logsumexp over windows that are masked"),
+    ("gru_cell", RECURRENT),
+    ("lstm", RECURRENT),
+    ("lstm_cell", RECURRENT),
+    (
+        "mode",
+        "it has no gradient; compute it outside of the model",
+    ),
+    (
+        "multi_margin_loss",
+        "compute it outside of the model, with --loss vjp",
+    ),
+    ("multinomial", RANDOM),
+    ("normal", RANDOM),
     ("normal_", INITIALISES),
+    ("polar", COMPLEX),
     ("rand", INITIALISES),
+    ("rand_like", RANDOM),
+    ("randint", INITIALISES),
     ("randn", INITIALISES),
+    ("randn_like", RANDOM),
+    ("randperm", RANDOM),
+    ("renorm", "normalise the weights after the step instead"),
+    ("rnn_relu", RECURRENT),
+    ("rnn_tanh", RECURRENT),
+    ("uniform", RANDOM),
     ("uniform_", INITIALISES),
+    ("unique_consecutive", DATA_SIZES),
+    ("unique_dim", DATA_SIZES),
+    ("view_as_complex", COMPLEX),
+    ("view_as_real", COMPLEX),
 ];
 
 /// Replays a call; what it gives where gradients are off has none.
@@ -77,6 +165,11 @@ pub(super) fn run(
                 .help(format!("use {base} in the model")));
             }
             Some(base) if low.vocabulary.has(base) => in_place(low, base, &args, &kwargs)?,
+            None if let Some(base) = short.strip_suffix("_copy")
+                && low.vocabulary.has(base) =>
+            {
+                copied(low, base, &args, &kwargs)?
+            }
             _ => plain(low, short, &args, &kwargs)?,
         }
     };
@@ -121,6 +214,31 @@ fn plain(
         }
     }
     Ok(value)
+}
+
+/// `x_copy(…)`: a view of `x` in memory of its own.
+fn copied(
+    low: &mut Lowering,
+    base: &str,
+    args: &[Value],
+    kwargs: &[(&str, Value)],
+) -> Result<Value> {
+    let view = plain(low, base, args, kwargs)?;
+    let mut alone = |value: &Value| match value {
+        Value::Tensor(id) => {
+            let value = low.read(*id)?;
+            Ok(Value::Tensor(low.fresh(value)))
+        }
+        other => Ok(other.clone()),
+    };
+    match &view {
+        Value::List(items) | Value::Tuple(items) => items
+            .iter()
+            .map(alone)
+            .collect::<Result<_>>()
+            .map(Value::List),
+        one => alone(one),
+    }
 }
 
 type Bound = (super::signature::Lower, Vec<(&'static str, Value)>);

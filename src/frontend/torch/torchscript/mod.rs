@@ -66,6 +66,7 @@ pub fn read(archive: &Archive, given: &Given) -> Result<Model> {
     }
     let root: Rc<str> = "".into();
     let result = replay.call_method(modules.root(), &root, "forward", Vec::new(), args)?;
+    replay.declare_unread()?;
     let mut tensors = Vec::new();
     replay.results(&result, &mut tensors, 0)?;
     let mut warnings = std::mem::take(&mut replay.warnings);

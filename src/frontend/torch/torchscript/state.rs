@@ -131,6 +131,18 @@ impl Replay<'_, '_> {
         Ok(declared)
     }
 
+    /// Declares the parameters that nothing reads: they are the model's all the same, and their gradients are 0.
+    ///
+    /// # Errors
+    /// See [`crate::frontend::torch::aten::Lowering::weight`].
+    pub(super) fn declare_unread(&mut self) -> Result<()> {
+        let modules = self.modules;
+        for names in modules.names.iter().filter(|n| n.is_parameter) {
+            self.weight(&names.tensor, &names.paths[0])?;
+        }
+        Ok(())
+    }
+
     fn declare(
         &mut self,
         tensor: &StoredTensor,
