@@ -88,6 +88,15 @@ fn cartesian(c: &mut Call) -> Result<Value> {
     c.run("stack", [Value::List(columns), 1.into()])
 }
 
+/// How far a diagonal is from the main one.
+fn offset(c: &Call, name: &str) -> Result<i64> {
+    let offset = c.int(name, 0)?;
+    if offset.unsigned_abs() > 1 << 30 {
+        return Err(c.fail("axis", format!("there is no diagonal {offset}")));
+    }
+    Ok(offset)
+}
+
 /// A tensor's sizes.
 pub(super) fn sizes(c: &Call, name: &str) -> Result<Vec<Dim>> {
     Ok(c.low.dims(c.tensor(name)?).to_vec())
@@ -204,7 +213,7 @@ fn diag(c: &mut Call) -> Result<Value> {
 fn diagonal(c: &mut Call) -> Result<Value> {
     let x = c.tensor("self")?;
     let rank = c.low.dims(x).len();
-    let offset = c.int("offset", 0)?;
+    let offset = offset(c, "offset")?;
     let (down, across) = (c.axis("dim1", 0, rank)?, c.axis("dim2", 1, rank)?);
     if rank < 2 || down == across {
         return Err(c.fail("axis", "a diagonal needs two axes"));
@@ -240,7 +249,7 @@ fn diag_embed(c: &mut Call) -> Result<Value> {
         return Err(c.fail("shape", "a scalar has no axis"));
     };
     let (offset, dim1, dim2) = (
-        c.int("offset", 0)?,
+        offset(c, "offset")?,
         c.axis("dim1", -2, rank)?,
         c.axis("dim2", -1, rank)?,
     );

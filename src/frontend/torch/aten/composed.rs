@@ -346,6 +346,9 @@ fn isin(c: &mut Call) -> Result<Value> {
 /// The k-th smallest along an axis and where it is.
 fn kth(c: &mut Call, k: i64) -> Result<Value> {
     let axis = c.int("dim", -1)?;
+    if k < 1 {
+        return Err(c.fail("shape", format!("there is no element number {k}")));
+    }
     let least = c.run(
         "topk",
         [
@@ -374,7 +377,7 @@ fn median(c: &mut Call) -> Result<Value> {
     let axis = c.axis("dim", -1, dims.len())?;
     let size = dims.get(axis).map_or(Some(1), Dim::as_const);
     let size = size.ok_or_else(|| c.fail("shape", "the size along the axis is not known"))?;
-    kth(c, (size + 1) / 2)
+    kth(c, size - size / 2)
 }
 
 /// log(eᵃ + eᵇ).

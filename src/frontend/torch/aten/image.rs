@@ -1,4 +1,4 @@
-//! Pooling, resampling and patches of images and signals: mostly what the standard's ops of the same purpose mean.
+//! Pooling, patches and padding of images and signals: mostly what the standard's ops of the same purpose mean.
 
 use super::reduce::over;
 use super::signature::{Call, Op};
@@ -100,90 +100,10 @@ pub const OPS: &[Op] = &[
     ("replication_pad3d(self: t, padding: I)", |c| {
         named_pad(c, "replicate")
     }),
-    (
-        "upsample_bicubic2d(input: t, output_size: I?, align_corners: b, scale_factors: _?)",
-        |c| resized(c, 2, "cubic", false),
-    ),
-    (
-        "upsample_bicubic2d(self: t, output_size: I, align_corners: b, scales_h: f?, scales_w: f?)",
-        |c| resized(c, 2, "cubic", false),
-    ),
-    (
-        "_upsample_bicubic2d_aa(input: t, output_size: I?, align_corners: b, scale_factors: _?)",
-        |c| resized(c, 2, "cubic", true),
-    ),
-    (
-        "upsample_bilinear2d(input: t, output_size: I?, align_corners: b, scale_factors: _?)",
-        |c| resized(c, 2, "linear", false),
-    ),
-    (
-        "upsample_bilinear2d(self: t, output_size: I, align_corners: b, scales_h: f?, scales_w: f?)",
-        |c| resized(c, 2, "linear", false),
-    ),
-    (
-        "_upsample_bilinear2d_aa(input: t, output_size: I?, align_corners: b, scale_factors: _?)",
-        |c| resized(c, 2, "linear", true),
-    ),
-    (
-        "upsample_linear1d(input: t, output_size: I?, align_corners: b, scale_factors: _?)",
-        |c| resized(c, 1, "linear", false),
-    ),
-    (
-        "upsample_linear1d(self: t, output_size: I, align_corners: b, scales: f?)",
-        |c| resized(c, 1, "linear", false),
-    ),
-    (
-        "upsample_nearest1d(input: t, output_size: I?, scale_factors: _?)",
-        |c| resized(c, 1, "nearest", false),
-    ),
-    (
-        "upsample_nearest1d(self: t, output_size: I, scales: f?)",
-        |c| resized(c, 1, "nearest", false),
-    ),
-    (
-        "upsample_nearest2d(input: t, output_size: I?, scale_factors: _?)",
-        |c| resized(c, 2, "nearest", false),
-    ),
-    (
-        "upsample_nearest2d(self: t, output_size: I, scales_h: f?, scales_w: f?)",
-        |c| resized(c, 2, "nearest", false),
-    ),
-    (
-        "upsample_nearest3d(input: t, output_size: I?, scale_factors: _?)",
-        |c| resized(c, 3, "nearest", false),
-    ),
-    (
-        "upsample_nearest3d(self: t, output_size: I, scales_d: f?, scales_h: f?, scales_w: f?)",
-        |c| resized(c, 3, "nearest", false),
-    ),
-    (
-        "_upsample_nearest_exact1d(input: t, output_size: I?, scale_factors: _?)",
-        |c| resized(c, 1, "nearest-exact", false),
-    ),
-    (
-        "_upsample_nearest_exact1d(self: t, output_size: I, scales: f?)",
-        |c| resized(c, 1, "nearest-exact", false),
-    ),
-    (
-        "_upsample_nearest_exact2d(input: t, output_size: I?, scale_factors: _?)",
-        |c| resized(c, 2, "nearest-exact", false),
-    ),
-    (
-        "_upsample_nearest_exact2d(self: t, output_size: I, scales_h: f?, scales_w: f?)",
-        |c| resized(c, 2, "nearest-exact", false),
-    ),
-    (
-        "upsample_trilinear3d(input: t, output_size: I?, align_corners: b, scale_factors: _?)",
-        |c| resized(c, 3, "linear", false),
-    ),
-    (
-        "upsample_trilinear3d(self: t, output_size: I, align_corners: b, scales_d: f?, scales_h: f?, scales_w: f?)",
-        |c| resized(c, 3, "linear", false),
-    ),
 ];
 
 /// The operand with batch and channels before `axes` axes, and how many were put in.
-fn batched(c: &mut Call, name: &str, axes: usize) -> Result<(ValueId, usize)> {
+pub(super) fn batched(c: &mut Call, name: &str, axes: usize) -> Result<(ValueId, usize)> {
     let x = c.value(name)?;
     let more = (axes + 2).checked_sub(c.low.b.rank(x)).filter(|n| *n < 2);
     let Some(more) = more else {
@@ -199,7 +119,7 @@ fn batched(c: &mut Call, name: &str, axes: usize) -> Result<(ValueId, usize)> {
 }
 
 /// Without the axes that [`batched`] put in.
-fn unbatched(c: &mut Call, y: ValueId, more: usize) -> Result<ValueId> {
+pub(super) fn unbatched(c: &mut Call, y: ValueId, more: usize) -> Result<ValueId> {
     if more == 0 {
         return Ok(y);
     }
@@ -208,9 +128,17 @@ fn unbatched(c: &mut Call, y: ValueId, more: usize) -> Result<ValueId> {
     c.low.emit(&shape::SQUEEZE, &[y, new])
 }
 
-/// A list with one entry an axis: one number stands for all, none for `default`.
+/// Lengths and counts along an axis end here, so that sums and products of two are numbers.
+const MAX_LENGTH: i64 = 1 << 30;
+
+/// A list with one length an axis: one number stands for all, none for `default`.
 fn each(c: &Call, name: &str, default: &[i64]) -> Result<Vec<i64>> {
     let list = c.ints(name)?.unwrap_or_default();
+    if let Some(bad) = list.iter().find(|n| !(0..=MAX_LENGTH).contains(*n)) {
+        return Err(c
+            .fail("shape", format!("`{name}` is no list of lengths"))
+            .found(bad.to_string()));
+    }
     match list.len() {
         0 => Ok(default.to_vec()),
         1 => Ok(vec![list[0]; default.len()]),
@@ -219,9 +147,21 @@ fn each(c: &Call, name: &str, default: &[i64]) -> Result<Vec<i64>> {
     }
 }
 
-/// The settings of a pooling op; its padding is the same on both sides.
-fn windows(c: &Call, axes: usize) -> Result<(Vec<i64>, Vec<(&'static str, Setting<'static>)>)> {
+/// The sizes of a window and how many elements it has.
+fn window(c: &Call, axes: usize) -> Result<(Vec<i64>, i64)> {
     let kernel = each(c, "kernel_size", &vec![1; axes])?;
+    let count = kernel.iter().try_fold(1i64, |n, k| n.checked_mul(*k));
+    match count {
+        Some(count @ 1..=MAX_LENGTH) => Ok((kernel, count)),
+        _ => Err(c
+            .fail("shape", "no such window")
+            .found(format!("{kernel:?}"))),
+    }
+}
+
+/// The settings of a pooling op and how many elements a window has; its padding is the same on both sides.
+fn windows(c: &Call, axes: usize) -> Result<(i64, Vec<(&'static str, Setting<'static>)>)> {
+    let (kernel, count) = window(c, axes)?;
     let pads = each(c, "padding", &vec![0; axes])?;
     if kernel.iter().zip(&pads).any(|(k, p)| *p > k / 2) {
         return Err(c.fail("shape", "the padding is more than half of the kernel"));
@@ -235,7 +175,7 @@ fn windows(c: &Call, axes: usize) -> Result<(Vec<i64>, Vec<(&'static str, Settin
             Setting::Int(i64::from(c.bool("ceil_mode", false)?)),
         ),
     ];
-    Ok((kernel, settings))
+    Ok((count, settings))
 }
 
 fn largest(c: &mut Call, axes: usize, with_places: bool) -> Result<Value> {
@@ -261,10 +201,13 @@ fn largest(c: &mut Call, axes: usize, with_places: bool) -> Result<Value> {
 
 fn average(c: &mut Call, axes: usize) -> Result<Value> {
     let (x, more) = batched(c, "self", axes)?;
-    let (kernel, mut settings) = windows(c, axes)?;
+    let (count, mut settings) = windows(c, axes)?;
     let mut padding = c.bool("count_include_pad", true)?;
     let divisor = match c.has("divisor_override") {
-        true => Some(c.int("divisor_override", 1)?),
+        true => match c.int("divisor_override", 1)? {
+            0 => return Err(c.fail("shape", "a divisor of 0")),
+            divisor => Some(divisor),
+        },
         false => None,
     };
     if divisor.is_some() {
@@ -276,7 +219,6 @@ fn average(c: &mut Call, axes: usize) -> Result<Value> {
     settings.push(("count_include_pad", Setting::Int(i64::from(padding))));
     let mut y = standard(&mut c.low.b, "AveragePool", &settings, &[Some(x)], 1)?[0];
     if let Some(divisor) = divisor {
-        let count: i64 = kernel.iter().product();
         let factor = c
             .low
             .b
@@ -338,7 +280,8 @@ fn along(
         let apart = c.low.emit(&shape::RESHAPE, &[x, apart])?;
         return over(c, op, apart, &[axis + 1], false);
     }
-    let (Some(size), Some(count @ 1..=MAX_WINDOWS)) = (dims[axis].as_const(), wanted.as_const())
+    let (Some(size @ 0..=MAX_LENGTH), Some(count @ 1..=MAX_WINDOWS)) =
+        (dims[axis].as_const(), wanted.as_const())
     else {
         return Err(c
             .fail("shape", "windows that depend on sizes which are not fixed")
@@ -360,8 +303,8 @@ fn along(
 }
 
 /// One channel for every element of a window, each a copy of the operand's.
-fn window_weights(c: &mut Call, dtype: DType, channels: i64, kernel: &[i64]) -> Result<ValueId> {
-    let count = kernel.iter().product::<i64>();
+fn window_weights(c: &mut Call, dtype: DType, channels: i64) -> Result<ValueId> {
+    let (kernel, count) = window(c, 2)?;
     let elements = channels
         .checked_mul(count)
         .and_then(|n| n.checked_mul(count))
@@ -401,8 +344,7 @@ fn patches(c: &mut Call) -> Result<Value> {
     let (x, more) = batched(c, "self", 2)?;
     let dims = c.low.b.ty(x).dims.clone();
     let channels = number(c, &dims[1], "the number of channels")?;
-    let kernel = each(c, "kernel_size", &[1, 1])?;
-    let weights = window_weights(c, c.low.b.ty(x).dtype, channels, &kernel)?;
+    let weights = window_weights(c, c.low.b.ty(x).dtype, channels)?;
     let attrs = window_attrs(c, 2)?.with("group", channels);
     let y = c.low.b.emit(&CONV, &[x, weights], attrs)?;
     let out = c.low.b.ty(y).dims.clone();
@@ -418,14 +360,17 @@ fn folded(c: &mut Call) -> Result<Value> {
     let (x, more) = batched(c, "self", 1)?;
     let dims = c.low.b.ty(x).dims.clone();
     let wanted = each(c, "output_size", &[1, 1])?;
-    let kernel = each(c, "kernel_size", &[1, 1])?;
+    let (kernel, count) = window(c, 2)?;
     let (strides, dilations, pads) = (
         each(c, "stride", &[1, 1])?,
         each(c, "dilation", &[1, 1])?,
         each(c, "padding", &[0, 0])?,
     );
-    let count: i64 = kernel.iter().product();
-    let channels = number(c, &dims[1], "the number of channels")? / count.max(1);
+    let rows = number(c, &dims[1], "the number of channels")?;
+    if rows % count != 0 {
+        return Err(c.fail("shape", "the windows do not divide the channels"));
+    }
+    let channels = rows / count;
     let mut windows = Vec::with_capacity(2);
     let mut beyond = Vec::with_capacity(2);
     for i in 0..2 {
@@ -444,7 +389,7 @@ fn folded(c: &mut Call) -> Result<Value> {
     ];
     let image = c.low.int_vector(&image)?;
     let x = c.low.emit(&shape::RESHAPE, &[x, image])?;
-    let weights = window_weights(c, c.low.b.ty(x).dtype, channels, &kernel)?;
+    let weights = window_weights(c, c.low.b.ty(x).dtype, channels)?;
     let attrs = window_attrs(c, 2)?
         .with("group", channels)
         .with("output_padding", beyond);
@@ -481,104 +426,5 @@ pub(super) fn padded(c: &mut Call, x: TensorId, pairs: &[Dim], mode: &str) -> Re
     let ins = [Some(x), Some(pads), None, Some(axes)];
     let settings = [("mode", Setting::Text(mode))];
     let y = standard(&mut c.low.b, "Pad", &settings, &ins, 1)?[0];
-    c.made(y)
-}
-
-/// As many scales as there are axes, from a list or from arguments of their own; 0 for one that is not given.
-fn scales(c: &Call, axes: usize) -> Result<Vec<f64>> {
-    let list = c.given("scale_factors");
-    if let Value::List(items) | Value::Tuple(items) = &list {
-        let numbers = items.iter().map(|item| match item {
-            Value::Float(x) => Ok(*x),
-            Value::Int(n) => Ok(n.as_const().unwrap_or(0) as f64),
-            _ => Err(c.fail("op", "a scale is no number")),
-        });
-        return numbers.collect();
-    }
-    let names: &[&str] = match axes {
-        1 => &["scales"],
-        2 => &["scales_h", "scales_w"],
-        _ => &["scales_d", "scales_h", "scales_w"],
-    };
-    names.iter().map(|name| c.float(name, 0.0)).collect()
-}
-
-fn resized(c: &mut Call, axes: usize, form: &str, antialias: bool) -> Result<Value> {
-    let named = if c.has("input") { "input" } else { "self" };
-    let (x, more) = batched(c, named, axes)?;
-    let given = scales(c, axes)?;
-    let dims = c.low.b.ty(x).dims[2..].to_vec();
-    let sizes = match c.dims("output_size")? {
-        Some(sizes) => sizes,
-        None => {
-            let mut sizes = Vec::with_capacity(axes);
-            for (dim, scale) in dims.iter().zip(&given) {
-                sizes.push(match (dim.as_const(), *scale) {
-                    (Some(n), s) if s > 0.0 => Dim::from((n as f64 * s).floor() as i64),
-                    (None, s) if s >= 1.0 && s.fract() == 0.0 => dim.mul(&Dim::from(s as i64)),
-                    _ => return Err(c.fail("shape", "the sizes of the result are not known")),
-                });
-            }
-            sizes
-        }
-    };
-    let corners = c.bool("align_corners", false)?;
-    let mut settings = vec![
-        ("mode", Setting::Text(form)),
-        ("axes", Setting::Ints((2..axes as i64 + 2).collect())),
-        ("antialias", Setting::Int(i64::from(antialias))),
-        ("exclude_outside", Setting::Int(i64::from(antialias))),
-    ];
-    match form {
-        "nearest" => {
-            settings.push((
-                "coordinate_transformation_mode",
-                Setting::Text("asymmetric"),
-            ));
-            settings.push(("nearest_mode", Setting::Text("floor")));
-        }
-        "nearest-exact" => {
-            settings[0].1 = Setting::Text("nearest");
-            settings.push((
-                "coordinate_transformation_mode",
-                Setting::Text("half_pixel"),
-            ));
-            settings.push(("nearest_mode", Setting::Text("round_prefer_ceil")));
-        }
-        _ if corners => {
-            settings.push((
-                "coordinate_transformation_mode",
-                Setting::Text("align_corners"),
-            ));
-        }
-        _ => settings.push((
-            "coordinate_transformation_mode",
-            Setting::Text("half_pixel"),
-        )),
-    }
-    if form == "cubic" {
-        // Keys' cubic of −0.5 with antialiasing, −0.75 without (ATen/native/UpSample.h).
-        let a = if antialias { -0.5 } else { -0.75 };
-        settings.push(("cubic_coeff_a", Setting::Float(a)));
-    }
-    // PyTorch maps places by the scale that it is given, where there is one; else by the sizes.
-    let own = |(dim, scale, size): (&Dim, f64, &Dim)| {
-        let whole = dim.mul(&Dim::from(scale as i64));
-        scale == 0.0 || scale.fract() == 0.0 && whole == *size
-    };
-    let by_sizes = dims
-        .iter()
-        .zip(&given)
-        .zip(&sizes)
-        .all(|((d, s), n)| own((d, *s, n)));
-    if !by_sizes && !corners {
-        return Err(c
-            .unsupported("a scale that is not the ratio of the sizes")
-            .help("give the size of the result, or recompute_scale_factor=True"));
-    }
-    let sizes = c.low.int_vector(&sizes)?;
-    let ins = [Some(x), None, None, Some(sizes)];
-    let y = standard(&mut c.low.b, "Resize", &settings, &ins, 1)?[0];
-    let y = unbatched(c, y, more)?;
     c.made(y)
 }

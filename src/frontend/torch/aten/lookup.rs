@@ -219,8 +219,11 @@ fn repeated(c: &mut Call) -> Result<Value> {
     let times = c.tensor("repeats")?;
     let known = c.low.known(times)?;
     let numbers: Option<Vec<i64>> = known.and_then(|k| k.iter().map(Dim::as_const).collect());
-    let numbers =
-        numbers.filter(|n| n.iter().all(|n| *n >= 0) && n.iter().sum::<i64>() <= MAX_TABLE);
+    let few = |n: &Vec<i64>| {
+        let all = n.iter().try_fold(0i64, |sum, n| sum.checked_add(*n));
+        n.iter().all(|n| *n >= 0) && all.is_some_and(|sum| sum <= MAX_TABLE)
+    };
+    let numbers = numbers.filter(few);
     let Some(numbers) = numbers else {
         return Err(c
             .unsupported("a number of repeats that the data decides")

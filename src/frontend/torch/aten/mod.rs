@@ -26,6 +26,7 @@ mod norm;
 mod pointwise;
 mod products;
 mod reduce;
+mod resample;
 mod signature;
 mod sizes;
 mod special;

@@ -470,4 +470,12 @@ impl Lowering<'_> {
             }
         }
     }
+    /// A decomposed program writes `detach` as `alias`, and the stop is lost.
+    pub(super) fn warn_of_aliases(&mut self) {
+        let text = "the program was decomposed, which turns `detach` into `alias`: what was detached is trained here; \
+                    save it as torch.export gives it if it detaches anything";
+        if !self.warnings.iter().any(|w| w == text) {
+            self.warnings.push(text.into());
+        }
+    }
 }

@@ -10,7 +10,10 @@ use ckpt_passes::ops::{arith, index, shape};
 
 pub const OPS: &[Op] = &[
     ("adjoint(self: t)", |c| swap(c, -2, -1)),
-    ("alias(self: t)", same),
+    ("alias(self: t)", |c| {
+        c.low.warn_of_aliases();
+        same(c)
+    }),
     ("atleast_1d(self: t)", |c| at_least(c, 1)),
     ("atleast_2d(self: t)", |c| at_least(c, 2)),
     ("atleast_3d(self: t)", |c| at_least(c, 3)),

@@ -4,7 +4,8 @@ use super::signature::{Call, Op};
 use super::tensors::View;
 use super::{
     Lowering, Value, activation, arrange, assemble, attention, compare, composed, create, image,
-    index, linear, lookup, loss, native, norm, pointwise, products, reduce, special, views,
+    index, linear, lookup, loss, native, norm, pointwise, products, reduce, resample, special,
+    views,
 };
 use ckpt_passes::{Error, Result};
 
@@ -27,6 +28,7 @@ pub(super) const FAMILIES: &[&[Op]] = &[
     pointwise::OPS,
     products::OPS,
     reduce::OPS,
+    resample::OPS,
     special::OPS,
     views::OPS,
 ];
