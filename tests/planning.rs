@@ -466,3 +466,28 @@ fn the_largest_size_is_the_one_that_trying_all_finds() {
     );
     assert_eq!(code(&done), 3, "{}", stderr(&done));
 }
+
+#[test]
+fn policies_that_mean_nothing_for_a_graph_are_named() {
+    let dir = workplace();
+    let graph = fixture("graphs", "layers.json.gz");
+    let graph = graph.to_str().unwrap();
+    let fast = ["--budget", "90%", "--effort", "first", "--compare"];
+    let said = call(dir.path(), &[&["plan", graph][..], &fast].concat());
+    let text = String::from_utf8(said.stdout).unwrap();
+    let others = ["selective", "full", "every:N", "first:N", "group:N"];
+    let line = format!("not compared: {}: they need a model", others.join(", "));
+    assert!(text.contains(&line), "{text}");
+    let of = |file: &str| {
+        json(&call(
+            dir.path(),
+            &[&["plan", file, "--format", "json"][..], &fast].concat(),
+        ))
+    };
+    let report = of(graph);
+    assert_eq!(report["compare"].as_array().unwrap().len(), 1);
+    assert_eq!(report["compare_left_out"]["policies"], json!(others));
+    let report = of("model.onnx");
+    assert_eq!(report["compare"].as_array().unwrap().len(), 6);
+    assert!(report["compare_left_out"].is_null(), "{report}");
+}

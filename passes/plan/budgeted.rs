@@ -154,7 +154,7 @@ impl Budgeted {
         match self.effort {
             Effort::First => Ok(None),
             _ => {
-                let reached = smallest(setting)?.reached_bytes;
+                let reached = smallest(setting, self.effort)?.reached_bytes;
                 Ok(Some(reached.min(plan.after.peak_bytes)))
             }
         }
@@ -165,8 +165,8 @@ impl Budgeted {
 ///
 /// # Errors
 /// A problem whose own order is not a schedule.
-pub fn smallest(setting: &Setting) -> Result<Floor> {
-    solve::smallest_feasible(setting.problem, &constraints(setting))
+pub fn smallest(setting: &Setting, effort: Effort) -> Result<Floor> {
+    solve::smallest_feasible(setting.problem, &constraints(setting), effort)
 }
 
 /// An objective's word.
@@ -199,23 +199,43 @@ pub fn overhead_pct(objective: Objective, score: &Score, before: &Score) -> f64 
     }
 }
 
-/// Every policy that applies, with its plan.
-pub fn policies<'a>(setting: &'a Setting<'a>) -> impl Iterator<Item = (Policy, Plan)> + 'a {
-    let half = setting.structure.blocks.div_ceil(2);
-    let all = [
+/// The policies that plans are compared with.
+fn known_policies(blocks: usize) -> [Policy; 6] {
+    [
         Policy::None,
         Policy::Selective,
         Policy::Full,
         Policy::Every(2),
-        Policy::First(half),
+        Policy::First(blocks.div_ceil(2)),
         Policy::Group(2),
-    ];
+    ]
+}
+
+/// Every policy that applies, with its plan.
+pub fn policies<'a>(setting: &'a Setting<'a>) -> impl Iterator<Item = (Policy, Plan)> + 'a {
+    let blocks = setting.structure.blocks;
     // Without layers there is nothing that a policy of layers could mean.
-    let applies = move |p: &Policy| *p == Policy::None || setting.structure.blocks > 0;
-    all.into_iter().filter(applies).filter_map(|policy| {
+    let applies = move |p: &Policy| *p == Policy::None || blocks > 0;
+    let all = known_policies(blocks).into_iter().filter(applies);
+    all.filter_map(|policy| {
         let plan = policy.plan(setting.problem, setting.structure).ok()?;
         Some((policy, plan))
     })
+}
+
+/// The policies that do not apply, by their words; without layers, a number of them is left open.
+pub fn left_out(setting: &Setting) -> Vec<String> {
+    let blocks = setting.structure.blocks;
+    let applied: Vec<Policy> = policies(setting).map(|(policy, _)| policy).collect();
+    let others = known_policies(blocks).into_iter();
+    let words = others.filter(|p| !applied.contains(p)).map(|policy| {
+        let word = policy.to_string();
+        match word.split_once(':') {
+            Some((word, _)) if blocks == 0 => format!("{word}:N"),
+            _ => word,
+        }
+    });
+    words.collect()
 }
 
 fn constraints(setting: &Setting) -> Vec<Option<Choice>> {

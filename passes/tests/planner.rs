@@ -2,7 +2,7 @@
 //! exists, a bound that no schedule beats, and nearly always the optimum.
 
 use ckpt_passes::plan::brute::{cheapest, smallest_peak};
-use ckpt_passes::plan::solve::{Failure, Request, smallest_feasible, solve};
+use ckpt_passes::plan::solve::{Effort, Failure, Request, smallest_feasible, solve};
 use ckpt_passes::plan::{Objective, Problem, evaluate};
 use ckpt_passes::testing::Random;
 use ckpt_passes::testing::dags::{Shape, random_dag};
@@ -91,7 +91,7 @@ fn batch(seed: u64, count: usize, ops: std::ops::RangeInclusive<usize>, shape: S
             .peak_above_static_bytes;
         let least = smallest_peak(&p);
         let name = format!("{shape:?} {n}");
-        let floor = smallest_feasible(&p, &[]).unwrap();
+        let floor = smallest_feasible(&p, &[], Effort::Normal).unwrap();
         assert!(
             floor.least_bytes <= least + p.static_bytes(),
             "{name}: the floor is too high"

@@ -9,7 +9,7 @@ use ckpt_opt::planning::curve::Frontier;
 use ckpt_opt::planning::difference::Difference;
 use ckpt_opt::planning::maximize::{self, Wish};
 use ckpt_opt::planning::read;
-use ckpt_opt::planning::report::{Report, compare};
+use ckpt_opt::planning::report::{Report, compare, left_out};
 use ckpt_opt::planning::svg::svg;
 use ckpt_opt::planning::task::{Goal, Task};
 use ckpt_passes::{Error, Result};
@@ -49,6 +49,7 @@ pub fn run(args: &PlanArgs) -> Result<()> {
     report.maximized = maximized;
     if args.compare {
         report.compare = Some(compare(&task, &budgeting.budgeted())?);
+        report.compare_left_out = left_out(&task);
     }
     for path in [&args.output, &budgeting.plan_out].into_iter().flatten() {
         write_json(path, &planned.plan)?;

@@ -3,7 +3,7 @@
 use super::task::{Planned, Task};
 use crate::emit::sharing::KvSharing;
 use crate::emit::units::{bytes, flops};
-use ckpt_passes::plan::{Objective, Plan, Score, budgeted};
+use ckpt_passes::plan::{Basis, Objective, Plan, Score, budgeted};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -52,8 +52,17 @@ pub struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compare: Option<Vec<Row>>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub compare_left_out: Option<LeftOut>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub maximized: Option<super::maximize::Maximized>,
     pub warnings: Vec<String>,
+}
+
+/// Policies that mean nothing here.
+#[derive(Clone, Debug, Serialize)]
+pub struct LeftOut {
+    pub policies: Vec<String>,
+    pub because: &'static str,
 }
 
 /// A policy beside the best that is known at its peak.
@@ -117,6 +126,7 @@ impl Report {
             dims: task.dims.clone(),
             assumed_dims: task.assumed_dims.clone(),
             compare: None,
+            compare_left_out: None,
             maximized: None,
             warnings: task.warnings.clone(),
         }
@@ -193,6 +203,10 @@ impl Report {
         if let Some(rows) = &self.compare {
             out.push_str(&table(rows));
         }
+        if let Some(left_out) = &self.compare_left_out {
+            let words = left_out.policies.join(", ");
+            let _ = writeln!(out, "  not compared: {words}: {}", left_out.because);
+        }
         out
     }
 }
@@ -218,6 +232,17 @@ pub fn table(rows: &[Row]) -> String {
         );
     }
     out
+}
+
+/// The policies that are not in the table of [`compare`], and why; `None` if all are.
+pub fn left_out(task: &Task) -> Option<LeftOut> {
+    let policies = budgeted::left_out(&task.setting());
+    let because = match task.basis {
+        Basis::AboveStatic => "they need a model, a cost graph does not say what its layers are",
+        Basis::Peak if task.structure.blocks == 0 => "they need layers, none were found",
+        Basis::Peak => "they do not apply to this model",
+    };
+    (!policies.is_empty()).then_some(LeftOut { policies, because })
 }
 
 /// Every policy that applies, and budgeted plans at their peaks.

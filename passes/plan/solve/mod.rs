@@ -19,6 +19,7 @@ pub mod repair;
 pub mod search;
 pub mod simulate;
 pub mod smallest;
+mod steps;
 pub mod work;
 mod writer;
 
@@ -71,9 +72,11 @@ pub enum Effort {
 
 impl Effort {
     fn work(self, ops: usize) -> Work {
-        let normal = 45_000_000 + 8_000 * ops as u64;
+        let ops = ops as u64;
+        // Small problems are settled sooner.
+        let normal = (300_000 * ops).min(45_000_000) + 8_000 * ops;
         // While the gap is wide; the same for all sizes until a unit more or less for each op matters.
-        let wide = 300_000_000 * 2000 / (ops as u64).max(2000);
+        let wide = (1_000_000 * ops).min(300_000_000 * 2000 / ops.max(2000));
         let (limit, stretched) = match self {
             Effort::First => (0, 0),
             Effort::Normal => (normal, normal + wide),
@@ -191,159 +194,197 @@ impl From<Box<Error>> for Failure {
 pub fn solve(problem: &Problem, request: &Request) -> Result<Solution, Failure> {
     let before = evaluate(problem, &problem.given_order())?;
     let dag = Dag::new(problem, request.objective, &request.choices)?;
-    solve_dag(problem, &dag, request, &before)
+    let mut question = Question::new(problem, &dag, request, &before);
+    let own = question.find(request.budget_bytes)?;
+    let mut answer = own.as_ref().map(|own| question.answer(own));
+    if answer.as_ref().is_none_or(|answer| !answer.bound.met)
+        && let Some(better) = steps::smaller(&mut question, own)?
+    {
+        answer = Some(question.answer(&better));
+    }
+    answer.map_or_else(|| Err(question.refusal()?), Ok)
 }
 
-fn solve_dag(
-    problem: &Problem,
-    dag: &Dag,
-    request: &Request,
-    before: &Score,
-) -> Result<Solution, Failure> {
-    let infeasible = || match smallest::of_dag(problem, dag, before) {
-        Ok(floor) => Failure::Infeasible(Box::new(Infeasible {
-            budget_bytes: request.budget_bytes,
-            floor,
-        })),
-        Err(error) => Failure::Invalid(error),
-    };
-    let Some(cap) = request.budget_bytes.checked_sub(before.static_bytes) else {
-        return Err(infeasible());
-    };
-    // No sum of sizes reaches half of this, so a larger budget is no different.
-    let cap = cap.min(i64::MAX as u64 / 4) as i64;
-    let mut work = request.effort.work(dag.ops());
-    let Some(price) = bound::one_position(dag, cap, &dag.price, 8, &mut Work::new(u64::MAX)) else {
-        return Err(infeasible());
-    };
-    let allowed = |s: &&Vec<usize>| {
-        evaluate(problem, s).is_ok()
-            && (request.choices.is_empty() || broken_by(problem, s, &request.choices).is_none())
-    };
-    let seeds = request.seeds.iter().filter(allowed);
-    let mut seeds: Vec<Vec<u32>> = seeds.map(|s| dag.from_problem(s)).collect();
-    // Views that are read late can keep a little more than the reduced form sees: then it is asked for less.
-    let mut inner = cap;
-    let mut refusal = None;
-    for _ in 0..10 {
-        let mut search = Search::new(dag, inner, &mut work);
-        let Some(schedule) = search.run(&seeds) else {
-            if refusal.is_some() {
-                break;
-            }
-            let failure = infeasible();
-            let Failure::Infeasible(why) = &failure else {
-                return Err(failure);
-            };
-            if why.floor.reached_bytes > request.budget_bytes {
-                return Err(failure);
-            }
-            // The search for the smallest peak came further: its plan is where this one starts.
-            seeds.push(dag.from_problem(&why.floor.schedule));
-            refusal = Some(failure);
-            inner = cap;
-            continue;
+/// A request with what is known of its problem, and what was found out on the way.
+struct Question<'a> {
+    problem: &'a Problem,
+    dag: &'a Dag,
+    request: &'a Request,
+    before: &'a Score,
+    /// Seeds that are schedules and honour the choices.
+    seeds: Vec<Vec<u32>>,
+    floor: Option<Floor>,
+    work: u64,
+}
+
+impl<'a> Question<'a> {
+    fn new(
+        problem: &'a Problem,
+        dag: &'a Dag,
+        request: &'a Request,
+        before: &'a Score,
+    ) -> Question<'a> {
+        let allowed = |s: &&Vec<usize>| {
+            evaluate(problem, s).is_ok()
+                && (request.choices.is_empty() || broken_by(problem, s, &request.choices).is_none())
         };
-        let optimal = search.optimal && inner == cap;
-        let steps: Vec<usize> = schedule.iter().map(|o| *o as usize).collect();
-        let schedule = problem.unfold(&dag.op_in_problem, &steps);
-        let score = evaluate(problem, &schedule)?;
-        if score.peak_bytes <= request.budget_bytes {
-            if !request.choices.is_empty() {
-                honours(problem, &schedule, &request.choices)?;
+        let seeds = request.seeds.iter().filter(allowed);
+        Question {
+            problem,
+            dag,
+            request,
+            before,
+            seeds: seeds.map(|s| dag.from_problem(s)).collect(),
+            floor: None,
+            work: 0,
+        }
+    }
+
+    /// The smallest peak known.
+    fn floor(&mut self) -> Result<&Floor> {
+        if self.floor.is_none() {
+            self.floor = Some(smallest::of_dag(
+                self.problem,
+                self.dag,
+                self.before,
+                self.request.effort,
+            )?);
+        }
+        self.floor
+            .as_ref()
+            .ok_or_else(|| Error::bug("plan", "no floor was kept"))
+    }
+
+    fn refusal(&mut self) -> Result<Failure> {
+        Ok(Failure::Infeasible(Box::new(Infeasible {
+            budget_bytes: self.request.budget_bytes,
+            floor: self.floor()?.clone(),
+        })))
+    }
+
+    /// What a budget leaves above static bytes.
+    fn cap(&self, budget_bytes: u64) -> Option<i64> {
+        let cap = budget_bytes.checked_sub(self.before.static_bytes)?;
+        // No sum of sizes reaches half of this, so a larger budget is no different.
+        Some(cap.min(i64::MAX as u64 / 4) as i64)
+    }
+
+    /// The plan that a search at a budget finds.
+    fn find(&mut self, budget_bytes: u64) -> Result<Option<Found>> {
+        let (dag, problem) = (self.dag, self.problem);
+        let Some(cap) = self.cap(budget_bytes) else {
+            return Ok(None);
+        };
+        if bound::one_position(dag, cap, &dag.price, 8, &mut Work::new(u64::MAX)).is_none() {
+            return Ok(None);
+        }
+        let mut work = self.request.effort.work(dag.ops());
+        let mut seeds = self.seeds.clone();
+        // Views that are read late can keep a little more than the reduced form sees: then it is asked for less.
+        let mut inner = cap;
+        let mut failures = 0;
+        for _ in 0..10 {
+            let mut search = Search::new(dag, inner, &mut work);
+            let Some(schedule) = search.run(&seeds) else {
+                failures += 1;
+                let floor = self.floor()?;
+                if failures == 1 && floor.reached_bytes <= budget_bytes {
+                    // The search for the smallest peak came further: its plan is where this one starts.
+                    seeds.push(dag.from_problem(&floor.schedule));
+                    inner = cap;
+                    continue;
+                }
+                break;
+            };
+            let optimal = search.optimal && inner == cap;
+            let steps: Vec<usize> = schedule.iter().map(|o| *o as usize).collect();
+            let schedule = problem.unfold(&dag.op_in_problem, &steps);
+            let score = evaluate(problem, &schedule)?;
+            if score.peak_bytes <= budget_bytes {
+                if !self.request.choices.is_empty() {
+                    honours(problem, &schedule, &self.request.choices)?;
+                }
+                self.work += work.done;
+                return Ok(Some(Found {
+                    schedule,
+                    score,
+                    optimal,
+                }));
             }
-            let found = Found {
-                schedule,
-                score,
-                optimal,
-            };
-            let price = price.max(joint_price(request, dag, cap, before, &found, price));
-            return Ok(finish(request, dag, before, found, price, work.done));
+            inner -= ((score.peak_bytes - budget_bytes) as i64).max(1);
         }
-        inner -= ((score.peak_bytes - request.budget_bytes) as i64).max(1);
-    }
-    // From that plan, too, a search in the reduced form can end above the budget: then the plan itself is the answer.
-    let failure = refusal.unwrap_or_else(infeasible);
-    match &failure {
-        Failure::Infeasible(why) if why.floor.reached_bytes <= request.budget_bytes => {
-            let schedule = why.floor.schedule.clone();
-            let found = Found {
-                score: evaluate(problem, &schedule)?,
-                schedule,
-                optimal: false,
-            };
-            let price = price.max(joint_price(request, dag, cap, before, &found, price));
-            Ok(finish(request, dag, before, found, price, work.done))
+        self.work += work.done;
+        // From that plan, too, a search in the reduced form can end above the budget: then the plan itself is the answer.
+        let floor = self.floor()?;
+        if floor.reached_bytes > budget_bytes {
+            return Ok(None);
         }
-        _ => Err(failure),
+        let schedule = floor.schedule.clone();
+        let score = evaluate(problem, &schedule)?;
+        Ok(Some(Found {
+            schedule,
+            score,
+            optimal: false,
+        }))
     }
-}
 
-struct Found {
-    schedule: Vec<usize>,
-    score: Score,
-    optimal: bool,
-}
-
-/// The bound of several positions, where that of one leaves a wide gap and more than a first plan was asked for.
-fn joint_price(
-    request: &Request,
-    dag: &Dag,
-    cap: i64,
-    before: &Score,
-    found: &Found,
-    price: i64,
-) -> i64 {
-    let (base, own) = (
-        request.objective.of(before),
-        request.objective.of(&found.score),
-    );
-    let above = ((own - base) / dag.unit.max(f64::MIN_POSITIVE)) as i64;
-    let is_wide = (above - price) as f64 > WIDE_GAP * dag.total_price as f64;
-    if found.optimal || request.effort == Effort::First || !is_wide {
-        return 0;
+    /// A plan with its bound.
+    fn answer(&self, found: &Found) -> Solution {
+        let (dag, objective) = (self.dag, self.request.objective);
+        let cap = self.cap(self.request.budget_bytes).unwrap_or(0);
+        let one = bound::one_position(dag, cap, &dag.price, 8, &mut Work::new(u64::MAX));
+        let price = one.unwrap_or(0);
+        let price = price.max(self.joint_price(cap, found, price));
+        let (base, own) = (objective.of(self.before), objective.of(&found.score));
+        let mut lower = (base + price as f64 * dag.unit).min(own);
+        if found.optimal && objective == Objective::Cost {
+            lower = own;
+        }
+        let percent = |x: f64| if base > 0.0 { 100.0 * x / base } else { 0.0 };
+        let gap_pct = percent(own - lower).max(0.0);
+        Solution {
+            bound: Bound {
+                lower,
+                lower_pct: percent(lower - base),
+                class: bound::CLASS,
+                met: gap_pct <= 1e-6,
+            },
+            gap_pct,
+            schedule: found.schedule.clone(),
+            score: found.score.clone(),
+            before: self.before.clone(),
+            work: self.work,
+        }
     }
-    let units = JOINT_UNITS + JOINT_UNITS_AN_OP * dag.ops() as u64;
-    joint::several_positions(dag, cap, &dag.price, above, &mut Work::new(units)).unwrap_or(0)
+
+    /// What a plan costs over running every op once, in weight.
+    fn above(&self, found: &Found) -> i64 {
+        let objective = self.request.objective;
+        let more = objective.of(&found.score) - objective.of(self.before);
+        (more / self.dag.unit.max(f64::MIN_POSITIVE)) as i64
+    }
+
+    /// The bound of several positions, where that of one leaves a wide gap and more than a first plan was asked for.
+    fn joint_price(&self, cap: i64, found: &Found, price: i64) -> i64 {
+        let (dag, above) = (self.dag, self.above(found));
+        let is_wide = (above - price) as f64 > WIDE_GAP * dag.total_price as f64;
+        if found.optimal || self.request.effort == Effort::First || !is_wide {
+            return 0;
+        }
+        let units = JOINT_UNITS + JOINT_UNITS_AN_OP * dag.ops() as u64;
+        joint::several_positions(dag, cap, &dag.price, above, &mut Work::new(units)).unwrap_or(0)
+    }
 }
 
 /// Work of the bound of several positions.
 const JOINT_UNITS: u64 = 80_000_000;
 const JOINT_UNITS_AN_OP: u64 = 3_000;
 
-fn finish(
-    request: &Request,
-    dag: &Dag,
-    before: &Score,
-    found: Found,
-    price: i64,
-    work: u64,
-) -> Solution {
-    let Found {
-        schedule,
-        score,
-        optimal,
-    } = found;
-    let (base, own) = (request.objective.of(before), request.objective.of(&score));
-    let mut lower = (base + price as f64 * dag.unit).min(own);
-    if optimal && request.objective == Objective::Cost {
-        lower = own;
-    }
-    let percent = |x: f64| if base > 0.0 { 100.0 * x / base } else { 0.0 };
-    let gap_pct = percent(own - lower).max(0.0);
-    Solution {
-        bound: Bound {
-            lower,
-            lower_pct: percent(lower - base),
-            class: bound::CLASS,
-            met: gap_pct <= 1e-6,
-        },
-        gap_pct,
-        schedule,
-        score,
-        before: before.clone(),
-        work,
-    }
+/// A plan that a search found.
+struct Found {
+    schedule: Vec<usize>,
+    score: Score,
+    optimal: bool,
 }
 
 /// One point of a frontier.
@@ -376,11 +417,9 @@ pub fn frontier(problem: &Problem, request: &Request, budgets: &[u64]) -> Result
             if budgets[i] < before.static_bytes + smallest::working_set_bytes(&dag).0 as u64 {
                 None
             } else {
-                match solve_dag(problem, &dag, &asked, &before) {
-                    Ok(solution) => Some(solution),
-                    Err(Failure::Infeasible(_)) => None,
-                    Err(Failure::Invalid(error)) => return Err(error),
-                }
+                let mut question = Question::new(problem, &dag, &asked, &before);
+                let found = question.find(asked.budget_bytes)?;
+                found.map(|found| question.answer(&found))
             };
         smaller = solution.clone().or(smaller);
         points[i] = Some(Point {

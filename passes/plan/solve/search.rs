@@ -40,7 +40,11 @@ const FAR_GAP: f64 = 0.01;
 const OTHERS_SHARE: u64 = 6;
 
 /// A first plan may take this much work beyond the limit, for each op.
-const FIRST_UNITS: u64 = 40_000;
+pub const FIRST_UNITS: u64 = 40_000;
+
+/// A search goes on for so many times what it took to its last improvement, and at least for this part of its work.
+const PATIENCE: u64 = 4;
+const LEAST_PATIENCE: u64 = 4;
 
 /// Work of an exact search before it gives up.
 pub const EXACT_UNITS: u64 = 20_000_000;
@@ -261,7 +265,13 @@ impl<'a> Search<'a> {
         let mut best_weight = dag.weigh_schedule(&best);
         let (mut now, mut now_weight) = (start, best_weight);
         let mut heat = 0.02;
+        let (begun, mut improved) = (self.work.done, self.work.done);
         while best_weight > lower {
+            if self.work.done - begun
+                > self.work.stretched / LEAST_PATIENCE + PATIENCE * (improved - begun)
+            {
+                break;
+            }
             if self.work.spent() {
                 let wide = (best_weight - lower) as f64 > WIDE_GAP * total as f64;
                 if !wide || self.work.limit >= self.work.stretched {
@@ -303,6 +313,7 @@ impl<'a> Search<'a> {
                 if weight < best_weight {
                     best.clone_from(&now);
                     best_weight = weight;
+                    improved = self.work.done;
                 }
             }
             if now_weight > best_weight + (best_weight - total) / 10 {

@@ -1,10 +1,10 @@
 //! The smallest peak: what no schedule goes below, and what was reached.
 
-use super::Objective;
 use super::dag::{Dag, NONE};
 use super::exact::{Outcome, exact};
 use super::search::{EXACT_UNITS, Search};
 use super::work::Work;
+use super::{Effort, Objective};
 use crate::error::Result;
 use crate::plan::choice::Choice;
 use crate::plan::problem::Problem;
@@ -33,14 +33,19 @@ impl Floor {
     }
 }
 
-/// The smallest peak that a plan was found for.
+/// The smallest peak that a plan was found for. [`Effort::Thorough`] looks [`THOROUGH`] times as long as others, and a
+/// number of units limits each part of the search.
 ///
 /// # Errors
 /// A problem whose own order is not a schedule of it.
-pub fn smallest_feasible(problem: &Problem, choices: &[Option<Choice>]) -> Result<Floor> {
+pub fn smallest_feasible(
+    problem: &Problem,
+    choices: &[Option<Choice>],
+    effort: Effort,
+) -> Result<Floor> {
     let before = evaluate(problem, &problem.given_order())?;
     let dag = Dag::new(problem, Objective::Cost, choices)?;
-    of_dag(problem, &dag, &before)
+    of_dag(problem, &dag, &before, effort)
 }
 
 /// The largest working set above static, and its op; [`NONE`] where the outputs are larger.
@@ -80,7 +85,20 @@ const LOWEST_UNITS_AN_OP: u64 = 10_000;
 const HALVING_UNITS: u64 = 4_000_000;
 const HALVING_UNITS_AN_OP: u64 = 1_000;
 
-pub(super) fn of_dag(problem: &Problem, dag: &Dag, before: &Score) -> Result<Floor> {
+/// How much more of both where that is wanted.
+const THOROUGH: u64 = 16;
+
+pub(super) fn of_dag(
+    problem: &Problem,
+    dag: &Dag,
+    before: &Score,
+    effort: Effort,
+) -> Result<Floor> {
+    let limited = |units: u64| match effort {
+        Effort::First | Effort::Normal => units,
+        Effort::Thorough => THOROUGH * units,
+        Effort::Units(n) => units.min(n),
+    };
     let (least, op) = working_set_bytes(dag);
     let mut tensors: Vec<(usize, u64)> = if op == NONE {
         dag.outputs
@@ -119,7 +137,8 @@ pub(super) fn of_dag(problem: &Problem, dag: &Dag, before: &Score) -> Result<Flo
     let mut low = least - 1;
     match exact(dag, least, &mut Work::new(EXACT_UNITS)) {
         Outcome::Unknown => {
-            let mut work = Work::new(LOWEST_UNITS + LOWEST_UNITS_AN_OP * dag.ops() as u64);
+            let units = LOWEST_UNITS + LOWEST_UNITS_AN_OP * dag.ops() as u64;
+            let mut work = Work::new(limited(units));
             if let Some(made) = Search::new(dag, least, &mut work).lowest() {
                 high = high.min(note(made)?);
             }
@@ -127,7 +146,7 @@ pub(super) fn of_dag(problem: &Problem, dag: &Dag, before: &Score) -> Result<Flo
         Outcome::Optimal(made) => high = note(made)?,
         Outcome::Infeasible => low = least,
     }
-    let units = HALVING_UNITS + HALVING_UNITS_AN_OP * dag.ops() as u64;
+    let units = limited(HALVING_UNITS + HALVING_UNITS_AN_OP * dag.ops() as u64);
     for _ in 0..HALVINGS {
         let middle = low + (high - low) / 2;
         if middle <= low || middle < least {

@@ -291,7 +291,7 @@ fn a_larger_budget_never_costs_more_and_plans_repeat() {
     let mut r = Random::new(6);
     for _ in 0..4 {
         let p = random_problem(&mut r, 40);
-        let floor = smallest_feasible(&p, &[]).unwrap();
+        let floor = smallest_feasible(&p, &[], Effort::Normal).unwrap();
         let before = evaluate(&p, &p.given_order()).unwrap();
         assert!(floor.least_bytes <= floor.reached_bytes);
         let budgets: Vec<u64> = (floor.reached_bytes..=before.peak_bytes).collect();
@@ -321,6 +321,36 @@ fn a_larger_budget_never_costs_more_and_plans_repeat() {
 }
 
 #[test]
+fn a_larger_budget_never_costs_more_when_each_is_asked_for_by_itself() {
+    let mut r = Random::new(16);
+    let (mut helped, mut steps) = (0, 0);
+    for _ in 0..12 {
+        let p = random_problem(&mut r, 20);
+        let before = evaluate(&p, &p.given_order()).unwrap();
+        let dag = Dag::new(&p, Objective::Cost, &[]).unwrap();
+        let mut last = f64::INFINITY;
+        for percent in (70..100).step_by(3) {
+            let request = Request {
+                budget_bytes: before.static_bytes + before.peak_above_static_bytes * percent / 100,
+                effort: Effort::Units(1_000),
+                ..Request::default()
+            };
+            let Ok(found) = solve(&p, &request) else {
+                assert_eq!(last, f64::INFINITY, "{percent} % has no plan, less has");
+                continue;
+            };
+            assert!(found.score.cost <= last, "{percent} %");
+            last = found.score.cost;
+            let mut question = Question::new(&p, &dag, &request, &before);
+            let alone = question.find(request.budget_bytes).unwrap();
+            helped += alone.is_none_or(|alone| alone.score.cost > last) as usize;
+            steps += 1;
+        }
+    }
+    assert!(steps > 60 && helped > 0, "{steps} {helped}");
+}
+
+#[test]
 fn choices_are_kept() {
     let mut r = Random::new(8);
     let (mut kept, mut dropped) = (0, 0);
@@ -335,7 +365,7 @@ fn choices_are_kept() {
         }
         let request = Request {
             budget_bytes: before.static_bytes + before.peak_above_static_bytes * 9 / 10,
-            effort: Effort::Units(100_000),
+            effort: Effort::Units(30_000),
             choices: choices.clone(),
             ..Request::default()
         };

@@ -1,0 +1,109 @@
+//! A larger budget never costs more: plans at smaller budgets are looked at as well.
+//!
+//! A plan for a smaller budget fits a larger one, and a search that is short of the best may do better there by luck. So
+//! the budgets below the one asked for are searched too, at whole percents of what the unplanned step takes above static
+//! bytes, from the largest down, each as if it had been asked for. Between two such budgets the larger then never costs
+//! more, by construction. It ends where a bound proves that nothing smaller is cheaper: with plans near the bound, at
+//! once. The work in all is limited, so on large problems with wide gaps the promise can lapse.
+
+use super::bound;
+use super::dag::Dag;
+use super::joint;
+use super::search::FIRST_UNITS;
+use super::work::Work;
+use super::{Effort, Found, JOINT_UNITS_AN_OP, Objective, Question};
+use crate::error::Result;
+
+/// Steps from nothing to the peak of the given order.
+const STEPS: u128 = 100;
+
+/// Work at smaller budgets in all, and that of a bound there. A search that could exceed it is not begun.
+const UNITS: u64 = 600_000_000;
+const BOUND_UNITS: u64 = 20_000_000;
+
+/// Budgets at which nothing was found before the descent ends, and how much of the smallest peak known the one asked for
+/// must be if nothing was found there either.
+const MOST_FAILURES: u32 = 3;
+const NEAR_FLOOR: f64 = 0.9;
+
+impl Found {
+    /// Whether a plan is better: by the objective, then by traffic.
+    fn beats(&self, other: &Found, objective: Objective) -> bool {
+        let (own, others) = (objective.of(&self.score), objective.of(&other.score));
+        own < others || own == others && self.score.traffic_bytes < other.score.traffic_bytes
+    }
+}
+
+/// The best plan at smaller budgets, if it is better than `own`, the one at the budget asked for.
+pub(super) fn smaller(question: &mut Question, own: Option<Found>) -> Result<Option<Found>> {
+    let (dag, before, request) = (question.dag, question.before, question.request);
+    let most = request.effort.work(dag.ops()).stretched;
+    let units = match request.effort {
+        Effort::First => return Ok(None),
+        Effort::Normal => UNITS,
+        Effort::Thorough => 10 * UNITS,
+        // A first plan takes what it takes, however few the units.
+        Effort::Units(n) => n
+            .saturating_add(FIRST_UNITS * dag.ops() as u64)
+            .saturating_mul(100),
+    };
+    let limit = question.work + units;
+    let bound_units = most.min(BOUND_UNITS + JOINT_UNITS_AN_OP * dag.ops() as u64);
+    let mut failures_left = MOST_FAILURES;
+    if own.is_none() {
+        let floor = question.floor()?.reached_bytes - before.static_bytes;
+        let cap = question.cap(request.budget_bytes).unwrap_or(0);
+        if (cap as f64) < NEAR_FLOOR * floor as f64 {
+            return Ok(None);
+        }
+        failures_left -= 1;
+    }
+    let mut best = own;
+    let mut is_better = false;
+    for step in (1..STEPS).rev() {
+        let cap = (u128::from(before.peak_above_static_bytes) * step / STEPS) as u64;
+        let budget_bytes = before.static_bytes + cap;
+        if budget_bytes >= request.budget_bytes {
+            continue;
+        }
+        let above = best.as_ref().map_or(i64::MAX, |best| question.above(best));
+        if failures_left == 0
+            || question.work + most > limit
+            || is_dearer(dag, cap as i64, above, bound_units, &mut question.work)
+        {
+            break;
+        }
+        match question.find(budget_bytes)? {
+            Some(found) => {
+                if best
+                    .as_ref()
+                    .is_none_or(|best| found.beats(best, request.objective))
+                {
+                    best = Some(found);
+                    is_better = true;
+                }
+            }
+            None => failures_left -= 1,
+        }
+    }
+    Ok(best.filter(|_| is_better))
+}
+
+/// Whether every schedule within `cap` is proven to cost at least so much, or none fits.
+fn is_dearer(dag: &Dag, cap: i64, above: i64, units: u64, done: &mut u64) -> bool {
+    // Prices are rounded down, so a bound that is met may be short of the cost by a unit an op.
+    let above = above - dag.ops() as i64 - 4;
+    let Some(price) = bound::one_position(dag, cap, &dag.price, 8, &mut Work::new(u64::MAX)) else {
+        return true;
+    };
+    if price >= above {
+        return true;
+    }
+    if above > dag.total_price.saturating_mul(1000) {
+        return false;
+    }
+    let mut work = Work::new(units);
+    let several = joint::several_positions(dag, cap, &dag.price, above, &mut work);
+    *done += work.done;
+    several.is_none_or(|price| price >= above - 2)
+}
