@@ -40,6 +40,10 @@ fn check(value: &Value, schema: &Value, at: &str) -> Result<(), String> {
             "enum" => rule.as_array().unwrap().contains(value),
             "minimum" => value.as_f64().is_none_or(|x| x >= rule.as_f64().unwrap()),
             "exclusiveMinimum" => value.as_f64().is_none_or(|x| x > rule.as_f64().unwrap()),
+            "minItems" => {
+                let least = rule.as_u64().unwrap() as usize;
+                value.as_array().is_none_or(|list| list.len() >= least)
+            }
             "required" => {
                 let names = rule.as_array().unwrap().iter();
                 value
@@ -221,6 +225,10 @@ fn the_checker_tells_what_is_wrong() {
         ("steps", json!(1.5)),
         ("gap_pct", json!("0")),
         ("warnings", json!([3])),
+        (
+            "compare_left_out",
+            json!({"policies": [], "because": "of this"}),
+        ),
         ("new", json!(1)),
     ] {
         let dir = workplace();
