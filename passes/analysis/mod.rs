@@ -22,6 +22,7 @@ pub mod limits;
 pub mod memory;
 pub mod modules;
 pub mod params;
+pub mod ranges;
 pub mod reading;
 pub mod runs;
 pub mod sharing;

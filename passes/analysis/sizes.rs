@@ -8,6 +8,7 @@
 //! rests on such a bound is marked, so that a summary can say that its figures are upper bounds.
 
 use crate::analysis::limits::{Limit, limits};
+use crate::analysis::ranges;
 use crate::analysis::traced::pins;
 use crate::error::{Error, Result};
 use crate::ir::op::{Domain, Sized};
@@ -92,10 +93,11 @@ impl Binding {
     /// traced at fixed sizes ([`pins`]), they are such as fit.
     ///
     /// # Errors
-    /// A size below 1; a name that no input has (data-dependent sizes are written `?name`); sizes at which the model
+    /// A size below 1 or outside its range ([`ranges`]); a name that no input has (data-dependent sizes are written `?name`); sizes at which the model
     /// reads beyond a table, or at which a traced model does not run.
     pub fn new(graph: &Graph, given: &[(String, i64)]) -> Result<Binding> {
         let kinds = dim_kinds(graph);
+        let ranges = ranges::of(graph)?;
         let mut binding = Binding::default();
         for (name, size) in given {
             if let Some(data) = name.strip_prefix('?') {
@@ -127,7 +129,8 @@ impl Binding {
         }
         for (name, kind) in kinds {
             if !binding.sizes.contains_key(&name) {
-                binding.sizes.insert(name.clone(), kind.default_size());
+                let size = ranges::default_of(&ranges, &name, kind);
+                binding.sizes.insert(name.clone(), size);
                 binding.assumed.insert(name, kind);
             }
         }
@@ -137,6 +140,13 @@ impl Binding {
                 binding.respect(graph, limit)?;
             }
             binding.settle(graph, &limits)?;
+        }
+        for (name, size) in &binding.sizes {
+            if let Some((least, most)) = ranges.get(name)
+                && !(least..=most).contains(&size)
+            {
+                return Err(ranges::outside(name, (*least, *most), *size));
+            }
         }
         Ok(binding)
     }

@@ -6,6 +6,7 @@ use super::units::bytes;
 use ckpt_passes::Result;
 use ckpt_passes::analysis::attention::rows::{self, Row};
 use ckpt_passes::analysis::params::{Selection, parameters};
+use ckpt_passes::analysis::ranges;
 use ckpt_passes::analysis::sizes::dim_kinds;
 use ckpt_passes::analysis::{Blocks, DimKind, ties};
 use ckpt_passes::ir::op::Domain;
@@ -221,16 +222,18 @@ impl Inspection {
                 (None, Role::Backward) => 2,
             }] += 1;
         }
+        let ranges = ranges::of(graph)?;
         let dims = dim_kinds(graph).into_iter().map(|(name, kind)| {
             let word = match kind {
                 DimKind::Batch => "batch",
                 DimKind::Sequence => "sequence",
             };
+            let default = ranges::default_of(&ranges, &name, kind);
             (
                 name,
                 NamedDim {
                     kind: word,
-                    default: kind.default_size(),
+                    default,
                 },
             )
         });

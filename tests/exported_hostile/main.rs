@@ -11,6 +11,8 @@ use ckpt_opt::frontend::Model;
 use ckpt_opt::frontend::given::{Given, InputType};
 use ckpt_opt::frontend::torch::archive::Archive;
 use ckpt_opt::frontend::torch::read;
+use ckpt_passes::analysis::ranges;
+use ckpt_passes::analysis::sizes::Binding;
 use ckpt_passes::{Kind, Result};
 use program::{Program, int, meta, node, symbol, tensor};
 use serde_json::{Value, json};
@@ -447,7 +449,7 @@ fn sizes_of_inputs_are_held_against_the_program() {
     wrong(
         &program,
         &["x:f32[65, 4]"],
-        &["outside the range", "s0 from 1 to 64"],
+        &["`s0` is outside the range", "1 to 64"],
     );
     wrong(&program, &["x:f32[0, 4]"], &["input `x`"]);
     wrong(&program, &["x:f32[7, 5]"], &["x", "4]"]);
@@ -472,4 +474,23 @@ fn sizes_of_inputs_are_held_against_the_program() {
     wrong(&program, &["z:f32[9]", "x:f32[6, 4]"], &["z", "11"]);
     wrong(&program, &["z:f32[8]"], &["2*s0 - 1"]);
     wrong(&program, &["z:f32[201]"], &["outside the range"]);
+}
+
+#[test]
+fn ranges_hold_for_what_is_planned() {
+    let mut graph = model(zip(&plain().entries()), &[]).unwrap().graph;
+    ckpt_passes::transform::infer::infer(&mut graph).unwrap();
+    let at = |size: i64| Binding::new(&graph, &[("s0".into(), size)]);
+    assert_eq!(at(64).unwrap().get("s0"), Some(64));
+    let error = at(65).unwrap_err();
+    assert_eq!((error.exit_code(), error.code()), (2, "dim"), "{error}");
+    // Under another name, and none where the user fixed the size.
+    let named = model(zip(&plain().entries()), &["x:f32[rows, 4]"])
+        .unwrap()
+        .graph;
+    assert_eq!(ranges::of(&named).unwrap()["rows"], (1, 64));
+    let fixed = model(zip(&plain().entries()), &["x:f32[7, 4]"])
+        .unwrap()
+        .graph;
+    assert!(ranges::of(&fixed).unwrap().is_empty());
 }

@@ -311,3 +311,24 @@ fn damaged_archives_are_refused() {
         assert_eq!(error.exit_code(), 2, "{error}");
     }
 }
+
+#[test]
+fn parameters_that_nothing_reads_are_the_models_too() {
+    let saved = Saved::new("x: Tensor -> Tensor", "return torch.mul(x, self.w)")
+        .parameter("w", &[2], &[0.5; 2])
+        .parameter("idle", &[3, 2], &[1.0; 6]);
+    let mut graph = model(&saved, &["x:f32[2]"]).unwrap().graph;
+    let request = ckpt_passes::compile::Request {
+        loss: ckpt_passes::transform::loss::Loss::Vjp,
+        ..Default::default()
+    };
+    let mut watch = ckpt_passes::driver::Watch::default();
+    ckpt_passes::compile::compile(&mut graph, &request, &mut watch).unwrap();
+    let outputs = graph.outputs().iter();
+    let types = outputs.map(|v| format!("{}: {}", graph.value(*v).name, graph.ty(*v)));
+    let types: Vec<String> = types.collect();
+    assert!(
+        types.contains(&"idle.grad: f32[3, 2]".to_string()),
+        "{types:?}"
+    );
+}

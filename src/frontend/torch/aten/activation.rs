@@ -85,12 +85,25 @@ fn leaky_relu(c: &mut Call) -> Result<Value> {
 }
 
 fn elu(c: &mut Call) -> Result<Value> {
-    if c.float("scale", 1.0)? != 1.0 || c.float("input_scale", 1.0)? != 1.0 {
-        return Err(c.unsupported("a scale"));
-    }
+    let (scale, slope) = (c.float("scale", 1.0)?, c.float("input_scale", 1.0)?);
     let alpha = c.float("alpha", 1.0)?;
+    if (scale, slope) != (1.0, 1.0) {
+        return scaled_elu(c, alpha, scale, slope);
+    }
     let y = with_alpha(c, &piecewise::ELU, alpha)?;
     c.made(y)
+}
+
+/// scale·x above 0 and scale·α·(exp(slope·x) − 1) below.
+fn scaled_elu(c: &mut Call, alpha: f64, scale: f64, slope: f64) -> Result<Value> {
+    let x = c.given("self");
+    let above = c.run("gt", [x.clone(), 0.into()])?;
+    let low = c.run("clamp_max", [x.clone(), 0.into()])?;
+    let low = c.run("mul", [low, slope.into()])?;
+    let low = c.run("elu", [low])?;
+    let low = c.run("mul", [low, (alpha * scale).into()])?;
+    let high = c.run("mul", [x, scale.into()])?;
+    c.run("where", [above, high, low])
 }
 
 /// Scale and alpha of Klambauer et al. 2017, arXiv 1706.02515.

@@ -10,6 +10,7 @@ use std::f64::consts::{LN_2, PI};
 pub const OPS: &[Op] = &[
     ("alpha_dropout(input: t, p: f, train: b)", only_evaluated),
     ("aminmax(self: t, *, dim: i?, keepdim: b?)", aminmax),
+    ("atan2(self: t, other: t)", atan2),
     ("copysign(self: ts, other: ts)", copysign),
     (
         "cosine_similarity(x1: t, x2: t, dim: i?, eps: f?)",
@@ -63,6 +64,12 @@ pub const OPS: &[Op] = &[
     }),
     ("linalg_cross(self: t, other: t, *, dim: i?)", cross),
     ("logaddexp(self: t, other: t)", logaddexp),
+    ("logaddexp2(self: t, other: t)", |c| {
+        let a = c.run("mul", [c.given("self"), LN_2.into()])?;
+        let b = c.run("mul", [c.given("other"), LN_2.into()])?;
+        let y = c.run("logaddexp", [a, b])?;
+        c.run("mul", [y, LN_2.recip().into()])
+    }),
     ("logit(self: t, eps: f?)", logit),
     ("median(self: t)", |c| {
         let flat = c.run("flatten", [c.given("self")])?;
@@ -96,6 +103,17 @@ pub const OPS: &[Op] = &[
     (
         "rrelu(self: t, lower: f?, upper: f?, training: b?, generator)",
         rrelu,
+    ),
+    (
+        "rrelu_with_noise(self: t, noise: t, lower: f?, upper: f?, training: b?, generator)",
+        rrelu,
+    ),
+    (
+        "rrelu_with_noise_functional(self: t, noise: t, lower: f?, upper: f?, training: b?, generator)",
+        |c| {
+            let y = rrelu(c)?;
+            Ok(Value::Tuple(vec![y, c.given("noise")]))
+        },
     ),
     ("sgn(self: t)", |c| c.run("sign", [c.given("self")])),
     ("signbit(self: t)", signbit),
@@ -169,6 +187,44 @@ fn aminmax(c: &mut Call) -> Result<Value> {
     let least = c.run("amin", [x.clone(), axes.clone(), keep.clone()])?;
     let most = c.run("amax", [x, axes, keep])?;
     Ok(Value::Tuple(vec![least, most]))
+}
+
+/// The angle of the point (other, self), −π to π; atan of the smaller coordinate over the larger, so that no slope is
+/// infinite. Without a slope, and 0 or ±π, where both are 0.
+fn atan2(c: &mut Call) -> Result<Value> {
+    let (y, x) = (c.given("self"), c.given("other"));
+    for name in ["self", "other"] {
+        if !c.low.dtype(c.tensor(name)?).is_float() {
+            return Err(c.unsupported("an integer").help("use to(torch.float32)"));
+        }
+    }
+    let (tall, wide) = (c.run("abs", [y.clone()])?, c.run("abs", [x.clone()])?);
+    let flat = c.run("ge", [wide.clone(), tall])?;
+    let zero = c.run("eq", [wide, 0.into()])?;
+    let none = c.run("logical_and", [flat.clone(), zero])?;
+    // Each quotient only where it is the one that counts.
+    let over = |c: &mut Call, top: &Value, bottom: &Value, counts: &Value| {
+        let bottom = c.run("where", [counts.clone(), bottom.clone(), 1.0.into()])?;
+        let ratio = c.run("div", [top.clone(), bottom])?;
+        c.run("atan", [ratio])
+    };
+    let some = c.run("logical_not", [none.clone()])?;
+    let counts = c.run("logical_and", [flat.clone(), some])?;
+    let along = over(c, &y, &x, &counts)?;
+    let along = c.run("where", [none, 0.0.into(), along])?;
+    let behind = c.run("signbit", [x.clone()])?;
+    let half = |c: &mut Call, turn: f64| {
+        let turn = c.run("full_like", [y.clone(), turn.into()])?;
+        c.run("copysign", [turn, y.clone()])
+    };
+    let turned = half(c, PI)?;
+    let turned = c.run("add", [along.clone(), turned])?;
+    let along = c.run("where", [behind, turned, along])?;
+    let steep = c.run("logical_not", [flat.clone()])?;
+    let across = over(c, &x, &y, &steep)?;
+    let quarter = half(c, PI / 2.0)?;
+    let across = c.run("sub", [quarter, across])?;
+    c.run("where", [flat, along, across])
 }
 
 fn copysign(c: &mut Call) -> Result<Value> {

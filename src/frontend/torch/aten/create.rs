@@ -34,6 +34,14 @@ pub const OPS: &[Op] = &[
         "empty_like(self: t, *, dtype: d?, layout, device, pin_memory, memory_format)",
         |c| like(c, 0.0),
     ),
+    (
+        "empty_permuted(size: I, physical_layout: I, *, dtype: d?, layout, device, pin_memory)",
+        |c| filled(c, 0.0),
+    ),
+    (
+        "empty_strided(size: I, stride: I, *, dtype: d?, layout, device, pin_memory)",
+        |c| filled(c, 0.0),
+    ),
     ("eye(n: i, *, dtype: d?, layout, device, pin_memory)", eye),
     (
         "eye(n: i, m: i, *, dtype: d?, layout, device, pin_memory)",

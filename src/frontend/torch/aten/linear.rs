@@ -17,6 +17,10 @@ pub const OPS: &[Op] = &[
         Ok(Value::Tuple(vec![weight_norm(c)?, Value::Unknown]))
     }),
     (
+        "_trilinear(i1: t, i2: t, i3: t, expand1: I, expand2: I, expand3: I, sumdim: I, unroll_dim: i?)",
+        trilinear,
+    ),
+    (
         "addmv(self: t, mat: t, vec: t, *, beta: s?, alpha: s?)",
         |c| {
             let y = c.run("mv", [c.given("mat"), c.given("vec")])?;
@@ -157,7 +161,6 @@ fn tensordot(c: &mut Call) -> Result<Value> {
             "`dims_self` and `dims_other` have different lengths",
         ));
     }
-    let letter = |i: usize| char::from(b'a' + i as u8);
     let first: Vec<char> = (0..left).map(letter).collect();
     let mut second: Vec<char> = (left..left + right).map(letter).collect();
     for (a, b) in ours.iter().zip(&theirs) {
@@ -177,6 +180,49 @@ fn tensordot(c: &mut Call) -> Result<Value> {
         kept(&second, &theirs)
     );
     sum_of_products(c, &equation, &[a, b])
+}
+
+/// The label of an axis in an equation of at most 26.
+fn letter(axis: usize) -> char {
+    char::from(b'a' + axis as u8)
+}
+
+/// The product of three tensors, each with axes of size 1 put in, summed over `sumdim`.
+fn trilinear(c: &mut Call) -> Result<Value> {
+    let (mut tensors, mut labels) = (Vec::with_capacity(3), Vec::with_capacity(3));
+    let mut rank = None;
+    for (name, expanded) in [("i1", "expand1"), ("i2", "expand2"), ("i3", "expand3")] {
+        let tensor = c.tensor(name)?;
+        let put_in = c.ints(expanded)?.unwrap_or_default();
+        let all = c.low.dims(tensor).len() + put_in.len();
+        if all > 26 || *rank.get_or_insert(all) != all {
+            return Err(c.fail("shape", "the operands have different ranks"));
+        }
+        let put_in: Vec<usize> = put_in
+            .iter()
+            .map(|a| c.in_rank(*a, all))
+            .collect::<Result<_>>()?;
+        let own = (0..all).filter(|axis| !put_in.contains(axis));
+        labels.push(own.map(letter).collect::<String>());
+        tensors.push(tensor);
+    }
+    let rank = rank.unwrap_or(0);
+    let summed = c.ints("sumdim")?.unwrap_or_default();
+    let summed: Vec<usize> = summed
+        .iter()
+        .map(|a| c.in_rank(*a, rank))
+        .collect::<Result<_>>()?;
+    // An axis that no operand has is of size 1.
+    let held = |axis: &usize| labels.iter().any(|l| l.contains(letter(*axis)));
+    if let Some(axis) = (0..rank).find(|axis| !held(axis)) {
+        return Err(c.unsupported(format!("an axis {axis} that no operand has")));
+    }
+    let kept: String = (0..rank)
+        .filter(|a| !summed.contains(a))
+        .map(letter)
+        .collect();
+    let equation = format!("{}->{kept}", labels.join(","));
+    sum_of_products(c, &equation, &tensors)
 }
 
 /// The p-norms of the differences of all pairs of rows.

@@ -67,6 +67,11 @@ pub const OPS: &[Op] = &[
         "repeat_interleave(self: t, repeats: t, dim: i?, *, output_size: i?)",
         repeated,
     ),
+    ("repeat_interleave(repeats: t, *, output_size: i?)", |c| {
+        let places = repeats(c)?.1;
+        let places = c.low.b.ints(&places);
+        c.made(places)
+    }),
     (
         "scatter(self: t, dim: i, index: t, src: ts, *, reduce: S)",
         |c| scattered(c, true),
@@ -214,8 +219,8 @@ fn masked_scatter(c: &mut Call) -> Result<Value> {
     c.run("where", [mask, taken, c.given("self")])
 }
 
-/// Each slice along an axis as often as a known vector says.
-fn repeated(c: &mut Call) -> Result<Value> {
+/// The numbers of a known vector `repeats`, and each place as often as its number says.
+fn repeats(c: &mut Call) -> Result<(Vec<i64>, Vec<i64>)> {
     let times = c.tensor("repeats")?;
     let known = c.low.known(times)?;
     let numbers: Option<Vec<i64>> = known.and_then(|k| k.iter().map(Dim::as_const).collect());
@@ -223,12 +228,20 @@ fn repeated(c: &mut Call) -> Result<Value> {
         let all = n.iter().try_fold(0i64, |sum, n| sum.checked_add(*n));
         n.iter().all(|n| *n >= 0) && all.is_some_and(|sum| sum <= MAX_TABLE)
     };
-    let numbers = numbers.filter(few);
-    let Some(numbers) = numbers else {
+    let Some(numbers) = numbers.filter(few) else {
         return Err(c
             .unsupported("a number of repeats that the data decides")
             .help("repeat by a number, or gather by indices that are an input"));
     };
+    let each = numbers.iter().enumerate();
+    let places = each.flat_map(|(i, n)| std::iter::repeat_n(i as i64, *n as usize));
+    let places = places.collect();
+    Ok((numbers, places))
+}
+
+/// Each slice along an axis as often as a known vector says.
+fn repeated(c: &mut Call) -> Result<Value> {
+    let (numbers, places) = repeats(c)?;
     let (x, axis) = match c.has("dim") {
         true => (c.given("self"), c.int("dim", 0)?),
         false => (c.run("flatten", [c.given("self")])?, 0),
@@ -241,10 +254,6 @@ fn repeated(c: &mut Call) -> Result<Value> {
     if dims.get(at) != Some(&Dim::from(numbers.len() as i64)) {
         return Err(c.fail("shape", "`repeats` does not fit the axis"));
     }
-    let each = numbers.iter().enumerate();
-    let places: Vec<i64> = each
-        .flat_map(|(i, n)| std::iter::repeat_n(i as i64, *n as usize))
-        .collect();
     let places = c.low.b.ints(&places);
     let places = c.made(places)?;
     c.run("index_select", [x, axis.into(), places])

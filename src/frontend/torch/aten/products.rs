@@ -12,6 +12,10 @@ pub const OPS: &[Op] = &[
         convolution,
     ),
     (
+        "_convolution_mode(input: t, weight: t, bias: t?, stride: I, padding: S, dilation: I, groups: i)",
+        padded_by_name,
+    ),
+    (
         "_grouped_mm(self: t, mat2: t, offs: t?, bias: t?, out_dtype: d?)",
         |c| grouped(c, "self", "mat2"),
     ),

@@ -24,6 +24,10 @@ pub const OPS: &[Op] = &[
         |c| resized(c, 2, "cubic", true),
     ),
     (
+        "_upsample_bicubic2d_aa(self: t, output_size: I, align_corners: b, scales_h: f?, scales_w: f?)",
+        |c| resized(c, 2, "cubic", true),
+    ),
+    (
         "upsample_bilinear2d(input: t, output_size: I?, align_corners: b, scale_factors: _?)",
         |c| resized(c, 2, "linear", false),
     ),
@@ -33,6 +37,10 @@ pub const OPS: &[Op] = &[
     ),
     (
         "_upsample_bilinear2d_aa(input: t, output_size: I?, align_corners: b, scale_factors: _?)",
+        |c| resized(c, 2, "linear", true),
+    ),
+    (
+        "_upsample_bilinear2d_aa(self: t, output_size: I, align_corners: b, scales_h: f?, scales_w: f?)",
         |c| resized(c, 2, "linear", true),
     ),
     (

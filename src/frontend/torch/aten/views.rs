@@ -27,6 +27,7 @@ pub const OPS: &[Op] = &[
     }),
     ("expand_as(self: t, other: t)", expand_as),
     ("flatten(self: t, start_dim: i?, end_dim: i?)", flatten),
+    ("mH(self: t)", |c| swap(c, -2, -1)),
     ("mT(self: t)", |c| swap(c, -2, -1)),
     ("movedim(self: t, source: I, destination: I)", movedim),
     ("narrow(self: t, dim: i, start: i, length: i)", narrow),
@@ -65,7 +66,18 @@ pub const OPS: &[Op] = &[
     ("unflatten(self: t, dim: i, sizes: I)", unflatten),
     ("unfold(self: t, dimension: i, size: i, step: i)", unfold),
     ("unsqueeze(self: t, dim: i)", unsqueeze),
+    ("unsafe_chunk(self: t, chunks: i, dim: i?)", chunk),
+    ("unsafe_split(self: t, split_size: i, dim: i?)", split),
+    (
+        "unsafe_split_with_sizes(self: t, split_sizes: I, dim: i?)",
+        split_sizes,
+    ),
     ("view(self: t, size: I)", |c| reshape(c, "size")),
+    ("view(self: t, dtype: d)", |c| {
+        Err(c
+            .unsupported("memory as another element type")
+            .help("convert with `to`, or pack and unpack outside of the model"))
+    }),
     ("view_as(self: t, other: t)", reshape_as),
     ("_unsafe_view(self: t, size: I)", |c| reshape(c, "size")),
 ];

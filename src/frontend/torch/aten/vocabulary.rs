@@ -51,10 +51,20 @@ const DATA_SIZES: &str = "the size of its result depends on data; mask with torc
 const COMPLEX: &str = "there are no complex numbers here; write their two parts as real tensors";
 const DECOMPOSED: &str = "factorise matrices outside of the model";
 const SPECIAL: &str = "there is no such function in ONNX; compute it outside of the model";
+const BACKWARD: &str = "it is of a backward pass; export the forward pass alone";
+const BAG: &str = "use embedding, and sum or mean over an axis";
+const STRIDES: &str = "programs here have sizes and no strides; ask for sizes alone";
+const WINDOW: &str = "a window is a constant: make it a buffer of the model";
 const RECURRENT: &str = "write its products and gates as ops of their own";
 
 /// Ops that are refused for a reason of their own, and what to do.
 const REFUSED: &[(&str, &str)] = &[
+    ("_adaptive_avg_pool2d_backward", BACKWARD),
+    ("_embedding_bag", BAG),
+    (
+        "_pdist_forward",
+        "use cdist, and the indices of its triangle",
+    ),
     ("_fft_c2c", COMPLEX),
     ("_fft_c2r", COMPLEX),
     ("_fft_r2c", COMPLEX),
@@ -64,7 +74,7 @@ const REFUSED: &[(&str, &str)] = &[
         "as_strided",
         "it looks at memory by strides; use views of sizes, or unfold",
     ),
-    ("atan2", "use atan, and where for the quadrants"),
+    ("avg_pool2d_backward", BACKWARD),
     ("bernoulli", RANDOM),
     ("bernoulli_", INITIALISES),
     ("bincount", DATA_SIZES),
@@ -77,16 +87,15 @@ const REFUSED: &[(&str, &str)] = &[
         "compute it outside of the model, with --loss vjp",
     ),
     ("complex", COMPLEX),
+    ("convolution_backward", BACKWARD),
     ("cummax", "use max over windows that are masked"),
     ("cummin", "use min over windows that are masked"),
     ("cumprod", "use exp of cumsum of logarithms"),
     ("exponential", RANDOM),
     ("digamma", SPECIAL),
     ("diagonal_scatter", "choose with where and eye instead"),
-    (
-        "embedding_bag",
-        "use embedding, and sum or mean over an axis",
-    ),
+    ("embedding_bag", BAG),
+    ("embedding_dense_backward", BACKWARD),
     ("exponential_", RANDOM),
     ("fft_fft", COMPLEX),
     ("fft_irfft", COMPLEX),
@@ -97,6 +106,15 @@ const REFUSED: &[(&str, &str)] = &[
         "sample with gather and weights of your own",
     ),
     ("gru", RECURRENT),
+    ("hamming_window", WINDOW),
+    ("hann_window", WINDOW),
+    ("blackman_window", WINDOW),
+    ("bartlett_window", WINDOW),
+    ("kaiser_window", WINDOW),
+    ("i0", SPECIAL),
+    ("lgamma", SPECIAL),
+    ("special_i0", SPECIAL),
+    ("polygamma", SPECIAL),
     ("index_reduce", "use scatter_reduce"),
     ("linalg_cholesky", DECOMPOSED),
     ("linalg_cholesky_ex", DECOMPOSED),
@@ -109,6 +127,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("gru_cell", RECURRENT),
     ("lstm", RECURRENT),
     ("lstm_cell", RECURRENT),
+    ("max_pool2d_with_indices_backward", BACKWARD),
     (
         "mode",
         "it has no gradient; compute it outside of the model",
@@ -118,9 +137,15 @@ const REFUSED: &[(&str, &str)] = &[
         "compute it outside of the model, with --loss vjp",
     ),
     ("multinomial", RANDOM),
+    ("native_group_norm_backward", BACKWARD),
+    ("native_layer_norm_backward", BACKWARD),
     ("normal", RANDOM),
     ("normal_", INITIALISES),
     ("polar", COMPLEX),
+    (
+        "quantile",
+        "sort, and interpolate between the two in the middle",
+    ),
     ("rand", INITIALISES),
     ("rand_like", RANDOM),
     ("randint", INITIALISES),
@@ -130,6 +155,9 @@ const REFUSED: &[(&str, &str)] = &[
     ("renorm", "normalise the weights after the step instead"),
     ("rnn_relu", RECURRENT),
     ("rnn_tanh", RECURRENT),
+    ("sym_storage_offset", STRIDES),
+    ("sym_stride", STRIDES),
+    ("stride", STRIDES),
     ("uniform", RANDOM),
     ("uniform_", INITIALISES),
     ("unique_consecutive", DATA_SIZES),

@@ -15,6 +15,8 @@ use super::archive::Archive;
 use super::aten::{Lowering, TensorId};
 use crate::frontend::Model;
 use crate::frontend::given::Given;
+use ckpt_passes::analysis::ranges;
+use ckpt_passes::analysis::sizes::dim_kinds;
 use ckpt_passes::ir::{Graph, Phase};
 use ckpt_passes::{Error, Result};
 use replay::{Replay, damaged, output_name};
@@ -83,6 +85,7 @@ pub fn build(program: &Program, weights: &weights::Weights, given: &Given) -> Re
     sources(&mut replay, program, weights, given)?;
     replay.run(&module.graph, 0)?;
     let (results, mut warnings) = results(&replay, program)?;
+    let ranges = replay.sizes.left();
     let names: Vec<String> = results.iter().map(|(name, _)| name.clone()).collect();
     let names = given.output_names_or(results.len(), |i| names[i].clone())?;
     let mut seen = BTreeSet::new();
@@ -95,6 +98,9 @@ pub fn build(program: &Program, weights: &weights::Weights, given: &Given) -> Re
         lowering.output(&name, *tensor)?;
     }
     warnings.extend(lowering.finish()?);
+    let kinds = dim_kinds(&graph);
+    let ranges = ranges.into_iter().filter(|(n, _)| kinds.contains_key(n));
+    ranges::record(&mut graph, &ranges.collect())?;
     Ok(Model {
         graph,
         warnings,

@@ -3,6 +3,7 @@
 use super::super::scalars::checked;
 use super::schema::{Argument, Graph, Range, Size, SymArgument};
 use super::sympy;
+use ckpt_passes::analysis::ranges::{self, Ranges};
 use ckpt_passes::ir::{Dim, Same, Ty};
 use ckpt_passes::{Error, Result};
 use std::collections::BTreeMap;
@@ -148,26 +149,13 @@ impl<'p> Sizes<'p> {
                 .expected(own.to_string())
                 .found(said.to_string()));
         };
-        let mut least = 1;
-        if let Some(range) = self.ranges.get(name) {
-            // Programs are specialised to sizes above 1 and run with 1 all the same; so a least size of 2 says nothing.
-            least = range.min_val.filter(|n| *n > 2).unwrap_or(1);
-            let most = range.max_val.unwrap_or(i64::MAX);
-            if let Some(n) = to.as_const()
-                && !(least..=most).contains(&n)
-            {
-                return Err(
-                    Error::usage("input", "a size is outside the range that the program was exported for")
-                        .expected(match most {
-                            i64::MAX => format!("{name} of {least} or more"),
-                            most => format!("{name} from {least} to {most}"),
-                        })
-                        .found(n.to_string())
-                        .help("export the program with a larger range (dynamic_shapes), or give a size inside"),
-                );
-            }
+        if let Some(n) = to.as_const()
+            && let Some((least, most)) = self.ranges.get(name).map(bounds)
+            && !(least..=most).contains(&n)
+        {
+            return Err(ranges::outside(name, (least, most), n));
         }
-        if to.as_const().is_some_and(|n| n < least) {
+        if to.as_const().is_some_and(|n| n < 1) {
             return Err(Error::usage("input", "a named size is at least 1")
                 .expected(own.to_string())
                 .found(said.to_string()));
@@ -176,6 +164,21 @@ impl<'p> Sizes<'p> {
             return Ok(());
         }
         self.set(name, &to)
+    }
+
+    /// The ranges of the names that are left, after what was learnt and said.
+    pub fn left(&self) -> Ranges {
+        let mut left = Ranges::new();
+        for (name, range) in self.ranges {
+            let stands_for = self.known.get(name).map(Dim::as_symbol);
+            let Some(own) = stands_for.unwrap_or(Some(name.as_str())) else {
+                continue;
+            };
+            let (least, most) = bounds(range);
+            let all = left.entry(own.to_string()).or_insert((1, i64::MAX));
+            *all = (all.0.max(least), all.1.min(most));
+        }
+        left
     }
 
     /// Fails unless the sizes of an input are those that the user says, now that all names are settled.
@@ -199,6 +202,12 @@ impl<'p> Sizes<'p> {
             .expected(own.to_string())),
         }
     }
+}
+
+/// Programs are specialised to sizes above 1 and run with 1 all the same; so a least size of 2 says nothing.
+fn bounds(range: &Range) -> (i64, i64) {
+    let least = range.min_val.filter(|n| *n > 2).unwrap_or(1);
+    (least, range.max_val.unwrap_or(i64::MAX))
 }
 
 /// `dim` with `to` for the name `from`, if that is in proportion.

@@ -1,0 +1,132 @@
+//! The ranges that an exported program declares for its named sizes: outside of them nobody ever traced it.
+//!
+//! They are part of what a file says of its sizes and hold for every graph that is made from it, so they travel in the
+//! metadata of the graph (`ckpt.ranges`, `name=least..most,…`) and of what is written.
+
+use crate::analysis::sizes::DimKind;
+use crate::ir::Graph;
+use crate::{Error, Result};
+use std::collections::BTreeMap;
+
+/// The key of the metadata.
+pub const KEY: &str = "ckpt.ranges";
+
+/// The least and the largest number of each named size, both included.
+pub type Ranges = BTreeMap<String, (i64, i64)>;
+
+/// Writes ranges into a graph; those that say nothing (1 and more) are left out.
+///
+/// # Errors
+/// A name that is no word.
+pub fn record(graph: &mut Graph, ranges: &Ranges) -> Result<()> {
+    let mut all = Vec::new();
+    for (name, (least, most)) in ranges {
+        if *least <= 1 && *most == i64::MAX {
+            continue;
+        }
+        if name.is_empty() || !name.chars().all(|c| c.is_alphanumeric() || c == '_') {
+            return Err(Error::model("size", "the name of a size is no word").found(name.as_str()));
+        }
+        all.push(format!("{name}={least}..{most}"));
+    }
+    if !all.is_empty() {
+        graph.meta.insert(KEY.into(), all.join(","));
+    }
+    Ok(())
+}
+
+/// The ranges that a graph records.
+///
+/// # Errors
+/// Metadata that [`record`] did not write.
+pub fn of(graph: &Graph) -> Result<Ranges> {
+    let Some(text) = graph.meta.get(KEY) else {
+        return Ok(Ranges::new());
+    };
+    let range = |part: &str| {
+        let (name, range) = part.split_once('=')?;
+        let (least, most) = range.split_once("..")?;
+        Some((name.to_string(), (least.parse().ok()?, most.parse().ok()?)))
+    };
+    text.split(',')
+        .map(range)
+        .collect::<Option<Ranges>>()
+        .ok_or_else(|| {
+            Error::model("metadata", format!("`{KEY}` is damaged"))
+                .expected("name=least..most,…")
+                .found(text.as_str())
+        })
+}
+
+/// The number that a name gets where nobody gives one: that of its kind, moved into its range.
+pub fn default_of(ranges: &Ranges, name: &str, kind: DimKind) -> i64 {
+    let (least, most) = ranges.get(name).copied().unwrap_or((1, i64::MAX));
+    kind.default_size().min(most).max(least)
+}
+
+/// A size outside of its range.
+pub fn outside(name: &str, (least, most): (i64, i64), found: i64) -> Box<Error> {
+    Error::usage(
+        "dim",
+        format!("`{name}` is outside the range that the program was exported for"),
+    )
+    .expected(match most {
+        i64::MAX => format!("{least} or more"),
+        most => format!("{least} to {most}"),
+    })
+    .found(found.to_string())
+    .help("export the program with a larger range (dynamic_shapes), or choose a size inside")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analysis::sizes::Binding;
+
+    fn ranged() -> Graph {
+        let text =
+            "graph @g typed (%x: f32[rows, seq]) -> (%y) {\n  %y = Tanh %x : f32[rows, seq]\n}\n";
+        let mut graph = crate::text::parse(text).unwrap();
+        let ranges = [
+            ("rows", (3, i64::MAX)),
+            ("seq", (1, 40)),
+            ("free", (1, i64::MAX)),
+        ];
+        let ranges = ranges.map(|(name, range)| (name.to_string(), range));
+        record(&mut graph, &ranges.into_iter().collect()).unwrap();
+        graph
+    }
+
+    #[test]
+    fn they_are_read_as_they_were_written() {
+        let graph = ranged();
+        assert_eq!(graph.meta[KEY], format!("rows=3..{},seq=1..40", i64::MAX));
+        assert_eq!(of(&graph).unwrap()["seq"], (1, 40));
+        assert!(of(&Graph::new("g")).unwrap().is_empty());
+    }
+
+    #[test]
+    fn damaged_ones_are_refused() {
+        for text in ["", "seq", "seq=1", "seq=1..", "seq=a..b", "seq=1..40,"] {
+            let mut graph = ranged();
+            graph.meta.insert(KEY.into(), text.into());
+            assert_eq!(of(&graph).unwrap_err().code(), "metadata", "{text}");
+        }
+        let odd = [("a,b=1".to_string(), (2, 3))].into_iter().collect();
+        assert_eq!(record(&mut ranged(), &odd).unwrap_err().code(), "size");
+    }
+
+    #[test]
+    fn sizes_outside_are_refused_and_assumed_ones_moved_inside() {
+        let graph = ranged();
+        let at = |name: &str, size: i64| Binding::new(&graph, &[(name.to_string(), size)]);
+        assert_eq!(at("seq", 41).unwrap_err().code(), "dim");
+        assert_eq!(at("rows", 2).unwrap_err().code(), "dim");
+        let binding = at("seq", 40).unwrap();
+        assert_eq!(
+            (binding.get("rows"), binding.get("seq")),
+            (Some(3), Some(40))
+        );
+        assert_eq!(at("rows", 7).unwrap().get("seq"), Some(40));
+    }
+}
