@@ -9,7 +9,8 @@ use ckpt_passes::analysis::{Binding, MemoryProfile, Sizes};
 use ckpt_passes::compile::{Request, compile};
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::{Graph, ValueId};
-use ckpt_passes::plan::Policy;
+use ckpt_passes::plan::wish::{Override, Target, Wishes};
+use ckpt_passes::plan::{Choice, Policy};
 use ckpt_passes::testing::{Takes, sharing};
 use ckpt_passes::transform::loss::Loss;
 use std::collections::BTreeMap;
@@ -195,6 +196,88 @@ fn planned_equals_unplanned_where_layers_share() {
                 peaks[1] < peaks[2] && peaks[2] < peaks[0] && peaks[3] < peaks[0],
                 "{what}: {peaks:?}"
             );
+        }
+    }
+}
+
+/// Two experts of six for each token, and each two experts score alike: which of them is picked must not change.
+fn experts() -> Graph {
+    let numbers = |n: i64, of: &dyn Fn(i64) -> i64| -> String {
+        let all: Vec<String> = (0..n).map(|i| format!("{}", of(i))).collect();
+        all.join(", ")
+    };
+    let router = numbers(24, &|i| (i % 6 / 2 + i / 6) % 3);
+    let experts = numbers(96, &|i| (i * 5 + i / 7) % 4 - 1);
+    let source = format!(
+        "graph @g typed (%x: f32[s, 4]) -> (%y) {{
+  init %router : f32[4, 6] = [{router}]
+  init %experts : f32[6, 4, 4] = [{experts}]
+  init %two : i64[1] = [2]
+  init %one : i64[1] = [1]
+  init %both : i64[2] = [1, 2]
+  %scores = MatMul %x, %router : f32[s, 6]
+  %best, %which = TopK %scores, %two {{axis=-1}} : f32[s, 2], i64[s, 2]
+  %chosen = Gather %experts, %which {{axis=0}} : f32[s, 2, 4, 4]
+  %row = Unsqueeze %x, %both : f32[s, 1, 1, 4]
+  %h = MatMul %row, %chosen : f32[s, 2, 1, 4]
+  %act = Tanh %h : f32[s, 2, 1, 4]
+  %flat = Squeeze %act, %two : f32[s, 2, 4]
+  %weight = Unsqueeze %best, %two : f32[s, 2, 1]
+  %part = Mul %flat, %weight : f32[s, 2, 4]
+  %y = ReduceSum %part, %one {{keepdims=0}} : f32[s, 4]
+}}
+"
+    );
+    ckpt_passes::text::parse(&source).unwrap()
+}
+
+/// A copy of the choice of experts chooses the same: gradients are those of the graph that chose once.
+#[test]
+fn a_repeated_choice_of_experts_is_the_same() {
+    let _turn = torch::alone();
+    let mut expected: Option<Vec<(String, Tensor)>> = None;
+    for (ops, copies) in [
+        (&[][..], 0),
+        (&["MatMul", "Gather", "Tanh"][..], 0),
+        (&["MatMul", "TopK", "Gather", "Tanh"], 1),
+    ] {
+        let again = |op: &&str| Override {
+            choice: Choice::Recompute,
+            target: Target::op(op).unwrap(),
+        };
+        let mut graph = experts();
+        let request = Request {
+            loss: Loss::Vjp,
+            policy: Policy::None,
+            wishes: Wishes {
+                overrides: ops.iter().map(again).collect(),
+                ..Wishes::default()
+            },
+            dims: vec![("s".into(), SEQ)],
+            ..Request::default()
+        };
+        let done = compile(&mut graph, &request, &mut Watch::default()).unwrap();
+        let twice = graph.nodes().filter(|(_, n)| n.again.is_some());
+        let names: Vec<&str> = twice.map(|(_, n)| n.op.name).collect();
+        let choices = names.iter().filter(|op| **op == "TopK").count();
+        assert_eq!(choices, copies, "{names:?}");
+        assert_eq!(names.is_empty(), ops.is_empty());
+        let sizes = Sizes::new(&graph, &done.made.unwrap().binding).unwrap();
+        let inputs = graph.inputs().iter().map(|id| {
+            let name = graph.value(*id).name.clone();
+            (name, input(&graph, &sizes, *id))
+        });
+        let inputs: BTreeMap<String, Tensor> = inputs.collect();
+        let run = Program::new(&graph).unwrap().run(&inputs).unwrap();
+        let found: Vec<(String, Tensor)> = run.outputs.into_iter().collect();
+        assert_eq!(
+            found.iter().filter(|(n, _)| n.ends_with(".grad")).count(),
+            2
+        );
+        let expected = expected
+            .get_or_insert_with(|| found.iter().map(|(n, x)| (n.clone(), x.copy())).collect());
+        for ((name, x), (other, y)) in found.iter().zip(expected.iter()) {
+            assert!(name == other && torch::same_bits(x, y), "{ops:?}: `{name}`");
         }
     }
 }

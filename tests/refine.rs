@@ -5,7 +5,7 @@ use ckpt_opt::frontend;
 use ckpt_passes::Result;
 use ckpt_passes::compile::{Request, compile};
 use ckpt_passes::driver::{Made, Watch};
-use ckpt_passes::ir::{Graph, Node};
+use ckpt_passes::ir::{Graph, Node, NodeId, Role};
 use ckpt_passes::plan::wish::{NamePattern, Override, Target, Wishes};
 use ckpt_passes::plan::{Choice, Policy};
 use ckpt_passes::transform::loss::Loss;
@@ -351,5 +351,124 @@ fn a_frozen_layer_is_untouched() {
             .into_iter()
             .filter(|n| paths_of(n).contains(&"transformer.h.0"));
         assert_eq!(first.count(), 0);
+    }
+}
+
+/// Nothing of the frozen part runs twice, and of what it makes the backward reads only what the rest of the forward reads,
+/// too: no activation of it is kept for a gradient.
+fn assert_untouched(graph: &Graph, frozen: &dyn Fn(NodeId) -> bool, what: &str) {
+    let mut crossing = 0;
+    for id in graph.order() {
+        let node = graph.node(*id);
+        if node.role != Role::Forward {
+            continue;
+        }
+        if node.again.is_some() {
+            assert!(!frozen(graph.original(*id)), "{what}: {}", node.name);
+            continue;
+        }
+        if !frozen(*id) {
+            continue;
+        }
+        for value in &node.outs {
+            let readers: Vec<NodeId> = graph.value(*value).uses().iter().map(|u| u.node).collect();
+            let late = |n: &NodeId| {
+                let reader = graph.node(*n);
+                reader.role == Role::Backward || reader.again.is_some()
+            };
+            let goes_on = |n: &NodeId| !late(n) && !frozen(*n);
+            let crosses = readers.iter().any(goes_on);
+            crossing += usize::from(crosses);
+            assert!(
+                crosses || !readers.iter().any(late),
+                "{what}: `{}` is kept for a gradient",
+                graph.value(*value).name
+            );
+        }
+    }
+    assert!(crossing > 0, "{what}: nothing of the frozen part is read");
+}
+
+#[test]
+fn the_first_half_of_a_model_frozen() {
+    let patterns = [
+        "model.layers.0.*",
+        "model.layers.1.*",
+        "*embed*",
+        "lm_head*",
+        "*altup_projections*",
+        "*per_layer_model*",
+        "*per_layer_projection_norm*",
+    ];
+    for policy in [Policy::None, Policy::Full, Policy::Selective] {
+        let mut request = request(policy, Wishes::default());
+        let all = planned("gemma3n", &request).unwrap().1;
+        request.selection.freeze = patterns.map(String::from).to_vec();
+        let (graph, made) = planned("gemma3n", &request).unwrap();
+        // Modules, for a layer of the plan may begin with the first ops of the next module.
+        let frozen = |n: NodeId| {
+            let paths = paths_of(graph.node(n));
+            paths.contains(&"model.layers.0") || paths.contains(&"model.layers.1")
+        };
+        assert_untouched(&graph, &frozen, &policy.to_string());
+        let gradients = graph.outputs().iter().map(|v| &graph.value(*v).name);
+        let gradients: Vec<&String> = gradients.filter(|n| n.ends_with(".grad")).collect();
+        assert!(gradients.len() > 20, "{policy}");
+        assert!(gradients.iter().all(|n| !n.contains("layers.0.")));
+        assert!(made.plan.before.peak_bytes < all.plan.before.peak_bytes);
+        assert!(made.plan.recompute_flops() <= all.plan.recompute_flops());
+    }
+}
+
+/// A tower of an image model in front of a projection into a language model.
+const TOWER: &str = "graph @g typed (%pixels: f32[b, 3, 8, 8], %ids: i64[b, s]) -> (%y) {
+  init %patch : f32[4, 3, 4, 4] = file \"w\" offset 0 length 768
+  init %tower1 : f32[4, 16] = file \"w\" offset 0 length 256
+  init %tower2 : f32[16, 4] = file \"w\" offset 0 length 256
+  init %project : f32[4, 8] = file \"w\" offset 0 length 128
+  init %table : f32[9, 8] = file \"w\" offset 0 length 288
+  init %up : f32[8, 32] = file \"w\" offset 0 length 1024
+  init %down : f32[32, 8] = file \"w\" offset 0 length 1024
+  init %flat : i64[3] = [0, 0, -1]
+  %seen = Conv %pixels, %patch {strides=[4, 4]} : f32[b, 4, 2, 2]
+  %rows = Reshape %seen, %flat : f32[b, 4, 4]
+  %tokens = Transpose %rows {perm=[0, 2, 1]} : f32[b, 4, 4]
+  %wide = MatMul %tokens, %tower1 : f32[b, 4, 16]
+  %bent = Tanh %wide : f32[b, 4, 16]
+  %image = MatMul %bent, %tower2 : f32[b, 4, 4]
+  %prefix = MatMul %image, %project : f32[b, 4, 8]
+  %words = Gather %table, %ids {axis=0} : f32[b, s, 8]
+  %text = Concat %prefix, %words {axis=1} : f32[b, s + 4, 8]
+  %h = MatMul %text, %up : f32[b, s + 4, 32]
+  %a = Tanh %h : f32[b, s + 4, 32]
+  %y = MatMul %a, %down : f32[b, s + 4, 8]
+}
+";
+
+#[test]
+fn a_frozen_tower_is_left_alone() {
+    for policy in [Policy::None, Policy::Selective] {
+        let mut graph = ckpt_passes::text::parse(TOWER).unwrap();
+        let mut request = request(policy, Wishes::default());
+        request.dims = vec![("b".into(), 8), ("s".into(), 64)];
+        request.selection.freeze = vec!["patch".into(), "tower*".into()];
+        let again = overrides(&[(Choice::Recompute, Target::op("Tanh").unwrap())]);
+        request.wishes = again;
+        compile(&mut graph, &request, &mut Watch::default()).unwrap();
+        let tower: Vec<NodeId> = ["seen", "rows", "tokens", "wide", "bent", "image"]
+            .iter()
+            .map(|v| graph.def_node(graph.find_value(v).unwrap()).unwrap())
+            .collect();
+        assert_untouched(&graph, &|n| tower.contains(&n), &policy.to_string());
+        assert!(!copies(&graph).is_empty(), "the language model is planned");
+        let names = graph
+            .outputs()
+            .iter()
+            .map(|v| graph.value(*v).name.as_str());
+        let gradients: Vec<&str> = names.filter(|n| n.ends_with(".grad")).collect();
+        assert_eq!(
+            gradients,
+            ["project.grad", "table.grad", "up.grad", "down.grad"]
+        );
     }
 }

@@ -36,7 +36,7 @@ pub enum Place {
     NoLayer,
     /// Outside what `--layers`, `--scope`, `--every` or `--first` left.
     Elsewhere,
-    /// In a layer that no trained parameter flows into.
+    /// No trained parameter flows into it, nor into most of its layer.
     Frozen,
 }
 
@@ -73,17 +73,21 @@ impl Choices {
         choices
     }
 
-    /// Leaves units alone that no trained parameter flows into; without units, such ops.
+    /// Leaves units alone that no trained parameter flows into, and of units that are mostly such, those ops: where a
+    /// frozen part of a model ends inside a layer, the layer is not computed again for its last few values. Without units,
+    /// such ops are left alone.
     pub(super) fn leave_frozen(&mut self, structure: &Structure) {
-        let mut trained = vec![false; self.units];
+        let mut trained = vec![0; self.units];
+        let mut all = vec![0; self.units];
         for (place, op) in self.place.iter().zip(&structure.trained) {
             if let Place::Unit(unit) = place {
-                trained[*unit] |= *op;
+                trained[*unit] += usize::from(*op);
+                all[*unit] += 1;
             }
         }
         for (place, op) in self.place.iter_mut().zip(&structure.trained) {
             let frozen = match *place {
-                Place::Unit(unit) => !trained[unit],
+                Place::Unit(unit) => !op && 2 * trained[unit] < all[unit],
                 Place::NoLayer => self.units == 0 && !op,
                 Place::Elsewhere | Place::Frozen => false,
             };

@@ -256,7 +256,7 @@ fn alone(place: Place) -> Verdict {
         Place::Unit(_) => "this layer is left alone",
         Place::NoLayer => "outside the layers",
         Place::Elsewhere => "outside what was asked for",
-        Place::Frozen => "nothing trained flows into its layer",
+        Place::Frozen => "nothing trained flows into it",
     })
 }
 
