@@ -1,7 +1,8 @@
 //! Read-only analyses: a graph in, a table out; nothing here changes a graph.
 //!
 //! [`sizes`] turns symbolic sizes into numbers, [`memory`] says which values share storage, when storage dies and how
-//! many bytes are alive at every node, [`breakdown`] what they are at the peak, [`cost`] prices nodes and
+//! many bytes are alive at every node, [`arena`] where each lies in one stretch of memory, [`breakdown`] what they are at
+//! the peak, [`cost`] prices nodes and
 //! [`device`] says what that takes in time, [`limits`] and [`traced`] which sizes a model cannot take, [`params`] tells
 //! parameters from constants, [`blocks`] finds the layers ([`spine`] the residual stream, [`runs`] what repeats along
 //! it, [`attention`] the attentions in them and what each computes, [`submodules`] their norms, attentions and MLPs, [`cores`]
@@ -11,6 +12,7 @@
 //! searches for patterns see it. [`ties`] tells of
 //! weights stored twice or merged.
 
+pub mod arena;
 pub mod attention;
 pub mod blocks;
 pub mod breakdown;

@@ -285,6 +285,12 @@ pub struct RunArgs {
     /// How often to run; the reported time is the median
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..))]
     pub steps: u32,
+    /// Write a trace of one more step here, for chrome://tracing or Perfetto: each node's times, and the bytes alive
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// Leave where each tensor lies to malloc
+    #[arg(long)]
+    pub no_arena: bool,
     /// Make inputs that no file gives from this seed
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,

@@ -16,12 +16,13 @@ pub fn run(args: &RunArgs) -> Result<()> {
 #[cfg(feature = "torch")]
 mod with_torch {
     use super::super::args::{Format, RunArgs};
-    use super::super::{progress, result, result_json, warn};
+    use super::super::{progress, result, result_json, warn, write_json};
     use ckpt_opt::emit::units::bytes;
     use ckpt_opt::frontend::given::Given;
     use ckpt_opt::optimize::load;
     use ckpt_opt::rng::Rng;
     use ckpt_opt::runtime::session::Session;
+    use ckpt_opt::runtime::trace::chrome;
     use ckpt_opt::tensors::feed::{self, Feed};
     use ckpt_opt::tensors::{self, Tensors, random};
     use ckpt_opt::verify::ready;
@@ -38,6 +39,10 @@ mod with_torch {
         requested_peak_bytes: u64,
         /// Workspaces of libraries beside the peak.
         workspace_bytes: Option<u64>,
+        /// Bytes reserved for results and temporaries, in places that were planned; 0 without an arena.
+        arena_bytes: u64,
+        /// Growth of the process's own pages in memory; null where the system does not say.
+        resident_bytes: Option<u64>,
         device: String,
         peak_at: Option<String>,
         step_time_us: u64,
@@ -69,13 +74,14 @@ mod with_torch {
             None => feed.complete(&model.graph)?,
         }
         let _step = progress::step("running");
-        let session = Session::new(
+        let mut session = Session::new(
             &model.graph,
             &feed.weights,
             args.threads,
             args.device,
             args.rng,
         )?;
+        session.use_arena(!args.no_arena);
         let (mut times, mut cpu_times) = (Vec::new(), Vec::new());
         let mut last = None;
         for _ in 0..args.steps {
@@ -109,6 +115,11 @@ mod with_torch {
                 args.rng
             ));
         }
+        if let Some(path) = &args.trace {
+            // A step of its own: watching each node takes time.
+            let moments = session.trace(&feed.inputs)?;
+            write_json(path, &chrome(&model.graph, &moments, run.static_bytes))?;
+        }
         if let Some(path) = &args.outputs {
             tensors::write(path, &run.outputs)?;
         }
@@ -118,6 +129,8 @@ mod with_torch {
             static_bytes: run.static_bytes,
             requested_peak_bytes: run.requested_peak_bytes,
             workspace_bytes: run.workspace_bytes,
+            arena_bytes: run.arena_bytes,
+            resident_bytes: run.resident_bytes,
             device: args.device.to_string(),
             peak_at: run.peak_at,
             step_time_us: times[times.len() / 2],

@@ -205,6 +205,14 @@ fn machine_memory(text: &str) -> Option<Memory> {
     })
 }
 
+/// Bytes of this process's own pages (not of files) that are in memory; `None` where nobody says (Linux does).
+pub fn resident_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix("RssAnon:"))?;
+    let kibibytes: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(kibibytes * 1024)
+}
+
 /// What a place calls itself.
 pub fn name(place: Place) -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();

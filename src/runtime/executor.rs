@@ -31,6 +31,7 @@ pub struct Program<'g> {
     graph: &'g Graph,
     place: Place,
     rng: Rng,
+    use_arena: bool,
     steps: Vec<Step<'g>>,
     inputs: Vec<Input>,
     outputs: Vec<(String, usize)>,
@@ -90,12 +91,14 @@ pub struct Run {
     pub time_us: u64,
     /// Processor time of all threads during the run.
     pub cpu_us: u64,
+    /// Bytes of the process's own pages that are in memory, right after the run; `None` where the system does not say.
+    pub resident_bytes: Option<u64>,
     /// Ops that ran without a deterministic kernel, because the device has none for them.
     pub nondeterministic: BTreeSet<&'static str>,
 }
 
 /// Processor time that this process has taken.
-fn cpu_us() -> u64 {
+pub(super) fn cpu_us() -> u64 {
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
@@ -180,6 +183,7 @@ impl<'g> Program<'g> {
             graph,
             place,
             rng: Rng::default(),
+            use_arena: true,
             steps,
             inputs: inputs.collect(),
             outputs: outputs.collect(),
@@ -193,6 +197,12 @@ impl<'g> Program<'g> {
     /// Makes random ops draw so from now on.
     pub fn draw_by(&mut self, rng: Rng) {
         self.rng = rng;
+    }
+
+    /// Whether storages lie in an arena from now on, where one can be planned: on a CPU, without sizes that depend on data.
+    pub fn use_arena(&mut self, wanted: bool) {
+        self.use_arena = wanted;
+        *self.schedule.get_mut() = None;
     }
 
     /// Replaces a weight by name, for this program.
@@ -285,7 +295,7 @@ impl<'g> Program<'g> {
         {
             return Ok(schedule.clone());
         }
-        let schedule = Rc::new(Schedule::new(self.graph, self.place, key)?);
+        let schedule = Rc::new(Schedule::new(self.graph, self.place, key, self.use_arena)?);
         *kept = Some(schedule.clone());
         Ok(schedule)
     }
@@ -298,29 +308,8 @@ impl<'g> Program<'g> {
         self.watched(inputs, &mut |_| Ok(()))
     }
 
-    /// Runs the graph once and measures what each node takes, in microseconds in the order of the schedule: its kernel,
-    /// what the executor does around it, and giving back what it read last. A device is waited for after every node, so
-    /// that a node's time is its own.
-    ///
-    /// # Errors
-    /// As [`Program::run`].
-    pub fn run_timed(&self, inputs: &BTreeMap<String, Tensor>) -> Result<(Run, Vec<f64>)> {
-        let mut times_us = Vec::with_capacity(self.steps.len());
-        let mut last: Option<Instant> = None;
-        let run = self.watched(inputs, &mut |at| {
-            device::synchronize(self.place)?;
-            let now = Instant::now();
-            if let (Some(last), true) = (last, at > 0) {
-                times_us.push((now - last).as_secs_f64() * 1e6);
-            }
-            last = Some(now);
-            Ok(())
-        })?;
-        Ok((run, times_us))
-    }
-
     /// Runs the graph once; `watch` is called before the first step and after each, with how many are done.
-    fn watched(
+    pub(super) fn watched(
         &self,
         inputs: &BTreeMap<String, Tensor>,
         watch: &mut dyn FnMut(usize) -> Result<()>,
@@ -364,8 +353,10 @@ impl<'g> Program<'g> {
             let form = schedule.map_or(&Form::Kernel, |s| &s.forms[at]);
             let known = schedule.map_or(&[][..], |s| &s.known);
             let over = schedule.and_then(|s| s.over[at]);
+            let offer = schedule.and_then(|s| s.arena.as_ref()?.offer(at));
             step.run(form, (known, over), values, &mut nondeterministic)
                 .map_err(|e| e.at(self.graph.describe(step.id)))?;
+            drop(offer);
             let reached = device::bytes(self.place)?.peak;
             if reached > peak.0 {
                 peak = (reached, Some(at));
@@ -395,8 +386,14 @@ impl<'g> Program<'g> {
             peak_at: peak.1.map(|at| self.steps[at].node.name.clone()),
             time_us,
             cpu_us,
+            resident_bytes: device::resident_bytes(),
             nondeterministic,
         })
+    }
+
+    /// How many nodes a run executes.
+    pub fn nodes(&self) -> usize {
+        self.steps.len()
     }
 
     /// Where it runs.

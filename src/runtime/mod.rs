@@ -13,3 +13,4 @@ pub mod executor;
 pub mod kernels;
 pub mod schedule;
 pub mod session;
+pub mod trace;

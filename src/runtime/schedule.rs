@@ -5,14 +5,19 @@
 //! is two lists. All this holds only where no size depends on data and every input is row-major, as the memory rules
 //! take it to be; elsewhere every node keeps its kernel.
 //!
+//! On a CPU, results and temporaries that are not small lie in one arena whose offsets follow from their lifetimes
+//! (`analysis::arena`): what is resident is what was planned, and no page is new after the first step.
+//!
 //! What a schedule leaves out is work, never memory: each value still takes the storage that `analysis::memory` gives it.
 
 use super::convert::{self, torch_error};
 use super::kernels;
 use crate::place::Place;
-use ckpt_passes::analysis::{Binding, MemoryProfile, Sizes};
+use ckpt_passes::analysis::arena::Span;
+use ckpt_passes::analysis::{self, Binding, MemoryProfile, Sizes};
 use ckpt_passes::ir::{DType, Graph, Id, Node};
 use ckpt_passes::{Error, Result};
+use ckpt_torch::arena::{self, Arena, Offer};
 use ckpt_torch::bytes;
 use tch::{Kind, Tensor};
 
@@ -36,6 +41,47 @@ pub struct Schedule {
     pub(super) forms: Vec<Form>,
     /// The operand that the first result of each node is written over.
     pub(super) over: Vec<Option<usize>>,
+    /// Where results and temporaries lie.
+    pub(super) arena: Option<Places>,
+}
+
+/// An arena, and the places in it that each step's kernel is offered.
+pub(super) struct Places {
+    pub(super) arena: Arena,
+    places: Vec<Box<[arena::Place]>>,
+}
+
+impl Places {
+    fn new(memory: &MemoryProfile) -> Result<Option<Places>> {
+        let planned = analysis::arena::Arena::new(memory, arena::HEADER_BYTES);
+        planned.check()?;
+        if planned.bytes == 0 {
+            return Ok(None);
+        }
+        let place = |span: Span, bytes: i64| arena::Place {
+            from: span.from as i64,
+            to: span.to as i64,
+            bytes,
+        };
+        let places = planned
+            .made
+            .iter()
+            .zip(&planned.temps)
+            .map(|(made, temps)| {
+                let made = made.iter().map(|(span, bytes)| place(*span, *bytes as i64));
+                made.chain(temps.map(|span| place(span, -1))).collect()
+            });
+        Ok(Some(Places {
+            places: places.collect(),
+            arena: Arena::new(planned.bytes).map_err(torch_error)?,
+        }))
+    }
+
+    /// Offers the places of a step.
+    pub(super) fn offer(&self, at: usize) -> Option<Offer<'_>> {
+        let places = &self.places[at];
+        (!places.is_empty()).then(|| self.arena.offer(places))
+    }
 }
 
 /// How a node is run.
@@ -71,8 +117,8 @@ impl Contents {
 
 impl Schedule {
     /// # Errors
-    /// A size that has no number at these sizes of the inputs.
-    pub fn new(graph: &Graph, place: Place, key: Key) -> Result<Schedule> {
+    /// A size that has no number at these sizes of the inputs; not enough memory for the arena.
+    pub fn new(graph: &Graph, place: Place, key: Key, use_arena: bool) -> Result<Schedule> {
         let binding = Binding::new(graph, &key.dims)?;
         let sizes = Sizes::new(graph, &binding)?;
         let memory = MemoryProfile::rounded(graph, &sizes, place.granularity_bytes())?;
@@ -97,13 +143,23 @@ impl Schedule {
             true => memory.taken.clone(),
             false => vec![None; memory.taken.len()],
         };
+        let arena = match use_arena && is_static && place == Place::Cpu {
+            true => Places::new(&memory)?,
+            false => None,
+        };
         Ok(Schedule {
             key,
+            arena,
             over,
             memory,
             known,
             forms,
         })
+    }
+
+    /// Bytes reserved for results and temporaries; 0 without an arena.
+    pub fn arena_bytes(&self) -> u64 {
+        self.arena.as_ref().map_or(0, |a| a.arena.bytes())
     }
 
     pub fn is_for(&self, key: &Key) -> bool {

@@ -3,6 +3,7 @@
 use super::convert::{self, torch_error};
 use super::device;
 use super::executor::Program;
+use super::trace::Moment;
 use crate::place::Place;
 use crate::rng::Rng;
 use ckpt_passes::ir::{Graph, Tensor};
@@ -21,6 +22,8 @@ pub struct Session<'g> {
     program: Program<'g>,
     /// Bytes of library workspaces that the device's allocator gave out; known once a first step has run.
     workspace_bytes: Cell<Option<u64>>,
+    /// Resident bytes before the program was made.
+    resident_before: Option<u64>,
 }
 
 /// What one run measured, beside what was predicted for it.
@@ -35,6 +38,11 @@ pub struct Measured {
     /// What libraries keep beside the peak out of the framework's allocator: on a device all that they took in a first
     /// step, on the CPU the largest block that a product packed its operands in.
     pub workspace_bytes: Option<u64>,
+    /// Bytes reserved for results and temporaries, of which the plan says what lies where; 0 without an arena.
+    pub arena_bytes: u64,
+    /// Growth of the process's own resident pages since before the program was made, outputs of the run included; `None`
+    /// where the system does not say.
+    pub resident_bytes: Option<u64>,
     /// Ops for which the device has no deterministic kernel.
     pub nondeterministic: BTreeSet<&'static str>,
     /// The node at which the peak was first reached.
@@ -61,6 +69,7 @@ impl<'g> Session<'g> {
         if let Some(n) = threads {
             tch::set_num_threads(i32::from(n));
         }
+        let resident_before = device::resident_bytes();
         let mut program = Program::at(graph, place)?;
         program.draw_by(rng);
         for (id, value) in graph.inits() {
@@ -71,7 +80,21 @@ impl<'g> Session<'g> {
         Ok(Session {
             program,
             workspace_bytes: Cell::new(None),
+            resident_before,
         })
+    }
+
+    /// Whether results and temporaries lie in an arena from now on; they do where one can be planned.
+    pub fn use_arena(&mut self, wanted: bool) {
+        self.program.use_arena(wanted);
+    }
+
+    /// A step, node by node in the order of the schedule.
+    ///
+    /// # Errors
+    /// See [`Program::run`].
+    pub fn trace(&self, inputs: &BTreeMap<String, Tensor>) -> Result<Vec<Moment>> {
+        Ok(self.program.run_traced(&self.given(inputs)?)?.1)
     }
 
     /// What each node takes, in microseconds in the order of the schedule: a row a run. The first `warm_up` runs are not
@@ -144,6 +167,11 @@ impl<'g> Session<'g> {
                 _ => self.workspace_bytes.get(),
             },
             nondeterministic: run.nondeterministic,
+            arena_bytes: schedule.arena_bytes(),
+            resident_bytes: run
+                .resident_bytes
+                .zip(self.resident_before)
+                .map(|(now, before)| now.saturating_sub(before)),
             static_bytes: run.static_bytes,
             peak_at: run.peak_at,
             time_us: run.time_us,

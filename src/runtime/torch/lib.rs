@@ -3,6 +3,7 @@
 //! - [`Op`]: any ATen operator by name, through the dispatcher. tch binds only part of them (no op with an output mask,
 //!   no mixed returns), and one path for all means one place where arguments are checked and converted.
 //! - [`memory`]: a counting CPU allocator, so that live and peak bytes are exact and independent of malloc.
+//! - [`arena`]: one reserved stretch of memory in which blocks go where a plan has them.
 //! - [`storage`]: which tensors share memory. Memory is counted in storages, never in tensors.
 //! - [`bytes`]: tensors over foreign memory (a mapped weight file) without a copy; raw bytes in and out.
 //! - [`cuda`]: libtorch's CUDA library, loaded when it is asked for; its memory, its determinism.
@@ -12,6 +13,7 @@
 //! already differentiated.
 #![cfg(feature = "libtorch")]
 
+pub mod arena;
 pub mod bytes;
 pub mod cuda;
 mod error;

@@ -41,6 +41,12 @@ pub struct CkOp {
     _opaque: [u8; 0],
 }
 
+/// An arena on the C++ side; only ever behind a pointer.
+#[repr(C)]
+pub struct CkArena {
+    _opaque: [u8; 0],
+}
+
 unsafe extern "C" {
     pub fn ck_last_message() -> *const c_char;
     pub fn ck_free(memory: *mut c_void);
@@ -67,6 +73,12 @@ unsafe extern "C" {
     pub fn ck_memory_reset_peak();
     pub fn ck_memory_scratch(begin: i32);
     pub fn ck_memory_workspace_bytes() -> i64;
+
+    pub fn ck_arena_new(bytes: i64, arena: *mut *mut CkArena) -> i32;
+    pub fn ck_arena_free(arena: *mut CkArena);
+    pub fn ck_arena_placed(arena: *mut CkArena) -> i64;
+    pub fn ck_arena_offer(arena: *mut CkArena, places: *const crate::arena::Place, count: i64);
+    pub fn ck_arena_withdraw();
 
     pub fn ck_tensor_borrow(
         data: *const c_void,

@@ -37,6 +37,14 @@ struct CkValue {
 };
 
 struct CkOp;
+struct CkArena;
+
+// A stretch of an arena, and the size of the one block that it is for; any size where `bytes` is negative.
+struct CkPlace {
+  int64_t from;
+  int64_t to;
+  int64_t bytes;
+};
 
 extern "C" {
 const char* ck_last_message();
@@ -53,6 +61,15 @@ void ck_memory_stats(int64_t* live_bytes, int64_t* peak_bytes, int64_t* allocati
 void ck_memory_reset_peak();
 void ck_memory_scratch(int32_t begin);
 int64_t ck_memory_workspace_bytes();
+
+// One reserved stretch of memory; it goes when `ck_arena_free` was called and its last block died.
+int32_t ck_arena_new(int64_t bytes, CkArena** arena);
+void ck_arena_free(CkArena* arena);
+// Blocks given out so far.
+int64_t ck_arena_placed(CkArena* arena);
+// Until it is withdrawn, what this thread allocates goes there where it fits. The places are lent.
+void ck_arena_offer(CkArena* arena, const CkPlace* places, int64_t count);
+void ck_arena_withdraw();
 
 int32_t ck_tensor_borrow(const void* data, const int64_t* dims, int64_t rank, int32_t scalar_type, void* owner,
                          void (*drop_owner)(void*), void** tensor);

@@ -1,0 +1,219 @@
+//! Where each storage of a run lies in one stretch of memory: offsets from lifetimes.
+//!
+//! Lifetimes are known, so that storages that never live together may share addresses. The largest are placed first, each
+//! in the smallest gap that is free throughout its life (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural
+//! Net Inference", 2020: greedy by size). A storage that is written over another lies where that one does. Temporaries
+//! of a node are one stretch for as long as it runs. What is small stays out: it would only make the plan longer.
+//!
+//! [`Arena::check`] proves that no two that live together overlap, by another algorithm than the one that places them.
+
+use super::memory::{MemoryProfile, StorageId};
+use crate::error::{Error, Result};
+use std::collections::BTreeMap;
+
+/// Smaller storages are not placed.
+pub const LEAST_BYTES: u64 = 1 << 16;
+
+/// No more storages than this are placed, the largest: the search looks at each pair that lives together.
+const MOST_PLACED: usize = 4096;
+
+/// Room for the headers of temporaries.
+const TEMP_HEADERS: u64 = 16;
+
+/// A stretch `from..to`, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    pub from: u64,
+    pub to: u64,
+}
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub struct Arena {
+    /// What is to be reserved.
+    pub bytes: u64,
+    /// By position in the order: the stretches of the storages that are made there, with their bytes.
+    pub made: Vec<Vec<(Span, u64)>>,
+    /// By position: the stretch of its temporaries.
+    pub temps: Vec<Option<Span>>,
+    /// All that is placed: its stretch and the first and last position of its life.
+    placed: Vec<(Span, usize, usize)>,
+}
+
+/// Something that wants a stretch.
+struct Item {
+    bytes: u64,
+    born: usize,
+    dies: usize,
+    /// The storage; `None` for temporaries of the node at `born`.
+    storage: Option<StorageId>,
+}
+
+impl Arena {
+    /// Places what `memory` counts above static bytes. Each block takes `header_bytes` beside its contents and begins
+    /// at a multiple of that.
+    pub fn new(memory: &MemoryProfile, header_bytes: u64) -> Arena {
+        let steps = memory.frees.len();
+        let whole = |bytes: u64| (bytes + header_bytes).next_multiple_of(header_bytes.max(1));
+        let mut is_taken = vec![false; memory.storages.len()];
+        for by in memory.storages.iter().filter_map(|s| s.taken_by) {
+            is_taken[by.0 as usize] = true;
+        }
+        let mut items = Vec::new();
+        for (i, storage) in memory.storages.iter().enumerate() {
+            if storage.is_static || storage.bytes < LEAST_BYTES || is_taken[i] {
+                continue;
+            }
+            // The life of whatever is written over it is its own.
+            let mut last = storage;
+            while let Some(by) = last.taken_by {
+                last = &memory.storages[by.0 as usize];
+            }
+            items.push(Item {
+                bytes: whole(storage.bytes),
+                born: storage.born,
+                dies: last.dies.unwrap_or(steps),
+                storage: Some(StorageId(i as u32)),
+            });
+        }
+        for (at, bytes) in memory.temp_bytes.iter().enumerate() {
+            if *bytes >= LEAST_BYTES {
+                items.push(Item {
+                    bytes: whole(bytes + TEMP_HEADERS * header_bytes),
+                    born: at,
+                    dies: at,
+                    storage: None,
+                });
+            }
+        }
+        items.sort_by_key(|i| (std::cmp::Reverse(i.bytes), i.born, i.storage));
+        items.truncate(MOST_PLACED);
+        let mut arena = Arena {
+            made: vec![Vec::new(); steps],
+            temps: vec![None; steps],
+            ..Arena::default()
+        };
+        for item in items {
+            let from = arena.gap(&item);
+            let span = Span {
+                from,
+                to: from + item.bytes,
+            };
+            arena.bytes = arena.bytes.max(span.to);
+            arena.placed.push((span, item.born, item.dies));
+            match item.storage {
+                Some(s) => {
+                    let bytes = memory.storages[s.0 as usize].bytes;
+                    arena.made[item.born].push((span, bytes));
+                }
+                None => arena.temps[item.born] = Some(span),
+            }
+        }
+        arena
+    }
+
+    /// Where the smallest gap begins that is free while an item lives and holds it.
+    fn gap(&self, item: &Item) -> u64 {
+        let together = |p: &&(Span, usize, usize)| p.1 <= item.dies && item.born <= p.2;
+        let mut taken: Vec<Span> = self.placed.iter().filter(together).map(|p| p.0).collect();
+        taken.sort_unstable_by_key(|s| (s.from, s.to));
+        let (mut free, mut best) = (0, None::<(u64, u64)>);
+        for span in taken {
+            if let Some(gap) = span.from.checked_sub(free)
+                && gap >= item.bytes
+                && best.is_none_or(|b| gap < b.0)
+            {
+                best = Some((gap, free));
+            }
+            free = free.max(span.to);
+        }
+        best.map_or(free, |b| b.1)
+    }
+
+    /// Proves that nothing lies outside the arena or where something else lies that lives at the same time.
+    ///
+    /// # Errors
+    /// A `bug`, with the position at which two overlap.
+    pub fn check(&self) -> Result<()> {
+        let bug = |at: usize| {
+            Err(Error::bug(
+                "arena",
+                format!("storages overlap at step {at}"),
+            ))
+        };
+        let mut starts: Vec<&(Span, usize, usize)> = self.placed.iter().collect();
+        starts.sort_by_key(|p| (p.1, p.0.from));
+        let mut ends: Vec<&(Span, usize, usize)> = self.placed.iter().collect();
+        ends.sort_by_key(|p| p.2);
+        let mut ends = ends.into_iter().peekable();
+        // What lives now, by where it begins, and where it ends.
+        let mut live: BTreeMap<u64, u64> = BTreeMap::new();
+        for (span, born, _) in starts {
+            while let Some(gone) = ends.next_if(|p| p.2 < *born) {
+                live.remove(&gone.0.from);
+            }
+            let before = live.range(..span.to).next_back();
+            if before.is_some_and(|(_, to)| *to > span.from) || span.to > self.bytes {
+                return bug(*born);
+            }
+            live.insert(span.from, span.to);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analysis::{Binding, Sizes};
+    use crate::testing::{Random, random_graph};
+
+    #[test]
+    fn nothing_overlaps_and_little_is_wasted() {
+        let mut r = Random(11);
+        let (mut reserved, mut needed, mut over) = (0, 0, 0);
+        for n in 0..200 {
+            let g = random_graph(&mut r, 3 + n % 40);
+            let sizes = Sizes::new(&g, &Binding::new(&g, &[]).unwrap()).unwrap();
+            let mut memory = MemoryProfile::new(&g, &sizes).unwrap();
+            // Sizes worth placing.
+            memory
+                .storages
+                .iter_mut()
+                .for_each(|s| s.bytes *= LEAST_BYTES);
+            memory.temp_bytes.iter_mut().for_each(|b| *b *= LEAST_BYTES);
+            let arena = Arena::new(&memory, 64);
+            arena.check().unwrap();
+            let large = memory
+                .storages
+                .iter()
+                .filter(|s| !s.is_static && s.bytes > 0);
+            let made: usize = arena.made.iter().map(Vec::len).sum();
+            let taken = memory.taken.iter().flatten().count();
+            assert_eq!(made + taken, large.count());
+            over += taken;
+            reserved += arena.bytes;
+            needed += (memory.peak_bytes - memory.static_bytes) * LEAST_BYTES;
+        }
+        assert!(over > 100, "{over}");
+        assert!(
+            reserved as f64 <= 1.1 * needed as f64,
+            "{reserved} {needed}"
+        );
+    }
+
+    #[test]
+    fn an_overlap_is_found() {
+        let span = |from| Span {
+            from,
+            to: from + 10,
+        };
+        let arena = |second: u64, born| Arena {
+            bytes: 100,
+            placed: vec![(span(0), 0, 5), (span(second), born, 9)],
+            ..Arena::default()
+        };
+        assert!(arena(10, 3).check().is_ok() && arena(5, 6).check().is_ok());
+        assert!(arena(9, 5).check().is_err() && arena(95, 6).check().is_err());
+    }
+}
