@@ -57,10 +57,25 @@ fn run_reports_and_writes_what_the_contract_lists() {
         "o.npz",
         "--steps",
         "3",
+        "--trace",
+        "trace.json",
         "--format",
         "json",
     ];
     let report = json(&call(dir.path(), &run));
+    let trace = std::fs::read_to_string(dir.path().join("trace.json")).unwrap();
+    let trace: serde_json::Value = serde_json::from_str(&trace).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let bars: Vec<_> = events.iter().filter(|e| e["ph"] == "X").collect();
+    assert_eq!(2 * bars.len(), events.len());
+    for part in ["forward", "loss", "backward", "recompute"] {
+        assert!(bars.iter().any(|e| e["args"]["part"] == part), "{part}");
+    }
+    let live = bars
+        .iter()
+        .map(|e| e["args"]["live_bytes"].as_u64().unwrap());
+    let peak = report["measured_peak_bytes"].as_u64().unwrap();
+    assert!(live.max().unwrap() <= peak && peak > report["static_bytes"].as_u64().unwrap());
     has_keys(
         &report,
         &[
@@ -68,6 +83,8 @@ fn run_reports_and_writes_what_the_contract_lists() {
             "measured_peak_bytes",
             "static_bytes",
             "workspace_bytes",
+            "arena_bytes",
+            "resident_bytes",
             "peak_at",
             "step_time_us",
             "step_cpu_us",

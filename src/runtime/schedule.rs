@@ -162,6 +162,11 @@ impl Schedule {
         self.arena.as_ref().map_or(0, |a| a.arena.bytes())
     }
 
+    /// How many blocks have found their places in the arena, over all runs.
+    pub fn placed(&self) -> u64 {
+        self.arena.as_ref().map_or(0, |a| a.arena.placed())
+    }
+
     pub fn is_for(&self, key: &Key) -> bool {
         self.key == *key
     }

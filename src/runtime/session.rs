@@ -22,7 +22,7 @@ pub struct Session<'g> {
     program: Program<'g>,
     /// Bytes of library workspaces that the device's allocator gave out; known once a first step has run.
     workspace_bytes: Cell<Option<u64>>,
-    /// Resident bytes before the program was made.
+    /// Resident bytes once weights were in place.
     resident_before: Option<u64>,
 }
 
@@ -40,8 +40,8 @@ pub struct Measured {
     pub workspace_bytes: Option<u64>,
     /// Bytes reserved for results and temporaries, of which the plan says what lies where; 0 without an arena.
     pub arena_bytes: u64,
-    /// Growth of the process's own resident pages since before the program was made, outputs of the run included; `None`
-    /// where the system does not say.
+    /// Growth of the process's own resident pages since weights were in place, outputs of the run included; `None` where the
+    /// system does not say.
     pub resident_bytes: Option<u64>,
     /// Ops for which the device has no deterministic kernel.
     pub nondeterministic: BTreeSet<&'static str>,
@@ -69,7 +69,6 @@ impl<'g> Session<'g> {
         if let Some(n) = threads {
             tch::set_num_threads(i32::from(n));
         }
-        let resident_before = device::resident_bytes();
         let mut program = Program::at(graph, place)?;
         program.draw_by(rng);
         for (id, value) in graph.inits() {
@@ -80,7 +79,7 @@ impl<'g> Session<'g> {
         Ok(Session {
             program,
             workspace_bytes: Cell::new(None),
-            resident_before,
+            resident_before: device::resident_bytes(),
         })
     }
 
@@ -134,6 +133,15 @@ impl<'g> Session<'g> {
     /// # Errors
     /// See [`Program::run`].
     pub fn run(&self, inputs: &BTreeMap<String, Tensor>) -> Result<Measured> {
+        self.step(inputs, true)
+    }
+
+    /// The same; without `outputs` they are dropped as the run ends.
+    ///
+    /// # Errors
+    /// See [`Program::run`].
+    pub fn step(&self, inputs: &BTreeMap<String, Tensor>, outputs: bool) -> Result<Measured> {
+        let wanted = outputs;
         let given = self.given(inputs)?;
         let place = self.program.place();
         let schedule = self.program.schedule(&given)?;
@@ -145,7 +153,7 @@ impl<'g> Session<'g> {
         }
         let run = self.program.run(&given)?;
         let mut outputs = BTreeMap::new();
-        for (name, tensor) in &run.outputs {
+        for (name, tensor) in run.outputs.iter().filter(|_| wanted) {
             let tensor = device::moved(tensor.contiguous(), Place::Cpu)?;
             let dtype = convert::dtype(tensor.kind()).ok_or_else(|| {
                 Error::bug(

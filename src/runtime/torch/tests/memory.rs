@@ -1,6 +1,7 @@
 //! The counting allocator is exact. The counters are process-wide, so that this file's tests take turns.
 #![cfg(feature = "libtorch")]
 
+use ckpt_torch::arena::{Arena, Place};
 use ckpt_torch::memory::{self, live_bytes, peak_bytes, reset_peak};
 use ckpt_torch::tch::{Device, Kind, Tensor};
 use ckpt_torch::{Arg, ErrorKind, Op, bytes, rng, storage_bytes, storage_id};
@@ -241,4 +242,39 @@ fn lent_bytes_do_not_count() {
     .unwrap();
     assert_eq!(live_bytes() - base, 1024);
     drop((lent, copied));
+}
+
+#[test]
+fn blocks_go_where_they_are_offered_a_place_and_nowhere_twice() {
+    let _turn = turn();
+    let base = live_bytes();
+    let arena = Arena::new(1 << 20).unwrap();
+    let place = |from, to, bytes| Place { from, to, bytes };
+    let places = [place(0, 4160, 4096), place(8192, 16384, -1)];
+    let data = |t: &Tensor| t.data_ptr() as usize;
+    let outside = empty(4096);
+    assert_eq!(arena.placed(), 0);
+    let offer = arena.offer(&places);
+    let mut first = empty(4096);
+    let start = data(&first) - 64;
+    assert!(start.is_multiple_of(64) && arena.placed() == 1);
+    // The place of its size is taken: the stretch for any, then malloc.
+    let (second, third) = (empty(4096), empty(4000));
+    assert_eq!(
+        (data(&second) - start, data(&third) - start),
+        (8192 + 64, 8192 + 4160 + 64)
+    );
+    assert!(empty(4096).numel() == 4096 && arena.placed() == 3);
+    drop(second);
+    assert_eq!(data(&empty(100)) - start, 8192 + 64);
+    drop(offer);
+    let elsewhere = empty(4096);
+    assert_eq!(arena.placed(), 4);
+    assert_eq!(live_bytes() - base, 3 * 4096 + 4000);
+    // Blocks outlive the arena.
+    drop(arena);
+    let _ = first.fill_(7);
+    assert_eq!(first.max().int64_value(&[]), 7);
+    drop((first, third, outside, elsewhere));
+    assert_eq!(live_bytes(), base);
 }
