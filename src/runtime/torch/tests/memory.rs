@@ -250,7 +250,7 @@ fn blocks_go_where_they_are_offered_a_place_and_nowhere_twice() {
     let base = live_bytes();
     let arena = Arena::new(1 << 20).unwrap();
     let place = |from, to, bytes| Place { from, to, bytes };
-    let places = [place(0, 4160, 4096), place(8192, 16384, -1)];
+    let places = [place(0, 4160, 4096), place(8192, 20480, -1)];
     let data = |t: &Tensor| t.data_ptr() as usize;
     let outside = empty(4096);
     assert_eq!(arena.placed(), 0);
