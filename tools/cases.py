@@ -13,7 +13,8 @@ What is checked is corpus.py's, on every ONNX file of every case, plus what the 
   ort        ONNX Runtime, unoptimised and optimised, gives PyTorch's, and ours gives ONNX Runtime's, at two sizes
   bits       every plan bit-equal to the unplanned file, dropouts included
   memory     measured = predicted within 2 %, and less than unplanned
-  stripped   without names, metadata and doc strings: same layers, same sharing, same plans
+  stripped   without names, metadata and doc strings: same layers, same sharing, same plans; where metadata says of an
+             initializer that it is not trained, which nothing else in the file does, `--freeze` says it instead
 `--rows` keeps every single check as JSON lines, and a file that is in it already is not checked again. Exit 0 if no
 cell is red, else 1.
 """
@@ -27,7 +28,7 @@ import re
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -105,21 +106,38 @@ def check_stripped(
 ) -> None:
     """Row `stripped`: the file without names, against the one with them, at the sizes at which memory is measured."""
     key, bare = (case.label, "-", "-"), folder / f"{case.label.replace('/', '-')}-stripped.onnx"
-    model = strip(onnx.load(case.model))
+    model = onnx.load(case.model)
+    before = names_in_order(model)
+    strip(model)
+    new = dict(zip(before, names_in_order(model)))
     bare.write_bytes(model.SerializeToString(deterministic=True))
-    same = layers_and_sharing(compiler.inspect(case.model)) == layers_and_sharing(compiler.inspect(bare))
-    if not same:
+    named, nameless = compiler.inspect(case.model), compiler.inspect(bare)
+    if layers_and_sharing(named) != layers_and_sharing(nameless):
         report.add(key, "stripped", False, "other layers or sharing")
         return
+    trained = {p["initializer"] for p in named["parameters"] if p["trainable"]}
+    bare_trained = {p["initializer"] for p in nameless["parameters"] if p["trainable"]}
+    if lost := {new[name] for name in trained} - bare_trained:
+        report.add(key, "stripped", False, f"parameters that are none without names: {', '.join(sorted(lost))}")
+        return
+    told = [name for name in before if name not in trained and new[name] in bare_trained]
+    freezing = replace(compiler, options=(*compiler.options, *(word for n in told for word in ("--freeze", new[n]))))
     sizes = corpus.Source(case, generator).measured_sizes()
     symbols = list(dict.fromkeys(d for v in onnx.load(case.model).graph.input for d in named_dims(v)))
     renamed = list(dict.fromkeys(d for v in model.graph.input for d in named_dims(v)))
+    bare_sizes = {new: sizes[old] for old, new in zip(symbols, renamed)}
     plans = []
-    for file, dims in ((case.model, sizes), (bare, {new: sizes[old] for old, new in zip(symbols, renamed)})):
-        made = [compiler.optimize(file, folder / "plan.onnx", policy, "vjp", dims) for policy in policies]
+    for file, dims, made_by in ((case.model, sizes, compiler), (bare, bare_sizes, freezing)):
+        made = [made_by.optimize(file, folder / "plan.onnx", policy, "vjp", dims) for policy in policies]
         plans.append([[plan[field] for field in PLAN] for plan in made])
     differs = [policy for policy, a, b in zip(policies, *plans) if a != b]
-    report.add(key, "stripped", not differs, f"other plans under {', '.join(differs)}" if differs else "same plans")
+    same = "same plans" + (f", told that {', '.join(told)} is not trained" if told else "")
+    report.add(key, "stripped", not differs, f"other plans under {', '.join(differs)}" if differs else same)
+
+
+def names_in_order(model: onnx.ModelProto) -> list[str]:
+    """Names of initializers, then of results, as the file lists them."""
+    return [t.name for t in model.graph.initializer] + [name for n in model.graph.node for name in n.output if name]
 
 
 def named_dims(value: onnx.ValueInfoProto) -> list[str]:
