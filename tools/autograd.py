@@ -52,6 +52,7 @@ LEFT_OUT = {
     "Dropout": "PyTorch draws other masks; tests/random.rs checks mask and gradient",
     "Silu": "made by fusion from the parts that exporters write; the example Swish is fused into it",
     "SwiGlu": "made by fusion from the parts that exporters write; the example Swiglu is fused into it",
+    "Rotary": "made by fusion; tests/properties.rs differentiates it by its parts, tools/cases.py in whole models",
     "Attention": "made by fusion; the examples of ONNX Attention are fused into it",
     "RoundThrough": "made of pairs of QuantizeLinear and DequantizeLinear, which have an example",
 }

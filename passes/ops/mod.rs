@@ -28,6 +28,7 @@ pub mod pool;
 pub mod power;
 pub mod random;
 pub mod reduce;
+pub mod rotary;
 pub mod rows;
 pub mod rules;
 pub mod scan;
@@ -66,6 +67,7 @@ const FAMILIES: &[&[&OpDef]] = &[
     power::ROWS,
     random::ROWS,
     reduce::ROWS,
+    rotary::ROWS,
     scan::ROWS,
     scatter::ROWS,
     select::ROWS,

@@ -1,4 +1,4 @@
-//! Calls of attention and its gradient: masks, bands, groups of heads, ranks, and sizes of 0 and 1.
+//! Calls of rotary positions, attention and its gradient: masks, bands, groups of heads, ranks, and sizes of 0 and 1.
 
 use super::In::*;
 use super::Set::*;
@@ -10,6 +10,7 @@ const V: super::In = Real(&[2, 2, 4, 3]);
 const DY: super::In = Real(&[2, 2, 3, 3]);
 const CAUSAL: (&str, super::Set) = ("causal", I(1));
 const HALF: (&str, super::Set) = ("scale", F(0.5));
+const BACK: (&str, super::Set) = ("inverse", I(1));
 const ALL_FOUR: (&str, super::Set) = ("wants", L(&[0, 1, 2, 3]));
 /// The second of three queries sees nothing.
 const MASK: super::In = Bools(&[3, 4], &[1, 0, 1, 1, 0, 0, 0, 0, 0, 1, 0, 1]);
@@ -17,6 +18,8 @@ const MASK: super::In = Bools(&[3, 4], &[1, 0, 1, 1, 0, 0, 0, 0, 0, 1, 0, 1]);
 const PADDING: super::In = Bools(&[2, 1, 1, 4], &[0, 0, 0, 0, 1, 1, 0, 1]);
 
 pub const CALLS: &[Recipe] = &[
+    r("Rotary", 1, &[Q, Real(&[3, 4]), Real(&[3, 4])], &[]),
+    r("Rotary", 1, &[Q, Real(&[2, 1, 1, 2]), Real(&[1])], &[BACK]),
     r("Attention", 2, &[Q, K, V], &[HALF]),
     r("Attention", 1, &[Q, K, V], &[HALF, CAUSAL]),
     r("Attention", 2, &[Q, K, V, MASK], &[]),

@@ -1,4 +1,4 @@
-//! Puts one op in the place of several that compute the same: attention, norms, activations.
+//! Puts one op in the place of several that compute the same: attention, norms, activations, rotary positions.
 //!
 //! In and out: `Typed`, forward only. What is fused saves memory or time: a fused attention never makes its scores, a
 //! fused norm or activation keeps one operand for its gradient where its parts keep several. Values stay the same but for
@@ -10,6 +10,7 @@
 mod activation;
 mod attention;
 mod norm;
+mod rotary;
 
 use crate::analysis::reading::Reading;
 use crate::analysis::spine::Flow;
@@ -50,9 +51,10 @@ pub fn fuse(graph: &mut Graph) -> Result<Fused> {
     let mut reading = Reading::new(graph, &flow);
     let norms = norm::find(&mut reading);
     let activations = activation::find(&mut reading);
+    let rotaries = rotary::find(&mut reading);
     let attentions = attention::find(&mut reading);
     let mut fused = Fused::new();
-    if norms.is_empty() && activations.is_empty() && attentions.is_empty() {
+    if norms.is_empty() && activations.is_empty() && rotaries.is_empty() && attentions.is_empty() {
         return Ok(fused);
     }
     // Constants of the parts; what is trained stays whatever becomes of its readers.
@@ -66,6 +68,9 @@ pub fn fuse(graph: &mut Graph) -> Result<Fused> {
         splice.replace(&mut fused, found)?;
     }
     for found in activations {
+        splice.replace(&mut fused, found)?;
+    }
+    for found in rotaries {
         splice.replace(&mut fused, found)?;
     }
     for found in attentions {

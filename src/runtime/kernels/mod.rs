@@ -33,6 +33,7 @@ pub mod pool;
 pub mod power;
 pub mod random;
 pub mod reduce;
+pub mod rotary;
 pub mod scan;
 pub mod scatter;
 pub mod select;
@@ -68,6 +69,7 @@ const FAMILIES: &[&[(&OpDef, Kernel)]] = &[
     power::KERNELS,
     random::KERNELS,
     reduce::KERNELS,
+    rotary::KERNELS,
     scan::KERNELS,
     scatter::KERNELS,
     select::KERNELS,

@@ -1,0 +1,125 @@
+//! Rotary positions, one half of the last axis after the other, worked out in the result.
+//!
+//! 16-bit operands are widened, so that a turn is rounded once.
+
+use super::{Kernel, KernelCx, broadcast, call, copy_into, empty, write};
+use ckpt_passes::ir::OpDef;
+use ckpt_passes::ops::rotary::*;
+use ckpt_passes::{Error, Result};
+use ckpt_torch::Arg;
+use tch::{Kind, Tensor};
+
+pub const KERNELS: &[(&OpDef, Kernel)] = &[(&ROTARY, rotary)];
+
+fn rotary(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    let (x, cos, sin) = (cx.x(0)?, cx.x(1)?, cx.x(2)?);
+    let size = x.size();
+    let width = *size.last().unwrap_or(&0);
+    for table in [cos, sin] {
+        // The last axis may be half of that of x; the others must not enlarge it.
+        let mut seen = size.clone();
+        let last = *table.size().last().unwrap_or(&0);
+        if let Some(end) = seen.last_mut().filter(|_| last != 1) {
+            *end = last;
+        }
+        if broadcast(&[table]).len() > seen.len() || !fits(&table.size(), &seen) {
+            return Err(Error::model(
+                "shape",
+                format!(
+                    "Rotary: a table of {:?} does not broadcast to {size:?}",
+                    table.size()
+                ),
+            ));
+        }
+    }
+    let out = empty(&size, x.kind(), x.device())?;
+    let half = width / 2;
+    let narrow_type = matches!(x.kind(), Kind::Half | Kind::BFloat16);
+    let (cos, sin) = match narrow_type {
+        true => (wide(cos)?, wide(sin)?),
+        false => (cos.alias(), sin.alias()),
+    };
+    let table = |t: &Tensor, which: i64| match serves_both(&t.size(), width) {
+        true => Ok(t.alias()),
+        false => part(t, which, half),
+    };
+    let buffers = match narrow_type {
+        true => {
+            let mut dims = size.clone();
+            if let Some(end) = dims.last_mut() {
+                *end = half;
+            }
+            let new = || empty(&dims, Kind::Float, x.device());
+            Some((new()?, new()?))
+        }
+        false => None,
+    };
+    let inverse = is_inverse(cx.attrs);
+    for which in [0, 1] {
+        let (own, other) = (part(x, which, half)?, part(x, 1 - which, half)?);
+        let target = part(&out, which, half)?;
+        // The sine that turns the other half into this one.
+        let sine = table(&sin, if inverse { 1 - which } else { which })?;
+        let sign = if (which == 0) == inverse { 1 } else { -1 };
+        let cosine = table(&cos, which)?;
+        match &buffers {
+            None => {
+                let args = [
+                    Arg::Tensor(&own),
+                    Arg::Tensor(&cosine),
+                    Arg::Tensor(&target),
+                ];
+                write("aten::mul", "out", &args)?;
+                add_product(&target, &other, &sine, sign)?;
+            }
+            Some((sum, beside)) => {
+                copy_into(sum, &own)?;
+                write(
+                    "aten::mul_",
+                    "Tensor",
+                    &[Arg::Tensor(sum), Arg::Tensor(&cosine)],
+                )?;
+                copy_into(beside, &other)?;
+                add_product(sum, beside, &sine, sign)?;
+                copy_into(&target, sum)?;
+            }
+        }
+    }
+    Ok(vec![out])
+}
+
+/// Whether a tensor of `dims` broadcasts to `size` and no further.
+fn fits(dims: &[i64], size: &[i64]) -> bool {
+    let lead = size.len() - dims.len();
+    dims.iter()
+        .zip(&size[lead..])
+        .all(|(d, s)| *d == 1 || d == s)
+}
+
+fn wide(x: &Tensor) -> Result<Tensor> {
+    let out = empty(&x.size(), Kind::Float, x.device())?;
+    copy_into(&out, x)?;
+    Ok(out)
+}
+
+fn part(x: &Tensor, which: i64, half: i64) -> Result<Tensor> {
+    let args = [
+        Arg::Tensor(x),
+        Arg::Int(-1),
+        Arg::Int(which * half),
+        Arg::Int(half),
+    ];
+    call("aten::narrow", "", &args)
+}
+
+/// to += sign·a·b.
+fn add_product(to: &Tensor, a: &Tensor, b: &Tensor, sign: i64) -> Result<()> {
+    let args = [
+        Arg::Tensor(to),
+        Arg::Tensor(a),
+        Arg::Tensor(b),
+        Arg::Int(sign),
+        Arg::Tensor(to),
+    ];
+    write("aten::addcmul", "out", &args)
+}
