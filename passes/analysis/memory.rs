@@ -305,17 +305,20 @@ mod tests {
         let a = b.neg(x).unwrap();
         let view = b.emit(&LOOK, &[a], Attrs::new()).unwrap();
         let unread = b.neg(x).unwrap();
-        let y = b.neg(view).unwrap();
-        g.set_outputs(vec![y]);
+        let beside = b.neg(view).unwrap();
+        let over = b.neg(view).unwrap();
+        g.set_outputs(vec![beside, over]);
         let sizes = Sizes::new(&g, &Binding::new(&g, &[]).unwrap()).unwrap();
         let m = MemoryProfile::new(&g, &sizes).unwrap();
         assert_eq!(m.static_bytes, 40);
-        assert_eq!(m.timeline_bytes, [40, 43, 80, 80]);
+        assert_eq!(m.timeline_bytes, [40, 43, 80, 80, 80]);
         assert_eq!((m.peak_bytes, m.at), (120, Some(g.order()[2])));
         assert_eq!(m.layout(a).storage, m.layout(view).storage);
         assert_eq!(m.frees[2], [m.layout(unread).storage]);
-        assert_eq!(m.frees[3], [m.layout(a).storage]);
-        assert_eq!(m.storage(y).dies, None);
+        // The last reader of any view writes over what it reads.
+        assert_eq!(m.storage(a).dies, Some(4));
+        assert_eq!(m.storage(a).taken_by, Some(m.layout(over).storage));
+        assert_eq!(m.storage(beside).dies, None);
     }
 
     #[test]

@@ -12,7 +12,8 @@ Examples:
   ckpt-opt explain model.onnx layer:1 --dim batch=8 --policy full
   ckpt-opt explain model.onnx '*mlp*' --dim batch=8 --policy selective --format json
   ckpt-opt explain train.onnx --dim batch=8
-  ckpt-opt explain model.onnx --dim batch=8 --policy full --report plan.html --report plan.trace.json
+  ckpt-opt explain model.onnx --policy full --dim batch=8 --report plan.html
+  ckpt-opt explain model.onnx --policy full --dim batch=8 --report plan.trace.json
   ckpt-opt explain p.json";
 
 /// Files that show a plan.
