@@ -8,7 +8,7 @@ use crate::analysis::ties;
 use crate::driver::{self, Cx, Made, Options, Pipeline, Timings, Watch};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Phase};
-use crate::plan::{Budgeted, Plan, Policy, Times, Wishes};
+use crate::plan::{Budgeted, Offloading, Plan, Policy, Times, Wishes};
 use crate::transform::fuse::Fused;
 use crate::transform::joint;
 use crate::transform::loss::Loss;
@@ -42,6 +42,8 @@ pub struct Request {
     pub fuse: bool,
     /// Compute the head and the loss part by part, so that scores never exist whole; results may be rounded otherwise.
     pub tile: Tile,
+    /// What waits outside the device's memory between its uses.
+    pub offload: Offloading,
     /// Names of passes to run instead of the usual ones.
     pub passes: Option<String>,
     /// The pass after which to stop: `simplify` is the first of that name, `simplify:2` the second.
@@ -64,6 +66,7 @@ impl Default for Request {
             rng_streams: Vec::new(),
             fuse: false,
             tile: Tile::Off,
+            offload: Offloading::default(),
             passes: None,
             stop_after: None,
         }
@@ -131,6 +134,7 @@ pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resul
         device: request.device.clone(),
         times: request.times.clone(),
         tile: request.tile,
+        offload: request.offload,
     };
     let mut cx = Cx {
         options,

@@ -211,3 +211,60 @@ fn a_stored_plan_says_what_it_can() {
     let none = call(dir.path(), &["explain", "p.json", "nothing"]);
     assert_eq!(code(&none), 2);
 }
+
+#[test]
+fn what_waits_outside_is_explained() {
+    let dir = workplace();
+    let wish = ["--dim", "batch=4", "--policy", "none", "--offload", "cpu"];
+    let planned = explain(dir.path(), &[&["model.onnx"], &wish[..]].concat());
+    let outside = |all: &Value| {
+        let mut rows: Vec<(String, u64, u64)> = Vec::new();
+        for v in all["values"].as_array().unwrap() {
+            if v["fate"] == "offloaded" {
+                rows.push((
+                    v["name"].as_str().unwrap().into(),
+                    n(v, "bytes"),
+                    n(v, "moves"),
+                ));
+            }
+        }
+        rows
+    };
+    let rows = outside(&planned);
+    assert!(!rows.is_empty());
+    assert!(
+        rows.iter()
+            .all(|(_, bytes, moves)| *bytes > 0 && *moves >= 2)
+    );
+    let layers = planned["layers"].as_array().unwrap().iter();
+    let in_layers = sum(layers.map(|l| &l["offloaded_bytes"]));
+    let all: u64 = rows.iter().map(|r| r.1).sum();
+    assert!(0 < in_layers && in_layers <= all);
+
+    let write = [&["model.onnx", "-o", "off.onnx"], &wish[..]].concat();
+    assert_eq!(code(&call(dir.path(), &write)), 0);
+    let written = explain(dir.path(), &["off.onnx", "--dim", "batch=4"]);
+    assert_eq!(outside(&written), rows);
+    for key in ["peak_before_bytes", "peak_after_bytes", "static_bytes"] {
+        assert_eq!(n(&written, key), n(&planned, key), "{key}");
+    }
+    let shown = [
+        "off.html",
+        "off.trace.json",
+        "off.pickle",
+        "off.overlay.json",
+    ];
+    for file in shown {
+        let done = call(
+            dir.path(),
+            &["explain", "off.onnx", "--dim", "batch=4", "--report", file],
+        );
+        assert_eq!(code(&done), 0, "{}", stderr(&done));
+    }
+    let text =
+        String::from_utf8(call(dir.path(), &["explain", "off.onnx", "--dim", "batch=4"]).stdout);
+    assert!(
+        text.unwrap()
+            .contains("waiting outside the device's memory")
+    );
+}

@@ -5,6 +5,7 @@
 mod torch;
 
 use ckpt_opt::runtime::draws::Draws;
+use ckpt_opt::runtime::outside::Outside;
 use ckpt_opt::runtime::{convert, kernels};
 use ckpt_passes::analysis::{Binding, Sizes};
 use ckpt_passes::ir::op::{MemoryCx, Place, Sized};
@@ -76,6 +77,7 @@ fn check(
         ins: &ins,
         host: &[],
         draws: &Draws::default(),
+        outside: &Outside::default(),
         known: &[],
         slots: &[],
         n_outs: node.outs.len(),
@@ -117,6 +119,11 @@ fn check(
         match place {
             Place::Fresh => {
                 fresh_bytes += outs[i].bytes();
+                if !x.is_contiguous() {
+                    broken.push(format!("result {i} has strides {:?}", x.stride()));
+                }
+            }
+            Place::Outside => {
                 if !x.is_contiguous() {
                     broken.push(format!("result {i} has strides {:?}", x.stride()));
                 }

@@ -61,7 +61,8 @@ impl Arena {
         }
         let mut items = Vec::new();
         for (i, storage) in memory.storages.iter().enumerate() {
-            if storage.is_static || storage.bytes < LEAST_BYTES || is_taken[i] {
+            let is_elsewhere = storage.is_static || storage.is_outside;
+            if is_elsewhere || storage.bytes < LEAST_BYTES || is_taken[i] {
                 continue;
             }
             // The life of whatever is written over it is its own.

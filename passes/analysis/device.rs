@@ -49,6 +49,9 @@ pub struct Device {
     pub teraflops: Teraflops,
     /// Memory traffic, in 10⁹ bytes a second.
     pub gigabytes_per_s: f64,
+    /// Moving values out of this memory and back, each way, in 10⁹ bytes a second.
+    #[serde(default = "outside")]
+    pub outside_gigabytes_per_s: f64,
     /// What starting one kernel takes, whatever it does.
     pub launch_us: f64,
     /// All the memory there is; `None` where no device is meant.
@@ -67,6 +70,11 @@ pub struct Device {
 
 fn one() -> u64 {
     1
+}
+
+/// An assumption where nothing is said: what 16 lanes of PCI Express 4.0 (31.5 GB/s by its specification) are used to give.
+fn outside() -> f64 {
+    25.0
 }
 
 /// The built-in devices, by the word that names them.
@@ -93,6 +101,7 @@ impl Default for Device {
                 bf16: None,
             },
             gigabytes_per_s: 2500.0,
+            outside_gigabytes_per_s: outside(),
             launch_us: 1.5,
             memory_bytes: None,
             reserved_bytes: 0,
@@ -139,6 +148,7 @@ impl Device {
             rate("a rate of `teraflops`", x)?;
         }
         rate("`gigabytes_per_s`", device.gigabytes_per_s)?;
+        rate("`outside_gigabytes_per_s`", device.outside_gigabytes_per_s)?;
         if !device.launch_us.is_finite() || device.launch_us < 0.0 {
             return Err(Error::usage(
                 "device",

@@ -7,6 +7,8 @@
 //! over an operand that dies there: such an operand is whole (no view of a part), neither static nor a graph output, of
 //! the result's type and layout, and no other operand lies in its storage.
 //!
+//! Storages outside the device's memory (`Place::Outside`) live and die by the same rules and count apart.
+//!
 //! Inputs and initializers are static: resident throughout. The executor frees by [`MemoryProfile::frees`], so what is
 //! predicted here and what a run does cannot drift apart. Linear in nodes and operands.
 
@@ -28,6 +30,8 @@ pub struct Storage {
     pub first: ValueId,
     /// An input or initializer: never freed.
     pub is_static: bool,
+    /// Not in the device's memory.
+    pub is_outside: bool,
     /// Position in `order` where it is made; 0 for static ones.
     pub born: usize,
     /// Position after which it is freed; `None` if it lives to the end.
@@ -44,6 +48,14 @@ pub struct Layout {
     pub strides: Vec<i64>,
     /// For a view: the operand slot it looks into.
     pub view_of: Option<usize>,
+}
+
+/// How a storage comes to be.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lasting {
+    Static,
+    Made,
+    Outside,
 }
 
 /// The memory of one run.
@@ -63,6 +75,8 @@ pub struct MemoryProfile {
     pub timeline_bytes: Vec<u64>,
     /// Temporaries of the node at each position.
     pub temp_bytes: Vec<u64>,
+    /// The most bytes that are outside the device's memory at once.
+    pub outside_peak_bytes: u64,
     /// Storages that die right after the node at each position.
     pub frees: Vec<Vec<StorageId>>,
     /// Operand slots that the node at each position can write its first result over, if they die there.
@@ -93,6 +107,7 @@ impl MemoryProfile {
             static_bytes: 0,
             peak_bytes: 0,
             at: None,
+            outside_peak_bytes: 0,
             timeline_bytes: Vec::with_capacity(graph.order().len()),
             temp_bytes: Vec::with_capacity(graph.order().len()),
             frees: vec![Vec::new(); graph.order().len()],
@@ -101,7 +116,7 @@ impl MemoryProfile {
         };
         for (value, v) in graph.values() {
             if !matches!(v.def, Def::Node { .. }) {
-                profile.make(value, sizes.of(value), true, 0);
+                profile.make(value, sizes.of(value), Lasting::Static, 0);
             }
         }
         for (position, id) in graph.order().iter().enumerate() {
@@ -116,12 +131,18 @@ impl MemoryProfile {
         Ok(profile)
     }
 
-    fn make(&mut self, value: ValueId, sized: &Sized, is_static: bool, born: usize) {
+    fn make(&mut self, value: ValueId, sized: &Sized, lasting: Lasting, born: usize) {
         let storage = StorageId(self.storages.len() as u32);
+        let is_static = lasting == Lasting::Static;
+        let is_outside = lasting == Lasting::Outside;
         self.storages.push(Storage {
-            bytes: round_up(sized.bytes(), self.granularity_bytes),
+            bytes: match is_outside {
+                true => sized.bytes(),
+                false => round_up(sized.bytes(), self.granularity_bytes),
+            },
             first: value,
             is_static,
+            is_outside,
             born,
             dies: (!is_static).then_some(born),
             taken_by: None,
@@ -163,7 +184,8 @@ impl MemoryProfile {
         for (i, place) in footprint.outs.into_iter().enumerate() {
             let value = node.outs[i];
             match place {
-                Place::Fresh => self.make(value, &outs[i], false, position),
+                Place::Fresh => self.make(value, &outs[i], Lasting::Made, position),
+                Place::Outside => self.make(value, &outs[i], Lasting::Outside, position),
                 Place::View { of, strides } => {
                     let Some(operand) = node.ins.get(of).copied().flatten() else {
                         return bug("makes a view of an operand that is not given");
@@ -245,17 +267,21 @@ impl MemoryProfile {
 
     fn count(&mut self, graph: &Graph) {
         let mut births = vec![0u64; self.frees.len()];
+        let mut births_outside = vec![0u64; self.frees.len()];
         for (i, s) in self.storages.iter().enumerate() {
             if s.is_static {
                 self.static_bytes += s.bytes;
                 continue;
             }
-            births[s.born] += s.bytes;
+            match s.is_outside {
+                true => births_outside[s.born] += s.bytes,
+                false => births[s.born] += s.bytes,
+            }
             if let Some(dies) = s.dies {
                 self.frees[dies].push(StorageId(i as u32));
             }
         }
-        let (mut live, mut peak) = (0, 0);
+        let (mut live, mut peak, mut outside) = (0, 0, 0);
         for (position, born) in births.into_iter().enumerate() {
             live += born;
             let freed = self.frees[position].iter();
@@ -267,8 +293,14 @@ impl MemoryProfile {
                 peak = now;
                 self.at = Some(graph.order()[position]);
             }
+            outside += births_outside[position];
+            self.outside_peak_bytes = self.outside_peak_bytes.max(outside);
             for storage in &self.frees[position] {
-                live -= self.storages[storage.0 as usize].bytes;
+                let storage = &self.storages[storage.0 as usize];
+                match storage.is_outside {
+                    true => outside -= storage.bytes,
+                    false => live -= storage.bytes,
+                }
             }
         }
         self.peak_bytes = self.static_bytes + peak;

@@ -6,8 +6,10 @@ use crate::analysis::params::{Parameter, Selection, parameters};
 use crate::analysis::sizes::Binding;
 use crate::error::Error;
 use crate::ir::Phase;
+use crate::plan::offload::By;
 use crate::plan::{
-    Basis, Budgeted, Choices, Plan, Policy, Setting, Subject, Times, Wishes, refine::refine,
+    Basis, Budgeted, Choices, Offloading, Plan, Policy, Setting, Subject, Times, Wishes,
+    refine::refine,
 };
 use crate::transform;
 use crate::transform::fuse::Fused;
@@ -35,6 +37,8 @@ pub struct Options {
     pub times: Option<Times>,
     /// Into how many parts the head and the loss are cut.
     pub tile: Tile,
+    /// What waits outside the device's memory.
+    pub offload: Offloading,
 }
 
 impl Default for Options {
@@ -51,6 +55,7 @@ impl Default for Options {
             device: Device::default(),
             times: None,
             tile: Tile::Off,
+            offload: Offloading::default(),
         }
     }
 }
@@ -240,13 +245,8 @@ static PLAN: Pass = Pass {
         };
         let plan = match (options.stored.take(), &options.budget) {
             (Some(stored), _) => stored.replay(&subject.problem, &subject.structure.block_of)?,
-            (None, Some(budgeted)) => budgeted.plan(&setting)?,
-            (None, None) => {
-                let (problem, structure) = (&subject.problem, &subject.structure);
-                options
-                    .policy
-                    .refined(problem, structure, &choices, &wishes)?
-            }
+            (None, Some(budgeted)) => options.offload.plan(&setting, By::Budget(budgeted))?,
+            (None, None) => options.offload.plan(&setting, By::Policy(options.policy))?,
         };
         let seconds = started.elapsed().as_secs_f64();
         let smallest_bytes = match (&plan.certificate, &options.budget) {

@@ -253,11 +253,18 @@ impl Graph {
         id
     }
 
-    /// The value that `id` is a recomputation of, looking through copies; itself otherwise.
-    pub fn origin(&self, id: ValueId) -> ValueId {
-        match self.values[id].def {
-            Def::Node { node, slot } => self.nodes[self.original(node)].outs[slot],
-            _ => id,
+    /// The value that `id` is a recomputation of, looking through copies and transfers; itself otherwise.
+    pub fn origin(&self, mut id: ValueId) -> ValueId {
+        loop {
+            let Def::Node { node, slot } = self.values[id].def else {
+                return id;
+            };
+            let original = self.original(node);
+            id = self.nodes[original].outs[slot];
+            match self.nodes[original].ins.first() {
+                Some(Some(moved)) if self.nodes[original].op.is_transfer() => id = *moved,
+                _ => return id,
+            }
         }
     }
 

@@ -38,6 +38,11 @@ impl OpDef {
     pub fn is_layout(&self) -> bool {
         crate::ops::is_layout(self)
     }
+
+    /// Whether it only moves its operand out of the device's memory or back: its result is its operand, elsewhere.
+    pub fn is_transfer(&self) -> bool {
+        crate::ops::is_transfer(self)
+    }
 }
 
 impl PartialEq for OpDef {
@@ -382,6 +387,8 @@ pub enum Place {
     Fresh,
     /// The storage of operand `of`, seen through `strides`.
     View { of: usize, strides: Vec<i64> },
+    /// New storage, row-major, that is not in the device's memory.
+    Outside,
 }
 
 /// Memory of one run of a node: a promise that the kernel keeps.

@@ -38,6 +38,7 @@ pub mod shape;
 pub mod slice;
 pub mod softmax;
 pub mod sum_to;
+pub mod transfer;
 pub mod trig;
 
 use crate::ir::op::{Domain, Import, OpDef};
@@ -75,6 +76,7 @@ const FAMILIES: &[&[&OpDef]] = &[
     slice::ROWS,
     softmax::ROWS,
     sum_to::ROWS,
+    transfer::ROWS,
     trig::ROWS,
 ];
 
@@ -114,6 +116,11 @@ const LAYOUT: &[&OpDef] = &[
 /// See [`OpDef::is_layout`].
 pub fn is_layout(op: &OpDef) -> bool {
     LAYOUT.contains(&op)
+}
+
+/// See [`OpDef::is_transfer`].
+pub fn is_transfer(op: &OpDef) -> bool {
+    transfer::ROWS.contains(&op)
 }
 
 /// Ops that take some element types only since a later opset than their form; the lists come from the ONNX schemas.

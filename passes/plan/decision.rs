@@ -1,7 +1,9 @@
 //! A plan: data that says what is computed again and why; it can be stored, read, edited and replayed.
 
+use super::offload::To;
 use super::problem::{Kind, Phase, Problem, fingerprint};
 use super::schedule::{Score, evaluate};
+use super::staged::{Stage, Staged};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -14,7 +16,11 @@ pub struct Decision {
     /// The value, by its index in the problem.
     pub value: usize,
     pub name: String,
+    /// It stays in the device's memory.
     pub kept: bool,
+    /// It waits outside the device's memory.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub offloaded: bool,
     pub bytes: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block: Option<usize>,
@@ -38,8 +44,13 @@ pub struct Plan {
     pub policy: String,
     /// Of the problem it is for; see [`fingerprint`].
     pub fingerprint: String,
-    /// Op indices; repeats are recomputation.
+    /// Op indices; repeats are recomputation. Where ops are offloaded: of the [staged](super::staged) problem.
     pub schedule: Vec<usize>,
+    /// Ops whose results wait outside the device's memory.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub offloaded: Vec<usize>,
+    #[serde(default, skip_serializing_if = "To::is_host")]
+    pub offload_to: To,
     pub segments: Vec<Segment>,
     pub decisions: Vec<Decision>,
     pub before: Score,
@@ -87,9 +98,40 @@ impl Plan {
             segments: segments(problem, &schedule, block_of),
             decisions: decisions(problem, &schedule, block_of, reasons),
             schedule,
+            offloaded: Vec::new(),
+            offload_to: To::Host,
             before,
             after,
             certificate: None,
+        })
+    }
+
+    /// A plan for a staged problem as one for the problem that was staged: what happens in it is said in the terms of that.
+    ///
+    /// # Errors
+    /// See [`evaluate`].
+    pub fn unstaged(self, problem: &Problem, staged: &Staged) -> Result<Plan> {
+        let moves = |step: &usize| matches!(staged.stages[self.schedule[*step]], Stage::Move(_));
+        let mut segments = self.segments;
+        for segment in &mut segments {
+            segment.steps.retain(|step| !moves(step));
+        }
+        segments.retain(|s| !s.steps.is_empty());
+        let is_offloaded = |op: &usize| staged.offloaded.binary_search(op).is_ok();
+        let mut decisions = self.decisions;
+        decisions.retain(|d| d.value < problem.values.len());
+        for decision in &mut decisions {
+            decision.op = staged.stages[decision.op].op();
+            decision.name = problem.ops[decision.op].name.clone();
+            decision.offloaded = !decision.kept && is_offloaded(&decision.op);
+        }
+        Ok(Plan {
+            fingerprint: fingerprint(problem),
+            before: evaluate(problem, &problem.given_order())?,
+            offloaded: staged.offloaded.clone(),
+            segments,
+            decisions,
+            ..self
         })
     }
 
@@ -99,6 +141,8 @@ impl Plan {
             policy: "given".into(),
             fingerprint: String::new(),
             schedule,
+            offloaded: Vec::new(),
+            offload_to: To::Host,
             segments: Vec::new(),
             decisions: Vec::new(),
             before: Score::default(),
@@ -126,7 +170,36 @@ impl Plan {
                 *reason = decision.reason;
             }
         }
-        Plan::new(&self.policy, problem, self.schedule, block_of, &reasons)
+        if self.offloaded.is_empty() {
+            return Plan::new(&self.policy, problem, self.schedule, block_of, &reasons);
+        }
+        let staged = Staged::new(problem, &self.offloaded)?;
+        reasons.resize(staged.problem.values.len(), String::new());
+        let schedule = match self.schedule.iter().all(|s| *s < staged.stages.len()) {
+            true => staged.settled(&self.schedule),
+            false => self.schedule,
+        };
+        let block_of = staged.each(block_of);
+        let judged = Plan::new(&self.policy, &staged.problem, schedule, &block_of, &reasons)?;
+        Ok(Plan {
+            offload_to: self.offload_to,
+            ..judged.unstaged(problem, &staged)?
+        })
+    }
+
+    /// The op of the problem that a step of the schedule is about: itself, or in a plan that offloads, the one that it
+    /// runs or whose results it moves.
+    pub fn op_of(&self, step: usize) -> usize {
+        // Every offloaded op before it puts one more op in front: its move.
+        let (mut low, mut high) = (0, self.offloaded.len());
+        while low < high {
+            let middle = (low + high) / 2;
+            match self.offloaded[middle] + middle < step {
+                true => low = middle + 1,
+                false => high = middle,
+            }
+        }
+        step - low
     }
 
     /// Bytes saved at the peak.
@@ -221,6 +294,7 @@ fn decisions(
                 value: *v,
                 name: op.name.clone(),
                 kept: !again[*v],
+                offloaded: false,
                 bytes: value.bytes,
                 block: block_of[o],
                 reason: reasons.get(*v).cloned().unwrap_or_default(),

@@ -4,7 +4,8 @@
 //!
 //! [`schedule`] holds the only judge, [`schedule::evaluate`]; every policy and solver is measured by it. [`policy`] has
 //! the rules people know, [`parts`] words for parts of layers, [`choice`] what the user settled beforehand, [`keep`]
-//! turns "what may stay" into a schedule, [`decision`] is the plan as data. [`solve`] plans for a [`budget`], and
+//! turns "what may stay" into a schedule, [`fold`] takes views away and back, [`staged`] lets results wait outside the device and [`offload`] says which,
+//! [`decision`] is the plan as data. [`solve`] plans for a [`budget`], and
 //! [`budgeted`] asks it. Measured [`times`] may take the place of modelled ones.
 
 #[cfg(any(test, feature = "testing"))]
@@ -13,13 +14,16 @@ pub mod budget;
 pub mod budgeted;
 pub mod choice;
 pub mod decision;
+mod fold;
 pub mod keep;
+pub mod offload;
 pub mod parts;
 pub mod policy;
 pub mod problem;
 pub mod refine;
 pub mod schedule;
 pub mod solve;
+pub mod staged;
 pub mod subject;
 pub mod times;
 pub mod wish;
@@ -28,6 +32,7 @@ pub use budget::{Basis, Budget};
 pub use budgeted::{Budgeted, Setting};
 pub use choice::{Choice, Choices};
 pub use decision::{Certificate, Decision, Plan, Segment};
+pub use offload::Offloading;
 pub use policy::Policy;
 pub use problem::{Kind, Op, Phase, Problem, Value};
 pub use schedule::{Score, evaluate};

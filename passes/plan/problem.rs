@@ -98,6 +98,25 @@ pub struct Problem {
     pub values: Vec<Value>,
     /// Values that must be alive at the end.
     pub outputs: Vec<usize>,
+    /// What moving bytes out of this memory or back costs; `None` where nothing can be moved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transfer: Option<Transfer>,
+}
+
+/// What moving a storage costs, each way.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Transfer {
+    pub us_per_megabyte: f64,
+    /// Beside the bytes.
+    pub start_us: f64,
+}
+
+impl Transfer {
+    /// In microseconds.
+    pub fn cost(&self, bytes: u64) -> f64 {
+        self.start_us + self.us_per_megabyte * bytes as f64 / 1e6
+    }
 }
 
 /// No step of a foreign problem takes more memory: sums up to 2⁵³ are exact as floats too.
@@ -132,7 +151,13 @@ impl Problem {
         device: &Device,
     ) -> Result<(Problem, Correspondence)> {
         let costs = Costs::new(graph, sizes);
-        let mut problem = Problem::default();
+        let mut problem = Problem {
+            transfer: Some(Transfer {
+                us_per_megabyte: 1e3 / device.outside_gigabytes_per_s,
+                start_us: device.launch_us,
+            }),
+            ..Problem::default()
+        };
         let mut map = Correspondence {
             nodes: graph.order().to_vec(),
             values: Vec::new(),
@@ -144,7 +169,7 @@ impl Problem {
             let storage = memory.storage(id);
             let producer = graph.def_node(id).is_some();
             problem.values.push(Value {
-                bytes: if storage.first == id {
+                bytes: if storage.first == id && !storage.is_outside {
                     storage.bytes
                 } else {
                     0
@@ -321,7 +346,8 @@ impl Problem {
         for (o, op) in self.ops.iter().enumerate() {
             for v in &op.over {
                 let root = &self.values[roots[*v]];
-                if root.kind == Kind::Static || root.bytes != self.values[op.outs[0]].bytes {
+                let fits = |bytes| root.bytes == bytes || root.bytes == bytes + op.temp_bytes;
+                if root.kind == Kind::Static || !fits(self.values[op.outs[0]].bytes) {
                     return foreign(format!(
                         "op {} writes over value {v}, which is not of its result's size",
                         self.called(o)
@@ -367,6 +393,13 @@ impl Problem {
                 return foreign(format!("the {what} are more than {most} together"));
             }
         }
+        if let Some(transfer) = &self.transfer {
+            for x in [transfer.us_per_megabyte, transfer.start_us] {
+                if !x.is_finite() || x < 0.0 {
+                    return foreign(format!("a transfer has a cost of {x}"));
+                }
+            }
+        }
         if !cost.is_finite() {
             return foreign("the sum of all costs is not finite".into());
         }
@@ -406,137 +439,6 @@ impl Problem {
             .filter(|v| v.kind == Kind::Static)
             .map(|v| v.bytes)
             .sum()
-    }
-
-    /// The same step with every view replaced by the value that owns its storage, and ops that only make views left
-    /// out: the form the benches judge. The second result gives, for each op of the folded problem, its op here.
-    ///
-    /// What a view op reads beside its storage (a target shape) is not a use in the folded form; such values are a few
-    /// bytes. [`Problem::unfold`] takes a schedule back, and [`super::evaluate`] on that is exact.
-    pub fn fold(&self) -> (Problem, Vec<usize>) {
-        let roots = self.roots();
-        let ops: Vec<usize> = (0..self.ops.len()).filter(|o| !self.is_view(*o)).collect();
-        let mut new_index = vec![None; self.ops.len()];
-        for (new, old) in ops.iter().enumerate() {
-            new_index[*old] = Some(new);
-        }
-        let mut folded = Problem {
-            ops: Vec::with_capacity(ops.len()),
-            values: self.values.clone(),
-            outputs: self.outputs.iter().map(|v| roots[*v]).collect(),
-        };
-        folded.outputs.sort_unstable();
-        folded.outputs.dedup();
-        for old in &ops {
-            let mut op = self.ops[*old].clone();
-            op.ins = op.ins.iter().map(|v| roots[*v]).collect();
-            op.outs.retain(|v| self.values[*v].view_of.is_none());
-            op.over = op.over.iter().map(|v| roots[*v]).collect();
-            folded.ops.push(op);
-        }
-        for value in &mut folded.values {
-            value.producer = match value.view_of.take() {
-                Some(_) => None,
-                None => value.producer.and_then(|p| new_index[p]),
-            };
-            if value.producer.is_none() && value.kind == Kind::Activation {
-                // What was a view has no bytes and no readers here.
-                value.kind = Kind::Static;
-            }
-        }
-        (folded, ops)
-    }
-
-    /// A schedule of [`Problem::fold`]'s problem as one of this problem: first computations of view ops stay where the
-    /// given order has them, and a view is made again wherever its storage was and it is read after that.
-    pub fn unfold(&self, folded_ops: &[usize], schedule: &[usize]) -> Vec<usize> {
-        let mut out = Vec::with_capacity(schedule.len() + self.ops.len() - folded_ops.len());
-        // Which computation of its storage each value shows: a counter per root.
-        let mut version = vec![0u32; self.values.len()];
-        let roots = self.roots();
-        let mut shows = vec![0u32; self.values.len()];
-        let mut next = 0;
-        for step in schedule {
-            let op = folded_ops[*step];
-            while next < op {
-                if self.is_view(next) {
-                    self.refresh_and_push(next, &roots, &version, &mut shows, &mut out);
-                }
-                next += 1;
-            }
-            next = next.max(op + 1);
-            self.refresh_and_push(op, &roots, &version, &mut shows, &mut out);
-            for v in &self.ops[op].outs {
-                if self.values[*v].view_of.is_none() {
-                    version[*v] += 1;
-                    shows[*v] = version[*v];
-                }
-            }
-        }
-        while next < self.ops.len() {
-            if self.is_view(next) {
-                self.refresh_and_push(next, &roots, &version, &mut shows, &mut out);
-            }
-            next += 1;
-        }
-        self.refresh(&self.outputs, &roots, &version, &mut shows, &mut out);
-        out
-    }
-
-    /// Makes stale views that `op` reads again, then appends `op`.
-    fn refresh_and_push(
-        &self,
-        op: usize,
-        roots: &[usize],
-        version: &[u32],
-        shows: &mut [u32],
-        out: &mut Vec<usize>,
-    ) {
-        self.refresh(&self.ops[op].ins, roots, version, shows, out);
-        self.run(op, roots, version, shows, out);
-    }
-
-    /// Makes those of `values` that are stale views again, and the stale views they were made from.
-    fn refresh(
-        &self,
-        values: &[usize],
-        roots: &[usize],
-        version: &[u32],
-        shows: &mut [u32],
-        out: &mut Vec<usize>,
-    ) {
-        let mut needed = Vec::new();
-        let mut stack = values.to_vec();
-        while let Some(v) = stack.pop() {
-            let value = &self.values[v];
-            let (Some(base), Some(producer)) = (value.view_of, value.producer) else {
-                continue;
-            };
-            if shows[v] != version[roots[v]] && !needed.contains(&producer) {
-                needed.push(producer);
-                stack.push(base);
-            }
-        }
-        needed.sort_unstable();
-        for op in needed {
-            self.run(op, roots, version, shows, out);
-        }
-    }
-
-    fn run(
-        &self,
-        op: usize,
-        roots: &[usize],
-        version: &[u32],
-        shows: &mut [u32],
-        out: &mut Vec<usize>,
-    ) {
-        out.push(op);
-        for v in &self.ops[op].outs {
-            if self.values[*v].view_of.is_some() {
-                shows[*v] = version[roots[*v]];
-            }
-        }
     }
 }
 

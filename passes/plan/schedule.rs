@@ -389,6 +389,7 @@ mod tests {
                 value(1, Some(3), None),
             ],
             outputs: vec![4],
+            transfer: None,
         };
         p.check().unwrap();
         let given = evaluate(&p, &p.given_order()).unwrap();
@@ -410,8 +411,11 @@ mod tests {
         let (folded, ops) = p.fold();
         assert_eq!(ops, [0, 2, 3]);
         folded.check().unwrap();
+        // The first view is made for nobody: it would only keep the first storage.
         let schedule = p.unfold(&ops, &[0, 1, 0, 2]);
-        assert_eq!(schedule, [0, 1, 2, 0, 1, 3]);
+        assert_eq!(schedule, [0, 2, 0, 1, 3]);
+        let score = evaluate(&p, &schedule).unwrap();
+        assert_eq!(score.peak_above_static_bytes, 16);
     }
 
     #[test]
@@ -420,6 +424,7 @@ mod tests {
             ops: vec![op("rng", &[], &[0], 0), op("b", &[0], &[1], 0)],
             values: vec![value(4, Some(0), None), value(4, Some(1), None)],
             outputs: vec![1],
+            transfer: None,
         };
         let text = |s: &[usize]| evaluate(&p, s).unwrap_err().to_string();
         assert!(text(&[1, 0]).contains("before anything computed it"));

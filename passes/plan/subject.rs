@@ -9,6 +9,7 @@ use crate::analysis::{Binding, Blocks, Device, MemoryProfile, Sizes};
 use crate::error::Result;
 use crate::ir::{Graph, NodeId, Side, ValueId};
 use crate::ops::kind::{Kind, kind};
+use crate::ops::rows::class_scores;
 use crate::transform::joint::{gradient_of, gradient_outputs};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -46,6 +47,10 @@ pub struct Structure {
     pub core_of: Vec<Option<String>>,
     /// Whether a trained parameter flows into the op, directly or through others.
     pub trained: Vec<bool>,
+    /// Whether the op makes the residual stream that a layer reads.
+    pub opens_layer: Vec<bool>,
+    /// Whether the op makes what scores of classes are computed from.
+    pub feeds_scores: Vec<bool>,
 }
 
 impl Structure {
@@ -59,6 +64,8 @@ impl Structure {
             submodule_of: vec![None; ops],
             core_of: vec![None; ops],
             trained: vec![true; ops],
+            opens_layer: vec![false; ops],
+            feeds_scores: vec![false; ops],
         }
     }
 }
@@ -87,6 +94,12 @@ impl Subject {
         let cores = cores(graph, &blocks, &submodules)?;
         let core = |n: &NodeId| cores[*n].map(|c| word(c).to_string());
         let trained = trained(graph);
+        let streams = blocks.list.iter().filter_map(|b| b.inputs.first());
+        let opens_layer = makers(graph, streams.copied());
+        let scores = graph.order().iter().map(|n| class_scores(graph.node(*n)));
+        let heads = scores.flatten().filter_map(|scores| head(graph, scores));
+        let operands = heads.flat_map(|n| graph.node(n).ins.iter().flatten().copied());
+        let feeds_scores = makers(graph, operands);
         let words = submodules.list.iter().map(|s| s.kind.word().to_string());
         let structure = Structure {
             blocks: blocks.list.len(),
@@ -94,6 +107,8 @@ impl Subject {
             submodule_of: map.nodes.iter().map(|n| submodules.of[*n]).collect(),
             core_of: map.nodes.iter().map(core).collect(),
             trained: map.nodes.iter().map(|n| trained[*n]).collect(),
+            opens_layer: map.nodes.iter().map(|n| opens_layer[*n]).collect(),
+            feeds_scores: map.nodes.iter().map(|n| feeds_scores[*n]).collect(),
             block_of: map.nodes.iter().map(|n| blocks.of[*n]).collect(),
             part_of: map.nodes.iter().map(|n| part(graph, &blocks, *n)).collect(),
         };
@@ -108,6 +123,39 @@ impl Subject {
             device: device.clone(),
         })
     }
+}
+
+/// The product that scores of classes come from, looking back through what only reshapes, casts, scales or caps them.
+fn head(graph: &Graph, mut scores: ValueId) -> Option<NodeId> {
+    loop {
+        let id = graph.def_node(scores)?;
+        let node = graph.node(id);
+        match kind(node.op) {
+            Kind::Product | Kind::BiasedProduct | Kind::QuantisedProduct => return Some(id),
+            Kind::Cast | Kind::Elementwise => {}
+            _ if node.op.is_layout() => {}
+            _ => return None,
+        }
+        let computed = |v: &&ValueId| graph.def_node(**v).is_some();
+        scores = *node.ins.iter().flatten().find(computed)?;
+    }
+}
+
+/// The nodes that make the storages of some values, looking through changes of layout.
+fn makers(graph: &Graph, values: impl Iterator<Item = ValueId>) -> Side<NodeId, bool> {
+    let mut makers = Side::new(graph.node_bound(), false);
+    for mut value in values {
+        while let Some(node) = graph.def_node(value) {
+            match graph.node(node).ins.first() {
+                Some(Some(operand)) if graph.node(node).op.is_layout() => value = *operand,
+                _ => {
+                    makers[node] = true;
+                    break;
+                }
+            }
+        }
+    }
+    makers
 }
 
 /// The nodes that a trained parameter flows into. A parameter is trained if its gradient leaves the graph; where no

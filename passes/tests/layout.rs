@@ -220,7 +220,7 @@ fn views_and_copies() {
         match (ops::find(op).unwrap().memory)(&cx).outs.remove(0) {
             Place::View { of: 0, strides } => Some(strides),
             Place::View { of, .. } => panic!("a view of operand {of}"),
-            Place::Fresh => None,
+            Place::Fresh | Place::Outside => None,
         }
     };
     let none = Attrs::new;

@@ -2,25 +2,33 @@
 //! order of the graph becomes the schedule.
 //!
 //! In: `Training`. Out: `Rewritten`. Nothing but `order`, operands and metadata changes; every original stays, so the
-//! plan can be taken back by [`strip_again`]. The memory of the result is what the plan's score says, byte for byte,
+//! plan can be taken back by [`strip_again`]. Results that wait outside the device's memory leave it right after their op
+//! (`Offload`) and come back where the schedule says (`Fetch`). The memory of the result is what the plan's score says, byte for byte,
 //! because `evaluate` and the memory analysis follow the same rules.
 //!
 //! Every node gets the metadata that a reader of the written file wants: `ckpt.role`, and where they apply `ckpt.of`,
-//! `ckpt.segment`, `ckpt.block`, `ckpt.bytes` (of the storage the node makes) and `ckpt.reason`.
+//! `ckpt.segment`, `ckpt.block`, `ckpt.bytes` (of the storage the node makes) and `ckpt.reason`. Where a first computation
+//! runs later than the graph had it, `ckpt.place` is the place that each node had, for [`strip_again`].
 
 use crate::error::{Error, Result};
-use crate::ir::{Graph, NodeId, Phase, Role, Side, ValueId};
+use crate::ir::edit::NewNode;
+use crate::ir::{Attr, Attrs, Graph, Node, NodeId, OpDef, Phase, Role, Side, ValueId};
+use crate::ops::transfer;
+use crate::plan::offload::To;
 use crate::plan::problem::Correspondence;
+use crate::plan::staged::{Stage, Staged};
 use crate::plan::{Plan, Problem};
+use std::collections::BTreeMap;
 
 /// The metadata keys this pass owns.
-pub const META_KEYS: [&str; 6] = [
+pub const META_KEYS: [&str; 7] = [
     "ckpt.role",
     "ckpt.of",
     "ckpt.segment",
     "ckpt.block",
     "ckpt.bytes",
     "ckpt.reason",
+    "ckpt.place",
 ];
 
 /// Rewrites `graph`, from which `problem` and `map` were made, as `plan` says. Returns the number of copies.
@@ -34,7 +42,15 @@ pub fn remat(
     plan: &Plan,
     block_of: &[Option<usize>],
 ) -> Result<usize> {
-    crate::plan::evaluate(problem, &plan.schedule)?;
+    let staged = match plan.offloaded[..] {
+        [] => None,
+        _ => Some(Staged::new(problem, &plan.offloaded)?),
+    };
+    let stage_of = |op: usize| staged.as_ref().map_or(Stage::Run(op), |s| s.stages[op]);
+    crate::plan::evaluate(
+        staged.as_ref().map_or(problem, |s| &s.problem),
+        &plan.schedule,
+    )?;
     if map.nodes.len() != graph.order().len() || map.nodes != graph.order() {
         return Err(Error::bug(
             "remat",
@@ -51,16 +67,30 @@ pub fn remat(
     let mut current: Side<ValueId, Option<ValueId>> = Side::new(graph.value_bound(), None);
     let latest = |current: &Side<ValueId, Option<ValueId>>, v: ValueId| current[v].unwrap_or(v);
     let mut ran = vec![false; problem.ops.len()];
+    let mut transfers = Transfers::default();
     let mut order = Vec::with_capacity(plan.schedule.len());
     for (step, op) in plan.schedule.iter().enumerate() {
-        let original = map.nodes[*op];
+        let op = match stage_of(*op) {
+            Stage::Run(op) => op,
+            Stage::Move(op) => {
+                transfers.apply(
+                    graph,
+                    map.nodes[op],
+                    plan.offload_to,
+                    &mut current,
+                    &mut order,
+                );
+                continue;
+            }
+        };
+        let original = map.nodes[op];
         let ins: Vec<Option<ValueId>> = graph
             .node(original)
             .ins
             .iter()
             .map(|v| v.map(|v| latest(&current, graph.origin(v))))
             .collect();
-        if !std::mem::replace(&mut ran[*op], true) {
+        if !std::mem::replace(&mut ran[op], true) {
             for (slot, value) in ins.into_iter().enumerate() {
                 if graph.node(original).ins[slot] != value {
                     graph.set_operand(original, slot, value);
@@ -75,7 +105,7 @@ pub fn remat(
         }
         order.push(copy);
     }
-    let copies = order.len() - map.nodes.len();
+    let copies = order.len() - map.nodes.len() - transfers.made;
     graph.set_order(order);
     let outputs: Vec<ValueId> = graph.outputs().to_vec();
     let latest_outputs: Vec<ValueId> = outputs.iter().map(|v| latest(&current, *v)).collect();
@@ -88,6 +118,78 @@ pub fn remat(
     annotate(graph, problem, map, plan, block_of);
     graph.phase = Phase::Rewritten;
     Ok(copies)
+}
+
+/// What has been moved out so far.
+#[derive(Default)]
+struct Transfers {
+    /// The value outside, by the result that it is of.
+    outside: BTreeMap<ValueId, ValueId>,
+    made: usize,
+}
+
+impl Transfers {
+    /// Moves the results of `original` out, or back in if they are out.
+    fn apply(
+        &mut self,
+        graph: &mut Graph,
+        original: NodeId,
+        to: To,
+        current: &mut Side<ValueId, Option<ValueId>>,
+        order: &mut Vec<NodeId>,
+    ) {
+        for value in graph.node(original).outs.clone() {
+            let place = format!("{}/{to}", graph.value(value).name, to = to.word());
+            let there = format!("{}/fetch", graph.value(value).name);
+            let id = match self.outside.get(&value) {
+                None => {
+                    let mut attrs = Attrs::new();
+                    attrs.set(transfer::TO, Attr::Str(to.word().into()));
+                    let id = emit(graph, &transfer::OFFLOAD, original, attrs, (value, &place));
+                    self.outside.insert(value, graph.node(id).outs[0]);
+                    id
+                }
+                Some(outside) => {
+                    let from = *outside;
+                    let id = emit(
+                        graph,
+                        &transfer::FETCH,
+                        original,
+                        Attrs::new(),
+                        (from, &there),
+                    );
+                    graph.set_role(id, Role::Backward);
+                    current[value] = Some(graph.node(id).outs[0]);
+                    id
+                }
+            };
+            self.made += 1;
+            order.push(id);
+        }
+    }
+}
+
+/// A node for the result of another, named after that and its op.
+fn emit(
+    graph: &mut Graph,
+    op: &'static OpDef,
+    of: NodeId,
+    attrs: Attrs,
+    (from, to): (ValueId, &str),
+) -> NodeId {
+    let name = format!("{}/{}", graph.node(of).name, op.name.to_lowercase());
+    let ty = graph.value(from).ty.clone();
+    let node = graph.node(of);
+    let (loc, role) = (node.loc.clone(), node.role);
+    graph.add_node(NewNode {
+        op,
+        name: &name,
+        attrs,
+        ins: vec![Some(from)],
+        outs: vec![(to.to_string(), ty)],
+        loc,
+        role,
+    })
 }
 
 /// Gives the name of `from` to `to`, and the other way round: a graph output keeps its name whoever computes it.
@@ -111,14 +213,27 @@ fn annotate(
     }
     let mut reason_of: Vec<Option<String>> = vec![None; problem.ops.len()];
     for decision in &plan.decisions {
-        let verb = if decision.kept { "kept" } else { "recomputed" };
+        let verb = match (decision.kept, decision.offloaded) {
+            (true, _) => "kept",
+            (false, true) => "offloaded",
+            (false, false) => "recomputed",
+        };
         reason_of[decision.op].get_or_insert(match decision.reason.as_str() {
             "" => verb.to_string(),
             why => format!("{verb}: {why}"),
         });
     }
+    let originals = graph.order().iter().filter(|id| {
+        let node = graph.node(**id);
+        node.again.is_none() && !node.op.is_transfer()
+    });
+    let is_moved = !originals.map(|id| op_of[*id]).is_sorted();
     for id in graph.order().to_vec() {
-        let op = op_of[graph.original(id)];
+        let moves = graph.node(id).op.is_transfer();
+        // A transfer belongs where the node does whose result it moves.
+        let moved = graph.node(id).outs.first().filter(|_| moves);
+        let maker = moved.and_then(|v| graph.def_node(graph.origin(*v)));
+        let op = op_of[maker.unwrap_or(graph.original(id))];
         let bytes: u64 = problem.ops[op]
             .outs
             .iter()
@@ -126,13 +241,9 @@ fn annotate(
             .sum();
         let node = graph.node(id);
         let of = node.again.map(|n| graph.node(n).name.clone());
+        let place = (is_moved && of.is_none() && !moves).then(|| op.to_string());
         let segment = node.segment;
-        let role = match (node.again, node.role) {
-            (Some(_), _) => "recompute",
-            (None, Role::Forward) => "forward",
-            (None, Role::Loss) => "loss",
-            (None, Role::Backward) => "backward",
-        };
+        let role = role_word(node);
         let meta = graph.meta_mut(id);
         for key in META_KEYS {
             meta.remove(key);
@@ -144,6 +255,7 @@ fn annotate(
             ("ckpt.segment", segment.map(|s| s.to_string())),
             ("ckpt.block", block_of[op].map(|b| b.to_string())),
             ("ckpt.reason", reason_of[op].clone()),
+            ("ckpt.place", place),
         ];
         for (key, value) in entries {
             if let Some(value) = value {
@@ -153,18 +265,34 @@ fn annotate(
     }
 }
 
-/// Takes a plan back: readers of copies read the originals, copies go. Returns how many went.
+/// What `ckpt.role` says of a node.
+pub fn role_word(node: &Node) -> &'static str {
+    match (node.again, node.role) {
+        _ if node.op == &transfer::OFFLOAD => "offload",
+        _ if node.op == &transfer::FETCH => "fetch",
+        (Some(_), _) => "recompute",
+        (None, Role::Forward) => "forward",
+        (None, Role::Loss) => "loss",
+        (None, Role::Backward) => "backward",
+    }
+}
+
+/// Takes a plan back: readers of copies and of what was fetched read the originals, copies and transfers go. Returns how
+/// many copies went.
 ///
-/// The order that remains is the originals' own, so planning the result again starts where the first plan did.
+/// The order that remains is the one that was planned, so planning the result again starts where the first plan did.
 pub fn strip_again(graph: &mut Graph) -> usize {
-    let mut is_copy = Side::new(graph.node_bound(), false);
+    let mut goes = Side::new(graph.node_bound(), false);
+    let mut copies = 0;
     let mut is_output = Side::new(graph.value_bound(), false);
     for output in graph.outputs() {
         is_output[*output] = true;
     }
     for id in graph.order().to_vec() {
-        is_copy[id] = graph.node(id).again.is_some();
-        for slot in 0..if is_copy[id] {
+        let is_copy = graph.node(id).again.is_some();
+        goes[id] = is_copy || graph.node(id).op.is_transfer();
+        copies += is_copy as usize;
+        for slot in 0..if goes[id] {
             graph.node(id).outs.len()
         } else {
             0
@@ -177,7 +305,10 @@ pub fn strip_again(graph: &mut Graph) -> usize {
             graph.replace_uses(value, origin);
         }
     }
-    let gone = graph.remove_nodes(&|id| is_copy[id]);
+    graph.remove_nodes(&|id| goes[id]);
+    if let Some(order) = places(graph) {
+        graph.set_order(order);
+    }
     for id in graph.order().to_vec() {
         let meta = graph.meta_mut(id);
         for key in META_KEYS {
@@ -187,7 +318,28 @@ pub fn strip_again(graph: &mut Graph) -> usize {
     if graph.phase == Phase::Rewritten {
         graph.phase = Phase::Training;
     }
-    gone
+    copies
+}
+
+/// The order that `ckpt.place` tells, if every node has one and results are computed before they are read.
+fn places(graph: &Graph) -> Option<Vec<NodeId>> {
+    let place = |id: &NodeId| {
+        let text = graph.node(*id).meta.get("ckpt.place")?;
+        Some((text.parse::<usize>().ok()?, *id))
+    };
+    let mut placed: Vec<(usize, NodeId)> =
+        graph.order().iter().map(place).collect::<Option<_>>()?;
+    placed.sort_by_key(|(place, _)| *place);
+    let mut ran = Side::new(graph.node_bound(), false);
+    for (_, id) in &placed {
+        let operands = graph.node(*id).ins.iter().flatten();
+        let mut makers = operands.filter_map(|v| graph.def_node(*v));
+        if !makers.all(|maker| ran[maker]) {
+            return None;
+        }
+        ran[*id] = true;
+    }
+    Some(placed.into_iter().map(|(_, id)| id).collect())
 }
 
 #[cfg(test)]
@@ -195,6 +347,8 @@ mod tests {
     use super::*;
     use crate::analysis::{Binding, Device, MemoryProfile, Sizes};
     use crate::ir::verify::verify;
+    use crate::plan::offload::{By, Offloading, What};
+    use crate::plan::{Basis, Budget, Budgeted, Choices, Effort, Policy, Setting, Structure};
     use crate::plan::{keep, problem::Kind};
     use crate::testing::{Random, random_graph};
 
@@ -266,5 +420,85 @@ mod tests {
             assert!(p.values.iter().any(|v| v.kind == Kind::Activation));
         }
         assert!(nested > 50 && renamed > 20, "{nested} {renamed}");
+    }
+
+    /// Random graphs in which random results are moved, by policies, budgets and the planner's own choice.
+    #[test]
+    fn what_waits_outside_has_the_memory_the_plan_predicts_and_can_be_taken_back() {
+        let mut r = Random(29);
+        let (mut moved, mut fetched_often, mut chosen) = (0, 0, 0);
+        for n in 0..60 {
+            let mut g = random_graph(&mut r, 3 + n % 25);
+            g.phase = Phase::Training;
+            let (sizes, memory) = measure(&g);
+            let (p, map) = Problem::of_graph(&g, &sizes, &memory, &Device::default()).unwrap();
+            let structure = Structure::unknown(p.ops.len());
+            let choices = Choices::none(&structure);
+            let setting = Setting {
+                problem: &p,
+                structure: &structure,
+                choices: &choices,
+                wishes: "",
+                basis: Basis::Peak,
+                usable_bytes: None,
+            };
+            let offloading = Offloading {
+                what: if n % 3 == 0 { What::Auto } else { What::All },
+                min_bytes: r.below(6) as u64,
+                ..Offloading::default()
+            };
+            let budgeted = Budgeted {
+                budget: Budget::Percent(60.0 + 10.0 * r.below(4) as f64),
+                effort: Effort::First,
+                ..Budgeted::default()
+            };
+            let by = match n % 3 {
+                1 => By::Policy(Policy::None),
+                _ => By::Budget(&budgeted),
+            };
+            let Ok(plan) = offloading.plan(&setting, by) else {
+                continue;
+            };
+            assert_eq!(plan.before.peak_bytes, memory.peak_bytes);
+            if let Some(certificate) = &plan.certificate {
+                assert!(plan.after.peak_bytes <= certificate.budget_bytes);
+                let overhead = plan.after.overhead_pct(&plan.before);
+                assert!(overhead + 1e-6 >= certificate.lower_bound_pct, "graph {n}");
+            }
+            chosen += (n % 3 == 0 && !plan.offloaded.is_empty()) as usize;
+            moved += plan.offloaded.len();
+            let (outputs, order) = (g.outputs().to_vec(), g.order().to_vec());
+            let none = vec![None; p.ops.len()];
+            let copies = remat(&mut g, &p, &map, &plan, &none).unwrap();
+            verify(&g).unwrap();
+            let (_, after) = measure(&g);
+            assert_eq!(after.peak_bytes, plan.after.peak_bytes, "graph {n}");
+            let out = g
+                .nodes()
+                .filter(|(_, n)| n.op == &transfer::OFFLOAD)
+                .count();
+            let back = g.nodes().filter(|(_, n)| n.op == &transfer::FETCH).count();
+            assert_eq!(out, plan.offloaded.len());
+            assert_eq!(after.outside_peak_bytes > 0, out > 0);
+            fetched_often += (back > out) as usize;
+            let text = serde_json::to_string(&plan).unwrap();
+            let read: Plan = serde_json::from_str(&text).unwrap();
+            let replayed = read.replay(&p, &none).unwrap();
+            assert_eq!(
+                (&replayed.after, &replayed.schedule),
+                (&plan.after, &plan.schedule)
+            );
+
+            assert_eq!(strip_again(&mut g), copies);
+            verify(&g).unwrap();
+            assert_eq!(
+                (g.outputs(), g.order()),
+                (outputs.as_slice(), order.as_slice())
+            );
+        }
+        assert!(
+            moved > 50 && fetched_often > 0 && chosen > 2,
+            "{moved} {fetched_often} {chosen}"
+        );
     }
 }

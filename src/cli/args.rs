@@ -282,6 +282,9 @@ pub struct RunArgs {
     /// Threads that one kernel may use [default: all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: Option<u16>,
+    /// The folder for files of results that wait outside the device's memory [default: the system's for temporary files]
+    #[arg(long, value_name = "DIR")]
+    pub offload_dir: Option<PathBuf>,
     /// How often to run; the reported time is the median
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..))]
     pub steps: u32,

@@ -43,6 +43,9 @@ mod with_torch {
         arena_bytes: u64,
         /// Growth of the process's own pages in memory; null where the system does not say.
         resident_bytes: Option<u64>,
+        /// What waited outside the device's memory at most, and what was predicted of it.
+        outside_peak_bytes: u64,
+        predicted_outside_bytes: u64,
         device: String,
         peak_at: Option<String>,
         step_time_us: u64,
@@ -82,6 +85,9 @@ mod with_torch {
             args.rng,
         )?;
         session.use_arena(!args.no_arena);
+        if let Some(folder) = &args.offload_dir {
+            session.wait_in(folder.clone());
+        }
         let (mut times, mut cpu_times) = (Vec::new(), Vec::new());
         let mut last = None;
         for step in 1..=args.steps {
@@ -130,6 +136,8 @@ mod with_torch {
             workspace_bytes: run.workspace_bytes,
             arena_bytes: run.arena_bytes,
             resident_bytes: run.resident_bytes,
+            outside_peak_bytes: run.outside_peak_bytes,
+            predicted_outside_bytes: run.predicted_outside_bytes,
             device: args.device.to_string(),
             peak_at: run.peak_at,
             step_time_us: times[times.len() / 2],

@@ -17,8 +17,9 @@ use crate::frontend::onnx::proto::{
 use crate::frontend::onnx::{names, versions};
 use bytes::Bytes;
 use ckpt_passes::ir::op::{Domain, body_of};
-use ckpt_passes::ir::{Attr, Data, External, Graph, NodeId, Role, Tensor, Ty};
+use ckpt_passes::ir::{Attr, Data, External, Graph, NodeId, Tensor, Ty};
 use ckpt_passes::text::parse_dim_param;
+use ckpt_passes::transform::remat::role_word;
 use ckpt_passes::{Error, Result};
 use prost::Message;
 use std::collections::BTreeMap;
@@ -314,13 +315,7 @@ fn opaque(graph: &Graph, id: NodeId) -> Result<NodeProto> {
 fn described(graph: &Graph, id: NodeId, mut message: NodeProto) -> Result<NodeProto> {
     let node = graph.node(id);
     let mut meta = node.meta.clone();
-    let role = match (node.again, node.role) {
-        (Some(_), _) => "recompute",
-        (None, Role::Forward) => "forward",
-        (None, Role::Loss) => "loss",
-        (None, Role::Backward) => "backward",
-    };
-    meta.insert("ckpt.role".into(), role.into());
+    meta.insert("ckpt.role".into(), role_word(node).into());
     if let Some(original) = node.again {
         meta.insert("ckpt.of".into(), graph.node(original).name.clone());
     }

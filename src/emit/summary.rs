@@ -45,6 +45,9 @@ pub struct Summary {
     pub bound_class: Option<String>,
     pub smallest_feasible_bytes: Option<u64>,
     pub plan_seconds: f64,
+    /// How many results wait outside the device's memory, and the most bytes of them at once.
+    pub offloaded: usize,
+    pub outside_peak_bytes: u64,
     /// Recompute subgraphs.
     pub segments: usize,
     pub blocks: usize,
@@ -143,6 +146,8 @@ impl Summary {
             bound_class: certificate.map(|c| c.class.clone()),
             smallest_feasible_bytes: made.smallest_bytes,
             plan_seconds: made.seconds,
+            offloaded: made.plan.offloaded.len(),
+            outside_peak_bytes: after.memory.outside_peak_bytes,
             segments: made.plan.segments.len(),
             blocks: made.subject.blocks.list.len(),
             kv_sharing: sharing::kv_sharing(&made.subject.blocks),
@@ -172,7 +177,7 @@ impl Summary {
     #[must_use]
     pub fn with(mut self, account: &Account) -> Summary {
         let labels = &account.task.labels;
-        let mut held = account.after.at_peak(account.problem(), labels);
+        let mut held = account.after.at_peak();
         held.truncate(LARGEST);
         self.largest_at_peak = held;
         (self.trained_parameters, self.frozen_parameters) = (labels.trained, labels.frozen);
@@ -232,6 +237,14 @@ impl Summary {
             percent(self.recompute_flops, self.forward_backward_flops),
             self.overhead_pct
         );
+        if self.offloaded > 0 {
+            let _ = writeln!(
+                out,
+                "  offloads the results of {} ops: at most {} outside at once",
+                self.offloaded,
+                bytes(self.outside_peak_bytes)
+            );
+        }
         for (node, parts) in &self.tiled {
             let _ = writeln!(
                 out,

@@ -1,7 +1,8 @@
 //! Measures a device: the rates of the roofline, what a node takes that does nothing, how the allocator rounds.
 //!
 //! Each figure comes from a small graph that our runtime executes: products of growing square matrices in each
-//! floating-point type until one takes long enough to be timed, a sum of vectors that no cache holds, a chain of sums of
+//! floating-point type until one takes long enough to be timed, a sum of vectors that no cache holds, one of them moved out of
+//! the device's memory and back, a chain of sums of
 //! a few numbers. The rates are therefore what a plan can count on in this runtime with these threads, not what the
 //! vendor states.
 
@@ -71,6 +72,8 @@ pub fn calibrate(request: &Request) -> Result<Device> {
     };
     let (gigabytes_per_s, source) = bandwidth(request)?;
     sources.push(source);
+    let (outside_gigabytes_per_s, source) = transfer(request)?;
+    sources.push(source);
     let launch_us = dispatch(request)?;
     sources.push(format!(
         "launch_us: one of {CHAIN} sums of 8 numbers in a row, median of {} runs",
@@ -101,6 +104,7 @@ pub fn calibrate(request: &Request) -> Result<Device> {
         name: request.name.clone().unwrap_or(own_name),
         teraflops,
         gigabytes_per_s,
+        outside_gigabytes_per_s,
         launch_us,
         memory_bytes: memory.map(|m| m.total_bytes),
         reserved_bytes: memory.map_or(0, |m| m.used_bytes),
@@ -169,6 +173,21 @@ fn bandwidth(request: &Request) -> Result<(f64, String)> {
     Ok((bytes / time_us / 1e3, how))
 }
 
+/// 10⁹ bytes a second of moving a vector out of the device's memory and back: the slower of the two ways.
+fn transfer(request: &Request) -> Result<(f64, String)> {
+    let vector = format!("f32[{}]", request.vector);
+    let source = format!(
+        "graph @move typed (%x: {vector}) -> (%y) {{\n  %out = Offload %x : {vector}\n  %y = Fetch %out : {vector}\n}}\n"
+    );
+    let slower_us = times(request, &source)?.into_iter().fold(1e-3, f64::max);
+    let bytes = 4 * request.vector;
+    let how = format!(
+        "outside_gigabytes_per_s: a vector of {bytes} bytes moved out or back in {slower_us:.0} us, median of {} runs",
+        request.runs
+    );
+    Ok((bytes as f64 / slower_us / 1e3, how))
+}
+
 /// Microseconds of a node with next to nothing to do.
 fn dispatch(request: &Request) -> Result<f64> {
     let mut source = String::from("graph @chain typed (%v0: f32[8]) -> (");
@@ -229,7 +248,11 @@ mod tests {
         assert!((1e-3..1e6).contains(&device.gigabytes_per_s), "{device:?}");
         assert!((1e-3..1e5).contains(&device.launch_us), "{device:?}");
         assert_eq!(device.granularity_bytes, 1);
-        assert_eq!(device.sources.len(), 8);
+        assert!(
+            (1e-4..1e4).contains(&device.outside_gigabytes_per_s),
+            "{device:?}"
+        );
+        assert_eq!(device.sources.len(), 9);
         let named = Request {
             name: Some("mine".into()),
             ..request

@@ -39,8 +39,8 @@ pub struct Change {
 
 fn runs(plan: &Plan) -> BTreeMap<usize, usize> {
     let mut runs = BTreeMap::new();
-    for op in &plan.schedule {
-        *runs.entry(*op).or_insert(0) += 1;
+    for step in &plan.schedule {
+        *runs.entry(plan.op_of(*step)).or_insert(0) += 1;
     }
     runs
 }

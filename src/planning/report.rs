@@ -39,6 +39,8 @@ pub struct Report {
     pub traffic_overhead_pct: f64,
     pub smallest_feasible_bytes: Option<u64>,
     pub plan_seconds: f64,
+    /// How many ops have results that wait outside the device's memory.
+    pub offloaded: usize,
     pub segments: usize,
     pub blocks: usize,
     pub kv_sharing: Vec<KvSharing>,
@@ -91,6 +93,7 @@ impl Report {
         let (before, after) = (&plan.before, &plan.after);
         let certificate = plan.certificate.as_ref();
         let at = after.at_step.and_then(|step| plan.schedule.get(step));
+        let at = at.map(|step| plan.op_of(*step));
         Report {
             policy: plan.policy.clone(),
             objective: budgeted::word(objective),
@@ -116,12 +119,13 @@ impl Report {
             traffic_overhead_pct: traffic_overhead_pct(after, before),
             smallest_feasible_bytes: planned.smallest_bytes.map(|b| task.shown(b)),
             plan_seconds: planned.seconds,
+            offloaded: plan.offloaded.len(),
             segments: plan.segments.len(),
             blocks: task.structure.blocks,
             kv_sharing: task.kv_sharing.clone(),
             ops: task.problem.ops.len(),
             steps: plan.schedule.len(),
-            peak_at: at.map(|op| task.problem.ops[*op].name.clone()),
+            peak_at: at.map(|op| task.problem.ops[op].name.clone()),
             device: task.device.name.clone(),
             dims: task.dims.clone(),
             assumed_dims: task.assumed_dims.clone(),

@@ -9,9 +9,10 @@ use ckpt_passes::analysis::{Binding, Device};
 use ckpt_passes::compile::{Request, compile};
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::Graph;
+use ckpt_passes::plan::offload::By;
 use ckpt_passes::plan::{
-    Basis, Budgeted, Choices, Plan, Policy, Problem, Score, Setting, Structure, Subject, evaluate,
-    refine::refine,
+    Basis, Budgeted, Choices, Offloading, Plan, Policy, Problem, Score, Setting, Structure,
+    Subject, evaluate, refine::refine,
 };
 use ckpt_passes::{Error, Result};
 use std::collections::BTreeMap;
@@ -27,6 +28,8 @@ pub struct Task {
     pub wishes: String,
     pub basis: Basis,
     pub device: Device,
+    /// What waits outside the device's memory.
+    pub offload: Offloading,
     /// The score of the given order.
     pub before: Score,
     /// Sizes that the figures are for; none for a cost graph.
@@ -100,6 +103,7 @@ impl Task {
             structure,
             basis: Basis::AboveStatic,
             device: request.device.clone(),
+            offload: request.offload,
             before,
             labels: Labels::unknown(&problem),
             problem,
@@ -118,10 +122,12 @@ impl Task {
     /// # Errors
     /// What any pass before the plan refuses.
     pub fn of_graph(graph: &mut Graph, request: &Request) -> Result<Task> {
+        let offload = request.offload;
         let request = Request {
             policy: Policy::None,
             budget: None,
             stored: None,
+            offload: Offloading::default(),
             stop_after: Some("plan".into()),
             ..request.clone()
         };
@@ -139,6 +145,7 @@ impl Task {
         )?;
         task.loss = compiled.loss.map(|l| l.to_string());
         task.is_measured = request.times.is_some();
+        task.offload = offload;
         Ok(task)
     }
 
@@ -160,6 +167,7 @@ impl Task {
         );
         Ok(Task {
             is_measured: request.times.is_some(),
+            offload: request.offload,
             ..Task::made(graph, subject, choices, &binding, warnings)?
         })
     }
@@ -187,6 +195,7 @@ impl Task {
             structure: subject.structure,
             basis: Basis::Peak,
             device: subject.device,
+            offload: Offloading::default(),
             dims: binding
                 .iter()
                 .map(|(n, size)| (n.to_string(), size))
@@ -219,10 +228,8 @@ impl Task {
             _ => None,
         };
         let plan = match goal {
-            Goal::Policy(policy) => {
-                policy.refined(&self.problem, &self.structure, &self.choices, &self.wishes)?
-            }
-            Goal::Budget(budgeted) => budgeted.plan(&self.setting())?,
+            Goal::Policy(policy) => self.offload.plan(&self.setting(), By::Policy(policy))?,
+            Goal::Budget(budgeted) => self.offload.plan(&self.setting(), By::Budget(&budgeted))?,
             Goal::Stored(plan) => plan.replay(&self.problem, &self.structure.block_of)?,
         };
         let seconds = started.elapsed().as_secs_f64();

@@ -1,10 +1,11 @@
 //! Everything that is shown of a plan, computed once; every viewer prints it.
 
 use super::memory::{Held, KINDS, Kind, Memory};
+use super::terms::Terms;
 use super::verdict::{Fate, Verdict, verdicts};
 use crate::planning::task::{Planned, Task};
 use ckpt_passes::Result;
-use ckpt_passes::plan::{Phase, Plan, Problem};
+use ckpt_passes::plan::{Phase, Plan};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -15,8 +16,8 @@ pub struct Account<'a> {
     /// Time that the plan took, in seconds.
     pub seconds: f64,
     pub smallest_bytes: Option<u64>,
-    pub before: Memory,
-    pub after: Memory,
+    pub before: Memory<'a>,
+    pub after: Memory<'a>,
     pub verdicts: Vec<Verdict>,
     pub layers: Vec<LayerRow>,
 }
@@ -37,8 +38,12 @@ pub struct LayerRow {
     pub kept_bytes: u64,
     /// Forward results that are freed and computed again.
     pub recomputed_bytes: u64,
+    /// Forward results that wait outside the device's memory.
+    pub offloaded_bytes: u64,
     /// Time of its copies.
     pub recompute_us: f64,
+    /// Time of moving results out and back in.
+    pub transfer_us: f64,
     /// What it holds at the peak, before and after.
     pub peak_before_bytes: u64,
     pub peak_after_bytes: u64,
@@ -60,13 +65,10 @@ impl<'a> Account<'a> {
     /// # Errors
     /// A plan that is none for the task; a bug where the memory found is not what the plan predicts.
     pub fn new(task: &'a Task, planned: &'a Planned) -> Result<Account<'a>> {
-        let (problem, structure, labels) = (&task.problem, &task.structure, &task.labels);
         let plan = &planned.plan;
-        let memory = |schedule| Memory::new(problem, labels, &structure.block_of, schedule);
-        let (before, after) = (
-            memory(problem.given_order())?,
-            memory(plan.schedule.clone())?,
-        );
+        let terms = Terms::plain(&task.problem, &task.structure, &task.labels);
+        let after = Memory::new(terms.of(plan)?, plan.schedule.clone())?;
+        let before = Memory::new(terms, task.problem.given_order())?;
         for (memory, score) in [(&before, &plan.before), (&after, &plan.after)] {
             if memory.peak_bytes != score.peak_bytes {
                 return Err(ckpt_passes::Error::bug(
@@ -77,7 +79,7 @@ impl<'a> Account<'a> {
                 .found(format!("{} bytes", memory.peak_bytes)));
             }
         }
-        let verdicts = verdicts(problem, structure, labels, plan, &after);
+        let verdicts = verdicts(plan, &after);
         let mut account = Account {
             task,
             plan,
@@ -92,12 +94,14 @@ impl<'a> Account<'a> {
         Ok(account)
     }
 
-    pub fn problem(&self) -> &Problem {
-        &self.task.problem
+    /// What the steps of the plan are about.
+    pub fn terms(&self) -> &Terms<'a> {
+        &self.after.terms
     }
 
     fn layer_rows(&self) -> Vec<LayerRow> {
-        let (problem, labels) = (&self.task.problem, &self.task.labels);
+        let terms = self.terms();
+        let (problem, labels) = (&terms.problem, &terms.labels);
         let mut rows: Vec<LayerRow> = labels
             .layers
             .iter()
@@ -110,17 +114,22 @@ impl<'a> Account<'a> {
                 ..LayerRow::default()
             })
             .collect();
-        let layer_of = &self.task.structure.block_of;
+        let layer_of = &terms.structure.block_of;
         for (o, op) in problem.ops.iter().enumerate() {
-            if let (Some(layer), Phase::Forward) = (layer_of[o], op.phase) {
+            if let (Some(layer), Phase::Forward, false) = (layer_of[o], op.phase, terms.is_move(o))
+            {
                 rows[layer].ops += 1;
             }
         }
         let mut again = vec![false; problem.ops.len()];
         for (step, o) in self.after.schedule.iter().enumerate() {
-            if let (true, Some(layer)) = (self.after.is_again[step], layer_of[*o]) {
-                rows[layer].recompute_us += problem.ops[*o].cost;
-                rows[layer].recomputed_ops += !std::mem::replace(&mut again[*o], true) as usize;
+            match (terms.is_move(*o), self.after.is_again[step], layer_of[*o]) {
+                (true, _, Some(layer)) => rows[layer].transfer_us += problem.ops[*o].cost,
+                (false, true, Some(layer)) => {
+                    rows[layer].recompute_us += problem.ops[*o].cost;
+                    rows[layer].recomputed_ops += !std::mem::replace(&mut again[*o], true) as usize;
+                }
+                _ => {}
             }
         }
         for verdict in &self.verdicts {
@@ -128,6 +137,7 @@ impl<'a> Account<'a> {
                 match verdict.fate {
                     Fate::Kept => rows[layer].kept_bytes += verdict.bytes,
                     Fate::Recomputed => rows[layer].recomputed_bytes += verdict.bytes,
+                    Fate::Offloaded => rows[layer].offloaded_bytes += verdict.bytes,
                     _ => {}
                 }
             }
@@ -148,11 +158,11 @@ impl<'a> Account<'a> {
     /// What is alive at a peak: of the plan, or of the unplanned order.
     pub fn at_peak(&self, memory: &Memory) -> AtPeak {
         AtPeak {
-            node: memory.peak_op().map(|o| self.problem().ops[o].name.clone()),
+            node: memory.peak_node().map(str::to_string),
             step: memory.peak_step,
             bytes: memory.peak_bytes,
             kinds: by_kind(memory.kinds_at(memory.peak_step.unwrap_or(0))),
-            largest: memory.at_peak(self.problem(), &self.task.labels),
+            largest: memory.at_peak(),
         }
     }
 

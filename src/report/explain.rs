@@ -131,6 +131,7 @@ impl Explanation {
             let what = match fate {
                 Fate::Kept => "held for the backward part",
                 Fate::Recomputed => "freed and computed again",
+                Fate::Offloaded => "waiting outside the device's memory",
                 Fate::Freed => "not read by the backward part",
                 Fate::Output => "leave the graph",
                 Fate::View => "without memory of their own",
@@ -148,7 +149,9 @@ impl Explanation {
         let mut decided: Vec<&Verdict> = self
             .values
             .iter()
-            .filter(|v| matches!(v.fate, Fate::Kept | Fate::Recomputed) && v.bytes > 0)
+            .filter(|v| {
+                matches!(v.fate, Fate::Kept | Fate::Recomputed | Fate::Offloaded) && v.bytes > 0
+            })
             .collect();
         decided.sort_by_key(|v| std::cmp::Reverse(v.bytes));
         value_table(out, decided, SHOWN);
@@ -229,7 +232,11 @@ pub fn decisions(plan: &Plan) -> String {
     );
     for d in &plan.decisions {
         let layer = d.block.map_or("-".into(), |l| format!("layer {l}"));
-        let verb = if d.kept { Fate::Kept } else { Fate::Recomputed };
+        let verb = match (d.kept, d.offloaded) {
+            (true, _) => Fate::Kept,
+            (false, true) => Fate::Offloaded,
+            (false, false) => Fate::Recomputed,
+        };
         let _ = writeln!(
             out,
             "  {:<44}{:<12}{:>10}  {layer:<10}{}",
@@ -279,16 +286,29 @@ fn layer_table(out: &mut String, layers: &[LayerRow]) {
     if layers.is_empty() {
         return;
     }
+    let moves = layers.iter().any(|l| l.offloaded_bytes > 0);
+    let outside = |text: String| match moves {
+        true => format!("{text:>12}"),
+        false => String::new(),
+    };
     let _ = writeln!(
         out,
-        "  {:<6}{:<26}{:<18}{:>10}{:>12}{:>12}{:>14}{:>12}",
-        "layer", "module", "made of", "kept", "recomputed", "ops again", "more time", "at the peak"
+        "  {:<6}{:<26}{:<18}{:>10}{:>12}{}{:>12}{:>14}{:>12}",
+        "layer",
+        "module",
+        "made of",
+        "kept",
+        "recomputed",
+        outside("offloaded".into()),
+        "ops again",
+        "more time",
+        "at the peak"
     );
     // Equal neighbours share a row.
     let same = |a: &LayerRow, b: &LayerRow| {
         (a.run, a.kept_bytes, a.recomputed_bytes, a.recomputed_ops)
             == (b.run, b.kept_bytes, b.recomputed_bytes, b.recomputed_ops)
-            && a.peak_after_bytes == b.peak_after_bytes
+            && (a.offloaded_bytes, a.peak_after_bytes) == (b.offloaded_bytes, b.peak_after_bytes)
     };
     for rows in layers.chunk_by(same) {
         let (first, last) = (&rows[0], &rows[rows.len() - 1]);
@@ -298,13 +318,14 @@ fn layer_table(out: &mut String, layers: &[LayerRow]) {
         };
         let _ = writeln!(
             out,
-            "  {number:<6}{:<26}{:<18}{:>10}{:>12}{:>12}{:>14}{:>12}",
+            "  {number:<6}{:<26}{:<18}{:>10}{:>12}{}{:>12}{:>14}{:>12}",
             cut(&first.name, 25),
             first.kind,
             bytes(first.kept_bytes),
             bytes(first.recomputed_bytes),
+            outside(bytes(first.offloaded_bytes)),
             format!("{}/{}", first.recomputed_ops, first.ops),
-            micros(first.recompute_us),
+            micros(first.recompute_us + first.transfer_us),
             bytes(first.peak_after_bytes)
         );
     }
@@ -390,7 +411,7 @@ fn select(account: &Account, name: &str) -> Result<(Vec<LayerRow>, Vec<Verdict>)
             return Ok((Vec::new(), found));
         }
     }
-    let names = &account.task.labels.names;
+    let names = &account.terms().labels.names;
     if names.iter().any(|n| n == name) {
         return Err(Error::usage(
             "name",

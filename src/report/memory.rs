@@ -3,11 +3,12 @@
 //! Made from the same judge as every plan's score, so its totals are the predicted ones: the sum of all kinds at the
 //! peak is the predicted peak, byte for byte. While a step runs, its operands, results and temporaries are all held.
 
-use super::labels::{Labels, Role};
+use super::labels::Role;
+use super::terms::Terms;
 use ckpt_passes::Result;
 use ckpt_passes::plan::decision::copies;
 use ckpt_passes::plan::schedule::Timeline;
-use ckpt_passes::plan::{Kind as Lives, Phase, Problem};
+use ckpt_passes::plan::{Kind as Lives, Phase};
 use serde::Serialize;
 
 /// What a storage is for.
@@ -24,6 +25,8 @@ pub enum Kind {
     Activations,
     /// Results that were computed before.
     Recomputed,
+    /// Results that waited outside and are back.
+    Fetched,
     /// Results of the backward part on their way to a gradient.
     Cotangents,
     /// Temporaries inside the kernel that runs.
@@ -31,7 +34,7 @@ pub enum Kind {
 }
 
 /// How many kinds there are.
-pub const KINDS: usize = 8;
+pub const KINDS: usize = 9;
 
 impl Kind {
     pub const ALL: [Kind; KINDS] = [
@@ -41,6 +44,7 @@ impl Kind {
         Kind::Outputs,
         Kind::Activations,
         Kind::Recomputed,
+        Kind::Fetched,
         Kind::Cotangents,
         Kind::Temporaries,
     ];
@@ -53,6 +57,7 @@ impl Kind {
             Kind::Outputs => "outputs",
             Kind::Activations => "activations",
             Kind::Recomputed => "recomputed",
+            Kind::Fetched => "fetched",
             Kind::Cotangents => "cotangents",
             Kind::Temporaries => "temporaries",
         }
@@ -86,8 +91,9 @@ pub struct Held {
 }
 
 /// The memory of one schedule.
-#[derive(Clone, Debug)]
-pub struct Memory {
+#[derive(Clone)]
+pub struct Memory<'a> {
+    pub terms: Terms<'a>,
     pub schedule: Vec<usize>,
     /// Whether each step computes its op again.
     pub is_again: Vec<bool>,
@@ -103,17 +109,14 @@ pub struct Memory {
     pub peak_step: Option<usize>,
 }
 
-impl Memory {
+impl<'a> Memory<'a> {
     /// Linear in the operands of the steps.
     ///
     /// # Errors
     /// A schedule that is none; see [`ckpt_passes::plan::evaluate`].
-    pub fn new(
-        problem: &Problem,
-        labels: &Labels,
-        layer_of: &[Option<usize>],
-        schedule: Vec<usize>,
-    ) -> Result<Memory> {
+    pub fn new(terms: Terms<'a>, schedule: Vec<usize>) -> Result<Memory<'a>> {
+        let (problem, labels) = (&*terms.problem, &*terms.labels);
+        let layer_of = &terms.structure.block_of;
         let Timeline {
             live_bytes,
             instances,
@@ -151,7 +154,10 @@ impl Memory {
                 (None, ..) => Kind::Inputs,
                 (_, true, Role::Gradient) => Kind::Gradients,
                 (_, true, _) => Kind::Outputs,
-                (Some(_), ..) if is_again[instance.born] => Kind::Recomputed,
+                (Some(op), ..) if is_again[instance.born] => match terms.is_move(op) {
+                    true => Kind::Fetched,
+                    false => Kind::Recomputed,
+                },
                 (Some(op), ..) if problem.ops[op].phase == Phase::Backward => Kind::Cotangents,
                 _ => Kind::Activations,
             };
@@ -176,6 +182,7 @@ impl Memory {
                 .iter()
                 .map(|o| problem.ops[*o].temp_bytes)
                 .collect(),
+            terms,
             schedule,
             is_again,
             tenants,
@@ -232,7 +239,8 @@ impl Memory {
     }
 
     /// What is held at the peak, largest first, the kernel's temporaries among it.
-    pub fn at_peak(&self, problem: &Problem, labels: &Labels) -> Vec<Held> {
+    pub fn at_peak(&self) -> Vec<Held> {
+        let (problem, labels) = (&self.terms.problem, &self.terms.labels);
         let step = self.peak_step.unwrap_or(0);
         let held = |t: &Tenant| Held {
             name: labels.names[t.value].clone(),
@@ -255,9 +263,10 @@ impl Memory {
         all
     }
 
-    /// The op that runs at the peak.
-    pub fn peak_op(&self) -> Option<usize> {
-        self.peak_step.map(|s| self.schedule[s])
+    /// The node that runs at the peak.
+    pub fn peak_node(&self) -> Option<&str> {
+        let step = self.peak_step?;
+        Some(&self.terms.node(self.schedule[step]).name)
     }
 }
 
@@ -300,6 +309,7 @@ impl Highest {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::labels::Labels;
     use ckpt_passes::plan::{Policy, Structure, evaluate, keep};
     use ckpt_passes::testing::Random;
     use ckpt_passes::testing::dags::{Shape, random_dag};
@@ -317,7 +327,8 @@ mod tests {
             let none = Policy::None.plan(&problem, &structure).unwrap();
             for schedule in [none.schedule, keep::schedule(&problem, &keep)] {
                 let score = evaluate(&problem, &schedule).unwrap();
-                let memory = Memory::new(&problem, &labels, &structure.block_of, schedule).unwrap();
+                let terms = Terms::plain(&problem, &structure, &labels);
+                let memory = Memory::new(terms, schedule).unwrap();
                 assert_eq!(
                     (memory.peak_bytes, memory.peak_step),
                     (score.peak_bytes, score.at_step)
@@ -329,7 +340,7 @@ mod tests {
                         *seen += bytes;
                     }
                 }
-                let held = memory.at_peak(&problem, &labels);
+                let held = memory.at_peak();
                 let total: u64 = held.iter().map(|h| h.bytes).sum();
                 assert_eq!(total, memory.peak_bytes);
                 assert!(held.windows(2).all(|w| w[0].bytes >= w[1].bytes));

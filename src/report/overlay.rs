@@ -13,6 +13,7 @@ fn colour(fate: Fate) -> &'static str {
     match fate {
         Fate::Kept => "#e69f00",
         Fate::Recomputed => "#cc79a7",
+        Fate::Offloaded => "#0072b2",
         Fate::Freed => "#dde3ea",
         Fate::Output => "#56b4e9",
         Fate::View => "#f4f6f8",
@@ -26,7 +27,7 @@ pub fn overlay(account: &Account) -> Value {
     for group in account.verdicts.chunk_by(|a, b| a.at == b.at) {
         // A node's results share its fate, but for results that nothing reads.
         let first = group.iter().max_by_key(|v| v.bytes).unwrap_or(&group[0]);
-        let is_backward = account.problem().ops[first.at].phase == Phase::Backward;
+        let is_backward = account.terms().problem.ops[first.at].phase == Phase::Backward;
         let fate = if is_backward {
             Fate::Backward
         } else {

@@ -7,6 +7,7 @@
 use super::account::Account;
 use super::explain::alternative;
 use super::memory::{Kind, Memory};
+use super::terms::Terms;
 use super::verdict::Fate;
 use crate::emit::units::{bytes, flops, micros};
 use crate::planning::curve::Frontier;
@@ -25,9 +26,10 @@ const POINTS: usize = 12;
 const FEW_POINTS: usize = 5;
 const MANY_OPS: usize = 20_000;
 
-const FATES: [Fate; 6] = [
+const FATES: [Fate; 7] = [
     Fate::Kept,
     Fate::Recomputed,
+    Fate::Offloaded,
     Fate::Freed,
     Fate::Output,
     Fate::View,
@@ -229,7 +231,10 @@ fn layer(layer: Option<usize>) -> i64 {
     layer.map_or(-1, |l| l as i64)
 }
 
-fn memory(memory: &Memory) -> Value {
+/// `terms` are those of the ops that the page knows.
+fn memory(memory: &Memory, terms: &Terms) -> Value {
+    let is_other = memory.terms.problem.ops.len() != terms.problem.ops.len();
+    let op = |o: &usize| if is_other { terms.op(*o) } else { *o };
     let tenants = || memory.tenants.iter();
     let temporaries: Vec<(usize, u64)> = memory
         .temp_bytes
@@ -239,7 +244,7 @@ fn memory(memory: &Memory) -> Value {
         .filter(|(_, b)| *b > 0)
         .collect();
     json!({
-        "s": memory.schedule,
+        "s": memory.schedule.iter().map(op).collect::<Vec<_>>(),
         "m": temporaries,
         "t": {
             "v": tenants().map(|t| t.value).collect::<Vec<_>>(),
@@ -253,13 +258,20 @@ fn memory(memory: &Memory) -> Value {
 }
 
 fn data(account: &Account) -> Result<Value> {
-    let (task, plan) = (account.task, account.plan);
-    let problem = account.problem();
+    let plan = account.plan;
+    let terms = account.terms();
+    let problem = &terms.problem;
     let (mut kinds, mut modules, mut texts) =
         (Texts::default(), Texts::default(), Texts::default());
     let ops = || problem.ops.iter();
-    let numbers: Vec<usize> = ops().map(|o| kinds.of(&o.kind)).collect();
-    let module_of: Vec<usize> = task
+    let indices = || 0..problem.ops.len();
+    let numbers: Vec<usize> = indices().map(|o| kinds.of(&terms.node(o).kind)).collect();
+    let phase = |o: usize| match (terms.is_move(o), problem.ops[o].phase) {
+        (true, _) => 2,
+        (false, Phase::Backward) => 1,
+        (false, Phase::Forward) => 0,
+    };
+    let module_of: Vec<usize> = terms
         .labels
         .modules
         .iter()
@@ -278,20 +290,20 @@ fn data(account: &Account) -> Result<Value> {
         "kinds": Kind::ALL.map(Kind::word),
         "fates": FATES.map(Fate::word),
         "budget": plan.certificate.as_ref().map(|c| c.budget_bytes),
-        "names": task.labels.names,
+        "names": terms.labels.names,
         "opkinds": kinds.list,
         "modules": modules.list,
         "texts": texts.list,
         "ops": {
-            "n": ops().map(|o| o.name.as_str()).collect::<Vec<_>>(),
+            "n": indices().map(|o| terms.node(o).name.as_str()).collect::<Vec<_>>(),
             "k": numbers,
-            "l": task.structure.block_of.iter().map(|l| layer(*l)).collect::<Vec<_>>(),
+            "l": terms.structure.block_of.iter().map(|l| layer(*l)).collect::<Vec<_>>(),
             "m": module_of,
-            "p": ops().map(|o| (o.phase == Phase::Backward) as u8).collect::<Vec<_>>(),
+            "p": indices().map(phase).collect::<Vec<_>>(),
             "us": ops().map(|o| (o.cost * 1e3).round() / 1e3).collect::<Vec<_>>(),
         },
-        "before": memory(&account.before),
-        "after": memory(&account.after),
+        "before": memory(&account.before, terms),
+        "after": memory(&account.after, terms),
         "values": {
             "v": values().map(|v| v.value).collect::<Vec<_>>(),
             "o": values().map(|v| v.at).collect::<Vec<_>>(),

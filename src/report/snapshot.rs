@@ -95,8 +95,8 @@ pub fn write(account: &Account, out: &mut dyn Write) -> Result<()> {
 
 /// Every storage, then every kernel's temporaries with their step. Zero bytes are not shown.
 fn pieces<'a>(account: &'a Account, memory: &Memory) -> Vec<(Piece<'a>, Option<usize>)> {
-    let problem = account.problem();
-    let labels = &account.task.labels;
+    let problem = &account.terms().problem;
+    let labels = &account.terms().labels;
     let mut next = FIRST_ADDRESS;
     let mut place = |bytes: u64| {
         let address = next;
@@ -107,7 +107,9 @@ fn pieces<'a>(account: &'a Account, memory: &Memory) -> Vec<(Piece<'a>, Option<u
     for t in &memory.tenants {
         let layer = t.layer.map_or(String::new(), |l| format!(", layer {l}"));
         let node = problem.values[t.value].producer;
-        let node = node.map_or(String::new(), |o| format!(" by {}", problem.ops[o].name));
+        let node = node.map_or(String::new(), |o| {
+            format!(" by {}", account.terms().node(o).name)
+        });
         let piece = Piece {
             name: &labels.names[t.value],
             what: format!("{}{node}{layer}", t.kind.word()),

@@ -108,29 +108,33 @@ pub fn predicted(account: &Account) -> Trace {
 }
 
 fn slices(trace: &mut Trace, account: &Account, memory: &Memory, track: Track) {
-    let problem = account.problem();
+    let terms = &memory.terms;
+    let problem = &terms.problem;
     let kinds = memory.kinds();
-    let mut fates: Vec<Option<Fate>> = vec![None; problem.ops.len()];
+    let mut fates: BTreeMap<&str, Fate> = BTreeMap::new();
     for v in &account.verdicts {
-        fates[v.at].get_or_insert(v.fate);
+        fates.entry(&v.node).or_insert(v.fate);
     }
     let mut now_us = 0.0;
     for (step, o) in memory.schedule.iter().enumerate() {
         let op = &problem.ops[*o];
+        let node = terms.node(*o);
         let category = match (memory.is_again[step], op.phase) {
+            (true, _) if terms.is_move(*o) => "fetch",
+            (false, _) if terms.is_move(*o) => "offload",
             (true, _) => "recompute",
             (_, Phase::Forward) => "forward",
             (_, Phase::Backward) => "backward",
         };
         let mut args = Map::new();
         args.insert("step".into(), step.into());
-        args.insert("op".into(), op.kind.as_str().into());
+        args.insert("op".into(), node.kind.as_str().into());
         args.insert("flops".into(), op.flops.into());
         args.insert("live_bytes".into(), memory.live_bytes[step].into());
-        if let Some(layer) = account.task.structure.block_of[*o] {
+        if let Some(layer) = terms.structure.block_of[*o] {
             args.insert("layer".into(), layer.into());
         }
-        if let Some(fate) = fates[*o] {
+        if let Some(fate) = fates.get(node.name.as_str()) {
             args.insert("decision".into(), fate.word().into());
         }
         let values: BTreeMap<&'static str, u64> = Kind::ALL
@@ -140,7 +144,7 @@ fn slices(trace: &mut Trace, account: &Account, memory: &Memory, track: Track) {
             .collect();
         trace.counter(track.process, "memory", now_us, &values);
         let end_us = now_us + op.cost;
-        trace.slice(track, (&op.name, category), (now_us, end_us), args);
+        trace.slice(track, (&node.name, category), (now_us, end_us), args);
         now_us = end_us;
     }
 }

@@ -4,8 +4,9 @@
 //! though now it is not; recomputing in time, of every op that would have to run again because what it reads is gone
 //! by then. Both are of changing this one decision and nothing else.
 
-use super::labels::{Labels, Role};
+use super::labels::Role;
 use super::memory::{Highest, Memory};
+use super::terms::Terms;
 use crate::emit::units::{bytes, micros};
 use ckpt_passes::plan::{Kind as Lives, Phase, Plan, Problem, Structure};
 use rustc_hash::FxHashSet;
@@ -22,6 +23,8 @@ pub enum Fate {
     Kept,
     /// Freed, and computed again when it is needed.
     Recomputed,
+    /// Moved out of the device's memory, and back in when it is needed.
+    Offloaded,
     /// Freed after the forward part has read it: the backward part does without.
     Freed,
     /// It leaves the graph.
@@ -37,6 +40,7 @@ impl Fate {
         match self {
             Fate::Kept => "kept",
             Fate::Recomputed => "recomputed",
+            Fate::Offloaded => "offloaded",
             Fate::Freed => "freed",
             Fate::Output => "output",
             Fate::View => "view",
@@ -51,7 +55,7 @@ impl Fate {
 pub enum Alternative {
     /// Of a kept value: so much time, for so many ops.
     Recompute { us: f64, ops: usize },
-    /// Of a recomputed value: its node's results held longer, so many bytes, which would make the peak this; the time
+    /// Of a recomputed or offloaded value: its node's results held longer, so many bytes, which would make the peak this; the time
     /// it would save.
     Keep {
         bytes: u64,
@@ -68,7 +72,7 @@ pub struct Verdict {
     /// Element type and sizes; empty where only bytes are known.
     #[serde(rename = "type")]
     pub ty: String,
-    /// The node that makes it.
+    /// The node that computes it.
     pub node: String,
     pub op: String,
     pub layer: Option<usize>,
@@ -83,20 +87,28 @@ pub struct Verdict {
     pub us: f64,
     /// How often its node runs.
     pub runs: usize,
+    /// How often it is moved, out and in.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub moves: usize,
     /// Steps at which it is held, over all its computations.
     pub held_steps: usize,
     pub alternative: Option<Alternative>,
     pub reason: String,
-    /// The value and its op, by their index in the problem.
+    /// The value and the op that makes it (where it is offloaded, the one that moves it), by their index in the problem.
     #[serde(skip)]
     pub value: usize,
     #[serde(skip)]
     pub at: usize,
 }
 
+fn is_zero(n: &usize) -> bool {
+    *n == 0
+}
+
 struct Looker<'a> {
+    terms: &'a Terms<'a>,
     problem: &'a Problem,
-    memory: &'a Memory,
+    memory: &'a Memory<'a>,
     roots: Vec<usize>,
     /// By value: the first step it is held and the one after the last, for each computation.
     held: Vec<Vec<(usize, usize)>>,
@@ -136,14 +148,11 @@ impl Looker<'_> {
 }
 
 /// What becomes of every value that an op makes, in the given order.
-pub fn verdicts(
-    problem: &Problem,
-    structure: &Structure,
-    labels: &Labels,
-    plan: &Plan,
-    memory: &Memory,
-) -> Vec<Verdict> {
+pub fn verdicts(plan: &Plan, memory: &Memory) -> Vec<Verdict> {
+    let terms = &memory.terms;
+    let (problem, structure, labels) = (&*terms.problem, &*terms.structure, &*terms.labels);
     let mut looker = Looker {
+        terms,
         problem,
         memory,
         roots: problem.roots(),
@@ -170,13 +179,20 @@ pub fn verdicts(
     let highest = Highest::new(&memory.live_bytes);
     let mut all = Vec::new();
     for (o, op) in problem.ops.iter().enumerate() {
-        for v in &op.outs {
+        // What waits outside is no value of the model's.
+        let outs = op.outs.iter().filter(|v| !terms.is_outside(**v));
+        for v in outs {
             let value = &problem.values[*v];
+            let is_moved = terms.is_move(o);
+            let node = terms.computes(o);
             let role = labels.roles[*v];
             let fate = if value.view_of.is_some() || value.kind == Lives::Static {
                 Fate::View
             } else if looker.runs[o] > 1 {
-                Fate::Recomputed
+                match is_moved {
+                    true => Fate::Offloaded,
+                    false => Fate::Recomputed,
+                }
             } else if matches!(role, Role::Output | Role::Gradient) {
                 Fate::Output
             } else if op.phase == Phase::Backward {
@@ -190,21 +206,22 @@ pub fn verdicts(
                 Fate::Kept => looker.needed[*v]
                     .and_then(|step| looker.chain(*v, step))
                     .map(|(us, ops)| Alternative::Recompute { us, ops }),
-                Fate::Recomputed => Some(looker.kept(&highest, o)),
+                Fate::Recomputed | Fate::Offloaded => Some(looker.kept(&highest, o)),
                 _ => None,
             };
             all.push(Verdict {
                 name: labels.names[*v].clone(),
                 ty: labels.types[*v].clone(),
-                node: op.name.clone(),
-                op: op.kind.clone(),
+                node: problem.ops[node].name.clone(),
+                op: problem.ops[node].kind.clone(),
                 layer: structure.block_of[o],
-                part: part(structure, o),
-                module: labels.modules[o].clone(),
+                part: part(structure, node),
+                module: labels.modules[node].clone(),
                 fate,
                 bytes: value.bytes,
-                us: op.cost,
-                runs: looker.runs[o],
+                us: problem.ops[node].cost,
+                runs: looker.runs[node],
+                moves: if is_moved { looker.runs[o] } else { 0 },
                 held_steps: looker.held[*v].iter().map(|(a, b)| b - a).sum(),
                 alternative,
                 reason: planned[*v].into(),
@@ -215,7 +232,7 @@ pub fn verdicts(
     }
     let dearest = dearest(&all);
     for verdict in &mut all {
-        verdict.reason = looker.reason(labels, plan, verdict, dearest);
+        verdict.reason = looker.reason(plan, verdict, dearest);
     }
     all
 }
@@ -261,18 +278,26 @@ impl Looker<'_> {
         Alternative::Keep {
             bytes: held_bytes,
             peak_bytes: stretches.fold(self.memory.peak_bytes, u64::max),
-            saved_us: self.problem.ops[op].cost * (self.runs[op] - 1) as f64,
+            saved_us: self.problem.ops[op].cost * self.spared(op) as f64,
         }
     }
 
-    fn reason(&self, labels: &Labels, plan: &Plan, v: &Verdict, dearest: f64) -> String {
+    /// Runs of an op that keeping its results would spare: moving them out, too.
+    fn spared(&self, op: usize) -> usize {
+        match self.terms.is_move(op) {
+            true => self.runs[op],
+            false => self.runs[op] - 1,
+        }
+    }
+
+    fn reason(&self, plan: &Plan, v: &Verdict, dearest: f64) -> String {
         // A rule's reason is the rule; a budget's is its prices.
         let rule = plan.certificate.is_none() && !v.reason.is_empty();
         match (v.fate, &v.alternative) {
             (Fate::View, _) => match self.problem.values[v.value].view_of {
                 Some(base) => format!(
                     "a view of {}: it has no memory of its own",
-                    labels.names[self.roots[base]]
+                    self.terms.labels.names[self.roots[base]]
                 ),
                 None => "there from the start".into(),
             },
@@ -285,6 +310,12 @@ impl Looker<'_> {
                 bytes(v.bytes),
                 micros(v.us * (v.runs - 1) as f64),
                 rate(v.us, v.bytes) * (v.runs - 1) as f64
+            ),
+            (Fate::Offloaded, Some(Alternative::Keep { saved_us, .. })) => format!(
+                "gives {} back for {} of moving ({:.3} µs a MiB)",
+                bytes(v.bytes),
+                micros(*saved_us),
+                rate(*saved_us, v.bytes)
             ),
             (Fate::Kept, Some(Alternative::Recompute { us, .. }))
                 if rate(*us, v.bytes) > dearest =>

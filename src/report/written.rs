@@ -7,13 +7,24 @@ use crate::optimize::record;
 use crate::planning::task::{Planned, Task};
 use ckpt_passes::compile::Request;
 use ckpt_passes::ir::{Graph, NodeId, Side};
+use ckpt_passes::ops::transfer;
 use ckpt_passes::plan::Plan;
+use ckpt_passes::plan::staged::{Stage, Staged};
 use ckpt_passes::transform::remat::strip_again;
 use ckpt_passes::{Error, Result};
 
-/// Whether a graph has copies: whether there is a plan to be read from it.
+/// Whether a graph has copies or transfers: whether there is a plan to be read from it.
 pub fn is_planned(graph: &Graph) -> bool {
-    graph.nodes().any(|(_, n)| n.again.is_some())
+    graph
+        .nodes()
+        .any(|(_, n)| n.again.is_some() || n.op.is_transfer())
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Does {
+    Run,
+    MoveOut,
+    MoveIn,
 }
 
 /// The training step of a planned graph without its copies, and the plan that the copies are. `request` binds sizes and
@@ -22,7 +33,29 @@ pub fn is_planned(graph: &Graph) -> bool {
 /// # Errors
 /// A graph whose originals are not all there, or that does not run in its own order.
 pub fn read(graph: &Graph, request: &Request) -> Result<(Task, Planned)> {
-    let originals: Vec<NodeId> = graph.order().iter().map(|n| graph.original(*n)).collect();
+    // Each node of the schedule: the original behind it, or the one whose results it moves; those are moved together.
+    let (mut steps, mut waiting) = (Vec::new(), Vec::new());
+    for id in graph.order() {
+        let node = graph.node(*id);
+        if !node.op.is_transfer() {
+            steps.push((graph.original(*id), Does::Run));
+            continue;
+        }
+        let moved = node.outs.first().map(|v| graph.origin(*v));
+        let Some(maker) = moved.and_then(|v| graph.def_node(v)) else {
+            return bug("a transfer moves what no node makes");
+        };
+        let does = match node.op == &transfer::OFFLOAD {
+            true => Does::MoveOut,
+            false => Does::MoveIn,
+        };
+        if does == Does::MoveOut {
+            waiting.push(maker);
+        }
+        if steps.last() != Some(&(maker, does)) {
+            steps.push((maker, does));
+        }
+    }
     let mut training = graph.clone();
     strip_again(&mut training);
     let task = Task::of_training(&training, request)?;
@@ -30,9 +63,21 @@ pub fn read(graph: &Graph, request: &Request) -> Result<(Task, Planned)> {
     for (op, node) in training.order().iter().enumerate() {
         op_of[*node] = Some(op);
     }
-    let schedule: Option<Vec<usize>> = originals.iter().map(|n| op_of[*n]).collect();
-    let Some(schedule) = schedule else {
-        return Err(Error::bug("report", "a copy has no original in its graph"));
+    let ops = |nodes: Vec<NodeId>| nodes.iter().map(|n| op_of[*n]).collect::<Option<Vec<_>>>();
+    let Some(waiting) = ops(waiting) else {
+        return bug("what waits outside was made by no node of the graph");
+    };
+    let staged = Staged::new(&task.problem, &waiting)?;
+    let step = |(node, does): &(NodeId, Does)| {
+        let op = op_of[*node]?;
+        let stage = match does {
+            Does::Run => Stage::Run(op),
+            Does::MoveOut | Does::MoveIn => Stage::Move(op),
+        };
+        staged.index(stage)
+    };
+    let Some(schedule) = steps.iter().map(step).collect::<Option<Vec<usize>>>() else {
+        return bug("a copy has no original in its graph");
     };
     let policy = graph.meta.get(record::POLICY);
     let name = policy.map_or("as the file has it", String::as_str);
@@ -49,7 +94,13 @@ pub fn read(graph: &Graph, request: &Request) -> Result<(Task, Planned)> {
         }
     }
     let layers = &task.structure.block_of;
-    let plan = Plan::new(name, &task.problem, schedule, layers, &reasons)?;
+    reasons.resize(staged.problem.values.len(), String::new());
+    let (schedule, layers) = (staged.settled(&schedule), staged.each(layers));
+    let plan = Plan::new(name, &staged.problem, schedule, &layers, &reasons)?;
+    let plan = match waiting.is_empty() {
+        true => plan,
+        false => plan.unstaged(&task.problem, &staged)?,
+    };
     Ok((
         task,
         Planned {
@@ -58,4 +109,8 @@ pub fn read(graph: &Graph, request: &Request) -> Result<(Task, Planned)> {
             smallest_bytes: None,
         },
     ))
+}
+
+fn bug<T>(message: &str) -> Result<T> {
+    Err(Error::bug("report", message))
 }

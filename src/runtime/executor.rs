@@ -13,15 +13,18 @@ use super::convert;
 use super::device;
 use super::draws::Draws;
 use super::kernels::{self, KernelCx};
+use super::outside::Outside;
 use super::schedule::{Form, Key, Schedule};
 use crate::place::Place;
 use crate::rng::Rng;
 use ckpt_passes::analysis::device::round_up;
 use ckpt_passes::ir::{DType, Def, Graph, Id, Node, NodeId, Side, Ty, ValueId};
+use ckpt_passes::ops::transfer::OFFLOAD;
 use ckpt_passes::{Error, Result};
 use ckpt_torch::cuda;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Instant;
 use tch::{Device, Tensor};
@@ -58,6 +61,7 @@ struct Values {
     /// Copies on the CPU of what is small, integral and known there; only where the run is elsewhere.
     host: Vec<Option<Tensor>>,
     draws: Draws,
+    outside: Outside,
 }
 
 struct Step<'g> {
@@ -86,6 +90,8 @@ pub struct Run {
     pub peak_bytes: u64,
     /// The same before the allocator rounded blocks up; differs from `peak_bytes` on a device only.
     pub requested_peak_bytes: u64,
+    /// Largest number of bytes that waited outside the device's memory at once.
+    pub outside_peak_bytes: u64,
     /// The step at which the peak was first reached.
     pub peak_at: Option<String>,
     pub time_us: u64,
@@ -133,6 +139,7 @@ impl<'g> Program<'g> {
             tensors: nothing(),
             host: nothing(),
             draws: Draws::default(),
+            outside: Outside::default(),
         };
         let mut weight_bytes = 0;
         for (id, value) in graph.inits() {
@@ -192,6 +199,11 @@ impl<'g> Program<'g> {
             values: RefCell::new(values),
             schedule: RefCell::new(None),
         })
+    }
+
+    /// The folder in which results wait that leave the device's memory for a file.
+    pub fn wait_in(&mut self, folder: PathBuf) {
+        self.values.get_mut().outside.folder = Some(folder);
     }
 
     /// Makes random ops draw so from now on.
@@ -344,6 +356,7 @@ impl<'g> Program<'g> {
         }
         device::synchronize(self.place)?;
         device::reset_peak(self.place)?;
+        values.outside.reset_peak();
         let base = device::bytes(self.place)?;
         let mut peak = (base.live, None);
         let mut nondeterministic = BTreeSet::new();
@@ -383,6 +396,7 @@ impl<'g> Program<'g> {
             static_bytes,
             peak_bytes: static_bytes + (peak.0 - base.live),
             requested_peak_bytes: static_bytes + requested_bytes,
+            outside_peak_bytes: values.outside.peak_bytes(),
             peak_at: peak.1.map(|at| self.steps[at].node.name.clone()),
             time_us,
             cpu_us,
@@ -524,6 +538,7 @@ impl Step<'_> {
             host: host.list(),
             known,
             draws: &values.draws,
+            outside: &values.outside,
             slots: &self.ins,
             n_outs: self.outs.len(),
             over,
@@ -536,7 +551,11 @@ impl Step<'_> {
             ));
         }
         for (slot, tensor) in self.outs.iter().zip(results) {
-            values.set(*slot, tensor)?;
+            if self.node.op == &OFFLOAD {
+                values.tensors[*slot] = Some(tensor);
+            } else {
+                values.set(*slot, tensor)?;
+            }
         }
         Ok(())
     }

@@ -11,6 +11,7 @@ use ckpt_passes::{Error, Result};
 use ckpt_torch::{bytes, memory};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 
 /// Threads that one kernel may use now.
 pub fn threads() -> usize {
@@ -34,6 +35,9 @@ pub struct Measured {
     pub peak_bytes: u64,
     /// The largest sum of what was asked for, before the device's allocator rounded it.
     pub requested_peak_bytes: u64,
+    /// The most bytes that waited outside the device's memory, and what was predicted of them.
+    pub outside_peak_bytes: u64,
+    pub predicted_outside_bytes: u64,
     pub static_bytes: u64,
     /// What libraries keep beside the peak out of the framework's allocator: on a device all that they took in a first
     /// step, on the CPU the largest block that a product packed its operands in.
@@ -94,6 +98,11 @@ impl<'g> Session<'g> {
     /// See [`Program::run`].
     pub fn trace(&self, inputs: &BTreeMap<String, Tensor>) -> Result<Vec<Moment>> {
         Ok(self.program.run_traced(&self.given(inputs)?)?.1)
+    }
+
+    /// The folder in which results wait that leave the device's memory for a file.
+    pub fn wait_in(&mut self, folder: PathBuf) {
+        self.program.wait_in(folder);
     }
 
     /// What each node takes, in microseconds in the order of the schedule: a row a run. The first `warm_up` runs are not
@@ -174,6 +183,8 @@ impl<'g> Session<'g> {
                 Place::Cpu => Some(memory::workspace_bytes()),
                 _ => self.workspace_bytes.get(),
             },
+            outside_peak_bytes: run.outside_peak_bytes,
+            predicted_outside_bytes: schedule.memory.outside_peak_bytes,
             nondeterministic: run.nondeterministic,
             arena_bytes: schedule.arena_bytes(),
             resident_bytes: run

@@ -230,6 +230,17 @@ impl<'a> Ledger<'a> {
             .collect()
     }
 
+    /// Whether a slot is the second run of an op of which a second is demanded, as things stand.
+    fn is_demanded(&self, slot: usize) -> bool {
+        let op = self.ops[slot];
+        let before = |v: &u32| {
+            let events = self.events.of(*v).iter();
+            let earlier = events.take_while(|e| (e.slot as usize) < slot);
+            earlier.filter(|e| e.made).count() < 2
+        };
+        self.dag.must_repeat(op) && self.dag.outs(op).iter().any(before)
+    }
+
     /// Takes out the repeat at `slot` and every repeat that only it read. Returns the weight saved.
     ///
     /// The slot must run and be a repeat.
@@ -380,7 +391,7 @@ pub fn prune(dag: &Dag, schedule: &mut Vec<u32>, cap: i64, by_room: bool) -> u64
     let mut runs = vec![0u32; dag.ops()];
     for (t, o) in schedule.iter().enumerate() {
         runs[*o as usize] += 1;
-        if runs[*o as usize] > 1 + u32::from(dag.must_repeat(*o)) {
+        if runs[*o as usize] > 1 {
             let mut value = dag.weight[*o as usize] as f64;
             if by_room {
                 let room: f64 = dag
@@ -401,7 +412,7 @@ pub fn prune(dag: &Dag, schedule: &mut Vec<u32>, cap: i64, by_room: bool) -> u64
     }
     list.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
     for (_, slot) in list {
-        if !ledger.is_alive(slot) {
+        if !ledger.is_alive(slot) || ledger.is_demanded(slot) {
             continue;
         }
         ledger.remove(slot);

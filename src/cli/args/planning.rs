@@ -6,7 +6,8 @@ use super::{Chosen, Report, Source, Trained, dim, loss, policy, shown};
 use ckpt_opt::planning::device::{device, times};
 use ckpt_opt::planning::read;
 use ckpt_passes::compile::Request;
-use ckpt_passes::plan::{Budget, Budgeted, Effort, Objective, budgeted};
+use ckpt_passes::plan::offload::{MIN_BYTES, To, What};
+use ckpt_passes::plan::{Budget, Budgeted, Effort, Objective, Offloading, budgeted};
 use ckpt_passes::transform::loss::Loss;
 use ckpt_passes::transform::streams::Stream;
 use ckpt_passes::transform::tile::Tile;
@@ -55,7 +56,36 @@ pub struct Budgeting {
     #[arg(long, value_name = "FILE")]
     pub plan_out: Option<PathBuf>,
     #[command(flatten)]
+    pub offloading: Offloads,
+    #[command(flatten)]
     pub prices: Prices,
+}
+
+/// What leaves the device's memory between its uses.
+#[derive(Args)]
+pub struct Offloads {
+    /// Let results wait outside the device's memory: none, auto (what pays, with --budget), cpu (all of them, in the
+    /// host's memory), disk (all, in a file) or block-inputs (what layers read). A run on the CPU uses a file for all of these
+    #[arg(long, value_name = "WHAT", default_value = "none", value_parser = offload)]
+    pub offload: (What, To),
+    /// Results of fewer bytes stay
+    #[arg(long, value_name = "BYTES", default_value_t = MIN_BYTES)]
+    pub min_offload_bytes: u64,
+    /// The most bytes that may wait outside at once: 16GiB, 750MB, plain bytes
+    #[arg(long, value_name = "B", value_parser = plain_bytes)]
+    pub host_budget: Option<u64>,
+}
+
+impl Offloads {
+    fn wish(&self) -> Offloading {
+        let (what, to) = self.offload;
+        Offloading {
+            what,
+            to,
+            min_bytes: self.min_offload_bytes,
+            outside_bytes: self.host_budget,
+        }
+    }
 }
 
 /// What the cost model rests on.
@@ -101,6 +131,7 @@ impl Budgeting {
     /// A file that cannot be read or is none; a rule and a budget.
     pub fn apply(&self, policy: Option<Chosen>, request: &mut Request) -> Result<()> {
         self.prices.apply(request)?;
+        request.offload = self.offloading.wish();
         match (&self.plan_in, policy) {
             (Some(path), _) => request.stored = Some(read::plan(path)?),
             (None, Some(Chosen::Rule(policy))) if self.budget.is_some() => {
@@ -249,6 +280,17 @@ pub struct DiffArgs {
 
 fn budget(text: &str) -> Result<Budget, String> {
     Budget::parse(text).map_err(shown)
+}
+
+fn offload(text: &str) -> Result<(What, To), String> {
+    Offloading::parse(text).map_err(shown)
+}
+
+fn plain_bytes(text: &str) -> Result<u64, String> {
+    match Budget::parse(text).map_err(shown)? {
+        Budget::Bytes(bytes) => Ok(bytes),
+        _ => Err("expected a number of bytes, such as 16GiB".into()),
+    }
 }
 
 fn stream(text: &str) -> Result<Stream, String> {

@@ -45,7 +45,8 @@
   const after = unpack(d.after), before = unpack(d.before);
   // The unplanned step at the nodes of the planned one: a copy stays where the last node was.
   const twin = new Int32Array(after.n);
-  for (let s = 0, last = 0; s < after.n; s++) { if (!after.again[s]) last = after.s[s]; twin[s] = last; }
+  const stepOf = new Map(before.s.map((o, s) => [o, s]));
+  for (let s = 0, last = 0; s < after.n; s++) { if (!after.again[s] && stepOf.has(after.s[s])) last = stepOf.get(after.s[s]); twin[s] = last; }
   const time = new Float64Array(after.n + 1);
   for (let s = 0; s < after.n; s++) time[s + 1] = time[s] + d.ops.us[after.s[s]];
 
@@ -142,6 +143,7 @@
     c.beginPath(); c.arc(x, y(after.total[cursor]), 4, 0, 7); c.fillStyle = css("--accent"); c.fill();
   };
   const layerName = (l) => l < 0 ? "outside layers" : "layer " + l + (d.layers[l] ? " (" + d.layers[l].name + ")" : "");
+  const doing = (o, again) => d.ops.p[o] === 2 ? (again ? "moved back in" : "moved out") : again ? "computed again" : d.ops.p[o] ? "backward" : "forward";
   const fill = (id, rows) => $(id).tBodies[0].replaceChildren(...rows);
   const cell = (text, cls) => { const e = el("td", text, cls); e.title = text; return e; };
   const show = () => {
@@ -150,7 +152,7 @@
     const o = after.s[cursor], old = twin[cursor];
     slider.setAttribute("aria-valuetext", d.ops.n[o] + ", " + bytes(after.total[cursor]));
     $("where").textContent = "Node " + (cursor + 1) + " of " + after.n + ": " + d.ops.n[o] + " (" + d.opkinds[d.ops.k[o]] + ", " +
-      (after.again[cursor] ? "computed again" : d.ops.p[o] ? "backward" : "forward") + ", " + layerName(d.ops.l[o]) + "): " +
+      doing(o, after.again[cursor]) + ", " + layerName(d.ops.l[o]) + "): " +
       bytes(after.total[cursor]) + " held; unplanned " + bytes(before.total[old]);
     fill("kinds", d.kinds.map((name, k) => {
       const label = el("td"); label.append(key(k), name);
@@ -243,14 +245,14 @@
 
   // Layers.
   if (!d.layers.length) $("s-layers").hidden = true;
-  const widest = Math.max(1, ...d.layers.map((l) => l.kept_bytes + l.recomputed_bytes));
+  const widest = Math.max(1, ...d.layers.map((l) => l.kept_bytes + l.recomputed_bytes + l.offloaded_bytes));
   d.layers.forEach((l) => {
     const b = el("button");
     b.type = "button";
     b.setAttribute("aria-pressed", "false");
-    b.title = l.name + ": kept " + bytes(l.kept_bytes) + ", computed again " + bytes(l.recomputed_bytes) + ", " + l.recomputed_ops + " of " + l.ops + " nodes, " + micros(l.recompute_us) + " more";
+    b.title = l.name + ": kept " + bytes(l.kept_bytes) + ", computed again " + bytes(l.recomputed_bytes) + ", " + l.recomputed_ops + " of " + l.ops + " nodes, " + micros(l.recompute_us) + " more" + (l.offloaded_bytes ? ", outside " + bytes(l.offloaded_bytes) + ", " + micros(l.transfer_us) + " of moving" : "");
     const stack = el("span", undefined, "stack");
-    for (const [cls, n] of [["kept", l.kept_bytes], ["again", l.recomputed_bytes]]) {
+    for (const [cls, n] of [["kept", l.kept_bytes], ["again", l.recomputed_bytes], ["outside", l.offloaded_bytes]]) {
       const part = el("span", undefined, cls);
       part.style.width = (100 * n / widest) + "%";
       stack.append(part);

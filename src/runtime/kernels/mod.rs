@@ -6,6 +6,7 @@
 
 use super::convert::{tch_error, torch_error};
 use super::draws::Draws;
+use super::outside::Outside;
 use ckpt_passes::ir::{Attrs, OpDef};
 use ckpt_passes::{Error, Result, ops};
 use ckpt_torch::{Arg, Op, Ret, TorchError, bytes, memory};
@@ -41,6 +42,7 @@ pub mod shape;
 pub mod slice;
 pub mod softmax;
 pub mod sum_to;
+pub mod transfer;
 pub mod trig;
 
 /// Computes the results of one node.
@@ -77,6 +79,7 @@ const FAMILIES: &[&[(&OpDef, Kernel)]] = &[
     slice::KERNELS,
     softmax::KERNELS,
     sum_to::KERNELS,
+    transfer::KERNELS,
     trig::KERNELS,
 ];
 
@@ -103,6 +106,8 @@ pub struct KernelCx<'a> {
     pub host: &'a [Option<&'a Tensor>],
     /// What random ops draw from.
     pub draws: &'a Draws,
+    /// Where results wait that leave the device's memory.
+    pub outside: &'a Outside,
     /// Contents of small integer values that follow from the sizes of the inputs, row-major, by slot; may be shorter.
     pub known: &'a [Option<Box<[i64]>>],
     /// The slot of each operand in `known`; may be shorter.

@@ -95,6 +95,25 @@ pub fn read(tensor: &Tensor) -> Result<Vec<u8>, TorchError> {
     Ok(unsafe { std::slice::from_raw_parts(data, len) }.to_vec())
 }
 
+/// Copies the bytes of a contiguous CPU tensor.
+///
+/// # Errors
+/// As [`read`]; and `Refused` if the number of bytes differs.
+pub fn read_into(tensor: &Tensor, to: &mut [u8]) -> Result<(), TorchError> {
+    let (data, len) = span(tensor, false)?;
+    if to.len() != len {
+        return Err(TorchError::refused(format!(
+            "the tensor has {len} bytes, there is room for {}",
+            to.len()
+        )));
+    }
+    if len > 0 {
+        // SAFETY: the span is the tensor's, which lives through the call; `to` is ours alone.
+        unsafe { ptr::copy_nonoverlapping(data, to.as_mut_ptr(), len) };
+    }
+    Ok(())
+}
+
 /// Overwrites the bytes of a contiguous CPU tensor.
 ///
 /// # Errors

@@ -1,0 +1,160 @@
+//! Problems without views, and schedules of those taken back.
+
+use super::problem::{Kind, Problem};
+
+impl Problem {
+    /// The same step with every view replaced by the value that owns its storage, and ops that only make views left
+    /// out: the form the benches judge. The second result gives, for each op of the folded problem, its op here.
+    ///
+    /// What a view op reads beside its storage (a target shape) is not a use in the folded form; such values are a few
+    /// bytes. [`Problem::unfold`] takes a schedule back, and [`super::evaluate`] on that is exact.
+    pub fn fold(&self) -> (Problem, Vec<usize>) {
+        let roots = self.roots();
+        let ops: Vec<usize> = (0..self.ops.len()).filter(|o| !self.is_view(*o)).collect();
+        let mut new_index = vec![None; self.ops.len()];
+        for (new, old) in ops.iter().enumerate() {
+            new_index[*old] = Some(new);
+        }
+        let mut folded = Problem {
+            ops: Vec::with_capacity(ops.len()),
+            values: self.values.clone(),
+            outputs: self.outputs.iter().map(|v| roots[*v]).collect(),
+            transfer: self.transfer,
+        };
+        folded.outputs.sort_unstable();
+        folded.outputs.dedup();
+        for old in &ops {
+            let mut op = self.ops[*old].clone();
+            op.ins = op.ins.iter().map(|v| roots[*v]).collect();
+            op.outs.retain(|v| self.values[*v].view_of.is_none());
+            op.over = op.over.iter().map(|v| roots[*v]).collect();
+            folded.ops.push(op);
+        }
+        for value in &mut folded.values {
+            value.producer = match value.view_of.take() {
+                Some(_) => None,
+                None => value.producer.and_then(|p| new_index[p]),
+            };
+            if value.producer.is_none() && value.kind == Kind::Activation {
+                // What was a view has no bytes and no readers here.
+                value.kind = Kind::Static;
+            }
+        }
+        (folded, ops)
+    }
+
+    /// A schedule of [`Problem::fold`]'s problem as one of this problem: first computations of view ops stay where the
+    /// given order has them, and a view is made again wherever its storage was and it is read after that.
+    pub fn unfold(&self, folded_ops: &[usize], schedule: &[usize]) -> Vec<usize> {
+        let mut out = Vec::with_capacity(schedule.len() + self.ops.len() - folded_ops.len());
+        // Which computation of its storage each value shows: a counter per root.
+        let mut version = vec![0u32; self.values.len()];
+        let roots = self.roots();
+        let mut shows = vec![0u32; self.values.len()];
+        let mut next = 0;
+        for step in schedule {
+            let op = folded_ops[*step];
+            while next < op {
+                if self.is_view(next) {
+                    self.refresh_and_push(next, &roots, &version, &mut shows, &mut out);
+                }
+                next += 1;
+            }
+            next = next.max(op + 1);
+            self.refresh_and_push(op, &roots, &version, &mut shows, &mut out);
+            for v in &self.ops[op].outs {
+                if self.values[*v].view_of.is_none() {
+                    version[*v] += 1;
+                    shows[*v] = version[*v];
+                }
+            }
+        }
+        while next < self.ops.len() {
+            if self.is_view(next) {
+                self.refresh_and_push(next, &roots, &version, &mut shows, &mut out);
+            }
+            next += 1;
+        }
+        self.refresh(&self.outputs, &roots, &version, &mut shows, &mut out);
+        self.without_unread_views(out)
+    }
+
+    /// The schedule without runs of view ops that nothing reads before the view is made again: a storage that is made
+    /// again just after would live on for them.
+    fn without_unread_views(&self, schedule: Vec<usize>) -> Vec<usize> {
+        let mut is_read = vec![false; self.values.len()];
+        for v in &self.outputs {
+            is_read[*v] = true;
+        }
+        let mut runs_later = vec![false; self.ops.len()];
+        let mut kept: Vec<usize> = Vec::with_capacity(schedule.len());
+        for o in schedule.into_iter().rev() {
+            let op = &self.ops[o];
+            if runs_later[o] && self.is_view(o) && op.outs.iter().all(|v| !is_read[*v]) {
+                continue;
+            }
+            runs_later[o] = true;
+            op.outs.iter().for_each(|v| is_read[*v] = false);
+            op.ins.iter().for_each(|v| is_read[*v] = true);
+            kept.push(o);
+        }
+        kept.reverse();
+        kept
+    }
+
+    /// Makes stale views that `op` reads again, then appends `op`.
+    fn refresh_and_push(
+        &self,
+        op: usize,
+        roots: &[usize],
+        version: &[u32],
+        shows: &mut [u32],
+        out: &mut Vec<usize>,
+    ) {
+        self.refresh(&self.ops[op].ins, roots, version, shows, out);
+        self.run(op, roots, version, shows, out);
+    }
+
+    /// Makes those of `values` that are stale views again, and the stale views they were made from.
+    fn refresh(
+        &self,
+        values: &[usize],
+        roots: &[usize],
+        version: &[u32],
+        shows: &mut [u32],
+        out: &mut Vec<usize>,
+    ) {
+        let mut needed = Vec::new();
+        let mut stack = values.to_vec();
+        while let Some(v) = stack.pop() {
+            let value = &self.values[v];
+            let (Some(base), Some(producer)) = (value.view_of, value.producer) else {
+                continue;
+            };
+            if shows[v] != version[roots[v]] && !needed.contains(&producer) {
+                needed.push(producer);
+                stack.push(base);
+            }
+        }
+        needed.sort_unstable();
+        for op in needed {
+            self.run(op, roots, version, shows, out);
+        }
+    }
+
+    fn run(
+        &self,
+        op: usize,
+        roots: &[usize],
+        version: &[u32],
+        shows: &mut [u32],
+        out: &mut Vec<usize>,
+    ) {
+        out.push(op);
+        for v in &self.ops[op].outs {
+            if self.values[*v].view_of.is_some() {
+                shows[*v] = version[roots[*v]];
+            }
+        }
+    }
+}

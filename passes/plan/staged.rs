@@ -1,0 +1,378 @@
+//! A problem in which the results of some ops wait outside the device's memory.
+//!
+//! An offloaded op `p` becomes two. The first computes: it needs what `p` needs, its results count as temporaries, and
+//! what it leaves takes no memory here. The second, of kind `Transfer`, makes the results of `p` from that. Its first
+//! run, right after the first op's, stands for moving out; every later run is a fetch. Moving in and out cost the same, so
+//! cost, memory and order of the staged problem are those of the real thing, and every solver, policy and judge works
+//! on it as on any problem. What it cannot say is computing `p` again: an offloaded op runs once.
+
+use super::problem::{Kind, Op, Phase, Problem, Value};
+use super::subject::{Part, Structure};
+use crate::error::{Error, Result};
+
+/// What an op of a staged problem stands for; ops are those of the problem it was made from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Running an op.
+    Run(usize),
+    /// Moving the results of an op: out the first time, in after that.
+    Move(usize),
+}
+
+impl Stage {
+    pub fn op(self) -> usize {
+        match self {
+            Stage::Run(op) | Stage::Move(op) => op,
+        }
+    }
+}
+
+/// The staged problem, and the way back.
+#[derive(Clone, Debug)]
+pub struct Staged {
+    pub problem: Problem,
+    /// Of each op of the staged problem. Values keep their numbers; what is outside comes after them.
+    pub stages: Vec<Stage>,
+    /// Ops whose results wait outside, in order.
+    pub offloaded: Vec<usize>,
+}
+
+/// Whether the results of each op may wait outside: storages of the forward part that the op owns, all of them read,
+/// none a graph output.
+pub fn movable(problem: &Problem) -> Vec<bool> {
+    let mut read = vec![false; problem.values.len()];
+    for op in &problem.ops {
+        for v in &op.ins {
+            read[*v] = true;
+        }
+    }
+    let roots = problem.roots();
+    let mut is_output = vec![false; problem.values.len()];
+    for v in &problem.outputs {
+        is_output[roots[*v]] = true;
+    }
+    let moves = |v: &usize| {
+        let value = &problem.values[*v];
+        value.kind == Kind::Activation && value.view_of.is_none() && read[*v] && !is_output[*v]
+    };
+    let movable =
+        |op: &Op| op.phase == Phase::Forward && !op.outs.is_empty() && op.outs.iter().all(&moves);
+    problem.ops.iter().map(movable).collect()
+}
+
+/// Bytes of the results of an op.
+pub fn result_bytes(problem: &Problem, op: usize) -> u64 {
+    let outs = problem.ops[op].outs.iter();
+    outs.map(|v| problem.values[*v].bytes).sum()
+}
+
+impl Staged {
+    /// `offloaded` are ops, in any order.
+    ///
+    /// # Errors
+    /// An op whose results cannot be moved, or a problem that does not say what transfers cost.
+    pub fn new(problem: &Problem, offloaded: &[usize]) -> Result<Staged> {
+        let mut offloaded = offloaded.to_vec();
+        offloaded.sort_unstable();
+        offloaded.dedup();
+        let movable = movable(problem);
+        if let Some(op) = offloaded.iter().find(|op| movable.get(**op) != Some(&true)) {
+            let name = problem.ops.get(*op).map_or("?", |o| o.name.as_str());
+            return Err(Error::usage(
+                "offload",
+                format!("the results of op {op} (`{name}`) cannot be moved"),
+            )
+            .expected(
+                "activations of the forward part that something reads and that are no outputs",
+            ));
+        }
+        let Some(transfer) = problem.transfer else {
+            return Err(Error::usage(
+                "offload",
+                "this problem does not say what moving values costs",
+            )
+            .expected("`transfer`: {us_per_megabyte, start_us}"));
+        };
+        let mut staged = Staged {
+            problem: Problem {
+                ops: Vec::with_capacity(problem.ops.len() + offloaded.len()),
+                values: problem.values.clone(),
+                outputs: problem.outputs.clone(),
+                transfer: problem.transfer,
+            },
+            stages: Vec::with_capacity(problem.ops.len() + offloaded.len()),
+            offloaded,
+        };
+        let mut moved = vec![false; problem.ops.len()];
+        for op in &staged.offloaded {
+            moved[*op] = true;
+        }
+        for (o, op) in problem.ops.iter().enumerate() {
+            if moved[o] {
+                staged.push_moved(op, o, transfer.cost(result_bytes(problem, o)));
+            } else {
+                staged.push(op.clone(), Stage::Run(o));
+            }
+        }
+        Ok(staged)
+    }
+
+    fn push(&mut self, op: Op, stage: Stage) {
+        for v in &op.outs {
+            self.problem.values[*v].producer = Some(self.problem.ops.len());
+        }
+        self.problem.ops.push(op);
+        self.stages.push(stage);
+    }
+
+    fn push_moved(&mut self, op: &Op, o: usize, cost: f64) {
+        let bytes: u64 = op.outs.iter().map(|v| self.problem.values[*v].bytes).sum();
+        let outside = self.problem.values.len();
+        self.problem.values.push(Value {
+            bytes: 0,
+            kind: Kind::Activation,
+            producer: None,
+            view_of: None,
+            integral: false,
+        });
+        let run = Op {
+            outs: vec![outside],
+            temp_bytes: op.temp_bytes + bytes,
+            may_repeat: false,
+            ..op.clone()
+        };
+        self.push(run, Stage::Run(o));
+        let fetch = Op {
+            name: format!("{}/fetch", op.name),
+            kind: "Transfer".into(),
+            ins: vec![outside],
+            outs: op.outs.clone(),
+            phase: op.phase,
+            cost,
+            flops: 0,
+            bytes,
+            temp_bytes: 0,
+            over: Vec::new(),
+            may_repeat: true,
+        };
+        self.push(fetch, Stage::Move(o));
+    }
+
+    /// What is known of the ops, for the staged ones.
+    pub fn structure(&self, structure: &Structure) -> Structure {
+        let part = |stage: &Stage| match stage {
+            Stage::Run(op) => structure.part_of[*op],
+            Stage::Move(_) => Part::Other,
+        };
+        Structure {
+            blocks: structure.blocks,
+            block_of: self.each(&structure.block_of),
+            part_of: self.stages.iter().map(part).collect(),
+            submodules: structure.submodules.clone(),
+            submodule_of: self.each(&structure.submodule_of),
+            core_of: self.each(&structure.core_of),
+            trained: self.each(&structure.trained),
+            opens_layer: self.each(&structure.opens_layer),
+            feeds_scores: self.each(&structure.feeds_scores),
+        }
+    }
+
+    /// Something by op, for the staged ops.
+    pub fn each<T: Clone>(&self, by_op: &[T]) -> Vec<T> {
+        self.stages.iter().map(|s| by_op[s.op()].clone()).collect()
+    }
+
+    /// The op of the staged problem that a stage is; `None` for moving what is not offloaded.
+    pub fn index(&self, stage: Stage) -> Option<usize> {
+        // Every offloaded op puts one more op behind it.
+        let before = self.offloaded.partition_point(|op| *op < stage.op());
+        let run = stage.op() + before;
+        let index = match stage {
+            Stage::Run(_) => run,
+            Stage::Move(_) => run + 1,
+        };
+        (self.stages.get(index) == Some(&stage)).then_some(index)
+    }
+
+    /// How often each offloaded op's results are fetched.
+    pub fn fetches(&self, schedule: &[usize]) -> Vec<(usize, usize)> {
+        let mut runs = vec![0usize; self.stages.len()];
+        for step in schedule {
+            runs[*step] += 1;
+        }
+        let moves = self.stages.iter().zip(runs);
+        moves
+            .filter_map(|(stage, n)| match stage {
+                Stage::Move(op) => Some((*op, n.saturating_sub(1))),
+                Stage::Run(_) => None,
+            })
+            .collect()
+    }
+
+    /// The schedule with every moving out right after its op.
+    pub fn settled(&self, schedule: &[usize]) -> Vec<usize> {
+        let mut seen = vec![false; self.stages.len()];
+        let mut settled = Vec::with_capacity(schedule.len());
+        for step in schedule {
+            let is_first = !std::mem::replace(&mut seen[*step], true);
+            match self.stages[*step] {
+                Stage::Move(_) if is_first => {}
+                Stage::Run(op) if self.stages.get(step + 1) == Some(&Stage::Move(op)) => {
+                    settled.extend([*step, step + 1]);
+                }
+                _ => settled.push(*step),
+            }
+        }
+        settled
+    }
+
+    /// A schedule of this problem as one of another that was staged from the same problem with fewer ops offloaded:
+    /// those that `self` fetches nothing of.
+    pub fn onto(&self, fewer: &Staged, schedule: &[usize]) -> Vec<usize> {
+        let mut index = vec![(usize::MAX, usize::MAX); self.stages.len()];
+        for (new, stage) in fewer.stages.iter().enumerate() {
+            match stage {
+                Stage::Run(op) => index[*op].0 = new,
+                Stage::Move(op) => index[*op].1 = new,
+            }
+        }
+        let place = |step: &usize| match self.stages[*step] {
+            Stage::Run(op) => index[op].0,
+            Stage::Move(op) => index[op].1,
+        };
+        schedule
+            .iter()
+            .map(place)
+            .filter(|s| *s != usize::MAX)
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::problem::Transfer;
+    use crate::plan::schedule::{Timeline, evaluate};
+
+    /// x → a → b → c → loss, and back through all of them: each backward op reads what its forward op read.
+    fn chain() -> Problem {
+        let value = |bytes, producer: Option<usize>| Value {
+            bytes,
+            kind: match producer {
+                Some(_) => Kind::Activation,
+                None => Kind::Static,
+            },
+            producer,
+            view_of: None,
+            integral: false,
+        };
+        let op = |name: &str, ins: &[usize], out: usize, phase| Op {
+            name: name.into(),
+            kind: String::new(),
+            ins: ins.into(),
+            outs: vec![out],
+            phase,
+            cost: 100.0,
+            flops: 10,
+            bytes: 10,
+            temp_bytes: 0,
+            over: Vec::new(),
+            may_repeat: true,
+        };
+        use Phase::{Backward, Forward};
+        Problem {
+            ops: vec![
+                op("a", &[0], 1, Forward),
+                op("b", &[1], 2, Forward),
+                op("c", &[2], 3, Forward),
+                op("loss", &[3], 4, Forward),
+                op("dc", &[2, 3, 4], 5, Backward),
+                op("db", &[1, 2, 5], 6, Backward),
+                op("da", &[1, 6], 7, Backward),
+            ],
+            values: vec![
+                value(5, None),
+                value(1_000_000, Some(0)),
+                value(1_000_000, Some(1)),
+                value(1_000_000, Some(2)),
+                value(4, Some(3)),
+                value(1_000_000, Some(4)),
+                value(1_000_000, Some(5)),
+                value(5, Some(6)),
+            ],
+            outputs: vec![4, 7],
+            transfer: Some(Transfer {
+                us_per_megabyte: 40.0,
+                start_us: 1.0,
+            }),
+        }
+    }
+
+    #[test]
+    fn staging_changes_neither_memory_nor_order_until_something_is_fetched() {
+        let p = chain();
+        p.check().unwrap();
+        let plain = evaluate(&p, &p.given_order()).unwrap();
+        assert_eq!(plain.peak_above_static_bytes, 4_000_004);
+        let staged = Staged::new(&p, &[0]).unwrap();
+        staged.problem.check().unwrap();
+        let given = staged.problem.given_order();
+        assert_eq!(staged.settled(&given), given);
+        let score = evaluate(&staged.problem, &given).unwrap();
+        assert_eq!(score.peak_bytes, plain.peak_bytes);
+        assert_eq!(score.cost, plain.cost + 41.0);
+        assert_eq!(staged.fetches(&given), [(0, 0)]);
+        let live = |p: &Problem| Timeline::new(p, &p.given_order()).unwrap().live_bytes;
+        assert_eq!(live(&staged.problem)[0], live(&p)[0]);
+    }
+
+    #[test]
+    fn what_is_fetched_is_not_there_between() {
+        let p = chain();
+        let staged = Staged::new(&p, &[0]).unwrap();
+        // a, move, b, c, loss, dc, fetch, db, da.
+        let schedule = [0, 1, 2, 3, 4, 5, 1, 6, 7];
+        let score = evaluate(&staged.problem, &schedule).unwrap();
+        assert_eq!(score.peak_above_static_bytes, 4_000_004);
+        let live = Timeline::new(&staged.problem, &schedule)
+            .unwrap()
+            .live_bytes;
+        assert_eq!(live[5], 3_000_004);
+        assert_eq!(score.cost, 7.0 * 100.0 + 2.0 * 41.0);
+        assert_eq!(staged.fetches(&schedule), [(0, 1)]);
+        let none = Staged::new(&p, &[]).unwrap();
+        assert_eq!(
+            Staged::new(&p, &[0, 1])
+                .unwrap()
+                .onto(&none, &[0, 1, 2, 3, 4, 5, 6, 7, 8]),
+            p.given_order()
+        );
+    }
+
+    #[test]
+    fn a_plan_knows_the_ops_of_its_steps() {
+        let p = chain();
+        let staged = Staged::new(&p, &[0, 2]).unwrap();
+        for (index, stage) in staged.stages.iter().enumerate() {
+            assert_eq!(staged.index(*stage), Some(index));
+        }
+        assert_eq!(staged.index(Stage::Move(1)), None);
+        let plan = crate::plan::Plan {
+            offloaded: staged.offloaded.clone(),
+            ..crate::plan::Plan::bare(Vec::new())
+        };
+        for (step, stage) in staged.stages.iter().enumerate() {
+            assert_eq!(plan.op_of(step), stage.op());
+        }
+    }
+
+    #[test]
+    fn outputs_and_gradients_are_not_moved() {
+        let p = chain();
+        assert_eq!(movable(&p), [true, true, true, false, false, false, false]);
+        assert_eq!(Staged::new(&p, &[4]).unwrap_err().code(), "offload");
+        let mut unknown = p.clone();
+        unknown.transfer = None;
+        assert!(Staged::new(&unknown, &[0]).is_err());
+    }
+}
