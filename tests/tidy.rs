@@ -12,6 +12,7 @@ const TOP: &[&str] = &[
     "README.md",
     "build.rs",
     "clippy.toml",
+    "docs",
     "fixtures",
     "passes",
     "rustfmt.toml",

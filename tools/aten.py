@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Every op of PyTorch's that a transformer may hold, through both frontends, against eager PyTorch.
 
-    python tools/aten.py --ckpt-opt target/release/ckpt-opt [--only NAME,…] [--kind pt2,core,ts] [--page tools/aten.md]
+    python tools/aten.py --ckpt-opt target/release/ckpt-opt [--only NAME,…] [--kind pt2,core,ts] [--page docs/aten.md]
 
 The list below is the vocabulary of `torch.nn` and `torch.nn.functional` and of core ATen as models use it: a name, a
 function, and how its inputs look. Each is made a module whose float inputs are also multiplied by parameters, exported
@@ -683,7 +683,7 @@ def page(rows: dict[str, dict[str, tuple[str, str]]], kinds: list[str]) -> str:
     lines = [
         "# PyTorch's ops, op by op",
         "",
-        f"Made by `tools/aten.py --page`, PyTorch {torch.__version__}. Outputs and gradients against eager PyTorch, under the",
+        f"Made by `tools/aten.py --page docs/aten.md`, PyTorch {torch.__version__}. Outputs and gradients against eager PyTorch, under the",
         "tolerance of tools/tolerance.py. `pt2`: `torch.export`; `core`: the same after `run_decompositions`; `ts`: `torch.jit.trace`.",
         "`-`: PyTorch itself does not export or trace it, or loses what it means. `refused`: named in the error, with what to do.",
         "",

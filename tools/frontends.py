@@ -2,13 +2,15 @@
 """Hold the readers of PyTorch's own formats against PyTorch and against the ONNX files of the same models.
 
     python tools/frontends.py --ckpt-opt target/release/ckpt-opt --corpus DIR [--case a,b] [--file program.pt2,traced.pt]
-        [--cache DIR] [--no-ort] [--page tools/frontends.md]
+        [--cache DIR] [--no-ort] [--page docs/frontends.md]
 
 For every case and file:
   inspect   the model is read; every parameter of PyTorch's has its name, and what is frozen there is frozen here
-  siblings  as many layers, the same shared keys and values, and the same parameters as in the case's ONNX file
+  siblings  as many layers, the same shared keys and values, and the same parameters as in the case's ONNX file, or in its
+            other file of PyTorch's where it has none
   dropout   the graph drops wherever the program does (`record.json` and the ONNX files lose some)
-  outputs   in our runtime, the recorded outputs of eager PyTorch
+  outputs   in our runtime, the recorded outputs of eager PyTorch; of bfloat16, no further from those in float64 than
+            PyTorch's own times 1.1
   gradients in our runtime, PyTorch's full gradients, by its names (a model in training mode is random: not compared);
             of bfloat16, no further from those in float64 than PyTorch's own times 1.1
   verify    recomputing everything changes no bit, dropouts included
@@ -22,20 +24,23 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime as ort
+import torch
 
 import matching
 import tolerance
 from compiler import Compiler, Refused, read_tensors, write_tensors
 from feeds import COTANGENT, ELEMENT, required_inputs
-from reference import Case, Reference, find_cases, load_generator, reference
+from reference import Case, Reference, as_array, find_cases, load_generator, reference, run_model
 
 SEED = 7
-SIBLINGS = ["onnx18.onnx", "onnx23.onnx", "onnx17ts.onnx"]
+OWN = ["program.pt2", "traced.pt"]
+SIBLINGS = ["onnx18.onnx", "onnx23.onnx", "onnx17ts.onnx", *OWN]
 Tensors = dict[str, np.ndarray]
 
 
@@ -99,9 +104,10 @@ def frozen_differs(case: Case, table: list[dict]) -> str:
 def sibling(compiler: Compiler, case: Case) -> tuple[Path, dict] | None:
     for name in SIBLINGS:
         path = case.folder / name
-        if path.is_file():
+        if path.is_file() and path != case.model:
             try:
-                return path, compiler.inspect(path)
+                told = options(replace(case, model=path)) if name in OWN else []
+                return path, compiler.call_json("inspect", path, *told)
             except Refused:
                 continue
     return None
@@ -114,7 +120,7 @@ def crossing(table: dict) -> list[tuple[int, tuple[int, ...]]]:
 def check_siblings(checks: Checks, compiler: Compiler, case: Case, label: str, ours: dict) -> None:
     other = sibling(compiler, case)
     if other is None:
-        checks.add(label, "siblings", None, "no ONNX file of this model")
+        checks.add(label, "siblings", None, "no other file of this model is read")
         return
     path, theirs = other
     problems = []
@@ -132,6 +138,26 @@ def run_ort(model: Path, inputs: Tensors) -> Tensors:
     settings.log_severity_level = 4
     session = ort.InferenceSession(str(model), settings, providers=["CPUExecutionProvider"])
     return dict(zip([o.name for o in session.get_outputs()], session.run(None, inputs)))
+
+
+def recorded_dropouts(model: Path) -> int:
+    """How many dropouts that drop the program holds, those inside attention included, by PyTorch's own reading of it."""
+    # An op, and its second, third and fifth argument: `dropout(x, p, train)`, attention's `dropout_p`.
+    calls: list[tuple[str, list[object]]] = []
+    if model.suffix == ".pt":
+        for node in torch.jit.load(model).inlined_graph.nodes():
+            calls.append((node.kind().removeprefix("aten::"), [i.toIValue() for i in node.inputs()]))
+    else:
+        modules = torch.export.load(model).graph_module.modules()
+        graphs = [m.graph for m in modules if isinstance(m, torch.fx.GraphModule)]
+        for node in (node for graph in graphs for node in graph.nodes if node.op == "call_function"):
+            named = [node.kwargs.get(name) for name in ("p", "train", "attn_mask", "dropout_p")]
+            args = [*node.args, *([None] * (5 - len(node.args)))]
+            name = str(node.target).removeprefix("aten.").split(".")[0]
+            calls.append((name, [a if a is not None else b for a, b in zip(args, [None, *named])]))
+    plain = [args for name, args in calls if name == "dropout" and args[1] > 0 and args[2]]
+    inside = [args for name, args in calls if name == "scaled_dot_product_attention" and (args[4] or 0) > 0]
+    return len(plain) + len(inside)
 
 
 def dropouts(model: Path) -> int:
@@ -166,7 +192,9 @@ def check_case(
             return
     count = dropouts(files["none"])
     if is_train:
-        checks.add(label, "dropout", count > 0, f"{count} dropouts with their gradients")
+        ours, recorded = table["ops"].get("ckpt::Dropout", 0), recorded_dropouts(case.model)
+        detail = f"{ours} dropouts, {recorded} in the program, {count} with their gradients"
+        checks.add(label, "dropout", 0 < ours == recorded, detail)
     inputs = feeds(case, files["none"])
     suffix = ".safetensors" if half else ".npz"
     at, to = scratch / f"in{suffix}", scratch / f"out{suffix}"
@@ -180,8 +208,12 @@ def check_case(
     if is_train:
         checks.add(label, "outputs", None, "random")
     else:
-        if half:
-            checks.add(label, "outputs", None, "half precision: no float64 record of outputs")
+        if half and generator is None:
+            checks.add(label, "outputs", None, "half precision is judged by float64, which needs the generator")
+        elif half:
+            exact = {n: as_array(v) for n, v in run_model(case, generator, case.group("in"), exact=True)[1].items()}
+            verdict = tolerance.compare_half(found, case.group("out"), exact)
+            checks.add(label, "outputs", verdict.agrees, verdict)
         else:
             verdict = tolerance.compare(found, case.group("out"))
             checks.add(label, "outputs", verdict.agrees, verdict)
@@ -228,8 +260,8 @@ def page(checks: Checks) -> str:
     lines = [
         "# PyTorch's own files",
         "",
-        "Made by `tools/frontends.py --file program.pt2,traced.pt --page`: what each check is, it says itself. Numbers are the",
-        "largest distance to the reference as a share of what is allowed (tools/tolerance.py).",
+        "Made by `tools/frontends.py --file program.pt2,traced.pt --page docs/frontends.md`: what each check is, it says itself.",
+        "Numbers are the largest distance to the reference as a share of what is allowed (tools/tolerance.py).",
         "",
         ", ".join(f"{n} {status}" for status, n in checks.counts.items()),
         "",
