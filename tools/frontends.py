@@ -13,6 +13,7 @@ For every case and file:
             PyTorch's own times 1.1
   gradients in our runtime, PyTorch's full gradients, by its names (a model in training mode is random: not compared);
             of bfloat16, no further from those in float64 than PyTorch's own times 1.1
+  sizes     a program whose sizes have names gives PyTorch's outputs and gradients at other sizes, too
   verify    recomputing everything changes no bit, dropouts included
   ort       the written file gives the same in ONNX Runtime
 
@@ -36,7 +37,7 @@ import matching
 import tolerance
 from compiler import Compiler, Refused, read_tensors, write_tensors
 from feeds import COTANGENT, ELEMENT, required_inputs
-from reference import Case, Reference, as_array, find_cases, load_generator, reference, run_model
+from reference import Case, Reference, as_array, differentiate, find_cases, forward, load_generator, reference, run_model
 
 SEED = 7
 OWN = ["program.pt2", "traced.pt"]
@@ -164,6 +165,51 @@ def dropouts(model: Path) -> int:
     return sum(n.op_type.startswith("Dropout") for n in onnx.load(model, load_external_data=False).graph.node)
 
 
+def at_other_sizes(case: Case, table: dict) -> Tensors:
+    """Inputs like the case's own where named sizes have other numbers."""
+    numbers = {"batch": 3, "sequence": 11}
+    sizes = {name: numbers[dim["kind"]] for name, dim in table["dims"].items()}
+    own = case.group("in") | {name.replace(".", "_"): value for name, value in case.group("in").items()}
+    keys = {name.replace(".", "_"): name for name in case.group("in")}
+    random = np.random.default_rng(11)
+    drawn = {}
+    for port in table["inputs"]:
+        name, shape = port["name"], [sizes.get(d, d) for d in port["shape"]]
+        if name not in own:
+            continue
+        like = own[name]
+        if like.dtype.kind == "f":
+            drawn[keys.get(name, name)] = random.normal(size=shape).astype(like.dtype)
+        else:
+            values = random.choice(like.ravel(), shape)
+            if set(np.unique(like)) <= {0, 1}:  # a mask, which hides no row as a whole
+                values[..., 0] = 1
+            drawn[keys.get(name, name)] = values
+    return drawn
+
+
+def check_sizes(
+    checks: Checks, compiler: Compiler, case: Case, table: dict, graph: Path, kind: str, generator, scratch: Path
+) -> None:
+    inputs = at_other_sizes(case, table)
+    random = np.random.default_rng(12)
+    floats = {n: v for n, v in forward(case, generator, inputs).items() if v.dtype.kind == "f"}
+    cotangents = {} if kind == "own" else {n: random.normal(size=v.shape).astype(v.dtype) for n, v in floats.items()}
+    outputs, truth = differentiate(case, kind, generator, inputs, cotangents, None)
+    at, to = scratch / "other.npz", scratch / "other-out.npz"
+    have = inputs | {name.replace(".", "_"): value for name, value in inputs.items()}
+    have |= {name + COTANGENT: value for name, value in cotangents.items()}
+    write_tensors(at, {name: have[name] for name in required_inputs(graph)})
+    compiler.run(graph, at, to)
+    found = read_tensors(to)
+    truth = trained(truth, table["parameters"])
+    ours, theirs = matching.match(table["parameters"], truth, None).gradients(found, truth.full)
+    verdicts = [tolerance.compare(found, outputs), tolerance.compare(ours, theirs, tolerance.largest(theirs))]
+    worst = max(verdicts, key=lambda v: v.ratio)
+    shapes = ", ".join(str(list(v.shape)) for v in inputs.values())
+    checks.add(case.label, "sizes", all(v.agrees for v in verdicts), f"{shapes}: {worst}")
+
+
 def check_case(
     checks: Checks, compiler: Compiler, case: Case, generator, cache: Path, scratch: Path, with_ort: bool
 ) -> None:
@@ -234,6 +280,11 @@ def check_case(
                 checks.add(label, "gradients", verdict.agrees and not missing, f"{len(ours)}: {verdict}{missing}")
             except ValueError as error:
                 checks.add(label, "gradients", False, error)
+        if table["dims"] and not half and generator is not None:
+            try:
+                check_sizes(checks, compiler, case, table, files["none"], kind, generator, scratch)
+            except (Refused, ValueError, KeyError, RuntimeError) as error:
+                checks.add(label, "sizes", False, f"{type(error).__name__}: {error}")
     try:
         compiler.verify(files["none"], files["full"], at)
         checks.add(label, "verify", True, f"bit-equal, {count} dropouts")
@@ -252,7 +303,7 @@ def check_case(
     checks.add(label, "ort", all(v.agrees for v in verdicts), max(verdicts, key=lambda v: v.ratio))
 
 
-COLUMNS = ["inspect", "siblings", "dropout", "outputs", "gradients", "verify", "ort"]
+COLUMNS = ["inspect", "siblings", "dropout", "outputs", "gradients", "sizes", "verify", "ort"]
 
 
 def page(checks: Checks) -> str:

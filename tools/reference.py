@@ -221,7 +221,10 @@ def compute(case: Case, kind: str, generator: ModuleType) -> Reference:
 
 
 def half_type(case: Case) -> np.dtype | None:
-    """The two-byte float type of the case's first float output, or None."""
+    """The two-byte float type of the case's first float output, or None; of PyTorch's own formats the name tells."""
+    if case.model.suffix != ".onnx":
+        words = {"bf16": ml_dtypes.bfloat16, "f16": np.float16}
+        return next((np.dtype(kind) for word, kind in words.items() if case.name.endswith(word)), None)
     kinds = {onnx.TensorProto.BFLOAT16: ml_dtypes.bfloat16, onnx.TensorProto.FLOAT16: np.float16}
     outputs = onnx.load(case.model, load_external_data=False).graph.output
     found = [kinds[o.type.tensor_type.elem_type] for o in outputs if o.type.tensor_type.elem_type in kinds]

@@ -22,6 +22,8 @@ pub struct Saved {
     pub storages: Vec<Vec<f32>>,
     /// 0-d int64 constants, `CONSTANTS.cN`.
     pub constants: Vec<i64>,
+    /// 0-d float64 constants, numbered behind those.
+    pub numbers: Vec<f64>,
     /// Methods of `M`, indented by two.
     pub methods: String,
     /// What stands after the class: functions.
@@ -110,7 +112,8 @@ impl Saved {
 
     fn constants_pickle(&self) -> Vec<u8> {
         let mut p = b"\x80\x02(".to_vec();
-        for i in 0..self.constants.len() {
+        for i in 0..self.constants.len() + self.numbers.len() {
+            let storage = ["LongStorage", "DoubleStorage"][usize::from(i >= self.constants.len())];
             let scalar = State {
                 name: "",
                 storage: i,
@@ -119,7 +122,7 @@ impl Saved {
                 offset: 0,
                 requires_grad: false,
             };
-            tensor(&mut p, "LongStorage", i, 1, &scalar);
+            tensor(&mut p, storage, i, 1, &scalar);
         }
         p.extend(b"t.");
         p
@@ -137,8 +140,10 @@ impl Saved {
             let bytes = storage.iter().flat_map(|x| x.to_le_bytes()).collect();
             entries.push((format!("m/data/{i}"), bytes));
         }
-        for (i, n) in self.constants.iter().enumerate() {
-            entries.push((format!("m/constants/{i}"), n.to_le_bytes().to_vec()));
+        let ints = self.constants.iter().map(|n| n.to_le_bytes());
+        let all = ints.chain(self.numbers.iter().map(|x| x.to_le_bytes()));
+        for (i, bytes) in all.enumerate() {
+            entries.push((format!("m/constants/{i}"), bytes.to_vec()));
         }
         entries
     }

@@ -332,3 +332,37 @@ fn parameters_that_nothing_reads_are_the_models_too() {
         "{types:?}"
     );
 }
+
+#[test]
+fn plain_numbers_decide_no_element_type() {
+    let body = "\
+i = torch.arange(3)
+a = torch.detach(CONSTANTS.c1)
+return (torch.mul(i, CONSTANTS.c1), torch.mul(x, CONSTANTS.c1), torch.mul(i, a), torch.add(torch.sum(i), CONSTANTS.c1))";
+    let mut saved =
+        Saved::new("x: Tensor -> Tuple[Tensor, Tensor, Tensor, Tensor]", body).constants(&[1]);
+    saved.numbers = vec![0.1];
+    let types = [
+        "output_0: f32[3]",
+        "output_1: f16[2]",
+        "output_2: f64[3]",
+        "output_3: f32[]",
+    ];
+    assert_eq!(outputs(&saved, &["x:f16[2]"]), types);
+}
+
+#[test]
+fn roots_of_sizes_are_known() {
+    let body = "\
+n = ops.prim.NumToTensor(torch.size(x, 1))
+r = torch.to(torch.pow(torch.sub(n, CONSTANTS.c0), 0.5), 4)
+h = torch.div(n, CONSTANTS.c1)
+k = int(torch.floor(h))
+return torch.reshape(torch.slice(x, 1, 0, int(torch.mul(r, r))), [-1, int(r), int(r), k, 1])";
+    let saved = Saved::new("x: Tensor -> Tensor", body).constants(&[1, 11]);
+    assert_eq!(
+        outputs(&saved, &["x:f32[4, 17]"]),
+        ["output_0: f32[4, 4, 4, 1, 1]"]
+    );
+    refused(&saved, &["x:f32[n, m]"], &["only a run can tell"]);
+}

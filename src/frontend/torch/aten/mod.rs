@@ -36,7 +36,7 @@ mod views;
 mod vocabulary;
 mod weights;
 
-pub use signature::Call;
+pub use signature::{Call, dtype_of_code};
 pub use tensors::TensorId;
 pub use weights::{Kind, Weight};
 
@@ -45,7 +45,7 @@ use ckpt_passes::ir::{Builder, DType, Dim, Graph, Loc, Tensor, Ty, ValueId};
 use ckpt_passes::transform::sizes::Sizes;
 use ckpt_passes::{Error, Result};
 use signature::Vocabulary;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 use tensors::Memory;
@@ -164,6 +164,8 @@ pub struct Lowering<'g> {
     grad_enabled: bool,
     /// The input that random ops draw by, once there is one.
     seed: Option<ValueId>,
+    /// Tensors that stand for plain numbers: in the element type of a result they count as those do.
+    plain: BTreeSet<TensorId>,
     warnings: Vec<String>,
 }
 
@@ -180,6 +182,7 @@ impl<'g> Lowering<'g> {
             depends: BTreeMap::new(),
             grad_enabled: true,
             seed: None,
+            plain: BTreeSet::new(),
             warnings: Vec::new(),
         }
     }
@@ -322,6 +325,17 @@ impl<'g> Lowering<'g> {
     pub fn number(&mut self, int: &Dim) -> Result<TensorId> {
         let value = self.int_scalar(int)?;
         Ok(self.fresh(value))
+    }
+
+    /// A 0-d tensor that holds a float: float32, or float64 for a plain number of the program.
+    pub fn real(&mut self, value: f64, plain: bool) -> TensorId {
+        let dtype = if plain { DType::F64 } else { DType::F32 };
+        let value = self.b.scalar(dtype, value);
+        let tensor = self.fresh(value);
+        if plain {
+            self.plain.insert(tensor);
+        }
+        tensor
     }
 
     /// Ends the program; what a user should know about it, each one line.

@@ -73,6 +73,7 @@ impl Lowering<'_> {
         let (mut dims, mut zeros, mut numbers) = (None, None, None);
         for operand in operands {
             let (group, dtype) = match operand {
+                Value::Tensor(id) if self.plain.contains(id) => (&mut numbers, DEFAULT_FLOAT),
                 Value::Tensor(id) if self.dims(*id).is_empty() => (&mut zeros, self.dtype(*id)),
                 Value::Tensor(id) => (&mut dims, self.dtype(*id)),
                 Value::Int(_) => (&mut numbers, DType::I64),

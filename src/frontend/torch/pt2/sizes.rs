@@ -36,11 +36,20 @@ impl<'p> Sizes<'p> {
         }
     }
 
-    /// Learns which named sizes are one: what `_assert_scalar` is told of `_operator.eq`.
+    /// Learns which named sizes are numbers, by their ranges, and which are one: what `_assert_scalar` is told of
+    /// `_operator.eq`.
     ///
     /// # Errors
     /// A size that cannot be read.
     pub fn learn(&mut self, graph: &Graph) -> Result<()> {
+        let ranges = self.ranges;
+        for (name, range) in ranges {
+            if let (Some(least), Some(most)) = (range.min_val, range.max_val)
+                && least == most
+            {
+                self.set(name, &Dim::from(least))?;
+            }
+        }
         let mut compared: BTreeMap<&str, [&str; 2]> = BTreeMap::new();
         for node in &graph.nodes {
             match (

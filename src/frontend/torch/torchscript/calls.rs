@@ -1,11 +1,11 @@
 //! What a call means: methods, functions of the archive, ops, and the few things that the language itself does.
 
 use super::ast::{Call, Expr, ExprKind, Name};
-use super::item::{Content, Item};
+use super::item::{Content, Item, Real};
 use super::replay::{Frame, Replay, bad};
-use crate::frontend::torch::aten::{Place, Value};
+use crate::frontend::torch::aten::{Lowering, Place, TensorId, Value, dtype_of_code};
 use crate::frontend::torch::scalars;
-use ckpt_passes::ir::{Dim, Same};
+use ckpt_passes::ir::{DType, Dim, Same};
 use ckpt_passes::{Error, Result};
 
 impl Replay<'_, '_> {
@@ -139,6 +139,7 @@ impl Replay<'_, '_> {
                 Some(n) => Value::Int(n),
                 None => Value::Unknown,
             },
+            Item::Real(real) => Value::Float(real.value),
             Item::Value(value) => value.clone(),
             other => return Err(bad(format!("{} is no number", other.kind()))),
         };
@@ -183,7 +184,7 @@ impl Replay<'_, '_> {
         {
             return Ok(item);
         }
-        if let [Item::Number(_), ..] = args.as_slice()
+        if let [Item::Number(_) | Item::Real(_), ..] = args.as_slice()
             && name.ends_with('_')
             && !name.ends_with("__")
         {
@@ -193,7 +194,7 @@ impl Replay<'_, '_> {
             );
         }
         let lowering = &mut *self.lowering;
-        let mut number = |n: &Dim| lowering.number(n).map(Value::Tensor);
+        let mut number = |item: &Item| in_tensor(lowering, item).map(Value::Tensor);
         let mut values = Vec::with_capacity(args.len());
         for arg in &args {
             values.push(self.containers.argument(arg, &mut number)?);
@@ -249,7 +250,9 @@ impl Replay<'_, '_> {
                 let dims = self.lowering.dims(*tensor).to_vec();
                 return self.size(dims, axis).map(Some);
             }
-            ("aten::size", [Item::Number(_)]) => self.containers.add(Content::List(Vec::new()))?,
+            ("aten::size", [Item::Number(_) | Item::Real(_)]) => {
+                self.containers.add(Content::List(Vec::new()))?
+            }
             ("aten::numel", [Item::Value(Value::Tensor(tensor))]) => {
                 let count = Dim::product(self.lowering.dims(*tensor));
                 Item::Value(Value::Int(scalars::checked(count)?))
@@ -347,6 +350,9 @@ impl Replay<'_, '_> {
         if let Some(result) = number_op(name, args)? {
             return Ok(Some(Item::Number(result)));
         }
+        if let Some(result) = real_op(name, args)? {
+            return Ok(Some(result));
+        }
         let mut values = Vec::with_capacity(args.len());
         for arg in args {
             match arg {
@@ -389,8 +395,93 @@ fn number_op(name: &str, args: &[Item]) -> Result<Option<Dim>> {
     result.map(scalars::checked).transpose()
 }
 
+/// Arithmetic on floats in tensors, as float32 has it.
+///
+/// # Errors
+/// A conversion to an integer that is out of range.
+fn real_op(name: &str, args: &[Item]) -> Result<Option<Item>> {
+    let is_real = |item: &Item| matches!(item, Item::Real(_));
+    if !args
+        .iter()
+        .any(|a| is_real(a) || matches!(a, Item::Number(_)))
+    {
+        return Ok(None);
+    }
+    let known = |item: &Item| match item {
+        Item::Real(real) => Some(real.value),
+        Item::Value(Value::Float(x)) => Some(*x),
+        Item::Number(n) | Item::Value(Value::Int(n)) => n.as_const().map(|n| n as f64),
+        _ => None,
+    };
+    let result = match (name, args) {
+        ("to", [x, Item::Value(Value::Int(code)), ..]) => {
+            let (Some(x), Some(code)) = (known(x), code.as_const()) else {
+                return Ok(None);
+            };
+            match dtype_of_code(code) {
+                Some(DType::I64) => {
+                    let whole = scalars::to_int(&Value::Float(x))?;
+                    return Ok(match whole {
+                        Value::Int(n) if is_real(&args[0]) => Some(Item::Number(n)),
+                        _ => None,
+                    });
+                }
+                Some(DType::F32) => Some(x),
+                _ => None,
+            }
+        }
+        ("sqrt", [x]) => known(x).map(f64::sqrt),
+        (_, [x]) if is_real(x) => known(x).and_then(|x| {
+            Some(match name {
+                "neg" => -x,
+                "abs" => x.abs(),
+                "floor" => x.floor(),
+                "ceil" => x.ceil(),
+                "trunc" => x.trunc(),
+                "round" => x.round_ties_even(),
+                _ => return None,
+            })
+        }),
+        (_, [a, b]) => {
+            let float = |item: &Item| is_real(item) || is_float(item);
+            let (Some(x), Some(y)) = (known(a), known(b)) else {
+                return Ok(None);
+            };
+            match name {
+                "div" => Some(x / y),
+                _ if !float(a) && !float(b) => None,
+                "add" => Some(x + y),
+                "sub" => Some(x - y),
+                "mul" => Some(x * y),
+                "pow" => Some(x.powf(y)),
+                "floor_divide" => Some((x / y).floor()),
+                _ => None,
+            }
+        }
+        _ => None,
+    };
+    Ok(result.map(|x| {
+        Item::Real(Real {
+            value: f64::from(x as f32),
+            plain: false,
+        })
+    }))
+}
+
+/// A number in a tensor as a tensor of the graph.
+pub(super) fn in_tensor(lowering: &mut Lowering, item: &Item) -> Result<TensorId> {
+    match item {
+        Item::Number(n) => lowering.number(n),
+        Item::Real(real) => Ok(lowering.real(real.value, real.plain)),
+        other => Err(Error::bug(
+            "torchscript",
+            format!("{} is no number", other.kind()),
+        )),
+    }
+}
+
 fn is_float(item: &Item) -> bool {
-    matches!(item, Item::Value(Value::Float(_)))
+    matches!(item, Item::Real(_) | Item::Value(Value::Float(_)))
 }
 
 /// Whether two keys are equal; those of dictionaries are strings and numbers.

@@ -21,11 +21,23 @@ pub enum Item {
     Value(Value),
     /// A 0-d int64 tensor whose value is known: what a trace computes sizes with.
     Number(Dim),
+    /// A 0-d float tensor whose value is known.
+    Real(Real),
     Container(Container),
     /// An object of the model, and the path it was reached by.
     Module(Ref, Rc<str>),
     /// A function of the archive, by its qualified name.
     Function(Rc<str>),
+}
+
+/// A float in a tensor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Real {
+    /// As float32 holds it, unless it is a plain number.
+    pub value: f64,
+    /// Whether the program wrote a plain number, which never decides the element type of a result. A trace keeps such
+    /// numbers as constants: float64 tensors without axes.
+    pub plain: bool,
 }
 
 impl Item {
@@ -43,7 +55,7 @@ impl Item {
     pub fn kind(&self) -> &'static str {
         match self {
             Item::Value(value) => value.kind(),
-            Item::Number(_) => "a number in a tensor",
+            Item::Number(_) | Item::Real(_) => "a number in a tensor",
             Item::Container(_) => "a list, tuple or dictionary",
             Item::Module(..) => "a module",
             Item::Function(_) => "a function",
@@ -110,14 +122,14 @@ impl Containers {
         }
     }
 
-    /// As an argument of an op; `number` makes a tensor of a number.
+    /// As an argument of an op; `number` makes a tensor of a number in one.
     ///
     /// # Errors
     /// What no op takes: modules, functions, dictionaries, containers in themselves.
     pub fn argument(
         &self,
         item: &Item,
-        number: &mut dyn FnMut(&Dim) -> Result<Value>,
+        number: &mut dyn FnMut(&Item) -> Result<Value>,
     ) -> Result<Value> {
         self.nested(item, number, 0)
     }
@@ -125,7 +137,7 @@ impl Containers {
     fn nested(
         &self,
         item: &Item,
-        number: &mut dyn FnMut(&Dim) -> Result<Value>,
+        number: &mut dyn FnMut(&Item) -> Result<Value>,
         depth: usize,
     ) -> Result<Value> {
         if depth > MAX_NESTING {
@@ -139,7 +151,7 @@ impl Containers {
         };
         match item {
             Item::Value(value) => Ok(value.clone()),
-            Item::Number(dim) => number(dim),
+            Item::Number(_) | Item::Real(_) => number(item),
             Item::Container(at) => match self.get(*at) {
                 Content::List(items) => Ok(Value::List(all(items)?)),
                 Content::Tuple(items) => Ok(Value::Tuple(all(items)?)),

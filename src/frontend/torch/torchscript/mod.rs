@@ -96,7 +96,10 @@ impl Replay<'_, '_> {
         };
         match item {
             Item::Value(Value::Tensor(tensor)) => tensors.push(*tensor),
-            Item::Number(n) | Item::Value(Value::Int(n)) => tensors.push(self.lowering.number(n)?),
+            Item::Number(_) | Item::Real(_) => {
+                tensors.push(calls::in_tensor(self.lowering, item)?);
+            }
+            Item::Value(Value::Int(n)) => tensors.push(self.lowering.number(n)?),
             Item::Value(Value::None) => {}
             Item::Container(_) if depth == MAX_NESTING => {
                 return strange("lists in lists without end");

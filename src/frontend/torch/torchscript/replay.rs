@@ -369,6 +369,7 @@ impl<'a, 'g> Replay<'a, 'g> {
                 truth => Ok(truth),
             },
             Item::Number(n) => Ok(scalars::truth(&Value::Int(n.clone()))),
+            Item::Real(real) => Ok(Some(real.value != 0.0)),
             other => Err(bad(format!("{} is no condition", other.kind()))),
         }
     }
@@ -377,6 +378,10 @@ impl<'a, 'g> Replay<'a, 'g> {
     pub(super) fn int(&mut self, item: &Item) -> Result<Option<Dim>> {
         match item {
             Item::Number(n) => Ok(Some(n.clone())),
+            Item::Real(real) => Ok(match scalars::to_int(&Value::Float(real.value))? {
+                Value::Int(n) => Some(n),
+                _ => None,
+            }),
             Item::Value(Value::Tensor(tensor)) => {
                 let known = self.lowering.known(*tensor)?;
                 Ok(match known.as_deref() {

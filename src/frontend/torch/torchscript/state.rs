@@ -1,7 +1,7 @@
 //! What the objects of a saved model hold: attributes, tensors of its state, constants of its code.
 
 use super::ast::{ExprKind, Name};
-use super::item::{Content, Item};
+use super::item::{Content, Item, Real};
 use super::modules::read_pickle;
 use super::replay::{Replay, bad};
 use crate::frontend::torch::aten::{Kind, TensorId, Value, Weight};
@@ -173,7 +173,7 @@ impl Replay<'_, '_> {
         })
     }
 
-    /// `CONSTANTS.cN`; an integer without axes is a number.
+    /// `CONSTANTS.cN`; an integer or a float64 without axes is a number that the program wrote.
     pub(super) fn constant(&mut self, name: &Name) -> Result<Item> {
         if self.constants.is_none() {
             self.constants = Some(read_pickle(self.archive, "constants.pkl")?);
@@ -192,7 +192,7 @@ impl Replay<'_, '_> {
             ))
         })?;
         if let Some(number) = self.number(&tensor)? {
-            return Ok(Item::Number(Dim::from(number)));
+            return Ok(number);
         }
         let tensor = self.declare(
             &tensor,
@@ -203,14 +203,22 @@ impl Replay<'_, '_> {
         Ok(Item::Value(Value::Tensor(tensor)))
     }
 
-    /// The content of an int64 scalar.
-    fn number(&self, tensor: &StoredTensor) -> Result<Option<i64>> {
-        if tensor.dtype != DType::I64 || !tensor.sizes.is_empty() {
+    /// The content of an int64 or float64 scalar.
+    fn number(&self, tensor: &StoredTensor) -> Result<Option<Item>> {
+        if !matches!(tensor.dtype, DType::I64 | DType::F64) || !tensor.sizes.is_empty() {
             return Ok(None);
         }
         let bytes = self.archive.mapped(&format!("constants/{}", tensor.key))?;
         let start = usize::try_from(tensor.offset.saturating_mul(8)).unwrap_or(usize::MAX);
-        let number = bytes.get(start..).and_then(|b| b.first_chunk::<8>());
-        Ok(number.map(|b| i64::from_le_bytes(*b)))
+        let Some(number) = bytes.get(start..).and_then(|b| b.first_chunk::<8>()) else {
+            return Ok(None);
+        };
+        Ok(Some(match tensor.dtype {
+            DType::I64 => Item::Number(Dim::from(i64::from_le_bytes(*number))),
+            _ => Item::Real(Real {
+                value: f64::from_le_bytes(*number),
+                plain: true,
+            }),
+        }))
     }
 }
