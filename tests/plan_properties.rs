@@ -69,6 +69,7 @@ fn budgeted(bytes: u64, objective: Objective, effort: Effort) -> Budgeted {
         budget: Budget::Bytes(bytes),
         objective,
         effort,
+        ..Budgeted::default()
     }
 }
 
@@ -124,6 +125,7 @@ fn every_percent_is_kept_by_the_graph_that_is_written() {
                 budget: Budget::Percent(f64::from(percent)),
                 objective: Objective::Cost,
                 effort: Effort::First,
+                ..Budgeted::default()
             };
             let name = format!("{model} at {percent} %");
             let budget = ask.peak_bytes(&setting).unwrap();
@@ -158,6 +160,7 @@ fn one_percent_more_never_costs_more() {
             budget: Budget::Percent(f64::from(percent)),
             objective: Objective::Cost,
             effort: Effort::Units(50_000),
+            ..Budgeted::default()
         };
         let cost = ask.plan(&setting).unwrap().after.cost;
         if let Some((less, dearer)) = last {

@@ -19,6 +19,8 @@ pub struct Budgeted {
     pub budget: Budget,
     pub objective: Objective,
     pub effort: Effort,
+    /// Whether first computations may follow another order than the graph's.
+    pub reorder: bool,
 }
 
 impl Default for Budgeted {
@@ -27,6 +29,7 @@ impl Default for Budgeted {
             budget: Budget::Auto,
             objective: Objective::default(),
             effort: Effort::default(),
+            reorder: false,
         }
     }
 }
@@ -102,6 +105,7 @@ impl Budgeted {
             budget_bytes,
             objective: self.objective,
             effort: self.effort,
+            reorder: self.reorder,
             choices: constraints(setting),
             seeds: policies(setting).map(|(_, plan)| plan.schedule).collect(),
         })
@@ -154,19 +158,23 @@ impl Budgeted {
         match self.effort {
             Effort::First => Ok(None),
             _ => {
-                let reached = smallest(setting, self.effort)?.reached_bytes;
+                let reached = self.smallest(setting)?.reached_bytes;
                 Ok(Some(reached.min(plan.after.peak_bytes)))
             }
         }
     }
-}
 
-/// The smallest peak for which a plan is known.
-///
-/// # Errors
-/// A problem whose own order is not a schedule.
-pub fn smallest(setting: &Setting, effort: Effort) -> Result<Floor> {
-    solve::smallest_feasible(setting.problem, &constraints(setting), effort)
+    /// The smallest peak for which a plan is known.
+    ///
+    /// # Errors
+    /// A problem whose own order is not a schedule.
+    pub fn smallest(&self, setting: &Setting) -> Result<Floor> {
+        let look = match self.reorder {
+            true => solve::smallest_reordered,
+            false => solve::smallest_feasible,
+        };
+        look(setting.problem, &constraints(setting), self.effort)
+    }
 }
 
 /// An objective's word.

@@ -8,6 +8,7 @@
 
 use crate::analysis::{Costs, Device, MemoryProfile, Sizes};
 use crate::error::{Error, Result};
+use crate::ir::op::Effect;
 use crate::ir::{Graph, Id, NodeId, Role, Side, ValueId};
 use serde::{Deserialize, Serialize};
 
@@ -74,6 +75,10 @@ pub struct Op {
     /// Whether running it again gives the same bits and is allowed.
     #[serde(default = "yes", skip_serializing_if = "is_yes")]
     pub may_repeat: bool,
+    /// Whether it runs for the first time after every such op that is listed before it, in any order: it draws from a
+    /// generator, or acts on something outside.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub in_turn: bool,
 }
 
 /// One value at known sizes.
@@ -221,6 +226,7 @@ impl Problem {
                     .filter_map(|slot| node.ins[*slot].as_ref().map(index))
                     .collect(),
                 may_repeat: node.op.effect.may_repeat(),
+                in_turn: !matches!(node.op.effect, Effect::Pure),
             });
         }
         problem.outputs = graph
@@ -439,6 +445,24 @@ impl Problem {
             .filter(|v| v.kind == Kind::Static)
             .map(|v| v.bytes)
             .sum()
+    }
+
+    /// The same problem with its ops listed in another order in which they can run. Values keep their indices.
+    pub fn in_order(&self, order: &[usize]) -> Problem {
+        let mut place = vec![0; self.ops.len()];
+        for (new, old) in order.iter().enumerate() {
+            place[*old] = new;
+        }
+        let mut values = self.values.clone();
+        for value in &mut values {
+            value.producer = value.producer.map(|p| place[p]);
+        }
+        Problem {
+            ops: order.iter().map(|o| self.ops[*o].clone()).collect(),
+            values,
+            outputs: self.outputs.clone(),
+            transfer: self.transfer,
+        }
     }
 }
 

@@ -307,6 +307,7 @@ mod tests {
                 temp_bytes: 0,
                 over: Vec::new(),
                 may_repeat: true,
+                in_turn: false,
             });
         }
         for _ in 0..r.below(3) {
@@ -368,6 +369,7 @@ mod tests {
             temp_bytes,
             over: Vec::new(),
             may_repeat: name != "rng",
+            in_turn: false,
         }
     }
 

@@ -154,6 +154,7 @@ impl Staged {
             temp_bytes: 0,
             over: Vec::new(),
             may_repeat: true,
+            in_turn: false,
         };
         self.push(fetch, Stage::Move(o));
     }
@@ -278,6 +279,7 @@ mod tests {
             temp_bytes: 0,
             over: Vec::new(),
             may_repeat: true,
+            in_turn: false,
         };
         use Phase::{Backward, Forward};
         Problem {

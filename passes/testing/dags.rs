@@ -91,6 +91,7 @@ pub fn random_dag(r: &mut Random, ops: usize, shape: Shape) -> Problem {
                 0
             },
             may_repeat: !(extras && r.below(5) == 0),
+            in_turn: false,
         });
     }
     if !p.values.is_empty() && r.below(8) > 0 {

@@ -73,6 +73,7 @@ pub fn frontier(args: &FrontierArgs) -> Result<()> {
         let wish = ckpt_passes::plan::Budgeted {
             objective: args.objective,
             effort: args.effort,
+            reorder: args.reorder,
             ..Default::default()
         };
         Frontier::new(&task, &wish, &args.budgets, args.points as usize)?

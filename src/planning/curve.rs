@@ -74,7 +74,7 @@ impl Frontier {
         let started = Instant::now();
         let setting = task.setting();
         let before = &task.before;
-        let floor = budgeted::smallest(&setting, wish.effort)?;
+        let floor = wish.smallest(&setting)?;
         let mut budgets: Vec<u64> = if given.is_empty() {
             spread(floor.reached_bytes, before.peak_bytes, count)
         } else {

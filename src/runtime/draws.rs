@@ -2,7 +2,7 @@
 //!
 //! A copy of a node and its gradient draw again from the stream of the node: they have to find the generator as it was.
 //! `native` seeds one anew each time; `eager` hands one on from node to node, in the order of the graph, and keeps the
-//! state in which each stream began. The order of first computations is the model's own, so a plan changes no bit.
+//! state in which each stream began. What draws runs for the first time in the order of the model, so a plan changes no bit.
 
 use super::convert::torch_error;
 use crate::rng::Rng;

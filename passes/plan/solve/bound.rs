@@ -15,6 +15,9 @@ use super::work::Work;
 pub const CLASS: &str =
     "every schedule whose first computations follow the given order, any number of recomputations";
 
+/// And those that it speaks of where another order than the given one was chosen.
+pub const CLASS_REORDERED: &str = "every schedule whose first computations follow the order of this plan, any number of recomputations";
+
 /// A bound in weight over the cost of running every op once; `None` if no schedule of the class fits.
 pub fn one_position(
     dag: &Dag,

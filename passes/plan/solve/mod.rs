@@ -15,6 +15,8 @@ pub mod exact;
 pub mod flow;
 pub mod joint;
 pub mod ledger;
+pub mod orders;
+mod reorder;
 pub mod repair;
 pub mod search;
 pub mod simulate;
@@ -28,6 +30,7 @@ use super::problem::Problem;
 use super::schedule::{Score, evaluate};
 use crate::error::{Error, Result};
 use dag::Dag;
+pub use reorder::smallest_reordered;
 use search::Search;
 pub use smallest::{Floor, smallest_feasible};
 use work::Work;
@@ -50,6 +53,12 @@ impl Objective {
             Objective::Cost => score.cost,
             Objective::Flops => score.flops as f64,
         }
+    }
+
+    /// Whether the first of two scores is better: by the objective, then by traffic.
+    fn prefers(self, own: &Score, other: &Score) -> bool {
+        let (cost, others) = (self.of(own), self.of(other));
+        cost < others || cost == others && own.traffic_bytes < other.traffic_bytes
     }
 }
 
@@ -102,6 +111,8 @@ pub struct Request {
     /// Schedules to start from, such as those of policies. The answer is never worse than one that fits and honours
     /// the choices.
     pub seeds: Vec<Vec<usize>>,
+    /// Whether first computations may follow another order than the given one.
+    pub reorder: bool,
 }
 
 /// A proven lower bound.
@@ -192,6 +203,14 @@ impl From<Box<Error>> for Failure {
 /// [`Failure::Infeasible`] where no plan was found, with the smallest budget that has one; [`Failure::Invalid`] where
 /// the problem's own order is not a schedule of it.
 pub fn solve(problem: &Problem, request: &Request) -> Result<Solution, Failure> {
+    match request.reorder {
+        true => reorder::solve(problem, request),
+        false => solve_given(problem, request),
+    }
+}
+
+/// The same for plans whose first computations follow the given order.
+fn solve_given(problem: &Problem, request: &Request) -> Result<Solution, Failure> {
     let before = evaluate(problem, &problem.given_order())?;
     let dag = Dag::new(problem, request.objective, &request.choices)?;
     let mut question = Question::new(problem, &dag, request, &before);
@@ -401,6 +420,14 @@ pub struct Point {
 /// # Errors
 /// See [`solve`]; an infeasible budget is a point without a solution.
 pub fn frontier(problem: &Problem, request: &Request, budgets: &[u64]) -> Result<Vec<Point>> {
+    match request.reorder {
+        true => reorder::frontier(problem, request, budgets),
+        false => frontier_given(problem, request, budgets),
+    }
+}
+
+/// The same for plans whose first computations follow the given order.
+fn frontier_given(problem: &Problem, request: &Request, budgets: &[u64]) -> Result<Vec<Point>> {
     let before = evaluate(problem, &problem.given_order())?;
     let dag = Dag::new(problem, request.objective, &request.choices)?;
     let mut order: Vec<usize> = (0..budgets.len()).collect();

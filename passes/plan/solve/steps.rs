@@ -11,7 +11,7 @@ use super::dag::Dag;
 use super::joint;
 use super::search::FIRST_UNITS;
 use super::work::Work;
-use super::{Effort, Found, JOINT_UNITS_AN_OP, Objective, Question};
+use super::{Effort, Found, JOINT_UNITS_AN_OP, Question};
 use crate::error::Result;
 
 /// Steps from nothing to the peak of the given order.
@@ -25,14 +25,6 @@ const BOUND_UNITS: u64 = 20_000_000;
 /// must be if nothing was found there either.
 const MOST_FAILURES: u32 = 3;
 const NEAR_FLOOR: f64 = 0.9;
-
-impl Found {
-    /// Whether a plan is better: by the objective, then by traffic.
-    fn beats(&self, other: &Found, objective: Objective) -> bool {
-        let (own, others) = (objective.of(&self.score), objective.of(&other.score));
-        own < others || own == others && self.score.traffic_bytes < other.score.traffic_bytes
-    }
-}
 
 /// The best plan at smaller budgets, if it is better than `own`, the one at the budget asked for.
 pub(super) fn smaller(question: &mut Question, own: Option<Found>) -> Result<Option<Found>> {
@@ -77,7 +69,7 @@ pub(super) fn smaller(question: &mut Question, own: Option<Found>) -> Result<Opt
             Some(found) => {
                 if best
                     .as_ref()
-                    .is_none_or(|best| found.beats(best, request.objective))
+                    .is_none_or(|best| request.objective.prefers(&found.score, &best.score))
                 {
                     best = Some(found);
                     is_better = true;

@@ -62,6 +62,7 @@ fn random_problem(r: &mut Random, ops: usize) -> Problem {
             bytes: r.below(9) as u64,
             temp_bytes: (r.below(4) / 3) as u64,
             may_repeat: r.below(8) > 0,
+            in_turn: false,
         });
     }
     p.outputs = vec![p.values.len() - 1, r.below(p.values.len())];

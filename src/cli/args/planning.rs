@@ -19,6 +19,7 @@ pub const PLAN_EXAMPLES: &str = "\
 Examples:
   ckpt-opt plan model.onnx --dim batch=8 --budget 60% --effort first --compare
   ckpt-opt plan model.onnx --dim batch=8 --budget 12MiB --effort first --plan-out p.json
+  ckpt-opt plan model.onnx --dim batch=8 --budget 60% --effort first --reorder
   ckpt-opt plan model.onnx --dim batch=8 --plan-in p.json --plan-out q.json
   ckpt-opt plan model.onnx --dim seq=32 --maximize batch --budget 1MiB --effort first
   ckpt-opt plan graph.json.gz --budget 60% --objective flops -o schedule.json --format json
@@ -49,6 +50,9 @@ pub struct Budgeting {
     /// How long to look for a better plan: first, normal or thorough
     #[arg(long, default_value = "normal", value_parser = effort)]
     pub effort: Effort,
+    /// Let ops run in another order than the model's where that makes plans within the budget cheaper; no value changes
+    #[arg(long, conflicts_with = "plan_in")]
+    pub reorder: bool,
     /// Use this plan, which may have been edited; it is judged again
     #[arg(long, value_name = "FILE", conflicts_with = "policy")]
     pub plan_in: Option<PathBuf>,
@@ -122,6 +126,7 @@ impl Budgeting {
             budget: self.budget.unwrap_or(Budget::Auto),
             objective: self.objective,
             effort: self.effort,
+            reorder: self.reorder,
         }
     }
 
@@ -132,6 +137,10 @@ impl Budgeting {
     pub fn apply(&self, policy: Option<Chosen>, request: &mut Request) -> Result<()> {
         self.prices.apply(request)?;
         request.offload = self.offloading.wish();
+        if self.reorder && request.offload.what != What::Nothing {
+            let text = "--reorder and --offload exclude each other";
+            return Err(Error::usage("reorder", text).help("leave one of them out"));
+        }
         match (&self.plan_in, policy) {
             (Some(path), _) => request.stored = Some(read::plan(path)?),
             (None, Some(Chosen::Rule(policy))) if self.budget.is_some() => {
@@ -140,6 +149,13 @@ impl Budgeting {
                     format!("--policy {policy} and --budget exclude each other"),
                 )
                 .help("leave one of them out"));
+            }
+            (None, Some(Chosen::Rule(policy))) if self.reorder => {
+                return Err(Error::usage(
+                    "policy",
+                    format!("--policy {policy} and --reorder exclude each other: a policy keeps the order of the model"),
+                )
+                .help("--reorder goes with --budget"));
             }
             (None, Some(Chosen::Rule(policy))) => request.policy = policy,
             (None, Some(Chosen::Budget) | None) => request.budget = Some(self.budgeted()),
@@ -257,6 +273,9 @@ pub struct FrontierArgs {
     /// How long to look for better plans: first, normal or thorough
     #[arg(long, default_value = "normal", value_parser = effort)]
     pub effort: Effort,
+    /// Let ops run in another order than the model's where that makes plans cheaper
+    #[arg(long)]
+    pub reorder: bool,
     /// Draw the curve
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
