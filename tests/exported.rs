@@ -42,6 +42,17 @@ fn names_ties_layers_and_frozen_weights_are_the_programs() {
 }
 
 #[test]
+fn tables_that_ops_are_written_with_are_no_parameters() {
+    let found = inspected("wide");
+    let parameters = found["parameters"].as_array().unwrap();
+    let names: Vec<&str> = parameters
+        .iter()
+        .filter_map(|p| p["name"].as_str())
+        .collect();
+    assert_eq!(names, ["w", "m"]);
+}
+
+#[test]
 fn dropouts_of_training_mode_are_kept() {
     let dir = tempfile::tempdir().unwrap();
     let made = call(

@@ -41,7 +41,7 @@ pub use tensors::TensorId;
 pub use weights::{Kind, Weight};
 
 use ckpt_passes::ir::typing::Contents;
-use ckpt_passes::ir::{Builder, DType, Dim, Graph, Loc, Tensor, Ty, ValueId};
+use ckpt_passes::ir::{Builder, DType, Dim, Graph, Loc, Origin, Tensor, Ty, ValueId};
 use ckpt_passes::transform::sizes::Sizes;
 use ckpt_passes::{Error, Result};
 use signature::Vocabulary;
@@ -347,6 +347,17 @@ impl<'g> Lowering<'g> {
             return Err(Error::model("outputs", "the program returns no tensor"));
         }
         self.warn_of_lost_writes();
+        // Parameters are what the program calls so; tables that ops are written with are none, whatever they look like.
+        let inits = self.b.graph.inits();
+        let inits: Vec<(ValueId, String)> = inits.map(|(id, v)| (id, v.name.clone())).collect();
+        for (value, name) in inits {
+            self.b.graph.origins.entry(value).or_insert(Origin {
+                names: vec![name],
+                transposed: false,
+                is_parameter: Some(false),
+                frozen: false,
+            });
+        }
         Ok(self.warnings)
     }
 
