@@ -3,18 +3,31 @@
 //! [`frontend`] turns foreign files into graphs, [`optimize`] turns a graph into its checkpointed training graph and a
 //! report, [`planning`] plans without writing a model, [`emit`] turns graphs into files. Dependencies run from here to `ckpt_passes`, never back.
 //!
-//! ```no_run
-//! use ckpt_opt::frontend::given::Given;
-//! use ckpt_opt::optimize::{load, optimize, write};
-//! use ckpt_passes::{compile::Request, driver::Watch};
-//! # fn main() -> ckpt_passes::Result<()> {
-//! let source = std::path::Path::new("model.onnx");
+//! The five calls that most need are here: [`load`], [`optimize()`], [`plan()`], [`save`] and, with feature `torch`, `run`.
+//!
+//! ```
+//! use ckpt_opt::passes::plan::{Budget, Budgeted};
+//! use ckpt_opt::passes::{compile::Request, driver::Watch};
+//! use ckpt_opt::{frontend::given::Given, load, optimize, save};
+//! use std::path::Path;
+//!
+//! # fn main() -> ckpt_opt::passes::Result<()> {
+//! # let folder = tempfile::tempdir().unwrap();
+//! # let target = folder.path().join("train.onnx");
+//! let source = Path::new("fixtures/gpt2/model.onnx");
 //! let mut model = load(source, &Given::default())?;
-//! let done = optimize(&mut model.graph, &Request::default(), &mut Watch::default())?;
-//! if let Some(summary) = &done.summary {
-//!     println!("{}", summary.human());
-//! }
-//! write(&model.graph, source, std::path::Path::new("train.onnx"), false)?;
+//! let request = Request {
+//!     // Sizes are for planning only: the written graph stays dynamic.
+//!     dims: vec![("batch".into(), 8), ("seq".into(), 64)],
+//!     budget: Some(Budgeted { budget: Budget::parse("60%")?, ..Budgeted::default() }),
+//!     ..Request::default()
+//! };
+//! let done = optimize(&mut model.graph, &request, &mut Watch::default())?;
+//! let summary = done.summary.expect("the pipeline ran to its end");
+//! assert!(summary.peak_after_bytes <= summary.budget_bytes.unwrap());
+//! assert!(summary.peak_after_bytes < summary.peak_before_bytes);
+//! save(&model.graph, source, &target, false)?;
+//! assert!(target.exists());
 //! # Ok(())
 //! # }
 //! ```
@@ -35,3 +48,7 @@ pub mod tensors;
 pub mod verify;
 
 pub use ckpt_passes as passes;
+pub use optimize::{load, optimize, write as save};
+pub use planning::plan;
+#[cfg(feature = "torch")]
+pub use runtime::run;

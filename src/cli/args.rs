@@ -27,12 +27,17 @@ pub const VERBS: &[&str] = &[
     "verify",
     "calibrate",
     "profile",
+    "doctor",
     "completions",
+    "man",
     "help",
 ];
 
 const TOP_EXAMPLES: &str = "\
 `ckpt-opt MODEL -o OUT` is short for `ckpt-opt optimize MODEL -o OUT`.
+
+`--config FILE` gives options that the command line does not: {\"budget\": \"60%\", \"dim\": [\"batch=8\"]}, long names without
+dashes; an option that the command does not have is for another.
 
 Examples:
   ckpt-opt model.onnx -o train.onnx --loss causal-lm --dim batch=8 --dim seq=128
@@ -93,7 +98,7 @@ pub enum Verb {
     /// Say what a plan does with every value, what the other choice would cost, and why
     #[command(after_help = showing::EXPLAIN_EXAMPLES)]
     Explain(showing::ExplainArgs),
-    /// Compare two plans
+    /// Compare two plans, or the plans that are in two training graphs
     #[command(after_help = planning::DIFF_EXAMPLES)]
     Diff(planning::DiffArgs),
     /// Execute a graph and compare the memory it takes with what was predicted
@@ -108,8 +113,12 @@ pub enum Verb {
     /// Measure what each node of a training step takes, for plans that are priced with it
     #[command(after_help = measuring::PROFILE_EXAMPLES)]
     Profile(measuring::ProfileArgs),
+    /// Look at this machine: what ckpt-opt finds here, and what to do where something is missing
+    Doctor(DoctorArgs),
     /// Print a completion script for a shell
     Completions { shell: clap_complete::Shell },
+    /// Print the manual page, of one command if it is named: ckpt-opt man plan | man -l -
+    Man { command: Option<String> },
 }
 
 impl Verb {
@@ -126,7 +135,8 @@ impl Verb {
             Verb::Verify(args) => &args.report,
             Verb::Calibrate(args) => &args.report,
             Verb::Profile(args) => &args.report,
-            Verb::Completions { .. } => return None,
+            Verb::Doctor(args) => &args.report,
+            Verb::Completions { .. } | Verb::Man { .. } => return None,
         };
         Some(report)
     }
@@ -247,6 +257,12 @@ impl OptimizeArgs {
         self.budgeting.apply(self.policy, &mut request)?;
         Ok(request)
     }
+}
+
+#[derive(Args)]
+pub struct DoctorArgs {
+    #[command(flatten)]
+    pub report: Report,
 }
 
 #[derive(Args)]

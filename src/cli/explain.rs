@@ -87,10 +87,6 @@ fn planned(args: &ExplainArgs) -> Result<(Task, Planned)> {
         task.warnings.splice(0..0, model.warnings);
         task
     };
-    let planned = task.plan(match (request.stored.take(), request.budget) {
-        (Some(stored), _) => Goal::Stored(stored),
-        (None, Some(budgeted)) => Goal::Budget(budgeted),
-        (None, None) => Goal::Policy(request.policy),
-    })?;
+    let planned = task.plan(Goal::of(&request))?;
     Ok((task, planned))
 }

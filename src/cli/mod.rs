@@ -1,6 +1,8 @@
 //! The command line: one file a verb. stdout carries results only; errors, warnings and progress go to stderr.
 
 mod args;
+mod config;
+mod doctor;
 mod explain;
 mod inspect;
 mod measure;
@@ -32,7 +34,13 @@ static QUIET: AtomicBool = AtomicBool::new(false);
 
 /// Parses, runs a verb, and turns what came of it into an exit code.
 pub fn main() -> ExitCode {
-    let cli = Cli::parse_from(args::with_verb(std::env::args_os().collect()));
+    let cli = match config::applied(args::with_verb(std::env::args_os().collect())) {
+        Ok(words) => Cli::parse_from(words),
+        Err(error) => {
+            anstream::eprintln!("{}", painted(&error));
+            return ExitCode::from(error.exit_code() as u8);
+        }
+    };
     prepare(&cli.verb);
     let report = cli.verb.report();
     let is_json = report.is_some_and(|r| r.format == Format::Json);
@@ -76,6 +84,7 @@ fn prepare(verb: &Verb) {
         Verb::Verify(args) => args.device,
         Verb::Calibrate(args) => args.measuring.device,
         Verb::Profile(args) => args.measuring.device,
+        Verb::Doctor(_) => Place::Cuda(0),
         _ => return,
     };
     let (name, value) = Place::CUBLAS_SETTING;
@@ -137,7 +146,32 @@ fn dispatch(verb: Verb) -> Result<()> {
             clap_complete::generate(shell, &mut Cli::command(), "ckpt-opt", &mut script);
             result(&String::from_utf8_lossy(&script))
         }
+        Verb::Doctor(args) => doctor::run(&args),
+        Verb::Man { command } => manual(command.as_deref()),
     }
+}
+
+/// The manual page as roff, of everything or of one verb.
+fn manual(verb: Option<&str>) -> Result<()> {
+    let mut command = Cli::command();
+    if let Some(name) = verb {
+        let named = command.get_subcommands().find(|c| c.get_name() == name);
+        let page = format!("ckpt-opt-{name}");
+        command = match named {
+            Some(found) => found.clone().display_name(page),
+            None => {
+                return Err(
+                    Error::usage("command", format!("there is no command `{name}`"))
+                        .expected(args::VERBS.join(", ")),
+                );
+            }
+        };
+    }
+    let mut page = Vec::new();
+    clap_mangen::Man::new(command)
+        .render(&mut page)
+        .map_err(|e| Error::bug("man", e.to_string()))?;
+    result(&String::from_utf8_lossy(&page))
 }
 
 /// The first line's head in red; `anstream` drops the colour where nobody sees it or `NO_COLOR` is set.

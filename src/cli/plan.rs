@@ -4,6 +4,7 @@ use super::args::Format;
 use super::args::planning::{DiffArgs, FrontierArgs, PlanArgs};
 use super::{progress, result, result_json, warn, write_json};
 use ckpt_opt::emit::file::write_whole;
+use ckpt_opt::frontend::given::Given;
 use ckpt_opt::optimize::load;
 use ckpt_opt::planning::curve::Frontier;
 use ckpt_opt::planning::difference::Difference;
@@ -12,6 +13,11 @@ use ckpt_opt::planning::read;
 use ckpt_opt::planning::report::{Report, compare, left_out};
 use ckpt_opt::planning::svg::svg;
 use ckpt_opt::planning::task::{Goal, Task};
+use ckpt_opt::report::written;
+use ckpt_passes::compile::Request;
+use ckpt_passes::plan::Plan;
+use ckpt_passes::transform::infer::infer;
+use ckpt_passes::transform::joint::joint;
 use ckpt_passes::{Error, Result};
 
 pub fn run(args: &PlanArgs) -> Result<()> {
@@ -36,12 +42,7 @@ pub fn run(args: &PlanArgs) -> Result<()> {
         None => {
             let _progress = progress::step("planning");
             let task = Task::read(&args.source, &args.step.training.source.given()?, &request)?;
-            let goal = match (request.stored.take(), request.budget) {
-                (Some(stored), _) => Goal::Stored(stored),
-                (None, Some(budgeted)) => Goal::Budget(budgeted),
-                (None, None) => Goal::Policy(request.policy),
-            };
-            let planned = task.plan(goal)?;
+            let planned = task.plan(Goal::of(&request))?;
             (task, planned, None)
         }
     };
@@ -102,9 +103,26 @@ pub fn frontier(args: &FrontierArgs) -> Result<()> {
 }
 
 pub fn diff(args: &DiffArgs) -> Result<()> {
-    let difference = Difference::new(&read::plan(&args.a)?, &read::plan(&args.b)?)?;
+    let (a, b) = (stored(args, &args.a)?, stored(args, &args.b)?);
+    let difference = Difference::new(&a, &b)?;
     match args.report.format {
         Format::Json => result_json(&difference),
         Format::Human => result(&difference.human()),
     }
+}
+
+/// The plan in a file: as JSON, or as the nodes of a training graph.
+fn stored(args: &DiffArgs, path: &std::path::Path) -> Result<Plan> {
+    if read::is_cost_graph(path) {
+        return read::plan(path);
+    }
+    let mut model = load(path, &Given::default())?;
+    infer(&mut model.graph)?;
+    joint(&mut model.graph).map_err(|e| e.at(path.display().to_string()))?;
+    let request = Request {
+        dims: args.dims.clone(),
+        ..Request::default()
+    };
+    warn(&model.warnings);
+    Ok(written::read(&model.graph, &request)?.1.plan)
 }

@@ -12,3 +12,34 @@ pub mod read;
 pub mod report;
 pub mod svg;
 pub mod task;
+
+use ckpt_passes::Result;
+use ckpt_passes::compile::Request;
+use ckpt_passes::ir::Graph;
+use task::{Goal, Planned, Task};
+
+/// Plans the training step of a graph without rewriting it. A graph without a backward is differentiated in place as the
+/// request says, and is the unplanned training graph afterwards. Bytes are of the whole step at the sizes that the
+/// request binds; times are microseconds by the request's device, or as measured.
+///
+/// # Errors
+/// What a pass refuses; `error[budget]`, with the smallest budget that has a plan, where none fits.
+///
+/// ```
+/// use ckpt_opt::passes::{compile::Request, plan::Policy};
+/// use ckpt_opt::{frontend::given::Given, load, plan};
+///
+/// # fn main() -> ckpt_opt::passes::Result<()> {
+/// let mut model = load("fixtures/bert/model.onnx".as_ref(), &Given::default())?;
+/// let request = Request { policy: Policy::Full, ..Request::default() };
+/// let (task, planned) = plan(&mut model.graph, &request)?;
+/// assert_eq!(task.structure.blocks, 2);
+/// assert!(planned.plan.recompute_flops() > 0);
+/// # Ok(())
+/// # }
+/// ```
+pub fn plan(graph: &mut Graph, request: &Request) -> Result<(Task, Planned)> {
+    let task = Task::of_graph(graph, request)?;
+    let planned = task.plan(Goal::of(request))?;
+    Ok((task, planned))
+}

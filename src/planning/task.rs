@@ -52,6 +52,17 @@ pub enum Goal {
     Stored(Plan),
 }
 
+impl Goal {
+    /// A stored plan, else a budget, else the policy.
+    pub fn of(request: &Request) -> Goal {
+        match (&request.stored, request.budget) {
+            (Some(stored), _) => Goal::Stored(stored.clone()),
+            (None, Some(budgeted)) => Goal::Budget(budgeted),
+            (None, None) => Goal::Policy(request.policy),
+        }
+    }
+}
+
 /// A plan with what making it took and what is possible at all.
 pub struct Planned {
     pub plan: Plan,

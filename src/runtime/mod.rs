@@ -15,3 +15,33 @@ pub mod outside;
 pub mod schedule;
 pub mod session;
 pub mod trace;
+
+use crate::place::Place;
+use crate::rng::Rng;
+use ckpt_passes::Result;
+use ckpt_passes::ir::{Graph, Tensor};
+use std::collections::BTreeMap;
+
+/// Runs a graph once on the CPU, its nodes in their order, and says what it took beside what was predicted. `inputs` are
+/// under the names of graph inputs; shapes bind the graph's named sizes; bytes are those of the whole process's tensors.
+///
+/// # Errors
+/// An input that is missing or has another type; an op without a kernel; no memory.
+///
+/// ```
+/// use ckpt_opt::{frontend::given::Given, load, run, tensors};
+///
+/// # fn main() -> ckpt_opt::passes::Result<()> {
+/// let model = load("fixtures/gpt2/model.onnx".as_ref(), &Given::default())?;
+/// let case = tensors::read("fixtures/gpt2/case.npz".as_ref())?;
+/// let inputs = case.into_iter().filter_map(|(name, t)| Some((name.strip_prefix("in.")?.to_string(), t)));
+/// let done = run(&model.graph, &inputs.collect())?;
+/// assert_eq!(done.peak_bytes, done.predicted_peak_bytes);
+/// assert!(done.outputs.contains_key("logits"));
+/// # Ok(())
+/// # }
+/// ```
+pub fn run(graph: &Graph, inputs: &BTreeMap<String, Tensor>) -> Result<session::Measured> {
+    let session = session::Session::new(graph, &BTreeMap::new(), None, Place::Cpu, Rng::Counter)?;
+    session.run(inputs)
+}

@@ -34,7 +34,8 @@ Examples:
 
 pub const DIFF_EXAMPLES: &str = "\
 Examples:
-  ckpt-opt diff p.json q.json";
+  ckpt-opt diff p.json q.json
+  ckpt-opt diff train.onnx train.onnx";
 
 /// Which plan: a budget, and what it is priced with.
 #[derive(Args)]
@@ -289,10 +290,13 @@ pub struct FrontierArgs {
 
 #[derive(Args)]
 pub struct DiffArgs {
-    /// A plan, as --plan-out or -o writes it
+    /// A plan, as --plan-out or -o writes it, or a training graph, planned or not
     pub a: PathBuf,
-    /// Another plan for the same model
+    /// Another for the same model
     pub b: PathBuf,
+    /// Number for a named size of training graphs
+    #[arg(long = "dim", value_name = "NAME=N", value_parser = dim)]
+    pub dims: Vec<(String, i64)>,
     #[command(flatten)]
     pub report: Report,
 }
