@@ -221,7 +221,10 @@ impl Dim {
             _ => {}
         }
         self.exact_div(other)
-            .unwrap_or_else(|| Dim::from_atom(Atom::Div(self.clone(), other.clone())))
+            .unwrap_or_else(|| match quotient::lowest_terms(self, other) {
+                Some((a, b)) => a.div(&b),
+                None => Dim::from_atom(Atom::Div(self.clone(), other.clone())),
+            })
     }
 
     /// Division that rounds up.
@@ -581,5 +584,6 @@ impl fmt::Debug for Atom {
     }
 }
 
+mod quotient;
 #[cfg(test)]
 mod tests;

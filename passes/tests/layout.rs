@@ -181,7 +181,7 @@ fn sizes_are_found() {
             "Reshape",
             vec![In("f32[b, s, 6]"), Ints(vec![0, -1, 4])]
         )),
-        ["f32[b, floordiv(6*s, 4), 4]"]
+        ["f32[b, floordiv(3*s, 2), 4]"]
     );
     let gather = vec![In("f32[9, 4]"), In("i64[b, s]")];
     assert_eq!(

@@ -28,6 +28,25 @@ fn division_cancels_products() {
     );
     assert_eq!(s("s").div(&n(2)).to_string(), "floordiv(s, 2)");
     assert_eq!(n(-7).div(&n(2)), n(-4));
+    // What is common and never 0 is cancelled.
+    let padded = s("s").add(&n(1));
+    let whole = Dim::product([&n(64), &s("b"), &padded]);
+    assert_eq!(whole.div(&n(4096).mul(&s("b"))), padded.div(&n(64)));
+    let lowest = |a: Dim, b: Dim| a.div(&b).to_string();
+    assert_eq!(lowest(s("s").mul(&n(4)), n(6)), "floordiv(2*s, 3)");
+    assert_eq!(s("s").mul(&n(4)).div(&s("s").mul(&n(6))), n(0));
+    let squared = s("b").mul(&s("b"));
+    assert_eq!(
+        lowest(squared.mul(&n(3)), squared.mul(&s("s"))),
+        "floordiv(3, s)"
+    );
+    assert_eq!(lowest(s("b").mul(&n(3)), squared), "floordiv(3, b)");
+    // A size that depends on data may be 0: then there is no quotient.
+    let data = Dim::data("nz");
+    assert_eq!(
+        lowest(data.mul(&n(3)), data.mul(&s("s"))),
+        "floordiv(3*?nz, s*?nz)"
+    );
 }
 
 #[test]
