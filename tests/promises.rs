@@ -9,7 +9,8 @@ use ckpt_opt::runtime::outside::Outside;
 use ckpt_opt::runtime::{convert, kernels};
 use ckpt_passes::analysis::{Binding, Sizes};
 use ckpt_passes::ir::op::{MemoryCx, Place, Sized};
-use ckpt_passes::ir::{DType, Def, Graph, NodeId, ValueId};
+use ckpt_passes::ir::{Attrs, Builder, DType, Def, Dim, Graph, NodeId, Ty, ValueId};
+use ckpt_passes::ops::accumulate::ACCUMULATE;
 use ckpt_passes::testing::models::{Model, single};
 use ckpt_passes::testing::recipes::{In, Set};
 use ckpt_passes::testing::{Random, recipes};
@@ -291,6 +292,40 @@ fn larger_operands_and_several_threads() {
         }
     }
     tch::set_num_threads(1);
+    none_broken(broken);
+}
+
+#[test]
+fn narrow_terms_of_wide_sums() {
+    let _turn = torch::alone();
+    let mut r = Random(23);
+    let mut broken = BTreeSet::new();
+    let sizes: [&[i64]; 5] = [&[2500, 700], &[2, 1_300_000], &[5], &[], &[0, 4]];
+    for (sum, part) in [
+        (DType::F32, DType::BF16),
+        (DType::F32, DType::F16),
+        (DType::F64, DType::F32),
+    ] {
+        for dims in sizes {
+            let mut graph = Graph::new("sum");
+            let n = dims.iter().product::<i64>() as usize;
+            let mut feeds = Vec::new();
+            for (name, dtype) in [("sum", sum), ("part", part)] {
+                let known: Vec<Dim> = dims.iter().map(|d| Dim::from(*d)).collect();
+                let ty = Ty::new(dtype, known);
+                let numbers = (0..n).map(|_| r.below(2000) as f64 / 7.0).collect();
+                feeds.push((graph.add_input(name, Some(ty)), dims.to_vec(), numbers));
+            }
+            let operands = [feeds[0].0, feeds[1].0];
+            let mut b = Builder::new(&mut graph);
+            let total = b.emit(&ACCUMULATE, &operands, Attrs::new()).unwrap();
+            graph.set_outputs(vec![total]);
+            let model = Model { graph, feeds };
+            for lie in [Lie::RowMajor, Lie::Reversed, Lie::Repeated] {
+                broken.extend(check_all(&model, &[], lie));
+            }
+        }
+    }
     none_broken(broken);
 }
 

@@ -250,3 +250,28 @@ fn scores_that_are_an_output_stay_whole_and_say_why() {
         done.warnings
     );
 }
+
+#[test]
+fn a_sum_of_narrow_terms_has_the_bits_of_a_cast_and_an_add() {
+    let graph = text::parse(
+        "graph @g typed (%sum: f32[r, c], %part: bf16[r, c]) -> (%a, %b) {
+  %a = Accumulate %sum, %part : f32[r, c]
+  %wide = Cast %part {to=f32} : f32[r, c]
+  %b = Add %sum, %wide : f32[r, c]
+}
+",
+    )
+    .unwrap_or_else(|e| panic!("{e}"));
+    for (r, c) in [(2500, 700), (3, 5), (1, 1)] {
+        let numbers = |step: i64| -> Vec<f64> {
+            let number = |i: i64| ((i * step % 1009) as f64 - 500.0) / 37.0;
+            (0..r * c).map(number).collect()
+        };
+        let feed = BTreeMap::from([
+            ("sum".into(), tensor(DType::F32, &[r, c], &numbers(29))),
+            ("part".into(), tensor(DType::BF16, &[r, c], &numbers(31))),
+        ]);
+        let done = run(&graph, &feed);
+        assert!(done["a"].equal(&done["b"]), "{r} {c}");
+    }
+}

@@ -53,6 +53,7 @@ LEFT_OUT = {
     "Silu": "made by fusion from the parts that exporters write; the example Swish is fused into it",
     "SwiGlu": "made by fusion from the parts that exporters write; the example Swiglu is fused into it",
     "Rotary": "made by fusion; tests/properties.rs differentiates it by its parts, tools/cases.py in whole models",
+    "Accumulate": "made by tiling, of gradients; tests/properties.rs differentiates it",
     "Attention": "made by fusion; the examples of ONNX Attention are fused into it",
     "RoundThrough": "made of pairs of QuantizeLinear and DequantizeLinear, which have an example",
 }

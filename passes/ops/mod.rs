@@ -3,6 +3,7 @@
 //! To add an op: write its row in the family's file, list it in that file's `ROWS`, and write its kernel in the file of
 //! the same name under `src/runtime/kernels`. Tests iterate the table, so a new op is tested by existing.
 
+pub mod accumulate;
 pub mod activation;
 pub mod arith;
 pub mod aten;
@@ -46,6 +47,7 @@ use crate::ir::{DType, Graph, NodeId};
 
 /// Every family's rows.
 const FAMILIES: &[&[&OpDef]] = &[
+    accumulate::ROWS,
     activation::ROWS,
     arith::ROWS,
     attention::ROWS,

@@ -4,6 +4,7 @@ use super::region::{Region, like};
 use crate::error::{Error, Result};
 use crate::ir::typing::Contents;
 use crate::ir::{Attrs, Builder, Dim, Graph, NodeId, Role, ValueId};
+use crate::ops::accumulate::ACCUMULATE;
 use crate::ops::arith::DIV;
 use crate::ops::concat::CONCAT;
 use crate::ops::logic::EQUAL;
@@ -199,10 +200,11 @@ impl Parts<'_, '_> {
         for v in outputs {
             let part = now[v];
             if self.region.classes[v] == Rows::Sum {
-                let part = self.b.cast(part, compute_type(self.b.ty(part).dtype))?;
+                let wide = compute_type(self.b.ty(part).dtype);
                 let sum = match self.sums.get(v).copied() {
-                    None => part,
-                    Some(sum) => self.b.add(sum, part)?,
+                    None => self.b.cast(part, wide)?,
+                    Some(sum) if self.b.ty(part).dtype == wide => self.b.add(sum, part)?,
+                    Some(sum) => self.b.emit(&ACCUMULATE, &[sum, part], Attrs::new())?,
                 };
                 self.sums.insert(*v, sum);
             } else {

@@ -13,6 +13,7 @@ use ckpt_torch::{Arg, Op, Ret, TorchError, bytes, memory};
 use std::sync::Arc;
 use tch::{Device, Kind, Tensor};
 
+pub mod accumulate;
 pub mod activation;
 pub mod arith;
 pub mod attention;
@@ -50,6 +51,7 @@ pub type Kernel = fn(&KernelCx) -> Result<Vec<Tensor>>;
 
 /// Every family's kernels.
 const FAMILIES: &[&[(&OpDef, Kernel)]] = &[
+    accumulate::KERNELS,
     activation::KERNELS,
     arith::KERNELS,
     attention::KERNELS,
