@@ -192,6 +192,7 @@ fn compare(name: &str, whole: &Graph, parts: &Graph, feed: &BTreeMap<String, Ten
 
 #[test]
 fn parts_make_the_whole() {
+    let _turn = torch::alone();
     for (name, form) in FORMS {
         for (sizes, batch, seq) in [("batch, seq", 3, 5), ("3, 5", 3, 5), ("batch, seq", 1, 1)] {
             let (whole, none) = training(form, sizes, Tile::Off);
@@ -253,6 +254,7 @@ fn scores_that_are_an_output_stay_whole_and_say_why() {
 
 #[test]
 fn a_sum_of_narrow_terms_has_the_bits_of_a_cast_and_an_add() {
+    let _turn = torch::alone();
     let graph = text::parse(
         "graph @g typed (%sum: f32[r, c], %part: bf16[r, c]) -> (%a, %b) {
   %a = Accumulate %sum, %part : f32[r, c]

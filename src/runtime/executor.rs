@@ -383,7 +383,8 @@ impl<'g> Program<'g> {
         device::synchronize(self.place)?;
         let time_us = start.elapsed().as_micros() as u64;
         let cpu_us = cpu_us() - start_cpu_us;
-        let requested_bytes = device::bytes(self.place)?.requested_peak - base.requested_live;
+        let most = device::bytes(self.place)?.requested_peak;
+        let requested_bytes = most.saturating_sub(base.requested_live);
         let mut outputs = Vec::with_capacity(self.outputs.len());
         for (name, slot) in &self.outputs {
             let tensor = values.tensors[*slot]
