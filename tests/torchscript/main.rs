@@ -2,6 +2,7 @@
 //! runtime, that libtorch's own interpreter computes the same values and gradients.
 
 mod archive;
+mod extremes;
 #[cfg(feature = "torch")]
 mod oracle;
 #[cfg(feature = "torch")]

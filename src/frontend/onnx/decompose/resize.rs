@@ -16,6 +16,10 @@ use ckpt_passes::ops::matmul::MATMUL;
 /// Weighted sums of more elements than this are a product with a matrix.
 const MOST_GATHERS: usize = 4;
 
+/// Elements of an axis of the result, and those times the operand's: tables of that size are written into the model.
+const MAX_RESULT: i64 = 1 << 24;
+const MAX_TABLE: i64 = 1 << 28;
+
 /// How to resize along an axis.
 #[derive(Clone, Debug)]
 struct Axis {
@@ -395,7 +399,13 @@ fn source(call: &Call, form: &Form, axis: &Axis, o: i64) -> Result<f64> {
 /// What each element of the result is made of.
 fn taps(call: &Call, form: &Form, axis: &Axis) -> Result<Vec<Taps>> {
     let crops = form.coordinates == "tf_crop_and_resize";
-    let mut all = Vec::with_capacity(axis.result.max(0) as usize);
+    let tables = axis.size.checked_mul(axis.result);
+    if axis.result < 0 || axis.result > MAX_RESULT || tables.is_none_or(|n| n > MAX_TABLE) {
+        return Err(call
+            .fail("shape", "an image of this size is not supported")
+            .found(format!("{} of {}", axis.result, axis.size)));
+    }
+    let mut all = Vec::with_capacity(axis.result as usize);
     for o in 0..axis.result {
         let x = source(call, form, axis, o)?;
         if crops && !(0.0..=(axis.size - 1) as f64).contains(&x) {

@@ -216,7 +216,8 @@ fn roll(c: &mut Call) -> Result<Value> {
         return Err(c.fail("shape", "`shifts` and `dims` have different lengths"));
     }
     for (axis, shift) in axes.into_iter().zip(shifts) {
-        let size = c.low.b.ty(x).dims[axis].clone();
+        let size = c.low.b.ty(x).dims.get(axis).cloned();
+        let size = size.ok_or_else(|| c.fail("axis", "a scalar has no axis"))?;
         if size.same(&Dim::ZERO) == Same::Yes {
             continue;
         }

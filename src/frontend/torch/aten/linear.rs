@@ -155,6 +155,9 @@ fn tensordot(c: &mut Call) -> Result<Value> {
         listed.iter().map(|a| c.in_rank(*a, rank)).collect()
     };
     let (ours, theirs) = (axes(c, "dims_self", left)?, axes(c, "dims_other", right)?);
+    let held = |t: TensorId, axes: &[usize]| axes.iter().try_for_each(|x| c.size(t, *x).map(drop));
+    held(a, &ours)?;
+    held(b, &theirs)?;
     if ours.len() != theirs.len() {
         return Err(c.fail(
             "axis",

@@ -327,6 +327,15 @@ impl<'l, 'g> Call<'l, 'g> {
             .expected(format!("-{r}..{r}")))
     }
 
+    /// The size of a tensor along an axis.
+    ///
+    /// # Errors
+    /// A scalar, which has none.
+    pub fn size(&self, tensor: TensorId, axis: usize) -> Result<Dim> {
+        let size = self.low.dims(tensor).get(axis).cloned();
+        size.ok_or_else(|| self.fail("axis", "a scalar has no axis"))
+    }
+
     /// A list of integers, `None` where it is not given.
     pub fn dims(&self, name: &str) -> Result<Option<Vec<Dim>>> {
         match self.get(name) {

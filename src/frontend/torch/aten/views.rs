@@ -243,6 +243,7 @@ fn unflatten(c: &mut Call) -> Result<Value> {
     let x = c.tensor("self")?;
     let dims = c.low.dims(x).to_vec();
     let axis = c.axis("dim", 0, dims.len())?;
+    c.size(x, axis)?;
     let mut parts = c.dims("sizes")?.unwrap_or_default();
     let minus = Dim::from(-1);
     if let Some(free) = parts.iter().position(|d| *d == minus) {
@@ -362,7 +363,7 @@ pub(super) fn sliced(
     end: &Dim,
     step: i64,
 ) -> Result<TensorId> {
-    let size = c.low.dims(x)[axis].clone();
+    let size = c.size(x, axis)?;
     let start = inside(c, start, &size)?;
     let end = match end.as_const() {
         Some(i64::MAX) => size.clone(),
@@ -398,7 +399,8 @@ fn narrow(c: &mut Call) -> Result<Value> {
     let x = c.tensor("self")?;
     let axis = c.axis("dim", 0, c.low.dims(x).len())?;
     let (start, length) = (c.dim("start", 0)?, c.dim("length", 0)?);
-    let start = inside(c, &start, &c.low.dims(x)[axis].clone())?;
+    let size = c.size(x, axis)?;
+    let start = inside(c, &start, &size)?;
     let end = start.add(&length);
     sliced(c, x, axis, &start, &end, 1).map(Value::Tensor)
 }
@@ -407,7 +409,7 @@ fn select(c: &mut Call) -> Result<Value> {
     let x = c.tensor("self")?;
     let axis = c.axis("dim", 0, c.low.dims(x).len())?;
     let at = c.dim("index", 0)?;
-    let size = c.low.dims(x)[axis].clone();
+    let size = c.size(x, axis)?;
     let start = inside(c, &at, &size)?;
     if start.same(&size) == Same::Yes {
         return Err(c.fail(
@@ -431,10 +433,10 @@ fn select(c: &mut Call) -> Result<Value> {
 /// Views of parts of these sizes, one after the other along an axis: one node for all.
 fn parts(c: &mut Call, x: TensorId, axis: usize, sizes: &[Dim]) -> Result<Vec<TensorId>> {
     let total = sizes.iter().fold(Dim::ZERO, |sum, s| sum.add(s));
-    if total.same(&c.low.dims(x)[axis]) == Same::No {
+    if total.same(&c.size(x, axis)?) == Same::No {
         return Err(c
             .fail("shape", "the parts do not make up the axis")
-            .expected(c.low.dims(x)[axis].to_string())
+            .expected(c.size(x, axis)?.to_string())
             .found(total.to_string()));
     }
     let value = c.low.read(x)?;
@@ -466,7 +468,7 @@ fn listed(views: Vec<TensorId>) -> Value {
 fn equal_parts(c: &mut Call, each: &Dim) -> Result<Value> {
     let x = c.tensor("self")?;
     let axis = c.axis("dim", 0, c.low.dims(x).len())?;
-    let size = c.low.dims(x)[axis].clone();
+    let size = c.size(x, axis)?;
     let unknown = || {
         c.fail(
             "shape",
@@ -495,7 +497,7 @@ fn chunk(c: &mut Call) -> Result<Value> {
     let x = c.tensor("self")?;
     let axis = c.axis("dim", 0, c.low.dims(x).len())?;
     let count = c.dim("chunks", 1)?;
-    let size = c.low.dims(x)[axis].clone();
+    let size = c.size(x, axis)?;
     let each = size.ceil_div(&count);
     equal_parts(c, &each)
 }
@@ -515,9 +517,12 @@ fn split_sizes(c: &mut Call) -> Result<Value> {
 fn unbind(c: &mut Call) -> Result<Value> {
     let x = c.tensor("self")?;
     let axis = c.axis("dim", 0, c.low.dims(x).len())?;
-    let count = c.low.dims(x)[axis].as_const();
-    let Some(count) = count.filter(|n| (1..=1 << 16).contains(n)) else {
-        return Err(c.fail("shape", "the number of results is not known"));
+    let size = c.size(x, axis)?;
+    let Some(count) = size.as_const().filter(|n| (1..=1 << 16).contains(n)) else {
+        return Err(c
+            .fail("shape", "the number of results is not known")
+            .found(size.to_string())
+            .help("what data decides cannot be taken apart, such as the tokens of each expert: compute all, and mask"));
     };
     let rows = parts(c, x, axis, &vec![Dim::ONE; count as usize])?;
     let mut views = Vec::with_capacity(rows.len());
@@ -536,7 +541,7 @@ fn unfold(c: &mut Call) -> Result<Value> {
     if rank == 0 || size < 0 || step < 1 {
         return Err(c.unsupported("this window"));
     }
-    let room = c.low.dims(x)[axis].sub(&Dim::from(size));
+    let room = c.size(x, axis)?.sub(&Dim::from(size));
     let count = room.div(&Dim::from(step)).add(&Dim::ONE);
     let (zero, one) = (c.low.b.int(0), c.low.b.int(1));
     let count = c.low.int_scalar(&count)?;
