@@ -20,6 +20,7 @@ use ckpt_passes::transform::infer::infer;
 use ckpt_passes::transform::joint::{has_backward, joint};
 use ckpt_passes::{Error, Result};
 use serde::Serialize;
+use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -45,11 +46,24 @@ pub struct Request {
 /// How far rounding may take two tensors apart: relative to the largest element of the tensor, and to that of all.
 pub const ROUNDING: (f64, f64) = (1e-5, 1e-7);
 
+/// One of the two graphs, and the memory of its run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Ran {
+    /// Of the file, weights that lie in other files not included.
+    pub sha256: String,
+    pub predicted_peak_bytes: u64,
+    /// Measured; 0 where the device does not say.
+    pub peak_bytes: u64,
+    pub static_bytes: u64,
+}
+
 /// What was compared and how it came out. Serialised, this is the certificate.
 #[derive(Clone, Debug, Serialize)]
 pub struct Certificate {
     pub a: String,
     pub b: String,
+    /// What was run: A, then B.
+    pub runs: [Ran; 2],
     /// `forward`, `training`, or `gradients` where A was differentiated for the comparison.
     pub kind: &'static str,
     pub equal: bool,
@@ -167,7 +181,13 @@ pub fn verify(request: &Request) -> Result<Certificate> {
             .run(&feed.inputs)
             .map_err(|e| e.at(path.display().to_string()))?;
         if done.nondeterministic.is_empty() {
-            return Ok(done.outputs);
+            let ran = Ran {
+                sha256: sha256(path)?,
+                predicted_peak_bytes: done.predicted_peak_bytes,
+                peak_bytes: done.peak_bytes,
+                static_bytes: done.static_bytes,
+            };
+            return Ok((done.outputs, ran));
         }
         let ops: Vec<&str> = done.nondeterministic.into_iter().collect();
         Err(Error::usage(
@@ -181,8 +201,8 @@ pub fn verify(request: &Request) -> Result<Certificate> {
         .found(ops.join(", "))
         .help("verify on the CPU: --device cpu"))
     };
-    let left = run(&a.graph, &request.a)?;
-    let right = run(&b.graph, &request.b)?;
+    let (left, ran_a) = run(&a.graph, &request.a)?;
+    let (right, ran_b) = run(&b.graph, &request.b)?;
     let only = |x: &Tensors, y: &Tensors| {
         x.keys()
             .filter(|n| !y.contains_key(*n))
@@ -216,6 +236,7 @@ pub fn verify(request: &Request) -> Result<Certificate> {
     Ok(Certificate {
         a: request.a.display().to_string(),
         b: request.b.display().to_string(),
+        runs: [ran_a, ran_b],
         kind,
         equal,
         by: match (rounding, tolerance.is_exact()) {
@@ -240,6 +261,17 @@ pub fn verify(request: &Request) -> Result<Certificate> {
         outputs,
         warnings,
     })
+}
+
+/// In hexadecimal digits.
+fn sha256(path: &Path) -> Result<String> {
+    let unread = |e: std::io::Error| {
+        Error::usage("file", format!("cannot read the file: {e}")).at(path.display().to_string())
+    };
+    let mut hash = Sha256::new();
+    let mut file = std::fs::File::open(path).map_err(unread)?;
+    std::io::copy(&mut file, &mut hash).map_err(unread)?;
+    Ok(hash.finalize().iter().map(|b| format!("{b:02x}")).collect())
 }
 
 /// The largest magnitude of a tensor's finite elements.

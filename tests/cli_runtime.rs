@@ -9,6 +9,7 @@ use ckpt_opt::tensors::{self, Tensors};
 use ckpt_passes::ir::{DType, Tensor};
 use command::{call, code, files, fixture, has_keys, json, stderr, workplace};
 use prost::Message;
+use sha2::{Digest, Sha256};
 use std::path::Path;
 
 const MODELS: [&str; 6] = [
@@ -280,6 +281,21 @@ fn verify_redoes_what_the_file_records() {
         5,
         "the loss and the gradients of four weights"
     );
+    for (run, file) in proof["runs"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .zip(["model.onnx", "t.onnx"])
+    {
+        assert_eq!(run["peak_bytes"], run["predicted_peak_bytes"], "{file}");
+        assert!(run["peak_bytes"].as_u64() > run["static_bytes"].as_u64());
+        let bytes = std::fs::read(dir.path().join(file)).unwrap();
+        let hash: String = Sha256::digest(bytes)
+            .iter()
+            .map(|b| format!("{b:02x}"))
+            .collect();
+        assert_eq!(run["sha256"], hash.as_str());
+    }
     // Two files of one kind are compared as they are, whatever their plans.
     let other = ["t.onnx", "-o", "u.onnx", "--policy", "none"];
     assert_eq!(code(&call(dir.path(), &other)), 0);
