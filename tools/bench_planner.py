@@ -3,8 +3,8 @@
 
     python tools/bench_planner.py table --ckpt-opt target/release/ckpt-opt --graphs DIR --peers FILE [--reached FILE]
         [--public DIR] [--graph gpt2,…] [--points 12] [--no-cost] [--out FILE.md]
-    python tools/bench_planner.py curve --ckpt-opt target/release/ckpt-opt [--layers 8,64,…] [--torch-layers 4,16,…]
-        [--out FILE.md]
+    python tools/bench_planner.py curve --ckpt-opt target/release/ckpt-opt [--layers 8,64,…] [--ops 1000000,…]
+        [--torch-layers 4,16,…] [--out FILE.md]
 
 `table` takes cost graphs (`DIR/<name>.json.gz`), what other planners reach on them (`{name: {rows: [{planner, solver,
 budget, peak_above_static, flops_overhead_pct, bytes_overhead_pct, plan_cpu_s}]}}`) and what was reached before
@@ -367,13 +367,17 @@ def write(path: Path | None, title: str, text: str) -> None:
         print(f"wrote {path}")
 
 
-def generate(layers: int, out: Path) -> tuple[int, int]:
-    """A training step of so many layers as a cost graph; its ops and its peak above static."""
+OPS_A_LAYER = 22
+
+
+def generate(layers: int, out: Path, ops: int = 0) -> int:
+    """A training step of so many layers as a cost graph, padded to so many ops; how many it has."""
     script = ROOT / "fixtures" / "graphs" / "make.py"
     sizes = ["--tokens", "8192", "--width", "2048", "--hidden", "5632", "--vocabulary", "4096"]
-    subprocess.run([sys.executable, script, out, "--layers", str(layers), *sizes], check=True, stdout=subprocess.DEVNULL)
+    command = [sys.executable, script, out, "--layers", layers, *sizes, "--ops", ops]
+    subprocess.run([str(word) for word in command], check=True, stdout=subprocess.DEVNULL)
     with gzip.open(out, "rt") as file:
-        return len(json.load(file)["ops"]), layers
+        return len(json.load(file)["ops"])
 
 
 def torch_partition(layers: int) -> tuple[int, float] | None:
@@ -446,8 +450,11 @@ def curve(args: argparse.Namespace) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "graph.json.gz"
         torch_layers = [int(n) for n in args.torch_layers.split(",") if n]
-        for layers in sorted({int(n) for n in args.layers.split(",")} | set(torch_layers)):
-            ops, _ = generate(layers, path)
+        wanted = {(int(n), 0) for n in args.layers.split(",") if n} | {(n, 0) for n in torch_layers}
+        # As many layers as an exact number of ops has room for.
+        wanted |= {((int(n) - OPS_A_LAYER) // OPS_A_LAYER, int(n)) for n in args.ops.split(",") if n}
+        for layers, exact in sorted(wanted):
+            ops = generate(layers, path, exact)
             report, took = call(args.ckpt_opt, "plan", path, "--budget", "60%", "--objective", "flops", "--effort", "first")
             points.append((ops, took, report["plan_seconds"], layers, path.stat().st_size))
             ours[layers] = (ops, took)
@@ -501,7 +508,8 @@ def main() -> int:
             verb.add_argument("--steps", type=int, default=100, help="budgets for `monotone`, at most")
             verb.add_argument("--no-cost", action="store_true", help="leave out plans by cost at the peers' peaks")
         else:
-            verb.add_argument("--layers", default="8,64,512,4096,40000")
+            verb.add_argument("--layers", default="8,64,512,4096")
+            verb.add_argument("--ops", default="1000000", help="exact numbers of ops, between commas")
             verb.add_argument("--torch-layers", default="4,12,24,48")
     args = parser.parse_args()
     args.ckpt_opt = args.ckpt_opt.resolve()

@@ -1,13 +1,13 @@
 //! Problems without views, and schedules of those taken back.
 
-use super::problem::{Kind, Problem};
+use super::problem::{Kind, Op, Problem};
 
 impl Problem {
     /// The same step with every view replaced by the value that owns its storage, and ops that only make views left
     /// out: the form the benches judge. The second result gives, for each op of the folded problem, its op here.
     ///
     /// What a view op reads beside its storage (a target shape) is not a use in the folded form; such values are a few
-    /// bytes. [`Problem::unfold`] takes a schedule back, and [`super::evaluate`] on that is exact.
+    /// bytes. [`Problem::unfold`] takes a schedule back, and [`super::evaluate`] on that is exact. Ops have no names there.
     pub fn fold(&self) -> (Problem, Vec<usize>) {
         let roots = self.roots();
         let ops: Vec<usize> = (0..self.ops.len()).filter(|o| !self.is_view(*o)).collect();
@@ -24,11 +24,24 @@ impl Problem {
         folded.outputs.sort_unstable();
         folded.outputs.dedup();
         for old in &ops {
-            let mut op = self.ops[*old].clone();
-            op.ins = op.ins.iter().map(|v| roots[*v]).collect();
-            op.outs.retain(|v| self.values[*v].view_of.is_none());
-            op.over = op.over.iter().map(|v| roots[*v]).collect();
-            folded.ops.push(op);
+            let op = &self.ops[*old];
+            let of = |list: &[usize]| list.iter().map(|v| roots[*v]).collect();
+            let owned = |v: &&usize| self.values[**v].view_of.is_none();
+            folded.ops.push(Op {
+                // Nobody asks for names here, and there are many.
+                name: String::new(),
+                kind: String::new(),
+                ins: of(&op.ins),
+                outs: op.outs.iter().filter(owned).copied().collect(),
+                phase: op.phase,
+                cost: op.cost,
+                flops: op.flops,
+                bytes: op.bytes,
+                temp_bytes: op.temp_bytes,
+                over: of(&op.over),
+                may_repeat: op.may_repeat,
+                in_turn: op.in_turn,
+            });
         }
         for value in &mut folded.values {
             value.producer = match value.view_of.take() {

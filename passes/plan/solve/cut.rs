@@ -355,7 +355,7 @@ impl<'a> Cut<'a> {
         if low.kept <= self.room {
             return (None, Some(low));
         }
-        low.state = self.network.state();
+        low.state = self.saved(Vec::new());
         let average =
             (self.ops.iter().map(|o| o.1).sum::<i64>() as f64 + 1.0) / self.choice_bytes.max(1.0);
         let top = 1e3 * average;
@@ -366,7 +366,7 @@ impl<'a> Cut<'a> {
             if point.kept <= self.room {
                 break point;
             }
-            point.state = self.network.state();
+            point.state = self.saved(std::mem::take(&mut low.state));
             low = point;
             if price >= top {
                 let least = self.least(&low);
@@ -400,11 +400,17 @@ impl<'a> Cut<'a> {
             if middle.kept <= self.room {
                 high = middle;
             } else {
-                middle.state = self.network.state();
+                middle.state = self.saved(std::mem::take(&mut low.state));
                 low = middle;
             }
         }
         (Some(low), Some(high))
+    }
+
+    /// The flow as it is, in memory that is not needed any more.
+    fn saved(&self, mut memory: Vec<i64>) -> Vec<i64> {
+        self.network.save(&mut memory);
+        memory
     }
 
     /// The choice that keeps the fewest bytes, whatever it costs; `low` is the one at price 0.

@@ -35,9 +35,7 @@ impl Builder {
         let total = 2 * self.arcs.len();
         let mut network = Network {
             start,
-            to: vec![0; total],
-            left: vec![0; total],
-            twin: vec![0; total],
+            arcs: vec![Arc::default(); total],
             place: Vec::with_capacity(self.arcs.len()),
             level: vec![0; nodes],
             at: vec![0; nodes],
@@ -50,24 +48,36 @@ impl Builder {
             next[from as usize] += 1;
             let b = next[to as usize];
             next[to as usize] += 1;
-            network.to[a as usize] = to;
-            network.to[b as usize] = from;
-            network.left[a as usize] = capacity;
-            network.twin[a as usize] = b;
-            network.twin[b as usize] = a;
+            network.arcs[a as usize] = Arc {
+                left: capacity,
+                to,
+                twin: b,
+            };
+            network.arcs[b as usize] = Arc {
+                left: 0,
+                to: from,
+                twin: a,
+            };
             network.place.push(a);
         }
         network
     }
 }
 
+/// An arc or the reverse of one. What a search reads of it lies together.
+#[derive(Clone, Copy, Default)]
+struct Arc {
+    /// Residual capacity.
+    left: i64,
+    to: u32,
+    /// Its reverse.
+    twin: u32,
+}
+
 /// A network with the flow found so far.
 pub struct Network {
     start: Vec<u32>,
-    to: Vec<u32>,
-    /// Residual capacity of each arc and of its reverse.
-    left: Vec<i64>,
-    twin: Vec<u32>,
+    arcs: Vec<Arc>,
     /// Where the arc of a number is.
     place: Vec<u32>,
     level: Vec<u32>,
@@ -83,16 +93,26 @@ const FAR: u32 = u32::MAX;
 impl Network {
     /// Gives an arc more capacity.
     pub fn grow(&mut self, arc: usize, more: i64) {
-        self.left[self.place[arc] as usize] += more;
+        self.arcs[self.place[arc] as usize].left += more;
     }
 
     /// The residual capacities, to come back to with [`Network::restore`].
     pub fn state(&self) -> Vec<i64> {
-        self.left.clone()
+        let mut state = Vec::new();
+        self.save(&mut state);
+        state
+    }
+
+    /// The same, in place of what `state` holds.
+    pub fn save(&self, state: &mut Vec<i64>) {
+        state.clear();
+        state.extend(self.arcs.iter().map(|arc| arc.left));
     }
 
     pub fn restore(&mut self, state: &[i64]) {
-        self.left.copy_from_slice(state);
+        for (arc, left) in self.arcs.iter_mut().zip(state) {
+            arc.left = *left;
+        }
     }
 
     /// Distances to the sink over arcs with room; whether the source has one.
@@ -110,8 +130,8 @@ impl Network {
             let (from, to) = (self.start[x as usize], self.start[x as usize + 1]);
             self.visits += u64::from(to - from);
             for a in from..to {
-                let y = self.to[a as usize];
-                if self.level[y as usize] == FAR && self.left[self.twin[a as usize] as usize] > 0 {
+                let Arc { to: y, twin, .. } = self.arcs[a as usize];
+                if self.level[y as usize] == FAR && self.arcs[twin as usize].left > 0 {
                     self.level[y as usize] = self.level[x as usize] + 1;
                     self.queue.push(y);
                 }
@@ -136,8 +156,8 @@ impl Network {
                 let wanted = self.level[x as usize].wrapping_sub(1);
                 self.visits += 1;
                 while a < end
-                    && (self.left[a as usize] <= 0
-                        || self.level[self.to[a as usize] as usize] != wanted)
+                    && (self.arcs[a as usize].left <= 0
+                        || self.level[self.arcs[a as usize].to as usize] != wanted)
                 {
                     a += 1;
                     self.visits += 1;
@@ -145,11 +165,11 @@ impl Network {
                 self.at[x as usize] = a;
                 if a < end {
                     self.path.push(a);
-                    x = self.to[a as usize];
+                    x = self.arcs[a as usize].to;
                 } else if x == source {
                     break;
                 } else if let Some(a) = self.path.pop() {
-                    x = self.to[self.twin[a as usize] as usize];
+                    x = self.arcs[self.arcs[a as usize].twin as usize].to;
                     self.at[x as usize] += 1;
                 }
             }
@@ -161,20 +181,24 @@ impl Network {
         let amount = self
             .path
             .iter()
-            .map(|a| self.left[*a as usize])
+            .map(|a| self.arcs[*a as usize].left)
             .min()
             .unwrap_or(0);
         let mut full = 0;
         for (i, a) in self.path.iter().enumerate().rev() {
-            self.left[*a as usize] -= amount;
-            self.left[self.twin[*a as usize] as usize] += amount;
-            if self.left[*a as usize] == 0 {
+            let arc = &mut self.arcs[*a as usize];
+            arc.left -= amount;
+            if arc.left == 0 {
                 full = i;
             }
+            let twin = arc.twin;
+            self.arcs[twin as usize].left += amount;
         }
         self.visits += self.path.len() as u64;
         self.path.truncate(full);
-        self.path.last().map_or(source, |a| self.to[*a as usize])
+        self.path
+            .last()
+            .map_or(source, |a| self.arcs[*a as usize].to)
     }
 
     /// The nodes that the source still reaches: its side of the smallest minimum cut.
@@ -187,8 +211,8 @@ impl Network {
             let (from, to) = (self.start[x as usize], self.start[x as usize + 1]);
             self.visits += u64::from(to - from);
             for a in from..to {
-                let y = self.to[a as usize];
-                if self.left[a as usize] > 0 && !std::mem::replace(&mut reached[y as usize], true) {
+                let Arc { to: y, left, .. } = self.arcs[a as usize];
+                if left > 0 && !std::mem::replace(&mut reached[y as usize], true) {
                     self.queue.push(y);
                 }
             }

@@ -33,6 +33,7 @@ use dag::Dag;
 pub use reorder::smallest_reordered;
 use search::Search;
 pub use smallest::{Floor, smallest_feasible};
+use std::collections::BTreeMap;
 use work::Work;
 
 /// What is minimised.
@@ -233,6 +234,8 @@ struct Question<'a> {
     /// Seeds that are schedules and honour the choices.
     seeds: Vec<Vec<u32>>,
     floor: Option<Floor>,
+    /// Bounds of one position, by the cap they are for; `None` where nothing fits.
+    bounds: BTreeMap<i64, Option<i64>>,
     work: u64,
 }
 
@@ -255,6 +258,7 @@ impl<'a> Question<'a> {
             before,
             seeds: seeds.map(|s| dag.from_problem(s)).collect(),
             floor: None,
+            bounds: BTreeMap::new(),
             work: 0,
         }
     }
@@ -294,7 +298,7 @@ impl<'a> Question<'a> {
         let Some(cap) = self.cap(budget_bytes) else {
             return Ok(None);
         };
-        if bound::one_position(dag, cap, &dag.price, 8, &mut Work::new(u64::MAX)).is_none() {
+        if self.bound(cap).is_none() {
             return Ok(None);
         }
         let mut work = self.request.effort.work(dag.ops());
@@ -347,12 +351,20 @@ impl<'a> Question<'a> {
         }))
     }
 
+    /// What one position proves of schedules within `cap`, in weight over running every op once; `None` if none fits.
+    fn bound(&mut self, cap: i64) -> Option<i64> {
+        let dag = self.dag;
+        let positions = (BOUND_OPS / dag.ops().max(1)).clamp(1, 8);
+        let mut work = Work::new(u64::MAX);
+        let prove = || bound::one_position(dag, cap, &dag.price, positions, &mut work);
+        *self.bounds.entry(cap).or_insert_with(prove)
+    }
+
     /// A plan with its bound.
-    fn answer(&self, found: &Found) -> Solution {
+    fn answer(&mut self, found: &Found) -> Solution {
         let (dag, objective) = (self.dag, self.request.objective);
         let cap = self.cap(self.request.budget_bytes).unwrap_or(0);
-        let one = bound::one_position(dag, cap, &dag.price, 8, &mut Work::new(u64::MAX));
-        let price = one.unwrap_or(0);
+        let price = self.bound(cap).unwrap_or(0);
         let price = price.max(self.joint_price(cap, found, price));
         let (base, own) = (objective.of(self.before), objective.of(&found.score));
         let mut lower = (base + price as f64 * dag.unit).min(own);
@@ -394,6 +406,9 @@ impl<'a> Question<'a> {
         joint::several_positions(dag, cap, &dag.price, above, &mut Work::new(units)).unwrap_or(0)
     }
 }
+
+/// Positions that a bound of one tries, beside the fullest: networks of so many ops together, and at most 8.
+const BOUND_OPS: usize = 1_000_000;
 
 /// Work of the bound of several positions.
 const JOINT_UNITS: u64 = 80_000_000;

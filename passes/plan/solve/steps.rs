@@ -6,8 +6,6 @@
 //! more, by construction. It ends where a bound proves that nothing smaller is cheaper: with plans near the bound, at
 //! once. The work in all is limited, so on large problems with wide gaps the promise can lapse.
 
-use super::bound;
-use super::dag::Dag;
 use super::joint;
 use super::search::FIRST_UNITS;
 use super::work::Work;
@@ -61,7 +59,7 @@ pub(super) fn smaller(question: &mut Question, own: Option<Found>) -> Result<Opt
         let above = best.as_ref().map_or(i64::MAX, |best| question.above(best));
         if failures_left == 0
             || question.work + most > limit
-            || is_dearer(dag, cap as i64, above, bound_units, &mut question.work)
+            || is_dearer(question, cap as i64, above, bound_units)
         {
             break;
         }
@@ -82,10 +80,11 @@ pub(super) fn smaller(question: &mut Question, own: Option<Found>) -> Result<Opt
 }
 
 /// Whether every schedule within `cap` is proven to cost at least so much, or none fits.
-fn is_dearer(dag: &Dag, cap: i64, above: i64, units: u64, done: &mut u64) -> bool {
+fn is_dearer(question: &mut Question, cap: i64, above: i64, units: u64) -> bool {
+    let dag = question.dag;
     // Prices are rounded down, so a bound that is met may be short of the cost by a unit an op.
     let above = above - dag.ops() as i64 - 4;
-    let Some(price) = bound::one_position(dag, cap, &dag.price, 8, &mut Work::new(u64::MAX)) else {
+    let Some(price) = question.bound(cap) else {
         return true;
     };
     if price >= above {
@@ -96,6 +95,6 @@ fn is_dearer(dag: &Dag, cap: i64, above: i64, units: u64, done: &mut u64) -> boo
     }
     let mut work = Work::new(units);
     let several = joint::several_positions(dag, cap, &dag.price, above, &mut work);
-    *done += work.done;
+    question.work += work.done;
     several.is_none_or(|price| price >= above - 2)
 }
