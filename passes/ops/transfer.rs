@@ -44,9 +44,9 @@ pub static OFFLOAD: OpDef = OpDef {
         Ok(())
     }),
     cost: moves,
-    memory: |_: &MemoryCx| Footprint {
+    memory: |cx: &MemoryCx| Footprint {
         outs: vec![Place::Outside],
-        temp_bytes: 0,
+        temp_bytes: strided_bytes(cx, &[0]),
         over: Vec::new(),
     },
     body: Body::Function(|cx| Ok(vec![emit(cx.b, &IDENTITY, &[cx.x(0)])?])),

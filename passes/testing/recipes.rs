@@ -238,6 +238,8 @@ const GENERAL: &[Recipe] = &[
     r("ErfGrad", 1, &[Real(M23), Real(M23)], &[]),
     r("Accumulate", 1, &[Real(M23), Real(M23)], &[]),
     r("Accumulate", 1, &[Real(&[]), Real(&[])], &[]),
+    r("Offload", 1, &[Real(M23)], &[]),
+    r("Fetch", 1, &[Real(M23)], &[]),
     r("Add", 1, &[Real(M23), Real(V3)], &[]),
     r("Add", 1, &[Real(C234), Real(&[3, 1])], &[]),
     r("Sub", 1, &[Real(M13), Real(M23)], &[]),

@@ -1,6 +1,6 @@
 //! Out of the device's memory and back. The executor leaves what was moved out where it is.
 
-use super::{Kernel, KernelCx};
+use super::{Kernel, KernelCx, tch_error};
 use crate::runtime::outside::fetched;
 use ckpt_passes::Result;
 use ckpt_passes::ir::OpDef;
@@ -11,7 +11,8 @@ pub const KERNELS: &[(&OpDef, Kernel)] = &[(&OFFLOAD, offload), (&FETCH, fetch)]
 
 fn offload(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let on_disk = cx.attrs.str(TO) == TO_DISK;
-    Ok(vec![cx.outside.keep(cx.x(0)?, on_disk)?])
+    let x = cx.x(0)?.f_contiguous().map_err(|e| tch_error(&e))?;
+    Ok(vec![cx.outside.keep(&x, on_disk)?])
 }
 
 fn fetch(cx: &KernelCx) -> Result<Vec<Tensor>> {
