@@ -185,7 +185,7 @@ def cell(rows: list[Row]) -> Cell:
         policy = "" if row.policy == "-" else f" at {row.policy}"
         reasons.append(f"{row.check}{policy}: {row.detail}" if row.status == "fail" else row.detail)
     if not rows:
-        reasons = ["not loaded"]
+        reasons = ["the file is not loaded"]
     mark = "fail" if failed else "pass" if passed else "skip"
     return Cell(MARKS[mark], [*dict.fromkeys(reasons)])
 

@@ -18,6 +18,10 @@ SAFETENSORS = {
 }  # fmt: skip
 
 
+SAID = 400
+"""Letters of a long message that are kept, of its beginning and of its end."""
+
+
 class Refused(Exception):
     """The binary ended with an exit code other than 0; the message has the code and what it said."""
 
@@ -37,7 +41,9 @@ class Compiler:
         except subprocess.TimeoutExpired:
             raise Refused(f"no answer after {self.timeout_s:.0f} s: {' '.join(command[1:])}") from None
         if done.returncode != 0:
-            said = " ".join((done.stderr or done.stdout).split())[-500:]
+            said = " ".join((done.stderr or done.stdout).split())
+            if len(said) > 2 * SAID:
+                said = f"{said[:SAID]} … {said[-SAID:]}"
             raise Refused(f"exit {done.returncode}: {said}")
         return done.stdout
 

@@ -322,7 +322,7 @@ def check_run(report: Report, compiler: Compiler, plan: Plan, policy: str, by_or
     if plan.half or plan.case.random or (plan.loss in LABELLED and "labels" not in plan.case.arrays):
         inputs = plan.folder / f"own{plan.suffix}"
         write_tensors(inputs, case_feeds(plan.case, out))
-    compiler.run(out, inputs, target)
+    answer = compiler.run(out, inputs, target)
     own = read_tensors(target)
     plan.run_own[policy] = own
     verdict(report, key, "run vs torch", against_torch(plan, own, plan.truth, plan.case.group("out")))
@@ -338,6 +338,7 @@ def check_run(report: Report, compiler: Compiler, plan: Plan, policy: str, by_or
             difference = f"verify: {error}" + (f"; {difference}" if difference else "")
         report.add(key, "verify", not difference, difference or "bit-equal to none")
     if plan.half:
+        check_memory(report, plan, policy, answer, "on the inputs of the case")
         return
     if policy in plan.ort_other:
         own = run_at(compiler, plan, policy, "run-other", *plan.source.forward_at(OTHER))[1]
@@ -368,7 +369,8 @@ def check_memory(report: Report, plan: Plan, policy: str, answer: dict, where: s
     good = off <= MEMORY_TOLERANCE
     detail = f"measured {measured}, predicted {predicted} ({100 * off:.2f} % off) {where}"
     if policy != "none" and "none" in plan.peaks:
-        good = good and measured < plan.peaks["none"]
+        # The inputs of a case are few: its peak may lie where nothing can be computed again.
+        good = good and (plan.half or measured < plan.peaks["none"])
         detail += f", {100 * measured / plan.peaks['none']:.1f} % of none"
     report.add((plan.label, plan.loss, policy), "memory", good, detail)
 
