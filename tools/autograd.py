@@ -62,7 +62,7 @@ LEFT_OUT = {
 
 COARSE = {
     "a chain of nodes, each of which rounds, where PyTorch's kernel rounds once": "Acosh, BatchNormalization in training, "
-    "Celu, Div, Erf, Resize bicubic half_pixel, Resize bilinear align_corners, Resize bilinear half_pixel",
+    "Celu, Div, Erf, Pad edge, Resize bicubic half_pixel, Resize bilinear align_corners, Resize bilinear half_pixel",
     "within the spread of few draws, not settled": "Einsum b...d,d...->b..., GlobalLpPool, InstanceNormalization, LpPool, "
     "MatMul, ReduceL2, ReduceL2 of zeros, ReduceProd with zeros, SoftmaxCrossEntropyLoss sum",
 }
