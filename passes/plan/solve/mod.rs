@@ -367,7 +367,12 @@ impl<'a> Question<'a> {
         let price = self.bound(cap).unwrap_or(0);
         let price = price.max(self.joint_price(cap, found, price));
         let (base, own) = (objective.of(self.before), objective.of(&found.score));
-        let mut lower = (base + price as f64 * dag.unit).min(own);
+        let more = price as f64 * dag.unit;
+        let more = match objective {
+            Objective::Flops => next_multiple(more, repeated_flops(self.problem)),
+            Objective::Cost => more,
+        };
+        let mut lower = (base + more).min(own);
         if found.optimal && objective == Objective::Cost {
             lower = own;
         }
@@ -404,6 +409,27 @@ impl<'a> Question<'a> {
         }
         let units = JOINT_UNITS + JOINT_UNITS_AN_OP * dag.ops() as u64;
         joint::several_positions(dag, cap, &dag.price, above, &mut Work::new(units)).unwrap_or(0)
+    }
+}
+
+/// What the FLOPs of all repeats of any plan are a multiple of: the greatest common divisor of what each op takes.
+fn repeated_flops(problem: &Problem) -> u64 {
+    let ops = problem.ops.iter().filter(|op| op.may_repeat);
+    ops.map(|op| op.flops).fold(0, |mut a, mut b| {
+        while b > 0 {
+            (a, b) = (b, a % b);
+        }
+        a
+    })
+}
+
+/// The smallest multiple of `step` that is not below `x`: no sum of such multiples lies between. `x` itself where there
+/// is no step, or so many that rounding could lead past one.
+fn next_multiple(x: f64, step: u64) -> f64 {
+    let times = x / step as f64;
+    match step > 0 && times < 1e8 {
+        true => x.max((times - 1e-6).ceil() * step as f64),
+        false => x,
     }
 }
 

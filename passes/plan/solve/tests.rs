@@ -383,3 +383,15 @@ fn choices_are_kept() {
     }
     assert!(kept > 50 && dropped > 15, "{kept} {dropped}");
 }
+
+#[test]
+fn bounds_on_flops_are_sums_that_repeats_can_have() {
+    use super::next_multiple;
+    assert_eq!(next_multiple(10.5, 7), 14.0);
+    assert_eq!(next_multiple(14.0, 7), 14.0);
+    // What rounding left above a multiple is no reason for the next.
+    assert_eq!(next_multiple(14.000_000_1, 7), 14.000_000_1);
+    assert_eq!(next_multiple(0.0, 7), 0.0);
+    assert_eq!(next_multiple(10.5, 0), 10.5);
+    assert_eq!(next_multiple(3e12, 7), 3e12);
+}
