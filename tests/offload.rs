@@ -3,6 +3,8 @@
 
 #![cfg(feature = "torch")]
 
+mod torch;
+
 use ckpt_opt::frontend::given::Given;
 use ckpt_opt::optimize::{load, optimize};
 use ckpt_opt::place::Place;
@@ -15,7 +17,6 @@ use ckpt_passes::ir::Graph;
 use ckpt_passes::plan::offload::{To, What};
 use ckpt_passes::plan::{Budget, Budgeted, Effort, Offloading, Policy};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
 
 fn fixture(name: &str) -> Graph {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -42,11 +43,8 @@ fn request(offload: Offloading) -> Request {
     }
 }
 
-/// Bytes are counted for the whole process: one run at a time.
-static ALONE: Mutex<()> = Mutex::new(());
-
 fn run(graph: &Graph, folder: &Path) -> Measured {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = torch::alone();
     let dims = vec![("batch".into(), 2), ("seq".into(), 24)];
     let inputs = random::inputs(graph, &dims, 3).unwrap();
     let mut session =

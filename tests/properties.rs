@@ -7,6 +7,8 @@
 
 #![cfg(feature = "torch")]
 
+mod torch;
+
 use ckpt_opt::runtime::convert;
 use ckpt_opt::runtime::executor::Program;
 use ckpt_passes::analysis::sizes::dim_kinds;
@@ -23,11 +25,7 @@ use ckpt_passes::transform::autodiff::autodiff;
 use ckpt_passes::transform::loss::{Loss, Seed};
 use ckpt_passes::transform::remat::remat;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 use tch::{Kind, Tensor};
-
-/// Memory is counted for the whole process: one test at a time.
-static ALONE: Mutex<()> = Mutex::new(());
 
 /// Rows whose kernels take more than the row's `memory` rule says, for some type or attribute. Each is a defect of the
 /// rule or of the kernel; nothing may be added.
@@ -126,7 +124,7 @@ fn trainable(recipe: &Recipe) -> bool {
 
 #[test]
 fn planned_equals_unplanned_bit_for_bit_in_the_memory_predicted() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = torch::alone();
     let mut r = Random(21);
     let (mut compared, mut copies) = (0, 0);
     for n in 0..400 {
@@ -189,7 +187,7 @@ fn objective(g: &Graph, feed: &Inputs, weights: &[Option<Tensor>]) -> f64 {
 
 #[test]
 fn gradients_agree_with_finite_differences() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = torch::alone();
     let mut r = Random(22);
     let mut checked = 0;
     for recipe in recipes::ALL {
@@ -267,7 +265,7 @@ fn gradients_agree_with_finite_differences() {
 
 #[test]
 fn our_ops_agree_with_their_bodies() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = torch::alone();
     let mut r = Random(23);
     let mut compared = 0;
     for recipe in recipes::ALL {
@@ -323,7 +321,7 @@ fn our_ops_agree_with_their_bodies() {
 
 #[test]
 fn kernels_take_the_memory_their_rows_declare() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = torch::alone();
     let mut r = Random(24);
     let mut gaps = Vec::new();
     for recipe in recipes::ALL {

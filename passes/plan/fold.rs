@@ -1,6 +1,7 @@
 //! Problems without views, and schedules of those taken back.
 
 use super::problem::{Kind, Op, Problem};
+use std::ops::Range;
 
 impl Problem {
     /// The same step with every view replaced by the value that owns its storage, and ops that only make views left
@@ -57,39 +58,27 @@ impl Problem {
     }
 
     /// A schedule of [`Problem::fold`]'s problem as one of this problem: first computations of view ops stay where the
-    /// given order has them, and a view is made again wherever its storage was and it is read after that.
+    /// given order has them unless nothing reads them there, and a view is made again wherever its storage was and it is
+    /// read after that.
     pub fn unfold(&self, folded_ops: &[usize], schedule: &[usize]) -> Vec<usize> {
-        let mut out = Vec::with_capacity(schedule.len() + self.ops.len() - folded_ops.len());
-        // Which computation of its storage each value shows: a counter per root.
-        let mut version = vec![0u32; self.values.len()];
-        let roots = self.roots();
-        let mut shows = vec![0u32; self.values.len()];
+        let mut unfolding = Unfolding {
+            problem: self,
+            roots: self.roots(),
+            version: vec![0; self.values.len()],
+            shows: vec![0; self.values.len()],
+            out: Vec::with_capacity(schedule.len() + self.ops.len() - folded_ops.len()),
+        };
         let mut next = 0;
         for step in schedule {
             let op = folded_ops[*step];
-            while next < op {
-                if self.is_view(next) {
-                    self.refresh_and_push(next, &roots, &version, &mut shows, &mut out);
-                }
-                next += 1;
-            }
+            unfolding.views(next..op);
             next = next.max(op + 1);
-            self.refresh_and_push(op, &roots, &version, &mut shows, &mut out);
-            for v in &self.ops[op].outs {
-                if self.values[*v].view_of.is_none() {
-                    version[*v] += 1;
-                    shows[*v] = version[*v];
-                }
-            }
+            unfolding.step(op);
+            unfolding.renew(op);
         }
-        while next < self.ops.len() {
-            if self.is_view(next) {
-                self.refresh_and_push(next, &roots, &version, &mut shows, &mut out);
-            }
-            next += 1;
-        }
-        self.refresh(&self.outputs, &roots, &version, &mut shows, &mut out);
-        self.without_unread_views(out)
+        unfolding.views(next..self.ops.len());
+        unfolding.refresh(&self.outputs);
+        self.without_unread_views(unfolding.out)
     }
 
     /// The schedule without runs of view ops that nothing reads before the view is made again: a storage that is made
@@ -114,59 +103,70 @@ impl Problem {
         kept.reverse();
         kept
     }
+}
+
+/// A schedule that is being taken back to a problem with views.
+struct Unfolding<'a> {
+    problem: &'a Problem,
+    roots: Vec<usize>,
+    /// How often the storage of each root was computed so far.
+    version: Vec<u32>,
+    /// Which computation of its storage each value shows.
+    shows: Vec<u32>,
+    out: Vec<usize>,
+}
+
+impl Unfolding<'_> {
+    /// Appends the view ops among `ops`.
+    fn views(&mut self, ops: Range<usize>) {
+        for op in ops {
+            if self.problem.is_view(op) {
+                self.step(op);
+            }
+        }
+    }
 
     /// Makes stale views that `op` reads again, then appends `op`.
-    fn refresh_and_push(
-        &self,
-        op: usize,
-        roots: &[usize],
-        version: &[u32],
-        shows: &mut [u32],
-        out: &mut Vec<usize>,
-    ) {
-        self.refresh(&self.ops[op].ins, roots, version, shows, out);
-        self.run(op, roots, version, shows, out);
+    fn step(&mut self, op: usize) {
+        self.refresh(&self.problem.ops[op].ins);
+        self.run(op);
+    }
+
+    /// The storages that `op` owns were computed anew: views of them are stale.
+    fn renew(&mut self, op: usize) {
+        for v in &self.problem.ops[op].outs {
+            if self.problem.values[*v].view_of.is_none() {
+                self.version[*v] += 1;
+                self.shows[*v] = self.version[*v];
+            }
+        }
     }
 
     /// Makes those of `values` that are stale views again, and the stale views they were made from.
-    fn refresh(
-        &self,
-        values: &[usize],
-        roots: &[usize],
-        version: &[u32],
-        shows: &mut [u32],
-        out: &mut Vec<usize>,
-    ) {
+    fn refresh(&mut self, values: &[usize]) {
         let mut needed = Vec::new();
         let mut stack = values.to_vec();
         while let Some(v) = stack.pop() {
-            let value = &self.values[v];
+            let value = &self.problem.values[v];
             let (Some(base), Some(producer)) = (value.view_of, value.producer) else {
                 continue;
             };
-            if shows[v] != version[roots[v]] && !needed.contains(&producer) {
+            if self.shows[v] != self.version[self.roots[v]] && !needed.contains(&producer) {
                 needed.push(producer);
                 stack.push(base);
             }
         }
         needed.sort_unstable();
         for op in needed {
-            self.run(op, roots, version, shows, out);
+            self.run(op);
         }
     }
 
-    fn run(
-        &self,
-        op: usize,
-        roots: &[usize],
-        version: &[u32],
-        shows: &mut [u32],
-        out: &mut Vec<usize>,
-    ) {
-        out.push(op);
-        for v in &self.ops[op].outs {
-            if self.values[*v].view_of.is_some() {
-                shows[*v] = version[roots[*v]];
+    fn run(&mut self, op: usize) {
+        self.out.push(op);
+        for v in &self.problem.ops[op].outs {
+            if self.problem.values[*v].view_of.is_some() {
+                self.shows[*v] = self.version[self.roots[*v]];
             }
         }
     }

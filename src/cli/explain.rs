@@ -31,8 +31,8 @@ pub fn run(args: &ExplainArgs) -> Result<()> {
         let _progress = progress::step("planning");
         planned(args)?
     };
-    super::show(&args.show, &args.source, &task, &planned)?;
     let account = Account::new(&task, &planned)?;
+    super::write_reports(&args.show, &args.source, &account)?;
     let explanation = Explanation::new(&account, args.name.as_deref())?;
     match args.report.format {
         Format::Json => result_json(&explanation),

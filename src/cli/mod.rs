@@ -209,21 +209,32 @@ fn write_json(path: &std::path::Path, value: &impl serde::Serialize) -> Result<(
     ckpt_opt::emit::file::write_whole(path, (text + "\n").as_bytes())
 }
 
-/// Writes the files that show a plan.
+/// Writes the files that show a plan, if any are wanted.
 fn show(
     wanted: &args::showing::Show,
     source: &std::path::Path,
     task: &Task,
     planned: &Planned,
 ) -> Result<()> {
+    match wanted.files.is_empty() {
+        true => Ok(()),
+        false => write_reports(wanted, source, &Account::new(task, planned)?),
+    }
+}
+
+/// The same of a plan whose account is there already.
+fn write_reports(
+    wanted: &args::showing::Show,
+    source: &std::path::Path,
+    account: &Account,
+) -> Result<()> {
     if wanted.files.is_empty() {
         return Ok(());
     }
     let _progress = progress::step("writing reports");
-    let account = Account::new(task, planned)?;
     let title = source.file_name().unwrap_or_default().to_string_lossy();
     for target in &wanted.files {
-        files::write(&account, &title, target)?;
+        files::write(account, &title, target)?;
     }
     Ok(())
 }

@@ -7,7 +7,6 @@
 use super::account::Account;
 use super::explain::alternative;
 use super::memory::{Kind, Memory};
-use super::terms::Terms;
 use super::verdict::Fate;
 use crate::emit::units::{bytes, flops, micros};
 use crate::planning::curve::Frontier;
@@ -231,10 +230,8 @@ fn layer(layer: Option<usize>) -> i64 {
     layer.map_or(-1, |l| l as i64)
 }
 
-/// `terms` are those of the ops that the page knows.
-fn memory(memory: &Memory, terms: &Terms) -> Value {
-    let is_other = memory.terms.problem.ops.len() != terms.problem.ops.len();
-    let op = |o: &usize| if is_other { terms.op(*o) } else { *o };
+/// `schedule` is the memory's own, in the ops that the page knows.
+fn memory(memory: &Memory, schedule: &[usize]) -> Value {
     let tenants = || memory.tenants.iter();
     let temporaries: Vec<(usize, u64)> = memory
         .temp_bytes
@@ -244,7 +241,7 @@ fn memory(memory: &Memory, terms: &Terms) -> Value {
         .filter(|(_, b)| *b > 0)
         .collect();
     json!({
-        "s": memory.schedule.iter().map(op).collect::<Vec<_>>(),
+        "s": schedule,
         "m": temporaries,
         "t": {
             "v": tenants().map(|t| t.value).collect::<Vec<_>>(),
@@ -285,6 +282,8 @@ fn data(account: &Account) -> Result<Value> {
         None => texts.of(""),
     });
     let other: Vec<usize> = other.collect();
+    let unplanned = account.before.schedule.iter().map(|o| terms.op(*o));
+    let unplanned: Vec<usize> = unplanned.collect();
     let fate = |f: Fate| FATES.iter().position(|x| *x == f);
     Ok(json!({
         "kinds": Kind::ALL.map(Kind::word),
@@ -302,8 +301,8 @@ fn data(account: &Account) -> Result<Value> {
             "p": indices().map(phase).collect::<Vec<_>>(),
             "us": ops().map(|o| (o.cost * 1e3).round() / 1e3).collect::<Vec<_>>(),
         },
-        "before": memory(&account.before, terms),
-        "after": memory(&account.after, terms),
+        "before": memory(&account.before, &unplanned),
+        "after": memory(&account.after, &account.after.schedule),
         "values": {
             "v": values().map(|v| v.value).collect::<Vec<_>>(),
             "o": values().map(|v| v.at).collect::<Vec<_>>(),

@@ -3,8 +3,8 @@
 //! [`executor`] turns a graph into a program (kernels chosen, drop table computed) and runs it; [`schedule`] is that
 //! program for given sizes of the inputs; [`kernels`] mirrors
 //! `passes/ops`: one file per family, one kernel per op. Memory is counted by the allocator hook of `ckpt-torch`; what
-//! is measured is what `analysis::memory` predicted. [`device`] opens CUDA where it is asked for, [`outside`] is where results wait that leave the device's memory. [`session`] is what the
-//! rest of the project calls.
+//! is measured is what `analysis::memory` predicted. [`device`] opens CUDA where it is asked for, [`outside`] is where
+//! results wait that leave the device's memory. [`session`] is what the rest of the project calls.
 
 pub mod convert;
 pub mod device;
