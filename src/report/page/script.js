@@ -61,6 +61,8 @@
 
   // The picture of memory.
   const canvas = $("memory"), slider = $("cursor");
+  // Kinds that neither step ever holds are not shown.
+  const used = d.kinds.map((_, k) => k).filter((k) => [after, before].some((m) => m.kinds[k].some((b) => b > 0)));
   let cursor = after.peak;
   slider.max = Math.max(0, after.n - 1);
   const pad = { left: 74, right: 12, top: 38, bottom: 26 };
@@ -133,6 +135,8 @@
       c.strokeStyle = css("--budget"); c.setLineDash([6, 4]); c.lineWidth = 1.4;
       c.beginPath(); c.moveTo(pad.left, y(d.budget)); c.lineTo(w - pad.right, y(d.budget)); c.stroke();
       c.setLineDash([]); c.fillStyle = css("--budget"); c.textAlign = "right";
+      c.strokeStyle = css("--page"); c.lineWidth = 4; c.lineJoin = "round";
+      c.strokeText("budget " + bytes(d.budget), w - pad.right, y(d.budget) - 9);
       c.fillText("budget " + bytes(d.budget), w - pad.right, y(d.budget) - 9);
     }
     c.fillStyle = css("--soft"); c.textAlign = "left"; c.fillText(byTime() ? "0 µs" : "first node", pad.left, h - 10);
@@ -154,8 +158,8 @@
     $("where").textContent = "Node " + (cursor + 1) + " of " + after.n + ": " + d.ops.n[o] + " (" + d.opkinds[d.ops.k[o]] + ", " +
       doing(o, after.again[cursor]) + ", " + layerName(d.ops.l[o]) + "): " +
       bytes(after.total[cursor]) + " held; unplanned " + bytes(before.total[old]);
-    fill("kinds", d.kinds.map((name, k) => {
-      const label = el("td"); label.append(key(k), name);
+    fill("kinds", used.map((k) => {
+      const name = d.kinds[k], label = el("td"); label.append(key(k), name);
       return row(label, cell(bytes(after.kinds[k][cursor]), "n"), cell(bytes(before.kinds[k][old]), "n"));
     }));
     const held = heldAt(after, cursor), layers = new Map();
@@ -208,7 +212,7 @@
     const f = d.frontier;
     if (!f) { $("s-frontier").hidden = true; return; }
     const points = f.points.filter((p) => p.peak_bytes !== null);
-    const W = Math.max(300, Math.min(860, $("frontier").clientWidth)), H = W < 600 ? 300 : 380, L = 64, R = 20, T = 20, B = 48, PARTS = W < 600 ? 2 : 4;
+    const W = Math.max(280, $("frontier").clientWidth), H = W < 600 ? 300 : 400, L = 64, R = 20, T = 30, B = 48, PARTS = W < 600 ? 2 : 4;
     const xs = [...points.flatMap((p) => [p.peak_bytes, p.budget_bytes]), ...f.policies.map((p) => p.peak_bytes), f.chosen.peak_bytes, f.unplanned_bytes];
     const low = Math.min(...xs), high = Math.max(...xs, low + 1);
     const most = Math.max(1, ...points.map((p) => p.overhead_pct), ...f.policies.map((p) => p.overhead_pct), f.chosen.overhead_pct) * 1.06;
@@ -221,20 +225,23 @@
       svg.append(svgEl("text", { x: L - 8, y: y(p) + 4, "text-anchor": "end" }, p.toFixed(1) + " %"));
       svg.append(svgEl("text", { x: x(b), y: H - B + 20, "text-anchor": i === 0 ? "start" : i === PARTS ? "end" : "middle" }, bytes(b)));
     }
-    svg.append(svgEl("text", { x: (L + W) / 2, y: H - 8, "text-anchor": "middle" }, f.bytes_on + " against more " + (f.objective === "flops" ? "FLOPs" : "time")));
+    svg.append(svgEl("text", { x: (L + W) / 2, y: H - 8, "text-anchor": "middle" }, f.bytes_on + " of the step"));
+    svg.append(svgEl("text", { x: 4, y: 14 }, "more " + (f.objective === "flops" ? "FLOPs" : "time")));
     const path = (list) => list.map((p) => p.join(",")).join(" ");
     svg.append(svgEl("polyline", { points: path(points.map((p) => [x(p.budget_bytes), y(Math.max(0, p.lower_bound_pct))])), fill: "none", stroke: css("--soft"), "stroke-dasharray": "6 4" }));
     svg.append(svgEl("polyline", { points: path(points.map((p) => [x(p.peak_bytes), y(p.overhead_pct)])), fill: "none", stroke: css("--accent"), "stroke-width": 2 }));
     for (const p of points)
       svg.append(svgEl("circle", { cx: x(p.peak_bytes), cy: y(p.overhead_pct), r: 4, fill: css("--accent") }, bytes(p.peak_bytes) + ": " + p.overhead_pct.toFixed(2) + " % more, at least " + p.lower_bound_pct.toFixed(2) + " %"));
-    const taken = [];
+    // Names stand beside, above or below their square, where neither a square nor another name is.
+    const taken = [...f.policies, ...points, f.chosen].map((p) => [x(p.peak_bytes) - 6, y(p.overhead_pct) - 6, 12, 12]);
+    const isFree = ([a, b, w, h]) => a > L && a + w <= W && b > 0 && b + h < H - B && !taken.some(([p, q, r, s]) => a < p + r && p < a + w && b < q + s && q < b + h);
     for (const p of f.policies) {
-      const px = x(p.peak_bytes), py = y(p.overhead_pct), left = px > W - 130;
-      let ty = py + 4;
-      while (taken.some(([a, b]) => Math.abs(a - px) < 90 && Math.abs(b - ty) < 14) && ty > T) ty -= 7;
-      taken.push([px, ty]);
+      const px = x(p.peak_bytes), py = y(p.overhead_pct), wide = 7.5 * p.policy.length + 4;
+      const beside = [[px + 8, py - 7], [px - wide / 2, py - 22], [px - wide / 2, py + 8], [px - 8 - wide, py - 7], [px - wide, py - 22], [px - wide, py + 8], [px - wide, py - 37]];
+      const place = beside.map(([a, b]) => [a, b, wide, 14]).find(isFree);
+      if (place) taken.push(place);
       svg.append(svgEl("rect", { x: px - 4, y: py - 4, width: 8, height: 8, fill: css("--k4") }, p.policy + ": " + bytes(p.peak_bytes) + ", " + p.overhead_pct.toFixed(2) + " %"));
-      svg.append(svgEl("text", { x: left ? px - 9 : px + 9, y: ty, "text-anchor": left ? "end" : "start" }, p.policy));
+      if (place) svg.append(svgEl("text", { x: place[0] + 1, y: place[1] + 11 }, p.policy));
     }
     svg.append(svgEl("circle", { cx: x(f.chosen.peak_bytes), cy: y(f.chosen.overhead_pct), r: 9, fill: "none", stroke: css("--budget"), "stroke-width": 3 }, "this plan: " + bytes(f.chosen.peak_bytes) + ", " + f.chosen.overhead_pct.toFixed(2) + " %"));
     $("frontier").replaceChildren(svg, el("p", "Ringed: this plan, " + bytes(f.chosen.peak_bytes) + " at " + f.chosen.overhead_pct.toFixed(2) + " %. The smallest budget known to be feasible is " + bytes(f.smallest_feasible_bytes) + ".", "hint"));
@@ -245,6 +252,7 @@
 
   // Layers.
   if (!d.layers.length) $("s-layers").hidden = true;
+  $("layers").classList.toggle("few", d.layers.length <= 40);
   const widest = Math.max(1, ...d.layers.map((l) => l.kept_bytes + l.recomputed_bytes + l.offloaded_bytes));
   d.layers.forEach((l) => {
     const b = el("button");
@@ -270,33 +278,56 @@
   d.fates.forEach((f, i) => { const o = el("option", f); o.value = i; $("fate").append(o); });
 
   // The table of decisions: only rows in view exist.
-  const v = d.values, ROW = 28;
+  const v = d.values, ROW = 28, PRINTED = 300;
   const columns = [
-    ["Value", 210, (i) => d.names[v.v[i]], "t"],
-    ["Decision", 120, (i) => d.fates[v.f[i]], "t"],
-    ["Memory", 90, (i) => v.b[i], "n", (i) => bytes(v.b[i])],
-    ["Time", 100, (i) => d.ops.us[v.o[i]] * v.r[i], "n", (i) => (v.r[i] > 1 ? v.r[i] + " × " : "") + micros(d.ops.us[v.o[i]])],
-    ["Layer", 70, (i) => d.ops.l[v.o[i]], "n", (i) => d.ops.l[v.o[i]] < 0 ? "–" : String(d.ops.l[v.o[i]])],
-    ["Node", 190, (i) => d.ops.n[v.o[i]] + " (" + d.opkinds[d.ops.k[v.o[i]]] + ")", "t"],
-    ["Because", 330, (i) => d.texts[v.w[i]], "t"],
-    ["Otherwise", 330, (i) => d.texts[v.a[i]], "t"],
+    ["Value", (i) => d.names[v.v[i]], "t"],
+    ["Decision", (i) => d.fates[v.f[i]], "t"],
+    ["Memory", (i) => v.b[i], "n", (i) => bytes(v.b[i])],
+    ["Time", (i) => d.ops.us[v.o[i]] * v.r[i], "n", (i) => (v.r[i] > 1 ? v.r[i] + " × " : "") + micros(d.ops.us[v.o[i]])],
+    ["Layer", (i) => d.ops.l[v.o[i]], "n", (i) => d.ops.l[v.o[i]] < 0 ? "–" : String(d.ops.l[v.o[i]])],
+    ["Node", (i) => d.ops.n[v.o[i]] + " (" + d.opkinds[d.ops.k[v.o[i]]] + ")", "t"],
+    ["Because", (i) => d.texts[v.w[i]], "t"],
+    ["Otherwise", (i) => d.texts[v.a[i]], "t"],
   ];
   const hay = v.v.map((_, i) => (d.names[v.v[i]] + "\n" + d.ops.n[v.o[i]] + "\n" + d.opkinds[d.ops.k[v.o[i]]] + "\n" + (d.modules[d.ops.m[v.o[i]]] || "")).toLowerCase());
   let rows = [], sort = 2, descending = true;
-  const headers = columns.map(([name, width, , type], i) => {
+  const headers = columns.map(([name, , type], i) => {
     const th = el("th", undefined, type === "n" ? "n" : ""), b = el("button", name);
-    th.scope = "col"; th.style.width = width + "px"; b.type = "button";
+    th.scope = "col"; b.type = "button";
     b.addEventListener("click", () => { descending = sort === i ? !descending : type === "n"; sort = i; refresh(); });
     th.append(b); $("values").tHead.rows[0].append(th);
     return th;
   });
   const space = (height) => { const r = el("tr", undefined, "space"), c = el("td"); c.colSpan = columns.length; r.style.height = height + "px"; r.setAttribute("aria-hidden", "true"); r.append(c); return r; };
-  const line = (i) => row(...columns.map(([, , value, type, shown]) => cell(shown ? shown(i) : value(i), type === "n" ? "n" : "")));
+  let chosen = -1;
+  const choose = (i) => {
+    chosen = i;
+    const o = v.o[i], module = d.modules[d.ops.m[o]];
+    const facts = [["Decision", d.fates[v.f[i]] + ", " + bytes(v.b[i])], ["Because", d.texts[v.w[i]]], ["Otherwise", d.texts[v.a[i]]],
+      ["Node", d.ops.n[o] + " (" + d.opkinds[d.ops.k[o]] + "), " + (v.r[i] > 1 ? v.r[i] + " × " : "") + micros(d.ops.us[o])],
+      ["Where", layerName(d.ops.l[o]) + (module ? ", module " + module : "")]];
+    const list = el("dl", undefined, "how");
+    for (const [name, text] of facts) if (text) list.append(el("dt", name), el("dd", text));
+    $("chosen").replaceChildren(el("h3", d.names[v.v[i]]), list);
+    for (const r of $("values").tBodies[0].rows) r.classList.toggle("chosen", r.dataset.i === String(i));
+  };
+  const line = (i) => {
+    const cells = columns.map(([, value, type, shown]) => cell(shown ? shown(i) : value(i), type === "n" ? "n" : ""));
+    const b = el("button", cells[0].textContent);
+    b.type = "button";
+    cells[0].replaceChildren(b);
+    const r = row(...cells);
+    r.dataset.i = i;
+    r.classList.toggle("chosen", i === chosen);
+    r.addEventListener("click", () => choose(i));
+    return r;
+  };
   const render = (all) => {
     const box = $("scroll");
     const first = all ? 0 : Math.max(0, Math.floor(box.scrollTop / ROW) - 5);
-    const last = all ? Math.min(rows.length, 300) : Math.min(rows.length, first + Math.ceil(box.clientHeight / ROW) + 10);
+    const last = all ? Math.min(rows.length, PRINTED) : Math.min(rows.length, first + Math.ceil(box.clientHeight / ROW) + 10);
     const list = rows.slice(first, last).map(line);
+    if (all && rows.length > last) $("count").textContent += ": the first " + last + " are printed";
     $("values").tBodies[0].replaceChildren(...(all ? list : [space(first * ROW), ...list, space((rows.length - last) * ROW)]));
   };
   const refresh = () => {
@@ -304,10 +335,10 @@
     rows = [];
     for (let i = 0; i < v.v.length; i++)
       if ((fate === "" || v.f[i] === +fate) && (layer === "" || d.ops.l[v.o[i]] === +layer) && words.every((w) => hay[i].includes(w))) rows.push(i);
-    const value = columns[sort][2], sign = descending ? -1 : 1;
+    const value = columns[sort][1], sign = descending ? -1 : 1;
     rows.sort((a, b) => { const p = value(a), q = value(b); return sign * (p < q ? -1 : p > q ? 1 : 0) || a - b; });
     headers.forEach((th, i) => th.setAttribute("aria-sort", i === sort ? (descending ? "descending" : "ascending") : "none"));
-    $("count").textContent = rows.length + " of " + v.v.length + " values, " + bytes(rows.reduce((n, i) => n + v.b[i], 0));
+    tell();
     $("values").setAttribute("aria-rowcount", rows.length + 1);
     [...$("layers").children].forEach((b, i) => b.setAttribute("aria-pressed", String(layer === String(i))));
     $("scroll").scrollTop = 0;
@@ -315,8 +346,9 @@
   };
   for (const id of ["search", "fate", "layer"]) $(id).addEventListener("input", refresh);
   $("scroll").addEventListener("scroll", () => requestAnimationFrame(() => render()));
+  const tell = () => { $("count").textContent = rows.length + " of " + v.v.length + " values, " + bytes(rows.reduce((n, i) => n + v.b[i], 0)); };
   addEventListener("beforeprint", () => { draw(); render(true); });
-  addEventListener("afterprint", () => render());
+  addEventListener("afterprint", () => { tell(); render(); });
   refresh();
   update();
 })();
