@@ -8,7 +8,7 @@ use crate::analysis::ties;
 use crate::driver::{self, Cx, Made, Options, Pipeline, Timings, Watch};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Phase};
-use crate::plan::{Budgeted, Offloading, Plan, Policy, Times, Wishes};
+use crate::plan::{Budgeted, Offloading, Plan, Policy, Times, Tried, Wishes};
 use crate::transform::fuse::Fused;
 use crate::transform::joint;
 use crate::transform::loss::Loss;
@@ -40,7 +40,8 @@ pub struct Request {
     /// Put one op in the place of several where that saves memory or time; results may be rounded otherwise. The
     /// command line asks for it unless told not to.
     pub fuse: bool,
-    /// Compute the head and the loss part by part, so that scores never exist whole; results may be rounded otherwise.
+    /// Compute the head and the loss part by part, so that scores never exist whole; results may be rounded otherwise. With
+    /// a budget, [`Tile::Auto`] leaves the number of parts to the planner.
     pub tile: Tile,
     /// What waits outside the device's memory between its uses.
     pub offload: Offloading,
@@ -84,6 +85,8 @@ pub struct Compiled {
     pub fused: Fused,
     /// What was tiled: the node that makes the scores, and the number of parts.
     pub tiled: Vec<(String, usize)>,
+    /// Numbers of parts that were planned, where that was left to the planner.
+    pub tried: Option<Tried>,
     pub timings: Timings,
     pub warnings: Vec<String>,
 }
@@ -148,6 +151,7 @@ pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resul
         loss: cx.loss,
         fused: cx.fused,
         tiled: cx.tiled,
+        tried: cx.tried,
         timings,
         warnings: cx.warnings,
     })

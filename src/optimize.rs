@@ -172,6 +172,8 @@ pub fn optimize(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resu
         let task = Task {
             loss: compiled.loss.map(|l| l.to_string()),
             is_measured: request.times.is_some(),
+            loss_parts: parts,
+            tried: compiled.tried,
             ..Task::made(&unplanned, made.subject, choices, &made.binding, warnings)?
         };
         let plan = Planned {

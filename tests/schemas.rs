@@ -121,7 +121,15 @@ fn what_is_printed_and_written_is_as_published() {
     let curve = run("frontier graph.json.gz --budgets 1kB,70%,100% --effort first --format json");
     assert!(curve["points"][0]["peak_bytes"].is_null());
     satisfies(&curve, "frontier.json");
-    for more in ["--budget 70% --effort first", "--policy full"] {
+    let cut = "--loss causal-lm --drop-output logits --tile-loss auto --budget 40% --effort first --dim batch=32";
+    let parts = run(&format!("plan model.onnx --dim seq=32 {cut} --format json"));
+    satisfies(&parts, "plan-report.json");
+    assert!(!parts["parts_tried"].as_array().unwrap().is_empty());
+    let explained = run(&format!(
+        "explain model.onnx --dim seq=32 {cut} --format json"
+    ));
+    satisfies(&explained, "explanation.json");
+    for more in ["--budget 70% --effort first", "--policy full", cut] {
         let report = run(&format!(
             "model.onnx -o t.onnx --dim seq=32 {more} --format json"
         ));

@@ -4,12 +4,12 @@ use super::{After, Changed, Pass};
 use crate::analysis::Device;
 use crate::analysis::params::{Parameter, Selection, parameters};
 use crate::analysis::sizes::Binding;
-use crate::error::Error;
-use crate::ir::Phase;
+use crate::error::{Error, Result};
+use crate::ir::{Graph, Phase};
 use crate::plan::offload::By;
 use crate::plan::{
-    Basis, Budgeted, Choices, Offloading, Plan, Policy, Setting, Subject, Times, Wishes,
-    refine::refine,
+    Basis, Budgeted, Choices, Offloading, Plan, Policy, Setting, Subject, Times, Tried, Wishes,
+    refine::refine, tiling,
 };
 use crate::transform;
 use crate::transform::fuse::Fused;
@@ -83,6 +83,8 @@ pub struct Cx {
     pub fused: Fused,
     /// What `tile` cut: the node that makes the scores, and the number of parts.
     pub tiled: Vec<(String, usize)>,
+    /// Numbers of parts that were planned, where that was left to the planner.
+    pub tried: Option<Tried>,
     /// Left by `loss` for `autodiff`.
     pub seeds: Vec<Seed>,
     /// The loss that was meant, left by `loss`.
@@ -201,13 +203,48 @@ static TILE: Pass = Pass {
     follows: None,
     idempotent: false,
     run: |graph, cx| {
-        let wish = cx.options.tile;
+        let binding = Binding::new(graph, &cx.options.dims)?;
+        let cut = |graph: &mut Graph, wish: Tile| {
+            tile::tile(graph, &|graph, region| wish.parts(graph, region, &binding))
+        };
+        let options = &mut cx.options;
+        let wish = match (options.tile, &options.stored, &options.budget) {
+            (Tile::Off, ..) => return Ok(Changed::No),
+            (Tile::Auto, Some(stored), _) => match stored.loss_parts {
+                Some(parts) => Tile::Parts(parts),
+                // A schedule without anything else does not say what it was made for.
+                None if stored.fingerprint.is_empty() => Tile::Auto,
+                None => return Ok(Changed::No),
+            },
+            (Tile::Auto, None, Some(budgeted)) => {
+                let question = tiling::Question {
+                    graph,
+                    budgeted,
+                    offload: &options.offload,
+                    usable_bytes: options.device.usable_bytes(),
+                    tiled: &|graph, wish| {
+                        let done = cut(graph, wish)?;
+                        Ok(done.regions.into_iter().map(|(_, parts)| parts).collect())
+                    },
+                    subject: &|graph| {
+                        let subject = priced(graph, &binding, options)?.0;
+                        let choices = refine(&options.wishes, graph, &subject)?;
+                        Ok((subject, choices))
+                    },
+                };
+                cx.tried = tiling::search(&question)?;
+                cx.tried.as_ref().map_or(Tile::Auto, Tried::tile)
+            }
+            (wish, ..) => wish,
+        };
+        if let (Some(tried), Some(budgeted)) = (&cx.tried, &mut options.budget) {
+            *budgeted = tried.settled(budgeted);
+        }
         if wish == Tile::Off {
             return Ok(Changed::No);
         }
-        let binding = Binding::new(graph, &cx.options.dims)?;
-        let done = tile::tile(graph, &|graph, region| wish.parts(graph, region, &binding))?;
-        if done.regions.is_empty() && done.refused.is_empty() {
+        let done = cut(graph, wish)?;
+        if !done.found {
             cx.warnings
                 .push("there is no loss over classes whose rows could be tiled".into());
         }
@@ -218,6 +255,17 @@ static TILE: Pass = Pass {
     },
 };
 
+/// A graph as a problem, its times as measured where they were; and what is to be said about these.
+fn priced(graph: &Graph, binding: &Binding, options: &Options) -> Result<(Subject, Vec<String>)> {
+    let mut subject = Subject::new(graph, binding, &options.device)?;
+    let mut warnings = Vec::new();
+    if let Some(times) = &options.times {
+        times.check_dims(binding.iter())?;
+        warnings.extend(times.price(&mut subject.problem)?);
+    }
+    Ok((subject, warnings))
+}
+
 static PLAN: Pass = Pass {
     name: "plan",
     from: &[Phase::Training],
@@ -227,11 +275,8 @@ static PLAN: Pass = Pass {
     run: |graph, cx| {
         let binding = Binding::new(graph, &cx.options.dims)?;
         let options = &mut cx.options;
-        let mut subject = Subject::new(graph, &binding, &options.device)?;
-        if let Some(times) = &options.times {
-            times.check_dims(binding.iter())?;
-            cx.warnings.extend(times.price(&mut subject.problem)?);
-        }
+        let (subject, warnings) = priced(graph, &binding, options)?;
+        cx.warnings.extend(warnings);
         let started = Instant::now();
         let choices = refine(&options.wishes, graph, &subject)?;
         let wishes = options.wishes.to_string();
@@ -243,7 +288,7 @@ static PLAN: Pass = Pass {
             basis: Basis::Peak,
             usable_bytes: options.device.usable_bytes(),
         };
-        let plan = match (options.stored.take(), &options.budget) {
+        let mut plan = match (options.stored.take(), &options.budget) {
             (Some(stored), _) => stored.replay(&subject.problem, &subject.structure.block_of)?,
             (None, Some(budgeted)) => options.offload.plan(&setting, By::Budget(budgeted))?,
             (None, None) => options.offload.plan(&setting, By::Policy(options.policy))?,
@@ -253,6 +298,10 @@ static PLAN: Pass = Pass {
             (Some(_), Some(budgeted)) => budgeted.smallest_bytes(&setting, &plan)?,
             _ => None,
         };
+        plan.loss_parts = cx.tiled.iter().map(|(_, parts)| *parts).max();
+        if let Some(tried) = &cx.tried {
+            tried.qualify(&mut plan);
+        }
         cx.made = Some(Made {
             plan,
             choices,

@@ -51,6 +51,9 @@ pub struct Plan {
     pub offloaded: Vec<usize>,
     #[serde(default, skip_serializing_if = "To::is_host")]
     pub offload_to: To,
+    /// Into how many parts the loss was cut; what the ops are depends on it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_parts: Option<usize>,
     pub segments: Vec<Segment>,
     pub decisions: Vec<Decision>,
     pub before: Score,
@@ -100,6 +103,7 @@ impl Plan {
             schedule,
             offloaded: Vec::new(),
             offload_to: To::Host,
+            loss_parts: None,
             before,
             after,
             certificate: None,
@@ -143,6 +147,7 @@ impl Plan {
             schedule,
             offloaded: Vec::new(),
             offload_to: To::Host,
+            loss_parts: None,
             segments: Vec::new(),
             decisions: Vec::new(),
             before: Score::default(),

@@ -5,7 +5,7 @@
 //! [`schedule`] holds the only judge, [`schedule::evaluate`]; every policy and solver is measured by it. [`policy`] has
 //! the rules people know, [`parts`] words for parts of layers, [`choice`] what the user settled beforehand, [`keep`]
 //! turns "what may stay" into a schedule, [`fold`] takes views away and back, [`staged`] lets results wait outside the device and [`offload`] says which,
-//! [`decision`] is the plan as data. [`solve`] plans for a [`budget`], and
+//! [`tiling`] into how many parts a loss is cut, [`decision`] is the plan as data. [`solve`] plans for a [`budget`], and
 //! [`budgeted`] asks it. Measured [`times`] may take the place of modelled ones.
 
 #[cfg(any(test, feature = "testing"))]
@@ -25,6 +25,7 @@ pub mod schedule;
 pub mod solve;
 pub mod staged;
 pub mod subject;
+pub mod tiling;
 pub mod times;
 pub mod wish;
 
@@ -38,5 +39,6 @@ pub use problem::{Kind, Op, Phase, Problem, Value};
 pub use schedule::{Score, evaluate};
 pub use solve::{Effort, Objective};
 pub use subject::{Structure, Subject};
+pub use tiling::{Trial, Tried};
 pub use times::Times;
 pub use wish::Wishes;

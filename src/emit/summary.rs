@@ -2,6 +2,7 @@
 
 use super::sharing::{self, KvSharing};
 use super::units::{bytes, flops};
+use crate::planning::trials;
 use crate::report::account::Account;
 use crate::report::console;
 use crate::report::memory::Held;
@@ -11,6 +12,7 @@ use ckpt_passes::analysis::{Binding, Breakdown, Device, MemoryProfile, Sizes};
 use ckpt_passes::compile::Compiled;
 use ckpt_passes::driver::Made;
 use ckpt_passes::ir::Graph;
+use ckpt_passes::plan::Trial;
 use ckpt_passes::transform::joint::gradient_outputs;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -27,6 +29,8 @@ pub struct Summary {
     pub fused: BTreeMap<&'static str, usize>,
     /// Into how many parts the head and the loss were cut, by the node that makes the scores.
     pub tiled: BTreeMap<String, usize>,
+    /// Numbers of parts that were planned, where that was left to the planner.
+    pub parts_tried: Vec<Trial>,
     /// What a budgeted plan keeps small; the next three percentages are in its terms.
     pub objective: Option<String>,
     pub budget_bytes: Option<u64>,
@@ -129,6 +133,7 @@ impl Summary {
             loss: compiled.loss.as_ref().map(|l| l.to_string()),
             fused: compiled.fused.clone(),
             tiled: compiled.tiled.iter().cloned().collect(),
+            parts_tried: trials::list(compiled.tried.as_ref()),
             objective: certificate.map(|c| c.objective.clone()),
             budget_bytes: certificate.map(|c| c.budget_bytes),
             peak_before_bytes: made.plan.before.peak_bytes,
@@ -251,6 +256,7 @@ impl Summary {
                 "  tiled in {parts} parts: from {node} to the loss and back"
             );
         }
+        out.push_str(&trials::human(&self.parts_tried));
         if let (Some(lower), Some(gap), Some(budget)) =
             (self.lower_bound_pct, self.gap_pct, self.budget_bytes)
         {

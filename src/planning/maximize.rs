@@ -81,7 +81,11 @@ pub fn maximize(
         .help("give a budget in bytes, --budget 8GiB, or a --device-profile with memory"));
     }
     let mut training = graph.clone();
-    let mut at_one = request.clone();
+    let mut at_one = Request {
+        // A number of parts that is best at size 1 says nothing about others: the rule decides it.
+        budget: None,
+        ..request.clone()
+    };
     at_one.dims.retain(|(name, _)| name != wish.dim);
     at_one.dims.push((wish.dim.into(), 1));
     let least = Task::of_graph(&mut training, &at_one)?;

@@ -1,7 +1,7 @@
 //! Planning without writing a model: what `plan`, `frontier`, `diff` and `--maximize` do, for models and cost graphs.
 //!
 //! [`read`] takes cost graphs and plans from files that nobody vouches for, [`task`] makes one thing to plan of either
-//! source, [`report`] and [`curve`] say what came of it (the latter as a picture too, [`svg`]), [`difference`] compares
+//! source, [`trials`] says which numbers of parts were planned, [`report`] and [`curve`] say what came of it (the latter as a picture too, [`svg`]), [`difference`] compares
 //! two plans, [`maximize`] finds the largest size that fits, [`device`] reads what the cost model rests on.
 
 pub mod curve;
@@ -12,6 +12,7 @@ pub mod read;
 pub mod report;
 pub mod svg;
 pub mod task;
+pub mod trials;
 
 use ckpt_passes::Result;
 use ckpt_passes::compile::Request;

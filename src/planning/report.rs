@@ -1,9 +1,10 @@
 //! What `plan` says: one JSON object for programs, a few lines for people.
 
 use super::task::{Planned, Task};
+use super::trials;
 use crate::emit::sharing::KvSharing;
 use crate::emit::units::{bytes, flops};
-use ckpt_passes::plan::{Basis, Objective, Plan, Score, budgeted};
+use ckpt_passes::plan::{Basis, Objective, Plan, Score, Trial, budgeted};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -41,6 +42,10 @@ pub struct Report {
     pub plan_seconds: f64,
     /// How many ops have results that wait outside the device's memory.
     pub offloaded: usize,
+    /// Into how many parts the loss was cut.
+    pub loss_parts: Option<usize>,
+    /// Numbers of parts that were planned, where that was left to the planner.
+    pub parts_tried: Vec<Trial>,
     pub segments: usize,
     pub blocks: usize,
     pub kv_sharing: Vec<KvSharing>,
@@ -120,6 +125,8 @@ impl Report {
             smallest_feasible_bytes: planned.smallest_bytes.map(|b| task.shown(b)),
             plan_seconds: planned.seconds,
             offloaded: plan.offloaded.len(),
+            loss_parts: plan.loss_parts,
+            parts_tried: trials::list(task.tried.as_ref()),
             segments: plan.segments.len(),
             blocks: task.structure.blocks,
             kv_sharing: task.kv_sharing.clone(),
@@ -197,6 +204,10 @@ impl Report {
         if let Some(class) = &self.bound_class {
             let _ = writeln!(out, "  (among {class})");
         }
+        if let Some(parts) = self.loss_parts {
+            let _ = writeln!(out, "  the loss in {parts} parts");
+        }
+        out.push_str(&trials::human(&self.parts_tried));
         if let Some(smallest) = self.smallest_feasible_bytes {
             let _ = writeln!(
                 out,

@@ -12,7 +12,7 @@ use ckpt_passes::ir::Graph;
 use ckpt_passes::plan::offload::By;
 use ckpt_passes::plan::{
     Basis, Budgeted, Choices, Offloading, Plan, Policy, Problem, Score, Setting, Structure,
-    Subject, evaluate, refine::refine,
+    Subject, Tried, evaluate, refine::refine,
 };
 use ckpt_passes::{Error, Result};
 use std::collections::BTreeMap;
@@ -30,6 +30,10 @@ pub struct Task {
     pub device: Device,
     /// What waits outside the device's memory.
     pub offload: Offloading,
+    /// Into how many parts the loss was cut.
+    pub loss_parts: Option<usize>,
+    /// Numbers of parts that were planned, where that was left to the planner.
+    pub tried: Option<Tried>,
     /// The score of the given order.
     pub before: Score,
     /// Sizes that the figures are for; none for a cost graph.
@@ -115,6 +119,8 @@ impl Task {
             basis: Basis::AboveStatic,
             device: request.device.clone(),
             offload: request.offload,
+            loss_parts: None,
+            tried: None,
             before,
             labels: Labels::unknown(&problem),
             problem,
@@ -128,35 +134,21 @@ impl Task {
     }
 
     /// The training step of a graph: `graph` is differentiated if it has no backward yet. What the request says about
-    /// plans is left aside.
+    /// plans matters only where the number of parts of a loss is left to the planner.
     ///
     /// # Errors
     /// What any pass before the plan refuses.
     pub fn of_graph(graph: &mut Graph, request: &Request) -> Result<Task> {
-        let offload = request.offload;
-        let request = Request {
-            policy: Policy::None,
-            budget: None,
-            stored: None,
-            offload: Offloading::default(),
-            stop_after: Some("plan".into()),
+        let before_plan = Request {
+            stop_after: Some("tile".into()),
             ..request.clone()
         };
-        let compiled = compile(graph, &request, &mut Watch::default())?;
-        let made = compiled
-            .made
-            .ok_or_else(|| Error::bug("plan", "the pipeline made no plan"))?;
-        let choices = (made.choices, request.wishes.to_string());
-        let mut task = Task::made(
-            graph,
-            made.subject,
-            choices,
-            &made.binding,
-            compiled.warnings,
-        )?;
+        let compiled = compile(graph, &before_plan, &mut Watch::default())?;
+        let mut task = Task::of_training(graph, request)?;
+        task.warnings.splice(0..0, compiled.warnings);
         task.loss = compiled.loss.map(|l| l.to_string());
-        task.is_measured = request.times.is_some();
-        task.offload = offload;
+        task.loss_parts = compiled.tiled.iter().map(|(_, parts)| *parts).max();
+        task.tried = compiled.tried;
         Ok(task)
     }
 
@@ -207,6 +199,8 @@ impl Task {
             basis: Basis::Peak,
             device: subject.device,
             offload: Offloading::default(),
+            loss_parts: None,
+            tried: None,
             dims: binding
                 .iter()
                 .map(|(n, size)| (n.to_string(), size))
@@ -234,15 +228,23 @@ impl Task {
     /// `error[budget]` where nothing fits; a policy that does not apply; a stored plan that is not one for this.
     pub fn plan(&self, goal: Goal) -> Result<Planned> {
         let started = Instant::now();
-        let budget = match &goal {
-            Goal::Budget(budgeted) => Some(*budgeted),
+        let budget = match (&goal, &self.tried) {
+            (Goal::Budget(budgeted), Some(tried)) => Some(tried.settled(budgeted)),
+            (Goal::Budget(budgeted), None) => Some(*budgeted),
             _ => None,
         };
-        let plan = match goal {
-            Goal::Policy(policy) => self.offload.plan(&self.setting(), By::Policy(policy))?,
-            Goal::Budget(budgeted) => self.offload.plan(&self.setting(), By::Budget(&budgeted))?,
-            Goal::Stored(plan) => plan.replay(&self.problem, &self.structure.block_of)?,
+        let mut plan = match (goal, &budget) {
+            (Goal::Stored(plan), _) => plan.replay(&self.problem, &self.structure.block_of)?,
+            (Goal::Policy(policy), None) => {
+                self.offload.plan(&self.setting(), By::Policy(policy))?
+            }
+            (_, Some(budgeted)) => self.offload.plan(&self.setting(), By::Budget(budgeted))?,
+            (Goal::Budget(_), None) => return Err(Error::bug("plan", "a budget went missing")),
         };
+        plan.loss_parts = self.loss_parts;
+        if let Some(tried) = &self.tried {
+            tried.qualify(&mut plan);
+        }
         let seconds = started.elapsed().as_secs_f64();
         let smallest_bytes = match budget {
             Some(budgeted) => budgeted.smallest_bytes(&self.setting(), &plan)?,

@@ -3,9 +3,10 @@
 use super::account::{Account, AtPeak, LayerRow};
 use super::verdict::{Alternative, Fate, Verdict};
 use crate::emit::units::{bytes, micros};
+use crate::planning::trials;
 use ckpt_passes::glob;
 use ckpt_passes::near::nearest;
-use ckpt_passes::plan::Plan;
+use ckpt_passes::plan::{Plan, Trial};
 use ckpt_passes::{Error, Result};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -31,6 +32,9 @@ pub struct Explanation {
     pub overhead_pct: f64,
     pub lower_bound_pct: Option<f64>,
     pub gap_pct: Option<f64>,
+    /// Into how many parts the loss was cut, and the numbers that were planned where that was left to the planner.
+    pub loss_parts: Option<usize>,
+    pub parts_tried: Vec<Trial>,
     pub at_peak_before: AtPeak,
     pub at_peak_after: AtPeak,
     /// What was asked about; null for everything.
@@ -88,6 +92,8 @@ impl Explanation {
             overhead_pct: plan.after.overhead_pct(&plan.before),
             lower_bound_pct: certificate.map(|c| c.lower_bound_pct),
             gap_pct: certificate.map(|c| c.gap_pct),
+            loss_parts: plan.loss_parts,
+            parts_tried: trials::list(task.tried.as_ref()),
             at_peak_before: account.at_peak(&account.before),
             at_peak_after: account.at_peak(&account.after),
             about: name.map(str::to_string),
@@ -122,6 +128,13 @@ impl Explanation {
             micros(self.recompute_us),
             self.overhead_pct
         );
+        if let Some(parts) = self.loss_parts {
+            let _ = writeln!(out, "  the loss in {parts} parts");
+        }
+        let parts_tried = trials::human(&self.parts_tried);
+        if !parts_tried.is_empty() {
+            let _ = writeln!(out, "{parts_tried}");
+        }
         let mut fates: BTreeMap<Fate, (usize, u64)> = BTreeMap::new();
         for v in &self.values {
             let entry = fates.entry(v.fate).or_default();

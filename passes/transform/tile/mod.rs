@@ -35,6 +35,8 @@ pub enum Tile {
     /// As many that the scores of a part are about as large as the activations they are made of, as Liger Kernel's fused linear
     /// cross entropy does (Hsu et al. 2024, arXiv 2410.10989).
     Auto,
+    /// That many, so many times doubled; halved where negative.
+    Doubled(i32),
     /// So many.
     Parts(usize),
 }
@@ -61,16 +63,18 @@ impl Tile {
         match self {
             Tile::Off => 1,
             Tile::Parts(n) => n,
-            Tile::Auto => {
-                let Some(rows) = region.rows.eval(&|name| binding.get(name)) else {
-                    return 1;
-                };
-                let narrow = region.narrow_width(graph).max(1);
-                let times = (region.width + narrow - 1) / narrow;
-                let each = (rows.max(1) + times - 1) / times;
-                let each = each.max(1) as u64;
-                let parts = (rows.max(1) as u64).div_ceil(each.next_power_of_two());
-                (parts as usize).min(MOST_PARTS)
+            Tile::Auto => ruled(graph, region, binding),
+            Tile::Doubled(times) => {
+                let rows = region.rows.eval(&|name| binding.get(name)).unwrap_or(1);
+                let most = usize::try_from(rows).unwrap_or(1).clamp(1, MOST_PARTS);
+                let (rule, factor) = (
+                    ruled(graph, region, binding),
+                    1 << times.unsigned_abs().min(10),
+                );
+                match times > 0 {
+                    true => (rule * factor).min(most),
+                    false => rule / factor,
+                }
             }
         }
     }
@@ -81,9 +85,23 @@ impl fmt::Display for Tile {
         match self {
             Tile::Off => f.write_str("off"),
             Tile::Auto => f.write_str("auto"),
+            Tile::Doubled(times) => write!(f, "auto, doubled {times} times"),
             Tile::Parts(n) => write!(f, "{n}"),
         }
     }
+}
+
+/// The number of parts by the rule of [`Tile::Auto`].
+fn ruled(graph: &Graph, region: &Region, binding: &Binding) -> usize {
+    let Some(rows) = region.rows.eval(&|name| binding.get(name)) else {
+        return 1;
+    };
+    let narrow = region.narrow_width(graph).max(1);
+    let times = (region.width + narrow - 1) / narrow;
+    let each = (rows.max(1) + times - 1) / times;
+    let each = each.max(1) as u64;
+    let parts = (rows.max(1) as u64).div_ceil(each.next_power_of_two());
+    (parts as usize).min(MOST_PARTS)
 }
 
 /// Every part is a set of nodes of its own.
@@ -92,6 +110,8 @@ const MOST_PARTS: usize = 1024;
 /// What the pass did, or why it did not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tiled {
+    /// Whether there is a loss over classes at all.
+    pub found: bool,
     /// A tiled region each: the node that makes its scores, and how many parts it was cut into.
     pub regions: Vec<(String, usize)>,
     /// A line each for people: scores that stay whole, and why.
@@ -114,6 +134,7 @@ pub fn tile(graph: &mut Graph, parts: &dyn Fn(&Graph, &Region) -> usize) -> Resu
         scores.dedup();
         scores
     };
+    tiled.found = !scores.is_empty();
     for scores in scores {
         // An earlier region may have held these.
         if !graph.contains_value(scores) {

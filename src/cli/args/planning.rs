@@ -187,8 +187,8 @@ pub struct Training {
     /// Leave attentions, norms and activations as the model has them, instead of one op for each
     #[arg(long)]
     pub no_fuse: bool,
-    /// Compute the head and the loss part by part along the tokens, so that logits never exist whole: off, auto or the number
-    /// of parts. Logits must not be an output (--drop-output)
+    /// Compute the head and the loss part by part along the tokens, so that logits never exist whole: off, auto (as many
+    /// parts as pay within the budget, by rule without one) or a number. Logits must not be an output (--drop-output)
     #[arg(long, value_name = "N", default_value = "off", value_parser = tile)]
     pub tile_loss: Tile,
     #[command(flatten)]

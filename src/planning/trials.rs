@@ -1,0 +1,49 @@
+//! The numbers of parts that were planned for a loss, for people.
+
+use crate::emit::units::bytes;
+use ckpt_passes::plan::{Trial, Tried};
+use std::fmt::Write;
+
+/// What was planned; nothing where the number of parts was given.
+pub fn list(tried: Option<&Tried>) -> Vec<Trial> {
+    tried.map_or(Vec::new(), |t| t.trials.clone())
+}
+
+/// A line a number of parts, with why it was taken or not; empty where nothing was tried.
+pub fn human(trials: &[Trial]) -> String {
+    let mut out = String::new();
+    let Some(chosen) = trials.iter().find(|t| t.chosen) else {
+        return out;
+    };
+    let _ = writeln!(
+        out,
+        "  parts of the loss, each planned quickly; overhead is on the step with its loss whole:"
+    );
+    for trial in trials {
+        let parts = match trial.parts {
+            1 => "whole".to_string(),
+            n => format!("{n} parts"),
+        };
+        let found = match trial.overhead_pct {
+            Some(percent) => format!("{percent:.2} % at {}", bytes(trial.peak_bytes)),
+            None => format!("no plan fits, {} at least", bytes(trial.peak_bytes)),
+        };
+        let _ = writeln!(out, "    {parts:<12}{found}{}", why(trial, chosen));
+    }
+    out
+}
+
+fn why(trial: &Trial, chosen: &Trial) -> &'static str {
+    if trial.chosen {
+        return match trial.fits {
+            true => "   <- taken",
+            false => "   <- taken: the smallest",
+        };
+    }
+    match (trial.overhead_pct, chosen.overhead_pct) {
+        (Some(own), Some(other)) if trial.parts > chosen.parts && own < other => {
+            "   too little less for twice the parts"
+        }
+        _ => "",
+    }
+}
