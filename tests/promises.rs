@@ -10,7 +10,7 @@ use ckpt_opt::runtime::{convert, kernels};
 use ckpt_passes::analysis::{Binding, Sizes};
 use ckpt_passes::ir::op::{MemoryCx, Place, Sized};
 use ckpt_passes::ir::{Attrs, Builder, DType, Def, Dim, Graph, NodeId, Ty, ValueId};
-use ckpt_passes::ops::accumulate::ACCUMULATE;
+use ckpt_passes::ops::accumulate::{ACCUMULATE, ADD_PRODUCT};
 use ckpt_passes::testing::models::{Model, single};
 use ckpt_passes::testing::recipes::{In, Set};
 use ckpt_passes::testing::{Random, recipes};
@@ -323,6 +323,63 @@ fn narrow_terms_of_wide_sums() {
             let model = Model { graph, feeds };
             for lie in [Lie::RowMajor, Lie::Reversed, Lie::Repeated] {
                 broken.extend(check_all(&model, &[], lie));
+            }
+        }
+    }
+    none_broken(broken);
+}
+
+#[test]
+fn products_added_to_sums() {
+    let _turn = torch::alone();
+    let mut r = Random(29);
+    let mut broken = BTreeSet::new();
+    let (long, wide) = ([7000, 3, 2500], [3, 2, 17_000_000]);
+    for (sum, narrow, sizes) in [
+        (
+            DType::F32,
+            DType::F32,
+            [[70, 30, 50], [1, 1, 5], [3, 0, 4], [0, 3, 4]],
+        ),
+        (
+            DType::F64,
+            DType::F32,
+            [[70, 30, 50], long, [3, 0, 4], [4, 3, 0]],
+        ),
+        (
+            DType::F32,
+            DType::BF16,
+            [[70, 30, 50], long, [3, 0, 4], wide],
+        ),
+    ] {
+        for [m, k, n] in sizes {
+            for (flip_a, flip_b) in [(0, 0), (1, 1)] {
+                let turned = |flip: i64, rows: i64, columns: i64| match flip {
+                    0 => vec![rows, columns],
+                    _ => vec![columns, rows],
+                };
+                let mut graph = Graph::new("sum");
+                let mut feeds = Vec::new();
+                for (name, dtype, dims) in [
+                    ("sum", sum, vec![m, n]),
+                    ("a", narrow, turned(flip_a, m, k)),
+                    ("b", narrow, turned(flip_b, k, n)),
+                ] {
+                    let known: Vec<Dim> = dims.iter().map(|d| Dim::from(*d)).collect();
+                    let count: i64 = dims.iter().product();
+                    let numbers = (0..count).map(|_| r.below(2000) as f64 / 700.0).collect();
+                    let input = graph.add_input(name, Some(Ty::new(dtype, known)));
+                    feeds.push((input, dims, numbers));
+                }
+                let operands = [feeds[0].0, feeds[1].0, feeds[2].0];
+                let attrs = Attrs::new().with("transA", flip_a).with("transB", flip_b);
+                let mut b = Builder::new(&mut graph);
+                let total = b.emit(&ADD_PRODUCT, &operands, attrs).unwrap();
+                graph.set_outputs(vec![total]);
+                let model = Model { graph, feeds };
+                for lie in [Lie::RowMajor, Lie::Reversed] {
+                    broken.extend(check_all(&model, &[], lie));
+                }
             }
         }
     }

@@ -1,19 +1,25 @@
 //! Sums of narrow terms in a wide type: what gradients that are made part by part are added up with.
 //!
 //! Written as `Cast` and `Add`, a sum holds a wide copy of every term beside itself; as a row of its own it widens some
-//! rows of the term at a time and is written over itself.
+//! rows of the term at a time and is written over itself. A term that is a matrix product need not exist either: BLAS adds
+//! it to the sum where both have one type, and else some rows of it are made at a time.
 
+use super::matmul::{GEMM, MatmulPlan, gemm_plan};
 use super::rules::*;
 use crate::error::Result;
 use crate::ir::op::{
-    Body, Domain, Effect, Footprint, Grad, InferCx, MemoryCx, OpDef, Slot, fresh, no_fold,
+    Body, Cost, Domain, Effect, Footprint, Grad, GradCx, InferCx, MemoryCx, OpDef, Sized, Slot,
+    fresh, no_fold,
 };
-use crate::ir::{DType, Ty};
+use crate::ir::{AttrDefault, AttrKind, AttrSpec, Attrs, DType, Dim, Same, Ty};
 
-pub const ROWS: &[&OpDef] = &[&ACCUMULATE];
+pub const ROWS: &[&OpDef] = &[&ACCUMULATE, &ADD_PRODUCT];
 
 /// Elements that are widened at a time, in whole rows.
 const STRETCH: u64 = 1 << 20;
+
+/// Elements of a product that are made at a time, in whole rows: enough that reading the other operand again costs little.
+const PRODUCT_STRETCH: u64 = 1 << 24;
 
 /// sum + part, in the type of the sum: float32 where the part has 16 bits. Both have one shape.
 pub static ACCUMULATE: OpDef = OpDef {
@@ -70,8 +76,17 @@ fn infer(cx: &InferCx) -> Result<Vec<Ty>> {
 
 /// How many rows of a tensor of `dims` are widened at a time.
 pub fn stretch(dims: &[i64]) -> i64 {
+    rows_of(STRETCH, dims)
+}
+
+/// How many rows of a product of `dims` are made at a time, where it is narrower than the sum.
+pub fn product_stretch(dims: &[i64]) -> i64 {
+    rows_of(PRODUCT_STRETCH, dims)
+}
+
+fn rows_of(elements: u64, dims: &[i64]) -> i64 {
     let row: i64 = dims.iter().skip(1).product();
-    let rows = STRETCH as i64 / row.max(1);
+    let rows = elements as i64 / row.max(1);
     rows.clamp(1, dims.first().copied().unwrap_or(1).max(1))
 }
 
@@ -89,4 +104,138 @@ fn memory(cx: &MemoryCx) -> Footprint {
         ..fresh(cx)
     }
     .over(cx, &[0])
+}
+
+/// sum + A'·B', where `'` transposes if the attribute says so, in the type of the sum. A and B are matrices of one type,
+/// as wide as the sum's or narrower: their product is rounded to it.
+pub static ADD_PRODUCT: OpDef = OpDef {
+    name: "AddProduct",
+    domain: Domain::Ckpt,
+    imports: &[],
+    attrs: &[turned("transA"), turned("transB")],
+    ins: &[Slot::req("sum"), Slot::req("A"), Slot::req("B")],
+    outs: &[Slot::req("total")],
+    effect: Effect::Pure,
+    infer: infer_product,
+    fold: no_fold,
+    grad: Grad::Rule(grad_product),
+    cost: |cx| {
+        let Some((plan, narrow)) = product(cx.attrs, cx.ins) else {
+            return Cost::default();
+        };
+        let elements: u64 = plan.out.iter().map(|d| *d as u64).product();
+        Cost {
+            flops: plan.flops().saturating_add(elements),
+            bytes: cx.traffic_bytes() + 2 * (plan.temp_bytes + narrow.map_or(0, |n| elements * n)),
+        }
+    },
+    memory: |cx| {
+        let Some((plan, narrow)) = product(cx.attrs, &cx.ins) else {
+            return fresh(cx);
+        };
+        let buffers = match (narrow, &cx.ins[0]) {
+            (Some(narrow), Some(sum)) if !plan.is_empty() => {
+                let row = plan.out[1] as u64;
+                let made = product_stretch(&plan.out) as u64 * row * narrow;
+                made + stretch(&plan.out) as u64 * row * sum.dtype.size_bytes()
+            }
+            _ => 0,
+        };
+        Footprint {
+            temp_bytes: plan.temp_bytes + buffers,
+            ..fresh(cx)
+        }
+        .over(cx, &[0])
+    },
+    body: Body::Function(|cx| {
+        let (sum, a, b) = (cx.x(0), cx.x(1), cx.x(2));
+        let wide = cx.b.ty(sum).dtype;
+        let attrs = cx.attrs.clone();
+        let part = cx.b.emit(&GEMM, &[a, b], attrs)?;
+        let part = cx.b.cast(part, wide)?;
+        Ok(vec![cx.b.add(sum, part)?])
+    }),
+};
+
+const fn turned(name: &'static str) -> AttrSpec {
+    AttrSpec {
+        name,
+        kind: AttrKind::Int,
+        default: AttrDefault::Int(0),
+    }
+}
+
+/// How the product runs, and the bytes of an element of it where it is narrower than the sum.
+fn product(attrs: &Attrs, ins: &[Option<Sized>]) -> Option<(MatmulPlan, Option<u64>)> {
+    let (sum, a, b) = (ins[0].as_ref()?, ins[1].as_ref()?, ins[2].as_ref()?);
+    let flip = |name: &str| attrs.int(name) != 0;
+    let plan = gemm_plan(a, b, flip("transA"), flip("transB"));
+    let narrow = (sum.dtype != a.dtype).then(|| a.dtype.size_bytes());
+    Some((plan, narrow))
+}
+
+fn infer_product(cx: &InferCx) -> Result<Vec<Ty>> {
+    for slot in [0, 1] {
+        cx.want_dtype(slot, DType::is_float, "a floating-point type")?;
+    }
+    let narrow = cx.same_dtype(&[1, 2])?;
+    let sum = cx.ty(0)?;
+    if !holds(sum.dtype, narrow) {
+        return Err(cx
+            .fail("dtype", "the product is wider than the sum")
+            .expected(format!("{} or narrower", sum.dtype.name()))
+            .found(narrow.name()));
+    }
+    let matrix = |slot: usize, flip: &str| -> Result<(Dim, Dim)> {
+        match cx.ty(slot)?.dims.as_slice() {
+            [rows, columns] if cx.attrs.int(flip) == 0 => Ok((rows.clone(), columns.clone())),
+            [rows, columns] => Ok((columns.clone(), rows.clone())),
+            _ => Err(cx.fail("shape", format!("operand {slot} is not a matrix"))),
+        }
+    };
+    let ((m, left), (right, n)) = (matrix(1, "transA")?, matrix(2, "transB")?);
+    if left.same(&right) == Same::No {
+        return Err(cx
+            .fail("shape", "the inner sizes of the product differ")
+            .expected(format!("{left}, from A"))
+            .found(format!("{right} in B")));
+    }
+    let dims = [m, n];
+    if !may_be_same(&sum.dims, &dims) {
+        return Err(cx
+            .fail("shape", "the product has another shape than the sum")
+            .expected(sum.to_string())
+            .found(format!("{dims:?}")));
+    }
+    Ok(vec![sum.clone()])
+}
+
+/// dsum = dy; of the product as of Gemm, with dy rounded to its type.
+fn grad_product(cx: &mut GradCx) -> Result<()> {
+    let dy = cx.dy0();
+    cx.give(0, dy);
+    let attrs = cx.attrs();
+    let flip = |name: &str| attrs.int(name);
+    let (flip_a, flip_b) = (flip("transA"), flip("transB"));
+    let (a, b) = (cx.x(1), cx.x(2));
+    let narrow = cx.b.ty(a).dtype;
+    let dy = cx.b.cast(dy, narrow)?;
+    let product = |left: i64, right: i64| Attrs::new().with("transA", left).with("transB", right);
+    if cx.wants(1) {
+        let (attrs, ins) = match flip_a {
+            0 => (product(0, 1 - flip_b), [dy, b]),
+            _ => (product(flip_b, 1), [b, dy]),
+        };
+        let da = cx.b.emit(&GEMM, &ins, attrs)?;
+        cx.give(1, da);
+    }
+    if cx.wants(2) {
+        let (attrs, ins) = match flip_b {
+            0 => (product(1 - flip_a, 0), [a, dy]),
+            _ => (product(1, flip_a), [dy, a]),
+        };
+        let db = cx.b.emit(&GEMM, &ins, attrs)?;
+        cx.give(2, db);
+    }
+    Ok(())
 }

@@ -104,6 +104,19 @@ pub fn is_class_loss_grad(op: &OpDef) -> bool {
     op == &SOFTMAX_CROSS_ENTROPY_LOSS_GRAD || op == &NEGATIVE_LOG_LIKELIHOOD_LOSS_GRAD
 }
 
+/// How a product of two matrices turns its operands, as attributes of `Gemm`; `None` for any other op, a product with
+/// factors or one that is added to something.
+pub fn bare_product(node: &Node) -> Option<Attrs> {
+    let turned = |a: i64, b: i64| Attrs::new().with("transA", a).with("transB", b);
+    if node.op == &MATMUL {
+        return Some(turned(0, 0));
+    }
+    let is_bare = node.op == &GEMM
+        && node.attrs.float("alpha") == 1.0
+        && node.ins.get(2).copied().flatten().is_none();
+    is_bare.then(|| turned(node.attrs.int("transA"), node.attrs.int("transB")))
+}
+
 /// How rows lie in all operands and results of a node, some of which are known.
 ///
 /// # Errors

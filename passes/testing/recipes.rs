@@ -238,6 +238,18 @@ const GENERAL: &[Recipe] = &[
     r("ErfGrad", 1, &[Real(M23), Real(M23)], &[]),
     r("Accumulate", 1, &[Real(M23), Real(M23)], &[]),
     r("Accumulate", 1, &[Real(&[]), Real(&[])], &[]),
+    r(
+        "AddProduct",
+        1,
+        &[Real(&[2, 4]), Real(M23), Real(&[3, 4])],
+        &[],
+    ),
+    r(
+        "AddProduct",
+        1,
+        &[Real(&[2, 4]), Real(&[3, 2]), Real(&[4, 3])],
+        &[("transA", I(1)), ("transB", I(1))],
+    ),
     r("Offload", 1, &[Real(M23)], &[]),
     r("Fetch", 1, &[Real(M23)], &[]),
     r("Add", 1, &[Real(M23), Real(V3)], &[]),

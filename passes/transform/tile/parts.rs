@@ -3,13 +3,15 @@
 use super::region::{Region, like};
 use crate::error::{Error, Result};
 use crate::ir::typing::Contents;
-use crate::ir::{Attrs, Builder, Dim, Graph, NodeId, Role, ValueId};
-use crate::ops::accumulate::ACCUMULATE;
+use crate::ir::{Attrs, Builder, Dim, Graph, NodeId, Role, Ty, ValueId};
+use crate::ops::accumulate::{ACCUMULATE, ADD_PRODUCT};
 use crate::ops::arith::DIV;
 use crate::ops::concat::CONCAT;
+use crate::ops::fill::CONSTANT_OF_SHAPE;
 use crate::ops::logic::EQUAL;
 use crate::ops::loss::label_weight;
-use crate::ops::rows::{CutCx, Rows, cut, is_class_loss_grad, is_mean_loss, reduces};
+use crate::ops::matmul::GEMM;
+use crate::ops::rows::{CutCx, Rows, bare_product, cut, is_class_loss_grad, is_mean_loss, reduces};
 use crate::ops::rules::{choose, compute_type, emit as emit_plain};
 use crate::ops::shape::{RESHAPE, SHAPE};
 use crate::ops::slice::SLICE;
@@ -40,9 +42,11 @@ pub fn emit(graph: &mut Graph, contents: Contents, region: &Region, count: usize
         shares: FxHashMap::default(),
         sums: FxHashMap::default(),
         pieces: FxHashMap::default(),
+        products: FxHashMap::default(),
         b,
     };
     parts.means()?;
+    parts.products(&outputs);
     let cuts = parts.cuts(count)?;
     for (start, end) in &cuts {
         parts.part(*start, *end, &outputs)?;
@@ -67,6 +71,8 @@ struct Parts<'r, 'g> {
     sums: FxHashMap<ValueId, ValueId>,
     /// Parts of results that have rows.
     pieces: FxHashMap<ValueId, Vec<ValueId>>,
+    /// Sums of products, which need not exist one by one: how they turn their operands, and the type of the sum.
+    products: FxHashMap<ValueId, (Attrs, Ty)>,
     b: Builder<'g>,
 }
 
@@ -93,6 +99,47 @@ impl Parts<'_, '_> {
             }
         }
         Ok(())
+    }
+
+    /// Results that are nothing but products summed up.
+    fn products(&mut self, outputs: &[ValueId]) {
+        for v in outputs {
+            let ty = self.b.ty(*v);
+            let maker = self.b.graph.def_node(*v);
+            let turned = maker.and_then(|id| bare_product(self.b.graph.node(id)));
+            if self.region.classes[v] == Rows::Sum
+                && let (Some(attrs), Some(_), 2) = (turned, ty.static_dims(), ty.rank())
+            {
+                let wide = Ty::new(compute_type(ty.dtype), ty.dims.clone());
+                self.products.insert(*v, (attrs, wide));
+            }
+        }
+    }
+
+    /// Adds a product to its sum. The first one is the sum where its type is wide enough.
+    fn add_product(&mut self, v: ValueId, ins: &[Option<ValueId>]) -> Result<bool> {
+        let Some((attrs, wide)) = self.products.get(&v).cloned() else {
+            return Ok(false);
+        };
+        let (Some(a), Some(b)) = (ins[0], ins[1]) else {
+            return Err(Error::bug("tile", "a product lacks an operand"));
+        };
+        let sum = match self.sums.get(&v) {
+            Some(sum) => *sum,
+            None if self.b.ty(a).dtype == wide.dtype => {
+                let product = self.b.emit(&GEMM, &[a, b], attrs)?;
+                self.sums.insert(v, product);
+                return Ok(true);
+            }
+            None => {
+                let dims = self.b.ints(&wide.static_dims().unwrap_or_default());
+                let zero = self.b.emit(&CONSTANT_OF_SHAPE, &[dims], Attrs::new())?;
+                self.b.cast(zero, wide.dtype)?
+            }
+        };
+        let sum = self.b.emit(&ADD_PRODUCT, &[sum, a, b], attrs)?;
+        self.sums.insert(v, sum);
+        Ok(true)
     }
 
     /// How many rows there are, as an int64 vector of length 1.
@@ -198,6 +245,9 @@ impl Parts<'_, '_> {
         }
         self.b.prefix = "tile".into();
         for v in outputs {
+            if self.products.contains_key(v) {
+                continue;
+            }
             let part = now[v];
             if self.region.classes[v] == Rows::Sum {
                 let wide = compute_type(self.b.ty(part).dtype);
@@ -234,6 +284,9 @@ impl Parts<'_, '_> {
             .iter()
             .map(|v| v.map(|v| self.b.ty(v).clone()))
             .collect();
+        if self.add_product(node.outs[0], &ins)? {
+            return Ok(());
+        }
         let out_types = node.outs.iter().map(|v| self.b.ty(*v).clone()).collect();
         let mut attrs = node.attrs.clone();
         if let Some(total) = self.totals.get(&id).copied() {

@@ -24,7 +24,7 @@ pub fn sized(x: &Tensor) -> Result<Sized> {
 }
 
 /// The operand as the plan wants it: copied if it says so, then seen through its strides.
-fn prepared(x: &Tensor, plan: &MatrixOperand) -> Result<Tensor> {
+pub(super) fn prepared(x: &Tensor, plan: &MatrixOperand) -> Result<Tensor> {
     let copy = |dims: &[i64]| -> Result<Tensor> {
         let out = empty(dims, x.kind(), x.device())?;
         write(
@@ -51,7 +51,7 @@ fn prepared(x: &Tensor, plan: &MatrixOperand) -> Result<Tensor> {
     )
 }
 
-fn check_inner(cx: &KernelCx, a: &Tensor, b: &Tensor, k_a: i64, k_b: i64) -> Result<()> {
+pub(super) fn check_inner(cx: &KernelCx, a: &Tensor, b: &Tensor, k_a: i64, k_b: i64) -> Result<()> {
     if k_a == k_b {
         return Ok(());
     }
