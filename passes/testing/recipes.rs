@@ -146,6 +146,8 @@ const S: &[i64] = &[];
 const V3: &[i64] = &[3];
 const V4: &[i64] = &[4];
 const M23: &[i64] = &[2, 3];
+/// Attributes of a product whose left operand is turned.
+const TURNED: &[(&str, Set)] = &[("transA", I(1))];
 const M34: &[i64] = &[3, 4];
 const M24: &[i64] = &[2, 4];
 const M13: &[i64] = &[1, 3];
@@ -238,18 +240,8 @@ const GENERAL: &[Recipe] = &[
     r("ErfGrad", 1, &[Real(M23), Real(M23)], &[]),
     r("Accumulate", 1, &[Real(M23), Real(M23)], &[]),
     r("Accumulate", 1, &[Real(&[]), Real(&[])], &[]),
-    r(
-        "AddProduct",
-        1,
-        &[Real(&[2, 4]), Real(M23), Real(&[3, 4])],
-        &[],
-    ),
-    r(
-        "AddProduct",
-        1,
-        &[Real(&[2, 4]), Real(&[3, 2]), Real(&[4, 3])],
-        &[("transA", I(1)), ("transB", I(1))],
-    ),
+    r("AddProduct", 1, &[Real(M24), Real(M23), Real(M34)], &[]),
+    r("AddProduct", 1, &[Real(M34), Real(M23), Real(M24)], TURNED),
     r("Offload", 1, &[Real(M23)], &[]),
     r("Fetch", 1, &[Real(M23)], &[]),
     r("Add", 1, &[Real(M23), Real(V3)], &[]),
