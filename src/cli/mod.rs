@@ -6,6 +6,7 @@ mod doctor;
 mod explain;
 mod inspect;
 mod measure;
+mod memory;
 mod optimize;
 mod plan;
 mod progress;
@@ -120,8 +121,10 @@ fn guarded(work: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
         .map_err(|e| Error::environment("thread", format!("cannot start a thread: {e}")))?;
     thread.join().unwrap_or_else(|_| {
         let first = FIRST.lock().ok().and_then(|mut p| p.take());
-        // tch's constructors of tensors panic where memory runs out.
-        if let Some(what) = first.as_ref().filter(|w| w.contains("out of memory")) {
+        // tch's constructors of tensors panic where memory runs out; the first words are a device's, the others ours.
+        let words = ["out of memory", "cannot allocate"];
+        let is_memory = |w: &&String| words.iter().any(|part| w.contains(part));
+        if let Some(what) = first.as_ref().filter(is_memory) {
             return Err(Error::environment("memory", what.clone()));
         }
         Err(Error::bug("panic", first.unwrap_or_default())

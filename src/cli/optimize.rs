@@ -2,6 +2,7 @@
 
 use super::args::{Format, OptimizeArgs};
 use super::{progress, result, result_json, warn};
+use ckpt_opt::emit::file::write_whole;
 use ckpt_opt::optimize::{Outcome, load, optimize, write};
 use ckpt_passes::driver::Watch;
 use ckpt_passes::{Error, Result, text};
@@ -105,7 +106,7 @@ fn compiled(
 
 fn dump(folder: &Path, name: &str, text: &str) -> Result<()> {
     let path = folder.join(name);
-    std::fs::write(&path, text).map_err(|e| dump_error(&path, &e))
+    write_whole(&path, text.as_bytes())
 }
 
 fn dump_error(path: &Path, e: &std::io::Error) -> Box<Error> {

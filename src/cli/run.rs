@@ -69,13 +69,13 @@ mod with_torch {
         drop(step);
         let mut feed = Feed::new(&model.graph, tensors)?;
         let mut warnings = model.warnings;
-        warnings.append(&mut feed.notes);
         match args.seed {
             Some(seed) => {
                 random::fill(&model.graph, &mut feed, &args.dims, seed)?;
             }
             None => feed.complete(&model.graph)?,
         }
+        warnings.append(&mut feed.notes);
         let _step = progress::step("running");
         let mut session = Session::new(
             &model.graph,

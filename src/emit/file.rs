@@ -2,7 +2,9 @@
 //!
 //! A [`Batch`] writes each file to a temporary one in its target's folder, forces them to disk, and only then renames
 //! them all into place, the model last: a reader that finds the model finds its sidecar too. Whatever fails, no
-//! temporary file stays, and files that appeared before a failing rename are taken back.
+//! temporary file stays, and files that appeared before a failing rename are taken back. A link is followed: what it
+//! points to is replaced. What is no regular file (a pipe, `/dev/null`) is written to as it stands, for it cannot be
+//! replaced.
 
 use ckpt_passes::{Error, Result};
 use std::fs::File;
@@ -14,6 +16,20 @@ use tempfile::NamedTempFile;
 #[derive(Default)]
 pub struct Batch {
     files: Vec<(PathBuf, NamedTempFile)>,
+}
+
+/// Where a name leads: to a file that can be replaced, or to something else.
+enum Target {
+    File(PathBuf),
+    Stream,
+}
+
+fn target(path: &Path) -> Target {
+    match std::fs::metadata(path) {
+        Ok(found) if !found.is_file() => Target::Stream,
+        Ok(_) => Target::File(std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf())),
+        Err(_) => Target::File(path.to_path_buf()),
+    }
 }
 
 /// The error for output that the operating system refuses, a full disk among the reasons.
@@ -41,7 +57,8 @@ impl Batch {
         Batch::default()
     }
 
-    /// Writes one file of the batch; nothing is visible under its name before [`Batch::publish`].
+    /// Writes one file of the batch; nothing is visible under its name before [`Batch::publish`]. What is no file gets its
+    /// content at once.
     ///
     /// # Errors
     /// Kind `Environment` where the file cannot be written; kind `Usage` where the name is a folder's.
@@ -56,6 +73,14 @@ impl Batch {
             );
         }
         let failed = |e: std::io::Error| write_error(path, &e);
+        let path = &match target(path) {
+            Target::File(real) => real,
+            Target::Stream => {
+                let stream = File::options().write(true).open(path).map_err(failed)?;
+                let mut out = BufWriter::with_capacity(1 << 20, stream);
+                return content(&mut out).and_then(|()| out.flush()).map_err(failed);
+            }
+        };
         let mut builder = tempfile::Builder::new();
         builder.prefix(".ckpt-opt-");
         #[cfg(unix)]
@@ -180,6 +205,22 @@ mod tests {
         assert_eq!(batch.publish().unwrap_err().exit_code(), 5);
         assert_eq!(names(dir.path()), ["m.onnx"]);
         assert_eq!(names(&target), [] as [&str; 0]);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_stays_and_a_device_is_written_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let (link, real) = (dir.path().join("link"), dir.path().join("real"));
+        std::fs::write(&real, b"old").unwrap();
+        std::os::unix::fs::symlink("real", &link).unwrap();
+        write_whole(&link, b"new").unwrap();
+        assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(std::fs::read(&real).unwrap(), b"new");
+        let null = Path::new("/dev/null");
+        write_whole(null, b"gone").unwrap();
+        assert!(!std::fs::symlink_metadata(null).unwrap().is_file());
+        assert_eq!(names(dir.path()), ["link", "real"]);
     }
 
     #[test]

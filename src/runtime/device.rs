@@ -8,7 +8,7 @@
 use super::convert::{tch_error, torch_error};
 use crate::place::Place;
 use ckpt_passes::{Error, Result};
-use ckpt_torch::{cuda, memory};
+use ckpt_torch::{cuda, memory, version};
 use tch::{Device, Tensor};
 
 /// The settings under which libtorch runs cuBLAS deterministically.
@@ -19,6 +19,7 @@ const CUBLAS_DETERMINISTIC: [&str; 2] = [":4096:8", ":16:8"];
 /// # Errors
 /// No CUDA library, no such device, a cuBLAS setting that is not deterministic: the environment's.
 pub fn open(place: Place) -> Result<()> {
+    expect_version(&version::loaded().map_err(torch_error)?)?;
     memory::install();
     let Place::Cuda(index) = place else {
         return Ok(());
@@ -60,6 +61,18 @@ pub fn open(place: Place) -> Result<()> {
         Error::environment("cuda", format!("the device cuda:{index} cannot be used"))
             .found(e.message)
     })
+}
+
+/// Refuses a libtorch that is not the one we were built with: its C++ interface changes between releases.
+fn expect_version(found: &str) -> Result<()> {
+    let wanted = version::built_with();
+    if found == wanted {
+        return Ok(());
+    }
+    Err(Error::environment("libtorch", "the libtorch that was loaded is not the one we were built with")
+        .expected(format!("libtorch {wanted}"))
+        .found(format!("libtorch {found}, looked for in {}", folders()))
+        .help("take other libraries out of LD_LIBRARY_PATH and LD_PRELOAD, or build again after tools/get-libtorch"))
 }
 
 /// Where the loader looks for libraries, for a message.
@@ -180,6 +193,26 @@ pub fn memory(place: Place) -> Result<Option<Memory>> {
     Ok(groups
         .chain([machine])
         .min_by_key(|m: &Memory| m.total_bytes))
+}
+
+/// Refuses what can never be had at a place: more than all of its memory. The system may grant it all the same and end the
+/// process once it is used.
+///
+/// # Errors
+/// `environment[memory]`; the device fails.
+pub fn expect_room(place: Place, bytes: u64) -> Result<()> {
+    let Some(memory) = memory(place)? else {
+        return Ok(());
+    };
+    if bytes <= memory.total_bytes {
+        return Ok(());
+    }
+    Err(Error::environment(
+        "memory",
+        format!("a run takes {bytes} bytes beside weights and inputs"),
+    )
+    .found(format!("{place} has {} bytes", memory.total_bytes))
+    .help("plan for a smaller --budget, or choose smaller sizes"))
 }
 
 /// Where Linux says what a control group may have and has, in its versions 2 and 1.

@@ -18,6 +18,7 @@ use super::schedule::{Form, Key, Schedule};
 use crate::place::Place;
 use crate::rng::Rng;
 use ckpt_passes::analysis::device::round_up;
+use ckpt_passes::error::Kind;
 use ckpt_passes::ir::{DType, Def, Graph, Id, Node, NodeId, Side, Ty, ValueId};
 use ckpt_passes::ops::transfer::OFFLOAD;
 use ckpt_passes::{Error, Result};
@@ -327,7 +328,11 @@ impl<'g> Program<'g> {
         watch: &mut dyn FnMut(usize) -> Result<()>,
     ) -> Result<Run> {
         self.bind(inputs)?;
-        let schedule = self.schedule(inputs).ok();
+        let schedule = match self.schedule(inputs) {
+            Ok(schedule) => Some(schedule),
+            Err(e) if e.kind() == Kind::Environment => return Err(e),
+            Err(_) => None,
+        };
         let mut values = self.values.borrow_mut();
         let done = self.run_as(schedule.as_deref(), inputs, &mut values, watch);
         for slot in &self.passing {

@@ -11,6 +11,7 @@
 //! What a schedule leaves out is work, never memory: each value still takes the storage that `analysis::memory` gives it.
 
 use super::convert::{self, torch_error};
+use super::device;
 use super::kernels;
 use crate::place::Place;
 use ckpt_passes::analysis::arena::Span;
@@ -117,11 +118,12 @@ impl Contents {
 
 impl Schedule {
     /// # Errors
-    /// A size that has no number at these sizes of the inputs; not enough memory for the arena.
+    /// A size that has no number at these sizes of the inputs; more memory than there is.
     pub fn new(graph: &Graph, place: Place, key: Key, use_arena: bool) -> Result<Schedule> {
         let binding = Binding::new(graph, &key.dims)?;
         let sizes = Sizes::new(graph, &binding)?;
         let memory = MemoryProfile::rounded(graph, &sizes, place.granularity_bytes())?;
+        device::expect_room(place, memory.peak_bytes - memory.static_bytes)?;
         let mut known: Vec<Option<Box<[i64]>>> = vec![None; graph.value_bound()];
         let is_static = sizes.bounded.is_empty() && key.row_major;
         if is_static {

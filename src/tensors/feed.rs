@@ -99,7 +99,7 @@ impl Feed {
             .iter()
             .map(|(name, ty)| format!("{name}: {ty}"))
             .collect();
-        Err(Error::usage(
+        let error = Error::usage(
             "input",
             format!(
                 "{} of {} inputs are missing",
@@ -107,8 +107,11 @@ impl Feed {
                 graph.inputs().len()
             ),
         )
-        .expected(list.join("\n"))
-        .help("give them with --inputs FILE (npz or safetensors), or make them up with --seed N"))
+        .expected(list.join("\n"));
+        let notes = self.notes.iter();
+        Err(notes.fold(error, |e, note| e.found(note.clone())).help(
+            "give them with --inputs FILE (npz or safetensors), or make them up with --seed N",
+        ))
     }
 
     /// Numbers of the named sizes that the given inputs fix.

@@ -6,13 +6,14 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 6] = [
+const SOURCES: [&str; 7] = [
     "alloc.cpp",
     "bytes.cpp",
     "cuda.cpp",
     "dispatch.cpp",
     "rng.cpp",
     "status.cpp",
+    "version.cpp",
 ];
 
 fn main() {

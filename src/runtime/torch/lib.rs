@@ -8,6 +8,7 @@
 //! - [`bytes`]: tensors over foreign memory (a mapped weight file) without a copy; raw bytes in and out.
 //! - [`cuda`]: libtorch's CUDA library, loaded when it is asked for; its memory, its determinism.
 //! - [`rng`]: seeds, states and separate generators.
+//! - [`version`]: which libtorch was loaded.
 //!
 //! Every C++ exception comes back as a [`TorchError`]. Nothing here records for autograd: the graphs we run are
 //! already differentiated.
@@ -22,6 +23,7 @@ mod op;
 pub mod rng;
 pub mod storage;
 mod sys;
+pub mod version;
 
 pub use error::{ErrorKind, TorchError};
 pub use op::{Arg, Op, Ret};

@@ -50,6 +50,8 @@ pub struct CkArena {
 unsafe extern "C" {
     pub fn ck_last_message() -> *const c_char;
     pub fn ck_free(memory: *mut c_void);
+    pub fn ck_version_built_with() -> *const c_char;
+    pub fn ck_version_loaded(version: *mut *mut c_char) -> i32;
 
     pub fn ck_op_find(
         name: *const c_char,

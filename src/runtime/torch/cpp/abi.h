@@ -49,6 +49,8 @@ struct CkPlace {
 extern "C" {
 const char* ck_last_message();
 void ck_free(void* memory);
+const char* ck_version_built_with();
+int32_t ck_version_loaded(char** version);
 
 int32_t ck_op_find(const char* name, const char* overload, CkOp** op, char** schema, int64_t* returns);
 // Without `results` what the operator returns is dropped and `result_count` left alone.

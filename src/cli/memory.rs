@@ -1,0 +1,57 @@
+//! Memory that the system refuses: a message and exit 5, as for anything else that the environment lacks, where Rust would
+//! end the program by a signal.
+//!
+//! What libtorch allocates reports its own failures, as errors with the node. This is for the rest, which has no way to
+//! fail: the process ends where the allocation was asked for, without unwinding.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::io::{Cursor, Write};
+
+/// The exit code of [`ckpt_passes::error::Kind::Environment`].
+const EXIT: i32 = 5;
+
+/// The system's allocator.
+struct Checked;
+
+#[global_allocator]
+static MEMORY: Checked = Checked;
+
+// SAFETY: hands every call on to the system's allocator and returns only what that gave, never null.
+unsafe impl GlobalAlloc for Checked {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        given(unsafe { System.alloc(layout) }, layout.size())
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        given(unsafe { System.alloc_zeroed(layout) }, layout.size())
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
+        given(unsafe { System.realloc(block, layout, bytes) }, bytes)
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        unsafe { System.dealloc(block, layout) }
+    }
+}
+
+fn given(block: *mut u8, bytes: usize) -> *mut u8 {
+    match block.is_null() {
+        true => refuse(bytes),
+        false => block,
+    }
+}
+
+/// Says how much was asked for. Nothing here allocates.
+#[cold]
+fn refuse(bytes: usize) -> ! {
+    let mut line = Cursor::new([0u8; 96]);
+    let _ = writeln!(line, "error[memory]: cannot allocate {bytes} bytes");
+    let length = line.position() as usize;
+    let line = line.into_inner();
+    // SAFETY: bytes of ours, as many as there are; the second call does not return.
+    unsafe {
+        libc::write(2, line.as_ptr().cast(), length);
+        libc::_exit(EXIT)
+    }
+}

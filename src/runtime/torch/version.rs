@@ -1,0 +1,28 @@
+//! Which libtorch runs: its C++ interface changes between releases, so that only the one we were compiled against may.
+
+use crate::error::{TorchError, check};
+use crate::sys;
+use std::ffi::CStr;
+use std::ptr;
+
+/// The release whose headers this was compiled with, as `2.11.0`.
+pub fn built_with() -> String {
+    // SAFETY: a NUL-terminated string that is never freed.
+    let text = unsafe { CStr::from_ptr(sys::ck_version_built_with()) };
+    text.to_string_lossy().into_owned()
+}
+
+/// The release that was loaded, in its own words; empty if it does not say.
+///
+/// # Errors
+/// `OutOfMemory` as it says.
+pub fn loaded() -> Result<String, TorchError> {
+    let mut text = ptr::null_mut();
+    // SAFETY: on success `text` is a NUL-terminated string of ours, freed here.
+    unsafe {
+        check(sys::ck_version_loaded(&mut text))?;
+        let copy = CStr::from_ptr(text).to_string_lossy().into_owned();
+        sys::ck_free(text.cast());
+        Ok(copy)
+    }
+}
