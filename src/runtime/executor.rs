@@ -14,12 +14,12 @@ use super::device;
 use super::draws::Draws;
 use super::kernels::{self, KernelCx};
 use super::outside::Outside;
-use super::schedule::{Form, Key, Schedule};
+use super::schedule::{Form, Key, Schedule, drop_table};
 use crate::place::Place;
 use crate::rng::Rng;
 use ckpt_passes::analysis::device::round_up;
 use ckpt_passes::error::Kind;
-use ckpt_passes::ir::{DType, Def, Graph, Id, Node, NodeId, Side, Ty, ValueId};
+use ckpt_passes::ir::{DType, Def, Graph, Id, Node, NodeId, Ty, ValueId};
 use ckpt_passes::ops::transfer::OFFLOAD;
 use ckpt_passes::{Error, Result};
 use ckpt_torch::cuda;
@@ -576,30 +576,4 @@ fn wrong_shape(input: &Input, tensor: &Tensor) -> Box<Error> {
     )
     .expected(input.ty.to_string())
     .found(format!("{dtype}{:?}", tensor.size()))
-}
-
-/// After each step, the values that nobody reads any more. Graph outputs, inputs and weights stay.
-fn drop_table(graph: &Graph) -> Vec<Vec<ValueId>> {
-    let mut last: Side<ValueId, Option<usize>> = Side::new(graph.value_bound(), None);
-    for (at, id) in graph.order().iter().enumerate() {
-        let node = graph.node(*id);
-        for value in node.ins.iter().flatten().chain(&node.outs) {
-            last[*value] = Some(at);
-        }
-    }
-    let mut stays = Side::new(graph.value_bound(), false);
-    for output in graph.outputs() {
-        stays[*output] = true;
-    }
-    let mut drops = vec![Vec::new(); graph.order().len()];
-    for id in graph.order() {
-        for value in &graph.node(*id).outs {
-            if let Some(at) = last[*value]
-                && !stays[*value]
-            {
-                drops[at].push(*value);
-            }
-        }
-    }
-    drops
 }
