@@ -44,13 +44,50 @@ fn request(offload: Offloading) -> Request {
 }
 
 fn run(graph: &Graph, folder: &Path) -> Measured {
+    let mut runs = runs(graph, folder, true, 1);
+    runs.remove(0)
+}
+
+/// Several runs of one session, with transfers beside other nodes or not.
+fn runs(graph: &Graph, folder: &Path, streams: bool, count: usize) -> Vec<Measured> {
     let _turn = torch::alone();
     let dims = vec![("batch".into(), 2), ("seq".into(), 24)];
     let inputs = random::inputs(graph, &dims, 3).unwrap();
     let mut session =
         Session::new(graph, &Default::default(), None, Place::Cpu, Rng::default()).unwrap();
     session.wait_in(folder.into());
-    session.run(&inputs).unwrap()
+    session.use_streams(streams);
+    (0..count).map(|_| session.run(&inputs).unwrap()).collect()
+}
+
+#[test]
+fn whether_transfers_run_beside_other_nodes_changes_no_bit_and_no_byte() {
+    let folder = tempfile::tempdir().unwrap();
+    let wish = |what, streams, in_flight| Offloading {
+        what,
+        streams,
+        in_flight,
+        ..Offloading::default()
+    };
+    let plain = run(
+        &compiled("gpt2", &request(Offloading::default())),
+        folder.path(),
+    );
+    for (wish, repeats) in [
+        (wish(What::All, true, 5), 100),
+        (wish(What::All, true, 1), 3),
+        (wish(What::All, false, 5), 3),
+        (wish(What::BlockInputs, true, 100), 3),
+    ] {
+        let graph = compiled("gpt2", &request(wish));
+        for (beside, count) in [(true, repeats), (false, 2)] {
+            for moved in runs(&graph, folder.path(), beside, count) {
+                assert_eq!(moved.outputs, plain.outputs, "{wish:?} {beside}");
+                assert_eq!(moved.peak_bytes, moved.predicted_peak_bytes);
+                assert_eq!(moved.outside_peak_bytes, moved.predicted_outside_bytes);
+            }
+        }
+    }
 }
 
 #[test]

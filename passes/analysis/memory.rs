@@ -7,7 +7,8 @@
 //! over an operand that dies there: such an operand is whole (no view of a part), neither static nor a graph output, of
 //! the result's type and layout, and no other operand lies in its storage.
 //!
-//! Storages outside the device's memory (`Place::Outside`) live and die by the same rules and count apart.
+//! Storages outside the device's memory (`Place::Outside`) live and die by the same rules and count apart; one that
+//! something is fetched from is also needed until that is read for the first time, because only then it has arrived.
 //!
 //! Inputs and initializers are static: resident throughout. The executor frees by [`MemoryProfile::frees`], so what is
 //! predicted here and what a run does cannot drift apart. Linear in nodes and operands.
@@ -17,6 +18,7 @@ use crate::analysis::sizes::Sizes;
 use crate::error::{Error, Result};
 use crate::ir::op::{Footprint, MemoryCx, Place, Sized, contiguous_strides};
 use crate::ir::{Def, Graph, NodeId, Side, ValueId};
+use std::collections::BTreeMap;
 
 /// A block of memory that one or more values live in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -119,11 +121,14 @@ impl MemoryProfile {
                 profile.make(value, sizes.of(value), Lasting::Static, 0);
             }
         }
+        let mut coming = BTreeMap::new();
         for (position, id) in graph.order().iter().enumerate() {
-            profile.run(graph, *id, sizes, position)?;
+            profile.run(graph, *id, sizes, position, &mut coming)?;
         }
-        for output in graph.outputs() {
-            let storage = profile.layout(*output).storage;
+        let outputs = graph.outputs().iter().map(|v| profile.layout(*v).storage);
+        // What nothing has read arrives by the end.
+        let staying: Vec<StorageId> = outputs.chain(coming.into_values()).collect();
+        for storage in staying {
             profile.storages[storage.0 as usize].dies = None;
         }
         profile.take_over(graph);
@@ -154,7 +159,15 @@ impl MemoryProfile {
         });
     }
 
-    fn run(&mut self, graph: &Graph, id: NodeId, sizes: &Sizes, position: usize) -> Result<()> {
+    /// `coming` holds what was fetched and not yet read, with what it comes from.
+    fn run(
+        &mut self,
+        graph: &Graph,
+        id: NodeId,
+        sizes: &Sizes,
+        position: usize,
+        coming: &mut BTreeMap<StorageId, StorageId>,
+    ) -> Result<()> {
         let node = graph.node(id);
         let ins: Vec<Option<Sized>> = node
             .ins
@@ -180,6 +193,9 @@ impl MemoryProfile {
         for value in node.ins.iter().flatten() {
             let storage = self.layout(*value).storage;
             self.touch(storage, position);
+            if let Some(from) = coming.remove(&storage) {
+                self.touch(from, position);
+            }
         }
         for (i, place) in footprint.outs.into_iter().enumerate() {
             let value = node.outs[i];
@@ -200,6 +216,15 @@ impl MemoryProfile {
                         view_of: Some(of),
                     });
                 }
+            }
+        }
+        if let (true, Some(Some(from)), Some(to)) =
+            (node.op.is_transfer(), node.ins.first(), node.outs.first())
+        {
+            let (from, to) = (self.layout(*from).storage, self.layout(*to).storage);
+            let is_outside = |s: StorageId| self.storages[s.0 as usize].is_outside;
+            if is_outside(from) && !is_outside(to) {
+                coming.insert(to, from);
             }
         }
         let temp_bytes = round_up(footprint.temp_bytes, self.granularity_bytes);

@@ -1,6 +1,7 @@
 //! A plan: data that says what is computed again and why; it can be stored, read, edited and replayed.
 
 use super::offload::To;
+use super::overlap::elapsed_us;
 use super::problem::{Kind, Phase, Problem, fingerprint};
 use super::schedule::{Score, evaluate};
 use super::staged::{Stage, Staged};
@@ -115,7 +116,7 @@ impl Plan {
     /// # Errors
     /// See [`evaluate`].
     pub fn unstaged(self, problem: &Problem, staged: &Staged) -> Result<Plan> {
-        let moves = |step: &usize| matches!(staged.stages[self.schedule[*step]], Stage::Move(_));
+        let moves = |step: &usize| !matches!(staged.stages[self.schedule[*step]], Stage::Run(_));
         let mut segments = self.segments;
         for segment in &mut segments {
             segment.steps.retain(|step| !moves(step));
@@ -132,6 +133,10 @@ impl Plan {
         Ok(Plan {
             fingerprint: fingerprint(problem),
             before: evaluate(problem, &problem.given_order())?,
+            after: Score {
+                cost: elapsed_us(staged, &self.schedule),
+                ..self.after
+            },
             offloaded: staged.offloaded.clone(),
             segments,
             decisions,
@@ -195,16 +200,20 @@ impl Plan {
     /// The op of the problem that a step of the schedule is about: itself, or in a plan that offloads, the one that it
     /// runs or whose results it moves.
     pub fn op_of(&self, step: usize) -> usize {
-        // Every offloaded op before it puts one more op in front: its move.
+        // Every offloaded op before it puts two more ops in front: its move and its release.
         let (mut low, mut high) = (0, self.offloaded.len());
         while low < high {
             let middle = (low + high) / 2;
-            match self.offloaded[middle] + middle < step {
+            match self.offloaded[middle] + 2 * middle < step {
                 true => low = middle + 1,
                 false => high = middle,
             }
         }
-        step - low
+        match low.checked_sub(1) {
+            // One of the three that an offloaded op has become, or one behind them.
+            Some(last) => self.offloaded[last].max(step.saturating_sub(2 * low)),
+            None => step,
+        }
     }
 
     /// Bytes saved at the peak.

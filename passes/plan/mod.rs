@@ -4,8 +4,9 @@
 //!
 //! [`schedule`] holds the only judge, [`schedule::evaluate`]; every policy and solver is measured by it. [`policy`] has
 //! the rules people know, [`parts`] words for parts of layers, [`choice`] what the user settled beforehand, [`keep`]
-//! turns "what may stay" into a schedule, [`fold`] takes views away and back, [`staged`] lets results wait outside the device and [`offload`] says which,
-//! [`tiling`] into how many parts a loss is cut, [`decision`] is the plan as data. [`solve`] plans for a [`budget`], and
+//! turns "what may stay" into a schedule, [`fold`] takes views away and back, [`staged`] lets results wait outside the
+//! device, [`offload`] says which and [`overlap`] what runs beside transfers, [`tiling`] into how many parts a loss is
+//! cut, [`decision`] is the plan as data. [`solve`] plans for a [`budget`], and
 //! [`budgeted`] asks it. Measured [`times`] may take the place of modelled ones.
 
 #[cfg(any(test, feature = "testing"))]
@@ -17,6 +18,7 @@ pub mod decision;
 mod fold;
 pub mod keep;
 pub mod offload;
+pub mod overlap;
 pub mod parts;
 pub mod policy;
 pub mod problem;

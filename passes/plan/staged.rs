@@ -1,10 +1,15 @@
 //! A problem in which the results of some ops wait outside the device's memory.
 //!
-//! An offloaded op `p` becomes two. The first computes: it needs what `p` needs, its results count as temporaries, and
+//! An offloaded op `p` becomes three. The first computes: it needs what `p` needs, its results count as temporaries, and
 //! what it leaves takes no memory here. The second, of kind `Transfer`, makes the results of `p` from that. Its first
-//! run, right after the first op's, stands for moving out; every later run is a fetch. Moving in and out cost the same, so
-//! cost, memory and order of the staged problem are those of the real thing, and every solver, policy and judge works
-//! on it as on any problem. What it cannot say is computing `p` again: an offloaded op runs once.
+//! run, right after the first op's, stands for moving out; every later run is a fetch. The third only reads the results:
+//! by then they are outside, and until then they are held. Moving in and out cost the same, so memory and order of
+//! the staged problem are those of the real thing, and every solver, policy and judge works on it as on any problem; the
+//! sum of its costs is the time if nothing runs beside a transfer, and [`overlap`](super::overlap) says what it is if
+//! something does. What it cannot say is computing `p` again: an offloaded op runs once.
+//!
+//! Solvers get the problem without the third ops ([`Staged::brief`]): right after a transfer they change nothing, and
+//! where else they go is settled when all else is.
 
 use super::problem::{Kind, Op, Phase, Problem, Value};
 use super::subject::{Part, Structure};
@@ -17,14 +22,25 @@ pub enum Stage {
     Run(usize),
     /// Moving the results of an op: out the first time, in after that.
     Move(usize),
+    /// They have arrived outside and may go here.
+    Release(usize),
 }
 
 impl Stage {
     pub fn op(self) -> usize {
         match self {
-            Stage::Run(op) | Stage::Move(op) => op,
+            Stage::Run(op) | Stage::Move(op) | Stage::Release(op) => op,
         }
     }
+}
+
+/// What a transfer costs a step, as a solver is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Price {
+    /// All of it: nothing runs beside.
+    Whole,
+    /// Its start: all else runs beside. No schedule takes less.
+    Hidden,
 }
 
 /// The staged problem, and the way back.
@@ -35,6 +51,8 @@ pub struct Staged {
     pub stages: Vec<Stage>,
     /// Ops whose results wait outside, in order.
     pub offloaded: Vec<usize>,
+    /// Ops that each of them has become.
+    ops_each: usize,
 }
 
 /// Whether the results of each op may wait outside: storages of the forward part that the op owns, all of them read,
@@ -72,6 +90,18 @@ impl Staged {
     /// # Errors
     /// An op whose results cannot be moved, or a problem that does not say what transfers cost.
     pub fn new(problem: &Problem, offloaded: &[usize]) -> Result<Staged> {
+        Staged::of(problem, offloaded, Price::Whole, 3)
+    }
+
+    /// The same without releases, for a solver.
+    ///
+    /// # Errors
+    /// As [`Staged::new`].
+    pub fn brief(problem: &Problem, offloaded: &[usize], price: Price) -> Result<Staged> {
+        Staged::of(problem, offloaded, price, 2)
+    }
+
+    fn of(problem: &Problem, offloaded: &[usize], price: Price, ops_each: usize) -> Result<Staged> {
         let mut offloaded = offloaded.to_vec();
         offloaded.sort_unstable();
         offloaded.dedup();
@@ -93,15 +123,17 @@ impl Staged {
             )
             .expected("`transfer`: {us_per_megabyte, start_us}"));
         };
+        let ops = problem.ops.len() + (ops_each - 1) * offloaded.len();
         let mut staged = Staged {
             problem: Problem {
-                ops: Vec::with_capacity(problem.ops.len() + offloaded.len()),
+                ops: Vec::with_capacity(ops),
                 values: problem.values.clone(),
                 outputs: problem.outputs.clone(),
                 transfer: problem.transfer,
             },
-            stages: Vec::with_capacity(problem.ops.len() + offloaded.len()),
+            stages: Vec::with_capacity(ops),
             offloaded,
+            ops_each,
         };
         let mut moved = vec![false; problem.ops.len()];
         for op in &staged.offloaded {
@@ -109,7 +141,11 @@ impl Staged {
         }
         for (o, op) in problem.ops.iter().enumerate() {
             if moved[o] {
-                staged.push_moved(op, o, transfer.cost(result_bytes(problem, o)));
+                let cost = match price {
+                    Price::Whole => transfer.cost(result_bytes(problem, o)),
+                    Price::Hidden => transfer.start_us,
+                };
+                staged.push_moved(op, o, cost);
             } else {
                 staged.push(op.clone(), Stage::Run(o));
             }
@@ -156,14 +192,26 @@ impl Staged {
             may_repeat: true,
             in_turn: false,
         };
+        let release = Op {
+            name: format!("{}/release", op.name),
+            ins: op.outs.clone(),
+            outs: Vec::new(),
+            cost: 0.0,
+            bytes: 0,
+            may_repeat: false,
+            ..fetch.clone()
+        };
         self.push(fetch, Stage::Move(o));
+        if self.ops_each == 3 {
+            self.push(release, Stage::Release(o));
+        }
     }
 
     /// What is known of the ops, for the staged ones.
     pub fn structure(&self, structure: &Structure) -> Structure {
         let part = |stage: &Stage| match stage {
             Stage::Run(op) => structure.part_of[*op],
-            Stage::Move(_) => Part::Other,
+            Stage::Move(_) | Stage::Release(_) => Part::Other,
         };
         Structure {
             blocks: structure.blocks,
@@ -183,14 +231,15 @@ impl Staged {
         self.stages.iter().map(|s| by_op[s.op()].clone()).collect()
     }
 
-    /// The op of the staged problem that a stage is; `None` for moving what is not offloaded.
+    /// The op of the staged problem that a stage is; `None` for a stage that is not there.
     pub fn index(&self, stage: Stage) -> Option<usize> {
-        // Every offloaded op puts one more op behind it.
+        // Every offloaded op puts so many more behind it.
         let before = self.offloaded.partition_point(|op| *op < stage.op());
-        let run = stage.op() + before;
+        let run = stage.op() + (self.ops_each - 1) * before;
         let index = match stage {
             Stage::Run(_) => run,
             Stage::Move(_) => run + 1,
+            Stage::Release(_) => run + 2,
         };
         (self.stages.get(index) == Some(&stage)).then_some(index)
     }
@@ -205,47 +254,53 @@ impl Staged {
         moves
             .filter_map(|(stage, n)| match stage {
                 Stage::Move(op) => Some((*op, n.saturating_sub(1))),
-                Stage::Run(_) => None,
+                Stage::Run(_) | Stage::Release(_) => None,
             })
             .collect()
     }
 
-    /// The schedule with every moving out right after its op.
+    /// The schedule with every moving out right after its op, and every release once, between that and the first fetch:
+    /// where the schedule has it, else right after moving out.
     pub fn settled(&self, schedule: &[usize]) -> Vec<usize> {
-        let mut seen = vec![false; self.stages.len()];
+        let mut moves = vec![0usize; self.stages.len()];
+        let mut released = vec![false; self.stages.len()];
+        // Whether a release comes in time where it is.
+        let mut is_there = vec![false; self.stages.len()];
+        for step in schedule {
+            match self.stages[*step] {
+                Stage::Move(_) => moves[*step] += 1,
+                Stage::Release(_) => is_there[*step] |= moves[step - 1] <= 1,
+                Stage::Run(_) => {}
+            }
+        }
+        moves.fill(0);
         let mut settled = Vec::with_capacity(schedule.len());
         for step in schedule {
-            let is_first = !std::mem::replace(&mut seen[*step], true);
             match self.stages[*step] {
-                Stage::Move(_) if is_first => {}
                 Stage::Run(op) if self.stages.get(step + 1) == Some(&Stage::Move(op)) => {
                     settled.extend([*step, step + 1]);
+                    if self.ops_each == 3 && !is_there[step + 2] {
+                        released[step + 2] = true;
+                        settled.push(step + 2);
+                    }
                 }
-                _ => settled.push(*step),
+                Stage::Move(_) => {
+                    moves[*step] += 1;
+                    if moves[*step] > 1 {
+                        settled.push(*step);
+                    }
+                }
+                Stage::Release(_) if std::mem::replace(&mut released[*step], true) => {}
+                Stage::Run(_) | Stage::Release(_) => settled.push(*step),
             }
         }
         settled
     }
 
-    /// A schedule of this problem as one of another that was staged from the same problem with fewer ops offloaded:
-    /// those that `self` fetches nothing of.
-    pub fn onto(&self, fewer: &Staged, schedule: &[usize]) -> Vec<usize> {
-        let mut index = vec![(usize::MAX, usize::MAX); self.stages.len()];
-        for (new, stage) in fewer.stages.iter().enumerate() {
-            match stage {
-                Stage::Run(op) => index[*op].0 = new,
-                Stage::Move(op) => index[*op].1 = new,
-            }
-        }
-        let place = |step: &usize| match self.stages[*step] {
-            Stage::Run(op) => index[op].0,
-            Stage::Move(op) => index[op].1,
-        };
-        schedule
-            .iter()
-            .map(place)
-            .filter(|s| *s != usize::MAX)
-            .collect()
+    /// A schedule of another staging of the same ops, here.
+    pub fn translated(&self, from: &Staged, schedule: &[usize]) -> Vec<usize> {
+        let here = |step: &usize| self.index(from.stages[*step]);
+        self.settled(&schedule.iter().filter_map(here).collect::<Vec<_>>())
     }
 }
 
@@ -320,6 +375,13 @@ mod tests {
         staged.problem.check().unwrap();
         let given = staged.problem.given_order();
         assert_eq!(staged.settled(&given), given);
+        let brief = Staged::brief(&p, &[0], Price::Whole).unwrap();
+        let without = brief.problem.given_order();
+        assert_eq!(staged.translated(&brief, &without), given);
+        assert_eq!(
+            evaluate(&brief.problem, &without).unwrap().cost,
+            plain.cost + 41.0
+        );
         let score = evaluate(&staged.problem, &given).unwrap();
         assert_eq!(score.peak_bytes, plain.peak_bytes);
         assert_eq!(score.cost, plain.cost + 41.0);
@@ -332,23 +394,28 @@ mod tests {
     fn what_is_fetched_is_not_there_between() {
         let p = chain();
         let staged = Staged::new(&p, &[0]).unwrap();
-        // a, move, b, c, loss, dc, fetch, db, da.
-        let schedule = [0, 1, 2, 3, 4, 5, 1, 6, 7];
+        // a, move, release, b, c, loss, dc, fetch, db, da.
+        let schedule = [0, 1, 2, 3, 4, 5, 6, 1, 7, 8];
         let score = evaluate(&staged.problem, &schedule).unwrap();
         assert_eq!(score.peak_above_static_bytes, 4_000_004);
         let live = Timeline::new(&staged.problem, &schedule)
             .unwrap()
             .live_bytes;
-        assert_eq!(live[5], 3_000_004);
+        assert_eq!(live[6], 3_000_004);
         assert_eq!(score.cost, 7.0 * 100.0 + 2.0 * 41.0);
         assert_eq!(staged.fetches(&schedule), [(0, 1)]);
-        let none = Staged::new(&p, &[]).unwrap();
+        // Released later, it is held until then; never after it was fetched, and never twice.
+        let late = [0, 1, 3, 4, 5, 2, 6, 1, 7, 8];
+        assert_eq!(staged.settled(&late), late);
         assert_eq!(
-            Staged::new(&p, &[0, 1])
+            evaluate(&staged.problem, &late)
                 .unwrap()
-                .onto(&none, &[0, 1, 2, 3, 4, 5, 6, 7, 8]),
-            p.given_order()
+                .peak_above_static_bytes,
+            4_000_004
         );
+        let after = [0, 1, 3, 4, 5, 6, 1, 2, 7, 8];
+        assert_eq!(staged.settled(&after), schedule);
+        assert_eq!(staged.settled(&[0, 1, 2, 3, 4, 5, 2, 6, 1, 7, 8]), schedule);
     }
 
     #[test]

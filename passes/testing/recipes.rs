@@ -243,6 +243,7 @@ const GENERAL: &[Recipe] = &[
     r("AddProduct", 1, &[Real(M24), Real(M23), Real(M34)], &[]),
     r("AddProduct", 1, &[Real(M34), Real(M23), Real(M24)], TURNED),
     r("Offload", 1, &[Real(M23)], &[]),
+    r("Release", 1, &[Real(M23), Real(M23)], &[]),
     r("Fetch", 1, &[Real(M23)], &[]),
     r("Add", 1, &[Real(M23), Real(V3)], &[]),
     r("Add", 1, &[Real(C234), Real(&[3, 1])], &[]),

@@ -3,7 +3,7 @@
 //!
 //! In: `Training`. Out: `Rewritten`. Nothing but `order`, operands and metadata changes; every original stays, so the
 //! plan can be taken back by [`strip_again`]. Results that wait outside the device's memory leave it right after their op
-//! (`Offload`) and come back where the schedule says (`Fetch`). The memory of the result is what the plan's score says, byte for byte,
+//! (`Offload`), are held until they are outside (`Release`) and come back where the schedule says (`Fetch`). The memory of the result is what the plan's score says, byte for byte,
 //! because `evaluate` and the memory analysis follow the same rules.
 //!
 //! Every node gets the metadata that a reader of the written file wants: `ckpt.role`, and where they apply `ckpt.of`,
@@ -72,14 +72,14 @@ pub fn remat(
     for (step, op) in plan.schedule.iter().enumerate() {
         let op = match stage_of(*op) {
             Stage::Run(op) => op,
-            Stage::Move(op) => {
-                transfers.apply(
-                    graph,
-                    map.nodes[op],
-                    plan.offload_to,
-                    &mut current,
-                    &mut order,
-                );
+            stage @ (Stage::Move(op) | Stage::Release(op)) => {
+                let original = map.nodes[op];
+                match stage {
+                    Stage::Release(_) => transfers.release(graph, original, &mut order),
+                    _ => {
+                        transfers.apply(graph, original, plan.offload_to, &mut current, &mut order)
+                    }
+                }
                 continue;
             }
         };
@@ -145,12 +145,13 @@ impl Transfers {
                 None => {
                     let mut attrs = Attrs::new();
                     attrs.set(transfer::TO, Attr::Str(to.word().into()));
-                    let id = emit(graph, &transfer::OFFLOAD, original, attrs, (value, &place));
+                    let from = vec![Some(value)];
+                    let id = emit(graph, &transfer::OFFLOAD, original, attrs, (from, &place));
                     self.outside.insert(value, graph.node(id).outs[0]);
                     id
                 }
                 Some(outside) => {
-                    let from = *outside;
+                    let from = vec![Some(*outside)];
                     let id = emit(
                         graph,
                         &transfer::FETCH,
@@ -167,6 +168,27 @@ impl Transfers {
             order.push(id);
         }
     }
+
+    /// Lets the results of `original` go once they are outside.
+    fn release(&mut self, graph: &mut Graph, original: NodeId, order: &mut Vec<NodeId>) {
+        for value in graph.node(original).outs.clone() {
+            let Some(outside) = self.outside.get(&value).copied() else {
+                continue;
+            };
+            let there = format!("{}/released", graph.value(value).name);
+            let ins = vec![Some(value), Some(outside)];
+            let id = emit(
+                graph,
+                &transfer::RELEASE,
+                original,
+                Attrs::new(),
+                (ins, &there),
+            );
+            self.outside.insert(value, graph.node(id).outs[0]);
+            self.made += 1;
+            order.push(id);
+        }
+    }
 }
 
 /// A node for the result of another, named after that and its op.
@@ -175,17 +197,19 @@ fn emit(
     op: &'static OpDef,
     of: NodeId,
     attrs: Attrs,
-    (from, to): (ValueId, &str),
+    (ins, to): (Vec<Option<ValueId>>, &str),
 ) -> NodeId {
     let name = format!("{}/{}", graph.node(of).name, op.name.to_lowercase());
-    let ty = graph.value(from).ty.clone();
+    // All operands of a transfer are of the type of what is moved.
+    let moved = ins.iter().flatten().next();
+    let ty = moved.and_then(|v| graph.value(*v).ty.clone());
     let node = graph.node(of);
     let (loc, role) = (node.loc.clone(), node.role);
     graph.add_node(NewNode {
         op,
         name: &name,
         attrs,
-        ins: vec![Some(from)],
+        ins,
         outs: vec![(to.to_string(), ty)],
         loc,
         role,
@@ -269,6 +293,7 @@ fn annotate(
 pub fn role_word(node: &Node) -> &'static str {
     match (node.again, node.role) {
         _ if node.op == &transfer::OFFLOAD => "offload",
+        _ if node.op == &transfer::RELEASE => "release",
         _ if node.op == &transfer::FETCH => "fetch",
         (Some(_), _) => "recompute",
         (None, Role::Forward) => "forward",

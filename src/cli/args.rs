@@ -12,7 +12,7 @@ use ckpt_passes::analysis::params::Selection;
 use ckpt_passes::compile::Request;
 use ckpt_passes::plan::Policy;
 use ckpt_passes::transform::loss::Loss;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
 /// Names of all verbs; a first word that is none of them is a model to optimize.
@@ -301,6 +301,9 @@ pub struct RunArgs {
     /// The folder for files of results that wait outside the device's memory [default: the system's for temporary files]
     #[arg(long, value_name = "DIR")]
     pub offload_dir: Option<PathBuf>,
+    /// Whether transfers run beside what follows them, where the graph has room for it: on or off
+    #[arg(long, value_name = "WORD", default_value = "on", value_parser = planning::switch, action = ArgAction::Set)]
+    pub offload_streams: bool,
     /// How often to run; the reported time is the median
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..))]
     pub steps: u32,

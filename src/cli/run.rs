@@ -85,6 +85,7 @@ mod with_torch {
             args.rng,
         )?;
         session.use_arena(!args.no_arena);
+        session.use_streams(args.offload_streams);
         if let Some(folder) = &args.offload_dir {
             session.wait_in(folder.clone());
         }

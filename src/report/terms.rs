@@ -1,7 +1,8 @@
 //! What the steps of a schedule are about: ops with names, layers and parts.
 //!
 //! A schedule of a plan that offloads is one of the staged problem (see [`ckpt_passes::plan::staged`]), in which an op whose
-//! results wait outside is two: the one that runs, and the one that moves. Here both are called by the op's own name.
+//! results wait outside is three: the one that runs, the one that moves, and the one that lets go. Here all are called by
+//! the op's own name.
 
 use super::labels::{Labels, Role};
 use ckpt_passes::Result;
@@ -67,21 +68,28 @@ impl<'a> Terms<'a> {
     /// The op of an unstaged problem, here.
     pub fn op(&self, op: usize) -> usize {
         match self.stages.binary_search_by_key(&op, |s| s.op()) {
-            // An op that is two is found at either.
+            // An op that is three is found at any of them.
             Ok(at) => self.computes(at),
             Err(_) => op,
         }
     }
 
-    /// Whether an op stands for moving the results of another.
+    /// Whether an op stands for moving the results of another, or letting them go.
     pub fn is_move(&self, op: usize) -> bool {
-        matches!(self.stages.get(op), Some(Stage::Move(_)))
+        matches!(
+            self.stages.get(op),
+            Some(Stage::Move(_) | Stage::Release(_))
+        )
     }
 
     /// The op that computes what an op makes: another one where that only moves it.
     pub fn computes(&self, op: usize) -> usize {
-        // An op that moves comes right after the one whose results it moves.
-        op - self.is_move(op) as usize
+        // An op that moves comes right after the one whose results it moves, the one that lets go after that.
+        match self.stages.get(op) {
+            Some(Stage::Move(_)) => op - 1,
+            Some(Stage::Release(_)) => op - 2,
+            Some(Stage::Run(_)) | None => op,
+        }
     }
 
     /// The node behind an op: its name, op and whatever else no move has of its own.

@@ -24,6 +24,7 @@ pub fn is_planned(graph: &Graph) -> bool {
 enum Does {
     Run,
     MoveOut,
+    Release,
     MoveIn,
 }
 
@@ -45,9 +46,10 @@ pub fn read(graph: &Graph, request: &Request) -> Result<(Task, Planned)> {
         let Some(maker) = moved.and_then(|v| graph.def_node(v)) else {
             return bug("a transfer moves what no node makes");
         };
-        let does = match node.op == &transfer::OFFLOAD {
-            true => Does::MoveOut,
-            false => Does::MoveIn,
+        let does = match () {
+            _ if node.op == &transfer::OFFLOAD => Does::MoveOut,
+            _ if node.op == &transfer::RELEASE => Does::Release,
+            _ => Does::MoveIn,
         };
         if does == Does::MoveOut {
             waiting.push(maker);
@@ -73,6 +75,7 @@ pub fn read(graph: &Graph, request: &Request) -> Result<(Task, Planned)> {
         let stage = match does {
             Does::Run => Stage::Run(op),
             Does::MoveOut | Does::MoveIn => Stage::Move(op),
+            Does::Release => Stage::Release(op),
         };
         staged.index(stage)
     };

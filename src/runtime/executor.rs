@@ -13,14 +13,17 @@ use super::convert;
 use super::device;
 use super::draws::Draws;
 use super::kernels::{self, KernelCx};
+use super::lanes::{self, Lanes};
+use super::lifetimes::Lifetimes;
+use super::operands::Operands;
 use super::outside::Outside;
-use super::schedule::{Form, Key, Schedule, drop_table};
+use super::schedule::{Form, Key, Schedule};
 use crate::place::Place;
 use crate::rng::Rng;
 use ckpt_passes::analysis::device::round_up;
 use ckpt_passes::error::Kind;
 use ckpt_passes::ir::{DType, Def, Graph, Id, Node, NodeId, Ty, ValueId};
-use ckpt_passes::ops::transfer::OFFLOAD;
+use ckpt_passes::ops::transfer::{FETCH, OFFLOAD, RELEASE};
 use ckpt_passes::{Error, Result};
 use ckpt_torch::cuda;
 use std::cell::RefCell;
@@ -63,6 +66,8 @@ struct Values {
     host: Vec<Option<Tensor>>,
     draws: Draws,
     outside: Outside,
+    /// Transfers under way beside the run.
+    lanes: Lanes,
 }
 
 struct Step<'g> {
@@ -73,6 +78,10 @@ struct Step<'g> {
     outs: Vec<usize>,
     /// Slots that nobody reads after this step.
     drops: Vec<usize>,
+    /// Slots of what was fetched and is read here for the first time.
+    joins: Vec<usize>,
+    /// Whether it is a transfer that may run beside what follows it.
+    is_beside: bool,
 }
 
 struct Input {
@@ -141,6 +150,7 @@ impl<'g> Program<'g> {
             host: nothing(),
             draws: Draws::default(),
             outside: Outside::default(),
+            lanes: Lanes::default(),
         };
         let mut weight_bytes = 0;
         for (id, value) in graph.inits() {
@@ -151,9 +161,9 @@ impl<'g> Program<'g> {
                 weight_bytes += round_up(constant.size_bytes(), place.granularity_bytes());
             }
         }
-        let drops = drop_table(graph);
+        let Lifetimes { drops, joins } = Lifetimes::new(graph);
         let mut steps = Vec::with_capacity(graph.order().len());
-        for (id, drops) in graph.order().iter().zip(drops) {
+        for ((id, drops), joins) in graph.order().iter().zip(drops).zip(joins) {
             let node = graph.node(*id);
             let Some(kernel) = kernels::find(node.op) else {
                 return Err(Error::model(
@@ -169,6 +179,8 @@ impl<'g> Program<'g> {
                 ins: node.ins.iter().map(|v| v.map(slot)).collect(),
                 outs: node.outs.iter().map(|v| slot(*v)).collect(),
                 drops: drops.into_iter().map(slot).collect(),
+                joins: joins.into_iter().map(slot).collect(),
+                is_beside: lanes::may_run_beside(graph, *id),
             });
         }
         let inputs = graph.inputs().iter().map(|id| {
@@ -205,6 +217,11 @@ impl<'g> Program<'g> {
     /// The folder in which results wait that leave the device's memory for a file.
     pub fn wait_in(&mut self, folder: PathBuf) {
         self.values.get_mut().outside.folder = Some(folder);
+    }
+
+    /// Whether transfers run beside what follows them from now on.
+    pub fn use_streams(&mut self, wanted: bool) {
+        self.values.get_mut().lanes.is_wanted = wanted;
     }
 
     /// Makes random ops draw so from now on.
@@ -335,6 +352,7 @@ impl<'g> Program<'g> {
         };
         let mut values = self.values.borrow_mut();
         let done = self.run_as(schedule.as_deref(), inputs, &mut values, watch);
+        values.lanes.abandon();
         for slot in &self.passing {
             values.tensors[*slot] = None;
             values.host[*slot] = None;
@@ -372,7 +390,9 @@ impl<'g> Program<'g> {
             let known = schedule.map_or(&[][..], |s| &s.known);
             let over = schedule.and_then(|s| s.over[at]);
             let offer = schedule.and_then(|s| s.arena.as_ref()?.offer(at));
-            step.run(form, (known, over), values, &mut nondeterministic)
+            let arrived = step.joins.iter().try_for_each(|s| values.lanes.arrive(*s));
+            arrived
+                .and_then(|()| step.run(form, (known, over), values, &mut nondeterministic))
                 .map_err(|e| e.at(self.graph.describe(step.id)))?;
             drop(offer);
             let reached = device::bytes(self.place)?.peak;
@@ -385,6 +405,7 @@ impl<'g> Program<'g> {
             }
             watch(at + 1)?;
         }
+        values.lanes.arrive_all()?;
         device::synchronize(self.place)?;
         let time_us = start.elapsed().as_micros() as u64;
         let cpu_us = cpu_us() - start_cpu_us;
@@ -446,35 +467,6 @@ impl Values {
 /// first result is written over.
 type Given<'a> = (&'a [Option<Box<[i64]>>], Option<usize>);
 
-/// Operands of a node, by slot; few of them on the stack.
-enum Operands<'a> {
-    Few([Option<&'a Tensor>; Operands::FEW], usize),
-    Many(Vec<Option<&'a Tensor>>),
-}
-
-impl<'a> Operands<'a> {
-    const FEW: usize = 8;
-
-    fn new(slots: &[Option<usize>], from: &'a [Option<Tensor>]) -> Operands<'a> {
-        let find = |slot: &Option<usize>| slot.and_then(|s| from[s].as_ref());
-        if slots.len() > Operands::FEW {
-            return Operands::Many(slots.iter().map(find).collect());
-        }
-        let mut few = [None; Operands::FEW];
-        for (to, slot) in few.iter_mut().zip(slots) {
-            *to = find(slot);
-        }
-        Operands::Few(few, slots.len())
-    }
-
-    fn list(&self) -> &[Option<&'a Tensor>] {
-        match self {
-            Operands::Few(few, n) => &few[..*n],
-            Operands::Many(many) => many,
-        }
-    }
-}
-
 impl Step<'_> {
     /// A kernel that has no deterministic form runs all the same, and its op is noted.
     fn run(
@@ -503,6 +495,7 @@ impl Step<'_> {
                 Ok(())
             }
             Form::Constant { contents, to } => values.set(*to, contents.tensor()?),
+            Form::Kernel if self.is_beside && self.begin(values)? => Ok(()),
             Form::Kernel => match self.execute(known, values) {
                 Err(e) if e.code() == convert::NONDETERMINISTIC => {
                     nondeterministic.insert(self.node.op.name);
@@ -514,6 +507,29 @@ impl Step<'_> {
                 done => done,
             },
         }
+    }
+
+    /// A transfer, or the end of one, beside the run; `false` where it must be done at once.
+    fn begin(&self, values: &mut Values) -> Result<bool> {
+        let (lanes, outside) = (&mut values.lanes, &values.outside);
+        let operand = |n: usize| self.ins.get(n).copied().flatten();
+        let tensor = |n: usize| operand(n).and_then(|s| values.tensors[s].as_ref());
+        let moved = tensor(0).ok_or_else(|| self.gone())?;
+        let result = match self.node.op {
+            op if op == &OFFLOAD => {
+                return lanes.leave(outside, moved, &self.node.attrs, self.outs[0]);
+            }
+            op if op == &RELEASE => match operand(1) {
+                Some(left) => lanes.left(left)?,
+                None => None,
+            },
+            _ => lanes.come(moved, self.outs[0])?,
+        };
+        let began = result.is_some();
+        if began {
+            values.tensors[self.outs[0]] = result;
+        }
+        Ok(began)
     }
 
     fn gone(&self) -> Box<Error> {
@@ -557,7 +573,7 @@ impl Step<'_> {
             ));
         }
         for (slot, tensor) in self.outs.iter().zip(results) {
-            if self.node.op == &OFFLOAD {
+            if self.node.op.is_transfer() && self.node.op != &FETCH {
                 values.tensors[*slot] = Some(tensor);
             } else {
                 values.set(*slot, tensor)?;

@@ -4,13 +4,16 @@
 //! program for given sizes of the inputs; [`kernels`] mirrors
 //! `passes/ops`: one file per family, one kernel per op. Memory is counted by the allocator hook of `ckpt-torch`; what
 //! is measured is what `analysis::memory` predicted. [`device`] opens CUDA where it is asked for, [`outside`] is where
-//! results wait that leave the device's memory. [`session`] is what the rest of the project calls.
+//! results wait that leave the device's memory, and `lanes` moves them beside a run. [`session`] is what the rest of the project calls.
 
 pub mod convert;
 pub mod device;
 pub mod draws;
 pub mod executor;
 pub mod kernels;
+mod lanes;
+mod lifetimes;
+mod operands;
 pub mod outside;
 pub mod schedule;
 pub mod session;

@@ -10,7 +10,7 @@ use ckpt_torch::bytes;
 use memmap2::{Mmap, MmapMut};
 use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tch::{Device, Tensor};
@@ -29,10 +29,33 @@ struct Count {
     peak: AtomicU64,
 }
 
+/// Room for so many bytes outside, counted while it lives.
+struct Counted {
+    bytes: u64,
+    count: Arc<Count>,
+}
+
+impl Counted {
+    fn new(count: &Arc<Count>, bytes: u64) -> Counted {
+        let live = count.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        count.peak.fetch_max(live, Ordering::Relaxed);
+        Counted {
+            bytes,
+            count: count.clone(),
+        }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.count.live.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
 /// Bytes that wait, given back with the tensor over them.
 struct Waiting {
     map: Mmap,
-    count: Arc<Count>,
+    _counted: Counted,
 }
 
 impl AsRef<[u8]> for Waiting {
@@ -41,10 +64,55 @@ impl AsRef<[u8]> for Waiting {
     }
 }
 
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        let bytes = self.map.len() as u64;
-        self.count.live.fetch_sub(bytes, Ordering::Relaxed);
+/// A transfer out that has its room counted and nothing written yet.
+pub struct Leaving {
+    counted: Counted,
+    /// Where the file goes; `None` for the host's memory.
+    folder: Option<PathBuf>,
+    kind: tch::Kind,
+    dims: Vec<i64>,
+}
+
+impl Leaving {
+    /// Copies the bytes of a contiguous CPU tensor out. Touches nothing but bytes: any thread may do it.
+    ///
+    /// # Errors
+    /// Exit code 5: the folder cannot be written to, or has no room.
+    pub fn write(self, tensor: &Tensor) -> Result<Left> {
+        let len = self.counted.bytes as usize;
+        let mut map = match &self.folder {
+            Some(folder) => file(folder, len)?,
+            None => MmapMut::map_anon(len).map_err(|e| no_room(&e, len, "the host's memory"))?,
+        };
+        bytes::read_into(tensor, &mut map).map_err(torch_error)?;
+        let map = map
+            .make_read_only()
+            .map_err(|e| no_room(&e, len, "a mapping"))?;
+        Ok(Left {
+            waiting: Waiting {
+                map,
+                _counted: self.counted,
+            },
+            kind: self.kind,
+            dims: self.dims,
+        })
+    }
+}
+
+/// What is outside.
+pub struct Left {
+    waiting: Waiting,
+    kind: tch::Kind,
+    dims: Vec<i64>,
+}
+
+impl Left {
+    /// A read-only tensor on the CPU over what is outside.
+    ///
+    /// # Errors
+    /// Not enough memory.
+    pub fn tensor(self) -> Result<Tensor> {
+        bytes::from_bytes(Arc::new(self.waiting), self.kind, &self.dims).map_err(torch_error)
     }
 }
 
@@ -59,45 +127,45 @@ impl Outside {
         self.count.peak.store(live, Ordering::Relaxed);
     }
 
+    /// Counts the room that a tensor takes outside.
+    ///
+    /// # Errors
+    /// An element type without plain bytes.
+    pub fn begin(&self, tensor: &Tensor, on_disk: bool) -> Result<Leaving> {
+        let element = bytes::element_bytes(tensor.kind()).map_err(torch_error)?;
+        // The memory of a CPU run is the host's: there only a file is outside.
+        let folder = (on_disk || tensor.device() == Device::Cpu)
+            .then(|| self.folder.clone().unwrap_or_else(std::env::temp_dir));
+        Ok(Leaving {
+            counted: Counted::new(&self.count, (tensor.numel() * element) as u64),
+            folder,
+            kind: tensor.kind(),
+            dims: tensor.size(),
+        })
+    }
+
     /// A copy of a row-major tensor outside the device's memory: a read-only tensor on the CPU.
     ///
     /// # Errors
     /// Exit code 5: the folder cannot be written to, or has no room.
     pub fn keep(&self, tensor: &Tensor, on_disk: bool) -> Result<Tensor> {
+        if tensor.numel() == 0 {
+            return bytes::copy_from(&[], tensor.kind(), &tensor.size()).map_err(torch_error);
+        }
         let here = match tensor.device() {
             Device::Cpu => tensor.shallow_clone(),
             _ => tensor.to_device(Device::Cpu),
         };
-        let (kind, dims) = (tensor.kind(), tensor.size());
-        let element = bytes::element_bytes(kind).map_err(torch_error)?;
-        let len = tensor.numel() * element;
-        if len == 0 {
-            return bytes::copy_from(&[], kind, &dims).map_err(torch_error);
-        }
-        // The memory of a CPU run is the host's: there only a file is outside.
-        let mut map = match on_disk || tensor.device() == Device::Cpu {
-            true => self.file(len)?,
-            false => MmapMut::map_anon(len).map_err(|e| no_room(&e, len, "the host's memory"))?,
-        };
-        bytes::read_into(&here, &mut map).map_err(torch_error)?;
-        let map = map
-            .make_read_only()
-            .map_err(|e| no_room(&e, len, "a mapping"))?;
-        let live = self.count.live.fetch_add(len as u64, Ordering::Relaxed) + len as u64;
-        self.count.peak.fetch_max(live, Ordering::Relaxed);
-        let count = self.count.clone();
-        let waiting = Arc::new(Waiting { map, count });
-        bytes::from_bytes(waiting, kind, &dims).map_err(torch_error)
+        self.begin(tensor, on_disk)?.write(&here)?.tensor()
     }
+}
 
-    fn file(&self, len: usize) -> Result<MmapMut> {
-        let folder = self.folder.clone().unwrap_or_else(std::env::temp_dir);
-        let place = folder.display().to_string();
-        let file = tempfile::tempfile_in(&folder).map_err(|e| no_room(&e, len, &place))?;
-        reserve(&file, len).map_err(|e| no_room(&e, len, &place))?;
-        // SAFETY: the file has no name, so nobody else changes or shortens it.
-        unsafe { MmapMut::map_mut(&file) }.map_err(|e| no_room(&e, len, &place))
-    }
+fn file(folder: &Path, len: usize) -> Result<MmapMut> {
+    let place = folder.display().to_string();
+    let file = tempfile::tempfile_in(folder).map_err(|e| no_room(&e, len, &place))?;
+    reserve(&file, len).map_err(|e| no_room(&e, len, &place))?;
+    // SAFETY: the file has no name, so nobody else changes or shortens it.
+    unsafe { MmapMut::map_mut(&file) }.map_err(|e| no_room(&e, len, &place))
 }
 
 fn reserve(file: &File, len: usize) -> std::io::Result<()> {
@@ -122,6 +190,16 @@ fn no_room(error: &std::io::Error, len: usize, place: &str) -> Box<Error> {
 /// # Errors
 /// Not enough memory.
 pub fn fetched(outside: &Tensor) -> Result<Tensor> {
+    let here = new_tensor(outside)?;
+    super::kernels::copy_into(&here, outside)?;
+    Ok(here)
+}
+
+/// A new tensor on the CPU for what waits, not filled.
+///
+/// # Errors
+/// Not enough memory.
+pub fn new_tensor(outside: &Tensor) -> Result<Tensor> {
     let kind = outside.kind();
     if convert::dtype(kind).is_none() {
         return Err(Error::bug(
@@ -129,7 +207,5 @@ pub fn fetched(outside: &Tensor) -> Result<Tensor> {
             format!("a tensor of kind {kind:?} waits"),
         ));
     }
-    let here = ckpt_torch::empty(&outside.size(), kind).map_err(torch_error)?;
-    super::kernels::copy_into(&here, outside)?;
-    Ok(here)
+    ckpt_torch::empty(&outside.size(), kind).map_err(torch_error)
 }

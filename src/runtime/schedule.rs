@@ -16,7 +16,7 @@ use super::kernels;
 use crate::place::Place;
 use ckpt_passes::analysis::arena::Span;
 use ckpt_passes::analysis::{self, Binding, MemoryProfile, Sizes};
-use ckpt_passes::ir::{DType, Graph, Id, Node, Side, ValueId};
+use ckpt_passes::ir::{DType, Graph, Id, Node};
 use ckpt_passes::{Error, Result};
 use ckpt_torch::arena::{self, Arena, Offer};
 use ckpt_torch::bytes;
@@ -230,30 +230,4 @@ fn encoded(dtype: DType, numbers: &[i64]) -> Option<Vec<u8>> {
         }
     }
     Some(bytes)
-}
-
-/// After each step, the values that nobody reads any more. Graph outputs, inputs and weights stay.
-pub(super) fn drop_table(graph: &Graph) -> Vec<Vec<ValueId>> {
-    let mut last: Side<ValueId, Option<usize>> = Side::new(graph.value_bound(), None);
-    for (at, id) in graph.order().iter().enumerate() {
-        let node = graph.node(*id);
-        for value in node.ins.iter().flatten().chain(&node.outs) {
-            last[*value] = Some(at);
-        }
-    }
-    let mut stays = Side::new(graph.value_bound(), false);
-    for output in graph.outputs() {
-        stays[*output] = true;
-    }
-    let mut drops = vec![Vec::new(); graph.order().len()];
-    for id in graph.order() {
-        for value in &graph.node(*id).outs {
-            if let Some(at) = last[*value]
-                && !stays[*value]
-            {
-                drops[at].push(*value);
-            }
-        }
-    }
-    drops
 }

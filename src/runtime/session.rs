@@ -105,6 +105,11 @@ impl<'g> Session<'g> {
         self.program.wait_in(folder);
     }
 
+    /// Whether transfers run beside what follows them from now on; they do unless told otherwise.
+    pub fn use_streams(&mut self, wanted: bool) {
+        self.program.use_streams(wanted);
+    }
+
     /// What each node takes, in microseconds in the order of the schedule: a row a run. The first `warm_up` runs are not
     /// reported.
     ///

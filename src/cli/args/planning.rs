@@ -6,13 +6,13 @@ use super::{Chosen, Report, Source, Trained, dim, loss, policy, shown};
 use ckpt_opt::planning::device::{device, times};
 use ckpt_opt::planning::read;
 use ckpt_passes::compile::Request;
-use ckpt_passes::plan::offload::{MIN_BYTES, To, What};
+use ckpt_passes::plan::offload::{IN_FLIGHT, MIN_BYTES, To, What};
 use ckpt_passes::plan::{Budget, Budgeted, Effort, Objective, Offloading, budgeted};
 use ckpt_passes::transform::loss::Loss;
 use ckpt_passes::transform::streams::Stream;
 use ckpt_passes::transform::tile::Tile;
 use ckpt_passes::{Error, Result};
-use clap::Args;
+use clap::{ArgAction, Args};
 use std::path::PathBuf;
 
 pub const PLAN_EXAMPLES: &str = "\
@@ -79,6 +79,13 @@ pub struct Offloads {
     /// The most bytes that may wait outside at once: 16GiB, 750MB, plain bytes
     #[arg(long, value_name = "B", value_parser = plain_bytes)]
     pub host_budget: Option<u64>,
+    /// Let transfers run beside other nodes: results are held a little longer and fetched a little earlier where memory
+    /// allows it. on or off
+    #[arg(long, value_name = "WORD", default_value = "on", value_parser = switch, action = ArgAction::Set)]
+    pub offload_streams: bool,
+    /// Results of at most so many nodes are held only because they are not outside yet; as many are fetched ahead
+    #[arg(long, value_name = "N", default_value_t = IN_FLIGHT, value_parser = at_least_one)]
+    pub max_forward_stash: usize,
 }
 
 impl Offloads {
@@ -89,6 +96,8 @@ impl Offloads {
             to,
             min_bytes: self.min_offload_bytes,
             outside_bytes: self.host_budget,
+            streams: self.offload_streams,
+            in_flight: self.max_forward_stash,
         }
     }
 }
@@ -303,6 +312,22 @@ pub struct DiffArgs {
 
 fn budget(text: &str) -> Result<Budget, String> {
     Budget::parse(text).map_err(shown)
+}
+
+/// Reads `on` or `off`.
+pub fn switch(text: &str) -> Result<bool, String> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("on or off".into()),
+    }
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(n) if n >= 1 => Ok(n),
+        _ => Err("a number, at least 1".into()),
+    }
 }
 
 fn offload(text: &str) -> Result<(What, To), String> {

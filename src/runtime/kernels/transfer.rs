@@ -7,12 +7,18 @@ use ckpt_passes::ir::OpDef;
 use ckpt_passes::ops::transfer::*;
 use tch::Tensor;
 
-pub const KERNELS: &[(&OpDef, Kernel)] = &[(&OFFLOAD, offload), (&FETCH, fetch)];
+pub const KERNELS: &[(&OpDef, Kernel)] =
+    &[(&OFFLOAD, offload), (&RELEASE, release), (&FETCH, fetch)];
 
 fn offload(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let on_disk = cx.attrs.str(TO) == TO_DISK;
     let x = cx.x(0)?.f_contiguous().map_err(|e| tch_error(&e))?;
     Ok(vec![cx.outside.keep(&x, on_disk)?])
+}
+
+/// Of a transfer that was done at once: it is outside already.
+fn release(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    Ok(vec![cx.x(1)?.shallow_clone()])
 }
 
 fn fetch(cx: &KernelCx) -> Result<Vec<Tensor>> {

@@ -135,6 +135,28 @@ pub fn write(tensor: &mut Tensor, bytes: &[u8]) -> Result<(), TorchError> {
     Ok(())
 }
 
+/// Overwrites the bytes of a contiguous CPU tensor with those of another of its kind. Neither runs an operator nor
+/// allocates, so that any thread may do it.
+///
+/// # Errors
+/// As [`write()`]; and `Refused` if the kinds differ.
+pub fn copy(from: &Tensor, to: &mut Tensor) -> Result<(), TorchError> {
+    let (source, source_len) = span(from, false)?;
+    let (data, len) = span(to, true)?;
+    if from.kind() != to.kind() || source_len != len {
+        return Err(TorchError::refused(format!(
+            "{source_len} bytes of {:?} do not fill {len} bytes of {:?}",
+            from.kind(),
+            to.kind()
+        )));
+    }
+    if len > 0 {
+        // SAFETY: the spans are the tensors', which live through the call; `copy` allows them to overlap.
+        unsafe { ptr::copy(source, data, len) };
+    }
+    Ok(())
+}
+
 /// Changes the bytes of a contiguous CPU tensor in place; nothing else may see its storage meanwhile.
 ///
 /// # Errors
