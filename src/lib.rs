@@ -52,3 +52,8 @@ pub use optimize::{load, optimize, write as save};
 pub use planning::plan;
 #[cfg(feature = "torch")]
 pub use runtime::run;
+
+/// The guide's program is compiled and run with the documentation's tests.
+#[cfg(all(doctest, feature = "torch"))]
+#[doc = include_str!("../docs/guides/rust.md")]
+pub struct Guide;

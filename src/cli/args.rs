@@ -214,7 +214,7 @@ impl Trained {
 
 #[derive(Args)]
 pub struct OptimizeArgs {
-    /// The model: ONNX, TorchScript, or .ckir text
+    /// The model: ONNX, TorchScript, `torch.export` (.pt2), or .ckir text
     pub model: PathBuf,
     /// Where to write the training graph; a name that ends in .ckir gets text
     #[arg(short, long, value_name = "OUT")]
@@ -267,7 +267,7 @@ pub struct DoctorArgs {
 
 #[derive(Args)]
 pub struct InspectArgs {
-    /// The model: ONNX, TorchScript, or .ckir text
+    /// The model: ONNX, TorchScript, `torch.export` (.pt2), or .ckir text
     pub model: PathBuf,
     #[command(flatten)]
     pub trained: Trained,

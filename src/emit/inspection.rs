@@ -296,6 +296,9 @@ impl Inspection {
                 );
             }
         }
+        if !self.dims.is_empty() {
+            let _ = writeln!(out, "\nnamed sizes");
+        }
         for (name, dim) in &self.dims {
             let _ = writeln!(
                 out,
@@ -310,6 +313,8 @@ impl Inspection {
             self.parameters.len(),
             bytes(all)
         );
+        let widest = self.parameters.iter().map(|p| p.name.len()).max();
+        let wide = widest.unwrap_or(0).min(60);
         for p in &self.parameters {
             let mut notes = Vec::new();
             if p.initializer != p.name {
@@ -324,13 +329,13 @@ impl Inspection {
             if !p.trainable {
                 notes.push("frozen".into());
             }
-            let _ = writeln!(
-                out,
-                "  {:<44} {:<22} {}",
+            let line = format!(
+                "  {:<wide$} {:<22} {}",
                 p.name,
                 typed(p.dtype, &p.shape),
                 notes.join("; ")
             );
+            let _ = writeln!(out, "{}", line.trim_end());
         }
         let _ = writeln!(
             out,

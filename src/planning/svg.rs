@@ -137,7 +137,7 @@ pub fn svg(frontier: &Frontier, title: &str) -> String {
 <text x="{:.1}" y="{}" font-size="11" fill="#666">smallest feasible</text>"##,
         HEIGHT - BOTTOM,
         floor + 5.0,
-        TOP + 12.0
+        HEIGHT - BOTTOM - 8.0
     );
     let line = |points: Vec<(u64, f64)>| -> String {
         let at: Vec<String> = points
