@@ -10,7 +10,9 @@
 //! Storages outside the device's memory (`Place::Outside`) live and die by the same rules and count apart; one that
 //! something is fetched from is also needed until that is read for the first time, because only then it has arrived.
 //!
-//! Inputs and initializers are static: resident throughout. The executor frees by [`MemoryProfile::frees`], so what is
+//! Inputs and initializers are static: resident throughout. What an op makes that is its operand one training step later
+//! ([`crate::ir::OpDef::is_update`]) lies in the static storage of that operand if nothing reads it afterwards, graph
+//! outputs included, and takes no bytes; else it is new and lives to the end. The executor frees by [`MemoryProfile::frees`], so what is
 //! predicted here and what a run does cannot drift apart. Linear in nodes and operands.
 
 use crate::analysis::device::round_up;
@@ -40,6 +42,9 @@ pub struct Storage {
     pub dies: Option<usize>,
     /// The storage that is written over this one where it dies, and goes on in its place.
     pub taken_by: Option<StorageId>,
+    /// The static storage that this one is a later state of: it lies there, without bytes of its own, if nothing reads the
+    /// earlier state once this one is made.
+    pub renews: Option<StorageId>,
 }
 
 /// Where a value lives and how it is laid out there.
@@ -85,6 +90,8 @@ pub struct MemoryProfile {
     pub over: Vec<Vec<usize>>,
     /// The one of them that it does write over.
     pub taken: Vec<Option<usize>>,
+    /// By storage: the last position that reads it, whether it dies there or not.
+    last_read: Vec<usize>,
 }
 
 impl MemoryProfile {
@@ -115,6 +122,7 @@ impl MemoryProfile {
             frees: vec![Vec::new(); graph.order().len()],
             over: Vec::with_capacity(graph.order().len()),
             taken: vec![None; graph.order().len()],
+            last_read: Vec::new(),
         };
         for (value, v) in graph.values() {
             if !matches!(v.def, Def::Node { .. }) {
@@ -130,6 +138,7 @@ impl MemoryProfile {
         let staying: Vec<StorageId> = outputs.chain(coming.into_values()).collect();
         for storage in staying {
             profile.storages[storage.0 as usize].dies = None;
+            profile.last_read[storage.0 as usize] = usize::MAX;
         }
         profile.take_over(graph);
         profile.count(graph);
@@ -140,6 +149,7 @@ impl MemoryProfile {
         let storage = StorageId(self.storages.len() as u32);
         let is_static = lasting == Lasting::Static;
         let is_outside = lasting == Lasting::Outside;
+        self.last_read.push(born);
         self.storages.push(Storage {
             bytes: match is_outside {
                 true => sized.bytes(),
@@ -151,6 +161,7 @@ impl MemoryProfile {
             born,
             dies: (!is_static).then_some(born),
             taken_by: None,
+            renews: None,
         });
         self.layouts[value] = Some(Layout {
             storage,
@@ -230,13 +241,37 @@ impl MemoryProfile {
         let temp_bytes = round_up(footprint.temp_bytes, self.granularity_bytes);
         self.temp_bytes.push(temp_bytes);
         let mut over = footprint.over;
-        // What a size that depends on data leaves of a storage is not known beforehand.
-        match sizes.bounded.is_empty() {
-            true => over.retain(|slot| self.may_take(graph, id, *slot)),
-            false => over.clear(),
+        over.retain(|slot| match self.renews(graph, id, *slot) {
+            true => true,
+            // What a size that depends on data leaves of a storage is not known beforehand.
+            false => sizes.bounded.is_empty() && self.may_take(graph, id, *slot),
+        });
+        if let (Some(slot), Some(out)) = (over.first(), node.outs.first())
+            && self.renews(graph, id, *slot)
+        {
+            let old = node.ins[*slot].map(|v| self.layout(v).storage);
+            let new = self.layout(*out).storage;
+            self.storages[new.0 as usize].renews = old;
         }
         self.over.push(over);
         Ok(())
+    }
+
+    /// Whether the result of a node is a later state of a static operand, whole and read there only once.
+    fn renews(&self, graph: &Graph, id: NodeId, slot: usize) -> bool {
+        let node = graph.node(id);
+        let (Some(Some(operand)), Some(out)) = (node.ins.get(slot), node.outs.first()) else {
+            return false;
+        };
+        let (old, new) = (self.layout(*operand).storage, self.storage(*out));
+        let reads_it =
+            |other: &&Option<ValueId>| other.is_some_and(|v| self.layout(v).storage == old);
+        node.op.is_update()
+            && self.storages[old.0 as usize].is_static
+            && self.storages[old.0 as usize].first == *operand
+            && self.storages[old.0 as usize].bytes == new.bytes
+            && new.first == *out
+            && node.ins.iter().filter(reads_it).count() == 1
     }
 
     /// Whether the first result of a node may be written over an operand, if that dies there.
@@ -253,6 +288,7 @@ impl MemoryProfile {
             other.is_some_and(|v| graph.origin(self.storage(v).first) == root)
         };
         !old.is_static
+            && old.renews.is_none()
             && new.first == *out
             && old.bytes > 0
             && old.bytes == new.bytes
@@ -266,13 +302,22 @@ impl MemoryProfile {
             let node = graph.node(*id);
             let dying = self.over[position].iter().find_map(|slot| {
                 let storage = self.layout(node.ins[*slot]?).storage;
-                let dies = self.storages[storage.0 as usize].dies;
-                (dies == Some(position)).then_some((*slot, storage))
+                let old = &self.storages[storage.0 as usize];
+                let is_last = match old.is_static {
+                    true => self.last_read[storage.0 as usize] == position,
+                    false => old.dies == Some(position),
+                };
+                is_last.then_some((*slot, storage))
             });
             if let (Some((slot, storage)), Some(out)) = (dying, node.outs.first()) {
                 let by = self.layout(*out).storage;
-                self.storages[storage.0 as usize].taken_by = Some(by);
                 self.taken[position] = Some(slot);
+                let new = &mut self.storages[by.0 as usize];
+                if new.renews == Some(storage) {
+                    (new.bytes, new.is_static, new.dies) = (0, true, None);
+                } else {
+                    self.storages[storage.0 as usize].taken_by = Some(by);
+                }
             }
         }
     }
@@ -284,6 +329,7 @@ impl MemoryProfile {
     }
 
     fn touch(&mut self, storage: StorageId, position: usize) {
+        self.last_read[storage.0 as usize] = position;
         let s = &mut self.storages[storage.0 as usize];
         if !s.is_static {
             s.dies = Some(position);

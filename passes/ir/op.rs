@@ -43,6 +43,12 @@ impl OpDef {
     pub fn is_transfer(&self) -> bool {
         crate::ops::is_transfer(self)
     }
+
+    /// Whether its result is its first operand one training step later. Where nothing reads the operand afterwards, the
+    /// result is written over it even if it is static: a parameter, or an input that is an optimizer's state.
+    pub fn is_update(&self) -> bool {
+        crate::ops::is_update(self)
+    }
 }
 
 impl PartialEq for OpDef {

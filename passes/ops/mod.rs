@@ -24,6 +24,7 @@ pub mod math;
 pub mod matmul;
 pub mod norm;
 pub mod opaque;
+pub mod optimizer;
 pub mod piecewise;
 pub mod pool;
 pub mod power;
@@ -65,6 +66,7 @@ const FAMILIES: &[&[&OpDef]] = &[
     matmul::ROWS,
     norm::ROWS,
     opaque::ROWS,
+    optimizer::ROWS,
     piecewise::ROWS,
     pool::ROWS,
     power::ROWS,
@@ -123,6 +125,11 @@ pub fn is_layout(op: &OpDef) -> bool {
 /// See [`OpDef::is_transfer`].
 pub fn is_transfer(op: &OpDef) -> bool {
     transfer::ROWS.contains(&op)
+}
+
+/// See [`OpDef::is_update`].
+pub fn is_update(op: &OpDef) -> bool {
+    optimizer::ROWS.contains(&op)
 }
 
 /// Ops that take some element types only since a later opset than their form; the lists come from the ONNX schemas.

@@ -69,7 +69,8 @@ pub struct Op {
     #[serde(default, skip_serializing_if = "is_zero")]
     pub temp_bytes: u64,
     /// Operands that the first result is written over, if one of them is not read again: then it takes no bytes beside
-    /// that one. They have as many bytes as that result.
+    /// that one. They have as many bytes as that result. A static one is resident whatever happens, so the result that is
+    /// written over it is listed without bytes: it takes as many as that one if that is read again, or is an output.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub over: Vec<usize>,
     /// Whether running it again gives the same bits and is allowed.
@@ -174,15 +175,13 @@ impl Problem {
             let storage = memory.storage(id);
             let producer = graph.def_node(id).is_some();
             problem.values.push(Value {
-                bytes: if storage.first == id && !storage.is_outside {
-                    storage.bytes
-                } else {
-                    0
+                bytes: match storage.renews {
+                    None if storage.first == id && !storage.is_outside => storage.bytes,
+                    _ => 0,
                 },
-                kind: if storage.is_static {
-                    Kind::Static
-                } else {
-                    Kind::Activation
+                kind: match storage.is_static && storage.renews.is_none() {
+                    true => Kind::Static,
+                    false => Kind::Activation,
                 },
                 producer: producer.then_some(usize::MAX),
                 view_of: None,
@@ -351,9 +350,13 @@ impl Problem {
         let roots = self.roots();
         for (o, op) in self.ops.iter().enumerate() {
             for v in &op.over {
-                let root = &self.values[roots[*v]];
+                let (root, result) = (&self.values[roots[*v]], &self.values[op.outs[0]]);
                 let fits = |bytes| root.bytes == bytes || root.bytes == bytes + op.temp_bytes;
-                if root.kind == Kind::Static || !fits(self.values[op.outs[0]].bytes) {
+                let fits = match root.kind {
+                    Kind::Static => result.bytes == 0 && root.producer.is_none(),
+                    _ => fits(result.bytes),
+                };
+                if !fits {
                     return foreign(format!(
                         "op {} writes over value {v}, which is not of its result's size",
                         self.called(o)

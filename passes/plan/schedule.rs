@@ -4,7 +4,8 @@
 //! instance is freed right after its last use; while an op runs, its operands, results and temporaries are all alive.
 //! These are the rules of the planner benches' judge, with views, temporaries and results written over operands added:
 //! an instance of a view keeps the instance of the storage it was made from, and a result takes no bytes while it is made
-//! if an operand that it may be written over is read there for the last time. On problems without them the two give the
+//! if an operand that it may be written over is read there for the last time. A result that is written over a static value
+//! takes none at all unless that is read later or is an output: then it takes as many as that one. On problems without them the two give the
 //! same numbers.
 
 use super::problem::{Kind, Problem};
@@ -123,6 +124,8 @@ impl Timeline {
         }
         // Steps that may write over an operand, and its instance.
         let mut over: Vec<(usize, usize)> = Vec::new();
+        // Steps whose result is written over a static value: the step, that value and the instance of the result.
+        let mut renewals: Vec<(usize, usize, usize)> = Vec::new();
         let refuse = |text: String| Err(Error::usage("schedule", text));
         for (step, o) in schedule.iter().enumerate() {
             let Some(op) = problem.ops.get(*o) else {
@@ -170,6 +173,10 @@ impl Timeline {
                     }
                 })
                 .collect();
+            let renewed = |v: &&usize| current[**v] == Some(STATIC);
+            if let (Some(v), Some(place)) = (op.over.iter().find(renewed), places.first()) {
+                renewals.push((step, *v, *place));
+            }
             for (v, place) in op.outs.iter().zip(places) {
                 current[*v] = Some(place);
             }
@@ -186,6 +193,24 @@ impl Timeline {
                 None => return refuse(format!("output value {v} is never computed")),
                 Some(STATIC) => {}
                 Some(i) => instances[i].last = Some(steps),
+            }
+        }
+        if !renewals.is_empty() {
+            let roots = problem.roots();
+            let mut last = vec![0; values.len()];
+            for (step, o) in schedule.iter().enumerate() {
+                problem.ops[*o]
+                    .ins
+                    .iter()
+                    .for_each(|v| last[roots[*v]] = step);
+            }
+            problem.outputs.iter().for_each(|v| last[roots[*v]] = steps);
+            for (step, v, instance) in renewals {
+                if last[roots[v]] > step
+                    && let Some(instance) = instances.get_mut(instance)
+                {
+                    instance.bytes = values[roots[v]].bytes;
+                }
             }
         }
         let mut births = vec![0u64; steps + 1];

@@ -5,6 +5,7 @@
 
 mod attention;
 mod conv;
+mod optimizer;
 mod pool;
 mod random;
 mod scatter;
@@ -160,6 +161,7 @@ const PARTS: &[&[Recipe]] = &[
     GENERAL,
     attention::CALLS,
     conv::CALLS,
+    optimizer::CALLS,
     pool::CALLS,
     random::CALLS,
     scatter::CALLS,

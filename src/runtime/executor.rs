@@ -13,11 +13,11 @@ use super::convert;
 use super::device;
 use super::draws::Draws;
 use super::kernels::{self, KernelCx};
-use super::lanes::{self, Lanes};
+use super::lanes;
 use super::lifetimes::Lifetimes;
 use super::operands::Operands;
-use super::outside::Outside;
 use super::schedule::{Form, Key, Schedule};
+use super::values::Values;
 use crate::place::Place;
 use crate::rng::Rng;
 use ckpt_passes::analysis::device::round_up;
@@ -31,7 +31,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Instant;
-use tch::{Device, Tensor};
+use tch::Tensor;
 
 /// A graph made ready to run.
 pub struct Program<'g> {
@@ -48,26 +48,6 @@ pub struct Program<'g> {
     passing: Vec<usize>,
     values: RefCell<Values>,
     schedule: RefCell<Option<Rc<Schedule>>>,
-}
-
-/// Integer values of more elements than this are not kept on the CPU beside a device.
-const MAX_HOST_ELEMENTS: usize = 4096;
-
-fn is_small(tensor: &Tensor) -> bool {
-    let is_integral = convert::dtype(tensor.kind()).is_some_and(|d| !d.is_float());
-    is_integral && tensor.numel() <= MAX_HOST_ELEMENTS
-}
-
-/// What is alive, by slot: weights always, the rest during a run.
-struct Values {
-    place: Place,
-    tensors: Vec<Option<Tensor>>,
-    /// Copies on the CPU of what is small, integral and known there; only where the run is elsewhere.
-    host: Vec<Option<Tensor>>,
-    draws: Draws,
-    outside: Outside,
-    /// Transfers under way beside the run.
-    lanes: Lanes,
 }
 
 struct Step<'g> {
@@ -143,21 +123,13 @@ impl<'g> Program<'g> {
     /// As [`Program::new`]; a device that is not there or too small for the weights.
     pub fn at(graph: &'g Graph, place: Place) -> Result<Program<'g>> {
         device::open(place)?;
-        let nothing = || (0..graph.value_bound()).map(|_| None).collect();
-        let mut values = Values {
-            place,
-            tensors: nothing(),
-            host: nothing(),
-            draws: Draws::default(),
-            outside: Outside::default(),
-            lanes: Lanes::default(),
-        };
+        let mut values = Values::new(graph, place);
         let mut weight_bytes = 0;
         for (id, value) in graph.inits() {
             if let Def::Init(constant) = &value.def
                 && (!value.uses().is_empty() || graph.is_output(id))
             {
-                values.set(slot(id), convert::tensor(&value.name, constant)?)?;
+                values.set_weight(slot(id), convert::tensor(&value.name, constant)?)?;
                 weight_bytes += round_up(constant.size_bytes(), place.granularity_bytes());
             }
         }
@@ -195,10 +167,12 @@ impl<'g> Program<'g> {
             .outputs()
             .iter()
             .map(|id| (graph.value(*id).name.clone(), slot(*id)));
+        let is_written = |id| values.statics.is_written(slot(id));
         let passing = graph
             .values()
-            .filter(|(_, value)| !matches!(value.def, Def::Init(_)))
-            .map(|(id, _)| slot(id));
+            .filter(|(id, value)| !matches!(value.def, Def::Init(_)) || is_written(*id))
+            .map(|(id, _)| slot(id))
+            .collect();
         Ok(Program {
             graph,
             place,
@@ -208,7 +182,7 @@ impl<'g> Program<'g> {
             inputs: inputs.collect(),
             outputs: outputs.collect(),
             weight_bytes,
-            passing: passing.collect(),
+            passing,
             values: RefCell::new(values),
             schedule: RefCell::new(None),
         })
@@ -250,7 +224,12 @@ impl<'g> Program<'g> {
                     .found(format!("{:?}{:?}", tensor.kind(), tensor.size())),
             );
         }
-        self.values.get_mut().set(slot(id), tensor)
+        self.values.get_mut().set_weight(slot(id), tensor)
+    }
+
+    /// Whether a run starts from the parameters and states that the last one left, not from those that are given.
+    pub fn go_on(&mut self, wanted: bool) {
+        self.values.get_mut().statics.go_on(wanted);
     }
 
     /// The sizes that the named dimensions of the inputs have in `inputs`.
@@ -374,9 +353,11 @@ impl<'g> Program<'g> {
             let tensor = &inputs[&input.name];
             let bytes = tensor.numel() as u64 * input.ty.dtype.size_bytes();
             static_bytes += round_up(bytes, self.place.granularity_bytes());
-            let there = device::moved(tensor.shallow_clone(), self.place)?;
+            let there = values.statics.input(input.slot, tensor, self.place)?;
             values.tensors[input.slot] = Some(there);
         }
+        let weights = &mut values.tensors;
+        values.statics.own_weights(weights, self.place)?;
         device::synchronize(self.place)?;
         device::reset_peak(self.place)?;
         values.outside.reset_peak();
@@ -411,6 +392,7 @@ impl<'g> Program<'g> {
         let cpu_us = cpu_us() - start_cpu_us;
         let most = device::bytes(self.place)?.requested_peak;
         let requested_bytes = most.saturating_sub(base.requested_live);
+        values.statics.keep(&values.tensors)?;
         let mut outputs = Vec::with_capacity(self.outputs.len());
         for (name, slot) in &self.outputs {
             let tensor = values.tensors[*slot]
@@ -445,21 +427,6 @@ impl<'g> Program<'g> {
     /// Names and types of the graph inputs.
     pub fn inputs(&self) -> impl Iterator<Item = (&str, &Ty)> {
         self.inputs.iter().map(|i| (i.name.as_str(), &i.ty))
-    }
-}
-
-impl Values {
-    /// Puts a tensor where it belongs, with a copy on the CPU if it came from there and is small and integral.
-    fn set(&mut self, slot: usize, tensor: Tensor) -> Result<()> {
-        if self.place == Place::Cpu {
-            self.tensors[slot] = Some(tensor);
-            return Ok(());
-        }
-        if tensor.device() == Device::Cpu && is_small(&tensor) {
-            self.host[slot] = Some(tensor.shallow_clone());
-        }
-        self.tensors[slot] = Some(device::moved(tensor, self.place)?);
-        Ok(())
     }
 }
 

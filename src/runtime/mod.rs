@@ -17,7 +17,9 @@ mod operands;
 pub mod outside;
 pub mod schedule;
 pub mod session;
+mod statics;
 pub mod trace;
+mod values;
 
 use crate::place::Place;
 use crate::rng::Rng;

@@ -16,7 +16,7 @@ use super::kernels;
 use crate::place::Place;
 use ckpt_passes::analysis::arena::Span;
 use ckpt_passes::analysis::{self, Binding, MemoryProfile, Sizes};
-use ckpt_passes::ir::{DType, Graph, Id, Node};
+use ckpt_passes::ir::{DType, Graph, Id, Node, NodeId, ValueId};
 use ckpt_passes::{Error, Result};
 use ckpt_torch::arena::{self, Arena, Offer};
 use ckpt_torch::bytes;
@@ -141,10 +141,12 @@ impl Schedule {
                 false => Form::Kernel,
             });
         }
-        let over = match is_static {
-            true => memory.taken.clone(),
-            false => vec![None; memory.taken.len()],
+        let may_take = |(id, slot): (&NodeId, &Option<usize>)| {
+            let renews = |v: &ValueId| memory.storage(*v).renews.is_some();
+            slot.filter(|_| is_static || graph.node(*id).outs.first().is_some_and(renews))
         };
+        let over = graph.order().iter().zip(&memory.taken).map(may_take);
+        let over = over.collect();
         let arena = match use_arena && is_static && place == Place::Cpu {
             true => Places::new(&memory)?,
             false => None,

@@ -30,6 +30,7 @@ pub mod loss;
 pub mod math;
 pub mod matmul;
 pub mod norm;
+pub mod optimizer;
 pub mod piecewise;
 pub mod pool;
 pub mod power;
@@ -68,6 +69,7 @@ const FAMILIES: &[&[(&OpDef, Kernel)]] = &[
     math::KERNELS,
     matmul::KERNELS,
     norm::KERNELS,
+    optimizer::KERNELS,
     piecewise::KERNELS,
     pool::KERNELS,
     power::KERNELS,
