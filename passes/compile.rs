@@ -12,6 +12,7 @@ use crate::plan::{Budgeted, Offloading, Plan, Policy, Times, Tried, Wishes};
 use crate::transform::fuse::Fused;
 use crate::transform::joint;
 use crate::transform::loss::Loss;
+use crate::transform::optimizer::{Optimizer, Updates};
 use crate::transform::remat::strip_again;
 use crate::transform::streams::{self, Stream};
 use crate::transform::tile::Tile;
@@ -45,6 +46,10 @@ pub struct Request {
     pub tile: Tile,
     /// What waits outside the device's memory between its uses.
     pub offload: Offloading,
+    /// What updates the parameters, in the graph.
+    pub optimizer: Option<Optimizer>,
+    /// Each update as soon as its gradient is complete; gradients are no outputs then.
+    pub fuse_optimizer: bool,
     /// Names of passes to run instead of the usual ones.
     pub passes: Option<String>,
     /// The pass after which to stop: `simplify` is the first of that name, `simplify:2` the second.
@@ -68,6 +73,8 @@ impl Default for Request {
             fuse: false,
             tile: Tile::Off,
             offload: Offloading::default(),
+            optimizer: None,
+            fuse_optimizer: false,
             passes: None,
             stop_after: None,
         }
@@ -87,14 +94,16 @@ pub struct Compiled {
     pub tiled: Vec<(String, usize)>,
     /// Numbers of parts that were planned, where that was left to the planner.
     pub tried: Option<Tried>,
+    /// What the optimizer updates; nothing where none was asked for.
+    pub updates: Updates,
     pub timings: Timings,
     pub warnings: Vec<String>,
 }
 
 /// From a forward graph with and without fusion, and from a training graph, planned or not.
-const FROM_FORWARD: &str = "infer,simplify,fuse,loss,autodiff,simplify,tile,plan,remat";
-const UNFUSED: &str = "infer,simplify,loss,autodiff,simplify,tile,plan,remat";
-const FROM_TRAINING: &str = "infer,strip,simplify,tile,plan,remat";
+const FROM_FORWARD: &str = "infer,simplify,fuse,loss,autodiff,simplify,tile,optimizer,plan,remat";
+const UNFUSED: &str = "infer,simplify,loss,autodiff,simplify,tile,optimizer,plan,remat";
+const FROM_TRAINING: &str = "infer,strip,simplify,tile,optimizer,plan,remat";
 
 /// Turns `graph` into its checkpointed training graph.
 ///
@@ -138,6 +147,8 @@ pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resul
         times: request.times.clone(),
         tile: request.tile,
         offload: request.offload,
+        optimizer: request.optimizer,
+        fuse_optimizer: request.fuse_optimizer,
     };
     let mut cx = Cx {
         options,
@@ -152,6 +163,7 @@ pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resul
         fused: cx.fused,
         tiled: cx.tiled,
         tried: cx.tried,
+        updates: cx.updates,
         timings,
         warnings: cx.warnings,
     })

@@ -16,6 +16,7 @@ use ckpt_passes::driver::{Timings, Watch};
 use ckpt_passes::ir::{Data, Graph};
 use ckpt_passes::transform::infer::infer;
 use ckpt_passes::transform::loss::Loss;
+use ckpt_passes::transform::optimizer::Optimizer;
 use ckpt_passes::transform::remat::strip_again;
 use ckpt_passes::transform::streams::Stream;
 use ckpt_passes::transform::tile::Tile;
@@ -34,6 +35,9 @@ pub mod record {
     pub const FUSE: &str = "ckpt.fuse";
     /// Into how many parts the head and the loss were cut, where they were.
     pub const TILE: &str = "ckpt.tile";
+    /// What updates the parameters, and `true` where each update runs as soon as its gradient is complete.
+    pub const OPTIMIZER: &str = "ckpt.optimizer";
+    pub const FUSE_OPTIMIZER: &str = "ckpt.fuse_optimizer";
     /// JSON lists of patterns.
     pub const TRAINABLE: &str = "ckpt.trainable";
     pub const FREEZE: &str = "ckpt.freeze";
@@ -156,6 +160,13 @@ pub fn optimize(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resu
         meta.insert(record::NUMERICS.into(), "rounded".into());
         meta.insert(record::TILE.into(), parts.to_string());
     }
+    if let Some(optimizer) = &request.optimizer {
+        let meta = &mut graph.meta;
+        meta.insert(record::OPTIMIZER.into(), optimizer.to_string());
+        if request.fuse_optimizer {
+            meta.insert(record::FUSE_OPTIMIZER.into(), "true".into());
+        }
+    }
     let mut unplanned = graph.clone();
     strip_again(&mut unplanned);
     let mut summary = None;
@@ -262,18 +273,17 @@ pub fn read_record(meta: &BTreeMap<String, String>) -> Result<(Request, Given)> 
             })
         })
     };
-    let fuse = match meta.get(record::FUSE).map(String::as_str) {
-        None | Some("false") => false,
-        Some("true") => true,
-        Some(other) => {
-            return Err(Error::model(
-                "record",
-                format!("metadata `{}` is not a truth value", record::FUSE),
-            )
-            .expected("true or false")
-            .found(other));
-        }
+    let truth = |key: &str| match meta.get(key).map(String::as_str) {
+        None | Some("false") => Ok(false),
+        Some("true") => Ok(true),
+        Some(other) => Err(Error::model(
+            "record",
+            format!("metadata `{key}` is not a truth value"),
+        )
+        .expected("true or false")
+        .found(other)),
     };
+    let optimizer = meta.get(record::OPTIMIZER).map(|t| Optimizer::parse(t));
     let tile = match meta.get(record::TILE) {
         None => Tile::Off,
         Some(parts) => Tile::parse(parts)?,
@@ -291,8 +301,10 @@ pub fn read_record(meta: &BTreeMap<String, String>) -> Result<(Request, Given)> 
             .iter()
             .map(|t| Stream::parse(t))
             .collect::<Result<_>>()?,
-        fuse,
+        fuse: truth(record::FUSE)?,
         tile,
+        optimizer: optimizer.transpose()?,
+        fuse_optimizer: truth(record::FUSE_OPTIMIZER)?,
         ..Request::default()
     };
     let given = Given {

@@ -15,6 +15,7 @@ use ckpt_passes::driver::{Cx, Pipeline, Watch, run};
 use ckpt_passes::plan::wish::{NamePattern, Override, Target};
 use ckpt_passes::plan::{Choice, Policy};
 use ckpt_passes::transform::loss::Loss;
+use ckpt_passes::transform::optimizer::Optimizer;
 use ckpt_passes::transform::tile::Tile;
 use ckpt_passes::{Error, Kind, text};
 use std::fmt::Write;
@@ -188,6 +189,10 @@ fn option(cx: &mut Cx, key: &str, value: &str) -> Result<(), String> {
         }
         ("loss", "") => options.loss = Loss::parse(value).map_err(|e| e.to_string())?,
         ("policy", "") => options.policy = Policy::parse(value).map_err(|e| e.to_string())?,
+        ("optimizer", "") => {
+            options.optimizer = Some(Optimizer::parse(value).map_err(|e| e.to_string())?);
+        }
+        ("fuse_optimizer", "") => options.fuse_optimizer = value == "true",
         ("tile", "") => options.tile = Tile::parse(value).map_err(|e| e.to_string())?,
         ("every", "") => options.wishes.every = value.parse().ok(),
         ("first", "") => options.wishes.first = value.parse().ok(),

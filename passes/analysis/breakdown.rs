@@ -4,7 +4,7 @@
 
 use crate::analysis::memory::MemoryProfile;
 use crate::ir::{Def, Graph, Role, Side};
-use crate::transform::joint::gradient_outputs;
+use crate::transform::joint::trained;
 
 /// Bytes alive at the peak.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,7 +36,7 @@ impl Breakdown {
         for id in graph.outputs() {
             handed_out[memory.storage(*id).first] = Some(false);
         }
-        for id in gradient_outputs(graph) {
+        for id in trained(graph).into_values() {
             handed_out[memory.storage(id).first] = Some(true);
         }
         for storage in &memory.storages {

@@ -14,6 +14,7 @@ use crate::plan::{
 use crate::transform;
 use crate::transform::fuse::Fused;
 use crate::transform::loss::{Loss, Seed};
+use crate::transform::optimizer::{Optimizer, Updates, add_updates};
 use crate::transform::tile::{self, Tile};
 use std::time::Instant;
 
@@ -39,6 +40,10 @@ pub struct Options {
     pub tile: Tile,
     /// What waits outside the device's memory.
     pub offload: Offloading,
+    /// What updates the parameters.
+    pub optimizer: Option<Optimizer>,
+    /// Each update as soon as its gradient is complete; gradients are no outputs then.
+    pub fuse_optimizer: bool,
 }
 
 impl Default for Options {
@@ -56,6 +61,8 @@ impl Default for Options {
             times: None,
             tile: Tile::Off,
             offload: Offloading::default(),
+            optimizer: None,
+            fuse_optimizer: false,
         }
     }
 }
@@ -85,6 +92,8 @@ pub struct Cx {
     pub tiled: Vec<(String, usize)>,
     /// Numbers of parts that were planned, where that was left to the planner.
     pub tried: Option<Tried>,
+    /// What `optimizer` added.
+    pub updates: Updates,
     /// Left by `loss` for `autodiff`.
     pub seeds: Vec<Seed>,
     /// The loss that was meant, left by `loss`.
@@ -104,7 +113,7 @@ const ANY: &[Phase] = &[
 
 /// Every pass.
 pub static ALL: &[&Pass] = &[
-    &INFER, &SIMPLIFY, &FUSE, &LOSS, &AUTODIFF, &STRIP, &TILE, &PLAN, &REMAT, &DCE,
+    &INFER, &SIMPLIFY, &FUSE, &LOSS, &AUTODIFF, &STRIP, &TILE, &OPTIMIZER, &PLAN, &REMAT, &DCE,
 ];
 
 static INFER: Pass = Pass {
@@ -224,6 +233,7 @@ static TILE: Pass = Pass {
                     usable_bytes: options.device.usable_bytes(),
                     tiled: &|graph, wish| {
                         let done = cut(graph, wish)?;
+                        update(graph, options)?;
                         Ok(done.regions.into_iter().map(|(_, parts)| parts).collect())
                     },
                     subject: &|graph| {
@@ -265,6 +275,33 @@ fn priced(graph: &Graph, binding: &Binding, options: &Options) -> Result<(Subjec
     }
     Ok((subject, warnings))
 }
+
+/// Adds the updates that are asked for.
+fn update(graph: &mut Graph, options: &Options) -> Result<Option<Updates>> {
+    let add = |optimizer| add_updates(graph, &optimizer, options.fuse_optimizer);
+    options.optimizer.map(add).transpose()
+}
+
+static OPTIMIZER: Pass = Pass {
+    name: "optimizer",
+    from: &[Phase::Training],
+    to: After::Same,
+    follows: None,
+    idempotent: false,
+    run: |graph, cx| {
+        let Some(updates) = update(graph, &cx.options)? else {
+            return Ok(Changed::No);
+        };
+        cx.warnings.extend(
+            updates
+                .unreached
+                .iter()
+                .map(|name| format!("the loss does not depend on `{name}`: it is not updated")),
+        );
+        cx.updates = updates;
+        Ok(Changed::Yes)
+    },
+};
 
 static PLAN: Pass = Pass {
     name: "plan",

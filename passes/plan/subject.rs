@@ -10,9 +10,8 @@ use crate::error::Result;
 use crate::ir::{Graph, NodeId, Side, ValueId};
 use crate::ops::kind::{Kind, kind};
 use crate::ops::rows::class_scores;
-use crate::transform::joint::{gradient_of, gradient_outputs};
+use crate::transform::joint;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
 
 /// What an op is, as far as policies care.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -158,18 +157,16 @@ fn makers(graph: &Graph, values: impl Iterator<Item = ValueId>) -> Side<NodeId, 
     makers
 }
 
-/// The nodes that a trained parameter flows into. A parameter is trained if its gradient leaves the graph; where no
-/// gradient has the name of one, all of them are taken for trained.
+/// The nodes that a trained parameter flows into. A parameter is trained if its gradient leaves the graph or
+/// updates it; where no gradient has the name of one, all of them are taken for trained.
 fn trained(graph: &Graph) -> Side<NodeId, bool> {
-    let outputs = gradient_outputs(graph);
-    let name = |v: &ValueId| gradient_of(&graph.value(*v).name);
-    let names: BTreeSet<&str> = outputs.iter().filter_map(name).collect();
+    let sources = joint::trained(graph);
     let mut flows = Side::new(graph.value_bound(), false);
-    for (id, value) in graph.inits() {
-        flows[id] = names.is_empty() || names.contains(value.name.as_str());
+    for (id, _) in graph.inits() {
+        flows[id] = sources.is_empty();
     }
-    for id in graph.inputs() {
-        flows[*id] = names.contains(graph.value(*id).name.as_str());
+    for id in sources.keys() {
+        flows[*id] = true;
     }
     let mut trained = Side::new(graph.node_bound(), false);
     for id in graph.order() {

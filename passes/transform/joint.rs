@@ -4,10 +4,11 @@
 //! it belongs to the backward, everything that only gradients depend on does.
 
 use super::loss::{Loss, Seeds, add_loss};
+use super::optimizer::{update_node, updated};
 use crate::error::{Error, Result};
 use crate::glob;
 use crate::ir::{Graph, Phase, Role, Side, ValueId};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// How names of gradients end: ours, and ONNX Runtime's with and without the buffer it adds them up in. Its parameters
 /// are graph inputs (training artifacts of onnxruntime 1.19).
@@ -33,9 +34,35 @@ pub fn gradient_outputs(graph: &Graph) -> Vec<ValueId> {
         .collect()
 }
 
+/// What is trained, initializers and inputs, each with its gradient: an output, or what an update reads. No order.
+pub fn trained(graph: &Graph) -> BTreeMap<ValueId, ValueId> {
+    let mut trained: BTreeMap<ValueId, ValueId> = updated(graph).into_iter().collect();
+    let inits = graph.inits().map(|(id, v)| (v.name.as_str(), id));
+    let inputs = graph.inputs().iter();
+    let inputs = inputs.map(|id| (graph.value(*id).name.as_str(), *id));
+    let sources: BTreeMap<&str, ValueId> = inits.chain(inputs).collect();
+    for output in graph.outputs() {
+        let source = gradient_of(&graph.value(*output).name).and_then(|name| sources.get(name));
+        if let Some(source) = source {
+            trained.insert(*source, *output);
+        }
+    }
+    trained
+}
+
+/// Outputs that only training has: gradients, and what updates make.
+pub fn training_outputs(graph: &Graph) -> BTreeSet<ValueId> {
+    let updates = graph.outputs().iter().copied();
+    let updates = updates.filter(|v| update_node(graph, *v).is_some());
+    updates.chain(gradient_outputs(graph)).collect()
+}
+
 /// Whether a graph holds its own backward.
 pub fn has_backward(graph: &Graph) -> bool {
-    graph.nodes().any(|(_, n)| n.role == Role::Backward) || !gradient_outputs(graph).is_empty()
+    graph
+        .nodes()
+        .any(|(_, n)| n.role == Role::Backward || n.op.is_update())
+        || !gradient_outputs(graph).is_empty()
 }
 
 /// Gives every node its role. Returns whether anything changed.
@@ -54,7 +81,7 @@ pub fn joint(graph: &mut Graph) -> Result<bool> {
         return Ok(changed);
     }
     let mut is_gradient = Side::new(graph.value_bound(), false);
-    for id in gradient_outputs(graph) {
+    for id in training_outputs(graph) {
         is_gradient[id] = true;
     }
     let mut wanted = Side::new(graph.value_bound(), false);
@@ -75,13 +102,13 @@ pub fn joint(graph: &mut Graph) -> Result<bool> {
     Ok(changed)
 }
 
-/// Outputs that match one of the patterns; gradients are dropped by freezing, not by name.
+/// Outputs that match one of the patterns; gradients are dropped by freezing, not by name, and updates not at all.
 ///
 /// # Errors
 /// A pattern that matches nothing.
 pub fn matching_outputs(graph: &Graph, patterns: &[String]) -> Result<Vec<ValueId>> {
-    let gradients: BTreeSet<ValueId> = gradient_outputs(graph).into_iter().collect();
-    let candidates = graph.outputs().iter().filter(|v| !gradients.contains(v));
+    let training = training_outputs(graph);
+    let candidates = graph.outputs().iter().filter(|v| !training.contains(v));
     let candidates: Vec<ValueId> = candidates.copied().collect();
     let mut matching: Vec<ValueId> = Vec::new();
     for pattern in patterns {

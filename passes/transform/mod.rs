@@ -6,6 +6,7 @@ pub mod fuse;
 pub mod infer;
 pub mod joint;
 pub mod loss;
+pub mod optimizer;
 pub mod order;
 pub mod remat;
 pub mod simplify;

@@ -296,6 +296,7 @@ pub fn role_word(node: &Node) -> &'static str {
         _ if node.op == &transfer::RELEASE => "release",
         _ if node.op == &transfer::FETCH => "fetch",
         (Some(_), _) => "recompute",
+        _ if node.op.is_update() => "update",
         (None, Role::Forward) => "forward",
         (None, Role::Loss) => "loss",
         (None, Role::Backward) => "backward",

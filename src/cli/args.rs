@@ -304,7 +304,8 @@ pub struct RunArgs {
     /// Whether transfers run beside what follows them, where the graph has room for it: on or off
     #[arg(long, value_name = "WORD", default_value = "on", value_parser = planning::switch, action = ArgAction::Set)]
     pub offload_streams: bool,
-    /// How often to run; the reported time is the median
+    /// How often to run; the reported time is the median. A graph with an optimizer trains: each step starts from what the
+    /// last one left, and `step` goes up by one
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..))]
     pub steps: u32,
     /// Write a trace of one more step here, for chrome://tracing or Perfetto: each node's times, and the bytes alive

@@ -26,7 +26,9 @@ mod with_torch {
     use ckpt_opt::tensors::feed::{self, Feed};
     use ckpt_opt::tensors::{self, Tensors, random};
     use ckpt_opt::verify::ready;
+    use ckpt_passes::ir::Tensor;
     use ckpt_passes::ir::op::Effect;
+    use ckpt_passes::transform::optimizer::{STEP, counts_steps};
     use ckpt_passes::{Error, Result};
     use serde::Serialize;
 
@@ -69,6 +71,7 @@ mod with_torch {
         drop(step);
         let mut feed = Feed::new(&model.graph, tensors)?;
         let mut warnings = model.warnings;
+        feed.start_training(&model.graph);
         match args.seed {
             Some(seed) => {
                 random::fill(&model.graph, &mut feed, &args.dims, seed)?;
@@ -86,6 +89,8 @@ mod with_torch {
         )?;
         session.use_arena(!args.no_arena);
         session.use_streams(args.offload_streams);
+        session.go_on(true);
+        let counts_steps = counts_steps(&model.graph);
         if let Some(folder) = &args.offload_dir {
             session.wait_in(folder.clone());
         }
@@ -94,6 +99,9 @@ mod with_torch {
         for step in 1..=args.steps {
             let is_wanted = step == args.steps && args.outputs.is_some();
             let run = session.step(&feed.inputs, is_wanted)?;
+            if let Some(n) = feed.inputs.get_mut(STEP).filter(|_| counts_steps) {
+                *n = Tensor::int(n.get_i64(0).unwrap_or(0).saturating_add(1));
+            }
             times.push(run.time_us);
             cpu_times.push(run.cpu_us);
             last = Some(run);

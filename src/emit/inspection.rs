@@ -11,7 +11,8 @@ use ckpt_passes::analysis::sizes::dim_kinds;
 use ckpt_passes::analysis::{Blocks, DimKind, ties};
 use ckpt_passes::ir::op::Domain;
 use ckpt_passes::ir::{DType, Dim, Graph, Role, Ty, ValueId};
-use ckpt_passes::transform::joint::{gradient_of, gradient_outputs, has_backward};
+use ckpt_passes::transform::joint::{gradient_of, has_backward, trained};
+use ckpt_passes::transform::optimizer::{STATES, UPDATED};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -284,7 +285,7 @@ impl Inspection {
         for (title, ports) in [("inputs", &self.inputs), ("outputs", &self.outputs)] {
             let ports: Vec<&Port> = ports
                 .iter()
-                .filter(|p| !self.is_gradient(&p.name))
+                .filter(|p| !self.comes_with_parameter(&p.name))
                 .collect();
             let _ = writeln!(out, "\n{title}");
             for port in ports {
@@ -400,27 +401,25 @@ impl Inspection {
         }
     }
 
-    fn is_gradient(&self, name: &str) -> bool {
-        gradient_of(name).is_some_and(|n| self.parameters.iter().any(|p| p.initializer == n))
+    /// Whether a port is a gradient, a parameter after its update, or a state of one.
+    fn comes_with_parameter(&self, name: &str) -> bool {
+        let of = |n: &str| self.parameters.iter().any(|p| p.initializer == n);
+        let updated = name.strip_suffix(UPDATED);
+        let stored = updated.unwrap_or(name);
+        let mut ends = STATES.iter();
+        let state = ends.find_map(|end| stored.strip_suffix(end));
+        gradient_of(name).is_some_and(of) || updated.is_some_and(of) || state.is_some_and(of)
     }
 }
 
 /// Names of initializers that a graph with a backward has no gradient for.
 fn frozen(graph: &Graph) -> Vec<String> {
-    let gradients: Vec<&str> = gradient_outputs(graph)
-        .iter()
-        .map(|v| graph.value(*v).name.as_str())
-        .collect();
-    if gradients.is_empty() {
+    let trained = trained(graph);
+    if trained.is_empty() {
         return Vec::new();
     }
-    let trained: std::collections::BTreeSet<&str> =
-        gradients.iter().filter_map(|n| gradient_of(n)).collect();
-    graph
-        .inits()
-        .map(|(_, v)| v.name.clone())
-        .filter(|n| !trained.contains(n.as_str()))
-        .collect()
+    let frozen = graph.inits().filter(|(id, _)| !trained.contains_key(id));
+    frozen.map(|(_, v)| v.name.clone()).collect()
 }
 
 fn typed(dtype: &str, shape: &[Size]) -> String {

@@ -19,6 +19,7 @@ use bytes::Bytes;
 use ckpt_passes::ir::op::{Domain, body_of};
 use ckpt_passes::ir::{Attr, Data, External, Graph, NodeId, Tensor, Ty};
 use ckpt_passes::text::parse_dim_param;
+use ckpt_passes::transform::joint::trained;
 use ckpt_passes::transform::remat::role_word;
 use ckpt_passes::{Error, Result};
 use prost::Message;
@@ -72,6 +73,7 @@ pub fn package(graph: &Graph, weights: &Weights) -> Result<Package> {
             graph.value(*input).ty.as_ref(),
         ));
     }
+    let trained = trained(graph);
     for (id, value) in graph.inits() {
         let Some(tensor) = value.tensor() else {
             continue;
@@ -83,11 +85,7 @@ pub fn package(graph: &Graph, weights: &Weights) -> Result<Package> {
             &mut sidecar,
             &mut end,
         ));
-        if graph
-            .outputs()
-            .iter()
-            .any(|o| graph.value(*o).name.strip_suffix(".grad") == Some(&value.name))
-        {
+        if trained.contains_key(&id) {
             file.input.push(value_info(&value.name, value.ty.as_ref()));
         }
         if let Some(origin) = graph.origins.get(&id) {

@@ -13,7 +13,7 @@ use ckpt_passes::compile::Compiled;
 use ckpt_passes::driver::Made;
 use ckpt_passes::ir::Graph;
 use ckpt_passes::plan::Trial;
-use ckpt_passes::transform::joint::gradient_outputs;
+use ckpt_passes::transform::joint::training_outputs;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -122,12 +122,12 @@ impl Summary {
             .expected(format!("{} bytes", score.peak_bytes))
             .found(format!("{} bytes", after.memory.peak_bytes)));
         }
-        let gradients = gradient_outputs(graph);
+        let training = training_outputs(graph);
         let named = |v: &ckpt_passes::ir::ValueId| graph.value(*v).name.clone();
         let kept = graph
             .outputs()
             .iter()
-            .filter(|v| !gradients.contains(v) && named(v) != "loss");
+            .filter(|v| !training.contains(v) && named(v) != "loss");
         Ok(Summary {
             policy: made.plan.policy.clone(),
             loss: compiled.loss.as_ref().map(|l| l.to_string()),

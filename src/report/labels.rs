@@ -6,14 +6,14 @@
 use ckpt_passes::analysis::params::{Selection, parameters};
 use ckpt_passes::ir::{Def, Graph, ValueId};
 use ckpt_passes::plan::{Kind, Problem, Subject, budgeted};
-use ckpt_passes::transform::joint::gradient_outputs;
+use ckpt_passes::transform::joint;
 
 /// What a value is to the training step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     Parameter,
     Input,
-    /// A gradient that leaves the graph.
+    /// A gradient that leaves the graph, or that an update reads.
     Gradient,
     /// Another output of the graph.
     Output,
@@ -88,7 +88,8 @@ impl Labels {
                 roles[root] = Role::Output;
             }
         }
-        for gradient in gradient_outputs(graph).iter().filter_map(index) {
+        let trained = joint::trained(graph);
+        for gradient in trained.values().filter_map(index) {
             let root = roots[gradient];
             if matches!(roles[root], Role::Inner | Role::Output) {
                 roles[root] = Role::Gradient;

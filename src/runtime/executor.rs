@@ -203,7 +203,7 @@ impl<'g> Program<'g> {
         self.rng = rng;
     }
 
-    /// Whether storages lie in an arena from now on, where one can be planned: on a CPU, without sizes that depend on data.
+    /// Whether storages lie in an arena from now on, where one can be planned: on a CPU, no size depending on data.
     pub fn use_arena(&mut self, wanted: bool) {
         self.use_arena = wanted;
         *self.schedule.get_mut() = None;
@@ -228,8 +228,9 @@ impl<'g> Program<'g> {
     }
 
     /// Whether a run starts from the parameters and states that the last one left, not from those that are given.
-    pub fn go_on(&mut self, wanted: bool) {
-        self.values.get_mut().statics.go_on(wanted);
+    /// The next one starts from what is given.
+    pub fn go_on(&self, wanted: bool) {
+        self.values.borrow_mut().statics.go_on(wanted);
     }
 
     /// The sizes that the named dimensions of the inputs have in `inputs`.

@@ -21,6 +21,7 @@ pub fn threads() -> usize {
 /// A graph with its weights in place.
 pub struct Session<'g> {
     program: Program<'g>,
+    goes_on: bool,
     /// Bytes of library workspaces that the device's allocator gave out; known once a first step has run.
     workspace_bytes: Cell<Option<u64>>,
     /// Resident bytes once weights were in place.
@@ -82,6 +83,7 @@ impl<'g> Session<'g> {
         }
         Ok(Session {
             program,
+            goes_on: false,
             workspace_bytes: Cell::new(None),
             resident_before: device::resident_bytes(),
         })
@@ -90,6 +92,12 @@ impl<'g> Session<'g> {
     /// Whether results and temporaries lie in an arena from now on; they do where one can be planned.
     pub fn use_arena(&mut self, wanted: bool) {
         self.program.use_arena(wanted);
+    }
+
+    /// Whether each step starts from the parameters and states that the last one left, not from those that are given.
+    pub fn go_on(&mut self, wanted: bool) {
+        self.goes_on = wanted;
+        self.program.go_on(wanted);
     }
 
     /// A step, node by node in the order of the schedule.
@@ -162,6 +170,7 @@ impl<'g> Session<'g> {
         if place != Place::Cpu && self.workspace_bytes.get().is_none() {
             let before = device::bytes(place)?.live;
             drop(self.program.run(&given)?);
+            self.program.go_on(self.goes_on);
             let workspace_bytes = device::bytes(place)?.live.saturating_sub(before);
             self.workspace_bytes.set(Some(workspace_bytes));
         }

@@ -62,7 +62,7 @@ impl Statics {
         }
     }
 
-    /// Whether a run starts from what the last one left.
+    /// Whether a run starts from what the last one left; the next one does not.
     pub(super) fn go_on(&mut self, wanted: bool) {
         self.goes_on = wanted;
         self.kept.clear();

@@ -77,6 +77,7 @@ fn part(graph: &Graph, node: NodeId) -> &'static str {
     let node = graph.node(node);
     match (node.again, node.role) {
         (Some(_), _) => "recompute",
+        _ if node.op.is_update() => "update",
         (None, Role::Forward) => "forward",
         (None, Role::Loss) => "loss",
         (None, Role::Backward) => "backward",

@@ -5,6 +5,7 @@
 
 use super::Tensors;
 use ckpt_passes::ir::{Graph, Tensor, Ty, ValueId};
+use ckpt_passes::transform::optimizer::{self, STEP};
 use ckpt_passes::{Error, Result};
 use std::collections::BTreeMap;
 
@@ -76,6 +77,23 @@ impl Feed {
             ));
         }
         Ok(feed)
+    }
+
+    /// What training starts from where nothing else is given: states of an optimizer that are zeros, and step 1.
+    pub fn start_training(&mut self, graph: &Graph) {
+        for id in optimizer::states(graph) {
+            let (name, ty) = (&graph.value(id).name, graph.ty(id));
+            if let Some(dims) = ty.static_dims().filter(|_| !self.inputs.contains_key(name)) {
+                let dims: Vec<u64> = dims.iter().map(|d| *d as u64).collect();
+                let bytes = dims.iter().product::<u64>() * ty.dtype.size_bytes();
+                let zeros = Tensor::new(ty.dtype, dims, vec![0; bytes as usize]);
+                self.inputs.insert(name.clone(), zeros);
+            }
+        }
+        if optimizer::counts_steps(graph) {
+            let first = || Tensor::int(1);
+            self.inputs.entry(STEP.into()).or_insert_with(first);
+        }
     }
 
     /// Inputs that no tensor was given for.

@@ -1,7 +1,8 @@
 //! Inputs that nobody gives: made from a seed, valid for the graph.
 //!
 //! Floats are uniform in [-1, 1); integers are at least 0 and stay below what they index: the smallest table or number
-//! of classes that they reach through layout ops, else 2. Each input depends on the seed and its own name only.
+//! of classes that they reach through layout ops, else 2. What an optimizer reads is what it can be: small learning rates,
+//! steps from 1, squares that are not negative. Each input depends on the seed and its own name only.
 
 use super::Tensors;
 use super::feed::Feed;
@@ -31,12 +32,37 @@ pub fn fill(graph: &Graph, feed: &mut Feed, dims: &[(String, i64)], seed: u64) -
         let shape: Vec<u64> = sizes.dims(*id).iter().map(|d| *d as u64).collect();
         let below = bounds.get(id).copied().unwrap_or(2);
         let mut source = Source::new(seed, &value.name);
+        source.kind = kind(graph, *id);
         feed.inputs.insert(
             value.name.clone(),
             source.tensor(value.ty().dtype, shape, below),
         );
     }
     Ok(binding)
+}
+
+/// What the numbers of an input are.
+#[derive(Clone, Copy, PartialEq)]
+enum Numbers {
+    Any,
+    /// Of an optimizer: a learning rate, the number of a step, a mean of squares.
+    Rate,
+    Step,
+    Square,
+}
+
+fn kind(graph: &Graph, input: ValueId) -> Numbers {
+    let uses = graph.value(input).uses().iter();
+    let mut updates = uses.filter(|u| graph.node(u.node).op.is_update());
+    let Some(used) = updates.next() else {
+        return Numbers::Any;
+    };
+    match graph.node(used.node).op.ins[used.slot].name {
+        "lr" => Numbers::Rate,
+        "step" => Numbers::Step,
+        "square" => Numbers::Square,
+        _ => Numbers::Any,
+    }
 }
 
 /// Only the inputs, for a graph that shares its names with another one.
@@ -107,27 +133,38 @@ fn indexed(graph: &Graph, sizes: &Sizes, id: NodeId, slot: usize) -> Option<i64>
 }
 
 /// SplitMix64 (Steele, Lea, Flood 2014), started from a seed and a name.
-struct Source(u64);
+struct Source {
+    state: u64,
+    kind: Numbers,
+}
 
 impl Source {
     fn new(seed: u64, name: &str) -> Source {
         let fnv = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| {
             (h ^ b as u64).wrapping_mul(0x0100_0000_01b3)
         });
-        Source(seed ^ fnv)
+        Source {
+            state: seed ^ fnv,
+            kind: Numbers::Any,
+        }
     }
 
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.state;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
     }
 
-    /// Uniform in [-1, 1), a multiple of 2⁻²³: exact in float32.
+    /// Uniform in [-1, 1), a multiple of 2⁻²³: exact in float32. Squares are its magnitude, learning rates a 128th of that.
     fn float(&mut self) -> f64 {
-        (self.next() >> 40) as f64 / (1 << 23) as f64 - 1.0
+        let x = (self.next() >> 40) as f64 / (1 << 23) as f64 - 1.0;
+        match self.kind {
+            Numbers::Rate => x.abs() / 128.0,
+            Numbers::Square => x.abs(),
+            Numbers::Any | Numbers::Step => x,
+        }
     }
 
     fn tensor(&mut self, dtype: DType, dims: Vec<u64>, below: i64) -> Tensor {
@@ -136,6 +173,7 @@ impl Source {
         for _ in 0..n {
             // A table of no rows has no valid index; 0 then is as good as any.
             let int = (self.next() % below.max(1) as u64) as i64;
+            let int = int + i64::from(self.kind == Numbers::Step);
             match dtype {
                 DType::F32 => bytes.extend((self.float() as f32).to_le_bytes()),
                 DType::F64 => bytes.extend(self.float().to_le_bytes()),

@@ -9,6 +9,7 @@ use ckpt_passes::compile::Request;
 use ckpt_passes::plan::offload::{IN_FLIGHT, MIN_BYTES, To, What};
 use ckpt_passes::plan::{Budget, Budgeted, Effort, Objective, Offloading, budgeted};
 use ckpt_passes::transform::loss::Loss;
+use ckpt_passes::transform::optimizer::Optimizer;
 use ckpt_passes::transform::streams::Stream;
 use ckpt_passes::transform::tile::Tile;
 use ckpt_passes::{Error, Result};
@@ -200,6 +201,14 @@ pub struct Training {
     /// parts as pay within the budget, by rule without one) or a number. Logits must not be an output (--drop-output)
     #[arg(long, value_name = "N", default_value = "off", value_parser = tile)]
     pub tile_loss: Tile,
+    /// Update the parameters in the graph: sgd or adamw, perhaps with settings as in PyTorch
+    /// (sgd:momentum=0.9,weight_decay=0.01; adamw:beta2=0.95). New inputs are lr, step and the state, new outputs
+    /// <parameter>.updated and <state>.updated
+    #[arg(long, value_name = "NAME[:SETTINGS]", value_parser = optimizer)]
+    pub optimizer: Option<Optimizer>,
+    /// Run each update as soon as its gradient is complete, so that gradients never all live at once; they are no outputs
+    #[arg(long, requires = "optimizer")]
+    pub fuse_optimizer: bool,
     #[command(flatten)]
     pub source: Source,
 }
@@ -214,6 +223,8 @@ impl Training {
             rng_streams: self.rng_streams.clone(),
             fuse: !self.no_fuse,
             tile: self.tile_loss,
+            optimizer: self.optimizer,
+            fuse_optimizer: self.fuse_optimizer,
             ..Request::default()
         }
     }
@@ -347,6 +358,10 @@ fn stream(text: &str) -> Result<Stream, String> {
 
 fn objective(text: &str) -> Result<Objective, String> {
     budgeted::objective(text).map_err(shown)
+}
+
+fn optimizer(text: &str) -> Result<Optimizer, String> {
+    Optimizer::parse(text).map_err(shown)
 }
 
 fn tile(text: &str) -> Result<Tile, String> {

@@ -5,7 +5,7 @@
 use super::import::Importer;
 use ckpt_passes::ir::verify::check_copy;
 use ckpt_passes::ir::{Graph, NodeId, Phase, Role};
-use ckpt_passes::transform::joint::gradient_outputs;
+use ckpt_passes::transform::joint::training_outputs;
 use std::collections::BTreeMap;
 
 /// A node that says it computes another one again: node, name of the original, segment.
@@ -71,7 +71,7 @@ impl Importer<'_, '_> {
     fn believe_roles(&mut self) {
         let nodes: Vec<NodeId> = self.graph.order().to_vec();
         let claimed = |id: &NodeId| self.graph.node(*id).role == Role::Backward;
-        if gradient_outputs(&self.graph).is_empty() && nodes.iter().any(claimed) {
+        if training_outputs(&self.graph).is_empty() && nodes.iter().any(claimed) {
             self.warnings.push(
                 "nodes say that they are a backward, but no output is the gradient of an initializer: read as a forward graph"
                     .into(),

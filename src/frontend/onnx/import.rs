@@ -528,7 +528,7 @@ impl<'a> Importer<'a, '_> {
 pub(super) fn role_of(props: &BTreeMap<String, String>) -> Role {
     match props.get("ckpt.role").map(String::as_str) {
         Some("loss") => Role::Loss,
-        Some("backward") => Role::Backward,
+        Some("backward" | "update") => Role::Backward,
         _ => Role::Forward,
     }
 }
