@@ -314,6 +314,8 @@ static PLAN: Pass = Pass {
         let options = &mut cx.options;
         let (subject, warnings) = priced(graph, &binding, options)?;
         cx.warnings.extend(warnings);
+        cx.warnings
+            .extend(options.offload.warning(&subject.structure));
         let started = Instant::now();
         let choices = refine(&options.wishes, graph, &subject)?;
         let wishes = options.wishes.to_string();

@@ -4,7 +4,8 @@ use super::task::{Planned, Task};
 use super::trials;
 use crate::emit::sharing::KvSharing;
 use crate::emit::units::{bytes, flops};
-use ckpt_passes::plan::{Basis, Objective, Plan, Score, Trial, budgeted};
+use ckpt_passes::plan::offload::{By, What};
+use ckpt_passes::plan::{Basis, Objective, Offloading, Plan, Policy, Score, Trial, budgeted};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -260,7 +261,7 @@ pub fn left_out(task: &Task) -> Option<LeftOut> {
     (!policies.is_empty()).then_some(LeftOut { policies, because })
 }
 
-/// Every policy that applies, and budgeted plans at their peaks.
+/// Every policy that applies, all that may be moved moved out, and budgeted plans at their peaks.
 ///
 /// # Errors
 /// A task whose own order is not a schedule.
@@ -269,14 +270,25 @@ pub fn compare(
     budgeted: &ckpt_passes::plan::Budgeted,
 ) -> ckpt_passes::Result<Vec<Row>> {
     let setting = task.setting();
-    let policies: Vec<_> = budgeted::policies(&setting).collect();
+    let policies = budgeted::policies(&setting).map(|(policy, plan)| (policy.to_string(), plan));
+    let mut policies: Vec<(String, Plan)> = policies.collect();
+    if task.problem.transfer.is_some() {
+        // To a disk it takes as long, as far as devices are known.
+        let moved = Offloading {
+            what: What::All,
+            outside_bytes: None,
+            ..task.offload
+        };
+        let plan = moved.plan(&setting, By::Policy(Policy::None))?;
+        policies.push(("offload cpu".into(), plan));
+    }
     let peaks: Vec<u64> = policies.iter().map(|(_, p)| p.after.peak_bytes).collect();
     let solutions = budgeted.frontier(&setting, &peaks, Vec::new())?;
     let rows = policies
         .iter()
         .zip(&solutions)
         .map(|((policy, plan), solution)| Row {
-            policy: policy.to_string(),
+            policy: policy.clone(),
             peak_bytes: task.shown(plan.after.peak_bytes),
             overhead_pct: budgeted::overhead_pct(budgeted.objective, &plan.after, &plan.before),
             budget_overhead_pct: solution

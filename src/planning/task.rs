@@ -112,6 +112,7 @@ impl Task {
         }
         let before = evaluate(&problem, &problem.given_order())?;
         let structure = Structure::unknown(problem.ops.len());
+        warnings.extend(request.offload.warning(&structure));
         Ok(Task {
             choices: Choices::none(&structure),
             wishes: String::new(),
@@ -164,6 +165,7 @@ impl Task {
             times.check_dims(binding.iter())?;
             warnings.extend(times.price(&mut subject.problem)?);
         }
+        warnings.extend(request.offload.warning(&subject.structure));
         let choices = (
             refine(&request.wishes, graph, &subject)?,
             request.wishes.to_string(),

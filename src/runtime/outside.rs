@@ -1,6 +1,6 @@
 //! Where results wait that have left the device's memory: a file each, or the host's memory beside a device.
 //!
-//! A file has no name: it is unlinked as it is opened, so that nothing is left of it after success, error or signal. Its
+//! A file has no name, so that nothing is left of it after success, error or signal. Its
 //! blocks are reserved before they are mapped, so that a full disk is an error and not a fault. What waits is counted
 //! from the outside, by what is mapped.
 
@@ -8,8 +8,9 @@ use super::convert::{self, torch_error};
 use ckpt_passes::{Error, Result};
 use ckpt_torch::bytes;
 use memmap2::{Mmap, MmapMut};
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -162,10 +163,38 @@ impl Outside {
 
 fn file(folder: &Path, len: usize) -> Result<MmapMut> {
     let place = folder.display().to_string();
-    let file = tempfile::tempfile_in(folder).map_err(|e| no_room(&e, len, &place))?;
+    let file = nameless(folder).map_err(|e| no_room(&e, len, &place))?;
     reserve(&file, len).map_err(|e| no_room(&e, len, &place))?;
     // SAFETY: the file has no name, so nobody else changes or shortens it.
     unsafe { MmapMut::map_mut(&file) }.map_err(|e| no_room(&e, len, &place))
+}
+
+/// A file without a name. Where a file system cannot make one (O_TMPFILE of Linux), it loses its name right after it is
+/// made: only a process killed between the two calls leaves an empty file.
+fn nameless(folder: &Path) -> std::io::Result<File> {
+    let opened = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_TMPFILE | libc::O_CLOEXEC)
+        .mode(0o600)
+        .open(folder);
+    match opened {
+        Err(e) if CANNOT.contains(&e.raw_os_error().unwrap_or(0)) => unlinked(folder),
+        opened => opened,
+    }
+}
+
+/// What a file system says that has no files without a name, and a kernel that knows of none.
+const CANNOT: [i32; 3] = [libc::EOPNOTSUPP, libc::EISDIR, libc::ENOENT];
+
+fn unlinked(folder: &Path) -> std::io::Result<File> {
+    let file = tempfile::Builder::new()
+        .prefix(".ckpt-opt-")
+        .tempfile_in(folder)?;
+    // Closing a named file of this kind removes its name.
+    let (file, path) = file.into_parts();
+    path.close()?;
+    Ok(file)
 }
 
 fn reserve(file: &File, len: usize) -> std::io::Result<()> {
@@ -208,4 +237,27 @@ pub fn new_tensor(outside: &Tensor) -> Result<Tensor> {
         ));
     }
     ckpt_torch::empty(&outside.size(), kind).map_err(torch_error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Seek, Write};
+
+    #[test]
+    fn files_have_no_name_whatever_the_file_system_can_do() {
+        let folder = tempfile::tempdir().unwrap();
+        let empty = || std::fs::read_dir(folder.path()).unwrap().count() == 0;
+        for make in [nameless, unlinked] {
+            let mut file = make(folder.path()).unwrap();
+            assert!(empty());
+            file.write_all(b"waits").unwrap();
+            file.rewind().unwrap();
+            let mut text = String::new();
+            file.read_to_string(&mut text).unwrap();
+            assert_eq!(text, "waits");
+            assert!(empty());
+        }
+        assert!(nameless(&folder.path().join("none")).is_err());
+    }
 }

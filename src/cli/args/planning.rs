@@ -74,7 +74,7 @@ pub struct Offloads {
     /// host's memory), disk (all, in a file) or block-inputs (what layers read). A run on the CPU uses a file for all of these
     #[arg(long, value_name = "WHAT", default_value = "none", value_parser = offload)]
     pub offload: (What, To),
-    /// Results of fewer bytes stay
+    /// Results of a node that are fewer bytes together stay
     #[arg(long, value_name = "BYTES", default_value_t = MIN_BYTES)]
     pub min_offload_bytes: u64,
     /// The most bytes that may wait outside at once: 16GiB, 750MB, plain bytes
