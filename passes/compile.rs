@@ -15,7 +15,7 @@ use crate::transform::loss::Loss;
 use crate::transform::optimizer::{Optimizer, Updates};
 use crate::transform::remat::strip_again;
 use crate::transform::streams::{self, Stream};
-use crate::transform::tile::Tile;
+use crate::transform::tile::Tiles;
 
 /// What to compile into.
 #[derive(Clone, Debug)]
@@ -41,9 +41,9 @@ pub struct Request {
     /// Put one op in the place of several where that saves memory or time; results may be rounded otherwise. The
     /// command line asks for it unless told not to.
     pub fuse: bool,
-    /// Compute the head and the loss part by part, so that scores never exist whole; results may be rounded otherwise. With
-    /// a budget, [`Tile::Auto`] leaves the number of parts to the planner.
-    pub tile: Tile,
+    /// Compute the head and the loss part by part, so that scores never exist whole; results may be rounded otherwise. The
+    /// same for chains of ops on tokens. With a budget, numbers that are left open are the planner's.
+    pub tile: Tiles,
     /// What waits outside the device's memory between its uses.
     pub offload: Offloading,
     /// What updates the parameters, in the graph.
@@ -71,7 +71,7 @@ impl Default for Request {
             drop_outputs: Vec::new(),
             rng_streams: Vec::new(),
             fuse: false,
-            tile: Tile::Off,
+            tile: Tiles::default(),
             offload: Offloading::default(),
             optimizer: None,
             fuse_optimizer: false,
@@ -92,6 +92,8 @@ pub struct Compiled {
     pub fused: Fused,
     /// What was tiled: the node that makes the scores, and the number of parts.
     pub tiled: Vec<(String, usize)>,
+    /// The same for chains in the middle of the model, by their first nodes.
+    pub tiled_mlps: Vec<(String, usize)>,
     /// Numbers of parts that were planned, where that was left to the planner.
     pub tried: Option<Tried>,
     /// What the optimizer updates; nothing where none was asked for.
@@ -162,6 +164,7 @@ pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resul
         loss: cx.loss,
         fused: cx.fused,
         tiled: cx.tiled,
+        tiled_mlps: cx.tiled_mlps,
         tried: cx.tried,
         updates: cx.updates,
         timings,

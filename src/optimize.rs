@@ -19,7 +19,7 @@ use ckpt_passes::transform::loss::Loss;
 use ckpt_passes::transform::optimizer::Optimizer;
 use ckpt_passes::transform::remat::strip_again;
 use ckpt_passes::transform::streams::Stream;
-use ckpt_passes::transform::tile::Tile;
+use ckpt_passes::transform::tile::{Tile, Tiles};
 use ckpt_passes::{Error, Result, text};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -35,6 +35,8 @@ pub mod record {
     pub const FUSE: &str = "ckpt.fuse";
     /// Into how many parts the head and the loss were cut, where they were.
     pub const TILE: &str = "ckpt.tile";
+    /// The same for chains of ops on tokens.
+    pub const TILE_MLP: &str = "ckpt.tile_mlp";
     /// What updates the parameters, and `true` where each update runs as soon as its gradient is complete.
     pub const OPTIMIZER: &str = "ckpt.optimizer";
     pub const FUSE_OPTIMIZER: &str = "ckpt.fuse_optimizer";
@@ -149,16 +151,19 @@ pub struct Outcome {
 pub fn optimize(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Result<Outcome> {
     let compiled = compile(graph, request, watch)?;
     let fused = !compiled.fused.is_empty();
-    let parts = compiled.tiled.iter().map(|(_, parts)| *parts).max();
+    let most = |tiled: &[(String, usize)]| tiled.iter().map(|(_, parts)| *parts).max();
+    let (parts, mlp_parts) = (most(&compiled.tiled), most(&compiled.tiled_mlps));
     let policy = compiled
         .made
         .as_ref()
         .map_or("none", |made| &made.plan.policy);
     write_record(graph, request, policy, compiled.loss.as_ref(), fused);
-    if let Some(parts) = parts {
-        let meta = &mut graph.meta;
-        meta.insert(record::NUMERICS.into(), "rounded".into());
-        meta.insert(record::TILE.into(), parts.to_string());
+    for (key, parts) in [(record::TILE, parts), (record::TILE_MLP, mlp_parts)] {
+        if let Some(parts) = parts {
+            let meta = &mut graph.meta;
+            meta.insert(record::NUMERICS.into(), "rounded".into());
+            meta.insert(key.into(), parts.to_string());
+        }
     }
     if let Some(optimizer) = &request.optimizer {
         let meta = &mut graph.meta;
@@ -184,6 +189,7 @@ pub fn optimize(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resu
             loss: compiled.loss.map(|l| l.to_string()),
             is_measured: request.times.is_some(),
             loss_parts: parts,
+            mlp_parts,
             tried: compiled.tried,
             ..Task::made(&unplanned, made.subject, choices, &made.binding, warnings)?
         };
@@ -284,9 +290,13 @@ pub fn read_record(meta: &BTreeMap<String, String>) -> Result<(Request, Given)> 
         .found(other)),
     };
     let optimizer = meta.get(record::OPTIMIZER).map(|t| Optimizer::parse(t));
-    let tile = match meta.get(record::TILE) {
-        None => Tile::Off,
-        Some(parts) => Tile::parse(parts)?,
+    let parts = |key: &str| match meta.get(key) {
+        None => Ok(Tile::Off),
+        Some(parts) => Tile::parse(parts),
+    };
+    let tile = Tiles {
+        loss: parts(record::TILE)?,
+        mlp: parts(record::TILE_MLP)?,
     };
     let inputs = list(record::INPUT)?;
     let request = Request {

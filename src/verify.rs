@@ -213,7 +213,9 @@ pub fn verify(request: &Request) -> Result<Certificate> {
     let pairs = right
         .iter()
         .filter_map(|(name, b)| Some((name, left.get(name)?, b)));
-    let made = |graph: &Graph| [record::FUSE, record::TILE].map(|key| graph.meta.get(key).cloned());
+    let made = |graph: &Graph| {
+        [record::FUSE, record::TILE, record::TILE_MLP].map(|key| graph.meta.get(key).cloned())
+    };
     let rounding =
         request.tolerance.is_none() && kind == "training" && made(&a.graph) != made(&b.graph);
     let tolerance = request.tolerance.unwrap_or_default();

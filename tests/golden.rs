@@ -193,7 +193,8 @@ fn option(cx: &mut Cx, key: &str, value: &str) -> Result<(), String> {
             options.optimizer = Some(Optimizer::parse(value).map_err(|e| e.to_string())?);
         }
         ("fuse_optimizer", "") => options.fuse_optimizer = value == "true",
-        ("tile", "") => options.tile = Tile::parse(value).map_err(|e| e.to_string())?,
+        ("tile", "") => options.tile.loss = Tile::parse(value).map_err(|e| e.to_string())?,
+        ("tile-mlp", "") => options.tile.mlp = Tile::parse(value).map_err(|e| e.to_string())?,
         ("every", "") => options.wishes.every = value.parse().ok(),
         ("first", "") => options.wishes.first = value.parse().ok(),
         ("layers" | "scope", "") => {

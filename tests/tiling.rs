@@ -10,7 +10,7 @@ use ckpt_passes::ir::{DType, Graph};
 use ckpt_passes::plan::Policy;
 use ckpt_passes::text;
 use ckpt_passes::transform::loss::Loss;
-use ckpt_passes::transform::tile::Tile;
+use ckpt_passes::transform::tile::{Tile, Tiles};
 use std::collections::BTreeMap;
 use tch::{Kind, Tensor};
 use torch::tensor;
@@ -116,7 +116,10 @@ fn training(form: &str, sizes: &str, tile: Tile) -> (Graph, Vec<(String, usize)>
     let mut request = Request {
         loss: Loss::Output("total".into()),
         policy: Policy::None,
-        tile,
+        tile: Tiles {
+            loss: tile,
+            ..Tiles::default()
+        },
         ..Request::default()
     };
     request.selection.trainable = ["w", "tied", "bias", "scale"].map(String::from).to_vec();
@@ -238,7 +241,10 @@ fn scores_that_are_an_output_stay_whole_and_say_why() {
     let mut request = Request {
         loss: Loss::Output("total".into()),
         policy: Policy::None,
-        tile: Tile::Parts(4),
+        tile: Tiles {
+            loss: Tile::Parts(4),
+            ..Tiles::default()
+        },
         ..Request::default()
     };
     request.selection.trainable = vec!["w".into()];

@@ -15,7 +15,7 @@ use crate::transform;
 use crate::transform::fuse::Fused;
 use crate::transform::loss::{Loss, Seed};
 use crate::transform::optimizer::{Optimizer, Updates, add_updates};
-use crate::transform::tile::{self, Tile};
+use crate::transform::tile::{self, Tile, Tiled, Tiles};
 use std::time::Instant;
 
 /// What was asked for: the options that passes read.
@@ -36,8 +36,8 @@ pub struct Options {
     pub device: Device,
     /// Measured times of nodes: they take the place of the model's.
     pub times: Option<Times>,
-    /// Into how many parts the head and the loss are cut.
-    pub tile: Tile,
+    /// What is cut into how many parts.
+    pub tile: Tiles,
     /// What waits outside the device's memory.
     pub offload: Offloading,
     /// What updates the parameters.
@@ -59,7 +59,7 @@ impl Default for Options {
             stored: None,
             device: Device::default(),
             times: None,
-            tile: Tile::Off,
+            tile: Tiles::default(),
             offload: Offloading::default(),
             optimizer: None,
             fuse_optimizer: false,
@@ -90,6 +90,8 @@ pub struct Cx {
     pub fused: Fused,
     /// What `tile` cut: the node that makes the scores, and the number of parts.
     pub tiled: Vec<(String, usize)>,
+    /// The same for chains in the middle of the model, by their first nodes.
+    pub tiled_mlps: Vec<(String, usize)>,
     /// Numbers of parts that were planned, where that was left to the planner.
     pub tried: Option<Tried>,
     /// What `optimizer` added.
@@ -212,29 +214,34 @@ static TILE: Pass = Pass {
     follows: None,
     idempotent: false,
     run: |graph, cx| {
+        let wish = cx.options.tile;
+        if wish == Tiles::default() {
+            return Ok(Changed::No);
+        }
         let binding = Binding::new(graph, &cx.options.dims)?;
-        let cut = |graph: &mut Graph, wish: Tile| {
-            tile::tile(graph, &|graph, region| wish.parts(graph, region, &binding))
-        };
         let options = &mut cx.options;
-        let wish = match (options.tile, &options.stored, &options.budget) {
-            (Tile::Off, ..) => return Ok(Changed::No),
-            (Tile::Auto, Some(stored), _) => match stored.loss_parts {
-                Some(parts) => Tile::Parts(parts),
-                // A schedule without anything else does not say what it was made for.
-                None if stored.fingerprint.is_empty() => Tile::Auto,
-                None => return Ok(Changed::No),
+        let open = |wish: Tile, stored: Option<usize>, plan: &Plan| match (wish, stored) {
+            (Tile::Auto, Some(parts)) => Tile::Parts(parts),
+            // A schedule without anything else does not say what it was made for.
+            (Tile::Auto, None) if !plan.fingerprint.is_empty() => Tile::Off,
+            (wish, _) => wish,
+        };
+        let wish = match (&options.stored, &options.budget) {
+            (Some(plan), _) => Tiles {
+                loss: open(wish.loss, plan.loss_parts, plan),
+                mlp: open(wish.mlp, plan.mlp_parts, plan),
             },
-            (Tile::Auto, None, Some(budgeted)) => {
+            (None, Some(budgeted)) if wish.is_open() => {
                 let question = tiling::Question {
                     graph,
+                    tiles: wish,
                     budgeted,
                     offload: &options.offload,
                     usable_bytes: options.device.usable_bytes(),
                     tiled: &|graph, wish| {
-                        let done = cut(graph, wish)?;
+                        let (loss, mlps) = cut(graph, wish, &binding)?;
                         update(graph, options)?;
-                        Ok(done.regions.into_iter().map(|(_, parts)| parts).collect())
+                        Ok((loss.most_parts(), mlps.most_parts()))
                     },
                     subject: &|graph| {
                         let subject = priced(graph, &binding, options)?.0;
@@ -243,27 +250,47 @@ static TILE: Pass = Pass {
                     },
                 };
                 cx.tried = tiling::search(&question)?;
-                cx.tried.as_ref().map_or(Tile::Auto, Tried::tile)
+                cx.tried.as_ref().map_or(wish, Tried::tiles)
             }
-            (wish, ..) => wish,
+            (None, _) => wish,
         };
         if let (Some(tried), Some(budgeted)) = (&cx.tried, &mut options.budget) {
             *budgeted = tried.settled(budgeted);
         }
-        if wish == Tile::Off {
-            return Ok(Changed::No);
-        }
-        let done = cut(graph, wish)?;
-        if !done.found {
+        let (loss, mlps) = cut(graph, wish, &binding)?;
+        if wish.loss != Tile::Off && !loss.found {
             cx.warnings
                 .push("there is no loss over classes whose rows could be tiled".into());
         }
-        cx.warnings.extend(done.refused);
-        let changed = !done.regions.is_empty();
-        cx.tiled.extend(done.regions);
+        if wish.mlp != Tile::Off && mlps.regions.is_empty() {
+            cx.warnings.push(match mlps.refused.first() {
+                Some(why) => format!("no MLP could be tiled: {why}"),
+                None => "there is no MLP whose rows could be tiled".into(),
+            });
+        }
+        cx.warnings.extend(loss.refused);
+        let changed = loss.regions.len() + mlps.regions.len() > 0;
+        cx.tiled.extend(loss.regions);
+        cx.tiled_mlps.extend(mlps.regions);
         Ok(changed.into())
     },
 };
+
+/// Cuts losses, then chains.
+fn cut(graph: &mut Graph, wish: Tiles, binding: &Binding) -> Result<(Tiled, Tiled)> {
+    let (mut loss, mut mlps) = (Tiled::default(), Tiled::default());
+    if wish.loss != Tile::Off {
+        loss = tile::tile(graph, &|graph, region| {
+            wish.loss.parts(graph, region, binding)
+        })?;
+    }
+    if wish.mlp != Tile::Off {
+        mlps = tile::tile_chains(graph, &|graph, region| {
+            wish.mlp.parts(graph, region, binding)
+        })?;
+    }
+    Ok((loss, mlps))
+}
 
 /// A graph as a problem, its times as measured where they were; and what is to be said about these.
 fn priced(graph: &Graph, binding: &Binding, options: &Options) -> Result<(Subject, Vec<String>)> {
@@ -338,6 +365,7 @@ static PLAN: Pass = Pass {
             _ => None,
         };
         plan.loss_parts = cx.tiled.iter().map(|(_, parts)| *parts).max();
+        plan.mlp_parts = cx.tiled_mlps.iter().map(|(_, parts)| *parts).max();
         if let Some(tried) = &cx.tried {
             tried.qualify(&mut plan);
         }

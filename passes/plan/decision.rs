@@ -55,6 +55,9 @@ pub struct Plan {
     /// Into how many parts the loss was cut; what the ops are depends on it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_parts: Option<usize>,
+    /// The same for chains of ops on tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mlp_parts: Option<usize>,
     pub segments: Vec<Segment>,
     pub decisions: Vec<Decision>,
     pub before: Score,
@@ -105,6 +108,7 @@ impl Plan {
             offloaded: Vec::new(),
             offload_to: To::Host,
             loss_parts: None,
+            mlp_parts: None,
             before,
             after,
             certificate: None,
@@ -153,6 +157,7 @@ impl Plan {
             offloaded: Vec::new(),
             offload_to: To::Host,
             loss_parts: None,
+            mlp_parts: None,
             segments: Vec::new(),
             decisions: Vec::new(),
             before: Score::default(),

@@ -1,8 +1,8 @@
-//! Into how many parts a loss is cut, where that is left to the planner.
+//! Into how many parts a loss and chains of ops on tokens are cut, where that is left to the planner.
 //!
-//! More parts take less memory beside the scores of one part and read the head's weight more often, so the best number
-//! depends on the budget. A plan takes a fraction of a second: the loss left whole, the number of a rule
-//! ([`Tile::Auto`]) and that number doubled or halved are each planned quickly, for as long as doubling or halving pays.
+//! More parts take less memory beside what one part holds and read weights more often, so the best number depends on the
+//! budget. A plan takes a fraction of a second: nothing cut, the number of a rule ([`Tile::Auto`]) and that number
+//! doubled or halved are each planned quickly, for as long as doubling or halving pays.
 //! This is a search: a bound that a plan comes with speaks of its own number of parts, and [`Tried`] says what was tried.
 
 use super::budgeted::{Budgeted, overhead_pct};
@@ -11,31 +11,33 @@ use super::solve::{Effort, Objective};
 use super::{Basis, Budget, Choices, Plan, Score, Setting, Subject};
 use crate::error::{Kind, Result};
 use crate::ir::Graph;
-use crate::transform::tile::Tile;
+use crate::transform::tile::{Tile, Tiles};
 use serde::Serialize;
 
 /// Doubling the number of parts pays if it makes the step cheaper by this share.
 const WORTH: f64 = 0.0005;
 
 /// Numbers of parts are at most so many times doubled or halved.
-const FARTHEST: i32 = 4;
+const FARTHEST: i32 = 8;
 
-/// A number of parts, and the quick plan that was made for it.
+/// Numbers of parts, and the quick plan that was made for them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Trial {
-    /// 1 where the loss is left whole; the most where several losses are cut.
+    /// Of the loss: 1 where it is left whole; the most where several losses are cut.
     pub parts: usize,
+    /// Of each chain of ops on tokens, in the same way.
+    pub mlp_parts: usize,
     /// Whether a plan was found that fits the budget.
     pub fits: bool,
     /// Of that plan; where there is none, the smallest peak for which a plan is known.
     pub peak_bytes: u64,
-    /// By the objective, in percent of the step with its loss whole and nothing computed again; null where nothing fits.
+    /// By the objective, in percent of the step with nothing cut and nothing computed again; null where nothing fits.
     pub overhead_pct: Option<f64>,
-    /// What the plan is proven to be no worse than with this number of parts, in the same terms.
+    /// What the plan is proven to be no worse than with these numbers of parts, in the same terms.
     pub lower_bound_pct: Option<f64>,
     pub chosen: bool,
     #[serde(skip)]
-    tile: Tile,
+    tiles: Tiles,
     #[serde(skip)]
     cost: f64,
 }
@@ -48,11 +50,25 @@ pub struct Tried {
     pub budget_bytes: u64,
 }
 
+impl Trial {
+    /// Its numbers, for people.
+    pub fn words(&self) -> String {
+        let loss = match self.parts {
+            1 => "loss whole".to_string(),
+            n => format!("loss in {n}"),
+        };
+        match self.mlp_parts {
+            1 => loss,
+            n => format!("{loss}, MLPs in {n}"),
+        }
+    }
+}
+
 impl Tried {
-    /// What to cut the loss into.
-    pub fn tile(&self) -> Tile {
+    /// What to cut.
+    pub fn tiles(&self) -> Tiles {
         let chosen = self.trials.iter().find(|t| t.chosen);
-        chosen.map_or(Tile::Auto, |t| t.tile)
+        chosen.map_or(Tiles::default(), |t| t.tiles)
     }
 
     /// The same budget, as the number that every trial was given. Where none of them fitted it stays as it is said: a
@@ -76,17 +92,12 @@ impl Tried {
         ) else {
             return;
         };
-        let others: Vec<String> = self
-            .trials
-            .iter()
-            .filter(|t| !t.chosen)
-            .map(|t| t.parts.to_string())
-            .collect();
+        let others = self.trials.iter().filter(|t| !t.chosen);
+        let others: Vec<String> = others.map(Trial::words).collect();
         certificate.class.push_str(&format!(
-            ", with the loss in {} part{}; {} were planned too, other numbers were not",
-            own.parts,
-            if own.parts == 1 { "" } else { "s" },
-            others.join(", ")
+            ", of parts: {}; planned too: {}; other numbers were not",
+            own.words(),
+            others.join("; ")
         ));
     }
 }
@@ -95,75 +106,61 @@ impl Tried {
 pub struct Question<'a> {
     /// Before it is tiled.
     pub graph: &'a Graph,
+    /// What was asked for: what is [`Tile::Auto`] is looked for.
+    pub tiles: Tiles,
     pub budgeted: &'a Budgeted,
     pub offload: &'a Offloading,
     pub usable_bytes: Option<u64>,
-    /// Cuts a copy of the graph; the numbers of parts that came of it.
-    pub tiled: &'a dyn Fn(&mut Graph, Tile) -> Result<Vec<usize>>,
+    /// Cuts a copy of the graph; the most parts of a loss and of a chain that came of it.
+    pub tiled: &'a dyn Fn(&mut Graph, Tiles) -> Result<(usize, usize)>,
     /// A graph as a problem, with what the user settled.
     pub subject: &'a dyn Fn(&Graph) -> Result<(Subject, Choices)>,
 }
 
-/// Plans several numbers of parts. `None` where there is nothing to cut.
+/// Plans several numbers of parts: those of the loss first, then those of chains. `None` where there is nothing to cut.
 ///
-/// A share of memory is of the step cut by the rule, so that it means the same number of bytes for all of them.
+/// A share of memory is of the step cut as the rules have it, so that it means the same number of bytes for all of them.
 ///
 /// # Errors
 /// What the passes or the planner refuse, but for budgets that nothing fits into.
 pub fn search(question: &Question) -> Result<Option<Tried>> {
-    let mut whole = question.graph.clone();
     let mut ruled = question.graph.clone();
-    let parts = (question.tiled)(&mut ruled, Tile::Auto)?;
-    let Some(parts) = parts.into_iter().max() else {
+    if (question.tiled)(&mut ruled, question.tiles)? == (1, 1) {
         return Ok(None);
-    };
+    }
     let (subject, choices) = (question.subject)(&ruled)?;
-    let budget_bytes = question
-        .budgeted
-        .peak_bytes(&setting(question, &subject, &choices))?;
-    (question.tiled)(&mut whole, Tile::Off)?;
-    let (whole, whole_choices) = (question.subject)(&whole)?;
+    let own = setting(question, &subject, &choices);
+    let budget_bytes = question.budgeted.peak_bytes(&own)?;
+    let mut whole = question.graph.clone();
+    (question.tiled)(&mut whole, Tiles::default())?;
+    let (whole, _) = (question.subject)(&whole)?;
     let before = super::evaluate(&whole.problem, &whole.problem.given_order())?;
-    let judge = Judge {
+    let mut judge = Judge {
         question,
         budget_bytes,
         before,
+        trials: Vec::new(),
     };
-    let mut trials = vec![
-        judge.trial(Tile::Off, 1, &whole, &whole_choices)?,
-        judge.trial(Tile::Auto, parts, &subject, &choices)?,
-    ];
-    for step in [1, -1] {
-        let mut best = 1;
-        for doublings in 1..=FARTHEST {
-            let tile = Tile::Doubled(step * doublings);
-            let mut graph = question.graph.clone();
-            let parts = (question.tiled)(&mut graph, tile)?.into_iter().max();
-            let Some(parts) = parts.filter(|n| trials.iter().all(|t| t.parts != *n)) else {
-                break;
-            };
-            let (subject, choices) = (question.subject)(&graph)?;
-            trials.push(judge.trial(tile, parts, &subject, &choices)?);
-            let last = trials.len() - 1;
-            if !judge.is_better(&trials[last], &trials[best]) {
-                break;
-            }
-            best = last;
-        }
-        if best != 1 {
-            break;
-        }
+    let fixed = |wish: Tile| match wish {
+        Tile::Auto => Tile::Off,
+        given => given,
+    };
+    let base = Tiles {
+        loss: fixed(question.tiles.loss),
+        mlp: fixed(question.tiles.mlp),
+    };
+    judge.trial(base)?;
+    if question.tiles.loss == Tile::Auto {
+        judge.look(|loss, tiles| Tiles { loss, ..tiles })?;
     }
-    trials.sort_by_key(|t| t.parts);
-    let best = (1..trials.len()).fold(0, |best, i| {
-        match judge.is_better(&trials[i], &trials[best]) {
-            true => i,
-            false => best,
-        }
-    });
-    trials[best].chosen = true;
+    if question.tiles.mlp == Tile::Auto {
+        judge.look(|mlp, tiles| Tiles { mlp, ..tiles })?;
+    }
+    let best = judge.best();
+    judge.trials[best].chosen = true;
+    judge.trials.sort_by_key(|t| (t.parts, t.mlp_parts));
     Ok(Some(Tried {
-        trials,
+        trials: judge.trials,
         budget_bytes,
     }))
 }
@@ -182,8 +179,9 @@ fn setting<'a>(question: &Question, subject: &'a Subject, choices: &'a Choices) 
 struct Judge<'a> {
     question: &'a Question<'a>,
     budget_bytes: u64,
-    /// Of the step with its loss whole.
+    /// Of the step with nothing cut.
     before: Score,
+    trials: Vec<Trial>,
 }
 
 impl Judge<'_> {
@@ -201,7 +199,7 @@ impl Judge<'_> {
             (false, false) => own.peak_bytes < other.peak_bytes,
             (true, true) => {
                 let least = WORTH * self.of(&self.before);
-                match own.parts > other.parts {
+                match own.parts * own.mlp_parts > other.parts * other.mlp_parts {
                     true => own.cost < other.cost - least,
                     false => own.cost <= other.cost + least,
                 }
@@ -210,27 +208,64 @@ impl Judge<'_> {
         }
     }
 
-    fn trial(
-        &self,
-        tile: Tile,
-        parts: usize,
-        subject: &Subject,
-        choices: &Choices,
-    ) -> Result<Trial> {
+    fn best(&self) -> usize {
+        let better =
+            |best: usize, i: usize| match self.is_better(&self.trials[i], &self.trials[best]) {
+                true => i,
+                false => best,
+            };
+        (1..self.trials.len()).fold(0, better)
+    }
+
+    /// Tries numbers of parts of one kind, with the others as they are best so far: the rule's, then twice and half as
+    /// many for as long as that is better.
+    fn look(&mut self, with: impl Fn(Tile, Tiles) -> Tiles) -> Result<()> {
+        let base = self.trials[self.best()].tiles;
+        let Some(rule) = self.trial(with(Tile::Auto, base))? else {
+            return Ok(());
+        };
+        for step in [1, -1] {
+            let mut best = rule;
+            for doublings in 1..=FARTHEST {
+                let Some(last) = self.trial(with(Tile::Doubled(step * doublings), base))? else {
+                    break;
+                };
+                if !self.is_better(&self.trials[last], &self.trials[best]) {
+                    break;
+                }
+                best = last;
+            }
+            if best != rule {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Cuts and plans; `None` where those numbers have been tried.
+    fn trial(&mut self, tiles: Tiles) -> Result<Option<usize>> {
+        let mut graph = self.question.graph.clone();
+        let (parts, mlp_parts) = (self.question.tiled)(&mut graph, tiles)?;
+        let same = |t: &Trial| (t.parts, t.mlp_parts) == (parts, mlp_parts);
+        if self.trials.iter().any(same) {
+            return Ok(None);
+        }
+        let (subject, choices) = (self.question.subject)(&graph)?;
         let quick = Budgeted {
             effort: Effort::First,
             budget: Budget::Bytes(self.budget_bytes),
             ..*self.question.budgeted
         };
-        let setting = setting(self.question, subject, choices);
+        let setting = setting(self.question, &subject, &choices);
         let mut trial = Trial {
             parts,
+            mlp_parts,
             fits: false,
             peak_bytes: 0,
             overhead_pct: None,
             lower_bound_pct: None,
             chosen: false,
-            tile,
+            tiles,
             cost: f64::INFINITY,
         };
         match self.question.offload.plan(&setting, By::Budget(&quick)) {
@@ -244,14 +279,14 @@ impl Judge<'_> {
                 let least = plan.certificate.map(|c| c.lower_bound_pct);
                 trial.lower_bound_pct =
                     least.map(|p| percent(self.of(&plan.before) * (1.0 + p / 100.0)));
-                Ok(trial)
             }
             Err(error) if error.kind() == Kind::Budget => {
                 let known = error.shortfall().map(|s| s.smallest_feasible_bytes);
                 trial.peak_bytes = known.unwrap_or(u64::MAX);
-                Ok(trial)
             }
-            Err(error) => Err(error),
+            Err(error) => return Err(error),
         }
+        self.trials.push(trial);
+        Ok(Some(self.trials.len() - 1))
     }
 }

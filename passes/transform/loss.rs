@@ -240,6 +240,13 @@ fn scalar_loss(graph: &mut Graph, value: ValueId, loss: Loss) -> Result<Seeds> {
     if scalar == value {
         scalar = b.emit(&ops::shape::IDENTITY, &[value], Attrs::new())?;
     }
+    if named {
+        // The float32 scalar takes its place.
+        graph.rename_value(value, "loss/own");
+        let others = graph.outputs().iter().copied().filter(|v| *v != value);
+        let others = others.collect();
+        graph.set_outputs(others);
+    }
     finish(graph, scalar, loss)
 }
 

@@ -29,6 +29,8 @@ pub struct Summary {
     pub fused: BTreeMap<&'static str, usize>,
     /// Into how many parts the head and the loss were cut, by the node that makes the scores.
     pub tiled: BTreeMap<String, usize>,
+    /// Into how many parts chains of ops on tokens were cut, by their first nodes.
+    pub tiled_mlps: BTreeMap<String, usize>,
     /// Numbers of parts that were planned, where that was left to the planner.
     pub parts_tried: Vec<Trial>,
     /// What a budgeted plan keeps small; the next three percentages are in its terms.
@@ -133,6 +135,7 @@ impl Summary {
             loss: compiled.loss.as_ref().map(|l| l.to_string()),
             fused: compiled.fused.clone(),
             tiled: compiled.tiled.iter().cloned().collect(),
+            tiled_mlps: compiled.tiled_mlps.iter().cloned().collect(),
             parts_tried: trials::list(compiled.tried.as_ref()),
             objective: certificate.map(|c| c.objective.clone()),
             budget_bytes: certificate.map(|c| c.budget_bytes),
@@ -254,6 +257,13 @@ impl Summary {
             let _ = writeln!(
                 out,
                 "  tiled in {parts} parts: from {node} to the loss and back"
+            );
+        }
+        if let Some((node, parts)) = self.tiled_mlps.iter().next() {
+            let _ = writeln!(
+                out,
+                "  {} chains tiled in {parts} parts, forward and backward: from {node}, …",
+                self.tiled_mlps.len()
             );
         }
         out.push_str(&trials::human(&self.parts_tried));

@@ -45,6 +45,8 @@ pub struct Report {
     pub offloaded: usize,
     /// Into how many parts the loss was cut.
     pub loss_parts: Option<usize>,
+    /// The same for chains of ops on tokens.
+    pub mlp_parts: Option<usize>,
     /// Numbers of parts that were planned, where that was left to the planner.
     pub parts_tried: Vec<Trial>,
     pub segments: usize,
@@ -127,6 +129,7 @@ impl Report {
             plan_seconds: planned.seconds,
             offloaded: plan.offloaded.len(),
             loss_parts: plan.loss_parts,
+            mlp_parts: plan.mlp_parts,
             parts_tried: trials::list(task.tried.as_ref()),
             segments: plan.segments.len(),
             blocks: task.structure.blocks,
@@ -205,8 +208,10 @@ impl Report {
         if let Some(class) = &self.bound_class {
             let _ = writeln!(out, "  (among {class})");
         }
-        if let Some(parts) = self.loss_parts {
-            let _ = writeln!(out, "  the loss in {parts} parts");
+        for (what, parts) in [("the loss", self.loss_parts), ("MLPs", self.mlp_parts)] {
+            if let Some(parts) = parts {
+                let _ = writeln!(out, "  {what} in {parts} parts");
+            }
         }
         out.push_str(&trials::human(&self.parts_tried));
         if let Some(smallest) = self.smallest_feasible_bytes {

@@ -32,6 +32,8 @@ pub struct Task {
     pub offload: Offloading,
     /// Into how many parts the loss was cut.
     pub loss_parts: Option<usize>,
+    /// Into how many parts chains of ops on tokens were cut.
+    pub mlp_parts: Option<usize>,
     /// Numbers of parts that were planned, where that was left to the planner.
     pub tried: Option<Tried>,
     /// The score of the given order.
@@ -121,6 +123,7 @@ impl Task {
             device: request.device.clone(),
             offload: request.offload,
             loss_parts: None,
+            mlp_parts: None,
             tried: None,
             before,
             labels: Labels::unknown(&problem),
@@ -141,7 +144,7 @@ impl Task {
     /// What any pass before the plan refuses.
     pub fn of_graph(graph: &mut Graph, request: &Request) -> Result<Task> {
         let before_plan = Request {
-            stop_after: Some("tile".into()),
+            stop_after: Some("optimizer".into()),
             ..request.clone()
         };
         let compiled = compile(graph, &before_plan, &mut Watch::default())?;
@@ -149,6 +152,7 @@ impl Task {
         task.warnings.splice(0..0, compiled.warnings);
         task.loss = compiled.loss.map(|l| l.to_string());
         task.loss_parts = compiled.tiled.iter().map(|(_, parts)| *parts).max();
+        task.mlp_parts = compiled.tiled_mlps.iter().map(|(_, parts)| *parts).max();
         task.tried = compiled.tried;
         Ok(task)
     }
@@ -202,6 +206,7 @@ impl Task {
             device: subject.device,
             offload: Offloading::default(),
             loss_parts: None,
+            mlp_parts: None,
             tried: None,
             dims: binding
                 .iter()
@@ -243,7 +248,7 @@ impl Task {
             (_, Some(budgeted)) => self.offload.plan(&self.setting(), By::Budget(budgeted))?,
             (Goal::Budget(_), None) => return Err(Error::bug("plan", "a budget went missing")),
         };
-        plan.loss_parts = self.loss_parts;
+        (plan.loss_parts, plan.mlp_parts) = (self.loss_parts, self.mlp_parts);
         if let Some(tried) = &self.tried {
             tried.qualify(&mut plan);
         }

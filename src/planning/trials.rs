@@ -1,4 +1,4 @@
-//! The numbers of parts that were planned for a loss, for people.
+//! The numbers of parts that were planned, for people.
 
 use crate::emit::units::bytes;
 use ckpt_passes::plan::{Trial, Tried};
@@ -17,18 +17,15 @@ pub fn human(trials: &[Trial]) -> String {
     };
     let _ = writeln!(
         out,
-        "  parts of the loss, each planned quickly; overhead is on the step with its loss whole:"
+        "  numbers of parts, each planned quickly; overhead is on the step with nothing cut:"
     );
     for trial in trials {
-        let parts = match trial.parts {
-            1 => "whole".to_string(),
-            n => format!("{n} parts"),
-        };
+        let parts = trial.words();
         let found = match trial.overhead_pct {
             Some(percent) => format!("{percent:.2} % at {}", bytes(trial.peak_bytes)),
             None => format!("no plan fits, {} at least", bytes(trial.peak_bytes)),
         };
-        let _ = writeln!(out, "    {parts:<12}{found}{}", why(trial, chosen));
+        let _ = writeln!(out, "    {parts:<26}{found}{}", why(trial, chosen));
     }
     out
 }
@@ -41,9 +38,7 @@ fn why(trial: &Trial, chosen: &Trial) -> &'static str {
         };
     }
     match (trial.overhead_pct, chosen.overhead_pct) {
-        (Some(own), Some(other)) if trial.parts > chosen.parts && own < other => {
-            "   too little less for twice the parts"
-        }
+        (Some(own), Some(other)) if own < other => "   too little less for more parts",
         _ => "",
     }
 }

@@ -34,6 +34,7 @@ pub struct Explanation {
     pub gap_pct: Option<f64>,
     /// Into how many parts the loss was cut, and the numbers that were planned where that was left to the planner.
     pub loss_parts: Option<usize>,
+    pub mlp_parts: Option<usize>,
     pub parts_tried: Vec<Trial>,
     pub at_peak_before: AtPeak,
     pub at_peak_after: AtPeak,
@@ -93,6 +94,7 @@ impl Explanation {
             lower_bound_pct: certificate.map(|c| c.lower_bound_pct),
             gap_pct: certificate.map(|c| c.gap_pct),
             loss_parts: plan.loss_parts,
+            mlp_parts: plan.mlp_parts,
             parts_tried: trials::list(task.tried.as_ref()),
             at_peak_before: account.at_peak(&account.before),
             at_peak_after: account.at_peak(&account.after),
@@ -128,8 +130,10 @@ impl Explanation {
             micros(self.recompute_us),
             self.overhead_pct
         );
-        if let Some(parts) = self.loss_parts {
-            let _ = writeln!(out, "  the loss in {parts} parts");
+        for (what, parts) in [("the loss", self.loss_parts), ("MLPs", self.mlp_parts)] {
+            if let Some(parts) = parts {
+                let _ = writeln!(out, "  {what} in {parts} parts");
+            }
         }
         let parts_tried = trials::human(&self.parts_tried);
         if !parts_tried.is_empty() {

@@ -7,6 +7,9 @@
 //! 16-bit ones in float32; gradients of rows are joined. The nodes are ordinary ones, unrolled, so that the planner sees the
 //! true peak and any runtime can run the file.
 //!
+//! Chains of ops on tokens in the middle of a model ([`tile_chains`]) are cut in the same way, but for their backward, which
+//! runs later and reads what the forward nodes made of the same part: a planner may compute that again part by part.
+//!
 //! Works on any head whose ops treat rows alike (`ops/rows.rs`): with bias, soft caps, label smoothing, masks, class
 //! weights, any reduction. Adding parts up rounds otherwise than one sum does.
 
@@ -18,12 +21,15 @@ pub use region::{Refusal, Region};
 use crate::analysis::sizes::Binding;
 use crate::error::{Error, Result};
 use crate::ir::typing::Contents;
-use crate::ir::{Graph, Side};
+use crate::ir::{Builder, Dim, Graph, Node, NodeId, Role, Side, ValueId};
+use crate::ops::kind::{Kind, kind};
 use crate::ops::rows::class_scores;
 use crate::transform::dce::dce;
 use crate::transform::infer::infer;
 use crate::transform::order::settle;
 use crate::transform::simplify::simplify;
+use parts::Work;
+use rustc_hash::FxHashMap;
 use std::fmt;
 
 /// Into how many parts rows are cut.
@@ -41,8 +47,24 @@ pub enum Tile {
     Parts(usize),
 }
 
+/// What is cut.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tiles {
+    /// Heads with their losses.
+    pub loss: Tile,
+    /// Chains of ops on tokens in the middle of a model, such as MLPs.
+    pub mlp: Tile,
+}
+
+impl Tiles {
+    /// Whether some number of parts is left open.
+    pub fn is_open(&self) -> bool {
+        self.loss == Tile::Auto || self.mlp == Tile::Auto
+    }
+}
+
 impl Tile {
-    /// Reads the value of `--tile-loss`.
+    /// Reads the value of `--tile-loss` or `--tile-mlp`.
     ///
     /// # Errors
     /// Another word, or a number below 1.
@@ -118,6 +140,17 @@ pub struct Tiled {
     pub refused: Vec<String>,
 }
 
+impl Tiled {
+    /// The most parts that something was cut into; 1 where nothing was.
+    pub fn most_parts(&self) -> usize {
+        self.regions
+            .iter()
+            .map(|(_, parts)| *parts)
+            .max()
+            .unwrap_or(1)
+    }
+}
+
 /// Cuts every region around scores of classes into the number of parts that `parts` says; 1 leaves it as it is.
 ///
 /// # Errors
@@ -134,8 +167,11 @@ pub fn tile(graph: &mut Graph, parts: &dyn Fn(&Graph, &Region) -> usize) -> Resu
         scores.dedup();
         scores
     };
-    tiled.found = !scores.is_empty();
-    for scores in scores {
+    let heads = heads(graph);
+    let named = scores.len();
+    tiled.found = named + heads.len() > 0;
+    let mut refused = Vec::new();
+    for (i, scores) in scores.into_iter().chain(heads).enumerate() {
         // An earlier region may have held these.
         if !graph.contains_value(scores) {
             continue;
@@ -148,9 +184,11 @@ pub fn tile(graph: &mut Graph, parts: &dyn Fn(&Graph, &Region) -> usize) -> Resu
                 let node = refusal
                     .node
                     .map_or(String::new(), |n| format!(" at {}", graph.describe(n)));
-                tiled
-                    .refused
-                    .push(format!("scores `{name}` stay whole{node}: {}", refusal.why));
+                let why = format!("scores `{name}` stay whole{node}: {}", refusal.why);
+                // A product may be no head at all, and scores that a loss compares speak for it.
+                if i < named || refused.is_empty() {
+                    refused.push((scores, why));
+                }
                 continue;
             }
         };
@@ -159,30 +197,138 @@ pub fn tile(graph: &mut Graph, parts: &dyn Fn(&Graph, &Region) -> usize) -> Resu
             continue;
         }
         let name = graph.describe(region.nodes[0]);
-        let count = apply(graph, &region, count)?;
-        tiled.regions.push((name, count));
+        let counts = apply(graph, &[(region, count)])?;
+        tiled
+            .regions
+            .extend(counts.into_iter().map(|n| (name.clone(), n)));
     }
+    // Scores may have been cut with others after all.
+    refused.retain(|(scores, _)| graph.contains_value(*scores));
+    tiled.refused = refused.into_iter().map(|(_, why)| why).collect();
     Ok(tiled)
 }
 
-/// Puts the parts of a region in its place; returns how many there are.
-fn apply(graph: &mut Graph, region: &Region, count: usize) -> Result<usize> {
+/// Cuts chains of ops on tokens into the number of parts that `parts` says: what lies between a product that is wider than
+/// what it reads and the next narrow value, with its backward. All parts run forward in the forward part; in the backward
+/// part they follow one another again, so that what they hold in between can be computed anew part by part.
+///
+/// # Errors
+/// See [`infer`].
+pub fn tile_chains(graph: &mut Graph, parts: &dyn Fn(&Graph, &Region) -> usize) -> Result<Tiled> {
+    let mut tiled = Tiled::default();
+    let contents = Contents::known(graph)?;
+    let heads = heads(graph);
+    let mut regions: Vec<(Region, usize)> = Vec::new();
+    let mut taken: Side<NodeId, bool> = Side::new(graph.node_bound(), false);
+    for id in graph.order() {
+        let node = graph.node(*id);
+        let expands = node.role == Role::Forward && expansion(graph, node).is_some();
+        if !expands || taken[*id] || heads.contains(&node.outs[0]) {
+            continue;
+        }
+        tiled.found = true;
+        let region = match Region::chain(graph, &contents, node.outs[0]) {
+            Ok(region) => region,
+            Err(refusal) => {
+                let node = refusal.node.unwrap_or(*id);
+                let (wide, at) = (graph.describe(*id), graph.describe(node));
+                tiled.refused.push(format!(
+                    "what {wide} makes stays whole at {at}: {}",
+                    refusal.why
+                ));
+                continue;
+            }
+        };
+        let count = parts(graph, &region);
+        if count < 2 || region.all().any(|n| taken[*n]) {
+            continue;
+        }
+        for n in region.all() {
+            taken[*n] = true;
+        }
+        regions.push((region, count));
+    }
+    if regions.is_empty() {
+        return Ok(tiled);
+    }
+    let names: Vec<String> = regions
+        .iter()
+        .map(|(region, _)| graph.describe(region.nodes[0]))
+        .collect();
+    let counts = apply(graph, &regions)?;
+    tiled.regions = names.into_iter().zip(counts).collect();
+    Ok(tiled)
+}
+
+/// How many elements a row of the result of a product has, where it has more than its first operand.
+fn expansion(graph: &Graph, node: &Node) -> Option<i64> {
+    if !matches!(kind(node.op), Kind::Product | Kind::BiasedProduct) {
+        return None;
+    }
+    let width = |v: ValueId| graph.ty(v).dims.last().and_then(Dim::as_const);
+    let (from, to) = (width((*node.ins.first()?)?)?, width(node.outs[0])?);
+    (to > from).then_some(to)
+}
+
+/// Results of the last products before the loss, where they are wider than what they are made of: scores, in whatever
+/// way the loss is written.
+fn heads(graph: &Graph) -> Vec<ValueId> {
+    let mut heads = Vec::new();
+    let forward = |id: NodeId| graph.node(id).role != Role::Backward;
+    let scalar = |v: &ValueId| graph.ty(*v).elements().is_one() && graph.ty(*v).dtype.is_float();
+    let losses = graph.outputs().iter().copied().filter(scalar);
+    let mut open: Vec<NodeId> = losses.filter_map(|v| graph.def_node(v)).collect();
+    let mut seen = Side::new(graph.node_bound(), false);
+    while let Some(id) = open.pop() {
+        if seen[id] || !forward(id) {
+            continue;
+        }
+        seen[id] = true;
+        let node = graph.node(id);
+        if !matches!(kind(node.op), Kind::Product | Kind::BiasedProduct) {
+            open.extend(node.ins.iter().flatten().filter_map(|v| graph.def_node(*v)));
+            continue;
+        }
+        if expansion(graph, node).is_some() {
+            heads.push(node.outs[0]);
+        }
+    }
+    heads.sort_unstable();
+    heads
+}
+
+/// Puts the parts of regions, which share no node, in their places; returns how many parts each has.
+fn apply(graph: &mut Graph, regions: &[(Region, usize)]) -> Result<Vec<usize>> {
     let contents = infer(graph)?;
     let old = graph.order().to_vec();
-    let count = parts::emit(graph, contents, region, count)?;
-    let new = graph.order()[old.len()..].to_vec();
+    let each = regions.iter();
+    let work: Vec<Work> = each
+        .map(|(region, count)| Work::new(graph, &contents, region, *count))
+        .collect();
+    let mut b = Builder::resume(graph, contents);
+    let mut moved = FxHashMap::default();
+    let mut instead: FxHashMap<NodeId, Vec<NodeId>> = FxHashMap::default();
+    let mut counts = Vec::new();
+    for ((region, _), work) in regions.iter().zip(&work) {
+        let emitted = parts::emit(&mut b, work, &mut moved)?;
+        counts.push(emitted.parts);
+        for (ids, new) in [&region.nodes, &region.after]
+            .into_iter()
+            .zip(emitted.nodes)
+        {
+            instead.extend(ids.first().map(|first| (*first, new)));
+        }
+    }
     let mut order = Vec::with_capacity(graph.order().len());
     let mut done: Side<_, bool> = Side::new(graph.node_bound(), false);
     for id in old {
-        if id == region.nodes[0] {
-            for id in &new {
-                settle(graph, *id, &mut done, &mut order)?;
-            }
+        for id in instead.get(&id).into_iter().flatten() {
+            settle(graph, *id, &mut done, &mut order)?;
         }
         settle(graph, id, &mut done, &mut order)?;
     }
     graph.set_order(order);
     dce(graph);
     simplify(graph)?;
-    Ok(count)
+    Ok(counts)
 }

@@ -3,7 +3,7 @@
 use super::region::{Region, like};
 use crate::error::{Error, Result};
 use crate::ir::typing::Contents;
-use crate::ir::{Attrs, Builder, Dim, Graph, NodeId, Role, Ty, ValueId};
+use crate::ir::{Attrs, Builder, Dim, Graph, Node, NodeId, Role, Ty, ValueId};
 use crate::ops::accumulate::{ACCUMULATE, ADD_PRODUCT};
 use crate::ops::arith::DIV;
 use crate::ops::concat::CONCAT;
@@ -17,52 +17,115 @@ use crate::ops::shape::{RESHAPE, SHAPE};
 use crate::ops::slice::SLICE;
 use rustc_hash::FxHashMap;
 
-/// Emits `count` parts of the region at the end of the graph, fewer where there are fewer rows; whoever read its results
-/// reads what the parts make. Returns how many parts there are.
+/// A region to be emitted, as it was before anything was.
+pub struct Work<'r> {
+    region: &'r Region,
+    /// Into how many parts.
+    pub count: usize,
+    nodes: FxHashMap<NodeId, Node>,
+    inputs: [Vec<ValueId>; 2],
+    outputs: [Vec<ValueId>; 2],
+    /// Axes of reductions.
+    axes: FxHashMap<NodeId, Vec<usize>>,
+}
+
+impl<'r> Work<'r> {
+    pub fn new(graph: &Graph, contents: &Contents, region: &'r Region, count: usize) -> Work<'r> {
+        let sides = [&region.nodes, &region.after];
+        let node = |id: &NodeId| (*id, graph.node(*id).clone());
+        let axes = |id: &NodeId| Some((*id, reduces(graph, contents, graph.node(*id))?));
+        Work {
+            region,
+            count,
+            nodes: region.all().map(node).collect(),
+            inputs: sides.map(|nodes| region.parted_inputs(graph, nodes)),
+            outputs: sides.map(|nodes| region.outputs(graph, nodes)),
+            axes: region.all().filter_map(axes).collect(),
+        }
+    }
+}
+
+/// What was emitted for a region.
+pub struct Emitted {
+    pub parts: usize,
+    /// New nodes that take the place of the region's nodes, and of those that run later.
+    pub nodes: [Vec<NodeId>; 2],
+}
+
+/// Emits the parts of the region at the end of the graph, fewer where there are fewer rows; whoever read its results
+/// reads what the parts make. `moved` says what was put in the place of results of other regions before, and is added to.
 ///
 /// # Errors
 /// What typing refuses.
-pub fn emit(graph: &mut Graph, contents: Contents, region: &Region, count: usize) -> Result<usize> {
-    let inputs = region.parted_inputs(graph);
-    let outputs = region.outputs(graph);
-    let axes = region
-        .nodes
-        .iter()
-        .filter_map(|id| Some((*id, reduces(graph, &contents, graph.node(*id))?)))
-        .collect();
-    let mut b = Builder::resume(graph, contents);
-    b.role = Role::Backward;
+pub fn emit(
+    b: &mut Builder,
+    work: &Work,
+    moved: &mut FxHashMap<ValueId, ValueId>,
+) -> Result<Emitted> {
+    let region = work.region;
+    let is_chain = !region.after.is_empty();
     b.prefix = "tile".into();
-    b.loc = b.graph.node(region.nodes[0]).loc.clone();
+    b.loc = work.nodes[&region.nodes[0]].loc.clone();
+    b.role = match is_chain {
+        true => work.nodes[&region.nodes[0]].role,
+        false => Role::Backward,
+    };
     let mut parts = Parts {
         region,
-        inputs,
-        axes,
+        work,
+        flats: FxHashMap::default(),
         totals: FxHashMap::default(),
         shares: FxHashMap::default(),
         sums: FxHashMap::default(),
         pieces: FxHashMap::default(),
         products: FxHashMap::default(),
+        moved,
         b,
     };
+    let mut nodes = [Vec::new(), Vec::new()];
+    let first = parts.b.graph.order().len();
     parts.means()?;
-    parts.products(&outputs);
-    let cuts = parts.cuts(count)?;
-    for (start, end) in &cuts {
-        parts.part(*start, *end, &outputs)?;
+    let cuts = parts.cuts(work.count)?;
+    let mut now: Vec<Part> = cuts.iter().map(|_| Part::default()).collect();
+    for (side, ids) in [&region.nodes, &region.after].into_iter().enumerate() {
+        let start = match side {
+            0 => first,
+            _ => parts.b.graph.order().len(),
+        };
+        if side == 1 {
+            parts.b.role = Role::Backward;
+        }
+        let outputs = &work.outputs[side];
+        parts.products(outputs);
+        for ((start, end), part) in cuts.iter().zip(&mut now) {
+            parts.part(*start, *end, part, &work.inputs[side], ids)?;
+            parts.gather(part, outputs)?;
+        }
+        for v in outputs {
+            parts.replace(*v)?;
+        }
+        nodes[side] = parts.b.graph.order()[start..].to_vec();
     }
-    for v in outputs {
-        parts.replace(v)?;
-    }
-    Ok(cuts.len())
+    Ok(Emitted {
+        parts: cuts.len(),
+        nodes,
+    })
+}
+
+/// What has been emitted for some of the rows.
+#[derive(Default)]
+struct Part {
+    /// By the value that it is a part of.
+    values: FxHashMap<ValueId, ValueId>,
+    /// How many rows it has, as an int64 vector of length 1.
+    count: Option<ValueId>,
 }
 
 struct Parts<'r, 'g> {
     region: &'r Region,
-    /// Values from outside that have rows.
-    inputs: Vec<ValueId>,
-    /// Axes of reductions.
-    axes: FxHashMap<NodeId, Vec<usize>>,
+    work: &'r Work<'r>,
+    /// Values from outside with their rows as one axis.
+    flats: FxHashMap<ValueId, ValueId>,
     /// The weight of all labels, of nodes that take the mean.
     totals: FxHashMap<NodeId, ValueId>,
     /// The cotangent of such a node, divided by its total.
@@ -73,15 +136,22 @@ struct Parts<'r, 'g> {
     pieces: FxHashMap<ValueId, Vec<ValueId>>,
     /// Sums of products, which need not exist one by one: how they turn their operands, and the type of the sum.
     products: FxHashMap<ValueId, (Attrs, Ty)>,
-    b: Builder<'g>,
+    /// What stands for results of regions that were emitted before.
+    moved: &'r mut FxHashMap<ValueId, ValueId>,
+    b: &'r mut Builder<'g>,
 }
 
 impl Parts<'_, '_> {
+    /// The value that has taken the place of one from outside, if any has.
+    fn own(&self, v: ValueId) -> ValueId {
+        self.moved.get(&v).copied().unwrap_or(v)
+    }
+
     /// The weight of all labels, for every mean over them.
     fn means(&mut self) -> Result<()> {
         let mut known = FxHashMap::default();
-        for id in &self.region.nodes {
-            let node = self.b.graph.node(*id);
+        for id in self.region.all() {
+            let node = &self.work.nodes[id];
             if is_mean_loss(node) {
                 let at = usize::from(is_class_loss_grad(node.op));
                 let (labels, weights) = (node.ins[at + 1], node.ins.get(at + 2).copied().flatten());
@@ -92,7 +162,7 @@ impl Parts<'_, '_> {
                 let key = (labels, weights, attrs.opt_int("ignore_index"), dtype);
                 let total = match known.get(&key) {
                     Some(total) => *total,
-                    None => label_weight(&mut self.b, labels, weights, &attrs, dtype)?,
+                    None => label_weight(self.b, labels, weights, &attrs, dtype)?,
                 };
                 known.insert(key, total);
                 self.totals.insert(*id, total);
@@ -106,7 +176,7 @@ impl Parts<'_, '_> {
         for v in outputs {
             let ty = self.b.ty(*v);
             let maker = self.b.graph.def_node(*v);
-            let turned = maker.and_then(|id| bare_product(self.b.graph.node(id)));
+            let turned = maker.and_then(|id| bare_product(&self.work.nodes[&id]));
             if self.region.classes[v] == Rows::Sum
                 && let (Some(attrs), Some(_), 2) = (turned, ty.static_dims(), ty.rank())
             {
@@ -148,7 +218,8 @@ impl Parts<'_, '_> {
             return Ok(self.b.ints(&[n]));
         }
         let flat = |rows: &Rows| matches!(rows, Rows::Lead(_));
-        let known = self.inputs.iter().find(|v| flat(&self.region.classes[*v]));
+        let inputs = &self.work.inputs[0];
+        let known = inputs.iter().find(|v| flat(&self.region.classes[*v]));
         let Some(v) = known.copied() else {
             return Err(Error::bug(
                 "tile",
@@ -160,7 +231,7 @@ impl Parts<'_, '_> {
         self.b.emit(&SHAPE, &[v], first)
     }
 
-    /// First and last row of each part, as int64 vectors of length 1; the last may be beyond the end.
+    /// First and last row of each part, as int64 vectors of length 1. None is empty where there are as many rows as parts.
     fn cuts(&mut self, count: usize) -> Result<Vec<(ValueId, ValueId)>> {
         let count = count as i64;
         if let Some(rows) = self.region.rows.as_const() {
@@ -172,15 +243,13 @@ impl Parts<'_, '_> {
                 .collect());
         }
         let rows = self.n_rows()?;
-        let more = self.b.ints(&[count - 1]);
         let by = self.b.ints(&[count]);
-        let raised = self.b.add(rows, more)?;
-        let each = self.b.emit(&DIV, &[raised, by], Attrs::new())?;
         let mut bounds = Vec::new();
         let mut start = self.b.ints(&[0]);
         for i in 1..=count {
             let times = self.b.ints(&[i]);
-            let end = self.b.mul(each, times)?;
+            let some = self.b.mul(rows, times)?;
+            let end = self.b.emit(&DIV, &[some, by], Attrs::new())?;
             bounds.push((start, end));
             start = end;
         }
@@ -189,7 +258,18 @@ impl Parts<'_, '_> {
 
     /// A value with its rows as one axis.
     fn flat(&mut self, v: ValueId) -> Result<ValueId> {
-        let Rows::Lead(k) = self.region.classes[&v] else {
+        if let Some(flat) = self.flats.get(&v) {
+            return Ok(*flat);
+        }
+        let flat = self.flattened(v)?;
+        self.flats.insert(v, flat);
+        Ok(flat)
+    }
+
+    fn flattened(&mut self, v: ValueId) -> Result<ValueId> {
+        let rows = self.region.classes[&v];
+        let v = self.own(v);
+        let Rows::Lead(k) = rows else {
             return Ok(v);
         };
         if k == 1 {
@@ -213,12 +293,21 @@ impl Parts<'_, '_> {
         self.b.emit(&RESHAPE, &[v, shape], Attrs::new())
     }
 
-    /// Emits every node of the region for the rows from `start` up to `end`.
-    fn part(&mut self, start: ValueId, end: ValueId, outputs: &[ValueId]) -> Result<()> {
-        let mut now: FxHashMap<ValueId, ValueId> = FxHashMap::default();
-        let mut count = None;
+    /// Emits nodes of the region for the rows from `start` up to `end`.
+    fn part(
+        &mut self,
+        start: ValueId,
+        end: ValueId,
+        part: &mut Part,
+        inputs: &[ValueId],
+        nodes: &[NodeId],
+    ) -> Result<()> {
+        let Part { values: now, count } = part;
         self.b.prefix = "tile".into();
-        for v in self.inputs.clone() {
+        for v in inputs.iter().copied() {
+            if now.contains_key(&v) {
+                continue;
+            }
             let axis = i64::from(self.region.classes[&v] == Rows::Last);
             let flat = self.flat(v)?;
             let (axis, one) = (self.b.ints(&[axis]), self.b.ints(&[1]));
@@ -228,27 +317,32 @@ impl Parts<'_, '_> {
             now.insert(v, part);
             if count.is_none() && axis == self.b.ints(&[0]) {
                 let first = Attrs::new().with("start", 0).with("end", 1);
-                count = Some(match self.b.ty(part).dims[0].as_const() {
+                *count = Some(match self.b.ty(part).dims[0].as_const() {
                     Some(n) => self.b.ints(&[n]),
                     None => self.b.emit(&SHAPE, &[part], first)?,
                 });
             }
         }
-        let Some(count) = count else {
+        let Some(count) = *count else {
             return Err(Error::bug(
                 "tile",
                 "no operand says how many rows a part has",
             ));
         };
-        for id in &self.region.nodes {
-            self.node(*id, &mut now, count)?;
+        for id in nodes {
+            self.node(*id, now, count)?;
         }
+        Ok(())
+    }
+
+    /// Adds results of a part to the sums and pieces of the whole.
+    fn gather(&mut self, part: &Part, outputs: &[ValueId]) -> Result<()> {
         self.b.prefix = "tile".into();
         for v in outputs {
             if self.products.contains_key(v) {
                 continue;
             }
-            let part = now[v];
+            let part = part.values[v];
             if self.region.classes[v] == Rows::Sum {
                 let wide = compute_type(self.b.ty(part).dtype);
                 let sum = match self.sums.get(v).copied() {
@@ -270,14 +364,14 @@ impl Parts<'_, '_> {
         now: &mut FxHashMap<ValueId, ValueId>,
         count: ValueId,
     ) -> Result<()> {
-        let node = self.b.graph.node(id).clone();
+        let node = self.work.nodes[&id].clone();
         self.b.loc = node.loc.clone();
         self.b.prefix = format!("{}/tile", node.name);
         let fit = &self.region.fits[&id];
         let mut ins: Vec<Option<ValueId>> = node
             .ins
             .iter()
-            .map(|v| v.map(|v| now.get(&v).copied().unwrap_or(v)))
+            .map(|v| v.map(|v| now.get(&v).copied().unwrap_or_else(|| self.own(v))))
             .collect();
         let in_types = node
             .ins
@@ -301,14 +395,14 @@ impl Parts<'_, '_> {
             }
         }
         let outs = cut(CutCx {
-            b: &mut self.b,
+            b: self.b,
             op: node.op,
             attrs,
             ins,
             in_types,
             out_types,
             fit,
-            axes: self.axes.get(&id).cloned(),
+            axes: self.work.axes.get(&id).cloned(),
             count,
         })?;
         now.extend(node.outs.iter().copied().zip(outs));
@@ -334,7 +428,7 @@ impl Parts<'_, '_> {
             .graph
             .def_node(old)
             .expect("a region makes its outputs");
-        self.b.loc = self.b.graph.node(maker).loc.clone();
+        self.b.loc = self.work.nodes[&maker].loc.clone();
         let new = match self.pieces.remove(&old) {
             Some(pieces) => self.joined(old, &pieces)?,
             None => self.summed(old, maker)?,
@@ -345,6 +439,7 @@ impl Parts<'_, '_> {
             self.b.graph.rename_value(new, &name);
         }
         self.b.graph.replace_uses(old, new);
+        self.moved.insert(old, new);
         Ok(())
     }
 
@@ -380,13 +475,11 @@ impl Parts<'_, '_> {
             Some(dims) => self.b.ints(&dims),
             None => {
                 let axis = Attrs::new().with("axis", 0);
-                let batch = match like(
-                    self.b.graph,
-                    &self.inputs,
-                    &self.region.classes,
-                    &ty.dims[..k],
-                ) {
+                let all: Vec<ValueId> = self.work.inputs.concat();
+                let classes = &self.region.classes;
+                let batch = match like(self.b.graph, &all, classes, &ty.dims[..k]) {
                     Some(v) => {
+                        let v = self.own(v);
                         let first = Attrs::new().with("start", 0).with("end", k as i64);
                         self.b.emit(&SHAPE, &[v], first)?
                     }

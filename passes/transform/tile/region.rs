@@ -4,9 +4,13 @@
 //! the region, and so does every node on a path between two nodes of it; narrow values are its border. In a region every
 //! node treats rows alike or sums over them (`ops/rows.rs`), so that the parts of the rows can pass through one after
 //! the other.
+//!
+//! The backward of scores begins where their forward ends, so a part passes through both at once. In the middle of a
+//! model ([`Region::chain`]) all parts pass through the forward nodes first, and through the backward nodes later, which
+//! read what the forward nodes made of the same part.
 
 use crate::ir::typing::Contents;
-use crate::ir::{Dim, Graph, NodeId, Same, Side, ValueId};
+use crate::ir::{Dim, Graph, NodeId, Role, Same, Side, ValueId};
 use crate::ops::rows::{Fit, FitCx, Reason, Rows, fit, lead};
 use rustc_hash::FxHashMap;
 
@@ -14,6 +18,8 @@ use rustc_hash::FxHashMap;
 pub struct Region {
     /// In the order they run.
     pub nodes: Vec<NodeId>,
+    /// Backward nodes that run later, in their order.
+    pub after: Vec<NodeId>,
     pub fits: FxHashMap<NodeId, Fit>,
     pub classes: FxHashMap<ValueId, Rows>,
     /// How many rows there are.
@@ -34,6 +40,23 @@ impl Region {
     /// # Errors
     /// The first node that cannot be cut along rows.
     pub fn around(graph: &Graph, contents: &Contents, scores: ValueId) -> Result<Region, Refusal> {
+        Region::search(graph, contents, scores, false)
+    }
+
+    /// The region around `wide`, a value of the forward part, with its backward apart.
+    ///
+    /// # Errors
+    /// The first node that cannot be cut along rows.
+    pub fn chain(graph: &Graph, contents: &Contents, wide: ValueId) -> Result<Region, Refusal> {
+        Region::search(graph, contents, wide, true)
+    }
+
+    fn search(
+        graph: &Graph,
+        contents: &Contents,
+        scores: ValueId,
+        is_chain: bool,
+    ) -> Result<Region, Refusal> {
         let none = |why| Refusal { node: None, why };
         let dims = &graph.ty(scores).dims;
         let Some((width, batch)) = dims.split_last() else {
@@ -50,6 +73,7 @@ impl Region {
             contents,
             rows,
             width,
+            is_chain,
             classes: FxHashMap::default(),
             fits: FxHashMap::default(),
             open: Vec::new(),
@@ -62,8 +86,13 @@ impl Region {
         search.close()
     }
 
-    /// Values that nodes of the region read and others make, and that have rows.
-    pub fn parted_inputs(&self, graph: &Graph) -> Vec<ValueId> {
+    /// All nodes, in the order they run.
+    pub fn all(&self) -> impl Iterator<Item = &NodeId> {
+        self.nodes.iter().chain(&self.after)
+    }
+
+    /// Values that these nodes of the region read and others make, and that have rows.
+    pub fn parted_inputs(&self, graph: &Graph, nodes: &[NodeId]) -> Vec<ValueId> {
         let mut inputs = Vec::new();
         let made = |v: ValueId| {
             graph
@@ -71,7 +100,7 @@ impl Region {
                 .is_some_and(|n| self.fits.contains_key(&n))
         };
         let mut seen = rustc_hash::FxHashSet::default();
-        for id in &self.nodes {
+        for id in nodes {
             for (v, rows) in graph.node(*id).ins.iter().zip(&self.fits[id].ins) {
                 if let (Some(v), Some(_)) = (v, rows)
                     && !made(*v)
@@ -90,18 +119,18 @@ impl Region {
             Rows::Lead(k) => Dim::product(&graph.ty(v).dims[k..]).as_const(),
             Rows::Last | Rows::Sum => None,
         };
-        let inputs = self.parted_inputs(graph).into_iter();
+        let inputs = self.parted_inputs(graph, &self.nodes).into_iter();
         let narrow = inputs.filter_map(row).filter(|n| *n < self.width);
         narrow.max().unwrap_or(1)
     }
 
-    /// Values that nodes of the region make and others read.
-    pub fn outputs(&self, graph: &Graph) -> Vec<ValueId> {
+    /// Values that these nodes of the region make and nodes outside it read.
+    pub fn outputs(&self, graph: &Graph, nodes: &[NodeId]) -> Vec<ValueId> {
         let outside = |v: &ValueId| {
             let uses = graph.value(*v).uses().iter();
             graph.is_output(*v) || uses.clone().any(|u| !self.fits.contains_key(&u.node))
         };
-        let made = self.nodes.iter().flat_map(|id| &graph.node(*id).outs);
+        let made = nodes.iter().flat_map(|id| &graph.node(*id).outs);
         made.copied().filter(outside).collect()
     }
 }
@@ -111,6 +140,8 @@ struct Search<'a> {
     contents: &'a Contents,
     rows: Dim,
     width: i64,
+    /// Whether the backward runs later.
+    is_chain: bool,
     classes: FxHashMap<ValueId, Rows>,
     fits: FxHashMap<NodeId, Fit>,
     open: Vec<NodeId>,
@@ -183,8 +214,16 @@ impl Search<'_> {
 
     /// Adds the nodes on paths between nodes of the region, until there are none.
     fn close(mut self) -> Result<Region, Refusal> {
+        let order = self.graph.order();
         loop {
-            let between = self.between();
+            let between = match self.is_chain {
+                true => {
+                    let mut both = self.between(order, Some(false));
+                    both.extend(self.between(order, Some(true)));
+                    both
+                }
+                false => self.between(order, None),
+            };
             if between.is_empty() {
                 break;
             }
@@ -196,9 +235,18 @@ impl Search<'_> {
             }
         }
         let inside = |id: &NodeId| self.fits.contains_key(id);
-        let nodes = self.graph.order().iter().copied().filter(inside).collect();
+        let all = order.iter().copied().filter(inside);
+        let later = |id: &NodeId| self.is_chain && self.is_backward(*id);
+        let (after, nodes): (Vec<NodeId>, Vec<NodeId>) = all.partition(later);
+        if nodes.is_empty() {
+            return Err(Refusal {
+                node: None,
+                why: "no node of the forward part belongs to it",
+            });
+        }
         Ok(Region {
             nodes,
+            after,
             fits: self.fits,
             classes: self.classes,
             rows: self.rows,
@@ -206,11 +254,17 @@ impl Search<'_> {
         })
     }
 
-    /// Nodes outside that depend on the region and that the region depends on, in order.
-    fn between(&self) -> Vec<NodeId> {
+    fn is_backward(&self, id: NodeId) -> bool {
+        self.graph.node(id).role == Role::Backward
+    }
+
+    /// Nodes outside that depend on the region and that the region depends on, in order; of one side of the graph only
+    /// where one is given (whether it is the backward).
+    fn between(&self, order: &[NodeId], backward: Option<bool>) -> Vec<NodeId> {
         let graph = self.graph;
+        let counts = |id: &&NodeId| backward.is_none_or(|side| self.is_backward(**id) == side);
         let mut after = Side::new(graph.value_bound(), false);
-        for id in graph.order() {
+        for id in order.iter().filter(counts) {
             let node = graph.node(*id);
             if self.fits.contains_key(id) || node.ins.iter().flatten().any(|v| after[*v]) {
                 for v in &node.outs {
@@ -220,7 +274,7 @@ impl Search<'_> {
         }
         let mut before = Side::new(graph.value_bound(), false);
         let mut between = Vec::new();
-        for id in graph.order().iter().rev() {
+        for id in order.iter().rev().filter(counts) {
             let node = graph.node(*id);
             let inside = self.fits.contains_key(id);
             let leads = node.outs.iter().any(|v| before[*v]);

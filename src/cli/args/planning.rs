@@ -11,7 +11,7 @@ use ckpt_passes::plan::{Budget, Budgeted, Effort, Objective, Offloading, budgete
 use ckpt_passes::transform::loss::Loss;
 use ckpt_passes::transform::optimizer::Optimizer;
 use ckpt_passes::transform::streams::Stream;
-use ckpt_passes::transform::tile::Tile;
+use ckpt_passes::transform::tile::{Tile, Tiles};
 use ckpt_passes::{Error, Result};
 use clap::{ArgAction, Args};
 use std::path::PathBuf;
@@ -201,6 +201,10 @@ pub struct Training {
     /// parts as pay within the budget, by rule without one) or a number. Logits must not be an output (--drop-output)
     #[arg(long, value_name = "N", default_value = "off", value_parser = tile)]
     pub tile_loss: Tile,
+    /// Compute MLPs, and other chains of ops on tokens, part by part along the tokens, forward and backward, so that what
+    /// lies inside never exists whole: off, auto (as many parts as pay within the budget, by rule without one) or a number
+    #[arg(long, value_name = "N", default_value = "off", value_parser = tile)]
+    pub tile_mlp: Tile,
     /// Update the parameters in the graph: sgd or adamw, perhaps with settings as in PyTorch
     /// (sgd:momentum=0.9,weight_decay=0.01; adamw:beta2=0.95). New inputs are lr, step and the state, new outputs
     /// <parameter>.updated and <state>.updated
@@ -222,7 +226,10 @@ impl Training {
             drop_outputs: self.drop_outputs.clone(),
             rng_streams: self.rng_streams.clone(),
             fuse: !self.no_fuse,
-            tile: self.tile_loss,
+            tile: Tiles {
+                loss: self.tile_loss,
+                mlp: self.tile_mlp,
+            },
             optimizer: self.optimizer,
             fuse_optimizer: self.fuse_optimizer,
             ..Request::default()
