@@ -14,7 +14,12 @@
 //! In expected output a line `…` stands for any lines, and `…` in a line for any text. `BLESS=1` writes what was printed.
 //! Without feature `torch` commands that execute graphs must say so, and what needs their files is left out.
 
+#[path = "torchscript/archive.rs"]
+#[allow(dead_code, reason = "the files that are wrong need few of its kinds")]
+mod archive;
 mod command;
+#[path = "command/damaged.rs"]
+mod damaged;
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -26,6 +31,9 @@ const WRITTEN_AFTER: [&str; 4] = ["-o", "--outputs", "--certificate", "--trace"]
 
 /// First words of commands that may stand in `sh setup`.
 const SETUP: [&str; 5] = ["cargo", "git", "cd", "tools/", "pip"];
+
+/// The page whose examples are about files that are wrong.
+const ERRORS: &str = "docs/errors.md";
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -79,6 +87,9 @@ impl Reader {
         for shown in ["fixtures", "tools"] {
             std::os::unix::fs::symlink(root().join(shown), folder.path().join(shown)).unwrap();
         }
+        if name == ERRORS {
+            damaged::write(folder.path());
+        }
         Reader {
             name: name.into(),
             folder,
@@ -114,11 +125,9 @@ impl Reader {
         if words.iter().any(|w| self.absent.contains(*w)) {
             return None;
         }
-        let verb = words
-            .iter()
-            .position(|w| *w == "ckpt-opt")
-            .map_or("", |i| words[i + 1]);
-        let executes = EXECUTING.contains(&verb) && !words.contains(&"--help");
+        let executes = words
+            .windows(2)
+            .any(|w| w[0] == "ckpt-opt" && EXECUTING.contains(&w[1]));
         let is_possible = cfg!(feature = "torch") || !executes;
         let done = self.shell(line);
         let code = command::code(&done);
@@ -186,7 +195,8 @@ impl Reader {
                     at,
                     &format!("`{command}` printed\n{printed}\ninstead of\n{shown}"),
                 );
-                self.blessed += &without_times(&printed);
+                let folder = self.folder.path().display().to_string();
+                self.blessed += &lasting(&printed, &folder);
             }
         }
     }
@@ -275,19 +285,22 @@ impl Reader {
     }
 }
 
-/// How long it took is not the same twice.
-fn without_times(printed: &str) -> String {
+/// What is not the same twice, how long it took and where the folder was, is any text.
+fn lasting(printed: &str, folder: &str) -> String {
     let mut out = String::new();
     for line in printed.lines() {
-        match line.split_once("planned in ") {
-            Some((before, after)) => {
-                let rest = after.split_once(" s").map_or("", |(_, rest)| rest);
-                let _ = writeln!(out, "{before}planned in … s{rest}");
-            }
-            None => {
-                let _ = writeln!(out, "{line}");
-            }
+        let cut = |before: &str, end: &str| -> Option<String> {
+            let (head, rest) = line.split_once(before)?;
+            let (_, tail) = rest.split_once(end)?;
+            Some(format!("{head}…{tail}"))
+        };
+        let line = match line.split_once("planned in ") {
+            Some((head, _)) => cut("planned in ", " s")
+                .map(|l| l.replacen(&format!("{head}…"), &format!("{head}planned in … s"), 1)),
+            None => cut(folder, "\"").map(|l| l.replacen('…', "…\"", 1)),
         }
+        .unwrap_or_else(|| line.to_string());
+        let _ = writeln!(out, "{line}");
     }
     out
 }
@@ -411,4 +424,80 @@ fn the_page_of_the_file_format_is_complete() {
         .filter(|word| !page.contains(&format!("`{word}`")))
         .collect();
     assert!(missing.is_empty(), "docs/file-format.md misses {missing:?}");
+}
+
+/// The codes of errors that users can meet, as `(kind, code)`, from the places in the sources that make them.
+fn codes() -> BTreeSet<(String, String)> {
+    let mut found = BTreeSet::new();
+    let mut folders = vec![root().join("src"), root().join("passes")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            if path.is_dir() && name != "tests" {
+                folders.push(path);
+                continue;
+            }
+            if !name.ends_with(".rs") || name == "tests.rs" || name == "testing.rs" {
+                continue;
+            }
+            let text = std::fs::read_to_string(&path).unwrap();
+            let shipped = text.find("#[cfg(test)]\nmod tests").unwrap_or(text.len());
+            for kind in ["model", "usage", "environment"] {
+                for after in text[..shipped].split(&format!("Error::{kind}(")).skip(1) {
+                    let code = after.trim_start().strip_prefix('"');
+                    let code = code.and_then(|c| c.split_once('"'));
+                    found.extend(code.map(|(code, _)| (kind.to_string(), code.to_string())));
+                }
+            }
+        }
+    }
+    found
+}
+
+/// Every code has an entry, every entry a code; an entry shows its error, names the test that makes it, or says why neither can be.
+#[test]
+fn every_error_has_its_entry() {
+    let page = std::fs::read_to_string(root().join(ERRORS)).unwrap();
+    let sections = [
+        ("## The request", "usage"),
+        ("## The model", "model"),
+        ("## The environment", "environment"),
+    ];
+    let mut told = BTreeSet::new();
+    let mut wrong = String::new();
+    for (heading, kind) in sections {
+        let (_, rest) = page.split_once(heading).expect("a section");
+        let section = rest.split("\n## ").next().unwrap();
+        for entry in section.split("\n### ").skip(1) {
+            let (code, text) = entry.split_once('\n').unwrap();
+            told.insert((kind.to_string(), code.to_string()));
+            let is_shown = text.contains(&format!("\nerror[{code}]"));
+            // What the parser of the command line refuses has no code of its own.
+            let is_parsed = text.contains("\nerror: invalid value");
+            let test = text
+                .split("Test: `")
+                .nth(1)
+                .and_then(|t| t.split('`').next());
+            let is_tested = test.is_some_and(|file| {
+                let source = std::fs::read_to_string(root().join(file)).unwrap_or_default();
+                source.contains(&format!("error[{code}]"))
+                    || source.contains(&format!("\"{code}\""))
+                    || file == "tests/guides.rs"
+            });
+            if !is_shown && !is_parsed && !is_tested && !text.contains("Cannot be shown") {
+                let _ = writeln!(wrong, "{kind} {code}: shown nowhere");
+            }
+        }
+    }
+    let mut known = codes();
+    // Made through a helper that takes the code.
+    known.extend(["axis", "again", "verify"].map(|c| ("model".to_string(), c.to_string())));
+    for (kind, code) in known.difference(&told) {
+        let _ = writeln!(wrong, "{kind} {code}: no entry");
+    }
+    for (kind, code) in told.difference(&known) {
+        let _ = writeln!(wrong, "{kind} {code}: no such error");
+    }
+    assert!(wrong.is_empty(), "{ERRORS}:\n{wrong}");
 }

@@ -107,10 +107,7 @@ mod with_torch {
             last = Some(run);
         }
         let Some(run) = last else {
-            return Err(Error::usage(
-                "steps",
-                "there is nothing to run: --steps is 0",
-            ));
+            return Err(Error::bug("steps", "there is nothing to run: --steps is 0"));
         };
         times.sort_unstable();
         cpu_times.sort_unstable();
