@@ -9,7 +9,8 @@ use super::draws::Draws;
 use super::outside::Outside;
 use ckpt_passes::ir::{Attrs, OpDef};
 use ckpt_passes::{Error, Result, ops};
-use ckpt_torch::{Arg, Op, Ret, TorchError, bytes, memory};
+use ckpt_torch::{Arg, Op, Ret, TorchError, bytes};
+pub use product::write_product;
 use std::sync::Arc;
 use tch::{Device, Kind, Tensor};
 
@@ -34,6 +35,7 @@ pub mod optimizer;
 pub mod piecewise;
 pub mod pool;
 pub mod power;
+mod product;
 pub mod random;
 pub mod reduce;
 pub mod rotary;
@@ -178,13 +180,6 @@ pub fn call(name: &str, overload: &str, args: &[Arg]) -> Result<Tensor> {
 /// Calls an ATen operator that writes into one of its arguments; what it returns is that argument.
 pub fn write(name: &str, overload: &str, args: &[Arg]) -> Result<()> {
     dispatched(name, overload, args, Op::run)
-}
-
-/// Calls a matrix product that writes into one of its arguments. Operands are such that libtorch copies none (see
-/// `ops::matmul::plan`); what the library below it packs comes from its workspace.
-pub fn write_product(name: &str, overload: &str, args: &[Arg]) -> Result<()> {
-    let _scratch = memory::Scratch::begin();
-    write(name, overload, args)
 }
 
 /// Calls an ATen operator that returns several values.

@@ -6,11 +6,12 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 7] = [
+const SOURCES: [&str; 8] = [
     "alloc.cpp",
     "bytes.cpp",
     "cuda.cpp",
     "dispatch.cpp",
+    "gemm.cpp",
     "rng.cpp",
     "status.cpp",
     "version.cpp",
@@ -42,6 +43,8 @@ fn main() {
     for source in SOURCES {
         build.file(Path::new("cpp").join(source));
     }
+    // One level for all builds: a product that was not optimised would take a hundred times as long.
+    build.opt_level(2);
     build.compile("ckpt_torch");
 
     let lib = libtorch.join("lib");

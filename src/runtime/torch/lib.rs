@@ -7,6 +7,7 @@
 //! - [`storage`]: which tensors share memory. Memory is counted in storages, never in tensors.
 //! - [`bytes`]: tensors over foreign memory (a mapped weight file) without a copy; raw bytes in and out.
 //! - [`cuda`]: libtorch's CUDA library, loaded when it is asked for; its memory, its determinism.
+//! - [`product`]: products of matrices where the library's are slow.
 //! - [`rng`]: seeds, states and separate generators.
 //! - [`version`]: which libtorch was loaded.
 //!
@@ -20,6 +21,7 @@ pub mod cuda;
 mod error;
 pub mod memory;
 mod op;
+pub mod product;
 pub mod rng;
 pub mod storage;
 mod sys;

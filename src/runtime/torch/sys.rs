@@ -69,6 +69,16 @@ unsafe extern "C" {
         result_count: *mut i64,
     ) -> i32;
 
+    pub fn ck_gemm_is_ours() -> i32;
+    pub fn ck_gemm(
+        a: *const c_void,
+        b: *const c_void,
+        c: *const c_void,
+        alpha: f64,
+        beta: f64,
+        out: *const c_void,
+    ) -> i32;
+
     pub fn ck_memory_install();
     pub fn ck_memory_set_mmap_threshold(bytes: i64);
     pub fn ck_memory_stats(live_bytes: *mut i64, peak_bytes: *mut i64, allocations: *mut i64);

@@ -57,6 +57,9 @@ int32_t ck_op_find(const char* name, const char* overload, CkOp** op, char** sch
 int32_t ck_op_call(const CkOp* op, const CkValue* args, int64_t arg_count, CkValue* results, int64_t capacity,
                    int64_t* result_count);
 
+int32_t ck_gemm_is_ours();
+int32_t ck_gemm(const void* a, const void* b, const void* c, double alpha, double beta, const void* out);
+
 void ck_memory_install();
 void ck_memory_set_mmap_threshold(int64_t bytes);
 void ck_memory_stats(int64_t* live_bytes, int64_t* peak_bytes, int64_t* allocations);

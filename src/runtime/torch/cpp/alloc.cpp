@@ -24,6 +24,7 @@
 #include <mutex>
 
 #include "abi.h"
+#include "memory.h"
 #include "status.h"
 
 namespace {
@@ -223,6 +224,12 @@ class CountingAllocator final : public c10::Allocator {
 };
 
 }  // namespace
+
+namespace ckpt {
+
+void count_workspace(int64_t bytes) { workspace_bytes.fetch_add(bytes, std::memory_order_relaxed); }
+
+}  // namespace ckpt
 
 extern "C" {
 

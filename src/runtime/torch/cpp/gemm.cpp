@@ -1,0 +1,372 @@
+// Products of float32 matrices where the library's are slow: on processors with AVX-512 that are not Intel's, MKL runs
+// code for AVX2.
+//
+// Panels of both operands are packed into blocks that fit the caches, and a small kernel multiplies a panel of `a` by one
+// of `b` in registers (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", 2008). Operands may
+// have any strides, which packing evens out: nothing is copied whole, and the bits of an element follow from its row,
+// its column and the inner size alone, whatever the layout and the number of threads. Threads own rectangles of the
+// result; they are those of libtorch's OpenMP.
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+
+#include "abi.h"
+#include "bytes.h"
+#include "memory.h"
+#include "status.h"
+
+#if defined(__x86_64__)
+#if defined(__GNUC__) && !defined(__clang__)
+// GCC 12 takes the "undefined" operands within its own intrinsics for ours.
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+#include <immintrin.h>
+#define CKPT_AVX512 __attribute__((target("avx512f")))
+
+namespace {
+
+// Rows and columns of the kernel's rectangle: 24 of the 32 registers hold sums.
+constexpr int64_t kRows = 12;
+constexpr int64_t kColumns = 32;
+// Of a block: inner size, columns of `b` (in the second cache with one panel of `a` in the first), rows of `a`.
+constexpr int64_t kInner = 384;
+constexpr int64_t kBlockColumns = 384;
+constexpr int64_t kBlockRows = 128 * kRows;
+// With no more rows than this, `b` is read where it lies if its rows are: packing it would cost more than it gains.
+constexpr int64_t kFewRows = 4 * kRows;
+
+struct Matrix {
+  const float* data;
+  int64_t row, column;  // strides
+  const float* at(int64_t i, int64_t j) const { return data + i * row + j * column; }
+};
+
+struct Product {
+  int64_t m, n, k;
+  Matrix a, b, c;  // `c.data` may be null
+  float alpha, beta;
+  float* out;
+  int64_t out_row;
+};
+
+// Packed blocks of a thread, kept from call to call.
+struct Blocks {
+  float* memory = nullptr;
+  static constexpr size_t kBytes = sizeof(float) * kInner * (kBlockRows + kBlockColumns);
+  float* a() {
+    if (memory == nullptr) {
+      void* fresh = nullptr;
+      TORCH_CHECK_WITH(OutOfMemoryError, posix_memalign(&fresh, 64, kBytes) == 0, "cannot allocate ", kBytes, " bytes");
+      memory = static_cast<float*>(fresh);
+      ckpt::count_workspace(static_cast<int64_t>(kBytes));
+    }
+    return memory;
+  }
+  float* b() { return a() + kInner * kBlockRows; }
+  ~Blocks() {
+    if (memory == nullptr) return;
+    std::free(memory);
+    ckpt::count_workspace(-static_cast<int64_t>(kBytes));
+  }
+};
+thread_local Blocks blocks;
+
+__mmask16 first_lanes(int64_t n) { return static_cast<__mmask16>((1u << std::clamp<int64_t>(n, 0, 16)) - 1); }
+
+// `rows` rows of 16 elements, at most 16 of them, as 16 rows of that many elements.
+CKPT_AVX512 void transpose(const float* from, int64_t from_row, int64_t rows, float* to, int64_t to_row) {
+  __m512 x[16], y[16];
+  for (int r = 0; r < 16; ++r) x[r] = r < rows ? _mm512_loadu_ps(from + r * from_row) : _mm512_setzero_ps();
+  for (int r = 0; r < 16; r += 2) {
+    y[r] = _mm512_unpacklo_ps(x[r], x[r + 1]);
+    y[r + 1] = _mm512_unpackhi_ps(x[r], x[r + 1]);
+  }
+  for (int r = 0; r < 16; r += 4) {
+    x[r] = _mm512_shuffle_ps(y[r], y[r + 2], 0x44);
+    x[r + 1] = _mm512_shuffle_ps(y[r], y[r + 2], 0xee);
+    x[r + 2] = _mm512_shuffle_ps(y[r + 1], y[r + 3], 0x44);
+    x[r + 3] = _mm512_shuffle_ps(y[r + 1], y[r + 3], 0xee);
+  }
+  for (int r = 0; r < 4; ++r) {
+    const __m512 low = _mm512_shuffle_f32x4(x[r], x[r + 4], 0x88), high = _mm512_shuffle_f32x4(x[r], x[r + 4], 0xdd);
+    const __m512 low2 = _mm512_shuffle_f32x4(x[r + 8], x[r + 12], 0x88);
+    const __m512 high2 = _mm512_shuffle_f32x4(x[r + 8], x[r + 12], 0xdd);
+    const __mmask16 mask = first_lanes(rows);
+    _mm512_mask_storeu_ps(to + r * to_row, mask, _mm512_shuffle_f32x4(low, low2, 0x88));
+    _mm512_mask_storeu_ps(to + (r + 4) * to_row, mask, _mm512_shuffle_f32x4(high, high2, 0x88));
+    _mm512_mask_storeu_ps(to + (r + 8) * to_row, mask, _mm512_shuffle_f32x4(low, low2, 0xdd));
+    _mm512_mask_storeu_ps(to + (r + 12) * to_row, mask, _mm512_shuffle_f32x4(high, high2, 0xdd));
+  }
+}
+
+// Panels of `kRows` rows, one after the other, each k-major; the last has as many rows as there are.
+CKPT_AVX512 void pack_rows(const Matrix& a, int64_t i0, int64_t rows, int64_t k0, int64_t inner, float* to) {
+  for (int64_t i = 0; i < rows; i += kRows) {
+    const int64_t height = std::min(kRows, rows - i);
+    const float* from = a.at(i0 + i, k0);
+    int64_t k = 0;
+    if (a.column == 1) {
+      for (; k + 16 <= inner; k += 16) transpose(from + k, a.row, height, to + k * height, height);
+    } else if (a.row == 1) {
+      const __mmask16 mask = first_lanes(height);
+      for (; k < inner; ++k) {
+        _mm512_mask_storeu_ps(to + k * height, mask, _mm512_maskz_loadu_ps(mask, from + k * a.column));
+      }
+    }
+    for (; k < inner; ++k) {
+      for (int64_t r = 0; r < height; ++r) to[k * height + r] = from[r * a.row + k * a.column];
+    }
+    to += height * inner;
+  }
+}
+
+// A panel of `kColumns` columns, k-major, filled up with zeros.
+CKPT_AVX512 void pack_columns(const Matrix& b, int64_t k0, int64_t inner, int64_t j0, int64_t columns, float* to) {
+  const float* from = b.at(k0, j0);
+  if (b.column == 1) {
+    const __mmask16 first = first_lanes(columns), second = first_lanes(columns - 16);
+    for (int64_t k = 0; k < inner; ++k) {
+      _mm512_storeu_ps(to + k * kColumns, _mm512_maskz_loadu_ps(first, from + k * b.row));
+      _mm512_storeu_ps(to + k * kColumns + 16, _mm512_maskz_loadu_ps(second, from + k * b.row + 16));
+    }
+    return;
+  }
+  int64_t done = 0;
+  if (b.row == 1 && columns == kColumns) {
+    for (; done + 16 <= inner; done += 16) {
+      transpose(from + done, b.column, 16, to + done * kColumns, kColumns);
+      transpose(from + done + 16 * b.column, b.column, 16, to + done * kColumns + 16, kColumns);
+    }
+  }
+  for (int64_t k = done; k < inner; ++k) {
+    for (int64_t j = 0; j < kColumns; ++j) {
+      to[k * kColumns + j] = j < columns ? from[k * b.row + j * b.column] : 0.0f;
+    }
+  }
+}
+
+// The term that is added to an element: what is there already, or that of `c`.
+struct Epilogue {
+  float alpha, beta;
+  const float* c;  // null: nothing is added
+  int64_t c_row, c_column;
+  float* out;
+  int64_t out_row;
+  int64_t columns;
+};
+
+CKPT_AVX512 inline void finish(const Epilogue& e, int64_t i, int64_t first, __m512 sum) {
+  const __mmask16 mask = first_lanes(e.columns - first);
+  if (mask == 0) return;
+  sum = _mm512_mul_ps(sum, _mm512_set1_ps(e.alpha));
+  if (e.c != nullptr) {
+    const float* c = e.c + i * e.c_row + first * e.c_column;
+    __m512 term;
+    if (e.c_column == 1) {
+      term = _mm512_maskz_loadu_ps(mask, c);
+    } else if (e.c_column == 0) {
+      term = _mm512_set1_ps(*c);
+    } else {
+      alignas(64) float gathered[16] = {};
+      for (int64_t j = 0; j < 16 && first + j < e.columns; ++j) gathered[j] = c[j * e.c_column];
+      term = _mm512_load_ps(gathered);
+    }
+    sum = _mm512_fmadd_ps(term, _mm512_set1_ps(e.beta), sum);
+  }
+  _mm512_mask_storeu_ps(e.out + i * e.out_row + first, mask, sum);
+}
+
+// `Rows` rows of a panel by a panel of columns whose rows are `b_row` apart.
+template <int Rows>
+CKPT_AVX512 void multiply(const float* a, const float* b, int64_t b_row, int64_t inner, const Epilogue& e) {
+  __m512 sums[Rows][2];
+#pragma GCC unroll 12
+  for (int r = 0; r < Rows; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
+  for (int64_t k = 0; k < inner; ++k) {
+    const __m512 b0 = _mm512_loadu_ps(b), b1 = _mm512_loadu_ps(b + 16);
+#pragma GCC unroll 12
+    for (int r = 0; r < Rows; ++r) {
+      const __m512 x = _mm512_set1_ps(a[r]);
+      sums[r][0] = _mm512_fmadd_ps(x, b0, sums[r][0]);
+      sums[r][1] = _mm512_fmadd_ps(x, b1, sums[r][1]);
+    }
+    a += Rows;
+    b += b_row;
+  }
+#pragma GCC unroll 12
+  for (int r = 0; r < Rows; ++r) {
+    finish(e, r, 0, sums[r][0]);
+    finish(e, r, 16, sums[r][1]);
+  }
+}
+
+using Kernel = void (*)(const float*, const float*, int64_t, int64_t, const Epilogue&);
+constexpr Kernel kKernels[kRows + 1] = {
+    nullptr,     multiply<1>, multiply<2>, multiply<3>, multiply<4>,  multiply<5>,  multiply<6>,
+    multiply<7>, multiply<8>, multiply<9>, multiply<10>, multiply<11>, multiply<12>,
+};
+
+// The rectangle of rows i0..i1 and columns j0..j1 of the result.
+void rectangle(const Product& p, int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
+  float* packed_a = blocks.a();
+  float* packed_b = blocks.b();
+  const bool reads_b = p.b.column == 1 && i1 - i0 <= kFewRows;
+  for (int64_t k0 = 0; k0 < p.k; k0 += kInner) {
+    const int64_t inner = std::min(kInner, p.k - k0);
+    for (int64_t i = i0; i < i1; i += kBlockRows) {
+      const int64_t rows = std::min(kBlockRows, i1 - i);
+      pack_rows(p.a, i, rows, k0, inner, packed_a);
+      for (int64_t j = j0; j < j1; j += kBlockColumns) {
+        const int64_t columns = std::min(kBlockColumns, j1 - j);
+        for (int64_t q = 0; q < columns; q += kColumns) {
+          const int64_t width = std::min(kColumns, columns - q);
+          if (reads_b && width == kColumns) continue;
+          pack_columns(p.b, k0, inner, j + q, width, packed_b + q * inner);
+        }
+        for (int64_t r = 0; r < rows; r += kRows) {
+          const int64_t height = std::min(kRows, rows - r);
+          for (int64_t q = 0; q < columns; q += kColumns) {
+            const int64_t width = std::min(kColumns, columns - q);
+            float* out = p.out + (i + r) * p.out_row + j + q;
+            Epilogue e{p.alpha, p.beta, nullptr, p.c.row, p.c.column, out, p.out_row, width};
+            if (k0 > 0) {
+              e.beta = 1.0f, e.c = out, e.c_row = p.out_row, e.c_column = 1;
+            } else if (p.c.data != nullptr) {
+              e.c = p.c.at(i + r, j + q);
+            }
+            const bool direct = reads_b && width == kColumns;
+            const float* b = direct ? p.b.at(k0, j + q) : packed_b + q * inner;
+            kKernels[height](packed_a + r * inner, b, direct ? p.b.row : kColumns, inner, e);
+          }
+        }
+      }
+    }
+  }
+}
+
+// Threads of libtorch's OpenMP, whose library is in the process; without it one thread does all.
+struct OpenMp {
+  void (*parallel)(void (*)(void*), void*, unsigned, unsigned);
+  int (*thread)();
+  int (*threads)();
+  OpenMp() {
+    parallel = reinterpret_cast<decltype(parallel)>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
+    thread = reinterpret_cast<decltype(thread)>(dlsym(RTLD_DEFAULT, "omp_get_thread_num"));
+    threads = reinterpret_cast<decltype(threads)>(dlsym(RTLD_DEFAULT, "omp_get_num_threads"));
+  }
+  bool found() const { return parallel != nullptr && thread != nullptr && threads != nullptr; }
+};
+
+const OpenMp& open_mp() {
+  static const OpenMp found;
+  return found;
+}
+
+// Fewer multiplications than this are not worth a second thread.
+constexpr int64_t kLeastWork = 1 << 18;
+
+struct Team {
+  const Product* product;
+  int64_t down, across;  // rectangles
+  std::atomic<bool> failed{false};
+};
+
+// The rectangle number `at`; its bounds are whole panels, so that threads change no bit.
+void part(Team& team, int64_t at) {
+  const Product& p = *team.product;
+  const auto cut = [](int64_t size, int64_t unit, int64_t i, int64_t of) {
+    const int64_t units = (size + unit - 1) / unit;
+    return std::min(size, units * i / of * unit);
+  };
+  const int64_t i = at / team.across, j = at % team.across;
+  const int64_t i0 = cut(p.m, kRows, i, team.down), i1 = cut(p.m, kRows, i + 1, team.down);
+  const int64_t j0 = cut(p.n, kColumns, j, team.across), j1 = cut(p.n, kColumns, j + 1, team.across);
+  if (i0 >= i1 || j0 >= j1) return;
+  try {
+    rectangle(p, i0, i1, j0, j1);
+  } catch (...) {
+    team.failed.store(true);
+  }
+}
+
+void run(void* data) {
+  auto& team = *static_cast<Team*>(data);
+  // A team may be smaller than was asked for.
+  const int64_t step = open_mp().threads();
+  for (int64_t at = open_mp().thread(); at < team.down * team.across; at += step) part(team, at);
+}
+
+void multiply_all(const Product& p) {
+  const int64_t most = p.m * p.n * p.k >= kLeastWork && open_mp().found() ? at::get_num_threads() : 1;
+  Team team{&p, 1, most};
+  // The split for which least is packed.
+  for (int64_t down = 1; down <= most; ++down) {
+    if (most % down == 0 && p.m / down + p.n / (most / down) < p.m / team.down + p.n / team.across) {
+      team.down = down, team.across = most / down;
+    }
+  }
+  if (most == 1) {
+    part(team, 0);
+  } else {
+    open_mp().parallel(run, &team, static_cast<unsigned>(most), 0);
+  }
+  TORCH_CHECK_WITH(OutOfMemoryError, !team.failed.load(), "cannot allocate blocks for a product");
+}
+
+bool is_matrix(const at::Tensor& x) {
+  return x.defined() && x.dim() == 2 && x.scalar_type() == at::kFloat && x.is_cpu() && x.layout() == at::kStrided;
+}
+
+}  // namespace
+
+extern "C" {
+
+int32_t ck_gemm_is_ours() {
+  static const bool ours = __builtin_cpu_supports("avx512f") && !__builtin_cpu_is("intel");
+  return ours ? 1 : 0;
+}
+
+// out = alpha a b + beta c; `c` may be null, and is broadcast as its strides say: it has the result's dims.
+int32_t ck_gemm(const void* a, const void* b, const void* c, double alpha, double beta, const void* out) {
+  return ckpt::guarded([&] {
+    const auto& x = *static_cast<const at::Tensor*>(a);
+    const auto& y = *static_cast<const at::Tensor*>(b);
+    const auto& to = *static_cast<const at::Tensor*>(out);
+    TORCH_CHECK(is_matrix(x) && is_matrix(y) && is_matrix(to), "a product takes float32 matrices on the CPU");
+    Product p{};
+    p.m = to.size(0), p.n = to.size(1), p.k = x.size(1);
+    TORCH_CHECK(x.size(0) == p.m && y.size(0) == p.k && y.size(1) == p.n, "the sizes of a product do not fit");
+    TORCH_CHECK(to.stride(1) == 1 || p.n <= 1, "the rows of a product are not contiguous");
+    TORCH_CHECK(p.k > 0, "a product over nothing");
+    TORCH_CHECK(!ckpt::is_borrowed(to), "the tensor's bytes are lent and must not be written");
+    p.a = {x.const_data_ptr<float>(), x.stride(0), x.stride(1)};
+    p.b = {y.const_data_ptr<float>(), y.stride(0), y.stride(1)};
+    p.alpha = static_cast<float>(alpha), p.beta = static_cast<float>(beta);
+    p.out = static_cast<float*>(to.data_ptr());
+    p.out_row = to.stride(0);
+    if (c != nullptr && beta != 0.0) {
+      const auto& z = *static_cast<const at::Tensor*>(c);
+      TORCH_CHECK(is_matrix(z) && z.size(0) == p.m && z.size(1) == p.n, "the summand of a product does not fit");
+      p.c = {z.const_data_ptr<float>(), z.stride(0), z.stride(1)};
+    }
+    if (p.m > 0 && p.n > 0) multiply_all(p);
+  });
+}
+}
+
+#else
+
+extern "C" {
+int32_t ck_gemm_is_ours() { return 0; }
+int32_t ck_gemm(const void*, const void*, const void*, double, double, const void*) {
+  return ckpt::report(CK_REFUSED, "this processor has no products of ours");
+}
+}
+
+#endif
