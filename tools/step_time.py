@@ -1,30 +1,57 @@
 #!/usr/bin/env python3
-"""A training step of ours against PyTorch eager: the same model, sizes and threads, in turns.
+"""Training steps of ours against PyTorch's: the same models, sizes and threads, in turns.
 
-    python tools/step_time.py --ckpt-opt BINARY [--model gpt2|bert|tiny] [--batch 1] [--seq 16] [--threads 1]
-        [--rounds 5] [--steps 20] [--policy none] [--checkpoint] [--compile]
+    python tools/step_time.py --ckpt-opt BINARY [--models gpt2,bert,tiny] [--shapes 2x256,2x512] [--dtypes f32,bf16]
+        [--threads 2] [--rounds 5] [--steps 3] [--no-compile] [--folder DIR] [--page FILE.md]
 
-Builds the model from its configuration with random weights (no network), exports it, and compiles it with `--policy`.
-Then, round after round, runs `--steps` steps of ours and as many of each PyTorch variant: forward, loss and the
-gradients of all parameters. What is compared is the time that the machine spends on a step (CPU time of the process,
-so that other load counts little) and the time that passes. Ours comes from `run`, which reports both for its median
-step. Printed: medians over the rounds, the ratio of each round's medians to eager's (median, least, largest), the
-peaks of ours. Needs tools/requirements-torch.txt.
+Builds each model from its configuration with random weights (no network) and exports it. For every shape (batch x
+tokens; `tiny` is always 1x16) it compares
+
+    eager           PyTorch: forward, loss and the gradients of all parameters
+    checkpointed    the same with torch.utils.checkpoint around every layer
+    torch.compile   the same compiled, where that works on this machine
+    ours            compiled with `--policy none`
+    ours, planned   compiled with `--budget` = the peak of `checkpointed`, by a device profile that `calibrate` has made
+
+Each round runs `--steps` steps of every variant, one after the other. Printed are the medians over the rounds of each
+round's median step, as time that passes and as CPU time of the process (other load on the machine counts little in
+that), and ratios: of each round's pair, then the median, the least and the largest. A planned step is compared with
+`checkpointed`, everything else with eager. Goals: ours at most 1.0 of eager (0.7 at 1x16), planned at most 0.9 of
+checkpointed.
+
+Peaks are of live bytes, not of resident pages: ours by its allocator, which counts every block that libtorch asks for;
+PyTorch's by its profiler, which sees the same requests, from the first of a step to its last, beside parameters and
+tokens. `resident` is by how much ours' own pages grew since its weights were in place, beside the bytes of the plan
+that are not weights or inputs, and what libraries keep for themselves.
+
+Gradients are compared in the same run: float32 as tolerance.py allows two float32 programs, bfloat16 against float64.
+`overhead` is what the planned step takes more than the unplanned one: predicted by the plan, and measured.
+
+Exit 1 if gradients differ or a measured peak is not the predicted one. Needs tools/requirements-torch.txt.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
+import datetime
+import os
+import platform
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import matching
+import numpy as np
+import tolerance
 import torch
 import transformers as tf
-from compiler import Compiler
+from compiler import Compiler, Refused, read_tensors, write_tensors
+from reference import Reference
 
 NO_DROPOUT = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
 TINY = dict(vocab_size=347, n_positions=128, n_embd=24, n_layer=2, n_head=4, n_inner=40, bos_token_id=0, eos_token_id=0)
@@ -39,21 +66,53 @@ MODELS: dict[str, tuple[type, tf.PretrainedConfig, str]] = {
         "cross-entropy",
     ),
 }
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+SMALL = (1, 16)
+OURS, PLANNED, EAGER, CHECKPOINTED, COMPILED = "ours", "ours, planned", "eager", "checkpointed", "torch.compile"
+Step = Callable[[], tuple[torch.Tensor, ...]]
 
 
-def built(name: str) -> torch.nn.Module:
+@dataclass
+class Case:
+    """What was measured of one model, shape and dtype."""
+
+    label: str
+    figures: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    """Microseconds that passed and of CPU, a pair a round."""
+    peaks: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+    def ratios(self, of: str, to: str, kind: int) -> list[float]:
+        return [a[kind] / b[kind] for a, b in zip(self.figures[of], self.figures[to], strict=True)]
+
+    def rows(self) -> list[str]:
+        rows = []
+        for name, rounds in self.figures.items():
+            wall, cpu = (statistics.median(r[kind] for r in rounds) / 1e3 for kind in (0, 1))
+            to = CHECKPOINTED if name == PLANNED else EAGER
+            columns = [f"{wall:.1f}", f"{cpu:.1f}"]
+            for kind in (0, 1):
+                found = self.ratios(name, to, kind)
+                columns.append(f"{statistics.median(found):.2f} ({min(found):.2f}–{max(found):.2f})")
+            peak = f"{self.peaks[name] / 2**20:.1f}" if name in self.peaks else ""
+            rows.append(f"| {self.label} | {name} | " + " | ".join(columns) + f" | {to} | {peak} |")
+        return rows
+
+
+def built(name: str, dtype: torch.dtype) -> torch.nn.Module:
     model_class, config, _ = MODELS[name]
     torch.manual_seed(0)
-    model = model_class(config).eval()
+    model = model_class(copy.deepcopy(config)).eval()
     with torch.no_grad():
         # Norms start as ones and biases as zeros: the exporter would merge those that are equal.
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(0.02 * torch.randn_like(parameter))
-    return model
+    return model.to(dtype)
 
 
-def export(model: torch.nn.Module, path: Path, batch: int, seq: int) -> None:
+def export(model: torch.nn.Module, path: Path) -> None:
     class Logits(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -62,91 +121,254 @@ def export(model: torch.nn.Module, path: Path, batch: int, seq: int) -> None:
         def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
             return self.model(input_ids=input_ids).logits
 
-    # Sizes of 1 would be taken for constants.
-    tokens = torch.zeros((max(batch, 2), max(seq, 2)), dtype=torch.int64)
     program = torch.onnx.export(
-        Logits(), (), kwargs={"input_ids": tokens}, dynamo=True, opset_version=18, input_names=["input_ids"],
-        dynamic_shapes={"input_ids": {0: "batch", 1: "seq"}}, output_names=["logits"], verbose=False,
+        Logits(), (), kwargs={"input_ids": torch.zeros((2, 16), dtype=torch.int64)}, dynamo=True, opset_version=18,
+        input_names=["input_ids"], dynamic_shapes={"input_ids": {0: "batch", 1: "seq"}}, output_names=["logits"],
+        verbose=False,
     )  # fmt: skip
     program.save(str(path), external_data=True)
 
 
-def eager_step(model: torch.nn.Module, tokens: torch.Tensor) -> Callable[[], None]:
+def eager_step(model: torch.nn.Module, tokens: torch.Tensor) -> Step:
     parameters = [p for p in model.parameters() if p.requires_grad]
 
-    def step() -> None:
+    def step() -> tuple[torch.Tensor, ...]:
         loss = model(input_ids=tokens, labels=tokens).loss
-        torch.autograd.grad(loss, parameters, allow_unused=True)
+        return torch.autograd.grad(loss, parameters, allow_unused=True)
 
     return step
 
 
-def timed(step: Callable[[], None], steps: int) -> tuple[float, float]:
-    """Medians of CPU and wall microseconds."""
-    cpu, wall = [], []
+def checkpointed(name: str, dtype: torch.dtype) -> torch.nn.Module:
+    model = built(name, dtype).train()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
+
+
+def timed(step: Step, steps: int) -> tuple[float, float]:
+    """Medians of microseconds that pass and of CPU."""
+    wall, cpu = [], []
     for _ in range(steps):
         cpu_ns, wall_ns = time.process_time_ns(), time.perf_counter_ns()
         step()
         cpu.append((time.process_time_ns() - cpu_ns) / 1e3)
         wall.append((time.perf_counter_ns() - wall_ns) / 1e3)
-    return statistics.median(cpu), statistics.median(wall)
+    return statistics.median(wall), statistics.median(cpu)
 
 
-def variants(arguments: argparse.Namespace, model: torch.nn.Module) -> dict[str, Callable[[], None]]:
-    tokens = torch.randint(3, model.config.vocab_size, (arguments.batch, arguments.seq))
-    steps = {"eager": eager_step(model, tokens)}
-    if arguments.checkpoint:
-        other = built(arguments.model).train()
-        other.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        steps["eager, a checkpoint a layer"] = eager_step(other, tokens)
-    if arguments.compile:
-        steps["torch.compile"] = eager_step(torch.compile(built(arguments.model)), tokens)
-    return steps
+def peak_bytes(step: Step, model: torch.nn.Module, tokens: torch.Tensor) -> int:
+    """Live bytes at the worst moment of a step, with parameters, buffers and tokens: what PyTorch asks its CPU allocator
+    for less what it gives back, as its profiler records it in the order of the requests."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        step()
+    changes = [
+        (event.start_time_ns, event.extra_fields.alloc_size)
+        for event in walked(profile.profiler.kineto_results.experimental_event_tree())
+        if event.name == "[memory]"
+    ]
+    live = most = 0
+    for _, change in sorted(changes, key=lambda c: c[0]):
+        live += change
+        most = max(most, live)
+    resident = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in
+                [*model.parameters(), *model.buffers(), tokens]}  # fmt: skip
+    return most + sum(resident.values())
+
+
+def walked(events: list) -> list:
+    found, waiting = [], list(events)
+    while waiting:
+        event = waiting.pop()
+        found.append(event)
+        waiting.extend(event.children)
+    return found
+
+
+# What `export` puts before every parameter's name.
+INSIDE = "model."
+
+
+def arrays(model: torch.nn.Module, gradients: tuple[torch.Tensor | None, ...]) -> dict[str, np.ndarray]:
+    names = [INSIDE + name for name, p in model.named_parameters() if p.requires_grad]
+    return {n: g.double().numpy() for n, g in zip(names, gradients, strict=True) if g is not None}
+
+
+def tied(model: torch.nn.Module) -> dict[str, str]:
+    """The other names of parameters that have several."""
+    first = {id(p): INSIDE + name for name, p in model.named_parameters()}
+    every = model.named_parameters(remove_duplicate=False)
+    return {INSIDE + name: first[id(p)] for name, p in every if INSIDE + name != first[id(p)]}
+
+
+class Bench:
+    def __init__(self, arguments: argparse.Namespace, folder: Path) -> None:
+        self.arguments = arguments
+        self.folder = folder
+        self.compiler = Compiler(arguments.ckpt_opt.resolve(), 7200.0, ("--drop-output", "logits"))
+        self.threads = ("--threads", str(arguments.threads))
+        self.device = folder / f"device{arguments.threads}.json"
+        if not self.device.exists():
+            self.compiler.call("calibrate", "-o", self.device, *self.threads)
+
+    def run(self, model: Path, feed: Path, steps: int, *more: str | Path) -> dict:
+        return self.compiler.call_json("run", model, "--inputs", feed, *self.threads, "--steps", str(steps), *more)
+
+    def case(self, name: str, dtype: str, batch: int, seq: int) -> Case:
+        arguments, kind = self.arguments, DTYPES[dtype]
+        case = Case(f"{name} {batch}x{seq} {dtype}")
+        model = built(name, kind)
+        exported = self.folder / f"{name}-{dtype}.onnx"
+        if not exported.exists():
+            export(model, exported)
+        torch.manual_seed(batch * seq)
+        tokens = torch.randint(3, model.config.vocab_size, (batch, seq))
+        feed = self.folder / "feed.npz"
+        write_tensors(feed, {"input_ids": tokens.numpy(), "labels": tokens.numpy()})
+
+        steps: dict[str, Step] = {EAGER: eager_step(model, tokens)}
+        smaller = checkpointed(name, kind)
+        steps[CHECKPOINTED] = eager_step(smaller, tokens)
+        for label, of in ((EAGER, model), (CHECKPOINTED, smaller)):
+            steps[label]()
+            case.peaks[label] = peak_bytes(steps[label], of, tokens)
+        if arguments.compile:
+            try:
+                compiled = eager_step(torch.compile(built(name, kind), dynamic=False), tokens)
+                compiled()
+                steps[COMPILED] = compiled
+            except Exception as error:  # Whatever its compiler lacks here: it is compared where it works.
+                case.notes.append(f"torch.compile does not work here: {str(error).splitlines()[0][:200]}")
+
+        ours = {OURS: self.folder / "unplanned.onnx", PLANNED: self.folder / "planned.onnx"}
+        sizes = {"batch": batch, "seq": seq}
+        self.compiler.optimize(exported, ours[OURS], "none", MODELS[name][2], sizes)
+        budgeted = Compiler(self.compiler.binary, 7200.0, (*self.compiler.options, "--device-profile", str(self.device)))
+        plan = budgeted.optimize(
+            exported, ours[PLANNED], f"budget:{case.peaks[CHECKPOINTED]}", MODELS[name][2], sizes
+        )  # fmt: skip
+        case.notes.append(f"planned for {plan['budget_bytes']} bytes")
+        self.check(case, model, steps[EAGER], ours, feed, tokens, name)
+
+        reports: dict[str, dict] = {}
+        case.figures = {label: [] for label in (OURS, PLANNED, *steps)}
+        for _ in range(arguments.rounds):
+            for label, path in ours.items():
+                # One step warms up: the pages of the arena are fresh in it.
+                reports[label] = self.run(path, feed, arguments.steps + 1)
+                case.figures[label].append((reports[label]["step_time_us"], reports[label]["step_cpu_us"]))
+            for label, step in steps.items():
+                step()
+                case.figures[label].append(timed(step, arguments.steps))
+        for label, report in reports.items():
+            case.peaks[label] = report["measured_peak_bytes"]
+            if report["measured_peak_bytes"] != report["predicted_peak_bytes"]:
+                case.wrong.append(f"{label}: peak {report['measured_peak_bytes']} B, not {report['predicted_peak_bytes']}")
+            grown = report["measured_peak_bytes"] - report["static_bytes"]
+            if report["resident_bytes"]:
+                share = report["resident_bytes"] / grown
+                case.notes.append(
+                    f"{label}: resident {report['resident_bytes'] / 2**20:.1f} MiB, {share:.3f} of the {grown / 2**20:.1f}"
+                    f" MiB beside weights and inputs; libraries keep {(report['workspace_bytes'] or 0) / 2**20:.1f} MiB"
+                )
+        for kind, what in ((0, "time"), (1, "CPU time")):
+            more = [100 * (r - 1) for r in case.ratios(PLANNED, OURS, kind)]
+            case.notes.append(
+                f"overhead in {what}: {plan['overhead_pct']:.1f} % predicted, {statistics.median(more):.1f} % measured "
+                f"({min(more):.1f} to {max(more):.1f})"
+            )
+        return case
+
+    def check(
+        self, case: Case, model: torch.nn.Module, step: Step, ours: dict[str, Path], feed: Path, tokens: torch.Tensor,
+        name: str,
+    ) -> None:  # fmt: skip
+        """Both of our graphs against PyTorch's gradients."""
+        theirs = arrays(model, step())
+        exact = None
+        if case.label.endswith("bf16"):
+            wide = built(name, torch.bfloat16).double()
+            exact = arrays(wide, eager_step(wide, tokens)())
+        for label, path in ours.items():
+            outputs = path.with_suffix(".safetensors")
+            self.run(path, feed, 1, "--outputs", outputs)
+            found = read_tensors(outputs)
+            table = self.compiler.inspect(path)["parameters"]
+            same = matching.match(table, Reference(theirs, tied(model)), None)
+            a, b = same.gradients(found, theirs)
+            if exact is None:
+                worst = tolerance.compare(a, b, tolerance.largest(b))
+            else:
+                worst = tolerance.compare_half(a, b, same.gradients(found, exact)[1])
+            case.notes.append(f"gradients, {label}: {worst}")
+            if not worst.agrees:
+                case.wrong.append(f"{label}: gradients: {worst}")
+            outputs.unlink()
+
+
+def shapes(text: str) -> list[tuple[int, int]]:
+    found = [tuple(map(int, shape.split("x"))) for shape in text.split(",")]
+    if any(len(shape) != 2 or min(shape) < 1 for shape in found):
+        raise argparse.ArgumentTypeError(f"expected BATCHxTOKENS,…, not {text}")
+    return found
+
+
+def listed(known: dict) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        names = text.split(",")
+        if strange := [name for name in names if name not in known]:
+            raise argparse.ArgumentTypeError(f"{', '.join(strange)}: expected {', '.join(known)}")
+        return names
+
+    return parse
+
+
+HEAD = """| case | step | ms | CPU ms | ratio of time | ratio of CPU time | to | peak MiB |
+|---|---|---|---|---|---|---|---|"""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ckpt-opt", type=Path, required=True)
-    parser.add_argument("--model", choices=sorted(MODELS), default="gpt2")
-    for option, default in (("batch", 1), ("seq", 16), ("threads", 1), ("rounds", 5), ("steps", 20)):
+    parser.add_argument("--models", type=listed(MODELS), default=list(MODELS))
+    parser.add_argument("--shapes", type=shapes, default=shapes("2x256,2x512"))
+    parser.add_argument("--dtypes", type=listed(DTYPES), default=list(DTYPES))
+    for option, default in (("threads", 2), ("rounds", 5), ("steps", 3)):
         parser.add_argument(f"--{option}", type=int, default=default)
-    parser.add_argument("--policy", default="none")
-    parser.add_argument("--checkpoint", action="store_true")
-    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--no-compile", dest="compile", action="store_false", help="leave torch.compile out")
+    parser.add_argument("--folder", type=Path, help="keep exports and the device's profile here, and take them from here")
+    parser.add_argument("--page", type=Path, help="write the table as Markdown")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    model = built(arguments.model)
-    loss = MODELS[arguments.model][2]
+    cases = [(m, d, *s) for m in arguments.models for d in arguments.dtypes
+             for s in ([SMALL] if m == "tiny" else arguments.shapes)]  # fmt: skip
+    lines = [
+        f"{datetime.date.today()}, {platform.machine()}, {arguments.threads} of {os.cpu_count()} threads, "
+        f"torch {torch.__version__}, {arguments.rounds} rounds of {arguments.steps} steps, load "
+        f"{os.getloadavg()[0]:.1f} at the start", "", HEAD,
+    ]  # fmt: skip
+    print("\n".join(lines), flush=True)
+    notes, wrong = [], []
     with tempfile.TemporaryDirectory() as name:
-        exported, planned = Path(name) / "model.onnx", Path(name) / "step.onnx"
-        export(model, exported, arguments.batch, arguments.seq)
-        compiler = Compiler(arguments.ckpt_opt.resolve(), 3600.0, ("--drop-output", "logits"))
-        compiler.optimize(exported, planned, arguments.policy, loss)
-        torches = variants(arguments, model)
-        for step in torches.values():
-            timed(step, 2)
-        figures: dict[str, list[tuple[float, float]]] = {label: [] for label in ("ours", *torches)}
-        report = {}
-        for _ in range(arguments.rounds):
-            report = compiler.call_json(
-                "run", planned, "--seed", "1", "--dim", f"batch={arguments.batch}", "--dim", f"seq={arguments.seq}",
-                "--threads", str(arguments.threads), "--steps", str(arguments.steps),
-            )  # fmt: skip
-            figures["ours"].append((report["step_cpu_us"], report["step_time_us"]))
-            for label, step in torches.items():
-                figures[label].append(timed(step, arguments.steps))
-    print(f"{arguments.model} {arguments.batch} x {arguments.seq}, {arguments.threads} threads, {torch.__version__}")
-    for label, rounds in figures.items():
-        columns = []
-        for kind, name in ((0, "CPU"), (1, "wall")):
-            ratios = [r[kind] / e[kind] for r, e in zip(rounds, figures["eager"], strict=True)]
-            columns.append(
-                f"{statistics.median(r[kind] for r in rounds) / 1e3:10.3f} ms {name}, "
-                f"{statistics.median(ratios):.2f} of eager ({min(ratios):.2f} to {max(ratios):.2f})"
-            )
-        print(f"{label:>28}: {'; '.join(columns)}")
-    print(f"peak of ours: {report['measured_peak_bytes']} B, predicted {report['predicted_peak_bytes']} B")
-    return 0
+        folder = arguments.folder or Path(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        bench = Bench(arguments, folder)
+        for chosen in cases:
+            label = f"{chosen[0]} {chosen[2]}x{chosen[3]} {chosen[1]}"
+            try:
+                case = bench.case(*chosen)
+            except Refused as refused:
+                case = Case(label, wrong=[f"refused: {refused}"])
+            rows = case.rows()
+            print("\n".join(rows), flush=True)
+            lines += rows
+            notes += [f"- {label}: {note}" for note in case.notes]
+            wrong += [f"- {label}: {line}" for line in case.wrong]
+            torch._dynamo.reset()
+    tail = ["", *notes, *(["", "Wrong:", "", *wrong] if wrong else [])]
+    print("\n".join(tail))
+    if arguments.page:
+        arguments.page.write_text("\n".join(["# Steps", "", *lines, *tail, ""]))
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
