@@ -6,6 +6,7 @@
 pub mod dags;
 pub mod models;
 pub mod recipes;
+pub mod updates;
 
 use crate::ir::op::{Body, Domain, Effect, Footprint, Grad, OpDef, Place, Slot, free, no_fold};
 use crate::ir::{Attrs, Builder, DType, Graph, Role, Ty, ValueId};

@@ -99,6 +99,7 @@ impl Task {
                 "--trainable and --freeze",
             ),
             (request.loss != Default::default(), "--loss"),
+            (request.optimizer.is_some(), "--optimizer"),
             (!request.wishes.is_empty(), "a choice of layers or ops"),
         ];
         if let Some((_, option)) = asked.iter().find(|(given, _)| *given) {

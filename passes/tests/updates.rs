@@ -1,0 +1,135 @@
+//! Updates that are written over static values, in random schedules: the judge of schedules and the memory of the
+//! rewritten graph agree, whoever reads what was updated afterwards; plans of the solver keep their budgets.
+
+use ckpt_passes::analysis::{Binding, Device, MemoryProfile, Sizes};
+use ckpt_passes::ir::verify::verify;
+use ckpt_passes::ir::{Graph, ValueId};
+use ckpt_passes::plan::{
+    Basis, Budget, Budgeted, Choices, Effort, Plan, Problem, Setting, Structure,
+};
+use ckpt_passes::testing::Random;
+use ckpt_passes::testing::updates::random_updates;
+use ckpt_passes::transform::remat::{remat, strip_again};
+
+fn measure(g: &Graph) -> (Sizes, MemoryProfile) {
+    let sizes = Sizes::new(g, &Binding::new(g, &[]).unwrap()).unwrap();
+    let memory = MemoryProfile::new(g, &sizes).unwrap();
+    (sizes, memory)
+}
+
+fn anything(p: &Problem, r: &mut Random) -> Vec<usize> {
+    let mut schedule = p.given_order();
+    for _ in 0..r.below(10) {
+        let op = r.below(p.ops.len());
+        let first = schedule.iter().position(|o| *o == op).unwrap();
+        schedule.insert(first + 1 + r.below(schedule.len() - first), op);
+    }
+    schedule
+}
+
+/// Bytes of updates that are not written over what they update, counted here: a node reads it later, or an output shows it.
+fn paid_bytes(g: &Graph) -> u64 {
+    let base = |mut v: ValueId| {
+        while let Some(node) = g.def_node(v).filter(|n| g.node(*n).op.is_layout()) {
+            v = g.node(node).ins[0].unwrap();
+        }
+        v
+    };
+    let mut paid = 0;
+    for (at, id) in g.order().iter().enumerate() {
+        let node = g.node(*id);
+        if !node.op.is_update() {
+            continue;
+        }
+        let old = node.ins[0].unwrap();
+        // Made of a view of what it updates, a result is as any other.
+        if node.ins[1..].iter().flatten().any(|v| base(*v) == old) {
+            continue;
+        }
+        let later = g.order()[at + 1..]
+            .iter()
+            .flat_map(|n| g.node(*n).ins.iter());
+        let shown = g.outputs().iter().any(|v| base(*v) == old);
+        if shown || later.flatten().any(|v| base(*v) == old) {
+            paid += 36;
+        }
+    }
+    paid
+}
+
+#[test]
+fn a_late_reader_costs_the_bytes_of_a_second_tensor_and_never_more() {
+    let mut r = Random(41);
+    let (mut free, mut paid) = (0, 0);
+    for n in 0..500 {
+        let mut g = random_updates(&mut r, 4 + n % 20);
+        verify(&g).unwrap();
+        let (sizes, memory) = measure(&g);
+        let (p, map) = Problem::of_graph(&g, &sizes, &memory, &Device::default()).unwrap();
+        p.check().unwrap();
+        let plan = Plan::new(
+            "test",
+            &p,
+            anything(&p, &mut r),
+            &vec![None; p.ops.len()],
+            &Vec::new(),
+        );
+        let plan = plan.unwrap();
+        assert_eq!(plan.before.peak_bytes, memory.peak_bytes);
+        assert_eq!(plan.before.static_bytes, memory.static_bytes);
+        let order = g.order().to_vec();
+        remat(&mut g, &p, &map, &plan, &vec![None; p.ops.len()]).unwrap();
+        verify(&g).unwrap();
+        let (_, after) = measure(&g);
+        assert_eq!(after.peak_bytes, plan.after.peak_bytes, "graph {n}");
+        let made = after.storages.iter().filter(|s| s.renews.is_some());
+        let bytes: u64 = made.map(|s| s.bytes).sum();
+        assert_eq!(bytes, paid_bytes(&g), "graph {n}");
+        (free, paid) = (free + (bytes == 0) as usize, paid + (bytes > 0) as usize);
+        strip_again(&mut g);
+        assert_eq!(g.order(), order);
+    }
+    assert!(free > 20 && paid > 200, "{free} {paid}");
+}
+
+#[test]
+fn the_solver_keeps_budgets_that_updates_count_in() {
+    let mut r = Random(43);
+    let (mut plans, mut repeats) = (0, 0);
+    for n in 0..150 {
+        let mut g = random_updates(&mut r, 6 + n % 24);
+        let (sizes, memory) = measure(&g);
+        let (p, map) = Problem::of_graph(&g, &sizes, &memory, &Device::default()).unwrap();
+        let structure = Structure::unknown(p.ops.len());
+        let choices = Choices::none(&structure);
+        let setting = Setting {
+            problem: &p,
+            structure: &structure,
+            choices: &choices,
+            wishes: "",
+            basis: Basis::Peak,
+            usable_bytes: None,
+        };
+        let budgeted = Budgeted {
+            budget: Budget::Percent(50.0 + 10.0 * r.below(5) as f64),
+            effort: Effort::First,
+            ..Budgeted::default()
+        };
+        let Ok(plan) = budgeted.plan(&setting) else {
+            continue;
+        };
+        let certificate = plan.certificate.as_ref().unwrap();
+        assert!(
+            plan.after.peak_bytes <= certificate.budget_bytes,
+            "graph {n}"
+        );
+        (plans, repeats) = (
+            plans + 1,
+            repeats + (plan.schedule.len() > p.ops.len()) as usize,
+        );
+        remat(&mut g, &p, &map, &plan, &vec![None; p.ops.len()]).unwrap();
+        verify(&g).unwrap();
+        assert_eq!(measure(&g).1.peak_bytes, plan.after.peak_bytes, "graph {n}");
+    }
+    assert!(plans > 40 && repeats > 20, "{plans} {repeats}");
+}
