@@ -7,6 +7,9 @@
 //! that, so nothing is missed. Dijkstra's algorithm over these states gives an optimum, and no state means that no
 //! schedule of the class fits. Exponential in the number of values.
 //!
+//! Where results may wait outside, a state also says which do: an op that can be moved is, or is not, when it first runs;
+//! one that is moved does not run again, and all its results come back together, any number of times.
+//!
 //! It shares no code with the solvers and, but for the last check in the tests, none with the evaluator.
 
 use super::problem::{Kind, Problem};
@@ -18,12 +21,29 @@ use std::collections::BinaryHeap;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Best {
     pub schedule: Vec<usize>,
-    /// Sum of the prices of all steps.
+    /// Sum of the prices of all steps and transfers.
     pub price: f64,
+    /// Ops whose results are moved, in the order of moving out. A fetch is not a step of the schedule.
+    pub moved: Vec<usize>,
 }
 
-/// First computations done, and the values alive, one bit each.
-type State = (usize, u64);
+/// What moving the results of an op costs, each way.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Move {
+    pub out: f64,
+    pub back: f64,
+}
+
+/// First computations done, the values alive, and the ops whose results wait outside, one bit each.
+type State = (usize, u64, u64);
+
+/// What leads from one state to the next.
+#[derive(Clone, Copy)]
+enum Does {
+    Run(usize),
+    RunAndMove(usize),
+    Fetch,
+}
 
 /// A float that the heap can order; prices are finite.
 #[derive(Clone, Copy, PartialEq)]
@@ -109,11 +129,16 @@ impl Bits {
         sum
     }
 
-    /// What may be alive besides the operands and results of `op` while it runs and writes over `taken`: every subset of
-    /// `alive` that fits and to which nothing can be added.
-    fn fitting(&self, op: usize, alive: u64, taken: u64, budget_bytes: u64) -> Vec<u64> {
-        let needed = self.ins[op] | self.outs[op];
-        let own_bytes = self.sum(needed & !taken) + self.temp_bytes[op];
+    /// What may be alive besides what is `needed` while an op runs that takes `temp_bytes` and writes over `taken`: every
+    /// subset of `alive` that fits and to which nothing can be added.
+    fn fitting(
+        &self,
+        (needed, temp_bytes): (u64, u64),
+        alive: u64,
+        taken: u64,
+        budget_bytes: u64,
+    ) -> Vec<u64> {
+        let own_bytes = self.sum(needed & !taken) + temp_bytes;
         let Some(room) = budget_bytes.checked_sub(own_bytes) else {
             return Vec::new();
         };
@@ -153,48 +178,92 @@ impl Bits {
 /// # Panics
 /// See [`Bits::new`]; one price for each op is expected.
 pub fn cheapest(problem: &Problem, budget_bytes: u64, prices: &[f64]) -> Option<Best> {
-    assert_eq!(prices.len(), problem.ops.len());
+    cheapest_moving(problem, budget_bytes, prices, &vec![None; prices.len()])
+}
+
+/// The same where the results of some ops may wait outside.
+///
+/// # Panics
+/// See [`cheapest`]; one entry of `moves` for each op is expected, and at most 64 ops.
+pub fn cheapest_moving(
+    problem: &Problem,
+    budget_bytes: u64,
+    prices: &[f64],
+    moves: &[Option<Move>],
+) -> Option<Best> {
+    assert_eq!(
+        (prices.len(), moves.len()),
+        (problem.ops.len(), problem.ops.len())
+    );
+    assert!(problem.ops.len() <= 64, "too large to try everything");
     let bits = Bits::new(problem);
     let ops = problem.ops.len();
-    let mut known: FxHashMap<State, (Price, Option<(State, usize)>)> = FxHashMap::default();
+    let mut known: FxHashMap<State, (Price, Option<(State, Does)>)> = FxHashMap::default();
     let mut heap = BinaryHeap::new();
-    let start = (0, bits.start);
+    let start = (0, bits.start, 0);
     known.insert(start, (Price(0.0), None));
     heap.push(Reverse((Price(0.0), start)));
     while let Some(Reverse((price, state))) = heap.pop() {
         if known[&state].0 != price {
             continue;
         }
-        let (next, alive) = state;
+        let (next, alive, outside) = state;
         if next == ops && bits.outputs & !alive == 0 {
-            let mut schedule = Vec::new();
+            let (mut schedule, mut moved) = (Vec::new(), Vec::new());
             let mut at = state;
-            while let Some((before, op)) = known[&at].1 {
-                schedule.push(op);
+            while let Some((before, does)) = known[&at].1 {
+                match does {
+                    Does::Run(op) => schedule.push(op),
+                    Does::RunAndMove(op) => {
+                        schedule.push(op);
+                        moved.push(op);
+                    }
+                    Does::Fetch => {}
+                }
                 at = before;
             }
             schedule.reverse();
-            let price = schedule.iter().map(|op| prices[*op]).sum();
-            return Some(Best { schedule, price });
+            moved.reverse();
+            let first: f64 = prices.iter().sum();
+            return Some(Best {
+                schedule,
+                price: first + price.0,
+                moved,
+            });
         }
+        let mut reach = |reached: State, then: Price, does: Does| {
+            if known.get(&reached).is_none_or(|(old, _)| then < *old) {
+                known.insert(reached, (then, Some((state, does))));
+                heap.push(Reverse((then, reached)));
+            }
+        };
         for op in 0..ops.min(next + 1) {
             let first = op == next;
+            if let (false, Some(way)) = (outside & 1 << op == 0, moves[op]) {
+                let then = Price(price.0 + way.back);
+                for others in bits.fitting((bits.outs[op], 0), alive, 0, budget_bytes) {
+                    let alive = (others | bits.outs[op]) & bits.useful;
+                    reach((next, alive, outside), then, Does::Fetch);
+                }
+                continue;
+            }
             if bits.ins[op] & !alive != 0 || !(first || problem.ops[op].may_repeat) {
                 continue;
             }
             // First computations cost every schedule the same.
             let then = Price(price.0 + if first { 0.0 } else { prices[op] });
+            let needed = (bits.ins[op] | bits.outs[op], bits.temp_bytes[op]);
             let mut taken = bits.over[op];
             loop {
                 // One operand that is written over and gone, or none.
                 let one = taken & taken.wrapping_neg();
-                for others in bits.fitting(op, alive, one, budget_bytes) {
+                for others in bits.fitting(needed, alive, one, budget_bytes) {
                     let alive = (others | (bits.ins[op] & !one) | bits.outs[op]) & bits.useful;
-                    let reached = (next + first as usize, alive);
-                    let better = known.get(&reached).is_none_or(|(old, _)| then < *old);
-                    if better {
-                        known.insert(reached, (then, Some((state, op))));
-                        heap.push(Reverse((then, reached)));
+                    let next = next + first as usize;
+                    reach((next, alive, outside), then, Does::Run(op));
+                    if let (true, Some(way)) = (first, moves[op]) {
+                        let then = Price(then.0 + way.out);
+                        reach((next, alive, outside | 1 << op), then, Does::RunAndMove(op));
                     }
                 }
                 if one == 0 {

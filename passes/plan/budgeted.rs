@@ -246,7 +246,8 @@ pub fn left_out(setting: &Setting) -> Vec<String> {
     words.collect()
 }
 
-fn constraints(setting: &Setting) -> Vec<Option<Choice>> {
+/// What the user settled, by op; empty where that is nothing.
+pub(super) fn constraints(setting: &Setting) -> Vec<Option<Choice>> {
     let wishes = setting.choices.constraints(setting.problem);
     match wishes.iter().all(Option::is_none) {
         true => Vec::new(),

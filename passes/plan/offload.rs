@@ -2,7 +2,7 @@
 //!
 //! What a user fixes (`cpu`, `disk`, `block-inputs`) is a constraint: such a result is never in the device's memory from
 //! its last use in the forward part to its first in the backward part, and a policy or solver decides all else on the
-//! [staged](super::staged) problem. With `auto` the choice is the planner's. Moving costs the same for each byte, while
+//! [staged](super::staged) problem. With `auto` the choice is the planner's, and the bound speaks of any choice. Moving costs the same for each byte, while
 //! what computing again costs for each byte differs from op to op, so in the order of that price there is one place to cut:
 //! cheap bytes are computed again, dear ones moved. The search tries cuts along that order, plans each, and keeps the
 //! cheapest; moving nothing is one of them, so `auto` is never predicted to be slower than `none`.
@@ -11,13 +11,14 @@
 //! made twice, with transfers at their whole price and at none, and the one that then takes less is kept. What is proven
 //! is proven at none.
 
-use super::budgeted::Budgeted;
+use super::budgeted::{Budgeted, constraints};
 use super::choice::{Choice, Place};
 use super::decision::Plan;
 use super::keep::SMALL_BYTES;
 use super::policy::Policy;
 use super::problem::Problem;
-use super::solve::{Effort, Objective};
+use super::solve::bound::{CLASS, CLASS_MOVING};
+use super::solve::{Effort, Objective, bound_moving};
 use super::staged::{movable, result_bytes};
 use super::subject::Structure;
 use super::{Budget, Setting};
@@ -249,7 +250,7 @@ impl Offloading {
             Err(error) if error.kind() != Kind::Budget => return Err(error),
             plain => plain,
         };
-        let order = self.dearest_first(setting.problem, plain.as_ref().ok(), candidates);
+        let order = self.dearest_first(setting.problem, plain.as_ref().ok(), candidates.clone());
         let mut best: Option<(f64, Vec<usize>)> =
             plain.as_ref().ok().map(|p| (p.after.cost, Vec::new()));
         let mut tried = 0;
@@ -271,18 +272,58 @@ impl Offloading {
             budget: quick.budget,
             ..*budgeted
         };
-        match best {
+        let plan = match best {
             Some((_, offloaded)) if !offloaded.is_empty() => {
-                let found = self.moved(setting, By::Budget(&own), &offloaded, None)?;
+                let found = self.moved(setting, By::Budget(&own), &offloaded, None);
                 // More work may find that computing again is cheaper after all.
-                match own.plan(setting) {
-                    Ok(plain) if plain.after.cost <= found.after.cost => Ok(plain),
-                    _ => Ok(found),
+                match (own.plan(setting), found) {
+                    (Ok(plain), Ok(found)) if plain.after.cost > found.after.cost => found,
+                    (Ok(plain), _) => plain,
+                    (Err(_), found) => found?,
                 }
             }
             // The refusal of a budget that nothing fits into speaks of plans that move nothing.
-            _ => budgeted.plan(setting),
+            _ => budgeted.plan(setting)?,
+        };
+        self.covered(setting, &candidates, plan)
+    }
+
+    /// A plan with what is proven of all choices: which results are moved, too.
+    fn covered(&self, setting: &Setting, candidates: &[usize], mut plan: Plan) -> Result<Plan> {
+        let (Some(certificate), Some(transfer)) = (&mut plan.certificate, setting.problem.transfer)
+        else {
+            return Ok(plan);
+        };
+        let mut elsewhere = vec![None; setting.problem.ops.len()];
+        for op in candidates {
+            // Out and back; beside other ops, all that is certain is that both begin.
+            let way_us = match self.streams {
+                true => transfer.start_us,
+                false => transfer.cost(result_bytes(setting.problem, *op)),
+            };
+            elsewhere[*op] = Some(2.0 * way_us);
         }
+        let choices = constraints(setting);
+        let budget_bytes = certificate.budget_bytes;
+        let lower = bound_moving(setting.problem, budget_bytes, &choices, &elsewhere)?;
+        let Some(lower) = lower else {
+            return Err(Error::bug(
+                "offload",
+                "a plan fits where nothing was proven to fit",
+            ));
+        };
+        let (own, before) = (plan.after.cost, plan.before.cost);
+        let percent = |x: f64| {
+            if before > 0.0 {
+                100.0 * x / before
+            } else {
+                0.0
+            }
+        };
+        certificate.lower_bound_pct = percent(lower.min(own) - before);
+        certificate.gap_pct = percent((own - lower).max(0.0));
+        certificate.class = format!("{CLASS}{CLASS_MOVING}");
+        Ok(plan)
     }
 
     /// Candidates by what computing them again costs for each byte, most first, as far as the host has room for them.

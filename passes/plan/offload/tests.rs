@@ -1,8 +1,12 @@
 //! Which results are moved.
 
 use super::*;
+use crate::plan::brute::{Move, cheapest_moving};
 use crate::plan::problem::{Op, Phase, Transfer, Value};
+use crate::plan::schedule::evaluate;
 use crate::plan::{Basis, Choices, problem};
+use crate::testing::Random;
+use crate::testing::dags::{Shape, random_dag};
 
 /// Forward ops of one result each, and a backward op for each that reads it.
 fn chain(result_bytes: &[u64]) -> Problem {
@@ -107,4 +111,156 @@ fn what_feeds_the_head_stays_and_no_head_is_told() {
     structure.feeds_scores[1] = true;
     assert_eq!(all.warning(&structure), None);
     assert_eq!(planned(&p, &structure, all).unwrap().offloaded, [0]);
+}
+
+/// A random problem, and the wish to have planned what is worth it, with no transfer too small.
+fn random(r: &mut Random, ops: usize) -> Problem {
+    let mut p = random_dag(r, ops, Shape::Training);
+    p.transfer = Some(Transfer {
+        us_per_megabyte: [0.0, 5e4, 2e5, 1e6][r.below(4)],
+        start_us: [0.0, 0.1, 1.0][r.below(3)],
+    });
+    p
+}
+
+fn budgeted(p: &Problem, wish: Offloading, budget: u64, effort: Effort) -> Result<Plan> {
+    let structure = Structure::unknown(p.ops.len());
+    let choices = Choices::none(&structure);
+    let setting = Setting {
+        problem: p,
+        structure: &structure,
+        choices: &choices,
+        wishes: "",
+        basis: Basis::Peak,
+        usable_bytes: None,
+    };
+    let budgeted = Budgeted {
+        budget: Budget::Bytes(budget),
+        effort,
+        ..Budgeted::default()
+    };
+    wish.plan(&setting, By::Budget(&budgeted))
+}
+
+fn auto(streams: bool) -> Offloading {
+    Offloading {
+        what: What::Auto,
+        min_bytes: 0,
+        streams,
+        ..Offloading::default()
+    }
+}
+
+#[test]
+fn moving_what_pays_is_never_slower_than_moving_nothing() {
+    let mut r = Random(77);
+    let (mut faster, mut possible, mut hidden) = (0, 0, 0);
+    for n in 0..150 {
+        let p = random(&mut r, 6 + n % 5);
+        let unplanned = evaluate(&p, &p.given_order()).unwrap();
+        let share = [0.5, 0.7, 0.9][n % 3];
+        let budget = p.static_bytes() + (unplanned.peak_above_static_bytes as f64 * share) as u64;
+        let none = budgeted(&p, Offloading::default(), budget, Effort::First);
+        let mut costs = Vec::new();
+        for streams in [false, true] {
+            let plan = budgeted(&p, auto(streams), budget, Effort::First);
+            let (Ok(plan), Ok(none)) = (&plan, &none) else {
+                possible += (plan.is_ok() && none.is_err()) as usize;
+                assert!(plan.is_ok() || none.is_err(), "graph {n}");
+                continue;
+            };
+            assert!(plan.after.peak_bytes <= budget);
+            assert!(plan.after.cost <= none.after.cost + 1e-9, "graph {n}");
+            let certificate = plan.certificate.as_ref().unwrap();
+            let overhead = plan.after.overhead_pct(&plan.before);
+            assert!(overhead + 1e-6 >= certificate.lower_bound_pct, "graph {n}");
+            assert!((overhead - certificate.lower_bound_pct - certificate.gap_pct).abs() < 1e-6);
+            faster += (plan.after.cost + 1e-9 < none.after.cost) as usize;
+            costs.push(plan.after.cost);
+        }
+        hidden += (costs.len() == 2 && costs[1] + 1e-9 < costs[0]) as usize;
+    }
+    assert!(
+        faster > 20 && possible > 3 && hidden > 5,
+        "{faster} {possible} {hidden}"
+    );
+}
+
+#[test]
+fn no_choice_beats_the_bound_and_few_beat_the_plan() {
+    let mut r = Random(78);
+    let (mut instances, mut optimal, mut moving, mut tight, mut gained) = (0, 0, 0, 0, 0);
+    for n in 0..400 {
+        let p = random(&mut r, 4 + n % 6);
+        let prices: Vec<f64> = p.ops.iter().map(|op| op.cost).collect();
+        let unplanned = evaluate(&p, &p.given_order()).unwrap();
+        let peak = unplanned.peak_above_static_bytes;
+        let above_bytes = (peak as f64 * [0.6, 0.75, 0.9][n % 3]) as u64;
+        let transfer = p.transfer.unwrap();
+        let may = movable(&p);
+        let ways = |price: &dyn Fn(usize) -> f64| -> Vec<Option<Move>> {
+            let way = |o: usize| {
+                may[o].then(|| Move {
+                    out: price(o),
+                    back: price(o),
+                })
+            };
+            (0..p.ops.len()).map(way).collect()
+        };
+        let serial = ways(&|o| transfer.cost(result_bytes(&p, o)));
+        let best = cheapest_moving(&p, above_bytes, &prices, &serial);
+        let budget = above_bytes + p.static_bytes();
+        let plan = budgeted(&p, auto(false), budget, Effort::Normal);
+        let (best, plan) = match (best, plan) {
+            (Some(best), Ok(plan)) => (best, plan),
+            (None, Ok(plan)) => panic!(
+                "graph {n}: brute force has none, the plan {:?}",
+                plan.schedule
+            ),
+            (best, Err(e)) => {
+                // What nothing computes again may fit only if more is moved than any cut tries.
+                assert_eq!(e.kind(), Kind::Budget, "graph {n}: {e}");
+                tight += best.is_some() as usize;
+                continue;
+            }
+        };
+        let slack = 1e-6 * (1.0 + best.price);
+        assert!(
+            plan.after.cost + slack >= best.price,
+            "graph {n}: brute force is not the best"
+        );
+        let certificate = plan.certificate.as_ref().unwrap();
+        let lower = plan.before.cost * (1.0 + certificate.lower_bound_pct / 100.0);
+        assert!(
+            lower <= best.price + slack,
+            "graph {n}: {lower} > {}",
+            best.price
+        );
+        instances += 1;
+        optimal += (plan.after.cost <= best.price + slack) as usize;
+        moving += !best.moved.is_empty() as usize;
+        gained += !plan.offloaded.is_empty() as usize;
+
+        // Beside other ops transfers take no less than their beginnings.
+        let hidden = ways(&|_| transfer.start_us);
+        let best = cheapest_moving(&p, above_bytes, &prices, &hidden).unwrap();
+        let plan = budgeted(&p, auto(true), budget, Effort::Normal).unwrap();
+        assert!(plan.after.cost + slack >= best.price, "graph {n}: hidden");
+        let certificate = plan.certificate.as_ref().unwrap();
+        let lower = plan.before.cost * (1.0 + certificate.lower_bound_pct / 100.0);
+        assert!(
+            lower <= best.price + slack,
+            "graph {n}: hidden: {lower} > {}",
+            best.price
+        );
+    }
+    println!(
+        "{optimal} of {instances} optimal, {moving} move, {gained} plans move, {tight} not found"
+    );
+    assert!(
+        instances > 100 && moving > 50 && gained > 50,
+        "{instances} {moving} {gained}"
+    );
+    assert!(100 * optimal >= 95 * instances, "{optimal} of {instances}");
+    assert!(20 * tight <= instances, "{tight}");
 }

@@ -18,11 +18,26 @@ pub const CLASS: &str =
 /// And those that it speaks of where another order than the given one was chosen.
 pub const CLASS_REORDERED: &str = "every schedule whose first computations follow the order of this plan, any number of recomputations";
 
+/// Added to a class where results may also wait elsewhere.
+pub const CLASS_MOVING: &str = ", any of the results that may be offloaded offloaded";
+
 /// A bound in weight over the cost of running every op once; `None` if no schedule of the class fits.
 pub fn one_position(
     dag: &Dag,
     cap: i64,
     weight: &[i64],
+    positions: usize,
+    work: &mut Work,
+) -> Option<i64> {
+    one_position_moving(dag, cap, (weight, &[]), positions, work)
+}
+
+/// The same where values may wait elsewhere for what that weighs, by value. A value that is read after the position is then
+/// resident, or made again, or brought back, and that is paid.
+pub fn one_position_moving(
+    dag: &Dag,
+    cap: i64,
+    (weight, elsewhere): (&[i64], &[Option<i64>]),
     positions: usize,
     work: &mut Work,
 ) -> Option<i64> {
@@ -45,7 +60,7 @@ pub fn one_position(
         if n > 2 && n % stride != 0 {
             continue;
         }
-        let (value, _) = single(dag, cap, weight, &given, step, work)?;
+        let (value, _) = at_step(dag, cap, (weight, elsewhere), &given, step, work)?;
         // Products of prices and sizes are rounded down, their difference may be off by a few units in the last place.
         best = best.max((value * (1.0 - 1e-9)) as i64 - 1);
     }
@@ -62,12 +77,24 @@ pub(super) fn single(
     step: usize,
     work: &mut Work,
 ) -> Option<(f64, f64)> {
+    at_step(dag, cap, (weight, &[]), given, step, work)
+}
+
+fn at_step(
+    dag: &Dag,
+    cap: i64,
+    (weight, elsewhere): (&[i64], &[Option<i64>]),
+    given: &[u32],
+    step: usize,
+    work: &mut Work,
+) -> Option<(f64, f64)> {
     let bend = Bend {
         distance: 0.0,
         extend: true,
         penalty: &[],
         jitter: &[],
         slack: 0.0,
+        elsewhere,
     };
     let scene = Scene::of_bound(dag, given, step);
     let mut cut = Cut::new(dag, &scene, cap, weight, &bend, None);

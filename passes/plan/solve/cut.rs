@@ -11,6 +11,9 @@
 //! exactly. The price is found by interpolation on the convex hull of (bytes kept, weight recomputed), whose points the
 //! cuts are. A value whose last use lies before τ may be kept longer; the same cut decides it.
 //!
+//! Where results may wait elsewhere, a value that is there may cost what bringing it from there does, if that is less: it
+//! takes no bytes at τ then.
+//!
 //! The cut prices each op at most once and looks at no other step. Both are what the search around it is for: [`repair`]
 //! (super::repair) cuts again wherever the new schedule still does not fit.
 
@@ -30,6 +33,18 @@ pub struct Bend<'a> {
     pub jitter: &'a [f64],
     /// The share of its weight by which the answer may miss the hull.
     pub slack: f64,
+    /// What it weighs to have a value wait elsewhere, by value; empty where none may.
+    pub elsewhere: &'a [Option<i64>],
+}
+
+/// A value that may stay for a price.
+struct Keep {
+    arc: usize,
+    value: u32,
+    /// Bent.
+    size: f64,
+    /// What having it wait elsewhere weighs.
+    elsewhere: Option<i64>,
 }
 
 /// What is known at a step τ about every value.
@@ -150,8 +165,7 @@ impl Scene {
 pub struct Cut<'a> {
     dag: &'a Dag,
     network: Network,
-    /// Arc, value and bent size of everything that may stay for a price.
-    keeps: Vec<(usize, u32, f64)>,
+    keeps: Vec<Keep>,
     /// Weight of every op that may run again.
     ops: Vec<(u32, i64)>,
     op_arcs: Vec<usize>,
@@ -187,6 +201,19 @@ pub struct Point {
 const SOURCE: u32 = 0;
 const SINK: u32 = 1;
 
+impl Keep {
+    fn capacity(&self, price: f64) -> i64 {
+        let staying = (price * self.size) as i64;
+        self.elsewhere.map_or(staying, |less| staying.min(less))
+    }
+
+    /// Whether it waits elsewhere at a price.
+    fn is_elsewhere(&self, price: f64) -> bool {
+        self.elsewhere
+            .is_some_and(|less| less <= (price * self.size) as i64)
+    }
+}
+
 impl<'a> Cut<'a> {
     /// `weight` is what an op costs; `live` limits which dead values may be kept, with the budget.
     pub fn new(
@@ -205,11 +232,12 @@ impl<'a> Cut<'a> {
         let mut room = cap - scene.own_bytes;
         let mut stack: Vec<u32> = Vec::new();
         let mut builder = Builder::default();
+        let elsewhere = |v: u32| bend.elsewhere.get(v as usize).copied().flatten();
         for v in 0..dag.values() as u32 {
             if !scene.is_wanted(v) {
                 continue;
             }
-            if dag.remaker(v).is_none() {
+            if dag.remaker(v).is_none() && elsewhere(v).is_none() {
                 room -= dag.size[v as usize];
                 continue;
             }
@@ -259,7 +287,12 @@ impl<'a> Cut<'a> {
                 let jitter = bend.jitter.get(at).copied().unwrap_or(1.0);
                 let size = dag.size[at] as f64 * (1.0 + bend.distance * distance) * jitter;
                 choice_bytes += size;
-                keeps.push((builder.arc(value_node[at], target, 0), v, size));
+                keeps.push(Keep {
+                    arc: builder.arc(value_node[at], target, 0),
+                    value: v,
+                    size,
+                    elsewhere: elsewhere(v),
+                });
             } else {
                 builder.arc(value_node[at], target, UNLIMITED);
             }
@@ -283,16 +316,12 @@ impl<'a> Cut<'a> {
         }
     }
 
-    fn capacity(size: f64, price: f64) -> i64 {
-        (price * size) as i64
-    }
-
     /// The best choice at a price, which must not be lower than the price of the state the network is in.
     pub(super) fn solve(&mut self, price: f64) -> Point {
-        for (arc, _, size) in &self.keeps {
-            let more = Self::capacity(*size, price) - Self::capacity(*size, self.price);
+        for keep in &self.keeps {
+            let more = keep.capacity(price) - keep.capacity(self.price);
             if more > 0 {
-                self.network.grow(*arc, more);
+                self.network.grow(keep.arc, more);
             }
         }
         self.price = price;
@@ -308,11 +337,16 @@ impl<'a> Cut<'a> {
             side,
         };
         let mut paid = 0i64;
-        for (_, v, size) in &self.keeps {
-            if self.stays(&point.side, *v) {
-                point.kept += self.dag.size[*v as usize];
-                point.bent += size;
-                paid += Self::capacity(*size, price);
+        for keep in &self.keeps {
+            if !self.stays(&point.side, keep.value) {
+                continue;
+            }
+            if keep.is_elsewhere(price) {
+                point.weight += keep.capacity(price);
+            } else {
+                point.kept += self.dag.size[keep.value as usize];
+                point.bent += keep.size;
+                paid += keep.capacity(price);
             }
         }
         for (o, weight) in &self.ops {
@@ -420,7 +454,17 @@ impl<'a> Cut<'a> {
             self.network.grow(*arc, -weight.1);
         }
         self.price = 0.0;
-        let point = self.solve(1.0);
+        let weighed: Vec<Option<i64>> = self.keeps.iter().map(|k| k.elsewhere).collect();
+        for keep in &mut self.keeps {
+            keep.elsewhere = keep.elsewhere.map(|_| 0);
+        }
+        let mut point = self.solve(1.0);
+        for (at, weighed) in weighed.into_iter().enumerate() {
+            if self.stays(&point.side, self.keeps[at].value) {
+                point.weight += weighed.unwrap_or(0);
+            }
+            self.keeps[at].elsewhere = weighed;
+        }
         self.network.restore(&low.state);
         self.price = low.price;
         point

@@ -225,6 +225,41 @@ fn solve_given(problem: &Problem, request: &Request) -> Result<Solution, Failure
     answer.map_or_else(|| Err(question.refusal()?), Ok)
 }
 
+/// What no schedule within a budget costs less than, if results may also wait elsewhere: `elsewhere` is what that costs at
+/// least, by op, both ways; an op that has one brings all its results. In the unit of costs, for the whole step; `None` if
+/// no schedule fits even so.
+///
+/// # Errors
+/// A problem whose own order is not a schedule of it.
+pub fn bound_moving(
+    problem: &Problem,
+    budget_bytes: u64,
+    choices: &[Option<Choice>],
+    elsewhere: &[Option<f64>],
+) -> Result<Option<f64>> {
+    let before = evaluate(problem, &problem.given_order())?;
+    let dag = Dag::new(problem, Objective::Cost, choices)?;
+    let Some(cap) = budget_bytes.checked_sub(before.static_bytes) else {
+        return Ok(None);
+    };
+    let cap = cap.min(i64::MAX as u64 / 4) as i64;
+    let share = |v: usize| {
+        let value = &problem.values[dag.value_in_problem[v] as usize];
+        let maker = value.producer?;
+        let cost = elsewhere.get(maker).copied().flatten()?;
+        let outs = problem.ops[maker].outs.iter();
+        let all: u64 = outs.map(|v| problem.values[*v].bytes).sum();
+        let weight = cost / dag.unit.max(f64::MIN_POSITIVE);
+        Some((weight * value.bytes as f64 / all.max(1) as f64 * (1.0 - 1e-12)) as i64)
+    };
+    let shares: Vec<Option<i64>> = (0..dag.values()).map(share).collect();
+    let positions = (BOUND_OPS / dag.ops().max(1)).clamp(1, 8);
+    let mut work = Work::new(u64::MAX);
+    let prices = (dag.price.as_slice(), shares.as_slice());
+    let more = bound::one_position_moving(&dag, cap, prices, positions, &mut work);
+    Ok(more.map(|more| before.cost + more as f64 * dag.unit))
+}
+
 /// A request with what is known of its problem, and what was found out on the way.
 struct Question<'a> {
     problem: &'a Problem,

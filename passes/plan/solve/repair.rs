@@ -105,6 +105,7 @@ pub fn repair(
             penalty: &penalty,
             jitter: &jitter,
             slack: if style.noise > 0.0 { NOISY_SLACK } else { 0.0 },
+            elsewhere: &[],
         };
         let scene = Scene::new(dag, &schedule, step);
         let mut cut = Cut::new(dag, &scene, cap, &dag.weight, &bend, Some(live));

@@ -195,6 +195,7 @@ fn cuts_are_the_best_choice_at_their_price() {
         penalty: &[],
         jitter: &[],
         slack: 0.0,
+        elsewhere: &[],
     };
     let mut mixed = 0;
     for n in 0..1500 {
