@@ -138,6 +138,58 @@ fn what_is_printed_and_written_is_as_published() {
 }
 
 #[test]
+fn what_is_looked_at_is_as_published() {
+    let dir = workplace();
+    for model in ["gpt2", "gemma3n", "bert", "llama32_bf16", "gpt2_loss"] {
+        let path = fixture(model, "model.onnx").display().to_string();
+        let found = json(&call(dir.path(), &["inspect", &path, "--format", "json"]));
+        satisfies(&found, "inspection.json");
+        assert!(!found["blocks"].as_array().unwrap().is_empty(), "{model}");
+    }
+    let made = "model.onnx -o t.onnx --policy full --format json";
+    json(&call(dir.path(), &made.split(' ').collect::<Vec<_>>()));
+    let planned = json(&call(
+        dir.path(),
+        &["inspect", "t.onnx", "--format", "json"],
+    ));
+    satisfies(&planned, "inspection.json");
+    assert_eq!(planned["graph"], "planned");
+    let found = json(&call(dir.path(), &["doctor", "--format", "json"]));
+    satisfies(&found, "doctor.json");
+}
+
+#[cfg(feature = "torch")]
+#[test]
+fn what_is_run_is_as_published() {
+    let dir = workplace();
+    let run = |args: &str| call(dir.path(), &args.split(' ').collect::<Vec<_>>());
+    json(&run("model.onnx -o t.onnx --policy full --format json"));
+    let ran = json(&run("run t.onnx --seed 1 --dim seq=8 --format json"));
+    satisfies(&ran, "run-report.json");
+    let proof = json(&run(
+        "verify model.onnx t.onnx --dim seq=8 --certificate c.json --format json",
+    ));
+    satisfies(&proof, "certificate.json");
+    assert_eq!(file(&dir.path().join("c.json")), proof);
+    // One that tells a difference, and one of outputs that are of other types.
+    for (name, body) in [
+        ("a", "%y = Sin %x"),
+        ("b", "%y = Cos %x"),
+        ("c", "%y = Cast %x {to=f16}"),
+    ] {
+        let text = format!("graph @g imported (%x: f32[4]) -> (%y) {{\n  {body}\n}}\n");
+        std::fs::write(dir.path().join(format!("{name}.ckir")), text).unwrap();
+    }
+    for other in ["b", "c"] {
+        let done = run(&format!("verify a.ckir {other}.ckir --format json"));
+        assert_eq!(code(&done), 4, "{}", stderr(&done));
+        let proof: Value = serde_json::from_slice(&done.stdout).unwrap();
+        satisfies(&proof, "certificate.json");
+        assert_eq!(proof["equal"], false);
+    }
+}
+
+#[test]
 fn a_refusal_is_as_published() {
     let dir = workplace();
     let refused = |args: &str| {

@@ -56,8 +56,11 @@ pub fn run(args: &PlanArgs) -> Result<()> {
         write_json(path, &planned.plan)?;
     }
     super::show(&args.show, &args.source, &task, &planned)?;
+    let wrote =
+        args.output.is_some() || budgeting.plan_out.is_some() || !args.show.files.is_empty();
     match args.report.format {
         Format::Json => result_json(&report),
+        Format::Human if args.report.quiet && wrote => Ok(()),
         Format::Human => {
             warn(&report.warnings);
             result(&report.human())
@@ -95,6 +98,7 @@ pub fn frontier(args: &FrontierArgs) -> Result<()> {
     }
     match args.report.format {
         Format::Json => result_json(&frontier),
+        Format::Human if args.report.quiet && args.svg.is_some() => Ok(()),
         Format::Human => {
             warn(&frontier.warnings);
             result(&frontier.human())
