@@ -5,7 +5,7 @@ use crate::analysis::Device;
 use crate::analysis::params::{Parameter, Selection, parameters};
 use crate::analysis::sizes::Binding;
 use crate::error::{Error, Result};
-use crate::ir::{Graph, Phase};
+use crate::ir::{Graph, Phase, ValueId};
 use crate::plan::offload::By;
 use crate::plan::{
     Basis, Budgeted, Choices, Offloading, Plan, Policy, Setting, Subject, Times, Tried, Wishes,
@@ -166,7 +166,15 @@ static LOSS: Pass = Pass {
         let made =
             transform::joint::loss_and_outputs(graph, &cx.options.loss, &cx.options.drop_outputs)?;
         cx.seeds = made.seeds;
-        let changed = graph.outputs() != outputs || made.loss == Loss::Vjp;
+        let mut changed = graph.outputs() != outputs || made.loss == Loss::Vjp;
+        if cx.options.tile.loss != Tile::Off {
+            let instead = tile::early::settle_rows(graph)?;
+            changed |= !instead.is_empty();
+            let own = |v: ValueId| instead.get(&v).copied().unwrap_or(v);
+            for seed in &mut cx.seeds {
+                (seed.value, seed.cotangent) = (own(seed.value), seed.cotangent.map(own));
+            }
+        }
         cx.loss = Some(made.loss);
         Ok(changed.into())
     },

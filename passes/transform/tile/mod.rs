@@ -13,6 +13,7 @@
 //! Works on any head whose ops treat rows alike (`ops/rows.rs`): with bias, soft caps, label smoothing, masks, class
 //! weights, any reduction. Adding parts up rounds otherwise than one sum does.
 
+pub mod early;
 mod parts;
 pub mod region;
 
