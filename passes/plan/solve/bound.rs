@@ -19,7 +19,7 @@ pub const CLASS: &str =
 pub const CLASS_REORDERED: &str = "every schedule whose first computations follow the order of this plan, any number of recomputations";
 
 /// Added to a class where results may also wait elsewhere.
-pub const CLASS_MOVING: &str = ", any of the results that may be offloaded offloaded";
+pub const CLASS_MOVING: &str = ", any of the results that may leave offloaded";
 
 /// A bound in weight over the cost of running every op once; `None` if no schedule of the class fits.
 pub fn one_position(
