@@ -5,6 +5,7 @@
 use crate::analysis::memory::MemoryProfile;
 use crate::ir::{Def, Graph, Role, Side};
 use crate::transform::joint::trained;
+use crate::transform::optimizer::states;
 
 /// Bytes alive at the peak.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -12,6 +13,8 @@ pub struct Breakdown {
     /// Initializers.
     pub parameters: u64,
     pub inputs: u64,
+    /// What an optimizer keeps for parameters: inputs that updates are of.
+    pub state: u64,
     /// Gradients that leave the graph.
     pub gradients: u64,
     /// Other graph outputs.
@@ -39,6 +42,10 @@ impl Breakdown {
         for id in trained(graph).into_values() {
             handed_out[memory.storage(id).first] = Some(true);
         }
+        let mut is_state = Side::new(graph.value_bound(), false);
+        for id in states(graph) {
+            is_state[id] = true;
+        }
         for storage in &memory.storages {
             let value = graph.value(storage.first);
             let node = match &value.def {
@@ -47,7 +54,10 @@ impl Breakdown {
                     continue;
                 }
                 Def::Input => {
-                    rows.inputs += storage.bytes;
+                    match is_state[storage.first] {
+                        true => rows.state += storage.bytes,
+                        false => rows.inputs += storage.bytes,
+                    }
                     continue;
                 }
                 Def::Node { node, .. } => *node,
@@ -76,10 +86,11 @@ impl Breakdown {
     }
 
     /// Names and bytes, in the order of a table.
-    pub fn rows(&self) -> [(&'static str, u64); 7] {
+    pub fn rows(&self) -> [(&'static str, u64); 8] {
         [
             ("parameters", self.parameters),
             ("inputs", self.inputs),
+            ("state", self.state),
             ("gradients", self.gradients),
             ("outputs", self.outputs),
             ("activations", self.activations),

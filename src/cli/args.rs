@@ -53,6 +53,7 @@ Examples:
   ckpt-opt traced.pt -o train.onnx --input 'tokens:i64[batch,seq]' --output-names logits
   ckpt-opt model.onnx -o train.onnx --budget 60% --effort first --dim batch=8
   ckpt-opt model.onnx -o train.onnx --policy full --loss causal-lm --dim batch=8 --dim seq=128
+  ckpt-opt model.onnx -o train.onnx --policy full --optimizer adamw --fuse-optimizer
   ckpt-opt model.onnx -o train.onnx --freeze '*wpe*' --drop-output logits --loss causal-lm
   ckpt-opt model.onnx -o train.onnx --policy full --layers GPT2Block --every 2 --save-ops aten.addmm
   ckpt-opt model.onnx -o train.onnx --policy none --recompute 'transformer.h.*.mlp.act'";

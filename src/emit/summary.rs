@@ -2,6 +2,7 @@
 
 use super::sharing::{self, KvSharing};
 use super::units::{bytes, flops};
+use crate::optimize::record;
 use crate::planning::trials;
 use crate::report::account::Account;
 use crate::report::console;
@@ -14,6 +15,7 @@ use ckpt_passes::driver::Made;
 use ckpt_passes::ir::Graph;
 use ckpt_passes::plan::Trial;
 use ckpt_passes::transform::joint::training_outputs;
+use ckpt_passes::transform::optimizer::updated;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -33,6 +35,11 @@ pub struct Summary {
     pub tiled_mlps: BTreeMap<String, usize>,
     /// Numbers of parts that were planned, where that was left to the planner.
     pub parts_tried: Vec<Trial>,
+    /// What updates the parameters, with all its settings; null where nothing does.
+    pub optimizer: Option<String>,
+    /// Whether each update runs as soon as its gradient is complete, so that gradients are no outputs.
+    pub fuse_optimizer: bool,
+    pub updated_parameters: usize,
     /// What a budgeted plan keeps small; the next three percentages are in its terms.
     pub objective: Option<String>,
     pub budget_bytes: Option<u64>,
@@ -137,6 +144,9 @@ impl Summary {
             tiled: compiled.tiled.iter().cloned().collect(),
             tiled_mlps: compiled.tiled_mlps.iter().cloned().collect(),
             parts_tried: trials::list(compiled.tried.as_ref()),
+            optimizer: graph.meta.get(record::OPTIMIZER).cloned(),
+            fuse_optimizer: graph.meta.contains_key(record::FUSE_OPTIMIZER),
+            updated_parameters: updated(graph).len(),
             objective: certificate.map(|c| c.objective.clone()),
             budget_bytes: certificate.map(|c| c.budget_bytes),
             peak_before_bytes: made.plan.before.peak_bytes,
@@ -217,6 +227,9 @@ impl Summary {
             .rows()
             .map(|(row, _)| (row, self.at_peak_before[row]))
         {
+            if row == "state" && self.optimizer.is_none() {
+                continue;
+            }
             let after = self.at_peak_after[row];
             let _ = writeln!(out, "  {row:<22}{:>14}{:>14}", bytes(before), bytes(after));
         }
@@ -267,6 +280,17 @@ impl Summary {
             );
         }
         out.push_str(&trials::human(&self.parts_tried));
+        if let Some(optimizer) = &self.optimizer {
+            let when = match self.fuse_optimizer {
+                true => "each as soon as its gradient is complete; gradients are no outputs",
+                false => "at the end",
+            };
+            let _ = writeln!(
+                out,
+                "  updates {} parameters by {optimizer}, {when}",
+                self.updated_parameters
+            );
+        }
         if let (Some(lower), Some(gap), Some(budget)) =
             (self.lower_bound_pct, self.gap_pct, self.budget_bytes)
         {

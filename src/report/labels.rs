@@ -6,13 +6,15 @@
 use ckpt_passes::analysis::params::{Selection, parameters};
 use ckpt_passes::ir::{Def, Graph, ValueId};
 use ckpt_passes::plan::{Kind, Problem, Subject, budgeted};
-use ckpt_passes::transform::joint;
+use ckpt_passes::transform::{joint, optimizer};
 
 /// What a value is to the training step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     Parameter,
     Input,
+    /// An input that an optimizer keeps for a parameter.
+    State,
     /// A gradient that leaves the graph, or that an update reads.
     Gradient,
     /// Another output of the graph.
@@ -80,6 +82,9 @@ impl Labels {
                 Def::Input => Role::Input,
                 Def::Node { .. } => Role::Inner,
             };
+        }
+        for state in optimizer::states(graph).iter().filter_map(index) {
+            roles[state] = Role::State;
         }
         let roots = problem.roots();
         for output in graph.outputs().iter().filter_map(index) {

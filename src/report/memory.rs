@@ -17,7 +17,7 @@ use serde::Serialize;
 pub enum Kind {
     Parameters,
     Inputs,
-    /// Gradients that leave the graph, from where their last term is added.
+    /// Gradients that leave the graph or update a parameter, from where their last term is added.
     Gradients,
     /// Other outputs of the graph.
     Outputs,
@@ -31,10 +31,12 @@ pub enum Kind {
     Cotangents,
     /// Temporaries inside the kernel that runs.
     Temporaries,
+    /// What an optimizer keeps for parameters.
+    State,
 }
 
 /// How many kinds there are.
-pub const KINDS: usize = 9;
+pub const KINDS: usize = 10;
 
 impl Kind {
     pub const ALL: [Kind; KINDS] = [
@@ -47,6 +49,7 @@ impl Kind {
         Kind::Fetched,
         Kind::Cotangents,
         Kind::Temporaries,
+        Kind::State,
     ];
 
     pub fn word(self) -> &'static str {
@@ -60,6 +63,7 @@ impl Kind {
             Kind::Fetched => "fetched",
             Kind::Cotangents => "cotangents",
             Kind::Temporaries => "temporaries",
+            Kind::State => "state",
         }
     }
 }
@@ -136,6 +140,7 @@ impl<'a> Memory<'a> {
                     value: v,
                     kind: match labels.roles[v] {
                         Role::Input => Kind::Inputs,
+                        Role::State => Kind::State,
                         _ => Kind::Parameters,
                     },
                     layer: None,
@@ -152,7 +157,7 @@ impl<'a> Memory<'a> {
             let op = problem.values[v].producer;
             let kind = match (op, last == steps, labels.roles[v]) {
                 (None, ..) => Kind::Inputs,
-                (_, true, Role::Gradient) => Kind::Gradients,
+                (Some(_), _, Role::Gradient) => Kind::Gradients,
                 (_, true, _) => Kind::Outputs,
                 (Some(op), ..) if is_again[instance.born] => match terms.is_move(op) {
                     true => Kind::Fetched,
