@@ -133,3 +133,37 @@ fn a_file_says_how_many_parts_were_taken() {
     assert!(human.contains("numbers of parts"), "{human}");
     assert!(human.contains(&format!("loss in {parts}")), "{human}");
 }
+
+#[test]
+fn levers_stand_beside_one_another() {
+    let dir = workplace();
+    let found = run(dir.path(), "frontier", "--levers --points 2 --svg f.svg");
+    let levers = found["levers"].as_array().unwrap();
+    let names: Vec<&str> = levers
+        .iter()
+        .map(|l| l["lever"].as_str().unwrap())
+        .collect();
+    assert_eq!(names, ["recompute", "parts", "offload", "all"]);
+    let least = |i: usize| levers[i]["smallest_feasible_bytes"].as_u64().unwrap();
+    assert!(least(1) < least(0) && least(3) <= least(1) && least(2) <= least(0));
+    for i in 0..2 {
+        let at = |lever: usize| levers[lever]["points"][i]["overhead_pct"].as_f64();
+        for alone in [0, 1] {
+            if let Some(alone) = at(alone) {
+                assert!(at(3).unwrap() <= alone + 1e-9, "together they cost more");
+            }
+        }
+        let budget = levers[0]["points"][i]["budget_bytes"].as_u64().unwrap();
+        for lever in levers {
+            if let Some(peak) = lever["points"][i]["peak_bytes"].as_u64() {
+                assert!(peak <= budget);
+            }
+        }
+    }
+    assert_eq!(levers[3]["points"][1]["overhead_pct"], 0.0);
+    assert!(levers[3]["points"][0]["loss_parts"].as_u64().unwrap() > 1);
+    let picture = std::fs::read_to_string(dir.path().join("f.svg")).unwrap();
+    assert!(picture.contains(">all</text>") && picture.contains(">parts</text>"));
+    let cost_graph = call(dir.path(), &["frontier", "graph.json.gz", "--levers"]);
+    assert_eq!(code(&cost_graph), 2);
+}

@@ -121,6 +121,10 @@ fn what_is_printed_and_written_is_as_published() {
     let curve = run("frontier graph.json.gz --budgets 1kB,70%,100% --effort first --format json");
     assert!(curve["points"][0]["peak_bytes"].is_null());
     satisfies(&curve, "frontier.json");
+    satisfies(
+        &run("frontier model.onnx --dim seq=32 --points 2 --effort first --levers --format json"),
+        "frontier.json",
+    );
     let cut = "--loss causal-lm --drop-output logits --tile-loss auto --budget 40% --effort first --dim batch=32";
     let parts = run(&format!("plan model.onnx --dim seq=32 {cut} --format json"));
     satisfies(&parts, "plan-report.json");

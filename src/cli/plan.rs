@@ -8,6 +8,7 @@ use ckpt_opt::frontend::given::Given;
 use ckpt_opt::optimize::load;
 use ckpt_opt::planning::curve::Frontier;
 use ckpt_opt::planning::difference::Difference;
+use ckpt_opt::planning::levers::levers;
 use ckpt_opt::planning::maximize::{self, Wish};
 use ckpt_opt::planning::read;
 use ckpt_opt::planning::report::{Report, compare, left_out};
@@ -80,7 +81,19 @@ pub fn frontier(args: &FrontierArgs) -> Result<()> {
             reorder: args.reorder,
             ..Default::default()
         };
-        Frontier::new(&task, &wish, &args.budgets, args.points as usize)?
+        let points = args.points as usize;
+        let mut frontier = Frontier::new(&task, &wish, &args.budgets, points)?;
+        if args.levers {
+            if read::is_cost_graph(&args.source) {
+                return Err(Error::usage(
+                    "levers",
+                    "a cost graph has nothing that could be cut",
+                ));
+            }
+            let model = load(&args.source, &args.step.training.source.given()?)?;
+            frontier.levers = levers(&model.graph, &request, &wish, points)?;
+        }
+        frontier
     };
     if let Some(path) = &args.svg {
         let name = args

@@ -1,5 +1,6 @@
 //! `frontier`: what every budget costs, from the smallest that is feasible to the one that needs no recomputation.
 
+use super::levers::Lever;
 use super::report::traffic_overhead_pct;
 use super::task::Task;
 use crate::emit::units::bytes;
@@ -24,6 +25,8 @@ pub struct Frontier {
     /// From the smallest budget to the largest.
     pub points: Vec<Point>,
     pub policies: Vec<PolicyPoint>,
+    /// What each way to save memory does alone, and all together; empty unless asked for.
+    pub levers: Vec<Lever>,
     pub bound_class: Option<String>,
     pub ops: usize,
     pub blocks: usize,
@@ -55,7 +58,7 @@ pub struct PolicyPoint {
 }
 
 /// Budgets in equal steps over the whole range, both ends included.
-fn spread(least: u64, most: u64, count: usize) -> Vec<u64> {
+pub(super) fn spread(least: u64, most: u64, count: usize) -> Vec<u64> {
     let steps = count.saturating_sub(1).max(1) as u128;
     let width = most.saturating_sub(least) as u128;
     let mut all: Vec<u64> = (0..=steps)
@@ -113,6 +116,7 @@ impl Frontier {
             floor_bytes: task.shown(floor.least_bytes),
             points,
             policies: policies.collect(),
+            levers: Vec::new(),
             bound_class: solutions
                 .iter()
                 .flatten()
@@ -170,6 +174,7 @@ impl Frontier {
                 percent(Some(p.overhead_pct))
             );
         }
+        self.lever_table(&mut out);
         let _ = writeln!(
             out,
             "\n  smallest feasible budget: {} bytes ({}); nothing goes below {} bytes",
@@ -178,6 +183,35 @@ impl Frontier {
             self.floor_bytes
         );
         out
+    }
+}
+
+impl Frontier {
+    /// A column a lever: what a budget costs with it.
+    fn lever_table(&self, out: &mut String) {
+        let Some(first) = self.levers.first() else {
+            return;
+        };
+        let _ = write!(out, "\n  {:>16}{:>12}", "budget bytes", "budget");
+        for lever in &self.levers {
+            let _ = write!(out, "{:>18}", lever.lever);
+        }
+        out.push('\n');
+        for (i, point) in first.points.iter().enumerate() {
+            let budget = point.budget_bytes;
+            let _ = write!(out, "  {budget:>16}{:>12}", bytes(budget));
+            for lever in &self.levers {
+                let percent = lever.points.get(i).and_then(|p| p.overhead_pct);
+                let cell = percent.map_or("-".into(), |x| format!("{x:.2} %"));
+                let _ = write!(out, "{cell:>18}");
+            }
+            out.push('\n');
+        }
+        let _ = write!(out, "  {:<28}", "smallest feasible");
+        for lever in &self.levers {
+            let _ = write!(out, "{:>18}", bytes(lever.smallest_feasible_bytes));
+        }
+        out.push('\n');
     }
 }
 

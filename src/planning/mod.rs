@@ -2,11 +2,12 @@
 //!
 //! [`read`] takes cost graphs and plans from files that nobody vouches for, [`task`] makes one thing to plan of either
 //! source, [`trials`] says which numbers of parts were planned, [`report`] and [`curve`] say what came of it (the latter as a picture too, [`svg`]), [`difference`] compares
-//! two plans, [`maximize`] finds the largest size that fits, [`device`] reads what the cost model rests on.
+//! two plans, [`levers`] what each way to save memory does alone, [`maximize`] finds the largest size that fits, [`device`] reads what the cost model rests on.
 
 pub mod curve;
 pub mod device;
 pub mod difference;
+pub mod levers;
 pub mod maximize;
 pub mod read;
 pub mod report;

@@ -3,6 +3,7 @@
 //! Plain SVG 1.1 without scripts or fonts of its own; text is escaped.
 
 use super::curve::Frontier;
+use super::levers::{Lever, LeverPoint};
 use std::fmt::Write;
 
 const WIDTH: f64 = 860.0;
@@ -11,6 +12,9 @@ const LEFT: f64 = 78.0;
 const RIGHT: f64 = 28.0;
 const TOP: f64 = 62.0;
 const BOTTOM: f64 = 62.0;
+
+/// Of levers, after the first.
+const COLOURS: [&str; 4] = ["#2e8b57", "#8e44ad", "#b8860b", "#222222"];
 
 /// A linear axis with round ticks.
 struct Axis {
@@ -93,15 +97,25 @@ pub fn svg(frontier: &Frontier, title: &str) -> String {
     for b in all_bytes {
         (least, most) = (least.min(b), most.max(b));
     }
+    let alone = |l: &Lever| -> Vec<(u64, f64)> {
+        let known = |p: &LeverPoint| Some((p.peak_bytes?, p.overhead_pct?));
+        l.points.iter().filter_map(known).collect()
+    };
+    // The first is the curve itself.
+    let levers: Vec<_> = frontier.levers.iter().skip(1).collect();
+    for (b, _) in levers.iter().flat_map(|l| alone(l)) {
+        (least, most) = (least.min(b), most.max(b));
+    }
     let (scale, unit) = unit(most);
     let overheads = planned
         .iter()
         .map(|p| p.2)
-        .chain(frontier.policies.iter().map(|p| p.overhead_pct));
-    let highest = overheads.fold(0.0f64, f64::max).max(1.0);
+        .chain(frontier.policies.iter().map(|p| p.overhead_pct))
+        .chain(levers.iter().flat_map(|l| alone(l)).map(|p| p.1));
+    let (lowest, highest) = overheads.fold((0.0f64, 1.0f64), |(l, h), x| (l.min(x), h.max(x)));
     let (x_axis, y_axis) = (
         Axis::new(least as f64 / scale, most as f64 / scale),
-        Axis::new(0.0, highest),
+        Axis::new(lowest, highest),
     );
     let x = |bytes: u64| LEFT + x_axis.at(bytes as f64 / scale) * (WIDTH - LEFT - RIGHT);
     let y = |percent: f64| HEIGHT - BOTTOM - y_axis.at(percent) * (HEIGHT - TOP - BOTTOM);
@@ -163,6 +177,23 @@ pub fn svg(frontier: &Frontier, title: &str) -> String {
             x(*peak),
             y(*overhead)
         );
+    }
+    for (lever, colour) in levers.iter().zip(COLOURS) {
+        let points = alone(lever);
+        let _ = writeln!(
+            out,
+            r##"<polyline fill="none" stroke="{colour}" stroke-width="2" points="{}"/>"##,
+            line(points.clone())
+        );
+        if let Some((peak, percent)) = points.first() {
+            let _ = writeln!(
+                out,
+                r##"<text x="{:.1}" y="{:.1}" font-size="12" fill="{colour}">{}</text>"##,
+                x(*peak) + 4.0,
+                y(*percent) - 6.0,
+                escaped(lever.lever)
+            );
+        }
     }
     policies(&mut out, frontier, &x, &y);
     legend(&mut out);

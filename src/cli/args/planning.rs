@@ -304,6 +304,9 @@ pub struct FrontierArgs {
     /// Let ops run in another order than the model's where that makes plans cheaper
     #[arg(long)]
     pub reorder: bool,
+    /// Show beside it what computing again, parts (--tile-loss, --tile-mlp), moving and fused updates do alone and together
+    #[arg(long)]
+    pub levers: bool,
     /// Draw the curve
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
