@@ -302,7 +302,8 @@ pub struct RunArgs {
     /// The folder for files of results that wait outside the device's memory [default: the system's for temporary files]
     #[arg(long, value_name = "DIR")]
     pub offload_dir: Option<PathBuf>,
-    /// Whether transfers run beside what follows them, where the graph has room for it: on or off
+    /// Whether transfers run beside what follows them, where the graph has room for it: on or off; a run on a device does
+    /// one after the other
     #[arg(long, value_name = "WORD", default_value = "on", value_parser = planning::switch, action = ArgAction::Set)]
     pub offload_streams: bool,
     /// How often to run; the reported time is the median. A graph with an optimizer trains: each step starts from what the

@@ -463,7 +463,11 @@ impl Step<'_> {
                 Ok(())
             }
             Form::Constant { contents, to } => values.set(*to, contents.tensor()?),
-            Form::Kernel if self.is_beside && self.begin(values)? => Ok(()),
+            Form::Kernel
+                if self.is_beside && values.place == Place::Cpu && self.begin(values)? =>
+            {
+                Ok(())
+            }
             Form::Kernel => match self.execute(known, values) {
                 Err(e) if e.code() == convert::NONDETERMINISTIC => {
                     nondeterministic.insert(self.node.op.name);

@@ -1,4 +1,5 @@
-//! Transfers that run beside a run on the CPU: a lane out and a lane in, each a thread that does one after the other.
+//! Transfers that run beside a run on the CPU: a lane out and a lane in, each a thread that does one after the other. A run
+//! on a device moves at once.
 //!
 //! What a lane holds is what the graph holds: a result that leaves is alive until its `Release`, which waits for the
 //! lane; what comes in has its memory from its `Fetch` on, and its first reader waits. So the bytes alive at a step do not
