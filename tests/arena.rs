@@ -10,10 +10,12 @@ use ckpt_opt::runtime::convert;
 use ckpt_opt::runtime::executor::Program;
 use ckpt_opt::tensors::feed::Feed;
 use ckpt_opt::tensors::{Tensors, random};
+use ckpt_passes::analysis::arena::Arena;
 use ckpt_passes::compile::{self, compile};
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::Graph;
 use ckpt_passes::plan::Policy;
+use ckpt_torch::arena::HEADER_BYTES;
 use ckpt_torch::memory;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -110,6 +112,32 @@ fn neither_a_plan_nor_an_arena_changes_a_bit() {
         }
     }
     tch::set_num_threads(1);
+}
+
+#[test]
+fn every_block_of_a_place_finds_it() {
+    let _turn = torch::alone();
+    tch::set_num_threads(1);
+    for name in ["gpt2", "bert", "llama32"] {
+        let graph = compiled(name, Policy::None);
+        let inputs = inputs(&graph);
+        let mut program = Program::new(&graph).unwrap();
+        program.use_arena(true);
+        let schedule = program.schedule(&inputs).unwrap();
+        let planned = Arena::new(&schedule.memory, HEADER_BYTES);
+        let results: usize = planned.made.iter().map(Vec::len).sum();
+        for step in 1..=2 {
+            let before = schedule.placed();
+            drop(program.run(&inputs).unwrap());
+            let placed = schedule.placed() - before;
+            // Temporaries find their stretches beside.
+            assert!(
+                placed >= results as u64,
+                "{name}, step {step}: {placed} of {results} blocks"
+            );
+        }
+        assert!(results >= 8, "{name}: {results}");
+    }
 }
 
 #[test]

@@ -70,7 +70,9 @@ impl Places {
             .zip(&planned.temps)
             .map(|(made, temps)| {
                 let made = made.iter().map(|(span, bytes)| place(*span, *bytes as i64));
-                made.chain(temps.map(|span| place(span, -1))).collect()
+                // A result that is too small for a place of its own may outlive the temporaries: it stays out.
+                let least = -(analysis::arena::LEAST_BYTES as i64);
+                made.chain(temps.map(|span| place(span, least))).collect()
             });
         Ok(Some(Places {
             places: places.collect(),

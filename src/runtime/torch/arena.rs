@@ -12,7 +12,8 @@ use std::ptr;
 /// Bytes that a block takes beside its contents, and what blocks begin at multiples of.
 pub const HEADER_BYTES: u64 = 64;
 
-/// A stretch of an arena: `from..to`, for one block of `bytes` (its header not counted), or for any blocks if negative.
+/// A stretch of an arena: `from..to`, for one block of `bytes` (its header not counted), or if that is negative for any
+/// blocks of at least so many.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {

@@ -39,7 +39,8 @@ struct CkValue {
 struct CkOp;
 struct CkArena;
 
-// A stretch of an arena, and the size of the one block that it is for; any size where `bytes` is negative.
+// A stretch of an arena, and the size of the one block that it is for; where `bytes` is negative, it is for any blocks of
+// at least as many.
 struct CkPlace {
   int64_t from;
   int64_t to;

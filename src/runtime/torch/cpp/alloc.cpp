@@ -109,7 +109,8 @@ void* placed(size_t bytes) {
   const size_t length = (bytes + sizeof(Header) + kAlignment - 1) / kAlignment * kAlignment;
   for (int64_t i = 0; i < offer.count; ++i) {
     const CkPlace& place = offer.places[i];
-    if (place.bytes >= 0 && static_cast<size_t>(place.bytes) != bytes) continue;
+    const auto size = static_cast<int64_t>(bytes);
+    if (place.bytes >= 0 ? size != place.bytes : size < -place.bytes) continue;
     if (void* block = offer.arena->place(static_cast<size_t>(place.from), static_cast<size_t>(place.to), length)) {
       return block;
     }

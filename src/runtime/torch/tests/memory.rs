@@ -250,7 +250,7 @@ fn blocks_go_where_they_are_offered_a_place_and_nowhere_twice() {
     let base = live_bytes();
     let arena = Arena::new(1 << 20).unwrap();
     let place = |from, to, bytes| Place { from, to, bytes };
-    let places = [place(0, 4160, 4096), place(8192, 20480, -1)];
+    let places = [place(0, 4160, 4096), place(8192, 20480, -100)];
     let data = |t: &Tensor| t.data_ptr() as usize;
     let outside = empty(4096);
     assert_eq!(arena.placed(), 0);
@@ -267,6 +267,10 @@ fn blocks_go_where_they_are_offered_a_place_and_nowhere_twice() {
     assert!(empty(4096).numel() == 4096 && arena.placed() == 3);
     drop(second);
     assert_eq!(data(&empty(100)) - start, 8192 + 64);
+    // Smaller than what the stretch is for.
+    let small = empty(99);
+    assert_eq!(arena.placed(), 4);
+    drop(small);
     drop(offer);
     let elsewhere = empty(4096);
     assert_eq!(arena.placed(), 4);
