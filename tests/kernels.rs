@@ -1,7 +1,9 @@
-//! Every op of the table can be executed.
+//! Every op of the table can be executed, and every op that a model can bring can be differentiated: there is nothing that
+//! would have to be left to the framework's autograd at run time.
 #![cfg(feature = "torch")]
 
 use ckpt_opt::runtime::kernels;
+use ckpt_passes::ir::op::{Domain, Grad};
 use ckpt_passes::ops;
 
 #[test]
@@ -15,4 +17,28 @@ fn every_row_has_a_kernel() {
         "src/runtime/kernels has none of {without:?}"
     );
     assert!(kernels::find(&ops::opaque::OPAQUE).is_none());
+}
+
+/// Why a row may lack a rule: it is made by rules, or it changes what was trained.
+const WITHOUT_RULE: [&str; 2] = [
+    "gradients of gradients are not supported",
+    "a step of an optimizer is not differentiated",
+];
+
+#[test]
+fn every_op_that_a_model_can_bring_has_a_gradient_rule_or_none_by_nature() {
+    let mut rules = 0;
+    for op in ops::all().filter(|op| **op != ops::opaque::OPAQUE) {
+        match op.grad {
+            Grad::Rule(_) => rules += 1,
+            Grad::Zero(why) => assert!(!why.is_empty(), "{}", op.name),
+            Grad::Missing(why) => {
+                assert!(WITHOUT_RULE.contains(&why), "{}: {why}", op.name);
+                // No standard op and no foreign name means it: only what we write, and read back, has it.
+                assert_eq!(op.domain, Domain::Ckpt, "{}", op.name);
+                assert!(op.imports.is_empty(), "{}", op.name);
+            }
+        }
+    }
+    assert!(rules > 80, "{rules} rules");
 }
