@@ -2,16 +2,17 @@
 """Training steps of ours against PyTorch's: the same models, sizes and threads, in turns.
 
     python tools/step_time.py --ckpt-opt BINARY [--models gpt2,bert,tiny] [--shapes 2x256,2x512] [--dtypes f32,bf16]
-        [--threads 2] [--rounds 5] [--steps 3] [--no-compile] [--folder DIR] [--page FILE.md]
+        [--device cpu|cuda:N] [--threads 2] [--rounds 5] [--steps 3] [--tight 50%] [--no-check] [--no-compile] [--folder DIR] [--page FILE.md]
 
 Builds each model from its configuration with random weights (no network) and exports it. For every shape (batch x
-tokens; `tiny` is always 1x16) it compares
+tokens; the tiny models are always 1x16) it compares
 
     eager           PyTorch: forward, loss and the gradients of all parameters
     checkpointed    the same with torch.utils.checkpoint around every layer
     torch.compile   the same compiled, where that works on this machine
     ours            compiled with `--policy none`
     ours, planned   compiled with `--budget` = the peak of `checkpointed`, by a device profile that `calibrate` has made
+    ours, tight     the same with `--tight`, which is a budget as the binary takes it, or the smallest that can be
 
 Each round runs `--steps` steps of every variant, one after the other. Printed are the medians over the rounds of each
 round's median step, as time that passes and as CPU time of the process (other load on the machine counts little in
@@ -25,7 +26,10 @@ tokens. `resident` is by how much ours' own pages grew since its weights were in
 that are not weights or inputs, and what libraries keep for themselves.
 
 Gradients are compared in the same run: float32 as tolerance.py allows two float32 programs, bfloat16 against float64.
-`overhead` is what the planned step takes more than the unplanned one: predicted by the plan, and measured.
+`overhead` is what a planned step takes more than the unplanned one: predicted by the plan, and measured.
+
+On a CUDA device both sides run there: PyTorch's peak is then that of its allocator, and every step is waited for.
+`--no-check` leaves the gradients out, where a model in float64 would not fit.
 
 Exit 1 if gradients differ or a measured peak is not the predicted one. Needs tools/requirements-torch.txt.
 """
@@ -56,6 +60,14 @@ from reference import Reference
 NO_DROPOUT = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
 TINY = dict(vocab_size=347, n_positions=128, n_embd=24, n_layer=2, n_head=4, n_inner=40, bos_token_id=0, eos_token_id=0)
 
+LLAMA_1B = dict(
+    vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
+    num_key_value_heads=8, head_dim=64, max_position_embeddings=131072, tie_word_embeddings=True,
+    rope_parameters=dict(rope_type="default", rope_theta=500000.0),
+)  # fmt: skip
+LLAMA_TINY = LLAMA_1B | dict(vocab_size=347, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                             num_attention_heads=4, num_key_value_heads=2, head_dim=8)  # fmt: skip
+
 # Model class, configuration, loss as `--loss` names it.
 MODELS: dict[str, tuple[type, tf.PretrainedConfig, str]] = {
     "gpt2": (tf.GPT2LMHeadModel, tf.GPT2Config(use_cache=False, **NO_DROPOUT), "causal-lm"),
@@ -65,10 +77,13 @@ MODELS: dict[str, tuple[type, tf.PretrainedConfig, str]] = {
         tf.BertConfig(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
         "cross-entropy",
     ),
+    "llama1b": (tf.LlamaForCausalLM, tf.LlamaConfig(use_cache=False, **LLAMA_1B), "causal-lm"),
+    "llama_tiny": (tf.LlamaForCausalLM, tf.LlamaConfig(use_cache=False, **LLAMA_TINY), "causal-lm"),
 }
+TINY_MODELS = ("tiny", "llama_tiny")
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 SMALL = (1, 16)
-OURS, PLANNED, EAGER, CHECKPOINTED, COMPILED = "ours", "ours, planned", "eager", "checkpointed", "torch.compile"
+OURS, PLANNED, TIGHT, EAGER, CHECKPOINTED, COMPILED = "ours", "ours, planned", "ours, tight", "eager", "checkpointed", "torch.compile"
 Step = Callable[[], tuple[torch.Tensor, ...]]
 
 
@@ -90,7 +105,7 @@ class Case:
         rows = []
         for name, rounds in self.figures.items():
             wall, cpu = (statistics.median(r[kind] for r in rounds) / 1e3 for kind in (0, 1))
-            to = CHECKPOINTED if name == PLANNED else EAGER
+            to = CHECKPOINTED if name in (PLANNED, TIGHT) else EAGER
             columns = [f"{wall:.1f}", f"{cpu:.1f}"]
             for kind in (0, 1):
                 found = self.ratios(name, to, kind)
@@ -145,12 +160,18 @@ def checkpointed(name: str, dtype: torch.dtype) -> torch.nn.Module:
     return model
 
 
-def timed(step: Step, steps: int) -> tuple[float, float]:
+def waited(tokens: torch.Tensor) -> None:
+    if tokens.is_cuda:
+        torch.cuda.synchronize(tokens.device)
+
+
+def timed(step: Step, steps: int, tokens: torch.Tensor) -> tuple[float, float]:
     """Medians of microseconds that pass and of CPU."""
     wall, cpu = [], []
     for _ in range(steps):
         cpu_ns, wall_ns = time.process_time_ns(), time.perf_counter_ns()
         step()
+        waited(tokens)
         cpu.append((time.process_time_ns() - cpu_ns) / 1e3)
         wall.append((time.perf_counter_ns() - wall_ns) / 1e3)
     return statistics.median(wall), statistics.median(cpu)
@@ -159,6 +180,13 @@ def timed(step: Step, steps: int) -> tuple[float, float]:
 def peak_bytes(step: Step, model: torch.nn.Module, tokens: torch.Tensor) -> int:
     """Live bytes at the worst moment of a step, with parameters, buffers and tokens: what PyTorch asks its CPU allocator
     for less what it gives back, as its profiler records it in the order of the requests."""
+    if tokens.is_cuda:
+        waited(tokens)
+        torch.cuda.reset_peak_memory_stats(tokens.device)
+        before = torch.cuda.memory_allocated(tokens.device)
+        step()
+        waited(tokens)
+        return torch.cuda.max_memory_allocated(tokens.device) - before + resident_bytes(model, tokens)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         step()
     changes = [
@@ -170,9 +198,12 @@ def peak_bytes(step: Step, model: torch.nn.Module, tokens: torch.Tensor) -> int:
     for _, change in sorted(changes, key=lambda c: c[0]):
         live += change
         most = max(most, live)
-    resident = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in
-                [*model.parameters(), *model.buffers(), tokens]}  # fmt: skip
-    return most + sum(resident.values())
+    return most + resident_bytes(model, tokens)
+
+
+def resident_bytes(model: torch.nn.Module, tokens: torch.Tensor) -> int:
+    held = [*model.parameters(), *model.buffers(), tokens]
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}.values())
 
 
 def walked(events: list) -> list:
@@ -190,7 +221,7 @@ INSIDE = "model."
 
 def arrays(model: torch.nn.Module, gradients: tuple[torch.Tensor | None, ...]) -> dict[str, np.ndarray]:
     names = [INSIDE + name for name, p in model.named_parameters() if p.requires_grad]
-    return {n: g.double().numpy() for n, g in zip(names, gradients, strict=True) if g is not None}
+    return {n: g.cpu().double().numpy() for n, g in zip(names, gradients, strict=True) if g is not None}
 
 
 def tied(model: torch.nn.Module) -> dict[str, str]:
@@ -205,8 +236,8 @@ class Bench:
         self.arguments = arguments
         self.folder = folder
         self.compiler = Compiler(arguments.ckpt_opt.resolve(), 7200.0, ("--drop-output", "logits"))
-        self.threads = ("--threads", str(arguments.threads))
-        self.device = folder / f"device{arguments.threads}.json"
+        self.threads = ("--threads", str(arguments.threads), "--device", arguments.device)
+        self.device = folder / f"device-{arguments.device.replace(':', '')}-{arguments.threads}.json"
         if not self.device.exists():
             self.compiler.call("calibrate", "-o", self.device, *self.threads)
 
@@ -217,6 +248,7 @@ class Bench:
         arguments, kind = self.arguments, DTYPES[dtype]
         case = Case(f"{name} {batch}x{seq} {dtype}")
         model = built(name, kind)
+        place = torch.device(arguments.device)
         exported = self.folder / f"{name}-{dtype}.onnx"
         if not exported.exists():
             export(model, exported)
@@ -224,33 +256,35 @@ class Bench:
         tokens = torch.randint(3, model.config.vocab_size, (batch, seq))
         feed = self.folder / "feed.npz"
         write_tensors(feed, {"input_ids": tokens.numpy(), "labels": tokens.numpy()})
+        model, tokens = model.to(place), tokens.to(place)
 
         steps: dict[str, Step] = {EAGER: eager_step(model, tokens)}
-        smaller = checkpointed(name, kind)
+        smaller = checkpointed(name, kind).to(place)
         steps[CHECKPOINTED] = eager_step(smaller, tokens)
         for label, of in ((EAGER, model), (CHECKPOINTED, smaller)):
             steps[label]()
             case.peaks[label] = peak_bytes(steps[label], of, tokens)
         if arguments.compile:
             try:
-                compiled = eager_step(torch.compile(built(name, kind), dynamic=False), tokens)
+                compiled = eager_step(torch.compile(built(name, kind).to(place), dynamic=False), tokens)
                 compiled()
                 steps[COMPILED] = compiled
             except Exception as error:  # Whatever its compiler lacks here: it is compared where it works.
                 case.notes.append(f"torch.compile does not work here: {str(error).splitlines()[0][:200]}")
 
-        ours = {OURS: self.folder / "unplanned.onnx", PLANNED: self.folder / "planned.onnx"}
+        ours = {label: self.folder / f"{label.split()[-1]}.onnx" for label in (OURS, PLANNED, TIGHT)}
         sizes = {"batch": batch, "seq": seq}
         self.compiler.optimize(exported, ours[OURS], "none", MODELS[name][2], sizes)
         budgeted = Compiler(self.compiler.binary, 7200.0, (*self.compiler.options, "--device-profile", str(self.device)))
-        plan = budgeted.optimize(
-            exported, ours[PLANNED], f"budget:{case.peaks[CHECKPOINTED]}", MODELS[name][2], sizes
-        )  # fmt: skip
-        case.notes.append(f"planned for {plan['budget_bytes']} bytes")
-        self.check(case, model, steps[EAGER], ours, feed, tokens, name)
+        plans = {}
+        for label, budget in ((PLANNED, case.peaks[CHECKPOINTED]), (TIGHT, arguments.tight)):
+            plans[label] = budgeted.optimize(exported, ours[label], f"budget:{budget}", MODELS[name][2], sizes)
+            case.notes.append(f"{label}: a budget of {plans[label]['budget_bytes']} bytes")
+        if arguments.check:
+            self.check(case, model, steps[EAGER], ours, feed, tokens, name)
 
         reports: dict[str, dict] = {}
-        case.figures = {label: [] for label in (OURS, PLANNED, *steps)}
+        case.figures = {label: [] for label in (*ours, *steps)}
         for _ in range(arguments.rounds):
             for label, path in ours.items():
                 # One step warms up: the pages of the arena are fresh in it.
@@ -258,10 +292,10 @@ class Bench:
                 case.figures[label].append((reports[label]["step_time_us"], reports[label]["step_cpu_us"]))
             for label, step in steps.items():
                 step()
-                case.figures[label].append(timed(step, arguments.steps))
+                case.figures[label].append(timed(step, arguments.steps, tokens))
         for label, report in reports.items():
             case.peaks[label] = report["measured_peak_bytes"]
-            if report["measured_peak_bytes"] != report["predicted_peak_bytes"]:
+            if place.type == "cpu" and report["measured_peak_bytes"] != report["predicted_peak_bytes"]:
                 case.wrong.append(f"{label}: peak {report['measured_peak_bytes']} B, not {report['predicted_peak_bytes']}")
             grown = report["measured_peak_bytes"] - report["static_bytes"]
             if report["resident_bytes"]:
@@ -270,23 +304,24 @@ class Bench:
                     f"{label}: resident {report['resident_bytes'] / 2**20:.1f} MiB, {share:.3f} of the {grown / 2**20:.1f}"
                     f" MiB beside weights and inputs; libraries keep {(report['workspace_bytes'] or 0) / 2**20:.1f} MiB"
                 )
-        for kind, what in ((0, "time"), (1, "CPU time")):
-            more = [100 * (r - 1) for r in case.ratios(PLANNED, OURS, kind)]
-            case.notes.append(
-                f"overhead in {what}: {plan['overhead_pct']:.1f} % predicted, {statistics.median(more):.1f} % measured "
-                f"({min(more):.1f} to {max(more):.1f})"
-            )
+        for label, plan in plans.items():
+            for kind, what in ((0, "time"), (1, "CPU time")):
+                more = [100 * (r - 1) for r in case.ratios(label, OURS, kind)]
+                case.notes.append(
+                    f"{label}: overhead in {what}: {plan['overhead_pct']:.1f} % predicted, "
+                    f"{statistics.median(more):.1f} % measured ({min(more):.1f} to {max(more):.1f})"
+                )
         return case
 
     def check(
         self, case: Case, model: torch.nn.Module, step: Step, ours: dict[str, Path], feed: Path, tokens: torch.Tensor,
         name: str,
     ) -> None:  # fmt: skip
-        """Both of our graphs against PyTorch's gradients."""
+        """All of our graphs against PyTorch's gradients."""
         theirs = arrays(model, step())
         exact = None
         if case.label.endswith("bf16"):
-            wide = built(name, torch.bfloat16).double()
+            wide = built(name, torch.bfloat16).to(tokens.device).double()
             exact = arrays(wide, eager_step(wide, tokens)())
         for label, path in ours.items():
             outputs = path.with_suffix(".safetensors")
@@ -322,6 +357,10 @@ def listed(known: dict) -> Callable[[str], list[str]]:
     return parse
 
 
+def place_name(device: str) -> str:
+    return platform.machine() if device == "cpu" else torch.cuda.get_device_name(device)
+
+
 HEAD = """| case | step | ms | CPU ms | ratio of time | ratio of CPU time | to | peak MiB |
 |---|---|---|---|---|---|---|---|"""
 
@@ -329,20 +368,23 @@ HEAD = """| case | step | ms | CPU ms | ratio of time | ratio of CPU time | to |
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ckpt-opt", type=Path, required=True)
-    parser.add_argument("--models", type=listed(MODELS), default=list(MODELS))
+    parser.add_argument("--models", type=listed(MODELS), default=["gpt2", "bert", "tiny"])
     parser.add_argument("--shapes", type=shapes, default=shapes("2x256,2x512"))
     parser.add_argument("--dtypes", type=listed(DTYPES), default=list(DTYPES))
     for option, default in (("threads", 2), ("rounds", 5), ("steps", 3)):
         parser.add_argument(f"--{option}", type=int, default=default)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--no-check", dest="check", action="store_false", help="leave gradients out")
+    parser.add_argument("--tight", default="50%", help="the budget of the tight plan [default: 50%%]")
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="leave torch.compile out")
     parser.add_argument("--folder", type=Path, help="keep exports and the device's profile here, and take them from here")
     parser.add_argument("--page", type=Path, help="write the table as Markdown")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     cases = [(m, d, *s) for m in arguments.models for d in arguments.dtypes
-             for s in ([SMALL] if m == "tiny" else arguments.shapes)]  # fmt: skip
+             for s in ([SMALL] if m in TINY_MODELS else arguments.shapes)]  # fmt: skip
     lines = [
-        f"{datetime.date.today()}, {platform.machine()}, {arguments.threads} of {os.cpu_count()} threads, "
+        f"{datetime.date.today()}, {place_name(arguments.device)}, {arguments.threads} of {os.cpu_count()} threads, "
         f"torch {torch.__version__}, {arguments.rounds} rounds of {arguments.steps} steps, load "
         f"{os.getloadavg()[0]:.1f} at the start", "", HEAD,
     ]  # fmt: skip
