@@ -4,8 +4,8 @@
 //! its last use in the forward part to its first in the backward part, and a policy or solver decides all else on the
 //! [staged](super::staged) problem. With `auto` the choice is the planner's, and the bound speaks of any choice. Moving costs the same for each byte, while
 //! what computing again costs for each byte differs from op to op, so in the order of that price there is one place to cut:
-//! cheap bytes are computed again, dear ones moved. The search tries cuts along that order, plans each, and keeps the
-//! cheapest; moving nothing is one of them, so `auto` is never predicted to be slower than `none`.
+//! cheap bytes are computed again, dear ones moved. The search tries cuts along that order and what layers read, plans
+//! each, and keeps the cheapest; moving nothing is one of them, so `auto` is never predicted to be slower than `none`.
 //!
 //! Transfers run beside other ops, so that what a plan takes is known only once they are placed ([`overlap`]). Plans are
 //! made twice, with transfers at their whole price and at none, and the one that then takes less is kept. What is proven
@@ -253,14 +253,14 @@ impl Offloading {
         let order = self.dearest_first(setting.problem, plain.as_ref().ok(), candidates.clone());
         let mut best: Option<(f64, Vec<usize>)> =
             plain.as_ref().ok().map(|p| (p.after.cost, Vec::new()));
-        let mut tried = 0;
-        for share in 1..=CUTS {
-            let end = (order.len() * share).div_ceil(CUTS);
-            if end == tried {
-                continue;
-            }
-            tried = end;
-            if let Ok(plan) = self.moved(setting, By::Budget(&quick), &order[..end], None)
+        // What layers read is worth more together than one by one: with all of it, layers are rebuilt from outside.
+        let opens_layer = |op: &&usize| setting.structure.opens_layer[**op];
+        let streams = order.iter().filter(opens_layer).copied().collect();
+        let cuts = (1..=CUTS).map(|share| order[..(order.len() * share).div_ceil(CUTS)].to_vec());
+        let mut sets: Vec<Vec<usize>> = std::iter::once(streams).chain(cuts).collect();
+        sets.dedup();
+        for set in sets.iter().filter(|set| !set.is_empty()) {
+            if let Ok(plan) = self.moved(setting, By::Budget(&quick), set, None)
                 && best
                     .as_ref()
                     .is_none_or(|(cost, _)| plan.after.cost < *cost)
