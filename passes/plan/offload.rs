@@ -251,21 +251,24 @@ impl Offloading {
             plain => plain,
         };
         let order = self.dearest_first(setting.problem, plain.as_ref().ok(), candidates.clone());
-        let mut best: Option<(f64, Vec<usize>)> =
-            plain.as_ref().ok().map(|p| (p.after.cost, Vec::new()));
-        // What layers read is worth more together than one by one: with all of it, layers are rebuilt from outside.
+        let mut best = plain
+            .as_ref()
+            .ok()
+            .map(|p| (p.after.cost, None, Vec::new()));
+        // What layers read is worth more together than one by one: with all of it outside, layers are rebuilt from there.
         let opens_layer = |op: &&usize| setting.structure.opens_layer[**op];
-        let streams = order.iter().filter(opens_layer).copied().collect();
+        let streams: Vec<usize> = order.iter().filter(opens_layer).copied().collect();
         let cuts = (1..=CUTS).map(|share| order[..(order.len() * share).div_ceil(CUTS)].to_vec());
-        let mut sets: Vec<Vec<usize>> = std::iter::once(streams).chain(cuts).collect();
-        sets.dedup();
-        for set in sets.iter().filter(|set| !set.is_empty()) {
-            if let Ok(plan) = self.moved(setting, By::Budget(&quick), set, None)
+        let mut trials = vec![(Some(Choice::Recompute), streams.clone()), (None, streams)];
+        trials.extend(cuts.map(|cut| (None, cut)));
+        trials.dedup();
+        for (wish, set) in trials.iter().filter(|(_, set)| !set.is_empty()) {
+            if let Ok(plan) = self.moved(setting, By::Budget(&quick), set, *wish)
                 && best
                     .as_ref()
-                    .is_none_or(|(cost, _)| plan.after.cost < *cost)
+                    .is_none_or(|(cost, ..)| plan.after.cost < *cost)
             {
-                best = Some((plan.after.cost, plan.offloaded));
+                best = Some((plan.after.cost, *wish, plan.offloaded));
             }
         }
         let own = Budgeted {
@@ -273,8 +276,8 @@ impl Offloading {
             ..*budgeted
         };
         let plan = match best {
-            Some((_, offloaded)) if !offloaded.is_empty() => {
-                let found = self.moved(setting, By::Budget(&own), &offloaded, None);
+            Some((_, wish, offloaded)) if !offloaded.is_empty() => {
+                let found = self.moved(setting, By::Budget(&own), &offloaded, wish);
                 // More work may find that computing again is cheaper after all.
                 match (own.plan(setting), found) {
                     (Ok(plain), Ok(found)) if plain.after.cost > found.after.cost => found,
