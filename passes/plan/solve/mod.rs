@@ -343,7 +343,7 @@ impl<'a> Question<'a> {
         let mut failures = 0;
         for _ in 0..10 {
             let mut search = Search::new(dag, inner, &mut work);
-            let Some(schedule) = search.run(&seeds) else {
+            let Some(reduced) = search.run(&seeds) else {
                 failures += 1;
                 let floor = self.floor()?;
                 if failures == 1 && floor.reached_bytes <= budget_bytes {
@@ -355,7 +355,7 @@ impl<'a> Question<'a> {
                 break;
             };
             let optimal = search.optimal && inner == cap;
-            let steps: Vec<usize> = schedule.iter().map(|o| *o as usize).collect();
+            let steps: Vec<usize> = reduced.iter().map(|o| *o as usize).collect();
             let schedule = problem.unfold(&dag.op_in_problem, &steps);
             let score = evaluate(problem, &schedule)?;
             if score.peak_bytes <= budget_bytes {
@@ -369,6 +369,8 @@ impl<'a> Question<'a> {
                     optimal,
                 }));
             }
+            // From where the plan itself peaks, or the same one would be found again.
+            inner = inner.min(ledger::Ledger::new(dag, &reduced).peak());
             inner -= ((score.peak_bytes - budget_bytes) as i64).max(1);
         }
         self.work += work.done;
