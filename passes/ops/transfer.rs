@@ -8,7 +8,7 @@
 //! `Fetch` on; whatever reads it first waits for it, and until then what it comes from stays outside.
 
 use super::rules::*;
-use super::shape::IDENTITY;
+use super::shape::{EXPAND, IDENTITY};
 use crate::error::Result;
 use crate::ir::op::{
     Body, Domain, Effect, Footprint, Grad, InferCx, MemoryCx, OpDef, Place, Slot, free, fresh,
@@ -75,6 +75,14 @@ pub static RELEASE: OpDef = OpDef {
     fold: no_fold,
     grad: Grad::Rule(|cx| {
         cx.give(1, cx.dy0());
+        // No element of the result follows what left.
+        if cx.wants(0) {
+            let (value, dtype) = (cx.x(0), cx.ty(cx.x(0)).dtype);
+            let dims = cx.b.shape(value)?;
+            let zero = cx.b.scalar(dtype, 0.0);
+            let zeros = emit(cx.b, &EXPAND, &[zero, dims])?;
+            cx.give(0, zeros);
+        }
         Ok(())
     }),
     cost: free,
