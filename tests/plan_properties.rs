@@ -8,7 +8,7 @@ use ckpt_passes::driver::{Made, Watch};
 use ckpt_passes::ir::Graph;
 use ckpt_passes::plan::solve::{self, Failure};
 use ckpt_passes::plan::{
-    Basis, Budget, Budgeted, Effort, Objective, Plan, Policy, Problem, Setting, Structure, evaluate,
+    Budget, Budgeted, Effort, Objective, Plan, Policy, Problem, Setting, Structure, evaluate,
 };
 use ckpt_passes::testing::Random;
 use ckpt_passes::testing::dags::{Shape, random_dag};
@@ -54,14 +54,11 @@ fn training(model: &str, loss: &str, dims: &[(&str, i64)]) -> (Graph, Made) {
 }
 
 fn setting(made: &Made) -> Setting<'_> {
-    Setting {
-        problem: &made.subject.problem,
-        structure: &made.subject.structure,
-        choices: &made.choices,
-        wishes: "",
-        basis: Basis::Peak,
-        usable_bytes: None,
-    }
+    Setting::plain(
+        &made.subject.problem,
+        &made.subject.structure,
+        &made.choices,
+    )
 }
 
 fn budgeted(bytes: u64, objective: Objective, effort: Effort) -> Budgeted {

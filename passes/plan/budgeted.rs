@@ -48,6 +48,24 @@ pub struct Setting<'a> {
     pub usable_bytes: Option<u64>,
 }
 
+impl<'a> Setting<'a> {
+    /// On the true peak, with nothing to be said of wishes and no device known.
+    pub fn plain(
+        problem: &'a Problem,
+        structure: &'a Structure,
+        choices: &'a Choices,
+    ) -> Setting<'a> {
+        Setting {
+            problem,
+            structure,
+            choices,
+            wishes: "",
+            basis: Basis::Peak,
+            usable_bytes: None,
+        }
+    }
+}
+
 impl Budgeted {
     /// The budget as a peak in bytes.
     ///

@@ -8,7 +8,7 @@
 use super::budgeted::{Budgeted, overhead_pct};
 use super::offload::{By, Offloading};
 use super::solve::{Effort, Objective};
-use super::{Basis, Budget, Choices, Plan, Score, Setting, Subject};
+use super::{Budget, Choices, Plan, Score, Setting, Subject};
 use crate::error::{Kind, Result};
 use crate::ir::Graph;
 use crate::transform::tile::{Tile, Tiles};
@@ -167,12 +167,8 @@ pub fn search(question: &Question) -> Result<Option<Tried>> {
 
 fn setting<'a>(question: &Question, subject: &'a Subject, choices: &'a Choices) -> Setting<'a> {
     Setting {
-        problem: &subject.problem,
-        structure: &subject.structure,
-        choices,
-        wishes: "",
-        basis: Basis::Peak,
         usable_bytes: question.usable_bytes,
+        ..Setting::plain(&subject.problem, &subject.structure, choices)
     }
 }
 

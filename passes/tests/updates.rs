@@ -4,9 +4,7 @@
 use ckpt_passes::analysis::{Binding, Device, MemoryProfile, Sizes};
 use ckpt_passes::ir::verify::verify;
 use ckpt_passes::ir::{Graph, ValueId};
-use ckpt_passes::plan::{
-    Basis, Budget, Budgeted, Choices, Effort, Plan, Problem, Setting, Structure,
-};
+use ckpt_passes::plan::{Budget, Budgeted, Choices, Effort, Plan, Problem, Setting, Structure};
 use ckpt_passes::testing::Random;
 use ckpt_passes::testing::updates::random_updates;
 use ckpt_passes::transform::remat::{remat, strip_again};
@@ -102,14 +100,7 @@ fn the_solver_keeps_budgets_that_updates_count_in() {
         let (p, map) = Problem::of_graph(&g, &sizes, &memory, &Device::default()).unwrap();
         let structure = Structure::unknown(p.ops.len());
         let choices = Choices::none(&structure);
-        let setting = Setting {
-            problem: &p,
-            structure: &structure,
-            choices: &choices,
-            wishes: "",
-            basis: Basis::Peak,
-            usable_bytes: None,
-        };
+        let setting = Setting::plain(&p, &structure, &choices);
         let budgeted = Budgeted {
             budget: Budget::Percent(50.0 + 10.0 * r.below(5) as f64),
             effort: Effort::First,

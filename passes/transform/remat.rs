@@ -374,7 +374,7 @@ mod tests {
     use crate::analysis::{Binding, Device, MemoryProfile, Sizes};
     use crate::ir::verify::verify;
     use crate::plan::offload::{By, Offloading, What};
-    use crate::plan::{Basis, Budget, Budgeted, Choices, Effort, Policy, Setting, Structure};
+    use crate::plan::{Budget, Budgeted, Choices, Effort, Policy, Setting, Structure};
     use crate::plan::{keep, problem::Kind};
     use crate::testing::{Random, random_graph};
 
@@ -460,14 +460,7 @@ mod tests {
             let (p, map) = Problem::of_graph(&g, &sizes, &memory, &Device::default()).unwrap();
             let structure = Structure::unknown(p.ops.len());
             let choices = Choices::none(&structure);
-            let setting = Setting {
-                problem: &p,
-                structure: &structure,
-                choices: &choices,
-                wishes: "",
-                basis: Basis::Peak,
-                usable_bytes: None,
-            };
+            let setting = Setting::plain(&p, &structure, &choices);
             let offloading = Offloading {
                 what: if n % 3 == 0 { What::Auto } else { What::All },
                 min_bytes: r.below(6) as u64,

@@ -4,7 +4,7 @@ use super::*;
 use crate::plan::brute::{Move, cheapest_moving};
 use crate::plan::problem::{Op, Phase, Transfer, Value};
 use crate::plan::schedule::evaluate;
-use crate::plan::{Basis, Choices, problem};
+use crate::plan::{Choices, problem};
 use crate::testing::Random;
 use crate::testing::dags::{Shape, random_dag};
 
@@ -51,14 +51,7 @@ fn chain(result_bytes: &[u64]) -> Problem {
 
 fn planned(p: &Problem, structure: &Structure, wish: Offloading) -> Result<Plan> {
     let choices = Choices::none(structure);
-    let setting = Setting {
-        problem: p,
-        structure,
-        choices: &choices,
-        wishes: "",
-        basis: Basis::Peak,
-        usable_bytes: None,
-    };
+    let setting = Setting::plain(p, structure, &choices);
     wish.plan(&setting, By::Policy(Policy::None))
 }
 
@@ -126,14 +119,7 @@ fn random(r: &mut Random, ops: usize) -> Problem {
 fn budgeted(p: &Problem, wish: Offloading, budget: u64, effort: Effort) -> Result<Plan> {
     let structure = Structure::unknown(p.ops.len());
     let choices = Choices::none(&structure);
-    let setting = Setting {
-        problem: p,
-        structure: &structure,
-        choices: &choices,
-        wishes: "",
-        basis: Basis::Peak,
-        usable_bytes: None,
-    };
+    let setting = Setting::plain(p, &structure, &choices);
     let budgeted = Budgeted {
         budget: Budget::Bytes(budget),
         effort,
