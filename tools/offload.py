@@ -1,0 +1,277 @@
+#!/usr/bin/env python3
+"""What waiting outside the device's memory is worth: every `--offload` at the same budgets, predicted and measured.
+
+    python tools/offload.py --ckpt-opt BINARY MODEL [--budgets 80%,60%,40%] [--modes none,auto,cpu,disk,block-inputs]
+        [--effort first] [--threads 2] [--rounds 5] [--steps 3] [--repeats 0] [--folder DIR] [--page FILE.md]
+        [-- options of `optimize`, such as --loss causal-lm --dim batch=2 --dim seq=64 --drop-output logits]
+
+Plans count in the times of this machine, which `calibrate` measures first (kept in --folder). For each budget and mode
+one training graph is written and run with transfers beside other nodes and one after the other. Printed are, of each, the
+step's time by the plan and as measured (medians over the rounds, time that passes and CPU time of the process), the peak
+by the plan and as measured, and the bytes that waited outside at most. Rounds run every graph in turn, so that other load
+on the machine meets all of them alike. `none` is run twice in every round: by how much its two runs differ is what the
+machine's noise makes of one plan.
+
+`half` is `auto` with a host budget of half the bytes that `auto` moved.
+
+Exit 1 if
+  predicted   `auto` or `half` takes longer than `none` by the plan, at the same budget
+  measured    `auto` or `half` takes longer than `none` in time that passes: the median over the rounds of its ratio to
+              the two runs of `none` is above the largest ratio of those two
+  peak        a measured peak is not the predicted one, or over the budget
+  outside     more waits outside than was predicted, or than the host budget allows
+  bits        an output differs in any bit from that of `none` at the first budget, in any of --repeats further runs too
+  refused     `auto` is refused where `none` is not
+  files       anything is left in the folder where results waited
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import hashlib
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from compiler import Compiler, Refused
+
+MODES = ("none", "auto", "half", "cpu", "disk", "block-inputs")
+AGAIN = "none, again"
+STREAMS = ("on", "off")
+PLANNED = ("auto", "half")
+"""Modes that promise to be no slower than `none`."""
+
+
+@dataclass
+class Made:
+    """A training graph, and what was predicted of it."""
+
+    budget: str
+    mode: str
+    path: Path
+    budget_bytes: int
+    host_bytes: int | None
+    predicted_us: float
+    peak_bytes: int
+    offloaded: int
+    runs: dict[str, list[dict]] = field(default_factory=dict)
+    """Reports of `run`, one a round, by whether transfers run beside other nodes."""
+
+    @property
+    def label(self) -> str:
+        return f"{self.budget} {self.mode}"
+
+    def times(self, streams: str, key: str) -> list[float]:
+        return [report[key] for report in self.runs[streams]]
+
+
+@dataclass
+class Bench:
+    args: argparse.Namespace
+    compiler: Compiler
+    folder: Path
+    options: tuple[str, ...]
+    sizes: tuple[str, ...]
+    wrong: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    first_digest: str | None = None
+
+    def made(self, budget: str, mode: str, host_bytes: int | None = None) -> Made | None:
+        """The graph of one mode; `None`, with a note, where it is refused."""
+        path = self.folder / f"{budget.rstrip('%')}-{mode}.onnx"
+        plan_path = path.with_suffix(".plan.json")
+        word = "auto" if mode == "half" else mode
+        room = ("--host-budget", str(host_bytes)) if host_bytes is not None else ()
+        try:
+            report = self.compiler.call_json(
+                self.args.model, "-o", path, "--budget", budget, "--offload", word, "--effort", self.args.effort,
+                "--device-profile", self.folder / "device.json", "--plan-out", plan_path, *room, *self.options,
+            )  # fmt: skip
+        except Refused as refused:
+            self.notes.append(f"{budget} {mode}: {refused}")
+            return None
+        plan = json.loads(plan_path.read_text())
+        return Made(budget, mode, path, report["budget_bytes"], host_bytes, plan["after"]["cost"],
+                    report["peak_after_bytes"], report["offloaded"])  # fmt: skip
+
+    def run(self, made: Made, streams: str, *more: str | Path) -> dict:
+        # The first step warms up, and a median of an even number is the upper one.
+        return self.compiler.call_json(
+            "run", made.path, "--seed", "1", *self.sizes, "--threads", str(self.args.threads), "--offload-streams", streams,
+            "--steps", str(self.args.steps + 1), "--offload-dir", self.folder / "outside", *more,
+        )  # fmt: skip
+
+    def same_bits(self, made: Made, streams: str) -> None:
+        outputs = self.folder / "outputs.safetensors"
+        self.run(made, streams, "--outputs", outputs)
+        with outputs.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        outputs.unlink()
+        self.first_digest = self.first_digest or digest
+        if digest != self.first_digest:
+            self.wrong.append(f"bits: {made.label}, streams {streams}: outputs are not those of the first plan")
+
+    def judge(self, made: Made) -> None:
+        for streams, reports in made.runs.items():
+            for report in reports:
+                peak, outside = report["measured_peak_bytes"], report["outside_peak_bytes"]
+                if peak != report["predicted_peak_bytes"] or peak != made.peak_bytes or peak > made.budget_bytes:
+                    self.wrong.append(
+                        f"peak: {made.label}, streams {streams}: {peak} B measured, {report['predicted_peak_bytes']} predicted "
+                        f"for the file, {made.peak_bytes} planned, a budget of {made.budget_bytes}"
+                    )
+                    break
+                if outside > report["predicted_outside_bytes"] or outside > (made.host_bytes or outside):
+                    self.wrong.append(
+                        f"outside: {made.label}, streams {streams}: {outside} B measured, {report['predicted_outside_bytes']} "
+                        f"predicted, {made.host_bytes or 'any number'} allowed"
+                    )
+                    break
+
+    def budget(self, budget: str) -> list[Made]:
+        found: dict[str, Made] = {}
+        for mode in self.args.modes:
+            host_bytes = None
+            if mode == "half":
+                if "auto" not in found or found["auto"].offloaded == 0:
+                    continue
+                host_bytes = self.run(found["auto"], "on")["outside_peak_bytes"] // 2
+            made = self.made(budget, mode, host_bytes)
+            if made is not None:
+                found[mode] = made
+        none = found.get("none")
+        if none is None:
+            return list(found.values())
+        for mode in PLANNED:
+            made = found.get(mode)
+            if made is None and mode == "auto" and mode in self.args.modes:
+                self.wrong.append(f"refused: {budget} {mode}, not none")
+            # One plan may be judged twice with its sums in another order.
+            if made is not None and made.predicted_us > none.predicted_us * (1 + 1e-9):
+                self.wrong.append(
+                    f"predicted: {made.label}: {made.predicted_us:.0f} us, without transfers {none.predicted_us:.0f}"
+                )
+        everything = [(made, streams) for made in found.values() for streams in STREAMS if made.offloaded or streams == "on"]
+        for made, streams in everything:
+            for _ in range(1 + self.args.repeats):
+                self.same_bits(made, streams)
+        for _ in range(self.args.rounds):
+            for made, streams in everything:
+                made.runs.setdefault(streams, []).append(self.run(made, streams))
+            none.runs.setdefault(AGAIN, []).append(self.run(none, "on"))
+        for made in found.values():
+            self.judge(made)
+            if made.mode in PLANNED:
+                self.compare(made, none)
+            made.path.unlink()
+        return list(found.values())
+
+    def compare(self, made: Made, none: Made) -> None:
+        """Whether a plan is slower than moving nothing, by more than one plan is slower than itself."""
+        for streams in made.runs:
+            (ratio, noise), (cpu_ratio, cpu_noise) = (
+                against(made.times(streams, key), none.times("on", key), none.times(AGAIN, key))
+                for key in ("step_time_us", "step_cpu_us")
+            )
+            said = (
+                f"{made.label}, streams {streams}: {ratio:.3f} of none in time that passes, noise {noise:.3f}; "
+                f"{cpu_ratio:.3f} in CPU time, noise {cpu_noise:.3f}"
+            )
+            self.notes.append(said)
+            # A plan for transfers that hide says nothing about a run where they do not.
+            if streams == "on" and ratio > noise:
+                self.wrong.append(f"measured: {said}")
+
+
+def against(own: list[float], first: list[float], again: list[float]) -> tuple[float, float]:
+    """The median ratio of a plan's times to those of another that ran twice, and the largest of that one to itself."""
+    ratios = [2 * o / (a + b) for o, a, b in zip(own, first, again, strict=True)]
+    noise = max(max(a / b, b / a) for a, b in zip(first, again, strict=True))
+    return statistics.median(ratios), noise
+
+
+HEAD = """| budget | offload | ops moved | streams | ms by the plan | ms | CPU ms | peak MiB by the plan | peak MiB | outside MiB | host budget MiB |
+|---|---|---|---|---|---|---|---|---|---|---|"""
+
+
+def rows(made: Made) -> list[str]:
+    lines = []
+    for streams in made.runs:
+        last = made.runs[streams][-1]
+        wall, cpu = (statistics.median(made.times(streams, key)) / 1e3 for key in ("step_time_us", "step_cpu_us"))
+        room = f"{made.host_bytes / 2**20:.1f}" if made.host_bytes is not None else ""
+        mode = AGAIN if streams == AGAIN else made.mode
+        lines.append(
+            f"| {made.budget} | {mode} | {made.offloaded} | {streams if made.offloaded else ''} | {made.predicted_us / 1e3:.1f} "
+            f"| {wall:.1f} | {cpu:.1f} | {made.peak_bytes / 2**20:.2f} | {last['measured_peak_bytes'] / 2**20:.2f} "
+            f"| {last['outside_peak_bytes'] / 2**20:.1f} | {room} |"
+        )
+    return lines
+
+
+def listed(known: tuple[str, ...]):
+    def parse(text: str) -> list[str]:
+        names = text.split(",")
+        if strange := [name for name in names if name not in known]:
+            raise argparse.ArgumentTypeError(f"{', '.join(strange)}: expected {', '.join(known)}")
+        return [name for name in known if name in names]
+
+    return parse
+
+
+def main() -> int:
+    words = sys.argv[1:]
+    options: list[str] = []
+    if "--" in words:
+        at = words.index("--")
+        words, options = words[:at], words[at + 1 :]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--ckpt-opt", type=Path, required=True)
+    parser.add_argument("--budgets", default="80%,60%,40%")
+    parser.add_argument("--modes", type=listed(MODES), default=list(MODES))
+    parser.add_argument("--effort", default="first")
+    for option, default in (("threads", 2), ("rounds", 5), ("steps", 3), ("repeats", 0)):
+        parser.add_argument(f"--{option}", type=int, default=default)
+    parser.add_argument("--folder", type=Path, help="keep the device's profile here, and take it from here")
+    parser.add_argument("--page", type=Path, help="write the table as Markdown")
+    args = parser.parse_args(words)
+    compiler = Compiler(args.ckpt_opt.resolve(), 7200.0)
+    sizes = tuple(word for i, name in enumerate(options) if name == "--dim" for word in options[i : i + 2])
+    lines = [
+        f"{datetime.date.today()}, {args.model.stem} {' '.join(options)}, {platform.machine()}, {args.threads} of "
+        f"{os.cpu_count()} threads, {args.rounds} rounds of {args.steps} steps, --effort {args.effort}, load "
+        f"{os.getloadavg()[0]:.1f} at the start", "", HEAD,
+    ]  # fmt: skip
+    print("\n".join(lines), flush=True)
+    with tempfile.TemporaryDirectory() as name:
+        folder = args.folder or Path(name)
+        (folder / "outside").mkdir(parents=True, exist_ok=True)
+        device = folder / "device.json"
+        if not device.exists():
+            compiler.call("calibrate", "-o", device, "--threads", str(args.threads))
+        bench = Bench(args, compiler, folder, tuple(options), sizes)
+        for budget in args.budgets.split(","):
+            for made in bench.budget(budget):
+                found = rows(made)
+                print("\n".join(found), flush=True)
+                lines += found
+        if any((folder / "outside").iterdir()):
+            bench.wrong.append("files: something is left of what waited")
+    tail = ["", *(f"- {note}" for note in bench.notes)]
+    if bench.wrong:
+        tail += ["", "Wrong:", "", *(f"- {line}" for line in bench.wrong)]
+    print("\n".join(tail))
+    if args.page:
+        args.page.write_text("\n".join(["# What offloading is worth", "", *lines, *tail, ""]))
+    return 1 if bench.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
