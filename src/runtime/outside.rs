@@ -2,18 +2,20 @@
 //!
 //! A file has no name, so that nothing is left of it after success, error or signal. Its
 //! blocks are reserved before they are mapped, so that a full disk is an error and not a fault. What waits is counted
-//! from the outside, by what is mapped.
+//! from the outside, by what is mapped. Pages that were never touched cost more than the bytes that are copied into them, so what
+//! is free again stays mapped for the next result of its length, as long as what waits and what is free together are no
+//! more than what waited at most at once.
 
 use super::convert::{self, torch_error};
 use ckpt_passes::{Error, Result};
 use ckpt_torch::bytes;
-use memmap2::{Mmap, MmapMut};
+use memmap2::MmapMut;
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::{Device, Tensor};
 
 /// What is outside during the runs of a program.
@@ -21,55 +23,115 @@ use tch::{Device, Tensor};
 pub struct Outside {
     /// The folder for files; the system's for temporary files if `None`.
     pub folder: Option<PathBuf>,
-    count: Arc<Count>,
+    room: Arc<Room>,
 }
 
+/// What is mapped.
 #[derive(Debug, Default)]
-struct Count {
-    live: AtomicU64,
-    peak: AtomicU64,
+struct Room(Mutex<Mapped>);
+
+#[derive(Debug, Default)]
+struct Mapped {
+    /// What waits.
+    live_bytes: u64,
+    /// The most of that since the last reset, and since there is a program.
+    peak_bytes: u64,
+    most_bytes: u64,
+    /// What nothing waits in any more, by its length and folder.
+    free: BTreeMap<(usize, Option<PathBuf>), Vec<MmapMut>>,
+    free_bytes: u64,
+}
+
+impl Room {
+    fn lock(&self) -> MutexGuard<'_, Mapped> {
+        // Numbers and mappings are whole after any panic.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Mapped {
+    /// Counts a result that begins to wait, and finds a mapping that is free for it. What must go for it goes.
+    fn take(&mut self, folder: &Option<PathBuf>, len: usize) -> Option<MmapMut> {
+        self.live_bytes += len as u64;
+        self.peak_bytes = self.peak_bytes.max(self.live_bytes);
+        self.most_bytes = self.most_bytes.max(self.live_bytes);
+        let key = (len, folder.clone());
+        let found = self.free.get_mut(&key).and_then(Vec::pop);
+        if found.is_some() {
+            self.free_bytes -= len as u64;
+        }
+        while self.live_bytes + self.free_bytes > self.most_bytes {
+            // The largest, so that few go.
+            let Some(mut last) = self.free.last_entry() else {
+                break;
+            };
+            match last.get_mut().pop() {
+                Some(map) => self.free_bytes -= map.len() as u64,
+                None => drop(last.remove()),
+            }
+        }
+        found
+    }
 }
 
 /// Room for so many bytes outside, counted while it lives.
 struct Counted {
-    bytes: u64,
-    count: Arc<Count>,
+    len: usize,
+    /// Where the file goes; `None` for the host's memory.
+    folder: Option<PathBuf>,
+    room: Arc<Room>,
+    map: Option<MmapMut>,
 }
 
 impl Counted {
-    fn new(count: &Arc<Count>, bytes: u64) -> Counted {
-        let live = count.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        count.peak.fetch_max(live, Ordering::Relaxed);
+    fn new(room: &Arc<Room>, folder: Option<PathBuf>, len: usize) -> Counted {
+        let map = room.lock().take(&folder, len);
         Counted {
-            bytes,
-            count: count.clone(),
+            len,
+            folder,
+            room: room.clone(),
+            map,
         }
+    }
+
+    /// The bytes, mapped now if they are not yet.
+    fn map(&mut self) -> Result<&mut MmapMut> {
+        let map = match self.map.take() {
+            Some(map) => map,
+            None => match &self.folder {
+                Some(folder) => file(folder, self.len)?,
+                None => MmapMut::map_anon(self.len)
+                    .map_err(|e| no_room(&e, self.len, "the host's memory"))?,
+            },
+        };
+        Ok(self.map.insert(map))
     }
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.count.live.fetch_sub(self.bytes, Ordering::Relaxed);
+        let mut mapped = self.room.lock();
+        mapped.live_bytes -= self.len as u64;
+        if let Some(map) = self.map.take() {
+            let key = (self.len, self.folder.take());
+            mapped.free.entry(key).or_default().push(map);
+            mapped.free_bytes += self.len as u64;
+        }
     }
 }
 
 /// Bytes that wait, given back with the tensor over them.
-struct Waiting {
-    map: Mmap,
-    _counted: Counted,
-}
+struct Waiting(Counted);
 
 impl AsRef<[u8]> for Waiting {
     fn as_ref(&self) -> &[u8] {
-        &self.map
+        self.0.map.as_deref().unwrap_or_default()
     }
 }
 
 /// A transfer out that has its room counted and nothing written yet.
 pub struct Leaving {
     counted: Counted,
-    /// Where the file goes; `None` for the host's memory.
-    folder: Option<PathBuf>,
     kind: tch::Kind,
     dims: Vec<i64>,
 }
@@ -79,21 +141,10 @@ impl Leaving {
     ///
     /// # Errors
     /// Exit code 5: the folder cannot be written to, or has no room.
-    pub fn write(self, tensor: &Tensor) -> Result<Left> {
-        let len = self.counted.bytes as usize;
-        let mut map = match &self.folder {
-            Some(folder) => file(folder, len)?,
-            None => MmapMut::map_anon(len).map_err(|e| no_room(&e, len, "the host's memory"))?,
-        };
-        bytes::read_into(tensor, &mut map).map_err(torch_error)?;
-        let map = map
-            .make_read_only()
-            .map_err(|e| no_room(&e, len, "a mapping"))?;
+    pub fn write(mut self, tensor: &Tensor) -> Result<Left> {
+        bytes::read_into(tensor, self.counted.map()?).map_err(torch_error)?;
         Ok(Left {
-            waiting: Waiting {
-                map,
-                _counted: self.counted,
-            },
+            waiting: Waiting(self.counted),
             kind: self.kind,
             dims: self.dims,
         })
@@ -120,12 +171,12 @@ impl Left {
 impl Outside {
     /// The most bytes that waited at once since the last reset.
     pub fn peak_bytes(&self) -> u64 {
-        self.count.peak.load(Ordering::Relaxed)
+        self.room.lock().peak_bytes
     }
 
     pub fn reset_peak(&self) {
-        let live = self.count.live.load(Ordering::Relaxed);
-        self.count.peak.store(live, Ordering::Relaxed);
+        let mut mapped = self.room.lock();
+        mapped.peak_bytes = mapped.live_bytes;
     }
 
     /// Counts the room that a tensor takes outside.
@@ -138,8 +189,7 @@ impl Outside {
         let folder = (on_disk || tensor.device() == Device::Cpu)
             .then(|| self.folder.clone().unwrap_or_else(std::env::temp_dir));
         Ok(Leaving {
-            counted: Counted::new(&self.count, (tensor.numel() * element) as u64),
-            folder,
+            counted: Counted::new(&self.room, folder, tensor.numel() * element),
             kind: tensor.kind(),
             dims: tensor.size(),
         })
@@ -259,5 +309,44 @@ mod tests {
             assert!(empty());
         }
         assert!(nameless(&folder.path().join("none")).is_err());
+    }
+    #[test]
+    fn what_is_free_again_is_taken_again_and_never_more_is_mapped_than_waited_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let outside = Outside {
+            folder: Some(folder.path().into()),
+            ..Outside::default()
+        };
+        let of = |len: usize, fill: u8| Tensor::from_slice(&vec![fill; len]);
+        let mapped = |outside: &Outside| {
+            let mapped = outside.room.lock();
+            let free: usize = mapped.free.values().flatten().map(|m| m.len()).sum();
+            assert_eq!(free as u64, mapped.free_bytes);
+            assert!(mapped.live_bytes + mapped.free_bytes <= mapped.most_bytes);
+            (mapped.live_bytes, mapped.free_bytes)
+        };
+        let mut places = Vec::new();
+        for run in 0..3 {
+            outside.reset_peak();
+            let waits = [(5000, 1), (3000, 2), (5000, 3)].map(|(len, fill)| {
+                let kept = outside.keep(&of(len, fill + run), true).unwrap();
+                assert_eq!(kept, of(len, fill + run));
+                kept
+            });
+            let mut there = waits.each_ref().map(|t| t.data_ptr() as usize);
+            there.sort_unstable();
+            places.push(there);
+            assert_eq!(mapped(&outside), (13_000, 0));
+            assert_eq!(outside.peak_bytes(), 13_000);
+            drop(waits);
+            assert_eq!(mapped(&outside), (0, 13_000));
+        }
+        assert!(places[0] == places[1] && places[1] == places[2]);
+        // Another length fits only in the place of others.
+        let other = outside.keep(&of(7000, 9), true).unwrap();
+        let (live, free) = mapped(&outside);
+        assert!(live == 7000 && free > 0 && live + free <= 13_000);
+        assert_eq!(other, of(7000, 9));
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 }
