@@ -52,6 +52,10 @@ pub struct Device {
     /// Moving values out of this memory and back, each way, in 10⁹ bytes a second.
     #[serde(default = "outside")]
     pub outside_gigabytes_per_s: f64,
+    /// The part of that time that is lost to nodes beside it: 0 where an engine of its own copies, 1 where nothing gets
+    /// on meanwhile, as on a CPU all of whose cores compute.
+    #[serde(default)]
+    pub outside_busy_share: f64,
     /// What starting one kernel takes, whatever it does.
     pub launch_us: f64,
     /// All the memory there is; `None` where no device is meant.
@@ -102,6 +106,7 @@ impl Default for Device {
             },
             gigabytes_per_s: 2500.0,
             outside_gigabytes_per_s: outside(),
+            outside_busy_share: 0.0,
             launch_us: 1.5,
             memory_bytes: None,
             reserved_bytes: 0,
@@ -149,6 +154,13 @@ impl Device {
         }
         rate("`gigabytes_per_s`", device.gigabytes_per_s)?;
         rate("`outside_gigabytes_per_s`", device.outside_gigabytes_per_s)?;
+        if !(0.0..=1.0).contains(&device.outside_busy_share) {
+            return Err(
+                Error::usage("device", "`outside_busy_share` is a part of 1")
+                    .expected("0 to 1")
+                    .found(device.outside_busy_share.to_string()),
+            );
+        }
         if !device.launch_us.is_finite() || device.launch_us < 0.0 {
             return Err(Error::usage(
                 "device",

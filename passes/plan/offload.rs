@@ -299,10 +299,11 @@ impl Offloading {
         };
         let mut elsewhere = vec![None; setting.problem.ops.len()];
         for op in candidates {
-            // Out and back; beside other ops, all that is certain is that both begin.
+            // Out and back; beside other ops, all that is certain is what no op runs beside.
+            let whole_us = transfer.cost(result_bytes(setting.problem, *op));
             let way_us = match self.streams {
-                true => transfer.start_us,
-                false => transfer.cost(result_bytes(setting.problem, *op)),
+                true => transfer.own_us(whole_us),
+                false => whole_us,
             };
             elsewhere[*op] = Some(2.0 * way_us);
         }

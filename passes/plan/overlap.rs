@@ -28,7 +28,7 @@ pub struct Room {
 /// Time of a schedule of a staged problem whose transfers run beside other ops.
 pub fn elapsed_us(staged: &Staged, schedule: &[usize]) -> f64 {
     let problem = &staged.problem;
-    let start_us = problem.transfer.map_or(0.0, |t| t.start_us);
+    let (start_us, own_us) = parts(staged);
     // When what each op moved out is outside, and when what was fetched of each value is there.
     let mut outside_us = vec![None::<f64>; problem.ops.len()];
     let mut arrives_us = vec![None::<f64>; problem.values.len()];
@@ -46,16 +46,17 @@ pub fn elapsed_us(staged: &Staged, schedule: &[usize]) -> f64 {
             now += op.cost;
             continue;
         }
-        // Beginning a transfer takes the step's own time.
-        now += start_us.min(op.cost);
+        // Beginning a transfer takes the step's own time, and so does what of it stops all else.
+        let begun = now + start_us.min(op.cost);
         let moving_us = (op.cost - start_us).max(0.0);
+        now += own_us(op.cost);
         match outside_us[*step] {
             None => {
-                out = now.max(out) + moving_us;
+                out = begun.max(out) + moving_us;
                 outside_us[*step] = Some(out);
             }
             Some(there) => {
-                back = now.max(back).max(there) + moving_us;
+                back = begun.max(back).max(there) + moving_us;
                 for v in &op.outs {
                     arrives_us[*v] = Some(back);
                 }
@@ -64,6 +65,13 @@ pub fn elapsed_us(staged: &Staged, schedule: &[usize]) -> f64 {
     }
     // What is never released or read is waited for in the end.
     now.max(out).max(back)
+}
+
+/// What beginning a transfer takes, and what of a transfer's cost nothing runs beside.
+fn parts(staged: &Staged) -> (f64, impl Fn(f64) -> f64) {
+    let transfer = staged.problem.transfer;
+    let own_us = move |cost: f64| transfer.map_or(cost, |t| t.own_us(cost));
+    (transfer.map_or(0.0, |t| t.start_us), own_us)
 }
 
 /// A settled schedule of a staged problem, with releases and fetches moved to where they hide transfers; as it was where
@@ -194,7 +202,7 @@ impl Held {
 impl<'a> Spread<'a> {
     fn new(staged: &'a Staged, schedule: &'a [usize], room: Room) -> Result<Spread<'a>> {
         let problem = &staged.problem;
-        let begin_us = problem.transfer.map_or(0.0, |t| t.start_us);
+        let (_, own_us) = parts(staged);
         let mut start_us = Vec::with_capacity(schedule.len() + 1);
         let mut now = 0.0;
         let mut is_out = vec![false; problem.ops.len()];
@@ -202,7 +210,7 @@ impl<'a> Spread<'a> {
         for step in schedule {
             start_us.push(now);
             now += match staged.stages[*step] {
-                Stage::Move(_) => begin_us,
+                Stage::Move(_) => own_us(problem.ops[*step].cost),
                 _ => problem.ops[*step].cost,
             };
             does.push(match staged.stages[*step] {
@@ -231,7 +239,7 @@ impl<'a> Spread<'a> {
     }
 
     fn moving_us(&self, step: usize) -> f64 {
-        let begin_us = self.staged.problem.transfer.map_or(0.0, |t| t.start_us);
+        let (begin_us, _) = parts(self.staged);
         (self.staged.problem.ops[step].cost - begin_us).max(0.0)
     }
 
@@ -265,10 +273,11 @@ impl<'a> Spread<'a> {
             }
         }
         let mut released_at = vec![0usize; staged.stages.len()];
+        let (begin_us, _) = parts(staged);
         let mut lane_us = 0.0f64;
         for (n, from) in outs.iter().enumerate() {
             let step = self.schedule[*from];
-            lane_us = lane_us.max(self.start_us[from + 1]) + self.moving_us(step);
+            lane_us = lane_us.max(self.start_us[*from] + begin_us) + self.moving_us(step);
             // Before the op whose results would be one too many under way.
             let next = outs.get(n + self.in_flight).map_or(end, |next| next - 1);
             let limit = next.min(back_at[step]);
@@ -401,6 +410,7 @@ mod tests {
         Transfer {
             us_per_megabyte: [0.0, 1e5, 4e5, 3e6][r.below(4)],
             start_us: [0.0, 0.25][r.below(2)],
+            busy_share: [0.0, 0.0, 0.5, 1.0][r.below(4)],
         }
     }
 
@@ -448,7 +458,8 @@ mod tests {
             assert!(most_in_flight(&staged, &spread) <= in_flight, "graph {n}");
             limited += (most_in_flight(&staged, &spread) == in_flight && in_flight > 1) as usize;
             // No bandwidth is made up, and no op is skipped.
-            let start_us = p.transfer.unwrap().start_us;
+            let transfer = p.transfer.unwrap();
+            let start_us = transfer.start_us;
             let (mut runs, mut out, mut back) = (0.0, 0.0, 0.0);
             let mut is_out = vec![false; staged.stages.len()];
             for step in &spread {
@@ -457,7 +468,7 @@ mod tests {
                     Stage::Run(_) => runs += cost,
                     Stage::Release(_) => {}
                     Stage::Move(_) => {
-                        runs += start_us;
+                        runs += transfer.own_us(cost);
                         match std::mem::replace(&mut is_out[*step], true) {
                             true => back += cost - start_us,
                             false => out += cost - start_us,

@@ -116,12 +116,25 @@ pub struct Transfer {
     pub us_per_megabyte: f64,
     /// Beside the bytes.
     pub start_us: f64,
+    /// The part of what the bytes take that is lost to ops beside it: 0 where an engine of its own copies, 1 where
+    /// nothing gets on meanwhile.
+    #[serde(default, skip_serializing_if = "is_nothing")]
+    pub busy_share: f64,
+}
+
+fn is_nothing(x: &f64) -> bool {
+    *x == 0.0
 }
 
 impl Transfer {
     /// In microseconds.
     pub fn cost(&self, bytes: u64) -> f64 {
         self.start_us + self.us_per_megabyte * bytes as f64 / 1e6
+    }
+
+    /// What of a transfer's cost no op can run beside.
+    pub fn own_us(&self, cost: f64) -> f64 {
+        self.start_us.min(cost) + self.busy_share * (cost - self.start_us).max(0.0)
     }
 }
 
@@ -161,6 +174,7 @@ impl Problem {
             transfer: Some(Transfer {
                 us_per_megabyte: 1e3 / device.outside_gigabytes_per_s,
                 start_us: device.launch_us,
+                busy_share: device.outside_busy_share,
             }),
             ..Problem::default()
         };
@@ -407,6 +421,12 @@ impl Problem {
                 if !x.is_finite() || x < 0.0 {
                     return foreign(format!("a transfer has a cost of {x}"));
                 }
+            }
+            if !(0.0..=1.0).contains(&transfer.busy_share) {
+                return foreign(format!(
+                    "the busy share of a transfer is {}, not from 0 to 1",
+                    transfer.busy_share
+                ));
             }
         }
         if !cost.is_finite() {

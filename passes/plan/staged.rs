@@ -141,9 +141,10 @@ impl Staged {
         }
         for (o, op) in problem.ops.iter().enumerate() {
             if moved[o] {
+                let whole = transfer.cost(result_bytes(problem, o));
                 let cost = match price {
-                    Price::Whole => transfer.cost(result_bytes(problem, o)),
-                    Price::Hidden => transfer.start_us,
+                    Price::Whole => whole,
+                    Price::Hidden => transfer.own_us(whole),
                 };
                 staged.push_moved(op, o, cost);
             } else {
@@ -361,6 +362,7 @@ mod tests {
             transfer: Some(Transfer {
                 us_per_megabyte: 40.0,
                 start_us: 1.0,
+                busy_share: 0.0,
             }),
         }
     }

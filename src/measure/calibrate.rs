@@ -2,7 +2,7 @@
 //!
 //! Each figure comes from a small graph that our runtime executes: products of growing square matrices in each
 //! floating-point type until one takes long enough to be timed, a sum of vectors that no cache holds, one of them moved out of
-//! the device's memory and back, a chain of sums of
+//! the device's memory and back, alone and beside products, a chain of sums of
 //! a few numbers. The rates are therefore what a plan can count on in this runtime with these threads, not what the
 //! vendor states.
 
@@ -74,6 +74,8 @@ pub fn calibrate(request: &Request) -> Result<Device> {
     sources.push(source);
     let (outside_gigabytes_per_s, source) = transfer(request)?;
     sources.push(source);
+    let (outside_busy_share, source) = beside(request)?;
+    sources.push(source);
     let launch_us = dispatch(request)?;
     sources.push(format!(
         "launch_us: one of {CHAIN} sums of 8 numbers in a row, median of {} runs",
@@ -105,6 +107,7 @@ pub fn calibrate(request: &Request) -> Result<Device> {
         teraflops,
         gigabytes_per_s,
         outside_gigabytes_per_s,
+        outside_busy_share,
         launch_us,
         memory_bytes: memory.map(|m| m.total_bytes),
         reserved_bytes: memory.map_or(0, |m| m.used_bytes),
@@ -188,6 +191,67 @@ fn transfer(request: &Request) -> Result<(f64, String)> {
     Ok((bytes as f64 / slower_us / 1e3, how))
 }
 
+/// The part of a transfer's time that is lost to nodes beside it, and how that was found: from two products, alone and with a
+/// vector that leaves by the first and comes back by the second, beside them or in between.
+fn beside(request: &Request) -> Result<(f64, String)> {
+    let vector = format!("f32[{}]", request.vector);
+    let bytes = 4 * request.vector;
+    let leaves = format!("  %out = Offload %x : {vector}\n");
+    let comes = format!("  %left = Release %x, %out : {vector}\n  %y = Fetch %left : {vector}\n");
+    let mut rows = MIN_ROWS.min(request.max_rows);
+    loop {
+        let matrix = format!("f32[{rows}, {rows}]");
+        let graph = |leaves: &str, comes: &str, result: &str| {
+            let source = format!(
+                "graph @beside typed (%a: {matrix}, %x: {vector}) -> (%q{result}) {{\n{leaves}  %p = MatMul %a, %a : {matrix}\n\
+                 {comes}  %q = MatMul %p, %a : {matrix}\n}}\n"
+            );
+            text::parse(&source).map_err(|e| Error::bug("calibrate", e.to_string()))
+        };
+        let (plain, moving) = (graph("", "", "")?, graph(&leaves, &comes, ", %y")?);
+        let inputs = random::inputs(&plain, &[], 0)?;
+        let session = |graph| {
+            let rng = Rng::default();
+            Session::new(
+                graph,
+                &Default::default(),
+                request.threads,
+                request.place,
+                rng,
+            )
+        };
+        let (plain, mut moving) = (session(&plain)?, session(&moving)?);
+        // Alone, in between, beside: in turns, the first of each unseen.
+        let mut times_us = [const { Vec::new() }; 3];
+        for run in 0..=request.runs {
+            let mut of = |n: usize, time_us: u64| {
+                if run > 0 {
+                    times_us[n].push(time_us as f64);
+                }
+            };
+            of(0, plain.step(&inputs, false)?.time_us);
+            for (n, streams) in [(1, false), (2, true)] {
+                moving.use_streams(streams);
+                of(n, moving.step(&inputs, false)?.time_us);
+            }
+        }
+        let [alone_us, between_us, beside_us] = times_us.map(median);
+        let moving_us = (between_us - alone_us).max(1e-3);
+        if alone_us < moving_us && rows < request.max_rows {
+            // Less could not hide all of it.
+            rows = (2 * rows).min(request.max_rows);
+            continue;
+        }
+        let share = ((beside_us - alone_us) / moving_us).clamp(0.0, 1.0);
+        let how = format!(
+            "outside_busy_share: two products of {rows} x {rows} matrices in {alone_us:.0} us, {beside_us:.0} us with {bytes} bytes \
+             moved out and back beside them, {between_us:.0} us with that in between, medians of {} runs",
+            request.runs
+        );
+        return Ok((share, how));
+    }
+}
+
 /// Microseconds of a node with next to nothing to do.
 fn dispatch(request: &Request) -> Result<f64> {
     let mut source = String::from("graph @chain typed (%v0: f32[8]) -> (");
@@ -252,7 +316,8 @@ mod tests {
             (1e-4..1e4).contains(&device.outside_gigabytes_per_s),
             "{device:?}"
         );
-        assert_eq!(device.sources.len(), 9);
+        assert!((0.0..=1.0).contains(&device.outside_busy_share));
+        assert_eq!(device.sources.len(), 10);
         let named = Request {
             name: Some("mine".into()),
             ..request

@@ -122,7 +122,7 @@ impl Offloading {
                     let base = evaluate(&brief.problem, &brief.problem.given_order())?.cost;
                     let is_proven = !self.streams || price == Price::Hidden;
                     let proves = is_proven.then_some(base);
-                    return settled(setting, &staged, (plan, schedule), proves);
+                    return settled(setting, &staged, (plan, schedule), (proves, self.streams));
                 }
             }
         }
@@ -137,20 +137,25 @@ impl Offloading {
 const RETRIES: usize = 4;
 
 /// A plan for the brief problem as one for the problem itself, with that schedule. What was proven of it is a part of
-/// the cost that the brief problem has in its own order, if it `proves` anything about time.
+/// the cost that the brief problem has in its own order, if it `proves` anything about time. Without `streams` its cost is
+/// that of one transfer after the other.
 fn settled(
     setting: &Setting,
     staged: &Staged,
     (plan, schedule): (Plan, Vec<usize>),
-    proves: Option<f64>,
+    (proves, streams): (Option<f64>, bool),
 ) -> Result<Plan> {
     let mut reasons = vec![String::new(); staged.problem.values.len()];
     for decision in &plan.decisions {
         reasons[decision.value] = decision.reason.clone();
     }
     let layers = staged.each(&setting.structure.block_of);
-    let mut whole = Plan::new(&plan.policy, &staged.problem, schedule, &layers, &reasons)?
-        .unstaged(setting.problem, staged)?;
+    let made = Plan::new(&plan.policy, &staged.problem, schedule, &layers, &reasons)?;
+    let one_by_one_us = made.after.cost;
+    let mut whole = made.unstaged(setting.problem, staged)?;
+    if !streams {
+        whole.after.cost = one_by_one_us;
+    }
     let Some(mut certificate) = plan.certificate else {
         return Ok(whole);
     };

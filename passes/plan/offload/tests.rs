@@ -14,6 +14,7 @@ fn chain(result_bytes: &[u64]) -> Problem {
         transfer: Some(Transfer {
             us_per_megabyte: 40.0,
             start_us: 1.0,
+            busy_share: 0.0,
         }),
         ..Problem::default()
     };
@@ -112,6 +113,7 @@ fn random(r: &mut Random, ops: usize) -> Problem {
     p.transfer = Some(Transfer {
         us_per_megabyte: [0.0, 5e4, 2e5, 1e6][r.below(4)],
         start_us: [0.0, 0.1, 1.0][r.below(3)],
+        busy_share: [0.0, 0.0, 0.3, 1.0][r.below(4)],
     });
     p
 }
@@ -227,8 +229,8 @@ fn no_choice_beats_the_bound_and_few_beat_the_plan() {
         moving += !best.moved.is_empty() as usize;
         gained += !plan.offloaded.is_empty() as usize;
 
-        // Beside other ops transfers take no less than their beginnings.
-        let hidden = ways(&|_| transfer.start_us);
+        // Beside other ops transfers take no less than what none runs beside.
+        let hidden = ways(&|o| transfer.own_us(transfer.cost(result_bytes(&p, o))));
         let best = cheapest_moving(&p, above_bytes, &prices, &hidden).unwrap();
         let plan = budgeted(&p, auto(true), budget, Effort::Normal).unwrap();
         assert!(plan.after.cost + slack >= best.price, "graph {n}: hidden");
