@@ -141,6 +141,24 @@ fn every_block_of_a_place_finds_it() {
 }
 
 #[test]
+fn an_arena_is_no_larger_than_its_plan() {
+    let _turn = torch::alone();
+    for name in ["gpt2", "bert", "llama32"] {
+        for policy in [Policy::None, Policy::Full, Policy::Selective] {
+            let graph = compiled(name, policy);
+            let inputs = inputs(&graph);
+            let schedule = Program::new(&graph).unwrap().schedule(&inputs).unwrap();
+            let planned = schedule.memory.peak_bytes - schedule.memory.static_bytes;
+            let (reserved, what) = (schedule.arena_bytes(), (name, policy));
+            assert!(
+                reserved * 100 <= planned * 103 && reserved * 2 > planned,
+                "{what:?}: {reserved} reserved, {planned} planned"
+            );
+        }
+    }
+}
+
+#[test]
 fn no_step_leaves_anything_behind() {
     let _turn = torch::alone();
     let graph = compiled("gpt2", Policy::Full);
