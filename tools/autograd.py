@@ -55,6 +55,7 @@ LEFT_OUT = {
     "Rotary": "made by fusion; tests/properties.rs differentiates it by its parts, tools/cases.py in whole models",
     "Accumulate": "made by tiling, of gradients; tests/properties.rs differentiates it",
     "AddProduct": "made by tiling, of gradients; tests/properties.rs differentiates it",
+    "ClassLoss": "made by tiling, of losses; tests/properties.rs differentiates it",
     "Attention": "made by fusion; the examples of ONNX Attention are fused into it",
     "Offload": "made by planning; tests/properties.rs differentiates it",
     "Fetch": "made by planning; tests/properties.rs differentiates it",

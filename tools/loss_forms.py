@@ -6,10 +6,11 @@
 A small model with each form of loss is exported by both of PyTorch's exporters (to ONNX) and as a file of
 torch.export (a `.pt2`), compiled with its loss whole and cut into parts, and run on tokens of which some, all or none
 are ignored, with a last part that is not full, and on a single token. Judged by tolerance.py: loss and gradients of the
-tiled graph against the whole one and against PyTorch; for forms in bfloat16 the error against float64 beside PyTorch's
-own or that of the whole graph; and the tiled ONNX file in ONNX Runtime (where there are rows for every part: its loss ops take no
-empty operands). Exit 1 if a form is not found, has another number of parts than was asked
-for, or disagrees. Needs tools/requirements-torch.txt.
+tiled graph against the whole one and against PyTorch, and the tiled ONNX file in ONNX Runtime. For forms in bfloat16 the
+error against float64 may not exceed 1.1 times PyTorch's own, root mean square of each tensor's elements over DRAWS draws of
+weights and tokens: of so few numbers the largest error of one draw is chance, so the largest of all draws is printed beside
+it, but not judged. Exit 1 if a form is not found, has another number of parts than was asked for, or disagrees. Needs
+tools/requirements-torch.txt.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import tolerance
 import torch
@@ -36,14 +38,15 @@ from torch.nn import functional as F
 VOCAB, WIDTH = 37, 8
 PARTS = 3
 IGNORED = -100
+DRAWS = 8
 
 
 class Model(nn.Module):
     """Tokens to activations, scores and a loss."""
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: Form, draw: int = 0) -> None:
         super().__init__()
-        torch.manual_seed(3)
+        torch.manual_seed(3 + draw)
         self.form = form
         self.embed = nn.Embedding(VOCAB, WIDTH)
         self.body = nn.Linear(WIDTH, WIDTH)
@@ -73,6 +76,8 @@ class Form:
     """Whether ignored labels mean anything to it."""
     exporters: tuple[str, ...] = ("dynamo", "legacy", "file")
     """Those that export it."""
+    shortest: int = 2
+    """Tokens of the shortest sequence that it can be exported for."""
 
 
 def flat(s: Tensor) -> Tensor:
@@ -207,7 +212,7 @@ FORMS: dict[str, Form] = {
     "gather": Form(by_gather),
     "shifted-labels": Form(shifted_labels, tied=True),
     "shifted-scores": Form(shifted_scores),
-    "shifted-hidden": Form(shifted_hidden),
+    "shifted-hidden": Form(shifted_hidden, shortest=3),  # torch.export takes one token left over for a size of its own
     "counted": Form(counted, bias=True),
     "softcap": Form(softcap),
     "smoothing": Form(smoothed, exporters=("file",)),  # dynamo leaves label_smoothing out, legacy refuses it
@@ -246,7 +251,7 @@ def export(model: Model, folder: Path, exporter: str) -> Path:
                 opset_version=18, dynamo=False,
             )  # fmt: skip
             return path
-        sizes = {0: torch.export.Dim("batch", min=1), 1: torch.export.Dim("seq", min=2)}
+        sizes = {0: torch.export.Dim("batch", min=1), 1: torch.export.Dim("seq", min=model.form.shortest)}
         if exporter == "file":
             program = torch.export.export(
                 model, (ids, labels), dynamic_shapes={name: sizes for name in names}, strict=False
@@ -262,8 +267,8 @@ def export(model: Model, folder: Path, exporter: str) -> Path:
         return path
 
 
-def tokens(batch: int, seq: int, ignored: str) -> dict[str, np.ndarray]:
-    n = np.random.default_rng(batch * 100 + seq)
+def tokens(batch: int, seq: int, ignored: str, draw: int = 0) -> dict[str, np.ndarray]:
+    n = np.random.default_rng([batch, seq, draw])
     labels = n.integers(0, VOCAB, (batch, seq))
     if ignored == "all":
         labels[:] = IGNORED
@@ -288,6 +293,7 @@ class Case:
         if self.form.half:
             self.model = self.model.bfloat16()
         self.wrong: list[str] = []
+        self.notes: list[str] = []
 
     def check(self) -> list[str]:
         source = export(self.model, self.folder, self.exporter)
@@ -314,10 +320,53 @@ class Case:
         if missing:
             return [f"no parameter of the file is {', '.join(missing)}: {sorted(told.values())}"]
         kinds = ("none", "some", "all") if self.form.ignores else ("none",)
-        for batch, seq in ((3, 7), (1, 2)):
+        if self.form.half:
+            self.draws(kinds[-2:][0], whole, cut)
+            kinds = kinds[2:]
+        for batch, seq in ((3, 7), (1, self.form.shortest)):
             for ignored in kinds if batch > 1 else kinds[:1]:
                 self.compare(tokens(batch, seq, ignored), f"{batch}×{seq}, {ignored} ignored", whole, cut)
         return self.wrong
+
+    def draws(self, ignored: str, whole: Path, cut: Path) -> None:
+        """Errors of a form in bfloat16 against float64, over draws of weights and tokens."""
+        errors: dict[str, dict[str, list[np.ndarray]]] = {}
+        for draw in range(DRAWS):
+            model = Model(self.form, draw).eval().bfloat16()
+            feed = tokens(3, 7, ignored, draw)
+            exact = reference(Model64(model), feed)
+            results = {"PyTorch": reference(model, feed)}
+            for told, graph in (("tiled", cut), ("whole", whole)):
+                results[told] = self.ours(self.with_weights(graph, model), feed)
+            for told, found in results.items():
+                for name, want in exact.items():
+                    errors.setdefault(name, {}).setdefault(told, []).append(np.abs(found[name] - want).reshape(-1))
+        for name, of in errors.items():
+            rms = {told: float(np.sqrt(np.mean(np.concatenate(e) ** 2))) for told, e in of.items()}
+            top = {told: max(float(e.max()) for e in draws) for told, draws in of.items()}
+            line = ", ".join(
+                f"{told} {rms[told] / rms['PyTorch']:.2f} (largest {top[told] / top['PyTorch']:.2f})"
+                for told in ("tiled", "whole")
+            )
+            self.notes.append(f"{name}: error over PyTorch's: {line}")
+            if rms["tiled"] > tolerance.HALF_PRECISION_FACTOR * rms["PyTorch"]:
+                self.wrong.append(self.notes[-1])
+
+    def with_weights(self, graph: Path, model: Model) -> Path:
+        """The file with other weights."""
+        proto = onnx.load(graph)
+        own = dict(model.named_parameters())
+        for initializer in proto.graph.initializer:
+            told, transposed = self.names.get(initializer.name, ("", False))
+            if told in own:
+                tensor = own[told].detach()
+                tensor = (tensor.T if transposed else tensor).contiguous()
+                assert list(initializer.dims) == list(tensor.shape), initializer.name
+                initializer.ClearField("int32_data")
+                initializer.raw_data = tensor.view(torch.uint16).numpy().tobytes()
+        path = graph.with_stem(f"{graph.stem}-drawn")
+        onnx.save(proto, path)
+        return path
 
     def only_output(self, source: Path) -> str:
         return self.compiler.inspect(source)["outputs"][0]["name"]
@@ -347,7 +396,11 @@ class Case:
     def compare(self, feed: dict[str, np.ndarray], what: str, whole: Path, cut: Path) -> None:
         want, got = reference(self.model, feed), self.ours(cut, feed)
         # Against the whole graph once.
-        untiled = self.ours(whole, feed) if self.form.half or what.startswith("3×7, none") else got
+        untiled = self.ours(whole, feed) if what.startswith("3×7, none") else got
+        for name, tensor in got.items():
+            if tensor.shape != want[name].shape:
+                self.wrong.append(f"{what}: {name} has the shape {tensor.shape}")
+                return
         if any(not np.isfinite(w).all() for w in want.values()):
             for name, w in want.items():
                 for other, told in ((got, "tiled"), (untiled, "whole")):
@@ -355,20 +408,12 @@ class Case:
                         self.wrong.append(f"{what}: {told} {name} is not finite where PyTorch's is, or the reverse")
             return
         if self.form.half:
-            exact = reference(Model64(self.model), feed)
-            exact = {n: exact[n] for n in want}
-            # With few numbers PyTorch's error is small by chance: then the whole loss stands for it.
-            worst, other = tolerance.compare_half(got, want, exact), tolerance.compare_half(got, untiled, exact)
-            if not worst.agrees and not other.agrees:
-                self.wrong.append(f"{what}: against float64 {worst}, beside the whole loss {other}")
             return
         top = tolerance.largest({n: w for n, w in want.items() if n != "loss"})
         for other, told in ((want, "PyTorch"), ({n: untiled[n] for n in want}, "the whole loss")):
             worst = tolerance.compare(got, other, top)
             if not worst.agrees:
                 self.wrong.append(f"{what}: against {told} {worst}")
-        if min(len(feed["labels"].reshape(-1)), len(feed["labels"][:, 1:].reshape(-1))) < PARTS:
-            return
         worst = tolerance.compare(self.elsewhere(cut, feed), {n: got[n] for n in want}, top)
         if not worst.agrees:
             self.wrong.append(f"{what}: in ONNX Runtime {worst}")
@@ -406,17 +451,18 @@ def main() -> int:
                     continue
                 folder = (arguments.keep or Path(scratch)) / f"{name}-{exporter}"
                 folder.mkdir(parents=True, exist_ok=True)
+                case = Case(compiler, name, exporter, folder)
                 try:
-                    wrong = Case(compiler, name, exporter, folder).check()
+                    wrong = case.check()
                 except Refused as refused:
                     wrong = [str(refused)]
-                except torch.onnx.errors.OnnxExporterError as error:
+                except (torch.onnx.errors.OnnxExporterError, torch._dynamo.exc.UserError) as error:
                     print(f"{name} {exporter}: not exported: {str(error).splitlines()[0]}", flush=True)
                     continue
                 held += not wrong
                 failed += bool(wrong)
                 print(f"{name} {exporter}: {'holds' if not wrong else ''}", flush=True)
-                for line in wrong:
+                for line in wrong + [note for note in case.notes if note not in wrong]:
                     print(f"  {line}", flush=True)
     print(f"{held} hold, {failed} do not")
     return 1 if failed else 0

@@ -2,7 +2,9 @@
 //!
 //! Written as `Cast` and `Add`, a sum holds a wide copy of every term beside itself; as a row of its own it widens some
 //! rows of the term at a time and is written over itself. A term that is a matrix product need not exist either: BLAS adds
-//! it to the sum where both have one type, and else some rows of it are made at a time.
+//! it to the sum, and where the sum is wider than the operands some rows and columns of these are widened at a time, so that
+//! no term is rounded to the narrow type before it is added: as many terms as there are parts would be as many roundings,
+//! where one product of all rows makes one.
 
 use super::matmul::{GEMM, MatmulPlan, gemm_plan};
 use super::rules::*;
@@ -18,8 +20,9 @@ pub const ROWS: &[&OpDef] = &[&ACCUMULATE, &ADD_PRODUCT];
 /// Elements that are widened at a time, in whole rows.
 const STRETCH: u64 = 1 << 20;
 
-/// Elements of a product that are made at a time, in whole rows: enough that reading the other operand again costs little.
-const PRODUCT_STRETCH: u64 = 1 << 24;
+/// Elements of each operand of a product that are widened at a time, in whole rows of A' and columns of B': enough that
+/// widening them costs little beside the product.
+const PRODUCT_STRETCH: u64 = 1 << 22;
 
 /// sum + part, in the type of the sum: float32 where the part has 16 bits. Both have one shape.
 pub static ACCUMULATE: OpDef = OpDef {
@@ -79,9 +82,9 @@ pub fn stretch(dims: &[i64]) -> i64 {
     rows_of(STRETCH, dims)
 }
 
-/// How many rows of a product of `dims` are made at a time, where it is narrower than the sum.
-pub fn product_stretch(dims: &[i64]) -> i64 {
-    rows_of(PRODUCT_STRETCH, dims)
+/// How many rows of A', or columns of B', are widened at a time where there are `count` of them with `inner` elements each.
+pub fn product_stretch(count: i64, inner: i64) -> i64 {
+    rows_of(PRODUCT_STRETCH, &[count, inner])
 }
 
 fn rows_of(elements: u64, dims: &[i64]) -> i64 {
@@ -107,7 +110,7 @@ fn memory(cx: &MemoryCx) -> Footprint {
 }
 
 /// sum + A'·B', where `'` transposes if the attribute says so, in the type of the sum. A and B are matrices of one type,
-/// as wide as the sum's or narrower: their product is rounded to it.
+/// as wide as the sum's or narrower: then they are widened, so that their product is in the type of the sum, too.
 pub static ADD_PRODUCT: OpDef = OpDef {
     name: "AddProduct",
     domain: Domain::Ckpt,
@@ -120,29 +123,19 @@ pub static ADD_PRODUCT: OpDef = OpDef {
     fold: no_fold,
     grad: Grad::Rule(grad_product),
     cost: |cx| {
-        let Some((plan, narrow)) = product(cx.attrs, cx.ins) else {
+        let Some((plan, buffers_bytes)) = product(cx.attrs, cx.ins) else {
             return Cost::default();
         };
         let elements: u64 = plan.out.iter().map(|d| *d as u64).product();
         Cost {
             flops: plan.flops().saturating_add(elements),
-            bytes: cx.traffic_bytes() + 2 * (plan.temp_bytes + narrow.map_or(0, |n| elements * n)),
+            bytes: cx.traffic_bytes() + 2 * buffers_bytes,
         }
     },
     memory: |cx| {
-        let Some((plan, narrow)) = product(cx.attrs, &cx.ins) else {
-            return fresh(cx);
-        };
-        let buffers = match (narrow, &cx.ins[0]) {
-            (Some(narrow), Some(sum)) if !plan.is_empty() => {
-                let row = plan.out[1] as u64;
-                let made = product_stretch(&plan.out) as u64 * row * narrow;
-                made + stretch(&plan.out) as u64 * row * sum.dtype.size_bytes()
-            }
-            _ => 0,
-        };
+        let buffers_bytes = product(cx.attrs, &cx.ins).map_or(0, |(_, bytes)| bytes);
         Footprint {
-            temp_bytes: plan.temp_bytes + buffers,
+            temp_bytes: buffers_bytes,
             ..fresh(cx)
         }
         .over(cx, &[0])
@@ -151,8 +144,8 @@ pub static ADD_PRODUCT: OpDef = OpDef {
         let (sum, a, b) = (cx.x(0), cx.x(1), cx.x(2));
         let wide = cx.b.ty(sum).dtype;
         let attrs = cx.attrs.clone();
+        let (a, b) = (cx.b.cast(a, wide)?, cx.b.cast(b, wide)?);
         let part = cx.b.emit(&GEMM, &[a, b], attrs)?;
-        let part = cx.b.cast(part, wide)?;
         Ok(vec![cx.b.add(sum, part)?])
     }),
 };
@@ -165,13 +158,22 @@ const fn turned(name: &'static str) -> AttrSpec {
     }
 }
 
-/// How the product runs, and the bytes of an element of it where it is narrower than the sum.
-fn product(attrs: &Attrs, ins: &[Option<Sized>]) -> Option<(MatmulPlan, Option<u64>)> {
+/// How the product runs, and the bytes it takes beside operands and result: copies that BLAS can read, or what is widened.
+fn product(attrs: &Attrs, ins: &[Option<Sized>]) -> Option<(MatmulPlan, u64)> {
     let (sum, a, b) = (ins[0].as_ref()?, ins[1].as_ref()?, ins[2].as_ref()?);
     let flip = |name: &str| attrs.int(name) != 0;
     let plan = gemm_plan(a, b, flip("transA"), flip("transB"));
-    let narrow = (sum.dtype != a.dtype).then(|| a.dtype.size_bytes());
-    Some((plan, narrow))
+    if sum.dtype == a.dtype {
+        let copies_bytes = plan.temp_bytes;
+        return Some((plan, copies_bytes));
+    }
+    let inner = a.dims[usize::from(!flip("transA"))];
+    let widened = |count: i64| (product_stretch(count, inner) * inner) as u64;
+    let elements = match plan.is_empty() {
+        true => 0,
+        false => widened(plan.out[0]) + widened(plan.out[1]),
+    };
+    Some((plan, elements * sum.dtype.size_bytes()))
 }
 
 fn infer_product(cx: &InferCx) -> Result<Vec<Ty>> {

@@ -7,14 +7,14 @@
 //! gradient 0, as in PyTorch.
 
 use super::arith::DIV;
-use super::index::{GATHER, widened_bytes};
+use super::index::{GATHER, GATHER_ELEMENTS};
 use super::logic::{AND, EQUAL, NOT};
 use super::reduce::{REDUCE_SUM, sum_kept};
 use super::rules::*;
 use super::scan::CUM_SUM;
-use super::shape::{EXPAND, SHAPE, UNSQUEEZE};
-use super::softmax::{LOG_SOFTMAX_GRAD, SOFTMAX};
-use crate::error::Result;
+use super::shape::{EXPAND, SHAPE, SQUEEZE, UNSQUEEZE};
+use super::softmax::{LOG_SOFTMAX, LOG_SOFTMAX_GRAD, SOFTMAX};
+use crate::error::{Error, Result};
 use crate::ir::op::{
     Body, BodyCx, Cost, CostCx, Domain, Effect, Footprint, Grad, GradCx, Import, InferCx, MemoryCx,
     OpDef, Sized, Slot, fresh, moves, no_fold,
@@ -26,6 +26,7 @@ pub const ROWS: &[&OpDef] = &[
     &SOFTMAX_CROSS_ENTROPY_LOSS_GRAD,
     &NEGATIVE_LOG_LIKELIHOOD_LOSS,
     &NEGATIVE_LOG_LIKELIHOOD_LOSS_GRAD,
+    &CLASS_LOSS,
 ];
 
 const ATTRS: &[AttrSpec] = &[
@@ -41,8 +42,8 @@ const ATTRS: &[AttrSpec] = &[
     },
 ];
 
-/// Checks scores `[N, C, …]`, labels `[N, …]`, weights `[C]` in the slots from `at` on; returns the loss's type.
-fn loss_type(cx: &InferCx, at: usize) -> Result<Ty> {
+/// Checks scores `[N, C, …]`, labels `[N, …]`, weights `[C]` in the slots from `at` on; returns the type of a loss each label.
+fn label_type(cx: &InferCx, at: usize) -> Result<Ty> {
     let dtype = cx.want_dtype(at, DType::is_float, "a floating-point type")?;
     let is_label = |d| matches!(d, DType::I32 | DType::I64);
     cx.want_dtype(at + 1, is_label, "int32 or int64")?;
@@ -71,9 +72,15 @@ fn loss_type(cx: &InferCx, at: usize) -> Result<Ty> {
             .fail("type", "the weights are not one number a class")
             .found(weights.to_string()));
     }
+    Ok(Ty::new(dtype, dims))
+}
+
+/// The type of the loss, of which the operands begin at `at`.
+fn loss_type(cx: &InferCx, at: usize) -> Result<Ty> {
+    let each = label_type(cx, at)?;
     match cx.attrs.str("reduction") {
-        "none" => Ok(Ty::new(dtype, dims)),
-        "mean" | "sum" => Ok(Ty::scalar(dtype)),
+        "none" => Ok(each),
+        "mean" | "sum" => Ok(Ty::scalar(each.dtype)),
         other => Err(cx
             .fail("attribute", "unknown value of `reduction`")
             .expected("none, mean or sum")
@@ -128,12 +135,13 @@ pub static SOFTMAX_CROSS_ENTROPY_LOSS: OpDef = OpDef {
     body: Body::Standard,
 };
 
+fn weights_are_constants(cx: &GradCx) -> Box<Error> {
+    no_rule(cx, "class weights of a loss are taken as constants")
+}
+
 fn grad_cross_entropy(cx: &mut GradCx) -> Result<()> {
     if cx.wants(2) {
-        return Err(no_rule(
-            cx,
-            "class weights of a loss are taken as constants",
-        ));
+        return Err(weights_are_constants(cx));
     }
     let mut dx = None;
     if let Some(dloss) = cx.dy(0) {
@@ -175,9 +183,9 @@ fn label_bytes(cx: &MemoryCx, slot: usize) -> u64 {
 }
 
 /// Temporaries of a loss gradient: labels within range and one factor a label in the type computed in; beside them, one
-/// after the other, class weights and cotangent in that type, a mark on ignored labels, the sum of factors, and the
-/// factors as the scores' type. 16-bit scores are added to in float32.
-fn loss_grad_memory(cx: &MemoryCx, scores: &[usize]) -> Footprint {
+/// after the other, class weights and cotangent in that type, a mark on ignored labels, the sum of factors, and
+/// `last_bytes`.
+fn loss_grad_memory(cx: &MemoryCx, last_bytes: u64) -> Footprint {
     let (Some(dloss), Some(x), Some(labels)) = (&cx.ins[0], &cx.ins[1], &cx.ins[2]) else {
         return fresh(cx);
     };
@@ -197,23 +205,34 @@ fn loss_grad_memory(cx: &MemoryCx, scores: &[usize]) -> Footprint {
     } else {
         0
     };
-    let own = labels * wide;
-    // The wide factors are gone when the scores are added to.
-    let last = if x.dtype == dtype {
-        own
-    } else {
-        let narrow = labels * x.dtype.size_bytes();
-        (own + narrow).max(narrow + widened_bytes(&cx.outs[0]))
-    };
-    let beside = [weights, ignored, total, converted(dloss)];
-    let most = beside.into_iter().map(|b| own + b).fold(last, u64::max);
+    let beside = [weights, ignored, total, converted(dloss), last_bytes];
     Footprint {
-        temp_bytes: strided_bytes(cx, scores) + label_bytes(cx, 2) + 8 * labels + most,
+        temp_bytes: label_bytes(cx, 2)
+            + 8 * labels
+            + labels * wide
+            + beside.into_iter().max().unwrap_or(0),
         ..fresh(cx)
     }
 }
 
-/// The gradient of the scores. The kernel takes `aten::_softmax` into its result and works there.
+/// Elements of scores that are worked on at a time in the type computed in, in whole rows.
+const STRETCH: i64 = 1 << 20;
+
+/// How many rows of scores `[N, C, …]` are worked on at a time.
+pub fn score_stretch(dims: &[i64]) -> i64 {
+    let row: i64 = dims.iter().skip(1).product();
+    let rows = dims.first().copied().unwrap_or(1).max(1);
+    (STRETCH / row.max(1)).clamp(1, rows)
+}
+
+/// Bytes of that many rows of scores in the type computed in.
+fn stretch_bytes(scores: &Sized) -> u64 {
+    let row: i64 = scores.dims.iter().skip(1).product();
+    (score_stretch(&scores.dims) * row) as u64 * compute_type(scores.dtype).size_bytes()
+}
+
+/// The gradient of the scores. The kernel takes `aten::_softmax` into its result and works there; of 16-bit scores some rows at
+/// a time in float32, so that only the result is rounded.
 pub static SOFTMAX_CROSS_ENTROPY_LOSS_GRAD: OpDef = OpDef {
     name: "SoftmaxCrossEntropyLossGrad",
     domain: Domain::Ckpt,
@@ -231,7 +250,17 @@ pub static SOFTMAX_CROSS_ENTROPY_LOSS_GRAD: OpDef = OpDef {
     fold: no_fold,
     grad: Grad::Missing("gradients of gradients are not supported"),
     cost: |cx| per_score(cx, 12),
-    memory: |cx| loss_grad_memory(cx, &[1]).over(cx, &[1]),
+    memory: |cx| {
+        let scores = cx.ins[1].as_ref();
+        let wide = scores.is_some_and(|x| x.dtype == compute_type(x.dtype));
+        let (copy_bytes, last_bytes) = match scores {
+            Some(x) if !wide && x.elements() > 0 => (0, stretch_bytes(x)),
+            _ => (strided_bytes(cx, &[1]), 0),
+        };
+        let mut memory = loss_grad_memory(cx, last_bytes);
+        memory.temp_bytes += copy_bytes;
+        memory.over(cx, &[1])
+    },
     body: Body::Function(|cx| {
         let scores = widen(cx.b, cx.x(1))?;
         let picks = label_factors(cx)?;
@@ -246,6 +275,134 @@ pub static SOFTMAX_CROSS_ENTROPY_LOSS_GRAD: OpDef = OpDef {
         Ok(vec![cx.b.cast(dx, narrow)?])
     }),
 };
+
+/// The loss of every label by itself, in float32 at least: what a tiled loss adds up. As `SoftmaxCrossEntropyLoss`, or of
+/// log-probabilities as `NegativeLogLikelihoodLoss`, with no reduction, but that sums of 16-bit losses need no other op and
+/// that there may be no rows: other runtimes refuse such operands of those two. The kernel works on some rows at a time, so
+/// that no second tensor as large as the scores exists.
+pub static CLASS_LOSS: OpDef = OpDef {
+    name: "ClassLoss",
+    domain: Domain::Ckpt,
+    imports: &[],
+    attrs: &[
+        AttrSpec {
+            name: "ignore_index",
+            kind: AttrKind::Int,
+            default: AttrDefault::Absent,
+        },
+        // Whether the scores are log-probabilities.
+        AttrSpec {
+            name: "normalized",
+            kind: AttrKind::Int,
+            default: AttrDefault::Int(0),
+        },
+    ],
+    ins: &[
+        Slot::req("scores"),
+        Slot::req("labels"),
+        Slot::opt("weights"),
+    ],
+    outs: &[Slot::req("losses")],
+    effect: Effect::Pure,
+    infer: |cx| {
+        let each = label_type(cx, 0)?;
+        Ok(vec![Ty::new(compute_type(each.dtype), each.dims)])
+    },
+    fold: no_fold,
+    grad: Grad::Rule(|cx| {
+        if cx.wants(2) {
+            return Err(weights_are_constants(cx));
+        }
+        let dy = cx.dy0();
+        let narrow = cx.b.ty(cx.x(0)).dtype;
+        let dloss = cx.b.cast(dy, narrow)?;
+        let mut ins = vec![Some(dloss), Some(cx.x(0)), Some(cx.x(1))];
+        ins.extend(cx.opt_x(2).map(Some));
+        let own = cx.attrs();
+        let mut attrs = Attrs::new().with("reduction", "none");
+        if let Some(index) = own.opt_int("ignore_index") {
+            attrs.set("ignore_index", index.into());
+        }
+        let op = match own.int("normalized") {
+            0 => &SOFTMAX_CROSS_ENTROPY_LOSS_GRAD,
+            _ => &NEGATIVE_LOG_LIKELIHOOD_LOSS_GRAD,
+        };
+        let dx = cx.b.emit_n(op, ins, attrs, 1)?[0];
+        cx.give(0, dx);
+        Ok(())
+    }),
+    cost: |cx| {
+        per_score(
+            cx,
+            if cx.attrs.int("normalized") == 0 {
+                10
+            } else {
+                1
+            },
+        )
+    },
+    memory: |cx| {
+        let (Some(scores), Some(labels)) = (&cx.ins[0], &cx.ins[1]) else {
+            return fresh(cx);
+        };
+        if labels.elements() == 0 {
+            return fresh(cx);
+        }
+        let wide = compute_type(scores.dtype).size_bytes();
+        let weights = match cx.ins.get(2).and_then(Option::as_ref) {
+            Some(w) if w.dtype.size_bytes() < wide => wide * w.elements(),
+            _ => strided_bytes(cx, &[2]),
+        };
+        let row: i64 = labels.dims.iter().skip(1).product();
+        let losses = (score_stretch(&scores.dims) * row) as u64 * wide;
+        Footprint {
+            temp_bytes: label_bytes(cx, 1) + weights + stretch_bytes(scores) + losses + wide,
+            ..fresh(cx)
+        }
+    },
+    body: Body::Function(class_loss_body),
+};
+
+fn class_loss_body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
+    let mut scores = widen(cx.b, cx.x(0))?;
+    let dtype = cx.ty(scores).dtype;
+    if cx.attrs.int("normalized") == 0 {
+        scores =
+            cx.b.emit(&LOG_SOFTMAX, &[scores], Attrs::new().with("axis", 1))?;
+    }
+    let labels = cx.b.cast(cx.x(1), DType::I64)?;
+    // Labels that are ignored may be no class at all.
+    let (counts, labels) = match cx.attrs.opt_int("ignore_index") {
+        Some(index) => {
+            let index = cx.b.int(index);
+            let ignored = emit(cx.b, &EQUAL, &[labels, index])?;
+            let counts = emit(cx.b, &NOT, &[ignored])?;
+            let first = cx.b.int(0);
+            (Some(counts), choose(cx.b, counts, labels, first)?)
+        }
+        None => (None, labels),
+    };
+    let axis = cx.b.ints(&[1]);
+    let at = emit(cx.b, &UNSQUEEZE, &[labels, axis])?;
+    let picked = cx.b.emit(
+        &GATHER_ELEMENTS,
+        &[scores, at],
+        Attrs::new().with("axis", 1),
+    )?;
+    let picked = emit(cx.b, &SQUEEZE, &[picked, axis])?;
+    let mut loss = cx.b.neg(picked)?;
+    if let Some(weights) = cx.ins.get(2).copied().flatten() {
+        let weights = cx.b.cast(weights, dtype)?;
+        let weight =
+            cx.b.emit(&GATHER, &[weights, labels], Attrs::new().with("axis", 0))?;
+        loss = cx.b.mul(loss, weight)?;
+    }
+    if let Some(counts) = counts {
+        let zero = cx.b.scalar(dtype, 0.0);
+        loss = choose(cx.b, counts, loss, zero)?;
+    }
+    Ok(vec![loss])
+}
 
 /// What a label says, ready to broadcast against the scores.
 struct Picks {
@@ -366,10 +523,7 @@ pub static NEGATIVE_LOG_LIKELIHOOD_LOSS: OpDef = OpDef {
     fold: no_fold,
     grad: Grad::Rule(|cx| {
         if cx.wants(2) {
-            return Err(no_rule(
-                cx,
-                "class weights of a loss are taken as constants",
-            ));
+            return Err(weights_are_constants(cx));
         }
         let mut ins = vec![Some(cx.dy0()), Some(cx.x(0)), Some(cx.x(1))];
         ins.extend(cx.opt_x(2).map(Some));
@@ -403,7 +557,16 @@ pub static NEGATIVE_LOG_LIKELIHOOD_LOSS_GRAD: OpDef = OpDef {
     fold: no_fold,
     grad: Grad::Missing("gradients of gradients are not supported"),
     cost: moves,
-    memory: |cx| loss_grad_memory(cx, &[]),
+    memory: |cx| {
+        // The factors as the scores' type.
+        let narrow = |x: &Sized| x.dtype != compute_type(x.dtype);
+        let (scores, labels) = (cx.ins[1].as_ref(), cx.ins[2].as_ref());
+        let factors_bytes = match scores.filter(|x| narrow(x)).zip(labels) {
+            Some((x, labels)) => labels.elements() * x.dtype.size_bytes(),
+            None => 0,
+        };
+        loss_grad_memory(cx, factors_bytes)
+    },
     body: Body::Function(|cx| {
         let picks = label_factors(cx)?;
         let dtype = cx.ty(picks.factor).dtype;

@@ -99,6 +99,24 @@ fn is_class_loss(op: &OpDef) -> bool {
         || is_class_loss_grad(op)
 }
 
+/// Of a loss over classes: the attributes with which `ClassLoss` gives the loss of every label by itself.
+pub fn each_loss(node: &Node) -> Option<Attrs> {
+    let normalized = node.op == &NEGATIVE_LOG_LIKELIHOOD_LOSS;
+    if !normalized && node.op != &SOFTMAX_CROSS_ENTROPY_LOSS {
+        return None;
+    }
+    let attrs = Attrs::new().with("normalized", i64::from(normalized));
+    Some(match node.attrs.opt_int("ignore_index") {
+        Some(index) => attrs.with("ignore_index", index),
+        None => attrs,
+    })
+}
+
+/// Whether the op adds up elements of its first operand.
+pub fn is_plain_sum(op: &OpDef) -> bool {
+    op == &SUM_TO_SHAPE || op == &REDUCE_SUM
+}
+
 /// Whether the op is the gradient of such a loss: its cotangent comes first.
 pub fn is_class_loss_grad(op: &OpDef) -> bool {
     op == &SOFTMAX_CROSS_ENTROPY_LOSS_GRAD || op == &NEGATIVE_LOG_LIKELIHOOD_LOSS_GRAD

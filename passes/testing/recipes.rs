@@ -5,6 +5,7 @@
 
 mod attention;
 mod conv;
+mod loss;
 mod optimizer;
 mod pool;
 mod random;
@@ -160,6 +161,7 @@ pub const ALL: &[Recipe] = &joined::<{ total() }>();
 const PARTS: &[&[Recipe]] = &[
     GENERAL,
     attention::CALLS,
+    loss::CALLS,
     conv::CALLS,
     optimizer::CALLS,
     pool::CALLS,
@@ -395,48 +397,6 @@ const GENERAL: &[Recipe] = &[
     r("SoftmaxGrad", 1, &[Truth(M23), Real(M23)], &[]),
     r("LogSoftmax", 1, &[Real(M23)], &[]),
     r("LogSoftmaxGrad", 1, &[Real(M23), Real(M23)], &[]),
-    r(
-        "SoftmaxCrossEntropyLoss",
-        1,
-        &[Real(M24), Ints(&[3, 0])],
-        &[],
-    ),
-    r(
-        "SoftmaxCrossEntropyLoss",
-        1,
-        &[Real(C234), Table(&[2, 4], &[0, 1, 2, 0, -100, 1, 1, 2])],
-        &[("ignore_index", I(-100))],
-    ),
-    r(
-        "SoftmaxCrossEntropyLoss",
-        2,
-        &[Real(M24), Ints(&[3, 0]), Positive(V4)],
-        &[("reduction", S_SUM)],
-    ),
-    r(
-        "SoftmaxCrossEntropyLossGrad",
-        1,
-        &[Real(S), Real(M24), Ints(&[3, 0])],
-        &[],
-    ),
-    r(
-        "NegativeLogLikelihoodLoss",
-        1,
-        &[Real(M24), Ints(&[3, 0])],
-        &[],
-    ),
-    r(
-        "NegativeLogLikelihoodLoss",
-        1,
-        &[Real(M24), Ints(&[3, 0]), Positive(V4)],
-        &[("reduction", S_NONE)],
-    ),
-    r(
-        "NegativeLogLikelihoodLossGrad",
-        1,
-        &[Real(S), Real(M24), Ints(&[3, 0])],
-        &[],
-    ),
     r("ReduceSum", 1, &[Real(C234), Ints(&[0, 2])], &[]),
     r("ReduceSum", 1, &[Real(C234)], &[("keepdims", I(0))]),
     r(
@@ -596,5 +556,3 @@ const GENERAL: &[Recipe] = &[
 ];
 
 const S_TANH: Set = Set::S("tanh");
-const S_SUM: Set = Set::S("sum");
-const S_NONE: Set = Set::S("none");

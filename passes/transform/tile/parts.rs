@@ -1,5 +1,7 @@
 //! Emits a region part by part.
 
+mod sums;
+
 use super::region::{Region, like};
 use crate::error::{Error, Result};
 use crate::ir::typing::Contents;
@@ -11,11 +13,14 @@ use crate::ops::fill::CONSTANT_OF_SHAPE;
 use crate::ops::logic::EQUAL;
 use crate::ops::loss::label_weight;
 use crate::ops::matmul::GEMM;
-use crate::ops::rows::{CutCx, Rows, bare_product, cut, is_class_loss_grad, is_mean_loss, reduces};
+use crate::ops::rows::{
+    CutCx, Rows, bare_product, cut, is_class_loss_grad, is_mean_loss, is_plain_sum, reduces,
+};
 use crate::ops::rules::{choose, compute_type, emit as emit_plain};
 use crate::ops::shape::{RESHAPE, SHAPE};
 use crate::ops::slice::SLICE;
 use rustc_hash::FxHashMap;
+use sums::Summed;
 
 /// A region to be emitted, as it was before anything was.
 pub struct Work<'r> {
@@ -134,8 +139,8 @@ struct Parts<'r, 'g> {
     sums: FxHashMap<ValueId, ValueId>,
     /// Parts of results that have rows.
     pieces: FxHashMap<ValueId, Vec<ValueId>>,
-    /// Sums of products, which need not exist one by one: how they turn their operands, and the type of the sum.
-    products: FxHashMap<ValueId, (Attrs, Ty)>,
+    /// Sums of products, which need not exist one by one.
+    products: FxHashMap<ValueId, Summed>,
     /// What stands for results of regions that were emitted before.
     moved: &'r mut FxHashMap<ValueId, ValueId>,
     b: &'r mut Builder<'g>,
@@ -171,47 +176,6 @@ impl Parts<'_, '_> {
         Ok(())
     }
 
-    /// Results that are nothing but products summed up.
-    fn products(&mut self, outputs: &[ValueId]) {
-        for v in outputs {
-            let ty = self.b.ty(*v);
-            let maker = self.b.graph.def_node(*v);
-            let turned = maker.and_then(|id| bare_product(&self.work.nodes[&id]));
-            if self.region.classes[v] == Rows::Sum
-                && let (Some(attrs), Some(_), 2) = (turned, ty.static_dims(), ty.rank())
-            {
-                let wide = Ty::new(compute_type(ty.dtype), ty.dims.clone());
-                self.products.insert(*v, (attrs, wide));
-            }
-        }
-    }
-
-    /// Adds a product to its sum. The first one is the sum where its type is wide enough.
-    fn add_product(&mut self, v: ValueId, ins: &[Option<ValueId>]) -> Result<bool> {
-        let Some((attrs, wide)) = self.products.get(&v).cloned() else {
-            return Ok(false);
-        };
-        let (Some(a), Some(b)) = (ins[0], ins[1]) else {
-            return Err(Error::bug("tile", "a product lacks an operand"));
-        };
-        let sum = match self.sums.get(&v) {
-            Some(sum) => *sum,
-            None if self.b.ty(a).dtype == wide.dtype => {
-                let product = self.b.emit(&GEMM, &[a, b], attrs)?;
-                self.sums.insert(v, product);
-                return Ok(true);
-            }
-            None => {
-                let dims = self.b.ints(&wide.static_dims().unwrap_or_default());
-                let zero = self.b.emit(&CONSTANT_OF_SHAPE, &[dims], Attrs::new())?;
-                self.b.cast(zero, wide.dtype)?
-            }
-        };
-        let sum = self.b.emit(&ADD_PRODUCT, &[sum, a, b], attrs)?;
-        self.sums.insert(v, sum);
-        Ok(true)
-    }
-
     /// How many rows there are, as an int64 vector of length 1.
     fn n_rows(&mut self) -> Result<ValueId> {
         if let Some(n) = self.region.rows.as_const() {
@@ -238,7 +202,13 @@ impl Parts<'_, '_> {
             let each = (rows + count - 1) / count;
             let starts = (0..rows).step_by(each.max(1) as usize);
             let bounds = starts.map(|at| (at, (at + each).min(rows)));
+            let mut bounds: Vec<_> = bounds.collect();
+            // No rows at all are one part.
+            if bounds.is_empty() {
+                bounds.push((0, 0));
+            }
             return Ok(bounds
+                .into_iter()
                 .map(|(s, e)| (self.b.ints(&[s]), self.b.ints(&[e])))
                 .collect());
         }
@@ -335,29 +305,6 @@ impl Parts<'_, '_> {
         Ok(())
     }
 
-    /// Adds results of a part to the sums and pieces of the whole.
-    fn gather(&mut self, part: &Part, outputs: &[ValueId]) -> Result<()> {
-        self.b.prefix = "tile".into();
-        for v in outputs {
-            if self.products.contains_key(v) {
-                continue;
-            }
-            let part = part.values[v];
-            if self.region.classes[v] == Rows::Sum {
-                let wide = compute_type(self.b.ty(part).dtype);
-                let sum = match self.sums.get(v).copied() {
-                    None => self.b.cast(part, wide)?,
-                    Some(sum) if self.b.ty(part).dtype == wide => self.b.add(sum, part)?,
-                    Some(sum) => self.b.emit(&ACCUMULATE, &[sum, part], Attrs::new())?,
-                };
-                self.sums.insert(*v, sum);
-            } else {
-                self.pieces.entry(*v).or_default().push(part);
-            }
-        }
-        Ok(())
-    }
-
     fn node(
         &mut self,
         id: NodeId,
@@ -378,8 +325,15 @@ impl Parts<'_, '_> {
             .iter()
             .map(|v| v.map(|v| self.b.ty(v).clone()))
             .collect();
-        if self.add_product(node.outs[0], &ins)? {
+        if self.add_product(node.outs[0], &ins, count)? {
             return Ok(());
+        }
+        if let Some(outs) = self.losses(&node, &ins)? {
+            now.extend(node.outs.iter().copied().zip(outs));
+            return Ok(());
+        }
+        if is_plain_sum(node.op) && fit.outs[0] == Rows::Sum {
+            self.widen_first(&mut ins)?;
         }
         let out_types = node.outs.iter().map(|v| self.b.ty(*v).clone()).collect();
         let mut attrs = node.attrs.clone();
@@ -409,17 +363,6 @@ impl Parts<'_, '_> {
         Ok(())
     }
 
-    /// The cotangent of a sum that is divided by `total` afterwards; 0 where no label counts.
-    fn share(&mut self, dloss: ValueId, total: ValueId) -> Result<ValueId> {
-        let (narrow, wide) = (self.b.ty(dloss).dtype, self.b.ty(total).dtype);
-        let dloss = self.b.cast(dloss, wide)?;
-        let zero = self.b.scalar(wide, 0.0);
-        let share = self.b.div(dloss, total)?;
-        let none = emit_plain(&mut self.b, &EQUAL, &[total, zero])?;
-        let share = choose(&mut self.b, none, zero, share)?;
-        self.b.cast(share, narrow)
-    }
-
     /// Lets whoever read `old` read what its parts make together.
     fn replace(&mut self, old: ValueId) -> Result<()> {
         self.b.prefix = self.b.graph.value(old).name.clone();
@@ -441,24 +384,6 @@ impl Parts<'_, '_> {
         self.b.graph.replace_uses(old, new);
         self.moved.insert(old, new);
         Ok(())
-    }
-
-    fn summed(&mut self, old: ValueId, maker: NodeId) -> Result<ValueId> {
-        let ty = self.b.ty(old).clone();
-        let mut sum = self.sums[&old];
-        if let Some(total) = self.totals.get(&maker).copied() {
-            let total = self.b.cast(total, self.b.ty(sum).dtype)?;
-            sum = self.b.div(sum, total)?;
-        }
-        let sum = self.b.cast(sum, ty.dtype)?;
-        if self.b.ty(sum).dims == ty.dims {
-            return Ok(sum);
-        }
-        let dims = ty
-            .static_dims()
-            .ok_or_else(|| Error::bug("tile", "a sum has a size that is not a constant"))?;
-        let shape = self.b.ints(&dims);
-        self.b.emit(&RESHAPE, &[sum, shape], Attrs::new())
     }
 
     fn joined(&mut self, old: ValueId, pieces: &[ValueId]) -> Result<ValueId> {

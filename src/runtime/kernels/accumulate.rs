@@ -58,7 +58,7 @@ fn add_widened(sum: &Tensor, part: &Tensor, out: &Tensor, buffer: &Tensor) -> Re
     Ok(())
 }
 
-/// sum + A'·B': one call where both have one type, else some rows of the product at a time.
+/// sum + A'·B': one call where all have one type.
 fn add_product(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (sum, a, b) = (cx.x(0)?, cx.x(1)?, cx.x(2)?);
     let flip = |name: &str| cx.attrs.int(name) != 0;
@@ -70,45 +70,114 @@ fn add_product(cx: &KernelCx) -> Result<Vec<Tensor>> {
         }
         return Ok(vec![out]);
     }
-    let (left, right) = (prepared(a, &plan.a)?, prepared(b, &plan.b)?);
-    check_inner(cx, a, b, left.size()[1], right.size()[0])?;
-    if a.kind() == sum.kind() {
-        let args = [
-            Arg::Tensor(sum),
-            Arg::Tensor(&left),
-            Arg::Tensor(&right),
-            Arg::Double(1.0),
-            Arg::Double(1.0),
-            Arg::Tensor(&out),
-        ];
-        write_product("aten::addmm", "out", &args)?;
+    if a.kind() != sum.kind() {
+        add_widened_product(cx, &out)?;
         return Ok(vec![out]);
     }
-    let most = product_stretch(&plan.out);
-    let made = empty(&[most, plan.out[1]], a.kind(), a.device())?;
-    let buffer = wide_rows(&plan.out, sum)?;
-    let mut at = 0;
-    while at < plan.out[0] {
-        let count = most.min(plan.out[0] - at);
-        let (some, part) = (rows(&left, at, count)?, rows(&made, 0, count)?);
-        let args = [Arg::Tensor(&some), Arg::Tensor(&right), Arg::Tensor(&part)];
-        write_product("aten::mm", "out", &args)?;
-        add_widened(
-            &rows(sum, at, count)?,
-            &part,
-            &rows(&out, at, count)?,
-            &buffer,
-        )?;
-        at += count;
-    }
+    let (left, right) = (prepared(a, &plan.a)?, prepared(b, &plan.b)?);
+    check_inner(cx, a, b, left.size()[1], right.size()[0])?;
+    add_matrices(sum, &left, &right, &out)?;
     Ok(vec![out])
+}
+
+/// sum + a·b into `out`.
+fn add_matrices(sum: &Tensor, a: &Tensor, b: &Tensor, out: &Tensor) -> Result<()> {
+    let args = [
+        Arg::Tensor(sum),
+        Arg::Tensor(a),
+        Arg::Tensor(b),
+        Arg::Double(1.0),
+        Arg::Double(1.0),
+        Arg::Tensor(out),
+    ];
+    write_product("aten::addmm", "out", &args)
+}
+
+/// The same of narrower operands, some rows of A' and columns of B' at a time.
+fn add_widened_product(cx: &KernelCx, out: &Tensor) -> Result<()> {
+    let sum = cx.x(0)?;
+    let mut left = Widened::new(cx.x(1)?, sum, cx.attrs.int("transA") == 0)?;
+    let mut right = Widened::new(cx.x(2)?, sum, cx.attrs.int("transB") != 0)?;
+    check_inner(cx, left.of, right.of, left.inner, right.inner)?;
+    let mut column = 0;
+    while column < right.count {
+        let columns = right.most.min(right.count - column);
+        let b = transposed(&right.take(column, columns)?)?;
+        let mut row = 0;
+        while row < left.count {
+            let rows = left.most.min(left.count - row);
+            let a = left.take(row, rows)?;
+            let block = |x: &Tensor| narrow(&narrow(x, 0, row, rows)?, 1, column, columns);
+            add_matrices(&block(sum)?, &a, &b, &block(out)?)?;
+            row += rows;
+        }
+        column += columns;
+    }
+    Ok(())
+}
+
+/// An operand of a product of which some vectors, rows of A' or columns of B', are widened at a time.
+struct Widened<'a> {
+    of: &'a Tensor,
+    /// The axis along which vectors follow one another.
+    axis: i64,
+    count: i64,
+    inner: i64,
+    /// Vectors in the buffer, which lies as the operand does.
+    most: i64,
+    buffer: Tensor,
+}
+
+impl<'a> Widened<'a> {
+    fn new(of: &'a Tensor, sum: &Tensor, is_first: bool) -> Result<Widened<'a>> {
+        let size = of.size();
+        let axis = i64::from(!is_first);
+        let (count, inner) = (size[usize::from(!is_first)], size[usize::from(is_first)]);
+        let most = product_stretch(count, inner);
+        let dims = match is_first {
+            true => [most, inner],
+            false => [inner, most],
+        };
+        let buffer = empty(&dims, sum.kind(), sum.device())?;
+        Ok(Widened {
+            of,
+            axis,
+            count,
+            inner,
+            most,
+            buffer,
+        })
+    }
+
+    /// Some vectors, widened, as rows.
+    fn take(&mut self, at: i64, count: i64) -> Result<Tensor> {
+        let some = narrow(&self.buffer, self.axis, 0, count)?;
+        copy_into(&some, &narrow(self.of, self.axis, at, count)?)?;
+        match self.axis {
+            0 => Ok(some),
+            _ => transposed(&some),
+        }
+    }
+}
+
+fn transposed(x: &Tensor) -> Result<Tensor> {
+    call("aten::t", "", &[Arg::Tensor(x)])
+}
+
+fn narrow(x: &Tensor, axis: i64, at: i64, count: i64) -> Result<Tensor> {
+    let args = [
+        Arg::Tensor(x),
+        Arg::Int(axis),
+        Arg::Int(at),
+        Arg::Int(count),
+    ];
+    call("aten::narrow", "", &args)
 }
 
 /// Rows of a tensor; all of it where it has none.
 fn rows(x: &Tensor, at: i64, count: i64) -> Result<Tensor> {
-    if x.dim() == 0 {
-        return Ok(x.alias());
+    match x.dim() {
+        0 => Ok(x.alias()),
+        _ => narrow(x, 0, at, count),
     }
-    let args = [Arg::Tensor(x), Arg::Int(0), Arg::Int(at), Arg::Int(count)];
-    call("aten::narrow", "", &args)
 }

@@ -1,7 +1,7 @@
 //! Class losses and their gradients. The class axis is axis 1 (ONNX), as libtorch has it.
 
 use super::softmax::dense;
-use super::{Kernel, KernelCx, call_n, copy_into, empty, lent_scalar, scalar, write};
+use super::{Kernel, KernelCx, call, call_n, copy_into, empty, lent_scalar, scalar, write};
 use ckpt_passes::ir::{OpDef, Tensor as Constant};
 use ckpt_passes::ops::loss::*;
 use ckpt_passes::{Error, Result};
@@ -15,6 +15,7 @@ pub const KERNELS: &[(&OpDef, Kernel)] = &[
         Ok(vec![nll(cx, &dense(cx.x(0)?)?)?])
     }),
     (&NEGATIVE_LOG_LIKELIHOOD_LOSS_GRAD, nll_grad),
+    (&CLASS_LOSS, class_loss),
 ];
 
 /// libtorch's "ignore nothing": no label is this.
@@ -63,8 +64,19 @@ fn folded(scores: &Tensor, labels: &Tensor) -> (Tensor, Tensor) {
 /// Negative log-likelihood of row-major log-probabilities.
 fn nll(cx: &KernelCx, log_prob: &Tensor) -> Result<Tensor> {
     let labels = labels(cx, 1)?;
-    let (scores, targets) = folded(log_prob, &labels);
     let weights = cx.opt(2).map(dense).transpose()?;
+    nll_forward(cx, log_prob, &labels, weights.as_ref(), reduction(cx)?)
+}
+
+/// The same of other operands than the node's.
+fn nll_forward(
+    cx: &KernelCx,
+    log_prob: &Tensor,
+    labels: &Tensor,
+    weights: Option<&Tensor>,
+    reduction: i64,
+) -> Result<Tensor> {
+    let (scores, targets) = folded(log_prob, labels);
     let name = if scores.dim() == 4 {
         "aten::nll_loss2d_forward"
     } else {
@@ -73,8 +85,8 @@ fn nll(cx: &KernelCx, log_prob: &Tensor) -> Result<Tensor> {
     let args = [
         Arg::Tensor(&scores),
         Arg::Tensor(&targets),
-        Arg::OptTensor(weights.as_ref()),
-        Arg::Int(reduction(cx)?),
+        Arg::OptTensor(weights),
+        Arg::Int(reduction),
         Arg::Int(ignore_index(cx)),
     ];
     match call_n(name, "", &args)?.into_iter().next() {
@@ -105,22 +117,95 @@ fn cross_entropy(cx: &KernelCx) -> Result<Vec<Tensor>> {
     Ok(outs)
 }
 
+/// The type that scores are computed in.
+fn wide_kind(scores: &Tensor) -> Kind {
+    match scores.kind() {
+        Kind::Half | Kind::BFloat16 => Kind::Float,
+        kind => kind,
+    }
+}
+
+fn rows(x: &Tensor, at: i64, count: i64) -> Result<Tensor> {
+    let args = [Arg::Tensor(x), Arg::Int(0), Arg::Int(at), Arg::Int(count)];
+    call("aten::narrow", "", &args)
+}
+
+/// Some rows of scores at a time in the type computed in, where they may be overwritten.
+struct Stretches<'a> {
+    scores: &'a Tensor,
+    buffer: Tensor,
+    next: i64,
+}
+
+impl<'a> Stretches<'a> {
+    fn new(scores: &'a Tensor) -> Result<Stretches<'a>> {
+        let mut dims = scores.size();
+        dims[0] = score_stretch(&dims);
+        let buffer = empty(&dims, wide_kind(scores), scores.device())?;
+        Ok(Stretches {
+            scores,
+            buffer,
+            next: 0,
+        })
+    }
+
+    /// The first of the next rows, and these.
+    fn next(&mut self) -> Result<Option<(i64, Tensor)>> {
+        let (at, dims) = (self.next, self.scores.size());
+        let count = self.buffer.size()[0].min(dims[0] - at);
+        if count <= 0 {
+            return Ok(None);
+        }
+        let wide = rows(&self.buffer, 0, count)?;
+        copy_into(&wide, &rows(self.scores, at, count)?)?;
+        self.next += count;
+        Ok(Some((at, wide)))
+    }
+}
+
+/// `aten::_softmax` or its logarithm along axis 1, written over its operand.
+fn normalize(name: &str, x: &Tensor) -> Result<()> {
+    let args = [
+        Arg::Tensor(x),
+        Arg::Int(1),
+        Arg::Bool(false),
+        Arg::Tensor(x),
+    ];
+    write(name, "out", &args)
+}
+
+fn class_loss(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    let (scores, labels) = (cx.x(0)?, labels(cx, 1)?);
+    let kind = wide_kind(scores);
+    let out = empty(&labels.size(), kind, labels.device())?;
+    if labels.numel() == 0 {
+        return Ok(vec![out]);
+    }
+    let weights = cx.opt(2).map(|w| dense(&w.to_kind(kind))).transpose()?;
+    let mut stretches = Stretches::new(scores)?;
+    while let Some((at, wide)) = stretches.next()? {
+        if cx.attrs.int("normalized") == 0 {
+            normalize("aten::_log_softmax", &wide)?;
+        }
+        let own = rows(&labels, at, wide.size()[0])?;
+        let losses = nll_forward(cx, &wide, &own, weights.as_ref(), 0)?;
+        copy_into(&rows(&out, at, wide.size()[0])?, &losses)?;
+    }
+    Ok(vec![out])
+}
+
 /// What the gradient of the scores is made of.
 struct Factors {
     /// The labels, those out of range (ignored ones) as some class. `[N, 1, …]`.
     at: Tensor,
-    /// The weight of the label's class times the cotangent, 0 where the label is ignored. `[N, 1, …]`, in the type of the
-    /// scores.
+    /// The weight of the label's class times the cotangent, 0 where the label is ignored. `[N, 1, …]`, in the type computed in.
     factor: Tensor,
 }
 
 /// The factors are worked out in float32 at least.
 fn factors(cx: &KernelCx, scores: &Tensor) -> Result<Factors> {
     let (dloss, labels) = (cx.x(0)?, labels(cx, 2)?);
-    let kind = match scores.kind() {
-        Kind::Half | Kind::BFloat16 => Kind::Float,
-        kind => kind,
-    };
+    let kind = wide_kind(scores);
     let classes = scores.size()[1];
     let at = labels.clamp(0, (classes - 1).max(0));
     let factor = empty(&labels.size(), kind, labels.device())?;
@@ -168,46 +253,70 @@ fn factors(cx: &KernelCx, scores: &Tensor) -> Result<Factors> {
     drop(by);
     Ok(Factors {
         at: at.unsqueeze(1),
-        factor: factor.to_kind(scores.kind()).unsqueeze(1),
+        factor: factor.unsqueeze(1),
     })
 }
 
-/// d scores = (softmax − one-hot)·factor, worked out in the result.
+/// d scores = (softmax − one-hot)·factor, worked out in the result, or of 16-bit scores some rows at a time in float32.
 fn cross_entropy_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
-    let scores = dense(cx.x(1)?)?;
-    let out = cx.result(&scores.size(), scores.kind(), scores.device())?;
-    let args = [
-        Arg::Tensor(&scores),
-        Arg::Int(1),
-        Arg::Bool(false),
-        Arg::Tensor(&out),
-    ];
-    write("aten::_softmax", "out", &args)?;
-    let factors = factors(cx, &scores)?;
-    let args = [Arg::Tensor(&out), Arg::Tensor(&factors.factor)];
-    write("aten::mul_", "Tensor", &args)?;
-    factors.take_from(&out)?;
+    let x = cx.x(1)?;
+    if x.kind() == wide_kind(x) {
+        let scores = dense(x)?;
+        let out = cx.result(&scores.size(), scores.kind(), scores.device())?;
+        let args = [
+            Arg::Tensor(&scores),
+            Arg::Int(1),
+            Arg::Bool(false),
+            Arg::Tensor(&out),
+        ];
+        write("aten::_softmax", "out", &args)?;
+        let Factors { at, factor } = factors(cx, &scores)?;
+        take_labels(&out, &at, &factor)?;
+        return Ok(vec![out]);
+    }
+    let out = cx.result(&x.size(), x.kind(), x.device())?;
+    if x.numel() == 0 {
+        return Ok(vec![out]);
+    }
+    let Factors { at, factor } = factors(cx, x)?;
+    let mut stretches = Stretches::new(x)?;
+    while let Some((first, wide)) = stretches.next()? {
+        normalize("aten::_softmax", &wide)?;
+        let count = wide.size()[0];
+        let (at, factor) = (rows(&at, first, count)?, rows(&factor, first, count)?);
+        take_labels(&wide, &at, &factor)?;
+        copy_into(&rows(&out, first, count)?, &wide)?;
+    }
     Ok(vec![out])
 }
 
-impl Factors {
-    /// Takes the factor from `out` at each label along axis 1.
-    fn take_from(self, out: &Tensor) -> Result<()> {
-        write("aten::neg_", "", &[Arg::Tensor(&self.factor)])?;
-        let args = [
-            Arg::Tensor(out),
-            Arg::Int(1),
-            Arg::Tensor(&self.at),
-            Arg::Tensor(&self.factor),
-        ];
-        write("aten::scatter_add_", "", &args)
-    }
+/// Multiplies probabilities by the factors, and takes these from the labels' ones. The factors are negated.
+fn take_labels(probabilities: &Tensor, at: &Tensor, factor: &Tensor) -> Result<()> {
+    let args = [Arg::Tensor(probabilities), Arg::Tensor(factor)];
+    write("aten::mul_", "Tensor", &args)?;
+    write("aten::neg_", "", &[Arg::Tensor(factor)])?;
+    let args = [
+        Arg::Tensor(probabilities),
+        Arg::Int(1),
+        Arg::Tensor(at),
+        Arg::Tensor(factor),
+    ];
+    write("aten::scatter_add_", "", &args)
 }
 
 fn nll_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let scores = cx.x(1)?;
     let out = empty(&scores.size(), scores.kind(), scores.device())?;
     write("aten::zero_", "", &[Arg::Tensor(&out)])?;
-    factors(cx, scores)?.take_from(&out)?;
+    let Factors { at, factor } = factors(cx, scores)?;
+    write("aten::neg_", "", &[Arg::Tensor(&factor)])?;
+    let factor = factor.to_kind(scores.kind());
+    let args = [
+        Arg::Tensor(&out),
+        Arg::Int(1),
+        Arg::Tensor(&at),
+        Arg::Tensor(&factor),
+    ];
+    write("aten::scatter_", "src", &args)?;
     Ok(vec![out])
 }
