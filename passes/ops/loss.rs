@@ -7,7 +7,7 @@
 //! gradient 0, as in PyTorch.
 
 use super::arith::DIV;
-use super::index::{GATHER, GATHER_ELEMENTS};
+use super::index::{GATHER, GATHER_ELEMENTS, widened_bytes};
 use super::logic::{AND, EQUAL, NOT};
 use super::reduce::{REDUCE_SUM, sum_kept};
 use super::rules::*;
@@ -183,8 +183,8 @@ fn label_bytes(cx: &MemoryCx, slot: usize) -> u64 {
 }
 
 /// Temporaries of a loss gradient: labels within range and one factor a label in the type computed in; beside them, one
-/// after the other, class weights and cotangent in that type, a mark on ignored labels, the sum of factors, and
-/// `last_bytes`.
+/// after the other, class weights and cotangent in that type, a mark on ignored labels and the sum of factors. When all
+/// these are made `last_bytes` are taken, factors included.
 fn loss_grad_memory(cx: &MemoryCx, last_bytes: u64) -> Footprint {
     let (Some(dloss), Some(x), Some(labels)) = (&cx.ins[0], &cx.ins[1], &cx.ins[2]) else {
         return fresh(cx);
@@ -205,12 +205,14 @@ fn loss_grad_memory(cx: &MemoryCx, last_bytes: u64) -> Footprint {
     } else {
         0
     };
-    let beside = [weights, ignored, total, converted(dloss), last_bytes];
+    let own = labels * wide;
+    let beside = [weights, ignored, total, converted(dloss)];
+    let most = beside
+        .into_iter()
+        .map(|b| own + b)
+        .fold(last_bytes, u64::max);
     Footprint {
-        temp_bytes: label_bytes(cx, 2)
-            + 8 * labels
-            + labels * wide
-            + beside.into_iter().max().unwrap_or(0),
+        temp_bytes: label_bytes(cx, 2) + 8 * labels + most,
         ..fresh(cx)
     }
 }
@@ -254,7 +256,11 @@ pub static SOFTMAX_CROSS_ENTROPY_LOSS_GRAD: OpDef = OpDef {
         let scores = cx.ins[1].as_ref();
         let wide = scores.is_some_and(|x| x.dtype == compute_type(x.dtype));
         let (copy_bytes, last_bytes) = match scores {
-            Some(x) if !wide && x.elements() > 0 => (0, stretch_bytes(x)),
+            Some(x) if !wide && x.elements() > 0 => {
+                let labels = cx.ins[2].as_ref().map_or(0, Sized::elements);
+                let factors = labels * compute_type(x.dtype).size_bytes();
+                (0, factors + stretch_bytes(x))
+            }
             _ => (strided_bytes(cx, &[1]), 0),
         };
         let mut memory = loss_grad_memory(cx, last_bytes);
@@ -558,14 +564,18 @@ pub static NEGATIVE_LOG_LIKELIHOOD_LOSS_GRAD: OpDef = OpDef {
     grad: Grad::Missing("gradients of gradients are not supported"),
     cost: moves,
     memory: |cx| {
-        // The factors as the scores' type.
-        let narrow = |x: &Sized| x.dtype != compute_type(x.dtype);
+        // The factors as the scores' type, and the scores that they are added to in float32.
+        let narrow = |x: &&Sized| x.dtype != compute_type(x.dtype);
         let (scores, labels) = (cx.ins[1].as_ref(), cx.ins[2].as_ref());
-        let factors_bytes = match scores.filter(|x| narrow(x)).zip(labels) {
-            Some((x, labels)) => labels.elements() * x.dtype.size_bytes(),
+        let last_bytes = match scores.filter(narrow).zip(labels) {
+            Some((x, labels)) => {
+                let own = labels.elements() * compute_type(x.dtype).size_bytes();
+                let factors = labels.elements() * x.dtype.size_bytes();
+                factors + own.max(widened_bytes(&cx.outs[0]))
+            }
             None => 0,
         };
-        loss_grad_memory(cx, factors_bytes)
+        loss_grad_memory(cx, last_bytes)
     },
     body: Body::Function(|cx| {
         let picks = label_factors(cx)?;

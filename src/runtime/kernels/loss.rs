@@ -310,12 +310,13 @@ fn nll_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     write("aten::zero_", "", &[Arg::Tensor(&out)])?;
     let Factors { at, factor } = factors(cx, scores)?;
     write("aten::neg_", "", &[Arg::Tensor(&factor)])?;
-    let factor = factor.to_kind(scores.kind());
+    let narrow = factor.to_kind(scores.kind());
+    drop(factor);
     let args = [
         Arg::Tensor(&out),
         Arg::Int(1),
         Arg::Tensor(&at),
-        Arg::Tensor(&factor),
+        Arg::Tensor(&narrow),
     ];
     write("aten::scatter_", "src", &args)?;
     Ok(vec![out])
