@@ -9,7 +9,7 @@
 //!
 //! Transfers run beside other ops, so that what a plan takes is known only once they are placed ([`overlap`]). Plans are
 //! made twice, with transfers at their whole price and at none, and the one that then takes less is kept. What is proven
-//! is proven at none.
+//! is proven at none, and of `auto` with what the lane out takes before a moment besides.
 
 use super::budgeted::{Budgeted, constraints};
 use super::choice::{Choice, Place};
@@ -18,7 +18,7 @@ use super::keep::SMALL_BYTES;
 use super::policy::Policy;
 use super::problem::Problem;
 use super::solve::bound::{CLASS, CLASS_MOVING};
-use super::solve::{Effort, Objective, bound_moving};
+use super::solve::{Effort, Objective, Wait, bound_moving};
 use super::staged::{movable, result_bytes};
 use super::subject::Structure;
 use super::{Budget, Setting};
@@ -301,11 +301,16 @@ impl Offloading {
         for op in candidates {
             // Out and back; beside other ops, all that is certain is what no op runs beside.
             let whole_us = transfer.cost(result_bytes(setting.problem, *op));
-            let way_us = match self.streams {
-                true => transfer.own_us(whole_us),
-                false => whole_us,
-            };
-            elsewhere[*op] = Some(2.0 * way_us);
+            elsewhere[*op] = Some(match self.streams {
+                true => Wait {
+                    own_us: transfer.own_us(whole_us),
+                    lane_us: (whole_us - transfer.start_us).max(0.0),
+                },
+                false => Wait {
+                    own_us: whole_us,
+                    lane_us: 0.0,
+                },
+            });
         }
         let choices = constraints(setting);
         let budget_bytes = certificate.budget_bytes;

@@ -387,7 +387,8 @@ mod tests {
     use super::*;
     use crate::plan::keep;
     use crate::plan::problem::{Problem, Transfer};
-    use crate::plan::staged::{Price, movable};
+    use crate::plan::solve::{Wait, bound_moving};
+    use crate::plan::staged::{Price, movable, result_bytes};
     use crate::testing::Random;
     use crate::testing::dags::{Shape, random_dag};
 
@@ -417,7 +418,7 @@ mod tests {
     #[test]
     fn spreading_takes_no_more_memory_than_allowed_and_never_longer() {
         let mut r = Random(41);
-        let (mut faster, mut hidden, mut limited) = (0, 0, 0);
+        let (mut faster, mut hidden, mut limited, mut proven) = (0, 0, 0, 0);
         for n in 0..600 {
             let mut p: Problem = random_dag(&mut r, 6 + n % 12, Shape::Training);
             p.transfer = Some(transfer(&mut r));
@@ -477,12 +478,33 @@ mod tests {
                 }
             }
             assert!(took + 1e-9 >= f64::max(runs, f64::max(out, back)));
+            // Nor does any schedule take less than is proven of all within its memory.
+            let lower = |has_lane: bool| {
+                let wait = |o: usize| {
+                    let whole = transfer.cost(result_bytes(&p, o));
+                    let lane_us = (whole - start_us).max(0.0);
+                    may[o].then(|| Wait {
+                        own_us: transfer.own_us(whole),
+                        lane_us: if has_lane { lane_us } else { 0.0 },
+                    })
+                };
+                let waits: Vec<Option<Wait>> = (0..p.ops.len()).map(wait).collect();
+                bound_moving(&p, score.peak_bytes, &[], &waits)
+                    .unwrap()
+                    .unwrap()
+            };
+            let (free, laned) = (lower(false), lower(true));
+            assert!(
+                free <= laned && laned <= took * (1.0 + 1e-9),
+                "graph {n}: {laned} {took}"
+            );
+            proven += (laned > free * (1.0 + 1e-6)) as usize;
             faster += (took + 1e-9 < serial.cost) as usize;
             hidden += (out + back > 0.0 && took < runs + 1e-9) as usize;
         }
         assert!(
-            faster > 50 && hidden > 10 && limited > 10,
-            "{faster} {hidden} {limited}"
+            faster > 50 && hidden > 10 && limited > 10 && proven > 0,
+            "{faster} {hidden} {limited} {proven}"
         );
     }
 }

@@ -178,6 +178,7 @@ fn moving_what_pays_is_never_slower_than_moving_nothing() {
 fn no_choice_beats_the_bound_and_few_beat_the_plan() {
     let mut r = Random(78);
     let (mut instances, mut optimal, mut moving, mut tight, mut gained) = (0, 0, 0, 0, 0);
+    let mut lanes = 0;
     for n in 0..400 {
         let p = random(&mut r, 4 + n % 6);
         let prices: Vec<f64> = p.ops.iter().map(|op| op.cost).collect();
@@ -234,20 +235,32 @@ fn no_choice_beats_the_bound_and_few_beat_the_plan() {
         let best = cheapest_moving(&p, above_bytes, &prices, &hidden).unwrap();
         let plan = budgeted(&p, auto(true), budget, Effort::Normal).unwrap();
         assert!(plan.after.cost + slack >= best.price, "graph {n}: hidden");
-        let certificate = plan.certificate.as_ref().unwrap();
-        let lower = plan.before.cost * (1.0 + certificate.lower_bound_pct / 100.0);
+        // With a lane of any speed nothing but those is certain; with the lane there is more, and no plan is below it.
+        let lower = |has_lane: bool| {
+            let wait = |o: usize| {
+                let whole = transfer.cost(result_bytes(&p, o));
+                may[o].then(|| Wait {
+                    own_us: transfer.own_us(whole),
+                    lane_us: (whole - transfer.start_us).max(0.0) * f64::from(u8::from(has_lane)),
+                })
+            };
+            let waits: Vec<Option<Wait>> = (0..p.ops.len()).map(wait).collect();
+            bound_moving(&p, budget, &[], &waits).unwrap().unwrap()
+        };
+        let (free, laned) = (lower(false), lower(true));
+        assert!(free <= best.price + slack, "graph {n}: {free}");
         assert!(
-            lower <= best.price + slack,
-            "graph {n}: hidden: {lower} > {}",
-            best.price
+            free <= laned + slack && laned <= plan.after.cost + slack,
+            "graph {n}: {laned}"
         );
+        lanes += (laned > free + slack) as usize;
     }
     println!(
         "{optimal} of {instances} optimal, {moving} move, {gained} plans move, {tight} not found"
     );
     assert!(
-        instances > 100 && moving > 50 && gained > 50,
-        "{instances} {moving} {gained}"
+        instances > 100 && moving > 50 && gained > 50 && lanes > 0,
+        "{instances} {moving} {gained} {lanes}"
     );
     assert!(100 * optimal >= 95 * instances, "{optimal} of {instances}");
     assert!(20 * tight <= instances, "{tight}");

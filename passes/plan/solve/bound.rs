@@ -5,6 +5,9 @@
 //! reads. Resident bytes fit into the budget. Dropping everything else that a schedule must satisfy, and giving the
 //! budget a price λ (Lagrange), leaves one minimum cut; its value minus λ · budget is a lower bound for every λ ≥ 0, and
 //! the hull gives the best λ. The bound holds for any number of recomputations. The best of several positions counts.
+//!
+//! What waits elsewhere at that moment has left before it, through one lane, and the time until then is no less than what
+//! that takes, and no less than what earlier ops take. Of a share μ of each, the sum is a lower bound too ([`Way`]).
 
 use super::cut::{Bend, Cut, Scene};
 use super::dag::Dag;
@@ -29,16 +32,32 @@ pub fn one_position(
     positions: usize,
     work: &mut Work,
 ) -> Option<i64> {
-    one_position_moving(dag, cap, (weight, &[]), positions, work)
+    let none = [Way {
+        elsewhere: Vec::new(),
+        lane_share: 0.0,
+    }];
+    one_position_moving(dag, cap, (weight, &none), (&[], positions), work)
 }
 
-/// The same where values may wait elsewhere for what that weighs, by value. A value that is read after the position is then
-/// resident, or made again, or brought back, and that is paid.
+/// What it weighs to have a value wait elsewhere, by value, if so much of the time before the position is what the lane out
+/// takes, and the rest what ops take. Several are tried in the order of their shares.
+pub struct Way {
+    pub elsewhere: Vec<Option<i64>>,
+    /// From 0 to 1.
+    pub lane_share: f64,
+}
+
+/// Positions at which all ways are tried; at others only the first.
+const ALL_WAYS: usize = 3;
+
+/// The same where values may wait elsewhere. A value that is read after the position is then
+/// resident, or made again, or brought back, and that is paid. `ahead` is no less than what all ops weigh before
+/// each of the dag, once; it may be empty where no way has a share of a lane.
 pub fn one_position_moving(
     dag: &Dag,
     cap: i64,
-    (weight, elsewhere): (&[i64], &[Option<i64>]),
-    positions: usize,
+    (weight, ways): (&[i64], &[Way]),
+    (ahead, positions): (&[f64], usize),
     work: &mut Work,
 ) -> Option<i64> {
     let given: Vec<u32> = (0..dag.ops() as u32).collect();
@@ -60,9 +79,20 @@ pub fn one_position_moving(
         if n > 2 && n % stride != 0 {
             continue;
         }
-        let (value, _) = at_step(dag, cap, (weight, elsewhere), &given, step, work)?;
-        // Products of prices and sizes are rounded down, their difference may be off by a few units in the last place.
-        best = best.max((value * (1.0 - 1e-9)) as i64 - 1);
+        let tried = if n < ALL_WAYS { ways.len() } else { 1 };
+        // What they prove rises with their share of the lane, and falls again: it is the least of sums that are linear in it.
+        let mut last = f64::NEG_INFINITY;
+        for way in &ways[..tried.min(ways.len())] {
+            let prices = (weight, way.elsewhere.as_slice());
+            let (value, _) = at_step(dag, cap, prices, &given, step, work)?;
+            let ops = way.lane_share * ahead.get(step).copied().unwrap_or(0.0);
+            // Products of prices and sizes are rounded down, their difference may be off by a few units in the last place.
+            let proven = value * (1.0 - 1e-9) - ops * (1.0 + 1e-9);
+            if proven < last {
+                break;
+            }
+            (best, last) = (best.max(proven as i64 - 1), proven);
+        }
     }
     Some(best.max(0))
 }

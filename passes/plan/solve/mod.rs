@@ -225,8 +225,8 @@ fn solve_given(problem: &Problem, request: &Request) -> Result<Solution, Failure
     answer.map_or_else(|| Err(question.refusal()?), Ok)
 }
 
-/// What no schedule within a budget costs less than, if results may also wait elsewhere: `elsewhere` is what that costs at
-/// least, by op, both ways; an op that has one brings all its results. In the unit of costs, for the whole step; `None` if
+/// What no schedule within a budget costs less than, if results may also wait elsewhere: `elsewhere` is what that takes at
+/// least, by op; an op that has one brings all its results. In the unit of costs, for the whole step; `None` if
 /// no schedule fits even so.
 ///
 /// # Errors
@@ -235,7 +235,7 @@ pub fn bound_moving(
     problem: &Problem,
     budget_bytes: u64,
     choices: &[Option<Choice>],
-    elsewhere: &[Option<f64>],
+    elsewhere: &[Option<Wait>],
 ) -> Result<Option<f64>> {
     let before = evaluate(problem, &problem.given_order())?;
     let dag = Dag::new(problem, Objective::Cost, choices)?;
@@ -243,22 +243,53 @@ pub fn bound_moving(
         return Ok(None);
     };
     let cap = cap.min(i64::MAX as u64 / 4) as i64;
-    let share = |v: usize| {
+    let unit = dag.unit.max(f64::MIN_POSITIVE);
+    let share = |v: usize, lane_share: f64| {
         let value = &problem.values[dag.value_in_problem[v] as usize];
         let maker = value.producer?;
-        let cost = elsewhere.get(maker).copied().flatten()?;
+        let wait = elsewhere.get(maker).copied().flatten()?;
+        let cost = (2.0 - lane_share) * wait.own_us + lane_share * wait.lane_us;
         let outs = problem.ops[maker].outs.iter();
         let all: u64 = outs.map(|v| problem.values[*v].bytes).sum();
-        let weight = cost / dag.unit.max(f64::MIN_POSITIVE);
-        Some((weight * value.bytes as f64 / all.max(1) as f64 * (1.0 - 1e-12)) as i64)
+        Some((cost / unit * value.bytes as f64 / all.max(1) as f64 * (1.0 - 1e-12)) as i64)
     };
-    let shares: Vec<Option<i64>> = (0..dag.values()).map(share).collect();
+    let has_lane = elsewhere.iter().flatten().any(|w| w.lane_us > 0.0);
+    let lane_shares = if has_lane {
+        LANE_SHARES
+    } else {
+        &LANE_SHARES[..1]
+    };
+    let way = |lane_share: &f64| bound::Way {
+        elsewhere: (0..dag.values()).map(|v| share(v, *lane_share)).collect(),
+        lane_share: *lane_share,
+    };
+    let ways: Vec<bound::Way> = lane_shares.iter().map(way).collect();
+    let mut sum = 0.0;
+    let sums = problem.ops.iter().map(|op| {
+        let before = sum;
+        sum += op.cost;
+        before
+    });
+    let sums: Vec<f64> = sums.collect();
+    let ahead: Vec<f64> = dag.op_in_problem.iter().map(|o| sums[*o] / unit).collect();
     let positions = (BOUND_OPS / dag.ops().max(1)).clamp(1, 8);
     let mut work = Work::new(u64::MAX);
-    let prices = (dag.price.as_slice(), shares.as_slice());
-    let more = bound::one_position_moving(&dag, cap, prices, positions, &mut work);
+    let prices = (dag.price.as_slice(), ways.as_slice());
+    let more = bound::one_position_moving(&dag, cap, prices, (&ahead, positions), &mut work);
     Ok(more.map(|more| before.cost + more as f64 * dag.unit))
 }
+
+/// What waiting elsewhere takes of a step, for the results of one op.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Wait {
+    /// Each way, what nothing runs beside.
+    pub own_us: f64,
+    /// Each way, what a lane is taken for; 0 where nothing runs beside a transfer.
+    pub lane_us: f64,
+}
+
+/// What part of the time before a position is taken for that of the lane out, in turn.
+const LANE_SHARES: &[f64] = &[0.0, 0.015, 0.03, 0.05, 0.08, 0.12, 0.2, 0.35, 0.6, 1.0];
 
 /// A request with what is known of its problem, and what was found out on the way.
 struct Question<'a> {
