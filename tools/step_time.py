@@ -11,7 +11,8 @@ tokens; the tiny models are always 1x16) it compares
     checkpointed    the same with torch.utils.checkpoint around every layer
     torch.compile   the same compiled, where that works on this machine
     ours            compiled with `--policy none`
-    ours, planned   compiled with `--budget` = the peak of `checkpointed`, by a device profile that `calibrate` has made
+    ours, planned   compiled with `--budget` = the peak of `checkpointed`, by what `calibrate` has measured of the device
+                    and `profile` of the model's nodes at these sizes
     ours, tight     the same with `--tight`, which is a budget as the binary takes it, or the smallest that can be
 
 Each round runs `--steps` steps of every variant, one after the other. Printed are the medians over the rounds of each
@@ -23,7 +24,8 @@ checkpointed.
 Peaks are of live bytes, not of resident pages: ours by its allocator, which counts every block that libtorch asks for;
 PyTorch's by its profiler, which sees the same requests, from the first of a step to its last, beside parameters and
 tokens. `resident` is by how much ours' own pages grew since its weights were in place, beside the bytes of the plan
-that are not weights or inputs, and what libraries keep for themselves.
+that are not weights or inputs, and what libraries keep for themselves. Goal: without the latter at most 1.03 of a plan
+of 1 GiB or more.
 
 Gradients are compared in the same run: float32 as tolerance.py allows two float32 programs, bfloat16 against float64.
 `overhead` is what a planned step takes more than the unplanned one: predicted by the plan, and measured.
@@ -31,7 +33,8 @@ Gradients are compared in the same run: float32 as tolerance.py allows two float
 On a CUDA device both sides run there: PyTorch's peak is then that of its allocator, and every step is waited for.
 `--no-check` leaves the gradients out, where a model in float64 would not fit.
 
-Exit 1 if gradients differ or a measured peak is not the predicted one. Needs tools/requirements-torch.txt.
+Exit 1 if gradients differ, a measured peak is not the predicted one, or more is resident than the goal. Needs
+tools/requirements-torch.txt.
 """
 
 from __future__ import annotations
@@ -83,6 +86,7 @@ MODELS: dict[str, tuple[type, tf.PretrainedConfig, str]] = {
 TINY_MODELS = ("tiny", "llama_tiny")
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 SMALL = (1, 16)
+MOST_RESIDENT = 1.03
 OURS, PLANNED, TIGHT, EAGER, CHECKPOINTED, COMPILED = "ours", "ours, planned", "ours, tight", "eager", "checkpointed", "torch.compile"
 Step = Callable[[], tuple[torch.Tensor, ...]]
 
@@ -275,7 +279,12 @@ class Bench:
         ours = {label: self.folder / f"{label.split()[-1]}.onnx" for label in (OURS, PLANNED, TIGHT)}
         sizes = {"batch": batch, "seq": seq}
         self.compiler.optimize(exported, ours[OURS], "none", MODELS[name][2], sizes)
-        budgeted = Compiler(self.compiler.binary, 7200.0, (*self.compiler.options, "--device-profile", str(self.device)))
+        times = self.folder / "times.json"
+        bound = [word for dim, size in sizes.items() for word in ("--dim", f"{dim}={size}")]
+        self.compiler.call("profile", exported, "-o", times, "--loss", MODELS[name][2], *bound, *self.compiler.options,
+                           *self.threads)  # fmt: skip
+        prices = ("--device-profile", str(self.device), "--profile", str(times))
+        budgeted = Compiler(self.compiler.binary, 7200.0, (*self.compiler.options, *prices))
         plans = {}
         for label, budget in ((PLANNED, case.peaks[CHECKPOINTED]), (TIGHT, arguments.tight)):
             plans[label] = budgeted.optimize(exported, ours[label], f"budget:{budget}", MODELS[name][2], sizes)
@@ -300,6 +309,9 @@ class Bench:
             grown = report["measured_peak_bytes"] - report["static_bytes"]
             if report["resident_bytes"]:
                 share = report["resident_bytes"] / grown
+                beside_libraries = report["resident_bytes"] - (report["workspace_bytes"] or 0)
+                if grown >= 2**30 and beside_libraries > MOST_RESIDENT * grown:
+                    case.wrong.append(f"{label}: {beside_libraries} B resident for a plan of {grown}")
                 case.notes.append(
                     f"{label}: resident {report['resident_bytes'] / 2**20:.1f} MiB, {share:.3f} of the {grown / 2**20:.1f}"
                     f" MiB beside weights and inputs; libraries keep {(report['workspace_bytes'] or 0) / 2**20:.1f} MiB"

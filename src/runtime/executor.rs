@@ -93,15 +93,20 @@ pub struct Run {
     pub nondeterministic: BTreeSet<&'static str>,
 }
 
-/// Processor time that this process has taken.
+/// Processor time that this process has taken, in microseconds.
 pub(super) fn cpu_us() -> u64 {
+    cpu_ns() / 1_000
+}
+
+/// The same in nanoseconds.
+pub(super) fn cpu_ns() -> u64 {
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
     // SAFETY: one place to write to. The clock is there on every system that libtorch runs on.
     unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
-    time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1_000
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 fn slot(id: ValueId) -> usize {
@@ -418,6 +423,11 @@ impl<'g> Program<'g> {
     /// How many nodes a run executes.
     pub fn nodes(&self) -> usize {
         self.steps.len()
+    }
+
+    /// Whether the node at a position of the order moves a value out of the device's memory or back.
+    pub(super) fn is_transfer(&self, at: usize) -> bool {
+        self.steps[at].node.op.is_transfer()
     }
 
     /// Where it runs.

@@ -4,7 +4,8 @@
 //! Format: "Trace Event Format" of the Chromium project; times are in microseconds.
 
 use super::device;
-use super::executor::{Program, Run, cpu_us};
+use super::executor::{Program, Run, cpu_ns, cpu_us};
+use crate::place::Place;
 use ckpt_passes::Result;
 use ckpt_passes::ir::{Graph, NodeId, Role};
 use serde_json::{Value, json};
@@ -26,20 +27,30 @@ pub struct Moment {
 impl Program<'_> {
     /// Runs the graph once and measures what each node takes, in microseconds in the order of the schedule: its kernel,
     /// what the executor does around it, and giving back what it read last. A device is waited for after every node, so
-    /// that a node's time is its own.
+    /// that a node's time is its own. On a CPU no more counts than the processor time that all threads took meanwhile: what
+    /// is beyond that was taken by other processes. Transfers wait for files and not for processors, so that theirs is the
+    /// time that passed.
     ///
     /// # Errors
     /// As [`Program::run`].
     pub fn run_timed(&self, inputs: &BTreeMap<String, Tensor>) -> Result<(Run, Vec<f64>)> {
         let mut times_us = Vec::with_capacity(self.nodes());
-        let mut last: Option<Instant> = None;
+        let on_cpu = self.place() == Place::Cpu;
+        let mut last: Option<(u64, Instant)> = None;
         let run = self.watched(inputs, &mut |at| {
             device::synchronize(self.place())?;
-            let now = Instant::now();
-            if let (Some(last), true) = (last, at > 0) {
-                times_us.push((now - last).as_secs_f64() * 1e6);
+            // Processor time is read outside of what it bounds.
+            let (now, now_cpu_ns) = (Instant::now(), cpu_ns());
+            if let (Some((last_cpu_ns, last)), true) = (last, at > 0) {
+                let passed_us = (now - last).as_secs_f64() * 1e6;
+                let cpu_us = now_cpu_ns.saturating_sub(last_cpu_ns) as f64 / 1e3;
+                times_us.push(match on_cpu && !self.is_transfer(at - 1) {
+                    true => passed_us.min(cpu_us),
+                    false => passed_us,
+                });
             }
-            last = Some(now);
+            let before_cpu_ns = cpu_ns();
+            last = Some((before_cpu_ns, Instant::now()));
             Ok(())
         })?;
         Ok((run, times_us))
