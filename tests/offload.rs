@@ -60,12 +60,29 @@ fn runs(graph: &Graph, folder: &Path, streams: bool, count: usize) -> Vec<Measur
     (0..count).map(|_| session.run(&inputs).unwrap()).collect()
 }
 
+/// A budget on a slow device with fast transfers: then something must be worth one.
+fn within_a_budget(offload: Offloading) -> Request {
+    let budgeted = Budgeted {
+        budget: Budget::Percent(90.0),
+        effort: Effort::First,
+        ..Budgeted::default()
+    };
+    let mut request = request(offload);
+    request.device.teraflops.f32 = 1e-3;
+    request.device.outside_gigabytes_per_s = 1e6;
+    request.device.launch_us = 0.0;
+    Request {
+        budget: Some(budgeted),
+        ..request
+    }
+}
+
 #[test]
 fn whether_transfers_run_beside_other_nodes_changes_no_bit_and_no_byte() {
     let folder = tempfile::tempdir().unwrap();
-    let wish = |what, streams, in_flight| Offloading {
+    let wish = |what, to, in_flight| Offloading {
         what,
-        streams,
+        to,
         in_flight,
         ..Offloading::default()
     };
@@ -73,17 +90,30 @@ fn whether_transfers_run_beside_other_nodes_changes_no_bit_and_no_byte() {
         &compiled("gpt2", &request(Offloading::default())),
         folder.path(),
     );
+    let one_by_one = Offloading {
+        streams: false,
+        ..wish(What::All, To::Host, 5)
+    };
     for (wish, repeats) in [
-        (wish(What::All, true, 5), 100),
-        (wish(What::All, true, 1), 3),
-        (wish(What::All, false, 5), 3),
-        (wish(What::BlockInputs, true, 100), 3),
+        (wish(What::All, To::Host, 5), 100),
+        (wish(What::All, To::Disk, 5), 100),
+        (wish(What::BlockInputs, To::Host, 5), 100),
+        (wish(What::Auto, To::Host, 5), 100),
+        (wish(What::All, To::Host, 1), 3),
+        (wish(What::BlockInputs, To::Host, 100), 3),
+        (one_by_one, 3),
     ] {
-        let graph = compiled("gpt2", &request(wish));
-        for (beside, count) in [(true, repeats), (false, 2)] {
-            for moved in runs(&graph, folder.path(), beside, count) {
+        let request = match wish.what {
+            What::Auto => within_a_budget(wish),
+            _ => request(wish),
+        };
+        let graph = compiled("gpt2", &request);
+        assert!(graph.nodes().any(|(_, n)| n.op.is_transfer()), "{wish:?}");
+        for beside in [true, false] {
+            for moved in runs(&graph, folder.path(), beside, repeats) {
                 assert_eq!(moved.outputs, plain.outputs, "{wish:?} {beside}");
                 assert_eq!(moved.peak_bytes, moved.predicted_peak_bytes);
+                assert!(moved.outside_peak_bytes > 0);
                 assert_eq!(moved.outside_peak_bytes, moved.predicted_outside_bytes);
             }
         }
@@ -131,28 +161,12 @@ fn whatever_waits_outside_no_bit_changes_and_memory_is_as_predicted() {
 #[test]
 fn the_planner_moves_what_is_dear_and_keeps_to_its_budgets() {
     let folder = tempfile::tempdir().unwrap();
-    let budget = |offload| {
-        let budgeted = Budgeted {
-            budget: Budget::Percent(90.0),
-            effort: Effort::First,
-            ..Budgeted::default()
-        };
-        let mut request = request(offload);
-        // A slow device with fast transfers: then something must be worth one.
-        request.device.teraflops.f32 = 1e-3;
-        request.device.outside_gigabytes_per_s = 1e6;
-        request.device.launch_us = 0.0;
-        Request {
-            budget: Some(budgeted),
-            ..request
-        }
-    };
-    let none = compiled("gpt2", &budget(Offloading::default()));
+    let none = compiled("gpt2", &within_a_budget(Offloading::default()));
     let auto = Offloading {
         what: What::Auto,
         ..Offloading::default()
     };
-    let moved = compiled("gpt2", &budget(auto));
+    let moved = compiled("gpt2", &within_a_budget(auto));
     let out = |g: &Graph| g.nodes().filter(|(_, n)| n.op.is_transfer()).count();
     assert!(out(&none) == 0 && out(&moved) > 0);
     let (plain, moved) = (run(&none, folder.path()), run(&moved, folder.path()));
@@ -164,7 +178,7 @@ fn the_planner_moves_what_is_dear_and_keeps_to_its_budgets() {
         outside_bytes: Some(room),
         ..auto
     };
-    let moved = run(&compiled("gpt2", &budget(little)), folder.path());
+    let moved = run(&compiled("gpt2", &within_a_budget(little)), folder.path());
     assert_eq!(moved.outputs, plain.outputs);
     assert!(moved.outside_peak_bytes <= room);
 }

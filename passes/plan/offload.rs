@@ -4,8 +4,9 @@
 //! its last use in the forward part to its first in the backward part, and a policy or solver decides all else on the
 //! [staged](super::staged) problem. With `auto` the choice is the planner's, and the bound speaks of any choice. Moving costs the same for each byte, while
 //! what computing again costs for each byte differs from op to op, so in the order of that price there is one place to cut:
-//! cheap bytes are computed again, dear ones moved. The search tries cuts along that order and what layers read, plans
-//! each, and keeps the cheapest; moving nothing is one of them, so `auto` is never predicted to be slower than `none`.
+//! cheap bytes are computed again, dear ones moved. The search tries a few cuts along that order, then others around the best
+//! of them, and what layers read, plans each quickly, and keeps the cheapest; moving nothing is one of them, so `auto` is never
+//! predicted to be slower than `none`. Where the bound says that little is left to gain, nothing more is tried.
 //!
 //! Transfers run beside other ops, so that what a plan takes is known only once they are placed ([`overlap`]). Plans are
 //! made twice, with transfers at their whole price and at none, and the one that then takes less is kept. What is proven
@@ -24,7 +25,9 @@ use super::subject::Structure;
 use super::{Budget, Setting};
 use crate::error::{Error, Kind, Result};
 use crate::ops::transfer::{TO_DISK, TO_HOST};
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fmt;
 
 mod settled;
@@ -251,51 +254,98 @@ impl Offloading {
             plain => plain,
         };
         let order = self.dearest_first(setting.problem, plain.as_ref().ok(), candidates.clone());
-        let mut best = plain
-            .as_ref()
-            .ok()
-            .map(|p| (p.after.cost, None, Vec::new()));
+        let lower = self.lower(setting, &candidates, budgeted.peak_bytes(setting)?)?;
+        let tried = |trials: Vec<Trial>| -> Vec<(Trial, Plan)> {
+            let plan = |trial: Trial| {
+                let plan = self.moved(setting, By::Budget(&quick), &trial.offloaded, trial.wish);
+                Some((trial, plan.ok()?))
+            };
+            trials.into_par_iter().filter_map(plan).collect()
+        };
+        let cut = |share: usize| Trial {
+            share: Some(share),
+            wish: None,
+            offloaded: order[..(order.len() * share).div_ceil(CUTS)].to_vec(),
+        };
         // What layers read is worth more together than one by one: with all of it outside, layers are rebuilt from there.
         let opens_layer = |op: &&usize| setting.structure.opens_layer[**op];
         let streams: Vec<usize> = order.iter().filter(opens_layer).copied().collect();
-        let cuts = (1..=CUTS).map(|share| order[..(order.len() * share).div_ceil(CUTS)].to_vec());
-        let mut trials = vec![(Some(Choice::Recompute), streams.clone()), (None, streams)];
-        trials.extend(cuts.map(|cut| (None, cut)));
-        trials.dedup();
-        for (wish, set) in trials.iter().filter(|(_, set)| !set.is_empty()) {
-            if let Ok(plan) = self.moved(setting, By::Budget(&quick), set, *wish)
-                && best
-                    .as_ref()
-                    .is_none_or(|(cost, ..)| plan.after.cost < *cost)
-            {
-                best = Some((plan.after.cost, *wish, plan.offloaded));
+        let of_streams = |wish| Trial {
+            share: None,
+            wish,
+            offloaded: streams.clone(),
+        };
+        let mut best: Option<(Trial, Plan)> = None;
+        let cost = |best: &Option<(Trial, Plan)>| match (best, &plain) {
+            (Some((_, plan)), Ok(plain)) => plan.after.cost.min(plain.after.cost),
+            (Some((_, plan)), Err(_)) => plan.after.cost,
+            (None, Ok(plain)) => plain.after.cost,
+            (None, Err(_)) => f64::INFINITY,
+        };
+        let mut trials = vec![of_streams(Some(Choice::Recompute)), of_streams(None)];
+        let mut cuts: BTreeMap<usize, f64> = BTreeMap::new();
+        let mut shares = vec![CUTS / 4, CUTS / 2, CUTS];
+        // Where little is left to gain nothing is tried.
+        while lower.is_some_and(|lower| cost(&best) > lower * ENOUGH) {
+            cuts.extend(shares.iter().map(|share| (*share, f64::INFINITY)));
+            trials.extend(shares.drain(..).map(cut));
+            trials.retain(|trial| !trial.offloaded.is_empty());
+            if trials.is_empty() {
+                break;
             }
+            for (trial, plan) in tried(std::mem::take(&mut trials)) {
+                if let Some(share) = trial.share {
+                    cuts.insert(share, plan.after.cost);
+                }
+                if plan.after.cost < cost(&best) {
+                    best = Some((trial, plan));
+                }
+            }
+            // The next are half way from the best cut to those beside it.
+            let least = cuts.iter().min_by(|a, b| a.1.total_cmp(b.1));
+            let Some((share, _)) = least.filter(|(_, cost)| cost.is_finite()) else {
+                break;
+            };
+            let below = cuts.range(..share).next_back().map_or(0, |(s, _)| *s);
+            let above = cuts.range(share + 1..).next().map_or(*share, |(s, _)| *s);
+            shares = vec![(below + share) / 2, (share + above) / 2];
+            shares.retain(|s| *s > 0 && !cuts.contains_key(s));
         }
         let own = Budgeted {
             budget: quick.budget,
             ..*budgeted
         };
-        let plan = match best {
-            Some((_, wish, offloaded)) if !offloaded.is_empty() => {
-                let found = self.moved(setting, By::Budget(&own), &offloaded, wish);
+        let is_quick = budgeted.effort == Effort::First;
+        let plan = match best.filter(|(_, plan)| !plan.offloaded.is_empty()) {
+            Some((_, found)) if is_quick => found,
+            Some((trial, found)) => {
+                let (plain, found) = rayon::join(
+                    || own.plan(setting),
+                    || self.moved(setting, By::Budget(&own), &found.offloaded, trial.wish),
+                );
                 // More work may find that computing again is cheaper after all.
-                match (own.plan(setting), found) {
+                match (plain, found) {
                     (Ok(plain), Ok(found)) if plain.after.cost > found.after.cost => found,
                     (Ok(plain), _) => plain,
                     (Err(_), found) => found?,
                 }
             }
             // The refusal of a budget that nothing fits into speaks of plans that move nothing.
-            _ => budgeted.plan(setting)?,
+            None if is_quick && plain.is_ok() => plain?,
+            None => budgeted.plan(setting)?,
         };
-        self.covered(setting, &candidates, plan)
+        self.covered(setting, lower, plan)
     }
 
-    /// A plan with what is proven of all choices: which results are moved, too.
-    fn covered(&self, setting: &Setting, candidates: &[usize], mut plan: Plan) -> Result<Plan> {
-        let (Some(certificate), Some(transfer)) = (&mut plan.certificate, setting.problem.transfer)
-        else {
-            return Ok(plan);
+    /// What no plan within the budget costs less than, whatever it moves; `None` if none fits.
+    fn lower(
+        &self,
+        setting: &Setting,
+        candidates: &[usize],
+        peak_bytes: u64,
+    ) -> Result<Option<f64>> {
+        let Some(transfer) = setting.problem.transfer else {
+            return Ok(None);
         };
         let mut elsewhere = vec![None; setting.problem.ops.len()];
         for op in candidates {
@@ -312,9 +362,19 @@ impl Offloading {
                 },
             });
         }
-        let choices = constraints(setting);
-        let budget_bytes = certificate.budget_bytes;
-        let lower = bound_moving(setting.problem, budget_bytes, &choices, &elsewhere)?;
+        bound_moving(
+            setting.problem,
+            peak_bytes,
+            &constraints(setting),
+            &elsewhere,
+        )
+    }
+
+    /// A plan with what is proven of all choices: which results are moved, too.
+    fn covered(&self, setting: &Setting, lower: Option<f64>, mut plan: Plan) -> Result<Plan> {
+        let (Some(certificate), Some(_)) = (&mut plan.certificate, setting.problem.transfer) else {
+            return Ok(plan);
+        };
         let Some(lower) = lower else {
             return Err(Error::bug(
                 "offload",
@@ -366,8 +426,19 @@ impl Offloading {
     }
 }
 
-/// How many cuts `auto` tries.
+/// Into how many parts `auto` divides the order of what may be moved.
 const CUTS: usize = 8;
+
+/// A plan that costs no more than so many times what is proven of all is good enough.
+const ENOUGH: f64 = 1.0005;
+
+/// What `auto` tries: the results of these ops may be moved, or are.
+struct Trial {
+    /// How many of the [`CUTS`] it takes.
+    share: Option<usize>,
+    wish: Option<Choice>,
+    offloaded: Vec<usize>,
+}
 
 /// What the repeats of each op cost in a schedule, with their share of what was run again only for them.
 fn repeat_costs(problem: &Problem, schedule: &[usize]) -> Vec<f64> {

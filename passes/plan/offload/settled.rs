@@ -23,7 +23,8 @@ impl Offloading {
         wish: Option<Choice>,
     ) -> Result<Plan> {
         let whole = self.at_price(setting, by, offloaded, wish, Price::Whole)?;
-        if !self.streams || whole.offloaded.is_empty() {
+        let busy_share = setting.problem.transfer.map_or(0.0, |t| t.busy_share);
+        if !self.streams || whole.offloaded.is_empty() || busy_share == 1.0 {
             return Ok(whole);
         }
         // What fits at one price fits at the other.

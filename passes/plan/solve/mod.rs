@@ -289,7 +289,9 @@ pub struct Wait {
 }
 
 /// What part of the time before a position is taken for that of the lane out, in turn.
-const LANE_SHARES: &[f64] = &[0.0, 0.015, 0.03, 0.05, 0.08, 0.12, 0.2, 0.35, 0.6, 1.0];
+const LANE_SHARES: &[f64] = &[
+    0.0, 0.0005, 0.002, 0.006, 0.015, 0.03, 0.05, 0.08, 0.12, 0.2, 0.35, 0.6, 1.0,
+];
 
 /// A request with what is known of its problem, and what was found out on the way.
 struct Question<'a> {
