@@ -5,6 +5,8 @@
 
 mod command;
 
+use ckpt_opt::emit::save::{INSIDE_LIMIT_BYTES, Saving, save};
+use ckpt_passes::ir::{Builder, DType, Data, External, Graph, Tensor, Ty};
 use command::{call, code, command, files, stderr, workplace};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -126,6 +128,47 @@ fn a_full_disk_is_told_by_every_writer_of_the_compiler() {
     }
 }
 
+/// A model whose weights are more than go inside a file: they lie in a file with a hole, which takes no disk.
+fn heavy(dir: &Path) {
+    const ELEMENTS: u64 = INSIDE_LIMIT_BYTES / 4 + 1;
+    let mut graph = Graph::new("heavy");
+    let x = graph.add_input("x", Some(Ty::new(DType::F32, [1.into()])));
+    let place = External {
+        location: "weights.bin".into(),
+        offset: 0,
+        length: 4 * ELEMENTS,
+    };
+    let w = Tensor {
+        dtype: DType::F32,
+        dims: vec![ELEMENTS],
+        data: Data::Absent(place),
+    };
+    let w = graph.add_init("w", w);
+    let y = Builder::new(&mut graph).mul(x, w).unwrap();
+    graph.set_outputs(vec![y]);
+    let how = Saving {
+        input: None,
+        link_weights: false,
+        inside_limit_bytes: INSIDE_LIMIT_BYTES,
+    };
+    save(&graph, &dir.join("heavy.onnx"), &how).unwrap();
+    let weights = std::fs::File::create(dir.join("weights.bin")).unwrap();
+    weights.set_len(4 * ELEMENTS).unwrap();
+}
+
+#[test]
+fn a_disk_that_is_full_within_a_sidecar_leaves_neither_file() {
+    let dir = tempfile::tempdir().unwrap();
+    heavy(dir.path());
+    a_full_disk_leaves_nothing(dir.path(), &[&["heavy.onnx", "-o", "t.onnx"]]);
+    // The model's file would fit, and much of the sidecar.
+    let before = files(dir.path());
+    let done = on_a_full_disk(dir.path(), &["heavy.onnx", "-o", "t.onnx"], 3 << 20);
+    assert_eq!(code(&done), 5, "{}", stderr(&done));
+    assert!(stderr(&done).contains("t.onnx.data"), "{}", stderr(&done));
+    assert_eq!(files(dir.path()), before);
+}
+
 #[test]
 fn a_result_that_nobody_can_take_is_told() {
     let dir = workplace();
@@ -183,6 +226,28 @@ mod running {
                 ],
             ],
         );
+    }
+
+    #[test]
+    fn a_full_disk_is_told_by_calibrate() {
+        let dir = workplace();
+        let before = files(dir.path());
+        let args = |to: &'static str| {
+            let sizes = ["--max-rows", "8", "--vector-bytes", "64", "--runs", "1"];
+            [&["calibrate", "--threads", "1", "-o", to], &sizes[..]].concat()
+        };
+        let done = call(dir.path(), &args("/dev/full"));
+        assert_eq!(code(&done), 5, "{}", stderr(&done));
+        assert!(stderr(&done).contains("error[write]"), "{}", stderr(&done));
+        // What it moves out of memory and back has no room either.
+        let done = on_a_full_disk(dir.path(), &args("d.json"), 0);
+        assert_eq!(code(&done), 5, "{}", stderr(&done));
+        let said = stderr(&done);
+        assert!(
+            said.contains("error[offload]") && said.contains("TMPDIR"),
+            "{said}"
+        );
+        assert_eq!(files(dir.path()), before);
     }
 
     /// Ones repeated into `elements` numbers, twice over.

@@ -261,7 +261,7 @@ fn no_room(error: &std::io::Error, len: usize, place: &str) -> Box<Error> {
         "offload",
         format!("{len} bytes cannot wait in {place}: {error}"),
     )
-    .help("name another folder with --offload-dir")
+    .help("name another folder with --offload-dir, or in the environment as TMPDIR")
 }
 
 /// What waits, in a new tensor on the CPU.
