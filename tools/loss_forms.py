@@ -300,9 +300,7 @@ class Case:
         loss = "output:" + ("loss" if self.exporter != "file" else self.only_output(source))
         inspected = self.compiler.inspect(source)
         known = inspected["parameters"]
-        # Exporters may write a buffer as if it were trained.
-        buffers = [p["initializer"] for p in known if p["name"] == "class_weight"]
-        common = ("--loss", loss, "--policy", "none", *(word for name in buffers for word in ("--freeze", name)))
+        common = ("--loss", loss, "--policy", "none")
         whole, cut = self.folder / "whole.onnx", self.folder / "cut.onnx"
         self.compiler.call(source, "-o", whole, *common)
         report = self.compiler.call_json(source, "-o", cut, *common, "--tile-loss", str(PARTS))

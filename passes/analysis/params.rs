@@ -4,13 +4,14 @@
 //! one element is a parameter if, through ops that change only layout or precision, it reaches an operand that is one
 //! by its meaning (the table of a lookup: `Slot::weight`) or meets an activation: a value that depends on a parameter
 //! or on a floating-point graph input. So a rotary frequency table that only meets positions is not trained, whatever
-//! its name. `--trainable` and `--freeze` patterns decide over that; freeze wins.
+//! its name. Weights of classes that only a loss reads are a setting of it, not trained. `--trainable` and `--freeze` patterns decide over that; freeze wins.
 
 use crate::error::{Error, Result};
 use crate::glob;
 use crate::ir::op::Domain;
 use crate::ir::{Graph, OpDef, Side, ValueId};
 use crate::ops;
+use crate::ops::loss::is_class_weight;
 
 /// One parameter of the model.
 #[derive(Clone, Debug, PartialEq)]
@@ -142,6 +143,9 @@ fn parameters_by_flow(graph: &Graph) -> Side<ValueId, bool> {
                 continue;
             };
             let spec = node.op.ins.get(slot).or(node.op.ins.last());
+            if is_class_weight(node.op, slot) {
+                continue;
+            }
             if meets || spec.is_some_and(|s| s.weight) {
                 acts[value] = true;
                 active = true;
@@ -210,6 +214,26 @@ mod tests {
 }
 ";
         assert_eq!(names(source), ["class"]);
+    }
+
+    #[test]
+    fn weights_of_classes_are_a_setting_of_the_loss() {
+        let loss = |weights: &str| {
+            format!(
+                "graph @g typed (%x: f32[n, 2], %l: i64[n]) -> (%y, %z) {{
+  init %w : f32[2, 3] = [1, 2, 3, 4, 5, 6]
+  init %classes : f32[3] = [1, 2, 3]
+  %s = MatMul %x, %w : f32[n, 3]
+  %half = Cast %classes {{to=f16}} : f16[3]
+  %own = Cast %half {{to=f32}} : f32[3]
+  %y = SoftmaxCrossEntropyLoss %s, %l, %own : f32[]
+  %z = Mul %s, {weights} : f32[n, 3]
+}}
+"
+            )
+        };
+        assert_eq!(names(&loss("%s")), ["w"]);
+        assert_eq!(names(&loss("%classes")), ["w", "classes"]);
     }
 
     #[test]

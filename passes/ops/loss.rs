@@ -135,8 +135,23 @@ pub static SOFTMAX_CROSS_ENTROPY_LOSS: OpDef = OpDef {
     body: Body::Standard,
 };
 
+/// Whether an operand is the weights of classes: a setting of the loss, which nothing trains.
+pub fn is_class_weight(op: &OpDef, slot: usize) -> bool {
+    let is_loss = op == &SOFTMAX_CROSS_ENTROPY_LOSS || op == &NEGATIVE_LOG_LIKELIHOOD_LOSS;
+    slot == 2 && (is_loss || op == &CLASS_LOSS)
+}
+
+/// A gradient of class weights was asked for; PyTorch has none, either.
 fn weights_are_constants(cx: &GradCx) -> Box<Error> {
-    no_rule(cx, "class weights of a loss are taken as constants")
+    let error = no_rule(cx, "class weights of a loss are taken as constants");
+    let graph = &cx.b.graph;
+    let mut v = cx.x(2);
+    while let Some(from) = graph
+        .def_node(v)
+        .and_then(|n| graph.node(n).ins.first().copied().flatten()) {
+        v = from;
+    }
+    error.help(format!("freeze them: --freeze '{}'", graph.value(v).name))
 }
 
 fn grad_cross_entropy(cx: &mut GradCx) -> Result<()> {

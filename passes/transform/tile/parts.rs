@@ -328,7 +328,14 @@ impl Parts<'_, '_> {
         if self.add_product(node.outs[0], &ins, count)? {
             return Ok(());
         }
-        if let Some(outs) = self.losses(&node, &ins)? {
+        if self.biased(node.outs[0]).is_some() {
+            return Ok(());
+        }
+        let outs = match self.losses(&node, &ins)? {
+            Some(outs) => Some(outs),
+            None => self.biased_product(&node, now)?,
+        };
+        if let Some(outs) = outs {
             now.extend(node.outs.iter().copied().zip(outs));
             return Ok(());
         }

@@ -6,6 +6,8 @@
 //! `ClassLoss`, which is float32.
 
 use super::*;
+use crate::ir::Same;
+use crate::ops::arith::ADD;
 use crate::ops::loss::CLASS_LOSS;
 use crate::ops::reduce::REDUCE_SUM;
 use crate::ops::rows::each_loss;
@@ -137,6 +139,60 @@ impl Parts<'_, '_> {
             outs.push(self.b.emit(&LOG_SOFTMAX, &[scores], classes)?);
         }
         Ok(Some(outs))
+    }
+
+    /// The `Add` that is all that reads a product, and the vector that it adds to every row, where both belong to the region.
+    /// In 16 bits the product of such a node is rounded twice, and of one op that adds the vector, once.
+    pub(super) fn biased(&self, product: ValueId) -> Option<(NodeId, ValueId)> {
+        let graph = &self.b.graph;
+        let [only] = graph.value(product).uses() else {
+            return None;
+        };
+        let maker = graph.def_node(product)?;
+        let (node, add) = (
+            self.work.nodes.get(&maker)?,
+            self.work.nodes.get(&only.node)?,
+        );
+        let Some(Rows::Lead(k)) = self.region.classes.get(&product) else {
+            return None;
+        };
+        let ty = graph.ty(product);
+        if add.op != &ADD
+            || graph.is_output(product)
+            || bare_product(node)?.int("transA") != 0
+            || ty.rank() != k + 1
+        {
+            return None;
+        }
+        let bias = add.ins.iter().copied().flatten().find(|v| *v != product)?;
+        let have = graph.ty(bias);
+        let is_whole = !self.region.classes.contains_key(&bias);
+        let fits = have.rank() == 1 && have.dims[0].same(&ty.dims[*k]) == Same::Yes;
+        (is_whole && fits && have.dtype == ty.dtype).then_some((only.node, bias))
+    }
+
+    /// A product and the vector that is added to it as one op, of the node that adds.
+    pub(super) fn biased_product(
+        &mut self,
+        add: &Node,
+        now: &FxHashMap<ValueId, ValueId>,
+    ) -> Result<Option<Vec<ValueId>>> {
+        let mut products = add.ins.iter().copied().flatten();
+        let found = products.find_map(|v| Some((v, self.biased(v)?.1)));
+        let Some((product, bias)) = found else {
+            return Ok(None);
+        };
+        let maker = self.b.graph.def_node(product);
+        let node = &self.work.nodes
+            [&maker.ok_or_else(|| Error::bug("tile", "a product without its node"))?];
+        let attrs = bare_product(node);
+        let (Some(attrs), Some(a), Some(w)) = (attrs, node.ins[0], node.ins[1]) else {
+            return Err(Error::bug("tile", "a product lacks an operand"));
+        };
+        let part = |v: ValueId| now.get(&v).copied();
+        let a = part(a).ok_or_else(|| Error::bug("tile", "a product has no rows"))?;
+        let (w, bias) = (part(w).unwrap_or_else(|| self.own(w)), self.own(bias));
+        Ok(Some(vec![self.b.emit(&GEMM, &[a, w, bias], attrs)?]))
     }
 
     /// Lets a sum read its first operand in the type that sums are added up in.
