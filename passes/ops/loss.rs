@@ -6,14 +6,16 @@
 //! size in the backward.) Labels equal to `ignore_index` count nothing; if all are, the mean is 0/0 = NaN and the
 //! gradient 0, as in PyTorch.
 
+mod each;
+
 use super::arith::DIV;
-use super::index::{GATHER, GATHER_ELEMENTS, widened_bytes};
+use super::index::{GATHER, widened_bytes};
 use super::logic::{AND, EQUAL, NOT};
 use super::reduce::{REDUCE_SUM, sum_kept};
 use super::rules::*;
 use super::scan::CUM_SUM;
-use super::shape::{EXPAND, SHAPE, SQUEEZE, UNSQUEEZE};
-use super::softmax::{LOG_SOFTMAX, LOG_SOFTMAX_GRAD, SOFTMAX};
+use super::shape::{EXPAND, SHAPE, UNSQUEEZE};
+use super::softmax::{LOG_SOFTMAX_GRAD, SOFTMAX};
 use crate::error::{Error, Result};
 use crate::ir::op::{
     Body, BodyCx, Cost, CostCx, Domain, Effect, Footprint, Grad, GradCx, Import, InferCx, MemoryCx,
@@ -148,7 +150,8 @@ fn weights_are_constants(cx: &GradCx) -> Box<Error> {
     let mut v = cx.x(2);
     while let Some(from) = graph
         .def_node(v)
-        .and_then(|n| graph.node(n).ins.first().copied().flatten()) {
+        .and_then(|n| graph.node(n).ins.first().copied().flatten())
+    {
         v = from;
     }
     error.help(format!("freeze them: --freeze '{}'", graph.value(v).name))
@@ -330,28 +333,7 @@ pub static CLASS_LOSS: OpDef = OpDef {
         Ok(vec![Ty::new(compute_type(each.dtype), each.dims)])
     },
     fold: no_fold,
-    grad: Grad::Rule(|cx| {
-        if cx.wants(2) {
-            return Err(weights_are_constants(cx));
-        }
-        let dy = cx.dy0();
-        let narrow = cx.b.ty(cx.x(0)).dtype;
-        let dloss = cx.b.cast(dy, narrow)?;
-        let mut ins = vec![Some(dloss), Some(cx.x(0)), Some(cx.x(1))];
-        ins.extend(cx.opt_x(2).map(Some));
-        let own = cx.attrs();
-        let mut attrs = Attrs::new().with("reduction", "none");
-        if let Some(index) = own.opt_int("ignore_index") {
-            attrs.set("ignore_index", index.into());
-        }
-        let op = match own.int("normalized") {
-            0 => &SOFTMAX_CROSS_ENTROPY_LOSS_GRAD,
-            _ => &NEGATIVE_LOG_LIKELIHOOD_LOSS_GRAD,
-        };
-        let dx = cx.b.emit_n(op, ins, attrs, 1)?[0];
-        cx.give(0, dx);
-        Ok(())
-    }),
+    grad: Grad::Rule(each::grad),
     cost: |cx| {
         per_score(
             cx,
@@ -362,68 +344,9 @@ pub static CLASS_LOSS: OpDef = OpDef {
             },
         )
     },
-    memory: |cx| {
-        let (Some(scores), Some(labels)) = (&cx.ins[0], &cx.ins[1]) else {
-            return fresh(cx);
-        };
-        if labels.elements() == 0 {
-            return fresh(cx);
-        }
-        let wide = compute_type(scores.dtype).size_bytes();
-        let weights = match cx.ins.get(2).and_then(Option::as_ref) {
-            Some(w) if w.dtype.size_bytes() < wide => wide * w.elements(),
-            _ => strided_bytes(cx, &[2]),
-        };
-        let row: i64 = labels.dims.iter().skip(1).product();
-        let losses = (score_stretch(&scores.dims) * row) as u64 * wide;
-        Footprint {
-            temp_bytes: label_bytes(cx, 1) + weights + stretch_bytes(scores) + losses + wide,
-            ..fresh(cx)
-        }
-    },
-    body: Body::Function(class_loss_body),
+    memory: each::memory,
+    body: Body::Function(each::body),
 };
-
-fn class_loss_body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
-    let mut scores = widen(cx.b, cx.x(0))?;
-    let dtype = cx.ty(scores).dtype;
-    if cx.attrs.int("normalized") == 0 {
-        scores =
-            cx.b.emit(&LOG_SOFTMAX, &[scores], Attrs::new().with("axis", 1))?;
-    }
-    let labels = cx.b.cast(cx.x(1), DType::I64)?;
-    // Labels that are ignored may be no class at all.
-    let (counts, labels) = match cx.attrs.opt_int("ignore_index") {
-        Some(index) => {
-            let index = cx.b.int(index);
-            let ignored = emit(cx.b, &EQUAL, &[labels, index])?;
-            let counts = emit(cx.b, &NOT, &[ignored])?;
-            let first = cx.b.int(0);
-            (Some(counts), choose(cx.b, counts, labels, first)?)
-        }
-        None => (None, labels),
-    };
-    let axis = cx.b.ints(&[1]);
-    let at = emit(cx.b, &UNSQUEEZE, &[labels, axis])?;
-    let picked = cx.b.emit(
-        &GATHER_ELEMENTS,
-        &[scores, at],
-        Attrs::new().with("axis", 1),
-    )?;
-    let picked = emit(cx.b, &SQUEEZE, &[picked, axis])?;
-    let mut loss = cx.b.neg(picked)?;
-    if let Some(weights) = cx.ins.get(2).copied().flatten() {
-        let weights = cx.b.cast(weights, dtype)?;
-        let weight =
-            cx.b.emit(&GATHER, &[weights, labels], Attrs::new().with("axis", 0))?;
-        loss = cx.b.mul(loss, weight)?;
-    }
-    if let Some(counts) = counts {
-        let zero = cx.b.scalar(dtype, 0.0);
-        loss = choose(cx.b, counts, loss, zero)?;
-    }
-    Ok(vec![loss])
-}
 
 /// What a label says, ready to broadcast against the scores.
 struct Picks {

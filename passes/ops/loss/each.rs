@@ -1,0 +1,93 @@
+//! How the loss of every label by itself is differentiated, computed by other runtimes, and what it takes.
+
+use super::*;
+use crate::ops::index::GATHER_ELEMENTS;
+use crate::ops::shape::SQUEEZE;
+use crate::ops::softmax::LOG_SOFTMAX;
+
+/// That of the loss with no reduction.
+pub fn grad(cx: &mut GradCx) -> Result<()> {
+    if cx.wants(2) {
+        return Err(weights_are_constants(cx));
+    }
+    let dy = cx.dy0();
+    let narrow = cx.b.ty(cx.x(0)).dtype;
+    let dloss = cx.b.cast(dy, narrow)?;
+    let mut ins = vec![Some(dloss), Some(cx.x(0)), Some(cx.x(1))];
+    ins.extend(cx.opt_x(2).map(Some));
+    let own = cx.attrs();
+    let mut attrs = Attrs::new().with("reduction", "none");
+    if let Some(index) = own.opt_int("ignore_index") {
+        attrs.set("ignore_index", index.into());
+    }
+    let op = match own.int("normalized") {
+        0 => &SOFTMAX_CROSS_ENTROPY_LOSS_GRAD,
+        _ => &NEGATIVE_LOG_LIKELIHOOD_LOSS_GRAD,
+    };
+    let dx = cx.b.emit_n(op, ins, attrs, 1)?[0];
+    cx.give(0, dx);
+    Ok(())
+}
+
+/// Some rows of scores and of losses, in the type computed in; labels and weights as libtorch wants them.
+pub fn memory(cx: &MemoryCx) -> Footprint {
+    let (Some(scores), Some(labels)) = (&cx.ins[0], &cx.ins[1]) else {
+        return fresh(cx);
+    };
+    if labels.elements() == 0 {
+        return fresh(cx);
+    }
+    let wide = compute_type(scores.dtype).size_bytes();
+    let weights = match cx.ins.get(2).and_then(Option::as_ref) {
+        Some(w) if w.dtype.size_bytes() < wide => wide * w.elements(),
+        _ => strided_bytes(cx, &[2]),
+    };
+    let row: i64 = labels.dims.iter().skip(1).product();
+    let losses = (score_stretch(&scores.dims) * row) as u64 * wide;
+    Footprint {
+        temp_bytes: label_bytes(cx, 1) + weights + stretch_bytes(scores) + losses + wide,
+        ..fresh(cx)
+    }
+}
+
+/// In standard ops.
+pub fn body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
+    let mut scores = widen(cx.b, cx.x(0))?;
+    let dtype = cx.ty(scores).dtype;
+    if cx.attrs.int("normalized") == 0 {
+        scores =
+            cx.b.emit(&LOG_SOFTMAX, &[scores], Attrs::new().with("axis", 1))?;
+    }
+    let labels = cx.b.cast(cx.x(1), DType::I64)?;
+    // Labels that are ignored may be no class at all.
+    let (counts, labels) = match cx.attrs.opt_int("ignore_index") {
+        Some(index) => {
+            let index = cx.b.int(index);
+            let ignored = emit(cx.b, &EQUAL, &[labels, index])?;
+            let counts = emit(cx.b, &NOT, &[ignored])?;
+            let first = cx.b.int(0);
+            (Some(counts), choose(cx.b, counts, labels, first)?)
+        }
+        None => (None, labels),
+    };
+    let axis = cx.b.ints(&[1]);
+    let at = emit(cx.b, &UNSQUEEZE, &[labels, axis])?;
+    let picked = cx.b.emit(
+        &GATHER_ELEMENTS,
+        &[scores, at],
+        Attrs::new().with("axis", 1),
+    )?;
+    let picked = emit(cx.b, &SQUEEZE, &[picked, axis])?;
+    let mut loss = cx.b.neg(picked)?;
+    if let Some(weights) = cx.ins.get(2).copied().flatten() {
+        let weights = cx.b.cast(weights, dtype)?;
+        let weight =
+            cx.b.emit(&GATHER, &[weights, labels], Attrs::new().with("axis", 0))?;
+        loss = cx.b.mul(loss, weight)?;
+    }
+    if let Some(counts) = counts {
+        let zero = cx.b.scalar(dtype, 0.0);
+        loss = choose(cx.b, counts, loss, zero)?;
+    }
+    Ok(vec![loss])
+}
