@@ -12,7 +12,7 @@ What is checked is corpus.py's, on every ONNX file of every case, plus what the 
   torch      outputs, loss and full gradients of our runtime are PyTorch's, whose sums are those of grads.json
   ort        ONNX Runtime, unoptimised and optimised, gives PyTorch's, and ours gives ONNX Runtime's, at two sizes
   bits       every plan bit-equal to the unplanned file, dropouts included
-  memory     measured = predicted within 2 %, and less than unplanned
+  memory     measured = predicted, at most 2 % less, and less than unplanned
   stripped   without names, metadata and doc strings: same layers, same sharing, same plans; where metadata says of an
              initializer that it is not trained, which nothing else in the file does, `--freeze` says it instead
 `--rows` keeps every single check as JSON lines, and a file that is in it already is not checked again. Exit 0 if no
