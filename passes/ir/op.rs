@@ -452,6 +452,9 @@ pub struct GradCx<'a, 'g> {
     pub wants: Vec<bool>,
     /// The answer: one gradient an operand, of the operand's type.
     pub dxs: Vec<Option<ValueId>>,
+    /// What other readers of each operand have already given to its gradient. A rule that can add to it in one op takes
+    /// it, and gives the sum.
+    pub so_far: Vec<Option<ValueId>>,
 }
 
 impl GradCx<'_, '_> {

@@ -97,6 +97,18 @@ impl DType {
         matches!(self, DType::F32 | DType::F64 | DType::F16 | DType::BF16)
     }
 
+    /// The most by which rounding to a floating-point type may change a number, relative to it; 0 for others.
+    pub fn roundoff(self) -> f64 {
+        let digits = match self {
+            DType::F64 => 53,
+            DType::F32 => 24,
+            DType::F16 => 11,
+            DType::BF16 => 8,
+            _ => return 0.0,
+        };
+        0.5f64.powi(digits)
+    }
+
     /// Least and greatest number of an integer or boolean type, as far as 64 bits with a sign go; `None` for floats.
     pub fn int_range(self) -> Option<(i64, i64)> {
         Some(match self {

@@ -98,8 +98,9 @@ pub static GATHER: OpDef = OpDef {
         let rank = cx.b.rank(x) as i64;
         let axis = cx.attrs().int("axis");
         let attrs = Attrs::new().with("axis", if axis < 0 { axis + rank } else { axis });
-        let d =
-            cx.b.emit(&GATHER_GRAD, &[shape, indices, cx.dy0()], attrs)?;
+        let mut operands = vec![shape, indices, cx.dy0()];
+        operands.extend(cx.so_far[0].take());
+        let d = cx.b.emit(&GATHER_GRAD, &operands, attrs)?;
         cx.give(0, d);
         Ok(())
     }),
@@ -296,8 +297,9 @@ pub fn named_axes(cx: &InferCx, indices: &Ty) -> Result<usize> {
     })
 }
 
-/// `GatherGrad(shape, indices, dy)`: zeros of `shape` to which every slice of `dy` is added at its index: the gradient of
-/// an embedding.
+/// `GatherGrad(shape, indices, dy, sum)`: every slice of `dy` added at its index to `sum`, or to zeros of `shape`: the
+/// gradient of an embedding. With a sum that is not read again, only the rows that the indices name are touched: what a
+/// table gets from another reader, such as the head it is tied to, is not added up over all of it.
 ///
 /// Temporaries: the indices, normalised, and a copy of `dy` where its index axes cannot be seen as one.
 pub static GATHER_GRAD: OpDef = OpDef {
@@ -305,13 +307,24 @@ pub static GATHER_GRAD: OpDef = OpDef {
     domain: Domain::Ckpt,
     imports: &[],
     attrs: &[AXIS_0],
-    ins: &[Slot::req("shape"), Slot::req("indices"), Slot::req("dy")],
+    ins: &[
+        Slot::req("shape"),
+        Slot::req("indices"),
+        Slot::req("dy"),
+        Slot::opt("sum"),
+    ],
     outs: &[Slot::req("dx")],
     effect: Effect::Pure,
     infer: infer_gather_grad,
     fold: no_fold,
     grad: Grad::Missing("gradients of gradients are not supported"),
-    cost: moves,
+    cost: |cx| match (cx.ins.get(2), cx.ins.get(3)) {
+        (Some(Some(dy)), Some(Some(_))) => crate::ir::op::Cost {
+            flops: dy.elements(),
+            bytes: 3 * dy.bytes(),
+        },
+        _ => moves(cx),
+    },
     memory: |cx| {
         let (Some(indices), Some(dy)) = (operand(cx, 1), operand(cx, 2)) else {
             return fresh(cx);
@@ -321,7 +334,7 @@ pub static GATHER_GRAD: OpDef = OpDef {
         let mut dims = dy.dims[..axis].to_vec();
         dims.push(rows);
         dims.extend_from_slice(&dy.dims[axis + indices.dims.len()..]);
-        with_temp(cx, index_bytes(indices) + copy_bytes(dy, &dims))
+        with_temp(cx, index_bytes(indices) + copy_bytes(dy, &dims)).over(cx, &[3])
     },
     body: Body::Function(gather_grad_body),
 };
@@ -356,7 +369,16 @@ fn infer_gather_grad(cx: &InferCx) -> Result<Vec<Ty>> {
         }
         dims = known.to_vec();
     }
-    Ok(vec![dy.with_dims(dims)])
+    let dx = dy.with_dims(dims);
+    if let Some(sum) = cx.opt_ty(3)
+        && (sum.dtype != dx.dtype || !may_be_same(&sum.dims, &dx.dims))
+    {
+        return Err(cx
+            .fail("shape", "`sum` is no gradient of the same table")
+            .expected(dx.to_string())
+            .found(sum.to_string()));
+    }
+    Ok(vec![dx])
 }
 
 /// The index axes of `dy` become one, then every element is added at its index along it. `ScatterElements` and not
@@ -368,9 +390,13 @@ fn gather_grad_body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
     let index_rank = cx.b.rank(indices);
     let dy_rank = cx.b.rank(dy);
     let rank = dy_rank + 1 - index_rank;
-    let value = cx.b.scalar(cx.ty(dy).dtype, 0.0);
-    let zeros =
-        cx.b.emit(&super::shape::EXPAND, &[value, shape], Attrs::new())?;
+    let base = match cx.ins.get(3).copied().flatten() {
+        Some(sum) => sum,
+        None => {
+            let value = cx.b.scalar(cx.ty(dy).dtype, 0.0);
+            cx.b.emit(&super::shape::EXPAND, &[value, shape], Attrs::new())?
+        }
+    };
     let indices = cx.b.cast(indices, DType::I64)?;
     let one_axis = cx.b.ints(&[-1]);
     let reshape = &super::shape::RESHAPE;
@@ -403,7 +429,7 @@ fn gather_grad_body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
     let attrs = Attrs::new()
         .with("axis", axis as i64)
         .with("reduction", "add");
-    let operands = [zeros, indices, updates];
+    let operands = [base, indices, updates];
     Ok(vec![cx.b.emit(&SCATTER_ELEMENTS, &operands, attrs)?])
 }
 

@@ -5,7 +5,7 @@ pub mod plan;
 pub use plan::{Copied, MatmulPlan, MatrixOperand, gemm_plan, matmul_plan};
 
 use super::rules::*;
-use super::shape::{FLATTEN, SQUEEZE, UNSQUEEZE, give_shaped, transpose};
+use super::shape::{FLATTEN, SQUEEZE, UNSQUEEZE, give_shaped, transpose, transposed};
 use crate::error::Result;
 use crate::ir::op::{
     Body, Cost, CostCx, Domain, Effect, Footprint, Grad, GradCx, Import, InferCx, OpDef, Place,
@@ -117,8 +117,9 @@ fn grad_matmul(cx: &mut GradCx) -> Result<()> {
             let last = Attrs::new().with("axis", ra2 as i64 - 1);
             let a_flat = cx.b.emit(&FLATTEN, &[a2], last.clone())?;
             let dy_flat = cx.b.emit(&FLATTEN, &[dy2], last)?;
-            let at = swap_last(cx.b, a_flat)?;
-            cx.b.emit(&MATMUL, &[at, dy_flat], Attrs::new())?
+            weight_gradient(cx.b, b2, a_flat, dy_flat)?
+        } else if rb2 == 2 && ra2 == 2 {
+            weight_gradient(cx.b, b2, a2, dy2)?
         } else {
             let at = swap_last(cx.b, a2)?;
             let db = cx.b.emit(&MATMUL, &[at, dy2], Attrs::new())?;
@@ -128,6 +129,17 @@ fn grad_matmul(cx: &mut GradCx) -> Result<()> {
         give_shaped(cx, 1, db)?;
     }
     Ok(())
+}
+
+/// Aᵀ·dY for matrices: where `b` is a transposed weight as (dYᵀ·A)ᵀ, so that the gradient lies in memory as the weight does.
+fn weight_gradient(b: &mut Builder, weight: ValueId, a: ValueId, dy: ValueId) -> Result<ValueId> {
+    if transposed(b.graph, weight).is_some() {
+        let dyt = swap_last(b, dy)?;
+        let product = b.emit(&MATMUL, &[dyt, a], Attrs::new())?;
+        return swap_last(b, product);
+    }
+    let at = swap_last(b, a)?;
+    b.emit(&MATMUL, &[at, dy], Attrs::new())
 }
 
 fn unsqueeze(b: &mut Builder, v: ValueId, axis: i64) -> Result<ValueId> {

@@ -11,7 +11,7 @@ use crate::ir::op::{
     Body, Cost, CostCx, Domain, Effect, Footprint, Grad, GradCx, Import, InferCx, MemoryCx, OpDef,
     Slot, contiguous_strides, free, fresh, moves,
 };
-use crate::ir::{AttrDefault, AttrKind, AttrSpec, Attrs, DType, Dim, Same, Ty, ValueId};
+use crate::ir::{AttrDefault, AttrKind, AttrSpec, Attrs, DType, Dim, Graph, Same, Ty, ValueId};
 
 pub const ROWS: &[&OpDef] = &[
     &SHAPE,
@@ -363,12 +363,23 @@ fn permutation(attrs: &Attrs, rank: usize) -> Option<Vec<usize>> {
     (perm.len() == rank).then(|| perm.iter().map(|p| *p as usize).collect())
 }
 
-/// `v` with its axes permuted; `v` itself where nothing moves.
+/// `v` with its axes permuted; `v` itself where nothing moves. What is permuted twice is permuted once.
 pub fn transpose(b: &mut crate::ir::Builder, v: ValueId, perm: Vec<i64>) -> Result<ValueId> {
+    if let Some((x, first)) = transposed(b.graph, v) {
+        let both = perm.iter().map(|p| first[*p as usize] as i64).collect();
+        return transpose(b, x, both);
+    }
     if perm.iter().enumerate().all(|(i, p)| i as i64 == *p) {
         return Ok(v);
     }
     b.emit(&TRANSPOSE, &[v], Attrs::new().with("perm", perm))
+}
+
+/// What `v` is a permutation of, and the permutation; `None` if it is none.
+pub fn transposed(graph: &Graph, v: ValueId) -> Option<(ValueId, Vec<usize>)> {
+    let node = graph.node(graph.def_node(v)?);
+    let x = (node.op == &TRANSPOSE).then_some(node.ins[0])??;
+    Some((x, permutation(&node.attrs, graph.ty(v).rank())?))
 }
 
 /// Leaves out axes of size 1; a view. Without `axes`, every axis of size 1.

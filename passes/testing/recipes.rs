@@ -5,6 +5,7 @@
 
 mod attention;
 mod conv;
+mod index;
 mod loss;
 mod optimizer;
 mod pool;
@@ -161,8 +162,9 @@ pub const ALL: &[Recipe] = &joined::<{ total() }>();
 const PARTS: &[&[Recipe]] = &[
     GENERAL,
     attention::CALLS,
-    loss::CALLS,
     conv::CALLS,
+    index::CALLS,
+    loss::CALLS,
     optimizer::CALLS,
     pool::CALLS,
     random::CALLS,
@@ -492,56 +494,6 @@ const GENERAL: &[Recipe] = &[
         &[Real(&[2, 2]), Ints(&[2, 4]), Ints(&[0]), Ints(&[4])],
         &[("axes", L(&[1])), ("steps", L(&[2]))],
     ),
-    r(
-        "Gather",
-        1,
-        &[Real(M34), Table(&[2, 2], &[0, 2, -1, 0])],
-        &[],
-    ),
-    r("Gather", 1, &[Real(C234), Int(1)], &[("axis", I(1))]),
-    r(
-        "GatherGrad",
-        1,
-        &[Ints(&[3, 4]), Ints(&[2, 0]), Real(M24)],
-        &[],
-    ),
-    r(
-        "GatherElements",
-        1,
-        &[Real(M23), Table(&[2, 2], &[0, 2, 1, 1])],
-        &[("axis", I(1))],
-    ),
-    r(
-        "GatherND",
-        1,
-        &[Real(C234), Table(&[2, 2], &[0, 2, 1, 1])],
-        &[],
-    ),
-    // Repeated and negative tuples; whole elements; axes that go together.
-    r(
-        "GatherND",
-        1,
-        &[Real(C234), Table(&[3, 2], &[1, -1, 1, 2, -2, 0])],
-        &[],
-    ),
-    r(
-        "GatherND",
-        1,
-        &[Real(M23), Table(&[1, 3, 2], &[1, 2, 0, -3, 1, 2])],
-        &[],
-    ),
-    r(
-        "GatherND",
-        1,
-        &[Real(C234), Table(&[2, 3, 1], &[2, 0, -1, 1, 1, 1])],
-        &[("batch_dims", I(1))],
-    ),
-    r(
-        "GatherND",
-        1,
-        &[Real(C234), Table(&[2, 3, 1], &[3, -4, 0, 1, 1, -1])],
-        &[("batch_dims", I(2))],
-    ),
     r("Trilu", 1, &[Real(&[3, 3])], &[]),
     r("Trilu", 1, &[Real(C234), Int(-1)], &[("upper", I(0))]),
     r(
@@ -552,7 +504,6 @@ const GENERAL: &[Recipe] = &[
     ),
     r("Range", 1, &[Scalar(0.5), Scalar(3.0), Scalar(1.0)], &[]),
     r("Range", 1, &[Int(1), Int(6), Int(2)], &[]),
-    r("NonZero", 1, &[Table(&[2, 2], &[0, 1, 1, 1])], &[]),
 ];
 
 const S_TANH: Set = Set::S("tanh");

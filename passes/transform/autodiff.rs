@@ -4,7 +4,7 @@
 //! ordinary nodes, so what a gradient needs saved is never declared: liveness sees what it reads. Only values on a path
 //! from a trained parameter to a seed get a cotangent; a frozen weight has no gradient node and costs no saved
 //! activation. Cotangents that meet (tied weights, residuals, shared K/V) are added in the order they arrive, which
-//! fixes the bits of the sum. Gradients leave as outputs `<initializer>.grad`, in the initializer's own layout.
+//! fixes the bits of the sum; a rule may do that itself where one op adds its term to what is there. Gradients leave as outputs `<initializer>.grad`, in the initializer's own layout.
 
 use super::loss::Seed;
 use crate::error::{Error, Result};
@@ -104,10 +104,17 @@ fn backward_of(
         node: id,
         dys,
         dxs: vec![None; ins.len()],
+        so_far: so_far(&ins, cotangents),
         wants,
     };
+    let offered = cx.so_far.clone();
     let done = rule(&mut cx);
     let (dxs, wants) = (cx.dxs, cx.wants);
+    for (v, (offered, left)) in ins.iter().zip(offered.iter().zip(&cx.so_far)) {
+        if let (Some(v), Some(_), None) = (v, offered, left) {
+            cotangents[*v] = None;
+        }
+    }
     done.map_err(|e| e.at(format!("the gradient of {}", b.graph.describe(id))))?;
     for (slot, (x, dx)) in ins.iter().zip(dxs).enumerate() {
         let (Some(x), Some(dx)) = (*x, dx) else {
@@ -130,6 +137,19 @@ fn backward_of(
         });
     }
     Ok(())
+}
+
+/// The cotangent of each operand that no other slot reads too.
+fn so_far(
+    ins: &[Option<ValueId>],
+    cotangents: &Side<ValueId, Option<ValueId>>,
+) -> Vec<Option<ValueId>> {
+    ins.iter()
+        .map(|v| {
+            let once = ins.iter().filter(|other| *other == v).count() == 1;
+            v.filter(|_| once).and_then(|v| cotangents[v])
+        })
+        .collect()
 }
 
 fn missing(graph: &Graph, id: NodeId, why: &str) -> Box<Error> {
@@ -187,4 +207,37 @@ fn finish(
         return b.emit(&ops::shape::IDENTITY, &[gradient], Attrs::new());
     }
     Ok(gradient)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text;
+
+    #[test]
+    fn what_a_table_gets_from_a_tied_head_is_added_to_where_it_lies() {
+        let source = "graph @g typed (%ids: i64[3], %x: f32[3,4], %dy: f32[3,5]) -> (%y) {
+  init %w : f32[5,4] = splat 0.5
+  %e = Gather %w, %ids {axis=0} : f32[3,4]
+  %h = Mul %e, %x : f32[3,4]
+  %t = Transpose %w {perm=[1,0]} : f32[4,5]
+  %y = MatMul %h, %t : f32[3,5]
+}
+";
+        let mut g = text::parse(source).unwrap();
+        let value = |g: &Graph, name: &str| g.find_value(name).unwrap();
+        let seed = Seed {
+            value: value(&g, "y"),
+            cotangent: Some(value(&g, "dy")),
+        };
+        let w = value(&g, "w");
+        autodiff(&mut g, &[seed], &[w]).unwrap();
+        let maker = |v: ValueId| g.node(g.def_node(v).unwrap());
+        let gradient = maker(value(&g, "w.grad"));
+        assert_eq!(gradient.op, &ops::index::GATHER_GRAD);
+        // dYᵀ·H, not the transpose of Hᵀ·dY.
+        let sum = maker(gradient.ins[3].unwrap());
+        assert_eq!(sum.op, &ops::matmul::MATMUL);
+        assert_eq!(g.ty(sum.outs[0]).static_dims(), Some(vec![5, 4]));
+    }
 }

@@ -126,6 +126,7 @@ pub fn build(case: &Case) -> Built {
             dys,
             wants: wants.clone(),
             dxs: vec![None; ins.len()],
+            so_far: vec![None; ins.len()],
         };
         rule(&mut cx).unwrap_or_else(|e| panic!("{}: {e}", case.name));
         let dxs = cx.dxs;

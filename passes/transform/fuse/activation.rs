@@ -13,8 +13,10 @@ use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
 /// Longest chain of products behind the gate of a GELU, deepest polynomial in it.
 const MAX_STEPS: usize = 6;
-/// Constants are written with seven digits or more.
+/// Constants are written with seven digits or more, if their type has as many.
 const TOLERANCE: f64 = 1e-6;
+/// How many rounded constants are multiplied into one number of the polynomial.
+const FACTORS: f64 = 2.0;
 
 pub enum Activation {
     Gelu { x: ValueId, tanh: bool },
@@ -90,6 +92,8 @@ fn gelu(r: &mut Reading, id: NodeId) -> Option<Found<Activation>> {
     } else {
         [0.0, FRAC_1_SQRT_2, 0.0, 0.0]
     };
+    let dtype = graph.ty(inner).dtype;
+    let tolerance = TOLERANCE.max(FACTORS * dtype.roundoff());
     let mut v = sum.outs[0];
     let mut factor = 1.0;
     let mut met: Option<ValueId> = None;
@@ -119,8 +123,10 @@ fn gelu(r: &mut Reading, id: NodeId) -> Option<Found<Activation>> {
             candidates.push((bare, factor * by));
         }
         for (x, factor) in candidates {
+            // ½ has no rounding in any type.
             let half = (factor - 0.5).abs() <= TOLERANCE;
-            if half && polynomial(r, inner, x, 0).is_some_and(|p| near(&p, &wanted)) {
+            let is_near = |p: Polynomial| near(&p, &wanted, tolerance);
+            if half && polynomial(r, inner, x, 0).is_some_and(is_near) {
                 return Some(Found {
                     output: v,
                     what: Activation::Gelu { x, tanh },
@@ -173,10 +179,10 @@ fn other_operand(node: &Node, v: ValueId) -> Option<ValueId> {
 
 type Polynomial = [f64; 4];
 
-fn near(a: &Polynomial, b: &Polynomial) -> bool {
+fn near(a: &Polynomial, b: &Polynomial, tolerance: f64) -> bool {
     a.iter()
         .zip(b)
-        .all(|(x, y)| (x - y).abs() <= TOLERANCE * y.abs().max(TOLERANCE))
+        .all(|(x, y)| (x - y).abs() <= tolerance * y.abs().max(TOLERANCE))
 }
 
 /// `v` as a polynomial of `x`, by its coefficients; `None` where it is none, or of too high a degree.
@@ -239,4 +245,50 @@ fn product(a: &Polynomial, b: &Polynomial) -> Option<Polynomial> {
         }
     }
     Some(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::ops::activation;
+    use crate::text;
+    use crate::transform::fuse::fuse;
+
+    /// GELU in its parts, with that number as the factor of the cube.
+    fn model(dtype: &str, cube: f64) -> String {
+        format!(
+            "graph @g typed (%x: {dtype}[4]) -> (%y) {{
+  init %w : {dtype}[4] = [1, 2, 3, 4]
+  init %three : {dtype}[] = 3
+  init %cube : {dtype}[] = {cube}
+  init %beta : {dtype}[] = 0.7978845608028654
+  init %one : {dtype}[] = 1
+  init %half : {dtype}[] = 0.5
+  %v = Mul %x, %w : {dtype}[4]
+  %p = Pow %v, %three : {dtype}[4]
+  %q = Mul %p, %cube : {dtype}[4]
+  %r = Add %v, %q : {dtype}[4]
+  %s = Mul %r, %beta : {dtype}[4]
+  %t = Tanh %s : {dtype}[4]
+  %u = Add %t, %one : {dtype}[4]
+  %h = Mul %v, %half : {dtype}[4]
+  %y = Mul %h, %u : {dtype}[4]
+}}
+"
+        )
+    }
+
+    fn is_fused(dtype: &str, cube: f64) -> bool {
+        let mut g = text::parse(&model(dtype, cube)).unwrap();
+        fuse(&mut g).unwrap();
+        g.order().iter().any(|n| g.node(*n).op == &activation::GELU)
+    }
+
+    #[test]
+    fn constants_are_as_exact_as_their_type() {
+        for dtype in ["f64", "f32", "f16", "bf16"] {
+            assert!(is_fused(dtype, 0.044715), "{dtype}");
+            assert!(!is_fused(dtype, 0.0452), "{dtype}");
+        }
+        assert!(!is_fused("f32", 0.04472) && !is_fused("f16", 0.0448));
+    }
 }

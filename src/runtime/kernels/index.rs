@@ -89,8 +89,20 @@ fn gather_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (size, indices, dy) = (cx.ints(0)?, cx.x(1)?, cx.x(2)?);
     let axis = axis_of(cx, size.len());
     let at = flat(&wrapped(cx, indices, size[axis])?);
-    let out = empty(&size, dy.kind(), dy.device())?;
-    write("aten::zero_", "", &[Arg::Tensor(&out)])?;
+    let out = cx.result(&size, dy.kind(), dy.device())?;
+    match cx.opt(3) {
+        Some(sum) if sum.size() != size => {
+            return Err(Error::model(
+                "shape",
+                "GatherGrad: the sum is no gradient of the same table",
+            )
+            .expected(format!("{size:?}"))
+            .found(format!("{:?}", sum.size())));
+        }
+        Some(sum) if sum.data_ptr() == out.data_ptr() => {}
+        Some(sum) => copy_into(&out, sum)?,
+        None => write("aten::zero_", "", &[Arg::Tensor(&out)])?,
+    }
     let mut rows = size.clone();
     rows[axis] = at.numel() as i64;
     let dy = dy.reshape(rows.as_slice());
