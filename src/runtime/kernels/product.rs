@@ -1,5 +1,5 @@
-//! Matrix products by the fastest that the processor has: ours or the library's, chosen by processor, element type and
-//! rank alone, so that a node and its copy always take the same.
+//! Matrix products by the fastest that the processor has: ours or the library's, chosen by processor, element
+//! type and layout alone, so that a node and its copy always take the same.
 
 use super::write;
 use crate::runtime::convert::torch_error;
@@ -19,7 +19,7 @@ pub fn write_product(name: &str, overload: &str, args: &[Arg]) -> Result<()> {
     write(name, overload, args)
 }
 
-/// out = alpha a b + beta c.
+/// out = alpha a b + beta c, of matrices or of batches of them.
 struct Product<'a> {
     a: &'a Tensor,
     b: &'a Tensor,
@@ -30,10 +30,10 @@ struct Product<'a> {
 }
 
 impl<'a> Product<'a> {
-    /// What a call of libtorch's computes, if it is one product.
+    /// What a call of libtorch's computes, if it is a product.
     fn of(name: &str, args: &[Arg<'a>]) -> Option<Product<'a>> {
         let (a, b, c, alpha, beta, out) = match (name, args) {
-            ("aten::mm", [Arg::Tensor(a), Arg::Tensor(b), Arg::Tensor(out)]) => {
+            ("aten::mm" | "aten::bmm", [Arg::Tensor(a), Arg::Tensor(b), Arg::Tensor(out)]) => {
                 (*a, *b, None, 1.0, 0.0, *out)
             }
             (
@@ -48,7 +48,7 @@ impl<'a> Product<'a> {
                 ],
             ) => (*a, *b, Some(*c), *alpha, *beta, *out),
             (
-                "aten::addmm_",
+                "aten::addmm_" | "aten::baddbmm_",
                 [
                     Arg::Tensor(out),
                     Arg::Tensor(a),
@@ -70,14 +70,14 @@ impl<'a> Product<'a> {
     }
 
     fn is_ours(&self) -> bool {
-        let is_matrix =
-            |x: &Tensor| x.kind() == Kind::Float && x.device() == Device::Cpu && x.dim() == 2;
+        let is_read = |x: &Tensor| x.kind() == Kind::Float && x.device() == Device::Cpu;
+        let last = self.out.dim() - 1;
         product::is_ours()
-            && is_matrix(self.a)
-            && is_matrix(self.b)
-            && is_matrix(self.out)
-            && self.a.size()[1] > 0
-            && (self.out.stride()[1] == 1 || self.out.size()[1] <= 1)
+            && is_read(self.a)
+            && is_read(self.b)
+            && is_read(self.out)
+            && self.a.size()[last] > 0
+            && (self.out.stride()[last] == 1 || self.out.size()[last] <= 1)
     }
 
     fn write(&self) -> Result<()> {

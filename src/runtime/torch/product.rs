@@ -14,11 +14,11 @@ pub fn is_ours() -> bool {
     unsafe { sys::ck_gemm_is_ours() != 0 }
 }
 
-/// `out` = alpha a b + beta c, of matrices with any strides; the rows of `out` are contiguous. `c` has its dims, and may be
+/// `out` = alpha a b + beta c, of matrices with any strides, or of batches of them; the rows of `out` are contiguous. `c` has its dims, and may be
 /// `out` itself; without it, or with a `beta` of 0, what `out` held is not read.
 ///
 /// # Errors
-/// `Refused` for what is no float32 matrix on the CPU, sizes that do not fit or an inner size of 0; `OutOfMemory` as it
+/// `Refused` for what are no float32 matrices on the CPU, sizes that do not fit or an inner size of 0; `OutOfMemory` as it
 /// says. Only where [`is_ours`].
 pub fn write(
     a: &Tensor,

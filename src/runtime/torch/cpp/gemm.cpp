@@ -55,6 +55,18 @@ struct Product {
   int64_t out_row;
 };
 
+// As many products as `count` says, of one shape; each operand's matrices are that far apart.
+struct Batch {
+  Product first;
+  int64_t count, a, b, c, out;
+  Product at(int64_t i) const {
+    Product p = first;
+    p.a.data += i * a, p.b.data += i * b, p.out += i * out;
+    if (p.c.data != nullptr) p.c.data += i * c;
+    return p;
+  }
+};
+
 // Packed blocks of a thread, kept from call to call.
 struct Blocks {
   float* memory = nullptr;
@@ -272,14 +284,16 @@ const OpenMp& open_mp() {
 constexpr int64_t kLeastWork = 1 << 18;
 
 struct Team {
-  const Product* product;
-  int64_t down, across;  // rectangles
+  const Batch* batch;
+  int64_t down, across;  // rectangles of each product
   std::atomic<bool> failed{false};
+  int64_t each() const { return down * across; }
 };
 
-// The rectangle number `at`; its bounds are whole panels, so that threads change no bit.
-void part(Team& team, int64_t at) {
-  const Product& p = *team.product;
+// The rectangle number `number` of all; its bounds are whole panels, so that threads change no bit.
+void part(Team& team, int64_t number) {
+  const Product p = team.batch->at(number / team.each());
+  const int64_t at = number % team.each();
   const auto cut = [](int64_t size, int64_t unit, int64_t i, int64_t of) {
     const int64_t units = (size + unit - 1) / unit;
     return std::min(size, units * i / of * unit);
@@ -299,29 +313,36 @@ void run(void* data) {
   auto& team = *static_cast<Team*>(data);
   // A team may be smaller than was asked for.
   const int64_t step = open_mp().threads();
-  for (int64_t at = open_mp().thread(); at < team.down * team.across; at += step) part(team, at);
+  for (int64_t at = open_mp().thread(); at < team.batch->count * team.each(); at += step) part(team, at);
 }
 
-void multiply_all(const Product& p) {
-  const int64_t most = p.m * p.n * p.k >= kLeastWork && open_mp().found() ? at::get_num_threads() : 1;
-  Team team{&p, 1, most};
+void multiply_all(const Batch& batch) {
+  const Product& p = batch.first;
+  const bool alone = batch.count * p.m * p.n * p.k < kLeastWork || !open_mp().found();
+  const int64_t most = alone ? 1 : at::get_num_threads();
+  // Whole products where there are enough to share them out evenly.
+  const int64_t each = batch.count % most == 0 ? 1 : most;
+  Team team{&batch, 1, each};
   // The split for which least is packed.
-  for (int64_t down = 1; down <= most; ++down) {
-    if (most % down == 0 && p.m / down + p.n / (most / down) < p.m / team.down + p.n / team.across) {
-      team.down = down, team.across = most / down;
+  for (int64_t down = 1; down <= each; ++down) {
+    if (each % down == 0 && p.m / down + p.n / (each / down) < p.m / team.down + p.n / team.across) {
+      team.down = down, team.across = each / down;
     }
   }
   if (most == 1) {
-    part(team, 0);
+    for (int64_t at = 0; at < batch.count; ++at) part(team, at);
   } else {
     open_mp().parallel(run, &team, static_cast<unsigned>(most), 0);
   }
   TORCH_CHECK_WITH(OutOfMemoryError, !team.failed.load(), "cannot allocate blocks for a product");
 }
 
-bool is_matrix(const at::Tensor& x) {
-  return x.defined() && x.dim() == 2 && x.scalar_type() == at::kFloat && x.is_cpu() && x.layout() == at::kStrided;
+// A matrix, or a batch of them.
+bool is_readable(const at::Tensor& x, int64_t rank) {
+  return x.defined() && x.dim() == rank && x.scalar_type() == at::kFloat && x.is_cpu() && x.layout() == at::kStrided;
 }
+
+Matrix matrix(const at::Tensor& x) { return {x.const_data_ptr<float>(), x.stride(-2), x.stride(-1)}; }
 
 }  // namespace
 
@@ -332,30 +353,39 @@ int32_t ck_gemm_is_ours() {
   return ours ? 1 : 0;
 }
 
-// out = alpha a b + beta c; `c` may be null, and is broadcast as its strides say: it has the result's dims.
+// out = alpha a b + beta c, of matrices or of batches of them; `c` may be null, and is broadcast as its strides say: it has
+// the result's dims.
 int32_t ck_gemm(const void* a, const void* b, const void* c, double alpha, double beta, const void* out) {
   return ckpt::guarded([&] {
     const auto& x = *static_cast<const at::Tensor*>(a);
     const auto& y = *static_cast<const at::Tensor*>(b);
     const auto& to = *static_cast<const at::Tensor*>(out);
-    TORCH_CHECK(is_matrix(x) && is_matrix(y) && is_matrix(to), "a product takes float32 matrices on the CPU");
+    const int64_t rank = to.dim();
+    TORCH_CHECK((rank == 2 || rank == 3) && is_readable(x, rank) && is_readable(y, rank) && is_readable(to, rank),
+                "a product takes float32 matrices on the CPU");
     Product p{};
-    p.m = to.size(0), p.n = to.size(1), p.k = x.size(1);
-    TORCH_CHECK(x.size(0) == p.m && y.size(0) == p.k && y.size(1) == p.n, "the sizes of a product do not fit");
-    TORCH_CHECK(to.stride(1) == 1 || p.n <= 1, "the rows of a product are not contiguous");
+    p.m = to.size(-2), p.n = to.size(-1), p.k = x.size(-1);
+    TORCH_CHECK(x.size(-2) == p.m && y.size(-2) == p.k && y.size(-1) == p.n, "the sizes of a product do not fit");
+    TORCH_CHECK(to.stride(-1) == 1 || p.n <= 1, "the rows of a product are not contiguous");
     TORCH_CHECK(p.k > 0, "a product over nothing");
     TORCH_CHECK(!ckpt::is_borrowed(to), "the tensor's bytes are lent and must not be written");
-    p.a = {x.const_data_ptr<float>(), x.stride(0), x.stride(1)};
-    p.b = {y.const_data_ptr<float>(), y.stride(0), y.stride(1)};
+    p.a = matrix(x), p.b = matrix(y);
     p.alpha = static_cast<float>(alpha), p.beta = static_cast<float>(beta);
     p.out = static_cast<float*>(to.data_ptr());
-    p.out_row = to.stride(0);
+    p.out_row = to.stride(-2);
+    Batch batch{p, 1, 0, 0, 0, 0};
+    if (rank == 3) {
+      batch.count = to.size(0);
+      TORCH_CHECK(x.size(0) == batch.count && y.size(0) == batch.count, "the batches of a product do not fit");
+      batch.a = x.stride(0), batch.b = y.stride(0), batch.out = to.stride(0);
+    }
     if (c != nullptr && beta != 0.0) {
       const auto& z = *static_cast<const at::Tensor*>(c);
-      TORCH_CHECK(is_matrix(z) && z.size(0) == p.m && z.size(1) == p.n, "the summand of a product does not fit");
-      p.c = {z.const_data_ptr<float>(), z.stride(0), z.stride(1)};
+      TORCH_CHECK(is_readable(z, rank) && z.sizes() == to.sizes(), "the summand of a product does not fit");
+      batch.first.c = matrix(z);
+      batch.c = rank == 3 ? z.stride(0) : 0;
     }
-    if (p.m > 0 && p.n > 0) multiply_all(p);
+    if (batch.count > 0 && p.m > 0 && p.n > 0) multiply_all(batch);
   });
 }
 }

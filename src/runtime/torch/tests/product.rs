@@ -92,6 +92,46 @@ fn products_are_right_in_every_layout_and_with_any_threads() {
 }
 
 #[test]
+fn each_product_of_a_batch_is_that_product_alone() {
+    if !product::is_ours() {
+        eprintln!("skipped: this processor has no products of ours");
+        return;
+    }
+    let before = tch::get_num_threads();
+    for (m, n, k) in SIZES {
+        for (count, layout) in [(1, 0), (2, 1), (5, 2), (4, 3), (0, 0)] {
+            // Matrices one after the other, with the batch axis between theirs, or one for all.
+            let batch = |rows: i64, columns: i64, layout: i64| match layout {
+                0 => Tensor::randn([count, rows, columns], CPU),
+                1 => Tensor::randn([rows, count, columns], CPU).transpose(0, 1),
+                2 => Tensor::randn([count, columns, rows], CPU).transpose(1, 2),
+                _ => matrix(rows, columns, 0).expand([count, rows, columns], false),
+            };
+            let (a, b) = (batch(m, k, layout), batch(k, n, (layout + 1) % 4));
+            let c = batch(m, n, layout);
+            let alone: Vec<Tensor> = (0..count)
+                .map(|i| {
+                    let out = Tensor::zeros([m, n], CPU);
+                    let (a, b, c) = (a.get(i), b.get(i), c.get(i));
+                    product::write(&a, &b, Some(&c), 0.5, 2.0, &out).unwrap();
+                    out
+                })
+                .collect();
+            for threads in [1, 2, 3] {
+                tch::set_num_threads(threads);
+                let out = Tensor::zeros([m, count, n], CPU).transpose(0, 1);
+                product::write(&a, &b, Some(&c), 0.5, 2.0, &out).unwrap();
+                for (i, alone) in alone.iter().enumerate() {
+                    let what = format!("{count} of {m} x {n} over {k}, {threads} threads");
+                    assert!(out.get(i as i64).equal(alone), "{what}");
+                }
+            }
+        }
+    }
+    tch::set_num_threads(before);
+}
+
+#[test]
 fn what_is_no_product_is_refused() {
     if !product::is_ours() {
         eprintln!("skipped: this processor has no products of ours");
@@ -106,6 +146,9 @@ fn what_is_no_product_is_refused() {
     assert!(refused(&x(&[2, 3]), &x(&[3, 4]), &x(&[4, 2]).tr()));
     assert!(refused(&x(&[2, 0]), &x(&[0, 4]), &x(&[2, 4])));
     assert!(refused(&x(&[2, 3, 1]), &x(&[3, 4]), &x(&[2, 4])));
+    assert!(!refused(&x(&[5, 2, 3]), &x(&[5, 3, 4]), &x(&[5, 2, 4])));
+    assert!(refused(&x(&[1, 2, 3]), &x(&[5, 3, 4]), &x(&[5, 2, 4])));
+    assert!(refused(&x(&[2, 3]), &x(&[3, 4]), &x(&[1, 2, 4])));
     assert!(refused(
         &x(&[2, 3]).to_kind(Kind::Double),
         &x(&[3, 4]),
