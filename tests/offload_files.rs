@@ -113,7 +113,7 @@ fn files_are_gone_after_success_error_and_any_signal() {
         let id = child.id().to_string();
         assert!(
             Command::new("kill")
-                .args([signal, &id])
+                .args([*signal, &id])
                 .status()
                 .unwrap()
                 .success()
