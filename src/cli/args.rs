@@ -302,10 +302,13 @@ pub struct RunArgs {
     /// The folder for files of results that wait outside the device's memory [default: the system's for temporary files]
     #[arg(long, value_name = "DIR")]
     pub offload_dir: Option<PathBuf>,
-    /// Whether transfers run beside what follows them, where the graph has room for it: on or off; a run on a device does
-    /// one after the other
+    /// Whether transfers run beside what follows them, where the graph has room for it: on or off
     #[arg(long, value_name = "WORD", default_value = "on", value_parser = planning::switch, action = ArgAction::Set)]
     pub offload_streams: bool,
+    /// Whether the host's memory in which results of a device wait is locked there, so that transfers are fast and run
+    /// beside other nodes: on or off. Where it cannot be there is a warning. A run on the CPU has none
+    #[arg(long, value_name = "WORD", default_value = "on", value_parser = planning::switch, action = ArgAction::Set)]
+    pub pin_memory: bool,
     /// How often to run; the reported time is the median. A graph with an optimizer trains: each step starts from what the
     /// last one left, and `step` goes up by one
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..))]

@@ -89,6 +89,7 @@ mod with_torch {
         )?;
         session.use_arena(!args.no_arena);
         session.use_streams(args.offload_streams);
+        session.pin_memory(args.pin_memory);
         session.go_on(true);
         let counts_steps = counts_steps(&model.graph);
         if let Some(folder) = &args.offload_dir {
@@ -119,6 +120,7 @@ mod with_torch {
                 ops.join(", ")
             ));
         }
+        warnings.extend(session.pins_warning());
         let mut nodes = model.graph.nodes();
         if args.rng != Rng::Counter && nodes.any(|(_, n)| n.op.effect == Effect::Seeded) {
             warnings.push(format!(

@@ -203,6 +203,17 @@ impl<'g> Program<'g> {
         self.values.get_mut().lanes.is_wanted = wanted;
     }
 
+    /// Whether pages of the host's memory in which results of a device wait are locked from now on. On a CPU there are
+    /// none.
+    pub fn pin_memory(&mut self, wanted: bool) {
+        self.values.get_mut().outside.pins = wanted && self.place != Place::Cpu;
+    }
+
+    /// Why such pages are not locked though they should be.
+    pub fn pins_refused(&self) -> Option<String> {
+        self.values.borrow().outside.refused()
+    }
+
     /// Makes random ops draw so from now on.
     pub fn draw_by(&mut self, rng: Rng) {
         self.rng = rng;
@@ -473,11 +484,7 @@ impl Step<'_> {
                 Ok(())
             }
             Form::Constant { contents, to } => values.set(*to, contents.tensor()?),
-            Form::Kernel
-                if self.is_beside && values.place == Place::Cpu && self.begin(values)? =>
-            {
-                Ok(())
-            }
+            Form::Kernel if self.is_beside && self.begin(values)? => Ok(()),
             Form::Kernel => match self.execute(known, values) {
                 Err(e) if e.code() == convert::NONDETERMINISTIC => {
                     nondeterministic.insert(self.node.op.name);
@@ -493,7 +500,7 @@ impl Step<'_> {
 
     /// A transfer, or the end of one, beside the run; `false` where it must be done at once.
     fn begin(&self, values: &mut Values) -> Result<bool> {
-        let (lanes, outside) = (&mut values.lanes, &values.outside);
+        let (lanes, outside, place) = (&mut values.lanes, &values.outside, values.place);
         let operand = |n: usize| self.ins.get(n).copied().flatten();
         let tensor = |n: usize| operand(n).and_then(|s| values.tensors[s].as_ref());
         let moved = tensor(0).ok_or_else(|| self.gone())?;
@@ -505,7 +512,7 @@ impl Step<'_> {
                 Some(left) => lanes.left(left)?,
                 None => None,
             },
-            _ => lanes.come(moved, self.outs[0])?,
+            _ => lanes.come(outside, moved, (place, self.outs[0]))?,
         };
         let began = result.is_some();
         if began {

@@ -1,5 +1,5 @@
 //! Transfers that run beside a run on the CPU: a lane out and a lane in, each a thread that does one after the other. A run
-//! on a device moves at once.
+//! on a device has streams for them (`side_streams`).
 //!
 //! What a lane holds is what the graph holds: a result that leaves is alive until its `Release`, which waits for the
 //! lane; what comes in has its memory from its `Fetch` on, and its first reader waits. So the bytes alive at a step do not
@@ -8,6 +8,8 @@
 
 use super::convert::torch_error;
 use super::outside::{Left, Outside, new_tensor};
+use super::side_streams::SideStreams;
+use crate::place::Place;
 use ckpt_passes::ir::{Attrs, Graph, NodeId};
 use ckpt_passes::ops::transfer::{FETCH, OFFLOAD, RELEASE, TO, TO_DISK};
 use ckpt_passes::{Error, Result};
@@ -41,6 +43,7 @@ pub fn may_run_beside(graph: &Graph, id: NodeId) -> bool {
 pub struct Lanes {
     /// Whether transfers run beside what follows them.
     pub is_wanted: bool,
+    streams: SideStreams,
     out: Lane,
     back: Lane,
     leaving: BTreeMap<usize, Receiver<Result<Left>>>,
@@ -51,6 +54,7 @@ impl Default for Lanes {
     fn default() -> Lanes {
         Lanes {
             is_wanted: true,
+            streams: SideStreams::default(),
             out: Lane::default(),
             back: Lane::default(),
             leaving: BTreeMap::new(),
@@ -71,11 +75,15 @@ impl Lanes {
         attrs: &Attrs,
         slot: usize,
     ) -> Result<bool> {
+        let on_disk = attrs.str(TO) == TO_DISK;
+        if self.is_wanted && !on_disk && tensor.device() != Device::Cpu {
+            return self.streams.leave(outside, tensor, slot);
+        }
         let is_here = tensor.device() == Device::Cpu && tensor.is_contiguous();
         if !self.is_wanted || !is_here || tensor.numel() == 0 {
             return Ok(false);
         }
-        let leaving = outside.begin(tensor, attrs.str(TO) == TO_DISK)?;
+        let leaving = outside.begin(tensor, on_disk)?;
         let tensor = tensor.shallow_clone();
         let work = move || {
             let left = leaving.write(&tensor);
@@ -95,20 +103,28 @@ impl Lanes {
     pub fn left(&mut self, slot: usize) -> Result<Option<Tensor>> {
         match self.leaving.remove(&slot) {
             Some(result) => wait(&result)?.tensor().map(Some),
-            None => Ok(None),
+            None => self.streams.left(slot),
         }
     }
 
-    /// Begins to move a tensor in: what it will be; `None` where that must be done at once.
+    /// Begins to move a tensor in to a place: what it will be; `None` where that must be done at once.
     ///
     /// # Errors
     /// Not enough memory.
-    pub fn come(&mut self, outside: &Tensor, slot: usize) -> Result<Option<Tensor>> {
-        if !self.is_wanted || outside.device() != Device::Cpu || outside.numel() == 0 {
+    pub fn come(
+        &mut self,
+        outside: &Outside,
+        waits: &Tensor,
+        (place, slot): (Place, usize),
+    ) -> Result<Option<Tensor>> {
+        if !self.is_wanted || waits.device() != Device::Cpu || waits.numel() == 0 {
             return Ok(None);
         }
-        let here = new_tensor(outside)?;
-        let (from, mut to) = (outside.shallow_clone(), here.shallow_clone());
+        if let Place::Cuda(device) = place {
+            return self.streams.come(outside, waits, (device, slot));
+        }
+        let here = new_tensor(waits)?;
+        let (from, mut to) = (waits.shallow_clone(), here.shallow_clone());
         let work = move || bytes::copy(&from, &mut to).map_err(torch_error);
         let result = self.back.begin(work)?;
         self.coming.insert(slot, result);
@@ -120,7 +136,10 @@ impl Lanes {
     /// # Errors
     /// The transfer's.
     pub fn arrive(&mut self, slot: usize) -> Result<()> {
-        self.coming.remove(&slot).map_or(Ok(()), |r| wait(&r))
+        match self.coming.remove(&slot) {
+            Some(result) => wait(&result),
+            None => self.streams.arrive(slot),
+        }
     }
 
     /// Waits for all that nobody has waited for.
@@ -132,11 +151,13 @@ impl Lanes {
         let came = coming.map(|r| wait(&r)).collect::<Result<()>>();
         let leaving = std::mem::take(&mut self.leaving).into_values();
         let left = leaving.map(|r| wait(&r).map(drop)).collect::<Result<()>>();
-        came.and(left)
+        let streams = self.streams.finish();
+        came.and(left).and(streams)
     }
 
     /// Ends a run, whatever became of it: nothing of it is under way afterwards.
     pub fn abandon(&mut self) {
+        drop(self.streams.finish());
         for result in std::mem::take(&mut self.coming).into_values() {
             drop(wait(&result));
         }

@@ -17,6 +17,7 @@ mod operands;
 pub mod outside;
 pub mod schedule;
 pub mod session;
+mod side_streams;
 mod statics;
 pub mod trace;
 mod values;

@@ -4,11 +4,12 @@
 //! blocks are reserved before they are mapped, so that a full disk is an error and not a fault. What waits is counted
 //! from the outside, by what is mapped. Pages that were never touched cost more than the bytes that are copied into them, so what
 //! is free again stays mapped for the next result of its length, as long as what waits and what is free together are no
-//! more than what waited at most at once.
+//! more than what waited at most at once. Beside a device the host's pages are locked in its memory while they are mapped, as
+//! long as it allows that, so that transfers are fast and can run beside other nodes.
 
 use super::convert::{self, torch_error};
 use ckpt_passes::{Error, Result};
-use ckpt_torch::bytes;
+use ckpt_torch::{bytes, cuda};
 use memmap2::MmapMut;
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -23,7 +24,25 @@ use tch::{Device, Tensor};
 pub struct Outside {
     /// The folder for files; the system's for temporary files if `None`.
     pub folder: Option<PathBuf>,
+    /// Whether pages of the host's memory are locked, for a device.
+    pub pins: bool,
     room: Arc<Room>,
+}
+
+/// Mapped pages.
+#[derive(Debug)]
+struct Pages {
+    map: MmapMut,
+    is_locked: bool,
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        if self.is_locked {
+            // They are unmapped whatever is said, and nothing reads them any more.
+            drop(cuda::unpin(&mut self.map));
+        }
+    }
 }
 
 /// What is mapped.
@@ -38,8 +57,10 @@ struct Mapped {
     peak_bytes: u64,
     most_bytes: u64,
     /// What nothing waits in any more, by its length and folder.
-    free: BTreeMap<(usize, Option<PathBuf>), Vec<MmapMut>>,
+    free: BTreeMap<(usize, Option<PathBuf>), Vec<Pages>>,
     free_bytes: u64,
+    /// Why pages are not locked that should be.
+    refused: Option<String>,
 }
 
 impl Room {
@@ -51,7 +72,7 @@ impl Room {
 
 impl Mapped {
     /// Counts a result that begins to wait, and finds a mapping that is free for it. What must go for it goes.
-    fn take(&mut self, folder: &Option<PathBuf>, len: usize) -> Option<MmapMut> {
+    fn take(&mut self, folder: &Option<PathBuf>, len: usize) -> Option<Pages> {
         self.live_bytes += len as u64;
         self.peak_bytes = self.peak_bytes.max(self.live_bytes);
         self.most_bytes = self.most_bytes.max(self.live_bytes);
@@ -66,7 +87,7 @@ impl Mapped {
                 break;
             };
             match last.get_mut().pop() {
-                Some(map) => self.free_bytes -= map.len() as u64,
+                Some(pages) => self.free_bytes -= pages.map.len() as u64,
                 None => drop(last.remove()),
             }
         }
@@ -79,32 +100,50 @@ struct Counted {
     len: usize,
     /// Where the file goes; `None` for the host's memory.
     folder: Option<PathBuf>,
+    pins: bool,
     room: Arc<Room>,
-    map: Option<MmapMut>,
+    pages: Option<Pages>,
 }
 
 impl Counted {
-    fn new(room: &Arc<Room>, folder: Option<PathBuf>, len: usize) -> Counted {
-        let map = room.lock().take(&folder, len);
+    fn new(outside: &Outside, folder: Option<PathBuf>, len: usize) -> Counted {
+        let pages = outside.room.lock().take(&folder, len);
         Counted {
             len,
             folder,
-            room: room.clone(),
-            map,
+            pins: outside.pins,
+            room: outside.room.clone(),
+            pages,
         }
     }
 
     /// The bytes, mapped now if they are not yet.
-    fn map(&mut self) -> Result<&mut MmapMut> {
-        let map = match self.map.take() {
-            Some(map) => map,
-            None => match &self.folder {
-                Some(folder) => file(folder, self.len)?,
-                None => MmapMut::map_anon(self.len)
-                    .map_err(|e| no_room(&e, self.len, "the host's memory"))?,
+    fn pages(&mut self) -> Result<&mut Pages> {
+        let pages = match (self.pages.take(), &self.folder) {
+            (Some(pages), _) => pages,
+            (None, Some(folder)) => Pages {
+                map: file(folder, self.len)?,
+                is_locked: false,
             },
+            (None, None) => {
+                let map = MmapMut::map_anon(self.len)
+                    .map_err(|e| no_room(&e, self.len, "the host's memory"))?;
+                self.locked(map)
+            }
         };
-        Ok(self.map.insert(map))
+        Ok(self.pages.insert(pages))
+    }
+
+    /// Pages of the host's memory, locked where that is wanted and never was refused.
+    fn locked(&self, mut map: MmapMut) -> Pages {
+        let mut is_locked = false;
+        if self.pins && self.room.lock().refused.is_none() {
+            match cuda::pin(&mut map) {
+                Ok(()) => is_locked = true,
+                Err(e) => self.room.lock().refused = Some(e.message),
+            }
+        }
+        Pages { map, is_locked }
     }
 }
 
@@ -112,9 +151,9 @@ impl Drop for Counted {
     fn drop(&mut self) {
         let mut mapped = self.room.lock();
         mapped.live_bytes -= self.len as u64;
-        if let Some(map) = self.map.take() {
+        if let Some(pages) = self.pages.take() {
             let key = (self.len, self.folder.take());
-            mapped.free.entry(key).or_default().push(map);
+            mapped.free.entry(key).or_default().push(pages);
             mapped.free_bytes += self.len as u64;
         }
     }
@@ -125,7 +164,7 @@ struct Waiting(Counted);
 
 impl AsRef<[u8]> for Waiting {
     fn as_ref(&self) -> &[u8] {
-        self.0.map.as_deref().unwrap_or_default()
+        self.0.pages.as_ref().map_or(&[], |pages| &pages.map)
     }
 }
 
@@ -142,12 +181,25 @@ impl Leaving {
     /// # Errors
     /// Exit code 5: the folder cannot be written to, or has no room.
     pub fn write(mut self, tensor: &Tensor) -> Result<Left> {
-        bytes::read_into(tensor, self.counted.map()?).map_err(torch_error)?;
-        Ok(Left {
+        bytes::read_into(tensor, &mut self.counted.pages()?.map).map_err(torch_error)?;
+        Ok(self.left())
+    }
+
+    /// Room for it in locked pages, for somebody else to fill; `None` where they are not locked.
+    ///
+    /// # Errors
+    /// Exit code 5: no memory.
+    pub fn locked(mut self) -> Result<Option<Left>> {
+        let is_locked = self.counted.pages()?.is_locked;
+        Ok(is_locked.then(|| self.left()))
+    }
+
+    fn left(self) -> Left {
+        Left {
             waiting: Waiting(self.counted),
             kind: self.kind,
             dims: self.dims,
-        })
+        }
     }
 }
 
@@ -174,6 +226,11 @@ impl Outside {
         self.room.lock().peak_bytes
     }
 
+    /// Why pages of the host's memory are not locked, if they should be.
+    pub fn refused(&self) -> Option<String> {
+        self.room.lock().refused.clone()
+    }
+
     pub fn reset_peak(&self) {
         let mut mapped = self.room.lock();
         mapped.peak_bytes = mapped.live_bytes;
@@ -189,7 +246,7 @@ impl Outside {
         let folder = (on_disk || tensor.device() == Device::Cpu)
             .then(|| self.folder.clone().unwrap_or_else(std::env::temp_dir));
         Ok(Leaving {
-            counted: Counted::new(&self.room, folder, tensor.numel() * element),
+            counted: Counted::new(self, folder, tensor.numel() * element),
             kind: tensor.kind(),
             dims: tensor.size(),
         })
@@ -320,7 +377,7 @@ mod tests {
         let of = |len: usize, fill: u8| Tensor::from_slice(&vec![fill; len]);
         let mapped = |outside: &Outside| {
             let mapped = outside.room.lock();
-            let free: usize = mapped.free.values().flatten().map(|m| m.len()).sum();
+            let free: usize = mapped.free.values().flatten().map(|p| p.map.len()).sum();
             assert_eq!(free as u64, mapped.free_bytes);
             assert!(mapped.live_bytes + mapped.free_bytes <= mapped.most_bytes);
             (mapped.live_bytes, mapped.free_bytes)

@@ -76,6 +76,7 @@ impl<'g> Session<'g> {
         }
         let mut program = Program::at(graph, place)?;
         program.draw_by(rng);
+        program.pin_memory(true);
         for (id, value) in graph.inits() {
             if let Some(tensor) = weights.get(&value.name) {
                 program.override_weight(id, convert::tensor(&value.name, tensor)?)?;
@@ -116,6 +117,20 @@ impl<'g> Session<'g> {
     /// Whether transfers run beside what follows them from now on; they do unless told otherwise.
     pub fn use_streams(&mut self, wanted: bool) {
         self.program.use_streams(wanted);
+    }
+
+    /// Whether the host's memory in which results of a device wait is locked from now on; it is unless told otherwise. On a
+    /// CPU it means nothing.
+    pub fn pin_memory(&mut self, wanted: bool) {
+        self.program.pin_memory(wanted);
+    }
+
+    /// What there is to warn of where memory should be locked and is not.
+    pub fn pins_warning(&self) -> Option<String> {
+        let why = self.program.pins_refused()?;
+        Some(format!(
+            "the host's memory in which results wait is not locked: {why}; transfers are slower and run one after the other"
+        ))
     }
 
     /// What each node takes, in microseconds in the order of the schedule: a row a run. The first `warm_up` runs are not

@@ -2,11 +2,14 @@
 //!
 //! [`open`] must come before anything else asks libtorch about CUDA (also through tch): libtorch remembers that there
 //! was none. It chooses deterministic kernels and full precision for the whole process. Streams are libtorch's default
-//! one, so that kernels run in the order of their calls.
+//! one, so that kernels run in the order of their calls; only transfers run beside it, on a [`Lane`].
 
 use crate::error::{ErrorKind, TorchError, check};
 use crate::sys;
+use std::ffi::c_void;
+use std::ptr;
 use std::sync::OnceLock;
+use tch::Tensor;
 
 /// The allocator's figures at one moment, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,4 +110,89 @@ pub fn memory_info(device: usize) -> Result<(u64, u64), TorchError> {
     // SAFETY: two places to write to.
     check(unsafe { sys::ck_cuda_memory_info(device as i64, &mut free, &mut total) })?;
     Ok((free.unsigned_abs(), total.unsigned_abs()))
+}
+
+/// Locks pages of the host in its memory, so that transfers from and to them run beside whatever else the device does.
+///
+/// # Errors
+/// No CUDA runtime was loaded, or it refuses: a limit, or pages that are locked already.
+pub fn pin(bytes: &mut [u8]) -> Result<(), TorchError> {
+    // SAFETY: the pages are mapped and ours; locking changes none of them.
+    check(unsafe { sys::ck_cuda_pin(bytes.as_mut_ptr().cast(), bytes.len() as i64) })
+}
+
+/// Unlocks what [`pin`] has locked, before it is unmapped.
+///
+/// # Errors
+/// Bytes that are not locked.
+pub fn unpin(bytes: &mut [u8]) -> Result<(), TorchError> {
+    // SAFETY: as in `pin`.
+    check(unsafe { sys::ck_cuda_unpin(bytes.as_mut_ptr().cast()) })
+}
+
+/// Transfers one after the other, beside what else the device does.
+pub struct Lane {
+    lane: *mut c_void,
+    device: usize,
+}
+
+impl Lane {
+    /// # Errors
+    /// A device that was not opened.
+    pub fn new(device: usize) -> Result<Lane, TorchError> {
+        let mut lane = ptr::null_mut();
+        // SAFETY: a place to write to.
+        check(unsafe { sys::ck_cuda_lane(device as i64, &mut lane) })?;
+        Ok(Lane { lane, device })
+    }
+
+    /// Begins to copy one tensor over another of its type and dims, both row-major, one of them on the device and one in
+    /// pages that are [locked](pin). It begins after all that was sent to the device before. The caller keeps both tensors
+    /// as they are until [`Done::wait`].
+    ///
+    /// # Errors
+    /// Tensors that do not fit each other.
+    pub fn copy(&self, from: &Tensor, to: &Tensor) -> Result<Done, TorchError> {
+        let mut done = ptr::null_mut();
+        // SAFETY: the lane is ours, and the tensors are lent for the call; the copy holds on to what it needs of them as
+        // the caller promises.
+        check(unsafe {
+            sys::ck_cuda_lane_copy(self.lane, sys::lend(from), sys::lend(to), &mut done)
+        })?;
+        Ok(Done {
+            done,
+            device: self.device,
+        })
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        // SAFETY: made by `new` and dropped once. What is under way goes on: the stream is libtorch's.
+        unsafe { sys::ck_cuda_lane_drop(self.lane) }
+    }
+}
+
+/// The end of a transfer.
+pub struct Done {
+    done: *mut c_void,
+    device: usize,
+}
+
+impl Done {
+    /// Lets all that is sent to the device from now on wait for it. The host does not wait.
+    ///
+    /// # Errors
+    /// The device fails.
+    pub fn wait(&self) -> Result<(), TorchError> {
+        // SAFETY: made by `copy`.
+        check(unsafe { sys::ck_cuda_await(self.done, self.device as i64) })
+    }
+}
+
+impl Drop for Done {
+    fn drop(&mut self) {
+        // SAFETY: made by `copy` and dropped once.
+        unsafe { sys::ck_cuda_done_drop(self.done) }
+    }
 }

@@ -130,6 +130,19 @@ unsafe extern "C" {
     ) -> i32;
     pub fn ck_tensor_storage(tensor: *const c_void, id: *mut i64, bytes: *mut i64) -> i32;
 
+    pub fn ck_cuda_pin(data: *mut c_void, len: i64) -> i32;
+    pub fn ck_cuda_unpin(data: *mut c_void) -> i32;
+    pub fn ck_cuda_lane(device: i64, lane: *mut *mut c_void) -> i32;
+    pub fn ck_cuda_lane_drop(lane: *mut c_void);
+    pub fn ck_cuda_lane_copy(
+        lane: *mut c_void,
+        from: *const c_void,
+        to: *const c_void,
+        done: *mut *mut c_void,
+    ) -> i32;
+    pub fn ck_cuda_await(done: *const c_void, device: i64) -> i32;
+    pub fn ck_cuda_done_drop(done: *mut c_void);
+
     pub fn ck_cuda_load(devices: *mut i64) -> i32;
     pub fn ck_cuda_prepare(device: i64) -> i32;
     pub fn ck_cuda_refuse_nondeterministic(refuse: i32);

@@ -6,9 +6,14 @@
 // deterministic kernels. Hooks are cached at the first CUDA query of a process: the library must be loaded before it.
 #include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
 
 #include <cstdlib>
+#include <memory>
 
 #include "status.h"
 
@@ -20,6 +25,17 @@ int64_t sum_of(const c10::CachingAllocator::StatArray& stats, bool peak) {
   const auto& all = stats[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
   return peak ? all.peak : all.current;
 }
+
+// A function of the CUDA runtime, which libtorch's CUDA library has loaded; null where it has none of that name.
+template <class Function>
+Function runtime_function(const char* name) {
+  return reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
+}
+
+// A stream beside the one that kernels run on.
+struct Lane {
+  c10::Stream stream;
+};
 
 }  // namespace
 
@@ -94,4 +110,70 @@ int32_t ck_cuda_memory_info(int64_t device, int64_t* free_bytes, int64_t* total_
     *total_bytes = static_cast<int64_t>(info.second);
   });
 }
+
+// Locks pages of the host in its memory, so that the device copies from and to them beside whatever else runs. The pages
+// must be unlocked before they are unmapped.
+int32_t ck_cuda_pin(void* data, int64_t len) {
+  return ckpt::guarded([&] {
+    static const auto lock = runtime_function<int (*)(void*, size_t, unsigned)>("cudaHostRegister");
+    static const auto last_error = runtime_function<int (*)()>("cudaGetLastError");
+    TORCH_CHECK(lock != nullptr && last_error != nullptr, "the CUDA runtime cannot lock pages");
+    const int code = lock(data, static_cast<size_t>(len), 0);
+    // A refusal is remembered and would be taken for that of the next kernel.
+    if (code != 0) last_error();
+    TORCH_CHECK(code == 0, "the CUDA runtime does not lock ", len, " bytes: error ", code);
+  });
+}
+
+int32_t ck_cuda_unpin(void* data) {
+  return ckpt::guarded([&] {
+    static const auto unlock = runtime_function<int (*)(void*)>("cudaHostUnregister");
+    TORCH_CHECK(unlock != nullptr, "the CUDA runtime cannot unlock pages");
+    // Nothing that was sent to the device may still use them.
+    at::accelerator::synchronizeDevice(at::accelerator::getDeviceIndex());
+    const int code = unlock(data);
+    TORCH_CHECK(code == 0, "the CUDA runtime does not unlock pages: error ", code);
+  });
+}
+
+int32_t ck_cuda_lane(int64_t device, void** lane) {
+  return ckpt::guarded([&] {
+    const c10::impl::VirtualGuardImpl guard(at::kCUDA);
+    *lane = new Lane{guard.getNewStream(c10::Device(at::kCUDA, index_of(device)))};
+  });
+}
+
+void ck_cuda_lane_drop(void* lane) { delete static_cast<Lane*>(lane); }
+
+// Copies the bytes of one tensor over another of its type and dims, after all that was sent to the device before, beside all
+// that is sent after. `done` is what to wait for. One of the two is on the device, the other in locked pages.
+int32_t ck_cuda_lane_copy(void* lane, const void* from, const void* to, void** done) {
+  return ckpt::guarded([&] {
+    const auto& stream = static_cast<Lane*>(lane)->stream;
+    const auto& source = *static_cast<const at::Tensor*>(from);
+    const at::Tensor target = *static_cast<const at::Tensor*>(to);
+    TORCH_CHECK(source.sizes() == target.sizes() && source.scalar_type() == target.scalar_type() &&
+                    source.is_contiguous() && target.is_contiguous(),
+                "only tensors of one type and row-major dims are copied beside a run");
+    c10::Event ready(at::kCUDA);
+    ready.record(at::accelerator::getCurrentStream(stream.device_index()));
+    ready.block(stream);
+    {
+      const c10::StreamGuard here(stream);
+      target.copy_(source, /*non_blocking=*/true);
+    }
+    auto event = std::make_unique<c10::Event>(at::kCUDA);
+    event->record(stream);
+    *done = event.release();
+  });
+}
+
+// Lets what is sent to the device from now on wait until a copy is done.
+int32_t ck_cuda_await(const void* done, int64_t device) {
+  return ckpt::guarded([&] {
+    static_cast<const c10::Event*>(done)->block(at::accelerator::getCurrentStream(index_of(device)));
+  });
+}
+
+void ck_cuda_done_drop(void* done) { delete static_cast<c10::Event*>(done); }
 }
