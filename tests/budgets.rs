@@ -45,3 +45,22 @@ fn plans_predictions_and_runs_stay_within_budgets() {
         }
     }
 }
+
+#[test]
+fn a_weight_that_nothing_reads_is_neither_predicted_nor_loaded() {
+    let dir = tempfile::tempdir().unwrap();
+    let graph = "graph @g typed (%x: f32[4]) -> (%y) {
+  init %w : f32[4] = [1, 2, 3, 4]
+  init %unread : i64[2] = [5, 6]
+  %y = Mul %x, %w : f32[4]
+}
+";
+    std::fs::write(dir.path().join("g.ckir"), graph).unwrap();
+    let done = json(&call(
+        dir.path(),
+        &["run", "g.ckir", "--seed", "0", "--format", "json"],
+    ));
+    assert_eq!(done["static_bytes"], 32);
+    assert_eq!(done["predicted_peak_bytes"], 48);
+    assert_eq!(done["measured_peak_bytes"], 48);
+}

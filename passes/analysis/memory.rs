@@ -128,6 +128,11 @@ impl MemoryProfile {
             if !matches!(v.def, Def::Node { .. }) {
                 profile.make(value, sizes.of(value), Lasting::Static, 0);
             }
+            // A run leaves in its file what nothing reads.
+            if matches!(v.def, Def::Init(_)) && v.uses().is_empty() && !graph.is_output(value) {
+                let storage = profile.layout(value).storage;
+                profile.storages[storage.0 as usize].bytes = 0;
+            }
         }
         let mut coming = BTreeMap::new();
         for (position, id) in graph.order().iter().enumerate() {
