@@ -6,9 +6,11 @@ use ckpt_passes::analysis::{MemoryProfile, Sizes};
 use ckpt_passes::compile::{Request, compile};
 use ckpt_passes::driver::{Made, Watch};
 use ckpt_passes::ir::Graph;
+use ckpt_passes::plan::offload::{By, What};
 use ckpt_passes::plan::solve::{self, Failure};
 use ckpt_passes::plan::{
-    Budget, Budgeted, Effort, Objective, Plan, Policy, Problem, Setting, Structure, evaluate,
+    Budget, Budgeted, Effort, Objective, Offloading, Plan, Policy, Problem, Setting, Structure,
+    evaluate,
 };
 use ckpt_passes::testing::Random;
 use ckpt_passes::testing::dags::{Shape, random_dag};
@@ -243,4 +245,40 @@ fn random_steps_at_every_percent() {
         }
     }
     assert!(planned > 300 && impossible > 50, "{planned} {impossible}");
+}
+
+#[test]
+fn moving_what_pays_never_makes_a_model_slower() {
+    let mut moving = 0;
+    for (model, loss, dims) in MODELS {
+        let (_, mut made) = training(model, loss, dims);
+        let before = evaluate(&made.subject.problem, &made.subject.problem.given_order()).unwrap();
+        // From transfers that are nearly free to such that never pay, beside other ops or in their way.
+        for (us_per_megabyte, busy_share) in [(1.0, 0.0), (40.0, 0.0), (40.0, 1.0), (4000.0, 0.5)] {
+            let transfer = made.subject.problem.transfer.as_mut().unwrap();
+            (transfer.us_per_megabyte, transfer.busy_share) = (us_per_megabyte, busy_share);
+            for percent in [90, 70, 55] {
+                let above = before.peak_above_static_bytes * percent / 100;
+                let bytes = before.static_bytes + above;
+                let budgeted = budgeted(bytes, Objective::Cost, Effort::First);
+                let plan = |what| {
+                    let wish = Offloading {
+                        what,
+                        ..Offloading::default()
+                    };
+                    wish.plan(&setting(&made), By::Budget(&budgeted))
+                };
+                let (none, auto) = (plan(What::Nothing), plan(What::Auto));
+                let Ok(none) = none else { continue };
+                let auto = auto.unwrap_or_else(|e| panic!("{model} {percent} %: {e}"));
+                assert!(auto.after.peak_bytes <= bytes, "{model} {percent} %");
+                assert!(
+                    auto.after.cost <= none.after.cost * (1.0 + 1e-12),
+                    "{model} {percent} % {us_per_megabyte} {busy_share}"
+                );
+                moving += usize::from(!auto.offloaded.is_empty());
+            }
+        }
+    }
+    assert!(moving > 0);
 }

@@ -21,7 +21,7 @@ Exit 1 if
   peak        a measured peak is not the predicted one, or over the budget
   outside     more waits outside than was predicted, or than the host budget allows
   bits        an output differs in any bit from that of `none` at the first budget, in any of --repeats further runs too
-  refused     `auto` is refused where `none` is not
+  refused     `auto` is refused where `none` is not, or `none` is
   files       anything is left in the folder where results waited
 """
 
@@ -147,7 +147,8 @@ class Bench:
                 found[mode] = made
         none = found.get("none")
         if none is None:
-            return list(found.values())
+            self.wrong.append(f"refused: {budget}: there is nothing to compare with")
+            return []
         for mode in PLANNED:
             made = found.get(mode)
             if made is None and mode == "auto" and mode in self.args.modes:
