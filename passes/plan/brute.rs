@@ -10,6 +10,9 @@
 //! Where results may wait outside, a state also says which do: an op that can be moved is, or is not, when it first runs;
 //! one that is moved does not run again, and all its results come back together, any number of times.
 //!
+//! A result that is written over a static value takes no bytes while nothing reads that value again, and its bytes otherwise:
+//! an update is tried both ways, and one that took none forbids all later readers of what it was written over.
+//!
 //! It shares no code with the solvers and, but for the last check in the tests, none with the evaluator.
 
 use super::problem::{Kind, Problem};
@@ -34,8 +37,9 @@ pub struct Move {
     pub back: f64,
 }
 
-/// First computations done, the values alive, and the ops whose results wait outside, one bit each.
-type State = (usize, u64, u64);
+/// First computations done, the values alive, the ops whose results wait outside, and the static values that were written
+/// over, one bit each.
+type State = (usize, u64, u64, u64);
 
 /// What leads from one state to the next.
 #[derive(Clone, Copy)]
@@ -74,6 +78,22 @@ struct Bits {
     outputs: u64,
     /// Read by some op, or an output: the rest dies at once.
     useful: u64,
+    /// Of each op: the static value that its first result is written over.
+    renews: Vec<Option<Renewal>>,
+    /// Of each op, and of the outputs: the static values among what is read that some op writes over.
+    reads: Vec<u64>,
+    shown: u64,
+}
+
+/// A result that may be written over a static value.
+#[derive(Clone, Copy)]
+struct Renewal {
+    /// Among the static values that are written over.
+    over: u64,
+    /// The result without bytes.
+    free: u64,
+    /// The same in memory of its own.
+    paid: u64,
 }
 
 impl Bits {
@@ -90,6 +110,9 @@ impl Bits {
             start: 0,
             outputs: 0,
             useful: 0,
+            renews: Vec::new(),
+            reads: Vec::new(),
+            shown: 0,
         };
         for (v, value) in problem.values.iter().enumerate() {
             assert!(value.view_of.is_none(), "fold the problem first");
@@ -116,8 +139,48 @@ impl Bits {
             bits.temp_bytes.push(op.temp_bytes);
             bits.useful |= mask(&op.ins);
         }
+        let is_static = |v: &&usize| {
+            let value = &problem.values[**v];
+            value.kind == Kind::Static && value.producer.is_none()
+        };
+        let mut renewed: Vec<usize> = Vec::new();
+        for op in &problem.ops {
+            renewed.extend(op.over.iter().find(is_static));
+        }
+        renewed.sort_unstable();
+        renewed.dedup();
+        let among = |list: &[usize]| {
+            let known = list.iter().filter_map(|v| renewed.binary_search(v).ok());
+            known.fold(0u64, |mask, at| mask | 1 << at)
+        };
+        bits.shown = among(&problem.outputs);
+        for op in &problem.ops {
+            bits.reads.push(among(&op.ins));
+            let over = op.over.iter().find(is_static);
+            let result = op.outs.first().and_then(|v| bit_of[*v]);
+            bits.renews.push(over.zip(result).map(|(over, result)| {
+                assert!(bits.bytes.len() < 64, "too large to try everything");
+                let (free, paid) = (1 << result, 1 << bits.bytes.len());
+                bits.bytes.push(problem.values[*over].bytes);
+                if bits.useful & free != 0 {
+                    bits.useful |= paid;
+                }
+                Renewal {
+                    over: among(&[*over]),
+                    free,
+                    paid,
+                }
+            }));
+        }
         bits.start &= bits.useful;
         bits
+    }
+
+    /// What is meant by `wanted` values: of those that lie in memory of their own, that.
+    fn actual(&self, wanted: u64, alive: u64) -> u64 {
+        let own = self.renews.iter().flatten();
+        own.filter(|r| wanted & r.free != 0 && alive & r.paid != 0)
+            .fold(wanted, |mask, r| mask & !r.free | r.paid)
     }
 
     fn sum(&self, mut mask: u64) -> u64 {
@@ -200,15 +263,15 @@ pub fn cheapest_moving(
     let ops = problem.ops.len();
     let mut known: FxHashMap<State, (Price, Option<(State, Does)>)> = FxHashMap::default();
     let mut heap = BinaryHeap::new();
-    let start = (0, bits.start, 0);
+    let start = (0, bits.start, 0, 0);
     known.insert(start, (Price(0.0), None));
     heap.push(Reverse((Price(0.0), start)));
     while let Some(Reverse((price, state))) = heap.pop() {
         if known[&state].0 != price {
             continue;
         }
-        let (next, alive, outside) = state;
-        if next == ops && bits.outputs & !alive == 0 {
+        let (next, alive, outside, renewed) = state;
+        if next == ops && bits.actual(bits.outputs, alive) & !alive == 0 {
             let (mut schedule, mut moved) = (Vec::new(), Vec::new());
             let mut at = state;
             while let Some((before, does)) = known[&at].1 {
@@ -243,33 +306,47 @@ pub fn cheapest_moving(
                 let then = Price(price.0 + way.back);
                 for others in bits.fitting((bits.outs[op], 0), alive, 0, budget_bytes) {
                     let alive = (others | bits.outs[op]) & bits.useful;
-                    reach((next, alive, outside), then, Does::Fetch);
+                    reach((next, alive, outside, renewed), then, Does::Fetch);
                 }
                 continue;
             }
-            if bits.ins[op] & !alive != 0 || !(first || problem.ops[op].may_repeat) {
+            let ins = bits.actual(bits.ins[op], alive);
+            let may_run = first || problem.ops[op].may_repeat;
+            if ins & !alive != 0 || bits.reads[op] & renewed != 0 || !may_run {
                 continue;
             }
             // First computations cost every schedule the same.
             let then = Price(price.0 + if first { 0.0 } else { prices[op] });
-            let needed = (bits.ins[op] | bits.outs[op], bits.temp_bytes[op]);
-            let mut taken = bits.over[op];
-            loop {
-                // One operand that is written over and gone, or none.
-                let one = taken & taken.wrapping_neg();
-                for others in bits.fitting(needed, alive, one, budget_bytes) {
-                    let alive = (others | (bits.ins[op] & !one) | bits.outs[op]) & bits.useful;
-                    let next = next + first as usize;
-                    reach((next, alive, outside), then, Does::Run(op));
-                    if let (true, Some(way)) = (first, moves[op]) {
-                        let then = Price(then.0 + way.out);
-                        reach((next, alive, outside | 1 << op), then, Does::RunAndMove(op));
+            // Results, and what they are written over: nothing, or a static value.
+            let mut ways = vec![(bits.outs[op], 0)];
+            if let Some(r) = bits.renews[op] {
+                ways = vec![(bits.outs[op] & !r.free | r.paid, 0)];
+                if r.over & bits.shown == 0 {
+                    ways.push((bits.outs[op], r.over));
+                }
+            }
+            for (outs, over) in ways {
+                let renewed = renewed | over;
+                let needed = (ins | outs, bits.temp_bytes[op]);
+                let mut taken = bits.over[op];
+                loop {
+                    // One operand that is written over and gone, or none.
+                    let one = taken & taken.wrapping_neg();
+                    for others in bits.fitting(needed, alive, one, budget_bytes) {
+                        let alive = (others | (ins & !one) | outs) & bits.useful;
+                        let next = next + first as usize;
+                        reach((next, alive, outside, renewed), then, Does::Run(op));
+                        if let (true, Some(way)) = (first, moves[op]) {
+                            let then = Price(then.0 + way.out);
+                            let left = outside | 1 << op;
+                            reach((next, alive, left, renewed), then, Does::RunAndMove(op));
+                        }
                     }
+                    if one == 0 {
+                        break;
+                    }
+                    taken &= !one;
                 }
-                if one == 0 {
-                    break;
-                }
-                taken &= !one;
             }
         }
     }
