@@ -39,6 +39,7 @@ fn check(value: &Value, schema: &Value, at: &str) -> Result<(), String> {
             },
             "enum" => rule.as_array().unwrap().contains(value),
             "minimum" => value.as_f64().is_none_or(|x| x >= rule.as_f64().unwrap()),
+            "maximum" => value.as_f64().is_none_or(|x| x <= rule.as_f64().unwrap()),
             "exclusiveMinimum" => value.as_f64().is_none_or(|x| x > rule.as_f64().unwrap()),
             "minItems" => {
                 let least = rule.as_u64().unwrap() as usize;
