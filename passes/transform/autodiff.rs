@@ -99,20 +99,22 @@ fn backward_of(
     b.loc = node.loc.clone();
     b.prefix = format!("{}/grad", node.name);
     let ins = node.ins.clone();
+    let so_far = ins.iter().map(|v| v.and_then(|v| cotangents[v].take()));
+    let so_far = so_far.collect();
     let mut cx = GradCx {
         b,
         node: id,
         dys,
         dxs: vec![None; ins.len()],
-        so_far: so_far(&ins, cotangents),
+        so_far,
         wants,
     };
-    let offered = cx.so_far.clone();
     let done = rule(&mut cx);
-    let (dxs, wants) = (cx.dxs, cx.wants);
-    for (v, (offered, left)) in ins.iter().zip(offered.iter().zip(&cx.so_far)) {
-        if let (Some(v), Some(_), None) = (v, offered, left) {
-            cotangents[*v] = None;
+    let (dxs, wants, left) = (cx.dxs, cx.wants, cx.so_far);
+    // What the rule did not add to stays.
+    for (v, left) in ins.iter().zip(left) {
+        if let (Some(v), Some(left)) = (v, left) {
+            cotangents[*v] = Some(left);
         }
     }
     done.map_err(|e| e.at(format!("the gradient of {}", b.graph.describe(id))))?;
@@ -137,19 +139,6 @@ fn backward_of(
         });
     }
     Ok(())
-}
-
-/// The cotangent of each operand that no other slot reads too.
-fn so_far(
-    ins: &[Option<ValueId>],
-    cotangents: &Side<ValueId, Option<ValueId>>,
-) -> Vec<Option<ValueId>> {
-    ins.iter()
-        .map(|v| {
-            let once = ins.iter().filter(|other| *other == v).count() == 1;
-            v.filter(|_| once).and_then(|v| cotangents[v])
-        })
-        .collect()
 }
 
 fn missing(graph: &Graph, id: NodeId, why: &str) -> Box<Error> {
