@@ -40,6 +40,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from compiler import Compiler, Refused
+from options import listed
 
 MODES = ("none", "auto", "half", "cpu", "disk", "block-inputs")
 AGAIN = "none, again"
@@ -136,7 +137,7 @@ class Bench:
 
     def budget(self, budget: str) -> list[Made]:
         found: dict[str, Made] = {}
-        for mode in self.args.modes:
+        for mode in (mode for mode in MODES if mode in self.args.modes):
             host_bytes = None
             if mode == "half":
                 if "auto" not in found or found["auto"].offloaded == 0:
@@ -214,16 +215,6 @@ def rows(made: Made) -> list[str]:
             f"| {last['outside_peak_bytes'] / 2**20:.1f} | {room} |"
         )
     return lines
-
-
-def listed(known: tuple[str, ...]):
-    def parse(text: str) -> list[str]:
-        names = text.split(",")
-        if strange := [name for name in names if name not in known]:
-            raise argparse.ArgumentTypeError(f"{', '.join(strange)}: expected {', '.join(known)}")
-        return [name for name in known if name in names]
-
-    return parse
 
 
 def main() -> int:

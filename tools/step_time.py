@@ -59,6 +59,7 @@ import tolerance
 import torch
 import transformers as tf
 from compiler import Compiler, Refused, read_tensors, write_tensors
+from options import listed
 from reference import Reference
 
 NO_DROPOUT = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
@@ -360,16 +361,6 @@ def shapes(text: str) -> list[tuple[int, int]]:
     if any(len(shape) != 2 or min(shape) < 1 for shape in found):
         raise argparse.ArgumentTypeError(f"expected BATCHxTOKENS,…, not {text}")
     return found
-
-
-def listed(known: dict) -> Callable[[str], list[str]]:
-    def parse(text: str) -> list[str]:
-        names = text.split(",")
-        if strange := [name for name in names if name not in known]:
-            raise argparse.ArgumentTypeError(f"{', '.join(strange)}: expected {', '.join(known)}")
-        return names
-
-    return parse
 
 
 def place_name(device: str) -> str:
