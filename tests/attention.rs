@@ -353,13 +353,38 @@ fn low_finite_biases_hide_nothing() {
     );
 }
 
-/// The order of sums never changes.
+/// The order of sums never changes, by whatever threads: heads shared out whole, and each cut among several.
 #[test]
-fn runs_repeat_bit_for_bit() {
+fn runs_repeat_bit_for_bit_with_any_threads() {
     let _turn = torch::alone();
-    let attrs = Attrs::new().with("causal", 1).with("wants", vec![0, 1, 2]);
-    let [q, k, v, dy] = LARGE.operands().map(|x| x.to_kind(Kind::BFloat16));
-    let once = results(true, &attrs, &[&dy, &q, &k, &v], 3, false);
-    let again = results(true, &attrs, &[&dy, &q, &k, &v], 3, false);
-    assert!(once.iter().zip(&again).all(|(a, b)| torch::same_bits(a, b)));
+    let before = tch::get_num_threads();
+    let single = Shape {
+        lead: 1,
+        heads: [2, 1],
+        rows: [150, 190],
+        sizes: [40, 36],
+    };
+    for (shape, kind) in [
+        (LARGE, Kind::BFloat16),
+        (LARGE, Kind::Float),
+        (single, Kind::BFloat16),
+        (single, Kind::Float),
+    ] {
+        let attrs = Attrs::new().with("causal", 1).with("softcap", 9.0f32);
+        let back = attrs.clone().with("wants", vec![0, 1, 2]);
+        let [q, k, v, dy] = shape.operands().map(|x| x.to_kind(kind));
+        let mut first: Option<Vec<Tensor>> = None;
+        for threads in [1, 2, 3] {
+            tch::set_num_threads(threads);
+            let mut found = results(false, &attrs, &[&q, &k, &v], 2, false);
+            found.extend(results(true, &back, &[&dy, &q, &k, &v], 3, false));
+            let first = first.get_or_insert_with(|| found.iter().map(Tensor::copy).collect());
+            let mut pairs = first.iter().zip(&found);
+            assert!(
+                pairs.all(|(a, b)| torch::same_bits(a, b)),
+                "{shape:?} {kind:?}, {threads} threads"
+            );
+        }
+    }
+    tch::set_num_threads(before);
 }

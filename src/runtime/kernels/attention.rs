@@ -3,6 +3,7 @@
 //! One block of memory holds every buffer. Keys that none of the queries at hand may see are not read. The order is
 //! always the same, whatever the number of threads, so that gradients are sums in one order.
 
+mod fused;
 mod tiles;
 
 use super::matmul::sized;
@@ -35,7 +36,7 @@ fn attention(cx: &KernelCx) -> Result<Vec<Tensor>> {
         }
         return Ok([y].into_iter().chain(lse).collect());
     }
-    let work = Work::new(cx, plan, 0)?;
+    let work = Work::new(cx, plan, 0, true)?;
     let (ys, stats) = (
         with_heads(&y),
         lse.as_ref().map(|l| with_heads(&l.unsqueeze(-1))),
@@ -57,6 +58,9 @@ fn attend(work: &Work, x: &Operands, tile: &Tile, y: &Tensor, lse: Option<&Tenso
             copy_into(&lse, &work.nothing)?;
         }
         return zero(&y);
+    }
+    if work.is_fused {
+        return fused::forward(work, x, tile, &y, lse.as_ref());
     }
     let weights = work.weights(x, tile)?;
     let (heads, rows) = (tile.part.heads, tile.count());
@@ -100,7 +104,7 @@ fn attention_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
         outs.iter().try_for_each(zero)?;
         return Ok(outs);
     }
-    let work = Work::new(cx, plan, 1)?;
+    let work = Work::new(cx, plan, 1, !wants.contains(&3))?;
     let buffers = work.plan.buffers;
     let dy = with_heads(cx.x(0)?);
     let find = |slot: i64| wants.iter().position(|w| *w == slot).map(|i| &outs[i]);
@@ -175,6 +179,10 @@ fn go_back(
     let dq = into.dq.as_ref().map(|dq| work.of_tile(dq, tile));
     if tile.keys.is_empty() {
         return dq.iter().try_for_each(zero);
+    }
+    if work.is_fused {
+        let dy = work.of_tile(dy, tile);
+        return fused::backward(work, x, tile, &dy, dq.as_ref(), dk.as_ref(), dv.as_ref());
     }
     let p = work.weights(x, tile)?;
     work.divide(&p, tile)?;

@@ -6,14 +6,16 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 8] = [
+const SOURCES: [&str; 10] = [
     "alloc.cpp",
+    "attention.cpp",
     "bytes.cpp",
     "cuda.cpp",
     "dispatch.cpp",
     "gemm.cpp",
     "rng.cpp",
     "status.cpp",
+    "team.cpp",
     "version.cpp",
 ];
 

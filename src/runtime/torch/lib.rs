@@ -8,6 +8,7 @@
 //! - [`bytes`]: tensors over foreign memory (a mapped weight file) without a copy; raw bytes in and out.
 //! - [`cuda`]: libtorch's CUDA library, loaded when it is asked for; its memory, its determinism.
 //! - [`product`]: products of matrices where the library's are slow.
+//! - [`attention`]: tiles of attention on top of them.
 //! - [`rng`]: seeds, states and separate generators.
 //! - [`version`]: which libtorch was loaded.
 //!
@@ -16,6 +17,7 @@
 #![cfg(feature = "libtorch")]
 
 pub mod arena;
+pub mod attention;
 pub mod bytes;
 pub mod cuda;
 mod error;

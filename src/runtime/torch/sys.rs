@@ -47,6 +47,34 @@ pub struct CkArena {
     _opaque: [u8; 0],
 }
 
+#[repr(C)]
+pub struct CkTile {
+    pub q: *const c_void,
+    pub k: *const c_void,
+    pub v: *const c_void,
+    pub bias: *const c_void,
+    pub scores: *const c_void,
+    pub sums: *const c_void,
+    pub result: *const c_void,
+    pub q_copy: *const c_void,
+    pub scale: f64,
+    pub softcap: f64,
+    pub first: i64,
+    pub end: i64,
+    pub empty_is_nan: i32,
+}
+
+#[repr(C)]
+pub struct CkTileGradients {
+    pub dy: *const c_void,
+    pub dy_copy: *const c_void,
+    pub slopes: *const c_void,
+    pub capped: *const c_void,
+    pub dq: *const c_void,
+    pub dk: *const c_void,
+    pub dv: *const c_void,
+}
+
 unsafe extern "C" {
     pub fn ck_last_message() -> *const c_char;
     pub fn ck_free(memory: *mut c_void);
@@ -78,6 +106,9 @@ unsafe extern "C" {
         beta: f64,
         out: *const c_void,
     ) -> i32;
+
+    pub fn ck_attend(tile: *const CkTile, y: *const c_void, lse: *const c_void) -> i32;
+    pub fn ck_attend_back(tile: *const CkTile, gradients: *const CkTileGradients) -> i32;
 
     pub fn ck_memory_install();
     pub fn ck_memory_set_mmap_threshold(bytes: i64);

@@ -4,9 +4,9 @@ use super::super::{KernelCx, copy_into, empty, scalar, write, write_product};
 use crate::runtime::convert;
 use ckpt_passes::ops::attention::*;
 use ckpt_passes::{Error, Result};
-use ckpt_torch::Arg;
+use ckpt_torch::{Arg, product};
 use std::ops::Range;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 /// Operands with a heads axis, and everything that stays the same from tile to tile.
 pub struct Work {
@@ -20,6 +20,8 @@ pub struct Work {
     pub scale: f64,
     pub softcap: f64,
     pub empty_is_nan: bool,
+    /// Whether a tile is one call (`fused`), not one of libtorch's for each step.
+    pub is_fused: bool,
     pub block: Tensor,
     /// Numbers as tensors, since libtorch would take memory for them.
     pub cap: Tensor,
@@ -53,7 +55,7 @@ impl Tile {
     }
 }
 
-/// The matrices of a tile as products read them.
+/// The matrices of a tile as products read them; the queries as they lie where a tile is one call.
 pub struct Operands {
     pub q: Tensor,
     pub k: Tensor,
@@ -143,8 +145,8 @@ pub fn zero(x: &Tensor) -> Result<()> {
 }
 
 impl Work {
-    /// Operands start at slot `at`.
-    pub fn new(cx: &KernelCx, plan: AttentionPlan, at: usize) -> Result<Work> {
+    /// Operands start at slot `at`. `may_fuse`: nothing is wanted that only separate steps give.
+    pub fn new(cx: &KernelCx, plan: AttentionPlan, at: usize, may_fuse: bool) -> Result<Work> {
         let (q, k, v) = (cx.x(at)?, cx.x(at + 1)?, cx.x(at + 2)?);
         let (size, keys) = (q.size(), k.size());
         let rank = size.len();
@@ -181,12 +183,20 @@ impl Work {
             scale: f64::from(cx.attrs.float("scale")),
             softcap,
             empty_is_nan: empty_is_nan(cx.attrs),
+            is_fused: may_fuse
+                && product::is_ours()
+                && kind == Kind::Float
+                && q.device() == Device::Cpu
+                && plan.size > 0
+                && plan.value_size > 0,
             block: empty(&[plan.workspace_elements() as i64], kind, q.device())?,
             cap: scalar(kind, softcap)?,
             nothing: scalar(kind, f64::NEG_INFINITY)?,
             plan,
         };
-        work.fill_edges()?;
+        if !work.is_fused {
+            work.fill_edges()?;
+        }
         Ok(work)
     }
 
@@ -304,7 +314,10 @@ impl Work {
             first = rows.end;
             let keys = self.plan.keys_of(rows.clone());
             let tile = Tile { part, rows, keys };
-            let q = self.readable(self.of_tile(&self.q, &tile), self.plan.buffers.q)?;
+            let mut q = self.of_tile(&self.q, &tile);
+            if !self.is_fused {
+                q = self.readable(q, self.plan.buffers.q)?;
+            }
             let seen = |x: &Tensor| x.narrow(1, tile.keys.start, tile.key_count());
             let (k, v) = (seen(k), seen(v));
             each(&Operands { q, k, v }, &tile)?;

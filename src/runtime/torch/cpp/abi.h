@@ -47,6 +47,26 @@ struct CkPlace {
   int64_t bytes;
 };
 
+// Some queries of some heads of an attention, and the keys that they may see. Tensors of three axes, lent: `q` [h, r, d],
+// `k` [h, n, d], `v` [h, n, e], `bias` (float32, or bool) [h, r, n] or null. Buffers of float32: `scores` [h, r, n], `sums`
+// [h, r, 1] for the result only, `result` [h, r, e] (of the gradient [h, r, d]), `q_copy` [h, r, d] where `q` is of another
+// type, else null. Row i sees keys from `first` + i (INT64_MIN: all) to `end` + i (INT64_MAX: all).
+struct CkTile {
+  const void *q, *k, *v, *bias;
+  const void *scores, *sums, *result, *q_copy;
+  double scale, softcap;
+  int64_t first, end;
+  int32_t empty_is_nan;
+};
+
+// What a tile gives of the gradients; null where one is not wanted. `dy` [h, r, e], `dq` [h, r, d] is written, `dk` and `dv`
+// (float32, as k and v) are added to. Buffers of float32: `dy_copy` as `q_copy`, `slopes` [h, r, n] for dq and dk, `capped`
+// [h, r, n] where scores are.
+struct CkTileGradients {
+  const void *dy, *dy_copy, *slopes, *capped;
+  const void *dq, *dk, *dv;
+};
+
 extern "C" {
 const char* ck_last_message();
 void ck_free(void* memory);
@@ -60,6 +80,9 @@ int32_t ck_op_call(const CkOp* op, const CkValue* args, int64_t arg_count, CkVal
 
 int32_t ck_gemm_is_ours();
 int32_t ck_gemm(const void* a, const void* b, const void* c, double alpha, double beta, const void* out);
+// Where products are ours. `lse` (float32, [h, r, 1]) may be null.
+int32_t ck_attend(const CkTile* tile, const void* y, const void* lse);
+int32_t ck_attend_back(const CkTile* tile, const CkTileGradients* gradients);
 
 void ck_memory_install();
 void ck_memory_set_mmap_threshold(int64_t bytes);

@@ -6,12 +6,11 @@
 // have any strides, which packing evens out: nothing is copied whole, and the bits of an element follow from its row,
 // its column and the inner size alone, whatever the layout and the number of threads. Threads own rectangles of the
 // result; they are those of libtorch's OpenMP.
-#include <ATen/Parallel.h>
+#include "gemm.h"
+
 #include <ATen/core/Tensor.h>
-#include <dlfcn.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
 #include <cstring>
 
@@ -19,20 +18,18 @@
 #include "bytes.h"
 #include "memory.h"
 #include "status.h"
+#include "team.h"
 
 #if defined(__x86_64__)
-#if defined(__GNUC__) && !defined(__clang__)
-// GCC 12 takes the "undefined" operands within its own intrinsics for ours.
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
-#include <immintrin.h>
-#define CKPT_AVX512 __attribute__((target("avx512f")))
 
 namespace {
 
-// Rows and columns of the kernel's rectangle: 24 of the 32 registers hold sums.
-constexpr int64_t kRows = 12;
+using ckpt::first_lanes;
+using ckpt::kRows;
+using ckpt::Matrix;
+using ckpt::Product;
+
+// Columns of the kernel's rectangle: with its rows 24 of the 32 registers hold sums.
 constexpr int64_t kColumns = 32;
 // Of a block: inner size, columns of `b` (in the second cache with one panel of `a` in the first), rows of `a`.
 constexpr int64_t kInner = 384;
@@ -40,20 +37,6 @@ constexpr int64_t kBlockColumns = 384;
 constexpr int64_t kBlockRows = 128 * kRows;
 // With no more rows than this, `b` is read where it lies if its rows are: packing it would cost more than it gains.
 constexpr int64_t kFewRows = 4 * kRows;
-
-struct Matrix {
-  const float* data;
-  int64_t row, column;  // strides
-  const float* at(int64_t i, int64_t j) const { return data + i * row + j * column; }
-};
-
-struct Product {
-  int64_t m, n, k;
-  Matrix a, b, c;  // `c.data` may be null
-  float alpha, beta;
-  float* out;
-  int64_t out_row;
-};
 
 // As many products as `count` says, of one shape; each operand's matrices are that far apart.
 struct Batch {
@@ -88,8 +71,6 @@ struct Blocks {
   }
 };
 thread_local Blocks blocks;
-
-__mmask16 first_lanes(int64_t n) { return static_cast<__mmask16>((1u << std::clamp<int64_t>(n, 0, 16)) - 1); }
 
 // `rows` rows of 16 elements, at most 16 of them, as 16 rows of that many elements.
 CKPT_AVX512 void transpose(const float* from, int64_t from_row, int64_t rows, float* to, int64_t to_row) {
@@ -224,8 +205,11 @@ constexpr Kernel kKernels[kRows + 1] = {
     multiply<7>, multiply<8>, multiply<9>, multiply<10>, multiply<11>, multiply<12>,
 };
 
-// The rectangle of rows i0..i1 and columns j0..j1 of the result.
-void rectangle(const Product& p, int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
+}  // namespace
+
+namespace ckpt {
+
+void multiply_rectangle(const Product& p, int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
   float* packed_a = blocks.a();
   float* packed_b = blocks.b();
   const bool reads_b = p.b.column == 1 && i1 - i0 <= kFewRows;
@@ -262,79 +246,33 @@ void rectangle(const Product& p, int64_t i0, int64_t i1, int64_t j0, int64_t j1)
   }
 }
 
-// Threads of libtorch's OpenMP, whose library is in the process; without it one thread does all.
-struct OpenMp {
-  void (*parallel)(void (*)(void*), void*, unsigned, unsigned);
-  int (*thread)();
-  int (*threads)();
-  OpenMp() {
-    parallel = reinterpret_cast<decltype(parallel)>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
-    thread = reinterpret_cast<decltype(thread)>(dlsym(RTLD_DEFAULT, "omp_get_thread_num"));
-    threads = reinterpret_cast<decltype(threads)>(dlsym(RTLD_DEFAULT, "omp_get_num_threads"));
-  }
-  bool found() const { return parallel != nullptr && thread != nullptr && threads != nullptr; }
-};
+}  // namespace ckpt
 
-const OpenMp& open_mp() {
-  static const OpenMp found;
-  return found;
-}
-
-// Fewer multiplications than this are not worth a second thread.
-constexpr int64_t kLeastWork = 1 << 18;
-
-struct Team {
-  const Batch* batch;
-  int64_t down, across;  // rectangles of each product
-  std::atomic<bool> failed{false};
-  int64_t each() const { return down * across; }
-};
-
-// The rectangle number `number` of all; its bounds are whole panels, so that threads change no bit.
-void part(Team& team, int64_t number) {
-  const Product p = team.batch->at(number / team.each());
-  const int64_t at = number % team.each();
-  const auto cut = [](int64_t size, int64_t unit, int64_t i, int64_t of) {
-    const int64_t units = (size + unit - 1) / unit;
-    return std::min(size, units * i / of * unit);
-  };
-  const int64_t i = at / team.across, j = at % team.across;
-  const int64_t i0 = cut(p.m, kRows, i, team.down), i1 = cut(p.m, kRows, i + 1, team.down);
-  const int64_t j0 = cut(p.n, kColumns, j, team.across), j1 = cut(p.n, kColumns, j + 1, team.across);
-  if (i0 >= i1 || j0 >= j1) return;
-  try {
-    rectangle(p, i0, i1, j0, j1);
-  } catch (...) {
-    team.failed.store(true);
-  }
-}
-
-void run(void* data) {
-  auto& team = *static_cast<Team*>(data);
-  // A team may be smaller than was asked for.
-  const int64_t step = open_mp().threads();
-  for (int64_t at = open_mp().thread(); at < team.batch->count * team.each(); at += step) part(team, at);
-}
+namespace {
 
 void multiply_all(const Batch& batch) {
   const Product& p = batch.first;
-  const bool alone = batch.count * p.m * p.n * p.k < kLeastWork || !open_mp().found();
-  const int64_t most = alone ? 1 : at::get_num_threads();
-  // Whole products where there are enough to share them out evenly.
-  const int64_t each = batch.count % most == 0 ? 1 : most;
-  Team team{&batch, 1, each};
+  const int64_t threads = ckpt::threads_for(batch.count * p.m * p.n * p.k);
+  // Whole products where there are enough to share them out evenly, else rectangles of each.
+  const int64_t each = batch.count % threads == 0 ? 1 : threads;
+  int64_t down = 1, across = each;
   // The split for which least is packed.
-  for (int64_t down = 1; down <= each; ++down) {
-    if (each % down == 0 && p.m / down + p.n / (each / down) < p.m / team.down + p.n / team.across) {
-      team.down = down, team.across = each / down;
+  for (int64_t rows = 1; rows <= each; ++rows) {
+    if (each % rows == 0 && p.m / rows + p.n / (each / rows) < p.m / down + p.n / across) {
+      down = rows, across = each / rows;
     }
   }
-  if (most == 1) {
-    for (int64_t at = 0; at < batch.count; ++at) part(team, at);
-  } else {
-    open_mp().parallel(run, &team, static_cast<unsigned>(most), 0);
-  }
-  TORCH_CHECK_WITH(OutOfMemoryError, !team.failed.load(), "cannot allocate blocks for a product");
+  ckpt::share_out(threads, batch.count * each, [&](int64_t unit) {
+    // Whole panels, so that threads change no bit.
+    const auto cut = [](int64_t size, int64_t panel, int64_t i, int64_t of) {
+      const int64_t panels = (size + panel - 1) / panel;
+      return std::min(size, panels * i / of * panel);
+    };
+    const int64_t at = unit % each, i = at / across, j = at % across;
+    const int64_t i0 = cut(p.m, kRows, i, down), i1 = cut(p.m, kRows, i + 1, down);
+    const int64_t j0 = cut(p.n, kColumns, j, across), j1 = cut(p.n, kColumns, j + 1, across);
+    if (i0 < i1 && j0 < j1) ckpt::multiply_rectangle(batch.at(unit / each), i0, i1, j0, j1);
+  });
 }
 
 // A matrix, or a batch of them.

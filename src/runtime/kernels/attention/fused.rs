@@ -1,0 +1,110 @@
+//! Tiles in one call each, where the processor has products of our own; with the buffers of the plan, as the other way.
+//!
+//! Which way is taken depends on the processor, types, sizes and what is wanted alone, so that a node and its copy take the
+//! same.
+
+use super::tiles::*;
+use crate::runtime::convert::torch_error;
+use ckpt_passes::Result;
+use ckpt_passes::ops::attention::Span;
+use ckpt_torch::attention::{Gradients, Tile as Fused, attend, attend_back};
+use tch::{Kind, Tensor};
+
+/// What the calls lend: views of the block, as the plan cut it.
+struct Buffers {
+    scores: Tensor,
+    sums: Option<Tensor>,
+    result: Option<Tensor>,
+    q_copy: Option<Tensor>,
+    bias: Option<Tensor>,
+}
+
+impl Buffers {
+    fn new(work: &Work, x: &Operands, tile: &Tile, columns: i64) -> Result<Buffers> {
+        let (heads, rows, keys) = (tile.part.heads, tile.count(), tile.key_count());
+        let (spans, seen) = (&work.plan.buffers, |span: Option<Span>, columns: i64| {
+            span.map(|span| seen_as(&work.part_of_block(span), &[heads, rows, columns]))
+        });
+        let bias = match &work.bias {
+            None => None,
+            Some(bias) => {
+                let bias = work.of_tile(bias, tile).narrow(2, tile.keys.start, keys);
+                let readable = match bias.kind() {
+                    Kind::Bool => bias,
+                    _ => work.readable(bias, spans.bias)?,
+                };
+                Some(readable.expand([heads, rows, keys], false))
+            }
+        };
+        Ok(Buffers {
+            scores: seen_as(&work.buffer(spans.scores)?, &[heads, rows, keys]),
+            sums: seen(spans.sum, 1),
+            result: seen(spans.result, columns),
+            q_copy: seen(spans.q, x.q.size()[2]),
+            bias,
+        })
+    }
+
+    fn tile<'a>(&'a self, work: &Work, x: &'a Operands, tile: &Tile) -> Fused<'a> {
+        let within = |at: i64| at.saturating_sub(tile.keys.start);
+        Fused {
+            q: &x.q,
+            k: &x.k,
+            v: &x.v,
+            bias: self.bias.as_ref(),
+            scale: work.scale,
+            softcap: work.softcap,
+            first: work.plan.band.first(tile.rows.start).map(within),
+            end: work.plan.band.end(tile.rows.start).map(within),
+            empty_is_nan: work.empty_is_nan,
+            scores: &self.scores,
+            sums: self.sums.as_ref(),
+            result: self.result.as_ref(),
+            q_copy: self.q_copy.as_ref(),
+        }
+    }
+}
+
+/// A tile of the result and of the log-sum-exp.
+pub fn forward(
+    work: &Work,
+    x: &Operands,
+    tile: &Tile,
+    y: &Tensor,
+    lse: Option<&Tensor>,
+) -> Result<()> {
+    let buffers = Buffers::new(work, x, tile, work.plan.value_size)?;
+    attend(&buffers.tile(work, x, tile), y, lse).map_err(torch_error)
+}
+
+/// A tile's part in the gradients of queries, keys and values; those of keys and values are of all keys of the part.
+pub fn backward(
+    work: &Work,
+    x: &Operands,
+    tile: &Tile,
+    dy: &Tensor,
+    dq: Option<&Tensor>,
+    dk: Option<&Tensor>,
+    dv: Option<&Tensor>,
+) -> Result<()> {
+    let buffers = Buffers::new(work, x, tile, work.plan.size)?;
+    let spans = &work.plan.buffers;
+    let of_keys = |x: &Tensor| x.narrow(1, tile.keys.start, tile.key_count());
+    let (dk, dv) = (dk.map(of_keys), dv.map(of_keys));
+    let seen = |span: Option<Span>, dims: &[i64]| {
+        span.map(|span| seen_as(&work.part_of_block(span), dims))
+    };
+    let scores = buffers.scores.size();
+    let (slopes, capped) = (seen(spans.slopes, &scores), seen(spans.capped, &scores));
+    let dy_copy = seen(spans.dy, &dy.size());
+    let gradients = Gradients {
+        dy,
+        dq,
+        dk: dk.as_ref(),
+        dv: dv.as_ref(),
+        dy_copy: dy_copy.as_ref(),
+        slopes: slopes.as_ref(),
+        capped: capped.as_ref(),
+    };
+    attend_back(&buffers.tile(work, x, tile), &gradients).map_err(torch_error)
+}
