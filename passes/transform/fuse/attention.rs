@@ -1,13 +1,12 @@
 //! `Attention` out of its parts.
 
-use super::{Found, Pattern};
+use super::{Found, Pattern, with_lead};
 use crate::analysis::attention::form::{Blind, Form, Keys};
 use crate::analysis::attention::mask::Part;
 use crate::analysis::reading::Reading;
 use crate::error::Result;
 use crate::ir::build::same_dims;
 use crate::ir::{Attrs, Builder, DType, ValueId};
-use crate::ops::axes::sizes;
 use crate::ops::kind::{Kind, kind};
 use crate::ops::rules::compute_type;
 use crate::ops::{arith, attention, logic, shape};
@@ -68,7 +67,7 @@ impl Pattern for Whole {
         let apart = dims[..lead] != b.ty(q).dims[..b.rank(q) - 2];
         if apart {
             for operand in [&mut q, &mut k, &mut v] {
-                *operand = with_lead(b, *operand, form.scores, lead)?;
+                *operand = with_lead(b, *operand, form.scores, lead, 2)?;
             }
         }
         let dtype = b.ty(q).dtype;
@@ -102,20 +101,8 @@ impl Pattern for Whole {
         }
         // Not the shape of the old output: it is about to be that of the new one.
         let whole = b.rank(form.queries) - 2;
-        with_lead(b, y, form.queries, whole)
+        with_lead(b, y, form.queries, whole, 2)
     }
-}
-
-/// An operand with the leading axes of `like`, and its own last two.
-fn with_lead(b: &mut Builder, x: ValueId, like: ValueId, lead: usize) -> Result<ValueId> {
-    let rank = b.rank(x);
-    let parts = [sizes(b, like, 0..lead)?, sizes(b, x, rank - 2..rank)?];
-    let target = b.emit(
-        &crate::ops::concat::CONCAT,
-        &parts,
-        Attrs::new().with("axis", 0),
-    )?;
-    b.emit(&shape::RESHAPE, &[x, target], Attrs::new())
 }
 
 /// All parts of a mask as one operand: boolean where all parts are.

@@ -1,4 +1,5 @@
-//! Puts one op in the place of several that compute the same: attention, norms, activations, rotary positions.
+//! Puts one op in the place of several that compute the same: attention, norms, activations, rotary positions, and in 16
+//! bits products with a bias.
 //!
 //! In and out: `Typed`, forward only. What is fused saves memory or time: a fused attention never makes its scores, a
 //! fused norm or activation keeps one operand for its gradient where its parts keep several. Values stay the same but for
@@ -9,13 +10,17 @@
 
 mod activation;
 mod attention;
+mod linear;
 mod norm;
 mod rotary;
 
 use crate::analysis::reading::Reading;
 use crate::analysis::spine::Flow;
 use crate::error::Result;
-use crate::ir::{Builder, Graph, NodeId, Role, Side, ValueId};
+use crate::ir::{Attrs, Builder, Graph, NodeId, Role, Side, ValueId};
+use crate::ops::axes::sizes;
+use crate::ops::concat::CONCAT;
+use crate::ops::shape::RESHAPE;
 use crate::transform::dce::dce;
 use crate::transform::infer::infer;
 use crate::transform::order::settle;
@@ -53,8 +58,10 @@ pub fn fuse(graph: &mut Graph) -> Result<Fused> {
     let activations = activation::find(&mut reading);
     let rotaries = rotary::find(&mut reading);
     let attentions = attention::find(&mut reading);
+    let linears = linear::find(&reading);
     let mut fused = Fused::new();
-    if norms.is_empty() && activations.is_empty() && rotaries.is_empty() && attentions.is_empty() {
+    let none = norms.is_empty() && activations.is_empty() && rotaries.is_empty();
+    if none && attentions.is_empty() && linears.is_empty() {
         return Ok(fused);
     }
     // Constants of the parts; what is trained stays whatever becomes of its readers.
@@ -76,6 +83,9 @@ pub fn fuse(graph: &mut Graph) -> Result<Fused> {
     for found in attentions {
         splice.replace(&mut fused, found)?;
     }
+    for found in linears {
+        splice.replace(&mut fused, found)?;
+    }
     splice.finish()?;
     dce(graph);
     // New nodes may ask for shapes of values that are no longer made; and sizes may be written in another way.
@@ -87,6 +97,20 @@ pub fn fuse(graph: &mut Graph) -> Result<Fused> {
         }
     }
     Ok(fused)
+}
+
+/// The last `own` axes of a value behind the first `lead` ones of another.
+fn with_lead(
+    b: &mut Builder,
+    x: ValueId,
+    like: ValueId,
+    lead: usize,
+    own: usize,
+) -> Result<ValueId> {
+    let rank = b.rank(x);
+    let parts = [sizes(b, like, 0..lead)?, sizes(b, x, rank - own..rank)?];
+    let target = b.emit(&CONCAT, &parts, Attrs::new().with("axis", 0))?;
+    b.emit(&RESHAPE, &[x, target], Attrs::new().with("allowzero", 1))
 }
 
 /// Puts nodes in the places of others.
