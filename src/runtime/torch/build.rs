@@ -6,7 +6,7 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 10] = [
+const SOURCES: [&str; 11] = [
     "alloc.cpp",
     "attention.cpp",
     "bytes.cpp",
@@ -14,6 +14,7 @@ const SOURCES: [&str; 10] = [
     "dispatch.cpp",
     "gemm.cpp",
     "rng.cpp",
+    "rows.cpp",
     "status.cpp",
     "team.cpp",
     "version.cpp",
