@@ -89,8 +89,16 @@ fn run_reports_and_writes_what_the_contract_lists() {
             "peak_at",
             "step_time_us",
             "step_cpu_us",
+            "steps",
         ],
     );
+    let steps = report["steps"].as_array().unwrap();
+    assert_eq!(steps.len(), 3);
+    for (each, median) in [("time_us", "step_time_us"), ("cpu_us", "step_cpu_us")] {
+        let mut all: Vec<u64> = steps.iter().map(|s| s[each].as_u64().unwrap()).collect();
+        all.sort_unstable();
+        assert_eq!(report[median], all[1], "{each}");
+    }
     let n = |key: &str| report[key].as_f64().unwrap();
     assert!(
         (n("measured_peak_bytes") / n("predicted_peak_bytes") - 1.0).abs() < 0.02,

@@ -53,7 +53,21 @@ mod with_torch {
         step_time_us: u64,
         /// Processor time of all threads, of the median step.
         step_cpu_us: u64,
+        /// Every step in turn.
+        steps: Vec<Took>,
         warnings: Vec<String>,
+    }
+
+    #[derive(Serialize)]
+    struct Took {
+        time_us: u64,
+        cpu_us: u64,
+    }
+
+    fn median(steps: &[Took], what: fn(&Took) -> u64) -> u64 {
+        let mut sorted: Vec<u64> = steps.iter().map(what).collect();
+        sorted.sort_unstable();
+        sorted[sorted.len() / 2]
     }
 
     pub fn run(args: &RunArgs) -> Result<()> {
@@ -95,7 +109,7 @@ mod with_torch {
         if let Some(folder) = &args.offload_dir {
             session.wait_in(folder.clone());
         }
-        let (mut times, mut cpu_times) = (Vec::new(), Vec::new());
+        let mut steps = Vec::new();
         let mut last = None;
         for step in 1..=args.steps {
             let is_wanted = step == args.steps && args.outputs.is_some();
@@ -103,15 +117,15 @@ mod with_torch {
             if let Some(n) = feed.inputs.get_mut(STEP).filter(|_| counts_steps) {
                 *n = Tensor::int(n.get_i64(0).unwrap_or(0).saturating_add(1));
             }
-            times.push(run.time_us);
-            cpu_times.push(run.cpu_us);
+            steps.push(Took {
+                time_us: run.time_us,
+                cpu_us: run.cpu_us,
+            });
             last = Some(run);
         }
         let Some(run) = last else {
             return Err(Error::bug("steps", "there is nothing to run: --steps is 0"));
         };
-        times.sort_unstable();
-        cpu_times.sort_unstable();
         if !run.nondeterministic.is_empty() {
             let ops: Vec<&str> = run.nondeterministic.iter().copied().collect();
             warnings.push(format!(
@@ -148,8 +162,9 @@ mod with_torch {
             predicted_outside_bytes: run.predicted_outside_bytes,
             device: args.device.to_string(),
             peak_at: run.peak_at,
-            step_time_us: times[times.len() / 2],
-            step_cpu_us: cpu_times[cpu_times.len() / 2],
+            step_time_us: median(&steps, |s| s.time_us),
+            step_cpu_us: median(&steps, |s| s.cpu_us),
+            steps,
             warnings,
         };
         if args.report.format == Format::Json {
