@@ -14,7 +14,7 @@ use tch::Tensor;
 pub struct Tile<'a> {
     /// [h, r, d], in float32 or a 16-bit type.
     pub q: &'a Tensor,
-    /// [h, n, d] and [h, n, e], float32.
+    /// [h, n, d] and [h, n, e], float32; a gradient reads values for `dq` and `dk` only.
     pub k: &'a Tensor,
     pub v: &'a Tensor,
     /// [h, r, n], added to the scores; a boolean one hides what is false.

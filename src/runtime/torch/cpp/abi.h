@@ -48,9 +48,10 @@ struct CkPlace {
 };
 
 // Some queries of some heads of an attention, and the keys that they may see. Tensors of three axes, lent: `q` [h, r, d],
-// `k` [h, n, d], `v` [h, n, e], `bias` (float32, or bool) [h, r, n] or null. Buffers of float32: `scores` [h, r, n], `sums`
-// [h, r, 1] for the result only, `result` [h, r, e] (of the gradient [h, r, d]), `q_copy` [h, r, d] where `q` is of another
-// type, else null. Row i sees keys from `first` + i (INT64_MIN: all) to `end` + i (INT64_MAX: all).
+// `k` [h, n, d], `v` [h, n, e] (float32; a gradient reads values for dq and dk only), `bias` (float32, or bool) [h, r, n]
+// or null. Buffers of float32: `scores` [h, r, n], `sums` [h, r, 1] for the result only, `result` [h, r, e] (of the gradient
+// [h, r, d]), `q_copy` [h, r, d] where `q` is of another type, else null. Row i sees keys from `first` + i (INT64_MIN: all)
+// to `end` + i (INT64_MAX: all).
 struct CkTile {
   const void *q, *k, *v, *bias;
   const void *scores, *sums, *result, *q_copy;

@@ -75,7 +75,7 @@ struct Tile {
     sums = buffer(t.sums, "sums", {heads, rows, 1});
     result = t.result == nullptr ? Cube{} : buffer(t.result, "the result", {heads, rows, sizes(t.result)[2]});
     q_copy = buffer(t.q_copy, "copied queries", {heads, rows, size});
-    TORCH_CHECK(k.type == at::kFloat && v.type == at::kFloat, "keys and values of a tile are float32");
+    TORCH_CHECK(k.type == at::kFloat, "keys of a tile: type ", k.type);
     TORCH_CHECK(q.type == at::kFloat || !q_copy.is_null(), "no place for copied queries");
     TORCH_CHECK(bias.is_null() || bias.type == at::kFloat || bias.type == at::kBool, "a tile's bias: type ", bias.type);
     TORCH_CHECK(size > 0 && keys > 0, "a tile without keys");
@@ -130,6 +130,7 @@ int32_t ck_attend(const CkTile* of, const void* to, const void* statistics) {
     const Cube y = cube(to, "the result", {tile.heads, tile.rows, tile.value_size}, true);
     const Cube lse = buffer(statistics, "log-sum-exps", {tile.heads, tile.rows, 1});
     TORCH_CHECK(!tile.result.is_null() && tile.result.columns == tile.value_size, "no place for a tile's result");
+    TORCH_CHECK(tile.v.type == at::kFloat, "values of a tile: type ", tile.v.type);
     TORCH_CHECK(!tile.sums.is_null(), "no place for a tile's sums");
     const int64_t threads = ckpt::threads_for(tile.work()), parts = tile.parts(threads, tile.rows);
     ckpt::share_out(threads, tile.heads * parts, [&](int64_t unit) {
@@ -163,6 +164,7 @@ int32_t ck_attend_back(const CkTile* of, const CkTileGradients* to) {
     const Cube dv = buffer(to->dv, "the values' gradient", {tile.heads, tile.keys, tile.value_size});
     TORCH_CHECK(dy.type == at::kFloat || !dy_copy.is_null(), "no place for the copied cotangent");
     TORCH_CHECK(!slopes.is_null() || (dq.is_null() && dk.is_null()), "no place for slopes");
+    TORCH_CHECK(slopes.is_null() || tile.v.type == at::kFloat, "values of a tile: type ", tile.v.type);
     TORCH_CHECK(tile.softcap == 0.0f || slopes.is_null() || !capped.is_null(), "no place for capped scores");
     TORCH_CHECK(dq.is_null() || (!tile.result.is_null() && tile.result.columns == tile.size),
                 "no place for the queries' gradient");
