@@ -4,6 +4,11 @@
 
 mod command;
 
+use ckpt_opt::place::Place;
+use ckpt_opt::rng::Rng;
+use ckpt_opt::runtime::session::Session;
+use ckpt_passes::ir::{DType, Tensor};
+use ckpt_passes::text;
 use command::{call, code, fixture, json, stderr, workplace};
 use serde_json::Value;
 use std::path::Path;
@@ -130,4 +135,56 @@ fn a_device_repeats_itself_and_counts_its_memory() {
         assert!(bytes("requested_peak_bytes") > bytes("static_bytes"));
         assert!(report["workspace_bytes"].as_u64().is_some());
     }
+}
+
+/// Whole numbers whose sums are exact in float32, and in 16 bits are not.
+fn sums_of_narrow_products_are_exact(place: Place) {
+    let (rows, inner, columns) = (5, 600, 3);
+    for narrow in [DType::BF16, DType::F16] {
+        for (a, b, flips) in [
+            ([rows, inner], [inner, columns], ""),
+            ([inner, rows], [columns, inner], "{transA=1, transB=1}"),
+        ] {
+            let source = format!(
+                "graph @g imported (%s: f32[{rows}, {columns}], %a: {}{a:?}, %b: {}{b:?}) -> (%t) {{
+  %t = AddProduct %s, %a, %b {flips}
+}}
+",
+                narrow.name(),
+                narrow.name()
+            );
+            let mut graph = text::parse(&source).unwrap();
+            ckpt_passes::transform::infer::infer(&mut graph).unwrap();
+            let filled = |dtype: DType, dims: [usize; 2], x: f64| {
+                let one = Tensor::scalar(dtype, x);
+                let size = dtype.size_bytes() as usize;
+                let bytes = one.bytes().unwrap()[..size].repeat(dims[0] * dims[1]);
+                Tensor::new(dtype, dims.map(|d| d as u64), bytes)
+            };
+            let given = [
+                ("s", filled(DType::F32, [rows, columns], 3.0)),
+                ("a", filled(narrow, a, 7.0)),
+                ("b", filled(narrow, b, 1.0)),
+            ];
+            let inputs = given
+                .map(|(name, x)| (name.to_string(), x))
+                .into_iter()
+                .collect();
+            let session = Session::new(&graph, &Default::default(), None, place, Rng::default());
+            let found = session.unwrap().run(&inputs).unwrap();
+            let want = filled(DType::F32, [rows, columns], 3.0 + 7.0 * inner as f64);
+            assert_eq!(found.outputs["t"], want, "{}", narrow.name());
+        }
+    }
+}
+
+#[test]
+fn sums_of_narrow_products_are_exact_on_the_cpu() {
+    sums_of_narrow_products_are_exact(Place::Cpu);
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn sums_of_narrow_products_are_exact_on_a_device() {
+    sums_of_narrow_products_are_exact(Place::Cuda(0));
 }

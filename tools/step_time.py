@@ -76,6 +76,9 @@ LLAMA_1B = dict(
 )  # fmt: skip
 LLAMA_TINY = LLAMA_1B | dict(vocab_size=347, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
                              num_attention_heads=4, num_key_value_heads=2, head_dim=8)  # fmt: skip
+# Wide words beside a narrow model, as there.
+LLAMA_SMALL = LLAMA_1B | dict(vocab_size=32768, hidden_size=512, intermediate_size=2048, num_hidden_layers=4,
+                              num_attention_heads=8, num_key_value_heads=2)  # fmt: skip
 
 # Model class, configuration, loss as `--loss` names it.
 MODELS: dict[str, tuple[type, tf.PretrainedConfig, str]] = {
@@ -87,6 +90,7 @@ MODELS: dict[str, tuple[type, tf.PretrainedConfig, str]] = {
         "cross-entropy",
     ),
     "llama1b": (tf.LlamaForCausalLM, tf.LlamaConfig(use_cache=False, **LLAMA_1B), "causal-lm"),
+    "llama_small": (tf.LlamaForCausalLM, tf.LlamaConfig(use_cache=False, **LLAMA_SMALL), "causal-lm"),
     "llama_tiny": (tf.LlamaForCausalLM, tf.LlamaConfig(use_cache=False, **LLAMA_TINY), "causal-lm"),
 }
 TINY_MODELS = ("tiny", "llama_tiny")

@@ -110,7 +110,9 @@ fn memory(cx: &MemoryCx) -> Footprint {
 }
 
 /// sum + A'·B', where `'` transposes if the attribute says so, in the type of the sum. A and B are matrices of one type,
-/// as wide as the sum's or narrower: then they are widened, so that their product is in the type of the sum, too.
+/// as wide as the sum's or narrower: then they are widened, so that their product is in the type of the sum, too. Where a
+/// library multiplies narrow matrices into a wide sum (float32 on a CUDA device), what the memory rule counts for that is
+/// an upper bound.
 pub static ADD_PRODUCT: OpDef = OpDef {
     name: "AddProduct",
     domain: Domain::Ckpt,

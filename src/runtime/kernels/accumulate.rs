@@ -7,7 +7,7 @@ use ckpt_passes::ir::OpDef;
 use ckpt_passes::ops::accumulate::*;
 use ckpt_passes::ops::matmul::gemm_plan;
 use ckpt_torch::Arg;
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 pub const KERNELS: &[(&OpDef, Kernel)] = &[(&ACCUMULATE, accumulate), (&ADD_PRODUCT, add_product)];
 
@@ -70,14 +70,39 @@ fn add_product(cx: &KernelCx) -> Result<Vec<Tensor>> {
         }
         return Ok(vec![out]);
     }
-    if a.kind() != sum.kind() {
+    if a.kind() != sum.kind() && !adds_narrow(sum, a) {
         add_widened_product(cx, &out)?;
         return Ok(vec![out]);
     }
     let (left, right) = (prepared(a, &plan.a)?, prepared(b, &plan.b)?);
     check_inner(cx, a, b, left.size()[1], right.size()[0])?;
-    add_matrices(sum, &left, &right, &out)?;
+    if a.kind() == sum.kind() {
+        add_matrices(sum, &left, &right, &out)?;
+    } else {
+        add_narrow_matrices(sum, &left, &right, &out)?;
+    }
     Ok(vec![out])
+}
+
+/// Whether libtorch adds a product of such matrices to such a sum without rounding it or widening them: 16 bits to
+/// float32, on a CUDA device.
+fn adds_narrow(sum: &Tensor, a: &Tensor) -> bool {
+    let is_narrow = matches!(a.kind(), Kind::Half | Kind::BFloat16);
+    sum.device().is_cuda() && is_narrow && sum.kind() == Kind::Float
+}
+
+/// sum + a·b into `out`, of which a and b are narrower.
+fn add_narrow_matrices(sum: &Tensor, a: &Tensor, b: &Tensor, out: &Tensor) -> Result<()> {
+    let args = [
+        Arg::Tensor(sum),
+        Arg::Tensor(a),
+        Arg::Tensor(b),
+        Arg::Dtype(out.kind()),
+        Arg::Double(1.0),
+        Arg::Double(1.0),
+        Arg::Tensor(out),
+    ];
+    write("aten::addmm", "dtype_out", &args)
 }
 
 /// sum + a·b into `out`.
