@@ -34,8 +34,9 @@ pub fn parse_dim(text: &str) -> Result<Dim> {
 pub fn parse_dim_param(name: &str) -> Dim {
     let bytes = name.as_bytes();
     let is_operator = |i: usize| {
-        let prev = i.checked_sub(1).map_or(b'(', |p| bytes[p]);
-        matches!(prev, b'(' | b',') || (prev == b' ' && bytes.get(i + 1) == Some(&b' '))
+        let before = name[..i].trim_end_matches(' ');
+        let is_sign = before.is_empty() || before.ends_with(['(', ',']);
+        is_sign || (name[..i].ends_with(' ') && bytes.get(i + 1) == Some(&b' '))
     };
     let glued = (0..bytes.len()).any(|i| matches!(bytes[i], b'+' | b'-') && !is_operator(i));
     // `?x` and quotes belong to our own text form, not to files.

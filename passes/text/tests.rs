@@ -100,6 +100,15 @@ fn names_of_dimensions_are_read_as_expressions_only_where_they_are() {
     let seq = Dim::symbol("seq");
     assert_eq!(parse_dim_param("seq + 1"), seq.add(&Dim::ONE));
     assert_eq!(parse_dim_param("2*seq"), seq.add(&seq));
+    for negated in [
+        "max(0, -seq + 64)",
+        "min(-seq, 4)",
+        "-max(0, -seq + 64) + 64",
+    ] {
+        let dim = parse_dim(negated).unwrap();
+        assert_eq!(parse_dim_param(negated), dim, "{negated}");
+        assert_eq!(dim.as_symbol(), None, "{negated}");
+    }
     assert_eq!(parse_dim_param("floordiv(seq, 2)"), seq.div(&Dim::from(2)));
     assert_eq!(
         parse_dim_param("(seq - 1)//2"),
