@@ -3,7 +3,7 @@
 unplanned peak.
 
     python tools/budgets.py --ckpt-opt target/release/ckpt-opt [--corpus DIR] [--case a,b] [--file onnx18.onnx,…|first|all]
-        [--dim batch=4 …] [--policies none,full,…] [--budgets 10] [--effort first] [--out FILE.md]
+        [--dim batch=4 …] [--policies none,full,…] [--budgets 10] [--effort first] [--bits] [--out FILE.md]
 
 Without --corpus the fixtures are taken. Programs of PyTorch's (.pt2, .pt) are swept like ONNX files; what a .pt does not
 tell of its inputs is taken from the .npz beside it. For each policy and budget the model is optimised, and the written
@@ -13,6 +13,8 @@ file is run on random inputs. A policy of layers is left out where a model has n
   measured   the peak that was measured is over the budget, or another than was predicted; where sizes depend on data,
              more than was predicted
   gap        a larger budget costs more than a smaller one
+  bits       with --bits: outputs, with an arena and without, at 1 thread and at 2, are not those of the first plan at as
+             many threads
 and a model fails if its smallest budget is refused. Each row shows the worst of a model's budgets. --dim binds sizes that
 a model has (`--dim s77=3`: fixtures/exported/inplace.pt2 writes to rows that a batch of 1 lacks); the others are those the
 binary assumes.
@@ -23,6 +25,7 @@ Exit 0 if nothing fails, 1 else.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import sys
 import tempfile
 from dataclasses import dataclass, field
@@ -92,6 +95,7 @@ def sweep(compiler: Compiler, name: str, model: Path, args: argparse.Namespace) 
     wishes = [("--policy", policy) for policy in args.policies.split(",") if policy]
     count = max(args.budgets - 1, 1)
     wishes += [("--budget", str(row.smallest_bytes + width * i // count)) for i in range(args.budgets)]
+    known_bits: dict[int, str] = {}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "planned.onnx"
         for kind, wish in wishes:
@@ -107,6 +111,8 @@ def sweep(compiler: Compiler, name: str, model: Path, args: argparse.Namespace) 
                     row.failures.append(f"{at}: {refused}")
                 continue
             row.plans += 1
+            if args.bits:
+                row.failures += [f"{at}: {wrong}" for wrong in bits(compiler, out, sizes, known_bits)]
             predicted, measured = run["predicted_peak_bytes"], run["measured_peak_bytes"]
             planned = report["peak_after_bytes"]
             row.workspace_bytes = max(row.workspace_bytes, run["workspace_bytes"] or 0)
@@ -127,6 +133,20 @@ def sweep(compiler: Compiler, name: str, model: Path, args: argparse.Namespace) 
                 row.failures.append(f"{at}: costs {report['overhead_pct']:.4f} %, less memory cost {last:.4f} %")
             last = report["overhead_pct"]
     return row
+
+
+def bits(compiler: Compiler, model: Path, sizes: list[str], known: dict[int, str]) -> list[str]:
+    """Where outputs differ from what is known of them, by the number of threads; the first that come become known."""
+    wrong = []
+    outputs = model.with_name("outputs.safetensors")
+    for threads in (1, 2):
+        for arena in ((), ("--no-arena",)):
+            compiler.call("run", model, "--seed", 0, *sizes, "--threads", threads, *arena, "--outputs", outputs)
+            with outputs.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            if digest != known.setdefault(threads, digest):
+                wrong.append(f"other bits at {threads} threads{' without an arena' if arena else ''}")
+    return wrong
 
 
 HEADS = (
@@ -153,6 +173,7 @@ def main() -> int:
     parser.add_argument("--policies", default=POLICIES)
     parser.add_argument("--budgets", type=int, default=10)
     parser.add_argument("--effort", default="first")
+    parser.add_argument("--bits", action="store_true")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     compiler = Compiler(args.ckpt_opt.resolve())
