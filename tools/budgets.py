@@ -187,7 +187,8 @@ def main() -> int:
         print("  ".join(cells(row)), *row.failures, sep="\n    ", file=sys.stderr, flush=True)
     failed = [row for row in rows if row.failures]
     count, left_out = sum(row.plans for row in rows), sum(row.left_out for row in rows)
-    lines = [f"{len(rows)} models, {count} plans run, {left_out} policies left out for want of layers, {sum(len(r.failures) for r in rows)} failures", ""]
+    failures = sum(len(row.failures) for row in rows)
+    lines = [f"{len(rows)} models, {count} plans run, {left_out} policies left out for want of layers, {failures} failures", ""]
     lines += ["| " + " | ".join(HEADS) + " |", "|" + "---|" * len(HEADS)]
     lines += ["| " + " | ".join(cells(row)) + " |" for row in rows]
     lines += [""] + [f"{row.model}: {failure}" for row in failed for failure in row.failures]

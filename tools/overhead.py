@@ -33,6 +33,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from compiler import Compiler
@@ -102,7 +103,7 @@ class Noise:
 
     def line(self) -> str:
         apart = [
-            statistics.median(100 * abs(b[kind] / a[kind] - 1) for a, b in zip(self.plain, self.plain[1:]))
+            statistics.median(100 * abs(b[kind] / a[kind] - 1) for a, b in pairwise(self.plain))
             for kind in (0, 1)
         ]
         return (
