@@ -66,14 +66,9 @@ fn run(graph: &Graph) -> Measured {
     session.run(&inputs).unwrap()
 }
 
-#[test]
-fn one_plan_of_all_choices_is_the_unplanned_step_in_the_memory_predicted() {
+/// A step in parts of which results are moved and computed again, within a share of its memory.
+fn runs_as_the_unplanned_step(model: &str, percent: f64, open: Tiles, fuse_optimizer: bool) {
     let _turn = torch::alone();
-    let (model, percent, fuse_optimizer) = ("llama32", 35.0, true);
-    let open = Tiles {
-        loss: Tile::Auto,
-        mlp: Tile::Auto,
-    };
     let request = Request {
         budget: Some(Budgeted {
             budget: Budget::Percent(percent),
@@ -91,15 +86,66 @@ fn one_plan_of_all_choices_is_the_unplanned_step_in_the_memory_predicted() {
     let made = done.made.as_ref().unwrap();
     let plan = &made.plan;
     let tiles = done.tried.as_ref().unwrap().tiles();
-    let (plain, _) = compiled(model, &step(tiles, fuse_optimizer));
+    let (plain, alike) = compiled(model, &step(tiles, fuse_optimizer));
+    assert_eq!(
+        (&done.tiled, &done.tiled_mlps),
+        (&alike.tiled, &alike.tiled_mlps)
+    );
     let (ours, theirs) = (run(&graph), run(&plain));
     assert_eq!(ours.peak_bytes, ours.predicted_peak_bytes);
     assert_eq!(ours.peak_bytes, plan.after.peak_bytes);
     assert_eq!(theirs.peak_bytes, theirs.predicted_peak_bytes);
     assert!(ours.peak_bytes < theirs.peak_bytes);
     assert!(ours.outputs == theirs.outputs);
-    assert!(ours.outputs.keys().any(|n| n.ends_with(".updated")));
-    assert!(!ours.outputs.keys().any(|n| n.ends_with(".grad")));
+    let has = |end: &str| ours.outputs.keys().any(|n| n.ends_with(end));
+    assert!(has(".updated") && has(".grad") != fuse_optimizer);
     assert!(!done.tiled.is_empty() && !plan.offloaded.is_empty());
+    assert_eq!(done.tiled_mlps.is_empty(), open.mlp == Tile::Off);
     assert!(plan.schedule.len() > made.subject.problem.ops.len());
+    // Parts do not hide the head from what says which results stay for it.
+    assert_eq!(
+        made.subject
+            .structure
+            .feeds_scores
+            .iter()
+            .filter(|f| **f)
+            .count(),
+        1
+    );
+}
+
+#[test]
+fn one_plan_of_all_choices_is_the_unplanned_step_in_the_memory_predicted() {
+    let open = Tiles {
+        loss: Tile::Auto,
+        mlp: Tile::Off,
+    };
+    runs_as_the_unplanned_step("llama32", 35.0, open, true);
+}
+
+#[test]
+fn so_it_is_with_mlps_in_parts() {
+    let open = Tiles {
+        loss: Tile::Auto,
+        mlp: Tile::Parts(3),
+    };
+    runs_as_the_unplanned_step("llama32", 35.0, open, true);
+}
+
+#[test]
+fn so_it_is_in_16_bits_with_mlps_in_parts() {
+    let open = Tiles {
+        loss: Tile::Auto,
+        mlp: Tile::Parts(2),
+    };
+    runs_as_the_unplanned_step("llama32_bf16", 50.0, open, true);
+}
+
+#[test]
+fn so_it_is_in_16_bits_with_gradients() {
+    let open = Tiles {
+        loss: Tile::Auto,
+        mlp: Tile::Off,
+    };
+    runs_as_the_unplanned_step("llama32_bf16", 50.0, open, false);
 }

@@ -31,9 +31,7 @@ Needs tools/requirements-torch.txt.
 from __future__ import annotations
 
 import argparse
-import datetime
 import hashlib
-import os
 import platform
 import re
 import sys
@@ -44,6 +42,7 @@ from pathlib import Path
 import matching
 import ml_dtypes
 import numpy as np
+import page
 import tolerance
 import torch
 from compiler import Compiler, Refused, read_tensors, write_tensors
@@ -321,8 +320,7 @@ def main() -> int:
     torch.set_num_threads(args.threads)
     batch, seq = map(int, args.shape.split("x"))
     lines = [
-        f"{datetime.date.today()}, {platform.machine()}, {args.threads} of {os.cpu_count()} threads, --effort {args.effort}, "
-        f"{' '.join(choices)}", "", HEAD,
+        page.head(platform.machine(), args.threads, f"--effort {args.effort}", " ".join(choices)), "", HEAD,
     ]  # fmt: skip
     print("\n".join(lines), flush=True)
     with tempfile.TemporaryDirectory() as name:
@@ -335,13 +333,7 @@ def main() -> int:
                 lines += bench.case(model, dtype, args.budgets.split(","))
         if any(bench.outside.iterdir()):
             bench.wrong.append("outside: something is left of what waited")
-    tail = ["", *(f"- {note}" for note in bench.notes)]
-    if bench.wrong:
-        tail += ["", "Wrong:", "", *(f"- {line}" for line in bench.wrong)]
-    print("\n".join(tail))
-    if args.page:
-        args.page.write_text("\n".join(["# All choices in one plan", "", *lines, *tail, ""]))
-    return 1 if bench.wrong else 0
+    return page.finish("All choices in one plan", lines, bench.notes, bench.wrong, args.page)
 
 
 if __name__ == "__main__":

@@ -28,10 +28,8 @@ Exit 1 if
 from __future__ import annotations
 
 import argparse
-import datetime
 import hashlib
 import json
-import os
 import platform
 import statistics
 import sys
@@ -39,6 +37,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import page
 from compiler import Compiler, Refused
 from options import listed
 
@@ -237,9 +236,10 @@ def main() -> int:
     compiler = Compiler(args.ckpt_opt.resolve(), 7200.0)
     sizes = tuple(word for i, name in enumerate(options) if name == "--dim" for word in options[i : i + 2])
     lines = [
-        f"{datetime.date.today()}, {args.model.stem} {' '.join(options)}, {platform.machine()}, {args.threads} of "
-        f"{os.cpu_count()} threads, {args.rounds} rounds of {args.steps} steps, --effort {args.effort}, load "
-        f"{os.getloadavg()[0]:.1f} at the start", "", HEAD,
+        page.head(
+            platform.machine(), args.threads, f"{args.model.stem} {' '.join(options)}",
+            f"{args.rounds} rounds of {args.steps} steps", f"--effort {args.effort}", page.load(),
+        ), "", HEAD,
     ]  # fmt: skip
     print("\n".join(lines), flush=True)
     with tempfile.TemporaryDirectory() as name:
@@ -256,13 +256,7 @@ def main() -> int:
                 lines += found
         if any((folder / "outside").iterdir()):
             bench.wrong.append("files: something is left of what waited")
-    tail = ["", *(f"- {note}" for note in bench.notes)]
-    if bench.wrong:
-        tail += ["", "Wrong:", "", *(f"- {line}" for line in bench.wrong)]
-    print("\n".join(tail))
-    if args.page:
-        args.page.write_text("\n".join(["# What offloading is worth", "", *lines, *tail, ""]))
-    return 1 if bench.wrong else 0
+    return page.finish("What offloading is worth", lines, bench.notes, bench.wrong, args.page)
 
 
 if __name__ == "__main__":

@@ -45,8 +45,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import datetime
-import os
 import platform
 import statistics
 import sys
@@ -59,6 +57,7 @@ from pathlib import Path
 import matching
 import numpy as np
 import overhead
+import page
 import tolerance
 import torch
 import transformers as tf
@@ -423,9 +422,10 @@ def main() -> int:
     cases = [(m, d, *s) for m in arguments.models for d in arguments.dtypes
              for s in ([SMALL] if m in TINY_MODELS else arguments.shapes)]  # fmt: skip
     lines = [
-        f"{datetime.date.today()}, {place_name(arguments.device)}, {arguments.threads} of {os.cpu_count()} threads, "
-        f"torch {torch.__version__}, {arguments.rounds} rounds of {arguments.steps} steps, load "
-        f"{os.getloadavg()[0]:.1f} at the start", "", HEAD,
+        page.head(
+            place_name(arguments.device), arguments.threads, f"torch {torch.__version__}",
+            f"{arguments.rounds} rounds of {arguments.steps} steps", page.load(),
+        ), "", HEAD,
     ]  # fmt: skip
     print("\n".join(lines), flush=True)
     notes, wrong = [], []
@@ -442,14 +442,10 @@ def main() -> int:
             rows = case.rows()
             print("\n".join(rows), flush=True)
             lines += rows
-            notes += [f"- {label}: {note}" for note in case.notes]
-            wrong += [f"- {label}: {line}" for line in case.wrong]
+            notes += [f"{label}: {note}" for note in case.notes]
+            wrong += [f"{label}: {line}" for line in case.wrong]
             torch._dynamo.reset()
-    tail = ["", *notes, *(["", "Wrong:", "", *wrong] if wrong else [])]
-    print("\n".join(tail))
-    if arguments.page:
-        arguments.page.write_text("\n".join(["# Steps", "", *lines, *tail, ""]))
-    return 1 if wrong else 0
+    return page.finish("Steps", lines, notes, wrong, arguments.page)
 
 
 if __name__ == "__main__":

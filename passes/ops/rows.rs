@@ -88,6 +88,14 @@ pub fn class_scores(node: &Node) -> Option<ValueId> {
     scores
 }
 
+/// The same, also of the loss of some of the rows.
+pub fn compared_scores(node: &Node) -> Option<ValueId> {
+    match node.op == &CLASS_LOSS {
+        true => node.ins[0],
+        false => class_scores(node),
+    }
+}
+
 /// Whether the op is a loss over classes that divides by the weight of all labels, which no part of the rows knows.
 pub fn is_mean_loss(node: &Node) -> bool {
     is_class_loss(node.op) && node.attrs.str("reduction") == "mean"

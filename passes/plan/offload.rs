@@ -19,7 +19,7 @@ use super::keep::SMALL_BYTES;
 use super::policy::Policy;
 use super::problem::Problem;
 use super::solve::bound::{CLASS, CLASS_MOVING};
-use super::solve::{Effort, Objective, Wait, bound_moving};
+use super::solve::{Effort, Objective, bound_moving};
 use super::staged::{movable, result_bytes};
 use super::subject::Structure;
 use super::{Budget, Setting};
@@ -349,18 +349,7 @@ impl Offloading {
         };
         let mut elsewhere = vec![None; setting.problem.ops.len()];
         for op in candidates {
-            // Out and back; beside other ops, all that is certain is what no op runs beside.
-            let whole_us = transfer.cost(result_bytes(setting.problem, *op));
-            elsewhere[*op] = Some(match self.streams {
-                true => Wait {
-                    own_us: transfer.own_us(whole_us),
-                    lane_us: (whole_us - transfer.start_us).max(0.0),
-                },
-                false => Wait {
-                    own_us: whole_us,
-                    lane_us: 0.0,
-                },
-            });
+            elsewhere[*op] = Some(transfer.wait(result_bytes(setting.problem, *op), self.streams));
         }
         bound_moving(
             setting.problem,

@@ -136,6 +136,31 @@ impl Transfer {
     pub fn own_us(&self, cost: f64) -> f64 {
         self.start_us.min(cost) + self.busy_share * (cost - self.start_us).max(0.0)
     }
+
+    /// What it takes of a step at least that so many bytes leave, and that they come back, where transfers run beside other
+    /// ops, and where they do not.
+    pub fn wait(&self, bytes: u64, beside: bool) -> Wait {
+        let whole_us = self.cost(bytes);
+        match beside {
+            true => Wait {
+                own_us: self.own_us(whole_us),
+                lane_us: (whole_us - self.start_us).max(0.0),
+            },
+            false => Wait {
+                own_us: whole_us,
+                lane_us: 0.0,
+            },
+        }
+    }
+}
+
+/// What waiting outside takes of a step, for the results of one op.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Wait {
+    /// Each way, what nothing runs beside.
+    pub own_us: f64,
+    /// Each way, what a lane is taken for; 0 where nothing runs beside a transfer.
+    pub lane_us: f64,
 }
 
 /// No step of a foreign problem takes more memory: sums up to 2⁵³ are exact as floats too.

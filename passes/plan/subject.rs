@@ -9,7 +9,7 @@ use crate::analysis::{Binding, Blocks, Device, MemoryProfile, Sizes};
 use crate::error::Result;
 use crate::ir::{Graph, NodeId, Side, ValueId};
 use crate::ops::kind::{Kind, kind};
-use crate::ops::rows::class_scores;
+use crate::ops::rows::compared_scores;
 use crate::transform::joint;
 use serde::{Deserialize, Serialize};
 
@@ -95,7 +95,10 @@ impl Subject {
         let trained = trained(graph);
         let streams = blocks.list.iter().filter_map(|b| b.inputs.first());
         let opens_layer = makers(graph, streams.copied());
-        let scores = graph.order().iter().map(|n| class_scores(graph.node(*n)));
+        let scores = graph
+            .order()
+            .iter()
+            .map(|n| compared_scores(graph.node(*n)));
         let heads = scores.flatten().filter_map(|scores| head(graph, scores));
         let operands = heads.flat_map(|n| graph.node(n).ins.iter().flatten().copied());
         let feeds_scores = makers(graph, operands);

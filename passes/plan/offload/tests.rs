@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::plan::brute::{Move, cheapest_moving};
+use crate::plan::problem::Wait;
 use crate::plan::problem::{Op, Phase, Transfer, Value};
 use crate::plan::schedule::evaluate;
 use crate::plan::{Choices, problem};
@@ -238,11 +239,9 @@ fn no_choice_beats_the_bound_and_few_beat_the_plan() {
         // With a lane of any speed nothing but those is certain; with the lane there is more, and no plan is below it.
         let lower = |has_lane: bool| {
             let wait = |o: usize| {
-                let whole = transfer.cost(result_bytes(&p, o));
-                may[o].then(|| Wait {
-                    own_us: transfer.own_us(whole),
-                    lane_us: (whole - transfer.start_us).max(0.0) * f64::from(u8::from(has_lane)),
-                })
+                let wait = transfer.wait(result_bytes(&p, o), true);
+                let lane_us = if has_lane { wait.lane_us } else { 0.0 };
+                may[o].then_some(Wait { lane_us, ..wait })
             };
             let waits: Vec<Option<Wait>> = (0..p.ops.len()).map(wait).collect();
             bound_moving(&p, budget, &[], &waits).unwrap().unwrap()

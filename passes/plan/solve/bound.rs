@@ -7,7 +7,8 @@
 //! the hull gives the best λ. The bound holds for any number of recomputations. The best of several positions counts.
 //!
 //! What waits elsewhere at that moment has left before it, through one lane, and the time until then is no less than what
-//! that takes, and no less than what earlier ops take. Of a share μ of each, the sum is a lower bound too ([`Way`]).
+//! that takes, and no less than what earlier ops take. Of a share μ of the one and 1 − μ of the other, the sum is a lower
+//! bound too. So it is after that moment with a share ν of the lane back, beside what later ops and repeats take ([`Way`]).
 
 use super::cut::{Bend, Cut, Scene};
 use super::dag::Dag;
@@ -32,37 +33,94 @@ pub fn one_position(
     positions: usize,
     work: &mut Work,
 ) -> Option<i64> {
-    let none = [Way {
-        elsewhere: Vec::new(),
-        lane_share: 0.0,
-    }];
-    one_position_moving(dag, cap, (weight, &none), (&[], positions), work)
+    let given: Vec<u32> = (0..dag.ops() as u32).collect();
+    best_of(dag, cap, (&given, positions), work, &mut |_, step, work| {
+        let (value, _) = single(dag, cap, weight, &given, step, work)?;
+        Some(value * (1.0 - 1e-9))
+    })
 }
 
-/// What it weighs to have a value wait elsewhere, by value, if so much of the time before the position is what the lane out
-/// takes, and the rest what ops take. Several are tried in the order of their shares.
+/// How time is told apart into what ops take and what transfers do.
 pub struct Way {
+    /// What it weighs to run an op again, by op.
+    pub weight: Vec<i64>,
+    /// What it weighs to have a value wait elsewhere, by value.
     pub elsewhere: Vec<Option<i64>>,
-    /// From 0 to 1.
-    pub lane_share: f64,
+}
+
+/// A question about values that may wait elsewhere.
+pub struct Moving<'a> {
+    /// The way of a share of the lane out before a position, and of the lane back after it, each from 0 to 1. What ops weigh
+    /// after the position counts for as much less as the lane back counts, what ops weigh before it for as much less as the
+    /// lane out; the latter and the ops' first runs are taken off here.
+    pub way: &'a dyn Fn(f64, f64) -> Way,
+    /// Shares to try in turn, rising, the first of them 0; that one alone where transfers have no lane.
+    pub shares: &'a [f64],
+    /// No less than what all ops weigh before each of the dag, once, and then what all weigh.
+    pub ahead: &'a [f64],
 }
 
 /// Positions at which all ways are tried; at others only the first.
 const ALL_WAYS: usize = 3;
 
 /// The same where values may wait elsewhere. A value that is read after the position is then
-/// resident, or made again, or brought back, and that is paid. `ahead` is no less than what all ops weigh before
-/// each of the dag, once; it may be empty where no way has a share of a lane.
+/// resident, or made again, or brought back, and that is paid.
 pub fn one_position_moving(
     dag: &Dag,
     cap: i64,
-    (weight, ways): (&[i64], &[Way]),
-    (ahead, positions): (&[f64], usize),
+    moving: &Moving,
+    positions: usize,
     work: &mut Work,
 ) -> Option<i64> {
     let given: Vec<u32> = (0..dag.ops() as u32).collect();
+    let plain = (moving.way)(0.0, 0.0);
+    let all = moving.ahead.last().copied().unwrap_or(0.0);
+    best_of(dag, cap, (&given, positions), work, &mut |n, step, work| {
+        let before = moving.ahead[step];
+        let mut proven = |out: f64, back: f64| -> Option<f64> {
+            let own = (out > 0.0 || back > 0.0).then(|| (moving.way)(out, back));
+            let way = own.as_ref().unwrap_or(&plain);
+            let prices = (way.weight.as_slice(), way.elsewhere.as_slice());
+            let (value, _) = at_step(dag, cap, prices, &given, step, work)?;
+            let ops = out * before + back * (all - before);
+            // Products of prices and sizes are rounded down, their difference may be off by a few units in the last place.
+            Some(value * (1.0 - 1e-9) - ops * (1.0 + 1e-9))
+        };
+        let mut best = (proven(0.0, 0.0)?, 0.0);
+        if n >= ALL_WAYS {
+            return Some(best.0);
+        }
+        // What they prove rises with a share, and falls again: it is the least of sums that are linear in it.
+        for out in &moving.shares[1..] {
+            let found = proven(*out, 0.0)?;
+            if found < best.0 {
+                break;
+            }
+            best = (found, *out);
+        }
+        let (mut most, out) = best;
+        for back in &moving.shares[1..] {
+            let found = proven(out, *back)?;
+            if found < most {
+                break;
+            }
+            most = found;
+        }
+        Some(most)
+    })
+}
+
+/// The most that some positions prove, which stand where the given order has more resident than may be: those with the most
+/// are tried, then some of the others. `prove` is given how many were tried before, and the position.
+fn best_of(
+    dag: &Dag,
+    cap: i64,
+    (given, positions): (&[u32], usize),
+    work: &mut Work,
+    prove: &mut dyn FnMut(usize, usize, &mut Work) -> Option<f64>,
+) -> Option<i64> {
     let mut simulation = Simulation::default();
-    simulation.run(dag, &given);
+    simulation.run(dag, given);
     let live = &simulation.live;
     work.spend(3 * given.len() as u64);
     let mut tops: Vec<usize> = (0..live.len())
@@ -79,22 +137,10 @@ pub fn one_position_moving(
         if n > 2 && n % stride != 0 {
             continue;
         }
-        let tried = if n < ALL_WAYS { ways.len() } else { 1 };
-        // What they prove rises with their share of the lane, and falls again: it is the least of sums that are linear in it.
-        let mut last = f64::NEG_INFINITY;
-        for way in &ways[..tried.min(ways.len())] {
-            let prices = (weight, way.elsewhere.as_slice());
-            let (value, _) = at_step(dag, cap, prices, &given, step, work)?;
-            let ops = way.lane_share * ahead.get(step).copied().unwrap_or(0.0);
-            // Products of prices and sizes are rounded down, their difference may be off by a few units in the last place.
-            let proven = value * (1.0 - 1e-9) - ops * (1.0 + 1e-9);
-            if proven < last {
-                break;
-            }
-            (best, last) = (best.max(proven as i64 - 1), proven);
-        }
+        let proven = prove(n, step, work)?;
+        best = best.max(proven as i64 - 1);
     }
-    Some(best.max(0))
+    Some(best)
 }
 
 /// What the position at `step` of the given order proves, and the price of a byte at which it does; `None` if nothing

@@ -26,7 +26,7 @@ pub mod work;
 mod writer;
 
 use super::choice::{Choice, broken_by, honours};
-use super::problem::Problem;
+use super::problem::{Problem, Wait};
 use super::schedule::{Score, evaluate};
 use crate::error::{Error, Result};
 use dag::Dag;
@@ -244,26 +244,29 @@ pub fn bound_moving(
     };
     let cap = cap.min(i64::MAX as u64 / 4) as i64;
     let unit = dag.unit.max(f64::MIN_POSITIVE);
-    let share = |v: usize, lane_share: f64| {
+    let has_lane = elsewhere.iter().flatten().any(|w| w.lane_us > 0.0);
+    let elsewhere = |v: usize, shares: f64| {
         let value = &problem.values[dag.value_in_problem[v] as usize];
         let maker = value.producer?;
         let wait = elsewhere.get(maker).copied().flatten()?;
-        let cost = (2.0 - lane_share) * wait.own_us + lane_share * wait.lane_us;
+        let cost = (2.0 - shares) * wait.own_us + shares * wait.lane_us;
         let outs = problem.ops[maker].outs.iter();
         let all: u64 = outs.map(|v| problem.values[*v].bytes).sum();
         Some((cost / unit * value.bytes as f64 / all.max(1) as f64 * (1.0 - 1e-12)) as i64)
     };
-    let has_lane = elsewhere.iter().flatten().any(|w| w.lane_us > 0.0);
-    let lane_shares = if has_lane {
-        LANE_SHARES
-    } else {
-        &LANE_SHARES[..1]
+    let way = |out: f64, back: f64| bound::Way {
+        weight: dag
+            .price
+            .iter()
+            .map(|price| match back > 0.0 {
+                true => (*price as f64 * (1.0 - back) * (1.0 - 1e-12)) as i64,
+                false => *price,
+            })
+            .collect(),
+        elsewhere: (0..dag.values())
+            .map(|v| elsewhere(v, out + back))
+            .collect(),
     };
-    let way = |lane_share: &f64| bound::Way {
-        elsewhere: (0..dag.values()).map(|v| share(v, *lane_share)).collect(),
-        lane_share: *lane_share,
-    };
-    let ways: Vec<bound::Way> = lane_shares.iter().map(way).collect();
     let mut sum = 0.0;
     let sums = problem.ops.iter().map(|op| {
         let before = sum;
@@ -271,24 +274,25 @@ pub fn bound_moving(
         before
     });
     let sums: Vec<f64> = sums.collect();
-    let ahead: Vec<f64> = dag.op_in_problem.iter().map(|o| sums[*o] / unit).collect();
+    let mut ahead: Vec<f64> = dag.op_in_problem.iter().map(|o| sums[*o] / unit).collect();
+    ahead.push(sum / unit);
+    let moving = bound::Moving {
+        way: &way,
+        shares: if has_lane {
+            LANE_SHARES
+        } else {
+            &LANE_SHARES[..1]
+        },
+        ahead: &ahead,
+    };
     let positions = (BOUND_OPS / dag.ops().max(1)).clamp(1, 8);
     let mut work = Work::new(u64::MAX);
-    let prices = (dag.price.as_slice(), ways.as_slice());
-    let more = bound::one_position_moving(&dag, cap, prices, (&ahead, positions), &mut work);
+    let more = bound::one_position_moving(&dag, cap, &moving, positions, &mut work);
     Ok(more.map(|more| before.cost + more as f64 * dag.unit))
 }
 
-/// What waiting elsewhere takes of a step, for the results of one op.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Wait {
-    /// Each way, what nothing runs beside.
-    pub own_us: f64,
-    /// Each way, what a lane is taken for; 0 where nothing runs beside a transfer.
-    pub lane_us: f64,
-}
-
-/// What part of the time before a position is taken for that of the lane out, in turn.
+/// What part of the time before a position is taken for that of the lane out, and of the time after it for that of the lane
+/// back, in turn.
 const LANE_SHARES: &[f64] = &[
     0.0, 0.0005, 0.002, 0.006, 0.015, 0.03, 0.05, 0.08, 0.12, 0.2, 0.35, 0.6, 1.0,
 ];
