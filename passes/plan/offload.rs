@@ -10,7 +10,7 @@
 //!
 //! Transfers run beside other ops, so that what a plan takes is known only once they are placed ([`overlap`]). Plans are
 //! made twice, with transfers at their whole price and at none, and the one that then takes less is kept. What is proven
-//! is proven at none, and of `auto` with what the lane out takes before a moment besides.
+//! is proven at none, and of `auto` with what the lane out takes before a moment and the lane back after it besides.
 
 use super::budgeted::{Budgeted, constraints};
 use super::choice::{Choice, Place};

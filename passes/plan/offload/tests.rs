@@ -2,8 +2,7 @@
 
 use super::*;
 use crate::plan::brute::{Move, cheapest_moving};
-use crate::plan::problem::Wait;
-use crate::plan::problem::{Op, Phase, Transfer, Value};
+use crate::plan::problem::{Op, Phase, Transfer, Value, Wait};
 use crate::plan::schedule::evaluate;
 use crate::plan::{Choices, problem};
 use crate::testing::Random;
@@ -173,6 +172,30 @@ fn moving_what_pays_is_never_slower_than_moving_nothing() {
         faster > 20 && possible > 3 && hidden > 5,
         "{faster} {possible} {hidden}"
     );
+}
+
+#[test]
+fn what_comes_back_beside_a_short_backward_part_is_proven_to_take_time() {
+    let mut p = chain(&[2_000_000; 6]);
+    for op in p.ops.iter_mut().filter(|op| op.phase == Phase::Backward) {
+        op.cost = 1.0;
+    }
+    let budget = p.static_bytes() + 5_000_000;
+    let (may, transfer) = (movable(&p), p.transfer.unwrap());
+    let lower = |has_lane: bool| {
+        let wait = |o: usize| {
+            let wait = transfer.wait(result_bytes(&p, o), true);
+            let lane_us = if has_lane { wait.lane_us } else { 0.0 };
+            may[o].then_some(Wait { lane_us, ..wait })
+        };
+        let waits: Vec<Option<Wait>> = (0..p.ops.len()).map(wait).collect();
+        bound_moving(&p, budget, &[], &waits).unwrap().unwrap()
+    };
+    // All that leaves fits beside the forward part, so that the lane out proves nothing.
+    let (free, laned) = (lower(false), lower(true));
+    let plan = budgeted(&p, auto(true), budget, Effort::Normal).unwrap();
+    assert!(laned > free + 50.0, "{free} {laned}");
+    assert!(laned <= plan.after.cost, "{laned} {}", plan.after.cost);
 }
 
 #[test]
