@@ -2,7 +2,7 @@
 """Every choice in one plan, run for real: loss and MLPs in parts, recomputation, offload, updates among the gradients.
 
     python tools/all_choices.py --ckpt-opt BINARY [--models llama_small] [--dtypes f32,bf16] [--shape 2x512]
-        [--budgets 60%,30%,floor] [--effort first] [--threads 2] [--no-check] [--folder DIR] [--page FILE.md]
+        [--budgets 80%,60%,floor] [--effort first] [--threads 2] [--no-check] [--folder DIR] [--page FILE.md]
         [-- choices, instead of --tile-loss auto --tile-mlp auto --offload auto --optimizer adamw --fuse-optimizer]
 
 Builds each model from its configuration with random weights (no network), `llama_small` being Llama-3.2-1B scaled down
@@ -262,7 +262,7 @@ class Bench:
         for budget in budgets:
             try:
                 if budget.startswith("+"):
-                    above = self.compiler_bytes(budget[1:])
+                    above = self.size_bytes(budget[1:])
                     limit = str(static + above)
                 else:
                     limit = case.floor() if budget == FLOOR else budget
@@ -279,11 +279,13 @@ class Bench:
         return case.rows
 
     @staticmethod
-    def compiler_bytes(text: str) -> int:
+    def size_bytes(text: str) -> int:
         """A size as the binary takes it."""
         units = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-        number, unit = re.fullmatch(r"([\d.]+)(\w*)", text).groups()
-        return int(float(number) * units[unit])
+        found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(\w*)", text)
+        if found is None or found[2] not in units:
+            raise Refused(f"`{text}` is no size")
+        return int(float(found[1]) * units[found[2]])
 
     def state(self, graph: Path) -> dict[str, np.ndarray]:
         """State of the optimizer as it may be after some steps: squares are not negative."""
@@ -310,7 +312,7 @@ def main() -> int:
     parser.add_argument("--models", type=listed(MODELS), default=["llama_small"])
     parser.add_argument("--dtypes", type=listed(DTYPES), default=list(DTYPES))
     parser.add_argument("--shape", default="2x512")
-    parser.add_argument("--budgets", default=f"60%,30%,{FLOOR}")
+    parser.add_argument("--budgets", default=f"80%,60%,{FLOOR}")
     parser.add_argument("--effort", default="first")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--no-check", dest="check", action="store_false", help="leave PyTorch's gradients out")
