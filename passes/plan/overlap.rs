@@ -386,10 +386,9 @@ impl<'a> Spread<'a> {
 mod tests {
     use super::*;
     use crate::plan::keep;
-    use crate::plan::problem::Wait;
     use crate::plan::problem::{Problem, Transfer};
     use crate::plan::solve::bound_moving;
-    use crate::plan::staged::{Price, movable, result_bytes};
+    use crate::plan::staged::{Price, movable, waits};
     use crate::testing::Random;
     use crate::testing::dags::{Shape, random_dag};
 
@@ -481,12 +480,7 @@ mod tests {
             assert!(took + 1e-9 >= f64::max(runs, f64::max(out, back)));
             // Nor does any schedule take less than is proven of all within its memory.
             let lower = |has_lane: bool| {
-                let wait = |o: usize| {
-                    let wait = transfer.wait(result_bytes(&p, o), true);
-                    let lane_us = if has_lane { wait.lane_us } else { 0.0 };
-                    may[o].then_some(Wait { lane_us, ..wait })
-                };
-                let waits: Vec<Option<Wait>> = (0..p.ops.len()).map(wait).collect();
+                let waits = waits(&p, &transfer, has_lane);
                 bound_moving(&p, score.peak_bytes, &[], &waits)
                     .unwrap()
                     .unwrap()

@@ -12,6 +12,8 @@
 //! where else they go is settled when all else is.
 
 use super::problem::{Kind, Op, Phase, Problem, Value};
+#[cfg(test)]
+use super::problem::{Transfer, Wait};
 use super::subject::{Part, Structure};
 use crate::error::{Error, Result};
 
@@ -82,6 +84,17 @@ pub fn movable(problem: &Problem) -> Vec<bool> {
 pub fn result_bytes(problem: &Problem, op: usize) -> u64 {
     let outs = problem.ops[op].outs.iter();
     outs.map(|v| problem.values[*v].bytes).sum()
+}
+
+/// What each op would wait for if its results moved, for a bound; without a lane nobody waits for it.
+#[cfg(test)]
+pub fn waits(problem: &Problem, transfer: &Transfer, has_lane: bool) -> Vec<Option<Wait>> {
+    let wait = |(o, may): (usize, &bool)| {
+        let wait = transfer.wait(result_bytes(problem, o), true);
+        let lane_us = if has_lane { wait.lane_us } else { 0.0 };
+        may.then_some(Wait { lane_us, ..wait })
+    };
+    movable(problem).iter().enumerate().map(wait).collect()
 }
 
 impl Staged {
@@ -308,7 +321,6 @@ impl Staged {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::problem::Transfer;
     use crate::plan::schedule::{Timeline, evaluate};
 
     /// x → a → b → c → loss, and back through all of them: each backward op reads what its forward op read.

@@ -2,8 +2,9 @@
 
 use super::*;
 use crate::plan::brute::{Move, cheapest_moving};
-use crate::plan::problem::{Op, Phase, Transfer, Value, Wait};
+use crate::plan::problem::{Op, Phase, Transfer, Value};
 use crate::plan::schedule::evaluate;
+use crate::plan::staged::waits;
 use crate::plan::{Choices, problem};
 use crate::testing::Random;
 use crate::testing::dags::{Shape, random_dag};
@@ -181,14 +182,9 @@ fn what_comes_back_beside_a_short_backward_part_is_proven_to_take_time() {
         op.cost = 1.0;
     }
     let budget = p.static_bytes() + 5_000_000;
-    let (may, transfer) = (movable(&p), p.transfer.unwrap());
+    let transfer = p.transfer.unwrap();
     let lower = |has_lane: bool| {
-        let wait = |o: usize| {
-            let wait = transfer.wait(result_bytes(&p, o), true);
-            let lane_us = if has_lane { wait.lane_us } else { 0.0 };
-            may[o].then_some(Wait { lane_us, ..wait })
-        };
-        let waits: Vec<Option<Wait>> = (0..p.ops.len()).map(wait).collect();
+        let waits = waits(&p, &transfer, has_lane);
         bound_moving(&p, budget, &[], &waits).unwrap().unwrap()
     };
     // All that leaves fits beside the forward part, so that the lane out proves nothing.
@@ -261,12 +257,7 @@ fn no_choice_beats_the_bound_and_few_beat_the_plan() {
         assert!(plan.after.cost + slack >= best.price, "graph {n}: hidden");
         // With a lane of any speed nothing but those is certain; with the lane there is more, and no plan is below it.
         let lower = |has_lane: bool| {
-            let wait = |o: usize| {
-                let wait = transfer.wait(result_bytes(&p, o), true);
-                let lane_us = if has_lane { wait.lane_us } else { 0.0 };
-                may[o].then_some(Wait { lane_us, ..wait })
-            };
-            let waits: Vec<Option<Wait>> = (0..p.ops.len()).map(wait).collect();
+            let waits = waits(&p, &transfer, has_lane);
             bound_moving(&p, budget, &[], &waits).unwrap().unwrap()
         };
         let (free, laned) = (lower(false), lower(true));
