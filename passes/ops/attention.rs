@@ -17,6 +17,7 @@
 mod body;
 pub mod plan;
 
+pub use body::repeated;
 pub use plan::{AttentionPlan, Band, Span};
 
 use super::rules::*;
@@ -239,7 +240,7 @@ fn infer_forward(cx: &InferCx, q: usize) -> Result<Vec<Ty>> {
 }
 
 /// How many query heads read one key head, where that is known.
-fn groups(query_heads: &Dim, key_heads: &Dim) -> Option<i64> {
+pub fn groups(query_heads: &Dim, key_heads: &Dim) -> Option<i64> {
     if query_heads.same(key_heads) == Same::Yes {
         return Some(1);
     }

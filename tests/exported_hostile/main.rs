@@ -92,6 +92,20 @@ fn the_programs_are_good_before_they_are_damaged() {
 }
 
 #[test]
+fn what_an_op_writes_into_is_self_whatever_others_call_it() {
+    let args = [
+        ("self", tensor("linear")),
+        ("p", json!({"as_float": 0.1})),
+        ("train", json!({"as_bool": false})),
+    ];
+    let dropped = node("torch.ops.aten.dropout_.default", &args, tensor("y"));
+    assert_eq!(
+        outputs(&Program::new(&[dropped], &[]), &[]),
+        ["y: f32[s0, 3]"]
+    );
+}
+
+#[test]
 fn json_that_is_none() {
     let text = |text: &str| with_entry("m/models/model.json", text.as_bytes().to_vec());
     refused(text(""), &["JSON"]);

@@ -6,6 +6,7 @@
 //! keys before they were transposed, and before heads were repeated for grouped queries, is told from where its elements
 //! go ([`Elements`]), whatever layout ops do it.
 
+use super::hiding::may_hide;
 use super::mask::{self, Mask, Part, Step};
 use crate::analysis::elements::Element;
 use crate::analysis::reading::Reading;
@@ -17,7 +18,7 @@ use crate::ops::{activation, arith, cast, logic, matmul, shape};
 /// Longest walk.
 pub(super) const MAX_STEPS: usize = 24;
 
-/// What a query that sees no key gives.
+/// What a query gives that minus infinity lets see no key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blind {
     Zeros,
@@ -121,16 +122,20 @@ impl<'g> Reading<'g> {
             .masked
             .unwrap_or(self.graph.node(before.product).outs[0]);
         let dims = self.graph.ty(scores).dims.clone();
-        let mask = mask::mask(self.graph, &mut self.elements, &before.steps, &dims);
+        let (graph, flow) = (self.graph, self.flow);
+        let mask = mask::mask(
+            graph,
+            &mut self.elements,
+            &before.steps,
+            &dims,
+            &mut |elements, bias| may_hide(graph, flow, elements, bias),
+            &|bias| flow.active[bias],
+        );
         if mask.parts.iter().any(|p| self.is_too_wide(p, dtype)) {
             obstacle.get_or_insert("the bias is wider than the scores".into());
         }
-        if mask
-            .parts
-            .iter()
-            .any(|p| matches!(p, Part::Low { fill, .. } if *fill > mask::HIDDEN))
-        {
-            obstacle.get_or_insert("the mask replaces scores by a number that is not low".into());
+        if let Some(reason) = mask.obstacle {
+            obstacle.get_or_insert(reason.into());
         }
         let (output, blind, guard) = self.output(after.product, before.alive, after.blind);
         if let Some(reason) = guard {

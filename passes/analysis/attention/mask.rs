@@ -32,12 +32,6 @@ pub enum Part {
     Bias(ValueId),
     /// A boolean tensor: keys where it is `keep` are seen.
     Keep { value: ValueId, keep: bool },
-    /// `fill` where the boolean is not `keep`, added.
-    Low {
-        value: ValueId,
-        keep: bool,
-        fill: f64,
-    },
 }
 
 /// Query `i` sees key `j` only if `-left <= j - i <= right`.
@@ -57,6 +51,18 @@ pub struct Mask {
     pub parts: Vec<Part>,
     /// Every query is proven to see some key, as far as the band says.
     pub band_shows_all: bool,
+    /// A query that sees no key weighs all keys alike: what hides keys is one low number in place of their scores.
+    pub all_alike: bool,
+    /// Why no fused op masks so.
+    pub obstacle: Option<&'static str>,
+}
+
+impl Mask {
+    fn add(&mut self, part: &Part) {
+        if !self.parts.contains(part) {
+            self.parts.push(part.clone());
+        }
+    }
 }
 
 impl Band {
@@ -114,57 +120,160 @@ impl Band {
     }
 }
 
-/// What steps that mask scores of shape `dims` do together.
-pub fn mask(graph: &Graph, elements: &mut Elements, steps: &[Step], dims: &[Dim]) -> Mask {
+/// What steps that mask scores of shape `dims`, the outermost first, do together. `hides` says of a bias whether it may
+/// be as low as [`HIDDEN`] somewhere, `learns` whether it has a gradient.
+///
+/// Minus infinity hides a key whatever else is seen. A low number does not where all of its row is as low: such a row is a
+/// softmax like any other, with a gradient of its own. So a finite part stands for a band, or for a boolean, only where it
+/// comes to the same for every row.
+pub fn mask(
+    graph: &Graph,
+    elements: &mut Elements,
+    steps: &[Step],
+    dims: &[Dim],
+    hides: &mut dyn FnMut(&mut Elements, ValueId) -> bool,
+    learns: &dyn Fn(ValueId) -> bool,
+) -> Mask {
     let [.., queries, keys] = dims else {
         return Mask::default();
     };
     let mut pieces = Vec::new();
     for step in steps {
-        match step {
-            Step::Bias(value) => bias(graph, elements, *value, dims, &mut pieces),
-            Step::Fill {
-                condition,
-                keep,
-                fill,
-            } => {
-                if *fill == f64::NEG_INFINITY {
-                    conjunction(graph, elements, *condition, *keep, dims, &mut pieces);
-                } else {
-                    let mut found = known(elements, *condition, *keep, dims);
-                    found.exact &= *fill <= HIDDEN;
-                    pieces.push(Piece {
-                        known: found,
-                        absolute: false,
-                        part: Part::Low {
-                            value: *condition,
-                            keep: *keep,
-                            fill: *fill,
-                        },
-                    });
-                }
-            }
-        }
+        pieces_of(graph, elements, step, dims, &mut pieces);
     }
     let mut mask = Mask::default();
     for piece in &pieces {
         mask.proven = mask.proven.and(&piece.known.band);
     }
-    // Pieces of minus infinity first: whether a finite bias can go depends on what the band shows.
-    for absolute in [true, false] {
-        for piece in pieces.iter().filter(|p| p.absolute == absolute) {
-            let band = mask.band.and(&piece.known.band);
-            let fits = band.aligned(queries, keys).is_some()
-                && (absolute || band.shows_all(queries, keys));
-            if piece.known.exact && fits {
-                mask.band = band;
-            } else if !mask.parts.contains(&piece.part) {
-                mask.parts.push(piece.part.clone());
+    let mut hides = |elements: &mut Elements, part: &Part| match part {
+        Part::Bias(value) => hides(elements, *value),
+        Part::Keep { .. } => true,
+    };
+    // The band of all finite parts, beside which nothing hides a key, and which shows each query some.
+    let band = pieces.iter().filter(|p| p.known.exact);
+    let band = band.fold(Band::default(), |all, p| all.and(&p.known.band));
+    let mut rest = pieces.iter().filter(|p| !p.known.exact);
+    let stands_alone = band.aligned(queries, keys).is_some()
+        && band.shows_all(queries, keys)
+        && !rest.any(|p| hides(elements, &p.part));
+    if stands_alone {
+        for piece in pieces.iter().filter(|p| !p.known.exact) {
+            mask.add(&piece.part);
+        }
+        mask.band = band;
+        mask.band_shows_all = true;
+        return mask;
+    }
+    let is_low = |step: &Step| matches!(step, Step::Fill { fill, .. } if *fill > f64::NEG_INFINITY);
+    if let Some(last) = steps.iter().rposition(is_low) {
+        let reason = filled(
+            &steps[..=last],
+            &steps[last + 1..],
+            elements,
+            &mut hides,
+            learns,
+        );
+        mask.obstacle = reason;
+        mask.all_alike = reason.is_none();
+    }
+    pieces.clear();
+    for step in steps {
+        match step {
+            Step::Bias(value) => {
+                let from = pieces.len();
+                bias(graph, elements, *value, dims, &mut pieces);
+                // What is added is one tensor unless some part of it is a band whatever else is seen.
+                if !pieces[from..].iter().any(|p| p.absolute) && pieces.len() > from {
+                    pieces.truncate(from);
+                    pieces.push(Piece {
+                        known: Shown::default(),
+                        absolute: false,
+                        part: Part::Bias(*value),
+                    });
+                }
             }
+            Step::Fill {
+                condition, keep, ..
+            } => conjunction(graph, elements, *condition, *keep, dims, &mut pieces),
+        }
+    }
+    for piece in &pieces {
+        let band = mask.band.and(&piece.known.band);
+        if piece.known.exact && piece.absolute && band.aligned(queries, keys).is_some() {
+            mask.band = band;
+        } else {
+            mask.add(&piece.part);
         }
     }
     mask.band_shows_all = mask.band.shows_all(queries, keys);
     mask
+}
+
+fn pieces_of(
+    graph: &Graph,
+    elements: &mut Elements,
+    step: &Step,
+    dims: &[Dim],
+    pieces: &mut Vec<Piece>,
+) {
+    match step {
+        Step::Bias(value) => bias(graph, elements, *value, dims, pieces),
+        Step::Fill {
+            condition,
+            keep,
+            fill,
+        } if *fill == f64::NEG_INFINITY => {
+            conjunction(graph, elements, *condition, *keep, dims, pieces);
+        }
+        Step::Fill {
+            condition,
+            keep,
+            fill,
+        } => {
+            let mut found = known(elements, *condition, *keep, dims);
+            found.exact &= *fill <= HIDDEN;
+            pieces.push(Piece {
+                known: found,
+                absolute: false,
+                part: Part::Keep {
+                    value: *condition,
+                    keep: *keep,
+                },
+            });
+        }
+    }
+}
+
+/// Why scores that are replaced by a low number are not the same as keys that are not seen, with equal weights for all keys
+/// in rows where none is; `None` where they are. `outer` are the steps up to the innermost such one.
+fn filled(
+    outer: &[Step],
+    inner: &[Step],
+    elements: &mut Elements,
+    hides: &mut dyn FnMut(&mut Elements, &Part) -> bool,
+    learns: &dyn Fn(ValueId) -> bool,
+) -> Option<&'static str> {
+    let mut number = None;
+    for step in outer.iter().chain(inner) {
+        match step {
+            Step::Fill { fill, .. } if *fill > HIDDEN => {
+                return Some("the mask replaces scores by a number that is not low");
+            }
+            Step::Fill { fill, .. } if *number.get_or_insert(*fill) != *fill => {
+                return Some("masks replace scores by different numbers");
+            }
+            Step::Bias(value) if hides(elements, &Part::Bias(*value)) => {
+                return Some(
+                    "one mask is added and another replaces scores, so that rows that see no key differ",
+                );
+            }
+            Step::Fill { .. } | Step::Bias(_) => {}
+        }
+    }
+    let late = outer
+        .iter()
+        .any(|s| matches!(s, Step::Bias(v) if learns(*v)));
+    late.then_some("a bias that is trained is added to what the mask has replaced")
 }
 
 /// What is known of one boolean.

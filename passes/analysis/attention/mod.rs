@@ -4,6 +4,7 @@
 //! Elementwise and layout steps between are walked through; names are never looked at.
 
 pub mod form;
+mod hiding;
 pub mod mask;
 mod operands;
 pub mod rows;

@@ -5,7 +5,7 @@
 use super::{empty_is_nan, groups};
 use crate::error::Result;
 use crate::ir::op::BodyCx;
-use crate::ir::{Attrs, DType, ValueId};
+use crate::ir::{Attrs, Builder, DType, ValueId};
 use crate::ops::activation::TANH;
 use crate::ops::axes::sizes;
 use crate::ops::concat::CONCAT;
@@ -169,7 +169,7 @@ fn rows_of(cx: &mut BodyCx, at: usize) -> Result<Rows> {
         None => 1,
     };
     let (q, k, v) = (widen(cx.b, q)?, widen(cx.b, k)?, widen(cx.b, v)?);
-    let (k, v) = (repeated(cx, k, groups)?, repeated(cx, v, groups)?);
+    let (k, v) = (repeated(cx.b, k, groups)?, repeated(cx.b, v, groups)?);
     let dtype = cx.ty(q).dtype;
     let keys = swap_last(cx, k)?;
     let mut scores = emit(cx.b, &MATMUL, &[q, keys])?;
@@ -232,28 +232,28 @@ fn hidden(cx: &mut BodyCx, scores: ValueId, seen: ValueId) -> Result<ValueId> {
     emit(cx.b, &WHERE, &[seen, scores, nothing])
 }
 
-/// Each head `times` times in a row.
-fn repeated(cx: &mut BodyCx, x: ValueId, times: i64) -> Result<ValueId> {
+/// Each head `times` times in a row: of [.., heads, rows, columns].
+pub fn repeated(b: &mut Builder, x: ValueId, times: i64) -> Result<ValueId> {
     if times == 1 {
         return Ok(x);
     }
-    let rank = cx.b.rank(x);
+    let rank = b.rank(x);
     let axis = Attrs::new().with("axis", 0);
-    let at = cx.b.ints(&[rank as i64 - 2]);
-    let apart = emit(cx.b, &UNSQUEEZE, &[x, at])?;
+    let at = b.ints(&[rank as i64 - 2]);
+    let apart = emit(b, &UNSQUEEZE, &[x, at])?;
     let mut group = vec![1; rank + 1];
     group[rank - 2] = times;
-    let group = cx.b.ints(&group);
-    let wide = emit(cx.b, &EXPAND, &[apart, group])?;
-    let heads = sizes(cx.b, x, rank - 3..rank - 2)?;
-    let times = cx.b.ints(&[times]);
-    let heads = cx.b.mul(heads, times)?;
-    let mut shape = vec![heads, sizes(cx.b, x, rank - 2..rank)?];
+    let group = b.ints(&group);
+    let wide = emit(b, &EXPAND, &[apart, group])?;
+    let heads = sizes(b, x, rank - 3..rank - 2)?;
+    let times = b.ints(&[times]);
+    let heads = b.mul(heads, times)?;
+    let mut shape = vec![heads, sizes(b, x, rank - 2..rank)?];
     if rank > 3 {
-        shape.insert(0, sizes(cx.b, x, 0..rank - 3)?);
+        shape.insert(0, sizes(b, x, 0..rank - 3)?);
     }
-    let shape = cx.b.emit(&CONCAT, &shape, axis)?;
-    reshaped(cx, wide, shape)
+    let shape = b.emit(&CONCAT, &shape, axis)?;
+    b.emit(&RESHAPE, &[wide, shape], Attrs::new().with("allowzero", 1))
 }
 
 fn reshaped(cx: &mut BodyCx, x: ValueId, shape: ValueId) -> Result<ValueId> {

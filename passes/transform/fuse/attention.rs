@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::ir::build::same_dims;
 use crate::ir::{Attrs, Builder, DType, ValueId};
 use crate::ops::kind::{Kind, kind};
-use crate::ops::rules::compute_type;
+use crate::ops::reduce::{REDUCE_MEAN, reduce_axes};
 use crate::ops::{arith, attention, logic, shape};
 use std::cmp::Ordering;
 
@@ -41,7 +41,7 @@ impl Pattern for Whole {
         };
         let mut all = vec![&mut form.queries, keys, &mut form.values];
         all.extend(form.mask.parts.iter_mut().map(|p| match p {
-            Part::Bias(value) | Part::Keep { value, .. } | Part::Low { value, .. } => value,
+            Part::Bias(value) | Part::Keep { value, .. } => value,
         }));
         all
     }
@@ -79,7 +79,7 @@ impl Pattern for Whole {
             scale = 1.0;
         }
         let mut ins = vec![Some(q), Some(k), Some(v)];
-        if let Some(mask) = joined(b, &form.mask.parts, dtype)? {
+        if let Some(mask) = joined(b, &form.mask.parts)? {
             ins.push(Some(mask));
         }
         let [.., queries, keys] = dims.as_slice() else {
@@ -87,7 +87,8 @@ impl Pattern for Whole {
         };
         let (left, right) = form.mask.band.aligned(queries, keys).unwrap_or_default();
         let never_blind = form.mask.parts.is_empty() && form.mask.band_shows_all;
-        let zeros = never_blind || form.blind == Blind::Zeros;
+        let all_alike = form.mask.all_alike && !never_blind;
+        let zeros = never_blind || all_alike || form.blind == Blind::Zeros;
         let attrs = Attrs::new()
             .with("scale", scale as f32)
             .with("softcap", form.softcap as f32)
@@ -95,7 +96,13 @@ impl Pattern for Whole {
             .with("window_left", left.unwrap_or(-1))
             .with("window_right", right.filter(|r| *r > 0).unwrap_or(-1))
             .with("empty_rows", if zeros { "zeros" } else { "nan" });
-        let y = b.emit_n(&attention::ATTENTION, ins, attrs, 1)?[0];
+        let y = match all_alike {
+            true => {
+                let made = b.emit_n(&attention::ATTENTION, ins, attrs, 2)?;
+                mean_where_blind(b, made[0], made[1], v)?
+            }
+            false => b.emit_n(&attention::ATTENTION, ins, attrs, 1)?[0],
+        };
         if same_dims(&b.ty(y).dims, &output.dims) {
             return Ok(y);
         }
@@ -105,8 +112,24 @@ impl Pattern for Whole {
     }
 }
 
+/// An attention's result with the mean of all values for each query that sees no key: one whose log-sum-exp is −∞.
+fn mean_where_blind(b: &mut Builder, y: ValueId, lse: ValueId, v: ValueId) -> Result<ValueId> {
+    let rank = b.rank(y);
+    let lowest = b.scalar(b.ty(lse).dtype, f64::NEG_INFINITY);
+    let sees = b.emit(&logic::GREATER, &[lse, lowest], Attrs::new())?;
+    let last = b.ints(&[-1]);
+    let sees = b.emit(&shape::UNSQUEEZE, &[sees, last], Attrs::new())?;
+    let mut mean = reduce_axes(b, &REDUCE_MEAN, v, &[rank - 2], true)?;
+    if rank > 2 {
+        let heads = |b: &Builder, x: ValueId| b.ty(x).dims[rank - 3].clone();
+        let groups = attention::groups(&heads(b, y), &heads(b, v)).unwrap_or(1);
+        mean = attention::repeated(b, mean, groups)?;
+    }
+    b.emit(&logic::WHERE, &[sees, y, mean], Attrs::new())
+}
+
 /// All parts of a mask as one operand: boolean where all parts are.
-fn joined(b: &mut Builder, parts: &[Part], dtype: DType) -> Result<Option<ValueId>> {
+fn joined(b: &mut Builder, parts: &[Part]) -> Result<Option<ValueId>> {
     let mut keep: Option<ValueId> = None;
     let mut bias: Option<ValueId> = None;
     for part in parts {
@@ -119,11 +142,6 @@ fn joined(b: &mut Builder, parts: &[Part], dtype: DType) -> Result<Option<ValueI
                 });
             }
             Part::Bias(value) => bias = Some(sum(b, bias, value)?),
-            Part::Low { value, keep, fill } => {
-                // Numbers that are low in float32 are minus infinity in 16 bits.
-                let low = select(b, value, keep, fill, compute_type(dtype))?;
-                bias = Some(sum(b, bias, low)?);
-            }
         }
     }
     Ok(match (keep, bias) {
