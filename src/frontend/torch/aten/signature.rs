@@ -117,6 +117,10 @@ fn parse(text: &'static str) -> (&'static str, Vec<Param>) {
 }
 
 impl Signature {
+    fn has(&self, name: &str) -> bool {
+        self.params.iter().any(|p| p.name == name)
+    }
+
     fn bind(
         &self,
         low: &mut Lowering,
@@ -127,13 +131,17 @@ impl Signature {
         if args.len() > by_place {
             return Ok(None);
         }
-        let known = |name: &str| self.params.iter().any(|p| p.name == name);
+        // What an op writes into is `self`, also where the op that writes nothing calls it `input`.
+        let is_called = |i: usize, name: &str| {
+            self.params[i].name == name || i == 0 && name == "self" && !self.has("self")
+        };
+        let known = |name: &str| (0..self.params.len()).any(|i| is_called(i, name));
         if kwargs.iter().any(|(name, _)| !known(name)) {
             return Ok(None);
         }
         let mut bound = Vec::with_capacity(self.params.len());
         for (i, param) in self.params.iter().enumerate() {
-            let named = kwargs.iter().find(|(n, _)| *n == param.name);
+            let named = kwargs.iter().find(|(n, _)| is_called(i, n));
             let given = match (args.get(i), named) {
                 (Some(_), Some(_)) => return Ok(None),
                 (Some(v), None) => v,
