@@ -3,7 +3,6 @@
 
 mod torch;
 
-use ckpt_opt::attention::Attention;
 use ckpt_opt::frontend::given::Given;
 use ckpt_opt::optimize::load;
 use ckpt_opt::runtime::convert;
@@ -313,7 +312,7 @@ fn what_a_pair_does_not_mean_takes_tiles() {
 }
 
 /// A step with every layer computed again takes the pair for nodes, copies and gradients alike: the same bits as without a
-/// plan, and those of tiles unless it is told otherwise.
+/// plan, and others than those of tiles.
 #[test]
 fn a_plan_changes_no_bit_of_a_pair() {
     let _turn = torch::alone();
@@ -335,9 +334,8 @@ fn a_plan_changes_no_bit_of_a_pair() {
             .map(|(name, x)| (name.clone(), convert::tensor(name, x).unwrap()))
             .collect();
         let mut program = Program::new(&graph).unwrap();
-        match available {
-            Some(available) => program.attend_with(available),
-            None => program.attend_by(Attention::Auto),
+        if let Some(available) = available {
+            program.attend_with(available);
         }
         let taken = program.schedule(&inputs).unwrap().taken();
         let outputs = program.run(&inputs).unwrap().outputs;

@@ -19,7 +19,6 @@ use super::lifetimes::Lifetimes;
 use super::operands::Operands;
 use super::schedule::{Form, Key, Schedule};
 use super::values::Values;
-use crate::attention::Attention;
 use crate::place::Place;
 use crate::rng::Rng;
 use ckpt_passes::analysis::device::round_up;
@@ -230,15 +229,7 @@ impl<'g> Program<'g> {
         *self.schedule.get_mut() = None;
     }
 
-    /// Which kernels of attention nodes may take from now on: those of the device, or none but tiles.
-    pub fn attend_by(&mut self, attention: Attention) {
-        self.attend_with(match attention {
-            Attention::Auto => device::pairs(self.place),
-            Attention::Tiles => Available::default(),
-        });
-    }
-
-    /// The same for pairs that are given; tests have one for the CPU.
+    /// The pairs of kernels that attention may take from now on; none unless told otherwise.
     pub fn attend_with(&mut self, available: Available) {
         self.available = available;
         *self.schedule.get_mut() = None;

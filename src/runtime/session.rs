@@ -3,6 +3,7 @@
 use super::convert::{self, torch_error};
 use super::device;
 use super::executor::Program;
+use super::kernels::attention::pairs::Available;
 use super::kernels::attention::pairs::pinned::Taken;
 use super::trace::Moment;
 use crate::attention::Attention;
@@ -83,18 +84,19 @@ impl<'g> Session<'g> {
         let mut program = Program::at(graph, place)?;
         program.draw_by(rng);
         program.pin_memory(true);
-        program.attend_by(Attention::default());
         for (id, value) in graph.inits() {
             if let Some(tensor) = weights.get(&value.name) {
                 program.override_weight(id, convert::tensor(&value.name, tensor)?)?;
             }
         }
-        Ok(Session {
+        let mut session = Session {
             program,
             goes_on: false,
             workspace_bytes: Cell::new(None),
             resident_before: device::resident_bytes(),
-        })
+        };
+        session.attend_by(Attention::default());
+        Ok(session)
     }
 
     /// Whether results and temporaries lie in an arena from now on; they do where one can be planned.
@@ -104,7 +106,10 @@ impl<'g> Session<'g> {
 
     /// Which kernels of attention nodes may take from now on; unless told otherwise, PyTorch's where a device has them.
     pub fn attend_by(&mut self, attention: Attention) {
-        self.program.attend_by(attention);
+        self.program.attend_with(match attention {
+            Attention::Auto => device::pairs(self.program.place()),
+            Attention::Tiles => Available::default(),
+        });
     }
 
     /// Whether each step starts from the parameters and states that the last one left, not from those that are given.
