@@ -197,10 +197,13 @@ fn operands(lead: &[i64], heads: Option<[i64; 2]>, rows: [i64; 2], size: i64) ->
     ]
 }
 
+/// Leading axes, query and key heads, queries and keys, size of a head, causal or not.
+type Case = (&'static [i64], Option<[i64; 2]>, [i64; 2], i64, i64);
+
 #[test]
 fn nodes_by_a_pair_give_what_tiles_give() {
     let _turn = torch::alone();
-    let cases: [(&[i64], Option<[i64; 2]>, [i64; 2], i64, i64); 7] = [
+    let cases: [Case; 7] = [
         (&[2], Some([4, 4]), [90, 90], 24, 1),
         (&[2], Some([4, 2]), [90, 90], 24, 1),
         (&[2], Some([4, 2]), [90, 130], 16, 0),

@@ -207,7 +207,7 @@ fn key_splits(available: &Available, f: &Facts) -> i64 {
     }
     let block = match f.size {
         ..=64 => 256,
-        ..=128 => 128,
+        65..=128 => 128,
         _ => 64,
     };
     let key_blocks = ceil(f.keys, block);
@@ -249,7 +249,7 @@ fn efficient_back(f: &Facts, blocks: Blocks) -> u64 {
     };
     let kernels: &[(i64, i64, bool)] = match f.size.max(f.value_size) {
         ..=64 => &[(64, 64, true)],
-        ..=128 => &[(128, 64, true), (128, 128, true), (64, 64, false)],
+        65..=128 => &[(128, 64, true), (128, 128, true), (64, 64, false)],
         _ => &[(128, 64, false), (64, 64, false)],
     };
     let most = kernels.iter().map(|kernel| need(*kernel)).max();
