@@ -32,6 +32,7 @@
 //! # }
 //! ```
 
+pub mod attention;
 pub mod emit;
 pub mod frontend;
 #[cfg(feature = "torch")]

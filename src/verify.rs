@@ -4,10 +4,12 @@
 //! was made from it are compared after the first is differentiated as the second records that it was, unplanned: the
 //! proof that a plan changed no bit of any gradient. Both run in our runtime, on one device, with the same threads.
 
+use crate::attention::Attention;
 use crate::frontend::given::Given;
 use crate::optimize::{load, read_record, record};
 use crate::place::Place;
 use crate::rng::Rng;
+use crate::runtime::kernels::attention::pairs::pinned::Taken;
 use crate::runtime::session::Session;
 use crate::tensors::compare::{Comparison, Tolerance, compare};
 use crate::tensors::feed::{self, Feed};
@@ -41,6 +43,7 @@ pub struct Request {
     pub threads: Option<u16>,
     pub place: Place,
     pub rng: Rng,
+    pub attention: Attention,
 }
 
 /// How far rounding may take two tensors apart: relative to the largest element of the tensor, and to that of all.
@@ -55,6 +58,8 @@ pub struct Ran {
     /// Measured; 0 where the device does not say.
     pub peak_bytes: u64,
     pub static_bytes: u64,
+    /// Which kernels its nodes of attention ran by.
+    pub attention: Taken,
 }
 
 /// What was compared and how it came out. Serialised, this is the certificate.
@@ -170,13 +175,14 @@ pub fn verify(request: &Request) -> Result<Certificate> {
             ))
             .at(path.display().to_string()));
         }
-        let session = Session::new(
+        let mut session = Session::new(
             graph,
             &feed.weights,
             request.threads,
             request.place,
             request.rng,
         )?;
+        session.attend_by(request.attention);
         let done = session
             .run(&feed.inputs)
             .map_err(|e| e.at(path.display().to_string()))?;
@@ -186,8 +192,9 @@ pub fn verify(request: &Request) -> Result<Certificate> {
                 predicted_peak_bytes: done.predicted_peak_bytes,
                 peak_bytes: done.peak_bytes,
                 static_bytes: done.static_bytes,
+                attention: done.attention,
             };
-            return Ok((done.outputs, ran));
+            return Ok((done.outputs, ran, done.attention_refused));
         }
         let ops: Vec<&str> = done.nondeterministic.into_iter().collect();
         Err(Error::usage(
@@ -201,8 +208,10 @@ pub fn verify(request: &Request) -> Result<Certificate> {
         .found(ops.join(", "))
         .help("verify on the CPU: --device cpu"))
     };
-    let (left, ran_a) = run(&a.graph, &request.a)?;
-    let (right, ran_b) = run(&b.graph, &request.b)?;
+    let (left, ran_a, mut refused) = run(&a.graph, &request.a)?;
+    let (right, ran_b, also) = run(&b.graph, &request.b)?;
+    refused.extend(also);
+    warnings.extend(refused);
     let only = |x: &Tensors, y: &Tensors| {
         x.keys()
             .filter(|n| !y.contains_key(*n))

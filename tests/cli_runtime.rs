@@ -86,6 +86,7 @@ fn run_reports_and_writes_what_the_contract_lists() {
             "workspace_bytes",
             "arena_bytes",
             "resident_bytes",
+            "attention",
             "peak_at",
             "step_time_us",
             "step_cpu_us",

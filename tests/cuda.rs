@@ -3,10 +3,16 @@
 #![cfg(feature = "torch")]
 
 mod command;
+mod torch;
 
+use ckpt_opt::attention::Attention;
 use ckpt_opt::place::Place;
 use ckpt_opt::rng::Rng;
+use ckpt_opt::runtime::kernels::attention::pairs::check::{Kindred, judge};
+use ckpt_opt::runtime::kernels::attention::pairs::pinned::Taken;
+use ckpt_opt::runtime::kernels::attention::pairs::{self, Pair};
 use ckpt_opt::runtime::session::Session;
+use ckpt_opt::tensors::random;
 use ckpt_passes::ir::{DType, Tensor};
 use ckpt_passes::text;
 use command::{call, code, fixture, json, stderr, workplace};
@@ -139,6 +145,7 @@ fn a_device_repeats_itself_and_counts_its_memory() {
 
 /// Whole numbers whose sums are exact in float32, and in 16 bits are not.
 fn sums_of_narrow_products_are_exact(place: Place) {
+    let _turn = torch::alone();
     let (rows, inner, columns) = (5, 600, 3);
     for narrow in [DType::BF16, DType::F16] {
         for (a, b, flips) in [
@@ -187,4 +194,82 @@ fn sums_of_narrow_products_are_exact_on_the_cpu() {
 #[ignore = "needs a CUDA device"]
 fn sums_of_narrow_products_are_exact_on_a_device() {
     sums_of_narrow_products_are_exact(Place::Cuda(0));
+}
+
+/// Attention and its gradient, causal, 16 query heads of 4 key heads: by which kernels they run, and in what memory.
+fn attention_runs_by(place: Place, attention: Attention, expected: Taken) {
+    let _turn = torch::alone();
+    let source = "graph @g imported (%dy: bf16[2, 16, 300, 64], %q: bf16[2, 16, 300, 64], %k: bf16[2, 4, 300, 64], \
+                  %v: bf16[2, 4, 300, 64]) -> (%y, %dq, %dk, %dv) {
+  %y = Attention %q, %k, %v {causal=1, scale=0.125}
+  %dq, %dk, %dv = AttentionGrad %dy, %q, %k, %v {causal=1, scale=0.125, wants=[0, 1, 2]}
+}
+";
+    let mut graph = text::parse(source).unwrap();
+    ckpt_passes::transform::infer::infer(&mut graph).unwrap();
+    let inputs = random::inputs(&graph, &[], 0).unwrap();
+    let mut session =
+        Session::new(&graph, &Default::default(), None, place, Rng::default()).unwrap();
+    session.attend_by(attention);
+    let (first, second) = (session.run(&inputs).unwrap(), session.run(&inputs).unwrap());
+    assert_eq!(first.attention_refused, Default::default());
+    assert_eq!(first.attention, expected);
+    assert_eq!(first.outputs, second.outputs);
+    let (peak, predicted) = (second.peak_bytes, second.predicted_peak_bytes);
+    assert!(peak <= predicted, "{peak} bytes, {predicted} predicted");
+}
+
+const IN_TILES: Taken = Taken {
+    flash: 0,
+    efficient: 0,
+    tiles: 2,
+};
+
+#[test]
+fn attention_runs_in_tiles_on_the_cpu() {
+    attention_runs_by(Place::Cpu, Attention::Auto, IN_TILES);
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn attention_runs_by_pairs_on_a_device() {
+    let by_flash = Taken {
+        flash: 2,
+        efficient: 0,
+        tiles: 0,
+    };
+    attention_runs_by(Place::Cuda(0), Attention::Auto, by_flash);
+    attention_runs_by(Place::Cuda(0), Attention::Tiles, IN_TILES);
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn pairs_keep_on_a_device_what_is_assumed_of_them() {
+    let _turn = torch::alone();
+    ckpt_opt::runtime::device::open(Place::Cuda(0)).unwrap();
+    let kinds = [
+        (Pair::Flash, 64, 64, true),
+        (Pair::Flash, 128, 128, true),
+        (Pair::Flash, 40, 40, true),
+        (Pair::Efficient, 192, 128, false),
+        (Pair::Efficient, 64, 32, false),
+        (Pair::Efficient, 320, 320, false),
+    ];
+    for dtype in [DType::BF16, DType::F16] {
+        for (pair, size, value_size, may_group) in kinds {
+            for (causal, grouped) in [(true, false), (false, may_group)] {
+                let kindred = Kindred {
+                    dtype,
+                    size,
+                    value_size,
+                    causal,
+                    grouped,
+                };
+                let verdict = judge(kindred, tch::Device::Cuda(0), &|cx| {
+                    pairs::call::run(pair, cx)
+                });
+                assert_eq!(verdict, Ok(()), "{pair:?} {kindred:?}");
+            }
+        }
+    }
 }

@@ -250,12 +250,14 @@ class Bench:
         self.folder = folder
         self.compiler = Compiler(arguments.ckpt_opt.resolve(), 7200.0, ("--drop-output", "logits"))
         self.threads = ("--threads", str(arguments.threads), "--device", arguments.device)
+        self.attention = ("--attention", arguments.attention)
         self.device = folder / f"device-{arguments.device.replace(':', '')}-{arguments.threads}.json"
         if not self.device.exists():
             self.compiler.call("calibrate", "-o", self.device, *self.threads)
 
     def run(self, model: Path, feed: Path, steps: int, *more: str | Path) -> dict:
-        return self.compiler.call_json("run", model, "--inputs", feed, *self.threads, "--steps", str(steps), *more)
+        return self.compiler.call_json("run", model, "--inputs", feed, *self.threads, *self.attention, "--steps", str(steps),
+                                       *more)  # fmt: skip
 
     def case(self, name: str, dtype: str, batch: int, seq: int) -> Case:
         arguments, kind = self.arguments, DTYPES[dtype]
@@ -291,7 +293,7 @@ class Bench:
         times = self.folder / "times.json"
         bound = [word for dim, size in sizes.items() for word in ("--dim", f"{dim}={size}")]
         self.compiler.call("profile", exported, "-o", times, "--loss", MODELS[name][2], *bound, *self.compiler.options,
-                           *self.threads)  # fmt: skip
+                           *self.threads, *self.attention)  # fmt: skip
         prices = ("--device-profile", str(self.device), "--profile", str(times))
         budgeted = Compiler(self.compiler.binary, 7200.0, (*self.compiler.options, *prices))
         plans = {}
@@ -410,6 +412,7 @@ def main() -> int:
     for option, default in (("threads", 2), ("rounds", 5), ("steps", 3)):
         parser.add_argument(f"--{option}", type=int, default=default)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--attention", choices=("auto", "tiles"), default="auto", help="kernels of attention that ours may take")
     parser.add_argument("--no-check", dest="check", action="store_false", help="leave gradients out")
     parser.add_argument("--tight", default="50%", help="the budget of the tight plan [default: 50%%]")
     parser.add_argument("--overhead-seconds", type=float, default=150.0, metavar="S",

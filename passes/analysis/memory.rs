@@ -382,6 +382,20 @@ impl MemoryProfile {
         self.peak_bytes = self.static_bytes + peak;
     }
 
+    /// Counts again with other temporaries of some nodes, by position: kernels that do not keep to their op's rule.
+    pub fn replace_temporaries(&mut self, graph: &Graph, by: &[(usize, u64)]) {
+        for (position, bytes) in by {
+            let bytes = round_up(*bytes, self.granularity_bytes);
+            let before = std::mem::replace(&mut self.temp_bytes[*position], bytes);
+            let now = &mut self.timeline_bytes[*position];
+            *now = *now - before + bytes;
+        }
+        let peak = self.timeline_bytes.iter().copied().max().unwrap_or(0);
+        let at = self.timeline_bytes.iter().position(|b| *b == peak);
+        self.at = at.filter(|_| peak > 0).map(|at| graph.order()[at]);
+        self.peak_bytes = self.static_bytes + peak;
+    }
+
     /// Storage and strides of a value.
     ///
     /// # Panics

@@ -4,6 +4,7 @@ pub mod measuring;
 pub mod planning;
 pub mod showing;
 
+use ckpt_opt::attention::Attention;
 use ckpt_opt::frontend::given::{Given, InputType};
 use ckpt_opt::place::Place;
 use ckpt_opt::rng::Rng;
@@ -296,6 +297,10 @@ pub struct RunArgs {
     /// generator, seeded for each node) or eager (seeded once and drawn from in turn, as a PyTorch model does)
     #[arg(long, value_name = "WORD", default_value = "counter", value_parser = rng)]
     pub rng: Rng,
+    /// Kernels of attention: auto (on a CUDA device PyTorch's fused ones for the nodes whose meaning they have, chosen once
+    /// for the sizes of the inputs and checked against ours; tiles elsewhere) or tiles
+    #[arg(long, value_name = "WORD", default_value = "auto", value_parser = attention)]
+    pub attention: Attention,
     /// Threads that one kernel may use [default: all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: Option<u16>,
@@ -360,6 +365,10 @@ pub struct VerifyArgs {
     /// generator, seeded for each node) or eager (seeded once and drawn from in turn, as a PyTorch model does)
     #[arg(long, value_name = "WORD", default_value = "counter", value_parser = rng)]
     pub rng: Rng,
+    /// Kernels of attention: auto (on a CUDA device PyTorch's fused ones for the nodes whose meaning they have, chosen once
+    /// for the sizes of the inputs and checked against ours; tiles elsewhere) or tiles
+    #[arg(long, value_name = "WORD", default_value = "auto", value_parser = attention)]
+    pub attention: Attention,
     /// Write what was compared, and how it came out, as JSON
     #[arg(long, value_name = "FILE")]
     pub certificate: Option<PathBuf>,
@@ -386,6 +395,10 @@ fn loss(text: &str) -> Result<Loss, String> {
 
 fn place(text: &str) -> Result<Place, String> {
     Place::parse(text).map_err(shown)
+}
+
+fn attention(text: &str) -> Result<Attention, String> {
+    Attention::parse(text).map_err(shown)
 }
 
 fn rng(text: &str) -> Result<Rng, String> {

@@ -84,6 +84,7 @@ mod with_torch {
                     place: args.measuring.device,
                     runs: args.measuring.runs,
                     warm_up: args.warm_up,
+                    attention: args.attention,
                 },
             )?
         };

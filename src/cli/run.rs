@@ -21,6 +21,7 @@ mod with_torch {
     use ckpt_opt::frontend::given::Given;
     use ckpt_opt::optimize::load;
     use ckpt_opt::rng::Rng;
+    use ckpt_opt::runtime::kernels::attention::pairs::pinned::Taken;
     use ckpt_opt::runtime::session::Session;
     use ckpt_opt::runtime::trace::chrome;
     use ckpt_opt::tensors::feed::{self, Feed};
@@ -49,6 +50,8 @@ mod with_torch {
         outside_peak_bytes: u64,
         predicted_outside_bytes: u64,
         device: String,
+        /// How many nodes of attention run by which kernels, gradients and copies included.
+        attention: Taken,
         peak_at: Option<String>,
         step_time_us: u64,
         /// Processor time of all threads, of the median step.
@@ -104,6 +107,7 @@ mod with_torch {
         session.use_arena(!args.no_arena);
         session.use_streams(args.offload_streams);
         session.pin_memory(args.pin_memory);
+        session.attend_by(args.attention);
         session.go_on(true);
         let counts_steps = counts_steps(&model.graph);
         if let Some(folder) = &args.offload_dir {
@@ -135,6 +139,7 @@ mod with_torch {
             ));
         }
         warnings.extend(session.pins_warning());
+        warnings.extend(run.attention_refused);
         let mut nodes = model.graph.nodes();
         if args.rng != Rng::Counter && nodes.any(|(_, n)| n.op.effect == Effect::Seeded) {
             warnings.push(format!(
@@ -161,6 +166,7 @@ mod with_torch {
             outside_peak_bytes: run.outside_peak_bytes,
             predicted_outside_bytes: run.predicted_outside_bytes,
             device: args.device.to_string(),
+            attention: run.attention,
             peak_at: run.peak_at,
             step_time_us: median(&steps, |s| s.time_us),
             step_cpu_us: median(&steps, |s| s.cpu_us),
@@ -175,8 +181,19 @@ mod with_torch {
             None | Some(0) => String::new(),
             Some(n) => format!("workspaces of libraries beside it: {}\n", bytes(n)),
         };
+        let Taken {
+            flash,
+            efficient,
+            tiles,
+        } = report.attention;
+        let attention = match flash + efficient {
+            0 => String::new(),
+            _ => {
+                format!("attention: {flash} by flash, {efficient} by efficient, {tiles} in tiles\n")
+            }
+        };
         result(&format!(
-            "peak {} measured, {} predicted; {} of it resident throughout\nreached at {}\n{workspace}step {:.3} ms\n",
+            "peak {} measured, {} predicted; {} of it resident throughout\nreached at {}\n{workspace}{attention}step {:.3} ms\n",
             bytes(report.measured_peak_bytes),
             bytes(report.predicted_peak_bytes),
             bytes(report.static_bytes),

@@ -29,6 +29,7 @@ pub fn run(args: &VerifyArgs) -> Result<()> {
         threads: args.threads,
         place: args.device,
         rng: args.rng,
+        attention: args.attention,
     })?;
     drop(step);
     if let Some(path) = &args.certificate {

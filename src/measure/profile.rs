@@ -5,6 +5,7 @@
 //! samples of what they copy. Times are medians over warm runs.
 
 use super::median;
+use crate::attention::Attention;
 use crate::frontend::given::Given;
 use crate::optimize::load;
 use crate::place::Place;
@@ -36,6 +37,7 @@ pub struct Request {
     /// Runs that a median is of, and runs before them.
     pub runs: u32,
     pub warm_up: u32,
+    pub attention: Attention,
 }
 
 /// A profile with what a reader wants to see of it.
@@ -80,13 +82,14 @@ pub fn profile(path: &Path, given: &Given, request: &Request) -> Result<Measured
     let mut feed = Feed::new(graph, given)?;
     warnings.append(&mut feed.notes);
     let binding = random::fill(graph, &mut feed, &request.step.dims, request.seed)?;
-    let session = Session::new(
+    let mut session = Session::new(
         graph,
         &feed.weights,
         request.threads,
         request.place,
         Rng::default(),
     )?;
+    session.attend_by(request.attention);
     let runs = session.time_nodes(&feed.inputs, request.warm_up, request.runs)?;
     let mut samples: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     let mut by_op: BTreeMap<&str, f64> = BTreeMap::new();

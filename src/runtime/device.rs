@@ -6,6 +6,7 @@
 //! before the first step that is measured.
 
 use super::convert::{tch_error, torch_error};
+use super::kernels::attention::pairs::Available;
 use crate::place::Place;
 use ckpt_passes::{Error, Result};
 use ckpt_torch::{cuda, memory, version};
@@ -106,6 +107,20 @@ pub fn moved(tensor: Tensor, to: Place) -> Result<Tensor> {
         return Ok(tensor);
     }
     tensor.f_to_device(device).map_err(|e| tch_error(&e))
+}
+
+/// The pairs of kernels of attention that a place has: none where the device does not say what it is.
+pub fn pairs(place: Place) -> Available {
+    let Place::Cuda(index) = place else {
+        return Available::default();
+    };
+    match cuda::properties(index) {
+        Ok(found) => Available::cuda(found.capability, found.processors),
+        Err(e) => Available {
+            refused: Some(format!("attention runs in tiles: {}", e.message)),
+            ..Available::default()
+        },
+    }
 }
 
 /// Bytes at a place, as its allocator counts them.

@@ -12,6 +12,7 @@
 use super::convert;
 use super::device;
 use super::draws::Draws;
+use super::kernels::attention::pairs::{Available, Pair};
 use super::kernels::{self, KernelCx};
 use super::lanes;
 use super::lifetimes::Lifetimes;
@@ -39,6 +40,8 @@ pub struct Program<'g> {
     place: Place,
     rng: Rng,
     use_arena: bool,
+    /// Pairs of kernels of attention that nodes may take.
+    available: Available,
     steps: Vec<Step<'g>>,
     inputs: Vec<Input>,
     outputs: Vec<(String, usize)>,
@@ -183,6 +186,7 @@ impl<'g> Program<'g> {
             place,
             rng: Rng::default(),
             use_arena: true,
+            available: Available::default(),
             steps,
             inputs: inputs.collect(),
             outputs: outputs.collect(),
@@ -222,6 +226,12 @@ impl<'g> Program<'g> {
     /// Whether storages lie in an arena from now on, where one can be planned: on a CPU, no size depending on data.
     pub fn use_arena(&mut self, wanted: bool) {
         self.use_arena = wanted;
+        *self.schedule.get_mut() = None;
+    }
+
+    /// The pairs of kernels that attention may take from now on; none unless told otherwise.
+    pub fn attend_with(&mut self, available: Available) {
+        self.available = available;
         *self.schedule.get_mut() = None;
     }
 
@@ -321,7 +331,8 @@ impl<'g> Program<'g> {
         {
             return Ok(schedule.clone());
         }
-        let schedule = Rc::new(Schedule::new(self.graph, self.place, key, self.use_arena)?);
+        let schedule = Schedule::new(self.graph, self.place, key, self.use_arena, &self.available)?;
+        let schedule = Rc::new(schedule);
         *kept = Some(schedule.clone());
         Ok(schedule)
     }
@@ -387,10 +398,11 @@ impl<'g> Program<'g> {
             let form = schedule.map_or(&Form::Kernel, |s| &s.forms[at]);
             let known = schedule.map_or(&[][..], |s| &s.known);
             let over = schedule.and_then(|s| s.over[at]);
+            let pair = schedule.and_then(|s| s.pinned.pairs[at]);
             let offer = schedule.and_then(|s| s.arena.as_ref()?.offer(at));
             let arrived = step.joins.iter().try_for_each(|s| values.lanes.arrive(*s));
             arrived
-                .and_then(|()| step.run(form, (known, over), values, &mut nondeterministic))
+                .and_then(|()| step.run(form, (known, over, pair), values, &mut nondeterministic))
                 .map_err(|e| e.at(self.graph.describe(step.id)))?;
             drop(offer);
             let reached = device::bytes(self.place)?.peak;
@@ -452,9 +464,9 @@ impl<'g> Program<'g> {
     }
 }
 
-/// What a schedule gives a step beside its form: contents of small integer values, by slot, and the operand that the
-/// first result is written over.
-type Given<'a> = (&'a [Option<Box<[i64]>>], Option<usize>);
+/// What a schedule gives a step beside its form: contents of small integer values, by slot, the operand that the first
+/// result is written over, and the pair of kernels that is pinned to it.
+type Given<'a> = (&'a [Option<Box<[i64]>>], Option<usize>, Option<Pair>);
 
 impl Step<'_> {
     /// A kernel that has no deterministic form runs all the same, and its op is noted.
@@ -526,7 +538,7 @@ impl Step<'_> {
         Error::bug("run", format!("an operand of {name} is gone"))
     }
 
-    fn execute(&self, (known, over): Given, values: &mut Values) -> Result<()> {
+    fn execute(&self, (known, over, pair): Given, values: &mut Values) -> Result<()> {
         let mut ins = Operands::new(&self.ins, &values.tensors);
         let mut host = Operands::new(&[], &values.host);
         if values.place != Place::Cpu {
@@ -553,6 +565,7 @@ impl Step<'_> {
             slots: &self.ins,
             n_outs: self.outs.len(),
             over,
+            pair,
         };
         let results = (self.kernel)(&cx)?;
         if results.len() != self.outs.len() {

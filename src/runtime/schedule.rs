@@ -13,6 +13,8 @@
 use super::convert::{self, torch_error};
 use super::device;
 use super::kernels;
+use super::kernels::attention::pairs::Available;
+use super::kernels::attention::pairs::pinned::{Pinned, Taken};
 use crate::place::Place;
 use ckpt_passes::analysis::arena::Span;
 use ckpt_passes::analysis::{self, Binding, MemoryProfile, Sizes};
@@ -42,6 +44,8 @@ pub struct Schedule {
     pub(super) forms: Vec<Form>,
     /// The operand that the first result of each node is written over.
     pub(super) over: Vec<Option<usize>>,
+    /// Kernels of attention that are pinned to nodes.
+    pub(super) pinned: Pinned,
     /// Where results and temporaries lie.
     pub(super) arena: Option<Places>,
 }
@@ -121,10 +125,18 @@ impl Contents {
 impl Schedule {
     /// # Errors
     /// A size that has no number at these sizes of the inputs; more memory than there is.
-    pub fn new(graph: &Graph, place: Place, key: Key, use_arena: bool) -> Result<Schedule> {
+    pub fn new(
+        graph: &Graph,
+        place: Place,
+        key: Key,
+        use_arena: bool,
+        available: &Available,
+    ) -> Result<Schedule> {
         let binding = Binding::new(graph, &key.dims)?;
         let sizes = Sizes::new(graph, &binding)?;
-        let memory = MemoryProfile::rounded(graph, &sizes, place.granularity_bytes())?;
+        let mut memory = MemoryProfile::rounded(graph, &sizes, place.granularity_bytes())?;
+        let pinned = Pinned::new(graph, &sizes, &memory, place, available);
+        memory.replace_temporaries(graph, &pinned.temporaries);
         device::expect_room(place, memory.peak_bytes - memory.static_bytes)?;
         let mut known: Vec<Option<Box<[i64]>>> = vec![None; graph.value_bound()];
         let is_static = sizes.bounded.is_empty() && key.row_major;
@@ -155,6 +167,7 @@ impl Schedule {
         };
         Ok(Schedule {
             key,
+            pinned,
             arena,
             over,
             memory,
@@ -171,6 +184,11 @@ impl Schedule {
     /// How many blocks have found their places in the arena, over all runs.
     pub fn placed(&self) -> u64 {
         self.arena.as_ref().map_or(0, |a| a.arena.placed())
+    }
+
+    /// How many nodes of attention run by which kernels.
+    pub fn taken(&self) -> Taken {
+        self.pinned.taken
     }
 
     pub fn is_for(&self, key: &Key) -> bool {

@@ -3,7 +3,10 @@
 use super::convert::{self, torch_error};
 use super::device;
 use super::executor::Program;
+use super::kernels::attention::pairs::Available;
+use super::kernels::attention::pairs::pinned::Taken;
 use super::trace::Moment;
+use crate::attention::Attention;
 use crate::place::Place;
 use crate::rng::Rng;
 use ckpt_passes::ir::{Graph, Tensor};
@@ -50,6 +53,10 @@ pub struct Measured {
     pub resident_bytes: Option<u64>,
     /// Ops for which the device has no deterministic kernel.
     pub nondeterministic: BTreeSet<&'static str>,
+    /// Which kernels nodes of attention take.
+    pub attention: Taken,
+    /// Why PyTorch's kernels of attention are not taken where they could be.
+    pub attention_refused: BTreeSet<String>,
     /// The node at which the peak was first reached.
     pub peak_at: Option<String>,
     pub time_us: u64,
@@ -82,17 +89,27 @@ impl<'g> Session<'g> {
                 program.override_weight(id, convert::tensor(&value.name, tensor)?)?;
             }
         }
-        Ok(Session {
+        let mut session = Session {
             program,
             goes_on: false,
             workspace_bytes: Cell::new(None),
             resident_before: device::resident_bytes(),
-        })
+        };
+        session.attend_by(Attention::default());
+        Ok(session)
     }
 
     /// Whether results and temporaries lie in an arena from now on; they do where one can be planned.
     pub fn use_arena(&mut self, wanted: bool) {
         self.program.use_arena(wanted);
+    }
+
+    /// Which kernels of attention nodes may take from now on; unless told otherwise, PyTorch's where a device has them.
+    pub fn attend_by(&mut self, attention: Attention) {
+        self.program.attend_with(match attention {
+            Attention::Auto => device::pairs(self.program.place()),
+            Attention::Tiles => Available::default(),
+        });
     }
 
     /// Whether each step starts from the parameters and states that the last one left, not from those that are given.
@@ -215,6 +232,8 @@ impl<'g> Session<'g> {
             outside_peak_bytes: run.outside_peak_bytes,
             predicted_outside_bytes: schedule.memory.outside_peak_bytes,
             nondeterministic: run.nondeterministic,
+            attention: schedule.taken(),
+            attention_refused: schedule.pinned.refused.clone(),
             arena_bytes: schedule.arena_bytes(),
             resident_bytes: run
                 .resident_bytes

@@ -1,7 +1,8 @@
 //! Options of the verbs that measure what plans are priced with.
 
 use super::planning::Training;
-use super::{Report, place};
+use super::{Report, attention, place};
+use ckpt_opt::attention::Attention;
 use ckpt_opt::place::Place;
 use clap::Args;
 use std::path::PathBuf;
@@ -70,6 +71,9 @@ pub struct ProfileArgs {
     /// Seed of the inputs that --inputs does not give
     #[arg(long, value_name = "N", default_value = "0")]
     pub seed: u64,
+    /// Kernels of attention, as for `run`: auto or tiles
+    #[arg(long, value_name = "WORD", default_value = "auto", value_parser = attention)]
+    pub attention: Attention,
     #[command(flatten)]
     pub training: Training,
     #[command(flatten)]

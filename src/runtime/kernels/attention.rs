@@ -2,8 +2,11 @@
 //!
 //! One block of memory holds every buffer. Keys that none of the queries at hand may see are not read. The order is
 //! always the same, whatever the number of threads, so that gradients are sums in one order.
+//!
+//! A node that has a pair of PyTorch's kernels pinned to it runs by that instead ([`pairs`]).
 
 mod fused;
+pub mod pairs;
 mod tiles;
 
 use super::matmul::sized;
@@ -20,6 +23,9 @@ pub const KERNELS: &[(&OpDef, Kernel)] =
     &[(&ATTENTION, attention), (&ATTENTION_GRAD, attention_grad)];
 
 fn attention(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    if let Some(pair) = cx.pair {
+        return pairs::call::run(pair, cx);
+    }
     let plan = plan_of(cx, AttentionPlan::forward)?;
     let (q, v) = (cx.x(0)?, cx.x(2)?);
     let mut dims = q.size();
@@ -93,6 +99,9 @@ struct Gradients {
 }
 
 fn attention_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    if let Some(pair) = cx.pair {
+        return pairs::call::run(pair, cx);
+    }
     let plan = plan_of(cx, AttentionPlan::backward)?;
     let wants = cx.attrs.ints("wants");
     let mut outs = Vec::new();

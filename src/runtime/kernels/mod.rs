@@ -7,6 +7,7 @@
 use super::convert::{tch_error, torch_error};
 use super::draws::Draws;
 use super::outside::Outside;
+use attention::pairs::Pair;
 use ckpt_passes::ir::{Attrs, OpDef};
 use ckpt_passes::{Error, Result, ops};
 use ckpt_torch::{Arg, Op, Ret, TorchError, bytes};
@@ -121,6 +122,8 @@ pub struct KernelCx<'a> {
     pub n_outs: usize,
     /// The operand that the first result is written over: nobody reads it after this node.
     pub over: Option<usize>,
+    /// PyTorch's kernels that are pinned to the node, of attention.
+    pub pair: Option<Pair>,
 }
 
 impl KernelCx<'_> {

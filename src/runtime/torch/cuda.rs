@@ -101,6 +101,27 @@ pub fn reset_peak(device: usize) -> Result<(), TorchError> {
     check(unsafe { sys::ck_cuda_memory_reset_peak(device as i64) })
 }
 
+/// What a device is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Properties {
+    /// Major and minor as one number: 8.6 is 86.
+    pub capability: i64,
+    /// Multiprocessors.
+    pub processors: i64,
+}
+
+/// # Errors
+/// No CUDA runtime was loaded, or it does not say.
+pub fn properties(device: usize) -> Result<Properties, TorchError> {
+    let (mut capability, mut processors) = (0, 0);
+    // SAFETY: two places to write to.
+    check(unsafe { sys::ck_cuda_properties(device as i64, &mut capability, &mut processors) })?;
+    Ok(Properties {
+        capability,
+        processors,
+    })
+}
+
 /// Free and total bytes of a device.
 ///
 /// # Errors

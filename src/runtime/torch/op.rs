@@ -33,6 +33,9 @@ pub enum Arg<'a> {
     /// CPU or CUDA; others are refused.
     Device(Device),
     Generator(&'a Generator),
+    /// An undefined tensor where the schema wants one that is not optional: what operators hand from a forward to its
+    /// backward may be undefined.
+    NoTensor,
 }
 
 /// A result. An undefined tensor is `None`, as for a gradient that an output mask left out.
@@ -324,6 +327,7 @@ fn value_of(arg: &Arg<'_>, handles: &mut Vec<Vec<*const c_void>>) -> Result<Valu
                 p: generator.handle(),
             },
         ),
+        Arg::NoTensor => scalar(sys::NO_TENSOR, Payload { i: 0 }),
     })
 }
 

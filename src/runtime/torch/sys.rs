@@ -18,6 +18,7 @@ pub const TENSORS: i32 = 9;
 pub const OPT_TENSORS: i32 = 10;
 pub const DEVICE: i32 = 11;
 pub const GENERATOR: i32 = 12;
+pub const NO_TENSOR: i32 = 13;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -186,6 +187,7 @@ unsafe extern "C" {
         requested_peak_bytes: *mut i64,
     ) -> i32;
     pub fn ck_cuda_memory_reset_peak(device: i64) -> i32;
+    pub fn ck_cuda_properties(device: i64, capability: *mut i64, processors: *mut i64) -> i32;
     pub fn ck_cuda_memory_info(device: i64, free_bytes: *mut i64, total_bytes: *mut i64) -> i32;
 
     pub fn ck_rng_seed(seed: u64) -> i32;

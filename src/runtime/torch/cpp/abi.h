@@ -23,6 +23,7 @@ enum Tag : int32_t {
   CK_OPT_TENSORS = 10,
   CK_DEVICE = 11,
   CK_GENERATOR = 12,
+  CK_NO_TENSOR = 13,
 };
 
 // One argument or result. `len` counts the elements behind `p`; for a device it is the index and `i` the type.

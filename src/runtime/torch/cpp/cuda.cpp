@@ -102,6 +102,24 @@ int32_t ck_cuda_memory_reset_peak(int64_t device) {
   return ckpt::guarded([&] { at::getDeviceAllocator(at::kCUDA)->resetPeakStats(index_of(device)); });
 }
 
+// The compute capability as one number (8.6 is 86), and how many multiprocessors there are.
+int32_t ck_cuda_properties(int64_t device, int64_t* capability, int64_t* processors) {
+  return ckpt::guarded([&] {
+    static const auto attribute = runtime_function<int (*)(int*, int, int)>("cudaDeviceGetAttribute");
+    TORCH_CHECK(attribute != nullptr, "the CUDA runtime does not say what its devices are");
+    const auto read = [&](int which) {
+      int value = 0;
+      const int code = attribute(&value, which, static_cast<int>(device));
+      TORCH_CHECK(code == 0, "the CUDA runtime does not say attribute ", which, " of its device: error ", code);
+      return static_cast<int64_t>(value);
+    };
+    // The numbers of cudaDevAttrMultiProcessorCount, cudaDevAttrComputeCapabilityMajor and …Minor.
+    constexpr int multiprocessors = 16, major = 75, minor = 76;
+    *capability = 10 * read(major) + read(minor);
+    *processors = read(multiprocessors);
+  });
+}
+
 // Free and total bytes of the device itself.
 int32_t ck_cuda_memory_info(int64_t device, int64_t* free_bytes, int64_t* total_bytes) {
   return ckpt::guarded([&] {

@@ -95,8 +95,8 @@ Parameter parameter(const c10::Argument& argument) {
 
 const char* tag_name(int32_t tag) {
   static const char* const names[] = {"None",  "Tensor", "Int",     "Double",     "Bool",   "Ints",     "Doubles",
-                                      "Bools", "Str",    "Tensors", "OptTensors", "Device", "Generator"};
-  return tag >= 0 && tag < 13 ? names[tag] : "an unknown tag";
+                                      "Bools", "Str",    "Tensors", "OptTensors", "Device", "Generator", "NoTensor"};
+  return tag >= 0 && tag < 14 ? names[tag] : "an unknown tag";
 }
 
 template <class T>
@@ -122,6 +122,9 @@ std::optional<c10::IValue> convert(const Parameter& parameter, const CkValue& va
         check_writable(parameter, tensor);
         return c10::IValue(tensor);
       }
+      break;
+    case CK_NO_TENSOR:
+      if (accepts == Accepts::Tensor && !parameter.optional && !parameter.written) return c10::IValue(at::Tensor());
       break;
     case CK_INT:
       if (accepts == Accepts::Int || accepts == Accepts::Number) return c10::IValue(value.i);

@@ -377,3 +377,26 @@ fn nothing_is_recorded_for_autograd() {
         .unwrap();
     assert!(!y.requires_grad());
 }
+
+/// What a forward leaves undefined is handed to its backward as it is; nowhere else may an undefined tensor stand.
+#[test]
+fn an_undefined_tensor_is_an_argument_where_one_is_wanted() {
+    let backward = op(
+        "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+        "",
+    );
+    let x = Tensor::ones([1, 1, 4, 8], (Kind::Float, Device::Cpu));
+    let mut args = vec![Arg::NoTensor];
+    args.extend([&x; 5].map(Arg::Tensor));
+    args.extend([Arg::Double(0.0), Arg::Bool(false)]);
+    // Without a gradient of its result it has none to give.
+    let found = backward.call(&args).unwrap();
+    assert!(found.iter().all(|r| matches!(r, Ret::None)) && found.len() == 3);
+    let written = refusal(op("aten::add_", "Tensor").call(&[Arg::NoTensor, Arg::Tensor(&x)]));
+    assert!(
+        written.contains("`self`") && written.contains("NoTensor"),
+        "{written}"
+    );
+    let number = refusal(op("aten::mul", "Scalar").call(&[Arg::Tensor(&x), Arg::NoTensor]));
+    assert!(number.contains("got NoTensor"), "{number}");
+}

@@ -1,0 +1,337 @@
+//! A node by a pair: operands as the library reads them, one call forward, one back, results as our rows promise them.
+//!
+//! Nothing here waits for the device or copies between it and the host. The gradient computes the result and the
+//! log-sum-exp again, by the same kernel on the same operands, so that neither has to stay for it.
+
+use super::super::super::{KernelCx, call_n, copy_into, empty};
+use super::{ALIGNMENT_ELEMENTS, Pair};
+use crate::runtime::convert::{tch_error, torch_error};
+use ckpt_passes::ir::layout::view_strides;
+use ckpt_passes::ir::op::contiguous_strides;
+use ckpt_passes::ops::attention::ATTENTION_GRAD;
+use ckpt_passes::{Error, Result};
+use ckpt_torch::{Arg, Ret};
+use tch::Tensor;
+
+/// Batch, heads, rows, columns.
+pub type Axes = [i64; 4];
+
+/// Strides in which the library reads an operand in place, its leading axes seen as one; `None` where it has to be
+/// copied. Columns lie side by side, all else is a multiple of 16 bytes apart, nothing is repeated, and the batch is
+/// outermost. An axis of size 1 gets the stride that it would have in a row-major tensor.
+pub fn strides_in_place(dims: &[i64], strides: &[i64]) -> Option<Axes> {
+    let axes = axes(dims)?;
+    let mut seen: Axes = view_strides(dims, strides, &axes)?.try_into().ok()?;
+    let plain = contiguous_strides(&axes);
+    for axis in 0..4 {
+        if axes[axis] == 1 {
+            seen[axis] = plain[axis];
+        }
+    }
+    let is_apart = |stride: &i64| *stride > 0 && stride % ALIGNMENT_ELEMENTS == 0;
+    let in_place = seen[3] == 1
+        && seen[..3].iter().all(is_apart)
+        && (axes[0] == 1 || seen[0] >= seen[1].max(seen[2]));
+    in_place.then_some(seen)
+}
+
+/// Leading axes as one, an axis of size 1 for heads that are not there.
+pub fn axes(dims: &[i64]) -> Option<Axes> {
+    match dims {
+        [rows, columns] => Some([1, 1, *rows, *columns]),
+        [lead @ .., heads, rows, columns] => Some([lead.iter().product(), *heads, *rows, *columns]),
+        _ => None,
+    }
+}
+
+/// An operand as the library reads it: in place, or a row-major copy.
+fn readable(x: &Tensor) -> Result<Tensor> {
+    let dims = x.size();
+    let lost = || Error::bug("kernel", "an operand of attention without rows and columns");
+    let axes = axes(&dims).ok_or_else(lost)?;
+    let bytes = ALIGNMENT_ELEMENTS as usize * 2;
+    let is_aligned = (x.data_ptr() as usize).is_multiple_of(bytes);
+    if let Some(strides) = strides_in_place(&dims, &x.stride()).filter(|_| is_aligned) {
+        return ckpt_torch::view(x, &axes, &strides).map_err(torch_error);
+    }
+    let copy = empty(&dims, x.kind(), x.device())?;
+    copy_into(&copy, x)?;
+    copy.f_view(axes).map_err(|e| tch_error(&e))
+}
+
+/// Row-major, in dims of our own.
+fn row_major(x: Tensor, dims: &[i64]) -> Result<Tensor> {
+    let x = match x.is_contiguous() {
+        true => x,
+        false => {
+            let copy = empty(&x.size(), x.kind(), x.device())?;
+            copy_into(&copy, &x)?;
+            copy
+        }
+    };
+    x.f_view(dims).map_err(|e| tch_error(&e))
+}
+
+struct Operands {
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: f64,
+    causal: bool,
+}
+
+impl Operands {
+    /// They start at slot `at`.
+    fn new(cx: &KernelCx, at: usize) -> Result<Operands> {
+        Ok(Operands {
+            q: readable(cx.x(at)?)?,
+            k: readable(cx.x(at + 1)?)?,
+            v: readable(cx.x(at + 2)?)?,
+            scale: f64::from(cx.attrs.float("scale")),
+            causal: cx.attrs.int("causal") != 0,
+        })
+    }
+}
+
+/// What a forward leaves for its backward.
+struct Done {
+    y: Tensor,
+    lse: Tensor,
+    /// Further results, which only the backward understands.
+    rest: Vec<Ret>,
+}
+
+impl Pair {
+    /// The names of forward and backward.
+    pub fn names(self) -> [&'static str; 2] {
+        match self {
+            Pair::Flash => [
+                "aten::_scaled_dot_product_flash_attention",
+                "aten::_scaled_dot_product_flash_attention_backward",
+            ],
+            Pair::Efficient => [
+                "aten::_scaled_dot_product_efficient_attention",
+                "aten::_scaled_dot_product_efficient_attention_backward",
+            ],
+            Pair::Cpu => [
+                "aten::_scaled_dot_product_flash_attention_for_cpu",
+                "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+            ],
+        }
+    }
+
+    fn attend(self, x: &Operands) -> Result<Done> {
+        let mut args = vec![Arg::Tensor(&x.q), Arg::Tensor(&x.k), Arg::Tensor(&x.v)];
+        let (dropout, causal) = (Arg::Double(0.0), Arg::Bool(x.causal));
+        match self {
+            // The last of them: no probabilities for debugging.
+            Pair::Flash => args.extend([dropout, causal, Arg::Bool(false)]),
+            // No bias, with the log-sum-exp.
+            Pair::Efficient => args.extend([Arg::None, Arg::Bool(true), dropout, causal]),
+            // No mask.
+            Pair::Cpu => args.extend([dropout, causal, Arg::None]),
+        }
+        args.push(Arg::Double(x.scale));
+        let mut results = call_n(self.names()[0], "", &args)?.into_iter();
+        let (y, lse) = (taken(results.next())?, taken(results.next())?);
+        Ok(Done {
+            y,
+            lse,
+            rest: results.collect(),
+        })
+    }
+
+    /// Gradients of q, k and v.
+    fn attend_back(self, x: &Operands, dy: &Tensor, done: &Done) -> Result<[Tensor; 3]> {
+        let tensors = [dy, &x.q, &x.k, &x.v];
+        let mut args: Vec<Arg> = tensors.into_iter().map(Arg::Tensor).collect();
+        if self == Pair::Efficient {
+            // No bias.
+            args.push(Arg::NoTensor);
+        }
+        args.extend([Arg::Tensor(&done.y), Arg::Tensor(&done.lse)]);
+        let (dropout, causal) = (Arg::Double(0.0), Arg::Bool(x.causal));
+        let rest = |n: usize| done.rest.get(n).map_or(Arg::NoTensor, passed_on);
+        match self {
+            // Where sequences of several lengths begin (nowhere), the largest lengths; the state of the generator.
+            Pair::Flash => {
+                args.extend((0..4).map(rest));
+                args.extend([dropout, causal, rest(4), rest(5)]);
+            }
+            // The state of the generator; no gradient of a bias.
+            Pair::Efficient => {
+                let mask = &[true, true, true, false];
+                args.extend([rest(0), rest(1), dropout, Arg::Bools(mask), causal]);
+            }
+            Pair::Cpu => args.extend([dropout, causal, Arg::None]),
+        }
+        args.push(Arg::Double(x.scale));
+        let mut results = call_n(self.names()[1], "", &args)?.into_iter();
+        let mut next = || taken(results.next());
+        Ok([next()?, next()?, next()?])
+    }
+}
+
+fn taken(result: Option<Ret>) -> Result<Tensor> {
+    match result {
+        Some(Ret::Tensor(tensor)) => Ok(tensor),
+        other => Err(Error::bug(
+            "kernel",
+            format!("attention gave {other:?} in the place of a tensor"),
+        )),
+    }
+}
+
+/// A result as the argument that it becomes.
+fn passed_on(result: &Ret) -> Arg<'_> {
+    match result {
+        Ret::Tensor(tensor) => Arg::Tensor(tensor),
+        Ret::Int(n) => Arg::Int(*n),
+        _ => Arg::NoTensor,
+    }
+}
+
+/// The results of a node by a pair.
+///
+/// # Errors
+/// What the library refuses.
+pub fn run(pair: Pair, cx: &KernelCx) -> Result<Vec<Tensor>> {
+    match cx.op == &ATTENTION_GRAD {
+        true => backward(pair, cx),
+        false => forward(pair, cx),
+    }
+}
+
+fn forward(pair: Pair, cx: &KernelCx) -> Result<Vec<Tensor>> {
+    let mut dims = cx.x(0)?.size();
+    let rows = dims[..dims.len() - 1].to_vec();
+    dims[rows.len()] = cx.x(2)?.size()[rows.len()];
+    let Done { y, lse, .. } = pair.attend(&Operands::new(cx, 0)?)?;
+    let lse = match cx.n_outs > 1 {
+        true => {
+            // Efficient makes it longer, for loads of whole blocks.
+            let queries = dims[rows.len() - 1];
+            let lse = lse.f_narrow(2, 0, queries).map_err(|e| tch_error(&e))?;
+            Some(row_major(lse, &rows)?)
+        }
+        false => None,
+    };
+    Ok([row_major(y, &dims)?].into_iter().chain(lse).collect())
+}
+
+fn backward(pair: Pair, cx: &KernelCx) -> Result<Vec<Tensor>> {
+    let gradients = {
+        let x = Operands::new(cx, 1)?;
+        let done = pair.attend(&x)?;
+        let dy = readable(cx.x(0)?)?;
+        pair.attend_back(&x, &dy, &done)?
+    };
+    let mut gradients = gradients.map(Some);
+    let mut outs = Vec::new();
+    for want in cx.attrs.ints("wants") {
+        let gradient = gradients.get_mut(*want as usize).and_then(Option::take);
+        let gradient = gradient.ok_or_else(|| {
+            Error::bug(
+                "kernel",
+                format!("a pair has no gradient of operand {want}"),
+            )
+        })?;
+        outs.push(row_major(gradient, &cx.x(*want as usize + 1)?.size())?);
+    }
+    Ok(outs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tch::{Device, Kind};
+
+    fn operands() -> Operands {
+        let x = || Tensor::ones([1, 2, 5, 8], (Kind::BFloat16, Device::Cpu));
+        Operands {
+            q: x(),
+            k: x(),
+            v: x(),
+            scale: 0.25,
+            causal: true,
+        }
+    }
+
+    /// Arguments are checked against the schemas before libtorch looks for a kernel of the device: what comes back is that
+    /// a CPU has none.
+    #[test]
+    fn arguments_fit_the_schemas() {
+        let x = operands();
+        for (pair, rest) in [
+            (
+                Pair::Flash,
+                vec![
+                    Ret::None,
+                    Ret::None,
+                    Ret::Int(5),
+                    Ret::Int(5),
+                    Ret::Tensor(x.q.shallow_clone()),
+                    Ret::Tensor(x.q.shallow_clone()),
+                ],
+            ),
+            (
+                Pair::Efficient,
+                vec![
+                    Ret::Tensor(x.q.shallow_clone()),
+                    Ret::Tensor(x.q.shallow_clone()),
+                ],
+            ),
+        ] {
+            let done = Done {
+                y: x.q.shallow_clone(),
+                lse: x.q.shallow_clone(),
+                rest,
+            };
+            let forward = pair.attend(&x).err().unwrap();
+            let backward = pair.attend_back(&x, &x.q, &done).err().unwrap();
+            for (error, name) in [forward, backward].iter().zip(pair.names()) {
+                let text = error.to_string();
+                assert!(
+                    text.contains("with arguments from the 'CPU' backend"),
+                    "{name}: {text}"
+                );
+            }
+            // Every argument is given: none but those that are kept for other kernels has a default that we rely on.
+            for (name, given) in pair.names().into_iter().zip(match pair {
+                Pair::Flash => [7, 15],
+                _ => [8, 13],
+            }) {
+                let op = ckpt_torch::Op::find(name, "").unwrap();
+                let (arguments, _) = op.schema().split_once("->").unwrap();
+                let wanted = arguments.split(", ").filter(|a| *a != "*").count();
+                assert_eq!(wanted, given, "{}", op.schema());
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_read_in_place() {
+        let of = strides_in_place;
+        assert_eq!(of(&[5, 8], &[8, 1]), Some([40, 40, 8, 1]));
+        assert_eq!(of(&[2, 5, 8], &[40, 8, 1]), Some([80, 40, 8, 1]));
+        // Heads inside, as a projection leaves them, and a part of three.
+        assert_eq!(of(&[3, 2, 5, 8], &[80, 8, 16, 1]), Some([80, 8, 16, 1]));
+        assert_eq!(of(&[3, 2, 5, 8], &[240, 8, 48, 1]), Some([240, 8, 48, 1]));
+        assert_eq!(
+            of(&[3, 4, 2, 5, 8], &[320, 80, 40, 8, 1]),
+            Some([80, 40, 8, 1])
+        );
+        // Axes of size 1 may have any stride.
+        assert_eq!(of(&[1, 1, 5, 8], &[3, 7, 8, 1]), Some([40, 40, 8, 1]));
+        for (dims, strides) in [
+            (&[3, 2, 5, 8][..], &[80, 40, 1, 5][..]),
+            (&[3, 2, 5, 8], &[0, 40, 8, 1]),
+            (&[3, 2, 5, 8], &[80, 0, 8, 1]),
+            (&[3, 2, 5, 8], &[108, 54, 9, 1]),
+            (&[3, 2, 5, 8], &[8, 120, 24, 1]),
+            (&[3, 4, 2, 5, 8], &[80, 240, 40, 8, 1]),
+        ] {
+            assert_eq!(of(dims, strides), None, "{dims:?} {strides:?}");
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! Whether a pair keeps on a device what is assumed of it: a small problem, forward and back, twice by the pair and once
+//! by tiles. Both runs have the same bits, and differ from the tiles by no more than rounding can.
+//!
+//! The bound is that of the roundings themselves, element by element. With u the unit roundoff of the operands' type, and
+//! in `unit` beside it the error of sums and exponentials in the type computed in:
+//! - The log-sum-exp: exponentials of numbers that are rounded after may be as inexact as that rounding, u.
+//! - y: probabilities rounded for the product, and either result: 3u of Σ p|v|.
+//! - dv: the same, and each query head of a group: 4u of Σ p|dy|.
+//! - The slopes p·(dy·v − dy·y): y is that rounded result, the slopes are rounded for their products. Both are parts of
+//!   A = p·(|dy|·|v| + |dy|·Σ p|v|): 4u of A.
+//! - dq: that, and either result: 6u of A|k|. dk: with each query head of a group: 7u of Aᵀ|q|.
+//!
+//! One more of each covers what is of second order. A pair that fails or is refused costs speed: tiles take its place in
+//! this process, and `run` says why.
+
+use super::super::super::{Kernel, KernelCx, copy_into, empty};
+use super::{Facts, Pair, call};
+use crate::runtime::convert;
+use crate::runtime::draws::Draws;
+use crate::runtime::kernels::attention::{attention, attention_grad};
+use crate::runtime::outside::Outside;
+use ckpt_passes::Result;
+use ckpt_passes::ir::{Attrs, DType, OpDef};
+use ckpt_passes::ops::attention::{ATTENTION, ATTENTION_GRAD};
+use ckpt_passes::ops::rules::compute_type;
+use ckpt_torch::bytes;
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use tch::{Device, Kind, Tensor};
+
+/// What is checked apart: other nodes of the same kind run the same kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Kindred {
+    pub dtype: DType,
+    pub size: i64,
+    pub value_size: i64,
+    pub causal: bool,
+    pub grouped: bool,
+}
+
+impl Kindred {
+    fn of(facts: &Facts) -> Kindred {
+        Kindred {
+            dtype: facts.dtype,
+            size: facts.size,
+            value_size: facts.value_size,
+            causal: facts.causal,
+            grouped: facts.groups > 1,
+        }
+    }
+}
+
+/// Verdicts of this process, by pair, number of the device (−1: the CPU) and kind.
+static VERDICTS: Mutex<BTreeMap<(Pair, i64, Kindred), Option<String>>> =
+    Mutex::new(BTreeMap::new());
+
+/// Whether the pair may be taken; checked at the first question of its kind in a process.
+///
+/// # Errors
+/// Why it may not, for people.
+pub fn admitted(pair: Pair, facts: &Facts, device: Device) -> std::result::Result<(), String> {
+    let kindred = Kindred::of(facts);
+    let number = match device {
+        Device::Cuda(n) => n as i64,
+        _ => -1,
+    };
+    let mut verdicts = VERDICTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let verdict = verdicts
+        .entry((pair, number, kindred))
+        .or_insert_with(|| judge(kindred, device, &|cx| call::run(pair, cx)).err());
+    match verdict {
+        None => Ok(()),
+        Some(why) => Err(format!(
+            "attention runs in tiles, not by {}: {why} (heads of {}, {})",
+            pair.names()[0],
+            kindred.size,
+            kindred.dtype
+        )),
+    }
+}
+
+/// Places of the batch, key heads, queries and keys: no multiples of the library's blocks.
+const SMALL: [i64; 4] = [2, 2, 150, 190];
+
+/// Numbers between −1 and 1 that look random, laid out with heads inside as a projection leaves them.
+fn numbers(dims: [i64; 4], salt: u32, kind: Kind, device: Device) -> Result<Tensor> {
+    let [batch, heads, rows, columns] = dims;
+    let count = (batch * heads * rows * columns) as u32;
+    let number = |i: u32| {
+        let mixed = (i ^ salt.wrapping_mul(0x9E37_79B9)).wrapping_mul(0x85EB_CA6B);
+        let mixed = (mixed ^ (mixed >> 13)).wrapping_mul(0xC2B2_AE35);
+        f64::from((mixed ^ (mixed >> 16)) & 0xffff) / 32768.0 - 1.0
+    };
+    let values: Vec<f64> = (0..count).map(number).collect();
+    let x = Tensor::from_slice(&values).view([batch, rows, heads, columns]);
+    let there = empty(&[batch, rows, heads, columns], kind, device)?;
+    copy_into(&there, &x)?;
+    Ok(there.transpose(1, 2))
+}
+
+/// A small problem and what tiles make of it.
+struct Problem {
+    attrs: Attrs,
+    /// dy, q, k, v.
+    ins: [Tensor; 4],
+}
+
+impl Problem {
+    fn new(kindred: Kindred, device: Device) -> Result<Problem> {
+        let [batch, heads, queries, keys] = SMALL;
+        let keys = if kindred.causal { queries } else { keys };
+        let query_heads = heads * if kindred.grouped { 2 } else { 1 };
+        let kind = convert::kind(kindred.dtype)?;
+        let make =
+            |heads, rows, columns, salt| numbers([batch, heads, rows, columns], salt, kind, device);
+        let mut attrs = Attrs::new()
+            .with("scale", 2.0 / (kindred.size as f32).sqrt())
+            .with("causal", i64::from(kindred.causal))
+            .with("wants", vec![0, 1, 2]);
+        for spec in ATTENTION.attrs {
+            if let (None, Some(value)) = (attrs.get(spec.name), spec.default_value()) {
+                attrs.set(spec.name, value);
+            }
+        }
+        Ok(Problem {
+            attrs,
+            ins: [
+                make(query_heads, queries, kindred.value_size, 1)?,
+                make(query_heads, queries, kindred.size, 2)?,
+                make(heads, keys, kindred.size, 3)?,
+                make(heads, keys, kindred.value_size, 4)?,
+            ],
+        })
+    }
+
+    /// y, the log-sum-exp, dq, dk and dv, on the CPU.
+    fn results(&self, attend: &dyn Fn(&KernelCx) -> Result<Vec<Tensor>>) -> Result<Vec<Tensor>> {
+        let [dy, q, k, v] = &self.ins;
+        let (draws, outside) = (Draws::default(), Outside::default());
+        let run = |op: &'static OpDef, ins: &[Option<&Tensor>], n_outs| {
+            attend(&KernelCx {
+                op,
+                attrs: &self.attrs,
+                ins,
+                host: &[],
+                draws: &draws,
+                outside: &outside,
+                known: &[],
+                slots: &[],
+                n_outs,
+                over: None,
+                pair: None,
+            })
+        };
+        let mut all = run(&ATTENTION, &[Some(q), Some(k), Some(v)], 2)?;
+        let back = [Some(dy), Some(q), Some(k), Some(v)];
+        all.extend(run(&ATTENTION_GRAD, &back, 3)?);
+        Ok(all.iter().map(|x| x.to_device(Device::Cpu)).collect())
+    }
+
+    /// How far rounding may take each result from that of the tiles.
+    fn allowed(&self, kindred: Kindred) -> Result<[Tensor; 5]> {
+        let wide = |x: &Tensor| x.to_device(Device::Cpu).to_kind(Kind::Double);
+        let [dy, q, k, v] = self.ins.each_ref().map(wide);
+        let groups = q.size()[1] / k.size()[1];
+        let spread = |x: &Tensor| x.repeat_interleave_self_int(groups, 1, None);
+        let (k, v) = (spread(&k), spread(&v));
+        let turned = |x: &Tensor| x.transpose(2, 3);
+        let scale = f64::from(self.attrs.float("scale"));
+        let mut scores = q.matmul(&turned(&k)) * scale;
+        if kindred.causal {
+            let hidden = scores.ones_like().triu(1).to_kind(Kind::Bool);
+            scores = scores.masked_fill(&hidden, f64::NEG_INFINITY);
+        }
+        let p = scores.softmax(-1, Kind::Double);
+        let (q, k, v, dy) = (q.abs(), k.abs(), v.abs(), dy.abs());
+        let largest = (q.matmul(&turned(&k)) * scale).max().double_value(&[]);
+        let (roundoff, computed) = (
+            roundoff(kindred.dtype),
+            roundoff(compute_type(kindred.dtype)),
+        );
+        let (size, keys) = (
+            kindred.size.max(kindred.value_size) as f64,
+            k.size()[2] as f64,
+        );
+        let unit = roundoff + (size + keys + size * largest) * computed;
+        let y = p.matmul(&v);
+        let along = (&dy * &y).sum_dim_intlist([-1i64].as_slice(), true, Kind::Double);
+        let slopes = &p * (dy.matmul(&turned(&v)) + along);
+        // Of all query heads of a group.
+        let gathered = |x: Tensor| {
+            let size = x.size();
+            let apart = [size[0], size[1] / groups, groups, size[2], size[3]];
+            let apart = x.contiguous().view(apart);
+            apart.sum_dim_intlist([2i64].as_slice(), false, Kind::Double)
+        };
+        let lse = scores.logsumexp([-1i64].as_slice(), false).abs() + largest;
+        Ok([
+            &y * (4.0 * unit),
+            lse * ((size + keys) * computed) + unit,
+            slopes.matmul(&k) * (7.0 * scale * unit),
+            gathered(turned(&slopes).matmul(&q)) * (8.0 * scale * unit),
+            gathered(turned(&p).matmul(&dy)) * (5.0 * unit),
+        ])
+    }
+}
+
+/// Half of what lies between 1 and the next number.
+fn roundoff(dtype: DType) -> f64 {
+    match dtype {
+        DType::BF16 => 2f64.powi(-8),
+        DType::F16 => 2f64.powi(-11),
+        DType::F64 => 2f64.powi(-53),
+        _ => 2f64.powi(-24),
+    }
+}
+
+/// Checks kernels of attention on a small problem of a kind.
+///
+/// # Errors
+/// What they do that they must not.
+pub fn judge(
+    kindred: Kindred,
+    device: Device,
+    attend: &dyn Fn(&KernelCx) -> Result<Vec<Tensor>>,
+) -> std::result::Result<(), String> {
+    let _no_grad = tch::no_grad_guard();
+    let failed = |e: Box<ckpt_passes::Error>| {
+        let text = e.to_string();
+        let line = text.lines().next().unwrap_or_default();
+        format!("it failed in a check: {line}")
+    };
+    let problem = Problem::new(kindred, device).map_err(failed)?;
+    let first = problem.results(attend).map_err(failed)?;
+    let second = problem.results(attend).map_err(failed)?;
+    let tiles = |cx: &KernelCx| {
+        let kernel: Kernel = match cx.op == &ATTENTION_GRAD {
+            true => attention_grad,
+            false => attention,
+        };
+        kernel(cx)
+    };
+    let expected = problem.results(&tiles).map_err(failed)?;
+    let allowed = problem.allowed(kindred).map_err(failed)?;
+    let names = ["the result", "the log-sum-exp", "dq", "dk", "dv"];
+    for (i, name) in names.into_iter().enumerate() {
+        let (a, b, c) = (&first[i], &second[i], &expected[i]);
+        if a.size() != c.size() || a.kind() != c.kind() || !a.is_contiguous() {
+            return Err(format!(
+                "{name} is no row-major {:?} of {:?}",
+                c.kind(),
+                c.size()
+            ));
+        }
+        if bytes::read(a).ok() != bytes::read(b).ok() {
+            return Err(format!("{name} had other bits in a second run"));
+        }
+        let gap = (a.to_kind(Kind::Double) - c.to_kind(Kind::Double)).abs();
+        // NaN is within nothing.
+        let within = gap.le_tensor(&allowed[i]).all();
+        if !bool::try_from(within).unwrap_or(false) {
+            let most = gap.max().double_value(&[]);
+            return Err(format!(
+                "{name} was up to {most:.3e} from that of tiles, beyond rounding"
+            ));
+        }
+    }
+    Ok(())
+}

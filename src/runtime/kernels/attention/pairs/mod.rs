@@ -1,0 +1,297 @@
+//! PyTorch's fused kernels of attention as pairs of a forward and a backward, and which pair may do a node.
+//!
+//! A pair is taken only where what the library means by its arguments is exactly what our row means. The choice is a pure
+//! function of the device and of the sizes, type and attributes of a node, which it shares with its copies and its
+//! gradient, so that all of them take the same one. It does not depend on layouts: what a pair cannot read in place is
+//! copied for it ([`call`]). It is made when a program is compiled for its sizes and kept with it ([`pinned`]), after the
+//! pair has shown on the device that it keeps what is assumed of it ([`check`]).
+//!
+//! What is assumed, and where PyTorch 2.11 says so (`aten/src/ATen/native/transformers/cuda`):
+//! - Both backwards are deterministic under `setDeterministicAlgorithms(true)`: flash sums dq in parts of its own
+//!   (`_flash_attention_backward`), efficient does not split keys (`_efficient_attention_backward`).
+//! - Both are for 16-bit types here. Flash knows no others. Efficient multiplies float32 by tensor cores in three parts of
+//!   TF32, whatever the switches for TF32 say (`DefaultGemmType`, `OpMultiplyAddFastF32`): no full precision.
+//! - Without a mask, and with a causal one where queries and keys are equally many, every query sees a key, and the
+//!   library's alignment of the causal mask (flash's is at the last key, efficient's at the first) does not matter.
+//! - The log-sum-exp is a natural logarithm in float32.
+//! - No bias: the backwards take probabilities from the saved log-sum-exp, in which a bias such as the lowest number, the
+//!   usual mask for padding, leaves no digit of the scores; a query whose keys are all hidden gives NaN there.
+//! - No scale of 0 or below: flash looks for the largest score before it scales.
+
+pub mod call;
+pub mod check;
+pub mod pinned;
+pub mod scratch;
+
+use ckpt_passes::ir::op::Sized;
+use ckpt_passes::ir::{Attrs, DType};
+use ckpt_passes::ops::attention::AttentionPlan;
+
+/// A forward and its backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Pair {
+    /// `aten::_scaled_dot_product_flash_attention`.
+    Flash,
+    /// `aten::_scaled_dot_product_efficient_attention`.
+    Efficient,
+    /// `aten::_scaled_dot_product_flash_attention_for_cpu`: no run takes it, but tests do, for it goes the same way.
+    Cpu,
+}
+
+/// What a choice knows of a node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Facts {
+    pub dtype: DType,
+    /// Places of the axes before the heads.
+    pub batch: i64,
+    /// Key heads, and query heads of one.
+    pub heads: i64,
+    pub groups: i64,
+    pub queries: i64,
+    pub keys: i64,
+    pub size: i64,
+    pub value_size: i64,
+    pub scale: f32,
+    pub causal: bool,
+    pub has_window: bool,
+    pub has_softcap: bool,
+    pub has_bias: bool,
+}
+
+impl Facts {
+    /// Of a node, from its attributes and operands q, k, v and bias; `None` for operands that typing refuses.
+    pub fn of(attrs: &Attrs, ins: &[Option<Sized>]) -> Option<Facts> {
+        let plan = AttentionPlan::forward(attrs, ins)?;
+        Some(Facts {
+            dtype: ins.first()?.as_ref()?.dtype,
+            batch: plan.lead_count(),
+            heads: plan.heads,
+            groups: plan.groups,
+            queries: plan.band.queries,
+            keys: plan.band.keys,
+            size: plan.size,
+            value_size: plan.value_size,
+            scale: attrs.float("scale"),
+            causal: attrs.int("causal") != 0,
+            has_window: attrs.int("window_left") >= 0 || attrs.int("window_right") >= 0,
+            has_softcap: attrs.float("softcap") != 0.0,
+            has_bias: ins.get(3).is_some_and(Option::is_some),
+        })
+    }
+
+    pub fn query_heads(&self) -> i64 {
+        self.heads.saturating_mul(self.groups)
+    }
+
+    /// Whether every query sees a key, and what it gives is a softmax of scaled products and nothing else.
+    fn is_plain(&self) -> bool {
+        let sizes = [
+            self.batch,
+            self.heads,
+            self.groups,
+            self.queries,
+            self.keys,
+            self.size,
+            self.value_size,
+        ];
+        sizes.iter().all(|n| *n > 0)
+            && self.scale > 0.0
+            && !self.has_window
+            && !self.has_softcap
+            && !self.has_bias
+            && (!self.causal || self.queries == self.keys)
+    }
+
+    /// The most elements that an operand or a result has.
+    fn most_elements(&self) -> i64 {
+        let rows = self.batch.saturating_mul(self.query_heads());
+        rows.saturating_mul(self.queries.max(self.keys))
+            .saturating_mul(self.size.max(self.value_size))
+    }
+}
+
+/// The pairs that a run may take, and what is known of its device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Available {
+    pub pairs: Vec<Pair>,
+    /// Compute capability of a CUDA device, 8.6 as 86, and its multiprocessors; 0 elsewhere.
+    pub capability: i64,
+    pub processors: i64,
+    /// Why there are none where there should be.
+    pub refused: Option<String>,
+}
+
+/// CUDA's limit on the second and third axis of a grid: places of the batch, and heads.
+const GRID: i64 = 65_535;
+/// Sizes of heads and rows are multiples of this many 16-bit elements, 16 bytes.
+pub const ALIGNMENT_ELEMENTS: i64 = 8;
+
+impl Available {
+    /// Every pair that a CUDA device may have.
+    pub fn cuda(capability: i64, processors: i64) -> Available {
+        Available {
+            pairs: vec![Pair::Flash, Pair::Efficient],
+            capability,
+            processors,
+            refused: None,
+        }
+    }
+
+    /// The first pair that means the same as the node and that the device has.
+    pub fn choose(&self, facts: &Facts) -> Option<Pair> {
+        if !facts.is_plain() || facts.most_elements() > i64::from(i32::MAX) {
+            return None;
+        }
+        let fits = |pair: &&Pair| self.has(**pair, facts);
+        self.pairs.iter().find(fits).copied()
+    }
+
+    /// What `sdp_utils.cpp` and the calls themselves ask for, and no device older than both know.
+    fn has(&self, pair: Pair, facts: &Facts) -> bool {
+        let is_even = |n: i64| n % ALIGNMENT_ELEMENTS == 0;
+        let on_device = matches!(facts.dtype, DType::F16 | DType::BF16)
+            && (80..=121).contains(&self.capability)
+            && facts.batch <= GRID
+            && facts.query_heads() <= GRID
+            && is_even(facts.size)
+            && is_even(facts.value_size);
+        match pair {
+            Pair::Flash => {
+                // Wide heads need more shared memory to go back than these have.
+                let is_small = matches!(self.capability, 86..=89 | 120..=121);
+                on_device
+                    && facts.size == facts.value_size
+                    && facts.size <= if is_small { 192 } else { 256 }
+                    // A single query of grouped heads is turned into several: another way, with copies of its own.
+                    && (facts.groups == 1 || facts.queries > 1)
+            }
+            // It takes no groups: as many key heads as query heads.
+            Pair::Efficient => on_device && facts.groups == 1,
+            Pair::Cpu => facts.dtype.is_float() && facts.size == facts.value_size,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts() -> Facts {
+        Facts {
+            dtype: DType::BF16,
+            batch: 2,
+            heads: 4,
+            groups: 1,
+            queries: 128,
+            keys: 128,
+            size: 64,
+            value_size: 64,
+            scale: 0.125,
+            causal: true,
+            has_window: false,
+            has_softcap: false,
+            has_bias: false,
+        }
+    }
+
+    /// What an H200 chooses after a change of the facts.
+    fn chosen(change: impl Fn(&mut Facts)) -> Option<Pair> {
+        chosen_by(90, change)
+    }
+
+    fn chosen_by(capability: i64, change: impl Fn(&mut Facts)) -> Option<Pair> {
+        let mut facts = facts();
+        change(&mut facts);
+        Available::cuda(capability, 132).choose(&facts)
+    }
+
+    #[test]
+    fn what_means_the_same_takes_a_pair() {
+        let (flash, efficient) = (Some(Pair::Flash), Some(Pair::Efficient));
+        assert_eq!(chosen(|_| ()), flash);
+        assert_eq!(chosen(|f| f.dtype = DType::F16), flash);
+        assert_eq!(chosen(|f| f.groups = 4), flash);
+        assert_eq!(chosen(|f| (f.causal, f.keys) = (false, 300)), flash);
+        assert_eq!(chosen(|f| (f.size, f.value_size) = (256, 256)), flash);
+        // Sizes that flash lacks.
+        assert_eq!(chosen(|f| (f.size, f.value_size) = (264, 264)), efficient);
+        assert_eq!(chosen(|f| (f.size, f.value_size) = (192, 128)), efficient);
+        for capability in [80, 86, 90, 100, 121] {
+            assert_eq!(chosen_by(capability, |_| ()), flash, "{capability}");
+        }
+        let wide = |f: &mut Facts| (f.size, f.value_size) = (224, 224);
+        assert_eq!(chosen_by(86, wide), efficient);
+        assert_eq!(chosen_by(120, wide), efficient);
+        assert_eq!(chosen_by(80, wide), flash);
+    }
+
+    #[test]
+    fn what_does_not_takes_tiles() {
+        let changes: [fn(&mut Facts); 19] = [
+            |f| f.dtype = DType::F32,
+            |f| f.dtype = DType::F64,
+            |f| f.has_bias = true,
+            |f| f.has_window = true,
+            |f| f.has_softcap = true,
+            |f| f.scale = 0.0,
+            |f| f.scale = -1.0,
+            |f| f.scale = f32::NAN,
+            |f| f.keys = 300,
+            |f| f.queries = 300,
+            |f| (f.size, f.value_size) = (36, 36),
+            |f| f.value_size = 60,
+            |f| (f.groups, f.value_size) = (2, 128),
+            |f| (f.groups, f.queries, f.keys) = (2, 1, 1),
+            |f| f.batch = 0,
+            |f| (f.queries, f.keys) = (0, 0),
+            |f| f.batch = 70_000,
+            |f| f.heads = 70_000,
+            |f| (f.queries, f.keys) = (1 << 22, 1 << 22),
+        ];
+        for (i, change) in changes.iter().enumerate() {
+            assert_eq!(chosen(change), None, "change {i}");
+        }
+        for capability in [0, 70, 75, 130] {
+            assert_eq!(chosen_by(capability, |_| ()), None, "{capability}");
+        }
+        assert_eq!(Available::default().choose(&facts()), None);
+    }
+
+    #[test]
+    fn facts_are_read_off_a_node() {
+        let attrs = Attrs::new()
+            .with("scale", 0.5f32)
+            .with("causal", 1)
+            .with("window_left", -1)
+            .with("window_right", 3)
+            .with("softcap", 2.0f32)
+            .with("empty_rows", "nan");
+        let sized = |dims: &[i64]| Some(Sized::contiguous(DType::F16, dims.to_vec()));
+        let ins = [
+            sized(&[2, 3, 8, 10, 16]),
+            sized(&[2, 3, 2, 11, 16]),
+            sized(&[2, 3, 2, 11, 24]),
+            sized(&[11]),
+        ];
+        let expected = Facts {
+            dtype: DType::F16,
+            batch: 6,
+            heads: 2,
+            groups: 4,
+            queries: 10,
+            keys: 11,
+            size: 16,
+            value_size: 24,
+            scale: 0.5,
+            causal: true,
+            has_window: true,
+            has_softcap: true,
+            has_bias: true,
+        };
+        assert_eq!(Facts::of(&attrs, &ins), Some(expected));
+        let flat = [sized(&[10, 16]), sized(&[11, 16]), sized(&[11, 16])];
+        let found = Facts::of(&attrs, &flat).unwrap();
+        assert_eq!((found.batch, found.heads, found.groups), (1, 1, 1));
+        assert!(!found.has_bias);
+    }
+}
