@@ -83,6 +83,7 @@ fn check(
         slots: &[],
         n_outs: node.outs.len(),
         over: None,
+        later: None,
     };
     let kernel = kernels::find(node.op).unwrap();
     memory::reset_peak();

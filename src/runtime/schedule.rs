@@ -34,6 +34,8 @@ pub struct Key {
 /// A program for inputs of given sizes.
 pub struct Schedule {
     key: Key,
+    /// Whether no size depends on data and every input is row-major.
+    pub(super) is_static: bool,
     /// What is predicted of the memory of a run.
     pub memory: MemoryProfile,
     /// Contents of integer values, by slot.
@@ -155,6 +157,7 @@ impl Schedule {
         };
         Ok(Schedule {
             key,
+            is_static,
             arena,
             over,
             memory,
