@@ -317,8 +317,7 @@ impl<'g> Program<'g> {
         values.prepare(turn);
         let mut unwatched = |_| Ok(());
         let watch = watch.unwrap_or(&mut unwatched);
-        let recorder = graphs.recorder().filter(|_| turn != Turn::Plain);
-        let done = match recorder {
+        let done = match graphs.recorder() {
             None => self.run_as(
                 schedule.as_ref(),
                 inputs,
@@ -441,6 +440,7 @@ impl<'g> Program<'g> {
                 Ok(recorded) => graphs.is_ready(schedule, recorded),
                 Err(e) => {
                     graphs.give_up(&e);
+                    values.brought = None;
                     for slot in self.steps.iter().flat_map(|step| &step.outs) {
                         values.tensors[*slot] = None;
                         values.host[*slot] = None;

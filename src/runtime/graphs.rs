@@ -108,6 +108,7 @@ pub(super) struct Graphs {
     stage: Stage,
     /// Why steps are not captured though they should be: the first reason.
     refused: Option<String>,
+    has_given_up: bool,
 }
 
 impl Graphs {
@@ -152,7 +153,7 @@ impl Graphs {
         schedule: Option<&Rc<Schedule>>,
         refusal: impl FnOnce() -> Option<String>,
     ) -> Turn {
-        if self.recorder.is_none() {
+        if self.recorder.is_none() || self.has_given_up {
             return Turn::Plain;
         }
         let found = match (&self.stage, schedule) {
@@ -195,10 +196,10 @@ impl Graphs {
         }
     }
 
-    /// Steps are done node by node from now on.
+    /// Steps are done node by node from now on, where they were before: libraries have their workspaces there.
     pub fn give_up(&mut self, why: &Error) {
         self.forget();
-        self.recorder = None;
+        self.has_given_up = true;
         self.refused.get_or_insert(why.message().to_string());
     }
 
