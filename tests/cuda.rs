@@ -143,6 +143,66 @@ fn a_device_repeats_itself_and_counts_its_memory() {
     }
 }
 
+fn warnings(report: &Value) -> String {
+    report["warnings"].to_string()
+}
+
+#[test]
+fn graphs_on_a_cpu_are_warned_of_and_change_nothing() {
+    let dir = workplace();
+    let plain = run(dir.path(), "model.onnx", &["--outputs", "a.npz"]);
+    let asked = ["--outputs", "b.npz", "--steps", "3", "--cuda-graphs", "on"];
+    let asked = run(dir.path(), "model.onnx", &asked);
+    let reason = "steps are not replayed as CUDA graphs: a run on the CPU has none";
+    assert!(warnings(&asked).contains(reason), "{}", warnings(&asked));
+    assert!(!warnings(&plain).contains("CUDA graphs"));
+    assert!(plain["replayed_steps"] == 0 && asked["replayed_steps"] == 0);
+    let file = |name: &str| std::fs::read(dir.path().join(name)).unwrap();
+    assert!(file("a.npz") == file("b.npz"));
+    let wrong = call(dir.path(), &["run", "model.onnx", "--cuda-graphs", "yes"]);
+    assert_eq!(code(&wrong), 2);
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn replayed_steps_give_the_bits_of_steps_node_by_node() {
+    let dir = workplace();
+    for optimizer in [&[][..], &["--optimizer", "adamw", "--fuse-optimizer"]] {
+        let train = [
+            "model.onnx",
+            "-o",
+            "t.onnx",
+            "--loss",
+            "causal-lm",
+            "--policy",
+            "full",
+        ];
+        assert_eq!(
+            code(&call(dir.path(), &[&train[..], optimizer].concat())),
+            0
+        );
+        for steps in ["1", "2", "20"] {
+            let step = |switch: &str, out: &str| {
+                let more = ["--device", "cuda", "--steps", steps, "--outputs", out];
+                run(
+                    dir.path(),
+                    "t.onnx",
+                    &[&more[..], &["--cuda-graphs", switch]].concat(),
+                )
+            };
+            let (off, on) = (step("off", "a.npz"), step("on", "b.npz"));
+            let done = on["replayed_steps"].to_string();
+            assert!(
+                off["replayed_steps"] == 0 && done == steps,
+                "{}",
+                warnings(&on)
+            );
+            let file = |name: &str| std::fs::read(dir.path().join(name)).unwrap();
+            assert!(file("a.npz") == file("b.npz"), "{steps} steps: other bits");
+        }
+    }
+}
+
 /// Whole numbers whose sums are exact in float32, and in 16 bits are not.
 fn sums_of_narrow_products_are_exact(place: Place) {
     let _turn = torch::alone();

@@ -84,6 +84,7 @@ fn check(
         n_outs: node.outs.len(),
         over: None,
         pair: None,
+        later: None,
     };
     let kernel = kernels::find(node.op).unwrap();
     memory::reset_peak();

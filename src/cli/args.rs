@@ -314,6 +314,10 @@ pub struct RunArgs {
     /// beside other nodes: on or off. Where it cannot be there is a warning. A run on the CPU has none
     #[arg(long, value_name = "WORD", default_value = "on", value_parser = planning::switch, action = ArgAction::Set)]
     pub pin_memory: bool,
+    /// Whether a CUDA device is sent a step as one graph, captured once for inputs of given sizes and then replayed: on or
+    /// off. Where a step cannot be captured there is a warning, and it runs node by node. This has not been run on a device yet
+    #[arg(long, value_name = "WORD", default_value = "off", value_parser = planning::switch, action = ArgAction::Set)]
+    pub cuda_graphs: bool,
     /// How often to run; the reported time is the median. A graph with an optimizer trains: each step starts from what the
     /// last one left, and `step` goes up by one
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..))]

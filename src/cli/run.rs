@@ -58,6 +58,8 @@ mod with_torch {
         step_cpu_us: u64,
         /// Every step in turn.
         steps: Vec<Took>,
+        /// How many of them were replayed as CUDA graphs.
+        replayed_steps: usize,
         warnings: Vec<String>,
     }
 
@@ -108,12 +110,13 @@ mod with_torch {
         session.use_streams(args.offload_streams);
         session.pin_memory(args.pin_memory);
         session.attend_by(args.attention);
+        session.use_graphs(args.cuda_graphs);
         session.go_on(true);
         let counts_steps = counts_steps(&model.graph);
         if let Some(folder) = &args.offload_dir {
             session.wait_in(folder.clone());
         }
-        let mut steps = Vec::new();
+        let (mut steps, mut replayed_steps) = (Vec::new(), 0);
         let mut last = None;
         for step in 1..=args.steps {
             let is_wanted = step == args.steps && args.outputs.is_some();
@@ -125,6 +128,7 @@ mod with_torch {
                 time_us: run.time_us,
                 cpu_us: run.cpu_us,
             });
+            replayed_steps += usize::from(run.is_replayed);
             last = Some(run);
         }
         let Some(run) = last else {
@@ -140,6 +144,7 @@ mod with_torch {
         }
         warnings.extend(session.pins_warning());
         warnings.extend(run.attention_refused);
+        warnings.extend(session.graphs_warning());
         let mut nodes = model.graph.nodes();
         if args.rng != Rng::Counter && nodes.any(|(_, n)| n.op.effect == Effect::Seeded) {
             warnings.push(format!(
@@ -171,6 +176,7 @@ mod with_torch {
             step_time_us: median(&steps, |s| s.time_us),
             step_cpu_us: median(&steps, |s| s.cpu_us),
             steps,
+            replayed_steps,
             warnings,
         };
         if args.report.format == Format::Json {

@@ -12,27 +12,31 @@
 use super::convert;
 use super::device;
 use super::draws::Draws;
-use super::kernels::attention::pairs::{Available, Pair};
-use super::kernels::{self, KernelCx};
+use super::graphs::{Figures, Graphs, Turn};
+use super::inputs::Input;
+use super::kernels;
+use super::kernels::attention::pairs::Available;
 use super::lanes;
+use super::later::{Answers, Later};
 use super::lifetimes::Lifetimes;
-use super::operands::Operands;
 use super::schedule::{Form, Key, Schedule};
-use super::values::Values;
+use super::step::{Given, Step};
+use super::values::{Brought, Values};
 use crate::place::Place;
 use crate::rng::Rng;
 use ckpt_passes::analysis::device::round_up;
 use ckpt_passes::error::Kind;
-use ckpt_passes::ir::{DType, Def, Graph, Id, Node, NodeId, Ty, ValueId};
-use ckpt_passes::ops::transfer::{FETCH, OFFLOAD, RELEASE};
+use ckpt_passes::ir::{Def, Graph, Id, OpDef, Ty, ValueId};
 use ckpt_passes::{Error, Result};
-use ckpt_torch::cuda;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Instant;
 use tch::Tensor;
+
+/// Is called with how many steps are done.
+type Watch<'a> = &'a mut dyn FnMut(usize) -> Result<()>;
 
 /// A graph made ready to run.
 pub struct Program<'g> {
@@ -43,34 +47,15 @@ pub struct Program<'g> {
     /// Pairs of kernels of attention that nodes may take.
     available: Available,
     steps: Vec<Step<'g>>,
-    inputs: Vec<Input>,
+    pub(super) inputs: Vec<Input>,
     outputs: Vec<(String, usize)>,
     /// Bytes of weights and constants.
     weight_bytes: u64,
     /// Slots of inputs and results: empty between runs.
     passing: Vec<usize>,
-    values: RefCell<Values>,
+    pub(super) values: RefCell<Values>,
     schedule: RefCell<Option<Rc<Schedule>>>,
-}
-
-struct Step<'g> {
-    id: NodeId,
-    node: &'g Node,
-    kernel: kernels::Kernel,
-    ins: Vec<Option<usize>>,
-    outs: Vec<usize>,
-    /// Slots that nobody reads after this step.
-    drops: Vec<usize>,
-    /// Slots of what was fetched and is read here for the first time.
-    joins: Vec<usize>,
-    /// Whether it is a transfer that may run beside what follows it.
-    is_beside: bool,
-}
-
-struct Input {
-    name: String,
-    ty: Ty,
-    slot: usize,
+    pub(super) graphs: RefCell<Graphs>,
 }
 
 /// What a run gives back.
@@ -94,6 +79,8 @@ pub struct Run {
     pub resident_bytes: Option<u64>,
     /// Ops that ran without a deterministic kernel, because the device has none for them.
     pub nondeterministic: BTreeSet<&'static str>,
+    /// Whether the device was sent the step as one. Figures of its memory are then those of the step that was captured.
+    pub is_replayed: bool,
 }
 
 /// Processor time that this process has taken, in microseconds.
@@ -194,6 +181,7 @@ impl<'g> Program<'g> {
             passing,
             values: RefCell::new(values),
             schedule: RefCell::new(None),
+            graphs: RefCell::default(),
         })
     }
 
@@ -221,6 +209,34 @@ impl<'g> Program<'g> {
     /// Makes random ops draw so from now on.
     pub fn draw_by(&mut self, rng: Rng) {
         self.rng = rng;
+        self.graphs.get_mut().forget();
+    }
+
+    /// Whether a device is sent steps as one from now on, where they can be captured ([`graphs`](super::graphs)). The
+    /// outputs of a run then lie where those of the next one will.
+    pub fn use_graphs(&mut self, wanted: bool) {
+        self.graphs = RefCell::default();
+        if wanted {
+            self.graphs.get_mut().record(self.place);
+        }
+    }
+
+    /// Why steps are not captured though they should be.
+    pub fn graphs_refused(&self) -> Option<String> {
+        self.graphs.borrow().refused()
+    }
+
+    /// Bytes that stay on the device from run to run for steps that are captured.
+    pub fn staying_bytes(&self) -> u64 {
+        let values = self.values.borrow();
+        let brought = values.brought.iter().flat_map(Brought::tensors);
+        let all = values.statics.places().chain(brought);
+        all.map(|t| self.block_bytes(t)).sum()
+    }
+
+    fn block_bytes(&self, tensor: &Tensor) -> u64 {
+        let bytes = tensor.numel() * tensor.kind().elt_size_in_bytes();
+        round_up(bytes as u64, self.place.granularity_bytes())
     }
 
     /// Whether storages lie in an arena from now on, where one can be planned: on a CPU, no size depending on data.
@@ -250,6 +266,7 @@ impl<'g> Program<'g> {
                     .found(format!("{:?}{:?}", tensor.kind(), tensor.size())),
             );
         }
+        self.graphs.get_mut().forget();
         self.values.get_mut().set_weight(slot(id), tensor)
     }
 
@@ -257,64 +274,6 @@ impl<'g> Program<'g> {
     /// The next one starts from what is given.
     pub fn go_on(&self, wanted: bool) {
         self.values.borrow_mut().statics.go_on(wanted);
-    }
-
-    /// The sizes that the named dimensions of the inputs have in `inputs`.
-    ///
-    /// # Errors
-    /// A missing input, one of the wrong type, sizes that contradict each other, a named size of 0.
-    pub fn bind(&self, inputs: &BTreeMap<String, Tensor>) -> Result<BTreeMap<String, i64>> {
-        let mut sizes: BTreeMap<String, i64> = BTreeMap::new();
-        for input in &self.inputs {
-            let Some(tensor) = inputs.get(&input.name) else {
-                return Err(
-                    Error::usage("input", format!("input `{}` is missing", input.name))
-                        .expected(input.ty.to_string()),
-                );
-            };
-            self.bind_one(input, tensor, &mut sizes)?;
-        }
-        // A size such as `seq + 1` can only be checked once the names have numbers.
-        for input in &self.inputs {
-            let size_of = |name: &str| sizes.get(name).copied();
-            for (dim, found) in input.ty.dims.iter().zip(inputs[&input.name].size()) {
-                if dim.eval(&size_of).is_some_and(|n| n != found) {
-                    return Err(wrong_shape(input, &inputs[&input.name])
-                        .help(format!("sizes so far: {sizes:?}")));
-                }
-            }
-        }
-        Ok(sizes)
-    }
-
-    fn bind_one(
-        &self,
-        input: &Input,
-        tensor: &Tensor,
-        sizes: &mut BTreeMap<String, i64>,
-    ) -> Result<()> {
-        if convert::dtype(tensor.kind()) != Some(input.ty.dtype) || tensor.dim() != input.ty.rank()
-        {
-            return Err(wrong_shape(input, tensor));
-        }
-        for (dim, found) in input.ty.dims.iter().zip(tensor.size()) {
-            let Some(name) = dim.as_symbol() else {
-                continue;
-            };
-            if found == 0 {
-                return Err(Error::usage(
-                    "input",
-                    format!("dimension `{name}` of input `{}` is 0", input.name),
-                )
-                .help("a named dimension is at least 1"));
-            }
-            let known = *sizes.entry(name.to_string()).or_insert(found);
-            if known != found {
-                return Err(wrong_shape(input, tensor)
-                    .help(format!("`{name}` is {known} in another input")));
-            }
-        }
-        Ok(())
     }
 
     /// The program compiled for inputs of these sizes; kept until inputs of other sizes come.
@@ -342,15 +301,19 @@ impl<'g> Program<'g> {
     /// # Errors
     /// As [`Program::bind`], or a kernel that fails; the error names the node.
     pub fn run(&self, inputs: &BTreeMap<String, Tensor>) -> Result<Run> {
-        self.watched(inputs, &mut |_| Ok(()))
+        self.go(inputs, None)
     }
 
-    /// Runs the graph once; `watch` is called before the first step and after each, with how many are done.
+    /// Runs the graph once, node by node; `watch` is called before the first step and after each, with how many are done.
     pub(super) fn watched(
         &self,
         inputs: &BTreeMap<String, Tensor>,
         watch: &mut dyn FnMut(usize) -> Result<()>,
     ) -> Result<Run> {
+        self.go(inputs, Some(watch))
+    }
+
+    fn go(&self, inputs: &BTreeMap<String, Tensor>, watch: Option<Watch>) -> Result<Run> {
         self.bind(inputs)?;
         let schedule = match self.schedule(inputs) {
             Ok(schedule) => Some(schedule),
@@ -358,7 +321,40 @@ impl<'g> Program<'g> {
             Err(_) => None,
         };
         let mut values = self.values.borrow_mut();
-        let done = self.run_as(schedule.as_deref(), inputs, &mut values, watch);
+        let mut graphs = self.graphs.borrow_mut();
+        let turn = graphs.turn(watch.is_some(), schedule.as_ref(), || {
+            self.uncaptured(schedule.as_deref(), self.rng)
+        });
+        values.prepare(turn);
+        let mut unwatched = |_| Ok(());
+        let watch = watch.unwrap_or(&mut unwatched);
+        let done = match graphs.recorder() {
+            None => self.run_as(
+                schedule.as_ref(),
+                inputs,
+                &mut values,
+                &mut graphs,
+                turn,
+                watch,
+            ),
+            Some(recorder) => {
+                let mut done = None;
+                let aside = recorder.aside(&mut || {
+                    let run = self.run_as(
+                        schedule.as_ref(),
+                        inputs,
+                        &mut values,
+                        &mut graphs,
+                        turn,
+                        watch,
+                    );
+                    done = Some(run?);
+                    // Outputs are read on another stream.
+                    device::synchronize(self.place)
+                });
+                aside.and_then(|()| done.ok_or_else(|| Error::bug("run", "nothing was run")))
+            }
+        };
         values.lanes.abandon();
         for slot in &self.passing {
             values.tensors[*slot] = None;
@@ -369,18 +365,19 @@ impl<'g> Program<'g> {
 
     fn run_as(
         &self,
-        schedule: Option<&Schedule>,
+        schedule: Option<&Rc<Schedule>>,
         inputs: &BTreeMap<String, Tensor>,
         values: &mut Values,
-        watch: &mut dyn FnMut(usize) -> Result<()>,
+        graphs: &mut Graphs,
+        turn: Turn,
+        watch: Watch,
     ) -> Result<Run> {
         let _no_grad = tch::no_grad_guard();
         values.draws = Draws::new(self.rng);
         let mut static_bytes = self.weight_bytes;
         for input in &self.inputs {
             let tensor = &inputs[&input.name];
-            let bytes = tensor.numel() as u64 * input.ty.dtype.size_bytes();
-            static_bytes += round_up(bytes, self.place.granularity_bytes());
+            static_bytes += self.block_bytes(tensor);
             let there = values.statics.input(input.slot, tensor, self.place)?;
             values.tensors[input.slot] = Some(there);
         }
@@ -389,20 +386,117 @@ impl<'g> Program<'g> {
         device::synchronize(self.place)?;
         device::reset_peak(self.place)?;
         values.outside.reset_peak();
+        let (start, start_cpu_us) = (Instant::now(), cpu_us());
+        let (figures, answers, is_replayed) =
+            self.take_turn(schedule, values, graphs, turn, watch)?;
+        values.lanes.arrive_all()?;
+        device::synchronize(self.place)?;
+        let time_us = start.elapsed().as_micros() as u64;
+        let cpu_us = cpu_us() - start_cpu_us;
+        let place = |at: usize| self.graph.describe(self.steps[at].id);
+        match (&answers, is_replayed) {
+            (Some(answers), _) => answers.judge(place)?,
+            (None, true) => graphs.ready()?.answers.judge(place)?,
+            (None, false) => {}
+        }
+        values.statics.keep(&values.tensors)?;
+        let mut outputs = Vec::with_capacity(self.outputs.len());
+        for (name, slot) in &self.outputs {
+            let tensor = values.tensors[*slot]
+                .as_ref()
+                .ok_or_else(|| Error::bug("run", format!("output `{name}` is gone")))?;
+            outputs.push((name.clone(), tensor.shallow_clone()));
+        }
+        // What stays there for the sake of a capture.
+        let brought = values.brought.iter().flat_map(Brought::tensors);
+        static_bytes += brought.map(|t| self.block_bytes(t)).sum::<u64>();
+        Ok(Run {
+            outputs,
+            static_bytes,
+            peak_bytes: static_bytes + figures.peak_bytes,
+            requested_peak_bytes: static_bytes + figures.requested_bytes,
+            outside_peak_bytes: values.outside.peak_bytes(),
+            peak_at: figures.peak_at.map(|at| self.steps[at].node.name.clone()),
+            time_us,
+            cpu_us,
+            resident_bytes: device::resident_bytes(),
+            nondeterministic: figures.nondeterministic,
+            is_replayed,
+        })
+    }
+
+    /// Does the step: what it measured, what is to be looked at once it is done, and whether the device was sent it as one.
+    fn take_turn(
+        &self,
+        schedule: Option<&Rc<Schedule>>,
+        values: &mut Values,
+        graphs: &mut Graphs,
+        turn: Turn,
+        watch: Watch,
+    ) -> Result<(Figures, Option<Answers>, bool)> {
+        let (Some(schedule), Some(recorder), true) =
+            (schedule, graphs.recorder(), turn != Turn::Plain)
+        else {
+            let plan = schedule.map(Rc::as_ref);
+            return Ok((self.steps_of(plan, values, None, watch)?, None, false));
+        };
+        if turn == Turn::WarmUp {
+            let later = Later::default();
+            let figures = self.steps_of(Some(schedule), values, Some(&later), watch)?;
+            graphs.is_warm(schedule);
+            return Ok((figures, Some(later.answers()?), false));
+        }
+        if turn == Turn::Capture {
+            match self.captured(schedule, values, &*recorder) {
+                Ok(recorded) => graphs.is_ready(schedule, recorded),
+                Err(e) => {
+                    graphs.give_up(&e);
+                    values.brought = None;
+                    for slot in self.steps.iter().flat_map(|step| &step.outs) {
+                        values.tensors[*slot] = None;
+                        values.host[*slot] = None;
+                    }
+                    device::reset_peak(self.place)?;
+                    return Ok((
+                        self.steps_of(Some(schedule), values, None, watch)?,
+                        None,
+                        false,
+                    ));
+                }
+            }
+        }
+        let recorded = graphs.ready()?;
+        self.replay(schedule, values, recorded)?;
+        Ok((recorded.figures.clone(), None, true))
+    }
+
+    /// Runs the nodes in their order.
+    pub(super) fn steps_of(
+        &self,
+        schedule: Option<&Schedule>,
+        values: &mut Values,
+        later: Option<&Later>,
+        watch: Watch,
+    ) -> Result<Figures> {
         let base = device::bytes(self.place)?;
         let mut peak = (base.live, None);
         let mut nondeterministic = BTreeSet::new();
-        let (start, start_cpu_us) = (Instant::now(), cpu_us());
         watch(0)?;
         for (at, step) in self.steps.iter().enumerate() {
+            if let Some(later) = later {
+                later.at.set(at);
+            }
             let form = schedule.map_or(&Form::Kernel, |s| &s.forms[at]);
-            let known = schedule.map_or(&[][..], |s| &s.known);
-            let over = schedule.and_then(|s| s.over[at]);
-            let pair = schedule.and_then(|s| s.pinned.pairs[at]);
+            let given = Given {
+                known: schedule.map_or(&[][..], |s| &s.known),
+                over: schedule.and_then(|s| s.over[at]),
+                pair: schedule.and_then(|s| s.pinned.pairs[at]),
+                later,
+            };
             let offer = schedule.and_then(|s| s.arena.as_ref()?.offer(at));
             let arrived = step.joins.iter().try_for_each(|s| values.lanes.arrive(*s));
             arrived
-                .and_then(|()| step.run(form, (known, over, pair), values, &mut nondeterministic))
+                .and_then(|()| step.run(form, given, values, &mut nondeterministic))
                 .map_err(|e| e.at(self.graph.describe(step.id)))?;
             drop(offer);
             let reached = device::bytes(self.place)?.peak;
@@ -415,30 +509,11 @@ impl<'g> Program<'g> {
             }
             watch(at + 1)?;
         }
-        values.lanes.arrive_all()?;
-        device::synchronize(self.place)?;
-        let time_us = start.elapsed().as_micros() as u64;
-        let cpu_us = cpu_us() - start_cpu_us;
         let most = device::bytes(self.place)?.requested_peak;
-        let requested_bytes = most.saturating_sub(base.requested_live);
-        values.statics.keep(&values.tensors)?;
-        let mut outputs = Vec::with_capacity(self.outputs.len());
-        for (name, slot) in &self.outputs {
-            let tensor = values.tensors[*slot]
-                .as_ref()
-                .ok_or_else(|| Error::bug("run", format!("output `{name}` is gone")))?;
-            outputs.push((name.clone(), tensor.shallow_clone()));
-        }
-        Ok(Run {
-            outputs,
-            static_bytes,
-            peak_bytes: static_bytes + (peak.0 - base.live),
-            requested_peak_bytes: static_bytes + requested_bytes,
-            outside_peak_bytes: values.outside.peak_bytes(),
-            peak_at: peak.1.map(|at| self.steps[at].node.name.clone()),
-            time_us,
-            cpu_us,
-            resident_bytes: device::resident_bytes(),
+        Ok(Figures {
+            peak_bytes: peak.0 - base.live,
+            requested_bytes: most.saturating_sub(base.requested_live),
+            peak_at: peak.1,
             nondeterministic,
         })
     }
@@ -446,6 +521,17 @@ impl<'g> Program<'g> {
     /// How many nodes a run executes.
     pub fn nodes(&self) -> usize {
         self.steps.len()
+    }
+
+    pub(super) fn ops(&self) -> impl Iterator<Item = &'static OpDef> {
+        self.steps.iter().map(|step| step.node.op)
+    }
+
+    /// Names and slots of the graph outputs.
+    pub(super) fn outputs(&self) -> impl Iterator<Item = (&str, usize)> {
+        self.outputs
+            .iter()
+            .map(|(name, slot)| (name.as_str(), *slot))
     }
 
     /// Whether the node at a position of the order moves a value out of the device's memory or back.
@@ -462,136 +548,4 @@ impl<'g> Program<'g> {
     pub fn inputs(&self) -> impl Iterator<Item = (&str, &Ty)> {
         self.inputs.iter().map(|i| (i.name.as_str(), &i.ty))
     }
-}
-
-/// What a schedule gives a step beside its form: contents of small integer values, by slot, the operand that the first
-/// result is written over, and the pair of kernels that is pinned to it.
-type Given<'a> = (&'a [Option<Box<[i64]>>], Option<usize>, Option<Pair>);
-
-impl Step<'_> {
-    /// A kernel that has no deterministic form runs all the same, and its op is noted.
-    fn run(
-        &self,
-        form: &Form,
-        known: Given,
-        values: &mut Values,
-        nondeterministic: &mut BTreeSet<&'static str>,
-    ) -> Result<()> {
-        match form {
-            Form::View {
-                of,
-                dims,
-                strides,
-                to,
-            } => {
-                let base = values.tensors[*of].as_ref().ok_or_else(|| self.gone())?;
-                let view = ckpt_torch::view(base, dims, strides).map_err(convert::torch_error)?;
-                values.tensors[*to] = Some(view);
-                // What is small and integral is needed on the CPU too.
-                if let Some(base) = &values.host[*of] {
-                    let view =
-                        ckpt_torch::view(base, dims, strides).map_err(convert::torch_error)?;
-                    values.host[*to] = Some(view);
-                }
-                Ok(())
-            }
-            Form::Constant { contents, to } => values.set(*to, contents.tensor()?),
-            Form::Kernel if self.is_beside && self.begin(values)? => Ok(()),
-            Form::Kernel => match self.execute(known, values) {
-                Err(e) if e.code() == convert::NONDETERMINISTIC => {
-                    nondeterministic.insert(self.node.op.name);
-                    cuda::refuse_nondeterministic(false);
-                    let done = self.execute(known, values);
-                    cuda::refuse_nondeterministic(true);
-                    done
-                }
-                done => done,
-            },
-        }
-    }
-
-    /// A transfer, or the end of one, beside the run; `false` where it must be done at once.
-    fn begin(&self, values: &mut Values) -> Result<bool> {
-        let (lanes, outside, place) = (&mut values.lanes, &values.outside, values.place);
-        let operand = |n: usize| self.ins.get(n).copied().flatten();
-        let tensor = |n: usize| operand(n).and_then(|s| values.tensors[s].as_ref());
-        let moved = tensor(0).ok_or_else(|| self.gone())?;
-        let result = match self.node.op {
-            op if op == &OFFLOAD => {
-                return lanes.leave(outside, moved, &self.node.attrs, self.outs[0]);
-            }
-            op if op == &RELEASE => match operand(1) {
-                Some(left) => lanes.left(left)?,
-                None => None,
-            },
-            _ => lanes.come(outside, moved, (place, self.outs[0]))?,
-        };
-        let began = result.is_some();
-        if began {
-            values.tensors[self.outs[0]] = result;
-        }
-        Ok(began)
-    }
-
-    fn gone(&self) -> Box<Error> {
-        let name = self.node.op.name;
-        Error::bug("run", format!("an operand of {name} is gone"))
-    }
-
-    fn execute(&self, (known, over, pair): Given, values: &mut Values) -> Result<()> {
-        let mut ins = Operands::new(&self.ins, &values.tensors);
-        let mut host = Operands::new(&[], &values.host);
-        if values.place != Place::Cpu {
-            host = Operands::new(&self.ins, &values.host);
-            let is_known = |(there, here): (&Option<&Tensor>, &Option<&Tensor>)| {
-                there.is_none() || here.is_some()
-            };
-            // What follows from numbers that are known here is worked out here.
-            if ins.list().iter().any(Option::is_some)
-                && ins.list().iter().zip(host.list()).all(is_known)
-            {
-                ins = host;
-                host = Operands::new(&[], &values.host);
-            }
-        }
-        let cx = KernelCx {
-            op: self.node.op,
-            attrs: &self.node.attrs,
-            ins: ins.list(),
-            host: host.list(),
-            known,
-            draws: &values.draws,
-            outside: &values.outside,
-            slots: &self.ins,
-            n_outs: self.outs.len(),
-            over,
-            pair,
-        };
-        let results = (self.kernel)(&cx)?;
-        if results.len() != self.outs.len() {
-            return Err(Error::bug(
-                "kernel",
-                format!("{} gave {} results", self.node.op.name, results.len()),
-            ));
-        }
-        for (slot, tensor) in self.outs.iter().zip(results) {
-            if self.node.op.is_transfer() && self.node.op != &FETCH {
-                values.tensors[*slot] = Some(tensor);
-            } else {
-                values.set(*slot, tensor)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-fn wrong_shape(input: &Input, tensor: &Tensor) -> Box<Error> {
-    let dtype = convert::dtype(tensor.kind())
-        .map_or_else(|| format!("{:?}", tensor.kind()), |d: DType| d.to_string());
-    Error::usage(
-        "input",
-        format!("input `{}` has the wrong type", input.name),
-    )
-    .expected(input.ty.to_string())
-    .found(format!("{dtype}{:?}", tensor.size()))
 }

@@ -4,14 +4,18 @@
 //! program for given sizes of the inputs; [`kernels`] mirrors
 //! `passes/ops`: one file per family, one kernel per op. Memory is counted by the allocator hook of `ckpt-torch`; what
 //! is measured is what `analysis::memory` predicted. [`device`] opens CUDA where it is asked for, [`outside`] is where
-//! results wait that leave the device's memory, and `lanes` moves them beside a run. [`session`] is what the rest of the project calls.
+//! results wait that leave the device's memory, and `lanes` moves them beside a run. `graphs` sends a
+//! device whole steps. [`session`] is what the rest of the project calls.
 
 pub mod convert;
 pub mod device;
 pub mod draws;
 pub mod executor;
+mod graphs;
+mod inputs;
 pub mod kernels;
 mod lanes;
+pub mod later;
 mod lifetimes;
 mod operands;
 pub mod outside;
@@ -19,6 +23,7 @@ pub mod schedule;
 pub mod session;
 mod side_streams;
 mod statics;
+mod step;
 pub mod trace;
 mod values;
 

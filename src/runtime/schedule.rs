@@ -36,6 +36,8 @@ pub struct Key {
 /// A program for inputs of given sizes.
 pub struct Schedule {
     key: Key,
+    /// Whether no size depends on data and every input is row-major.
+    pub(super) is_static: bool,
     /// What is predicted of the memory of a run.
     pub memory: MemoryProfile,
     /// Contents of integer values, by slot.
@@ -168,6 +170,7 @@ impl Schedule {
         Ok(Schedule {
             key,
             pinned,
+            is_static,
             arena,
             over,
             memory,

@@ -62,6 +62,8 @@ pub struct Measured {
     pub time_us: u64,
     /// Processor time of all threads.
     pub cpu_us: u64,
+    /// Whether the device was sent the step as one; figures of its memory are then those of the step that was captured.
+    pub is_replayed: bool,
 }
 
 impl<'g> Session<'g> {
@@ -150,6 +152,17 @@ impl<'g> Session<'g> {
         ))
     }
 
+    /// Whether a CUDA device is sent steps as one from now on, where they can be captured.
+    pub fn use_graphs(&mut self, wanted: bool) {
+        self.program.use_graphs(wanted);
+    }
+
+    /// What there is to warn of where steps should be sent as one and are not.
+    pub fn graphs_warning(&self) -> Option<String> {
+        let why = self.program.graphs_refused()?;
+        Some(format!("steps are not replayed as CUDA graphs: {why}"))
+    }
+
     /// What each node takes, in microseconds in the order of the schedule: a row a run. The first `warm_up` runs are not
     /// reported.
     ///
@@ -203,7 +216,8 @@ impl<'g> Session<'g> {
             let before = device::bytes(place)?.live;
             drop(self.program.run(&given)?);
             self.program.go_on(self.goes_on);
-            let workspace_bytes = device::bytes(place)?.live.saturating_sub(before);
+            let grown = device::bytes(place)?.live.saturating_sub(before);
+            let workspace_bytes = grown.saturating_sub(self.program.staying_bytes());
             self.workspace_bytes.set(Some(workspace_bytes));
         }
         let run = self.program.run(&given)?;
@@ -243,6 +257,7 @@ impl<'g> Session<'g> {
             peak_at: run.peak_at,
             time_us: run.time_us,
             cpu_us: run.cpu_us,
+            is_replayed: run.is_replayed,
         })
     }
 }

@@ -3,12 +3,15 @@
 //! The tensors that a caller gives, and the weights of the model's file, are never written. A run writes over copies that it
 //! makes before its first step and that nobody else holds; the next run starts from the same values again. Where training
 //! goes on from step to step ([`Statics::go_on`]), the copies stay and a run starts from what the last one left.
+//!
+//! A step that is replayed reads and writes where it did when it was captured: for it, inputs and copies lie where they lay
+//! ([`Statics::stay`]), and what is given is copied there.
 
 use super::device;
 use super::kernels::{copy_into, empty};
 use crate::place::Place;
-use ckpt_passes::Result;
 use ckpt_passes::ir::{Def, Graph, Id};
+use ckpt_passes::{Error, Result};
 use std::collections::BTreeMap;
 use tch::Tensor;
 
@@ -22,6 +25,8 @@ pub(super) struct Statics {
     goes_on: bool,
     /// Where the last run left them, if the next goes on from there.
     kept: BTreeMap<usize, Tensor>,
+    /// Where inputs and copies lie, if they stay there.
+    places: Option<BTreeMap<usize, Tensor>>,
 }
 
 impl Statics {
@@ -38,6 +43,11 @@ impl Statics {
             pairs: pairs.collect(),
             ..Statics::default()
         }
+    }
+
+    /// What updates make of it.
+    pub(super) fn results(&self) -> impl Iterator<Item = usize> {
+        self.pairs.values().copied()
     }
 
     pub(super) fn is_written(&self, slot: usize) -> bool {
@@ -58,7 +68,46 @@ impl Statics {
     pub(super) fn input(&mut self, slot: usize, given: &Tensor, place: Place) -> Result<Tensor> {
         match self.is_written(slot) {
             true => self.own(slot, given, place),
+            false if self.places.is_some() => self.placed(slot, given, place),
             false => device::moved(given.shallow_clone(), place),
+        }
+    }
+
+    /// Whether inputs and copies lie in the same places from run to run from now on.
+    pub(super) fn stay(&mut self, wanted: bool) {
+        match wanted {
+            true => drop(self.places.get_or_insert_default()),
+            false => self.places = None,
+        }
+    }
+
+    /// What lies in such places.
+    pub(super) fn places(&self) -> impl Iterator<Item = &Tensor> {
+        self.places.iter().flat_map(BTreeMap::values)
+    }
+
+    /// A copy of `given`, in its slot's place if that stays.
+    fn placed(&mut self, slot: usize, given: &Tensor, place: Place) -> Result<Tensor> {
+        let known = self.places.as_ref().and_then(|places| places.get(&slot));
+        let tensor = match known {
+            Some(there) if there.size() == given.size() && there.kind() == given.kind() => {
+                there.shallow_clone()
+            }
+            Some(there) => {
+                return Err(Error::bug("run", "an input does not fit where it stays")
+                    .expected(format!("{:?}{:?}", there.kind(), there.size()))
+                    .found(format!("{:?}{:?}", given.kind(), given.size())));
+            }
+            None => empty(&given.size(), given.kind(), device::torch(place))?,
+        };
+        copy_into(&tensor, given)?;
+        self.hold(slot, &tensor);
+        Ok(tensor)
+    }
+
+    fn hold(&mut self, slot: usize, tensor: &Tensor) {
+        if let Some(places) = &mut self.places {
+            places.insert(slot, tensor.shallow_clone());
         }
     }
 
@@ -71,11 +120,10 @@ impl Statics {
     /// A tensor to write over, for a run that is given `source`.
     fn own(&mut self, slot: usize, source: &Tensor, place: Place) -> Result<Tensor> {
         if let Some(kept) = self.kept.remove(&slot) {
+            self.hold(slot, &kept);
             return Ok(kept);
         }
-        let own = empty(&source.size(), source.kind(), device::torch(place))?;
-        copy_into(&own, source)?;
-        Ok(own)
+        self.placed(slot, source, place)
     }
 
     /// Puts the weights to write over where they belong.

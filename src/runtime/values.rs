@@ -3,12 +3,15 @@
 use super::convert;
 use super::device;
 use super::draws::Draws;
+use super::graphs::Turn;
+use super::kernels::{copy_into, empty};
 use super::lanes::Lanes;
 use super::outside::Outside;
 use super::statics::Statics;
 use crate::place::Place;
-use ckpt_passes::Result;
 use ckpt_passes::ir::Graph;
+use ckpt_passes::{Error, Result};
+use std::collections::BTreeMap;
 use tch::{Device, Tensor};
 
 /// Integer values of more elements than this are not kept on the CPU beside a device.
@@ -31,6 +34,8 @@ pub(super) struct Values {
     pub lanes: Lanes,
     /// Weights and inputs that a run writes over.
     pub statics: Statics,
+    /// What a run brings to the device, for one that is captured.
+    pub brought: Option<Brought>,
 }
 
 impl Values {
@@ -44,6 +49,24 @@ impl Values {
             outside: Outside::default(),
             lanes: Lanes::default(),
             statics: Statics::new(graph),
+            brought: None,
+        }
+    }
+
+    /// Makes what stays from run to run ready for one.
+    pub fn prepare(&mut self, turn: Turn) {
+        match (turn, &mut self.brought) {
+            (Turn::Plain, _) => {
+                self.statics.stay(false);
+                self.brought = None;
+            }
+            (Turn::WarmUp, _) => {
+                self.statics.stay(false);
+                self.statics.stay(true);
+                self.brought = Some(Brought::default());
+            }
+            (Turn::Capture, Some(brought)) => brought.is_whole = true,
+            (Turn::Capture | Turn::Replay, _) => {}
         }
     }
 
@@ -62,7 +85,67 @@ impl Values {
         if tensor.device() == Device::Cpu && is_small(&tensor) {
             self.host[slot] = Some(tensor.shallow_clone());
         }
-        self.tensors[slot] = Some(device::moved(tensor, self.place)?);
+        let there = match &mut self.brought {
+            Some(brought) if tensor.device() == Device::Cpu => {
+                brought.there(slot, &tensor, self.place)?
+            }
+            _ => device::moved(tensor, self.place)?,
+        };
+        self.tensors[slot] = Some(there);
         Ok(())
+    }
+}
+
+/// What the host computes and the device reads: it depends on sizes and weights alone, so that it stays on the device from
+/// the run before a capture on, which copies it there and waits for no transfer.
+#[derive(Default)]
+pub(super) struct Brought {
+    /// By slot: as it was here, and there.
+    known: BTreeMap<usize, (Tensor, Tensor)>,
+    /// Whether all of it is known.
+    pub is_whole: bool,
+}
+
+impl Brought {
+    fn there(&mut self, slot: usize, here: &Tensor, place: Place) -> Result<Tensor> {
+        if !self.is_whole {
+            let there = device::moved(here.shallow_clone(), place)?;
+            self.known.insert(slot, (here.copy(), there));
+        }
+        let known = self.known.get(&slot);
+        let Some((_, there)) = known.filter(|(was, _)| was.kind() == here.kind() && was == here)
+        else {
+            return Err(Error::bug(
+                "run",
+                "what the host computes for the device differs from run to run",
+            ));
+        };
+        let own = empty(&there.size(), there.kind(), there.device())?;
+        copy_into(&own, there)?;
+        Ok(own)
+    }
+
+    /// What lies on the device.
+    pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        self.known.values().map(|(_, there)| there)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_brought_is_copied_and_must_not_change() {
+        let mut brought = Brought::default();
+        let of = |x: i64| Tensor::from_slice(&[x, 2, 3]);
+        let first = brought.there(5, &of(1), Place::Cpu).unwrap();
+        brought.is_whole = true;
+        let second = brought.there(5, &of(1), Place::Cpu).unwrap();
+        assert!(first == of(1) && second == of(1));
+        assert_ne!(first.data_ptr(), second.data_ptr());
+        assert!(brought.there(5, &of(2), Place::Cpu).is_err());
+        assert!(brought.there(6, &of(1), Place::Cpu).is_err());
+        assert_eq!(brought.tensors().count(), 1);
     }
 }

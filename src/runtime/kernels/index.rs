@@ -7,7 +7,7 @@ use ckpt_passes::ir::OpDef;
 use ckpt_passes::ops::index::*;
 use ckpt_passes::{Error, Result};
 use ckpt_torch::Arg;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 pub const KERNELS: &[(&OpDef, Kernel)] = &[
     (&GATHER, gather),
@@ -22,27 +22,66 @@ pub const KERNELS: &[(&OpDef, Kernel)] = &[
 pub fn wrapped(cx: &KernelCx, indices: &Tensor, n: i64) -> Result<Tensor> {
     let at = empty(&indices.size(), Kind::Int64, indices.device())?;
     copy_into(&at, indices)?;
+    if let (Some(later), true) = (cx.later, n > 0 && at.numel() > 0) {
+        let op = cx.op.name;
+        later.ask(&at, Box::new(move |low, high| in_range(op, n, low, high)))?;
+        // What is out of range is told later and must read nothing that is not there.
+        let bounds = [Arg::Tensor(&at), Arg::Int(-n), Arg::Int(n - 1)];
+        write("aten::clamp_", "", &bounds)?;
+        wrap(&at, n)?;
+        return Ok(at);
+    }
     let found = Vec::<i64>::try_from(at.view([-1]))
         .map_err(|e| Error::bug("kernel", format!("{}: indices: {e}", cx.op.name)))?;
     let (Some(low), Some(high)) = (found.iter().min(), found.iter().max()) else {
         return Ok(at);
     };
-    if *low < -n || *high >= n {
-        return Err(
-            Error::model("index", format!("{}: an index is out of range", cx.op.name))
-                .expected(format!("{}..{n}", -n))
-                .found(format!("{low}..={high}")),
-        );
-    }
+    in_range(cx.op.name, n, *low, *high)?;
     if *low < 0 {
-        let n = scalar(Kind::Int64, n as f64)?;
-        write(
-            "aten::remainder_",
-            "Tensor",
-            &[Arg::Tensor(&at), Arg::Tensor(&n)],
-        )?;
+        wrap(&at, n)?;
     }
     Ok(at)
+}
+
+fn in_range(op: &str, n: i64, low: i64, high: i64) -> Result<()> {
+    if low >= -n && high < n {
+        return Ok(());
+    }
+    Err(
+        Error::model("index", format!("{op}: an index is out of range"))
+            .expected(format!("{}..{n}", -n))
+            .found(format!("{low}..={high}")),
+    )
+}
+
+fn wrap(at: &Tensor, n: i64) -> Result<()> {
+    let n = scalar(Kind::Int64, n as f64)?;
+    write(
+        "aten::remainder_",
+        "Tensor",
+        &[Arg::Tensor(at), Arg::Tensor(&n)],
+    )
+}
+
+/// Writes `values` at row-major places of `out`, or adds them there: what libtorch's own deterministic kernels come down
+/// to on a device, without their question whether the places are there.
+pub fn put(out: &Tensor, at: &Tensor, values: &Tensor, add: bool) -> Result<()> {
+    let flat = call("aten::view", "", &[Arg::Tensor(out), Arg::Ints(&[-1])])?;
+    put_along(&flat, 0, at, values, add)
+}
+
+/// The same of what lies at places of one axis.
+fn put_along(out: &Tensor, axis: usize, at: &Tensor, values: &Tensor, add: bool) -> Result<()> {
+    let mut places = vec![None; axis];
+    places.push(Some(at));
+    let args = [
+        Arg::Tensor(out),
+        Arg::OptTensors(&places),
+        Arg::Tensor(values),
+        Arg::Bool(add),
+        Arg::Bool(true),
+    ];
+    write("aten::_index_put_impl_", "", &args)
 }
 
 pub fn axis_of(cx: &KernelCx, rank: usize) -> usize {
@@ -109,6 +148,10 @@ fn gather_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     // Along axis 0 libtorch adds 16-bit rows in buffers of its own, for each thread; along any other in place.
     let lines = out.unsqueeze(0);
     let dy = dy.unsqueeze(0);
+    if cx.later.is_some() && out.device() != Device::Cpu {
+        put_along(&lines, axis + 1, &at, &dy, true)?;
+        return Ok(vec![out]);
+    }
     let args = [
         Arg::Tensor(&lines),
         Arg::Int(axis as i64 + 1),
@@ -234,4 +277,46 @@ fn non_zero(cx: &KernelCx) -> Result<Vec<Tensor>> {
         ],
     )?;
     Ok(vec![out])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_put_lies_where_a_scatter_puts_it() {
+        let zeros = || Tensor::zeros([2, 3], (Kind::Float, Device::Cpu));
+        let (places, values) = (
+            Tensor::from_slice(&[4i64, 0]),
+            Tensor::from_slice(&[1.5f32, 2.0]),
+        );
+        let out = zeros();
+        for (add, expected) in [
+            (true, [2.0, 0., 0., 0., 1.5, 0.]),
+            (true, [4.0, 0., 0., 0., 3.0, 0.]),
+            (false, [2.0, 0., 0., 0., 1.5, 0.]),
+        ] {
+            put(&out, &places, &values, add).unwrap();
+            assert_eq!(
+                out,
+                Tensor::from_slice(&expected)
+                    .view([2, 3])
+                    .to_kind(Kind::Float)
+            );
+        }
+        // As rows are added along an axis.
+        let rows = Tensor::from_slice(&[1i64, 0, 1]);
+        let dy = Tensor::arange(9, (Kind::Float, Device::Cpu)).view([1, 3, 3]);
+        let (ours, theirs) = (zeros().unsqueeze(0), zeros().unsqueeze(0));
+        put_along(&ours, 1, &rows, &dy, true).unwrap();
+        let args = [
+            Arg::Tensor(&theirs),
+            Arg::Int(1),
+            Arg::Tensor(&rows),
+            Arg::Tensor(&dy),
+            Arg::Int(1),
+        ];
+        write("aten::index_add_", "", &args).unwrap();
+        assert_eq!(ours, theirs);
+    }
 }

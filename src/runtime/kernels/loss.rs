@@ -1,7 +1,10 @@
 //! Class losses and their gradients. The class axis is axis 1 (ONNX), as libtorch has it.
 
+use super::index::put;
 use super::softmax::dense;
-use super::{Kernel, KernelCx, call, call_n, copy_into, empty, lent_scalar, scalar, write};
+use super::{
+    Kernel, KernelCx, call, call_n, copy_into, empty, lent_scalar, scalar, tch_error, write,
+};
 use ckpt_passes::ir::{OpDef, Tensor as Constant};
 use ckpt_passes::ops::loss::*;
 use ckpt_passes::{Error, Result};
@@ -243,7 +246,20 @@ fn factors(cx: &KernelCx, scores: &Tensor) -> Result<Factors> {
         let args = [Arg::Tensor(&factor), Arg::Tensor(&total)];
         write("aten::div_", "Tensor", &args)?;
         // Where every label is ignored the loss is 0/0; its gradient is 0, as PyTorch's.
-        if total.double_value(&[]) == 0.0 {
+        if cx.later.is_some() {
+            let zero = scalar(kind, 0.0)?;
+            let is_none = call(
+                "aten::eq",
+                "Tensor",
+                &[Arg::Tensor(&total), Arg::Tensor(&zero)],
+            )?;
+            let args = [
+                Arg::Tensor(&factor),
+                Arg::Tensor(&is_none),
+                Arg::Tensor(&zero),
+            ];
+            write("aten::masked_fill_", "Tensor", &args)?;
+        } else if total.double_value(&[]) == 0.0 {
             write("aten::zero_", "", &[Arg::Tensor(&factor)])?;
         }
     }
@@ -271,7 +287,7 @@ fn cross_entropy_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
         ];
         write("aten::_softmax", "out", &args)?;
         let Factors { at, factor } = factors(cx, &scores)?;
-        take_labels(&out, &at, &factor)?;
+        take_labels(cx, &out, &at, &factor)?;
         return Ok(vec![out]);
     }
     let out = cx.result(&x.size(), x.kind(), x.device())?;
@@ -284,17 +300,20 @@ fn cross_entropy_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
         normalize("aten::_softmax", &wide)?;
         let count = wide.size()[0];
         let (at, factor) = (rows(&at, first, count)?, rows(&factor, first, count)?);
-        take_labels(&wide, &at, &factor)?;
+        take_labels(cx, &wide, &at, &factor)?;
         copy_into(&rows(&out, first, count)?, &wide)?;
     }
     Ok(vec![out])
 }
 
 /// Multiplies probabilities by the factors, and takes these from the labels' ones. The factors are negated.
-fn take_labels(probabilities: &Tensor, at: &Tensor, factor: &Tensor) -> Result<()> {
+fn take_labels(cx: &KernelCx, probabilities: &Tensor, at: &Tensor, factor: &Tensor) -> Result<()> {
     let args = [Arg::Tensor(probabilities), Arg::Tensor(factor)];
     write("aten::mul_", "Tensor", &args)?;
     write("aten::neg_", "", &[Arg::Tensor(factor)])?;
+    if cx.later.is_some() {
+        return put(probabilities, &places(probabilities, at)?, factor, true);
+    }
     let args = [
         Arg::Tensor(probabilities),
         Arg::Int(1),
@@ -302,6 +321,27 @@ fn take_labels(probabilities: &Tensor, at: &Tensor, factor: &Tensor) -> Result<(
         Arg::Tensor(factor),
     ];
     write("aten::scatter_add_", "", &args)
+}
+
+/// Where the elements lie in a row-major tensor that `at` picks along axis 1: one for each of the others.
+fn places(of: &Tensor, at: &Tensor) -> Result<Tensor> {
+    let size = of.size();
+    let inner: i64 = size[2..].iter().product();
+    let options = (Kind::Int64, of.device());
+    let along = |count: i64, step: i64, dims: &[i64]| {
+        let numbers = Tensor::f_arange(count, options)?;
+        numbers.f_mul_scalar(step)?.f_view(dims)
+    };
+    let mut first = vec![1; size.len()];
+    first[0] = size[0];
+    let mut rest = size.clone();
+    (rest[0], rest[1]) = (1, 1);
+    let all = (|| {
+        let scaled = at.f_mul_scalar(inner)?;
+        let scaled = scaled.f_add(&along(size[0], size[1] * inner, &first)?)?;
+        scaled.f_add(&along(inner, 1, &rest)?)
+    })();
+    all.map_err(|e: tch::TchError| tch_error(&e))
 }
 
 fn nll_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
@@ -312,6 +352,10 @@ fn nll_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     write("aten::neg_", "", &[Arg::Tensor(&factor)])?;
     let narrow = factor.to_kind(scores.kind());
     drop(factor);
+    if cx.later.is_some() {
+        put(&out, &places(&out, &at)?, &narrow, false)?;
+        return Ok(vec![out]);
+    }
     let args = [
         Arg::Tensor(&out),
         Arg::Int(1),

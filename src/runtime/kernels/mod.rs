@@ -6,6 +6,7 @@
 
 use super::convert::{tch_error, torch_error};
 use super::draws::Draws;
+use super::later::Later;
 use super::outside::Outside;
 use attention::pairs::Pair;
 use ckpt_passes::ir::{Attrs, OpDef};
@@ -124,6 +125,8 @@ pub struct KernelCx<'a> {
     pub over: Option<usize>,
     /// PyTorch's kernels that are pinned to the node, of attention.
     pub pair: Option<Pair>,
+    /// Where questions to the device go, in a step that the host must not wait in.
+    pub later: Option<&'a Later>,
 }
 
 impl KernelCx<'_> {
@@ -214,10 +217,10 @@ fn dispatched<T>(
         return Err(torch_error(refusal));
     };
     let is_number = |t: &Tensor| t.device() == Device::Cpu && t.dim() == 0;
-    let moved: Vec<Tensor> = tensors()
+    let moved = tensors()
         .filter(|t| is_number(t))
-        .map(|t| t.to_device(device))
-        .collect();
+        .map(|t| number_at(t, device))
+        .collect::<Result<Vec<Tensor>>>()?;
     let mut rest = moved.iter();
     let there: Vec<Arg> = args
         .iter()
@@ -269,8 +272,23 @@ pub fn lent_scalar(constant: &ckpt_passes::ir::Tensor) -> Result<Tensor> {
     bytes::from_bytes(Arc::new(Number(block, size)), kind, &[]).map_err(torch_error)
 }
 
+/// A number of ours where a device reads it like any tensor. The host waits for nothing.
+pub fn number_at(number: &Tensor, device: Device) -> Result<Tensor> {
+    if device == Device::Cpu {
+        return Ok(number.shallow_clone());
+    }
+    let there = empty(&[], number.kind(), device)?;
+    copy_into(&there, number)?;
+    Ok(there)
+}
+
 /// Copies `from` into `to`, converting and broadcasting.
 pub fn copy_into(to: &Tensor, from: &Tensor) -> Result<()> {
+    if from.dim() == 0 && from.device() == Device::Cpu && to.device() != Device::Cpu {
+        // A number of ours: a copy would make as many of it on the host as `to` has elements, and wait for the transfer.
+        let args = [Arg::Tensor(to), Arg::Tensor(from)];
+        return write("aten::fill_", "Tensor", &args);
+    }
     let args = [Arg::Tensor(to), Arg::Tensor(from), Arg::Bool(false)];
     write("aten::copy_", "", &args)
 }

@@ -6,7 +6,9 @@ use ckpt_passes::ir::OpDef;
 use ckpt_passes::ops::optimizer::*;
 use ckpt_passes::{Error, Result};
 use ckpt_torch::Arg;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
+
+use Factor::{Here, There};
 
 pub const KERNELS: &[(&OpDef, Kernel)] = &[
     (&SGD, sgd),
@@ -20,30 +22,110 @@ fn attr(cx: &KernelCx, name: &str) -> f64 {
     decimal(cx.attrs.float(name))
 }
 
+/// A number of a formula.
+enum Factor {
+    Here(f64),
+    /// On the device, as one element of the type that is computed in: the host does not wait for what it is made of.
+    There(Tensor),
+}
+
+/// Whether the host leaves learning rate and step where they are. A device always has them: a step that is captured then
+/// computes what any other does.
+fn leaves_numbers(cx: &KernelCx) -> Result<bool> {
+    Ok(cx.later.is_some() || cx.x(0)?.device() != Device::Cpu)
+}
+
+/// A number where it is, in float64.
+fn number(cx: &KernelCx, slot: usize) -> Result<Tensor> {
+    let x = call(
+        "aten::reshape",
+        "",
+        &[Arg::Tensor(cx.x(slot)?), Arg::Ints(&[])],
+    )?;
+    x.f_to_kind(Kind::Double).map_err(|e| tch_error(&e))
+}
+
+fn times(x: &Tensor, by: f64) -> Result<Tensor> {
+    call("aten::mul", "Scalar", &[Arg::Tensor(x), Arg::Double(by)])
+}
+
+/// 1 − x.
+fn rest(x: &Tensor) -> Result<Tensor> {
+    call(
+        "aten::rsub",
+        "Scalar",
+        &[Arg::Tensor(x), Arg::Double(1.0), Arg::Int(1)],
+    )
+}
+
+/// A number in the type that an operand is computed in.
+fn there(cx: &KernelCx, x: &Tensor) -> Result<Factor> {
+    let x = x.f_to_kind(wide(cx.x(0)?.kind()));
+    Ok(There(x.map_err(|e| tch_error(&e))?))
+}
+
+fn wide(kind: Kind) -> Kind {
+    match kind {
+        Kind::Half | Kind::BFloat16 => Kind::Float,
+        kind => kind,
+    }
+}
+
 fn learning_rate(cx: &KernelCx, slot: usize) -> Result<f64> {
     // Read where it is: a conversion would make a temporary.
     let lr = cx.x(slot)?.f_double_value(&[]);
     lr.map_err(|e| tch_error(&e))
 }
 
-/// The number of the step, from 1.
-fn step_number(cx: &KernelCx, slot: usize) -> Result<f64> {
-    match cx.ints(slot)?.first() {
-        Some(n) if *n >= 1 => Ok(*n as f64),
+fn is_step(n: Option<i64>) -> Result<()> {
+    match n {
+        Some(n) if n >= 1 => Ok(()),
         other => Err(Error::usage("input", "`step` counts training steps")
             .expected("1 or more")
-            .found(other.map_or("nothing".into(), i64::to_string))),
+            .found(other.map_or("nothing".into(), |n| n.to_string()))),
     }
 }
 
+/// The number of the step, from 1.
+fn step_number(cx: &KernelCx, slot: usize) -> Result<f64> {
+    let first = cx.ints(slot)?.first().copied();
+    is_step(first).map(|()| first.unwrap_or(1) as f64)
+}
+
+/// The same where it is.
+fn step_there(cx: &KernelCx, slot: usize) -> Result<Tensor> {
+    match cx.later {
+        None => drop(step_number(cx, slot)?),
+        Some(later) => {
+            let wide = cx.x(slot)?.f_to_kind(Kind::Int64);
+            let wide = wide.map_err(|e| tch_error(&e))?;
+            later.ask(&wide, Box::new(|low, _| is_step(Some(low))))?;
+        }
+    }
+    number(cx, slot)
+}
+
 fn sgd(cx: &KernelCx) -> Result<Vec<Tensor>> {
-    let lr = learning_rate(cx, 2)?;
     let (momentum, decay) = (attr(cx, MOMENTUM_FACTOR), attr(cx, WEIGHT_DECAY));
+    let (keep, down, along) = match leaves_numbers(cx)? {
+        true => {
+            let lr = number(cx, 2)?;
+            (
+                there(cx, &rest(&times(&lr, decay)?)?)?,
+                there(cx, &times(&lr, -1.0)?)?,
+                there(cx, &times(&lr, -momentum)?)?,
+            )
+        }
+        false => {
+            let lr = learning_rate(cx, 2)?;
+            (Here(1.0 - lr * decay), Here(-lr), Here(-lr * momentum))
+        }
+    };
     stretches(cx, &[1, 3], 0, &|to, given, _| {
-        scale(to, 1.0 - lr * decay)?;
-        add_scaled(to, &given[0], -lr)?;
+        scale(to, &keep)?;
+        add_scaled(to, &given[0], &down)?;
         match given.get(1) {
-            Some(buffer) => add_scaled(to, buffer, -lr * momentum),
+            Some(buffer) => add_scaled(to, buffer, &along),
             None => Ok(()),
         }
     })
@@ -51,16 +133,37 @@ fn sgd(cx: &KernelCx) -> Result<Vec<Tensor>> {
 
 fn momentum(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (factor, decay) = (attr(cx, MOMENTUM_FACTOR), attr(cx, WEIGHT_DECAY));
-    let is_first = cx.opt(3).is_some() && step_number(cx, 3)? == 1.0;
-    let weight = match is_first {
-        true => 1.0,
-        false => 1.0 - attr(cx, DAMPENING),
+    let later = 1.0 - attr(cx, DAMPENING);
+    let (weight, decayed) = match (cx.opt(3).is_some(), leaves_numbers(cx)?) {
+        (true, true) => {
+            let step = step_there(cx, 3)?;
+            let args = [Arg::Tensor(&step), Arg::Double(1.0)];
+            let is_first = call("aten::eq", "Scalar", &args)?;
+            let weight = empty(&[], Kind::Double, step.device())?;
+            write(
+                "aten::fill_",
+                "Scalar",
+                &[Arg::Tensor(&weight), Arg::Double(later)],
+            )?;
+            let args = [
+                Arg::Tensor(&weight),
+                Arg::Tensor(&is_first),
+                Arg::Double(1.0),
+            ];
+            write("aten::masked_fill_", "Scalar", &args)?;
+            (there(cx, &weight)?, there(cx, &times(&weight, decay)?)?)
+        }
+        (is_given, _) => {
+            let is_first = is_given && step_number(cx, 3)? == 1.0;
+            let weight = if is_first { 1.0 } else { later };
+            (Here(weight), Here(weight * decay))
+        }
     };
     stretches(cx, &[1, 2], 0, &|to, given, _| {
-        scale(to, factor)?;
-        add_scaled(to, &given[0], weight)?;
+        scale(to, &Here(factor))?;
+        add_scaled(to, &given[0], &weight)?;
         match given.get(1) {
-            Some(parameter) => add_scaled(to, parameter, weight * decay),
+            Some(parameter) => add_scaled(to, parameter, &decayed),
             None => Ok(()),
         }
     })
@@ -77,7 +180,7 @@ fn adam_mean(cx: &KernelCx) -> Result<Vec<Tensor>> {
 fn adam_square(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let beta = attr(cx, BETA);
     stretches(cx, &[1], 0, &|to, given, _| {
-        scale(to, beta)?;
+        scale(to, &Here(beta))?;
         let g = Arg::Tensor(&given[0]);
         write(
             "aten::addcmul_",
@@ -87,11 +190,38 @@ fn adam_square(cx: &KernelCx) -> Result<Vec<Tensor>> {
     })
 }
 
+/// What of a step is the same for all elements: the size, negated, what divides the root of the square, and what is kept
+/// of the parameter.
+fn adamw_numbers(cx: &KernelCx) -> Result<[Factor; 3]> {
+    let (beta1, beta2, decay) = (attr(cx, BETA1), attr(cx, BETA2), attr(cx, WEIGHT_DECAY));
+    if !leaves_numbers(cx)? {
+        let (lr, step) = (learning_rate(cx, 3)?, step_number(cx, 4)?);
+        let size = lr / (1.0 - beta1.powf(step));
+        let root = (1.0 - beta2.powf(step)).sqrt();
+        return Ok([Here(-size), Here(root), Here(1.0 - lr * decay)]);
+    }
+    let (lr, step) = (number(cx, 3)?, step_there(cx, 4)?);
+    let undone = |beta: f64| {
+        let args = [Arg::Double(beta), Arg::Tensor(&step)];
+        rest(&call("aten::pow", "Scalar", &args)?)
+    };
+    let mean = undone(beta1)?;
+    let size = call(
+        "aten::div",
+        "Tensor",
+        &[Arg::Tensor(&lr), Arg::Tensor(&mean)],
+    )?;
+    let root = call("aten::sqrt", "", &[Arg::Tensor(&undone(beta2)?)])?;
+    Ok([
+        there(cx, &times(&size, -1.0)?)?,
+        there(cx, &root)?,
+        there(cx, &rest(&times(&lr, decay)?)?)?,
+    ])
+}
+
 fn adamw(cx: &KernelCx) -> Result<Vec<Tensor>> {
-    let (lr, step) = (learning_rate(cx, 3)?, step_number(cx, 4)?);
-    let size = lr / (1.0 - attr(cx, BETA1).powf(step));
-    let root = (1.0 - attr(cx, BETA2).powf(step)).sqrt();
-    let (eps, decay) = (attr(cx, EPS), attr(cx, WEIGHT_DECAY));
+    let [size, root, keep] = adamw_numbers(cx)?;
+    let eps = attr(cx, EPS);
     stretches(cx, &[1, 2], 1, &|to, given, room| {
         let (mean, square) = (&given[0], &given[1]);
         // The square's own stretch where that is a widened copy.
@@ -101,11 +231,18 @@ fn adamw(cx: &KernelCx) -> Result<Vec<Tensor>> {
             "out",
             &[Arg::Tensor(square), Arg::Tensor(spread)],
         )?;
-        let number = scalar(spread.kind(), root)?;
+        let number;
+        let root = match &root {
+            There(root) => root,
+            Here(root) => {
+                number = scalar(spread.kind(), *root)?;
+                &number
+            }
+        };
         write(
             "aten::div_",
             "Tensor",
-            &[Arg::Tensor(spread), Arg::Tensor(&number)],
+            &[Arg::Tensor(spread), Arg::Tensor(root)],
         )?;
         let number = scalar(spread.kind(), eps)?;
         write(
@@ -113,32 +250,55 @@ fn adamw(cx: &KernelCx) -> Result<Vec<Tensor>> {
             "Tensor",
             &[Arg::Tensor(spread), Arg::Tensor(&number), Arg::Int(1)],
         )?;
-        scale(to, 1.0 - lr * decay)?;
-        let args = [
-            Arg::Tensor(to),
-            Arg::Tensor(mean),
-            Arg::Tensor(spread),
-            Arg::Double(-size),
-        ];
-        write("aten::addcdiv_", "", &args)
+        scale(to, &keep)?;
+        match &size {
+            Here(size) => {
+                let args = [
+                    Arg::Tensor(to),
+                    Arg::Tensor(mean),
+                    Arg::Tensor(spread),
+                    Arg::Double(*size),
+                ];
+                write("aten::addcdiv_", "", &args)
+            }
+            There(_) => {
+                let args = [Arg::Tensor(mean), Arg::Tensor(spread), Arg::Tensor(spread)];
+                write("aten::div", "out", &args)?;
+                add_scaled(to, spread, &size)
+            }
+        }
     })
 }
 
-fn scale(to: &Tensor, by: f64) -> Result<()> {
-    if by == 1.0 {
-        return Ok(());
-    }
-    let number = scalar(to.kind(), by)?;
-    write(
-        "aten::mul_",
-        "Tensor",
-        &[Arg::Tensor(to), Arg::Tensor(&number)],
-    )
+fn scale(to: &Tensor, by: &Factor) -> Result<()> {
+    let number;
+    let by = match by {
+        Here(1.0) => return Ok(()),
+        Here(by) => {
+            number = scalar(to.kind(), *by)?;
+            &number
+        }
+        There(by) => by,
+    };
+    write("aten::mul_", "Tensor", &[Arg::Tensor(to), Arg::Tensor(by)])
 }
 
-fn add_scaled(to: &Tensor, what: &Tensor, by: f64) -> Result<()> {
-    let args = [Arg::Tensor(to), Arg::Tensor(what), Arg::Double(by)];
-    write("aten::add_", "Tensor", &args)
+fn add_scaled(to: &Tensor, what: &Tensor, by: &Factor) -> Result<()> {
+    match by {
+        Here(by) => {
+            let args = [Arg::Tensor(to), Arg::Tensor(what), Arg::Double(*by)];
+            write("aten::add_", "Tensor", &args)
+        }
+        There(by) => {
+            let args = [
+                Arg::Tensor(to),
+                Arg::Tensor(what),
+                Arg::Tensor(by),
+                Arg::Double(1.0),
+            ];
+            write("aten::addcmul_", "", &args)
+        }
+    }
 }
 
 /// What a formula does to a stretch of the first operand, given those of others and, where it wants it, room of that size.
@@ -170,10 +330,7 @@ fn stretches(
     let length = from.size()[0];
     let row = elements / length;
     let most = stretch(&old.size(), is_flat) / row;
-    let wide = match old.kind() {
-        Kind::Half | Kind::BFloat16 => Kind::Float,
-        kind => kind,
-    };
+    let wide = wide(old.kind());
     let is_narrow = wide != old.kind();
     let mut dims = from.size();
     dims[0] = most;

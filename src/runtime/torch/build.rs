@@ -6,13 +6,14 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 11] = [
+const SOURCES: [&str; 12] = [
     "alloc.cpp",
     "attention.cpp",
     "bytes.cpp",
     "cuda.cpp",
     "dispatch.cpp",
     "gemm.cpp",
+    "graph.cpp",
     "rng.cpp",
     "rows.cpp",
     "status.cpp",

@@ -7,6 +7,7 @@
 //! - [`storage`]: which tensors share memory. Memory is counted in storages, never in tensors.
 //! - [`bytes`]: tensors over foreign memory (a mapped weight file) without a copy; raw bytes in and out.
 //! - [`cuda`]: libtorch's CUDA library, loaded when it is asked for; its memory, its determinism.
+//! - [`graph`]: steps on a CUDA device that are captured once and sent as one.
 //! - [`product`]: products of matrices where the library's are slow.
 //! - [`attention`]: tiles of attention on top of them.
 //! - [`rng`]: seeds, states and separate generators.
@@ -21,6 +22,7 @@ pub mod attention;
 pub mod bytes;
 pub mod cuda;
 mod error;
+pub mod graph;
 pub mod memory;
 mod op;
 pub mod product;

@@ -190,6 +190,16 @@ unsafe extern "C" {
     pub fn ck_cuda_properties(device: i64, capability: *mut i64, processors: *mut i64) -> i32;
     pub fn ck_cuda_memory_info(device: i64, free_bytes: *mut i64, total_bytes: *mut i64) -> i32;
 
+    pub fn ck_graph_find() -> i32;
+    pub fn ck_graph_side(device: i64, side: *mut *mut c_void) -> i32;
+    pub fn ck_graph_side_drop(side: *mut c_void);
+    pub fn ck_graph_enter(side: *const c_void, guard: *mut *mut c_void) -> i32;
+    pub fn ck_graph_leave(guard: *mut c_void);
+    pub fn ck_graph_begin(side: *const c_void, made: *mut *mut c_void) -> i32;
+    pub fn ck_graph_end(made: *mut c_void, nodes: *mut i64) -> i32;
+    pub fn ck_graph_replay(made: *mut c_void) -> i32;
+    pub fn ck_graph_drop(made: *mut c_void);
+
     pub fn ck_rng_seed(seed: u64) -> i32;
     pub fn ck_rng_state(tensor: *mut *mut c_void) -> i32;
     pub fn ck_rng_set_state(tensor: *const c_void) -> i32;

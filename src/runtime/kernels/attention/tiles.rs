@@ -1,6 +1,6 @@
 //! Tiles of attention: which operands, queries and keys are at hand, and the weights of a tile.
 
-use super::super::{KernelCx, copy_into, empty, scalar, write, write_product};
+use super::super::{KernelCx, copy_into, empty, number_at, scalar, write, write_product};
 use crate::runtime::convert;
 use ckpt_passes::ops::attention::*;
 use ckpt_passes::{Error, Result};
@@ -370,10 +370,11 @@ impl Work {
     /// Adds a bias, or hides what is false.
     pub fn apply(&self, scores: &Tensor, bias: &Tensor) -> Result<()> {
         if bias.kind() == Kind::Bool {
+            let nothing = number_at(&self.nothing, scores.device())?;
             let args = [
                 Arg::Tensor(bias),
                 Arg::Tensor(scores),
-                Arg::Tensor(&self.nothing),
+                Arg::Tensor(&nothing),
                 Arg::Tensor(scores),
             ];
             return write("aten::where", "self_out", &args);

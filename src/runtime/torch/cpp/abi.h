@@ -120,6 +120,16 @@ int32_t ck_cuda_memory_stats(int64_t device, int64_t* live, int64_t* peak, int64
 int32_t ck_cuda_memory_reset_peak(int64_t device);
 int32_t ck_cuda_memory_info(int64_t device, int64_t* free_bytes, int64_t* total_bytes);
 
+int32_t ck_graph_find();
+int32_t ck_graph_side(int64_t device, void** side);
+void ck_graph_side_drop(void* side);
+int32_t ck_graph_enter(const void* side, void** guard);
+void ck_graph_leave(void* guard);
+int32_t ck_graph_begin(const void* side, void** made);
+int32_t ck_graph_end(void* made, int64_t* nodes);
+int32_t ck_graph_replay(void* made);
+void ck_graph_drop(void* made);
+
 int32_t ck_rng_seed(uint64_t seed);
 int32_t ck_rng_state(void** tensor);
 int32_t ck_rng_set_state(const void* tensor);

@@ -15,21 +15,18 @@
 #include <cstdlib>
 #include <memory>
 
+#include "runtime.h"
 #include "status.h"
 
 namespace {
+
+using ckpt::runtime_function;
 
 c10::DeviceIndex index_of(int64_t device) { return static_cast<c10::DeviceIndex>(device); }
 
 int64_t sum_of(const c10::CachingAllocator::StatArray& stats, bool peak) {
   const auto& all = stats[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
   return peak ? all.peak : all.current;
-}
-
-// A function of the CUDA runtime, which libtorch's CUDA library has loaded; null where it has none of that name.
-template <class Function>
-Function runtime_function(const char* name) {
-  return reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
 }
 
 // A stream beside the one that kernels run on.
