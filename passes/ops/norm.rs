@@ -5,6 +5,8 @@
 //! inverse deviation, which are as small as one row in `normalized` elements, so its rule makes the forward node return
 //! them. For float64 ONNX has no output type that holds them exactly; there they are computed again from the operand.
 
+mod statistics;
+
 use super::math::{RECIPROCAL, SQRT};
 use super::reduce::{REDUCE_MEAN, reduce_axes};
 use super::rules::*;
@@ -137,13 +139,30 @@ pub static LAYER_NORM: OpDef = OpDef {
 };
 
 fn grad_layer_norm(cx: &mut GradCx) -> Result<()> {
-    if cx.dy(1).is_some() || cx.dy(2).is_some() {
-        return Err(no_rule(
-            cx,
-            "`Mean` or `InvStdDev` of LayerNormalization reaches the loss",
-        ));
+    if cx.wants(0) {
+        statistics::give(cx)?;
     }
-    let (x, scale, dy) = (cx.x(0), cx.x(1), cx.dy0());
+    let through = cx.dxs[0];
+    if let Some(dy) = cx.dy(0) {
+        grad_of_normalized(cx, dy)?;
+        if let (Some(through), Some(dx)) = (through, cx.dxs[0]) {
+            let sum = cx.b.add(dx, through)?;
+            cx.give(0, sum);
+        }
+    } else {
+        for slot in 1..3 {
+            if cx.wants(slot) {
+                let none = cx.b.filled_like(cx.x(slot), 0.0)?;
+                cx.give(slot, none);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What the operands get from readers of `Y`.
+fn grad_of_normalized(cx: &mut GradCx, dy: ValueId) -> Result<()> {
+    let (x, scale) = (cx.x(0), cx.x(1));
     // A bias of another shape than the scale (both may broadcast) is summed on its own.
     let bias = cx.opt_x(2).filter(|_| cx.wants(2));
     let fused_bias = bias.filter(|b| same_dims(&cx.b.ty(*b).dims, &cx.b.ty(scale).dims));
@@ -216,7 +235,7 @@ pub static LAYER_NORM_GRAD: OpDef = OpDef {
         infer_norm_grad(cx, 3)
     },
     fold: no_fold,
-    grad: Grad::Missing("gradients of gradients are not supported"),
+    grad: Grad::Body,
     cost: |cx| per_element(cx, 14),
     memory: layer_norm_grad_memory,
     body: Body::Function(layer_norm_grad_body),
@@ -476,7 +495,7 @@ pub static RMS_NORM_GRAD: OpDef = OpDef {
         infer_norm_grad(cx, 2)
     },
     fold: no_fold,
-    grad: Grad::Missing("gradients of gradients are not supported"),
+    grad: Grad::Body,
     cost: |cx| per_element(cx, 12),
     memory: rms_grad_memory,
     body: Body::Function(|cx| {
