@@ -5,7 +5,7 @@
 //! inverse deviation, which are as small as one row in `normalized` elements, so its rule makes the forward node return
 //! them. For float64 ONNX has no output type that holds them exactly; there they are computed again from the operand.
 
-mod statistics;
+mod through_statistics;
 
 use super::math::{RECIPROCAL, SQRT};
 use super::reduce::{REDUCE_MEAN, reduce_axes};
@@ -17,7 +17,7 @@ use crate::ir::op::{
     Body, BodyCx, Cost, CostCx, Domain, Effect, Footprint, Grad, GradCx, Import, InferCx, MemoryCx,
     OpDef, Sized, Slot, fresh, no_fold,
 };
-use crate::ir::{AttrDefault, AttrKind, AttrSpec, Attrs, DType, Dim, Ty, ValueId};
+use crate::ir::{AttrDefault, AttrKind, AttrSpec, Attrs, DType, Dim, Graph, NodeId, Ty, ValueId};
 
 pub const ROWS: &[&OpDef] = &[&LAYER_NORM, &LAYER_NORM_GRAD, &RMS_NORM, &RMS_NORM_GRAD];
 
@@ -140,7 +140,7 @@ pub static LAYER_NORM: OpDef = OpDef {
 
 fn grad_layer_norm(cx: &mut GradCx) -> Result<()> {
     if cx.wants(0) {
-        statistics::give(cx)?;
+        through_statistics::give(cx)?;
     }
     let through = cx.dxs[0];
     if let Some(dy) = cx.dy(0) {
@@ -178,7 +178,7 @@ fn grad_of_normalized(cx: &mut GradCx, dy: ValueId) -> Result<()> {
     }
     let mut ins = vec![Some(dy), Some(x), Some(scale)];
     if cx.ty(x).dtype != DType::F64 {
-        let (mean, inv_std) = statistics(cx)?;
+        let (mean, inv_std) = statistics(cx.b.graph, cx.node);
         ins.extend([Some(mean), Some(inv_std)]);
     }
     let attrs = cx.attrs();
@@ -193,19 +193,21 @@ fn grad_of_normalized(cx: &mut GradCx, dy: ValueId) -> Result<()> {
     Ok(())
 }
 
-/// `Mean` and `InvStdDev` of the forward node, which returns them from now on.
-fn statistics(cx: &mut GradCx) -> Result<(ValueId, ValueId)> {
-    let x = cx.ty(cx.x(0));
-    let axis = axis_of(&cx.attrs(), x.rank());
-    let ty = Ty::new(DType::F32, stats_dims(&x.dims, axis));
-    let base = cx.b.graph.value(cx.y(0)).name.clone();
+/// `Mean` and `InvStdDev` of a [`LAYER_NORM`] node, which returns them from now on.
+pub fn statistics(graph: &mut Graph, node: NodeId) -> (ValueId, ValueId) {
+    let n = graph.node(node);
+    let (x, y) = (n.ins[0], n.outs[0]);
+    let ty = graph.ty(x.unwrap_or(y));
+    let axis = axis_of(&n.attrs, ty.rank());
+    let ty = Ty::new(DType::F32, stats_dims(&ty.dims, axis));
+    let base = graph.value(y).name.clone();
     for (slot, suffix) in [(1, "mean"), (2, "inv_std")] {
-        if cx.b.graph.node(cx.node).outs.len() <= slot {
-            let (node, name) = (cx.node, format!("{base}.{suffix}"));
-            cx.b.graph.add_result(node, &name, ty.clone());
+        if graph.node(node).outs.len() <= slot {
+            graph.add_result(node, &format!("{base}.{suffix}"), ty.clone());
         }
     }
-    Ok((cx.y(1), cx.y(2)))
+    let outs = &graph.node(node).outs;
+    (outs[1], outs[2])
 }
 
 /// Gradients of [`LAYER_NORM`] for the operands in `wants` (0 X, 1 Scale, 2 B of the shape of Scale), in that order;

@@ -142,7 +142,9 @@ impl Reverse<'_, '_> {
         wants: Vec<bool>,
     ) -> Result<()> {
         let ins = self.b.graph.node(id).ins.clone();
-        let so_far = ins.iter().map(|v| v.and_then(|v| self.cotangents[v].take()));
+        let so_far = ins
+            .iter()
+            .map(|v| v.and_then(|v| self.cotangents[v].take()));
         let so_far = so_far.collect();
         let mut cx = GradCx {
             b: &mut *self.b,
