@@ -32,6 +32,7 @@ pub fn autodiff(
     parameters: &[ValueId],
 ) -> Result<ThroughBodies> {
     let forward: Vec<NodeId> = graph.order().to_vec();
+    let values = graph.value_bound();
     let mut needs = Side::new(graph.value_bound(), false);
     for id in parameters {
         needs[*id] = true;
@@ -45,6 +46,7 @@ pub fn autodiff(
         needs,
         cotangents,
         through_bodies: ThroughBodies::new(),
+        bodies: Vec::new(),
     };
     reverse.reach(&forward);
     for seed in seeds {
@@ -53,7 +55,12 @@ pub fn autodiff(
     for id in forward.iter().rev() {
         reverse.backward_of(*id)?;
     }
-    let (cotangents, through_bodies) = (reverse.cotangents, reverse.through_bodies);
+    let Reverse {
+        cotangents,
+        through_bodies,
+        bodies,
+        ..
+    } = reverse;
     let mut outputs = b.graph.outputs().to_vec();
     for parameter in parameters {
         let wished = format!("{}.grad", b.graph.value(*parameter).name);
@@ -68,6 +75,7 @@ pub fn autodiff(
         outputs.push(gradient);
     }
     graph.set_outputs(outputs);
+    through_body::prune(graph, &bodies, values);
     graph.phase = Phase::Training;
     Ok(through_bodies)
 }
@@ -80,6 +88,8 @@ struct Reverse<'a, 'g> {
     /// What readers of each value have given so far.
     cotangents: Side<ValueId, Option<ValueId>>,
     through_bodies: ThroughBodies,
+    /// The nodes of those bodies, as they were emitted.
+    bodies: Vec<NodeId>,
 }
 
 impl Reverse<'_, '_> {

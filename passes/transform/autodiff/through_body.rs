@@ -8,7 +8,7 @@
 use super::Reverse;
 use crate::error::{Error, Result};
 use crate::ir::op::{Body, BodyCx};
-use crate::ir::{NodeId, ValueId};
+use crate::ir::{Graph, Id, NodeId, Side, ValueId};
 
 impl Reverse<'_, '_> {
     /// Differentiates `id` through its body; `dys` are the cotangents of its results.
@@ -35,10 +35,33 @@ impl Reverse<'_, '_> {
                 self.give(id, result, dy)?;
             }
         }
-        for inner in body.into_iter().rev() {
-            self.backward_of(inner)?;
+        for inner in body.iter().rev() {
+            self.backward_of(*inner)?;
         }
+        self.bodies.extend(body);
         *self.through_bodies.entry(op.name).or_default() += 1;
         Ok(())
+    }
+}
+
+/// Removes nodes of bodies that no gradient reads, and the constants among the values from `first` on that only they read.
+pub(super) fn prune(graph: &mut Graph, bodies: &[NodeId], first: usize) {
+    let mut gone = Side::new(graph.node_bound(), false);
+    for id in bodies.iter().rev() {
+        let unread = |v: &ValueId| {
+            let readers = graph.value(*v).uses();
+            !graph.is_output(*v) && readers.iter().all(|r| gone[r.node])
+        };
+        gone[*id] = graph.node(*id).outs.iter().all(unread);
+    }
+    if graph.remove_nodes(&|id| gone[id]) == 0 {
+        return;
+    }
+    let inits = graph.inits();
+    let unread =
+        inits.filter(|(id, v)| id.index() >= first && v.uses().is_empty() && !graph.is_output(*id));
+    let unread: Vec<ValueId> = unread.map(|(id, _)| id).collect();
+    for id in unread {
+        graph.remove_source(id);
     }
 }
