@@ -116,10 +116,16 @@ fn same_bits(a: &Tensor, b: &Tensor) -> bool {
 
 /// Ops a training graph can be made of, whose sizes a plan can know.
 fn trainable(recipe: &Recipe) -> bool {
-    !matches!(recipe.op, "Range" | "NonZero")
-        && recipe
-            .row()
-            .is_some_and(|op| !matches!(op.grad, Grad::Missing(_)) && op.domain != Domain::Ckpt)
+    if matches!(recipe.op, "Range" | "NonZero") {
+        return false;
+    }
+    let row = recipe.row();
+    // Gradients too: a model that takes them itself is trained as any other.
+    row.is_some_and(|op| match op.grad {
+        Grad::Body => true,
+        Grad::Missing(_) => false,
+        _ => op.domain != Domain::Ckpt,
+    })
 }
 
 #[test]
