@@ -1,6 +1,7 @@
 //! The whole way from a forward graph to a checkpointed training graph, as one pipeline of the driver.
 //!
-//! A graph that has its backward already is planned as it is, after an earlier plan is taken back.
+//! A graph that has its backward already is planned as it is, after an earlier plan is taken back, unless a loss is named
+//! among its outputs: then it is differentiated once more.
 
 use crate::analysis::Device;
 use crate::analysis::params::{Parameter, Selection};
@@ -112,6 +113,10 @@ const FROM_TRAINING: &str = "infer,strip,simplify,tile,optimizer,plan,remat";
 /// # Errors
 /// What any pass refuses.
 pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Result<Compiled> {
+    let mut loss = request.loss.clone();
+    if joint::has_backward(graph) && matches!(loss, Loss::Output(_)) {
+        loss = joint::forward_again(graph, &loss)?;
+    }
     let forward = !joint::has_backward(graph);
     if forward && graph.phase > Phase::Typed {
         return Err(Error::model(
@@ -138,7 +143,7 @@ pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resul
     streams::divide(graph, &request.rng_streams)?;
     let options = Options {
         dims: request.dims.clone(),
-        loss: request.loss.clone(),
+        loss,
         selection: request.selection.clone(),
         drop_outputs: request.drop_outputs.clone(),
         policy: request.policy,

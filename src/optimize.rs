@@ -15,6 +15,7 @@ use ckpt_passes::compile::{Request, compile};
 use ckpt_passes::driver::{Timings, Watch};
 use ckpt_passes::ir::{Data, Graph};
 use ckpt_passes::transform::infer::infer;
+use ckpt_passes::transform::joint::has_backward;
 use ckpt_passes::transform::loss::Loss;
 use ckpt_passes::transform::optimizer::Optimizer;
 use ckpt_passes::transform::remat::strip_again;
@@ -28,6 +29,8 @@ use std::path::Path;
 pub mod record {
     pub const VERSION: &str = "ckpt.version";
     pub const LOSS: &str = "ckpt.loss";
+    /// How often the model was differentiated, where that is more than once: the record is of the last time.
+    pub const ORDER: &str = "ckpt.order";
     pub const POLICY: &str = "ckpt.policy";
     /// `exact`, or `rounded` where ops were fused or tiled.
     pub const NUMERICS: &str = "ckpt.numerics";
@@ -149,7 +152,11 @@ pub struct Outcome {
 /// # Errors
 /// What any pass refuses.
 pub fn optimize(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Result<Outcome> {
+    let before = order(graph)?;
     let compiled = compile(graph, request, watch)?;
+    if compiled.loss.is_some() {
+        forget_earlier(graph, before);
+    }
     let fused = !compiled.fused.is_empty();
     let most = |tiled: &[(String, usize)]| tiled.iter().map(|(_, parts)| *parts).max();
     let (parts, mlp_parts) = (most(&compiled.tiled), most(&compiled.tiled_mlps));
@@ -209,6 +216,39 @@ pub fn optimize(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resu
         timings: compiled.timings,
         warnings: compiled.warnings,
     })
+}
+
+/// How often a graph was differentiated, as far as it says.
+///
+/// # Errors
+/// A record that is no such number.
+pub fn order(graph: &Graph) -> Result<u32> {
+    match graph.meta.get(record::ORDER) {
+        _ if !has_backward(graph) => Ok(0),
+        None => Ok(1),
+        Some(text) => text.parse().ok().filter(|n| *n > 1).ok_or_else(|| {
+            let what = format!(
+                "metadata `{}` is not how often a graph was differentiated",
+                record::ORDER
+            );
+            Error::model("record", what)
+                .expected("a number above 1")
+                .found(text)
+        }),
+    }
+}
+
+/// Of a graph that was just differentiated, and `before` times before: drops what it says of how it was made then.
+fn forget_earlier(graph: &mut Graph, before: u32) {
+    use record::{FUSE_OPTIMIZER, OPTIMIZER, ORDER, OUTPUT_NAMES, TILE, TILE_MLP};
+    let meta = &mut graph.meta;
+    for key in [ORDER, TILE, TILE_MLP, OPTIMIZER, FUSE_OPTIMIZER] {
+        meta.remove(key);
+    }
+    if before > 0 {
+        meta.remove(OUTPUT_NAMES);
+        meta.insert(ORDER.into(), before.saturating_add(1).to_string());
+    }
 }
 
 fn list_text(list: &[String]) -> String {

@@ -6,7 +6,7 @@
 
 use crate::attention::Attention;
 use crate::frontend::given::Given;
-use crate::optimize::{load, read_record, record};
+use crate::optimize::{load, order, read_record, record};
 use crate::place::Place;
 use crate::rng::Rng;
 use crate::runtime::kernels::attention::pairs::pinned::Taken;
@@ -131,19 +131,30 @@ pub fn verify(request: &Request) -> Result<Certificate> {
     let mut warnings = std::mem::take(&mut a.warnings);
     warnings.append(&mut b.warnings);
     let mut loss = None;
-    let kind = match (has_backward(&a.graph), has_backward(&b.graph)) {
+    let (order_a, order_b) = (order(&a.graph)?, order(&b.graph)?);
+    if order_b > order_a + 1 {
+        return Err(Error::usage(
+            "verify",
+            format!("B was differentiated {order_b} times, and its record is of the last time"),
+        )
+        .found(format!("A was differentiated {order_a} times"))
+        .help("compare it with the graph that was differentiated once less"));
+    }
+    let kind = match (has_backward(&a.graph), order_b > order_a) {
         (false, false) => "forward",
-        (true, true) => "training",
+        (true, false) if order_a == order_b => "training",
         (true, false) => {
-            return Err(
-                Error::usage("verify", "A has a backward and B has none").help(format!(
-                    "ckpt-opt verify {} {}",
-                    request.b.display(),
-                    request.a.display()
-                )),
-            );
+            let what = match order_b {
+                0 => "A has a backward and B has none",
+                _ => "A was differentiated more often than B",
+            };
+            return Err(Error::usage("verify", what).help(format!(
+                "ckpt-opt verify {} {}",
+                request.b.display(),
+                request.a.display()
+            )));
         }
-        (false, true) => {
+        (_, true) => {
             let (record, recorded) =
                 read_record(&b.graph.meta).map_err(|e| e.at(request.b.display().to_string()))?;
             if !recorded.inputs.is_empty() || !recorded.output_names.is_empty() {

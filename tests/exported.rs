@@ -200,6 +200,11 @@ mod runs {
     }
 
     #[test]
+    fn gradients_of_gradients_are_pytorchs() {
+        agrees("forces", 20);
+    }
+
+    #[test]
     fn recomputed_dropouts_drop_the_same() {
         let dir = tempfile::tempdir().unwrap();
         let (kept, again) = (

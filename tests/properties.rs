@@ -1,7 +1,7 @@
 //! Numeric properties on random models over all op rows, run on libtorch.
 //!
 //! - A rewritten graph gives the bits of the unplanned one, and takes the memory that was predicted.
-//! - Every gradient rule agrees with finite differences in float64.
+//! - Every gradient agrees with finite differences in float64: by a rule, or through a body.
 //! - No kernel takes more memory than its row declares.
 //! - Every op of our own agrees with its body in standard ops.
 
@@ -24,7 +24,7 @@ use ckpt_passes::text::print;
 use ckpt_passes::transform::autodiff::autodiff;
 use ckpt_passes::transform::loss::{Loss, Seed};
 use ckpt_passes::transform::remat::remat;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use tch::{Kind, Tensor};
 
 /// Rows whose kernels take more than the row's `memory` rule says, for some type or attribute. Each is a defect of the
@@ -116,10 +116,16 @@ fn same_bits(a: &Tensor, b: &Tensor) -> bool {
 
 /// Ops a training graph can be made of, whose sizes a plan can know.
 fn trainable(recipe: &Recipe) -> bool {
-    !matches!(recipe.op, "Range" | "NonZero")
-        && recipe
-            .row()
-            .is_some_and(|op| !matches!(op.grad, Grad::Missing(_)) && op.domain != Domain::Ckpt)
+    if matches!(recipe.op, "Range" | "NonZero") {
+        return false;
+    }
+    let row = recipe.row();
+    // Gradients too: a model that takes them itself is trained as any other.
+    row.is_some_and(|op| match op.grad {
+        Grad::Body => true,
+        Grad::Missing(_) => false,
+        _ => op.domain != Domain::Ckpt,
+    })
 }
 
 #[test]
@@ -185,51 +191,61 @@ fn objective(g: &Graph, feed: &Inputs, weights: &[Option<Tensor>]) -> f64 {
         .sum()
 }
 
+/// An input for the cotangent of each of `ys`, as the seeds of a backward.
+fn seeds(g: &mut Graph, ys: &[ValueId]) -> Vec<Seed> {
+    let seed = |(i, y): (usize, &ValueId)| {
+        let ty = g.ty(*y).clone();
+        Seed {
+            value: *y,
+            cotangent: Some(g.add_input(&format!("dy{i}"), Some(ty))),
+        }
+    };
+    ys.iter().enumerate().map(seed).collect()
+}
+
 #[test]
 fn gradients_agree_with_finite_differences() {
     let _turn = torch::alone();
     let mut r = Random(22);
-    let mut checked = 0;
+    let (mut checked, mut bodies) = (0, BTreeSet::new());
     for recipe in recipes::ALL {
         let row = recipe.row().unwrap();
         // A cast to a narrower type has no difference quotient, and what rounds pretends to have one.
-        if !matches!(row.grad, Grad::Rule(_)) || matches!(recipe.op, "Cast" | "RoundThrough") {
+        if !matches!(row.grad, Grad::Rule(_) | Grad::Body)
+            || matches!(recipe.op, "Cast" | "RoundThrough")
+        {
             continue;
         }
         let model = single(recipe, DType::F64, &mut r).unwrap();
         let wanted: Vec<ValueId> = model.feeds.iter().map(|(id, ..)| *id).collect();
         let mut g = model.graph.clone();
-        // Only the first result: the others are statistics or indices.
-        let y = g.outputs()[0];
-        if !g.ty(y).dtype.is_float() || wanted.is_empty() {
+        let mut ys = g.outputs().to_vec();
+        if !matches!(row.grad, Grad::Body) {
+            // The others are statistics or indices.
+            ys.truncate(1);
+        }
+        if !ys.iter().all(|y| g.ty(*y).dtype.is_float()) || wanted.is_empty() {
             continue;
         }
-        g.set_outputs(vec![y]);
+        g.set_outputs(ys.clone());
         let forward = g.clone();
-        let ty = g.ty(y).clone();
-        let dy = g.add_input("dy", Some(ty));
-        let seeds = [Seed {
-            value: y,
-            cotangent: Some(dy),
-        }];
-        if let Err(e) = autodiff(&mut g, &seeds, &wanted) {
-            assert_eq!(e.code(), "gradient", "{e}");
-            // One operand has no rule (class weights, a pair of values): the others have.
-            let first = [wanted[0]];
-            g = forward.clone();
-            let ty = g.ty(y).clone();
-            let dy = g.add_input("dy", Some(ty));
-            let seeds = [Seed {
-                value: y,
-                cotangent: Some(dy),
-            }];
-            autodiff(&mut g, &seeds, &first).unwrap_or_else(|e| panic!("{recipe:?}\n{e}"));
+        let from = seeds(&mut g, &ys);
+        match autodiff(&mut g, &from, &wanted) {
+            Ok(through) => bodies.extend(through.into_keys()),
+            Err(e) => {
+                assert_eq!(e.code(), "gradient", "{e}");
+                // One operand has no rule (class weights, a pair of values): the others have.
+                g = forward.clone();
+                let from = seeds(&mut g, &ys);
+                autodiff(&mut g, &from, &wanted[..1]).unwrap_or_else(|e| panic!("{recipe:?}\n{e}"));
+            }
         }
         let feed = inputs(&model, &g, DType::F64, &mut r);
-        let weights = [Some(feed["dy"].shallow_clone())];
+        let weight = |i| Some(feed[&format!("dy{i}")].shallow_clone());
+        let weights: Vec<Option<Tensor>> = (0..ys.len()).map(weight).collect();
         let plain: Inputs = feed
             .iter()
-            .filter(|(k, _)| *k != "dy")
+            .filter(|(k, _)| !k.starts_with("dy"))
             .map(|(k, v)| (k.clone(), v.shallow_clone()))
             .collect();
         for (name, gradient) in outputs(&g, &feed) {
@@ -261,6 +277,8 @@ fn gradients_agree_with_finite_differences() {
         }
     }
     assert!(checked > 500, "only {checked} elements were checked");
+    let without_rule = ckpt_passes::ops::all().filter(|op| matches!(op.grad, Grad::Body));
+    assert_eq!(bodies, without_rule.map(|op| op.name).collect());
 }
 
 #[test]

@@ -394,6 +394,36 @@ form("multi_margin_loss", lambda x, t: F.multi_margin_loss(x, t), SCORES, CLASSE
 form("multilabel", lambda x, y: F.multilabel_soft_margin_loss(x, (y > 0).float()), SCORES, SCORES)
 form("ctc_loss", lambda x: F.ctc_loss(x.log_softmax(-1), torch.tensor([[1, 2], [3, 1]]), (6, 6), (2, 2)), (6, 2, 5))
 
+# What a program holds that takes gradients itself; the gradients of these are gradients of gradients.
+BACK = torch.ops.aten
+form("backward gelu", lambda x, y: BACK.gelu_backward(x, y) + BACK.gelu_backward(x, y, approximate="tanh"), X, X)
+# PyTorch has no gradient of these two: with create_graph it writes them as other ops.
+form("backward silu mish", lambda x, y: BACK.silu_backward(x.detach(), y.detach()) + BACK.mish_backward(x.detach(), y.detach()), X, X)
+form("backward tanh sigmoid", lambda x, y: BACK.tanh_backward(x, y.tanh()) + BACK.sigmoid_backward(x, y.sigmoid()), X, X)
+form("backward relu", lambda x, y: BACK.threshold_backward(x, y, 0) + BACK.threshold_backward(x, y, 0.3) + BACK.leaky_relu_backward(x, y, 0.1, False), X, X)
+form("backward elu", lambda x, y: BACK.elu_backward(x, 0.7, 1, 1, False, y) + BACK.elu_backward(x, 0.7, 1, 1, True, F.elu(y, 0.7)), X, X)
+form("backward softplus hardswish", lambda x, y: BACK.softplus_backward(x, y, 2.0, 1.5) + BACK.hardswish_backward(x, y), X, X)
+form("backward softmax", lambda x, y: BACK._softmax_backward_data(x, y.softmax(1), 1, torch.float32), X, X)
+form("backward log_softmax", lambda x, y: BACK._log_softmax_backward_data(x, y.log_softmax(-1), -1, torch.float32), X, X)
+form("backward layer_norm", lambda x, y, w: norm_back(x, y, w, [True, True, True]), X, X, V)
+form("backward layer_norm part", lambda x, y, w: norm_back(x, y, w, [True, False, False]), X, X, V)
+form("backward embedding", lambda x, i: BACK.embedding_dense_backward(x, i, 9, 2, False), X, ints(2, 5, below=7))
+form("backward nll_loss", lambda x, i: nll_back(x, i), (5, 6), ints(5, below=6))
+form("backward mse_loss", lambda x, y, z: BACK.mse_loss_backward(x, y, z, 0) + BACK.mse_loss_backward(x.sum(), y, z, 1), X, X, X)
+form("backward views", lambda x: (BACK.select_backward(x, [2, 5, 3, 6], 2, -1), BACK.slice_backward(x, [2, 5, 9], 2, 1, 7, 1)), X)
+
+
+def nll_back(x: Tensor, labels: Tensor) -> Tensor:
+    loss, total = BACK.nll_loss_forward(x, labels, None, 1, 3)
+    return BACK.nll_loss_backward(x.sum(), x, labels, None, 1, 3, total)
+
+
+def norm_back(x: Tensor, y: Tensor, w: Tensor, wanted: list[bool]) -> tuple[Tensor, ...]:
+    result, mean, rstd = torch.native_layer_norm(y, [6], w, w, 1e-4)
+    gradients = BACK.native_layer_norm_backward(x, y, [6], mean, rstd, w, w, wanted)
+    return result, *[g for g, want in zip(gradients, wanted) if want]
+
+
 # Made from nothing.
 form("creation", lambda x: x + torch.arange(6) + torch.arange(1, 13, 2.0) + torch.linspace(0, 1, 6) + torch.logspace(0, 1, 6) + torch.full((6,), 0.3) + torch.eye(5, 6), X)  # noqa: E501
 form("like", lambda x: x + torch.ones_like(x) + torch.zeros_like(x) + torch.full_like(x, 2.0) + x.new_zeros(6) + x.new_ones(6) + x.new_full((6,), 3.0), X)  # noqa: E501
@@ -421,6 +451,7 @@ NO_ROW = "no such function in ONNX"
 COMPLEX = "no complex numbers"
 FACTORS = "factorisations belong outside of the model"
 RECURRENT = "recurrence is exported step by step"
+STATISTICS = "decomposed, it reads statistics that the forward pass does not keep here"
 REFUSED = {
     "lgamma": NO_ROW, "digamma": NO_ROW, "i0": NO_ROW, 
     "F.gumbel_softmax": RANDOM, "dropout train shapes": RANDOM, "multinomial": RANDOM, "randn": RANDOM,
@@ -432,6 +463,7 @@ REFUSED = {
     "nn.LSTM": RECURRENT, "nn.GRU": RECURRENT, "nn.RNN": RECURRENT, "nn.LSTM two ways": RECURRENT,
     "nn.LSTMCell": RECURRENT, "nn.GRUCell": RECURRENT, "multi_margin_loss": "rare; --loss vjp instead",
     "ctc_loss": "--loss vjp instead", "complex": COMPLEX, "fft": COMPLEX, "linalg": FACTORS, "det": FACTORS,
+    "backward layer_norm": STATISTICS, "backward layer_norm part": STATISTICS,
     "solve_triangular": FACTORS, "cholesky": FACTORS, "stft window": "a window is a constant of the model",
 }  # fmt: skip
 """Forms that the frontends refuse, and why; in some kind of file at least each must still be refused by name."""

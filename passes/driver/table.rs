@@ -198,7 +198,14 @@ static AUTODIFF: Pass = Pass {
             return Err(Error::usage("parameters", "there is no parameter to train")
                 .help("see `ckpt-opt inspect MODEL`, --trainable and --freeze"));
         }
-        transform::autodiff::autodiff(graph, &cx.seeds, &trained)?;
+        let bodies = transform::autodiff::autodiff(graph, &cx.seeds, &trained)?;
+        if !bodies.is_empty() {
+            let each: Vec<String> = bodies.iter().map(|(op, n)| format!("{n} {op}")).collect();
+            cx.warnings.push(format!(
+                "gradients of gradients are taken through bodies in standard ops, for want of rules: {}",
+                each.join(", ")
+            ));
+        }
         Ok(Changed::Yes)
     },
 };

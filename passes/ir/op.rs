@@ -160,9 +160,12 @@ impl Effect {
 pub enum Grad {
     /// Emits nodes that compute the operands' gradients.
     Rule(fn(&mut GradCx) -> Result<()>),
+    /// There is no rule: the nodes of its body are emitted again and differentiated in its place. For rows that rules
+    /// emit, which are differentiated only where a model takes gradients itself.
+    Body,
     /// The gradient is zero; the reason says why.
     Zero(&'static str),
-    /// There is no rule; the reason is shown to the user.
+    /// There is none; the reason is shown to the user.
     Missing(&'static str),
 }
 

@@ -57,7 +57,7 @@ pub static TANH_GRAD: OpDef = OpDef {
     effect: Effect::Pure,
     infer: two_alike,
     fold: no_fold,
-    grad: Grad::Missing("gradients of gradients are not supported"),
+    grad: Grad::Body,
     cost: ten_flops,
     memory: elementwise,
     body: Body::Function(|cx| {
@@ -101,7 +101,7 @@ pub static SIGMOID_GRAD: OpDef = OpDef {
     effect: Effect::Pure,
     infer: two_alike,
     fold: no_fold,
-    grad: Grad::Missing("gradients of gradients are not supported"),
+    grad: Grad::Body,
     cost: ten_flops,
     memory: elementwise,
     body: Body::Function(|cx| {
@@ -145,7 +145,7 @@ pub static RELU_GRAD: OpDef = OpDef {
     effect: Effect::Pure,
     infer: two_alike,
     fold: no_fold,
-    grad: Grad::Missing("gradients of gradients are not supported"),
+    grad: Grad::Body,
     cost: ten_flops,
     memory: elementwise,
     body: Body::Function(|cx| {
@@ -212,7 +212,7 @@ pub static GELU_GRAD: OpDef = OpDef {
         two_alike(cx)
     },
     fold: no_fold,
-    grad: Grad::Missing("gradients of gradients are not supported"),
+    grad: Grad::Body,
     cost: ten_flops,
     memory: elementwise,
     body: Body::Function(gelu_grad_body),
@@ -300,7 +300,7 @@ pub static ERF_GRAD: OpDef = OpDef {
     effect: Effect::Pure,
     infer: two_alike,
     fold: no_fold,
-    grad: Grad::Missing("gradients of gradients are not supported"),
+    grad: Grad::Body,
     cost: ten_flops,
     memory: |cx| fresh(cx).over(cx, &[0]),
     body: Body::Function(|cx| {

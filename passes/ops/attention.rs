@@ -142,7 +142,7 @@ pub static ATTENTION_GRAD: OpDef = OpDef {
     effect: Effect::Pure,
     infer: infer_backward,
     fold: no_fold,
-    grad: Grad::Missing("gradients of gradients are not supported"),
+    grad: Grad::Body,
     cost: |cx| match AttentionPlan::backward(cx.attrs, cx.ins) {
         Some(plan) => {
             let wants = cx.attrs.ints("wants");

@@ -426,11 +426,26 @@ pub static CONV_INPUT_GRAD: OpDef = OpDef {
         Ok(vec![dy.with_dims(dims)])
     },
     fold: no_fold,
-    grad: Grad::Missing("gradients of gradients are not supported"),
+    grad: Grad::Rule(grad_input_grad),
     cost: |cx| priced(cx, spread_plan(cx.attrs, cx.ins, cx.outs)),
     memory: |cx| spreading(cx),
     body: Body::Function(body::input_grad),
 };
+
+/// Linear in both: the convolution of what arrives, and its gradient for the weights.
+fn grad_input_grad(cx: &mut GradCx) -> Result<()> {
+    let (dy, w, dz, attrs) = (cx.x(0), cx.x(1), cx.dy0(), cx.attrs());
+    if cx.wants(0) {
+        let d = cx.b.emit(&CONV, &[dz, w], attrs.clone())?;
+        give_shaped(cx, 0, d)?;
+    }
+    if cx.wants(1) {
+        let shape = cx.b.shape(w)?;
+        let d = cx.b.emit(&CONV_WEIGHT_GRAD, &[dz, dy, shape], attrs)?;
+        give_shaped(cx, 1, d)?;
+    }
+    Ok(())
+}
 
 /// `ConvWeightGrad(x, dy, shape)`: the gradient of [`CONV`] for its weights, of that shape.
 pub static CONV_WEIGHT_GRAD: OpDef = OpDef {
@@ -456,7 +471,7 @@ pub static CONV_WEIGHT_GRAD: OpDef = OpDef {
         Ok(vec![x.with_dims(dims)])
     },
     fold: no_fold,
-    grad: Grad::Missing("gradients of gradients are not supported"),
+    grad: Grad::Rule(grad_weight_grad),
     cost: |cx| priced(cx, weight_plan(cx.attrs, cx.ins, cx.outs)),
     memory: |cx| {
         let plan = weight_plan(cx.attrs, cx.ins, cx.outs).zip(operand(cx.ins, 1));
@@ -467,6 +482,22 @@ pub static CONV_WEIGHT_GRAD: OpDef = OpDef {
     },
     body: Body::Function(body::weight_grad),
 };
+
+/// Linear in both, as above, with what arrives in the place of the weights.
+fn grad_weight_grad(cx: &mut GradCx) -> Result<()> {
+    let (x, dy, dz, attrs) = (cx.x(0), cx.x(1), cx.dy0(), cx.attrs());
+    if cx.wants(0) {
+        let shape = cx.b.shape(x)?;
+        let d =
+            cx.b.emit(&CONV_INPUT_GRAD, &[dy, dz, shape], attrs.clone())?;
+        give_shaped(cx, 0, d)?;
+    }
+    if cx.wants(1) {
+        let d = cx.b.emit(&CONV, &[x, dz], attrs)?;
+        give_shaped(cx, 1, d)?;
+    }
+    Ok(())
+}
 
 fn weight_plan(attrs: &Attrs, ins: &[Option<Sized>], outs: &[Sized]) -> Option<ConvPlan> {
     let (x, dy) = (operand(ins, 0)?, operand(ins, 1)?);

@@ -49,7 +49,7 @@ pub static SILU_GRAD: OpDef = OpDef {
     effect: Effect::Pure,
     infer: two_alike,
     fold: no_fold,
-    grad: Grad::Missing("gradients of gradients are not supported"),
+    grad: Grad::Body,
     cost: ten_flops,
     memory: elementwise,
     body: Body::Function(|cx| {
@@ -122,7 +122,7 @@ pub static SWIGLU_GRAD: OpDef = OpDef {
         Ok::<Vec<Ty>, _>(vec![gate.clone(), gate.clone()])
     },
     fold: no_fold,
-    grad: Grad::Missing("gradients of gradients are not supported"),
+    grad: Grad::Body,
     cost: |cx| {
         let mut cost = ten_flops(cx);
         cost.flops *= 2;

@@ -317,7 +317,17 @@ pub static GATHER_GRAD: OpDef = OpDef {
     effect: Effect::Pure,
     infer: infer_gather_grad,
     fold: no_fold,
-    grad: Grad::Missing("gradients of gradients are not supported"),
+    grad: Grad::Rule(|cx| {
+        let (indices, dz, attrs) = (cx.x(1), cx.dy0(), cx.attrs());
+        if cx.wants(2) {
+            let d = cx.b.emit(&GATHER, &[dz, indices], attrs)?;
+            cx.give(2, d);
+        }
+        if cx.wants(3) {
+            cx.give(3, dz);
+        }
+        Ok(())
+    }),
     cost: |cx| match (cx.ins.get(2), cx.ins.get(3)) {
         (Some(Some(dy)), Some(Some(_))) => crate::ir::op::Cost {
             flops: dy.elements(),

@@ -268,7 +268,7 @@ pub static SOFTMAX_CROSS_ENTROPY_LOSS_GRAD: OpDef = OpDef {
     effect: Effect::Pure,
     infer: infer_loss_grad,
     fold: no_fold,
-    grad: Grad::Missing("gradients of gradients are not supported"),
+    grad: Grad::Body,
     cost: |cx| per_score(cx, 12),
     memory: |cx| {
         let scores = cx.ins[1].as_ref();
@@ -499,7 +499,7 @@ pub static NEGATIVE_LOG_LIKELIHOOD_LOSS_GRAD: OpDef = OpDef {
     effect: Effect::Pure,
     infer: infer_loss_grad,
     fold: no_fold,
-    grad: Grad::Missing("gradients of gradients are not supported"),
+    grad: Grad::Body,
     cost: moves,
     memory: |cx| {
         // The factors as the scores' type, and the scores that they are added to in float32.

@@ -5,6 +5,8 @@
 //! inverse deviation, which are as small as one row in `normalized` elements, so its rule makes the forward node return
 //! them. For float64 ONNX has no output type that holds them exactly; there they are computed again from the operand.
 
+mod through_statistics;
+
 use super::math::{RECIPROCAL, SQRT};
 use super::reduce::{REDUCE_MEAN, reduce_axes};
 use super::rules::*;
@@ -15,7 +17,7 @@ use crate::ir::op::{
     Body, BodyCx, Cost, CostCx, Domain, Effect, Footprint, Grad, GradCx, Import, InferCx, MemoryCx,
     OpDef, Sized, Slot, fresh, no_fold,
 };
-use crate::ir::{AttrDefault, AttrKind, AttrSpec, Attrs, DType, Dim, Ty, ValueId};
+use crate::ir::{AttrDefault, AttrKind, AttrSpec, Attrs, DType, Dim, Graph, NodeId, Ty, ValueId};
 
 pub const ROWS: &[&OpDef] = &[&LAYER_NORM, &LAYER_NORM_GRAD, &RMS_NORM, &RMS_NORM_GRAD];
 
@@ -137,13 +139,30 @@ pub static LAYER_NORM: OpDef = OpDef {
 };
 
 fn grad_layer_norm(cx: &mut GradCx) -> Result<()> {
-    if cx.dy(1).is_some() || cx.dy(2).is_some() {
-        return Err(no_rule(
-            cx,
-            "`Mean` or `InvStdDev` of LayerNormalization reaches the loss",
-        ));
+    if cx.wants(0) {
+        through_statistics::give(cx)?;
     }
-    let (x, scale, dy) = (cx.x(0), cx.x(1), cx.dy0());
+    let through = cx.dxs[0];
+    if let Some(dy) = cx.dy(0) {
+        grad_of_normalized(cx, dy)?;
+        if let (Some(through), Some(dx)) = (through, cx.dxs[0]) {
+            let sum = cx.b.add(dx, through)?;
+            cx.give(0, sum);
+        }
+    } else {
+        for slot in 1..3 {
+            if cx.wants(slot) {
+                let none = cx.b.filled_like(cx.x(slot), 0.0)?;
+                cx.give(slot, none);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What the operands get from readers of `Y`.
+fn grad_of_normalized(cx: &mut GradCx, dy: ValueId) -> Result<()> {
+    let (x, scale) = (cx.x(0), cx.x(1));
     // A bias of another shape than the scale (both may broadcast) is summed on its own.
     let bias = cx.opt_x(2).filter(|_| cx.wants(2));
     let fused_bias = bias.filter(|b| same_dims(&cx.b.ty(*b).dims, &cx.b.ty(scale).dims));
@@ -159,7 +178,7 @@ fn grad_layer_norm(cx: &mut GradCx) -> Result<()> {
     }
     let mut ins = vec![Some(dy), Some(x), Some(scale)];
     if cx.ty(x).dtype != DType::F64 {
-        let (mean, inv_std) = statistics(cx)?;
+        let (mean, inv_std) = statistics(cx.b.graph, cx.node);
         ins.extend([Some(mean), Some(inv_std)]);
     }
     let attrs = cx.attrs();
@@ -174,19 +193,21 @@ fn grad_layer_norm(cx: &mut GradCx) -> Result<()> {
     Ok(())
 }
 
-/// `Mean` and `InvStdDev` of the forward node, which returns them from now on.
-fn statistics(cx: &mut GradCx) -> Result<(ValueId, ValueId)> {
-    let x = cx.ty(cx.x(0));
-    let axis = axis_of(&cx.attrs(), x.rank());
-    let ty = Ty::new(DType::F32, stats_dims(&x.dims, axis));
-    let base = cx.b.graph.value(cx.y(0)).name.clone();
+/// `Mean` and `InvStdDev` of a [`LAYER_NORM`] node, which returns them from now on.
+pub fn statistics(graph: &mut Graph, node: NodeId) -> (ValueId, ValueId) {
+    let n = graph.node(node);
+    let (x, y) = (n.ins[0], n.outs[0]);
+    let ty = graph.ty(x.unwrap_or(y));
+    let axis = axis_of(&n.attrs, ty.rank());
+    let ty = Ty::new(DType::F32, stats_dims(&ty.dims, axis));
+    let base = graph.value(y).name.clone();
     for (slot, suffix) in [(1, "mean"), (2, "inv_std")] {
-        if cx.b.graph.node(cx.node).outs.len() <= slot {
-            let (node, name) = (cx.node, format!("{base}.{suffix}"));
-            cx.b.graph.add_result(node, &name, ty.clone());
+        if graph.node(node).outs.len() <= slot {
+            graph.add_result(node, &format!("{base}.{suffix}"), ty.clone());
         }
     }
-    Ok((cx.y(1), cx.y(2)))
+    let outs = &graph.node(node).outs;
+    (outs[1], outs[2])
 }
 
 /// Gradients of [`LAYER_NORM`] for the operands in `wants` (0 X, 1 Scale, 2 B of the shape of Scale), in that order;
@@ -216,7 +237,7 @@ pub static LAYER_NORM_GRAD: OpDef = OpDef {
         infer_norm_grad(cx, 3)
     },
     fold: no_fold,
-    grad: Grad::Missing("gradients of gradients are not supported"),
+    grad: Grad::Body,
     cost: |cx| per_element(cx, 14),
     memory: layer_norm_grad_memory,
     body: Body::Function(layer_norm_grad_body),
@@ -476,7 +497,7 @@ pub static RMS_NORM_GRAD: OpDef = OpDef {
         infer_norm_grad(cx, 2)
     },
     fold: no_fold,
-    grad: Grad::Missing("gradients of gradients are not supported"),
+    grad: Grad::Body,
     cost: |cx| per_element(cx, 12),
     memory: rms_grad_memory,
     body: Body::Function(|cx| {

@@ -66,7 +66,7 @@ pub static LEAKY_RELU_GRAD: OpDef = OpDef {
     effect: Effect::Pure,
     infer: two_alike,
     fold: no_fold,
-    grad: Grad::Missing("gradients of gradients are not supported"),
+    grad: Grad::Body,
     cost: one_flop,
     memory: elementwise,
     body: Body::Function(|cx| {
@@ -177,7 +177,7 @@ pub static ELU_GRAD: OpDef = OpDef {
     effect: Effect::Pure,
     infer: two_alike,
     fold: no_fold,
-    grad: Grad::Missing("gradients of gradients are not supported"),
+    grad: Grad::Body,
     cost: ten_flops,
     memory: elementwise,
     body: Body::Function(|cx| {
@@ -185,7 +185,9 @@ pub static ELU_GRAD: OpDef = OpDef {
         let zero = constant(cx, x, 0.0);
         let alpha = constant(cx, x, cx.attrs.float("alpha") as f64);
         let rising = emit(cx.b, &GREATER, &[x, zero])?;
-        let slope = emit(cx.b, &EXP, &[x])?;
+        // Where it rises the power is not read; it could overflow, and then its gradient would be no number.
+        let falling = choose(cx.b, rising, zero, x)?;
+        let slope = emit(cx.b, &EXP, &[falling])?;
         let slope = cx.b.mul(slope, alpha)?;
         let scaled = cx.b.mul(dy, slope)?;
         let dx = choose(cx.b, rising, dy, scaled)?;
@@ -262,7 +264,7 @@ pub static HARD_SWISH_GRAD: OpDef = OpDef {
     effect: Effect::Pure,
     infer: two_alike,
     fold: no_fold,
-    grad: Grad::Missing("gradients of gradients are not supported"),
+    grad: Grad::Body,
     cost: one_flop,
     memory: dense_operands,
     body: Body::Function(|cx| {
@@ -313,7 +315,7 @@ pub static MISH_GRAD: OpDef = OpDef {
     effect: Effect::Pure,
     infer: two_alike,
     fold: no_fold,
-    grad: Grad::Missing("gradients of gradients are not supported"),
+    grad: Grad::Body,
     cost: ten_flops,
     memory: dense_operands,
     body: Body::Function(|cx| {

@@ -334,8 +334,9 @@ fn grad_mean(cx: &mut GradCx) -> Result<()> {
     Ok(())
 }
 
-/// How many elements each group has: a scalar or a vector of one element, of the type that kernels compute in.
-fn count_along(cx: &mut GradCx, axes: &[usize]) -> Result<ValueId> {
+/// How many elements of the first operand each group along `axes` has: a scalar or a vector of one element, of the type
+/// that kernels compute in.
+pub fn count_along(cx: &mut GradCx, axes: &[usize]) -> Result<ValueId> {
     let x = cx.x(0);
     let ty = cx.ty(x);
     let dtype = compute_type(ty.dtype);

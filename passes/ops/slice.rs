@@ -287,7 +287,15 @@ pub static SLICE_GRAD: OpDef = OpDef {
     effect: Effect::Pure,
     infer: infer_slice_grad,
     fold: no_fold,
-    grad: Grad::Missing("gradients of gradients are not supported"),
+    grad: Grad::Rule(|cx| {
+        let attrs = cx.attrs();
+        let axes = cx.b.ints(attrs.ints("axes"));
+        let steps = cx.b.ints(attrs.ints("steps"));
+        let operands = [cx.dy0(), cx.x(2), cx.x(3), axes, steps];
+        let d = cx.b.emit(&SLICE, &operands, Attrs::new())?;
+        cx.give(0, d);
+        Ok(())
+    }),
     cost: moves,
     // What walks backward is flipped first.
     memory: |cx| {

@@ -64,7 +64,7 @@ pub static SOFTMAX_GRAD: OpDef = OpDef {
         two_alike(cx)
     },
     fold: no_fold,
-    grad: Grad::Missing("gradients of gradients are not supported"),
+    grad: Grad::Body,
     cost: ten_flops,
     memory: |cx| dense_operands(cx).over(cx, &[0, 1]),
     body: Body::Function(|cx| {
@@ -117,7 +117,7 @@ pub static LOG_SOFTMAX_GRAD: OpDef = OpDef {
         two_alike(cx)
     },
     fold: no_fold,
-    grad: Grad::Missing("gradients of gradients are not supported"),
+    grad: Grad::Body,
     cost: ten_flops,
     memory: |cx| dense_operands(cx).over(cx, &[0, 1]),
     body: Body::Function(|cx| {

@@ -4,7 +4,7 @@ use super::extreme::MAX;
 use super::logic::WHERE;
 use super::reduce::{REDUCE_SUM, per_input, reduce_axes, sum_kept, wide_sum_bytes};
 use super::rules::*;
-use super::shape::{RESHAPE, UNSQUEEZE};
+use super::shape::{EXPAND, RESHAPE, UNSQUEEZE};
 use crate::error::Result;
 use crate::ir::op::{Body, Domain, Effect, Footprint, Grad, InferCx, OpDef, Slot, fresh, no_fold};
 use crate::ir::{Attrs, Builder, DType, Dim, Same, Tensor, Ty, ValueId};
@@ -22,7 +22,12 @@ pub static SUM_TO_SHAPE: OpDef = OpDef {
     effect: Effect::Pure,
     infer: infer_sum_to,
     fold: no_fold,
-    grad: Grad::Missing("gradients of gradients are not supported"),
+    grad: Grad::Rule(|cx| {
+        let shape = cx.b.shape(cx.x(0))?;
+        let dx = emit(cx.b, &EXPAND, &[cx.dy0(), shape])?;
+        cx.give(0, dx);
+        Ok(())
+    }),
     cost: per_input,
     memory: |cx| {
         let Some(x) = &cx.ins[0] else {

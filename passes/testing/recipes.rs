@@ -387,6 +387,12 @@ const GENERAL: &[Recipe] = &[
         &[Real(C234), Real(C234), Real(V4)],
         &[("wants", L(&[0, 1, 2]))],
     ),
+    r(
+        "LayerNormGrad",
+        2,
+        &[Real(C234), Real(C234), Real(M34)],
+        &[("axis", I(1)), ("wants", L(&[0, 2]))],
+    ),
     r("RMSNormalization", 1, &[Real(C234), Real(V4)], &[]),
     r(
         "RMSNormGrad",
@@ -394,11 +400,29 @@ const GENERAL: &[Recipe] = &[
         &[Real(C234), Real(C234), Real(V4)],
         &[("wants", L(&[0, 1]))],
     ),
+    r(
+        "RMSNormGrad",
+        1,
+        &[Real(C234), Real(C234), Real(V4)],
+        &[("axis", I(1)), ("wants", L(&[0]))],
+    ),
     r("Softmax", 1, &[Real(C234)], &[]),
     r("Softmax", 1, &[Real(C234)], &[("axis", I(1))]),
     r("SoftmaxGrad", 1, &[Truth(M23), Real(M23)], &[]),
+    r(
+        "SoftmaxGrad",
+        1,
+        &[Real(C234), Real(C234)],
+        &[("axis", I(1))],
+    ),
     r("LogSoftmax", 1, &[Real(M23)], &[]),
     r("LogSoftmaxGrad", 1, &[Real(M23), Real(M23)], &[]),
+    r(
+        "LogSoftmaxGrad",
+        1,
+        &[Real(M23), Real(M23)],
+        &[("axis", I(0))],
+    ),
     r("ReduceSum", 1, &[Real(C234), Ints(&[0, 2])], &[]),
     r("ReduceSum", 1, &[Real(C234)], &[("keepdims", I(0))]),
     r(

@@ -105,9 +105,13 @@ fn trainable(recipe: &Recipe) -> bool {
     if matches!(recipe.op, "Range" | "NonZero") {
         return false;
     }
-    recipe
-        .row()
-        .is_some_and(|op| !matches!(op.grad, Grad::Missing(_)) && op.domain != Domain::Ckpt)
+    let row = recipe.row();
+    // Gradients too: a model that takes them itself is trained as any other.
+    row.is_some_and(|op| match op.grad {
+        Grad::Body => true,
+        Grad::Missing(_) => false,
+        _ => op.domain != Domain::Ckpt,
+    })
 }
 
 #[test]
@@ -131,7 +135,7 @@ fn random_models_become_training_graphs_and_plans_are_taken_back() {
             run(&pipeline, g, cx, &mut Watch::default())
         };
         if let Err(e) = start(&mut g, &mut cx) {
-            // Nothing to train, or a gradient that has no rule (the statistics of a norm): said, not guessed.
+            // Nothing to train, or a gradient that has no rule: said, not guessed.
             assert!(
                 matches!(e.code(), "parameters" | "gradient"),
                 "{e}\n{before}"

@@ -5,6 +5,11 @@
 //! from a trained parameter to a seed get a cotangent; a frozen weight has no gradient node and costs no saved
 //! activation. Cotangents that meet (tied weights, residuals, shared K/V) are added in the order they arrive, which
 //! fixes the bits of the sum; a rule may do that itself where one op adds its term to what is there. Gradients leave as outputs `<initializer>.grad`, in the initializer's own layout.
+//!
+//! Gradients can be differentiated in turn, in a model that takes some itself. A row that only rules emit need not have a
+//! rule for that: it is differentiated through its body (`through_body.rs`).
+
+mod through_body;
 
 use super::loss::Seed;
 use crate::error::{Error, Result};
@@ -12,33 +17,50 @@ use crate::ir::op::{Domain, Grad, GradCx};
 use crate::ir::typing::Contents;
 use crate::ir::{Attrs, Builder, Graph, NodeId, Phase, Role, Same, Side, ValueId};
 use crate::ops;
+use std::collections::BTreeMap;
+
+/// Rows that were differentiated through their bodies, and how often.
+pub type ThroughBodies = BTreeMap<&'static str, usize>;
 
 /// Adds the backward of `seeds` with respect to `parameters`.
 ///
 /// # Errors
 /// An op on a path to a parameter that has no gradient; the error names it.
-pub fn autodiff(graph: &mut Graph, seeds: &[Seed], parameters: &[ValueId]) -> Result<()> {
+pub fn autodiff(
+    graph: &mut Graph,
+    seeds: &[Seed],
+    parameters: &[ValueId],
+) -> Result<ThroughBodies> {
     let forward: Vec<NodeId> = graph.order().to_vec();
-    let needs = reached_from(graph, &forward, parameters);
-    let mut cotangents: Side<ValueId, Option<ValueId>> = Side::new(graph.value_bound(), None);
+    let values = graph.value_bound();
+    let mut needs = Side::new(graph.value_bound(), false);
+    for id in parameters {
+        needs[*id] = true;
+    }
+    let cotangents: Side<ValueId, Option<ValueId>> = Side::new(graph.value_bound(), None);
     let contents = Contents::known(graph)?;
     let mut b = Builder::resume(graph, contents);
     b.role = Role::Backward;
+    let mut reverse = Reverse {
+        b: &mut b,
+        needs,
+        cotangents,
+        through_bodies: ThroughBodies::new(),
+        bodies: Vec::new(),
+    };
+    reverse.reach(&forward);
     for seed in seeds {
-        if needs[seed.value] {
-            let dy = match seed.cotangent {
-                Some(dy) => dy,
-                None => {
-                    let dtype = b.ty(seed.value).dtype;
-                    b.scalar(dtype, 1.0)
-                }
-            };
-            cotangents[seed.value] = Some(dy);
-        }
+        reverse.seed(seed);
     }
     for id in forward.iter().rev() {
-        backward_of(&mut b, *id, &needs, &mut cotangents)?;
+        reverse.backward_of(*id)?;
     }
+    let Reverse {
+        cotangents,
+        through_bodies,
+        bodies,
+        ..
+    } = reverse;
     let mut outputs = b.graph.outputs().to_vec();
     for parameter in parameters {
         let wished = format!("{}.grad", b.graph.value(*parameter).name);
@@ -53,92 +75,128 @@ pub fn autodiff(graph: &mut Graph, seeds: &[Seed], parameters: &[ValueId]) -> Re
         outputs.push(gradient);
     }
     graph.set_outputs(outputs);
+    through_body::prune(graph, &bodies, values);
     graph.phase = Phase::Training;
-    Ok(())
+    Ok(through_bodies)
 }
 
-/// Values that depend on one of `sources`, and are floating point.
-fn reached_from(graph: &Graph, order: &[NodeId], sources: &[ValueId]) -> Side<ValueId, bool> {
-    let mut reached = Side::new(graph.value_bound(), false);
-    for id in sources {
-        reached[*id] = true;
-    }
-    for id in order {
-        let node = graph.node(*id);
-        if node.ins.iter().flatten().any(|v| reached[*v]) && !matches!(node.op.grad, Grad::Zero(_))
-        {
-            for out in &node.outs {
-                reached[*out] = graph.ty(*out).dtype.is_float();
+/// The way back through a graph.
+struct Reverse<'a, 'g> {
+    b: &'a mut Builder<'g>,
+    /// Values that depend on a parameter, and are floating point.
+    needs: Side<ValueId, bool>,
+    /// What readers of each value have given so far.
+    cotangents: Side<ValueId, Option<ValueId>>,
+    through_bodies: ThroughBodies,
+    /// The nodes of those bodies, as they were emitted.
+    bodies: Vec<NodeId>,
+}
+
+impl Reverse<'_, '_> {
+    /// Marks the results of `nodes` that depend on what is marked.
+    fn reach(&mut self, nodes: &[NodeId]) {
+        let graph = &self.b.graph;
+        for id in nodes {
+            let node = graph.node(*id);
+            if node.ins.iter().flatten().any(|v| self.needs[*v])
+                && !matches!(node.op.grad, Grad::Zero(_))
+            {
+                for out in &node.outs {
+                    self.needs[*out] = graph.ty(*out).dtype.is_float();
+                }
             }
         }
     }
-    reached
-}
 
-fn backward_of(
-    b: &mut Builder,
-    id: NodeId,
-    needs: &Side<ValueId, bool>,
-    cotangents: &mut Side<ValueId, Option<ValueId>>,
-) -> Result<()> {
-    let node = b.graph.node(id);
-    let dys: Vec<Option<ValueId>> = node.outs.iter().map(|v| cotangents[*v]).collect();
-    let wants: Vec<bool> = node
-        .ins
-        .iter()
-        .map(|v| v.is_some_and(|v| needs[v]))
-        .collect();
-    if dys.iter().all(Option::is_none) || !wants.contains(&true) {
-        return Ok(());
-    }
-    let rule = match node.op.grad {
-        Grad::Rule(rule) => rule,
-        Grad::Zero(_) => return Ok(()),
-        Grad::Missing(why) => return Err(missing(b.graph, id, why)),
-    };
-    b.loc = node.loc.clone();
-    b.prefix = format!("{}/grad", node.name);
-    let ins = node.ins.clone();
-    let so_far = ins.iter().map(|v| v.and_then(|v| cotangents[v].take()));
-    let so_far = so_far.collect();
-    let mut cx = GradCx {
-        b,
-        node: id,
-        dys,
-        dxs: vec![None; ins.len()],
-        so_far,
-        wants,
-    };
-    let done = rule(&mut cx);
-    let (dxs, wants, left) = (cx.dxs, cx.wants, cx.so_far);
-    // What the rule did not add to stays.
-    for (v, left) in ins.iter().zip(left) {
-        if let (Some(v), Some(left)) = (v, left) {
-            cotangents[*v] = Some(left);
+    fn seed(&mut self, seed: &Seed) {
+        if !self.needs[seed.value] {
+            return;
         }
-    }
-    done.map_err(|e| e.at(format!("the gradient of {}", b.graph.describe(id))))?;
-    for (slot, (x, dx)) in ins.iter().zip(dxs).enumerate() {
-        let (Some(x), Some(dx)) = (*x, dx) else {
-            if wants[slot] {
-                return Err(Error::bug(
-                    "autodiff",
-                    format!("the rule gave no gradient for operand {slot}"),
-                )
-                .at(b.graph.describe(id)));
+        let dy = match seed.cotangent {
+            Some(dy) => dy,
+            None => {
+                let dtype = self.b.ty(seed.value).dtype;
+                self.b.scalar(dtype, 1.0)
             }
-            continue;
         };
-        if !wants[slot] {
-            continue;
-        }
-        check_type(b.graph, id, x, dx)?;
-        cotangents[x] = Some(match cotangents[x] {
-            None => dx,
-            Some(earlier) => b.add(earlier, dx)?,
-        });
+        self.cotangents[seed.value] = Some(dy);
     }
-    Ok(())
+
+    fn backward_of(&mut self, id: NodeId) -> Result<()> {
+        let node = self.b.graph.node(id);
+        let dys: Vec<Option<ValueId>> = node.outs.iter().map(|v| self.cotangents[*v]).collect();
+        let wants: Vec<bool> = node
+            .ins
+            .iter()
+            .map(|v| v.is_some_and(|v| self.needs[v]))
+            .collect();
+        if dys.iter().all(Option::is_none) || !wants.contains(&true) {
+            return Ok(());
+        }
+        self.b.loc = node.loc.clone();
+        self.b.prefix = format!("{}/grad", node.name);
+        let done = match node.op.grad {
+            Grad::Rule(rule) => self.by_rule(id, rule, dys, wants),
+            Grad::Body => self.through_body(id, dys),
+            Grad::Zero(_) => Ok(()),
+            Grad::Missing(why) => return Err(missing(self.b.graph, id, why)),
+        };
+        done.map_err(|e| e.at(format!("the gradient of {}", self.b.graph.describe(id))))
+    }
+
+    fn by_rule(
+        &mut self,
+        id: NodeId,
+        rule: fn(&mut GradCx) -> Result<()>,
+        dys: Vec<Option<ValueId>>,
+        wants: Vec<bool>,
+    ) -> Result<()> {
+        let ins = self.b.graph.node(id).ins.clone();
+        let so_far = ins
+            .iter()
+            .map(|v| v.and_then(|v| self.cotangents[v].take()));
+        let so_far = so_far.collect();
+        let mut cx = GradCx {
+            b: &mut *self.b,
+            node: id,
+            dys,
+            dxs: vec![None; ins.len()],
+            so_far,
+            wants,
+        };
+        let done = rule(&mut cx);
+        let (dxs, wants, left) = (cx.dxs, cx.wants, cx.so_far);
+        // What the rule did not add to stays.
+        for (v, left) in ins.iter().zip(left) {
+            if let (Some(v), Some(left)) = (v, left) {
+                self.cotangents[*v] = Some(left);
+            }
+        }
+        done?;
+        for (slot, (x, dx)) in ins.iter().zip(dxs).enumerate() {
+            match (*x, dx) {
+                (Some(x), Some(dx)) if wants[slot] => self.give(id, x, dx)?,
+                _ if wants[slot] => {
+                    return Err(Error::bug(
+                        "autodiff",
+                        format!("the rule gave no gradient for operand {slot}"),
+                    ));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds `dx`, which the gradient of node `id` found, to what `x` was given so far.
+    fn give(&mut self, id: NodeId, x: ValueId, dx: ValueId) -> Result<()> {
+        check_type(self.b.graph, id, x, dx)?;
+        self.cotangents[x] = Some(match self.cotangents[x] {
+            None => dx,
+            Some(earlier) => self.b.add(earlier, dx)?,
+        });
+        Ok(())
+    }
 }
 
 fn missing(graph: &Graph, id: NodeId, why: &str) -> Box<Error> {

@@ -1,10 +1,12 @@
 //! Accepts a graph that has its backward already, and settles which outputs a training graph has.
 //!
 //! In: `Typed` or later. Out: at least `Training`. Nodes keep the role their file gives them. Where no node says that
-//! it belongs to the backward, everything that only gradients depend on does.
+//! it belongs to the backward, everything that only gradients depend on does. A training graph can become a forward graph
+//! again, of which one output is the loss of another differentiation.
 
 use super::loss::{Loss, Seeds, add_loss};
 use super::optimizer::{update_node, updated};
+use super::remat::strip_again;
 use crate::error::{Error, Result};
 use crate::glob;
 use crate::ir::{Graph, Phase, Role, Side, ValueId};
@@ -100,6 +102,48 @@ pub fn joint(graph: &mut Graph) -> Result<bool> {
         }
     }
     Ok(changed)
+}
+
+/// Before the names that outputs of an earlier differentiation have from the next one on.
+const BEFORE: &str = "before.";
+
+/// Makes a training graph a forward graph, to be differentiated once more: an earlier plan is taken back, and what was
+/// `loss` and `<initializer>.grad` is an output like any other, `before.loss` and `before.<initializer>.grad`. Returns
+/// the loss that is meant, which may be one of these.
+///
+/// # Errors
+/// A graph that updates its parameters.
+pub fn forward_again(graph: &mut Graph, loss: &Loss) -> Result<Loss> {
+    if let Some((id, _)) = graph.nodes().find(|(_, n)| n.op.is_update()) {
+        return Err(Error::usage(
+            "loss",
+            "a step that updates its parameters is not differentiated once more",
+        )
+        .at(graph.describe(id))
+        .help("make the training graph without --optimizer"));
+    }
+    strip_again(graph);
+    let outputs = graph.outputs().iter().copied();
+    let mut earlier = gradient_outputs(graph);
+    earlier.extend(outputs.filter(|v| graph.value(*v).name == "loss"));
+    let mut meant = loss.clone();
+    for value in earlier {
+        let name = graph.value(value).name.clone();
+        let new = format!("{BEFORE}{name}");
+        if graph.has_value_name(&new) {
+            let what = format!("the output `{name}` becomes `{new}`, but the model uses that name");
+            return Err(Error::model("name", what));
+        }
+        if *loss == Loss::Output(name) {
+            meant = Loss::Output(new.clone());
+        }
+        graph.rename_value(value, &new);
+    }
+    for id in graph.order().to_vec() {
+        graph.set_role(id, Role::Forward);
+    }
+    graph.phase = graph.phase.min(Phase::Typed);
+    Ok(meant)
 }
 
 /// Outputs that match one of the patterns; gradients are dropped by freezing, not by name, and updates not at all.

@@ -5,6 +5,7 @@ use super::{progress, result, result_json, warn};
 use ckpt_opt::emit::file::write_whole;
 use ckpt_opt::optimize::{Outcome, load, optimize, write};
 use ckpt_passes::driver::Watch;
+use ckpt_passes::transform::loss::Loss;
 use ckpt_passes::{Error, Result, text};
 use std::path::Path;
 
@@ -19,14 +20,15 @@ pub fn run(args: &OptimizeArgs) -> Result<()> {
         let _progress = progress::step("reading the model");
         load(&args.model, &args.step.training.source.given()?)?
     };
-    if args.step.training.loss.is_some()
+    let asked = args.step.training.loss.as_ref();
+    if asked.is_some_and(|loss| !matches!(loss, Loss::Output(_)))
         && ckpt_passes::transform::joint::has_backward(&model.graph)
     {
         return Err(Error::usage(
             "loss",
             "the model holds its backward already: there is no loss to choose",
         )
-        .help("leave --loss out: the graph is planned as it is"));
+        .help("leave --loss out, and the graph is planned as it is; --loss output:NAME differentiates it once more"));
     }
     let outcome = {
         let progress = progress::step("compiling");

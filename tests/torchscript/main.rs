@@ -132,6 +132,24 @@ return y";
 }
 
 #[test]
+fn a_backward_pass_in_a_program_needs_what_it_saved() {
+    let of = |saved: &str| {
+        let body = format!(
+            "y = torch.softmax(torch.mul(x, self.w), -1)\nreturn torch._softmax_backward_data(x, {saved}, -1, 6)"
+        );
+        let saved = Saved::new("x: Tensor -> Tensor", &body);
+        let saved = saved.parameter("w", &[3], &[1.0, 2.0, 3.0]);
+        model(&saved, &["x:f32[2,3]"]).unwrap().warnings
+    };
+    assert!(of("y").is_empty());
+    let detached = of("torch.detach(y)");
+    assert!(detached[0].contains("decomposition_table"), "{detached:?}");
+    let norm = "_0, _1, _2, = torch.native_layer_norm_backward(x, x, [3], x, x, None, None, [True, False, False])\nreturn _0";
+    let saved = Saved::new("x: Tensor -> Tensor", norm);
+    refused(&saved, &["x:f32[2,3]"], &["no LayerNormalization"]);
+}
+
+#[test]
 fn inputs_are_named_and_typed_by_the_user() {
     let saved = Saved::new(
         "x: Tensor,\n    past: List[Tensor],\n    pair: Tuple[Tensor, Tensor],\n    m: Optional[Tensor]=None,\n    k: int=2 -> Tensor",

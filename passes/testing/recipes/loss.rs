@@ -30,6 +30,17 @@ pub const CALLS: &[Recipe] = &[
         &[],
     ),
     r(
+        "SoftmaxCrossEntropyLossGrad",
+        1,
+        &[
+            Real(M24),
+            Real(C234),
+            Table(&[2, 4], &[0, 1, 2, 0, -100, 1, 1, 2]),
+            Positive(&[3]),
+        ],
+        &[("ignore_index", I(-100)), ("reduction", S("none"))],
+    ),
+    r(
         "NegativeLogLikelihoodLoss",
         1,
         &[Real(M24), Ints(&[3, 0])],
@@ -46,6 +57,12 @@ pub const CALLS: &[Recipe] = &[
         1,
         &[Real(SCALAR), Real(M24), Ints(&[3, 0])],
         &[],
+    ),
+    r(
+        "NegativeLogLikelihoodLossGrad",
+        1,
+        &[Real(SCALAR), Real(M24), Ints(&[3, 0]), Positive(V4)],
+        &[("reduction", S("sum"))],
     ),
     r("ClassLoss", 1, &[Real(M24), Ints(&[3, 0])], &[]),
     r(

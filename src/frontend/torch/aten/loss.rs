@@ -80,7 +80,7 @@ pub const OPS: &[Op] = &[
 ];
 
 /// PyTorch's numbers (ATen/core/Reduction.h).
-fn reduction(c: &Call) -> Result<&'static str> {
+pub(super) fn reduction(c: &Call) -> Result<&'static str> {
     match c.int("reduction", 1)? {
         0 => Ok("none"),
         1 => Ok("mean"),

@@ -13,6 +13,7 @@ mod activation;
 mod arrange;
 mod assemble;
 mod attention;
+mod backward;
 mod compare;
 mod composed;
 mod create;

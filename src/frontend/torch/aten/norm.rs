@@ -31,7 +31,7 @@ pub const OPS: &[Op] = &[
 ];
 
 /// Ones in the sizes that are normalised over, where there is no scale.
-fn scale(c: &mut Call, x: ValueId, axes: usize) -> Result<ValueId> {
+pub(super) fn scale(c: &mut Call, x: ValueId, axes: usize) -> Result<ValueId> {
     if let Some(scale) = c.opt_value("weight")? {
         return Ok(scale);
     }
@@ -41,7 +41,7 @@ fn scale(c: &mut Call, x: ValueId, axes: usize) -> Result<ValueId> {
     c.low.broadcast_to(one, &dims)
 }
 
-fn normalized_axes(c: &Call, x: ValueId) -> Result<usize> {
+pub(super) fn normalized_axes(c: &Call, x: ValueId) -> Result<usize> {
     let shape = c.dims("normalized_shape")?.unwrap_or_default();
     let rank = c.low.b.rank(x);
     if shape.is_empty() || shape.len() > rank {

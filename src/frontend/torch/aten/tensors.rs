@@ -470,6 +470,17 @@ impl Lowering<'_> {
             }
         }
     }
+    /// What a backward pass in the program saved is cut off: gradients of its gradients lack a part.
+    pub(super) fn warn_of_detached(&mut self, saved: ValueId) {
+        let node = self.b.graph.def_node(saved);
+        let cut = node
+            .is_some_and(|n| self.b.graph.node(n).op == &ckpt_passes::ops::shape::STOP_GRADIENT);
+        let text = "the program detaches what its backward pass saved: gradients of its gradients lack what flows through \
+                    that; trace it with decomposition_table={torch.ops.aten.detach.default: lambda x: x}";
+        if cut && !self.warnings.iter().any(|w| w == text) {
+            self.warnings.push(text.into());
+        }
+    }
     /// A decomposed program writes `detach` as `alias`, and the stop is lost.
     pub(super) fn warn_of_aliases(&mut self) {
         let text = "the program was decomposed, which turns `detach` into `alias`: what was detached is trained here; \

@@ -22,6 +22,8 @@ pub const OPS: &[Op] = &[
     ("chunk(self: t, chunks: i, dim: i?)", chunk),
     ("contiguous(self: t, *, memory_format)", contiguous),
     ("detach(self: t)", detach),
+    // Of what nothing here computes.
+    ("detach(self: _)", |c| Ok(c.given("self"))),
     ("expand(self: t, size: I, *, implicit)", |c| {
         expand(c, "size")
     }),

@@ -3,9 +3,9 @@
 use super::signature::{Call, Op};
 use super::tensors::View;
 use super::{
-    Lowering, Value, activation, arrange, assemble, attention, compare, composed, create, image,
-    index, linear, lookup, loss, native, norm, pointwise, products, reduce, resample, special,
-    views,
+    Lowering, Value, activation, arrange, assemble, attention, backward, compare, composed, create,
+    image, index, linear, lookup, loss, native, norm, pointwise, products, reduce, resample,
+    special, views,
 };
 use ckpt_passes::{Error, Result};
 
@@ -15,6 +15,7 @@ pub(super) const FAMILIES: &[&[Op]] = &[
     arrange::OPS,
     assemble::OPS,
     attention::OPS,
+    backward::OPS,
     compare::OPS,
     composed::OPS,
     create::OPS,
@@ -95,7 +96,6 @@ const REFUSED: &[(&str, &str)] = &[
     ("digamma", SPECIAL),
     ("diagonal_scatter", "choose with where and eye instead"),
     ("embedding_bag", BAG),
-    ("embedding_dense_backward", BACKWARD),
     ("exponential_", RANDOM),
     ("fft_fft", COMPLEX),
     ("fft_irfft", COMPLEX),
@@ -138,7 +138,6 @@ const REFUSED: &[(&str, &str)] = &[
     ),
     ("multinomial", RANDOM),
     ("native_group_norm_backward", BACKWARD),
-    ("native_layer_norm_backward", BACKWARD),
     ("normal", RANDOM),
     ("normal_", INITIALISES),
     ("polar", COMPLEX),

@@ -257,7 +257,11 @@ impl<'l, 'g> Replay<'l, 'g> {
     }
 
     fn argument(&self, arg: &Argument) -> Result<Value> {
-        let tensor = |named: &Named| self.tensor(&named.name).map(Value::Tensor);
+        let tensor = |named: &Named| match self.values.get(&named.name) {
+            // What an op keeps for its backward, and nothing here computes.
+            Some(Value::Unknown) => Ok(Value::Unknown),
+            _ => self.tensor(&named.name).map(Value::Tensor),
+        };
         let optional = |t: &OptionalTensor| match t {
             OptionalTensor::AsTensor(named) => tensor(named),
             OptionalTensor::AsNone(_) => Ok(Value::None),
