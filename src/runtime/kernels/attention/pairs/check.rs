@@ -150,6 +150,7 @@ impl Problem {
                 n_outs,
                 over: None,
                 pair: None,
+                later: None,
             })
         };
         let mut all = run(&ATTENTION, &[Some(q), Some(k), Some(v)], 2)?;
