@@ -14,7 +14,7 @@ use ckpt_opt::runtime::executor::Program;
 use ckpt_passes::analysis::sizes::dim_kinds;
 use ckpt_passes::analysis::{Binding, Device, MemoryProfile, Sizes};
 use ckpt_passes::driver::{Cx, Pipeline, Watch, run};
-use ckpt_passes::ir::op::{Body, Domain, Grad, body_of};
+use ckpt_passes::ir::op::{Body, Grad, body_of};
 use ckpt_passes::ir::{DType, Graph, ValueId};
 use ckpt_passes::plan::{Plan, Subject, keep};
 use ckpt_passes::testing::Random;
@@ -114,20 +114,6 @@ fn same_bits(a: &Tensor, b: &Tensor) -> bool {
     a.kind() == b.kind() && a.size() == b.size() && bits(a) == bits(b)
 }
 
-/// Ops a training graph can be made of, whose sizes a plan can know.
-fn trainable(recipe: &Recipe) -> bool {
-    if matches!(recipe.op, "Range" | "NonZero") {
-        return false;
-    }
-    let row = recipe.row();
-    // Gradients too: a model that takes them itself is trained as any other.
-    row.is_some_and(|op| match op.grad {
-        Grad::Body => true,
-        Grad::Missing(_) => false,
-        _ => op.domain != Domain::Ckpt,
-    })
-}
-
 #[test]
 fn planned_equals_unplanned_bit_for_bit_in_the_memory_predicted() {
     let _turn = torch::alone();
@@ -135,7 +121,7 @@ fn planned_equals_unplanned_bit_for_bit_in_the_memory_predicted() {
     let (mut compared, mut copies) = (0, 0);
     for n in 0..400 {
         let dtype = [DType::F32, DType::F64, DType::BF16][n % 3];
-        let model = random(&mut r, 4 + n % 25, dtype, n % 2 == 0, &trainable);
+        let model = random(&mut r, 4 + n % 25, dtype, n % 2 == 0, &Recipe::is_trainable);
         let mut g = model.graph.clone();
         let mut cx = Cx::default();
         cx.options.loss = Loss::Vjp;

@@ -13,7 +13,7 @@ mod random;
 mod scatter;
 
 use super::Random;
-use crate::ir::op::OpDef;
+use crate::ir::op::{Domain, Grad, OpDef};
 use crate::ir::{Attrs, DType, Tensor};
 use crate::ops;
 
@@ -68,6 +68,18 @@ pub struct Recipe {
 impl Recipe {
     pub fn row(&self) -> Option<&'static OpDef> {
         ops::find(self.op)
+    }
+
+    /// Whether a training graph can be made of it whose sizes a plan can know. Gradients too: a model that takes them
+    /// itself is trained as any other.
+    pub fn is_trainable(&self) -> bool {
+        let is_sized = !matches!(self.op, "Range" | "NonZero");
+        is_sized
+            && self.row().is_some_and(|op| match op.grad {
+                Grad::Body => true,
+                Grad::Missing(_) => false,
+                _ => op.domain != Domain::Ckpt,
+            })
     }
 
     /// The attributes, tensors of `dtype`.

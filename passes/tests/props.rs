@@ -4,7 +4,6 @@
 use ckpt_passes::analysis::sizes::dim_kinds;
 use ckpt_passes::analysis::{Binding, Device, MemoryProfile, Sizes};
 use ckpt_passes::driver::{ALL, Cx, Pipeline, Watch, run};
-use ckpt_passes::ir::op::{Domain, Grad};
 use ckpt_passes::ir::verify::verify;
 use ckpt_passes::ir::{DType, Graph};
 use ckpt_passes::ops;
@@ -100,26 +99,18 @@ fn random_models_verify_and_read_back() {
     }
 }
 
-/// Ops that a training graph can be made of, whose sizes a plan can know.
-fn trainable(recipe: &Recipe) -> bool {
-    if matches!(recipe.op, "Range" | "NonZero") {
-        return false;
-    }
-    let row = recipe.row();
-    // Gradients too: a model that takes them itself is trained as any other.
-    row.is_some_and(|op| match op.grad {
-        Grad::Body => true,
-        Grad::Missing(_) => false,
-        _ => op.domain != Domain::Ckpt,
-    })
-}
-
 #[test]
 fn random_models_become_training_graphs_and_plans_are_taken_back() {
     let mut r = Random(14);
     let (mut trained, mut copies) = (0, 0);
     for n in 0..200 {
-        let model = random(&mut r, 4 + n % 25, DType::F32, n % 2 == 0, &trainable);
+        let model = random(
+            &mut r,
+            4 + n % 25,
+            DType::F32,
+            n % 2 == 0,
+            &Recipe::is_trainable,
+        );
         let mut g = model.graph;
         if !g.outputs().iter().any(|v| g.ty(*v).dtype.is_float()) {
             continue;

@@ -328,27 +328,15 @@ impl<'g> Program<'g> {
         values.prepare(turn);
         let mut unwatched = |_| Ok(());
         let watch = watch.unwrap_or(&mut unwatched);
-        let done = match graphs.recorder() {
-            None => self.run_as(
-                schedule.as_ref(),
-                inputs,
-                &mut values,
-                &mut graphs,
-                turn,
-                watch,
-            ),
+        let recorder = graphs.recorder();
+        let schedule = schedule.as_ref();
+        let mut run = || self.run_as(schedule, inputs, &mut values, &mut graphs, turn, watch);
+        let done = match recorder {
+            None => run(),
             Some(recorder) => {
                 let mut done = None;
                 let aside = recorder.aside(&mut || {
-                    let run = self.run_as(
-                        schedule.as_ref(),
-                        inputs,
-                        &mut values,
-                        &mut graphs,
-                        turn,
-                        watch,
-                    );
-                    done = Some(run?);
+                    done = Some(run()?);
                     // Outputs are read on another stream.
                     device::synchronize(self.place)
                 });

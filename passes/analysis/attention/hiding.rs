@@ -62,12 +62,9 @@ fn sources(graph: &Graph, flow: &Flow, v: ValueId) -> Vec<ValueId> {
     }
     match kind(node.op) {
         Kind::Elementwise | Kind::Cast => ins().collect(),
-        _ if node.op.is_layout() => ins().filter(|x| same_type(graph, v, *x)).collect(),
-        _ if flow.active[v] => Vec::new(),
-        _ => ins().filter(|x| same_type(graph, v, *x)).collect(),
+        _ if flow.active[v] && !node.op.is_layout() => Vec::new(),
+        _ => ins()
+            .filter(|x| graph.ty(*x).dtype == graph.ty(v).dtype)
+            .collect(),
     }
-}
-
-fn same_type(graph: &Graph, a: ValueId, b: ValueId) -> bool {
-    graph.ty(a).dtype == graph.ty(b).dtype
 }

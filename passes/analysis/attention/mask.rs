@@ -149,7 +149,7 @@ pub fn mask(
         Part::Bias(value) => hides(elements, *value),
         Part::Keep { .. } => true,
     };
-    // The band of all finite parts, beside which nothing hides a key, and which shows each query some.
+    // Bands stand alone where they show each query some key, and nothing beside them hides one.
     let band = pieces.iter().filter(|p| p.known.exact);
     let band = band.fold(Band::default(), |all, p| all.and(&p.known.band));
     let mut rest = pieces.iter().filter(|p| !p.known.exact);
@@ -165,16 +165,13 @@ pub fn mask(
         return mask;
     }
     let is_low = |step: &Step| matches!(step, Step::Fill { fill, .. } if *fill > f64::NEG_INFINITY);
-    if let Some(last) = steps.iter().rposition(is_low) {
-        let reason = filled(
-            &steps[..=last],
-            &steps[last + 1..],
-            elements,
-            &mut hides,
-            learns,
-        );
-        mask.obstacle = reason;
-        mask.all_alike = reason.is_none();
+    if let Some(innermost) = steps.iter().rposition(is_low) {
+        let is_late = steps[..innermost]
+            .iter()
+            .any(|s| matches!(s, Step::Bias(v) if learns(*v)));
+        mask.obstacle = unlike(elements, steps, &mut hides)
+            .or(is_late.then_some("a bias that is trained is added to what the mask has replaced"));
+        mask.all_alike = mask.obstacle.is_none();
     }
     pieces.clear();
     for step in steps {
@@ -244,17 +241,15 @@ fn pieces_of(
     }
 }
 
-/// Why scores that are replaced by a low number are not the same as keys that are not seen, with equal weights for all keys
-/// in rows where none is; `None` where they are. `outer` are the steps up to the innermost such one.
-fn filled(
-    outer: &[Step],
-    inner: &[Step],
+/// Why scores that are replaced by a low number do not give what keys that are not seen do, with equal weights for all keys
+/// in rows where none is; `None` where they do.
+fn unlike(
     elements: &mut Elements,
+    steps: &[Step],
     hides: &mut dyn FnMut(&mut Elements, &Part) -> bool,
-    learns: &dyn Fn(ValueId) -> bool,
 ) -> Option<&'static str> {
     let mut number = None;
-    for step in outer.iter().chain(inner) {
+    for step in steps {
         match step {
             Step::Fill { fill, .. } if *fill > HIDDEN => {
                 return Some("the mask replaces scores by a number that is not low");
@@ -270,10 +265,7 @@ fn filled(
             Step::Fill { .. } | Step::Bias(_) => {}
         }
     }
-    let late = outer
-        .iter()
-        .any(|s| matches!(s, Step::Bias(v) if learns(*v)));
-    late.then_some("a bias that is trained is added to what the mask has replaced")
+    None
 }
 
 /// What is known of one boolean.
