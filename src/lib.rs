@@ -38,6 +38,8 @@ pub mod frontend;
 #[cfg(feature = "torch")]
 pub mod measure;
 pub mod optimize;
+#[cfg(feature = "torch")]
+pub mod pair;
 pub mod place;
 pub mod planning;
 pub mod report;

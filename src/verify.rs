@@ -5,21 +5,16 @@
 //! proof that a plan changed no bit of any gradient. Both run in our runtime, on one device, with the same threads.
 
 use crate::attention::Attention;
-use crate::frontend::given::Given;
-use crate::optimize::{load, order, read_record, record};
+use crate::optimize::record;
+use crate::pair::Pair;
 use crate::place::Place;
 use crate::rng::Rng;
 use crate::runtime::kernels::attention::pairs::pinned::Taken;
 use crate::runtime::session::Session;
 use crate::tensors::compare::{Comparison, Tolerance, compare};
-use crate::tensors::feed::{self, Feed};
+use crate::tensors::feed::Feed;
 use crate::tensors::{self, Tensors, random};
-use ckpt_passes::compile::compile;
-use ckpt_passes::driver::Watch;
-use ckpt_passes::ir::verify::verify as check_invariants;
 use ckpt_passes::ir::{Graph, Tensor};
-use ckpt_passes::transform::infer::infer;
-use ckpt_passes::transform::joint::{has_backward, joint};
 use ckpt_passes::{Error, Result};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
@@ -94,18 +89,6 @@ pub struct Certificate {
     pub warnings: Vec<String>,
 }
 
-/// A graph as the runtime takes it.
-///
-/// # Errors
-/// What typing or the verifier refuses.
-pub fn ready(graph: &mut Graph, path: &Path) -> Result<()> {
-    infer(graph).map_err(|e| e.at(path.display().to_string()))?;
-    if has_backward(graph) {
-        joint(graph)?;
-    }
-    check_invariants(graph)
-}
-
 /// Runs and compares. A difference is not an error here: the certificate says it.
 ///
 /// # Errors
@@ -115,64 +98,21 @@ pub fn verify(request: &Request) -> Result<Certificate> {
         Some(path) => tensors::read(path)?,
         None => Tensors::new(),
     };
-    let mut given = Given {
-        examples: feed::input_types(&tensors),
-        ..Given::default()
-    };
-    let mut b = load(&request.b, &given)?;
-    ready(&mut b.graph, &request.b)?;
-    // A format without types of inputs takes those that B was made with.
-    if let Ok((_, recorded)) = read_record(&b.graph.meta) {
-        let types = recorded.inputs.into_iter().map(|i| (i.name, i.ty));
-        given.examples.extend(types);
-    }
-    let mut a = load(&request.a, &given)?;
-    ready(&mut a.graph, &request.a)?;
-    let mut warnings = std::mem::take(&mut a.warnings);
-    warnings.append(&mut b.warnings);
-    let mut loss = None;
-    let (order_a, order_b) = (order(&a.graph)?, order(&b.graph)?);
-    if order_b > order_a + 1 {
-        return Err(Error::usage(
-            "verify",
-            format!("B was differentiated {order_b} times, and its record is of the last time"),
-        )
-        .found(format!("A was differentiated {order_a} times"))
-        .help("compare it with the graph that was differentiated once less"));
-    }
-    let kind = match (has_backward(&a.graph), order_b > order_a) {
-        (false, false) => "forward",
-        (true, false) if order_a == order_b => "training",
-        (true, false) => {
-            let what = match order_b {
-                0 => "A has a backward and B has none",
-                _ => "A was differentiated more often than B",
-            };
-            return Err(Error::usage("verify", what).help(format!(
-                "ckpt-opt verify {} {}",
-                request.b.display(),
-                request.a.display()
-            )));
-        }
-        (_, true) => {
-            let (record, recorded) =
-                read_record(&b.graph.meta).map_err(|e| e.at(request.b.display().to_string()))?;
-            if !recorded.inputs.is_empty() || !recorded.output_names.is_empty() {
-                a = load(&request.a, &recorded)?;
-            }
-            loss = Some(record.loss.to_string());
-            compile(&mut a.graph, &record, &mut Watch::default())?;
-            "gradients"
-        }
-    };
-    let mut feed = Feed::new(&b.graph, tensors)?;
+    let Pair {
+        a,
+        b,
+        kind,
+        loss,
+        mut warnings,
+    } = Pair::load(&request.a, &request.b, &tensors)?;
+    let mut feed = Feed::new(&b, tensors)?;
     warnings.append(&mut feed.notes);
     let made_inputs: Vec<String> = feed
-        .missing(&b.graph)
+        .missing(&b)
         .iter()
         .map(|(n, _)| n.to_string())
         .collect();
-    let binding = random::fill(&b.graph, &mut feed, &request.dims, request.seed)?;
+    let binding = random::fill(&b, &mut feed, &request.dims, request.seed)?;
     let run = |graph: &Graph, path: &Path| {
         // An input that only one of them has would be a different question for each.
         let unknown = graph
@@ -219,8 +159,8 @@ pub fn verify(request: &Request) -> Result<Certificate> {
         .found(ops.join(", "))
         .help("verify on the CPU: --device cpu"))
     };
-    let (left, ran_a, mut refused) = run(&a.graph, &request.a)?;
-    let (right, ran_b, also) = run(&b.graph, &request.b)?;
+    let (left, ran_a, mut refused) = run(&a, &request.a)?;
+    let (right, ran_b, also) = run(&b, &request.b)?;
     refused.extend(also);
     warnings.extend(refused);
     let only = |x: &Tensors, y: &Tensors| {
@@ -236,8 +176,7 @@ pub fn verify(request: &Request) -> Result<Certificate> {
     let made = |graph: &Graph| {
         [record::FUSE, record::TILE, record::TILE_MLP].map(|key| graph.meta.get(key).cloned())
     };
-    let rounding =
-        request.tolerance.is_none() && kind == "training" && made(&a.graph) != made(&b.graph);
+    let rounding = request.tolerance.is_none() && kind == "training" && made(&a) != made(&b);
     let tolerance = request.tolerance.unwrap_or_default();
     let most = if rounding {
         left.values().map(largest).fold(0.0, f64::max)

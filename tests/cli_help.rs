@@ -23,6 +23,7 @@ fn help_examples_run() {
         "verify",
         "calibrate",
         "profile",
+        "overhead",
         "doctor",
     ] {
         let mut args = vec![verb, "--help"];
@@ -40,7 +41,7 @@ fn help_examples_run() {
                 .iter()
                 .any(|file| line.contains(file));
             let expected = match words[0] {
-                "run" | "verify" | "calibrate" | "profile" => runtime,
+                "run" | "verify" | "calibrate" | "profile" | "overhead" => runtime,
                 // The file that the example before this one has written, if it could.
                 _ if measured && runtime != 0 => 2,
                 _ => 0,

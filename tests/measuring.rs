@@ -121,3 +121,36 @@ fn a_calibrated_device_prices_plans() {
     );
     assert!(matches!(code(&nowhere), 2 | 5), "{}", stderr(&nowhere));
 }
+
+#[test]
+fn a_plan_is_measured_in_turns_with_the_unplanned_step() {
+    let dir = workplace();
+    let run = |line: &str| call(dir.path(), &words(line));
+    let size = "--dim batch=2 --dim seq=16";
+    let planned = json(&run(&format!(
+        "model.onnx -o t.onnx --policy full {size} --format json"
+    )));
+    // The model is differentiated without a plan; or an unplanned file is taken as it is.
+    assert_eq!(code(&run("model.onnx -o u.onnx --policy none")), 0);
+    for a in ["model.onnx", "u.onnx"] {
+        let found = json(&run(&format!(
+            "overhead {a} t.onnx {size} --seconds 0 --threads 1 --format json"
+        )));
+        assert_eq!(found["pairs"], 6);
+        assert_eq!(found["dims"], serde_json::json!({"batch": 2, "seq": 16}));
+        assert_eq!(found["a"]["peak_bytes"], planned["peak_before_bytes"]);
+        assert_eq!(found["b"]["peak_bytes"], planned["peak_after_bytes"]);
+        for kind in ["time", "cpu"] {
+            let at = |name: &str| found[kind][name].as_f64().unwrap();
+            assert!(at("low_pct") <= at("pct") && at("pct") <= at("high_pct"));
+        }
+    }
+    let human = run(&format!("overhead model.onnx t.onnx {size} --seconds 0"));
+    let human = String::from_utf8(human.stdout).unwrap();
+    assert!(
+        human.contains("of 6 pairs of steps at batch=2, seq=16"),
+        "{human}"
+    );
+    let swapped = run("overhead t.onnx model.onnx --seconds 0");
+    assert_eq!(code(&swapped), 2, "{}", stderr(&swapped));
+}

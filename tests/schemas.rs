@@ -176,6 +176,10 @@ fn what_is_run_is_as_published() {
     ));
     satisfies(&proof, "certificate.json");
     assert_eq!(file(&dir.path().join("c.json")), proof);
+    let more = json(&run(
+        "overhead model.onnx t.onnx --dim seq=8 --seconds 0 --format json",
+    ));
+    satisfies(&more, "overhead.json");
     // One that tells a difference, and one of outputs that are of other types.
     for (name, body) in [
         ("a", "%y = Sin %x"),

@@ -3,7 +3,7 @@
 
     python tools/step_time.py --ckpt-opt BINARY [--models gpt2,bert,tiny] [--shapes 2x256,2x512] [--dtypes f32,bf16]
         [--device cpu|cuda:N] [--threads 2] [--rounds 5] [--steps 3] [--tight 50%] [--no-check] [--no-compile]
-        [--overhead-seconds 150] [--folder DIR] [--page FILE.md]
+        [--overhead-seconds 60] [--folder DIR] [--page FILE.md]
 
 Builds each model from its configuration with random weights (no network) and exports it. For every shape (batch x
 tokens; the tiny models are always 1x16) it compares
@@ -31,7 +31,7 @@ of 1 GiB or more.
 Gradients are compared in the same run: float32 as tolerance.py allows two float32 programs, bfloat16 against
 float64 by the root mean square of each tensor's error, with the largest beside it.
 `overhead` is what a planned step takes more than the unplanned one: predicted by the plan, by what was profiled and by
-the device's rates alone, and measured in turns after the rounds, as overhead.py says. Goal: within 3 points. One that the
+the device's rates alone, and measured after the rounds by `ckpt-opt overhead`, as overhead.py says. Goal: within 3 points. One that the
 noise leaves undecided is listed as such, and is not wrong.
 
 On a CUDA device both sides run there: PyTorch's peak is then that of its allocator, and every step is waited for.
@@ -96,6 +96,7 @@ TINY_MODELS = ("tiny", "llama_tiny")
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 SMALL = (1, 16)
 MOST_RESIDENT = 1.03
+PROFILED_STEPS = "9"
 OURS, PLANNED, TIGHT, EAGER, CHECKPOINTED, COMPILED = "ours", "ours, planned", "ours, tight", "eager", "checkpointed", "torch.compile"
 Step = Callable[[], tuple[torch.Tensor, ...]]
 
@@ -176,6 +177,12 @@ def checkpointed(name: str, dtype: torch.dtype) -> torch.nn.Module:
 def waited(tokens: torch.Tensor) -> None:
     if tokens.is_cuda:
         torch.cuda.synchronize(tokens.device)
+
+
+def warm(report: dict) -> tuple[float, float]:
+    """The median step of a run of ours, without its first: microseconds that pass and of CPU."""
+    steps = report["steps"][1:] or report["steps"]
+    return statistics.median(s["time_us"] for s in steps), statistics.median(s["cpu_us"] for s in steps)
 
 
 def timed(step: Step, steps: int, tokens: torch.Tensor) -> tuple[float, float]:
@@ -292,8 +299,8 @@ class Bench:
         self.compiler.optimize(exported, ours[OURS], "none", MODELS[name][2], sizes)
         times = self.folder / "times.json"
         bound = [word for dim, size in sizes.items() for word in ("--dim", f"{dim}={size}")]
-        self.compiler.call("profile", exported, "-o", times, "--loss", MODELS[name][2], *bound, *self.compiler.options,
-                           *self.threads, *self.attention)  # fmt: skip
+        self.compiler.call("profile", exported, "-o", times, "--runs", PROFILED_STEPS, "--loss", MODELS[name][2], *bound,
+                           *self.compiler.options, *self.threads, *self.attention)  # fmt: skip
         prices = ("--device-profile", str(self.device), "--profile", str(times))
         budgeted = Compiler(self.compiler.binary, 7200.0, (*self.compiler.options, *prices))
         plans = {}
@@ -314,7 +321,7 @@ class Bench:
             for label, path in ours.items():
                 # One step warms up: the pages of the arena are fresh in it.
                 reports[label] = self.run(path, feed, arguments.steps + 1)
-                case.figures[label].append(overhead.warm(reports[label]))
+                case.figures[label].append(warm(reports[label]))
             for label, step in steps.items():
                 step()
                 case.figures[label].append(timed(step, arguments.steps, tokens))
@@ -338,26 +345,21 @@ class Bench:
 
     def overheads(self, case: Case, ours: dict[str, Path], plans: dict[str, dict], feed: Path) -> None:
         """What planned steps take more than the unplanned one, held against what their plans say."""
-
-        def run(label: str) -> Callable[[], overhead.Took]:
-            return lambda: overhead.warm(self.run(ours[label], feed, self.arguments.steps + 1))
-
-        planned = {label: (plan["overhead_pct"], run(label)) for label, plan in plans.items() if plan["segments"]}
-        case.notes += [f"{label}: nothing is computed again" for label in plans if label not in planned]
-        if not planned:
-            return
-        found, noise = overhead.measure(
-            run(OURS), planned, overhead.BY_TIME, overhead.LEAST_ROUNDS, self.arguments.overhead_seconds
-        )
-        case.notes.append(noise.line())
-        for label, each in found.items():
-            rated = overhead.Overhead(plans[label]["rated_pct"], each.measured_pct)
+        for label, plan in plans.items():
+            if not plan["segments"]:
+                case.notes.append(f"{label}: nothing is computed again")
+                continue
+            measured = self.compiler.call_json(
+                "overhead", ours[OURS], ours[label], "--inputs", feed, "--seconds", str(self.arguments.overhead_seconds),
+                *self.threads, *self.attention,
+            )  # fmt: skip
+            found = overhead.Overhead(plan["overhead_pct"], measured)
+            rated = overhead.Overhead(plan["rated_pct"], measured)
             case.notes.append(
-                f"{label}: {each.line(overhead.BY_TIME)}; by the device's rates alone {rated.predicted_pct:.1f} %: "
-                f"{rated.verdict(overhead.BY_TIME)}"
+                f"{label}: {found.line('time')}; by the device's rates alone {rated.predicted_pct:.1f} %: {rated.verdict('time')}"
             )
-            if each.verdict(overhead.BY_TIME) == "differs":
-                case.wrong.append(f"{label}: {each.line(overhead.BY_TIME)}")
+            if found.verdict("time") == "differs":
+                case.wrong.append(f"{label}: {found.line('time')}")
 
     def check(
         self, case: Case, model: torch.nn.Module, step: Step, ours: dict[str, Path], feed: Path, tokens: torch.Tensor,
@@ -415,8 +417,8 @@ def main() -> int:
     parser.add_argument("--attention", choices=("auto", "tiles"), default="auto", help="kernels of attention that ours may take")
     parser.add_argument("--no-check", dest="check", action="store_false", help="leave gradients out")
     parser.add_argument("--tight", default="50%", help="the budget of the tight plan [default: 50%%]")
-    parser.add_argument("--overhead-seconds", type=float, default=150.0, metavar="S",
-                        help="measure overheads of a case for so long, or for six rounds; 0: not at all")  # fmt: skip
+    parser.add_argument("--overhead-seconds", type=int, default=60, metavar="S",
+                        help="measure the overhead of a plan for so long, or for six pairs of steps; 0: not at all")  # fmt: skip
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="leave torch.compile out")
     parser.add_argument("--folder", type=Path, help="keep exports and the device's profile here, and take them from here")
     parser.add_argument("--page", type=Path, help="write the table as Markdown")

@@ -28,6 +28,7 @@ pub const VERBS: &[&str] = &[
     "verify",
     "calibrate",
     "profile",
+    "overhead",
     "doctor",
     "completions",
     "man",
@@ -115,6 +116,9 @@ pub enum Verb {
     /// Measure what each node of a training step takes, for plans that are priced with it
     #[command(after_help = measuring::PROFILE_EXAMPLES)]
     Profile(measuring::ProfileArgs),
+    /// Measure what a plan costs in time: planned and unplanned steps in turns
+    #[command(after_help = measuring::OVERHEAD_EXAMPLES)]
+    Overhead(measuring::OverheadArgs),
     /// Look at this machine: what ckpt-opt finds here, and what to do where something is missing
     Doctor(DoctorArgs),
     /// Print a completion script for a shell
@@ -137,6 +141,7 @@ impl Verb {
             Verb::Verify(args) => &args.report,
             Verb::Calibrate(args) => &args.report,
             Verb::Profile(args) => &args.report,
+            Verb::Overhead(args) => &args.report,
             Verb::Doctor(args) => &args.report,
             Verb::Completions { .. } | Verb::Man { .. } => return None,
         };

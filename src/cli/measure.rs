@@ -1,6 +1,6 @@
-//! `calibrate` and `profile`: measures what plans are priced with.
+//! `calibrate` and `profile` measure what plans are priced with, `overhead` what a plan costs.
 
-use super::args::measuring::{CalibrateArgs, ProfileArgs};
+use super::args::measuring::{CalibrateArgs, OverheadArgs, ProfileArgs};
 use ckpt_passes::Result;
 
 #[cfg(not(feature = "torch"))]
@@ -13,17 +13,23 @@ pub fn profile(_: &ProfileArgs) -> Result<()> {
     Err(super::no_runtime("profile"))
 }
 
+#[cfg(not(feature = "torch"))]
+pub fn overhead(_: &OverheadArgs) -> Result<()> {
+    Err(super::no_runtime("overhead"))
+}
+
 #[cfg(feature = "torch")]
-pub use with_torch::{calibrate, profile};
+pub use with_torch::{calibrate, overhead, profile};
 
 #[cfg(feature = "torch")]
 mod with_torch {
     use super::super::args::Format;
     use super::super::{progress, result, result_json, warn, write_json};
-    use super::{CalibrateArgs, ProfileArgs, Result};
+    use super::{CalibrateArgs, OverheadArgs, ProfileArgs, Result};
     use ckpt_opt::emit::units::bytes;
-    use ckpt_opt::measure::{calibrate as device, profile as nodes};
+    use ckpt_opt::measure::{calibrate as device, overhead as turns, profile as nodes};
     use std::fmt::Write;
+    use std::time::Duration;
 
     pub fn calibrate(args: &CalibrateArgs) -> Result<()> {
         let measured = {
@@ -100,5 +106,28 @@ mod with_torch {
             .as_ref()
             .map_or(String::new(), |o| format!("\nwrote {}\n", o.display()));
         result(&(measured.human() + &wrote))
+    }
+
+    pub fn overhead(args: &OverheadArgs) -> Result<()> {
+        let measured = {
+            let _progress = progress::step("running both in turns");
+            turns::overhead(&turns::Request {
+                a: args.a.clone(),
+                b: args.b.clone(),
+                inputs: args.inputs.clone(),
+                seed: args.seed,
+                dims: args.dims.clone(),
+                threads: args.threads,
+                place: args.device,
+                rng: args.rng,
+                attention: args.attention,
+                time: Duration::from_secs(args.seconds.into()),
+            })?
+        };
+        if args.report.format == Format::Json {
+            return result_json(&measured);
+        }
+        warn(&measured.warnings);
+        result(&measured.human())
     }
 }

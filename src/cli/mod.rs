@@ -85,6 +85,7 @@ fn prepare(verb: &Verb) {
         Verb::Verify(args) => args.device,
         Verb::Calibrate(args) => args.measuring.device,
         Verb::Profile(args) => args.measuring.device,
+        Verb::Overhead(args) => args.device,
         Verb::Doctor(_) => Place::Cuda(0),
         _ => return,
     };
@@ -144,6 +145,7 @@ fn dispatch(verb: Verb) -> Result<()> {
         Verb::Verify(args) => verify::run(&args),
         Verb::Calibrate(args) => measure::calibrate(&args),
         Verb::Profile(args) => measure::profile(&args),
+        Verb::Overhead(args) => measure::overhead(&args),
         Verb::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "ckpt-opt", &mut script);

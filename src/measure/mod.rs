@@ -1,10 +1,11 @@
 //! What planning may rest on instead of assumptions, measured in our own runtime: [`calibrate`] a device, [`profile`] the
-//! nodes of a model.
+//! nodes of a model; and what came of a plan, the [`overhead`] of its step.
 //!
-//! Both run graphs through the executor that runs everything else, so that a time contains what a node really takes
+//! All run graphs through the executor that runs everything else, so that a time contains what a node really takes
 //! here: dispatch, the kernel, first touches of fresh memory, and giving memory back.
 
 pub mod calibrate;
+pub mod overhead;
 pub mod profile;
 
 /// The median; of an even number of samples the lower one of the middle. Samples are finite.

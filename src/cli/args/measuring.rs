@@ -1,9 +1,10 @@
 //! Options of the verbs that measure what plans are priced with.
 
 use super::planning::Training;
-use super::{Report, attention, place};
+use super::{Report, attention, dim, place, rng};
 use ckpt_opt::attention::Attention;
 use ckpt_opt::place::Place;
+use ckpt_opt::rng::Rng;
 use clap::Args;
 use std::path::PathBuf;
 
@@ -21,6 +22,13 @@ Examples:
 
 Times are good for the sizes they were measured at; planning with others is refused. A file that was written under a plan
 is measured with its copies: use one where the unplanned step does not fit into memory.";
+
+pub const OVERHEAD_EXAMPLES: &str = "\
+Examples:
+  ckpt-opt overhead model.onnx train.onnx --dim batch=2 --dim seq=16 --seconds 1
+
+Both graphs are in memory at once. Where the machine does other work too, measure for longer: the interval says how well
+the overhead is known. `plan` says what was predicted.";
 
 /// Where and how to measure.
 #[derive(Args)]
@@ -76,6 +84,40 @@ pub struct ProfileArgs {
     pub attention: Attention,
     #[command(flatten)]
     pub training: Training,
+    #[command(flatten)]
+    pub report: Report,
+}
+
+#[derive(Args)]
+pub struct OverheadArgs {
+    /// What B is compared with: a training graph without a plan, or the model, which is differentiated as B says it was
+    pub a: PathBuf,
+    /// The planned training graph
+    pub b: PathBuf,
+    /// Begin no more pairs of steps after so many seconds; six pairs are measured at least
+    #[arg(long, value_name = "S", default_value = "60", value_parser = clap::value_parser!(u32).range(0..))]
+    pub seconds: u32,
+    /// Tensors to run on, as for `run` [default: random ones from --seed]
+    #[arg(long, value_name = "FILE")]
+    pub inputs: Option<PathBuf>,
+    /// Seed of the inputs that no file gives
+    #[arg(long, value_name = "N", default_value = "0")]
+    pub seed: u64,
+    /// Number for a named size of the random inputs
+    #[arg(long = "dim", value_name = "NAME=N", value_parser = dim)]
+    pub dims: Vec<(String, i64)>,
+    /// Threads that one kernel may use [default: all cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub threads: Option<u16>,
+    /// Where to run: cpu, cuda or cuda:N
+    #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = place)]
+    pub device: Place,
+    /// What random ops draw from, as for `run`: counter, native or eager
+    #[arg(long, value_name = "WORD", default_value = "counter", value_parser = rng)]
+    pub rng: Rng,
+    /// Kernels of attention, as for `run`: auto or tiles
+    #[arg(long, value_name = "WORD", default_value = "auto", value_parser = attention)]
+    pub attention: Attention,
     #[command(flatten)]
     pub report: Report,
 }

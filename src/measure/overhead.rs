@@ -1,0 +1,294 @@
+//! Measures what one graph takes more than another, step by step in turns.
+//!
+//! Both are loaded, and run once so that their pages are there. Then they take turns, and who begins changes from pair to
+//! pair (AB, BA, AB, …): what slows a machine for longer than a step falls on both, and a drift cancels. A pair says how
+//! many times longer B took than A. Whatever slows a step is as likely to meet one of a pair as the other, so the logarithms
+//! of these ratios lie symmetrically about that of the true one; nothing else is assumed of the noise. Their centre is
+//! estimated as Hodges and Lehmann do (Estimates of Location Based on Rank Tests, 1963), by the median of the means of each
+//! two of them, and the interval that holds it 19 times of 20 is Tukey's, of the signed-rank test (Hollander, Wolfe and
+//! Chicken, Nonparametric Statistical Methods, 2014, §3.2 and §3.3). How long to measure is said beforehand, since who
+//! stops when the answer pleases gets it too often.
+
+use super::median;
+use crate::attention::Attention;
+use crate::emit::units::bytes;
+use crate::pair::Pair;
+use crate::place::Place;
+use crate::rng::Rng;
+use crate::runtime::device;
+use crate::runtime::session::{self, Session};
+use crate::tensors::feed::Feed;
+use crate::tensors::{self, Tensors, random};
+use ckpt_passes::Result;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// What to measure, and on what.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// What B is compared with: an unplanned training step, or the model that B was made from.
+    pub a: PathBuf,
+    pub b: PathBuf,
+    /// A file of tensors; what it lacks is made from the seed.
+    pub inputs: Option<PathBuf>,
+    pub seed: u64,
+    /// Numbers for named sizes that no tensor of the file fixes.
+    pub dims: Vec<(String, i64)>,
+    pub threads: Option<u16>,
+    pub place: Place,
+    pub rng: Rng,
+    pub attention: Attention,
+    /// Pairs begin until so much time has passed, and there are [`LEAST_PAIRS`] of them, or [`MOST_PAIRS`].
+    pub time: Duration,
+}
+
+/// Fewer cannot tell a centre with a confidence of 95 %.
+pub const LEAST_PAIRS: usize = 6;
+/// What is computed of them grows by the square of their number.
+pub const MOST_PAIRS: usize = 1000;
+
+/// One of the two graphs.
+#[derive(Clone, Debug, Serialize)]
+pub struct Ran {
+    pub file: String,
+    /// Of the median step: microseconds that passed, and of all processors.
+    pub step_time_us: f64,
+    pub step_cpu_us: f64,
+    pub peak_bytes: u64,
+    pub static_bytes: u64,
+}
+
+/// What B takes more, in percent of A's step.
+#[derive(Clone, Debug, Serialize)]
+pub struct More {
+    pub pct: f64,
+    /// It lies between these with a confidence of 95 %.
+    pub low_pct: f64,
+    pub high_pct: f64,
+}
+
+/// What came of it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Measured {
+    pub a: Ran,
+    pub b: Ran,
+    pub pairs: usize,
+    pub time: More,
+    /// The same of processor time, which other load disturbs less, but which counts a thread that waits as busy.
+    pub cpu: More,
+    /// How far two steps of A after each other lie apart, in percent: the median.
+    pub noise_pct: f64,
+    pub dims: BTreeMap<String, i64>,
+    pub device: String,
+    pub threads: usize,
+    pub warnings: Vec<String>,
+}
+
+/// Microseconds that passed, and of all processors.
+type Took = [f64; 2];
+
+/// Measures two graphs.
+///
+/// # Errors
+/// Graphs that are not a pair, or that cannot be run.
+pub fn overhead(request: &Request) -> Result<Measured> {
+    let tensors = match &request.inputs {
+        Some(path) => tensors::read(path)?,
+        None => Tensors::new(),
+    };
+    let mut pair = Pair::load(&request.a, &request.b, &tensors)?;
+    let mut feed = Feed::new(&pair.b, tensors)?;
+    feed.start_training(&pair.b);
+    let mut warnings = std::mem::take(&mut pair.warnings);
+    warnings.append(&mut feed.notes);
+    let binding = random::fill(&pair.b, &mut feed, &request.dims, request.seed)?;
+    let open = |graph| -> Result<Session<'_>> {
+        let (threads, place) = (request.threads, request.place);
+        let mut session = Session::new(graph, &feed.weights, threads, place, request.rng)?;
+        session.attend_by(request.attention);
+        session.go_on(true);
+        Ok(session)
+    };
+    let sessions = [open(&pair.a)?, open(&pair.b)?];
+    let files = [&request.a, &request.b];
+    let mut steps: [Vec<Took>; 2] = Default::default();
+    let mut peaks = [(0, 0); 2];
+    let mut step = |which: usize| -> Result<Took> {
+        let done = sessions[which]
+            .step(&feed.inputs, false)
+            .map_err(|e| e.at(files[which].display().to_string()))?;
+        peaks[which] = (done.peak_bytes, done.static_bytes);
+        Ok([done.time_us as f64, done.cpu_us as f64])
+    };
+    step(0)?;
+    step(1)?;
+    let started = Instant::now();
+    let is_enough = |pairs| pairs >= LEAST_PAIRS && started.elapsed() >= request.time;
+    while !is_enough(steps[0].len()) && steps[0].len() < MOST_PAIRS {
+        let first = steps[0].len() % 2;
+        for which in [first, 1 - first] {
+            let took = step(which)?;
+            steps[which].push(took);
+        }
+    }
+    let [of_a, of_b] = &steps;
+    let more = |kind: usize| {
+        let pairs = of_a.iter().zip(of_b);
+        more(&pairs.map(|(a, b)| (a[kind], b[kind])).collect::<Vec<_>>())
+    };
+    let apart = of_a.windows(2).map(|w| percent(w[0][0], w[1][0]).abs());
+    let ran = |which: usize| Ran {
+        file: files[which].display().to_string(),
+        step_time_us: median(steps[which].iter().map(|s| s[0]).collect()),
+        step_cpu_us: median(steps[which].iter().map(|s| s[1]).collect()),
+        peak_bytes: peaks[which].0,
+        static_bytes: peaks[which].1,
+    };
+    let named = binding.iter().filter(|(n, _)| !n.starts_with('?'));
+    Ok(Measured {
+        a: ran(0),
+        b: ran(1),
+        pairs: of_a.len(),
+        time: more(0),
+        cpu: more(1),
+        noise_pct: median(apart.collect()),
+        dims: named.map(|(n, size)| (n.to_string(), size)).collect(),
+        device: device::name(request.place),
+        threads: session::threads(),
+        warnings,
+    })
+}
+
+/// How much more `b` is.
+fn percent(a: f64, b: f64) -> f64 {
+    100.0 * (b / a.max(f64::MIN_POSITIVE) - 1.0)
+}
+
+/// What the second of each pair takes more, and how well that is known.
+fn more(pairs: &[(f64, f64)]) -> More {
+    let logs: Vec<f64> = pairs
+        .iter()
+        .map(|(a, b)| (b.max(f64::MIN_POSITIVE) / a.max(f64::MIN_POSITIVE)).ln())
+        .collect();
+    // Walsh's averages: of each two samples, and of each with itself.
+    let mut means: Vec<f64> = (0..logs.len())
+        .flat_map(|i| logs[i..].iter().map(move |y| (i, y)))
+        .map(|(i, y)| (logs[i] + y) / 2.0)
+        .collect();
+    means.sort_by(f64::total_cmp);
+    let out = left_out(logs.len());
+    let at = |i: usize| means.get(i).map_or(0.0, |log| 100.0 * (log.exp() - 1.0));
+    let last = means.len().saturating_sub(1);
+    More {
+        pct: (at(last / 2) + at(last - last / 2)) / 2.0,
+        low_pct: at(out),
+        high_pct: at(last - out),
+    }
+}
+
+/// How many of the smallest means of two of `n` samples, and of the largest, may be left out so that the rest still encloses
+/// the centre with a confidence of 95 %: at most so many is the sum of ranks that fair coins choose in 2.5 % of all throws.
+fn left_out(n: usize) -> usize {
+    if n > 50 {
+        // The sum is normal to a fraction of a percent.
+        let n = n as f64;
+        let deviation = (n * (n + 1.0) * (2.0 * n + 1.0) / 24.0).sqrt();
+        return (n * (n + 1.0) / 4.0 - 1.96 * deviation) as usize;
+    }
+    // Shares of all throws by sum, of the first ranks.
+    let mut shares = vec![1.0];
+    for rank in 1..=n {
+        let mut longer = vec![0.0; shares.len() + rank];
+        for (sum, share) in shares.iter().enumerate() {
+            longer[sum] += share / 2.0;
+            longer[sum + rank] += share / 2.0;
+        }
+        shares = longer;
+    }
+    let mut below = 0.0;
+    let within = shares.iter().take_while(|share| {
+        below += **share;
+        below <= 0.025
+    });
+    within.count().saturating_sub(1)
+}
+
+impl More {
+    fn human(&self) -> String {
+        format!(
+            "{:.1} % ({:.1} to {:.1})",
+            self.pct, self.low_pct, self.high_pct
+        )
+    }
+}
+
+impl Measured {
+    /// A few lines for people.
+    pub fn human(&self) -> String {
+        let ran = |name: &str, ran: &Ran| {
+            format!(
+                "{name}  step {:.3} ms, peak {}  {}\n",
+                ran.step_time_us / 1e3,
+                bytes(ran.peak_bytes),
+                ran.file
+            )
+        };
+        let dims: Vec<String> = self.dims.iter().map(|(n, s)| format!("{n}={s}")).collect();
+        format!(
+            "{}{}B takes {} more time, {} more processor time\nof {} pairs of steps{}{}, with 95 % intervals; steps of A after each other are {:.1} % apart\n",
+            ran("A", &self.a),
+            ran("B", &self.b),
+            self.time.human(),
+            self.cpu.human(),
+            self.pairs,
+            if dims.is_empty() { "" } else { " at " },
+            dims.join(", "),
+            self.noise_pct
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interval_holds_the_centre_19_times_of_20() {
+        // Tables of the signed-rank test, two-sided, 5 %: the largest sum that is significant.
+        for (n, sum) in [
+            (6, 0),
+            (7, 2),
+            (8, 3),
+            (10, 8),
+            (15, 25),
+            (20, 52),
+            (30, 137),
+            (50, 434),
+        ] {
+            assert_eq!(left_out(n), sum, "{n}");
+        }
+        assert_eq!((left_out(0), left_out(5), left_out(100)), (0, 0, 1955));
+        let pairs: Vec<(f64, f64)> = (-3..=3)
+            .map(|i| (1.0, (f64::from(i) / 100.0).exp()))
+            .collect();
+        let found = more(&pairs);
+        let ends = [found.low_pct, found.pct, found.high_pct].map(|p| (p / 100.0).ln_1p());
+        for (end, expected) in ends.iter().zip([-0.02, 0.0, 0.02]) {
+            assert!((end - expected).abs() < 1e-9, "{found:?}");
+        }
+    }
+
+    #[test]
+    fn a_drift_that_both_share_cancels() {
+        // The machine slows by a percent a step; B takes a tenth more.
+        let took = |n: i32, work: f64| work * 1.01f64.powi(n);
+        let pairs = (0..40).map(|i| match i % 2 {
+            0 => (took(2 * i, 1.0), took(2 * i + 1, 1.1)),
+            _ => (took(2 * i + 1, 1.0), took(2 * i, 1.1)),
+        });
+        let found = more(&pairs.collect::<Vec<_>>());
+        assert!((found.pct - 10.0).abs() < 1e-6, "{found:?}");
+    }
+}

@@ -1,0 +1,106 @@
+//! Two graphs that compute the same, as the runtime takes them.
+//!
+//! Two forward graphs, or two training graphs, are taken as they are. Where one is a forward graph and the other a training
+//! graph that was made from it, the first is differentiated as the second records that it was, without a plan.
+
+use crate::frontend::given::Given;
+use crate::optimize::{load, order, read_record};
+use crate::tensors::Tensors;
+use crate::tensors::feed;
+use ckpt_passes::compile::compile;
+use ckpt_passes::driver::Watch;
+use ckpt_passes::ir::Graph;
+use ckpt_passes::ir::verify::verify as check_invariants;
+use ckpt_passes::transform::infer::infer;
+use ckpt_passes::transform::joint::{has_backward, joint};
+use ckpt_passes::{Error, Result};
+use std::path::Path;
+
+/// Two graphs of one order of differentiation.
+pub struct Pair {
+    pub a: Graph,
+    pub b: Graph,
+    /// `forward`, `training`, or `gradients` where A was differentiated for this.
+    pub kind: &'static str,
+    /// With which loss it was.
+    pub loss: Option<String>,
+    pub warnings: Vec<String>,
+}
+
+/// A graph as the runtime takes it.
+///
+/// # Errors
+/// What typing or the verifier refuses.
+pub fn ready(graph: &mut Graph, path: &Path) -> Result<()> {
+    infer(graph).map_err(|e| e.at(path.display().to_string()))?;
+    if has_backward(graph) {
+        joint(graph)?;
+    }
+    check_invariants(graph)
+}
+
+impl Pair {
+    /// Reads both; `tensors` are inputs by name, whose types a file without any takes.
+    ///
+    /// # Errors
+    /// Files that cannot be read, and graphs that are not a pair.
+    pub fn load(path_a: &Path, path_b: &Path, tensors: &Tensors) -> Result<Pair> {
+        let mut given = Given {
+            examples: feed::input_types(tensors),
+            ..Given::default()
+        };
+        let mut b = load(path_b, &given)?;
+        ready(&mut b.graph, path_b)?;
+        // A format without types of inputs takes those that B was made with.
+        if let Ok((_, recorded)) = read_record(&b.graph.meta) {
+            let types = recorded.inputs.into_iter().map(|i| (i.name, i.ty));
+            given.examples.extend(types);
+        }
+        let mut a = load(path_a, &given)?;
+        ready(&mut a.graph, path_a)?;
+        let mut warnings = std::mem::take(&mut a.warnings);
+        warnings.append(&mut b.warnings);
+        let mut loss = None;
+        let (order_a, order_b) = (order(&a.graph)?, order(&b.graph)?);
+        if order_b > order_a + 1 {
+            return Err(Error::usage(
+                "pair",
+                format!("B was differentiated {order_b} times, and its record is of the last time"),
+            )
+            .found(format!("A was differentiated {order_a} times"))
+            .help("compare it with the graph that was differentiated once less"));
+        }
+        let kind = match (has_backward(&a.graph), order_b > order_a) {
+            (false, false) => "forward",
+            (true, false) if order_a == order_b => "training",
+            (true, false) => {
+                let what = match order_b {
+                    0 => "A has a backward and B has none",
+                    _ => "A was differentiated more often than B",
+                };
+                return Err(Error::usage("pair", what).help(format!(
+                    "name them the other way round: {} {}",
+                    path_b.display(),
+                    path_a.display()
+                )));
+            }
+            (_, true) => {
+                let (record, recorded) =
+                    read_record(&b.graph.meta).map_err(|e| e.at(path_b.display().to_string()))?;
+                if !recorded.inputs.is_empty() || !recorded.output_names.is_empty() {
+                    a = load(path_a, &recorded)?;
+                }
+                loss = Some(record.loss.to_string());
+                compile(&mut a.graph, &record, &mut Watch::default())?;
+                "gradients"
+            }
+        };
+        Ok(Pair {
+            a: a.graph,
+            b: b.graph,
+            kind,
+            loss,
+            warnings,
+        })
+    }
+}
