@@ -137,12 +137,13 @@ pub fn mask(
     let [.., queries, keys] = dims else {
         return Mask::default();
     };
-    let mut pieces = Vec::new();
-    for step in steps {
-        pieces_of(graph, elements, step, dims, &mut pieces);
-    }
+    let read: Vec<Vec<Piece>> = steps
+        .iter()
+        .map(|step| pieces_of(graph, elements, step, dims))
+        .collect();
+    let pieces = || read.iter().flatten();
     let mut mask = Mask::default();
-    for piece in &pieces {
+    for piece in pieces() {
         mask.proven = mask.proven.and(&piece.known.band);
     }
     let mut hides = |elements: &mut Elements, part: &Part| match part {
@@ -150,14 +151,14 @@ pub fn mask(
         Part::Keep { .. } => true,
     };
     // Bands stand alone where they show each query some key, and nothing beside them hides one.
-    let band = pieces.iter().filter(|p| p.known.exact);
+    let band = pieces().filter(|p| p.known.exact);
     let band = band.fold(Band::default(), |all, p| all.and(&p.known.band));
-    let mut rest = pieces.iter().filter(|p| !p.known.exact);
+    let rest = || pieces().filter(|p| !p.known.exact);
     let stands_alone = band.aligned(queries, keys).is_some()
         && band.shows_all(queries, keys)
-        && !rest.any(|p| hides(elements, &p.part));
+        && !rest().any(|p| hides(elements, &p.part));
     if stands_alone {
-        for piece in pieces.iter().filter(|p| !p.known.exact) {
+        for piece in rest() {
             mask.add(&piece.part);
         }
         mask.band = band;
@@ -173,54 +174,51 @@ pub fn mask(
             .or(is_late.then_some("a bias that is trained is added to what the mask has replaced"));
         mask.all_alike = mask.obstacle.is_none();
     }
-    pieces.clear();
-    for step in steps {
+    for (step, mut pieces) in steps.iter().zip(read) {
         match step {
-            Step::Bias(value) => {
-                let from = pieces.len();
-                bias(graph, elements, *value, dims, &mut pieces);
-                // What is added is one tensor unless some part of it is a band whatever else is seen.
-                if !pieces[from..].iter().any(|p| p.absolute) && pieces.len() > from {
-                    pieces.truncate(from);
-                    pieces.push(Piece {
-                        known: Shown::default(),
-                        absolute: false,
-                        part: Part::Bias(*value),
-                    });
-                }
+            // What is added is one tensor unless some part of it is a band whatever else is seen.
+            Step::Bias(value) if !pieces.is_empty() && !pieces.iter().any(|p| p.absolute) => {
+                pieces = vec![Piece {
+                    known: Shown::default(),
+                    absolute: false,
+                    part: Part::Bias(*value),
+                }];
             }
+            // With rows that see no key looked after, a low number hides as minus infinity does.
             Step::Fill {
-                condition, keep, ..
-            } => conjunction(graph, elements, *condition, *keep, dims, &mut pieces),
+                condition,
+                keep,
+                fill,
+            } if *fill > f64::NEG_INFINITY => {
+                pieces.clear();
+                conjunction(graph, elements, *condition, *keep, dims, &mut pieces);
+            }
+            Step::Bias(_) | Step::Fill { .. } => {}
         }
-    }
-    for piece in &pieces {
-        let band = mask.band.and(&piece.known.band);
-        if piece.known.exact && piece.absolute && band.aligned(queries, keys).is_some() {
-            mask.band = band;
-        } else {
-            mask.add(&piece.part);
+        for piece in &pieces {
+            let band = mask.band.and(&piece.known.band);
+            if piece.known.exact && piece.absolute && band.aligned(queries, keys).is_some() {
+                mask.band = band;
+            } else {
+                mask.add(&piece.part);
+            }
         }
     }
     mask.band_shows_all = mask.band.shows_all(queries, keys);
     mask
 }
 
-fn pieces_of(
-    graph: &Graph,
-    elements: &mut Elements,
-    step: &Step,
-    dims: &[Dim],
-    pieces: &mut Vec<Piece>,
-) {
+/// What a step consists of, as far as it may stand beside a band.
+fn pieces_of(graph: &Graph, elements: &mut Elements, step: &Step, dims: &[Dim]) -> Vec<Piece> {
+    let mut pieces = Vec::new();
     match step {
-        Step::Bias(value) => bias(graph, elements, *value, dims, pieces),
+        Step::Bias(value) => bias(graph, elements, *value, dims, &mut pieces),
         Step::Fill {
             condition,
             keep,
             fill,
         } if *fill == f64::NEG_INFINITY => {
-            conjunction(graph, elements, *condition, *keep, dims, pieces);
+            conjunction(graph, elements, *condition, *keep, dims, &mut pieces);
         }
         Step::Fill {
             condition,
@@ -239,6 +237,7 @@ fn pieces_of(
             });
         }
     }
+    pieces
 }
 
 /// Why scores that are replaced by a low number do not give what keys that are not seen do, with equal weights for all keys
