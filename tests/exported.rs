@@ -116,9 +116,14 @@ mod runs {
         let (file, loss) = (program(name), ["--loss", "vjp", "--policy", policy]);
         let mut make = vec![&file as &str, "-o", &model];
         make.extend(loss);
+        let last = if stem == "block" {
+            "linear_10"
+        } else {
+            "linear_2"
+        };
         if name.ends_with(".pt") {
             // A trace tells neither types of inputs nor names of outputs.
-            make.extend(["--inputs", case, "--output-names", "linear_10"]);
+            make.extend(["--inputs", case, "--output-names", last]);
         }
         for args in [
             make,
@@ -202,6 +207,12 @@ mod runs {
     #[test]
     fn gradients_of_gradients_are_pytorchs() {
         agrees("forces", 20);
+    }
+
+    #[test]
+    fn complex_numbers_and_fourier_transforms_give_pytorchs_too() {
+        agrees("complex", 8);
+        agrees("complex.pt", 8);
     }
 
     #[test]

@@ -70,6 +70,22 @@ def positive(*shape: int) -> Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(11)) + 0.3
 
 
+def pairs(x: Tensor) -> Tensor:
+    """Its elements as complex numbers, in pairs."""
+    return torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
+
+
+class Turn(nn.Module):
+    """Rotary embedding as some models keep it: a complex buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("turns", torch.polar(torch.ones(5, 3), torch.arange(15.0).view(5, 3)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.view_as_real(pairs(x) * self.turns).flatten(2)
+
+
 class FusedLayer(nn.Module):
     """The one op that tracing an encoder layer without gradients records."""
 
@@ -431,8 +447,18 @@ form("empty fill", lambda x: torch.empty_like(x).fill_(2.0) * x + x.new_empty(6)
 form("scalar_tensor", lambda x: x * torch.tensor(2.0) + torch.scalar_tensor(3.0), X)
 form("casts", lambda x: x.double().float() + x.to(torch.float64).to(x) + x.long().float() + x.int().to(x.dtype) + x.bool().float(), X)
 form("finfo", lambda x: x.masked_fill(x > 0, torch.finfo(x.dtype).min).softmax(-1), X)
-form("complex", lambda x: torch.view_as_real(torch.view_as_complex(x.view(2, 5, 3, 2)) * torch.polar(torch.ones(3), torch.arange(3.0))).flatten(2), X)  # noqa: E501
-form("fft", lambda x: torch.fft.rfft(x).real, X)
+form("complex rotary", lambda x: torch.view_as_real(torch.view_as_complex(x.view(2, 5, 3, 2)) * torch.polar(torch.ones(3), torch.arange(3.0))).flatten(2), X)  # noqa: E501
+form("complex arithmetic", lambda x: torch.view_as_real(pairs(x) * pairs(x).conj() + 2 * pairs(x) - pairs(x) / (pairs(x.cos()) + 3) + x[:, :, :3] - (-pairs(x)).exp()), X)  # noqa: E501
+form("complex parts", lambda x: pairs(x).abs() + pairs(x).real * pairs(x).imag + (pairs(x) + 4).angle() + torch.complex(x, x.sin())[..., :3].imag, X)  # noqa: E501
+form("complex views", lambda x: torch.view_as_real(torch.cat([pairs(x).unsqueeze(1).expand(2, 4, 5, 3).transpose(1, -1)[:, 1:].flatten(1, 2).reshape(2, -1), torch.stack([pairs(x)[0, 1], pairs(x)[1, 2]]).squeeze()], -1).permute(1, 0)), X)  # noqa: E501
+form("complex sums", lambda x: torch.view_as_real(pairs(x).sum(-1) + pairs(x).mean((0, 2)).unsqueeze(0) + x.to(torch.complex64).sum(2)), X)
+form("complex casts", lambda x: torch.view_as_real((pairs(x).to(torch.complex128) * 2).to(torch.complex64)) + torch.is_complex(pairs(x)), X)
+form("complex buffer", Turn(), X)
+form("fft", lambda x: torch.view_as_real(torch.fft.fft(x) + torch.fft.ifft(torch.complex(x, x.cos()), dim=1)), X)
+form("fft real", lambda x: torch.fft.irfft(torch.fft.rfft(x, n=10, dim=1) * torch.fft.rfft(x.tanh(), n=10, dim=1), n=10, dim=1)[:, :5] + torch.fft.irfft(torch.fft.rfft(x)), X)  # noqa: E501
+form("fft odd", lambda x: torch.fft.irfft(torch.fft.rfft(x, dim=1), n=5, dim=1) + torch.fft.rfft(x, n=3, dim=1).abs().sum(), X)
+form("fft axes", lambda x: torch.fft.fftn(x, dim=(1, 2)).real + torch.fft.ifft2(torch.fft.fft2(x, norm="ortho")).real, X)
+form("fft norms", lambda x: torch.fft.fft(x, norm="forward").imag + torch.fft.ifft(x, norm="ortho").real + torch.fft.ifftn(x, s=(5, 6)).real, X)
 form("outputs", lambda x: {"a": x * 2, "b": (x + 1, [x - 1])}, X)
 form("stft window", lambda x: x * torch.hann_window(6), X)
 form("linalg", lambda x: torch.linalg.inv(x[:, :5, :5] + 3 * torch.eye(5)), X)
@@ -448,7 +474,6 @@ MHA = nn.MultiheadAttention(6, 2, batch_first=True)
 RANDOM = "random numbers belong outside of the model"
 DATA = "sizes that depend on data"
 NO_ROW = "no such function in ONNX"
-COMPLEX = "no complex numbers"
 FACTORS = "factorisations belong outside of the model"
 RECURRENT = "recurrence is exported step by step"
 STATISTICS = "decomposed, it reads statistics that the forward pass does not keep here"
@@ -462,7 +487,7 @@ REFUSED = {
     "F.embedding_bag sum": "embedding and a sum instead", "grid_sample": "no gradient in the table",
     "nn.LSTM": RECURRENT, "nn.GRU": RECURRENT, "nn.RNN": RECURRENT, "nn.LSTM two ways": RECURRENT,
     "nn.LSTMCell": RECURRENT, "nn.GRUCell": RECURRENT, "multi_margin_loss": "rare; --loss vjp instead",
-    "ctc_loss": "--loss vjp instead", "complex": COMPLEX, "fft": COMPLEX, "linalg": FACTORS, "det": FACTORS,
+    "ctc_loss": "--loss vjp instead", "linalg": FACTORS, "det": FACTORS,
     "backward layer_norm": STATISTICS, "backward layer_norm part": STATISTICS,
     "solve_triangular": FACTORS, "cholesky": FACTORS, "stft window": "a window is a constant of the model",
 }  # fmt: skip

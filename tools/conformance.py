@@ -69,7 +69,7 @@ UNSUPPORTED: dict[str, str] = {
         "classical machine learning, and optimizers as nodes": "Adagrad Adam ArrayFeatureExtractor Binarizer "
         "LabelEncoder Momentum TreeEnsemble",
         "recurrence over time": "GRU LSTM RNN CausalConvWithState LinearAttention",
-        "signals and images": "BlackmanWindow DFT HammingWindow HannWindow ImageDecoder MelWeightMatrix STFT",
+        "signals and images": "BlackmanWindow HammingWindow HannWindow ImageDecoder MelWeightMatrix STFT",
         "detection and warping": "AffineGrid CenterCropPad Col2Im DeformConv GridSample MaxRoiPool MaxUnpool "
         "NonMaxSuppression RoiAlign",
         "integer products have no gradient: a quantised model is refused":
@@ -86,6 +86,8 @@ EXPECTED: dict[str, str] = {
     for reason, names in {
         "the sums of a 16-bit product are rounded in another order: one unit in the last place":
         "test_attention_4d_causal_fp16 test_attention_4d_causal_fp16_expanded",
+        "zeros that are sums of float32 numbers which cancel: allowed is 1e-7 of a largest element of 10":
+        "test_dft_inverse test_dft_inverse_opset19",
     }.items()
     for name in names.split()
 }  # fmt: skip

@@ -4,6 +4,7 @@
 //! Nothing a file contains is ever executed, and no byte of it is trusted.
 
 pub mod ckir;
+mod fourier;
 pub mod given;
 pub mod onnx;
 pub mod torch;

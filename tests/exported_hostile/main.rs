@@ -106,6 +106,45 @@ fn what_an_op_writes_into_is_self_whatever_others_call_it() {
 }
 
 #[test]
+fn complex_numbers_are_taken_only_where_they_are_meant() {
+    let parts = [("real", tensor("linear")), ("imag", tensor("linear"))];
+    let made = node("torch.ops.aten.complex.default", &parts, tensor("z"));
+    let of = |op: &str, x: &str| {
+        let target = format!("torch.ops.aten.{op}.default");
+        node(&target, &[("self", tensor(x))], tensor("y"))
+    };
+    let then = |op: &str, told: i64| {
+        let type_of_z = meta(told, &[symbol("s0"), int(3)]);
+        Program::new(&[made.clone(), of(op, "z")], &[("z", type_of_z)])
+    };
+    // 10: complex64.
+    let seen = then("view_as_real", 10);
+    assert_eq!(outputs(&seen, &[]), ["y: f32[s0, 3, 2]"]);
+    assert_eq!(outputs(&then("abs", 10), &[]), ["y: f32[s0, 3]"]);
+    for (program, words) in [
+        (
+            then("tanh", 10),
+            ["tanh: these arguments", "a complex tensor"],
+        ),
+        (then("conj", 10), ["`y` is complex", "view_as_real"]),
+        (
+            then("abs", 7),
+            ["expected: a real tensor", "found: a complex"],
+        ),
+        (
+            then("abs", 11),
+            ["expected: f64[s0, 3]", "found: f32[s0, 3]"],
+        ),
+        (
+            Program::new(&[of("view_as_complex", "linear")], &[]),
+            ["not of two parts", "f32[s0, 3]"],
+        ),
+    ] {
+        refused(zip(&program.entries()), &words);
+    }
+}
+
+#[test]
 fn json_that_is_none() {
     let text = |text: &str| with_entry("m/models/model.json", text.as_bytes().to_vec());
     refused(text(""), &["JSON"]);

@@ -48,6 +48,31 @@ fn refused(saved: &Saved, types: &[&str], words: &[&str]) {
 }
 
 #[test]
+fn complex_tensors_have_sizes_and_types_of_their_own() {
+    let body = |last: &str| {
+        let text = format!(
+            "\
+z = torch.to(x, 9)
+n = torch.size(z, -1)
+k = torch.dim(z)
+w = torch.mul(torch.view(z, [n, -1]), k)
+return {last}"
+        );
+        Saved::new("x: Tensor -> Tensor", &text)
+    };
+    let good = body("torch.view_as_real(w)");
+    assert_eq!(
+        outputs(&good, &["x:f32[batch,4]"]),
+        ["output_0: f32[4, batch, 2]"]
+    );
+    refused(
+        &body("w"),
+        &["x:f32[batch,4]"],
+        &["the model returns a complex tensor"],
+    );
+}
+
+#[test]
 fn sizes_stay_expressions() {
     let body = "\
 n = ops.prim.NumToTensor(torch.size(x, 0))

@@ -38,7 +38,6 @@ fn before(cx: &BodyCx, spatial: usize) -> Vec<i64> {
 pub fn input_grad(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
     let (dy, w) = (widen(cx.b, cx.x(0))?, widen(cx.b, cx.x(1))?);
     let rank = cx.b.rank(dy);
-    let axes = spatial_axes(rank);
     let mut attrs = Attrs::new().with("group", cx.attrs.int("group"));
     for name in ["dilations", "strides"] {
         if let Some(given) = cx.attrs.opt_ints(name) {
@@ -56,10 +55,10 @@ pub fn input_grad(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
     let reached = sizes_from(cx, full, 2)?;
     let lacking = cx.b.add(wanted, before)?;
     let lacking = cx.b.sub(lacking, reached)?;
-    let pads = concat(cx, &[taken, lacking])?;
-    let axes = cx.b.ints(&axes);
-    let ins = vec![Some(full), Some(pads), None, Some(axes)];
-    let dx = cx.b.emit_n(&PAD, ins, Attrs::new(), 1)?[0];
+    // Samples and channels are named too: ONNX Runtime turns a transposed `Pad` as if it had no `axes`.
+    let others = cx.b.ints(&[0, 0]);
+    let pads = concat(cx, &[others, taken, others, lacking])?;
+    let dx = cx.b.emit(&PAD, &[full, pads], Attrs::new())?;
     narrow(cx, dx)
 }
 

@@ -2,6 +2,7 @@
 //!
 //! Several tensors may look into one storage; what they share is a tie, and the key of the storage tells.
 
+use super::aten::{TensorId, Value};
 use super::pickle::{Object, Pickle, Ref};
 use ckpt_passes::ir::DType;
 use ckpt_passes::{Error, Result};
@@ -9,16 +10,44 @@ use ckpt_passes::{Error, Result};
 /// Largest rank; PyTorch's own limit for most kernels.
 pub const MAX_RANK: usize = 64;
 
-/// A tensor's place in its storage. Offset and strides count elements.
+/// Where in its storage a tensor lies. Offset and strides count elements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Window {
+    pub offset: u64,
+    pub sizes: Vec<u64>,
+    pub strides: Vec<u64>,
+}
+
+impl Window {
+    /// Of a complex tensor, that of its parts: a last axis of two.
+    ///
+    /// # Errors
+    /// Numbers that are out of range.
+    pub fn of_pairs(&self) -> Result<Window> {
+        let strides: Option<Vec<u64>> = self.strides.iter().map(|s| s.checked_mul(2)).collect();
+        let (Some(offset), Some(mut strides)) = (self.offset.checked_mul(2), strides) else {
+            return Err(Error::model("data", "a tensor's strides are out of range"));
+        };
+        let mut sizes = self.sizes.clone();
+        sizes.push(2);
+        strides.push(1);
+        Ok(Window {
+            offset,
+            sizes,
+            strides,
+        })
+    }
+}
+
+/// A tensor as its pickle describes it; a complex one as its parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredTensor {
     /// Name of the storage, unique in its pickle.
     pub key: String,
     pub dtype: DType,
+    pub is_complex: bool,
     pub storage_elements: u64,
-    pub offset: u64,
-    pub sizes: Vec<u64>,
-    pub strides: Vec<u64>,
+    pub window: Window,
     pub requires_grad: bool,
 }
 
@@ -30,17 +59,26 @@ impl StoredTensor {
 
     /// Whether the elements lie row-major and without gaps, so that the bytes from `offset` on are the tensor.
     pub fn is_contiguous(&self) -> bool {
-        if self.sizes.contains(&0) {
+        let Window { sizes, strides, .. } = &self.window;
+        if sizes.contains(&0) {
             return true;
         }
         let mut expected = 1u64;
-        for (size, stride) in self.sizes.iter().zip(&self.strides).rev() {
+        for (size, stride) in sizes.iter().zip(strides).rev() {
             if *size != 1 && *stride != expected {
                 return false;
             }
             expected = expected.saturating_mul(*size);
         }
         true
+    }
+
+    /// What a program sees of it once it is declared.
+    pub fn seen(&self, declared: TensorId) -> Value {
+        match self.is_complex {
+            true => Value::Complex(declared),
+            false => Value::Tensor(declared),
+        }
     }
 }
 
@@ -49,7 +87,7 @@ pub fn is_tensor_global(module: &str, name: &str) -> bool {
     match module {
         "torch._utils" => matches!(name, "_rebuild_tensor_v2" | "_rebuild_parameter"),
         "collections" => name == "OrderedDict",
-        "torch" => storage_dtype(name).is_some(),
+        "torch" => storage_dtype(name).is_some() || complex_storage_dtype(name).is_some(),
         _ => false,
     }
 }
@@ -66,6 +104,15 @@ fn storage_dtype(name: &str) -> Option<DType> {
         "CharStorage" => DType::I8,
         "ByteStorage" => DType::U8,
         "BoolStorage" => DType::Bool,
+        _ => return None,
+    })
+}
+
+/// The type of the parts.
+fn complex_storage_dtype(name: &str) -> Option<DType> {
+    Some(match name {
+        "ComplexFloatStorage" => DType::F32,
+        "ComplexDoubleStorage" => DType::F64,
         _ => return None,
     })
 }
@@ -132,45 +179,57 @@ fn rebuild(pickle: &Pickle, arguments: &[Ref]) -> Result<StoredTensor> {
     let (Some("storage"), Some(key)) = (pickle.str(*kind), pickle.str(*key)) else {
         return Err(damaged("storage"));
     };
-    let dtype = match pickle.global(*class) {
-        Some(("torch", name)) => storage_dtype(name),
-        _ => None,
+    let (dtype, parts) = match pickle.global(*class) {
+        Some(("torch", name)) => (storage_dtype(name), complex_storage_dtype(name)),
+        _ => (None, None),
     };
     let natural = |at: Ref| pickle.int(at).and_then(|n| u64::try_from(n).ok());
     let naturals =
         |at: Ref| -> Option<Vec<u64>> { pickle.items(at)?.iter().map(|n| natural(*n)).collect() };
-    let tensor = StoredTensor {
+    let mut tensor = StoredTensor {
         key: key.to_string(),
-        dtype: dtype.ok_or_else(|| damaged("element type"))?,
+        dtype: dtype.or(parts).ok_or_else(|| damaged("element type"))?,
+        is_complex: parts.is_some(),
         storage_elements: natural(*elements).ok_or_else(|| damaged("storage"))?,
-        offset: natural(offset).ok_or_else(|| damaged("offset"))?,
-        sizes: naturals(sizes).ok_or_else(|| damaged("shape"))?,
-        strides: naturals(strides).ok_or_else(|| damaged("strides"))?,
+        window: Window {
+            offset: natural(offset).ok_or_else(|| damaged("offset"))?,
+            sizes: naturals(sizes).ok_or_else(|| damaged("shape"))?,
+            strides: naturals(strides).ok_or_else(|| damaged("strides"))?,
+        },
         requires_grad: *pickle.get(requires_grad) == Object::Bool(true),
     };
-    if tensor.sizes.len() != tensor.strides.len() || tensor.sizes.len() > MAX_RANK {
+    if tensor.window.sizes.len() != tensor.window.strides.len()
+        || tensor.window.sizes.len() > MAX_RANK
+    {
         return Err(damaged("shape"));
     }
-    let reach = tensor
-        .sizes
+    if tensor.is_complex {
+        tensor.storage_elements = tensor.storage_elements.saturating_mul(2);
+        tensor.window = tensor.window.of_pairs()?;
+    }
+    let Window {
+        offset,
+        sizes,
+        strides,
+    } = &tensor.window;
+    let reach = sizes
         .iter()
-        .zip(&tensor.strides)
-        .try_fold(tensor.offset, |reach, (size, stride)| {
+        .zip(strides)
+        .try_fold(*offset, |reach, (size, stride)| {
             reach.checked_add(size.saturating_sub(1).checked_mul(*stride)?)
         });
     // A size or product that does not fit is refused even where a zero makes the tensor empty.
-    let elements = tensor
-        .sizes
+    let elements = sizes
         .iter()
         .try_fold(1u64, |n, d| n.checked_mul((*d).max(1)));
-    let empty = tensor.sizes.contains(&0);
+    let empty = sizes.contains(&0);
     let inside = elements.is_some_and(|n| n <= i64::MAX as u64)
         && reach.is_some_and(|r| empty || r < tensor.storage_elements);
     if !inside {
         return Err(
             Error::model("pickle", "a tensor reaches out of its storage").found(format!(
                 "shape {:?}, strides {:?} from element {} of {}",
-                tensor.sizes, tensor.strides, tensor.offset, tensor.storage_elements
+                sizes, strides, offset, tensor.storage_elements
             )),
         );
     }

@@ -13,6 +13,7 @@ mod conv;
 mod dropout;
 mod einsum;
 mod elementwise;
+mod fourier;
 mod grouped;
 mod index;
 mod matmul;
@@ -60,6 +61,7 @@ const RECIPES: &[(&str, &str, Recipe)] = &[
     ("", "Compress", index::compress),
     ("", "Conv", conv::conv),
     ("", "ConvTranspose", conv::transpose),
+    ("", "DFT", fourier::dft),
     ("", "DepthToSpace", statistics::depth_to_space),
     ("", "ConvInteger", quantise::integer_product),
     ("", "DequantizeLinear", quantise::dequantise),

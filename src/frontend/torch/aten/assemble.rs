@@ -93,18 +93,18 @@ fn pad(c: &mut Call) -> Result<Value> {
     if mode != "constant" {
         return super::image::padded(c, target, &pairs, &mode);
     }
-    // From the last axis on, before and behind.
-    let count = pairs.len() / 2;
-    let axes: Vec<i64> = (0..count).map(|i| (rank - 1 - i) as i64).collect();
-    let before = pairs.iter().step_by(2).cloned();
-    let behind = pairs.iter().skip(1).step_by(2).cloned();
-    let pads: Vec<Dim> = before.chain(behind).collect();
+    // Pairs are from the last axis on. Every axis is named: ONNX Runtime turns a transposed `Pad` as if it had no `axes`.
+    let mut pads = vec![Dim::ZERO; 2 * rank];
+    for (i, pair) in pairs.chunks_exact(2).enumerate() {
+        let axis = rank - 1 - i;
+        pads[axis].clone_from(&pair[0]);
+        pads[rank + axis].clone_from(&pair[1]);
+    }
     let pads = c.low.int_vector(&pads)?;
     let value = c.get("value").cloned().unwrap_or(Value::Float(0.0));
     let value = c.low.operand(&value, c.low.b.ty(x).dtype)?;
-    let axes = c.low.b.ints(&axes);
     let attrs = Attrs::new().with("mode", "constant");
-    let y = c.low.b.emit(&concat::PAD, &[x, pads, value, axes], attrs)?;
+    let y = c.low.b.emit(&concat::PAD, &[x, pads, value], attrs)?;
     c.made(y)
 }
 

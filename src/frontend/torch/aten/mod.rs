@@ -15,8 +15,10 @@ mod assemble;
 mod attention;
 mod backward;
 mod compare;
+mod complex;
 mod composed;
 mod create;
+mod fourier;
 mod image;
 mod index;
 mod linear;
@@ -37,7 +39,7 @@ mod views;
 mod vocabulary;
 mod weights;
 
-pub use signature::{Call, dtype_of_code};
+pub use signature::{Call, complex_of_code, dtype_of_code};
 pub use tensors::TensorId;
 pub use weights::{Kind, Weight};
 
@@ -55,6 +57,8 @@ use tensors::Memory;
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
     Tensor(TensorId),
+    /// A complex tensor: its real and imaginary part are the last axis of this one ([`complex`]).
+    Complex(TensorId),
     /// A number, or an expression over named sizes.
     Int(Dim),
     Float(f64),
@@ -63,6 +67,8 @@ pub enum Value {
     /// An argument that is not given.
     None,
     DType(DType),
+    /// The element type of a complex tensor, by that of its parts.
+    ComplexType(DType),
     /// A device, a layout, a memory format, a generator: what says where a tensor lies. No op here looks at it.
     Place,
     /// A number or truth value that only a run can tell; an op that needs it is refused.
@@ -125,12 +131,14 @@ impl Value {
     pub fn kind(&self) -> &'static str {
         match self {
             Value::Tensor(_) => "a tensor",
+            Value::Complex(_) => "a complex tensor",
             Value::Int(_) => "an integer",
             Value::Float(_) => "a float",
             Value::Bool(_) => "a bool",
             Value::Str(_) => "a string",
             Value::None => "None",
             Value::DType(_) => "an element type",
+            Value::ComplexType(_) => "a complex element type",
             Value::Place => "a device or layout",
             Value::Unknown => "a number that only a run can tell",
             Value::List(_) => "a list",
@@ -290,7 +298,7 @@ impl<'g> Lowering<'g> {
     /// Fails where the sizes of results are expressions that grow without end.
     fn check_sizes(&self, value: &Value) -> Result<()> {
         match value {
-            Value::Tensor(id) => self
+            Value::Tensor(id) | Value::Complex(id) => self
                 .dims(*id)
                 .iter()
                 .try_for_each(|d| super::scalars::checked(d.clone()).map(drop)),
@@ -308,6 +316,15 @@ impl<'g> Lowering<'g> {
 
     pub fn dtype(&self, tensor: TensorId) -> DType {
         self.memory.dtype(tensor)
+    }
+
+    /// The sizes of what a program calls a tensor, be it complex.
+    pub fn sizes_of(&self, value: &Value) -> Option<&[Dim]> {
+        match value {
+            Value::Tensor(id) => Some(self.dims(*id)),
+            Value::Complex(id) => Some(self.complex_dims(*id)),
+            _ => None,
+        }
     }
 
     /// The elements of a small integer or boolean tensor, row-major, where they are known.

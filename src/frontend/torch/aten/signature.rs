@@ -1,8 +1,8 @@
 //! Signatures of ops and how a call's arguments are bound to them.
 //!
 //! A signature is written as PyTorch's schemas are, shortened: `add(self: t, other: ts, alpha: s?)`. Letters say what an
-//! argument may be: `t` tensor, `l` list of tensors (`None` among them where an index skips an axis), `s` number, `i`
-//! integer, `I` list of integers, `f` number that is known, `b` bool, `S` string, `d` element type, `p` device, `_` anything (it has
+//! argument may be: `t` tensor, `c` complex tensor, `C` list of these, `l` list of tensors (`None` among them where an index skips an axis), `s` number, `i`
+//! integer, `I` list of integers, `f` number that is known, `b` bool, `S` string, `d` element type, `z` complex one, `p` device, `_` anything (it has
 //! no effect here). `?` marks one that need not be given; those behind `*` are given by name
 //! only. An op with several overloads has several signatures: the first
 //! that the arguments fit is meant, so that files that do not name overloads (TorchScript) are read all the same.
@@ -169,16 +169,23 @@ fn fit(low: &mut Lowering, kinds: &str, given: &Value) -> Result<Option<Value>> 
         let fitting = match (kind, given) {
             ('_', _)
             | ('t', Value::Tensor(_))
+            | ('c', Value::Complex(_))
             | ('s' | 'f', Value::Float(_))
             | ('s' | 'i' | 'f', Value::Int(_))
             | ('s' | 'b', Value::Bool(_))
             | ('S', Value::Str(_))
             | ('d', Value::DType(_))
+            | ('z', Value::ComplexType(_))
             | ('p', Value::Place) => Some(given.clone()),
             // Where an integer is meant, 0-d integer tensors with known contents are taken.
             ('i', Value::Tensor(id)) => low.as_int(*id)?.map(Value::Int),
+            ('z', Value::Int(code)) => {
+                let dtype = code.as_const().and_then(complex_of_code);
+                dtype.map(Value::ComplexType)
+            }
             ('d', Value::Int(code)) => match code.as_const().and_then(dtype_of_code) {
                 Some(dtype) => Some(Value::DType(dtype)),
+                None if code.as_const().and_then(complex_of_code).is_some() => None,
                 None => {
                     return Err(Error::model(
                         "type",
@@ -196,6 +203,11 @@ fn fit(low: &mut Lowering, kinds: &str, given: &Value) -> Result<Option<Value>> 
                     }
                 }
                 (ints.len() == items.len()).then_some(Value::List(ints))
+            }
+            ('C', Value::List(items) | Value::Tuple(items))
+                if items.iter().all(|i| matches!(i, Value::Complex(_))) =>
+            {
+                Some(given.clone())
             }
             ('l', Value::List(items) | Value::Tuple(items))
                 if items
@@ -226,6 +238,16 @@ pub fn dtype_of_code(code: i64) -> Option<DType> {
         7 => DType::F64,
         11 => DType::Bool,
         15 => DType::BF16,
+        _ => return None,
+    })
+}
+
+/// The type of the parts of a complex type, by PyTorch's number.
+pub fn complex_of_code(code: i64) -> Option<DType> {
+    Some(match code {
+        8 => DType::F16,
+        9 => DType::F32,
+        10 => DType::F64,
         _ => return None,
     })
 }

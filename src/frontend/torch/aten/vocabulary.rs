@@ -3,9 +3,9 @@
 use super::signature::{Call, Op};
 use super::tensors::View;
 use super::{
-    Lowering, Value, activation, arrange, assemble, attention, backward, compare, composed, create,
-    image, index, linear, lookup, loss, native, norm, pointwise, products, reduce, resample,
-    special, views,
+    Lowering, Value, activation, arrange, assemble, attention, backward, compare, complex,
+    composed, create, fourier, image, index, linear, lookup, loss, native, norm, pointwise,
+    products, reduce, resample, special, views,
 };
 use ckpt_passes::{Error, Result};
 
@@ -17,8 +17,10 @@ pub(super) const FAMILIES: &[&[Op]] = &[
     attention::OPS,
     backward::OPS,
     compare::OPS,
+    complex::OPS,
     composed::OPS,
     create::OPS,
+    fourier::OPS,
     image::OPS,
     index::OPS,
     linear::OPS,
@@ -49,7 +51,6 @@ const INITIALISES: &str =
 const RANDOM: &str =
     "it draws random numbers; draw them outside of the model and make them an input";
 const DATA_SIZES: &str = "the size of its result depends on data; mask with torch.where, or compute it outside of the model";
-const COMPLEX: &str = "there are no complex numbers here; write their two parts as real tensors";
 const DECOMPOSED: &str = "factorise matrices outside of the model";
 const SPECIAL: &str = "there is no such function in ONNX; compute it outside of the model";
 const BACKWARD: &str = "it is of a backward pass; export the forward pass alone";
@@ -66,9 +67,6 @@ const REFUSED: &[(&str, &str)] = &[
         "_pdist_forward",
         "use cdist, and the indices of its triangle",
     ),
-    ("_fft_c2c", COMPLEX),
-    ("_fft_c2r", COMPLEX),
-    ("_fft_r2c", COMPLEX),
     ("_thnn_fused_lstm_cell", RECURRENT),
     ("_unique2", DATA_SIZES),
     (
@@ -87,7 +85,6 @@ const REFUSED: &[(&str, &str)] = &[
         "_ctc_loss",
         "compute it outside of the model, with --loss vjp",
     ),
-    ("complex", COMPLEX),
     ("convolution_backward", BACKWARD),
     ("cummax", "use max over windows that are masked"),
     ("cummin", "use min over windows that are masked"),
@@ -97,9 +94,6 @@ const REFUSED: &[(&str, &str)] = &[
     ("diagonal_scatter", "choose with where and eye instead"),
     ("embedding_bag", BAG),
     ("exponential_", RANDOM),
-    ("fft_fft", COMPLEX),
-    ("fft_irfft", COMPLEX),
-    ("fft_rfft", COMPLEX),
     ("grid_sampler", "sample with gather and weights of your own"),
     (
         "grid_sampler_2d",
@@ -140,7 +134,6 @@ const REFUSED: &[(&str, &str)] = &[
     ("native_group_norm_backward", BACKWARD),
     ("normal", RANDOM),
     ("normal_", INITIALISES),
-    ("polar", COMPLEX),
     (
         "quantile",
         "sort, and interpolate between the two in the middle",
@@ -161,8 +154,6 @@ const REFUSED: &[(&str, &str)] = &[
     ("uniform_", INITIALISES),
     ("unique_consecutive", DATA_SIZES),
     ("unique_dim", DATA_SIZES),
-    ("view_as_complex", COMPLEX),
-    ("view_as_real", COMPLEX),
 ];
 
 /// Replays a call; what it gives where gradients are off has none.
@@ -210,11 +201,13 @@ pub(super) fn run(
                 false => Ok(value),
             }
         }
+        (Value::Complex(id), false) => low.view(*id, View::Detach).map(Value::Complex),
         (Value::Tuple(items) | Value::List(items), false) => {
             let mut stopped = Vec::with_capacity(items.len());
             for item in items {
                 stopped.push(match item {
                     Value::Tensor(id) => Value::Tensor(low.view(*id, View::Detach)?),
+                    Value::Complex(id) => Value::Complex(low.view(*id, View::Detach)?),
                     other => other.clone(),
                 });
             }
@@ -257,6 +250,10 @@ fn copied(
         Value::Tensor(id) => {
             let value = low.read(*id)?;
             Ok(Value::Tensor(low.fresh(value)))
+        }
+        Value::Complex(id) => {
+            let value = low.read(*id)?;
+            Ok(Value::Complex(low.fresh(value)))
         }
         other => Ok(other.clone()),
     };
@@ -319,7 +316,7 @@ fn in_place(
 
 fn tensors(value: &Value) -> Vec<super::TensorId> {
     match value {
-        Value::Tensor(id) => vec![*id],
+        Value::Tensor(id) | Value::Complex(id) => vec![*id],
         Value::List(items) | Value::Tuple(items) => items.iter().flat_map(tensors).collect(),
         _ => Vec::new(),
     }

@@ -45,7 +45,7 @@ impl<'l, 'g> Replay<'l, 'g> {
         parameter: bool,
     ) -> Result<()> {
         let tensor = weights.declare(self.lowering, name, parameter)?;
-        self.name(graph, arg, Value::Tensor(tensor))
+        self.name(graph, arg, tensor)
             .map_err(|e| e.at(format!("the weight `{name}`")))
     }
 
@@ -84,14 +84,23 @@ impl<'l, 'g> Replay<'l, 'g> {
 
     /// The type that the file tells.
     fn told(&self, meta: &TensorMeta) -> Result<Ty> {
+        let dims = self.told_dims(meta)?;
+        Ok(Ty::new(weights::dtype(meta)?, dims))
+    }
+
+    fn told_dims(&self, meta: &TensorMeta) -> Result<Vec<Dim>> {
         weights::check_rank(meta)?;
-        let dims: Result<Vec<Dim>> = meta.sizes.iter().map(|s| self.sizes.read(s)).collect();
-        Ok(Ty::new(weights::dtype(meta)?, dims?))
+        meta.sizes.iter().map(|s| self.sizes.read(s)).collect()
     }
 
     pub fn tensor(&self, name: &str) -> Result<TensorId> {
         match self.values.get(name) {
             Some(Value::Tensor(id)) => Ok(*id),
+            Some(Value::Complex(_)) => Err(Error::model(
+                "type",
+                format!("`{name}` is complex, and leaves the program"),
+            )
+            .help("return torch.view_as_real of it")),
             _ => Err(damaged(format!("nothing defines the tensor `{name}`"))),
         }
     }
@@ -260,6 +269,7 @@ impl<'l, 'g> Replay<'l, 'g> {
         let tensor = |named: &Named| match self.values.get(&named.name) {
             // What an op keeps for its backward, and nothing here computes.
             Some(Value::Unknown) => Ok(Value::Unknown),
+            Some(complex @ Value::Complex(_)) => Ok(complex.clone()),
             _ => self.tensor(&named.name).map(Value::Tensor),
         };
         let optional = |t: &OptionalTensor| match t {
@@ -291,7 +301,10 @@ impl<'l, 'g> Replay<'l, 'g> {
             Argument::AsSymInts(all) | Argument::AsSymBools(all) => {
                 list(all.iter().map(|s| self.sym(s)).collect())
             }
-            Argument::AsScalarType(code) => weights::dtype_of(*code).map(Value::DType),
+            Argument::AsScalarType(code) => match weights::complex_of(*code) {
+                Some(parts) => Ok(Value::ComplexType(parts)),
+                None => weights::dtype_of(*code).map(Value::DType),
+            },
             Argument::AsMemoryFormat(_) | Argument::AsLayout(_) | Argument::AsDevice(_) => {
                 Ok(Value::Place)
             }
@@ -340,15 +353,36 @@ impl<'l, 'g> Replay<'l, 'g> {
 
     /// Names a value; a tensor has to be what the file says of it.
     fn name(&mut self, graph: &Graph, name: &str, value: Value) -> Result<()> {
-        if let (Value::Tensor(id), Some(meta)) = (&value, graph.tensor_values.get(name)) {
-            self.check(*id, name, meta)?;
+        if let (Value::Tensor(id) | Value::Complex(id), Some(meta)) =
+            (&value, graph.tensor_values.get(name))
+        {
+            let own = self.lowering.sizes_of(&value).unwrap_or_default();
+            let own = Ty::new(self.lowering.dtype(*id), own.to_vec());
+            let is_complex = matches!(value, Value::Complex(_));
+            self.check(own, is_complex, name, meta)?;
         }
         self.define(name, value)
     }
 
-    fn check(&self, id: TensorId, name: &str, meta: &TensorMeta) -> Result<()> {
-        let found = Ty::new(self.lowering.dtype(id), self.lowering.dims(id).to_vec());
-        let told = self.told(meta)?;
+    fn check(&self, found: Ty, is_complex: bool, name: &str, meta: &TensorMeta) -> Result<()> {
+        let parts = weights::complex_of(meta.dtype);
+        if parts.is_some() != is_complex {
+            let kind = |is_complex| {
+                if is_complex {
+                    "a complex tensor"
+                } else {
+                    "a real tensor"
+                }
+            };
+            let what = format!("`{name}` is not of the type that the file tells");
+            return Err(Error::model("type", what)
+                .expected(kind(parts.is_some()))
+                .found(kind(is_complex)));
+        }
+        let told = match parts {
+            Some(parts) => Ty::new(parts, self.told_dims(meta)?),
+            None => self.told(meta)?,
+        };
         // A size that depends on data has a name of its own on either side.
         let fit =
             |(own, told): (&Dim, &Dim)| told.as_const().is_none() || own.same(told) != Same::No;

@@ -4,9 +4,9 @@
 //! that is a plain tensor after all is read; objects that only their class can build are refused, never built.
 
 use super::super::archive::Archive;
-use super::super::aten::{Kind, Lowering, TensorId, Weight};
+use super::super::aten::{Kind, Lowering, Value, Weight};
 use super::super::pickle;
-use super::super::stored::{MAX_RANK, is_tensor_global, stored_tensor};
+use super::super::stored::{MAX_RANK, Window, is_tensor_global, stored_tensor};
 use super::schema::{Payload, Size, TensorMeta, WeightsConfig};
 use bytes::Bytes;
 use ckpt_passes::ir::DType;
@@ -71,12 +71,7 @@ impl Weights {
     ///
     /// # Errors
     /// One that is not there, or not raw; see [`Lowering::weight`].
-    pub fn declare(
-        &self,
-        lowering: &mut Lowering,
-        name: &str,
-        parameter: bool,
-    ) -> Result<TensorId> {
+    pub fn declare(&self, lowering: &mut Lowering, name: &str, parameter: bool) -> Result<Value> {
         let place = |e: Box<Error>| e.at(format!("the weight `{name}`"));
         let stored = self
             .found
@@ -95,15 +90,28 @@ impl Weights {
             None => 0,
             Some(offset) => number(offset).map_err(place)?,
         };
-        lowering.weight(&Weight {
+        let parts = complex_of(meta.dtype);
+        let mut window = Window {
+            offset,
+            sizes: dims,
+            strides,
+        };
+        if parts.is_some() {
+            window = window.of_pairs().map_err(place)?;
+        }
+        let tensor = lowering.weight(&Weight {
             name,
             kind: kind(parameter, meta.requires_grad),
             storage: &stored.path,
             bytes: stored.bytes.clone(),
-            dtype: dtype(meta).map_err(place)?,
-            dims: &dims,
-            strides: &strides,
-            offset,
+            dtype: parts.map_or_else(|| dtype(meta).map_err(place), Ok)?,
+            dims: &window.sizes,
+            strides: &window.strides,
+            offset: window.offset,
+        })?;
+        Ok(match parts {
+            Some(_) => Value::Complex(tensor),
+            None => Value::Tensor(tensor),
         })
     }
 }
@@ -116,12 +124,7 @@ fn kind(parameter: bool, trainable: bool) -> Kind {
 }
 
 /// Declares a tensor that `torch.save` wrote.
-fn pickled(
-    lowering: &mut Lowering,
-    stored: &Stored,
-    name: &str,
-    parameter: bool,
-) -> Result<TensorId> {
+fn pickled(lowering: &mut Lowering, stored: &Stored, name: &str, parameter: bool) -> Result<Value> {
     let archive = Archive::read(stored.bytes.clone())?;
     let text = archive.content("data.pkl", MAX_PICKLE_BYTES)?;
     let help = "export with plain tensors as parameters: a subclass of tensors is built by its own code, which is never run";
@@ -129,16 +132,17 @@ fn pickled(
     let tensor = stored_tensor(&pickle, pickle.root())?
         .ok_or_else(|| Error::model("pickle", "there is no tensor in its pickle").help(help))?;
     let entry = format!("data/{}", tensor.key);
-    lowering.weight(&Weight {
+    let declared = lowering.weight(&Weight {
         name,
         kind: kind(parameter, tensor.requires_grad),
         storage: &format!("{}/{entry}", stored.path),
         bytes: archive.mapped(&entry)?,
         dtype: tensor.dtype,
-        dims: &tensor.sizes,
-        strides: &tensor.strides,
-        offset: tensor.offset,
-    })
+        dims: &tensor.window.sizes,
+        strides: &tensor.window.strides,
+        offset: tensor.window.offset,
+    })?;
+    Ok(tensor.seen(declared))
 }
 
 /// # Errors
@@ -165,6 +169,16 @@ fn number(size: &Size) -> Result<u64> {
 
 fn numbers(sizes: &[Size]) -> Result<Vec<u64>> {
     sizes.iter().map(number).collect()
+}
+
+/// The type of the parts of a complex tensor, by the schema's numbers.
+pub fn complex_of(code: i64) -> Option<DType> {
+    Some(match code {
+        9 => DType::F16,
+        10 => DType::F32,
+        11 => DType::F64,
+        _ => return None,
+    })
 }
 
 /// The element type of a tensor, by the schema's numbers (`ScalarType` of torch/_export/serde/schema.py).

@@ -243,11 +243,18 @@ impl Replay<'_, '_> {
                 Item::Value(Value::DType(self.lowering.dtype(*tensor)))
             }
             ("aten::format" | "aten::percentFormat", args) => Item::Value(Value::Str(text(args))),
-            ("aten::dim" | "prim::dim", [Item::Value(Value::Tensor(tensor))]) => {
-                Item::int(self.lowering.dims(*tensor).len() as i64)
+            ("prim::dtype", [Item::Value(Value::Complex(tensor))]) => {
+                Item::Value(Value::ComplexType(self.lowering.dtype(*tensor)))
             }
-            ("aten::size", [Item::Value(Value::Tensor(tensor)), axis @ ..]) => {
-                let dims = self.lowering.dims(*tensor).to_vec();
+            ("aten::dim" | "prim::dim", [Item::Value(value)])
+                if let Some(dims) = self.lowering.sizes_of(value) =>
+            {
+                Item::int(dims.len() as i64)
+            }
+            ("aten::size", [Item::Value(value), axis @ ..])
+                if let Some(dims) = self.lowering.sizes_of(value) =>
+            {
+                let dims = dims.to_vec();
                 return self.size(dims, axis).map(Some);
             }
             ("aten::size", [Item::Number(_) | Item::Real(_)]) => {

@@ -243,18 +243,19 @@ fn traced(archive: &Archive) -> Option<Vec<Ty>> {
         .iter()
         .find(|(name, _)| pickle.str(*name) == Some("forward"))?;
     let mut types = Vec::new();
-    collect(&pickle, *inputs, &mut types, 0);
+    collect(&pickle, *inputs, &mut types, 0)?;
     Some(types)
 }
 
-fn collect(pickle: &Pickle, at: Ref, types: &mut Vec<Ty>, depth: usize) {
+/// `None` where one is complex, as no input here is.
+fn collect(pickle: &Pickle, at: Ref, types: &mut Vec<Ty>, depth: usize) -> Option<()> {
     if depth > MAX_NESTING || types.len() > 256 {
-        return;
+        return Some(());
     }
     if let Ok(Some(tensor)) = stored_tensor(pickle, at) {
-        let dims = tensor.sizes.iter().map(|d| Dim::from(*d as i64));
+        let dims = tensor.window.sizes.iter().map(|d| Dim::from(*d as i64));
         types.push(Ty::new(tensor.dtype, dims.collect::<Vec<_>>()));
-        return;
+        return (!tensor.is_complex).then_some(());
     }
     let items = match pickle.get(at) {
         Object::Call { arguments, .. } => match pickle.items(*arguments) {
@@ -264,8 +265,9 @@ fn collect(pickle: &Pickle, at: Ref, types: &mut Vec<Ty>, depth: usize) {
         _ => pickle.items(at).unwrap_or(&[]),
     };
     for item in items {
-        collect(pickle, *item, types, depth + 1);
+        collect(pickle, *item, types, depth + 1)?;
     }
+    Some(())
 }
 
 impl Replay<'_, '_> {

@@ -38,9 +38,9 @@ pub struct Names {
 fn key(tensor: &StoredTensor) -> TensorKey {
     (
         tensor.key.clone(),
-        tensor.offset,
-        tensor.sizes.clone(),
-        tensor.strides.clone(),
+        tensor.window.offset,
+        tensor.window.sizes.clone(),
+        tensor.window.strides.clone(),
     )
 }
 

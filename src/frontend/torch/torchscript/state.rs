@@ -53,11 +53,11 @@ impl Replay<'_, '_> {
         }
         if let Some(tensor) = stored_tensor(pickle, at)? {
             if let Some(known) = self.tensors.get(&at) {
-                return Ok(Item::Value(Value::Tensor(*known)));
+                return Ok(Item::Value(tensor.seen(*known)));
             }
-            let tensor = self.weight(&tensor, path)?;
-            self.tensors.insert(at, tensor);
-            return Ok(Item::Value(Value::Tensor(tensor)));
+            let declared = self.weight(&tensor, path)?;
+            self.tensors.insert(at, declared);
+            return Ok(Item::Value(tensor.seen(declared)));
         }
         let strange = || {
             bad(format!(
@@ -167,9 +167,9 @@ impl Replay<'_, '_> {
             storage: &storage,
             bytes,
             dtype: tensor.dtype,
-            dims: &tensor.sizes,
-            strides: &tensor.strides,
-            offset: tensor.offset,
+            dims: &tensor.window.sizes,
+            strides: &tensor.window.strides,
+            offset: tensor.window.offset,
         })
     }
 
@@ -194,22 +194,22 @@ impl Replay<'_, '_> {
         if let Some(number) = self.number(&tensor)? {
             return Ok(number);
         }
-        let tensor = self.declare(
+        let declared = self.declare(
             &tensor,
             &format!("CONSTANTS.{name}"),
             Kind::Constant,
             "constants",
         )?;
-        Ok(Item::Value(Value::Tensor(tensor)))
+        Ok(Item::Value(tensor.seen(declared)))
     }
 
     /// The content of an int64 or float64 scalar.
     fn number(&self, tensor: &StoredTensor) -> Result<Option<Item>> {
-        if !matches!(tensor.dtype, DType::I64 | DType::F64) || !tensor.sizes.is_empty() {
+        if !matches!(tensor.dtype, DType::I64 | DType::F64) || !tensor.window.sizes.is_empty() {
             return Ok(None);
         }
         let bytes = self.archive.mapped(&format!("constants/{}", tensor.key))?;
-        let start = usize::try_from(tensor.offset.saturating_mul(8)).unwrap_or(usize::MAX);
+        let start = usize::try_from(tensor.window.offset.saturating_mul(8)).unwrap_or(usize::MAX);
         let Some(number) = bytes.get(start..).and_then(|b| b.first_chunk::<8>()) else {
             return Ok(None);
         };
