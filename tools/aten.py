@@ -454,6 +454,9 @@ form("complex views", lambda x: torch.view_as_real(torch.cat([pairs(x).unsqueeze
 form("complex sums", lambda x: torch.view_as_real(pairs(x).sum(-1) + pairs(x).mean((0, 2)).unsqueeze(0) + x.to(torch.complex64).sum(2)), X)
 form("complex casts", lambda x: torch.view_as_real((pairs(x).to(torch.complex128) * 2).to(torch.complex64)) + torch.is_complex(pairs(x)), X)
 form("complex buffer", Turn(), X)
+form("complex made", lambda x: torch.view_as_real(torch.view_as_complex(torch.cat([x[..., :1].unsqueeze(1), x[..., 1:2].unsqueeze(1)], -1)) * pairs(x).transpose(1, 2)), X)  # noqa: E501
+form("complex division", lambda x: torch.view_as_real(pairs(x) * 1e-25 / (pairs(x.cos()) * 1e-25)), X)
+form("complex numbers", lambda x: x * (pairs(x).sum().mean().real + torch.complex(x[0, 0, 0], x[1, 1, 1]).flatten().imag) + torch.complex(torch.tensor(2.0), x).abs(), X)  # noqa: E501
 form("fft", lambda x: torch.view_as_real(torch.fft.fft(x) + torch.fft.ifft(torch.complex(x, x.cos()), dim=1)), X)
 form("fft real", lambda x: torch.fft.irfft(torch.fft.rfft(x, n=10, dim=1) * torch.fft.rfft(x.tanh(), n=10, dim=1), n=10, dim=1)[:, :5] + torch.fft.irfft(torch.fft.rfft(x)), X)  # noqa: E501
 form("fft odd", lambda x: torch.fft.irfft(torch.fft.rfft(x, dim=1), n=5, dim=1) + torch.fft.rfft(x, n=3, dim=1).abs().sum(), X)

@@ -18,7 +18,15 @@ pub enum Sign {
     Inverse,
 }
 
-/// Cosines and sines of the angles `2π·j·k/n`, `j` down and `k` across.
+/// What a transform of `n` numbers is divided by.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Scale {
+    One,
+    Root,
+    Length,
+}
+
+/// Cosines and sines of the angles `2π·j·k/n`, `j` down and `k` across, divided by the scale.
 #[derive(Clone, Copy)]
 pub struct Roots {
     pub cos: ValueId,
@@ -37,7 +45,7 @@ fn column(b: &mut Builder, v: ValueId) -> Result<ValueId> {
 }
 
 /// The roots of a transform of `n` numbers of which `rows` are there, for the first `columns` results; sizes are int64
-/// scalars.
+/// scalars. They are rounded to their type once, at the end.
 ///
 /// # Errors
 /// What the ops refuse.
@@ -46,6 +54,7 @@ pub fn roots(
     n: ValueId,
     [rows, columns]: [ValueId; 2],
     dtype: DType,
+    scale: Scale,
 ) -> Result<Roots> {
     let (down, across) = (numbers(b, rows)?, numbers(b, columns)?);
     let down = column(b, down)?;
@@ -55,28 +64,25 @@ pub fn roots(
     let circle = b.scalar(DType::F64, std::f64::consts::TAU);
     let step = b.div(circle, n)?;
     let angles = b.mul(turns, step)?;
-    let (cos, sin) = (
-        b.emit(&math::COS, &[angles], Attrs::new())?,
-        b.emit(&math::SIN, &[angles], Attrs::new())?,
-    );
+    let by = match scale {
+        Scale::One => None,
+        Scale::Root => Some(b.emit(&math::SQRT, &[n], Attrs::new())?),
+        Scale::Length => Some(n),
+    };
+    let mut of = |op| {
+        let mut root = b.emit(op, &[angles], Attrs::new())?;
+        if let Some(by) = by {
+            root = b.div(root, by)?;
+        }
+        b.cast(root, dtype)
+    };
     Ok(Roots {
-        cos: b.cast(cos, dtype)?,
-        sin: b.cast(sin, dtype)?,
+        cos: of(&math::COS)?,
+        sin: of(&math::SIN)?,
     })
 }
 
 impl Roots {
-    /// Both over a scalar.
-    ///
-    /// # Errors
-    /// What the ops refuse.
-    pub fn over(self, b: &mut Builder, by: ValueId) -> Result<Roots> {
-        Ok(Roots {
-            cos: b.div(self.cos, by)?,
-            sin: b.div(self.sin, by)?,
-        })
-    }
-
     /// Real and imaginary part of the transform of numbers along an axis: `Σ e^(∓iθ)·(re + i·im)`.
     ///
     /// # Errors

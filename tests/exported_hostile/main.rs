@@ -139,9 +139,27 @@ fn complex_numbers_are_taken_only_where_they_are_meant() {
             Program::new(&[of("view_as_complex", "linear")], &[]),
             ["not of two parts", "f32[s0, 3]"],
         ),
+        (
+            Program::new(&[of("fft_fftn", "linear"), of("tanh_", "y")], &[]),
+            ["a complex tensor is written to", "view_as_real"],
+        ),
     ] {
         refused(zip(&program.entries()), &words);
     }
+    let sum = node(
+        "torch.ops.aten.sum.default",
+        &[("self", tensor("linear"))],
+        tensor("z"),
+    );
+    let scalar = |op: &str| zip(&Program::new(&[sum.clone(), of(op, "z")], &[]).entries());
+    refused(scalar("fft_fft"), &["a scalar has no axis"]);
+    refused(scalar("fft_rfft"), &["a scalar has no axis"]);
+    let none = [("self", tensor("linear")), ("n", int(0))];
+    let none = node("torch.ops.aten.fft_fft.default", &none, tensor("y"));
+    refused(
+        zip(&Program::new(&[none], &[]).entries()),
+        &["there is nothing to transform"],
+    );
 }
 
 #[test]

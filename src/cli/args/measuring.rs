@@ -1,4 +1,4 @@
-//! Options of the verbs that measure what plans are priced with.
+//! Options of the verbs that measure: what plans are priced with, and what a plan costs.
 
 use super::planning::Training;
 use super::{Report, attention, dim, place, rng};
@@ -95,7 +95,7 @@ pub struct OverheadArgs {
     /// The planned training graph
     pub b: PathBuf,
     /// Begin no more pairs of steps after so many seconds; six pairs are measured at least
-    #[arg(long, value_name = "S", default_value = "60", value_parser = clap::value_parser!(u32).range(0..))]
+    #[arg(long, value_name = "S", default_value = "60")]
     pub seconds: u32,
     /// Tensors to run on, as for `run` [default: random ones from --seed]
     #[arg(long, value_name = "FILE")]

@@ -163,12 +163,44 @@ pub fn stored_tensor(pickle: &Pickle, at: Ref) -> Result<Option<StoredTensor>> {
     }
 }
 
-/// From `(storage, offset, sizes, strides, requires_grad, hooks, …)`.
+/// Whether a tensor's metadata says more of it than nothing.
+fn is_marked(pickle: &Pickle, at: Ref, depth: usize) -> bool {
+    match pickle.get(at) {
+        Object::None => false,
+        Object::Dict(items) => {
+            let mut values = items.iter().map(|(_, value)| pickle.get(*value));
+            values.any(|value| *value != Object::Bool(false))
+        }
+        // A dictionary with a type: `restore_type_tag(dictionary, type)`.
+        Object::Call { arguments, .. } if depth == 0 => match pickle.items(*arguments) {
+            Some([first, ..]) => is_marked(pickle, *first, 1),
+            _ => true,
+        },
+        _ => true,
+    }
+}
+
+/// From `(storage, offset, sizes, strides, requires_grad, hooks, metadata)`.
 fn rebuild(pickle: &Pickle, arguments: &[Ref]) -> Result<StoredTensor> {
     let damaged = |what: &str| Error::model("pickle", format!("a tensor's {what} is damaged"));
-    let [storage, offset, sizes, strides, requires_grad, ..] = *arguments else {
+    let [
+        storage,
+        offset,
+        sizes,
+        strides,
+        requires_grad,
+        ref more @ ..,
+    ] = *arguments
+    else {
         return Err(damaged("description"));
     };
+    // Behind the hooks: whether what is stored is the tensor's conjugate or its negative.
+    if more.get(1).is_some_and(|at| is_marked(pickle, *at, 0)) {
+        return Err(
+            Error::model("pickle", "a tensor is stored as a conjugate or a negative")
+                .help("save what `resolve_conj` and `resolve_neg` of it give"),
+        );
+    }
     let Object::Persistent(id) = pickle.get(storage) else {
         return Err(damaged("storage"));
     };
@@ -251,6 +283,28 @@ mod tests {
         bytes.extend(b"\x88ccollections\nOrderedDict\n)RtR.");
         let pickle = load(&bytes, &is_tensor_global)?;
         Ok(stored_tensor(&pickle, pickle.root())?.unwrap())
+    }
+
+    #[test]
+    fn what_is_stored_as_a_conjugate_is_refused() {
+        let of = |marks: &[u8]| {
+            let mut bytes = b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storagectorch\nComplexFloatStorage\nX\x01\0\0\x007X\x03\0\0\0cpuK\x06tQ".to_vec();
+            bytes.extend(b"K\x01K\x02K\x02\x86K\x02K\x01\x86\x88ccollections\nOrderedDict\n)R");
+            bytes.extend(marks);
+            bytes.extend(b"tR.");
+            let pickle = load(&bytes, &is_tensor_global).unwrap();
+            stored_tensor(&pickle, pickle.root())
+        };
+        // Of complex numbers, their parts.
+        let plain = of(b"").unwrap().unwrap();
+        assert!(plain.is_complex && !plain.window.sizes.is_empty());
+        assert_eq!((plain.dtype, plain.storage_elements), (DType::F32, 12));
+        assert_eq!(plain.window.offset, 2);
+        assert_eq!(plain.window.sizes, [2, 2, 2]);
+        assert_eq!(plain.window.strides, [4, 2, 1]);
+        assert_eq!(of(b"}").unwrap().unwrap(), plain);
+        let marked = of(b"}X\x04\0\0\0conj\x88s").unwrap_err().to_string();
+        assert!(marked.contains("resolve_conj"), "{marked}");
     }
 
     #[test]

@@ -135,12 +135,13 @@ fn padded(call: &mut Call, w: &Windows, upper: bool) -> Result<ValueId> {
         parts.0.push(before);
         parts.1.push(after);
     }
-    parts.0.extend(parts.1);
-    let pads = call.concat(&parts.0, 0)?;
-    let axes: Vec<i64> = (2..w.n as i64 + 2).collect();
-    let axes = call.b.ints(&axes);
-    let ins = vec![Some(w.x), Some(pads), None, Some(axes)];
-    Ok(call.b.emit_n(&PAD, ins, Attrs::new(), 1)?[0])
+    let others = call.b.ints(&[0, 0]);
+    let mut pads = vec![others];
+    pads.extend(parts.0);
+    pads.push(others);
+    pads.extend(parts.1);
+    let pads = call.concat(&pads, 0)?;
+    call.b.emit(&PAD, &[w.x, pads], Attrs::new())
 }
 
 /// The padding that makes a result of stride times the operand's size, or of `output_shape`.

@@ -1,9 +1,9 @@
 //! Fourier transforms: `DFT` (ONNX DFT-20; before, the axis was an attribute).
 
 use super::{Call, Out};
-use crate::frontend::fourier::{Sign, roots};
+use crate::frontend::fourier::{Scale, Sign, roots};
 use ckpt_passes::Result;
-use ckpt_passes::ir::{Attrs, ValueId};
+use ckpt_passes::ir::{Attrs, DType, ValueId};
 use ckpt_passes::ops::arith::DIV;
 use ckpt_passes::ops::shape::SQUEEZE;
 use ckpt_passes::ops::slice::SLICE;
@@ -29,6 +29,7 @@ pub fn dft(call: &mut Call) -> Result<Option<Vec<Out>>> {
     let (one, two) = (call.b.int(1), call.b.int(2));
     let n = match length {
         Some(length) => {
+            let length = call.b.cast(length, DType::I64)?;
             let length = call.reshape(length, &[1])?;
             scalar(call, length)?
         }
@@ -60,11 +61,11 @@ pub fn dft(call: &mut Call) -> Result<Option<Vec<Out>>> {
         numbers.push(call.b.emit(&SQUEEZE, &[part, axes], Attrs::new())?);
     }
     let dtype = call.dtype(x);
-    let mut matrix = roots(&mut call.b, n, [rows, columns], dtype)?;
-    if sign == Sign::Inverse {
-        let by = call.b.cast(n, dtype)?;
-        matrix = matrix.over(&mut call.b, by)?;
-    }
+    let scale = match sign {
+        Sign::Forward => Scale::One,
+        Sign::Inverse => Scale::Length,
+    };
+    let matrix = roots(&mut call.b, n, [rows, columns], dtype, scale)?;
     if let (true, [re, im]) = (is_half, numbers.as_slice()) {
         let y = matrix.real(&mut call.b, [*re, *im], axis, [n, rows])?;
         return Ok(Some(vec![Out::Value(call.unsqueeze(y, &[last])?)]));

@@ -183,15 +183,12 @@ impl Windows {
         let sizes = call.concat(&sizes, 0)?;
         let mut ones = call.expand(unit, sizes)?;
         if padding {
-            let n = self.pads.len() as i64;
-            let sides = self.pads.iter().map(|s| s.0);
-            let sides: Vec<i64> = sides.chain(self.pads.iter().map(|s| s.1)).collect();
+            let (mut sides, mut after) = (vec![0, 0], vec![0, 0]);
+            sides.extend(self.pads.iter().map(|s| s.0));
+            after.extend(self.pads.iter().map(|s| s.1));
+            sides.append(&mut after);
             let sides = call.b.ints(&sides);
-            let axes: Vec<i64> = (2..n + 2).collect();
-            let axes = call.b.ints(&axes);
-            ones = call
-                .b
-                .emit(&PAD, &[ones, sides, unit, axes], Attrs::new())?;
+            ones = call.b.emit(&PAD, &[ones, sides, unit], Attrs::new())?;
         }
         self.convolved(call, ones, 1.0, |i| {
             let (before, after) = if padding { (0, 0) } else { self.pads[i] };

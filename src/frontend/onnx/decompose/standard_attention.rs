@@ -262,13 +262,12 @@ fn as_long_as(call: &mut Call, mask: ValueId, k: ValueId) -> Result<ValueId> {
     }
     let (keys, own) = (call.axis_vector(k, 2)?, call.axis_vector(mask, rank - 1)?);
     let missing = call.b.sub(keys, own)?;
-    let none = call.b.ints(&[0]);
+    let none = call.b.ints(&vec![0; 2 * rank - 1]);
     let pads = call.concat(&[none, missing], 0)?;
-    let axes = call.b.ints(&[rank as i64 - 1]);
     let fill = match call.dtype(mask) {
         DType::Bool => None,
         dtype => Some(call.b.scalar(dtype, f64::NEG_INFINITY)),
     };
-    let ins = vec![Some(mask), Some(pads), fill, Some(axes)];
+    let ins = vec![Some(mask), Some(pads), fill];
     Ok(call.b.emit_n(&PAD, ins, Attrs::new(), 1)?[0])
 }

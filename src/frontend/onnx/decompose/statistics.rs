@@ -175,10 +175,11 @@ pub fn local_response(call: &mut Call) -> Result<Option<Vec<Out>>> {
     let square = call.b.mul(x, x)?;
     let (before, after) = ((size - 1) / 2, size - 1 - (size - 1) / 2);
     let zero = call.b.scalar(dtype, 0.0);
-    let (pads, axis) = (call.b.ints(&[before, after]), call.b.ints(&[1]));
-    let padded = call
-        .b
-        .emit(&PAD, &[square, pads, zero, axis], Attrs::new())?;
+    let rank = call.b.rank(x);
+    let mut pads = vec![0; 2 * rank];
+    (pads[1], pads[rank + 1]) = (before, after);
+    let (pads, axis) = (call.b.ints(&pads), call.b.ints(&[1]));
+    let padded = call.b.emit(&PAD, &[square, pads, zero], Attrs::new())?;
     let channels = call.axis_vector(x, 1)?;
     let mut sum: Option<ValueId> = None;
     for offset in 0..size {

@@ -7,12 +7,14 @@
 use super::pointwise::need;
 use super::signature::{Call, Op};
 use super::tensors::View;
+use super::views::broadcast;
 use super::{Lowering, TensorId, Value};
 use ckpt_passes::Result;
+use ckpt_passes::ir::build::same_dims;
 use ckpt_passes::ir::{Attrs, DType, Dim, ValueId};
 use ckpt_passes::ops::concat::{CONCAT, SPLIT};
 use ckpt_passes::ops::shape::{SQUEEZE, UNSQUEEZE};
-use ckpt_passes::ops::{arith, math};
+use ckpt_passes::ops::{arith, extreme, math};
 
 pub const OPS: &[Op] = &[
     ("abs(self: c)", |c| {
@@ -21,7 +23,10 @@ pub const OPS: &[Op] = &[
     }),
     ("add(self: c, other: cts)", |c| sum(c, &arith::ADD)),
     ("add(self: ts, other: c)", |c| sum(c, &arith::ADD)),
-    ("alias(self: c)", |c| Ok(c.given("self"))),
+    ("alias(self: c)", |c| {
+        c.low.warn_of_aliases();
+        Ok(c.given("self"))
+    }),
     ("angle(self: c)", |c| {
         let [re, im] = [part(c, 0)?, part(c, 1)?];
         c.run("atan2", [im, re])
@@ -34,11 +39,17 @@ pub const OPS: &[Op] = &[
     ("clone(self: c, *, memory_format)", |c| of_pairs(c, vec![])),
     ("complex(real: t, imag: t)", |c| {
         let (re, im) = (c.value("real")?, c.value("imag")?);
+        let dims = [re, im].map(|v| c.low.b.ty(v).dims.clone());
+        let dims = broadcast(c, &dims[0], &dims[1])?;
+        let re = c.low.broadcast_to(re, &dims)?;
         made(c, re, im)
     }),
-    ("conj(self: c)", conjugate),
-    ("_conj(self: c)", conjugate),
-    ("conj_physical(self: c)", conjugate),
+    ("conj(self: c)", seen_conjugate),
+    ("_conj(self: c)", seen_conjugate),
+    ("conj_physical(self: c)", |c| {
+        let value = conjugate(c)?;
+        Ok(Value::Complex(c.low.fresh(value)))
+    }),
     ("conj(self: t)", |c| Ok(c.given("self"))),
     ("contiguous(self: c, *, memory_format)", |c| {
         of_pairs(c, vec![])
@@ -55,10 +66,16 @@ pub const OPS: &[Op] = &[
         sized(c, "size", 2)
     }),
     ("flatten(self: c, start_dim: i?, end_dim: i?)", |c| {
+        if rank(c)? == 0 {
+            return c.run("unsqueeze", [c.given("self"), 0.into()]);
+        }
         let (start, end) = (axis(c, "start_dim", 0, 0)?, axis(c, "end_dim", -1, 0)?);
         of_pairs(c, vec![start, end])
     }),
     ("flip(self: c, dims: I)", |c| {
+        if c.given("dims").listed().is_empty() {
+            return c.run("clone", [c.given("self")]);
+        }
         let axes = axes(c, "dims")?;
         of_pairs(c, vec![axes])
     }),
@@ -73,10 +90,7 @@ pub const OPS: &[Op] = &[
     }),
     ("is_complex(self: c)", |_| Ok(true.into())),
     ("is_complex(self: t)", |_| Ok(false.into())),
-    ("mean(self: c, dim: I?, keepdim: b?)", |c| {
-        let axes = axes(c, "dim")?;
-        of_pairs(c, vec![axes, c.bool("keepdim", false)?.into()])
-    }),
+    ("mean(self: c, dim: I?, keepdim: b?)", reduced),
     ("mul(self: c, other: cts)", product),
     ("mul(self: ts, other: c)", product),
     ("narrow(self: c, dim: i, start: i, length: i)", |c| {
@@ -120,22 +134,25 @@ pub const OPS: &[Op] = &[
     }),
     ("squeeze(self: c)", |c| of_pairs(c, vec![])),
     ("squeeze(self: c, dim: I)", |c| {
+        if c.given("dim").listed().is_empty() || rank(c)? == 0 {
+            return Ok(c.given("self"));
+        }
         let axes = axes(c, "dim")?;
         of_pairs(c, vec![axes])
     }),
     ("stack(tensors: C, dim: i?)", |c| joined(c, 1)),
     ("sub(self: c, other: cts)", |c| sum(c, &arith::SUB)),
     ("sub(self: ts, other: c)", |c| sum(c, &arith::SUB)),
-    ("sum(self: c, dim: I?, keepdim: b?)", |c| {
-        let axes = axes(c, "dim")?;
-        of_pairs(c, vec![axes, c.bool("keepdim", false)?.into()])
-    }),
+    ("sum(self: c, dim: I?, keepdim: b?)", reduced),
     ("sym_size(self: c)", |c| {
         Ok(Value::List(sizes(c)?.into_iter().map(Value::Int).collect()))
     }),
     ("sym_size(self: c, dim: i)", |c| {
         let sizes = sizes(c)?;
-        Ok(sizes[c.axis("dim", 0, sizes.len())?].clone().into())
+        let axis = c.axis("dim", 0, sizes.len())?;
+        let size = sizes.get(axis).cloned();
+        let size = size.ok_or_else(|| c.fail("axis", "a scalar has no axis"))?;
+        Ok(size.into())
     }),
     (
         "to(self: ct, dtype: z, non_blocking: b?, copy: b?, memory_format)",
@@ -240,6 +257,15 @@ fn as_complex(value: Value) -> Value {
     }
 }
 
+/// A reduction over axes, which leaves a number as it is.
+fn reduced(c: &mut Call) -> Result<Value> {
+    if rank(c)? == 0 {
+        return c.run("clone", [c.given("self")]);
+    }
+    let axes = axes(c, "dim")?;
+    of_pairs(c, vec![axes, c.bool("keepdim", false)?.into()])
+}
+
 /// The same op on the pairs with sizes, of which the axis of parts has `last`.
 fn sized(c: &mut Call, name: &str, last: i64) -> Result<Value> {
     let mut sizes = c.given(name).listed().to_vec();
@@ -285,8 +311,13 @@ fn part(c: &mut Call, k: usize) -> Result<Value> {
     Ok(c.low.view_as(kept, seen, value).into())
 }
 
-/// A complex tensor of two parts of the same sizes.
+/// A complex tensor of its parts, of which the imaginary one may have to be expanded.
 pub(super) fn made(c: &mut Call, re: ValueId, im: ValueId) -> Result<Value> {
+    let value = joined_parts(c, re, im)?;
+    Ok(Value::Complex(c.low.fresh(value)))
+}
+
+fn joined_parts(c: &mut Call, re: ValueId, im: ValueId) -> Result<ValueId> {
     let dims = c.low.b.ty(re).dims.clone();
     let im = c.low.broadcast_to(im, &dims)?;
     let axis = dims.len() as i64;
@@ -295,8 +326,7 @@ pub(super) fn made(c: &mut Call, re: ValueId, im: ValueId) -> Result<Value> {
         c.low.apply_unsqueeze(im, &[axis])?,
     ];
     let attrs = Attrs::new().with("axis", axis);
-    let value = c.low.b.emit(&CONCAT, &parts, attrs)?;
-    Ok(Value::Complex(c.low.fresh(value)))
+    c.low.b.emit(&CONCAT, &parts, attrs)
 }
 
 /// `size · (cos angle + i sin angle)`.
@@ -309,10 +339,17 @@ fn turned(c: &mut Call, size: ValueId, angle: ValueId) -> Result<Value> {
     made(c, re, im)
 }
 
-fn conjugate(c: &mut Call) -> Result<Value> {
+fn conjugate(c: &mut Call) -> Result<ValueId> {
     let (re, im) = (c.parts_of("self", 0)?, c.parts_of("self", 1)?);
     let im = c.low.b.neg(im)?;
-    made(c, re, im)
+    joined_parts(c, re, im)
+}
+
+/// PyTorch's is a view; of one that is computed nothing may be read once the other is written to.
+fn seen_conjugate(c: &mut Call) -> Result<Value> {
+    let value = conjugate(c)?;
+    let id = pair(c, "self")?;
+    Ok(Value::Complex(c.low.perhaps_shared(id, value)))
 }
 
 /// Real part and, of what is complex, imaginary part of an operand.
@@ -383,19 +420,28 @@ fn times(c: &mut Call, a: &Parts, b: &Parts) -> Result<(ValueId, ValueId)> {
     Ok((re, c.low.b.mul(x, y)?))
 }
 
-/// `a / b`: of a complex `b` by its conjugate, over the square of its size.
+/// `a / b`: of a complex `b` by its conjugate, over the square of its size. The larger part of `b` is divided out first, so
+/// that the square is in range; it cancels, so that no gradient flows through it.
 fn quotient(c: &mut Call) -> Result<Value> {
     let [a, b] = operands(c)?;
     let (re, im, by) = match (a.im, b.im) {
         (Some(im), None) => (a.re, im, b.re),
         (_, Some(bi)) => {
+            let sizes = [
+                c.low.emit(&arith::ABS, &[b.re])?,
+                c.low.emit(&arith::ABS, &[bi])?,
+            ];
+            let larger = c.low.emit(&extreme::MAX, &sizes)?;
+            let larger = c.low.stopped(larger)?;
+            let (br, bi) = (c.low.b.div(b.re, larger)?, c.low.b.div(bi, larger)?);
             let conjugate = Parts {
-                re: b.re,
+                re: br,
                 im: Some(c.low.b.neg(bi)?),
             };
             let (re, im) = times(c, &a, &conjugate)?;
-            let (x, y) = (c.low.b.mul(b.re, b.re)?, c.low.b.mul(bi, bi)?);
-            (re, im, c.low.b.add(x, y)?)
+            let (x, y) = (c.low.b.mul(br, br)?, c.low.b.mul(bi, bi)?);
+            let square = c.low.b.add(x, y)?;
+            (re, im, c.low.b.mul(square, larger)?)
         }
         (None, None) => return Err(c.unsupported("a quotient of real tensors")),
     };
@@ -471,8 +517,11 @@ impl Lowering<'_> {
         let part = |kept: ValueId| {
             let node = graph.node(graph.def_node(kept)?);
             let of = node.ins.first().copied().flatten()?;
-            let is_one = node.op == &UNSQUEEZE && self.b.rank(of) as i64 == axis;
-            is_one.then_some(of)
+            let (own, whole) = (&self.b.ty(of).dims, &self.b.ty(value).dims);
+            let fits = whole
+                .split_last()
+                .is_some_and(|(_, dims)| same_dims(own, dims));
+            (node.op == &UNSQUEEZE && fits).then_some(of)
         };
         (node.op == &CONCAT && node.attrs.int("axis") == axis)
             .then(|| Some([part(*re)?, part(*im)?]))?

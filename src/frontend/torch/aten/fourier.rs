@@ -3,10 +3,9 @@
 use super::complex::{made, pair};
 use super::signature::{Call, Op};
 use super::{TensorId, Value};
-use crate::frontend::fourier::{Roots, Sign, roots};
+use crate::frontend::fourier::{Roots, Scale, Sign, roots};
 use ckpt_passes::Result;
 use ckpt_passes::ir::{DType, Dim, Same};
-use ckpt_passes::ops::math::SQRT;
 
 pub const OPS: &[Op] = &[
     ("fft_fft(self: ct, n: i?, dim: i?, norm: S?)", |c| {
@@ -30,7 +29,7 @@ pub const OPS: &[Op] = &[
     ("fft_irfft(self: c, n: i?, dim: i?, norm: S?)", |c| {
         let x = operand(c)?;
         let axis = c.axis("dim", -1, x.rank(c))?;
-        let bins = x.dims(c)[axis].clone();
+        let bins = x.size(c, axis)?;
         let n = c.dim("n", 0)?;
         let n = match c.has("n") {
             true => n,
@@ -54,16 +53,15 @@ pub const OPS: &[Op] = &[
                 true => Sign::Forward,
                 false => Sign::Inverse,
             };
-            let scale = Scale::of_code(c)?;
-            let x = operand(c)?;
-            let axes = c.axes("dim", x.rank(c))?;
+            let (x, scale) = (operand(c)?, scale_of_code(c)?);
+            let axes = some_axes(c, x)?;
             all_axes(c, x, &axes, &[], sign, scale)
         },
     ),
     (
         "_fft_c2r(self: c, dim: I, normalization: i, last_dim_size: i)",
         |c| {
-            let (mut x, scale) = (operand(c)?, Scale::of_code(c)?);
+            let (mut x, scale) = (operand(c)?, scale_of_code(c)?);
             let axes = c.axes("dim", x.rank(c))?;
             let n = c.dim("last_dim_size", 0)?;
             let Some((last, before)) = axes.split_last() else {
@@ -79,12 +77,12 @@ pub const OPS: &[Op] = &[
     (
         "_fft_r2c(self: t, dim: I, normalization: i, onesided: b)",
         |c| {
-            let (x, scale) = (operand(c)?, Scale::of_code(c)?);
-            let axes = c.axes("dim", x.rank(c))?;
+            let (x, scale) = (operand(c)?, scale_of_code(c)?);
+            let axes = some_axes(c, x)?;
             let Some((last, before)) = axes.split_last() else {
                 return Err(c.unsupported("a transform along no axis"));
             };
-            let n = x.dims(c)[*last].clone();
+            let n = x.size(c, *last)?;
             let bins = match c.bool("onesided", true)? {
                 true => half(&n),
                 false => n.clone(),
@@ -96,23 +94,13 @@ pub const OPS: &[Op] = &[
     ),
 ];
 
-/// What a transform of `n` numbers is divided by.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Scale {
-    One,
-    Root,
-    Length,
-}
-
-impl Scale {
-    /// PyTorch's `fft_norm_mode`.
-    fn of_code(c: &Call) -> Result<Scale> {
-        match c.int("normalization", 0)? {
-            0 => Ok(Scale::One),
-            1 => Ok(Scale::Root),
-            2 => Ok(Scale::Length),
-            other => Err(c.unsupported(format!("`normalization` {other}"))),
-        }
+/// PyTorch's `fft_norm_mode`.
+fn scale_of_code(c: &Call) -> Result<Scale> {
+    match c.int("normalization", 0)? {
+        0 => Ok(Scale::One),
+        1 => Ok(Scale::Root),
+        2 => Ok(Scale::Length),
+        other => Err(c.unsupported(format!("`normalization` {other}"))),
     }
 }
 
@@ -152,9 +140,14 @@ impl Operand {
         self.dims(c).len()
     }
 
+    fn size(self, c: &Call, axis: usize) -> Result<Dim> {
+        let size = self.dims(c).get(axis).cloned();
+        size.ok_or_else(|| c.fail("axis", "a scalar has no axis"))
+    }
+
     /// No more than the first `n` along an axis.
     fn fitted(self, c: &mut Call, axis: usize, n: &Dim) -> Result<Operand> {
-        let size = self.dims(c)[axis].clone();
+        let size = self.size(c, axis)?;
         let kept = size.smaller(n);
         if kept.same(&size) == Same::Yes {
             return Ok(self);
@@ -186,8 +179,16 @@ fn half(n: &Dim) -> Dim {
 fn length(c: &Call, x: Operand, axis: usize) -> Result<Dim> {
     match c.has("n") {
         true => c.dim("n", 0),
-        false => Ok(x.dims(c)[axis].clone()),
+        false => x.size(c, axis),
     }
+}
+
+/// The axes of a call, of which there have to be some.
+fn some_axes(c: &Call, x: Operand) -> Result<Vec<usize>> {
+    if c.dims("dim")?.is_none_or(|axes| axes.is_empty()) {
+        return Err(c.unsupported("a transform along no axis"));
+    }
+    c.axes("dim", x.rank(c))
 }
 
 fn named(c: &mut Call, sign: Sign) -> Result<Value> {
@@ -204,7 +205,7 @@ fn of_axes(c: &mut Call, sign: Sign, default: &[i64]) -> Result<Value> {
     let rank = x.rank(c);
     let lengths = c.dims("s")?.unwrap_or_default();
     let axes = match (c.has("dim"), lengths.len()) {
-        (true, _) => c.axes("dim", rank)?,
+        (true, _) => some_axes(c, x)?,
         (false, 0) if default.is_empty() => (0..rank).collect(),
         (false, 0) => default
             .iter()
@@ -232,7 +233,7 @@ fn all_axes(
         let n = match lengths.get(i) {
             // −1 is the axis as it is.
             Some(n) if n.as_const() != Some(-1) => n.clone(),
-            _ => x.dims(c)[*axis].clone(),
+            _ => x.size(c, *axis)?,
         };
         let done = one_axis(c, x, *axis, &n, &n, sign, scale)?;
         x = Operand::of(c, &done)?;
@@ -254,7 +255,7 @@ fn one_axis(
     scale: Scale,
 ) -> Result<Value> {
     let x = x.fitted(c, axis, n)?;
-    let rows = x.dims(c)[axis].clone();
+    let rows = x.size(c, axis)?;
     let (re, im) = match x {
         Operand::Real(id) => {
             let re = c.low.read(id)?;
@@ -274,7 +275,7 @@ fn one_axis(
 /// `n` real numbers from the first half of their bins.
 fn to_real(c: &mut Call, x: Operand, axis: usize, n: &Dim, scale: Scale) -> Result<Value> {
     let x = x.fitted(c, axis, &half(n))?;
-    let rows = x.dims(c)[axis].clone();
+    let rows = x.size(c, axis)?;
     let Operand::Complex(id) = x else {
         return Err(c.unsupported("a real tensor"));
     };
@@ -286,16 +287,12 @@ fn to_real(c: &mut Call, x: Operand, axis: usize, n: &Dim, scale: Scale) -> Resu
 }
 
 fn scaled(c: &mut Call, n: &Dim, sizes: [&Dim; 2], dtype: DType, scale: Scale) -> Result<Roots> {
+    if n.bounds().1.is_some_and(|most| most < 1) {
+        return Err(c
+            .fail("shape", "there is nothing to transform")
+            .found(format!("{n} numbers")));
+    }
     let n = c.low.int_scalar(n)?;
     let sizes = [c.low.int_scalar(sizes[0])?, c.low.int_scalar(sizes[1])?];
-    let roots = roots(&mut c.low.b, n, sizes, dtype)?;
-    let length = c.low.b.cast(n, dtype)?;
-    match scale {
-        Scale::One => Ok(roots),
-        Scale::Root => {
-            let by = c.low.emit(&SQRT, &[length])?;
-            roots.over(&mut c.low.b, by)
-        }
-        Scale::Length => roots.over(&mut c.low.b, length),
-    }
+    roots(&mut c.low.b, n, sizes, dtype, scale)
 }

@@ -285,6 +285,13 @@ fn in_place(
     let named = kwargs.iter().find(|(n, _)| *n == "self" || *n == "input");
     let target = match (args.first(), named) {
         (Some(Value::Tensor(id)), _) | (None, Some((_, Value::Tensor(id)))) => *id,
+        (Some(Value::Complex(_)), _) | (None, Some((_, Value::Complex(_)))) => {
+            return Err(Error::model(
+                "op",
+                format!("{base}_: a complex tensor is written to, which is not supported"),
+            )
+            .help("write to what view_as_real gives of it, or make a new tensor"));
+        }
         _ => {
             return Err(Error::model(
                 "op",
