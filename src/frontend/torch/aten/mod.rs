@@ -141,6 +141,9 @@ impl Value {
             Value::ComplexType(_) => "a complex element type",
             Value::Place => "a device or layout",
             Value::Unknown => "a number that only a run can tell",
+            Value::List(items) if items.contains(&Value::Unknown) => {
+                "a list with a number that only a run can tell"
+            }
             Value::List(_) => "a list",
             Value::Tuple(_) => "a tuple",
         }
