@@ -3,18 +3,66 @@
 //! Two forward graphs, or two training graphs, are taken as they are. Where one is a forward graph and the other a training
 //! graph that was made from it, the first is differentiated as the second records that it was, without a plan.
 
+use crate::attention::Attention;
 use crate::frontend::given::Given;
 use crate::optimize::{load, order, read_record};
-use crate::tensors::Tensors;
-use crate::tensors::feed;
+use crate::place::Place;
+use crate::rng::Rng;
+use crate::runtime::session::Session;
+use crate::tensors::{self, Tensors, feed};
 use ckpt_passes::compile::compile;
 use ckpt_passes::driver::Watch;
-use ckpt_passes::ir::Graph;
 use ckpt_passes::ir::verify::verify as check_invariants;
+use ckpt_passes::ir::{Graph, Tensor};
 use ckpt_passes::transform::infer::infer;
 use ckpt_passes::transform::joint::{has_backward, joint};
 use ckpt_passes::{Error, Result};
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Which two graphs, and on what they run.
+#[derive(Clone, Debug)]
+pub struct Setting {
+    /// What the other is held against: right by definition, or without a plan.
+    pub a: PathBuf,
+    pub b: PathBuf,
+    /// A file of tensors; what it lacks is made from the seed.
+    pub inputs: Option<PathBuf>,
+    pub seed: u64,
+    /// Numbers for named sizes that no tensor of the file fixes.
+    pub dims: Vec<(String, i64)>,
+    pub threads: Option<u16>,
+    pub place: Place,
+    pub rng: Rng,
+    pub attention: Attention,
+}
+
+impl Setting {
+    /// The tensors of the file; none without one.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn tensors(&self) -> Result<Tensors> {
+        match &self.inputs {
+            Some(path) => tensors::read(path),
+            None => Ok(Tensors::new()),
+        }
+    }
+
+    /// One of the two, made ready to run; `weights` replace initializers of the same name.
+    ///
+    /// # Errors
+    /// See [`Session::new`].
+    pub fn open<'g>(
+        &self,
+        graph: &'g Graph,
+        weights: &BTreeMap<String, Tensor>,
+    ) -> Result<Session<'g>> {
+        let mut session = Session::new(graph, weights, self.threads, self.place, self.rng)?;
+        session.attend_by(self.attention);
+        Ok(session)
+    }
+}
 
 /// Two graphs of one order of differentiation.
 pub struct Pair {

@@ -4,42 +4,18 @@
 //! was made from it are compared after the first is differentiated as the second records that it was, unplanned: the
 //! proof that a plan changed no bit of any gradient. Both run in our runtime, on one device, with the same threads.
 
-use crate::attention::Attention;
 use crate::optimize::record;
-use crate::pair::Pair;
-use crate::place::Place;
-use crate::rng::Rng;
+use crate::pair::{Pair, Setting};
 use crate::runtime::kernels::attention::pairs::pinned::Taken;
-use crate::runtime::session::Session;
 use crate::tensors::compare::{Comparison, Tolerance, compare};
 use crate::tensors::feed::Feed;
-use crate::tensors::{self, Tensors, random};
+use crate::tensors::{Tensors, random};
 use ckpt_passes::ir::{Graph, Tensor};
 use ckpt_passes::{Error, Result};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-
-/// What to compare, and on what.
-#[derive(Clone, Debug)]
-pub struct Request {
-    /// Right by definition.
-    pub a: PathBuf,
-    pub b: PathBuf,
-    /// A file of tensors; what it lacks is made from the seed.
-    pub inputs: Option<PathBuf>,
-    pub seed: u64,
-    /// Numbers for named sizes that no tensor of the file fixes.
-    pub dims: Vec<(String, i64)>,
-    /// Without one, bits must be equal; between training graphs of which one was fused and the other not, each tensor
-    /// within rounding ([`ROUNDING`]).
-    pub tolerance: Option<Tolerance>,
-    pub threads: Option<u16>,
-    pub place: Place,
-    pub rng: Rng,
-    pub attention: Attention,
-}
+use std::path::Path;
 
 /// How far rounding may take two tensors apart: relative to the largest element of the tensor, and to that of all.
 pub const ROUNDING: (f64, f64) = (1e-5, 1e-7);
@@ -89,22 +65,20 @@ pub struct Certificate {
     pub warnings: Vec<String>,
 }
 
-/// Runs and compares. A difference is not an error here: the certificate says it.
+/// Runs and compares. A difference is not an error here: the certificate says it. Without a tolerance bits must be equal;
+/// between training graphs of which one was fused and the other not, each tensor within rounding ([`ROUNDING`]).
 ///
 /// # Errors
 /// Graphs that cannot be compared or run.
-pub fn verify(request: &Request) -> Result<Certificate> {
-    let tensors = match &request.inputs {
-        Some(path) => tensors::read(path)?,
-        None => Tensors::new(),
-    };
+pub fn verify(setting: &Setting, tolerance: Option<Tolerance>) -> Result<Certificate> {
+    let tensors = setting.tensors()?;
     let Pair {
         a,
         b,
         kind,
         loss,
         mut warnings,
-    } = Pair::load(&request.a, &request.b, &tensors)?;
+    } = Pair::load(&setting.a, &setting.b, &tensors)?;
     let mut feed = Feed::new(&b, tensors)?;
     warnings.append(&mut feed.notes);
     let made_inputs: Vec<String> = feed
@@ -112,7 +86,7 @@ pub fn verify(request: &Request) -> Result<Certificate> {
         .iter()
         .map(|(n, _)| n.to_string())
         .collect();
-    let binding = random::fill(&b, &mut feed, &request.dims, request.seed)?;
+    let binding = random::fill(&b, &mut feed, &setting.dims, setting.seed)?;
     let run = |graph: &Graph, path: &Path| {
         // An input that only one of them has would be a different question for each.
         let unknown = graph
@@ -126,14 +100,7 @@ pub fn verify(request: &Request) -> Result<Certificate> {
             ))
             .at(path.display().to_string()));
         }
-        let mut session = Session::new(
-            graph,
-            &feed.weights,
-            request.threads,
-            request.place,
-            request.rng,
-        )?;
-        session.attend_by(request.attention);
+        let session = setting.open(graph, &feed.weights)?;
         let done = session
             .run(&feed.inputs)
             .map_err(|e| e.at(path.display().to_string()))?;
@@ -152,15 +119,15 @@ pub fn verify(request: &Request) -> Result<Certificate> {
             "nondeterministic",
             format!(
                 "{} cannot prove anything about these ops: it has no deterministic kernel for them",
-                request.place
+                setting.place
             ),
         )
         .at(path.display().to_string())
         .found(ops.join(", "))
         .help("verify on the CPU: --device cpu"))
     };
-    let (left, ran_a, mut refused) = run(&a, &request.a)?;
-    let (right, ran_b, also) = run(&b, &request.b)?;
+    let (left, ran_a, mut refused) = run(&a, &setting.a)?;
+    let (right, ran_b, also) = run(&b, &setting.b)?;
     refused.extend(also);
     warnings.extend(refused);
     let only = |x: &Tensors, y: &Tensors| {
@@ -176,8 +143,8 @@ pub fn verify(request: &Request) -> Result<Certificate> {
     let made = |graph: &Graph| {
         [record::FUSE, record::TILE, record::TILE_MLP].map(|key| graph.meta.get(key).cloned())
     };
-    let rounding = request.tolerance.is_none() && kind == "training" && made(&a) != made(&b);
-    let tolerance = request.tolerance.unwrap_or_default();
+    let rounding = tolerance.is_none() && kind == "training" && made(&a) != made(&b);
+    let tolerance = tolerance.unwrap_or_default();
     let most = if rounding {
         left.values().map(largest).fold(0.0, f64::max)
     } else {
@@ -195,8 +162,8 @@ pub fn verify(request: &Request) -> Result<Certificate> {
         .collect();
     let equal = missing.is_empty() && unknown.is_empty() && outputs.iter().all(|c| c.equal);
     Ok(Certificate {
-        a: request.a.display().to_string(),
-        b: request.b.display().to_string(),
+        a: setting.a.display().to_string(),
+        b: setting.b.display().to_string(),
         runs: [ran_a, ran_b],
         kind,
         equal,
@@ -212,10 +179,10 @@ pub fn verify(request: &Request) -> Result<Certificate> {
             .map(|(n, size)| (n.to_string(), size))
             .collect(),
         made_inputs,
-        seed: request.seed,
-        device: request.place.to_string(),
-        threads: request.threads,
-        rng: request.rng.to_string(),
+        seed: setting.seed,
+        device: setting.place.to_string(),
+        threads: setting.threads,
+        rng: setting.rng.to_string(),
         version: env!("CARGO_PKG_VERSION"),
         missing,
         unknown,

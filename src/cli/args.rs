@@ -343,11 +343,12 @@ pub struct RunArgs {
     pub report: Report,
 }
 
+/// Two graphs, and on what they run.
 #[derive(Args)]
-pub struct VerifyArgs {
-    /// The graph that is right by definition: a forward graph, or a training graph
+pub struct PairArgs {
+    /// What B is held against, right by definition: a forward graph, or a training graph without a plan
     pub a: PathBuf,
-    /// The graph to check; if only it has a backward, A is differentiated as B says it was
+    /// The graph to look at; if only it has a backward, A is differentiated as B says it was
     pub b: PathBuf,
     /// Tensors to run on, as for `run` [default: random ones from --seed]
     #[arg(long, value_name = "FILE")]
@@ -358,12 +359,6 @@ pub struct VerifyArgs {
     /// Number for a named size of the random inputs
     #[arg(long = "dim", value_name = "NAME=N", value_parser = dim)]
     pub dims: Vec<(String, i64)>,
-    /// Relative tolerance [default: every bit must be equal, or all but rounding where one of two training graphs is fused]
-    #[arg(long, value_name = "X", value_parser = tolerance)]
-    pub rtol: Option<f64>,
-    /// Absolute tolerance [default: as --rtol]
-    #[arg(long, value_name = "X", value_parser = tolerance)]
-    pub atol: Option<f64>,
     /// Threads that one kernel may use [default: all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: Option<u16>,
@@ -378,6 +373,35 @@ pub struct VerifyArgs {
     /// for the sizes of the inputs and checked against ours; tiles elsewhere) or tiles
     #[arg(long, value_name = "WORD", default_value = "auto", value_parser = attention)]
     pub attention: Attention,
+}
+
+#[cfg(feature = "torch")]
+impl PairArgs {
+    pub fn setting(&self) -> ckpt_opt::pair::Setting {
+        ckpt_opt::pair::Setting {
+            a: self.a.clone(),
+            b: self.b.clone(),
+            inputs: self.inputs.clone(),
+            seed: self.seed,
+            dims: self.dims.clone(),
+            threads: self.threads,
+            place: self.device,
+            rng: self.rng,
+            attention: self.attention,
+        }
+    }
+}
+
+#[derive(Args)]
+pub struct VerifyArgs {
+    #[command(flatten)]
+    pub pair: PairArgs,
+    /// Relative tolerance [default: every bit must be equal, or all but rounding where one of two training graphs is fused]
+    #[arg(long, value_name = "X", value_parser = tolerance)]
+    pub rtol: Option<f64>,
+    /// Absolute tolerance [default: as --rtol]
+    #[arg(long, value_name = "X", value_parser = tolerance)]
+    pub atol: Option<f64>,
     /// Write what was compared, and how it came out, as JSON
     #[arg(long, value_name = "FILE")]
     pub certificate: Option<PathBuf>,

@@ -111,18 +111,10 @@ mod with_torch {
     pub fn overhead(args: &OverheadArgs) -> Result<()> {
         let measured = {
             let _progress = progress::step("running both in turns");
-            turns::overhead(&turns::Request {
-                a: args.a.clone(),
-                b: args.b.clone(),
-                inputs: args.inputs.clone(),
-                seed: args.seed,
-                dims: args.dims.clone(),
-                threads: args.threads,
-                place: args.device,
-                rng: args.rng,
-                attention: args.attention,
-                time: Duration::from_secs(args.seconds.into()),
-            })?
+            turns::overhead(
+                &args.pair.setting(),
+                Duration::from_secs(args.seconds.into()),
+            )?
         };
         if args.report.format == Format::Json {
             return result_json(&measured);

@@ -82,10 +82,10 @@ impl Refusal<'_> {
 fn prepare(verb: &Verb) {
     let place = match verb {
         Verb::Run(args) => args.device,
-        Verb::Verify(args) => args.device,
+        Verb::Verify(args) => args.pair.device,
         Verb::Calibrate(args) => args.measuring.device,
         Verb::Profile(args) => args.measuring.device,
-        Verb::Overhead(args) => args.device,
+        Verb::Overhead(args) => args.pair.device,
         Verb::Doctor(_) => Place::Cuda(0),
         _ => return,
     };

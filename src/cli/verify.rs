@@ -13,24 +13,14 @@ pub fn run(args: &VerifyArgs) -> Result<()> {
     use super::args::Format;
     use super::{progress, result, result_json, warn, write_json};
     use ckpt_opt::tensors::compare::Tolerance;
-    use ckpt_opt::verify::{Request, verify};
+    use ckpt_opt::verify::verify;
 
     let step = progress::step("running both graphs");
-    let certificate = verify(&Request {
-        a: args.a.clone(),
-        b: args.b.clone(),
-        inputs: args.inputs.clone(),
-        seed: args.seed,
-        dims: args.dims.clone(),
-        tolerance: (args.rtol.is_some() || args.atol.is_some()).then(|| Tolerance {
-            rtol: args.rtol.unwrap_or(0.0),
-            atol: args.atol.unwrap_or(0.0),
-        }),
-        threads: args.threads,
-        place: args.device,
-        rng: args.rng,
-        attention: args.attention,
-    })?;
+    let tolerance = (args.rtol.is_some() || args.atol.is_some()).then(|| Tolerance {
+        rtol: args.rtol.unwrap_or(0.0),
+        atol: args.atol.unwrap_or(0.0),
+    });
+    let certificate = verify(&args.pair.setting(), tolerance)?;
     drop(step);
     if let Some(path) = &args.certificate {
         write_json(path, &certificate)?;

@@ -11,39 +11,16 @@
 //! stops when the answer pleases gets it too often.
 
 use super::median;
-use crate::attention::Attention;
 use crate::emit::units::bytes;
-use crate::pair::Pair;
-use crate::place::Place;
-use crate::rng::Rng;
+use crate::pair::{Pair, Setting};
 use crate::runtime::device;
 use crate::runtime::session::{self, Session};
 use crate::tensors::feed::Feed;
-use crate::tensors::{self, Tensors, random};
+use crate::tensors::random;
 use ckpt_passes::Result;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
-
-/// What to measure, and on what.
-#[derive(Clone, Debug)]
-pub struct Request {
-    /// What B is compared with: an unplanned training step, or the model that B was made from.
-    pub a: PathBuf,
-    pub b: PathBuf,
-    /// A file of tensors; what it lacks is made from the seed.
-    pub inputs: Option<PathBuf>,
-    pub seed: u64,
-    /// Numbers for named sizes that no tensor of the file fixes.
-    pub dims: Vec<(String, i64)>,
-    pub threads: Option<u16>,
-    pub place: Place,
-    pub rng: Rng,
-    pub attention: Attention,
-    /// Pairs begin until so much time has passed, and there are [`LEAST_PAIRS`] of them, or [`MOST_PAIRS`].
-    pub time: Duration,
-}
 
 /// Fewer cannot tell a centre with a confidence of 95 %.
 pub const LEAST_PAIRS: usize = 6;
@@ -90,30 +67,25 @@ pub struct Measured {
 /// Microseconds that passed, and of all processors.
 type Took = [f64; 2];
 
-/// Measures two graphs.
+/// Measures two graphs. Pairs begin until so much time has passed, and there are [`LEAST_PAIRS`] of them, or [`MOST_PAIRS`].
 ///
 /// # Errors
 /// Graphs that are not a pair, or that cannot be run.
-pub fn overhead(request: &Request) -> Result<Measured> {
-    let tensors = match &request.inputs {
-        Some(path) => tensors::read(path)?,
-        None => Tensors::new(),
-    };
-    let mut pair = Pair::load(&request.a, &request.b, &tensors)?;
+pub fn overhead(setting: &Setting, time: Duration) -> Result<Measured> {
+    let tensors = setting.tensors()?;
+    let mut pair = Pair::load(&setting.a, &setting.b, &tensors)?;
     let mut feed = Feed::new(&pair.b, tensors)?;
     feed.start_training(&pair.b);
     let mut warnings = std::mem::take(&mut pair.warnings);
     warnings.append(&mut feed.notes);
-    let binding = random::fill(&pair.b, &mut feed, &request.dims, request.seed)?;
+    let binding = random::fill(&pair.b, &mut feed, &setting.dims, setting.seed)?;
     let open = |graph| -> Result<Session<'_>> {
-        let (threads, place) = (request.threads, request.place);
-        let mut session = Session::new(graph, &feed.weights, threads, place, request.rng)?;
-        session.attend_by(request.attention);
+        let mut session = setting.open(graph, &feed.weights)?;
         session.go_on(true);
         Ok(session)
     };
     let sessions = [open(&pair.a)?, open(&pair.b)?];
-    let files = [&request.a, &request.b];
+    let files = [&setting.a, &setting.b];
     let mut steps: [Vec<Took>; 2] = Default::default();
     let mut peaks = [(0, 0); 2];
     let mut step = |which: usize| -> Result<Took> {
@@ -126,7 +98,7 @@ pub fn overhead(request: &Request) -> Result<Measured> {
     step(0)?;
     step(1)?;
     let started = Instant::now();
-    let is_enough = |pairs| pairs >= LEAST_PAIRS && started.elapsed() >= request.time;
+    let is_enough = |pairs| pairs >= LEAST_PAIRS && started.elapsed() >= time;
     while !is_enough(steps[0].len()) && steps[0].len() < MOST_PAIRS {
         let first = steps[0].len() % 2;
         for which in [first, 1 - first] {
@@ -156,7 +128,7 @@ pub fn overhead(request: &Request) -> Result<Measured> {
         cpu: more(1),
         noise_pct: median(apart.collect()),
         dims: named.map(|(n, size)| (n.to_string(), size)).collect(),
-        device: device::name(request.place),
+        device: device::name(setting.place),
         threads: session::threads(),
         warnings,
     })

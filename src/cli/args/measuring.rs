@@ -1,10 +1,9 @@
 //! Options of the verbs that measure: what plans are priced with, and what a plan costs.
 
 use super::planning::Training;
-use super::{Report, attention, dim, place, rng};
+use super::{PairArgs, Report, attention, place};
 use ckpt_opt::attention::Attention;
 use ckpt_opt::place::Place;
-use ckpt_opt::rng::Rng;
 use clap::Args;
 use std::path::PathBuf;
 
@@ -90,34 +89,11 @@ pub struct ProfileArgs {
 
 #[derive(Args)]
 pub struct OverheadArgs {
-    /// What B is compared with: a training graph without a plan, or the model, which is differentiated as B says it was
-    pub a: PathBuf,
-    /// The planned training graph
-    pub b: PathBuf,
+    #[command(flatten)]
+    pub pair: PairArgs,
     /// Begin no more pairs of steps after so many seconds; six pairs are measured at least
     #[arg(long, value_name = "S", default_value = "60")]
     pub seconds: u32,
-    /// Tensors to run on, as for `run` [default: random ones from --seed]
-    #[arg(long, value_name = "FILE")]
-    pub inputs: Option<PathBuf>,
-    /// Seed of the inputs that no file gives
-    #[arg(long, value_name = "N", default_value = "0")]
-    pub seed: u64,
-    /// Number for a named size of the random inputs
-    #[arg(long = "dim", value_name = "NAME=N", value_parser = dim)]
-    pub dims: Vec<(String, i64)>,
-    /// Threads that one kernel may use [default: all cores]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
-    pub threads: Option<u16>,
-    /// Where to run: cpu, cuda or cuda:N
-    #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = place)]
-    pub device: Place,
-    /// What random ops draw from, as for `run`: counter, native or eager
-    #[arg(long, value_name = "WORD", default_value = "counter", value_parser = rng)]
-    pub rng: Rng,
-    /// Kernels of attention, as for `run`: auto or tiles
-    #[arg(long, value_name = "WORD", default_value = "auto", value_parser = attention)]
-    pub attention: Attention,
     #[command(flatten)]
     pub report: Report,
 }
