@@ -5,17 +5,17 @@
 
 use crate::analysis::Device;
 use crate::analysis::params::{Parameter, Selection};
-use crate::analysis::ties;
+use crate::analysis::tied_weights;
 use crate::driver::{self, Cx, Made, Options, Pipeline, Timings, Watch};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Phase};
-use crate::plan::{Budgeted, Offloading, Plan, Policy, Times, Tried, Wishes};
+use crate::plan::{BudgetGoal, Offloading, Plan, Policy, PolicyOverrides, Times, Tried};
 use crate::transform::fuse::Fused;
 use crate::transform::joint;
 use crate::transform::loss::Loss;
 use crate::transform::optimizer::{Optimizer, Updates};
 use crate::transform::remat::strip_again;
-use crate::transform::streams::{self, Stream};
+use crate::transform::rng_streams::{self, Stream};
 use crate::transform::tile::Tiles;
 
 /// What to compile into.
@@ -24,9 +24,9 @@ pub struct Request {
     pub loss: Loss,
     pub policy: Policy,
     /// Where the policy applies, and the ops that it has no say about.
-    pub wishes: Wishes,
+    pub overrides: PolicyOverrides,
     /// Takes the place of the policy.
-    pub budget: Option<Budgeted>,
+    pub budget: Option<BudgetGoal>,
     /// Takes the place of both: a plan that was made before.
     pub stored: Option<Plan>,
     pub device: Device,
@@ -62,7 +62,7 @@ impl Default for Request {
         Request {
             loss: Loss::Auto,
             policy: Policy::Selective,
-            wishes: Wishes::default(),
+            overrides: PolicyOverrides::default(),
             budget: None,
             stored: None,
             device: Device::default(),
@@ -140,14 +140,14 @@ pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resul
         joint::joint(graph)?;
         drop_outputs(graph, &request.drop_outputs)?;
     }
-    streams::divide(graph, &request.rng_streams)?;
+    rng_streams::divide(graph, &request.rng_streams)?;
     let options = Options {
         dims: request.dims.clone(),
         loss,
         selection: request.selection.clone(),
         drop_outputs: request.drop_outputs.clone(),
         policy: request.policy,
-        wishes: request.wishes.clone(),
+        overrides: request.overrides.clone(),
         budget: request.budget,
         stored: request.stored.clone(),
         device: request.device.clone(),
@@ -162,7 +162,8 @@ pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resul
         ..Cx::default()
     };
     let timings = driver::run(&pipeline, graph, &mut cx, watch)?;
-    cx.warnings.extend(ties::warnings(graph, &cx.parameters));
+    cx.warnings
+        .extend(tied_weights::warnings(graph, &cx.parameters));
     Ok(Compiled {
         made: cx.made,
         parameters: cx.parameters,

@@ -42,7 +42,7 @@ pub static LOOK: OpDef = OpDef {
             strides: cx.ins[0].as_ref().map_or(vec![], |x| x.strides.clone()),
         }],
         temp_bytes: 3,
-        over: Vec::new(),
+        in_place_operands: Vec::new(),
     },
     body: Body::None("a test op"),
 };

@@ -6,7 +6,7 @@
 //! The five calls that most need are here: [`load`], [`optimize()`], [`plan()`], [`save`] and, with feature `torch`, `run`.
 //!
 //! ```
-//! use ckpt_opt::passes::plan::{Budget, Budgeted};
+//! use ckpt_opt::passes::plan::{Budget, BudgetGoal};
 //! use ckpt_opt::passes::{compile::Request, driver::Watch};
 //! use ckpt_opt::{frontend::given::Given, load, optimize, save};
 //! use std::path::Path;
@@ -19,7 +19,7 @@
 //! let request = Request {
 //!     // Sizes are for planning only: the written graph stays dynamic.
 //!     dims: vec![("batch".into(), 8), ("seq".into(), 64)],
-//!     budget: Some(Budgeted { budget: Budget::parse("60%")?, ..Budgeted::default() }),
+//!     budget: Some(BudgetGoal { budget: Budget::parse("60%")?, ..BudgetGoal::default() }),
 //!     ..Request::default()
 //! };
 //! let done = optimize(&mut model.graph, &request, &mut Watch::default())?;

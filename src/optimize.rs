@@ -19,7 +19,7 @@ use ckpt_passes::transform::joint::has_backward;
 use ckpt_passes::transform::loss::Loss;
 use ckpt_passes::transform::optimizer::Optimizer;
 use ckpt_passes::transform::remat::strip_again;
-use ckpt_passes::transform::streams::Stream;
+use ckpt_passes::transform::rng_streams::Stream;
 use ckpt_passes::transform::tile::{Tile, Tiles};
 use ckpt_passes::{Error, Result, text};
 use std::collections::{BTreeMap, BTreeSet};
@@ -190,7 +190,7 @@ pub fn optimize(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resu
     }
     let mut planned = None;
     if let Some(made) = compiled.made {
-        let choices = (made.choices, request.wishes.to_string());
+        let choices = (made.choices, request.overrides.to_string());
         let warnings = compiled.warnings.clone();
         let task = Task {
             loss: compiled.loss.map(|l| l.to_string()),

@@ -16,7 +16,7 @@ use ckpt_passes::compile::{Compiled, Request, compile};
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::Graph;
 use ckpt_passes::plan::offload::{Offloading, What};
-use ckpt_passes::plan::{Budget, Budgeted, Effort, Policy};
+use ckpt_passes::plan::{Budget, BudgetGoal, Effort, Policy};
 use ckpt_passes::transform::loss::Loss;
 use ckpt_passes::transform::optimizer::Optimizer;
 use ckpt_passes::transform::tile::{Tile, Tiles};
@@ -70,10 +70,10 @@ fn run(graph: &Graph) -> Measured {
 fn runs_as_the_unplanned_step(model: &str, percent: f64, open: Tiles, fuse_optimizer: bool) {
     let _turn = torch::alone();
     let request = Request {
-        budget: Some(Budgeted {
+        budget: Some(BudgetGoal {
             budget: Budget::Percent(percent),
             effort: Effort::First,
-            ..Budgeted::default()
+            ..BudgetGoal::default()
         }),
         offload: Offloading {
             what: What::Auto,

@@ -9,8 +9,8 @@ use ckpt_passes::analysis::{Binding, MemoryProfile, Sizes};
 use ckpt_passes::compile::{Request, compile};
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::{Graph, ValueId};
-use ckpt_passes::plan::wish::{Override, Target, Wishes};
-use ckpt_passes::plan::{Choice, Policy};
+use ckpt_passes::plan::overrides::{Override, PolicyOverrides, Target};
+use ckpt_passes::plan::{Constraint, Policy};
 use ckpt_passes::testing::{Takes, sharing};
 use ckpt_passes::transform::loss::Loss;
 use std::collections::BTreeMap;
@@ -242,22 +242,22 @@ fn a_repeated_choice_of_experts_is_the_same() {
         (&["MatMul", "TopK", "Gather", "Tanh"], 1),
     ] {
         let again = |op: &&str| Override {
-            choice: Choice::Recompute,
+            choice: Constraint::Recompute,
             target: Target::op(op).unwrap(),
         };
         let mut graph = experts();
         let request = Request {
             loss: Loss::Vjp,
             policy: Policy::None,
-            wishes: Wishes {
+            overrides: PolicyOverrides {
                 overrides: ops.iter().map(again).collect(),
-                ..Wishes::default()
+                ..PolicyOverrides::default()
             },
             dims: vec![("s".into(), SEQ)],
             ..Request::default()
         };
         let done = compile(&mut graph, &request, &mut Watch::default()).unwrap();
-        let twice = graph.nodes().filter(|(_, n)| n.again.is_some());
+        let twice = graph.nodes().filter(|(_, n)| n.recompute_of.is_some());
         let names: Vec<&str> = twice.map(|(_, n)| n.op.name).collect();
         let choices = names.iter().filter(|op| **op == "TopK").count();
         assert_eq!(choices, copies, "{names:?}");

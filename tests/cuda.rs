@@ -136,7 +136,7 @@ fn a_device_repeats_itself_and_counts_its_memory() {
         );
         let bytes = |key: &str| report[key].as_u64().unwrap();
         assert_eq!(report["device"], "cuda:0");
-        // Blocks are at least what was asked for, and no less than what the plan says can be alive at all.
+        // Layers are at least what was asked for, and no less than what the plan says can be alive at all.
         assert!(bytes("measured_peak_bytes") >= bytes("requested_peak_bytes"));
         assert!(bytes("requested_peak_bytes") > bytes("static_bytes"));
         assert!(report["workspace_bytes"].as_u64().is_some());

@@ -81,7 +81,7 @@ fn every_name_on_screen_is_understood() {
     assert_eq!(ask(&text("name"))["values"], serde_json::json!([one]));
     for name in [
         text("node"),
-        format!("{}/again", text("node")),
+        format!("{}/recompute", text("node")),
         text("module"),
         format!("{}*", &text("name")[..3]),
         format!("layer:{}", one["layer"]),

@@ -12,8 +12,8 @@
 //! `BLESS=1 cargo test --test golden` rewrites what follows `---`; a failure prints the difference and that command.
 
 use ckpt_passes::driver::{Cx, Pipeline, Watch, run};
-use ckpt_passes::plan::wish::{NamePattern, Override, Target};
-use ckpt_passes::plan::{Choice, Policy};
+use ckpt_passes::plan::overrides::{NamePattern, Override, Target};
+use ckpt_passes::plan::{Constraint, Policy};
 use ckpt_passes::transform::loss::Loss;
 use ckpt_passes::transform::optimizer::Optimizer;
 use ckpt_passes::transform::tile::Tile;
@@ -195,13 +195,13 @@ fn option(cx: &mut Cx, key: &str, value: &str) -> Result<(), String> {
         ("fuse_optimizer", "") => options.fuse_optimizer = value == "true",
         ("tile", "") => options.tile.loss = Tile::parse(value).map_err(|e| e.to_string())?,
         ("tile-mlp", "") => options.tile.mlp = Tile::parse(value).map_err(|e| e.to_string())?,
-        ("every", "") => options.wishes.every = value.parse().ok(),
-        ("first", "") => options.wishes.first = value.parse().ok(),
+        ("every", "") => options.overrides.every = value.parse().ok(),
+        ("first", "") => options.overrides.first = value.parse().ok(),
         ("layers" | "scope", "") => {
             let pattern = NamePattern::parse(value).map_err(|e| e.to_string())?;
             match key {
-                "layers" => options.wishes.layers.push(pattern),
-                _ => options.wishes.scope.push(pattern),
+                "layers" => options.overrides.layers.push(pattern),
+                _ => options.overrides.scope.push(pattern),
             }
         }
         ("save-ops" | "recompute-ops" | "recompute", "") => {
@@ -210,11 +210,14 @@ fn option(cx: &mut Cx, key: &str, value: &str) -> Result<(), String> {
                 _ => Target::op(value),
             };
             let choice = match key {
-                "save-ops" => Choice::Keep,
-                _ => Choice::Recompute,
+                "save-ops" => Constraint::Keep,
+                _ => Constraint::Recompute,
             };
             let target = target.map_err(|e| e.to_string())?;
-            options.wishes.overrides.push(Override { choice, target });
+            options
+                .overrides
+                .overrides
+                .push(Override { choice, target });
         }
         ("trainable", "") => options.selection.trainable.push(value.into()),
         ("freeze", "") => options.selection.freeze.push(value.into()),

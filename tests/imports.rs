@@ -16,8 +16,8 @@ use ckpt_passes::analysis::params::{Selection, parameters};
 use ckpt_passes::compile::{Request, compile};
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::{Graph, Phase};
-use ckpt_passes::plan::Choice;
-use ckpt_passes::plan::wish::{Override, Target, Wishes};
+use ckpt_passes::plan::Constraint;
+use ckpt_passes::plan::overrides::{Override, PolicyOverrides, Target};
 use ckpt_passes::transform::infer::infer;
 
 fn node(name: &str, op: &str, ins: &[&str], outs: &[&str]) -> NodeProto {
@@ -160,7 +160,7 @@ fn claims_of_recomputation_never_form_a_cycle_nor_point_forward() {
     // Each of these computes the same, so only the order can refute them.
     let mut lies = read(&claiming(["b", "c", "a"])).unwrap();
     assert_eq!(lies.warnings.len(), 2, "{:?}", lies.warnings);
-    let copies = |g: &Graph| g.nodes().filter(|(_, n)| n.again.is_some()).count();
+    let copies = |g: &Graph| g.nodes().filter(|(_, n)| n.recompute_of.is_some()).count();
     assert_eq!(copies(&lies.graph), 1);
     assert_eq!(copies(&reread(&lies.graph)), 1);
     train(&mut lies.graph);
@@ -239,7 +239,7 @@ fn a_call_of_a_function_is_a_module_of_its_class() {
     assert_eq!(kept.collect::<Vec<_>>(), scopes);
     let mut request = Request::default();
     request.policy = ckpt_passes::plan::Policy::Full;
-    request.wishes.layers = vec![ckpt_passes::plan::wish::NamePattern::parse("F").unwrap()];
+    request.overrides.layers = vec![ckpt_passes::plan::overrides::NamePattern::parse("F").unwrap()];
     compile(&mut graph, &request, &mut Watch::default()).unwrap_or_else(|e| panic!("{e}"));
 }
 
@@ -418,13 +418,13 @@ fn a_backward_of_contrib_ops_is_typed_and_planned_around() {
     assert_eq!(graph.ty(gradient).to_string(), "f32[2, 2]");
 
     let again = Override {
-        choice: Choice::Recompute,
+        choice: Constraint::Recompute,
         target: Target::op("Tanh").unwrap(),
     };
     let request = Request {
-        wishes: Wishes {
+        overrides: PolicyOverrides {
             overrides: vec![again],
-            ..Wishes::default()
+            ..PolicyOverrides::default()
         },
         dims: vec![("n".into(), 1024)],
         ..Request::default()
@@ -446,7 +446,7 @@ fn a_backward_of_contrib_ops_is_typed_and_planned_around() {
             .and_then(|v| graph.def_node(v))
             .unwrap();
         assert!(
-            graph.node(read).again.is_some(),
+            graph.node(read).recompute_of.is_some(),
             "the gradient reads the copy"
         );
         // What is written is planned again as it was.

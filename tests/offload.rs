@@ -15,7 +15,7 @@ use ckpt_passes::compile::Request;
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::Graph;
 use ckpt_passes::plan::offload::{To, What};
-use ckpt_passes::plan::{Budget, Budgeted, Effort, Offloading, Policy};
+use ckpt_passes::plan::{Budget, BudgetGoal, Effort, Offloading, Policy};
 use std::path::Path;
 
 fn fixture(name: &str) -> Graph {
@@ -62,10 +62,10 @@ fn runs(graph: &Graph, folder: &Path, streams: bool, count: usize) -> Vec<Measur
 
 /// A budget on a slow device with fast transfers: then something must be worth one.
 fn within_a_budget(offload: Offloading) -> Request {
-    let budgeted = Budgeted {
+    let budgeted = BudgetGoal {
         budget: Budget::Percent(90.0),
         effort: Effort::First,
-        ..Budgeted::default()
+        ..BudgetGoal::default()
     };
     let mut request = request(offload);
     request.device.teraflops.f32 = 1e-3;

@@ -17,7 +17,7 @@ use ckpt_passes::analysis::{Binding, Device, MemoryProfile, Sizes};
 use ckpt_passes::compile::Request;
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::{Graph, NodeId, Tensor};
-use ckpt_passes::plan::{Budget, Budgeted, Effort, Plan, Policy, Problem};
+use ckpt_passes::plan::{Budget, BudgetGoal, Effort, Plan, Policy, Problem};
 use ckpt_passes::testing::Random;
 use ckpt_passes::testing::updates::random_updates;
 use ckpt_passes::transform::optimizer::Optimizer;
@@ -45,10 +45,10 @@ fn dims() -> Vec<(String, i64)> {
 fn request(optimizer: &str, fuse_optimizer: bool, budget: Option<f64>) -> Request {
     Request {
         policy: Policy::None,
-        budget: budget.map(|percent| Budgeted {
+        budget: budget.map(|percent| BudgetGoal {
             budget: Budget::Percent(percent),
             effort: Effort::First,
-            ..Budgeted::default()
+            ..BudgetGoal::default()
         }),
         dims: dims(),
         fuse: true,

@@ -9,8 +9,8 @@ use ckpt_passes::ir::Graph;
 use ckpt_passes::plan::offload::{By, What};
 use ckpt_passes::plan::solve::{self, Failure};
 use ckpt_passes::plan::{
-    Budget, Budgeted, Effort, Objective, Offloading, Plan, Policy, Problem, Setting, Structure,
-    evaluate,
+    Budget, BudgetGoal, Effort, Objective, Offloading, OpAnnotations, Plan, PlanContext, Policy,
+    Problem, evaluate,
 };
 use ckpt_passes::testing::Random;
 use ckpt_passes::testing::dags::{Shape, random_dag};
@@ -55,20 +55,20 @@ fn training(model: &str, loss: &str, dims: &[(&str, i64)]) -> (Graph, Made) {
     (graph, done.made.unwrap())
 }
 
-fn setting(made: &Made) -> Setting<'_> {
-    Setting::plain(
+fn setting(made: &Made) -> PlanContext<'_> {
+    PlanContext::plain(
         &made.subject.problem,
         &made.subject.structure,
         &made.choices,
     )
 }
 
-fn budgeted(bytes: u64, objective: Objective, effort: Effort) -> Budgeted {
-    Budgeted {
+fn budgeted(bytes: u64, objective: Objective, effort: Effort) -> BudgetGoal {
+    BudgetGoal {
         budget: Budget::Bytes(bytes),
         objective,
         effort,
-        ..Budgeted::default()
+        ..BudgetGoal::default()
     }
 }
 
@@ -120,11 +120,11 @@ fn every_percent_is_kept_by_the_graph_that_is_written() {
         let mut planned = 0;
         // From the largest down to the first that is refused.
         for percent in (1..=100).rev() {
-            let ask = Budgeted {
+            let ask = BudgetGoal {
                 budget: Budget::Percent(f64::from(percent)),
                 objective: Objective::Cost,
                 effort: Effort::First,
-                ..Budgeted::default()
+                ..BudgetGoal::default()
             };
             let name = format!("{model} at {percent} %");
             let budget = ask.peak_bytes(&setting).unwrap();
@@ -155,11 +155,11 @@ fn one_percent_more_never_costs_more() {
     let setting = setting(&made);
     let mut last: Option<(u32, f64)> = None;
     for percent in 78..=83 {
-        let ask = Budgeted {
+        let ask = BudgetGoal {
             budget: Budget::Percent(f64::from(percent)),
             objective: Objective::Cost,
             effort: Effort::Units(50_000),
-            ..Budgeted::default()
+            ..BudgetGoal::default()
         };
         let cost = ask.plan(&setting).unwrap().after.cost;
         if let Some((less, dearer)) = last {
@@ -209,7 +209,7 @@ fn random_steps_at_every_percent() {
     for n in 0..60 {
         let p = random_dag(&mut r, 6 + n % 13, Shape::Training);
         let before = evaluate(&p, &p.given_order()).unwrap();
-        let structure = Structure::unknown(p.ops.len());
+        let structure = OpAnnotations::unknown(p.ops.len());
         // From the largest down to the first that is refused.
         for percent in (0..=100u64).rev().step_by(5) {
             let budget_bytes = before.static_bytes + before.peak_above_static_bytes * percent / 100;

@@ -2,7 +2,7 @@
 
 use ckpt_opt::frontend;
 use ckpt_passes::analysis::sharing::{KvSharing, Reach};
-use ckpt_passes::analysis::{Binding, Blocks, MemoryProfile, Sizes};
+use ckpt_passes::analysis::{Binding, Layers, MemoryProfile, Sizes};
 use ckpt_passes::compile::{Request, compile};
 use ckpt_passes::driver::Made;
 use ckpt_passes::driver::Watch;
@@ -57,7 +57,7 @@ fn two_equal_layers_in_every_fixture_names_or_not() {
     for (model, _) in MODELS {
         let mut graph = load(model);
         infer(&mut graph).unwrap();
-        let named = Blocks::new(&graph).unwrap();
+        let named = Layers::new(&graph).unwrap();
         assert_eq!(named.list.len(), 2, "{model}");
         assert_eq!(
             named.list[0].nodes.len(),
@@ -89,8 +89,8 @@ fn two_equal_layers_in_every_fixture_names_or_not() {
         for (i, id) in values.into_iter().enumerate() {
             graph.rename_value(id, &format!("x{i}"));
         }
-        let blind = Blocks::new(&graph).unwrap();
-        let members = |b: &Blocks| b.list.iter().map(|b| b.nodes.clone()).collect::<Vec<_>>();
+        let blind = Layers::new(&graph).unwrap();
+        let members = |b: &Layers| b.list.iter().map(|b| b.nodes.clone()).collect::<Vec<_>>();
         assert_eq!(members(&blind), members(&named), "{model}");
         assert!(
             blind
@@ -176,7 +176,7 @@ fn selective_on_real_layers() {
 #[test]
 fn shared_keys_and_values_of_a_real_export() {
     let mut graph = load_typed("gemma3n");
-    let map = |graph: &Graph| Blocks::new(graph).unwrap().kv_sharing;
+    let map = |graph: &Graph| Layers::new(graph).unwrap().kv_sharing;
     let of = |producer, reach| KvSharing {
         producer: Some(producer),
         consumers: vec![producer + 2],
@@ -191,11 +191,11 @@ fn shared_keys_and_values_of_a_real_export() {
     }
     assert_eq!(map(&graph), expected);
     // Two layers that make keys, two that do not.
-    let blocks = Blocks::new(&graph).unwrap();
+    let blocks = Layers::new(&graph).unwrap();
     assert_eq!(blocks.list.len(), 4);
     assert!(blocks.shared_weights.is_empty());
     assert!(
-        Blocks::new(&load_typed("llama32"))
+        Layers::new(&load_typed("llama32"))
             .unwrap()
             .kv_sharing
             .is_empty()
@@ -210,7 +210,7 @@ fn attention_is_recomputed_in_layers_that_share_keys() {
     let mut softmaxes = [0; 4];
     for id in graph.order() {
         let node = graph.node(*id);
-        if let (Some(_), "Softmax") = (node.again, node.op.name) {
+        if let (Some(_), "Softmax") = (node.recompute_of, node.op.name) {
             softmaxes[blocks.of[graph.original(*id)].unwrap()] += 1;
         }
     }

@@ -153,7 +153,7 @@ fn check(
             footprint.temp_bytes
         ));
     }
-    for slot in &footprint.over {
+    for slot in &footprint.in_place_operands {
         let what = written_over(&cx, *slot, &results, footprint.temp_bytes);
         broken.extend(what.map(|what| format!("over operand {slot}: {what}")));
     }

@@ -16,7 +16,7 @@ use ckpt_passes::analysis::{Binding, Device, MemoryProfile, Sizes};
 use ckpt_passes::driver::{Cx, Pipeline, Watch, run};
 use ckpt_passes::ir::op::{Body, Grad, body_of};
 use ckpt_passes::ir::{DType, Graph, ValueId};
-use ckpt_passes::plan::{Plan, Subject, keep};
+use ckpt_passes::plan::{Plan, PlanInput, saved_set};
 use ckpt_passes::testing::Random;
 use ckpt_passes::testing::models::{Model, SIZES, random, single, tensor};
 use ckpt_passes::testing::recipes::{self, Recipe};
@@ -135,7 +135,7 @@ fn planned_equals_unplanned_bit_for_bit_in_the_memory_predicted() {
         let feed = inputs(&model, &g, dtype, &mut r);
         let before = outputs(&g, &feed);
         let binding = Binding::new(&g, &cx.options.dims).unwrap();
-        let subject = Subject::new(&g, &binding, &Device::default()).unwrap();
+        let subject = PlanInput::new(&g, &binding, &Device::default()).unwrap();
         let p = &subject.problem;
         let kept: Vec<bool> = p.values.iter().map(|_| r.below(4) == 0).collect();
         let none = vec![None; p.ops.len()];

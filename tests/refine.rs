@@ -6,8 +6,8 @@ use ckpt_passes::Result;
 use ckpt_passes::compile::{Request, compile};
 use ckpt_passes::driver::{Made, Watch};
 use ckpt_passes::ir::{Graph, Node, NodeId, Role};
-use ckpt_passes::plan::wish::{NamePattern, Override, Target, Wishes};
-use ckpt_passes::plan::{Choice, Policy};
+use ckpt_passes::plan::overrides::{NamePattern, Override, PolicyOverrides, Target};
+use ckpt_passes::plan::{Constraint, Policy};
 use ckpt_passes::transform::loss::Loss;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -19,11 +19,11 @@ fn load(model: &str) -> Graph {
         .graph
 }
 
-fn request(policy: Policy, wishes: Wishes) -> Request {
+fn request(policy: Policy, overrides: PolicyOverrides) -> Request {
     Request {
         loss: Loss::Vjp,
         policy,
-        wishes,
+        overrides,
         dims: vec![("batch".into(), 4), ("seq".into(), 64)],
         ..Request::default()
     }
@@ -40,27 +40,27 @@ fn names(texts: &[&str]) -> Vec<NamePattern> {
     texts.iter().map(parse).collect()
 }
 
-fn layers(texts: &[&str]) -> Wishes {
-    Wishes {
+fn layers(texts: &[&str]) -> PolicyOverrides {
+    PolicyOverrides {
         layers: names(texts),
-        ..Wishes::default()
+        ..PolicyOverrides::default()
     }
 }
 
-fn overrides(list: &[(Choice, Target)]) -> Wishes {
-    let over = |(choice, target): &(Choice, Target)| Override {
+fn overrides(list: &[(Constraint, Target)]) -> PolicyOverrides {
+    let over = |(choice, target): &(Constraint, Target)| Override {
         choice: *choice,
         target: target.clone(),
     };
-    Wishes {
+    PolicyOverrides {
         overrides: list.iter().map(over).collect(),
-        ..Wishes::default()
+        ..PolicyOverrides::default()
     }
 }
 
 fn copies(graph: &Graph) -> Vec<&Node> {
     let nodes = graph.nodes().map(|(_, n)| n);
-    nodes.filter(|n| n.again.is_some()).collect()
+    nodes.filter(|n| n.recompute_of.is_some()).collect()
 }
 
 fn copied(graph: &Graph) -> BTreeSet<String> {
@@ -120,13 +120,17 @@ fn layers_by_class_and_by_path() {
         &request(Policy::Full, layers(&["LlamaDecoderLayer"])),
     )
     .unwrap();
-    let by_flow = planned("llama32", &request(Policy::Full, Wishes::default())).unwrap();
+    let by_flow = planned(
+        "llama32",
+        &request(Policy::Full, PolicyOverrides::default()),
+    )
+    .unwrap();
     let peak = |made: &Made| made.plan.after.peak_bytes;
     assert!(peak(&by_class.1).abs_diff(peak(&by_flow.1)) * 20 < peak(&by_flow.1));
     // Counting starts anew among what was asked for.
-    let mut wishes = layers(&["LlamaMLP"]);
-    wishes.first = Some(1);
-    let (graph, _) = planned("llama32", &request(Policy::Full, wishes)).unwrap();
+    let mut overrides = layers(&["LlamaMLP"]);
+    overrides.first = Some(1);
+    let (graph, _) = planned("llama32", &request(Policy::Full, overrides)).unwrap();
     for node in copies(&graph) {
         assert!(
             paths_of(node).contains(&"model.layers.0.mlp"),
@@ -164,10 +168,14 @@ fn an_unknown_class_lists_those_that_exist() {
 #[test]
 fn a_product_in_every_spelling() {
     let plan = |text: &str, choice| {
-        let wishes = overrides(&[(choice, Target::op(text).unwrap())]);
-        planned("llama32", &request(Policy::Full, wishes)).map(|(graph, _)| copied(&graph))
+        let overrides = overrides(&[(choice, Target::op(text).unwrap())]);
+        planned("llama32", &request(Policy::Full, overrides)).map(|(graph, _)| copied(&graph))
     };
-    let full = planned("llama32", &request(Policy::Full, Wishes::default())).unwrap();
+    let full = planned(
+        "llama32",
+        &request(Policy::Full, PolicyOverrides::default()),
+    )
+    .unwrap();
     let products = |names: &BTreeSet<String>| {
         names
             .iter()
@@ -175,7 +183,7 @@ fn a_product_in_every_spelling() {
             .count()
     };
     assert!(products(&copied(&full.0)) > 8);
-    let by_onnx = plan("MatMul", Choice::Keep).unwrap();
+    let by_onnx = plan("MatMul", Constraint::Keep).unwrap();
     assert_eq!(products(&by_onnx), 0);
     for text in [
         "aten.mm",
@@ -183,14 +191,14 @@ fn a_product_in_every_spelling() {
         "torch.ops.aten.mm.default",
         "aten::mm",
     ] {
-        assert_eq!(plan(text, Choice::Keep).unwrap(), by_onnx, "{text}");
+        assert_eq!(plan(text, Constraint::Keep).unwrap(), by_onnx, "{text}");
     }
     // What the exporter traced a node from is known to the overload.
-    let linear = plan("torch.ops.aten.linear.default", Choice::Keep).unwrap();
+    let linear = plan("torch.ops.aten.linear.default", Constraint::Keep).unwrap();
     assert!(linear.iter().all(|n| !n.starts_with("node_linear")));
-    let silu = plan("aten.silu", Choice::Keep).unwrap();
+    let silu = plan("aten.silu", Constraint::Keep).unwrap();
     assert!(silu.len() < copied(&full.0).len());
-    let attention = plan("aten.scaled_dot_product_attention", Choice::Keep).unwrap();
+    let attention = plan("aten.scaled_dot_product_attention", Constraint::Keep).unwrap();
     assert!(attention.iter().all(|n| !n.starts_with("node_Softmax")));
     for (text, part) in [
         ("aten.topk", "the model has no op that aten.topk becomes"),
@@ -200,7 +208,7 @@ fn a_product_in_every_spelling() {
         ("*nothing*", "matches no node"),
         ("__import__", "no op and no node has that name"),
     ] {
-        for choice in [Choice::Keep, Choice::Recompute] {
+        for choice in [Constraint::Keep, Constraint::Recompute] {
             let e = plan(text, choice).err().unwrap_or_else(|| panic!("{text}"));
             assert_eq!((e.code(), e.exit_code()), ("selection", 2), "{text}");
             assert!(e.to_string().contains(part), "{text}: {e}");
@@ -212,8 +220,8 @@ fn a_product_in_every_spelling() {
 #[test]
 fn only_the_modules_that_are_named_run_again() {
     let router = Target::module("layers.1.mlp.gate_proj").unwrap();
-    let wishes = overrides(&[(Choice::Recompute, router)]);
-    let (graph, made) = planned("llama32", &request(Policy::None, wishes)).unwrap();
+    let routers = overrides(&[(Constraint::Recompute, router)]);
+    let (graph, made) = planned("llama32", &request(Policy::None, routers)).unwrap();
     let list = copies(&graph);
     assert!(!list.is_empty());
     for node in list {
@@ -232,9 +240,9 @@ fn only_the_modules_that_are_named_run_again() {
         );
     }
     // The last wish about an op wins.
-    let save = (Choice::Keep, Target::op("MatMul").unwrap());
-    let again = (Choice::Recompute, Target::module("gate_proj").unwrap());
-    let count = |list: &[(Choice, Target)]| {
+    let save = (Constraint::Keep, Target::op("MatMul").unwrap());
+    let again = (Constraint::Recompute, Target::module("gate_proj").unwrap());
+    let count = |list: &[(Constraint, Target)]| {
         let (graph, _) = planned("llama32", &request(Policy::None, overrides(list))).unwrap();
         copies(&graph).len()
     };
@@ -244,9 +252,9 @@ fn only_the_modules_that_are_named_run_again() {
 
 #[test]
 fn a_scope_restricts_policies_and_op_rules() {
-    let scope = |text: &str| Wishes {
+    let scope = |text: &str| PolicyOverrides {
         scope: names(&[text]),
-        ..overrides(&[(Choice::Recompute, Target::op("MatMul").unwrap())])
+        ..overrides(&[(Constraint::Recompute, Target::op("MatMul").unwrap())])
     };
     let (graph, _) = planned(
         "llama32",
@@ -281,7 +289,11 @@ fn parts_of_layers() {
         ("llama32_bf16", pre),
         ("bert", post),
     ] {
-        let (graph, made) = planned(model, &request(Policy::Submodule, Wishes::default())).unwrap();
+        let (graph, made) = planned(
+            model,
+            &request(Policy::Submodule, PolicyOverrides::default()),
+        )
+        .unwrap();
         let parts = &made.subject.submodules.list;
         for block in 0..2 {
             let words: Vec<&str> = parts
@@ -307,7 +319,7 @@ fn parts_of_layers() {
             );
         }
         // Every part keeps its input, so more stays than when a layer keeps only its own.
-        let full = planned(model, &request(Policy::Full, Wishes::default()))
+        let full = planned(model, &request(Policy::Full, PolicyOverrides::default()))
             .unwrap()
             .1;
         let (mine, whole) = (made.plan.recompute_flops(), full.plan.recompute_flops());
@@ -327,7 +339,7 @@ fn a_frozen_layer_is_untouched() {
         Policy::Submodule,
         Policy::Group(2),
     ] {
-        let mut request = request(policy, Wishes::default());
+        let mut request = request(policy, PolicyOverrides::default());
         request.selection.freeze = vec![
             "transformer.h.0.*".into(),
             "*wpe*".into(),
@@ -337,15 +349,15 @@ fn a_frozen_layer_is_untouched() {
         let blocks = &made.subject.blocks;
         let mut again = [0, 0];
         for node in copies(&graph) {
-            if let Some(block) = node.again.and_then(|n| blocks.of[graph.original(n)]) {
+            if let Some(block) = node.recompute_of.and_then(|n| blocks.of[graph.original(n)]) {
                 again[block] += 1;
             }
         }
         assert_eq!(again[0], 0, "{policy}");
         assert!(again[1] > 0, "{policy}");
         // An op rule does not reach into it either, a path does.
-        let op = overrides(&[(Choice::Recompute, Target::op("Gemm").unwrap())]);
-        request.wishes = op;
+        let op = overrides(&[(Constraint::Recompute, Target::op("Gemm").unwrap())]);
+        request.overrides = op;
         let (graph, _) = planned("gpt2", &request).unwrap();
         let first = copies(&graph)
             .into_iter()
@@ -363,7 +375,7 @@ fn assert_untouched(graph: &Graph, frozen: &dyn Fn(NodeId) -> bool, what: &str) 
         if node.role != Role::Forward {
             continue;
         }
-        if node.again.is_some() {
+        if node.recompute_of.is_some() {
             assert!(!frozen(graph.original(*id)), "{what}: {}", node.name);
             continue;
         }
@@ -374,7 +386,7 @@ fn assert_untouched(graph: &Graph, frozen: &dyn Fn(NodeId) -> bool, what: &str) 
             let readers: Vec<NodeId> = graph.value(*value).uses().iter().map(|u| u.node).collect();
             let late = |n: &NodeId| {
                 let reader = graph.node(*n);
-                reader.role == Role::Backward || reader.again.is_some()
+                reader.role == Role::Backward || reader.recompute_of.is_some()
             };
             let goes_on = |n: &NodeId| !late(n) && !frozen(*n);
             let crosses = readers.iter().any(goes_on);
@@ -401,7 +413,7 @@ fn the_first_half_of_a_model_frozen() {
         "*per_layer_projection_norm*",
     ];
     for policy in [Policy::None, Policy::Full, Policy::Selective] {
-        let mut request = request(policy, Wishes::default());
+        let mut request = request(policy, PolicyOverrides::default());
         let all = planned("gemma3n", &request).unwrap().1;
         request.selection.freeze = patterns.map(String::from).to_vec();
         let (graph, made) = planned("gemma3n", &request).unwrap();
@@ -449,11 +461,11 @@ const TOWER: &str = "graph @g typed (%pixels: f32[b, 3, 8, 8], %ids: i64[b, s]) 
 fn a_frozen_tower_is_left_alone() {
     for policy in [Policy::None, Policy::Selective] {
         let mut graph = ckpt_passes::text::parse(TOWER).unwrap();
-        let mut request = request(policy, Wishes::default());
+        let mut request = request(policy, PolicyOverrides::default());
         request.dims = vec![("b".into(), 8), ("s".into(), 64)];
         request.selection.freeze = vec!["patch".into(), "tower*".into()];
-        let again = overrides(&[(Choice::Recompute, Target::op("Tanh").unwrap())]);
-        request.wishes = again;
+        let again = overrides(&[(Constraint::Recompute, Target::op("Tanh").unwrap())]);
+        request.overrides = again;
         compile(&mut graph, &request, &mut Watch::default()).unwrap();
         let tower: Vec<NodeId> = ["seen", "rows", "tokens", "wide", "bent", "image"]
             .iter()

@@ -171,8 +171,13 @@ fn overlays_name_the_nodes_of_the_written_graph() {
     told.sort_unstable();
     names.sort_unstable();
     assert_eq!(told, names);
-    let again = |name: &&str| results[*name]["value"] == "again";
-    assert!(names.iter().filter(|n| n.ends_with("/again")).all(again));
+    let again = |name: &&str| results[*name]["value"] == "recompute";
+    assert!(
+        names
+            .iter()
+            .filter(|n| n.ends_with("/recompute"))
+            .all(again)
+    );
     let dot = read(dir.path(), "p.dot");
     assert!(dot.starts_with("digraph layers {") && dot.ends_with("}\n"));
     assert!(dot.contains("layers 0 to 1: attention+mlp"), "{dot}");

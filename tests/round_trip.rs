@@ -231,7 +231,7 @@ fn planned_fixtures_read_back_equal() {
         let copies = |g: &Graph| {
             let copies = g.order().iter().filter_map(|n| {
                 let node = g.node(*n);
-                let original = g.node(node.again?).name.clone();
+                let original = g.node(node.recompute_of?).name.clone();
                 Some((node.name.clone(), original, node.segment))
             });
             copies.collect::<Vec<_>>()

@@ -8,7 +8,7 @@ use ckpt_opt::runtime::executor::Program;
 use ckpt_passes::compile::{Compiled, Request, compile};
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::{DType, Graph};
-use ckpt_passes::plan::{Budget, Budgeted, Effort, Policy};
+use ckpt_passes::plan::{Budget, BudgetGoal, Effort, Policy};
 use ckpt_passes::text;
 use ckpt_passes::transform::loss::Loss;
 use ckpt_passes::transform::tile::{Tile, Tiles};
@@ -217,10 +217,10 @@ fn sums_over_parts_are_wide_where_numbers_are_narrow() {
 fn the_peak_falls_below_what_computing_again_reaches() {
     let _turn = torch::alone();
     let budget = |mlp: Tile, budget: Budget| Request {
-        budget: Some(Budgeted {
+        budget: Some(BudgetGoal {
             budget,
             effort: Effort::First,
-            ..Budgeted::default()
+            ..BudgetGoal::default()
         }),
         ..unplanned(mlp)
     };

@@ -267,7 +267,7 @@ def check_file(report: Report, key: tuple[str, str, str], out: Path, policy: str
     """Rows `write` (recompute nodes are explicit) and `checker`."""
     nodes = onnx.load(out, load_external_data=False).graph.node
     copies = [n for n in nodes if any(p.key == "ckpt.role" and p.value == "recompute" for p in n.metadata_props)]
-    unnamed = [n.name for n in copies if "/again" not in n.name]
+    unnamed = [n.name for n in copies if "/recompute" not in n.name]
     good = bool(copies) == (policy != "none") and not unnamed
     report.add(
         key,

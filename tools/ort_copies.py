@@ -25,7 +25,7 @@ import onnxruntime as ort
 
 ORDERS = ["DEFAULT", "PRIORITY_BASED"]
 LEVELS = ["ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL"]
-COPY = re.compile(r"/again(\.\d+)?(_|/|$)")
+COPY = re.compile(r"/recompute(\.\d+)?(_|/|$)")
 DTYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(bool)": np.bool_}
 
 

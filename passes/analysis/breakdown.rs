@@ -3,7 +3,7 @@
 //! Storages alive at the node where the peak is reached, by what they are for. The rows add up to the peak.
 
 use crate::analysis::memory::MemoryProfile;
-use crate::ir::{Def, Graph, Role, Side};
+use crate::ir::{Def, Graph, Role, SecondaryMap};
 use crate::transform::joint::trained;
 use crate::transform::optimizer::states;
 
@@ -35,14 +35,14 @@ impl Breakdown {
             .at
             .and_then(|id| graph.order().iter().position(|n| *n == id));
         // What a storage is handed out as, by its first value.
-        let mut handed_out = Side::new(graph.value_bound(), None);
+        let mut handed_out = SecondaryMap::new(graph.value_bound(), None);
         for id in graph.outputs() {
             handed_out[memory.storage(*id).first] = Some(false);
         }
         for id in trained(graph).into_values() {
             handed_out[memory.storage(id).first] = Some(true);
         }
-        let mut is_state = Side::new(graph.value_bound(), false);
+        let mut is_state = SecondaryMap::new(graph.value_bound(), false);
         for id in states(graph) {
             is_state[id] = true;
         }

@@ -5,11 +5,11 @@
 //! is what lies between two products with weights. Both are large and cheap to rebuild from what the products around
 //! them read and make.
 
-use super::blocks::Blocks;
-use super::spine::Flow;
+use super::layers::Layers;
+use super::residual_stream::Flow;
 use super::submodules::{Part, Submodules};
 use crate::error::Result;
-use crate::ir::{Graph, NodeId, Side};
+use crate::ir::{Graph, NodeId, SecondaryMap};
 use crate::ops::kind::{Kind, kind};
 use rustc_hash::FxHashSet;
 
@@ -27,11 +27,11 @@ pub enum Core {
 /// See [`Flow::new`].
 pub fn cores(
     graph: &Graph,
-    blocks: &Blocks,
+    blocks: &Layers,
     submodules: &Submodules,
-) -> Result<Side<NodeId, Option<Core>>> {
+) -> Result<SecondaryMap<NodeId, Option<Core>>> {
     let flow = Flow::new(graph)?;
-    let mut core = Side::new(graph.node_bound(), None);
+    let mut core = SecondaryMap::new(graph.node_bound(), None);
     for attention in &blocks.attentions {
         for id in between(graph, &flow, attention.scores, attention.output) {
             core[id] = Some(Core::Attention);
@@ -86,7 +86,7 @@ fn between(graph: &Graph, flow: &Flow, from: NodeId, to: NodeId) -> FxHashSet<No
 }
 
 /// Of the nodes of one part (in order), those between two products with weights.
-fn activation(graph: &Graph, flow: &Flow, blocks: &Blocks, nodes: &[NodeId]) -> Vec<NodeId> {
+fn activation(graph: &Graph, flow: &Flow, blocks: &Layers, nodes: &[NodeId]) -> Vec<NodeId> {
     let multiplies = |id: NodeId| {
         blocks.plain_matmul[id]
             || matches!(

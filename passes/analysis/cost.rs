@@ -3,21 +3,21 @@
 
 use crate::analysis::sizes::Sizes;
 use crate::ir::op::{Cost, CostCx};
-use crate::ir::{DType, Graph, NodeId, Side};
+use crate::ir::{DType, Graph, NodeId, SecondaryMap};
 
 /// The price of every node.
 #[derive(Clone, Debug)]
 pub struct Costs {
-    table: Side<NodeId, Cost>,
-    dtype: Side<NodeId, DType>,
+    table: SecondaryMap<NodeId, Cost>,
+    dtype: SecondaryMap<NodeId, DType>,
     pub total: Cost,
 }
 
 impl Costs {
     pub fn new(graph: &Graph, sizes: &Sizes) -> Costs {
         let mut costs = Costs {
-            table: Side::new(graph.node_bound(), Cost::default()),
-            dtype: Side::new(graph.node_bound(), DType::F32),
+            table: SecondaryMap::new(graph.node_bound(), Cost::default()),
+            dtype: SecondaryMap::new(graph.node_bound(), DType::F32),
             total: Cost::default(),
         };
         for id in graph.order() {

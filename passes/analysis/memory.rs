@@ -19,7 +19,7 @@ use crate::analysis::device::round_up;
 use crate::analysis::sizes::Sizes;
 use crate::error::{Error, Result};
 use crate::ir::op::{Footprint, MemoryCx, Place, Sized, contiguous_strides};
-use crate::ir::{Def, Graph, NodeId, Side, ValueId};
+use crate::ir::{Def, Graph, NodeId, SecondaryMap, ValueId};
 use std::collections::BTreeMap;
 
 /// A block of memory that one or more values live in.
@@ -69,9 +69,9 @@ enum Lasting {
 #[derive(Clone, Debug)]
 pub struct MemoryProfile {
     pub storages: Vec<Storage>,
-    /// Blocks are multiples of this.
+    /// Layers are multiples of this.
     pub granularity_bytes: u64,
-    layouts: Side<ValueId, Option<Layout>>,
+    layouts: SecondaryMap<ValueId, Option<Layout>>,
     /// Bytes of inputs and initializers.
     pub static_bytes: u64,
     /// Static bytes plus the largest entry of the timeline.
@@ -87,7 +87,7 @@ pub struct MemoryProfile {
     /// Storages that die right after the node at each position.
     pub frees: Vec<Vec<StorageId>>,
     /// Operand slots that the node at each position can write its first result over, if they die there.
-    pub over: Vec<Vec<usize>>,
+    pub in_place_operands: Vec<Vec<usize>>,
     /// The one of them that it does write over.
     pub taken: Vec<Option<usize>>,
     /// By storage: the last position that reads it, whether it dies there or not.
@@ -112,7 +112,7 @@ impl MemoryProfile {
         let mut profile = MemoryProfile {
             granularity_bytes,
             storages: Vec::new(),
-            layouts: Side::new(graph.value_bound(), None),
+            layouts: SecondaryMap::new(graph.value_bound(), None),
             static_bytes: 0,
             peak_bytes: 0,
             at: None,
@@ -120,7 +120,7 @@ impl MemoryProfile {
             timeline_bytes: Vec::with_capacity(graph.order().len()),
             temp_bytes: Vec::with_capacity(graph.order().len()),
             frees: vec![Vec::new(); graph.order().len()],
-            over: Vec::with_capacity(graph.order().len()),
+            in_place_operands: Vec::with_capacity(graph.order().len()),
             taken: vec![None; graph.order().len()],
             last_read: Vec::new(),
         };
@@ -245,7 +245,7 @@ impl MemoryProfile {
         }
         let temp_bytes = round_up(footprint.temp_bytes, self.granularity_bytes);
         self.temp_bytes.push(temp_bytes);
-        let mut over = footprint.over;
+        let mut over = footprint.in_place_operands;
         over.retain(|slot| match self.renews(graph, id, *slot) {
             true => true,
             // What a size that depends on data leaves of a storage is not known beforehand.
@@ -258,7 +258,7 @@ impl MemoryProfile {
             let new = self.layout(*out).storage;
             self.storages[new.0 as usize].renews = old;
         }
-        self.over.push(over);
+        self.in_place_operands.push(over);
         Ok(())
     }
 
@@ -305,7 +305,7 @@ impl MemoryProfile {
     fn take_over(&mut self, graph: &Graph) {
         for (position, id) in graph.order().iter().enumerate() {
             let node = graph.node(*id);
-            let dying = self.over[position].iter().find_map(|slot| {
+            let dying = self.in_place_operands[position].iter().find_map(|slot| {
                 let storage = self.layout(node.ins[*slot]?).storage;
                 let old = &self.storages[storage.0 as usize];
                 let is_last = match old.is_static {

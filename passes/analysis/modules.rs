@@ -3,7 +3,7 @@
 //! Exporters leave module paths on most nodes, not on all. A node without any belongs to the module that all its
 //! readers belong to: constants and casts that an exporter put in between are part of what they serve.
 
-use crate::ir::{Graph, Node, NodeId, Role, Side};
+use crate::ir::{Graph, Node, NodeId, Role, SecondaryMap};
 use std::collections::BTreeMap;
 
 /// Key of the exporter's note of what a node was traced from:
@@ -32,7 +32,7 @@ pub struct Modules {
     /// Path and class of each, in the order of their first nodes.
     pub list: Vec<(String, Option<String>)>,
     /// The module that each forward node is in.
-    pub of: Side<NodeId, Option<u32>>,
+    pub of: SecondaryMap<NodeId, Option<u32>>,
 }
 
 impl Modules {
@@ -42,7 +42,7 @@ impl Modules {
         let mut index: BTreeMap<&str, u32> = BTreeMap::new();
         let mut modules = Modules {
             list: Vec::new(),
-            of: Side::new(graph.node_bound(), None),
+            of: SecondaryMap::new(graph.node_bound(), None),
         };
         for id in forward(graph) {
             let module = graph.node(id).loc.scopes.iter().find(|(path, class)| {
@@ -85,7 +85,7 @@ impl Modules {
 }
 
 fn is_forward(node: &Node) -> bool {
-    node.role != Role::Backward && node.again.is_none()
+    node.role != Role::Backward && node.recompute_of.is_none()
 }
 
 fn forward(graph: &Graph) -> impl Iterator<Item = NodeId> + '_ {

@@ -9,7 +9,7 @@
 use crate::error::{Error, Result};
 use crate::glob;
 use crate::ir::op::Domain;
-use crate::ir::{Graph, OpDef, Side, ValueId};
+use crate::ir::{Graph, OpDef, SecondaryMap, ValueId};
 use crate::ops;
 use crate::ops::loss::is_class_weight;
 
@@ -110,12 +110,12 @@ fn mark(
     .help("list them all with `ckpt-opt inspect MODEL`"))
 }
 
-fn parameters_by_flow(graph: &Graph) -> Side<ValueId, bool> {
+fn parameters_by_flow(graph: &Graph) -> SecondaryMap<ValueId, bool> {
     let n = graph.value_bound();
     // Values made of weights through layout ops, and those of them that act as a parameter.
-    let mut of_weights = Side::new(n, false);
-    let mut acts = Side::new(n, false);
-    let mut activation: Side<ValueId, bool> = Side::new(n, false);
+    let mut of_weights = SecondaryMap::new(n, false);
+    let mut acts = SecondaryMap::new(n, false);
+    let mut activation: SecondaryMap<ValueId, bool> = SecondaryMap::new(n, false);
     for (id, value) in graph.inits() {
         of_weights[id] =
             value.ty().dtype.is_float() && value.tensor().is_some_and(|t| t.elements() > 1);
@@ -126,7 +126,7 @@ fn parameters_by_flow(graph: &Graph) -> Side<ValueId, bool> {
     let mut layout_of_weights = Vec::new();
     for id in graph.order() {
         let node = graph.node(*id);
-        let any = |side: &Side<ValueId, bool>| node.ins.iter().flatten().any(|v| side[*v]);
+        let any = |side: &SecondaryMap<ValueId, bool>| node.ins.iter().flatten().any(|v| side[*v]);
         let float = node.outs.iter().all(|v| graph.ty(*v).dtype.is_float());
         let meets = any(&activation);
         if keeps_meaning(node.op) && float && (node.op != &ops::concat::CONCAT || !meets) {
@@ -163,7 +163,7 @@ fn parameters_by_flow(graph: &Graph) -> Side<ValueId, bool> {
             }
         }
     }
-    let mut is_parameter = Side::new(n, false);
+    let mut is_parameter = SecondaryMap::new(n, false);
     for (id, _) in graph.inits() {
         is_parameter[id] = acts[id];
     }

@@ -11,9 +11,9 @@
 
 use super::attention::Attention;
 use super::attention::rows::{Row, row};
-use super::reading::Reading;
-use super::spine::Flow;
-use crate::ir::{Graph, NodeId, Side, Use, ValueId};
+use super::matcher::Reading;
+use super::residual_stream::Flow;
+use crate::ir::{Graph, NodeId, SecondaryMap, Use, ValueId};
 use crate::ops::kind::{Kind, kind};
 use rustc_hash::FxHashSet;
 use std::collections::BTreeMap;
@@ -114,7 +114,7 @@ pub fn between_layers(
     flow: &Flow,
     shared: &[Shared],
     attentions: &[Attention],
-    block_of: &Side<NodeId, Option<usize>>,
+    block_of: &SecondaryMap<NodeId, Option<usize>>,
 ) -> Vec<KvSharing> {
     let mut reading = Reading::new(graph, flow);
     let mut found: BTreeMap<(Option<usize>, Vec<usize>), (bool, bool, Option<Reach>)> =
@@ -157,7 +157,7 @@ pub fn between_layers(
 pub fn shared_weights(
     graph: &Graph,
     flow: &Flow,
-    block_of: &Side<NodeId, Option<usize>>,
+    block_of: &SecondaryMap<NodeId, Option<usize>>,
 ) -> Vec<WeightSharing> {
     let mut groups: BTreeMap<Vec<usize>, (u64, Vec<ValueId>)> = BTreeMap::new();
     let mut read_bytes: BTreeMap<usize, u64> = BTreeMap::new();
@@ -188,7 +188,7 @@ pub fn shared_weights(
 fn readers(
     graph: &Graph,
     flow: &Flow,
-    block_of: &Side<NodeId, Option<usize>>,
+    block_of: &SecondaryMap<NodeId, Option<usize>>,
     parameter: ValueId,
 ) -> Vec<usize> {
     let mut blocks = Vec::new();
@@ -353,7 +353,7 @@ fn is_source(graph: &Graph, flow: &Flow, node: NodeId) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::analysis::Blocks;
+    use crate::analysis::Layers;
     use crate::testing::{Takes, sharing, transformer};
 
     fn of(source: Option<usize>) -> Takes {
@@ -365,7 +365,7 @@ mod tests {
 
     /// Producer and consumers of everything that is shared, keys and values both.
     fn map(graph: &Graph) -> Vec<(Option<usize>, Vec<usize>)> {
-        let found = Blocks::new(graph).unwrap().kv_sharing;
+        let found = Layers::new(graph).unwrap().kv_sharing;
         assert!(found.iter().all(|s| s.keys && s.values), "{found:?}");
         found
             .into_iter()
@@ -401,7 +401,7 @@ mod tests {
             for per_reader in [false, true] {
                 let layers: Vec<Takes> = sources.iter().map(|s| of(*s)).collect();
                 let g = sharing(&layers, per_reader);
-                let blocks = Blocks::new(&g).unwrap();
+                let blocks = Layers::new(&g).unwrap();
                 assert_eq!(blocks.list.len(), sources.len());
                 let mut expected: BTreeMap<Option<usize>, Vec<usize>> = BTreeMap::new();
                 for (layer, source) in sources.iter().enumerate().filter(|(_, s)| s.is_some()) {
@@ -430,7 +430,7 @@ mod tests {
             weights: Some(of),
         };
         let g = sharing(&[of(None), of(None), again(0), of(None), again(0)], true);
-        let blocks = Blocks::new(&g).unwrap();
+        let blocks = Layers::new(&g).unwrap();
         assert_eq!(blocks.list.len(), 5);
         assert!(blocks.kv_sharing.is_empty());
         let [one] = &blocks.shared_weights[..] else {
@@ -440,7 +440,7 @@ mod tests {
             (one.blocks.as_slice(), one.parameters.len()),
             (&[0, 2, 4][..], 9)
         );
-        let plain = Blocks::new(&transformer(3, crate::testing::Style::PreNorm)).unwrap();
+        let plain = Layers::new(&transformer(3, crate::testing::Style::PreNorm)).unwrap();
         assert!(plain.kv_sharing.is_empty() && plain.shared_weights.is_empty());
     }
 }

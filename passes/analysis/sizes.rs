@@ -7,13 +7,13 @@
 //! from the op that made them; without either the request is refused rather than guessed. Every value whose size
 //! rests on such a bound is marked, so that a summary can say that its figures are upper bounds.
 
-use crate::analysis::limits::{Limit, limits};
+use crate::analysis::baked_sizes::pins;
+use crate::analysis::index_bounds::{Limit, limits};
 use crate::analysis::ranges;
-use crate::analysis::traced::pins;
 use crate::error::{Error, Result};
 use crate::ir::op::{Domain, Sized};
 use crate::ir::typing::{Contents, type_node};
-use crate::ir::{Atom, DType, Dim, Graph, NodeId, Phase, Side, ValueId};
+use crate::ir::{Atom, DType, Dim, Graph, NodeId, Phase, SecondaryMap, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What an unbound named size is taken for.
@@ -279,7 +279,7 @@ impl Binding {
 /// Types of all values as numbers.
 #[derive(Clone, Debug)]
 pub struct Sizes {
-    table: Side<ValueId, Option<Sized>>,
+    table: SecondaryMap<ValueId, Option<Sized>>,
     /// Data-dependent sizes that were bounded instead of given: name and upper bound.
     pub bounded: BTreeMap<String, i64>,
 }
@@ -291,7 +291,7 @@ impl Sizes {
     /// A size that has no number: a data-dependent one without a bound, an overflow, a division by zero, a negative.
     pub fn new(graph: &Graph, binding: &Binding) -> Result<Sizes> {
         let mut sizes = Sizes {
-            table: Side::new(graph.value_bound(), None),
+            table: SecondaryMap::new(graph.value_bound(), None),
             bounded: BTreeMap::new(),
         };
         let mut contents = Contents::of(graph);

@@ -7,10 +7,10 @@
 //! The sum that closes a branch belongs to it. Names and scopes only label what was found.
 
 use super::attention::Part as Role;
-use super::blocks::{Blocks, scope};
-use super::spine::Flow;
+use super::layers::{Layers, scope};
+use super::residual_stream::Flow;
 use crate::error::Result;
-use crate::ir::{Graph, NodeId, Side, ValueId};
+use crate::ir::{Graph, NodeId, SecondaryMap, ValueId};
 use crate::ops::kind::{Kind, kind};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
@@ -55,7 +55,7 @@ impl Part {
 #[derive(Clone, Debug)]
 pub struct Submodules {
     pub list: Vec<Submodule>,
-    pub of: Side<NodeId, Option<usize>>,
+    pub of: SecondaryMap<NodeId, Option<usize>>,
 }
 
 /// Where in its branch a node lies.
@@ -69,11 +69,11 @@ enum Where {
 impl Submodules {
     /// # Errors
     /// See [`Flow::new`].
-    pub fn new(graph: &Graph, blocks: &Blocks) -> Result<Submodules> {
+    pub fn new(graph: &Graph, blocks: &Layers) -> Result<Submodules> {
         let flow = Flow::new(graph)?;
         let mut found = Submodules {
             list: Vec::new(),
-            of: Side::new(graph.node_bound(), None),
+            of: SecondaryMap::new(graph.node_bound(), None),
         };
         let search = Search::new(graph, &flow, blocks);
         for block in &blocks.list {
@@ -126,17 +126,17 @@ impl Submodules {
 struct Search<'a> {
     graph: &'a Graph,
     flow: &'a Flow,
-    blocks: &'a Blocks,
+    blocks: &'a Layers,
     /// Products with a weight, convolutions, and products of what the layer works out (attentions, chosen experts).
-    is_anchor: Side<NodeId, bool>,
+    is_anchor: SecondaryMap<NodeId, bool>,
     /// Products with a weight and convolutions alone.
-    is_weighted: Side<NodeId, bool>,
+    is_weighted: SecondaryMap<NodeId, bool>,
 }
 
 impl<'a> Search<'a> {
-    fn new(graph: &'a Graph, flow: &'a Flow, blocks: &'a Blocks) -> Search<'a> {
-        let mut is_weighted = Side::new(graph.node_bound(), false);
-        let mut is_anchor = Side::new(graph.node_bound(), false);
+    fn new(graph: &'a Graph, flow: &'a Flow, blocks: &'a Layers) -> Search<'a> {
+        let mut is_weighted = SecondaryMap::new(graph.node_bound(), false);
+        let mut is_anchor = SecondaryMap::new(graph.node_bound(), false);
         for id in &flow.nodes {
             is_weighted[*id] = match kind(graph.node(*id).op) {
                 Kind::BiasedProduct | Kind::QuantisedProduct | Kind::Convolution => true,
@@ -283,7 +283,7 @@ mod tests {
     use crate::transform::infer::infer;
 
     fn words(graph: &Graph) -> Vec<Vec<&'static str>> {
-        let blocks = Blocks::new(graph).unwrap();
+        let blocks = Layers::new(graph).unwrap();
         let parts = Submodules::new(graph, &blocks).unwrap();
         for id in graph.order().iter().copied() {
             let part = parts.of[id];

@@ -8,8 +8,8 @@ use crate::error::{Error, Result};
 use crate::ir::{Graph, Phase, ValueId};
 use crate::plan::offload::By;
 use crate::plan::{
-    Basis, Budgeted, Choices, Offloading, Plan, Policy, Setting, Subject, Times, Tried, Wishes,
-    refine::refine, tiling,
+    Basis, BudgetGoal, Constraints, Offloading, Plan, PlanContext, PlanInput, Policy,
+    PolicyOverrides, Times, Tried, refine::refine, tiling,
 };
 use crate::transform;
 use crate::transform::fuse::Fused;
@@ -28,9 +28,9 @@ pub struct Options {
     /// Patterns over names of forward outputs that the result does without.
     pub drop_outputs: Vec<String>,
     pub policy: Policy,
-    pub wishes: Wishes,
+    pub overrides: PolicyOverrides,
     /// Takes the place of the policy.
-    pub budget: Option<Budgeted>,
+    pub budget: Option<BudgetGoal>,
     /// Takes the place of both: a plan that was made before.
     pub stored: Option<Plan>,
     pub device: Device,
@@ -54,7 +54,7 @@ impl Default for Options {
             selection: Selection::default(),
             drop_outputs: Vec::new(),
             policy: Policy::Selective,
-            wishes: Wishes::default(),
+            overrides: PolicyOverrides::default(),
             budget: None,
             stored: None,
             device: Device::default(),
@@ -70,9 +70,9 @@ impl Default for Options {
 /// A plan with what it was made for.
 pub struct Made {
     pub plan: Plan,
-    /// The wishes of the request, by op.
-    pub choices: Choices,
-    pub subject: Subject,
+    /// The overrides of the request, by op.
+    pub choices: Constraints,
+    pub subject: PlanInput,
     pub binding: Binding,
     /// Time that the plan took once the problem was there, in seconds.
     pub seconds: f64,
@@ -260,7 +260,7 @@ static TILE: Pass = Pass {
                     },
                     subject: &|graph| {
                         let subject = priced(graph, &binding, options)?.0;
-                        let choices = refine(&options.wishes, graph, &subject)?;
+                        let choices = refine(&options.overrides, graph, &subject)?;
                         Ok((subject, choices))
                     },
                 };
@@ -308,8 +308,8 @@ fn cut(graph: &mut Graph, wish: Tiles, binding: &Binding) -> Result<(Tiled, Tile
 }
 
 /// A graph as a problem, its times as measured where they were; and what is to be said about these.
-fn priced(graph: &Graph, binding: &Binding, options: &Options) -> Result<(Subject, Vec<String>)> {
-    let mut subject = Subject::new(graph, binding, &options.device)?;
+fn priced(graph: &Graph, binding: &Binding, options: &Options) -> Result<(PlanInput, Vec<String>)> {
+    let mut subject = PlanInput::new(graph, binding, &options.device)?;
     let mut warnings = Vec::new();
     if let Some(times) = &options.times {
         times.check_dims(binding.iter())?;
@@ -359,13 +359,13 @@ static PLAN: Pass = Pass {
         cx.warnings
             .extend(options.offload.warning(&subject.structure));
         let started = Instant::now();
-        let choices = refine(&options.wishes, graph, &subject)?;
-        let wishes = options.wishes.to_string();
-        let setting = Setting {
+        let choices = refine(&options.overrides, graph, &subject)?;
+        let overrides = options.overrides.to_string();
+        let setting = PlanContext {
             problem: &subject.problem,
             structure: &subject.structure,
             choices: &choices,
-            wishes: &wishes,
+            overrides: &overrides,
             basis: Basis::Peak,
             usable_bytes: options.device.usable_bytes(),
         };

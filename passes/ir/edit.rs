@@ -110,7 +110,7 @@ impl Graph {
             outs: Vec::new(),
             loc,
             role: new.role,
-            again: None,
+            recompute_of: None,
             segment: None,
             meta: BTreeMap::new(),
         });
@@ -138,7 +138,7 @@ impl Graph {
         id
     }
 
-    /// A copy of `original` at the end of the order, reading `ins`; named `<original>/again`.
+    /// A copy of `original` at the end of the order, reading `ins`; named `<original>/recompute`.
     pub fn add_again(
         &mut self,
         original: NodeId,
@@ -151,21 +151,21 @@ impl Graph {
             .iter()
             .map(|v| {
                 (
-                    format!("{}/again", self.values[*v].name),
+                    format!("{}/recompute", self.values[*v].name),
                     self.values[*v].ty.clone(),
                 )
             })
             .collect::<Vec<_>>();
         let id = self.add_node(NewNode {
             op: source.op,
-            name: &format!("{}/again", source.name),
+            name: &format!("{}/recompute", source.name),
             attrs: source.attrs,
             ins,
             outs,
             loc: source.loc,
             role: source.role,
         });
-        self.nodes[id].again = Some(original);
+        self.nodes[id].recompute_of = Some(original);
         self.nodes[id].segment = segment;
         self.nodes[id].meta = source.meta;
         id
@@ -264,8 +264,8 @@ impl Graph {
     }
 
     /// Claims that `id` computes `original` again; the verifier decides whether that is so.
-    pub fn set_again(&mut self, id: NodeId, original: Option<NodeId>, segment: Option<u32>) {
-        self.nodes[id].again = original;
+    pub fn set_recompute_of(&mut self, id: NodeId, original: Option<NodeId>, segment: Option<u32>) {
+        self.nodes[id].recompute_of = original;
         self.nodes[id].segment = segment;
     }
 

@@ -56,7 +56,7 @@ pub struct Node {
     pub loc: Arc<Loc>,
     pub role: Role,
     /// The node this one computes again.
-    pub again: Option<NodeId>,
+    pub recompute_of: Option<NodeId>,
     /// The recompute segment a copy belongs to.
     pub segment: Option<u32>,
     /// Metadata that travels with the node: the file's own, and `ckpt.*` notes for readers of the written file.
@@ -247,7 +247,7 @@ impl Graph {
 
     /// The first in a chain of copies: the node itself unless it is a copy.
     pub fn original(&self, mut id: NodeId) -> NodeId {
-        while let Some(earlier) = self.nodes[id].again {
+        while let Some(earlier) = self.nodes[id].recompute_of {
             id = earlier;
         }
         id

@@ -110,16 +110,16 @@ impl<I: Id + fmt::Debug, T> IndexMut<I> for Arena<I, T> {
 
 /// A table with one entry an id: what every analysis returns. Ids it has never heard of read as the default.
 #[derive(Clone, Debug)]
-pub struct Side<I, T> {
+pub struct SecondaryMap<I, T> {
     items: Vec<T>,
     default: T,
     marker: PhantomData<I>,
 }
 
-impl<I: Id, T: Clone> Side<I, T> {
+impl<I: Id, T: Clone> SecondaryMap<I, T> {
     /// A table of `bound` entries (see [`Arena::bound`]), all `default`.
     pub fn new(bound: usize, default: T) -> Self {
-        Side {
+        SecondaryMap {
             items: vec![default.clone(); bound],
             default,
             marker: PhantomData,
@@ -127,14 +127,14 @@ impl<I: Id, T: Clone> Side<I, T> {
     }
 }
 
-impl<I: Id, T> Index<I> for Side<I, T> {
+impl<I: Id, T> Index<I> for SecondaryMap<I, T> {
     type Output = T;
     fn index(&self, id: I) -> &T {
         self.items.get(id.index()).unwrap_or(&self.default)
     }
 }
 
-impl<I: Id, T: Clone> IndexMut<I> for Side<I, T> {
+impl<I: Id, T: Clone> IndexMut<I> for SecondaryMap<I, T> {
     fn index_mut(&mut self, id: I) -> &mut T {
         if id.index() >= self.items.len() {
             self.items.resize(id.index() + 1, self.default.clone());

@@ -24,7 +24,7 @@ pub use attr::{Attr, AttrDefault, AttrKind, AttrSpec, Attrs};
 pub use build::Builder;
 pub use dim::{Atom, Dim, Same};
 pub use graph::{Def, Graph, Loc, Node, Origin, Phase, Role, Use, Value};
-pub use id::{Arena, Id, NodeId, Side, ValueId};
+pub use id::{Arena, Id, NodeId, SecondaryMap, ValueId};
 pub use op::OpDef;
 pub use tensor::{Data, External, Tensor};
 pub use ty::{DType, Ty};

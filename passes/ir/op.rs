@@ -151,7 +151,7 @@ pub enum Effect {
 
 impl Effect {
     /// Whether a copy computes the same bits.
-    pub fn may_repeat(self) -> bool {
+    pub fn recomputable(self) -> bool {
         matches!(self, Effect::Pure | Effect::Seeded)
     }
 }
@@ -410,12 +410,12 @@ pub struct Footprint {
     /// Operands that the kernel can write its first result over, where nothing reads them afterwards; the first of them
     /// that dies is taken. Each has the type, the sizes and the strides of that result. No other operand lies in the
     /// storage of one that is taken.
-    pub over: Vec<usize>,
+    pub in_place_operands: Vec<usize>,
 }
 
 impl Footprint {
     /// The same for a kernel that can write over those operands in `slots` that lie as the first result does.
-    pub fn over(mut self, cx: &MemoryCx, slots: &[usize]) -> Footprint {
+    pub fn in_place_operands(mut self, cx: &MemoryCx, slots: &[usize]) -> Footprint {
         let Some(out) = cx.outs.first() else {
             return self;
         };
@@ -425,7 +425,7 @@ impl Footprint {
         };
         let given = |slot: &usize| cx.ins.get(*slot).and_then(Option::as_ref);
         let fits = |slot: &&usize| given(slot).is_some_and(lies_alike);
-        self.over = slots.iter().filter(fits).copied().collect();
+        self.in_place_operands = slots.iter().filter(fits).copied().collect();
         self
     }
 }
@@ -435,14 +435,14 @@ pub fn fresh(cx: &MemoryCx) -> Footprint {
     Footprint {
         outs: vec![Place::Fresh; cx.outs.len()],
         temp_bytes: 0,
-        over: Vec::new(),
+        in_place_operands: Vec::new(),
     }
 }
 
 /// A new result, written over any operand that lies like it and is not read again: elementwise kernels.
 pub fn elementwise(cx: &MemoryCx) -> Footprint {
     let slots: Vec<usize> = (0..cx.ins.len()).collect();
-    fresh(cx).over(cx, &slots)
+    fresh(cx).in_place_operands(cx, &slots)
 }
 
 /// What a gradient rule sees and emits into: the node, the cotangents of its results, and a builder.

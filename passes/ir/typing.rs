@@ -5,7 +5,7 @@
 
 use super::dim::Dim;
 use super::graph::{Def, Graph};
-use super::id::{NodeId, Side, ValueId};
+use super::id::{NodeId, SecondaryMap, ValueId};
 use super::op::{Domain, InferCx, Known, SlotKind};
 use super::ty::{DType, Ty};
 use crate::error::{Error, Result};
@@ -16,12 +16,12 @@ pub const MAX_KNOWN_ELEMENTS: u64 = 64;
 
 /// Known contents of integer and boolean values, row-major; booleans are 0 and 1.
 #[derive(Clone)]
-pub struct Contents(Side<ValueId, Option<Arc<[Dim]>>>);
+pub struct Contents(SecondaryMap<ValueId, Option<Arc<[Dim]>>>);
 
 impl Contents {
     /// Contents of the initializers; nodes are filled in as they are typed.
     pub fn of(graph: &Graph) -> Contents {
-        let mut contents = Contents(Side::new(graph.value_bound(), None));
+        let mut contents = Contents(SecondaryMap::new(graph.value_bound(), None));
         for (id, _) in graph.inits() {
             contents.read_init(graph, id);
         }

@@ -5,7 +5,7 @@
 //! - **I3** Use lists are exact.
 //! - **I4** Operand count, result count and attributes fit the op's row.
 //! - **I5** From phase `Typed` on, every value has a type, and it is the one the op's rule infers again.
-//! - **I6** A node with `again` has the op and attributes of its original, which comes before it, and its operands have
+//! - **I6** A node with `recompute_of` has the op and attributes of its original, which comes before it, and its operands have
 //!   the same origins.
 //! - **I7** Only `Pure` and `Seeded` nodes are copied.
 //! - **I8** Names are unique: among nodes, among values.
@@ -13,7 +13,7 @@
 //! All broken invariants are reported at once (up to [`MAX_REPORTED`]), each with its number.
 
 use super::graph::{Def, Graph, Phase, Use};
-use super::id::{NodeId, Side, ValueId};
+use super::id::{NodeId, SecondaryMap, ValueId};
 use super::typing::{Contents, check_arity, type_node};
 use crate::error::{Error, Result};
 use rustc_hash::FxHashSet;
@@ -73,8 +73,8 @@ fn names(graph: &Graph, broken: &mut Vec<String>) {
 }
 
 fn order(graph: &Graph, broken: &mut Vec<String>) {
-    let mut listed: Side<NodeId, bool> = Side::new(graph.node_bound(), false);
-    let mut defined: Side<ValueId, bool> = Side::new(graph.value_bound(), false);
+    let mut listed: SecondaryMap<NodeId, bool> = SecondaryMap::new(graph.node_bound(), false);
+    let mut defined: SecondaryMap<ValueId, bool> = SecondaryMap::new(graph.value_bound(), false);
     for (id, value) in graph.values.iter() {
         match value.def {
             Def::Input | Def::Init(_) => defined[id] = true,
@@ -105,9 +105,9 @@ fn order(graph: &Graph, broken: &mut Vec<String>) {
         if std::mem::replace(&mut listed[*id], true) {
             broken.push(format!("I2 `order` lists `{}` twice", node.name));
         }
-        if node.again.is_some_and(|original| !listed[original]) {
+        if node.recompute_of.is_some_and(|original| !listed[original]) {
             broken.push(format!(
-                "I6 `{}` comes before the node it computes again",
+                "I6 `{}` comes before the node it recomputes",
                 node.name
             ));
         }
@@ -155,7 +155,8 @@ fn order(graph: &Graph, broken: &mut Vec<String>) {
 }
 
 fn uses(graph: &Graph, broken: &mut Vec<String>) {
-    let mut counted: Side<ValueId, Vec<Use>> = Side::new(graph.value_bound(), Vec::new());
+    let mut counted: SecondaryMap<ValueId, Vec<Use>> =
+        SecondaryMap::new(graph.value_bound(), Vec::new());
     for (id, node) in graph.nodes.iter() {
         for (slot, value) in node.ins.iter().enumerate() {
             if let Some(value) = value {
@@ -241,7 +242,7 @@ fn types(graph: &Graph, broken: &mut Vec<String>) {
             Ok(typed) => {
                 for (value, (ty, ints)) in node.outs.iter().zip(typed) {
                     // A copy's data-dependent sizes carry the original's names.
-                    if node.again.is_none() && ty != *graph.ty(*value) {
+                    if node.recompute_of.is_none() && ty != *graph.ty(*value) {
                         broken.push(format!(
                             "I5 `{}` has type {} but {ty} is inferred",
                             graph.value(*value).name,
@@ -257,7 +258,7 @@ fn types(graph: &Graph, broken: &mut Vec<String>) {
 
 fn copies(graph: &Graph, broken: &mut Vec<String>) {
     for (id, node) in graph.nodes.iter() {
-        if node.again.is_some()
+        if node.recompute_of.is_some()
             && let Err(e) = check_copy(graph, id)
         {
             broken.push(format!("{} (`{}`)", e.message(), node.name));
@@ -268,13 +269,13 @@ fn copies(graph: &Graph, broken: &mut Vec<String>) {
 /// Invariants I6 and I7 for one node that claims to be a copy.
 pub fn check_copy(graph: &Graph, id: NodeId) -> Result<()> {
     let node = graph.node(id);
-    let Some(original) = node.again else {
+    let Some(original) = node.recompute_of else {
         return Ok(());
     };
     let Some(source) = graph.nodes.get(original) else {
         return Err(Error::bug("verify", "I6 the original was removed"));
     };
-    if !source.op.effect.may_repeat() {
+    if !source.op.effect.recomputable() {
         return Err(Error::bug(
             "verify",
             format!("I7 {} must not be copied", source.op.name),
@@ -293,7 +294,7 @@ pub fn check_copy(graph: &Graph, id: NodeId) -> Result<()> {
     {
         return Err(Error::bug(
             "verify",
-            format!("I6 it does not compute `{}` again", source.name),
+            format!("I6 it does not recompute `{}`", source.name),
         ));
     }
     Ok(())

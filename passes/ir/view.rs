@@ -10,7 +10,7 @@ use petgraph::graph::DiGraph;
 /// Nodes in schedule order (petgraph index = position in `order`), one edge an operand.
 pub fn view(graph: &Graph) -> DiGraph<NodeId, ()> {
     let mut view = DiGraph::with_capacity(graph.order().len(), graph.order().len() * 2);
-    let mut index_of = super::id::Side::new(graph.node_bound(), None);
+    let mut index_of = super::id::SecondaryMap::new(graph.node_bound(), None);
     for id in graph.order() {
         index_of[*id] = Some(view.add_node(*id));
     }

@@ -106,7 +106,7 @@ fn memory(cx: &MemoryCx) -> Footprint {
         temp_bytes,
         ..fresh(cx)
     }
-    .over(cx, &[0])
+    .in_place_operands(cx, &[0])
 }
 
 /// sum + A'·B', where `'` transposes if the attribute says so, in the type of the sum. A and B are matrices of one type,
@@ -140,7 +140,7 @@ pub static ADD_PRODUCT: OpDef = OpDef {
             temp_bytes: buffers_bytes,
             ..fresh(cx)
         }
-        .over(cx, &[0])
+        .in_place_operands(cx, &[0])
     },
     body: Body::Function(|cx| {
         let (sum, a, b) = (cx.x(0), cx.x(1), cx.x(2));

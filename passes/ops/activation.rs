@@ -302,7 +302,7 @@ pub static ERF_GRAD: OpDef = OpDef {
     fold: no_fold,
     grad: Grad::Body,
     cost: ten_flops,
-    memory: |cx| fresh(cx).over(cx, &[0]),
+    memory: |cx| fresh(cx).in_place_operands(cx, &[0]),
     body: Body::Function(|cx| {
         let (x, dy) = (widen(cx.b, cx.x(0))?, widen(cx.b, cx.x(1))?);
         let square = cx.b.mul(x, x)?;

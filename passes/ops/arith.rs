@@ -179,7 +179,7 @@ pub static SUM: OpDef = OpDef {
         Ok(())
     }),
     cost: |cx| cx.elementwise(cx.ins.len() as u64),
-    memory: |cx| fresh(cx).over(cx, &[0]),
+    memory: |cx| fresh(cx).in_place_operands(cx, &[0]),
     body: Body::Standard,
 };
 

@@ -83,7 +83,7 @@ pub fn view(of: usize, strides: Vec<i64>) -> Footprint {
     Footprint {
         outs: vec![Place::View { of, strides }],
         temp_bytes: 0,
-        over: Vec::new(),
+        in_place_operands: Vec::new(),
     }
 }
 

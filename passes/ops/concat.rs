@@ -171,7 +171,7 @@ pub static SPLIT: OpDef = OpDef {
                 cx.outs.len()
             ],
             temp_bytes: 0,
-            over: Vec::new(),
+            in_place_operands: Vec::new(),
         },
         _ => fresh(cx),
     },

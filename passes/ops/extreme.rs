@@ -24,7 +24,7 @@ pub static MAX: OpDef = OpDef {
     },
     grad: Grad::Rule(|cx| grad_extreme(cx, &LESS)),
     cost: |cx| cx.elementwise(cx.ins.len() as u64),
-    memory: |cx| fresh(cx).over(cx, &[0]),
+    memory: |cx| fresh(cx).in_place_operands(cx, &[0]),
     body: Body::Standard,
 };
 
@@ -44,7 +44,7 @@ pub static MIN: OpDef = OpDef {
     },
     grad: Grad::Rule(|cx| grad_extreme(cx, &GREATER)),
     cost: |cx| cx.elementwise(cx.ins.len() as u64),
-    memory: |cx| fresh(cx).over(cx, &[0]),
+    memory: |cx| fresh(cx).in_place_operands(cx, &[0]),
     body: Body::Standard,
 };
 
@@ -118,7 +118,7 @@ pub static CLIP: OpDef = OpDef {
     },
     grad: Grad::Rule(grad_clip),
     cost: |cx| cx.elementwise(2),
-    memory: |cx| fresh(cx).over(cx, &[0]),
+    memory: |cx| fresh(cx).in_place_operands(cx, &[0]),
     body: Body::Standard,
 };
 

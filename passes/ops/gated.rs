@@ -72,7 +72,7 @@ pub static SWIGLU: OpDef = OpDef {
     fold: no_fold,
     grad: Grad::Rule(grad_swiglu),
     cost: ten_flops,
-    memory: |cx| fresh(cx).over(cx, &[0]),
+    memory: |cx| fresh(cx).in_place_operands(cx, &[0]),
     body: Body::Function(|cx| {
         let (y, _, _) = silu(cx, 0)?;
         let y = narrow(cx, y)?[0];
@@ -128,7 +128,7 @@ pub static SWIGLU_GRAD: OpDef = OpDef {
         cost.flops *= 2;
         cost
     },
-    memory: |cx| fresh(cx).over(cx, &[1]),
+    memory: |cx| fresh(cx).in_place_operands(cx, &[1]),
     body: Body::Function(|cx| {
         let (gate, up, dy) = (cx.x(0), cx.x(1), cx.x(2));
         let dtype = cx.ty(gate).dtype;

@@ -49,7 +49,7 @@ pub fn with_temp(cx: &MemoryCx, temp_bytes: u64) -> Footprint {
     Footprint {
         outs: vec![Place::Fresh; cx.outs.len()],
         temp_bytes,
-        over: Vec::new(),
+        in_place_operands: Vec::new(),
     }
 }
 
@@ -344,7 +344,7 @@ pub static GATHER_GRAD: OpDef = OpDef {
         let mut dims = dy.dims[..axis].to_vec();
         dims.push(rows);
         dims.extend_from_slice(&dy.dims[axis + indices.dims.len()..]);
-        with_temp(cx, index_bytes(indices) + copy_bytes(dy, &dims)).over(cx, &[3])
+        with_temp(cx, index_bytes(indices) + copy_bytes(dy, &dims)).in_place_operands(cx, &[3])
     },
     body: Body::Function(gather_grad_body),
 };

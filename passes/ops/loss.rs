@@ -283,7 +283,7 @@ pub static SOFTMAX_CROSS_ENTROPY_LOSS_GRAD: OpDef = OpDef {
         };
         let mut memory = loss_grad_memory(cx, last_bytes);
         memory.temp_bytes += copy_bytes;
-        memory.over(cx, &[1])
+        memory.in_place_operands(cx, &[1])
     },
     body: Body::Function(|cx| {
         let scores = widen(cx.b, cx.x(1))?;

@@ -19,7 +19,7 @@ fn footprint(plan: Option<MatmulPlan>) -> Footprint {
     Footprint {
         outs: vec![Place::Fresh],
         temp_bytes: plan.map_or(0, |p| p.temp_bytes),
-        over: Vec::new(),
+        in_place_operands: Vec::new(),
     }
 }
 

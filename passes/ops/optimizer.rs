@@ -343,5 +343,5 @@ fn memory(cx: &MemoryCx, slots: &[usize], buffers: u64) -> Footprint {
         temp_bytes: count * stretch(&old.dims, is_flat) as u64 * wide.size_bytes(),
         ..fresh(cx)
     }
-    .over(cx, &[0])
+    .in_place_operands(cx, &[0])
 }

@@ -55,7 +55,7 @@ fn pow_memory(cx: &MemoryCx) -> Footprint {
         temp_bytes,
         ..fresh(cx)
     }
-    .over(cx, &[0])
+    .in_place_operands(cx, &[0])
 }
 
 /// y = xᵉ: dx = dy·e·xᵉ⁻¹ (0 where e = 0, also at x = 0), de = dy·y·log x (0 where x = 0 and e ≥ 0).

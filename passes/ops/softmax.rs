@@ -46,7 +46,7 @@ pub static SOFTMAX: OpDef = OpDef {
         Ok(())
     }),
     cost: ten_flops,
-    memory: |cx| dense_operands(cx).over(cx, &[0, 1]),
+    memory: |cx| dense_operands(cx).in_place_operands(cx, &[0, 1]),
     body: Body::Standard,
 };
 
@@ -66,7 +66,7 @@ pub static SOFTMAX_GRAD: OpDef = OpDef {
     fold: no_fold,
     grad: Grad::Body,
     cost: ten_flops,
-    memory: |cx| dense_operands(cx).over(cx, &[0, 1]),
+    memory: |cx| dense_operands(cx).in_place_operands(cx, &[0, 1]),
     body: Body::Function(|cx| {
         let axis = axis(cx);
         let (y, dy) = (widen(cx.b, cx.x(0))?, widen(cx.b, cx.x(1))?);
@@ -99,7 +99,7 @@ pub static LOG_SOFTMAX: OpDef = OpDef {
         Ok(())
     }),
     cost: ten_flops,
-    memory: |cx| dense_operands(cx).over(cx, &[0, 1]),
+    memory: |cx| dense_operands(cx).in_place_operands(cx, &[0, 1]),
     body: Body::Standard,
 };
 
@@ -119,7 +119,7 @@ pub static LOG_SOFTMAX_GRAD: OpDef = OpDef {
     fold: no_fold,
     grad: Grad::Body,
     cost: ten_flops,
-    memory: |cx| dense_operands(cx).over(cx, &[0, 1]),
+    memory: |cx| dense_operands(cx).in_place_operands(cx, &[0, 1]),
     body: Body::Function(|cx| {
         let axis = axis(cx);
         let (y, dy) = (widen(cx.b, cx.x(0))?, widen(cx.b, cx.x(1))?);

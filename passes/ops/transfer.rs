@@ -51,7 +51,7 @@ pub static OFFLOAD: OpDef = OpDef {
     memory: |cx: &MemoryCx| Footprint {
         outs: vec![Place::Outside],
         temp_bytes: strided_bytes(cx, &[0]),
-        over: Vec::new(),
+        in_place_operands: Vec::new(),
     },
     body: Body::Function(|cx| Ok(vec![emit(cx.b, &IDENTITY, &[cx.x(0)])?])),
 };
@@ -95,7 +95,7 @@ pub static RELEASE: OpDef = OpDef {
             _ => Vec::new(),
         },
         temp_bytes: 0,
-        over: Vec::new(),
+        in_place_operands: Vec::new(),
     },
     body: Body::Function(|cx| Ok(vec![emit(cx.b, &IDENTITY, &[cx.x(1)])?])),
 };

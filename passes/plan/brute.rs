@@ -72,7 +72,7 @@ struct Bits {
     bytes: Vec<u64>,
     ins: Vec<u64>,
     outs: Vec<u64>,
-    over: Vec<u64>,
+    in_place_operands: Vec<u64>,
     temp_bytes: Vec<u64>,
     start: u64,
     outputs: u64,
@@ -89,7 +89,7 @@ struct Bits {
 #[derive(Clone, Copy)]
 struct Renewal {
     /// Among the static values that are written over.
-    over: u64,
+    in_place_operands: u64,
     /// The result without bytes.
     free: u64,
     /// The same in memory of its own.
@@ -105,7 +105,7 @@ impl Bits {
             bytes: Vec::new(),
             ins: Vec::new(),
             outs: Vec::new(),
-            over: Vec::new(),
+            in_place_operands: Vec::new(),
             temp_bytes: Vec::new(),
             start: 0,
             outputs: 0,
@@ -135,7 +135,7 @@ impl Bits {
         for op in &problem.ops {
             bits.ins.push(mask(&op.ins));
             bits.outs.push(mask(&op.outs));
-            bits.over.push(mask(&op.over));
+            bits.in_place_operands.push(mask(&op.in_place_operands));
             bits.temp_bytes.push(op.temp_bytes);
             bits.useful |= mask(&op.ins);
         }
@@ -145,7 +145,7 @@ impl Bits {
         };
         let mut renewed: Vec<usize> = Vec::new();
         for op in &problem.ops {
-            renewed.extend(op.over.iter().find(is_static));
+            renewed.extend(op.in_place_operands.iter().find(is_static));
         }
         renewed.sort_unstable();
         renewed.dedup();
@@ -156,7 +156,7 @@ impl Bits {
         bits.shown = among(&problem.outputs);
         for op in &problem.ops {
             bits.reads.push(among(&op.ins));
-            let over = op.over.iter().find(is_static);
+            let over = op.in_place_operands.iter().find(is_static);
             let result = op.outs.first().and_then(|v| bit_of[*v]);
             bits.renews.push(over.zip(result).map(|(over, result)| {
                 assert!(bits.bytes.len() < 64, "too large to try everything");
@@ -166,7 +166,7 @@ impl Bits {
                     bits.useful |= paid;
                 }
                 Renewal {
-                    over: among(&[*over]),
+                    in_place_operands: among(&[*over]),
                     free,
                     paid,
                 }
@@ -311,7 +311,7 @@ pub fn cheapest_moving(
                 continue;
             }
             let ins = bits.actual(bits.ins[op], alive);
-            let may_run = first || problem.ops[op].may_repeat;
+            let may_run = first || problem.ops[op].recomputable;
             if ins & !alive != 0 || bits.reads[op] & renewed != 0 || !may_run {
                 continue;
             }
@@ -321,14 +321,14 @@ pub fn cheapest_moving(
             let mut ways = vec![(bits.outs[op], 0)];
             if let Some(r) = bits.renews[op] {
                 ways = vec![(bits.outs[op] & !r.free | r.paid, 0)];
-                if r.over & bits.shown == 0 {
-                    ways.push((bits.outs[op], r.over));
+                if r.in_place_operands & bits.shown == 0 {
+                    ways.push((bits.outs[op], r.in_place_operands));
                 }
             }
             for (outs, over) in ways {
                 let renewed = renewed | over;
                 let needed = (ins | outs, bits.temp_bytes[op]);
-                let mut taken = bits.over[op];
+                let mut taken = bits.in_place_operands[op];
                 loop {
                     // One operand that is written over and gone, or none.
                     let one = taken & taken.wrapping_neg();
@@ -398,7 +398,7 @@ mod tests {
             }
             for op in 0..p.ops.len().min(next + 1) {
                 let first = op == next;
-                if first || (extra > 0 && p.ops[op].may_repeat) {
+                if first || (extra > 0 && p.ops[op].recomputable) {
                     s.push(op);
                     go(p, next + first as usize, extra - !first as usize, s, visit);
                     s.pop();

@@ -4,18 +4,18 @@
 //! bytes inside are on the peak; what a user's number is on is the [`Basis`].
 
 use super::budget::{Basis, Budget};
-use super::choice::{Choice, Choices};
-use super::decision::{Certificate, Plan};
+use super::constraint::{Constraint, Constraints};
+use super::input::OpAnnotations;
+use super::plan::{Certificate, Plan};
 use super::policy::Policy;
 use super::problem::{Kind, Phase, Problem};
 use super::schedule::{Score, evaluate};
-use super::solve::{self, Effort, Failure, Floor, Objective, Solution};
-use super::subject::Structure;
+use super::solve::{self, Effort, Failure, MinPeak, Objective, Solution};
 use crate::error::{Error, Held, Result, Shortfall};
 
 /// A budget with what is to be minimised within it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Budgeted {
+pub struct BudgetGoal {
     pub budget: Budget,
     pub objective: Objective,
     pub effort: Effort,
@@ -23,9 +23,9 @@ pub struct Budgeted {
     pub reorder: bool,
 }
 
-impl Default for Budgeted {
-    fn default() -> Budgeted {
-        Budgeted {
+impl Default for BudgetGoal {
+    fn default() -> BudgetGoal {
+        BudgetGoal {
             budget: Budget::Auto,
             objective: Objective::default(),
             effort: Effort::default(),
@@ -36,42 +36,42 @@ impl Default for Budgeted {
 
 /// What is planned, and for what.
 #[derive(Clone, Copy)]
-pub struct Setting<'a> {
+pub struct PlanContext<'a> {
     pub problem: &'a Problem,
-    pub structure: &'a Structure,
-    pub choices: &'a Choices,
+    pub structure: &'a OpAnnotations,
+    pub choices: &'a Constraints,
     /// How they were said.
-    pub wishes: &'a str,
+    pub overrides: &'a str,
     /// What a number of bytes is on.
     pub basis: Basis,
     /// What the device has; `None` where none is known.
     pub usable_bytes: Option<u64>,
 }
 
-impl<'a> Setting<'a> {
-    /// On the true peak, with nothing to be said of wishes and no device known.
+impl<'a> PlanContext<'a> {
+    /// On the true peak, with nothing to be said of overrides and no device known.
     pub fn plain(
         problem: &'a Problem,
-        structure: &'a Structure,
-        choices: &'a Choices,
-    ) -> Setting<'a> {
-        Setting {
+        structure: &'a OpAnnotations,
+        choices: &'a Constraints,
+    ) -> PlanContext<'a> {
+        PlanContext {
             problem,
             structure,
             choices,
-            wishes: "",
+            overrides: "",
             basis: Basis::Peak,
             usable_bytes: None,
         }
     }
 }
 
-impl Budgeted {
+impl BudgetGoal {
     /// The budget as a peak in bytes.
     ///
     /// # Errors
     /// A problem whose own order is not a schedule.
-    pub fn peak_bytes(&self, setting: &Setting) -> Result<u64> {
+    pub fn peak_bytes(&self, setting: &PlanContext) -> Result<u64> {
         let before = evaluate(setting.problem, &setting.problem.given_order())?;
         Ok(self
             .budget
@@ -82,7 +82,7 @@ impl Budgeted {
     ///
     /// # Errors
     /// `error[budget]`, exit code 3, where none fits: with the smallest budget that does and the tensors that set it.
-    pub fn plan(&self, setting: &Setting) -> Result<Plan> {
+    pub fn plan(&self, setting: &PlanContext) -> Result<Plan> {
         let mut request = self.request(setting, self.peak_bytes(setting)?)?;
         let mut answer = solve::solve(setting.problem, &request);
         if let Err(Failure::Infeasible(why)) = &answer {
@@ -108,7 +108,7 @@ impl Budgeted {
     /// A problem whose own order is not a schedule.
     pub fn frontier(
         &self,
-        setting: &Setting,
+        setting: &PlanContext,
         budgets: &[u64],
         known: Vec<Vec<usize>>,
     ) -> Result<Vec<Option<Solution>>> {
@@ -118,7 +118,7 @@ impl Budgeted {
         Ok(points.into_iter().map(|p| p.solution).collect())
     }
 
-    fn request(&self, setting: &Setting, budget_bytes: u64) -> Result<solve::Request> {
+    fn request(&self, setting: &PlanContext, budget_bytes: u64) -> Result<solve::Request> {
         Ok(solve::Request {
             budget_bytes,
             objective: self.objective,
@@ -135,7 +135,7 @@ impl Budgeted {
     /// A bug, if the solver's schedule is not one.
     pub fn written(
         &self,
-        setting: &Setting,
+        setting: &PlanContext,
         budget_bytes: u64,
         solution: Solution,
     ) -> Result<Plan> {
@@ -147,7 +147,7 @@ impl Budgeted {
         } = solution;
         let reasons = reasons(setting.problem, &schedule);
         let block_of = &setting.structure.block_of;
-        let name = format!("budget {}", setting.wishes);
+        let name = format!("budget {}", setting.overrides);
         let name = name.trim_end();
         let mut plan = Plan::new(name, setting.problem, schedule, block_of, &reasons)?;
         if plan.after.peak_bytes > budget_bytes {
@@ -166,13 +166,13 @@ impl Budgeted {
     }
 }
 
-impl Budgeted {
+impl BudgetGoal {
     /// The smallest peak for which a plan is known, to be reported beside a plan. Looking for it takes longer than a
     /// first plan does: `None` where only that was wanted.
     ///
     /// # Errors
     /// A problem whose own order is not a schedule.
-    pub fn smallest_bytes(&self, setting: &Setting, plan: &Plan) -> Result<Option<u64>> {
+    pub fn smallest_bytes(&self, setting: &PlanContext, plan: &Plan) -> Result<Option<u64>> {
         match self.effort {
             Effort::First => Ok(None),
             _ => {
@@ -186,7 +186,7 @@ impl Budgeted {
     ///
     /// # Errors
     /// A problem whose own order is not a schedule.
-    pub fn smallest(&self, setting: &Setting) -> Result<Floor> {
+    pub fn smallest(&self, setting: &PlanContext) -> Result<MinPeak> {
         let look = match self.reorder {
             true => solve::smallest_reordered,
             false => solve::smallest_feasible,
@@ -238,7 +238,7 @@ fn known_policies(blocks: usize) -> [Policy; 6] {
 }
 
 /// Every policy that applies, with its plan.
-pub fn policies<'a>(setting: &'a Setting<'a>) -> impl Iterator<Item = (Policy, Plan)> + 'a {
+pub fn policies<'a>(setting: &'a PlanContext<'a>) -> impl Iterator<Item = (Policy, Plan)> + 'a {
     let blocks = setting.structure.blocks;
     // Without layers there is nothing that a policy of layers could mean.
     let applies = move |p: &Policy| *p == Policy::None || blocks > 0;
@@ -250,7 +250,7 @@ pub fn policies<'a>(setting: &'a Setting<'a>) -> impl Iterator<Item = (Policy, P
 }
 
 /// The policies that do not apply, by their words; without layers, a number of them is left open.
-pub fn left_out(setting: &Setting) -> Vec<String> {
+pub fn left_out(setting: &PlanContext) -> Vec<String> {
     let blocks = setting.structure.blocks;
     let applied: Vec<Policy> = policies(setting).map(|(policy, _)| policy).collect();
     let others = known_policies(blocks).into_iter();
@@ -265,11 +265,11 @@ pub fn left_out(setting: &Setting) -> Vec<String> {
 }
 
 /// What the user settled, by op; empty where that is nothing.
-pub(super) fn constraints(setting: &Setting) -> Vec<Option<Choice>> {
-    let wishes = setting.choices.constraints(setting.problem);
-    match wishes.iter().all(Option::is_none) {
+pub(super) fn constraints(setting: &PlanContext) -> Vec<Option<Constraint>> {
+    let overrides = setting.choices.constraints(setting.problem);
+    match overrides.iter().all(Option::is_none) {
         true => Vec::new(),
-        false => wishes,
+        false => overrides,
     }
 }
 
@@ -298,7 +298,7 @@ fn reasons(problem: &Problem, schedule: &[usize]) -> Vec<String> {
 }
 
 /// The error of a budget that nothing fits into, in the numbers that the user works with.
-fn refused(setting: &Setting, failure: Failure) -> Box<Error> {
+fn refused(setting: &PlanContext, failure: Failure) -> Box<Error> {
     let infeasible = match failure {
         Failure::Invalid(error) => return error,
         Failure::Infeasible(infeasible) => infeasible,

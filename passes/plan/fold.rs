@@ -39,9 +39,9 @@ impl Problem {
                 flops: op.flops,
                 bytes: op.bytes,
                 temp_bytes: op.temp_bytes,
-                over: of(&op.over),
-                may_repeat: op.may_repeat,
-                in_turn: op.in_turn,
+                in_place_operands: of(&op.in_place_operands),
+                recomputable: op.recomputable,
+                ordered: op.ordered,
             });
         }
         for value in &mut folded.values {

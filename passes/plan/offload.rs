@@ -2,7 +2,7 @@
 //!
 //! What a user fixes (`cpu`, `disk`, `block-inputs`) is a constraint: such a result is never in the device's memory from
 //! its last use in the forward part to its first in the backward part, and a policy or solver decides all else on the
-//! [staged](super::staged) problem. With `auto` the choice is the planner's, and the bound speaks of any choice. Moving costs the same for each byte, while
+//! [staged](super::transfer_lowering) problem. With `auto` the choice is the planner's, and the bound speaks of any choice. Moving costs the same for each byte, while
 //! what computing again costs for each byte differs from op to op, so in the order of that price there is one place to cut:
 //! cheap bytes are computed again, dear ones moved. The search tries a few cuts along that order, then others around the best
 //! of them, and what layers read, plans each quickly, and keeps the cheapest; moving nothing is one of them, so `auto` is never
@@ -12,17 +12,17 @@
 //! made twice, with transfers at their whole price and at none, and the one that then takes less is kept. What is proven
 //! is proven at none, and of `auto` with what the lane out takes before a moment and the lane back after it besides.
 
-use super::budgeted::{Budgeted, constraints};
-use super::choice::{Choice, Place};
-use super::decision::Plan;
-use super::keep::SMALL_BYTES;
+use super::budgeted::{BudgetGoal, constraints};
+use super::constraint::{Constraint, Place};
+use super::input::OpAnnotations;
+use super::plan::Plan;
 use super::policy::Policy;
 use super::problem::Problem;
+use super::saved_set::SMALL_BYTES;
 use super::solve::bound::{CLASS, CLASS_MOVING};
 use super::solve::{Effort, Objective, bound_moving};
-use super::staged::{movable, result_bytes};
-use super::subject::Structure;
-use super::{Budget, Setting};
+use super::transfer_lowering::{movable, result_bytes};
+use super::{Budget, PlanContext};
 use crate::error::{Error, Kind, Result};
 use crate::ops::transfer::{TO_DISK, TO_HOST};
 use rayon::prelude::*;
@@ -120,17 +120,17 @@ impl fmt::Display for Offloading {
 #[derive(Clone, Copy, Debug)]
 pub enum By<'a> {
     Policy(Policy),
-    Budget(&'a Budgeted),
+    Budget(&'a BudgetGoal),
 }
 
 impl By<'_> {
-    fn plan(&self, setting: &Setting) -> Result<Plan> {
+    fn plan(&self, setting: &PlanContext) -> Result<Plan> {
         match self {
             By::Policy(policy) => policy.refined(
                 setting.problem,
                 setting.structure,
                 setting.choices,
-                setting.wishes,
+                setting.overrides,
             ),
             By::Budget(budgeted) => budgeted.plan(setting),
         }
@@ -163,7 +163,7 @@ impl Offloading {
     ///
     /// # Errors
     /// Those of the policy or budget; `auto` without a budget in time; more bytes outside than allowed.
-    pub fn plan(&self, setting: &Setting, by: By) -> Result<Plan> {
+    pub fn plan(&self, setting: &PlanContext, by: By) -> Result<Plan> {
         if self.what == What::Nothing {
             return by.plan(setting);
         }
@@ -178,7 +178,7 @@ impl Offloading {
             )
             .expected("--budget with --objective cost")),
             _ => {
-                let mut plan = self.moved(setting, by, &candidates, Some(Choice::Recompute))?;
+                let mut plan = self.moved(setting, by, &candidates, Some(Constraint::Recompute))?;
                 self.check_room(setting.problem, &plan.offloaded)?;
                 plan.offload_to = self.to;
                 Ok(plan)
@@ -187,7 +187,7 @@ impl Offloading {
     }
 
     /// What is to be said where nobody knows which results scores of classes are computed from: those would stay.
-    pub fn warning(&self, structure: &Structure) -> Option<String> {
+    pub fn warning(&self, structure: &OpAnnotations) -> Option<String> {
         let is_wanted = self.what != What::Nothing;
         (is_wanted && !structure.feeds_scores.contains(&true)).then(|| {
             "no head over classes was found: what it reads may be offloaded like any other result".into()
@@ -195,8 +195,8 @@ impl Offloading {
     }
 
     /// Ops whose results may be moved and are meant, in order.
-    fn candidates(&self, setting: &Setting) -> Vec<usize> {
-        let Setting {
+    fn candidates(&self, setting: &PlanContext) -> Vec<usize> {
+        let PlanContext {
             problem,
             structure,
             choices,
@@ -236,11 +236,11 @@ impl Offloading {
     /// The cheapest of several cuts.
     fn chosen(
         &self,
-        setting: &Setting,
-        budgeted: &Budgeted,
+        setting: &PlanContext,
+        budgeted: &BudgetGoal,
         candidates: Vec<usize>,
     ) -> Result<Plan> {
-        let quick = Budgeted {
+        let quick = BudgetGoal {
             effort: Effort::First,
             // All of them are planned for the same peak.
             budget: Budget::Bytes(setting.basis.shown(
@@ -282,7 +282,7 @@ impl Offloading {
             (None, Ok(plain)) => plain.after.cost,
             (None, Err(_)) => f64::INFINITY,
         };
-        let mut trials = vec![of_streams(Some(Choice::Recompute)), of_streams(None)];
+        let mut trials = vec![of_streams(Some(Constraint::Recompute)), of_streams(None)];
         let mut cuts: BTreeMap<usize, f64> = BTreeMap::new();
         let mut shares = vec![CUTS / 4, CUTS / 2, CUTS];
         // Where little is left to gain nothing is tried.
@@ -311,7 +311,7 @@ impl Offloading {
             shares = vec![(below + share) / 2, (share + above) / 2];
             shares.retain(|s| *s > 0 && !cuts.contains_key(s));
         }
-        let own = Budgeted {
+        let own = BudgetGoal {
             budget: quick.budget,
             ..*budgeted
         };
@@ -340,7 +340,7 @@ impl Offloading {
     /// What no plan within the budget costs less than, whatever it moves; `None` if none fits.
     fn lower(
         &self,
-        setting: &Setting,
+        setting: &PlanContext,
         candidates: &[usize],
         peak_bytes: u64,
     ) -> Result<Option<f64>> {
@@ -360,7 +360,7 @@ impl Offloading {
     }
 
     /// A plan with what is proven of all choices: which results are moved, too.
-    fn covered(&self, setting: &Setting, lower: Option<f64>, mut plan: Plan) -> Result<Plan> {
+    fn covered(&self, setting: &PlanContext, lower: Option<f64>, mut plan: Plan) -> Result<Plan> {
         let (Some(certificate), Some(_)) = (&mut plan.certificate, setting.problem.transfer) else {
             return Ok(plan);
         };
@@ -425,7 +425,7 @@ const ENOUGH: f64 = 1.0005;
 struct Trial {
     /// How many of the [`CUTS`] it takes.
     share: Option<usize>,
-    wish: Option<Choice>,
+    wish: Option<Constraint>,
     offloaded: Vec<usize>,
 }
 

@@ -11,7 +11,7 @@
 //! the speed of anything, so that the peak of the schedule is the peak of a run.
 
 use super::schedule::{Timeline, evaluate};
-use super::staged::{Stage, Staged};
+use super::transfer_lowering::{Stage, Staged};
 use crate::error::{Error, Result};
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -385,10 +385,10 @@ impl<'a> Spread<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::keep;
     use crate::plan::problem::{Problem, Transfer};
+    use crate::plan::saved_set;
     use crate::plan::solve::bound_moving;
-    use crate::plan::staged::{Price, movable, waits};
+    use crate::plan::transfer_lowering::{Price, movable, waits};
     use crate::testing::Random;
     use crate::testing::dags::{Shape, random_dag};
 

@@ -1,10 +1,10 @@
 //! The policies people know, as plans: none, full, selective, every N-th layer, the first N layers, groups of layers,
 //! parts of layers.
 //!
-//! A policy only says which forward results may stay; [`keep`](super::keep) makes the schedule, so nothing is kept that
+//! A policy only says which forward results may stay; [`keep`](super::saved_set) makes the schedule, so nothing is kept that
 //! no backward op reads and nothing is copied that no one needs. What lies outside the layers stays: embeddings, masks
 //! and rotary tables that layers share, the head and the loss. What a layer hands to others (the residual stream,
-//! shared keys and values) stays too. Layers that no trained parameter flows into are left alone. [`Choices`] may put
+//! shared keys and values) stays too. Layers that no trained parameter flows into are left alone. [`Constraints`] may put
 //! other units in the place of layers, leave some of them alone, and overrule the policy for single ops.
 //!
 //! `selective` is the per-op rule of TorchTitan and NeMo: attention (fused: its results; decomposed: the probabilities
@@ -12,12 +12,12 @@
 //! stay; of the plain products every second one of a layer is computed again, in execution order, the odd ones stay;
 //! everything else is computed again. For a Llama layer that keeps q, v, gate and down, and recomputes k, o and up.
 
-use super::choice::{Choice, Choices, Place, honours};
-use super::decision::Plan;
-use super::keep::{pinned, schedule};
-use super::parts::{Parts, discards_output};
+use super::constraint::{Constraint, Constraints, Place, honours};
+use super::input::{OpAnnotations, Part};
+use super::plan::Plan;
 use super::problem::{Phase, Problem};
-use super::subject::{Part, Structure};
+use super::saved_set::{pinned, schedule};
+use super::sub_blocks::{Parts, discards_output};
 use crate::error::{Error, Result};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -96,24 +96,24 @@ impl Policy {
             .collect()
     }
 
-    /// The plan of this policy, without any wishes.
+    /// The plan of this policy, without any overrides.
     ///
     /// # Errors
     /// A policy of whole layers on a model in which none were found.
-    pub fn plan(self, problem: &Problem, structure: &Structure) -> Result<Plan> {
-        self.refined(problem, structure, &Choices::none(structure), "")
+    pub fn plan(self, problem: &Problem, structure: &OpAnnotations) -> Result<Plan> {
+        self.refined(problem, structure, &Constraints::none(structure), "")
     }
 
-    /// The plan of this policy with a user's wishes; `wishes` is how they were said.
+    /// The plan of this policy with a user's overrides; `overrides` is how they were said.
     ///
     /// # Errors
     /// A policy of whole layers on a model in which none were found.
     pub fn refined(
         self,
         problem: &Problem,
-        structure: &Structure,
-        choices: &Choices,
-        wishes: &str,
+        structure: &OpAnnotations,
+        choices: &Constraints,
+        overrides: &str,
     ) -> Result<Plan> {
         let verdicts = self.verdicts(problem, structure, choices)?;
         let keep: Vec<bool> = verdicts.iter().map(|v| v.keep).collect();
@@ -121,7 +121,7 @@ impl Policy {
         let schedule = schedule(problem, &keep);
         honours(problem, &schedule, &choices.constraints(problem))?;
         Plan::new(
-            format!("{self} {wishes}").trim_end(),
+            format!("{self} {overrides}").trim_end(),
             problem,
             schedule,
             &structure.block_of,
@@ -133,8 +133,8 @@ impl Policy {
     fn verdicts(
         self,
         problem: &Problem,
-        structure: &Structure,
-        choices: &Choices,
+        structure: &OpAnnotations,
+        choices: &Constraints,
     ) -> Result<Vec<Verdict>> {
         let whole = !matches!(self, Policy::None | Policy::Selective);
         if whole && choices.units == 0 {
@@ -220,8 +220,8 @@ impl Policy {
                 && let Some(forced) = &choices.forced[op]
             {
                 verdicts[root] = match forced.choice {
-                    Choice::Keep => Verdict::keep(&forced.by),
-                    Choice::Recompute => Verdict::drop(&forced.by),
+                    Constraint::Keep => Verdict::keep(&forced.by),
+                    Constraint::Recompute => Verdict::drop(&forced.by),
                 };
             }
         }
@@ -235,14 +235,14 @@ impl Policy {
 }
 
 /// The word under which an op is meant: that of its inner part, or of the part of a layer that it is in.
-fn word_of(parts: Parts, structure: &Structure, op: usize) -> Option<&str> {
+fn word_of(parts: Parts, structure: &OpAnnotations, op: usize) -> Option<&str> {
     let core = structure.core_of[op].as_deref();
     let part = structure.submodule_of[op].map(|s| structure.submodules[s].as_str());
     let whole = part.filter(|word| parts.has(word));
     whole.or(core.filter(|word| parts.has(word)))
 }
 
-fn no_part(structure: &Structure, policy: Policy) -> Box<Error> {
+fn no_part(structure: &OpAnnotations, policy: Policy) -> Box<Error> {
     let mut found: BTreeSet<&str> = structure.submodules.iter().map(String::as_str).collect();
     found.extend(structure.core_of.iter().flatten().map(String::as_str));
     let found: Vec<&str> = found.into_iter().collect();
@@ -282,7 +282,7 @@ impl Verdict {
 }
 
 /// The per-op rule. Without layers the whole forward part counts as one.
-fn selective(problem: &Problem, structure: &Structure, choices: &Choices) -> Vec<Verdict> {
+fn selective(problem: &Problem, structure: &OpAnnotations, choices: &Constraints) -> Vec<Verdict> {
     let mut products = vec![0usize; choices.units.max(1)];
     let verdict = |o: usize| {
         let unit = match choices.place[o] {
@@ -427,7 +427,7 @@ mod tests {
         let decide = |w: &String| {
             let reads =
                 |n: &crate::ir::Node| n.ins.iter().flatten().any(|v| g.value(*v).name == *w);
-            let forward = |n: &crate::ir::Node| n.role == Role::Forward && n.again.is_none();
+            let forward = |n: &crate::ir::Node| n.role == Role::Forward && n.recompute_of.is_none();
             let (_, node) = g.nodes().find(|(_, n)| forward(n) && reads(n)).unwrap();
             plan.decisions
                 .iter()
@@ -488,7 +488,7 @@ mod tests {
                     plan.segments.iter().map(|s| s.block).collect();
                 rebuilt.sort_unstable();
                 assert_eq!(rebuilt, layers, "{policy}");
-                for (_, node) in g.nodes().filter(|(_, n)| n.again.is_some()) {
+                for (_, node) in g.nodes().filter(|(_, n)| n.recompute_of.is_some()) {
                     let read = node.outs.iter().any(|v| !g.value(*v).uses().is_empty());
                     assert!(read, "{policy}: nothing reads {}", node.name);
                     assert_eq!(node.role, Role::Forward);
@@ -523,7 +523,7 @@ mod tests {
 
     #[test]
     fn whole_layer_policies_need_layers() {
-        let structure = Structure::default();
+        let structure = OpAnnotations::default();
         let e = Policy::Full
             .plan(&Problem::default(), &structure)
             .unwrap_err();

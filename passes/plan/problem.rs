@@ -9,7 +9,7 @@
 use crate::analysis::{Costs, Device, MemoryProfile, Sizes};
 use crate::error::{Error, Result};
 use crate::ir::op::Effect;
-use crate::ir::{Graph, Id, NodeId, Role, Side, ValueId};
+use crate::ir::{Graph, Id, NodeId, Role, SecondaryMap, ValueId};
 use serde::{Deserialize, Serialize};
 
 /// Which half of the step an operation belongs to; the loss counts as forward.
@@ -72,14 +72,14 @@ pub struct Op {
     /// that one. They have as many bytes as that result. A static one is resident whatever happens, so the result that is
     /// written over it is listed without bytes: it takes as many as that one if that is read again, or is an output.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub over: Vec<usize>,
+    pub in_place_operands: Vec<usize>,
     /// Whether running it again gives the same bits and is allowed.
     #[serde(default = "yes", skip_serializing_if = "is_yes")]
-    pub may_repeat: bool,
+    pub recomputable: bool,
     /// Whether it runs for the first time after every such op that is listed before it, in any order: it draws from a
     /// generator, or acts on something outside.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub in_turn: bool,
+    pub ordered: bool,
 }
 
 /// One value at known sizes.
@@ -180,7 +180,7 @@ pub struct Correspondence {
     pub nodes: Vec<NodeId>,
     /// The value of each problem value.
     pub values: Vec<ValueId>,
-    pub index_of: Side<ValueId, Option<u32>>,
+    pub index_of: SecondaryMap<ValueId, Option<u32>>,
 }
 
 impl Problem {
@@ -206,7 +206,7 @@ impl Problem {
         let mut map = Correspondence {
             nodes: graph.order().to_vec(),
             values: Vec::new(),
-            index_of: Side::new(graph.value_bound(), None),
+            index_of: SecondaryMap::new(graph.value_bound(), None),
         };
         for (id, value) in graph.values() {
             map.index_of[id] = Some(map.values.len() as u32);
@@ -229,7 +229,7 @@ impl Problem {
         }
         for (at, id) in graph.order().iter().enumerate() {
             let node = graph.node(*id);
-            if node.again.is_some() {
+            if node.recompute_of.is_some() {
                 return Err(
                     Error::bug("plan", "the graph is planned already").at(graph.describe(*id))
                 );
@@ -259,12 +259,12 @@ impl Problem {
                 flops: cost.flops,
                 bytes: cost.bytes,
                 temp_bytes: memory.temp_bytes[at],
-                over: memory.over[at]
+                in_place_operands: memory.in_place_operands[at]
                     .iter()
                     .filter_map(|slot| node.ins[*slot].as_ref().map(index))
                     .collect(),
-                may_repeat: node.op.effect.may_repeat(),
-                in_turn: !matches!(node.op.effect, Effect::Pure),
+                recomputable: node.op.effect.recomputable(),
+                ordered: !matches!(node.op.effect, Effect::Pure),
             });
         }
         problem.outputs = graph
@@ -366,7 +366,7 @@ impl Problem {
                 }
             }
             let first = op.outs.first().map(|v| &self.values[*v]);
-            for v in &op.over {
+            for v in &op.in_place_operands {
                 let fits = |out: &&Value| out.view_of.is_none() && out.kind == Kind::Activation;
                 if !op.ins.contains(v) || first.filter(fits).is_none() {
                     return foreign(format!(
@@ -388,7 +388,7 @@ impl Problem {
         }
         let roots = self.roots();
         for (o, op) in self.ops.iter().enumerate() {
-            for v in &op.over {
+            for v in &op.in_place_operands {
                 let (root, result) = (&self.values[roots[*v]], &self.values[op.outs[0]]);
                 let fits = |bytes| root.bytes == bytes || root.bytes == bytes + op.temp_bytes;
                 let fits = match root.kind {

@@ -1,13 +1,13 @@
-//! What a user's wishes mean in a graph: which ops are subject to the policy, and which ones it has no say about.
+//! What a user's overrides mean in a graph: which ops are subject to the policy, and which ones it has no say about.
 //!
 //! A wish that matches nothing is an error that lists what there is, near misses first: a policy that silently did
 //! not apply would look like one that saves nothing.
 
-use super::choice::{Choice, Choices, Forced, Place};
-use super::keep::{Pinned, pinned};
+use super::constraint::{Constraint, Constraints, Forced, Place};
+use super::input::{Part, PlanInput};
+use super::overrides::{NamePattern, Override, PolicyOverrides, Target};
 use super::problem::{Phase, Problem};
-use super::subject::{Part, Subject};
-use super::wish::{NamePattern, Override, Target, Wishes};
+use super::saved_set::{Pinned, pinned};
 use crate::analysis::modules::{self, Modules};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Node};
@@ -18,18 +18,22 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Longer lists of names are cut in messages.
 const MOST_NAMES: usize = 40;
 
-/// Settles the wishes for the graph that `subject` was made from.
+/// Settles the overrides for the graph that `subject` was made from.
 ///
 /// # Errors
 /// A pattern or op that matches nothing; a wish to run again what cannot be.
-pub fn refine(wishes: &Wishes, graph: &Graph, subject: &Subject) -> Result<Choices> {
+pub fn refine(
+    overrides: &PolicyOverrides,
+    graph: &Graph,
+    subject: &PlanInput,
+) -> Result<Constraints> {
     let structure = &subject.structure;
-    let mut choices = Choices::none(structure);
-    if wishes.is_empty() {
+    let mut choices = Constraints::none(structure);
+    if overrides.is_empty() {
         return Ok(choices);
     }
-    if wishes.restrict() {
-        choices.place = places(wishes, graph, subject)?;
+    if overrides.restrict() {
+        choices.place = places(overrides, graph, subject)?;
         choices.units = renumber(&mut choices.place);
         if choices.units == 0 && structure.blocks > 0 {
             return Err(Error::usage(
@@ -37,40 +41,40 @@ pub fn refine(wishes: &Wishes, graph: &Graph, subject: &Subject) -> Result<Choic
                 "no layer lies in what --scope leaves",
             ));
         }
-        if wishes.every.is_some() || wishes.first.is_some() {
-            count(wishes, &mut choices)?;
+        if overrides.every.is_some() || overrides.first.is_some() {
+            count(overrides, &mut choices)?;
         }
         choices.leave_frozen(structure);
     }
     let pins = pinned(&subject.problem);
     let roots = subject.problem.roots();
-    for wish in &wishes.overrides {
+    for wish in &overrides.overrides {
         force(wish, graph, subject, &mut choices, &pins, &roots)?;
     }
     Ok(choices)
 }
 
 /// The unit of each op after `--layers` and `--scope`.
-fn places(wishes: &Wishes, graph: &Graph, subject: &Subject) -> Result<Vec<Place>> {
+fn places(overrides: &PolicyOverrides, graph: &Graph, subject: &PlanInput) -> Result<Vec<Place>> {
     let structure = &subject.structure;
     let nodes = &subject.map.nodes;
-    let mut places: Vec<Place> = if wishes.layers.is_empty() {
+    let mut places: Vec<Place> = if overrides.layers.is_empty() {
         let place = |block: &Option<usize>| match block {
             Some(block) => Place::Unit(*block),
             // Without layers a scope counts as one.
-            None if structure.blocks == 0 && !wishes.scope.is_empty() => Place::Unit(0),
+            None if structure.blocks == 0 && !overrides.scope.is_empty() => Place::Unit(0),
             None => Place::NoLayer,
         };
         structure.block_of.iter().map(place).collect()
     } else {
-        for pattern in &wishes.layers {
+        for pattern in &overrides.layers {
             let hits = |(path, class): (&&str, &Option<&str>)| chosen(pattern, path, *class);
             if !modules::paths(graph).iter().any(hits) {
                 return Err(no_module(graph, subject, pattern, "--layers"));
             }
         }
         let any = |path: &str, class: Option<&str>| {
-            wishes
+            overrides
                 .layers
                 .iter()
                 .any(|pattern| chosen(pattern, path, class))
@@ -79,9 +83,9 @@ fn places(wishes: &Wishes, graph: &Graph, subject: &Subject) -> Result<Vec<Place
         let unit = |m: Option<u32>| m.map_or(Place::Elsewhere, |m| Place::Unit(m as usize));
         nodes.iter().map(|n| unit(modules.of[*n])).collect()
     };
-    if !wishes.scope.is_empty() {
+    if !overrides.scope.is_empty() {
         let mut inside = vec![false; nodes.len()];
-        for pattern in &wishes.scope {
+        for pattern in &overrides.scope {
             let modules = Modules::new(graph, &|path, class| chosen(pattern, path, class));
             let mut hit = false;
             for (op, id) in nodes.iter().enumerate() {
@@ -119,7 +123,7 @@ fn renumber(places: &mut [Place]) -> usize {
 }
 
 /// `--every` and `--first`.
-fn count(wishes: &Wishes, choices: &mut Choices) -> Result<()> {
+fn count(overrides: &PolicyOverrides, choices: &mut Constraints) -> Result<()> {
     if choices.units == 0 {
         return Err(Error::usage(
             "selection",
@@ -128,7 +132,8 @@ fn count(wishes: &Wishes, choices: &mut Choices) -> Result<()> {
         .help("name modules with --layers"));
     }
     let counted = |unit: usize| {
-        wishes.every.is_none_or(|n| (unit + 1) % n == 0) && wishes.first.is_none_or(|n| unit < n)
+        overrides.every.is_none_or(|n| (unit + 1) % n == 0)
+            && overrides.first.is_none_or(|n| unit < n)
     };
     for place in &mut choices.place {
         // Neither is what belongs to no layer at all.
@@ -151,8 +156,8 @@ fn named(pattern: &NamePattern, node: &Node) -> bool {
 fn force(
     wish: &Override,
     graph: &Graph,
-    subject: &Subject,
-    choices: &mut Choices,
+    subject: &PlanInput,
+    choices: &mut Constraints,
     pins: &[Option<Pinned>],
     roots: &[usize],
 ) -> Result<()> {
@@ -188,7 +193,7 @@ fn force(
     for op in there {
         for owner in owners(problem, roots, op) {
             let stuck = problem.ops[owner].outs.iter().all(|v| pins[*v].is_some());
-            if wish.choice == Choice::Recompute && (owner != op || stuck) {
+            if wish.choice == Constraint::Recompute && (owner != op || stuck) {
                 continue;
             }
             settled = true;
@@ -198,7 +203,7 @@ fn force(
             });
         }
     }
-    if wish.choice == Choice::Recompute && !settled {
+    if wish.choice == Constraint::Recompute && !settled {
         return Err(Error::usage(
             "selection",
             format!("{wish} matches only what is never computed again"),
@@ -216,7 +221,7 @@ fn owners(problem: &Problem, roots: &[usize], op: usize) -> BTreeSet<usize> {
         .collect()
 }
 
-fn is_meant(wish: &Override, graph: &Graph, subject: &Subject, op: usize) -> bool {
+fn is_meant(wish: &Override, graph: &Graph, subject: &PlanInput, op: usize) -> bool {
     let node = graph.node(subject.map.nodes[op]);
     match &wish.target {
         Target::Row(row) => node.op == *row,
@@ -244,7 +249,7 @@ fn is_meant(wish: &Override, graph: &Graph, subject: &Subject, op: usize) -> boo
 }
 
 /// Why an override matches nothing, and what it could have been.
-fn never(wish: &Override, graph: &Graph, subject: &Subject) -> Box<Error> {
+fn never(wish: &Override, graph: &Graph, subject: &PlanInput) -> Box<Error> {
     let forward = subject.problem.ops.iter().enumerate();
     let forward = forward.filter(|(_, op)| op.phase == Phase::Forward);
     let nodes = || {
@@ -300,7 +305,12 @@ fn never(wish: &Override, graph: &Graph, subject: &Subject) -> Box<Error> {
 }
 
 /// The classes, modules or nodes that exist.
-fn no_module(graph: &Graph, subject: &Subject, pattern: &NamePattern, option: &str) -> Box<Error> {
+fn no_module(
+    graph: &Graph,
+    subject: &PlanInput,
+    pattern: &NamePattern,
+    option: &str,
+) -> Box<Error> {
     let what = match option {
         "--layers" => "no module class or path",
         "--scope" => "no module and no node",

@@ -135,7 +135,7 @@ impl Timeline {
                 ));
             };
             runs[*o] += 1;
-            if runs[*o] > 1 && !op.may_repeat {
+            if runs[*o] > 1 && !op.recomputable {
                 return refuse(format!(
                     "step {step} repeats `{}`, which must not be",
                     op.name
@@ -154,7 +154,12 @@ impl Timeline {
                 }
             }
             let instance = |v: &usize| current[*v].filter(|i| *i != STATIC);
-            over.extend(op.over.iter().filter_map(instance).map(|i| (step, i)));
+            over.extend(
+                op.in_place_operands
+                    .iter()
+                    .filter_map(instance)
+                    .map(|i| (step, i)),
+            );
             // All operands are looked up before any result replaces them.
             let places: Vec<usize> = op
                 .outs
@@ -174,7 +179,9 @@ impl Timeline {
                 })
                 .collect();
             let renewed = |v: &&usize| current[**v] == Some(STATIC);
-            if let (Some(v), Some(place)) = (op.over.iter().find(renewed), places.first()) {
+            if let (Some(v), Some(place)) =
+                (op.in_place_operands.iter().find(renewed), places.first())
+            {
                 renewals.push((step, *v, *place));
             }
             for (v, place) in op.outs.iter().zip(places) {
@@ -330,9 +337,9 @@ mod tests {
                 flops: 1,
                 bytes: 1,
                 temp_bytes: 0,
-                over: Vec::new(),
-                may_repeat: true,
-                in_turn: false,
+                in_place_operands: Vec::new(),
+                recomputable: true,
+                ordered: false,
             });
         }
         for _ in 0..r.below(3) {
@@ -392,9 +399,9 @@ mod tests {
             flops: 1,
             bytes: 1,
             temp_bytes,
-            over: Vec::new(),
-            may_repeat: name != "rng",
-            in_turn: false,
+            in_place_operands: Vec::new(),
+            recomputable: name != "rng",
+            ordered: false,
         }
     }
 

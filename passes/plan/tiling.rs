@@ -5,10 +5,10 @@
 //! doubled or halved are each planned quickly, for as long as doubling or halving pays.
 //! This is a search: a bound that a plan comes with speaks of its own number of parts, and [`Tried`] says what was tried.
 
-use super::budgeted::{Budgeted, overhead_pct};
+use super::budgeted::{BudgetGoal, overhead_pct};
 use super::offload::{By, Offloading};
 use super::solve::{Effort, Objective};
-use super::{Budget, Choices, Plan, Score, Setting, Subject};
+use super::{Budget, Constraints, Plan, PlanContext, PlanInput, Score};
 use crate::error::{Kind, Result};
 use crate::ir::Graph;
 use crate::transform::tile::{Tile, Tiles};
@@ -73,9 +73,9 @@ impl Tried {
 
     /// The same budget, as the number that every trial was given. Where none of them fitted it stays as it is said: a
     /// wish gives way then.
-    pub fn settled(&self, budgeted: &Budgeted) -> Budgeted {
+    pub fn settled(&self, budgeted: &BudgetGoal) -> BudgetGoal {
         let fits = self.trials.iter().any(|t| t.chosen && t.fits);
-        Budgeted {
+        BudgetGoal {
             budget: match fits {
                 true => Budget::Bytes(self.budget_bytes),
                 false => budgeted.budget,
@@ -108,13 +108,13 @@ pub struct Question<'a> {
     pub graph: &'a Graph,
     /// What was asked for: what is [`Tile::Auto`] is looked for.
     pub tiles: Tiles,
-    pub budgeted: &'a Budgeted,
+    pub budgeted: &'a BudgetGoal,
     pub offload: &'a Offloading,
     pub usable_bytes: Option<u64>,
     /// Cuts a copy of the graph; the most parts of a loss and of a chain that came of it.
     pub tiled: &'a dyn Fn(&mut Graph, Tiles) -> Result<(usize, usize)>,
     /// A graph as a problem, with what the user settled.
-    pub subject: &'a dyn Fn(&Graph) -> Result<(Subject, Choices)>,
+    pub subject: &'a dyn Fn(&Graph) -> Result<(PlanInput, Constraints)>,
 }
 
 /// Plans several numbers of parts: those of the loss first, then those of chains. `None` where there is nothing to cut.
@@ -165,10 +165,14 @@ pub fn search(question: &Question) -> Result<Option<Tried>> {
     }))
 }
 
-fn setting<'a>(question: &Question, subject: &'a Subject, choices: &'a Choices) -> Setting<'a> {
-    Setting {
+fn setting<'a>(
+    question: &Question,
+    subject: &'a PlanInput,
+    choices: &'a Constraints,
+) -> PlanContext<'a> {
+    PlanContext {
         usable_bytes: question.usable_bytes,
-        ..Setting::plain(&subject.problem, &subject.structure, choices)
+        ..PlanContext::plain(&subject.problem, &subject.structure, choices)
     }
 }
 
@@ -247,7 +251,7 @@ impl Judge<'_> {
             return Ok(None);
         }
         let (subject, choices) = (self.question.subject)(&graph)?;
-        let quick = Budgeted {
+        let quick = BudgetGoal {
             effort: Effort::First,
             budget: Budget::Bytes(self.budget_bytes),
             ..*self.question.budgeted

@@ -76,7 +76,7 @@ pub fn random_dag(r: &mut Random, ops: usize, shape: Shape) -> Problem {
             kind: String::new(),
             ins,
             outs,
-            over,
+            in_place_operands: over,
             phase: if backward {
                 Phase::Backward
             } else {
@@ -90,8 +90,8 @@ pub fn random_dag(r: &mut Random, ops: usize, shape: Shape) -> Problem {
             } else {
                 0
             },
-            may_repeat: !(extras && r.below(5) == 0),
-            in_turn: false,
+            recomputable: !(extras && r.below(5) == 0),
+            ordered: false,
         });
     }
     if !p.values.is_empty() && r.below(8) > 0 {

@@ -1,6 +1,6 @@
 //! Attentions in the forms exporters write, and near misses: what the analysis says of each.
 
-use ckpt_passes::analysis::Blocks;
+use ckpt_passes::analysis::Layers;
 use ckpt_passes::analysis::attention::rows::rows;
 use ckpt_passes::ir::Dim;
 use ckpt_passes::text::parse;
@@ -48,7 +48,7 @@ fn said(body: &str, output: &str) -> Vec<String> {
     let text = graph(body, output);
     let mut g = parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
     infer(&mut g).unwrap_or_else(|e| panic!("{e}\n{text}"));
-    let blocks = Blocks::new(&g).unwrap();
+    let blocks = Layers::new(&g).unwrap();
     let size = |d: &Option<Dim>| d.as_ref().map_or("?".into(), Dim::to_string);
     rows(&g, &blocks)
         .unwrap()

@@ -1,7 +1,7 @@
 //! Elements as functions of their indices, against contents that typing computes in its own way.
 
-use ckpt_passes::analysis::elements::{Condition, Element, Elements};
-use ckpt_passes::analysis::spine::Flow;
+use ckpt_passes::analysis::residual_stream::Flow;
+use ckpt_passes::analysis::symbolic_elements::{Condition, Element, Elements};
 use ckpt_passes::ir::{Attrs, Builder, DType, Dim, Graph, Tensor, Ty, ValueId};
 use ckpt_passes::ops::{arith, cast, concat, index, logic, rules, shape, slice};
 use ckpt_passes::testing::Random;

@@ -7,10 +7,10 @@ use ckpt_passes::driver::Watch;
 use ckpt_passes::error::{Kind, Result};
 use ckpt_passes::ir::Graph;
 use ckpt_passes::plan::brute::{Move, cheapest_moving};
-use ckpt_passes::plan::choice::Place;
+use ckpt_passes::plan::constraint::Place;
 use ckpt_passes::plan::offload::{Offloading, What};
-use ckpt_passes::plan::staged::{movable, result_bytes};
-use ckpt_passes::plan::{Budget, Budgeted, Choices, Effort, Policy, Subject, evaluate};
+use ckpt_passes::plan::transfer_lowering::{movable, result_bytes};
+use ckpt_passes::plan::{Budget, BudgetGoal, Constraints, Effort, PlanInput, Policy, evaluate};
 use ckpt_passes::testing::Random;
 use ckpt_passes::text;
 use ckpt_passes::transform::loss::Loss;
@@ -75,7 +75,7 @@ struct Case {
 }
 
 impl Case {
-    fn compiled(&self, loss: Tile, budget: Option<Budgeted>) -> Result<(Graph, Compiled)> {
+    fn compiled(&self, loss: Tile, budget: Option<BudgetGoal>) -> Result<(Graph, Compiled)> {
         let mut graph = text::parse(&self.source)?;
         let request = Request {
             loss: Loss::parse("output:loss")?,
@@ -105,7 +105,7 @@ impl Case {
     }
 
     /// The step with so many parts, as a planner sees it.
-    fn subject(&self, parts: usize) -> (Subject, Choices) {
+    fn subject(&self, parts: usize) -> (PlanInput, Constraints) {
         let tile = match parts {
             1 => Tile::Off,
             n => Tile::Parts(n),
@@ -118,8 +118,11 @@ impl Case {
 
 /// Time of the best schedule of a step, transfers included, whether it computes something again and whether it moves
 /// something; `None` where none fits.
-fn best((subject, choices): &(Subject, Choices), budget_bytes: u64) -> Option<(f64, bool, bool)> {
-    let Subject {
+fn best(
+    (subject, choices): &(PlanInput, Constraints),
+    budget_bytes: u64,
+) -> Option<(f64, bool, bool)> {
+    let PlanInput {
         problem, structure, ..
     } = subject;
     let above_static_bytes = budget_bytes.checked_sub(problem.static_bytes())?;
@@ -129,7 +132,7 @@ fn best((subject, choices): &(Subject, Choices), budget_bytes: u64) -> Option<(f
     let mut may = movable(&folded);
     for (o, op) in ops.iter().enumerate() {
         if choices.place[*op] == Place::Frozen {
-            folded.ops[o].may_repeat = false;
+            folded.ops[o].recomputable = false;
             may[o] = false;
         }
         may[o] &= !structure.feeds_scores[*op];
@@ -162,7 +165,7 @@ fn no_plan_beats_brute_force_and_few_are_worse() {
                 .map(|text| Optimizer::parse(text).unwrap()),
         };
         let most = rows.min(4);
-        let subjects: Vec<(Subject, Choices)> =
+        let subjects: Vec<(PlanInput, Constraints)> =
             (1..=most).map(|parts| case.subject(parts)).collect();
         let uncut = &subjects[0].0.problem;
         let whole = evaluate(uncut, &uncut.given_order()).unwrap();
@@ -170,13 +173,13 @@ fn no_plan_beats_brute_force_and_few_are_worse() {
         let above_bytes = (whole.peak_above_static_bytes as f64 * share) as u64;
         let budget_bytes = whole.static_bytes + above_bytes;
         // Of steps that are too large for brute force nothing is known.
-        let small = |s: &&(Subject, Choices)| s.0.problem.fold().0.ops.len() <= LARGEST;
+        let small = |s: &&(PlanInput, Constraints)| s.0.problem.fold().0.ops.len() <= LARGEST;
         let each: Vec<_> = subjects.iter().take_while(small).collect();
         let each: Vec<_> = each.iter().map(|p| best(p, budget_bytes)).collect();
-        let budgeted = Budgeted {
+        let budgeted = BudgetGoal {
             budget: Budget::Bytes(budget_bytes),
             effort: Effort::First,
-            ..Budgeted::default()
+            ..BudgetGoal::default()
         };
         let done = match case.compiled(Tile::Auto, Some(budgeted)) {
             Ok((_, done)) => done,

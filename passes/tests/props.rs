@@ -7,7 +7,7 @@ use ckpt_passes::driver::{ALL, Cx, Pipeline, Watch, run};
 use ckpt_passes::ir::verify::verify;
 use ckpt_passes::ir::{DType, Graph};
 use ckpt_passes::ops;
-use ckpt_passes::plan::{Plan, Subject, keep};
+use ckpt_passes::plan::{Plan, PlanInput, saved_set};
 use ckpt_passes::testing::models::{SIZES, random, single};
 use ckpt_passes::testing::recipes::Recipe;
 use ckpt_passes::testing::{Random, recipes};
@@ -61,7 +61,7 @@ fn same(a: &Graph, b: &Graph) {
         let of = |g: &Graph, again: Option<ckpt_passes::ir::NodeId>| {
             again.map(|o| g.node(o).name.clone())
         };
-        assert_eq!(of(a, m.again), of(b, n.again));
+        assert_eq!(of(a, m.recompute_of), of(b, n.recompute_of));
     }
 }
 
@@ -153,11 +153,18 @@ fn random_models_become_training_graphs_and_plans_are_taken_back() {
 /// Keeps a random fifth of what could be recomputed; returns the number of copies.
 fn rewrite(g: &mut Graph, cx: &Cx, r: &mut Random) -> usize {
     let binding = Binding::new(g, &cx.options.dims).unwrap();
-    let subject = Subject::new(g, &binding, &Device::default()).unwrap();
+    let subject = PlanInput::new(g, &binding, &Device::default()).unwrap();
     let p = &subject.problem;
     let kept: Vec<bool> = p.values.iter().map(|_| r.below(5) == 0).collect();
     let none = vec![None; p.ops.len()];
-    let plan = Plan::new("random", p, keep::schedule(p, &kept), &none, &Vec::new()).unwrap();
+    let plan = Plan::new(
+        "random",
+        p,
+        saved_set::schedule(p, &kept),
+        &none,
+        &Vec::new(),
+    )
+    .unwrap();
     let copies = remat(g, p, &subject.map, &plan, &none).unwrap();
     let memory = MemoryProfile::new(g, &Sizes::new(g, &binding).unwrap()).unwrap();
     assert_eq!(memory.peak_bytes, plan.after.peak_bytes);

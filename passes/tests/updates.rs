@@ -4,7 +4,9 @@
 use ckpt_passes::analysis::{Binding, Device, MemoryProfile, Sizes};
 use ckpt_passes::ir::verify::verify;
 use ckpt_passes::ir::{Graph, ValueId};
-use ckpt_passes::plan::{Budget, Budgeted, Choices, Effort, Plan, Problem, Setting, Structure};
+use ckpt_passes::plan::{
+    Budget, BudgetGoal, Constraints, Effort, OpAnnotations, Plan, PlanContext, Problem,
+};
 use ckpt_passes::testing::Random;
 use ckpt_passes::testing::updates::random_updates;
 use ckpt_passes::transform::remat::{remat, strip_again};
@@ -98,13 +100,13 @@ fn the_solver_keeps_budgets_that_updates_count_in() {
         let mut g = random_updates(&mut r, 6 + n % 24);
         let (sizes, memory) = measure(&g);
         let (p, map) = Problem::of_graph(&g, &sizes, &memory, &Device::default()).unwrap();
-        let structure = Structure::unknown(p.ops.len());
-        let choices = Choices::none(&structure);
-        let setting = Setting::plain(&p, &structure, &choices);
-        let budgeted = Budgeted {
+        let structure = OpAnnotations::unknown(p.ops.len());
+        let choices = Constraints::none(&structure);
+        let setting = PlanContext::plain(&p, &structure, &choices);
+        let budgeted = BudgetGoal {
             budget: Budget::Percent(50.0 + 10.0 * r.below(5) as f64),
             effort: Effort::First,
-            ..Budgeted::default()
+            ..BudgetGoal::default()
         };
         let Ok(plan) = budgeted.plan(&setting) else {
             continue;

@@ -12,14 +12,14 @@
 //! loss:
 //!   %loss = ReduceSum %h, %axes {keepdims=0} : f32[64]
 //! backward:
-//!   %h/again = MatMul %x, %w : f32[batch, 64] again %h segment 0
+//!   %h/recompute = MatMul %x, %w : f32[batch, 64] recompute_of %h segment 0
 //! }
 //! ```
 //!
 //! - One node a line, in the order of the schedule: results, op, operands (`_` is an optional one that is not given),
 //!   attributes (sorted; those that equal their default are left out), types of the results (`?` is unknown).
 //! - Then, each only where it says something: `name "…"` (a node is named as its first result unless it says
-//!   otherwise), `again %v segment N` (it computes the node of `%v` again), `@place` (where it comes from: unless it
+//!   otherwise), `recompute_of %v segment N` (a copy of the node of `%v`; older files say `again`), `@place` (where it comes from: unless it
 //!   says otherwise itself, and a copy from where its original comes from), `meta {…}`.
 //! - `forward:`, `loss:`, `backward:` and `scope …:` lines hold until the next of their kind; a graph starts in
 //!   `forward:` with no scope. A module is `"path"`, or `"path" is "Class"`. A copy has role and scope of its original

@@ -57,7 +57,7 @@ type Scopes = Vec<(String, Option<String>)>;
 #[derive(Default)]
 struct Clauses {
     name: Option<String>,
-    again: Option<NodeId>,
+    recompute_of: Option<NodeId>,
     segment: Option<u32>,
     role: Option<Role>,
     scopes: Option<Scopes>,
@@ -283,7 +283,7 @@ impl<'a> Parser<'a> {
         if self.graph.has_node_name(name) {
             return Err(self.broken("I8", start, format!("two nodes are named `{name}`")));
         }
-        let (role, loc) = match clauses.again {
+        let (role, loc) = match clauses.recompute_of {
             Some(original) => {
                 let source = self.graph.node(original);
                 (source.role, Loc::clone(&source.loc))
@@ -311,7 +311,8 @@ impl<'a> Parser<'a> {
             }),
             role: clauses.role.unwrap_or(role),
         });
-        self.graph.set_again(id, clauses.again, clauses.segment);
+        self.graph
+            .set_recompute_of(id, clauses.recompute_of, clauses.segment);
         *self.graph.meta_mut(id) = clauses.meta.unwrap_or_default();
         let results = self.graph.node(id).outs.clone();
         self.values.extend(outs.into_iter().zip(results));
@@ -319,7 +320,7 @@ impl<'a> Parser<'a> {
             .and_then(|()| check_attrs(&self.graph, id))
             .map_err(|e| self.here(start, e))?;
         check_copy(&self.graph, id)
-            .map_err(|e| self.here(start, Error::model("again", e.message())))
+            .map_err(|e| self.here(start, Error::model("recompute", e.message())))
     }
 
     fn op(&mut self) -> Result<&'static OpDef> {
@@ -484,15 +485,15 @@ impl<'a> Parser<'a> {
                         let name = self.s.string()?;
                         c.name.replace(name).is_some()
                     }
-                    "again" => {
+                    "recompute_of" | "again" => {
                         self.s.blanks();
                         let at = self.s.at;
                         let name = self.s.name("%", "a value")?;
                         let value = self.value(at, &name)?;
                         let node = self.graph.def_node(value).ok_or_else(|| {
-                            self.broken("again", at, format!("no node computes `{name}`"))
+                            self.broken("recompute", at, format!("no node computes `{name}`"))
                         })?;
-                        c.again.replace(node).is_some()
+                        c.recompute_of.replace(node).is_some()
                     }
                     "segment" => {
                         let n = self.s.uint()?;
@@ -518,7 +519,7 @@ impl<'a> Parser<'a> {
                         return Err(self
                             .s
                             .fail_at(at, format!("`{word}` is not a clause"))
-                            .expected("name, again, segment, role, scope, @place or meta"));
+                            .expected("name, recompute_of, segment, role, scope, @place or meta"));
                     }
                 }
             };

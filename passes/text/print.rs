@@ -98,7 +98,7 @@ impl Printer<'_> {
                 continue;
             }
             let node = g.node(*id);
-            if node.again.is_some_and(|o| g.contains_node(o)) {
+            if node.recompute_of.is_some_and(|o| g.contains_node(o)) {
                 // A copy is where its original is, or says so itself: labels are about originals.
                 self.node(*id)?;
                 continue;
@@ -199,11 +199,11 @@ impl Printer<'_> {
         if first.is_none_or(|v| g.value(*v).name != node.name) {
             write!(self.out, " name {}", Quoted(&node.name))?;
         }
-        let original = node.again.filter(|o| g.contains_node(*o));
-        if node.again.is_some() {
+        let original = node.recompute_of.filter(|o| g.contains_node(*o));
+        if node.recompute_of.is_some() {
             let of = original.and_then(|o| g.node(o).outs.first());
             let of = of.map_or("?".to_string(), |v| self.value(*v));
-            write!(self.out, " again {of}")?;
+            write!(self.out, " recompute_of {of}")?;
         }
         if let Some(segment) = node.segment {
             write!(self.out, " segment {segment}")?;

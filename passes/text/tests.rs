@@ -23,9 +23,9 @@ backward:
   %g = Neg %"odd name" : f32[batch, seq + 1, 64] @fc/Mul
 scope:
   %s = SumToShape %g, %sh : f32[batch, seq + 1]
-  %x.1/again = Add %x, %y : f32[batch, seq + 1, 64] again %x.1 segment 3
-  %g/again = Neg %"odd name" : f32[batch, seq + 1, 64] again %g role loss scope "other" is "Other", "o" @place
-  %g/again.2 = Neg %"odd name" : f32[batch, seq + 1, 64] again %g scope meta {k="v"}
+  %x.1/recompute = Add %x, %y : f32[batch, seq + 1, 64] recompute_of %x.1 segment 3
+  %g/recompute = Neg %"odd name" : f32[batch, seq + 1, 64] recompute_of %g role loss scope "other" is "Other", "o" @place
+  %g/recompute.2 = Neg %"odd name" : f32[batch, seq + 1, 64] recompute_of %g scope meta {k="v"}
 }
 "#;
 
@@ -154,8 +154,8 @@ fn errors_say_where() {
         ("%y = Cast %x : f32[2]", "attribute", "line 3, column 3"),
         ("%y = Neg %x : f32[2], f32[2]", "parse", "line 3, column 31"),
         (
-            "%y = Neg %x : f32[2] again %x",
-            "again",
+            "%y = Neg %x : f32[2] recompute_of %x",
+            "recompute",
             "line 3, column 30",
         ),
         ("%y = Neg %x : f32[2] colour", "parse", "line 3, column 24"),

@@ -15,7 +15,7 @@ use super::loss::Seed;
 use crate::error::{Error, Result};
 use crate::ir::op::{Domain, Grad, GradCx};
 use crate::ir::typing::Contents;
-use crate::ir::{Attrs, Builder, Graph, NodeId, Phase, Role, Same, Side, ValueId};
+use crate::ir::{Attrs, Builder, Graph, NodeId, Phase, Role, Same, SecondaryMap, ValueId};
 use crate::ops;
 use std::collections::BTreeMap;
 
@@ -33,11 +33,12 @@ pub fn autodiff(
 ) -> Result<ThroughBodies> {
     let forward: Vec<NodeId> = graph.order().to_vec();
     let values = graph.value_bound();
-    let mut needs = Side::new(graph.value_bound(), false);
+    let mut needs = SecondaryMap::new(graph.value_bound(), false);
     for id in parameters {
         needs[*id] = true;
     }
-    let cotangents: Side<ValueId, Option<ValueId>> = Side::new(graph.value_bound(), None);
+    let cotangents: SecondaryMap<ValueId, Option<ValueId>> =
+        SecondaryMap::new(graph.value_bound(), None);
     let contents = Contents::known(graph)?;
     let mut b = Builder::resume(graph, contents);
     b.role = Role::Backward;
@@ -84,9 +85,9 @@ pub fn autodiff(
 struct Reverse<'a, 'g> {
     b: &'a mut Builder<'g>,
     /// Values that depend on a parameter, and are floating point.
-    needs: Side<ValueId, bool>,
+    needs: SecondaryMap<ValueId, bool>,
     /// What readers of each value have given so far.
-    cotangents: Side<ValueId, Option<ValueId>>,
+    cotangents: SecondaryMap<ValueId, Option<ValueId>>,
     through_bodies: ThroughBodies,
     /// The nodes of those bodies, as they were emitted.
     bodies: Vec<NodeId>,

@@ -2,15 +2,15 @@
 //!
 //! Any phase; the phase stays. Floating-point initializers stay even if unread: they are the user's weights.
 
-use crate::ir::{Graph, Side};
+use crate::ir::{Graph, SecondaryMap};
 
 /// Returns whether anything was dropped.
 pub fn dce(graph: &mut Graph) -> bool {
-    let mut wanted = Side::new(graph.value_bound(), false);
+    let mut wanted = SecondaryMap::new(graph.value_bound(), false);
     for output in graph.outputs() {
         wanted[*output] = true;
     }
-    let mut live = Side::new(graph.node_bound(), false);
+    let mut live = SecondaryMap::new(graph.node_bound(), false);
     for id in graph.order().iter().rev() {
         let node = graph.node(*id);
         if live[*id] || node.outs.iter().any(|v| wanted[*v]) {
@@ -20,7 +20,7 @@ pub fn dce(graph: &mut Graph) -> bool {
             }
             // An original that is dropped while its copy lives would leave the copy without its meaning. It comes
             // earlier, as operands do, and may be a copy itself.
-            if let Some(original) = node.again {
+            if let Some(original) = node.recompute_of {
                 live[original] = true;
             }
         }

@@ -9,7 +9,7 @@ use super::optimizer::{update_node, updated};
 use super::remat::strip_again;
 use crate::error::{Error, Result};
 use crate::glob;
-use crate::ir::{Graph, Phase, Role, Side, ValueId};
+use crate::ir::{Graph, Phase, Role, SecondaryMap, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How names of gradients end: ours, and ONNX Runtime's with and without the buffer it adds them up in. Its parameters
@@ -82,11 +82,11 @@ pub fn joint(graph: &mut Graph) -> Result<bool> {
     if graph.nodes().any(|(_, n)| n.role == Role::Backward) {
         return Ok(changed);
     }
-    let mut is_gradient = Side::new(graph.value_bound(), false);
+    let mut is_gradient = SecondaryMap::new(graph.value_bound(), false);
     for id in training_outputs(graph) {
         is_gradient[id] = true;
     }
-    let mut wanted = Side::new(graph.value_bound(), false);
+    let mut wanted = SecondaryMap::new(graph.value_bound(), false);
     for id in graph.outputs() {
         wanted[*id] = !is_gradient[*id];
     }

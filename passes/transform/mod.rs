@@ -9,7 +9,7 @@ pub mod loss;
 pub mod optimizer;
 pub mod order;
 pub mod remat;
+pub mod rng_streams;
 pub mod simplify;
 pub mod sizes;
-pub mod streams;
 pub mod tile;

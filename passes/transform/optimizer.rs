@@ -14,7 +14,7 @@
 use super::dce::dce;
 use crate::error::{Error, Result};
 use crate::ir::typing::Contents;
-use crate::ir::{Attrs, Builder, DType, Def, Graph, NodeId, Role, Side, Ty, ValueId};
+use crate::ir::{Attrs, Builder, DType, Def, Graph, NodeId, Role, SecondaryMap, Ty, ValueId};
 use crate::ops::optimizer::{
     ADAM_MEAN, ADAM_SQUARE, ADAMW, BETA, BETA1, BETA2, DAMPENING, EPS, MOMENTUM, MOMENTUM_FACTOR,
     SGD, WEIGHT_DECAY, decimal,
@@ -320,8 +320,9 @@ fn is_nothing(graph: &Graph, gradient: ValueId) -> bool {
 /// Updates in the order in which they can run. A view of a parameter counts as the parameter: whatever reads what only
 /// changes its layout reads it.
 fn placed(graph: &Graph, gradients: &[(ValueId, ValueId)]) -> Vec<Update> {
-    let mut shows: Side<ValueId, Option<ValueId>> = Side::new(graph.value_bound(), None);
-    let mut last: Side<ValueId, usize> = Side::new(graph.value_bound(), 0);
+    let mut shows: SecondaryMap<ValueId, Option<ValueId>> =
+        SecondaryMap::new(graph.value_bound(), None);
+    let mut last: SecondaryMap<ValueId, usize> = SecondaryMap::new(graph.value_bound(), 0);
     for (parameter, _) in gradients {
         shows[*parameter] = Some(*parameter);
     }
@@ -468,7 +469,7 @@ pub fn updated(graph: &Graph) -> Vec<(ValueId, ValueId)> {
         let (Some(Some(old)), Some(Some(from))) = (node.ins.first(), node.ins.get(1)) else {
             continue;
         };
-        let is_first = node.op.is_update() && node.again.is_none();
+        let is_first = node.op.is_update() && node.recompute_of.is_none();
         if !is_first || !matches!(graph.value(*old).def, Def::Init(_)) {
             continue;
         }
@@ -503,7 +504,7 @@ pub fn counts_steps(graph: &Graph) -> bool {
 /// Inputs that are states: what updates are of and is no parameter.
 pub fn states(graph: &Graph) -> Vec<ValueId> {
     let updates = graph.order().iter().map(|id| graph.node(*id));
-    let updates = updates.filter(|node| node.op.is_update() && node.again.is_none());
+    let updates = updates.filter(|node| node.op.is_update() && node.recompute_of.is_none());
     let old = updates.filter_map(|node| node.ins.first().copied().flatten());
     old.filter(|v| graph.value(*v).def == Def::Input).collect()
 }

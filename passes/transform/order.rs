@@ -1,13 +1,13 @@
 //! Orders in which nodes may run.
 
 use crate::error::{Error, Result};
-use crate::ir::{Graph, NodeId, Side};
+use crate::ir::{Graph, NodeId, SecondaryMap};
 
 /// Appends a node to the order, behind what it reads; without recursion, because chains are as long as graphs.
 pub fn settle(
     graph: &Graph,
     id: NodeId,
-    done: &mut Side<NodeId, bool>,
+    done: &mut SecondaryMap<NodeId, bool>,
     order: &mut Vec<NodeId>,
 ) -> Result<()> {
     let mut open = vec![id];

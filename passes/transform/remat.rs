@@ -12,11 +12,11 @@
 
 use crate::error::{Error, Result};
 use crate::ir::edit::NewNode;
-use crate::ir::{Attr, Attrs, Graph, Node, NodeId, OpDef, Phase, Role, Side, ValueId};
+use crate::ir::{Attr, Attrs, Graph, Node, NodeId, OpDef, Phase, Role, SecondaryMap, ValueId};
 use crate::ops::transfer;
 use crate::plan::offload::To;
 use crate::plan::problem::Correspondence;
-use crate::plan::staged::{Stage, Staged};
+use crate::plan::transfer_lowering::{Stage, Staged};
 use crate::plan::{Plan, Problem};
 use std::collections::BTreeMap;
 
@@ -64,8 +64,10 @@ pub fn remat(
         }
     }
     // The most recent computation of each original value.
-    let mut current: Side<ValueId, Option<ValueId>> = Side::new(graph.value_bound(), None);
-    let latest = |current: &Side<ValueId, Option<ValueId>>, v: ValueId| current[v].unwrap_or(v);
+    let mut current: SecondaryMap<ValueId, Option<ValueId>> =
+        SecondaryMap::new(graph.value_bound(), None);
+    let latest =
+        |current: &SecondaryMap<ValueId, Option<ValueId>>, v: ValueId| current[v].unwrap_or(v);
     let mut ran = vec![false; problem.ops.len()];
     let mut transfers = Transfers::default();
     let mut order = Vec::with_capacity(plan.schedule.len());
@@ -135,7 +137,7 @@ impl Transfers {
         graph: &mut Graph,
         original: NodeId,
         to: To,
-        current: &mut Side<ValueId, Option<ValueId>>,
+        current: &mut SecondaryMap<ValueId, Option<ValueId>>,
         order: &mut Vec<NodeId>,
     ) {
         for value in graph.node(original).outs.clone() {
@@ -231,7 +233,7 @@ fn annotate(
     plan: &Plan,
     block_of: &[Option<usize>],
 ) {
-    let mut op_of: Side<NodeId, usize> = Side::new(graph.node_bound(), usize::MAX);
+    let mut op_of: SecondaryMap<NodeId, usize> = SecondaryMap::new(graph.node_bound(), usize::MAX);
     for (op, node) in map.nodes.iter().enumerate() {
         op_of[*node] = op;
     }
@@ -249,7 +251,7 @@ fn annotate(
     }
     let originals = graph.order().iter().filter(|id| {
         let node = graph.node(**id);
-        node.again.is_none() && !node.op.is_transfer()
+        node.recompute_of.is_none() && !node.op.is_transfer()
     });
     let is_moved = !originals.map(|id| op_of[*id]).is_sorted();
     for id in graph.order().to_vec() {
@@ -264,7 +266,7 @@ fn annotate(
             .map(|v| problem.values[*v].bytes)
             .sum();
         let node = graph.node(id);
-        let of = node.again.map(|n| graph.node(n).name.clone());
+        let of = node.recompute_of.map(|n| graph.node(n).name.clone());
         let place = (is_moved && of.is_none() && !moves).then(|| op.to_string());
         let segment = node.segment;
         let role = role_word(node);
@@ -291,7 +293,7 @@ fn annotate(
 
 /// What `ckpt.role` says of a node.
 pub fn role_word(node: &Node) -> &'static str {
-    match (node.again, node.role) {
+    match (node.recompute_of, node.role) {
         _ if node.op == &transfer::OFFLOAD => "offload",
         _ if node.op == &transfer::RELEASE => "release",
         _ if node.op == &transfer::FETCH => "fetch",
@@ -308,14 +310,14 @@ pub fn role_word(node: &Node) -> &'static str {
 ///
 /// The order that remains is the one that was planned, so planning the result again starts where the first plan did.
 pub fn strip_again(graph: &mut Graph) -> usize {
-    let mut goes = Side::new(graph.node_bound(), false);
+    let mut goes = SecondaryMap::new(graph.node_bound(), false);
     let mut copies = 0;
-    let mut is_output = Side::new(graph.value_bound(), false);
+    let mut is_output = SecondaryMap::new(graph.value_bound(), false);
     for output in graph.outputs() {
         is_output[*output] = true;
     }
     for id in graph.order().to_vec() {
-        let is_copy = graph.node(id).again.is_some();
+        let is_copy = graph.node(id).recompute_of.is_some();
         goes[id] = is_copy || graph.node(id).op.is_transfer();
         copies += is_copy as usize;
         for slot in 0..if goes[id] {
@@ -356,7 +358,7 @@ fn places(graph: &Graph) -> Option<Vec<NodeId>> {
     let mut placed: Vec<(usize, NodeId)> =
         graph.order().iter().map(place).collect::<Option<_>>()?;
     placed.sort_by_key(|(place, _)| *place);
-    let mut ran = Side::new(graph.node_bound(), false);
+    let mut ran = SecondaryMap::new(graph.node_bound(), false);
     for (_, id) in &placed {
         let operands = graph.node(*id).ins.iter().flatten();
         let mut makers = operands.filter_map(|v| graph.def_node(*v));
@@ -374,8 +376,10 @@ mod tests {
     use crate::analysis::{Binding, Device, MemoryProfile, Sizes};
     use crate::ir::verify::verify;
     use crate::plan::offload::{By, Offloading, What};
-    use crate::plan::{Budget, Budgeted, Choices, Effort, Policy, Setting, Structure};
-    use crate::plan::{keep, problem::Kind};
+    use crate::plan::{
+        Budget, BudgetGoal, Constraints, Effort, OpAnnotations, PlanContext, Policy,
+    };
+    use crate::plan::{problem::Kind, saved_set};
     use crate::testing::{Random, random_graph};
 
     fn measure(g: &Graph) -> (Sizes, MemoryProfile) {
@@ -389,7 +393,7 @@ mod tests {
         let mut schedule = p.given_order();
         for _ in 0..r.below(12) {
             let op = r.below(p.ops.len());
-            if p.ops[op].may_repeat {
+            if p.ops[op].recomputable {
                 let first = schedule.iter().position(|o| *o == op).unwrap();
                 schedule.insert(first + 1 + r.below(schedule.len() - first), op);
             }
@@ -428,7 +432,7 @@ mod tests {
             assert_eq!(names(&g), before);
             nested += g
                 .nodes()
-                .filter(|(_, n)| n.name.ends_with("/again.2"))
+                .filter(|(_, n)| n.name.ends_with("/recompute.2"))
                 .count();
             renamed += (g.outputs() != outputs) as usize;
             let (_, after) = measure(&g);
@@ -436,7 +440,7 @@ mod tests {
             assert_eq!(after.at, plan.after.at_step.map(|s| g.order()[s]));
             assert!(
                 g.nodes()
-                    .all(|(_, n)| n.again.is_none() || n.segment.is_some())
+                    .all(|(_, n)| n.recompute_of.is_none() || n.segment.is_some())
             );
 
             assert_eq!(strip_again(&mut g), copies);
@@ -458,18 +462,18 @@ mod tests {
             g.phase = Phase::Training;
             let (sizes, memory) = measure(&g);
             let (p, map) = Problem::of_graph(&g, &sizes, &memory, &Device::default()).unwrap();
-            let structure = Structure::unknown(p.ops.len());
-            let choices = Choices::none(&structure);
-            let setting = Setting::plain(&p, &structure, &choices);
+            let structure = OpAnnotations::unknown(p.ops.len());
+            let choices = Constraints::none(&structure);
+            let setting = PlanContext::plain(&p, &structure, &choices);
             let offloading = Offloading {
                 what: if n % 3 == 0 { What::Auto } else { What::All },
                 min_bytes: r.below(6) as u64,
                 ..Offloading::default()
             };
-            let budgeted = Budgeted {
+            let budgeted = BudgetGoal {
                 budget: Budget::Percent(60.0 + 10.0 * r.below(4) as f64),
                 effort: Effort::First,
-                ..Budgeted::default()
+                ..BudgetGoal::default()
             };
             let by = match n % 3 {
                 1 => By::Policy(Policy::None),

@@ -9,7 +9,7 @@ use super::dce::dce;
 use super::sizes::Sizes;
 use crate::error::Result;
 use crate::ir::op::{Domain, Effect};
-use crate::ir::{Builder, DType, Def, Dim, Graph, NodeId, Side, Tensor, ValueId};
+use crate::ir::{Builder, DType, Def, Dim, Graph, NodeId, SecondaryMap, Tensor, ValueId};
 use crate::ops;
 use crate::transform::infer::infer;
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ pub fn simplify(graph: &mut Graph) -> Result<bool> {
     let mut known: Vec<(ValueId, Key)> = Vec::new();
     for id in graph.order() {
         let node = graph.node(*id);
-        if node.again.is_some()
+        if node.recompute_of.is_some()
             || node.op.effect != Effect::Pure
             || node.op.domain == Domain::Opaque
         {
@@ -93,18 +93,19 @@ pub fn simplify(graph: &mut Graph) -> Result<bool> {
 
 /// The outcome of moving input-only shape arithmetic to the front.
 struct Hoisted {
-    from_inputs: Side<ValueId, bool>,
+    from_inputs: SecondaryMap<ValueId, bool>,
     count: usize,
     changed: bool,
 }
 
 /// Moves known values that only depend on the shapes of graph inputs to the front of the order.
 fn hoist(graph: &mut Graph, known: &[(ValueId, Key)]) -> Hoisted {
-    let mut is_known: Side<ValueId, bool> = Side::new(graph.value_bound(), false);
+    let mut is_known: SecondaryMap<ValueId, bool> = SecondaryMap::new(graph.value_bound(), false);
     for (id, _) in known {
         is_known[*id] = true;
     }
-    let mut from_inputs: Side<ValueId, bool> = Side::new(graph.value_bound(), false);
+    let mut from_inputs: SecondaryMap<ValueId, bool> =
+        SecondaryMap::new(graph.value_bound(), false);
     for (id, _) in graph.inits() {
         from_inputs[id] = true;
     }

@@ -9,7 +9,7 @@ use ckpt_opt::optimize::load;
 use ckpt_opt::planning::curve::Frontier;
 use ckpt_opt::planning::difference::Difference;
 use ckpt_opt::planning::levers::levers;
-use ckpt_opt::planning::maximize::{self, Wish};
+use ckpt_opt::planning::maximize::{self, PolicyOverride};
 use ckpt_opt::planning::read;
 use ckpt_opt::planning::report::{Report, compare, left_out};
 use ckpt_opt::planning::svg::svg;
@@ -32,7 +32,7 @@ pub fn run(args: &PlanArgs) -> Result<()> {
             }
             let _progress = progress::step("looking for the largest size");
             let model = load(&args.source, &args.step.training.source.given()?)?;
-            let wish = Wish {
+            let wish = PolicyOverride {
                 dim,
                 budgeted: budgeting.budgeted(),
                 max_overhead_pct: args.max_overhead,
@@ -75,7 +75,7 @@ pub fn frontier(args: &FrontierArgs) -> Result<()> {
     let frontier = {
         let _progress = progress::step("planning");
         let task = Task::read(&args.source, &args.step.training.source.given()?, &request)?;
-        let wish = ckpt_passes::plan::Budgeted {
+        let wish = ckpt_passes::plan::BudgetGoal {
             objective: args.objective,
             effort: args.effort,
             reorder: args.reorder,

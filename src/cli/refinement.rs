@@ -1,7 +1,7 @@
 //! The options that refine a policy. They are read together, because overrides win in the order they were given.
 
-use ckpt_passes::plan::wish::{NamePattern, Override, Target};
-use ckpt_passes::plan::{Choice, Wishes};
+use ckpt_passes::plan::overrides::{NamePattern, Override, Target};
+use ckpt_passes::plan::{Constraint, PolicyOverrides};
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 
 /// As the command line has them.
@@ -32,11 +32,11 @@ struct Given {
     recompute: Vec<Target>,
 }
 
-/// What the user wishes beside the policy.
-pub struct Refinement(Wishes);
+/// What the user overrides beside the policy.
+pub struct Refinement(PolicyOverrides);
 
 impl Refinement {
-    pub fn wishes(&self) -> Wishes {
+    pub fn overrides(&self) -> PolicyOverrides {
         self.0.clone()
     }
 }
@@ -55,23 +55,23 @@ impl FromArgMatches for Refinement {
         let given = Given::from_arg_matches(matches)?;
         let mut overrides: Vec<(usize, Override)> = Vec::new();
         for (id, choice, targets) in [
-            ("save_ops", Choice::Keep, given.save_ops),
-            ("recompute_ops", Choice::Recompute, given.recompute_ops),
-            ("recompute", Choice::Recompute, given.recompute),
+            ("save_ops", Constraint::Keep, given.save_ops),
+            ("recompute_ops", Constraint::Recompute, given.recompute_ops),
+            ("recompute", Constraint::Recompute, given.recompute),
         ] {
             let places = matches.indices_of(id).into_iter().flatten();
-            let wishes = targets
+            let given = targets
                 .into_iter()
                 .map(|target| Override { choice, target });
-            overrides.extend(places.zip(wishes));
+            overrides.extend(places.zip(given));
         }
         overrides.sort_by_key(|(place, _)| *place);
-        Ok(Refinement(Wishes {
+        Ok(Refinement(PolicyOverrides {
             layers: given.layers,
             scope: given.scope,
             every: given.every,
             first: given.first,
-            overrides: overrides.into_iter().map(|(_, wish)| wish).collect(),
+            overrides: overrides.into_iter().map(|(_, rule)| rule).collect(),
         }))
     }
 
@@ -104,12 +104,12 @@ fn count(text: &str) -> Result<usize, String> {
 mod tests {
     use super::*;
 
-    fn wishes(words: &[&str]) -> String {
+    fn overrides(words: &[&str]) -> String {
         let command = Refinement::augment_args(Command::new("x").no_binary_name(true));
         let matches = command.try_get_matches_from(words).unwrap();
         Refinement::from_arg_matches(&matches)
             .unwrap()
-            .wishes()
+            .overrides()
             .to_string()
     }
 
@@ -129,10 +129,10 @@ mod tests {
             "A,B",
         ];
         assert_eq!(
-            wishes(&words),
+            overrides(&words),
             "--layers A --layers B --every 2 --recompute-ops Gelu --recompute-ops aten.mm.default --save-ops MatMul \
              --recompute layers.*.mlp --save-ops Gelu"
         );
-        assert_eq!(wishes(&[]), "");
+        assert_eq!(overrides(&[]), "");
     }
 }

@@ -8,7 +8,7 @@ use ckpt_passes::analysis::attention::rows::{self, Row};
 use ckpt_passes::analysis::params::{Selection, parameters};
 use ckpt_passes::analysis::ranges;
 use ckpt_passes::analysis::sizes::dim_kinds;
-use ckpt_passes::analysis::{Blocks, DimKind, ties};
+use ckpt_passes::analysis::{DimKind, Layers, tied_weights};
 use ckpt_passes::ir::op::Domain;
 use ckpt_passes::ir::{DType, Dim, Graph, Role, Ty, ValueId};
 use ckpt_passes::transform::joint::{gradient_of, has_backward, trained};
@@ -165,7 +165,7 @@ impl Inspection {
         let frozen: Vec<String> = frozen(graph);
         let parameters = parameters(graph, selection)?;
         let mut warnings = warnings;
-        warnings.extend(ties::warnings(graph, &parameters));
+        warnings.extend(tied_weights::warnings(graph, &parameters));
         let parameters = parameters.into_iter().map(|p| {
             let value = graph.value(p.value);
             Parameter {
@@ -180,7 +180,7 @@ impl Inspection {
             }
         });
         let parameters = parameters.collect();
-        let found = Blocks::new(graph)?;
+        let found = Layers::new(graph)?;
         let attentions = rows::rows(graph, &found)?;
         let kv_sharing = sharing::kv_sharing(&found);
         let shared_weights = sharing::shared_weights(graph, &found);
@@ -216,7 +216,7 @@ impl Inspection {
                 }
             };
             *ops.entry(name).or_insert(0) += 1;
-            nodes[match (node.again, node.role) {
+            nodes[match (node.recompute_of, node.role) {
                 (Some(_), _) => 3,
                 (None, Role::Forward) => 0,
                 (None, Role::Loss) => 1,

@@ -314,7 +314,7 @@ fn described(graph: &Graph, id: NodeId, mut message: NodeProto) -> Result<NodePr
     let node = graph.node(id);
     let mut meta = node.meta.clone();
     meta.insert("ckpt.role".into(), role_word(node).into());
-    if let Some(original) = node.again {
+    if let Some(original) = node.recompute_of {
         meta.insert("ckpt.of".into(), graph.node(original).name.clone());
     }
     if let Some(segment) = node.segment {

@@ -1,7 +1,7 @@
 //! The parts of layers as `inspect` lists them: norms, attentions, MLPs or experts, and the sums that close them.
 
 use ckpt_passes::Result;
-use ckpt_passes::analysis::Blocks;
+use ckpt_passes::analysis::Layers;
 use ckpt_passes::analysis::submodules::{Submodule, Submodules};
 use ckpt_passes::ir::Graph;
 use ckpt_passes::ops::arith::{ADD, SUM};
@@ -27,7 +27,7 @@ pub struct Part {
 ///
 /// # Errors
 /// See [`Submodules::new`].
-pub fn parts(graph: &Graph, blocks: &Blocks) -> Result<Vec<Vec<Part>>> {
+pub fn parts(graph: &Graph, blocks: &Layers) -> Result<Vec<Vec<Part>>> {
     let mut of_layers: Vec<Vec<Part>> = blocks.list.iter().map(|_| Vec::new()).collect();
     for part in Submodules::new(graph, blocks)?.list {
         let (Some(first), Some(last)) = (part.nodes.first(), part.nodes.last()) else {

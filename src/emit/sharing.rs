@@ -1,6 +1,6 @@
 //! What layers share, as both reports show it: keys and values that pass from one to others, and weights applied again.
 
-use ckpt_passes::analysis::Blocks;
+use ckpt_passes::analysis::Layers;
 use ckpt_passes::ir::Graph;
 use serde::Serialize;
 use std::fmt::Write;
@@ -26,7 +26,7 @@ pub struct WeightSharing {
     pub parameters: Vec<String>,
 }
 
-pub fn kv_sharing(blocks: &Blocks) -> Vec<KvSharing> {
+pub fn kv_sharing(blocks: &Layers) -> Vec<KvSharing> {
     let one = |s: &ckpt_passes::analysis::sharing::KvSharing| KvSharing {
         producer: s.producer,
         consumers: s.consumers.clone(),
@@ -40,7 +40,7 @@ pub fn kv_sharing(blocks: &Blocks) -> Vec<KvSharing> {
     blocks.kv_sharing.iter().map(one).collect()
 }
 
-pub fn shared_weights(graph: &Graph, blocks: &Blocks) -> Vec<WeightSharing> {
+pub fn shared_weights(graph: &Graph, blocks: &Layers) -> Vec<WeightSharing> {
     let one = |s: &ckpt_passes::analysis::sharing::WeightSharing| WeightSharing {
         blocks: s.blocks.clone(),
         parameters: s

@@ -62,7 +62,7 @@ pub fn profile(path: &Path, given: &Given, request: &Request) -> Result<Measured
     let is_planned = graph
         .order()
         .iter()
-        .any(|id| graph.node(*id).again.is_some());
+        .any(|id| graph.node(*id).recompute_of.is_some());
     if is_planned {
         ready(graph, path)?;
     } else {
@@ -127,7 +127,7 @@ fn lost() -> Box<Error> {
 
 /// The name of a node; of a copy, that of what it copies.
 fn origin(graph: &Graph, mut id: NodeId) -> &str {
-    while let Some(of) = graph.node(id).again {
+    while let Some(of) = graph.node(id).recompute_of {
         id = of;
     }
     &graph.node(id).name

@@ -5,7 +5,7 @@ use super::report::traffic_overhead_pct;
 use super::task::Task;
 use crate::emit::units::bytes;
 use ckpt_passes::Result;
-use ckpt_passes::plan::{Budget, Budgeted, Score, budgeted};
+use ckpt_passes::plan::{Budget, BudgetGoal, Score, budgeted};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -73,7 +73,7 @@ impl Frontier {
     ///
     /// # Errors
     /// A task whose own order is not a schedule.
-    pub fn new(task: &Task, wish: &Budgeted, given: &[Budget], count: usize) -> Result<Frontier> {
+    pub fn new(task: &Task, wish: &BudgetGoal, given: &[Budget], count: usize) -> Result<Frontier> {
         let started = Instant::now();
         let setting = task.setting();
         let before = &task.before;

@@ -8,8 +8,8 @@ use super::task::Task;
 use ckpt_passes::compile::Request;
 use ckpt_passes::ir::Graph;
 use ckpt_passes::plan::offload::{By, What};
-use ckpt_passes::plan::solve::Floor;
-use ckpt_passes::plan::{Budget, Budgeted, Objective, Score, budgeted};
+use ckpt_passes::plan::solve::MinPeak;
+use ckpt_passes::plan::{Budget, BudgetGoal, Objective, Score, budgeted};
 use ckpt_passes::transform::tile::{Tile, Tiles};
 use ckpt_passes::{Error, Kind, Result};
 use serde::Serialize;
@@ -55,7 +55,7 @@ const TILES: [Tiles; 4] = {
 pub fn levers(
     graph: &Graph,
     request: &Request,
-    wish: &Budgeted,
+    wish: &BudgetGoal,
     count: usize,
 ) -> Result<Vec<Lever>> {
     let plain = Request {
@@ -77,17 +77,17 @@ pub fn levers(
         true => TILES.to_vec(),
         false => vec![Tiles::default(), request.tile],
     };
-    let planned = |tiles: &[Tiles], fused: bool| -> Result<Vec<Subject>> {
-        let mut subjects: Vec<Subject> = Vec::new();
+    let planned = |tiles: &[Tiles], fused: bool| -> Result<Vec<PlanInput>> {
+        let mut subjects: Vec<PlanInput> = Vec::new();
         for tiles in tiles {
             let task = task(*tiles, fused)?;
             // Cuts that change nothing are planned once.
-            let same = |s: &Subject| {
+            let same = |s: &PlanInput| {
                 (s.task.loss_parts, s.task.mlp_parts) == (task.loss_parts, task.mlp_parts)
             };
             if !subjects.iter().any(same) {
                 let floor = wish.smallest(&task.setting())?;
-                subjects.push(Subject { task, floor });
+                subjects.push(PlanInput { task, floor });
             }
         }
         Ok(subjects)
@@ -104,7 +104,7 @@ pub fn levers(
     let before = sets[0].1[0].task.before.clone();
     // Moving is weighed against computing by time.
     let moves = wish.objective == Objective::Cost && !wish.reorder;
-    let least = |subjects: &[Subject]| subjects.iter().map(|s| s.floor.reached_bytes).min();
+    let least = |subjects: &[PlanInput]| subjects.iter().map(|s| s.floor.reached_bytes).min();
     let floors = sets.iter().filter_map(|(_, subjects)| least(subjects));
     let budgets = spread(
         floors.min().unwrap_or(before.peak_bytes),
@@ -147,15 +147,15 @@ pub fn levers(
 const ORDER: [&str; 5] = ["recompute", "parts", "offload", "fused optimizer", "all"];
 
 /// A step cut in one way.
-struct Subject {
+struct PlanInput {
     task: Task,
-    floor: Floor,
+    floor: MinPeak,
 }
 
 /// The cheapest of all subjects at every budget.
 fn points(
-    subjects: &[Subject],
-    wish: &Budgeted,
+    subjects: &[PlanInput],
+    wish: &BudgetGoal,
     budgets: &[u64],
     before: &Score,
 ) -> Result<Vec<LeverPoint>> {
@@ -167,7 +167,7 @@ fn points(
         mlp_parts: None,
     };
     let mut points: Vec<LeverPoint> = budgets.iter().map(empty).collect();
-    for Subject { task, floor } in subjects {
+    for PlanInput { task, floor } in subjects {
         let known = vec![floor.schedule.clone()];
         let solutions = wish.frontier(&task.setting(), budgets, known)?;
         for (point, solution) in points.iter_mut().zip(solutions) {
@@ -179,7 +179,7 @@ fn points(
     Ok(points)
 }
 
-fn better(point: &mut LeverPoint, score: &Score, task: &Task, wish: &Budgeted, before: &Score) {
+fn better(point: &mut LeverPoint, score: &Score, task: &Task, wish: &BudgetGoal, before: &Score) {
     let percent = budgeted::overhead_pct(wish.objective, score, before);
     if point.overhead_pct.is_none_or(|known| percent < known) {
         *point = LeverPoint {
@@ -197,14 +197,14 @@ fn better(point: &mut LeverPoint, score: &Score, task: &Task, wish: &Budgeted, b
 fn moved(
     lever: &'static str,
     alone: &Lever,
-    subjects: &[Subject],
-    wish: &Budgeted,
+    subjects: &[PlanInput],
+    wish: &BudgetGoal,
     before: &Score,
 ) -> Result<Lever> {
     let mut points = alone.points.clone();
     let mut smallest = alone.smallest_feasible_bytes;
     for point in &mut points {
-        let taken = |s: &&Subject| {
+        let taken = |s: &&PlanInput| {
             (s.task.loss_parts, s.task.mlp_parts) == (point.loss_parts, point.mlp_parts)
         };
         let smallest_of = || subjects.iter().min_by_key(|s| s.floor.reached_bytes);
@@ -212,12 +212,12 @@ fn moved(
             Some(_) => subjects.iter().find(taken),
             None => smallest_of(),
         };
-        let Some(Subject { task, .. }) = found else {
+        let Some(PlanInput { task, .. }) = found else {
             continue;
         };
         let mut auto = task.offload;
         auto.what = What::Auto;
-        let own = Budgeted {
+        let own = BudgetGoal {
             budget: Budget::Bytes(point.budget_bytes),
             ..*wish
         };

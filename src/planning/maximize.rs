@@ -10,7 +10,7 @@
 use crate::planning::task::{Goal, Planned, Task};
 use ckpt_passes::compile::Request;
 use ckpt_passes::ir::Graph;
-use ckpt_passes::plan::{Budget, Budgeted, Kind as Lives, budgeted};
+use ckpt_passes::plan::{Budget, BudgetGoal, Kind as Lives, budgeted};
 use ckpt_passes::{Error, Kind, Result};
 use serde::Serialize;
 
@@ -21,9 +21,9 @@ pub const EXHAUSTIVE: i64 = 256;
 const MAX_SIZE: i64 = 1 << 31;
 
 /// What is wanted.
-pub struct Wish<'a> {
+pub struct PolicyOverride<'a> {
     pub dim: &'a str,
-    pub budgeted: Budgeted,
+    pub budgeted: BudgetGoal,
     /// By the objective, in percent.
     pub max_overhead_pct: Option<f64>,
 }
@@ -65,7 +65,7 @@ impl Maximized {
 pub fn maximize(
     graph: &Graph,
     request: &Request,
-    wish: &Wish,
+    wish: &PolicyOverride,
 ) -> Result<(Task, Planned, Maximized)> {
     let device = &request.device;
     let is_absolute = match wish.budgeted.budget {
@@ -157,7 +157,7 @@ struct Search<'a> {
     training: &'a Graph,
     /// Its last dim is the wanted one.
     request: &'a Request,
-    wish: &'a Wish<'a>,
+    wish: &'a PolicyOverride<'a>,
 }
 
 impl Search<'_> {
@@ -263,7 +263,7 @@ fn held_at_once_bytes(task: &Task) -> u64 {
     for (o, op) in problem.ops.iter().enumerate() {
         let held = sum(&mut op.ins.iter().chain(&op.outs).copied(), o);
         let over = op
-            .over
+            .in_place_operands
             .first()
             .map_or(0, |v| problem.values[roots[*v]].bytes);
         most = most.max(held.saturating_add(op.temp_bytes) - over);

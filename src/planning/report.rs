@@ -272,7 +272,7 @@ pub fn left_out(task: &Task) -> Option<LeftOut> {
 /// A task whose own order is not a schedule.
 pub fn compare(
     task: &Task,
-    budgeted: &ckpt_passes::plan::Budgeted,
+    budgeted: &ckpt_passes::plan::BudgetGoal,
 ) -> ckpt_passes::Result<Vec<Row>> {
     let setting = task.setting();
     let policies = budgeted::policies(&setting).map(|(policy, plan)| (policy.to_string(), plan));

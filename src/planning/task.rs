@@ -11,8 +11,8 @@ use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::Graph;
 use ckpt_passes::plan::offload::By;
 use ckpt_passes::plan::{
-    Basis, Budgeted, Choices, Offloading, Plan, Policy, Problem, Score, Setting, Structure,
-    Subject, Tried, evaluate, refine::refine,
+    Basis, BudgetGoal, Constraints, Offloading, OpAnnotations, Plan, PlanContext, PlanInput,
+    Policy, Problem, Score, Tried, evaluate, refine::refine,
 };
 use ckpt_passes::{Error, Result};
 use std::collections::BTreeMap;
@@ -22,10 +22,10 @@ use std::time::Instant;
 /// What is planned, and everything its plans are judged by.
 pub struct Task {
     pub problem: Problem,
-    pub structure: Structure,
-    pub choices: Choices,
+    pub structure: OpAnnotations,
+    pub choices: Constraints,
     /// How the choices were said.
-    pub wishes: String,
+    pub overrides: String,
     pub basis: Basis,
     pub device: Device,
     /// What waits outside the device's memory.
@@ -53,7 +53,7 @@ pub struct Task {
 /// What decides a plan.
 pub enum Goal {
     Policy(Policy),
-    Budget(Budgeted),
+    Budget(BudgetGoal),
     /// A plan from a file, judged again.
     Stored(Plan),
 }
@@ -100,7 +100,7 @@ impl Task {
             ),
             (request.loss != Default::default(), "--loss"),
             (request.optimizer.is_some(), "--optimizer"),
-            (!request.wishes.is_empty(), "a choice of layers or ops"),
+            (!request.overrides.is_empty(), "a choice of layers or ops"),
         ];
         if let Some((_, option)) = asked.iter().find(|(given, _)| *given) {
             return Err(Error::usage(
@@ -114,11 +114,11 @@ impl Task {
             warnings.extend(times.price(&mut problem)?);
         }
         let before = evaluate(&problem, &problem.given_order())?;
-        let structure = Structure::unknown(problem.ops.len());
+        let structure = OpAnnotations::unknown(problem.ops.len());
         warnings.extend(request.offload.warning(&structure));
         Ok(Task {
-            choices: Choices::none(&structure),
-            wishes: String::new(),
+            choices: Constraints::none(&structure),
+            overrides: String::new(),
             structure,
             basis: Basis::AboveStatic,
             device: request.device.clone(),
@@ -164,7 +164,7 @@ impl Task {
     /// Sizes that the model does not work at.
     pub fn of_training(graph: &Graph, request: &Request) -> Result<Task> {
         let binding = Binding::new(graph, &request.dims)?;
-        let mut subject = Subject::new(graph, &binding, &request.device)?;
+        let mut subject = PlanInput::new(graph, &binding, &request.device)?;
         let mut warnings = Vec::new();
         if let Some(times) = &request.times {
             times.check_dims(binding.iter())?;
@@ -172,8 +172,8 @@ impl Task {
         }
         warnings.extend(request.offload.warning(&subject.structure));
         let choices = (
-            refine(&request.wishes, graph, &subject)?,
-            request.wishes.to_string(),
+            refine(&request.overrides, graph, &subject)?,
+            request.overrides.to_string(),
         );
         Ok(Task {
             is_measured: request.times.is_some(),
@@ -188,8 +188,8 @@ impl Task {
     /// A graph whose own order is not a schedule.
     pub fn made(
         graph: &Graph,
-        subject: Subject,
-        (choices, wishes): (Choices, String),
+        subject: PlanInput,
+        (choices, overrides): (Constraints, String),
         binding: &Binding,
         warnings: Vec<String>,
     ) -> Result<Task> {
@@ -198,7 +198,7 @@ impl Task {
             labels: Labels::of_graph(graph, &subject),
             problem: subject.problem,
             choices,
-            wishes,
+            overrides,
             loss: None,
             is_measured: false,
             kv_sharing: kv_sharing(&subject.blocks),
@@ -219,12 +219,12 @@ impl Task {
     }
 
     /// What solvers are given.
-    pub fn setting(&self) -> Setting<'_> {
-        Setting {
+    pub fn setting(&self) -> PlanContext<'_> {
+        PlanContext {
             problem: &self.problem,
             structure: &self.structure,
             choices: &self.choices,
-            wishes: &self.wishes,
+            overrides: &self.overrides,
             basis: self.basis,
             usable_bytes: self.device.usable_bytes(),
         }

@@ -46,9 +46,12 @@ pub struct Explanation {
     pub values: Vec<Verdict>,
 }
 
-/// The name of the node that a copy was made of: without `/again` and its number.
-fn without_again(name: &str) -> &str {
-    match name.rsplit_once("/again") {
+/// The name of the node that a copy was made of: without `/recompute` (older files: `/again`) and its number.
+fn original_name(name: &str) -> &str {
+    let split = name
+        .rsplit_once("/recompute")
+        .or_else(|| name.rsplit_once("/again"));
+    match split {
         Some((original, "")) => original,
         Some((original, n))
             if n.strip_prefix('.')
@@ -406,7 +409,7 @@ fn select(account: &Account, name: &str) -> Result<(Vec<LayerRow>, Vec<Verdict>)
         let inside = all.iter().filter(|v| v.layer == Some(number)).cloned();
         return Ok((vec![row.clone()], inside.collect()));
     }
-    let plain = without_again(name);
+    let plain = original_name(name);
     let tests: [&dyn Fn(&Verdict) -> bool; 3] = [
         &|v| v.name == plain || v.name == name || v.node == plain,
         &|v| {
@@ -458,10 +461,10 @@ mod tests {
 
     #[test]
     fn names_of_copies_and_layers() {
-        assert_eq!(without_again("a/b/again"), "a/b");
-        assert_eq!(without_again("a/again.2"), "a");
-        assert_eq!(without_again("a/against"), "a/against");
-        assert_eq!(without_again("a/again.x"), "a/again.x");
+        assert_eq!(original_name("a/b/recompute"), "a/b");
+        assert_eq!(original_name("a/recompute.2"), "a");
+        assert_eq!(original_name("a/against"), "a/against");
+        assert_eq!(original_name("a/recompute.x"), "a/recompute.x");
         assert_eq!(layer_number("layer 12"), Some(12));
         assert_eq!(layer_number("layer:3"), Some(3));
         assert_eq!(layer_number("layers.3"), None);

@@ -5,7 +5,7 @@
 
 use ckpt_passes::analysis::params::{Selection, parameters};
 use ckpt_passes::ir::{Def, Graph, ValueId};
-use ckpt_passes::plan::{Kind, Problem, Subject, budgeted};
+use ckpt_passes::plan::{Kind, PlanInput, Problem, budgeted};
 use ckpt_passes::transform::{joint, optimizer};
 
 /// What a value is to the training step.
@@ -62,7 +62,7 @@ pub struct Labels {
 
 impl Labels {
     /// `graph` is the one that `subject` was made from.
-    pub fn of_graph(graph: &Graph, subject: &Subject) -> Labels {
+    pub fn of_graph(graph: &Graph, subject: &PlanInput) -> Labels {
         let problem = &subject.problem;
         let index = |v: &ValueId| subject.map.index_of[*v].map(|i| i as usize);
         let mut labels = Labels {
@@ -105,7 +105,7 @@ impl Labels {
         let parameters = parameters(graph, &Selection::default()).map_or(0, |p| p.len());
         labels.frozen = parameters.saturating_sub(labels.trained);
         labels.roles = roles;
-        let layer = |b: &ckpt_passes::analysis::blocks::Block| Layer {
+        let layer = |b: &ckpt_passes::analysis::layers::Block| Layer {
             kind: b.kind.clone(),
             path: b.path.clone(),
             class: b.class.clone(),

@@ -6,7 +6,7 @@
 use super::labels::Role;
 use super::terms::Terms;
 use ckpt_passes::Result;
-use ckpt_passes::plan::decision::copies;
+use ckpt_passes::plan::plan::copies;
 use ckpt_passes::plan::schedule::Timeline;
 use ckpt_passes::plan::{Kind as Lives, Phase};
 use serde::Serialize;
@@ -315,7 +315,7 @@ impl Highest {
 mod tests {
     use super::*;
     use crate::report::labels::Labels;
-    use ckpt_passes::plan::{Policy, Structure, evaluate, keep};
+    use ckpt_passes::plan::{OpAnnotations, Policy, evaluate, saved_set};
     use ckpt_passes::testing::Random;
     use ckpt_passes::testing::dags::{Shape, random_dag};
 
@@ -327,10 +327,10 @@ mod tests {
             let shape = [Shape::Any, Shape::Training][n % 2];
             let problem = random_dag(&mut r, 4 + n % 30, shape);
             let labels = Labels::unknown(&problem);
-            let structure = Structure::unknown(problem.ops.len());
+            let structure = OpAnnotations::unknown(problem.ops.len());
             let keep: Vec<bool> = problem.values.iter().map(|_| r.below(3) == 0).collect();
             let none = Policy::None.plan(&problem, &structure).unwrap();
-            for schedule in [none.schedule, keep::schedule(&problem, &keep)] {
+            for schedule in [none.schedule, saved_set::schedule(&problem, &keep)] {
                 let score = evaluate(&problem, &schedule).unwrap();
                 let terms = Terms::plain(&problem, &structure, &labels);
                 let memory = Memory::new(terms, schedule).unwrap();

@@ -41,8 +41,8 @@ pub fn overlay(account: &Account) -> Value {
             } else {
                 format!(".{copy}")
             };
-            let name = format!("{}/again{number}", first.node);
-            let entry = json!({"value": "again", "bgColor": "#7b3f8f", "textColor": "#ffffff"});
+            let name = format!("{}/recompute{number}", first.node);
+            let entry = json!({"value": "recompute", "bgColor": "#7b3f8f", "textColor": "#ffffff"});
             results.insert(name, entry);
         }
     }

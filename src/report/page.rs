@@ -10,7 +10,7 @@ use super::memory::{Kind, Memory};
 use super::verdict::Fate;
 use crate::emit::units::{bytes, flops, micros};
 use crate::planning::curve::Frontier;
-use ckpt_passes::plan::{Budgeted, Effort, Objective, Phase};
+use ckpt_passes::plan::{BudgetGoal, Effort, Objective, Phase};
 use ckpt_passes::{Error, Result};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -321,14 +321,14 @@ fn frontier(account: &Account) -> Result<Value> {
         .certificate
         .as_ref()
         .is_some_and(|c| c.objective == "flops");
-    let wish = Budgeted {
+    let wish = BudgetGoal {
         objective: if by_flops {
             Objective::Flops
         } else {
             Objective::Cost
         },
         effort: Effort::First,
-        ..Budgeted::default()
+        ..BudgetGoal::default()
     };
     let count = if task.problem.ops.len() > MANY_OPS {
         FEW_POINTS

@@ -1,20 +1,20 @@
 //! What the steps of a schedule are about: ops with names, layers and parts.
 //!
-//! A schedule of a plan that offloads is one of the staged problem (see [`ckpt_passes::plan::staged`]), in which an op whose
+//! A schedule of a plan that offloads is one of the staged problem (see [`ckpt_passes::plan::transfer_lowering`]), in which an op whose
 //! results wait outside is three: the one that runs, the one that moves, and the one that lets go. Here all are called by
 //! the op's own name.
 
 use super::labels::{Labels, Role};
 use ckpt_passes::Result;
-use ckpt_passes::plan::staged::{Stage, Staged};
-use ckpt_passes::plan::{Op, Plan, Problem, Structure};
+use ckpt_passes::plan::transfer_lowering::{Stage, Staged};
+use ckpt_passes::plan::{Op, OpAnnotations, Plan, Problem};
 use std::borrow::Cow;
 
 /// See the module.
 #[derive(Clone)]
 pub struct Terms<'a> {
     pub problem: Cow<'a, Problem>,
-    pub structure: Cow<'a, Structure>,
+    pub structure: Cow<'a, OpAnnotations>,
     pub labels: Cow<'a, Labels>,
     /// Of each op, where the problem is staged; else none.
     stages: Vec<Stage>,
@@ -24,7 +24,11 @@ pub struct Terms<'a> {
 
 impl<'a> Terms<'a> {
     /// Of schedules that move nothing.
-    pub fn plain(problem: &'a Problem, structure: &'a Structure, labels: &'a Labels) -> Terms<'a> {
+    pub fn plain(
+        problem: &'a Problem,
+        structure: &'a OpAnnotations,
+        labels: &'a Labels,
+    ) -> Terms<'a> {
         Terms {
             problem: Cow::Borrowed(problem),
             structure: Cow::Borrowed(structure),

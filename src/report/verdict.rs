@@ -8,7 +8,7 @@ use super::labels::Role;
 use super::memory::{Highest, Memory};
 use super::terms::Terms;
 use crate::emit::units::{bytes, micros};
-use ckpt_passes::plan::{Kind as Lives, Phase, Plan, Problem, Structure};
+use ckpt_passes::plan::{Kind as Lives, OpAnnotations, Phase, Plan, Problem};
 use rustc_hash::FxHashSet;
 use serde::Serialize;
 
@@ -126,7 +126,7 @@ impl Looker<'_> {
         let mut us = 0.0;
         while let Some(o) = open.pop() {
             let op = &self.problem.ops[o];
-            if !op.may_repeat || seen.len() > MAX_CHAIN {
+            if !op.recomputable || seen.len() > MAX_CHAIN {
                 return None;
             }
             us += op.cost;
@@ -237,7 +237,7 @@ pub fn verdicts(plan: &Plan, memory: &Memory) -> Vec<Verdict> {
     all
 }
 
-fn part(structure: &Structure, op: usize) -> Option<String> {
+fn part(structure: &OpAnnotations, op: usize) -> Option<String> {
     let core = structure.core_of[op].clone();
     let part = structure.submodule_of[op].map(|s| structure.submodules[s].clone());
     core.or(part)
@@ -326,7 +326,7 @@ impl Looker<'_> {
                 )
             }
             (Fate::Kept, Some(_)) => "the cheapest plan found within the budget keeps it".into(),
-            (Fate::Kept, None) if !self.problem.ops[v.at].may_repeat => {
+            (Fate::Kept, None) if !self.problem.ops[v.at].recomputable => {
                 "its node must not run twice".into()
             }
             _ => v.reason.clone(),

@@ -6,10 +6,10 @@
 use crate::optimize::record;
 use crate::planning::task::{Planned, Task};
 use ckpt_passes::compile::Request;
-use ckpt_passes::ir::{Graph, NodeId, Side};
+use ckpt_passes::ir::{Graph, NodeId, SecondaryMap};
 use ckpt_passes::ops::transfer;
 use ckpt_passes::plan::Plan;
-use ckpt_passes::plan::staged::{Stage, Staged};
+use ckpt_passes::plan::transfer_lowering::{Stage, Staged};
 use ckpt_passes::transform::remat::strip_again;
 use ckpt_passes::{Error, Result};
 
@@ -17,7 +17,7 @@ use ckpt_passes::{Error, Result};
 pub fn is_planned(graph: &Graph) -> bool {
     graph
         .nodes()
-        .any(|(_, n)| n.again.is_some() || n.op.is_transfer())
+        .any(|(_, n)| n.recompute_of.is_some() || n.op.is_transfer())
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -61,7 +61,8 @@ pub fn read(graph: &Graph, request: &Request) -> Result<(Task, Planned)> {
     let mut training = graph.clone();
     strip_again(&mut training);
     let task = Task::of_training(&training, request)?;
-    let mut op_of: Side<NodeId, Option<usize>> = Side::new(graph.node_bound(), None);
+    let mut op_of: SecondaryMap<NodeId, Option<usize>> =
+        SecondaryMap::new(graph.node_bound(), None);
     for (op, node) in training.order().iter().enumerate() {
         op_of[*node] = Some(op);
     }

@@ -2,7 +2,7 @@
 //!
 //! The same rules as `analysis::memory`, by value instead of by storage.
 
-use ckpt_passes::ir::{Graph, Side, ValueId};
+use ckpt_passes::ir::{Graph, SecondaryMap, ValueId};
 use ckpt_passes::ops::transfer::{FETCH, OFFLOAD, RELEASE};
 
 /// By position in the graph's order.
@@ -16,13 +16,15 @@ pub struct Lifetimes {
 impl Lifetimes {
     pub fn new(graph: &Graph) -> Lifetimes {
         let steps = graph.order().len();
-        let mut last: Side<ValueId, Option<usize>> = Side::new(graph.value_bound(), None);
-        let mut stays = Side::new(graph.value_bound(), false);
+        let mut last: SecondaryMap<ValueId, Option<usize>> =
+            SecondaryMap::new(graph.value_bound(), None);
+        let mut stays = SecondaryMap::new(graph.value_bound(), false);
         for output in graph.outputs() {
             stays[*output] = true;
         }
         // What each fetched value that nobody has read comes from.
-        let mut coming: Side<ValueId, Option<ValueId>> = Side::new(graph.value_bound(), None);
+        let mut coming: SecondaryMap<ValueId, Option<ValueId>> =
+            SecondaryMap::new(graph.value_bound(), None);
         let mut joins = vec![Vec::new(); steps];
         for (at, id) in graph.order().iter().enumerate() {
             let node = graph.node(*id);

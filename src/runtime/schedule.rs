@@ -220,7 +220,7 @@ fn form(node: &Node, sizes: &Sizes, memory: &MemoryProfile) -> Result<Form> {
     let Some(contents) = sized
         .ints
         .as_deref()
-        .filter(|_| node.op.effect.may_repeat())
+        .filter(|_| node.op.effect.recomputable())
     else {
         return Ok(Form::Kernel);
     };

@@ -86,7 +86,7 @@ impl Program<'_> {
 /// What part of the step a node belongs to.
 fn part(graph: &Graph, node: NodeId) -> &'static str {
     let node = graph.node(node);
-    match (node.again, node.role) {
+    match (node.recompute_of, node.role) {
         (Some(_), _) => "recompute",
         _ if node.op.is_update() => "update",
         (None, Role::Forward) => "forward",

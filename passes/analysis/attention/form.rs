@@ -6,10 +6,10 @@
 //! keys before they were transposed, and before heads were repeated for grouped queries, is told from where its elements
 //! go ([`Elements`]), whatever layout ops do it.
 
-use super::hiding::may_hide;
 use super::mask::{self, Mask, Part, Step};
-use crate::analysis::elements::Element;
-use crate::analysis::reading::Reading;
+use super::mask_saturation::may_hide;
+use crate::analysis::matcher::Reading;
+use crate::analysis::symbolic_elements::Element;
 use crate::ir::{DType, Dim, Node, NodeId, ValueId};
 use crate::ops::kind::{Kind, kind};
 use crate::ops::rules::compute_type;

@@ -3,7 +3,7 @@
 //! A mask is a sum of biases and a conjunction of booleans. Each part that is proven to be a band, `-left <= key - query
 //! <= right`, whatever the data, needs no tensor; what the data decides (padding, position biases) does.
 
-use crate::analysis::elements::{Condition, Element, Elements, index_variable};
+use crate::analysis::symbolic_elements::{Condition, Element, Elements, index_variable};
 use crate::ir::{Dim, Graph, Same, ValueId};
 use crate::ops::{arith, cast, logic, reduce, shape};
 

@@ -4,13 +4,13 @@
 //! Elementwise and layout steps between are walked through; names are never looked at.
 
 pub mod form;
-mod hiding;
 pub mod mask;
+mod mask_saturation;
 mod operands;
 pub mod rows;
 
-use super::spine::Flow;
-use crate::ir::{Graph, NodeId, Side, ValueId};
+use super::residual_stream::Flow;
+use crate::ir::{Graph, NodeId, SecondaryMap, ValueId};
 use crate::ops::kind::{Kind, kind};
 
 /// One attention.
@@ -37,8 +37,11 @@ pub enum Part {
 const MAX_STEPS: usize = 16;
 
 /// All attentions of the forward part, in order, and the part that each node plays.
-pub fn attentions(graph: &Graph, flow: &Flow) -> (Vec<Attention>, Side<NodeId, Option<Part>>) {
-    let mut parts = Side::new(graph.node_bound(), None);
+pub fn attentions(
+    graph: &Graph,
+    flow: &Flow,
+) -> (Vec<Attention>, SecondaryMap<NodeId, Option<Part>>) {
+    let mut parts = SecondaryMap::new(graph.node_bound(), None);
     let mut list = Vec::new();
     for id in &flow.nodes {
         let what = kind(graph.node(*id).op);

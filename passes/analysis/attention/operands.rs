@@ -2,8 +2,8 @@
 //! keys and values as they were before heads were repeated.
 
 use super::form::{Keys, MAX_STEPS};
-use crate::analysis::elements::index_variable;
-use crate::analysis::reading::Reading;
+use crate::analysis::matcher::Reading;
+use crate::analysis::symbolic_elements::index_variable;
 use crate::ir::build::same_dims;
 use crate::ir::{Dim, Node, Same, ValueId};
 use crate::ops::kind::{Kind, kind};

@@ -3,9 +3,9 @@
 use super::Attention;
 use super::form::Form;
 use super::mask::Part;
-use crate::analysis::blocks::Blocks;
-use crate::analysis::reading::Reading;
-use crate::analysis::spine::Flow;
+use crate::analysis::layers::Layers;
+use crate::analysis::matcher::Reading;
+use crate::analysis::residual_stream::Flow;
 use crate::error::Result;
 use crate::ir::{DType, Dim, Graph, NodeId};
 use crate::ops::attention;
@@ -38,7 +38,7 @@ pub struct Row {
 ///
 /// # Errors
 /// See [`Flow::new`].
-pub fn rows(graph: &Graph, blocks: &Blocks) -> Result<Vec<Row>> {
+pub fn rows(graph: &Graph, blocks: &Layers) -> Result<Vec<Row>> {
     let flow = Flow::new(graph)?;
     let mut reading = Reading::new(graph, &flow);
     let list = blocks.attentions.iter().enumerate();

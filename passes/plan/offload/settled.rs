@@ -1,14 +1,14 @@
 //! Plans of a problem some of whose results may wait outside: planned on the staged problem, settled on the real one.
 
-use super::super::Setting;
+use super::super::PlanContext;
 use super::super::budget::Budget;
-use super::super::budgeted::{Budgeted, overhead_pct, word};
-use super::super::choice::{Choice, Choices, Forced};
-use super::super::decision::{Certificate, Plan};
+use super::super::budgeted::{BudgetGoal, overhead_pct, word};
+use super::super::constraint::{Constraint, Constraints, Forced};
 use super::super::overlap::{self, Room};
+use super::super::plan::{Certificate, Plan};
 use super::super::schedule::evaluate;
 use super::super::solve::Objective;
-use super::super::staged::{Price, Stage, Staged};
+use super::super::transfer_lowering::{Price, Stage, Staged};
 use super::{By, Offloading};
 use crate::error::{Error, Result};
 
@@ -17,10 +17,10 @@ impl Offloading {
     /// stay.
     pub(super) fn moved(
         &self,
-        setting: &Setting,
+        setting: &PlanContext,
         by: By,
         offloaded: &[usize],
-        wish: Option<Choice>,
+        wish: Option<Constraint>,
     ) -> Result<Plan> {
         let whole = self.at_price(setting, by, offloaded, wish, Price::Whole)?;
         let busy_share = setting.problem.transfer.map_or(0.0, |t| t.busy_share);
@@ -52,10 +52,10 @@ impl Offloading {
 
     fn at_price(
         &self,
-        setting: &Setting,
+        setting: &PlanContext,
         by: By,
         offloaded: &[usize],
-        wish: Option<Choice>,
+        wish: Option<Constraint>,
         price: Price,
     ) -> Result<Plan> {
         let mut offloaded = offloaded.to_vec();
@@ -65,11 +65,11 @@ impl Offloading {
             let brief = Staged::brief(setting.problem, &offloaded, price)?;
             let structure = brief.structure(setting.structure);
             let choices = wished(setting, &brief, wish);
-            let inner = Setting {
+            let inner = PlanContext {
                 problem: &brief.problem,
                 structure: &structure,
                 choices: &choices,
-                wishes: setting.wishes,
+                overrides: setting.overrides,
                 basis: setting.basis,
                 usable_bytes: setting.usable_bytes,
             };
@@ -80,7 +80,7 @@ impl Offloading {
                         .basis
                         .shown(peak_bytes, setting.problem.static_bytes());
                     let budget = Budget::Bytes(shown);
-                    Budgeted {
+                    BudgetGoal {
                         budget,
                         ..*budgeted
                     }
@@ -141,7 +141,7 @@ const RETRIES: usize = 4;
 /// the cost that the brief problem has in its own order, if it `proves` anything about time. Without `streams` its cost is
 /// that of one transfer after the other.
 fn settled(
-    setting: &Setting,
+    setting: &PlanContext,
     staged: &Staged,
     (plan, schedule): (Plan, Vec<usize>),
     (proves, streams): (Option<f64>, bool),
@@ -187,8 +187,8 @@ fn settled(
 }
 
 /// The choices of the staged problem.
-fn wished(setting: &Setting, staged: &Staged, wish: Option<Choice>) -> Choices {
-    let mut choices = Choices {
+fn wished(setting: &PlanContext, staged: &Staged, wish: Option<Constraint>) -> Constraints {
+    let mut choices = Constraints {
         units: setting.choices.units,
         place: staged.each(&setting.choices.place),
         forced: staged.each(&setting.choices.forced),

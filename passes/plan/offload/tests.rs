@@ -4,8 +4,8 @@ use super::*;
 use crate::plan::brute::{Move, cheapest_moving};
 use crate::plan::problem::{Op, Phase, Transfer, Value};
 use crate::plan::schedule::evaluate;
-use crate::plan::staged::waits;
-use crate::plan::{Choices, problem};
+use crate::plan::transfer_lowering::waits;
+use crate::plan::{Constraints, problem};
 use crate::testing::Random;
 use crate::testing::dags::{Shape, random_dag};
 
@@ -41,9 +41,9 @@ fn chain(result_bytes: &[u64]) -> Problem {
             flops: 1,
             bytes: 1,
             temp_bytes: 0,
-            over: Vec::new(),
-            may_repeat: true,
-            in_turn: false,
+            in_place_operands: Vec::new(),
+            recomputable: true,
+            ordered: false,
         });
     }
     p.outputs = vec![2 * n - 1];
@@ -51,16 +51,16 @@ fn chain(result_bytes: &[u64]) -> Problem {
     p
 }
 
-fn planned(p: &Problem, structure: &Structure, wish: Offloading) -> Result<Plan> {
-    let choices = Choices::none(structure);
-    let setting = Setting::plain(p, structure, &choices);
+fn planned(p: &Problem, structure: &OpAnnotations, wish: Offloading) -> Result<Plan> {
+    let choices = Constraints::none(structure);
+    let setting = PlanContext::plain(p, structure, &choices);
     wish.plan(&setting, By::Policy(Policy::None))
 }
 
 #[test]
 fn only_results_of_enough_bytes_are_moved() {
     let p = chain(&[1023, 1024, 1025, 1]);
-    let structure = Structure::unknown(p.ops.len());
+    let structure = OpAnnotations::unknown(p.ops.len());
     let all = Offloading {
         what: What::All,
         ..Offloading::default()
@@ -81,7 +81,7 @@ fn only_results_of_enough_bytes_are_moved() {
 #[test]
 fn the_host_has_room_for_all_of_it_or_it_is_refused() {
     let p = chain(&[2000, 3000, 1]);
-    let structure = Structure::unknown(p.ops.len());
+    let structure = OpAnnotations::unknown(p.ops.len());
     let wish = |bytes| Offloading {
         what: What::All,
         outside_bytes: Some(bytes),
@@ -96,7 +96,7 @@ fn the_host_has_room_for_all_of_it_or_it_is_refused() {
 #[test]
 fn what_feeds_the_head_stays_and_no_head_is_told() {
     let p = chain(&[2000, 3000, 1]);
-    let mut structure = Structure::unknown(p.ops.len());
+    let mut structure = OpAnnotations::unknown(p.ops.len());
     let all = Offloading {
         what: What::All,
         ..Offloading::default()
@@ -120,13 +120,13 @@ fn random(r: &mut Random, ops: usize) -> Problem {
 }
 
 fn budgeted(p: &Problem, wish: Offloading, budget: u64, effort: Effort) -> Result<Plan> {
-    let structure = Structure::unknown(p.ops.len());
-    let choices = Choices::none(&structure);
-    let setting = Setting::plain(p, &structure, &choices);
-    let budgeted = Budgeted {
+    let structure = OpAnnotations::unknown(p.ops.len());
+    let choices = Constraints::none(&structure);
+    let setting = PlanContext::plain(p, &structure, &choices);
+    let budgeted = BudgetGoal {
         budget: Budget::Bytes(budget),
         effort,
-        ..Budgeted::default()
+        ..BudgetGoal::default()
     };
     wish.plan(&setting, By::Budget(&budgeted))
 }

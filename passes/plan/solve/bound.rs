@@ -10,8 +10,8 @@
 //! that takes, and no less than what earlier ops take. Of a share μ of the one and 1 − μ of the other, the sum is a lower
 //! bound too. So it is after that moment with a share ν of the lane back, beside what later ops and repeats take ([`Way`]).
 
+use super::compact::Dag;
 use super::cut::{Bend, Cut, Scene};
-use super::dag::Dag;
 use super::simulate::Simulation;
 use super::work::Work;
 

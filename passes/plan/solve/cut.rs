@@ -17,7 +17,7 @@
 //! The cut prices each op at most once and looks at no other step. Both are what the search around it is for: [`repair`]
 //! (super::repair) cuts again wherever the new schedule still does not fit.
 
-use super::dag::{Dag, NONE};
+use super::compact::{Dag, NONE};
 use super::flow::{Builder, Network, UNLIMITED};
 
 /// How a cut is bent, so that a search sees more than one answer.
@@ -95,7 +95,7 @@ impl Scene {
         }
         // What the step can write over goes by itself if nothing reads it again; else one such operand may be given up
         // and made again, as what lies beside the step may.
-        let over = dag.over(op);
+        let over = dag.in_place_operands(op);
         let is_read_again = |v: &u32| first_use[*v as usize] != NONE;
         let mut own_bytes = dag.least_bytes(op);
         if over.iter().all(is_read_again) {
@@ -120,7 +120,7 @@ impl Scene {
     pub fn of_bound(dag: &Dag, schedule: &[u32], step: usize) -> Scene {
         let mut scene = Scene::new(dag, schedule, step);
         let op = schedule[step];
-        for v in dag.over(op) {
+        for v in dag.in_place_operands(op) {
             scene.pinned[*v as usize] = true;
         }
         scene.own_bytes = dag.least_bytes(op);

@@ -5,7 +5,7 @@
 //! a value that turns out useless costs nothing until then. Dijkstra's order makes the first arrival at the end optimal
 //! over all schedules whose first computations follow the given order.
 
-use super::dag::{Dag, NONE};
+use super::compact::{Dag, NONE};
 use super::work::Work;
 use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
@@ -96,7 +96,7 @@ pub fn exact(dag: &Dag, cap: i64, work: &mut Work) -> Outcome {
                 .filter(|v| resident & !(ins[o] | outs[o]) & (1 << v) != 0)
                 .collect();
             // The operand that the op writes over, if any.
-            let over = dag.over(o as u32).iter().map(|v| 1u64 << v);
+            let over = dag.in_place_operands(o as u32).iter().map(|v| 1u64 << v);
             for taken in over.chain([0]) {
                 let left = full & !taken;
                 let excess = excess - bytes(taken);

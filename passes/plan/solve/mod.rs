@@ -1,38 +1,38 @@
 //! The planner: the cheapest schedule known within a budget on true peak, with a proof of how far from the best it is.
 //!
 //! Everything is measured by [`evaluate`](super::evaluate) on the problem as it was given; the search itself works on a
-//! reduced form ([`dag`]). A plan grows in steps, each in its own file: minimum cuts at full steps make the given order
-//! fit ([`cut`], [`repair`]), repeats that the budget has room to avoid are taken out ([`ledger`]), parts are torn up
-//! and rebuilt while the work lasts ([`search`]); small problems are solved exactly ([`exact`]). [`bound`] proves a lower
-//! bound; when the plan meets it the search stops; where it stays wide, [`joint`] proves a better one.
+//! reduced form ([`compact`]). A plan grows in steps, each in its own file: minimum cuts at full steps make the given order
+//! fit ([`cut`], [`repair`]), repeats that the budget has room to avoid are taken out ([`incremental_liveness`]), parts are torn up
+//! and rebuilt while the work lasts ([`local_search`]); small problems are solved exactly ([`exact`]). [`bound`] proves a lower
+//! bound; when the plan meets it the search stops; where it stays wide, [`multi_cut_bound`] proves a better one.
 //!
 //! Work is counted in steps, never in seconds, and nothing depends on threads: same request, same plan.
 
 pub mod bound;
+pub mod compact;
 pub mod cut;
-pub mod dag;
 pub mod exact;
 pub mod flow;
-pub mod joint;
-pub mod ledger;
+pub mod incremental_liveness;
+pub mod local_search;
+pub mod min_peak;
+pub mod multi_cut_bound;
 pub mod orders;
 mod reorder;
 pub mod repair;
-pub mod search;
 pub mod simulate;
-pub mod smallest;
 mod steps;
 pub mod work;
 mod writer;
 
-use super::choice::{Choice, broken_by, honours};
+use super::constraint::{Constraint, broken_by, honours};
 use super::problem::{Problem, Wait};
 use super::schedule::{Score, evaluate};
 use crate::error::{Error, Result};
-use dag::Dag;
+use compact::Dag;
+use local_search::Search;
+pub use min_peak::{MinPeak, smallest_feasible};
 pub use reorder::smallest_reordered;
-use search::Search;
-pub use smallest::{Floor, smallest_feasible};
 use std::collections::BTreeMap;
 use work::Work;
 
@@ -108,7 +108,7 @@ pub struct Request {
     pub objective: Objective,
     pub effort: Effort,
     /// By op of the problem; empty for none.
-    pub choices: Vec<Option<Choice>>,
+    pub choices: Vec<Option<Constraint>>,
     /// Schedules to start from, such as those of policies. The answer is never worse than one that fits and honours
     /// the choices.
     pub seeds: Vec<Vec<usize>>,
@@ -149,7 +149,7 @@ pub struct Solution {
 pub struct Infeasible {
     pub budget_bytes: u64,
     /// The smallest peak found, static bytes included, and what sets it.
-    pub floor: Floor,
+    pub floor: MinPeak,
 }
 
 impl Infeasible {
@@ -234,7 +234,7 @@ fn solve_given(problem: &Problem, request: &Request) -> Result<Solution, Failure
 pub fn bound_moving(
     problem: &Problem,
     budget_bytes: u64,
-    choices: &[Option<Choice>],
+    choices: &[Option<Constraint>],
     elsewhere: &[Option<Wait>],
 ) -> Result<Option<f64>> {
     let before = evaluate(problem, &problem.given_order())?;
@@ -305,7 +305,7 @@ struct Question<'a> {
     before: &'a Score,
     /// Seeds that are schedules and honour the choices.
     seeds: Vec<Vec<u32>>,
-    floor: Option<Floor>,
+    floor: Option<MinPeak>,
     /// Bounds of one position, by the cap they are for; `None` where nothing fits.
     bounds: BTreeMap<i64, Option<i64>>,
     work: u64,
@@ -336,9 +336,9 @@ impl<'a> Question<'a> {
     }
 
     /// The smallest peak known.
-    fn floor(&mut self) -> Result<&Floor> {
+    fn floor(&mut self) -> Result<&MinPeak> {
         if self.floor.is_none() {
-            self.floor = Some(smallest::of_dag(
+            self.floor = Some(min_peak::of_dag(
                 self.problem,
                 self.dag,
                 self.before,
@@ -407,7 +407,7 @@ impl<'a> Question<'a> {
                 }));
             }
             // From where the plan itself peaks, or the same one would be found again.
-            inner = inner.min(ledger::Ledger::new(dag, &reduced).peak());
+            inner = inner.min(incremental_liveness::Ledger::new(dag, &reduced).peak());
             inner -= ((score.peak_bytes - budget_bytes) as i64).max(1);
         }
         self.work += work.done;
@@ -482,13 +482,14 @@ impl<'a> Question<'a> {
             return 0;
         }
         let units = JOINT_UNITS + JOINT_UNITS_AN_OP * dag.ops() as u64;
-        joint::several_positions(dag, cap, &dag.price, above, &mut Work::new(units)).unwrap_or(0)
+        multi_cut_bound::several_positions(dag, cap, &dag.price, above, &mut Work::new(units))
+            .unwrap_or(0)
     }
 }
 
 /// What the FLOPs of all repeats of any plan are a multiple of: the greatest common divisor of what each op takes.
 fn repeated_flops(problem: &Problem) -> u64 {
-    let ops = problem.ops.iter().filter(|op| op.may_repeat);
+    let ops = problem.ops.iter().filter(|op| op.recomputable);
     ops.map(|op| op.flops).fold(0, |mut a, mut b| {
         while b > 0 {
             (a, b) = (b, a % b);
@@ -556,7 +557,7 @@ fn frontier_given(problem: &Problem, request: &Request, budgets: &[u64]) -> Resu
             .seeds
             .extend(smaller.iter().map(|s| s.schedule.clone()));
         let solution =
-            if budgets[i] < before.static_bytes + smallest::working_set_bytes(&dag).0 as u64 {
+            if budgets[i] < before.static_bytes + min_peak::working_set_bytes(&dag).0 as u64 {
                 None
             } else {
                 let mut question = Question::new(problem, &dag, &asked, &before);

@@ -90,7 +90,7 @@ impl Facts {
                 .filter_map(|v| problem.values[*v].producer)
                 .map(|p| p as u32)
                 .collect();
-            if op.in_turn {
+            if op.ordered {
                 before.extend(last_in_turn.replace(o as u32));
             }
             before.sort_unstable();
@@ -288,7 +288,7 @@ mod tests {
             let shape = [Shape::Any, Shape::Training][n % 2];
             let mut p = random_dag(&mut r, 2 + n % 40, shape);
             for op in &mut p.ops {
-                op.in_turn = r.below(5) == 0;
+                op.ordered = r.below(5) == 0;
             }
             let given = p.given_order();
             let facts = Facts::new(&p);
@@ -302,7 +302,7 @@ mod tests {
                     let turns: Vec<usize> = order
                         .iter()
                         .copied()
-                        .filter(|o| p.ops[*o].in_turn)
+                        .filter(|o| p.ops[*o].ordered)
                         .collect();
                     assert!(turns.is_sorted(), "problem {n}");
                     if facts.is_divided {

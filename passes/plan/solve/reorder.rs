@@ -4,13 +4,13 @@
 //! plan counts, so asking for it never makes a plan dearer. Its schedule is one of the given problem, judged there; only
 //! its bound speaks of another class.
 
+use super::min_peak::{MinPeak, smallest_feasible};
 use super::orders;
-use super::smallest::{Floor, smallest_feasible};
 use super::{
     Bound, Effort, Failure, Objective, Point, Request, Solution, bound, frontier_given, solve_given,
 };
 use crate::error::Result;
-use crate::plan::choice::Choice;
+use crate::plan::constraint::Constraint;
 use crate::plan::problem::Problem;
 use crate::plan::schedule::{Score, evaluate};
 
@@ -32,7 +32,7 @@ impl Moved {
     }
 
     /// What is said by op, in this order; nothing stays nothing.
-    fn choices(&self, choices: &[Option<Choice>]) -> Vec<Option<Choice>> {
+    fn choices(&self, choices: &[Option<Constraint>]) -> Vec<Option<Constraint>> {
         match choices.is_empty() {
             true => Vec::new(),
             false => self.order.iter().map(|o| choices[*o]).collect(),
@@ -66,8 +66,8 @@ impl Moved {
         })
     }
 
-    fn floor(&self, own: Floor) -> Floor {
-        Floor {
+    fn floor(&self, own: MinPeak) -> MinPeak {
+        MinPeak {
             schedule: self.schedule(&own.schedule),
             op: own.op.map(|o| self.order[o]),
             ..own
@@ -81,14 +81,14 @@ fn is_better(objective: Objective, other: &Solution, own: &Solution) -> bool {
 }
 
 /// The floor that is reached lower, with what neither can go below.
-fn lower_floor(own: Floor, other: Floor) -> Floor {
+fn lower_floor(own: MinPeak, other: MinPeak) -> MinPeak {
     let least_bytes = own.least_bytes.min(other.least_bytes);
     let best = if other.reached_bytes < own.reached_bytes {
         other
     } else {
         own
     };
-    Floor {
+    MinPeak {
         least_bytes,
         ..best
     }
@@ -157,9 +157,9 @@ pub(super) fn frontier(
 /// A problem whose own order is not a schedule of it.
 pub fn smallest_reordered(
     problem: &Problem,
-    choices: &[Option<Choice>],
+    choices: &[Option<Constraint>],
     effort: Effort,
-) -> Result<Floor> {
+) -> Result<MinPeak> {
     let mut floor = smallest_feasible(problem, choices, effort)?;
     for moved in Moved::all(problem) {
         if floor.is_proven() {

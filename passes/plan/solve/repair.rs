@@ -5,8 +5,8 @@
 //! longer; that is allowed twice for one op, and then only where the steps before have room. An op that is dropped
 //! again and again gets dearer, so that two steps do not hand the same bytes to and fro.
 
+use super::compact::Dag;
 use super::cut::{Bend, Cut, Scene};
-use super::dag::Dag;
 use super::simulate::{Simulation, drop_unread};
 use super::work::{Random, Work};
 use super::writer::Writer;

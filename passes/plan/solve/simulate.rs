@@ -4,7 +4,7 @@
 //! freed right after its last use, a placeholder lives from the start. Linear in the operands of the steps; buffers are
 //! kept between runs, because the search simulates thousands of schedules.
 
-use super::dag::{Dag, NONE};
+use super::compact::{Dag, NONE};
 
 /// The result of one run, and its buffers.
 #[derive(Clone, Default)]
@@ -36,7 +36,7 @@ impl Simulation {
         let taken = &mut self.taken;
         let mut take = |v: usize, t: u32| {
             if let Some(o) = schedule.get(t as usize)
-                && dag.over(*o).contains(&(v as u32))
+                && dag.in_place_operands(*o).contains(&(v as u32))
             {
                 taken[t as usize] = true;
             }

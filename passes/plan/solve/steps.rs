@@ -6,8 +6,8 @@
 //! more, by construction. It ends where a bound proves that nothing smaller is cheaper: with plans near the bound, at
 //! once. The work in all is limited, so on large problems with wide gaps the promise can lapse.
 
-use super::joint;
-use super::search::FIRST_UNITS;
+use super::local_search::FIRST_UNITS;
+use super::multi_cut_bound;
 use super::work::Work;
 use super::{Effort, Found, JOINT_UNITS_AN_OP, Question};
 use crate::error::Result;
@@ -94,7 +94,7 @@ fn is_dearer(question: &mut Question, cap: i64, above: i64, units: u64) -> bool 
         return false;
     }
     let mut work = Work::new(units);
-    let several = joint::several_positions(dag, cap, &dag.price, above, &mut work);
+    let several = multi_cut_bound::several_positions(dag, cap, &dag.price, above, &mut work);
     question.work += work.done;
     several.is_none_or(|price| price >= above - 2)
 }

@@ -1,13 +1,13 @@
 //! What the parts of the planner promise, on random problems.
 
+use super::compact::Dag;
 use super::cut::{Bend, Cut, Scene};
-use super::dag::Dag;
 use super::exact::{Outcome, exact};
-use super::ledger::{Ledger, prune};
+use super::incremental_liveness::{Ledger, prune};
 use super::simulate::{Simulation, drop_unread};
 use super::work::{Random, Work};
 use super::*;
-use crate::plan::choice::broken_by;
+use crate::plan::constraint::broken_by;
 use crate::plan::problem::{Kind, Op, Phase, Value};
 
 /// A problem of `ops` ops; later ops read earlier results, as in a step with a backward part.
@@ -61,8 +61,8 @@ fn random_problem(r: &mut Random, ops: usize) -> Problem {
             flops: r.below(9) as u64,
             bytes: r.below(9) as u64,
             temp_bytes: (r.below(4) / 3) as u64,
-            may_repeat: r.below(8) > 0,
-            in_turn: false,
+            recomputable: r.below(8) > 0,
+            ordered: false,
         });
     }
     p.outputs = vec![p.values.len() - 1, r.below(p.values.len())];
@@ -74,7 +74,7 @@ fn random_schedule(r: &mut Random, p: &Problem) -> Vec<usize> {
     let mut schedule = p.given_order();
     for _ in 0..r.below(2 * p.ops.len()) {
         let op = r.below(p.ops.len());
-        if p.ops[op].may_repeat {
+        if p.ops[op].recomputable {
             let first = schedule.iter().position(|o| *o == op).unwrap();
             let at = first + 1 + r.below(schedule.len() - first);
             schedule.insert(at, op);
@@ -152,7 +152,7 @@ fn the_ledger_agrees_with_the_simulation() {
 fn least_by_trying(dag: &Dag, scene: &Scene, step: usize, price: i64) -> i64 {
     let computed = step as u32 + 1;
     // An operand that the step could write over if nothing read it again is decided like the others.
-    let over = dag.over(step as u32);
+    let over = dag.in_place_operands(step as u32);
     let kept = over.iter().all(|v| scene.needed[*v as usize]);
     let given_up = over.iter().find(|v| kept && dag.remaker(**v).is_some());
     let pinned = |v: u32| {
@@ -362,7 +362,12 @@ fn choices_are_kept() {
         let mut choices = vec![None; p.ops.len()];
         for (o, choice) in choices.iter_mut().enumerate() {
             if p.ops[o].phase == Phase::Forward {
-                *choice = [None, None, Some(Choice::Keep), Some(Choice::Recompute)][r.below(4)];
+                *choice = [
+                    None,
+                    None,
+                    Some(Constraint::Keep),
+                    Some(Constraint::Recompute),
+                ][r.below(4)];
             }
         }
         let request = Request {
@@ -378,8 +383,8 @@ fn choices_are_kept() {
         let mut runs = vec![0; p.ops.len()];
         found.schedule.iter().for_each(|o| runs[*o] += 1);
         for (o, choice) in choices.iter().enumerate() {
-            kept += (*choice == Some(Choice::Keep)) as usize;
-            dropped += (*choice == Some(Choice::Recompute) && runs[o] > 1) as usize;
+            kept += (*choice == Some(Constraint::Keep)) as usize;
+            dropped += (*choice == Some(Constraint::Recompute) && runs[o] > 1) as usize;
         }
     }
     assert!(kept > 50 && dropped > 15, "{kept} {dropped}");

@@ -1,7 +1,7 @@
 //! Writes a schedule in which whatever a step reads is there: what is missing is made again right before it. Values that
 //! must not stay for the backward part are gone when it begins.
 
-use super::dag::{Dag, NONE};
+use super::compact::{Dag, NONE};
 
 /// A schedule so far, and what is present after it.
 pub struct Writer<'a> {

@@ -8,7 +8,7 @@
 use super::Reverse;
 use crate::error::{Error, Result};
 use crate::ir::op::{Body, BodyCx};
-use crate::ir::{Graph, Id, NodeId, Side, ValueId};
+use crate::ir::{Graph, Id, NodeId, SecondaryMap, ValueId};
 
 impl Reverse<'_, '_> {
     /// Differentiates `id` through its body; `dys` are the cotangents of its results.
@@ -46,7 +46,7 @@ impl Reverse<'_, '_> {
 
 /// Removes nodes of bodies that no gradient reads, and the constants among the values from `first` on that only they read.
 pub(super) fn prune(graph: &mut Graph, bodies: &[NodeId], first: usize) {
-    let mut gone = Side::new(graph.node_bound(), false);
+    let mut gone = SecondaryMap::new(graph.node_bound(), false);
     for id in bodies.iter().rev() {
         let unread = |v: &ValueId| {
             let readers = graph.value(*v).uses();

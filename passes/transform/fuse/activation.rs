@@ -5,7 +5,7 @@
 //! (Hendrycks and Gimpel 2016, arXiv 1606.08415). So a polynomial with other numbers is no GELU.
 
 use super::{Found, Pattern};
-use crate::analysis::reading::Reading;
+use crate::analysis::matcher::Reading;
 use crate::error::Result;
 use crate::ir::{Attrs, Builder, Node, NodeId, ValueId};
 use crate::ops::{activation, arith, cast, gated, math, power, shape};

@@ -3,7 +3,7 @@
 use super::{Found, Pattern, with_lead};
 use crate::analysis::attention::form::{Blind, Form, Keys};
 use crate::analysis::attention::mask::Part;
-use crate::analysis::reading::Reading;
+use crate::analysis::matcher::Reading;
 use crate::error::Result;
 use crate::ir::build::same_dims;
 use crate::ir::{Attrs, Builder, DType, ValueId};

@@ -4,7 +4,7 @@
 //! once. In wider types that is no matter, and the two stay.
 
 use super::{Found, Pattern, with_lead};
-use crate::analysis::reading::Reading;
+use crate::analysis::matcher::Reading;
 use crate::error::Result;
 use crate::ir::build::same_dims;
 use crate::ir::{Attrs, Builder, NodeId, Same, ValueId};

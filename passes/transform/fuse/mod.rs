@@ -14,10 +14,10 @@ mod linear;
 mod norm;
 mod rotary;
 
-use crate::analysis::reading::Reading;
-use crate::analysis::spine::Flow;
+use crate::analysis::matcher::Reading;
+use crate::analysis::residual_stream::Flow;
 use crate::error::Result;
-use crate::ir::{Attrs, Builder, Graph, NodeId, Role, Side, ValueId};
+use crate::ir::{Attrs, Builder, Graph, NodeId, Role, SecondaryMap, ValueId};
 use crate::ops::axes::sizes;
 use crate::ops::concat::CONCAT;
 use crate::ops::shape::RESHAPE;
@@ -117,7 +117,7 @@ fn with_lead(
 struct Splice<'g> {
     b: Builder<'g>,
     /// New nodes, by the node in whose place they stand.
-    placed: Side<NodeId, Vec<NodeId>>,
+    placed: SecondaryMap<NodeId, Vec<NodeId>>,
     /// What took the place of a value.
     now: FxHashMap<ValueId, ValueId>,
     first_new: usize,
@@ -127,7 +127,7 @@ impl<'g> Splice<'g> {
     fn new(graph: &'g mut Graph) -> Result<Splice<'g>> {
         let contents = infer(graph)?;
         let first_new = graph.order().len();
-        let placed = Side::new(graph.node_bound(), Vec::new());
+        let placed = SecondaryMap::new(graph.node_bound(), Vec::new());
         Ok(Splice {
             b: Builder::resume(graph, contents),
             placed,
@@ -170,7 +170,7 @@ impl<'g> Splice<'g> {
         let graph = self.b.graph;
         let old = graph.order()[..self.first_new].to_vec();
         let mut order = Vec::with_capacity(graph.order().len());
-        let mut done: Side<NodeId, bool> = Side::new(graph.node_bound(), false);
+        let mut done: SecondaryMap<NodeId, bool> = SecondaryMap::new(graph.node_bound(), false);
         for id in old {
             for new in &self.placed[id] {
                 settle(graph, *new, &mut done, &mut order)?;

@@ -6,7 +6,7 @@
 //! put in would look like a parameter.
 
 use super::{Found, Pattern};
-use crate::analysis::reading::Reading;
+use crate::analysis::matcher::Reading;
 use crate::error::Result;
 use crate::ir::{Attrs, Builder, DType, Node, NodeId, Same, ValueId};
 use crate::ops::{arith, cast, math, norm, power, reduce};

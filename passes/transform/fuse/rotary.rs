@@ -2,7 +2,7 @@
 //! with tables of half the width. Tables that training could change are left alone: the gradient of the parts is as good.
 
 use super::{Found, Pattern};
-use crate::analysis::reading::Reading;
+use crate::analysis::matcher::Reading;
 use crate::error::Result;
 use crate::ir::{Attrs, Builder, Node, NodeId, ValueId};
 use crate::ops::{arith, concat, rotary, slice};

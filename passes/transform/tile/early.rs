@@ -7,9 +7,9 @@
 
 use crate::error::Result;
 use crate::ir::typing::Contents;
-use crate::ir::{Attrs, Builder, Dim, Graph, NodeId, Same, Side, ValueId};
+use crate::ir::{Attrs, Builder, Dim, Graph, NodeId, Same, SecondaryMap, ValueId};
+use crate::ops::batch_axes::{FitCx, Rows, class_scores, fit};
 use crate::ops::kind::{Kind, kind};
-use crate::ops::rows::{FitCx, Rows, class_scores, fit};
 use crate::ops::shape::{RESHAPE, SHAPE, TRANSPOSE};
 use crate::ops::slice::SLICE;
 use crate::transform::dce::dce;
@@ -44,7 +44,7 @@ pub fn settle_rows(graph: &mut Graph) -> Result<FxHashMap<ValueId, ValueId>> {
         instead.extend([classes_last(&mut b, loss, scores)?]);
     }
     // New nodes go where they are first read.
-    let mut done = Side::new(graph.node_bound(), false);
+    let mut done = SecondaryMap::new(graph.node_bound(), false);
     let mut sorted = Vec::with_capacity(graph.order().len());
     for id in order {
         settle(graph, id, &mut done, &mut sorted)?;

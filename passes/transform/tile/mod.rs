@@ -13,8 +13,8 @@
 //! Works on any head whose ops treat rows alike (`ops/rows.rs`): with bias, soft caps, label smoothing, masks, class
 //! weights, any reduction. Adding parts up rounds otherwise than one sum does.
 
+mod chunks;
 pub mod early;
-mod parts;
 pub mod region;
 
 pub use region::{Refusal, Region};
@@ -22,14 +22,14 @@ pub use region::{Refusal, Region};
 use crate::analysis::sizes::Binding;
 use crate::error::{Error, Result};
 use crate::ir::typing::Contents;
-use crate::ir::{Builder, Dim, Graph, Node, NodeId, Role, Side, ValueId};
+use crate::ir::{Builder, Dim, Graph, Node, NodeId, Role, SecondaryMap, ValueId};
+use crate::ops::batch_axes::class_scores;
 use crate::ops::kind::{Kind, kind};
-use crate::ops::rows::class_scores;
 use crate::transform::dce::dce;
 use crate::transform::infer::infer;
 use crate::transform::order::settle;
 use crate::transform::simplify::simplify;
-use parts::Work;
+use chunks::Work;
 use rustc_hash::FxHashMap;
 use std::fmt;
 
@@ -220,7 +220,7 @@ pub fn tile_chains(graph: &mut Graph, parts: &dyn Fn(&Graph, &Region) -> usize) 
     let contents = Contents::known(graph)?;
     let heads = heads(graph);
     let mut regions: Vec<(Region, usize)> = Vec::new();
-    let mut taken: Side<NodeId, bool> = Side::new(graph.node_bound(), false);
+    let mut taken: SecondaryMap<NodeId, bool> = SecondaryMap::new(graph.node_bound(), false);
     for id in graph.order() {
         let node = graph.node(*id);
         let expands = node.role == Role::Forward && expansion(graph, node).is_some();
@@ -279,7 +279,7 @@ fn heads(graph: &Graph) -> Vec<ValueId> {
     let scalar = |v: &ValueId| graph.ty(*v).elements().is_one() && graph.ty(*v).dtype.is_float();
     let losses = graph.outputs().iter().copied().filter(scalar);
     let mut open: Vec<NodeId> = losses.filter_map(|v| graph.def_node(v)).collect();
-    let mut seen = Side::new(graph.node_bound(), false);
+    let mut seen = SecondaryMap::new(graph.node_bound(), false);
     while let Some(id) = open.pop() {
         if seen[id] || !forward(id) {
             continue;
@@ -311,7 +311,7 @@ fn apply(graph: &mut Graph, regions: &[(Region, usize)]) -> Result<Vec<usize>> {
     let mut instead: FxHashMap<NodeId, Vec<NodeId>> = FxHashMap::default();
     let mut counts = Vec::new();
     for ((region, _), work) in regions.iter().zip(&work) {
-        let emitted = parts::emit(&mut b, work, &mut moved)?;
+        let emitted = chunks::emit(&mut b, work, &mut moved)?;
         counts.push(emitted.parts);
         for (ids, new) in [&region.nodes, &region.after]
             .into_iter()
@@ -321,7 +321,7 @@ fn apply(graph: &mut Graph, regions: &[(Region, usize)]) -> Result<Vec<usize>> {
         }
     }
     let mut order = Vec::with_capacity(graph.order().len());
-    let mut done: Side<_, bool> = Side::new(graph.node_bound(), false);
+    let mut done: SecondaryMap<_, bool> = SecondaryMap::new(graph.node_bound(), false);
     for id in old {
         for id in instead.get(&id).into_iter().flatten() {
             settle(graph, *id, &mut done, &mut order)?;

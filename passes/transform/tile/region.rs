@@ -10,8 +10,8 @@
 //! read what the forward nodes made of the same part.
 
 use crate::ir::typing::Contents;
-use crate::ir::{Dim, Graph, NodeId, Role, Same, Side, ValueId};
-use crate::ops::rows::{Fit, FitCx, Reason, Rows, fit, lead};
+use crate::ir::{Dim, Graph, NodeId, Role, Same, SecondaryMap, ValueId};
+use crate::ops::batch_axes::{Fit, FitCx, Reason, Rows, fit, lead};
 use rustc_hash::FxHashMap;
 
 /// Nodes to be tiled together.
@@ -263,7 +263,7 @@ impl Search<'_> {
     fn between(&self, order: &[NodeId], backward: Option<bool>) -> Vec<NodeId> {
         let graph = self.graph;
         let counts = |id: &&NodeId| backward.is_none_or(|side| self.is_backward(**id) == side);
-        let mut after = Side::new(graph.value_bound(), false);
+        let mut after = SecondaryMap::new(graph.value_bound(), false);
         for id in order.iter().filter(counts) {
             let node = graph.node(*id);
             if self.fits.contains_key(id) || node.ins.iter().flatten().any(|v| after[*v]) {
@@ -272,7 +272,7 @@ impl Search<'_> {
                 }
             }
         }
-        let mut before = Side::new(graph.value_bound(), false);
+        let mut before = SecondaryMap::new(graph.value_bound(), false);
         let mut between = Vec::new();
         for id in order.iter().rev().filter(counts) {
             let node = graph.node(*id);

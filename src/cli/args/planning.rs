@@ -7,10 +7,10 @@ use ckpt_opt::planning::device::{device, times};
 use ckpt_opt::planning::read;
 use ckpt_passes::compile::Request;
 use ckpt_passes::plan::offload::{IN_FLIGHT, MIN_BYTES, To, What};
-use ckpt_passes::plan::{Budget, Budgeted, Effort, Objective, Offloading, budgeted};
+use ckpt_passes::plan::{Budget, BudgetGoal, Effort, Objective, Offloading, budgeted};
 use ckpt_passes::transform::loss::Loss;
 use ckpt_passes::transform::optimizer::Optimizer;
-use ckpt_passes::transform::streams::Stream;
+use ckpt_passes::transform::rng_streams::Stream;
 use ckpt_passes::transform::tile::{Tile, Tiles};
 use ckpt_passes::{Error, Result};
 use clap::{ArgAction, Args};
@@ -132,8 +132,8 @@ impl Prices {
 }
 
 impl Budgeting {
-    pub fn budgeted(&self) -> Budgeted {
-        Budgeted {
+    pub fn budgeted(&self) -> BudgetGoal {
+        BudgetGoal {
             budget: self.budget.unwrap_or(Budget::Auto),
             objective: self.objective,
             effort: self.effort,
@@ -250,7 +250,7 @@ pub struct Step {
 impl Step {
     pub fn request(&self) -> Request {
         Request {
-            wishes: self.refinement.wishes(),
+            overrides: self.refinement.overrides(),
             ..self.training.request()
         }
     }

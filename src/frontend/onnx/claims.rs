@@ -42,14 +42,15 @@ impl Importer<'_, '_> {
             // Nodes are read in the order they run in: an original has the smaller id, so claims never form a cycle.
             let earlier = |id: &NodeId| *id < claim.node;
             let original = by_name.get(&claim.original).copied().filter(earlier);
-            self.graph.set_again(claim.node, original, claim.segment);
+            self.graph
+                .set_recompute_of(claim.node, original, claim.segment);
             if original.is_none() || check_copy(&self.graph, claim.node).is_err() {
                 let name = self.graph.node(claim.node).name.clone();
                 self.warnings.push(format!(
                     "`{name}` does not compute `{}` again, as it claims: read as an ordinary node",
                     claim.original
                 ));
-                self.graph.set_again(claim.node, None, None);
+                self.graph.set_recompute_of(claim.node, None, None);
                 let meta = self.graph.meta_mut(claim.node);
                 meta.remove("ckpt.of");
                 meta.remove("ckpt.segment");
@@ -57,7 +58,7 @@ impl Importer<'_, '_> {
         }
         self.believe_roles();
         let backward = self.graph.nodes().any(|(_, n)| n.role == Role::Backward);
-        let again = self.graph.nodes().any(|(_, n)| n.again.is_some());
+        let again = self.graph.nodes().any(|(_, n)| n.recompute_of.is_some());
         let typed = self.graph.values().all(|(_, v)| v.ty.is_some());
         self.graph.phase = match (typed, backward, again) {
             (true, true, true) => Phase::Rewritten,

@@ -51,7 +51,7 @@ impl Arena {
         self.bytes
     }
 
-    /// Blocks that found a place so far.
+    /// Layers that found a place so far.
     pub fn placed(&self) -> u64 {
         // SAFETY: the arena lives.
         unsafe { sys::ck_arena_placed(self.handle) }.unsigned_abs()

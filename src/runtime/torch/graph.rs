@@ -10,25 +10,25 @@ use std::rc::Rc;
 
 /// A stream for steps that are captured.
 #[derive(Clone)]
-pub struct Side(Rc<Stream>);
+pub struct SecondaryMap(Rc<Stream>);
 
 struct Stream(*mut c_void);
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // SAFETY: made by `Side::new` and dropped once, after all that holds on to it.
+        // SAFETY: made by `SecondaryMap::new` and dropped once, after all that holds on to it.
         unsafe { sys::ck_graph_side_drop(self.0) }
     }
 }
 
-impl Side {
+impl SecondaryMap {
     /// # Errors
     /// A device that was not opened; a libtorch without what this needs of it.
-    pub fn new(device: usize) -> Result<Side, TorchError> {
+    pub fn new(device: usize) -> Result<SecondaryMap, TorchError> {
         let mut side = ptr::null_mut();
         // SAFETY: a place to write to.
         check(unsafe { sys::ck_graph_side(device as i64, &mut side) })?;
-        Ok(Side(Rc::new(Stream(side))))
+        Ok(SecondaryMap(Rc::new(Stream(side))))
     }
 
     /// From here on what this thread sends to the device goes to this stream, until the guard is dropped. Guards are
@@ -43,7 +43,7 @@ impl Side {
         Ok(On(guard))
     }
 
-    /// Begins to write down what this thread sends to this stream, which it must have [entered](Side::enter). Nothing of it
+    /// Begins to write down what this thread sends to this stream, which it must have [entered](SecondaryMap::enter). Nothing of it
     /// is done. The device is idle.
     ///
     /// # Errors
@@ -59,7 +59,7 @@ impl Side {
     }
 }
 
-/// While it lives, work goes to a [`Side`].
+/// While it lives, work goes to a [`SecondaryMap`].
 pub struct On(*mut c_void);
 
 impl Drop for On {
@@ -72,7 +72,7 @@ impl Drop for On {
 /// What was written down, or is being. Dropped while it is, it is abandoned, and nothing of it was done.
 pub struct Graph {
     graph: *mut c_void,
-    _side: Side,
+    _side: SecondaryMap,
 }
 
 impl Graph {

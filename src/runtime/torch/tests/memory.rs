@@ -275,7 +275,7 @@ fn blocks_go_where_they_are_offered_a_place_and_nowhere_twice() {
     let elsewhere = empty(4096);
     assert_eq!(arena.placed(), 4);
     assert_eq!(live_bytes() - base, 3 * 4096 + 4000);
-    // Blocks outlive the arena.
+    // Layers outlive the arena.
     drop(arena);
     let _ = first.fill_(7);
     assert_eq!(first.max().int64_value(&[]), 7);

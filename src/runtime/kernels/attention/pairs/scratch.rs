@@ -32,7 +32,7 @@ struct Seen {
 }
 
 impl Seen {
-    fn new(x: &Sized, blocks: Blocks) -> Option<Seen> {
+    fn new(x: &Sized, blocks: Layers) -> Option<Seen> {
         let dims = axes(&x.dims)?;
         let bytes = blocks.of(x.bytes());
         let in_place = strides_in_place(&x.dims, &x.strides);
@@ -66,9 +66,9 @@ impl Seen {
 
 /// How an allocator rounds.
 #[derive(Clone, Copy)]
-struct Blocks(u64);
+struct Layers(u64);
 
-impl Blocks {
+impl Layers {
     fn of(self, bytes: u64) -> u64 {
         round_up(bytes, self.0)
     }
@@ -87,7 +87,7 @@ pub fn bytes(
     node: &Node,
     granularity_bytes: u64,
 ) -> Option<u64> {
-    let blocks = Blocks(granularity_bytes);
+    let blocks = Layers(granularity_bytes);
     let f = node.facts;
     let (q, k, v) = (
         Seen::new(node.q, blocks)?,
@@ -162,7 +162,7 @@ pub fn bytes(
 }
 
 /// What a forward sums in beside its results.
-fn accumulators(pair: Pair, available: &Available, f: &Facts, blocks: Blocks) -> u64 {
+fn accumulators(pair: Pair, available: &Available, f: &Facts, blocks: Layers) -> u64 {
     let heads = f.query_heads();
     match pair {
         Pair::Flash => match key_splits(available, f) {
@@ -224,7 +224,7 @@ fn key_splits(available: &Available, f: &Facts) -> i64 {
 
 /// Of flash's backward: the sums of slopes, dq in float32 in a part for each set of processors, and for grouped heads dk
 /// and dv of every query head.
-fn flash_back(available: &Available, f: &Facts, blocks: Blocks) -> u64 {
+fn flash_back(available: &Available, f: &Facts, blocks: Layers) -> u64 {
     let heads = f.query_heads();
     let queries = up(f.queries, 128);
     let parts = ceil(available.processors, f.batch * heads);
@@ -238,7 +238,7 @@ fn flash_back(available: &Available, f: &Facts, blocks: Blocks) -> u64 {
 
 /// Of efficient's backward: the sums of slopes, and tiles of dq, dk and dv in float32. Which kernel runs depends on shared
 /// memory; the largest need of all is taken.
-fn efficient_back(f: &Facts, blocks: Blocks) -> u64 {
+fn efficient_back(f: &Facts, blocks: Layers) -> u64 {
     let need = |(i, j, in_registers): (i64, i64, bool)| {
         let tiles = ceil(f.queries, i) * ceil(f.size, j);
         let kept = match in_registers {

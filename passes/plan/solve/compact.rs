@@ -11,8 +11,8 @@ use crate::plan::problem::{Kind, Phase, Problem};
 
 use super::Objective;
 use super::writer::Writer;
-use crate::plan::choice::Choice;
-use crate::plan::keep::pinned;
+use crate::plan::constraint::Constraint;
+use crate::plan::saved_set::pinned;
 
 /// What all ops together weigh, about.
 pub const SCALE: f64 = 1e12;
@@ -55,7 +55,7 @@ impl Lists {
 pub struct Dag {
     ins: Lists,
     outs: Lists,
-    over: Lists,
+    in_place_operands: Lists,
     /// What the search adds up, by op.
     pub weight: Vec<i64>,
     /// At most the true cost, in the same scale, by op.
@@ -88,7 +88,11 @@ pub struct Dag {
 impl Dag {
     /// # Errors
     /// A value that two ops make; sizes whose sum does not fit 63 bits.
-    pub fn new(problem: &Problem, objective: Objective, choices: &[Option<Choice>]) -> Result<Dag> {
+    pub fn new(
+        problem: &Problem,
+        objective: Objective,
+        choices: &[Option<Constraint>],
+    ) -> Result<Dag> {
         let (folded, op_in_problem) = problem.fold();
         let mut sum = 0u64;
         for bytes in folded
@@ -108,11 +112,11 @@ impl Dag {
         let mut dag = Dag {
             ins: Lists::default(),
             outs: Lists::default(),
-            over: Lists::default(),
+            in_place_operands: Lists::default(),
             weight: Vec::new(),
             price: Vec::new(),
             temp_bytes: folded.ops.iter().map(|op| op.temp_bytes as i64).collect(),
-            repeatable: folded.ops.iter().map(|op| op.may_repeat).collect(),
+            repeatable: folded.ops.iter().map(|op| op.recomputable).collect(),
             dropped: Vec::new(),
             turn: NONE,
             size: Vec::new(),
@@ -142,7 +146,8 @@ impl Dag {
             let known = |v: &usize| Some(index[*v]).filter(|i| *i != NONE);
             dag.ins.push(op.ins.iter().filter_map(known));
             dag.outs.push(op.outs.iter().filter_map(known));
-            dag.over.push(op.over.iter().filter_map(known));
+            dag.in_place_operands
+                .push(op.in_place_operands.iter().filter_map(known));
             for v in dag.outs.of(o as u32) {
                 if std::mem::replace(&mut dag.maker[*v as usize], o as u32) != NONE {
                     return Err(Error::model(
@@ -178,15 +183,15 @@ impl Dag {
         Ok(dag)
     }
 
-    fn choose(&mut self, problem: &Problem, choices: &[Option<Choice>]) {
+    fn choose(&mut self, problem: &Problem, choices: &[Option<Constraint>]) {
         if choices.is_empty() {
             return;
         }
         let pins = pinned(problem);
         for (o, op) in self.op_in_problem.iter().enumerate() {
             match choices.get(*op) {
-                Some(Some(Choice::Keep)) => self.repeatable[o] = false,
-                Some(Some(Choice::Recompute)) => {
+                Some(Some(Constraint::Keep)) => self.repeatable[o] = false,
+                Some(Some(Constraint::Recompute)) => {
                     for v in self.outs.of(o as u32) {
                         let pin = &pins[self.value_in_problem[*v as usize] as usize];
                         self.dropped[*v as usize] = pin.is_none();
@@ -270,13 +275,15 @@ impl Dag {
     }
 
     /// Operands that an op writes its first result over, if they are not read again; all of one size.
-    pub fn over(&self, op: u32) -> &[u32] {
-        self.over.of(op)
+    pub fn in_place_operands(&self, op: u32) -> &[u32] {
+        self.in_place_operands.of(op)
     }
 
     /// What an op saves where it writes over an operand; 0 where it cannot.
     pub fn over_bytes(&self, op: u32) -> i64 {
-        self.over(op).first().map_or(0, |v| self.size[*v as usize])
+        self.in_place_operands(op)
+            .first()
+            .map_or(0, |v| self.size[*v as usize])
     }
 
     /// The least that an op takes while it runs with nothing else around, whatever is read later.

@@ -4,8 +4,8 @@
 //! runs, though every shape fits. Where the index is a known function of sizes ([`Elements`]), the largest one that is
 //! read is known before anything runs. What follows from data (tokens) is not limited here.
 
-use super::elements::Elements;
-use super::spine::Flow;
+use super::residual_stream::Flow;
+use super::symbolic_elements::Elements;
 use crate::error::Result;
 use crate::ir::{Atom, Def, Dim, Graph, NodeId, Role};
 use crate::ops::index::GATHER;
@@ -48,7 +48,7 @@ pub fn limits(graph: &Graph) -> Result<Vec<Limit>> {
     let mut candidates = Vec::new();
     for id in graph.order() {
         let node = graph.node(*id);
-        if node.op != &GATHER || node.role != Role::Forward || node.again.is_some() {
+        if node.op != &GATHER || node.role != Role::Forward || node.recompute_of.is_some() {
             continue;
         }
         let (Some(Some(table)), Some(Some(indices))) = (node.ins.first(), node.ins.get(1)) else {
@@ -104,7 +104,10 @@ pub fn limits(graph: &Graph) -> Result<Vec<Limit>> {
 /// larger than the table, the part is shorter than the axis.
 fn cut_short(graph: &Graph, id: NodeId) -> Option<Limit> {
     let node = graph.node(id);
-    if kind(node.op) != Kind::Elementwise || node.role != Role::Forward || node.again.is_some() {
+    if kind(node.op) != Kind::Elementwise
+        || node.role != Role::Forward
+        || node.recompute_of.is_some()
+    {
         return None;
     }
     let dims = |slot: usize| Some(&graph.ty((*node.ins.get(slot)?)?).dims);

@@ -1,6 +1,6 @@
 //! The layers of a model, found in its dataflow.
 //!
-//! The segments between neighbours of the [`spine`](super::spine) are hashed up to isomorphism (ops, attributes, types,
+//! The segments between neighbours of the [`spine`](super::residual_stream) are hashed up to isomorphism (ops, attributes, types,
 //! weight shapes, wiring; not names, not weight values). The longest periodic runs of equal segments are the layers:
 //! one period is a block, so a block begins and ends at a value of the residual stream and all blocks of a run are
 //! equal. Where a run has more than a whole number of periods, blocks begin at a value that several nodes read (a
@@ -8,11 +8,11 @@
 //! encoder-decoder) is looked for in what the first leaves over. Names and scopes only label what was found.
 
 use super::attention::{Attention, Part, attentions, weight_of};
-use super::runs::{Stretch, nodes_of};
+use super::repeats::{Stretch, nodes_of};
+use super::residual_stream::{Flow, Place, PostDominators, segments};
 use super::sharing::{KvSharing, WeightSharing, between_layers, shared, shared_weights};
-use super::spine::{Flow, Place, PostDominators, segments};
 use crate::error::Result;
-use crate::ir::{Def, Graph, NodeId, Side, ValueId};
+use crate::ir::{Def, Graph, NodeId, SecondaryMap, ValueId};
 use crate::ops::kind::{Kind, kind};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
@@ -30,7 +30,7 @@ const MIN_SPINE: usize = 6;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Block {
     pub index: usize,
-    /// Blocks of one run are equal up to isomorphism; runs are numbered in order.
+    /// Layers of one run are equal up to isomorphism; runs are numbered in order.
     pub run: usize,
     /// Module class, or else module path pattern, from the file's scopes.
     pub class: Option<String>,
@@ -49,29 +49,29 @@ pub struct Block {
 
 /// All layers, and what the nodes are in them.
 #[derive(Clone, Debug)]
-pub struct Blocks {
+pub struct Layers {
     pub list: Vec<Block>,
     /// The block of each node.
-    pub of: Side<NodeId, Option<usize>>,
+    pub of: SecondaryMap<NodeId, Option<usize>>,
     /// For a node in a block, the number of its segment along the spine; the segments of a block are consecutive.
-    pub segment: Side<NodeId, u32>,
+    pub segment: SecondaryMap<NodeId, u32>,
     pub attentions: Vec<Attention>,
     /// What each node is in an attention.
-    pub part: Side<NodeId, Option<Part>>,
+    pub part: SecondaryMap<NodeId, Option<Part>>,
     /// Products of an activation with a weight and without anything else fused: the "plain" matmuls.
-    pub plain_matmul: Side<NodeId, bool>,
+    pub plain_matmul: SecondaryMap<NodeId, bool>,
     /// Keys and values that pass between layers.
     pub kv_sharing: Vec<KvSharing>,
     /// Parameters that several layers read.
     pub shared_weights: Vec<WeightSharing>,
 }
 
-impl Blocks {
+impl Layers {
     /// Looks at the forward part of a typed graph.
     ///
     /// # Errors
     /// See [`Flow::new`].
-    pub fn new(graph: &Graph) -> Result<Blocks> {
+    pub fn new(graph: &Graph) -> Result<Layers> {
         let mut flow = Flow::new(graph)?;
         let (attentions, part) = attentions(graph, &flow);
         let shared = shared(graph, &flow, &attentions);
@@ -79,13 +79,13 @@ impl Blocks {
             .iter()
             .flat_map(|s| s.crossings.iter().copied())
             .collect();
-        let mut blocks = Blocks {
+        let mut blocks = Layers {
             list: Vec::new(),
-            of: Side::new(graph.node_bound(), None),
-            segment: Side::new(graph.node_bound(), 0),
+            of: SecondaryMap::new(graph.node_bound(), None),
+            segment: SecondaryMap::new(graph.node_bound(), 0),
             attentions,
             part,
-            plain_matmul: Side::new(graph.node_bound(), false),
+            plain_matmul: SecondaryMap::new(graph.node_bound(), false),
             kv_sharing: Vec::new(),
             shared_weights: Vec::new(),
         };
@@ -110,8 +110,8 @@ impl Blocks {
     }
 
     fn search(&mut self, graph: &Graph, flow: &Flow, tree: &PostDominators) {
-        let mut in_block: Side<NodeId, bool> = Side::new(graph.node_bound(), false);
-        let mut tried: Side<NodeId, bool> = Side::new(graph.node_bound(), false);
+        let mut in_block: SecondaryMap<NodeId, bool> = SecondaryMap::new(graph.node_bound(), false);
+        let mut tried: SecondaryMap<NodeId, bool> = SecondaryMap::new(graph.node_bound(), false);
         // Runs of blocks; a block is its nodes, the spine node that closes it, and its hash.
         let mut found: Vec<Vec<(Vec<NodeId>, NodeId, u64)>> = Vec::new();
         let mut spines = 0;
@@ -314,7 +314,7 @@ mod tests {
     use crate::testing::{Style, transformer};
 
     fn layers(g: &Graph) -> Vec<Block> {
-        Blocks::new(g).unwrap().list
+        Layers::new(g).unwrap().list
     }
 
     #[test]
@@ -322,7 +322,7 @@ mod tests {
         for style in [Style::PreNorm, Style::PostNorm] {
             for n in [2, 3, 7] {
                 let g = transformer(n, style);
-                let blocks = Blocks::new(&g).unwrap();
+                let blocks = Layers::new(&g).unwrap();
                 assert_eq!(blocks.list.len(), n);
                 assert_eq!(blocks.attentions.len(), n);
                 for pair in blocks.list.windows(2) {

@@ -8,14 +8,14 @@ use crate::ir::typing::Contents;
 use crate::ir::{Attrs, Builder, Dim, Graph, Node, NodeId, Role, Ty, ValueId};
 use crate::ops::accumulate::{ACCUMULATE, ADD_PRODUCT};
 use crate::ops::arith::DIV;
+use crate::ops::batch_axes::{
+    CutCx, Rows, bare_product, cut, is_class_loss_grad, is_mean_loss, is_plain_sum, reduces,
+};
 use crate::ops::concat::CONCAT;
 use crate::ops::fill::CONSTANT_OF_SHAPE;
 use crate::ops::logic::EQUAL;
 use crate::ops::loss::label_weight;
 use crate::ops::matmul::GEMM;
-use crate::ops::rows::{
-    CutCx, Rows, bare_product, cut, is_class_loss_grad, is_mean_loss, is_plain_sum, reduces,
-};
 use crate::ops::rules::{choose, compute_type, emit as emit_plain};
 use crate::ops::shape::{RESHAPE, SHAPE};
 use crate::ops::slice::SLICE;

@@ -129,7 +129,7 @@ fn merged(graph: &Graph, trained: &[&Parameter]) -> Vec<String> {
         while let Some(value) = values.pop() {
             for reader in graph.value(value).uses() {
                 let node = graph.node(reader.node);
-                if node.role != Role::Forward || node.again.is_some() {
+                if node.role != Role::Forward || node.recompute_of.is_some() {
                     continue;
                 }
                 if node.op.is_layout() || node.op == &ops::cast::CAST {

@@ -11,10 +11,10 @@
 //! Solvers get the problem without the third ops ([`Staged::brief`]): right after a transfer they change nothing, and
 //! where else they go is settled when all else is.
 
+use super::input::{OpAnnotations, Part};
 use super::problem::{Kind, Op, Phase, Problem, Value};
 #[cfg(test)]
 use super::problem::{Transfer, Wait};
-use super::subject::{Part, Structure};
 use crate::error::{Error, Result};
 
 /// What an op of a staged problem stands for; ops are those of the problem it was made from.
@@ -188,7 +188,7 @@ impl Staged {
         let run = Op {
             outs: vec![outside],
             temp_bytes: op.temp_bytes + bytes,
-            may_repeat: false,
+            recomputable: false,
             ..op.clone()
         };
         self.push(run, Stage::Run(o));
@@ -202,9 +202,9 @@ impl Staged {
             flops: 0,
             bytes,
             temp_bytes: 0,
-            over: Vec::new(),
-            may_repeat: true,
-            in_turn: false,
+            in_place_operands: Vec::new(),
+            recomputable: true,
+            ordered: false,
         };
         let release = Op {
             name: format!("{}/release", op.name),
@@ -212,7 +212,7 @@ impl Staged {
             outs: Vec::new(),
             cost: 0.0,
             bytes: 0,
-            may_repeat: false,
+            recomputable: false,
             ..fetch.clone()
         };
         self.push(fetch, Stage::Move(o));
@@ -222,12 +222,12 @@ impl Staged {
     }
 
     /// What is known of the ops, for the staged ones.
-    pub fn structure(&self, structure: &Structure) -> Structure {
+    pub fn structure(&self, structure: &OpAnnotations) -> OpAnnotations {
         let part = |stage: &Stage| match stage {
             Stage::Run(op) => structure.part_of[*op],
             Stage::Move(_) | Stage::Release(_) => Part::Other,
         };
-        Structure {
+        OpAnnotations {
             blocks: structure.blocks,
             block_of: self.each(&structure.block_of),
             part_of: self.stages.iter().map(part).collect(),
@@ -345,9 +345,9 @@ mod tests {
             flops: 10,
             bytes: 10,
             temp_bytes: 0,
-            over: Vec::new(),
-            may_repeat: true,
-            in_turn: false,
+            in_place_operands: Vec::new(),
+            recomputable: true,
+            ordered: false,
         };
         use Phase::{Backward, Forward};
         Problem {

@@ -5,7 +5,7 @@
 //! instance before and shortens the life of what it read; each is one range, so a removal costs
 //! O(operands · log steps). Every change is logged and can be undone.
 
-use super::dag::{Dag, NONE};
+use super::compact::{Dag, NONE};
 use super::simulate::{Simulation, first_runs};
 
 /// Range addition and maximum over slots, bottom-up.
@@ -318,7 +318,7 @@ impl<'a> Ledger<'a> {
         };
         let slot = event.slot as usize;
         let over = match self.ops.get(slot) {
-            Some(op) if self.alive[slot] => self.dag.over(*op),
+            Some(op) if self.alive[slot] => self.dag.in_place_operands(*op),
             _ => return,
         };
         let is_last = |v: &u32| {

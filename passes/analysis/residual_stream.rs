@@ -2,7 +2,7 @@
 //!
 //! A node post-dominates another if every path from there to the exit passes through it. The chain of immediate
 //! post-dominators from the source that is farthest from the exit is the spine; in a residual network it is the residual stream.
-//! Side values (masks, rotary tables, an encoder's output read by every decoder layer) do not break it, because only
+//! SecondaryMap values (masks, rotary tables, an encoder's output read by every decoder layer) do not break it, because only
 //! what flows *from* a spine value matters. Everything between two neighbours on the spine is one segment.
 //!
 //! Post-dominators of an acyclic graph need one sweep; lowest common ancestors go by jump pointers, so the whole is
@@ -10,7 +10,7 @@
 
 use super::params::{Selection, parameters};
 use crate::error::Result;
-use crate::ir::{Graph, NodeId, Role, Side, Use, ValueId};
+use crate::ir::{Graph, NodeId, Role, SecondaryMap, Use, ValueId};
 use rustc_hash::FxHashSet;
 
 /// Readers of a source that are looked at for where some of them meet.
@@ -37,11 +37,11 @@ pub struct Flow {
     /// Forward nodes that are not copies, in order.
     pub nodes: Vec<NodeId>,
     /// Values that depend on a parameter or on a floating-point input, parameters included.
-    pub active: Side<ValueId, bool>,
+    pub active: SecondaryMap<ValueId, bool>,
     /// Parameters.
-    pub is_parameter: Side<ValueId, bool>,
+    pub is_parameter: SecondaryMap<ValueId, bool>,
     /// Position in `nodes`.
-    pub position: Side<NodeId, Option<u32>>,
+    pub position: SecondaryMap<NodeId, Option<u32>>,
     /// Edges that the spine is blind to: where keys and values of one layer reach the attention of another.
     pub crossings: FxHashSet<Use>,
 }
@@ -52,9 +52,9 @@ impl Flow {
     pub fn new(graph: &Graph) -> Result<Flow> {
         let mut flow = Flow {
             nodes: Vec::new(),
-            active: Side::new(graph.value_bound(), false),
-            is_parameter: Side::new(graph.value_bound(), false),
-            position: Side::new(graph.node_bound(), None),
+            active: SecondaryMap::new(graph.value_bound(), false),
+            is_parameter: SecondaryMap::new(graph.value_bound(), false),
+            position: SecondaryMap::new(graph.node_bound(), None),
             crossings: FxHashSet::default(),
         };
         for parameter in parameters(graph, &Selection::default())? {
@@ -66,7 +66,7 @@ impl Flow {
         }
         for id in graph.order() {
             let node = graph.node(*id);
-            if node.role != Role::Forward || node.again.is_some() {
+            if node.role != Role::Forward || node.recompute_of.is_some() {
                 continue;
             }
             flow.position[*id] = Some(flow.nodes.len() as u32);
@@ -108,12 +108,12 @@ impl Flow {
 
 /// The tree of immediate post-dominators of the active nodes that the exit depends on.
 pub struct PostDominators {
-    parent: Side<NodeId, Option<NodeId>>,
-    jump: Side<NodeId, Option<NodeId>>,
+    parent: SecondaryMap<NodeId, Option<NodeId>>,
+    jump: SecondaryMap<NodeId, Option<NodeId>>,
     /// Steps to the exit in the tree, plus 1; 0 for nodes that are not in the tree.
-    depth: Side<NodeId, u32>,
+    depth: SecondaryMap<NodeId, u32>,
     /// Edges on the longest path to the exit in the graph.
-    height: Side<NodeId, u32>,
+    height: SecondaryMap<NodeId, u32>,
     /// Nodes of the tree, in order.
     pub members: Vec<NodeId>,
 }
@@ -121,7 +121,7 @@ pub struct PostDominators {
 impl PostDominators {
     /// The exit is the active node that nothing in the forward part reads and that the longest path leads to.
     pub fn new(graph: &Graph, flow: &Flow) -> Option<PostDominators> {
-        let mut length: Side<NodeId, u32> = Side::new(graph.node_bound(), 0);
+        let mut length: SecondaryMap<NodeId, u32> = SecondaryMap::new(graph.node_bound(), 0);
         let mut exit: Option<NodeId> = None;
         for id in &flow.nodes {
             if !flow.is_active(graph, *id) {
@@ -141,10 +141,10 @@ impl PostDominators {
         let exit = exit?;
         let bound = graph.node_bound();
         let mut tree = PostDominators {
-            parent: Side::new(bound, None),
-            jump: Side::new(bound, None),
-            depth: Side::new(bound, 0),
-            height: Side::new(bound, 0),
+            parent: SecondaryMap::new(bound, None),
+            jump: SecondaryMap::new(bound, None),
+            depth: SecondaryMap::new(bound, 0),
+            height: SecondaryMap::new(bound, 0),
             members: vec![exit],
         };
         tree.depth[exit] = 1;
@@ -302,14 +302,16 @@ fn counted<'a>(graph: &'a Graph, flow: &'a Flow, id: NodeId) -> impl Iterator<It
 
 /// The segment of every forward node: the node at place `i` of the spine closes segment `i`; any other node belongs where all its readers
 /// do. What nobody reads goes where its operands are.
-pub fn segments(graph: &Graph, flow: &Flow, spine: &[Stop]) -> Side<NodeId, Place> {
-    let mut on_spine: Side<NodeId, Option<u32>> = Side::new(graph.node_bound(), None);
+pub fn segments(graph: &Graph, flow: &Flow, spine: &[Stop]) -> SecondaryMap<NodeId, Place> {
+    let mut on_spine: SecondaryMap<NodeId, Option<u32>> =
+        SecondaryMap::new(graph.node_bound(), None);
     for (i, stop) in spine.iter().enumerate() {
         if let Stop::Node(id) = stop {
             on_spine[*id] = Some(i as u32);
         }
     }
-    let mut place: Side<NodeId, Place> = Side::new(graph.node_bound(), Place::Unread);
+    let mut place: SecondaryMap<NodeId, Place> =
+        SecondaryMap::new(graph.node_bound(), Place::Unread);
     for id in flow.nodes.iter().rev() {
         place[*id] = match on_spine[*id] {
             Some(i) => Place::In(i),

@@ -1,8 +1,8 @@
 //! A forward graph as searches for patterns read it: who makes a value, who reads it, which number it is.
 
-use super::elements::Elements;
-use super::spine::Flow;
-use crate::ir::{Graph, Node, NodeId, Side, Use, ValueId};
+use super::residual_stream::Flow;
+use super::symbolic_elements::Elements;
+use crate::ir::{Graph, Node, NodeId, SecondaryMap, Use, ValueId};
 use crate::ops::arith;
 
 /// One forward graph; copies, losses and backward nodes are as if they were not there.
@@ -10,12 +10,12 @@ pub struct Reading<'g> {
     pub graph: &'g Graph,
     pub flow: &'g Flow,
     pub elements: Elements<'g>,
-    is_output: Side<ValueId, bool>,
+    is_output: SecondaryMap<ValueId, bool>,
 }
 
 impl<'g> Reading<'g> {
     pub fn new(graph: &'g Graph, flow: &'g Flow) -> Reading<'g> {
-        let mut is_output = Side::new(graph.value_bound(), false);
+        let mut is_output = SecondaryMap::new(graph.value_bound(), false);
         for v in graph.outputs() {
             is_output[*v] = true;
         }

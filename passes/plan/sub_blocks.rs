@@ -115,7 +115,7 @@ mod tests {
 
     /// Ops that are computed again.
     fn again(g: &Graph) -> BTreeSet<&'static str> {
-        let copies = g.nodes().filter(|(_, n)| n.again.is_some());
+        let copies = g.nodes().filter(|(_, n)| n.recompute_of.is_some());
         copies.map(|(_, n)| n.op.name).collect()
     }
 
@@ -133,7 +133,7 @@ mod tests {
                 let (g, made) = compiled(style, &format!("parts:{word}")).unwrap();
                 let copies: Vec<NodeId> = g
                     .nodes()
-                    .filter(|(_, n)| n.again.is_some())
+                    .filter(|(_, n)| n.recompute_of.is_some())
                     .map(|(id, _)| id)
                     .collect();
                 assert!(!copies.is_empty(), "{word}");

@@ -1,18 +1,18 @@
 //! The smallest peak: what no schedule goes below, and what was reached.
 
-use super::dag::{Dag, NONE};
+use super::compact::{Dag, NONE};
 use super::exact::{Outcome, exact};
-use super::search::{EXACT_UNITS, Search};
+use super::local_search::{EXACT_UNITS, Search};
 use super::work::Work;
 use super::{Effort, Objective};
 use crate::error::Result;
-use crate::plan::choice::Choice;
+use crate::plan::constraint::Constraint;
 use crate::plan::problem::Problem;
 use crate::plan::schedule::{Score, evaluate};
 
 /// See the module. Bytes include static ones.
 #[derive(Clone, Debug)]
-pub struct Floor {
+pub struct MinPeak {
     /// No schedule has a smaller peak: an op needs its operands, results and temporaries at once, less what it writes over.
     pub least_bytes: u64,
     /// The smallest peak for which a plan was found.
@@ -26,7 +26,7 @@ pub struct Floor {
     pub tensors: Vec<(usize, u64)>,
 }
 
-impl Floor {
+impl MinPeak {
     /// Whether nothing smaller is possible.
     pub fn is_proven(&self) -> bool {
         self.reached_bytes <= self.least_bytes
@@ -40,9 +40,9 @@ impl Floor {
 /// A problem whose own order is not a schedule of it.
 pub fn smallest_feasible(
     problem: &Problem,
-    choices: &[Option<Choice>],
+    choices: &[Option<Constraint>],
     effort: Effort,
-) -> Result<Floor> {
+) -> Result<MinPeak> {
     let before = evaluate(problem, &problem.given_order())?;
     let dag = Dag::new(problem, Objective::Cost, choices)?;
     of_dag(problem, &dag, &before, effort)
@@ -55,7 +55,10 @@ pub(super) fn working_set_bytes(dag: &Dag) -> (i64, u32) {
     let beside = |o: u32| {
         let both = dag.ins(o).iter().chain(dag.outs(o));
         let more = both.filter(|v| !dag.is_output[**v as usize]);
-        let over = dag.over(o).iter().any(|v| !dag.is_output[*v as usize]);
+        let over = dag
+            .in_place_operands(o)
+            .iter()
+            .any(|v| !dag.is_output[*v as usize]);
         let over_bytes = if over { dag.over_bytes(o) } else { 0 };
         let sum: i64 = more.map(|v| dag.size[*v as usize]).sum();
         sum + dag.temp_bytes[o as usize] - over_bytes
@@ -93,7 +96,7 @@ pub(super) fn of_dag(
     dag: &Dag,
     before: &Score,
     effort: Effort,
-) -> Result<Floor> {
+) -> Result<MinPeak> {
     let limited = |units: u64| match effort {
         Effort::First | Effort::Normal => units,
         Effort::Thorough => THOROUGH * units,
@@ -115,7 +118,7 @@ pub(super) fn of_dag(
         *v = dag.value_in_problem[*v] as usize;
     }
     tensors.sort_by_key(|(v, bytes)| (std::cmp::Reverse(*bytes), *v));
-    let mut floor = Floor {
+    let mut floor = MinPeak {
         least_bytes: before.static_bytes + least as u64,
         reached_bytes: before.peak_bytes,
         schedule: problem.given_order(),

@@ -30,7 +30,7 @@ pub fn pins(graph: &Graph) -> Vec<Pin> {
     let mut found = Vec::new();
     for id in graph.order() {
         let node = graph.node(*id);
-        if node.op != &RESHAPE || node.role != Role::Forward || node.again.is_some() {
+        if node.op != &RESHAPE || node.role != Role::Forward || node.recompute_of.is_some() {
             continue;
         }
         let Some(Some(operand)) = node.ins.first() else {

@@ -9,7 +9,7 @@
 //! layers. The search is linear in segments for each period length.
 
 use super::attention::{Attention, weight_of};
-use super::spine::{Flow, Stop};
+use super::residual_stream::{Flow, Stop};
 use crate::ir::op::Effect;
 use crate::ir::{Def, Graph, NodeId, ValueId};
 use crate::ops::kind::{Kind, kind};

@@ -1,19 +1,19 @@
 //! What the user has settled about single ops before any policy or solver decides.
 //!
-//! [`Choices`] is data over a [`Problem`]: one optional [`Choice`] an op. A policy lets it override its own rule, a
+//! [`Constraints`] is data over a [`Problem`]: one optional [`Constraint`] an op. A policy lets it override its own rule, a
 //! solver takes it as a hard constraint, and [`broken_by`] judges whether a schedule honours it, so that both
 //! mean the same by it. What no schedule can change is no choice: results that are pinned (graph outputs, ops that must
 //! not run twice) and results that no backward op reads honour either wish, and so do ops that only make views: a view
 //! is read as it is where its storage stays, and made again where its storage is.
 
-use super::keep::pinned;
+use super::input::{OpAnnotations, Part};
 use super::problem::{Phase, Problem};
-use super::subject::{Part, Structure};
+use super::saved_set::pinned;
 use crate::error::{Error, Result};
 
 /// The wish for one op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Choice {
+pub enum Constraint {
     /// It runs once: what the backward part reads of it stays.
     Keep,
     /// Backward ops, and copies among them, read its results only from a later run than the first.
@@ -23,7 +23,7 @@ pub enum Choice {
 /// A wish and the option that it comes from, for reasons: `--save-ops MatMul`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Forced {
-    pub choice: Choice,
+    pub choice: Constraint,
     pub by: String,
 }
 
@@ -49,22 +49,22 @@ impl Place {
     }
 }
 
-/// All wishes, by op of a problem.
+/// All overrides, by op of a problem.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Choices {
+pub struct Constraints {
     /// How many units policies of whole layers work in. 0 where no layers were found and none were asked for.
     pub units: usize,
     pub place: Vec<Place>,
     pub forced: Vec<Option<Forced>>,
 }
 
-impl Choices {
-    /// No wishes: the units are the layers, but for those that nothing trained flows into. What picks elements by size
-    /// (the experts of a token) runs once unless someone wishes otherwise: a copy that picked differently would send
+impl Constraints {
+    /// No overrides: the units are the layers, but for those that nothing trained flows into. What picks elements by size
+    /// (the experts of a token) runs once unless someone overrides otherwise: a copy that picked differently would send
     /// gradients to experts that were never asked.
-    pub fn none(structure: &Structure) -> Choices {
+    pub fn none(structure: &OpAnnotations) -> Constraints {
         let unit = |block: &Option<usize>| block.map_or(Place::NoLayer, Place::Unit);
-        let mut choices = Choices {
+        let mut choices = Constraints {
             units: structure.blocks,
             place: structure.block_of.iter().map(unit).collect(),
             forced: structure.part_of.iter().map(routing).collect(),
@@ -76,7 +76,7 @@ impl Choices {
     /// Leaves units alone that no trained parameter flows into, and of units that are mostly such, those ops: where a
     /// frozen part of a model ends inside a layer, the layer is not computed again for its last few values. Without units,
     /// such ops are left alone.
-    pub(super) fn leave_frozen(&mut self, structure: &Structure) {
+    pub(super) fn leave_frozen(&mut self, structure: &OpAnnotations) {
         let mut trained = vec![0; self.units];
         let mut all = vec![0; self.units];
         for (place, op) in self.place.iter().zip(&structure.trained) {
@@ -98,10 +98,10 @@ impl Choices {
     }
 
     /// Hard constraints for a solver, by op: forced choices, and what lies elsewhere or is frozen stays.
-    pub fn constraints(&self, problem: &Problem) -> Vec<Option<Choice>> {
+    pub fn constraints(&self, problem: &Problem) -> Vec<Option<Constraint>> {
         let wish = |op: usize| match (&self.forced[op], self.place[op]) {
             (Some(forced), _) => Some(forced.choice),
-            (None, Place::Elsewhere | Place::Frozen) => Some(Choice::Keep),
+            (None, Place::Elsewhere | Place::Frozen) => Some(Constraint::Keep),
             (None, Place::Unit(_) | Place::NoLayer) => None,
         };
         let decides = |op: usize| problem.ops[op].phase == Phase::Forward && !problem.is_view(op);
@@ -113,7 +113,7 @@ impl Choices {
 
 fn routing(part: &Part) -> Option<Forced> {
     (*part == Part::Choice).then(|| Forced {
-        choice: Choice::Keep,
+        choice: Constraint::Keep,
         by: "a choice that must not change".into(),
     })
 }
@@ -122,14 +122,18 @@ fn routing(part: &Part) -> Option<Forced> {
 ///
 /// # Errors
 /// A bug that names the first op whose constraint is broken.
-pub fn honours(problem: &Problem, schedule: &[usize], wishes: &[Option<Choice>]) -> Result<()> {
-    match broken_by(problem, schedule, wishes) {
+pub fn honours(
+    problem: &Problem,
+    schedule: &[usize],
+    overrides: &[Option<Constraint>],
+) -> Result<()> {
+    match broken_by(problem, schedule, overrides) {
         None => Ok(()),
         Some(op) => Err(Error::bug(
             "plan",
             format!(
                 "the plan breaks the wish {:?} for op `{}`",
-                wishes[op], problem.ops[op].name
+                overrides[op], problem.ops[op].name
             ),
         )),
     }
@@ -139,7 +143,7 @@ pub fn honours(problem: &Problem, schedule: &[usize], wishes: &[Option<Choice>])
 pub fn broken_by(
     problem: &Problem,
     schedule: &[usize],
-    wishes: &[Option<Choice>],
+    overrides: &[Option<Constraint>],
 ) -> Option<usize> {
     let roots = problem.roots();
     let pins = pinned(problem);
@@ -152,14 +156,14 @@ pub fn broken_by(
         runs[*o] += 1;
         let is_copy = runs[*o] > 1;
         in_backward |= op.phase == Phase::Backward;
-        if is_copy && wishes[*o] == Some(Choice::Keep) && !problem.is_view(*o) {
+        if is_copy && overrides[*o] == Some(Constraint::Keep) && !problem.is_view(*o) {
             return Some(*o);
         }
         if in_backward && (is_copy || op.phase == Phase::Backward) {
             for v in &op.ins {
                 let root = roots[*v];
                 if let Some(maker) = problem.values[root].producer
-                    && wishes[maker] == Some(Choice::Recompute)
+                    && overrides[maker] == Some(Constraint::Recompute)
                     && pins[root].is_none()
                     && shows[*v] < 2
                 {
@@ -178,10 +182,10 @@ pub fn broken_by(
 mod tests {
     use super::*;
     use crate::analysis::{Binding, Device, MemoryProfile, Sizes};
-    use crate::plan::keep::schedule;
+    use crate::plan::saved_set::schedule;
     use crate::testing::{Random, random_graph};
 
-    /// A schedule made from the wishes honours them; for every wish that it could break there is one that does.
+    /// A schedule made from the overrides honours them; for every wish that it could break there is one that does.
     #[test]
     fn schedules_made_from_wishes_honour_them() {
         let mut r = Random(5);
@@ -191,34 +195,35 @@ mod tests {
             let sizes = Sizes::new(&g, &Binding::new(&g, &[]).unwrap()).unwrap();
             let m = MemoryProfile::new(&g, &sizes).unwrap();
             let (p, _) = Problem::of_graph(&g, &sizes, &m, &Device::default()).unwrap();
-            let wishes: Vec<Option<Choice>> = (0..p.ops.len())
+            let overrides: Vec<Option<Constraint>> = (0..p.ops.len())
                 .map(|o| match r.below(3) {
                     _ if p.ops[o].phase == Phase::Backward => None,
                     0 => None,
-                    1 => Some(Choice::Keep),
-                    _ => Some(Choice::Recompute),
+                    1 => Some(Constraint::Keep),
+                    _ => Some(Constraint::Recompute),
                 })
                 .collect();
-            let keep_all = |dropped: Choice| -> Vec<bool> {
-                let wish = |v: &super::super::problem::Value| v.producer.and_then(|o| wishes[o]);
+            let keep_all = |dropped: Constraint| -> Vec<bool> {
+                let wish = |v: &super::super::problem::Value| v.producer.and_then(|o| overrides[o]);
                 p.values.iter().map(|v| wish(v) != Some(dropped)).collect()
             };
-            let good = schedule(&p, &keep_all(Choice::Recompute));
-            assert!(honours(&p, &good, &wishes).is_ok(), "graph {n}");
+            let good = schedule(&p, &keep_all(Constraint::Recompute));
+            assert!(honours(&p, &good, &overrides).is_ok(), "graph {n}");
             // Keeping nothing runs ops again that were to run once.
-            let none = schedule(&p, &keep_all(Choice::Keep));
+            let none = schedule(&p, &keep_all(Constraint::Keep));
             let mut runs = vec![0; p.ops.len()];
             none.iter().for_each(|o| runs[*o] += 1);
-            let twice = |o: usize| runs[o] > 1 && wishes[o] == Some(Choice::Keep) && !p.is_view(o);
+            let twice =
+                |o: usize| runs[o] > 1 && overrides[o] == Some(Constraint::Keep) && !p.is_view(o);
             if (0..p.ops.len()).any(twice) {
                 refused_keep += 1;
-                assert!(broken_by(&p, &none, &wishes).is_some(), "graph {n}");
+                assert!(broken_by(&p, &none, &overrides).is_some(), "graph {n}");
             }
             // Running nothing again breaks the other wish wherever the backward part reads what was to be made again.
             if good != p.given_order() {
                 refused_recompute += 1;
                 assert!(
-                    broken_by(&p, &p.given_order(), &wishes).is_some(),
+                    broken_by(&p, &p.given_order(), &overrides).is_some(),
                     "graph {n}"
                 );
             }

@@ -4,7 +4,7 @@ use super::offload::To;
 use super::overlap::elapsed_us;
 use super::problem::{Kind, Phase, Problem, fingerprint};
 use super::schedule::{Score, evaluate};
-use super::staged::{Stage, Staged};
+use super::transfer_lowering::{Stage, Staged};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -45,7 +45,7 @@ pub struct Plan {
     pub policy: String,
     /// Of the problem it is for; see [`fingerprint`].
     pub fingerprint: String,
-    /// Op indices; repeats are recomputation. Where ops are offloaded: of the [staged](super::staged) problem.
+    /// Op indices; repeats are recomputation. Where ops are offloaded: of the [staged](super::transfer_lowering) problem.
     pub schedule: Vec<usize>,
     /// Ops whose results wait outside the device's memory.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -1,7 +1,7 @@
 //! Whether a bias can hide a key.
 
-use crate::analysis::elements::Elements;
-use crate::analysis::spine::Flow;
+use crate::analysis::residual_stream::Flow;
+use crate::analysis::symbolic_elements::Elements;
 use crate::ir::{Def, Graph, Id, ValueId};
 use crate::ops::kind::{Kind, kind};
 use crate::ops::logic;

@@ -8,9 +8,9 @@
 use super::*;
 use crate::ir::Same;
 use crate::ops::arith::ADD;
+use crate::ops::batch_axes::each_loss;
 use crate::ops::loss::CLASS_LOSS;
 use crate::ops::reduce::REDUCE_SUM;
-use crate::ops::rows::each_loss;
 use crate::ops::shape::EXPAND;
 use crate::ops::softmax::LOG_SOFTMAX;
 

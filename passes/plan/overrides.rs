@@ -1,10 +1,10 @@
-//! What a user wishes of a policy, as text: which layers, which ops. Parsed once, never evaluated.
+//! What a user overrides of a policy, as text: which layers, which ops. Parsed once, never evaluated.
 //!
 //! A name is letters, digits and a few signs, with `*` and `?` as wildcards; anything else is refused here, before a
 //! graph is looked at. An op is spelled as in ONNX (`MatMul`) or as in ATen (`aten.mm`, `aten.mm.default`,
-//! `torch.ops.aten.mm.default`, `aten::mm`). What the wishes mean in a graph is settled by [`refine`](super::refine).
+//! `torch.ops.aten.mm.default`, `aten::mm`). What the overrides mean in a graph is settled by [`refine`](super::refine).
 
-use super::choice::Choice;
+use super::constraint::Constraint;
 use crate::error::{Error, Result};
 use crate::glob;
 use crate::ir::OpDef;
@@ -141,7 +141,7 @@ impl fmt::Display for Target {
 /// One override of a policy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Override {
-    pub choice: Choice,
+    pub choice: Constraint,
     pub target: Target,
 }
 
@@ -150,8 +150,8 @@ impl Override {
     pub fn option(&self) -> &'static str {
         match (self.choice, &self.target) {
             (_, Target::Modules(_)) => "--recompute",
-            (Choice::Keep, _) => "--save-ops",
-            (Choice::Recompute, _) => "--recompute-ops",
+            (Constraint::Keep, _) => "--save-ops",
+            (Constraint::Recompute, _) => "--recompute-ops",
         }
     }
 }
@@ -162,9 +162,9 @@ impl fmt::Display for Override {
     }
 }
 
-/// Everything a user wishes beside the policy itself.
+/// Everything a user overrides beside the policy itself.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Wishes {
+pub struct PolicyOverrides {
     /// Modules, by class or path, that take the place of the layers found in the dataflow.
     pub layers: Vec<NamePattern>,
     /// Only what lies in a module of such a path, or has such a name, is subject to the policy.
@@ -177,7 +177,7 @@ pub struct Wishes {
     pub overrides: Vec<Override>,
 }
 
-impl Wishes {
+impl PolicyOverrides {
     /// Whether they say where a policy applies.
     pub fn restrict(&self) -> bool {
         !self.layers.is_empty()
@@ -192,7 +192,7 @@ impl Wishes {
 }
 
 /// The options that say the same.
-impl fmt::Display for Wishes {
+impl fmt::Display for PolicyOverrides {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut words: Vec<String> = Vec::new();
         words.extend(self.layers.iter().map(|p| format!("--layers {}", p.text())));

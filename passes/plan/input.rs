@@ -1,15 +1,15 @@
 //! A graph at known sizes, ready to be planned: the problem, what its ops are, and the way back to the graph.
 
-use super::parts::word;
 use super::problem::{Correspondence, Problem};
+use super::sub_blocks::word;
 use crate::analysis::attention;
 use crate::analysis::cores::cores;
 use crate::analysis::submodules::Submodules;
-use crate::analysis::{Binding, Blocks, Device, MemoryProfile, Sizes};
+use crate::analysis::{Binding, Device, Layers, MemoryProfile, Sizes};
 use crate::error::Result;
-use crate::ir::{Graph, NodeId, Side, ValueId};
+use crate::ir::{Graph, NodeId, SecondaryMap, ValueId};
+use crate::ops::batch_axes::compared_scores;
 use crate::ops::kind::{Kind, kind};
-use crate::ops::rows::compared_scores;
 use crate::transform::joint;
 use serde::{Deserialize, Serialize};
 
@@ -34,7 +34,7 @@ pub enum Part {
 
 /// Layers and parts, by op of a problem.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Structure {
+pub struct OpAnnotations {
     /// How many layers there are.
     pub blocks: usize,
     pub block_of: Vec<Option<usize>>,
@@ -52,10 +52,10 @@ pub struct Structure {
     pub feeds_scores: Vec<bool>,
 }
 
-impl Structure {
+impl OpAnnotations {
     /// Nothing known of any op: a bare cost graph.
-    pub fn unknown(ops: usize) -> Structure {
-        Structure {
+    pub fn unknown(ops: usize) -> OpAnnotations {
+        OpAnnotations {
             blocks: 0,
             block_of: vec![None; ops],
             part_of: vec![Part::Other; ops],
@@ -70,24 +70,24 @@ impl Structure {
 }
 
 /// Everything a policy or solver needs to plan a graph, and what applies its plan.
-pub struct Subject {
+pub struct PlanInput {
     pub sizes: Sizes,
     pub memory: MemoryProfile,
-    pub blocks: Blocks,
+    pub blocks: Layers,
     pub submodules: Submodules,
     pub problem: Problem,
     pub map: Correspondence,
-    pub structure: Structure,
+    pub structure: OpAnnotations,
     pub device: Device,
 }
 
-impl Subject {
+impl PlanInput {
     /// # Errors
     /// A size without a number; a graph that has copies.
-    pub fn new(graph: &Graph, binding: &Binding, device: &Device) -> Result<Subject> {
+    pub fn new(graph: &Graph, binding: &Binding, device: &Device) -> Result<PlanInput> {
         let sizes = Sizes::new(graph, binding)?;
         let memory = MemoryProfile::rounded(graph, &sizes, device.granularity_bytes)?;
-        let blocks = Blocks::new(graph)?;
+        let blocks = Layers::new(graph)?;
         let (problem, map) = Problem::of_graph(graph, &sizes, &memory, device)?;
         let submodules = Submodules::new(graph, &blocks)?;
         let cores = cores(graph, &blocks, &submodules)?;
@@ -103,7 +103,7 @@ impl Subject {
         let operands = heads.flat_map(|n| graph.node(n).ins.iter().flatten().copied());
         let feeds_scores = makers(graph, operands);
         let words = submodules.list.iter().map(|s| s.kind.word().to_string());
-        let structure = Structure {
+        let structure = OpAnnotations {
             blocks: blocks.list.len(),
             submodules: words.collect(),
             submodule_of: map.nodes.iter().map(|n| submodules.of[*n]).collect(),
@@ -114,7 +114,7 @@ impl Subject {
             block_of: map.nodes.iter().map(|n| blocks.of[*n]).collect(),
             part_of: map.nodes.iter().map(|n| part(graph, &blocks, *n)).collect(),
         };
-        Ok(Subject {
+        Ok(PlanInput {
             sizes,
             memory,
             blocks,
@@ -144,8 +144,8 @@ fn head(graph: &Graph, mut scores: ValueId) -> Option<NodeId> {
 }
 
 /// The nodes that make the storages of some values, looking through changes of layout.
-fn makers(graph: &Graph, values: impl Iterator<Item = ValueId>) -> Side<NodeId, bool> {
-    let mut makers = Side::new(graph.node_bound(), false);
+fn makers(graph: &Graph, values: impl Iterator<Item = ValueId>) -> SecondaryMap<NodeId, bool> {
+    let mut makers = SecondaryMap::new(graph.node_bound(), false);
     for mut value in values {
         while let Some(node) = graph.def_node(value) {
             match graph.node(node).ins.first() {
@@ -162,16 +162,16 @@ fn makers(graph: &Graph, values: impl Iterator<Item = ValueId>) -> Side<NodeId, 
 
 /// The nodes that a trained parameter flows into. A parameter is trained if its gradient leaves the graph or
 /// updates it; where no gradient has the name of one, all of them are taken for trained.
-fn trained(graph: &Graph) -> Side<NodeId, bool> {
+fn trained(graph: &Graph) -> SecondaryMap<NodeId, bool> {
     let sources = joint::trained(graph);
-    let mut flows = Side::new(graph.value_bound(), false);
+    let mut flows = SecondaryMap::new(graph.value_bound(), false);
     for (id, _) in graph.inits() {
         flows[id] = sources.is_empty();
     }
     for id in sources.keys() {
         flows[*id] = true;
     }
-    let mut trained = Side::new(graph.node_bound(), false);
+    let mut trained = SecondaryMap::new(graph.node_bound(), false);
     for id in graph.order() {
         let node = graph.node(*id);
         trained[*id] = node.ins.iter().flatten().any(|v| flows[*v]);
@@ -182,7 +182,7 @@ fn trained(graph: &Graph) -> Side<NodeId, bool> {
     trained
 }
 
-fn part(graph: &Graph, blocks: &Blocks, node: NodeId) -> Part {
+fn part(graph: &Graph, blocks: &Layers, node: NodeId) -> Part {
     match (blocks.part[node], kind(graph.node(node).op)) {
         (Some(attention::Part::Probabilities), _) => Part::Probabilities,
         (_, Kind::Attention) => Part::FusedAttention,

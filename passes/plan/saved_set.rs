@@ -52,7 +52,7 @@ pub fn pinned(problem: &Problem) -> Vec<Option<Pinned>> {
             };
             if op.phase == Phase::Backward {
                 Some(Pinned::Backward)
-            } else if !op.may_repeat {
+            } else if !op.recomputable {
                 Some(Pinned::OnceOnly)
             } else if value.integral && value.view_of.is_none() && value.bytes <= SMALL_BYTES {
                 Some(Pinned::Small)
@@ -65,7 +65,7 @@ pub fn pinned(problem: &Problem) -> Vec<Option<Pinned>> {
         pins[roots[*output]].get_or_insert(Pinned::Output);
     }
     // A view whose op must not run twice cannot be made again, so its storage stays.
-    for op in problem.ops.iter().filter(|op| !op.may_repeat) {
+    for op in problem.ops.iter().filter(|op| !op.recomputable) {
         for out in &op.outs {
             pins[roots[*out]].get_or_insert(Pinned::OnceOnly);
         }

@@ -16,8 +16,8 @@
 //! An op that must run again more than once is still paid once; the bound does not see that.
 
 use super::bound::single;
+use super::compact::{Dag, NONE};
 use super::cut::Scene;
-use super::dag::{Dag, NONE};
 use super::flow::{Builder, Network, UNLIMITED};
 use super::simulate::Simulation;
 use super::work::Work;

@@ -16,7 +16,7 @@ mod layout;
 
 pub use condition::Condition;
 
-use crate::analysis::spine::Flow;
+use crate::analysis::residual_stream::Flow;
 use crate::ir::{Atom, Def, Dim, Graph, NodeId, Same, ValueId};
 use crate::ops::{concat, fill, index, logic, scan, shape};
 use constant::Table;

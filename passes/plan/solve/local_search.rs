@@ -2,9 +2,9 @@
 
 use super::WIDE_GAP;
 use super::bound;
-use super::dag::{Dag, NONE};
+use super::compact::{Dag, NONE};
 use super::exact::{Outcome, exact};
-use super::ledger::prune;
+use super::incremental_liveness::prune;
 use super::repair::{Style, repair};
 use super::simulate::{Simulation, drop_unread};
 use super::work::{Random, Work};
