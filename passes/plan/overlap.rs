@@ -434,7 +434,7 @@ mod tests {
                 .iter()
                 .map(|_| r.below(3) == 0)
                 .collect();
-            let kept = keep::schedule(&brief.problem, &keep);
+            let kept = saved_set::schedule(&brief.problem, &keep);
             if evaluate(&brief.problem, &kept).is_err() {
                 continue;
             }

@@ -419,7 +419,7 @@ mod tests {
             let (before, order) = (names(&g), g.order().to_vec());
             let schedule = if n % 2 == 0 {
                 let keep: Vec<bool> = p.values.iter().map(|_| r.below(3) == 0).collect();
-                keep::schedule(&p, &keep)
+                saved_set::schedule(&p, &keep)
             } else {
                 anything(&p, &mut r)
             };

@@ -51,7 +51,7 @@ fn random_problem(r: &mut Random, ops: usize) -> Problem {
             kind: String::new(),
             ins,
             outs,
-            over,
+            in_place_operands: over,
             phase: if o > ops / 2 {
                 Phase::Backward
             } else {
@@ -159,7 +159,8 @@ fn least_by_trying(dag: &Dag, scene: &Scene, step: usize, price: i64) -> i64 {
         let own = dag.ins(step as u32).contains(&v) || dag.outs(step as u32).contains(&v);
         own && given_up != Some(&v)
     };
-    let there = |v: u32| dag.maker[v as usize] == dag::NONE || dag.maker[v as usize] < computed;
+    let there =
+        |v: u32| dag.maker[v as usize] == super::compact::NONE || dag.maker[v as usize] < computed;
     let mut least = i64::MAX;
     for again in 0u32..1 << computed {
         let runs = |o: u32| again & 1 << o != 0;
@@ -261,7 +262,7 @@ fn plans_fit_bounds_hold_and_small_problems_are_solved() {
         let above = ((best.cost - before.cost) / dag.unit) as i64;
         let (mut several, mut enough) = (0, Work::new(u64::MAX));
         if let Some(found) =
-            joint::several_positions(&dag, cap as i64, &dag.price, above + 1, &mut enough)
+            multi_cut_bound::several_positions(&dag, cap as i64, &dag.price, above + 1, &mut enough)
         {
             several = found;
             let lower = before.cost + found as f64 * dag.unit;
