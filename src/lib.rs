@@ -33,13 +33,13 @@
 //! ```
 
 pub mod attention;
+#[cfg(feature = "torch")]
+pub mod comparison;
 pub mod emit;
 pub mod frontend;
 #[cfg(feature = "torch")]
 pub mod measure;
 pub mod optimize;
-#[cfg(feature = "torch")]
-pub mod pair;
 pub mod place;
 pub mod planning;
 pub mod report;
@@ -47,6 +47,7 @@ pub mod rng;
 #[cfg(feature = "torch")]
 pub mod runtime;
 pub mod tensors;
+pub mod units;
 #[cfg(feature = "torch")]
 pub mod verify;
 

@@ -5,11 +5,11 @@
 
 use crate::emit::file::{refuse_overwrite, write_whole};
 use crate::emit::save::{INSIDE_LIMIT_BYTES, Saving, save};
-use crate::emit::summary::{Measured, Summary};
 use crate::frontend::given::{Given, InputType};
 use crate::frontend::{self, Model};
 use crate::planning::task::{Planned, Task};
 use crate::report::account::Account;
+use crate::report::summary::{Measured, Summary};
 use ckpt_passes::analysis::params::Selection;
 use ckpt_passes::compile::{Request, compile};
 use ckpt_passes::driver::{Timings, Watch};

@@ -4,8 +4,8 @@
 //! was made from it are compared after the first is differentiated as the second records that it was, unplanned: the
 //! proof that a plan changed no bit of any gradient. Both run in our runtime, on one device, with the same threads.
 
+use crate::comparison::{Pair, Setting};
 use crate::optimize::record;
-use crate::pair::{Pair, Setting};
 use crate::runtime::kernels::attention::pairs::pinned::Taken;
 use crate::tensors::compare::{Comparison, Tolerance, compare};
 use crate::tensors::feed::Feed;

@@ -198,7 +198,7 @@ fn a_written_file_keeps_its_updates_and_is_never_written_to() {
     write(&graph, &path("gpt2"), &file, false).unwrap();
     let bytes = std::fs::read(&file).unwrap();
     let mut back = load(&file, &Given::default()).unwrap().graph;
-    ckpt_opt::pair::ready(&mut back, &file).unwrap();
+    ckpt_opt::comparison::ready(&mut back, &file).unwrap();
     let (ours, theirs) = (run(&graph, true), run(&back, true));
     assert!(ours.outputs == theirs.outputs);
     assert!(std::fs::read(&file).unwrap() == bytes);

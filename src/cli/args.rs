@@ -377,8 +377,8 @@ pub struct PairArgs {
 
 #[cfg(feature = "torch")]
 impl PairArgs {
-    pub fn setting(&self) -> ckpt_opt::pair::Setting {
-        ckpt_opt::pair::Setting {
+    pub fn setting(&self) -> ckpt_opt::comparison::Setting {
+        ckpt_opt::comparison::Setting {
             a: self.a.clone(),
             b: self.b.clone(),
             inputs: self.inputs.clone(),

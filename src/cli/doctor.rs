@@ -2,7 +2,7 @@
 
 use super::args::{DoctorArgs, Format};
 use super::{result, result_json};
-use ckpt_opt::emit::units::bytes;
+use ckpt_opt::units::bytes;
 use ckpt_passes::Result;
 use serde::Serialize;
 use std::ffi::CString;

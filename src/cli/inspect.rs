@@ -2,8 +2,8 @@
 
 use super::args::{Format, InspectArgs};
 use super::{progress, result, result_json, warn};
-use ckpt_opt::emit::inspection::Inspection;
 use ckpt_opt::optimize::load;
+use ckpt_opt::report::inspection::Inspection;
 use ckpt_passes::Result;
 use ckpt_passes::ir::verify::verify;
 use ckpt_passes::transform::infer::infer;

@@ -26,8 +26,8 @@ mod with_torch {
     use super::super::args::Format;
     use super::super::{progress, result, result_json, warn, write_json};
     use super::{CalibrateArgs, OverheadArgs, ProfileArgs, Result};
-    use ckpt_opt::emit::units::bytes;
     use ckpt_opt::measure::{calibrate as device, overhead as turns, profile as nodes};
+    use ckpt_opt::units::bytes;
     use std::fmt::Write;
     use std::time::Duration;
 

@@ -17,16 +17,16 @@ pub fn run(args: &RunArgs) -> Result<()> {
 mod with_torch {
     use super::super::args::{Format, RunArgs};
     use super::super::{progress, result, result_json, warn, write_json};
-    use ckpt_opt::emit::units::bytes;
+    use ckpt_opt::comparison::ready;
     use ckpt_opt::frontend::given::Given;
     use ckpt_opt::optimize::load;
-    use ckpt_opt::pair::ready;
     use ckpt_opt::rng::Rng;
     use ckpt_opt::runtime::kernels::attention::pairs::pinned::Taken;
     use ckpt_opt::runtime::session::Session;
     use ckpt_opt::runtime::trace::chrome;
     use ckpt_opt::tensors::feed::{self, Feed};
     use ckpt_opt::tensors::{self, Tensors, random};
+    use ckpt_opt::units::bytes;
     use ckpt_passes::ir::Tensor;
     use ckpt_passes::ir::op::Effect;
     use ckpt_passes::transform::optimizer::{STEP, counts_steps};

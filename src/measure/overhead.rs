@@ -11,12 +11,12 @@
 //! stops when the answer pleases gets it too often.
 
 use super::median;
-use crate::emit::units::bytes;
-use crate::pair::{Pair, Setting};
+use crate::comparison::{Pair, Setting};
 use crate::runtime::device;
 use crate::runtime::session::{self, Session};
 use crate::tensors::feed::Feed;
 use crate::tensors::random;
+use crate::units::bytes;
 use ckpt_passes::Result;
 use serde::Serialize;
 use std::collections::BTreeMap;

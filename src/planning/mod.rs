@@ -1,17 +1,14 @@
-//! Planning without writing a model: what `plan`, `frontier`, `diff` and `--maximize` do, for models and cost graphs.
+//! Plans models and cost graphs without writing a model.
 //!
-//! [`read`] takes cost graphs and plans from files that nobody vouches for, [`task`] makes one thing to plan of either
-//! source, [`trials`] says which numbers of parts were planned, [`report`] and [`curve`] say what came of it (the latter as a picture too, [`svg`]), [`difference`] compares
-//! two plans, [`levers`] what each way to save memory does alone, [`maximize`] finds the largest size that fits, [`device`] reads what the cost model rests on.
+//! [`read`] reads cost graphs and plans from untrusted files. [`task`] turns either source into one planning task, whose
+//! ops and values [`labels`] name. [`trials`] lists the chunk counts that were planned, [`report`] is what `plan` prints,
+//! [`maximize`] finds the largest size that fits, and [`device`] reads device profiles and measured times.
 
-pub mod curve;
 pub mod device;
-pub mod difference;
-pub mod levers;
+pub mod labels;
 pub mod maximize;
 pub mod read;
 pub mod report;
-pub mod svg;
 pub mod task;
 pub mod trials;
 

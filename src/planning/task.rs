@@ -1,10 +1,10 @@
 //! One thing to plan, from a model or a cost graph.
 
 use super::read::{cost_graph, is_cost_graph};
-use crate::emit::sharing::{KvSharing, kv_sharing};
 use crate::frontend::given::Given;
 use crate::optimize::load;
-use crate::report::labels::Labels;
+use crate::planning::labels::Labels;
+use crate::report::sharing::{KvSharing, kv_sharing};
 use ckpt_passes::analysis::{Binding, Device};
 use ckpt_passes::compile::{Request, compile};
 use ckpt_passes::driver::Watch;

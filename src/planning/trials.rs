@@ -1,6 +1,6 @@
 //! The numbers of parts that were planned, for people.
 
-use crate::emit::units::bytes;
+use crate::units::bytes;
 use ckpt_passes::plan::{Trial, Tried};
 use std::fmt::Write;
 

@@ -2,7 +2,7 @@
 
 use super::explain::cut;
 use super::memory::Held;
-use crate::emit::units::bytes;
+use crate::units::bytes;
 use std::fmt::Write;
 
 /// Width of the longest bar.

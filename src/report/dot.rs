@@ -3,7 +3,7 @@
 //! Layers only: a picture of every node cannot be read. Equal neighbours are one box.
 
 use super::account::{Account, LayerRow};
-use crate::emit::units::{bytes, micros};
+use crate::units::{bytes, micros};
 use std::fmt::Write;
 
 fn quoted(text: &str) -> String {

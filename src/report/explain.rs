@@ -2,8 +2,8 @@
 
 use super::account::{Account, AtPeak, LayerRow};
 use super::verdict::{Alternative, Fate, Verdict};
-use crate::emit::units::{bytes, micros};
 use crate::planning::trials;
+use crate::units::{bytes, micros};
 use ckpt_passes::glob;
 use ckpt_passes::near::nearest;
 use ckpt_passes::plan::{Plan, Trial};

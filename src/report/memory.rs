@@ -3,8 +3,8 @@
 //! Made from the same judge as every plan's score, so its totals are the predicted ones: the sum of all kinds at the
 //! peak is the predicted peak, byte for byte. While a step runs, its operands, results and temporaries are all held.
 
-use super::labels::Role;
 use super::terms::Terms;
+use crate::planning::labels::Role;
 use ckpt_passes::Result;
 use ckpt_passes::plan::plan::copies;
 use ckpt_passes::plan::schedule::Timeline;
@@ -314,7 +314,7 @@ impl Highest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::labels::Labels;
+    use crate::planning::labels::Labels;
     use ckpt_passes::plan::{OpAnnotations, Policy, evaluate, saved_set};
     use ckpt_passes::testing::Random;
     use ckpt_passes::testing::dags::{Shape, random_dag};

@@ -1,23 +1,33 @@
-//! What a plan does, shown: data computed once, and printers of it.
+//! Everything that people look at.
 //!
-//! [`account`] is the data: memory over the schedule before and after ([`memory`]), what becomes of every value and why
-//! ([`verdict`]), what layers hold; [`labels`] says what indices are called, [`terms`] what the steps of a schedule are about, [`written`] reads the plan of a file back.
-//! Everything else prints it and computes nothing of its own: [`explain`] and [`console`] on the console, [`page`] for a browser,
-//! [`trace`] for Perfetto, [`snapshot`] (a [`pickle`]) for PyTorch's memory viewer, [`overlay`] for Model Explorer, [`dot`]
-//! for Graphviz; [`files`] chooses by a file's name. All of it is predicted by the rules that plans are judged by, so
-//! totals in every viewer are the plan's.
+//! Reports of commands: [`inspection`] (`inspect`), [`summary`] (`optimize`), [`frontier`] with its picture ([`svg`]) and the
+//! [`ablation`] of memory-saving techniques, [`difference`] (`diff`), [`explain`].
+//!
+//! Views of one plan print an [`account`], which holds all data and is computed once: memory over the schedule before and
+//! after ([`memory`]), the fate of every value and its reason ([`verdict`]), and totals for each layer. [`terms`] maps
+//! schedule steps to ops, and [`written`] reads the plan of a training graph back. [`console`] draws on the console,
+//! [`page`] writes HTML, [`trace`] a Perfetto trace, [`snapshot`] (a [`pickle`]) a file for PyTorch's memory viewer,
+//! [`overlay`] node data for Model Explorer, [`dot`] a Graphviz graph. [`files`] chooses the view by the file's name. All
+//! numbers come from the judge of plans, so totals in every viewer are the plan's.
 
+pub mod ablation;
 pub mod account;
 pub mod console;
+pub mod difference;
 pub mod dot;
 pub mod explain;
 pub mod files;
-pub mod labels;
+pub mod frontier;
+pub mod inspection;
 pub mod memory;
 pub mod overlay;
 pub mod page;
 pub mod pickle;
+pub mod sharing;
 pub mod snapshot;
+pub mod sub_blocks;
+pub mod summary;
+pub mod svg;
 pub mod terms;
 pub mod trace;
 pub mod verdict;

@@ -8,8 +8,8 @@ use super::account::Account;
 use super::explain::alternative;
 use super::memory::{Kind, Memory};
 use super::verdict::Fate;
-use crate::emit::units::{bytes, flops, micros};
-use crate::planning::curve::Frontier;
+use crate::report::frontier::Frontier;
+use crate::units::{bytes, flops, micros};
 use ckpt_passes::plan::{BudgetGoal, Effort, Objective, Phase};
 use ckpt_passes::{Error, Result};
 use serde_json::{Value, json};
@@ -193,7 +193,7 @@ fn facts(account: &Account) -> Vec<(String, String)> {
             "Shared",
             format!(
                 "{shared} of {from} are read by {}",
-                crate::emit::sharing::layers(&s.consumers)
+                crate::report::sharing::layers(&s.consumers)
             ),
         ));
     }

@@ -4,7 +4,7 @@
 //! results wait outside is three: the one that runs, the one that moves, and the one that lets go. Here all are called by
 //! the op's own name.
 
-use super::labels::{Labels, Role};
+use crate::planning::labels::{Labels, Role};
 use ckpt_passes::Result;
 use ckpt_passes::plan::transfer_lowering::{Stage, Staged};
 use ckpt_passes::plan::{Op, OpAnnotations, Plan, Problem};

@@ -4,10 +4,10 @@
 //! though now it is not; recomputing in time, of every op that would have to run again because what it reads is gone
 //! by then. Both are of changing this one decision and nothing else.
 
-use super::labels::Role;
 use super::memory::{Highest, Memory};
 use super::terms::Terms;
-use crate::emit::units::{bytes, micros};
+use crate::planning::labels::Role;
+use crate::units::{bytes, micros};
 use ckpt_passes::plan::{Kind as Lives, OpAnnotations, Phase, Plan, Problem};
 use rustc_hash::FxHashSet;
 use serde::Serialize;

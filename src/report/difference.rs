@@ -1,6 +1,6 @@
 //! `diff`: two plans for the same thing, decision by decision.
 
-use crate::emit::units::bytes;
+use crate::units::bytes;
 use ckpt_passes::plan::Plan;
 use ckpt_passes::{Error, Result};
 use serde::Serialize;

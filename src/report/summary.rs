@@ -1,13 +1,13 @@
 //! What optimize reports: one JSON object for programs, a before/after table for people.
 
 use super::sharing::{self, KvSharing};
-use super::units::{bytes, flops};
 use crate::optimize::record;
 use crate::planning::trials;
 use crate::report::account::Account;
 use crate::report::console;
 use crate::report::memory::Held;
 use crate::report::verdict::Fate;
+use crate::units::{bytes, flops};
 use ckpt_passes::Result;
 use ckpt_passes::analysis::{Binding, Breakdown, Device, MemoryProfile, Sizes};
 use ckpt_passes::compile::Compiled;

@@ -3,8 +3,8 @@
 //! All curves are on the same budgets and percentages are on the same step: nothing cut, moved or computed again, updates
 //! of an optimizer at the end. Of several numbers of parts every budget takes the one that is cheapest there.
 
-use super::curve::spread;
-use super::task::Task;
+use super::frontier::spread;
+use crate::planning::task::Task;
 use ckpt_passes::compile::Request;
 use ckpt_passes::ir::Graph;
 use ckpt_passes::plan::offload::{By, What};

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 
 /// One part of a layer; `--policy parts:KIND` recomputes it.
 #[derive(Clone, Debug, Serialize)]
-pub struct Part {
+pub struct SubBlock {
     /// `norm`, `attention`, `mlp`, `experts`, `conv` or `other`.
     pub kind: &'static str,
     /// Module path and class that most of it comes from, where the file tells.
@@ -27,14 +27,14 @@ pub struct Part {
 ///
 /// # Errors
 /// See [`Submodules::new`].
-pub fn parts(graph: &Graph, blocks: &Layers) -> Result<Vec<Vec<Part>>> {
-    let mut of_layers: Vec<Vec<Part>> = blocks.list.iter().map(|_| Vec::new()).collect();
+pub fn sub_blocks(graph: &Graph, blocks: &Layers) -> Result<Vec<Vec<SubBlock>>> {
+    let mut of_layers: Vec<Vec<SubBlock>> = blocks.list.iter().map(|_| Vec::new()).collect();
     for part in Submodules::new(graph, blocks)?.list {
         let (Some(first), Some(last)) = (part.nodes.first(), part.nodes.last()) else {
             continue;
         };
         let name = |id| graph.node(id).name.clone();
-        of_layers[part.block].push(Part {
+        of_layers[part.block].push(SubBlock {
             kind: part.kind.word(),
             nodes: part.nodes.len(),
             first: name(*first),
@@ -58,8 +58,8 @@ fn residual(graph: &Graph, part: &Submodule) -> Option<String> {
 }
 
 /// The parts of one layer in a line: `norm 2, attention 31 +, norm 2, mlp 6 +`; `+` where it is added to the stream.
-pub fn human(parts: &[Part]) -> String {
-    let one = |p: &Part| {
+pub fn human(parts: &[SubBlock]) -> String {
+    let one = |p: &SubBlock| {
         let sum = if p.residual.is_some() { " +" } else { "" };
         format!("{} {}{sum}", p.kind, p.nodes)
     };

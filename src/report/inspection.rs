@@ -1,8 +1,8 @@
 //! What inspect reports of a model: one JSON object for programs, tables for people.
 
-use super::parts::{self, Part};
 use super::sharing::{self, KvSharing, WeightSharing};
-use super::units::bytes;
+use super::sub_blocks::{self, SubBlock};
+use crate::units::bytes;
 use ckpt_passes::Result;
 use ckpt_passes::analysis::attention::rows::{self, Row};
 use ckpt_passes::analysis::params::{Selection, parameters};
@@ -57,7 +57,7 @@ pub struct Block {
     pub nodes: usize,
     pub first: String,
     pub last: String,
-    pub parts: Vec<Part>,
+    pub parts: Vec<SubBlock>,
 }
 
 /// One attention; what cannot be told is null.
@@ -184,7 +184,7 @@ impl Inspection {
         let attentions = rows::rows(graph, &found)?;
         let kv_sharing = sharing::kv_sharing(&found);
         let shared_weights = sharing::shared_weights(graph, &found);
-        let of_layers = parts::parts(graph, &found)?;
+        let of_layers = sub_blocks::sub_blocks(graph, &found)?;
         let blocks = found
             .list
             .into_iter()
@@ -350,7 +350,7 @@ impl Inspection {
                 "  {:<4} {label:<24} {:<18} {:>5} nodes  {} .. {}",
                 b.index, b.kind, b.nodes, b.first, b.last
             );
-            let _ = writeln!(out, "       {}", parts::human(&b.parts));
+            let _ = writeln!(out, "       {}", sub_blocks::human(&b.parts));
         }
         self.attention_table(&mut out);
         out.push_str(&sharing::human(&self.kv_sharing));

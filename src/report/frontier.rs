@@ -1,9 +1,9 @@
 //! `frontier`: what every budget costs, from the smallest that is feasible to the one that needs no recomputation.
 
-use super::levers::Lever;
-use super::report::traffic_overhead_pct;
-use super::task::Task;
-use crate::emit::units::bytes;
+use super::ablation::Lever;
+use crate::planning::report::traffic_overhead_pct;
+use crate::planning::task::Task;
+use crate::units::bytes;
 use ckpt_passes::Result;
 use ckpt_passes::plan::{Budget, BudgetGoal, Score, budgeted};
 use serde::Serialize;

@@ -2,8 +2,8 @@
 //!
 //! Plain SVG 1.1 without scripts or fonts of its own; text is escaped.
 
-use super::curve::Frontier;
-use super::levers::{Lever, LeverPoint};
+use super::ablation::{Lever, LeverPoint};
+use super::frontier::Frontier;
 use std::fmt::Write;
 
 const WIDTH: f64 = 860.0;
