@@ -5,9 +5,9 @@
 
 mod json;
 pub mod mutate;
-#[path = "../../exported_hostile/program.rs"]
+#[path = "../../unit/exported_hostile/program.rs"]
 mod program;
-#[path = "../../torchscript/archive.rs"]
+#[path = "../../support/archive.rs"]
 mod saved;
 mod torch;
 

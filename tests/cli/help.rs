@@ -1,0 +1,123 @@
+//! What the command line says of itself: help whose examples run, completions, the manual, and options from a file.
+
+use crate::support::command;
+
+use command::{call, code, json, stderr, workplace};
+
+#[test]
+fn help_examples_run() {
+    let dir = workplace();
+    let traced = dir.path().join("traced.pt");
+    std::fs::copy(command::fixture("exported", "block.pt"), traced).unwrap();
+    let runtime = if cfg!(feature = "torch") { 0 } else { 5 };
+    let mut ran = 0;
+    for verb in [
+        "",
+        "optimize",
+        "inspect",
+        "plan",
+        "frontier",
+        "explain",
+        "diff",
+        "run",
+        "verify",
+        "calibrate",
+        "profile",
+        "overhead",
+        "doctor",
+    ] {
+        let mut args = vec![verb, "--help"];
+        args.retain(|a| !a.is_empty());
+        let help = call(dir.path(), &args);
+        assert_eq!(code(&help), 0);
+        let text = String::from_utf8(help.stdout).unwrap();
+        for line in text.lines().filter_map(|l| l.strip_prefix("  ckpt-opt ")) {
+            let words: Vec<&str> = line
+                .split_whitespace()
+                .map(|w| w.trim_matches('\''))
+                .collect();
+            let done = call(dir.path(), &words);
+            let measured = ["device.json", "times.json"]
+                .iter()
+                .any(|file| line.contains(file));
+            let expected = match words[0] {
+                "run" | "verify" | "calibrate" | "profile" | "overhead" => runtime,
+                // The file that the example before this one has written, if it could.
+                _ if measured && runtime != 0 => 2,
+                _ => 0,
+            };
+            assert_eq!(code(&done), expected, "ckpt-opt {line}\n{}", stderr(&done));
+            ran += 1;
+        }
+    }
+    assert!(ran >= 20, "{ran} examples");
+}
+
+#[test]
+fn completions_know_the_verbs() {
+    let dir = workplace();
+    for shell in ["bash", "zsh", "fish"] {
+        let script = call(dir.path(), &["completions", shell]);
+        assert_eq!(code(&script), 0);
+        let text = String::from_utf8(script.stdout).unwrap();
+        assert!(text.contains("inspect") && text.contains("link-weights"));
+    }
+}
+
+#[test]
+fn the_manual_and_the_doctor_know_what_there_is() {
+    let dir = workplace();
+    let page = String::from_utf8(call(dir.path(), &["man"]).stdout).unwrap();
+    assert!(page.contains(".TH ckpt-opt") && page.contains("frontier"));
+    let page = String::from_utf8(call(dir.path(), &["man", "plan"]).stdout).unwrap();
+    assert!(
+        page.contains("ckpt\\-opt\\-plan") && page.contains("budget"),
+        "{page}"
+    );
+    assert_eq!(code(&call(dir.path(), &["man", "nothing"])), 2);
+
+    let found = json(&call(dir.path(), &["doctor", "--format", "json"]));
+    assert_eq!(found["runtime"], cfg!(feature = "torch"));
+    let findings = found["findings"].as_array().unwrap();
+    for name in ["processors", "memory", "disk, here", "runtime"] {
+        assert!(
+            findings.iter().any(|f| f["name"] == name),
+            "{name}: {found}"
+        );
+    }
+    // What is not good says what to do.
+    assert!(
+        findings
+            .iter()
+            .all(|f| f["state"] == "good" || f["help"].is_string())
+    );
+}
+
+#[test]
+fn options_come_from_a_file_too() {
+    let dir = workplace();
+    std::fs::write(
+        dir.path().join("c.json"),
+        r#"{"policy": "full", "dim": ["batch=2"], "link-weights": true, "format": "json"}"#,
+    )
+    .unwrap();
+    let report = |words: &[&str]| json(&call(dir.path(), words));
+    let full = report(&["model.onnx", "-o", "t.onnx", "--config", "c.json"]);
+    assert_eq!(
+        (&full["policy"], &full["dims"]["batch"]),
+        (&"full".into(), &2.into())
+    );
+    let none = report(&["plan", "model.onnx", "--config=c.json", "--policy", "none"]);
+    assert_eq!(
+        (&none["policy"], &none["dims"]["batch"]),
+        (&"none".into(), &2.into())
+    );
+    std::fs::write(dir.path().join("c.json"), r#"{"polcy": "full"}"#).unwrap();
+    let wrong = call(dir.path(), &["plan", "model.onnx", "--config", "c.json"]);
+    assert_eq!(code(&wrong), 2);
+    assert!(
+        stderr(&wrong).contains("did you mean policy"),
+        "{}",
+        stderr(&wrong)
+    );
+}

@@ -1,0 +1,454 @@
+//! `run` and `verify` from outside: what they report, what they write, what they prove and what they catch.
+
+use crate::support::command;
+
+use ckpt_opt::frontend::onnx::proto::ModelProto;
+use ckpt_opt::tensors::{self, Tensors};
+use ckpt_passes::ir::{DType, Tensor};
+use command::{call, code, files, fixture, has_keys, json, stderr, workplace};
+use prost::Message;
+use sha2::{Digest, Sha256};
+use std::path::Path;
+
+const MODELS: [&str; 6] = [
+    "bert",
+    "gpt2",
+    "gpt2_loss",
+    "llama32",
+    "llama32_bf16",
+    "llama32_mask",
+];
+
+/// Changes one weight of a file that was written.
+fn damage(path: &Path, name: &str) {
+    let mut model = ModelProto::decode(std::fs::read(path).unwrap().as_slice()).unwrap();
+    let graph = model.graph.as_mut().unwrap();
+    let weight = graph
+        .initializer
+        .iter_mut()
+        .find(|t| t.name() == name)
+        .unwrap();
+    let mut bytes = weight.raw_data.as_ref().unwrap().to_vec();
+    bytes[1] ^= 1;
+    weight.raw_data = Some(bytes.into());
+    std::fs::write(path, model.encode_to_vec()).unwrap();
+}
+
+#[test]
+fn run_reports_and_writes_what_the_contract_lists() {
+    let dir = workplace();
+    let made = [
+        "model.onnx",
+        "-o",
+        "t.onnx",
+        "--loss",
+        "causal-lm",
+        "--policy",
+        "full",
+    ];
+    assert_eq!(code(&call(dir.path(), &made)), 0);
+    let run = [
+        "run",
+        "t.onnx",
+        "--inputs",
+        "case.npz",
+        "--outputs",
+        "o.npz",
+        "--steps",
+        "3",
+        "--trace",
+        "trace.json",
+        "--format",
+        "json",
+    ];
+    let report = json(&call(dir.path(), &run));
+    let trace = std::fs::read_to_string(dir.path().join("trace.json")).unwrap();
+    let trace: serde_json::Value = serde_json::from_str(&trace).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let bars: Vec<_> = events.iter().filter(|e| e["ph"] == "X").collect();
+    assert_eq!(2 * bars.len(), events.len());
+    for part in ["forward", "loss", "backward", "recompute"] {
+        assert!(bars.iter().any(|e| e["args"]["part"] == part), "{part}");
+    }
+    let live = bars
+        .iter()
+        .map(|e| e["args"]["live_bytes"].as_u64().unwrap());
+    let peak = report["measured_peak_bytes"].as_u64().unwrap();
+    assert!(live.max().unwrap() <= peak && peak > report["static_bytes"].as_u64().unwrap());
+    has_keys(
+        &report,
+        &[
+            "predicted_peak_bytes",
+            "measured_peak_bytes",
+            "static_bytes",
+            "workspace_bytes",
+            "arena_bytes",
+            "resident_bytes",
+            "attention",
+            "peak_at",
+            "step_time_us",
+            "step_cpu_us",
+            "steps",
+        ],
+    );
+    let steps = report["steps"].as_array().unwrap();
+    assert_eq!(steps.len(), 3);
+    for (each, median) in [("time_us", "step_time_us"), ("cpu_us", "step_cpu_us")] {
+        let mut all: Vec<u64> = steps.iter().map(|s| s[each].as_u64().unwrap()).collect();
+        all.sort_unstable();
+        assert_eq!(report[median], all[1], "{each}");
+    }
+    let n = |key: &str| report[key].as_f64().unwrap();
+    assert!(
+        (n("measured_peak_bytes") / n("predicted_peak_bytes") - 1.0).abs() < 0.02,
+        "{report}"
+    );
+    let outputs = tensors::read(&dir.path().join("o.npz")).unwrap();
+    let case = tensors::read(&dir.path().join("case.npz")).unwrap();
+    let (ours, theirs) = (
+        outputs["loss"].get_f64(0).unwrap(),
+        case["loss.causal_lm"].get_f64(0).unwrap(),
+    );
+    assert!(
+        (ours - theirs).abs() < 1e-5 * theirs.abs(),
+        "{ours} {theirs}"
+    );
+    assert!(outputs.keys().filter(|k| k.ends_with(".grad")).count() > 20);
+    assert_eq!(outputs["logits"].dims, case["out.logits"].dims);
+    // The same into the other format, bit for bit.
+    let other = [
+        "run",
+        "t.onnx",
+        "--inputs",
+        "o2.safetensors",
+        "--outputs",
+        "p.safetensors",
+    ];
+    let keep = |k: &String| k == "in.input_ids" || k == "labels";
+    let inputs: Tensors = case.into_iter().filter(|(k, _)| keep(k)).collect();
+    tensors::write(&dir.path().join("o2.safetensors"), &inputs).unwrap();
+    assert_eq!(code(&call(dir.path(), &other)), 0);
+    assert_eq!(
+        tensors::read(&dir.path().join("p.safetensors")).unwrap(),
+        outputs
+    );
+}
+
+#[test]
+fn run_says_what_it_lacks() {
+    let dir = workplace();
+    assert_eq!(code(&call(dir.path(), &["model.onnx", "-o", "t.onnx"])), 0);
+    let none = call(dir.path(), &["run", "t.onnx"]);
+    assert_eq!(code(&none), 2);
+    for part in [
+        "input_ids: i64[batch, seq]",
+        "logits.cotangent: f32[batch, seq, 347]",
+        "--seed",
+    ] {
+        assert!(stderr(&none).contains(part), "{}", stderr(&none));
+    }
+    let made = call(
+        dir.path(),
+        &[
+            "run", "t.onnx", "--seed", "3", "--dim", "batch=2", "--dim", "seq=5",
+        ],
+    );
+    assert_eq!(code(&made), 0, "{}", stderr(&made));
+    let wrong = [(
+        "input_ids".to_string(),
+        Tensor::new(DType::F32, [2, 3], vec![0; 24]),
+    )];
+    tensors::write(&dir.path().join("wrong.npz"), &wrong.into()).unwrap();
+    let refused = call(
+        dir.path(),
+        &["run", "t.onnx", "--inputs", "wrong.npz", "--seed", "1"],
+    );
+    assert_eq!(code(&refused), 2);
+    assert!(
+        stderr(&refused).contains("i64[batch, seq]"),
+        "{}",
+        stderr(&refused)
+    );
+    let far = [(
+        "input_ids".to_string(),
+        Tensor::new(DType::I64, [1, 2], vec![0x7f; 16]),
+    )];
+    tensors::write(&dir.path().join("far.npz"), &far.into()).unwrap();
+    let refused = call(
+        dir.path(),
+        &[
+            "run",
+            "t.onnx",
+            "--inputs",
+            "far.npz",
+            "--seed",
+            "1",
+            "--outputs",
+            "o.npz",
+        ],
+    );
+    assert_eq!(code(&refused), 2);
+    assert!(
+        stderr(&refused).contains("error[index]"),
+        "{}",
+        stderr(&refused)
+    );
+    assert!(!files(dir.path()).contains(&"o.npz".to_string()));
+}
+
+#[test]
+fn weights_can_be_replaced_by_name() {
+    let dir = workplace();
+    let case = tensors::read(&fixture("gpt2", "case.npz")).unwrap();
+    let mut inputs: Tensors = [("input_ids".to_string(), case["in.input_ids"].clone())].into();
+    inputs.insert(
+        "transformer.wpe.weight".into(),
+        Tensor::new(DType::F32, [128, 24], vec![0; 128 * 24 * 4]),
+    );
+    tensors::write(&dir.path().join("zero.npz"), &inputs).unwrap();
+    let run = |file: &str, out: &str| {
+        let done = call(
+            dir.path(),
+            &["run", "model.onnx", "--inputs", file, "--outputs", out],
+        );
+        assert_eq!(code(&done), 0, "{}", stderr(&done));
+        tensors::read(&dir.path().join(out)).unwrap()
+    };
+    assert_ne!(run("zero.npz", "a.npz"), run("case.npz", "b.npz"));
+}
+
+#[test]
+fn every_policy_changes_no_bit_on_every_model() {
+    for model in MODELS {
+        let dir = tempfile::tempdir().unwrap();
+        let source = fixture(model, "model.onnx");
+        let source = source.to_str().unwrap();
+        let more: &[&str] = if model == "gpt2" {
+            &["none", "every:2", "group:2"]
+        } else {
+            &[]
+        };
+        for policy in ["full", "selective"].iter().chain(more) {
+            let made = call(dir.path(), &[source, "-o", "t.onnx", "--policy", policy]);
+            assert_eq!(code(&made), 0, "{model} {policy}: {}", stderr(&made));
+            let args = [
+                "verify", source, "t.onnx", "--dim", "batch=2", "--dim", "seq=6", "--format",
+                "json",
+            ];
+            let certificate = json(&call(dir.path(), &args));
+            assert_eq!(
+                (&certificate["equal"], &certificate["by"]),
+                (&true.into(), &"bits".into()),
+                "{model} {policy}"
+            );
+            assert_eq!(certificate["kind"], "gradients");
+        }
+    }
+}
+
+#[test]
+fn verify_redoes_what_the_file_records() {
+    let dir = workplace();
+    let args = [
+        "model.onnx",
+        "-o",
+        "t.onnx",
+        "--loss",
+        "causal-lm",
+        "--trainable",
+        "*mlp*",
+        "--freeze",
+        "*bias",
+        "--drop-output",
+        "logits",
+        "--policy",
+        "full",
+    ];
+    assert_eq!(code(&call(dir.path(), &args)), 0);
+    let args = [
+        "verify",
+        "model.onnx",
+        "t.onnx",
+        "--certificate",
+        "proof.json",
+        "--seed",
+        "5",
+    ];
+    let done = call(dir.path(), &args);
+    assert_eq!(code(&done), 0, "{}", stderr(&done));
+    assert!(String::from_utf8_lossy(&done.stdout).contains("equal bit for bit"));
+    let proof: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(dir.path().join("proof.json")).unwrap()).unwrap();
+    assert_eq!(
+        (&proof["equal"], &proof["loss"], &proof["seed"]),
+        (&true.into(), &"causal-lm".into(), &5.into())
+    );
+    assert_eq!(
+        proof["outputs"].as_array().unwrap().len(),
+        5,
+        "the loss and the gradients of four weights"
+    );
+    for (run, file) in proof["runs"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .zip(["model.onnx", "t.onnx"])
+    {
+        assert_eq!(run["peak_bytes"], run["predicted_peak_bytes"], "{file}");
+        assert!(run["peak_bytes"].as_u64() > run["static_bytes"].as_u64());
+        let bytes = std::fs::read(dir.path().join(file)).unwrap();
+        let hash: String = Sha256::digest(bytes)
+            .iter()
+            .map(|b| format!("{b:02x}"))
+            .collect();
+        assert_eq!(run["sha256"], hash.as_str());
+    }
+    // Two files of one kind are compared as they are, whatever their plans.
+    let other = ["t.onnx", "-o", "u.onnx", "--policy", "none"];
+    assert_eq!(code(&call(dir.path(), &other)), 0);
+    assert_eq!(code(&call(dir.path(), &["verify", "u.onnx", "t.onnx"])), 0);
+    let swapped = call(dir.path(), &["verify", "t.onnx", "model.onnx"]);
+    assert_eq!(code(&swapped), 2, "{}", stderr(&swapped));
+}
+
+#[test]
+fn fusion_is_told_from_a_difference() {
+    let dir = workplace();
+    for (out, more) in [("f.onnx", None), ("u.onnx", Some("--no-fuse"))] {
+        let args = ["model.onnx", "-o", out].into_iter().chain(more);
+        assert_eq!(code(&call(dir.path(), &args.collect::<Vec<_>>())), 0);
+    }
+    let compared = |a: &str, b: &str| {
+        json(&call(
+            dir.path(),
+            &["verify", a, b, "--format", "json", "--threads", "1"],
+        ))
+    };
+    // The model is differentiated as the file says: with the same fusion, and without.
+    for out in ["f.onnx", "u.onnx"] {
+        let report = compared("model.onnx", out);
+        assert_eq!(
+            (&report["equal"], &report["by"]),
+            (&true.into(), &"bits".into())
+        );
+    }
+    let report = compared("u.onnx", "f.onnx");
+    assert_eq!(
+        (&report["equal"], &report["by"]),
+        (&true.into(), &"rounding".into())
+    );
+    // More than rounding is a difference, with and without a tolerance of one's own.
+    let outputs = report["outputs"].as_array().unwrap();
+    assert!(
+        outputs
+            .iter()
+            .any(|o| o["max_abs_difference"].as_f64() > Some(0.0))
+    );
+    damage(&dir.path().join("f.onnx"), "transformer.ln_f.weight");
+    let call = call(dir.path(), &["verify", "u.onnx", "f.onnx", "--rtol", "0"]);
+    assert_eq!(code(&call), 4);
+}
+
+#[test]
+fn verify_catches_one_flipped_bit() {
+    let dir = workplace();
+    assert_eq!(code(&call(dir.path(), &["model.onnx", "-o", "t.onnx"])), 0);
+    damage(
+        &dir.path().join("t.onnx"),
+        "transformer.h.0.mlp.c_fc.weight",
+    );
+    let done = call(
+        dir.path(),
+        &[
+            "verify",
+            "model.onnx",
+            "t.onnx",
+            "--certificate",
+            "proof.json",
+        ],
+    );
+    assert_eq!(code(&done), 4, "{}", stderr(&done));
+    let said = stderr(&done);
+    assert!(
+        said.contains("error[verify]") && said.contains("outputs differ, first `"),
+        "{said}"
+    );
+    assert!(
+        said.contains("expected") && said.contains("elements differ"),
+        "{said}"
+    );
+    assert!(done.stdout.is_empty());
+    let proof = std::fs::read_to_string(dir.path().join("proof.json")).unwrap();
+    assert!(proof.contains(r#""equal": false"#));
+    // The same difference is within a tolerance that is wide enough, and only there.
+    let within = |rtol: &str, atol: &str| {
+        code(&call(
+            dir.path(),
+            &[
+                "verify",
+                "model.onnx",
+                "t.onnx",
+                "--rtol",
+                rtol,
+                "--atol",
+                atol,
+            ],
+        ))
+    };
+    assert_eq!((within("1e-3", "1e-3"), within("1e-12", "0")), (0, 4));
+}
+
+#[test]
+fn a_graph_without_the_same_outputs_is_not_equal() {
+    let dir = workplace();
+    assert_eq!(
+        code(&call(
+            dir.path(),
+            &["model.onnx", "-o", "a.onnx", "--loss", "causal-lm"]
+        )),
+        0
+    );
+    let fewer = [
+        "model.onnx",
+        "-o",
+        "b.onnx",
+        "--loss",
+        "causal-lm",
+        "--drop-output",
+        "logits",
+    ];
+    assert_eq!(code(&call(dir.path(), &fewer)), 0);
+    let done = call(dir.path(), &["verify", "a.onnx", "b.onnx"]);
+    assert_eq!(code(&done), 4);
+    assert!(
+        stderr(&done).contains("only in A: [logits]"),
+        "{}",
+        stderr(&done)
+    );
+}
+
+#[test]
+fn an_index_beyond_its_table_is_not_our_bug() {
+    let dir = workplace();
+    let ids: Vec<u8> = [9_999_999i64; 4]
+        .iter()
+        .flat_map(|i| i.to_le_bytes())
+        .collect();
+    let given = Tensors::from([(
+        "input_ids".to_string(),
+        Tensor::new(DType::I64, [1, 4], ids),
+    )]);
+    tensors::write(&dir.path().join("ids.npz"), &given).unwrap();
+    let args = ["run", "model.onnx", "--inputs", "ids.npz", "--seed", "0"];
+    let done = call(dir.path(), &args);
+    assert_eq!(code(&done), 2, "{}", stderr(&done));
+    assert!(stderr(&done).contains("error[index]"), "{}", stderr(&done));
+    let long = ["run", "model.onnx", "--seed", "0", "--dim", "seq=500"];
+    let done = call(dir.path(), &long);
+    assert_eq!(code(&done), 2, "{}", stderr(&done));
+    assert!(
+        stderr(&done).contains("--dim seq=128 at most"),
+        "{}",
+        stderr(&done)
+    );
+}

@@ -1,0 +1,333 @@
+//! The CUDA door from outside. What needs a device is skipped by name where there is none; `tools/cuda-checks` runs it.
+
+use crate::support::command;
+use crate::support::torch;
+
+use ckpt_opt::attention::Attention;
+use ckpt_opt::place::Place;
+use ckpt_opt::rng::Rng;
+use ckpt_opt::runtime::kernels::attention::pairs::check::{Kindred, judge};
+use ckpt_opt::runtime::kernels::attention::pairs::pinned::Taken;
+use ckpt_opt::runtime::kernels::attention::pairs::{self, Pair};
+use ckpt_opt::runtime::session::Session;
+use ckpt_opt::tensors::random;
+use ckpt_passes::ir::{DType, Tensor};
+use ckpt_passes::text;
+use command::{call, code, fixture, json, stderr, workplace};
+use serde_json::Value;
+use std::path::Path;
+
+const NEEDS: &str = "run tools/cuda-checks on a machine with an NVIDIA device";
+
+fn train(folder: &Path, policy: &str, out: &str) {
+    let args = [
+        "model.onnx",
+        "-o",
+        out,
+        "--loss",
+        "causal-lm",
+        "--policy",
+        policy,
+    ];
+    assert_eq!(code(&call(folder, &args)), 0);
+}
+
+fn run(folder: &Path, model: &str, more: &[&str]) -> Value {
+    let mut args = vec!["run", model, "--inputs", "case.npz", "--format", "json"];
+    args.extend(more);
+    json(&call(folder, &args))
+}
+
+#[test]
+fn a_device_that_is_not_there_is_told_and_ends_with_5() {
+    let dir = workplace();
+    // With a driver: no such device. Without: what was looked for, where, and what to do.
+    for verb in [
+        &["run", "model.onnx"][..],
+        &["verify", "model.onnx", "model.onnx"],
+    ] {
+        let mut args = verb.to_vec();
+        args.extend(["--inputs", "case.npz", "--device", "cuda:126"]);
+        let done = call(dir.path(), &args);
+        let said = stderr(&done);
+        assert_eq!(code(&done), 5, "{said}");
+        assert!(
+            said.contains("error[cuda]") && done.stdout.is_empty(),
+            "{said}"
+        );
+        assert!(
+            said.contains("cuda:0 to") || said.contains("--device cpu"),
+            "{said}"
+        );
+    }
+    let wrong = call(dir.path(), &["run", "model.onnx", "--device", "gpu"]);
+    assert_eq!(code(&wrong), 2);
+}
+
+#[test]
+fn a_setting_that_is_not_deterministic_is_refused() {
+    let dir = workplace();
+    let mut command = command::command(dir.path());
+    command.args([
+        "run",
+        "model.onnx",
+        "--inputs",
+        "case.npz",
+        "--device",
+        "cuda",
+    ]);
+    let done = command
+        .env("CUBLAS_WORKSPACE_CONFIG", ":0:0")
+        .output()
+        .unwrap();
+    assert_eq!(code(&done), 5);
+    assert!(
+        stderr(&done).contains("CUBLAS_WORKSPACE_CONFIG=:4096:8"),
+        "{}",
+        stderr(&done)
+    );
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn planned_gradients_equal_unplanned_ones_on_a_device() {
+    let dir = workplace();
+    for policy in ["full", "selective", "submodule"] {
+        train(dir.path(), policy, "t.onnx");
+        let args = [
+            "verify",
+            "model.onnx",
+            "t.onnx",
+            "--inputs",
+            "case.npz",
+            "--device",
+            "cuda",
+        ];
+        let done = call(dir.path(), &args);
+        assert_eq!(code(&done), 0, "{policy}: {}\n{NEEDS}", stderr(&done));
+        assert!(String::from_utf8_lossy(&done.stdout).contains("equal bit for bit"));
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn a_device_repeats_itself_and_counts_its_memory() {
+    let dir = workplace();
+    for name in ["gpt2", "llama32"] {
+        std::fs::copy(fixture(name, "model.onnx"), dir.path().join("model.onnx")).unwrap();
+        std::fs::copy(fixture(name, "case.npz"), dir.path().join("case.npz")).unwrap();
+        train(dir.path(), "full", "t.onnx");
+        let report = run(
+            dir.path(),
+            "t.onnx",
+            &["--device", "cuda", "--outputs", "a.npz"],
+        );
+        run(
+            dir.path(),
+            "t.onnx",
+            &["--device", "cuda", "--outputs", "b.npz"],
+        );
+        let file = |name: &str| std::fs::read(dir.path().join(name)).unwrap();
+        assert!(
+            file("a.npz") == file("b.npz"),
+            "{name}: another run gave other bits"
+        );
+        let bytes = |key: &str| report[key].as_u64().unwrap();
+        assert_eq!(report["device"], "cuda:0");
+        // Layers are at least what was asked for, and no less than what the plan says can be alive at all.
+        assert!(bytes("measured_peak_bytes") >= bytes("requested_peak_bytes"));
+        assert!(bytes("requested_peak_bytes") > bytes("static_bytes"));
+        assert!(report["workspace_bytes"].as_u64().is_some());
+    }
+}
+
+fn warnings(report: &Value) -> String {
+    report["warnings"].to_string()
+}
+
+#[test]
+fn graphs_on_a_cpu_are_warned_of_and_change_nothing() {
+    let dir = workplace();
+    let plain = run(dir.path(), "model.onnx", &["--outputs", "a.npz"]);
+    let asked = ["--outputs", "b.npz", "--steps", "3", "--cuda-graphs", "on"];
+    let asked = run(dir.path(), "model.onnx", &asked);
+    let reason = "steps are not replayed as CUDA graphs: a run on the CPU has none";
+    assert!(warnings(&asked).contains(reason), "{}", warnings(&asked));
+    assert!(!warnings(&plain).contains("CUDA graphs"));
+    assert!(plain["replayed_steps"] == 0 && asked["replayed_steps"] == 0);
+    let file = |name: &str| std::fs::read(dir.path().join(name)).unwrap();
+    assert!(file("a.npz") == file("b.npz"));
+    let wrong = call(dir.path(), &["run", "model.onnx", "--cuda-graphs", "yes"]);
+    assert_eq!(code(&wrong), 2);
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn replayed_steps_give_the_bits_of_steps_node_by_node() {
+    let dir = workplace();
+    for optimizer in [&[][..], &["--optimizer", "adamw", "--fuse-optimizer"]] {
+        let train = [
+            "model.onnx",
+            "-o",
+            "t.onnx",
+            "--loss",
+            "causal-lm",
+            "--policy",
+            "full",
+        ];
+        assert_eq!(
+            code(&call(dir.path(), &[&train[..], optimizer].concat())),
+            0
+        );
+        for steps in ["1", "2", "20"] {
+            let step = |switch: &str, out: &str| {
+                let more = ["--device", "cuda", "--steps", steps, "--outputs", out];
+                run(
+                    dir.path(),
+                    "t.onnx",
+                    &[&more[..], &["--cuda-graphs", switch]].concat(),
+                )
+            };
+            let (off, on) = (step("off", "a.npz"), step("on", "b.npz"));
+            let done = on["replayed_steps"].to_string();
+            assert!(
+                off["replayed_steps"] == 0 && done == steps,
+                "{}",
+                warnings(&on)
+            );
+            let file = |name: &str| std::fs::read(dir.path().join(name)).unwrap();
+            assert!(file("a.npz") == file("b.npz"), "{steps} steps: other bits");
+        }
+    }
+}
+
+/// Whole numbers whose sums are exact in float32, and in 16 bits are not.
+fn sums_of_narrow_products_are_exact(place: Place) {
+    let _turn = torch::alone();
+    let (rows, inner, columns) = (5, 600, 3);
+    for narrow in [DType::BF16, DType::F16] {
+        for (a, b, flips) in [
+            ([rows, inner], [inner, columns], ""),
+            ([inner, rows], [columns, inner], "{transA=1, transB=1}"),
+        ] {
+            let source = format!(
+                "graph @g imported (%s: f32[{rows}, {columns}], %a: {}{a:?}, %b: {}{b:?}) -> (%t) {{
+  %t = AddProduct %s, %a, %b {flips}
+}}
+",
+                narrow.name(),
+                narrow.name()
+            );
+            let mut graph = text::parse(&source).unwrap();
+            ckpt_passes::transform::infer::infer(&mut graph).unwrap();
+            let filled = |dtype: DType, dims: [usize; 2], x: f64| {
+                let one = Tensor::scalar(dtype, x);
+                let size = dtype.size_bytes() as usize;
+                let bytes = one.bytes().unwrap()[..size].repeat(dims[0] * dims[1]);
+                Tensor::new(dtype, dims.map(|d| d as u64), bytes)
+            };
+            let given = [
+                ("s", filled(DType::F32, [rows, columns], 3.0)),
+                ("a", filled(narrow, a, 7.0)),
+                ("b", filled(narrow, b, 1.0)),
+            ];
+            let inputs = given
+                .map(|(name, x)| (name.to_string(), x))
+                .into_iter()
+                .collect();
+            let session = Session::new(&graph, &Default::default(), None, place, Rng::default());
+            let found = session.unwrap().run(&inputs).unwrap();
+            let want = filled(DType::F32, [rows, columns], 3.0 + 7.0 * inner as f64);
+            assert_eq!(found.outputs["t"], want, "{}", narrow.name());
+        }
+    }
+}
+
+#[test]
+fn sums_of_narrow_products_are_exact_on_the_cpu() {
+    sums_of_narrow_products_are_exact(Place::Cpu);
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn sums_of_narrow_products_are_exact_on_a_device() {
+    sums_of_narrow_products_are_exact(Place::Cuda(0));
+}
+
+/// Attention and its gradient, causal, 16 query heads of 4 key heads: by which kernels they run, and in what memory.
+fn attention_runs_by(place: Place, attention: Attention, expected: Taken) {
+    let _turn = torch::alone();
+    let source = "graph @g imported (%dy: bf16[2, 16, 300, 64], %q: bf16[2, 16, 300, 64], %k: bf16[2, 4, 300, 64], \
+                  %v: bf16[2, 4, 300, 64]) -> (%y, %dq, %dk, %dv) {
+  %y = Attention %q, %k, %v {causal=1, scale=0.125}
+  %dq, %dk, %dv = AttentionGrad %dy, %q, %k, %v {causal=1, scale=0.125, wants=[0, 1, 2]}
+}
+";
+    let mut graph = text::parse(source).unwrap();
+    ckpt_passes::transform::infer::infer(&mut graph).unwrap();
+    let inputs = random::inputs(&graph, &[], 0).unwrap();
+    let mut session =
+        Session::new(&graph, &Default::default(), None, place, Rng::default()).unwrap();
+    session.attend_by(attention);
+    let (first, second) = (session.run(&inputs).unwrap(), session.run(&inputs).unwrap());
+    assert_eq!(first.attention_refused, Default::default());
+    assert_eq!(first.attention, expected);
+    assert_eq!(first.outputs, second.outputs);
+    let (peak, predicted) = (second.peak_bytes, second.predicted_peak_bytes);
+    assert!(peak <= predicted, "{peak} bytes, {predicted} predicted");
+}
+
+const IN_TILES: Taken = Taken {
+    flash: 0,
+    efficient: 0,
+    tiles: 2,
+};
+
+#[test]
+fn attention_runs_in_tiles_on_the_cpu() {
+    attention_runs_by(Place::Cpu, Attention::Auto, IN_TILES);
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn attention_runs_by_pairs_on_a_device() {
+    let by_flash = Taken {
+        flash: 2,
+        efficient: 0,
+        tiles: 0,
+    };
+    attention_runs_by(Place::Cuda(0), Attention::Auto, by_flash);
+    attention_runs_by(Place::Cuda(0), Attention::Tiles, IN_TILES);
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn pairs_keep_on_a_device_what_is_assumed_of_them() {
+    let _turn = torch::alone();
+    ckpt_opt::runtime::device::open(Place::Cuda(0)).unwrap();
+    let kinds = [
+        (Pair::Flash, 64, 64, true),
+        (Pair::Flash, 128, 128, true),
+        (Pair::Flash, 40, 40, true),
+        (Pair::Efficient, 192, 128, false),
+        (Pair::Efficient, 64, 32, false),
+        (Pair::Efficient, 320, 320, false),
+    ];
+    for dtype in [DType::BF16, DType::F16] {
+        for (pair, size, value_size, may_group) in kinds {
+            for (causal, grouped) in [(true, false), (false, may_group)] {
+                let kindred = Kindred {
+                    dtype,
+                    size,
+                    value_size,
+                    causal,
+                    grouped,
+                };
+                let verdict = judge(kindred, tch::Device::Cuda(0), &|cx| {
+                    pairs::call::run(pair, cx)
+                });
+                assert_eq!(verdict, Ok(()), "{pair:?} {kindred:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! Tests of the runtime inside the process. The allocator counts bytes by process, so each takes its turn
+//! (`support::torch::alone`).
+
+#[cfg(feature = "torch")]
+mod all_choices;
+#[cfg(feature = "torch")]
+mod arena;
+#[cfg(feature = "torch")]
+mod attention;
+#[cfg(feature = "torch")]
+mod bits;
+#[cfg(feature = "torch")]
+mod cuda;
+#[cfg(feature = "torch")]
+mod kernels;
+#[cfg(feature = "torch")]
+mod libtorch;
+#[cfg(feature = "torch")]
+mod long_runs;
+#[cfg(feature = "torch")]
+mod masks;
+#[cfg(feature = "torch")]
+mod offload;
+#[cfg(feature = "torch")]
+mod optimizer;
+#[cfg(feature = "torch")]
+mod promises;
+#[cfg(feature = "torch")]
+mod random;
+#[cfg(feature = "torch")]
+mod sdpa_backends;
+mod second_order;
+#[path = "../support/mod.rs"]
+mod support;
+#[cfg(feature = "torch")]
+mod tiling;
+#[cfg(feature = "torch")]
+mod tiling_chains;

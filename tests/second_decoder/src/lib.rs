@@ -1,1 +1,0 @@
-//! Nothing: this crate is its tests.

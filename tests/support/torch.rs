@@ -1,0 +1,59 @@
+//! What the tests of the runtime share: tensors for the feeds of a model, and one measurement at a time.
+
+use ckpt_opt::runtime::convert;
+use ckpt_passes::ir::{DType, Graph};
+use ckpt_passes::testing::models::Model;
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use tch::Tensor;
+
+/// The allocator's counters belong to the process, so that tests which read them take turns.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let guard = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    ckpt_torch::memory::install();
+    // A second installation changes nothing.
+    ckpt_torch::memory::install();
+    guard
+}
+
+/// A tensor of any element type from row-major numbers.
+pub fn tensor(dtype: DType, dims: &[i64], values: &[f64]) -> Tensor {
+    let _no_grad = tch::no_grad_guard();
+    Tensor::from_slice(values)
+        .reshape(dims)
+        .to_kind(convert::kind(dtype).unwrap())
+}
+
+/// The inputs of a model by name.
+pub fn feeds(model: &Model) -> BTreeMap<String, Tensor> {
+    let graph = &model.graph;
+    let one = |(id, dims, values): &(_, Vec<i64>, Vec<f64>)| {
+        let value = graph.value(*id);
+        (value.name.clone(), tensor(value.ty().dtype, dims, values))
+    };
+    model.feeds.iter().map(one).collect()
+}
+
+/// The elements, row-major, as float64.
+pub fn numbers(x: &Tensor) -> Vec<f64> {
+    let flat = x.to_kind(tch::Kind::Double).contiguous().reshape([-1]);
+    Vec::<f64>::try_from(flat).unwrap()
+}
+
+/// Equal shape, element type and bits; every NaN is like any other of the same bits.
+pub fn same_bits(a: &Tensor, b: &Tensor) -> bool {
+    a.kind() == b.kind()
+        && a.size() == b.size()
+        && ckpt_torch::bytes::read(a).unwrap() == ckpt_torch::bytes::read(b).unwrap()
+}
+
+/// The names of a graph's ops, for messages.
+pub fn ops(graph: &Graph) -> String {
+    let names: Vec<&str> = graph
+        .order()
+        .iter()
+        .map(|id| graph.node(*id).op.name)
+        .collect();
+    names.join(" ")
+}

@@ -1,0 +1,18 @@
+//! Tests of the libraries that need no libtorch: readers, ops, analyses, plans, and the rules of the repository.
+
+mod attention_patterns;
+mod exported_hostile;
+mod foreign;
+mod hostile;
+mod imports;
+mod layout;
+mod ops;
+mod plans;
+mod refine;
+mod round_trip;
+#[path = "../support/mod.rs"]
+mod support;
+mod symbolic_elements;
+mod tidy;
+mod torchscript;
+mod updates;
