@@ -479,7 +479,7 @@ fn every_error_has_its_entry() {
                 let source = std::fs::read_to_string(root().join(file)).unwrap_or_default();
                 source.contains(&format!("error[{code}]"))
                     || source.contains(&format!("\"{code}\""))
-                    || file == "tests/guides.rs"
+                    || file == "tests/cli/guides.rs"
             });
             if !is_shown && !is_parsed && !is_tested && !text.contains("Cannot be shown") {
                 let _ = writeln!(wrong, "{kind} {code}: shown nowhere");

@@ -1,5 +1,6 @@
 //! A thousand steps are as many times one: from the end of the warm-up on, live bytes and the peak stay exactly the same and
-//! resident pages do not grow, wherever results lie. Its own process, since resident pages are counted by process.
+//! resident pages do not grow, wherever results lie. Each test runs in a process of
+//! its own, because resident pages are counted by process.
 
 use crate::support::torch;
 
@@ -91,6 +92,9 @@ fn stays(what: &str, graph: &Graph, use_arena: bool) {
 
 #[test]
 fn a_thousand_steps_take_what_one_takes() {
+    if !torch::is_own_process("long_runs::a_thousand_steps_take_what_one_takes") {
+        return;
+    }
     let graph = compiled(Offloading::default(), None);
     stays("with an arena", &graph, true);
     stays("without an arena", &graph, false);
@@ -98,12 +102,20 @@ fn a_thousand_steps_take_what_one_takes() {
 
 #[test]
 fn a_thousand_steps_of_training_take_what_one_takes() {
+    if !torch::is_own_process("long_runs::a_thousand_steps_of_training_take_what_one_takes") {
+        return;
+    }
     let graph = compiled(Offloading::default(), Some("adamw"));
     stays("with updates", &graph, true);
 }
 
 #[test]
 fn a_thousand_steps_with_results_outside_take_what_one_takes() {
+    if !torch::is_own_process(
+        "long_runs::a_thousand_steps_with_results_outside_take_what_one_takes",
+    ) {
+        return;
+    }
     for (to, streams) in [(To::Host, true), (To::Disk, true), (To::Disk, false)] {
         let offload = Offloading {
             what: What::All,

@@ -17,6 +17,25 @@ pub fn alone() -> MutexGuard<'static, ()> {
     guard
 }
 
+/// Returns true in a process that runs only the test `name`; elsewhere runs it in one and returns false.
+pub fn is_own_process(name: &str) -> bool {
+    const MARK: &str = "CKPT_OPT_TEST_ALONE";
+    if std::env::var_os(MARK).is_some_and(|alone| alone == name) {
+        return true;
+    }
+    let _turn = alone();
+    let done = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name, "--nocapture"])
+        .env(MARK, name)
+        .output()
+        .unwrap();
+    let shown = |text: &[u8]| String::from_utf8_lossy(text).into_owned();
+    let (stdout, stderr) = (shown(&done.stdout), shown(&done.stderr));
+    assert!(done.status.success(), "{name}:\n{stdout}{stderr}");
+    assert!(stdout.contains("1 passed"), "{name} did not run:\n{stdout}");
+    false
+}
+
 /// A tensor of any element type from row-major numbers.
 pub fn tensor(dtype: DType, dims: &[i64], values: &[f64]) -> Tensor {
     let _no_grad = tch::no_grad_guard();
