@@ -3,7 +3,7 @@ use crate::support::command;
 
 use command::{call, fixture, json};
 
-/// Fixtures and the sizes they are planned at; tools/budgets.py goes through all of them at ten budgets each.
+/// Fixtures and the sizes they are planned at; `python tools budgets` goes through all of them at ten budgets each.
 const MODELS: [(&str, [&str; 4]); 4] = [
     ("gpt2", ["--dim", "batch=4", "--dim", "seq=32"]),
     ("bert", ["--dim", "batch=2", "--dim", "seq=24"]),

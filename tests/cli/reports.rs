@@ -233,7 +233,7 @@ for event in snapshot['device_traces'][0]:
 print(peak, sum(s['allocated_size'] for s in snapshot['segments']))
 ";
 
-/// Python reads the snapshot, and what is held at the peak is the plan's. `tools/memory_viz.py` has PyTorch read it.
+/// Python reads the snapshot, and what is held at the peak is the plan's. `python tools memory_viz` has PyTorch read it.
 #[test]
 fn the_snapshot_is_a_pickle_with_the_totals_of_the_plan() {
     let Some(python) = python() else {

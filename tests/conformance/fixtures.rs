@@ -1,6 +1,6 @@
 //! The oracle check on the fixtures: ONNX checker, ONNX Runtime and PyTorch's gradients against what we write and run.
 //!
-//! The work is done by `tools/corpus.py`, which takes any folder of exports; this test runs it on the repository's own.
+//! The work is done by `python tools corpus`, which takes any folder of exports; this test runs it on the repository's own.
 //! It needs the Python environment that `tools/test --setup` makes. `llama32_bf16` is not among the cases: its gradients
 //! are further from float64 than PyTorch's, whose fused attention works in float32 where the exported graph rounds.
 
@@ -16,7 +16,8 @@ fn fixtures_agree_with_pytorch_and_onnx_runtime() {
         "no Python environment: run `tools/test --setup`"
     );
     let output = Command::new(python)
-        .arg(root.join("tools/corpus.py"))
+        .arg(root.join("tools"))
+        .arg("corpus")
         .args(["--ckpt-opt", env!("CARGO_BIN_EXE_ckpt-opt")])
         .args(["--case", "bert,gpt2,gpt2_loss,llama32,llama32_mask,gemma3n"])
         .current_dir(root)

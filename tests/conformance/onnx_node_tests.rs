@@ -1,4 +1,5 @@
-//! A fixed part of ONNX's own node conformance cases, through the binary; all of them are for `tools/conformance.py`.
+//! A fixed part of ONNX's own node conformance cases, through the binary; all of them are for `python tools conformance`.
+
 #[test]
 fn every_eleventh_case_of_onnx_passes_or_is_listed() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -8,7 +9,8 @@ fn every_eleventh_case_of_onnx_passes_or_is_listed() {
         "no Python environment: run `tools/test --setup`"
     );
     let output = std::process::Command::new(python)
-        .arg(root.join("tools/conformance.py"))
+        .arg(root.join("tools"))
+        .arg("conformance")
         .args([
             "--ckpt-opt",
             env!("CARGO_BIN_EXE_ckpt-opt"),

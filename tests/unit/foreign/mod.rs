@@ -1,6 +1,6 @@
 //! Foreign ops are read as the standard nodes they stand for: which nodes, under which names, and what is refused.
 //!
-//! Values and gradients are compared with ONNX Runtime's by `tools/foreign_ops.py`, which needs the Python environment
+//! Values and gradients are compared with ONNX Runtime's by `python tools foreign_ops`, which needs the Python environment
 //! that `tools/test --setup` makes.
 
 mod attention;
@@ -227,7 +227,8 @@ fn values_and_gradients_are_those_of_onnx_runtime() {
         "no Python environment: run `tools/test --setup`"
     );
     let output = std::process::Command::new(python)
-        .arg(root.join("tools/foreign_ops.py"))
+        .arg(root.join("tools"))
+        .arg("foreign_ops")
         .args(["--ckpt-opt", env!("CARGO_BIN_EXE_ckpt-opt")])
         .output()
         .unwrap();

@@ -1,0 +1,1 @@
+"""Oracles, benchmarks and tables of ckpt-opt. `python tools` lists the commands."""

@@ -1,0 +1,1 @@
+"""Commands that measure time or memory, beside that of another program."""

@@ -1,0 +1,1 @@
+"""What the commands share: the binary, files of models and tensors, references, tolerances, options, pages."""

@@ -1,0 +1,474 @@
+"""Exports heads and losses in the forms that people write, tiles them, and compares them with PyTorch.
+
+    python tools loss_forms --ckpt-opt BINARY [--only NAME,…] [--exporters dynamo,legacy,file] [--draws 64]
+        [--keep FOLDER]
+
+A small model with each form of loss is exported by both of PyTorch's ONNX exporters and as a torch.export file (`.pt2`). It
+is compiled with its loss whole and in chunks. It runs on tokens of which some, all or none are ignored, with a partial last
+chunk, and on the shortest sequence. tolerance.py compares loss and gradients of the tiled graph with the whole one and with
+PyTorch, and the tiled ONNX file in ONNX Runtime.
+
+Forms in bfloat16 are compared tensor by tensor over --draws draws of weights and tokens. The error against float64 may not
+exceed 1.1 times PyTorch's own in two norms: the root mean square of all elements of all draws, and the median over the
+draws of the ratio of the largest elements. The ratio of one draw is chance (PyTorch's own error changes with the number of
+threads), so the quartiles are printed beside the median. Exit code 1 if a form is not found, has another number of chunks
+than asked for, or disagrees. Needs tools/requirements-torch.txt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tools.lib import options, tolerance
+from tools.lib.compiler import Compiler, Refused
+from tools.lib.onnx_runtime import run_ort
+
+VOCAB, WIDTH = 37, 8
+PARTS = 3
+IGNORED = -100
+EXPORTERS = ("dynamo", "legacy", "file")
+FEWEST = 256
+"""Tensors of fewer errors, over all draws, are judged together: of so few both norms are chance."""
+
+
+class Model(nn.Module):
+    """Maps tokens to activations, scores and a loss."""
+
+    def __init__(self, form: Form, draw: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(3 + draw)
+        self.form = form
+        self.embed = nn.Embedding(VOCAB, WIDTH)
+        self.body = nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, VOCAB, bias=form.bias)
+        with torch.no_grad():
+            self.head.weight.mul_(4.0)
+            self.norm.weight.add_(0.1 * torch.randn(WIDTH))
+            self.norm.bias.add_(0.1 * torch.randn(WIDTH))
+        if form.tied:
+            self.head.weight = self.embed.weight
+        self.register_buffer("class_weight", torch.linspace(0.5, 1.5, VOCAB))
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
+        h = self.norm(torch.tanh(self.body(self.embed(input_ids))))
+        return self.form.loss(self, h, labels)
+
+
+@dataclass(frozen=True)
+class Form:
+    loss: Callable[[Model, Tensor, Tensor], Tensor]
+    bias: bool = False
+    tied: bool = False
+    half: bool = False
+    """In bfloat16."""
+    ignores: bool = True
+    """Whether ignored labels mean anything to it."""
+    exporters: tuple[str, ...] = EXPORTERS
+    """Those that export it."""
+    shortest: int = 2
+    """Tokens of the shortest sequence that it can be exported for."""
+
+
+def flat(s: Tensor) -> Tensor:
+    return s.reshape(-1, s.shape[-1])
+
+
+def shifted(labels: Tensor) -> Tensor:
+    return F.pad(labels, (0, 1), value=IGNORED)[..., 1:].contiguous()
+
+
+def mean_ce(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(flat(m.head(h)), y.reshape(-1))
+
+
+def by_nll(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    return F.nll_loss(F.log_softmax(flat(m.head(h)), -1), y.reshape(-1), ignore_index=IGNORED)
+
+
+def by_gather(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    p = torch.log_softmax(m.head(h), -1)
+    keep = y != IGNORED
+    hit = p.gather(-1, torch.where(keep, y, 0).unsqueeze(-1)).squeeze(-1)
+    return -(hit * keep).sum() / keep.sum().clamp(min=1)
+
+
+def shifted_labels(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(flat(m.head(h)).float(), shifted(y).reshape(-1), ignore_index=IGNORED)
+
+
+def shifted_scores(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    s = m.head(h)[..., :-1, :].contiguous()
+    return F.cross_entropy(s.view(-1, VOCAB), y[..., 1:].contiguous().view(-1))
+
+
+def shifted_hidden(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(flat(m.head(h[:, :-1])), y[:, 1:].reshape(-1))
+
+
+def counted(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    s = flat(m.head(h).float())
+    total = F.cross_entropy(s, shifted(y).reshape(-1), ignore_index=IGNORED, reduction="sum")
+    return total / (shifted(y) != IGNORED).sum().clamp(min=1)
+
+
+def softcap(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(flat(torch.tanh(m.head(h) / 3.0) * 3.0).float(), y.reshape(-1))
+
+
+def smoothed(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(flat(m.head(h)), y.reshape(-1), label_smoothing=0.1)
+
+
+def smoothed_by_hand(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    p = -torch.log_softmax(m.head(h), -1)
+    pad = y.eq(IGNORED).unsqueeze(-1)
+    hit = p.gather(-1, y.clamp(min=0).unsqueeze(-1)).masked_fill(pad, 0.0)
+    every = p.sum(-1, keepdim=True, dtype=torch.float32).masked_fill(pad, 0.0)
+    count = pad.numel() - pad.long().sum()
+    return 0.9 * hit.sum() / count + 0.1 * every.sum() / (count * VOCAB)
+
+
+def z_loss(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    s = flat(m.head(h))
+    return F.cross_entropy(s, y.reshape(-1)) + 1e-2 * torch.logsumexp(s, -1).pow(2).mean()
+
+
+def z_loss_masked(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    s = m.head(h)
+    z = torch.logsumexp(s, -1)
+    keep = (y != IGNORED).to(s.dtype)
+    picked = s.gather(-1, y.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    return ((z - picked) * keep + 1e-2 * (z * z) * keep).sum() / keep.sum().clamp(min=1)
+
+
+def weighted(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(flat(m.head(h)), y.reshape(-1), weight=m.class_weight)
+
+
+def summed(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(flat(m.head(h)), y.reshape(-1), reduction="sum")
+
+
+def each(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    per = F.cross_entropy(flat(m.head(h)), y.reshape(-1), reduction="none")
+    return per.reshape(y.shape).sum(-1).mean()
+
+
+def each_weighted(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    per = F.cross_entropy(flat(m.head(h)), y.reshape(-1), reduction="none")
+    w = torch.arange(1, y.shape[1] + 1, dtype=per.dtype) / y.shape[1]
+    return (per.reshape(y.shape) * w).mean()
+
+
+def classes_second(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(m.head(h).transpose(1, 2), y)
+
+
+def upcast(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(flat(m.head(h).float()), y.reshape(-1))
+
+
+def one_hot(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    p = torch.log_softmax(m.head(h), -1)
+    return -(F.one_hot(y.clamp(min=0), VOCAB).to(p.dtype) * p).sum(-1).mean()
+
+
+def by_probabilities(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    p = torch.softmax(m.head(h), -1)
+    return -torch.log(p.gather(-1, y.clamp(min=0).unsqueeze(-1)) + 1e-6).mean()
+
+
+def focal(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    p = torch.log_softmax(m.head(h), -1).gather(-1, y.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    return -((1 - p.exp()).pow(2) * p).mean()
+
+
+def entropy(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    p = torch.log_softmax(m.head(h), -1)
+    hit = p.gather(-1, y.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    return -hit.mean() - 0.01 * -(p.exp() * p).sum(-1).mean()
+
+
+def scaled(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(flat(m.head(h)) / 0.7, y.reshape(-1))
+
+
+FORMS: dict[str, Form] = {
+    "mean": Form(mean_ce),
+    "bias": Form(mean_ce, bias=True),
+    "tied": Form(mean_ce, tied=True),
+    "nll": Form(by_nll),
+    "gather": Form(by_gather),
+    "shifted-labels": Form(shifted_labels, tied=True),
+    "shifted-scores": Form(shifted_scores),
+    "shifted-hidden": Form(shifted_hidden, shortest=3),  # torch.export takes one token left over for a size of its own
+    "counted": Form(counted, bias=True),
+    "softcap": Form(softcap),
+    "smoothing": Form(smoothed, exporters=("file",)),  # dynamo leaves label_smoothing out, legacy refuses it
+    "smoothing-by-hand": Form(smoothed_by_hand),
+    "z-loss": Form(z_loss),
+    "z-loss-masked": Form(z_loss_masked),
+    "class-weights": Form(weighted),
+    "sum": Form(summed),
+    "none": Form(each),
+    "none-weighted": Form(each_weighted),
+    "classes-second": Form(classes_second),
+    "one-hot": Form(one_hot, ignores=False),
+    "probabilities": Form(by_probabilities, ignores=False),
+    "focal": Form(focal, ignores=False),
+    "entropy": Form(entropy, ignores=False),
+    "temperature": Form(scaled),
+    "bf16": Form(mean_ce, half=True),
+    "bf16-upcast": Form(upcast, half=True, bias=True),
+    "bf16-shifted-tied": Form(shifted_labels, half=True, tied=True),
+    "bf16-softcap": Form(softcap, half=True),
+}
+
+
+def export(model: Model, folder: Path, exporter: str) -> Path:
+    """Writes the model to a file, with symbolic batch and length."""
+    ids, labels = torch.zeros((3, 5), dtype=torch.int64), torch.ones((3, 5), dtype=torch.int64)
+    names = ["input_ids", "labels"]
+    logging.disable(logging.WARNING)
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        if exporter == "legacy":
+            path = folder / "model.onnx"
+            axes = {name: {0: "batch", 1: "seq"} for name in names}
+            torch.onnx.export(
+                model, (ids, labels), str(path), input_names=names, output_names=["loss"], dynamic_axes=axes,
+                opset_version=18, dynamo=False,
+            )  # fmt: skip
+            return path
+        sizes = {0: torch.export.Dim("batch", min=1), 1: torch.export.Dim("seq", min=model.form.shortest)}
+        if exporter == "file":
+            program = torch.export.export(
+                model, (ids, labels), dynamic_shapes=dict.fromkeys(names, sizes), strict=False
+            )
+            torch.export.save(program, folder / "model.pt2")
+            return folder / "model.pt2"
+        program = torch.onnx.export(
+            model, (ids, labels), dynamo=True, opset_version=18, dynamic_shapes=dict.fromkeys(names, sizes),
+            input_names=names, output_names=["loss"], verbose=False,
+        )  # fmt: skip
+        path = folder / "model.onnx"
+        program.save(str(path))
+        return path
+
+
+def tokens(batch: int, seq: int, ignored: str, draw: int = 0) -> dict[str, np.ndarray]:
+    n = np.random.default_rng([batch, seq, draw])
+    labels = n.integers(0, VOCAB, (batch, seq))
+    if ignored == "all":
+        labels[:] = IGNORED
+    elif ignored == "some":
+        labels.reshape(-1)[2::5] = IGNORED
+    return {"input_ids": n.integers(0, VOCAB, (batch, seq)), "labels": labels}
+
+
+def reference(model: Model, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns PyTorch's loss and gradients; a tied weight under its first name."""
+    model.zero_grad()
+    loss = model(*(torch.from_numpy(feed[name]) for name in ("input_ids", "labels")))
+    loss.backward()
+    found = {f"{name}.grad": p.grad.double().numpy() for name, p in model.named_parameters() if p.grad is not None}
+    return {"loss": loss.detach().double().numpy(), **found}
+
+
+class Case:
+    def __init__(self, compiler: Compiler, name: str, exporter: str, folder: Path, n_draws: int) -> None:
+        self.compiler, self.form, self.exporter, self.folder = compiler, FORMS[name], exporter, folder
+        self.n_draws = n_draws
+        self.model = Model(self.form).eval()
+        if self.form.half:
+            self.model = self.model.bfloat16()
+        self.wrong: list[str] = []
+        self.notes: list[str] = []
+
+    def check(self) -> list[str]:
+        source = export(self.model, self.folder, self.exporter)
+        loss = "output:" + ("loss" if self.exporter != "file" else self.only_output(source))
+        inspected = self.compiler.inspect(source)
+        known = inspected["parameters"]
+        common = ("--loss", loss, "--policy", "none")
+        whole, cut = self.folder / "whole.onnx", self.folder / "cut.onnx"
+        self.compiler.call(source, "-o", whole, *common)
+        report = self.compiler.call_json(source, "-o", cut, *common, "--tile-loss", str(PARTS))
+        parts = list(report["tiled"].values())
+        if parts != [PARTS]:
+            return [f"parts {parts}: {' '.join(report['warnings'])}"]
+        self.inputs = [i["name"] for i in inspected["inputs"]]
+        own = dict(self.model.named_parameters())
+        first = {id(p): name for name, p in own.items()}
+        every = self.model.named_parameters(remove_duplicate=False)
+        shared = {name: first[id(p)] for name, p in every}
+        told = {p["initializer"]: shared.get(p["name"], p["name"]) for p in known}
+        self.names = {p["initializer"]: (told[p["initializer"]], p["transposed"]) for p in known}
+        missing = sorted(set(own) - set(told.values()))
+        if missing:
+            return [f"no parameter of the file is {', '.join(missing)}: {sorted(told.values())}"]
+        kinds: tuple[str, ...] = ("none", "some", "all") if self.form.ignores else ("none",)
+        if self.form.half:
+            self.judge_draws(kinds[-2:][0], cut)
+            kinds = kinds[2:]
+        for batch, seq in ((3, 7), (1, self.form.shortest)):
+            for ignored in kinds if batch > 1 else kinds[:1]:
+                self.compare(tokens(batch, seq, ignored), f"{batch}×{seq}, {ignored} ignored", whole, cut)
+        return self.wrong
+
+    def judge_draws(self, ignored: str, graph: Path) -> None:
+        """Compares errors of a form in bfloat16 against float64, over draws of weights and tokens."""
+        ours: dict[str, list[np.ndarray]] = {}
+        theirs: dict[str, list[np.ndarray]] = {}
+        for draw in range(self.n_draws):
+            model = Model(self.form, draw).eval().bfloat16()
+            feed = tokens(3, 7, ignored, draw)
+            exact, eager = reference(Model64(model), feed), reference(model, feed)
+            found = self.ours(self.with_weights(graph, model), feed)
+            for name, want in exact.items():
+                ours.setdefault(name, []).append(np.abs(found[name] - want).reshape(-1))
+                theirs.setdefault(name, []).append(np.abs(eager[name] - want).reshape(-1))
+        small: list[tuple[list[np.ndarray], list[np.ndarray]]] = []
+        for name, own in ours.items():
+            every = np.concatenate(theirs[name])
+            if every.size >= FEWEST:
+                self.judge(name, own, theirs[name])
+                continue
+            unit = max(tolerance.root_mean_square(every), np.finfo(np.float64).tiny)
+            rms = tolerance.root_mean_square(np.concatenate(own)) / unit
+            self.notes.append(f"{name}: {every.size} errors only, root mean square {rms:.2f} of PyTorch's")
+            small.append(([e / unit for e in own], [e / unit for e in theirs[name]]))
+        if small:
+            sides = (zip(*(pair[side] for pair in small), strict=True) for side in (0, 1))
+            self.judge("small tensors together", *([np.concatenate(draw) for draw in side] for side in sides))
+
+    def judge(self, name: str, ours: list[np.ndarray], theirs: list[np.ndarray]) -> None:
+        """Compares absolute errors by draw, in both norms."""
+        rms, of = (tolerance.root_mean_square(np.concatenate(errors)) for errors in (ours, theirs))
+        tops = [[tolerance.largest_element(e) for e in errors] for errors in (ours, theirs)]
+        ratios = [1.0 if a == b else a / b if b else np.inf for a, b in zip(*tops, strict=True)]
+        low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75), method="nearest")
+        self.notes.append(
+            f"{name}: error over PyTorch's: root mean square {rms / of if of else float(rms > 0):.2f}, largest {middle:.2f} "
+            f"({low:.2f}–{high:.2f})"
+        )
+        if rms > tolerance.HALF_PRECISION_FACTOR * of or middle > tolerance.HALF_PRECISION_FACTOR:
+            self.wrong.append(self.notes[-1])
+
+    def with_weights(self, graph: Path, model: Model) -> Path:
+        """Returns the file with other weights."""
+        proto = onnx.load(graph)
+        own = dict(model.named_parameters())
+        for initializer in proto.graph.initializer:
+            told, transposed = self.names.get(initializer.name, ("", False))
+            if told in own:
+                tensor = own[told].detach()
+                tensor = (tensor.T if transposed else tensor).contiguous()
+                assert list(initializer.dims) == list(tensor.shape), initializer.name
+                initializer.ClearField("int32_data")
+                initializer.raw_data = tensor.view(torch.uint16).numpy().tobytes()
+        path = graph.with_stem(f"{graph.stem}-drawn")
+        onnx.save(proto, path)
+        return path
+
+    def only_output(self, source: Path) -> str:
+        return self.compiler.inspect(source)["outputs"][0]["name"]
+
+    def ours(self, graph: Path, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return self.renamed(self.compiler.run_tensors(graph, self.named(feed), self.folder))
+
+    def named(self, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns the feed under the file's input names: torch.export may rename inputs but keeps their order."""
+        return feed if set(self.inputs) == set(feed) else dict(zip(self.inputs, feed.values(), strict=True))
+
+    def renamed(self, found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Under the names of PyTorch's parameters and as they lie there, in float64. Exporters may write a tied weight
+        twice, once transposed: its gradient is the sum of theirs."""
+        result = {"loss": found["loss"].astype(np.float64)}
+        for name, tensor in found.items():
+            if name.endswith(".grad"):
+                told, transposed = self.names.get(name[:-5], (name[:-5], False))
+                tensor = (tensor.T if transposed else tensor).astype(np.float64)
+                result[f"{told}.grad"] = result.get(f"{told}.grad", 0.0) + tensor
+        return result
+
+    def compare(self, feed: dict[str, np.ndarray], what: str, whole: Path, cut: Path) -> None:
+        want, got = reference(self.model, feed), self.ours(cut, feed)
+        # Against the whole graph once.
+        untiled = self.ours(whole, feed) if what.startswith("3×7, none") else got
+        for name, tensor in got.items():
+            if tensor.shape != want[name].shape:
+                self.wrong.append(f"{what}: {name} has the shape {tensor.shape}")
+                return
+        if any(not np.isfinite(w).all() for w in want.values()):
+            for name, w in want.items():
+                for other, told in ((got, "tiled"), (untiled, "whole")):
+                    if not np.array_equal(np.isfinite(other[name]), np.isfinite(w)):
+                        self.wrong.append(f"{what}: {told} {name} is not finite where PyTorch's is, or the reverse")
+            return
+        if self.form.half:
+            return
+        top = tolerance.largest({n: w for n, w in want.items() if n != "loss"})
+        for other, told in ((want, "PyTorch"), ({n: untiled[n] for n in want}, "the whole loss")):
+            worst = tolerance.compare(got, other, top)
+            if not worst.agrees:
+                self.wrong.append(f"{what}: against {told} {worst}")
+        worst = tolerance.compare(self.elsewhere(cut, feed), {n: got[n] for n in want}, top)
+        if not worst.agrees:
+            self.wrong.append(f"{what}: in ONNX Runtime {worst}")
+
+    def elsewhere(self, graph: Path, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return self.renamed(run_ort(graph, self.named(feed)))
+
+
+def Model64(model: Model) -> Model:
+    """Returns the same weights in float64."""
+    exact = Model(model.form).eval().double()
+    exact.load_state_dict({name: t.double() for name, t in model.state_dict().items()})
+    return exact
+
+
+def main() -> int:
+    parser = options.with_binary(__doc__)
+    parser.add_argument("--only", type=options.words_of(FORMS), default=list(FORMS), help="comma-separated names")
+    parser.add_argument("--exporters", type=options.words_of(EXPORTERS), default=list(EXPORTERS))
+    parser.add_argument("--draws", type=int, default=64, help="draws of weights and tokens, for bfloat16 [default: 64]")
+    parser.add_argument("--keep", type=Path, help="keep the files in this folder")
+    arguments = parser.parse_args()
+    compiler = Compiler(arguments.ckpt_opt)
+    failed = held = 0
+    with options.folder_or_scratch(arguments.keep) as kept:
+        for name in arguments.only:
+            for exporter in arguments.exporters:
+                if exporter not in FORMS[name].exporters:
+                    continue
+                folder = kept / f"{name}-{exporter}"
+                folder.mkdir(exist_ok=True)
+                case = Case(compiler, name, exporter, folder, arguments.draws)
+                try:
+                    wrong = case.check()
+                except Refused as refused:
+                    wrong = [str(refused)]
+                except (torch.onnx.errors.OnnxExporterError, torch._dynamo.exc.UserError) as error:
+                    print(f"{name} {exporter}: not exported: {str(error).splitlines()[0]}", flush=True)
+                    continue
+                held += not wrong
+                failed += bool(wrong)
+                print(f"{name} {exporter}: {'holds' if not wrong else ''}", flush=True)
+                for line in wrong + [note for note in case.notes if note not in wrong]:
+                    print(f"  {line}", flush=True)
+    print(f"{held} hold, {failed} do not")
+    return 1 if failed else 0

@@ -1,0 +1,198 @@
+"""Compares optimizers in the graph with torch.optim and with ONNX Runtime, step by step.
+
+    python tools optimizers --ckpt-opt BINARY [--steps 4]
+
+Every optimizer and setting of SETTINGS trains two fixtures, one in float32 and one in bfloat16. Each step starts from the
+result of the last one, at another learning rate. The reference receives the gradients that the graph computes.
+
+- float32: after each step, parameters and states agree with torch.optim within tolerance.py. torch.optim runs on its own
+  from the first step. Both our runtime and ONNX Runtime are checked, with the same file.
+- bfloat16: after each step, from the same state, the error against float64 is at most 1.1 times that of torch.optim, as a
+  root mean square over each kind of tensor.
+
+Needs tools/requirements-torch.txt. Exit code 0 if all agree.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx.numpy_helper
+import torch
+
+from tools.lib import options
+from tools.lib.compiler import Compiler, read_tensors
+from tools.lib.onnx_runtime import run_session, session_of
+from tools.lib.tolerance import HALF_PRECISION_FACTOR, Worst, compare, largest, measured, pick
+
+UPDATED = ".updated"
+# Ours, and what torch.optim calls it.
+SETTINGS = [
+    ("sgd", torch.optim.SGD, {}),
+    ("sgd:weight_decay=0.1", torch.optim.SGD, {"weight_decay": 0.1}),
+    ("sgd:momentum=0.9", torch.optim.SGD, {"momentum": 0.9}),
+    (
+        "sgd:momentum=0.9,dampening=0.5,weight_decay=0.1",
+        torch.optim.SGD,
+        {"momentum": 0.9, "dampening": 0.5, "weight_decay": 0.1},
+    ),
+    (
+        "sgd:momentum=0.9,nesterov=true,weight_decay=0.1",
+        torch.optim.SGD,
+        {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
+    ),
+    ("adamw", torch.optim.AdamW, {}),
+    (
+        "adamw:beta1=0.8,beta2=0.95,eps=1e-6,weight_decay=0",
+        torch.optim.AdamW,
+        {"betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.0},
+    ),
+]
+STATES = {".momentum": "momentum_buffer", ".exp_avg": "exp_avg", ".exp_avg_sq": "exp_avg_sq"}
+MODELS = [("gpt2", "causal-lm"), ("llama32_bf16", "causal-lm")]
+RATES = [1e-3, 1e-2, 3e-4, 2e-3]
+
+
+def tensor(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+    return torch.from_numpy(array.astype(np.float64)).to(dtype)
+
+
+class Reference:
+    """torch.optim over parameters of one type."""
+
+    def __init__(self, parameters: dict[str, np.ndarray], make, settings: dict, dtype: torch.dtype):
+        self.parameters = {n: torch.nn.Parameter(tensor(p, dtype)) for n, p in parameters.items()}
+        self.dtype = dtype
+        self.optimizer = make(self.parameters.values(), lr=1.0, **settings)
+
+    def step(self, gradients: dict[str, np.ndarray], lr: float) -> dict[str, np.ndarray]:
+        """Returns parameters and states under our names."""
+        self.optimizer.param_groups[0]["lr"] = lr
+        for name, parameter in self.parameters.items():
+            parameter.grad = tensor(gradients[name], self.dtype)
+        self.optimizer.step()
+        after = {}
+        for name, parameter in self.parameters.items():
+            after[name + UPDATED] = parameter.detach().double().numpy().copy()
+            for ours, theirs in STATES.items():
+                state = self.optimizer.state[parameter].get(theirs)
+                if state is not None:
+                    after[name + ours + UPDATED] = state.double().numpy().copy()
+        return after
+
+    def load(self, tensors: dict[str, np.ndarray]) -> None:
+        """Continues from our parameters and states."""
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(tensor(tensors[name + UPDATED], self.dtype))
+                for ours, theirs in STATES.items():
+                    if theirs in self.optimizer.state[parameter]:
+                        self.optimizer.state[parameter][theirs].copy_(
+                            tensor(tensors[name + ours + UPDATED], self.dtype)
+                        )
+
+
+def judge_narrow(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray], exact: dict[str, np.ndarray]) -> Worst:
+    """Compares root mean squares over all parameters, and over each kind of state."""
+    errors: dict[str, tuple[list[np.ndarray], list[np.ndarray]]] = {}
+    for name, reference in exact.items():
+        kind = next((s for s in STATES if name.endswith(s + UPDATED)), "parameters")
+        for side, results in zip(errors.setdefault(kind, ([], [])), (ours, theirs), strict=True):
+            side.append((results[name].astype(np.float64) - reference).ravel())
+    rows = []
+    for kind, sides in errors.items():
+        own, other = (float(np.sqrt(np.mean(np.concatenate(e) ** 2))) for e in sides)
+        rows.append(measured(kind, own, HALF_PRECISION_FACTOR * other))
+    return pick(rows)
+
+
+def steps_of(run, feeds: dict[str, np.ndarray], counts: bool, steps: int):
+    """Trains: yields number, learning rate, gradients and updates of each step. `run` maps inputs to outputs."""
+    for step in range(1, steps + 1):
+        lr = np.float32(RATES[(step - 1) % len(RATES)])
+        number = {"step": np.array(step, np.int64)} if counts else {}
+        found = run(feeds | {"lr": np.array(lr, np.float32)} | number)
+        gradients = {n.removesuffix(".grad"): t for n, t in found.items() if n.endswith(".grad")}
+        updates = {n: t for n, t in found.items() if n.endswith(UPDATED)}
+        yield step, float(lr), gradients, updates
+        feeds = feeds | {n.removesuffix(UPDATED): t for n, t in updates.items()}
+
+
+def trial(
+    compiler: Compiler, model: str, loss: str, setting: tuple, steps: int, folder: Path
+) -> list[tuple[str, Worst]]:
+    words, make, settings = setting
+    train = folder / "train.onnx"
+    optimizing = Compiler(compiler.binary, options=("--optimizer", words, "--drop-output", "*"))
+    optimizing.optimize(options.FIXTURES / model / "model.onnx", train, "none", loss, {"batch": 2, "seq": 8})
+    case = read_tensors(options.FIXTURES / model / "case.npz")
+    inspected = compiler.inspect(train)
+    wanted = {port["name"] for port in inspected["inputs"]}
+    given = {n.removeprefix("in."): t for n, t in case.items() if n.startswith("in.")}
+    given["labels"] = given["input_ids"]
+    feeds = {n: t for n, t in given.items() if n in wanted} | state_zeros(inspected)
+    counts = "step" in wanted
+
+    def in_ours(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return compiler.run_tensors(train, tensors, folder)
+
+    rows: list[tuple[str, Worst]] = []
+    start = initial(train)
+    if model.endswith("bf16"):
+        reference, exact = (Reference(start, make, settings, t) for t in (torch.bfloat16, torch.float64))
+        for step, lr, gradients, updates in steps_of(in_ours, feeds, counts, steps):
+            results = (judged.step(gradients, lr) for judged in (reference, exact))
+            rows.append((f"step {step}", judge_narrow(updates, *results)))
+            reference.load(updates)
+            exact.load(updates)
+        return rows
+    session = session_of(train)
+
+    def in_onnxruntime(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return run_session(session, tensors)
+
+    # Each goes its own way, by its own gradients.
+    for name, run in (("ours", in_ours), ("ONNX Runtime", in_onnxruntime)):
+        reference = Reference(start, make, settings, torch.float32)
+        for step, lr, gradients, updates in steps_of(run, feeds, counts, steps):
+            wanted_updates = reference.step(gradients, lr)
+            rows.append((f"{name}, step {step}", compare(updates, wanted_updates, largest(wanted_updates))))
+    return rows
+
+
+def state_zeros(inspected: dict) -> dict[str, np.ndarray]:
+    """Returns the states before the first step, with the types that `inspect` reports."""
+    kinds = {"f32": np.float32, "bf16": ml_dtypes.bfloat16}
+    ports = [p for p in inspected["inputs"] if p["name"].endswith(tuple(STATES))]
+    return {p["name"]: np.zeros(p["shape"], kinds[p["dtype"]]) for p in ports}
+
+
+def initial(train: Path) -> dict[str, np.ndarray]:
+    """Returns the trained parameters as stored in the file."""
+    graph = onnx.load(train).graph
+    trained = {o.name.removesuffix(".grad") for o in graph.output if o.name.endswith(".grad")}
+    stored = {t.name: t for t in graph.initializer if t.name in trained}
+    return {n: np.asarray(onnx.numpy_helper.to_array(t)).astype(np.float64) for n, t in stored.items()}
+
+
+def main() -> int:
+    parser = options.with_binary(__doc__)
+    parser.add_argument("--steps", type=int, default=4)
+    arguments = parser.parse_args()
+    compiler = Compiler(arguments.ckpt_opt)
+    failed = 0
+    for model, loss in MODELS:
+        for setting in SETTINGS:
+            with tempfile.TemporaryDirectory() as folder:
+                rows = trial(compiler, model, loss, setting, arguments.steps, Path(folder))
+            bad = [(label, worst) for label, worst in rows if worst.problem or worst.ratio > 1.0]
+            failed += bool(bad)
+            top = pick([worst for _, worst in rows])
+            print(f"{'fail' if bad else 'pass'}  {model:14} {setting[0]:50} worst {top}")
+            for label, worst in bad:
+                print(f"      {label}: {worst}")
+    return 1 if failed else 0
