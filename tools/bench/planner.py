@@ -84,7 +84,7 @@ def judge(graph: dict, schedule: list[int]) -> tuple[int, dict[str, float]]:
     """Peak above static in bytes and the sums of cost, flops and bytes of a schedule.
 
     An instance of a value lives from the step that computes it (a placeholder: from the start) to the last step that
-    reads it before it is computed again; outputs live to the end.
+    reads it before it is recomputed; outputs live to the end.
     """
     values, ops = graph["values"], graph["ops"]
     end = len(schedule)

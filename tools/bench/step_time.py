@@ -268,7 +268,7 @@ class Bench:
         """Compares the measured overhead of planned steps with what their plans predict."""
         for label, plan in plans.items():
             if not plan["segments"]:
-                case.notes.append(f"{label}: nothing is computed again")
+                case.notes.append(f"{label}: nothing is recomputed")
                 continue
             measured = self.compiler.call_json(
                 "overhead", ours[OURS], ours[label], "--inputs", feed, "--seconds", str(self.arguments.overhead_seconds),

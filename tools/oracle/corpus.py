@@ -355,7 +355,7 @@ def check_memory(report: Report, plan: Plan, policy: str, answer: dict, where: s
     good = measured <= predicted and off <= MEMORY_TOLERANCE
     detail = f"measured {measured}, predicted {predicted} ({100 * off:.2f} % off) {where}"
     if policy != "none" and "none" in plan.peaks:
-        # The inputs of a case are few: its peak may lie where nothing can be computed again.
+        # The inputs of a case are few: its peak may lie where nothing can be recomputed.
         good = good and (plan.half or measured < plan.peaks["none"])
         detail += f", {100 * measured / plan.peaks['none']:.1f} % of none"
     report.add((plan.label, plan.loss, policy), "memory", good, detail)

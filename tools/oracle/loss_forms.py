@@ -36,7 +36,7 @@ from tools.lib.compiler import Compiler, Refused
 from tools.lib.onnx_runtime import run_ort
 
 VOCAB, WIDTH = 37, 8
-PARTS = 3
+CHUNKS = 3
 IGNORED = -100
 EXPORTERS = ("dynamo", "legacy", "file")
 FEWEST = 256
@@ -306,10 +306,10 @@ class Case:
         common = ("--loss", loss, "--policy", "none")
         whole, cut = self.folder / "whole.onnx", self.folder / "cut.onnx"
         self.compiler.call(source, "-o", whole, *common)
-        report = self.compiler.call_json(source, "-o", cut, *common, "--tile-loss", str(PARTS))
-        parts = list(report["tiled"].values())
-        if parts != [PARTS]:
-            return [f"parts {parts}: {' '.join(report['warnings'])}"]
+        report = self.compiler.call_json(source, "-o", cut, *common, "--tile-loss", str(CHUNKS))
+        chunks = list(report["tiled"].values())
+        if chunks != [CHUNKS]:
+            return [f"chunks {chunks}: {' '.join(report['warnings'])}"]
         self.inputs = [i["name"] for i in inspected["inputs"]]
         own = dict(self.model.named_parameters())
         first = {id(p): name for name, p in own.items()}
