@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import resource
 import struct
 import subprocess
@@ -21,12 +20,17 @@ SAFETENSORS = {
     "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8, "BOOL": np.bool_,
 }  # fmt: skip
 
+NO_PLAN_FITS = 3
+"""The exit code for a budget that no plan fits into."""
 MESSAGE_LETTERS = 400
 """A long message keeps this many letters of its beginning, and of its end."""
 
 
 class Refused(Exception):
     """The binary ended with an exit code other than 0. The message holds the code and the binary's message."""
+
+    smallest_budget: str | None = None
+    """The smallest feasible budget in bytes, if the binary reported one as JSON."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,10 @@ class Compiler:
             message = " ".join((done.stderr or done.stdout).split())
             if len(message) > 2 * MESSAGE_LETTERS:
                 message = f"{message[:MESSAGE_LETTERS]} … {message[-MESSAGE_LETTERS:]}"
-            raise Refused(f"exit {done.returncode}: {message}")
+            refused = Refused(f"exit {done.returncode}: {message}")
+            if done.returncode == NO_PLAN_FITS and "--format" in command:
+                refused.smallest_budget = str(json.loads(done.stdout)["smallest_feasible_bytes"])
+            raise refused
         return done.stdout
 
     def call_json(self, *arguments: str | Path | int) -> dict:
@@ -71,10 +78,9 @@ class Compiler:
         try:
             return self.call_json(model, "-o", out, *chosen, *arguments)
         except Refused as refused:
-            smallest = smallest_budget(refused)
-            if name != "budget" or not smallest:
+            if name != "budget" or refused.smallest_budget is None:
                 raise
-            return self.call_json(model, "-o", out, "--budget", smallest, *arguments)
+            return self.call_json(model, "-o", out, "--budget", refused.smallest_budget, *arguments)
 
     def inspect(self, model: Path) -> dict:
         return self.call_json("inspect", model)
@@ -102,12 +108,6 @@ class Compiler:
         if not path.exists():
             self.call("calibrate", "-o", path, "--threads", str(threads), "--device", device)
         return path
-
-
-def smallest_budget(refused: Refused) -> str | None:
-    """Returns the smallest feasible budget in bytes, if a refusal names it."""
-    found = re.search(r"; (\d+) is the smallest", str(refused))
-    return found[1] if found else None
 
 
 def missing_inputs(model: Path) -> list[str | Path]:

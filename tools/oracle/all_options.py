@@ -40,7 +40,7 @@ import numpy as np
 import torch
 
 from tools.lib import options, page
-from tools.lib.compiler import Compiler, Refused, read_tensors, sha256_of, smallest_budget, write_tensors
+from tools.lib.compiler import Compiler, Refused, read_tensors, sha256_of, write_tensors
 from tools.lib.models import (
     DTYPES,
     MODELS,
@@ -208,8 +208,8 @@ class Case:
                 self.bench.folder / "none.onnx", "--budget", "1", "--effort", self.bench.effort, *self.bench.choices
             )
         except Refused as refused:
-            if smallest := smallest_budget(refused):
-                return smallest
+            if refused.smallest_budget is not None:
+                return refused.smallest_budget
             raise
         raise Refused("a budget of one byte was kept")
 
