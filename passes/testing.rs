@@ -8,8 +8,11 @@ pub mod models;
 pub mod recipes;
 pub mod updates;
 
-use crate::ir::op::{Body, Domain, Effect, Footprint, Grad, OpDef, Place, Slot, free, no_fold};
+use crate::ir::op::{
+    BatchAxes, Body, Domain, Effect, Footprint, Grad, OpClass, OpDef, Place, Slot, free,
+};
 use crate::ir::{Attrs, Builder, DType, Graph, Role, Ty, ValueId};
+use crate::ops::rule::{SMALL_X, SMALL_Y, standard};
 
 /// Xorshift; the seed must not be 0.
 pub struct Random(pub u64);
@@ -25,44 +28,32 @@ impl Random {
 
 /// A view of its operand that takes a few bytes of temporaries.
 pub static LOOK: OpDef = OpDef {
-    name: "Look",
-    domain: Domain::Ckpt,
-    imports: &[],
-    attrs: &[],
-    ins: &[Slot::req("x")],
-    outs: &[Slot::req("y")],
-    effect: Effect::Pure,
-    infer: |cx| Ok(vec![cx.ty(0)?.clone()]),
-    fold: no_fold,
-    grad: Grad::Zero("a test op"),
+    ins: SMALL_X,
+    outs: SMALL_Y,
     cost: free,
-    memory: |cx| Footprint {
-        outs: vec![Place::View {
-            of: 0,
-            strides: cx.ins[0].as_ref().map_or(vec![], |x| x.strides.clone()),
-        }],
-        temp_bytes: 3,
-        in_place_operands: Vec::new(),
+    memory: |cx| {
+        let strides = cx.operand(0).map_or(vec![], |x| x.strides.clone());
+        Footprint::new(vec![Place::View { of: 0, strides }]).with_temp(3)
     },
-    body: Body::None("a test op"),
+    ..test_op("Look")
 };
 
 /// Like an addition, but never run twice.
 pub static ONCE: OpDef = OpDef {
-    name: "Once",
-    domain: Domain::Ckpt,
-    imports: &[],
-    attrs: &[],
     ins: &[Slot::req("a"), Slot::req("b")],
-    outs: &[Slot::req("y")],
+    outs: SMALL_Y,
     effect: Effect::Stateful,
-    infer: |cx| Ok(vec![cx.ty(0)?.clone()]),
-    fold: no_fold,
-    grad: Grad::Zero("a test op"),
     cost: |cx| cx.elementwise(3),
-    memory: crate::ir::op::fresh,
-    body: Body::None("a test op"),
+    ..test_op("Once")
 };
+
+const fn test_op(name: &'static str) -> OpDef {
+    OpDef {
+        body: Body::None("a test op"),
+        grad: Grad::Zero("a test op"),
+        ..standard(name, Domain::Ckpt, OpClass::Other, BatchAxes::Mixed)
+    }
+}
 
 /// A forward part of `forward` ops over vectors of four sizes, then backward ops that read it in rough reverse.
 pub fn random_graph(r: &mut Random, forward: usize) -> Graph {
@@ -248,6 +239,10 @@ struct Net<'g> {
 }
 
 impl Net<'_> {
+    fn op(&mut self, op: &'static OpDef, ins: &[ValueId], attrs: Attrs) -> ValueId {
+        self.b.emit(op, ins, attrs).unwrap()
+    }
+
     fn weight(&mut self, dims: &[u64]) -> ValueId {
         self.weights += 1;
         if let Some(known) = self.b.graph.find_value(&format!("w{}", self.weights)) {
@@ -263,31 +258,22 @@ impl Net<'_> {
 
     fn product(&mut self, x: ValueId, from: u64, to: u64) -> ValueId {
         let w = self.weight(&[from, to]);
-        self.b
-            .emit(&crate::ops::matmul::MATMUL, &[x, w], Attrs::new())
-            .unwrap()
+        self.op(&crate::ops::matmul::MATMUL, &[x, w], Attrs::new())
     }
 
     fn norm(&mut self, x: ValueId) -> ValueId {
         let scale = self.weight(&[8]);
-        self.b
-            .emit(&crate::ops::norm::RMS_NORM, &[x, scale], Attrs::new())
-            .unwrap()
+        self.op(&crate::ops::norm::RMS_NORM, &[x, scale], Attrs::new())
     }
 
     fn heads(&mut self, x: ValueId, perm: [i64; 4]) -> ValueId {
         let shape = self.b.ints(&[0, 0, 2, 4]);
-        let split = self
-            .b
-            .emit(&crate::ops::shape::RESHAPE, &[x, shape], Attrs::new())
-            .unwrap();
-        self.b
-            .emit(
-                &crate::ops::shape::TRANSPOSE,
-                &[split],
-                Attrs::new().with("perm", perm.to_vec()),
-            )
-            .unwrap()
+        let split = self.op(&crate::ops::shape::RESHAPE, &[x, shape], Attrs::new());
+        self.op(
+            &crate::ops::shape::TRANSPOSE,
+            &[split],
+            Attrs::new().with("perm", perm.to_vec()),
+        )
     }
 
     fn attention(&mut self, x: ValueId, mask: ValueId) -> ValueId {
@@ -306,36 +292,24 @@ impl Net<'_> {
 
     fn attend(&mut self, [q, k, v]: [ValueId; 3], mask: ValueId) -> ValueId {
         let matmul = &crate::ops::matmul::MATMUL;
-        let scores = self.b.emit(matmul, &[q, k], Attrs::new()).unwrap();
+        let scores = self.op(matmul, &[q, k], Attrs::new());
         let masked = self.b.add(scores, mask).unwrap();
-        let p = self
-            .b
-            .emit(
-                &crate::ops::softmax::SOFTMAX,
-                &[masked],
-                Attrs::new().with("axis", -1),
-            )
-            .unwrap();
-        let o = self.b.emit(matmul, &[p, v], Attrs::new()).unwrap();
+        let p = self.op(
+            &crate::ops::softmax::SOFTMAX,
+            &[masked],
+            Attrs::new().with("axis", -1),
+        );
+        let o = self.op(matmul, &[p, v], Attrs::new());
         let perm = Attrs::new().with("perm", vec![0, 2, 1, 3]);
-        let o = self
-            .b
-            .emit(&crate::ops::shape::TRANSPOSE, &[o], perm)
-            .unwrap();
+        let o = self.op(&crate::ops::shape::TRANSPOSE, &[o], perm);
         let shape = self.b.ints(&[0, 0, 8]);
-        let o = self
-            .b
-            .emit(&crate::ops::shape::RESHAPE, &[o, shape], Attrs::new())
-            .unwrap();
+        let o = self.op(&crate::ops::shape::RESHAPE, &[o, shape], Attrs::new());
         self.product(o, 8, 8)
     }
 
     fn mlp(&mut self, x: ValueId) -> ValueId {
         let (gate, up) = (self.product(x, 8, 12), self.product(x, 8, 12));
-        let gate = self
-            .b
-            .emit(&crate::ops::activation::SIGMOID, &[gate], Attrs::new())
-            .unwrap();
+        let gate = self.op(&crate::ops::activation::SIGMOID, &[gate], Attrs::new());
         let h = self.b.mul(gate, up).unwrap();
         self.product(h, 12, 8)
     }

@@ -9,8 +9,8 @@ use super::layers::Layers;
 use super::residual_stream::Flow;
 use super::submodules::{Part, Submodules};
 use crate::error::Result;
+use crate::ir::op::OpClass;
 use crate::ir::{Graph, NodeId, SecondaryMap};
-use crate::ops::kind::{Kind, kind};
 use rustc_hash::FxHashSet;
 
 /// Which inner part a node belongs to.
@@ -77,7 +77,7 @@ fn between(graph: &Graph, flow: &Flow, from: NodeId, to: NodeId) -> FxHashSet<No
     while let Some(id) = stack.pop() {
         for reader in flow.readers(graph, id) {
             let op = graph.node(reader).op;
-            if (op.is_layout() || kind(op) == Kind::Cast) && found.insert(reader) {
+            if (op.is_layout() || op.class == OpClass::Cast) && found.insert(reader) {
                 stack.push(reader);
             }
         }
@@ -88,11 +88,7 @@ fn between(graph: &Graph, flow: &Flow, from: NodeId, to: NodeId) -> FxHashSet<No
 /// Of the nodes of one part (in order), those between two products with weights.
 fn activation(graph: &Graph, flow: &Flow, blocks: &Layers, nodes: &[NodeId]) -> Vec<NodeId> {
     let multiplies = |id: NodeId| {
-        blocks.plain_matmul[id]
-            || matches!(
-                kind(graph.node(id).op),
-                Kind::BiasedProduct | Kind::QuantisedProduct
-            )
+        blocks.plain_matmul[id] || matches!(graph.node(id).op.class, OpClass::BiasedProduct)
     };
     let inside: FxHashSet<NodeId> = nodes.iter().copied().collect();
     let mut below: FxHashSet<NodeId> = FxHashSet::default();

@@ -7,9 +7,9 @@
 use super::residual_stream::Flow;
 use super::symbolic_elements::Elements;
 use crate::error::Result;
+use crate::ir::op::OpClass;
 use crate::ir::{Atom, Def, Dim, Graph, NodeId, Role};
 use crate::ops::index::GATHER;
-use crate::ops::kind::{Kind, kind};
 
 /// A lookup in a table of known length whose largest index is a function of named sizes.
 #[derive(Clone, Debug, PartialEq)]
@@ -104,7 +104,7 @@ pub fn limits(graph: &Graph) -> Result<Vec<Limit>> {
 /// larger than the table, the part is shorter than the axis.
 fn cut_short(graph: &Graph, id: NodeId) -> Option<Limit> {
     let node = graph.node(id);
-    if kind(node.op) != Kind::Elementwise
+    if node.op.class != OpClass::Elementwise
         || node.role != Role::Forward
         || node.recompute_of.is_some()
     {

@@ -12,8 +12,8 @@ use super::repeats::{Stretch, nodes_of};
 use super::residual_stream::{Flow, Place, PostDominators, segments};
 use super::sharing::{KvSharing, WeightSharing, between_layers, shared, shared_weights};
 use crate::error::Result;
+use crate::ir::op::OpClass;
 use crate::ir::{Def, Graph, NodeId, SecondaryMap, ValueId};
-use crate::ops::kind::{Kind, kind};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -93,9 +93,9 @@ impl Layers {
             let node = graph.node(*id);
             let weighs =
                 |v: &Option<ValueId>| v.is_some_and(|v| weight_of(graph, &flow, v).is_some());
-            let plain = match kind(node.op) {
-                Kind::Product => true,
-                Kind::BiasedProduct => node.ins.get(2).copied().flatten().is_none(),
+            let plain = match node.op.class {
+                OpClass::Product => true,
+                OpClass::BiasedProduct => node.ins.get(2).copied().flatten().is_none(),
                 _ => false,
             };
             blocks.plain_matmul[*id] = plain && node.ins.iter().any(weighs);
@@ -239,7 +239,7 @@ impl Layers {
     fn kind(&self, graph: &Graph, flow: &Flow, block: &Block) -> String {
         let inside = |n: NodeId| self.of[n] == Some(block.index);
         let is_weighted =
-            |n: NodeId| self.plain_matmul[n] || kind(graph.node(n).op) == Kind::BiasedProduct;
+            |n: NodeId| self.plain_matmul[n] || graph.node(n).op.class == OpClass::BiasedProduct;
         let attentions: Vec<Attention> = self
             .attentions
             .iter()
@@ -247,7 +247,7 @@ impl Layers {
             .filter(|a| inside(a.probabilities))
             .collect();
         let of_attention = nodes_of(graph, flow, &attentions, &inside);
-        let has = |what: Kind| block.nodes.iter().any(|n| kind(graph.node(*n).op) == what);
+        let has = |what: OpClass| block.nodes.iter().any(|n| graph.node(*n).op.class == what);
         let mlp = block
             .nodes
             .iter()
@@ -256,10 +256,10 @@ impl Layers {
         if !attentions.is_empty() {
             parts.push("attention");
         }
-        if has(Kind::Convolution) {
+        if has(OpClass::Convolution) {
             parts.push("conv");
         }
-        if has(Kind::Choice) {
+        if has(OpClass::Selection) {
             parts.push("experts");
         } else if mlp {
             parts.push("mlp");

@@ -11,8 +11,8 @@
 use super::attention::{Attention, weight_of};
 use super::residual_stream::{Flow, Stop};
 use crate::ir::op::Effect;
+use crate::ir::op::OpClass;
 use crate::ir::{Def, Graph, NodeId, ValueId};
-use crate::ops::kind::{Kind, kind};
 use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
 use std::cmp::Reverse;
 use std::hash::{Hash, Hasher};
@@ -207,7 +207,7 @@ fn does(graph: &Graph, flow: &Flow, active: &[NodeId], attentions: &[Attention])
     };
     let convolves = active
         .iter()
-        .any(|n| kind(graph.node(*n).op) == Kind::Convolution);
+        .any(|n| graph.node(*n).op.class == OpClass::Convolution);
     let beside = active
         .iter()
         .any(|n| !of_mixing.contains(n) && is_weighted(n));
@@ -245,8 +245,10 @@ pub fn nodes_of(
     let mut down: Vec<NodeId> = attentions.iter().map(|a| a.output).collect();
     let multiplies = |n: NodeId| {
         let mut ins = graph.node(n).ins.iter().flatten();
-        matches!(kind(graph.node(n).op), Kind::Product | Kind::BiasedProduct)
-            && ins.any(|v| weight_of(graph, flow, *v).is_some())
+        matches!(
+            graph.node(n).op.class,
+            OpClass::Product | OpClass::BiasedProduct
+        ) && ins.any(|v| weight_of(graph, flow, *v).is_some())
     };
     while let Some(n) = down.pop() {
         for reader in flow.readers(graph, n).filter(|r| inside(*r)) {

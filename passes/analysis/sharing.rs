@@ -13,8 +13,8 @@ use super::attention::Attention;
 use super::attention::rows::{Row, row};
 use super::matcher::Reading;
 use super::residual_stream::Flow;
+use crate::ir::op::OpClass;
 use crate::ir::{Graph, NodeId, SecondaryMap, Use, ValueId};
-use crate::ops::kind::{Kind, kind};
 use rustc_hash::FxHashSet;
 use std::collections::BTreeMap;
 
@@ -199,7 +199,7 @@ fn readers(
             let op = graph.node(reader).op;
             match block_of[reader] {
                 Some(block) => blocks.push(block),
-                None if op.is_layout() || kind(op) == Kind::Cast => {
+                None if op.is_layout() || op.class == OpClass::Cast => {
                     let outs = graph.node(reader).outs.iter().copied();
                     stack.extend(outs.filter(|v| seen.insert(*v)));
                 }
@@ -340,12 +340,8 @@ fn carried<'g>(
 
 fn is_source(graph: &Graph, flow: &Flow, node: NodeId) -> bool {
     let multiplies = matches!(
-        kind(graph.node(node).op),
-        Kind::Product
-            | Kind::BiasedProduct
-            | Kind::QuantisedProduct
-            | Kind::Convolution
-            | Kind::Attention
+        graph.node(node).op.class,
+        OpClass::Product | OpClass::BiasedProduct | OpClass::Convolution | OpClass::Attention
     );
     multiplies || flow.position[node].is_none() || carried(graph, flow, node).next().is_none()
 }

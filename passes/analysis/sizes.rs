@@ -11,7 +11,7 @@ use crate::analysis::baked_sizes::pins;
 use crate::analysis::index_bounds::{Limit, limits};
 use crate::analysis::ranges;
 use crate::error::{Error, Result};
-use crate::ir::op::{Domain, Sized};
+use crate::ir::op::{DataSizes, Domain, Sized};
 use crate::ir::typing::{Contents, type_node};
 use crate::ir::{Atom, DType, Dim, Graph, NodeId, Phase, SecondaryMap, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -319,16 +319,15 @@ impl Sizes {
         Ok(sizes)
     }
 
-    /// Upper bounds of the data-dependent sizes that `node` introduces, from the meaning of its op: no more elements
-    /// than its operand has (NonZero, Unique, Compress, a filtered list of boxes), or no longer axis (TopK, Slice).
+    /// Records the upper bounds of the data-dependent sizes that `node` introduces, from its op's row.
     fn bound_data(&mut self, graph: &Graph, node: NodeId, binding: &Binding) {
         let n = graph.node(node);
         let Some(Some(x)) = n.ins.first() else { return };
         let Some(x) = &self.table[*x] else { return };
-        let limit = match n.op.name {
-            "NonZero" | "Unique" | "Compress" => x.elements() as i64,
-            "TopK" | "Slice" => x.dims.iter().copied().max().unwrap_or(0),
-            _ => return,
+        let limit = match n.op.data_sizes {
+            DataSizes::Unbounded => return,
+            DataSizes::Elements => x.elements() as i64,
+            DataSizes::LongestAxis => x.dims.iter().copied().max().unwrap_or(0),
         };
         for value in &n.outs {
             let Some(ty) = &graph.value(*value).ty else {

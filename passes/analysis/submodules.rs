@@ -10,8 +10,8 @@ use super::attention::Part as Role;
 use super::layers::{Layers, scope};
 use super::residual_stream::Flow;
 use crate::error::Result;
+use crate::ir::op::OpClass;
 use crate::ir::{Graph, NodeId, SecondaryMap, ValueId};
-use crate::ops::kind::{Kind, kind};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
 
@@ -138,11 +138,12 @@ impl<'a> Search<'a> {
         let mut is_weighted = SecondaryMap::new(graph.node_bound(), false);
         let mut is_anchor = SecondaryMap::new(graph.node_bound(), false);
         for id in &flow.nodes {
-            is_weighted[*id] = match kind(graph.node(*id).op) {
-                Kind::BiasedProduct | Kind::QuantisedProduct | Kind::Convolution => true,
+            is_weighted[*id] = match graph.node(*id).op.class {
+                OpClass::BiasedProduct | OpClass::Convolution => true,
                 _ => blocks.plain_matmul[*id],
             };
-            let product = kind(graph.node(*id).op) == Kind::Product && flow.is_active(graph, *id);
+            let product =
+                graph.node(*id).op.class == OpClass::Product && flow.is_active(graph, *id);
             is_anchor[*id] = is_weighted[*id] || product || blocks.part[*id].is_some();
         }
         Search {
@@ -156,13 +157,13 @@ impl<'a> Search<'a> {
 
     /// Whether there is a norm among some nodes: one op, or a sum or mean with a power or root.
     fn normalises(&self, nodes: &[NodeId]) -> bool {
-        let has = |what: Kind| {
+        let has = |what: OpClass| {
             let mut nodes = nodes
                 .iter()
                 .filter(|n| self.flow.is_active(self.graph, **n));
-            nodes.any(|n| kind(self.graph.node(*n).op) == what)
+            nodes.any(|n| self.graph.node(*n).op.class == what)
         };
-        has(Kind::Norm) || has(Kind::SumReduction) && has(Kind::Power)
+        has(OpClass::Norm) || has(OpClass::SumReduction) && has(OpClass::Power)
     }
 
     fn operands(&self, id: NodeId) -> impl Iterator<Item = NodeId> + '_ {
@@ -257,10 +258,10 @@ impl<'a> Search<'a> {
     }
 
     fn name(&self, nodes: &[NodeId]) -> Part {
-        let has = |what: Kind| nodes.iter().any(|n| kind(self.graph.node(*n).op) == what);
-        if has(Kind::Choice) {
+        let has = |what: OpClass| nodes.iter().any(|n| self.graph.node(*n).op.class == what);
+        if has(OpClass::Selection) {
             Part::Experts
-        } else if has(Kind::Convolution) {
+        } else if has(OpClass::Convolution) {
             Part::Convolution
         } else if nodes.iter().any(|n| self.is_weighted[*n]) {
             Part::Mlp

@@ -32,6 +32,7 @@ pub enum AttrKind {
 }
 
 impl Attr {
+    /// The kind of the value.
     pub fn kind(&self) -> AttrKind {
         match self {
             Attr::Int(_) => AttrKind::Int,
@@ -46,35 +47,26 @@ impl Attr {
     }
 }
 
+macro_rules! attr_from {
+    ($($ty:ty => $kind:ident),+) => {$(
+        impl From<$ty> for Attr {
+            fn from(v: $ty) -> Attr {
+                Attr::$kind(v)
+            }
+        }
+    )+};
+}
+attr_from!(i64 => Int, f32 => Float, Vec<i64> => Ints, DType => DType);
+
 impl fmt::Display for AttrKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", format!("{self:?}").to_lowercase())
     }
 }
 
-impl From<i64> for Attr {
-    fn from(v: i64) -> Attr {
-        Attr::Int(v)
-    }
-}
-impl From<f32> for Attr {
-    fn from(v: f32) -> Attr {
-        Attr::Float(v)
-    }
-}
 impl From<&str> for Attr {
     fn from(v: &str) -> Attr {
         Attr::Str(v.into())
-    }
-}
-impl From<Vec<i64>> for Attr {
-    fn from(v: Vec<i64>) -> Attr {
-        Attr::Ints(v)
-    }
-}
-impl From<DType> for Attr {
-    fn from(v: DType) -> Attr {
-        Attr::DType(v)
     }
 }
 
@@ -98,6 +90,51 @@ pub enum AttrDefault {
 }
 
 impl AttrSpec {
+    /// An integer with a default.
+    pub const fn int(name: &'static str, default: i64) -> AttrSpec {
+        AttrSpec {
+            name,
+            kind: AttrKind::Int,
+            default: AttrDefault::Int(default),
+        }
+    }
+
+    /// A number with a default.
+    pub const fn float(name: &'static str, default: f32) -> AttrSpec {
+        AttrSpec {
+            name,
+            kind: AttrKind::Float,
+            default: AttrDefault::Float(default),
+        }
+    }
+
+    /// A word with a default.
+    pub const fn str(name: &'static str, default: &'static str) -> AttrSpec {
+        AttrSpec {
+            name,
+            kind: AttrKind::Str,
+            default: AttrDefault::Str(default),
+        }
+    }
+
+    /// An attribute that must be given.
+    pub const fn required(name: &'static str, kind: AttrKind) -> AttrSpec {
+        AttrSpec {
+            name,
+            kind,
+            default: AttrDefault::Required,
+        }
+    }
+
+    /// An attribute whose absence has a meaning of its own.
+    pub const fn optional(name: &'static str, kind: AttrKind) -> AttrSpec {
+        AttrSpec {
+            name,
+            kind,
+            default: AttrDefault::Absent,
+        }
+    }
+
     pub fn default_value(&self) -> Option<Attr> {
         match self.default {
             AttrDefault::Required | AttrDefault::Absent => None,
@@ -142,76 +179,35 @@ impl Attrs {
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
+}
 
-    pub fn opt_int(&self, name: &str) -> Option<i64> {
-        match self.0.get(name) {
-            Some(Attr::Int(v)) => Some(*v),
-            _ => None,
+/// Getters of one kind of attribute: where it may be absent, and where the schema guarantees it (required or with a
+/// default), which panics otherwise.
+macro_rules! getters {
+    ($($opt:ident, $get:ident: $kind:ident -> $ty:ty = $read:expr;)+) => {
+        impl Attrs {
+            $(
+                #[doc = concat!("Returns the attribute where it is given, as `", stringify!($ty), "`.")]
+                pub fn $opt(&self, name: &str) -> Option<$ty> {
+                    match self.0.get(name) {
+                        Some(Attr::$kind(v)) => Some($read(v)),
+                        _ => None,
+                    }
+                }
+
+                #[doc = concat!("Returns an attribute that the schema guarantees, as `", stringify!($ty), "`.")]
+                pub fn $get(&self, name: &str) -> $ty {
+                    self.$opt(name).unwrap_or_else(|| panic!("I4: attribute `{name}` is missing"))
+                }
+            )+
         }
-    }
-
-    pub fn opt_float(&self, name: &str) -> Option<f32> {
-        match self.0.get(name) {
-            Some(Attr::Float(v)) => Some(*v),
-            _ => None,
-        }
-    }
-
-    pub fn opt_ints(&self, name: &str) -> Option<&[i64]> {
-        match self.0.get(name) {
-            Some(Attr::Ints(v)) => Some(v),
-            _ => None,
-        }
-    }
-
-    pub fn opt_str(&self, name: &str) -> Option<&str> {
-        match self.0.get(name) {
-            Some(Attr::Str(v)) => Some(v),
-            _ => None,
-        }
-    }
-
-    pub fn opt_dtype(&self, name: &str) -> Option<DType> {
-        match self.0.get(name) {
-            Some(Attr::DType(v)) => Some(*v),
-            _ => None,
-        }
-    }
-
-    pub fn opt_tensor(&self, name: &str) -> Option<&Tensor> {
-        match self.0.get(name) {
-            Some(Attr::Tensor(v)) => Some(v),
-            _ => None,
-        }
-    }
-
-    /// An attribute that the schema guarantees (required or with a default).
-    pub fn int(&self, name: &str) -> i64 {
-        self.opt_int(name)
-            .unwrap_or_else(|| panic!("I4: attribute `{name}` is missing"))
-    }
-
-    /// An attribute that the schema guarantees.
-    pub fn float(&self, name: &str) -> f32 {
-        self.opt_float(name)
-            .unwrap_or_else(|| panic!("I4: attribute `{name}` is missing"))
-    }
-
-    /// An attribute that the schema guarantees.
-    pub fn ints(&self, name: &str) -> &[i64] {
-        self.opt_ints(name)
-            .unwrap_or_else(|| panic!("I4: attribute `{name}` is missing"))
-    }
-
-    /// An attribute that the schema guarantees.
-    pub fn str(&self, name: &str) -> &str {
-        self.opt_str(name)
-            .unwrap_or_else(|| panic!("I4: attribute `{name}` is missing"))
-    }
-
-    /// An attribute that the schema guarantees.
-    pub fn dtype(&self, name: &str) -> DType {
-        self.opt_dtype(name)
-            .unwrap_or_else(|| panic!("I4: attribute `{name}` is missing"))
-    }
+    };
+}
+getters! {
+    opt_int, int: Int -> i64 = |v: &i64| *v;
+    opt_float, float: Float -> f32 = |v: &f32| *v;
+    opt_ints, ints: Ints -> &[i64] = Vec::as_slice;
+    opt_str, str: Str -> &str = String::as_str;
+    opt_dtype, dtype: DType -> DType = |v: &DType| *v;
+    opt_tensor, tensor: Tensor -> &Tensor = std::convert::identity;
 }

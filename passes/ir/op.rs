@@ -1,7 +1,8 @@
-//! What an operation is: one [`OpDef`] row, every field mandatory, no defaults.
+//! The row of an operation, [`OpDef`], and the contexts that its rules receive.
 //!
-//! "Does not apply" is written down with its reason, so that forgotten and impossible never look alike. The vocabulary
-//! is ONNX's standard ops at one opset (frontends normalise into it), plus a few ops of our own with standard bodies.
+//! Everything the compiler knows about an op stands in its row. A rule that does not apply states the reason, so a
+//! forgotten rule and an impossible one never look alike. The vocabulary is ONNX's standard ops at one opset, which
+//! frontends normalise into, plus a few ops of our own with bodies in standard ops.
 
 use super::attr::{AttrSpec, Attrs};
 use super::build::Builder;
@@ -15,40 +16,157 @@ use crate::error::{Error, Result};
 pub struct OpDef {
     /// The name in the text form, and in ONNX for a standard op.
     pub name: &'static str,
+    /// The vocabulary that the op belongs to.
     pub domain: Domain,
-    /// Foreign names that mean exactly this op; decompositions live with the frontends.
-    pub imports: &'static [Import],
+    /// ATen ops (`aten.mm`, without overload) that exporters write as this op, alone or with others. Options that
+    /// select ops by name accept them.
+    pub aten: &'static [&'static str],
+    /// The attribute schema, sorted by name.
     pub attrs: &'static [AttrSpec],
+    /// Operand slots.
     pub ins: &'static [Slot],
+    /// Result slots.
     pub outs: &'static [Slot],
+    /// Whether a second run computes the same bits.
     pub effect: Effect,
-    /// Types of the results from types (and known contents) of the operands; checks the operands.
+    /// The role of the op for analyses, policies and fusion.
+    pub class: OpClass,
+    /// How the op treats batch axes, which chunking cuts.
+    pub axes: BatchAxes,
+    /// Which operand holds indices, and their range: random inputs of tests and measurements are drawn from it.
+    pub indices: Indices,
+    /// The largest value of a size that only the op's data decides.
+    pub data_sizes: DataSizes,
+    /// Element types that the op takes only since a later opset than its form, from the ONNX schemas.
+    pub later_types: &'static [(DType, i64)],
+    /// Checks the operands and returns the types of the results, from the operands' types and known contents.
     pub infer: fn(&InferCx) -> Result<Vec<Ty>>,
     /// Known contents of small integer or boolean results: shape arithmetic. `None` where nothing is known.
     pub fold: fn(&InferCx, &[Ty]) -> Option<Vec<Vec<Dim>>>,
+    /// How the op is differentiated.
     pub grad: Grad,
+    /// The work of one run: FLOPs and bytes moved.
     pub cost: fn(&CostCx) -> Cost,
-    /// Which results are views, and what the kernel takes besides its results.
+    /// Which results are views, and what the kernel allocates besides its results.
     pub memory: fn(&MemoryCx) -> Footprint,
+    /// The op in standard ONNX.
     pub body: Body,
 }
 
 impl OpDef {
-    /// Whether it only changes how the elements of its first operand are laid out: it computes and moves nothing.
+    /// Returns true for view ops: reshape, transpose, slice and the like. They compute and move nothing.
     pub fn is_layout(&self) -> bool {
-        crate::ops::is_layout(self)
+        self.class == OpClass::Layout
     }
 
-    /// Whether it only moves its operand out of the device's memory or back: its result is its operand, elsewhere.
+    /// Returns true for ops that move their operand out of device memory or back. The result equals the operand.
     pub fn is_transfer(&self) -> bool {
-        crate::ops::is_transfer(self)
+        self.class == OpClass::Transfer
     }
 
-    /// Whether its result is its first operand one training step later. Where nothing reads the operand afterwards, the
-    /// result is written over it even if it is static: a parameter, or an input that is an optimizer's state.
+    /// Returns true for optimizer steps: the result is the first operand one training step later.
+    ///
+    /// Where nothing reads the operand afterwards, the result is written over it. This holds for static operands too:
+    /// parameters, and inputs that are optimizer state.
     pub fn is_update(&self) -> bool {
-        crate::ops::is_update(self)
+        self.class == OpClass::Update
     }
+}
+
+/// The role of an op for analyses, policies and fusion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpClass {
+    /// A matrix product of the first two operands and nothing else.
+    Product,
+    /// A matrix product that adds its third operand, if given.
+    BiasedProduct,
+    /// A softmax over one axis.
+    Softmax,
+    /// Scores, softmax and the product with the values in one op.
+    Attention,
+    /// A convolution, or its transpose.
+    Convolution,
+    /// Selects elements by size. A recomputation must select the same ones.
+    Selection,
+    /// A maximum over axes.
+    MaxReduction,
+    /// A sum or an average over axes.
+    SumReduction,
+    /// Divides by the spread over some axes.
+    Norm,
+    /// A power or a root of each element.
+    Power,
+    /// Scales, masks, caps, drops or selects elements where they stand. Attention search looks through these.
+    Elementwise,
+    /// Converts the element type.
+    Cast,
+    /// Changes only how the elements of the first operand are laid out, or which of them are visible.
+    Layout,
+    /// Moves its operand out of device memory or back.
+    Transfer,
+    /// One optimizer step of the first operand.
+    Update,
+    /// None of these.
+    Other,
+}
+
+/// Which operand of an op holds indices, and what they index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Indices {
+    /// None.
+    None,
+    /// None, but the op passes integers on as they are.
+    PassedOn,
+    /// Operand 1 indexes the axis of operand 0 that the attribute `axis` names.
+    OfAxis,
+    /// Operand 1 holds tuples of indices of the leading axes of operand 0.
+    Tuples,
+    /// Operand 1 indexes the class axis, axis 1, of operand 0.
+    Classes,
+    /// Operand 0 indexes an axis of the size that operand 1 holds.
+    Depth,
+}
+
+/// The largest value of a size that only an op's data decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DataSizes {
+    /// The op introduces no such size, or none with a known bound.
+    Unbounded,
+    /// The number of elements of the first operand.
+    Elements,
+    /// The longest axis of the first operand.
+    LongestAxis,
+}
+
+/// How an op treats batch axes ("rows"); `ops::batch_axes` acts on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BatchAxes {
+    /// The result at an index depends on the operands, broadcast, at that index.
+    Pointwise,
+    /// Groups the elements into other axes without moving them.
+    Regrouped,
+    /// Permutes the axes.
+    Permuted,
+    /// Broadcasts to a shape.
+    Broadcast,
+    /// A matrix product: rows of the first operand, or summed over.
+    Product,
+    /// The same with transposed operands and a bias.
+    BiasedProduct,
+    /// Sums down to a shape.
+    SummedToShape,
+    /// Reduces the axes that the second operand lists.
+    Reduced,
+    /// Works along the axis that the attribute `axis` names.
+    AlongAxis,
+    /// A loss over classes, operands scores and labels.
+    ClassLoss,
+    /// The gradient of such a loss; its cotangent comes first.
+    ClassLossGrad,
+    /// Adds an axis of classes.
+    OneHot,
+    /// Mixes rows, or has no rule: chunking stops here.
+    Mixed,
 }
 
 impl PartialEq for OpDef {
@@ -63,29 +181,25 @@ impl std::fmt::Debug for OpDef {
     }
 }
 
-/// Whose op it is.
+/// The vocabulary that an op belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Domain {
-    /// `ai.onnx`; `since` is the first opset in which the row's form is valid.
-    Onnx { since: i64 },
+    /// `ai.onnx`. Files from opset `first` on mean the row's form; written files need opset `since`.
+    Onnx {
+        /// The oldest opset whose attributes and operands are the row's own.
+        first: i64,
+        /// The oldest opset in which the row's form is valid for all element types but [`OpDef::later_types`].
+        since: i64,
+    },
     /// Ours; written with a body in standard ops.
     Ckpt,
-    /// A foreign op that only travels through.
+    /// A foreign op that passes through unchanged.
     Opaque,
 }
 
 impl Domain {
     /// The domain of our own ops in files.
     pub const CKPT: &'static str = "ckpt";
-}
-
-/// A foreign name that means exactly this op.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Import {
-    /// ONNX op name and the first opset whose attributes and operands are the row's own.
-    Onnx(&'static str, i64),
-    /// ATen op, without overload: `aten.mm`.
-    Aten(&'static str),
 }
 
 /// One operand or result of an op.
@@ -106,32 +220,34 @@ pub enum SlotKind {
 }
 
 impl Slot {
+    const fn new(name: &'static str, kind: SlotKind) -> Slot {
+        Slot {
+            name,
+            kind,
+            weight: false,
+        }
+    }
+
+    /// A slot that must be given.
     pub const fn req(name: &'static str) -> Slot {
-        Slot {
-            name,
-            kind: SlotKind::Required,
-            weight: false,
-        }
+        Slot::new(name, SlotKind::Required)
     }
+
+    /// A slot that may be left out.
     pub const fn opt(name: &'static str) -> Slot {
-        Slot {
-            name,
-            kind: SlotKind::Optional,
-            weight: false,
-        }
+        Slot::new(name, SlotKind::Optional)
     }
-    /// Where the op takes its parameter: the table of `Gather`, the scale and bias of a norm.
+
+    /// A last slot that takes one or more values.
+    pub const fn var(name: &'static str) -> Slot {
+        Slot::new(name, SlotKind::Variadic)
+    }
+
+    /// The same slot, where the op takes its parameter: the table of `Gather`, the weights of a convolution.
     pub const fn weight(self) -> Slot {
         Slot {
             weight: true,
             ..self
-        }
-    }
-    pub const fn var(name: &'static str) -> Slot {
-        Slot {
-            name,
-            kind: SlotKind::Variadic,
-            weight: false,
         }
     }
 }
@@ -160,13 +276,33 @@ impl Effect {
 pub enum Grad {
     /// Emits nodes that compute the operands' gradients.
     Rule(fn(&mut GradCx) -> Result<()>),
-    /// There is no rule: the nodes of its body are emitted again and differentiated in its place. For rows that rules
-    /// emit, which are differentiated only where a model takes gradients itself.
+    /// Emits the gradient of the first operand, the only one that has a gradient.
+    First(fn(&mut GradCx) -> Result<ValueId>),
+    /// The nodes of the op's body are emitted and differentiated in its place. Gradient ops use this: only a model
+    /// that takes gradients itself differentiates them.
     Body,
     /// The gradient is zero; the reason says why.
     Zero(&'static str),
     /// There is none; the reason is shown to the user.
     Missing(&'static str),
+}
+
+impl Grad {
+    /// Runs the rule on a node, if the op has one; returns false where it has none.
+    ///
+    /// # Errors
+    /// What the rule refuses.
+    pub fn apply(&self, cx: &mut GradCx) -> Result<bool> {
+        match self {
+            Grad::Rule(rule) => rule(cx)?,
+            Grad::First(rule) => {
+                let dx = rule(cx)?;
+                cx.give(0, dx);
+            }
+            Grad::Body | Grad::Zero(_) | Grad::Missing(_) => return Ok(false),
+        }
+        Ok(true)
+    }
 }
 
 /// What an op means in standard ONNX.
@@ -353,6 +489,19 @@ pub struct Cost {
 }
 
 impl CostCx<'_> {
+    /// `flops`, plus all traffic.
+    pub fn work(&self, flops: u64) -> Cost {
+        Cost {
+            flops,
+            bytes: self.traffic_bytes(),
+        }
+    }
+
+    /// Elements of operand `slot`; 0 where it is not given.
+    pub fn elements(&self, slot: usize) -> u64 {
+        operand(self.ins, slot).map_or(0, Sized::elements)
+    }
+
     /// Bytes of all operands and results.
     pub fn traffic_bytes(&self) -> u64 {
         self.ins.iter().flatten().map(Sized::bytes).sum::<u64>()
@@ -361,11 +510,19 @@ impl CostCx<'_> {
 
     /// `flops_each` per element of the first result, plus all traffic.
     pub fn elementwise(&self, flops_each: u64) -> Cost {
-        Cost {
-            flops: self.outs.first().map_or(0, Sized::elements) * flops_each,
-            bytes: self.traffic_bytes(),
-        }
+        self.work(self.outs.first().map_or(0, Sized::elements) * flops_each)
     }
+
+    /// `flops_each` per element of the largest operand, plus all traffic.
+    pub fn per_largest_operand(&self, flops_each: u64) -> Cost {
+        let largest = self.ins.iter().flatten().map(Sized::elements).max();
+        self.work(largest.unwrap_or(0) * flops_each)
+    }
+}
+
+/// Operand `slot` at known sizes, where it is given.
+pub fn operand(ins: &[Option<Sized>], slot: usize) -> Option<&Sized> {
+    ins.get(slot)?.as_ref()
 }
 
 /// Cost of a view: nothing moves.
@@ -375,10 +532,7 @@ pub fn free(_: &CostCx) -> Cost {
 
 /// Cost of moving data without arithmetic.
 pub fn moves(cx: &CostCx) -> Cost {
-    Cost {
-        flops: 0,
-        bytes: cx.traffic_bytes(),
-    }
+    cx.work(0)
 }
 
 /// What a `memory` rule sees: operands at known sizes and strides, results at known sizes.
@@ -387,6 +541,23 @@ pub struct MemoryCx<'a> {
     pub ins: &'a [Option<Sized>],
     /// Strides here are row-major; a view states its own.
     pub outs: &'a [Sized],
+}
+
+impl<'a> MemoryCx<'a> {
+    /// Operand `slot`, where it is given.
+    pub fn operand(&self, slot: usize) -> Option<&'a Sized> {
+        operand(self.ins, slot)
+    }
+
+    /// Elements of operand `slot`; 0 where it is not given.
+    pub fn elements(&self, slot: usize) -> u64 {
+        self.operand(slot).map_or(0, Sized::elements)
+    }
+
+    /// Bytes of operand `slot`; 0 where it is not given.
+    pub fn bytes(&self, slot: usize) -> u64 {
+        self.operand(slot).map_or(0, Sized::bytes)
+    }
 }
 
 /// Where a result lives.
@@ -414,6 +585,21 @@ pub struct Footprint {
 }
 
 impl Footprint {
+    /// Results at `outs`, nothing else taken.
+    pub fn new(outs: Vec<Place>) -> Footprint {
+        Footprint {
+            outs,
+            temp_bytes: 0,
+            in_place_operands: Vec::new(),
+        }
+    }
+
+    /// The same with `temp_bytes` of temporaries.
+    pub fn with_temp(mut self, temp_bytes: u64) -> Footprint {
+        self.temp_bytes = temp_bytes;
+        self
+    }
+
     /// The same for a kernel that can write over those operands in `slots` that lie as the first result does.
     pub fn in_place_operands(mut self, cx: &MemoryCx, slots: &[usize]) -> Footprint {
         let Some(out) = cx.outs.first() else {
@@ -432,11 +618,7 @@ impl Footprint {
 
 /// Every result is new, nothing else is taken.
 pub fn fresh(cx: &MemoryCx) -> Footprint {
-    Footprint {
-        outs: vec![Place::Fresh; cx.outs.len()],
-        temp_bytes: 0,
-        in_place_operands: Vec::new(),
-    }
+    Footprint::new(vec![Place::Fresh; cx.outs.len()])
 }
 
 /// A new result, written over any operand that lies like it and is not read again: elementwise kernels.
@@ -503,14 +685,6 @@ impl GradCx<'_, '_> {
     pub fn give(&mut self, i: usize, gradient: ValueId) {
         self.dxs[i] = Some(gradient);
     }
-
-    /// Sets the gradient of operand `i`, summed down to its shape if it was broadcast.
-    pub fn give_summed(&mut self, i: usize, gradient: ValueId) -> Result<()> {
-        let x = self.x(i);
-        let summed = self.b.sum_to(gradient, x)?;
-        self.give(i, summed);
-        Ok(())
-    }
 }
 
 /// What a body sees: a graph of its own whose inputs stand for the operands.
@@ -524,6 +698,11 @@ pub struct BodyCx<'a, 'g> {
 }
 
 impl BodyCx<'_, '_> {
+    /// Operand `i`, where it is given.
+    pub fn opt_x(&self, i: usize) -> Option<ValueId> {
+        self.ins.get(i).copied().flatten()
+    }
+
     pub fn x(&self, i: usize) -> ValueId {
         self.ins[i].unwrap_or_else(|| panic!("I4: operand {i} is missing"))
     }

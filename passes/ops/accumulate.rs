@@ -7,13 +7,12 @@
 //! where one product of all rows makes one.
 
 use super::matmul::{GEMM, MatmulPlan, gemm_plan};
-use super::rules::*;
+use super::rule::*;
 use crate::error::Result;
 use crate::ir::op::{
-    Body, Cost, Domain, Effect, Footprint, Grad, GradCx, InferCx, MemoryCx, OpDef, Sized, Slot,
-    fresh, no_fold,
+    BatchAxes, Cost, Footprint, Grad, GradCx, InferCx, MemoryCx, OpClass, OpDef, Sized, Slot, fresh,
 };
-use crate::ir::{AttrDefault, AttrKind, AttrSpec, Attrs, DType, Dim, Same, Ty};
+use crate::ir::{AttrSpec, Attrs, DType, Dim, Same, Ty};
 
 pub const ROWS: &[&OpDef] = &[&ACCUMULATE, &ADD_PRODUCT];
 
@@ -26,15 +25,9 @@ const PRODUCT_STRETCH: u64 = 1 << 22;
 
 /// sum + part, in the type of the sum: float32 where the part has 16 bits. Both have one shape.
 pub static ACCUMULATE: OpDef = OpDef {
-    name: "Accumulate",
-    domain: Domain::Ckpt,
-    imports: &[],
-    attrs: &[],
     ins: &[Slot::req("sum"), Slot::req("part")],
     outs: &[Slot::req("total")],
-    effect: Effect::Pure,
     infer,
-    fold: no_fold,
     grad: Grad::Rule(|cx| {
         let dy = cx.dy0();
         cx.give(0, dy);
@@ -45,11 +38,11 @@ pub static ACCUMULATE: OpDef = OpDef {
     }),
     cost: one_flop,
     memory,
-    body: Body::Function(|cx| {
+    ..ours("Accumulate", OpClass::Other, BatchAxes::Mixed, |cx| {
         let wide = cx.b.ty(cx.x(0)).dtype;
         let part = cx.b.cast(cx.x(1), wide)?;
         Ok(vec![cx.b.add(cx.x(0), part)?])
-    }),
+    })
 };
 
 /// Whether terms of one type are added up in another without loss of range.
@@ -102,11 +95,7 @@ fn memory(cx: &MemoryCx) -> Footprint {
         true => 0,
         false => (stretch(&part.dims) * row) as u64 * sum.dtype.size_bytes(),
     };
-    Footprint {
-        temp_bytes,
-        ..fresh(cx)
-    }
-    .in_place_operands(cx, &[0])
+    fresh(cx).with_temp(temp_bytes).in_place_operands(cx, &[0])
 }
 
 /// sum + A'·B', where `'` transposes if the attribute says so, in the type of the sum. A and B are matrices of one type,
@@ -114,15 +103,10 @@ fn memory(cx: &MemoryCx) -> Footprint {
 /// library multiplies narrow matrices into a wide sum (float32 on a CUDA device), what the memory rule counts for that is
 /// an upper bound.
 pub static ADD_PRODUCT: OpDef = OpDef {
-    name: "AddProduct",
-    domain: Domain::Ckpt,
-    imports: &[],
-    attrs: &[turned("transA"), turned("transB")],
+    attrs: &[AttrSpec::int("transA", 0), AttrSpec::int("transB", 0)],
     ins: &[Slot::req("sum"), Slot::req("A"), Slot::req("B")],
     outs: &[Slot::req("total")],
-    effect: Effect::Pure,
     infer: infer_product,
-    fold: no_fold,
     grad: Grad::Rule(grad_product),
     cost: |cx| {
         let Some((plan, buffers_bytes)) = product(cx.attrs, cx.ins) else {
@@ -136,29 +120,19 @@ pub static ADD_PRODUCT: OpDef = OpDef {
     },
     memory: |cx| {
         let buffers_bytes = product(cx.attrs, &cx.ins).map_or(0, |(_, bytes)| bytes);
-        Footprint {
-            temp_bytes: buffers_bytes,
-            ..fresh(cx)
-        }
-        .in_place_operands(cx, &[0])
+        fresh(cx)
+            .with_temp(buffers_bytes)
+            .in_place_operands(cx, &[0])
     },
-    body: Body::Function(|cx| {
+    ..ours("AddProduct", OpClass::Other, BatchAxes::Mixed, |cx| {
         let (sum, a, b) = (cx.x(0), cx.x(1), cx.x(2));
         let wide = cx.b.ty(sum).dtype;
         let attrs = cx.attrs.clone();
         let (a, b) = (cx.b.cast(a, wide)?, cx.b.cast(b, wide)?);
         let part = cx.b.emit(&GEMM, &[a, b], attrs)?;
         Ok(vec![cx.b.add(sum, part)?])
-    }),
+    })
 };
-
-const fn turned(name: &'static str) -> AttrSpec {
-    AttrSpec {
-        name,
-        kind: AttrKind::Int,
-        default: AttrDefault::Int(0),
-    }
-}
 
 /// How the product runs, and the bytes it takes beside operands and result: copies that BLAS can read, or what is widened.
 fn product(attrs: &Attrs, ins: &[Option<Sized>]) -> Option<(MatmulPlan, u64)> {

@@ -20,53 +20,29 @@ pub mod plan;
 pub use body::repeated;
 pub use plan::{AttentionPlan, Band, Span};
 
-use super::rules::*;
+use super::rule::*;
 use crate::error::Result;
 use crate::ir::op::{
-    Body, Cost, CostCx, Domain, Effect, Footprint, Grad, GradCx, InferCx, MemoryCx, OpDef, Sized,
-    Slot, fresh, no_fold,
+    BatchAxes, Cost, CostCx, Footprint, Grad, GradCx, InferCx, MemoryCx, OpClass, OpDef, Slot,
+    fresh, moves,
 };
-use crate::ir::{AttrDefault, AttrKind, AttrSpec, Attrs, DType, Dim, Same, Ty};
+use crate::ir::{AttrKind, AttrSpec, Attrs, DType, Dim, Same, Ty};
 
 pub const ROWS: &[&OpDef] = &[&ATTENTION, &ATTENTION_GRAD];
 
-const fn float(name: &'static str, default: f32) -> AttrSpec {
-    AttrSpec {
-        name,
-        kind: AttrKind::Float,
-        default: AttrDefault::Float(default),
-    }
-}
-
-const fn int(name: &'static str, default: i64) -> AttrSpec {
-    AttrSpec {
-        name,
-        kind: AttrKind::Int,
-        default: AttrDefault::Int(default),
-    }
-}
-
-const SCALE: AttrSpec = float("scale", 1.0);
+const SCALE: AttrSpec = AttrSpec::float("scale", 1.0);
 /// 0 or 1.
-const CAUSAL: AttrSpec = int("causal", 0);
+const CAUSAL: AttrSpec = AttrSpec::int("causal", 0);
 /// Keys that a query sees before its own place; −1: all.
-const WINDOW_LEFT: AttrSpec = int("window_left", -1);
+const WINDOW_LEFT: AttrSpec = AttrSpec::int("window_left", -1);
 /// Keys that a query sees after its own place; −1: all.
-const WINDOW_RIGHT: AttrSpec = int("window_right", -1);
+const WINDOW_RIGHT: AttrSpec = AttrSpec::int("window_right", -1);
 /// c in c·tanh(score/c), before the bias; 0: none.
-const SOFTCAP: AttrSpec = float("softcap", 0.0);
+const SOFTCAP: AttrSpec = AttrSpec::float("softcap", 0.0);
 /// `zeros` or `nan`: what a query gives that may see no key.
-const EMPTY_ROWS: AttrSpec = AttrSpec {
-    name: "empty_rows",
-    kind: AttrKind::Str,
-    default: AttrDefault::Str("zeros"),
-};
+const EMPTY_ROWS: AttrSpec = AttrSpec::str("empty_rows", "zeros");
 /// Which gradients the gradient row returns, as slots of the forward node, ascending.
-const WANTS: AttrSpec = AttrSpec {
-    name: "wants",
-    kind: AttrKind::Ints,
-    default: AttrDefault::Required,
-};
+const WANTS: AttrSpec = AttrSpec::required("wants", AttrKind::Ints);
 
 /// Names of what [`ATTENTION`] and [`ATTENTION_GRAD`] have in common.
 const SHARED: [&str; 6] = [
@@ -87,9 +63,6 @@ pub fn empty_is_nan(attrs: &Attrs) -> bool {
 /// [L…, Hq, Sq, Sk]. Without a heads axis all have rank 2. `y` [L…, Hq, Sq, Dv]; `lse` [L…, Hq, Sq] is the log-sum-exp
 /// of the scores, −∞ for a query that sees no key, in the type computed in.
 pub static ATTENTION: OpDef = OpDef {
-    name: "Attention",
-    domain: Domain::Ckpt,
-    imports: &[],
     attrs: &[
         SCALE,
         CAUSAL,
@@ -105,23 +78,23 @@ pub static ATTENTION: OpDef = OpDef {
         Slot::opt("bias"),
     ],
     outs: &[Slot::req("y"), Slot::opt("lse")],
-    effect: Effect::Pure,
     infer: |cx| infer_forward(cx, 0),
-    fold: no_fold,
     grad: Grad::Rule(grad_attention),
     cost: |cx| match AttentionPlan::forward(cx.attrs, cx.ins) {
         Some(plan) => priced(cx, &plan, 1, 1),
-        None => moves_only(cx),
+        None => moves(cx),
     },
     memory: |cx| footprint(cx, AttentionPlan::forward(cx.attrs, cx.ins)),
-    body: Body::Function(body::forward),
+    ..ours(
+        "Attention",
+        OpClass::Attention,
+        BatchAxes::Mixed,
+        body::forward,
+    )
 };
 
 /// Gradients of [`ATTENTION`] for the operands in `wants` (0 q, 1 k, 2 v, 3 bias), in that order.
 pub static ATTENTION_GRAD: OpDef = OpDef {
-    name: "AttentionGrad",
-    domain: Domain::Ckpt,
-    imports: &[],
     attrs: &[
         SCALE,
         CAUSAL,
@@ -139,9 +112,7 @@ pub static ATTENTION_GRAD: OpDef = OpDef {
         Slot::opt("bias"),
     ],
     outs: &[Slot::var("gradients")],
-    effect: Effect::Pure,
     infer: infer_backward,
-    fold: no_fold,
     grad: Grad::Body,
     cost: |cx| match AttentionPlan::backward(cx.attrs, cx.ins) {
         Some(plan) => {
@@ -150,35 +121,27 @@ pub static ATTENTION_GRAD: OpDef = OpDef {
             // Scores, and a product each for dq and dk; dp, and one for dv.
             priced(cx, &plan, 1 + want(0) + want(1), 1 + want(2))
         }
-        None => moves_only(cx),
+        None => moves(cx),
     },
     memory: |cx| footprint(cx, AttentionPlan::backward(cx.attrs, cx.ins)),
-    body: Body::Function(body::backward),
+    ..ours(
+        "AttentionGrad",
+        OpClass::Other,
+        BatchAxes::Mixed,
+        body::backward,
+    )
 };
-
-fn moves_only(cx: &CostCx) -> Cost {
-    Cost {
-        flops: 0,
-        bytes: cx.traffic_bytes(),
-    }
-}
 
 /// Products over the size of a head and over that of a value, for each pair of a query and a key that it may see.
 fn priced(cx: &CostCx, plan: &AttentionPlan, sized: u64, valued: u64) -> Cost {
     let each = 2 * (sized * plan.size as u64 + valued * plan.value_size as u64) + 10;
     let heads = plan.lead_count().saturating_mul(plan.heads * plan.groups);
     let pairs = plan.band.pairs().saturating_mul(heads as u64);
-    Cost {
-        flops: pairs.saturating_mul(each),
-        bytes: cx.traffic_bytes(),
-    }
+    cx.work(pairs.saturating_mul(each))
 }
 
 fn footprint(cx: &MemoryCx, plan: Option<AttentionPlan>) -> Footprint {
-    Footprint {
-        temp_bytes: plan.map_or(0, |p| p.workspace_bytes()),
-        ..fresh(cx)
-    }
+    fresh(cx).with_temp(plan.map_or(0, |p| p.workspace_bytes()))
 }
 
 /// Fails unless the sizes are equal in some run.
@@ -362,9 +325,4 @@ fn infer_backward(cx: &InferCx) -> Result<Vec<Ty>> {
         types.push(ty.clone());
     }
     Ok(types)
-}
-
-/// A given operand.
-fn operand(ins: &[Option<Sized>], slot: usize) -> Option<&Sized> {
-    ins.get(slot)?.as_ref()
 }

@@ -8,22 +8,19 @@
 //! A sum over rows is the sum of the sums over their parts but for rounding; everything else is exact.
 
 mod cut;
-mod pointwise;
 
+use crate::ir::op::{BatchAxes, OpDef};
+use crate::ir::{Attrs, Dim, Graph, Node, NodeId, Same, ValueId};
 pub use cut::{CutCx, cut, reduces};
-use pointwise::POINTWISE;
 
-use super::index::GATHER_ELEMENTS;
 use super::loss::*;
 use super::matmul::{GEMM, MATMUL};
 use super::reduce::*;
-use super::scatter::{ONE_HOT, SCATTER_ELEMENTS};
 use super::shape::*;
 use super::softmax::*;
 use super::sum_to::SUM_TO_SHAPE;
 use crate::ir::build::same_dims;
 use crate::ir::typing::Contents;
-use crate::ir::{Attrs, Dim, Graph, Node, NodeId, OpDef, Same, ValueId};
 
 /// How rows lie in a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,15 +74,8 @@ fn spans(dims: &[Dim], rank: usize, k: usize) -> bool {
 
 /// The scores of an op that compares classes, if it does: `[rows, classes]`, or its last axis is the classes.
 pub fn class_scores(node: &Node) -> Option<ValueId> {
-    let scores = if node.op == &SOFTMAX_CROSS_ENTROPY_LOSS
-        || node.op == &NEGATIVE_LOG_LIKELIHOOD_LOSS
-        || node.op == &LOG_SOFTMAX
-    {
-        node.ins[0]
-    } else {
-        None
-    };
-    scores
+    let compares = node.op.axes == BatchAxes::ClassLoss || node.op == &LOG_SOFTMAX;
+    compares.then_some(node.ins[0])?
 }
 
 /// The same, also of the loss of some of the rows.
@@ -102,9 +92,7 @@ pub fn is_mean_loss(node: &Node) -> bool {
 }
 
 fn is_class_loss(op: &OpDef) -> bool {
-    op == &SOFTMAX_CROSS_ENTROPY_LOSS
-        || op == &NEGATIVE_LOG_LIKELIHOOD_LOSS
-        || is_class_loss_grad(op)
+    matches!(op.axes, BatchAxes::ClassLoss | BatchAxes::ClassLossGrad)
 }
 
 /// Of a loss over classes: the attributes with which `ClassLoss` gives the loss of every label by itself.
@@ -127,7 +115,7 @@ pub fn is_plain_sum(op: &OpDef) -> bool {
 
 /// Whether the op is the gradient of such a loss: its cotangent comes first.
 pub fn is_class_loss_grad(op: &OpDef) -> bool {
-    op == &SOFTMAX_CROSS_ENTROPY_LOSS_GRAD || op == &NEGATIVE_LOG_LIKELIHOOD_LOSS_GRAD
+    op.axes == BatchAxes::ClassLossGrad
 }
 
 /// How a product of two matrices turns its operands, as attributes of `Gemm`; `None` for any other op, a product with
@@ -149,51 +137,25 @@ pub fn bare_product(node: &Node) -> Option<Attrs> {
 /// Why the node cannot be cut.
 pub fn fit(cx: &FitCx, id: NodeId) -> std::result::Result<Fit, Reason> {
     let node = cx.graph.node(id);
-    let op = node.op;
     let known = |v: &Option<ValueId>| v.and_then(|v| (cx.known)(v));
     if node.ins.iter().any(|v| known(v) == Some(Rows::Sum)) {
         return Err("it needs a sum over all rows");
     }
-    if POINTWISE.contains(&op) {
-        pointwise(cx, node)
-    } else if [&RESHAPE, &FLATTEN, &SQUEEZE, &UNSQUEEZE].contains(&op) {
-        relabelled(cx, node)
-    } else if op == &MATMUL {
-        product(cx, node)
-    } else if op == &GEMM {
-        gemm(cx, node)
-    } else if op == &TRANSPOSE {
-        transposed(cx, node)
-    } else if op == &SUM_TO_SHAPE {
-        summed_to(cx, node)
-    } else if REDUCTIONS.contains(&op) {
-        reduced(cx, node)
-    } else if [&SOFTMAX, &SOFTMAX_GRAD, &LOG_SOFTMAX, &LOG_SOFTMAX_GRAD].contains(&op)
-        || [&GATHER_ELEMENTS, &SCATTER_ELEMENTS].contains(&op)
-    {
-        along_axis(cx, node)
-    } else if is_class_loss(op) {
-        class_loss(cx, node)
-    } else if op == &EXPAND {
-        expanded(cx, node)
-    } else if op == &ONE_HOT {
-        one_hot(cx, node)
-    } else {
-        Err("tiling does not know how it treats rows")
+    match node.op.axes {
+        BatchAxes::Pointwise => pointwise(cx, node),
+        BatchAxes::Regrouped => relabelled(cx, node),
+        BatchAxes::Permuted => transposed(cx, node),
+        BatchAxes::Broadcast => expanded(cx, node),
+        BatchAxes::Product => product(cx, node),
+        BatchAxes::BiasedProduct => gemm(cx, node),
+        BatchAxes::SummedToShape => summed_to(cx, node),
+        BatchAxes::Reduced => reduced(cx, node),
+        BatchAxes::AlongAxis => along_axis(cx, node),
+        BatchAxes::ClassLoss | BatchAxes::ClassLossGrad => class_loss(cx, node),
+        BatchAxes::OneHot => one_hot(cx, node),
+        BatchAxes::Mixed => Err("tiling does not know how it treats rows"),
     }
 }
-
-const REDUCTIONS: &[&OpDef] = &[
-    &REDUCE_SUM,
-    &REDUCE_MEAN,
-    &REDUCE_MAX,
-    &REDUCE_MIN,
-    &REDUCE_PROD,
-    &REDUCE_SUM_SQUARE,
-    &REDUCE_L1,
-    &REDUCE_L2,
-    &REDUCE_LOG_SUM_EXP,
-];
 
 /// The leading axes that are rows in some operand or result of the same rank as `v`.
 fn known_lead(cx: &FitCx, node: &Node, rank: usize) -> Option<usize> {

@@ -2,10 +2,10 @@
 //!
 //! Nothing is folded: exporters do not compute shapes with bits.
 
-use super::rules::*;
+use super::rule::*;
 use crate::error::Result;
-use crate::ir::op::{Body, Domain, Effect, Grad, Import, InferCx, OpDef, Slot, fresh, no_fold};
-use crate::ir::{AttrDefault, AttrKind, AttrSpec, DType, Ty};
+use crate::ir::op::{InferCx, OpDef, Slot};
+use crate::ir::{AttrKind, AttrSpec, DType, Ty};
 
 pub const ROWS: &[&OpDef] = &[
     &BITWISE_AND,
@@ -17,96 +17,41 @@ pub const ROWS: &[&OpDef] = &[
 
 const WHY_ZERO: &str = "bits are of integers";
 
+const fn bits(name: &'static str, infer: InferFn) -> OpDef {
+    piecewise_constant(name, onnx(18, 18), &[], WHY_ZERO, infer)
+}
+
 fn two_integers(cx: &InferCx) -> Result<Vec<Ty>> {
     cx.want_dtype(0, DType::is_int, "an integer type")?;
     binary_number(cx)
 }
 
 /// Bits set in both.
-pub static BITWISE_AND: OpDef = OpDef {
-    name: "BitwiseAnd",
-    domain: Domain::Onnx { since: 18 },
-    imports: &[Import::Onnx("BitwiseAnd", 18)],
-    attrs: &[],
-    ins: &[Slot::req("A"), Slot::req("B")],
-    outs: &[Slot::req("C")],
-    effect: Effect::Pure,
-    infer: two_integers,
-    fold: no_fold,
-    grad: Grad::Zero(WHY_ZERO),
-    cost: one_flop,
-    memory: fresh,
-    body: Body::Standard,
-};
+pub static BITWISE_AND: OpDef = bits("BitwiseAnd", two_integers);
 
 /// Bits set in either.
-pub static BITWISE_OR: OpDef = OpDef {
-    name: "BitwiseOr",
-    domain: Domain::Onnx { since: 18 },
-    imports: &[Import::Onnx("BitwiseOr", 18)],
-    attrs: &[],
-    ins: &[Slot::req("A"), Slot::req("B")],
-    outs: &[Slot::req("C")],
-    effect: Effect::Pure,
-    infer: two_integers,
-    fold: no_fold,
-    grad: Grad::Zero(WHY_ZERO),
-    cost: one_flop,
-    memory: fresh,
-    body: Body::Standard,
-};
+pub static BITWISE_OR: OpDef = bits("BitwiseOr", two_integers);
 
 /// Bits set in one of the two.
-pub static BITWISE_XOR: OpDef = OpDef {
-    name: "BitwiseXor",
-    domain: Domain::Onnx { since: 18 },
-    imports: &[Import::Onnx("BitwiseXor", 18)],
-    attrs: &[],
-    ins: &[Slot::req("A"), Slot::req("B")],
-    outs: &[Slot::req("C")],
-    effect: Effect::Pure,
-    infer: two_integers,
-    fold: no_fold,
-    grad: Grad::Zero(WHY_ZERO),
-    cost: one_flop,
-    memory: fresh,
-    body: Body::Standard,
-};
+pub static BITWISE_XOR: OpDef = bits("BitwiseXor", two_integers);
 
-/// Every bit turned.
+/// Every bit flipped.
 pub static BITWISE_NOT: OpDef = OpDef {
-    name: "BitwiseNot",
-    domain: Domain::Onnx { since: 18 },
-    imports: &[Import::Onnx("BitwiseNot", 18)],
-    attrs: &[],
-    ins: &[Slot::req("X")],
-    outs: &[Slot::req("Y")],
-    effect: Effect::Pure,
-    infer: |cx| {
+    ins: X,
+    outs: Y,
+    ..bits("BitwiseNot", |cx| {
         cx.want_dtype(0, DType::is_int, "an integer type")?;
         unary_number(cx)
-    },
-    fold: no_fold,
-    grad: Grad::Zero(WHY_ZERO),
-    cost: one_flop,
-    memory: fresh,
-    body: Body::Standard,
+    })
 };
 
-/// The bits of the first operand moved up (`LEFT`) or down (`RIGHT`) by the second, zeros coming in.
+/// The bits of the first operand shifted up (`LEFT`) or down (`RIGHT`) by the second; zeros are shifted in.
 pub static BIT_SHIFT: OpDef = OpDef {
-    name: "BitShift",
-    domain: Domain::Onnx { since: 11 },
-    imports: &[Import::Onnx("BitShift", 11)],
-    attrs: &[AttrSpec {
-        name: "direction",
-        kind: AttrKind::Str,
-        default: AttrDefault::Required,
-    }],
+    domain: onnx(11, 11),
+    attrs: &[AttrSpec::required("direction", AttrKind::Str)],
     ins: &[Slot::req("X"), Slot::req("Y")],
     outs: &[Slot::req("Z")],
-    effect: Effect::Pure,
-    infer: |cx| {
+    ..bits("BitShift", |cx| {
         cx.want_dtype(0, is_unsigned, "an unsigned integer type")?;
         match cx.attrs.str("direction") {
             "LEFT" | "RIGHT" => binary_number(cx),
@@ -115,12 +60,7 @@ pub static BIT_SHIFT: OpDef = OpDef {
                 .expected("LEFT or RIGHT")
                 .found(other)),
         }
-    },
-    fold: no_fold,
-    grad: Grad::Zero(WHY_ZERO),
-    cost: one_flop,
-    memory: fresh,
-    body: Body::Standard,
+    })
 };
 
 fn is_unsigned(dtype: DType) -> bool {

@@ -1,23 +1,16 @@
 //! `Cast`: change of element type (ONNX Cast-23).
 
-use super::rules::one_flop;
-use crate::ir::op::{Body, Domain, Effect, Grad, Import, OpDef, Slot, fresh};
-use crate::ir::{AttrDefault, AttrKind, AttrSpec, DType, Dim};
-
+use super::rule::*;
+use crate::ir::op::{BatchAxes, Grad, Indices, OpClass, OpDef};
+use crate::ir::{AttrKind, AttrSpec, DType, Dim};
 pub const ROWS: &[&OpDef] = &[&CAST];
 
 pub static CAST: OpDef = OpDef {
-    name: "Cast",
-    domain: Domain::Onnx { since: 13 },
-    imports: &[Import::Onnx("Cast", 9), Import::Aten("aten._to_copy")],
-    attrs: &[AttrSpec {
-        name: "to",
-        kind: AttrKind::DType,
-        default: AttrDefault::Required,
-    }],
-    ins: &[Slot::req("input")],
-    outs: &[Slot::req("output")],
-    effect: Effect::Pure,
+    aten: &["aten._to_copy", "aten.to"],
+    attrs: &[AttrSpec::required("to", AttrKind::DType)],
+    ins: INPUT,
+    outs: OUTPUT,
+    indices: Indices::PassedOn,
     infer: |cx| Ok(vec![cx.ty(0)?.with_dtype(cx.attrs.dtype("to"))]),
     fold: |cx, types| {
         let ints = cx.ints(0)?;
@@ -40,13 +33,10 @@ pub static CAST: OpDef = OpDef {
             _ => None,
         }
     },
-    grad: Grad::Rule(|cx| {
+    grad: Grad::First(|cx| {
         let dtype = cx.ty(cx.x(0)).dtype;
-        let d = cx.b.cast(cx.dy0(), dtype)?;
-        cx.give(0, d);
-        Ok(())
+        cx.b.cast(cx.dy0(), dtype)
     }),
     cost: one_flop,
-    memory: fresh,
-    body: Body::Standard,
+    ..standard("Cast", onnx(9, 13), OpClass::Cast, BatchAxes::Pointwise)
 };

@@ -1,40 +1,30 @@
 //! Ops that put tensors together and take them apart along an axis: `Concat`, `Split`, `Tile`, `Pad`.
 
-use super::axes::*;
-use super::rules::*;
+use super::rule::*;
 use super::shape::{RESHAPE, give_shaped, reshape_like};
 use super::slice::SLICE;
 use super::sum_to::SUM_TO_SHAPE;
 use crate::error::Result;
 use crate::ir::layout::count;
 use crate::ir::op::{
-    Body, Domain, Effect, Footprint, Grad, GradCx, Import, InferCx, OpDef, Place, Slot,
-    contiguous_strides, free, fresh, moves, no_fold,
+    BatchAxes, Footprint, Grad, GradCx, Indices, InferCx, OpClass, OpDef, Place, Slot,
+    contiguous_strides, fresh,
 };
 use crate::ir::typing::MAX_KNOWN_ELEMENTS;
-use crate::ir::{AttrDefault, AttrKind, AttrSpec, Attrs, DType, Dim, Same, Ty, ValueId};
+use crate::ir::{AttrKind, AttrSpec, Attrs, DType, Dim, Same, Ty, ValueId};
 
 pub const ROWS: &[&OpDef] = &[&CONCAT, &SPLIT, &TILE, &PAD];
 
 /// Operands one after another along an axis (ONNX Concat-13).
 pub static CONCAT: OpDef = OpDef {
-    name: "Concat",
-    domain: Domain::Onnx { since: 13 },
-    imports: &[Import::Onnx("Concat", 4), Import::Aten("aten.cat")],
-    attrs: &[AttrSpec {
-        name: "axis",
-        kind: AttrKind::Int,
-        default: AttrDefault::Required,
-    }],
+    aten: &["aten.cat", "aten.stack"],
+    attrs: &[AttrSpec::required("axis", AttrKind::Int)],
     ins: &[Slot::var("inputs")],
     outs: &[Slot::req("concat_result")],
-    effect: Effect::Pure,
     infer: infer_concat,
     fold: fold_concat,
     grad: Grad::Rule(grad_concat),
-    cost: moves,
-    memory: fresh,
-    body: Body::Standard,
+    ..standard("Concat", onnx(4, 13), OpClass::Other, BatchAxes::Mixed)
 };
 
 fn infer_concat(cx: &InferCx) -> Result<Vec<Ty>> {
@@ -139,43 +129,26 @@ fn normal_axis(cx: &GradCx, rank: usize) -> Result<usize> {
 
 /// Consecutive pieces along an axis, of given lengths or `num_outputs` of them (ONNX Split-18); views.
 pub static SPLIT: OpDef = OpDef {
-    name: "Split",
-    domain: Domain::Onnx { since: 18 },
-    imports: &[Import::Onnx("Split", 18)],
+    aten: &["aten.chunk", "aten.split", "aten.split_with_sizes"],
     attrs: &[
-        AttrSpec {
-            name: "axis",
-            kind: AttrKind::Int,
-            default: AttrDefault::Int(0),
-        },
-        AttrSpec {
-            name: "num_outputs",
-            kind: AttrKind::Int,
-            default: AttrDefault::Absent,
-        },
+        AttrSpec::int("axis", 0),
+        AttrSpec::optional("num_outputs", AttrKind::Int),
     ],
     ins: &[Slot::req("input"), Slot::opt("split")],
     outs: &[Slot::var("outputs")],
-    effect: Effect::Pure,
-    infer: infer_split,
     fold: fold_split,
     grad: Grad::Rule(grad_split),
-    cost: free,
     memory: |cx| match cx.ins.first() {
-        Some(Some(x)) => Footprint {
-            outs: vec![
-                Place::View {
-                    of: 0,
-                    strides: x.strides.clone()
-                };
-                cx.outs.len()
-            ],
-            temp_bytes: 0,
-            in_place_operands: Vec::new(),
-        },
+        Some(Some(x)) => Footprint::new(vec![
+            Place::View {
+                of: 0,
+                strides: x.strides.clone()
+            };
+            cx.outs.len()
+        ]),
         _ => fresh(cx),
     },
-    body: Body::Standard,
+    ..layout("Split", onnx(18, 18), BatchAxes::Mixed, infer_split)
 };
 
 fn infer_split(cx: &InferCx) -> Result<Vec<Ty>> {
@@ -272,13 +245,9 @@ fn grad_split(cx: &mut GradCx) -> Result<()> {
 
 /// The operand repeated along each axis (ONNX Tile-13).
 pub static TILE: OpDef = OpDef {
-    name: "Tile",
-    domain: Domain::Onnx { since: 13 },
-    imports: &[Import::Onnx("Tile", 6)],
-    attrs: &[],
+    aten: &["aten.repeat"],
     ins: &[Slot::req("input"), Slot::req("repeats")],
-    outs: &[Slot::req("output")],
-    effect: Effect::Pure,
+    outs: OUTPUT,
     infer: |cx| {
         let x = cx.ty(0)?;
         if int_vector(cx, 1)?.is_some_and(|n| n != x.rank()) {
@@ -295,9 +264,7 @@ pub static TILE: OpDef = OpDef {
     },
     fold: fold_tile,
     grad: Grad::Rule(grad_tile),
-    cost: moves,
-    memory: fresh,
-    body: Body::Standard,
+    ..standard("Tile", onnx(6, 13), OpClass::Other, BatchAxes::Mixed)
 };
 
 fn fold_tile(cx: &InferCx, types: &[Ty]) -> Option<Vec<Vec<Dim>>> {
@@ -352,28 +319,19 @@ fn grad_tile(cx: &mut GradCx) -> Result<()> {
 ///
 /// In the mode `constant` alone: the reader writes the others as gathers.
 pub static PAD: OpDef = OpDef {
-    name: "Pad",
-    domain: Domain::Onnx { since: 18 },
-    imports: &[Import::Onnx("Pad", 11)],
-    attrs: &[AttrSpec {
-        name: "mode",
-        kind: AttrKind::Str,
-        default: AttrDefault::Str("constant"),
-    }],
+    aten: &["aten.constant_pad_nd", "aten.pad"],
+    attrs: &[AttrSpec::str("mode", "constant")],
     ins: &[
         Slot::req("data"),
         Slot::req("pads"),
         Slot::opt("constant_value"),
         Slot::opt("axes"),
     ],
-    outs: &[Slot::req("output")],
-    effect: Effect::Pure,
+    outs: OUTPUT,
+    indices: Indices::PassedOn,
     infer: infer_pad,
-    fold: no_fold,
     grad: Grad::Rule(grad_pad),
-    cost: moves,
-    memory: fresh,
-    body: Body::Standard,
+    ..standard("Pad", onnx(11, 18), OpClass::Other, BatchAxes::Mixed)
 };
 
 fn infer_pad(cx: &InferCx) -> Result<Vec<Ty>> {

@@ -7,37 +7,25 @@
 mod body;
 pub mod plan;
 
-use super::axes::int_vector;
 use super::reduce::{REDUCE_SUM, reduce_axes};
+use super::rule::*;
 use super::shape::give_shaped;
 use crate::error::Result;
 use crate::ir::op::{
-    Body, Cost, CostCx, Domain, Effect, Footprint, Grad, GradCx, Import, InferCx, MemoryCx, OpDef,
-    Sized, Slot, fresh, no_fold,
+    BatchAxes, Cost, CostCx, Footprint, Grad, GradCx, InferCx, MemoryCx, OpClass, OpDef, Sized,
+    Slot, fresh, operand,
 };
-use crate::ir::{AttrDefault, AttrKind, AttrSpec, Attrs, DType, Dim, Same, Ty, ValueId};
+use crate::ir::{AttrKind, AttrSpec, Attrs, DType, Dim, Same, Ty, ValueId};
 use plan::{Buffers, ConvPlan};
 
 pub const ROWS: &[&OpDef] = &[&CONV, &CONV_TRANSPOSE, &CONV_INPUT_GRAD, &CONV_WEIGHT_GRAD];
 
 const fn ints(name: &'static str) -> AttrSpec {
-    AttrSpec {
-        name,
-        kind: AttrKind::Ints,
-        default: AttrDefault::Absent,
-    }
+    AttrSpec::optional(name, AttrKind::Ints)
 }
 
-const AUTO_PAD: AttrSpec = AttrSpec {
-    name: "auto_pad",
-    kind: AttrKind::Str,
-    default: AttrDefault::Str("NOTSET"),
-};
-const GROUP: AttrSpec = AttrSpec {
-    name: "group",
-    kind: AttrKind::Int,
-    default: AttrDefault::Int(1),
-};
+const AUTO_PAD: AttrSpec = AttrSpec::str("auto_pad", "NOTSET");
+const GROUP: AttrSpec = AttrSpec::int("group", 1);
 const DILATIONS: AttrSpec = ints("dilations");
 const PADS: AttrSpec = ints("pads");
 const STRIDES: AttrSpec = ints("strides");
@@ -203,21 +191,18 @@ fn priced(cx: &CostCx, plan: Option<ConvPlan>) -> Cost {
 }
 
 fn taking(cx: &MemoryCx, plan: Option<(ConvPlan, Buffers)>) -> Footprint {
-    Footprint {
-        temp_bytes: plan.map_or(0, |(plan, buffers)| plan.temp_bytes(buffers)),
-        ..fresh(cx)
-    }
+    fresh(cx).with_temp(plan.map_or(0, |(plan, buffers)| plan.temp_bytes(buffers)))
 }
 
-fn operand(ins: &[Option<Sized>], slot: usize) -> Option<&Sized> {
-    ins.get(slot)?.as_ref()
-}
+const IMAGE_WEIGHTS_BIAS: &[Slot] = &[
+    Slot::req("X"),
+    Slot::req("W").weight(),
+    Slot::opt("B").weight(),
+];
 
 /// Σ over a window and the channels of its group (ONNX Conv-11).
 pub static CONV: OpDef = OpDef {
-    name: "Conv",
-    domain: Domain::Onnx { since: 11 },
-    imports: &[Import::Onnx("Conv", 1), Import::Aten("aten.convolution")],
+    aten: &["aten.convolution"],
     attrs: &[
         AUTO_PAD,
         DILATIONS,
@@ -226,22 +211,17 @@ pub static CONV: OpDef = OpDef {
         PADS,
         STRIDES,
     ],
-    ins: &[
-        Slot::req("X"),
-        Slot::req("W").weight(),
-        Slot::opt("B").weight(),
-    ],
-    outs: &[Slot::req("Y")],
-    effect: Effect::Pure,
+    ins: IMAGE_WEIGHTS_BIAS,
+    outs: Y,
+    later_types: BF16_SINCE_22,
     infer: infer_conv,
-    fold: no_fold,
     grad: Grad::Rule(grad_conv),
     cost: |cx| priced(cx, forward_plan(cx.attrs, cx.ins)),
     memory: |cx| {
         let plan = forward_plan(cx.attrs, cx.ins).zip(operand(cx.ins, 1));
         taking(cx, plan.map(|(plan, w)| (plan.clone(), plan.forward(w))))
     },
-    body: Body::Standard,
+    ..standard("Conv", onnx(1, 11), OpClass::Convolution, BatchAxes::Mixed)
 };
 
 fn forward_plan(attrs: &Attrs, ins: &[Option<Sized>]) -> Option<ConvPlan> {
@@ -292,9 +272,6 @@ fn grad_bias(cx: &mut GradCx, dy: ValueId) -> Result<()> {
 ///
 /// Not supported: `output_shape`, which a reader rewrites as padding; output padding as wide as a stride.
 pub static CONV_TRANSPOSE: OpDef = OpDef {
-    name: "ConvTranspose",
-    domain: Domain::Onnx { since: 11 },
-    imports: &[Import::Onnx("ConvTranspose", 1)],
     attrs: &[
         AUTO_PAD,
         DILATIONS,
@@ -304,19 +281,19 @@ pub static CONV_TRANSPOSE: OpDef = OpDef {
         PADS,
         STRIDES,
     ],
-    ins: &[
-        Slot::req("X"),
-        Slot::req("W").weight(),
-        Slot::opt("B").weight(),
-    ],
-    outs: &[Slot::req("Y")],
-    effect: Effect::Pure,
+    ins: IMAGE_WEIGHTS_BIAS,
+    outs: Y,
+    later_types: BF16_SINCE_22,
     infer: infer_transpose,
-    fold: no_fold,
     grad: Grad::Rule(grad_transpose),
     cost: |cx| priced(cx, spread_plan(cx.attrs, cx.ins, cx.outs)),
     memory: |cx| spreading(cx),
-    body: Body::Standard,
+    ..standard(
+        "ConvTranspose",
+        onnx(1, 11),
+        OpClass::Convolution,
+        BatchAxes::Mixed,
+    )
 };
 
 /// Of a node that spreads operand 0 with the weights of operand 1 over its result.
@@ -404,13 +381,9 @@ fn grad_transpose(cx: &mut GradCx) -> Result<()> {
 
 /// `ConvInputGrad(dy, w, shape)`: the gradient of [`CONV`] for its first operand, of that shape.
 pub static CONV_INPUT_GRAD: OpDef = OpDef {
-    name: "ConvInputGrad",
-    domain: Domain::Ckpt,
-    imports: &[],
     attrs: &[DILATIONS, GROUP, PADS, STRIDES],
     ins: &[Slot::req("dy"), Slot::req("w"), Slot::req("shape")],
-    outs: &[Slot::req("dx")],
-    effect: Effect::Pure,
+    outs: DX,
     infer: |cx| {
         let window = Window::checked(cx, 0, 1)?;
         let (dy, w) = (cx.ty(0)?, cx.ty(1)?);
@@ -425,11 +398,15 @@ pub static CONV_INPUT_GRAD: OpDef = OpDef {
         }
         Ok(vec![dy.with_dims(dims)])
     },
-    fold: no_fold,
     grad: Grad::Rule(grad_input_grad),
     cost: |cx| priced(cx, spread_plan(cx.attrs, cx.ins, cx.outs)),
     memory: |cx| spreading(cx),
-    body: Body::Function(body::input_grad),
+    ..ours(
+        "ConvInputGrad",
+        OpClass::Other,
+        BatchAxes::Mixed,
+        body::input_grad,
+    )
 };
 
 /// Linear in both: the convolution of what arrives, and its gradient for the weights.
@@ -449,13 +426,9 @@ fn grad_input_grad(cx: &mut GradCx) -> Result<()> {
 
 /// `ConvWeightGrad(x, dy, shape)`: the gradient of [`CONV`] for its weights, of that shape.
 pub static CONV_WEIGHT_GRAD: OpDef = OpDef {
-    name: "ConvWeightGrad",
-    domain: Domain::Ckpt,
-    imports: &[],
     attrs: &[DILATIONS, GROUP, PADS, STRIDES],
     ins: &[Slot::req("x"), Slot::req("dy"), Slot::req("shape")],
     outs: &[Slot::req("dw")],
-    effect: Effect::Pure,
     infer: |cx| {
         let window = Window::checked(cx, 0, 1)?;
         let (x, dy) = (cx.ty(0)?, cx.ty(1)?);
@@ -470,7 +443,6 @@ pub static CONV_WEIGHT_GRAD: OpDef = OpDef {
         }
         Ok(vec![x.with_dims(dims)])
     },
-    fold: no_fold,
     grad: Grad::Rule(grad_weight_grad),
     cost: |cx| priced(cx, weight_plan(cx.attrs, cx.ins, cx.outs)),
     memory: |cx| {
@@ -480,7 +452,12 @@ pub static CONV_WEIGHT_GRAD: OpDef = OpDef {
             plan.map(|(plan, dy)| (plan.clone(), plan.of_weights(dy))),
         )
     },
-    body: Body::Function(body::weight_grad),
+    ..ours(
+        "ConvWeightGrad",
+        OpClass::Other,
+        BatchAxes::Mixed,
+        body::weight_grad,
+    )
 };
 
 /// Linear in both, as above, with what arrives in the place of the weights.

@@ -1,21 +1,29 @@
 //! `Max`, `Min`, `Clip`: selection by size. Where operands tie, `Max` and `Min` share the gradient evenly.
 
 use super::logic::{AND, EQUAL, GREATER, GREATER_OR_EQUAL, LESS, LESS_OR_EQUAL, OR};
-use super::rules::*;
+use super::rule::*;
 use crate::error::Result;
-use crate::ir::op::{Body, Domain, Effect, Grad, GradCx, Import, InferCx, OpDef, Slot, fresh};
+use crate::ir::op::{BatchAxes, Grad, GradCx, Indices, InferCx, OpClass, OpDef, Slot, fresh};
 use crate::ir::{Dim, Ty};
 
 pub const ROWS: &[&OpDef] = &[&MAX, &MIN, &CLIP];
 
+const fn selection(name: &'static str, first: i64, aten: &'static [&'static str]) -> OpDef {
+    OpDef {
+        aten,
+        memory: |cx| fresh(cx).in_place_operands(cx, &[0]),
+        ..standard(
+            name,
+            onnx(first, 13),
+            OpClass::Elementwise,
+            BatchAxes::Pointwise,
+        )
+    }
+}
+
 pub static MAX: OpDef = OpDef {
-    name: "Max",
-    domain: Domain::Onnx { since: 13 },
-    imports: &[Import::Onnx("Max", 8), Import::Aten("aten.maximum")],
-    attrs: &[],
     ins: &[Slot::var("data_0")],
     outs: &[Slot::req("max")],
-    effect: Effect::Pure,
     infer: variadic_number,
     fold: |cx, ty| {
         fold_elementwise(cx, ty, |x| {
@@ -24,18 +32,12 @@ pub static MAX: OpDef = OpDef {
     },
     grad: Grad::Rule(|cx| grad_extreme(cx, &LESS)),
     cost: |cx| cx.elementwise(cx.ins.len() as u64),
-    memory: |cx| fresh(cx).in_place_operands(cx, &[0]),
-    body: Body::Standard,
+    ..selection("Max", 8, &["aten.maximum"])
 };
 
 pub static MIN: OpDef = OpDef {
-    name: "Min",
-    domain: Domain::Onnx { since: 13 },
-    imports: &[Import::Onnx("Min", 8), Import::Aten("aten.minimum")],
-    attrs: &[],
     ins: &[Slot::var("data_0")],
     outs: &[Slot::req("min")],
-    effect: Effect::Pure,
     infer: variadic_number,
     fold: |cx, ty| {
         fold_elementwise(cx, ty, |x| {
@@ -44,51 +46,45 @@ pub static MIN: OpDef = OpDef {
     },
     grad: Grad::Rule(|cx| grad_extreme(cx, &GREATER)),
     cost: |cx| cx.elementwise(cx.ins.len() as u64),
-    memory: |cx| fresh(cx).in_place_operands(cx, &[0]),
-    body: Body::Standard,
+    ..selection("Min", 8, &["aten.minimum"])
 };
 
 /// `loses(a, b)`: whether `b` is chosen over `a`.
 fn grad_extreme(cx: &mut GradCx, loses: &'static OpDef) -> Result<()> {
-    let (n, dy) = (cx.wants.len(), cx.dy0());
-    let dtype = cx.ty(dy).dtype;
-    let zero = cx.b.scalar(dtype, 0.0);
+    let (n, dy) = (cx.wants.len(), cx.cotangent());
+    let zero = cx.number(dy, 0.0);
     if n == 1 {
-        cx.give(0, dy);
-        return Ok(());
+        return cx.give_expr(0, dy);
     }
     if n == 2 {
         // As PyTorch: with a NaN on either side no comparison holds and both get the gradient.
-        let tie = emit(cx.b, &EQUAL, &[cx.x(0), cx.x(1)])?;
-        let half = cx.b.scalar(dtype, 0.5);
-        let half = cx.b.mul(dy, half)?;
-        let shared = choose(cx.b, tie, half, dy)?;
+        let tie = cx.bind(binary_op(&EQUAL, cx.operand(0), cx.operand(1)))?;
+        let shared = cx.bind(select(tie, dy * 0.5, dy))?;
         for i in 0..2 {
             if cx.wants(i) {
-                let lost = emit(cx.b, loses, &[cx.x(i), cx.x(1 - i)])?;
-                let d = choose(cx.b, lost, zero, shared)?;
-                cx.give_summed(i, d)?;
+                let lost = binary_op(loses, cx.operand(i), cx.operand(1 - i));
+                cx.give_summed(i, select(lost, zero, shared))?;
             }
         }
         return Ok(());
     }
+    let dtype = cx.ty(dy.0).dtype;
     let mut chosen = Vec::with_capacity(n);
-    let mut count = None;
+    let mut count: Option<Term> = None;
     for i in 0..n {
-        let mask = emit(cx.b, &EQUAL, &[cx.x(i), cx.y(0)])?;
-        let one = cx.b.cast(mask, dtype)?;
+        let mask = cx.bind(binary_op(&EQUAL, cx.operand(i), cx.result(0)))?;
+        let one = cx.bind(cast(mask, dtype))?;
         count = Some(match count {
             None => one,
-            Some(sum) => cx.b.add(sum, one)?,
+            Some(sum) => cx.bind(sum + one)?,
         });
         chosen.push(mask);
     }
     let Some(count) = count else { return Ok(()) };
-    let share = cx.b.div(dy, count)?;
+    let share = cx.bind(dy / count)?;
     for (i, mask) in chosen.into_iter().enumerate() {
         if cx.wants(i) {
-            let d = choose(cx.b, mask, share, zero)?;
-            cx.give_summed(i, d)?;
+            cx.give_summed(i, select(mask, share, zero))?;
         }
     }
     Ok(())
@@ -96,13 +92,9 @@ fn grad_extreme(cx: &mut GradCx, loses: &'static OpDef) -> Result<()> {
 
 /// `min(max(x, lo), hi)`: where `lo > hi`, every element is `hi`.
 pub static CLIP: OpDef = OpDef {
-    name: "Clip",
-    domain: Domain::Onnx { since: 13 },
-    imports: &[Import::Onnx("Clip", 11)],
-    attrs: &[],
     ins: &[Slot::req("input"), Slot::opt("min"), Slot::opt("max")],
-    outs: &[Slot::req("output")],
-    effect: Effect::Pure,
+    outs: OUTPUT,
+    indices: Indices::PassedOn,
     infer: infer_clip,
     fold: |cx, _| {
         let bound = |slot| match cx.opt_ty(slot) {
@@ -118,8 +110,7 @@ pub static CLIP: OpDef = OpDef {
     },
     grad: Grad::Rule(grad_clip),
     cost: |cx| cx.elementwise(2),
-    memory: |cx| fresh(cx).in_place_operands(cx, &[0]),
-    body: Body::Standard,
+    ..selection("Clip", 11, &["aten.clamp"])
 };
 
 fn infer_clip(cx: &InferCx) -> Result<Vec<Ty>> {
@@ -140,43 +131,35 @@ fn infer_clip(cx: &InferCx) -> Result<Vec<Ty>> {
 
 /// The gradient passes where lo ≤ x ≤ hi; a bound gets it where the bound is the result.
 fn grad_clip(cx: &mut GradCx) -> Result<()> {
-    let (x, dy) = (cx.x(0), cx.dy0());
-    let dtype = cx.ty(x).dtype;
-    let zero = cx.b.scalar(dtype, 0.0);
-    let (lo, hi) = (cx.opt_x(1), cx.opt_x(2));
+    let (x, dy) = (cx.operand(0), cx.cotangent());
+    let zero = cx.number(x, 0.0);
+    let (lo, hi) = (cx.opt_x(1).map(Term), cx.opt_x(2).map(Term));
     if cx.wants(0) {
         let mut d = dy;
-        if let Some(lo) = lo {
-            let inside = emit(cx.b, &GREATER_OR_EQUAL, &[x, lo])?;
-            d = choose(cx.b, inside, d, zero)?;
-        }
-        if let Some(hi) = hi {
-            let inside = emit(cx.b, &LESS_OR_EQUAL, &[x, hi])?;
-            d = choose(cx.b, inside, d, zero)?;
+        for (bound, inside) in [(lo, &GREATER_OR_EQUAL), (hi, &LESS_OR_EQUAL)] {
+            if let Some(bound) = bound {
+                d = cx.bind(select(binary_op(inside, x, bound), d, zero))?;
+            }
         }
         cx.give_summed(0, d)?;
     }
     if let Some(lo) = lo
         && cx.wants(1)
     {
-        let mut chosen = emit(cx.b, &LESS, &[x, lo])?;
+        let mut chosen = binary_op(&LESS, x, lo);
         if let Some(hi) = hi {
-            let apart = emit(cx.b, &LESS, &[lo, hi])?;
-            chosen = emit(cx.b, &AND, &[chosen, apart])?;
+            chosen = binary_op(&AND, chosen, binary_op(&LESS, lo, hi));
         }
-        let d = choose(cx.b, chosen, dy, zero)?;
-        cx.give_summed(1, d)?;
+        cx.give_summed(1, select(chosen, dy, zero))?;
     }
     if let Some(hi) = hi
         && cx.wants(2)
     {
-        let mut chosen = emit(cx.b, &GREATER, &[x, hi])?;
+        let mut chosen = binary_op(&GREATER, x, hi);
         if let Some(lo) = lo {
-            let crossed = emit(cx.b, &LESS, &[hi, lo])?;
-            chosen = emit(cx.b, &OR, &[chosen, crossed])?;
+            chosen = binary_op(&OR, chosen, binary_op(&LESS, hi, lo));
         }
-        let d = choose(cx.b, chosen, dy, zero)?;
-        cx.give_summed(2, d)?;
+        cx.give_summed(2, select(chosen, dy, zero))?;
     }
     Ok(())
 }

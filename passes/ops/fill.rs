@@ -1,29 +1,19 @@
 //! Ops that make tensors from sizes and bounds, and masks: `ConstantOfShape`, `Range`, `Trilu`.
 
-use super::axes::*;
-use super::rules::*;
+use super::rule::*;
 use crate::error::Result;
-use crate::ir::op::{
-    Body, Domain, Effect, Grad, Import, InferCx, OpDef, Slot, fresh, moves, no_fold,
-};
+use crate::ir::op::{BatchAxes, Grad, InferCx, OpClass, OpDef, Slot};
 use crate::ir::typing::MAX_KNOWN_ELEMENTS;
-use crate::ir::{AttrDefault, AttrKind, AttrSpec, Attrs, DType, Dim, Ty};
+use crate::ir::{AttrKind, AttrSpec, Attrs, DType, Dim, Ty};
 
 pub const ROWS: &[&OpDef] = &[&CONSTANT_OF_SHAPE, &RANGE, &TRILU];
 
 /// A shape filled with one value, float 0 where none is given (ONNX ConstantOfShape-9).
 pub static CONSTANT_OF_SHAPE: OpDef = OpDef {
-    name: "ConstantOfShape",
-    domain: Domain::Onnx { since: 9 },
-    imports: &[Import::Onnx("ConstantOfShape", 9)],
-    attrs: &[AttrSpec {
-        name: "value",
-        kind: AttrKind::Tensor,
-        default: AttrDefault::Absent,
-    }],
-    ins: &[Slot::req("input")],
-    outs: &[Slot::req("output")],
-    effect: Effect::Pure,
+    attrs: &[AttrSpec::optional("value", AttrKind::Tensor)],
+    ins: INPUT,
+    outs: OUTPUT,
+    later_types: &[(DType::BF16, 20)],
     infer: |cx| {
         let rank = int_vector(cx, 0)?;
         let value = cx.attrs.opt_tensor("value");
@@ -50,20 +40,18 @@ pub static CONSTANT_OF_SHAPE: OpDef = OpDef {
         Some(vec![vec![value; total as usize]])
     },
     grad: Grad::Zero("a shape does not change with the data"),
-    cost: moves,
-    memory: fresh,
-    body: Body::Standard,
+    ..standard(
+        "ConstantOfShape",
+        onnx(9, 9),
+        OpClass::Other,
+        BatchAxes::Mixed,
+    )
 };
 
 /// `start`, `start + delta`, … short of `limit` (ONNX Range-11).
 pub static RANGE: OpDef = OpDef {
-    name: "Range",
-    domain: Domain::Onnx { since: 11 },
-    imports: &[Import::Onnx("Range", 11)],
-    attrs: &[],
     ins: &[Slot::req("start"), Slot::req("limit"), Slot::req("delta")],
-    outs: &[Slot::req("output")],
-    effect: Effect::Pure,
+    outs: OUTPUT,
     infer: infer_range,
     fold: |cx, types| {
         let count = u64::try_from(types.first()?.dims[0].as_const()?).ok()?;
@@ -75,9 +63,7 @@ pub static RANGE: OpDef = OpDef {
         Some(vec![(0..count).map(at).collect()])
     },
     grad: Grad::Zero("its bounds decide how many elements there are"),
-    cost: moves,
-    memory: fresh,
-    body: Body::Standard,
+    ..standard("Range", onnx(11, 11), OpClass::Other, BatchAxes::Mixed)
 };
 
 fn infer_range(cx: &InferCx) -> Result<Vec<Ty>> {
@@ -115,17 +101,10 @@ fn infer_range(cx: &InferCx) -> Result<Vec<Ty>> {
 
 /// The part of each matrix above (`upper`) or below the `k`-th diagonal, zeros elsewhere (ONNX Trilu-14).
 pub static TRILU: OpDef = OpDef {
-    name: "Trilu",
-    domain: Domain::Onnx { since: 14 },
-    imports: &[Import::Onnx("Trilu", 14)],
-    attrs: &[AttrSpec {
-        name: "upper",
-        kind: AttrKind::Int,
-        default: AttrDefault::Int(1),
-    }],
+    aten: &["aten.tril", "aten.triu"],
+    attrs: &[AttrSpec::int("upper", 1)],
     ins: &[Slot::req("input"), Slot::opt("k")],
-    outs: &[Slot::req("output")],
-    effect: Effect::Pure,
+    outs: OUTPUT,
     infer: |cx| {
         if cx.ty(0)?.rank() < 2 {
             return Err(cx.fail("shape", "the operand has fewer than two axes"));
@@ -137,15 +116,11 @@ pub static TRILU: OpDef = OpDef {
         }
         Ok(vec![cx.ty(0)?.clone()])
     },
-    fold: no_fold,
-    grad: Grad::Rule(|cx| {
+    grad: Grad::First(|cx| {
         let attrs = Attrs::new().with("upper", cx.attrs().int("upper"));
         let ins = vec![Some(cx.dy0()), cx.opt_x(1)];
         let d = cx.b.emit_n(&TRILU, ins, attrs, 1)?[0];
-        cx.give(0, d);
-        Ok(())
+        Ok(d)
     }),
-    cost: moves,
-    memory: fresh,
-    body: Body::Standard,
+    ..standard("Trilu", onnx(14, 14), OpClass::Other, BatchAxes::Mixed)
 };

@@ -1,114 +1,79 @@
 //! Gates: `silu(x) = x·sigmoid(x)` (Elfwing, Uchibe and Doya 2017, arXiv 1702.03118) and `SwiGLU(gate, up) =
 //! silu(gate)·up` (Shazeer 2020, arXiv 2002.05202), each with its gradient.
 //!
-//! As rows of their own they keep their operands for the gradient and nothing else; written as `Sigmoid` and `Mul` they
-//! keep the sigmoid, and the gate's result, too. Bodies compute the silu in float32 where the operands are narrower and
-//! round it, as the kernels do.
+//! As rows of their own they keep only their operands for the gradient. Written as `Sigmoid` and `Mul` they also keep
+//! the sigmoid and the gate's result. Bodies compute the silu in float32 where the operands are narrower and round it,
+//! as the kernels do.
 
 use super::activation::SIGMOID;
-use super::rules::*;
+use super::rule::*;
 use crate::error::Result;
-use crate::ir::op::{
-    Body, BodyCx, Domain, Effect, Grad, GradCx, OpDef, Slot, elementwise, fresh, no_fold,
-};
-use crate::ir::{Ty, ValueId};
+use crate::ir::ValueId;
+use crate::ir::op::{BatchAxes, BodyCx, Grad, GradCx, OpClass, OpDef, Slot, elementwise, fresh};
 
 pub const ROWS: &[&OpDef] = &[&SILU, &SILU_GRAD, &SWIGLU, &SWIGLU_GRAD];
 
+const fn gate(name: &'static str, body: BodyFn) -> OpDef {
+    OpDef {
+        outs: SMALL_Y,
+        cost: ten_flops,
+        memory: elementwise,
+        ..ours(name, OpClass::Other, BatchAxes::Pointwise, body)
+    }
+}
+
 pub static SILU: OpDef = OpDef {
-    name: "Silu",
-    domain: Domain::Ckpt,
-    imports: &[],
-    attrs: &[],
-    ins: &[Slot::req("x")],
-    outs: &[Slot::req("y")],
-    effect: Effect::Pure,
+    aten: &["aten.silu"],
+    ins: SMALL_X,
     infer: unary_float,
-    fold: no_fold,
-    grad: Grad::Rule(|cx| {
-        let d = emit(cx.b, &SILU_GRAD, &[cx.x(0), cx.dy0()])?;
-        cx.give(0, d);
-        Ok(())
-    }),
-    cost: ten_flops,
-    memory: elementwise,
-    body: Body::Function(|cx| {
+    grad: Grad::First(|cx| cx.eval(binary_op(&SILU_GRAD, cx.operand(0), cx.cotangent()))),
+    ..gate("Silu", |cx| {
         let (y, _, _) = silu(cx, 0)?;
         narrow(cx, y)
-    }),
+    })
 };
 
 /// dy·s·(1 + x·(1 − s)) with s = sigmoid(x); `aten::silu_backward`.
-pub static SILU_GRAD: OpDef = OpDef {
-    name: "SiluGrad",
-    domain: Domain::Ckpt,
-    imports: &[],
-    attrs: &[],
-    ins: &[Slot::req("x"), Slot::req("dy")],
-    outs: &[Slot::req("dx")],
-    effect: Effect::Pure,
-    infer: two_alike,
-    fold: no_fold,
-    grad: Grad::Body,
-    cost: ten_flops,
-    memory: elementwise,
-    body: Body::Function(|cx| {
-        let dy = widen(cx.b, cx.x(1))?;
-        let dx = slope(cx, dy)?;
-        narrow(cx, dx)
-    }),
-};
+pub static SILU_GRAD: OpDef = unary_grad("SiluGrad", |cx| {
+    let dy = cx.widened(cx.x(1))?;
+    let dx = slope(cx, dy)?;
+    narrow(cx, dx)
+});
 
 /// silu(gate)·up; the silu is rounded to the operands' type first.
 pub static SWIGLU: OpDef = OpDef {
-    name: "SwiGlu",
-    domain: Domain::Ckpt,
-    imports: &[],
-    attrs: &[],
+    aten: &["aten.silu"],
     ins: &[Slot::req("gate"), Slot::req("up")],
-    outs: &[Slot::req("y")],
-    effect: Effect::Pure,
     infer: two_alike,
-    fold: no_fold,
     grad: Grad::Rule(grad_swiglu),
-    cost: ten_flops,
     memory: |cx| fresh(cx).in_place_operands(cx, &[0]),
-    body: Body::Function(|cx| {
+    ..gate("SwiGlu", |cx| {
         let (y, _, _) = silu(cx, 0)?;
-        let y = narrow(cx, y)?[0];
-        Ok(vec![cx.b.mul(y, cx.x(1))?])
-    }),
+        let y = Term(narrow(cx, y)?[0]);
+        Ok(vec![cx.eval(y * Term(cx.x(1)))?])
+    })
 };
 
-/// Where only one operand needs a gradient, its part alone.
+/// Where only one operand needs a gradient, its share alone.
 fn grad_swiglu(cx: &mut GradCx) -> Result<()> {
-    let (gate, up, dy) = (cx.x(0), cx.x(1), cx.dy0());
+    let (gate, up, dy) = (cx.operand(0), cx.operand(1), cx.cotangent());
     if cx.wants(0) && cx.wants(1) {
-        let ins = vec![Some(gate), Some(up), Some(dy)];
+        let ins = vec![Some(gate.0), Some(up.0), Some(dy.0)];
         let gradients = cx.b.emit_n(&SWIGLU_GRAD, ins, Default::default(), 2)?;
         cx.give(0, gradients[0]);
         cx.give(1, gradients[1]);
     } else if cx.wants(0) {
-        let through = cx.b.mul(dy, up)?;
-        let d = emit(cx.b, &SILU_GRAD, &[gate, through])?;
-        cx.give(0, d);
+        cx.give_expr(0, binary_op(&SILU_GRAD, gate, dy * up))?;
     } else if cx.wants(1) {
-        let y = emit(cx.b, &SILU, &[gate])?;
-        let d = cx.b.mul(dy, y)?;
-        cx.give(1, d);
+        cx.give_expr(1, dy * unary_op(&SILU, gate))?;
     }
     Ok(())
 }
 
-/// The gradients of [`SWIGLU`], each worked out in its own result: dgate = silu'(gate)·(dy·up), dup = silu(gate)·dy.
+/// The gradients of [`SWIGLU`], each computed in its own result: dgate = silu'(gate)·(dy·up), dup = silu(gate)·dy.
 pub static SWIGLU_GRAD: OpDef = OpDef {
-    name: "SwiGluGrad",
-    domain: Domain::Ckpt,
-    imports: &[],
-    attrs: &[],
     ins: &[Slot::req("gate"), Slot::req("up"), Slot::req("dy")],
     outs: &[Slot::req("dgate"), Slot::req("dup")],
-    effect: Effect::Pure,
     infer: |cx| {
         two_alike(cx)?;
         cx.same_dtype(&[0, 2])?;
@@ -119,44 +84,32 @@ pub static SWIGLU_GRAD: OpDef = OpDef {
                 .expected(gate.to_string())
                 .found(dy.to_string()));
         }
-        Ok::<Vec<Ty>, _>(vec![gate.clone(), gate.clone()])
+        Ok(vec![gate.clone(), gate.clone()])
     },
-    fold: no_fold,
-    grad: Grad::Body,
-    cost: |cx| {
-        let mut cost = ten_flops(cx);
-        cost.flops *= 2;
-        cost
-    },
+    cost: |cx| cx.elementwise(20),
     memory: |cx| fresh(cx).in_place_operands(cx, &[1]),
-    body: Body::Function(|cx| {
-        let (gate, up, dy) = (cx.x(0), cx.x(1), cx.x(2));
+    ..unary_grad("SwiGluGrad", |cx| {
+        let (gate, up, dy) = (cx.x(0), Term(cx.x(1)), Term(cx.x(2)));
         let dtype = cx.ty(gate).dtype;
-        let through = cx.b.mul(dy, up)?;
-        let through = widen(cx.b, through)?;
+        let through = cx.eval(dy * up)?;
+        let through = cx.widened(through)?;
         let dgate = slope(cx, through)?;
         let dgate = cx.b.cast(dgate, dtype)?;
         let (y, _, _) = silu(cx, 0)?;
-        let y = cx.b.cast(y, dtype)?;
-        let dup = cx.b.mul(y, dy)?;
-        Ok(vec![dgate, dup])
-    }),
+        Ok(vec![dgate, cx.eval(cast(y, dtype) * dy)?])
+    })
 };
 
 /// silu(x), x and sigmoid(x) of operand `i`, in the type computed in.
-fn silu(cx: &mut BodyCx, i: usize) -> Result<(ValueId, ValueId, ValueId)> {
-    let x = widen(cx.b, cx.x(i))?;
-    let s = emit(cx.b, &SIGMOID, &[x])?;
-    Ok((cx.b.mul(x, s)?, x, s))
+fn silu(cx: &mut BodyCx, i: usize) -> Result<(Term, Term, Term)> {
+    let x = cx.widened(cx.x(i))?;
+    let s = cx.bind(unary_op(&SIGMOID, x))?;
+    Ok((cx.bind(x * s)?, x, s))
 }
 
 /// `dy` times the slope of the silu at the first operand.
-fn slope(cx: &mut BodyCx, dy: ValueId) -> Result<ValueId> {
+fn slope(cx: &mut BodyCx, dy: Term) -> Result<ValueId> {
     let (_, x, s) = silu(cx, 0)?;
-    let one = one_like(cx.b, x);
-    let rest = cx.b.sub(one, s)?;
-    let rest = cx.b.mul(x, rest)?;
-    let rest = cx.b.add(one, rest)?;
-    let slope = cx.b.mul(s, rest)?;
-    cx.b.mul(dy, slope)
+    let one = cx.number(x, 1.0);
+    cx.eval(dy * (s * (one + x * (one - s))))
 }

@@ -5,17 +5,16 @@
 
 pub mod tuples;
 
-use super::axes::*;
-use super::rules::*;
+use super::rule::*;
 use super::scatter::SCATTER_ELEMENTS;
 use crate::error::Result;
 use crate::ir::layout::{count, view_strides};
 use crate::ir::op::{
-    Body, BodyCx, Domain, Effect, Footprint, Grad, Import, InferCx, MemoryCx, OpDef, Place, Sized,
-    Slot, fresh, moves, no_fold,
+    BatchAxes, BodyCx, DataSizes, Footprint, Grad, Indices, InferCx, MemoryCx, OpClass, OpDef,
+    Place, Sized, Slot, fresh, moves,
 };
 use crate::ir::typing::MAX_KNOWN_ELEMENTS;
-use crate::ir::{AttrDefault, AttrKind, AttrSpec, Attrs, DType, Dim, Same, Ty, ValueId};
+use crate::ir::{AttrSpec, Attrs, DType, Dim, Same, Ty, ValueId};
 
 pub const ROWS: &[&OpDef] = &[
     &GATHER,
@@ -25,11 +24,7 @@ pub const ROWS: &[&OpDef] = &[
     &NON_ZERO,
 ];
 
-const AXIS_0: AttrSpec = AttrSpec {
-    name: "axis",
-    kind: AttrKind::Int,
-    default: AttrDefault::Int(0),
-};
+const AXIS_0: AttrSpec = AttrSpec::int("axis", 0);
 
 /// Bytes of one int64 an element: normalised indices.
 pub fn index_bytes(indices: &Sized) -> u64 {
@@ -75,13 +70,11 @@ pub fn want_index(cx: &InferCx, slot: usize) -> Result<()> {
 ///
 /// Temporary: the indices, normalised.
 pub static GATHER: OpDef = OpDef {
-    name: "Gather",
-    domain: Domain::Onnx { since: 13 },
-    imports: &[Import::Onnx("Gather", 1)],
+    aten: &["aten.embedding", "aten.index", "aten.index_select"],
     attrs: &[AXIS_0],
     ins: &[Slot::req("data").weight(), Slot::req("indices")],
-    outs: &[Slot::req("output")],
-    effect: Effect::Pure,
+    outs: OUTPUT,
+    indices: Indices::OfAxis,
     infer: |cx| {
         want_index(cx, 1)?;
         let (x, indices) = (cx.ty(0)?, cx.ty(1)?);
@@ -92,7 +85,7 @@ pub static GATHER: OpDef = OpDef {
         Ok(vec![x.with_dims(dims)])
     },
     fold: fold_gather,
-    grad: Grad::Rule(|cx| {
+    grad: Grad::First(|cx| {
         let (x, indices) = (cx.x(0), cx.x(1));
         let shape = cx.b.shape(x)?;
         let rank = cx.b.rank(x) as i64;
@@ -100,9 +93,7 @@ pub static GATHER: OpDef = OpDef {
         let attrs = Attrs::new().with("axis", if axis < 0 { axis + rank } else { axis });
         let mut operands = vec![shape, indices, cx.dy0()];
         operands.extend(cx.so_far[0].take());
-        let d = cx.b.emit(&GATHER_GRAD, &operands, attrs)?;
-        cx.give(0, d);
-        Ok(())
+        cx.b.emit(&GATHER_GRAD, &operands, attrs)
     }),
     cost: |cx| crate::ir::op::Cost {
         flops: 0,
@@ -115,13 +106,9 @@ pub static GATHER: OpDef = OpDef {
                 .map(Sized::bytes)
                 .sum::<u64>(),
     },
-    memory: |cx| with_temp(cx, operand(cx, 1).map_or(0, index_bytes)),
-    body: Body::Standard,
+    memory: |cx| fresh(cx).with_temp(cx.operand(1).map_or(0, index_bytes)),
+    ..standard("Gather", onnx(1, 13), OpClass::Other, BatchAxes::Mixed)
 };
-
-fn operand<'a>(cx: &MemoryCx<'a>, slot: usize) -> Option<&'a Sized> {
-    cx.ins.get(slot)?.as_ref()
-}
 
 /// A constant index, from the end if negative, as `0..size`.
 fn index_at(index: &Dim, size: i64) -> Option<i64> {
@@ -154,13 +141,11 @@ fn fold_gather(cx: &InferCx, types: &[Ty]) -> Option<Vec<Vec<Dim>>> {
 ///
 /// Temporary: the indices, normalised.
 pub static GATHER_ELEMENTS: OpDef = OpDef {
-    name: "GatherElements",
-    domain: Domain::Onnx { since: 13 },
-    imports: &[Import::Onnx("GatherElements", 11)],
+    aten: &["aten.gather"],
     attrs: &[AXIS_0],
     ins: &[Slot::req("data").weight(), Slot::req("indices")],
-    outs: &[Slot::req("output")],
-    effect: Effect::Pure,
+    outs: OUTPUT,
+    indices: Indices::OfAxis,
     infer: |cx| {
         want_index(cx, 1)?;
         let (x, indices) = (cx.ty(0)?, cx.ty(1)?);
@@ -173,24 +158,24 @@ pub static GATHER_ELEMENTS: OpDef = OpDef {
         }
         Ok(vec![x.with_dims(indices.dims.clone())])
     },
-    fold: no_fold,
-    grad: Grad::Rule(|cx| {
+    grad: Grad::First(|cx| {
         let (x, indices) = (cx.x(0), cx.x(1));
         let zeros = cx.b.filled_like(x, 0.0)?;
         let attrs = Attrs::new()
             .with("axis", cx.attrs().int("axis"))
             .with("reduction", "add");
-        let d =
-            cx.b.emit(&SCATTER_ELEMENTS, &[zeros, indices, cx.dy0()], attrs)?;
-        cx.give(0, d);
-        Ok(())
+        cx.b.emit(&SCATTER_ELEMENTS, &[zeros, indices, cx.dy0()], attrs)
     }),
-    cost: moves,
     memory: |cx| {
-        let indices = operand(cx, 1).map_or(0, index_bytes);
-        with_temp(cx, indices + widened_bytes(&cx.outs[0]))
+        let indices = cx.operand(1).map_or(0, index_bytes);
+        fresh(cx).with_temp(indices + widened_bytes(&cx.outs[0]))
     },
-    body: Body::Standard,
+    ..standard(
+        "GatherElements",
+        onnx(11, 13),
+        OpClass::Other,
+        BatchAxes::AlongAxis,
+    )
 };
 
 /// Slices of the data at index tuples (ONNX GatherND-13): the last axis of the indices holds the tuple.
@@ -198,19 +183,12 @@ pub static GATHER_ELEMENTS: OpDef = OpDef {
 /// Temporaries: the flat position of every tuple, one component beside it where a tuple has several, and a copy of the
 /// data where it cannot be seen as (batch · positions, slice).
 pub static GATHER_ND: OpDef = OpDef {
-    name: "GatherND",
-    domain: Domain::Onnx { since: 13 },
-    imports: &[Import::Onnx("GatherND", 11)],
-    attrs: &[AttrSpec {
-        name: "batch_dims",
-        kind: AttrKind::Int,
-        default: AttrDefault::Int(0),
-    }],
+    aten: &["aten.index"],
+    attrs: &[AttrSpec::int("batch_dims", 0)],
     ins: &[Slot::req("data").weight(), Slot::req("indices")],
-    outs: &[Slot::req("output")],
-    effect: Effect::Pure,
+    outs: OUTPUT,
+    indices: Indices::Tuples,
     infer: infer_gather_nd,
-    fold: no_fold,
     grad: Grad::Rule(|cx| {
         let (x, indices) = (cx.x(0), cx.x(1));
         // Tuples of one index are a lookup along the first axis.
@@ -229,16 +207,15 @@ pub static GATHER_ND: OpDef = OpDef {
         }
         tuples::grad_gather_nd(cx)
     }),
-    cost: moves,
     memory: |cx| {
-        let (Some(x), Some(indices)) = (operand(cx, 0), operand(cx, 1)) else {
+        let (Some(x), Some(indices)) = (cx.operand(0), cx.operand(1)) else {
             return fresh(cx);
         };
         let batch = cx.attrs.int("batch_dims") as usize;
         let temp = tuple_bytes(indices) + copy_bytes(x, &by_position(x, indices, batch));
-        with_temp(cx, temp)
+        fresh(cx).with_temp(temp)
     },
-    body: Body::Standard,
+    ..standard("GatherND", onnx(11, 13), OpClass::Other, BatchAxes::Mixed)
 };
 
 /// Components of an index tuple.
@@ -303,9 +280,6 @@ pub fn named_axes(cx: &InferCx, indices: &Ty) -> Result<usize> {
 ///
 /// Temporaries: the indices, normalised, and a copy of `dy` where its index axes cannot be seen as one.
 pub static GATHER_GRAD: OpDef = OpDef {
-    name: "GatherGrad",
-    domain: Domain::Ckpt,
-    imports: &[],
     attrs: &[AXIS_0],
     ins: &[
         Slot::req("shape"),
@@ -313,10 +287,8 @@ pub static GATHER_GRAD: OpDef = OpDef {
         Slot::req("dy"),
         Slot::opt("sum"),
     ],
-    outs: &[Slot::req("dx")],
-    effect: Effect::Pure,
+    outs: DX,
     infer: infer_gather_grad,
-    fold: no_fold,
     grad: Grad::Rule(|cx| {
         let (indices, dz, attrs) = (cx.x(1), cx.dy0(), cx.attrs());
         if cx.wants(2) {
@@ -336,7 +308,7 @@ pub static GATHER_GRAD: OpDef = OpDef {
         _ => moves(cx),
     },
     memory: |cx| {
-        let (Some(indices), Some(dy)) = (operand(cx, 1), operand(cx, 2)) else {
+        let (Some(indices), Some(dy)) = (cx.operand(1), cx.operand(2)) else {
             return fresh(cx);
         };
         let axis = cx.attrs.int("axis") as usize;
@@ -344,9 +316,16 @@ pub static GATHER_GRAD: OpDef = OpDef {
         let mut dims = dy.dims[..axis].to_vec();
         dims.push(rows);
         dims.extend_from_slice(&dy.dims[axis + indices.dims.len()..]);
-        with_temp(cx, index_bytes(indices) + copy_bytes(dy, &dims)).in_place_operands(cx, &[3])
+        fresh(cx)
+            .with_temp(index_bytes(indices) + copy_bytes(dy, &dims))
+            .in_place_operands(cx, &[3])
     },
-    body: Body::Function(gather_grad_body),
+    ..ours(
+        "GatherGrad",
+        OpClass::Other,
+        BatchAxes::Mixed,
+        gather_grad_body,
+    )
 };
 
 fn infer_gather_grad(cx: &InferCx) -> Result<Vec<Ty>> {
@@ -400,7 +379,7 @@ fn gather_grad_body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
     let index_rank = cx.b.rank(indices);
     let dy_rank = cx.b.rank(dy);
     let rank = dy_rank + 1 - index_rank;
-    let base = match cx.ins.get(3).copied().flatten() {
+    let base = match cx.opt_x(3) {
         Some(sum) => sum,
         None => {
             let value = cx.b.scalar(cx.ty(dy).dtype, 0.0);
@@ -447,20 +426,15 @@ fn gather_grad_body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
 ///
 /// Temporary: the indices once more, one row each, as libtorch finds them.
 pub static NON_ZERO: OpDef = OpDef {
-    name: "NonZero",
-    domain: Domain::Onnx { since: 13 },
-    imports: &[Import::Onnx("NonZero", 9)],
-    attrs: &[],
-    ins: &[Slot::req("X")],
-    outs: &[Slot::req("Y")],
-    effect: Effect::Pure,
+    ins: X,
+    outs: Y,
+    data_sizes: DataSizes::Elements,
     infer: |cx| {
         let rank = Dim::from(cx.ty(0)?.rank() as i64);
         Ok(vec![Ty::new(DType::I64, [rank, cx.fresh(0, 1)])])
     },
-    fold: no_fold,
     grad: Grad::Zero("indices do not change with the data"),
     cost: |cx| cx.elementwise(1),
-    memory: |cx| with_temp(cx, cx.outs.iter().map(Sized::bytes).sum()),
-    body: Body::Standard,
+    memory: |cx| fresh(cx).with_temp(cx.outs.iter().map(Sized::bytes).sum()),
+    ..standard("NonZero", onnx(9, 13), OpClass::Other, BatchAxes::Mixed)
 };

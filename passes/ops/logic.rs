@@ -3,12 +3,12 @@
 //! Folding matters here: exporters compute masks and shapes with these ops. A comparison of sizes folds only where it
 //! has the same answer in every run; truth values are the sizes 0 and 1.
 
-use super::rules::*;
+use super::rule::*;
 use crate::error::Result;
 use crate::ir::op::{
-    Body, Domain, Effect, Grad, GradCx, Import, InferCx, OpDef, Slot, elementwise, fresh, no_fold,
+    BatchAxes, Domain, Grad, GradCx, Indices, InferCx, OpClass, OpDef, Slot, elementwise,
 };
-use crate::ir::{AttrDefault, AttrKind, AttrSpec, DType, Dim, Same, Ty};
+use crate::ir::{AttrSpec, DType, Dim, Same, Ty};
 
 pub const ROWS: &[&OpDef] = &[
     &AND,
@@ -57,15 +57,27 @@ fn negated(truth_value: Dim) -> Dim {
     Dim::ONE.sub(&truth_value)
 }
 
+const fn truth_value(
+    name: &'static str,
+    domain: Domain,
+    aten: &'static [&'static str],
+    infer: InferFn,
+) -> OpDef {
+    let why = "a truth value is piecewise constant";
+    piecewise_constant(name, domain, aten, why, infer)
+}
+
+const fn comparison(
+    name: &'static str,
+    domain: Domain,
+    aten: &'static [&'static str],
+    infer: InferFn,
+) -> OpDef {
+    let why = "a comparison is piecewise constant";
+    piecewise_constant(name, domain, aten, why, infer)
+}
+
 pub static AND: OpDef = OpDef {
-    name: "And",
-    domain: Domain::Onnx { since: 7 },
-    imports: &[Import::Onnx("And", 7), Import::Aten("aten.logical_and")],
-    attrs: &[],
-    ins: &[Slot::req("A"), Slot::req("B")],
-    outs: &[Slot::req("C")],
-    effect: Effect::Pure,
-    infer: two_booleans,
     fold: |cx, ty| {
         fold_elementwise(cx, ty, |x| match (x[0].as_const(), x[1].as_const()) {
             (Some(0), _) | (_, Some(0)) => Some(truth(false)),
@@ -73,21 +85,15 @@ pub static AND: OpDef = OpDef {
             _ => None,
         })
     },
-    grad: Grad::Zero("a truth value is piecewise constant"),
-    cost: one_flop,
-    memory: fresh,
-    body: Body::Standard,
+    ..truth_value(
+        "And",
+        onnx(7, 7),
+        &["aten.bitwise_and", "aten.logical_and"],
+        two_booleans,
+    )
 };
 
 pub static OR: OpDef = OpDef {
-    name: "Or",
-    domain: Domain::Onnx { since: 7 },
-    imports: &[Import::Onnx("Or", 7), Import::Aten("aten.logical_or")],
-    attrs: &[],
-    ins: &[Slot::req("A"), Slot::req("B")],
-    outs: &[Slot::req("C")],
-    effect: Effect::Pure,
-    infer: two_booleans,
     fold: |cx, ty| {
         fold_elementwise(cx, ty, |x| match (x[0].as_const(), x[1].as_const()) {
             (Some(1), _) | (_, Some(1)) => Some(truth(true)),
@@ -95,60 +101,39 @@ pub static OR: OpDef = OpDef {
             _ => None,
         })
     },
-    grad: Grad::Zero("a truth value is piecewise constant"),
-    cost: one_flop,
-    memory: fresh,
-    body: Body::Standard,
+    ..truth_value(
+        "Or",
+        onnx(7, 7),
+        &["aten.bitwise_or", "aten.logical_or"],
+        two_booleans,
+    )
 };
 
 pub static XOR: OpDef = OpDef {
-    name: "Xor",
-    domain: Domain::Onnx { since: 7 },
-    imports: &[Import::Onnx("Xor", 7), Import::Aten("aten.logical_xor")],
-    attrs: &[],
-    ins: &[Slot::req("A"), Slot::req("B")],
-    outs: &[Slot::req("C")],
-    effect: Effect::Pure,
-    infer: two_booleans,
     fold: |cx, ty| {
         fold_elementwise(cx, ty, |x| {
             Some(truth(x[0].as_const()? != x[1].as_const()?))
         })
     },
-    grad: Grad::Zero("a truth value is piecewise constant"),
-    cost: one_flop,
-    memory: fresh,
-    body: Body::Standard,
+    ..truth_value("Xor", onnx(7, 7), &["aten.logical_xor"], two_booleans)
 };
 
 pub static NOT: OpDef = OpDef {
-    name: "Not",
-    domain: Domain::Onnx { since: 1 },
-    imports: &[Import::Onnx("Not", 1), Import::Aten("aten.logical_not")],
-    attrs: &[],
-    ins: &[Slot::req("X")],
-    outs: &[Slot::req("Y")],
-    effect: Effect::Pure,
-    infer: |cx| {
-        cx.want_dtype(0, is_bool, "bool")?;
-        Ok(vec![cx.ty(0)?.clone()])
-    },
+    ins: X,
+    outs: Y,
     fold: |cx, ty| fold_elementwise(cx, ty, |x| Some(truth(x[0].as_const()? == 0))),
-    grad: Grad::Zero("a truth value is piecewise constant"),
-    cost: one_flop,
-    memory: fresh,
-    body: Body::Standard,
+    ..truth_value(
+        "Not",
+        onnx(1, 1),
+        &["aten.bitwise_not", "aten.logical_not"],
+        |cx| {
+            cx.want_dtype(0, is_bool, "bool")?;
+            Ok(vec![cx.ty(0)?.clone()])
+        },
+    )
 };
 
 pub static EQUAL: OpDef = OpDef {
-    name: "Equal",
-    domain: Domain::Onnx { since: 13 },
-    imports: &[Import::Onnx("Equal", 7), Import::Aten("aten.eq")],
-    attrs: &[],
-    ins: &[Slot::req("A"), Slot::req("B")],
-    outs: &[Slot::req("C")],
-    effect: Effect::Pure,
-    infer: binary_compare,
     fold: |cx, ty| {
         fold_elementwise(cx, ty, |x| match x[0].same(x[1]) {
             Same::Yes => Some(truth(true)),
@@ -156,90 +141,33 @@ pub static EQUAL: OpDef = OpDef {
             Same::Unknown => None,
         })
     },
-    grad: Grad::Zero("a comparison is piecewise constant"),
-    cost: one_flop,
-    memory: fresh,
-    body: Body::Standard,
+    ..comparison("Equal", onnx(7, 13), &["aten.eq"], binary_compare)
 };
 
 pub static LESS: OpDef = OpDef {
-    name: "Less",
-    domain: Domain::Onnx { since: 13 },
-    imports: &[Import::Onnx("Less", 7), Import::Aten("aten.lt")],
-    attrs: &[],
-    ins: &[Slot::req("A"), Slot::req("B")],
-    outs: &[Slot::req("C")],
-    effect: Effect::Pure,
-    infer: two_ordered,
     fold: |cx, ty| fold_elementwise(cx, ty, |x| less(x[0], x[1])),
-    grad: Grad::Zero("a comparison is piecewise constant"),
-    cost: one_flop,
-    memory: fresh,
-    body: Body::Standard,
+    ..comparison("Less", onnx(7, 13), &["aten.lt"], two_ordered)
 };
 
 pub static LESS_OR_EQUAL: OpDef = OpDef {
-    name: "LessOrEqual",
-    domain: Domain::Onnx { since: 16 },
-    imports: &[Import::Onnx("LessOrEqual", 12), Import::Aten("aten.le")],
-    attrs: &[],
-    ins: &[Slot::req("A"), Slot::req("B")],
-    outs: &[Slot::req("C")],
-    effect: Effect::Pure,
-    infer: two_ordered,
     fold: |cx, ty| fold_elementwise(cx, ty, |x| less(x[1], x[0]).map(negated)),
-    grad: Grad::Zero("a comparison is piecewise constant"),
-    cost: one_flop,
-    memory: fresh,
-    body: Body::Standard,
+    ..comparison("LessOrEqual", onnx(12, 16), &["aten.le"], two_ordered)
 };
 
 pub static GREATER: OpDef = OpDef {
-    name: "Greater",
-    domain: Domain::Onnx { since: 13 },
-    imports: &[Import::Onnx("Greater", 7), Import::Aten("aten.gt")],
-    attrs: &[],
-    ins: &[Slot::req("A"), Slot::req("B")],
-    outs: &[Slot::req("C")],
-    effect: Effect::Pure,
-    infer: two_ordered,
     fold: |cx, ty| fold_elementwise(cx, ty, |x| less(x[1], x[0])),
-    grad: Grad::Zero("a comparison is piecewise constant"),
-    cost: one_flop,
-    memory: fresh,
-    body: Body::Standard,
+    ..comparison("Greater", onnx(7, 13), &["aten.gt"], two_ordered)
 };
 
 pub static GREATER_OR_EQUAL: OpDef = OpDef {
-    name: "GreaterOrEqual",
-    domain: Domain::Onnx { since: 16 },
-    imports: &[Import::Onnx("GreaterOrEqual", 12), Import::Aten("aten.ge")],
-    attrs: &[],
-    ins: &[Slot::req("A"), Slot::req("B")],
-    outs: &[Slot::req("C")],
-    effect: Effect::Pure,
-    infer: two_ordered,
     fold: |cx, ty| fold_elementwise(cx, ty, |x| less(x[0], x[1]).map(negated)),
-    grad: Grad::Zero("a comparison is piecewise constant"),
-    cost: one_flop,
-    memory: fresh,
-    body: Body::Standard,
+    ..comparison("GreaterOrEqual", onnx(12, 16), &["aten.ge"], two_ordered)
 };
 
 pub static IS_NAN: OpDef = OpDef {
-    name: "IsNaN",
-    domain: Domain::Onnx { since: 13 },
-    imports: &[Import::Onnx("IsNaN", 9), Import::Aten("aten.isnan")],
-    attrs: &[],
-    ins: &[Slot::req("X")],
-    outs: &[Slot::req("Y")],
-    effect: Effect::Pure,
-    infer: float_test,
-    fold: no_fold,
-    grad: Grad::Zero("a truth value is piecewise constant"),
-    cost: one_flop,
-    memory: fresh,
-    body: Body::Standard,
+    ins: X,
+    outs: Y,
+    ..truth_value("IsNaN", onnx(9, 13), &["aten.isnan"], float_test)
 };
 
 fn float_test(cx: &InferCx) -> Result<Vec<Ty>> {
@@ -248,41 +176,22 @@ fn float_test(cx: &InferCx) -> Result<Vec<Ty>> {
 }
 
 pub static IS_INF: OpDef = OpDef {
-    name: "IsInf",
-    domain: Domain::Onnx { since: 10 },
-    imports: &[Import::Onnx("IsInf", 10)],
+    ins: X,
+    outs: Y,
     attrs: &[
-        AttrSpec {
-            name: "detect_negative",
-            kind: AttrKind::Int,
-            default: AttrDefault::Int(1),
-        },
-        AttrSpec {
-            name: "detect_positive",
-            kind: AttrKind::Int,
-            default: AttrDefault::Int(1),
-        },
+        AttrSpec::int("detect_negative", 1),
+        AttrSpec::int("detect_positive", 1),
     ],
-    ins: &[Slot::req("X")],
-    outs: &[Slot::req("Y")],
-    effect: Effect::Pure,
-    infer: float_test,
-    fold: no_fold,
-    grad: Grad::Zero("a truth value is piecewise constant"),
-    cost: one_flop,
-    memory: fresh,
-    body: Body::Standard,
+    later_types: &[(DType::F16, 20), (DType::BF16, 20)],
+    ..truth_value("IsInf", onnx(10, 10), &[], float_test)
 };
 
 /// `X` where the condition holds, else `Y`; all three broadcast.
 pub static WHERE: OpDef = OpDef {
-    name: "Where",
-    domain: Domain::Onnx { since: 16 },
-    imports: &[Import::Onnx("Where", 9), Import::Aten("aten.where")],
-    attrs: &[],
+    aten: &["aten.masked_fill", "aten.where"],
     ins: &[Slot::req("condition"), Slot::req("X"), Slot::req("Y")],
-    outs: &[Slot::req("output")],
-    effect: Effect::Pure,
+    outs: OUTPUT,
+    indices: Indices::PassedOn,
     infer: |cx| {
         cx.want_dtype(0, is_bool, "bool")?;
         let dtype = cx.same_dtype(&[1, 2])?;
@@ -292,7 +201,12 @@ pub static WHERE: OpDef = OpDef {
     grad: Grad::Rule(grad_where),
     cost: one_flop,
     memory: elementwise,
-    body: Body::Standard,
+    ..standard(
+        "Where",
+        onnx(9, 16),
+        OpClass::Elementwise,
+        BatchAxes::Pointwise,
+    )
 };
 
 /// Where the condition is not known, the two sides may still be the same.
@@ -304,18 +218,14 @@ fn fold_where(cx: &InferCx, types: &[Ty]) -> Option<Vec<Vec<Dim>>> {
     })
 }
 
-/// The zeros are one scalar that broadcasts, so nothing but the condition is read.
+/// The zeros are one scalar that broadcasts, so only the condition is read.
 fn grad_where(cx: &mut GradCx) -> Result<()> {
-    let (condition, dy) = (cx.x(0), cx.dy0());
-    let dtype = cx.ty(dy).dtype;
-    let zero = cx.b.scalar(dtype, 0.0);
+    let (condition, dy) = (cx.operand(0), cx.cotangent());
     if cx.wants(1) {
-        let d = choose(cx.b, condition, dy, zero)?;
-        cx.give_summed(1, d)?;
+        cx.give_summed(1, select(condition, dy, 0.0))?;
     }
     if cx.wants(2) {
-        let d = choose(cx.b, condition, zero, dy)?;
-        cx.give_summed(2, d)?;
+        cx.give_summed(2, select(condition, 0.0, dy))?;
     }
     Ok(())
 }

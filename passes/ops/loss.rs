@@ -8,20 +8,19 @@
 
 mod each;
 
-use super::arith::DIV;
 use super::index::{GATHER, widened_bytes};
 use super::logic::{AND, EQUAL, NOT};
 use super::reduce::{REDUCE_SUM, sum_kept};
-use super::rules::*;
+use super::rule::*;
 use super::scan::CUM_SUM;
 use super::shape::{EXPAND, SHAPE, UNSQUEEZE};
 use super::softmax::{LOG_SOFTMAX_GRAD, SOFTMAX};
 use crate::error::{Error, Result};
 use crate::ir::op::{
-    Body, BodyCx, Cost, CostCx, Domain, Effect, Footprint, Grad, GradCx, Import, InferCx, MemoryCx,
-    OpDef, Sized, Slot, fresh, moves, no_fold,
+    BatchAxes, BodyCx, Footprint, Grad, GradCx, Indices, InferCx, MemoryCx, OpClass, OpDef, Sized,
+    Slot, fresh,
 };
-use crate::ir::{AttrDefault, AttrKind, AttrSpec, Attrs, Builder, DType, Ty, ValueId};
+use crate::ir::{AttrKind, AttrSpec, Attrs, Builder, DType, Ty, ValueId};
 
 pub const ROWS: &[&OpDef] = &[
     &SOFTMAX_CROSS_ENTROPY_LOSS,
@@ -32,16 +31,8 @@ pub const ROWS: &[&OpDef] = &[
 ];
 
 const ATTRS: &[AttrSpec] = &[
-    AttrSpec {
-        name: "reduction",
-        kind: AttrKind::Str,
-        default: AttrDefault::Str("mean"),
-    },
-    AttrSpec {
-        name: "ignore_index",
-        kind: AttrKind::Int,
-        default: AttrDefault::Absent,
-    },
+    AttrSpec::str("reduction", "mean"),
+    AttrSpec::optional("ignore_index", AttrKind::Int),
 ];
 
 /// Checks scores `[N, C, …]`, labels `[N, …]`, weights `[C]` in the slots from `at` on; returns the type of a loss each label.
@@ -103,20 +94,10 @@ fn infer_loss_grad(cx: &InferCx) -> Result<Vec<Ty>> {
     Ok(vec![cx.ty(1)?.clone()])
 }
 
-fn per_score(cx: &CostCx, flops: u64) -> Cost {
-    let elements = cx.ins.iter().flatten().map(Sized::elements).max();
-    Cost {
-        flops: elements.unwrap_or(0) * flops,
-        bytes: cx.traffic_bytes(),
-    }
-}
-
 /// `aten::_log_softmax` into `log_prob`, or into a buffer where that is not a result, then `aten::nll_loss_forward`.
 /// Both want row-major operands, and int64 labels; the sum of weights is one more scalar.
 pub static SOFTMAX_CROSS_ENTROPY_LOSS: OpDef = OpDef {
-    name: "SoftmaxCrossEntropyLoss",
-    domain: Domain::Onnx { since: 13 },
-    imports: &[Import::Onnx("SoftmaxCrossEntropyLoss", 12)],
+    aten: &["aten.cross_entropy_loss"],
     attrs: ATTRS,
     ins: &[
         Slot::req("scores"),
@@ -124,17 +105,21 @@ pub static SOFTMAX_CROSS_ENTROPY_LOSS: OpDef = OpDef {
         Slot::opt("weights"),
     ],
     outs: &[Slot::req("output"), Slot::opt("log_prob")],
-    effect: Effect::Pure,
+    indices: Indices::Classes,
     infer: |cx| Ok(vec![loss_type(cx, 0)?, cx.ty(0)?.clone()]),
-    fold: no_fold,
     grad: Grad::Rule(grad_cross_entropy),
-    cost: |cx| per_score(cx, 10),
+    cost: |cx| cx.per_largest_operand(10),
     memory: |cx| {
-        let scores = cx.ins[0].as_ref().map_or(0, Sized::bytes);
+        let scores = cx.bytes(0);
         let buffer = if cx.outs.len() > 1 { 0 } else { scores };
         loss_memory(cx, buffer)
     },
-    body: Body::Standard,
+    ..standard(
+        "SoftmaxCrossEntropyLoss",
+        onnx(12, 13),
+        OpClass::Other,
+        BatchAxes::ClassLoss,
+    )
 };
 
 /// Whether an operand is the weights of classes: a setting of the loss, which nothing trains.
@@ -186,10 +171,7 @@ fn grad_cross_entropy(cx: &mut GradCx) -> Result<()> {
 fn loss_memory(cx: &MemoryCx, buffer_bytes: u64) -> Footprint {
     let size = cx.ins[0].as_ref().map_or(0, |x| x.dtype.size_bytes());
     let copies = strided_bytes(cx, &[0, 2]) + label_bytes(cx, 1);
-    Footprint {
-        temp_bytes: copies + buffer_bytes + size,
-        ..fresh(cx)
-    }
+    fresh(cx).with_temp(copies + buffer_bytes + size)
 }
 
 /// Bytes of a row-major int64 copy of labels that are not like that.
@@ -216,7 +198,7 @@ fn loss_grad_memory(cx: &MemoryCx, last_bytes: u64) -> Footprint {
             x.elements() * wide
         }
     };
-    let weights = cx.ins.get(3).and_then(Option::as_ref).map_or(0, converted);
+    let weights = cx.operand(3).map_or(0, converted);
     let ignored = cx.attrs.opt_int("ignore_index").map_or(0, |_| labels);
     let total = if cx.attrs.str("reduction") == "mean" {
         wide
@@ -229,10 +211,7 @@ fn loss_grad_memory(cx: &MemoryCx, last_bytes: u64) -> Footprint {
         .into_iter()
         .map(|b| own + b)
         .fold(last_bytes, u64::max);
-    Footprint {
-        temp_bytes: label_bytes(cx, 2) + 8 * labels + most,
-        ..fresh(cx)
-    }
+    fresh(cx).with_temp(label_bytes(cx, 2) + 8 * labels + most)
 }
 
 /// Elements of scores that are worked on at a time in the type computed in, in whole rows.
@@ -254,9 +233,6 @@ fn stretch_bytes(scores: &Sized) -> u64 {
 /// The gradient of the scores. The kernel takes `aten::_softmax` into its result and works there; of 16-bit scores some rows at
 /// a time in float32, so that only the result is rounded.
 pub static SOFTMAX_CROSS_ENTROPY_LOSS_GRAD: OpDef = OpDef {
-    name: "SoftmaxCrossEntropyLossGrad",
-    domain: Domain::Ckpt,
-    imports: &[],
     attrs: ATTRS,
     ins: &[
         Slot::req("dloss"),
@@ -265,17 +241,15 @@ pub static SOFTMAX_CROSS_ENTROPY_LOSS_GRAD: OpDef = OpDef {
         Slot::opt("weights"),
     ],
     outs: &[Slot::req("dscores")],
-    effect: Effect::Pure,
     infer: infer_loss_grad,
-    fold: no_fold,
     grad: Grad::Body,
-    cost: |cx| per_score(cx, 12),
+    cost: |cx| cx.per_largest_operand(12),
     memory: |cx| {
         let scores = cx.ins[1].as_ref();
         let wide = scores.is_some_and(|x| x.dtype == compute_type(x.dtype));
         let (copy_bytes, last_bytes) = match scores {
             Some(x) if !wide && x.elements() > 0 => {
-                let labels = cx.ins[2].as_ref().map_or(0, Sized::elements);
+                let labels = cx.elements(2);
                 let factors = labels * compute_type(x.dtype).size_bytes();
                 (0, factors + stretch_bytes(x))
             }
@@ -285,19 +259,19 @@ pub static SOFTMAX_CROSS_ENTROPY_LOSS_GRAD: OpDef = OpDef {
         memory.temp_bytes += copy_bytes;
         memory.in_place_operands(cx, &[1])
     },
-    body: Body::Function(|cx| {
-        let scores = widen(cx.b, cx.x(1))?;
-        let picks = label_factors(cx)?;
-        let probability =
-            cx.b.emit(&SOFTMAX, &[scores], Attrs::new().with("axis", 1))?;
-        let dtype = cx.ty(scores).dtype;
-        let one = cx.b.scalar(dtype, 1.0);
-        let less = cx.b.sub(probability, one)?;
-        let slope = choose(cx.b, picks.hot, less, probability)?;
-        let dx = cx.b.mul(slope, picks.factor)?;
-        let narrow = cx.ty(cx.x(1)).dtype;
-        Ok(vec![cx.b.cast(dx, narrow)?])
-    }),
+    ..ours(
+        "SoftmaxCrossEntropyLossGrad",
+        OpClass::Other,
+        BatchAxes::ClassLossGrad,
+        |cx| {
+            let scores = cx.widened(cx.x(1))?;
+            let picks = label_factors(cx)?;
+            let classes = Attrs::new().with("axis", 1);
+            let probability = Term(cx.b.emit(&SOFTMAX, &[scores.0], classes)?);
+            let slope = select(picks.hot, probability - 1.0, probability);
+            narrow_as(cx, 1, slope * picks.factor)
+        },
+    )
 };
 
 /// The loss of every label by itself, in float32 at least: what a tiled loss adds up. As `SoftmaxCrossEntropyLoss`, or of
@@ -305,21 +279,10 @@ pub static SOFTMAX_CROSS_ENTROPY_LOSS_GRAD: OpDef = OpDef {
 /// that there may be no rows: other runtimes refuse such operands of those two. The kernel works on some rows at a time, so
 /// that no second tensor as large as the scores exists.
 pub static CLASS_LOSS: OpDef = OpDef {
-    name: "ClassLoss",
-    domain: Domain::Ckpt,
-    imports: &[],
     attrs: &[
-        AttrSpec {
-            name: "ignore_index",
-            kind: AttrKind::Int,
-            default: AttrDefault::Absent,
-        },
+        AttrSpec::optional("ignore_index", AttrKind::Int),
         // Whether the scores are log-probabilities.
-        AttrSpec {
-            name: "normalized",
-            kind: AttrKind::Int,
-            default: AttrDefault::Int(0),
-        },
+        AttrSpec::int("normalized", 0),
     ],
     ins: &[
         Slot::req("scores"),
@@ -327,50 +290,37 @@ pub static CLASS_LOSS: OpDef = OpDef {
         Slot::opt("weights"),
     ],
     outs: &[Slot::req("losses")],
-    effect: Effect::Pure,
     infer: |cx| {
         let each = label_type(cx, 0)?;
         Ok(vec![Ty::new(compute_type(each.dtype), each.dims)])
     },
-    fold: no_fold,
     grad: Grad::Rule(each::grad),
     cost: |cx| {
-        per_score(
-            cx,
-            if cx.attrs.int("normalized") == 0 {
-                10
-            } else {
-                1
-            },
-        )
+        cx.per_largest_operand(match cx.attrs.int("normalized") {
+            0 => 10,
+            _ => 1,
+        })
     },
     memory: each::memory,
-    body: Body::Function(each::body),
+    ..ours("ClassLoss", OpClass::Other, BatchAxes::Mixed, each::body)
 };
 
 /// What a label says, ready to broadcast against the scores.
 struct Picks {
     /// `[N, C, …]`: whether the class is the label and the label counts.
-    hot: ValueId,
+    hot: Term,
     /// `[N, 1, …]`: the weight of the label's class times the loss's cotangent, 0 for a label that is ignored.
-    factor: ValueId,
+    factor: Term,
 }
 
 /// Operands are dloss, scores, labels, weights.
 fn label_factors(cx: &mut BodyCx) -> Result<Picks> {
-    let (dloss, scores) = (widen(cx.b, cx.x(0))?, cx.x(1));
-    let (rank, dtype) = (cx.ty(scores).rank(), cx.ty(dloss).dtype);
+    let (dloss, scores) = (cx.widened(cx.x(0))?, cx.x(1));
+    let (rank, dtype) = (cx.ty(scores).rank(), cx.ty(dloss.0).dtype);
     let labels = cx.b.cast(cx.x(2), DType::I64)?;
     let class_axis = cx.b.ints(&[1]);
     let labels = emit(cx.b, &UNSQUEEZE, &[labels, class_axis])?;
-    let counts = match cx.attrs.opt_int("ignore_index") {
-        Some(index) => {
-            let index = cx.b.int(index);
-            let ignored = emit(cx.b, &EQUAL, &[labels, index])?;
-            emit(cx.b, &NOT, &[ignored])?
-        }
-        None => emit(cx.b, &EQUAL, &[labels, labels])?,
-    };
+    let counts = counting(cx.b, labels, cx.attrs)?;
     // 0, 1, …, C − 1 along the class axis: a running sum of ones.
     let span = Attrs::new().with("start", 1).with("end", 2);
     let n_classes = cx.b.emit(&SHAPE, &[scores], span)?;
@@ -379,33 +329,44 @@ fn label_factors(cx: &mut BodyCx) -> Result<Picks> {
     let from_zero = Attrs::new().with("exclusive", 1);
     let classes = cx.b.emit(&CUM_SUM, &[ones, first], from_zero)?;
     let classes = along_classes(cx, classes, rank)?;
-    let is_label = emit(cx.b, &EQUAL, &[labels, classes])?;
-    let hot = emit(cx.b, &AND, &[is_label, counts])?;
-    let zero = cx.b.scalar(dtype, 0.0);
-    let weight = match cx.ins.get(3).copied().flatten() {
+    let hot = binary_op(&AND, binary_op(&EQUAL, labels, classes), counts);
+    let hot = cx.bind(hot)?;
+    let zero = cx.number(dloss, 0.0);
+    let weight = match cx.opt_x(3) {
         Some(weights) => {
             let weights = cx.b.cast(weights, dtype)?;
             let weights = along_classes(cx, weights, rank)?;
-            let picked = choose(cx.b, hot, weights, zero)?;
-            sum_kept(cx.b, picked, &[1])?
+            sum_kept(cx.b, select(hot, weights, zero), &[1])?
         }
         None => cx.b.cast(counts, dtype)?,
     };
+    let weight = Term(weight);
     let factor = match cx.attrs.str("reduction") {
-        "none" => {
-            let dloss = emit(cx.b, &UNSQUEEZE, &[dloss, class_axis])?;
-            cx.b.mul(weight, dloss)?
-        }
-        "sum" => cx.b.mul(weight, dloss)?,
+        "none" => weight * binary_op(&UNSQUEEZE, dloss, class_axis),
+        "sum" => weight * dloss,
         _ => {
-            let none_kept = Attrs::new().with("keepdims", 0);
-            let total = cx.b.emit(&REDUCE_SUM, &[weight], none_kept)?;
-            let share = emit(cx.b, &DIV, &[dloss, total])?;
-            cx.b.mul(weight, share)?
+            let total = sum_of_all(cx.b, weight.0)?;
+            weight * (dloss / total)
         }
     };
-    let factor = choose(cx.b, counts, factor, zero)?;
+    let factor = cx.bind(select(counts, factor, zero))?;
     Ok(Picks { hot, factor })
+}
+
+/// The sum of all elements, as a scalar.
+fn sum_of_all(b: &mut Builder, v: ValueId) -> Result<ValueId> {
+    b.emit(&REDUCE_SUM, &[v], Attrs::new().with("keepdims", 0))
+}
+
+/// For each label, whether it counts: it is not `ignore_index`.
+fn counting(b: &mut Builder, labels: ValueId, attrs: &Attrs) -> Result<ValueId> {
+    let Some(index) = attrs.opt_int("ignore_index") else {
+        return b.eval(binary_op(&EQUAL, labels, labels));
+    };
+    let index = b.int(index);
+    let dtype = b.ty(labels).dtype;
+    let ignored = binary_op(&EQUAL, labels, cast(index, dtype));
+    b.eval(unary_op(&NOT, ignored))
 }
 
 /// The weight of all labels that count, as a scalar of `dtype`: what a mean divides by. For a loss or its gradient with these
@@ -417,31 +378,20 @@ pub fn label_weight(
     attrs: &Attrs,
     dtype: DType,
 ) -> Result<ValueId> {
-    let kind = b.ty(labels).dtype;
-    let counts = match attrs.opt_int("ignore_index") {
-        Some(index) => {
-            let index = b.int(index);
-            let index = b.cast(index, kind)?;
-            let ignored = emit(b, &EQUAL, &[labels, index])?;
-            emit(b, &NOT, &[ignored])?
-        }
-        None => emit(b, &EQUAL, &[labels, labels])?,
-    };
+    let counts = counting(b, labels, attrs)?;
     let counted = match weights {
         None => b.cast(counts, dtype)?,
         Some(weights) => {
             // Labels that are ignored may be no class at all.
+            let label_type = b.ty(labels).dtype;
             let first = b.int(0);
-            let first = b.cast(first, kind)?;
-            let at = choose(b, counts, labels, first)?;
+            let at = b.eval(select(counts, labels, cast(first, label_type)))?;
             let weights = b.cast(weights, dtype)?;
             let each = b.emit(&GATHER, &[weights, at], Attrs::new().with("axis", 0))?;
-            let zero = b.scalar(dtype, 0.0);
-            choose(b, counts, each, zero)?
+            b.eval(select(counts, each, 0.0))?
         }
     };
-    let none_kept = Attrs::new().with("keepdims", 0);
-    b.emit(&REDUCE_SUM, &[counted], none_kept)
+    sum_of_all(b, counted)
 }
 
 /// A vector over classes as `[C, 1, …]`, to broadcast against scores of that rank.
@@ -456,15 +406,13 @@ fn along_classes(cx: &mut BodyCx, v: ValueId, rank: usize) -> Result<ValueId> {
 
 /// `aten::nll_loss_forward`.
 pub static NEGATIVE_LOG_LIKELIHOOD_LOSS: OpDef = OpDef {
-    name: "NegativeLogLikelihoodLoss",
-    domain: Domain::Onnx { since: 13 },
-    imports: &[Import::Onnx("NegativeLogLikelihoodLoss", 12)],
+    aten: &["aten.nll_loss", "aten.nll_loss_forward"],
     attrs: ATTRS,
     ins: &[Slot::req("input"), Slot::req("target"), Slot::opt("weight")],
     outs: &[Slot::req("loss")],
-    effect: Effect::Pure,
+    indices: Indices::Classes,
+    later_types: BF16_SINCE_22,
     infer: |cx| Ok(vec![loss_type(cx, 0)?]),
-    fold: no_fold,
     grad: Grad::Rule(|cx| {
         if cx.wants(2) {
             return Err(weights_are_constants(cx));
@@ -479,15 +427,17 @@ pub static NEGATIVE_LOG_LIKELIHOOD_LOSS: OpDef = OpDef {
     }),
     cost: one_flop,
     memory: |cx| loss_memory(cx, 0),
-    body: Body::Standard,
+    ..standard(
+        "NegativeLogLikelihoodLoss",
+        onnx(12, 13),
+        OpClass::Other,
+        BatchAxes::ClassLoss,
+    )
 };
 
 /// The gradient of the log-probabilities, whose values it does not read, only their shape: they are alive anyway for
 /// the gradient of what made them.
 pub static NEGATIVE_LOG_LIKELIHOOD_LOSS_GRAD: OpDef = OpDef {
-    name: "NegativeLogLikelihoodLossGrad",
-    domain: Domain::Ckpt,
-    imports: &[],
     attrs: ATTRS,
     ins: &[
         Slot::req("dloss"),
@@ -496,11 +446,8 @@ pub static NEGATIVE_LOG_LIKELIHOOD_LOSS_GRAD: OpDef = OpDef {
         Slot::opt("weight"),
     ],
     outs: &[Slot::req("dinput")],
-    effect: Effect::Pure,
     infer: infer_loss_grad,
-    fold: no_fold,
     grad: Grad::Body,
-    cost: moves,
     memory: |cx| {
         // The factors as the scores' type, and the scores that they are added to in float32.
         let narrow = |x: &&Sized| x.dtype != compute_type(x.dtype);
@@ -515,13 +462,14 @@ pub static NEGATIVE_LOG_LIKELIHOOD_LOSS_GRAD: OpDef = OpDef {
         };
         loss_grad_memory(cx, last_bytes)
     },
-    body: Body::Function(|cx| {
-        let picks = label_factors(cx)?;
-        let dtype = cx.ty(picks.factor).dtype;
-        let zero = cx.b.scalar(dtype, 0.0);
-        let slope = cx.b.neg(picks.factor)?;
-        let dx = choose(cx.b, picks.hot, slope, zero)?;
-        let narrow = cx.ty(cx.x(1)).dtype;
-        Ok(vec![cx.b.cast(dx, narrow)?])
-    }),
+    ..ours(
+        "NegativeLogLikelihoodLossGrad",
+        OpClass::Other,
+        BatchAxes::ClassLossGrad,
+        |cx| {
+            let picks = label_factors(cx)?;
+            let zero = cx.number(picks.factor, 0.0);
+            narrow_as(cx, 1, select(picks.hot, -picks.factor, zero))
+        },
+    )
 };

@@ -4,23 +4,18 @@ pub mod plan;
 
 pub use plan::{Copied, MatmulPlan, MatrixOperand, gemm_plan, matmul_plan};
 
-use super::rules::*;
+use super::rule::*;
 use super::shape::{FLATTEN, SQUEEZE, UNSQUEEZE, give_shaped, transpose, transposed};
 use crate::error::Result;
 use crate::ir::op::{
-    Body, Cost, CostCx, Domain, Effect, Footprint, Grad, GradCx, Import, InferCx, OpDef, Place,
-    Sized, Slot, no_fold,
+    BatchAxes, Cost, CostCx, Footprint, Grad, GradCx, InferCx, OpClass, OpDef, Place, Sized, Slot,
 };
-use crate::ir::{AttrDefault, AttrKind, AttrSpec, Attrs, Builder, Dim, Same, Ty, ValueId};
+use crate::ir::{AttrSpec, Attrs, Builder, Dim, Same, Ty, ValueId};
 
 pub const ROWS: &[&OpDef] = &[&MATMUL, &GEMM];
 
 fn footprint(plan: Option<MatmulPlan>) -> Footprint {
-    Footprint {
-        outs: vec![Place::Fresh],
-        temp_bytes: plan.map_or(0, |p| p.temp_bytes),
-        in_place_operands: Vec::new(),
-    }
+    Footprint::new(vec![Place::Fresh]).with_temp(plan.map_or(0, |p| p.temp_bytes))
 }
 
 fn priced(cx: &CostCx, plan: Option<MatmulPlan>) -> Cost {
@@ -37,24 +32,21 @@ fn operands(ins: &[Option<Sized>]) -> Option<(&Sized, &Sized)> {
 
 /// `numpy.matmul` (ONNX MatMul-13).
 pub static MATMUL: OpDef = OpDef {
-    name: "MatMul",
-    domain: Domain::Onnx { since: 13 },
-    imports: &[
-        Import::Onnx("MatMul", 1),
-        Import::Aten("aten.matmul"),
-        Import::Aten("aten.mm"),
-        Import::Aten("aten.bmm"),
+    aten: &[
+        "aten.addmm",
+        "aten.baddbmm",
+        "aten.bmm",
+        "aten.linear",
+        "aten.matmul",
+        "aten.mm",
     ],
-    attrs: &[],
-    ins: &[Slot::req("A"), Slot::req("B")],
-    outs: &[Slot::req("Y")],
-    effect: Effect::Pure,
+    ins: A_B,
+    outs: Y,
     infer: infer_matmul,
-    fold: no_fold,
     grad: Grad::Rule(grad_matmul),
     cost: |cx| priced(cx, operands(cx.ins).map(|(a, b)| matmul_plan(a, b))),
     memory: |cx| footprint(operands(cx.ins).map(|(a, b)| matmul_plan(a, b))),
-    body: Body::Standard,
+    ..standard("MatMul", onnx(1, 13), OpClass::Product, BatchAxes::Product)
 };
 
 fn infer_matmul(cx: &InferCx) -> Result<Vec<Ty>> {
@@ -162,40 +154,25 @@ fn swap_last(b: &mut Builder, v: ValueId) -> Result<ValueId> {
 
 /// `alpha·A'·B' + beta·C`, where `'` transposes if the attribute says so (ONNX Gemm-13).
 pub static GEMM: OpDef = OpDef {
-    name: "Gemm",
-    domain: Domain::Onnx { since: 13 },
-    imports: &[Import::Onnx("Gemm", 7)],
+    aten: &["aten.addmm", "aten.linear"],
     attrs: &[
-        AttrSpec {
-            name: "alpha",
-            kind: AttrKind::Float,
-            default: AttrDefault::Float(1.0),
-        },
-        AttrSpec {
-            name: "beta",
-            kind: AttrKind::Float,
-            default: AttrDefault::Float(1.0),
-        },
-        AttrSpec {
-            name: "transA",
-            kind: AttrKind::Int,
-            default: AttrDefault::Int(0),
-        },
-        AttrSpec {
-            name: "transB",
-            kind: AttrKind::Int,
-            default: AttrDefault::Int(0),
-        },
+        AttrSpec::float("alpha", 1.0),
+        AttrSpec::float("beta", 1.0),
+        AttrSpec::int("transA", 0),
+        AttrSpec::int("transB", 0),
     ],
     ins: &[Slot::req("A"), Slot::req("B"), Slot::opt("C")],
-    outs: &[Slot::req("Y")],
-    effect: Effect::Pure,
+    outs: Y,
     infer: infer_gemm,
-    fold: no_fold,
     grad: Grad::Rule(grad_gemm),
     cost: |cx| priced(cx, plan_of_gemm(cx.attrs, cx.ins)),
     memory: |cx| footprint(plan_of_gemm(cx.attrs, cx.ins)),
-    body: Body::Standard,
+    ..standard(
+        "Gemm",
+        onnx(7, 13),
+        OpClass::BiasedProduct,
+        BatchAxes::BiasedProduct,
+    )
 };
 
 fn plan_of_gemm(attrs: &Attrs, ins: &[Option<Sized>]) -> Option<MatmulPlan> {

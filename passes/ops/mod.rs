@@ -8,7 +8,6 @@ pub mod activation;
 pub mod arith;
 pub mod aten;
 pub mod attention;
-pub mod axes;
 pub mod batch_axes;
 pub mod bits;
 pub mod cast;
@@ -18,7 +17,6 @@ pub mod extreme;
 pub mod fill;
 pub mod gated;
 pub mod index;
-pub mod kind;
 pub mod logic;
 pub mod loss;
 pub mod math;
@@ -32,7 +30,7 @@ pub mod power;
 pub mod random;
 pub mod reduce;
 pub mod rotary;
-pub mod rules;
+pub mod rule;
 pub mod scan;
 pub mod scatter;
 pub mod select;
@@ -43,7 +41,7 @@ pub mod sum_to;
 pub mod transfer;
 pub mod trig;
 
-use crate::ir::op::{Domain, Import, OpDef};
+use crate::ir::op::{Domain, OpDef};
 use crate::ir::{DType, Graph, NodeId};
 
 /// Every family's rows.
@@ -96,91 +94,14 @@ pub fn find(name: &str) -> Option<&'static OpDef> {
 
 /// The row that an ONNX op of that name, at the internal opset, is.
 pub fn find_onnx(name: &str) -> Option<&'static OpDef> {
-    all().find(|op| {
-        op.imports
-            .iter()
-            .any(|i| matches!(i, Import::Onnx(n, _) if *n == name))
-            && op.domain != Domain::Ckpt
-    })
+    all().find(|op| op.name == name && matches!(op.domain, Domain::Onnx { .. }))
 }
-
-/// Ops that only change how the elements of their first operand are laid out, or which of them are seen.
-const LAYOUT: &[&OpDef] = &[
-    &concat::SPLIT,
-    &slice::SLICE,
-    &shape::EXPAND,
-    &shape::FLATTEN,
-    &shape::IDENTITY,
-    &shape::RESHAPE,
-    &shape::SQUEEZE,
-    &shape::TRANSPOSE,
-    &shape::UNSQUEEZE,
-];
-
-/// See [`OpDef::is_layout`].
-pub fn is_layout(op: &OpDef) -> bool {
-    LAYOUT.contains(&op)
-}
-
-/// See [`OpDef::is_transfer`].
-pub fn is_transfer(op: &OpDef) -> bool {
-    transfer::ROWS.contains(&op)
-}
-
-/// See [`OpDef::is_update`].
-pub fn is_update(op: &OpDef) -> bool {
-    optimizer::ROWS.contains(&op)
-}
-
-/// Ops that take some element types only since a later opset than their form; the lists come from the ONNX schemas.
-const LATER_TYPES: &[(DType, i64, &[&str])] = &[
-    (DType::F16, 20, &["IsInf"]),
-    (DType::BF16, 20, &["ConstantOfShape", "IsInf"]),
-    (DType::Bool, 20, &["ReduceMax", "ReduceMin"]),
-    (
-        DType::BF16,
-        22,
-        &[
-            "Acos",
-            "Acosh",
-            "Asin",
-            "Asinh",
-            "Atan",
-            "Atanh",
-            "AveragePool",
-            "Conv",
-            "ConvTranspose",
-            "Cos",
-            "Cosh",
-            "Elu",
-            "EyeLike",
-            "GlobalAveragePool",
-            "GlobalMaxPool",
-            "GridSample",
-            "HardSigmoid",
-            "HardSwish",
-            "InstanceNormalization",
-            "LpNormalization",
-            "LpPool",
-            "MaxPool",
-            "Mish",
-            "NegativeLogLikelihoodLoss",
-            "Round",
-            "Selu",
-            "Sin",
-            "Sinh",
-            "Softplus",
-            "Softsign",
-            "Tan",
-        ],
-    ),
-];
 
 /// The first opset of the standard domain in which this node is valid: its row's, or later for its element types.
 /// 0 for an op that is not standard.
 pub fn first_opset(graph: &Graph, node: NodeId) -> i64 {
     let n = graph.node(node);
-    let Domain::Onnx { since } = n.op.domain else {
+    let Domain::Onnx { since, .. } = n.op.domain else {
         return 0;
     };
     let values = n.ins.iter().flatten().chain(&n.outs);
@@ -188,8 +109,21 @@ pub fn first_opset(graph: &Graph, node: NodeId) -> i64 {
         .filter_map(|v| graph.value(*v).ty.as_ref())
         .map(|ty| ty.dtype)
         .collect();
-    let later = LATER_TYPES
-        .iter()
-        .filter(|(dtype, _, ops)| types.contains(dtype) && ops.contains(&n.op.name));
-    later.map(|(_, opset, _)| *opset).fold(since, i64::max)
+    let later = n.op.later_types.iter();
+    later
+        .filter(|(dtype, _)| types.contains(dtype))
+        .map(|(_, opset)| *opset)
+        .fold(since, i64::max)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_state_what_their_constructors_cannot_know() {
+        for op in all() {
+            assert!(rule::is_stated(op), "{} is not complete", op.name);
+        }
+    }
 }

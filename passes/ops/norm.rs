@@ -5,43 +5,26 @@
 //! inverse deviation, which are as small as one row in `normalized` elements, so its rule makes the forward node return
 //! them. For float64 ONNX has no output type that holds them exactly; there they are computed again from the operand.
 
-mod through_statistics;
-
 use super::math::{RECIPROCAL, SQRT};
-use super::reduce::{REDUCE_MEAN, reduce_axes};
-use super::rules::*;
+use super::reduce::{REDUCE_MEAN, count_along, reduce_axes};
+use super::rule::*;
+use super::shape::EXPAND;
 use super::sum_to::sum_down;
 use crate::error::Result;
 use crate::ir::build::same_dims;
 use crate::ir::op::{
-    Body, BodyCx, Cost, CostCx, Domain, Effect, Footprint, Grad, GradCx, Import, InferCx, MemoryCx,
-    OpDef, Sized, Slot, fresh, no_fold,
+    BatchAxes, BodyCx, Footprint, Grad, GradCx, InferCx, MemoryCx, OpClass, OpDef, Sized, Slot,
+    fresh,
 };
-use crate::ir::{AttrDefault, AttrKind, AttrSpec, Attrs, DType, Dim, Graph, NodeId, Ty, ValueId};
+use crate::ir::{AttrKind, AttrSpec, Attrs, DType, Dim, Graph, NodeId, Ty, ValueId};
 
 pub const ROWS: &[&OpDef] = &[&LAYER_NORM, &LAYER_NORM_GRAD, &RMS_NORM, &RMS_NORM_GRAD];
 
-const AXIS: AttrSpec = AttrSpec {
-    name: "axis",
-    kind: AttrKind::Int,
-    default: AttrDefault::Int(-1),
-};
-const EPSILON: AttrSpec = AttrSpec {
-    name: "epsilon",
-    kind: AttrKind::Float,
-    default: AttrDefault::Float(1e-5),
-};
-const STASH_TYPE: AttrSpec = AttrSpec {
-    name: "stash_type",
-    kind: AttrKind::Int,
-    default: AttrDefault::Int(1),
-};
+const AXIS: AttrSpec = AttrSpec::int("axis", -1);
+const EPSILON: AttrSpec = AttrSpec::float("epsilon", 1e-5);
+const STASH_TYPE: AttrSpec = AttrSpec::int("stash_type", 1);
 /// Which gradients a gradient row returns, as slots of the forward node, ascending.
-const WANTS: AttrSpec = AttrSpec {
-    name: "wants",
-    kind: AttrKind::Ints,
-    default: AttrDefault::Required,
-};
+const WANTS: AttrSpec = AttrSpec::required("wants", AttrKind::Ints);
 
 /// The first normalised axis; checks what the norms have in common.
 fn first_axis(cx: &InferCx, x: usize, scale: usize) -> Result<usize> {
@@ -103,23 +86,12 @@ fn stats_dims(dims: &[Dim], axis: usize) -> Vec<Dim> {
     stats
 }
 
-fn per_element(cx: &CostCx, flops: u64) -> Cost {
-    let elements = cx.ins.iter().flatten().map(Sized::elements).max();
-    Cost {
-        flops: elements.unwrap_or(0) * flops,
-        bytes: cx.traffic_bytes(),
-    }
-}
-
 /// `aten::native_layer_norm`.
 pub static LAYER_NORM: OpDef = OpDef {
-    name: "LayerNormalization",
-    domain: Domain::Onnx { since: 17 },
-    imports: &[Import::Onnx("LayerNormalization", 17)],
+    aten: &["aten.layer_norm", "aten.native_layer_norm"],
     attrs: &[AXIS, EPSILON, STASH_TYPE],
     ins: &[Slot::req("X"), Slot::req("Scale"), Slot::opt("B")],
     outs: &[Slot::req("Y"), Slot::opt("Mean"), Slot::opt("InvStdDev")],
-    effect: Effect::Pure,
     infer: |cx| {
         let axis = first_axis(cx, 0, 1)?;
         cx.same_dtype(&[0, 1])?;
@@ -131,16 +103,20 @@ pub static LAYER_NORM: OpDef = OpDef {
         let stats = Ty::new(DType::F32, stats_dims(&x.dims, axis));
         Ok(vec![x.clone(), stats.clone(), stats])
     },
-    fold: no_fold,
     grad: Grad::Rule(grad_layer_norm),
-    cost: |cx| per_element(cx, 8),
+    cost: |cx| cx.per_largest_operand(8),
     memory: layer_norm_memory,
-    body: Body::Standard,
+    ..standard(
+        "LayerNormalization",
+        onnx(17, 17),
+        OpClass::Norm,
+        BatchAxes::Mixed,
+    )
 };
 
 fn grad_layer_norm(cx: &mut GradCx) -> Result<()> {
     if cx.wants(0) {
-        through_statistics::give(cx)?;
+        give_through_statistics(cx)?;
     }
     let through = cx.dxs[0];
     if let Some(dy) = cx.dy(0) {
@@ -156,6 +132,39 @@ fn grad_layer_norm(cx: &mut GradCx) -> Result<()> {
                 cx.give(slot, none);
             }
         }
+    }
+    Ok(())
+}
+
+/// Gives the first operand what it gets from readers of the statistics. With mean μ and inverse deviation s of rows of
+/// n elements: dx = dμ/n − (x − μ)·ds·s³/n.
+fn give_through_statistics(cx: &mut GradCx) -> Result<()> {
+    if cx.dy(1).is_none() && cx.dy(2).is_none() {
+        return Ok(());
+    }
+    let ty = cx.ty(cx.x(0));
+    let dtype = compute_type(ty.dtype);
+    let axes: Vec<usize> = (axis_of(&cx.attrs(), ty.rank())..ty.rank()).collect();
+    let count = count_along(cx, &axes)?;
+    let mut dx = None;
+    if let Some(dmean) = cx.dy(1) {
+        let share = cx.eval(cast(dmean, dtype) / count)?;
+        let shape = cx.b.shape(cx.x(0))?;
+        dx = Some(cx.bind(binary_op(&EXPAND, share, shape))?);
+    }
+    if let Some(ds) = cx.dy(2) {
+        let ds = cx.bind(cast(ds, dtype))?;
+        let s = cx.bind(cast(cx.y(2), dtype))?;
+        let share = cx.bind(ds * (s * s * s) / count)?;
+        let x = cx.widened(cx.x(0))?;
+        let part = cx.bind((x - cast(cx.y(1), dtype)) * share)?;
+        dx = Some(match dx {
+            Some(so_far) => cx.bind(so_far - part)?,
+            None => cx.bind(-part)?,
+        });
+    }
+    if let Some(dx) = dx {
+        cx.give_expr(0, cast(dx, ty.dtype))?;
     }
     Ok(())
 }
@@ -181,12 +190,22 @@ fn grad_of_normalized(cx: &mut GradCx, dy: ValueId) -> Result<()> {
         let (mean, inv_std) = statistics(cx.b.graph, cx.node);
         ins.extend([Some(mean), Some(inv_std)]);
     }
-    let attrs = cx.attrs();
+    give_wanted(cx, &LAYER_NORM_GRAD, ins, wants)
+}
+
+/// Emits a gradient row for the operands in `wants`.
+fn give_wanted(
+    cx: &mut GradCx,
+    op: &'static OpDef,
+    ins: Vec<Option<ValueId>>,
+    wants: Vec<i64>,
+) -> Result<()> {
+    let own = cx.attrs();
     let attrs = Attrs::new()
-        .with("axis", attrs.int("axis"))
-        .with("epsilon", attrs.float("epsilon"))
+        .with("axis", own.int("axis"))
+        .with("epsilon", own.float("epsilon"))
         .with("wants", wants.clone());
-    let gradients = cx.b.emit_n(&LAYER_NORM_GRAD, ins, attrs, wants.len())?;
+    let gradients = cx.b.emit_n(op, ins, attrs, wants.len())?;
     for (slot, gradient) in wants.into_iter().zip(gradients) {
         cx.give(slot as usize, gradient);
     }
@@ -213,9 +232,6 @@ pub fn statistics(graph: &mut Graph, node: NodeId) -> (ValueId, ValueId) {
 /// Gradients of [`LAYER_NORM`] for the operands in `wants` (0 X, 1 Scale, 2 B of the shape of Scale), in that order;
 /// `aten::native_layer_norm_backward`. Without `mean` and `inv_std`, both are computed from `x` (`aten::var_mean`).
 pub static LAYER_NORM_GRAD: OpDef = OpDef {
-    name: "LayerNormGrad",
-    domain: Domain::Ckpt,
-    imports: &[],
     attrs: &[AXIS, EPSILON, WANTS],
     ins: &[
         Slot::req("dy"),
@@ -225,7 +241,6 @@ pub static LAYER_NORM_GRAD: OpDef = OpDef {
         Slot::opt("inv_std"),
     ],
     outs: &[Slot::var("gradients")],
-    effect: Effect::Pure,
     infer: |cx| {
         let axis = first_axis(cx, 1, 2)?;
         if let Some(mean) = cx.opt_ty(3) {
@@ -236,11 +251,15 @@ pub static LAYER_NORM_GRAD: OpDef = OpDef {
         }
         infer_norm_grad(cx, 3)
     },
-    fold: no_fold,
     grad: Grad::Body,
-    cost: |cx| per_element(cx, 14),
+    cost: |cx| cx.per_largest_operand(14),
     memory: layer_norm_grad_memory,
-    body: Body::Function(layer_norm_grad_body),
+    ..ours(
+        "LayerNormGrad",
+        OpClass::Other,
+        BatchAxes::Mixed,
+        layer_norm_grad_body,
+    )
 };
 
 /// Types of the wanted gradients; operands are dy, x, scale.
@@ -262,13 +281,6 @@ fn infer_norm_grad(cx: &InferCx, slots: i64) -> Result<Vec<Ty>> {
     Ok(types.cloned().collect())
 }
 
-fn elements(cx: &MemoryCx, slot: usize) -> u64 {
-    cx.ins
-        .get(slot)
-        .and_then(Option::as_ref)
-        .map_or(0, Sized::elements)
-}
-
 /// Whether the scale is exactly one row, which is what `aten`'s kernels take.
 pub fn scale_is_row(attrs: &Attrs, x: &[i64], scale: &[i64]) -> bool {
     x.get(axis_of(attrs, x.len())..) == Some(scale)
@@ -282,11 +294,11 @@ fn layer_norm_memory(cx: &MemoryCx) -> Footprint {
         return fresh(cx);
     };
     let narrow = x.dtype.size_bytes() == 2;
-    let bias = cx.ins.get(2).and_then(Option::as_ref);
+    let bias = cx.operand(2);
     let row = x.dims.get(axis_of(cx.attrs, x.dims.len())..).unwrap_or(&[]);
     let fused = scale_is_row(cx.attrs, &x.dims, &scale.dims) && bias.is_none_or(|b| b.dims == row);
     let parameters = match (fused, narrow) {
-        (true, true) => 4 * (elements(cx, 1) + elements(cx, 2)),
+        (true, true) => 4 * (cx.elements(1) + cx.elements(2)),
         (true, false) => strided_bytes(cx, &[1, 2]),
         (false, true) => 4 * row.iter().product::<i64>() as u64,
         (false, false) => 0,
@@ -294,10 +306,8 @@ fn layer_norm_memory(cx: &MemoryCx) -> Footprint {
     let wide = compute_type(x.dtype).size_bytes();
     let given = cx.outs.len().min(3) as u64 - 1;
     let temporary = if wide == 4 { 2 - given } else { 2 };
-    Footprint {
-        temp_bytes: strided_bytes(cx, &[0]) + parameters + temporary * rows_of(cx.attrs, x) * wide,
-        ..fresh(cx)
-    }
+    fresh(cx)
+        .with_temp(strided_bytes(cx, &[0]) + parameters + temporary * rows_of(cx.attrs, x) * wide)
 }
 
 /// The most elements of a block of rows in which [`LAYER_NORM_GRAD`] sums its terms.
@@ -331,7 +341,7 @@ fn layer_norm_grad_memory(cx: &MemoryCx) -> Footprint {
         false => strided_bytes(cx, &[2]),
     };
     let rows = rows_of(cx.attrs, x);
-    let given = cx.ins.get(3).and_then(Option::as_ref);
+    let given = cx.operand(3);
     let stats = match given {
         Some(mean) if mean.dtype.size_bytes() == wide => strided_bytes(cx, &[3, 4]),
         _ => 2 * rows * wide,
@@ -360,31 +370,27 @@ fn layer_norm_grad_memory(cx: &MemoryCx) -> Footprint {
         results += out.bytes();
         most = most.max(base + buffers + results);
     }
-    Footprint {
-        temp_bytes: most.saturating_sub(results),
-        ..fresh(cx)
-    }
+    fresh(cx).with_temp(most.saturating_sub(results))
 }
 
 /// With x̂ = (x − μ)·s and g = dy·scale: dx = s·(g − mean(g) − x̂·mean(g·x̂)), dscale = Σ dy·x̂, dB = Σ dy
 /// (Ba, Kiros and Hinton 2016, arXiv 1607.06450).
 fn layer_norm_grad_body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
-    let (dy, x) = (widen(cx.b, cx.x(0))?, widen(cx.b, cx.x(1))?);
+    let [dy, x] = wide(cx)?;
     let axes = normalized_axes(cx);
-    let (mean, inv_std) = match (cx.ins.get(3), cx.ins.get(4)) {
-        (Some(Some(mean)), Some(Some(inv_std))) => (*mean, *inv_std),
+    let (mean, inv_std) = match (cx.opt_x(3), cx.opt_x(4)) {
+        (Some(mean), Some(inv_std)) => (mean, inv_std),
         _ => {
             let mean = reduce_axes(cx.b, &REDUCE_MEAN, x, &axes, true)?;
-            let centred = cx.b.sub(x, mean)?;
-            let square = cx.b.mul(centred, centred)?;
-            let variance = reduce_axes(cx.b, &REDUCE_MEAN, square, &axes, true)?;
-            (mean, inverse_root(cx, variance)?)
+            let centred = cx.bind(x - mean)?;
+            let variance = reduce_axes(cx.b, &REDUCE_MEAN, centred * centred, &axes, true)?;
+            (mean, inverse_root(cx, variance)?.0)
         }
     };
-    let dtype = cx.ty(x).dtype;
-    let (mean, inv_std) = (cx.b.cast(mean, dtype)?, cx.b.cast(inv_std, dtype)?);
-    let centred = cx.b.sub(x, mean)?;
-    let normal = cx.b.mul(centred, inv_std)?;
+    let dtype = cx.ty(x.0).dtype;
+    let mean = cx.bind(cast(mean, dtype))?;
+    let inv_std = cx.bind(cast(inv_std, dtype))?;
+    let normal = cx.bind((x - mean) * inv_std)?;
     norm_gradients(cx, dy, normal, inv_std, &axes, true)
 }
 
@@ -394,46 +400,41 @@ fn normalized_axes(cx: &BodyCx) -> Vec<usize> {
 }
 
 /// 1/√(v + epsilon).
-fn inverse_root(cx: &mut BodyCx, v: ValueId) -> Result<ValueId> {
-    let dtype = cx.ty(v).dtype;
-    let epsilon = cx.b.scalar(dtype, cx.attrs.float("epsilon") as f64);
-    let sum = cx.b.add(v, epsilon)?;
-    let root = emit(cx.b, &SQRT, &[sum])?;
-    emit(cx.b, &RECIPROCAL, &[root])
+fn inverse_root(cx: &mut BodyCx, v: ValueId) -> Result<Term> {
+    let epsilon = f64::from(cx.attrs.float("epsilon"));
+    let root = unary_op(&SQRT, Term(v) + epsilon);
+    cx.bind(unary_op(&RECIPROCAL, root))
 }
 
 /// The wanted gradients, given the normalised operand and the factor it was scaled by.
 fn norm_gradients(
     cx: &mut BodyCx,
-    dy: ValueId,
-    normal: ValueId,
-    factor: ValueId,
+    dy: Term,
+    normal: Term,
+    factor: Term,
     axes: &[usize],
     centred: bool,
 ) -> Result<Vec<ValueId>> {
     let scale = cx.x(2);
-    let dtype = cx.ty(normal).dtype;
+    let dtype = cx.ty(normal.0).dtype;
     let mut gradients = Vec::new();
     for want in cx.attrs.ints("wants") {
         let (wide, like) = match *want {
             0 => {
-                let scale = cx.b.cast(scale, dtype)?;
-                let g = cx.b.mul(dy, scale)?;
-                let product = cx.b.mul(g, normal)?;
-                let along = reduce_axes(cx.b, &REDUCE_MEAN, product, axes, true)?;
-                let along = cx.b.mul(normal, along)?;
-                let mut rest = cx.b.sub(g, along)?;
+                let g = cx.bind(dy * cast(scale, dtype))?;
+                let along = reduce_axes(cx.b, &REDUCE_MEAN, g * normal, axes, true)?;
+                let mut rest = cx.bind(g - normal * along)?;
                 if centred {
                     let mean = reduce_axes(cx.b, &REDUCE_MEAN, g, axes, true)?;
-                    rest = cx.b.sub(rest, mean)?;
+                    rest = cx.bind(rest - mean)?;
                 }
-                (cx.b.mul(rest, factor)?, cx.x(1))
+                (cx.eval(rest * factor)?, cx.x(1))
             }
             1 => {
-                let product = cx.b.mul(dy, normal)?;
+                let product = cx.eval(dy * normal)?;
                 (sum_to_scale(cx, product)?, scale)
             }
-            _ => (sum_to_scale(cx, dy)?, scale),
+            _ => (sum_to_scale(cx, dy.0)?, scale),
         };
         let narrow = cx.ty(like).dtype;
         gradients.push(cx.b.cast(wide, narrow)?);
@@ -450,68 +451,54 @@ fn sum_to_scale(cx: &mut BodyCx, v: ValueId) -> Result<ValueId> {
 /// The scale decides the element type of the result. One buffer of the operand's size in the type computed in, unless
 /// that is the result's type (the kernel then squares in its result), and one factor a row.
 pub static RMS_NORM: OpDef = OpDef {
-    name: "RMSNormalization",
-    domain: Domain::Onnx { since: 23 },
-    imports: &[Import::Onnx("RMSNormalization", 23)],
+    aten: &["aten.rms_norm"],
     attrs: &[AXIS, EPSILON, STASH_TYPE],
     ins: &[Slot::req("X"), Slot::req("scale")],
-    outs: &[Slot::req("Y")],
-    effect: Effect::Pure,
+    outs: Y,
     infer: |cx| {
         first_axis(cx, 0, 1)?;
         let dtype = cx.ty(1)?.dtype;
         Ok(vec![cx.ty(0)?.with_dtype(dtype)])
     },
-    fold: no_fold,
     grad: Grad::Rule(|cx| {
         let wants: Vec<i64> = (0..2).filter(|i| cx.wants(*i)).map(|i| i as i64).collect();
-        let attrs = cx.attrs();
-        let attrs = Attrs::new()
-            .with("axis", attrs.int("axis"))
-            .with("epsilon", attrs.float("epsilon"))
-            .with("wants", wants.clone());
         let ins = vec![Some(cx.dy0()), Some(cx.x(0)), Some(cx.x(1))];
-        let gradients = cx.b.emit_n(&RMS_NORM_GRAD, ins, attrs, wants.len())?;
-        for (slot, gradient) in wants.into_iter().zip(gradients) {
-            cx.give(slot as usize, gradient);
-        }
-        Ok(())
+        give_wanted(cx, &RMS_NORM_GRAD, ins, wants)
     }),
-    cost: |cx| per_element(cx, 5),
+    cost: |cx| cx.per_largest_operand(5),
     memory: rms_memory,
-    body: Body::Standard,
+    ..standard(
+        "RMSNormalization",
+        onnx(23, 23),
+        OpClass::Norm,
+        BatchAxes::Mixed,
+    )
 };
 
 /// Gradients of [`RMS_NORM`] for the operands in `wants` (0 X, 1 scale), in that order. PyTorch has no such kernel on
 /// the CPU; ours works in one buffer beside its results, two for 16-bit operands, and one factor a row.
 pub static RMS_NORM_GRAD: OpDef = OpDef {
-    name: "RMSNormGrad",
-    domain: Domain::Ckpt,
-    imports: &[],
     attrs: &[AXIS, EPSILON, WANTS],
     ins: &[Slot::req("dy"), Slot::req("x"), Slot::req("scale")],
     outs: &[Slot::var("gradients")],
-    effect: Effect::Pure,
     infer: |cx| {
         first_axis(cx, 1, 2)?;
         infer_norm_grad(cx, 2)
     },
-    fold: no_fold,
     grad: Grad::Body,
-    cost: |cx| per_element(cx, 12),
+    cost: |cx| cx.per_largest_operand(12),
     memory: rms_grad_memory,
-    body: Body::Function(|cx| {
+    ..ours("RMSNormGrad", OpClass::Other, BatchAxes::Mixed, |cx| {
         let (dy, x, scale) = (cx.x(0), cx.x(1), cx.x(2));
         let wide = [dy, x, scale].iter().any(|v| cx.ty(*v).dtype == DType::F64);
         let dtype = if wide { DType::F64 } else { DType::F32 };
-        let (dy, x) = (cx.b.cast(dy, dtype)?, cx.b.cast(x, dtype)?);
+        let (dy, x) = (cx.bind(cast(dy, dtype))?, cx.bind(cast(x, dtype))?);
         let axes = normalized_axes(cx);
-        let square = cx.b.mul(x, x)?;
-        let mean = reduce_axes(cx.b, &REDUCE_MEAN, square, &axes, true)?;
+        let mean = reduce_axes(cx.b, &REDUCE_MEAN, x * x, &axes, true)?;
         let factor = inverse_root(cx, mean)?;
-        let normal = cx.b.mul(x, factor)?;
+        let normal = cx.bind(x * factor)?;
         norm_gradients(cx, dy, normal, factor, &axes, false)
-    }),
+    })
 };
 
 /// The type computed in.
@@ -533,10 +520,7 @@ fn rms_memory(cx: &MemoryCx) -> Footprint {
         // The factor is gone before the scale is converted.
         false => x.elements() + rows_of(cx.attrs, x).max(scale.elements()),
     };
-    Footprint {
-        temp_bytes: buffer * wide.size_bytes(),
-        ..fresh(cx)
-    }
+    fresh(cx).with_temp(buffer * wide.size_bytes())
 }
 
 /// Two buffers, of which the gradient of x is one where it has the type computed in; one number a row, two for the
@@ -565,8 +549,5 @@ fn rms_grad_memory(cx: &MemoryCx) -> Footprint {
     if dx {
         most = most.max(base + result + rows.max(converted) * wide.size_bytes());
     }
-    Footprint {
-        temp_bytes: most - result,
-        ..fresh(cx)
-    }
+    fresh(cx).with_temp(most - result)
 }

@@ -1,62 +1,38 @@
 //! The largest element of each window of an image: `MaxPool` (ONNX MaxPool-12). Other pooling ops are convolutions or
 //! reductions; readers write them so.
 
-use super::rules::*;
+use super::rule::*;
 use super::scatter::SCATTER_ELEMENTS;
 use super::shape::{EXPAND, RESHAPE, SIZE, reshape_like};
 use crate::error::Result;
 use crate::ir::layout::count;
 use crate::ir::op::{
-    Body, Cost, Domain, Effect, Footprint, Grad, GradCx, Import, InferCx, MemoryCx, OpDef, Sized,
-    Slot, fresh, no_fold,
+    BatchAxes, Footprint, Grad, GradCx, InferCx, MemoryCx, OpClass, OpDef, Sized, Slot, fresh,
 };
-use crate::ir::{AttrDefault, AttrKind, AttrSpec, Attrs, DType, Dim, Ty};
+use crate::ir::{AttrKind, AttrSpec, Attrs, DType, Dim, Ty};
 
 pub const ROWS: &[&OpDef] = &[&MAX_POOL];
-
-const fn ints(name: &'static str, default: AttrDefault) -> AttrSpec {
-    AttrSpec {
-        name,
-        kind: AttrKind::Ints,
-        default,
-    }
-}
-
-const fn flag(name: &'static str) -> AttrSpec {
-    AttrSpec {
-        name,
-        kind: AttrKind::Int,
-        default: AttrDefault::Int(0),
-    }
-}
 
 /// `Y` [N, C, windows…], and in `Indices` where each of its elements stands in the row-major operand (with the last two
 /// or more spatial axes in reverse order if `storage_order`). Of equal elements the first is taken; padding never is.
 /// `auto_pad` is rewritten by readers. The kernel takes one axis at a time, from the last to the first.
 pub static MAX_POOL: OpDef = OpDef {
-    name: "MaxPool",
-    domain: Domain::Onnx { since: 12 },
-    imports: &[Import::Onnx("MaxPool", 1)],
     attrs: &[
-        ints("kernel_shape", AttrDefault::Required),
-        ints("strides", AttrDefault::Absent),
-        ints("dilations", AttrDefault::Absent),
-        ints("pads", AttrDefault::Absent),
-        flag("ceil_mode"),
-        flag("storage_order"),
+        AttrSpec::required("kernel_shape", AttrKind::Ints),
+        AttrSpec::optional("strides", AttrKind::Ints),
+        AttrSpec::optional("dilations", AttrKind::Ints),
+        AttrSpec::optional("pads", AttrKind::Ints),
+        AttrSpec::int("ceil_mode", 0),
+        AttrSpec::int("storage_order", 0),
     ],
-    ins: &[Slot::req("X")],
+    ins: X,
     outs: &[Slot::req("Y"), Slot::opt("Indices")],
-    effect: Effect::Pure,
+    later_types: BF16_SINCE_22,
     infer: infer_max_pool,
-    fold: no_fold,
     grad: Grad::Rule(grad_max_pool),
-    cost: |cx| Cost {
-        flops: cx.outs[0].elements() * count(cx.attrs.ints("kernel_shape")) as u64,
-        bytes: cx.traffic_bytes(),
-    },
+    cost: |cx| cx.work(cx.outs[0].elements() * count(cx.attrs.ints("kernel_shape")) as u64),
     memory: max_pool_memory,
-    body: Body::Standard,
+    ..standard("MaxPool", onnx(1, 12), OpClass::Other, BatchAxes::Mixed)
 };
 
 /// The windows along one axis.
@@ -233,10 +209,7 @@ fn max_pool_memory(cx: &MemoryCx) -> Footprint {
     }
     peak = peak.max(left + (x.dims[0] * x.dims[1]) as u64 * index);
     let results: u64 = cx.outs.iter().map(Sized::bytes).sum();
-    Footprint {
-        temp_bytes: peak - results.min(peak),
-        ..fresh(cx)
-    }
+    fresh(cx).with_temp(peak - results.min(peak))
 }
 
 #[cfg(test)]

@@ -2,23 +2,17 @@
 
 use super::logic::{AND, EQUAL, GREATER_OR_EQUAL};
 use super::math::LOG;
-use super::rules::*;
+use super::rule::*;
 use crate::error::Result;
-use crate::ir::op::{
-    Body, Domain, Effect, Footprint, Grad, GradCx, Import, MemoryCx, OpDef, Slot, fresh,
-};
-use crate::ir::{Dim, Ty, ValueId};
+use crate::ir::op::{BatchAxes, Footprint, Grad, GradCx, MemoryCx, OpClass, OpDef, Slot, fresh};
+use crate::ir::{Dim, Ty};
 
 pub const ROWS: &[&OpDef] = &[&POW];
 
 pub static POW: OpDef = OpDef {
-    name: "Pow",
-    domain: Domain::Onnx { since: 15 },
-    imports: &[Import::Onnx("Pow", 7), Import::Aten("aten.pow")],
-    attrs: &[],
+    aten: &["aten.pow"],
     ins: &[Slot::req("X"), Slot::req("Y")],
     outs: &[Slot::req("Z")],
-    effect: Effect::Pure,
     infer: |cx| {
         let dtype = cx.want_dtype(0, is_number, "a number type")?;
         cx.want_dtype(1, is_number, "a number type")?;
@@ -33,7 +27,7 @@ pub static POW: OpDef = OpDef {
     grad: Grad::Rule(grad_pow),
     cost: ten_flops,
     memory: pow_memory,
-    body: Body::Standard,
+    ..standard("Pow", onnx(7, 15), OpClass::Power, BatchAxes::Pointwise)
 };
 
 /// `aten::pow` wants one element type. An exponent that fits the base's type is converted to it; else the base is
@@ -51,21 +45,16 @@ fn pow_memory(cx: &MemoryCx) -> Footprint {
     } else {
         cx.outs[0].elements() * e.size_bytes()
     };
-    Footprint {
-        temp_bytes,
-        ..fresh(cx)
-    }
-    .in_place_operands(cx, &[0])
+    fresh(cx).with_temp(temp_bytes).in_place_operands(cx, &[0])
 }
 
 /// y = xᵉ: dx = dy·e·xᵉ⁻¹ (0 where e = 0, also at x = 0), de = dy·y·log x (0 where x = 0 and e ≥ 0).
 fn grad_pow(cx: &mut GradCx) -> Result<()> {
-    let (x, e, dy) = (cx.x(0), cx.x(1), cx.dy0());
+    let (x, e, dy) = (cx.operand(0), cx.operand(1), cx.cotangent());
     if cx.wants(0) {
-        let frozen = if cx.wants(1) {
-            None
-        } else {
-            known_scalar(cx.b, e)
+        let frozen = match cx.wants(1) {
+            true => None,
+            false => known_scalar(cx.b, e.0),
         };
         match frozen {
             Some(k) => grad_of_known_power(cx, x, e, k)?,
@@ -76,27 +65,22 @@ fn grad_pow(cx: &mut GradCx) -> Result<()> {
         }
     }
     if cx.wants(1) {
-        let (xt, et) = (cx.ty(x).dtype, cx.ty(e).dtype);
-        let log = emit(cx.b, &LOG, &[x])?;
-        let slope = cx.b.mul(cx.y(0), log)?;
-        let zero = cx.b.scalar(xt, 0.0);
-        let at_zero = emit(cx.b, &EQUAL, &[x, zero])?;
-        let e_zero = cx.b.scalar(et, 0.0);
-        let not_negative = emit(cx.b, &GREATER_OR_EQUAL, &[e, e_zero])?;
-        let flat = emit(cx.b, &AND, &[at_zero, not_negative])?;
-        let slope = choose(cx.b, flat, zero, slope)?;
-        let de = cx.b.mul(dy, slope)?;
-        let de = cx.b.cast(de, et)?;
-        cx.give_summed(1, de)?;
+        let slope = cx.bind(cx.result(0) * unary_op(&LOG, x))?;
+        let zero = cx.number(x, 0.0);
+        let at_zero = cx.bind(binary_op(&EQUAL, x, zero))?;
+        let flat = binary_op(&AND, at_zero, binary_op(&GREATER_OR_EQUAL, e, 0.0));
+        let slope = cx.bind(select(flat, zero, slope))?;
+        let exponent_type = cx.ty(e.0).dtype;
+        cx.give_summed(1, cast(dy * slope, exponent_type))?;
     }
     Ok(())
 }
 
 /// The gradient of the base for an exponent that is the same number `k` everywhere; squares and cubes are products.
-fn grad_of_known_power(cx: &mut GradCx, x: ValueId, e: ValueId, k: f64) -> Result<()> {
-    let (dtype, dy) = (cx.ty(x).dtype, cx.dy0());
+fn grad_of_known_power(cx: &mut GradCx, x: Term, e: Term, k: f64) -> Result<()> {
+    let (dtype, dy) = (cx.ty(x.0).dtype, cx.cotangent());
     if k == 0.0 {
-        let zero = cx.b.filled_like(x, 0.0)?;
+        let zero = cx.b.filled_like(x.0, 0.0)?;
         cx.give(0, zero);
         return Ok(());
     }
@@ -106,38 +90,31 @@ fn grad_of_known_power(cx: &mut GradCx, x: ValueId, e: ValueId, k: f64) -> Resul
     let power = if k == 2.0 {
         x
     } else if k == 3.0 {
-        cx.b.mul(x, x)?
+        cx.bind(x * x)?
     } else {
-        let exponent_type = cx.ty(e).dtype;
-        let held_in = if exponent_type.is_float() {
-            exponent_type
-        } else {
-            dtype
+        let exponent_type = cx.ty(e.0).dtype;
+        let held_in = match exponent_type.is_float() {
+            true => exponent_type,
+            false => dtype,
         };
         let less_one = cx.b.scalar(held_in, k - 1.0);
-        emit(cx.b, &POW, &[x, less_one])?
+        cx.bind(binary_op(&POW, x, less_one))?
     };
     let factor = cx.b.scalar(dtype, k);
-    let slope = cx.b.mul(power, factor)?;
-    let dx = cx.b.mul(dy, slope)?;
-    cx.give_summed(0, dx)
+    let slope = cx.bind(power * Term(factor))?;
+    cx.give_summed(0, dy * slope)
 }
 
-fn grad_of_base(cx: &mut GradCx, x: ValueId, e: ValueId) -> Result<ValueId> {
-    let dtype = cx.ty(x).dtype;
-    let float_e = if cx.ty(e).dtype.is_float() {
-        e
-    } else {
-        cx.b.cast(e, dtype)?
+fn grad_of_base(cx: &mut GradCx, x: Term, e: Term) -> Result<Term> {
+    let dtype = cx.ty(x.0).dtype;
+    let float_e = match cx.ty(e.0).dtype.is_float() {
+        true => e,
+        false => cx.bind(cast(e, dtype))?,
     };
-    let held_in = cx.ty(float_e).dtype;
-    let (one, zero_e) = (cx.b.scalar(held_in, 1.0), cx.b.scalar(held_in, 0.0));
-    let less_one = cx.b.sub(float_e, one)?;
-    let power = emit(cx.b, &POW, &[x, less_one])?;
-    let factor = cx.b.cast(float_e, dtype)?;
-    let slope = cx.b.mul(power, factor)?;
-    let dx = cx.b.mul(cx.dy0(), slope)?;
-    let constant = emit(cx.b, &EQUAL, &[float_e, zero_e])?;
-    let zero = cx.b.scalar(dtype, 0.0);
-    choose(cx.b, constant, zero, dx)
+    let [one, zero_e] = [1.0, 0.0].map(|n| cx.number(float_e, n));
+    let power = cx.bind(binary_op(&POW, x, float_e - one))?;
+    let slope = cx.bind(power * cast(float_e, dtype))?;
+    let dx = cx.bind(cx.cotangent() * slope)?;
+    let constant = binary_op(&EQUAL, float_e, zero_e);
+    cx.bind(select(constant, 0.0, dx))
 }

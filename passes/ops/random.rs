@@ -8,18 +8,15 @@
 //! hash functions", 2018) over the index of the element, keyed by 64 bits that four rounds make of seed and stream. The
 //! body says the same in int64, whose products of a word and a multiplier below 2³¹ in magnitude never overflow.
 
-use super::axes::int_vector;
 use super::bits::{BITWISE_AND, BITWISE_XOR};
 use super::fill::RANGE;
 use super::index::GATHER;
 use super::logic::LESS;
 use super::reduce::REDUCE_PROD;
-use super::rules::*;
+use super::rule::*;
 use super::shape::{RESHAPE, SIZE};
 use crate::error::Result;
-use crate::ir::op::{
-    Body, BodyCx, Cost, CostCx, Domain, Effect, Grad, InferCx, OpDef, Slot, fresh, no_fold,
-};
+use crate::ir::op::{BatchAxes, BodyCx, Cost, CostCx, Effect, Grad, InferCx, OpClass, OpDef, Slot};
 use crate::ir::{Attrs, Builder, DType, Ty, ValueId};
 
 pub const ROWS: &[&OpDef] = &[&DROPOUT, &UNIFORM];
@@ -85,61 +82,43 @@ pub fn threshold(ratio: f32) -> u32 {
 /// `Dropout(data, ratio, seed, stream)`: elements are 0 with probability `ratio`, else divided by `1 - ratio` (ONNX
 /// Dropout in training mode). A ratio of 0 changes nothing.
 pub static DROPOUT: OpDef = OpDef {
-    name: "Dropout",
-    domain: Domain::Ckpt,
-    imports: &[],
-    attrs: &[],
     ins: &[
         Slot::req("data"),
         Slot::req("ratio"),
         Slot::req("seed"),
         Slot::req("stream"),
     ],
-    outs: &[Slot::req("output")],
+    outs: OUTPUT,
     effect: Effect::Seeded,
     infer: |cx| {
         scalar_of(cx, 1, DType::is_float)?;
         seeded(cx, 2)?;
         unary_float(cx)
     },
-    fold: no_fold,
     // The same elements are dropped from the cotangent; the ratio is no trained quantity.
-    grad: Grad::Rule(|cx| {
+    grad: Grad::First(|cx| {
         let ins = [cx.dy0(), cx.x(1), cx.x(2), cx.x(3)];
-        let dx = emit(cx.b, &DROPOUT, &ins)?;
-        cx.give(0, dx);
-        Ok(())
+        emit(cx.b, &DROPOUT, &ins)
     }),
     cost: draws,
-    memory: fresh,
-    body: Body::Function(|cx| {
+    ..ours("Dropout", OpClass::Elementwise, BatchAxes::Mixed, |cx| {
         let (x, ratio) = (cx.x(0), cx.x(1));
-        let dtype = cx.ty(x).dtype;
         let shape = cx.b.shape(x)?;
-        let count = emit(cx.b, &SIZE, &[x])?;
+        let count = cx.eval(unary_op(&SIZE, x))?;
         let draw = uniform(cx, shape, count, 2)?;
-        let bound = cx.b.cast(ratio, DType::F32)?;
-        let off = emit(cx.b, &LESS, &[draw, bound])?;
-        let wide = widen(cx.b, x)?;
-        let computed = cx.ty(wide).dtype;
-        let (one, zero) = (cx.b.scalar(computed, 1.0), cx.b.scalar(computed, 0.0));
-        let rest = cx.b.cast(ratio, computed)?;
-        let rest = cx.b.sub(one, rest)?;
-        let scale = cx.b.div(one, rest)?;
-        let scaled = cx.b.mul(wide, scale)?;
-        let kept = choose(cx.b, off, zero, scaled)?;
-        Ok(vec![cx.b.cast(kept, dtype)?])
-    }),
+        let off = cx.bind(binary_op(&LESS, draw, cast(ratio, DType::F32)))?;
+        let x = cx.widened(x)?;
+        let computed = cx.ty(x.0).dtype;
+        let [one, zero] = [1.0, 0.0].map(|n| cx.number(x, n));
+        let scale = cx.bind(one / (one - cast(ratio, computed)))?;
+        narrow(cx, select(off, zero, x * scale))
+    })
 };
 
 /// `SeededUniform(shape, seed, stream)`: float32 in [0, 1), multiples of 2⁻²⁴.
 pub static UNIFORM: OpDef = OpDef {
-    name: "SeededUniform",
-    domain: Domain::Ckpt,
-    imports: &[],
-    attrs: &[],
     ins: &[Slot::req("shape"), Slot::req("seed"), Slot::req("stream")],
-    outs: &[Slot::req("output")],
+    outs: OUTPUT,
     effect: Effect::Seeded,
     infer: |cx| {
         seeded(cx, 1)?;
@@ -151,11 +130,9 @@ pub static UNIFORM: OpDef = OpDef {
         };
         Ok(vec![Ty::new(DType::F32, dims)])
     },
-    fold: no_fold,
     grad: Grad::Zero("a draw depends on the seed alone"),
     cost: draws,
-    memory: fresh,
-    body: Body::Function(|cx| {
+    ..ours("SeededUniform", OpClass::Other, BatchAxes::Mixed, |cx| {
         let shape = cx.b.cast(cx.x(0), DType::I64)?;
         let count = if cx.outs[0].rank() == 0 {
             cx.b.int(1)
@@ -164,7 +141,7 @@ pub static UNIFORM: OpDef = OpDef {
             to_scalar(cx.b, count)?
         };
         Ok(vec![uniform(cx, shape, count, 1)?])
-    }),
+    })
 };
 
 /// A scalar: rank 0, or a vector of one element as files sometimes have it.
@@ -198,24 +175,19 @@ fn draws(cx: &CostCx) -> Cost {
 fn uniform(cx: &mut BodyCx, shape: ValueId, count: ValueId, slot: usize) -> Result<ValueId> {
     let key = key(cx, slot)?;
     let b = &mut *cx.b;
-    let (zero, one) = (b.int(0), b.int(1));
+    let [zero, one] = [0, 1].map(|n| b.int(n));
     let (mask, word) = (b.int(WORD), b.int(WORD + 1));
-    let index = emit(b, &RANGE, &[zero, count, one])?;
-    let low = emit(b, &BITWISE_AND, &[index, mask])?;
-    let high = b.div(index, word)?;
-    let first = emit(b, &GATHER, &[key, zero])?;
-    let inner = emit(b, &BITWISE_XOR, &[low, first])?;
+    let index = Term(emit(b, &RANGE, &[zero, count, one])?);
+    let low = b.bind(binary_op(&BITWISE_AND, index, mask))?;
+    let high = b.bind(index / word)?;
+    let inner = binary_op(&BITWISE_XOR, low, binary_op(&GATHER, key, zero));
     let inner = mixed(b, inner)?;
-    let outer = b.add(inner, high)?;
-    let outer = emit(b, &BITWISE_AND, &[outer, mask])?;
-    let second = emit(b, &GATHER, &[key, one])?;
-    let outer = emit(b, &BITWISE_XOR, &[outer, second])?;
+    let outer = b.bind(binary_op(&BITWISE_AND, inner + high, mask))?;
+    let outer = binary_op(&BITWISE_XOR, outer, binary_op(&GATHER, key, one));
     let outer = mixed(b, outer)?;
     let unit = b.int(1 << (32 - BITS));
-    let draw = b.div(outer, unit)?;
-    let draw = b.cast(draw, DType::F32)?;
-    let step = b.scalar(DType::F32, 1.0 / f64::from(1u32 << BITS));
-    let draw = b.mul(draw, step)?;
+    let draw = b.bind(cast(outer / unit, DType::F32))?;
+    let draw = b.eval(draw * (1.0 / f64::from(1u32 << BITS)))?;
     b.emit(&RESHAPE, &[draw, shape], Attrs::new().with("allowzero", 1))
 }
 
@@ -225,43 +197,39 @@ fn to_scalar(b: &mut Builder, v: ValueId) -> Result<ValueId> {
 }
 
 /// [`Key::new`] of two operands: int64 [2].
-fn key(cx: &mut BodyCx, slot: usize) -> Result<ValueId> {
+fn key(cx: &mut BodyCx, slot: usize) -> Result<Term> {
     let (seed, stream) = (cx.x(slot), cx.x(slot + 1));
     let b = &mut *cx.b;
     let (mask, word) = (b.int(WORD), b.int(WORD + 1));
-    let mut key = b.ints(&FIRST.map(i64::from));
+    let mut key = Term(b.ints(&FIRST.map(i64::from)));
     for number in [seed, stream] {
-        let number = to_scalar(b, number)?;
-        let low = emit(b, &BITWISE_AND, &[number, mask])?;
+        let number = Term(to_scalar(b, number)?);
+        let low = b.bind(binary_op(&BITWISE_AND, number, mask))?;
         // A multiple of 2³², so that the division is exact for negative numbers too.
-        let rest = b.sub(number, low)?;
-        let high = b.div(rest, word)?;
-        let high = emit(b, &BITWISE_AND, &[high, mask])?;
+        let high = b.bind(binary_op(&BITWISE_AND, (number - low) / word, mask))?;
         for part in [low, high] {
-            key = emit(b, &BITWISE_XOR, &[key, part])?;
-            key = mixed(b, key)?;
+            key = mixed(b, binary_op(&BITWISE_XOR, key, part))?;
         }
     }
     Ok(key)
 }
 
 /// [`mix`] of words that int64 holds.
-fn mixed(b: &mut Builder, word: ValueId) -> Result<ValueId> {
+fn mixed(b: &mut Builder, word: Expr) -> Result<Term> {
+    let mut word = b.bind(word)?;
     let mask = b.int(WORD);
-    let mut word = word;
-    for (shift, multiplier) in [
+    let steps = [
         (16, Some(MULTIPLIERS[0])),
         (15, Some(MULTIPLIERS[1])),
         (16, None),
-    ] {
+    ];
+    for (shift, multiplier) in steps {
         let unit = b.int(1 << shift);
-        let shifted = b.div(word, unit)?;
-        word = emit(b, &BITWISE_XOR, &[word, shifted])?;
+        word = b.bind(binary_op(&BITWISE_XOR, word, word / unit))?;
         if let Some(multiplier) = multiplier {
             // As a signed number it is the same multiplier modulo 2³², and small enough.
             let multiplier = b.int(i64::from(multiplier as i32));
-            word = b.mul(word, multiplier)?;
-            word = emit(b, &BITWISE_AND, &[word, mask])?;
+            word = b.bind(binary_op(&BITWISE_AND, word * multiplier, mask))?;
         }
     }
     Ok(word)

@@ -5,17 +5,17 @@
 
 mod product;
 
-use super::arith::{DIV, SIGN};
+use super::arith::SIGN;
 use super::logic::EQUAL;
 use super::math::EXP;
-use super::rules::*;
+use super::rule::*;
 use super::shape::{EXPAND, SHAPE, UNSQUEEZE};
 use crate::error::Result;
 use crate::ir::op::{
-    Body, Cost, CostCx, Domain, Effect, Footprint, Grad, GradCx, Import, InferCx, MemoryCx, OpDef,
-    Sized, Slot, fresh, no_fold,
+    BatchAxes, Cost, CostCx, Footprint, Grad, GradCx, InferCx, MemoryCx, OpClass, OpDef, Sized,
+    Slot, fresh,
 };
-use crate::ir::{AttrDefault, AttrKind, AttrSpec, Attrs, Builder, DType, Dim, Same, Ty, ValueId};
+use crate::ir::{AttrSpec, Attrs, Builder, DType, Dim, Same, Ty, ValueId};
 
 pub const ROWS: &[&OpDef] = &[
     &REDUCE_SUM,
@@ -29,16 +29,8 @@ pub const ROWS: &[&OpDef] = &[
     &REDUCE_LOG_SUM_EXP,
 ];
 
-const KEEPDIMS: AttrSpec = AttrSpec {
-    name: "keepdims",
-    kind: AttrKind::Int,
-    default: AttrDefault::Int(1),
-};
-const NOOP: AttrSpec = AttrSpec {
-    name: "noop_with_empty_axes",
-    kind: AttrKind::Int,
-    default: AttrDefault::Int(0),
-};
+const KEEPDIMS: AttrSpec = AttrSpec::int("keepdims", 1);
+const NOOP: AttrSpec = AttrSpec::int("noop_with_empty_axes", 0);
 
 /// The axes to reduce, ascending; `None` where the axes operand is not a known constant.
 fn axes_of(cx: &InferCx) -> Result<Option<Vec<usize>>> {
@@ -154,10 +146,7 @@ fn fold_reduce(
 
 /// One operation an element of the operand.
 pub fn per_input(cx: &CostCx) -> Cost {
-    Cost {
-        flops: cx.ins[0].as_ref().map_or(0, Sized::elements),
-        bytes: cx.traffic_bytes(),
-    }
+    cx.work(cx.elements(0))
 }
 
 /// The axes that the node reduces.
@@ -189,16 +178,16 @@ fn known_axes(cx: &GradCx) -> Result<Vec<usize>> {
 }
 
 /// A value of the result's shape with the reduced axes as 1, so that it broadcasts against the operand.
-fn with_kept_axes(cx: &mut GradCx, v: ValueId) -> Result<ValueId> {
+fn with_kept_axes(cx: &mut GradCx, v: ValueId) -> Result<Term> {
     if cx.attrs().int("keepdims") != 0 || cx.ty(v).rank() == 0 {
-        return Ok(v);
+        return Ok(Term(v));
     }
     let axes: Vec<i64> = known_axes(cx)?.iter().map(|a| *a as i64).collect();
     if axes.is_empty() {
-        return Ok(v);
+        return Ok(Term(v));
     }
     let axes = cx.b.ints(&axes);
-    emit(cx.b, &UNSQUEEZE, &[v, axes])
+    cx.bind(binary_op(&UNSQUEEZE, v, axes))
 }
 
 /// Broadcasts to the operand's shape: a view.
@@ -208,7 +197,7 @@ fn spread(cx: &mut GradCx, v: ValueId) -> Result<ValueId> {
 }
 
 /// `v` summed over `axes`, which stay as 1.
-pub fn sum_kept(b: &mut Builder, v: ValueId, axes: &[usize]) -> Result<ValueId> {
+pub fn sum_kept(b: &mut Builder, v: impl Into<Expr>, axes: &[usize]) -> Result<ValueId> {
     reduce_axes(b, &REDUCE_SUM, v, axes, true)
 }
 
@@ -216,10 +205,11 @@ pub fn sum_kept(b: &mut Builder, v: ValueId, axes: &[usize]) -> Result<ValueId> 
 pub fn reduce_axes(
     b: &mut Builder,
     op: &'static OpDef,
-    v: ValueId,
+    v: impl Into<Expr>,
     axes: &[usize],
     keep: bool,
 ) -> Result<ValueId> {
+    let v = b.eval(v)?;
     if axes.is_empty() {
         return Ok(v);
     }
@@ -228,41 +218,52 @@ pub fn reduce_axes(
     b.emit(op, &[v, axes], Attrs::new().with("keepdims", keep as i64))
 }
 
+const DATA_AXES: &[Slot] = &[Slot::req("data"), Slot::opt("axes")];
+const REDUCED: &[Slot] = &[Slot::req("reduced")];
+
+const fn reduction(
+    name: &'static str,
+    since: i64,
+    class: OpClass,
+    aten: &'static [&'static str],
+    grad: Grad,
+) -> OpDef {
+    OpDef {
+        aten,
+        attrs: &[KEEPDIMS, NOOP],
+        ins: DATA_AXES,
+        outs: REDUCED,
+        infer: infer_reduce,
+        grad,
+        cost: per_input,
+        ..standard(name, onnx(since, since), class, BatchAxes::Reduced)
+    }
+}
+
 pub static REDUCE_SUM: OpDef = OpDef {
-    name: "ReduceSum",
-    domain: Domain::Onnx { since: 13 },
-    imports: &[Import::Onnx("ReduceSum", 13)],
-    attrs: &[KEEPDIMS, NOOP],
-    ins: &[Slot::req("data"), Slot::opt("axes")],
-    outs: &[Slot::req("reduced")],
-    effect: Effect::Pure,
-    infer: infer_reduce,
     fold: |cx, ty| fold_reduce(cx, ty, Some(Dim::ZERO), Dim::add),
-    grad: Grad::Rule(|cx| {
-        let dy = with_kept_axes(cx, cx.dy0())?;
-        let dx = spread(cx, dy)?;
-        cx.give(0, dx);
-        Ok(())
-    }),
-    cost: per_input,
     memory: sum_memory,
-    body: Body::Standard,
+    ..reduction(
+        "ReduceSum",
+        13,
+        OpClass::SumReduction,
+        &["aten.sum"],
+        Grad::First(|cx| {
+            let dy = with_kept_axes(cx, cx.dy0())?;
+            spread(cx, dy.0)
+        }),
+    )
 };
 
 pub static REDUCE_MEAN: OpDef = OpDef {
-    name: "ReduceMean",
-    domain: Domain::Onnx { since: 18 },
-    imports: &[Import::Onnx("ReduceMean", 18)],
-    attrs: &[KEEPDIMS, NOOP],
-    ins: &[Slot::req("data"), Slot::opt("axes")],
-    outs: &[Slot::req("reduced")],
-    effect: Effect::Pure,
-    infer: infer_reduce,
-    fold: no_fold,
-    grad: Grad::Rule(grad_mean),
-    cost: per_input,
     memory: mean_memory,
-    body: Body::Standard,
+    ..reduction(
+        "ReduceMean",
+        18,
+        OpClass::SumReduction,
+        &["aten.mean"],
+        Grad::First(grad_mean),
+    )
 };
 
 /// The sum of the reduced axes; see [`wide_sum_bytes`].
@@ -282,10 +283,7 @@ fn sum_memory(cx: &MemoryCx) -> Footprint {
         }
         _ => reduced,
     };
-    Footprint {
-        temp_bytes: wide_sum_bytes(x, &axes, cx.outs[0].elements()),
-        ..fresh(cx)
-    }
+    fresh(cx).with_temp(wide_sum_bytes(x, &axes, cx.outs[0].elements()))
 }
 
 /// `aten::sum` on the CPU takes a float32 copy of 16-bit operands, and a float32 result, where the reduced axes do not
@@ -313,25 +311,19 @@ pub fn wide_sum_bytes(x: &Sized, axes: &[usize], result: u64) -> u64 {
 /// `aten::mean` on the CPU converts 16-bit operands to float32 and divides the sum in float32.
 fn mean_memory(cx: &MemoryCx) -> Footprint {
     let narrow = cx.outs[0].dtype.is_float() && cx.outs[0].dtype.size_bytes() == 2;
-    let elements = cx.ins[0].as_ref().map_or(0, Sized::elements) + cx.outs[0].elements();
-    Footprint {
-        temp_bytes: if narrow { 4 * elements } else { 0 },
-        ..fresh(cx)
-    }
+    let elements = cx.elements(0) + cx.outs[0].elements();
+    fresh(cx).with_temp(if narrow { 4 * elements } else { 0 })
 }
 
 /// dx = dy / n. The division is done while the cotangent is small, in float32 for the 16-bit types: n may not fit them.
-fn grad_mean(cx: &mut GradCx) -> Result<()> {
+fn grad_mean(cx: &mut GradCx) -> Result<ValueId> {
     let axes = known_axes(cx)?;
     let dtype = cx.ty(cx.x(0)).dtype;
     let dy = with_kept_axes(cx, cx.dy0())?;
-    let dy = widen(cx.b, dy)?;
+    let dy = cx.widened(dy.0)?;
     let count = count_along(cx, &axes)?;
-    let dx = emit(cx.b, &DIV, &[dy, count])?;
-    let dx = cx.b.cast(dx, dtype)?;
-    let dx = spread(cx, dx)?;
-    cx.give(0, dx);
-    Ok(())
+    let dx = cx.eval(cast(dy / count, dtype))?;
+    spread(cx, dx)
 }
 
 /// How many elements of the first operand each group along `axes` has: a scalar or a vector of one element, of the type
@@ -364,189 +356,132 @@ pub fn count_along(cx: &mut GradCx, axes: &[usize]) -> Result<ValueId> {
 }
 
 pub static REDUCE_MAX: OpDef = OpDef {
-    name: "ReduceMax",
-    domain: Domain::Onnx { since: 18 },
-    imports: &[Import::Onnx("ReduceMax", 18)],
-    attrs: &[KEEPDIMS, NOOP],
-    ins: &[Slot::req("data"), Slot::opt("axes")],
-    outs: &[Slot::req("reduced")],
-    effect: Effect::Pure,
+    later_types: &[(DType::Bool, 20)],
     infer: infer_extreme,
     fold: |cx, ty| fold_reduce(cx, ty, None, Dim::larger),
-    grad: Grad::Rule(grad_extreme),
-    cost: per_input,
-    memory: fresh,
-    body: Body::Standard,
+    ..reduction(
+        "ReduceMax",
+        18,
+        OpClass::MaxReduction,
+        &["aten.amax"],
+        Grad::First(grad_extreme),
+    )
 };
 
 pub static REDUCE_MIN: OpDef = OpDef {
-    name: "ReduceMin",
-    domain: Domain::Onnx { since: 18 },
-    imports: &[Import::Onnx("ReduceMin", 18)],
-    attrs: &[KEEPDIMS, NOOP],
-    ins: &[Slot::req("data"), Slot::opt("axes")],
-    outs: &[Slot::req("reduced")],
-    effect: Effect::Pure,
+    later_types: &[(DType::Bool, 20)],
     infer: infer_extreme,
     fold: |cx, ty| fold_reduce(cx, ty, None, Dim::smaller),
-    grad: Grad::Rule(grad_extreme),
-    cost: per_input,
-    memory: fresh,
-    body: Body::Standard,
+    ..reduction(
+        "ReduceMin",
+        18,
+        OpClass::Other,
+        &["aten.amin"],
+        Grad::First(grad_extreme),
+    )
 };
 
 /// Elements that tie for the extreme share the gradient evenly, as PyTorch's `amax` and `amin` do.
-fn grad_extreme(cx: &mut GradCx) -> Result<()> {
+fn grad_extreme(cx: &mut GradCx) -> Result<ValueId> {
     let axes = known_axes(cx)?;
     let dtype = cx.ty(cx.x(0)).dtype;
     let y = with_kept_axes(cx, cx.y(0))?;
     let dy = with_kept_axes(cx, cx.dy0())?;
-    let chosen = emit(cx.b, &EQUAL, &[cx.x(0), y])?;
-    let ones = cx.b.cast(chosen, compute_type(dtype))?;
-    let count = sum_kept(cx.b, ones, &axes)?;
-    let dy = widen(cx.b, dy)?;
-    let share = cx.b.div(dy, count)?;
-    let share = cx.b.cast(share, dtype)?;
-    let zero = cx.b.scalar(dtype, 0.0);
-    let dx = choose(cx.b, chosen, share, zero)?;
-    cx.give(0, dx);
-    Ok(())
+    let chosen = cx.bind(binary_op(&EQUAL, cx.operand(0), y))?;
+    let count = sum_kept(cx.b, cast(chosen, compute_type(dtype)), &axes)?;
+    let share = cx.widened(dy.0)? / count;
+    let share = cx.bind(cast(share, dtype))?;
+    cx.eval(select(chosen, share, 0.0))
 }
 
 pub static REDUCE_PROD: OpDef = OpDef {
-    name: "ReduceProd",
-    domain: Domain::Onnx { since: 18 },
-    imports: &[Import::Onnx("ReduceProd", 18)],
-    attrs: &[KEEPDIMS, NOOP],
-    ins: &[Slot::req("data"), Slot::opt("axes")],
-    outs: &[Slot::req("reduced")],
-    effect: Effect::Pure,
-    infer: infer_reduce,
     fold: |cx, ty| fold_reduce(cx, ty, Some(Dim::ONE), Dim::mul),
-    grad: Grad::Rule(product::gradient),
-    cost: per_input,
     memory: product::memory,
-    body: Body::Standard,
+    ..reduction(
+        "ReduceProd",
+        18,
+        OpClass::Other,
+        &["aten.prod"],
+        Grad::First(product::gradient),
+    )
 };
 
 /// The kernel squares into a buffer and sums it.
 pub static REDUCE_SUM_SQUARE: OpDef = OpDef {
-    name: "ReduceSumSquare",
-    domain: Domain::Onnx { since: 18 },
-    imports: &[Import::Onnx("ReduceSumSquare", 18)],
-    attrs: &[KEEPDIMS, NOOP],
-    ins: &[Slot::req("data"), Slot::opt("axes")],
-    outs: &[Slot::req("reduced")],
-    effect: Effect::Pure,
     infer: infer_reduce_of_function,
-    fold: no_fold,
-    grad: Grad::Rule(|cx| {
-        let dtype = cx.ty(cx.x(0)).dtype;
-        let two = cx.b.scalar(dtype, 2.0);
-        let dy = with_kept_axes(cx, cx.dy0())?;
-        let slope = cx.b.mul(dy, two)?;
-        let dx = cx.b.mul(cx.x(0), slope)?;
-        cx.give(0, dx);
-        Ok(())
-    }),
-    cost: per_input,
     memory: one_buffer,
-    body: Body::Standard,
+    ..reduction(
+        "ReduceSumSquare",
+        18,
+        OpClass::SumReduction,
+        &[],
+        Grad::First(|cx| {
+            let two = cx.number(cx.operand(0), 2.0);
+            let dy = with_kept_axes(cx, cx.dy0())?;
+            cx.eval(cx.operand(0) * (dy * two))
+        }),
+    )
 };
 
 /// A buffer of the operand's size, dense.
 fn one_buffer(cx: &MemoryCx) -> Footprint {
-    Footprint {
-        temp_bytes: cx.ins[0].as_ref().map_or(0, Sized::bytes),
-        ..fresh(cx)
-    }
+    fresh(cx).with_temp(cx.bytes(0))
 }
 
 /// `aten::linalg_vector_norm` of order 1.
 pub static REDUCE_L1: OpDef = OpDef {
-    name: "ReduceL1",
-    domain: Domain::Onnx { since: 18 },
-    imports: &[Import::Onnx("ReduceL1", 18)],
-    attrs: &[KEEPDIMS, NOOP],
-    ins: &[Slot::req("data"), Slot::opt("axes")],
-    outs: &[Slot::req("reduced")],
-    effect: Effect::Pure,
     infer: infer_reduce_of_function,
-    fold: no_fold,
-    grad: Grad::Rule(|cx| {
-        let dy = with_kept_axes(cx, cx.dy0())?;
-        let sign = emit(cx.b, &SIGN, &[cx.x(0)])?;
-        let dx = cx.b.mul(sign, dy)?;
-        cx.give(0, dx);
-        Ok(())
-    }),
-    cost: per_input,
-    memory: fresh,
-    body: Body::Standard,
+    ..reduction(
+        "ReduceL1",
+        18,
+        OpClass::Other,
+        &["aten.linalg_vector_norm"],
+        Grad::First(|cx| {
+            let dy = with_kept_axes(cx, cx.dy0())?;
+            cx.eval(unary_op(&SIGN, cx.operand(0)) * dy)
+        }),
+    )
 };
 
 /// `aten::linalg_vector_norm` of order 2. The gradient at 0 is taken as 0, as PyTorch takes it.
 pub static REDUCE_L2: OpDef = OpDef {
-    name: "ReduceL2",
-    domain: Domain::Onnx { since: 18 },
-    imports: &[Import::Onnx("ReduceL2", 18)],
-    attrs: &[KEEPDIMS, NOOP],
-    ins: &[Slot::req("data"), Slot::opt("axes")],
-    outs: &[Slot::req("reduced")],
-    effect: Effect::Pure,
     infer: infer_reduce_of_function,
-    fold: no_fold,
-    grad: Grad::Rule(|cx| {
-        let dtype = cx.ty(cx.x(0)).dtype;
-        let dy = with_kept_axes(cx, cx.dy0())?;
-        let y = with_kept_axes(cx, cx.y(0))?;
-        let zero = cx.b.scalar(dtype, 0.0);
-        let ratio = cx.b.div(dy, y)?;
-        let flat = emit(cx.b, &EQUAL, &[y, zero])?;
-        let slope = choose(cx.b, flat, zero, ratio)?;
-        let dx = cx.b.mul(cx.x(0), slope)?;
-        cx.give(0, dx);
-        Ok(())
-    }),
-    cost: per_input,
-    memory: fresh,
-    body: Body::Standard,
+    ..reduction(
+        "ReduceL2",
+        18,
+        OpClass::SumReduction,
+        &["aten.linalg_vector_norm"],
+        Grad::First(|cx| {
+            let dy = with_kept_axes(cx, cx.dy0())?;
+            let y = with_kept_axes(cx, cx.y(0))?;
+            let zero = cx.number(y, 0.0);
+            let ratio = cx.bind(dy / y)?;
+            let slope = select(binary_op(&EQUAL, y, zero), zero, ratio);
+            cx.eval(cx.operand(0) * slope)
+        }),
+    )
 };
 
 /// `aten::logsumexp`, which takes the exponentials into a buffer beside one of the result's size.
 pub static REDUCE_LOG_SUM_EXP: OpDef = OpDef {
-    name: "ReduceLogSumExp",
-    domain: Domain::Onnx { since: 18 },
-    imports: &[Import::Onnx("ReduceLogSumExp", 18)],
-    attrs: &[KEEPDIMS, NOOP],
-    ins: &[Slot::req("data"), Slot::opt("axes")],
-    outs: &[Slot::req("reduced")],
-    effect: Effect::Pure,
     infer: |cx| {
         cx.want_dtype(0, DType::is_float, "a floating-point type")?;
         infer_reduce_of_function(cx)
     },
-    fold: no_fold,
-    grad: Grad::Rule(|cx| {
-        let dy = with_kept_axes(cx, cx.dy0())?;
-        let y = with_kept_axes(cx, cx.y(0))?;
-        let below = cx.b.sub(cx.x(0), y)?;
-        let share = emit(cx.b, &EXP, &[below])?;
-        let dx = cx.b.mul(share, dy)?;
-        cx.give(0, dx);
-        Ok(())
-    }),
-    cost: per_input,
-    memory: |cx| Footprint {
+    memory: |cx| {
         // 16-bit sums pass through one more.
-        temp_bytes: cx.ins[0].as_ref().map_or(0, Sized::bytes)
-            + cx.outs[0].bytes()
-                * if cx.outs[0].dtype.size_bytes() == 2 {
-                    2
-                } else {
-                    1
-                },
-        ..fresh(cx)
+        let sums = 1 + u64::from(cx.outs[0].dtype.size_bytes() == 2);
+        fresh(cx).with_temp(cx.bytes(0) + sums * cx.outs[0].bytes())
     },
-    body: Body::Standard,
+    ..reduction(
+        "ReduceLogSumExp",
+        18,
+        OpClass::Other,
+        &["aten.logsumexp"],
+        Grad::First(|cx| {
+            let dy = with_kept_axes(cx, cx.dy0())?;
+            let y = with_kept_axes(cx, cx.y(0))?;
+            cx.eval(unary_op(&EXP, cx.operand(0) - y) * dy)
+        }),
+    )
 };

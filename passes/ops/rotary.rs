@@ -5,36 +5,27 @@
 //! slices and a join it makes four tensors of its operand's size. Its adjoint is the turn back, which is the same row.
 
 use super::concat::{CONCAT, SPLIT};
-use super::rules::*;
+use super::rule::*;
 use crate::error::Result;
 use crate::ir::op::{
-    Body, BodyCx, Domain, Effect, Footprint, Grad, GradCx, InferCx, MemoryCx, OpDef, Sized, Slot,
-    fresh, no_fold,
+    BatchAxes, BodyCx, Footprint, Grad, GradCx, InferCx, MemoryCx, OpClass, OpDef, Sized, Slot,
+    fresh,
 };
-use crate::ir::{AttrDefault, AttrKind, AttrSpec, Attrs, Builder, DType, Tensor, Ty, ValueId};
+use crate::ir::{AttrSpec, Attrs, Builder, DType, Tensor, Ty, ValueId};
 
 pub const ROWS: &[&OpDef] = &[&ROTARY];
 
 /// With halves x = (a, b): (a·cos − b·sin, b·cos + a·sin); with `inverse` the adjoint of that in x. Tables broadcast to
 /// x without enlarging it; their last axis is that of x, or half of it and then serves both halves.
 pub static ROTARY: OpDef = OpDef {
-    name: "Rotary",
-    domain: Domain::Ckpt,
-    imports: &[],
-    attrs: &[AttrSpec {
-        name: "inverse",
-        kind: AttrKind::Int,
-        default: AttrDefault::Int(0),
-    }],
+    attrs: &[AttrSpec::int("inverse", 0)],
     ins: &[Slot::req("x"), Slot::req("cos"), Slot::req("sin")],
-    outs: &[Slot::req("y")],
-    effect: Effect::Pure,
+    outs: SMALL_Y,
     infer,
-    fold: no_fold,
     grad: Grad::Rule(gradient),
     cost: |cx| cx.elementwise(3),
     memory,
-    body: Body::Function(body),
+    ..ours("Rotary", OpClass::Other, BatchAxes::Mixed, body)
 };
 
 fn infer(cx: &InferCx) -> Result<Vec<Ty>> {
@@ -85,16 +76,13 @@ fn memory(cx: &MemoryCx) -> Footprint {
         true => 0,
         false => [x, cos, sin].map(Sized::elements).iter().sum::<u64>() * wide.size_bytes(),
     };
-    Footprint {
-        temp_bytes,
-        ..fresh(cx)
-    }
+    fresh(cx).with_temp(temp_bytes)
 }
 
-fn halves(b: &mut Builder, v: ValueId) -> Result<[ValueId; 2]> {
+fn halves(b: &mut Builder, v: ValueId) -> Result<[Term; 2]> {
     let attrs = Attrs::new().with("axis", -1).with("num_outputs", 2);
     let parts = b.emit_n(&SPLIT, vec![Some(v)], attrs, 2)?;
-    Ok([parts[0], parts[1]])
+    Ok([Term(parts[0]), Term(parts[1])])
 }
 
 fn width(b: &Builder, v: ValueId) -> Option<i64> {
@@ -104,30 +92,25 @@ fn width(b: &Builder, v: ValueId) -> Option<i64> {
 fn body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
     let (x, cos, sin) = (cx.x(0), cx.x(1), cx.x(2));
     let full = width(cx.b, x);
-    let mut table = |v: ValueId| -> Result<[ValueId; 2]> {
-        let v = widen(cx.b, v)?;
-        match width(cx.b, v) == full {
-            true => halves(cx.b, v),
+    let mut table = |v: ValueId| -> Result<[Term; 2]> {
+        let v = cx.widened(v)?;
+        match width(cx.b, v.0) == full {
+            true => halves(cx.b, v.0),
             false => Ok([v, v]),
         }
     };
     let (cos, sin) = (table(cos)?, table(sin)?);
-    let x = widen(cx.b, x)?;
-    let [a, b] = halves(cx.b, x)?;
-    let (ac, bs) = (
-        cx.b.mul(a, cos[0])?,
-        cx.b.mul(b, sin[usize::from(is_inverse(cx.attrs))])?,
-    );
-    let (bc, a_s) = (
-        cx.b.mul(b, cos[1])?,
-        cx.b.mul(a, sin[usize::from(!is_inverse(cx.attrs))])?,
-    );
-    let (first, second) = match is_inverse(cx.attrs) {
-        false => (cx.b.sub(ac, bs)?, cx.b.add(bc, a_s)?),
-        true => (cx.b.add(ac, bs)?, cx.b.sub(bc, a_s)?),
+    let x = cx.widened(x)?;
+    let [a, b] = halves(cx.b, x.0)?;
+    let inverse = usize::from(is_inverse(cx.attrs));
+    let (ac, bs) = (cx.bind(a * cos[0])?, cx.bind(b * sin[inverse])?);
+    let (bc, a_s) = (cx.bind(b * cos[1])?, cx.bind(a * sin[1 - inverse])?);
+    let (first, second) = match inverse {
+        0 => (cx.eval(ac - bs)?, cx.eval(bc + a_s)?),
+        _ => (cx.eval(ac + bs)?, cx.eval(bc - a_s)?),
     };
-    let y =
-        cx.b.emit(&CONCAT, &[first, second], Attrs::new().with("axis", -1))?;
+    let last = Attrs::new().with("axis", -1);
+    let y = cx.b.emit(&CONCAT, &[first, second], last)?;
     narrow(cx, y)
 }
 
@@ -146,7 +129,7 @@ fn gradient(cx: &mut GradCx) -> Result<()> {
         cx.give(0, dx);
     }
     if cx.wants(1) {
-        let product = cx.b.mul(dy, x)?;
+        let product = cx.eval(Term(dy) * x)?;
         let d = summed_to_table(cx.b, product, cos)?;
         cx.give(1, d);
     }
@@ -160,7 +143,7 @@ fn gradient(cx: &mut GradCx) -> Result<()> {
         let (zero, one) = (number(0.0), number(1.0));
         let (turned, other) = if inverse { (dy, x) } else { (x, dy) };
         let quarter = cx.b.emit(&ROTARY, &[turned, zero, one], turn(false))?;
-        let product = cx.b.mul(other, quarter)?;
+        let product = cx.eval(Term(other) * quarter)?;
         let d = summed_to_table(cx.b, product, sin)?;
         cx.give(2, d);
     }
@@ -173,6 +156,6 @@ fn summed_to_table(b: &mut Builder, product: ValueId, table: ValueId) -> Result<
         return b.sum_to(product, table);
     }
     let [first, second] = halves(b, product)?;
-    let both = b.add(first, second)?;
+    let both = b.eval(first + second)?;
     b.sum_to(both, table)
 }

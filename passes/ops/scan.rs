@@ -1,32 +1,15 @@
 //! Running sums: `CumSum` (ONNX CumSum-14).
 
-use super::rules::*;
-use crate::ir::op::{
-    Body, Domain, Effect, Footprint, Grad, Import, MemoryCx, OpDef, Sized, Slot, fresh,
-};
-use crate::ir::{AttrDefault, AttrKind, AttrSpec, Attrs, Dim};
-
+use super::rule::*;
+use crate::ir::op::{BatchAxes, Footprint, Grad, MemoryCx, OpClass, OpDef, Slot, fresh};
+use crate::ir::{AttrSpec, Attrs, Dim};
 pub const ROWS: &[&OpDef] = &[&CUM_SUM];
 
 pub static CUM_SUM: OpDef = OpDef {
-    name: "CumSum",
-    domain: Domain::Onnx { since: 14 },
-    imports: &[Import::Onnx("CumSum", 11)],
-    attrs: &[
-        AttrSpec {
-            name: "exclusive",
-            kind: AttrKind::Int,
-            default: AttrDefault::Int(0),
-        },
-        AttrSpec {
-            name: "reverse",
-            kind: AttrKind::Int,
-            default: AttrDefault::Int(0),
-        },
-    ],
+    aten: &["aten.cumsum"],
+    attrs: &[AttrSpec::int("exclusive", 0), AttrSpec::int("reverse", 0)],
     ins: &[Slot::req("x"), Slot::req("axis")],
-    outs: &[Slot::req("y")],
-    effect: Effect::Pure,
+    outs: SMALL_Y,
     infer: |cx| {
         cx.want_dtype(0, is_number, "a number type")?;
         let (x, axis) = (cx.ty(0)?, cx.ty(1)?);
@@ -58,28 +41,23 @@ pub static CUM_SUM: OpDef = OpDef {
         Some(vec![out])
     },
     // Every element adds to those after it; so its gradient is the sum of theirs.
-    grad: Grad::Rule(|cx| {
+    grad: Grad::First(|cx| {
         let attrs = cx.attrs();
         let back = Attrs::new()
             .with("exclusive", attrs.int("exclusive"))
             .with("reverse", (attrs.int("reverse") == 0) as i64);
-        let d = cx.b.emit(&CUM_SUM, &[cx.dy0(), cx.x(1)], back)?;
-        cx.give(0, d);
-        Ok(())
+        cx.b.emit(&CUM_SUM, &[cx.dy0(), cx.x(1)], back)
     }),
     cost: one_flop,
     memory: cum_sum_memory,
-    body: Body::Standard,
+    ..standard("CumSum", onnx(11, 14), OpClass::Other, BatchAxes::Mixed)
 };
 
 /// `aten::cumsum` runs forward; a sum from the end is taken of the flipped operand, and flipped.
 fn cum_sum_memory(cx: &MemoryCx) -> Footprint {
-    Footprint {
-        temp_bytes: if cx.attrs.int("reverse") == 0 {
-            0
-        } else {
-            cx.ins[0].as_ref().map_or(0, Sized::bytes)
-        },
-        ..fresh(cx)
-    }
+    fresh(cx).with_temp(if cx.attrs.int("reverse") == 0 {
+        0
+    } else {
+        cx.bytes(0)
+    })
 }

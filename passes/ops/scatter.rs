@@ -6,50 +6,35 @@
 use super::concat::CONCAT;
 use super::index::{
     GATHER_ELEMENTS, GATHER_ND, by_position, copy_bytes, index_bytes, named_axes, tuple_bytes,
-    want_index, widened_bytes, with_temp,
+    want_index, widened_bytes,
 };
 use super::logic::EQUAL;
 use super::reduce::REDUCE_SUM;
-use super::rules::*;
+use super::rule::*;
 use super::shape::RESHAPE;
 use crate::error::Result;
 use crate::ir::layout::count;
-use crate::ir::op::{
-    Body, Domain, Effect, Grad, GradCx, Import, InferCx, OpDef, Slot, fresh, moves, no_fold,
-};
+use crate::ir::op::{BatchAxes, Grad, GradCx, Indices, InferCx, OpClass, OpDef, Slot, fresh};
 use crate::ir::typing::MAX_KNOWN_ELEMENTS;
-use crate::ir::{AttrDefault, AttrKind, AttrSpec, Attrs, DType, Dim, Same, Ty, ValueId};
+use crate::ir::{AttrSpec, Attrs, DType, Dim, Same, Ty, ValueId};
 
 pub const ROWS: &[&OpDef] = &[&SCATTER_ELEMENTS, &SCATTER_ND, &ONE_HOT];
 
-const REDUCTION: AttrSpec = AttrSpec {
-    name: "reduction",
-    kind: AttrKind::Str,
-    default: AttrDefault::Str("none"),
-};
+const REDUCTION: AttrSpec = AttrSpec::str("reduction", "none");
 
 /// Each update written at its index along an axis (ONNX ScatterElements-18).
 ///
 /// Temporary: the indices, normalised.
 pub static SCATTER_ELEMENTS: OpDef = OpDef {
-    name: "ScatterElements",
-    domain: Domain::Onnx { since: 18 },
-    imports: &[Import::Onnx("ScatterElements", 11)],
-    attrs: &[
-        AttrSpec {
-            name: "axis",
-            kind: AttrKind::Int,
-            default: AttrDefault::Int(0),
-        },
-        REDUCTION,
-    ],
+    aten: &["aten.scatter", "aten.scatter_add"],
+    attrs: &[AttrSpec::int("axis", 0), REDUCTION],
     ins: &[
         Slot::req("data"),
         Slot::req("indices"),
         Slot::req("updates"),
     ],
-    outs: &[Slot::req("output")],
-    effect: Effect::Pure,
+    outs: OUTPUT,
+    indices: Indices::OfAxis,
     infer: |cx| {
         want_index(cx, 1)?;
         check_scatter(cx)?;
@@ -61,17 +46,22 @@ pub static SCATTER_ELEMENTS: OpDef = OpDef {
         same_sizes(cx, &indices.dims, &updates.dims)?;
         Ok(vec![x.clone()])
     },
-    fold: no_fold,
     grad: Grad::Rule(|cx| {
         let axis = Attrs::new().with("axis", cx.attrs().int("axis"));
         grad_scatter(cx, &SCATTER_ELEMENTS, &GATHER_ELEMENTS, axis)
     }),
-    cost: moves,
     memory: |cx| match cx.ins.get(1) {
-        Some(Some(indices)) => with_temp(cx, index_bytes(indices) + widened_bytes(&cx.outs[0])),
+        Some(Some(indices)) => {
+            fresh(cx).with_temp(index_bytes(indices) + widened_bytes(&cx.outs[0]))
+        }
         _ => fresh(cx),
     },
-    body: Body::Standard,
+    ..standard(
+        "ScatterElements",
+        onnx(11, 18),
+        OpClass::Other,
+        BatchAxes::AlongAxis,
+    )
 };
 
 /// Slices written at index tuples (ONNX ScatterND-18): the last axis of the indices holds the tuple.
@@ -79,17 +69,14 @@ pub static SCATTER_ELEMENTS: OpDef = OpDef {
 /// Temporaries: the flat position of every tuple, one component beside it where a tuple has several, and a copy of the
 /// updates where they cannot be seen as (tuples, slice).
 pub static SCATTER_ND: OpDef = OpDef {
-    name: "ScatterND",
-    domain: Domain::Onnx { since: 18 },
-    imports: &[Import::Onnx("ScatterND", 11)],
     attrs: &[REDUCTION],
     ins: &[
         Slot::req("data"),
         Slot::req("indices"),
         Slot::req("updates"),
     ],
-    outs: &[Slot::req("output")],
-    effect: Effect::Pure,
+    outs: OUTPUT,
+    indices: Indices::Tuples,
     infer: |cx| {
         cx.want_dtype(1, |d| d == DType::I64, "int64")?;
         check_scatter(cx)?;
@@ -106,9 +93,7 @@ pub static SCATTER_ND: OpDef = OpDef {
         same_sizes(cx, &dims, &updates.dims)?;
         Ok(vec![x.clone()])
     },
-    fold: no_fold,
     grad: Grad::Rule(|cx| grad_scatter(cx, &SCATTER_ND, &GATHER_ND, Attrs::new())),
-    cost: moves,
     memory: |cx| {
         let (Some(Some(x)), Some(Some(indices)), Some(Some(updates))) =
             (cx.ins.first(), cx.ins.get(1), cx.ins.get(2))
@@ -124,9 +109,9 @@ pub static SCATTER_ND: OpDef = OpDef {
         let copied = copy_bytes(updates, &[tuples, slice]);
         // One component of the tuples is gone by the time the updates are written.
         let positions = tuples as u64 * DType::I64.size_bytes();
-        with_temp(cx, copied + tuple_bytes(indices).max(positions + wide))
+        fresh(cx).with_temp(copied + tuple_bytes(indices).max(positions + wide))
     },
-    body: Body::Standard,
+    ..standard("ScatterND", onnx(11, 18), OpClass::Other, BatchAxes::Mixed)
 };
 
 /// Types and the reduction of a scatter.
@@ -171,19 +156,24 @@ struct Places {
 }
 
 impl Places {
-    fn read(&self, cx: &mut GradCx, v: ValueId) -> Result<ValueId> {
-        cx.b.emit(self.gather, &[v, self.indices], self.attrs.clone())
+    fn read(&self, cx: &mut GradCx, v: Term) -> Result<Term> {
+        let read =
+            cx.b.emit(self.gather, &[v.0, self.indices], self.attrs.clone());
+        read.map(Term)
     }
 
     fn write(
         &self,
         cx: &mut GradCx,
         reduction: &str,
-        data: ValueId,
-        updates: ValueId,
-    ) -> Result<ValueId> {
+        data: impl Into<Expr>,
+        updates: impl Into<Expr>,
+    ) -> Result<Term> {
+        let (data, updates) = (cx.eval(data)?, cx.eval(updates)?);
         let attrs = self.attrs.clone().with("reduction", reduction);
-        cx.b.emit(self.scatter, &[data, self.indices, updates], attrs)
+        let written =
+            cx.b.emit(self.scatter, &[data, self.indices, updates], attrs);
+        written.map(Term)
     }
 }
 
@@ -209,79 +199,74 @@ fn grad_scatter(
 
 /// An update gets the cotangent from where it went; the data gets it where no update replaced it.
 fn grad_written(cx: &mut GradCx, places: &Places, added: bool) -> Result<()> {
-    let (updates, dy) = (cx.x(2), cx.dy0());
+    let (updates, dy) = (cx.x(2), cx.cotangent());
     if cx.wants(0) {
-        let d = if added {
-            dy
-        } else {
-            let zeros = cx.b.filled_like(updates, 0.0)?;
-            places.write(cx, "none", dy, zeros)?
+        let d = match added {
+            true => dy,
+            false => {
+                let zeros = cx.b.filled_like(updates, 0.0)?;
+                places.write(cx, "none", dy, zeros)?
+            }
         };
-        cx.give(0, d);
+        cx.give(0, d.0);
     }
     if cx.wants(2) {
         let d = places.read(cx, dy)?;
-        cx.give(2, d);
+        cx.give(2, d.0);
     }
     Ok(())
 }
 
 /// What ties for the extreme of a place, data or updates, shares the cotangent evenly, as in PyTorch's `scatter_reduce`.
 fn grad_extreme(cx: &mut GradCx, places: &Places) -> Result<()> {
-    let (data, updates, y, dy) = (cx.x(0), cx.x(2), cx.y(0), cx.dy0());
-    let dtype = cx.ty(dy).dtype;
+    let (data, updates) = (cx.operand(0), cx.operand(2));
+    let (y, dy) = (cx.result(0), cx.cotangent());
+    let dtype = cx.ty(dy.0).dtype;
     let reached = places.read(cx, y)?;
-    let of_data = emit(cx.b, &EQUAL, &[data, y])?;
-    let of_updates = emit(cx.b, &EQUAL, &[updates, reached])?;
-    let counted = cx.b.cast(of_data, dtype)?;
-    let more = cx.b.cast(of_updates, dtype)?;
+    let of_data = cx.bind(binary_op(&EQUAL, data, y))?;
+    let of_updates = cx.bind(binary_op(&EQUAL, updates, reached))?;
+    let (counted, more) = (cast(of_data, dtype), cast(of_updates, dtype));
     let count = places.write(cx, "add", counted, more)?;
-    let share = cx.b.div(dy, count)?;
-    let zero = cx.b.scalar(dtype, 0.0);
+    let share = cx.bind(dy / count)?;
+    let zero = cx.number(dy, 0.0);
     if cx.wants(0) {
-        let d = choose(cx.b, of_data, share, zero)?;
-        cx.give(0, d);
+        cx.give_expr(0, select(of_data, share, zero))?;
     }
     if cx.wants(2) {
         let there = places.read(cx, share)?;
-        let d = choose(cx.b, of_updates, there, zero)?;
-        cx.give(2, d);
+        cx.give_expr(2, select(of_updates, there, zero))?;
     }
     Ok(())
 }
 
-/// Each factor of a place, data or update, gets the product of all the others: the whole over the factor, and where the
-/// factor is 0, the product of the rest, which is 0 again unless it is the only one.
+/// Each factor of a place, data or update, gets the product of all the others: the whole over the factor. Where the
+/// factor is 0, it gets the product of the rest, which is 0 again unless it is the only one.
 fn grad_product(cx: &mut GradCx, places: &Places) -> Result<()> {
-    let (data, updates, dy) = (cx.x(0), cx.x(2), cx.dy0());
-    let dtype = cx.ty(dy).dtype;
-    let (zero, one) = (cx.b.scalar(dtype, 0.0), one_like(cx.b, dy));
-    let bare_data = emit(cx.b, &EQUAL, &[data, zero])?;
-    let bare_updates = emit(cx.b, &EQUAL, &[updates, zero])?;
-    let data_rest = choose(cx.b, bare_data, one, data)?;
-    let updates_rest = choose(cx.b, bare_updates, one, updates)?;
+    let (data, updates, dy) = (cx.operand(0), cx.operand(2), cx.cotangent());
+    let [zero, one] = [0.0, 1.0].map(|n| cx.number(dy, n));
+    let bare_data = cx.bind(binary_op(&EQUAL, data, zero))?;
+    let bare_updates = cx.bind(binary_op(&EQUAL, updates, zero))?;
+    let data_rest = cx.bind(select(bare_data, one, data))?;
+    let updates_rest = cx.bind(select(bare_updates, one, updates))?;
     // Zeros are counted in int64, exactly.
-    let ones = cx.b.cast(bare_data, DType::I64)?;
-    let more = cx.b.cast(bare_updates, DType::I64)?;
+    let (ones, more) = (cast(bare_data, DType::I64), cast(bare_updates, DType::I64));
     let zeros = places.write(cx, "add", ones, more)?;
-    let (none, single) = (cx.b.int(0), cx.b.int(1));
-    let none = emit(cx.b, &EQUAL, &[zeros, none])?;
-    let single = emit(cx.b, &EQUAL, &[zeros, single])?;
+    let [none, single] = [0, 1].map(|n| cx.b.int(n));
+    let none = cx.bind(binary_op(&EQUAL, zeros, none))?;
+    let single = cx.bind(binary_op(&EQUAL, zeros, single))?;
     let product = places.write(cx, "mul", data_rest, updates_rest)?;
-    let dy = cx.b.mul(dy, product)?;
+    let dy = cx.bind(dy * product)?;
     if cx.wants(0) {
-        let each = cx.b.div(dy, data_rest)?;
-        let reached = choose(cx.b, bare_data, single, none)?;
-        let d = choose(cx.b, reached, each, zero)?;
-        cx.give(0, d);
+        let each = cx.bind(dy / data_rest)?;
+        let reached = select(bare_data, single, none);
+        cx.give_expr(0, select(reached, each, zero))?;
     }
     if cx.wants(2) {
         let there = places.read(cx, dy)?;
-        let each = cx.b.div(there, updates_rest)?;
+        let each = cx.bind(there / updates_rest)?;
         let (none, single) = (places.read(cx, none)?, places.read(cx, single)?);
-        let reached = choose(cx.b, bare_updates, single, none)?;
-        let d = choose(cx.b, reached, each, zero)?;
-        cx.give(2, d);
+        let reached = select(bare_updates, single, none);
+        cx.give_expr(2, select(reached, each, zero))?;
     }
     Ok(())
 }
@@ -291,21 +276,15 @@ fn grad_product(cx: &mut GradCx, places: &Places) -> Result<()> {
 ///
 /// Temporaries: the indices as int64, the places they are compared with, and one boolean an element of the result.
 pub static ONE_HOT: OpDef = OpDef {
-    name: "OneHot",
-    domain: Domain::Onnx { since: 11 },
-    imports: &[Import::Onnx("OneHot", 11)],
-    attrs: &[AttrSpec {
-        name: "axis",
-        kind: AttrKind::Int,
-        default: AttrDefault::Int(-1),
-    }],
+    aten: &["aten.one_hot"],
+    attrs: &[AttrSpec::int("axis", -1)],
     ins: &[
         Slot::req("indices"),
         Slot::req("depth"),
         Slot::req("values"),
     ],
-    outs: &[Slot::req("output")],
-    effect: Effect::Pure,
+    outs: OUTPUT,
+    indices: Indices::Depth,
     infer: |cx| {
         let (indices, values) = (cx.ty(0)?, cx.ty(2)?);
         cx.want_dtype(0, is_number, "a number type")?;
@@ -337,9 +316,9 @@ pub static ONE_HOT: OpDef = OpDef {
             n => out.elements() / n,
         };
         let temp = index_bytes(indices) + places * DType::I64.size_bytes() + out.elements();
-        with_temp(cx, temp)
+        fresh(cx).with_temp(temp)
     },
-    body: Body::Standard,
+    ..standard("OneHot", onnx(11, 11), OpClass::Other, BatchAxes::OneHot)
 };
 
 /// Each value of the pair gets the cotangents of where it went; indices get nothing, they only choose.

@@ -1,28 +1,19 @@
 //! Selection along an axis: `ArgMax`, `ArgMin`, `TopK` (ONNX operator specifications of those names).
 
-use super::rules::*;
+use super::rule::*;
 use super::scatter::SCATTER_ELEMENTS;
 use crate::error::Result;
 use crate::ir::op::{
-    Body, Cost, Domain, Effect, Footprint, Grad, GradCx, Import, InferCx, MemoryCx, OpDef, Sized,
-    Slot, fresh, no_fold,
+    BatchAxes, DataSizes, Footprint, Grad, GradCx, InferCx, MemoryCx, OpClass, OpDef, Slot, fresh,
 };
-use crate::ir::{AttrDefault, AttrKind, AttrSpec, Attrs, DType, Dim, Ty};
+use crate::ir::{AttrSpec, Attrs, DType, Dim, Ty};
 
 pub const ROWS: &[&OpDef] = &[&ARG_MAX, &ARG_MIN, &TOP_K];
 
-const fn int(name: &'static str, default: i64) -> AttrSpec {
-    AttrSpec {
-        name,
-        kind: AttrKind::Int,
-        default: AttrDefault::Int(default),
-    }
-}
-
 const ARG_ATTRS: &[AttrSpec] = &[
-    int("axis", 0),
-    int("keepdims", 1),
-    int("select_last_index", 0),
+    AttrSpec::int("axis", 0),
+    AttrSpec::int("keepdims", 1),
+    AttrSpec::int("select_last_index", 0),
 ];
 
 fn infer_arg(cx: &InferCx) -> Result<Vec<Ty>> {
@@ -41,75 +32,50 @@ fn infer_arg(cx: &InferCx) -> Result<Vec<Ty>> {
 /// `aten::argmax` returns the first of several; for the last one the kernel searches a reversed copy.
 fn arg_memory(cx: &MemoryCx) -> Footprint {
     let reversed = cx.attrs.int("select_last_index") != 0;
-    Footprint {
-        temp_bytes: if reversed {
-            cx.ins[0].as_ref().map_or(0, Sized::bytes)
-        } else {
-            0
-        },
-        ..fresh(cx)
+    fresh(cx).with_temp(if reversed { cx.bytes(0) } else { 0 })
+}
+
+const DATA: &[Slot] = &[Slot::req("data")];
+const REDUCED: &[Slot] = &[Slot::req("reduced")];
+
+/// The place of an extreme along an axis.
+const fn arg(name: &'static str, aten: &'static [&'static str]) -> OpDef {
+    OpDef {
+        aten,
+        attrs: ARG_ATTRS,
+        ins: DATA,
+        outs: REDUCED,
+        infer: infer_arg,
+        grad: Grad::Zero("an index is piecewise constant"),
+        cost: |cx| cx.work(cx.elements(0)),
+        memory: arg_memory,
+        ..standard(name, onnx(1, 13), OpClass::Other, BatchAxes::Mixed)
     }
 }
 
-pub static ARG_MAX: OpDef = OpDef {
-    name: "ArgMax",
-    domain: Domain::Onnx { since: 13 },
-    imports: &[Import::Onnx("ArgMax", 1)],
-    attrs: ARG_ATTRS,
-    ins: &[Slot::req("data")],
-    outs: &[Slot::req("reduced")],
-    effect: Effect::Pure,
-    infer: infer_arg,
-    fold: no_fold,
-    grad: Grad::Zero("an index is piecewise constant"),
-    cost: |cx| Cost {
-        flops: cx.ins[0].as_ref().map_or(0, Sized::elements),
-        bytes: cx.traffic_bytes(),
-    },
-    memory: arg_memory,
-    body: Body::Standard,
-};
+pub static ARG_MAX: OpDef = arg("ArgMax", &["aten.argmax"]);
 
-pub static ARG_MIN: OpDef = OpDef {
-    name: "ArgMin",
-    domain: Domain::Onnx { since: 13 },
-    imports: &[Import::Onnx("ArgMin", 1)],
-    attrs: ARG_ATTRS,
-    ins: &[Slot::req("data")],
-    outs: &[Slot::req("reduced")],
-    effect: Effect::Pure,
-    infer: infer_arg,
-    fold: no_fold,
-    grad: Grad::Zero("an index is piecewise constant"),
-    cost: |cx| Cost {
-        flops: cx.ins[0].as_ref().map_or(0, Sized::elements),
-        bytes: cx.traffic_bytes(),
-    },
-    memory: arg_memory,
-    body: Body::Standard,
-};
+pub static ARG_MIN: OpDef = arg("ArgMin", &["aten.argmin"]);
 
 /// The `K` largest (or smallest) elements along an axis and where they are. Of equal elements the first comes first.
 ///
 /// `aten::topk` leaves the order of equal elements open, so the kernel sorts, stably: values and places of the whole axis
 /// are temporaries.
 pub static TOP_K: OpDef = OpDef {
-    name: "TopK",
-    domain: Domain::Onnx { since: 11 },
-    imports: &[Import::Onnx("TopK", 11)],
-    attrs: &[int("axis", -1), int("largest", 1), int("sorted", 1)],
+    aten: &["aten.topk"],
+    attrs: &[
+        AttrSpec::int("axis", -1),
+        AttrSpec::int("largest", 1),
+        AttrSpec::int("sorted", 1),
+    ],
     ins: &[Slot::req("X"), Slot::req("K")],
     outs: &[Slot::req("Values"), Slot::req("Indices")],
-    effect: Effect::Pure,
+    data_sizes: DataSizes::LongestAxis,
     infer: infer_top_k,
-    fold: no_fold,
     grad: Grad::Rule(grad_top_k),
-    cost: |cx| Cost {
-        flops: 10 * cx.ins[0].as_ref().map_or(0, Sized::elements),
-        bytes: cx.traffic_bytes(),
-    },
+    cost: |cx| cx.work(10 * cx.elements(0)),
     memory: top_k_memory,
-    body: Body::Standard,
+    ..standard("TopK", onnx(11, 11), OpClass::Selection, BatchAxes::Mixed)
 };
 
 fn infer_top_k(cx: &InferCx) -> Result<Vec<Ty>> {
@@ -148,10 +114,7 @@ fn top_k_memory(cx: &MemoryCx) -> Footprint {
     };
     let axis = cx.attrs.int("axis").rem_euclid(x.dims.len().max(1) as i64);
     let row = x.dims.get(axis as usize).copied().unwrap_or(1) as u64;
-    Footprint {
-        temp_bytes: x.bytes() + (x.elements() + row) * DType::I64.size_bytes(),
-        ..fresh(cx)
-    }
+    fresh(cx).with_temp(x.bytes() + (x.elements() + row) * DType::I64.size_bytes())
 }
 
 /// What was selected gets the gradient, the rest nothing; the indices of one selection are all different.

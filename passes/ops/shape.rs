@@ -1,17 +1,16 @@
 //! Shapes, and ops that only change how elements are laid out: views wherever the operand's strides allow.
 
-use super::axes::*;
-use super::rules::*;
+use super::rule::*;
 use crate::error::Result;
 use crate::ir::build::same_dims;
 use crate::ir::layout::{
     expand_strides, squeeze_strides, transpose_strides, unsqueeze_strides, view_strides,
 };
 use crate::ir::op::{
-    Body, Cost, CostCx, Domain, Effect, Footprint, Grad, GradCx, Import, InferCx, MemoryCx, OpDef,
-    Slot, contiguous_strides, free, fresh, moves,
+    BatchAxes, Cost, CostCx, Footprint, Grad, GradCx, InferCx, MemoryCx, OpClass, OpDef, Slot,
+    contiguous_strides, free, fresh, moves,
 };
-use crate::ir::{AttrDefault, AttrKind, AttrSpec, Attrs, DType, Dim, Graph, Same, Ty, ValueId};
+use crate::ir::{AttrKind, AttrSpec, Attrs, DType, Dim, Graph, Same, Ty, ValueId};
 
 pub const ROWS: &[&OpDef] = &[
     &SHAPE,
@@ -27,24 +26,12 @@ pub const ROWS: &[&OpDef] = &[
 ];
 
 pub static SHAPE: OpDef = OpDef {
-    name: "Shape",
-    domain: Domain::Onnx { since: 15 },
-    imports: &[Import::Onnx("Shape", 1)],
     attrs: &[
-        AttrSpec {
-            name: "start",
-            kind: AttrKind::Int,
-            default: AttrDefault::Int(0),
-        },
-        AttrSpec {
-            name: "end",
-            kind: AttrKind::Int,
-            default: AttrDefault::Absent,
-        },
+        AttrSpec::int("start", 0),
+        AttrSpec::optional("end", AttrKind::Int),
     ],
     ins: &[Slot::req("data")],
     outs: &[Slot::req("shape")],
-    effect: Effect::Pure,
     infer: |cx| {
         Ok(vec![Ty::new(
             DType::I64,
@@ -54,8 +41,7 @@ pub static SHAPE: OpDef = OpDef {
     fold: |cx, _| Some(vec![cx.ty(0).ok()?.dims[span(cx).ok()?].to_vec()]),
     grad: Grad::Zero("a shape does not change with the data"),
     cost: free,
-    memory: fresh,
-    body: Body::Standard,
+    ..standard("Shape", onnx(1, 15), OpClass::Other, BatchAxes::Mixed)
 };
 
 /// The axes `Shape` returns: `start..end`, clamped (ONNX Shape-15).
@@ -72,31 +58,32 @@ fn span(cx: &InferCx) -> Result<std::ops::Range<usize>> {
 
 /// The number of elements, as a scalar.
 pub static SIZE: OpDef = OpDef {
-    name: "Size",
-    domain: Domain::Onnx { since: 13 },
-    imports: &[Import::Onnx("Size", 1)],
-    attrs: &[],
     ins: &[Slot::req("data")],
     outs: &[Slot::req("size")],
-    effect: Effect::Pure,
     infer: |_| Ok(vec![Ty::scalar(DType::I64)]),
     fold: |cx, _| Some(vec![vec![cx.ty(0).ok()?.elements()]]),
     grad: Grad::Zero("a shape does not change with the data"),
     cost: free,
-    memory: fresh,
-    body: Body::Standard,
+    ..standard("Size", onnx(1, 13), OpClass::Other, BatchAxes::Mixed)
 };
 
 /// Broadcasts to a shape; a view of its operand.
 pub static EXPAND: OpDef = OpDef {
-    name: "Expand",
-    domain: Domain::Onnx { since: 13 },
-    imports: &[Import::Onnx("Expand", 8), Import::Aten("aten.expand")],
-    attrs: &[],
+    aten: &["aten.expand"],
     ins: &[Slot::req("input"), Slot::req("shape")],
-    outs: &[Slot::req("output")],
-    effect: Effect::Pure,
-    infer: |cx| {
+    outs: OUTPUT,
+    fold: |cx, types| {
+        let (out, dims) = (types.first()?.static_dims()?, cx.ty(0).ok()?.static_dims()?);
+        let strides = expand_strides(&dims, &contiguous_strides(&dims), &out);
+        Some(vec![strided_contents(cx.ints(0)?, &out, &strides, 0)?])
+    },
+    grad: Grad::Rule(|cx| cx.give_summed(0, cx.dy0())),
+    memory: |cx| {
+        view_of_first(cx, |x| {
+            expand_strides(&x.dims, &x.strides, &cx.outs[0].dims)
+        })
+    },
+    ..layout("Expand", onnx(8, 13), BatchAxes::Broadcast, |cx| {
         let x = cx.ty(0)?;
         let rank = int_vector(cx, 1)?;
         let Some(target) = cx.ints(1) else {
@@ -109,41 +96,24 @@ pub static EXPAND: OpDef = OpDef {
                 .expected(format!("{target:?}"))
         })?;
         Ok(vec![x.with_dims(dims)])
-    },
-    fold: |cx, types| {
-        let (out, dims) = (types.first()?.static_dims()?, cx.ty(0).ok()?.static_dims()?);
-        let strides = expand_strides(&dims, &contiguous_strides(&dims), &out);
-        Some(vec![strided_contents(cx.ints(0)?, &out, &strides, 0)?])
-    },
-    grad: Grad::Rule(|cx| cx.give_summed(0, cx.dy0())),
-    cost: free,
-    memory: |cx| {
-        view_of_first(cx, |x| {
-            expand_strides(&x.dims, &x.strides, &cx.outs[0].dims)
-        })
-    },
-    body: Body::Standard,
+    })
 };
 
 /// The same elements in another shape (ONNX Reshape-14): a view where the strides allow, else a contiguous copy.
 pub static RESHAPE: OpDef = OpDef {
-    name: "Reshape",
-    domain: Domain::Onnx { since: 14 },
-    imports: &[Import::Onnx("Reshape", 5), Import::Aten("aten.reshape")],
-    attrs: &[AttrSpec {
-        name: "allowzero",
-        kind: AttrKind::Int,
-        default: AttrDefault::Int(0),
-    }],
+    aten: &[
+        "aten._unsafe_view",
+        "aten.flatten",
+        "aten.reshape",
+        "aten.view",
+    ],
+    attrs: &[AttrSpec::int("allowzero", 0)],
     ins: &[Slot::req("data"), Slot::req("shape")],
     outs: &[Slot::req("reshaped")],
-    effect: Effect::Pure,
-    infer: infer_reshape,
-    fold: fold_same,
     grad: Grad::Rule(grad_reshape),
     cost: reshape_cost,
     memory: reshape_memory,
-    body: Body::Standard,
+    ..layout("Reshape", onnx(5, 14), BatchAxes::Regrouped, infer_reshape)
 };
 
 fn infer_reshape(cx: &InferCx) -> Result<Vec<Ty>> {
@@ -268,18 +238,14 @@ fn reshape_memory(cx: &MemoryCx) -> Footprint {
 
 /// The axes before `axis` as one, those from it on as another (ONNX Flatten-13).
 pub static FLATTEN: OpDef = OpDef {
-    name: "Flatten",
-    domain: Domain::Onnx { since: 13 },
-    imports: &[Import::Onnx("Flatten", 1)],
-    attrs: &[AttrSpec {
-        name: "axis",
-        kind: AttrKind::Int,
-        default: AttrDefault::Int(1),
-    }],
-    ins: &[Slot::req("input")],
-    outs: &[Slot::req("output")],
-    effect: Effect::Pure,
-    infer: |cx| {
+    aten: &["aten.flatten"],
+    attrs: &[AttrSpec::int("axis", 1)],
+    ins: INPUT,
+    outs: OUTPUT,
+    grad: Grad::Rule(grad_reshape),
+    cost: reshape_cost,
+    memory: reshape_memory,
+    ..layout("Flatten", onnx(1, 13), BatchAxes::Regrouped, |cx| {
         let x = cx.ty(0)?;
         let axis = match cx.attrs.int("axis") {
             at if at == x.rank() as i64 => x.rank(),
@@ -289,44 +255,22 @@ pub static FLATTEN: OpDef = OpDef {
         Ok(vec![
             x.with_dims([Dim::product(outer), Dim::product(inner)]),
         ])
-    },
-    fold: fold_same,
-    grad: Grad::Rule(grad_reshape),
-    cost: reshape_cost,
-    memory: reshape_memory,
-    body: Body::Standard,
+    })
 };
 
 /// Permutes axes; a view.
 pub static TRANSPOSE: OpDef = OpDef {
-    name: "Transpose",
-    domain: Domain::Onnx { since: 13 },
-    imports: &[Import::Onnx("Transpose", 1), Import::Aten("aten.permute")],
-    attrs: &[AttrSpec {
-        name: "perm",
-        kind: AttrKind::Ints,
-        default: AttrDefault::Absent,
-    }],
+    aten: &["aten.permute", "aten.t", "aten.transpose"],
+    attrs: &[AttrSpec::optional("perm", AttrKind::Ints)],
     ins: &[Slot::req("data")],
     outs: &[Slot::req("transposed")],
-    effect: Effect::Pure,
-    infer: |cx| {
-        let x = cx.ty(0)?;
-        let perm = permutation(cx.attrs, x.rank()).ok_or_else(|| {
-            cx.fail("attribute", "`perm` is not a permutation of the axes")
-                .expected(format!("each of 0..{} once", x.rank()))
-                .found(format!("{:?}", cx.attrs.opt_ints("perm")))
-        })?;
-        let dims: Vec<Dim> = perm.iter().map(|p| x.dims[*p].clone()).collect();
-        Ok(vec![x.with_dims(dims)])
-    },
     fold: |cx, types| {
         let (out, dims) = (types.first()?.static_dims()?, cx.ty(0).ok()?.static_dims()?);
         let perm = permutation(cx.attrs, dims.len())?;
         let strides = transpose_strides(&contiguous_strides(&dims), &perm);
         Some(vec![strided_contents(cx.ints(0)?, &out, &strides, 0)?])
     },
-    grad: Grad::Rule(|cx| {
+    grad: Grad::First(|cx| {
         let rank = cx.b.rank(cx.x(0));
         let perm = permutation(&cx.attrs(), rank)
             .ok_or_else(|| no_rule(cx, "`perm` is not a permutation of the axes"))?;
@@ -335,17 +279,24 @@ pub static TRANSPOSE: OpDef = OpDef {
             inverse[*p] = i as i64;
         }
         let d = transpose(cx.b, cx.dy0(), inverse)?;
-        cx.give(0, d);
-        Ok(())
+        Ok(d)
     }),
-    cost: free,
     memory: |cx| {
         view_of_first(cx, |x| {
             let perm = permutation(cx.attrs, x.dims.len()).unwrap_or_default();
             transpose_strides(&x.strides, &perm)
         })
     },
-    body: Body::Standard,
+    ..layout("Transpose", onnx(1, 13), BatchAxes::Permuted, |cx| {
+        let x = cx.ty(0)?;
+        let perm = permutation(cx.attrs, x.rank()).ok_or_else(|| {
+            cx.fail("attribute", "`perm` is not a permutation of the axes")
+                .expected(format!("each of 0..{} once", x.rank()))
+                .found(format!("{:?}", cx.attrs.opt_ints("perm")))
+        })?;
+        let dims: Vec<Dim> = perm.iter().map(|p| x.dims[*p].clone()).collect();
+        Ok(vec![x.with_dims(dims)])
+    })
 };
 
 /// `perm`, or the axes reversed where it is not given; `None` if it is not a permutation.
@@ -384,21 +335,9 @@ pub fn transposed(graph: &Graph, v: ValueId) -> Option<(ValueId, Vec<usize>)> {
 
 /// Leaves out axes of size 1; a view. Without `axes`, every axis of size 1.
 pub static SQUEEZE: OpDef = OpDef {
-    name: "Squeeze",
-    domain: Domain::Onnx { since: 13 },
-    imports: &[Import::Onnx("Squeeze", 13)],
-    attrs: &[],
+    aten: &["aten.squeeze"],
     ins: &[Slot::req("data"), Slot::opt("axes")],
     outs: &[Slot::req("squeezed")],
-    effect: Effect::Pure,
-    infer: |cx| {
-        let x = cx.ty(0)?;
-        let axes = squeezed_axes(cx)?;
-        let kept = (0..x.rank()).filter(|i| !axes.contains(i));
-        let dims: Vec<Dim> = kept.map(|i| x.dims[i].clone()).collect();
-        Ok(vec![x.with_dims(dims)])
-    },
-    fold: fold_same,
     grad: Grad::Rule(|cx| {
         let Some(axes) = cx.opt_x(1) else {
             return grad_reshape(cx);
@@ -406,7 +345,6 @@ pub static SQUEEZE: OpDef = OpDef {
         let d = cx.b.emit(&UNSQUEEZE, &[cx.dy0(), axes], Attrs::new())?;
         give_shaped(cx, 0, d)
     }),
-    cost: free,
     memory: |cx| {
         view_of_first(cx, |x| {
             let axes: Vec<usize> = match cx.ins.get(1) {
@@ -416,7 +354,13 @@ pub static SQUEEZE: OpDef = OpDef {
             squeeze_strides(&x.strides, &axes)
         })
     },
-    body: Body::Standard,
+    ..layout("Squeeze", onnx(13, 13), BatchAxes::Regrouped, |cx| {
+        let x = cx.ty(0)?;
+        let axes = squeezed_axes(cx)?;
+        let kept = (0..x.rank()).filter(|i| !axes.contains(i));
+        let dims: Vec<Dim> = kept.map(|i| x.dims[i].clone()).collect();
+        Ok(vec![x.with_dims(dims)])
+    })
 };
 
 /// The axes that `Squeeze` leaves out.
@@ -453,14 +397,25 @@ fn squeezed_axes(cx: &InferCx) -> Result<Vec<usize>> {
 
 /// Puts in axes of size 1; a view.
 pub static UNSQUEEZE: OpDef = OpDef {
-    name: "Unsqueeze",
-    domain: Domain::Onnx { since: 13 },
-    imports: &[Import::Onnx("Unsqueeze", 13)],
-    attrs: &[],
+    aten: &["aten.unsqueeze"],
     ins: &[Slot::req("data"), Slot::req("axes")],
     outs: &[Slot::req("expanded")],
-    effect: Effect::Pure,
-    infer: |cx| {
+    grad: Grad::Rule(|cx| {
+        let axes = cx.x(1);
+        let d = cx.b.emit(&SQUEEZE, &[cx.dy0(), axes], Attrs::new())?;
+        give_shaped(cx, 0, d)
+    }),
+    memory: |cx| {
+        view_of_first(cx, |x| {
+            let axes = cx.ins.get(1).and_then(|a| a.as_ref()?.ints.as_deref());
+            unsqueeze_strides(
+                &x.dims,
+                &x.strides,
+                &known_axes(axes, cx.outs[0].dims.len()),
+            )
+        })
+    },
+    ..layout("Unsqueeze", onnx(13, 13), BatchAxes::Regrouped, |cx| {
         let x = cx.ty(0)?;
         let count = int_vector(cx, 1)?
             .ok_or_else(|| cx.fail("shape", "the number of axes put in is not known"))?;
@@ -474,60 +429,29 @@ pub static UNSQUEEZE: OpDef = OpDef {
             })
             .collect();
         Ok(vec![x.with_dims(dims)])
-    },
-    fold: fold_same,
-    grad: Grad::Rule(|cx| {
-        let axes = cx.x(1);
-        let d = cx.b.emit(&SQUEEZE, &[cx.dy0(), axes], Attrs::new())?;
-        give_shaped(cx, 0, d)
-    }),
-    cost: free,
-    memory: |cx| {
-        view_of_first(cx, |x| {
-            let axes = cx.ins.get(1).and_then(|a| a.as_ref()?.ints.as_deref());
-            unsqueeze_strides(
-                &x.dims,
-                &x.strides,
-                &known_axes(axes, cx.outs[0].dims.len()),
-            )
-        })
-    },
-    body: Body::Standard,
+    })
 };
 
 /// Its operand.
 pub static IDENTITY: OpDef = OpDef {
-    name: "Identity",
-    domain: Domain::Onnx { since: 13 },
-    imports: &[Import::Onnx("Identity", 1), Import::Aten("aten.alias")],
-    attrs: &[],
-    ins: &[Slot::req("input")],
-    outs: &[Slot::req("output")],
-    effect: Effect::Pure,
-    infer: |cx| Ok(vec![cx.ty(0)?.clone()]),
-    fold: fold_same,
-    grad: Grad::Rule(|cx| {
-        cx.give(0, cx.dy0());
-        Ok(())
-    }),
-    cost: free,
+    aten: &["aten.alias"],
+    ins: INPUT,
+    outs: OUTPUT,
+    grad: Grad::First(|cx| Ok(cx.dy0())),
     memory: |cx| view_of_first(cx, |x| x.strides.clone()),
-    body: Body::Standard,
+    ..layout("Identity", onnx(1, 13), BatchAxes::Pointwise, same_type)
 };
 
 /// Its operand, of which no gradient is taken: `detach`, and what is computed without gradients.
 pub static STOP_GRADIENT: OpDef = OpDef {
-    name: "StopGradient",
-    domain: Domain::Ckpt,
-    imports: &[Import::Aten("aten.detach")],
-    attrs: &[],
-    ins: &[Slot::req("input")],
-    outs: &[Slot::req("output")],
-    effect: Effect::Pure,
-    infer: |cx| Ok(vec![cx.ty(0)?.clone()]),
+    aten: &["aten.detach"],
+    ins: INPUT,
+    outs: OUTPUT,
     fold: fold_same,
     grad: Grad::Zero("it is what stops the gradient"),
     cost: free,
     memory: |cx| view_of_first(cx, |x| x.strides.clone()),
-    body: Body::Function(|cx| Ok(vec![emit(cx.b, &IDENTITY, &[cx.x(0)])?])),
+    ..ours("StopGradient", OpClass::Other, BatchAxes::Mixed, |cx| {
+        Ok(vec![emit(cx.b, &IDENTITY, &[cx.x(0)])?])
+    })
 };

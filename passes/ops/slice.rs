@@ -4,17 +4,16 @@
 //! refused: a slice with positive steps is a view, one with a negative step is a copy, and both the memory model and the
 //! kernels have to know which.
 
-use super::axes::*;
-use super::rules::*;
+use super::rule::*;
 use super::scatter::SCATTER_ELEMENTS;
 use super::shape::{EXPAND, RESHAPE, SQUEEZE};
 use crate::error::Result;
 use crate::ir::layout::{slice_span, slice_strides};
 use crate::ir::op::{
-    Body, BodyCx, Cost, Domain, Effect, Footprint, Grad, GradCx, Import, InferCx, MemoryCx, OpDef,
-    Sized, Slot, contiguous_strides, fresh, moves, no_fold,
+    BatchAxes, BodyCx, Cost, DataSizes, Footprint, Grad, GradCx, InferCx, MemoryCx, OpClass, OpDef,
+    Sized, Slot, contiguous_strides, fresh, moves,
 };
-use crate::ir::{AttrDefault, AttrKind, AttrSpec, Attrs, DType, Dim, Same, Ty, ValueId};
+use crate::ir::{AttrKind, AttrSpec, Attrs, DType, Dim, Same, Ty, ValueId};
 
 pub const ROWS: &[&OpDef] = &[&SLICE, &SLICE_GRAD];
 
@@ -23,10 +22,7 @@ const TO_THE_END: i64 = i32::MAX as i64;
 
 /// Every `steps`-th element from `starts` up to `ends` along `axes` (ONNX Slice-13).
 pub static SLICE: OpDef = OpDef {
-    name: "Slice",
-    domain: Domain::Onnx { since: 13 },
-    imports: &[Import::Onnx("Slice", 10)],
-    attrs: &[],
+    aten: &["aten.slice"],
     ins: &[
         Slot::req("data"),
         Slot::req("starts"),
@@ -34,9 +30,8 @@ pub static SLICE: OpDef = OpDef {
         Slot::opt("axes"),
         Slot::opt("steps"),
     ],
-    outs: &[Slot::req("output")],
-    effect: Effect::Pure,
-    infer: infer_slice,
+    outs: OUTPUT,
+    data_sizes: DataSizes::LongestAxis,
     fold: fold_slice,
     grad: Grad::Rule(grad_slice),
     cost: |cx| match steps_of(cx.ins.get(4)) {
@@ -57,7 +52,7 @@ pub static SLICE: OpDef = OpDef {
             slice_strides(&x.strides, &sliced_axes(cx, steps.len()), steps)
         })
     },
-    body: Body::Standard,
+    ..layout("Slice", onnx(10, 13), BatchAxes::Mixed, infer_slice)
 };
 
 /// A walk backward is a flip of the walk forward, which is made row-major first.
@@ -65,14 +60,11 @@ fn flipped_memory(cx: &MemoryCx, x: &Sized, steps: &[i64]) -> Footprint {
     let forward: Vec<i64> = steps.iter().map(|s| s.abs()).collect();
     let mut view = cx.outs[0].clone();
     view.strides = slice_strides(&x.strides, &sliced_axes(cx, steps.len()), &forward);
-    Footprint {
-        temp_bytes: if view.is_contiguous() {
-            0
-        } else {
-            view.bytes()
-        },
-        ..fresh(cx)
-    }
+    fresh(cx).with_temp(if view.is_contiguous() {
+        0
+    } else {
+        view.bytes()
+    })
 }
 
 fn steps_of(operand: Option<&Option<Sized>>) -> Option<&[i64]> {
@@ -262,20 +254,9 @@ fn grad_slice(cx: &mut GradCx) -> Result<()> {
 ///
 /// `starts` and `ends` mean what they mean to `Slice` of a tensor of `shape`; `axes` are counted from 0.
 pub static SLICE_GRAD: OpDef = OpDef {
-    name: "SliceGrad",
-    domain: Domain::Ckpt,
-    imports: &[],
     attrs: &[
-        AttrSpec {
-            name: "axes",
-            kind: AttrKind::Ints,
-            default: AttrDefault::Required,
-        },
-        AttrSpec {
-            name: "steps",
-            kind: AttrKind::Ints,
-            default: AttrDefault::Required,
-        },
+        AttrSpec::required("axes", AttrKind::Ints),
+        AttrSpec::required("steps", AttrKind::Ints),
     ],
     ins: &[
         Slot::req("dy"),
@@ -283,32 +264,29 @@ pub static SLICE_GRAD: OpDef = OpDef {
         Slot::req("starts"),
         Slot::req("ends"),
     ],
-    outs: &[Slot::req("dx")],
-    effect: Effect::Pure,
+    outs: DX,
     infer: infer_slice_grad,
-    fold: no_fold,
-    grad: Grad::Rule(|cx| {
+    grad: Grad::First(|cx| {
         let attrs = cx.attrs();
         let axes = cx.b.ints(attrs.ints("axes"));
         let steps = cx.b.ints(attrs.ints("steps"));
         let operands = [cx.dy0(), cx.x(2), cx.x(3), axes, steps];
-        let d = cx.b.emit(&SLICE, &operands, Attrs::new())?;
-        cx.give(0, d);
-        Ok(())
+        cx.b.emit(&SLICE, &operands, Attrs::new())
     }),
-    cost: moves,
     // What walks backward is flipped first.
     memory: |cx| {
         let flips = cx.attrs.ints("steps").iter().any(|s| *s < 0);
-        Footprint {
-            temp_bytes: match (flips, &cx.ins[0]) {
-                (true, Some(dy)) => dy.bytes(),
-                _ => 0,
-            },
-            ..fresh(cx)
-        }
+        fresh(cx).with_temp(match (flips, &cx.ins[0]) {
+            (true, Some(dy)) => dy.bytes(),
+            _ => 0,
+        })
     },
-    body: Body::Function(slice_grad_body),
+    ..ours(
+        "SliceGrad",
+        OpClass::Other,
+        BatchAxes::Mixed,
+        slice_grad_body,
+    )
 };
 
 fn infer_slice_grad(cx: &InferCx) -> Result<Vec<Ty>> {

@@ -2,131 +2,90 @@
 
 use super::math::EXP;
 use super::reduce::sum_kept;
-use super::rules::*;
+use super::rule::*;
 use crate::error::Result;
-use crate::ir::op::{Body, BodyCx, Domain, Effect, Grad, Import, InferCx, OpDef, Slot, no_fold};
-use crate::ir::{AttrDefault, AttrKind, AttrSpec};
+use crate::ir::AttrSpec;
+use crate::ir::op::{BatchAxes, BodyCx, Footprint, Grad, InferCx, MemoryCx, OpClass, OpDef};
 
 pub const ROWS: &[&OpDef] = &[&SOFTMAX, &SOFTMAX_GRAD, &LOG_SOFTMAX, &LOG_SOFTMAX_GRAD];
 
-const AXIS: AttrSpec = AttrSpec {
-    name: "axis",
-    kind: AttrKind::Int,
-    default: AttrDefault::Int(-1),
-};
+const LAST_AXIS: &[AttrSpec] = &[AttrSpec::int("axis", -1)];
 
 fn check_axis(cx: &InferCx) -> Result<()> {
     cx.axis(cx.attrs.int("axis"), cx.ty(0)?.rank()).map(drop)
 }
 
 /// The axis of a body's first operand.
-fn axis(cx: &BodyCx) -> usize {
+fn axis_of(cx: &BodyCx) -> usize {
     let (axis, rank) = (cx.attrs.int("axis"), cx.ty(cx.x(0)).rank());
     (if axis < 0 { axis + rank as i64 } else { axis }) as usize
 }
 
+fn memory(cx: &MemoryCx) -> Footprint {
+    dense_operands(cx).in_place_operands(cx, &[0, 1])
+}
+
+/// A function along an axis whose gradient reads the result.
+const fn along_axis(name: &'static str, aten: &'static [&'static str], grad: Grad) -> OpDef {
+    OpDef {
+        attrs: LAST_AXIS,
+        axes: BatchAxes::AlongAxis,
+        infer: |cx| {
+            check_axis(cx)?;
+            unary_float(cx)
+        },
+        memory,
+        ..unary_of_input(name, onnx(13, 13), aten, grad)
+    }
+}
+
+const fn along_axis_grad(name: &'static str, body: BodyFn) -> OpDef {
+    OpDef {
+        attrs: LAST_AXIS,
+        ins: Y_DY,
+        axes: BatchAxes::AlongAxis,
+        infer: |cx| {
+            check_axis(cx)?;
+            two_alike(cx)
+        },
+        memory,
+        ..unary_grad(name, body)
+    }
+}
+
 /// `aten::_softmax`.
 pub static SOFTMAX: OpDef = OpDef {
-    name: "Softmax",
-    domain: Domain::Onnx { since: 13 },
-    imports: &[Import::Onnx("Softmax", 13)],
-    attrs: &[AXIS],
-    ins: &[Slot::req("input")],
-    outs: &[Slot::req("output")],
-    effect: Effect::Pure,
-    infer: |cx| {
-        check_axis(cx)?;
-        unary_float(cx)
-    },
-    fold: no_fold,
-    grad: Grad::Rule(|cx| {
-        let attrs = cx.attrs();
-        let d = cx.b.emit(&SOFTMAX_GRAD, &[cx.y(0), cx.dy0()], attrs)?;
-        cx.give(0, d);
-        Ok(())
-    }),
-    cost: ten_flops,
-    memory: |cx| dense_operands(cx).in_place_operands(cx, &[0, 1]),
-    body: Body::Standard,
+    class: OpClass::Softmax,
+    ..along_axis(
+        "Softmax",
+        &["aten._softmax", "aten.softmax"],
+        Grad::First(|cx| {
+            let attrs = cx.attrs();
+            cx.b.emit(&SOFTMAX_GRAD, &[cx.y(0), cx.dy0()], attrs)
+        }),
+    )
 };
 
 /// dx = y·(dy − Σ dy·y) along the axis; `aten::_softmax_backward_data`.
-pub static SOFTMAX_GRAD: OpDef = OpDef {
-    name: "SoftmaxGrad",
-    domain: Domain::Ckpt,
-    imports: &[],
-    attrs: &[AXIS],
-    ins: &[Slot::req("y"), Slot::req("dy")],
-    outs: &[Slot::req("dx")],
-    effect: Effect::Pure,
-    infer: |cx| {
-        check_axis(cx)?;
-        two_alike(cx)
-    },
-    fold: no_fold,
-    grad: Grad::Body,
-    cost: ten_flops,
-    memory: |cx| dense_operands(cx).in_place_operands(cx, &[0, 1]),
-    body: Body::Function(|cx| {
-        let axis = axis(cx);
-        let (y, dy) = (widen(cx.b, cx.x(0))?, widen(cx.b, cx.x(1))?);
-        let product = cx.b.mul(y, dy)?;
-        let sum = sum_kept(cx.b, product, &[axis])?;
-        let rest = cx.b.sub(dy, sum)?;
-        let dx = cx.b.mul(y, rest)?;
-        narrow(cx, dx)
-    }),
-};
+pub static SOFTMAX_GRAD: OpDef = along_axis_grad("SoftmaxGrad", |cx| {
+    let (axis, [y, dy]) = (axis_of(cx), wide(cx)?);
+    let sum = sum_kept(cx.b, y * dy, &[axis])?;
+    narrow(cx, y * (dy - sum))
+});
 
 /// `aten::_log_softmax`.
-pub static LOG_SOFTMAX: OpDef = OpDef {
-    name: "LogSoftmax",
-    domain: Domain::Onnx { since: 13 },
-    imports: &[Import::Onnx("LogSoftmax", 13)],
-    attrs: &[AXIS],
-    ins: &[Slot::req("input")],
-    outs: &[Slot::req("output")],
-    effect: Effect::Pure,
-    infer: |cx| {
-        check_axis(cx)?;
-        unary_float(cx)
-    },
-    fold: no_fold,
-    grad: Grad::Rule(|cx| {
+pub static LOG_SOFTMAX: OpDef = along_axis(
+    "LogSoftmax",
+    &["aten._log_softmax", "aten.log_softmax"],
+    Grad::First(|cx| {
         let attrs = cx.attrs();
-        let d = cx.b.emit(&LOG_SOFTMAX_GRAD, &[cx.y(0), cx.dy0()], attrs)?;
-        cx.give(0, d);
-        Ok(())
+        cx.b.emit(&LOG_SOFTMAX_GRAD, &[cx.y(0), cx.dy0()], attrs)
     }),
-    cost: ten_flops,
-    memory: |cx| dense_operands(cx).in_place_operands(cx, &[0, 1]),
-    body: Body::Standard,
-};
+);
 
 /// dx = dy − exp(y)·Σ dy along the axis; `aten::_log_softmax_backward_data`.
-pub static LOG_SOFTMAX_GRAD: OpDef = OpDef {
-    name: "LogSoftmaxGrad",
-    domain: Domain::Ckpt,
-    imports: &[],
-    attrs: &[AXIS],
-    ins: &[Slot::req("y"), Slot::req("dy")],
-    outs: &[Slot::req("dx")],
-    effect: Effect::Pure,
-    infer: |cx| {
-        check_axis(cx)?;
-        two_alike(cx)
-    },
-    fold: no_fold,
-    grad: Grad::Body,
-    cost: ten_flops,
-    memory: |cx| dense_operands(cx).in_place_operands(cx, &[0, 1]),
-    body: Body::Function(|cx| {
-        let axis = axis(cx);
-        let (y, dy) = (widen(cx.b, cx.x(0))?, widen(cx.b, cx.x(1))?);
-        let sum = sum_kept(cx.b, dy, &[axis])?;
-        let share = emit(cx.b, &EXP, &[y])?;
-        let back = cx.b.mul(share, sum)?;
-        let dx = cx.b.sub(dy, back)?;
-        narrow(cx, dx)
-    }),
-};
+pub static LOG_SOFTMAX_GRAD: OpDef = along_axis_grad("LogSoftmaxGrad", |cx| {
+    let (axis, [y, dy]) = (axis_of(cx), wide(cx)?);
+    let sum = sum_kept(cx.b, dy, &[axis])?;
+    narrow(cx, dy - unary_op(&EXP, y) * sum)
+});

@@ -3,30 +3,22 @@
 use super::extreme::MAX;
 use super::logic::WHERE;
 use super::reduce::{REDUCE_SUM, per_input, reduce_axes, sum_kept, wide_sum_bytes};
-use super::rules::*;
+use super::rule::*;
 use super::shape::{EXPAND, RESHAPE, UNSQUEEZE};
 use crate::error::Result;
-use crate::ir::op::{Body, Domain, Effect, Footprint, Grad, InferCx, OpDef, Slot, fresh, no_fold};
+use crate::ir::op::{BatchAxes, Grad, InferCx, OpClass, OpDef, Slot, fresh};
 use crate::ir::{Attrs, Builder, DType, Dim, Same, Tensor, Ty, ValueId};
 
 pub const ROWS: &[&OpDef] = &[&SUM_TO_SHAPE];
 
 /// `SumToShape(x, shape)`: `x` summed over the axes along which a tensor of `shape` was broadcast to the shape of `x`.
 pub static SUM_TO_SHAPE: OpDef = OpDef {
-    name: "SumToShape",
-    domain: Domain::Ckpt,
-    imports: &[],
-    attrs: &[],
     ins: &[Slot::req("x"), Slot::req("shape")],
-    outs: &[Slot::req("y")],
-    effect: Effect::Pure,
+    outs: SMALL_Y,
     infer: infer_sum_to,
-    fold: no_fold,
-    grad: Grad::Rule(|cx| {
+    grad: Grad::First(|cx| {
         let shape = cx.b.shape(cx.x(0))?;
-        let dx = emit(cx.b, &EXPAND, &[cx.dy0(), shape])?;
-        cx.give(0, dx);
-        Ok(())
+        emit(cx.b, &EXPAND, &[cx.dy0(), shape])
     }),
     cost: per_input,
     memory: |cx| {
@@ -38,16 +30,18 @@ pub static SUM_TO_SHAPE: OpDef = OpDef {
         let axes: Vec<usize> = (0..x.dims.len())
             .filter(|i| *i < lead || (target[i - lead] == 1 && x.dims[*i] != 1))
             .collect();
-        Footprint {
-            temp_bytes: wide_sum_bytes(x, &axes, cx.outs[0].elements()),
-            ..fresh(cx)
-        }
+        fresh(cx).with_temp(wide_sum_bytes(x, &axes, cx.outs[0].elements()))
     },
-    body: Body::Function(|cx| {
-        let (x, shape) = (cx.x(0), cx.x(1));
-        let dims = cx.outs[0].dims.clone();
-        Ok(vec![sum_down(cx.b, x, &dims, |_| Ok(shape))?])
-    }),
+    ..ours(
+        "SumToShape",
+        OpClass::Other,
+        BatchAxes::SummedToShape,
+        |cx| {
+            let (x, shape) = (cx.x(0), cx.x(1));
+            let dims = cx.outs[0].dims.clone();
+            Ok(vec![sum_down(cx.b, x, &dims, |_| Ok(shape))?])
+        },
+    )
 };
 
 fn infer_sum_to(cx: &InferCx) -> Result<Vec<Ty>> {

@@ -7,14 +7,13 @@
 //! what left, so its storage lives until there, and waits until it has arrived outside. What comes back has its storage from
 //! `Fetch` on; whatever reads it first waits for it, and until then what it comes from stays outside.
 
-use super::rules::*;
+use super::rule::*;
 use super::shape::{EXPAND, IDENTITY};
 use crate::error::Result;
 use crate::ir::op::{
-    Body, Domain, Effect, Footprint, Grad, InferCx, MemoryCx, OpDef, Place, Slot, free, fresh,
-    moves, no_fold,
+    BatchAxes, Footprint, Grad, InferCx, MemoryCx, OpClass, OpDef, Place, Slot, free,
 };
-use crate::ir::{AttrDefault, AttrKind, AttrSpec, Ty};
+use crate::ir::{AttrSpec, Ty};
 
 pub const ROWS: &[&OpDef] = &[&OFFLOAD, &RELEASE, &FETCH];
 
@@ -25,46 +24,26 @@ pub const TO_DISK: &str = "disk";
 
 /// A copy of its operand outside the device's memory.
 pub static OFFLOAD: OpDef = OpDef {
-    name: "Offload",
-    domain: Domain::Ckpt,
-    imports: &[],
-    attrs: &[AttrSpec {
-        name: TO,
-        kind: AttrKind::Str,
-        default: AttrDefault::Str(TO_HOST),
-    }],
+    attrs: &[AttrSpec::str(TO, TO_HOST)],
     ins: &[Slot::req("value")],
     outs: &[Slot::req("outside")],
-    effect: Effect::Pure,
     infer: |cx| match cx.attrs.str(TO) {
         TO_HOST | TO_DISK => same(cx),
         other => Err(cx
             .fail("attr", format!("values cannot be moved to `{other}`"))
             .expected(format!("{TO_HOST} or {TO_DISK}"))),
     },
-    fold: no_fold,
-    grad: Grad::Rule(|cx| {
-        cx.give(0, cx.dy0());
-        Ok(())
-    }),
-    cost: moves,
-    memory: |cx: &MemoryCx| Footprint {
-        outs: vec![Place::Outside],
-        temp_bytes: strided_bytes(cx, &[0]),
-        in_place_operands: Vec::new(),
-    },
-    body: Body::Function(|cx| Ok(vec![emit(cx.b, &IDENTITY, &[cx.x(0)])?])),
+    grad: Grad::First(|cx| Ok(cx.dy0())),
+    memory: |cx: &MemoryCx| Footprint::new(vec![Place::Outside]).with_temp(strided_bytes(cx, &[0])),
+    ..ours("Offload", OpClass::Transfer, BatchAxes::Mixed, |cx| {
+        Ok(vec![emit(cx.b, &IDENTITY, &[cx.x(0)])?])
+    })
 };
 
 /// What is outside, once all of it is: its first operand is what left and is needed here no longer.
 pub static RELEASE: OpDef = OpDef {
-    name: "Release",
-    domain: Domain::Ckpt,
-    imports: &[],
-    attrs: &[],
     ins: &[Slot::req("value"), Slot::req("outside")],
     outs: &[Slot::req("outside")],
-    effect: Effect::Pure,
     infer: |cx| match cx.ty(0)? == cx.ty(1)? {
         true => same(cx),
         false => Err(cx
@@ -72,7 +51,6 @@ pub static RELEASE: OpDef = OpDef {
             .expected(cx.ty(0)?.to_string())
             .found(cx.ty(1)?.to_string())),
     },
-    fold: no_fold,
     grad: Grad::Rule(|cx| {
         cx.give(1, cx.dy0());
         // No element of the result follows what left.
@@ -86,38 +64,28 @@ pub static RELEASE: OpDef = OpDef {
         Ok(())
     }),
     cost: free,
-    memory: |cx: &MemoryCx| Footprint {
-        outs: match cx.ins.get(1) {
+    memory: |cx: &MemoryCx| {
+        Footprint::new(match cx.ins.get(1) {
             Some(Some(outside)) => vec![Place::View {
                 of: 1,
                 strides: outside.strides.clone(),
             }],
             _ => Vec::new(),
-        },
-        temp_bytes: 0,
-        in_place_operands: Vec::new(),
+        })
     },
-    body: Body::Function(|cx| Ok(vec![emit(cx.b, &IDENTITY, &[cx.x(1)])?])),
+    ..ours("Release", OpClass::Transfer, BatchAxes::Mixed, |cx| {
+        Ok(vec![emit(cx.b, &IDENTITY, &[cx.x(1)])?])
+    })
 };
 
 /// What was moved out, in the device's memory again.
 pub static FETCH: OpDef = OpDef {
-    name: "Fetch",
-    domain: Domain::Ckpt,
-    imports: &[],
-    attrs: &[],
     ins: &[Slot::req("outside")],
     outs: &[Slot::req("value")],
-    effect: Effect::Pure,
-    infer: same,
-    fold: no_fold,
-    grad: Grad::Rule(|cx| {
-        cx.give(0, cx.dy0());
-        Ok(())
-    }),
-    cost: moves,
-    memory: fresh,
-    body: Body::Function(|cx| Ok(vec![emit(cx.b, &IDENTITY, &[cx.x(0)])?])),
+    grad: Grad::First(|cx| Ok(cx.dy0())),
+    ..ours("Fetch", OpClass::Transfer, BatchAxes::Mixed, |cx| {
+        Ok(vec![emit(cx.b, &IDENTITY, &[cx.x(0)])?])
+    })
 };
 
 fn same(cx: &InferCx) -> Result<Vec<Ty>> {

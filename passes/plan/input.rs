@@ -7,9 +7,9 @@ use crate::analysis::cores::cores;
 use crate::analysis::submodules::Submodules;
 use crate::analysis::{Binding, Device, Layers, MemoryProfile, Sizes};
 use crate::error::Result;
+use crate::ir::op::OpClass;
 use crate::ir::{Graph, NodeId, SecondaryMap, ValueId};
 use crate::ops::batch_axes::compared_scores;
-use crate::ops::kind::{Kind, kind};
 use crate::transform::joint;
 use serde::{Deserialize, Serialize};
 
@@ -21,7 +21,6 @@ pub enum Part {
     PlainProduct,
     /// The same with a bias added in one op.
     BiasedProduct,
-    QuantisedProduct,
     /// The softmax of a decomposed attention.
     Probabilities,
     FusedAttention,
@@ -132,9 +131,9 @@ fn head(graph: &Graph, mut scores: ValueId) -> Option<NodeId> {
     loop {
         let id = graph.def_node(scores)?;
         let node = graph.node(id);
-        match kind(node.op) {
-            Kind::Product | Kind::BiasedProduct | Kind::QuantisedProduct => return Some(id),
-            Kind::Cast | Kind::Elementwise => {}
+        match node.op.class {
+            OpClass::Product | OpClass::BiasedProduct => return Some(id),
+            OpClass::Cast | OpClass::Elementwise => {}
             _ if node.op.is_layout() => {}
             _ => return None,
         }
@@ -183,15 +182,14 @@ fn trained(graph: &Graph) -> SecondaryMap<NodeId, bool> {
 }
 
 fn part(graph: &Graph, blocks: &Layers, node: NodeId) -> Part {
-    match (blocks.part[node], kind(graph.node(node).op)) {
+    match (blocks.part[node], graph.node(node).op.class) {
         (Some(attention::Part::Probabilities), _) => Part::Probabilities,
-        (_, Kind::Attention) => Part::FusedAttention,
+        (_, OpClass::Attention) => Part::FusedAttention,
         _ if blocks.plain_matmul[node] => Part::PlainProduct,
-        (_, Kind::BiasedProduct) => Part::BiasedProduct,
-        (_, Kind::QuantisedProduct) => Part::QuantisedProduct,
-        (_, Kind::Convolution) => Part::Convolution,
-        (_, Kind::Choice) => Part::Choice,
-        (_, Kind::MaxReduction) => Part::MaxReduction,
+        (_, OpClass::BiasedProduct) => Part::BiasedProduct,
+        (_, OpClass::Convolution) => Part::Convolution,
+        (_, OpClass::Selection) => Part::Choice,
+        (_, OpClass::MaxReduction) => Part::MaxReduction,
         _ => Part::Other,
     }
 }

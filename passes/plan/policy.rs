@@ -301,7 +301,6 @@ fn selective(problem: &Problem, structure: &OpAnnotations, choices: &Constraints
                 }
             }
             Part::BiasedProduct => Verdict::keep("a product with a fused bias"),
-            Part::QuantisedProduct => Verdict::keep("a quantised product"),
             Part::Probabilities => Verdict::keep("attention probabilities"),
             Part::FusedAttention => Verdict::keep("attention"),
             Part::Convolution => Verdict::keep("a convolution"),

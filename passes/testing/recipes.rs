@@ -3,6 +3,16 @@
 //! Tests over the op table (text, bodies, gradients, random models) draw from here, so a row without a recipe is a
 //! failing test, and a new op is tested by existing. Sizes are small and few, so that calls chain.
 
+/// Recipes, one a line: `Op results (operands) with [attributes];`.
+macro_rules! recipes {
+    (@attrs) => { &[] };
+    (@attrs [$($attr:expr),*]) => { &[$($attr),*] };
+    (@attrs $name:ident) => { &$name };
+    ($($op:ident $outs:literal ($($in:expr),*) $(with $attrs:tt)?;)*) => {
+        &[$(r(stringify!($op), $outs, &[$($in),*], recipes!(@attrs $($attrs)?))),*]
+    };
+}
+
 mod attention;
 mod conv;
 mod index;
@@ -162,7 +172,7 @@ const V3: &[i64] = &[3];
 const V4: &[i64] = &[4];
 const M23: &[i64] = &[2, 3];
 /// Attributes of a product whose left operand is turned.
-const TURNED: &[(&str, Set)] = &[("transA", I(1))];
+const TURNED: [(&str, Set); 1] = [("transA", I(1))];
 const M34: &[i64] = &[3, 4];
 const M24: &[i64] = &[2, 4];
 const M13: &[i64] = &[1, 3];
@@ -205,341 +215,181 @@ const fn joined<const N: usize>() -> [Recipe; N] {
     all
 }
 
-const GENERAL: &[Recipe] = &[
-    r("Tanh", 1, &[Real(C234)], &[]),
-    r("TanhGrad", 1, &[Real(M23), Real(M23)], &[]),
-    r("Sigmoid", 1, &[Real(M23)], &[]),
-    r("SigmoidGrad", 1, &[Real(M23), Real(M23)], &[]),
-    r("Relu", 1, &[Real(C234)], &[]),
-    r("ReluGrad", 1, &[Real(M23), Real(M23)], &[]),
-    r("Gelu", 1, &[Real(M23)], &[]),
-    r("Gelu", 1, &[Real(C234)], &[("approximate", S_TANH)]),
-    r("GeluGrad", 1, &[Real(M23), Real(M23)], &[]),
-    r("Silu", 1, &[Real(C234)], &[]),
-    r("SiluGrad", 1, &[Real(M23), Real(M23)], &[]),
-    r("SwiGlu", 1, &[Real(M23), Real(M23)], &[]),
-    r("SwiGluGrad", 2, &[Real(M23), Real(M23), Real(M23)], &[]),
-    r(
-        "GeluGrad",
-        1,
-        &[Real(M23), Real(M23)],
-        &[("approximate", S_TANH)],
-    ),
-    r("LeakyRelu", 1, &[Real(M23)], &[("alpha", F(0.1))]),
-    r(
-        "LeakyReluGrad",
-        1,
-        &[Real(M23), Real(M23)],
-        &[("alpha", F(0.1))],
-    ),
-    r("PRelu", 1, &[Real(M23), Real(V3)], &[]),
-    r("Elu", 1, &[Real(M23)], &[]),
-    r("EluGrad", 1, &[Real(M23), Real(M23)], &[]),
-    r("HardSigmoid", 1, &[Real(M23)], &[]),
-    r("HardSwish", 1, &[Real(M23)], &[]),
-    r("HardSwishGrad", 1, &[Real(M23), Real(M23)], &[]),
-    r("Mish", 1, &[Real(M23)], &[]),
-    r("MishGrad", 1, &[Real(M23), Real(M23)], &[]),
-    r("ArgMax", 1, &[Real(M23)], &[("axis", I(1))]),
-    r(
-        "ArgMin",
-        1,
-        &[Real(M23)],
-        &[("axis", I(0)), ("keepdims", I(0))],
-    ),
-    r("TopK", 2, &[Real(M24), Ints(&[2])], &[]),
-    r(
-        "TopK",
-        2,
-        &[Real(M24), Ints(&[1])],
-        &[("axis", I(0)), ("largest", I(0))],
-    ),
-    r("Softplus", 1, &[Real(M23)], &[]),
-    r("ErfGrad", 1, &[Real(M23), Real(M23)], &[]),
-    r("Accumulate", 1, &[Real(M23), Real(M23)], &[]),
-    r("Accumulate", 1, &[Real(&[]), Real(&[])], &[]),
-    r("AddProduct", 1, &[Real(M24), Real(M23), Real(M34)], &[]),
-    r("AddProduct", 1, &[Real(M34), Real(M23), Real(M24)], TURNED),
-    r("Offload", 1, &[Real(M23)], &[]),
-    r("Release", 1, &[Real(M23), Real(M23)], &[]),
-    r("Fetch", 1, &[Real(M23)], &[]),
-    r("Add", 1, &[Real(M23), Real(V3)], &[]),
-    r("Add", 1, &[Real(C234), Real(&[3, 1])], &[]),
-    r("Sub", 1, &[Real(M13), Real(M23)], &[]),
-    r("Mul", 1, &[Real(C234), Real(C234)], &[]),
-    r("Mul", 1, &[Real(S), Real(M23)], &[]),
-    r("Div", 1, &[Real(M23), Real(V3)], &[]),
-    r("Neg", 1, &[Real(C234)], &[]),
-    r("Sum", 1, &[Real(M23), Real(V3), Real(M13)], &[]),
-    r("Sum", 1, &[Real(V3)], &[]),
-    r("LeakyRelu", 1, &[Real(M23)], &[("alpha", F(0.3))]),
-    r("LeakyReluGrad", 1, &[Real(M23), Real(M23)], &[]),
-    r("PRelu", 1, &[Real(C234), Real(&[3, 1])], &[]),
-    r("Elu", 1, &[Real(M23)], &[("alpha", F(0.5))]),
-    r("EluGrad", 1, &[Real(M23), Real(M23)], &[]),
-    r("HardSigmoid", 1, &[Real(M23)], &[]),
-    r("HardSwish", 1, &[Real(M23)], &[]),
-    r("HardSwishGrad", 1, &[Real(M23), Real(M23)], &[]),
-    r("Mish", 1, &[Real(M23)], &[]),
-    r("MishGrad", 1, &[Real(M23), Real(M23)], &[]),
-    r(
-        "ArgMax",
-        1,
-        &[Real(C234)],
-        &[("axis", I(1)), ("keepdims", I(0))],
-    ),
-    r("ArgMin", 1, &[Real(M23)], &[("select_last_index", I(1))]),
-    r("TopK", 2, &[Real(C234), Ints(&[2])], &[("axis", I(1))]),
-    r("TopK", 2, &[Real(M24), Ints(&[3])], &[("largest", I(0))]),
-    r("Abs", 1, &[Real(M23)], &[]),
-    r("Sign", 1, &[Real(M23)], &[]),
-    r("Mod", 1, &[Real(M23), Positive(V3)], &[("fmod", I(1))]),
-    r("Mod", 1, &[Table(&[3], &[5, 7, 9]), Ints(&[2])], &[]),
-    r("Floor", 1, &[Real(M23)], &[]),
-    r("Ceil", 1, &[Real(M23)], &[]),
-    r("Round", 1, &[Real(M23)], &[]),
-    r("RoundThrough", 1, &[Real(M23)], &[]),
-    r("Cast", 1, &[Real(M23)], &[("to", D(DType::F32))]),
-    r("Cast", 1, &[Real(M23)], &[("to", D(DType::Bool))]),
-    r("Max", 1, &[Real(M23), Real(V3)], &[]),
-    r("Max", 1, &[Real(M23)], &[]),
-    r("Min", 1, &[Real(M13), Real(M23)], &[]),
-    r("Clip", 1, &[Real(M23), Scalar(-0.55), Scalar(0.6)], &[]),
-    r("Clip", 1, &[Real(M23), Not, Scalar(0.6)], &[]),
-    r(
-        "And",
-        1,
-        &[Bools(&[2, 1], &[0, 1]), Bools(&[2], &[1, 0])],
-        &[],
-    ),
-    r(
-        "Or",
-        1,
-        &[Bools(&[2, 1], &[0, 1]), Bools(&[2], &[1, 0])],
-        &[],
-    ),
-    r(
-        "Xor",
-        1,
-        &[Bools(&[2, 1], &[0, 1]), Bools(&[2], &[1, 0])],
-        &[],
-    ),
-    r("Not", 1, &[Bools(&[2], &[1, 0])], &[]),
-    r(
-        "Where",
-        1,
-        &[Bools(&[2, 1], &[0, 1]), Real(M23), Real(V3)],
-        &[],
-    ),
-    r("Where", 1, &[Bools(&[], &[1]), Real(M13), Real(M23)], &[]),
-    r("Exp", 1, &[Real(C234)], &[]),
-    r("Log", 1, &[Positive(M23)], &[]),
-    r("Sqrt", 1, &[Positive(M23)], &[]),
-    r("Reciprocal", 1, &[Real(M23)], &[]),
-    r("Erf", 1, &[Real(M23)], &[]),
-    r("Sin", 1, &[Real(M23)], &[]),
-    r("Cos", 1, &[Real(M23)], &[]),
-    r("Tan", 1, &[Real(M23)], &[]),
-    r("Asin", 1, &[Truth(M23)], &[]),
-    r("Acos", 1, &[Truth(M23)], &[]),
-    r("Atan", 1, &[Real(M23)], &[]),
-    r("Sinh", 1, &[Real(M23)], &[]),
-    r("Cosh", 1, &[Real(M23)], &[]),
-    r("Asinh", 1, &[Real(M23)], &[]),
-    r("Acosh", 1, &[Large(M23)], &[]),
-    r("Atanh", 1, &[Truth(M23)], &[]),
-    r("Pow", 1, &[Positive(M23), Real(V3)], &[]),
-    r("Pow", 1, &[Real(M23), Scalar(2.0)], &[]),
-    r("Equal", 1, &[Real(M23), Real(V3)], &[]),
-    r("Less", 1, &[Real(M23), Real(V3)], &[]),
-    r("LessOrEqual", 1, &[Real(M23), Real(V3)], &[]),
-    r("Greater", 1, &[Real(M23), Real(V3)], &[]),
-    r("GreaterOrEqual", 1, &[Real(M23), Real(V3)], &[]),
-    r("IsNaN", 1, &[Real(M23)], &[]),
-    r("IsInf", 1, &[Real(M23)], &[("detect_negative", I(0))]),
-    r("MatMul", 1, &[Real(M23), Real(M34)], &[]),
-    r("MatMul", 1, &[Real(C234), Real(&[4, 3])], &[]),
-    r("MatMul", 1, &[Real(C234), Real(&[2, 4, 3])], &[]),
-    r("MatMul", 1, &[Real(V3), Real(M34)], &[]),
-    r("MatMul", 1, &[Real(M23), Real(V3)], &[]),
-    r("Gemm", 1, &[Real(M23), Real(M34), Real(V4)], &[]),
-    r(
-        "Gemm",
-        1,
-        &[Real(M23), Real(&[4, 3])],
-        &[("transB", I(1)), ("alpha", F(0.5))],
-    ),
-    r(
-        "Gemm",
-        1,
-        &[Real(&[3, 2]), Real(M34), Real(M24)],
-        &[("transA", I(1)), ("beta", F(2.0))],
-    ),
-    r(
-        "LayerNormalization",
-        1,
-        &[Real(C234), Real(V4), Real(V4)],
-        &[],
-    ),
-    r(
-        "LayerNormalization",
-        1,
-        &[Real(C234), Real(M34)],
-        &[("axis", I(1))],
-    ),
-    r(
-        "LayerNormalization",
-        3,
-        &[Real(M23), Real(V3), Real(V3)],
-        &[("epsilon", F(1e-3))],
-    ),
-    r(
-        "LayerNormGrad",
-        3,
-        &[Real(C234), Real(C234), Real(V4)],
-        &[("wants", L(&[0, 1, 2]))],
-    ),
-    r(
-        "LayerNormGrad",
-        2,
-        &[Real(C234), Real(C234), Real(M34)],
-        &[("axis", I(1)), ("wants", L(&[0, 2]))],
-    ),
-    r("RMSNormalization", 1, &[Real(C234), Real(V4)], &[]),
-    r(
-        "RMSNormGrad",
-        2,
-        &[Real(C234), Real(C234), Real(V4)],
-        &[("wants", L(&[0, 1]))],
-    ),
-    r(
-        "RMSNormGrad",
-        1,
-        &[Real(C234), Real(C234), Real(V4)],
-        &[("axis", I(1)), ("wants", L(&[0]))],
-    ),
-    r("Softmax", 1, &[Real(C234)], &[]),
-    r("Softmax", 1, &[Real(C234)], &[("axis", I(1))]),
-    r("SoftmaxGrad", 1, &[Truth(M23), Real(M23)], &[]),
-    r(
-        "SoftmaxGrad",
-        1,
-        &[Real(C234), Real(C234)],
-        &[("axis", I(1))],
-    ),
-    r("LogSoftmax", 1, &[Real(M23)], &[]),
-    r("LogSoftmaxGrad", 1, &[Real(M23), Real(M23)], &[]),
-    r(
-        "LogSoftmaxGrad",
-        1,
-        &[Real(M23), Real(M23)],
-        &[("axis", I(0))],
-    ),
-    r("ReduceSum", 1, &[Real(C234), Ints(&[0, 2])], &[]),
-    r("ReduceSum", 1, &[Real(C234)], &[("keepdims", I(0))]),
-    r(
-        "ReduceSum",
-        1,
-        &[Real(M23), Ints(&[])],
-        &[("noop_with_empty_axes", I(1))],
-    ),
-    r("ReduceMean", 1, &[Real(C234), Ints(&[-1])], &[]),
-    r(
-        "ReduceMax",
-        1,
-        &[Real(C234), Ints(&[1])],
-        &[("keepdims", I(0))],
-    ),
-    r("ReduceMin", 1, &[Real(M23), Ints(&[-1])], &[]),
-    r("ReduceProd", 1, &[Real(M23), Ints(&[0])], &[]),
-    r(
-        "ReduceProd",
-        1,
-        &[Real(C234), Ints(&[0, -1])],
-        &[("keepdims", I(0))],
-    ),
-    r("ReduceSumSquare", 1, &[Real(M23), Ints(&[0])], &[]),
-    r("ReduceL1", 1, &[Real(M23), Ints(&[1])], &[]),
-    r("ReduceL2", 1, &[Real(M23), Ints(&[1])], &[]),
-    r("ReduceLogSumExp", 1, &[Real(M23), Ints(&[1])], &[]),
-    r("SumToShape", 1, &[Real(C234), Ints(&[3, 1])], &[]),
-    r("SumToShape", 1, &[Real(M23), Ints(&[])], &[]),
-    r("CumSum", 1, &[Real(M23), Int(1)], &[]),
-    r(
-        "CumSum",
-        1,
-        &[Real(M23), Int(0)],
-        &[("exclusive", I(1)), ("reverse", I(1))],
-    ),
-    r("Shape", 1, &[Real(C234)], &[("start", I(-2))]),
-    r("Size", 1, &[Real(M23)], &[]),
-    r("Expand", 1, &[Real(M13), Ints(&[2, 3])], &[]),
-    r("Expand", 1, &[Real(V3), Ints(&[2, 1])], &[]),
-    r("Reshape", 1, &[Real(C234), Ints(&[2, -1])], &[]),
-    r("Reshape", 1, &[Real(C234), Ints(&[0, 4, 3])], &[]),
-    r("Flatten", 1, &[Real(C234)], &[("axis", I(2))]),
-    r("Transpose", 1, &[Real(C234)], &[("perm", L(&[2, 0, 1]))]),
-    r("Transpose", 1, &[Real(M23)], &[]),
-    r("Squeeze", 1, &[Real(M13), Ints(&[0])], &[]),
-    r("Unsqueeze", 1, &[Real(M23), Ints(&[0, -1])], &[]),
-    r("Identity", 1, &[Real(M23)], &[]),
-    r("StopGradient", 1, &[Real(M23)], &[]),
-    r("Concat", 1, &[Real(M23), Real(M24)], &[("axis", I(1))]),
-    r(
-        "Concat",
-        1,
-        &[Real(M23), Real(M23), Real(M13)],
-        &[("axis", I(-2))],
-    ),
-    r(
-        "Split",
-        2,
-        &[Real(C234)],
-        &[("axis", I(2)), ("num_outputs", I(2))],
-    ),
-    r("Split", 2, &[Real(M24), Ints(&[1, 3])], &[("axis", I(-1))]),
-    r("Tile", 1, &[Real(M23), Ints(&[2, 1])], &[]),
-    r("Pad", 1, &[Real(M23), Ints(&[0, 1, 1, 0])], &[]),
-    r(
-        "Pad",
-        1,
-        &[Real(M23), Ints(&[-1, 0]), Scalar(0.5), Ints(&[1])],
-        &[],
-    ),
-    r(
-        "Slice",
-        1,
-        &[Real(C234), Ints(&[1]), Ints(&[3]), Ints(&[1])],
-        &[],
-    ),
-    r(
-        "Slice",
-        1,
-        &[
-            Real(C234),
-            Ints(&[-1, 0]),
-            Ints(&[-9, 4]),
-            Ints(&[1, 2]),
-            Ints(&[-1, 2]),
-        ],
-        &[],
-    ),
-    r(
-        "SliceGrad",
-        1,
-        &[Real(&[2, 2]), Ints(&[2, 4]), Ints(&[0]), Ints(&[4])],
-        &[("axes", L(&[1])), ("steps", L(&[2]))],
-    ),
-    r("Trilu", 1, &[Real(&[3, 3])], &[]),
-    r("Trilu", 1, &[Real(C234), Int(-1)], &[("upper", I(0))]),
-    r(
-        "ConstantOfShape",
-        1,
-        &[Ints(&[2, 3])],
-        &[("value", T(0.25))],
-    ),
-    r("Range", 1, &[Scalar(0.5), Scalar(3.0), Scalar(1.0)], &[]),
-    r("Range", 1, &[Int(1), Int(6), Int(2)], &[]),
-];
+const GENERAL: &[Recipe] = recipes! {
+    Tanh 1 (Real(C234));
+    TanhGrad 1 (Real(M23), Real(M23));
+    Sigmoid 1 (Real(M23));
+    SigmoidGrad 1 (Real(M23), Real(M23));
+    Relu 1 (Real(C234));
+    ReluGrad 1 (Real(M23), Real(M23));
+    Gelu 1 (Real(M23));
+    Gelu 1 (Real(C234)) with [("approximate", S_TANH)];
+    GeluGrad 1 (Real(M23), Real(M23));
+    Silu 1 (Real(C234));
+    SiluGrad 1 (Real(M23), Real(M23));
+    SwiGlu 1 (Real(M23), Real(M23));
+    SwiGluGrad 2 (Real(M23), Real(M23), Real(M23));
+    GeluGrad 1 (Real(M23), Real(M23)) with [("approximate", S_TANH)];
+    LeakyRelu 1 (Real(M23)) with [("alpha", F(0.1))];
+    LeakyReluGrad 1 (Real(M23), Real(M23)) with [("alpha", F(0.1))];
+    PRelu 1 (Real(M23), Real(V3));
+    Elu 1 (Real(M23));
+    EluGrad 1 (Real(M23), Real(M23));
+    HardSigmoid 1 (Real(M23));
+    HardSwish 1 (Real(M23));
+    HardSwishGrad 1 (Real(M23), Real(M23));
+    Mish 1 (Real(M23));
+    MishGrad 1 (Real(M23), Real(M23));
+    ArgMax 1 (Real(M23)) with [("axis", I(1))];
+    ArgMin 1 (Real(M23)) with [("axis", I(0)), ("keepdims", I(0))];
+    TopK 2 (Real(M24), Ints(&[2]));
+    TopK 2 (Real(M24), Ints(&[1])) with [("axis", I(0)), ("largest", I(0))];
+    Softplus 1 (Real(M23));
+    ErfGrad 1 (Real(M23), Real(M23));
+    Accumulate 1 (Real(M23), Real(M23));
+    Accumulate 1 (Real(&[]), Real(&[]));
+    AddProduct 1 (Real(M24), Real(M23), Real(M34));
+    AddProduct 1 (Real(M34), Real(M23), Real(M24)) with TURNED;
+    Offload 1 (Real(M23));
+    Release 1 (Real(M23), Real(M23));
+    Fetch 1 (Real(M23));
+    Add 1 (Real(M23), Real(V3));
+    Add 1 (Real(C234), Real(&[3, 1]));
+    Sub 1 (Real(M13), Real(M23));
+    Mul 1 (Real(C234), Real(C234));
+    Mul 1 (Real(S), Real(M23));
+    Div 1 (Real(M23), Real(V3));
+    Neg 1 (Real(C234));
+    Sum 1 (Real(M23), Real(V3), Real(M13));
+    Sum 1 (Real(V3));
+    LeakyRelu 1 (Real(M23)) with [("alpha", F(0.3))];
+    LeakyReluGrad 1 (Real(M23), Real(M23));
+    PRelu 1 (Real(C234), Real(&[3, 1]));
+    Elu 1 (Real(M23)) with [("alpha", F(0.5))];
+    EluGrad 1 (Real(M23), Real(M23));
+    HardSigmoid 1 (Real(M23));
+    HardSwish 1 (Real(M23));
+    HardSwishGrad 1 (Real(M23), Real(M23));
+    Mish 1 (Real(M23));
+    MishGrad 1 (Real(M23), Real(M23));
+    ArgMax 1 (Real(C234)) with [("axis", I(1)), ("keepdims", I(0))];
+    ArgMin 1 (Real(M23)) with [("select_last_index", I(1))];
+    TopK 2 (Real(C234), Ints(&[2])) with [("axis", I(1))];
+    TopK 2 (Real(M24), Ints(&[3])) with [("largest", I(0))];
+    Abs 1 (Real(M23));
+    Sign 1 (Real(M23));
+    Mod 1 (Real(M23), Positive(V3)) with [("fmod", I(1))];
+    Mod 1 (Table(&[3], &[5, 7, 9]), Ints(&[2]));
+    Floor 1 (Real(M23));
+    Ceil 1 (Real(M23));
+    Round 1 (Real(M23));
+    RoundThrough 1 (Real(M23));
+    Cast 1 (Real(M23)) with [("to", D(DType::F32))];
+    Cast 1 (Real(M23)) with [("to", D(DType::Bool))];
+    Max 1 (Real(M23), Real(V3));
+    Max 1 (Real(M23));
+    Min 1 (Real(M13), Real(M23));
+    Clip 1 (Real(M23), Scalar(-0.55), Scalar(0.6));
+    Clip 1 (Real(M23), Not, Scalar(0.6));
+    And 1 (Bools(&[2, 1], &[0, 1]), Bools(&[2], &[1, 0]));
+    Or 1 (Bools(&[2, 1], &[0, 1]), Bools(&[2], &[1, 0]));
+    Xor 1 (Bools(&[2, 1], &[0, 1]), Bools(&[2], &[1, 0]));
+    Not 1 (Bools(&[2], &[1, 0]));
+    Where 1 (Bools(&[2, 1], &[0, 1]), Real(M23), Real(V3));
+    Where 1 (Bools(&[], &[1]), Real(M13), Real(M23));
+    Exp 1 (Real(C234));
+    Log 1 (Positive(M23));
+    Sqrt 1 (Positive(M23));
+    Reciprocal 1 (Real(M23));
+    Erf 1 (Real(M23));
+    Sin 1 (Real(M23));
+    Cos 1 (Real(M23));
+    Tan 1 (Real(M23));
+    Asin 1 (Truth(M23));
+    Acos 1 (Truth(M23));
+    Atan 1 (Real(M23));
+    Sinh 1 (Real(M23));
+    Cosh 1 (Real(M23));
+    Asinh 1 (Real(M23));
+    Acosh 1 (Large(M23));
+    Atanh 1 (Truth(M23));
+    Pow 1 (Positive(M23), Real(V3));
+    Pow 1 (Real(M23), Scalar(2.0));
+    Equal 1 (Real(M23), Real(V3));
+    Less 1 (Real(M23), Real(V3));
+    LessOrEqual 1 (Real(M23), Real(V3));
+    Greater 1 (Real(M23), Real(V3));
+    GreaterOrEqual 1 (Real(M23), Real(V3));
+    IsNaN 1 (Real(M23));
+    IsInf 1 (Real(M23)) with [("detect_negative", I(0))];
+    MatMul 1 (Real(M23), Real(M34));
+    MatMul 1 (Real(C234), Real(&[4, 3]));
+    MatMul 1 (Real(C234), Real(&[2, 4, 3]));
+    MatMul 1 (Real(V3), Real(M34));
+    MatMul 1 (Real(M23), Real(V3));
+    Gemm 1 (Real(M23), Real(M34), Real(V4));
+    Gemm 1 (Real(M23), Real(&[4, 3])) with [("transB", I(1)), ("alpha", F(0.5))];
+    Gemm 1 (Real(&[3, 2]), Real(M34), Real(M24)) with [("transA", I(1)), ("beta", F(2.0))];
+    LayerNormalization 1 (Real(C234), Real(V4), Real(V4));
+    LayerNormalization 1 (Real(C234), Real(M34)) with [("axis", I(1))];
+    LayerNormalization 3 (Real(M23), Real(V3), Real(V3)) with [("epsilon", F(1e-3))];
+    LayerNormGrad 3 (Real(C234), Real(C234), Real(V4)) with [("wants", L(&[0, 1, 2]))];
+    LayerNormGrad 2 (Real(C234), Real(C234), Real(M34)) with [("axis", I(1)), ("wants", L(&[0, 2]))];
+    RMSNormalization 1 (Real(C234), Real(V4));
+    RMSNormGrad 2 (Real(C234), Real(C234), Real(V4)) with [("wants", L(&[0, 1]))];
+    RMSNormGrad 1 (Real(C234), Real(C234), Real(V4)) with [("axis", I(1)), ("wants", L(&[0]))];
+    Softmax 1 (Real(C234));
+    Softmax 1 (Real(C234)) with [("axis", I(1))];
+    SoftmaxGrad 1 (Truth(M23), Real(M23));
+    SoftmaxGrad 1 (Real(C234), Real(C234)) with [("axis", I(1))];
+    LogSoftmax 1 (Real(M23));
+    LogSoftmaxGrad 1 (Real(M23), Real(M23));
+    LogSoftmaxGrad 1 (Real(M23), Real(M23)) with [("axis", I(0))];
+    ReduceSum 1 (Real(C234), Ints(&[0, 2]));
+    ReduceSum 1 (Real(C234)) with [("keepdims", I(0))];
+    ReduceSum 1 (Real(M23), Ints(&[])) with [("noop_with_empty_axes", I(1))];
+    ReduceMean 1 (Real(C234), Ints(&[-1]));
+    ReduceMax 1 (Real(C234), Ints(&[1])) with [("keepdims", I(0))];
+    ReduceMin 1 (Real(M23), Ints(&[-1]));
+    ReduceProd 1 (Real(M23), Ints(&[0]));
+    ReduceProd 1 (Real(C234), Ints(&[0, -1])) with [("keepdims", I(0))];
+    ReduceSumSquare 1 (Real(M23), Ints(&[0]));
+    ReduceL1 1 (Real(M23), Ints(&[1]));
+    ReduceL2 1 (Real(M23), Ints(&[1]));
+    ReduceLogSumExp 1 (Real(M23), Ints(&[1]));
+    SumToShape 1 (Real(C234), Ints(&[3, 1]));
+    SumToShape 1 (Real(M23), Ints(&[]));
+    CumSum 1 (Real(M23), Int(1));
+    CumSum 1 (Real(M23), Int(0)) with [("exclusive", I(1)), ("reverse", I(1))];
+    Shape 1 (Real(C234)) with [("start", I(-2))];
+    Size 1 (Real(M23));
+    Expand 1 (Real(M13), Ints(&[2, 3]));
+    Expand 1 (Real(V3), Ints(&[2, 1]));
+    Reshape 1 (Real(C234), Ints(&[2, -1]));
+    Reshape 1 (Real(C234), Ints(&[0, 4, 3]));
+    Flatten 1 (Real(C234)) with [("axis", I(2))];
+    Transpose 1 (Real(C234)) with [("perm", L(&[2, 0, 1]))];
+    Transpose 1 (Real(M23));
+    Squeeze 1 (Real(M13), Ints(&[0]));
+    Unsqueeze 1 (Real(M23), Ints(&[0, -1]));
+    Identity 1 (Real(M23));
+    StopGradient 1 (Real(M23));
+    Concat 1 (Real(M23), Real(M24)) with [("axis", I(1))];
+    Concat 1 (Real(M23), Real(M23), Real(M13)) with [("axis", I(-2))];
+    Split 2 (Real(C234)) with [("axis", I(2)), ("num_outputs", I(2))];
+    Split 2 (Real(M24), Ints(&[1, 3])) with [("axis", I(-1))];
+    Tile 1 (Real(M23), Ints(&[2, 1]));
+    Pad 1 (Real(M23), Ints(&[0, 1, 1, 0]));
+    Pad 1 (Real(M23), Ints(&[-1, 0]), Scalar(0.5), Ints(&[1]));
+    Slice 1 (Real(C234), Ints(&[1]), Ints(&[3]), Ints(&[1]));
+    Slice 1 (Real(C234), Ints(&[-1, 0]), Ints(&[-9, 4]), Ints(&[1, 2]), Ints(&[-1, 2]));
+    SliceGrad 1 (Real(&[2, 2]), Ints(&[2, 4]), Ints(&[0]), Ints(&[4]))
+        with [("axes", L(&[1])), ("steps", L(&[2]))];
+    Trilu 1 (Real(&[3, 3]));
+    Trilu 1 (Real(C234), Int(-1)) with [("upper", I(0))];
+    ConstantOfShape 1 (Ints(&[2, 3])) with [("value", T(0.25))];
+    Range 1 (Scalar(0.5), Scalar(3.0), Scalar(1.0));
+    Range 1 (Int(1), Int(6), Int(2));
+};
 
 const S_TANH: Set = Set::S("tanh");

@@ -137,7 +137,7 @@ impl Reverse<'_, '_> {
         self.b.loc = node.loc.clone();
         self.b.prefix = format!("{}/grad", node.name);
         let done = match node.op.grad {
-            Grad::Rule(rule) => self.by_rule(id, rule, dys, wants),
+            Grad::Rule(_) | Grad::First(_) => self.by_rule(id, dys, wants),
             Grad::Body => self.through_body(id, dys),
             Grad::Zero(_) => Ok(()),
             Grad::Missing(why) => return Err(missing(self.b.graph, id, why)),
@@ -145,13 +145,8 @@ impl Reverse<'_, '_> {
         done.map_err(|e| e.at(format!("the gradient of {}", self.b.graph.describe(id))))
     }
 
-    fn by_rule(
-        &mut self,
-        id: NodeId,
-        rule: fn(&mut GradCx) -> Result<()>,
-        dys: Vec<Option<ValueId>>,
-        wants: Vec<bool>,
-    ) -> Result<()> {
+    fn by_rule(&mut self, id: NodeId, dys: Vec<Option<ValueId>>, wants: Vec<bool>) -> Result<()> {
+        let op = self.b.graph.node(id).op;
         let ins = self.b.graph.node(id).ins.clone();
         let so_far = ins
             .iter()
@@ -165,7 +160,7 @@ impl Reverse<'_, '_> {
             so_far,
             wants,
         };
-        let done = rule(&mut cx);
+        let done = op.grad.apply(&mut cx);
         let (dxs, wants, left) = (cx.dxs, cx.wants, cx.so_far);
         // What the rule did not add to stays.
         for (v, left) in ins.iter().zip(left) {

@@ -8,6 +8,7 @@ use super::Tensors;
 use super::feed::Feed;
 use ckpt_passes::Result;
 use ckpt_passes::analysis::{Binding, Sizes};
+use ckpt_passes::ir::op::Indices;
 use ckpt_passes::ir::{DType, Graph, NodeId, Tensor, ValueId};
 use half::{bf16, f16};
 use std::collections::BTreeMap;
@@ -75,9 +76,6 @@ pub fn inputs(graph: &Graph, dims: &[(String, i64)], seed: u64) -> Result<Tensor
     Ok(feed.inputs)
 }
 
-/// Ops that hand integers on as they are, beside layout ops.
-const CARRIES: &[&str] = &["Cast", "Pad", "Where", "Clip"];
-
 /// For each integer input that indexes something: one more than the largest index that is valid everywhere.
 fn index_bounds(graph: &Graph, sizes: &Sizes) -> BTreeMap<ValueId, i64> {
     let mut bounds = BTreeMap::new();
@@ -96,7 +94,7 @@ fn index_bounds(graph: &Graph, sizes: &Sizes) -> BTreeMap<ValueId, i64> {
                     continue;
                 }
                 let node = graph.node(used.node);
-                if node.op.is_layout() || CARRIES.contains(&node.op.name) {
+                if node.op.is_layout() || node.op.indices == Indices::PassedOn {
                     stack.extend(node.outs.iter().filter(|v| seen.insert(**v)));
                 }
             }
@@ -118,16 +116,11 @@ fn indexed(graph: &Graph, sizes: &Sizes, id: NodeId, slot: usize) -> Option<i64>
         };
         dims.get(usize::try_from(axis).ok()?).copied()
     };
-    let axis = || node.attrs.opt_int("axis").unwrap_or(0);
-    match (node.op.name, slot) {
-        ("Gather" | "GatherElements" | "ScatterElements", 1) => along(0, axis()),
-        ("GatherND" | "ScatterND", 1) => dims(0)?.iter().copied().min(),
-        ("OneHot", 0) => sizes
-            .of(node.ins[1]?)
-            .ints
-            .as_ref()
-            .and_then(|i| i.first().copied()),
-        ("SoftmaxCrossEntropyLoss" | "NegativeLogLikelihoodLoss", 1) => along(0, 1),
+    match (node.op.indices, slot) {
+        (Indices::OfAxis, 1) => along(0, node.attrs.opt_int("axis").unwrap_or(0)),
+        (Indices::Tuples, 1) => dims(0)?.iter().copied().min(),
+        (Indices::Classes, 1) => along(0, 1),
+        (Indices::Depth, 0) => sizes.of(node.ins[1]?).ints.as_ref()?.first().copied(),
         _ => None,
     }
 }

@@ -10,9 +10,9 @@ use super::mask::{self, Mask, Part, Step};
 use super::mask_saturation::may_hide;
 use crate::analysis::matcher::Reading;
 use crate::analysis::symbolic_elements::Element;
+use crate::ir::op::OpClass;
 use crate::ir::{DType, Dim, Node, NodeId, ValueId};
-use crate::ops::kind::{Kind, kind};
-use crate::ops::rules::compute_type;
+use crate::ops::rule::compute_type;
 use crate::ops::{activation, arith, cast, logic, matmul, shape};
 
 /// Longest walk.
@@ -191,7 +191,7 @@ impl<'g> Reading<'g> {
             if self.is_product(id) {
                 return node.ins.iter().flatten().all(|x| self.flow.active[*x]);
             }
-            let elementwise = matches!(kind(node.op), Kind::Elementwise | Kind::Cast);
+            let elementwise = matches!(node.op.class, OpClass::Elementwise | OpClass::Cast);
             let layout = node.op == &shape::RESHAPE || node.op == &shape::IDENTITY;
             if !elementwise && !layout {
                 return false;
@@ -386,7 +386,7 @@ impl<'g> Reading<'g> {
                     next.get_or_insert(node.outs[0]);
                 } else if node.op == &shape::RESHAPE && u.slot == 0 && same_rows() {
                     next.get_or_insert(node.outs[0]);
-                } else if matches!(kind(node.op), Kind::Elementwise) {
+                } else if matches!(node.op.class, OpClass::Elementwise) {
                     found.obstacle.get_or_insert(
                         "the probabilities are changed before they weigh the values (dropout)"
                             .into(),

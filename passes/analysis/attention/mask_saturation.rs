@@ -2,8 +2,8 @@
 
 use crate::analysis::residual_stream::Flow;
 use crate::analysis::symbolic_elements::Elements;
+use crate::ir::op::OpClass;
 use crate::ir::{Def, Graph, Id, ValueId};
-use crate::ops::kind::{Kind, kind};
 use crate::ops::logic;
 use rustc_hash::FxHashSet;
 
@@ -60,8 +60,8 @@ fn sources(graph: &Graph, flow: &Flow, v: ValueId) -> Vec<ValueId> {
     if node.op == &logic::WHERE {
         return ins().skip(1).collect();
     }
-    match kind(node.op) {
-        Kind::Elementwise | Kind::Cast => ins().collect(),
+    match node.op.class {
+        OpClass::Elementwise | OpClass::Cast => ins().collect(),
         _ if flow.active[v] && !node.op.is_layout() => Vec::new(),
         _ => ins()
             .filter(|x| graph.ty(*x).dtype == graph.ty(v).dtype)

@@ -10,8 +10,8 @@ mod operands;
 pub mod rows;
 
 use super::residual_stream::Flow;
+use crate::ir::op::OpClass;
 use crate::ir::{Graph, NodeId, SecondaryMap, ValueId};
-use crate::ops::kind::{Kind, kind};
 
 /// One attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,15 +44,15 @@ pub fn attentions(
     let mut parts = SecondaryMap::new(graph.node_bound(), None);
     let mut list = Vec::new();
     for id in &flow.nodes {
-        let what = kind(graph.node(*id).op);
-        if what == Kind::Attention {
+        let what = graph.node(*id).op.class;
+        if what == OpClass::Attention {
             parts[*id] = Some(Part::Fused);
             list.push(Attention {
                 scores: *id,
                 probabilities: *id,
                 output: *id,
             });
-        } else if what == Kind::Softmax
+        } else if what == OpClass::Softmax
             && let Some(scores) = product_before(graph, flow, *id)
             && let Some(output) = product_after(graph, flow, *id)
         {
@@ -72,7 +72,7 @@ pub fn attentions(
 /// Ops that keep an element's place, or only move elements.
 fn passes_through(graph: &Graph, id: NodeId) -> bool {
     let op = graph.node(id).op;
-    op.is_layout() || matches!(kind(op), Kind::Elementwise | Kind::Cast)
+    op.is_layout() || matches!(op.class, OpClass::Elementwise | OpClass::Cast)
 }
 
 fn first_active_operand(graph: &Graph, flow: &Flow, id: NodeId) -> Option<ValueId> {
@@ -124,7 +124,7 @@ fn product_after(graph: &Graph, flow: &Flow, softmax: NodeId) -> Option<NodeId> 
 /// Whether a node multiplies two activations.
 fn is_product(graph: &Graph, flow: &Flow, id: NodeId) -> bool {
     let node = graph.node(id);
-    kind(node.op) == Kind::Product
+    node.op.class == OpClass::Product
         && flow.position[id].is_some()
         && node.ins.len() >= 2
         && node
@@ -144,7 +144,7 @@ pub fn weight_of(graph: &Graph, flow: &Flow, mut value: ValueId) -> Option<Value
         // A lookup in a stack of matrices yields matrices; in a table of vectors (an embedding), activations.
         let looks_up = node.op.ins.first().is_some_and(|slot| slot.weight)
             && node.ins[0].is_some_and(|v| graph.ty(v).rank() > 2);
-        if !node.op.is_layout() && kind(node.op) != Kind::Cast && !looks_up {
+        if !node.op.is_layout() && node.op.class != OpClass::Cast && !looks_up {
             return None;
         }
         value = node.ins.first().copied().flatten()?;

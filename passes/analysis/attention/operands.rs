@@ -5,8 +5,8 @@ use super::form::{Keys, MAX_STEPS};
 use crate::analysis::matcher::Reading;
 use crate::analysis::symbolic_elements::index_variable;
 use crate::ir::build::same_dims;
+use crate::ir::op::OpClass;
 use crate::ir::{Dim, Node, Same, ValueId};
-use crate::ops::kind::{Kind, kind};
 use crate::ops::{arith, cast, shape};
 
 impl Reading<'_> {
@@ -223,7 +223,7 @@ impl Reading<'_> {
                 return Some(heads);
             }
             let scaled = node.op == &arith::MUL || node.op == &arith::DIV;
-            if !node.op.is_layout() && !scaled && kind(node.op) != Kind::Cast {
+            if !node.op.is_layout() && !scaled && node.op.class != OpClass::Cast {
                 return None;
             }
             v = *x;

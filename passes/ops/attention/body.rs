@@ -7,34 +7,32 @@ use crate::error::Result;
 use crate::ir::op::BodyCx;
 use crate::ir::{Attrs, Builder, DType, ValueId};
 use crate::ops::activation::TANH;
-use crate::ops::axes::sizes;
 use crate::ops::concat::CONCAT;
 use crate::ops::extreme::MAX;
 use crate::ops::fill::RANGE;
-use crate::ops::logic::{AND, GREATER_OR_EQUAL, LESS_OR_EQUAL, WHERE};
+use crate::ops::logic::{AND, GREATER_OR_EQUAL, LESS_OR_EQUAL};
 use crate::ops::math::{EXP, LOG};
 use crate::ops::matmul::MATMUL;
 use crate::ops::reduce::{REDUCE_MAX, REDUCE_SUM, reduce_axes, sum_kept};
-use crate::ops::rules::{emit, widen};
+use crate::ops::rule::*;
 use crate::ops::shape::{EXPAND, RESHAPE, SQUEEZE, UNSQUEEZE, transpose};
 use crate::ops::sum_to::sum_down;
 
 /// Operands, as many key heads as query heads, in the type computed in, and the probabilities.
 struct Rows {
-    q: ValueId,
-    k: ValueId,
-    v: ValueId,
-    dtype: DType,
+    q: Term,
+    k: Term,
+    v: Term,
     rank: usize,
     /// Key heads repeated this often.
     groups: i64,
     /// tanh of the capped scores.
-    capped: Option<ValueId>,
+    capped: Option<Term>,
     /// exp(score − largest score).
-    weights: ValueId,
+    weights: Term,
     /// [L…, Hq, Sq, 1]: the largest score, and the sum of the weights.
-    top: ValueId,
-    sum: ValueId,
+    top: Term,
+    sum: Term,
 }
 
 pub fn forward(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
@@ -49,13 +47,11 @@ pub fn forward(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
         return Ok(results);
     }
     let rows = rows_of(cx, 0)?;
-    let product = emit(cx.b, &MATMUL, &[rows.weights, rows.v])?;
+    let product = cx.bind(binary_op(&MATMUL, rows.weights, rows.v))?;
     let divisor = divisor_of(cx, &rows)?;
-    let y = cx.b.div(product, divisor)?;
-    let mut results = vec![cx.b.cast(y, outs[0].dtype)?];
+    let mut results = vec![cx.eval(cast(product / divisor, outs[0].dtype))?];
     if outs.len() > 1 {
-        let log = emit(cx.b, &LOG, &[rows.sum])?;
-        let lse = cx.b.add(log, rows.top)?;
+        let lse = cx.eval(unary_op(&LOG, rows.sum) + rows.top)?;
         let last = cx.b.ints(&[-1]);
         results.push(emit(cx.b, &SQUEEZE, &[lse, last])?);
     }
@@ -75,48 +71,40 @@ pub fn backward(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
         return Ok(results);
     }
     let rows = rows_of(cx, 1)?;
-    let dy = widen(cx.b, cx.x(0))?;
+    let dy = cx.widened(cx.x(0))?;
     let divisor = divisor_of(cx, &rows)?;
-    let p = cx.b.div(rows.weights, divisor)?;
+    let p = cx.bind(rows.weights / divisor)?;
     let last = rows.rank - 1;
     let v = swap_last(cx, rows.v)?;
-    let dp = emit(cx.b, &MATMUL, &[dy, v])?;
-    let product = cx.b.mul(p, dp)?;
-    let along = sum_kept(cx.b, product, &[last])?;
-    let rest = cx.b.sub(dp, along)?;
-    let slopes = cx.b.mul(p, rest)?;
+    let dp = cx.bind(binary_op(&MATMUL, dy, v))?;
+    let along = sum_kept(cx.b, p * dp, &[last])?;
+    let slopes = cx.bind(p * (dp - along))?;
     let inner = match rows.capped {
         Some(t) => {
-            let square = cx.b.mul(t, t)?;
-            let one = cx.b.scalar(rows.dtype, 1.0);
-            let slope = cx.b.sub(one, square)?;
-            cx.b.mul(slopes, slope)?
+            let slope = cx.bind(1.0 - t * t)?;
+            cx.bind(slopes * slope)?
         }
         None => slopes,
     };
-    let scale = cx.b.scalar(rows.dtype, f64::from(cx.attrs.float("scale")));
+    let scale = cx.number(dy, f64::from(cx.attrs.float("scale")));
     let mut results = Vec::new();
     for want in wants {
         let like = cx.x(want as usize + 1);
         let wide = match want {
-            0 => {
-                let dq = emit(cx.b, &MATMUL, &[inner, rows.k])?;
-                cx.b.mul(dq, scale)?
-            }
+            0 => cx.eval(binary_op(&MATMUL, inner, rows.k) * scale)?,
             1 => {
                 let flipped = swap_last(cx, inner)?;
-                let dk = emit(cx.b, &MATMUL, &[flipped, rows.q])?;
-                let dk = cx.b.mul(dk, scale)?;
+                let dk = cx.eval(binary_op(&MATMUL, flipped, rows.q) * scale)?;
                 gathered(cx, &rows, dk, like)?
             }
             2 => {
                 let flipped = swap_last(cx, p)?;
-                let dv = emit(cx.b, &MATMUL, &[flipped, dy])?;
+                let dv = cx.eval(binary_op(&MATMUL, flipped, dy))?;
                 gathered(cx, &rows, dv, like)?
             }
             _ => {
                 let dims = cx.ty(like).dims;
-                sum_down(cx.b, slopes, &dims, |b| b.shape(like))?
+                sum_down(cx.b, slopes.0, &dims, |b| b.shape(like))?
             }
         };
         let narrow = cx.ty(like).dtype;
@@ -143,21 +131,20 @@ fn zeros_of(cx: &mut BodyCx, q: usize, v: usize) -> Result<ValueId> {
     emit(cx.b, &EXPAND, &[zero, shape])
 }
 
-fn swap_last(cx: &mut BodyCx, v: ValueId) -> Result<ValueId> {
-    let rank = cx.b.rank(v);
+fn swap_last(cx: &mut BodyCx, v: Term) -> Result<Term> {
+    let rank = cx.b.rank(v.0);
     let mut perm: Vec<i64> = (0..rank as i64).collect();
     perm.swap(rank - 1, rank - 2);
-    transpose(cx.b, v, perm)
+    transpose(cx.b, v.0, perm).map(Term)
 }
 
 /// What the weights of a query are divided by: 1 instead of 0 where a query that sees no key gives zeros.
-fn divisor_of(cx: &mut BodyCx, rows: &Rows) -> Result<ValueId> {
+fn divisor_of(cx: &mut BodyCx, rows: &Rows) -> Result<Term> {
     if empty_is_nan(cx.attrs) {
         return Ok(rows.sum);
     }
     // The largest score of a query has the weight 1, so that its sum is 0 or at least 1.
-    let one = cx.b.scalar(rows.dtype, 1.0);
-    emit(cx.b, &MAX, &[rows.sum, one])
+    cx.bind(binary_op(&MAX, rows.sum, 1.0))
 }
 
 /// Scores, masked, and their weights; operands start at slot `at`.
@@ -168,46 +155,39 @@ fn rows_of(cx: &mut BodyCx, at: usize) -> Result<Rows> {
         Some(i) => groups(&cx.ty(q).dims[i], &cx.ty(k).dims[i]).unwrap_or(1),
         None => 1,
     };
-    let (q, k, v) = (widen(cx.b, q)?, widen(cx.b, k)?, widen(cx.b, v)?);
-    let (k, v) = (repeated(cx.b, k, groups)?, repeated(cx.b, v, groups)?);
-    let dtype = cx.ty(q).dtype;
+    let (q, k, v) = (cx.widened(q)?, cx.widened(k)?, cx.widened(v)?);
+    let k = Term(repeated(cx.b, k.0, groups)?);
+    let v = Term(repeated(cx.b, v.0, groups)?);
+    let dtype = cx.ty(q.0).dtype;
     let keys = swap_last(cx, k)?;
-    let mut scores = emit(cx.b, &MATMUL, &[q, keys])?;
-    let scale = cx.b.scalar(dtype, f64::from(cx.attrs.float("scale")));
-    scores = cx.b.mul(scores, scale)?;
+    let scale = f64::from(cx.attrs.float("scale"));
+    let mut scores = cx.bind(binary_op(&MATMUL, q, keys) * scale)?;
     let cap = f64::from(cx.attrs.float("softcap"));
     let mut capped = None;
     if cap != 0.0 {
-        let cap = cx.b.scalar(dtype, cap);
-        let small = cx.b.div(scores, cap)?;
-        let tanh = emit(cx.b, &TANH, &[small])?;
-        scores = cx.b.mul(tanh, cap)?;
+        let cap = cx.number(scores, cap);
+        let tanh = cx.bind(unary_op(&TANH, scores / cap))?;
+        scores = cx.bind(tanh * cap)?;
         capped = Some(tanh);
     }
-    if let Some(bias) = cx.ins.get(at + 3).copied().flatten() {
+    if let Some(bias) = cx.opt_x(at + 3) {
         scores = match cx.ty(bias).dtype {
             DType::Bool => hidden(cx, scores, bias)?,
-            _ => {
-                let bias = cx.b.cast(bias, dtype)?;
-                cx.b.add(scores, bias)?
-            }
+            _ => cx.bind(scores + cast(bias, dtype))?,
         };
     }
-    if let Some(seen) = band(cx, q, k)? {
-        scores = hidden(cx, scores, seen)?;
+    if let Some(seen) = band(cx, q.0, k.0)? {
+        scores = hidden(cx, scores, seen.0)?;
     }
     let top = reduce_axes(cx.b, &REDUCE_MAX, scores, &[rank - 1], true)?;
     // A row of −∞ alone: its weights are then 0, not NaN.
-    let lowest = cx.b.scalar(dtype, lowest(dtype));
-    let top = emit(cx.b, &MAX, &[top, lowest])?;
-    let less = cx.b.sub(scores, top)?;
-    let weights = emit(cx.b, &EXP, &[less])?;
-    let sum = sum_kept(cx.b, weights, &[rank - 1])?;
+    let top = cx.bind(binary_op(&MAX, top, lowest(dtype)))?;
+    let weights = cx.bind(unary_op(&EXP, scores - top))?;
+    let sum = Term(sum_kept(cx.b, weights, &[rank - 1])?);
     Ok(Rows {
         q,
         k,
         v,
-        dtype,
         rank,
         groups,
         capped,
@@ -226,10 +206,8 @@ fn lowest(dtype: DType) -> f64 {
 }
 
 /// The scores, −∞ where `seen` is false.
-fn hidden(cx: &mut BodyCx, scores: ValueId, seen: ValueId) -> Result<ValueId> {
-    let dtype = cx.ty(scores).dtype;
-    let nothing = cx.b.scalar(dtype, f64::NEG_INFINITY);
-    emit(cx.b, &WHERE, &[seen, scores, nothing])
+fn hidden(cx: &mut BodyCx, scores: Term, seen: ValueId) -> Result<Term> {
+    cx.bind(select(seen, scores, f64::NEG_INFINITY))
 }
 
 /// Each head `times` times in a row: of [.., heads, rows, columns].
@@ -279,7 +257,7 @@ fn gathered(cx: &mut BodyCx, rows: &Rows, dx: ValueId, like: ValueId) -> Result<
 }
 
 /// Which keys a query may see by their places, bool [Sq, Sk]; `None` where that is all of them.
-fn band(cx: &mut BodyCx, q: ValueId, k: ValueId) -> Result<Option<ValueId>> {
+fn band(cx: &mut BodyCx, q: ValueId, k: ValueId) -> Result<Option<Term>> {
     let limit = |name: &str| Some(cx.attrs.int(name)).filter(|n| *n >= 0);
     let left = limit("window_left");
     let right = match cx.attrs.int("causal") {
@@ -290,24 +268,22 @@ fn band(cx: &mut BodyCx, q: ValueId, k: ValueId) -> Result<Option<ValueId>> {
         return Ok(None);
     }
     let (queries, keys) = (length(cx, q)?, length(cx, k)?);
-    let back = cx.b.sub(keys, queries)?;
-    let rows = positions(cx, queries)?;
-    let places = cx.b.add(rows, back)?;
+    let back = cx.bind(Term(keys) - queries)?;
+    let rows = Term(positions(cx, queries)?);
+    let places = cx.bind(rows + back)?;
     let column = cx.b.ints(&[1]);
-    let places = emit(cx.b, &UNSQUEEZE, &[places, column])?;
+    let places = cx.bind(binary_op(&UNSQUEEZE, places, column))?;
     let columns = positions(cx, keys)?;
     let mut seen = None;
     if let Some(n) = left {
         let n = cx.b.int(n);
-        let first = cx.b.sub(places, n)?;
-        seen = Some(emit(cx.b, &GREATER_OR_EQUAL, &[columns, first])?);
+        seen = Some(cx.bind(binary_op(&GREATER_OR_EQUAL, columns, places - n))?);
     }
     if let Some(n) = right {
         let n = cx.b.int(n);
-        let last = cx.b.add(places, n)?;
-        let before = emit(cx.b, &LESS_OR_EQUAL, &[columns, last])?;
+        let before = cx.bind(binary_op(&LESS_OR_EQUAL, columns, places + n))?;
         seen = Some(match seen {
-            Some(after) => emit(cx.b, &AND, &[after, before])?,
+            Some(after) => cx.bind(binary_op(&AND, after, before))?,
             None => before,
         });
     }

@@ -3,11 +3,11 @@
 //! Decided here alone. The memory rule counts the workspace, and the kernel takes exactly it, as one block. The choice
 //! depends on sizes, strides and attributes only, never on the device or the number of threads.
 
-use super::{empty_is_nan, operand};
+use super::empty_is_nan;
 use crate::ir::layout::count;
-use crate::ir::op::Sized;
+use crate::ir::op::{Sized, operand};
 use crate::ir::{Attrs, DType};
-use crate::ops::rules::compute_type;
+use crate::ops::rule::*;
 use std::ops::Range;
 
 /// Queries done at once. Fewer waste less on keys that causal queries do not see; more make larger products.

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::error::Result;
+use crate::ir::op::BatchAxes;
 use crate::ir::{Builder, Ty};
 use crate::ops::concat::CONCAT;
 
@@ -26,8 +27,7 @@ pub struct CutCx<'a, 'g> {
 /// The axes that `node` reduces; `None` for other ops.
 pub fn reduces(graph: &Graph, contents: &Contents, node: &Node) -> Option<Vec<usize>> {
     let x = node.ins.first().copied().flatten()?;
-    REDUCTIONS
-        .contains(&node.op)
+    (node.op.axes == BatchAxes::Reduced)
         .then(|| reduced_axes(node, graph.ty(x).rank(), contents))?
 }
 
@@ -50,12 +50,12 @@ pub fn cut(mut cx: CutCx) -> Result<Vec<ValueId>> {
     if op == &IDENTITY {
         return Ok(cx.ins.into_iter().flatten().collect());
     }
-    if POINTWISE.contains(&op) {
+    if op.axes == BatchAxes::Pointwise {
         if lead_out > 0 {
             let trailing = cx.out_types[0].rank() - lead_out;
             whole_operands(&mut cx, trailing)?;
         }
-    } else if [&RESHAPE, &FLATTEN, &SQUEEZE, &UNSQUEEZE].contains(&op) {
+    } else if op.axes == BatchAxes::Regrouped {
         let x = cx.ins[0].expect("I4: a layout op has an operand");
         let row = row_dims(&cx.out_types[0].dims[lead_out..]);
         if cx.b.ty(x).dims[1..]
@@ -68,13 +68,13 @@ pub fn cut(mut cx: CutCx) -> Result<Vec<ValueId>> {
         let target: Vec<i64> = std::iter::once(-1).chain(row).collect();
         let target = cx.b.ints(&target);
         return Ok(vec![cx.b.emit(&RESHAPE, &[x, target], Attrs::new())?]);
-    } else if op == &TRANSPOSE && cx.fit.ins[0] != Some(Rows::Last) && lead_out > 0 {
+    } else if op.axes == BatchAxes::Permuted && cx.fit.ins[0] != Some(Rows::Last) && lead_out > 0 {
         let rank = cx.out_types[0].rank();
         let perm = permutation(&cx.attrs, rank);
         let moved = perm[lead_out..].iter().map(|p| (p - lead_out + 1) as i64);
         let perm: Vec<i64> = std::iter::once(0).chain(moved).collect();
         cx.attrs = Attrs::new().with("perm", perm);
-    } else if op == &SUM_TO_SHAPE {
+    } else if op.axes == BatchAxes::SummedToShape {
         let (k, rank) = (lead_in(0), cx.in_types[0].as_ref().map_or(0, Ty::rank));
         let out = &cx.out_types[0].dims;
         let row = row_dims(&out[out.len() - out.len().min(rank - k)..]);
@@ -101,14 +101,12 @@ pub fn cut(mut cx: CutCx) -> Result<Vec<ValueId>> {
         cx.ins.truncate(1);
         let axes = cx.b.ints(&shifted);
         cx.ins.push(Some(axes));
-    } else if [&SOFTMAX, &SOFTMAX_GRAD, &LOG_SOFTMAX, &LOG_SOFTMAX_GRAD].contains(&op)
-        || [&GATHER_ELEMENTS, &SCATTER_ELEMENTS].contains(&op)
-    {
+    } else if op.axes == BatchAxes::AlongAxis {
         let rank = cx.out_types[0].rank() as i64;
         let axis = cx.attrs.int("axis");
         let axis = if axis < 0 { axis + rank } else { axis };
         cx.attrs.set("axis", (axis - lead_out as i64 + 1).into());
-    } else if op == &EXPAND {
+    } else if op.axes == BatchAxes::Broadcast {
         let trailing = cx.out_types[0].rank() - lead_out;
         let shape = cx.ins[1].take();
         whole_operands(&mut cx, trailing)?;
@@ -117,7 +115,7 @@ pub fn cut(mut cx: CutCx) -> Result<Vec<ValueId>> {
         let row = cx.b.ints(&row);
         let axis = Attrs::new().with("axis", 0);
         cx.ins[1] = Some(cx.b.emit(&CONCAT, &[cx.count, row], axis)?);
-    } else if op == &ONE_HOT {
+    } else if op.axes == BatchAxes::OneHot {
         cx.attrs.set("axis", (-1).into());
     }
     cx.b.emit_n(op, cx.ins, cx.attrs, n_outs)

@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::ir::op::BodyCx;
 use crate::ir::{Attrs, ValueId};
 use crate::ops::concat::{CONCAT, PAD};
-use crate::ops::rules::{narrow, widen};
+use crate::ops::rule::*;
 use crate::ops::shape::{RESHAPE, SHAPE, transpose};
 use crate::ops::slice::SLICE;
 

@@ -5,10 +5,10 @@
 //! one group at a time, so many places that a block stays small. What a kernel takes for that is decided here alone:
 //! the memory model counts it and the kernels make exactly it. 16-bit operands are computed in float32.
 
-use super::super::rules::compute_type;
 use crate::ir::Attrs;
 use crate::ir::layout::count;
 use crate::ir::op::Sized;
+use crate::ops::rule::compute_type;
 
 /// The most elements of a block of windows, unless one row of places is more.
 const BLOCK_ELEMENTS: i64 = 1 << 20;

@@ -10,7 +10,7 @@ use crate::ops::arith::MOD;
 use crate::ops::concat::CONCAT;
 use crate::ops::fill::RANGE;
 use crate::ops::reduce::{REDUCE_SUM, reduce_axes};
-use crate::ops::rules::no_rule;
+use crate::ops::rule::*;
 use crate::ops::shape::{RESHAPE, SHAPE};
 
 /// The gradient of `GatherND(data, indices)`, whose first `batch_dims` axes go together.

@@ -38,16 +38,13 @@ pub fn memory(cx: &MemoryCx) -> Footprint {
         return fresh(cx);
     }
     let wide = compute_type(scores.dtype).size_bytes();
-    let weights = match cx.ins.get(2).and_then(Option::as_ref) {
+    let weights = match cx.operand(2) {
         Some(w) if w.dtype.size_bytes() < wide => wide * w.elements(),
         _ => strided_bytes(cx, &[2]),
     };
     let row: i64 = labels.dims.iter().skip(1).product();
     let losses = (score_stretch(&scores.dims) * row) as u64 * wide;
-    Footprint {
-        temp_bytes: label_bytes(cx, 1) + weights + stretch_bytes(scores) + losses + wide,
-        ..fresh(cx)
-    }
+    fresh(cx).with_temp(label_bytes(cx, 1) + weights + stretch_bytes(scores) + losses + wide)
 }
 
 /// In standard ops.
@@ -61,33 +58,25 @@ pub fn body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
     let labels = cx.b.cast(cx.x(1), DType::I64)?;
     // Labels that are ignored may be no class at all.
     let (counts, labels) = match cx.attrs.opt_int("ignore_index") {
-        Some(index) => {
-            let index = cx.b.int(index);
-            let ignored = emit(cx.b, &EQUAL, &[labels, index])?;
-            let counts = emit(cx.b, &NOT, &[ignored])?;
+        Some(_) => {
+            let counts = counting(cx.b, labels, cx.attrs)?;
             let first = cx.b.int(0);
-            (Some(counts), choose(cx.b, counts, labels, first)?)
+            (Some(counts), cx.eval(select(counts, labels, first))?)
         }
         None => (None, labels),
     };
+    let along = |axis: i64| Attrs::new().with("axis", axis);
     let axis = cx.b.ints(&[1]);
-    let at = emit(cx.b, &UNSQUEEZE, &[labels, axis])?;
-    let picked = cx.b.emit(
-        &GATHER_ELEMENTS,
-        &[scores, at],
-        Attrs::new().with("axis", 1),
-    )?;
-    let picked = emit(cx.b, &SQUEEZE, &[picked, axis])?;
-    let mut loss = cx.b.neg(picked)?;
-    if let Some(weights) = cx.ins.get(2).copied().flatten() {
+    let at = cx.eval(binary_op(&UNSQUEEZE, labels, axis))?;
+    let picked = cx.b.emit(&GATHER_ELEMENTS, &[scores, at], along(1))?;
+    let mut loss = cx.bind(-binary_op(&SQUEEZE, picked, axis))?;
+    if let Some(weights) = cx.opt_x(2) {
         let weights = cx.b.cast(weights, dtype)?;
-        let weight =
-            cx.b.emit(&GATHER, &[weights, labels], Attrs::new().with("axis", 0))?;
-        loss = cx.b.mul(loss, weight)?;
+        let weight = cx.b.emit(&GATHER, &[weights, labels], along(0))?;
+        loss = cx.bind(loss * weight)?;
     }
     if let Some(counts) = counts {
-        let zero = cx.b.scalar(dtype, 0.0);
-        loss = choose(cx.b, counts, loss, zero)?;
+        loss = cx.bind(select(counts, loss, 0.0))?;
     }
-    Ok(vec![loss])
+    Ok(vec![loss.0])
 }

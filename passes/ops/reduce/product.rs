@@ -2,32 +2,27 @@
 
 use super::{EQUAL, REDUCE_PROD, known_axes, reduce_axes, sum_kept, with_kept_axes};
 use crate::error::Result;
-use crate::ir::DType;
 use crate::ir::op::{Footprint, GradCx, MemoryCx, Sized, fresh};
-use crate::ops::rules::{choose, emit, one_like};
+use crate::ir::{DType, ValueId};
+use crate::ops::rule::*;
 
 /// Each factor gets the product of all the others: the whole product over the factor, except where a factor is 0. If it
 /// is the only one, it gets the product of the rest, and the rest gets nothing; if it is not, nobody gets anything.
-pub fn gradient(cx: &mut GradCx) -> Result<()> {
-    let (x, axes) = (cx.x(0), known_axes(cx)?);
-    let dtype = cx.ty(x).dtype;
+pub fn gradient(cx: &mut GradCx) -> Result<ValueId> {
+    let (x, axes) = (cx.operand(0), known_axes(cx)?);
     let dy = with_kept_axes(cx, cx.dy0())?;
-    let (zero, one) = (cx.b.scalar(dtype, 0.0), one_like(cx.b, x));
-    let is_zero = emit(cx.b, &EQUAL, &[x, zero])?;
-    let rest = choose(cx.b, is_zero, one, x)?;
+    let [zero, one] = [0.0, 1.0].map(|n| cx.number(x, n));
+    let is_zero = cx.bind(binary_op(&EQUAL, x, zero))?;
+    let rest = cx.bind(select(is_zero, one, x))?;
     let product = reduce_axes(cx.b, &REDUCE_PROD, rest, &axes, true)?;
-    let dy = cx.b.mul(dy, product)?;
-    let each = cx.b.div(dy, rest)?;
+    let each = cx.bind(dy * product / rest)?;
     // Counted in int64: exact for groups of any size.
-    let counted = cx.b.cast(is_zero, DType::I64)?;
-    let zeros = sum_kept(cx.b, counted, &axes)?;
-    let (none, single) = (cx.b.int(0), cx.b.int(1));
-    let none = emit(cx.b, &EQUAL, &[zeros, none])?;
-    let single = emit(cx.b, &EQUAL, &[zeros, single])?;
-    let reached = choose(cx.b, is_zero, single, none)?;
-    let dx = choose(cx.b, reached, each, zero)?;
-    cx.give(0, dx);
-    Ok(())
+    let zeros = Term(sum_kept(cx.b, cast(is_zero, DType::I64), &axes)?);
+    let [none, single] = [0, 1].map(|n| cx.b.int(n));
+    let none = cx.bind(binary_op(&EQUAL, zeros, none))?;
+    let single = binary_op(&EQUAL, zeros, single);
+    let reached = select(is_zero, single, none);
+    cx.eval(select(reached, each, zero))
 }
 
 /// `aten::prod` takes one axis at a time, from the last to the first; the last step writes into the result.
@@ -52,8 +47,5 @@ pub fn memory(cx: &MemoryCx) -> Footprint {
         temp_bytes = temp_bytes.max(before + partial);
         before = partial;
     }
-    Footprint {
-        temp_bytes,
-        ..fresh(cx)
-    }
+    fresh(cx).with_temp(temp_bytes)
 }

@@ -4,81 +4,23 @@ use super::In::*;
 use super::Set::*;
 use super::{C234, M24, Recipe, S as SCALAR, V4, r};
 
-pub const CALLS: &[Recipe] = &[
-    r(
-        "SoftmaxCrossEntropyLoss",
-        1,
-        &[Real(M24), Ints(&[3, 0])],
-        &[],
-    ),
-    r(
-        "SoftmaxCrossEntropyLoss",
-        1,
-        &[Real(C234), Table(&[2, 4], &[0, 1, 2, 0, -100, 1, 1, 2])],
-        &[("ignore_index", I(-100))],
-    ),
-    r(
-        "SoftmaxCrossEntropyLoss",
-        2,
-        &[Real(M24), Ints(&[3, 0]), Positive(V4)],
-        &[("reduction", S("sum"))],
-    ),
-    r(
-        "SoftmaxCrossEntropyLossGrad",
-        1,
-        &[Real(SCALAR), Real(M24), Ints(&[3, 0])],
-        &[],
-    ),
-    r(
-        "SoftmaxCrossEntropyLossGrad",
-        1,
-        &[
-            Real(M24),
-            Real(C234),
-            Table(&[2, 4], &[0, 1, 2, 0, -100, 1, 1, 2]),
-            Positive(&[3]),
-        ],
-        &[("ignore_index", I(-100)), ("reduction", S("none"))],
-    ),
-    r(
-        "NegativeLogLikelihoodLoss",
-        1,
-        &[Real(M24), Ints(&[3, 0])],
-        &[],
-    ),
-    r(
-        "NegativeLogLikelihoodLoss",
-        1,
-        &[Real(M24), Ints(&[3, 0]), Positive(V4)],
-        &[("reduction", S("none"))],
-    ),
-    r(
-        "NegativeLogLikelihoodLossGrad",
-        1,
-        &[Real(SCALAR), Real(M24), Ints(&[3, 0])],
-        &[],
-    ),
-    r(
-        "NegativeLogLikelihoodLossGrad",
-        1,
-        &[Real(SCALAR), Real(M24), Ints(&[3, 0]), Positive(V4)],
-        &[("reduction", S("sum"))],
-    ),
-    r("ClassLoss", 1, &[Real(M24), Ints(&[3, 0])], &[]),
-    r(
-        "ClassLoss",
-        1,
-        &[
-            Real(C234),
-            Table(&[2, 4], &[0, 1, 2, 0, -100, 1, 1, 2]),
-            Positive(&[3]),
-        ],
-        &[("ignore_index", I(-100))],
-    ),
-    r(
-        "ClassLoss",
-        1,
-        &[Real(M24), Ints(&[3, -1]), Positive(V4)],
-        &[("ignore_index", I(-1)), ("normalized", I(1))],
-    ),
-];
+pub const CALLS: &[Recipe] = recipes! {
+    SoftmaxCrossEntropyLoss 1 (Real(M24), Ints(&[3, 0]));
+    SoftmaxCrossEntropyLoss 1 (Real(C234), Table(&[2, 4], &[0, 1, 2, 0, -100, 1, 1, 2]))
+        with [("ignore_index", I(-100))];
+    SoftmaxCrossEntropyLoss 2 (Real(M24), Ints(&[3, 0]), Positive(V4)) with [("reduction", S("sum"))];
+    SoftmaxCrossEntropyLossGrad 1 (Real(SCALAR), Real(M24), Ints(&[3, 0]));
+    SoftmaxCrossEntropyLossGrad 1 (Real(M24), Real(C234), Table(&[2, 4], &[0, 1, 2, 0, -100, 1, 1, 2]),
+        Positive(&[3]))
+        with [("ignore_index", I(-100)), ("reduction", S("none"))];
+    NegativeLogLikelihoodLoss 1 (Real(M24), Ints(&[3, 0]));
+    NegativeLogLikelihoodLoss 1 (Real(M24), Ints(&[3, 0]), Positive(V4)) with [("reduction", S("none"))];
+    NegativeLogLikelihoodLossGrad 1 (Real(SCALAR), Real(M24), Ints(&[3, 0]));
+    NegativeLogLikelihoodLossGrad 1 (Real(SCALAR), Real(M24), Ints(&[3, 0]), Positive(V4))
+        with [("reduction", S("sum"))];
+    ClassLoss 1 (Real(M24), Ints(&[3, 0]));
+    ClassLoss 1 (Real(C234), Table(&[2, 4], &[0, 1, 2, 0, -100, 1, 1, 2]), Positive(&[3]))
+        with [("ignore_index", I(-100))];
+    ClassLoss 1 (Real(M24), Ints(&[3, -1]), Positive(V4))
+        with [("ignore_index", I(-1)), ("normalized", I(1))];
+};

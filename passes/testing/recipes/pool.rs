@@ -4,34 +4,12 @@ use super::In::*;
 use super::Set::*;
 use super::{C234, Recipe, r};
 
-pub const CALLS: &[Recipe] = &[
-    r("MaxPool", 1, &[Real(C234)], &[("kernel_shape", L(&[2]))]),
-    r(
-        "MaxPool",
-        2,
-        &[Real(&[2, 3, 4, 5])],
-        &[
-            ("kernel_shape", L(&[3, 2])),
-            ("strides", L(&[2, 1])),
-            ("pads", L(&[1, 0, 1, 1])),
-        ],
-    ),
-    r(
-        "MaxPool",
-        2,
-        &[Real(&[1, 2, 5, 4])],
-        &[
-            ("kernel_shape", L(&[2, 2])),
-            ("strides", L(&[2, 2])),
-            ("dilations", L(&[2, 1])),
-            ("ceil_mode", I(1)),
-            ("storage_order", I(1)),
-        ],
-    ),
-    r(
-        "MaxPool",
-        2,
-        &[Real(&[2, 2, 3, 3, 2])],
-        &[("kernel_shape", L(&[2, 2, 2])), ("strides", L(&[1, 2, 1]))],
-    ),
-];
+pub const CALLS: &[Recipe] = recipes! {
+    MaxPool 1 (Real(C234)) with [("kernel_shape", L(&[2]))];
+    MaxPool 2 (Real(&[2, 3, 4, 5]))
+        with [("kernel_shape", L(&[3, 2])), ("strides", L(&[2, 1])), ("pads", L(&[1, 0, 1, 1]))];
+    MaxPool 2 (Real(&[1, 2, 5, 4]))
+        with [("kernel_shape", L(&[2, 2])), ("strides", L(&[2, 2])), ("dilations", L(&[2, 1])),
+            ("ceil_mode", I(1)), ("storage_order", I(1))];
+    MaxPool 2 (Real(&[2, 2, 3, 3, 2])) with [("kernel_shape", L(&[2, 2, 2])), ("strides", L(&[1, 2, 1]))];
+};

@@ -6,8 +6,8 @@ use crate::analysis::attention::mask::Part;
 use crate::analysis::matcher::Reading;
 use crate::error::Result;
 use crate::ir::build::same_dims;
+use crate::ir::op::OpClass;
 use crate::ir::{Attrs, Builder, DType, ValueId};
-use crate::ops::kind::{Kind, kind};
 use crate::ops::reduce::{REDUCE_MEAN, reduce_axes};
 use crate::ops::{arith, attention, logic, shape};
 use std::cmp::Ordering;
@@ -23,7 +23,7 @@ pub fn find(reading: &mut Reading) -> Vec<Found<Whole>> {
 
 fn whole(reading: &mut Reading, id: crate::ir::NodeId) -> Option<Found<Whole>> {
     let node = reading.graph.node(id);
-    if kind(node.op) != Kind::Softmax {
+    if node.op.class != OpClass::Softmax {
         return None;
     }
     let form = reading.attention(id).filter(|f| f.obstacle.is_none())?;

@@ -10,7 +10,7 @@ use crate::ir::build::same_dims;
 use crate::ir::{Attrs, Builder, NodeId, Same, ValueId};
 use crate::ops::arith;
 use crate::ops::matmul::{GEMM, MATMUL};
-use crate::ops::rules::compute_type;
+use crate::ops::rule::compute_type;
 use crate::ops::shape::{FLATTEN, transposed};
 
 /// x·w + bias, of x's last axis.

@@ -16,7 +16,7 @@ use crate::ops::fill::CONSTANT_OF_SHAPE;
 use crate::ops::logic::EQUAL;
 use crate::ops::loss::label_weight;
 use crate::ops::matmul::GEMM;
-use crate::ops::rules::{choose, compute_type, emit as emit_plain};
+use crate::ops::rule::{choose, compute_type, emit as emit_plain};
 use crate::ops::shape::{RESHAPE, SHAPE};
 use crate::ops::slice::SLICE;
 use rustc_hash::FxHashMap;

@@ -6,10 +6,10 @@
 //! rounding of a product with fewer rows.
 
 use crate::error::Result;
+use crate::ir::op::OpClass;
 use crate::ir::typing::Contents;
 use crate::ir::{Attrs, Builder, Dim, Graph, NodeId, Same, SecondaryMap, ValueId};
 use crate::ops::batch_axes::{FitCx, Rows, class_scores, fit};
-use crate::ops::kind::{Kind, kind};
 use crate::ops::shape::{RESHAPE, SHAPE, TRANSPOSE};
 use crate::ops::slice::SLICE;
 use crate::transform::dce::dce;
@@ -107,7 +107,7 @@ fn between_head_and(graph: &Graph, contents: &Contents, id: NodeId) -> Option<Ve
         if !alike {
             return None;
         }
-        if matches!(kind(maker.op), Kind::Product | Kind::BiasedProduct) {
+        if matches!(maker.op.class, OpClass::Product | OpClass::BiasedProduct) {
             let width = |w: ValueId| graph.ty(w).dims.last().and_then(Dim::as_const);
             chain.reverse();
             return (width(v)? > width(from)?).then_some(chain);

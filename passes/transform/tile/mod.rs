@@ -21,10 +21,10 @@ pub use region::{Refusal, Region};
 
 use crate::analysis::sizes::Binding;
 use crate::error::{Error, Result};
+use crate::ir::op::OpClass;
 use crate::ir::typing::Contents;
 use crate::ir::{Builder, Dim, Graph, Node, NodeId, Role, SecondaryMap, ValueId};
 use crate::ops::batch_axes::class_scores;
-use crate::ops::kind::{Kind, kind};
 use crate::transform::dce::dce;
 use crate::transform::infer::infer;
 use crate::transform::order::settle;
@@ -263,7 +263,7 @@ pub fn tile_chains(graph: &mut Graph, parts: &dyn Fn(&Graph, &Region) -> usize) 
 
 /// How many elements a row of the result of a product has, where it has more than its first operand.
 fn expansion(graph: &Graph, node: &Node) -> Option<i64> {
-    if !matches!(kind(node.op), Kind::Product | Kind::BiasedProduct) {
+    if !matches!(node.op.class, OpClass::Product | OpClass::BiasedProduct) {
         return None;
     }
     let width = |v: ValueId| graph.ty(v).dims.last().and_then(Dim::as_const);
@@ -286,7 +286,7 @@ fn heads(graph: &Graph) -> Vec<ValueId> {
         }
         seen[id] = true;
         let node = graph.node(id);
-        if !matches!(kind(node.op), Kind::Product | Kind::BiasedProduct) {
+        if !matches!(node.op.class, OpClass::Product | OpClass::BiasedProduct) {
             open.extend(node.ins.iter().flatten().filter_map(|v| graph.def_node(*v)));
             continue;
         }

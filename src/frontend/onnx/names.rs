@@ -7,8 +7,8 @@
 use super::import::to_map;
 use super::legacy;
 use super::proto::{GraphProto, ModelProto, NodeProto};
+use ckpt_passes::ir::op::OpClass;
 use ckpt_passes::ir::{Graph, Loc, Origin, Use, ValueId};
-use ckpt_passes::ops::kind::{Kind, kind};
 use std::collections::{BTreeMap, BTreeSet};
 
 const SCOPES: &str = "pkg.torch.onnx.name_scopes";
@@ -218,7 +218,7 @@ fn exporter_origin(
     // Linear layers hold [out, in]; the exporter folds the transpose that MatMul needs into the weight. A table of a
     // lookup keeps its layout.
     let value = graph.value(id);
-    let multiplies = |u: &Use| kind(graph.node(u.node).op) == Kind::Product;
+    let multiplies = |u: &Use| graph.node(u.node).op.class == OpClass::Product;
     let transposed = value.ty().rank() == 2 && value.uses().iter().any(multiplies);
     Some(Origin {
         names: vec![source.clone()],

@@ -5,7 +5,7 @@
 
 use super::proto::AttributeProto;
 use super::versions;
-use ckpt_passes::ir::op::Import;
+use ckpt_passes::ir::op::Domain;
 use ckpt_passes::ir::typing::Contents;
 use ckpt_passes::ir::{Graph, OpDef, Tensor, ValueId};
 use ckpt_passes::{Error, Result};
@@ -161,10 +161,10 @@ pub fn refuse_newer(op: &str, opset: i64) -> Result<()> {
 
 /// Refuses a form older than the row's, unless a rule above knows it.
 fn refuse_older(op: &'static OpDef, opset: i64) -> Result<()> {
-    let first = op.imports.iter().find_map(|i| match i {
-        Import::Onnx(_, first) => Some(*first),
-        Import::Aten(_) => None,
-    });
+    let first = match op.domain {
+        Domain::Onnx { first, .. } => Some(first),
+        Domain::Ckpt | Domain::Opaque => None,
+    };
     let known =
         MOVED.iter().any(|m| m.op == op.name) || matches!(op.name, "Softmax" | "LogSoftmax");
     match first {

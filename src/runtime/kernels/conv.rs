@@ -8,7 +8,7 @@ use ckpt_passes::ir::OpDef;
 use ckpt_passes::ir::op::contiguous_strides;
 use ckpt_passes::ops::conv::plan::{Buffers, ConvPlan};
 use ckpt_passes::ops::conv::*;
-use ckpt_passes::ops::rules::compute_type;
+use ckpt_passes::ops::rule::compute_type;
 use ckpt_passes::{Error, Result};
 use ckpt_torch::Arg;
 use tch::Tensor;

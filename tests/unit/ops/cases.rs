@@ -1,6 +1,6 @@
 //! Small uses of the ops: types and known contents of the operands, and which of them are differentiated.
 
-use ckpt_passes::ir::op::{Grad, GradCx};
+use ckpt_passes::ir::op::GradCx;
 use ckpt_passes::ir::{Attrs, Builder, DType, Def, Dim, Graph, Tensor, Ty, ValueId};
 use ckpt_passes::ops;
 
@@ -116,16 +116,16 @@ pub fn build(case: &Case) -> Built {
         .collect();
     b.prefix = "grad".into();
     let mut gradients = Vec::new();
-    if let Grad::Rule(rule) = op.grad {
-        let mut cx = GradCx {
-            b: &mut b,
-            node,
-            dys,
-            wants: wants.clone(),
-            dxs: vec![None; ins.len()],
-            so_far: vec![None; ins.len()],
-        };
-        rule(&mut cx).unwrap_or_else(|e| panic!("{}: {e}", case.name));
+    let mut cx = GradCx {
+        b: &mut b,
+        node,
+        dys,
+        wants: wants.clone(),
+        dxs: vec![None; ins.len()],
+        so_far: vec![None; ins.len()],
+    };
+    let has_rule = op.grad.apply(&mut cx);
+    if has_rule.unwrap_or_else(|e| panic!("{}: {e}", case.name)) {
         let dxs = cx.dxs;
         for (i, dx) in dxs.iter().enumerate() {
             if wants[i] {

@@ -7,8 +7,8 @@
 
 use super::{Call, Out};
 use ckpt_passes::Result;
+use ckpt_passes::ir::op::OpClass;
 use ckpt_passes::ir::{Attrs, DType, Graph, NodeId};
-use ckpt_passes::ops::kind::{Kind, kind};
 use ckpt_passes::ops::logic::{GREATER_OR_EQUAL, WHERE};
 use ckpt_passes::ops::random::{DROPOUT, UNIFORM};
 use ckpt_passes::ops::shape::IDENTITY;
@@ -115,7 +115,7 @@ pub fn lost(graph: &Graph, dropouts: &[Dropout]) -> Vec<String> {
     }
     let bare: Vec<&str> = nodes
         .iter()
-        .filter(|id| kind(graph.node(**id).op) == Kind::Softmax && is_bare(graph, **id, &inert))
+        .filter(|id| graph.node(**id).op.class == OpClass::Softmax && is_bare(graph, **id, &inert))
         .map(|id| graph.node(*id).loc.node.as_str())
         .collect();
     if !bare.is_empty() {
@@ -171,11 +171,13 @@ fn is_bare(graph: &Graph, softmax: NodeId, inert: &BTreeSet<&str>) -> bool {
             .flat_map(|v| graph.value(*v).uses())
         {
             let node = graph.node(user.node);
-            match kind(node.op) {
+            match node.op.class {
                 _ if node.op == &DROPOUT || inert.contains(node.loc.node.as_str()) => return false,
-                Kind::Product => product = true,
+                OpClass::Product => product = true,
                 // Casts, layouts, and the choice between the row and zeros where every key is masked.
-                Kind::Cast | Kind::Elementwise if seen.insert(user.node) => open.push(user.node),
+                OpClass::Cast | OpClass::Elementwise if seen.insert(user.node) => {
+                    open.push(user.node)
+                }
                 _ if node.op.is_layout() && seen.insert(user.node) => open.push(user.node),
                 _ => {}
             }

@@ -9,7 +9,7 @@ use ckpt_passes::ops::extreme::{CLIP, MAX};
 use ckpt_passes::ops::fill::RANGE;
 use ckpt_passes::ops::index::{GATHER, GATHER_ELEMENTS, NON_ZERO};
 use ckpt_passes::ops::logic::{LESS, WHERE};
-use ckpt_passes::ops::rules::known_scalar;
+use ckpt_passes::ops::rule::known_scalar;
 use ckpt_passes::ops::scatter::{ONE_HOT, SCATTER_ELEMENTS};
 
 fn one(v: ValueId) -> Result<Option<Vec<Out>>> {

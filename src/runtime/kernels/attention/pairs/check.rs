@@ -22,7 +22,7 @@ use crate::runtime::outside::Outside;
 use ckpt_passes::Result;
 use ckpt_passes::ir::{Attrs, DType, OpDef};
 use ckpt_passes::ops::attention::{ATTENTION, ATTENTION_GRAD};
-use ckpt_passes::ops::rules::compute_type;
+use ckpt_passes::ops::rule::compute_type;
 use ckpt_torch::bytes;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};

@@ -1,6 +1,6 @@
-//! Typing, folding and gradient rules that several families share.
+//! Typing, folding, cost and memory rules that several families share.
 
-use super::logic::WHERE;
+use super::{Expr, Formulas, select};
 use crate::error::{Error, Result};
 use crate::ir::op::{
     BodyCx, Cost, CostCx, Footprint, GradCx, InferCx, MemoryCx, OpDef, Sized, fresh,
@@ -51,12 +51,17 @@ pub fn binary_compare(cx: &InferCx) -> Result<Vec<Ty>> {
 /// One floating-point operand, same type out.
 pub fn unary_float(cx: &InferCx) -> Result<Vec<Ty>> {
     cx.want_dtype(0, DType::is_float, "a floating-point type")?;
-    Ok(vec![cx.ty(0)?.clone()])
+    same_type(cx)
 }
 
 /// One numeric operand, same type out.
 pub fn unary_number(cx: &InferCx) -> Result<Vec<Ty>> {
     cx.want_dtype(0, is_number, "a number type")?;
+    same_type(cx)
+}
+
+/// The type of the first operand.
+pub fn same_type(cx: &InferCx) -> Result<Vec<Ty>> {
     Ok(vec![cx.ty(0)?.clone()])
 }
 
@@ -136,7 +141,7 @@ pub fn choose(
     then: ValueId,
     otherwise: ValueId,
 ) -> Result<ValueId> {
-    emit(b, &WHERE, &[condition, then, otherwise])
+    b.eval(select(condition, then, otherwise))
 }
 
 /// The number a frozen initializer of one element holds; `None` for anything else.
@@ -186,19 +191,28 @@ pub fn two_alike(cx: &InferCx) -> Result<Vec<Ty>> {
     Ok(vec![a.clone()])
 }
 
-/// The only result of a body, as the first operand's element type.
-pub fn narrow(cx: &mut BodyCx, v: ValueId) -> Result<Vec<ValueId>> {
-    let dtype = cx.ty(cx.x(0)).dtype;
-    Ok(vec![cx.b.cast(v, dtype)?])
+/// The only result of a body, converted to the first operand's element type.
+///
+/// # Errors
+/// What typing refuses.
+pub fn narrow(cx: &mut BodyCx, result: impl Into<Expr>) -> Result<Vec<ValueId>> {
+    narrow_as(cx, 0, result)
+}
+
+/// The only result of a body, converted to the element type of operand `slot`.
+///
+/// # Errors
+/// What typing refuses.
+pub fn narrow_as(cx: &mut BodyCx, slot: usize, result: impl Into<Expr>) -> Result<Vec<ValueId>> {
+    let result = cx.eval(result)?;
+    let dtype = cx.ty(cx.x(slot)).dtype;
+    Ok(vec![cx.b.cast(result, dtype)?])
 }
 
 /// New results; the kernel reads its operands in row-major order and copies those that are not.
 pub fn dense_operands(cx: &MemoryCx) -> Footprint {
     let slots: Vec<usize> = (0..cx.ins.len()).collect();
-    Footprint {
-        temp_bytes: strided_bytes(cx, &slots),
-        ..fresh(cx)
-    }
+    fresh(cx).with_temp(strided_bytes(cx, &slots))
 }
 
 /// Bytes of those operands in `slots` that do not lie in row-major order.

@@ -1,4 +1,4 @@
-//! Rules that the layout families share: axes given as operands, known contents seen through strides, views.
+//! Rules of layout ops: axes given as operands, known contents read through strides, views.
 
 use crate::error::Result;
 use crate::ir::layout::count;
@@ -80,11 +80,7 @@ pub fn fold_same(cx: &InferCx, _: &[Ty]) -> Option<Vec<Vec<Dim>>> {
 
 /// A view of operand `of`, nothing else taken.
 pub fn view(of: usize, strides: Vec<i64>) -> Footprint {
-    Footprint {
-        outs: vec![Place::View { of, strides }],
-        temp_bytes: 0,
-        in_place_operands: Vec::new(),
-    }
+    Footprint::new(vec![Place::View { of, strides }])
 }
 
 /// A view of the first operand through the strides that `f` finds.
@@ -104,5 +100,5 @@ pub fn sizes(b: &mut Builder, v: ValueId, axes: std::ops::Range<usize>) -> Resul
     let attrs = Attrs::new()
         .with("start", axes.start as i64)
         .with("end", axes.end as i64);
-    b.emit(&super::shape::SHAPE, &[v], attrs)
+    b.emit(&crate::ops::shape::SHAPE, &[v], attrs)
 }
