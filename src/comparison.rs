@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 
 /// Which two graphs, and on what they run.
 #[derive(Clone, Debug)]
-pub struct Setting {
+pub struct PairRequest {
     /// What the other is held against: right by definition, or without a plan.
     pub a: PathBuf,
     pub b: PathBuf,
@@ -37,7 +37,7 @@ pub struct Setting {
     pub attention: Attention,
 }
 
-impl Setting {
+impl PairRequest {
     /// The tensors of the file; none without one.
     ///
     /// # Errors

@@ -1,7 +1,6 @@
-//! `doctor`: what this machine and this build have, and what to do where something is missing.
+//! `doctor`: lists what this machine and this build have, and what to do where something is missing.
 
-use super::args::{DoctorArgs, Format};
-use super::{result, result_json};
+use super::output::Console;
 use ckpt_opt::units::bytes;
 use ckpt_passes::Result;
 use serde::Serialize;
@@ -9,7 +8,12 @@ use std::ffi::CString;
 use std::fmt::Write;
 use std::path::Path;
 
-/// Less free room than this is too little for a model of any size.
+/// How to get a build that runs graphs.
+#[cfg(not(feature = "torch"))]
+pub const INSTALL_RUNTIME: &str =
+    "in the repository: tools/get-libtorch && cargo build --release --features torch";
+
+/// Less free space than this is reported as little.
 const LITTLE_BYTES: u64 = 1 << 30;
 
 #[derive(Serialize)]
@@ -30,7 +34,7 @@ struct Report {
     findings: Vec<Finding>,
 }
 
-pub fn run(args: &DoctorArgs) -> Result<()> {
+pub fn run(console: Console) -> Result<()> {
     let mut findings = vec![processors(), memory(), room("disk, here", Path::new("."))];
     findings.push(room("disk, temporary files", &std::env::temp_dir()));
     findings.extend(runtime());
@@ -40,17 +44,20 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
         runtime: cfg!(feature = "torch"),
         findings,
     };
-    if args.report.format == Format::Json {
-        return result_json(&report);
-    }
-    let mut out = format!("ckpt-opt {} on {}\n", report.version, report.target);
-    for f in &report.findings {
-        let _ = writeln!(out, "  {:<8}{:<24}{}", f.state, f.name, f.found);
-        if let Some(help) = &f.help {
-            let _ = writeln!(out, "  {:<32}{help}", "");
+    console.print(&report, &[], || report.human())
+}
+
+impl Report {
+    fn human(&self) -> String {
+        let mut out = format!("ckpt-opt {} on {}\n", self.version, self.target);
+        for f in &self.findings {
+            let _ = writeln!(out, "  {:<8}{:<24}{}", f.state, f.name, f.found);
+            if let Some(help) = &f.help {
+                let _ = writeln!(out, "  {:<32}{help}", "");
+            }
         }
+        out
     }
-    result(&out)
 }
 
 fn good(name: &'static str, found: String) -> Finding {
@@ -142,7 +149,7 @@ fn runtime() -> Vec<Finding> {
     vec![missing(
         "runtime",
         "this build plans and writes, and cannot run graphs".into(),
-        "in the repository: tools/get-libtorch && cargo build --release --features torch".into(),
+        INSTALL_RUNTIME.into(),
     )]
 }
 

@@ -1,6 +1,6 @@
 //! `frontier`: what every budget costs, from the smallest that is feasible to the one that needs no recomputation.
 
-use super::ablation::Lever;
+use super::ablation::Technique;
 use crate::planning::report::traffic_overhead_pct;
 use crate::planning::task::Task;
 use crate::units::bytes;
@@ -25,8 +25,8 @@ pub struct Frontier {
     /// From the smallest budget to the largest.
     pub points: Vec<Point>,
     pub policies: Vec<PolicyPoint>,
-    /// What each way to save memory does alone, and all together; empty unless asked for.
-    pub levers: Vec<Lever>,
+    /// Each memory-saving technique alone, and all together; empty unless asked for.
+    pub ablation: Vec<Technique>,
     pub bound_class: Option<String>,
     pub ops: usize,
     pub blocks: usize,
@@ -73,11 +73,11 @@ impl Frontier {
     ///
     /// # Errors
     /// A task whose own order is not a schedule.
-    pub fn new(task: &Task, wish: &BudgetGoal, given: &[Budget], count: usize) -> Result<Frontier> {
+    pub fn new(task: &Task, goal: &BudgetGoal, given: &[Budget], count: usize) -> Result<Frontier> {
         let started = Instant::now();
         let setting = task.setting();
         let before = &task.before;
-        let floor = wish.smallest(&setting)?;
+        let floor = goal.smallest(&setting)?;
         let mut budgets: Vec<u64> = if given.is_empty() {
             spread(floor.reached_bytes, before.peak_bytes, count)
         } else {
@@ -86,8 +86,8 @@ impl Frontier {
         };
         budgets.sort_unstable();
         budgets.dedup();
-        let solutions = wish.frontier(&setting, &budgets, vec![floor.schedule.clone()])?;
-        let overhead = |score: &Score| budgeted::overhead_pct(wish.objective, score, before);
+        let solutions = goal.frontier(&setting, &budgets, vec![floor.schedule.clone()])?;
+        let overhead = |score: &Score| budgeted::overhead_pct(goal.objective, score, before);
         let points = budgets.iter().zip(&solutions).map(|(budget, solution)| {
             let s = solution.as_ref();
             Point {
@@ -108,7 +108,7 @@ impl Frontier {
             overhead_pct: overhead(&plan.after),
         });
         Ok(Frontier {
-            objective: budgeted::word(wish.objective),
+            objective: budgeted::word(goal.objective),
             bytes_on: task.basis.name(),
             static_bytes: before.static_bytes,
             unplanned_bytes: task.shown(before.peak_bytes),
@@ -116,7 +116,7 @@ impl Frontier {
             floor_bytes: task.shown(floor.least_bytes),
             points,
             policies: policies.collect(),
-            levers: Vec::new(),
+            ablation: Vec::new(),
             bound_class: solutions
                 .iter()
                 .flatten()
@@ -174,7 +174,7 @@ impl Frontier {
                 percent(Some(p.overhead_pct))
             );
         }
-        self.lever_table(&mut out);
+        self.ablation_table(&mut out);
         let _ = writeln!(
             out,
             "\n  smallest feasible budget: {} bytes ({}); nothing goes below {} bytes",
@@ -187,29 +187,29 @@ impl Frontier {
 }
 
 impl Frontier {
-    /// A column a lever: what a budget costs with it.
-    fn lever_table(&self, out: &mut String) {
-        let Some(first) = self.levers.first() else {
+    /// Adds a table with the overhead of every technique at every budget.
+    fn ablation_table(&self, out: &mut String) {
+        let Some(first) = self.ablation.first() else {
             return;
         };
         let _ = write!(out, "\n  {:>16}{:>12}", "budget bytes", "budget");
-        for lever in &self.levers {
-            let _ = write!(out, "{:>18}", lever.lever);
+        for technique in &self.ablation {
+            let _ = write!(out, "{:>18}", technique.technique);
         }
         out.push('\n');
         for (i, point) in first.points.iter().enumerate() {
             let budget = point.budget_bytes;
             let _ = write!(out, "  {budget:>16}{:>12}", bytes(budget));
-            for lever in &self.levers {
-                let percent = lever.points.get(i).and_then(|p| p.overhead_pct);
+            for technique in &self.ablation {
+                let percent = technique.points.get(i).and_then(|p| p.overhead_pct);
                 let cell = percent.map_or("-".into(), |x| format!("{x:.2} %"));
                 let _ = write!(out, "{cell:>18}");
             }
             out.push('\n');
         }
         let _ = write!(out, "  {:<28}", "smallest feasible");
-        for lever in &self.levers {
-            let _ = write!(out, "{:>18}", bytes(lever.smallest_feasible_bytes));
+        for technique in &self.ablation {
+            let _ = write!(out, "{:>18}", bytes(technique.smallest_feasible_bytes));
         }
         out.push('\n');
     }

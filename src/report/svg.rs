@@ -2,7 +2,7 @@
 //!
 //! Plain SVG 1.1 without scripts or fonts of its own; text is escaped.
 
-use super::ablation::{Lever, LeverPoint};
+use super::ablation::{AblationPoint, Technique};
 use super::frontier::Frontier;
 use std::fmt::Write;
 
@@ -13,7 +13,7 @@ const RIGHT: f64 = 28.0;
 const TOP: f64 = 62.0;
 const BOTTOM: f64 = 62.0;
 
-/// Of levers, after the first.
+/// Colours of techniques after the first.
 const COLOURS: [&str; 4] = ["#2e8b57", "#8e44ad", "#b8860b", "#222222"];
 
 /// A linear axis with round ticks.
@@ -97,13 +97,13 @@ pub fn svg(frontier: &Frontier, title: &str) -> String {
     for b in all_bytes {
         (least, most) = (least.min(b), most.max(b));
     }
-    let alone = |l: &Lever| -> Vec<(u64, f64)> {
-        let known = |p: &LeverPoint| Some((p.peak_bytes?, p.overhead_pct?));
+    let alone = |l: &Technique| -> Vec<(u64, f64)> {
+        let known = |p: &AblationPoint| Some((p.peak_bytes?, p.overhead_pct?));
         l.points.iter().filter_map(known).collect()
     };
     // The first is the curve itself.
-    let levers: Vec<_> = frontier.levers.iter().skip(1).collect();
-    for (b, _) in levers.iter().flat_map(|l| alone(l)) {
+    let techniques: Vec<_> = frontier.ablation.iter().skip(1).collect();
+    for (b, _) in techniques.iter().flat_map(|l| alone(l)) {
         (least, most) = (least.min(b), most.max(b));
     }
     let (scale, unit) = unit(most);
@@ -111,7 +111,7 @@ pub fn svg(frontier: &Frontier, title: &str) -> String {
         .iter()
         .map(|p| p.2)
         .chain(frontier.policies.iter().map(|p| p.overhead_pct))
-        .chain(levers.iter().flat_map(|l| alone(l)).map(|p| p.1));
+        .chain(techniques.iter().flat_map(|l| alone(l)).map(|p| p.1));
     let (lowest, highest) = overheads.fold((0.0f64, 1.0f64), |(l, h), x| (l.min(x), h.max(x)));
     let (x_axis, y_axis) = (
         Axis::new(least as f64 / scale, most as f64 / scale),
@@ -178,8 +178,8 @@ pub fn svg(frontier: &Frontier, title: &str) -> String {
             y(*overhead)
         );
     }
-    for (lever, colour) in levers.iter().zip(COLOURS) {
-        let points = alone(lever);
+    for (technique, colour) in techniques.iter().zip(COLOURS) {
+        let points = alone(technique);
         let _ = writeln!(
             out,
             r##"<polyline fill="none" stroke="{colour}" stroke-width="2" points="{}"/>"##,
@@ -191,7 +191,7 @@ pub fn svg(frontier: &Frontier, title: &str) -> String {
                 r##"<text x="{:.1}" y="{:.1}" font-size="12" fill="{colour}">{}</text>"##,
                 x(*peak) + 4.0,
                 y(*percent) - 6.0,
-                escaped(lever.lever)
+                escaped(technique.technique)
             );
         }
     }
