@@ -4,7 +4,6 @@ use super::output::Console;
 use ckpt_opt::units::bytes;
 use ckpt_passes::Result;
 use serde::Serialize;
-use std::ffi::CString;
 use std::fmt::Write;
 use std::path::Path;
 
@@ -113,35 +112,19 @@ fn memory() -> Finding {
 }
 
 fn room(name: &'static str, folder: &Path) -> Finding {
-    let free = free_bytes(folder);
-    match free {
-        Some(free) => sized(
+    match rustix::fs::statvfs(folder) {
+        Ok(disk) => sized(
             name,
-            free,
+            disk.f_bavail.saturating_mul(disk.f_frsize),
             "free",
             "a training graph takes about as much as its model; --link-weights takes less",
         ),
-        None => missing(
+        Err(_) => missing(
             name,
             format!("{} cannot be looked at", folder.display()),
             "choose a folder that exists".into(),
         ),
     }
-}
-
-fn free_bytes(folder: &Path) -> Option<u64> {
-    use std::os::unix::ffi::OsStrExt;
-    let path = CString::new(folder.as_os_str().as_bytes()).ok()?;
-    let mut found = std::mem::MaybeUninit::<libc::statvfs>::uninit();
-    // SAFETY: a string that ends, and a place to write to, which is read only where the call says that it wrote.
-    let found = unsafe {
-        match libc::statvfs(path.as_ptr(), found.as_mut_ptr()) {
-            0 => found.assume_init(),
-            _ => return None,
-        }
-    };
-    #[allow(clippy::useless_conversion, reason = "narrower on some systems")]
-    Some(u64::from(found.f_bavail).saturating_mul(u64::from(found.f_frsize)))
 }
 
 #[cfg(not(feature = "torch"))]

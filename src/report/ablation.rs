@@ -3,7 +3,6 @@
 //! All curves share their budgets. Percentages are of the same plain step: no chunks, no offloading, no recomputation, and
 //! updates of the optimizer at the end. Where several chunk counts are planned, each budget takes the cheapest.
 
-use super::frontier::spread;
 use crate::planning::task::Task;
 use ckpt_passes::compile::Request;
 use ckpt_passes::ir::Graph;
@@ -32,6 +31,17 @@ pub struct AblationPoint {
     /// Chunk counts of the loss and of chains of ops on tokens.
     pub loss_parts: Option<usize>,
     pub mlp_parts: Option<usize>,
+}
+
+/// Returns budgets in equal steps over the whole range, both ends included.
+pub(super) fn spread(least: u64, most: u64, count: usize) -> Vec<u64> {
+    let steps = count.saturating_sub(1).max(1) as u128;
+    let width = most.saturating_sub(least) as u128;
+    let mut all: Vec<u64> = (0..=steps)
+        .map(|i| least + (width * i / steps) as u64)
+        .collect();
+    all.dedup();
+    all
 }
 
 /// Chunkings that are tried where the request names none.
@@ -240,4 +250,17 @@ fn with_offload(
         smallest_feasible_bytes: smallest,
         points,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn budgets_in_equal_steps() {
+        assert_eq!(spread(10, 20, 3), [10, 15, 20]);
+        assert_eq!(spread(10, 10, 5), [10]);
+        assert_eq!(spread(0, u64::MAX, 2), [0, u64::MAX]);
+        assert_eq!(spread(3, 9, 1), [3, 9]);
+    }
 }

@@ -1,6 +1,6 @@
-//! `frontier`: what every budget costs, from the smallest that is feasible to the one that needs no recomputation.
+//! `frontier`: the overhead at every budget, from the smallest feasible one to the one that needs no recomputation.
 
-use super::ablation::Technique;
+use super::ablation::{Technique, spread};
 use crate::planning::report::traffic_overhead_pct;
 use crate::planning::task::Task;
 use crate::units::bytes;
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::Instant;
 
-/// The whole curve. Bytes are in the terms of budgets ([`Frontier::bytes_on`]); percentages are by the objective.
+/// The whole curve. Bytes are in the terms of budgets ([`Frontier::bytes_on`]); percentages are of the objective.
 #[derive(Clone, Debug, Serialize)]
 pub struct Frontier {
     pub objective: &'static str,
@@ -20,7 +20,7 @@ pub struct Frontier {
     /// The peak without any recomputation.
     pub unplanned_bytes: u64,
     pub smallest_feasible_bytes: u64,
-    /// No schedule goes below this.
+    /// Lower bound on the peak of any schedule.
     pub floor_bytes: u64,
     /// From the smallest budget to the largest.
     pub points: Vec<Point>,
@@ -36,7 +36,7 @@ pub struct Frontier {
     pub warnings: Vec<String>,
 }
 
-/// One budget; the rest is null where nothing fits into it.
+/// One budget; the other fields are null where no plan fits.
 #[derive(Clone, Debug, Serialize)]
 pub struct Point {
     pub budget_bytes: u64,
@@ -49,7 +49,7 @@ pub struct Point {
     pub traffic_overhead_pct: Option<f64>,
 }
 
-/// A policy people know, by the same judge.
+/// A policy at its own peak, by the same judge.
 #[derive(Clone, Debug, Serialize)]
 pub struct PolicyPoint {
     pub policy: String,
@@ -57,22 +57,11 @@ pub struct PolicyPoint {
     pub overhead_pct: f64,
 }
 
-/// Budgets in equal steps over the whole range, both ends included.
-pub(super) fn spread(least: u64, most: u64, count: usize) -> Vec<u64> {
-    let steps = count.saturating_sub(1).max(1) as u128;
-    let width = most.saturating_sub(least) as u128;
-    let mut all: Vec<u64> = (0..=steps)
-        .map(|i| least + (width * i / steps) as u64)
-        .collect();
-    all.dedup();
-    all
-}
-
 impl Frontier {
     /// Plans at `given` budgets, or at `count` in equal steps where there are none.
     ///
     /// # Errors
-    /// A task whose own order is not a schedule.
+    /// A task that cannot run in its own order.
     pub fn new(task: &Task, goal: &BudgetGoal, given: &[Budget], count: usize) -> Result<Frontier> {
         let started = Instant::now();
         let setting = task.setting();
@@ -131,7 +120,7 @@ impl Frontier {
         })
     }
 
-    /// The table for people.
+    /// Returns the table for people.
     pub fn human(&self) -> String {
         let mut out = String::new();
         let _ = writeln!(
@@ -212,18 +201,5 @@ impl Frontier {
             let _ = write!(out, "{:>18}", bytes(technique.smallest_feasible_bytes));
         }
         out.push('\n');
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn budgets_in_equal_steps() {
-        assert_eq!(spread(10, 20, 3), [10, 15, 20]);
-        assert_eq!(spread(10, 10, 5), [10]);
-        assert_eq!(spread(0, u64::MAX, 2), [0, u64::MAX]);
-        assert_eq!(spread(3, 9, 1), [3, 9]);
     }
 }
