@@ -1,7 +1,7 @@
-//! Two graphs that compute the same, as the runtime takes them.
+//! A pair of graphs to compare, for example a model and its planned training graph.
 //!
-//! Two forward graphs, or two training graphs, are taken as they are. Where one is a forward graph and the other a training
-//! graph that was made from it, the first is differentiated as the second records that it was, without a plan.
+//! Two forward graphs or two training graphs are compared as they are. A forward graph and a training graph made from it
+//! are compared by gradients: the first is differentiated by the record of the second, without a plan.
 
 use crate::attention::Attention;
 use crate::frontend::given::Given;
@@ -20,13 +20,14 @@ use ckpt_passes::{Error, Result};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Which two graphs, and on what they run.
+/// Two files to compare, and how they run.
 #[derive(Clone, Debug)]
-pub struct Setting {
-    /// What the other is held against: right by definition, or without a plan.
+pub struct PairRequest {
+    /// The reference.
     pub a: PathBuf,
+    /// The graph to compare with it.
     pub b: PathBuf,
-    /// A file of tensors; what it lacks is made from the seed.
+    /// A file of tensors; missing inputs are made from the seed.
     pub inputs: Option<PathBuf>,
     pub seed: u64,
     /// Numbers for named sizes that no tensor of the file fixes.
@@ -37,8 +38,8 @@ pub struct Setting {
     pub attention: Attention,
 }
 
-impl Setting {
-    /// The tensors of the file; none without one.
+impl PairRequest {
+    /// Reads the file of tensors; returns none without a file.
     ///
     /// # Errors
     /// A file that cannot be read.
@@ -49,7 +50,7 @@ impl Setting {
         }
     }
 
-    /// One of the two, made ready to run; `weights` replace initializers of the same name.
+    /// Opens one of the graphs to run; `weights` replace initializers of the same name.
     ///
     /// # Errors
     /// See [`Session::new`].
@@ -64,21 +65,21 @@ impl Setting {
     }
 }
 
-/// Two graphs of one order of differentiation.
+/// Two graphs of the same order of differentiation.
 pub struct Pair {
     pub a: Graph,
     pub b: Graph,
-    /// `forward`, `training`, or `gradients` where A was differentiated for this.
+    /// `forward`, `training`, or `gradients` where A was differentiated for the comparison.
     pub kind: &'static str,
-    /// With which loss it was.
+    /// The loss of that differentiation.
     pub loss: Option<String>,
     pub warnings: Vec<String>,
 }
 
-/// A graph as the runtime takes it.
+/// Types a graph and checks it for the runtime.
 ///
 /// # Errors
-/// What typing or the verifier refuses.
+/// Errors of typing and of the verifier.
 pub fn ready(graph: &mut Graph, path: &Path) -> Result<()> {
     infer(graph).map_err(|e| e.at(path.display().to_string()))?;
     if has_backward(graph) {
@@ -88,10 +89,10 @@ pub fn ready(graph: &mut Graph, path: &Path) -> Result<()> {
 }
 
 impl Pair {
-    /// Reads both; `tensors` are inputs by name, whose types a file without any takes.
+    /// Reads both graphs. A file without input types takes those of `tensors`, by name.
     ///
     /// # Errors
-    /// Files that cannot be read, and graphs that are not a pair.
+    /// Files that cannot be read, and graphs that cannot be compared.
     pub fn load(path_a: &Path, path_b: &Path, tensors: &Tensors) -> Result<Pair> {
         let mut given = Given {
             examples: feed::input_types(tensors),
@@ -99,7 +100,7 @@ impl Pair {
         };
         let mut b = load(path_b, &given)?;
         ready(&mut b.graph, path_b)?;
-        // A format without types of inputs takes those that B was made with.
+        // A format without input types takes those that B was made with.
         if let Ok((_, recorded)) = read_record(&b.graph.meta) {
             let types = recorded.inputs.into_iter().map(|i| (i.name, i.ty));
             given.examples.extend(types);

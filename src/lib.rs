@@ -1,9 +1,11 @@
-//! `ckpt-opt`: everything that touches the world around the compiler in `ckpt_passes`.
+//! Compiles an exported model into a training graph that fits a memory budget.
 //!
-//! [`frontend`] turns foreign files into graphs, [`optimize`] turns a graph into its checkpointed training graph and a
-//! report, [`planning`] plans without writing a model, [`emit`] turns graphs into files. Dependencies run from here to `ckpt_passes`, never back.
+//! The compiler itself is `ckpt_passes`. This crate holds everything around it that touches files, devices and the console.
 //!
-//! The five calls that most need are here: [`load`], [`optimize()`], [`plan()`], [`save`] and, with feature `torch`, `run`.
+//! [`frontend`] reads foreign files into graphs, [`optimize`] turns a graph into a training graph with recomputations and a
+//! report, [`planning`] plans without writing a model, [`emit`] writes graphs to files, [`report`] shows plans.
+//!
+//! The main calls are [`load`], [`optimize()`], [`plan()`], [`save`] and, with feature `torch`, `run`.
 //!
 //! ```
 //! use ckpt_opt::passes::plan::{Budget, BudgetGoal};
@@ -57,7 +59,7 @@ pub use planning::plan;
 #[cfg(feature = "torch")]
 pub use runtime::run;
 
-/// The guide's program is compiled and run with the documentation's tests.
+/// The program of the guide, which the documentation tests compile and run.
 #[cfg(all(doctest, feature = "torch"))]
 #[doc = include_str!("../docs/guides/rust.md")]
 pub struct Guide;

@@ -1,4 +1,4 @@
-//! The `ckpt-opt` command. All it does is in `cli`, and what that does is in the library.
+//! The `ckpt-opt` command; see `cli`.
 
 mod cli;
 

@@ -1,9 +1,9 @@
-//! Where a graph runs: the CPU, or one CUDA device.
+//! The device that runs a graph: the CPU or one CUDA device.
 
 use ckpt_passes::{Error, Result};
 use std::fmt;
 
-/// A place that the runtime executes on.
+/// A device of the runtime.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Place {
     #[default]
@@ -13,8 +13,8 @@ pub enum Place {
 }
 
 impl Place {
-    /// What cuBLAS must be told before its first use in order to be deterministic: a variable of the environment.
-    /// Source: PyTorch's notes on reproducibility.
+    /// Environment variable that makes cuBLAS deterministic; it must be set before the first use. Source: PyTorch's notes
+    /// on reproducibility.
     pub const CUBLAS_SETTING: (&str, &str) = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8");
 
     /// Reads `cpu`, `cuda` or `cuda:N`.
@@ -39,8 +39,8 @@ impl Place {
         }
     }
 
-    /// The framework's allocator there makes blocks of a multiple of this many bytes, as far as they are counted: the
-    /// CPU's are counted as they are asked for, CUDA's caching allocator rounds up to 512 (`kMinBlockSize`).
+    /// Returns the bytes that block sizes are multiples of. Blocks on the CPU are counted as requested; CUDA's caching
+    /// allocator rounds up to 512 (`kMinBlockSize`).
     pub fn granularity_bytes(self) -> u64 {
         match self {
             Place::Cpu => 1,

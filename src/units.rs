@@ -1,11 +1,11 @@
-//! Numbers for people.
+//! Formats bytes, FLOPs and times for people.
 
-/// Bytes in binary units, three significant digits.
+/// Formats bytes in binary units, with three significant digits.
 pub fn bytes(n: u64) -> String {
     scaled(n, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"])
 }
 
-/// Floating-point operations in decimal units.
+/// Formats floating-point operations in decimal units.
 pub fn flops(n: u64) -> String {
     scaled(
         n,
@@ -14,13 +14,18 @@ pub fn flops(n: u64) -> String {
     )
 }
 
-/// A time in microseconds, in the unit that fits.
+/// Formats microseconds in the unit that fits.
 pub fn micros(us: f64) -> String {
     match us {
         _ if us >= 1e6 => format!("{:.2} s", us / 1e6),
         _ if us >= 1e3 => format!("{:.2} ms", us / 1e3),
         _ => format!("{us:.2} µs"),
     }
+}
+
+/// Returns a share in percent; 0 of nothing.
+pub fn percent(part: u64, whole: u64) -> f64 {
+    100.0 * part as f64 / whole.max(1) as f64
 }
 
 fn scaled(n: u64, base: f64, units: &[&str]) -> String {

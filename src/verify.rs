@@ -4,7 +4,7 @@
 //! was made from it are compared after the first is differentiated as the second records that it was, unplanned: the
 //! proof that a plan changed no bit of any gradient. Both run in our runtime, on one device, with the same threads.
 
-use crate::comparison::{Pair, Setting};
+use crate::comparison::{Pair, PairRequest};
 use crate::optimize::record;
 use crate::runtime::kernels::attention::pairs::pinned::Taken;
 use crate::tensors::compare::{Comparison, Tolerance, compare};
@@ -70,15 +70,15 @@ pub struct Certificate {
 ///
 /// # Errors
 /// Graphs that cannot be compared or run.
-pub fn verify(setting: &Setting, tolerance: Option<Tolerance>) -> Result<Certificate> {
-    let tensors = setting.tensors()?;
+pub fn verify(request: &PairRequest, tolerance: Option<Tolerance>) -> Result<Certificate> {
+    let tensors = request.tensors()?;
     let Pair {
         a,
         b,
         kind,
         loss,
         mut warnings,
-    } = Pair::load(&setting.a, &setting.b, &tensors)?;
+    } = Pair::load(&request.a, &request.b, &tensors)?;
     let mut feed = Feed::new(&b, tensors)?;
     warnings.append(&mut feed.notes);
     let made_inputs: Vec<String> = feed
@@ -86,7 +86,7 @@ pub fn verify(setting: &Setting, tolerance: Option<Tolerance>) -> Result<Certifi
         .iter()
         .map(|(n, _)| n.to_string())
         .collect();
-    let binding = random::fill(&b, &mut feed, &setting.dims, setting.seed)?;
+    let binding = random::fill(&b, &mut feed, &request.dims, request.seed)?;
     let run = |graph: &Graph, path: &Path| {
         // An input that only one of them has would be a different question for each.
         let unknown = graph
@@ -100,7 +100,7 @@ pub fn verify(setting: &Setting, tolerance: Option<Tolerance>) -> Result<Certifi
             ))
             .at(path.display().to_string()));
         }
-        let session = setting.open(graph, &feed.weights)?;
+        let session = request.open(graph, &feed.weights)?;
         let done = session
             .run(&feed.inputs)
             .map_err(|e| e.at(path.display().to_string()))?;
@@ -119,15 +119,15 @@ pub fn verify(setting: &Setting, tolerance: Option<Tolerance>) -> Result<Certifi
             "nondeterministic",
             format!(
                 "{} cannot prove anything about these ops: it has no deterministic kernel for them",
-                setting.place
+                request.place
             ),
         )
         .at(path.display().to_string())
         .found(ops.join(", "))
         .help("verify on the CPU: --device cpu"))
     };
-    let (left, ran_a, mut refused) = run(&a, &setting.a)?;
-    let (right, ran_b, also) = run(&b, &setting.b)?;
+    let (left, ran_a, mut refused) = run(&a, &request.a)?;
+    let (right, ran_b, also) = run(&b, &request.b)?;
     refused.extend(also);
     warnings.extend(refused);
     let only = |x: &Tensors, y: &Tensors| {
@@ -162,8 +162,8 @@ pub fn verify(setting: &Setting, tolerance: Option<Tolerance>) -> Result<Certifi
         .collect();
     let equal = missing.is_empty() && unknown.is_empty() && outputs.iter().all(|c| c.equal);
     Ok(Certificate {
-        a: setting.a.display().to_string(),
-        b: setting.b.display().to_string(),
+        a: request.a.display().to_string(),
+        b: request.b.display().to_string(),
         runs: [ran_a, ran_b],
         kind,
         equal,
@@ -179,10 +179,10 @@ pub fn verify(setting: &Setting, tolerance: Option<Tolerance>) -> Result<Certifi
             .map(|(n, size)| (n.to_string(), size))
             .collect(),
         made_inputs,
-        seed: setting.seed,
-        device: setting.place.to_string(),
-        threads: setting.threads,
-        rng: setting.rng.to_string(),
+        seed: request.seed,
+        device: request.place.to_string(),
+        threads: request.threads,
+        rng: request.rng.to_string(),
         version: env!("CARGO_PKG_VERSION"),
         missing,
         unknown,

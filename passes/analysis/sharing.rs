@@ -16,6 +16,7 @@ use super::residual_stream::Flow;
 use crate::ir::op::OpClass;
 use crate::ir::{Graph, NodeId, SecondaryMap, Use, ValueId};
 use rustc_hash::FxHashSet;
+use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// Longer ways from a product to an attention are not walked: then the operand itself counts as the source.
@@ -48,20 +49,22 @@ pub struct Shared {
 }
 
 /// A layer whose keys, values or both other layers read.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct KvSharing {
-    /// The layer that makes them; `None` if they are made outside the layers.
+    /// Index of the layer that makes them; `None` if they are made outside the layers.
     pub producer: Option<usize>,
-    /// The other layers whose attention reads them, in order.
+    /// Indices of the other layers whose attention reads them, in order.
     pub consumers: Vec<usize>,
-    pub keys: bool,
-    pub values: bool,
-    /// How far the attentions see that read them.
+    /// Which keys those attentions see.
+    #[serde(rename = "kind")]
     pub reach: Reach,
+    /// `keys+values`, `keys` or `values`.
+    pub shared: &'static str,
 }
 
 /// Which keys the attentions of a group of layers see.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Reach {
     /// A window that slides.
     Sliding,
@@ -144,9 +147,12 @@ pub fn between_layers(
             KvSharing {
                 producer,
                 consumers,
-                keys,
-                values,
                 reach: reach.unwrap_or(Reach::Unknown),
+                shared: match (keys, values) {
+                    (true, true) => "keys+values",
+                    (true, false) => "keys",
+                    _ => "values",
+                },
             }
         };
     found.into_iter().map(sharing).collect()
@@ -362,7 +368,7 @@ mod tests {
     /// Producer and consumers of everything that is shared, keys and values both.
     fn map(graph: &Graph) -> Vec<(Option<usize>, Vec<usize>)> {
         let found = Layers::new(graph).unwrap().kv_sharing;
-        assert!(found.iter().all(|s| s.keys && s.values), "{found:?}");
+        assert!(found.iter().all(|s| s.shared == "keys+values"), "{found:?}");
         found
             .into_iter()
             .map(|s| (s.producer, s.consumers))

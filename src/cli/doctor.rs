@@ -1,15 +1,18 @@
-//! `doctor`: what this machine and this build have, and what to do where something is missing.
+//! `doctor`: lists what this machine and this build have, and what to do where something is missing.
 
-use super::args::{DoctorArgs, Format};
-use super::{result, result_json};
+use super::output::Console;
 use ckpt_opt::units::bytes;
 use ckpt_passes::Result;
 use serde::Serialize;
-use std::ffi::CString;
 use std::fmt::Write;
 use std::path::Path;
 
-/// Less free room than this is too little for a model of any size.
+/// How to get a build that runs graphs.
+#[cfg(not(feature = "torch"))]
+pub const INSTALL_RUNTIME: &str =
+    "in the repository: tools/get-libtorch && cargo build --release --features torch";
+
+/// Less free space than this is reported as little.
 const LITTLE_BYTES: u64 = 1 << 30;
 
 #[derive(Serialize)]
@@ -30,7 +33,7 @@ struct Report {
     findings: Vec<Finding>,
 }
 
-pub fn run(args: &DoctorArgs) -> Result<()> {
+pub fn run(console: Console) -> Result<()> {
     let mut findings = vec![processors(), memory(), room("disk, here", Path::new("."))];
     findings.push(room("disk, temporary files", &std::env::temp_dir()));
     findings.extend(runtime());
@@ -40,17 +43,20 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
         runtime: cfg!(feature = "torch"),
         findings,
     };
-    if args.report.format == Format::Json {
-        return result_json(&report);
-    }
-    let mut out = format!("ckpt-opt {} on {}\n", report.version, report.target);
-    for f in &report.findings {
-        let _ = writeln!(out, "  {:<8}{:<24}{}", f.state, f.name, f.found);
-        if let Some(help) = &f.help {
-            let _ = writeln!(out, "  {:<32}{help}", "");
+    console.print(&report, &[], || report.human())
+}
+
+impl Report {
+    fn human(&self) -> String {
+        let mut out = format!("ckpt-opt {} on {}\n", self.version, self.target);
+        for f in &self.findings {
+            let _ = writeln!(out, "  {:<8}{:<24}{}", f.state, f.name, f.found);
+            if let Some(help) = &f.help {
+                let _ = writeln!(out, "  {:<32}{help}", "");
+            }
         }
+        out
     }
-    result(&out)
 }
 
 fn good(name: &'static str, found: String) -> Finding {
@@ -106,15 +112,14 @@ fn memory() -> Finding {
 }
 
 fn room(name: &'static str, folder: &Path) -> Finding {
-    let free = free_bytes(folder);
-    match free {
-        Some(free) => sized(
+    match rustix::fs::statvfs(folder) {
+        Ok(disk) => sized(
             name,
-            free,
+            disk.f_bavail.saturating_mul(disk.f_frsize),
             "free",
             "a training graph takes about as much as its model; --link-weights takes less",
         ),
-        None => missing(
+        Err(_) => missing(
             name,
             format!("{} cannot be looked at", folder.display()),
             "choose a folder that exists".into(),
@@ -122,27 +127,12 @@ fn room(name: &'static str, folder: &Path) -> Finding {
     }
 }
 
-fn free_bytes(folder: &Path) -> Option<u64> {
-    use std::os::unix::ffi::OsStrExt;
-    let path = CString::new(folder.as_os_str().as_bytes()).ok()?;
-    let mut found = std::mem::MaybeUninit::<libc::statvfs>::uninit();
-    // SAFETY: a string that ends, and a place to write to, which is read only where the call says that it wrote.
-    let found = unsafe {
-        match libc::statvfs(path.as_ptr(), found.as_mut_ptr()) {
-            0 => found.assume_init(),
-            _ => return None,
-        }
-    };
-    #[allow(clippy::useless_conversion, reason = "narrower on some systems")]
-    Some(u64::from(found.f_bavail).saturating_mul(u64::from(found.f_frsize)))
-}
-
 #[cfg(not(feature = "torch"))]
 fn runtime() -> Vec<Finding> {
     vec![missing(
         "runtime",
         "this build plans and writes, and cannot run graphs".into(),
-        "in the repository: tools/get-libtorch && cargo build --release --features torch".into(),
+        INSTALL_RUNTIME.into(),
     )]
 }
 

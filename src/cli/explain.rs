@@ -1,8 +1,7 @@
-//! `explain`: why a plan is as it is.
+//! `explain`: shows what a plan decides, and why.
 
-use super::args::Format;
-use super::args::showing::ExplainArgs;
-use super::{progress, result, result_json, warn};
+use super::options::plan::ExplainArgs;
+use super::progress;
 use ckpt_opt::optimize::load;
 use ckpt_opt::planning::read;
 use ckpt_opt::planning::task::{Goal, Planned, Task};
@@ -16,34 +15,26 @@ use ckpt_passes::{Error, Result};
 
 pub fn run(args: &ExplainArgs) -> Result<()> {
     if let Some(plan) = stored(args)? {
-        if !args.show.files.is_empty() {
+        if !args.views.files.is_empty() {
             return Err(
                 Error::usage("report", "a plan by itself has too little to show")
                     .help("ckpt-opt explain MODEL --plan-in PLAN --report FILE"),
             );
         }
-        return match args.report.format {
-            Format::Json => result_json(&plan),
-            Format::Human => result(&decisions(&plan)),
-        };
+        return args.console.print(&plan, &[], || decisions(&plan));
     }
     let (task, planned) = {
         let _progress = progress::step("planning");
         planned(args)?
     };
     let account = Account::new(&task, &planned)?;
-    super::write_reports(&args.show, &args.source, &account)?;
+    args.views.write(&args.source, &account)?;
     let explanation = Explanation::new(&account, args.name.as_deref())?;
-    match args.report.format {
-        Format::Json => result_json(&explanation),
-        Format::Human => {
-            warn(&task.warnings);
-            result(&explanation.human())
-        }
-    }
+    args.console
+        .print(&explanation, &task.warnings, || explanation.human())
 }
 
-/// The source as a plan of ours, if it is one.
+/// Returns the source as a stored plan, if it is one.
 fn stored(args: &ExplainArgs) -> Result<Option<Plan>> {
     let plan = match read::is_cost_graph(&args.source) {
         true => read::plan(&args.source).ok(),
@@ -67,16 +58,14 @@ fn stored(args: &ExplainArgs) -> Result<Option<Plan>> {
 }
 
 fn planned(args: &ExplainArgs) -> Result<(Task, Planned)> {
-    let budgeting = &args.budgeting;
     let mut request = args.step.request();
-    budgeting.apply(args.policy, &mut request)?;
+    args.goal.apply(&mut request)?;
     let given = args.step.training.source.given()?;
-    let asked = args.policy.is_some() || budgeting.budget.is_some() || budgeting.plan_in.is_some();
     let task = if read::is_cost_graph(&args.source) {
         Task::read(&args.source, &given, &request)?
     } else {
         let mut model = load(&args.source, &given)?;
-        if !asked && written::is_planned(&model.graph) {
+        if !args.goal.is_given() && written::is_planned(&model.graph) {
             infer(&mut model.graph)?;
             joint(&mut model.graph)?;
             let (mut task, planned) = written::read(&model.graph, &request)?;

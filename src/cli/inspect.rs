@@ -1,7 +1,7 @@
-//! `inspect`: what a model is, without running it and without its weights.
+//! `inspect`: shows what a model is, without running it and without its weights.
 
-use super::args::{Format, InspectArgs};
-use super::{progress, result, result_json, warn};
+use super::options::plan::InspectArgs;
+use super::progress;
 use ckpt_opt::optimize::load;
 use ckpt_opt::report::inspection::Inspection;
 use ckpt_passes::Result;
@@ -19,11 +19,6 @@ pub fn run(args: &InspectArgs) -> Result<()> {
     verify(&model.graph)?;
     let report = Inspection::new(&model.graph, &args.trained.selection(), model.warnings)?;
     drop(progress);
-    match args.report.format {
-        Format::Json => result_json(&report),
-        Format::Human => {
-            warn(&report.warnings);
-            result(&report.human())
-        }
-    }
+    args.console
+        .print(&report, &report.warnings, || report.human())
 }

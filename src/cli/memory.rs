@@ -1,8 +1,7 @@
-//! Memory that the system refuses: a message and exit 5, as for anything else that the environment lacks, where Rust would
-//! end the program by a signal.
+//! Turns a failed allocation into a message and exit code 5, where Rust would end the program by a signal.
 //!
-//! What libtorch allocates reports its own failures, as errors with the node. This is for the rest, which has no way to
-//! fail: the process ends where the allocation was asked for, without unwinding.
+//! libtorch reports its own failed allocations as errors with the node. All other allocations cannot return an error: the
+//! process ends at the allocation, without unwinding.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::{Cursor, Write};
@@ -10,13 +9,13 @@ use std::io::{Cursor, Write};
 /// The exit code of [`ckpt_passes::error::Kind::Environment`].
 const EXIT: i32 = 5;
 
-/// The system's allocator.
+/// The system's allocator, which ends the process where it fails.
 struct Checked;
 
 #[global_allocator]
 static MEMORY: Checked = Checked;
 
-// SAFETY: hands every call on to the system's allocator and returns only what that gave, never null.
+// SAFETY: passes every call to the system's allocator and returns its block, which is never null.
 unsafe impl GlobalAlloc for Checked {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         given(unsafe { System.alloc(layout) }, layout.size())
@@ -42,14 +41,14 @@ fn given(block: *mut u8, bytes: usize) -> *mut u8 {
     }
 }
 
-/// Says how much was asked for. Nothing here allocates.
+/// Prints the size of the request and exits. Nothing here allocates.
 #[cold]
 fn refuse(bytes: usize) -> ! {
     let mut line = Cursor::new([0u8; 96]);
     let _ = writeln!(line, "error[memory]: cannot allocate {bytes} bytes");
     let length = line.position() as usize;
     let line = line.into_inner();
-    // SAFETY: bytes of ours, as many as there are; the second call does not return.
+    // SAFETY: the pointer and length are those of `line`; the second call does not return.
     unsafe {
         libc::write(2, line.as_ptr().cast(), length);
         libc::_exit(EXIT)

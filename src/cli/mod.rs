@@ -1,65 +1,225 @@
-//! The command line: one file a verb. stdout carries results only; errors, warnings and progress go to stderr.
+//! The `ckpt-opt` command. stdout carries results only; errors, warnings and progress go to stderr.
+//!
+//! [`options`] declares the options of every command, one file per command does the work, [`output`] prints. [`config`]
+//! adds options from a file, and [`replaced`] names the new spelling of options that were renamed.
 
-mod args;
 mod config;
 mod doctor;
 mod explain;
 mod inspect;
+#[cfg(feature = "torch")]
 mod measure;
 mod memory;
 mod optimize;
+mod options;
+mod output;
 mod plan;
 mod progress;
-mod refinement;
+mod replaced;
+#[cfg(feature = "torch")]
 mod run;
+#[cfg(feature = "torch")]
 mod verify;
 
-use args::{Cli, Format, Verb};
 use ckpt_opt::place::Place;
-use ckpt_opt::planning::task::{Planned, Task};
-use ckpt_opt::report::account::Account;
-use ckpt_opt::report::files;
 use ckpt_passes::error::{Kind, Shortfall};
 use ckpt_passes::{Error, Result};
-use clap::{CommandFactory, Parser};
-use std::io::Write;
+use clap::{CommandFactory, Parser, Subcommand};
+use options::{plan as plans, runtime};
+use output::{Console, print, print_error, print_json};
+use std::ffi::OsString;
 use std::process::ExitCode;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Passes and readers recurse at most as deep as their limits allow; this is ample for them.
+/// Passes and readers recurse at most as deep as their limits allow, which takes less than this.
 const STACK_BYTES: usize = 256 << 20;
 
-/// Whether only errors are said on stderr.
-static QUIET: AtomicBool = AtomicBool::new(false);
+const EXAMPLES: &str = "\
+`ckpt-opt MODEL -o OUT` is short for `ckpt-opt optimize MODEL -o OUT`.
 
-/// Parses, runs a verb, and turns what came of it into an exit code.
-pub fn main() -> ExitCode {
-    let cli = match config::applied(args::with_verb(std::env::args_os().collect())) {
-        Ok(words) => Cli::parse_from(words),
-        Err(error) => {
-            anstream::eprintln!("{}", painted(&error));
-            return ExitCode::from(error.exit_code() as u8);
+`--config FILE` adds options from a file: {\"budget\": \"60%\", \"dim\": [\"batch=8\"]}, long names without dashes. Options on the
+command line win, and options that the command does not have are skipped.
+
+Examples:
+  ckpt-opt model.onnx -o train.onnx --loss causal-lm --dim batch=8 --dim seq=128
+  ckpt-opt inspect model.onnx
+  ckpt-opt verify model.onnx train.onnx
+
+Exit codes: 0 good, 1 a bug in ckpt-opt, 2 wrong usage or a bad model, 3 no plan fits, 4 verification failed,
+5 the environment (no memory, no disk, no libtorch).";
+
+/// Compiles an exported model into a training graph that fits a memory budget.
+#[derive(Parser)]
+#[command(name = "ckpt-opt", version, after_help = EXAMPLES, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Differentiate a model, decide what to recompute, write the training graph
+    #[command(after_help = plans::OPTIMIZE_EXAMPLES)]
+    Optimize(plans::OptimizeArgs),
+    /// Show what a model is: inputs, parameters, layers, ops
+    #[command(after_help = plans::INSPECT_EXAMPLES)]
+    Inspect(plans::InspectArgs),
+    /// Decide what to recompute within a memory budget, for a model or a cost graph, without writing a model
+    #[command(after_help = plans::PLAN_EXAMPLES)]
+    Plan(plans::PlanArgs),
+    /// Plan at many budgets: the overhead of each, with proven bounds and the usual policies
+    #[command(after_help = plans::FRONTIER_EXAMPLES)]
+    Frontier(plans::FrontierArgs),
+    /// Show what a plan does with every value, what the alternative would cost, and why
+    #[command(after_help = plans::EXPLAIN_EXAMPLES)]
+    Explain(plans::ExplainArgs),
+    /// Compare two plans, or the plans of two training graphs
+    #[command(after_help = plans::DIFF_EXAMPLES)]
+    Diff(plans::DiffArgs),
+    /// Execute a graph and compare its memory with the prediction
+    #[command(after_help = runtime::RUN_EXAMPLES)]
+    Run(runtime::RunArgs),
+    /// Check that two graphs compute the same values, or that a training graph has the right gradients
+    #[command(after_help = runtime::VERIFY_EXAMPLES)]
+    Verify(runtime::VerifyArgs),
+    /// Measure this machine: writes a device profile for the cost model
+    #[command(after_help = runtime::CALIBRATE_EXAMPLES)]
+    Calibrate(runtime::CalibrateArgs),
+    /// Measure the time of each node of a training step, for plans with measured costs
+    #[command(after_help = runtime::PROFILE_EXAMPLES)]
+    Profile(runtime::ProfileArgs),
+    /// Measure the time that a plan adds: runs planned and unplanned steps in turns
+    #[command(after_help = runtime::OVERHEAD_EXAMPLES)]
+    Overhead(runtime::OverheadArgs),
+    /// Check this machine: what ckpt-opt finds, and what to do where something is missing
+    Doctor {
+        #[command(flatten)]
+        console: Console,
+    },
+    /// Print a completion script for a shell
+    Completions { shell: clap_complete::Shell },
+    /// Print the manual page, of one command if it is named: ckpt-opt man plan | man -l -
+    Man { command: Option<String> },
+}
+
+impl Verb {
+    fn console(&self) -> Option<Console> {
+        Some(match self {
+            Verb::Optimize(args) => args.console,
+            Verb::Inspect(args) => args.console,
+            Verb::Plan(args) => args.console,
+            Verb::Frontier(args) => args.console,
+            Verb::Explain(args) => args.console,
+            Verb::Diff(args) => args.console,
+            Verb::Run(args) => args.console,
+            Verb::Verify(args) => args.console,
+            Verb::Calibrate(args) => args.console,
+            Verb::Profile(args) => args.console,
+            Verb::Overhead(args) => args.console,
+            Verb::Doctor { console } => *console,
+            Verb::Completions { .. } | Verb::Man { .. } => return None,
+        })
+    }
+
+    /// Where the verb runs graphs, if it does.
+    fn place(&self) -> Place {
+        match self {
+            Verb::Run(args) => args.execution.on.device,
+            Verb::Verify(args) => args.pair.execution.on.device,
+            Verb::Calibrate(args) => args.measuring.on.device,
+            Verb::Profile(args) => args.measuring.on.device,
+            Verb::Overhead(args) => args.pair.execution.on.device,
+            Verb::Doctor { .. } => Place::Cuda(0),
+            _ => Place::Cpu,
         }
-    };
-    prepare(&cli.verb);
-    let report = cli.verb.report();
-    let is_json = report.is_some_and(|r| r.format == Format::Json);
-    QUIET.store(report.is_some_and(|r| r.quiet), Ordering::Relaxed);
-    match guarded(move || dispatch(cli.verb)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            if is_json && error.kind() == Kind::Budget {
-                // Whoever reads stdout has gone or is out of room: stderr and the exit code still say it.
-                let _ = result_json(&Refusal::of(&error));
+    }
+
+    fn run(self) -> Result<()> {
+        match self {
+            Verb::Optimize(args) => optimize::run(&args),
+            Verb::Inspect(args) => inspect::run(&args),
+            Verb::Plan(args) => plan::run(&args),
+            Verb::Frontier(args) => plan::frontier(&args),
+            Verb::Explain(args) => explain::run(&args),
+            Verb::Diff(args) => plan::diff(&args),
+            #[cfg(feature = "torch")]
+            Verb::Run(args) => run::run(&args),
+            #[cfg(feature = "torch")]
+            Verb::Verify(args) => verify::run(&args),
+            #[cfg(feature = "torch")]
+            Verb::Calibrate(args) => measure::calibrate(&args),
+            #[cfg(feature = "torch")]
+            Verb::Profile(args) => measure::profile(&args),
+            #[cfg(feature = "torch")]
+            Verb::Overhead(args) => measure::overhead(&args),
+            #[cfg(not(feature = "torch"))]
+            Verb::Run(_)
+            | Verb::Verify(_)
+            | Verb::Calibrate(_)
+            | Verb::Profile(_)
+            | Verb::Overhead(_) => Err(Error::environment(
+                "runtime",
+                "this command executes graphs, and this build has no runtime",
+            )
+            .help(doctor::INSTALL_RUNTIME)),
+            Verb::Completions { shell } => {
+                let mut script = Vec::new();
+                clap_complete::generate(shell, &mut Cli::command(), "ckpt-opt", &mut script);
+                print(&String::from_utf8_lossy(&script))
             }
-            anstream::eprintln!("{}", painted(&error));
-            ExitCode::from(error.exit_code() as u8)
+            Verb::Doctor { console } => doctor::run(console),
+            Verb::Man { command } => manual(command.as_deref()),
         }
     }
 }
 
-/// A budget that nothing fits into, as the one JSON object on stdout.
+/// Parses the command line, runs the command, and turns its result into an exit code.
+pub fn main() -> ExitCode {
+    let words = with_verb(std::env::args_os().collect());
+    let verb = words.get(1).cloned().unwrap_or_default();
+    let parsed = config::applied(words, &Cli::command()).map(Cli::try_parse_from);
+    let cli = match parsed {
+        Ok(Ok(cli)) => cli,
+        Ok(Err(error)) => match replaced::explained(&verb.to_string_lossy(), &error) {
+            Some(error) => return failed(&error),
+            None => error.exit(),
+        },
+        Err(error) => return failed(&error),
+    };
+    tell_cublas(cli.verb.place());
+    let console = cli.verb.console();
+    progress::set_quiet(console.is_some_and(|c| c.quiet));
+    match guarded(move || cli.verb.run()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            if console.is_some_and(Console::is_json) && error.kind() == Kind::Budget {
+                // Where stdout is closed or full, stderr and the exit code still report the error.
+                let _ = print_json(&Refusal::of(&error));
+            }
+            failed(&error)
+        }
+    }
+}
+
+fn failed(error: &Error) -> ExitCode {
+    print_error(error);
+    ExitCode::from(error.exit_code() as u8)
+}
+
+/// Inserts the verb where it is left out: `ckpt-opt MODEL -o OUT`.
+fn with_verb(mut args: Vec<OsString>) -> Vec<OsString> {
+    let Some(first) = args.get(1) else {
+        return args;
+    };
+    let word = first.to_string_lossy();
+    let is_about_us = matches!(word.as_ref(), "help" | "-h" | "--help" | "-V" | "--version");
+    if !is_about_us && Cli::command().find_subcommand(word.as_ref()).is_none() {
+        args.insert(1, "optimize".into());
+    }
+    args
+}
+
+/// A budget without a plan, as the one JSON object on stdout.
 #[derive(serde::Serialize)]
 struct Refusal<'a> {
     error: &'static str,
@@ -78,17 +238,8 @@ impl Refusal<'_> {
     }
 }
 
-/// Sets what the CUDA libraries read from the environment when they are first used, unless the user has set it.
-fn prepare(verb: &Verb) {
-    let place = match verb {
-        Verb::Run(args) => args.device,
-        Verb::Verify(args) => args.pair.device,
-        Verb::Calibrate(args) => args.measuring.device,
-        Verb::Profile(args) => args.measuring.device,
-        Verb::Overhead(args) => args.pair.device,
-        Verb::Doctor(_) => Place::Cuda(0),
-        _ => return,
-    };
+/// Sets what cuBLAS reads from the environment at its first use, unless the user has set it.
+fn tell_cublas(place: Place) {
     let (name, value) = Place::CUBLAS_SETTING;
     if place != Place::Cpu && std::env::var_os(name).is_none() {
         // SAFETY: this is the only thread so far.
@@ -96,8 +247,7 @@ fn prepare(verb: &Verb) {
     }
 }
 
-/// Runs `work` on a thread with room to recurse. A panic, in it or in a thread it started, is a bug of ours and comes
-/// back as one.
+/// Runs `work` on a thread with a large stack. A panic, in it or in a thread it started, comes back as a bug of ours.
 fn guarded(work: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
     static FIRST: Mutex<Option<String>> = Mutex::new(None);
     std::panic::set_hook(Box::new(|info| {
@@ -122,7 +272,7 @@ fn guarded(work: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
         .map_err(|e| Error::environment("thread", format!("cannot start a thread: {e}")))?;
     thread.join().unwrap_or_else(|_| {
         let first = FIRST.lock().ok().and_then(|mut p| p.take());
-        // tch's constructors of tensors panic where memory runs out; the first words are a device's, the others ours.
+        // tch's tensor constructors panic where memory runs out. The first words are the device's, the second ours.
         let words = ["out of memory", "cannot allocate"];
         let is_memory = |w: &&String| words.iter().any(|part| w.contains(part));
         if let Some(what) = first.as_ref().filter(is_memory) {
@@ -133,140 +283,54 @@ fn guarded(work: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
     })
 }
 
-fn dispatch(verb: Verb) -> Result<()> {
-    match verb {
-        Verb::Optimize(args) => optimize::run(&args),
-        Verb::Inspect(args) => inspect::run(&args),
-        Verb::Plan(args) => plan::run(&args),
-        Verb::Frontier(args) => plan::frontier(&args),
-        Verb::Explain(args) => explain::run(&args),
-        Verb::Diff(args) => plan::diff(&args),
-        Verb::Run(args) => run::run(&args),
-        Verb::Verify(args) => verify::run(&args),
-        Verb::Calibrate(args) => measure::calibrate(&args),
-        Verb::Profile(args) => measure::profile(&args),
-        Verb::Overhead(args) => measure::overhead(&args),
-        Verb::Completions { shell } => {
-            let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), "ckpt-opt", &mut script);
-            result(&String::from_utf8_lossy(&script))
-        }
-        Verb::Doctor(args) => doctor::run(&args),
-        Verb::Man { command } => manual(command.as_deref()),
-    }
-}
-
-/// The manual page as roff, of everything or of one verb.
+/// Prints the manual page as roff, of everything or of one verb.
 fn manual(verb: Option<&str>) -> Result<()> {
     let mut command = Cli::command();
     if let Some(name) = verb {
-        let named = command.get_subcommands().find(|c| c.get_name() == name);
-        let page = format!("ckpt-opt-{name}");
-        command = match named {
-            Some(found) => found.clone().display_name(page),
-            None => {
-                return Err(
-                    Error::usage("command", format!("there is no command `{name}`"))
-                        .expected(args::VERBS.join(", ")),
-                );
-            }
+        let Some(found) = command.find_subcommand(name) else {
+            let names: Vec<&str> = command.get_subcommands().map(|c| c.get_name()).collect();
+            return Err(
+                Error::usage("command", format!("there is no command `{name}`"))
+                    .expected(names.join(", ")),
+            );
         };
+        command = found.clone().display_name(format!("ckpt-opt-{name}"));
     }
     let mut page = Vec::new();
     clap_mangen::Man::new(command)
         .render(&mut page)
         .map_err(|e| Error::bug("man", e.to_string()))?;
-    result(&String::from_utf8_lossy(&page))
-}
-
-/// The first line's head in red; `anstream` drops the colour where nobody sees it or `NO_COLOR` is set.
-fn painted(error: &Error) -> String {
-    let text = error.to_string();
-    match text.split_once(": ") {
-        Some((head, rest)) => format!("\x1b[1;31m{head}\x1b[0m: {rest}"),
-        None => text,
-    }
-}
-
-/// Writes a result to stdout. A reader that has gone away is not an error.
-fn result(text: &str) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(Error::environment(
-            "stdout",
-            format!("cannot write the result: {e}"),
-        )),
-        _ => Ok(()),
-    }
-}
-
-/// Writes a result to stdout as one JSON object.
-fn result_json(value: &impl serde::Serialize) -> Result<()> {
-    let text =
-        serde_json::to_string_pretty(value).map_err(|e| Error::bug("json", e.to_string()))?;
-    result(&(text + "\n"))
-}
-
-/// Writes a value to a file as JSON; the file appears whole or not at all.
-fn write_json(path: &std::path::Path, value: &impl serde::Serialize) -> Result<()> {
-    let text =
-        serde_json::to_string_pretty(value).map_err(|e| Error::bug("json", e.to_string()))?;
-    ckpt_opt::emit::file::write_whole(path, (text + "\n").as_bytes())
-}
-
-/// Writes the files that show a plan, if any are wanted.
-fn show(
-    wanted: &args::showing::Show,
-    source: &std::path::Path,
-    task: &Task,
-    planned: &Planned,
-) -> Result<()> {
-    match wanted.files.is_empty() {
-        true => Ok(()),
-        false => write_reports(wanted, source, &Account::new(task, planned)?),
-    }
-}
-
-/// The same of a plan whose account is there already.
-fn write_reports(
-    wanted: &args::showing::Show,
-    source: &std::path::Path,
-    account: &Account,
-) -> Result<()> {
-    if wanted.files.is_empty() {
-        return Ok(());
-    }
-    let _progress = progress::step("writing reports");
-    let title = source.file_name().unwrap_or_default().to_string_lossy();
-    for target in &wanted.files {
-        files::write(account, &title, target)?;
-    }
-    Ok(())
-}
-
-/// Shows warnings on stderr.
-fn warn(warnings: &[String]) {
-    if QUIET.load(Ordering::Relaxed) {
-        return;
-    }
-    for warning in warnings {
-        anstream::eprintln!("\x1b[1;33mwarning\x1b[0m: {warning}");
-    }
-}
-
-/// The error of a verb that executes graphs, in a build that cannot.
-#[cfg(not(feature = "torch"))]
-fn no_runtime(verb: &str) -> Box<Error> {
-    Error::environment(
-        "runtime",
-        format!("`{verb}` executes graphs, and this build has no runtime"),
-    )
-    .help("in the repository: tools/get-libtorch && cargo build --release --features torch")
+    print(&String::from_utf8_lossy(&page))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_verb_may_be_left_out() {
+        let fill = |words: &[&str]| {
+            let args = std::iter::once("ckpt-opt")
+                .chain(words.iter().copied())
+                .map(Into::into)
+                .collect();
+            with_verb(args)
+                .into_iter()
+                .skip(1)
+                .map(|w| w.into_string().unwrap())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(fill(&["m.onnx", "-o", "t.onnx"])[0], "optimize");
+        assert_eq!(fill(&["--policy", "full", "m.onnx"])[0], "optimize");
+        assert_eq!(fill(&["inspect", "m.onnx"])[0], "inspect");
+        assert_eq!(fill(&["--help"]), ["--help"]);
+        assert!(fill(&[]).is_empty());
+    }
 
     #[test]
     fn a_panic_is_a_bug_of_ours() {

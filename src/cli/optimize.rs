@@ -1,7 +1,8 @@
-//! `optimize`: a model in, its checkpointed training graph out, and what that costs.
+//! `optimize`: writes the training graph of a model and reports its memory and overhead.
 
-use super::args::{Format, OptimizeArgs};
-use super::{progress, result, result_json, warn};
+use super::options::plan::OptimizeArgs;
+use super::output::{print, print_json, warn, write_json, wrote};
+use super::progress;
 use ckpt_opt::emit::file::write_whole;
 use ckpt_opt::optimize::{Outcome, load, optimize, write};
 use ckpt_passes::driver::Watch;
@@ -34,7 +35,7 @@ pub fn run(args: &OptimizeArgs) -> Result<()> {
         let progress = progress::step("compiling");
         compiled(args, &mut model, &progress)?
     };
-    if args.report.verbose {
+    if args.console.verbose {
         anstream::eprint!("{}", outcome.timings);
     }
     let mut warnings = std::mem::take(&mut model.warnings);
@@ -44,32 +45,28 @@ pub fn run(args: &OptimizeArgs) -> Result<()> {
         warnings.extend(write(&model.graph, &args.model, output, args.link_weights)?);
     }
     if let Some((task, planned)) = &outcome.planned {
-        if let Some(path) = &args.budgeting.plan_out {
-            super::write_json(path, &planned.plan)?;
+        if let Some(path) = &args.plan_out {
+            write_json(path, &planned.plan)?;
         }
-        super::show(&args.show, &args.model, task, planned)?;
+        args.views.write_plan(&args.model, task, planned)?;
     }
     match outcome.summary {
         Some(mut summary) => {
             summary.warnings = warnings.clone();
-            if args.report.format == Format::Json {
-                return result_json(&summary);
+            if args.console.is_json() {
+                return print_json(&summary);
             }
             warn(&warnings);
-            if args.report.quiet {
+            if args.console.quiet {
                 return Ok(());
             }
-            let wrote = args
-                .output
-                .as_ref()
-                .map_or(String::new(), |o| format!("\nwrote {}\n", o.display()));
-            result(&(summary.human() + &wrote))
+            print(&(summary.human() + &wrote(args.output.as_deref())))
         }
         None => {
             warn(&warnings);
             match &args.output {
                 Some(_) => Ok(()),
-                None => result(&text::print(&model.graph)),
+                None => print(&text::print(&model.graph)),
             }
         }
     }

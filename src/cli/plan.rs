@@ -1,8 +1,8 @@
-//! `plan`, `frontier` and `diff`: plans without writing a model.
+//! `plan`, `frontier` and `diff`: plan without writing a model.
 
-use super::args::Format;
-use super::args::planning::{DiffArgs, FrontierArgs, PlanArgs};
-use super::{progress, result, result_json, warn, write_json};
+use super::options::plan::{DiffArgs, FrontierArgs, PlanArgs};
+use super::output::{warn, write_json};
+use super::progress;
 use ckpt_opt::emit::file::write_whole;
 use ckpt_opt::frontend::given::Given;
 use ckpt_opt::optimize::load;
@@ -10,7 +10,7 @@ use ckpt_opt::planning::maximize::{self, PolicyOverride};
 use ckpt_opt::planning::read;
 use ckpt_opt::planning::report::{Report, compare, left_out};
 use ckpt_opt::planning::task::{Goal, Task};
-use ckpt_opt::report::ablation::levers;
+use ckpt_opt::report::ablation::ablation;
 use ckpt_opt::report::difference::Difference;
 use ckpt_opt::report::frontier::Frontier;
 use ckpt_opt::report::svg::svg;
@@ -22,9 +22,8 @@ use ckpt_passes::transform::joint::joint;
 use ckpt_passes::{Error, Result};
 
 pub fn run(args: &PlanArgs) -> Result<()> {
-    let budgeting = &args.budgeting;
     let mut request = args.step.request();
-    budgeting.apply(args.policy, &mut request)?;
+    args.goal.apply(&mut request)?;
     let (task, planned, maximized) = match &args.maximize {
         Some(dim) => {
             if read::is_cost_graph(&args.source) {
@@ -34,7 +33,7 @@ pub fn run(args: &PlanArgs) -> Result<()> {
             let model = load(&args.source, &args.step.training.source.given()?)?;
             let wish = PolicyOverride {
                 dim,
-                budgeted: budgeting.budgeted(),
+                budgeted: args.goal.budget_goal(),
                 max_overhead_pct: args.max_overhead,
             };
             let (task, planned, found) = maximize::maximize(&model.graph, &request, &wish)?;
@@ -47,26 +46,22 @@ pub fn run(args: &PlanArgs) -> Result<()> {
             (task, planned, None)
         }
     };
-    let mut report = Report::new(&task, &planned, budgeting.objective);
+    let mut report = Report::new(&task, &planned, args.goal.search.objective);
     report.maximized = maximized;
     if args.compare {
-        report.compare = Some(compare(&task, &budgeting.budgeted())?);
+        report.compare = Some(compare(&task, &args.goal.budget_goal())?);
         report.compare_left_out = left_out(&task);
     }
-    for path in [&args.output, &budgeting.plan_out].into_iter().flatten() {
+    if let Some(path) = &args.plan_out {
         write_json(path, &planned.plan)?;
     }
-    super::show(&args.show, &args.source, &task, &planned)?;
-    let wrote =
-        args.output.is_some() || budgeting.plan_out.is_some() || !args.show.files.is_empty();
-    match args.report.format {
-        Format::Json => result_json(&report),
-        Format::Human if args.report.quiet && wrote => Ok(()),
-        Format::Human => {
-            warn(&report.warnings);
-            result(&report.human())
-        }
+    args.views.write_plan(&args.source, &task, &planned)?;
+    let has_written = args.plan_out.is_some() || !args.views.files.is_empty();
+    if args.console.quiet && has_written && !args.console.is_json() {
+        return Ok(());
     }
+    args.console
+        .print(&report, &report.warnings, || report.human())
 }
 
 pub fn frontier(args: &FrontierArgs) -> Result<()> {
@@ -75,23 +70,18 @@ pub fn frontier(args: &FrontierArgs) -> Result<()> {
     let frontier = {
         let _progress = progress::step("planning");
         let task = Task::read(&args.source, &args.step.training.source.given()?, &request)?;
-        let wish = ckpt_passes::plan::BudgetGoal {
-            objective: args.objective,
-            effort: args.effort,
-            reorder: args.reorder,
-            ..Default::default()
-        };
+        let goal = args.search.budget_goal(None);
         let points = args.points as usize;
-        let mut frontier = Frontier::new(&task, &wish, &args.budgets, points)?;
-        if args.levers {
+        let mut frontier = Frontier::new(&task, &goal, &args.budgets, points)?;
+        if args.ablation {
             if read::is_cost_graph(&args.source) {
                 return Err(Error::usage(
-                    "levers",
-                    "a cost graph has nothing that could be cut",
+                    "ablation",
+                    "a cost graph has no ops to chunk or move",
                 ));
             }
             let model = load(&args.source, &args.step.training.source.given()?)?;
-            frontier.levers = levers(&model.graph, &request, &wish, points)?;
+            frontier.ablation = ablation(&model.graph, &request, &goal, points)?;
         }
         frontier
     };
@@ -109,26 +99,20 @@ pub fn frontier(args: &FrontierArgs) -> Result<()> {
         let title = format!("{name} {}", dims.join(" "));
         write_whole(path, svg(&frontier, title.trim_end()).as_bytes())?;
     }
-    match args.report.format {
-        Format::Json => result_json(&frontier),
-        Format::Human if args.report.quiet && args.svg.is_some() => Ok(()),
-        Format::Human => {
-            warn(&frontier.warnings);
-            result(&frontier.human())
-        }
+    if args.console.quiet && args.svg.is_some() && !args.console.is_json() {
+        return Ok(());
     }
+    args.console
+        .print(&frontier, &frontier.warnings, || frontier.human())
 }
 
 pub fn diff(args: &DiffArgs) -> Result<()> {
     let (a, b) = (stored(args, &args.a)?, stored(args, &args.b)?);
     let difference = Difference::new(&a, &b)?;
-    match args.report.format {
-        Format::Json => result_json(&difference),
-        Format::Human => result(&difference.human()),
-    }
+    args.console.print(&difference, &[], || difference.human())
 }
 
-/// The plan in a file: as JSON, or as the nodes of a training graph.
+/// Reads a plan: from JSON, or from the nodes of a training graph.
 fn stored(args: &DiffArgs, path: &std::path::Path) -> Result<Plan> {
     if read::is_cost_graph(path) {
         return read::plan(path);

@@ -1,22 +1,35 @@
 //! Progress on stderr: a line that appears when a step takes longer than a second, on terminals only.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Shown until it is dropped.
+/// True where stderr gets errors only.
+static QUIET: AtomicBool = AtomicBool::new(false);
+
+/// Limits stderr to errors, or lifts the limit.
+pub fn set_quiet(is_quiet: bool) {
+    QUIET.store(is_quiet, Ordering::Relaxed);
+}
+
+/// Returns true where stderr gets errors only.
+pub fn is_quiet() -> bool {
+    QUIET.load(Ordering::Relaxed)
+}
+
+/// A line of progress, shown until it is dropped.
 pub struct Progress {
-    /// What it says next; nothing more once this is gone.
+    /// Sends the next text; dropping it ends the line.
     done: Option<Sender<String>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Shows `what` from the second second on.
+/// Shows `what` if it takes longer than a second.
 pub fn step(what: impl Into<String>) -> Progress {
     use std::io::IsTerminal;
-    if !std::io::stderr().is_terminal() || super::QUIET.load(Ordering::Relaxed) {
+    if !std::io::stderr().is_terminal() || is_quiet() {
         return Progress {
             done: None,
             thread: None,
@@ -59,10 +72,10 @@ pub fn step(what: impl Into<String>) -> Progress {
 }
 
 impl Progress {
-    /// Says which stage it is now.
+    /// Shows the next stage.
     pub fn say(&self, what: String) {
         if let Some(done) = &self.done {
-            // A thread that has ended has nobody to tell.
+            // An ended thread shows nothing.
             let _ = done.send(what);
         }
     }

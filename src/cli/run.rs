@@ -1,189 +1,179 @@
-//! `run`: executes a graph, and says what it took beside what was predicted.
+//! `run`: executes a graph, and compares its memory with the prediction.
 
-use super::args::RunArgs;
-use ckpt_passes::Result;
+use super::options::runtime::RunArgs;
+use super::output::write_json;
+use super::progress;
+use ckpt_opt::comparison::ready;
+use ckpt_opt::frontend::given::Given;
+use ckpt_opt::optimize::load;
+use ckpt_opt::rng::Rng;
+use ckpt_opt::runtime::kernels::attention::pairs::pinned::Taken;
+use ckpt_opt::runtime::session::Session;
+use ckpt_opt::runtime::trace::chrome;
+use ckpt_opt::tensors::feed::{self, Feed};
+use ckpt_opt::tensors::{self, Tensors, random};
+use ckpt_opt::units::bytes;
+use ckpt_passes::ir::Tensor;
+use ckpt_passes::ir::op::Effect;
+use ckpt_passes::transform::optimizer::{STEP, counts_steps};
+use ckpt_passes::{Error, Result};
+use serde::Serialize;
 
-#[cfg(not(feature = "torch"))]
-pub fn run(_: &RunArgs) -> Result<()> {
-    Err(super::no_runtime("run"))
+/// What a run took, beside what was predicted.
+#[derive(Serialize)]
+struct Report {
+    predicted_peak_bytes: u64,
+    measured_peak_bytes: u64,
+    static_bytes: u64,
+    /// The peak before the device's allocator rounds blocks up; on a CPU nothing is rounded.
+    requested_peak_bytes: u64,
+    /// Workspaces of libraries beside the peak.
+    workspace_bytes: Option<u64>,
+    /// Bytes of the arena for results and temporaries; 0 without an arena.
+    arena_bytes: u64,
+    /// Growth of the process's own pages in memory; null where the system does not say.
+    resident_bytes: Option<u64>,
+    /// The most bytes that were offloaded at once, measured and predicted.
+    outside_peak_bytes: u64,
+    predicted_outside_bytes: u64,
+    device: String,
+    /// Attention nodes by kernel, gradients and copies included.
+    attention: Taken,
+    peak_at: Option<String>,
+    step_time_us: u64,
+    /// Processor time of all threads, of the median step.
+    step_cpu_us: u64,
+    /// Every step in turn.
+    steps: Vec<Took>,
+    /// How many of them were replayed as CUDA graphs.
+    replayed_steps: usize,
+    warnings: Vec<String>,
 }
 
-#[cfg(feature = "torch")]
+#[derive(Serialize)]
+struct Took {
+    time_us: u64,
+    cpu_us: u64,
+}
+
+fn median(steps: &[Took], what: fn(&Took) -> u64) -> u64 {
+    let mut sorted: Vec<u64> = steps.iter().map(what).collect();
+    sorted.sort_unstable();
+    sorted[sorted.len() / 2]
+}
+
 pub fn run(args: &RunArgs) -> Result<()> {
-    with_torch::run(args)
+    let execution = &args.execution;
+    let step = progress::step("reading the model");
+    let tensors = match &execution.inputs {
+        Some(path) => tensors::read(path)?,
+        None => Tensors::new(),
+    };
+    let given = Given {
+        examples: feed::input_types(&tensors),
+        ..Given::default()
+    };
+    let mut model = load(&args.model, &given)?;
+    ready(&mut model.graph, &args.model)?;
+    drop(step);
+    let mut feed = Feed::new(&model.graph, tensors)?;
+    let mut warnings = model.warnings;
+    feed.start_training(&model.graph);
+    match args.seed {
+        Some(seed) => {
+            random::fill(&model.graph, &mut feed, &execution.dims, seed)?;
+        }
+        None => feed.complete(&model.graph)?,
+    }
+    warnings.append(&mut feed.notes);
+    let _step = progress::step("running");
+    let mut session = Session::new(
+        &model.graph,
+        &feed.weights,
+        execution.on.threads,
+        execution.on.device,
+        execution.rng,
+    )?;
+    session.use_arena(args.arena);
+    session.use_streams(args.async_transfers);
+    session.pin_memory(args.pin_memory);
+    session.attend_by(execution.kernels.attention);
+    session.use_graphs(args.cuda_graphs);
+    session.go_on(true);
+    let counts_steps = counts_steps(&model.graph);
+    if let Some(folder) = &args.offload_dir {
+        session.wait_in(folder.clone());
+    }
+    let (mut steps, mut replayed_steps) = (Vec::new(), 0);
+    let mut last = None;
+    for step in 1..=args.steps {
+        let is_wanted = step == args.steps && args.outputs.is_some();
+        let run = session.step(&feed.inputs, is_wanted)?;
+        if let Some(n) = feed.inputs.get_mut(STEP).filter(|_| counts_steps) {
+            *n = Tensor::int(n.get_i64(0).unwrap_or(0).saturating_add(1));
+        }
+        steps.push(Took {
+            time_us: run.time_us,
+            cpu_us: run.cpu_us,
+        });
+        replayed_steps += usize::from(run.is_replayed);
+        last = Some(run);
+    }
+    let Some(run) = last else {
+        return Err(Error::bug("steps", "there is nothing to run: --steps is 0"));
+    };
+    if !run.nondeterministic.is_empty() {
+        let ops: Vec<&str> = run.nondeterministic.iter().copied().collect();
+        warnings.push(format!(
+            "{} has no deterministic kernel for {}: another run may give other bits",
+            execution.on.device,
+            ops.join(", ")
+        ));
+    }
+    warnings.extend(session.pins_warning());
+    warnings.extend(run.attention_refused);
+    warnings.extend(session.graphs_warning());
+    let mut nodes = model.graph.nodes();
+    if execution.rng != Rng::Counter && nodes.any(|(_, n)| n.op.effect == Effect::Seeded) {
+        warnings.push(format!(
+            "--rng {}: random ops draw through libtorch, whose temporaries the predicted peak does not count",
+            execution.rng
+        ));
+    }
+    if let Some(path) = &args.trace {
+        // A step of its own: watching each node takes time.
+        let moments = session.trace(&feed.inputs)?;
+        write_json(path, &chrome(&model.graph, &moments, run.static_bytes))?;
+    }
+    if let Some(path) = &args.outputs {
+        tensors::write(path, &run.outputs)?;
+    }
+    let report = Report {
+        predicted_peak_bytes: run.predicted_peak_bytes,
+        measured_peak_bytes: run.peak_bytes,
+        static_bytes: run.static_bytes,
+        requested_peak_bytes: run.requested_peak_bytes,
+        workspace_bytes: run.workspace_bytes,
+        arena_bytes: run.arena_bytes,
+        resident_bytes: run.resident_bytes,
+        outside_peak_bytes: run.outside_peak_bytes,
+        predicted_outside_bytes: run.predicted_outside_bytes,
+        device: execution.on.device.to_string(),
+        attention: run.attention,
+        peak_at: run.peak_at,
+        step_time_us: median(&steps, |s| s.time_us),
+        step_cpu_us: median(&steps, |s| s.cpu_us),
+        steps,
+        replayed_steps,
+        warnings,
+    };
+    args.console
+        .print(&report, &report.warnings, || report.human())
 }
 
-#[cfg(feature = "torch")]
-mod with_torch {
-    use super::super::args::{Format, RunArgs};
-    use super::super::{progress, result, result_json, warn, write_json};
-    use ckpt_opt::comparison::ready;
-    use ckpt_opt::frontend::given::Given;
-    use ckpt_opt::optimize::load;
-    use ckpt_opt::rng::Rng;
-    use ckpt_opt::runtime::kernels::attention::pairs::pinned::Taken;
-    use ckpt_opt::runtime::session::Session;
-    use ckpt_opt::runtime::trace::chrome;
-    use ckpt_opt::tensors::feed::{self, Feed};
-    use ckpt_opt::tensors::{self, Tensors, random};
-    use ckpt_opt::units::bytes;
-    use ckpt_passes::ir::Tensor;
-    use ckpt_passes::ir::op::Effect;
-    use ckpt_passes::transform::optimizer::{STEP, counts_steps};
-    use ckpt_passes::{Error, Result};
-    use serde::Serialize;
-
-    #[derive(Serialize)]
-    struct Report {
-        predicted_peak_bytes: u64,
-        measured_peak_bytes: u64,
-        static_bytes: u64,
-        /// What of the peak was asked for, before the device's allocator rounded blocks up; on a CPU nothing is rounded.
-        requested_peak_bytes: u64,
-        /// Workspaces of libraries beside the peak.
-        workspace_bytes: Option<u64>,
-        /// Bytes reserved for results and temporaries, in places that were planned; 0 without an arena.
-        arena_bytes: u64,
-        /// Growth of the process's own pages in memory; null where the system does not say.
-        resident_bytes: Option<u64>,
-        /// What waited outside the device's memory at most, and what was predicted of it.
-        outside_peak_bytes: u64,
-        predicted_outside_bytes: u64,
-        device: String,
-        /// How many nodes of attention run by which kernels, gradients and copies included.
-        attention: Taken,
-        peak_at: Option<String>,
-        step_time_us: u64,
-        /// Processor time of all threads, of the median step.
-        step_cpu_us: u64,
-        /// Every step in turn.
-        steps: Vec<Took>,
-        /// How many of them were replayed as CUDA graphs.
-        replayed_steps: usize,
-        warnings: Vec<String>,
-    }
-
-    #[derive(Serialize)]
-    struct Took {
-        time_us: u64,
-        cpu_us: u64,
-    }
-
-    fn median(steps: &[Took], what: fn(&Took) -> u64) -> u64 {
-        let mut sorted: Vec<u64> = steps.iter().map(what).collect();
-        sorted.sort_unstable();
-        sorted[sorted.len() / 2]
-    }
-
-    pub fn run(args: &RunArgs) -> Result<()> {
-        let step = progress::step("reading the model");
-        let tensors = match &args.inputs {
-            Some(path) => tensors::read(path)?,
-            None => Tensors::new(),
-        };
-        let given = Given {
-            examples: feed::input_types(&tensors),
-            ..Given::default()
-        };
-        let mut model = load(&args.model, &given)?;
-        ready(&mut model.graph, &args.model)?;
-        drop(step);
-        let mut feed = Feed::new(&model.graph, tensors)?;
-        let mut warnings = model.warnings;
-        feed.start_training(&model.graph);
-        match args.seed {
-            Some(seed) => {
-                random::fill(&model.graph, &mut feed, &args.dims, seed)?;
-            }
-            None => feed.complete(&model.graph)?,
-        }
-        warnings.append(&mut feed.notes);
-        let _step = progress::step("running");
-        let mut session = Session::new(
-            &model.graph,
-            &feed.weights,
-            args.threads,
-            args.device,
-            args.rng,
-        )?;
-        session.use_arena(!args.no_arena);
-        session.use_streams(args.offload_streams);
-        session.pin_memory(args.pin_memory);
-        session.attend_by(args.attention);
-        session.use_graphs(args.cuda_graphs);
-        session.go_on(true);
-        let counts_steps = counts_steps(&model.graph);
-        if let Some(folder) = &args.offload_dir {
-            session.wait_in(folder.clone());
-        }
-        let (mut steps, mut replayed_steps) = (Vec::new(), 0);
-        let mut last = None;
-        for step in 1..=args.steps {
-            let is_wanted = step == args.steps && args.outputs.is_some();
-            let run = session.step(&feed.inputs, is_wanted)?;
-            if let Some(n) = feed.inputs.get_mut(STEP).filter(|_| counts_steps) {
-                *n = Tensor::int(n.get_i64(0).unwrap_or(0).saturating_add(1));
-            }
-            steps.push(Took {
-                time_us: run.time_us,
-                cpu_us: run.cpu_us,
-            });
-            replayed_steps += usize::from(run.is_replayed);
-            last = Some(run);
-        }
-        let Some(run) = last else {
-            return Err(Error::bug("steps", "there is nothing to run: --steps is 0"));
-        };
-        if !run.nondeterministic.is_empty() {
-            let ops: Vec<&str> = run.nondeterministic.iter().copied().collect();
-            warnings.push(format!(
-                "{} has no deterministic kernel for {}: another run may give other bits",
-                args.device,
-                ops.join(", ")
-            ));
-        }
-        warnings.extend(session.pins_warning());
-        warnings.extend(run.attention_refused);
-        warnings.extend(session.graphs_warning());
-        let mut nodes = model.graph.nodes();
-        if args.rng != Rng::Counter && nodes.any(|(_, n)| n.op.effect == Effect::Seeded) {
-            warnings.push(format!(
-                "--rng {}: random ops draw through libtorch, whose temporaries the predicted peak does not count",
-                args.rng
-            ));
-        }
-        if let Some(path) = &args.trace {
-            // A step of its own: watching each node takes time.
-            let moments = session.trace(&feed.inputs)?;
-            write_json(path, &chrome(&model.graph, &moments, run.static_bytes))?;
-        }
-        if let Some(path) = &args.outputs {
-            tensors::write(path, &run.outputs)?;
-        }
-        let report = Report {
-            predicted_peak_bytes: run.predicted_peak_bytes,
-            measured_peak_bytes: run.peak_bytes,
-            static_bytes: run.static_bytes,
-            requested_peak_bytes: run.requested_peak_bytes,
-            workspace_bytes: run.workspace_bytes,
-            arena_bytes: run.arena_bytes,
-            resident_bytes: run.resident_bytes,
-            outside_peak_bytes: run.outside_peak_bytes,
-            predicted_outside_bytes: run.predicted_outside_bytes,
-            device: args.device.to_string(),
-            attention: run.attention,
-            peak_at: run.peak_at,
-            step_time_us: median(&steps, |s| s.time_us),
-            step_cpu_us: median(&steps, |s| s.cpu_us),
-            steps,
-            replayed_steps,
-            warnings,
-        };
-        if args.report.format == Format::Json {
-            return result_json(&report);
-        }
-        warn(&report.warnings);
-        let workspace = match report.workspace_bytes {
+impl Report {
+    fn human(&self) -> String {
+        let workspace = match self.workspace_bytes {
             None | Some(0) => String::new(),
             Some(n) => format!("workspaces of libraries beside it: {}\n", bytes(n)),
         };
@@ -191,20 +181,20 @@ mod with_torch {
             flash,
             efficient,
             tiles,
-        } = report.attention;
+        } = self.attention;
         let attention = match flash + efficient {
             0 => String::new(),
             _ => {
                 format!("attention: {flash} by flash, {efficient} by efficient, {tiles} in tiles\n")
             }
         };
-        result(&format!(
+        format!(
             "peak {} measured, {} predicted; {} of it resident throughout\nreached at {}\n{workspace}{attention}step {:.3} ms\n",
-            bytes(report.measured_peak_bytes),
-            bytes(report.predicted_peak_bytes),
-            bytes(report.static_bytes),
-            report.peak_at.as_deref().unwrap_or("no node"),
-            report.step_time_us as f64 / 1e3
-        ))
+            bytes(self.measured_peak_bytes),
+            bytes(self.predicted_peak_bytes),
+            bytes(self.static_bytes),
+            self.peak_at.as_deref().unwrap_or("no node"),
+            self.step_time_us as f64 / 1e3
+        )
     }
 }

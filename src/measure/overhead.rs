@@ -11,7 +11,7 @@
 //! stops when the answer pleases gets it too often.
 
 use super::median;
-use crate::comparison::{Pair, Setting};
+use crate::comparison::{Pair, PairRequest};
 use crate::runtime::device;
 use crate::runtime::session::{self, Session};
 use crate::tensors::feed::Feed;
@@ -71,21 +71,21 @@ type Took = [f64; 2];
 ///
 /// # Errors
 /// Graphs that are not a pair, or that cannot be run.
-pub fn overhead(setting: &Setting, time: Duration) -> Result<Measured> {
-    let tensors = setting.tensors()?;
-    let mut pair = Pair::load(&setting.a, &setting.b, &tensors)?;
+pub fn overhead(request: &PairRequest, time: Duration) -> Result<Measured> {
+    let tensors = request.tensors()?;
+    let mut pair = Pair::load(&request.a, &request.b, &tensors)?;
     let mut feed = Feed::new(&pair.b, tensors)?;
     feed.start_training(&pair.b);
     let mut warnings = std::mem::take(&mut pair.warnings);
     warnings.append(&mut feed.notes);
-    let binding = random::fill(&pair.b, &mut feed, &setting.dims, setting.seed)?;
+    let binding = random::fill(&pair.b, &mut feed, &request.dims, request.seed)?;
     let open = |graph| -> Result<Session<'_>> {
-        let mut session = setting.open(graph, &feed.weights)?;
+        let mut session = request.open(graph, &feed.weights)?;
         session.go_on(true);
         Ok(session)
     };
     let sessions = [open(&pair.a)?, open(&pair.b)?];
-    let files = [&setting.a, &setting.b];
+    let files = [&request.a, &request.b];
     let mut steps: [Vec<Took>; 2] = Default::default();
     let mut peaks = [(0, 0); 2];
     let mut step = |which: usize| -> Result<Took> {
@@ -128,7 +128,7 @@ pub fn overhead(setting: &Setting, time: Duration) -> Result<Measured> {
         cpu: more(1),
         noise_pct: median(apart.collect()),
         dims: named.map(|(n, size)| (n.to_string(), size)).collect(),
-        device: device::name(setting.place),
+        device: device::name(request.place),
         threads: session::threads(),
         warnings,
     })

@@ -1,19 +1,19 @@
-//! What the indices of a problem are called: names, types and modules, for people.
+//! Names, types and modules of the ops and values of a problem.
 //!
-//! A problem has numbers only where values are meant. Labels are taken from the graph that it was made from, before a plan
-//! is applied to it, so that both schedules of a report speak of the same values.
+//! A problem refers to values by index. Labels come from its graph before a plan is applied, so that the schedules before
+//! and after share them.
 
 use ckpt_passes::analysis::params::{Selection, parameters};
 use ckpt_passes::ir::{Def, Graph, ValueId};
 use ckpt_passes::plan::{Kind, PlanInput, Problem, budgeted};
 use ckpt_passes::transform::{joint, optimizer};
 
-/// What a value is to the training step.
+/// The role of a value in the training step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     Parameter,
     Input,
-    /// An input that an optimizer keeps for a parameter.
+    /// An input with the optimizer state of a parameter.
     State,
     /// A gradient that leaves the graph, or that an update reads.
     Gradient,
@@ -34,14 +34,14 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// The module's path or class where the file tells, else what the layer is made of.
+    /// Returns the module's path or class where the file names them, else the kind.
     pub fn name(&self) -> &str {
         let told = self.path.as_deref().or(self.class.as_deref());
         told.unwrap_or(&self.kind)
     }
 }
 
-/// Names of everything in a problem.
+/// Names for everything in a problem.
 #[derive(Clone, Debug, Default)]
 pub struct Labels {
     /// Name of the graph.
@@ -50,18 +50,18 @@ pub struct Labels {
     pub names: Vec<String>,
     /// By value: `f32[2, 7, 24]`; empty where only bytes are known.
     pub types: Vec<String>,
-    /// By value, of the storage that it is in.
+    /// By value: the role of its storage.
     pub roles: Vec<Role>,
     pub layers: Vec<Layer>,
-    /// By op: the innermost module it comes from.
+    /// By op: its innermost module.
     pub modules: Vec<Option<String>>,
-    /// Parameters with a gradient among the outputs, and all others.
+    /// Number of parameters with a gradient, and of all others.
     pub trained: usize,
     pub frozen: usize,
 }
 
 impl Labels {
-    /// `graph` is the one that `subject` was made from.
+    /// Returns the labels of a planning problem and its graph.
     pub fn of_graph(graph: &Graph, subject: &PlanInput) -> Labels {
         let problem = &subject.problem;
         let index = |v: &ValueId| subject.map.index_of[*v].map(|i| i as usize);
@@ -101,7 +101,7 @@ impl Labels {
             }
             labels.trained += 1;
         }
-        // Without patterns there is nothing that could match nothing.
+        // Without patterns none can fail to match.
         let parameters = parameters(graph, &Selection::default()).map_or(0, |p| p.len());
         labels.frozen = parameters.saturating_sub(labels.trained);
         labels.roles = roles;
@@ -123,7 +123,7 @@ impl Labels {
         labels
     }
 
-    /// Of a cost graph, which has names of ops only.
+    /// Returns the labels of a cost graph, which names only ops.
     pub fn unknown(problem: &Problem) -> Labels {
         let mut roles: Vec<Role> = problem
             .values

@@ -2,8 +2,8 @@
 
 use super::task::{Planned, Task};
 use super::trials;
-use crate::report::sharing::KvSharing;
 use crate::units::{bytes, flops};
+use ckpt_passes::analysis::sharing::KvSharing;
 use ckpt_passes::plan::offload::{By, What};
 use ckpt_passes::plan::{Basis, Objective, Offloading, Plan, Policy, Score, Trial, budgeted};
 use serde::Serialize;

@@ -4,7 +4,7 @@ use super::read::{cost_graph, is_cost_graph};
 use crate::frontend::given::Given;
 use crate::optimize::load;
 use crate::planning::labels::Labels;
-use crate::report::sharing::{KvSharing, kv_sharing};
+use ckpt_passes::analysis::sharing::KvSharing;
 use ckpt_passes::analysis::{Binding, Device};
 use ckpt_passes::compile::{Request, compile};
 use ckpt_passes::driver::Watch;
@@ -201,7 +201,7 @@ impl Task {
             overrides,
             loss: None,
             is_measured: false,
-            kv_sharing: kv_sharing(&subject.blocks),
+            kv_sharing: subject.blocks.kv_sharing.clone(),
             structure: subject.structure,
             basis: Basis::Peak,
             device: subject.device,

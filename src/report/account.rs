@@ -1,4 +1,4 @@
-//! Everything that is shown of a plan, computed once; every viewer prints it.
+//! The data that every view of a plan prints, computed once.
 
 use super::memory::{Held, KINDS, Kind, Memory};
 use super::terms::Terms;
@@ -9,11 +9,11 @@ use ckpt_passes::plan::{Phase, Plan};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// A plan with what it does to memory and to every value.
+/// A plan with its effect on memory, values and layers.
 pub struct Account<'a> {
     pub task: &'a Task,
     pub plan: &'a Plan,
-    /// Time that the plan took, in seconds.
+    /// Seconds that planning took.
     pub seconds: f64,
     pub smallest_bytes: Option<u64>,
     pub before: Memory<'a>,
@@ -22,34 +22,34 @@ pub struct Account<'a> {
     pub layers: Vec<LayerRow>,
 }
 
-/// What the plan does in one layer.
+/// The effect of a plan on one layer.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct LayerRow {
     pub index: usize,
-    /// Module path or class where the file tells, else what it is made of.
+    /// Module path or class where the file names them, else its kind.
     pub name: String,
     pub kind: String,
     /// Equal layers have the same number.
     pub run: usize,
-    /// Forward ops, and those of them that run again.
+    /// Forward ops, and how many of them are recomputed.
     pub ops: usize,
     pub recomputed_ops: usize,
-    /// Forward results that stay for the backward part.
+    /// Forward results held for the backward pass.
     pub kept_bytes: u64,
-    /// Forward results that are freed and computed again.
+    /// Forward results that are freed and recomputed.
     pub recomputed_bytes: u64,
-    /// Forward results that wait outside the device's memory.
+    /// Forward results that are offloaded.
     pub offloaded_bytes: u64,
-    /// Time of its copies.
+    /// Time of its recomputations.
     pub recompute_us: f64,
-    /// Time of moving results out and back in.
+    /// Time of its transfers, out and back.
     pub transfer_us: f64,
-    /// What it holds at the peak, before and after.
+    /// Bytes that it holds at the peak, without and with the plan.
     pub peak_before_bytes: u64,
     pub peak_after_bytes: u64,
 }
 
-/// What is alive at the peak of one schedule.
+/// The storages that are live at the peak of one schedule.
 #[derive(Clone, Debug, Serialize)]
 pub struct AtPeak {
     /// The node that runs.
@@ -62,8 +62,10 @@ pub struct AtPeak {
 }
 
 impl<'a> Account<'a> {
+    /// Computes the account.
+    ///
     /// # Errors
-    /// A plan that is none for the task; a bug where the memory found is not what the plan predicts.
+    /// A plan that does not fit the task; a bug where the memory differs from the prediction.
     pub fn new(task: &'a Task, planned: &'a Planned) -> Result<Account<'a>> {
         let plan = &planned.plan;
         let terms = Terms::plain(&task.problem, &task.structure, &task.labels);
@@ -94,7 +96,7 @@ impl<'a> Account<'a> {
         Ok(account)
     }
 
-    /// What the steps of the plan are about.
+    /// Returns the ops and values that the steps of the plan refer to.
     pub fn terms(&self) -> &Terms<'a> {
         &self.after.terms
     }
@@ -121,13 +123,18 @@ impl<'a> Account<'a> {
                 rows[layer].ops += 1;
             }
         }
-        let mut again = vec![false; problem.ops.len()];
+        let mut is_counted = vec![false; problem.ops.len()];
         for (step, o) in self.after.schedule.iter().enumerate() {
-            match (terms.is_move(*o), self.after.is_again[step], layer_of[*o]) {
+            match (
+                terms.is_move(*o),
+                self.after.is_recompute[step],
+                layer_of[*o],
+            ) {
                 (true, _, Some(layer)) => rows[layer].transfer_us += problem.ops[*o].cost,
                 (false, true, Some(layer)) => {
                     rows[layer].recompute_us += problem.ops[*o].cost;
-                    rows[layer].recomputed_ops += !std::mem::replace(&mut again[*o], true) as usize;
+                    rows[layer].recomputed_ops +=
+                        !std::mem::replace(&mut is_counted[*o], true) as usize;
                 }
                 _ => {}
             }
@@ -155,7 +162,7 @@ impl<'a> Account<'a> {
         rows
     }
 
-    /// What is alive at a peak: of the plan, or of the unplanned order.
+    /// Returns what is live at the peak of one of the two schedules.
     pub fn at_peak(&self, memory: &Memory) -> AtPeak {
         AtPeak {
             node: memory.peak_node().map(str::to_string),
@@ -164,11 +171,6 @@ impl<'a> Account<'a> {
             kinds: by_kind(memory.kinds_at(memory.peak_step.unwrap_or(0))),
             largest: memory.at_peak(),
         }
-    }
-
-    /// Time of the step with and without the plan, by the cost model.
-    pub fn step_us(&self) -> (f64, f64) {
-        (self.plan.before.cost, self.plan.after.cost)
     }
 }
 

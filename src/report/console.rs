@@ -1,14 +1,14 @@
-//! Pieces of the table that `optimize` ends in: memory before and after as bars on one axis, and what lives at the peak.
+//! Parts of the console output: bars of the peak before and after, and the largest storages at the peak.
 
-use super::explain::cut;
 use super::memory::Held;
 use crate::units::bytes;
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 /// Width of the longest bar.
 const WIDTH: usize = 40;
 
-/// Two bars and the mark of a budget, on one axis.
+/// Draws two bars and the mark of a budget on one axis.
 pub fn bars(before_bytes: u64, after_bytes: u64, budget_bytes: Option<u64>) -> String {
     let most = before_bytes
         .max(after_bytes)
@@ -29,11 +29,11 @@ pub fn bars(before_bytes: u64, after_bytes: u64, budget_bytes: Option<u64>) -> S
     out
 }
 
-/// The largest of what lives at the peak.
+/// Lists storages that are live at the peak, one per line.
 pub fn largest(held: &[Held]) -> String {
     let mut out = String::new();
     for h in held {
-        let place = h.layer.map_or("-".into(), |l| format!("layer {l}"));
+        let place = layer_name(h.layer);
         let _ = writeln!(
             out,
             "    {:>10}  {:<12}{place:<11}{}",
@@ -45,9 +45,42 @@ pub fn largest(held: &[Held]) -> String {
     out
 }
 
+/// Lists named sizes, each with a note.
+pub fn sizes(dims: &BTreeMap<String, i64>, note: impl Fn(&String) -> String) -> String {
+    let one = |(name, size): (&String, &i64)| format!("{name}={size}{}", note(name));
+    let all: Vec<String> = dims.iter().map(one).collect();
+    match all.is_empty() {
+        true => "the file's fixed sizes".into(),
+        false => all.join(", "),
+    }
+}
+
+/// Returns `layer 3`, or `-` outside the layers.
+pub fn layer_name(layer: Option<usize>) -> String {
+    layer.map_or("-".into(), |l| format!("layer {l}"))
+}
+
+/// Shortens a name to its end, which tells more than its beginning.
+pub fn cut(name: &str, width: usize) -> String {
+    let letters = name.chars().count();
+    match letters <= width {
+        true => name.into(),
+        false => {
+            let end: String = name.chars().skip(letters + 1 - width).collect();
+            format!("…{end}")
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_names_lose_their_beginning() {
+        assert_eq!(cut("transformer.h.0", 6), "…r.h.0");
+        assert_eq!(cut("short", 6), "short");
+    }
 
     #[test]
     fn bars_share_an_axis() {

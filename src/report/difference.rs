@@ -1,4 +1,4 @@
-//! `diff`: two plans for the same thing, decision by decision.
+//! `diff`: the differences between two plans for the same graph.
 
 use crate::units::bytes;
 use ckpt_passes::plan::Plan;
@@ -7,7 +7,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// What B does differently from A.
+/// The differences of plan B from plan A.
 #[derive(Clone, Debug, Serialize)]
 pub struct Difference {
     pub policy_a: String,
@@ -20,9 +20,9 @@ pub struct Difference {
     pub flops_b: u64,
     pub steps_a: usize,
     pub steps_b: usize,
-    /// Ops that run another number of times, in the given order.
+    /// Ops that run more or less often in B, in the model's order.
     pub changed: Vec<Change>,
-    /// Whether the schedules are the same, step by step.
+    /// True if the schedules are equal, step by step.
     pub is_same: bool,
 }
 
@@ -30,7 +30,7 @@ pub struct Difference {
 #[derive(Clone, Debug, Serialize)]
 pub struct Change {
     pub op: usize,
-    /// Where a decision names it.
+    /// The name from a decision about it.
     pub name: Option<String>,
     pub bytes: Option<u64>,
     pub runs_a: usize,
@@ -46,6 +46,8 @@ fn runs(plan: &Plan) -> BTreeMap<usize, usize> {
 }
 
 impl Difference {
+    /// Compares two plans.
+    ///
     /// # Errors
     /// `error[plan]` where the plans are for different graphs.
     pub fn new(a: &Plan, b: &Plan) -> Result<Difference> {
@@ -95,7 +97,7 @@ impl Difference {
         })
     }
 
-    /// The lines for people.
+    /// Returns the text for people.
     pub fn human(&self) -> String {
         if self.is_same {
             return "the plans are the same\n".into();

@@ -1,6 +1,6 @@
-//! The layers of a model for Graphviz: one box a layer with what is kept and recomputed in it, and the order they run in.
+//! A Graphviz graph of the layers of a model, in execution order, with the bytes that each keeps and recomputes.
 //!
-//! Layers only: a picture of every node cannot be read. Equal neighbours are one box.
+//! Equal neighbours share a box. Nodes are left out, because a graph of all nodes is unreadable.
 
 use super::account::{Account, LayerRow};
 use crate::units::{bytes, micros};
@@ -10,7 +10,7 @@ fn quoted(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"")
 }
 
-/// The share of recomputed bytes as a colour from white to violet.
+/// Returns the share of recomputed bytes as a colour from white to violet.
 fn fill(row: &LayerRow) -> String {
     let all = (row.kept_bytes + row.recomputed_bytes).max(1);
     format!(
@@ -19,7 +19,7 @@ fn fill(row: &LayerRow) -> String {
     )
 }
 
-/// The picture as DOT text.
+/// Returns the graph as DOT text.
 pub fn dot(account: &Account, title: &str) -> String {
     let mut out = String::from("digraph layers {\n");
     let _ = writeln!(
@@ -33,7 +33,7 @@ pub fn dot(account: &Account, title: &str) -> String {
     let same = |a: &LayerRow, b: &LayerRow| {
         (a.run, a.kept_bytes, a.recomputed_bytes) == (b.run, b.kept_bytes, b.recomputed_bytes)
     };
-    // The box of each layer.
+    // By layer: the index of its box.
     let mut box_of = Vec::new();
     let mut boxes = 0;
     for rows in account.layers.chunk_by(same) {

@@ -1,6 +1,7 @@
-//! `explain`: what was decided for a value, a node, a module or a layer, what the other choice would cost, and why.
+//! `explain`: the decision about a value, node, module or layer, the reason, and the cost of the alternative.
 
 use super::account::{Account, AtPeak, LayerRow};
+use super::console::{cut, largest, layer_name};
 use super::verdict::{Alternative, Fate, Verdict};
 use crate::planning::trials;
 use crate::units::{bytes, micros};
@@ -12,10 +13,10 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// So many rows are shown to people; JSON has them all.
+/// Rows in a table for people; JSON has all rows.
 const SHOWN: usize = 20;
 
-/// The answer. Bytes are predicted, times are by the cost model or as measured.
+/// The answer. Bytes are predicted; times come from the cost model or from measurements.
 #[derive(Clone, Debug, Serialize)]
 pub struct Explanation {
     pub policy: String,
@@ -26,27 +27,27 @@ pub struct Explanation {
     pub peak_before_bytes: u64,
     pub peak_after_bytes: u64,
     pub static_bytes: u64,
-    /// Time of a step without the plan, and what the plan adds.
+    /// Microseconds of a step without the plan, and what the plan adds.
     pub step_us: f64,
     pub recompute_us: f64,
     pub overhead_pct: f64,
     pub lower_bound_pct: Option<f64>,
     pub gap_pct: Option<f64>,
-    /// Into how many parts the loss was cut, and the numbers that were planned where that was left to the planner.
+    /// Chunk counts of the loss and of MLPs, and the counts that the planner tried (`auto` only).
     pub loss_parts: Option<usize>,
     pub mlp_parts: Option<usize>,
     pub parts_tried: Vec<Trial>,
     pub at_peak_before: AtPeak,
     pub at_peak_after: AtPeak,
-    /// What was asked about; null for everything.
+    /// The name in the question; null for everything.
     pub about: Option<String>,
-    /// Those that were asked about.
+    /// The layers in question.
     pub layers: Vec<LayerRow>,
-    /// Those that were asked about, in the given order.
+    /// The values in question, in the model's order.
     pub values: Vec<Verdict>,
 }
 
-/// The name of the node that a copy was made of: without `/recompute` (older files: `/again`) and its number.
+/// Returns the name of the node that a copy was made of: without `/recompute` (older files: `/again`) and its number.
 fn original_name(name: &str) -> &str {
     let split = name
         .rsplit_once("/recompute")
@@ -63,18 +64,18 @@ fn original_name(name: &str) -> &str {
     }
 }
 
-/// `layer 3`, `layer:3`.
+/// Reads the number from `layer 3` or `layer:3`.
 fn layer_number(text: &str) -> Option<usize> {
     let rest = text.strip_prefix("layer")?;
     rest.trim_start_matches([' ', ':', '=']).trim().parse().ok()
 }
 
 impl Explanation {
-    /// About everything, or about what `name` means: `layer:3`, the name of a value or node (a copy's too), the path of a
-    /// module, or a pattern over any of these.
+    /// Explains everything, or what `name` refers to: `layer:3`, a value, a node or its copy, the path of a module, or a
+    /// pattern over these.
     ///
     /// # Errors
-    /// `error[name]` for a name that means nothing here, with those that are like it.
+    /// `error[name]` for an unknown name; the error lists similar ones.
     pub fn new(account: &Account, name: Option<&str>) -> Result<Explanation> {
         let (layers, values) = match name {
             None => (account.layers.clone(), account.verdicts.clone()),
@@ -107,7 +108,7 @@ impl Explanation {
         })
     }
 
-    /// Lines for people.
+    /// Returns the text for people.
     pub fn human(&self) -> String {
         let mut out = String::new();
         match &self.about {
@@ -135,7 +136,7 @@ impl Explanation {
         );
         for (what, parts) in [("the loss", self.loss_parts), ("MLPs", self.mlp_parts)] {
             if let Some(parts) = parts {
-                let _ = writeln!(out, "  {what} in {parts} parts");
+                let _ = writeln!(out, "  {what} in {parts} chunks");
             }
         }
         let parts_tried = trials::human(&self.parts_tried);
@@ -149,13 +150,13 @@ impl Explanation {
         }
         for (fate, (count, size)) in fates {
             let what = match fate {
-                Fate::Kept => "held for the backward part",
-                Fate::Recomputed => "freed and computed again",
-                Fate::Offloaded => "waiting outside the device's memory",
-                Fate::Freed => "not read by the backward part",
-                Fate::Output => "leave the graph",
-                Fate::View => "without memory of their own",
-                Fate::Backward => "made by the backward part",
+                Fate::Kept => "held for the backward pass",
+                Fate::Recomputed => "freed and recomputed",
+                Fate::Offloaded => "moved out of the device's memory",
+                Fate::Freed => "not read by the backward pass",
+                Fate::Output => "outputs of the graph",
+                Fate::View => "views, without memory of their own",
+                Fate::Backward => "computed by the backward pass",
             };
             let _ = writeln!(
                 out,
@@ -186,22 +187,13 @@ impl Explanation {
             bytes(at.bytes),
             at.node.as_deref().unwrap_or("-")
         );
-        for held in at.largest.iter().take(SHOWN / 2) {
-            let layer = held.layer.map_or(String::new(), |l| format!("layer {l}"));
-            let _ = writeln!(
-                out,
-                "  {:>10}  {:<12} {layer:<10} {}",
-                bytes(held.bytes),
-                held.kind.word(),
-                held.name
-            );
-        }
+        out.push_str(&largest(&at.largest[..at.largest.len().min(SHOWN / 2)]));
         if let Some(more) = at.largest.len().checked_sub(SHOWN / 2 + 1) {
             let _ = writeln!(out, "  and {} smaller ones", more + 1);
         }
     }
 
-    /// One value in full.
+    /// Adds everything about one value.
     fn one(&self, out: &mut String, v: &Verdict) {
         let mut row = |what: &str, text: String| {
             let _ = writeln!(out, "  {what:<13}{text}");
@@ -234,7 +226,7 @@ impl Explanation {
     }
 }
 
-/// What a stored plan says by itself: prices need the model.
+/// Returns the decisions of a stored plan as text. Costs would need the model.
 pub fn decisions(plan: &Plan) -> String {
     let mut out = String::new();
     let _ = writeln!(
@@ -251,7 +243,7 @@ pub fn decisions(plan: &Plan) -> String {
         "node", "decision", "memory", "place"
     );
     for d in &plan.decisions {
-        let layer = d.block.map_or("-".into(), |l| format!("layer {l}"));
+        let layer = layer_name(d.block);
         let verb = match (d.kept, d.offloaded) {
             (true, _) => Fate::Kept,
             (false, true) => Fate::Offloaded,
@@ -267,19 +259,19 @@ pub fn decisions(plan: &Plan) -> String {
         );
     }
     out.push_str(
-        "\n  ckpt-opt explain MODEL --plan-in PLAN adds times and what the other choice costs\n",
+        "\n  ckpt-opt explain MODEL --plan-in PLAN adds times and the cost of the alternative\n",
     );
     out
 }
 
-/// What the other choice would cost, in a phrase.
+/// Returns the cost of the alternative as a phrase.
 pub fn alternative(other: &Alternative, peak_bytes: u64) -> String {
     match other {
         Alternative::Recompute { us, ops: 1 } => {
-            format!("computing it again takes {}", micros(*us))
+            format!("recomputing it takes {}", micros(*us))
         }
         Alternative::Recompute { us, ops } => {
-            format!("computing it again takes {} in {ops} ops", micros(*us))
+            format!("recomputing it takes {} in {ops} ops", micros(*us))
         }
         Alternative::Keep {
             bytes: held,
@@ -320,7 +312,7 @@ fn layer_table(out: &mut String, layers: &[LayerRow]) {
         "kept",
         "recomputed",
         outside("offloaded".into()),
-        "ops again",
+        "re-run ops",
         "more time",
         "at the peak"
     );
@@ -352,18 +344,6 @@ fn layer_table(out: &mut String, layers: &[LayerRow]) {
     out.push('\n');
 }
 
-/// The end of a name that is too long: it tells more than the beginning.
-pub fn cut(name: &str, width: usize) -> String {
-    let letters = name.chars().count();
-    match letters <= width {
-        true => name.into(),
-        false => {
-            let end: String = name.chars().skip(letters + 1 - width).collect();
-            format!("…{end}")
-        }
-    }
-}
-
 fn value_table(out: &mut String, values: Vec<&Verdict>, most: usize) {
     let _ = writeln!(
         out,
@@ -371,7 +351,7 @@ fn value_table(out: &mut String, values: Vec<&Verdict>, most: usize) {
         "value", "decision", "memory", "time", "place"
     );
     for v in values.iter().take(most) {
-        let layer = v.layer.map_or("-".into(), |l| format!("layer {l}"));
+        let layer = layer_name(v.layer);
         let time = match v.runs {
             1 => micros(v.us),
             n => format!("{n} x {}", micros(v.us)),
@@ -394,7 +374,7 @@ fn value_table(out: &mut String, values: Vec<&Verdict>, most: usize) {
     }
 }
 
-/// The layers and values that a name means.
+/// Returns the layers and values that a name refers to.
 fn select(account: &Account, name: &str) -> Result<(Vec<LayerRow>, Vec<Verdict>)> {
     let all = &account.verdicts;
     let layer = layer_number(name).or_else(|| {
@@ -436,7 +416,7 @@ fn select(account: &Account, name: &str) -> Result<(Vec<LayerRow>, Vec<Verdict>)
         return Err(Error::usage(
             "name",
             format!(
-                "`{name}` is an input or a parameter: it is there from the start, and nothing is decided"
+                "`{name}` is an input or a parameter: it is resident throughout, and no plan decides about it"
             ),
         ));
     }
@@ -468,7 +448,5 @@ mod tests {
         assert_eq!(layer_number("layer 12"), Some(12));
         assert_eq!(layer_number("layer:3"), Some(3));
         assert_eq!(layer_number("layers.3"), None);
-        assert_eq!(cut("transformer.h.0", 6), "…r.h.0");
-        assert_eq!(cut("short", 6), "short");
     }
 }

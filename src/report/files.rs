@@ -1,4 +1,4 @@
-//! Which viewer a file is for: its name says.
+//! Writes views of a plan to files; the name of a file selects the viewer.
 
 use super::account::Account;
 use super::explain::Explanation;
@@ -9,10 +9,10 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// What can be written.
+/// A kind of view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// One page for a browser.
+    /// An HTML page.
     Page,
     /// A timeline for Perfetto or `chrome://tracing`.
     Trace,
@@ -26,7 +26,7 @@ pub enum Form {
     Explanation,
 }
 
-/// Ends of names; the first that fits counts.
+/// Ends of names; the first match counts.
 const ENDS: [(&str, Form); 7] = [
     (".html", Form::Page),
     (".trace.json", Form::Trace),
@@ -37,7 +37,7 @@ const ENDS: [(&str, Form); 7] = [
     (".json", Form::Explanation),
 ];
 
-/// A file to be written, and for which viewer.
+/// A file to write, and its viewer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     pub path: PathBuf,
@@ -56,7 +56,7 @@ impl FromStr for Target {
                 form: *form,
             }),
             None => Err(format!(
-                "the file's name says for which viewer it is: {}",
+                "the file's name selects the viewer, by its end: {}",
                 ENDS.map(|(end, _)| end).join(", ")
             )),
         }

@@ -1,6 +1,6 @@
-//! `frontier`: what every budget costs, from the smallest that is feasible to the one that needs no recomputation.
+//! `frontier`: the overhead at every budget, from the smallest feasible one to the one that needs no recomputation.
 
-use super::ablation::Lever;
+use super::ablation::{Technique, spread};
 use crate::planning::report::traffic_overhead_pct;
 use crate::planning::task::Task;
 use crate::units::bytes;
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::Instant;
 
-/// The whole curve. Bytes are in the terms of budgets ([`Frontier::bytes_on`]); percentages are by the objective.
+/// The whole curve. Bytes are in the terms of budgets ([`Frontier::bytes_on`]); percentages are of the objective.
 #[derive(Clone, Debug, Serialize)]
 pub struct Frontier {
     pub objective: &'static str,
@@ -20,13 +20,13 @@ pub struct Frontier {
     /// The peak without any recomputation.
     pub unplanned_bytes: u64,
     pub smallest_feasible_bytes: u64,
-    /// No schedule goes below this.
+    /// Lower bound on the peak of any schedule.
     pub floor_bytes: u64,
     /// From the smallest budget to the largest.
     pub points: Vec<Point>,
     pub policies: Vec<PolicyPoint>,
-    /// What each way to save memory does alone, and all together; empty unless asked for.
-    pub levers: Vec<Lever>,
+    /// Each memory-saving technique alone, and all together; empty unless asked for.
+    pub ablation: Vec<Technique>,
     pub bound_class: Option<String>,
     pub ops: usize,
     pub blocks: usize,
@@ -36,7 +36,7 @@ pub struct Frontier {
     pub warnings: Vec<String>,
 }
 
-/// One budget; the rest is null where nothing fits into it.
+/// One budget; the other fields are null where no plan fits.
 #[derive(Clone, Debug, Serialize)]
 pub struct Point {
     pub budget_bytes: u64,
@@ -49,7 +49,7 @@ pub struct Point {
     pub traffic_overhead_pct: Option<f64>,
 }
 
-/// A policy people know, by the same judge.
+/// A policy at its own peak, by the same judge.
 #[derive(Clone, Debug, Serialize)]
 pub struct PolicyPoint {
     pub policy: String,
@@ -57,27 +57,16 @@ pub struct PolicyPoint {
     pub overhead_pct: f64,
 }
 
-/// Budgets in equal steps over the whole range, both ends included.
-pub(super) fn spread(least: u64, most: u64, count: usize) -> Vec<u64> {
-    let steps = count.saturating_sub(1).max(1) as u128;
-    let width = most.saturating_sub(least) as u128;
-    let mut all: Vec<u64> = (0..=steps)
-        .map(|i| least + (width * i / steps) as u64)
-        .collect();
-    all.dedup();
-    all
-}
-
 impl Frontier {
     /// Plans at `given` budgets, or at `count` in equal steps where there are none.
     ///
     /// # Errors
-    /// A task whose own order is not a schedule.
-    pub fn new(task: &Task, wish: &BudgetGoal, given: &[Budget], count: usize) -> Result<Frontier> {
+    /// A task that cannot run in its own order.
+    pub fn new(task: &Task, goal: &BudgetGoal, given: &[Budget], count: usize) -> Result<Frontier> {
         let started = Instant::now();
         let setting = task.setting();
         let before = &task.before;
-        let floor = wish.smallest(&setting)?;
+        let floor = goal.smallest(&setting)?;
         let mut budgets: Vec<u64> = if given.is_empty() {
             spread(floor.reached_bytes, before.peak_bytes, count)
         } else {
@@ -86,8 +75,8 @@ impl Frontier {
         };
         budgets.sort_unstable();
         budgets.dedup();
-        let solutions = wish.frontier(&setting, &budgets, vec![floor.schedule.clone()])?;
-        let overhead = |score: &Score| budgeted::overhead_pct(wish.objective, score, before);
+        let solutions = goal.frontier(&setting, &budgets, vec![floor.schedule.clone()])?;
+        let overhead = |score: &Score| budgeted::overhead_pct(goal.objective, score, before);
         let points = budgets.iter().zip(&solutions).map(|(budget, solution)| {
             let s = solution.as_ref();
             Point {
@@ -108,7 +97,7 @@ impl Frontier {
             overhead_pct: overhead(&plan.after),
         });
         Ok(Frontier {
-            objective: budgeted::word(wish.objective),
+            objective: budgeted::word(goal.objective),
             bytes_on: task.basis.name(),
             static_bytes: before.static_bytes,
             unplanned_bytes: task.shown(before.peak_bytes),
@@ -116,7 +105,7 @@ impl Frontier {
             floor_bytes: task.shown(floor.least_bytes),
             points,
             policies: policies.collect(),
-            levers: Vec::new(),
+            ablation: Vec::new(),
             bound_class: solutions
                 .iter()
                 .flatten()
@@ -131,7 +120,7 @@ impl Frontier {
         })
     }
 
-    /// The table for people.
+    /// Returns the table for people.
     pub fn human(&self) -> String {
         let mut out = String::new();
         let _ = writeln!(
@@ -174,7 +163,7 @@ impl Frontier {
                 percent(Some(p.overhead_pct))
             );
         }
-        self.lever_table(&mut out);
+        self.ablation_table(&mut out);
         let _ = writeln!(
             out,
             "\n  smallest feasible budget: {} bytes ({}); nothing goes below {} bytes",
@@ -187,43 +176,30 @@ impl Frontier {
 }
 
 impl Frontier {
-    /// A column a lever: what a budget costs with it.
-    fn lever_table(&self, out: &mut String) {
-        let Some(first) = self.levers.first() else {
+    /// Adds a table with the overhead of every technique at every budget.
+    fn ablation_table(&self, out: &mut String) {
+        let Some(first) = self.ablation.first() else {
             return;
         };
         let _ = write!(out, "\n  {:>16}{:>12}", "budget bytes", "budget");
-        for lever in &self.levers {
-            let _ = write!(out, "{:>18}", lever.lever);
+        for technique in &self.ablation {
+            let _ = write!(out, "{:>18}", technique.technique);
         }
         out.push('\n');
         for (i, point) in first.points.iter().enumerate() {
             let budget = point.budget_bytes;
             let _ = write!(out, "  {budget:>16}{:>12}", bytes(budget));
-            for lever in &self.levers {
-                let percent = lever.points.get(i).and_then(|p| p.overhead_pct);
+            for technique in &self.ablation {
+                let percent = technique.points.get(i).and_then(|p| p.overhead_pct);
                 let cell = percent.map_or("-".into(), |x| format!("{x:.2} %"));
                 let _ = write!(out, "{cell:>18}");
             }
             out.push('\n');
         }
         let _ = write!(out, "  {:<28}", "smallest feasible");
-        for lever in &self.levers {
-            let _ = write!(out, "{:>18}", bytes(lever.smallest_feasible_bytes));
+        for technique in &self.ablation {
+            let _ = write!(out, "{:>18}", bytes(technique.smallest_feasible_bytes));
         }
         out.push('\n');
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn budgets_in_equal_steps() {
-        assert_eq!(spread(10, 20, 3), [10, 15, 20]);
-        assert_eq!(spread(10, 10, 5), [10]);
-        assert_eq!(spread(0, u64::MAX, 2), [0, u64::MAX]);
-        assert_eq!(spread(3, 9, 1), [3, 9]);
     }
 }

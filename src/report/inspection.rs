@@ -1,16 +1,17 @@
-//! What inspect reports of a model: one JSON object for programs, tables for people.
+//! The report of `inspect`: a JSON object for programs, tables for people.
 
-use super::sharing::{self, KvSharing, WeightSharing};
+use super::sharing::{self, WeightSharing};
 use super::sub_blocks::{self, SubBlock};
 use crate::units::bytes;
 use ckpt_passes::Result;
 use ckpt_passes::analysis::attention::rows::{self, Row};
 use ckpt_passes::analysis::params::{Selection, parameters};
 use ckpt_passes::analysis::ranges;
+use ckpt_passes::analysis::sharing::KvSharing;
 use ckpt_passes::analysis::sizes::dim_kinds;
 use ckpt_passes::analysis::{DimKind, Layers, tied_weights};
 use ckpt_passes::ir::op::Domain;
-use ckpt_passes::ir::{DType, Dim, Graph, Role, Ty, ValueId};
+use ckpt_passes::ir::{Dim, Graph, Role, Ty, ValueId};
 use ckpt_passes::transform::joint::{gradient_of, has_backward, trained};
 use ckpt_passes::transform::optimizer::{STATES, UPDATED};
 use serde::Serialize;
@@ -48,7 +49,7 @@ pub struct Parameter {
 #[derive(Clone, Debug, Serialize)]
 pub struct Block {
     pub index: usize,
-    /// Module class, else module path, where the file tells.
+    /// Module class and path, where the file names them.
     pub class: Option<String>,
     pub path: Option<String>,
     /// Equal layers have the same number.
@@ -60,73 +61,31 @@ pub struct Block {
     pub parts: Vec<SubBlock>,
 }
 
-/// One attention; what cannot be told is null.
-#[derive(Clone, Debug, Serialize)]
-pub struct Attention {
-    pub index: usize,
-    /// The layer it is in.
-    pub block: Option<usize>,
-    pub heads: Option<Size>,
-    pub kv_heads: Option<Size>,
-    pub head_size: Option<Size>,
-    /// Keys that a query sees at most, itself among them, where a sliding window is proven.
-    pub window: Option<i64>,
-    /// No query sees a key behind itself, whatever the data.
-    pub causal: bool,
-    /// What is masked beyond that: `none`, `bool` or `additive`.
-    pub mask: &'static str,
-    pub scale: Option<f64>,
-    pub softcap: Option<f64>,
-    /// `fused` for one op, else `decomposed`.
-    pub form: &'static str,
-    /// Why a decomposed one cannot become one op; null where it can.
-    pub obstacle: Option<String>,
-}
-
-impl From<Row> for Attention {
-    fn from(row: Row) -> Attention {
-        Attention {
-            index: row.index,
-            block: row.block,
-            heads: row.heads.as_ref().map(size),
-            kv_heads: row.kv_heads.as_ref().map(size),
-            head_size: row.head_size.as_ref().map(size),
-            window: row.window,
-            causal: row.causal,
-            mask: row.mask,
-            scale: row.scale,
-            softcap: row.softcap,
-            form: if row.fused { "fused" } else { "decomposed" },
-            obstacle: row.obstacle,
-        }
-    }
-}
-
 #[derive(Clone, Debug, Serialize)]
 pub struct NamedDim {
     /// `batch` or `sequence`.
     pub kind: &'static str,
-    /// What planning takes where nobody gives a number.
+    /// The size that planning assumes without `--dim`.
     pub default: i64,
 }
 
-/// Everything about a model that can be told without running it.
+/// Everything that is known about a model without running it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Inspection {
     pub name: String,
-    /// `forward`, `training` (it holds its backward), or `planned` (it holds recompute nodes too).
+    /// `forward`, `training` (it has a backward pass) or `planned` (it has recompute nodes too).
     pub graph: &'static str,
     pub inputs: Vec<Port>,
     pub outputs: Vec<Port>,
     pub parameters: Vec<Parameter>,
     pub blocks: Vec<Block>,
-    pub attentions: Vec<Attention>,
+    pub attentions: Vec<Row>,
     pub kv_sharing: Vec<KvSharing>,
     pub shared_weights: Vec<WeightSharing>,
     /// How often each op occurs.
     pub ops: BTreeMap<String, usize>,
     pub dims: BTreeMap<String, NamedDim>,
-    /// The file's own notes, those of an earlier rewrite among them.
+    /// The file's metadata, with the record of an earlier rewrite.
     pub meta: BTreeMap<String, String>,
     pub warnings: Vec<String>,
     #[serde(skip)]
@@ -144,12 +103,8 @@ fn shape(ty: &Ty) -> Vec<Size> {
     ty.dims.iter().map(size).collect()
 }
 
-fn dtype(d: DType) -> &'static str {
-    d.name()
-}
-
 impl Inspection {
-    /// Looks at a typed graph.
+    /// Inspects a typed graph.
     ///
     /// # Errors
     /// A pattern of `selection` that matches no parameter.
@@ -158,7 +113,7 @@ impl Inspection {
             let value = graph.value(*id);
             Port {
                 name: value.name.clone(),
-                dtype: dtype(value.ty().dtype),
+                dtype: value.ty().dtype.name(),
                 shape: shape(value.ty()),
             }
         };
@@ -174,7 +129,7 @@ impl Inspection {
                 initializer: value.name.clone(),
                 aliases: p.aliases,
                 transposed: p.transposed,
-                dtype: dtype(value.ty().dtype),
+                dtype: value.ty().dtype.name(),
                 shape: shape(value.ty()),
                 size_bytes: value.tensor().map_or(0, |t| t.size_bytes()),
             }
@@ -182,7 +137,7 @@ impl Inspection {
         let parameters = parameters.collect();
         let found = Layers::new(graph)?;
         let attentions = rows::rows(graph, &found)?;
-        let kv_sharing = sharing::kv_sharing(&found);
+        let kv_sharing = found.kv_sharing.clone();
         let shared_weights = sharing::shared_weights(graph, &found);
         let of_layers = sub_blocks::sub_blocks(graph, &found)?;
         let blocks = found
@@ -249,7 +204,7 @@ impl Inspection {
             outputs: graph.outputs().iter().map(port).collect(),
             parameters,
             blocks,
-            attentions: attentions.into_iter().map(Attention::from).collect(),
+            attentions,
             kv_sharing,
             shared_weights,
             ops,
@@ -260,14 +215,14 @@ impl Inspection {
         })
     }
 
-    /// Tables for people; warnings are not among them.
+    /// Returns tables for people, without warnings.
     pub fn human(&self) -> String {
         let mut out = String::new();
-        let [forward, loss, backward, again] = self.nodes;
+        let [forward, loss, backward, recompute] = self.nodes;
         let what = match self.graph {
             "forward" => "a forward graph".to_string(),
-            "training" => "a training graph: it holds its backward".to_string(),
-            _ => format!("a planned training graph: {again} nodes compute something again"),
+            "training" => "a training graph: it has a backward pass".to_string(),
+            _ => format!("a planned training graph: {recompute} nodes recompute values"),
         };
         let _ = writeln!(
             out,
@@ -280,7 +235,7 @@ impl Inspection {
         );
         let _ = writeln!(
             out,
-            "nodes: {forward} forward, {loss} loss, {backward} backward, {again} recompute"
+            "nodes: {forward} forward, {loss} loss, {backward} backward, {recompute} recompute"
         );
         for (title, ports) in [("inputs", &self.inputs), ("outputs", &self.outputs)] {
             let ports: Vec<&Port> = ports
@@ -340,7 +295,7 @@ impl Inspection {
         }
         let _ = writeln!(
             out,
-            "\nlayers: {}; in each the nodes of its parts, + where one is added to the stream",
+            "\nlayers: {}; with the nodes of each sub-block, + where it is added to the residual stream",
             self.blocks.len()
         );
         for b in &self.blocks {
@@ -374,11 +329,7 @@ impl Inspection {
     fn attention_table(&self, out: &mut String) {
         let _ = writeln!(out, "\nattentions: {}", self.attentions.len());
         for a in &self.attentions {
-            let text = |s: &Option<Size>| match s {
-                Some(Size::Fixed(n)) => n.to_string(),
-                Some(Size::Named(name)) => name.clone(),
-                None => "?".into(),
-            };
+            let text = |s: &Option<Dim>| s.as_ref().map_or("?".into(), Dim::to_string);
             let mut notes = vec![format!("mask {}", a.mask)];
             if a.causal {
                 notes.insert(0, "causal".into());
@@ -386,7 +337,7 @@ impl Inspection {
             notes.extend(a.window.map(|w| format!("window {w}")));
             notes.extend(a.scale.map(|s| format!("scale {s:.6}")));
             notes.extend(a.softcap.map(|c| format!("softcap {c}")));
-            notes.push(a.form.into());
+            notes.push(Row::form(a.fused).into());
             notes.extend(a.obstacle.clone());
             let _ = writeln!(
                 out,
@@ -401,7 +352,7 @@ impl Inspection {
         }
     }
 
-    /// Whether a port is a gradient, a parameter after its update, or a state of one.
+    /// Returns true for the port of a gradient, an updated parameter or optimizer state.
     fn comes_with_parameter(&self, name: &str) -> bool {
         let of = |n: &str| self.parameters.iter().any(|p| p.initializer == n);
         let updated = name.strip_suffix(UPDATED);
@@ -412,7 +363,7 @@ impl Inspection {
     }
 }
 
-/// Names of initializers that a graph with a backward has no gradient for.
+/// Returns the initializers without a gradient, by name; none in a graph without a backward pass.
 fn frozen(graph: &Graph) -> Vec<String> {
     let trained = trained(graph);
     if trained.is_empty() {

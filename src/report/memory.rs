@@ -1,9 +1,10 @@
-//! Memory over a schedule: which storages are held from which step to which, and what they are for.
+//! Memory over a schedule: the steps from and to which each storage is held, and what it is used for.
 //!
-//! Made from the same judge as every plan's score, so its totals are the predicted ones: the sum of all kinds at the
-//! peak is the predicted peak, byte for byte. While a step runs, its operands, results and temporaries are all held.
+//! The judge of plans computes it, so the sum of all kinds at the peak is the predicted peak, byte for byte. While a step
+//! runs, its operands, results and temporaries are all held.
 
 use super::terms::Terms;
+use super::words::words;
 use crate::planning::labels::Role;
 use ckpt_passes::Result;
 use ckpt_passes::plan::plan::copies;
@@ -11,64 +12,36 @@ use ckpt_passes::plan::schedule::Timeline;
 use ckpt_passes::plan::{Kind as Lives, Phase};
 use serde::Serialize;
 
-/// What a storage is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Kind {
-    Parameters,
-    Inputs,
-    /// Gradients that leave the graph or update a parameter, from where their last term is added.
-    Gradients,
-    /// Other outputs of the graph.
-    Outputs,
-    /// Results of the forward part, computed for the first time.
-    Activations,
-    /// Results that were computed before.
-    Recomputed,
-    /// Results that waited outside and are back.
-    Fetched,
-    /// Results of the backward part on their way to a gradient.
-    Cotangents,
-    /// Temporaries inside the kernel that runs.
-    Temporaries,
-    /// What an optimizer keeps for parameters.
-    State,
-}
-
-/// How many kinds there are.
-pub const KINDS: usize = 10;
-
-impl Kind {
-    pub const ALL: [Kind; KINDS] = [
-        Kind::Parameters,
-        Kind::Inputs,
-        Kind::Gradients,
-        Kind::Outputs,
-        Kind::Activations,
-        Kind::Recomputed,
-        Kind::Fetched,
-        Kind::Cotangents,
-        Kind::Temporaries,
-        Kind::State,
-    ];
-
-    pub fn word(self) -> &'static str {
-        match self {
-            Kind::Parameters => "parameters",
-            Kind::Inputs => "inputs",
-            Kind::Gradients => "gradients",
-            Kind::Outputs => "outputs",
-            Kind::Activations => "activations",
-            Kind::Recomputed => "recomputed",
-            Kind::Fetched => "fetched",
-            Kind::Cotangents => "cotangents",
-            Kind::Temporaries => "temporaries",
-            Kind::State => "state",
-        }
+words! {
+    /// The use of a storage.
+    pub enum Kind {
+        /// Initializers.
+        Parameters = "parameters",
+        /// Inputs of the graph.
+        Inputs = "inputs",
+        /// Gradients that leave the graph or update a parameter, from the step that adds their last term.
+        Gradients = "gradients",
+        /// Other outputs of the graph.
+        Outputs = "outputs",
+        /// Results of the forward pass, computed for the first time.
+        Activations = "activations",
+        /// Recomputed results.
+        Recomputed = "recomputed",
+        /// Offloaded results that are back.
+        Fetched = "fetched",
+        /// Results of the backward pass that no gradient is made of yet.
+        Cotangents = "cotangents",
+        /// Temporaries inside the kernel that runs.
+        Temporaries = "temporaries",
+        /// State of an optimizer.
+        State = "state",
     }
 }
 
-/// A storage over the time that it is held.
+/// The number of kinds.
+pub const KINDS: usize = Kind::ALL.len();
+
+/// A storage, and the steps over which it is held.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tenant {
     /// The value that owns it, by its index in the problem.
@@ -80,11 +53,11 @@ pub struct Tenant {
     /// The first step at which it is held, and the one after the last.
     pub from: usize,
     pub until: usize,
-    /// Whether it is never freed: an output, or there from the start.
+    /// True if it is never freed: an output, or resident from the start.
     pub stays: bool,
 }
 
-/// What is held at one step.
+/// A storage or temporary that is held at one step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Held {
     /// The value, or the op whose kernel takes temporaries.
@@ -99,25 +72,25 @@ pub struct Held {
 pub struct Memory<'a> {
     pub terms: Terms<'a>,
     pub schedule: Vec<usize>,
-    /// Whether each step computes its op again.
-    pub is_again: Vec<bool>,
-    /// Static ones first, then in the order they are made.
+    /// By step: true if it recomputes its op.
+    pub is_recompute: Vec<bool>,
+    /// Static storages first, then in the order of their steps.
     pub tenants: Vec<Tenant>,
-    /// Of each step's kernel.
+    /// By step: temporaries of its kernel.
     pub temp_bytes: Vec<u64>,
-    /// All that is held at each step, static bytes and temporaries included.
+    /// By step: all bytes held, static bytes and temporaries included.
     pub live_bytes: Vec<u64>,
     pub static_bytes: u64,
     pub peak_bytes: u64,
-    /// The first step at which the peak is reached; `None` where nothing above static is ever held.
+    /// The first step that reaches the peak; `None` where nothing above static is ever held.
     pub peak_step: Option<usize>,
 }
 
 impl<'a> Memory<'a> {
-    /// Linear in the operands of the steps.
+    /// Computes the memory of a schedule, in time linear in the operands of its steps.
     ///
     /// # Errors
-    /// A schedule that is none; see [`ckpt_passes::plan::evaluate`].
+    /// A schedule that cannot run; see [`ckpt_passes::plan::evaluate`].
     pub fn new(terms: Terms<'a>, schedule: Vec<usize>) -> Result<Memory<'a>> {
         let (problem, labels) = (&*terms.problem, &*terms.labels);
         let layer_of = &terms.structure.block_of;
@@ -126,12 +99,12 @@ impl<'a> Memory<'a> {
             instances,
             written_over,
         } = Timeline::new(problem, &schedule)?;
-        let is_again = copies(problem, &schedule);
+        let is_recompute = copies(problem, &schedule);
         let steps = schedule.len();
-        // A result that is written over an operand takes its place: that one is gone as the step begins.
-        let mut hands_over = vec![false; instances.len()];
+        // An in-place result takes the storage of an operand, which is gone when the step begins.
+        let mut is_taken_over = vec![false; instances.len()];
         for i in written_over.into_iter().flatten() {
-            hands_over[i] = true;
+            is_taken_over[i] = true;
         }
         let mut tenants = Vec::new();
         for (v, value) in problem.values.iter().enumerate() {
@@ -151,7 +124,7 @@ impl<'a> Memory<'a> {
                 });
             }
         }
-        for (instance, hands_over) in instances.into_iter().zip(hands_over) {
+        for (instance, is_taken_over) in instances.into_iter().zip(is_taken_over) {
             let Some(last) = instance.last else { continue };
             let v = instance.value;
             let op = problem.values[v].producer;
@@ -159,7 +132,7 @@ impl<'a> Memory<'a> {
                 (None, ..) => Kind::Inputs,
                 (Some(_), _, Role::Gradient) => Kind::Gradients,
                 (_, true, _) => Kind::Outputs,
-                (Some(op), ..) if is_again[instance.born] => match terms.is_move(op) {
+                (Some(op), ..) if is_recompute[instance.born] => match terms.is_move(op) {
                     true => Kind::Fetched,
                     false => Kind::Recomputed,
                 },
@@ -172,7 +145,7 @@ impl<'a> Memory<'a> {
                 layer: op.and_then(|op| layer_of[op]),
                 bytes: instance.bytes,
                 from: instance.born,
-                until: if hands_over {
+                until: if is_taken_over {
                     last
                 } else {
                     (last + 1).min(steps)
@@ -189,7 +162,7 @@ impl<'a> Memory<'a> {
                 .collect(),
             terms,
             schedule,
-            is_again,
+            is_recompute,
             tenants,
             static_bytes,
             peak_bytes: static_bytes,
@@ -205,7 +178,7 @@ impl<'a> Memory<'a> {
         Ok(memory)
     }
 
-    /// Bytes held at a step by kind. Linear in tenants; without steps, the static ones.
+    /// Returns the bytes held at a step by kind, in time linear in tenants; without steps, the static bytes.
     pub fn kinds_at(&self, step: usize) -> [u64; KINDS] {
         let mut bytes = [0; KINDS];
         for t in self.tenants_at(step) {
@@ -215,7 +188,7 @@ impl<'a> Memory<'a> {
         bytes
     }
 
-    /// The storages held at a step; of a schedule without steps, the static ones.
+    /// Returns the storages held at a step; without steps, the static storages.
     pub fn tenants_at(&self, step: usize) -> impl Iterator<Item = &Tenant> {
         let is_empty = self.schedule.is_empty();
         self.tenants
@@ -223,7 +196,7 @@ impl<'a> Memory<'a> {
             .filter(move |t| is_empty || t.from <= step && step < t.until)
     }
 
-    /// Bytes by kind at every step.
+    /// Returns the bytes by kind at every step.
     pub fn kinds(&self) -> Vec<[u64; KINDS]> {
         let mut change = vec![[0i64; KINDS]; self.schedule.len() + 1];
         for t in &self.tenants {
@@ -243,7 +216,7 @@ impl<'a> Memory<'a> {
         all
     }
 
-    /// What is held at the peak, largest first, the kernel's temporaries among it.
+    /// Returns what is held at the peak, largest first, with the kernel's temporaries.
     pub fn at_peak(&self) -> Vec<Held> {
         let (problem, labels) = (&self.terms.problem, &self.terms.labels);
         let step = self.peak_step.unwrap_or(0);
@@ -268,14 +241,14 @@ impl<'a> Memory<'a> {
         all
     }
 
-    /// The node that runs at the peak.
+    /// Returns the name of the node that runs at the peak.
     pub fn peak_node(&self) -> Option<&str> {
         let step = self.peak_step?;
         Some(&self.terms.node(self.schedule[step]).name)
     }
 }
 
-/// The largest entry of any stretch of a list, in logarithmic time.
+/// Finds the largest entry of any range of a list in logarithmic time.
 pub struct Highest {
     tree: Vec<u64>,
     leaves: usize,
@@ -292,7 +265,7 @@ impl Highest {
         Highest { tree, leaves }
     }
 
-    /// Of the entries `from..to`; 0 where there are none.
+    /// Returns the largest of the entries `from..to`; 0 for an empty range.
     pub fn of(&self, from: usize, to: usize) -> u64 {
         let (mut low, mut high) = (from + self.leaves, to + self.leaves);
         let mut most = 0;

@@ -31,4 +31,5 @@ pub mod svg;
 pub mod terms;
 pub mod trace;
 pub mod verdict;
+mod words;
 pub mod written;

@@ -1,14 +1,14 @@
-//! Node data for Model Explorer: what is decided for every node of the written graph, as words and colours.
+//! Node data for Model Explorer: the decision about every node of the written graph, as a word and a colour.
 //!
-//! Source: Model Explorer's node data (`GraphNodeData` by graph id, `results` by node id); its adapter for ONNX takes the
-//! graph's and the nodes' names for ids. Words instead of numbers let groups show how many nodes of each kind they hold.
+//! Source: Model Explorer's node data (`GraphNodeData` by graph id, `results` by node id). Its ONNX adapter uses names as
+//! ids. With words instead of numbers, groups show how many nodes of each kind they hold.
 
 use super::account::Account;
 use super::verdict::Fate;
 use ckpt_passes::plan::Phase;
 use serde_json::{Map, Value, json};
 
-/// The colours of decisions.
+/// Returns the colour of a decision.
 fn colour(fate: Fate) -> &'static str {
     match fate {
         Fate::Kept => "#e69f00",
@@ -21,11 +21,11 @@ fn colour(fate: Fate) -> &'static str {
     }
 }
 
-/// The file's content.
+/// Returns the file's content.
 pub fn overlay(account: &Account) -> Value {
     let mut results = Map::new();
     for group in account.verdicts.chunk_by(|a, b| a.at == b.at) {
-        // A node's results share its fate, but for results that nothing reads.
+        // The results of a node share its fate, except those without readers.
         let first = group.iter().max_by_key(|v| v.bytes).unwrap_or(&group[0]);
         let is_backward = account.terms().problem.ops[first.at].phase == Phase::Backward;
         let fate = if is_backward {

@@ -1,10 +1,11 @@
-//! One page for a browser: a file that loads nothing, with the account as data and a script that draws it.
+//! An HTML page that loads nothing: the account as data, and a script that draws it.
 //!
-//! Names in the data come from models, so they are escaped for where they stand: as HTML in the text, and with `<`
-//! written as an escape in the JSON, which then cannot end its element. The page's policy forbids it to load or send
-//! anything. Columns instead of objects keep the page of a model with hundreds of layers small.
+//! Names come from models, so text is escaped as HTML, and JSON writes `<` as an escape, so that it cannot end its
+//! element. The page's policy forbids it to load or send anything. Data is stored by columns, which keeps the page of a
+//! model with hundreds of layers small.
 
 use super::account::Account;
+use super::console::sizes;
 use super::explain::alternative;
 use super::memory::{Kind, Memory};
 use super::verdict::Fate;
@@ -20,20 +21,10 @@ const PAGE: &str = include_str!("page/page.html");
 const STYLE: &str = include_str!("page/style.css");
 const SCRIPT: &str = include_str!("page/script.js");
 
-/// Budgets on the curve, and for how many ops so many are affordable.
+/// Budgets on the curve: fewer where a problem has many ops.
 const POINTS: usize = 12;
 const FEW_POINTS: usize = 5;
 const MANY_OPS: usize = 20_000;
-
-const FATES: [Fate; 7] = [
-    Fate::Kept,
-    Fate::Recomputed,
-    Fate::Offloaded,
-    Fate::Freed,
-    Fate::Output,
-    Fate::View,
-    Fate::Backward,
-];
 
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;")
@@ -42,7 +33,7 @@ fn escaped(text: &str) -> String {
         .replace('"', "&quot;")
 }
 
-/// The page. `title` names the model.
+/// Returns the page. `title` names the model.
 ///
 /// # Errors
 /// A frontier that cannot be planned.
@@ -62,7 +53,7 @@ pub fn page(account: &Account, title: &str) -> Result<String> {
     let pieces: BTreeMap<&str, String> = pieces.into_iter().collect();
     let mut out =
         String::with_capacity(PAGE.len() + pieces.values().map(String::len).sum::<usize>());
-    // What is put in is not looked at again.
+    // Inserted text is not searched for names of pieces.
     let mut rest = PAGE;
     while let Some((before, after)) = rest.split_once("{{") {
         let Some((name, after)) = after.split_once("}}") else {
@@ -91,15 +82,10 @@ fn list(rows: &[(String, String)], boxed: bool) -> String {
 
 fn dims(account: &Account) -> String {
     let task = account.task;
-    let one = |(name, size): (&String, &i64)| match task.assumed_dims.contains(name) {
-        true => format!("{name}={size} (assumed)"),
-        false => format!("{name}={size}"),
-    };
-    let all: Vec<String> = task.dims.iter().map(one).collect();
-    match all.is_empty() {
-        true => "the file's fixed sizes".into(),
-        false => all.join(", "),
-    }
+    sizes(&task.dims, |name| match task.assumed_dims.contains(name) {
+        true => " (assumed)".into(),
+        false => String::new(),
+    })
 }
 
 fn sentence(account: &Account) -> String {
@@ -206,7 +192,7 @@ fn facts(account: &Account) -> Vec<(String, String)> {
         .collect()
 }
 
-/// Texts by number; equal ones are one.
+/// Numbers texts; equal texts get one number.
 #[derive(Default)]
 struct Texts {
     list: Vec<String>,
@@ -228,7 +214,7 @@ fn layer(layer: Option<usize>) -> i64 {
     layer.map_or(-1, |l| l as i64)
 }
 
-/// `schedule` is the memory's own, in the ops that the page knows.
+/// Returns the memory of a schedule. `schedule` is its own, by the op indices of the page.
 fn memory(memory: &Memory, schedule: &[usize]) -> Value {
     let tenants = || memory.tenants.iter();
     let temporaries: Vec<(usize, u64)> = memory
@@ -282,10 +268,9 @@ fn data(account: &Account) -> Result<Value> {
     let other: Vec<usize> = other.collect();
     let unplanned = account.before.schedule.iter().map(|o| terms.op(*o));
     let unplanned: Vec<usize> = unplanned.collect();
-    let fate = |f: Fate| FATES.iter().position(|x| *x == f);
     Ok(json!({
         "kinds": Kind::ALL.map(Kind::word),
-        "fates": FATES.map(Fate::word),
+        "fates": Fate::ALL.map(Fate::word),
         "budget": plan.certificate.as_ref().map(|c| c.budget_bytes),
         "names": terms.labels.names,
         "opkinds": kinds.list,
@@ -304,7 +289,7 @@ fn data(account: &Account) -> Result<Value> {
         "values": {
             "v": values().map(|v| v.value).collect::<Vec<_>>(),
             "o": values().map(|v| v.at).collect::<Vec<_>>(),
-            "f": values().map(|v| fate(v.fate)).collect::<Vec<_>>(),
+            "f": values().map(|v| v.fate as usize).collect::<Vec<_>>(),
             "b": values().map(|v| v.bytes).collect::<Vec<_>>(),
             "r": values().map(|v| v.runs).collect::<Vec<_>>(),
             "w": why,

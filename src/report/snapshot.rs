@@ -2,12 +2,13 @@
 //! pytorch.org/memory_viz.
 //!
 //! A snapshot is a pickle of `{"segments": […], "device_traces": [[…]], …}`. Every storage is a segment of its own with
-//! one block; the trace allocates and frees them in the order of the schedule. Frames carry what we know: the node, its
-//! layer, the decision. The viewer orders by event, not by time, so the x axis is the schedule. Addresses are ours, below
-//! 2^53, because the viewer counts in floats.
+//! one block. The trace allocates and frees them in the order of the schedule, which is the viewer's x axis. Frames name
+//! the node, its layer and the kind of memory. Addresses are made up and stay below 2^53, because the viewer counts in
+//! floats.
 
 use super::account::Account;
 use super::memory::{Kind, Memory};
+use super::pickle::Item::{self, Dict, List, Number, Pair, Text, Truth};
 use super::pickle::Pickle;
 use std::io::{Result, Write};
 
@@ -32,7 +33,7 @@ pub fn write(account: &Account, out: &mut dyn Write) -> Result<()> {
     let memory = &account.after;
     let pieces = pieces(account, memory);
     let mut events: Vec<(usize, u8, usize)> = Vec::new();
-    // At each step: what is gone is freed, what is made there is allocated, the kernel's temporaries come and go.
+    // At each step storages are freed, then results and temporaries allocated, then temporaries freed.
     for (i, t) in memory
         .tenants
         .iter()
@@ -59,36 +60,25 @@ pub fn write(account: &Account, out: &mut dyn Write) -> Result<()> {
         Some(t) => t.from <= peak && peak < t.until,
         None => pieces[i].1 == Some(peak),
     };
+    let held = pieces.iter().enumerate();
+    let held = held.filter(|(i, (piece, _))| at_peak(*i) && piece.bytes > 0);
+    let events = events.iter().map(|(_, order, i)| (order, &pieces[*i].0));
+    let events = events.filter(|(_, piece)| piece.bytes > 0);
     let mut p = Pickle::new(out)?;
     p.dict(|p| {
-        p.key("segments")?;
-        p.list(|p| {
-            for (i, (piece, _)) in pieces.iter().enumerate() {
-                if at_peak(i) && piece.bytes > 0 {
-                    segment(p, piece)?;
-                }
-            }
-            Ok(())
-        })?;
-        p.key("device_traces")?;
-        p.list(|p| {
-            p.list(|p| {
-                for (_, order, i) in &events {
-                    let piece = &pieces[*i].0;
-                    if piece.bytes > 0 {
-                        let action = if matches!(order, 1 | 2) {
-                            "alloc"
-                        } else {
-                            "free_completed"
-                        };
-                        event(p, action, piece)?;
-                    }
-                }
-                Ok(())
-            })
-        })?;
-        p.key("allocator_settings")?;
-        p.dict(|_| Ok(()))
+        p.text("segments")?;
+        p.list(held.map(|(_, (piece, _))| segment(piece)))?;
+        p.text("device_traces")?;
+        // One device.
+        p.nested_list(events.map(|(order, piece)| {
+            let action = match order {
+                1 | 2 => "alloc",
+                _ => "free_completed",
+            };
+            event(action, piece)
+        }))?;
+        p.text("allocator_settings")?;
+        p.item(Dict(Vec::new()))
     })?;
     p.end()
 }
@@ -138,82 +128,55 @@ fn pieces<'a>(account: &'a Account, memory: &Memory) -> Vec<(Piece<'a>, Option<u
     all
 }
 
-fn frames(p: &mut Pickle, piece: &Piece) -> Result<()> {
-    p.key("frames")?;
-    p.list(|p| {
-        for (name, file) in [
-            (piece.name, "ckpt-opt"),
-            (piece.what.as_str(), piece.kind.word()),
-        ] {
-            p.dict(|p| {
-                p.key("filename")?;
-                p.text(file)?;
-                p.key("line")?;
-                p.number(0)?;
-                p.key("name")?;
-                p.text(name)
-            })?;
-        }
-        Ok(())
-    })
-}
-
-fn event(p: &mut Pickle, action: &str, piece: &Piece) -> Result<()> {
-    p.dict(|p| {
-        p.key("action")?;
-        p.text(action)?;
-        p.key("addr")?;
-        p.number(piece.address)?;
-        p.key("size")?;
-        p.number(piece.bytes)?;
-        p.key("stream")?;
-        p.number(0)?;
-        frames(p, piece)
-    })
-}
-
-fn segment(p: &mut Pickle, piece: &Piece) -> Result<()> {
-    let sizes = [
-        "total_size",
-        "allocated_size",
-        "active_size",
-        "requested_size",
+fn frames<'a>(piece: &'a Piece) -> Item<'a> {
+    let frame = |(name, file)| {
+        Dict(vec![
+            ("filename", Text(file)),
+            ("line", Number(0)),
+            ("name", Text(name)),
+        ])
+    };
+    let about = [
+        (piece.name, "ckpt-opt"),
+        (piece.what.as_str(), piece.kind.word()),
     ];
-    p.dict(|p| {
-        p.key("device")?;
-        p.number(0)?;
-        p.key("address")?;
-        p.number(piece.address)?;
-        for key in sizes {
-            p.key(key)?;
-            p.number(piece.bytes)?;
-        }
-        p.key("stream")?;
-        p.number(0)?;
-        p.key("segment_type")?;
-        p.text(if piece.bytes < 1 << 20 {
-            "small"
-        } else {
-            "large"
-        })?;
-        p.key("segment_pool_id")?;
-        p.pair(0, 0)?;
-        p.key("is_expandable")?;
-        p.truth(false)?;
-        frames(p, piece)?;
-        p.key("blocks")?;
-        p.list(|p| {
-            p.dict(|p| {
-                p.key("address")?;
-                p.number(piece.address)?;
-                for key in ["size", "requested_size"] {
-                    p.key(key)?;
-                    p.number(piece.bytes)?;
-                }
-                p.key("state")?;
-                p.text("active_allocated")?;
-                frames(p, piece)
-            })
-        })
-    })
+    List(about.map(frame).into())
+}
+
+fn event<'a>(action: &'static str, piece: &'a Piece) -> Item<'a> {
+    Dict(vec![
+        ("action", Text(action)),
+        ("addr", Number(piece.address)),
+        ("size", Number(piece.bytes)),
+        ("stream", Number(0)),
+        ("frames", frames(piece)),
+    ])
+}
+
+fn segment<'a>(piece: &'a Piece) -> Item<'a> {
+    let kind = match piece.bytes < 1 << 20 {
+        true => "small",
+        false => "large",
+    };
+    let block = Dict(vec![
+        ("address", Number(piece.address)),
+        ("size", Number(piece.bytes)),
+        ("requested_size", Number(piece.bytes)),
+        ("state", Text("active_allocated")),
+        ("frames", frames(piece)),
+    ]);
+    Dict(vec![
+        ("device", Number(0)),
+        ("address", Number(piece.address)),
+        ("total_size", Number(piece.bytes)),
+        ("allocated_size", Number(piece.bytes)),
+        ("active_size", Number(piece.bytes)),
+        ("requested_size", Number(piece.bytes)),
+        ("stream", Number(0)),
+        ("segment_type", Text(kind)),
+        ("segment_pool_id", Pair(0, 0)),
+        ("is_expandable", Truth(false)),
+        ("frames", frames(piece)),
+        ("blocks", List(vec![block])),
+    ])
 }

@@ -1,4 +1,5 @@
-//! The parts of layers as `inspect` lists them: norms, attentions, MLPs or experts, and the sums that close them.
+//! The sub-blocks of layers, as `inspect` lists them: norms, attentions, MLPs or experts, and the residual sums that end
+//! them.
 
 use ckpt_passes::Result;
 use ckpt_passes::analysis::Layers;
@@ -8,22 +9,22 @@ use ckpt_passes::ops::arith::{ADD, SUM};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
-/// One part of a layer; `--policy parts:KIND` recomputes it.
+/// One sub-block of a layer; `--policy parts:KIND` recomputes it.
 #[derive(Clone, Debug, Serialize)]
 pub struct SubBlock {
     /// `norm`, `attention`, `mlp`, `experts`, `conv` or `other`.
     pub kind: &'static str,
-    /// Module path and class that most of it comes from, where the file tells.
+    /// Module path and class of most of its nodes, where the file names them.
     pub path: Option<String>,
     pub class: Option<String>,
     pub nodes: usize,
     pub first: String,
     pub last: String,
-    /// The node that adds the part to the residual stream, where the part ends with one.
+    /// The node that adds the sub-block to the residual stream, where it ends with one.
     pub residual: Option<String>,
 }
 
-/// The parts of each layer, in order.
+/// Returns the sub-blocks of each layer, in order.
 ///
 /// # Errors
 /// See [`Submodules::new`].
@@ -47,7 +48,7 @@ pub fn sub_blocks(graph: &Graph, blocks: &Layers) -> Result<Vec<Vec<SubBlock>>> 
     Ok(of_layers)
 }
 
-/// A sum at the end of what is made in the part and of what is made before it.
+/// Returns the sum that ends the sub-block and reads a value from before it, if there is one.
 fn residual(graph: &Graph, part: &Submodule) -> Option<String> {
     let inside: BTreeSet<_> = part.nodes.iter().collect();
     let last = graph.node(*part.nodes.last()?);
@@ -57,7 +58,7 @@ fn residual(graph: &Graph, part: &Submodule) -> Option<String> {
     (adds && from_before).then(|| last.name.clone())
 }
 
-/// The parts of one layer in a line: `norm 2, attention 31 +, norm 2, mlp 6 +`; `+` where it is added to the stream.
+/// Returns the sub-blocks of one layer in a line: `norm 2, attention 31 +, norm 2, mlp 6 +`, with `+` for a residual sum.
 pub fn human(parts: &[SubBlock]) -> String {
     let one = |p: &SubBlock| {
         let sum = if p.residual.is_some() { " +" } else { "" };

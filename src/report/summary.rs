@@ -1,14 +1,15 @@
-//! What optimize reports: one JSON object for programs, a before/after table for people.
+//! The report of `optimize`: a JSON object for programs, a table before and after for people.
 
-use super::sharing::{self, KvSharing};
+use super::sharing;
 use crate::optimize::record;
 use crate::planning::trials;
 use crate::report::account::Account;
 use crate::report::console;
 use crate::report::memory::Held;
 use crate::report::verdict::Fate;
-use crate::units::{bytes, flops};
+use crate::units::{bytes, flops, percent};
 use ckpt_passes::Result;
+use ckpt_passes::analysis::sharing::KvSharing;
 use ckpt_passes::analysis::{Binding, Breakdown, Device, MemoryProfile, Sizes};
 use ckpt_passes::compile::Compiled;
 use ckpt_passes::driver::Made;
@@ -20,27 +21,27 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// The outcome of a plan. Fields that only a budgeted plan has are null for a policy.
+/// The result of a plan. Fields of budgets are null for a policy.
 #[derive(Clone, Debug, Serialize)]
 pub struct Summary {
-    /// With the options that refine it.
+    /// The policy with its overrides.
     pub policy: String,
     /// The loss that was differentiated; null where the file had its backward.
     pub loss: Option<String>,
-    /// What was fused, and how often.
+    /// Fused ops, and how many of each.
     pub fused: BTreeMap<&'static str, usize>,
-    /// Into how many parts the head and the loss were cut, by the node that makes the scores.
+    /// Chunk counts of the head and the loss, by the node that computes the logits.
     pub tiled: BTreeMap<String, usize>,
-    /// Into how many parts chains of ops on tokens were cut, by their first nodes.
+    /// Chunk counts of chains of ops on tokens, by their first nodes.
     pub tiled_mlps: BTreeMap<String, usize>,
-    /// Numbers of parts that were planned, where that was left to the planner.
+    /// Chunk counts that the planner tried (`auto` only).
     pub parts_tried: Vec<Trial>,
-    /// What updates the parameters, with all its settings; null where nothing does.
+    /// The optimizer with all its settings; null without one.
     pub optimizer: Option<String>,
-    /// Whether each update runs as soon as its gradient is complete, so that gradients are no outputs.
+    /// True if each update runs as soon as its gradient is complete. Gradients are no outputs then.
     pub fuse_optimizer: bool,
     pub updated_parameters: usize,
-    /// What a budgeted plan keeps small; the next three percentages are in its terms.
+    /// What the plan minimizes within its budget; the next three percentages are in its terms.
     pub objective: Option<String>,
     pub budget_bytes: Option<u64>,
     pub peak_before_bytes: u64,
@@ -50,41 +51,41 @@ pub struct Summary {
     pub saved_bytes: u64,
     pub recompute_flops: u64,
     pub forward_backward_flops: u64,
-    /// In percent of the unplanned step; time by the cost model, unless the objective says otherwise.
+    /// In percent of the unplanned step: time by the cost model, or FLOPs if those are the objective.
     pub overhead_pct: f64,
     pub lower_bound_pct: Option<f64>,
     pub gap_pct: Option<f64>,
-    /// The schedules that the bound speaks of.
+    /// The class of schedules that the bound covers.
     pub bound_class: Option<String>,
     pub smallest_feasible_bytes: Option<u64>,
     pub plan_seconds: f64,
-    /// How many results wait outside the device's memory, and the most bytes of them at once.
+    /// The number of offloaded ops, and the most bytes offloaded at once.
     pub offloaded: usize,
     pub outside_peak_bytes: u64,
     /// Recompute subgraphs.
     pub segments: usize,
     pub blocks: usize,
     pub kv_sharing: Vec<KvSharing>,
-    /// Sizes the figures are for.
+    /// The sizes that all figures are for.
     pub dims: BTreeMap<String, i64>,
-    /// Those of them that nobody gave.
+    /// The sizes among them that are defaults.
     pub assumed_dims: Vec<String>,
-    /// Sizes only the data decides, and the upper bounds that stand for them: the figures are upper bounds then.
+    /// Sizes that depend on data, with the upper bounds used for them; figures are then upper bounds.
     pub bounded_dims: BTreeMap<String, i64>,
-    /// Forward outputs that the training graph keeps, and the bytes each holds to the end.
+    /// Forward outputs of the training graph, and the bytes that each holds to the end.
     pub kept_outputs: BTreeMap<String, u64>,
     pub at_peak_before: BTreeMap<&'static str, u64>,
     pub at_peak_after: BTreeMap<&'static str, u64>,
-    /// The largest storages that are alive at the peak, largest first; at most [`LARGEST`].
+    /// The largest storages live at the peak, largest first; at most [`LARGEST`].
     pub largest_at_peak: Vec<Held>,
     pub trained_parameters: usize,
     pub frozen_parameters: usize,
-    /// Forward results that are freed and computed again.
+    /// Bytes of forward results that are freed and recomputed.
     pub recomputed_bytes: u64,
     pub warnings: Vec<String>,
 }
 
-/// How many storages the table names.
+/// The number of storages in the table.
 pub const LARGEST: usize = 5;
 
 /// The memory table of a graph at a binding, on a device.
@@ -110,10 +111,10 @@ impl Measured {
 }
 
 impl Summary {
-    /// `graph` is the rewritten graph that `made` led to, `before` the rows of the unplanned one.
+    /// Reports on the rewritten `graph`; `before` is the table of the unplanned graph.
     ///
     /// # Errors
-    /// A bug if the rewritten graph does not have the memory that the plan predicts.
+    /// A bug if the peak of the rewritten graph is not the predicted one.
     pub fn new(
         graph: &Graph,
         compiled: &Compiled,
@@ -126,7 +127,7 @@ impl Summary {
         if after.memory.peak_bytes != score.peak_bytes {
             return Err(ckpt_passes::Error::bug(
                 "memory",
-                "the rewritten graph has another peak than its plan",
+                "the peak of the rewritten graph is not the peak of its plan",
             )
             .expected(format!("{} bytes", score.peak_bytes))
             .found(format!("{} bytes", after.memory.peak_bytes)));
@@ -168,7 +169,7 @@ impl Summary {
             outside_peak_bytes: after.memory.outside_peak_bytes,
             segments: made.plan.segments.len(),
             blocks: made.subject.blocks.list.len(),
-            kv_sharing: sharing::kv_sharing(&made.subject.blocks),
+            kv_sharing: made.subject.blocks.kv_sharing.clone(),
             dims: made
                 .binding
                 .iter()
@@ -191,7 +192,7 @@ impl Summary {
         })
     }
 
-    /// Adds what the account of the plan tells.
+    /// Adds figures from the account of the plan.
     #[must_use]
     pub fn with(mut self, account: &Account) -> Summary {
         let labels = &account.task.labels;
@@ -207,7 +208,7 @@ impl Summary {
         self
     }
 
-    /// The table for people.
+    /// Returns the table for people.
     pub fn human(&self) -> String {
         let mut out = String::new();
         let loss = self.loss.as_deref().unwrap_or("the file's own backward");
@@ -217,7 +218,11 @@ impl Summary {
             self.policy, self.blocks, self.trained_parameters, self.frozen_parameters
         );
         out.push_str(&sharing::human(&self.kv_sharing));
-        let _ = writeln!(out, "planned at {}\n", self.planned_at());
+        let sizes = console::sizes(&self.dims, |name| match self.assumed_dims.contains(name) {
+            true => format!(" (assumed: say --dim {name}=N)"),
+            false => String::new(),
+        });
+        let _ = writeln!(out, "planned at {sizes}\n");
         let _ = writeln!(
             out,
             "  {:<22}{:>14}{:>14}",
@@ -269,13 +274,13 @@ impl Summary {
         for (node, parts) in &self.tiled {
             let _ = writeln!(
                 out,
-                "  tiled in {parts} parts: from {node} to the loss and back"
+                "  computed in {parts} chunks: from {node} to the loss and back"
             );
         }
         if let Some((node, parts)) = self.tiled_mlps.iter().next() {
             let _ = writeln!(
                 out,
-                "  {} chains tiled in {parts} parts, forward and backward: from {node}, …",
+                "  {} chains computed in {parts} chunks, forward and backward: from {node}, …",
                 self.tiled_mlps.len()
             );
         }
@@ -321,26 +326,5 @@ impl Summary {
             );
         }
         out
-    }
-
-    fn planned_at(&self) -> String {
-        let show = |(name, size): (&String, &i64)| match self.assumed_dims.contains(name) {
-            true => format!("{name}={size} (assumed: say --dim {name}=N)"),
-            false => format!("{name}={size}"),
-        };
-        let all: Vec<String> = self.dims.iter().map(show).collect();
-        if all.is_empty() {
-            "the file's fixed sizes".into()
-        } else {
-            all.join(", ")
-        }
-    }
-}
-
-fn percent(part: u64, whole: u64) -> f64 {
-    if whole == 0 {
-        0.0
-    } else {
-        100.0 * part as f64 / whole as f64
     }
 }

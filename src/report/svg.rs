@@ -1,8 +1,8 @@
-//! The frontier as a picture: overhead over memory, plans as a curve, their lower bound below it, policies as points.
+//! The frontier as a picture: overhead over memory, with plans and lower bounds as curves and policies as points.
 //!
-//! Plain SVG 1.1 without scripts or fonts of its own; text is escaped.
+//! The file is plain SVG 1.1 without scripts or fonts. Text is escaped.
 
-use super::ablation::{Lever, LeverPoint};
+use super::ablation::{AblationPoint, Technique};
 use super::frontier::Frontier;
 use std::fmt::Write;
 
@@ -13,7 +13,7 @@ const RIGHT: f64 = 28.0;
 const TOP: f64 = 62.0;
 const BOTTOM: f64 = 62.0;
 
-/// Of levers, after the first.
+/// Colours of techniques after the first.
 const COLOURS: [&str; 4] = ["#2e8b57", "#8e44ad", "#b8860b", "#222222"];
 
 /// A linear axis with round ticks.
@@ -21,7 +21,7 @@ struct Axis {
     low: f64,
     high: f64,
     ticks: Vec<f64>,
-    /// Decimals that tell the ticks apart.
+    /// Decimals that distinguish the ticks.
     decimals: usize,
 }
 
@@ -52,13 +52,13 @@ impl Axis {
         }
     }
 
-    /// Where a number lies, from 0 to 1.
+    /// Returns the position of a number, from 0 to 1.
     fn at(&self, x: f64) -> f64 {
         (x - self.low) / (self.high - self.low)
     }
 }
 
-/// The unit in which all labels of an axis of bytes are readable.
+/// Returns the unit for the labels of an axis of bytes.
 fn unit(largest: u64) -> (f64, &'static str) {
     let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB"), (0, "B")];
     let (bits, name) = units
@@ -74,7 +74,7 @@ fn escaped(text: &str) -> String {
         .replace('>', "&gt;")
 }
 
-/// The picture, titled by what was planned.
+/// Returns the picture; `title` names what was planned.
 pub fn svg(frontier: &Frontier, title: &str) -> String {
     let planned: Vec<_> = frontier
         .points
@@ -97,13 +97,13 @@ pub fn svg(frontier: &Frontier, title: &str) -> String {
     for b in all_bytes {
         (least, most) = (least.min(b), most.max(b));
     }
-    let alone = |l: &Lever| -> Vec<(u64, f64)> {
-        let known = |p: &LeverPoint| Some((p.peak_bytes?, p.overhead_pct?));
+    let alone = |l: &Technique| -> Vec<(u64, f64)> {
+        let known = |p: &AblationPoint| Some((p.peak_bytes?, p.overhead_pct?));
         l.points.iter().filter_map(known).collect()
     };
-    // The first is the curve itself.
-    let levers: Vec<_> = frontier.levers.iter().skip(1).collect();
-    for (b, _) in levers.iter().flat_map(|l| alone(l)) {
+    // The first technique is the curve itself.
+    let techniques: Vec<_> = frontier.ablation.iter().skip(1).collect();
+    for (b, _) in techniques.iter().flat_map(|l| alone(l)) {
         (least, most) = (least.min(b), most.max(b));
     }
     let (scale, unit) = unit(most);
@@ -111,7 +111,7 @@ pub fn svg(frontier: &Frontier, title: &str) -> String {
         .iter()
         .map(|p| p.2)
         .chain(frontier.policies.iter().map(|p| p.overhead_pct))
-        .chain(levers.iter().flat_map(|l| alone(l)).map(|p| p.1));
+        .chain(techniques.iter().flat_map(|l| alone(l)).map(|p| p.1));
     let (lowest, highest) = overheads.fold((0.0f64, 1.0f64), |(l, h), x| (l.min(x), h.max(x)));
     let (x_axis, y_axis) = (
         Axis::new(least as f64 / scale, most as f64 / scale),
@@ -143,7 +143,7 @@ pub fn svg(frontier: &Frontier, title: &str) -> String {
         out,
         r##"<text x="22" y="{middle}" text-anchor="middle" transform="rotate(-90 22 {middle})">{objective}</text>"##
     );
-    // Nothing is known to fit left of this line.
+    // No plan is known left of this line.
     let floor = x(frontier.smallest_feasible_bytes);
     let _ = writeln!(
         out,
@@ -153,45 +153,42 @@ pub fn svg(frontier: &Frontier, title: &str) -> String {
         floor + 5.0,
         HEIGHT - BOTTOM - 8.0
     );
-    let line = |points: Vec<(u64, f64)>| -> String {
-        let at: Vec<String> = points
+    let line = |out: &mut String, style: &str, points: &[(u64, f64)]| {
+        let at = points
             .iter()
-            .map(|(b, p)| format!("{:.1},{:.1}", x(*b), y(*p)))
-            .collect();
-        at.join(" ")
+            .map(|(b, p)| format!("{:.1},{:.1}", x(*b), y(*p)));
+        let at: Vec<String> = at.collect();
+        let _ = writeln!(
+            out,
+            r##"<polyline fill="none" {style} points="{}"/>"##,
+            at.join(" ")
+        );
     };
-    let _ = writeln!(
-        out,
-        r##"<polyline fill="none" stroke="#c0392b" stroke-width="1.5" stroke-dasharray="6 4" points="{}"/>"##,
-        line(planned.iter().map(|p| (p.1, p.3.max(0.0))).collect())
-    );
-    let _ = writeln!(
-        out,
-        r##"<polyline fill="none" stroke="#1f5fa8" stroke-width="2" points="{}"/>"##,
-        line(planned.iter().map(|p| (p.0, p.2)).collect())
-    );
-    for (peak, _, overhead, _) in &planned {
+    let bound: Vec<_> = planned.iter().map(|p| (p.1, p.3.max(0.0))).collect();
+    let style = r##"stroke="#c0392b" stroke-width="1.5" stroke-dasharray="6 4""##;
+    line(&mut out, style, &bound);
+    let plans: Vec<_> = planned.iter().map(|p| (p.0, p.2)).collect();
+    let style = r##"stroke="#1f5fa8" stroke-width="2""##;
+    line(&mut out, style, &plans);
+    for (peak, overhead) in plans {
         let _ = writeln!(
             out,
             r##"<circle cx="{:.1}" cy="{:.1}" r="3" fill="#1f5fa8"/>"##,
-            x(*peak),
-            y(*overhead)
+            x(peak),
+            y(overhead)
         );
     }
-    for (lever, colour) in levers.iter().zip(COLOURS) {
-        let points = alone(lever);
-        let _ = writeln!(
-            out,
-            r##"<polyline fill="none" stroke="{colour}" stroke-width="2" points="{}"/>"##,
-            line(points.clone())
-        );
+    for (technique, colour) in techniques.iter().zip(COLOURS) {
+        let points = alone(technique);
+        let style = format!(r#"stroke="{colour}" stroke-width="2""#);
+        line(&mut out, &style, &points);
         if let Some((peak, percent)) = points.first() {
             let _ = writeln!(
                 out,
                 r##"<text x="{:.1}" y="{:.1}" font-size="12" fill="{colour}">{}</text>"##,
                 x(*peak) + 4.0,
                 y(*percent) - 6.0,
-                escaped(lever.lever)
+                escaped(technique.technique)
             );
         }
     }
@@ -201,7 +198,7 @@ pub fn svg(frontier: &Frontier, title: &str) -> String {
     out
 }
 
-/// Axes, ticks and grid.
+/// Draws axes, ticks and grid.
 fn frame(out: &mut String, x_axis: &Axis, y_axis: &Axis) {
     let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
     for tick in &y_axis.ticks {
@@ -230,7 +227,7 @@ fn frame(out: &mut String, x_axis: &Axis, y_axis: &Axis) {
     );
 }
 
-/// Policies as labelled points. A label goes where no earlier one is.
+/// Draws policies as points with labels that do not overlap.
 fn policies(out: &mut String, frontier: &Frontier, x: &dyn Fn(u64) -> f64, y: &dyn Fn(f64) -> f64) {
     let mut taken: Vec<(f64, f64, f64)> = Vec::new();
     for policy in &frontier.policies {

@@ -1,8 +1,7 @@
-//! What the steps of a schedule are about: ops with names, layers and parts.
+//! The ops that the steps of a schedule refer to, with names, layers and sub-blocks.
 //!
-//! A schedule of a plan that offloads is one of the staged problem (see [`ckpt_passes::plan::transfer_lowering`]), in which an op whose
-//! results wait outside is three: the one that runs, the one that moves, and the one that lets go. Here all are called by
-//! the op's own name.
+//! The schedule of a plan that offloads belongs to the lowered problem (see [`ckpt_passes::plan::transfer_lowering`]). There
+//! an offloaded op is three ops: one runs, one moves its results, one releases them. All three have the op's name here.
 
 use crate::planning::labels::{Labels, Role};
 use ckpt_passes::Result;
@@ -10,20 +9,20 @@ use ckpt_passes::plan::transfer_lowering::{Stage, Staged};
 use ckpt_passes::plan::{Op, OpAnnotations, Plan, Problem};
 use std::borrow::Cow;
 
-/// See the module.
+/// A problem with the names and layers of its ops.
 #[derive(Clone)]
 pub struct Terms<'a> {
     pub problem: Cow<'a, Problem>,
     pub structure: Cow<'a, OpAnnotations>,
     pub labels: Cow<'a, Labels>,
-    /// Of each op, where the problem is staged; else none.
+    /// By op of a lowered problem; empty for any other.
     stages: Vec<Stage>,
-    /// Values that the problem has when it is not staged.
+    /// Number of values before lowering.
     values: usize,
 }
 
 impl<'a> Terms<'a> {
-    /// Of schedules that move nothing.
+    /// Returns the terms of schedules without transfers.
     pub fn plain(
         problem: &'a Problem,
         structure: &'a OpAnnotations,
@@ -38,10 +37,10 @@ impl<'a> Terms<'a> {
         }
     }
 
-    /// Of the schedule of a plan that was made for the problem of `self`.
+    /// Returns the terms of a plan for the problem of `self`.
     ///
     /// # Errors
-    /// A plan that is none for the problem.
+    /// A plan that does not fit the problem.
     pub fn of(&self, plan: &Plan) -> Result<Terms<'a>> {
         if plan.offloaded.is_empty() {
             return Ok(self.clone());
@@ -64,21 +63,21 @@ impl<'a> Terms<'a> {
         })
     }
 
-    /// Whether a value only stands for what waits outside.
+    /// Returns true for a value that stands for offloaded bytes.
     pub fn is_outside(&self, value: usize) -> bool {
         value >= self.values
     }
 
-    /// The op of an unstaged problem, here.
+    /// Returns the index here of an op of the problem before lowering.
     pub fn op(&self, op: usize) -> usize {
         match self.stages.binary_search_by_key(&op, |s| s.op()) {
-            // An op that is three is found at any of them.
+            // The search may end at any of the three ops.
             Ok(at) => self.computes(at),
             Err(_) => op,
         }
     }
 
-    /// Whether an op stands for moving the results of another, or letting them go.
+    /// Returns true for an op that moves or releases the results of another.
     pub fn is_move(&self, op: usize) -> bool {
         matches!(
             self.stages.get(op),
@@ -86,9 +85,9 @@ impl<'a> Terms<'a> {
         )
     }
 
-    /// The op that computes what an op makes: another one where that only moves it.
+    /// Returns the op that computes the results of an op, which may only move them.
     pub fn computes(&self, op: usize) -> usize {
-        // An op that moves comes right after the one whose results it moves, the one that lets go after that.
+        // The three ops are adjacent: run, move, release.
         match self.stages.get(op) {
             Some(Stage::Move(_)) => op - 1,
             Some(Stage::Release(_)) => op - 2,
@@ -96,7 +95,7 @@ impl<'a> Terms<'a> {
         }
     }
 
-    /// The node behind an op: its name, op and whatever else no move has of its own.
+    /// Returns the node of an op: transfers have that of the op whose results they move.
     pub fn node(&self, op: usize) -> &Op {
         &self.problem.ops[self.computes(op)]
     }

@@ -1,8 +1,8 @@
-//! Timelines for Perfetto and `chrome://tracing`: the Trace Event Format, as JSON.
+//! Timelines for Perfetto and `chrome://tracing`, in the Trace Event Format (JSON).
 //!
-//! Complete events (`X`) on one track never overlap: their ends are the starts of the next, both rounded to the same
-//! nanosecond. Counters (`C`) show memory by kind. Times are in microseconds from the start of the step. Source: "Trace
-//! Event Format" by the Chromium project; viewers promise nothing for slices that overlap.
+//! Complete events (`X`) of one track must not overlap, so starts and ends are rounded to the same nanosecond. Counters
+//! (`C`) show memory by kind. Times are in microseconds from the start of the step. Source: "Trace Event Format" by the
+//! Chromium project.
 
 use super::account::Account;
 use super::memory::{Kind, Memory};
@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::io::{Result, Write};
 
-/// A track: a process and a thread of it, as viewers call them.
+/// A track of the viewer, which calls it a thread of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Track {
     pub process: u32,
@@ -25,7 +25,7 @@ pub struct Trace {
     events: Vec<Value>,
 }
 
-/// To the nanosecond: what is shared by two slices must be the same number.
+/// Rounds to a nanosecond: the end of a slice must equal the start of the next.
 fn rounded(us: f64) -> f64 {
     (us * 1e3).round() / 1e3
 }
@@ -46,7 +46,7 @@ impl Trace {
         self.events.push(name("thread_name", thread));
     }
 
-    /// One slice, from `start_us` to `end_us`.
+    /// Adds a slice from `start_us` to `end_us`.
     pub fn slice(
         &mut self,
         track: Track,
@@ -61,7 +61,7 @@ impl Trace {
         }));
     }
 
-    /// The values of a counter from `at_us` on.
+    /// Sets the values of a counter from `at_us` on.
     pub fn counter(
         &mut self,
         process: u32,
@@ -74,7 +74,7 @@ impl Trace {
         }));
     }
 
-    /// The file. `about` is shown as the trace's metadata.
+    /// Writes the file. `about` is the trace's metadata.
     ///
     /// # Errors
     /// Those of `out`.
@@ -92,7 +92,7 @@ impl Trace {
     }
 }
 
-/// The step with and without the plan, as two processes: predicted times and memory.
+/// Returns the predicted times and memory of the step, with and without the plan, as two processes.
 pub fn predicted(account: &Account) -> Trace {
     let mut trace = Trace::new();
     let tracks = [
@@ -119,7 +119,7 @@ fn slices(trace: &mut Trace, account: &Account, memory: &Memory, track: Track) {
     for (step, o) in memory.schedule.iter().enumerate() {
         let op = &problem.ops[*o];
         let node = terms.node(*o);
-        let category = match (memory.is_again[step], op.phase) {
+        let category = match (memory.is_recompute[step], op.phase) {
             (true, _) if terms.is_move(*o) => "fetch",
             (false, _) if terms.is_move(*o) => "offload",
             (true, _) => "recompute",

@@ -1,62 +1,49 @@
-//! What a plan does with every value, what the other choice would cost, and why.
+//! What a plan does with every value, the cost of the alternative, and the reason.
 //!
-//! Prices are those the plan was made with. Keeping is priced in bytes, over the steps at which the value would be held
-//! though now it is not; recomputing in time, of every op that would have to run again because what it reads is gone
-//! by then. Both are of changing this one decision and nothing else.
+//! Costs come from the plan's own cost model, and change one decision only. Keeping costs bytes, over the steps at which
+//! the value would be held and now is not. Recomputing costs time: that of every op that would run again because its
+//! operands are freed by then.
 
 use super::memory::{Highest, Memory};
 use super::terms::Terms;
+use super::words::words;
 use crate::planning::labels::Role;
 use crate::units::{bytes, micros};
 use ckpt_passes::plan::{Kind as Lives, OpAnnotations, Phase, Plan, Problem};
 use rustc_hash::FxHashSet;
 use serde::Serialize;
 
-/// Chains of more ops than this are not priced.
+/// Longer chains of ops get no cost.
 const MAX_CHAIN: usize = 2000;
 
-/// What becomes of a value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Fate {
-    /// Held from the forward part until the backward part has read it.
-    Kept,
-    /// Freed, and computed again when it is needed.
-    Recomputed,
-    /// Moved out of the device's memory, and back in when it is needed.
-    Offloaded,
-    /// Freed after the forward part has read it: the backward part does without.
-    Freed,
-    /// It leaves the graph.
-    Output,
-    /// It has no memory of its own.
-    View,
-    /// Made by the backward part.
-    Backward,
-}
-
-impl Fate {
-    pub fn word(self) -> &'static str {
-        match self {
-            Fate::Kept => "kept",
-            Fate::Recomputed => "recomputed",
-            Fate::Offloaded => "offloaded",
-            Fate::Freed => "freed",
-            Fate::Output => "output",
-            Fate::View => "view",
-            Fate::Backward => "backward",
-        }
+words! {
+    /// What a plan does with a value.
+    pub enum Fate {
+        /// Held from the forward pass until the backward pass has read it.
+        Kept = "kept",
+        /// Freed, and recomputed when it is needed.
+        Recomputed = "recomputed",
+        /// Moved out of the device's memory, and fetched when it is needed.
+        Offloaded = "offloaded",
+        /// Freed after the forward pass has read it: the backward pass does not need it.
+        Freed = "freed",
+        /// An output of the graph.
+        Output = "output",
+        /// A view: it has no memory of its own.
+        View = "view",
+        /// Computed by the backward pass.
+        Backward = "backward",
     }
 }
 
-/// What the other choice would cost.
+/// The cost of the alternative.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "choice", rename_all = "snake_case")]
 pub enum Alternative {
-    /// Of a kept value: so much time, for so many ops.
+    /// For a kept value: the time and the number of ops to recompute.
     Recompute { us: f64, ops: usize },
-    /// Of a recomputed or offloaded value: its node's results held longer, so many bytes, which would make the peak this; the time
-    /// it would save.
+    /// For a recomputed or offloaded value: the bytes of its node's results held longer, the peak with them, and the time
+    /// saved.
     Keep {
         bytes: u64,
         peak_bytes: u64,
@@ -166,7 +153,7 @@ pub fn verdicts(plan: &Plan, memory: &Memory) -> Vec<Verdict> {
     for (step, o) in memory.schedule.iter().enumerate() {
         looker.runs[*o] += 1;
         let op = &problem.ops[*o];
-        if memory.is_again[step] || op.phase == Phase::Backward {
+        if memory.is_recompute[step] || op.phase == Phase::Backward {
             for v in &op.ins {
                 looker.needed[looker.roots[*v]].get_or_insert(step);
             }

@@ -1,7 +1,6 @@
-//! A planned file as it is: its node order is its schedule, its metadata say why.
+//! Reads the plan of a training graph back: its node order is the schedule, its metadata hold the reasons.
 //!
-//! The plan is read back from the graph, not from what the file says of itself, and judged again. Reasons are the only
-//! thing that is taken from metadata.
+//! The plan comes from the nodes and is judged again. Only reasons come from metadata.
 
 use crate::optimize::record;
 use crate::planning::task::{Planned, Task};
@@ -13,7 +12,7 @@ use ckpt_passes::plan::transfer_lowering::{Stage, Staged};
 use ckpt_passes::transform::remat::strip_again;
 use ckpt_passes::{Error, Result};
 
-/// Whether a graph has copies or transfers: whether there is a plan to be read from it.
+/// Returns true for a graph with recomputations or transfers.
 pub fn is_planned(graph: &Graph) -> bool {
     graph
         .nodes()
@@ -28,13 +27,13 @@ enum Does {
     MoveIn,
 }
 
-/// The training step of a planned graph without its copies, and the plan that the copies are. `request` binds sizes and
-/// says what prices are.
+/// Returns the training step of a planned graph without its copies, and the plan that the copies encode. `request` gives
+/// the sizes and the cost model.
 ///
 /// # Errors
-/// A graph whose originals are not all there, or that does not run in its own order.
+/// A graph that lacks the original of a copy, or does not run in its own order.
 pub fn read(graph: &Graph, request: &Request) -> Result<(Task, Planned)> {
-    // Each node of the schedule: the original behind it, or the one whose results it moves; those are moved together.
+    // By node of the schedule: its original, or the node whose results it moves. All results of a node move together.
     let (mut steps, mut waiting) = (Vec::new(), Vec::new());
     for id in graph.order() {
         let node = graph.node(*id);
@@ -44,7 +43,7 @@ pub fn read(graph: &Graph, request: &Request) -> Result<(Task, Planned)> {
         }
         let moved = node.outs.first().map(|v| graph.origin(*v));
         let Some(maker) = moved.and_then(|v| graph.def_node(v)) else {
-            return bug("a transfer moves what no node makes");
+            return bug("a transfer moves a value that no node computes");
         };
         let does = match () {
             _ if node.op == &transfer::OFFLOAD => Does::MoveOut,
@@ -68,7 +67,7 @@ pub fn read(graph: &Graph, request: &Request) -> Result<(Task, Planned)> {
     }
     let ops = |nodes: Vec<NodeId>| nodes.iter().map(|n| op_of[*n]).collect::<Option<Vec<_>>>();
     let Some(waiting) = ops(waiting) else {
-        return bug("what waits outside was made by no node of the graph");
+        return bug("no node of the graph computes an offloaded value");
     };
     let staged = Staged::new(&task.problem, &waiting)?;
     let step = |(node, does): &(NodeId, Does)| {
@@ -86,7 +85,7 @@ pub fn read(graph: &Graph, request: &Request) -> Result<(Task, Planned)> {
     let policy = graph.meta.get(record::POLICY);
     let name = policy.map_or("as the file has it", String::as_str);
     let mut reasons = vec![String::new(); task.problem.values.len()];
-    // A budget's reasons are its prices, which are here anyway.
+    // The reasons of a budget are its costs, which are computed anew.
     let is_rule = !name.starts_with("budget");
     for (op, node) in training.order().iter().enumerate().filter(|_| is_rule) {
         let Some(text) = graph.node(*node).meta.get("ckpt.reason") else {

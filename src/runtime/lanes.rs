@@ -203,7 +203,7 @@ impl Lane {
                 .spawn(move || queue.into_iter().for_each(|job| job()))
                 .map_err(|e| {
                     Error::environment("offload", format!("no thread for transfers: {e}"))
-                        .help("--offload-streams off needs none")
+                        .help("--async-transfers off needs none")
                 })?;
             self.running = Some((jobs, thread));
         }

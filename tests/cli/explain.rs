@@ -263,8 +263,5 @@ fn what_waits_outside_is_explained() {
     }
     let text =
         String::from_utf8(call(dir.path(), &["explain", "off.onnx", "--dim", "batch=4"]).stdout);
-    assert!(
-        text.unwrap()
-            .contains("waiting outside the device's memory")
-    );
+    assert!(text.unwrap().contains("moved out of the device's memory"));
 }

@@ -302,7 +302,7 @@ mod running {
         // More than this process may have: all at once, and single blocks, which name their node.
         let gib = 1 << 30;
         run(&["large.ckir"], Some(3 * gib));
-        let said = run(&["large.ckir", "--no-arena"], Some(3 * gib));
+        let said = run(&["large.ckir", "--arena", "off"], Some(3 * gib));
         assert!(
             said.contains("cannot allocate") && said.contains("at: node"),
             "{said}"

@@ -279,7 +279,8 @@ fn without_fusion_every_op_is_the_models_own() {
         "model.onnx",
         "-o",
         "t.onnx",
-        "--no-fuse",
+        "--fuse",
+        "off",
         plain[0],
         plain[1],
     ];

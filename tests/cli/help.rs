@@ -121,3 +121,52 @@ fn options_come_from_a_file_too() {
         stderr(&wrong)
     );
 }
+
+#[test]
+fn help_groups_options_by_question() {
+    let dir = workplace();
+    let help = call(dir.path(), &["optimize", "--help"]);
+    let text = String::from_utf8(help.stdout).unwrap();
+    let mut rest = text.as_str();
+    for heading in [
+        "Goal",
+        "Offloading",
+        "Cost model",
+        "Model",
+        "Chunking",
+        "Optimizer",
+        "Overrides: which layers and ops",
+        "Output",
+        "Passes",
+    ] {
+        let found = rest.split_once(&format!("\n{heading}:\n"));
+        rest = found.unwrap_or_else(|| panic!("{heading}: {text}")).1;
+    }
+}
+
+#[test]
+fn renamed_options_name_the_new_spelling() {
+    let dir = workplace();
+    for (words, new) in [
+        ("model.onnx -o t.onnx --no-fuse", "--fuse off"),
+        ("run t.onnx --no-arena", "--arena off"),
+        ("plan model.onnx -o p.json", "--plan-out FILE"),
+        ("plan model.onnx --output=p.json", "--plan-out FILE"),
+        ("plan model.onnx --policy budget", "--budget auto"),
+        ("frontier model.onnx --levers", "--ablation"),
+        (
+            "plan model.onnx --offload-streams off",
+            "--overlap-transfers on|off",
+        ),
+        (
+            "run t.onnx --offload-streams off",
+            "--async-transfers on|off",
+        ),
+    ] {
+        let words: Vec<&str> = words.split(' ').collect();
+        let refused = call(dir.path(), &words);
+        assert_eq!(code(&refused), 2, "{words:?}");
+        let text = stderr(&refused);
+        assert!(text.contains(&format!("write {new}")), "{words:?}: {text}");
+    }
+}

@@ -135,35 +135,35 @@ fn a_file_says_how_many_parts_were_taken() {
 }
 
 #[test]
-fn levers_stand_beside_one_another() {
+fn techniques_are_compared() {
     let dir = workplace();
-    let found = run(dir.path(), "frontier", "--levers --points 2 --svg f.svg");
-    let levers = found["levers"].as_array().unwrap();
-    let names: Vec<&str> = levers
+    let found = run(dir.path(), "frontier", "--ablation --points 2 --svg f.svg");
+    let techniques = found["ablation"].as_array().unwrap();
+    let names: Vec<&str> = techniques
         .iter()
-        .map(|l| l["lever"].as_str().unwrap())
+        .map(|l| l["technique"].as_str().unwrap())
         .collect();
-    assert_eq!(names, ["recompute", "parts", "offload", "all"]);
-    let least = |i: usize| levers[i]["smallest_feasible_bytes"].as_u64().unwrap();
+    assert_eq!(names, ["recompute", "chunks", "offload", "all"]);
+    let least = |i: usize| techniques[i]["smallest_feasible_bytes"].as_u64().unwrap();
     assert!(least(1) < least(0) && least(3) <= least(1) && least(2) <= least(0));
     for i in 0..2 {
-        let at = |lever: usize| levers[lever]["points"][i]["overhead_pct"].as_f64();
+        let at = |technique: usize| techniques[technique]["points"][i]["overhead_pct"].as_f64();
         for alone in [0, 1] {
             if let Some(alone) = at(alone) {
                 assert!(at(3).unwrap() <= alone + 1e-9, "together they cost more");
             }
         }
-        let budget = levers[0]["points"][i]["budget_bytes"].as_u64().unwrap();
-        for lever in levers {
-            if let Some(peak) = lever["points"][i]["peak_bytes"].as_u64() {
+        let budget = techniques[0]["points"][i]["budget_bytes"].as_u64().unwrap();
+        for technique in techniques {
+            if let Some(peak) = technique["points"][i]["peak_bytes"].as_u64() {
                 assert!(peak <= budget);
             }
         }
     }
-    assert_eq!(levers[3]["points"][1]["overhead_pct"], 0.0);
-    assert!(levers[3]["points"][0]["loss_parts"].as_u64().unwrap() > 1);
+    assert_eq!(techniques[3]["points"][1]["overhead_pct"], 0.0);
+    assert!(techniques[3]["points"][0]["loss_parts"].as_u64().unwrap() > 1);
     let picture = std::fs::read_to_string(dir.path().join("f.svg")).unwrap();
-    assert!(picture.contains(">all</text>") && picture.contains(">parts</text>"));
-    let cost_graph = call(dir.path(), &["frontier", "graph.json.gz", "--levers"]);
+    assert!(picture.contains(">all</text>") && picture.contains(">chunks</text>"));
+    let cost_graph = call(dir.path(), &["frontier", "graph.json.gz", "--ablation"]);
     assert_eq!(code(&cost_graph), 2);
 }

@@ -83,7 +83,7 @@ fn plans_of_a_cost_graph_have_the_judges_numbers() {
             objective,
             "--effort",
             "first",
-            "-o",
+            "--plan-out",
             "s.json",
             "--format",
             "json",
@@ -156,7 +156,7 @@ fn what_does_not_fit_is_exit_3_and_says_what_would() {
     for source in ["graph.json.gz", "model.onnx"] {
         let done = call(
             dir.path(),
-            &["plan", source, "--budget", "100kB", "-o", "s.json"],
+            &["plan", source, "--budget", "100kB", "--plan-out", "s.json"],
         );
         assert_eq!(code(&done), 3, "{}", stderr(&done));
         assert!(done.stdout.is_empty() && !dir.path().join("s.json").exists());

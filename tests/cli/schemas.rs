@@ -93,8 +93,9 @@ fn file(path: &Path) -> Value {
 fn what_is_printed_and_written_is_as_published() {
     let dir = workplace();
     let run = |args: &str| json(&call(dir.path(), &args.split(' ').collect::<Vec<_>>()));
-    let plan =
-        run("plan graph.json.gz --budget 60% --effort first --compare -o s.json --format json");
+    let plan = run(
+        "plan graph.json.gz --budget 60% --effort first --compare --plan-out s.json --format json",
+    );
     satisfies(&plan, "plan-report.json");
     let model = run(
         "plan model.onnx --dim seq=32 --budget 70% --effort first --plan-out p.json --format json",
@@ -123,7 +124,7 @@ fn what_is_printed_and_written_is_as_published() {
     assert!(curve["points"][0]["peak_bytes"].is_null());
     satisfies(&curve, "frontier.json");
     satisfies(
-        &run("frontier model.onnx --dim seq=32 --points 2 --effort first --levers --format json"),
+        &run("frontier model.onnx --dim seq=32 --points 2 --effort first --ablation --format json"),
         "frontier.json",
     );
     let cut = "--loss causal-lm --drop-output logits --tile-loss auto --budget 40% --effort first --dim batch=32";

@@ -180,9 +180,8 @@ fn shared_keys_and_values_of_a_real_export() {
     let of = |producer, reach| KvSharing {
         producer: Some(producer),
         consumers: vec![producer + 2],
-        keys: true,
-        values: true,
         reach,
+        shared: "keys+values",
     };
     let expected = [of(0, Reach::Sliding), of(1, Reach::Full)];
     assert_eq!(map(&graph), expected);

@@ -80,7 +80,7 @@ def main() -> int:
             model = folder / "model.onnx"
             models.export(models.build("gpt2", models.DTYPES["f32"], n_layer=arguments.layers), model)
         measured = {}
-        for label, fusing in (("fused", ()), ("not fused", ("--no-fuse",))):
+        for label, fusing in (("fused", ()), ("not fused", ("--fuse", "off"))):
             compiler = Compiler(arguments.ckpt_opt, 3600.0, ("--drop-output", "logits", *fusing))
             planned = folder / f"{label.replace(' ', '_')}.onnx"
             compiler.optimize(model, planned, "none", "causal-lm")

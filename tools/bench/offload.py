@@ -97,7 +97,7 @@ class Bench:
     def run(self, made: Made, streams: str, *more: str | Path) -> dict:
         # The first step warms up, and a median of an even number is the upper one.
         return self.compiler.call_json(
-            "run", made.path, "--seed", "1", *self.sizes, "--threads", str(self.args.threads), "--offload-streams", streams,
+            "run", made.path, "--seed", "1", *self.sizes, "--threads", str(self.args.threads), "--async-transfers", streams,
             "--steps", str(self.args.steps + 1), "--offload-dir", self.folder / "outside", *more,
         )  # fmt: skip
 

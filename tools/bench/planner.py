@@ -186,7 +186,7 @@ class Planner:
     def plan(self, budget: int, objective: str, effort: str = "normal") -> tuple[dict, float]:
         """Returns the report of a plan with at most that peak above static bytes; checks it with `judge`."""
         out = self.folder / "schedule.json"
-        words = ("--objective", objective, "--effort", effort, "-o", out)
+        words = ("--objective", objective, "--effort", effort, "--plan-out", out)
         report, took = call(self.binary, "plan", self.path, "--budget", budget, *words)
         peak, total = judge(self.graph, load(out)["schedule"])
         if peak > budget:

@@ -152,7 +152,7 @@ class Case:
         label = f"{budget}, {bench.told(tiles)}" + ("" if host_bytes is None else f", {host_bytes} B outside")
         want, plain = self.plain(tiles)
         for streams in ("on", "off") if report["offloaded"] else ("on",):
-            digest, run = self.digest(graph, "--offload-streams", streams)
+            digest, run = self.digest(graph, "--async-transfers", streams)
             peak, outside = run["measured_peak_bytes"], run["outside_peak_bytes"]
             if not peak == run["predicted_peak_bytes"] == report["peak_after_bytes"] <= report["budget_bytes"]:
                 self.wrong(

@@ -122,11 +122,11 @@ def bits(compiler: Compiler, model: Path, sizes: list[str], known: dict[int, str
     wrong = []
     outputs = model.with_name("outputs.safetensors")
     for threads in (1, 2):
-        for arena in ((), ("--no-arena",)):
-            compiler.call("run", model, "--seed", 0, *sizes, "--threads", threads, *arena, "--outputs", outputs)
+        for arena in ("on", "off"):
+            compiler.call("run", model, "--seed", 0, *sizes, "--threads", threads, "--arena", arena, "--outputs", outputs)
             digest = sha256_of(outputs)
             if digest != known.setdefault(threads, digest):
-                wrong.append(f"other bits at {threads} threads{' without an arena' if arena else ''}")
+                wrong.append(f"other bits at {threads} threads{' without an arena' if arena == 'off' else ''}")
     return wrong
 
 

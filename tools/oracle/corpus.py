@@ -447,7 +447,7 @@ def show(report: Report, fmt: str) -> None:
 def main() -> int:
     parser = options.with_binary(__doc__)
     options.add_cases(parser, corpus=options.FIXTURES)
-    parser.add_argument("--fuse", choices=["on", "off", "both"], default="on", help="off: with --no-fuse")
+    parser.add_argument("--fuse", choices=["on", "off", "both"], default="on", help="whether models are fused")
     parser.add_argument("--policies", type=options.words, default=["none", "full", "selective"])
     parser.add_argument("--losses", type=options.words_of(("auto", *KINDS)), default=["auto"])
     parser.add_argument("--no-runtime", action="store_true", help="only what needs no libtorch")
@@ -456,7 +456,7 @@ def main() -> int:
     parser.add_argument("--format", choices=["human", "json"], default="human")
     args = parser.parse_args()
     report = Report()
-    fused, unfused = Compiler(args.ckpt_opt), Compiler(args.ckpt_opt, options=("--no-fuse",))
+    fused, unfused = Compiler(args.ckpt_opt), Compiler(args.ckpt_opt, options=("--fuse", "off"))
     compilers = {"on": [fused], "off": [unfused], "both": [fused, unfused]}[args.fuse]
     cases = find_cases(args.corpus, args.case, args.file)
     generator = load_generator(args.corpus)

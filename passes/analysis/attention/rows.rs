@@ -1,4 +1,4 @@
-//! All attentions of a model as a table: for reports, and for whoever wants figures and no dataflow.
+//! All attentions of a model as a table of properties.
 
 use super::Attention;
 use super::form::Form;
@@ -9,29 +9,54 @@ use crate::analysis::residual_stream::Flow;
 use crate::error::Result;
 use crate::ir::{DType, Dim, Graph, NodeId};
 use crate::ops::attention;
+use serde::{Serialize, Serializer};
 
-/// One attention; what cannot be told is `None`.
-#[derive(Clone, Debug)]
+/// One attention; unknown properties are `None`.
+#[derive(Clone, Debug, Serialize)]
 pub struct Row {
     pub index: usize,
     /// The layer it is in.
     pub block: Option<usize>,
+    #[serde(serialize_with = "size")]
     pub heads: Option<Dim>,
+    #[serde(serialize_with = "size")]
     pub kv_heads: Option<Dim>,
+    #[serde(serialize_with = "size")]
     pub head_size: Option<Dim>,
-    /// Keys that a query sees at most, where a window is proven.
+    /// The most keys that a query sees, its own included, where a sliding window is proven.
     pub window: Option<i64>,
-    /// No query sees a key behind itself, whatever the data.
+    /// True if it is proven that no query sees a later key.
     pub causal: bool,
-    /// What is masked beyond what is proven: `none`, `bool` or `additive`.
+    /// The mask beyond that: `none`, `bool` or `additive`.
     pub mask: &'static str,
     /// The scores are `scale · q·kᵀ`.
     pub scale: Option<f64>,
     pub softcap: Option<f64>,
-    /// One op.
+    /// True for one op; in reports `form`: `fused` or `decomposed`.
+    #[serde(rename = "form", serialize_with = "form")]
     pub fused: bool,
-    /// Why a decomposed one cannot become one op.
+    /// Why a decomposed attention cannot become one op; `None` where it can.
     pub obstacle: Option<String>,
+}
+
+/// Serializes a size as a number, or as an expression over names.
+fn size<S: Serializer>(size: &Option<Dim>, to: S) -> std::result::Result<S::Ok, S::Error> {
+    match size.as_ref().map(|d| (d.as_const(), d)) {
+        None => to.serialize_none(),
+        Some((Some(n), _)) => to.serialize_i64(n),
+        Some((None, named)) => to.collect_str(named),
+    }
+}
+
+fn form<S: Serializer>(fused: &bool, to: S) -> std::result::Result<S::Ok, S::Error> {
+    to.serialize_str(Row::form(*fused))
+}
+
+impl Row {
+    /// Returns `fused` for one op, else `decomposed`.
+    pub fn form(fused: bool) -> &'static str {
+        if fused { "fused" } else { "decomposed" }
+    }
 }
 
 /// The attentions of the forward part, in order.

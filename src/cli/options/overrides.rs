@@ -1,47 +1,42 @@
-//! The options that refine a policy. They are read together, because overrides win in the order they were given.
+//! Options that override a policy. They are read together, because later options win.
 
+use super::parse::{by, count};
 use ckpt_passes::plan::overrides::{NamePattern, Override, Target};
 use ckpt_passes::plan::{Constraint, PolicyOverrides};
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 
-/// As the command line has them.
+/// The options as clap reads them.
 #[derive(Args)]
-#[command(next_help_heading = "Which layers and ops")]
+#[command(next_help_heading = "Overrides: which layers and ops")]
 struct Given {
-    /// Apply the policy to the modules of this class (LlamaMLP) or path (layers.*.mlp) instead of to the layers that
-    /// the dataflow shows
-    #[arg(long, value_name = "CLASS_OR_PATTERN", value_delimiter = ',', value_parser = name)]
+    /// Apply the policy to modules of this class (LlamaMLP) or path (layers.*.mlp) instead of to the layers found in the
+    /// dataflow
+    #[arg(long, value_name = "CLASS_OR_PATTERN", value_delimiter = ',', value_parser = by(NamePattern::parse))]
     layers: Vec<NamePattern>,
-    /// Apply it only inside modules whose path or class matches, and to nodes whose name matches
-    #[arg(long, value_name = "PATTERN", value_delimiter = ',', value_parser = name)]
+    /// Apply the policy only inside modules whose path or class matches, and to nodes whose name matches
+    #[arg(long, value_name = "PATTERN", value_delimiter = ',', value_parser = by(NamePattern::parse))]
     scope: Vec<NamePattern>,
-    /// Apply it to every N-th of the layers only
+    /// Apply the policy to every N-th layer only
     #[arg(long, value_name = "N", value_parser = count)]
     every: Option<usize>,
-    /// Apply it to the first N of the layers only
+    /// Apply the policy to the first N layers only
     #[arg(long, value_name = "N", value_parser = count)]
     first: Option<usize>,
     /// Keep the results of these ops: MatMul, aten.mm, torch.ops.aten.mm.default, or a pattern of node names
-    #[arg(long, value_name = "OP,OP,…", value_delimiter = ',', value_parser = op)]
+    #[arg(long, value_name = "OP,OP,…", value_delimiter = ',', value_parser = by(Target::op))]
     save_ops: Vec<Target>,
-    /// Compute these ops again; of several options about an op the last wins
-    #[arg(long, value_name = "OP,OP,…", value_delimiter = ',', value_parser = op)]
+    /// Recompute the results of these ops; of several options about an op the last wins
+    #[arg(long, value_name = "OP,OP,…", value_delimiter = ',', value_parser = by(Target::op))]
     recompute_ops: Vec<Target>,
-    /// Compute exactly the nodes again that are in such a module or have such a name: layers.*.moe.router
-    #[arg(long, value_name = "PATH,PATH,…", value_delimiter = ',', value_parser = module)]
+    /// Recompute exactly the nodes that are in such a module or have such a name: layers.*.moe.router
+    #[arg(long, value_name = "PATH,PATH,…", value_delimiter = ',', value_parser = by(Target::module))]
     recompute: Vec<Target>,
 }
 
-/// What the user overrides beside the policy.
-pub struct Refinement(PolicyOverrides);
+/// The overrides of one command line, in the order they were given.
+pub struct Overrides(pub PolicyOverrides);
 
-impl Refinement {
-    pub fn overrides(&self) -> PolicyOverrides {
-        self.0.clone()
-    }
-}
-
-impl Args for Refinement {
+impl Args for Overrides {
     fn augment_args(cmd: Command) -> Command {
         Given::augment_args(cmd)
     }
@@ -50,8 +45,8 @@ impl Args for Refinement {
     }
 }
 
-impl FromArgMatches for Refinement {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Refinement, clap::Error> {
+impl FromArgMatches for Overrides {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Overrides, clap::Error> {
         let given = Given::from_arg_matches(matches)?;
         let mut overrides: Vec<(usize, Override)> = Vec::new();
         for (id, choice, targets) in [
@@ -66,7 +61,7 @@ impl FromArgMatches for Refinement {
             overrides.extend(places.zip(given));
         }
         overrides.sort_by_key(|(place, _)| *place);
-        Ok(Refinement(PolicyOverrides {
+        Ok(Overrides(PolicyOverrides {
             layers: given.layers,
             scope: given.scope,
             every: given.every,
@@ -76,27 +71,8 @@ impl FromArgMatches for Refinement {
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        *self = Refinement::from_arg_matches(matches)?;
+        *self = Overrides::from_arg_matches(matches)?;
         Ok(())
-    }
-}
-
-fn name(text: &str) -> Result<NamePattern, String> {
-    NamePattern::parse(text).map_err(super::args::shown)
-}
-
-fn op(text: &str) -> Result<Target, String> {
-    Target::op(text).map_err(super::args::shown)
-}
-
-fn module(text: &str) -> Result<Target, String> {
-    Target::module(text).map_err(super::args::shown)
-}
-
-fn count(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(n) if n > 0 => Ok(n),
-        _ => Err("expected a number of layers, 1 or more".into()),
     }
 }
 
@@ -105,12 +81,10 @@ mod tests {
     use super::*;
 
     fn overrides(words: &[&str]) -> String {
-        let command = Refinement::augment_args(Command::new("x").no_binary_name(true));
+        let command = Overrides::augment_args(Command::new("x").no_binary_name(true));
         let matches = command.try_get_matches_from(words).unwrap();
-        Refinement::from_arg_matches(&matches)
-            .unwrap()
-            .overrides()
-            .to_string()
+        let Overrides(overrides) = Overrides::from_arg_matches(&matches).unwrap();
+        overrides.to_string()
     }
 
     #[test]

@@ -1,0 +1,149 @@
+//! Options that say what the model is and what its training step computes.
+
+use super::overrides::Overrides;
+use super::parse::{by, dim, switch};
+use ckpt_opt::frontend::given::{Given, InputType};
+use ckpt_opt::tensors::{self, feed};
+use ckpt_passes::Result;
+use ckpt_passes::analysis::params::Selection;
+use ckpt_passes::compile::Request;
+use ckpt_passes::transform::loss::Loss;
+use ckpt_passes::transform::optimizer::Optimizer;
+use ckpt_passes::transform::rng_streams::Stream;
+use ckpt_passes::transform::tile::{Tile, Tiles};
+use clap::{ArgAction, Args};
+use std::path::PathBuf;
+
+/// What a model's file does not say about its inputs and outputs.
+#[derive(Args)]
+#[command(next_help_heading = "Model")]
+pub struct Source {
+    /// Type of an input, where the file has none or another is wanted: x:f32[batch,3,224]
+    #[arg(long = "input", value_name = "NAME:DTYPE[DIMS]", value_parser = by(InputType::parse))]
+    pub types: Vec<InputType>,
+    /// Example inputs (npz or safetensors, under input names or `in.NAME`). An input that has no type in the file and no
+    /// --input takes the type of its example
+    #[arg(long = "inputs", value_name = "FILE")]
+    pub examples: Option<PathBuf>,
+    /// Names of all outputs in order, where the file has none [default: output_0,output_1,…]
+    #[arg(long, value_name = "NAME,NAME,…", value_delimiter = ',')]
+    pub output_names: Vec<String>,
+}
+
+impl Source {
+    /// # Errors
+    /// A file of examples that cannot be read.
+    pub fn given(&self) -> Result<Given> {
+        let examples = match &self.examples {
+            Some(path) => feed::input_types(&tensors::read(path)?),
+            None => Default::default(),
+        };
+        Ok(Given {
+            inputs: self.types.clone(),
+            examples,
+            output_names: self.output_names.clone(),
+        })
+    }
+}
+
+/// Which parameters are trained.
+#[derive(Args)]
+#[command(next_help_heading = "Model")]
+pub struct Trained {
+    /// Train only parameters whose name matches (`*` and `?` are wildcards; may be repeated)
+    #[arg(long, value_name = "PATTERN")]
+    pub trainable: Vec<String>,
+    /// Do not train parameters whose name matches; wins over --trainable
+    #[arg(long, value_name = "PATTERN")]
+    pub freeze: Vec<String>,
+}
+
+impl Trained {
+    pub fn selection(&self) -> Selection {
+        Selection {
+            trainable: self.trainable.clone(),
+            freeze: self.freeze.clone(),
+        }
+    }
+}
+
+/// The training step of a model.
+#[derive(Args)]
+#[command(next_help_heading = "Model")]
+pub struct Training {
+    #[command(flatten)]
+    pub source: Source,
+    /// Number for a named size, for planning only; a written graph stays as dynamic as the model
+    #[arg(long = "dim", value_name = "NAME=N", value_parser = dim)]
+    pub dims: Vec<(String, i64)>,
+    /// causal-lm, cross-entropy, mse, output:NAME or vjp [default: the backward that the file has, else its only
+    /// scalar output, else vjp]
+    #[arg(long, value_parser = by(Loss::parse))]
+    pub loss: Option<Loss>,
+    #[command(flatten)]
+    pub trained: Trained,
+    /// Leave out forward outputs whose name matches, such as caches or logits
+    #[arg(long = "drop-output", value_name = "PATTERN")]
+    pub drop_outputs: Vec<String>,
+    /// Give the random nodes that a pattern names (of nodes or modules) a seed of their own, the input rng_seed.NAME
+    #[arg(long = "rng-stream", value_name = "NAME=PATTERN,…", value_parser = by(Stream::parse))]
+    pub rng_streams: Vec<Stream>,
+    /// Replace the ops of attentions, norms and activations by one op each: on or off
+    #[arg(long, value_name = "WORD", default_value = "on", value_parser = switch, action = ArgAction::Set)]
+    pub fuse: bool,
+    /// Compute the head and the loss in chunks of tokens, so that logits never exist whole: off, auto (as many chunks as
+    /// pay off within the budget; a fixed rule without one) or a number. Logits must not be an output (--drop-output)
+    #[arg(long, value_name = "N", default_value = "off", value_parser = by(Tile::parse), help_heading = "Chunking")]
+    pub tile_loss: Tile,
+    /// Compute MLPs and other chains of ops on tokens in chunks of tokens, in the forward and the backward pass: off, auto
+    /// (as many chunks as pay off within the budget; a fixed rule without one) or a number
+    #[arg(long, value_name = "N", default_value = "off", value_parser = by(Tile::parse), help_heading = "Chunking")]
+    pub tile_mlp: Tile,
+    /// Update the parameters in the graph: sgd or adamw, perhaps with settings as in PyTorch
+    /// (sgd:momentum=0.9,weight_decay=0.01; adamw:beta2=0.95). New inputs are lr, step and the state, new outputs
+    /// <parameter>.updated and <state>.updated
+    #[arg(long, value_name = "NAME[:SETTINGS]", value_parser = by(Optimizer::parse), help_heading = "Optimizer")]
+    pub optimizer: Option<Optimizer>,
+    /// Run each update as soon as its gradient is complete, so that gradients never all live at once. Gradients are no
+    /// outputs then
+    #[arg(long, requires = "optimizer", help_heading = "Optimizer")]
+    pub fuse_optimizer: bool,
+}
+
+impl Training {
+    pub fn request(&self) -> Request {
+        Request {
+            loss: self.loss.clone().unwrap_or_default(),
+            selection: self.trained.selection(),
+            dims: self.dims.clone(),
+            drop_outputs: self.drop_outputs.clone(),
+            rng_streams: self.rng_streams.clone(),
+            fuse: self.fuse,
+            tile: Tiles {
+                loss: self.tile_loss,
+                mlp: self.tile_mlp,
+            },
+            optimizer: self.optimizer,
+            fuse_optimizer: self.fuse_optimizer,
+            ..Request::default()
+        }
+    }
+}
+
+/// The training step of a model, and overrides of its plan.
+#[derive(Args)]
+pub struct Step {
+    #[command(flatten)]
+    pub training: Training,
+    #[command(flatten)]
+    pub overrides: Overrides,
+}
+
+impl Step {
+    pub fn request(&self) -> Request {
+        Request {
+            overrides: self.overrides.0.clone(),
+            ..self.training.request()
+        }
+    }
+}
