@@ -22,6 +22,7 @@ pub mod device;
 pub mod index_bounds;
 pub mod layers;
 pub mod matcher;
+pub mod liveness;
 pub mod memory;
 pub mod modules;
 pub mod params;

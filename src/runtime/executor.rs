@@ -18,13 +18,13 @@ use super::kernels;
 use super::kernels::attention::pairs::Available;
 use super::lanes;
 use super::later::{Answers, Later};
-use super::lifetimes::Lifetimes;
 use super::schedule::{Form, Key, Schedule};
 use super::step::{Given, Step};
 use super::values::{Brought, Values};
 use crate::place::Place;
 use crate::rng::Rng;
 use ckpt_passes::analysis::device::round_up;
+use ckpt_passes::analysis::liveness::Liveness;
 use ckpt_passes::error::Kind;
 use ckpt_passes::ir::{Def, Graph, Id, OpDef, Ty, ValueId};
 use ckpt_passes::{Error, Result};
@@ -128,7 +128,8 @@ impl<'g> Program<'g> {
                 weight_bytes += round_up(constant.size_bytes(), place.granularity_bytes());
             }
         }
-        let Lifetimes { drops, joins } = Lifetimes::new(graph);
+        let liveness = Liveness::new(graph);
+        let (drops, joins) = (liveness.frees(graph), liveness.arrivals);
         let mut steps = Vec::with_capacity(graph.order().len());
         for ((id, drops), joins) in graph.order().iter().zip(drops).zip(joins) {
             let node = graph.node(*id);

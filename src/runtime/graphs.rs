@@ -41,7 +41,7 @@ pub(super) trait Recording {
 }
 
 /// A CUDA device.
-struct Device(graph::SecondaryMap);
+struct Device(graph::CaptureStream);
 
 impl Recorder for Device {
     fn aside(&self, work: Work) -> Result<()> {
@@ -116,7 +116,7 @@ impl Graphs {
     pub fn record(&mut self, place: Place) {
         *self = match place {
             Place::Cpu => Graphs::refusing("a run on the CPU has none".into()),
-            Place::Cuda(n) => match graph::SecondaryMap::new(n) {
+            Place::Cuda(n) => match graph::CaptureStream::new(n) {
                 Ok(side) => Graphs::by(Rc::new(Device(side))),
                 Err(e) => Graphs::refusing(e.message),
             },

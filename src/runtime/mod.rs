@@ -16,7 +16,6 @@ mod inputs;
 pub mod kernels;
 mod lanes;
 pub mod later;
-mod lifetimes;
 mod operands;
 pub mod outside;
 pub mod schedule;

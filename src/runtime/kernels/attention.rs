@@ -9,14 +9,11 @@ mod fused;
 pub mod pairs;
 mod tiles;
 
-use super::matmul::sized;
-use super::{Kernel, KernelCx, copy_into, empty, scalar, write};
+use super::context::*;
 use crate::runtime::convert;
-use ckpt_passes::ir::OpDef;
+use ckpt_passes::ir::Attrs;
+use ckpt_passes::ir::op::Sized;
 use ckpt_passes::ops::attention::*;
-use ckpt_passes::{Error, Result};
-use ckpt_torch::Arg;
-use tch::Tensor;
 use tiles::*;
 
 pub const KERNELS: &[(&OpDef, Kernel)] =
@@ -73,13 +70,8 @@ fn attend(work: &Work, x: &Operands, tile: &Tile, y: &Tensor, lse: Option<&Tenso
     let buffers = &work.plan.buffers;
     if let Some(lse) = lse {
         let column = |span| work.buffer(span).map(|x| seen_as(&x, &[heads, rows, 1]));
-        write(
-            "aten::log",
-            "out",
-            &[Arg::Tensor(&column(buffers.sum)?), Arg::Tensor(&lse)],
-        )?;
-        let args = [Arg::Tensor(&column(buffers.top)?), Arg::Int(1)];
-        in_place("aten::add_", "Tensor", &lse, &args)?;
+        write("aten::log.out", args![&column(buffers.sum)?, &lse])?;
+        add_into(&lse, &column(buffers.top)?)?;
     }
     let result = seen_as(
         &work.buffer(buffers.result)?,
@@ -107,7 +99,7 @@ fn attention_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let mut outs = Vec::new();
     for want in wants {
         let x = cx.x(*want as usize + 1)?;
-        outs.push(empty(&x.size(), x.kind(), x.device())?);
+        outs.push(empty_like(x)?);
     }
     if plan.is_empty() {
         outs.iter().try_for_each(zero)?;
@@ -206,22 +198,17 @@ fn go_back(
     let slopes = seen_as(&work.part_of_block(slopes), &p.size());
     product(&slopes, &dy, &x.v.transpose(1, 2), 1.0, false)?;
     // p·(slopes − Σ p·slopes), in place.
-    let args = [
-        Arg::Tensor(&slopes),
-        Arg::Tensor(&p),
-        Arg::Int(-1),
-        Arg::Dtype(work.kind),
-        Arg::Tensor(&slopes),
-    ];
-    write("aten::_softmax_backward_data", "out", &args)?;
+    write(
+        "aten::_softmax_backward_data.out",
+        args![&slopes, &p, -1, work.kind, &slopes],
+    )?;
     if let Some(dbias) = &into.dbias {
         add_summed(work, &slopes, &p, tile, dbias)?;
     }
     if let Some(span) = buffers.capped {
         let tanh = seen_as(&work.part_of_block(span), &p.size());
-        in_place("aten::mul_", "Tensor", &tanh, &[Arg::Tensor(&tanh)])?;
-        let args = [Arg::Tensor(&slopes), Arg::Tensor(&tanh), Arg::Double(-1.0)];
-        in_place("aten::addcmul_", "", &slopes, &args)?;
+        mul_into(&tanh, &tanh)?;
+        write("aten::addcmul_", args![&slopes, &slopes, &tanh, -1.0])?;
     }
     if let Some(dq) = dq {
         let result = seen_as(&work.buffer(buffers.result)?, &dq.size());
@@ -271,36 +258,21 @@ fn add_summed(
             .narrow(0, at, size.iter().product())
             .view(size.as_slice());
         at += out.numel() as i64;
-        let args = [
-            Arg::Tensor(&from),
-            Arg::Ints(&[axis]),
-            Arg::Bool(true),
-            Arg::None,
-            Arg::Tensor(&out),
-        ];
-        write("aten::sum", "IntList_out", &args)?;
+        write(
+            "aten::sum.IntList_out",
+            args![&from, &[axis], true, Arg::None, &out],
+        )?;
         x = match single {
             true => out.narrow(0, 0, 1).view([1, 1, 1]),
             false => out,
         };
     }
-    in_place(
-        "aten::add_",
-        "Tensor",
-        &target,
-        &[Arg::Tensor(&x), Arg::Int(1)],
-    )
+    add_into(&target, &x)
 }
 
 fn plan_of(
     cx: &KernelCx,
-    plan: impl Fn(
-        &ckpt_passes::ir::Attrs,
-        &[Option<ckpt_passes::ir::op::Sized>],
-    ) -> Option<AttentionPlan>,
+    plan: impl Fn(&Attrs, &[Option<Sized>]) -> Option<AttentionPlan>,
 ) -> Result<AttentionPlan> {
-    let ins = cx.ins.iter().map(|x| x.map(sized).transpose());
-    let ins = ins.collect::<Result<Vec<_>>>()?;
-    plan(cx.attrs, &ins)
-        .ok_or_else(|| Error::bug("kernel", format!("{}: operands without a plan", cx.op.name)))
+    plan(cx.attrs, &cx.sized_from(0)?).ok_or_else(|| cx.bug("operands without a plan"))
 }

@@ -5,15 +5,12 @@
 //! gives the same bits. `native` and `eager` draw with libtorch's own kernels instead, which take an int32 for each
 //! element drawn at once.
 
-use super::{Kernel, KernelCx, copy_into, empty, scalar, torch_error, write};
+use super::context::*;
 use crate::rng::Rng;
-use ckpt_passes::Result;
-use ckpt_passes::ir::OpDef;
 use ckpt_passes::ops::random::*;
+use ckpt_torch::bytes;
 use ckpt_torch::rng::Generator;
-use ckpt_torch::{Arg, bytes};
 use half::{bf16, f16};
-use tch::{Device, Kind, Tensor};
 
 pub const KERNELS: &[(&OpDef, Kernel)] = &[(&DROPOUT, dropout), (&UNIFORM, uniform)];
 
@@ -70,42 +67,28 @@ fn dropout(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let least = threshold(ratio as f32);
     let (wide, scale) = (1.0 / (1.0 - ratio), 1.0 / (1.0 - ratio as f32));
     let kind = x.kind();
-    let out = empty(&x.size(), kind, x.device())?;
-    copy_into(&out, x)?;
+    let out = copied_as(x, kind)?;
     let off = |index: u64| key.draw(index) < least;
+    // A kept element is scaled in the type computed in and rounded once. The row takes floating-point types only.
     edit(out, |all| match kind {
-        Kind::Double => each(all, |i, e| {
-            if off(i) {
-                [0; 8]
-            } else {
-                (f64::from_le_bytes(e) * wide).to_le_bytes()
-            }
+        Kind::Double => drop_out(all, off, |e| (f64::from_le_bytes(e) * wide).to_le_bytes()),
+        Kind::Float => drop_out(all, off, |e| (f32::from_le_bytes(e) * scale).to_le_bytes()),
+        Kind::Half => drop_out(all, off, |e| {
+            f16::from_f32(f16::from_le_bytes(e).to_f32() * scale).to_le_bytes()
         }),
-        Kind::Float => each(all, |i, e| {
-            if off(i) {
-                [0; 4]
-            } else {
-                (f32::from_le_bytes(e) * scale).to_le_bytes()
-            }
-        }),
-        Kind::Half => each(all, |i, e| {
-            let x = f16::from_le_bytes(e).to_f32();
-            if off(i) {
-                [0; 2]
-            } else {
-                f16::from_f32(x * scale).to_le_bytes()
-            }
-        }),
-        // The row takes floating-point types only.
-        _ => each(all, |i, e| {
-            let x = bf16::from_le_bytes(e).to_f32();
-            if off(i) {
-                [0; 2]
-            } else {
-                bf16::from_f32(x * scale).to_le_bytes()
-            }
+        _ => drop_out(all, off, |e| {
+            bf16::from_f32(bf16::from_le_bytes(e).to_f32() * scale).to_le_bytes()
         }),
     })
+}
+
+/// Sets the elements whose index is `off` to 0 and changes the others by `keep`.
+fn drop_out<const N: usize>(
+    bytes: &mut [u8],
+    off: impl Fn(u64) -> bool + Sync,
+    keep: impl Fn([u8; N]) -> [u8; N] + Sync,
+) {
+    each(bytes, |i, e| if off(i) { [0; N] } else { keep(e) })
 }
 
 /// Calls `draw` with the generator and what is to be filled from it: all of a new tensor of that shape, on the CPU, or
@@ -142,35 +125,21 @@ fn torch_dropout(cx: &KernelCx) -> Result<Vec<Tensor>> {
     };
     let (dims, kind) = (x.size(), x.kind());
     if !(ratio > 0.0 && ratio < 1.0) || x.numel() == 0 {
-        let out = empty(&dims, kind, x.device())?;
-        copy_into(&out, x)?;
+        let out = copied_as(x, kind)?;
         if ratio >= 1.0 {
-            multiply(&out, &scalar(Kind::Double, 0.0)?)?;
+            mul_into(&out, &scalar(Kind::Double, 0.0)?)?;
         }
         return Ok(vec![out]);
     }
     let keep = 1.0 - ratio;
     let divisor = scalar(Kind::Double, keep)?;
     let mask = drawn(cx, 2, (&dims, kind), |generator, part| {
-        let args = [
-            Arg::Tensor(part),
-            Arg::Double(keep),
-            Arg::Generator(generator),
-        ];
-        write("aten::bernoulli_", "float", &args)?;
-        write(
-            "aten::div_",
-            "Tensor",
-            &[Arg::Tensor(part), Arg::Tensor(&divisor)],
-        )
+        write("aten::bernoulli_.float", args![part, keep, generator])?;
+        div_into(part, &divisor)
     })?;
     let out = mask.to_device(x.device());
-    multiply(&out, x)?;
+    mul_into(&out, x)?;
     Ok(vec![out])
-}
-
-fn multiply(out: &Tensor, by: &Tensor) -> Result<()> {
-    write("aten::mul_", "Tensor", &[Arg::Tensor(out), Arg::Tensor(by)])
 }
 
 /// The shortest decimal number that rounds to `ratio`.
@@ -182,13 +151,7 @@ fn uniform(cx: &KernelCx) -> Result<Vec<Tensor>> {
     if cx.draws.rng() != Rng::Counter {
         let dims = cx.ints(0)?;
         let drawn = drawn(cx, 1, (&dims, Kind::Float), |generator, part| {
-            let args = [
-                Arg::Tensor(part),
-                Arg::Double(0.0),
-                Arg::Double(1.0),
-                Arg::Generator(generator),
-            ];
-            write("aten::uniform_", "", &args)
+            write("aten::uniform_", args![part, 0.0, 1.0, generator])
         })?;
         return Ok(vec![drawn.to_device(cx.x(0)?.device())]);
     }

@@ -1,11 +1,8 @@
 //! Out of the device's memory and back. The executor leaves what was moved out where it is.
 
-use super::{Kernel, KernelCx, tch_error};
+use super::context::*;
 use crate::runtime::outside::fetched;
-use ckpt_passes::Result;
-use ckpt_passes::ir::OpDef;
 use ckpt_passes::ops::transfer::*;
-use tch::Tensor;
 
 pub const KERNELS: &[(&OpDef, Kernel)] =
     &[(&OFFLOAD, offload), (&RELEASE, release), (&FETCH, fetch)];

@@ -5,9 +5,9 @@
 //! one, so that kernels run in the order of their calls; only transfers run beside it, on a [`Lane`].
 
 use crate::error::{ErrorKind, TorchError, check};
+use crate::handle;
 use crate::sys;
 use std::ffi::c_void;
-use std::ptr;
 use std::sync::OnceLock;
 use tch::Tensor;
 
@@ -161,9 +161,8 @@ impl Lane {
     /// # Errors
     /// A device that was not opened.
     pub fn new(device: usize) -> Result<Lane, TorchError> {
-        let mut lane = ptr::null_mut();
         // SAFETY: a place to write to.
-        check(unsafe { sys::ck_cuda_lane(device as i64, &mut lane) })?;
+        let lane = handle::made(|lane| unsafe { sys::ck_cuda_lane(device as i64, lane) })?;
         Ok(Lane { lane, device })
     }
 
@@ -174,11 +173,10 @@ impl Lane {
     /// # Errors
     /// Tensors that do not fit each other.
     pub fn copy(&self, from: &Tensor, to: &Tensor) -> Result<Done, TorchError> {
-        let mut done = ptr::null_mut();
         // SAFETY: the lane is ours, and the tensors are lent for the call; the copy holds on to what it needs of them as
         // the caller promises.
-        check(unsafe {
-            sys::ck_cuda_lane_copy(self.lane, sys::lend(from), sys::lend(to), &mut done)
+        let done = handle::made(|done| unsafe {
+            sys::ck_cuda_lane_copy(self.lane, handle::lend(from), handle::lend(to), done)
         })?;
         Ok(Done {
             done,

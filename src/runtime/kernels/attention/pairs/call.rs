@@ -3,15 +3,12 @@
 //! Nothing here waits for the device or copies between it and the host. The gradient computes the result and the
 //! log-sum-exp again, by the same kernel on the same operands, so that neither has to stay for it.
 
-use super::super::super::{KernelCx, call_n, copy_into, empty};
 use super::{ALIGNMENT_ELEMENTS, Pair};
-use crate::runtime::convert::{tch_error, torch_error};
+use crate::runtime::kernels::context::*;
 use ckpt_passes::ir::layout::view_strides;
 use ckpt_passes::ir::op::contiguous_strides;
 use ckpt_passes::ops::attention::ATTENTION_GRAD;
-use ckpt_passes::{Error, Result};
-use ckpt_torch::{Arg, Ret};
-use tch::Tensor;
+use ckpt_torch::Ret;
 
 /// Batch, heads, rows, columns.
 pub type Axes = [i64; 4];
@@ -54,22 +51,14 @@ fn readable(x: &Tensor) -> Result<Tensor> {
     if let Some(strides) = strides_in_place(&dims, &x.stride()).filter(|_| is_aligned) {
         return ckpt_torch::view(x, &axes, &strides).map_err(torch_error);
     }
-    let copy = empty(&dims, x.kind(), x.device())?;
-    copy_into(&copy, x)?;
-    copy.f_view(axes).map_err(|e| tch_error(&e))
+    copied_as(x, x.kind())?
+        .f_view(axes)
+        .map_err(|e| tch_error(&e))
 }
 
 /// Row-major, in dims of our own.
 fn row_major(x: Tensor, dims: &[i64]) -> Result<Tensor> {
-    let x = match x.is_contiguous() {
-        true => x,
-        false => {
-            let copy = empty(&x.size(), x.kind(), x.device())?;
-            copy_into(&copy, &x)?;
-            copy
-        }
-    };
-    x.f_view(dims).map_err(|e| tch_error(&e))
+    dense(&x)?.f_view(dims).map_err(|e| tch_error(&e))
 }
 
 struct Operands {
@@ -87,8 +76,8 @@ impl Operands {
             q: readable(cx.x(at)?)?,
             k: readable(cx.x(at + 1)?)?,
             v: readable(cx.x(at + 2)?)?,
-            scale: f64::from(cx.attrs.float("scale")),
-            causal: cx.attrs.int("causal") != 0,
+            scale: cx.number("scale"),
+            causal: cx.flag("causal"),
         })
     }
 }
@@ -121,18 +110,18 @@ impl Pair {
     }
 
     fn attend(self, x: &Operands) -> Result<Done> {
-        let mut args = vec![Arg::Tensor(&x.q), Arg::Tensor(&x.k), Arg::Tensor(&x.v)];
-        let (dropout, causal) = (Arg::Double(0.0), Arg::Bool(x.causal));
+        let mut args = args![&x.q, &x.k, &x.v].to_vec();
+        let (dropout, causal) = (Arg::from(0.0), Arg::from(x.causal));
         match self {
             // The last of them: no probabilities for debugging.
-            Pair::Flash => args.extend([dropout, causal, Arg::Bool(false)]),
+            Pair::Flash => args.extend(args![dropout, causal, false]),
             // No bias, with the log-sum-exp.
-            Pair::Efficient => args.extend([Arg::None, Arg::Bool(true), dropout, causal]),
+            Pair::Efficient => args.extend(args![Arg::None, true, dropout, causal]),
             // No mask.
-            Pair::Cpu => args.extend([dropout, causal, Arg::None]),
+            Pair::Cpu => args.extend(args![dropout, causal, Arg::None]),
         }
-        args.push(Arg::Double(x.scale));
-        let mut results = call_n(self.names()[0], "", &args)?.into_iter();
+        args.push(Arg::from(x.scale));
+        let mut results = call_n(self.names()[0], &args)?.into_iter();
         let (y, lse) = (taken(results.next())?, taken(results.next())?);
         Ok(Done {
             y,
@@ -143,14 +132,13 @@ impl Pair {
 
     /// Gradients of q, k and v.
     fn attend_back(self, x: &Operands, dy: &Tensor, done: &Done) -> Result<[Tensor; 3]> {
-        let tensors = [dy, &x.q, &x.k, &x.v];
-        let mut args: Vec<Arg> = tensors.into_iter().map(Arg::Tensor).collect();
+        let mut args = args![dy, &x.q, &x.k, &x.v].to_vec();
         if self == Pair::Efficient {
             // No bias.
             args.push(Arg::NoTensor);
         }
-        args.extend([Arg::Tensor(&done.y), Arg::Tensor(&done.lse)]);
-        let (dropout, causal) = (Arg::Double(0.0), Arg::Bool(x.causal));
+        args.extend(args![&done.y, &done.lse]);
+        let (dropout, causal) = (Arg::from(0.0), Arg::from(x.causal));
         let rest = |n: usize| done.rest.get(n).map_or(Arg::NoTensor, passed_on);
         match self {
             // Where sequences of several lengths begin (nowhere), the largest lengths; the state of the generator.
@@ -161,12 +149,12 @@ impl Pair {
             // The state of the generator; no gradient of a bias.
             Pair::Efficient => {
                 let mask = &[true, true, true, false];
-                args.extend([rest(0), rest(1), dropout, Arg::Bools(mask), causal]);
+                args.extend(args![rest(0), rest(1), dropout, mask, causal]);
             }
-            Pair::Cpu => args.extend([dropout, causal, Arg::None]),
+            Pair::Cpu => args.extend(args![dropout, causal, Arg::None]),
         }
-        args.push(Arg::Double(x.scale));
-        let mut results = call_n(self.names()[1], "", &args)?.into_iter();
+        args.push(Arg::from(x.scale));
+        let mut results = call_n(self.names()[1], &args)?.into_iter();
         let mut next = || taken(results.next());
         Ok([next()?, next()?, next()?])
     }
@@ -301,7 +289,7 @@ mod tests {
                 Pair::Flash => [7, 15],
                 _ => [8, 13],
             }) {
-                let op = ckpt_torch::Op::find(name, "").unwrap();
+                let op = ckpt_torch::Op::find(name).unwrap();
                 let (arguments, _) = op.schema().split_once("->").unwrap();
                 let wanted = arguments.split(", ").filter(|a| *a != "*").count();
                 assert_eq!(wanted, given, "{}", op.schema());

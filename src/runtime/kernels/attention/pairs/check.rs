@@ -13,11 +13,11 @@
 //! One more of each covers what is of second order. A pair that fails or is refused costs speed: tiles take its place in
 //! this process, and `run` says why.
 
-use super::super::super::{Kernel, KernelCx, copy_into, empty};
 use super::{Facts, Pair, call};
 use crate::runtime::convert;
 use crate::runtime::draws::Draws;
 use crate::runtime::kernels::attention::{attention, attention_grad};
+use crate::runtime::kernels::{Kernel, KernelCx, copy_into, empty};
 use crate::runtime::outside::Outside;
 use ckpt_passes::Result;
 use ckpt_passes::ir::{Attrs, DType, OpDef};
