@@ -21,7 +21,7 @@ mod with_torch {
     use ckpt_opt::frontend::given::Given;
     use ckpt_opt::optimize::load;
     use ckpt_opt::rng::Rng;
-    use ckpt_opt::runtime::kernels::attention::pairs::pinned::Taken;
+    use ckpt_opt::runtime::sdpa_choice::AttentionKernels;
     use ckpt_opt::runtime::session::Session;
     use ckpt_opt::runtime::trace::chrome;
     use ckpt_opt::tensors::feed::{self, Feed};
@@ -51,7 +51,7 @@ mod with_torch {
         predicted_outside_bytes: u64,
         device: String,
         /// How many nodes of attention run by which kernels, gradients and copies included.
-        attention: Taken,
+        attention: AttentionKernels,
         peak_at: Option<String>,
         step_time_us: u64,
         /// Processor time of all threads, of the median step.
@@ -187,7 +187,7 @@ mod with_torch {
             None | Some(0) => String::new(),
             Some(n) => format!("workspaces of libraries beside it: {}\n", bytes(n)),
         };
-        let Taken {
+        let AttentionKernels {
             flash,
             efficient,
             tiles,

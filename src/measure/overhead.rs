@@ -128,7 +128,7 @@ pub fn overhead(setting: &Setting, time: Duration) -> Result<Measured> {
         cpu: more(1),
         noise_pct: median(apart.collect()),
         dims: named.map(|(n, size)| (n.to_string(), size)).collect(),
-        device: device::name(setting.place),
+        device: device::of(setting.place).name(),
         threads: session::threads(),
         warnings,
     })

@@ -7,23 +7,29 @@
 //! results wait that leave the device's memory, and `lanes` moves them beside a run. `graphs` sends a
 //! device whole steps. [`session`] is what the rest of the project calls.
 
+pub mod backend;
+mod capture;
 pub mod convert;
+mod cpu;
+mod cuda;
+pub mod deferred_checks;
 pub mod device;
 pub mod draws;
 pub mod executor;
-mod graphs;
 mod inputs;
 pub mod kernels;
-mod lanes;
-pub mod later;
+mod library;
 mod operands;
-pub mod outside;
-pub mod schedule;
+pub mod recorder;
+pub mod sdpa_backends;
+pub mod sdpa_choice;
 pub mod session;
-mod side_streams;
-mod statics;
+pub mod specialization;
 mod step;
+pub mod swap_store;
 pub mod trace;
+mod train_state;
+pub mod transfers;
 mod values;
 
 use crate::place::Place;

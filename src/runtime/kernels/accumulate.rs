@@ -1,4 +1,4 @@
-//! Sums of narrow terms, widened some rows at a time, and sums of products that never exist whole.
+//! Sums of narrow terms, widened a few rows at a time, and sums of products that are never materialised whole.
 
 use super::arith;
 use super::context::*;
@@ -24,7 +24,7 @@ fn accumulate(cx: &KernelCx) -> Result<Vec<Tensor>> {
     Ok(vec![out])
 }
 
-/// Some rows of `size`, in the type of the sum.
+/// A buffer for some rows of `size`, in the type of the sum.
 fn wide_rows(size: &[i64], sum: &Tensor) -> Result<Tensor> {
     let mut dims = size.to_vec();
     if let Some(rows) = dims.first_mut() {
@@ -50,7 +50,7 @@ fn add_widened(sum: &Tensor, part: &Tensor, out: &Tensor, buffer: &Tensor) -> Re
     Ok(())
 }
 
-/// sum + A'·B': one call where all have one type.
+/// sum + A'·B', in one call where all have one type.
 fn add_product(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (sum, a, b) = (cx.x(0)?, cx.x(1)?, cx.x(2)?);
     let plan = gemm_plan(&sized(a)?, &sized(b)?, cx.flag("transA"), cx.flag("transB"));
@@ -77,9 +77,9 @@ fn add_product(cx: &KernelCx) -> Result<Vec<Tensor>> {
 }
 
 /// Whether libtorch adds a product of such matrices to such a sum without rounding it or widening them: 16 bits to
-/// float32, on a CUDA device.
+/// float32, where the backend has such a kernel.
 fn adds_narrow(sum: &Tensor, a: &Tensor) -> bool {
-    sum.device().is_cuda() && is_narrow(a.kind()) && sum.kind() == Kind::Float
+    backend(sum).adds_narrow_products() && is_narrow(a.kind()) && sum.kind() == Kind::Float
 }
 
 /// sum + a·b into `out`.
@@ -91,7 +91,7 @@ fn add_matrices(sum: &Tensor, a: &Tensor, b: &Tensor, out: &Tensor) -> Result<()
     .write()
 }
 
-/// The same of narrower operands, some rows of A' and columns of B' at a time.
+/// As [`add_matrices`] for narrower operands, some rows of A' and columns of B' at a time.
 fn add_widened_product(cx: &KernelCx, out: &Tensor) -> Result<()> {
     let sum = cx.x(0)?;
     let mut left = Widened::new(cx.x(1)?, sum, !cx.flag("transA"))?;
@@ -114,14 +114,14 @@ fn add_widened_product(cx: &KernelCx, out: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// An operand of a product of which some vectors, rows of A' or columns of B', are widened at a time.
+/// An operand of a product. Some vectors at a time are widened: rows of A' or columns of B'.
 struct Widened<'a> {
     of: &'a Tensor,
-    /// The axis along which vectors follow one another.
+    /// The axis that counts the vectors.
     axis: i64,
     count: i64,
     inner: i64,
-    /// Vectors in the buffer, which lies as the operand does.
+    /// Vectors in the buffer, which has the operand's layout.
     most: i64,
     buffer: Tensor,
 }

@@ -1,12 +1,13 @@
-//! Attention and its gradient, a few queries of a few heads at a time, as `ops::attention::plan` says.
+//! Attention and its gradient in tiles: a few queries of a few heads at a time, as `ops::attention::plan` says.
 //!
-//! One block of memory holds every buffer. Keys that none of the queries at hand may see are not read. The order is
-//! always the same, whatever the number of threads, so that gradients are sums in one order.
+//! One block of memory holds every buffer. Keys that no query of a tile may see are not read. Gradients are summed in one
+//! order, whatever the number of threads.
 //!
-//! A node that has a pair of PyTorch's kernels pinned to it runs by that instead ([`pairs`]).
+//! A node to which one of PyTorch's fused kernels is pinned runs by that instead ([`sdpa`]).
 
+pub mod check;
 mod fused;
-pub mod pairs;
+pub mod sdpa;
 mod tiles;
 
 use super::context::*;
@@ -21,7 +22,7 @@ pub const KERNELS: &[(&OpDef, Kernel)] =
 
 fn attention(cx: &KernelCx) -> Result<Vec<Tensor>> {
     if let Some(pair) = cx.pair {
-        return pairs::call::run(pair, cx);
+        return sdpa::run(pair, cx);
     }
     let plan = plan_of(cx, AttentionPlan::forward)?;
     let (q, v) = (cx.x(0)?, cx.x(2)?);
@@ -92,7 +93,7 @@ struct Gradients {
 
 fn attention_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     if let Some(pair) = cx.pair {
-        return pairs::call::run(pair, cx);
+        return sdpa::run(pair, cx);
     }
     let plan = plan_of(cx, AttentionPlan::backward)?;
     let wants = cx.attrs.ints("wants");
@@ -144,7 +145,7 @@ fn attention_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
         },
         |x, tile| {
             let (dk, dv) = sums(tile.part);
-            go_back(&work, x, tile, &dy, &into, dk, dv)
+            backward_tile(&work, x, tile, &dy, &into, dk, dv)
         },
         |part| {
             let (dk, dv) = sums(part);
@@ -166,8 +167,8 @@ fn attention_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     Ok(outs)
 }
 
-/// A tile's part in every gradient.
-fn go_back(
+/// Adds the contribution of a tile to every gradient.
+fn backward_tile(
     work: &Work,
     x: &Operands,
     tile: &Tile,
@@ -222,7 +223,7 @@ fn go_back(
 }
 
 /// Adds the slopes of a tile to the bias's gradient, summed over axes along which the bias was broadcast. The sums are
-/// made in the buffer of the probabilities, which nobody reads any more: each is at most half as large as the one before.
+/// computed in the buffer of the probabilities, which are no longer needed: each is at most half as large as the last.
 fn add_summed(
     work: &Work,
     slopes: &Tensor,
@@ -245,7 +246,7 @@ fn add_summed(
         }
         let single = size.iter().product::<i64>() == size[axis];
         size[axis] = 1;
-        // For a single result libtorch would take memory for each thread.
+        // For a single result libtorch would allocate memory for each thread.
         let (from, axis, size) = match single {
             true => (
                 x.view([-1]).expand([2, x.numel() as i64], false),

@@ -2,11 +2,13 @@
 //!
 //! Kernel files import all of it: `use super::context::*`.
 
-use super::attention::pairs::Pair;
+use crate::runtime::backend::Backend;
 use crate::runtime::convert::{dtype, kind};
+use crate::runtime::deferred_checks::DeferredChecks;
+use crate::runtime::device;
 use crate::runtime::draws::Draws;
-use crate::runtime::later::Later;
-use crate::runtime::outside::Outside;
+use crate::runtime::sdpa_backends::SdpaBackend;
+use crate::runtime::swap_store::SwapStore;
 use ckpt_passes::ir::op::Sized;
 use ckpt_passes::ir::{Attrs, DType, Tensor as Constant};
 use ckpt_torch::{Op, Ret, TorchError, bytes};
@@ -31,18 +33,18 @@ pub struct KernelCx<'a> {
     /// The generators of random ops.
     pub draws: &'a Draws,
     /// Where offloaded tensors are stored.
-    pub outside: &'a Outside,
+    pub store: &'a SwapStore,
     /// Contents of the small integer values that follow from the input sizes, row-major, by slot; may be shorter.
     pub known: &'a [Option<Box<[i64]>>],
     /// The slot of each operand in `known`; may be shorter than `ins`.
     pub slots: &'a [Option<usize>],
     pub n_outs: usize,
     /// The operand that the first result overwrites: no later node reads it.
-    pub over: Option<usize>,
+    pub overwrites: Option<usize>,
     /// PyTorch's attention kernels that are pinned to the node.
-    pub pair: Option<Pair>,
+    pub pair: Option<SdpaBackend>,
     /// Collects checks of device values, in a step during which the host must not wait for the device.
-    pub later: Option<&'a Later>,
+    pub deferred: Option<&'a DeferredChecks>,
 }
 
 impl KernelCx<'_> {
@@ -85,7 +87,7 @@ impl KernelCx<'_> {
 
     /// The tensor that receives the first result: a new row-major one, not filled, or the operand that it overwrites.
     pub fn result(&self, dims: &[i64], kind: Kind, device: Device) -> Result<Tensor> {
-        let Some(slot) = self.over else {
+        let Some(slot) = self.overwrites else {
             return empty(dims, kind, device);
         };
         let operand = self.x(slot)?;
@@ -199,15 +201,17 @@ fn dispatched<T>(
     call(&op, &there).map_err(torch_error)
 }
 
+/// The backend of the place where a tensor lies.
+pub fn backend(x: &Tensor) -> &'static dyn Backend {
+    device::at(x.device())
+}
+
 /// A new row-major tensor, not filled.
 ///
 /// # Errors
 /// Not enough memory.
 pub fn empty(dims: &[i64], kind: Kind, device: Device) -> Result<Tensor> {
-    match device {
-        Device::Cpu => ckpt_torch::empty(dims, kind).map_err(torch_error),
-        _ => Tensor::f_empty(dims, (kind, device)).map_err(|e| tch_error(&e)),
-    }
+    device::at(device).empty(dims, kind)
 }
 
 /// A new row-major tensor of the same sizes and type, not filled.
@@ -297,7 +301,7 @@ pub fn lent_scalar(constant: &Constant) -> Result<Tensor> {
 
 /// A number of ours where a device reads it like any tensor. The host waits for nothing.
 pub fn number_at(number: &Tensor, device: Device) -> Result<Tensor> {
-    if device == Device::Cpu {
+    if number.device() == device {
         return Ok(number.shallow_clone());
     }
     let there = empty(&[], number.kind(), device)?;
@@ -307,7 +311,7 @@ pub fn number_at(number: &Tensor, device: Device) -> Result<Tensor> {
 
 /// Copies `from` into `to`, converting and broadcasting.
 pub fn copy_into(to: &Tensor, from: &Tensor) -> Result<()> {
-    if from.dim() == 0 && from.device() == Device::Cpu && to.device() != Device::Cpu {
+    if from.dim() == 0 && backend(from).is_host() && !backend(to).is_host() {
         // A copy would expand the number on the host to the size of `to`, and wait for the transfer.
         return fill(to, from);
     }

@@ -1,5 +1,6 @@
-//! Convolutions as products of matrices, in the blocks and buffers that `ops::conv` plans: nothing hidden, and the same
-//! order of additions whatever the number of threads.
+//! Convolutions as products of matrices, in the blocks and buffers that `ops::conv` plans.
+//!
+//! No memory is taken beside these buffers, and sums have one order, whatever the number of threads.
 
 use super::context::*;
 use super::product::Product;
@@ -24,7 +25,7 @@ fn laid(buffer: &Tensor, size: &[i64]) -> Result<Tensor> {
     strided(buffer, size, &contiguous_strides(size))
 }
 
-/// The buffers that a plan wants, in the type computed in, and the walk over samples, groups and blocks.
+/// The buffers of a plan, in the type computed in, and the walk over samples, groups and blocks.
 struct Work<'a> {
     plan: &'a ConvPlan,
     weights: Option<Tensor>,
@@ -75,7 +76,7 @@ impl<'a> Work<'a> {
         size
     }
 
-    /// The buffer for a sample with its padding, all of it and what lies within the padding.
+    /// The buffer for a padded sample: all of it, and the part inside the padding.
     fn padded(&self) -> Result<Option<(Tensor, Tensor)>> {
         let Some(buffer) = &self.image else {
             return Ok(None);
@@ -135,7 +136,7 @@ impl<'a> Work<'a> {
         Ok(Some((laid(buffer, &matrix)?, laid(buffer, &size)?)))
     }
 
-    /// A block's windows as a matrix: laid out in the buffer, or as they lie.
+    /// A block's windows as a matrix: copied into the buffer, or in place.
     fn columns(&self, image: &Tensor, group: i64, block: (i64, i64)) -> Result<Tensor> {
         let lying = self.windows_of(image, group, block)?;
         if let Some((matrix, windows)) = self.block(block.1)? {
@@ -146,7 +147,7 @@ impl<'a> Work<'a> {
         strided(&lying, &size, &[lying.stride()[0], 1])
     }
 
-    /// The filtered side of a sample as matrices [filters, places], one a group: as it lies, or copied.
+    /// The filtered side of a sample as matrices [filters, places], one per group: in place, or copied.
     fn filtered_of(&self, y: &Tensor, sample: i64) -> Result<Tensor> {
         let plan = self.plan;
         let places = plan.places[0] * plan.row();
@@ -319,8 +320,8 @@ fn spread(
     Ok(vec![out])
 }
 
-/// Adds windows [channels, kernel…, places…] where they lie: all at once along axes on which they do not overlap, one
-/// element of the kernel after another along the others.
+/// Adds windows [channels, kernel…, places…] to the image: all at once along axes on which they do not overlap, one kernel
+/// element after the other along the others.
 fn add_back(plan: &ConvPlan, lying: &Tensor, windows: &Tensor) -> Result<()> {
     let axes = 0..plan.windows.kernel.len();
     let shared: Vec<usize> = axes.filter(|axis| plan.windows.overlaps(*axis)).collect();

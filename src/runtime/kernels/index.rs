@@ -1,5 +1,5 @@
-//! Lookups. ONNX indices may be negative; libtorch's may not, so they are wrapped first (a temporary of
-//! the indices' size, declared by the rows).
+//! Lookups. ONNX indices may be negative and libtorch's may not, so they are wrapped first. The rows declare the
+//! temporary of the indices' size.
 
 use super::context::*;
 use ckpt_passes::ops::index::*;
@@ -12,14 +12,14 @@ pub const KERNELS: &[(&OpDef, Kernel)] = &[
     (&NON_ZERO, non_zero),
 ];
 
-/// Indices into an axis of size `n`, all in `0..n`, as int64. Always a new row-major tensor, so that what a kernel takes
-/// does not depend on the data.
+/// Indices into an axis of size `n`, all in `0..n`, as int64. Always a new row-major tensor, so that a kernel's memory does
+/// not depend on the data.
 pub fn wrapped(cx: &KernelCx, indices: &Tensor, n: i64) -> Result<Tensor> {
     let at = copied_as(indices, Kind::Int64)?;
-    if let (Some(later), true) = (cx.later, n > 0 && at.numel() > 0) {
+    if let (Some(deferred), true) = (cx.deferred, n > 0 && at.numel() > 0) {
         let op = cx.op.name;
-        later.ask(&at, Box::new(move |low, high| in_range(op, n, low, high)))?;
-        // What is out of range is told later and must read nothing that is not there.
+        deferred.defer(&at, Box::new(move |low, high| in_range(op, n, low, high)))?;
+        // Indices out of range are reported later and must not read out of bounds.
         write("aten::clamp_", args![&at, -n, n - 1])?;
         wrap(&at, n)?;
         return Ok(at);
@@ -51,14 +51,14 @@ fn wrap(at: &Tensor, n: i64) -> Result<()> {
     write("aten::remainder_.Tensor", args![at, &n])
 }
 
-/// Writes `values` at row-major places of `out`, or adds them there: what libtorch's own deterministic kernels come down
-/// to on a device, without their question whether the places are there.
+/// Writes `values` at row-major places of `out`, or adds them there. libtorch's deterministic kernels on a device do the
+/// same, but wait for the device to check the places.
 pub fn put(out: &Tensor, at: &Tensor, values: &Tensor, add: bool) -> Result<()> {
     let flat = call("aten::view", args![out, &[-1]])?;
     put_along(&flat, 0, at, values, add)
 }
 
-/// The same of what lies at places of one axis.
+/// As [`put`], for places along one axis.
 fn put_along(out: &Tensor, axis: usize, at: &Tensor, values: &Tensor, add: bool) -> Result<()> {
     let mut places = vec![None; axis];
     places.push(Some(at));
@@ -97,7 +97,7 @@ fn gather(cx: &KernelCx) -> Result<Vec<Tensor>> {
     Ok(vec![out])
 }
 
-/// Rows of `dy` added to zeros, in the order of the indices: the same bits every time.
+/// Adds rows of `dy` to zeros, in the order of the indices: the same bits every time.
 fn gather_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (size, indices, dy) = (cx.ints(0)?, cx.x(1)?, cx.x(2)?);
     let axis = cx.axis(size.len());
@@ -120,7 +120,7 @@ fn gather_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     // Along axis 0 libtorch adds 16-bit rows in buffers of its own, for each thread; along any other in place.
     let lines = out.unsqueeze(0);
     let dy = dy.unsqueeze(0);
-    if cx.later.is_some() && out.device() != Device::Cpu {
+    if cx.deferred.is_some() && backend(&out).index_add_waits() {
         put_along(&lines, axis + 1, &at, &dy, true)?;
         return Ok(vec![out]);
     }
@@ -202,7 +202,7 @@ fn gather_nd(cx: &KernelCx) -> Result<Vec<Tensor>> {
     Ok(vec![out])
 }
 
-/// One column for each element that is not zero, one row an axis.
+/// One column for each element that is not zero, one row per axis.
 fn non_zero(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let found = call("aten::nonzero", args![cx.x(0)?])?;
     Ok(vec![copied_as(&found.transpose(0, 1), Kind::Int64)?])

@@ -48,14 +48,14 @@ fn folded(scores: &Tensor, labels: &Tensor) -> (Tensor, Tensor) {
     )
 }
 
-/// Negative log-likelihood of row-major log-probabilities.
+/// The negative log-likelihood of row-major log-probabilities.
 fn nll(cx: &KernelCx, log_prob: &Tensor) -> Result<Tensor> {
     let labels = labels(cx, 1)?;
     let weights = cx.opt(2).map(dense).transpose()?;
     nll_forward(cx, log_prob, &labels, weights.as_ref(), reduction(cx)?)
 }
 
-/// The same of other operands than the node's.
+/// As [`nll`], for other operands than the node's.
 fn nll_forward(
     cx: &KernelCx,
     log_prob: &Tensor,
@@ -92,7 +92,7 @@ fn rows(x: &Tensor, at: i64, count: i64) -> Result<Tensor> {
     narrow(x, 0, at, count)
 }
 
-/// Some rows of scores at a time in the type computed in, where they may be overwritten.
+/// A few rows of scores at a time, in the type computed in; the caller may overwrite them.
 struct Stretches<'a> {
     scores: &'a Tensor,
     buffer: Tensor,
@@ -111,7 +111,7 @@ impl<'a> Stretches<'a> {
         })
     }
 
-    /// The first of the next rows, and these.
+    /// Returns the next rows and the position of the first of them.
     fn next(&mut self) -> Result<Option<(i64, Tensor)>> {
         let (at, dims) = (self.next, self.scores.size());
         let count = self.buffer.size()[0].min(dims[0] - at);
@@ -150,15 +150,15 @@ fn class_loss(cx: &KernelCx) -> Result<Vec<Tensor>> {
     Ok(vec![out])
 }
 
-/// What the gradient of the scores is made of.
+/// The factors of the scores' gradient.
 struct Factors {
-    /// The labels, those out of range (ignored ones) as some class. `[N, 1, …]`.
+    /// The labels; ignored ones out of range count as some class. `[N, 1, …]`.
     at: Tensor,
     /// The weight of the label's class times the cotangent, 0 where the label is ignored. `[N, 1, …]`, in the type computed in.
     factor: Tensor,
 }
 
-/// The factors are worked out in float32 at least.
+/// Computes the factors, in float32 at least.
 fn factors(cx: &KernelCx, scores: &Tensor) -> Result<Factors> {
     let (dloss, labels) = (cx.x(0)?, labels(cx, 2)?);
     let kind = compute_kind(scores.kind());
@@ -190,7 +190,7 @@ fn factors(cx: &KernelCx, scores: &Tensor) -> Result<Factors> {
         let total = factor.sum(kind);
         write("aten::div_.Tensor", args![&factor, &total])?;
         // Where every label is ignored the loss is 0/0; its gradient is 0, as PyTorch's.
-        if cx.later.is_some() {
+        if cx.deferred.is_some() {
             let zero = scalar(kind, 0.0)?;
             let is_none = call("aten::eq.Tensor", args![&total, &zero])?;
             write("aten::masked_fill_.Tensor", args![&factor, &is_none, &zero])?;
@@ -207,7 +207,7 @@ fn factors(cx: &KernelCx, scores: &Tensor) -> Result<Factors> {
     })
 }
 
-/// d scores = (softmax − one-hot)·factor, worked out in the result, or of 16-bit scores some rows at a time in float32.
+/// d scores = (softmax − one-hot)·factor, computed in the result; for 16-bit scores, a few rows at a time in float32.
 fn cross_entropy_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let x = cx.x(1)?;
     if x.kind() == compute_kind(x.kind()) {
@@ -234,17 +234,17 @@ fn cross_entropy_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     Ok(vec![out])
 }
 
-/// Multiplies probabilities by the factors, and takes these from the labels' ones. The factors are negated.
+/// Multiplies probabilities by the factors, and subtracts these from the labels' probabilities. Negates the factors.
 fn take_labels(cx: &KernelCx, probabilities: &Tensor, at: &Tensor, factor: &Tensor) -> Result<()> {
     write("aten::mul_.Tensor", args![probabilities, factor])?;
     write("aten::neg_", args![factor])?;
-    if cx.later.is_some() {
+    if cx.deferred.is_some() {
         return put(probabilities, &places(probabilities, at)?, factor, true);
     }
     write("aten::scatter_add_", args![probabilities, 1, at, factor])
 }
 
-/// Where the elements lie in a row-major tensor that `at` picks along axis 1: one for each of the others.
+/// The row-major places of the elements that `at` picks along axis 1, one for each place of the other axes.
 fn places(of: &Tensor, at: &Tensor) -> Result<Tensor> {
     let size = of.size();
     let inner: i64 = size[2..].iter().product();
@@ -273,7 +273,7 @@ fn nll_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     write("aten::neg_", args![&factor])?;
     let narrow = factor.to_kind(scores.kind());
     drop(factor);
-    if cx.later.is_some() {
+    if cx.deferred.is_some() {
         put(&out, &places(&out, &at)?, &narrow, false)?;
         return Ok(vec![out]);
     }

@@ -1,7 +1,8 @@
 //! Layer and RMS normalisation and their gradients.
 //!
 //! libtorch's layer norm takes a scale of exactly one row and, for 16-bit operands, parameters and statistics in
-//! float32. Any other scale is applied after normalising. RMS norm has no backward on the CPU: it is spelled out.
+//! float32. Any other scale is applied after normalising. libtorch has no backward of RMS norm on the CPU, so it is
+//! computed op by op.
 
 use super::context::*;
 use super::reduce::{sum, sum_to};
@@ -78,7 +79,7 @@ fn normalised(
 }
 
 /// With x̂ = (x − μ)·s and g = dy·scale: dx = s·(g − mean g − x̂·mean(g·x̂)), dscale = Σ dy·x̂, dB = Σ dy. libtorch's
-/// kernel gives dx; what it takes for the sums depends on the number of threads, so that those are taken here.
+/// kernel computes dx. Its memory for the sums depends on the number of threads, so they are computed here.
 fn layer_norm_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let scale = cx.x(2)?;
     let (target, size) = (cx.x(1)?.kind(), cx.x(1)?.size());
@@ -277,8 +278,8 @@ fn rms_norm(cx: &KernelCx) -> Result<Vec<Tensor>> {
     Ok(vec![out])
 }
 
-/// With r the factor and g = dy·scale: dx = r·(g − x̂·mean(g·x̂)), dscale = Σ dy·x̂. Two buffers hold all, x̂ being worked
-/// out twice; the first of them is the result where the types allow.
+/// With r the factor and g = dy·scale: dx = r·(g − x̂·mean(g·x̂)), dscale = Σ dy·x̂. Two buffers suffice, because x̂ is
+/// computed twice. The first buffer is the result where the types allow.
 fn rms_norm_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (dy, x, scale) = (cx.x(0)?, cx.x(1)?, cx.x(2)?);
     let (kind, axis) = (joint(x.kind(), scale.kind()), cx.axis(x.dim()));

@@ -1,4 +1,4 @@
-//! Steps of optimizers, a stretch of elements at a time: 16-bit tensors are widened, worked on and rounded once.
+//! Optimizer steps, a block of elements at a time. Blocks of 16-bit tensors are widened, computed and rounded once.
 
 use super::context::*;
 use ckpt_passes::ops::optimizer::*;
@@ -17,20 +17,20 @@ fn attr(cx: &KernelCx, name: &str) -> f64 {
     decimal(cx.attrs.float(name))
 }
 
-/// A number of a formula.
+/// A factor of a formula.
 enum Factor {
     Here(f64),
-    /// On the device, as one element of the type that is computed in: the host does not wait for what it is made of.
+    /// On the device, as one element of the type computed in, so that the host does not wait for it.
     There(Tensor),
 }
 
-/// Whether the host leaves learning rate and step where they are. A device always has them: a step that is captured then
-/// computes what any other does.
+/// Returns whether learning rate and step number stay on the device. They always do on a device, so that captured steps
+/// compute the same bits as others.
 fn leaves_numbers(cx: &KernelCx) -> Result<bool> {
-    Ok(cx.later.is_some() || cx.x(0)?.device() != Device::Cpu)
+    Ok(cx.deferred.is_some() || !backend(cx.x(0)?).is_host())
 }
 
-/// A number where it is, in float64.
+/// An operand of one element, in float64, where it is.
 fn number(cx: &KernelCx, slot: usize) -> Result<Tensor> {
     let x = call("aten::reshape", args![cx.x(slot)?, Arg::Ints(&[])])?;
     x.f_to_kind(Kind::Double).map_err(|e| tch_error(&e))
@@ -45,14 +45,14 @@ fn rest(x: &Tensor) -> Result<Tensor> {
     call("aten::rsub.Scalar", args![x, 1.0, 1])
 }
 
-/// A number in the type that an operand is computed in.
+/// A number as a factor on the device, in the type computed in.
 fn there(cx: &KernelCx, x: &Tensor) -> Result<Factor> {
     let x = x.f_to_kind(compute_kind(cx.x(0)?.kind()));
     Ok(There(x.map_err(|e| tch_error(&e))?))
 }
 
 fn learning_rate(cx: &KernelCx, slot: usize) -> Result<f64> {
-    // Read where it is: a conversion would make a temporary.
+    // Read in its own type: a conversion would allocate a temporary.
     let lr = cx.x(slot)?.f_double_value(&[]);
     lr.map_err(|e| tch_error(&e))
 }
@@ -72,14 +72,14 @@ fn step_number(cx: &KernelCx, slot: usize) -> Result<f64> {
     is_step(first).map(|()| first.unwrap_or(1) as f64)
 }
 
-/// The same where it is.
+/// The number of the step where it is, checked.
 fn step_there(cx: &KernelCx, slot: usize) -> Result<Tensor> {
-    match cx.later {
+    match cx.deferred {
         None => drop(step_number(cx, slot)?),
-        Some(later) => {
+        Some(deferred) => {
             let wide = cx.x(slot)?.f_to_kind(Kind::Int64);
             let wide = wide.map_err(|e| tch_error(&e))?;
-            later.ask(&wide, Box::new(|low, _| is_step(Some(low))))?;
+            deferred.defer(&wide, Box::new(|low, _| is_step(Some(low))))?;
         }
     }
     number(cx, slot)
@@ -155,8 +155,8 @@ fn adam_square(cx: &KernelCx) -> Result<Vec<Tensor>> {
     })
 }
 
-/// What of a step is the same for all elements: the size, negated, what divides the root of the square, and what is kept
-/// of the parameter.
+/// The factors that all elements of a step share: the negated step size, the divisor of the root of the square, and the
+/// share of the parameter that is kept.
 fn adamw_numbers(cx: &KernelCx) -> Result<[Factor; 3]> {
     let (beta1, beta2, decay) = (attr(cx, BETA1), attr(cx, BETA2), attr(cx, WEIGHT_DECAY));
     if !leaves_numbers(cx)? {
@@ -182,7 +182,7 @@ fn adamw(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let eps = attr(cx, EPS);
     stretches(cx, &[1, 2], 1, &|to, given, room| {
         let (mean, square) = (&given[0], &given[1]);
-        // The square's own stretch where that is a widened copy.
+        // The square's own block where that is a widened copy.
         let spread = room.unwrap_or(square);
         write("aten::sqrt.out", args![square, spread])?;
         div_into(spread, &root.tensor(spread.kind())?)?;
@@ -221,12 +221,12 @@ fn add_scaled(to: &Tensor, what: &Tensor, by: &Factor) -> Result<()> {
     }
 }
 
-/// What a formula does to a stretch of the first operand, given those of others and, where it wants it, room of that size.
+/// Changes a block of the first operand, given the blocks of the others and, on request, a buffer of that size.
 type Formula<'a> = &'a dyn Fn(&Tensor, &[Tensor], Option<&Tensor>) -> Result<()>;
 
-/// Runs a formula in place over copies of the first operand's stretches, or over itself where the result is written
-/// over it. `others` are slots of tensors of its type; those not given are left out. `buffers` is 1 where a formula wants
-/// room; for 16-bit types the widened stretches are free to be written over.
+/// Runs a formula over the first operand, block by block: in place where the result overwrites it, else on copies.
+/// `others` are slots of tensors of its type; missing ones are skipped. `buffers` is 1 for a formula that needs a buffer.
+/// With 16-bit types the formula may overwrite the widened blocks.
 fn stretches(
     cx: &KernelCx,
     others: &[usize],
@@ -258,7 +258,7 @@ fn stretches(
     let rooms = (0..count)
         .map(|_| empty(&dims, wide, old.device()))
         .collect::<Result<Vec<Tensor>>>()?;
-    let is_in_place = cx.over.is_some();
+    let is_in_place = cx.overwrites.is_some();
     for at in (0..length).step_by(most as usize) {
         let n = most.min(length - at);
         let part = |t: &Tensor, at: i64| narrow(t, 0, at, n);

@@ -63,9 +63,9 @@ impl<'a> Product<'a> {
     }
 
     fn is_ours(&self) -> bool {
-        let is_read = |x: &Tensor| x.kind() == Kind::Float && x.device() == Device::Cpu;
+        let is_read = |x: &Tensor| x.kind() == Kind::Float && backend(x).is_host();
         let last = self.out.dim() - 1;
-        product::is_ours()
+        backend(self.out).has_own_products()
             && is_read(self.a)
             && is_read(self.b)
             && is_read(self.out)

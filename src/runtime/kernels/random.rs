@@ -1,14 +1,12 @@
 //! Random numbers: one loop over the result's elements, no temporaries.
 //!
-//! The hash is integer arithmetic of ours, so that it runs on the host, on as many threads as libtorch may use; a result
-//! on another device is made here and copied there. An element depends on its index alone, so any split of the work
-//! gives the same bits. `native` and `eager` draw with libtorch's own kernels instead, which take an int32 for each
-//! element drawn at once.
+//! The hash is integer arithmetic of ours. It runs on the host, on as many threads as libtorch may use, and a result for a
+//! device is copied there. An element depends on its index alone, so any split of the work gives the same bits. `native`
+//! and `eager` draw with libtorch's kernels instead, which allocate an int32 for each element drawn at once.
 
 use super::context::*;
 use crate::rng::Rng;
 use ckpt_passes::ops::random::*;
-use ckpt_torch::bytes;
 use ckpt_torch::rng::Generator;
 use half::{bf16, f16};
 
@@ -24,15 +22,9 @@ fn key(cx: &KernelCx, slot: usize) -> Result<Key> {
     Ok(Key::new(cx.ints(slot)?[0], cx.ints(slot + 1)?[0]))
 }
 
-/// Runs `change` over the bytes of `out`, wherever it is.
-fn edit(mut out: Tensor, change: impl FnOnce(&mut [u8])) -> Result<Vec<Tensor>> {
-    if out.device() == Device::Cpu {
-        bytes::edit(&mut out, change).map_err(torch_error)?;
-    } else {
-        let mut host = out.to_device(Device::Cpu);
-        bytes::edit(&mut host, change).map_err(torch_error)?;
-        copy_into(&out, &host)?;
-    }
+/// The tensor with its bytes edited on the host.
+fn edited(mut out: Tensor, edit: &mut dyn FnMut(&mut [u8])) -> Result<Vec<Tensor>> {
+    backend(&out).edit_bytes(&mut out, edit)?;
     Ok(vec![out])
 }
 
@@ -57,7 +49,7 @@ fn each<const N: usize>(bytes: &mut [u8], change: impl Fn(u64, [u8; N]) -> [u8; 
     });
 }
 
-/// Copies the operand into the result and works there. 16-bit elements are computed in float32 and rounded once.
+/// Copies the operand into the result and changes it there. 16-bit elements are computed in float32 and rounded once.
 fn dropout(cx: &KernelCx) -> Result<Vec<Tensor>> {
     if cx.draws.rng() != Rng::Counter {
         return torch_dropout(cx);
@@ -70,7 +62,7 @@ fn dropout(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let out = copied_as(x, kind)?;
     let off = |index: u64| key.draw(index) < least;
     // A kept element is scaled in the type computed in and rounded once. The row takes floating-point types only.
-    edit(out, |all| match kind {
+    edited(out, &mut |all| match kind {
         Kind::Double => drop_out(all, off, |e| (f64::from_le_bytes(e) * wide).to_le_bytes()),
         Kind::Float => drop_out(all, off, |e| (f32::from_le_bytes(e) * scale).to_le_bytes()),
         Kind::Half => drop_out(all, off, |e| {
@@ -91,8 +83,7 @@ fn drop_out<const N: usize>(
     each(bytes, |i, e| if off(i) { [0; N] } else { keep(e) })
 }
 
-/// Calls `draw` with the generator and what is to be filled from it: all of a new tensor of that shape, on the CPU, or
-/// one stretch after another.
+/// Fills a new CPU tensor: calls `draw` with the generator and all of the tensor, or one block after the other.
 fn drawn(
     cx: &KernelCx,
     slot: usize,
@@ -115,7 +106,7 @@ fn drawn(
     Ok(out)
 }
 
-/// What `torch.nn.functional.dropout` does on a CPU, op by op and bit for bit.
+/// Computes what `torch.nn.functional.dropout` computes on a CPU, op by op and bit for bit.
 fn torch_dropout(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (x, ratio) = (cx.x(0)?, cx.x(1)?);
     let ratio = match ratio.kind() {
@@ -158,7 +149,7 @@ fn uniform(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let key = key(cx, 1)?;
     let out = empty(&cx.ints(0)?, Kind::Float, cx.x(0)?.device())?;
     let step = 1.0 / (1u32 << BITS) as f32;
-    edit(out, |all| {
+    edited(out, &mut |all| {
         each(all, |i, _: [u8; 4]| {
             (key.draw(i) as f32 * step).to_le_bytes()
         })

@@ -1,6 +1,6 @@
-//! Rotary positions, one half of the last axis after the other, worked out in the result.
+//! Rotary positions, one half of the last axis after the other, computed in the result.
 //!
-//! 16-bit operands are widened, so that a turn is rounded once.
+//! 16-bit operands are widened, so that a rotation is rounded once.
 
 use super::context::*;
 use ckpt_passes::ops::rotary::*;

@@ -1,13 +1,12 @@
-//! Tiles of attention: which operands, queries and keys are at hand, and the weights of a tile.
+//! Tiles of attention: the operands, queries and keys of each, and the weights of a tile.
 
 use crate::runtime::convert;
 use crate::runtime::kernels::context::*;
 use crate::runtime::kernels::product::Product;
 use ckpt_passes::ops::attention::*;
-use ckpt_torch::product;
 use std::ops::Range;
 
-/// Operands with a heads axis, and everything that stays the same from tile to tile.
+/// Operands with a heads axis, and everything that all tiles share.
 pub struct Work {
     pub plan: AttentionPlan,
     pub q: Tensor,
@@ -19,15 +18,15 @@ pub struct Work {
     pub scale: f64,
     pub softcap: f64,
     pub empty_is_nan: bool,
-    /// Whether a tile is one call (`fused`), not one of libtorch's for each step.
+    /// Whether a tile is one call (`fused`) instead of one libtorch call per step.
     pub is_fused: bool,
     pub block: Tensor,
-    /// Numbers as tensors, since libtorch would take memory for them.
+    /// Numbers as tensors, since libtorch would allocate memory for bare numbers.
     pub cap: Tensor,
     pub nothing: Tensor,
 }
 
-/// Some heads of one group of queries, all at one place of the leading axes.
+/// Some heads of one group of queries, at one place of the leading axes.
 #[derive(Clone, Copy)]
 pub struct Part {
     pub lead: i64,
@@ -54,7 +53,7 @@ impl Tile {
     }
 }
 
-/// The matrices of a tile as products read them; the queries as they lie where a tile is one call.
+/// The matrices of a tile as products read them. Where a tile is one call, the queries are passed in place.
 pub struct Operands {
     pub q: Tensor,
     pub k: Tensor,
@@ -140,9 +139,8 @@ impl Work {
             softcap,
             empty_is_nan: empty_is_nan(cx.attrs),
             is_fused: may_fuse
-                && product::is_ours()
+                && backend(q).has_own_products()
                 && kind == Kind::Float
-                && q.device() == Device::Cpu
                 && plan.size > 0
                 && plan.value_size > 0,
             block: empty(&[plan.workspace_elements() as i64], kind, q.device())?,
