@@ -6,7 +6,7 @@
 
 use crate::comparison::{Pair, PairRequest};
 use crate::optimize::record;
-use crate::runtime::kernels::attention::pairs::pinned::Taken;
+use crate::runtime::sdpa_choice::AttentionKernels;
 use crate::tensors::compare::{Comparison, Tolerance, compare};
 use crate::tensors::feed::Feed;
 use crate::tensors::{Tensors, random};
@@ -30,7 +30,7 @@ pub struct Ran {
     pub peak_bytes: u64,
     pub static_bytes: u64,
     /// Which kernels its nodes of attention ran by.
-    pub attention: Taken,
+    pub attention: AttentionKernels,
 }
 
 /// What was compared and how it came out. Serialised, this is the certificate.

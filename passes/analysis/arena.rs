@@ -1,16 +1,17 @@
-//! Where each storage of a run lies in one stretch of memory: offsets from lifetimes.
+//! Plans the offset of each storage of a run in one block of memory, the arena.
 //!
-//! Lifetimes are known, so that storages that never live together may share addresses. One after the other they are placed
-//! at the lowest address that is free throughout their lives. In which order decides what is wasted: several orders are
-//! tried, and each is improved by placing earlier whatever lay beyond the bytes that must be there at the worst moment
-//! (Joslin and Clements, "Squeaky Wheel Optimization", 1999), until next to nothing is wasted or enough was tried. The
-//! orders that do best begin with what lives at the worst moments; largest first is common (Pisarchyk and Lee,
-//! "Efficient Memory Management for Deep Neural Net Inference", 2020).
+//! Storages that never live together may share addresses. Each storage in turn is placed at the lowest address that is free
+//! throughout its life. The order decides how much memory is wasted, so several orders are tried. Each is improved by
+//! moving forward whatever lay above the bytes that are needed at the worst moment (Joslin and Clements, "Squeaky Wheel
+//! Optimization", 1999), until hardly anything is wasted or enough was tried. The best orders begin with what lives at the
+//! worst moments; largest first is common (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference",
+//! 2020).
 //!
-//! A storage that is written over another lies where that one does. Temporaries of a node are one stretch for as long as
-//! it runs. What is small stays out: it would only make the plan longer.
+//! A storage that overwrites another lies at the same address. Temporaries of a node form one range while the node runs.
+//! Small storages are not placed: they would only make the plan longer.
 //!
-//! [`Arena::check`] proves that no two that live together overlap, by another algorithm than the one that places them.
+//! [`Arena::check`] proves that no two storages that live together overlap, by another algorithm than the one that places
+//! them.
 
 use super::memory::{MemoryProfile, StorageId};
 use crate::error::{Error, Result};
@@ -23,39 +24,39 @@ pub const LEAST_BYTES: u64 = 1 << 16;
 /// No more storages than this are placed, the largest: the search looks at each pair that lives together.
 const MOST_PLACED: usize = 4096;
 
-/// One part in so many may be wasted without a further try.
+/// No further try once at most this fraction (one in so many bytes) is wasted.
 const WASTE: u64 = 256;
 
-/// Times that an order is improved.
+/// How often an order is improved.
 const ROUNDS: usize = 30;
 
-/// No further try once so many pairs were looked at.
+/// No further try once so many pairs were compared.
 const MOST_PAIRS: usize = 20_000_000;
 
 /// Room for the headers of temporaries.
 const TEMP_HEADERS: u64 = 16;
 
-/// A stretch `from..to`, in bytes.
+/// A range `from..to`, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     pub from: u64,
     pub to: u64,
 }
 
-/// See the module.
+/// The planned offsets of the storages of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Arena {
-    /// What is to be reserved.
+    /// Bytes to reserve.
     pub bytes: u64,
-    /// By position in the order: the stretches of the storages that are made there, with their bytes.
+    /// By position in the order: the ranges of the storages that are made there, with their bytes.
     pub made: Vec<Vec<(Span, u64)>>,
-    /// By position: the stretch of its temporaries.
+    /// By position: the range of its temporaries.
     pub temps: Vec<Option<Span>>,
-    /// All that is placed: its stretch and the first and last position of its life.
+    /// Everything that is placed: its range and the first and last position of its life.
     placed: Vec<(Span, usize, usize)>,
 }
 
-/// Something that wants a stretch.
+/// Something to place.
 struct Item {
     bytes: u64,
     born: usize,
@@ -65,8 +66,8 @@ struct Item {
 }
 
 impl Arena {
-    /// Places what `memory` counts above static bytes. Each block takes `header_bytes` beside its contents and begins
-    /// at a multiple of that.
+    /// Places what `memory` counts above static bytes. Each block takes `header_bytes` beside its contents and begins at a
+    /// multiple of them.
     pub fn new(memory: &MemoryProfile, header_bytes: u64) -> Arena {
         let steps = memory.frees.len();
         let whole = |bytes: u64| (bytes + header_bytes).next_multiple_of(header_bytes.max(1));
@@ -80,7 +81,7 @@ impl Arena {
             if is_elsewhere || storage.bytes < LEAST_BYTES || is_taken[i] {
                 continue;
             }
-            // The life of whatever is written over it is its own.
+            // A storage lives on in whatever overwrites it.
             let mut last = storage;
             while let Some(by) = last.taken_by {
                 last = &memory.storages[by.0 as usize];
@@ -127,7 +128,7 @@ impl Arena {
         arena
     }
 
-    /// Proves that nothing lies outside the arena or where something else lies that lives at the same time.
+    /// Proves that everything lies within the arena and that no two that live together overlap.
     ///
     /// # Errors
     /// A `bug`, with the position at which two overlap.
@@ -159,7 +160,7 @@ impl Arena {
     }
 }
 
-/// Bytes that live at each position.
+/// Returns the live bytes at each position.
 fn loads(items: &[Item], steps: usize) -> Vec<u64> {
     let (mut born, mut gone) = (vec![0; steps + 2], vec![0; steps + 2]);
     for item in items {
@@ -177,7 +178,7 @@ fn loads(items: &[Item], steps: usize) -> Vec<u64> {
         .collect()
 }
 
-/// Where each item begins, in the best layout that was found.
+/// Returns the offset of each item in the best layout that was found.
 fn best(items: &[Item], steps: usize) -> Vec<u64> {
     let loads = loads(items, steps);
     let needed = loads.iter().copied().max().unwrap_or(0);
@@ -196,7 +197,7 @@ fn best(items: &[Item], steps: usize) -> Vec<u64> {
     ];
     let mut best: Option<(u64, Vec<u64>)> = None;
     let mut pairs = 0;
-    // By how much what lay too high is moved to the front: to a half of its turn, or to three quarters.
+    // Items that lay too high move to the front: to a half of their turn, or to three quarters.
     for (to, of) in [(1, 2), (3, 4)] {
         for key in orders {
             let mut order: Vec<usize> = (0..items.len()).collect();
@@ -211,7 +212,7 @@ fn best(items: &[Item], steps: usize) -> Vec<u64> {
                 if least <= needed + needed / WASTE || pairs > MOST_PAIRS {
                     return best.map_or(from, |b| b.1);
                 }
-                // With a gentle push only what is in the upper half of the waste counts as too high.
+                // With the gentle move, only items in the upper half of the waste count as too high.
                 let most = if of == 2 {
                     needed
                 } else {
@@ -230,7 +231,7 @@ fn best(items: &[Item], steps: usize) -> Vec<u64> {
     best.map_or(Vec::new(), |b| b.1)
 }
 
-/// Places items in the given order, each as low as it can lie: the bytes that this takes, and where each item begins.
+/// Places items in the given order, each as low as possible. Returns the bytes that this takes and the offset of each.
 fn placed(items: &[Item], order: &[usize]) -> (u64, Vec<u64>) {
     let mut from = vec![0; items.len()];
     let mut bytes = 0;

@@ -1,26 +1,29 @@
 //! Which values share storage, when storage dies, and how many bytes are alive at every node.
 //!
 //! Memory counts storages, not tensors. Each op's `memory` rule says, at known sizes and operand strides, whether a
-//! result is new or a view of an operand; walking `order` once gives every value its storage and strides. A storage
-//! dies right after the last use of any of its values; what no one reads dies where it was made; graph outputs live to
-//! the end. While a node runs, its operands, results and temporaries are all alive, unless its kernel writes the result
-//! over an operand that dies there: such an operand is whole (no view of a part), neither static nor a graph output, of
-//! the result's type and layout, and no other operand lies in its storage.
+//! result is new or a view of an operand. One walk over `order` gives every value its storage and strides.
 //!
-//! Storages outside the device's memory (`Place::Outside`) live and die by the same rules and count apart; one that
-//! something is fetched from is also needed until that is read for the first time, because only then it has arrived.
+//! A storage dies with the last of its values ([`Liveness`]). While a node runs, its operands, results and temporaries are
+//! all alive. The exception is a kernel that writes its result over an operand that dies there. Such an operand is whole
+//! (no view of a part), neither static nor a graph output, and of the result's type and layout, and no other operand
+//! shares its storage.
 //!
-//! Inputs and initializers are static: resident throughout. What an op makes that is its operand one training step later
-//! ([`crate::ir::OpDef::is_update`]) lies in the static storage of that operand if nothing reads it afterwards, graph
-//! outputs included, and takes no bytes; else it is new and lives to the end. The executor frees by [`MemoryProfile::frees`], so what is
-//! predicted here and what a run does cannot drift apart. Linear in nodes and operands.
+//! Offloaded storages (`Place::Outside`) live and die by the same rules and count apart.
+//!
+//! Inputs and initializers are static: resident throughout. The result of an update
+//! ([`crate::ir::OpDef::is_update`]) is its operand one training step later. It lies in the static storage of that operand
+//! and takes no bytes, if nothing reads the operand afterwards, graph outputs included. Otherwise it is new and lives to
+//! the end.
+//!
+//! The executor frees by the same [`Liveness`], so that prediction and run cannot drift apart. Linear in nodes and
+//! operands.
 
 use crate::analysis::device::round_up;
+use crate::analysis::liveness::Liveness;
 use crate::analysis::sizes::Sizes;
 use crate::error::{Error, Result};
 use crate::ir::op::{Footprint, MemoryCx, Place, Sized, contiguous_strides};
 use crate::ir::{Def, Graph, NodeId, SecondaryMap, ValueId};
-use std::collections::BTreeMap;
 
 /// A block of memory that one or more values live in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -90,7 +93,8 @@ pub struct MemoryProfile {
     pub in_place_operands: Vec<Vec<usize>>,
     /// The one of them that it does write over.
     pub taken: Vec<Option<usize>>,
-    /// By storage: the last position that reads it, whether it dies there or not.
+    /// By storage: the last position that makes or reads it, whether it dies there or not; `usize::MAX` for one that is
+    /// needed at the end.
     last_read: Vec<usize>,
 }
 
@@ -134,17 +138,10 @@ impl MemoryProfile {
                 profile.storages[storage.0 as usize].bytes = 0;
             }
         }
-        let mut coming = BTreeMap::new();
         for (position, id) in graph.order().iter().enumerate() {
-            profile.run(graph, *id, sizes, position, &mut coming)?;
+            profile.place(graph, *id, sizes, position)?;
         }
-        let outputs = graph.outputs().iter().map(|v| profile.layout(*v).storage);
-        // What nothing has read arrives by the end.
-        let staying: Vec<StorageId> = outputs.chain(coming.into_values()).collect();
-        for storage in staying {
-            profile.storages[storage.0 as usize].dies = None;
-            profile.last_read[storage.0 as usize] = usize::MAX;
-        }
+        profile.end_lives(graph);
         profile.take_over(graph);
         profile.count(graph);
         Ok(profile)
@@ -164,7 +161,7 @@ impl MemoryProfile {
             is_static,
             is_outside,
             born,
-            dies: (!is_static).then_some(born),
+            dies: None,
             taken_by: None,
             renews: None,
         });
@@ -175,15 +172,8 @@ impl MemoryProfile {
         });
     }
 
-    /// `coming` holds what was fetched and not yet read, with what it comes from.
-    fn run(
-        &mut self,
-        graph: &Graph,
-        id: NodeId,
-        sizes: &Sizes,
-        position: usize,
-        coming: &mut BTreeMap<StorageId, StorageId>,
-    ) -> Result<()> {
+    /// Gives the results of a node their storages and strides.
+    fn place(&mut self, graph: &Graph, id: NodeId, sizes: &Sizes, position: usize) -> Result<()> {
         let node = graph.node(id);
         let ins: Vec<Option<Sized>> = node
             .ins
@@ -206,13 +196,6 @@ impl MemoryProfile {
         if footprint.outs.len() != outs.len() {
             return bug("does not describe every result");
         }
-        for value in node.ins.iter().flatten() {
-            let storage = self.layout(*value).storage;
-            self.touch(storage, position);
-            if let Some(from) = coming.remove(&storage) {
-                self.touch(from, position);
-            }
-        }
         for (i, place) in footprint.outs.into_iter().enumerate() {
             let value = node.outs[i];
             match place {
@@ -232,15 +215,6 @@ impl MemoryProfile {
                         view_of: Some(of),
                     });
                 }
-            }
-        }
-        if let (true, Some(Some(from)), Some(to)) =
-            (node.op.is_transfer(), node.ins.first(), node.outs.first())
-        {
-            let (from, to) = (self.layout(*from).storage, self.layout(*to).storage);
-            let is_outside = |s: StorageId| self.storages[s.0 as usize].is_outside;
-            if is_outside(from) && !is_outside(to) {
-                coming.insert(to, from);
             }
         }
         let temp_bytes = round_up(footprint.temp_bytes, self.granularity_bytes);
@@ -301,7 +275,27 @@ impl MemoryProfile {
             && node.ins.iter().filter(|v| reads_it(v)).count() == 1
     }
 
-    /// Where each storage dies is known: settles which results are written over one.
+    /// Ends the life of each storage with the last of its values.
+    fn end_lives(&mut self, graph: &Graph) {
+        let liveness = Liveness::new(graph);
+        for (value, _) in graph.values() {
+            let Some(layout) = &self.layouts[value] else {
+                continue;
+            };
+            let at = layout.storage.0 as usize;
+            let last = match liveness.lives_on(value) {
+                true => usize::MAX,
+                false => liveness.last_use(value).unwrap_or(0),
+            };
+            self.last_read[at] = self.last_read[at].max(last);
+        }
+        for (storage, last) in self.storages.iter_mut().zip(&self.last_read) {
+            let dies = !storage.is_static && *last != usize::MAX;
+            storage.dies = dies.then_some(*last);
+        }
+    }
+
+    /// Settles which results overwrite a storage that dies.
     fn take_over(&mut self, graph: &Graph) {
         for (position, id) in graph.order().iter().enumerate() {
             let node = graph.node(*id);
@@ -331,14 +325,6 @@ impl MemoryProfile {
         let mut sized = sizes.of(value).clone();
         sized.strides = self.layout(value).strides.clone();
         sized
-    }
-
-    fn touch(&mut self, storage: StorageId, position: usize) {
-        self.last_read[storage.0 as usize] = position;
-        let s = &mut self.storages[storage.0 as usize];
-        if !s.is_static {
-            s.dies = Some(position);
-        }
     }
 
     fn count(&mut self, graph: &Graph) {

@@ -21,6 +21,7 @@ pub mod cost;
 pub mod device;
 pub mod index_bounds;
 pub mod layers;
+pub mod liveness;
 pub mod matcher;
 pub mod memory;
 pub mod modules;

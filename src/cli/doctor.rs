@@ -147,7 +147,7 @@ fn runtime() -> Vec<Finding> {
             session::threads()
         ),
     )];
-    found.push(match device::open(Place::Cuda(0)) {
+    found.push(match device::of(Place::Cuda(0)).open() {
         Ok(()) => good("cuda", "cuda:0 can be used".into()),
         Err(e) => {
             let mut notes = e.notes().filter(|(label, _)| *label == "found");

@@ -7,7 +7,7 @@ use ckpt_opt::comparison::ready;
 use ckpt_opt::frontend::given::Given;
 use ckpt_opt::optimize::load;
 use ckpt_opt::rng::Rng;
-use ckpt_opt::runtime::kernels::attention::pairs::pinned::Taken;
+use ckpt_opt::runtime::sdpa_choice::AttentionKernels;
 use ckpt_opt::runtime::session::Session;
 use ckpt_opt::runtime::trace::chrome;
 use ckpt_opt::tensors::feed::{self, Feed};
@@ -38,7 +38,7 @@ struct Report {
     predicted_outside_bytes: u64,
     device: String,
     /// Attention nodes by kernel, gradients and copies included.
-    attention: Taken,
+    attention: AttentionKernels,
     peak_at: Option<String>,
     step_time_us: u64,
     /// Processor time of all threads, of the median step.
@@ -177,7 +177,7 @@ impl Report {
             None | Some(0) => String::new(),
             Some(n) => format!("workspaces of libraries beside it: {}\n", bytes(n)),
         };
-        let Taken {
+        let AttentionKernels {
             flash,
             efficient,
             tiles,

@@ -1,10 +1,12 @@
-//! Measures a device: the rates of the roofline, what a node takes that does nothing, how the allocator rounds.
+//! Measures a device: the rates of its roofline, the launch cost of a node, the allocator's granularity.
 //!
-//! Each figure comes from a small graph that our runtime executes: products of growing square matrices in each
-//! floating-point type until one takes long enough to be timed, a sum of vectors that no cache holds, one of them moved out of
-//! the device's memory and back, alone and beside products, a chain of sums of
-//! a few numbers. The rates are therefore what a plan can count on in this runtime with these threads, not what the
-//! vendor states.
+//! Each figure comes from a small graph that our runtime executes:
+//! - Arithmetic: products of growing square matrices in each floating-point type, until one takes long enough to time.
+//! - Bandwidth: a sum of vectors that no cache holds.
+//! - Offloading: such a vector moved out of the device's memory and back, alone and beside products.
+//! - Launch cost: a chain of sums of a few numbers.
+//!
+//! So the rates are what a plan can count on in this runtime with these threads, not what the vendor states.
 
 use super::median;
 use crate::place::Place;
@@ -14,8 +16,9 @@ use crate::runtime::session::{self, Session};
 use crate::tensors::random;
 use ckpt_passes::analysis::Device;
 use ckpt_passes::analysis::device::Teraflops;
-use ckpt_passes::ir::DType;
+use ckpt_passes::ir::{DType, Graph};
 use ckpt_passes::{Error, Result, text};
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 /// What to measure, and how.
@@ -44,6 +47,18 @@ impl Default for Request {
             vector: 16 << 20,
         }
     }
+}
+
+impl Request {
+    fn session<'g>(&self, graph: &'g Graph) -> Result<Session<'g>> {
+        let weights = BTreeMap::new();
+        Session::new(graph, &weights, self.threads, self.place, Rng::default())
+    }
+}
+
+/// A graph of ours in text form.
+fn parse(source: &str) -> Result<Graph> {
+    text::parse(source).map_err(|e| Error::bug("calibrate", e.to_string()))
 }
 
 const MIN_ROWS: u64 = 256;
@@ -86,7 +101,7 @@ pub fn calibrate(request: &Request) -> Result<Device> {
         "granularity_bytes: what the allocator counts for tensors of 4 bytes; 1 where it counts what was asked for"
             .into(),
     );
-    let memory = device::memory(request.place)?;
+    let memory = device::of(request.place).memory()?;
     sources.push(match (memory, request.place) {
         (None, _) => "memory_bytes: not known here".into(),
         (Some(_), Place::Cpu) => {
@@ -98,9 +113,9 @@ pub fn calibrate(request: &Request) -> Result<Device> {
     });
     let threads = session::threads();
     let own_name = match request.place {
-        Place::Cpu if threads == 1 => format!("{}, one thread", device::name(request.place)),
-        Place::Cpu => format!("{}, {threads} threads", device::name(request.place)),
-        Place::Cuda(_) => device::name(request.place),
+        Place::Cpu if threads == 1 => format!("{}, one thread", device::of(request.place).name()),
+        Place::Cpu => format!("{}, {threads} threads", device::of(request.place).name()),
+        Place::Cuda(_) => device::of(request.place).name(),
     };
     let device = Device {
         name: request.name.clone().unwrap_or(own_name),
@@ -121,16 +136,11 @@ pub fn calibrate(request: &Request) -> Result<Device> {
 
 /// Median times of the nodes of a graph in text form, on random inputs.
 fn times(request: &Request, source: &str) -> Result<Vec<f64>> {
-    let graph = text::parse(source).map_err(|e| Error::bug("calibrate", e.to_string()))?;
+    let graph = parse(source)?;
     let inputs = random::inputs(&graph, &[], 0)?;
-    let session = Session::new(
-        &graph,
-        &Default::default(),
-        request.threads,
-        request.place,
-        Rng::default(),
-    )?;
-    let runs = session.time_nodes(&inputs, 1, request.runs)?;
+    let runs = request
+        .session(&graph)?
+        .time_nodes(&inputs, 1, request.runs)?;
     let nodes = runs.first().map_or(0, Vec::len);
     Ok((0..nodes)
         .map(|node| median(runs.iter().map(|r| r[node]).collect()))
@@ -206,21 +216,11 @@ fn beside(request: &Request) -> Result<(f64, String)> {
                 "graph @beside typed (%a: {matrix}, %x: {vector}) -> (%q{result}) {{\n{leaves}  %p = MatMul %a, %a : {matrix}\n\
                  {comes}  %q = MatMul %p, %a : {matrix}\n}}\n"
             );
-            text::parse(&source).map_err(|e| Error::bug("calibrate", e.to_string()))
+            parse(&source)
         };
         let (plain, moving) = (graph("", "", "")?, graph(&leaves, &comes, ", %y")?);
         let inputs = random::inputs(&plain, &[], 0)?;
-        let session = |graph| {
-            let rng = Rng::default();
-            Session::new(
-                graph,
-                &Default::default(),
-                request.threads,
-                request.place,
-                rng,
-            )
-        };
-        let (plain, mut moving) = (session(&plain)?, session(&moving)?);
+        let (plain, mut moving) = (request.session(&plain)?, request.session(&moving)?);
         // Alone, in between, beside: in turns, the first of each unseen.
         let mut times_us = [const { Vec::new() }; 3];
         for run in 0..=request.runs {
@@ -274,16 +274,9 @@ fn granularity(request: &Request) -> Result<u64> {
         let _ = writeln!(source, "  {output} = Neg %x : f32[1]");
     }
     source.push_str("}\n");
-    let graph = text::parse(&source).map_err(|e| Error::bug("calibrate", e.to_string()))?;
+    let graph = parse(&source)?;
     let inputs = random::inputs(&graph, &[], 0)?;
-    let session = Session::new(
-        &graph,
-        &Default::default(),
-        request.threads,
-        request.place,
-        Rng::default(),
-    )?;
-    let run = session.run(&inputs)?;
+    let run = request.session(&graph)?.run(&inputs)?;
     if run.peak_bytes == run.requested_peak_bytes {
         return Ok(1);
     }

@@ -128,7 +128,7 @@ pub fn overhead(request: &PairRequest, time: Duration) -> Result<Measured> {
         cpu: more(1),
         noise_pct: median(apart.collect()),
         dims: named.map(|(n, size)| (n.to_string(), size)).collect(),
-        device: device::name(request.place),
+        device: device::of(request.place).name(),
         threads: session::threads(),
         warnings,
     })

@@ -109,7 +109,7 @@ pub fn profile(path: &Path, given: &Given, request: &Request) -> Result<Measured
     let dims = binding.iter().filter(|(n, _)| !n.starts_with('?'));
     Ok(Measured {
         profile: Profile {
-            device: device::name(request.place),
+            device: device::of(request.place).name(),
             threads: session::threads(),
             steps: request.runs,
             dims: dims.map(|(n, size)| (n.to_string(), size)).collect(),

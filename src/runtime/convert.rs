@@ -1,4 +1,4 @@
-//! Between our types and libtorch's.
+//! Conversions between our types and errors and libtorch's.
 
 use ckpt_passes::ir::{DType, Tensor as Constant};
 use ckpt_passes::{Error, Result};
@@ -6,7 +6,7 @@ use ckpt_torch::{TorchError, bytes};
 use std::sync::Arc;
 use tch::{Kind, Tensor};
 
-/// libtorch's name of an element type.
+/// Returns libtorch's name of an element type.
 ///
 /// # Errors
 /// Unsigned types wider than 8 bits, which libtorch cannot compute with.
@@ -31,17 +31,18 @@ pub fn kind(dtype: DType) -> Result<Kind> {
     })
 }
 
-/// Our name of an element type, if we have one.
+/// Returns our name of an element type, if we have one.
 pub fn dtype(kind: Kind) -> Option<DType> {
     DType::ALL
         .into_iter()
         .find(|d| self::kind(*d).is_ok_and(|k| k == kind))
 }
 
-/// The code of the error of a kernel that has no deterministic form on its device.
+/// The error code of a kernel that has no deterministic form on its device.
 pub const NONDETERMINISTIC: &str = "nondeterministic";
 
-/// A failure inside libtorch. Out of memory is the environment's; anything else means that we sent a wrong call.
+/// Converts a failure inside libtorch. Running out of memory is an environment error; anything else is a wrong call of
+/// ours.
 pub fn torch_error(error: TorchError) -> Box<Error> {
     match error.kind {
         ckpt_torch::ErrorKind::OutOfMemory => Error::environment("memory", error.to_string()),
@@ -54,7 +55,7 @@ pub fn torch_error(error: TorchError) -> Box<Error> {
     }
 }
 
-/// Whether a kernel says that an index, which is data, is beyond what it indexes.
+/// Returns whether a kernel reports an index out of range: indices are data.
 fn is_lookup_failure(text: &str) -> bool {
     text.contains("index")
         && ["out of range", "out of bounds"]
@@ -62,17 +63,17 @@ fn is_lookup_failure(text: &str) -> bool {
             .any(|w| text.contains(w))
 }
 
-/// The same for a call through tch.
+/// As [`torch_error`], for a call through tch.
 pub fn tch_error(error: &tch::TchError) -> Box<Error> {
     let text = error.to_string();
-    // Of a device's allocator, and of ours.
+    // The words of CUDA's allocator and of ours.
     match text.contains("out of memory") || text.contains("cannot allocate") {
         true => Error::environment("memory", text),
         false => Error::bug("torch", text),
     }
 }
 
-/// A weight as a tensor: over the mapped file where its bytes are aligned, else a copy.
+/// Returns a weight as a tensor: over the mapped file where its bytes are aligned, else a copy.
 ///
 /// # Errors
 /// The weight's file is absent.

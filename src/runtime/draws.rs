@@ -1,8 +1,9 @@
-//! Generators of libtorch for the random ops of one run, where the counter of the written graph is not asked for.
+//! libtorch's generators for the random ops of one run (`--rng native` and `--rng eager`).
 //!
-//! A copy of a node and its gradient draw again from the stream of the node: they have to find the generator as it was.
-//! `native` seeds one anew each time; `eager` hands one on from node to node, in the order of the graph, and keeps the
-//! state in which each stream began. What draws runs for the first time in the order of the model, so a plan changes no bit.
+//! The recomputation of a node and its gradient draw from the node's stream again, so they need the generator in the same
+//! state. `native` seeds a new generator each time. `eager` passes one generator from node to node, in the order of the
+//! graph, and keeps the state in which each stream began. Random ops first run in the order of the model, so that a plan
+//! changes no bit.
 
 use super::convert::torch_error;
 use crate::rng::Rng;
@@ -18,16 +19,16 @@ use std::collections::btree_map::Entry;
 #[derive(Default)]
 pub struct Draws {
     rng: Rng,
-    /// `eager`: one for each seed that the graph has, as far as it has been drawn from.
+    /// `eager`: the generator of each seed of the graph, in its current state.
     generators: RefCell<BTreeMap<i64, Generator>>,
     /// By seed and stream.
     streams: RefCell<BTreeMap<(i64, i64), Beginning>>,
 }
 
 struct Beginning {
-    /// What drew first.
+    /// The op that drew first.
     op: &'static OpDef,
-    /// `eager`: the generator before that.
+    /// `eager`: the generator before that draw.
     generator: Option<Generator>,
 }
 
@@ -39,10 +40,10 @@ impl Draws {
         }
     }
 
-    /// Lends the generator that an op draws from: with the same seed and stream always in the same state.
+    /// Calls `draw` with the generator of a seed and stream, which is always in the same state.
     ///
     /// # Errors
-    /// A stream that two kinds of ops draw from, such as a dropout and its mask: libtorch has no draws common to them.
+    /// Two kinds of ops draw from one stream, such as a dropout and its mask: libtorch has no draws common to them.
     pub fn with<T>(
         &self,
         op: &'static OpDef,

@@ -1,32 +1,33 @@
 //! Runs a graph in its order and frees each tensor right after its last use.
 //!
-//! A [`Program`] is made once: kernels looked up, weights wrapped, the drop table computed. At the first run with inputs
-//! of new sizes it is compiled for them ([`Schedule`]); a run then needs nothing but the inputs. Views hold their storage,
-//! so dropping every value at its own last use frees a storage exactly where `analysis::memory` says it dies. Everything
-//! runs without autograd.
+//! A [`Program`] is made once: it looks up kernels, wraps weights and computes which values each step frees
+//! ([`Liveness`]). At the first run with inputs of new sizes it is compiled for them ([`Specialization`]). A run then needs
+//! nothing but the inputs. Views hold their storage, so freeing every value at its own last use frees a storage exactly
+//! where `analysis::memory` says it dies. Everything runs without autograd.
 //!
-//! On a device every value lies there, weights and inputs included. Small integer values that are known on the CPU (axes,
-//! shapes, arithmetic on shapes) are kept and worked out there as well, so that no kernel waits for the device to read
-//! them.
+//! On a device, all values lie there, weights and inputs included. The host keeps and computes small integer values (axes,
+//! shapes, arithmetic on shapes) as well, so that no kernel waits for the device to read them.
 
+use super::capture::{CapturedStep, Captures, StepMode, StepStats};
 use super::convert;
+use super::deferred_checks::{CheckResults, DeferredChecks};
 use super::device;
 use super::draws::Draws;
-use super::graphs::{Figures, Graphs, Turn};
-use super::inputs::Input;
-use super::kernels;
-use super::kernels::attention::pairs::Available;
-use super::lanes;
-use super::later::{Answers, Later};
-use super::lifetimes::Lifetimes;
-use super::schedule::{Form, Key, Schedule};
+use super::inputs::{self, Input};
+use super::kernels::{self, copy_into};
+use super::recorder::Recorder;
+use super::sdpa_backends::SdpaBackends;
+use super::specialization::{NodeForm, Specialization, SpecializationKey};
 use super::step::{Given, Step};
-use super::values::{Brought, Values};
+use super::transfers;
+use super::values::{Uploads, Values};
 use crate::place::Place;
 use crate::rng::Rng;
 use ckpt_passes::analysis::device::round_up;
+use ckpt_passes::analysis::liveness::Liveness;
 use ckpt_passes::error::Kind;
-use ckpt_passes::ir::{Def, Graph, Id, OpDef, Ty, ValueId};
+use ckpt_passes::ir::op::Effect;
+use ckpt_passes::ir::{Def, Graph, Id, Ty, ValueId};
 use ckpt_passes::{Error, Result};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,7 +36,7 @@ use std::rc::Rc;
 use std::time::Instant;
 use tch::Tensor;
 
-/// Is called with how many steps are done.
+/// A callback that receives the number of finished steps.
 type Watch<'a> = &'a mut dyn FnMut(usize) -> Result<()>;
 
 /// A graph made ready to run.
@@ -44,31 +45,31 @@ pub struct Program<'g> {
     place: Place,
     rng: Rng,
     use_arena: bool,
-    /// Pairs of kernels of attention that nodes may take.
-    available: Available,
+    /// The fused attention kernels that nodes may use.
+    available: SdpaBackends,
     steps: Vec<Step<'g>>,
-    pub(super) inputs: Vec<Input>,
+    inputs: Vec<Input>,
     outputs: Vec<(String, usize)>,
     /// Bytes of weights and constants.
     weight_bytes: u64,
-    /// Slots of inputs and results: empty between runs.
+    /// Slots of inputs and results, which are empty between runs.
     passing: Vec<usize>,
     pub(super) values: RefCell<Values>,
-    schedule: RefCell<Option<Rc<Schedule>>>,
-    pub(super) graphs: RefCell<Graphs>,
+    specialization: RefCell<Option<Rc<Specialization>>>,
+    pub(super) captures: RefCell<Captures>,
 }
 
-/// What a run gives back.
+/// The outputs and measurements of a run.
 pub struct Run {
     /// Graph outputs by name.
     pub outputs: Vec<(String, Tensor)>,
     /// Weights, constants and inputs.
     pub static_bytes: u64,
-    /// Largest number of bytes alive at once, static ones included.
+    /// The most bytes alive at once, static ones included.
     pub peak_bytes: u64,
-    /// The same before the allocator rounded blocks up; differs from `peak_bytes` on a device only.
+    /// The peak of requested bytes, before the allocator rounded blocks up; differs on a device only.
     pub requested_peak_bytes: u64,
-    /// Largest number of bytes that waited outside the device's memory at once.
+    /// The most bytes in the swap store at once.
     pub outside_peak_bytes: u64,
     /// The step at which the peak was first reached.
     pub peak_at: Option<String>,
@@ -77,18 +78,18 @@ pub struct Run {
     pub cpu_us: u64,
     /// Bytes of the process's own pages that are in memory, right after the run; `None` where the system does not say.
     pub resident_bytes: Option<u64>,
-    /// Ops that ran without a deterministic kernel, because the device has none for them.
+    /// Ops for which the device has no deterministic kernel.
     pub nondeterministic: BTreeSet<&'static str>,
-    /// Whether the device was sent the step as one. Figures of its memory are then those of the step that was captured.
+    /// Whether the step was replayed as a CUDA graph. Its memory figures are then those of the captured step.
     pub is_replayed: bool,
 }
 
-/// Processor time that this process has taken, in microseconds.
+/// Returns the processor time of this process, in microseconds.
 pub(super) fn cpu_us() -> u64 {
     cpu_ns() / 1_000
 }
 
-/// The same in nanoseconds.
+/// Returns the processor time of this process, in nanoseconds.
 pub(super) fn cpu_ns() -> u64 {
     let mut time = libc::timespec {
         tv_sec: 0,
@@ -112,12 +113,12 @@ impl<'g> Program<'g> {
         Program::at(graph, Place::Cpu)
     }
 
-    /// The same for a place.
+    /// As [`Program::new`], for a place.
     ///
     /// # Errors
     /// As [`Program::new`]; a device that is not there or too small for the weights.
     pub fn at(graph: &'g Graph, place: Place) -> Result<Program<'g>> {
-        device::open(place)?;
+        device::of(place).open()?;
         let mut values = Values::new(graph, place);
         let mut weight_bytes = 0;
         for (id, value) in graph.inits() {
@@ -128,9 +129,10 @@ impl<'g> Program<'g> {
                 weight_bytes += round_up(constant.size_bytes(), place.granularity_bytes());
             }
         }
-        let Lifetimes { drops, joins } = Lifetimes::new(graph);
+        let liveness = Liveness::new(graph);
+        let (frees, arrivals) = (liveness.frees(graph), liveness.arrivals);
         let mut steps = Vec::with_capacity(graph.order().len());
-        for ((id, drops), joins) in graph.order().iter().zip(drops).zip(joins) {
+        for ((id, frees), arrivals) in graph.order().iter().zip(frees).zip(arrivals) {
             let node = graph.node(*id);
             let Some(kernel) = kernels::find(node.op) else {
                 return Err(Error::model(
@@ -145,9 +147,9 @@ impl<'g> Program<'g> {
                 kernel,
                 ins: node.ins.iter().map(|v| v.map(slot)).collect(),
                 outs: node.outs.iter().map(|v| slot(*v)).collect(),
-                drops: drops.into_iter().map(slot).collect(),
-                joins: joins.into_iter().map(slot).collect(),
-                is_beside: lanes::may_run_beside(graph, *id),
+                frees: frees.into_iter().map(slot).collect(),
+                arrivals: arrivals.into_iter().map(slot).collect(),
+                may_overlap: transfers::may_overlap(graph, *id),
             });
         }
         let inputs = graph.inputs().iter().map(|id| {
@@ -162,7 +164,7 @@ impl<'g> Program<'g> {
             .outputs()
             .iter()
             .map(|id| (graph.value(*id).name.clone(), slot(*id)));
-        let is_written = |id| values.statics.is_written(slot(id));
+        let is_written = |id| values.train_state.is_written(slot(id));
         let passing = graph
             .values()
             .filter(|(id, value)| !matches!(value.def, Def::Init(_)) || is_written(*id))
@@ -173,64 +175,63 @@ impl<'g> Program<'g> {
             place,
             rng: Rng::default(),
             use_arena: true,
-            available: Available::default(),
+            available: SdpaBackends::default(),
             steps,
             inputs: inputs.collect(),
             outputs: outputs.collect(),
             weight_bytes,
             passing,
             values: RefCell::new(values),
-            schedule: RefCell::new(None),
-            graphs: RefCell::default(),
+            specialization: RefCell::new(None),
+            captures: RefCell::default(),
         })
     }
 
-    /// The folder in which results wait that leave the device's memory for a file.
+    /// Sets the directory for offloaded tensors.
     pub fn wait_in(&mut self, folder: PathBuf) {
-        self.values.get_mut().outside.folder = Some(folder);
+        self.values.get_mut().store.folder = Some(folder);
     }
 
-    /// Whether transfers run beside what follows them from now on.
+    /// Sets whether transfers run beside the nodes after them.
     pub fn use_streams(&mut self, wanted: bool) {
-        self.values.get_mut().lanes.is_wanted = wanted;
+        self.values.get_mut().overlap_transfers = wanted;
     }
 
-    /// Whether pages of the host's memory in which results of a device wait are locked from now on. On a CPU there are
-    /// none.
+    /// Sets whether the host pages that hold a device's offloaded tensors are locked. The CPU has no such pages.
     pub fn pin_memory(&mut self, wanted: bool) {
-        self.values.get_mut().outside.pins = wanted && self.place != Place::Cpu;
+        self.values.get_mut().store.pins = wanted && !device::of(self.place).is_host();
     }
 
-    /// Why such pages are not locked though they should be.
+    /// Returns why host pages are not locked although they should be.
     pub fn pins_refused(&self) -> Option<String> {
-        self.values.borrow().outside.refused()
+        self.values.borrow().store.refused()
     }
 
-    /// Makes random ops draw so from now on.
+    /// Sets where random ops draw from.
     pub fn draw_by(&mut self, rng: Rng) {
         self.rng = rng;
-        self.graphs.get_mut().forget();
+        self.captures.get_mut().forget();
     }
 
-    /// Whether a device is sent steps as one from now on, where they can be captured ([`graphs`](super::graphs)). The
-    /// outputs of a run then lie where those of the next one will.
+    /// Sets whether steps are replayed as CUDA graphs, where they can be captured ([`capture`](super::capture)). The next
+    /// run then overwrites the outputs of this one.
     pub fn use_graphs(&mut self, wanted: bool) {
-        self.graphs = RefCell::default();
+        self.captures = RefCell::default();
         if wanted {
-            self.graphs.get_mut().record(self.place);
+            self.captures.get_mut().record(self.place);
         }
     }
 
-    /// Why steps are not captured though they should be.
+    /// Returns why steps are not captured although they should be.
     pub fn graphs_refused(&self) -> Option<String> {
-        self.graphs.borrow().refused()
+        self.captures.borrow().refused()
     }
 
-    /// Bytes that stay on the device from run to run for steps that are captured.
+    /// Returns the bytes that stay on the device between runs for the sake of captured steps.
     pub fn staying_bytes(&self) -> u64 {
         let values = self.values.borrow();
-        let brought = values.brought.iter().flat_map(Brought::tensors);
-        let all = values.statics.places().chain(brought);
+        let uploads = values.uploads.iter().flat_map(Uploads::tensors);
+        let all = values.train_state.places().chain(uploads);
         all.map(|t| self.block_bytes(t)).sum()
     }
 
@@ -239,19 +240,19 @@ impl<'g> Program<'g> {
         round_up(bytes as u64, self.place.granularity_bytes())
     }
 
-    /// Whether storages lie in an arena from now on, where one can be planned: on a CPU, no size depending on data.
+    /// Sets whether storages lie in an arena, where one can be planned: on a CPU, if no size depends on data.
     pub fn use_arena(&mut self, wanted: bool) {
         self.use_arena = wanted;
-        *self.schedule.get_mut() = None;
+        *self.specialization.get_mut() = None;
     }
 
-    /// The pairs of kernels that attention may take from now on; none unless told otherwise.
-    pub fn attend_with(&mut self, available: Available) {
+    /// Sets the fused kernels that attention may use; none by default.
+    pub fn attend_with(&mut self, available: SdpaBackends) {
         self.available = available;
-        *self.schedule.get_mut() = None;
+        *self.specialization.get_mut() = None;
     }
 
-    /// Replaces a weight by name, for this program.
+    /// Replaces a weight for this program.
     ///
     /// # Errors
     /// The shape or element type differs from the model's.
@@ -266,71 +267,82 @@ impl<'g> Program<'g> {
                     .found(format!("{:?}{:?}", tensor.kind(), tensor.size())),
             );
         }
-        self.graphs.get_mut().forget();
+        self.captures.get_mut().forget();
         self.values.get_mut().set_weight(slot(id), tensor)
     }
 
-    /// Whether a run starts from the parameters and states that the last one left, not from those that are given.
-    /// The next one starts from what is given.
+    /// Sets whether a run starts from the parameters and optimizer states that the last one left. The next run starts
+    /// from the given ones.
     pub fn go_on(&self, wanted: bool) {
-        self.values.borrow_mut().statics.go_on(wanted);
+        self.values.borrow_mut().train_state.go_on(wanted);
     }
 
-    /// The program compiled for inputs of these sizes; kept until inputs of other sizes come.
+    /// Returns the program compiled for inputs of these sizes. It is kept until inputs have other sizes.
     ///
     /// # Errors
     /// As [`Program::bind`]; a size that has no number.
-    pub fn schedule(&self, inputs: &BTreeMap<String, Tensor>) -> Result<Rc<Schedule>> {
-        let dims = self.bind(inputs)?.into_iter().collect();
+    pub fn specialization(&self, inputs: &BTreeMap<String, Tensor>) -> Result<Rc<Specialization>> {
+        let dims = inputs::bind(&self.inputs, inputs)?.into_iter().collect();
         let row_major = self.inputs.iter().all(|i| inputs[&i.name].is_contiguous());
-        let key = Key { dims, row_major };
-        let mut kept = self.schedule.borrow_mut();
-        if let Some(schedule) = &*kept
-            && schedule.is_for(&key)
+        let key = SpecializationKey { dims, row_major };
+        let mut kept = self.specialization.borrow_mut();
+        if let Some(specialization) = &*kept
+            && specialization.is_for(&key)
         {
-            return Ok(schedule.clone());
+            return Ok(specialization.clone());
         }
-        let schedule = Schedule::new(self.graph, self.place, key, self.use_arena, &self.available)?;
-        let schedule = Rc::new(schedule);
-        *kept = Some(schedule.clone());
-        Ok(schedule)
+        let specialization =
+            Specialization::new(self.graph, self.place, key, self.use_arena, &self.available)?;
+        let specialization = Rc::new(specialization);
+        *kept = Some(specialization.clone());
+        Ok(specialization)
     }
 
-    /// Runs the graph once; node by node as they stand where a size is not known before it has run.
+    /// Runs the graph once. Where sizes depend on data, every node runs its own kernel.
     ///
     /// # Errors
     /// As [`Program::bind`], or a kernel that fails; the error names the node.
     pub fn run(&self, inputs: &BTreeMap<String, Tensor>) -> Result<Run> {
-        self.go(inputs, None)
+        self.run_watched(inputs, None)
     }
 
-    /// Runs the graph once, node by node; `watch` is called before the first step and after each, with how many are done.
+    /// Runs the graph once, node by node. Calls `watch` before the first step and after each, with the number of finished
+    /// steps.
     pub(super) fn watched(
         &self,
         inputs: &BTreeMap<String, Tensor>,
         watch: &mut dyn FnMut(usize) -> Result<()>,
     ) -> Result<Run> {
-        self.go(inputs, Some(watch))
+        self.run_watched(inputs, Some(watch))
     }
 
-    fn go(&self, inputs: &BTreeMap<String, Tensor>, watch: Option<Watch>) -> Result<Run> {
-        self.bind(inputs)?;
-        let schedule = match self.schedule(inputs) {
-            Ok(schedule) => Some(schedule),
+    fn run_watched(&self, inputs: &BTreeMap<String, Tensor>, watch: Option<Watch>) -> Result<Run> {
+        inputs::bind(&self.inputs, inputs)?;
+        let specialization = match self.specialization(inputs) {
+            Ok(specialization) => Some(specialization),
             Err(e) if e.kind() == Kind::Environment => return Err(e),
             Err(_) => None,
         };
         let mut values = self.values.borrow_mut();
-        let mut graphs = self.graphs.borrow_mut();
-        let turn = graphs.turn(watch.is_some(), schedule.as_ref(), || {
-            self.uncaptured(schedule.as_deref(), self.rng)
+        let mut captures = self.captures.borrow_mut();
+        let mode = captures.mode(watch.is_some(), specialization.as_ref(), || {
+            self.uncaptured(specialization.as_deref(), self.rng)
         });
-        values.prepare(turn);
+        values.prepare(mode);
         let mut unwatched = |_| Ok(());
         let watch = watch.unwrap_or(&mut unwatched);
-        let recorder = graphs.recorder();
-        let schedule = schedule.as_ref();
-        let mut run = || self.run_as(schedule, inputs, &mut values, &mut graphs, turn, watch);
+        let recorder = captures.recorder();
+        let specialization = specialization.as_ref();
+        let mut run = || {
+            self.run_as(
+                specialization,
+                inputs,
+                &mut values,
+                &mut captures,
+                mode,
+                watch,
+            )
+        };
         let done = match recorder {
             None => run(),
             Some(recorder) => {
@@ -338,26 +350,24 @@ impl<'g> Program<'g> {
                 let aside = recorder.aside(&mut || {
                     done = Some(run()?);
                     // Outputs are read on another stream.
-                    device::synchronize(self.place)
+                    device::of(self.place).synchronize()
                 });
                 aside.and_then(|()| done.ok_or_else(|| Error::bug("run", "nothing was run")))
             }
         };
-        values.lanes.abandon();
-        for slot in &self.passing {
-            values.tensors[*slot] = None;
-            values.host[*slot] = None;
-        }
+        // Whatever became of the run, none of its transfers is under way afterwards.
+        drop(values.transfers.finish());
+        values.clear(&self.passing);
         done
     }
 
     fn run_as(
         &self,
-        schedule: Option<&Rc<Schedule>>,
+        specialization: Option<&Rc<Specialization>>,
         inputs: &BTreeMap<String, Tensor>,
         values: &mut Values,
-        graphs: &mut Graphs,
-        turn: Turn,
+        captures: &mut Captures,
+        mode: StepMode,
         watch: Watch,
     ) -> Result<Run> {
         let _no_grad = tch::no_grad_guard();
@@ -366,28 +376,28 @@ impl<'g> Program<'g> {
         for input in &self.inputs {
             let tensor = &inputs[&input.name];
             static_bytes += self.block_bytes(tensor);
-            let there = values.statics.input(input.slot, tensor, self.place)?;
+            let there = values.train_state.input(input.slot, tensor, self.place)?;
             values.tensors[input.slot] = Some(there);
         }
         let weights = &mut values.tensors;
-        values.statics.own_weights(weights, self.place)?;
-        device::synchronize(self.place)?;
-        device::reset_peak(self.place)?;
-        values.outside.reset_peak();
+        values.train_state.own_weights(weights, self.place)?;
+        device::of(self.place).synchronize()?;
+        device::of(self.place).reset_peak()?;
+        values.store.reset_peak();
         let (start, start_cpu_us) = (Instant::now(), cpu_us());
-        let (figures, answers, is_replayed) =
-            self.take_turn(schedule, values, graphs, turn, watch)?;
-        values.lanes.arrive_all()?;
-        device::synchronize(self.place)?;
+        let (stats, checks, is_replayed) =
+            self.run_step(specialization, values, captures, mode, watch)?;
+        values.transfers.finish()?;
+        device::of(self.place).synchronize()?;
         let time_us = start.elapsed().as_micros() as u64;
         let cpu_us = cpu_us() - start_cpu_us;
         let place = |at: usize| self.graph.describe(self.steps[at].id);
-        match (&answers, is_replayed) {
-            (Some(answers), _) => answers.judge(place)?,
-            (None, true) => graphs.ready()?.answers.judge(place)?,
+        match (&checks, is_replayed) {
+            (Some(checks), _) => checks.verify(place)?,
+            (None, true) => captures.ready()?.checks.verify(place)?,
             (None, false) => {}
         }
-        values.statics.keep(&values.tensors)?;
+        values.train_state.keep(&values.tensors)?;
         let mut outputs = Vec::with_capacity(self.outputs.len());
         for (name, slot) in &self.outputs {
             let tensor = values.tensors[*slot]
@@ -395,110 +405,107 @@ impl<'g> Program<'g> {
                 .ok_or_else(|| Error::bug("run", format!("output `{name}` is gone")))?;
             outputs.push((name.clone(), tensor.shallow_clone()));
         }
-        // What stays there for the sake of a capture.
-        let brought = values.brought.iter().flat_map(Brought::tensors);
-        static_bytes += brought.map(|t| self.block_bytes(t)).sum::<u64>();
+        // These tensors stay for the sake of a capture.
+        let uploads = values.uploads.iter().flat_map(Uploads::tensors);
+        static_bytes += uploads.map(|t| self.block_bytes(t)).sum::<u64>();
         Ok(Run {
             outputs,
             static_bytes,
-            peak_bytes: static_bytes + figures.peak_bytes,
-            requested_peak_bytes: static_bytes + figures.requested_bytes,
-            outside_peak_bytes: values.outside.peak_bytes(),
-            peak_at: figures.peak_at.map(|at| self.steps[at].node.name.clone()),
+            peak_bytes: static_bytes + stats.peak_bytes,
+            requested_peak_bytes: static_bytes + stats.requested_bytes,
+            outside_peak_bytes: values.store.peak_bytes(),
+            peak_at: stats.peak_at.map(|at| self.steps[at].node.name.clone()),
             time_us,
             cpu_us,
             resident_bytes: device::resident_bytes(),
-            nondeterministic: figures.nondeterministic,
+            nondeterministic: stats.nondeterministic,
             is_replayed,
         })
     }
 
-    /// Does the step: what it measured, what is to be looked at once it is done, and whether the device was sent it as one.
-    fn take_turn(
+    /// Runs the step. Returns its measurements, the checks to verify once it is done, and whether it was replayed.
+    fn run_step(
         &self,
-        schedule: Option<&Rc<Schedule>>,
+        specialization: Option<&Rc<Specialization>>,
         values: &mut Values,
-        graphs: &mut Graphs,
-        turn: Turn,
+        captures: &mut Captures,
+        mode: StepMode,
         watch: Watch,
-    ) -> Result<(Figures, Option<Answers>, bool)> {
-        let (Some(schedule), Some(recorder), true) =
-            (schedule, graphs.recorder(), turn != Turn::Plain)
+    ) -> Result<(StepStats, Option<CheckResults>, bool)> {
+        let (Some(specialization), Some(recorder), true) =
+            (specialization, captures.recorder(), mode != StepMode::Plain)
         else {
-            let plan = schedule.map(Rc::as_ref);
+            let plan = specialization.map(Rc::as_ref);
             return Ok((self.steps_of(plan, values, None, watch)?, None, false));
         };
-        if turn == Turn::WarmUp {
-            let later = Later::default();
-            let figures = self.steps_of(Some(schedule), values, Some(&later), watch)?;
-            graphs.is_warm(schedule);
-            return Ok((figures, Some(later.answers()?), false));
+        if mode == StepMode::WarmUp {
+            let deferred = DeferredChecks::default();
+            let stats = self.steps_of(Some(specialization), values, Some(&deferred), watch)?;
+            captures.set_warm(specialization);
+            return Ok((stats, Some(deferred.results()?), false));
         }
-        if turn == Turn::Capture {
-            match self.captured(schedule, values, &*recorder) {
-                Ok(recorded) => graphs.is_ready(schedule, recorded),
+        if mode == StepMode::Capture {
+            match self.captured(specialization, values, &*recorder) {
+                Ok(recorded) => captures.set_ready(specialization, recorded),
                 Err(e) => {
-                    graphs.give_up(&e);
-                    values.brought = None;
-                    for slot in self.steps.iter().flat_map(|step| &step.outs) {
-                        values.tensors[*slot] = None;
-                        values.host[*slot] = None;
-                    }
-                    device::reset_peak(self.place)?;
+                    captures.give_up(&e);
+                    values.uploads = None;
+                    values.clear(self.steps.iter().flat_map(|step| &step.outs));
+                    device::of(self.place).reset_peak()?;
                     return Ok((
-                        self.steps_of(Some(schedule), values, None, watch)?,
+                        self.steps_of(Some(specialization), values, None, watch)?,
                         None,
                         false,
                     ));
                 }
             }
         }
-        let recorded = graphs.ready()?;
-        self.replay(schedule, values, recorded)?;
-        Ok((recorded.figures.clone(), None, true))
+        let recorded = captures.ready()?;
+        self.replay(specialization, values, recorded)?;
+        Ok((recorded.stats.clone(), None, true))
     }
 
-    /// Runs the nodes in their order.
+    /// Runs the nodes in order.
     pub(super) fn steps_of(
         &self,
-        schedule: Option<&Schedule>,
+        specialization: Option<&Specialization>,
         values: &mut Values,
-        later: Option<&Later>,
+        deferred: Option<&DeferredChecks>,
         watch: Watch,
-    ) -> Result<Figures> {
-        let base = device::bytes(self.place)?;
+    ) -> Result<StepStats> {
+        let base = device::of(self.place).bytes()?;
         let mut peak = (base.live, None);
         let mut nondeterministic = BTreeSet::new();
         watch(0)?;
         for (at, step) in self.steps.iter().enumerate() {
-            if let Some(later) = later {
-                later.at.set(at);
+            if let Some(deferred) = deferred {
+                deferred.at.set(at);
             }
-            let form = schedule.map_or(&Form::Kernel, |s| &s.forms[at]);
+            let form = specialization.map_or(&NodeForm::Kernel, |s| &s.forms[at]);
             let given = Given {
-                known: schedule.map_or(&[][..], |s| &s.known),
-                over: schedule.and_then(|s| s.over[at]),
-                pair: schedule.and_then(|s| s.pinned.pairs[at]),
-                later,
+                known: specialization.map_or(&[][..], |s| &s.known),
+                overwrites: specialization.and_then(|s| s.overwrites[at]),
+                pair: specialization.and_then(|s| s.pinned.backends[at]),
+                deferred,
             };
-            let offer = schedule.and_then(|s| s.arena.as_ref()?.offer(at));
-            let arrived = step.joins.iter().try_for_each(|s| values.lanes.arrive(*s));
+            let offer = specialization.and_then(|s| s.arena.as_ref()?.offer(at));
+            let arrived = step
+                .arrivals
+                .iter()
+                .try_for_each(|s| values.transfers.finish_fetch(*s));
             arrived
                 .and_then(|()| step.run(form, given, values, &mut nondeterministic))
                 .map_err(|e| e.at(self.graph.describe(step.id)))?;
             drop(offer);
-            let reached = device::bytes(self.place)?.peak;
+            let reached = device::of(self.place).bytes()?.peak;
             if reached > peak.0 {
                 peak = (reached, Some(at));
             }
-            for slot in &step.drops {
-                values.tensors[*slot] = None;
-                values.host[*slot] = None;
-            }
+            values.clear(&step.frees);
             watch(at + 1)?;
         }
-        let most = device::bytes(self.place)?.requested_peak;
-        Ok(Figures {
+        let most = device::of(self.place).bytes()?.requested_peak;
+        Ok(StepStats {
             peak_bytes: peak.0 - base.live,
             requested_bytes: most.saturating_sub(base.requested_live),
             peak_at: peak.1,
@@ -506,34 +513,104 @@ impl<'g> Program<'g> {
         })
     }
 
-    /// How many nodes a run executes.
+    /// Returns how many nodes a run executes.
     pub fn nodes(&self) -> usize {
         self.steps.len()
     }
 
-    pub(super) fn ops(&self) -> impl Iterator<Item = &'static OpDef> {
-        self.steps.iter().map(|step| step.node.op)
-    }
-
-    /// Names and slots of the graph outputs.
-    pub(super) fn outputs(&self) -> impl Iterator<Item = (&str, usize)> {
-        self.outputs
-            .iter()
-            .map(|(name, slot)| (name.as_str(), *slot))
-    }
-
-    /// Whether the node at a position of the order moves a value out of the device's memory or back.
+    /// Returns whether the node at a position of the order moves a value out of the device's memory or back.
     pub(super) fn is_transfer(&self, at: usize) -> bool {
         self.steps[at].node.op.is_transfer()
     }
 
-    /// Where it runs.
+    /// Returns the place where the program runs.
     pub fn place(&self) -> Place {
         self.place
     }
 
-    /// Names and types of the graph inputs.
+    /// Returns names and types of the graph inputs.
     pub fn inputs(&self) -> impl Iterator<Item = (&str, &Ty)> {
         self.inputs.iter().map(|i| (i.name.as_str(), &i.ty))
     }
+
+    /// Captures a step whose inputs lie at fixed addresses.
+    pub(super) fn captured(
+        &self,
+        specialization: &Specialization,
+        values: &mut Values,
+        recorder: &dyn Recorder,
+    ) -> Result<CapturedStep> {
+        let mut made = None;
+        let recording = recorder.capture(&mut || {
+            let deferred = DeferredChecks::default();
+            let stats =
+                self.steps_of(Some(specialization), values, Some(&deferred), &mut |_| {
+                    Ok(())
+                })?;
+            made = Some((stats, deferred.results()?));
+            Ok(())
+        })?;
+        let (stats, checks) =
+            made.ok_or_else(|| Error::bug("run", "what was captured is no step"))?;
+        let outlive = self.outputs.iter().map(|(_, slot)| *slot);
+        let slots: BTreeSet<usize> = outlive.chain(values.train_state.results()).collect();
+        let result = |slot: usize| Some((slot, values.tensors[slot].as_ref()?.shallow_clone()));
+        Ok(CapturedStep {
+            recording,
+            results: slots.into_iter().filter_map(result).collect(),
+            checks,
+            stats,
+        })
+    }
+
+    /// Replays a captured step, whose results lie at fixed addresses.
+    pub(super) fn replay(
+        &self,
+        specialization: &Specialization,
+        values: &mut Values,
+        recorded: &CapturedStep,
+    ) -> Result<()> {
+        recorded.recording.replay(&mut || {
+            let deferred = DeferredChecks::default();
+            self.steps_of(Some(specialization), values, Some(&deferred), &mut |_| {
+                Ok(())
+            })?;
+            for (slot, result) in &recorded.results {
+                if let Some(new) = &values.tensors[*slot] {
+                    copy_into(result, new)?;
+                }
+            }
+            match (&recorded.checks.numbers, deferred.results()?.numbers) {
+                (Some(numbers), Some(new)) => copy_into(numbers, &new),
+                _ => Ok(()),
+            }
+        })?;
+        for (slot, result) in &recorded.results {
+            values.tensors[*slot] = Some(result.shallow_clone());
+        }
+        Ok(())
+    }
+
+    /// Returns why no step of these sizes can be captured.
+    pub(super) fn uncaptured(
+        &self,
+        specialization: Option<&Specialization>,
+        rng: Rng,
+    ) -> Option<String> {
+        if !specialization.is_some_and(|s| s.is_static) {
+            return Some("sizes depend on data, or an input is not row-major".into());
+        }
+        let mut ops = self.steps.iter().map(|step| step.node.op);
+        if let Some(op) = ops.clone().find(|op| op.is_transfer()) {
+            return Some(format!("{} moves results by way of the host", op.name));
+        }
+        let random = ops.find(|op| op.effect == Effect::Seeded)?;
+        Some(match rng {
+            Rng::Counter => format!("{} draws on the host", random.name),
+            _ => format!("{} draws from a generator on the host", random.name),
+        })
+    }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,6 @@
-//! Inputs of a program: their types, and the sizes that tensors give to the names in them.
+//! Inputs of a program: their types, and the numbers that tensors give to named sizes.
 
 use super::convert;
-use super::executor::Program;
 use ckpt_passes::ir::{DType, Ty};
 use ckpt_passes::{Error, Result};
 use std::collections::BTreeMap;
@@ -13,64 +12,60 @@ pub(super) struct Input {
     pub slot: usize,
 }
 
-impl Program<'_> {
-    /// The sizes that the named dimensions of the inputs have in `inputs`.
-    ///
-    /// # Errors
-    /// A missing input, one of the wrong type, sizes that contradict each other, a named size of 0.
-    pub fn bind(&self, inputs: &BTreeMap<String, Tensor>) -> Result<BTreeMap<String, i64>> {
-        let mut sizes: BTreeMap<String, i64> = BTreeMap::new();
-        for input in &self.inputs {
-            let Some(tensor) = inputs.get(&input.name) else {
-                return Err(
-                    Error::usage("input", format!("input `{}` is missing", input.name))
-                        .expected(input.ty.to_string()),
-                );
-            };
-            self.bind_one(input, tensor, &mut sizes)?;
-        }
-        // A size such as `seq + 1` can only be checked once the names have numbers.
-        for input in &self.inputs {
-            let size_of = |name: &str| sizes.get(name).copied();
-            for (dim, found) in input.ty.dims.iter().zip(inputs[&input.name].size()) {
-                if dim.eval(&size_of).is_some_and(|n| n != found) {
-                    return Err(wrong_shape(input, &inputs[&input.name])
-                        .help(format!("sizes so far: {sizes:?}")));
-                }
+/// Returns the numbers that `inputs` give to the named sizes of the expected inputs.
+///
+/// # Errors
+/// A missing input, one of the wrong type, sizes that contradict each other, a named size of 0.
+pub(super) fn bind(
+    expected: &[Input],
+    inputs: &BTreeMap<String, Tensor>,
+) -> Result<BTreeMap<String, i64>> {
+    let mut sizes: BTreeMap<String, i64> = BTreeMap::new();
+    for input in expected {
+        let Some(tensor) = inputs.get(&input.name) else {
+            return Err(
+                Error::usage("input", format!("input `{}` is missing", input.name))
+                    .expected(input.ty.to_string()),
+            );
+        };
+        bind_one(input, tensor, &mut sizes)?;
+    }
+    // A size such as `seq + 1` can only be checked once the names have numbers.
+    for input in expected {
+        let size_of = |name: &str| sizes.get(name).copied();
+        for (dim, found) in input.ty.dims.iter().zip(inputs[&input.name].size()) {
+            if dim.eval(&size_of).is_some_and(|n| n != found) {
+                return Err(wrong_shape(input, &inputs[&input.name])
+                    .help(format!("sizes so far: {sizes:?}")));
             }
         }
-        Ok(sizes)
     }
+    Ok(sizes)
+}
 
-    fn bind_one(
-        &self,
-        input: &Input,
-        tensor: &Tensor,
-        sizes: &mut BTreeMap<String, i64>,
-    ) -> Result<()> {
-        if convert::dtype(tensor.kind()) != Some(input.ty.dtype) || tensor.dim() != input.ty.rank()
-        {
-            return Err(wrong_shape(input, tensor));
-        }
-        for (dim, found) in input.ty.dims.iter().zip(tensor.size()) {
-            let Some(name) = dim.as_symbol() else {
-                continue;
-            };
-            if found == 0 {
-                return Err(Error::usage(
-                    "input",
-                    format!("dimension `{name}` of input `{}` is 0", input.name),
-                )
-                .help("a named dimension is at least 1"));
-            }
-            let known = *sizes.entry(name.to_string()).or_insert(found);
-            if known != found {
-                return Err(wrong_shape(input, tensor)
-                    .help(format!("`{name}` is {known} in another input")));
-            }
-        }
-        Ok(())
+fn bind_one(input: &Input, tensor: &Tensor, sizes: &mut BTreeMap<String, i64>) -> Result<()> {
+    if convert::dtype(tensor.kind()) != Some(input.ty.dtype) || tensor.dim() != input.ty.rank() {
+        return Err(wrong_shape(input, tensor));
     }
+    for (dim, found) in input.ty.dims.iter().zip(tensor.size()) {
+        let Some(name) = dim.as_symbol() else {
+            continue;
+        };
+        if found == 0 {
+            return Err(Error::usage(
+                "input",
+                format!("dimension `{name}` of input `{}` is 0", input.name),
+            )
+            .help("a named dimension is at least 1"));
+        }
+        let known = *sizes.entry(name.to_string()).or_insert(found);
+        if known != found {
+            return Err(
+                wrong_shape(input, tensor).help(format!("`{name}` is {known} in another input"))
+            );
+        }
+    }
+    Ok(())
 }
 
 fn wrong_shape(input: &Input, tensor: &Tensor) -> Box<Error> {

@@ -1,30 +1,36 @@
 //! Executes a graph on libtorch, exactly in its order. The only part of the project that knows `tch`.
 //!
-//! [`executor`] turns a graph into a program (kernels chosen, drop table computed) and runs it; [`schedule`] is that
-//! program for given sizes of the inputs; [`kernels`] mirrors
-//! `passes/ops`: one file per family, one kernel per op. Memory is counted by the allocator hook of `ckpt-torch`; what
-//! is measured is what `analysis::memory` predicted. [`device`] opens CUDA where it is asked for, [`outside`] is where
-//! results wait that leave the device's memory, and `lanes` moves them beside a run. `graphs` sends a
-//! device whole steps. [`session`] is what the rest of the project calls.
+//! [`session`] is what the rest of the project calls. [`executor`] turns a graph into a program and runs it;
+//! [`specialization`] compiles the program for given input sizes. [`kernels`] mirrors `passes/ops`: one file per family,
+//! one kernel per op. The allocator hook of `ckpt-torch` counts memory: a run measures what `analysis::memory` predicts.
+//!
+//! [`backend`] is the interface to a place that runs kernels. `cpu` and `cuda` implement it, [`device`] finds the one of a
+//! place, and everything else is shared. [`swap_store`] holds offloaded tensors, and [`transfers`] moves them while other
+//! nodes run.
 
+pub mod backend;
+mod capture;
 pub mod convert;
+mod cpu;
+mod cuda;
+pub mod deferred_checks;
 pub mod device;
 pub mod draws;
 pub mod executor;
-mod graphs;
 mod inputs;
 pub mod kernels;
-mod lanes;
-pub mod later;
-mod lifetimes;
+mod library;
 mod operands;
-pub mod outside;
-pub mod schedule;
+pub mod recorder;
+pub mod sdpa_backends;
+pub mod sdpa_choice;
 pub mod session;
-mod side_streams;
-mod statics;
+pub mod specialization;
 mod step;
+pub mod swap_store;
 pub mod trace;
+mod train_state;
+pub mod transfers;
 mod values;
 
 use crate::place::Place;
@@ -33,8 +39,8 @@ use ckpt_passes::Result;
 use ckpt_passes::ir::{Graph, Tensor};
 use std::collections::BTreeMap;
 
-/// Runs a graph once on the CPU, its nodes in their order, and says what it took beside what was predicted. `inputs` are
-/// under the names of graph inputs; shapes bind the graph's named sizes; bytes are those of the whole process's tensors.
+/// Runs a graph once on the CPU, in its order. Returns outputs and measurements beside the predictions. `inputs` are named
+/// like the graph's inputs, and their shapes bind its named sizes. Bytes are those of all tensors of the process.
 ///
 /// # Errors
 /// An input that is missing or has another type; an op without a kernel; no memory.

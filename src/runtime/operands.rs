@@ -1,8 +1,8 @@
-//! The operands of a step: tensors by slot, without an allocation for the few that most nodes have.
+//! The operands of a step, by slot. Most nodes have few, which need no allocation.
 
 use tch::Tensor;
 
-/// Operands of a node, by slot; few of them on the stack.
+/// The operands of a node, in the order of their slots.
 pub enum Operands<'a> {
     Few([Option<&'a Tensor>; Operands::FEW], usize),
     Many(Vec<Option<&'a Tensor>>),

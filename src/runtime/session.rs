@@ -3,66 +3,66 @@
 use super::convert::{self, torch_error};
 use super::device;
 use super::executor::Program;
-use super::kernels::attention::pairs::Available;
-use super::kernels::attention::pairs::pinned::Taken;
+use super::sdpa_backends::SdpaBackends;
+use super::sdpa_choice::AttentionKernels;
 use super::trace::Moment;
 use crate::attention::Attention;
 use crate::place::Place;
 use crate::rng::Rng;
 use ckpt_passes::ir::{Graph, Tensor};
 use ckpt_passes::{Error, Result};
-use ckpt_torch::{bytes, memory};
+use ckpt_torch::bytes;
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-/// Threads that one kernel may use now.
+/// Returns how many threads one kernel may use now.
 pub fn threads() -> usize {
     usize::try_from(tch::get_num_threads()).unwrap_or(1)
 }
 
-/// A graph with its weights in place.
+/// A graph that is ready to run, with its weights.
 pub struct Session<'g> {
     program: Program<'g>,
     goes_on: bool,
-    /// Bytes of library workspaces that the device's allocator gave out; known once a first step has run.
+    /// Bytes of library workspaces from the device's allocator; known after the first step.
     workspace_bytes: Cell<Option<u64>>,
-    /// Resident bytes once weights were in place.
+    /// Resident bytes after the weights were loaded.
     resident_before: Option<u64>,
 }
 
-/// What one run measured, beside what was predicted for it.
+/// The measurements of one run, beside the predictions.
 #[derive(Clone, Debug)]
 pub struct Measured {
     pub outputs: BTreeMap<String, Tensor>,
     pub predicted_peak_bytes: u64,
     pub peak_bytes: u64,
-    /// The largest sum of what was asked for, before the device's allocator rounded it.
+    /// The largest sum of requested bytes, before the device's allocator rounded blocks.
     pub requested_peak_bytes: u64,
-    /// The most bytes that waited outside the device's memory, and what was predicted of them.
+    /// The most bytes in the swap store, measured and predicted.
     pub outside_peak_bytes: u64,
     pub predicted_outside_bytes: u64,
     pub static_bytes: u64,
-    /// What libraries keep beside the peak out of the framework's allocator: on a device all that they took in a first
-    /// step, on the CPU the largest block that a product packed its operands in.
+    /// Bytes of library workspaces beside the peak: on a device all that libraries allocated in a first step, on the CPU
+    /// the blocks into which products pack their operands.
     pub workspace_bytes: Option<u64>,
-    /// Bytes reserved for results and temporaries, of which the plan says what lies where; 0 without an arena.
+    /// Bytes of the arena for results and temporaries; 0 without an arena.
     pub arena_bytes: u64,
-    /// Growth of the process's own resident pages since weights were in place, outputs of the run included; `None` where the
-    /// system does not say.
+    /// Growth of the process's own resident pages since the weights were loaded, outputs included; `None` where the system
+    /// does not say.
     pub resident_bytes: Option<u64>,
     /// Ops for which the device has no deterministic kernel.
     pub nondeterministic: BTreeSet<&'static str>,
-    /// Which kernels nodes of attention take.
-    pub attention: Taken,
-    /// Why PyTorch's kernels of attention are not taken where they could be.
+    /// How many attention nodes use which kernels.
+    pub attention: AttentionKernels,
+    /// Why PyTorch's attention kernels are not used where they could be.
     pub attention_refused: BTreeSet<String>,
     /// The node at which the peak was first reached.
     pub peak_at: Option<String>,
     pub time_us: u64,
     /// Processor time of all threads.
     pub cpu_us: u64,
-    /// Whether the device was sent the step as one; figures of its memory are then those of the step that was captured.
+    /// Whether the step was replayed as a CUDA graph; its memory figures are then those of the captured step.
     pub is_replayed: bool,
 }
 
@@ -79,7 +79,7 @@ impl<'g> Session<'g> {
         rng: Rng,
     ) -> Result<Session<'g>> {
         // Before anything else asks libtorch about devices.
-        device::open(place)?;
+        device::of(place).open()?;
         if let Some(n) = threads {
             tch::set_num_threads(i32::from(n));
         }
@@ -101,26 +101,26 @@ impl<'g> Session<'g> {
         Ok(session)
     }
 
-    /// Whether results and temporaries lie in an arena from now on; they do where one can be planned.
+    /// Sets whether results and temporaries lie in an arena, where one can be planned; on by default.
     pub fn use_arena(&mut self, wanted: bool) {
         self.program.use_arena(wanted);
     }
 
-    /// Which kernels of attention nodes may take from now on; unless told otherwise, PyTorch's where a device has them.
+    /// Sets the kernels that attention may use; by default PyTorch's where a device has them.
     pub fn attend_by(&mut self, attention: Attention) {
         self.program.attend_with(match attention {
-            Attention::Auto => device::pairs(self.program.place()),
-            Attention::Tiles => Available::default(),
+            Attention::Auto => device::of(self.program.place()).sdpa_backends(),
+            Attention::Tiles => SdpaBackends::default(),
         });
     }
 
-    /// Whether each step starts from the parameters and states that the last one left, not from those that are given.
+    /// Sets whether each step starts from the parameters and optimizer states that the last one left.
     pub fn go_on(&mut self, wanted: bool) {
         self.goes_on = wanted;
         self.program.go_on(wanted);
     }
 
-    /// A step, node by node in the order of the schedule.
+    /// Runs a step and returns the measurements of each node, in order.
     ///
     /// # Errors
     /// See [`Program::run`].
@@ -128,23 +128,23 @@ impl<'g> Session<'g> {
         Ok(self.program.run_traced(&self.given(inputs)?)?.1)
     }
 
-    /// The folder in which results wait that leave the device's memory for a file.
+    /// Sets the directory for offloaded tensors.
     pub fn wait_in(&mut self, folder: PathBuf) {
         self.program.wait_in(folder);
     }
 
-    /// Whether transfers run beside what follows them from now on; they do unless told otherwise.
+    /// Sets whether transfers run beside the nodes after them; on by default.
     pub fn use_streams(&mut self, wanted: bool) {
         self.program.use_streams(wanted);
     }
 
-    /// Whether the host's memory in which results of a device wait is locked from now on; it is unless told otherwise. On a
-    /// CPU it means nothing.
+    /// Sets whether the host pages that hold a device's offloaded tensors are locked; on by default. It has no effect on a
+    /// CPU.
     pub fn pin_memory(&mut self, wanted: bool) {
         self.program.pin_memory(wanted);
     }
 
-    /// What there is to warn of where memory should be locked and is not.
+    /// Returns a warning if host pages should be locked and are not.
     pub fn pins_warning(&self) -> Option<String> {
         let why = self.program.pins_refused()?;
         Some(format!(
@@ -152,19 +152,19 @@ impl<'g> Session<'g> {
         ))
     }
 
-    /// Whether a CUDA device is sent steps as one from now on, where they can be captured.
+    /// Sets whether a CUDA device replays steps as graphs, where they can be captured.
     pub fn use_graphs(&mut self, wanted: bool) {
         self.program.use_graphs(wanted);
     }
 
-    /// What there is to warn of where steps should be sent as one and are not.
+    /// Returns a warning if steps should be replayed as graphs and are not.
     pub fn graphs_warning(&self) -> Option<String> {
         let why = self.program.graphs_refused()?;
         Some(format!("steps are not replayed as CUDA graphs: {why}"))
     }
 
-    /// What each node takes, in microseconds in the order of the schedule: a row a run. The first `warm_up` runs are not
-    /// reported.
+    /// Measures the time of each node, in microseconds and in order, one row per run. Does not report the first `warm_up`
+    /// runs.
     ///
     /// # Errors
     /// See [`Program::run`].
@@ -183,7 +183,7 @@ impl<'g> Session<'g> {
             .collect()
     }
 
-    /// The graph's inputs as libtorch's tensors.
+    /// Converts the graph's inputs to libtorch's tensors.
     fn given(&self, inputs: &BTreeMap<String, Tensor>) -> Result<BTreeMap<String, tch::Tensor>> {
         let mut given = BTreeMap::new();
         for (name, _) in self.program.inputs() {
@@ -194,8 +194,7 @@ impl<'g> Session<'g> {
         Ok(given)
     }
 
-    /// Runs once; on a device the first time twice, so that the libraries have their workspaces before anything is
-    /// measured.
+    /// Runs once. The first run on a device is repeated, so that libraries have their workspaces before anything is measured.
     ///
     /// # Errors
     /// See [`Program::run`].
@@ -203,7 +202,7 @@ impl<'g> Session<'g> {
         self.step(inputs, true)
     }
 
-    /// The same; without `outputs` they are dropped as the run ends.
+    /// As [`Session::run`]; without `outputs` they are dropped when the run ends.
     ///
     /// # Errors
     /// See [`Program::run`].
@@ -211,12 +210,12 @@ impl<'g> Session<'g> {
         let wanted = outputs;
         let given = self.given(inputs)?;
         let place = self.program.place();
-        let schedule = self.program.schedule(&given)?;
-        if place != Place::Cpu && self.workspace_bytes.get().is_none() {
-            let before = device::bytes(place)?.live;
+        let specialization = self.program.specialization(&given)?;
+        if !device::of(place).is_host() && self.workspace_bytes.get().is_none() {
+            let before = device::of(place).bytes()?.live;
             drop(self.program.run(&given)?);
             self.program.go_on(self.goes_on);
-            let grown = device::bytes(place)?.live.saturating_sub(before);
+            let grown = device::of(place).bytes()?.live.saturating_sub(before);
             let workspace_bytes = grown.saturating_sub(self.program.staying_bytes());
             self.workspace_bytes.set(Some(workspace_bytes));
         }
@@ -236,19 +235,18 @@ impl<'g> Session<'g> {
         }
         Ok(Measured {
             outputs,
-            predicted_peak_bytes: schedule.memory.peak_bytes,
+            predicted_peak_bytes: specialization.memory.peak_bytes,
             peak_bytes: run.peak_bytes,
             requested_peak_bytes: run.requested_peak_bytes,
-            workspace_bytes: match place {
-                Place::Cpu => Some(memory::workspace_bytes()),
-                _ => self.workspace_bytes.get(),
-            },
+            workspace_bytes: device::of(place)
+                .workspace_bytes()
+                .or(self.workspace_bytes.get()),
             outside_peak_bytes: run.outside_peak_bytes,
-            predicted_outside_bytes: schedule.memory.outside_peak_bytes,
+            predicted_outside_bytes: specialization.memory.outside_peak_bytes,
             nondeterministic: run.nondeterministic,
-            attention: schedule.taken(),
-            attention_refused: schedule.pinned.refused.clone(),
-            arena_bytes: schedule.arena_bytes(),
+            attention: specialization.taken(),
+            attention_refused: specialization.pinned.refused.clone(),
+            arena_bytes: specialization.arena_bytes(),
             resident_bytes: run
                 .resident_bytes
                 .zip(self.resident_before)

@@ -1,59 +1,59 @@
-//! One node of a program: how it is run, by its form in a schedule, its kernel or a transfer.
+//! One node of a program, and how it runs: by a precomputed form, its kernel or a transfer.
 
 use super::convert;
-use super::kernels::attention::pairs::Pair;
+use super::deferred_checks::DeferredChecks;
+use super::device;
 use super::kernels::{self, KernelCx};
-use super::later::Later;
 use super::operands::Operands;
-use super::schedule::Form;
+use super::sdpa_backends::SdpaBackend;
+use super::specialization::NodeForm;
 use super::values::Values;
-use crate::place::Place;
 use ckpt_passes::ir::{Node, NodeId};
-use ckpt_passes::ops::transfer::{FETCH, OFFLOAD, RELEASE};
+use ckpt_passes::ops::transfer::{FETCH, OFFLOAD, RELEASE, TO, TO_DISK};
 use ckpt_passes::{Error, Result};
 use ckpt_torch::cuda;
 use std::collections::BTreeSet;
 use tch::Tensor;
 
-/// A node, and where its values lie.
+/// A node and the slots of its values.
 pub(super) struct Step<'g> {
     pub id: NodeId,
     pub node: &'g Node,
     pub kernel: kernels::Kernel,
     pub ins: Vec<Option<usize>>,
     pub outs: Vec<usize>,
-    /// Slots that nobody reads after this step.
-    pub drops: Vec<usize>,
-    /// Slots of what was fetched and is read here for the first time.
-    pub joins: Vec<usize>,
-    /// Whether it is a transfer that may run beside what follows it.
-    pub is_beside: bool,
+    /// Slots that no later step reads.
+    pub frees: Vec<usize>,
+    /// Slots of fetched values that this step is the first to read.
+    pub arrivals: Vec<usize>,
+    /// Whether it is a transfer that may run beside the nodes after it.
+    pub may_overlap: bool,
 }
 
-/// What a schedule gives a step beside its form.
+/// What a specialization gives a step beside its form.
 #[derive(Clone, Copy)]
 pub(super) struct Given<'a> {
     /// Contents of small integer values, by slot.
     pub known: &'a [Option<Box<[i64]>>],
-    /// The operand that the first result is written over.
-    pub over: Option<usize>,
-    /// The pair of kernels that is pinned to the node.
-    pub pair: Option<Pair>,
-    /// Where questions go that are looked at later.
-    pub later: Option<&'a Later>,
+    /// The operand that the first result overwrites.
+    pub overwrites: Option<usize>,
+    /// The fused attention kernels that are pinned to the node.
+    pub pair: Option<SdpaBackend>,
+    /// Collects deferred checks, in a step that must not wait for the device.
+    pub deferred: Option<&'a DeferredChecks>,
 }
 
 impl Step<'_> {
-    /// A kernel that has no deterministic form runs all the same, and its op is noted.
+    /// Runs the node. A kernel without a deterministic form runs as it is, and its op is added to `nondeterministic`.
     pub fn run(
         &self,
-        form: &Form,
+        form: &NodeForm,
         given: Given,
         values: &mut Values,
         nondeterministic: &mut BTreeSet<&'static str>,
     ) -> Result<()> {
         match form {
-            Form::View {
+            NodeForm::View {
                 of,
                 dims,
                 strides,
@@ -62,7 +62,7 @@ impl Step<'_> {
                 let base = values.tensors[*of].as_ref().ok_or_else(|| self.gone())?;
                 let view = ckpt_torch::view(base, dims, strides).map_err(convert::torch_error)?;
                 values.tensors[*to] = Some(view);
-                // What is small and integral is needed on the CPU too.
+                // The host needs small integer values too.
                 if let Some(base) = &values.host[*of] {
                     let view =
                         ckpt_torch::view(base, dims, strides).map_err(convert::torch_error)?;
@@ -70,9 +70,9 @@ impl Step<'_> {
                 }
                 Ok(())
             }
-            Form::Constant { contents, to } => values.set(*to, contents.tensor()?),
-            Form::Kernel if self.is_beside && self.begin(values)? => Ok(()),
-            Form::Kernel => match self.execute(given, values) {
+            NodeForm::Constant { contents, to } => values.set(*to, contents.tensor()?),
+            NodeForm::Kernel if self.may_overlap && self.begin_transfer(values)? => Ok(()),
+            NodeForm::Kernel => match self.execute(given, values) {
                 Err(e) if e.code() == convert::NONDETERMINISTIC => {
                     nondeterministic.insert(self.node.op.name);
                     cuda::refuse_nondeterministic(false);
@@ -85,25 +85,30 @@ impl Step<'_> {
         }
     }
 
-    /// A transfer, or the end of one, beside the run; `false` where it must be done at once.
-    fn begin(&self, values: &mut Values) -> Result<bool> {
-        let (lanes, outside, place) = (&mut values.lanes, &values.outside, values.place);
+    /// Begins or ends a transfer that runs beside other nodes; `false` where it must be done at once.
+    fn begin_transfer(&self, values: &mut Values) -> Result<bool> {
+        if !values.overlap_transfers {
+            return Ok(false);
+        }
+        let (transfers, store) = (&mut values.transfers, &values.store);
         let operand = |n: usize| self.ins.get(n).copied().flatten();
         let tensor = |n: usize| operand(n).and_then(|s| values.tensors[s].as_ref());
-        let moved = tensor(0).ok_or_else(|| self.gone())?;
+        let (moved, slot) = (tensor(0).ok_or_else(|| self.gone())?, self.outs[0]);
         let result = match self.node.op {
             op if op == &OFFLOAD => {
-                return lanes.leave(outside, moved, &self.node.attrs, self.outs[0]);
+                let to_disk = self.node.attrs.str(TO) == TO_DISK;
+                return transfers.begin_offload(store, moved, to_disk, slot);
             }
             op if op == &RELEASE => match operand(1) {
-                Some(left) => lanes.left(left)?,
+                Some(stored) => transfers.finish_offload(stored)?,
                 None => None,
             },
-            _ => lanes.come(outside, moved, (place, self.outs[0]))?,
+            _ if moved.numel() == 0 => None,
+            _ => transfers.begin_fetch(store, moved, slot)?,
         };
         let began = result.is_some();
         if began {
-            values.tensors[self.outs[0]] = result;
+            values.tensors[slot] = result;
         }
         Ok(began)
     }
@@ -114,21 +119,21 @@ impl Step<'_> {
     }
 
     fn execute(&self, given: Given, values: &mut Values) -> Result<()> {
-        let mut later = given.later;
+        let mut deferred = given.deferred;
         let mut ins = Operands::new(&self.ins, &values.tensors);
         let mut host = Operands::new(&[], &values.host);
-        if values.place != Place::Cpu {
+        if !device::of(values.place).is_host() {
             host = Operands::new(&self.ins, &values.host);
             let is_known = |(there, here): (&Option<&Tensor>, &Option<&Tensor>)| {
                 there.is_none() || here.is_some()
             };
-            // What follows from numbers that are known here is worked out here.
+            // The host computes what follows from numbers that it knows.
             if ins.list().iter().any(Option::is_some)
                 && ins.list().iter().zip(host.list()).all(is_known)
             {
                 ins = host;
                 host = Operands::new(&[], &values.host);
-                later = None;
+                deferred = None;
             }
         }
         let cx = KernelCx {
@@ -138,18 +143,18 @@ impl Step<'_> {
             host: host.list(),
             known: given.known,
             draws: &values.draws,
-            outside: &values.outside,
+            store: &values.store,
             slots: &self.ins,
             n_outs: self.outs.len(),
-            over: given.over,
+            overwrites: given.overwrites,
             pair: given.pair,
-            later,
+            deferred,
         };
         let results = (self.kernel)(&cx)?;
         if results.len() != self.outs.len() {
             return Err(Error::bug(
                 "kernel",
-                format!("{} gave {} results", self.node.op.name, results.len()),
+                format!("{} returned {} results", self.node.op.name, results.len()),
             ));
         }
         for (slot, tensor) in self.outs.iter().zip(results) {

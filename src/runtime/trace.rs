@@ -1,11 +1,11 @@
-//! Runs that are watched node by node, and a step in Chrome's trace format, which chrome://tracing and Perfetto show: a
-//! bar a node, and the bytes alive.
+//! Runs that measure each node, and their trace in Chrome's format.
+//!
+//! chrome://tracing and Perfetto show such a trace: one bar per node, and the live bytes.
 //!
 //! Format: "Trace Event Format" of the Chromium project; times are in microseconds.
 
 use super::device;
 use super::executor::{Program, Run, cpu_ns, cpu_us};
-use crate::place::Place;
 use ckpt_passes::Result;
 use ckpt_passes::ir::{Graph, NodeId, Role};
 use serde_json::{Value, json};
@@ -13,32 +13,31 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 use tch::Tensor;
 
-/// A node as a traced run saw it.
+/// The measurements of one node in a traced run.
 #[derive(Clone, Copy, Debug)]
 pub struct Moment {
     pub start_us: f64,
     pub time_us: f64,
     /// Processor time of all threads.
     pub cpu_us: u64,
-    /// Bytes above what was alive before the run, once the node has run and what it read last is gone.
+    /// Live bytes after the node ran and its last reads were freed, above those before the run.
     pub live_bytes: u64,
 }
 
 impl Program<'_> {
-    /// Runs the graph once and measures what each node takes, in microseconds in the order of the schedule: its kernel,
-    /// what the executor does around it, and giving back what it read last. A device is waited for after every node, so
-    /// that a node's time is its own. On a CPU no more counts than the processor time that all threads took meanwhile: what
-    /// is beyond that was taken by other processes. Transfers wait for files and not for processors, so that theirs is the
-    /// time that passed.
+    /// Runs the graph once and measures the time of each node, in microseconds and in order: its kernel, the executor's
+    /// work around it, and freeing what it read last. The host waits for the device after every node, so that a node's time
+    /// is its own. On a CPU, a node's time is at most the processor time of all threads: other processes took the rest. A
+    /// transfer waits for files and not for processors, so its time is the elapsed time.
     ///
     /// # Errors
     /// As [`Program::run`].
     pub fn run_timed(&self, inputs: &BTreeMap<String, Tensor>) -> Result<(Run, Vec<f64>)> {
         let mut times_us = Vec::with_capacity(self.nodes());
-        let on_cpu = self.place() == Place::Cpu;
+        let on_cpu = device::of(self.place()).is_host();
         let mut last: Option<(u64, Instant)> = None;
         let run = self.watched(inputs, &mut |at| {
-            device::synchronize(self.place())?;
+            device::of(self.place()).synchronize()?;
             // Processor time is read outside of what it bounds.
             let (now, now_cpu_ns) = (Instant::now(), cpu_ns());
             if let (Some((last_cpu_ns, last)), true) = (last, at > 0) {
@@ -56,24 +55,24 @@ impl Program<'_> {
         Ok((run, times_us))
     }
 
-    /// Runs the graph once and tells of each node when it ran and what it left alive. As in [`Program::run_timed`], a
-    /// device is waited for after every node.
+    /// Runs the graph once and records when each node ran and the bytes it left alive. As in [`Program::run_timed`], the
+    /// host waits for the device after every node.
     ///
     /// # Errors
     /// As [`Program::run`].
     pub fn run_traced(&self, inputs: &BTreeMap<String, Tensor>) -> Result<(Run, Vec<Moment>)> {
         let mut moments: Vec<Moment> = Vec::with_capacity(self.nodes());
         let (start, mut last, mut last_cpu_us) = (Instant::now(), 0.0, cpu_us());
-        let base = device::bytes(self.place())?.live;
+        let base = device::of(self.place()).bytes()?.live;
         let run = self.watched(inputs, &mut |at| {
-            device::synchronize(self.place())?;
+            device::of(self.place()).synchronize()?;
             let (now, now_cpu_us) = (start.elapsed().as_secs_f64() * 1e6, cpu_us());
             if at > 0 {
                 moments.push(Moment {
                     start_us: last,
                     time_us: now - last,
                     cpu_us: now_cpu_us - last_cpu_us,
-                    live_bytes: device::bytes(self.place())?.live.saturating_sub(base),
+                    live_bytes: device::of(self.place()).bytes()?.live.saturating_sub(base),
                 });
             }
             (last, last_cpu_us) = (now, now_cpu_us);
@@ -83,7 +82,7 @@ impl Program<'_> {
     }
 }
 
-/// What part of the step a node belongs to.
+/// Returns the role of a node in the step.
 fn part(graph: &Graph, node: NodeId) -> &'static str {
     let node = graph.node(node);
     match (node.recompute_of, node.role) {
@@ -95,7 +94,7 @@ fn part(graph: &Graph, node: NodeId) -> &'static str {
     }
 }
 
-/// The trace of a step; `moments` are those of the graph's order, `static_bytes` what is alive throughout.
+/// Returns the trace of a step. `moments` are in the graph's order; `static_bytes` are alive throughout.
 pub fn chrome(graph: &Graph, moments: &[Moment], static_bytes: u64) -> Value {
     let mut events = Vec::with_capacity(2 * moments.len());
     for (id, moment) in graph.order().iter().zip(moments) {

@@ -1,20 +1,20 @@
-//! What is alive in a run, by slot: weights always, the rest during a run.
+//! The tensors that are alive, by slot: weights always, all others during a run.
 
+use super::capture::StepMode;
 use super::convert;
 use super::device;
 use super::draws::Draws;
-use super::graphs::Turn;
 use super::kernels::{copy_into, empty};
-use super::lanes::Lanes;
-use super::outside::Outside;
-use super::statics::Statics;
+use super::swap_store::SwapStore;
+use super::train_state::TrainState;
+use super::transfers::Transfers;
 use crate::place::Place;
 use ckpt_passes::ir::Graph;
 use ckpt_passes::{Error, Result};
 use std::collections::BTreeMap;
 use tch::{Device, Tensor};
 
-/// Integer values of more elements than this are not kept on the CPU beside a device.
+/// The host keeps no copies of integer values with more elements than this.
 const MAX_HOST_ELEMENTS: usize = 4096;
 
 fn is_small(tensor: &Tensor) -> bool {
@@ -22,20 +22,22 @@ fn is_small(tensor: &Tensor) -> bool {
     is_integral && tensor.numel() <= MAX_HOST_ELEMENTS
 }
 
-/// See the module.
+/// The tensors of a program.
 pub(super) struct Values {
     pub place: Place,
     pub tensors: Vec<Option<Tensor>>,
-    /// Copies on the CPU of what is small, integral and known there; only where the run is elsewhere.
+    /// Copies of small integer values that the host knows, for a run on a device.
     pub host: Vec<Option<Tensor>>,
     pub draws: Draws,
-    pub outside: Outside,
-    /// Transfers under way beside the run.
-    pub lanes: Lanes,
-    /// Weights and inputs that a run writes over.
-    pub statics: Statics,
-    /// What a run brings to the device, for one that is captured.
-    pub brought: Option<Brought>,
+    pub store: SwapStore,
+    /// Transfers that are under way.
+    pub transfers: Box<dyn Transfers>,
+    /// Whether transfers run beside the nodes after them.
+    pub overlap_transfers: bool,
+    /// Weights and inputs that a run overwrites.
+    pub train_state: TrainState,
+    /// What the host sends to the device, for a step that is captured.
+    pub uploads: Option<Uploads>,
 }
 
 impl Values {
@@ -46,48 +48,58 @@ impl Values {
             tensors: nothing(),
             host: nothing(),
             draws: Draws::default(),
-            outside: Outside::default(),
-            lanes: Lanes::default(),
-            statics: Statics::new(graph),
-            brought: None,
+            store: SwapStore::default(),
+            transfers: device::of(place).transfers(),
+            overlap_transfers: true,
+            train_state: TrainState::new(graph),
+            uploads: None,
         }
     }
 
-    /// Makes what stays from run to run ready for one.
-    pub fn prepare(&mut self, turn: Turn) {
-        match (turn, &mut self.brought) {
-            (Turn::Plain, _) => {
-                self.statics.stay(false);
-                self.brought = None;
+    /// Prepares for a run what stays from run to run.
+    pub fn prepare(&mut self, mode: StepMode) {
+        match (mode, &mut self.uploads) {
+            (StepMode::Plain, _) => {
+                self.train_state.stay(false);
+                self.uploads = None;
             }
-            (Turn::WarmUp, _) => {
-                self.statics.stay(false);
-                self.statics.stay(true);
-                self.brought = Some(Brought::default());
+            (StepMode::WarmUp, _) => {
+                self.train_state.stay(false);
+                self.train_state.stay(true);
+                self.uploads = Some(Uploads::default());
             }
-            (Turn::Capture, Some(brought)) => brought.is_whole = true,
-            (Turn::Capture | Turn::Replay, _) => {}
+            (StepMode::Capture, Some(uploads)) => uploads.is_whole = true,
+            (StepMode::Capture | StepMode::Replay, _) => {}
         }
     }
 
-    /// Puts a weight where it belongs; one that a run writes over is copied before each.
+    /// Frees the tensors of some slots.
+    pub fn clear<'a>(&mut self, slots: impl IntoIterator<Item = &'a usize>) {
+        for slot in slots {
+            self.tensors[*slot] = None;
+            self.host[*slot] = None;
+        }
+    }
+
+    /// Sets a weight. A weight that runs overwrite is copied before each run.
     pub fn set_weight(&mut self, slot: usize, tensor: Tensor) -> Result<()> {
-        let rest = self.statics.take_weight(slot, tensor);
+        let rest = self.train_state.take_weight(slot, tensor);
         rest.map_or(Ok(()), |tensor| self.set(slot, tensor))
     }
 
-    /// Puts a tensor where it belongs, with a copy on the CPU if it came from there and is small and integral.
+    /// Sets a value, on the device where the program runs. The host keeps a copy of small integer values that it
+    /// computed.
     pub fn set(&mut self, slot: usize, tensor: Tensor) -> Result<()> {
-        if self.place == Place::Cpu {
+        if device::of(self.place).is_host() {
             self.tensors[slot] = Some(tensor);
             return Ok(());
         }
         if tensor.device() == Device::Cpu && is_small(&tensor) {
             self.host[slot] = Some(tensor.shallow_clone());
         }
-        let there = match &mut self.brought {
-            Some(brought) if tensor.device() == Device::Cpu => {
-                brought.there(slot, &tensor, self.place)?
+        let there = match &mut self.uploads {
+            Some(uploads) if tensor.device() == Device::Cpu => {
+                uploads.there(slot, &tensor, self.place)?
             }
             _ => device::moved(tensor, self.place)?,
         };
@@ -96,17 +108,17 @@ impl Values {
     }
 }
 
-/// What the host computes and the device reads: it depends on sizes and weights alone, so that it stays on the device from
-/// the run before a capture on, which copies it there and waits for no transfer.
+/// The values that the host computes and the device reads. They depend on sizes and weights alone. So they stay on the
+/// device from the warm-up run on, and a captured step copies them there without a transfer.
 #[derive(Default)]
-pub(super) struct Brought {
-    /// By slot: as it was here, and there.
+pub(super) struct Uploads {
+    /// By slot: the value on the host and on the device.
     known: BTreeMap<usize, (Tensor, Tensor)>,
-    /// Whether all of it is known.
+    /// Whether all values are known.
     pub is_whole: bool,
 }
 
-impl Brought {
+impl Uploads {
     fn there(&mut self, slot: usize, here: &Tensor, place: Place) -> Result<Tensor> {
         if !self.is_whole {
             let there = device::moved(here.shallow_clone(), place)?;
@@ -125,7 +137,7 @@ impl Brought {
         Ok(own)
     }
 
-    /// What lies on the device.
+    /// Returns the tensors on the device.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         self.known.values().map(|(_, there)| there)
     }
@@ -136,16 +148,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_brought_is_copied_and_must_not_change() {
-        let mut brought = Brought::default();
+    fn what_was_uploads_is_copied_and_must_not_change() {
+        let mut uploads = Uploads::default();
         let of = |x: i64| Tensor::from_slice(&[x, 2, 3]);
-        let first = brought.there(5, &of(1), Place::Cpu).unwrap();
-        brought.is_whole = true;
-        let second = brought.there(5, &of(1), Place::Cpu).unwrap();
+        let first = uploads.there(5, &of(1), Place::Cpu).unwrap();
+        uploads.is_whole = true;
+        let second = uploads.there(5, &of(1), Place::Cpu).unwrap();
         assert!(first == of(1) && second == of(1));
         assert_ne!(first.data_ptr(), second.data_ptr());
-        assert!(brought.there(5, &of(2), Place::Cpu).is_err());
-        assert!(brought.there(6, &of(1), Place::Cpu).is_err());
-        assert_eq!(brought.tensors().count(), 1);
+        assert!(uploads.there(5, &of(2), Place::Cpu).is_err());
+        assert!(uploads.there(6, &of(1), Place::Cpu).is_err());
+        assert_eq!(uploads.tensors().count(), 1);
     }
 }

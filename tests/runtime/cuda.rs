@@ -6,9 +6,10 @@ use crate::support::torch;
 use ckpt_opt::attention::Attention;
 use ckpt_opt::place::Place;
 use ckpt_opt::rng::Rng;
-use ckpt_opt::runtime::kernels::attention::pairs::check::{Kindred, judge};
-use ckpt_opt::runtime::kernels::attention::pairs::pinned::Taken;
-use ckpt_opt::runtime::kernels::attention::pairs::{self, Pair};
+use ckpt_opt::runtime::kernels::attention::check::{CheckedCase, judge};
+use ckpt_opt::runtime::kernels::attention::sdpa;
+use ckpt_opt::runtime::sdpa_backends::SdpaBackend;
+use ckpt_opt::runtime::sdpa_choice::AttentionKernels;
 use ckpt_opt::runtime::session::Session;
 use ckpt_opt::tensors::random;
 use ckpt_passes::ir::{DType, Tensor};
@@ -255,7 +256,7 @@ fn sums_of_narrow_products_are_exact_on_a_device() {
 }
 
 /// Attention and its gradient, causal, 16 query heads of 4 key heads: by which kernels they run, and in what memory.
-fn attention_runs_by(place: Place, attention: Attention, expected: Taken) {
+fn attention_runs_by(place: Place, attention: Attention, expected: AttentionKernels) {
     let _turn = torch::alone();
     let source = "graph @g imported (%dy: bf16[2, 16, 300, 64], %q: bf16[2, 16, 300, 64], %k: bf16[2, 4, 300, 64], \
                   %v: bf16[2, 4, 300, 64]) -> (%y, %dq, %dk, %dv) {
@@ -277,7 +278,7 @@ fn attention_runs_by(place: Place, attention: Attention, expected: Taken) {
     assert!(peak <= predicted, "{peak} bytes, {predicted} predicted");
 }
 
-const IN_TILES: Taken = Taken {
+const IN_TILES: AttentionKernels = AttentionKernels {
     flash: 0,
     efficient: 0,
     tiles: 2,
@@ -291,7 +292,7 @@ fn attention_runs_in_tiles_on_the_cpu() {
 #[test]
 #[ignore = "needs a CUDA device"]
 fn attention_runs_by_pairs_on_a_device() {
-    let by_flash = Taken {
+    let by_flash = AttentionKernels {
         flash: 2,
         efficient: 0,
         tiles: 0,
@@ -304,28 +305,28 @@ fn attention_runs_by_pairs_on_a_device() {
 #[ignore = "needs a CUDA device"]
 fn pairs_keep_on_a_device_what_is_assumed_of_them() {
     let _turn = torch::alone();
-    ckpt_opt::runtime::device::open(Place::Cuda(0)).unwrap();
+    ckpt_opt::runtime::device::of(Place::Cuda(0))
+        .open()
+        .unwrap();
     let kinds = [
-        (Pair::Flash, 64, 64, true),
-        (Pair::Flash, 128, 128, true),
-        (Pair::Flash, 40, 40, true),
-        (Pair::Efficient, 192, 128, false),
-        (Pair::Efficient, 64, 32, false),
-        (Pair::Efficient, 320, 320, false),
+        (SdpaBackend::Flash, 64, 64, true),
+        (SdpaBackend::Flash, 128, 128, true),
+        (SdpaBackend::Flash, 40, 40, true),
+        (SdpaBackend::Efficient, 192, 128, false),
+        (SdpaBackend::Efficient, 64, 32, false),
+        (SdpaBackend::Efficient, 320, 320, false),
     ];
     for dtype in [DType::BF16, DType::F16] {
         for (pair, size, value_size, may_group) in kinds {
             for (causal, grouped) in [(true, false), (false, may_group)] {
-                let kindred = Kindred {
+                let kindred = CheckedCase {
                     dtype,
                     size,
                     value_size,
                     causal,
                     grouped,
                 };
-                let verdict = judge(kindred, tch::Device::Cuda(0), &|cx| {
-                    pairs::call::run(pair, cx)
-                });
+                let verdict = judge(kindred, tch::Device::Cuda(0), &|cx| sdpa::run(pair, cx));
                 assert_eq!(verdict, Ok(()), "{pair:?} {kindred:?}");
             }
         }

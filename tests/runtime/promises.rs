@@ -3,7 +3,7 @@
 use crate::support::torch;
 
 use ckpt_opt::runtime::draws::Draws;
-use ckpt_opt::runtime::outside::Outside;
+use ckpt_opt::runtime::swap_store::SwapStore;
 use ckpt_opt::runtime::{convert, kernels};
 use ckpt_passes::analysis::{Binding, Sizes};
 use ckpt_passes::ir::op::{MemoryCx, Place, Sized};
@@ -76,13 +76,13 @@ fn check(
         ins: &ins,
         host: &[],
         draws: &Draws::default(),
-        outside: &Outside::default(),
+        store: &SwapStore::default(),
         known: &[],
         slots: &[],
         n_outs: node.outs.len(),
-        over: None,
+        overwrites: None,
         pair: None,
-        later: None,
+        deferred: None,
     };
     let kernel = kernels::find(node.op).unwrap();
     memory::reset_peak();
@@ -190,7 +190,7 @@ fn written_over(
     ins[slot] = Some(&operand);
     let over = kernels::KernelCx {
         ins: &ins,
-        over: Some(slot),
+        overwrites: Some(slot),
         ..*cx
     };
     memory::reset_peak();

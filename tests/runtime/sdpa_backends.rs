@@ -6,9 +6,10 @@ use ckpt_opt::optimize::load;
 use ckpt_opt::runtime::convert;
 use ckpt_opt::runtime::executor::Program;
 use ckpt_opt::runtime::kernels::KernelCx;
-use ckpt_opt::runtime::kernels::attention::pairs::check::{Kindred, judge};
-use ckpt_opt::runtime::kernels::attention::pairs::pinned::Taken;
-use ckpt_opt::runtime::kernels::attention::pairs::{Available, Pair, call};
+use ckpt_opt::runtime::kernels::attention::check::{CheckedCase, judge};
+use ckpt_opt::runtime::kernels::attention::sdpa;
+use ckpt_opt::runtime::sdpa_backends::{SdpaBackend, SdpaBackends};
+use ckpt_opt::runtime::sdpa_choice::AttentionKernels;
 use ckpt_opt::tensors::random;
 use ckpt_passes::compile::{Request, compile};
 use ckpt_passes::driver::Watch;
@@ -20,17 +21,17 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use tch::{Device, Kind, Tensor};
 
-fn of_the_cpu() -> Available {
-    Available {
-        pairs: vec![Pair::Cpu],
-        ..Available::default()
+fn of_the_cpu() -> SdpaBackends {
+    SdpaBackends {
+        list: vec![SdpaBackend::Cpu],
+        ..SdpaBackends::default()
     }
 }
 
 const TYPES: [DType; 4] = [DType::F64, DType::F32, DType::F16, DType::BF16];
 
-fn kindred(dtype: DType, size: i64, causal: bool, grouped: bool) -> Kindred {
-    Kindred {
+fn kindred(dtype: DType, size: i64, causal: bool, grouped: bool) -> CheckedCase {
+    CheckedCase {
         dtype,
         size,
         value_size: size,
@@ -50,7 +51,7 @@ fn the_cpu_has_a_pair_that_passes_the_check() {
             (128, false, false),
         ] {
             let kindred = kindred(dtype, size, causal, grouped);
-            let verdict = judge(kindred, Device::Cpu, &|cx| call::run(Pair::Cpu, cx));
+            let verdict = judge(kindred, Device::Cpu, &|cx| sdpa::run(SdpaBackend::Cpu, cx));
             assert_eq!(verdict, Ok(()), "{kindred:?}");
         }
     }
@@ -59,7 +60,7 @@ fn the_cpu_has_a_pair_that_passes_the_check() {
 /// The check of a pair that goes wrong in one way: a result, by position, is changed.
 fn verdict(dtype: DType, at: usize, change: impl Fn(&Tensor) -> Tensor) -> String {
     let broken = |cx: &KernelCx| {
-        let mut results = call::run(Pair::Cpu, cx)?;
+        let mut results = sdpa::run(SdpaBackend::Cpu, cx)?;
         let first = if cx.op == &ATTENTION_GRAD { 2 } else { 0 };
         if let Some(result) = at.checked_sub(first).and_then(|i| results.get_mut(i)) {
             *result = change(result);
@@ -106,8 +107,8 @@ fn a_broken_pair_is_refused() {
     // The causal mask at the other end.
     let other = |cx: &KernelCx| {
         let attrs = cx.attrs.clone().with("causal", 0);
-        call::run(
-            Pair::Cpu,
+        sdpa::run(
+            SdpaBackend::Cpu,
             &KernelCx {
                 attrs: &attrs,
                 ..*cx
@@ -148,7 +149,7 @@ impl One {
     }
 
     /// Results, and which kernels gave them.
-    fn run(&self, available: Available) -> (Vec<Tensor>, Taken) {
+    fn run(&self, available: SdpaBackends) -> (Vec<Tensor>, AttentionKernels) {
         let mut program = Program::new(&self.graph).unwrap();
         program.attend_with(available);
         let taken = program.schedule(&self.feed).unwrap().taken();
@@ -224,7 +225,7 @@ fn nodes_by_a_pair_give_what_tiles_give() {
                 let one = One::new(row, attrs, &ins, outs);
                 let (found, taken) = one.run(of_the_cpu());
                 assert_eq!((taken.flash, taken.tiles), (2, 0), "{what}");
-                let (expected, taken) = one.run(Available::default());
+                let (expected, taken) = one.run(SdpaBackends::default());
                 assert_eq!((taken.flash, taken.tiles), (0, 2), "{what}");
                 for i in 0..outs {
                     close(
@@ -249,13 +250,13 @@ fn a_run_predicts_the_blocks_of_its_kernels() {
     let [q, k, v, dy] = operands(&[2], Some([4, 2]), [64, 64], 16).map(|x| x.to_kind(Kind::Float));
     let attrs = Attrs::new().with("causal", 1).with("wants", vec![0, 1, 2]);
     let one = One::new(&ATTENTION_GRAD, &attrs, &[&dy, &q, &k, &v], 3);
-    let memory = |available: Available| {
+    let memory = |available: SdpaBackends| {
         let mut program = Program::new(&one.graph).unwrap();
         program.attend_with(available);
         let feed = one.feed.iter().map(|(n, x)| (n.clone(), x.contiguous()));
         program.schedule(&feed.collect()).unwrap().memory.clone()
     };
-    let (pair, tiles) = (memory(of_the_cpu()), memory(Available::default()));
+    let (pair, tiles) = (memory(of_the_cpu()), memory(SdpaBackends::default()));
     // Result, log-sum-exp, and as every gradient comes turned a copy of the largest, or the forward beside all.
     let q_bytes = 2 * 4 * 64 * 16 * 4;
     assert_eq!(pair.temp_bytes, [q_bytes + 2 * 4 * 64 * 4; 2]);
@@ -307,7 +308,7 @@ fn what_a_pair_does_not_mean_takes_tiles() {
         let one = One::new(&ATTENTION, attrs, &ins, 1);
         let (found, taken) = one.run(of_the_cpu());
         assert_eq!((taken.flash, taken.tiles), (0, 2), "{attrs:?}");
-        let expected = one.run(Available::default()).0;
+        let expected = one.run(SdpaBackends::default()).0;
         assert!(torch::same_bits(&found[0], &expected[0]), "{attrs:?}");
     }
 }
@@ -318,7 +319,7 @@ fn what_a_pair_does_not_mean_takes_tiles() {
 fn a_plan_changes_no_bit_of_a_pair() {
     let _turn = torch::alone();
     let dims = vec![("batch".to_string(), 2), ("seq".to_string(), 24)];
-    let run = |policy: Policy, available: Option<Available>| {
+    let run = |policy: Policy, available: Option<SdpaBackends>| {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/llama32/model.onnx");
         let mut graph = load(&path, &Given::default()).unwrap().graph;
         let request = Request {

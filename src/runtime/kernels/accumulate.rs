@@ -1,23 +1,21 @@
-//! Sums of narrow terms, widened some rows at a time, and sums of products that never exist whole.
+//! Sums of narrow terms, widened a few rows at a time, and sums of products that are never materialised whole.
 
-use super::matmul::{check_inner, prepared, sized};
-use super::{Kernel, KernelCx, arith, call, copy_into, empty, write, write_product};
-use ckpt_passes::Result;
-use ckpt_passes::ir::OpDef;
+use super::arith;
+use super::context::*;
+use super::matmul::{check_inner, prepared};
+use super::product::Product;
 use ckpt_passes::ops::accumulate::*;
 use ckpt_passes::ops::matmul::gemm_plan;
-use ckpt_torch::Arg;
-use tch::{Kind, Tensor};
 
 pub const KERNELS: &[(&OpDef, Kernel)] = &[(&ACCUMULATE, accumulate), (&ADD_PRODUCT, add_product)];
 
 fn accumulate(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (sum, part) = (cx.x(0)?, cx.x(1)?);
     if sum.kind() == part.kind() {
-        return arith::binary(cx, "aten::add", "out", &[Arg::Int(1)]);
+        return arith::binary(cx, "aten::add.out", args![1]);
     }
     let size = part.size();
-    let out = cx.result(&sum.size(), sum.kind(), sum.device())?;
+    let out = cx.result_like(sum)?;
     if part.numel() == 0 {
         return Ok(vec![out]);
     }
@@ -26,7 +24,7 @@ fn accumulate(cx: &KernelCx) -> Result<Vec<Tensor>> {
     Ok(vec![out])
 }
 
-/// Some rows of `size`, in the type of the sum.
+/// A buffer for some rows of `size`, in the type of the sum.
 fn wide_rows(size: &[i64], sum: &Tensor) -> Result<Tensor> {
     let mut dims = size.to_vec();
     if let Some(rows) = dims.first_mut() {
@@ -46,24 +44,17 @@ fn add_widened(sum: &Tensor, part: &Tensor, out: &Tensor, buffer: &Tensor) -> Re
         let wide = rows(buffer, 0, count)?;
         copy_into(&wide, &rows(part, at, count)?)?;
         let (own, target) = (rows(sum, at, count)?, rows(out, at, count)?);
-        let args = [
-            Arg::Tensor(&own),
-            Arg::Tensor(&wide),
-            Arg::Int(1),
-            Arg::Tensor(&target),
-        ];
-        write("aten::add", "out", &args)?;
+        write("aten::add.out", args![&own, &wide, 1, &target])?;
         at += count;
     }
     Ok(())
 }
 
-/// sum + A'·B': one call where all have one type.
+/// sum + A'·B', in one call where all have one type.
 fn add_product(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (sum, a, b) = (cx.x(0)?, cx.x(1)?, cx.x(2)?);
-    let flip = |name: &str| cx.attrs.int(name) != 0;
-    let plan = gemm_plan(&sized(a)?, &sized(b)?, flip("transA"), flip("transB"));
-    let out = cx.result(&sum.size(), sum.kind(), sum.device())?;
+    let plan = gemm_plan(&sized(a)?, &sized(b)?, cx.flag("transA"), cx.flag("transB"));
+    let out = cx.result_like(sum)?;
     if plan.is_empty() {
         if out.data_ptr() != sum.data_ptr() {
             copy_into(&out, sum)?;
@@ -79,50 +70,32 @@ fn add_product(cx: &KernelCx) -> Result<Vec<Tensor>> {
     if a.kind() == sum.kind() {
         add_matrices(sum, &left, &right, &out)?;
     } else {
-        add_narrow_matrices(sum, &left, &right, &out)?;
+        let args = args![sum, &left, &right, out.kind(), 1.0, 1.0, &out];
+        write("aten::addmm.dtype_out", args)?;
     }
     Ok(vec![out])
 }
 
 /// Whether libtorch adds a product of such matrices to such a sum without rounding it or widening them: 16 bits to
-/// float32, on a CUDA device.
+/// float32, where the backend has such a kernel.
 fn adds_narrow(sum: &Tensor, a: &Tensor) -> bool {
-    let is_narrow = matches!(a.kind(), Kind::Half | Kind::BFloat16);
-    sum.device().is_cuda() && is_narrow && sum.kind() == Kind::Float
-}
-
-/// sum + a·b into `out`, of which a and b are narrower.
-fn add_narrow_matrices(sum: &Tensor, a: &Tensor, b: &Tensor, out: &Tensor) -> Result<()> {
-    let args = [
-        Arg::Tensor(sum),
-        Arg::Tensor(a),
-        Arg::Tensor(b),
-        Arg::Dtype(out.kind()),
-        Arg::Double(1.0),
-        Arg::Double(1.0),
-        Arg::Tensor(out),
-    ];
-    write("aten::addmm", "dtype_out", &args)
+    backend(sum).adds_narrow_products() && is_narrow(a.kind()) && sum.kind() == Kind::Float
 }
 
 /// sum + a·b into `out`.
 fn add_matrices(sum: &Tensor, a: &Tensor, b: &Tensor, out: &Tensor) -> Result<()> {
-    let args = [
-        Arg::Tensor(sum),
-        Arg::Tensor(a),
-        Arg::Tensor(b),
-        Arg::Double(1.0),
-        Arg::Double(1.0),
-        Arg::Tensor(out),
-    ];
-    write_product("aten::addmm", "out", &args)
+    Product {
+        sum: Some((sum, 1.0)),
+        ..Product::plain(a, b, out)
+    }
+    .write()
 }
 
-/// The same of narrower operands, some rows of A' and columns of B' at a time.
+/// As [`add_matrices`] for narrower operands, some rows of A' and columns of B' at a time.
 fn add_widened_product(cx: &KernelCx, out: &Tensor) -> Result<()> {
     let sum = cx.x(0)?;
-    let mut left = Widened::new(cx.x(1)?, sum, cx.attrs.int("transA") == 0)?;
-    let mut right = Widened::new(cx.x(2)?, sum, cx.attrs.int("transB") != 0)?;
+    let mut left = Widened::new(cx.x(1)?, sum, !cx.flag("transA"))?;
+    let mut right = Widened::new(cx.x(2)?, sum, cx.flag("transB"))?;
     check_inner(cx, left.of, right.of, left.inner, right.inner)?;
     let mut column = 0;
     while column < right.count {
@@ -141,14 +114,14 @@ fn add_widened_product(cx: &KernelCx, out: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// An operand of a product of which some vectors, rows of A' or columns of B', are widened at a time.
+/// An operand of a product. Some vectors at a time are widened: rows of A' or columns of B'.
 struct Widened<'a> {
     of: &'a Tensor,
-    /// The axis along which vectors follow one another.
+    /// The axis that counts the vectors.
     axis: i64,
     count: i64,
     inner: i64,
-    /// Vectors in the buffer, which lies as the operand does.
+    /// Vectors in the buffer, which has the operand's layout.
     most: i64,
     buffer: Tensor,
 }
@@ -186,17 +159,7 @@ impl<'a> Widened<'a> {
 }
 
 fn transposed(x: &Tensor) -> Result<Tensor> {
-    call("aten::t", "", &[Arg::Tensor(x)])
-}
-
-fn narrow(x: &Tensor, axis: i64, at: i64, count: i64) -> Result<Tensor> {
-    let args = [
-        Arg::Tensor(x),
-        Arg::Int(axis),
-        Arg::Int(at),
-        Arg::Int(count),
-    ];
-    call("aten::narrow", "", &args)
+    call("aten::t", args![x])
 }
 
 /// Rows of a tensor; all of it where it has none.

@@ -1,94 +1,75 @@
 //! Arithmetic: elementwise with broadcasting, into row-major results.
 //!
-//! libtorch lets the result of an elementwise op take over the strides of its operands; ours are always row-major, so
-//! the result is allocated here, or is an operand that dies, and the operator writes into it.
+//! libtorch may give the result of an elementwise op the strides of its operands, but our results are always row-major.
+//! So the result is allocated here, or is an operand that dies, and the operator writes into it.
 
-use super::{Kernel, KernelCx, broadcast, write};
-use ckpt_passes::Result;
-use ckpt_passes::ir::OpDef;
+use super::context::*;
 use ckpt_passes::ops::arith::*;
-use ckpt_torch::Arg;
-use tch::{Kind, Tensor};
 
 pub const KERNELS: &[(&OpDef, Kernel)] = &[
-    (&ADD, |cx| binary(cx, "aten::add", "out", &[Arg::Int(1)])),
-    (&SUB, |cx| binary(cx, "aten::sub", "out", &[Arg::Int(1)])),
-    (&MUL, |cx| binary(cx, "aten::mul", "out", &[])),
+    (&ADD, |cx| binary(cx, "aten::add.out", args![1])),
+    (&SUB, |cx| binary(cx, "aten::sub.out", args![1])),
+    (&MUL, |cx| binary(cx, "aten::mul.out", &[])),
     (&DIV, div),
-    (&NEG, |cx| unary(cx, "aten::neg", "out", &[])),
+    (&NEG, |cx| unary(cx, "aten::neg.out", &[])),
     (&SUM, sum),
-    (&ABS, |cx| unary(cx, "aten::abs", "out", &[])),
-    (&SIGN, |cx| unary(cx, "aten::sign", "out", &[])),
+    (&ABS, |cx| unary(cx, "aten::abs.out", &[])),
+    (&SIGN, |cx| unary(cx, "aten::sign.out", &[])),
     (&MOD, modulo),
-    (&FLOOR, |cx| unary(cx, "aten::floor", "out", &[])),
-    (&CEIL, |cx| unary(cx, "aten::ceil", "out", &[])),
-    (&ROUND, |cx| unary(cx, "aten::round", "out", &[])),
-    (&ROUND_THROUGH, |cx| unary(cx, "aten::round", "out", &[])),
+    (&FLOOR, |cx| unary(cx, "aten::floor.out", &[])),
+    (&CEIL, |cx| unary(cx, "aten::ceil.out", &[])),
+    (&ROUND, |cx| unary(cx, "aten::round.out", &[])),
+    (&ROUND_THROUGH, |cx| unary(cx, "aten::round.out", &[])),
 ];
 
-/// Calls `name.overload(a, b, extra…, out)`.
-pub fn binary(cx: &KernelCx, name: &str, overload: &str, extra: &[Arg]) -> Result<Vec<Tensor>> {
+/// Calls `name(a, b, extra…, out)`.
+pub fn binary(cx: &KernelCx, name: &str, extra: &[Arg]) -> Result<Vec<Tensor>> {
     let (a, b) = (cx.x(0)?, cx.x(1)?);
     let out = cx.result(&broadcast(&[a, b]), a.kind(), a.device())?;
-    let mut args = vec![Arg::Tensor(a), Arg::Tensor(b)];
-    args.extend_from_slice(extra);
-    args.push(Arg::Tensor(&out));
-    write(name, overload, &args)?;
+    write_with(name, args![a, b], extra, &out)?;
     Ok(vec![out])
 }
 
-/// Calls `name.overload(x, extra…, out)`.
-pub fn unary(cx: &KernelCx, name: &str, overload: &str, extra: &[Arg]) -> Result<Vec<Tensor>> {
+/// Calls `name(x, extra…, out)`.
+pub fn unary(cx: &KernelCx, name: &str, extra: &[Arg]) -> Result<Vec<Tensor>> {
     let x = cx.x(0)?;
-    let out = cx.result(&x.size(), x.kind(), x.device())?;
-    let mut args = vec![Arg::Tensor(x)];
-    args.extend_from_slice(extra);
-    args.push(Arg::Tensor(&out));
-    write(name, overload, &args)?;
+    let out = cx.result_like(x)?;
+    write_with(name, args![x], extra, &out)?;
+    Ok(vec![out])
+}
+
+/// Calls `name(dy, saved, extra…, grad_input)`; our rows take (saved, dy).
+pub fn gradient(cx: &KernelCx, name: &str, extra: &[Arg]) -> Result<Vec<Tensor>> {
+    let (saved, dy) = (cx.x(0)?, cx.x(1)?);
+    let out = cx.result_like(saved)?;
+    write_with(name, args![dy, saved], extra, &out)?;
     Ok(vec![out])
 }
 
 /// ONNX integer division truncates towards zero.
 fn div(cx: &KernelCx) -> Result<Vec<Tensor>> {
-    match cx.x(0)?.kind() {
-        Kind::Float | Kind::Double | Kind::Half | Kind::BFloat16 => {
-            binary(cx, "aten::div", "out", &[])
-        }
-        _ => binary(cx, "aten::div", "out_mode", &[Arg::Str("trunc")]),
+    match is_float(cx.x(0)?.kind()) {
+        true => binary(cx, "aten::div.out", &[]),
+        false => binary(cx, "aten::div.out_mode", args!["trunc"]),
     }
 }
 
 /// Adds operand after operand into one result.
 fn sum(cx: &KernelCx) -> Result<Vec<Tensor>> {
-    let all: Vec<&Tensor> = cx.ins.iter().flatten().copied().collect();
+    let all = cx.all();
     let first = cx.x(0)?;
     let out = cx.result(&broadcast(&all), first.kind(), first.device())?;
-    write(
-        "aten::copy_",
-        "",
-        &[Arg::Tensor(&out), Arg::Tensor(first), Arg::Bool(false)],
-    )?;
+    copy_into(&out, first)?;
     for next in &all[1..] {
-        write(
-            "aten::add",
-            "out",
-            &[
-                Arg::Tensor(&out),
-                Arg::Tensor(next),
-                Arg::Int(1),
-                Arg::Tensor(&out),
-            ],
-        )?;
+        write("aten::add.out", args![&out, *next, 1, &out])?;
     }
     Ok(vec![out])
 }
 
-/// `fmod = 1`: the sign of the dividend; else of the divisor.
+/// With `fmod` the result has the sign of the dividend, else of the divisor.
 fn modulo(cx: &KernelCx) -> Result<Vec<Tensor>> {
-    let name = if cx.attrs.int("fmod") == 1 {
-        "aten::fmod"
-    } else {
-        "aten::remainder"
-    };
-    binary(cx, name, "Tensor_out", &[])
+    match cx.attrs.int("fmod") == 1 {
+        true => binary(cx, "aten::fmod.Tensor_out", &[]),
+        false => binary(cx, "aten::remainder.Tensor_out", &[]),
+    }
 }

@@ -1,22 +1,20 @@
-//! Attention and its gradient, a few queries of a few heads at a time, as `ops::attention::plan` says.
+//! Attention and its gradient in tiles: a few queries of a few heads at a time, as `ops::attention::plan` says.
 //!
-//! One block of memory holds every buffer. Keys that none of the queries at hand may see are not read. The order is
-//! always the same, whatever the number of threads, so that gradients are sums in one order.
+//! One block of memory holds every buffer. Keys that no query of a tile may see are not read. Gradients are summed in one
+//! order, whatever the number of threads.
 //!
-//! A node that has a pair of PyTorch's kernels pinned to it runs by that instead ([`pairs`]).
+//! A node to which one of PyTorch's fused kernels is pinned runs by that instead ([`sdpa`]).
 
+pub mod check;
 mod fused;
-pub mod pairs;
+pub mod sdpa;
 mod tiles;
 
-use super::matmul::sized;
-use super::{Kernel, KernelCx, copy_into, empty, scalar, write};
+use super::context::*;
 use crate::runtime::convert;
-use ckpt_passes::ir::OpDef;
+use ckpt_passes::ir::Attrs;
+use ckpt_passes::ir::op::Sized;
 use ckpt_passes::ops::attention::*;
-use ckpt_passes::{Error, Result};
-use ckpt_torch::Arg;
-use tch::Tensor;
 use tiles::*;
 
 pub const KERNELS: &[(&OpDef, Kernel)] =
@@ -24,7 +22,7 @@ pub const KERNELS: &[(&OpDef, Kernel)] =
 
 fn attention(cx: &KernelCx) -> Result<Vec<Tensor>> {
     if let Some(pair) = cx.pair {
-        return pairs::call::run(pair, cx);
+        return sdpa::run(pair, cx);
     }
     let plan = plan_of(cx, AttentionPlan::forward)?;
     let (q, v) = (cx.x(0)?, cx.x(2)?);
@@ -73,13 +71,8 @@ fn attend(work: &Work, x: &Operands, tile: &Tile, y: &Tensor, lse: Option<&Tenso
     let buffers = &work.plan.buffers;
     if let Some(lse) = lse {
         let column = |span| work.buffer(span).map(|x| seen_as(&x, &[heads, rows, 1]));
-        write(
-            "aten::log",
-            "out",
-            &[Arg::Tensor(&column(buffers.sum)?), Arg::Tensor(&lse)],
-        )?;
-        let args = [Arg::Tensor(&column(buffers.top)?), Arg::Int(1)];
-        in_place("aten::add_", "Tensor", &lse, &args)?;
+        write("aten::log.out", args![&column(buffers.sum)?, &lse])?;
+        add_into(&lse, &column(buffers.top)?)?;
     }
     let result = seen_as(
         &work.buffer(buffers.result)?,
@@ -100,14 +93,14 @@ struct Gradients {
 
 fn attention_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     if let Some(pair) = cx.pair {
-        return pairs::call::run(pair, cx);
+        return sdpa::run(pair, cx);
     }
     let plan = plan_of(cx, AttentionPlan::backward)?;
     let wants = cx.attrs.ints("wants");
     let mut outs = Vec::new();
     for want in wants {
         let x = cx.x(*want as usize + 1)?;
-        outs.push(empty(&x.size(), x.kind(), x.device())?);
+        outs.push(empty_like(x)?);
     }
     if plan.is_empty() {
         outs.iter().try_for_each(zero)?;
@@ -152,7 +145,7 @@ fn attention_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
         },
         |x, tile| {
             let (dk, dv) = sums(tile.part);
-            go_back(&work, x, tile, &dy, &into, dk, dv)
+            backward_tile(&work, x, tile, &dy, &into, dk, dv)
         },
         |part| {
             let (dk, dv) = sums(part);
@@ -174,8 +167,8 @@ fn attention_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     Ok(outs)
 }
 
-/// A tile's part in every gradient.
-fn go_back(
+/// Adds the contribution of a tile to every gradient.
+fn backward_tile(
     work: &Work,
     x: &Operands,
     tile: &Tile,
@@ -206,22 +199,17 @@ fn go_back(
     let slopes = seen_as(&work.part_of_block(slopes), &p.size());
     product(&slopes, &dy, &x.v.transpose(1, 2), 1.0, false)?;
     // p·(slopes − Σ p·slopes), in place.
-    let args = [
-        Arg::Tensor(&slopes),
-        Arg::Tensor(&p),
-        Arg::Int(-1),
-        Arg::Dtype(work.kind),
-        Arg::Tensor(&slopes),
-    ];
-    write("aten::_softmax_backward_data", "out", &args)?;
+    write(
+        "aten::_softmax_backward_data.out",
+        args![&slopes, &p, -1, work.kind, &slopes],
+    )?;
     if let Some(dbias) = &into.dbias {
         add_summed(work, &slopes, &p, tile, dbias)?;
     }
     if let Some(span) = buffers.capped {
         let tanh = seen_as(&work.part_of_block(span), &p.size());
-        in_place("aten::mul_", "Tensor", &tanh, &[Arg::Tensor(&tanh)])?;
-        let args = [Arg::Tensor(&slopes), Arg::Tensor(&tanh), Arg::Double(-1.0)];
-        in_place("aten::addcmul_", "", &slopes, &args)?;
+        mul_into(&tanh, &tanh)?;
+        write("aten::addcmul_", args![&slopes, &slopes, &tanh, -1.0])?;
     }
     if let Some(dq) = dq {
         let result = seen_as(&work.buffer(buffers.result)?, &dq.size());
@@ -235,7 +223,7 @@ fn go_back(
 }
 
 /// Adds the slopes of a tile to the bias's gradient, summed over axes along which the bias was broadcast. The sums are
-/// made in the buffer of the probabilities, which nobody reads any more: each is at most half as large as the one before.
+/// computed in the buffer of the probabilities, which are no longer needed: each is at most half as large as the last.
 fn add_summed(
     work: &Work,
     slopes: &Tensor,
@@ -258,7 +246,7 @@ fn add_summed(
         }
         let single = size.iter().product::<i64>() == size[axis];
         size[axis] = 1;
-        // For a single result libtorch would take memory for each thread.
+        // For a single result libtorch would allocate memory for each thread.
         let (from, axis, size) = match single {
             true => (
                 x.view([-1]).expand([2, x.numel() as i64], false),
@@ -271,36 +259,21 @@ fn add_summed(
             .narrow(0, at, size.iter().product())
             .view(size.as_slice());
         at += out.numel() as i64;
-        let args = [
-            Arg::Tensor(&from),
-            Arg::Ints(&[axis]),
-            Arg::Bool(true),
-            Arg::None,
-            Arg::Tensor(&out),
-        ];
-        write("aten::sum", "IntList_out", &args)?;
+        write(
+            "aten::sum.IntList_out",
+            args![&from, &[axis], true, Arg::None, &out],
+        )?;
         x = match single {
             true => out.narrow(0, 0, 1).view([1, 1, 1]),
             false => out,
         };
     }
-    in_place(
-        "aten::add_",
-        "Tensor",
-        &target,
-        &[Arg::Tensor(&x), Arg::Int(1)],
-    )
+    add_into(&target, &x)
 }
 
 fn plan_of(
     cx: &KernelCx,
-    plan: impl Fn(
-        &ckpt_passes::ir::Attrs,
-        &[Option<ckpt_passes::ir::op::Sized>],
-    ) -> Option<AttentionPlan>,
+    plan: impl Fn(&Attrs, &[Option<Sized>]) -> Option<AttentionPlan>,
 ) -> Result<AttentionPlan> {
-    let ins = cx.ins.iter().map(|x| x.map(sized).transpose());
-    let ins = ins.collect::<Result<Vec<_>>>()?;
-    plan(cx.attrs, &ins)
-        .ok_or_else(|| Error::bug("kernel", format!("{}: operands without a plan", cx.op.name)))
+    plan(cx.attrs, &cx.sized_from(0)?).ok_or_else(|| cx.bug("operands without a plan"))
 }

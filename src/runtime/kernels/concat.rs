@@ -1,12 +1,7 @@
 //! Joining, splitting, repeating and padding.
 
-use super::shape::{axes_of, mismatch};
-use super::{Kernel, KernelCx, call, copy_into, empty, write};
-use ckpt_passes::Result;
-use ckpt_passes::ir::OpDef;
+use super::context::*;
 use ckpt_passes::ops::concat::*;
-use ckpt_torch::Arg;
-use tch::Tensor;
 
 pub const KERNELS: &[(&OpDef, Kernel)] = &[
     (&CONCAT, concat),
@@ -16,69 +11,46 @@ pub const KERNELS: &[(&OpDef, Kernel)] = &[
 ];
 
 fn concat(cx: &KernelCx) -> Result<Vec<Tensor>> {
-    let parts: Vec<&Tensor> = cx.ins.iter().flatten().copied().collect();
+    let parts = cx.all();
     let first = cx.x(0)?;
-    let axis = axes_of(&[cx.attrs.int("axis")], first.dim())[0];
+    let axis = cx.axis(first.dim());
     let mut size = first.size();
     size[axis] = parts.iter().map(|p| p.size()[axis]).sum();
     let out = empty(&size, first.kind(), first.device())?;
     let mut at = 0;
     for part in parts {
         let length = part.size()[axis];
-        let place = narrow(&out, axis, at, length)?;
+        let place = narrow(&out, axis as i64, at, length)?;
         if place.size() != part.size() {
-            return Err(mismatch(
-                cx,
-                &format!("{:?} beside {:?}", part.size(), first.size()),
-            ));
+            return Err(cx.misfit(format!("{:?} beside {:?}", part.size(), first.size())));
         }
-        write(
-            "aten::copy_",
-            "",
-            &[Arg::Tensor(&place), Arg::Tensor(part), Arg::Bool(false)],
-        )?;
+        copy_into(&place, part)?;
         at += length;
     }
     Ok(vec![out])
 }
 
-fn narrow(x: &Tensor, axis: usize, start: i64, length: i64) -> Result<Tensor> {
-    call(
-        "aten::narrow",
-        "",
-        &[
-            Arg::Tensor(x),
-            Arg::Int(axis as i64),
-            Arg::Int(start),
-            Arg::Int(length),
-        ],
-    )
-}
-
 fn split(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let x = cx.x(0)?;
-    let axis = axes_of(&[cx.attrs.int("axis")], x.dim())[0];
+    let axis = cx.axis(x.dim());
     let total = x.size()[axis];
     let sizes = match cx.opt(1) {
         Some(_) => cx.ints(1)?,
         None => {
             // Equal parts, the last one smaller (ONNX Split-18).
-            let n = cx
-                .attrs
-                .opt_int("num_outputs")
-                .unwrap_or(cx.n_outs as i64)
-                .max(1);
+            let n = cx.attrs.opt_int("num_outputs");
+            let n = n.unwrap_or(cx.n_outs as i64).max(1);
             let each = (total + n - 1) / n;
             (0..n).map(|i| (total - i * each).clamp(0, each)).collect()
         }
     };
     if sizes.iter().sum::<i64>() != total || sizes.len() != cx.n_outs {
-        return Err(mismatch(cx, &format!("{total} into {sizes:?}")));
+        return Err(cx.misfit(format!("{total} into {sizes:?}")));
     }
     let mut at = 0;
     let mut outs = Vec::new();
     for size in sizes {
-        outs.push(narrow(x, axis, at, size)?);
+        outs.push(narrow(x, axis as i64, at, size)?);
         at += size;
     }
     Ok(outs)
@@ -87,10 +59,8 @@ fn split(cx: &KernelCx) -> Result<Vec<Tensor>> {
 fn pad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let x = cx.x(0)?;
     let pads = cx.ints(1)?;
-    let axes = match cx.opt(3) {
-        Some(_) => axes_of(&cx.ints(3)?, x.dim()),
-        None => (0..x.dim()).collect(),
-    };
+    let axes = cx.axes(3, x.dim())?;
+    let axes = axes.unwrap_or_else(|| (0..x.dim()).collect());
     let n = axes.len();
     let size = x.size();
     let mut out_size = size.clone();
@@ -101,34 +71,23 @@ fn pad(cx: &KernelCx) -> Result<Vec<Tensor>> {
         let (before, after) = (pads[i], pads[i + n]);
         out_size[*axis] = size[*axis] + before + after;
         if out_size[*axis] < 0 {
-            return Err(mismatch(cx, &format!("{size:?} padded by {pads:?}")));
+            return Err(cx.misfit(format!("{size:?} padded by {pads:?}")));
         }
         let start = (-before).max(0);
         let length = (size[*axis] - start - (-after).max(0)).max(0);
-        kept = narrow(&kept, *axis, start.min(size[*axis]), length)?;
+        kept = narrow(&kept, *axis as i64, start.min(size[*axis]), length)?;
         place_at[*axis] = before.max(0);
     }
     let out = empty(&out_size, x.kind(), x.device())?;
     match cx.opt(2) {
-        Some(value) => write(
-            "aten::fill_",
-            "Tensor",
-            &[
-                Arg::Tensor(&out),
-                Arg::Tensor(&value.reshape(&[] as &[i64])),
-            ],
-        )?,
-        None => write("aten::zero_", "", &[Arg::Tensor(&out)])?,
+        Some(value) => fill(&out, &value.reshape(&[] as &[i64]))?,
+        None => zero(&out)?,
     };
     let mut place = out.alias();
     for (axis, at) in place_at.iter().enumerate() {
-        place = narrow(&place, axis, *at, kept.size()[axis])?;
+        place = narrow(&place, axis as i64, *at, kept.size()[axis])?;
     }
-    write(
-        "aten::copy_",
-        "",
-        &[Arg::Tensor(&place), Arg::Tensor(&kept), Arg::Bool(false)],
-    )?;
+    copy_into(&place, &kept)?;
     Ok(vec![out])
 }
 

@@ -1,17 +1,13 @@
-//! Convolutions as products of matrices, in the blocks and buffers that `ops::conv` plans: nothing hidden, and the same
-//! order of additions whatever the number of threads.
+//! Convolutions as products of matrices, in the blocks and buffers that `ops::conv` plans.
+//!
+//! No memory is taken beside these buffers, and sums have one order, whatever the number of threads.
 
-use super::matmul::sized;
-use super::{Kernel, KernelCx, call, copy_into, empty, write, write_product};
-use crate::runtime::convert;
-use ckpt_passes::ir::OpDef;
+use super::context::*;
+use super::product::Product;
 use ckpt_passes::ir::op::contiguous_strides;
 use ckpt_passes::ops::conv::plan::{Buffers, ConvPlan};
 use ckpt_passes::ops::conv::*;
 use ckpt_passes::ops::rule::compute_type;
-use ckpt_passes::{Error, Result};
-use ckpt_torch::Arg;
-use tch::Tensor;
 
 pub const KERNELS: &[(&OpDef, Kernel)] = &[
     (&CONV, conv),
@@ -20,35 +16,17 @@ pub const KERNELS: &[(&OpDef, Kernel)] = &[
     (&CONV_WEIGHT_GRAD, weight_grad),
 ];
 
-/// `x` through other sizes and strides, from its first element.
-fn seen(x: &Tensor, size: &[i64], strides: &[i64]) -> Result<Tensor> {
-    let args = [
-        Arg::Tensor(x),
-        Arg::Ints(size),
-        Arg::Ints(strides),
-        Arg::None,
-    ];
-    call("aten::as_strided", "", &args)
-}
-
-fn zero(x: &Tensor) -> Result<()> {
-    write("aten::zero_", "", &[Arg::Tensor(x)])
-}
-
 /// `target = a·b`, or `target += a·b`.
 fn product(target: &Tensor, a: &Tensor, b: &Tensor, add: bool) -> Result<()> {
-    // With a factor of 0 what the target held before is not read.
-    let args = [
-        Arg::Tensor(target),
-        Arg::Tensor(a),
-        Arg::Tensor(b),
-        Arg::Double(f64::from(u8::from(add))),
-        Arg::Double(1.0),
-    ];
-    write_product("aten::addmm_", "", &args)
+    Product::onto(target, a, b, 1.0, add).write()
 }
 
-/// The buffers that a plan wants, in the type computed in, and the walk over samples, groups and blocks.
+/// A buffer seen as a row-major tensor of these sizes.
+fn laid(buffer: &Tensor, size: &[i64]) -> Result<Tensor> {
+    strided(buffer, size, &contiguous_strides(size))
+}
+
+/// The buffers of a plan, in the type computed in, and the walk over samples, groups and blocks.
 struct Work<'a> {
     plan: &'a ConvPlan,
     weights: Option<Tensor>,
@@ -60,14 +38,9 @@ struct Work<'a> {
 
 impl<'a> Work<'a> {
     fn new(plan: &'a ConvPlan, buffers: Buffers, like: &Tensor) -> Result<Work<'a>> {
-        let dtype = convert::dtype(like.kind())
-            .ok_or_else(|| Error::bug("kernel", format!("a tensor of {:?}", like.kind())))?;
-        let kind = convert::kind(compute_type(dtype))?;
-        let buffer = |n: i64| {
-            (n > 0)
-                .then(|| empty(&[n], kind, like.device()))
-                .transpose()
-        };
+        let kind = compute_kind(like.kind());
+        let new = |n: i64| empty(&[n], kind, like.device());
+        let buffer = |n: i64| (n > 0).then(|| new(n)).transpose();
         Ok(Work {
             plan,
             weights: buffer(buffers.weights)?,
@@ -83,13 +56,13 @@ impl<'a> Work<'a> {
         let plan = self.plan;
         let source = match &self.weights {
             Some(buffer) => {
-                copy_into(&seen(buffer, &w.size(), &contiguous_strides(&w.size()))?, w)?;
+                copy_into(&laid(buffer, &w.size())?, w)?;
                 buffer
             }
             None => w,
         };
         let (rows, columns) = (plan.filters, plan.window());
-        let all = seen(
+        let all = strided(
             source,
             &[plan.groups, rows, columns],
             &[rows * columns, columns, 1],
@@ -104,13 +77,13 @@ impl<'a> Work<'a> {
         size
     }
 
-    /// The buffer for a sample with its padding, all of it and what lies within the padding.
+    /// The buffer for a padded sample: all of it, and the part inside the padding.
     fn padded(&self) -> Result<Option<(Tensor, Tensor)>> {
         let Some(buffer) = &self.image else {
             return Ok(None);
         };
         let size = self.padded_size();
-        let all = seen(buffer, &size, &contiguous_strides(&size))?;
+        let all = laid(buffer, &size)?;
         let mut inner = all.alias();
         for (axis, extent) in self.plan.image.iter().enumerate() {
             inner = inner.narrow(axis as i64 + 1, self.plan.windows.before[axis], *extent);
@@ -147,7 +120,7 @@ impl<'a> Work<'a> {
         let mut walk = vec![strides[0]];
         walk.extend(along(&w.dilations));
         walk.extend(along(&w.strides));
-        seen(&image, &size, &walk)
+        strided(&image, &size, &walk)
     }
 
     /// The block of windows as a matrix [window, places] and as [channels, kernel…, places…]; not filled.
@@ -161,13 +134,10 @@ impl<'a> Work<'a> {
         size.push(rows);
         size.extend(&plan.places[1..]);
         let matrix = [plan.window(), rows * plan.row()];
-        Ok(Some((
-            seen(buffer, &matrix, &contiguous_strides(&matrix))?,
-            seen(buffer, &size, &contiguous_strides(&size))?,
-        )))
+        Ok(Some((laid(buffer, &matrix)?, laid(buffer, &size)?)))
     }
 
-    /// A block's windows as a matrix: laid out in the buffer, or as they lie.
+    /// A block's windows as a matrix: copied into the buffer, or in place.
     fn columns(&self, image: &Tensor, group: i64, block: (i64, i64)) -> Result<Tensor> {
         let lying = self.windows_of(image, group, block)?;
         if let Some((matrix, windows)) = self.block(block.1)? {
@@ -175,10 +145,10 @@ impl<'a> Work<'a> {
             return Ok(matrix);
         }
         let size = [self.plan.window(), block.1 * self.plan.row()];
-        seen(&lying, &size, &[lying.stride()[0], 1])
+        strided(&lying, &size, &[lying.stride()[0], 1])
     }
 
-    /// The filtered side of a sample as matrices [filters, places], one a group: as it lies, or copied.
+    /// The filtered side of a sample as matrices [filters, places], one per group: in place, or copied.
     fn filtered_of(&self, y: &Tensor, sample: i64) -> Result<Tensor> {
         let plan = self.plan;
         let places = plan.places[0] * plan.row();
@@ -186,11 +156,11 @@ impl<'a> Work<'a> {
         let strides = contiguous_strides(&size);
         let one = y.select(0, sample);
         match &self.filtered {
-            None => seen(&one, &size, &strides),
+            None => strided(&one, &size, &strides),
             Some(buffer) => {
                 let whole = one.size();
-                copy_into(&seen(buffer, &whole, &contiguous_strides(&whole))?, &one)?;
-                seen(buffer, &size, &strides)
+                copy_into(&laid(buffer, &whole)?, &one)?;
+                strided(buffer, &size, &strides)
             }
         }
     }
@@ -206,15 +176,14 @@ fn check_places(cx: &KernelCx, plan: &ConvPlan) -> Result<()> {
     if fits && plan.windows.places(&plan.image) == plan.places {
         return Ok(());
     }
-    Err(Error::model(
-        "shape",
-        format!("{}: the windows do not fit the operands", cx.op.name),
-    )
-    .expected(format!("{:?} windows", plan.places))
-    .found(format!(
+    let found = format!(
         "an image of {:?}, kernels of {:?}",
         plan.image, plan.windows.kernel
-    )))
+    );
+    Err(cx
+        .shape_error("the windows do not fit the operands")
+        .expected(format!("{:?} windows", plan.places))
+        .found(found))
 }
 
 fn conv(cx: &KernelCx) -> Result<Vec<Tensor>> {
@@ -251,7 +220,7 @@ fn conv(cx: &KernelCx) -> Result<Vec<Tensor>> {
                 let here = result.narrow(1, block.0 * plan.row(), block.1 * plan.row());
                 let target = match &work.filtered {
                     None => here.alias(),
-                    Some(buffer) => seen(buffer, &here.size(), &contiguous_strides(&here.size()))?,
+                    Some(buffer) => laid(buffer, &here.size())?,
                 };
                 if let Some(offset) = &offset {
                     copy_into(&target, offset)?;
@@ -275,12 +244,10 @@ fn check_channels(cx: &KernelCx, found: i64, expected: i64) -> Result<()> {
     if found == expected {
         return Ok(());
     }
-    Err(Error::model(
-        "shape",
-        format!("{}: channels and weights do not fit", cx.op.name),
-    )
-    .expected(expected.to_string())
-    .found(found.to_string()))
+    Err(cx
+        .shape_error("channels and weights do not fit")
+        .expected(expected.to_string())
+        .found(found.to_string()))
 }
 
 /// The bias over a result [samples, channels, …], or zeros.
@@ -341,7 +308,7 @@ fn spread(
                     }
                     None => {
                         let size = [plan.window(), block.1 * plan.row()];
-                        let target = seen(&lying, &size, &[lying.stride()[0], 1])?;
+                        let target = strided(&lying, &size, &[lying.stride()[0], 1])?;
                         product(&target, &turned, &values, true)?;
                     }
                 }
@@ -354,8 +321,8 @@ fn spread(
     Ok(vec![out])
 }
 
-/// Adds windows [channels, kernel…, places…] where they lie: all at once along axes on which they do not overlap, one
-/// element of the kernel after another along the others.
+/// Adds windows [channels, kernel…, places…] to the image: all at once along axes on which they do not overlap, one kernel
+/// element after the other along the others.
 fn add_back(plan: &ConvPlan, lying: &Tensor, windows: &Tensor) -> Result<()> {
     let axes = 0..plan.windows.kernel.len();
     let shared: Vec<usize> = axes.filter(|axis| plan.windows.overlaps(*axis)).collect();
@@ -371,8 +338,7 @@ fn add_back(plan: &ConvPlan, lying: &Tensor, windows: &Tensor) -> Result<()> {
             from = from.narrow(at, rest % size, 1);
             rest /= size;
         }
-        let args = [Arg::Tensor(&to), Arg::Tensor(&from), Arg::Int(1)];
-        write("aten::add_", "Tensor", &args)?;
+        add_into(&to, &from)?;
     }
     Ok(())
 }
@@ -412,7 +378,7 @@ fn weight_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
         zero(all)?;
     }
     let total = match &work.sum {
-        Some(buffer) => seen(buffer, &size, &contiguous_strides(&size))?,
+        Some(buffer) => laid(buffer, &size)?,
         None => out.alias(),
     };
     zero(&total)?;

@@ -1,13 +1,8 @@
-//! Lookups. ONNX indices may be negative; libtorch's may not, so they are wrapped first (a temporary of
-//! the indices' size, declared by the rows).
+//! Lookups. ONNX indices may be negative and libtorch's may not, so they are wrapped first. The rows declare the
+//! temporary of the indices' size.
 
-use super::shape::axes_of;
-use super::{Kernel, KernelCx, call, copy_into, empty, scalar, write};
-use ckpt_passes::ir::OpDef;
+use super::context::*;
 use ckpt_passes::ops::index::*;
-use ckpt_passes::{Error, Result};
-use ckpt_torch::Arg;
-use tch::{Device, Kind, Tensor};
 
 pub const KERNELS: &[(&OpDef, Kernel)] = &[
     (&GATHER, gather),
@@ -17,22 +12,19 @@ pub const KERNELS: &[(&OpDef, Kernel)] = &[
     (&NON_ZERO, non_zero),
 ];
 
-/// Indices into an axis of size `n`, all in `0..n`, as int64. Always a new row-major tensor, so that what a kernel takes
-/// does not depend on the data.
+/// Indices into an axis of size `n`, all in `0..n`, as int64. Always a new row-major tensor, so that a kernel's memory does
+/// not depend on the data.
 pub fn wrapped(cx: &KernelCx, indices: &Tensor, n: i64) -> Result<Tensor> {
-    let at = empty(&indices.size(), Kind::Int64, indices.device())?;
-    copy_into(&at, indices)?;
-    if let (Some(later), true) = (cx.later, n > 0 && at.numel() > 0) {
+    let at = copied_as(indices, Kind::Int64)?;
+    if let (Some(deferred), true) = (cx.deferred, n > 0 && at.numel() > 0) {
         let op = cx.op.name;
-        later.ask(&at, Box::new(move |low, high| in_range(op, n, low, high)))?;
-        // What is out of range is told later and must read nothing that is not there.
-        let bounds = [Arg::Tensor(&at), Arg::Int(-n), Arg::Int(n - 1)];
-        write("aten::clamp_", "", &bounds)?;
+        deferred.defer(&at, Box::new(move |low, high| in_range(op, n, low, high)))?;
+        // Indices out of range are reported later and must not read out of bounds.
+        write("aten::clamp_", args![&at, -n, n - 1])?;
         wrap(&at, n)?;
         return Ok(at);
     }
-    let found = Vec::<i64>::try_from(at.view([-1]))
-        .map_err(|e| Error::bug("kernel", format!("{}: indices: {e}", cx.op.name)))?;
+    let found = Vec::<i64>::try_from(at.view([-1])).map_err(|e| cx.bug(format!("indices: {e}")))?;
     let (Some(low), Some(high)) = (found.iter().min(), found.iter().max()) else {
         return Ok(at);
     };
@@ -56,36 +48,24 @@ fn in_range(op: &str, n: i64, low: i64, high: i64) -> Result<()> {
 
 fn wrap(at: &Tensor, n: i64) -> Result<()> {
     let n = scalar(Kind::Int64, n as f64)?;
-    write(
-        "aten::remainder_",
-        "Tensor",
-        &[Arg::Tensor(at), Arg::Tensor(&n)],
-    )
+    write("aten::remainder_.Tensor", args![at, &n])
 }
 
-/// Writes `values` at row-major places of `out`, or adds them there: what libtorch's own deterministic kernels come down
-/// to on a device, without their question whether the places are there.
+/// Writes `values` at row-major places of `out`, or adds them there. libtorch's deterministic kernels on a device do the
+/// same, but wait for the device to check the places.
 pub fn put(out: &Tensor, at: &Tensor, values: &Tensor, add: bool) -> Result<()> {
-    let flat = call("aten::view", "", &[Arg::Tensor(out), Arg::Ints(&[-1])])?;
+    let flat = call("aten::view", args![out, &[-1]])?;
     put_along(&flat, 0, at, values, add)
 }
 
-/// The same of what lies at places of one axis.
+/// As [`put`], for places along one axis.
 fn put_along(out: &Tensor, axis: usize, at: &Tensor, values: &Tensor, add: bool) -> Result<()> {
     let mut places = vec![None; axis];
     places.push(Some(at));
-    let args = [
-        Arg::Tensor(out),
-        Arg::OptTensors(&places),
-        Arg::Tensor(values),
-        Arg::Bool(add),
-        Arg::Bool(true),
-    ];
-    write("aten::_index_put_impl_", "", &args)
-}
-
-pub fn axis_of(cx: &KernelCx, rank: usize) -> usize {
-    axes_of(&[cx.attrs.int("axis")], rank)[0]
+    write(
+        "aten::_index_put_impl_",
+        args![out, &places, values, add, true],
+    )
 }
 
 pub fn flat(x: &Tensor) -> Tensor {
@@ -95,7 +75,7 @@ pub fn flat(x: &Tensor) -> Tensor {
 fn gather(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (data, indices) = (cx.x(0)?, cx.x(1)?);
     let size = data.size();
-    let axis = axis_of(cx, size.len());
+    let axis = cx.axis(size.len());
     let at = flat(&wrapped(cx, indices, size[axis])?);
     let mut dims = size[..axis].to_vec();
     dims.extend(indices.size());
@@ -111,36 +91,28 @@ fn gather(cx: &KernelCx) -> Result<Vec<Tensor>> {
         false => (data.alias(), target),
     };
     write(
-        "aten::index_select",
-        "out",
-        &[
-            Arg::Tensor(&data),
-            Arg::Int((axis + usize::from(aside)) as i64),
-            Arg::Tensor(&at),
-            Arg::Tensor(&target),
-        ],
+        "aten::index_select.out",
+        args![&data, (axis + usize::from(aside)) as i64, &at, &target],
     )?;
     Ok(vec![out])
 }
 
-/// Rows of `dy` added to zeros, in the order of the indices: the same bits every time.
+/// Adds rows of `dy` to zeros, in the order of the indices: the same bits every time.
 fn gather_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (size, indices, dy) = (cx.ints(0)?, cx.x(1)?, cx.x(2)?);
-    let axis = axis_of(cx, size.len());
+    let axis = cx.axis(size.len());
     let at = flat(&wrapped(cx, indices, size[axis])?);
     let out = cx.result(&size, dy.kind(), dy.device())?;
     match cx.opt(3) {
         Some(sum) if sum.size() != size => {
-            return Err(Error::model(
-                "shape",
-                "GatherGrad: the sum is no gradient of the same table",
-            )
-            .expected(format!("{size:?}"))
-            .found(format!("{:?}", sum.size())));
+            return Err(cx
+                .shape_error("the sum is no gradient of the same table")
+                .expected(format!("{size:?}"))
+                .found(format!("{:?}", sum.size())));
         }
         Some(sum) if sum.data_ptr() == out.data_ptr() => {}
         Some(sum) => copy_into(&out, sum)?,
-        None => write("aten::zero_", "", &[Arg::Tensor(&out)])?,
+        None => zero(&out)?,
     }
     let mut rows = size.clone();
     rows[axis] = at.numel() as i64;
@@ -148,36 +120,25 @@ fn gather_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     // Along axis 0 libtorch adds 16-bit rows in buffers of its own, for each thread; along any other in place.
     let lines = out.unsqueeze(0);
     let dy = dy.unsqueeze(0);
-    if cx.later.is_some() && out.device() != Device::Cpu {
+    if cx.deferred.is_some() && backend(&out).index_add_waits() {
         put_along(&lines, axis + 1, &at, &dy, true)?;
         return Ok(vec![out]);
     }
-    let args = [
-        Arg::Tensor(&lines),
-        Arg::Int(axis as i64 + 1),
-        Arg::Tensor(&at),
-        Arg::Tensor(&dy),
-        Arg::Int(1),
-    ];
-    write("aten::index_add_", "", &args)?;
+    write(
+        "aten::index_add_",
+        args![&lines, axis as i64 + 1, &at, &dy, 1],
+    )?;
     Ok(vec![out])
 }
 
 fn gather_elements(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (data, indices) = (cx.x(0)?, cx.x(1)?);
-    let axis = axis_of(cx, data.dim());
+    let axis = cx.axis(data.dim());
     let at = wrapped(cx, indices, data.size()[axis])?;
     let out = empty(&at.size(), data.kind(), data.device())?;
     write(
-        "aten::gather",
-        "out",
-        &[
-            Arg::Tensor(data),
-            Arg::Int(axis as i64),
-            Arg::Tensor(&at),
-            Arg::Bool(false),
-            Arg::Tensor(&out),
-        ],
+        "aten::gather.out",
+        args![data, axis as i64, &at, false, &out],
     )?;
     Ok(vec![out])
 }
@@ -198,13 +159,8 @@ pub fn nd_positions(
             None => one,
             Some(sum) => {
                 let n = scalar(Kind::Int64, n as f64)?;
-                write(
-                    "aten::mul_",
-                    "Tensor",
-                    &[Arg::Tensor(&sum), Arg::Tensor(&n)],
-                )?;
-                let args = [Arg::Tensor(&sum), Arg::Tensor(&one), Arg::Int(1)];
-                write("aten::add_", "Tensor", &args)?;
+                mul_into(&sum, &n)?;
+                add_into(&sum, &one)?;
                 sum
             }
         });
@@ -225,10 +181,7 @@ fn gather_nd(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let isize = indices.size();
     let tuple = isize[isize.len() - 1] as usize;
     if batch_dims + tuple > size.len() {
-        return Err(Error::model(
-            "shape",
-            format!("GatherND: {tuple} coordinates into {size:?}"),
-        ));
+        return Err(cx.shape_error(format!("{tuple} coordinates into {size:?}")));
     }
     let batches: i64 = size[..batch_dims].iter().product();
     let rows: i64 = size[batch_dims..batch_dims + tuple].iter().product();
@@ -242,41 +195,17 @@ fn gather_nd(cx: &KernelCx) -> Result<Vec<Tensor>> {
         let each = at.numel() as i64 / batches;
         let part = at.narrow(0, batch * each, each);
         let offset = scalar(Kind::Int64, (batch * rows) as f64)?;
-        let args = [Arg::Tensor(&part), Arg::Tensor(&offset), Arg::Int(1)];
-        write("aten::add_", "Tensor", &args)?;
+        write("aten::add_.Tensor", args![&part, &offset, 1])?;
     }
     let target = out.view([at.numel() as i64, width]);
-    write(
-        "aten::index_select",
-        "out",
-        &[
-            Arg::Tensor(&table),
-            Arg::Int(0),
-            Arg::Tensor(&at),
-            Arg::Tensor(&target),
-        ],
-    )?;
+    write("aten::index_select.out", args![&table, 0, &at, &target])?;
     Ok(vec![out])
 }
 
-/// One column for each element that is not zero, one row an axis.
+/// One column for each element that is not zero, one row per axis.
 fn non_zero(cx: &KernelCx) -> Result<Vec<Tensor>> {
-    let found = call("aten::nonzero", "", &[Arg::Tensor(cx.x(0)?)])?;
-    let out = empty(
-        &[found.size()[1], found.size()[0]],
-        Kind::Int64,
-        found.device(),
-    )?;
-    write(
-        "aten::copy_",
-        "",
-        &[
-            Arg::Tensor(&out),
-            Arg::Tensor(&found.transpose(0, 1)),
-            Arg::Bool(false),
-        ],
-    )?;
-    Ok(vec![out])
+    let found = call("aten::nonzero", args![cx.x(0)?])?;
+    Ok(vec![copied_as(&found.transpose(0, 1), Kind::Int64)?])
 }
 
 #[cfg(test)]
@@ -309,14 +238,7 @@ mod tests {
         let dy = Tensor::arange(9, (Kind::Float, Device::Cpu)).view([1, 3, 3]);
         let (ours, theirs) = (zeros().unsqueeze(0), zeros().unsqueeze(0));
         put_along(&ours, 1, &rows, &dy, true).unwrap();
-        let args = [
-            Arg::Tensor(&theirs),
-            Arg::Int(1),
-            Arg::Tensor(&rows),
-            Arg::Tensor(&dy),
-            Arg::Int(1),
-        ];
-        write("aten::index_add_", "", &args).unwrap();
+        write("aten::index_add_", args![&theirs, 1, &rows, &dy, 1]).unwrap();
         assert_eq!(ours, theirs);
     }
 }

@@ -1,15 +1,9 @@
 //! Class losses and their gradients. The class axis is axis 1 (ONNX), as libtorch has it.
 
+use super::context::*;
 use super::index::put;
-use super::softmax::dense;
-use super::{
-    Kernel, KernelCx, call, call_n, copy_into, empty, lent_scalar, scalar, tch_error, write,
-};
-use ckpt_passes::ir::{OpDef, Tensor as Constant};
+use ckpt_passes::ir::Tensor as Constant;
 use ckpt_passes::ops::loss::*;
-use ckpt_passes::{Error, Result};
-use ckpt_torch::{Arg, Ret};
-use tch::{Kind, Tensor};
 
 pub const KERNELS: &[(&OpDef, Kernel)] = &[
     (&SOFTMAX_CROSS_ENTROPY_LOSS, cross_entropy),
@@ -33,22 +27,12 @@ fn reduction(cx: &KernelCx) -> Result<i64> {
         "none" => Ok(0),
         "mean" => Ok(1),
         "sum" => Ok(2),
-        other => Err(Error::bug(
-            "kernel",
-            format!("{}: reduction `{other}`", cx.op.name),
-        )),
+        other => Err(cx.bug(format!("reduction `{other}`"))),
     }
 }
 
 fn labels(cx: &KernelCx, slot: usize) -> Result<Tensor> {
-    let labels = cx.x(slot)?;
-    if labels.kind() == Kind::Int64 {
-        dense(labels)
-    } else {
-        let wide = empty(&labels.size(), Kind::Int64, labels.device())?;
-        copy_into(&wide, labels)?;
-        Ok(wide)
-    }
+    dense_as(cx.x(slot)?, Kind::Int64)
 }
 
 /// Scores as `[N, C]` or, with more axes, `[N, C, 1, rest]`; labels alike. Views, since both are row-major.
@@ -64,14 +48,14 @@ fn folded(scores: &Tensor, labels: &Tensor) -> (Tensor, Tensor) {
     )
 }
 
-/// Negative log-likelihood of row-major log-probabilities.
+/// The negative log-likelihood of row-major log-probabilities.
 fn nll(cx: &KernelCx, log_prob: &Tensor) -> Result<Tensor> {
     let labels = labels(cx, 1)?;
     let weights = cx.opt(2).map(dense).transpose()?;
     nll_forward(cx, log_prob, &labels, weights.as_ref(), reduction(cx)?)
 }
 
-/// The same of other operands than the node's.
+/// As [`nll`], for other operands than the node's.
 fn nll_forward(
     cx: &KernelCx,
     log_prob: &Tensor,
@@ -85,55 +69,30 @@ fn nll_forward(
     } else {
         "aten::nll_loss_forward"
     };
-    let args = [
-        Arg::Tensor(&scores),
-        Arg::Tensor(&targets),
-        Arg::OptTensor(weights),
-        Arg::Int(reduction),
-        Arg::Int(ignore_index(cx)),
-    ];
-    match call_n(name, "", &args)?.into_iter().next() {
-        Some(Ret::Tensor(loss)) => Ok(if loss.dim() > 0 {
-            loss.view(labels.size().as_slice())
-        } else {
-            loss
-        }),
-        _ => Err(Error::bug("kernel", format!("{name} gave no tensor"))),
+    let args = args![&scores, &targets, weights, reduction, ignore_index(cx)];
+    let [loss] = call_tensors(name, args)?;
+    match loss.dim() {
+        0 => Ok(loss),
+        _ => Ok(loss.view(labels.size().as_slice())),
     }
 }
 
 fn cross_entropy(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let scores = dense(cx.x(0)?)?;
-    let log_prob = empty(&scores.size(), scores.kind(), scores.device())?;
-    let args = [
-        Arg::Tensor(&scores),
-        Arg::Int(1),
-        Arg::Bool(false),
-        Arg::Tensor(&log_prob),
-    ];
-    write("aten::_log_softmax", "out", &args)?;
-    let loss = nll(cx, &log_prob)?;
-    let mut outs = vec![loss];
-    if cx.n_outs > 1 {
-        outs.push(log_prob);
-    }
-    Ok(outs)
-}
-
-/// The type that scores are computed in.
-fn wide_kind(scores: &Tensor) -> Kind {
-    match scores.kind() {
-        Kind::Half | Kind::BFloat16 => Kind::Float,
-        kind => kind,
-    }
+    let log_prob = empty_like(&scores)?;
+    write(
+        "aten::_log_softmax.out",
+        args![&scores, 1, false, &log_prob],
+    )?;
+    let outs = [nll(cx, &log_prob)?, log_prob];
+    Ok(outs.into_iter().take(cx.n_outs).collect())
 }
 
 fn rows(x: &Tensor, at: i64, count: i64) -> Result<Tensor> {
-    let args = [Arg::Tensor(x), Arg::Int(0), Arg::Int(at), Arg::Int(count)];
-    call("aten::narrow", "", &args)
+    narrow(x, 0, at, count)
 }
 
-/// Some rows of scores at a time in the type computed in, where they may be overwritten.
+/// A few rows of scores at a time, in the type computed in; the caller may overwrite them.
 struct Stretches<'a> {
     scores: &'a Tensor,
     buffer: Tensor,
@@ -144,7 +103,7 @@ impl<'a> Stretches<'a> {
     fn new(scores: &'a Tensor) -> Result<Stretches<'a>> {
         let mut dims = scores.size();
         dims[0] = score_stretch(&dims);
-        let buffer = empty(&dims, wide_kind(scores), scores.device())?;
+        let buffer = empty(&dims, compute_kind(scores.kind()), scores.device())?;
         Ok(Stretches {
             scores,
             buffer,
@@ -152,7 +111,7 @@ impl<'a> Stretches<'a> {
         })
     }
 
-    /// The first of the next rows, and these.
+    /// Returns the next rows and the position of the first of them.
     fn next(&mut self) -> Result<Option<(i64, Tensor)>> {
         let (at, dims) = (self.next, self.scores.size());
         let count = self.buffer.size()[0].min(dims[0] - at);
@@ -168,19 +127,13 @@ impl<'a> Stretches<'a> {
 
 /// `aten::_softmax` or its logarithm along axis 1, written over its operand.
 fn normalize(name: &str, x: &Tensor) -> Result<()> {
-    let args = [
-        Arg::Tensor(x),
-        Arg::Int(1),
-        Arg::Bool(false),
-        Arg::Tensor(x),
-    ];
-    write(name, "out", &args)
+    write(name, args![x, 1, false, x])
 }
 
 fn class_loss(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (scores, labels) = (cx.x(0)?, labels(cx, 1)?);
-    let kind = wide_kind(scores);
-    let out = empty(&labels.size(), kind, labels.device())?;
+    let kind = compute_kind(scores.kind());
+    let out = empty_as(&labels, kind)?;
     if labels.numel() == 0 {
         return Ok(vec![out]);
     }
@@ -188,7 +141,7 @@ fn class_loss(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let mut stretches = Stretches::new(scores)?;
     while let Some((at, wide)) = stretches.next()? {
         if cx.attrs.int("normalized") == 0 {
-            normalize("aten::_log_softmax", &wide)?;
+            normalize("aten::_log_softmax.out", &wide)?;
         }
         let own = rows(&labels, at, wide.size()[0])?;
         let losses = nll_forward(cx, &wide, &own, weights.as_ref(), 0)?;
@@ -197,75 +150,56 @@ fn class_loss(cx: &KernelCx) -> Result<Vec<Tensor>> {
     Ok(vec![out])
 }
 
-/// What the gradient of the scores is made of.
+/// The factors of the scores' gradient.
 struct Factors {
-    /// The labels, those out of range (ignored ones) as some class. `[N, 1, …]`.
+    /// The labels; ignored ones out of range count as some class. `[N, 1, …]`.
     at: Tensor,
     /// The weight of the label's class times the cotangent, 0 where the label is ignored. `[N, 1, …]`, in the type computed in.
     factor: Tensor,
 }
 
-/// The factors are worked out in float32 at least.
+/// Computes the factors, in float32 at least.
 fn factors(cx: &KernelCx, scores: &Tensor) -> Result<Factors> {
     let (dloss, labels) = (cx.x(0)?, labels(cx, 2)?);
-    let kind = wide_kind(scores);
+    let kind = compute_kind(scores.kind());
     let classes = scores.size()[1];
     let at = labels.clamp(0, (classes - 1).max(0));
-    let factor = empty(&labels.size(), kind, labels.device())?;
+    let factor = empty_as(&labels, kind)?;
     match cx.opt(3) {
         None => copy_into(&factor, &scalar(kind, 1.0)?)?,
         Some(weights) => {
-            let args = [
-                Arg::Tensor(&weights.to_kind(kind)),
-                Arg::Int(0),
-                Arg::Tensor(&at.view([-1])),
-                Arg::Tensor(&factor.view([-1])),
-            ];
-            write("aten::index_select", "out", &args)?;
+            write(
+                "aten::index_select.out",
+                args![
+                    &weights.to_kind(kind),
+                    0,
+                    &at.view([-1]),
+                    &factor.view([-1])
+                ],
+            )?;
         }
     }
     if let Some(index) = cx.attrs.opt_int("ignore_index") {
-        let ignored = empty(&labels.size(), Kind::Bool, labels.device())?;
+        let ignored = empty_as(&labels, Kind::Bool)?;
         let index = lent_scalar(&Constant::int(index))?;
-        let args = [
-            Arg::Tensor(&labels),
-            Arg::Tensor(&index),
-            Arg::Tensor(&ignored),
-        ];
-        write("aten::eq", "Tensor_out", &args)?;
+        write("aten::eq.Tensor_out", args![&labels, &index, &ignored])?;
         let zero = scalar(kind, 0.0)?;
-        let args = [
-            Arg::Tensor(&factor),
-            Arg::Tensor(&ignored),
-            Arg::Tensor(&zero),
-        ];
-        write("aten::masked_fill_", "Tensor", &args)?;
+        write("aten::masked_fill_.Tensor", args![&factor, &ignored, &zero])?;
     }
     if cx.attrs.str("reduction") == "mean" {
         let total = factor.sum(kind);
-        let args = [Arg::Tensor(&factor), Arg::Tensor(&total)];
-        write("aten::div_", "Tensor", &args)?;
+        write("aten::div_.Tensor", args![&factor, &total])?;
         // Where every label is ignored the loss is 0/0; its gradient is 0, as PyTorch's.
-        if cx.later.is_some() {
+        if cx.deferred.is_some() {
             let zero = scalar(kind, 0.0)?;
-            let is_none = call(
-                "aten::eq",
-                "Tensor",
-                &[Arg::Tensor(&total), Arg::Tensor(&zero)],
-            )?;
-            let args = [
-                Arg::Tensor(&factor),
-                Arg::Tensor(&is_none),
-                Arg::Tensor(&zero),
-            ];
-            write("aten::masked_fill_", "Tensor", &args)?;
+            let is_none = call("aten::eq.Tensor", args![&total, &zero])?;
+            write("aten::masked_fill_.Tensor", args![&factor, &is_none, &zero])?;
         } else if total.double_value(&[]) == 0.0 {
-            write("aten::zero_", "", &[Arg::Tensor(&factor)])?;
+            zero(&factor)?;
         }
     }
     let by = dloss.to_kind(kind);
-    let args = [Arg::Tensor(&factor), Arg::Tensor(&by)];
-    write("aten::mul_", "Tensor", &args)?;
+    mul_into(&factor, &by)?;
     drop(by);
     Ok(Factors {
         at: at.unsqueeze(1),
@@ -273,31 +207,25 @@ fn factors(cx: &KernelCx, scores: &Tensor) -> Result<Factors> {
     })
 }
 
-/// d scores = (softmax − one-hot)·factor, worked out in the result, or of 16-bit scores some rows at a time in float32.
+/// d scores = (softmax − one-hot)·factor, computed in the result; for 16-bit scores, a few rows at a time in float32.
 fn cross_entropy_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let x = cx.x(1)?;
-    if x.kind() == wide_kind(x) {
+    if x.kind() == compute_kind(x.kind()) {
         let scores = dense(x)?;
-        let out = cx.result(&scores.size(), scores.kind(), scores.device())?;
-        let args = [
-            Arg::Tensor(&scores),
-            Arg::Int(1),
-            Arg::Bool(false),
-            Arg::Tensor(&out),
-        ];
-        write("aten::_softmax", "out", &args)?;
+        let out = cx.result_like(&scores)?;
+        write("aten::_softmax.out", args![&scores, 1, false, &out])?;
         let Factors { at, factor } = factors(cx, &scores)?;
         take_labels(cx, &out, &at, &factor)?;
         return Ok(vec![out]);
     }
-    let out = cx.result(&x.size(), x.kind(), x.device())?;
+    let out = cx.result_like(x)?;
     if x.numel() == 0 {
         return Ok(vec![out]);
     }
     let Factors { at, factor } = factors(cx, x)?;
     let mut stretches = Stretches::new(x)?;
     while let Some((first, wide)) = stretches.next()? {
-        normalize("aten::_softmax", &wide)?;
+        normalize("aten::_softmax.out", &wide)?;
         let count = wide.size()[0];
         let (at, factor) = (rows(&at, first, count)?, rows(&factor, first, count)?);
         take_labels(cx, &wide, &at, &factor)?;
@@ -306,24 +234,17 @@ fn cross_entropy_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     Ok(vec![out])
 }
 
-/// Multiplies probabilities by the factors, and takes these from the labels' ones. The factors are negated.
+/// Multiplies probabilities by the factors, and subtracts these from the labels' probabilities. Negates the factors.
 fn take_labels(cx: &KernelCx, probabilities: &Tensor, at: &Tensor, factor: &Tensor) -> Result<()> {
-    let args = [Arg::Tensor(probabilities), Arg::Tensor(factor)];
-    write("aten::mul_", "Tensor", &args)?;
-    write("aten::neg_", "", &[Arg::Tensor(factor)])?;
-    if cx.later.is_some() {
+    write("aten::mul_.Tensor", args![probabilities, factor])?;
+    write("aten::neg_", args![factor])?;
+    if cx.deferred.is_some() {
         return put(probabilities, &places(probabilities, at)?, factor, true);
     }
-    let args = [
-        Arg::Tensor(probabilities),
-        Arg::Int(1),
-        Arg::Tensor(at),
-        Arg::Tensor(factor),
-    ];
-    write("aten::scatter_add_", "", &args)
+    write("aten::scatter_add_", args![probabilities, 1, at, factor])
 }
 
-/// Where the elements lie in a row-major tensor that `at` picks along axis 1: one for each of the others.
+/// The row-major places of the elements that `at` picks along axis 1, one for each place of the other axes.
 fn places(of: &Tensor, at: &Tensor) -> Result<Tensor> {
     let size = of.size();
     let inner: i64 = size[2..].iter().product();
@@ -346,22 +267,16 @@ fn places(of: &Tensor, at: &Tensor) -> Result<Tensor> {
 
 fn nll_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let scores = cx.x(1)?;
-    let out = empty(&scores.size(), scores.kind(), scores.device())?;
-    write("aten::zero_", "", &[Arg::Tensor(&out)])?;
+    let out = empty_like(scores)?;
+    zero(&out)?;
     let Factors { at, factor } = factors(cx, scores)?;
-    write("aten::neg_", "", &[Arg::Tensor(&factor)])?;
+    write("aten::neg_", args![&factor])?;
     let narrow = factor.to_kind(scores.kind());
     drop(factor);
-    if cx.later.is_some() {
+    if cx.deferred.is_some() {
         put(&out, &places(&out, &at)?, &narrow, false)?;
         return Ok(vec![out]);
     }
-    let args = [
-        Arg::Tensor(&out),
-        Arg::Int(1),
-        Arg::Tensor(&at),
-        Arg::Tensor(&narrow),
-    ];
-    write("aten::scatter_", "src", &args)?;
+    write("aten::scatter_.src", args![&out, 1, &at, &narrow])?;
     Ok(vec![out])
 }

@@ -1,67 +1,32 @@
-//! Matrix products, run as `ops::matmul` plans them: copies where BLAS cannot read an operand, nothing hidden.
+//! Matrix products as `ops::matmul` plans them: operands that BLAS cannot read are copied, and nothing else is.
 
-use super::{Kernel, KernelCx, call, empty, write, write_product};
-use crate::runtime::convert;
-use ckpt_passes::ir::OpDef;
-use ckpt_passes::ir::op::Sized;
+use super::context::*;
+use super::product::Product;
 use ckpt_passes::ops::matmul::*;
-use ckpt_passes::{Error, Result};
-use ckpt_torch::Arg;
-use tch::Tensor;
 
 pub const KERNELS: &[(&OpDef, Kernel)] = &[(&MATMUL, matmul), (&GEMM, gemm)];
 
-/// Sizes and strides of a tensor, as rules see them.
-pub fn sized(x: &Tensor) -> Result<Sized> {
-    let dtype = convert::dtype(x.kind())
-        .ok_or_else(|| Error::bug("kernel", format!("a tensor of element type {:?}", x.kind())))?;
-    Ok(Sized {
-        dtype,
-        dims: x.size(),
-        strides: x.stride(),
-        ints: None,
-    })
-}
-
-/// The operand as the plan wants it: copied if it says so, then seen through its strides.
-pub(super) fn prepared(x: &Tensor, plan: &MatrixOperand) -> Result<Tensor> {
-    let copy = |dims: &[i64]| -> Result<Tensor> {
-        let out = empty(dims, x.kind(), x.device())?;
-        write(
-            "aten::copy_",
-            "",
-            &[Arg::Tensor(&out), Arg::Tensor(x), Arg::Bool(false)],
-        )?;
-        Ok(out)
-    };
+/// The operand as the plan wants it: copied if the plan says so, then seen through the plan's strides.
+pub fn prepared(x: &Tensor, plan: &MatrixOperand) -> Result<Tensor> {
     let base = match &plan.copy {
         Copied::No => x.alias(),
-        Copied::Plain => copy(&x.size())?,
-        Copied::Expanded(dims) => copy(dims)?,
+        Copied::Plain => copied_as(x, x.kind())?,
+        Copied::Expanded(dims) => {
+            let out = empty(dims, x.kind(), x.device())?;
+            copy_into(&out, x)?;
+            out
+        }
     };
-    call(
-        "aten::as_strided",
-        "",
-        &[
-            Arg::Tensor(&base),
-            Arg::Ints(&plan.dims),
-            Arg::Ints(&plan.strides),
-            Arg::None,
-        ],
-    )
+    strided(&base, &plan.dims, &plan.strides)
 }
 
-pub(super) fn check_inner(cx: &KernelCx, a: &Tensor, b: &Tensor, k_a: i64, k_b: i64) -> Result<()> {
+/// Checks that the inner sizes of a product are equal.
+pub fn check_inner(cx: &KernelCx, a: &Tensor, b: &Tensor, k_a: i64, k_b: i64) -> Result<()> {
     if k_a == k_b {
         return Ok(());
     }
-    Err(
-        Error::model("shape", format!("{}: inner dimensions differ", cx.op.name)).found(format!(
-            "{:?} and {:?}",
-            a.size(),
-            b.size()
-        )),
-    )
+    let found = format!("{:?} and {:?}", a.size(), b.size());
+    Err(cx.shape_error("inner dimensions differ").found(found))
 }
 
 fn matmul(cx: &KernelCx) -> Result<Vec<Tensor>> {
@@ -70,21 +35,15 @@ fn matmul(cx: &KernelCx) -> Result<Vec<Tensor>> {
     check_inner(cx, a, b, sa[sa.len() - 1], sb[sb.len().saturating_sub(2)])?;
     let plan = matmul_plan(&sized(a)?, &sized(b)?);
     // The result's own shape: batch axes broadcast, then rows and columns where the operand has them.
-    let (lead_a, lead_b) = (
-        &sa[..sa.len().saturating_sub(2)],
-        &sb[..sb.len().saturating_sub(2)],
-    );
+    let lead_a = &sa[..sa.len().saturating_sub(2)];
+    let lead_b = &sb[..sb.len().saturating_sub(2)];
     let rank = lead_a.len().max(lead_b.len());
-    let mut dims: Vec<i64> = (0..rank)
-        .map(|i| {
-            let at = |lead: &[i64]| (i + lead.len()).checked_sub(rank).map_or(1, |j| lead[j]);
-            if at(lead_a) == 1 {
-                at(lead_b)
-            } else {
-                at(lead_a)
-            }
-        })
-        .collect();
+    let at = |lead: &[i64], i: usize| (i + lead.len()).checked_sub(rank).map_or(1, |j| lead[j]);
+    let broadcast = |i: usize| match at(lead_a, i) {
+        1 => at(lead_b, i),
+        size => size,
+    };
+    let mut dims: Vec<i64> = (0..rank).map(broadcast).collect();
     if sa.len() > 1 {
         dims.push(sa[sa.len() - 2]);
     }
@@ -93,78 +52,34 @@ fn matmul(cx: &KernelCx) -> Result<Vec<Tensor>> {
     }
     let out = empty(&dims, a.kind(), a.device())?;
     if plan.is_empty() {
-        write("aten::zero_", "", &[Arg::Tensor(&out)])?;
+        zero(&out)?;
         return Ok(vec![out]);
     }
     let (left, right) = (prepared(a, &plan.a)?, prepared(b, &plan.b)?);
-    let target = out.view(plan.out.as_slice());
-    let name = if plan.out.len() == 2 {
-        "aten::mm"
-    } else {
-        "aten::bmm"
-    };
-    write_product(
-        name,
-        "out",
-        &[
-            Arg::Tensor(&left),
-            Arg::Tensor(&right),
-            Arg::Tensor(&target),
-        ],
-    )?;
+    Product::plain(&left, &right, &out.view(plan.out.as_slice())).write()?;
     Ok(vec![out])
 }
 
 /// α·A'·B' + β·C in one call; C is broadcast.
 fn gemm(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (a, b) = (cx.x(0)?, cx.x(1)?);
-    let plan = gemm_plan(
-        &sized(a)?,
-        &sized(b)?,
-        cx.attrs.int("transA") != 0,
-        cx.attrs.int("transB") != 0,
-    );
+    let plan = gemm_plan(&sized(a)?, &sized(b)?, cx.flag("transA"), cx.flag("transB"));
     let out = empty(&plan.out, a.kind(), a.device())?;
-    let (alpha, beta) = (
-        f64::from(cx.attrs.float("alpha")),
-        f64::from(cx.attrs.float("beta")),
-    );
+    let (alpha, beta) = (cx.number("alpha"), cx.number("beta"));
     if plan.is_empty() {
-        write("aten::zero_", "", &[Arg::Tensor(&out)])?;
+        zero(&out)?;
         if let Some(c) = cx.opt(2) {
-            write(
-                "aten::add_",
-                "Tensor",
-                &[Arg::Tensor(&out), Arg::Tensor(c), Arg::Double(beta)],
-            )?;
+            write("aten::add_.Tensor", args![&out, c, beta])?;
         }
         return Ok(vec![out]);
     }
     let (left, right) = (prepared(a, &plan.a)?, prepared(b, &plan.b)?);
     check_inner(cx, a, b, left.size()[1], right.size()[0])?;
-    match cx.opt(2) {
-        Some(c) => {
-            let args = [
-                Arg::Tensor(c),
-                Arg::Tensor(&left),
-                Arg::Tensor(&right),
-                Arg::Double(beta),
-                Arg::Double(alpha),
-                Arg::Tensor(&out),
-            ];
-            write_product("aten::addmm", "out", &args)?;
-        }
-        None => {
-            // With a factor of 0 what the result held before is not read.
-            let args = [
-                Arg::Tensor(&out),
-                Arg::Tensor(&left),
-                Arg::Tensor(&right),
-                Arg::Double(0.0),
-                Arg::Double(alpha),
-            ];
-            write_product("aten::addmm_", "", &args)?;
-        }
+    Product {
+        alpha,
+        sum: Some(cx.opt(2).map_or((&out, 0.0), |c| (c, beta))),
+        ..Product::plain(&left, &right, &out)
     }
+    .write()?;
     Ok(vec![out])
 }

@@ -1,16 +1,12 @@
 //! Layer and RMS normalisation and their gradients.
 //!
 //! libtorch's layer norm takes a scale of exactly one row and, for 16-bit operands, parameters and statistics in
-//! float32. Any other scale is applied after normalising. RMS norm has no backward on the CPU: it is spelled out.
+//! float32. Any other scale is applied after normalising. libtorch has no backward of RMS norm on the CPU, so it is
+//! computed op by op.
 
-use super::reduce::sum;
-use super::softmax::dense;
-use super::{Kernel, KernelCx, call_n, copy_into, empty, scalar, write};
-use ckpt_passes::ir::{Attrs, OpDef};
+use super::context::*;
+use super::reduce::{sum, sum_to};
 use ckpt_passes::ops::norm::*;
-use ckpt_passes::{Error, Result};
-use ckpt_torch::{Arg, Ret};
-use tch::{Kind, Tensor};
 
 pub const KERNELS: &[(&OpDef, Kernel)] = &[
     (&LAYER_NORM, layer_norm),
@@ -19,93 +15,47 @@ pub const KERNELS: &[(&OpDef, Kernel)] = &[
     (&RMS_NORM_GRAD, rms_norm_grad),
 ];
 
-fn axis_of(attrs: &Attrs, rank: usize) -> usize {
-    let axis = attrs.int("axis");
-    (if axis < 0 { axis + rank as i64 } else { axis }) as usize
-}
-
-fn is_narrow(kind: Kind) -> bool {
-    matches!(kind, Kind::Half | Kind::BFloat16)
-}
-
-/// The type the kernel computes in.
-fn wide(kind: Kind) -> Kind {
-    if is_narrow(kind) { Kind::Float } else { kind }
-}
-
-fn widened(x: &Tensor, kind: Kind) -> Result<Tensor> {
-    if x.kind() == kind {
-        return dense(x);
-    }
-    let out = empty(&x.size(), kind, x.device())?;
-    write(
-        "aten::copy_",
-        "",
-        &[Arg::Tensor(&out), Arg::Tensor(x), Arg::Bool(false)],
-    )?;
-    Ok(out)
-}
-
-fn in_place(name: &str, overload: &str, x: &Tensor, args: &[Arg]) -> Result<()> {
-    let mut all = vec![Arg::Tensor(x)];
-    all.extend_from_slice(args);
-    write(name, overload, &all)
-}
-
-fn mul_into(x: &Tensor, by: &Tensor) -> Result<()> {
-    in_place("aten::mul_", "Tensor", x, &[Arg::Tensor(by)])
-}
-
 /// Sizes of the statistics: 1 on the normalised axes.
 fn stats_size(size: &[i64], axis: usize) -> Vec<i64> {
-    size.iter()
-        .enumerate()
-        .map(|(i, d)| if i < axis { *d } else { 1 })
-        .collect()
+    let kept = size[..axis].iter().copied();
+    kept.chain(size[axis..].iter().map(|_| 1)).collect()
 }
 
 fn layer_norm(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let x = dense(cx.x(0)?)?;
     let size = x.size();
-    let axis = axis_of(cx.attrs, size.len());
+    let axis = cx.axis(size.len());
     let (scale, bias) = (cx.x(1)?, cx.opt(2));
-    let kind = wide(x.kind());
+    let kind = compute_kind(x.kind());
     let row = &size[axis..];
     let fused =
         scale_is_row(cx.attrs, &size, &scale.size()) && bias.is_none_or(|b| b.size() == row);
     let (weight, offset) = match fused {
         true => (
-            Some(widened(scale, kind)?),
-            bias.map(|b| widened(b, kind)).transpose()?,
+            Some(dense_as(scale, kind)?),
+            bias.map(|b| dense_as(b, kind)).transpose()?,
         ),
         // Statistics in float32 come with a scale in float32 only.
-        false if is_narrow(x.kind()) => (Some(ones(row, &x, kind)?), None),
+        false if is_narrow(x.kind()) => {
+            let ones = empty(row, kind, x.device())?;
+            fill(&ones, &scalar(kind, 1.0)?)?;
+            (Some(ones), None)
+        }
         false => (None, None),
     };
-    let epsilon = f64::from(cx.attrs.float("epsilon"));
-    let (y, mean, inv_std) = normalised(&x, axis, weight.as_ref(), offset.as_ref(), epsilon, kind)?;
+    let epsilon = cx.number("epsilon");
+    let [y, mean, inv_std] = normalised(&x, axis, weight.as_ref(), offset.as_ref(), epsilon, kind)?;
     if !fused {
         mul_into(&y, scale)?;
         if let Some(bias) = bias {
-            in_place(
-                "aten::add_",
-                "Tensor",
-                &y,
-                &[Arg::Tensor(bias), Arg::Int(1)],
-            )?;
+            add_into(&y, bias)?;
         }
     }
     let mut outs = vec![y];
     for statistic in [&mean, &inv_std].into_iter().take(cx.n_outs - 1) {
-        outs.push(widened(statistic, Kind::Float)?);
+        outs.push(dense_as(statistic, Kind::Float)?);
     }
     Ok(outs)
-}
-
-fn ones(dims: &[i64], like: &Tensor, kind: Kind) -> Result<Tensor> {
-    let out = empty(dims, kind, like.device())?;
-    copy_into(&out, &scalar(kind, 1.0)?)?;
-    Ok(out)
 }
 
 /// Result, mean and 1/σ of `aten::native_layer_norm`; the statistics in `kind`.
@@ -116,39 +66,24 @@ fn normalised(
     offset: Option<&Tensor>,
     epsilon: f64,
     kind: Kind,
-) -> Result<(Tensor, Tensor, Tensor)> {
+) -> Result<[Tensor; 3]> {
     let size = x.size();
     if x.numel() == 0 {
         // libtorch wants a row of at least one element; the statistics of none are not numbers.
         let stats = empty(&stats_size(&size, axis), kind, x.device())?;
-        copy_into(&stats, &scalar(kind, f64::NAN)?)?;
-        return Ok((empty(&size, x.kind(), x.device())?, stats.copy(), stats));
+        fill(&stats, &scalar(kind, f64::NAN)?)?;
+        return Ok([empty_like(x)?, stats.copy(), stats]);
     }
-    let args = [
-        Arg::Tensor(x),
-        Arg::Ints(&size[axis..]),
-        Arg::OptTensor(weight),
-        Arg::OptTensor(offset),
-        Arg::Double(epsilon),
-    ];
-    let mut results = call_n("aten::native_layer_norm", "", &args)?.into_iter();
-    match (results.next(), results.next(), results.next()) {
-        (Some(Ret::Tensor(y)), Some(Ret::Tensor(mean)), Some(Ret::Tensor(inv_std))) => {
-            Ok((y, mean, inv_std))
-        }
-        _ => Err(Error::bug(
-            "kernel",
-            "aten::native_layer_norm gave no tensors",
-        )),
-    }
+    let args = args![x, &size[axis..], weight, offset, epsilon];
+    call_tensors("aten::native_layer_norm", args)
 }
 
 /// With x̂ = (x − μ)·s and g = dy·scale: dx = s·(g − mean g − x̂·mean(g·x̂)), dscale = Σ dy·x̂, dB = Σ dy. libtorch's
-/// kernel gives dx; what it takes for the sums depends on the number of threads, so that those are taken here.
+/// kernel computes dx. Its memory for the sums depends on the number of threads, so they are computed here.
 fn layer_norm_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let scale = cx.x(2)?;
     let (target, size) = (cx.x(1)?.kind(), cx.x(1)?.size());
-    let (axis, kind) = (axis_of(cx.attrs, size.len()), wide(target));
+    let (axis, kind) = (cx.axis(size.len()), compute_kind(target));
     let wants = cx.attrs.ints("wants");
     let device = scale.device();
     if size.contains(&0) {
@@ -157,22 +92,22 @@ fn layer_norm_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
                 0 => empty(&size, target, device)?,
                 _ => empty(&scale.size(), scale.kind(), device)?,
             };
-            write("aten::zero_", "", &[Arg::Tensor(&out)]).map(|()| out)
+            zero(&out).map(|()| out)
         });
         return zeros.collect();
     }
     let fused = scale_is_row(cx.attrs, &size, &scale.size());
     let (dy, x) = match fused {
         true => (dense(cx.x(0)?)?, dense(cx.x(1)?)?),
-        false => (widened(cx.x(0)?, kind)?, widened(cx.x(1)?, kind)?),
+        false => (dense_as(cx.x(0)?, kind)?, dense_as(cx.x(1)?, kind)?),
     };
-    let weight = widened(scale, kind)?;
+    let weight = dense_as(scale, kind)?;
     let gamma = fused.then_some(&weight);
     let (mean, inv_std) = match (cx.opt(3), cx.opt(4)) {
-        (Some(mean), Some(inv_std)) => (widened(mean, kind)?, widened(inv_std, kind)?),
+        (Some(mean), Some(inv_std)) => (dense_as(mean, kind)?, dense_as(inv_std, kind)?),
         _ => {
-            let epsilon = f64::from(cx.attrs.float("epsilon"));
-            let (_, mean, inv_std) = normalised(&x, axis, gamma, None, epsilon, kind)?;
+            let epsilon = cx.number("epsilon");
+            let [_, mean, inv_std] = normalised(&x, axis, gamma, None, epsilon, kind)?;
             (mean, inv_std)
         }
     };
@@ -182,9 +117,16 @@ fn layer_norm_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
             (0, _) => {
                 let g = match fused {
                     true => dy.alias(),
-                    false => product(&dy, &weight, kind)?,
+                    false => {
+                        let g = empty_as(&dy, kind)?;
+                        mul_to(&dy, &weight, &g)?;
+                        g
+                    }
                 };
-                widened(&through_norm(&g, &x, axis, &mean, &inv_std, gamma)?, target)?
+                let (row, only_dx) = (&size[axis..], &[true, false, false]);
+                let args = args![&g, &x, row, &mean, &inv_std, gamma, Arg::None, only_dx];
+                let [dx] = call_tensors("aten::native_layer_norm_backward", args)?;
+                dense_as(&dx, target)?
             }
             (_, true) => {
                 let rows: i64 = size[..axis].iter().product();
@@ -195,13 +137,7 @@ fn layer_norm_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
             }
             (1, false) => {
                 let terms = empty(&size, kind, device)?;
-                let args = [
-                    Arg::Tensor(&x),
-                    Arg::Tensor(&mean),
-                    Arg::Int(1),
-                    Arg::Tensor(&terms),
-                ];
-                write("aten::sub", "out", &args)?;
+                write("aten::sub.out", args![&x, &mean, 1, &terms])?;
                 mul_into(&terms, &inv_std)?;
                 mul_into(&terms, &dy)?;
                 summed_like(&terms, scale)?
@@ -212,44 +148,8 @@ fn layer_norm_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     Ok(outs)
 }
 
-fn product(a: &Tensor, b: &Tensor, kind: Kind) -> Result<Tensor> {
-    let out = empty(&a.size(), kind, a.device())?;
-    mul_to(a, b, &out)?;
-    Ok(out)
-}
-
 fn mul_to(a: &Tensor, b: &Tensor, out: &Tensor) -> Result<()> {
-    let args = [Arg::Tensor(a), Arg::Tensor(b), Arg::Tensor(out)];
-    write("aten::mul", "out", &args)
-}
-
-/// dx of a layer norm.
-fn through_norm(
-    g: &Tensor,
-    x: &Tensor,
-    axis: usize,
-    mean: &Tensor,
-    inv_std: &Tensor,
-    gamma: Option<&Tensor>,
-) -> Result<Tensor> {
-    let args = [
-        Arg::Tensor(g),
-        Arg::Tensor(x),
-        Arg::Ints(&x.size()[axis..]),
-        Arg::Tensor(mean),
-        Arg::Tensor(inv_std),
-        Arg::OptTensor(gamma),
-        Arg::None,
-        Arg::Bools(&[true, false, false]),
-    ];
-    let results = call_n("aten::native_layer_norm_backward", "", &args)?;
-    match results.into_iter().next() {
-        Some(Ret::Tensor(dx)) => Ok(dx),
-        _ => Err(Error::bug(
-            "kernel",
-            "LayerNormGrad: no gradient of the operand",
-        )),
-    }
+    write("aten::mul.out", args![a, b, out])
 }
 
 /// Σ dy, or Σ dy·(x − μ)·s with `normal` = (x, μ, s), over rows, as `like`. A few rows at a time
@@ -290,13 +190,7 @@ fn row_sums(
                         summands = first(wide);
                     }
                     copy_into(&terms, &these(x))?;
-                    let mean = these(mean);
-                    in_place(
-                        "aten::sub_",
-                        "Tensor",
-                        &terms,
-                        &[Arg::Tensor(&mean), Arg::Int(1)],
-                    )?;
+                    sub_into(&terms, &these(mean))?;
                     mul_into(&terms, &these(inv_std))?;
                     mul_into(&terms, &summands)?;
                 }
@@ -306,12 +200,7 @@ fn row_sums(
         match &part {
             Some(part) if start > 0 => {
                 sum(&summands, &[0], false, part)?;
-                in_place(
-                    "aten::add_",
-                    "Tensor",
-                    &total,
-                    &[Arg::Tensor(part), Arg::Int(1)],
-                )?;
+                add_into(&total, part)?;
             }
             _ => sum(&summands, &[0], false, &total)?,
         }
@@ -323,28 +212,14 @@ fn row_sums(
     Ok(out)
 }
 
-/// The sum over the axes along which `like` was broadcast, of its type.
+/// The sum over the axes along which `like` was broadcast, of the type of `like`.
 fn summed_like(x: &Tensor, like: &Tensor) -> Result<Tensor> {
-    let (full, size) = (x.size(), like.size());
-    let lead = full.len() - size.len();
-    let axes: Vec<i64> = (0..full.len())
-        .filter(|i| *i < lead || (size[i - lead] == 1 && full[*i] != 1))
-        .map(|i| i as i64)
-        .collect();
-    let kept: Vec<i64> = (0..full.len())
-        .map(|i| if i < lead { 1 } else { size[i - lead] })
-        .collect();
-    let out = empty(&size, like.kind(), x.device())?;
-    let total = match like.kind() == x.kind() {
-        true => out.alias(),
-        false => empty(&size, x.kind(), x.device())?,
-    };
-    let target = total.view(kept.as_slice());
-    match axes.is_empty() {
-        true => copy_into(&target, x)?,
-        false => sum(x, &axes, true, &target)?,
-    }
-    if like.kind() != x.kind() {
+    let out = empty_like(like)?;
+    if like.kind() == x.kind() {
+        sum_to(x, &out)?;
+    } else {
+        let total = empty_as(like, x.kind())?;
+        sum_to(x, &total)?;
         copy_into(&out, &total)?;
     }
     Ok(out)
@@ -356,8 +231,7 @@ fn row_means(x: &Tensor, axis: usize) -> Result<Tensor> {
     let axes: Vec<i64> = (axis..x.dim()).map(|a| a as i64).collect();
     sum(x, &axes, true, &out)?;
     let n: i64 = x.size()[axis..].iter().product();
-    let n = scalar(x.kind(), n as f64)?;
-    in_place("aten::div_", "Tensor", &out, &[Arg::Tensor(&n)])?;
+    div_into(&out, &scalar(x.kind(), n as f64)?)?;
     Ok(out)
 }
 
@@ -365,33 +239,26 @@ fn row_means(x: &Tensor, axis: usize) -> Result<Tensor> {
 fn root_factor(x: &Tensor, buffer: &Tensor, axis: usize, epsilon: f64) -> Result<Tensor> {
     mul_to(x, x, buffer)?;
     let factor = row_means(buffer, axis)?;
-    let epsilon = scalar(x.kind(), epsilon)?;
-    in_place(
-        "aten::add_",
-        "Tensor",
-        &factor,
-        &[Arg::Tensor(&epsilon), Arg::Int(1)],
-    )?;
-    in_place("aten::rsqrt_", "", &factor, &[])?;
+    add_into(&factor, &scalar(x.kind(), epsilon)?)?;
+    write("aten::rsqrt_", args![&factor])?;
     Ok(factor)
 }
 
 fn joint(a: Kind, b: Kind) -> Kind {
-    if a == Kind::Double || b == Kind::Double {
-        Kind::Double
-    } else {
-        Kind::Float
+    match a == Kind::Double || b == Kind::Double {
+        true => Kind::Double,
+        false => Kind::Float,
     }
 }
 
 fn rms_norm(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (x, scale) = (cx.x(0)?, cx.x(1)?);
-    let (kind, axis) = (joint(x.kind(), scale.kind()), axis_of(cx.attrs, x.dim()));
-    let epsilon = f64::from(cx.attrs.float("epsilon"));
+    let (kind, axis) = (joint(x.kind(), scale.kind()), cx.axis(x.dim()));
+    let epsilon = cx.number("epsilon");
     let out = empty(&x.size(), scale.kind(), x.device())?;
     let buffer = match scale.kind() == kind {
         true => out.alias(),
-        false => empty(&x.size(), kind, x.device())?,
+        false => empty_as(x, kind)?,
     };
     if x.kind() == kind {
         let factor = root_factor(x, &buffer, axis, epsilon)?;
@@ -405,19 +272,19 @@ fn rms_norm(cx: &KernelCx) -> Result<Vec<Tensor>> {
     if scale.kind() == kind {
         mul_into(&buffer, scale)?;
     } else {
-        mul_into(&buffer, &widened(scale, kind)?)?;
+        mul_into(&buffer, &dense_as(scale, kind)?)?;
         copy_into(&out, &buffer)?;
     }
     Ok(vec![out])
 }
 
-/// With r the factor and g = dy·scale: dx = r·(g − x̂·mean(g·x̂)), dscale = Σ dy·x̂. Two buffers hold all, x̂ being worked
-/// out twice; the first of them is the result where the types allow.
+/// With r the factor and g = dy·scale: dx = r·(g − x̂·mean(g·x̂)), dscale = Σ dy·x̂. Two buffers suffice, because x̂ is
+/// computed twice. The first buffer is the result where the types allow.
 fn rms_norm_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (dy, x, scale) = (cx.x(0)?, cx.x(1)?, cx.x(2)?);
-    let (kind, axis) = (joint(x.kind(), scale.kind()), axis_of(cx.attrs, x.dim()));
+    let (kind, axis) = (joint(x.kind(), scale.kind()), cx.axis(x.dim()));
     let wants = cx.attrs.ints("wants");
-    let new = |kind| empty(&x.size(), kind, x.device());
+    let new = |kind| empty_as(x, kind);
     let dx = wants.contains(&0).then(|| new(x.kind())).transpose()?;
     let work = match &dx {
         Some(dx) if x.kind() == kind => dx.alias(),
@@ -425,7 +292,7 @@ fn rms_norm_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     };
     let normal = new(kind)?;
     copy_into(&normal, x)?;
-    let factor = root_factor(&normal, &work, axis, f64::from(cx.attrs.float("epsilon")))?;
+    let factor = root_factor(&normal, &work, axis, cx.number("epsilon"))?;
     mul_into(&normal, &factor)?;
     let mut dscale = None;
     if wants.contains(&1) {
@@ -435,18 +302,13 @@ fn rms_norm_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     }
     if let Some(dx) = &dx {
         copy_into(&work, dy)?;
-        mul_into(&work, &widened_strided(scale, kind)?)?;
+        mul_into(&work, &laid_as(scale, kind)?)?;
         mul_into(&normal, &work)?;
         let along = row_means(&normal, axis)?;
         copy_into(&normal, x)?;
         mul_into(&normal, &factor)?;
         mul_into(&normal, &along)?;
-        in_place(
-            "aten::sub_",
-            "Tensor",
-            &work,
-            &[Arg::Tensor(&normal), Arg::Int(1)],
-        )?;
+        sub_into(&work, &normal)?;
         mul_into(&work, &factor)?;
         if x.kind() != kind {
             copy_into(dx, &work)?;
@@ -455,10 +317,10 @@ fn rms_norm_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     Ok(dx.into_iter().chain(dscale).collect())
 }
 
-/// In `kind`; as it lies where it has that type.
-fn widened_strided(x: &Tensor, kind: Kind) -> Result<Tensor> {
-    if x.kind() == kind {
-        return Ok(x.alias());
+/// The tensor itself, whatever its strides, if it is of type `kind`; else a row-major copy of that type.
+fn laid_as(x: &Tensor, kind: Kind) -> Result<Tensor> {
+    match x.kind() == kind {
+        true => Ok(x.alias()),
+        false => copied_as(x, kind),
     }
-    widened(x, kind)
 }

@@ -1,12 +1,7 @@
-//! Steps of optimizers, a stretch of elements at a time: 16-bit tensors are widened, worked on and rounded once.
+//! Optimizer steps, a block of elements at a time. Blocks of 16-bit tensors are widened, computed and rounded once.
 
-use super::super::convert::tch_error;
-use super::{Kernel, KernelCx, call, copy_into, empty, scalar, write};
-use ckpt_passes::ir::OpDef;
+use super::context::*;
 use ckpt_passes::ops::optimizer::*;
-use ckpt_passes::{Error, Result};
-use ckpt_torch::Arg;
-use tch::{Device, Kind, Tensor};
 
 use Factor::{Here, There};
 
@@ -22,57 +17,42 @@ fn attr(cx: &KernelCx, name: &str) -> f64 {
     decimal(cx.attrs.float(name))
 }
 
-/// A number of a formula.
+/// A factor of a formula.
 enum Factor {
     Here(f64),
-    /// On the device, as one element of the type that is computed in: the host does not wait for what it is made of.
+    /// On the device, as one element of the type computed in, so that the host does not wait for it.
     There(Tensor),
 }
 
-/// Whether the host leaves learning rate and step where they are. A device always has them: a step that is captured then
-/// computes what any other does.
+/// Returns whether learning rate and step number stay on the device. They always do on a device, so that captured steps
+/// compute the same bits as others.
 fn leaves_numbers(cx: &KernelCx) -> Result<bool> {
-    Ok(cx.later.is_some() || cx.x(0)?.device() != Device::Cpu)
+    Ok(cx.deferred.is_some() || !backend(cx.x(0)?).is_host())
 }
 
-/// A number where it is, in float64.
+/// An operand of one element, in float64, where it is.
 fn number(cx: &KernelCx, slot: usize) -> Result<Tensor> {
-    let x = call(
-        "aten::reshape",
-        "",
-        &[Arg::Tensor(cx.x(slot)?), Arg::Ints(&[])],
-    )?;
+    let x = call("aten::reshape", args![cx.x(slot)?, Arg::Ints(&[])])?;
     x.f_to_kind(Kind::Double).map_err(|e| tch_error(&e))
 }
 
 fn times(x: &Tensor, by: f64) -> Result<Tensor> {
-    call("aten::mul", "Scalar", &[Arg::Tensor(x), Arg::Double(by)])
+    call("aten::mul.Scalar", args![x, by])
 }
 
 /// 1 − x.
 fn rest(x: &Tensor) -> Result<Tensor> {
-    call(
-        "aten::rsub",
-        "Scalar",
-        &[Arg::Tensor(x), Arg::Double(1.0), Arg::Int(1)],
-    )
+    call("aten::rsub.Scalar", args![x, 1.0, 1])
 }
 
-/// A number in the type that an operand is computed in.
+/// A number as a factor on the device, in the type computed in.
 fn there(cx: &KernelCx, x: &Tensor) -> Result<Factor> {
-    let x = x.f_to_kind(wide(cx.x(0)?.kind()));
+    let x = x.f_to_kind(compute_kind(cx.x(0)?.kind()));
     Ok(There(x.map_err(|e| tch_error(&e))?))
 }
 
-fn wide(kind: Kind) -> Kind {
-    match kind {
-        Kind::Half | Kind::BFloat16 => Kind::Float,
-        kind => kind,
-    }
-}
-
 fn learning_rate(cx: &KernelCx, slot: usize) -> Result<f64> {
-    // Read where it is: a conversion would make a temporary.
+    // Read in its own type: a conversion would allocate a temporary.
     let lr = cx.x(slot)?.f_double_value(&[]);
     lr.map_err(|e| tch_error(&e))
 }
@@ -92,14 +72,14 @@ fn step_number(cx: &KernelCx, slot: usize) -> Result<f64> {
     is_step(first).map(|()| first.unwrap_or(1) as f64)
 }
 
-/// The same where it is.
+/// The number of the step where it is, checked.
 fn step_there(cx: &KernelCx, slot: usize) -> Result<Tensor> {
-    match cx.later {
+    match cx.deferred {
         None => drop(step_number(cx, slot)?),
-        Some(later) => {
+        Some(deferred) => {
             let wide = cx.x(slot)?.f_to_kind(Kind::Int64);
             let wide = wide.map_err(|e| tch_error(&e))?;
-            later.ask(&wide, Box::new(|low, _| is_step(Some(low))))?;
+            deferred.defer(&wide, Box::new(|low, _| is_step(Some(low))))?;
         }
     }
     number(cx, slot)
@@ -137,20 +117,10 @@ fn momentum(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (weight, decayed) = match (cx.opt(3).is_some(), leaves_numbers(cx)?) {
         (true, true) => {
             let step = step_there(cx, 3)?;
-            let args = [Arg::Tensor(&step), Arg::Double(1.0)];
-            let is_first = call("aten::eq", "Scalar", &args)?;
+            let is_first = call("aten::eq.Scalar", args![&step, 1.0])?;
             let weight = empty(&[], Kind::Double, step.device())?;
-            write(
-                "aten::fill_",
-                "Scalar",
-                &[Arg::Tensor(&weight), Arg::Double(later)],
-            )?;
-            let args = [
-                Arg::Tensor(&weight),
-                Arg::Tensor(&is_first),
-                Arg::Double(1.0),
-            ];
-            write("aten::masked_fill_", "Scalar", &args)?;
+            write("aten::fill_.Scalar", args![&weight, later])?;
+            write("aten::masked_fill_.Scalar", args![&weight, &is_first, 1.0])?;
             (there(cx, &weight)?, there(cx, &times(&weight, decay)?)?)
         }
         (is_given, _) => {
@@ -172,8 +142,7 @@ fn momentum(cx: &KernelCx) -> Result<Vec<Tensor>> {
 fn adam_mean(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let weight = 1.0 - attr(cx, BETA);
     stretches(cx, &[1], 0, &|to, given, _| {
-        let args = [Arg::Tensor(to), Arg::Tensor(&given[0]), Arg::Double(weight)];
-        write("aten::lerp_", "Scalar", &args)
+        write("aten::lerp_.Scalar", args![to, &given[0], weight])
     })
 }
 
@@ -182,16 +151,12 @@ fn adam_square(cx: &KernelCx) -> Result<Vec<Tensor>> {
     stretches(cx, &[1], 0, &|to, given, _| {
         scale(to, &Here(beta))?;
         let g = Arg::Tensor(&given[0]);
-        write(
-            "aten::addcmul_",
-            "",
-            &[Arg::Tensor(to), g, g, Arg::Double(1.0 - beta)],
-        )
+        write("aten::addcmul_", args![to, g, g, 1.0 - beta])
     })
 }
 
-/// What of a step is the same for all elements: the size, negated, what divides the root of the square, and what is kept
-/// of the parameter.
+/// The factors that all elements of a step share: the negated step size, the divisor of the root of the square, and the
+/// share of the parameter that is kept.
 fn adamw_numbers(cx: &KernelCx) -> Result<[Factor; 3]> {
     let (beta1, beta2, decay) = (attr(cx, BETA1), attr(cx, BETA2), attr(cx, WEIGHT_DECAY));
     if !leaves_numbers(cx)? {
@@ -201,17 +166,10 @@ fn adamw_numbers(cx: &KernelCx) -> Result<[Factor; 3]> {
         return Ok([Here(-size), Here(root), Here(1.0 - lr * decay)]);
     }
     let (lr, step) = (number(cx, 3)?, step_there(cx, 4)?);
-    let undone = |beta: f64| {
-        let args = [Arg::Double(beta), Arg::Tensor(&step)];
-        rest(&call("aten::pow", "Scalar", &args)?)
-    };
+    let undone = |beta: f64| rest(&call("aten::pow.Scalar", args![beta, &step])?);
     let mean = undone(beta1)?;
-    let size = call(
-        "aten::div",
-        "Tensor",
-        &[Arg::Tensor(&lr), Arg::Tensor(&mean)],
-    )?;
-    let root = call("aten::sqrt", "", &[Arg::Tensor(&undone(beta2)?)])?;
+    let size = call("aten::div.Tensor", args![&lr, &mean])?;
+    let root = call("aten::sqrt", args![&undone(beta2)?])?;
     Ok([
         there(cx, &times(&size, -1.0)?)?,
         there(cx, &root)?,
@@ -224,89 +182,51 @@ fn adamw(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let eps = attr(cx, EPS);
     stretches(cx, &[1, 2], 1, &|to, given, room| {
         let (mean, square) = (&given[0], &given[1]);
-        // The square's own stretch where that is a widened copy.
+        // The square's own block where that is a widened copy.
         let spread = room.unwrap_or(square);
-        write(
-            "aten::sqrt",
-            "out",
-            &[Arg::Tensor(square), Arg::Tensor(spread)],
-        )?;
-        let number;
-        let root = match &root {
-            There(root) => root,
-            Here(root) => {
-                number = scalar(spread.kind(), *root)?;
-                &number
-            }
-        };
-        write(
-            "aten::div_",
-            "Tensor",
-            &[Arg::Tensor(spread), Arg::Tensor(root)],
-        )?;
-        let number = scalar(spread.kind(), eps)?;
-        write(
-            "aten::add_",
-            "Tensor",
-            &[Arg::Tensor(spread), Arg::Tensor(&number), Arg::Int(1)],
-        )?;
+        write("aten::sqrt.out", args![square, spread])?;
+        div_into(spread, &root.tensor(spread.kind())?)?;
+        add_into(spread, &scalar(spread.kind(), eps)?)?;
         scale(to, &keep)?;
         match &size {
-            Here(size) => {
-                let args = [
-                    Arg::Tensor(to),
-                    Arg::Tensor(mean),
-                    Arg::Tensor(spread),
-                    Arg::Double(*size),
-                ];
-                write("aten::addcdiv_", "", &args)
-            }
+            Here(size) => write("aten::addcdiv_", args![to, mean, spread, *size]),
             There(_) => {
-                let args = [Arg::Tensor(mean), Arg::Tensor(spread), Arg::Tensor(spread)];
-                write("aten::div", "out", &args)?;
+                write("aten::div.out", args![mean, spread, spread])?;
                 add_scaled(to, spread, &size)
             }
         }
     })
 }
 
-fn scale(to: &Tensor, by: &Factor) -> Result<()> {
-    let number;
-    let by = match by {
-        Here(1.0) => return Ok(()),
-        Here(by) => {
-            number = scalar(to.kind(), *by)?;
-            &number
-        }
-        There(by) => by,
-    };
-    write("aten::mul_", "Tensor", &[Arg::Tensor(to), Arg::Tensor(by)])
-}
-
-fn add_scaled(to: &Tensor, what: &Tensor, by: &Factor) -> Result<()> {
-    match by {
-        Here(by) => {
-            let args = [Arg::Tensor(to), Arg::Tensor(what), Arg::Double(*by)];
-            write("aten::add_", "Tensor", &args)
-        }
-        There(by) => {
-            let args = [
-                Arg::Tensor(to),
-                Arg::Tensor(what),
-                Arg::Tensor(by),
-                Arg::Double(1.0),
-            ];
-            write("aten::addcmul_", "", &args)
+impl Factor {
+    fn tensor(&self, kind: Kind) -> Result<Tensor> {
+        match self {
+            Here(number) => scalar(kind, *number),
+            There(number) => Ok(number.shallow_clone()),
         }
     }
 }
 
-/// What a formula does to a stretch of the first operand, given those of others and, where it wants it, room of that size.
+fn scale(to: &Tensor, by: &Factor) -> Result<()> {
+    match by {
+        Here(1.0) => Ok(()),
+        by => mul_into(to, &by.tensor(to.kind())?),
+    }
+}
+
+fn add_scaled(to: &Tensor, what: &Tensor, by: &Factor) -> Result<()> {
+    match by {
+        Here(by) => write("aten::add_.Tensor", args![to, what, *by]),
+        There(by) => write("aten::addcmul_", args![to, what, by, 1.0]),
+    }
+}
+
+/// Changes a block of the first operand, given the blocks of the others and, on request, a buffer of that size.
 type Formula<'a> = &'a dyn Fn(&Tensor, &[Tensor], Option<&Tensor>) -> Result<()>;
 
-/// Runs a formula in place over copies of the first operand's stretches, or over itself where the result is written
-/// over it. `others` are slots of tensors of its type; those not given are left out. `buffers` is 1 where a formula wants
-/// room; for 16-bit types the widened stretches are free to be written over.
+/// Runs a formula over the first operand, block by block: in place where the result overwrites it, else on copies.
+/// `others` are slots of tensors of its type; missing ones are skipped. `buffers` is 1 for a formula that needs a buffer.
+/// With 16-bit types the formula may overwrite the widened blocks.
 fn stretches(
     cx: &KernelCx,
     others: &[usize],
@@ -314,7 +234,7 @@ fn stretches(
     formula: Formula,
 ) -> Result<Vec<Tensor>> {
     let old = cx.x(0)?;
-    let out = cx.result(&old.size(), old.kind(), old.device())?;
+    let out = cx.result_like(old)?;
     let elements = old.numel() as i64;
     if elements == 0 {
         return Ok(vec![out]);
@@ -322,7 +242,7 @@ fn stretches(
     let others: Vec<&Tensor> = others.iter().filter_map(|i| cx.opt(*i)).collect();
     let is_flat = old.is_contiguous() && others.iter().all(|t| t.is_contiguous());
     let laid = |t: &Tensor| match is_flat || t.dim() == 0 {
-        true => call("aten::view", "", &[Arg::Tensor(t), Arg::Ints(&[-1])]),
+        true => call("aten::view", args![t, &[-1]]),
         false => Ok(t.alias()),
     };
     let (from, to) = (laid(old)?, laid(&out)?);
@@ -330,7 +250,7 @@ fn stretches(
     let length = from.size()[0];
     let row = elements / length;
     let most = stretch(&old.size(), is_flat) / row;
-    let wide = wide(old.kind());
+    let wide = compute_kind(old.kind());
     let is_narrow = wide != old.kind();
     let mut dims = from.size();
     dims[0] = most;
@@ -338,13 +258,10 @@ fn stretches(
     let rooms = (0..count)
         .map(|_| empty(&dims, wide, old.device()))
         .collect::<Result<Vec<Tensor>>>()?;
-    let is_in_place = cx.over.is_some();
+    let is_in_place = cx.overwrites.is_some();
     for at in (0..length).step_by(most as usize) {
         let n = most.min(length - at);
-        let part = |t: &Tensor, at: i64| {
-            let args = [Arg::Tensor(t), Arg::Int(0), Arg::Int(at), Arg::Int(n)];
-            call("aten::narrow", "", &args)
-        };
+        let part = |t: &Tensor, at: i64| narrow(t, 0, at, n);
         let (own, target) = (part(&from, at)?, part(&to, at)?);
         if is_narrow {
             let widened = |(room, t): (&Tensor, &Tensor)| {

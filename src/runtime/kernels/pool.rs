@@ -1,11 +1,7 @@
 //! The largest element of each window.
 
-use super::{Kernel, KernelCx, copy_into, empty, scalar, write};
-use ckpt_passes::Result;
-use ckpt_passes::ir::OpDef;
+use super::context::*;
 use ckpt_passes::ops::pool::*;
-use ckpt_torch::Arg;
-use tch::{Kind, Tensor};
 
 pub const KERNELS: &[(&OpDef, Kernel)] = &[(&MAX_POOL, max_pool)];
 
@@ -22,7 +18,7 @@ fn max_pool(cx: &KernelCx) -> Result<Vec<Tensor>> {
         let kinds = [x.kind(), Kind::Int64].into_iter().take(cx.n_outs);
         return kinds.map(|kind| empty(&dims, kind, x.device())).collect();
     }
-    let by_column = cx.attrs.int("storage_order") != 0;
+    let by_column = cx.flag("storage_order");
     let (mut values, mut places) = (x.alias(), None);
     for (i, windows) in all.iter().enumerate().rev() {
         let axis = i + 2;
@@ -50,8 +46,7 @@ fn max_pool(cx: &KernelCx) -> Result<Vec<Tensor>> {
 
 /// `to` += `factor`·`from`, in place.
 fn scale_and_add(to: &Tensor, from: &Tensor, factor: i64) -> Result<()> {
-    let args = [Arg::Tensor(to), Arg::Tensor(from), Arg::Int(factor)];
-    write("aten::add_", "Tensor", &args)
+    write("aten::add_.Tensor", args![to, from, factor])
 }
 
 /// The largest of each window along one axis, and its place: `step` times the one along the axis, plus the one that
@@ -73,8 +68,7 @@ fn along(
     } else {
         let padded = empty(&padded_size, x.kind(), x.device())?;
         let least = scalar(x.kind(), f64::NEG_INFINITY)?;
-        let args = [Arg::Tensor(&padded), Arg::Tensor(&least)];
-        write("aten::fill_", "Tensor", &args)?;
+        fill(&padded, &least)?;
         let inner = padded.narrow(axis as i64, windows.before, size[axis]);
         copy_into(&inner, x)?;
         padded
@@ -88,14 +82,10 @@ fn along(
     strides.push(strides[axis] * windows.dilation);
     strides[axis] *= windows.stride;
     let view = padded.as_strided(dims.as_slice(), strides.as_slice(), None);
-    let args = [
-        Arg::Tensor(&view),
-        Arg::Int(size.len() as i64),
-        Arg::Bool(false),
-        Arg::Tensor(&values),
-        Arg::Tensor(&taps),
-    ];
-    write("aten::max", "dim_max", &args)?;
+    write(
+        "aten::max.dim_max",
+        args![&view, size.len() as i64, false, &values, &taps],
+    )?;
     drop((view, padded));
     // The place along this axis: tap·dilation + window·stride − padding. Padding is only ever as large as the largest
     // where that is the least number there is; the nearest element is then as good.
@@ -106,23 +96,17 @@ fn along(
     scale_and_add(&taps, &starts, windows.stride)?;
     drop(starts);
     let before = scalar(Kind::Int64, windows.before as f64)?;
-    let args = [Arg::Tensor(&taps), Arg::Tensor(&before), Arg::Int(1)];
-    write("aten::sub_", "Tensor", &args)?;
-    let args = [Arg::Tensor(&taps), Arg::Int(0), Arg::Int(size[axis] - 1)];
-    write("aten::clamp_", "", &args)?;
+    sub_into(&taps, &before)?;
+    write("aten::clamp_", args![&taps, 0, size[axis] - 1])?;
     let Some(places) = places else {
         scaled(&taps, step)?;
         return Ok((values, Some(taps)));
     };
     let found = empty(&out_size, Kind::Int64, x.device())?;
-    let args = [
-        Arg::Tensor(&places),
-        Arg::Int(axis as i64),
-        Arg::Tensor(&taps),
-        Arg::Bool(false),
-        Arg::Tensor(&found),
-    ];
-    write("aten::gather", "out", &args)?;
+    write(
+        "aten::gather.out",
+        args![&places, axis as i64, &taps, false, &found],
+    )?;
     scale_and_add(&found, &taps, step)?;
     Ok((values, Some(found)))
 }
@@ -130,9 +114,5 @@ fn along(
 /// `v` *= `factor`, in place.
 fn scaled(v: &Tensor, factor: i64) -> Result<()> {
     let factor = scalar(Kind::Int64, factor as f64)?;
-    write(
-        "aten::mul_",
-        "Tensor",
-        &[Arg::Tensor(v), Arg::Tensor(&factor)],
-    )
+    mul_into(v, &factor)
 }

@@ -1,12 +1,8 @@
 //! Powers.
 
-use super::{Kernel, KernelCx, broadcast, empty, write};
+use super::context::*;
 use crate::runtime::convert;
-use ckpt_passes::Result;
-use ckpt_passes::ir::OpDef;
 use ckpt_passes::ops::power::*;
-use ckpt_torch::Arg;
-use tch::Tensor;
 
 pub const KERNELS: &[(&OpDef, Kernel)] = &[(&POW, pow)];
 
@@ -16,11 +12,7 @@ fn pow(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (base, exponent) = (cx.x(0)?, cx.x(1)?);
     let out = cx.result(&broadcast(&[base, exponent]), base.kind(), base.device())?;
     let power = |b: &Tensor, e: &Tensor, out: &Tensor| {
-        write(
-            "aten::pow",
-            "Tensor_Tensor_out",
-            &[Arg::Tensor(b), Arg::Tensor(e), Arg::Tensor(out)],
-        )
+        write("aten::pow.Tensor_Tensor_out", args![b, e, out])
     };
     if base.kind() == exponent.kind() {
         power(base, exponent, &out)?;
@@ -36,11 +28,7 @@ fn pow(cx: &KernelCx) -> Result<Vec<Tensor>> {
     } else {
         let wide = empty(&out.size(), exponent.kind(), base.device())?;
         power(base, exponent, &wide)?;
-        write(
-            "aten::copy_",
-            "",
-            &[Arg::Tensor(&out), Arg::Tensor(&wide), Arg::Bool(false)],
-        )?;
+        copy_into(&out, &wide)?;
     }
     Ok(vec![out])
 }

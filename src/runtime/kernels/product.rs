@@ -1,78 +1,71 @@
-//! Matrix products by the fastest that the processor has: ours or the library's, chosen by processor, element
-//! type and layout alone, so that a node and its copy always take the same.
+//! Matrix products by the fastest code that the processor has: ours or the library's.
+//!
+//! Processor, element type and layout alone decide, so that a node and its recomputation take the same code.
 
-use super::write;
-use crate::runtime::convert::torch_error;
-use ckpt_passes::Result;
-use ckpt_torch::{Arg, memory, product};
-use tch::{Device, Kind, Tensor};
+use super::context::*;
+use ckpt_torch::{memory, product};
 
-/// Calls a matrix product that writes into one of its arguments. Operands are such that libtorch copies none (see
-/// `ops::matmul::plan`); what the library below it packs comes from its workspace.
-pub fn write_product(name: &str, overload: &str, args: &[Arg]) -> Result<()> {
-    if let Some(product) = Product::of(name, args)
-        && product.is_ours()
-    {
-        return product.write();
-    }
-    let _scratch = memory::Scratch::begin();
-    write(name, overload, args)
-}
-
-/// out = alpha a b + beta c, of matrices or of batches of them.
-struct Product<'a> {
-    a: &'a Tensor,
-    b: &'a Tensor,
-    c: Option<&'a Tensor>,
-    alpha: f64,
-    beta: f64,
-    out: &'a Tensor,
+/// `out` = `alpha`·`a`·`b` + beta·c, of matrices or of batches of matrices.
+pub struct Product<'a> {
+    pub a: &'a Tensor,
+    pub b: &'a Tensor,
+    pub alpha: f64,
+    /// The summand c, which may be `out` itself, and beta. With a beta of 0, what `out` held is not read.
+    pub sum: Option<(&'a Tensor, f64)>,
+    pub out: &'a Tensor,
 }
 
 impl<'a> Product<'a> {
-    /// What a call of libtorch's computes, if it is a product.
-    fn of(name: &str, args: &[Arg<'a>]) -> Option<Product<'a>> {
-        let (a, b, c, alpha, beta, out) = match (name, args) {
-            ("aten::mm" | "aten::bmm", [Arg::Tensor(a), Arg::Tensor(b), Arg::Tensor(out)]) => {
-                (*a, *b, None, 1.0, 0.0, *out)
-            }
-            (
-                "aten::addmm",
-                [
-                    Arg::Tensor(c),
-                    Arg::Tensor(a),
-                    Arg::Tensor(b),
-                    Arg::Double(beta),
-                    Arg::Double(alpha),
-                    Arg::Tensor(out),
-                ],
-            ) => (*a, *b, Some(*c), *alpha, *beta, *out),
-            (
-                "aten::addmm_" | "aten::baddbmm_",
-                [
-                    Arg::Tensor(out),
-                    Arg::Tensor(a),
-                    Arg::Tensor(b),
-                    Arg::Double(beta),
-                    Arg::Double(alpha),
-                ],
-            ) => (*a, *b, Some(*out), *alpha, *beta, *out),
-            _ => return None,
-        };
-        Some(Product {
+    /// `out` = `a`·`b`.
+    pub fn plain(a: &'a Tensor, b: &'a Tensor, out: &'a Tensor) -> Product<'a> {
+        Product {
             a,
             b,
-            c,
-            alpha,
-            beta,
+            alpha: 1.0,
+            sum: None,
             out,
-        })
+        }
+    }
+
+    /// `out` = `alpha`·`a`·`b`, added to what `out` holds if `add`.
+    pub fn onto(out: &'a Tensor, a: &'a Tensor, b: &'a Tensor, alpha: f64, add: bool) -> Self {
+        Product {
+            alpha,
+            sum: Some((out, f64::from(u8::from(add)))),
+            ..Product::plain(a, b, out)
+        }
+    }
+
+    /// Computes the product. libtorch copies none of the operands (see `ops::matmul::plan`), and what the library below
+    /// it packs comes from its workspace.
+    pub fn write(&self) -> Result<()> {
+        if self.is_ours() {
+            return self.write_ours();
+        }
+        let Product {
+            a, b, alpha, out, ..
+        } = *self;
+        let is_batch = out.dim() == 3;
+        let _scratch = memory::Scratch::begin();
+        match self.sum {
+            None if is_batch => write("aten::bmm.out", args![a, b, out]),
+            None => write("aten::mm.out", args![a, b, out]),
+            Some((c, beta)) if std::ptr::eq(c, out) => {
+                let name = if is_batch {
+                    "aten::baddbmm_"
+                } else {
+                    "aten::addmm_"
+                };
+                write(name, args![out, a, b, beta, alpha])
+            }
+            Some((c, beta)) => write("aten::addmm.out", args![c, a, b, beta, alpha, out]),
+        }
     }
 
     fn is_ours(&self) -> bool {
-        let is_read = |x: &Tensor| x.kind() == Kind::Float && x.device() == Device::Cpu;
+        let is_read = |x: &Tensor| x.kind() == Kind::Float && backend(x).is_host();
         let last = self.out.dim() - 1;
-        product::is_ours()
+        backend(self.out).has_own_products()
             && is_read(self.a)
             && is_read(self.b)
             && is_read(self.out)
@@ -80,19 +73,12 @@ impl<'a> Product<'a> {
             && (self.out.stride()[last] == 1 || self.out.size()[last] <= 1)
     }
 
-    fn write(&self) -> Result<()> {
+    fn write_ours(&self) -> Result<()> {
         let dims = self.out.size();
+        let (c, beta) = self.sum.filter(|(_, beta)| *beta != 0.0).unzip();
         // Broadcast, which makes a view.
-        let c = (self.c.filter(|_| self.beta != 0.0))
-            .map(|c| {
-                super::call(
-                    "aten::expand",
-                    "",
-                    &[Arg::Tensor(c), Arg::Ints(&dims), Arg::Bool(false)],
-                )
-            })
-            .transpose()?;
-        product::write(self.a, self.b, c.as_ref(), self.alpha, self.beta, self.out)
-            .map_err(torch_error)
+        let c = c.map(|c| call("aten::expand", args![c, &dims, false]));
+        let (c, beta) = (c.transpose()?, beta.unwrap_or(0.0));
+        product::write(self.a, self.b, c.as_ref(), self.alpha, beta, self.out).map_err(torch_error)
     }
 }

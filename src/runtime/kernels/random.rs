@@ -1,19 +1,14 @@
 //! Random numbers: one loop over the result's elements, no temporaries.
 //!
-//! The hash is integer arithmetic of ours, so that it runs on the host, on as many threads as libtorch may use; a result
-//! on another device is made here and copied there. An element depends on its index alone, so any split of the work
-//! gives the same bits. `native` and `eager` draw with libtorch's own kernels instead, which take an int32 for each
-//! element drawn at once.
+//! The hash is integer arithmetic of ours. It runs on the host, on as many threads as libtorch may use, and a result for a
+//! device is copied there. An element depends on its index alone, so any split of the work gives the same bits. `native`
+//! and `eager` draw with libtorch's kernels instead, which allocate an int32 for each element drawn at once.
 
-use super::{Kernel, KernelCx, copy_into, empty, scalar, torch_error, write};
+use super::context::*;
 use crate::rng::Rng;
-use ckpt_passes::Result;
-use ckpt_passes::ir::OpDef;
 use ckpt_passes::ops::random::*;
 use ckpt_torch::rng::Generator;
-use ckpt_torch::{Arg, bytes};
 use half::{bf16, f16};
-use tch::{Device, Kind, Tensor};
 
 pub const KERNELS: &[(&OpDef, Kernel)] = &[(&DROPOUT, dropout), (&UNIFORM, uniform)];
 
@@ -27,15 +22,9 @@ fn key(cx: &KernelCx, slot: usize) -> Result<Key> {
     Ok(Key::new(cx.ints(slot)?[0], cx.ints(slot + 1)?[0]))
 }
 
-/// Runs `change` over the bytes of `out`, wherever it is.
-fn edit(mut out: Tensor, change: impl FnOnce(&mut [u8])) -> Result<Vec<Tensor>> {
-    if out.device() == Device::Cpu {
-        bytes::edit(&mut out, change).map_err(torch_error)?;
-    } else {
-        let mut host = out.to_device(Device::Cpu);
-        bytes::edit(&mut host, change).map_err(torch_error)?;
-        copy_into(&out, &host)?;
-    }
+/// The tensor with its bytes edited on the host.
+fn edited(mut out: Tensor, edit: &mut dyn FnMut(&mut [u8])) -> Result<Vec<Tensor>> {
+    backend(&out).edit_bytes(&mut out, edit)?;
     Ok(vec![out])
 }
 
@@ -60,7 +49,7 @@ fn each<const N: usize>(bytes: &mut [u8], change: impl Fn(u64, [u8; N]) -> [u8; 
     });
 }
 
-/// Copies the operand into the result and works there. 16-bit elements are computed in float32 and rounded once.
+/// Copies the operand into the result and changes it there. 16-bit elements are computed in float32 and rounded once.
 fn dropout(cx: &KernelCx) -> Result<Vec<Tensor>> {
     if cx.draws.rng() != Rng::Counter {
         return torch_dropout(cx);
@@ -70,46 +59,31 @@ fn dropout(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let least = threshold(ratio as f32);
     let (wide, scale) = (1.0 / (1.0 - ratio), 1.0 / (1.0 - ratio as f32));
     let kind = x.kind();
-    let out = empty(&x.size(), kind, x.device())?;
-    copy_into(&out, x)?;
+    let out = copied_as(x, kind)?;
     let off = |index: u64| key.draw(index) < least;
-    edit(out, |all| match kind {
-        Kind::Double => each(all, |i, e| {
-            if off(i) {
-                [0; 8]
-            } else {
-                (f64::from_le_bytes(e) * wide).to_le_bytes()
-            }
+    // A kept element is scaled in the type computed in and rounded once. The row takes floating-point types only.
+    edited(out, &mut |all| match kind {
+        Kind::Double => drop_out(all, off, |e| (f64::from_le_bytes(e) * wide).to_le_bytes()),
+        Kind::Float => drop_out(all, off, |e| (f32::from_le_bytes(e) * scale).to_le_bytes()),
+        Kind::Half => drop_out(all, off, |e| {
+            f16::from_f32(f16::from_le_bytes(e).to_f32() * scale).to_le_bytes()
         }),
-        Kind::Float => each(all, |i, e| {
-            if off(i) {
-                [0; 4]
-            } else {
-                (f32::from_le_bytes(e) * scale).to_le_bytes()
-            }
-        }),
-        Kind::Half => each(all, |i, e| {
-            let x = f16::from_le_bytes(e).to_f32();
-            if off(i) {
-                [0; 2]
-            } else {
-                f16::from_f32(x * scale).to_le_bytes()
-            }
-        }),
-        // The row takes floating-point types only.
-        _ => each(all, |i, e| {
-            let x = bf16::from_le_bytes(e).to_f32();
-            if off(i) {
-                [0; 2]
-            } else {
-                bf16::from_f32(x * scale).to_le_bytes()
-            }
+        _ => drop_out(all, off, |e| {
+            bf16::from_f32(bf16::from_le_bytes(e).to_f32() * scale).to_le_bytes()
         }),
     })
 }
 
-/// Calls `draw` with the generator and what is to be filled from it: all of a new tensor of that shape, on the CPU, or
-/// one stretch after another.
+/// Sets the elements whose index is `off` to 0 and changes the others by `keep`.
+fn drop_out<const N: usize>(
+    bytes: &mut [u8],
+    off: impl Fn(u64) -> bool + Sync,
+    keep: impl Fn([u8; N]) -> [u8; N] + Sync,
+) {
+    each(bytes, |i, e| if off(i) { [0; N] } else { keep(e) })
+}
+
+/// Fills a new CPU tensor: calls `draw` with the generator and all of the tensor, or one block after the other.
 fn drawn(
     cx: &KernelCx,
     slot: usize,
@@ -132,7 +106,7 @@ fn drawn(
     Ok(out)
 }
 
-/// What `torch.nn.functional.dropout` does on a CPU, op by op and bit for bit.
+/// Computes what `torch.nn.functional.dropout` computes on a CPU, op by op and bit for bit.
 fn torch_dropout(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (x, ratio) = (cx.x(0)?, cx.x(1)?);
     let ratio = match ratio.kind() {
@@ -142,35 +116,21 @@ fn torch_dropout(cx: &KernelCx) -> Result<Vec<Tensor>> {
     };
     let (dims, kind) = (x.size(), x.kind());
     if !(ratio > 0.0 && ratio < 1.0) || x.numel() == 0 {
-        let out = empty(&dims, kind, x.device())?;
-        copy_into(&out, x)?;
+        let out = copied_as(x, kind)?;
         if ratio >= 1.0 {
-            multiply(&out, &scalar(Kind::Double, 0.0)?)?;
+            mul_into(&out, &scalar(Kind::Double, 0.0)?)?;
         }
         return Ok(vec![out]);
     }
     let keep = 1.0 - ratio;
     let divisor = scalar(Kind::Double, keep)?;
     let mask = drawn(cx, 2, (&dims, kind), |generator, part| {
-        let args = [
-            Arg::Tensor(part),
-            Arg::Double(keep),
-            Arg::Generator(generator),
-        ];
-        write("aten::bernoulli_", "float", &args)?;
-        write(
-            "aten::div_",
-            "Tensor",
-            &[Arg::Tensor(part), Arg::Tensor(&divisor)],
-        )
+        write("aten::bernoulli_.float", args![part, keep, generator])?;
+        div_into(part, &divisor)
     })?;
     let out = mask.to_device(x.device());
-    multiply(&out, x)?;
+    mul_into(&out, x)?;
     Ok(vec![out])
-}
-
-fn multiply(out: &Tensor, by: &Tensor) -> Result<()> {
-    write("aten::mul_", "Tensor", &[Arg::Tensor(out), Arg::Tensor(by)])
 }
 
 /// The shortest decimal number that rounds to `ratio`.
@@ -182,20 +142,14 @@ fn uniform(cx: &KernelCx) -> Result<Vec<Tensor>> {
     if cx.draws.rng() != Rng::Counter {
         let dims = cx.ints(0)?;
         let drawn = drawn(cx, 1, (&dims, Kind::Float), |generator, part| {
-            let args = [
-                Arg::Tensor(part),
-                Arg::Double(0.0),
-                Arg::Double(1.0),
-                Arg::Generator(generator),
-            ];
-            write("aten::uniform_", "", &args)
+            write("aten::uniform_", args![part, 0.0, 1.0, generator])
         })?;
         return Ok(vec![drawn.to_device(cx.x(0)?.device())]);
     }
     let key = key(cx, 1)?;
     let out = empty(&cx.ints(0)?, Kind::Float, cx.x(0)?.device())?;
     let step = 1.0 / (1u32 << BITS) as f32;
-    edit(out, |all| {
+    edited(out, &mut |all| {
         each(all, |i, _: [u8; 4]| {
             (key.draw(i) as f32 * step).to_le_bytes()
         })

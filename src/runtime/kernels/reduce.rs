@@ -1,40 +1,23 @@
 //! Reductions over axes.
 
-use super::shape::axes_of;
-use super::{Kernel, KernelCx, call, empty, scalar, write};
-use ckpt_passes::Result;
-use ckpt_passes::ir::OpDef;
+use super::context::*;
 use ckpt_passes::ops::reduce::*;
-use ckpt_torch::Arg;
-use tch::{Kind, Tensor};
 
 pub const KERNELS: &[(&OpDef, Kernel)] = &[
-    (&REDUCE_SUM, |cx| {
-        reduce(cx, |x, axes, keep, out| sum(x, axes, keep, out))
-    }),
+    (&REDUCE_SUM, |cx| reduce(cx, sum)),
     (&REDUCE_MEAN, |cx| reduce(cx, mean)),
     (&REDUCE_MAX, |cx| {
         reduce(cx, |x, axes, keep, out| {
-            extreme("aten::amax", f64::NEG_INFINITY, x, axes, keep, out)
+            extreme("aten::amax.out", f64::NEG_INFINITY, x, axes, keep, out)
         })
     }),
     (&REDUCE_MIN, |cx| {
         reduce(cx, |x, axes, keep, out| {
-            extreme("aten::amin", f64::INFINITY, x, axes, keep, out)
+            extreme("aten::amin.out", f64::INFINITY, x, axes, keep, out)
         })
     }),
     (&REDUCE_PROD, |cx| reduce(cx, product)),
-    (&REDUCE_SUM_SQUARE, |cx| {
-        reduce(cx, |x, axes, keep, out| {
-            let square = empty(&x.size(), x.kind(), x.device())?;
-            write(
-                "aten::mul",
-                "out",
-                &[Arg::Tensor(x), Arg::Tensor(x), Arg::Tensor(&square)],
-            )?;
-            sum(&square, axes, keep, out)
-        })
-    }),
+    (&REDUCE_SUM_SQUARE, |cx| reduce(cx, sum_square)),
     (&REDUCE_L1, |cx| {
         reduce(cx, |x, axes, keep, out| norm(1, x, axes, keep, out))
     }),
@@ -43,7 +26,7 @@ pub const KERNELS: &[(&OpDef, Kernel)] = &[
     }),
     (&REDUCE_LOG_SUM_EXP, |cx| {
         reduce(cx, |x, axes, keep, out| {
-            dims_out("aten::logsumexp", "out", x, axes, &[Arg::Bool(keep)], out)
+            write("aten::logsumexp.out", args![x, axes, keep, out])
         })
     }),
 ];
@@ -51,32 +34,36 @@ pub const KERNELS: &[(&OpDef, Kernel)] = &[
 /// Reduces `x` over `axes` (at least one) into `out`.
 type Reduction = fn(&Tensor, &[i64], bool, &Tensor) -> Result<()>;
 
-fn dims_out(
-    name: &str,
-    overload: &str,
-    x: &Tensor,
-    axes: &[i64],
-    rest: &[Arg],
-    out: &Tensor,
-) -> Result<()> {
-    let mut args = vec![Arg::Tensor(x), Arg::Ints(axes)];
-    args.extend_from_slice(rest);
-    args.push(Arg::Tensor(out));
-    write(name, overload, &args)
-}
-
+/// Sums `x` over `axes` into `out`.
 pub fn sum(x: &Tensor, axes: &[i64], keep: bool, out: &Tensor) -> Result<()> {
-    dims_out(
-        "aten::sum",
-        "IntList_out",
-        x,
-        axes,
-        &[Arg::Bool(keep), Arg::None],
-        out,
+    write(
+        "aten::sum.IntList_out",
+        args![x, axes, keep, Arg::None, out],
     )
 }
 
-/// `of_nothing` is what an empty group gives: the end of the element type's range on that side.
+/// Sums `x` into `out` over the axes along which `out` would be broadcast to the sizes of `x`.
+pub fn sum_to(x: &Tensor, out: &Tensor) -> Result<()> {
+    let full = x.size();
+    let lead = full.len() - out.dim();
+    let kept: Vec<i64> = std::iter::repeat_n(1, lead).chain(out.size()).collect();
+    let is_summed = |i: &usize| *i < lead || (kept[*i] == 1 && full[*i] != 1);
+    let axes = (0..full.len()).filter(is_summed).map(|i| i as i64);
+    let axes: Vec<i64> = axes.collect();
+    let target = out.view(kept.as_slice());
+    match axes.is_empty() {
+        true => copy_into(&target, x),
+        false => sum(x, &axes, true, &target),
+    }
+}
+
+fn sum_square(x: &Tensor, axes: &[i64], keep: bool, out: &Tensor) -> Result<()> {
+    let square = empty_like(x)?;
+    write("aten::mul.out", args![x, x, &square])?;
+    sum(&square, axes, keep, out)
+}
+
+/// `of_nothing` is the result of an empty group: the end of the element type's range on that side.
 fn extreme(
     name: &str,
     of_nothing: f64,
@@ -86,107 +73,74 @@ fn extreme(
     out: &Tensor,
 ) -> Result<()> {
     if x.numel() > 0 || out.numel() == 0 {
-        return dims_out(name, "out", x, axes, &[Arg::Bool(keep)], out);
+        return write(name, args![x, axes, keep, out]);
     }
     let end = match out.kind() {
         Kind::Bool => scalar(Kind::Bool, of_nothing.max(0.0))?,
         kind => scalar(kind, of_nothing)?,
     };
-    write(
-        "aten::fill_",
-        "Tensor",
-        &[Arg::Tensor(out), Arg::Tensor(&end)],
-    )
+    fill(out, &end)
 }
 
 fn norm(order: i64, x: &Tensor, axes: &[i64], keep: bool, out: &Tensor) -> Result<()> {
-    let args = [
-        Arg::Tensor(x),
-        Arg::Int(order),
-        Arg::Ints(axes),
-        Arg::Bool(keep),
-        Arg::None,
-        Arg::Tensor(out),
-    ];
-    write("aten::linalg_vector_norm", "out", &args)
+    let args = args![x, order, axes, keep, Arg::None, out];
+    write("aten::linalg_vector_norm.out", args)
 }
 
-/// The sum over the number of elements; 16-bit operands as `aten::mean` takes them, in float32.
+/// The sum over the number of elements; `aten::mean` computes 16-bit operands in float32.
 fn mean(x: &Tensor, axes: &[i64], keep: bool, out: &Tensor) -> Result<()> {
-    if matches!(x.kind(), Kind::Half | Kind::BFloat16) {
-        let rest = [Arg::Bool(keep), Arg::None];
-        return dims_out("aten::mean", "out", x, axes, &rest, out);
+    if is_narrow(x.kind()) {
+        return write("aten::mean.out", args![x, axes, keep, Arg::None, out]);
     }
     sum(x, axes, keep, out)?;
     let size = x.size();
     let n: i64 = axes.iter().map(|a| size[*a as usize]).product();
-    let n = scalar(out.kind(), n as f64)?;
-    write("aten::div_", "Tensor", &[Arg::Tensor(out), Arg::Tensor(&n)])
+    div_into(out, &scalar(out.kind(), n as f64)?)
 }
 
-/// libtorch multiplies along one axis at a time: from the last to the first, the last step into the result.
+/// libtorch multiplies along one axis at a time: from the last axis to the first, the last step into the result.
 fn product(x: &Tensor, axes: &[i64], keep: bool, out: &Tensor) -> Result<()> {
     let mut sorted = axes.to_vec();
     sorted.sort_unstable();
     let mut partial = x.alias();
     for axis in sorted[1..].iter().rev() {
-        let args = [
-            Arg::Tensor(&partial),
-            Arg::Int(*axis),
-            Arg::Bool(keep),
-            Arg::None,
-        ];
-        partial = call("aten::prod", "dim_int", &args)?;
+        partial = call(
+            "aten::prod.dim_int",
+            args![&partial, *axis, keep, Arg::None],
+        )?;
     }
-    let args = [
-        Arg::Tensor(&partial),
-        Arg::Int(sorted[0]),
-        Arg::Bool(keep),
-        Arg::None,
-        Arg::Tensor(out),
-    ];
-    write("aten::prod", "int_out", &args)
+    write(
+        "aten::prod.int_out",
+        args![&partial, sorted[0], keep, Arg::None, out],
+    )
 }
 
 /// ONNX: no axes means all of them, unless `noop_with_empty_axes` makes it none.
 fn reduce(cx: &KernelCx, reduction: Reduction) -> Result<Vec<Tensor>> {
     let x = cx.x(0)?;
     let size = x.size();
-    let mut axes = match cx.opt(1) {
-        Some(_) => axes_of(&cx.ints(1)?, size.len()),
-        None => Vec::new(),
-    };
+    let mut axes = cx.axes(1, size.len())?.unwrap_or_default();
     axes.sort_unstable();
-    let keep = cx.attrs.int("keepdims") != 0;
-    if axes.is_empty() {
-        if cx.attrs.int("noop_with_empty_axes") != 0 && cx.op != &REDUCE_SUM_SQUARE {
-            return elementwise(cx, x, reduction);
-        }
-        axes = if cx.attrs.int("noop_with_empty_axes") != 0 {
-            Vec::new()
-        } else {
-            (0..size.len()).collect()
-        };
+    if axes.is_empty() && !cx.flag("noop_with_empty_axes") {
+        axes = (0..size.len()).collect();
     }
     if axes.is_empty() {
-        return elementwise(cx, x, reduction);
+        // A reduction over no axis is one over an axis of size 1.
+        let out = empty_like(x)?;
+        reduction(&x.unsqueeze(-1), &[x.dim() as i64], false, &out)?;
+        return Ok(vec![out]);
     }
-    let dims: Vec<i64> = (0..size.len())
-        .filter_map(|i| match (axes.contains(&i), keep) {
-            (true, true) => Some(1),
-            (true, false) => None,
-            (false, _) => Some(size[i]),
-        })
-        .collect();
+    let keep = cx.flag("keepdims");
+    let kept = size
+        .iter()
+        .enumerate()
+        .filter_map(|(i, size)| match axes.contains(&i) {
+            true => keep.then_some(1),
+            false => Some(*size),
+        });
+    let dims: Vec<i64> = kept.collect();
     let out = empty(&dims, x.kind(), x.device())?;
     let axes: Vec<i64> = axes.into_iter().map(|a| a as i64).collect();
     reduction(x, &axes, keep, &out)?;
-    Ok(vec![out])
-}
-
-/// A reduction over no axis is one over an axis of size 1.
-fn elementwise(_: &KernelCx, x: &Tensor, reduction: Reduction) -> Result<Vec<Tensor>> {
-    let out = empty(&x.size(), x.kind(), x.device())?;
-    reduction(&x.unsqueeze(-1), &[x.dim() as i64], false, &out)?;
     Ok(vec![out])
 }

@@ -1,13 +1,9 @@
-//! Rotary positions, one half of the last axis after the other, worked out in the result.
+//! Rotary positions, one half of the last axis after the other, computed in the result.
 //!
-//! 16-bit operands are widened, so that a turn is rounded once.
+//! 16-bit operands are widened, so that a rotation is rounded once.
 
-use super::{Kernel, KernelCx, broadcast, call, copy_into, empty, write};
-use ckpt_passes::ir::OpDef;
+use super::context::*;
 use ckpt_passes::ops::rotary::*;
-use ckpt_passes::{Error, Result};
-use ckpt_torch::Arg;
-use tch::{Kind, Tensor};
 
 pub const KERNELS: &[(&OpDef, Kernel)] = &[(&ROTARY, rotary)];
 
@@ -23,20 +19,16 @@ fn rotary(cx: &KernelCx) -> Result<Vec<Tensor>> {
             *end = last;
         }
         if broadcast(&[table]).len() > seen.len() || !fits(&table.size(), &seen) {
-            return Err(Error::model(
-                "shape",
-                format!(
-                    "Rotary: a table of {:?} does not broadcast to {size:?}",
-                    table.size()
-                ),
-            ));
+            let table = table.size();
+            let what = format!("a table of {table:?} does not broadcast to {size:?}");
+            return Err(cx.shape_error(what));
         }
     }
     let out = empty(&size, x.kind(), x.device())?;
     let half = width / 2;
-    let narrow_type = matches!(x.kind(), Kind::Half | Kind::BFloat16);
+    let narrow_type = is_narrow(x.kind());
     let (cos, sin) = match narrow_type {
-        true => (wide(cos)?, wide(sin)?),
+        true => (copied_as(cos, Kind::Float)?, copied_as(sin, Kind::Float)?),
         false => (cos.alias(), sin.alias()),
     };
     let table = |t: &Tensor, which: i64| match serves_both(&t.size(), width) {
@@ -64,21 +56,12 @@ fn rotary(cx: &KernelCx) -> Result<Vec<Tensor>> {
         let cosine = table(&cos, which)?;
         match &buffers {
             None => {
-                let args = [
-                    Arg::Tensor(&own),
-                    Arg::Tensor(&cosine),
-                    Arg::Tensor(&target),
-                ];
-                write("aten::mul", "out", &args)?;
+                write("aten::mul.out", args![&own, &cosine, &target])?;
                 add_product(&target, &other, &sine, sign)?;
             }
             Some((sum, beside)) => {
                 copy_into(sum, &own)?;
-                write(
-                    "aten::mul_",
-                    "Tensor",
-                    &[Arg::Tensor(sum), Arg::Tensor(&cosine)],
-                )?;
+                mul_into(sum, &cosine)?;
                 copy_into(beside, &other)?;
                 add_product(sum, beside, &sine, sign)?;
                 copy_into(&target, sum)?;
@@ -96,30 +79,11 @@ fn fits(dims: &[i64], size: &[i64]) -> bool {
         .all(|(d, s)| *d == 1 || d == s)
 }
 
-fn wide(x: &Tensor) -> Result<Tensor> {
-    let out = empty(&x.size(), Kind::Float, x.device())?;
-    copy_into(&out, x)?;
-    Ok(out)
-}
-
 fn part(x: &Tensor, which: i64, half: i64) -> Result<Tensor> {
-    let args = [
-        Arg::Tensor(x),
-        Arg::Int(-1),
-        Arg::Int(which * half),
-        Arg::Int(half),
-    ];
-    call("aten::narrow", "", &args)
+    narrow(x, -1, which * half, half)
 }
 
 /// to += sign·a·b.
 fn add_product(to: &Tensor, a: &Tensor, b: &Tensor, sign: i64) -> Result<()> {
-    let args = [
-        Arg::Tensor(to),
-        Arg::Tensor(a),
-        Arg::Tensor(b),
-        Arg::Int(sign),
-        Arg::Tensor(to),
-    ];
-    write("aten::addcmul", "out", &args)
+    write("aten::addcmul.out", args![to, a, b, sign, to])
 }

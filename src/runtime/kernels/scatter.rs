@@ -1,12 +1,8 @@
 //! Writes at indices. Repeated indices add up in their order: the same bits every time.
 
-use super::index::{axis_of, flat, nd_positions, wrapped};
-use super::{Kernel, KernelCx, empty, write};
-use ckpt_passes::ir::OpDef;
+use super::context::*;
+use super::index::{flat, nd_positions, wrapped};
 use ckpt_passes::ops::scatter::*;
-use ckpt_passes::{Error, Result};
-use ckpt_torch::Arg;
-use tch::{Kind, Tensor};
 
 pub const KERNELS: &[(&OpDef, Kernel)] = &[
     (&SCATTER_ELEMENTS, scatter_elements),
@@ -14,46 +10,29 @@ pub const KERNELS: &[(&OpDef, Kernel)] = &[
     (&ONE_HOT, one_hot),
 ];
 
-fn copied(x: &Tensor) -> Result<Tensor> {
-    let out = empty(&x.size(), x.kind(), x.device())?;
-    write(
-        "aten::copy_",
-        "",
-        &[Arg::Tensor(&out), Arg::Tensor(x), Arg::Bool(false)],
-    )?;
-    Ok(out)
-}
-
 /// libtorch's name of a reduction.
 fn reduction(cx: &KernelCx, name: &str) -> Result<&'static str> {
     match name {
         "mul" => Ok("prod"),
         "max" => Ok("amax"),
         "min" => Ok("amin"),
-        other => Err(Error::bug(
-            "kernel",
-            format!("{}: the reduction `{other}` is not known", cx.op.name),
-        )),
+        other => Err(cx.bug(format!("the reduction `{other}` is not known"))),
     }
 }
 
 fn scatter_elements(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (data, indices, updates) = (cx.x(0)?, cx.x(1)?, cx.x(2)?);
-    let axis = axis_of(cx, data.dim());
-    let out = copied(data)?;
+    let axis = cx.axis(data.dim());
+    let out = copied_as(data, data.kind())?;
     let at = wrapped(cx, indices, data.size()[axis])?;
-    let mut args = vec![
-        Arg::Tensor(&out),
-        Arg::Int(axis as i64),
-        Arg::Tensor(&at),
-        Arg::Tensor(updates),
-    ];
+    let axis = axis as i64;
+    let args = args![&out, axis, &at, updates];
     match cx.attrs.str("reduction") {
-        "none" => write("aten::scatter_", "src", &args)?,
-        "add" => write("aten::scatter_add_", "", &args)?,
+        "none" => write("aten::scatter_.src", args)?,
+        "add" => write("aten::scatter_add_", args)?,
         other => {
-            args.extend([Arg::Str(reduction(cx, other)?), Arg::Bool(true)]);
-            write("aten::scatter_reduce_", "two", &args)?;
+            let args = args![&out, axis, &at, updates, reduction(cx, other)?, true];
+            write("aten::scatter_reduce_.two", args)?;
         }
     };
     Ok(vec![out])
@@ -65,50 +44,23 @@ fn scatter_nd(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let tuple = indices.size()[indices.dim() - 1] as usize;
     let rows: i64 = size[..tuple].iter().product();
     let width: i64 = size[tuple..].iter().product();
-    let out = copied(data)?;
+    let out = copied_as(data, data.kind())?;
     let table = out.view([rows, width]);
     let tuples: i64 = indices.size()[..indices.dim() - 1].iter().product();
     let updates = updates.reshape([tuples, width]);
     let at = flat(&nd_positions(cx, indices, &size, 0)?);
     match cx.attrs.str("reduction") {
         "add" => {
-            write(
-                "aten::index_add_",
-                "",
-                &[
-                    Arg::Tensor(&table),
-                    Arg::Int(0),
-                    Arg::Tensor(&at),
-                    Arg::Tensor(&updates),
-                    Arg::Int(1),
-                ],
-            )?;
+            write("aten::index_add_", args![&table, 0, &at, &updates, 1])?;
         }
         "none" => {
-            write(
-                "aten::index_copy_",
-                "",
-                &[
-                    Arg::Tensor(&table),
-                    Arg::Int(0),
-                    Arg::Tensor(&at),
-                    Arg::Tensor(&updates),
-                ],
-            )?;
+            write("aten::index_copy_", args![&table, 0, &at, &updates])?;
         }
         other => {
             let at = at.unsqueeze(1).expand([tuples, width], false);
             write(
-                "aten::scatter_reduce_",
-                "two",
-                &[
-                    Arg::Tensor(&table),
-                    Arg::Int(0),
-                    Arg::Tensor(&at),
-                    Arg::Tensor(&updates),
-                    Arg::Str(reduction(cx, other)?),
-                    Arg::Bool(true),
-                ],
+                "aten::scatter_reduce_.two",
+                args![&table, 0, &at, &updates, reduction(cx, other)?, true],
             )?;
         }
     }
@@ -119,20 +71,15 @@ fn scatter_nd(cx: &KernelCx) -> Result<Vec<Tensor>> {
 fn one_hot(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (indices, depth, values) = (cx.x(0)?, cx.ints(1)?, cx.x(2)?);
     let Some(depth) = depth.first().copied() else {
-        return Err(Error::model("shape", "OneHot: `depth` is empty"));
+        return Err(cx.shape_error("`depth` is empty"));
     };
     let rank = indices.dim() as i64 + 1;
-    let axis = cx.attrs.int("axis");
-    let axis = if axis < 0 { axis + rank } else { axis };
+    let axis = cx.axis(rank as usize) as i64;
     let mut size = indices.size();
     size.insert(axis as usize, depth);
     let out = empty(&size, values.kind(), values.device())?;
     let (off, on) = (values.select(0, 0), values.select(0, 1));
-    write(
-        "aten::fill_",
-        "Tensor",
-        &[Arg::Tensor(&out), Arg::Tensor(&off)],
-    )?;
+    fill(&out, &off)?;
     let indices = indices.to_kind(Kind::Int64);
     let at = indices
         .where_self(&indices.ge(0), &(&indices + depth))
@@ -143,10 +90,6 @@ fn one_hot(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let hot = Tensor::arange(depth, (Kind::Int64, out.device()))
         .view(classes.as_slice())
         .eq_tensor(&at);
-    write(
-        "aten::masked_fill_",
-        "Tensor",
-        &[Arg::Tensor(&out), Arg::Tensor(&hot), Arg::Tensor(&on)],
-    )?;
+    write("aten::masked_fill_.Tensor", args![&out, &hot, &on])?;
     Ok(vec![out])
 }

@@ -1,14 +1,8 @@
 //! Slices: views where every step is positive, copies otherwise; and the gradient of a slice.
 
-use super::shape::{axes_of, mismatch};
-use super::softmax::dense;
-use super::{Kernel, KernelCx, call, copy_into, empty, write};
-use ckpt_passes::Result;
-use ckpt_passes::ir::OpDef;
+use super::context::*;
 use ckpt_passes::ir::layout::slice_span;
 use ckpt_passes::ops::slice::*;
-use ckpt_torch::Arg;
-use tch::Tensor;
 
 pub const KERNELS: &[(&OpDef, Kernel)] = &[(&SLICE, slice), (&SLICE_GRAD, slice_grad)];
 
@@ -33,9 +27,9 @@ fn spans(
     for (((axis, start), end), step) in axes.iter().zip(starts).zip(ends).zip(steps) {
         let n = *size
             .get(*axis)
-            .ok_or_else(|| mismatch(cx, &format!("axis {axis} of {size:?}")))?;
+            .ok_or_else(|| cx.misfit(format!("axis {axis} of {size:?}")))?;
         if *step == 0 {
-            return Err(mismatch(cx, "a step of 0"));
+            return Err(cx.misfit("a step of 0"));
         }
         let (start, length) = slice_span(n, *start, *end, *step);
         spans.push(Span {
@@ -51,10 +45,8 @@ fn spans(
 fn slice(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let x = cx.x(0)?;
     let (starts, ends) = (cx.ints(1)?, cx.ints(2)?);
-    let axes = match cx.opt(3) {
-        Some(_) => axes_of(&cx.ints(3)?, x.dim()),
-        None => (0..starts.len()).collect(),
-    };
+    let axes = cx.axes(3, x.dim())?;
+    let axes = axes.unwrap_or_else(|| (0..starts.len()).collect());
     let steps = match cx.opt(4) {
         Some(_) => cx.ints(4)?,
         None => vec![1; starts.len()],
@@ -74,11 +66,6 @@ fn backward(spans: &[Span]) -> Vec<i64> {
     backward.map(|s| s.axis as i64).collect()
 }
 
-/// A new tensor that lies as `x` does.
-fn flip(x: &Tensor, axes: &[i64]) -> Result<Tensor> {
-    call("aten::flip", "", &[Arg::Tensor(x), Arg::Ints(axes)])
-}
-
 /// The view of a slice; axes that are walked backward are in ascending order.
 fn view_of(x: &Tensor, spans: &[Span]) -> Result<Tensor> {
     let mut view = x.alias();
@@ -88,14 +75,10 @@ fn view_of(x: &Tensor, spans: &[Span]) -> Result<Tensor> {
             0 => (0, 0),
             _ => (span.start.min(last), span.start.max(last) + 1),
         };
-        let args = [
-            Arg::Tensor(&view),
-            Arg::Int(span.axis as i64),
-            Arg::Int(start),
-            Arg::Int(end),
-            Arg::Int(span.step.abs()),
-        ];
-        view = call("aten::slice", "Tensor", &args)?;
+        view = call(
+            "aten::slice.Tensor",
+            args![&view, span.axis as i64, start, end, span.step.abs()],
+        )?;
     }
     Ok(view)
 }
@@ -114,7 +97,7 @@ fn slice_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
         cx.attrs.ints("steps"),
     )?;
     let out = empty(&size, dy.kind(), dy.device())?;
-    write("aten::zero_", "", &[Arg::Tensor(&out)])?;
+    zero(&out)?;
     let backward = backward(&spans);
     let dy = match backward.is_empty() {
         true => dy.alias(),

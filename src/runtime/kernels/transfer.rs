@@ -1,26 +1,29 @@
-//! Out of the device's memory and back. The executor leaves what was moved out where it is.
+//! Offload and fetch, done at once. The executor leaves what was offloaded where it is.
 
-use super::{Kernel, KernelCx, tch_error};
-use crate::runtime::outside::fetched;
-use ckpt_passes::Result;
-use ckpt_passes::ir::OpDef;
+use super::context::*;
+use crate::runtime::swap_store::new_tensor;
 use ckpt_passes::ops::transfer::*;
-use tch::Tensor;
 
 pub const KERNELS: &[(&OpDef, Kernel)] =
     &[(&OFFLOAD, offload), (&RELEASE, release), (&FETCH, fetch)];
 
+/// The memory of a run on the host is the host's, so that only a file is outside it.
 fn offload(cx: &KernelCx) -> Result<Vec<Tensor>> {
-    let on_disk = cx.attrs.str(TO) == TO_DISK;
-    let x = cx.x(0)?.f_contiguous().map_err(|e| tch_error(&e))?;
-    Ok(vec![cx.outside.keep(&x, on_disk)?])
+    let x = cx.x(0)?;
+    let to_file = cx.attrs.str(TO) == TO_DISK || backend(x).is_host();
+    let x = x.f_contiguous().map_err(|e| tch_error(&e))?;
+    Ok(vec![cx.store.keep(&x, to_file)?])
 }
 
-/// Of a transfer that was done at once: it is outside already.
+/// The transfer was done at once, so the tensor is stored already.
 fn release(cx: &KernelCx) -> Result<Vec<Tensor>> {
     Ok(vec![cx.x(1)?.shallow_clone()])
 }
 
+/// A new tensor on the host; the executor moves it to the device.
 fn fetch(cx: &KernelCx) -> Result<Vec<Tensor>> {
-    Ok(vec![fetched(cx.x(0)?)?])
+    let stored = cx.x(0)?;
+    let here = new_tensor(stored)?;
+    copy_into(&here, stored)?;
+    Ok(vec![here])
 }

@@ -4,23 +4,14 @@
 //! What finds none comes from malloc as ever: the allocator never hands out memory twice, whatever the plan says. Needs
 //! [`crate::memory::install`]. The memory is given back when the arena is dropped and its last block has died.
 
-use crate::error::{TorchError, check};
+use crate::error::TorchError;
+use crate::handle;
 use crate::sys;
+pub use crate::sys::Place;
 use std::marker::PhantomData;
-use std::ptr;
 
 /// Bytes that a block takes beside its contents, and what blocks begin at multiples of.
 pub const HEADER_BYTES: u64 = 64;
-
-/// A stretch of an arena: `from..to`, for one block of `bytes` (its header not counted), or if that is negative for any
-/// blocks of at least so many.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
-    pub from: i64,
-    pub to: i64,
-    pub bytes: i64,
-}
 
 /// See the module.
 #[derive(Debug)]
@@ -38,11 +29,10 @@ impl Arena {
     /// # Errors
     /// `OutOfMemory` where so much cannot be reserved.
     pub fn new(bytes: u64) -> Result<Arena, TorchError> {
-        let mut handle = ptr::null_mut();
         let length = i64::try_from(bytes.max(1))
             .map_err(|_| TorchError::refused(format!("an arena of {bytes} bytes")))?;
-        // SAFETY: on success `handle` is an arena of ours.
-        check(unsafe { sys::ck_arena_new(length, &mut handle) })?;
+        // SAFETY: a place to write to.
+        let handle = handle::made(|arena| unsafe { sys::ck_arena_new(length, arena) })?;
         Ok(Arena { handle, bytes })
     }
 

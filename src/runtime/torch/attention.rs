@@ -5,9 +5,8 @@
 //! threads.
 
 use crate::error::{TorchError, check};
+use crate::handle;
 use crate::sys;
-use std::ffi::c_void;
-use std::ptr;
 use tch::Tensor;
 
 /// `r` queries of `h` heads, and the `n` keys that any of them may see.
@@ -51,21 +50,17 @@ pub struct Gradients<'a> {
     pub capped: Option<&'a Tensor>,
 }
 
-fn lend(x: Option<&Tensor>) -> *const c_void {
-    x.map_or(ptr::null(), sys::lend)
-}
-
 impl Tile<'_> {
     fn lent(&self) -> sys::CkTile {
         sys::CkTile {
-            q: sys::lend(self.q),
-            k: sys::lend(self.k),
-            v: sys::lend(self.v),
-            bias: lend(self.bias),
-            scores: sys::lend(self.scores),
-            sums: lend(self.sums),
-            result: lend(self.result),
-            q_copy: lend(self.q_copy),
+            q: handle::lend(self.q),
+            k: handle::lend(self.k),
+            v: handle::lend(self.v),
+            bias: handle::lend_opt(self.bias),
+            scores: handle::lend(self.scores),
+            sums: handle::lend_opt(self.sums),
+            result: handle::lend_opt(self.result),
+            q_copy: handle::lend_opt(self.q_copy),
             scale: self.scale,
             softcap: self.softcap,
             first: self.first.unwrap_or(i64::MIN),
@@ -82,7 +77,7 @@ impl Tile<'_> {
 pub fn attend(tile: &Tile, y: &Tensor, lse: Option<&Tensor>) -> Result<(), TorchError> {
     let tile = tile.lent();
     // SAFETY: tensors are lent for the call, which checks their types and sizes.
-    check(unsafe { sys::ck_attend(&tile, sys::lend(y), lend(lse)) })
+    check(unsafe { sys::ck_attend(&tile, handle::lend(y), handle::lend_opt(lse)) })
 }
 
 /// A tile's part in the gradients.
@@ -92,13 +87,13 @@ pub fn attend(tile: &Tile, y: &Tensor, lse: Option<&Tensor>) -> Result<(), Torch
 pub fn attend_back(tile: &Tile, gradients: &Gradients) -> Result<(), TorchError> {
     let tile = tile.lent();
     let gradients = sys::CkTileGradients {
-        dy: sys::lend(gradients.dy),
-        dy_copy: lend(gradients.dy_copy),
-        slopes: lend(gradients.slopes),
-        capped: lend(gradients.capped),
-        dq: lend(gradients.dq),
-        dk: lend(gradients.dk),
-        dv: lend(gradients.dv),
+        dy: handle::lend(gradients.dy),
+        dy_copy: handle::lend_opt(gradients.dy_copy),
+        slopes: handle::lend_opt(gradients.slopes),
+        capped: handle::lend_opt(gradients.capped),
+        dq: handle::lend_opt(gradients.dq),
+        dk: handle::lend_opt(gradients.dk),
+        dv: handle::lend_opt(gradients.dv),
     };
     // SAFETY: see `attend`.
     check(unsafe { sys::ck_attend_back(&tile, &gradients) })

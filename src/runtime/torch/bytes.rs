@@ -4,6 +4,7 @@
 //! are not so aligned are copied: the same weights give the same bits whether they were mapped or read.
 
 use crate::error::{TorchError, check};
+use crate::handle;
 use crate::op::scalar_type;
 use crate::sys;
 use std::ffi::c_void;
@@ -33,11 +34,10 @@ pub fn from_bytes(owner: Owner, kind: Kind, dims: &[i64]) -> Result<Tensor, Torc
     }
     let data = bytes.as_ptr();
     let context = Box::into_raw(Box::new(owner));
-    let mut tensor = ptr::null_mut();
     // SAFETY: the bytes stay where they are while the owner lives: the box holds a share of it, and with a share out
     // nobody gets it mutably. The C++ side drops the box once, when the storage dies or if making the tensor fails.
     // The dims and the number of bytes agree.
-    check(unsafe {
+    handle::new_tensor(|tensor| unsafe {
         sys::ck_tensor_borrow(
             data.cast(),
             dims.as_ptr(),
@@ -45,10 +45,9 @@ pub fn from_bytes(owner: Owner, kind: Kind, dims: &[i64]) -> Result<Tensor, Torc
             scalar_type(kind),
             context.cast(),
             drop_owner,
-            &mut tensor,
+            tensor,
         )
-    })?;
-    Ok(unsafe { sys::own(tensor) })
+    })
 }
 
 extern "C" fn drop_owner(context: *mut c_void) {
@@ -67,19 +66,17 @@ pub fn copy_from(bytes: &[u8], kind: Kind, dims: &[i64]) -> Result<Tensor, Torch
 }
 
 fn copy_checked(bytes: &[u8], kind: Kind, dims: &[i64]) -> Result<Tensor, TorchError> {
-    let mut tensor = ptr::null_mut();
-    // SAFETY: the bytes and dims are lent for the call; on success `tensor` is a new tensor of ours.
-    check(unsafe {
+    // SAFETY: the bytes and dims are lent for the call.
+    handle::new_tensor(|tensor| unsafe {
         sys::ck_tensor_copy(
             bytes.as_ptr().cast(),
             bytes.len() as i64,
             dims.as_ptr(),
             dims.len() as i64,
             scalar_type(kind),
-            &mut tensor,
+            tensor,
         )
-    })?;
-    Ok(unsafe { sys::own(tensor) })
+    })
 }
 
 /// The bytes of a contiguous CPU tensor.
@@ -180,7 +177,12 @@ fn span(tensor: &Tensor, for_writing: bool) -> Result<(*mut u8, usize), TorchErr
     let (mut data, mut len) = (ptr::null_mut(), 0);
     // SAFETY: the tensor is lent for the call, and there are two places to write to.
     check(unsafe {
-        sys::ck_tensor_bytes(sys::lend(tensor), for_writing.into(), &mut data, &mut len)
+        sys::ck_tensor_bytes(
+            handle::lend(tensor),
+            for_writing.into(),
+            &mut data,
+            &mut len,
+        )
     })?;
     element_bytes(tensor.kind())?;
     Ok((data.cast(), usize::try_from(len).unwrap_or(0)))

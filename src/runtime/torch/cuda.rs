@@ -2,12 +2,12 @@
 //!
 //! [`open`] must come before anything else asks libtorch about CUDA (also through tch): libtorch remembers that there
 //! was none. It chooses deterministic kernels and full precision for the whole process. Streams are libtorch's default
-//! one, so that kernels run in the order of their calls; only transfers run beside it, on a [`Lane`].
+//! one, so that kernels run in the order of their calls; only transfers run beside it, on a [`CopyStream`].
 
 use crate::error::{ErrorKind, TorchError, check};
+use crate::handle;
 use crate::sys;
 use std::ffi::c_void;
-use std::ptr;
 use std::sync::OnceLock;
 use tch::Tensor;
 
@@ -152,19 +152,18 @@ pub fn unpin(bytes: &mut [u8]) -> Result<(), TorchError> {
 }
 
 /// Transfers one after the other, beside what else the device does.
-pub struct Lane {
+pub struct CopyStream {
     lane: *mut c_void,
     device: usize,
 }
 
-impl Lane {
+impl CopyStream {
     /// # Errors
     /// A device that was not opened.
-    pub fn new(device: usize) -> Result<Lane, TorchError> {
-        let mut lane = ptr::null_mut();
+    pub fn new(device: usize) -> Result<CopyStream, TorchError> {
         // SAFETY: a place to write to.
-        check(unsafe { sys::ck_cuda_lane(device as i64, &mut lane) })?;
-        Ok(Lane { lane, device })
+        let lane = handle::made(|lane| unsafe { sys::ck_cuda_lane(device as i64, lane) })?;
+        Ok(CopyStream { lane, device })
     }
 
     /// Begins to copy one tensor over another of its type and dims, both row-major, one of them on the device and one in
@@ -174,11 +173,10 @@ impl Lane {
     /// # Errors
     /// Tensors that do not fit each other.
     pub fn copy(&self, from: &Tensor, to: &Tensor) -> Result<Done, TorchError> {
-        let mut done = ptr::null_mut();
         // SAFETY: the lane is ours, and the tensors are lent for the call; the copy holds on to what it needs of them as
         // the caller promises.
-        check(unsafe {
-            sys::ck_cuda_lane_copy(self.lane, sys::lend(from), sys::lend(to), &mut done)
+        let done = handle::made(|done| unsafe {
+            sys::ck_cuda_lane_copy(self.lane, handle::lend(from), handle::lend(to), done)
         })?;
         Ok(Done {
             done,
@@ -187,7 +185,7 @@ impl Lane {
     }
 }
 
-impl Drop for Lane {
+impl Drop for CopyStream {
     fn drop(&mut self) {
         // SAFETY: made by `new` and dropped once. What is under way goes on: the stream is libtorch's.
         unsafe { sys::ck_cuda_lane_drop(self.lane) }

@@ -3,32 +3,31 @@
 //! CUDA must have been opened ([`crate::cuda::open`]).
 
 use crate::error::{TorchError, check};
+use crate::handle;
 use crate::sys;
 use std::ffi::c_void;
-use std::ptr;
 use std::rc::Rc;
 
 /// A stream for steps that are captured.
 #[derive(Clone)]
-pub struct SecondaryMap(Rc<Stream>);
+pub struct CaptureStream(Rc<Stream>);
 
 struct Stream(*mut c_void);
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // SAFETY: made by `SecondaryMap::new` and dropped once, after all that holds on to it.
+        // SAFETY: made by `CaptureStream::new` and dropped once, after all that holds on to it.
         unsafe { sys::ck_graph_side_drop(self.0) }
     }
 }
 
-impl SecondaryMap {
+impl CaptureStream {
     /// # Errors
     /// A device that was not opened; a libtorch without what this needs of it.
-    pub fn new(device: usize) -> Result<SecondaryMap, TorchError> {
-        let mut side = ptr::null_mut();
+    pub fn new(device: usize) -> Result<CaptureStream, TorchError> {
         // SAFETY: a place to write to.
-        check(unsafe { sys::ck_graph_side(device as i64, &mut side) })?;
-        Ok(SecondaryMap(Rc::new(Stream(side))))
+        let stream = handle::made(|stream| unsafe { sys::ck_graph_side(device as i64, stream) })?;
+        Ok(CaptureStream(Rc::new(Stream(stream))))
     }
 
     /// From here on what this thread sends to the device goes to this stream, until the guard is dropped. Guards are
@@ -37,29 +36,26 @@ impl SecondaryMap {
     /// # Errors
     /// The device fails.
     pub fn enter(&self) -> Result<On, TorchError> {
-        let mut guard = ptr::null_mut();
         // SAFETY: the stream is ours; a place to write to.
-        check(unsafe { sys::ck_graph_enter(self.0.0, &mut guard) })?;
-        Ok(On(guard))
+        handle::made(|guard| unsafe { sys::ck_graph_enter(self.0.0, guard) }).map(On)
     }
 
-    /// Begins to write down what this thread sends to this stream, which it must have [entered](SecondaryMap::enter). Nothing of it
+    /// Begins to write down what this thread sends to this stream, which it must have [entered](CaptureStream::enter). Nothing of it
     /// is done. The device is idle.
     ///
     /// # Errors
     /// The device fails.
     pub fn begin(&self) -> Result<Graph, TorchError> {
-        let mut graph = ptr::null_mut();
         // SAFETY: the stream is ours and outlives the graph; a place to write to.
-        check(unsafe { sys::ck_graph_begin(self.0.0, &mut graph) })?;
+        let graph = handle::made(|graph| unsafe { sys::ck_graph_begin(self.0.0, graph) })?;
         Ok(Graph {
             graph,
-            _side: self.clone(),
+            _stream: self.clone(),
         })
     }
 }
 
-/// While it lives, work goes to a [`SecondaryMap`].
+/// While it lives, work goes to a [`CaptureStream`].
 pub struct On(*mut c_void);
 
 impl Drop for On {
@@ -72,7 +68,7 @@ impl Drop for On {
 /// What was written down, or is being. Dropped while it is, it is abandoned, and nothing of it was done.
 pub struct Graph {
     graph: *mut c_void,
-    _side: SecondaryMap,
+    _stream: CaptureStream,
 }
 
 impl Graph {

@@ -23,6 +23,7 @@ pub mod bytes;
 pub mod cuda;
 mod error;
 pub mod graph;
+mod handle;
 pub mod memory;
 mod op;
 pub mod product;

@@ -1,19 +1,21 @@
 //! ATen operators by name, with arguments checked against the operator's own schema.
 
 use crate::error::{TorchError, check};
+use crate::handle;
 use crate::rng::Generator;
 use crate::sys::{self, Payload, Value};
 use rustc_hash::FxBuildHasher;
 use std::collections::HashMap;
-use std::ffi::{CStr, CString, c_char, c_void};
+use std::ffi::{CString, c_void};
 use std::fmt;
 use std::ptr;
 use std::slice;
-use std::sync::RwLock;
+use std::sync::{PoisonError, RwLock};
 use tch::{Device, Kind, Tensor};
 
-/// An argument. What fits is decided by the schema: an `Int` also serves as `float` and `Scalar`, and as each element
-/// of a list of fixed length (`int[2]`); a `Double` or `Bool` also serves as `Scalar`; `None` needs an optional type.
+/// An argument of an operator; [`args!`](crate::args) converts plain values. The operator's schema decides what fits:
+/// an `Int` also serves as `float` and `Scalar`, and as each element of a list of fixed length (`int[2]`). A `Double`
+/// or `Bool` also serves as `Scalar`. `None` needs an optional type.
 #[derive(Debug, Clone, Copy)]
 pub enum Arg<'a> {
     None,
@@ -33,9 +35,62 @@ pub enum Arg<'a> {
     /// CPU or CUDA; others are refused.
     Device(Device),
     Generator(&'a Generator),
-    /// An undefined tensor where the schema wants one that is not optional: what operators hand from a forward to its
-    /// backward may be undefined.
+    /// An undefined tensor where the schema wants a required one. A forward may return undefined tensors that its
+    /// backward takes.
     NoTensor,
+}
+
+/// The arguments of an operator from plain values: tensors, numbers, lists, texts, and [`Arg`]s as they are.
+#[macro_export]
+macro_rules! args {
+    ($($arg:expr),* $(,)?) => {
+        &[$($crate::Arg::from($arg)),*]
+    };
+}
+
+macro_rules! from {
+    ($($variant:ident($of:ty)),* $(,)?) => {
+        $(impl<'a> From<$of> for Arg<'a> {
+            fn from(value: $of) -> Arg<'a> {
+                Arg::$variant(value)
+            }
+        })*
+    };
+}
+
+from! {
+    Tensor(&'a Tensor),
+    OptTensor(Option<&'a Tensor>),
+    Int(i64),
+    Double(f64),
+    Bool(bool),
+    Ints(&'a [i64]),
+    Doubles(&'a [f64]),
+    Bools(&'a [bool]),
+    Str(&'a str),
+    Tensors(&'a [&'a Tensor]),
+    OptTensors(&'a [Option<&'a Tensor>]),
+    Dtype(Kind),
+    Device(Device),
+    Generator(&'a Generator),
+}
+
+impl<'a, T, const N: usize> From<&'a [T; N]> for Arg<'a>
+where
+    Arg<'a>: From<&'a [T]>,
+{
+    fn from(list: &'a [T; N]) -> Arg<'a> {
+        Arg::from(list.as_slice())
+    }
+}
+
+impl<'a, T> From<&'a Vec<T>> for Arg<'a>
+where
+    Arg<'a>: From<&'a [T]>,
+{
+    fn from(list: &'a Vec<T>) -> Arg<'a> {
+        Arg::from(list.as_slice())
+    }
 }
 
 /// A result. An undefined tensor is `None`, as for a gradient that an output mask left out.
@@ -85,36 +140,22 @@ const NOTHING: Value = Value {
 /// Calls with at most so many arguments allocate nothing for them.
 const FEW_ARGUMENTS: usize = 10;
 
-/// Every operator looked up so far. A program names a few hundred at most, so that they are never freed.
-/// By name, then overload: both are looked up as they come, on every call.
-static FOUND: RwLock<Found> = RwLock::new(Found::with_hasher(FxBuildHasher));
-
-type Found = HashMap<String, Vec<(String, &'static Entry)>, FxBuildHasher>;
-
-fn known(found: &Found, name: &str, overload: &str) -> Option<Op> {
-    let overloads = found.get(name)?;
-    let (_, entry) = overloads.iter().find(|(o, _)| o == overload)?;
-    Some(Op(entry))
-}
+/// Every operator looked up so far, by full name. A program uses a few hundred operators at most: they are never freed.
+static FOUND: RwLock<HashMap<String, &'static Entry, FxBuildHasher>> =
+    RwLock::new(HashMap::with_hasher(FxBuildHasher));
 
 impl Op {
-    /// Finds an operator: `Op::find("aten::add", "Tensor")`. The overload without a name is `""`.
+    /// Finds an operator by its name and overload: `Op::find("aten::add.Tensor")`, `Op::find("aten::relu")`.
     ///
     /// # Errors
-    /// `Refused` if libtorch has no such operator, or if it takes or returns any number of values.
-    pub fn find(name: &str, overload: &str) -> Result<Op, TorchError> {
-        let found = FOUND
-            .read()
-            .unwrap_or_else(|poisoned| poisoned.into_inner());
-        if let Some(op) = known(&found, name, overload) {
-            return Ok(op);
+    /// `Refused` if libtorch has no such operator, or if it takes or returns a variable number of values.
+    pub fn find(full_name: &str) -> Result<Op, TorchError> {
+        let found = FOUND.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(entry) = found.get(full_name) {
+            return Ok(Op(entry));
         }
         drop(found);
-        let full_name = if overload.is_empty() {
-            name.to_owned()
-        } else {
-            format!("{name}.{overload}")
-        };
+        let (name, overload) = full_name.split_once('.').unwrap_or((full_name, ""));
         let c_string = |text: &str| {
             CString::new(text).map_err(|_| {
                 TorchError::refused(format!("the operator name {text:?} contains a NUL"))
@@ -134,24 +175,17 @@ impl Op {
                 &mut returns,
             )
         })
-        .map_err(|error| error.within(&full_name))?;
+        .map_err(|error| error.within(full_name))?;
         let entry = Entry {
             handle,
-            name: full_name,
+            name: full_name.to_owned(),
             // SAFETY: on success `schema` is a string of ours to free.
-            schema: unsafe { take_string(schema) },
+            schema: unsafe { handle::take_string(schema) },
             returns: usize::try_from(returns).unwrap_or(0),
         };
-        let mut found = FOUND
-            .write()
-            .unwrap_or_else(|poisoned| poisoned.into_inner());
-        if let Some(op) = known(&found, name, overload) {
-            return Ok(op);
-        }
-        let op = Op(Box::leak(Box::new(entry)));
-        let overloads = found.entry(name.to_owned()).or_default();
-        overloads.push((overload.to_owned(), op.0));
-        Ok(op)
+        let mut found = FOUND.write().unwrap_or_else(PoisonError::into_inner);
+        let leak = || -> &'static Entry { Box::leak(Box::new(entry)) };
+        Ok(Op(found.entry(full_name.to_owned()).or_insert_with(leak)))
     }
 
     /// `aten::add.Tensor`.
@@ -257,15 +291,16 @@ impl fmt::Debug for Op {
 
 /// The argument as the C interface takes it. Lists of tensors become lists of handles, which `handles` keeps.
 fn value_of(arg: &Arg<'_>, handles: &mut Vec<Vec<*const c_void>>) -> Result<Value, TorchError> {
-    let scalar = |tag, payload| Value {
+    let single = |tag, payload| Value {
         tag,
         len: 0,
         payload,
     };
+    let int = |tag, i| single(tag, Payload { i });
+    let pointer = |tag, p| single(tag, Payload { p });
     let list = |tag, data: *const c_void, len: usize| Value {
-        tag,
         len: len as i64,
-        payload: Payload { p: data },
+        ..pointer(tag, data)
     };
     let mut tensors = |tag, list_of: Vec<*const c_void>| {
         let value = list(tag, list_of.as_ptr().cast(), list_of.len());
@@ -273,36 +308,30 @@ fn value_of(arg: &Arg<'_>, handles: &mut Vec<Vec<*const c_void>>) -> Result<Valu
         value
     };
     Ok(match *arg {
-        Arg::None | Arg::OptTensor(None) => scalar(sys::NONE, Payload { i: 0 }),
-        Arg::Tensor(tensor) | Arg::OptTensor(Some(tensor)) => scalar(
-            sys::TENSOR,
-            Payload {
-                p: sys::lend(tensor),
-            },
-        ),
-        Arg::Int(i) => scalar(sys::INT, Payload { i }),
-        Arg::Double(d) => scalar(sys::DOUBLE, Payload { d }),
-        Arg::Bool(b) => scalar(sys::BOOL, Payload { i: b.into() }),
+        Arg::None | Arg::OptTensor(None) => int(sys::NONE, 0),
+        Arg::NoTensor => int(sys::NO_TENSOR, 0),
+        Arg::Tensor(tensor) | Arg::OptTensor(Some(tensor)) => {
+            pointer(sys::TENSOR, handle::lend(tensor))
+        }
+        Arg::Generator(generator) => pointer(sys::GENERATOR, generator.handle()),
+        Arg::Int(i) => int(sys::INT, i),
+        Arg::Dtype(kind) => int(sys::INT, scalar_type(kind).into()),
+        Arg::Bool(b) => int(sys::BOOL, b.into()),
+        Arg::Double(d) => single(sys::DOUBLE, Payload { d }),
         Arg::Ints(items) => list(sys::INTS, items.as_ptr().cast(), items.len()),
         Arg::Doubles(items) => list(sys::DOUBLES, items.as_ptr().cast(), items.len()),
         Arg::Bools(items) => list(sys::BOOLS, items.as_ptr().cast(), items.len()),
         Arg::Str(text) => list(sys::STR, text.as_ptr().cast(), text.len()),
         Arg::Tensors(items) => tensors(
             sys::TENSORS,
-            items.iter().map(|&tensor| sys::lend(tensor)).collect(),
+            items.iter().map(|&tensor| handle::lend(tensor)).collect(),
         ),
         Arg::OptTensors(items) => tensors(
             sys::OPT_TENSORS,
             items
                 .iter()
-                .map(|tensor| tensor.map_or(ptr::null(), sys::lend))
+                .map(|&tensor| handle::lend_opt(tensor))
                 .collect(),
-        ),
-        Arg::Dtype(kind) => scalar(
-            sys::INT,
-            Payload {
-                i: scalar_type(kind).into(),
-            },
         ),
         Arg::Device(device) => {
             // The values of c10::DeviceType.
@@ -316,18 +345,10 @@ fn value_of(arg: &Arg<'_>, handles: &mut Vec<Vec<*const c_void>>) -> Result<Valu
                 }
             };
             Value {
-                tag: sys::DEVICE,
                 len: index,
-                payload: Payload { i: device_type },
+                ..int(sys::DEVICE, device_type)
             }
         }
-        Arg::Generator(generator) => scalar(
-            sys::GENERATOR,
-            Payload {
-                p: generator.handle(),
-            },
-        ),
-        Arg::NoTensor => scalar(sys::NO_TENSOR, Payload { i: 0 }),
     })
 }
 
@@ -365,27 +386,17 @@ unsafe fn take(value: Value) -> Ret {
     // SAFETY: the tag says which field of the union is set and what lies behind the pointer.
     unsafe {
         match tag {
-            sys::TENSOR => Ret::Tensor(sys::own(payload.p)),
+            sys::TENSOR => Ret::Tensor(handle::own(payload.p)),
             sys::INT => Ret::Int(payload.i),
             sys::DOUBLE => Ret::Double(payload.d),
             sys::BOOL => Ret::Bool(payload.i != 0),
             sys::TENSORS => {
                 let handles = slice::from_raw_parts(payload.p.cast::<*const c_void>(), len);
-                let tensors = handles.iter().map(|&handle| sys::own(handle)).collect();
+                let tensors = handles.iter().map(|&handle| handle::own(handle)).collect();
                 sys::ck_free(payload.p.cast_mut());
                 Ret::Tensors(tensors)
             }
             _ => Ret::None,
         }
-    }
-}
-
-/// # Safety
-/// `text` is a NUL-terminated string that the C++ side handed out, not freed yet.
-unsafe fn take_string(text: *mut c_char) -> String {
-    unsafe {
-        let copy = CStr::from_ptr(text).to_string_lossy().into_owned();
-        sys::ck_free(text.cast());
-        copy
     }
 }

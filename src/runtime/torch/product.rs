@@ -4,8 +4,8 @@
 //! changes them. Threads keep blocks that operands are packed into; [`crate::memory::workspace_bytes`] counts them.
 
 use crate::error::{TorchError, check};
+use crate::handle;
 use crate::sys;
-use std::ptr;
 use tch::Tensor;
 
 /// Whether this processor has them.
@@ -28,16 +28,15 @@ pub fn write(
     beta: f64,
     out: &Tensor,
 ) -> Result<(), TorchError> {
-    let summand = c.map_or(ptr::null(), sys::lend);
     // SAFETY: tensors are lent for the call, which checks that they are matrices of the right sizes.
     check(unsafe {
         sys::ck_gemm(
-            sys::lend(a),
-            sys::lend(b),
-            summand,
+            handle::lend(a),
+            handle::lend(b),
+            handle::lend_opt(c),
             alpha,
             beta,
-            sys::lend(out),
+            handle::lend(out),
         )
     })
 }

@@ -1,9 +1,9 @@
 //! Random generators on the CPU: the default one, its state, and separate ones for operators that take one.
 
 use crate::error::{TorchError, check};
+use crate::handle;
 use crate::sys;
 use std::ffi::c_void;
-use std::ptr;
 use tch::Tensor;
 
 /// Seeds the default CPU generator, and only that one (tch's `manual_seed` seeds every device).
@@ -14,10 +14,8 @@ pub fn seed(seed: u64) -> Result<(), TorchError> {
 
 /// The state of the default CPU generator: a uint8 vector for [`set_state`].
 pub fn state() -> Result<Tensor, TorchError> {
-    let mut tensor = ptr::null_mut();
-    // SAFETY: on success `tensor` is a new tensor of ours.
-    check(unsafe { sys::ck_rng_state(&mut tensor) })?;
-    Ok(unsafe { sys::own(tensor) })
+    // SAFETY: a place to write to.
+    handle::new_tensor(|tensor| unsafe { sys::ck_rng_state(tensor) })
 }
 
 /// Puts the default CPU generator back into a [`state`].
@@ -26,7 +24,7 @@ pub fn state() -> Result<Tensor, TorchError> {
 /// `Refused` if `state` is no such state.
 pub fn set_state(state: &Tensor) -> Result<(), TorchError> {
     // SAFETY: the tensor is lent for the call.
-    check(unsafe { sys::ck_rng_set_state(sys::lend(state)) })
+    check(unsafe { sys::ck_rng_set_state(handle::lend(state)) })
 }
 
 /// A generator of one's own, for [`crate::Arg::Generator`].
@@ -40,10 +38,8 @@ unsafe impl Sync for Generator {}
 impl Generator {
     /// A CPU generator with the given seed.
     pub fn new(seed: u64) -> Result<Self, TorchError> {
-        let mut handle = ptr::null_mut();
-        // SAFETY: on success `handle` is a new generator of ours.
-        check(unsafe { sys::ck_generator_new(seed, &mut handle) })?;
-        Ok(Generator(handle))
+        // SAFETY: a place to write to.
+        handle::made(|generator| unsafe { sys::ck_generator_new(seed, generator) }).map(Generator)
     }
 
     /// Starts the generator anew.
@@ -54,10 +50,8 @@ impl Generator {
 
     /// Another generator in the same state.
     pub fn try_clone(&self) -> Result<Self, TorchError> {
-        let mut handle = ptr::null_mut();
-        // SAFETY: the handle is alive; on success `handle` is a new generator of ours.
-        check(unsafe { sys::ck_generator_clone(self.0, &mut handle) })?;
-        Ok(Generator(handle))
+        // SAFETY: the handle is alive; a place to write to.
+        handle::made(|clone| unsafe { sys::ck_generator_clone(self.0, clone) }).map(Generator)
     }
 
     pub(crate) fn handle(&self) -> *const c_void {

@@ -1,9 +1,9 @@
 //! Which tensors share memory: a storage is what is allocated and freed, a tensor only a view of one.
 
 use crate::error::{TorchError, check};
+use crate::handle;
 use crate::op::scalar_type;
 use crate::sys;
-use std::ptr;
 use tch::{Kind, Tensor};
 
 /// A new row-major tensor on the CPU, not filled.
@@ -11,17 +11,11 @@ use tch::{Kind, Tensor};
 /// # Errors
 /// `Refused` for a negative dim; `OutOfMemory` as it says.
 pub fn empty(dims: &[i64], kind: Kind) -> Result<Tensor, TorchError> {
-    let mut tensor = ptr::null_mut();
-    // SAFETY: the dims are lent for the call; on success `tensor` is a new tensor of ours.
-    check(unsafe {
-        sys::ck_tensor_empty(
-            dims.as_ptr(),
-            dims.len() as i64,
-            scalar_type(kind),
-            &mut tensor,
-        )
-    })?;
-    Ok(unsafe { sys::own(tensor) })
+    let rank = dims.len() as i64;
+    // SAFETY: the dims are lent for the call.
+    handle::new_tensor(|tensor| unsafe {
+        sys::ck_tensor_empty(dims.as_ptr(), rank, scalar_type(kind), tensor)
+    })
 }
 
 /// The tensor's storage from where the tensor begins, seen with other dims and strides (in elements).
@@ -36,18 +30,16 @@ pub fn view(tensor: &Tensor, dims: &[i64], strides: &[i64]) -> Result<Tensor, To
             strides.len()
         )));
     }
-    let mut view = ptr::null_mut();
-    // SAFETY: the tensor, the dims and as many strides are lent for the call; on success `view` is a tensor of ours.
-    check(unsafe {
+    // SAFETY: the tensor, the dims and as many strides are lent for the call.
+    handle::new_tensor(|view| unsafe {
         sys::ck_tensor_view(
-            sys::lend(tensor),
+            handle::lend(tensor),
             dims.as_ptr(),
             strides.as_ptr(),
             dims.len() as i64,
-            &mut view,
+            view,
         )
-    })?;
-    Ok(unsafe { sys::own(view) })
+    })
 }
 
 /// Identifies a storage while it lives; once freed, its number may be given again.
@@ -73,6 +65,6 @@ pub fn storage_bytes(tensor: &Tensor) -> Result<u64, TorchError> {
 fn read(tensor: &Tensor) -> Result<(i64, i64), TorchError> {
     let (mut id, mut bytes) = (0, 0);
     // SAFETY: the tensor is lent for the call, and there are two places to write to.
-    check(unsafe { sys::ck_tensor_storage(sys::lend(tensor), &mut id, &mut bytes) })?;
+    check(unsafe { sys::ck_tensor_storage(handle::lend(tensor), &mut id, &mut bytes) })?;
     Ok((id, bytes))
 }

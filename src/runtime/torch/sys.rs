@@ -48,6 +48,16 @@ pub struct CkArena {
     _opaque: [u8; 0],
 }
 
+/// A range `from..to` of an arena in bytes, for one block of `bytes` (its header not counted). A negative `bytes` admits any
+/// block of at least `-bytes`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub from: i64,
+    pub to: i64,
+    pub bytes: i64,
+}
+
 #[repr(C)]
 pub struct CkTile {
     pub q: *const c_void,
@@ -121,7 +131,7 @@ unsafe extern "C" {
     pub fn ck_arena_new(bytes: i64, arena: *mut *mut CkArena) -> i32;
     pub fn ck_arena_free(arena: *mut CkArena);
     pub fn ck_arena_placed(arena: *mut CkArena) -> i64;
-    pub fn ck_arena_offer(arena: *mut CkArena, places: *const crate::arena::Place, count: i64);
+    pub fn ck_arena_offer(arena: *mut CkArena, places: *const Place, count: i64);
     pub fn ck_arena_withdraw();
 
     pub fn ck_tensor_borrow(
@@ -207,17 +217,4 @@ unsafe extern "C" {
     pub fn ck_generator_seed(generator: *mut c_void, seed: u64) -> i32;
     pub fn ck_generator_clone(generator: *mut c_void, clone: *mut *mut c_void) -> i32;
     pub fn ck_generator_free(generator: *mut c_void);
-}
-
-/// The `at::Tensor*` inside a tch tensor, lent.
-pub fn lend(tensor: &tch::Tensor) -> *const c_void {
-    tensor.as_ptr().cast()
-}
-
-/// Takes over an `at::Tensor*` that the C++ side handed out.
-///
-/// # Safety
-/// `handle` is such a pointer, not null, and nobody else owns it.
-pub unsafe fn own(handle: *const c_void) -> tch::Tensor {
-    unsafe { tch::Tensor::from_ptr(handle.cast_mut().cast()) }
 }

@@ -1,9 +1,9 @@
 //! Which libtorch runs: its C++ interface changes between releases, so that only the one we were compiled against may.
 
-use crate::error::{TorchError, check};
+use crate::error::TorchError;
+use crate::handle;
 use crate::sys;
 use std::ffi::CStr;
-use std::ptr;
 
 /// The release whose headers this was compiled with, as `2.11.0`.
 pub fn built_with() -> String {
@@ -17,12 +17,7 @@ pub fn built_with() -> String {
 /// # Errors
 /// `OutOfMemory` as it says.
 pub fn loaded() -> Result<String, TorchError> {
-    let mut text = ptr::null_mut();
-    // SAFETY: on success `text` is a NUL-terminated string of ours, freed here.
-    unsafe {
-        check(sys::ck_version_loaded(&mut text))?;
-        let copy = CStr::from_ptr(text).to_string_lossy().into_owned();
-        sys::ck_free(text.cast());
-        Ok(copy)
-    }
+    // SAFETY: a place to write to; what is left there is a NUL-terminated string of ours.
+    let text = handle::made(|text| unsafe { sys::ck_version_loaded(text) })?;
+    Ok(unsafe { handle::take_string(text) })
 }

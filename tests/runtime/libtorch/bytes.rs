@@ -2,7 +2,7 @@
 
 use crate::support::torch::alone;
 use ckpt_torch::tch::{Device, Kind, Tensor};
-use ckpt_torch::{Arg, ErrorKind, Op, bytes, storage_id};
+use ckpt_torch::{ErrorKind, Op, args, bytes, storage_id};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -134,21 +134,16 @@ fn lent_bytes_are_never_written() {
     let owner = Arc::new(Placed::new(&[0; 16], 0, &DEATHS));
     let mut lent = bytes::from_bytes(owner.clone(), Kind::Float, &[4]).unwrap();
     let ones = Tensor::ones([4], (Kind::Float, Device::Cpu));
-    let add = Op::find("aten::add_", "Tensor").unwrap();
-    let foreach = Op::find("aten::_foreach_add_", "Scalar").unwrap();
-    let out = Op::find("aten::add", "out").unwrap();
+    let add = Op::find("aten::add_.Tensor").unwrap();
+    let foreach = Op::find("aten::_foreach_add_.Scalar").unwrap();
+    let out = Op::find("aten::add.out").unwrap();
     let view = lent.slice(0, 1, 3, 1);
     let refused = [
-        add.call(&[Arg::Tensor(&lent), Arg::Tensor(&ones)]),
-        add.call(&[Arg::Tensor(&view), Arg::Double(1.0)]),
-        add.call(&[Arg::Tensor(&view), Arg::Tensor(&ones.slice(0, 0, 2, 1))]),
-        foreach.call(&[Arg::Tensors(&[&ones, &lent]), Arg::Int(1)]),
-        out.call(&[
-            Arg::Tensor(&ones),
-            Arg::Tensor(&ones),
-            Arg::Int(1),
-            Arg::Tensor(&lent),
-        ]),
+        add.call(args![&lent, &ones]),
+        add.call(args![&view, 1.0]),
+        add.call(args![&view, &ones.slice(0, 0, 2, 1)]),
+        foreach.call(args![&[&ones, &lent], 1]),
+        out.call(args![&ones, &ones, 1, &lent]),
     ];
     for result in refused {
         assert_eq!(result.unwrap_err().kind, ErrorKind::Refused);
@@ -164,9 +159,9 @@ fn lent_bytes_are_never_written() {
         "a refused call writes nothing"
     );
     // Reading is as ever.
-    let sum = Op::find("aten::add", "Tensor")
+    let sum = Op::find("aten::add.Tensor")
         .unwrap()
-        .call_one(&[Arg::Tensor(&lent), Arg::Tensor(&ones)])
+        .call_one(args![&lent, &ones])
         .unwrap();
     assert_eq!(sum.double_value(&[3]), 1.0);
 }

@@ -4,12 +4,12 @@ use crate::support::torch::alone;
 use ckpt_torch::arena::{Arena, Place};
 use ckpt_torch::memory::{self, live_bytes, peak_bytes, reset_peak};
 use ckpt_torch::tch::{Device, Kind, Tensor};
-use ckpt_torch::{Arg, ErrorKind, Op, bytes, rng, storage_bytes, storage_id};
+use ckpt_torch::{ErrorKind, Op, args, bytes, rng, storage_bytes, storage_id};
 
 fn empty(bytes: i64) -> Tensor {
-    Op::find("aten::empty", "memory_format")
+    Op::find("aten::empty.memory_format")
         .unwrap()
-        .call_one(&[Arg::Ints(&[bytes]), Arg::Dtype(Kind::Uint8)])
+        .call_one(args![&[bytes], Kind::Uint8])
         .unwrap()
 }
 
@@ -51,14 +51,12 @@ fn an_operators_results_and_views_count_by_storage() {
     let base = live_bytes();
     let x = Tensor::ones([16, 16], (Kind::Float, Device::Cpu));
     assert_eq!(live_bytes() - base, 1024);
-    let add = Op::find("aten::add", "Tensor").unwrap();
+    let add = Op::find("aten::add.Tensor").unwrap();
     reset_peak();
-    let y = add.call_one(&[Arg::Tensor(&x), Arg::Tensor(&x)]).unwrap();
+    let y = add.call_one(args![&x, &x]).unwrap();
     assert_eq!((live_bytes() - base, peak_bytes() - base), (2048, 2048));
-    let view = Op::find("aten::select", "int").unwrap();
-    let row = view
-        .call_one(&[Arg::Tensor(&y), Arg::Int(0), Arg::Int(3)])
-        .unwrap();
+    let view = Op::find("aten::select.int").unwrap();
+    let row = view.call_one(args![&y, 0, 3]).unwrap();
     assert_eq!(storage_id(&row).unwrap(), storage_id(&y).unwrap());
     assert_ne!(storage_id(&row).unwrap(), storage_id(&x).unwrap());
     assert_eq!(storage_bytes(&row).unwrap(), 1024);
@@ -66,11 +64,9 @@ fn an_operators_results_and_views_count_by_storage() {
     assert_eq!(live_bytes() - base, 2048, "the view keeps the storage");
     drop(row);
     assert_eq!(live_bytes() - base, 1024);
-    let in_place = Op::find("aten::mul_", "Tensor").unwrap();
+    let in_place = Op::find("aten::mul_.Tensor").unwrap();
     reset_peak();
-    let same = in_place
-        .call_one(&[Arg::Tensor(&x), Arg::Tensor(&x)])
-        .unwrap();
+    let same = in_place.call_one(args![&x, &x]).unwrap();
     assert_eq!(peak_bytes() - base, 1024);
     assert_eq!(storage_id(&same).unwrap(), storage_id(&x).unwrap());
     drop((x, same));
@@ -86,28 +82,28 @@ fn calls_do_not_leak_whether_they_succeed_or_fail() {
     let with_inputs = live_bytes();
     for _ in 0..100 {
         drop(
-            Op::find("aten::unsafe_split", "Tensor")
+            Op::find("aten::unsafe_split.Tensor")
                 .unwrap()
-                .call(&[Arg::Tensor(&x), Arg::Int(1)])
+                .call(args![&x, 1])
                 .unwrap(),
         );
         drop(
-            Op::find("aten::max", "dim")
+            Op::find("aten::max.dim")
                 .unwrap()
-                .call(&[Arg::Tensor(&x), Arg::Int(0)])
+                .call(args![&x, 0])
                 .unwrap(),
         );
-        Op::find("aten::mm", "")
+        Op::find("aten::mm")
             .unwrap()
-            .call(&[Arg::Tensor(&x), Arg::Tensor(&complex)])
+            .call(args![&x, &complex])
             .unwrap_err();
-        Op::find("aten::cat", "")
+        Op::find("aten::cat")
             .unwrap()
-            .call(&[Arg::Tensors(&[&x, &x]), Arg::Int(9)])
+            .call(args![&[&x, &x], 9])
             .unwrap_err();
-        Op::find("aten::_local_scalar_dense", "")
+        Op::find("aten::_local_scalar_dense")
             .unwrap()
-            .call(&[Arg::Tensor(&complex)])
+            .call(args![&complex])
             .unwrap_err();
         drop(rng::state().unwrap());
     }
@@ -153,11 +149,9 @@ fn mapped_blocks_count_the_same_and_hold_their_bytes() {
 fn too_much_is_out_of_memory_and_leaves_no_trace() {
     let _turn = alone();
     let stats = memory::stats();
-    let empty = Op::find("aten::empty", "memory_format").unwrap();
+    let empty = Op::find("aten::empty.memory_format").unwrap();
     for bytes in [1i64 << 55, i64::MAX - 1] {
-        let error = empty
-            .call(&[Arg::Ints(&[bytes]), Arg::Dtype(Kind::Uint8)])
-            .unwrap_err();
+        let error = empty.call(args![&[bytes], Kind::Uint8]).unwrap_err();
         assert_eq!(error.kind, ErrorKind::OutOfMemory, "{error}");
         assert!(error.message.contains(&bytes.to_string()), "{error}");
     }

@@ -3,10 +3,10 @@
 use crate::support::torch::alone;
 use ckpt_torch::rng::Generator;
 use ckpt_torch::tch::{Device, Kind, Tensor};
-use ckpt_torch::{Arg, ErrorKind, Op, Ret, TorchError};
+use ckpt_torch::{Arg, ErrorKind, Op, Ret, TorchError, args};
 
-fn op(name: &str, overload: &str) -> Op {
-    Op::find(name, overload).unwrap()
+fn op(name: &str) -> Op {
+    Op::find(name).unwrap()
 }
 
 fn floats(tensor: &Tensor) -> Vec<f32> {
@@ -24,29 +24,23 @@ fn refusal(result: Result<Vec<Ret>, TorchError>) -> String {
 fn schema_text_is_libtorchs_own() {
     let _turn = alone();
     assert_eq!(
-        op("aten::add", "Tensor").schema(),
+        op("aten::add.Tensor").schema(),
         "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"
     );
     assert_eq!(
-        op("aten::native_layer_norm_backward", "").schema(),
+        op("aten::native_layer_norm_backward").schema(),
         "aten::native_layer_norm_backward(Tensor grad_out, Tensor input, SymInt[] normalized_shape, Tensor mean, \
          Tensor rstd, Tensor? weight, Tensor? bias, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"
     );
-    assert_eq!(op("aten::add", "Tensor").name(), "aten::add.Tensor");
-    assert_eq!(op("aten::relu", "").name(), "aten::relu");
+    assert_eq!(op("aten::add.Tensor").name(), "aten::add.Tensor");
+    assert_eq!(op("aten::relu").name(), "aten::relu");
 }
 
 #[test]
 fn unknown_operators_are_refused_by_name() {
     let _turn = alone();
-    for (name, overload) in [
-        ("aten::no_such_op", ""),
-        ("aten::add", "NoSuch"),
-        ("", ""),
-        ("add", ""),
-        ("a\0b", ""),
-    ] {
-        let error = Op::find(name, overload).unwrap_err();
+    for name in ["aten::no_such_op", "aten::add.NoSuch", "", "add", "a\0b"] {
+        let error = Op::find(name).unwrap_err();
         assert_eq!(error.kind, ErrorKind::Refused);
         assert!(
             name.contains('\0') || error.message.contains(name),
@@ -58,19 +52,19 @@ fn unknown_operators_are_refused_by_name() {
 #[test]
 fn an_operator_can_be_used_from_many_threads() {
     let _turn = alone();
-    let add = op("aten::add", "Tensor");
+    let add = op("aten::add.Tensor");
     std::thread::scope(|scope| {
         for start in 0..4 {
             scope.spawn(move || {
                 let a = Tensor::from_slice(&[start as f32; 8]);
                 for _ in 0..200 {
-                    let again = op("aten::add", "Tensor");
+                    let again = op("aten::add.Tensor");
                     assert_eq!(
                         again.schema().as_ptr(),
                         add.schema().as_ptr(),
                         "looked up once"
                     );
-                    let sum = again.call_one(&[Arg::Tensor(&a), Arg::Tensor(&a)]).unwrap();
+                    let sum = again.call_one(args![&a, &a]).unwrap();
                     assert_eq!(floats(&sum), [2.0 * start as f32; 8]);
                 }
             });
@@ -86,14 +80,8 @@ fn layer_norm_backward_with_every_output_mask() {
     let g = Tensor::from_slice(&[1f32, 0., -1., 2., 3., 1., 0.5, 0.]).reshape([2, 4]);
     let w = Tensor::from_slice(&[1f32, 2., 0.5, -1.]);
     let b = Tensor::zeros([4], (Kind::Float, Device::Cpu));
-    let forward = op("aten::native_layer_norm", "")
-        .call(&[
-            Arg::Tensor(&x),
-            Arg::Ints(&[4]),
-            Arg::Tensor(&w),
-            Arg::Tensor(&b),
-            Arg::Double(0.0),
-        ])
+    let forward = op("aten::native_layer_norm")
+        .call(args![&x, &[4], &w, &b, 0.0])
         .unwrap();
     let [_, mean, rstd]: [Tensor; 3] = forward
         .into_iter()
@@ -121,20 +109,11 @@ fn layer_norm_backward_with_every_output_mask() {
         }
     }
 
-    let backward = op("aten::native_layer_norm_backward", "");
+    let backward = op("aten::native_layer_norm_backward");
     for bits in 0..8u8 {
         let mask = [bits & 1 != 0, bits & 2 != 0, bits & 4 != 0];
         let results = backward
-            .call(&[
-                Arg::Tensor(&g),
-                Arg::Tensor(&x),
-                Arg::Ints(&[4]),
-                Arg::Tensor(&mean),
-                Arg::Tensor(&rstd),
-                Arg::OptTensor(Some(&w)),
-                Arg::Tensor(&b),
-                Arg::Bools(&mask),
-            ])
+            .call(args![&g, &x, &[4], &mean, &rstd, Some(&w), &b, &mask])
             .unwrap();
         assert_eq!(results.len(), 3);
         for ((result, wanted), expected) in results.into_iter().zip(mask).zip([&dx, &dw, &db]) {
@@ -160,33 +139,21 @@ fn arguments_left_out_take_their_defaults_and_numbers_convert() {
     let _turn = alone();
     let a = Tensor::from_slice(&[1f32, 2.]);
     let b = Tensor::from_slice(&[10f32, 20.]);
-    let add = op("aten::add", "Tensor");
+    let add = op("aten::add.Tensor");
     let sum = |extra: &[Arg]| {
-        let args: Vec<Arg> = [Arg::Tensor(&a), Arg::Tensor(&b)]
-            .iter()
-            .chain(extra)
-            .copied()
-            .collect();
+        let args: Vec<Arg> = args![&a, &b].iter().chain(extra).copied().collect();
         floats(&add.call_one(&args).unwrap())
     };
     assert_eq!(sum(&[]), [11., 22.]);
-    assert_eq!(sum(&[Arg::Int(3)]), [31., 62.]);
-    assert_eq!(sum(&[Arg::Double(0.5)]), [6., 12.]);
+    assert_eq!(sum(args![3]), [31., 62.]);
+    assert_eq!(sum(args![0.5]), [6., 12.]);
     // An integer for `float eps`.
     let x = Tensor::from_slice(&[3f32, 5.]);
-    let norm = op("aten::layer_norm", "").call_one(&[
-        Arg::Tensor(&x),
-        Arg::Ints(&[2]),
-        Arg::None,
-        Arg::None,
-        Arg::Int(0),
-    ]);
+    let norm = op("aten::layer_norm").call_one(args![&x, &[2], Arg::None, Arg::None, 0]);
     assert_eq!(floats(&norm.unwrap()), [-1., 1.]);
     // One number for `int[2]`.
     let image = Tensor::from_slice(&[0f32, 1., 2., 3.]).reshape([1, 1, 2, 2]);
-    let pooled = op("aten::max_pool2d", "")
-        .call_one(&[Arg::Tensor(&image), Arg::Int(2)])
-        .unwrap();
+    let pooled = op("aten::max_pool2d").call_one(args![&image, 2]).unwrap();
     assert_eq!(
         (pooled.size(), floats(&pooled)),
         (vec![1, 1, 1, 1], vec![3.])
@@ -198,37 +165,27 @@ fn every_kind_of_argument_arrives() {
     let _turn = alone();
     let x = Tensor::from_slice(&[1f32, 2., 3., 4.]);
     let (head, tail) = (x.narrow(0, 0, 1), x.narrow(0, 1, 3));
-    let joined = op("aten::cat", "")
-        .call_one(&[Arg::Tensors(&[&tail, &head]), Arg::Int(0)])
-        .unwrap();
+    let joined = op("aten::cat").call_one(args![&[&tail, &head], 0]).unwrap();
     assert_eq!(floats(&joined), [2., 3., 4., 1.]);
 
     let matrix = x.reshape([2, 2]);
     let column = Tensor::from_slice(&[1i64]);
-    let picked = op("aten::index", "Tensor")
-        .call_one(&[
-            Arg::Tensor(&matrix),
-            Arg::OptTensors(&[None, Some(&column)]),
-        ])
+    let picked = op("aten::index.Tensor")
+        .call_one(args![&matrix, &[None, Some(&column)]])
         .unwrap();
     assert_eq!(floats(&picked), [2., 4.]);
 
-    let zeros = op("aten::zeros", "")
-        .call_one(&[
-            Arg::Ints(&[2, 0, 3]),
-            Arg::Dtype(Kind::BFloat16),
-            Arg::None,
-            Arg::Device(Device::Cpu),
-        ])
+    let zeros = op("aten::zeros")
+        .call_one(args![&[2, 0, 3], Kind::BFloat16, Arg::None, Device::Cpu])
         .unwrap();
     assert_eq!(
         (zeros.size(), zeros.kind()),
         (vec![2, 0, 3], Kind::BFloat16)
     );
 
-    let gelu = op("aten::gelu", "");
-    let exact = gelu.call_one(&[Arg::Tensor(&x), Arg::Str("none")]).unwrap();
-    let approximate = gelu.call_one(&[Arg::Tensor(&x), Arg::Str("tanh")]).unwrap();
+    let gelu = op("aten::gelu");
+    let exact = gelu.call_one(args![&x, "none"]).unwrap();
+    let approximate = gelu.call_one(args![&x, "tanh"]).unwrap();
     assert_ne!(floats(&exact), floats(&approximate));
     assert!(
         (floats(&exact)[0] - 0.841_345).abs() < 1e-5
@@ -237,8 +194,8 @@ fn every_kind_of_argument_arrives() {
 
     // `float[]?`, here with a size given as none.
     let small = Tensor::from_slice(&[5f32]).reshape([1, 1, 1, 1]);
-    let grown = op("aten::upsample_nearest2d", "vec")
-        .call_one(&[Arg::Tensor(&small), Arg::None, Arg::Doubles(&[2.0, 3.0])])
+    let grown = op("aten::upsample_nearest2d.vec")
+        .call_one(args![&small, Arg::None, &[2.0, 3.0]])
         .unwrap();
     assert_eq!(
         (grown.size(), floats(&grown)),
@@ -246,8 +203,8 @@ fn every_kind_of_argument_arrives() {
     );
 
     // `Scalar[]`, and a list as result.
-    let scaled = op("aten::_foreach_add", "ScalarList")
-        .call(&[Arg::Tensors(&[&head, &tail]), Arg::Doubles(&[0.5, 10.0])])
+    let scaled = op("aten::_foreach_add.ScalarList")
+        .call(args![&[&head, &tail], &[0.5, 10.0]])
         .unwrap();
     let [Ret::Tensors(scaled)] = &scaled[..] else {
         panic!("{scaled:?}")
@@ -261,12 +218,8 @@ fn every_kind_of_argument_arrives() {
     let (first, second) = (Generator::new(7).unwrap(), Generator::new(7).unwrap());
     let draw = |generator| {
         floats(
-            &op("aten::rand", "generator")
-                .call_one(&[
-                    Arg::Ints(&[16]),
-                    Arg::Generator(generator),
-                    Arg::Dtype(Kind::Float),
-                ])
+            &op("aten::rand.generator")
+                .call_one(args![&[16], generator, Kind::Float])
                 .unwrap(),
         )
     };
@@ -278,32 +231,23 @@ fn every_kind_of_argument_arrives() {
 fn every_kind_of_result_arrives() {
     let _turn = alone();
     let x = Tensor::from_slice(&[1f32, 2., 3., 4.]).reshape([2, 2]);
-    let one =
-        |name: &str, overload: &str, args: &[Arg]| op(name, overload).call(args).unwrap().remove(0);
-    assert!(matches!(
-        one("aten::equal", "", &[Arg::Tensor(&x), Arg::Tensor(&x)]),
-        Ret::Bool(true)
-    ));
-    assert!(matches!(
-        one("aten::size", "int", &[Arg::Tensor(&x), Arg::Int(1)]),
-        Ret::Int(2)
-    ));
+    let one = |name: &str, args: &[Arg]| op(name).call(args).unwrap().remove(0);
+    assert!(matches!(one("aten::equal", args![&x, &x]), Ret::Bool(true)));
+    assert!(matches!(one("aten::size.int", args![&x, 1]), Ret::Int(2)));
     assert!(
-        matches!(one("aten::q_scale", "", &[Arg::Tensor(&x.quantize_per_tensor(0.25, 0, Kind::QUInt8))]), Ret::Double(s) if s == 0.25)
+        matches!(one("aten::q_scale", args![&x.quantize_per_tensor(0.25, 0, Kind::QUInt8)]), Ret::Double(s) if s == 0.25)
     );
     assert!(
-        matches!(one("aten::_local_scalar_dense", "", &[Arg::Tensor(&x.sum(Kind::Float))]), Ret::Double(s) if s == 10.0)
+        matches!(one("aten::_local_scalar_dense", args![&x.sum(Kind::Float)]), Ret::Double(s) if s == 10.0)
     );
-    let Ret::Tensors(parts) = one("aten::split", "Tensor", &[Arg::Tensor(&x), Arg::Int(1)]) else {
+    let Ret::Tensors(parts) = one("aten::split.Tensor", args![&x, 1]) else {
         panic!()
     };
     assert_eq!(
         parts.iter().map(floats).collect::<Vec<_>>(),
         [[1., 2.], [3., 4.]]
     );
-    let none = op("aten::_foreach_zero_", "")
-        .call(&[Arg::Tensors(&[&x])])
-        .unwrap();
+    let none = op("aten::_foreach_zero_").call(args![&[&x]]).unwrap();
     assert!(none.is_empty(), "an operator without results");
     assert_eq!(floats(&x), [0.; 4]);
 }
@@ -312,8 +256,7 @@ fn every_kind_of_result_arrives() {
 fn results_we_cannot_hold_are_an_error() {
     let _turn = alone();
     let complex = Tensor::ones([1], (Kind::ComplexFloat, Device::Cpu));
-    let message =
-        refusal(op("aten::_local_scalar_dense", "").call(&[Arg::Tensor(&complex.reshape([]))]));
+    let message = refusal(op("aten::_local_scalar_dense").call(args![&complex.reshape([])]));
     assert!(message.contains("no counterpart"), "{message}");
 }
 
@@ -321,61 +264,47 @@ fn results_we_cannot_hold_are_an_error() {
 fn wrong_arguments_are_refused_before_the_call() {
     let _turn = alone();
     let x = Tensor::from_slice(&[1f32, 2.]);
-    let add = op("aten::add", "Tensor");
-    let message = refusal(add.call(&[Arg::Tensor(&x)]));
+    let add = op("aten::add.Tensor");
+    let message = refusal(add.call(args![&x]));
     assert!(
         message.contains("aten::add.Tensor: argument 1 `other` is missing"),
         "{message}"
     );
-    let message = refusal(add.call(&[Arg::Tensor(&x), Arg::Int(1)]));
+    let message = refusal(add.call(args![&x, 1]));
     assert!(
         message.contains("argument 1 `other` wants Tensor, got Int"),
         "{message}"
     );
-    let message = refusal(add.call(&[Arg::Tensor(&x), Arg::None]));
+    let message = refusal(add.call(args![&x, Arg::None]));
     assert!(message.contains("got None"), "{message}");
-    let message = refusal(add.call(&[Arg::Tensor(&x), Arg::Tensor(&x), Arg::Int(1), Arg::Int(1)]));
+    let message = refusal(add.call(args![&x, &x, 1, 1]));
     assert!(
         message.contains("takes 3 arguments, 4 were given"),
         "{message}"
     );
-    refusal(op("aten::relu", "").call(&[Arg::Tensors(&[&x])]));
-    refusal(op("aten::sum", "dim_IntList").call(&[Arg::Tensor(&x), Arg::Doubles(&[0.0])]));
-    refusal(op("aten::sum", "dim_IntList").call(&[
-        Arg::Tensor(&x),
-        Arg::Ints(&[0]),
-        Arg::Double(1.0),
-    ]));
-    refusal(op("aten::gelu", "").call(&[Arg::Tensor(&x), Arg::Bool(true)]));
-    refusal(op("aten::zeros", "").call(&[
-        Arg::Ints(&[1]),
-        Arg::None,
-        Arg::None,
-        Arg::Device(Device::Mps),
-    ]));
-    refusal(op("aten::zeros", "").call(&[
-        Arg::Ints(&[1]),
-        Arg::None,
-        Arg::None,
-        Arg::Device(Device::Cuda(1000)),
-    ]));
-    refusal(op("aten::cat", "").call(&[Arg::OptTensors(&[Some(&x), None]), Arg::Int(0)]));
+    refusal(op("aten::relu").call(args![&[&x]]));
+    refusal(op("aten::sum.dim_IntList").call(args![&x, &[0.0]]));
+    refusal(op("aten::sum.dim_IntList").call(args![&x, &[0], 1.0]));
+    refusal(op("aten::gelu").call(args![&x, true]));
+    refusal(op("aten::zeros").call(args![&[1], Arg::None, Arg::None, Device::Mps]));
+    refusal(op("aten::zeros").call(args![&[1], Arg::None, Arg::None, Device::Cuda(1000)]));
+    refusal(op("aten::cat").call(args![&[Some(&x), None], 0]));
 }
 
 #[test]
 fn what_libtorch_refuses_comes_back_without_a_backtrace() {
     let _turn = alone();
     let a = Tensor::zeros([2, 3], (Kind::Float, Device::Cpu));
-    let message = refusal(op("aten::mm", "").call(&[Arg::Tensor(&a), Arg::Tensor(&a)]));
+    let message = refusal(op("aten::mm").call(args![&a, &a]));
     assert!(
         message.contains("mat1 and mat2 shapes cannot be multiplied (2x3 and 2x3)"),
         "{message}"
     );
     assert!(!message.contains("frame #"), "{message}");
-    refusal(op("aten::gelu", "").call(&[Arg::Tensor(&a), Arg::Str("no such approximation")]));
-    refusal(op("aten::select", "int").call(&[Arg::Tensor(&a), Arg::Int(0), Arg::Int(9)]));
-    refusal(op("aten::relu", "").call(&[Arg::Tensor(&Tensor::new())]));
-    let several = op("aten::split", "Tensor").call_one(&[Arg::Tensor(&a), Arg::Int(1)]);
+    refusal(op("aten::gelu").call(args![&a, "no such approximation"]));
+    refusal(op("aten::select.int").call(args![&a, 0, 9]));
+    refusal(op("aten::relu").call(args![&Tensor::new()]));
+    let several = op("aten::split.Tensor").call_one(args![&a, 1]);
     assert_eq!(several.unwrap_err().kind, ErrorKind::Refused);
 }
 
@@ -383,9 +312,7 @@ fn what_libtorch_refuses_comes_back_without_a_backtrace() {
 fn nothing_is_recorded_for_autograd() {
     let _turn = alone();
     let x = Tensor::from_slice(&[1f32, 2.]).set_requires_grad(true);
-    let y = op("aten::mul", "Tensor")
-        .call_one(&[Arg::Tensor(&x), Arg::Tensor(&x)])
-        .unwrap();
+    let y = op("aten::mul.Tensor").call_one(args![&x, &x]).unwrap();
     assert!(!y.requires_grad());
 }
 
@@ -393,22 +320,19 @@ fn nothing_is_recorded_for_autograd() {
 #[test]
 fn an_undefined_tensor_is_an_argument_where_one_is_wanted() {
     let _turn = alone();
-    let backward = op(
-        "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
-        "",
-    );
+    let backward = op("aten::_scaled_dot_product_flash_attention_for_cpu_backward");
     let x = Tensor::ones([1, 1, 4, 8], (Kind::Float, Device::Cpu));
     let mut args = vec![Arg::NoTensor];
     args.extend([&x; 5].map(Arg::Tensor));
-    args.extend([Arg::Double(0.0), Arg::Bool(false)]);
+    args.extend(args![0.0, false]);
     // Without a gradient of its result it has none to give.
     let found = backward.call(&args).unwrap();
     assert!(found.iter().all(|r| matches!(r, Ret::None)) && found.len() == 3);
-    let written = refusal(op("aten::add_", "Tensor").call(&[Arg::NoTensor, Arg::Tensor(&x)]));
+    let written = refusal(op("aten::add_.Tensor").call(args![Arg::NoTensor, &x]));
     assert!(
         written.contains("`self`") && written.contains("NoTensor"),
         "{written}"
     );
-    let number = refusal(op("aten::mul", "Scalar").call(&[Arg::Tensor(&x), Arg::NoTensor]));
+    let number = refusal(op("aten::mul.Scalar").call(args![&x, Arg::NoTensor]));
     assert!(number.contains("got NoTensor"), "{number}");
 }

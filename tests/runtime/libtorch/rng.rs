@@ -2,15 +2,13 @@
 
 use crate::support::torch::alone;
 use ckpt_torch::tch::{Device, Kind, Tensor};
-use ckpt_torch::{Arg, ErrorKind, Op, bytes, rng};
+use ckpt_torch::{ErrorKind, Op, args, bytes, rng};
 
 fn dropout_mask() -> Vec<u8> {
     let x = Tensor::ones([1000], (Kind::Float, Device::Cpu));
-    let results = Op::find("aten::native_dropout", "").unwrap().call(&[
-        Arg::Tensor(&x),
-        Arg::Double(0.5),
-        Arg::Bool(true),
-    ]);
+    let results = Op::find("aten::native_dropout")
+        .unwrap()
+        .call(args![&x, 0.5, true]);
     bytes::read(&results.unwrap().remove(1).into_tensor().unwrap()).unwrap()
 }
 
@@ -33,14 +31,8 @@ fn the_same_seed_or_state_draws_the_same_bits() {
     let generator = rng::Generator::new(5).unwrap();
     let draw = || {
         let x = Tensor::zeros([1000], (Kind::Float, Device::Cpu));
-        let bernoulli = Op::find("aten::bernoulli", "p").unwrap();
-        let drawn = bernoulli
-            .call_one(&[
-                Arg::Tensor(&x),
-                Arg::Double(0.5),
-                Arg::Generator(&generator),
-            ])
-            .unwrap();
+        let bernoulli = Op::find("aten::bernoulli.p").unwrap();
+        let drawn = bernoulli.call_one(args![&x, 0.5, &generator]).unwrap();
         bytes::read(&drawn).unwrap()
     };
     rng::set_state(&state).unwrap();

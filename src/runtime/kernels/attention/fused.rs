@@ -1,7 +1,7 @@
-//! Tiles in one call each, where the processor has products of our own; with the buffers of the plan, as the other way.
+//! Tiles in one call each, where our own products run, with the buffers of the plan.
 //!
-//! Which way is taken depends on the processor, types, sizes and what is wanted alone, so that a node and its copy take the
-//! same.
+//! Processor, types, sizes and requested results alone decide whether tiles run this way, so that a node and its
+//! recomputation run the same way.
 
 use super::tiles::*;
 use crate::runtime::convert::torch_error;
@@ -10,7 +10,7 @@ use ckpt_passes::ops::attention::Span;
 use ckpt_torch::attention::{Gradients, Tile as Fused, attend, attend_back};
 use tch::{Kind, Tensor};
 
-/// What the calls lend: views of the block, as the plan cut it.
+/// The buffers of a call: views of the block, as the plan divides it.
 struct Buffers {
     scores: Tensor,
     sums: Option<Tensor>,
@@ -77,7 +77,7 @@ pub fn forward(
     attend(&buffers.tile(work, x, tile), y, lse).map_err(torch_error)
 }
 
-/// A tile's part in the gradients of queries, keys and values; those of keys and values are of all keys of the part.
+/// Adds a tile's contribution to the gradients of queries, keys and values; `dk` and `dv` hold all keys of the part.
 pub fn backward(
     work: &Work,
     x: &Operands,

@@ -1,14 +1,12 @@
-//! Tiles of attention: which operands, queries and keys are at hand, and the weights of a tile.
+//! Tiles of attention: the operands, queries and keys of each, and the weights of a tile.
 
-use super::super::{KernelCx, copy_into, empty, number_at, scalar, write, write_product};
 use crate::runtime::convert;
+use crate::runtime::kernels::context::*;
+use crate::runtime::kernels::product::Product;
 use ckpt_passes::ops::attention::*;
-use ckpt_passes::{Error, Result};
-use ckpt_torch::{Arg, product};
 use std::ops::Range;
-use tch::{Device, Kind, Tensor};
 
-/// Operands with a heads axis, and everything that stays the same from tile to tile.
+/// Operands with a heads axis, and everything that all tiles share.
 pub struct Work {
     pub plan: AttentionPlan,
     pub q: Tensor,
@@ -20,15 +18,15 @@ pub struct Work {
     pub scale: f64,
     pub softcap: f64,
     pub empty_is_nan: bool,
-    /// Whether a tile is one call (`fused`), not one of libtorch's for each step.
+    /// Whether a tile is one call (`fused`) instead of one libtorch call per step.
     pub is_fused: bool,
     pub block: Tensor,
-    /// Numbers as tensors, since libtorch would take memory for them.
+    /// Numbers as tensors, since libtorch would allocate memory for bare numbers.
     pub cap: Tensor,
     pub nothing: Tensor,
 }
 
-/// Some heads of one group of queries, all at one place of the leading axes.
+/// Some heads of one group of queries, at one place of the leading axes.
 #[derive(Clone, Copy)]
 pub struct Part {
     pub lead: i64,
@@ -55,7 +53,7 @@ impl Tile {
     }
 }
 
-/// The matrices of a tile as products read them; the queries as they lie where a tile is one call.
+/// The matrices of a tile as products read them. Where a tile is one call, the queries are passed in place.
 pub struct Operands {
     pub q: Tensor,
     pub k: Tensor,
@@ -84,35 +82,16 @@ pub fn with_heads(x: &Tensor) -> Tensor {
     }
 }
 
-pub fn sum_keys(x: &Tensor, out: &Tensor) -> Result<()> {
-    along_keys("aten::sum", "IntList_out", x, &[Arg::None], out)
-}
-
-pub fn largest(x: &Tensor, out: &Tensor) -> Result<()> {
-    along_keys("aten::amax", "out", x, &[], out)
-}
-
-/// A reduction of [h, r, n] over n into the first h·r elements of `out`. For a single result libtorch would take memory
-/// for each thread: there are two of it then.
-pub fn along_keys(
-    name: &str,
-    overload: &str,
-    x: &Tensor,
-    rest: &[Arg],
-    out: &Tensor,
-) -> Result<()> {
+/// A reduction of [h, r, n] over n into the first h·r elements of `out`: `name(x, [-1], true, rest…, out)`. libtorch would
+/// allocate a buffer a thread for a single result, so a single result is computed twice.
+fn along_keys(name: &str, x: &Tensor, rest: &[Arg], out: &Tensor) -> Result<()> {
     let size = x.size();
-    let single = size[0] * size[1] == 1;
-    let x = if single {
-        x.expand([2, 1, size[2]], false)
-    } else {
-        x.alias()
+    let x = match size[0] * size[1] {
+        1 => x.expand([2, 1, size[2]], false),
+        _ => x.alias(),
     };
     let out = seen_as(out, &[x.size()[0], x.size()[1], 1]);
-    let mut args = vec![Arg::Tensor(&x), Arg::Ints(&[-1]), Arg::Bool(true)];
-    args.extend_from_slice(rest);
-    args.push(Arg::Tensor(&out));
-    write(name, overload, &args)
+    write_with(name, args![&x, &[-1], true], rest, &out)
 }
 
 /// The first elements of a buffer, row-major.
@@ -122,26 +101,7 @@ pub fn seen_as(buffer: &Tensor, dims: &[i64]) -> Tensor {
 
 /// out = alpha·a·b, added to `out` if `add`.
 pub fn product(out: &Tensor, a: &Tensor, b: &Tensor, alpha: f64, add: bool) -> Result<()> {
-    // With a factor of 0 what the result held before is not read.
-    let beta = if add { 1.0 } else { 0.0 };
-    let args = [
-        Arg::Tensor(out),
-        Arg::Tensor(a),
-        Arg::Tensor(b),
-        Arg::Double(beta),
-        Arg::Double(alpha),
-    ];
-    write_product("aten::baddbmm_", "", &args)
-}
-
-pub fn in_place(name: &str, overload: &str, x: &Tensor, args: &[Arg]) -> Result<()> {
-    let mut all = vec![Arg::Tensor(x)];
-    all.extend_from_slice(args);
-    write(name, overload, &all)
-}
-
-pub fn zero(x: &Tensor) -> Result<()> {
-    in_place("aten::zero_", "", x, &[])
+    Product::onto(out, a, b, alpha, add).write()
 }
 
 impl Work {
@@ -156,37 +116,31 @@ impl Work {
             && (rank == 2 || keys[..rank - 3] == size[..rank - 3])
             && heads(&size) == heads(&keys) * plan.groups;
         if !fits {
-            return Err(
-                Error::model("shape", format!("{}: operands do not fit", cx.op.name))
-                    .found(format!("{size:?}, {keys:?} and {:?}", v.size())),
-            );
+            let found = format!("{size:?}, {keys:?} and {:?}", v.size());
+            return Err(cx.shape_error("operands do not fit").found(found));
         }
         let bias = cx.opt(at + 3).map(|bias| {
             let mut scores = size.clone();
             scores[rank - 1] = keys[rank - 2];
             bias.f_expand(scores, false).map(|b| with_heads(&b))
         });
-        let bias = bias.transpose().map_err(|e| {
-            Error::model(
-                "shape",
-                format!("{}: the bias does not fit: {e}", cx.op.name),
-            )
-        })?;
+        let bias = bias
+            .transpose()
+            .map_err(|e| cx.shape_error(format!("the bias does not fit: {e}")))?;
         let kind = convert::kind(plan.dtype)?;
-        let softcap = f64::from(cx.attrs.float("softcap"));
+        let softcap = cx.number("softcap");
         let mut work = Work {
             q: with_heads(q),
             k: with_heads(k),
             v: with_heads(v),
             bias,
             kind,
-            scale: f64::from(cx.attrs.float("scale")),
+            scale: cx.number("scale"),
             softcap,
             empty_is_nan: empty_is_nan(cx.attrs),
             is_fused: may_fuse
-                && product::is_ours()
+                && backend(q).has_own_products()
                 && kind == Kind::Float
-                && q.device() == Device::Cpu
                 && plan.size > 0
                 && plan.value_size > 0,
             block: empty(&[plan.workspace_elements() as i64], kind, q.device())?,
@@ -221,7 +175,7 @@ impl Work {
             if let Some(span) = span {
                 let edge = seen_as(&self.part_of_block(span), &[rows, rows - 1]);
                 copy_into(&edge, &self.nothing)?;
-                in_place(name, "", &edge, &[Arg::Int(diagonal)])?;
+                write(name, args![&edge, diagonal])?;
             }
         }
         Ok(())
@@ -336,11 +290,11 @@ impl Work {
             product(&scores, &x.q, &keys, self.scale, false)?;
         } else {
             product(&scores, &x.q, &keys, self.scale / self.softcap, false)?;
-            in_place("aten::tanh_", "", &scores, &[])?;
+            write("aten::tanh_", args![&scores])?;
             if let Some(span) = buffers.capped {
                 copy_into(&seen_as(&self.part_of_block(span), &dims), &scores)?;
             }
-            in_place("aten::mul_", "Tensor", &scores, &[Arg::Tensor(&self.cap)])?;
+            mul_into(&scores, &self.cap)?;
         }
         if let Some(bias) = &self.bias {
             let bias = self.of_tile(bias, tile);
@@ -348,22 +302,18 @@ impl Work {
         }
         self.hide_outside(&scores, tile)?;
         let top = self.buffer(buffers.top)?;
-        largest(&scores, &top)?;
+        along_keys("aten::amax.out", &scores, &[], &top)?;
         // A query that sees no key: its weights are then 0, not NaN.
         let lowest = match self.kind {
             Kind::Double => f64::MIN,
             _ => f64::from(f32::MIN),
         };
-        in_place("aten::clamp_min_", "", &top, &[Arg::Double(lowest)])?;
+        write("aten::clamp_min_", args![&top, lowest])?;
         let tops = seen_as(&top, &[dims[0], dims[1], 1]);
-        in_place(
-            "aten::sub_",
-            "Tensor",
-            &scores,
-            &[Arg::Tensor(&tops), Arg::Int(1)],
-        )?;
-        in_place("aten::exp_", "", &scores, &[])?;
-        sum_keys(&scores, &self.buffer(buffers.sum)?)?;
+        sub_into(&scores, &tops)?;
+        write("aten::exp_", args![&scores])?;
+        let sum = self.buffer(buffers.sum)?;
+        along_keys("aten::sum.IntList_out", &scores, args![Arg::None], &sum)?;
         Ok(scores)
     }
 
@@ -371,21 +321,13 @@ impl Work {
     pub fn apply(&self, scores: &Tensor, bias: &Tensor) -> Result<()> {
         if bias.kind() == Kind::Bool {
             let nothing = number_at(&self.nothing, scores.device())?;
-            let args = [
-                Arg::Tensor(bias),
-                Arg::Tensor(scores),
-                Arg::Tensor(&nothing),
-                Arg::Tensor(scores),
-            ];
-            return write("aten::where", "self_out", &args);
+            return write(
+                "aten::where.self_out",
+                args![bias, scores, &nothing, scores],
+            );
         }
         let bias = self.readable(bias.alias(), self.plan.buffers.bias)?;
-        in_place(
-            "aten::add_",
-            "Tensor",
-            scores,
-            &[Arg::Tensor(&bias), Arg::Int(1)],
-        )
+        add_into(scores, &bias)
     }
 
     /// Hides the keys of a tile that lie outside the band of some of its queries.
@@ -415,8 +357,7 @@ impl Work {
                 let edge = edge
                     .narrow(0, 0, tile.count())
                     .narrow(1, from - start, to - from);
-                let args = [Arg::Tensor(&edge), Arg::Int(1)];
-                in_place("aten::add_", "Tensor", &at(&(from..to)), &args)?;
+                add_into(&at(&(from..to)), &edge)?;
             }
         }
         Ok(())
@@ -427,7 +368,7 @@ impl Work {
         let sum = self.buffer(self.plan.buffers.sum)?;
         if !self.empty_is_nan {
             // The largest score of a query has the weight 1, so that its sum is 0 or at least 1.
-            in_place("aten::clamp_min_", "", &sum, &[Arg::Double(1.0)])?;
+            write("aten::clamp_min_", args![&sum, 1.0])?;
         }
         Ok(seen_as(&sum, &[tile.part.heads, tile.count(), 1]))
     }
@@ -435,6 +376,6 @@ impl Work {
     /// Divides `x` in place.
     pub fn divide(&self, x: &Tensor, tile: &Tile) -> Result<()> {
         let by = self.divisors(tile)?;
-        in_place("aten::div_", "Tensor", x, &[Arg::Tensor(&by)])
+        div_into(x, &by)
     }
 }

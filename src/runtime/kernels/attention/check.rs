@@ -13,12 +13,13 @@
 //! One more of each covers what is of second order. A pair that fails or is refused costs speed: tiles take its place in
 //! this process, and `run` says why.
 
-use super::super::super::{Kernel, KernelCx, copy_into, empty};
-use super::{Facts, Pair, call};
+use super::sdpa;
 use crate::runtime::convert;
 use crate::runtime::draws::Draws;
 use crate::runtime::kernels::attention::{attention, attention_grad};
-use crate::runtime::outside::Outside;
+use crate::runtime::kernels::{Kernel, KernelCx, copy_into, empty};
+use crate::runtime::sdpa_backends::{Facts, SdpaBackend};
+use crate::runtime::swap_store::SwapStore;
 use ckpt_passes::Result;
 use ckpt_passes::ir::{Attrs, DType, OpDef};
 use ckpt_passes::ops::attention::{ATTENTION, ATTENTION_GRAD};
@@ -30,7 +31,7 @@ use tch::{Device, Kind, Tensor};
 
 /// What is checked apart: other nodes of the same kind run the same kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Kindred {
+pub struct CheckedCase {
     pub dtype: DType,
     pub size: i64,
     pub value_size: i64,
@@ -38,9 +39,9 @@ pub struct Kindred {
     pub grouped: bool,
 }
 
-impl Kindred {
-    fn of(facts: &Facts) -> Kindred {
-        Kindred {
+impl CheckedCase {
+    fn of(facts: &Facts) -> CheckedCase {
+        CheckedCase {
             dtype: facts.dtype,
             size: facts.size,
             value_size: facts.value_size,
@@ -51,15 +52,19 @@ impl Kindred {
 }
 
 /// Verdicts of this process, by pair, number of the device (−1: the CPU) and kind.
-static VERDICTS: Mutex<BTreeMap<(Pair, i64, Kindred), Option<String>>> =
+static VERDICTS: Mutex<BTreeMap<(SdpaBackend, i64, CheckedCase), Option<String>>> =
     Mutex::new(BTreeMap::new());
 
 /// Whether the pair may be taken; checked at the first question of its kind in a process.
 ///
 /// # Errors
 /// Why it may not, for people.
-pub fn admitted(pair: Pair, facts: &Facts, device: Device) -> std::result::Result<(), String> {
-    let kindred = Kindred::of(facts);
+pub fn admitted(
+    pair: SdpaBackend,
+    facts: &Facts,
+    device: Device,
+) -> std::result::Result<(), String> {
+    let kindred = CheckedCase::of(facts);
     let number = match device {
         Device::Cuda(n) => n as i64,
         _ => -1,
@@ -67,7 +72,7 @@ pub fn admitted(pair: Pair, facts: &Facts, device: Device) -> std::result::Resul
     let mut verdicts = VERDICTS.lock().unwrap_or_else(PoisonError::into_inner);
     let verdict = verdicts
         .entry((pair, number, kindred))
-        .or_insert_with(|| judge(kindred, device, &|cx| call::run(pair, cx)).err());
+        .or_insert_with(|| judge(kindred, device, &|cx| sdpa::run(pair, cx)).err());
     match verdict {
         None => Ok(()),
         Some(why) => Err(format!(
@@ -106,7 +111,7 @@ struct Problem {
 }
 
 impl Problem {
-    fn new(kindred: Kindred, device: Device) -> Result<Problem> {
+    fn new(kindred: CheckedCase, device: Device) -> Result<Problem> {
         let [batch, heads, queries, keys] = SMALL;
         let keys = if kindred.causal { queries } else { keys };
         let query_heads = heads * if kindred.grouped { 2 } else { 1 };
@@ -136,7 +141,7 @@ impl Problem {
     /// y, the log-sum-exp, dq, dk and dv, on the CPU.
     fn results(&self, attend: &dyn Fn(&KernelCx) -> Result<Vec<Tensor>>) -> Result<Vec<Tensor>> {
         let [dy, q, k, v] = &self.ins;
-        let (draws, outside) = (Draws::default(), Outside::default());
+        let (draws, store) = (Draws::default(), SwapStore::default());
         let run = |op: &'static OpDef, ins: &[Option<&Tensor>], n_outs| {
             attend(&KernelCx {
                 op,
@@ -144,13 +149,13 @@ impl Problem {
                 ins,
                 host: &[],
                 draws: &draws,
-                outside: &outside,
+                store: &store,
                 known: &[],
                 slots: &[],
                 n_outs,
-                over: None,
+                overwrites: None,
                 pair: None,
-                later: None,
+                deferred: None,
             })
         };
         let mut all = run(&ATTENTION, &[Some(q), Some(k), Some(v)], 2)?;
@@ -160,7 +165,7 @@ impl Problem {
     }
 
     /// How far rounding may take each result from that of the tiles.
-    fn allowed(&self, kindred: Kindred) -> Result<[Tensor; 5]> {
+    fn allowed(&self, kindred: CheckedCase) -> Result<[Tensor; 5]> {
         let wide = |x: &Tensor| x.to_device(Device::Cpu).to_kind(Kind::Double);
         let [dy, q, k, v] = self.ins.each_ref().map(wide);
         let groups = q.size()[1] / k.size()[1];
@@ -221,7 +226,7 @@ fn roundoff(dtype: DType) -> f64 {
 /// # Errors
 /// What they do that they must not.
 pub fn judge(
-    kindred: Kindred,
+    kindred: CheckedCase,
     device: Device,
     attend: &dyn Fn(&KernelCx) -> Result<Vec<Tensor>>,
 ) -> std::result::Result<(), String> {

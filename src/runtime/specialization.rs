@@ -1,20 +1,20 @@
-//! A graph compiled for inputs of given sizes: what follows from the sizes alone is worked out once, not every run.
+//! A graph compiled for inputs of given sizes: computes once what follows from the sizes alone.
 //!
-//! Contents of small integer values (axes, shapes, arithmetic on shapes) are numbers here, so that kernels read them
-//! without asking a tensor, and nodes that compute them only write them down. A view that begins where its operand does
-//! is two lists. All this holds only where no size depends on data and every input is row-major, as the memory rules
-//! take it to be; elsewhere every node keeps its kernel.
+//! Small integer values (axes, shapes, arithmetic on shapes) become numbers. Kernels read them without asking a tensor, and
+//! the nodes that compute them only write constants. A view that begins where its operand does becomes sizes and strides.
+//! This needs sizes that do not depend on data and row-major inputs, as the memory rules assume. Otherwise every node keeps
+//! its kernel.
 //!
-//! On a CPU, results and temporaries that are not small lie in one arena whose offsets follow from their lifetimes
-//! (`analysis::arena`): what is resident is what was planned, and no page is new after the first step.
+//! On a CPU, all but small results and temporaries lie in one arena, at offsets planned from their lifetimes
+//! (`analysis::arena`). So resident memory is what was planned, and no page is new after the first step.
 //!
-//! What a schedule leaves out is work, never memory: each value still takes the storage that `analysis::memory` gives it.
+//! A specialization saves work, never memory: each value still takes the storage that `analysis::memory` gives it.
 
 use super::convert::{self, torch_error};
 use super::device;
 use super::kernels;
-use super::kernels::attention::pairs::Available;
-use super::kernels::attention::pairs::pinned::{Pinned, Taken};
+use super::sdpa_backends::SdpaBackends;
+use super::sdpa_choice::{AttentionKernels, SdpaChoice};
 use crate::place::Place;
 use ckpt_passes::analysis::arena::Span;
 use ckpt_passes::analysis::{self, Binding, MemoryProfile, Sizes};
@@ -24,42 +24,42 @@ use ckpt_torch::arena::{self, Arena, Offer};
 use ckpt_torch::bytes;
 use tch::{Kind, Tensor};
 
-/// What a schedule is made for.
+/// The sizes that a specialization is made for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Key {
-    /// Named sizes and their numbers.
+pub struct SpecializationKey {
+    /// The numbers of named sizes.
     pub dims: Vec<(String, i64)>,
     /// Whether every input is row-major.
     pub row_major: bool,
 }
 
 /// A program for inputs of given sizes.
-pub struct Schedule {
-    key: Key,
+pub struct Specialization {
+    key: SpecializationKey,
     /// Whether no size depends on data and every input is row-major.
     pub(super) is_static: bool,
-    /// What is predicted of the memory of a run.
+    /// The predicted memory of a run.
     pub memory: MemoryProfile,
-    /// Contents of integer values, by slot.
+    /// The contents of integer values, by slot.
     pub(super) known: Vec<Option<Box<[i64]>>>,
-    /// One a node, in order.
-    pub(super) forms: Vec<Form>,
-    /// The operand that the first result of each node is written over.
-    pub(super) over: Vec<Option<usize>>,
-    /// Kernels of attention that are pinned to nodes.
-    pub(super) pinned: Pinned,
-    /// Where results and temporaries lie.
-    pub(super) arena: Option<Places>,
+    /// The form of each node, in order.
+    pub(super) forms: Vec<NodeForm>,
+    /// The operand that the first result of each node overwrites.
+    pub(super) overwrites: Vec<Option<usize>>,
+    /// The attention kernels that are pinned to nodes.
+    pub(super) pinned: SdpaChoice,
+    /// The addresses of results and temporaries.
+    pub(super) arena: Option<ArenaPlan>,
 }
 
-/// An arena, and the places in it that each step's kernel is offered.
-pub(super) struct Places {
+/// An arena, with the places that each step's kernel is offered.
+pub(super) struct ArenaPlan {
     pub(super) arena: Arena,
     places: Vec<Box<[arena::Place]>>,
 }
 
-impl Places {
-    fn new(memory: &MemoryProfile) -> Result<Option<Places>> {
+impl ArenaPlan {
+    fn new(memory: &MemoryProfile) -> Result<Option<ArenaPlan>> {
         let planned = analysis::arena::Arena::new(memory, arena::HEADER_BYTES);
         planned.check()?;
         if planned.bytes == 0 {
@@ -76,11 +76,11 @@ impl Places {
             .zip(&planned.temps)
             .map(|(made, temps)| {
                 let made = made.iter().map(|(span, bytes)| place(*span, *bytes as i64));
-                // A result that is too small for a place of its own may outlive the temporaries: it stays out.
+                // A result that is too small for a place of its own may outlive the temporaries, so it is not placed.
                 let least = -(analysis::arena::LEAST_BYTES as i64);
                 made.chain(temps.map(|span| place(span, least))).collect()
             });
-        Ok(Some(Places {
+        Ok(Some(ArenaPlan {
             places: places.collect(),
             arena: Arena::new(planned.bytes).map_err(torch_error)?,
         }))
@@ -93,10 +93,10 @@ impl Places {
     }
 }
 
-/// How a node is run.
-pub(super) enum Form {
+/// How a node runs.
+pub(super) enum NodeForm {
     Kernel,
-    /// The storage of slot `of` from where that begins, seen otherwise.
+    /// The storage of slot `of`, from its beginning, with other sizes and strides.
     View {
         of: usize,
         to: usize,
@@ -124,20 +124,22 @@ impl Contents {
     }
 }
 
-impl Schedule {
+impl Specialization {
+    /// Compiles a graph for inputs of given sizes.
+    ///
     /// # Errors
-    /// A size that has no number at these sizes of the inputs; more memory than there is.
+    /// A size that these input sizes do not determine; more memory than there is.
     pub fn new(
         graph: &Graph,
         place: Place,
-        key: Key,
+        key: SpecializationKey,
         use_arena: bool,
-        available: &Available,
-    ) -> Result<Schedule> {
+        available: &SdpaBackends,
+    ) -> Result<Specialization> {
         let binding = Binding::new(graph, &key.dims)?;
         let sizes = Sizes::new(graph, &binding)?;
         let mut memory = MemoryProfile::rounded(graph, &sizes, place.granularity_bytes())?;
-        let pinned = Pinned::new(graph, &sizes, &memory, place, available);
+        let pinned = SdpaChoice::new(graph, &sizes, &memory, place, available);
         memory.replace_temporaries(graph, &pinned.temporaries);
         device::expect_room(place, memory.peak_bytes - memory.static_bytes)?;
         let mut known: Vec<Option<Box<[i64]>>> = vec![None; graph.value_bound()];
@@ -151,70 +153,71 @@ impl Schedule {
         let mut forms = Vec::with_capacity(graph.order().len());
         for (id, temp_bytes) in graph.order().iter().zip(&memory.temp_bytes) {
             let node = graph.node(*id);
-            // A kernel that takes temporaries is run even where its result is known: they were predicted.
+            // A kernel with temporaries runs even where its result is known: they were predicted.
             forms.push(match is_static && *temp_bytes == 0 {
                 true => form(node, &sizes, &memory)?,
-                false => Form::Kernel,
+                false => NodeForm::Kernel,
             });
         }
         let may_take = |(id, slot): (&NodeId, &Option<usize>)| {
             let renews = |v: &ValueId| memory.storage(*v).renews.is_some();
             slot.filter(|_| is_static || graph.node(*id).outs.first().is_some_and(renews))
         };
-        let over = graph.order().iter().zip(&memory.taken).map(may_take);
-        let over = over.collect();
-        let arena = match use_arena && is_static && place == Place::Cpu {
-            true => Places::new(&memory)?,
+        let overwrites = graph.order().iter().zip(&memory.taken).map(may_take);
+        let overwrites = overwrites.collect();
+        let arena = match use_arena && is_static && device::of(place).is_host() {
+            true => ArenaPlan::new(&memory)?,
             false => None,
         };
-        Ok(Schedule {
+        Ok(Specialization {
             key,
             pinned,
             is_static,
             arena,
-            over,
+            overwrites,
             memory,
             known,
             forms,
         })
     }
 
-    /// Bytes reserved for results and temporaries; 0 without an arena.
+    /// Returns the bytes reserved for results and temporaries; 0 without an arena.
     pub fn arena_bytes(&self) -> u64 {
         self.arena.as_ref().map_or(0, |a| a.arena.bytes())
     }
 
-    /// How many blocks have found their places in the arena, over all runs.
+    /// Returns how many blocks found their places in the arena, over all runs.
     pub fn placed(&self) -> u64 {
         self.arena.as_ref().map_or(0, |a| a.arena.placed())
     }
 
-    /// How many nodes of attention run by which kernels.
-    pub fn taken(&self) -> Taken {
+    /// Counts the attention nodes by kernel.
+    pub fn taken(&self) -> AttentionKernels {
         self.pinned.taken
     }
 
-    pub fn is_for(&self, key: &Key) -> bool {
+    /// Returns whether this was compiled for these sizes.
+    pub fn is_for(&self, key: &SpecializationKey) -> bool {
         self.key == *key
     }
 }
 
-fn form(node: &Node, sizes: &Sizes, memory: &MemoryProfile) -> Result<Form> {
+fn form(node: &Node, sizes: &Sizes, memory: &MemoryProfile) -> Result<NodeForm> {
     let [result] = node.outs[..] else {
-        return Ok(Form::Kernel);
+        return Ok(NodeForm::Kernel);
     };
     let (sized, layout) = (sizes.of(result), memory.layout(result));
     let to = Id::index(result);
     if let Some(of) = layout.view_of {
         let operand = node.ins.get(of).copied().flatten();
         return Ok(match operand {
-            Some(operand) if kernels::begins_with_operand(node.op) => Form::View {
+            Some(operand) if kernels::begins_with_operand(node.op) => NodeForm::View {
                 of: Id::index(operand),
                 to,
                 dims: sized.dims.clone(),
                 strides: layout.strides.clone(),
             },
-            _ => Form::Kernel,
+            _ => NodeForm::Kernel,
         });
     }
     let Some(contents) = sized
@@ -222,16 +225,16 @@ fn form(node: &Node, sizes: &Sizes, memory: &MemoryProfile) -> Result<Form> {
         .as_deref()
         .filter(|_| node.op.effect.recomputable())
     else {
-        return Ok(Form::Kernel);
+        return Ok(NodeForm::Kernel);
     };
     if contents.len() as u64 != sized.elements() {
         return Err(Error::bug(
-            "schedule",
+            "specialization",
             format!("{} elements are known of {:?}", contents.len(), sized.dims),
         ));
     }
     Ok(match encoded(sized.dtype, contents) {
-        Some(bytes) => Form::Constant {
+        Some(bytes) => NodeForm::Constant {
             to,
             contents: Contents {
                 kind: convert::kind(sized.dtype)?,
@@ -239,11 +242,11 @@ fn form(node: &Node, sizes: &Sizes, memory: &MemoryProfile) -> Result<Form> {
                 bytes,
             },
         },
-        None => Form::Kernel,
+        None => NodeForm::Kernel,
     })
 }
 
-/// The numbers as elements of a type that holds them all; `None` for types that are no arithmetic on shapes.
+/// Encodes numbers as elements of a type; `None` for a type that cannot hold them or that shapes do not use.
 fn encoded(dtype: DType, numbers: &[i64]) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(numbers.len() * dtype.size_bytes() as usize);
     for n in numbers {

@@ -1,48 +1,14 @@
-//! A node by a pair: operands as the library reads them, one call forward, one back, results as our rows promise them.
+//! Attention by one of PyTorch's fused kernels: one call forward, one call backward.
 //!
-//! Nothing here waits for the device or copies between it and the host. The gradient computes the result and the
-//! log-sum-exp again, by the same kernel on the same operands, so that neither has to stay for it.
+//! Operands are passed as the library reads them, and results are laid out as our rows promise. Nothing here waits for the
+//! device or copies between it and the host. The gradient recomputes the result and the log-sum-exp, by the same kernel on
+//! the same operands, so that neither is kept for it.
 
-use super::super::super::{KernelCx, call_n, copy_into, empty};
-use super::{ALIGNMENT_ELEMENTS, Pair};
-use crate::runtime::convert::{tch_error, torch_error};
-use ckpt_passes::ir::layout::view_strides;
-use ckpt_passes::ir::op::contiguous_strides;
+use crate::runtime::kernels::context::*;
+use crate::runtime::sdpa_backends::SdpaBackend;
+use crate::runtime::sdpa_backends::layout::{ALIGNMENT_ELEMENTS, axes, strides_in_place};
 use ckpt_passes::ops::attention::ATTENTION_GRAD;
-use ckpt_passes::{Error, Result};
-use ckpt_torch::{Arg, Ret};
-use tch::Tensor;
-
-/// Batch, heads, rows, columns.
-pub type Axes = [i64; 4];
-
-/// Strides in which the library reads an operand in place, its leading axes seen as one; `None` where it has to be
-/// copied. Columns lie side by side, all else is a multiple of 16 bytes apart, nothing is repeated, and the batch is
-/// outermost. An axis of size 1 gets the stride that it would have in a row-major tensor.
-pub fn strides_in_place(dims: &[i64], strides: &[i64]) -> Option<Axes> {
-    let axes = axes(dims)?;
-    let mut seen: Axes = view_strides(dims, strides, &axes)?.try_into().ok()?;
-    let plain = contiguous_strides(&axes);
-    for axis in 0..4 {
-        if axes[axis] == 1 {
-            seen[axis] = plain[axis];
-        }
-    }
-    let is_apart = |stride: &i64| *stride > 0 && stride % ALIGNMENT_ELEMENTS == 0;
-    let in_place = seen[3] == 1
-        && seen[..3].iter().all(is_apart)
-        && (axes[0] == 1 || seen[0] >= seen[1].max(seen[2]));
-    in_place.then_some(seen)
-}
-
-/// Leading axes as one, an axis of size 1 for heads that are not there.
-pub fn axes(dims: &[i64]) -> Option<Axes> {
-    match dims {
-        [rows, columns] => Some([1, 1, *rows, *columns]),
-        [lead @ .., heads, rows, columns] => Some([lead.iter().product(), *heads, *rows, *columns]),
-        _ => None,
-    }
-}
+use ckpt_torch::Ret;
 
 /// An operand as the library reads it: in place, or a row-major copy.
 fn readable(x: &Tensor) -> Result<Tensor> {
@@ -54,22 +20,14 @@ fn readable(x: &Tensor) -> Result<Tensor> {
     if let Some(strides) = strides_in_place(&dims, &x.stride()).filter(|_| is_aligned) {
         return ckpt_torch::view(x, &axes, &strides).map_err(torch_error);
     }
-    let copy = empty(&dims, x.kind(), x.device())?;
-    copy_into(&copy, x)?;
-    copy.f_view(axes).map_err(|e| tch_error(&e))
+    copied_as(x, x.kind())?
+        .f_view(axes)
+        .map_err(|e| tch_error(&e))
 }
 
 /// Row-major, in dims of our own.
 fn row_major(x: Tensor, dims: &[i64]) -> Result<Tensor> {
-    let x = match x.is_contiguous() {
-        true => x,
-        false => {
-            let copy = empty(&x.size(), x.kind(), x.device())?;
-            copy_into(&copy, &x)?;
-            copy
-        }
-    };
-    x.f_view(dims).map_err(|e| tch_error(&e))
+    dense(&x)?.f_view(dims).map_err(|e| tch_error(&e))
 }
 
 struct Operands {
@@ -87,8 +45,8 @@ impl Operands {
             q: readable(cx.x(at)?)?,
             k: readable(cx.x(at + 1)?)?,
             v: readable(cx.x(at + 2)?)?,
-            scale: f64::from(cx.attrs.float("scale")),
-            causal: cx.attrs.int("causal") != 0,
+            scale: cx.number("scale"),
+            causal: cx.flag("causal"),
         })
     }
 }
@@ -101,19 +59,19 @@ struct Done {
     rest: Vec<Ret>,
 }
 
-impl Pair {
+impl SdpaBackend {
     /// The names of forward and backward.
     pub fn names(self) -> [&'static str; 2] {
         match self {
-            Pair::Flash => [
+            SdpaBackend::Flash => [
                 "aten::_scaled_dot_product_flash_attention",
                 "aten::_scaled_dot_product_flash_attention_backward",
             ],
-            Pair::Efficient => [
+            SdpaBackend::Efficient => [
                 "aten::_scaled_dot_product_efficient_attention",
                 "aten::_scaled_dot_product_efficient_attention_backward",
             ],
-            Pair::Cpu => [
+            SdpaBackend::Cpu => [
                 "aten::_scaled_dot_product_flash_attention_for_cpu",
                 "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
             ],
@@ -121,18 +79,18 @@ impl Pair {
     }
 
     fn attend(self, x: &Operands) -> Result<Done> {
-        let mut args = vec![Arg::Tensor(&x.q), Arg::Tensor(&x.k), Arg::Tensor(&x.v)];
-        let (dropout, causal) = (Arg::Double(0.0), Arg::Bool(x.causal));
+        let mut args = args![&x.q, &x.k, &x.v].to_vec();
+        let (dropout, causal) = (Arg::from(0.0), Arg::from(x.causal));
         match self {
             // The last of them: no probabilities for debugging.
-            Pair::Flash => args.extend([dropout, causal, Arg::Bool(false)]),
+            SdpaBackend::Flash => args.extend(args![dropout, causal, false]),
             // No bias, with the log-sum-exp.
-            Pair::Efficient => args.extend([Arg::None, Arg::Bool(true), dropout, causal]),
+            SdpaBackend::Efficient => args.extend(args![Arg::None, true, dropout, causal]),
             // No mask.
-            Pair::Cpu => args.extend([dropout, causal, Arg::None]),
+            SdpaBackend::Cpu => args.extend(args![dropout, causal, Arg::None]),
         }
-        args.push(Arg::Double(x.scale));
-        let mut results = call_n(self.names()[0], "", &args)?.into_iter();
+        args.push(Arg::from(x.scale));
+        let mut results = call_n(self.names()[0], &args)?.into_iter();
         let (y, lse) = (taken(results.next())?, taken(results.next())?);
         Ok(Done {
             y,
@@ -143,30 +101,29 @@ impl Pair {
 
     /// Gradients of q, k and v.
     fn attend_back(self, x: &Operands, dy: &Tensor, done: &Done) -> Result<[Tensor; 3]> {
-        let tensors = [dy, &x.q, &x.k, &x.v];
-        let mut args: Vec<Arg> = tensors.into_iter().map(Arg::Tensor).collect();
-        if self == Pair::Efficient {
+        let mut args = args![dy, &x.q, &x.k, &x.v].to_vec();
+        if self == SdpaBackend::Efficient {
             // No bias.
             args.push(Arg::NoTensor);
         }
-        args.extend([Arg::Tensor(&done.y), Arg::Tensor(&done.lse)]);
-        let (dropout, causal) = (Arg::Double(0.0), Arg::Bool(x.causal));
+        args.extend(args![&done.y, &done.lse]);
+        let (dropout, causal) = (Arg::from(0.0), Arg::from(x.causal));
         let rest = |n: usize| done.rest.get(n).map_or(Arg::NoTensor, passed_on);
         match self {
             // Where sequences of several lengths begin (nowhere), the largest lengths; the state of the generator.
-            Pair::Flash => {
+            SdpaBackend::Flash => {
                 args.extend((0..4).map(rest));
                 args.extend([dropout, causal, rest(4), rest(5)]);
             }
             // The state of the generator; no gradient of a bias.
-            Pair::Efficient => {
+            SdpaBackend::Efficient => {
                 let mask = &[true, true, true, false];
-                args.extend([rest(0), rest(1), dropout, Arg::Bools(mask), causal]);
+                args.extend(args![rest(0), rest(1), dropout, mask, causal]);
             }
-            Pair::Cpu => args.extend([dropout, causal, Arg::None]),
+            SdpaBackend::Cpu => args.extend(args![dropout, causal, Arg::None]),
         }
-        args.push(Arg::Double(x.scale));
-        let mut results = call_n(self.names()[1], "", &args)?.into_iter();
+        args.push(Arg::from(x.scale));
+        let mut results = call_n(self.names()[1], &args)?.into_iter();
         let mut next = || taken(results.next());
         Ok([next()?, next()?, next()?])
     }
@@ -195,14 +152,14 @@ fn passed_on(result: &Ret) -> Arg<'_> {
 ///
 /// # Errors
 /// What the library refuses.
-pub fn run(pair: Pair, cx: &KernelCx) -> Result<Vec<Tensor>> {
+pub fn run(pair: SdpaBackend, cx: &KernelCx) -> Result<Vec<Tensor>> {
     match cx.op == &ATTENTION_GRAD {
         true => backward(pair, cx),
         false => forward(pair, cx),
     }
 }
 
-fn forward(pair: Pair, cx: &KernelCx) -> Result<Vec<Tensor>> {
+fn forward(pair: SdpaBackend, cx: &KernelCx) -> Result<Vec<Tensor>> {
     let mut dims = cx.x(0)?.size();
     let rows = dims[..dims.len() - 1].to_vec();
     dims[rows.len()] = cx.x(2)?.size()[rows.len()];
@@ -219,7 +176,7 @@ fn forward(pair: Pair, cx: &KernelCx) -> Result<Vec<Tensor>> {
     Ok([row_major(y, &dims)?].into_iter().chain(lse).collect())
 }
 
-fn backward(pair: Pair, cx: &KernelCx) -> Result<Vec<Tensor>> {
+fn backward(pair: SdpaBackend, cx: &KernelCx) -> Result<Vec<Tensor>> {
     let gradients = {
         let x = Operands::new(cx, 1)?;
         let done = pair.attend(&x)?;
@@ -264,7 +221,7 @@ mod tests {
         let x = operands();
         for (pair, rest) in [
             (
-                Pair::Flash,
+                SdpaBackend::Flash,
                 vec![
                     Ret::None,
                     Ret::None,
@@ -275,7 +232,7 @@ mod tests {
                 ],
             ),
             (
-                Pair::Efficient,
+                SdpaBackend::Efficient,
                 vec![
                     Ret::Tensor(x.q.shallow_clone()),
                     Ret::Tensor(x.q.shallow_clone()),
@@ -298,40 +255,14 @@ mod tests {
             }
             // Every argument is given: none but those that are kept for other kernels has a default that we rely on.
             for (name, given) in pair.names().into_iter().zip(match pair {
-                Pair::Flash => [7, 15],
+                SdpaBackend::Flash => [7, 15],
                 _ => [8, 13],
             }) {
-                let op = ckpt_torch::Op::find(name, "").unwrap();
+                let op = ckpt_torch::Op::find(name).unwrap();
                 let (arguments, _) = op.schema().split_once("->").unwrap();
                 let wanted = arguments.split(", ").filter(|a| *a != "*").count();
                 assert_eq!(wanted, given, "{}", op.schema());
             }
-        }
-    }
-
-    #[test]
-    fn what_is_read_in_place() {
-        let of = strides_in_place;
-        assert_eq!(of(&[5, 8], &[8, 1]), Some([40, 40, 8, 1]));
-        assert_eq!(of(&[2, 5, 8], &[40, 8, 1]), Some([80, 40, 8, 1]));
-        // Heads inside, as a projection leaves them, and a part of three.
-        assert_eq!(of(&[3, 2, 5, 8], &[80, 8, 16, 1]), Some([80, 8, 16, 1]));
-        assert_eq!(of(&[3, 2, 5, 8], &[240, 8, 48, 1]), Some([240, 8, 48, 1]));
-        assert_eq!(
-            of(&[3, 4, 2, 5, 8], &[320, 80, 40, 8, 1]),
-            Some([80, 40, 8, 1])
-        );
-        // Axes of size 1 may have any stride.
-        assert_eq!(of(&[1, 1, 5, 8], &[3, 7, 8, 1]), Some([40, 40, 8, 1]));
-        for (dims, strides) in [
-            (&[3, 2, 5, 8][..], &[80, 40, 1, 5][..]),
-            (&[3, 2, 5, 8], &[0, 40, 8, 1]),
-            (&[3, 2, 5, 8], &[80, 0, 8, 1]),
-            (&[3, 2, 5, 8], &[108, 54, 9, 1]),
-            (&[3, 2, 5, 8], &[8, 120, 24, 1]),
-            (&[3, 4, 2, 5, 8], &[80, 240, 40, 8, 1]),
-        ] {
-            assert_eq!(of(dims, strides), None, "{dims:?} {strides:?}");
         }
     }
 }

@@ -4,8 +4,8 @@
 //! largest sum of blocks alive at once. An operand that a pair reads in place but that begins at no multiple of 16 bytes is
 //! copied too, and not counted: where a view begins is known when it runs. What the CPU's pair takes inside is not counted.
 
-use super::call::{Axes, axes, strides_in_place};
-use super::{Available, Facts, Pair};
+use super::layout::{Axes, axes, strides_in_place};
+use super::{Facts, SdpaBackend, SdpaBackends};
 use ckpt_passes::analysis::device::round_up;
 use ckpt_passes::ir::op::{Sized, contiguous_strides};
 
@@ -82,8 +82,8 @@ impl Layers {
 
 /// Bytes beside the results; `None` for operands that typing refuses.
 pub fn bytes(
-    pair: Pair,
-    available: &Available,
+    pair: SdpaBackend,
+    available: &SdpaBackends,
     node: &Node,
     granularity_bytes: u64,
 ) -> Option<u64> {
@@ -99,14 +99,14 @@ pub fn bytes(
     let elements = y_dims.iter().fold(1u64, |n, d| n.saturating_mul(*d as u64));
     let y = blocks.of(elements.saturating_mul(f.dtype.size_bytes()));
     let rows = f.queries
-        + if pair == Pair::Efficient {
+        + if pair == SdpaBackend::Efficient {
             -f.queries & 31
         } else {
             0
         };
     let lse = blocks.floats(&[f.batch, heads, rows]);
     // The state of the generator, two blocks, from either.
-    let state = if pair == Pair::Cpu {
+    let state = if pair == SdpaBackend::Cpu {
         0
     } else {
         2 * blocks.of(16)
@@ -115,7 +115,7 @@ pub fn bytes(
     let forward = made + accumulators(pair, available, f, blocks);
     // Results of efficient have heads inside, those of flash lie as the operands do.
     let is_turned = |x: &Seen| match pair {
-        Pair::Flash => x.has_heads_inside(),
+        SdpaBackend::Flash => x.has_heads_inside(),
         _ => x.dims[1] > 1 && x.dims[2] > 1,
     };
     let Some(dy) = node.dy else {
@@ -138,9 +138,9 @@ pub fn bytes(
         + dy.copied_bytes
         + gradients
         + match pair {
-            Pair::Cpu => 0,
-            Pair::Efficient => dy.copied_inside_bytes() + efficient_back(f, blocks),
-            Pair::Flash => {
+            SdpaBackend::Cpu => 0,
+            SdpaBackend::Efficient => dy.copied_inside_bytes() + efficient_back(f, blocks),
+            SdpaBackend::Flash => {
                 let turned = if is_turned(&q) || heads == 1 || f.queries == 1 {
                     0
                 } else {
@@ -162,10 +162,10 @@ pub fn bytes(
 }
 
 /// What a forward sums in beside its results.
-fn accumulators(pair: Pair, available: &Available, f: &Facts, blocks: Layers) -> u64 {
+fn accumulators(pair: SdpaBackend, available: &SdpaBackends, f: &Facts, blocks: Layers) -> u64 {
     let heads = f.query_heads();
     match pair {
-        Pair::Flash => match key_splits(available, f) {
+        SdpaBackend::Flash => match key_splits(available, f) {
             1 => 0,
             n => {
                 let rows = [n, f.batch, heads, f.queries];
@@ -174,7 +174,7 @@ fn accumulators(pair: Pair, available: &Available, f: &Facts, blocks: Layers) ->
             }
         },
         // Values that registers do not hold.
-        Pair::Efficient if f.size.max(f.value_size) > 128 => {
+        SdpaBackend::Efficient if f.size.max(f.value_size) > 128 => {
             blocks.floats(&[f.batch, heads, f.queries, f.value_size])
         }
         _ => 0,
@@ -199,7 +199,7 @@ fn ceil(n: i64, by: i64) -> i64 {
 
 /// Into how many parts flash cuts the keys where queries alone do not fill the device: the fewest whose last round is used
 /// at least 85% as well as that of the best number of parts, each part being as long as no other number makes it.
-fn key_splits(available: &Available, f: &Facts) -> i64 {
+fn key_splits(available: &SdpaBackends, f: &Facts) -> i64 {
     let work = f.batch * f.query_heads() * ceil(f.queries, 64);
     let places = 2 * available.processors;
     if work as f32 >= 0.8 * places as f32 {
@@ -224,7 +224,7 @@ fn key_splits(available: &Available, f: &Facts) -> i64 {
 
 /// Of flash's backward: the sums of slopes, dq in float32 in a part for each set of processors, and for grouped heads dk
 /// and dv of every query head.
-fn flash_back(available: &Available, f: &Facts, blocks: Layers) -> u64 {
+fn flash_back(available: &SdpaBackends, f: &Facts, blocks: Layers) -> u64 {
     let heads = f.query_heads();
     let queries = up(f.queries, 128);
     let parts = ceil(available.processors, f.batch * heads);
@@ -283,7 +283,7 @@ mod tests {
         }
     }
 
-    fn found(pair: Pair, f: &Facts, inside: bool, back: bool) -> u64 {
+    fn found(pair: SdpaBackend, f: &Facts, inside: bool, back: bool) -> u64 {
         let sized = |heads: i64, rows: i64, size: i64| {
             let mut x = Sized::contiguous(f.dtype, vec![f.batch, heads, rows, size]);
             if inside {
@@ -306,7 +306,7 @@ mod tests {
             wants: &[0, 1, 2],
             wants_lse: false,
         };
-        bytes(pair, &Available::cuda(90, 132), &node, 512).unwrap()
+        bytes(pair, &SdpaBackends::cuda(90, 132), &node, 512).unwrap()
     }
 
     /// Written out by hand: 8 places, 16 heads, 1024 rows of 64, results of 16 MiB.
@@ -314,17 +314,20 @@ mod tests {
     fn flash_takes_what_its_sources_say() {
         let f = facts(8, 16, 1, 1024, 64);
         let (lse, state) = (MIB / 2, 1024);
-        assert_eq!(found(Pair::Flash, &f, false, false), lse + state);
+        assert_eq!(found(SdpaBackend::Flash, &f, false, false), lse + state);
         // The result is turned once the state is gone.
-        assert_eq!(found(Pair::Flash, &f, true, false), lse + 16 * MIB);
+        assert_eq!(found(SdpaBackend::Flash, &f, true, false), lse + 16 * MIB);
         // Result, dy and result with heads inside, sums, two parts of dq in float32; gradients are results.
         let back = 16 * MIB + lse + state + 2 * 16 * MIB + lse + 2 * 32 * MIB;
-        assert_eq!(found(Pair::Flash, &f, false, true), back);
-        assert_eq!(found(Pair::Flash, &f, true, true), back - 2 * 16 * MIB);
+        assert_eq!(found(SdpaBackend::Flash, &f, false, true), back);
+        assert_eq!(
+            found(SdpaBackend::Flash, &f, true, true),
+            back - 2 * 16 * MIB
+        );
         // Four query heads of each key head: dk and dv of every one of them beside.
         let grouped = facts(8, 4, 4, 1024, 64);
         assert_eq!(
-            found(Pair::Flash, &grouped, false, true),
+            found(SdpaBackend::Flash, &grouped, false, true),
             back + 2 * 16 * MIB
         );
     }
@@ -336,16 +339,19 @@ mod tests {
             ..facts(8, 16, 1, 1024, 64)
         };
         // Heads are inside: the result is turned.
-        assert_eq!(found(Pair::Efficient, &f, false, false), MIB / 2 + 8 * MIB);
+        assert_eq!(
+            found(SdpaBackend::Efficient, &f, false, false),
+            MIB / 2 + 8 * MIB
+        );
         // Sixteen tiles of 64 by 64 a head and their locks.
         let tiles = 8 * 16 * 16 * (64 * 64 + 4) * 4;
         let back = 8 * MIB + MIB / 2 + 1024 + 8 * MIB + MIB / 2 + tiles;
-        assert_eq!(found(Pair::Efficient, &f, false, true), back);
+        assert_eq!(found(SdpaBackend::Efficient, &f, false, true), back);
     }
 
     #[test]
     fn keys_are_split_where_queries_do_not_fill_the_device() {
-        let splits = |f: &Facts| key_splits(&Available::cuda(90, 132), f);
+        let splits = |f: &Facts| key_splits(&SdpaBackends::cuda(90, 132), f);
         assert_eq!(splits(&facts(8, 16, 1, 1024, 64)), 1);
         // 12 heads of 2 blocks of queries, 264 places, 16 blocks of keys: 8 parts use 192 of 264, 16 all but 8 of 3 rounds.
         let few = Facts {
@@ -355,7 +361,7 @@ mod tests {
         };
         let n = splits(&few);
         assert!((2..=16).contains(&n), "{n}");
-        let more = found(Pair::Flash, &few, false, false);
+        let more = found(SdpaBackend::Flash, &few, false, false);
         assert!(more > 4 * (n * 12 * 128 * 64) as u64, "{more}");
     }
 
@@ -375,7 +381,7 @@ mod tests {
             wants: &[],
             wants_lse: true,
         };
-        let taken = bytes(Pair::Flash, &Available::cuda(90, 132), &node, 512);
+        let taken = bytes(SdpaBackend::Flash, &SdpaBackends::cuda(90, 132), &node, 512);
         assert_eq!(taken, Some(16 * MIB + 1024));
     }
 }

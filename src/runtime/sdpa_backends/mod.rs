@@ -1,10 +1,11 @@
-//! PyTorch's fused kernels of attention as pairs of a forward and a backward, and which pair may do a node.
+//! PyTorch's fused attention kernels (SDPA backends), each a forward and a backward, and the nodes that may use them.
 //!
-//! A pair is taken only where what the library means by its arguments is exactly what our row means. The choice is a pure
-//! function of the device and of the sizes, type and attributes of a node, which it shares with its copies and its
-//! gradient, so that all of them take the same one. It does not depend on layouts: what a pair cannot read in place is
-//! copied for it ([`call`]). It is made when a program is compiled for its sizes and kept with it ([`pinned`]), after the
-//! pair has shown on the device that it keeps what is assumed of it ([`check`]).
+//! A backend is used only where the library's arguments mean exactly what our row means. The choice is a pure function of
+//! the device and of the sizes, type and attributes of a node. Recomputations and the gradient share these, so all of them
+//! use the same backend. The choice does not depend on layouts: operands that a backend cannot read in place are copied
+//! for it (`kernels/attention/sdpa`). It is made when a program is compiled for its sizes and kept with it
+//! (`sdpa_choice`), after a check on the device that it keeps these assumptions
+//! (`kernels/attention/check`).
 //!
 //! What is assumed, and where PyTorch 2.11 says so (`aten/src/ATen/native/transformers/cuda`):
 //! - Both backwards are deterministic under `setDeterministicAlgorithms(true)`: flash sums dq in parts of its own
@@ -18,33 +19,32 @@
 //!   usual mask for padding, leaves no digit of the scores; a query whose keys are all hidden gives NaN there.
 //! - No scale of 0 or below: flash looks for the largest score before it scales.
 
-pub mod call;
-pub mod check;
-pub mod pinned;
+pub mod layout;
 pub mod scratch;
 
 use ckpt_passes::ir::op::Sized;
 use ckpt_passes::ir::{Attrs, DType};
 use ckpt_passes::ops::attention::AttentionPlan;
+use layout::ALIGNMENT_ELEMENTS;
 
-/// A forward and its backward.
+/// A fused forward kernel and its backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Pair {
+pub enum SdpaBackend {
     /// `aten::_scaled_dot_product_flash_attention`.
     Flash,
     /// `aten::_scaled_dot_product_efficient_attention`.
     Efficient,
-    /// `aten::_scaled_dot_product_flash_attention_for_cpu`: no run takes it, but tests do, for it goes the same way.
+    /// `aten::_scaled_dot_product_flash_attention_for_cpu`. Only tests use it: it follows the same path without a device.
     Cpu,
 }
 
-/// What a choice knows of a node.
+/// The properties of a node that the choice depends on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Facts {
     pub dtype: DType,
-    /// Places of the axes before the heads.
+    /// The product of the axes before the heads.
     pub batch: i64,
-    /// Key heads, and query heads of one.
+    /// Key heads, and query heads per key head.
     pub heads: i64,
     pub groups: i64,
     pub queries: i64,
@@ -59,7 +59,7 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Of a node, from its attributes and operands q, k, v and bias; `None` for operands that typing refuses.
+    /// Reads the facts from a node's attributes and operands q, k, v and bias; `None` for operands that typing refuses.
     pub fn of(attrs: &Attrs, ins: &[Option<Sized>]) -> Option<Facts> {
         let plan = AttentionPlan::forward(attrs, ins)?;
         Some(Facts {
@@ -83,7 +83,7 @@ impl Facts {
         self.heads.saturating_mul(self.groups)
     }
 
-    /// Whether every query sees a key, and what it gives is a softmax of scaled products and nothing else.
+    /// Returns whether every query sees a key and its weights are a plain softmax of scaled products.
     fn is_plain(&self) -> bool {
         let sizes = [
             self.batch,
@@ -102,7 +102,7 @@ impl Facts {
             && (!self.causal || self.queries == self.keys)
     }
 
-    /// The most elements that an operand or a result has.
+    /// Returns the most elements that an operand or a result has.
     fn most_elements(&self) -> i64 {
         let rows = self.batch.saturating_mul(self.query_heads());
         rows.saturating_mul(self.queries.max(self.keys))
@@ -110,44 +110,42 @@ impl Facts {
     }
 }
 
-/// The pairs that a run may take, and what is known of its device.
+/// The backends that a run may use, and the properties of its device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Available {
-    pub pairs: Vec<Pair>,
+pub struct SdpaBackends {
+    pub list: Vec<SdpaBackend>,
     /// Compute capability of a CUDA device, 8.6 as 86, and its multiprocessors; 0 elsewhere.
     pub capability: i64,
     pub processors: i64,
-    /// Why there are none where there should be.
+    /// Why there are none although there should be.
     pub refused: Option<String>,
 }
 
 /// CUDA's limit on the second and third axis of a grid: places of the batch, and heads.
 const GRID: i64 = 65_535;
-/// Sizes of heads and rows are multiples of this many 16-bit elements, 16 bytes.
-pub const ALIGNMENT_ELEMENTS: i64 = 8;
 
-impl Available {
-    /// Every pair that a CUDA device may have.
-    pub fn cuda(capability: i64, processors: i64) -> Available {
-        Available {
-            pairs: vec![Pair::Flash, Pair::Efficient],
+impl SdpaBackends {
+    /// The backends that a CUDA device may have.
+    pub fn cuda(capability: i64, processors: i64) -> SdpaBackends {
+        SdpaBackends {
+            list: vec![SdpaBackend::Flash, SdpaBackend::Efficient],
             capability,
             processors,
             refused: None,
         }
     }
 
-    /// The first pair that means the same as the node and that the device has.
-    pub fn choose(&self, facts: &Facts) -> Option<Pair> {
+    /// Returns the first backend of the device that computes what the node means.
+    pub fn choose(&self, facts: &Facts) -> Option<SdpaBackend> {
         if !facts.is_plain() || facts.most_elements() > i64::from(i32::MAX) {
             return None;
         }
-        let fits = |pair: &&Pair| self.has(**pair, facts);
-        self.pairs.iter().find(fits).copied()
+        let fits = |pair: &&SdpaBackend| self.has(**pair, facts);
+        self.list.iter().find(fits).copied()
     }
 
-    /// What `sdp_utils.cpp` and the calls themselves ask for, and no device older than both know.
-    fn has(&self, pair: Pair, facts: &Facts) -> bool {
+    /// Returns whether a backend accepts the node, by the conditions of `sdp_utils.cpp` and of the calls themselves.
+    fn has(&self, pair: SdpaBackend, facts: &Facts) -> bool {
         let is_even = |n: i64| n % ALIGNMENT_ELEMENTS == 0;
         let on_device = matches!(facts.dtype, DType::F16 | DType::BF16)
             && (80..=121).contains(&self.capability)
@@ -156,7 +154,7 @@ impl Available {
             && is_even(facts.size)
             && is_even(facts.value_size);
         match pair {
-            Pair::Flash => {
+            SdpaBackend::Flash => {
                 // Wide heads need more shared memory to go back than these have.
                 let is_small = matches!(self.capability, 86..=89 | 120..=121);
                 on_device
@@ -166,8 +164,8 @@ impl Available {
                     && (facts.groups == 1 || facts.queries > 1)
             }
             // It takes no groups: as many key heads as query heads.
-            Pair::Efficient => on_device && facts.groups == 1,
-            Pair::Cpu => facts.dtype.is_float() && facts.size == facts.value_size,
+            SdpaBackend::Efficient => on_device && facts.groups == 1,
+            SdpaBackend::Cpu => facts.dtype.is_float() && facts.size == facts.value_size,
         }
     }
 }
@@ -195,19 +193,19 @@ mod tests {
     }
 
     /// What an H200 chooses after a change of the facts.
-    fn chosen(change: impl Fn(&mut Facts)) -> Option<Pair> {
+    fn chosen(change: impl Fn(&mut Facts)) -> Option<SdpaBackend> {
         chosen_by(90, change)
     }
 
-    fn chosen_by(capability: i64, change: impl Fn(&mut Facts)) -> Option<Pair> {
+    fn chosen_by(capability: i64, change: impl Fn(&mut Facts)) -> Option<SdpaBackend> {
         let mut facts = facts();
         change(&mut facts);
-        Available::cuda(capability, 132).choose(&facts)
+        SdpaBackends::cuda(capability, 132).choose(&facts)
     }
 
     #[test]
     fn what_means_the_same_takes_a_pair() {
-        let (flash, efficient) = (Some(Pair::Flash), Some(Pair::Efficient));
+        let (flash, efficient) = (Some(SdpaBackend::Flash), Some(SdpaBackend::Efficient));
         assert_eq!(chosen(|_| ()), flash);
         assert_eq!(chosen(|f| f.dtype = DType::F16), flash);
         assert_eq!(chosen(|f| f.groups = 4), flash);
@@ -254,7 +252,7 @@ mod tests {
         for capability in [0, 70, 75, 130] {
             assert_eq!(chosen_by(capability, |_| ()), None, "{capability}");
         }
-        assert_eq!(Available::default().choose(&facts()), None);
+        assert_eq!(SdpaBackends::default().choose(&facts()), None);
     }
 
     #[test]

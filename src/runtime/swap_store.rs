@@ -1,11 +1,14 @@
-//! Where results wait that have left the device's memory: a file each, or the host's memory beside a device.
+//! Storage for offloaded tensors: a file each, or the host's memory beside a device.
 //!
-//! A file has no name, so that nothing is left of it after success, error or signal. Its
-//! blocks are reserved before they are mapped, so that a full disk is an error and not a fault. What waits is counted
-//! from the outside, by what is mapped. Pages that were never touched cost more than the bytes that are copied into them, so what
-//! is free again stays mapped for the next result of its length, as long as what waits and what is free together are no
-//! more than what waited at most at once. Beside a device the host's pages are locked in its memory while they are mapped, as
-//! long as it allows that, so that transfers are fast and can run beside other nodes.
+//! A file has no name, so that nothing is left of it after success, error or signal. Its blocks are reserved before they
+//! are mapped, so that a full disk is an error and not a fault.
+//!
+//! Stored bytes are counted by what is mapped. Touching fresh pages costs more than copying bytes into them. So a free
+//! mapping is kept for the next tensor of its length, as long as stored and free bytes together do not exceed the most
+//! bytes that were ever stored at once.
+//!
+//! Beside a device, the host's pages are locked while they are mapped, as long as the system allows it. Transfers are then
+//! fast and can run beside other nodes.
 
 use super::convert::{self, torch_error};
 use ckpt_passes::{Error, Result};
@@ -19,14 +22,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::{Device, Tensor};
 
-/// What is outside during the runs of a program.
+/// The offloaded tensors of a program.
 #[derive(Clone, Debug, Default)]
-pub struct Outside {
-    /// The folder for files; the system's for temporary files if `None`.
+pub struct SwapStore {
+    /// The directory for files; the system's temporary directory if `None`.
     pub folder: Option<PathBuf>,
-    /// Whether pages of the host's memory are locked, for a device.
+    /// Whether the host's pages are locked, for a device.
     pub pins: bool,
-    room: Arc<Room>,
+    mappings: Arc<Mappings>,
 }
 
 /// Mapped pages.
@@ -39,31 +42,31 @@ struct Pages {
 impl Drop for Pages {
     fn drop(&mut self) {
         if self.is_locked {
-            // They are unmapped whatever is said, and nothing reads them any more.
+            // They are unmapped whatever the runtime answers, and nothing reads them any more.
             drop(cuda::unpin(&mut self.map));
         }
     }
 }
 
-/// What is mapped.
+/// The mappings of a program, shared by threads.
 #[derive(Debug, Default)]
-struct Room(Mutex<Mapped>);
+struct Mappings(Mutex<Mapped>);
 
 #[derive(Debug, Default)]
 struct Mapped {
-    /// What waits.
+    /// Bytes that are stored.
     live_bytes: u64,
-    /// The most of that since the last reset, and since there is a program.
+    /// The most bytes stored since the last reset, and since the program was made.
     peak_bytes: u64,
     most_bytes: u64,
-    /// What nothing waits in any more, by its length and folder.
+    /// Free mappings, by length and directory.
     free: BTreeMap<(usize, Option<PathBuf>), Vec<Pages>>,
     free_bytes: u64,
-    /// Why pages are not locked that should be.
+    /// Why pages are not locked although they should be.
     refused: Option<String>,
 }
 
-impl Room {
+impl Mappings {
     fn lock(&self) -> MutexGuard<'_, Mapped> {
         // Numbers and mappings are whole after any panic.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -71,7 +74,7 @@ impl Room {
 }
 
 impl Mapped {
-    /// Counts a result that begins to wait, and finds a mapping that is free for it. What must go for it goes.
+    /// Counts a tensor and finds a free mapping for it. Unmaps free mappings that exceed the limit.
     fn take(&mut self, folder: &Option<PathBuf>, len: usize) -> Option<Pages> {
         self.live_bytes += len as u64;
         self.peak_bytes = self.peak_bytes.max(self.live_bytes);
@@ -82,7 +85,7 @@ impl Mapped {
             self.free_bytes -= len as u64;
         }
         while self.live_bytes + self.free_bytes > self.most_bytes {
-            // The largest, so that few go.
+            // The largest, so that few are unmapped.
             let Some(mut last) = self.free.last_entry() else {
                 break;
             };
@@ -95,29 +98,29 @@ impl Mapped {
     }
 }
 
-/// Room for so many bytes outside, counted while it lives.
-struct Counted {
+/// Bytes in the store, counted while the reservation lives.
+struct Reservation {
     len: usize,
-    /// Where the file goes; `None` for the host's memory.
+    /// The directory of the file; `None` for the host's memory.
     folder: Option<PathBuf>,
     pins: bool,
-    room: Arc<Room>,
+    mappings: Arc<Mappings>,
     pages: Option<Pages>,
 }
 
-impl Counted {
-    fn new(outside: &Outside, folder: Option<PathBuf>, len: usize) -> Counted {
-        let pages = outside.room.lock().take(&folder, len);
-        Counted {
+impl Reservation {
+    fn new(store: &SwapStore, folder: Option<PathBuf>, len: usize) -> Reservation {
+        let pages = store.mappings.lock().take(&folder, len);
+        Reservation {
             len,
             folder,
-            pins: outside.pins,
-            room: outside.room.clone(),
+            pins: store.pins,
+            mappings: store.mappings.clone(),
             pages,
         }
     }
 
-    /// The bytes, mapped now if they are not yet.
+    /// Returns the bytes, mapped now if they are not yet.
     fn pages(&mut self) -> Result<&mut Pages> {
         let pages = match (self.pages.take(), &self.folder) {
             (Some(pages), _) => pages,
@@ -134,22 +137,22 @@ impl Counted {
         Ok(self.pages.insert(pages))
     }
 
-    /// Pages of the host's memory, locked where that is wanted and never was refused.
+    /// Locks pages of the host if that is wanted and was never refused.
     fn locked(&self, mut map: MmapMut) -> Pages {
         let mut is_locked = false;
-        if self.pins && self.room.lock().refused.is_none() {
+        if self.pins && self.mappings.lock().refused.is_none() {
             match cuda::pin(&mut map) {
                 Ok(()) => is_locked = true,
-                Err(e) => self.room.lock().refused = Some(e.message),
+                Err(e) => self.mappings.lock().refused = Some(e.message),
             }
         }
         Pages { map, is_locked }
     }
 }
 
-impl Drop for Counted {
+impl Drop for Reservation {
     fn drop(&mut self) {
-        let mut mapped = self.room.lock();
+        let mut mapped = self.mappings.lock();
         mapped.live_bytes -= self.len as u64;
         if let Some(pages) = self.pages.take() {
             let key = (self.len, self.folder.take());
@@ -159,59 +162,59 @@ impl Drop for Counted {
     }
 }
 
-/// Bytes that wait, given back with the tensor over them.
-struct Waiting(Counted);
+/// Stored bytes, freed with the tensor over them.
+struct StoredBytes(Reservation);
 
-impl AsRef<[u8]> for Waiting {
+impl AsRef<[u8]> for StoredBytes {
     fn as_ref(&self) -> &[u8] {
         self.0.pages.as_ref().map_or(&[], |pages| &pages.map)
     }
 }
 
-/// A transfer out that has its room counted and nothing written yet.
-pub struct Leaving {
-    counted: Counted,
+/// An offload whose bytes are counted but not written yet.
+pub struct Offload {
+    reservation: Reservation,
     kind: tch::Kind,
     dims: Vec<i64>,
 }
 
-impl Leaving {
-    /// Copies the bytes of a contiguous CPU tensor out. Touches nothing but bytes: any thread may do it.
+impl Offload {
+    /// Copies the bytes of a contiguous CPU tensor to the store. Any thread may do it, for it only copies bytes.
     ///
     /// # Errors
     /// Exit code 5: the folder cannot be written to, or has no room.
-    pub fn write(mut self, tensor: &Tensor) -> Result<Left> {
-        bytes::read_into(tensor, &mut self.counted.pages()?.map).map_err(torch_error)?;
-        Ok(self.left())
+    pub fn write(mut self, tensor: &Tensor) -> Result<Stored> {
+        bytes::read_into(tensor, &mut self.reservation.pages()?.map).map_err(torch_error)?;
+        Ok(self.stored())
     }
 
-    /// Room for it in locked pages, for somebody else to fill; `None` where they are not locked.
+    /// Returns the bytes in locked pages, for the caller to fill; `None` where they are not locked.
     ///
     /// # Errors
     /// Exit code 5: no memory.
-    pub fn locked(mut self) -> Result<Option<Left>> {
-        let is_locked = self.counted.pages()?.is_locked;
-        Ok(is_locked.then(|| self.left()))
+    pub fn locked(mut self) -> Result<Option<Stored>> {
+        let is_locked = self.reservation.pages()?.is_locked;
+        Ok(is_locked.then(|| self.stored()))
     }
 
-    fn left(self) -> Left {
-        Left {
-            waiting: Waiting(self.counted),
+    fn stored(self) -> Stored {
+        Stored {
+            waiting: StoredBytes(self.reservation),
             kind: self.kind,
             dims: self.dims,
         }
     }
 }
 
-/// What is outside.
-pub struct Left {
-    waiting: Waiting,
+/// A stored tensor.
+pub struct Stored {
+    waiting: StoredBytes,
     kind: tch::Kind,
     dims: Vec<i64>,
 }
 
-impl Left {
-    /// A read-only tensor on the CPU over what is outside.
+impl Stored {
+    /// Returns a read-only tensor on the CPU over the stored bytes.
     ///
     /// # Errors
     /// Not enough memory.
@@ -220,51 +223,46 @@ impl Left {
     }
 }
 
-impl Outside {
-    /// The most bytes that waited at once since the last reset.
+impl SwapStore {
+    /// Returns the most bytes stored at once since the last reset.
     pub fn peak_bytes(&self) -> u64 {
-        self.room.lock().peak_bytes
+        self.mappings.lock().peak_bytes
     }
 
-    /// Why pages of the host's memory are not locked, if they should be.
+    /// Returns why the host's pages are not locked, if they should be.
     pub fn refused(&self) -> Option<String> {
-        self.room.lock().refused.clone()
+        self.mappings.lock().refused.clone()
     }
 
     pub fn reset_peak(&self) {
-        let mut mapped = self.room.lock();
+        let mut mapped = self.mappings.lock();
         mapped.peak_bytes = mapped.live_bytes;
     }
 
-    /// Counts the room that a tensor takes outside.
+    /// Begins to offload a tensor to a file or to the host's memory: counts its bytes.
     ///
     /// # Errors
     /// An element type without plain bytes.
-    pub fn begin(&self, tensor: &Tensor, on_disk: bool) -> Result<Leaving> {
+    pub fn begin(&self, tensor: &Tensor, to_file: bool) -> Result<Offload> {
         let element = bytes::element_bytes(tensor.kind()).map_err(torch_error)?;
-        // The memory of a CPU run is the host's: there only a file is outside.
-        let folder = (on_disk || tensor.device() == Device::Cpu)
-            .then(|| self.folder.clone().unwrap_or_else(std::env::temp_dir));
-        Ok(Leaving {
-            counted: Counted::new(self, folder, tensor.numel() * element),
+        let folder = to_file.then(|| self.folder.clone().unwrap_or_else(std::env::temp_dir));
+        Ok(Offload {
+            reservation: Reservation::new(self, folder, tensor.numel() * element),
             kind: tensor.kind(),
             dims: tensor.size(),
         })
     }
 
-    /// A copy of a row-major tensor outside the device's memory: a read-only tensor on the CPU.
+    /// Stores a row-major tensor at once. Returns a read-only tensor on the CPU.
     ///
     /// # Errors
     /// Exit code 5: the folder cannot be written to, or has no room.
-    pub fn keep(&self, tensor: &Tensor, on_disk: bool) -> Result<Tensor> {
+    pub fn keep(&self, tensor: &Tensor, to_file: bool) -> Result<Tensor> {
         if tensor.numel() == 0 {
             return bytes::copy_from(&[], tensor.kind(), &tensor.size()).map_err(torch_error);
         }
-        let here = match tensor.device() {
-            Device::Cpu => tensor.shallow_clone(),
-            _ => tensor.to_device(Device::Cpu),
-        };
-        self.begin(tensor, on_disk)?.write(&here)?.tensor()
+        let here = tensor.to_device(Device::Cpu);
+        self.begin(tensor, to_file)?.write(&here)?.tensor()
     }
 }
 
@@ -276,8 +274,8 @@ fn file(folder: &Path, len: usize) -> Result<MmapMut> {
     unsafe { MmapMut::map_mut(&file) }.map_err(|e| no_room(&e, len, &place))
 }
 
-/// A file without a name. Where a file system cannot make one (O_TMPFILE of Linux), it loses its name right after it is
-/// made: only a process killed between the two calls leaves an empty file.
+/// Opens a file without a name. Where a file system cannot make one (Linux's O_TMPFILE), the file loses its name right
+/// after it is made. Only a process killed between the two calls leaves an empty file.
 fn nameless(folder: &Path) -> std::io::Result<File> {
     let opened = OpenOptions::new()
         .read(true)
@@ -291,7 +289,7 @@ fn nameless(folder: &Path) -> std::io::Result<File> {
     }
 }
 
-/// What a file system says that has no files without a name, and a kernel that knows of none.
+/// The errors of a file system that cannot make files without a name, and of a kernel that does not know them.
 const CANNOT: [i32; 3] = [libc::EOPNOTSUPP, libc::EISDIR, libc::ENOENT];
 
 fn unlinked(folder: &Path) -> std::io::Result<File> {
@@ -321,29 +319,19 @@ fn no_room(error: &std::io::Error, len: usize, place: &str) -> Box<Error> {
     .help("name another folder with --offload-dir, or in the environment as TMPDIR")
 }
 
-/// What waits, in a new tensor on the CPU.
+/// Returns a new tensor on the CPU of the sizes and type of a stored one, not filled.
 ///
 /// # Errors
 /// Not enough memory.
-pub fn fetched(outside: &Tensor) -> Result<Tensor> {
-    let here = new_tensor(outside)?;
-    super::kernels::copy_into(&here, outside)?;
-    Ok(here)
-}
-
-/// A new tensor on the CPU for what waits, not filled.
-///
-/// # Errors
-/// Not enough memory.
-pub fn new_tensor(outside: &Tensor) -> Result<Tensor> {
-    let kind = outside.kind();
+pub fn new_tensor(stored: &Tensor) -> Result<Tensor> {
+    let kind = stored.kind();
     if convert::dtype(kind).is_none() {
         return Err(Error::bug(
             "offload",
-            format!("a tensor of kind {kind:?} waits"),
+            format!("a tensor of kind {kind:?} was offloaded"),
         ));
     }
-    ckpt_torch::empty(&outside.size(), kind).map_err(torch_error)
+    ckpt_torch::empty(&stored.size(), kind).map_err(torch_error)
 }
 
 #[cfg(test)]
@@ -370,13 +358,13 @@ mod tests {
     #[test]
     fn what_is_free_again_is_taken_again_and_never_more_is_mapped_than_waited_at_once() {
         let folder = tempfile::tempdir().unwrap();
-        let outside = Outside {
+        let store = SwapStore {
             folder: Some(folder.path().into()),
-            ..Outside::default()
+            ..SwapStore::default()
         };
         let of = |len: usize, fill: u8| Tensor::from_slice(&vec![fill; len]);
-        let mapped = |outside: &Outside| {
-            let mapped = outside.room.lock();
+        let mapped = |store: &SwapStore| {
+            let mapped = store.mappings.lock();
             let free: usize = mapped.free.values().flatten().map(|p| p.map.len()).sum();
             assert_eq!(free as u64, mapped.free_bytes);
             assert!(mapped.live_bytes + mapped.free_bytes <= mapped.most_bytes);
@@ -384,24 +372,24 @@ mod tests {
         };
         let mut places = Vec::new();
         for run in 0..3 {
-            outside.reset_peak();
+            store.reset_peak();
             let waits = [(5000, 1), (3000, 2), (5000, 3)].map(|(len, fill)| {
-                let kept = outside.keep(&of(len, fill + run), true).unwrap();
+                let kept = store.keep(&of(len, fill + run), true).unwrap();
                 assert_eq!(kept, of(len, fill + run));
                 kept
             });
             let mut there = waits.each_ref().map(|t| t.data_ptr() as usize);
             there.sort_unstable();
             places.push(there);
-            assert_eq!(mapped(&outside), (13_000, 0));
-            assert_eq!(outside.peak_bytes(), 13_000);
+            assert_eq!(mapped(&store), (13_000, 0));
+            assert_eq!(store.peak_bytes(), 13_000);
             drop(waits);
-            assert_eq!(mapped(&outside), (0, 13_000));
+            assert_eq!(mapped(&store), (0, 13_000));
         }
         assert!(places[0] == places[1] && places[1] == places[2]);
         // Another length fits only in the place of others.
-        let other = outside.keep(&of(7000, 9), true).unwrap();
-        let (live, free) = mapped(&outside);
+        let other = store.keep(&of(7000, 9), true).unwrap();
+        let (live, free) = mapped(&store);
         assert!(live == 7000 && free > 0 && live + free <= 13_000);
         assert_eq!(other, of(7000, 9));
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);

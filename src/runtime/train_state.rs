@@ -1,11 +1,11 @@
-//! Parameters and states that a run writes over: its own copies of them.
+//! Parameters and optimizer states that a run overwrites: private copies of them.
 //!
-//! The tensors that a caller gives, and the weights of the model's file, are never written. A run writes over copies that it
-//! makes before its first step and that nobody else holds; the next run starts from the same values again. Where training
-//! goes on from step to step ([`Statics::go_on`]), the copies stay and a run starts from what the last one left.
+//! A run never writes the tensors that a caller gives, nor the weights of the model's file. Before its first step it
+//! makes copies that nobody else holds, and overwrites these. The next run starts from the given values again. Where
+//! training continues from step to step ([`TrainState::go_on`]), a run starts from the copies that the last one left.
 //!
-//! A step that is replayed reads and writes where it did when it was captured: for it, inputs and copies lie where they lay
-//! ([`Statics::stay`]), and what is given is copied there.
+//! A replayed step reads and writes the addresses of its capture. For it, inputs and copies stay at fixed addresses
+//! ([`TrainState::stay`]), and given values are copied there.
 
 use super::device;
 use super::kernels::{copy_into, empty};
@@ -15,46 +15,45 @@ use ckpt_passes::{Error, Result};
 use std::collections::BTreeMap;
 use tch::Tensor;
 
-/// See the module. Values are named by slot.
+/// The state of training, by slot.
 #[derive(Default)]
-pub(super) struct Statics {
-    /// What is written over, and the result that is.
-    pairs: BTreeMap<usize, usize>,
-    /// The weights among them, as they are given.
+pub(super) struct TrainState {
+    /// The overwritten values, each with the result that overwrites it.
+    updates: BTreeMap<usize, usize>,
+    /// The overwritten weights, as they were given.
     weights: BTreeMap<usize, Tensor>,
     goes_on: bool,
-    /// Where the last run left them, if the next goes on from there.
+    /// The copies that the last run left, if the next run continues from them.
     kept: BTreeMap<usize, Tensor>,
-    /// Where inputs and copies lie, if they stay there.
+    /// The tensors at fixed addresses, if inputs and copies stay there.
     places: Option<BTreeMap<usize, Tensor>>,
 }
 
-impl Statics {
-    /// Which weights and inputs of a graph are written over: the first operands of updates.
-    pub(super) fn new(graph: &Graph) -> Statics {
-        let updates = graph.order().iter().map(|id| graph.node(*id));
-        let updates = updates.filter(|node| node.op.is_update());
-        let pairs = updates.filter_map(|node| {
+impl TrainState {
+    /// Finds the weights and inputs that a graph overwrites: the first operands of updates.
+    pub(super) fn new(graph: &Graph) -> TrainState {
+        let nodes = graph.order().iter().map(|id| graph.node(*id));
+        let updates = nodes.filter(|node| node.op.is_update()).filter_map(|node| {
             let old = node.ins.first().copied().flatten()?;
             let is_static = !matches!(graph.value(old).def, Def::Node { .. });
             is_static.then(|| (Id::index(old), Id::index(node.outs[0])))
         });
-        Statics {
-            pairs: pairs.collect(),
-            ..Statics::default()
+        TrainState {
+            updates: updates.collect(),
+            ..TrainState::default()
         }
     }
 
-    /// What updates make of it.
+    /// Returns the slots of the results of updates.
     pub(super) fn results(&self) -> impl Iterator<Item = usize> {
-        self.pairs.values().copied()
+        self.updates.values().copied()
     }
 
     pub(super) fn is_written(&self, slot: usize) -> bool {
-        self.pairs.contains_key(&slot)
+        self.updates.contains_key(&slot)
     }
 
-    /// Takes a weight that is written over; gives any other back.
+    /// Stores a weight that is overwritten; returns any other.
     pub(super) fn take_weight(&mut self, slot: usize, tensor: Tensor) -> Option<Tensor> {
         if !self.is_written(slot) {
             return Some(tensor);
@@ -64,7 +63,7 @@ impl Statics {
         None
     }
 
-    /// An input where the run is; one that is written over as a copy.
+    /// Returns an input at the place of the run; as a copy if it is overwritten.
     pub(super) fn input(&mut self, slot: usize, given: &Tensor, place: Place) -> Result<Tensor> {
         match self.is_written(slot) {
             true => self.own(slot, given, place),
@@ -73,7 +72,7 @@ impl Statics {
         }
     }
 
-    /// Whether inputs and copies lie in the same places from run to run from now on.
+    /// Sets whether inputs and copies stay at the same addresses from run to run.
     pub(super) fn stay(&mut self, wanted: bool) {
         match wanted {
             true => drop(self.places.get_or_insert_default()),
@@ -81,12 +80,12 @@ impl Statics {
         }
     }
 
-    /// What lies in such places.
+    /// Returns the tensors at fixed addresses.
     pub(super) fn places(&self) -> impl Iterator<Item = &Tensor> {
         self.places.iter().flat_map(BTreeMap::values)
     }
 
-    /// A copy of `given`, in its slot's place if that stays.
+    /// Returns a copy of `given`, at the fixed address of its slot if there is one.
     fn placed(&mut self, slot: usize, given: &Tensor, place: Place) -> Result<Tensor> {
         let known = self.places.as_ref().and_then(|places| places.get(&slot));
         let tensor = match known {
@@ -98,7 +97,7 @@ impl Statics {
                     .expected(format!("{:?}{:?}", there.kind(), there.size()))
                     .found(format!("{:?}{:?}", given.kind(), given.size())));
             }
-            None => empty(&given.size(), given.kind(), device::torch(place))?,
+            None => empty(&given.size(), given.kind(), device::of(place).device())?,
         };
         copy_into(&tensor, given)?;
         self.hold(slot, &tensor);
@@ -111,13 +110,13 @@ impl Statics {
         }
     }
 
-    /// Whether a run starts from what the last one left; the next one does not.
+    /// Sets whether runs start from the state that the last one left. The next run starts from the given values.
     pub(super) fn go_on(&mut self, wanted: bool) {
         self.goes_on = wanted;
         self.kept.clear();
     }
 
-    /// A tensor to write over, for a run that is given `source`.
+    /// Returns the copy to overwrite, for a run that is given `source`.
     fn own(&mut self, slot: usize, source: &Tensor, place: Place) -> Result<Tensor> {
         if let Some(kept) = self.kept.remove(&slot) {
             self.hold(slot, &kept);
@@ -126,7 +125,7 @@ impl Statics {
         self.placed(slot, source, place)
     }
 
-    /// Puts the weights to write over where they belong.
+    /// Sets the copies of overwritten weights.
     pub(super) fn own_weights(
         &mut self,
         tensors: &mut [Option<Tensor>],
@@ -142,14 +141,14 @@ impl Statics {
         done
     }
 
-    /// Keeps what a run has left in `tensors`, if the next one goes on from there.
+    /// Keeps the state that a run left in `tensors`, if the next run continues from it.
     pub(super) fn keep(&mut self, tensors: &[Option<Tensor>]) -> Result<()> {
         if !self.goes_on {
             return Ok(());
         }
-        for (old, new) in &self.pairs {
+        for (old, new) in &self.updates {
             if let (Some(own), Some(result)) = (&tensors[*old], &tensors[*new]) {
-                // Where something read the old tensor later, the result is another one.
+                // The result is a new tensor if a later node read the old one.
                 if own.data_ptr() != result.data_ptr() {
                     copy_into(own, result)?;
                 }

@@ -1,8 +1,9 @@
-//! Which pair each node of a graph takes, settled once for the sizes of its inputs.
+//! The attention kernel of each node, chosen once for the sizes of the inputs.
 
-use super::{Available, Facts, Pair, check, scratch};
+use super::device;
+use super::kernels::attention::check;
+use super::sdpa_backends::{Facts, SdpaBackend, SdpaBackends, scratch};
 use crate::place::Place;
-use crate::runtime::device;
 use ckpt_passes::analysis::{MemoryProfile, Sizes};
 use ckpt_passes::ir::op::Sized;
 use ckpt_passes::ir::{Graph, Node};
@@ -10,60 +11,60 @@ use ckpt_passes::ops::attention::{ATTENTION, ATTENTION_GRAD};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
-/// How many nodes take which kernels, gradients and copies included.
+/// How many attention nodes use which kernels, gradients and recomputations included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Taken {
+pub struct AttentionKernels {
     pub flash: u64,
     pub efficient: u64,
     pub tiles: u64,
 }
 
-impl Taken {
-    fn count(&mut self, pair: Option<Pair>) {
+impl AttentionKernels {
+    fn count(&mut self, pair: Option<SdpaBackend>) {
         *match pair {
-            Some(Pair::Flash | Pair::Cpu) => &mut self.flash,
-            Some(Pair::Efficient) => &mut self.efficient,
+            Some(SdpaBackend::Flash | SdpaBackend::Cpu) => &mut self.flash,
+            Some(SdpaBackend::Efficient) => &mut self.efficient,
             None => &mut self.tiles,
         } += 1;
     }
 }
 
-/// The choices of a program.
+/// The choice for each node of a program.
 #[derive(Default)]
-pub struct Pinned {
-    /// One a node, in order.
-    pub pairs: Vec<Option<Pair>>,
-    pub taken: Taken,
-    /// What pairs take beside results, by position.
+pub struct SdpaChoice {
+    /// The backend of each node, in order; `None` for tiles.
+    pub backends: Vec<Option<SdpaBackend>>,
+    pub taken: AttentionKernels,
+    /// Bytes that backends need beside results, by position.
     pub temporaries: Vec<(usize, u64)>,
-    /// Why pairs are not taken that could be.
+    /// Why backends are not used that could be.
     pub refused: BTreeSet<String>,
 }
 
-impl Pinned {
-    /// `memory` says how operands lie. Where sizes depend on data nothing is known beforehand: tiles.
+impl SdpaChoice {
+    /// Chooses by the operands' layouts in `memory`. Where sizes depend on data, attention runs in tiles.
     pub fn new(
         graph: &Graph,
         sizes: &Sizes,
         memory: &MemoryProfile,
         place: Place,
-        available: &Available,
-    ) -> Pinned {
-        let mut pinned = Pinned {
+        available: &SdpaBackends,
+    ) -> SdpaChoice {
+        let mut pinned = SdpaChoice {
             refused: available.refused.iter().cloned().collect(),
-            ..Pinned::default()
+            ..SdpaChoice::default()
         };
         for (at, id) in graph.order().iter().enumerate() {
             let node = graph.node(*id);
             let is_attention = node.op == &ATTENTION || node.op == &ATTENTION_GRAD;
             let mut pair = None;
-            if is_attention && sizes.bounded.is_empty() && !available.pairs.is_empty() {
+            if is_attention && sizes.bounded.is_empty() && !available.list.is_empty() {
                 pair = pinned.choose(at, node, (sizes, memory), place, available);
             }
             if is_attention {
                 pinned.taken.count(pair);
             }
-            pinned.pairs.push(pair);
+            pinned.backends.push(pair);
         }
         pinned
     }
@@ -74,8 +75,8 @@ impl Pinned {
         node: &Node,
         (sizes, memory): (&Sizes, &MemoryProfile),
         place: Place,
-        available: &Available,
-    ) -> Option<Pair> {
+        available: &SdpaBackends,
+    ) -> Option<SdpaBackend> {
         let mut ins: Vec<Option<Sized>> = node
             .ins
             .iter()
@@ -92,7 +93,7 @@ impl Pinned {
         };
         let facts = Facts::of(&node.attrs, &ins)?;
         let pair = available.choose(&facts)?;
-        if let Err(why) = check::admitted(pair, &facts, device::torch(place)) {
+        if let Err(why) = check::admitted(pair, &facts, device::of(place).device()) {
             self.refused.insert(why);
             return None;
         }

@@ -1,0 +1,116 @@
+//! Transfers on a CUDA device: one copy stream out and one in, which the host only fills.
+//!
+//! The device waits, not the host. A `Release` makes everything sent afterwards wait for the offload, and the first reader
+//! of a fetched value does the same for the fetch. So memory that is free by then is not used earlier, although the host
+//! is ahead. A stored tensor is held until the fetch from it was waited for. So a mapping is reused only by transfers that
+//! wait for all earlier reads of it.
+//!
+//! Only pages that are locked in the host's memory are copied while kernels run. Other transfers are done at once.
+
+use crate::runtime::convert::{self, tch_error, torch_error};
+use crate::runtime::swap_store::SwapStore;
+use crate::runtime::transfers::Transfers;
+use ckpt_passes::Result;
+use ckpt_torch::cuda::{self, CopyStream, Done};
+use std::collections::BTreeMap;
+use tch::{Device, Tensor};
+
+/// See the module.
+pub struct CopyStreams {
+    device: usize,
+    out: Option<CopyStream>,
+    back: Option<CopyStream>,
+    /// By slot: the end of the transfer, the tensor that is offloaded, and the stored one.
+    offloads: BTreeMap<usize, (Done, Tensor, Tensor)>,
+    /// By slot: the end of the transfer and the stored tensor.
+    fetches: BTreeMap<usize, (Done, Tensor)>,
+}
+
+fn stream(stream: &mut Option<CopyStream>, device: usize) -> Result<&CopyStream> {
+    match stream {
+        Some(stream) => Ok(stream),
+        None => Ok(stream.insert(CopyStream::new(device).map_err(torch_error)?)),
+    }
+}
+
+impl CopyStreams {
+    /// The streams of a device, created at their first transfer.
+    pub fn new(device: usize) -> CopyStreams {
+        CopyStreams {
+            device,
+            out: None,
+            back: None,
+            offloads: BTreeMap::new(),
+            fetches: BTreeMap::new(),
+        }
+    }
+}
+
+impl Transfers for CopyStreams {
+    fn begin_offload(
+        &mut self,
+        store: &SwapStore,
+        tensor: &Tensor,
+        to_disk: bool,
+        slot: usize,
+    ) -> Result<bool> {
+        if to_disk || !store.pins || !tensor.is_contiguous() || tensor.numel() == 0 {
+            return Ok(false);
+        }
+        let Some(there) = store.begin(tensor, false)?.locked()? else {
+            return Ok(false);
+        };
+        let there = there.tensor()?;
+        let done = stream(&mut self.out, self.device)?.copy(tensor, &there);
+        let done = done.map_err(torch_error)?;
+        self.offloads
+            .insert(slot, (done, tensor.shallow_clone(), there));
+        Ok(true)
+    }
+
+    fn finish_offload(&mut self, slot: usize) -> Result<Option<Tensor>> {
+        let Some((done, _, there)) = self.offloads.remove(&slot) else {
+            return Ok(None);
+        };
+        done.wait().map_err(torch_error)?;
+        Ok(Some(there))
+    }
+
+    fn begin_fetch(
+        &mut self,
+        store: &SwapStore,
+        from: &Tensor,
+        slot: usize,
+    ) -> Result<Option<Tensor>> {
+        let is_float = convert::dtype(from.kind()).is_some_and(|d| d.is_float());
+        // The host may need integers as well.
+        if !store.pins || !is_float {
+            // The host reads the stored tensor now: it must be there.
+            cuda::synchronize(self.device).map_err(torch_error)?;
+            return Ok(None);
+        }
+        let options = (from.kind(), Device::Cuda(self.device));
+        let here = Tensor::f_empty(from.size(), options).map_err(|e| tch_error(&e))?;
+        let done = stream(&mut self.back, self.device)?.copy(from, &here);
+        let done = done.map_err(torch_error)?;
+        self.fetches.insert(slot, (done, from.shallow_clone()));
+        Ok(Some(here))
+    }
+
+    fn finish_fetch(&mut self, slot: usize) -> Result<()> {
+        match self.fetches.remove(&slot) {
+            Some((done, _)) => done.wait().map_err(torch_error),
+            None => Ok(()),
+        }
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        if self.fetches.is_empty() && self.offloads.is_empty() {
+            return Ok(());
+        }
+        let done = cuda::synchronize(self.device).map_err(torch_error);
+        self.fetches.clear();
+        self.offloads.clear();
+        done
+    }
+}

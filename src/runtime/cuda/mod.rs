@@ -1,0 +1,156 @@
+//! A CUDA device.
+//!
+//! It is opened before anything else asks libtorch about CUDA. Kernels are deterministic there, in the full precision of
+//! their types. The CUDA allocator reports its blocks. Library workspaces (cuBLAS) come from it too and stay, so that they
+//! are alive before the first step that is measured.
+
+mod copy_streams;
+mod recorder;
+
+use super::backend::{Backend, Bytes, Memory};
+use super::convert::{tch_error, torch_error};
+use super::library;
+use super::recorder::Recorder;
+use super::sdpa_backends::SdpaBackends;
+use super::transfers::Transfers;
+use crate::place::Place;
+use ckpt_passes::{Error, Result};
+use ckpt_torch::{bytes, cuda};
+use copy_streams::CopyStreams;
+use std::rc::Rc;
+use tch::{Device, Kind, Tensor};
+
+/// A CUDA device, by its number.
+#[derive(Clone, Copy)]
+pub struct Cuda(pub usize);
+
+/// The settings under which libtorch runs cuBLAS deterministically.
+const CUBLAS_DETERMINISTIC: [&str; 2] = [":4096:8", ":16:8"];
+
+impl Backend for Cuda {
+    fn open(&self) -> Result<()> {
+        library::open()?;
+        let index = self.0;
+        let (name, wanted) = Place::CUBLAS_SETTING;
+        let found = std::env::var(name).unwrap_or_default();
+        if !CUBLAS_DETERMINISTIC.contains(&found.as_str()) {
+            return Err(
+                Error::environment("cuda", "cuBLAS is not set to be deterministic")
+                    .expected(format!("{name}={wanted} in the environment"))
+                    .found(match found.as_str() {
+                        "" => format!("{name} is not set"),
+                        other => format!("{name}={other}"),
+                    }),
+            );
+        }
+        let devices = cuda::load().map_err(|e| {
+            Error::environment("cuda", "libtorch's CUDA library cannot be loaded")
+                .expected(format!("libtorch_cuda.so and the CUDA libraries that it needs, in {}", library::folders()))
+                .found(e.message)
+                .help(
+                    "install torch 2.11.0 for Python with its nvidia packages, and put its `lib` folder and theirs into \
+                     LD_LIBRARY_PATH, as tools/cuda-checks does; or run on the CPU: --device cpu",
+                )
+        })?;
+        if devices == 0 {
+            return Err(Error::environment("cuda", "there is no CUDA device")
+                .expected("an NVIDIA driver (libcuda.so.1) and a device that it can use")
+                .found("libtorch's CUDA library is loaded and sees 0 devices")
+                .help("run on the CPU: --device cpu"));
+        }
+        if index >= devices {
+            return Err(
+                Error::environment("cuda", format!("there is no device cuda:{index}"))
+                    .found(format!("cuda:0 to cuda:{}", devices - 1)),
+            );
+        }
+        cuda::open(index).map_err(|e| {
+            Error::environment("cuda", format!("the device cuda:{index} cannot be used"))
+                .found(e.message)
+        })
+    }
+
+    fn device(&self) -> Device {
+        Device::Cuda(self.0)
+    }
+
+    fn name(&self) -> String {
+        Place::Cuda(self.0).to_string()
+    }
+
+    fn bytes(&self) -> Result<Bytes> {
+        let stats = cuda::stats(self.0).map_err(torch_error)?;
+        Ok(Bytes {
+            live: stats.live_bytes,
+            peak: stats.peak_bytes,
+            requested_peak: stats.requested_peak_bytes,
+            requested_live: stats.requested_live_bytes,
+        })
+    }
+
+    fn reset_peak(&self) -> Result<()> {
+        cuda::reset_peak(self.0).map_err(torch_error)
+    }
+
+    fn memory(&self) -> Result<Option<Memory>> {
+        let (free_bytes, total_bytes) = cuda::memory_info(self.0).map_err(torch_error)?;
+        Ok(Some(Memory {
+            total_bytes,
+            used_bytes: total_bytes.saturating_sub(free_bytes),
+        }))
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        cuda::synchronize(self.0).map_err(torch_error)
+    }
+
+    fn workspace_bytes(&self) -> Option<u64> {
+        None
+    }
+
+    fn empty(&self, dims: &[i64], kind: Kind) -> Result<Tensor> {
+        Tensor::f_empty(dims, (kind, self.device())).map_err(|e| tch_error(&e))
+    }
+
+    fn edit_bytes(&self, x: &mut Tensor, edit: &mut dyn FnMut(&mut [u8])) -> Result<()> {
+        let mut host = x.to_device(Device::Cpu);
+        bytes::edit(&mut host, edit).map_err(torch_error)?;
+        x.f_copy_(&host).map_err(|e| tch_error(&e))
+    }
+
+    /// None where the device does not say what it is.
+    fn sdpa_backends(&self) -> SdpaBackends {
+        match cuda::properties(self.0) {
+            Ok(found) => SdpaBackends::cuda(found.capability, found.processors),
+            Err(e) => SdpaBackends {
+                refused: Some(format!("attention runs in tiles: {}", e.message)),
+                ..SdpaBackends::default()
+            },
+        }
+    }
+
+    fn recorder(&self) -> std::result::Result<Rc<dyn Recorder>, String> {
+        let recorder = recorder::GraphRecorder::new(self.0);
+        recorder.map(|r| Rc::new(r) as Rc<dyn Recorder>)
+    }
+
+    fn transfers(&self) -> Box<dyn Transfers> {
+        Box::new(CopyStreams::new(self.0))
+    }
+
+    fn is_host(&self) -> bool {
+        false
+    }
+
+    fn adds_narrow_products(&self) -> bool {
+        true
+    }
+
+    fn has_own_products(&self) -> bool {
+        false
+    }
+
+    fn index_add_waits(&self) -> bool {
+        true
+    }
+}

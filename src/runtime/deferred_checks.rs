@@ -1,0 +1,82 @@
+//! Checks of device values that the host evaluates after a step.
+//!
+//! The host must not wait for the device during a captured step. So a kernel that would read indices to refuse some defers
+//! the check: it records their smallest and largest, and goes on in a way that is safe for any index. A captured step
+//! writes these numbers to one tensor, which the host reads after each replay.
+
+use super::convert::tch_error;
+use ckpt_passes::{Error, Result};
+use std::cell::{Cell, RefCell};
+use tch::{Device, Kind, Tensor};
+
+/// Accepts or refuses a smallest and a largest number.
+pub type Check = Box<dyn Fn(i64, i64) -> Result<()>>;
+
+/// The deferred checks of one step.
+#[derive(Default)]
+pub struct DeferredChecks {
+    /// The position in the order of the node that runs.
+    pub at: Cell<usize>,
+    pending: RefCell<Pending>,
+}
+
+#[derive(Default)]
+struct Pending {
+    checks: Vec<(usize, Check)>,
+    numbers: Vec<Tensor>,
+}
+
+/// The checks of a step that has run or was captured, with the numbers that they check.
+pub struct CheckResults {
+    checks: Vec<(usize, Check)>,
+    /// Smallest and largest number of each check in turn; `None` without checks.
+    pub numbers: Option<Tensor>,
+}
+
+impl DeferredChecks {
+    /// Defers a check of the smallest and the largest of some int64 numbers, at least one.
+    ///
+    /// # Errors
+    /// The device fails.
+    pub fn defer(&self, numbers: &Tensor, check: Check) -> Result<()> {
+        let (low, high) = (numbers.f_min(), numbers.f_max());
+        let mut pending = self.pending.borrow_mut();
+        pending.numbers.push(low.map_err(|e| tch_error(&e))?);
+        pending.numbers.push(high.map_err(|e| tch_error(&e))?);
+        pending.checks.push((self.at.get(), check));
+        Ok(())
+    }
+
+    /// Collects the numbers in one tensor, on the device.
+    ///
+    /// # Errors
+    /// The device fails.
+    pub fn results(self) -> Result<CheckResults> {
+        let Pending { checks, numbers } = self.pending.into_inner();
+        let numbers = match numbers.is_empty() {
+            true => None,
+            false => Some(Tensor::f_stack(&numbers, 0).map_err(|e| tch_error(&e))?),
+        };
+        Ok(CheckResults { checks, numbers })
+    }
+}
+
+impl CheckResults {
+    /// Reads the numbers and applies the checks. `place` describes the node at a position of the order.
+    ///
+    /// # Errors
+    /// The first check's; the device fails.
+    pub fn verify(&self, place: impl Fn(usize) -> String) -> Result<()> {
+        let Some(numbers) = &self.numbers else {
+            return Ok(());
+        };
+        let here = numbers.f_to_device(Device::Cpu);
+        let here = here.map_err(|e| tch_error(&e))?.to_kind(Kind::Int64);
+        let here = Vec::<i64>::try_from(here)
+            .map_err(|e| Error::bug("run", format!("deferred checks: {e}")))?;
+        for ((at, check), seen) in self.checks.iter().zip(here.chunks_exact(2)) {
+            check(seen[0], seen[1]).map_err(|e| e.at(place(*at)))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,389 @@
+//! What every kernel uses: its node's operands and attributes, calls of ATen operators, and new tensors.
+//!
+//! Kernel files import all of it: `use super::context::*`.
+
+use crate::runtime::backend::Backend;
+use crate::runtime::convert::{dtype, kind};
+use crate::runtime::deferred_checks::DeferredChecks;
+use crate::runtime::device;
+use crate::runtime::draws::Draws;
+use crate::runtime::sdpa_backends::SdpaBackend;
+use crate::runtime::swap_store::SwapStore;
+use ckpt_passes::ir::op::Sized;
+use ckpt_passes::ir::{Attrs, DType, Tensor as Constant};
+use ckpt_torch::{Op, Ret, TorchError, bytes};
+use std::sync::Arc;
+
+pub use crate::runtime::convert::{tch_error, torch_error};
+pub use ckpt_passes::ir::OpDef;
+pub use ckpt_passes::{Error, Result};
+pub use ckpt_torch::{Arg, args};
+pub use tch::{Device, Kind, Tensor};
+
+/// Computes the results of one node.
+pub type Kernel = fn(&KernelCx) -> Result<Vec<Tensor>>;
+
+/// What a kernel sees of its node.
+pub struct KernelCx<'a> {
+    pub op: &'static OpDef,
+    pub attrs: &'a Attrs,
+    pub ins: &'a [Option<&'a Tensor>],
+    /// Copies on the CPU of small integer operands, where the graph runs elsewhere; may be shorter than `ins`.
+    pub host: &'a [Option<&'a Tensor>],
+    /// The generators of random ops.
+    pub draws: &'a Draws,
+    /// Where offloaded tensors are stored.
+    pub store: &'a SwapStore,
+    /// Contents of the small integer values that follow from the input sizes, row-major, by slot; may be shorter.
+    pub known: &'a [Option<Box<[i64]>>],
+    /// The slot of each operand in `known`; may be shorter than `ins`.
+    pub slots: &'a [Option<usize>],
+    pub n_outs: usize,
+    /// The operand that the first result overwrites: no later node reads it.
+    pub overwrites: Option<usize>,
+    /// PyTorch's attention kernels that are pinned to the node.
+    pub pair: Option<SdpaBackend>,
+    /// Collects checks of device values, in a step during which the host must not wait for the device.
+    pub deferred: Option<&'a DeferredChecks>,
+}
+
+impl KernelCx<'_> {
+    /// Operand `i`, which the op requires.
+    pub fn x(&self, i: usize) -> Result<&Tensor> {
+        self.opt(i)
+            .ok_or_else(|| self.bug(format!("operand {i} is missing")))
+    }
+
+    /// Operand `i`, if it is given.
+    pub fn opt(&self, i: usize) -> Option<&Tensor> {
+        self.ins.get(i).copied().flatten()
+    }
+
+    /// All operands that are given.
+    pub fn all(&self) -> Vec<&Tensor> {
+        self.ins.iter().flatten().copied().collect()
+    }
+
+    /// A float attribute.
+    pub fn number(&self, name: &str) -> f64 {
+        f64::from(self.attrs.float(name))
+    }
+
+    /// An integer attribute as a truth value.
+    pub fn flag(&self, name: &str) -> bool {
+        self.attrs.int(name) != 0
+    }
+
+    /// The attribute `axis`, in `0..rank`.
+    pub fn axis(&self, rank: usize) -> usize {
+        in_rank(self.attrs.int("axis"), rank)
+    }
+
+    /// The axes that operand `i` lists, each in `0..rank`; `None` if it is not given.
+    pub fn axes(&self, i: usize, rank: usize) -> Result<Option<Vec<usize>>> {
+        let list = self.opt(i).map(|_| self.ints(i)).transpose()?;
+        Ok(list.map(|axes| axes_of(&axes, rank)))
+    }
+
+    /// The tensor that receives the first result: a new row-major one, not filled, or the operand that it overwrites.
+    pub fn result(&self, dims: &[i64], kind: Kind, device: Device) -> Result<Tensor> {
+        let Some(slot) = self.overwrites else {
+            return empty(dims, kind, device);
+        };
+        let operand = self.x(slot)?;
+        let alike = operand.size() == dims && operand.kind() == kind && operand.is_contiguous();
+        if !alike || operand.device() != device {
+            return Err(self.bug(format!("the result cannot be written over operand {slot}")));
+        }
+        Ok(operand.shallow_clone())
+    }
+
+    /// As [`KernelCx::result`], with the sizes, type and device of `x`.
+    pub fn result_like(&self, x: &Tensor) -> Result<Tensor> {
+        self.result(&x.size(), x.kind(), x.device())
+    }
+
+    /// The contents of an integer operand, row-major. Waits for the device where it was computed there.
+    pub fn ints(&self, i: usize) -> Result<Vec<i64>> {
+        let slot = self.slots.get(i).copied().flatten();
+        if let Some(ints) = slot.and_then(|s| self.known.get(s)?.as_deref()) {
+            return Ok(ints.to_vec());
+        }
+        let tensor = match self.host.get(i).copied().flatten() {
+            Some(copy) => copy,
+            None => self.x(i)?,
+        };
+        Vec::<i64>::try_from(tensor.to_kind(Kind::Int64).contiguous().reshape([-1]))
+            .map_err(|e| self.bug(format!("operand {i}: {e}")))
+    }
+
+    /// Sizes and strides of operand `i` and those after it, as rules see them.
+    pub fn sized_from(&self, i: usize) -> Result<Vec<Option<Sized>>> {
+        let ins = self.ins.get(i..).unwrap_or_default().iter();
+        ins.map(|x| x.map(sized).transpose()).collect()
+    }
+
+    /// A kernel bug, naming the op.
+    pub fn bug(&self, what: impl std::fmt::Display) -> Box<Error> {
+        Error::bug("kernel", format!("{}: {what}", self.op.name))
+    }
+
+    /// An error of the model: what is wrong with the operands' shapes.
+    pub fn shape_error(&self, what: impl std::fmt::Display) -> Box<Error> {
+        Error::model("shape", format!("{}: {what}", self.op.name))
+    }
+
+    /// An error of the model: sizes that do not fit each other.
+    pub fn misfit(&self, what: impl std::fmt::Display) -> Box<Error> {
+        self.shape_error(format!("the sizes do not fit: {what}"))
+    }
+}
+
+/// Calls an ATen operator that returns one tensor; `name` includes the overload (`aten::add.Tensor`).
+pub fn call(name: &str, args: &[Arg]) -> Result<Tensor> {
+    dispatched(name, args, Op::call_one)
+}
+
+/// Calls an ATen operator that writes into one of its arguments; what it returns is that argument.
+pub fn write(name: &str, args: &[Arg]) -> Result<()> {
+    dispatched(name, args, Op::run)
+}
+
+/// Calls an ATen operator that returns several values.
+pub fn call_n(name: &str, args: &[Arg]) -> Result<Vec<Ret>> {
+    dispatched(name, args, Op::call)
+}
+
+/// As [`write`], with the arguments `first`, `extra` and `out`.
+pub fn write_with(name: &str, first: &[Arg], extra: &[Arg], out: &Tensor) -> Result<()> {
+    write(name, &[first, extra, args![out]].concat())
+}
+
+/// The first `N` results of an operator, all tensors.
+pub fn call_tensors<const N: usize>(name: &str, args: &[Arg]) -> Result<[Tensor; N]> {
+    let mut tensors = Vec::with_capacity(N);
+    for result in call_n(name, args)?.into_iter().take(N) {
+        tensors.push(result.into_tensor().map_err(torch_error)?);
+    }
+    <[Tensor; N]>::try_from(tensors)
+        .map_err(|found| Error::bug("kernel", format!("{name} returned {} tensors", found.len())))
+}
+
+/// Numbers of ours lie on the CPU ([`scalar`]), and most operators accept them beside a device's tensors. Where one does
+/// not, it gets copies on the device.
+fn dispatched<T>(
+    name: &str,
+    args: &[Arg],
+    call: impl Fn(&Op, &[Arg]) -> Result<T, TorchError>,
+) -> Result<T> {
+    let op = Op::find(name).map_err(torch_error)?;
+    let refusal = match call(&op, args) {
+        Ok(done) => return Ok(done),
+        Err(e) if !e.message.contains("same device") => return Err(torch_error(e)),
+        Err(e) => e,
+    };
+    let tensor = |arg: &Arg| match arg {
+        Arg::Tensor(t) | Arg::OptTensor(Some(t)) => Some(t.shallow_clone()),
+        _ => None,
+    };
+    let devices = args.iter().filter_map(tensor).map(|t| t.device());
+    let Some(device) = devices.into_iter().find(|d| *d != Device::Cpu) else {
+        return Err(torch_error(refusal));
+    };
+    let moved = |arg: &Arg| match tensor(arg) {
+        Some(t) if t.device() == Device::Cpu && t.dim() == 0 => number_at(&t, device).map(Some),
+        _ => Ok(None),
+    };
+    let moved: Vec<Option<Tensor>> = args.iter().map(moved).collect::<Result<_>>()?;
+    let there: Vec<Arg> = (args.iter().zip(&moved))
+        .map(|(arg, moved)| moved.as_ref().map_or(*arg, Arg::Tensor))
+        .collect();
+    call(&op, &there).map_err(torch_error)
+}
+
+/// The backend of the place where a tensor lies.
+pub fn backend(x: &Tensor) -> &'static dyn Backend {
+    device::at(x.device())
+}
+
+/// A new row-major tensor, not filled.
+///
+/// # Errors
+/// Not enough memory.
+pub fn empty(dims: &[i64], kind: Kind, device: Device) -> Result<Tensor> {
+    device::at(device).empty(dims, kind)
+}
+
+/// A new row-major tensor of the same sizes and type, not filled.
+pub fn empty_like(x: &Tensor) -> Result<Tensor> {
+    empty_as(x, x.kind())
+}
+
+/// A new row-major tensor of the same sizes and another type, not filled.
+pub fn empty_as(x: &Tensor, kind: Kind) -> Result<Tensor> {
+    empty(&x.size(), kind, x.device())
+}
+
+/// A row-major copy in the type `kind`.
+pub fn copied_as(x: &Tensor, kind: Kind) -> Result<Tensor> {
+    let out = empty_as(x, kind)?;
+    copy_into(&out, x)?;
+    Ok(out)
+}
+
+/// The tensor itself if it is row-major, else a row-major copy. Rows declare the copy.
+pub fn dense(x: &Tensor) -> Result<Tensor> {
+    dense_as(x, x.kind())
+}
+
+/// The tensor itself if it is row-major and of type `kind`, else a row-major copy of that type.
+pub fn dense_as(x: &Tensor, kind: Kind) -> Result<Tensor> {
+    match x.kind() == kind && x.is_contiguous() {
+        true => Ok(x.alias()),
+        false => copied_as(x, kind),
+    }
+}
+
+/// Whether the type has 16 bits and is computed in float32.
+pub fn is_narrow(kind: Kind) -> bool {
+    matches!(kind, Kind::Half | Kind::BFloat16)
+}
+
+/// The type in which a kernel computes operands of this type: float32 for 16-bit types.
+pub fn compute_kind(kind: Kind) -> Kind {
+    if is_narrow(kind) { Kind::Float } else { kind }
+}
+
+/// Whether the type is a floating-point type.
+pub fn is_float(kind: Kind) -> bool {
+    is_narrow(kind) || matches!(kind, Kind::Float | Kind::Double)
+}
+
+/// Sizes and strides of a tensor, as rules see them.
+pub fn sized(x: &Tensor) -> Result<Sized> {
+    Ok(Sized {
+        dtype: dtype_of(x.kind())?,
+        dims: x.size(),
+        strides: x.stride(),
+        ints: None,
+    })
+}
+
+/// Our name of an element type.
+pub fn dtype_of(kind: Kind) -> Result<DType> {
+    dtype(kind).ok_or_else(|| Error::bug("kernel", format!("a tensor of element type {kind:?}")))
+}
+
+/// A number as a tensor of rank 0, in bytes that the allocator does not count. libtorch would allocate a temporary for a
+/// bare number in `mul_.Scalar` and the like.
+pub fn scalar(kind: Kind, value: f64) -> Result<Tensor> {
+    lent_scalar(&Constant::scalar(dtype_of(kind)?, value))
+}
+
+/// The only element of a constant, as [`scalar`].
+pub fn lent_scalar(constant: &Constant) -> Result<Tensor> {
+    #[repr(align(64))]
+    struct Aligned([u8; 64]);
+    struct Number(Box<Aligned>, usize);
+    impl AsRef<[u8]> for Number {
+        fn as_ref(&self) -> &[u8] {
+            &self.0.0[..self.1]
+        }
+    }
+    let size = constant.dtype.size_bytes() as usize;
+    let number = constant.bytes().and_then(|b| b.get(..size));
+    let number = number.ok_or_else(|| Error::bug("kernel", "a number without its bytes"))?;
+    let mut block = Box::new(Aligned([0; 64]));
+    block.0[..size].copy_from_slice(number);
+    let owner = Arc::new(Number(block, size));
+    bytes::from_bytes(owner, kind(constant.dtype)?, &[]).map_err(torch_error)
+}
+
+/// A number of ours where a device reads it like any tensor. The host waits for nothing.
+pub fn number_at(number: &Tensor, device: Device) -> Result<Tensor> {
+    if number.device() == device {
+        return Ok(number.shallow_clone());
+    }
+    let there = empty(&[], number.kind(), device)?;
+    copy_into(&there, number)?;
+    Ok(there)
+}
+
+/// Copies `from` into `to`, converting and broadcasting.
+pub fn copy_into(to: &Tensor, from: &Tensor) -> Result<()> {
+    if from.dim() == 0 && backend(from).is_host() && !backend(to).is_host() {
+        // A copy would expand the number on the host to the size of `to`, and wait for the transfer.
+        return fill(to, from);
+    }
+    write("aten::copy_", args![to, from, false])
+}
+
+/// Sets all elements to a number, a tensor of one element.
+pub fn fill(to: &Tensor, number: &Tensor) -> Result<()> {
+    write("aten::fill_.Tensor", args![to, number])
+}
+
+/// Sets all elements to 0.
+pub fn zero(x: &Tensor) -> Result<()> {
+    write("aten::zero_", args![x])
+}
+
+/// `to` += `x`.
+pub fn add_into(to: &Tensor, x: &Tensor) -> Result<()> {
+    write("aten::add_.Tensor", args![to, x, 1])
+}
+
+/// `to` -= `x`.
+pub fn sub_into(to: &Tensor, x: &Tensor) -> Result<()> {
+    write("aten::sub_.Tensor", args![to, x, 1])
+}
+
+/// `to` *= `x`.
+pub fn mul_into(to: &Tensor, x: &Tensor) -> Result<()> {
+    write("aten::mul_.Tensor", args![to, x])
+}
+
+/// `to` /= `x`.
+pub fn div_into(to: &Tensor, x: &Tensor) -> Result<()> {
+    write("aten::div_.Tensor", args![to, x])
+}
+
+/// `count` places of an axis from place `at` on, as a view.
+pub fn narrow(x: &Tensor, axis: i64, at: i64, count: i64) -> Result<Tensor> {
+    call("aten::narrow", args![x, axis, at, count])
+}
+
+/// `x` seen through other sizes and strides, from its first element.
+pub fn strided(x: &Tensor, dims: &[i64], strides: &[i64]) -> Result<Tensor> {
+    call("aten::as_strided", args![x, dims, strides, Arg::None])
+}
+
+/// `x` with some axes reversed, as a new tensor.
+pub fn flip(x: &Tensor, axes: &[i64]) -> Result<Tensor> {
+    call("aten::flip", args![x, axes])
+}
+
+/// An axis in `0..rank`; a negative one counts from the end.
+pub fn in_rank(axis: i64, rank: usize) -> usize {
+    (if axis < 0 { axis + rank as i64 } else { axis }) as usize
+}
+
+/// Axes in `0..rank`; negative ones count from the end.
+pub fn axes_of(axes: &[i64], rank: usize) -> Vec<usize> {
+    axes.iter().map(|a| in_rank(*a, rank)).collect()
+}
+
+/// The shape that tensors broadcast to; the operator itself refuses what does not fit.
+pub fn broadcast(tensors: &[&Tensor]) -> Vec<i64> {
+    let rank = tensors.iter().map(|t| t.dim()).max().unwrap_or(0);
+    let mut dims = vec![1; rank];
+    for tensor in tensors {
+        let size = tensor.size();
+        for (dim, found) in dims[rank - size.len()..].iter_mut().zip(size) {
+            if found != 1 {
+                *dim = found;
+            }
+        }
+    }
+    dims
+}
