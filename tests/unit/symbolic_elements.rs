@@ -3,7 +3,7 @@
 use ckpt_passes::analysis::residual_stream::Flow;
 use ckpt_passes::analysis::symbolic_elements::{Condition, Element, Elements};
 use ckpt_passes::ir::{Attrs, Builder, DType, Dim, Graph, Tensor, Ty, ValueId};
-use ckpt_passes::ops::{arith, cast, concat, index, logic, rules, shape, slice};
+use ckpt_passes::ops::{arith, cast, concat, index, logic, rule, shape, slice};
 use ckpt_passes::testing::Random;
 use ckpt_passes::text::parse;
 use ckpt_passes::transform::infer::infer;
@@ -188,7 +188,7 @@ fn random(r: &mut Random) -> (Graph, Vec<ValueId>) {
                 b.emit(&concat::TILE, &[a, repeats], Attrs::new())
             }
             _ => {
-                if rules::broadcast_two(&b.ty(a).dims, &b.ty(c).dims).is_none() {
+                if rule::broadcast_two(&b.ty(a).dims, &b.ty(c).dims).is_none() {
                     continue;
                 }
                 let both_bool = is_bool && b.ty(c).dtype == DType::Bool;

@@ -7,7 +7,6 @@ use super::product::Product;
 use ckpt_passes::ir::op::contiguous_strides;
 use ckpt_passes::ops::conv::plan::{Buffers, ConvPlan};
 use ckpt_passes::ops::conv::*;
-use ckpt_passes::ops::rule::compute_type;
 
 pub const KERNELS: &[(&OpDef, Kernel)] = &[
     (&CONV, conv),
