@@ -30,41 +30,18 @@ pub enum Value {
     Tuple(Vec<Value>),
 }
 
-impl From<TensorId> for Value {
-    fn from(id: TensorId) -> Value {
-        Value::Tensor(id)
-    }
+/// Makes values of the types that the variants hold.
+macro_rules! from {
+    ($($of:ty => $variant:ident),+ $(,)?) => {
+        $(impl From<$of> for Value {
+            fn from(value: $of) -> Value {
+                Value::$variant(value.into())
+            }
+        })+
+    };
 }
 
-impl From<f64> for Value {
-    fn from(x: f64) -> Value {
-        Value::Float(x)
-    }
-}
-
-impl From<i64> for Value {
-    fn from(n: i64) -> Value {
-        Value::Int(Dim::from(n))
-    }
-}
-
-impl From<Dim> for Value {
-    fn from(n: Dim) -> Value {
-        Value::Int(n)
-    }
-}
-
-impl From<bool> for Value {
-    fn from(b: bool) -> Value {
-        Value::Bool(b)
-    }
-}
-
-impl From<DType> for Value {
-    fn from(dtype: DType) -> Value {
-        Value::DType(dtype)
-    }
-}
+from! { TensorId => Tensor, f64 => Float, i64 => Int, Dim => Int, bool => Bool, DType => DType, String => Str }
 
 impl<T: Into<Value>> From<Vec<T>> for Value {
     fn from(items: Vec<T>) -> Value {

@@ -9,22 +9,13 @@ use ckpt_passes::ir::{Attrs, DType, Dim, Same, ValueId};
 use ckpt_passes::ops::{arith, concat, logic, slice};
 
 pub const FORMULAS: &[Formula] = &[
-    (
-        "diag(self: t, diagonal: i?)",
-        "dim(self) == 1 ? diag_embed(self, diagonal) : diagonal(self, diagonal)",
-    ),
-    ("fliplr(self: t)", "flip(self, 1)"),
-    ("flipud(self: t)", "flip(self, 0)"),
-    ("ravel(self: t)", "flatten(self)"),
-    (
-        "reflection_pad{1,2,3}d(self: t, padding: I)",
-        "pad(self, padding, 'reflect')",
-    ),
-    (
-        "replication_pad{1,2,3}d(self: t, padding: I)",
-        "pad(self, padding, 'replicate')",
-    ),
-    ("trace(self: t)", "sum(diagonal(self))"),
+    "diag(self: t, diagonal: i?) => dim(self) == 1 ? diag_embed(self, diagonal) : diagonal(self, diagonal)",
+    "fliplr(self: t) => flip(self, 1)",
+    "flipud(self: t) => flip(self, 0)",
+    "ravel(self: t) => flatten(self)",
+    "reflection_pad{1,2,3}d(self: t, padding: I) => pad(self, padding, 'reflect')",
+    "replication_pad{1,2,3}d(self: t, padding: I) => pad(self, padding, 'replicate')",
+    "trace(self: t) => sum(diagonal(self))",
 ];
 
 pub const OPS: &[Op] = &[

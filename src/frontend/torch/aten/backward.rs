@@ -18,23 +18,15 @@ use ckpt_passes::ops::{activation, attention, gated, index, norm, piecewise, sof
 
 pub const FORMULAS: &[Formula] = &[
     // 2·(x − target), over the number of elements for a mean.
-    (
-        "mse_loss_backward(grad_output: t, self: t, target: t, reduction: i)",
-        "d = (self - target) * 2.0; (reduction == 1 ? d / numel(self) : d) * grad_output",
-    ),
+    "mse_loss_backward(grad_output: t, self: t, target: t, reduction: i) => \
+     d = (self - target) * 2.0; (reduction == 1 ? d / numel(self) : d) * grad_output",
     // `grad_output` where a view took its elements from, zeros elsewhere.
-    (
-        "select_backward(grad_output: t, input_sizes: I, dim: i, index: i)",
-        "select_scatter(new_zeros(grad_output, input_sizes), grad_output, dim, index)",
-    ),
-    (
-        "slice_backward(grad_output: t, input_sizes: I, dim: i, start: i, end: i, step: i)",
-        "slice_scatter(new_zeros(grad_output, input_sizes), grad_output, dim, start, end, step)",
-    ),
-    (
-        "softplus_backward(grad_output: t, self: t, beta: s, threshold: s)",
-        "inner = self * beta; curved = grad_output * sigmoid(inner); where(inner > threshold, grad_output, curved)",
-    ),
+    "select_backward(grad_output: t, input_sizes: I, dim: i, index: i) => \
+     select_scatter(new_zeros(grad_output, input_sizes), grad_output, dim, index)",
+    "slice_backward(grad_output: t, input_sizes: I, dim: i, start: i, end: i, step: i) => \
+     slice_scatter(new_zeros(grad_output, input_sizes), grad_output, dim, start, end, step)",
+    "softplus_backward(grad_output: t, self: t, beta: s, threshold: s) => \
+     inner = self * beta; curved = grad_output * sigmoid(inner); where(inner > threshold, grad_output, curved)",
 ];
 
 pub const OPS: &[Op] = &[

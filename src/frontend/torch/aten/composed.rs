@@ -6,116 +6,60 @@ use ckpt_passes::Result;
 use ckpt_passes::ir::{DType, Dim};
 
 pub const FORMULAS: &[Formula] = &[
-    (
-        "aminmax(self: t, *, dim: i?, keepdim: b?)",
-        "(amin(self, dim, keepdim), amax(self, dim, keepdim))",
-    ),
-    (
-        "cosine_similarity(x1: t, x2: t, dim: i = 1, eps: f = 1e-8)",
-        "a = x1 / clamp_min(linalg_vector_norm(x1, 2.0, dim, true), eps); \
-         b = x2 / clamp_min(linalg_vector_norm(x2, 2.0, dim, true), eps); sum(a * b, dim)",
-    ),
-    ("count_nonzero(self: t, dim: I?)", "sum(self != 0, dim)"),
-    ("deg2rad(self: t)", "self * (pi / 180.0)"),
-    (
-        "dist(self: t, other: t, p: f = 2.0)",
-        "norm(self - other, p)",
-    ),
-    ("exp2(self: t)", "exp(self * ln2)"),
-    (
-        "float_power(self: ts, exponent: ts)",
-        "pow(is_tensor(self) ? to(self, float64) : self, is_tensor(exponent) ? to(exponent, float64) : exponent)",
-    ),
+    "aminmax(self: t, *, dim: i?, keepdim: b?) => (amin(self, dim, keepdim), amax(self, dim, keepdim))",
+    "cosine_similarity(x1: t, x2: t, dim: i = 1, eps: f = 1e-8) => \
+     a = x1 / clamp_min(linalg_vector_norm(x1, 2.0, dim, true), eps); \
+     b = x2 / clamp_min(linalg_vector_norm(x2, 2.0, dim, true), eps); sum(a * b, dim)",
+    "count_nonzero(self: t, dim: I?) => sum(self != 0, dim)",
+    "deg2rad(self: t) => self * (pi / 180.0)",
+    "dist(self: t, other: t, p: f = 2.0) => norm(self - other, p)",
+    "exp2(self: t) => exp(self * ln2)",
+    "float_power(self: ts, exponent: ts) => \
+     pow(is_tensor(self) ? to(self, float64) : self, is_tensor(exponent) ? to(exponent, float64) : exponent)",
     // Where one operand is NaN, the result is the other one.
-    (
-        "fmax(self: t, other: t)",
-        "y = maximum(self, other); y = where(isnan(self), other, y); where(isnan(other), self, y)",
-    ),
-    (
-        "fmin(self: t, other: t)",
-        "y = minimum(self, other); y = where(isnan(self), other, y); where(isnan(other), self, y)",
-    ),
-    ("frac(self: t)", "self - trunc(self)"),
-    (
-        "hardshrink(self: t, lambd: f = 0.5)",
-        "where(abs(self) > lambd, self, 0.0)",
-    ),
-    (
-        "heaviside(self: t, values: t)",
-        "step = to(self > 0, dtype(self)); where(self == 0, values, step)",
-    ),
-    (
-        "hypot(self: t, other: t)",
-        "sqrt(self * self + other * other)",
-    ),
-    (
-        "inner(self: t, other: t)",
-        "dim(self) == 0 | dim(other) == 0 ? self * other : tensordot(self, other, -1, -1)",
-    ),
+    "fmax(self: t, other: t) => \
+     y = maximum(self, other); y = where(isnan(self), other, y); where(isnan(other), self, y)",
+    "fmin(self: t, other: t) => \
+     y = minimum(self, other); y = where(isnan(self), other, y); where(isnan(other), self, y)",
+    "frac(self: t) => self - trunc(self)",
+    "hardshrink(self: t, lambd: f = 0.5) => where(abs(self) > lambd, self, 0.0)",
+    "heaviside(self: t, values: t) => step = to(self > 0, dtype(self)); where(self == 0, values, step)",
+    "hypot(self: t, other: t) => sqrt(self * self + other * other)",
+    "inner(self: t, other: t) => dim(self) == 0 | dim(other) == 0 ? self * other : tensordot(self, other, -1, -1)",
     // An infinity is close to itself alone.
-    (
-        "isclose(self: t, other: t, rtol: f = 1e-5, atol: f = 1e-8, equal_nan: b?)",
-        "off = abs(self - other); near = off <= abs(other) * rtol + atol & isfinite(off); \
-         close = near | self == other; equal_nan ? close | isnan(self) & isnan(other) : close",
-    ),
-    (
-        "isin(elements: t, test_elements: t, *, assume_unique: b?, invert: b?)",
-        "found = any(unsqueeze(elements, -1) == flatten(test_elements), -1); invert ? ~found : found",
-    ),
-    ("isneginf(self: t)", "self == -inf"),
-    ("isposinf(self: t)", "self == inf"),
-    (
-        "logaddexp(self: t, other: t)",
-        "top = maximum(self, other); top = detach(where(isinf(top), 0.0, top)); \
-         log(exp(self - top) + exp(other - top)) + top",
-    ),
-    (
-        "logaddexp2(self: t, other: t)",
-        "logaddexp(self * ln2, other * ln2) * (1.0 / ln2)",
-    ),
-    (
-        "logit(self: t, eps: f?)",
-        "x = given(eps) ? clamp(self, eps, 1.0 - eps) : self; rest = rsub(x, 1.0); log(x / rest)",
-    ),
-    ("median(self: t)", "median(flatten(self), 0)[0]"),
-    (
-        "nanmean(self: t, dim: I?, keepdim: b?, *, dtype: d?)",
-        "nansum(self, dim, keepdim, dtype=dtype) / sum(~isnan(self), dim, keepdim)",
-    ),
-    (
-        "nansum(self: t, dim: I?, keepdim: b?, *, dtype: d?)",
-        "x = masked_fill(self, isnan(self), 0); sum(given(dtype) ? to(x, dtype) : x, dim, keepdim)",
-    ),
-    (
-        "pairwise_distance(x1: t, x2: t, p: f = 2.0, eps: f = 1e-6, keepdim: b?)",
-        "linalg_vector_norm(x1 - x2 + eps, p, -1, keepdim)",
-    ),
-    ("rad2deg(self: t)", "self * (180.0 / pi)"),
-    ("sgn(self: t)", "sign(self)"),
+    "isclose(self: t, other: t, rtol: f = 1e-5, atol: f = 1e-8, equal_nan: b?) => \
+     off = abs(self - other); near = off <= abs(other) * rtol + atol & isfinite(off); \
+     close = near | self == other; equal_nan ? close | isnan(self) & isnan(other) : close",
+    "isin(elements: t, test_elements: t, *, assume_unique: b?, invert: b?) => \
+     found = any(unsqueeze(elements, -1) == flatten(test_elements), -1); invert ? ~found : found",
+    "isneginf(self: t) => self == -inf",
+    "isposinf(self: t) => self == inf",
+    "logaddexp(self: t, other: t) => \
+     top = maximum(self, other); top = detach(where(isinf(top), 0.0, top)); \
+     log(exp(self - top) + exp(other - top)) + top",
+    "logaddexp2(self: t, other: t) => logaddexp(self * ln2, other * ln2) * (1.0 / ln2)",
+    "logit(self: t, eps: f?) => \
+     x = given(eps) ? clamp(self, eps, 1.0 - eps) : self; rest = rsub(x, 1.0); log(x / rest)",
+    "median(self: t) => median(flatten(self), 0)[0]",
+    "nanmean(self: t, dim: I?, keepdim: b?, *, dtype: d?) => \
+     nansum(self, dim, keepdim, dtype=dtype) / sum(~isnan(self), dim, keepdim)",
+    "nansum(self: t, dim: I?, keepdim: b?, *, dtype: d?) => \
+     x = masked_fill(self, isnan(self), 0); sum(given(dtype) ? to(x, dtype) : x, dim, keepdim)",
+    "pairwise_distance(x1: t, x2: t, p: f = 2.0, eps: f = 1e-6, keepdim: b?) => \
+     linalg_vector_norm(x1 - x2 + eps, p, -1, keepdim)",
+    "rad2deg(self: t) => self * (180.0 / pi)",
+    "sgn(self: t) => sign(self)",
     // The sign of a zero shows in its reciprocal.
-    (
-        "signbit(self: t)",
-        "below = self < 0; is_float(self) ? below | reciprocal(self) < 0 : below",
-    ),
-    (
-        "sinc(self: t)",
-        "x = self * pi; zero = x == 0; safe = where(zero, 1.0, x); where(zero, 1.0, sin(safe) / safe)",
-    ),
-    (
-        "softshrink(self: t, lambd: f = 0.5)",
-        "above = self > lambd; below = self < -lambd; less = self - lambd; \
-         where(above, less, where(below, self + lambd, 0.0))",
-    ),
-    (
-        "threshold(self: t, threshold: s, value: s)",
-        "where(self > threshold, self, value)",
-    ),
+    "signbit(self: t) => below = self < 0; is_float(self) ? below | reciprocal(self) < 0 : below",
+    "sinc(self: t) => x = self * pi; zero = x == 0; safe = where(zero, 1.0, x); where(zero, 1.0, sin(safe) / safe)",
+    "softshrink(self: t, lambd: f = 0.5) => \
+     above = self > lambd; below = self < -lambd; less = self - lambd; \
+     where(above, less, where(below, self + lambd, 0.0))",
+    "threshold(self: t, threshold: s, value: s) => where(self > threshold, self, value)",
     // x·log(y), and 0 where x is 0.
-    (
-        "xlogy(self: ts, other: ts)",
-        "zero = eq(self, 0); bare = is_tensor(other) ? isnan(other) : ne(self, self); both = zero & ~bare; \
-         product = mul(self, log(where(both, 1.0, other))); where(both, 0.0, product)",
-    ),
+    "xlogy(self: ts, other: ts) => \
+     zero = eq(self, 0); bare = is_tensor(other) ? isnan(other) : ne(self, self); both = zero & ~bare; \
+     product = mul(self, log(where(both, 1.0, other))); where(both, 0.0, product)",
 ];
 
 pub const OPS: &[Op] = &[

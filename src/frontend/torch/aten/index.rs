@@ -14,30 +14,19 @@ use ckpt_passes::ops::{
 };
 
 pub const FORMULAS: &[Formula] = &[
-    ("argwhere(self: t)", "nonzero(self)"),
-    (
-        "masked_scatter(self: t, mask: t, source: t)",
-        "mask = expand(mask, size(self)); places = clamp_min(cumsum(flatten(mask), 0) - 1, 0); \
-         taken = reshape(take(source, places), size(self)); where(mask, taken, self)",
-    ),
-    (
-        "masked_select(self: t, mask: t)",
-        "both = broadcast_tensors([self, mask]); index(both[0], [both[1]])",
-    ),
-    (
-        "put(self: t, index: t, source: t, accumulate: b?)",
-        "y = index_put(flatten(self), [flatten(index)], flatten(source), accumulate); reshape(y, size(self))",
-    ),
-    (
-        "select_scatter(self: t, src: t, dim: i, index: i)",
-        "copy = clone(self); copy_(select(copy, dim, index), src); copy",
-    ),
-    (
-        "slice_scatter(self: t, src: t, dim: i?, start: i?, end: i?, step: i?)",
-        "copy = clone(self); copy_(slice(copy, dim, start, end, step), src); copy",
-    ),
-    ("take(self: t, index: t)", "index(flatten(self), [index])"),
-    ("where(condition: t)", "unbind(nonzero(condition), 1)"),
+    "argwhere(self: t) => nonzero(self)",
+    "masked_scatter(self: t, mask: t, source: t) => \
+     mask = expand(mask, size(self)); places = clamp_min(cumsum(flatten(mask), 0) - 1, 0); \
+     taken = reshape(take(source, places), size(self)); where(mask, taken, self)",
+    "masked_select(self: t, mask: t) => both = broadcast_tensors([self, mask]); index(both[0], [both[1]])",
+    "put(self: t, index: t, source: t, accumulate: b?) => \
+     y = index_put(flatten(self), [flatten(index)], flatten(source), accumulate); reshape(y, size(self))",
+    "select_scatter(self: t, src: t, dim: i, index: i) => \
+     copy = clone(self); copy_(select(copy, dim, index), src); copy",
+    "slice_scatter(self: t, src: t, dim: i?, start: i?, end: i?, step: i?) => \
+     copy = clone(self); copy_(slice(copy, dim, start, end, step), src); copy",
+    "take(self: t, index: t) => index(flatten(self), [index])",
+    "where(condition: t) => unbind(nonzero(condition), 1)",
 ];
 
 pub const OPS: &[Op] = &[

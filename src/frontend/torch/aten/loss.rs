@@ -11,62 +11,41 @@ use ckpt_passes::ops::{arith, loss, reduce, shape};
 /// `reduce_loss` is the last row of [`OPS`].
 pub const FORMULAS: &[Formula] = &[
     // −(t·log x + (1 − t)·log(1 − x)), with logarithms of at least −100.
-    (
-        "binary_cross_entropy(self: t, target: t, weight: t?, reduction: i?)",
-        "hit = clamp_min(log(self), -100.0) * target; x = rsub(self, 1.0); t = rsub(target, 1.0); \
-         each = -(hit + clamp_min(log(x), -100.0) * t); \
-         reduce_loss(given(weight) ? each * weight : each, reduction)",
-    ),
+    "binary_cross_entropy(self: t, target: t, weight: t?, reduction: i?) => \
+     hit = clamp_min(log(self), -100.0) * target; x = rsub(self, 1.0); t = rsub(target, 1.0); \
+     each = -(hit + clamp_min(log(x), -100.0) * t); \
+     reduce_loss(given(weight) ? each * weight : each, reduction)",
     // (1 − t)·x − (1 + (w − 1)·t)·log σ(x), where w weighs the positive labels.
-    (
-        "binary_cross_entropy_with_logits(self: t, target: t, weight: t?, pos_weight: t?, reduction: i?)",
-        "logs = log_sigmoid(self); logs = given(pos_weight) ? logs * ((pos_weight - 1) * target + 1) : logs; \
-         each = rsub(target, 1.0) * self - logs; \
-         reduce_loss(given(weight) ? each * weight : each, reduction)",
-    ),
-    (
-        "cosine_embedding_loss(input1: t, input2: t, target: t, margin: f = 0.0, reduction: i?)",
-        "product = sum(input1 * input2, -1); \
-         size = sqrt((sum(input1 * input1, -1) + 1e-12) * (sum(input2 * input2, -1) + 1e-12)); \
-         cosine = product / size; near = rsub(cosine, 1.0); far = clamp_min(cosine - margin, 0); \
-         other = target == -1; one = target == 1; \
-         reduce_loss(where(one, near, 0.0) + where(other, far, 0.0), reduction)",
-    ),
-    (
-        "hinge_embedding_loss(self: t, target: t, margin: f = 1.0, reduction: i?)",
-        "far = clamp_min(rsub(self, margin), 0); other = target == -1; one = target == 1; \
-         reduce_loss(where(one, self, 0.0) + where(other, far, 0.0), reduction)",
-    ),
-    (
-        "huber_loss(self: t, target: t, reduction: i?, delta: f = 1.0)",
-        "off = abs(self - target); square = off * off * 0.5; line = (off - 0.5 * delta) * delta; \
-         reduce_loss(where(off <= delta, square, line), reduction)",
-    ),
+    "binary_cross_entropy_with_logits(self: t, target: t, weight: t?, pos_weight: t?, reduction: i?) => \
+     logs = log_sigmoid(self); logs = given(pos_weight) ? logs * ((pos_weight - 1) * target + 1) : logs; \
+     each = rsub(target, 1.0) * self - logs; \
+     reduce_loss(given(weight) ? each * weight : each, reduction)",
+    "cosine_embedding_loss(input1: t, input2: t, target: t, margin: f = 0.0, reduction: i?) => \
+     product = sum(input1 * input2, -1); \
+     size = sqrt((sum(input1 * input1, -1) + 1e-12) * (sum(input2 * input2, -1) + 1e-12)); \
+     cosine = product / size; near = rsub(cosine, 1.0); far = clamp_min(cosine - margin, 0); \
+     other = target == -1; one = target == 1; \
+     reduce_loss(where(one, near, 0.0) + where(other, far, 0.0), reduction)",
+    "hinge_embedding_loss(self: t, target: t, margin: f = 1.0, reduction: i?) => \
+     far = clamp_min(rsub(self, margin), 0); other = target == -1; one = target == 1; \
+     reduce_loss(where(one, self, 0.0) + where(other, far, 0.0), reduction)",
+    "huber_loss(self: t, target: t, reduction: i?, delta: f = 1.0) => \
+     off = abs(self - target); square = off * off * 0.5; line = (off - 0.5 * delta) * delta; \
+     reduce_loss(where(off <= delta, square, line), reduction)",
     // target·(log target − self), where the target may be given as its logarithm.
-    (
-        "kl_div(self: t, target: t, reduction: i?, *, log_target: b?)",
-        "reduce_loss(log_target ? (off = target - self; exp(target) * off) : \
-         xlogy(target, target) - target * self, reduction)",
-    ),
-    (
-        "margin_ranking_loss(input1: t, input2: t, target: t, margin: f = 0.0, reduction: i?)",
-        "reduce_loss(clamp_min(rsub((input1 - input2) * target, margin), 0), reduction)",
-    ),
-    (
-        "smooth_l1_loss(self: t, target: t, reduction: i?, beta: f = 1.0)",
-        "off = abs(self - target); each = beta == 0.0 ? off : (square = off * off * (0.5 / beta); \
-         line = off - 0.5 * beta; where(off < beta, square, line)); reduce_loss(each, reduction)",
-    ),
-    (
-        "soft_margin_loss(self: t, target: t, reduction: i?)",
-        "reduce_loss(softplus(-(self * target)), reduction)",
-    ),
-    (
-        "triplet_margin_loss(anchor: t, positive: t, negative: t, margin: f = 1.0, p: f = 2.0, eps: f = 1e-6, swap: b?, reduction: i?)",
-        "near = pairwise_distance(anchor, positive, p, eps); far = pairwise_distance(anchor, negative, p, eps); \
-         far = swap ? minimum(far, pairwise_distance(positive, negative, p, eps)) : far; \
-         reduce_loss(clamp_min(near - far + margin, 0), reduction)",
-    ),
+    "kl_div(self: t, target: t, reduction: i?, *, log_target: b?) => \
+     reduce_loss(log_target ? (off = target - self; exp(target) * off) : \
+     xlogy(target, target) - target * self, reduction)",
+    "margin_ranking_loss(input1: t, input2: t, target: t, margin: f = 0.0, reduction: i?) => \
+     reduce_loss(clamp_min(rsub((input1 - input2) * target, margin), 0), reduction)",
+    "smooth_l1_loss(self: t, target: t, reduction: i?, beta: f = 1.0) => \
+     off = abs(self - target); each = beta == 0.0 ? off : (square = off * off * (0.5 / beta); \
+     line = off - 0.5 * beta; where(off < beta, square, line)); reduce_loss(each, reduction)",
+    "soft_margin_loss(self: t, target: t, reduction: i?) => reduce_loss(softplus(-(self * target)), reduction)",
+    "triplet_margin_loss(anchor: t, positive: t, negative: t, margin: f = 1.0, p: f = 2.0, eps: f = 1e-6, swap: b?, reduction: i?) => \
+     near = pairwise_distance(anchor, positive, p, eps); far = pairwise_distance(anchor, negative, p, eps); \
+     far = swap ? minimum(far, pairwise_distance(positive, negative, p, eps)) : far; \
+     reduce_loss(clamp_min(near - far + margin, 0), reduction)",
 ];
 
 pub const OPS: &[Op] = &[

@@ -14,35 +14,23 @@ use ckpt_passes::ops::scan::CUM_SUM;
 use ckpt_passes::ops::{arith, conv, logic, matmul, shape};
 
 pub const FORMULAS: &[Formula] = &[
-    (
-        "_cdist_forward(x1: t, x2: t, p: f, compute_mode: i?)",
-        "cdist(x1, x2, p)",
-    ),
+    "_cdist_forward(x1: t, x2: t, p: f, compute_mode: i?) => cdist(x1, x2, p)",
     // With β = 0, nothing of `self` counts.
-    (
-        "addmv(self: t, mat: t, vec: t, *, beta: s?, alpha: s?)",
-        "y = mv(mat, vec); y = given(alpha) ? y * alpha : y; \
-         given(beta) ? beta == 0 ? y : self * beta + y : self + y",
-    ),
-    (
-        "addr(self: t, vec1: t, vec2: t, *, beta: s?, alpha: s?)",
-        "y = outer(vec1, vec2); y = given(alpha) ? y * alpha : y; \
-         given(beta) ? beta == 0 ? y : self * beta + y : self + y",
-    ),
+    "addmv(self: t, mat: t, vec: t, *, beta: s?, alpha: s?) => \
+     y = mv(mat, vec); y = given(alpha) ? y * alpha : y; \
+     given(beta) ? beta == 0 ? y : self * beta + y : self + y",
+    "addr(self: t, vec1: t, vec2: t, *, beta: s?, alpha: s?) => \
+     y = outer(vec1, vec2); y = given(alpha) ? y * alpha : y; \
+     given(beta) ? beta == 0 ? y : self * beta + y : self + y",
     // The root of equal rows has no slope, so their gradient is 0.
-    (
-        "cdist(x1: t, x2: t, p: f = 2.0, compute_mode: i?)",
-        "off = unsqueeze(x1, -2) - unsqueeze(x2, -3); \
-         p != 2.0 ? linalg_vector_norm(off, p, -1) : (square = sum(off * off, -1); zero = square == 0; \
-         where(zero, 0.0, sqrt(where(zero, 1.0, square))))",
-    ),
-    ("ger(self: t, vec2: t)", "outer(self, vec2)"),
-    (
-        "linalg_vecdot(x: t, y: t, *, dim: i = -1)",
-        "sum(x * y, dim)",
-    ),
-    ("outer(self: t, vec2: t)", "unsqueeze(self, 1) * vec2"),
-    ("vdot(self: t, other: t)", "dot(self, other)"),
+    "cdist(x1: t, x2: t, p: f = 2.0, compute_mode: i?) => \
+     off = unsqueeze(x1, -2) - unsqueeze(x2, -3); \
+     p != 2.0 ? linalg_vector_norm(off, p, -1) : (square = sum(off * off, -1); zero = square == 0; \
+     where(zero, 0.0, sqrt(where(zero, 1.0, square))))",
+    "ger(self: t, vec2: t) => outer(self, vec2)",
+    "linalg_vecdot(x: t, y: t, *, dim: i = -1) => sum(x * y, dim)",
+    "outer(self: t, vec2: t) => unsqueeze(self, 1) * vec2",
+    "vdot(self: t, other: t) => dot(self, other)",
 ];
 
 pub const OPS: &[Op] = &[

@@ -34,8 +34,9 @@ pub type Lower = fn(&mut Call) -> Result<Value>;
 /// A line of the vocabulary: a signature, and the function that lowers the op.
 pub type Op = (&'static str, Lower);
 
-/// A line of the vocabulary: a signature, and the op written in other ops ([`formula`]).
-pub type Formula = (&'static str, &'static str);
+/// A line of the vocabulary: a signature, and the op written in other ops ([`formula`]):
+/// `dist(self: t, other: t, p: f = 2.0) => norm(self - other, p)`.
+pub type Formula = &'static str;
 
 /// The meaning of an op.
 #[derive(Clone, Copy)]
@@ -73,12 +74,14 @@ impl Vocabulary {
         let mut ops: BTreeMap<String, Vec<Signature>> = BTreeMap::new();
         for (lowered, formulas) in families {
             let lowered = lowered.iter().map(|(s, f)| (*s, Meaning::Lower(*f)));
-            let formulas = formulas.iter().map(|(s, f)| (*s, Meaning::Formula(f)));
+            let formulas = formulas.iter().filter_map(|text| text.split_once(") => "));
+            let formulas = formulas.map(|(s, f)| (s, Meaning::Formula(f)));
             for (text, meaning) in lowered.chain(formulas) {
-                let (names, list) = text.split_once('(').unwrap_or((text, ")"));
+                let (names, list) = text.split_once('(').unwrap_or((text, ""));
+                let list = list.trim_end_matches(')');
                 for name in expand(names) {
                     let signature = Signature {
-                        text: format!("{name}({list}"),
+                        text: format!("{name}({list})"),
                         params: parse(list),
                         meaning,
                     };
@@ -170,11 +173,11 @@ fn expand(name: &str) -> Vec<String> {
         .collect()
 }
 
-/// Reads the parameters of a signature, which end with a bracket.
+/// Reads the parameters of a signature.
 fn parse(list: &'static str) -> Vec<Param> {
     let mut params = Vec::new();
     let mut by_name_only = false;
-    let list = list.trim_end_matches(')').split(',').map(str::trim);
+    let list = list.split(',').map(str::trim);
     for text in list.filter(|p| !p.is_empty()) {
         if text == "*" {
             by_name_only = true;

@@ -135,13 +135,8 @@ impl<'l, 'g> Replay<'l, 'g> {
         if target.contains("_assert_") || target.contains("sym_constrain_range") {
             return Ok(Value::None);
         }
-        if let Some(op) = target.strip_prefix("_operator.") {
-            return self.arithmetic(op, node);
-        }
-        if let Some(op) = target
-            .strip_prefix("torch.sym_")
-            .or(target.strip_prefix("math."))
-        {
+        let arithmetic = ["_operator.", "torch.sym_", "math."];
+        if let Some(op) = arithmetic.iter().find_map(|p| target.strip_prefix(p)) {
             return self.arithmetic(op, node);
         }
         let Some(path) = target.strip_prefix("torch.ops.") else {
@@ -256,8 +251,8 @@ impl<'l, 'g> Replay<'l, 'g> {
 
     fn sym(&self, arg: &SymArgument) -> Result<Value> {
         Ok(match arg {
-            SymArgument::AsInt(n) => Value::Int(Dim::from(*n)),
-            SymArgument::AsBool(b) => Value::Bool(*b),
+            SymArgument::AsInt(n) => Value::from(*n),
+            SymArgument::AsBool(b) => Value::from(*b),
             SymArgument::AsName(name) => self
                 .values
                 .get(name)
@@ -289,15 +284,11 @@ impl<'l, 'g> Replay<'l, 'g> {
             Argument::AsOptionalTensor(t) => optional(t),
             Argument::AsOptionalTensors(all) => list(all.iter().map(optional).collect()),
             Argument::AsInt(n) => Ok(Value::Int(Dim::from(*n))),
-            Argument::AsInts(all) => {
-                list(all.iter().map(|n| Ok(Value::Int(Dim::from(*n)))).collect())
-            }
+            Argument::AsInts(all) => Ok(Value::ints(all)),
             Argument::AsFloat(x) => float(x),
             Argument::AsFloats(all) => list(all.iter().map(float).collect()),
             Argument::AsString(text) => Ok(Value::Str(text.clone())),
-            Argument::AsStrings(all) => {
-                list(all.iter().map(|s| Ok(Value::Str(s.clone()))).collect())
-            }
+            Argument::AsStrings(all) => Ok(all.clone().into()),
             Argument::AsSymInt(sym) | Argument::AsSymBool(sym) => self.sym(sym),
             Argument::AsSymInts(all) | Argument::AsSymBools(all) => {
                 list(all.iter().map(|s| self.sym(s)).collect())
@@ -310,7 +301,7 @@ impl<'l, 'g> Replay<'l, 'g> {
                 Ok(Value::Place)
             }
             Argument::AsBool(b) => Ok(Value::Bool(*b)),
-            Argument::AsBools(all) => list(all.iter().map(|b| Ok(Value::Bool(*b))).collect()),
+            Argument::AsBools(all) => Ok(all.clone().into()),
             other => Err(Error::model(
                 "op",
                 format!("an argument that is {} is not supported", other.kind()),

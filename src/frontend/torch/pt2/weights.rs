@@ -4,7 +4,7 @@
 //! It is read if it is a plain tensor. An object that only its class can build is refused, never built.
 
 use super::super::archive::Archive;
-use super::super::aten::{Kind, Lowering, Weight};
+use super::super::aten::{Kind, Lowering, Weight, complex_of_code, dtype_of_code};
 use super::super::pickle;
 use super::super::stored::{MAX_RANK, Window, is_tensor_global, stored_tensor};
 use super::super::value::Value;
@@ -177,12 +177,7 @@ fn numbers(sizes: &[Size]) -> Result<Vec<u64>> {
 
 /// Returns the type of the parts of a complex tensor, by the schema's number.
 pub fn complex_of(code: i64) -> Option<DType> {
-    Some(match code {
-        9 => DType::F16,
-        10 => DType::F32,
-        11 => DType::F64,
-        _ => return None,
-    })
+    complex_of_code(code.saturating_sub(1))
 }
 
 /// Returns the element type of a tensor.
@@ -195,23 +190,15 @@ pub fn dtype(meta: &TensorMeta) -> Result<DType> {
 /// # Errors
 /// A number that is not supported.
 pub fn dtype_of(code: i64) -> Result<DType> {
-    Ok(match code {
-        1 => DType::U8,
-        2 => DType::I8,
-        3 => DType::I16,
-        4 => DType::I32,
-        5 => DType::I64,
-        6 => DType::F16,
-        7 => DType::F32,
-        8 => DType::F64,
-        12 => DType::Bool,
-        13 => DType::BF16,
-        28 => DType::U16,
-        other => {
-            return Err(Error::model(
-                "type",
-                format!("element type {other} of the program is not supported"),
-            ));
-        }
+    // The schema counts from 1 what PyTorch counts from 0, up to bool. The later types are in another order.
+    let known = match code {
+        13 => Some(DType::BF16),
+        28 => Some(DType::U16),
+        1..=12 => dtype_of_code(code - 1),
+        _ => None,
+    };
+    known.ok_or_else(|| {
+        let what = format!("element type {code} of the program is not supported");
+        Error::model("type", what)
     })
 }

@@ -16,18 +16,10 @@ impl Replay<'_, '_> {
         if let (Some(dotted), Some(root)) = (&dotted, root)
             && !Self::is_variable(frame, root)
         {
+            let path = dotted[root.len()..].trim_start_matches('.');
             return match root {
-                "torch" => self.call_op(
-                    frame,
-                    &format!("aten::{}", &dotted["torch".len()..].trim_start_matches('.')),
-                    call,
-                ),
-                "ops" => {
-                    let name = dotted["ops".len()..]
-                        .trim_start_matches('.')
-                        .replacen('.', "::", 1);
-                    self.call_op(frame, &name, call)
-                }
+                "torch" => self.call_op(frame, &format!("aten::{path}"), call),
+                "ops" => self.call_op(frame, &path.replacen('.', "::", 1), call),
                 "__torch__" => {
                     let (args, keywords) = self.arguments(frame, call)?;
                     self.call_function(dotted, args, keywords)
@@ -354,14 +346,14 @@ impl Replay<'_, '_> {
         if let Some(result) = real_op(name, args)? {
             return Ok(Some(result));
         }
-        let mut values = Vec::with_capacity(args.len());
-        for arg in args {
-            match arg {
-                Item::Value(Value::Tensor(_)) => return Ok(None),
-                Item::Value(value) => values.push(value.clone()),
-                _ => return Ok(None),
-            }
-        }
+        let values = args.iter().map(|arg| match arg {
+            Item::Value(Value::Tensor(_)) => None,
+            Item::Value(value) => Some(value.clone()),
+            _ => None,
+        });
+        let Some(values) = values.collect::<Option<Vec<Value>>>() else {
+            return Ok(None);
+        };
         Ok(scalars::evaluate(name, &values)?.map(Item::Value))
     }
 }
