@@ -21,12 +21,6 @@ pub const OPS: &[Op] = &[
     ("hardtanh(self: t, min_val: s?, max_val: s?)", hard_tanh),
     ("leaky_relu(self: t, negative_slope: s?)", leaky_relu),
     ("log_sigmoid(self: t)", log_sigmoid),
-    ("log_softmax(self: t, dim: i, dtype: d?)", |c| {
-        softmax(c, &softmax::LOG_SOFTMAX)
-    }),
-    ("_log_softmax(self: t, dim: i, half_to_float: b)", |c| {
-        softmax(c, &softmax::LOG_SOFTMAX)
-    }),
     ("mish(self: t)", |c| unary_float(c, &piecewise::MISH)),
     ("prelu(self: t, weight: t)", prelu),
     ("relu(self: t)", relu),
@@ -34,12 +28,11 @@ pub const OPS: &[Op] = &[
     ("selu(self: t)", selu),
     ("sigmoid(self: t)", |c| unary_float(c, &activation::SIGMOID)),
     ("silu(self: t)", silu),
-    ("softmax(self: t, dim: i, dtype: d?)", |c| {
-        softmax(c, &softmax::SOFTMAX)
-    }),
-    ("_softmax(self: t, dim: i, half_to_float: b)", |c| {
-        softmax(c, &softmax::SOFTMAX)
-    }),
+    (
+        "{softmax,log_softmax}(self: t, dim: i, dtype: d?); \
+         {_softmax,_log_softmax}(self: t, dim: i, half_to_float: b)",
+        softmax,
+    ),
     ("softplus(self: t, beta: s?, threshold: s?)", softplus),
 ];
 
@@ -176,7 +169,11 @@ fn glu(c: &mut Call) -> Result<Value> {
     c.result(&arith::MUL, &[halves[0], gate])
 }
 
-fn softmax(c: &mut Call, op: &'static OpDef) -> Result<Value> {
+fn softmax(c: &mut Call) -> Result<Value> {
+    let op = match c.name.contains("log") {
+        true => &softmax::LOG_SOFTMAX,
+        false => &softmax::SOFTMAX,
+    };
     let x = float_self(c)?;
     if c.bool("half_to_float", false)? {
         return Err(c.unsupported("`half_to_float`"));

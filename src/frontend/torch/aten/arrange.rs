@@ -25,6 +25,7 @@ pub const OPS: &[Op] = &[
     ("channel_shuffle(self: t, groups: i)", channel_shuffle),
     ("column_stack(tensors: l)", column_stack),
     ("constant_pad_nd(self: t, pad: I, value: s?)", pad),
+    ("pad(self: t, pad: I, mode: S?, value: f?)", pad),
     (
         "diag_embed(self: t, offset: i?, dim1: i?, dim2: i?)",
         diag_embed,
@@ -44,13 +45,15 @@ pub const OPS: &[Op] = &[
     ("hstack(tensors: l)", hstack),
     ("kron(self: t, other: t)", kron),
     ("meshgrid(tensors: l, *, indexing: S?)", meshgrid),
-    ("pad(self: t, pad: I, mode: S?, value: f?)", pad),
     ("pixel_shuffle(self: t, upscale_factor: i)", pixel_shuffle),
     (
         "pixel_unshuffle(self: t, downscale_factor: i)",
         pixel_unshuffle,
     ),
-    ("repeat(self: t, repeats: I)", repeat),
+    (
+        "repeat(self: t, repeats: I); tile(self: t, dims: I)",
+        repeat,
+    ),
     (
         "repeat_interleave(self: t, repeats: i, dim: i?, *, output_size: i?)",
         repeat_each,
@@ -60,7 +63,6 @@ pub const OPS: &[Op] = &[
     ("stack(tensors: l, dim: i?)", stack),
     ("tensor_split(self: t, sections: i, dim: i?)", split_at),
     ("tensor_split(self: t, indices: I, dim: i?)", split_at),
-    ("tile(self: t, dims: I)", repeat),
     ("{vstack,row_stack}(tensors: l)", |c| {
         stacked(c, "atleast_2d", 0)
     }),

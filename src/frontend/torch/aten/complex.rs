@@ -50,8 +50,10 @@ pub const OPS: &[Op] = &[
     }),
     ("{conj,real}(self: t)", |c| Ok(c.given("self"))),
     ("{detach,neg,squeeze}(self: c)", |c| of_pairs(c, &[])),
-    ("div(self: c, other: cts)", quotient),
-    ("div(self: ts, other: c)", quotient),
+    (
+        "div(self: c, other: cts); div(self: ts, other: c)",
+        quotient,
+    ),
     ("exp(self: c)", |c| {
         let x = pair(c, "self")?;
         let (angle, size) = (c.low.parts(x)?[1], c.low.parts(x)?[0]);
@@ -59,6 +61,9 @@ pub const OPS: &[Op] = &[
         turned(c, size, angle)
     }),
     ("expand(self: c, size: I, *, implicit)", |c| {
+        sized(c, "size", 2)
+    }),
+    ("{view,_unsafe_view}(self: c, size: I)", |c| {
         sized(c, "size", 2)
     }),
     ("flatten(self: c, start_dim: i?, end_dim: i?)", |c| {
@@ -81,11 +86,13 @@ pub const OPS: &[Op] = &[
     ("index_select(self: c, dim: i, index: t)", |c| {
         of_pairs(c, &["dim", "index"])
     }),
+    ("select(self: c, dim: i, index: i)", |c| {
+        of_pairs(c, &["dim", "index"])
+    }),
     ("is_complex(self: c)", |_| Ok(true.into())),
     ("is_complex(self: t)", |_| Ok(false.into())),
     ("{mean,sum}(self: c, dim: I?, keepdim: b?)", reduced),
-    ("mul(self: c, other: cts)", product),
-    ("mul(self: ts, other: c)", product),
+    ("mul(self: c, other: cts); mul(self: ts, other: c)", product),
     ("narrow(self: c, dim: i, start: i, length: i)", |c| {
         of_pairs(c, &["dim", "start", "length"])
     }),
@@ -104,9 +111,6 @@ pub const OPS: &[Op] = &[
     ("reshape(self: c, shape: I)", |c| sized(c, "shape", 2)),
     ("{resolve_conj,resolve_neg}(self: ct)", |c| {
         Ok(c.given("self"))
-    }),
-    ("select(self: c, dim: i, index: i)", |c| {
-        of_pairs(c, &["dim", "index"])
     }),
     (
         "slice(self: c, dim: i?, start: i?, end: i?, step: i?)",
@@ -130,23 +134,11 @@ pub const OPS: &[Op] = &[
         Ok(c.size_in(&sizes, axis)?.into())
     }),
     (
-        "to(self: ct, dtype: z, non_blocking: b?, copy: b?, memory_format)",
-        converted,
-    ),
-    (
-        "to(self: c, device: p, dtype: z?, non_blocking: b?, copy: b?, memory_format)",
-        converted,
-    ),
-    (
-        "to(self: ct, device: p, dtype: z, non_blocking: b?, copy: b?, memory_format)",
-        converted,
-    ),
-    (
-        "{to,_to_copy}(self: c, *, dtype: z?, layout, device, pin_memory, non_blocking: b?, copy: b?, memory_format)",
-        converted,
-    ),
-    (
-        "{to,_to_copy}(self: t, *, dtype: z, layout, device, pin_memory, non_blocking: b?, copy: b?, memory_format)",
+        "to(self: ct, dtype: z, non_blocking: b?, copy: b?, memory_format); \
+         to(self: c, device: p, dtype: z?, non_blocking: b?, copy: b?, memory_format); \
+         to(self: ct, device: p, dtype: z, non_blocking: b?, copy: b?, memory_format); \
+         {to,_to_copy}(self: c, *, dtype: z?, layout, device, pin_memory, non_blocking: b?, copy: b?, memory_format); \
+         {to,_to_copy}(self: t, *, dtype: z, layout, device, pin_memory, non_blocking: b?, copy: b?, memory_format)",
         converted,
     ),
     ("transpose(self: c, dim0: i, dim1: i)", |c| {
@@ -156,9 +148,6 @@ pub const OPS: &[Op] = &[
     ("unsqueeze(self: c, dim: i)", |c| {
         let axis = axis(c, "dim", 0, 1)?;
         on_pairs(c, vec![axis])
-    }),
-    ("{view,_unsafe_view}(self: c, size: I)", |c| {
-        sized(c, "size", 2)
     }),
     ("view_as_complex(self: t)", |c| {
         let x = c.tensor("self")?;

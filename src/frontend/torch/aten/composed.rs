@@ -70,35 +70,29 @@ pub const OPS: &[Op] = &[
     ("atan2(self: t, other: t)", atan2),
     ("copysign(self: ts, other: ts)", copysign),
     ("cross(self: t, other: t, dim: i?)", cross),
+    ("linalg_cross(self: t, other: t, *, dim: i?)", cross),
     ("kthvalue(self: t, k: i, dim: i?, keepdim: b?)", |c| {
         let k = c.int("k", 1)?;
         kth(c, k)
     }),
-    ("linalg_cross(self: t, other: t, *, dim: i?)", cross),
     ("median(self: t, dim: i, keepdim: b?)", median),
     (
         "nan_to_num(self: t, nan: f?, posinf: f?, neginf: f?)",
         nan_to_num,
     ),
     (
-        "rrelu(self: t, lower: f?, upper: f?, training: b?, generator)",
-        rrelu,
-    ),
-    (
-        "rrelu_with_noise(self: t, noise: t, lower: f?, upper: f?, training: b?, generator)",
+        "rrelu(self: t, lower: f?, upper: f?, training: b?, generator); \
+         rrelu_with_noise(self: t, noise: t, lower: f?, upper: f?, training: b?, generator)",
         rrelu,
     ),
     (
         "rrelu_with_noise_functional(self: t, noise: t, lower: f?, upper: f?, training: b?, generator)",
         |c| Ok(Value::Tuple(vec![rrelu(c)?, c.given("noise")])),
     ),
-    ("{std,var}_mean(self: t, unbiased: b?)", with_mean),
     (
-        "{std,var}_mean(self: t, dim: I?, unbiased: b?, keepdim: b?)",
-        with_mean,
-    ),
-    (
-        "{std,var}_mean(self: t, dim: I?, *, correction: f?, keepdim: b?)",
+        "{std,var}_mean(self: t, unbiased: b?); \
+         {std,var}_mean(self: t, dim: I?, unbiased: b?, keepdim: b?); \
+         {std,var}_mean(self: t, dim: I?, *, correction: f?, keepdim: b?)",
         with_mean,
     ),
 ];

@@ -12,15 +12,9 @@ pub(super) const MAX_TABLE: i64 = 1 << 24;
 
 pub const OPS: &[Op] = &[
     (
-        "arange(end: s, *, dtype: d?, layout, device, pin_memory)",
-        arange,
-    ),
-    (
-        "arange(start: s, end: s, *, dtype: d?, layout, device, pin_memory)",
-        arange,
-    ),
-    (
-        "arange(start: s, end: s, step: s, *, dtype: d?, layout, device, pin_memory)",
+        "arange(end: s, *, dtype: d?, layout, device, pin_memory); \
+         arange(start: s, end: s, *, dtype: d?, layout, device, pin_memory); \
+         arange(start: s, end: s, step: s, *, dtype: d?, layout, device, pin_memory)",
         arange,
     ),
     ("bool(self: t)", |c| to_type(c, DType::Bool)),
@@ -28,19 +22,16 @@ pub const OPS: &[Op] = &[
     ("copy(self: t, src: t, non_blocking)", |c| copied(c, "src")),
     ("double(self: t)", |c| to_type(c, DType::F64)),
     (
-        "{empty,ones,zeros}(size: I, *, dtype: d?, layout, device, pin_memory, memory_format)",
-        filled,
-    ),
-    (
-        "{empty,ones,zeros}_like(self: t, *, dtype: d?, layout, device, pin_memory, memory_format)",
-        filled,
-    ),
-    (
-        "empty_permuted(size: I, physical_layout: I, *, dtype: d?, layout, device, pin_memory)",
-        filled,
-    ),
-    (
-        "empty_strided(size: I, stride: I, *, dtype: d?, layout, device, pin_memory)",
+        "{empty,ones,zeros}(size: I, *, dtype: d?, layout, device, pin_memory, memory_format); \
+         {empty,ones,zeros}_like(self: t, *, dtype: d?, layout, device, pin_memory, memory_format); \
+         empty_permuted(size: I, physical_layout: I, *, dtype: d?, layout, device, pin_memory); \
+         empty_strided(size: I, stride: I, *, dtype: d?, layout, device, pin_memory); \
+         fill(self: t, value: ts); \
+         full(size: I, fill_value: s, *, dtype: d?, layout, device, pin_memory); \
+         full_like(self: t, fill_value: s, *, dtype: d?, layout, device, pin_memory, memory_format); \
+         new_{empty,ones,zeros}(self: t, size: I, *, dtype: d?, layout, device, pin_memory); \
+         new_full(self: t, size: I, fill_value: s, *, dtype: d?, layout, device, pin_memory); \
+         zero(self: t)",
         filled,
     ),
     ("eye(n: i, *, dtype: d?, layout, device, pin_memory)", eye),
@@ -48,28 +39,11 @@ pub const OPS: &[Op] = &[
         "eye(n: i, m: i, *, dtype: d?, layout, device, pin_memory)",
         eye,
     ),
-    ("fill(self: t, value: ts)", filled),
     ("float(self: t)", |c| to_type(c, DType::F32)),
-    (
-        "full(size: I, fill_value: s, *, dtype: d?, layout, device, pin_memory)",
-        filled,
-    ),
-    (
-        "full_like(self: t, fill_value: s, *, dtype: d?, layout, device, pin_memory, memory_format)",
-        filled,
-    ),
     ("{lift,lift_fresh,lift_fresh_copy}(self: t)", |c| {
         copied(c, "self")
     }),
     ("long(self: t)", |c| to_type(c, DType::I64)),
-    (
-        "new_{empty,ones,zeros}(self: t, size: I, *, dtype: d?, layout, device, pin_memory)",
-        filled,
-    ),
-    (
-        "new_full(self: t, size: I, fill_value: s, *, dtype: d?, layout, device, pin_memory)",
-        filled,
-    ),
     (
         "scalar_tensor(s: s, *, dtype: d?, layout, device, pin_memory)",
         |c| {
@@ -78,21 +52,16 @@ pub const OPS: &[Op] = &[
         },
     ),
     (
-        "to(self: t, dtype: d, non_blocking: b?, copy: b?, memory_format)",
+        "to(self: t, dtype: d, non_blocking: b?, copy: b?, memory_format); \
+         to(self: t, device: p?, dtype: d?, non_blocking: b?, copy: b?, memory_format); \
+         to(self: t, *, dtype: d?, layout, device, pin_memory, non_blocking: b?, copy: b?, memory_format)",
         to,
     ),
     (
         "to(self: t, other: t, non_blocking: b?, copy: b?, memory_format)",
         to_other,
     ),
-    (
-        "to(self: t, device: p?, dtype: d?, non_blocking: b?, copy: b?, memory_format)",
-        to,
-    ),
-    (
-        "to(self: t, *, dtype: d?, layout, device, pin_memory, non_blocking: b?, copy: b?, memory_format)",
-        to,
-    ),
+    ("type_as(self: t, other: t)", to_other),
     (
         "_to_copy(self: t, *, dtype: d?, layout, device, pin_memory, non_blocking: b?, memory_format)",
         |c| {
@@ -103,8 +72,6 @@ pub const OPS: &[Op] = &[
     ),
     ("tril(self: t, diagonal: i?)", |c| triangle(c, 0)),
     ("triu(self: t, diagonal: i?)", |c| triangle(c, 1)),
-    ("type_as(self: t, other: t)", to_other),
-    ("zero(self: t)", filled),
 ];
 
 /// Lowers a copy: the same value in memory of its own.

@@ -23,11 +23,8 @@ pub const OPS: &[Op] = &[
         adaptive_pool,
     ),
     (
-        "avg_pool1d(self: t, kernel_size: I, stride: I?, padding: I?, ceil_mode: b?, count_include_pad: b?)",
-        average_pool,
-    ),
-    (
-        "avg_pool{2,3}d(self: t, kernel_size: I, stride: I?, padding: I?, ceil_mode: b?, count_include_pad: b?, divisor_override: i?)",
+        "avg_pool1d(self: t, kernel_size: I, stride: I?, padding: I?, ceil_mode: b?, count_include_pad: b?); \
+         avg_pool{2,3}d(self: t, kernel_size: I, stride: I?, padding: I?, ceil_mode: b?, count_include_pad: b?, divisor_override: i?)",
         average_pool,
     ),
     (
@@ -43,35 +40,14 @@ pub const OPS: &[Op] = &[
         max_pool,
     ),
     (
-        "{upsample_linear1d,upsample_bilinear2d,_upsample_bilinear2d_aa,upsample_bicubic2d,_upsample_bicubic2d_aa,upsample_trilinear3d}(input: t, output_size: I?, align_corners: b, scale_factors: _?)",
-        resized,
-    ),
-    (
-        "upsample_linear1d(self: t, output_size: I, align_corners: b, scales: f?)",
-        resized,
-    ),
-    (
-        "{upsample_bilinear2d,_upsample_bilinear2d_aa,upsample_bicubic2d,_upsample_bicubic2d_aa}(self: t, output_size: I, align_corners: b, scales_h: f?, scales_w: f?)",
-        resized,
-    ),
-    (
-        "upsample_trilinear3d(self: t, output_size: I, align_corners: b, scales_d: f?, scales_h: f?, scales_w: f?)",
-        resized,
-    ),
-    (
-        "{upsample_nearest1d,upsample_nearest2d,upsample_nearest3d,_upsample_nearest_exact1d,_upsample_nearest_exact2d}(input: t, output_size: I?, scale_factors: _?)",
-        resized,
-    ),
-    (
-        "{upsample_nearest,_upsample_nearest_exact}1d(self: t, output_size: I, scales: f?)",
-        resized,
-    ),
-    (
-        "{upsample_nearest,_upsample_nearest_exact}2d(self: t, output_size: I, scales_h: f?, scales_w: f?)",
-        resized,
-    ),
-    (
-        "upsample_nearest3d(self: t, output_size: I, scales_d: f?, scales_h: f?, scales_w: f?)",
+        "{upsample_linear1d,upsample_bilinear2d,_upsample_bilinear2d_aa,upsample_bicubic2d,_upsample_bicubic2d_aa,upsample_trilinear3d}(input: t, output_size: I?, align_corners: b, scale_factors: _?); \
+         upsample_linear1d(self: t, output_size: I, align_corners: b, scales: f?); \
+         {upsample_bilinear2d,_upsample_bilinear2d_aa,upsample_bicubic2d,_upsample_bicubic2d_aa}(self: t, output_size: I, align_corners: b, scales_h: f?, scales_w: f?); \
+         upsample_trilinear3d(self: t, output_size: I, align_corners: b, scales_d: f?, scales_h: f?, scales_w: f?); \
+         {upsample_nearest1d,upsample_nearest2d,upsample_nearest3d,_upsample_nearest_exact1d,_upsample_nearest_exact2d}(input: t, output_size: I?, scale_factors: _?); \
+         {upsample_nearest,_upsample_nearest_exact}1d(self: t, output_size: I, scales: f?); \
+         {upsample_nearest,_upsample_nearest_exact}2d(self: t, output_size: I, scales_h: f?, scales_w: f?); \
+         upsample_nearest3d(self: t, output_size: I, scales_d: f?, scales_h: f?, scales_w: f?)",
         resized,
     ),
 ];

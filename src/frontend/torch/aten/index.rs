@@ -103,20 +103,14 @@ pub const OPS: &[Op] = &[
         scattered(c, "value", "none")
     }),
     (
-        "scatter(self: t, dim: i, index: t, src: ts, *, reduce: S)",
-        combined,
-    ),
-    (
-        "scatter(self: t, dim: i, index: t, value: s, *, reduce: S)",
+        "scatter(self: t, dim: i, index: t, src: ts, *, reduce: S); \
+         scatter(self: t, dim: i, index: t, value: s, *, reduce: S); \
+         scatter_reduce(self: t, dim: i, index: t, src: t, reduce: S, *, include_self: b?)",
         combined,
     ),
     ("scatter_add(self: t, dim: i, index: t, src: t)", |c| {
         scattered(c, "src", "add")
     }),
-    (
-        "scatter_reduce(self: t, dim: i, index: t, src: t, reduce: S, *, include_self: b?)",
-        combined,
-    ),
     (
         "searchsorted(sorted_sequence: t, self: ts, *, out_int32: b?, right: b?, side: S?, sorter: t?)",
         |c| ranked(c, "sorted_sequence"),

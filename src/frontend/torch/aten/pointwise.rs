@@ -25,16 +25,11 @@ pub const OPS: &[Op] = &[
     ("asinh(self: t)", |c| unary_float(c, &trig::ASINH)),
     ("atan(self: t)", |c| unary_float(c, &trig::ATAN)),
     ("atanh(self: t)", |c| unary_float(c, &trig::ATANH)),
-    ("{bitwise_and,__and__}(self: ts, other: ts)", |c| {
-        bitwise(c, &logic::AND, &bits::BITWISE_AND)
-    }),
+    (
+        "{bitwise_and,__and__,bitwise_or,__or__,bitwise_xor,__xor__}(self: ts, other: ts)",
+        bitwise,
+    ),
     ("bitwise_not(self: t)", bitwise_not),
-    ("{bitwise_or,__or__}(self: ts, other: ts)", |c| {
-        bitwise(c, &logic::OR, &bits::BITWISE_OR)
-    }),
-    ("{bitwise_xor,__xor__}(self: ts, other: ts)", |c| {
-        bitwise(c, &logic::XOR, &bits::BITWISE_XOR)
-    }),
     ("ceil(self: t)", |c| rounded(c, &arith::CEIL)),
     ("{clamp,clip}(self: t, min: ts?, max: ts?)", clamp),
     ("clamp_max(self: t, max: ts)", clamp),
@@ -45,7 +40,10 @@ pub const OPS: &[Op] = &[
         "{div,divide,true_divide}(self: ts, other: ts, rounding_mode: S?)",
         divide,
     ),
-    ("eq(self: ts, other: ts)", |c| compared(c, &logic::EQUAL)),
+    (
+        "{eq,ge,greater_equal,gt,greater,le,less_equal,lt,less}(self: ts, other: ts)",
+        compared,
+    ),
     ("erf(self: t)", |c| unary_float(c, &math::ERF)),
     ("erfc(self: t)", erfc),
     ("erfinv(self: t)", erfinv),
@@ -56,34 +54,16 @@ pub const OPS: &[Op] = &[
         whole_quotient(c, true)
     }),
     ("fmod(self: t, other: ts)", |c| remainder(c, 1)),
-    ("{ge,greater_equal}(self: ts, other: ts)", |c| {
-        compared(c, &logic::GREATER_OR_EQUAL)
-    }),
-    ("{gt,greater}(self: ts, other: ts)", |c| {
-        compared(c, &logic::GREATER)
-    }),
     ("isfinite(self: t)", isfinite),
     ("isinf(self: t)", |c| special(c, &logic::IS_INF)),
     ("isnan(self: t)", |c| special(c, &logic::IS_NAN)),
-    ("{le,less_equal}(self: ts, other: ts)", |c| {
-        compared(c, &logic::LESS_OR_EQUAL)
-    }),
     ("lerp(self: t, end: t, weight: ts)", lerp),
     ("log(self: t)", |c| unary_float(c, &math::LOG)),
     ("log10(self: t)", |c| log_of_base(c, 10.0)),
     ("log1p(self: t)", log1p),
     ("log2(self: t)", |c| log_of_base(c, 2.0)),
-    ("logical_and(self: t, other: t)", |c| {
-        logical(c, &logic::AND)
-    }),
+    ("logical_{and,or,xor}(self: t, other: t)", logical),
     ("logical_not(self: t)", logical_not),
-    ("logical_or(self: t, other: t)", |c| logical(c, &logic::OR)),
-    ("logical_xor(self: t, other: t)", |c| {
-        logical(c, &logic::XOR)
-    }),
-    ("{lt,less}(self: ts, other: ts)", |c| {
-        compared(c, &logic::LESS)
-    }),
     ("masked_fill(self: t, mask: t, value: ts)", masked_fill),
     ("maximum(self: t, other: t)", |c| binary(c, &extreme::MAX)),
     ("minimum(self: t, other: t)", |c| binary(c, &extreme::MIN)),
@@ -361,9 +341,16 @@ fn clamp(c: &mut Call) -> Result<Value> {
 }
 
 /// Lowers a comparison. An order of truth values is that of their numbers.
-fn compared(c: &mut Call, op: &'static OpDef) -> Result<Value> {
+fn compared(c: &mut Call) -> Result<Value> {
+    let op = match c.name.as_str() {
+        "ge" | "greater_equal" => &logic::GREATER_OR_EQUAL,
+        "gt" | "greater" => &logic::GREATER,
+        "le" | "less_equal" => &logic::LESS_OR_EQUAL,
+        "lt" | "less" => &logic::LESS,
+        _ => &logic::EQUAL,
+    };
     let [mut a, mut b] = both(c, "self", "other")?;
-    if op != &logic::EQUAL && c.dtype(a) == DType::Bool {
+    if c.name != "eq" && c.dtype(a) == DType::Bool {
         (a, b) = (c.low.b.cast(a, DType::I32)?, c.low.b.cast(b, DType::I32)?);
     }
     c.result(op, &[a, b])
@@ -386,10 +373,19 @@ pub(super) fn truth(c: &mut Call, x: ValueId) -> Result<ValueId> {
     c.emit(&logic::NOT, &[y])
 }
 
-fn logical(c: &mut Call, op: &'static OpDef) -> Result<Value> {
+/// Returns the ops of truth values and of bits that the name of the call ends with.
+fn connective(c: &Call) -> (&'static OpDef, &'static OpDef) {
+    match c.name.trim_end_matches('_').rsplit('_').next() {
+        Some("and") => (&logic::AND, &bits::BITWISE_AND),
+        Some("or") => (&logic::OR, &bits::BITWISE_OR),
+        _ => (&logic::XOR, &bits::BITWISE_XOR),
+    }
+}
+
+fn logical(c: &mut Call) -> Result<Value> {
     let (a, b) = (c.value("self")?, c.value("other")?);
     let (a, b) = (truth(c, a)?, truth(c, b)?);
-    c.result(op, &[a, b])
+    c.result(connective(c).0, &[a, b])
 }
 
 fn logical_not(c: &mut Call) -> Result<Value> {
@@ -398,8 +394,9 @@ fn logical_not(c: &mut Call) -> Result<Value> {
     c.result(&logic::NOT, &[x])
 }
 
-fn bitwise(c: &mut Call, of_truth: &'static OpDef, of_bits: &'static OpDef) -> Result<Value> {
+fn bitwise(c: &mut Call) -> Result<Value> {
     let [a, b] = both(c, "self", "other")?;
+    let (of_truth, of_bits) = connective(c);
     let op = match c.dtype(a) {
         DType::Bool => of_truth,
         _ => of_bits,

@@ -35,11 +35,15 @@ pub const FORMULAS: &[Formula] = &[
 
 pub const OPS: &[Op] = &[
     (
-        "_convolution(input: t, weight: t, bias: t?, stride: I, padding: I, dilation: I, transposed: b, output_padding: I, groups: i, benchmark, deterministic, cudnn_enabled, allow_tf32)",
+        "_convolution(input: t, weight: t, bias: t?, stride: I, padding: I, dilation: I, transposed: b, output_padding: I, groups: i, benchmark, deterministic, cudnn_enabled, allow_tf32); \
+         conv{1,2,3}d(input: t, weight: t, bias: t?, stride: I?, padding: I?, dilation: I?, groups: i?); \
+         conv_transpose{1,2,3}d(input: t, weight: t, bias: t?, stride: I?, padding: I?, output_padding: I?, groups: i?, dilation: I?); \
+         convolution(input: t, weight: t, bias: t?, stride: I, padding: I, dilation: I, transposed: b, output_padding: I, groups: i)",
         convolution,
     ),
     (
-        "_convolution_mode(input: t, weight: t, bias: t?, stride: I, padding: S, dilation: I, groups: i)",
+        "_convolution_mode(input: t, weight: t, bias: t?, stride: I, padding: S, dilation: I, groups: i); \
+         conv{1,2,3}d(input: t, weight: t, bias: t?, stride: I?, padding: S?, dilation: I?, groups: i?)",
         padded_by_name,
     ),
     (
@@ -68,22 +72,7 @@ pub const OPS: &[Op] = &[
     ),
     ("{bmm,mm}(self: t, mat2: t)", |c| product(c, "mat2")),
     ("chain_matmul(matrices: l)", chained),
-    (
-        "conv{1,2,3}d(input: t, weight: t, bias: t?, stride: I?, padding: I?, dilation: I?, groups: i?)",
-        convolution,
-    ),
-    (
-        "conv{1,2,3}d(input: t, weight: t, bias: t?, stride: I?, padding: S?, dilation: I?, groups: i?)",
-        padded_by_name,
-    ),
-    (
-        "conv_transpose{1,2,3}d(input: t, weight: t, bias: t?, stride: I?, padding: I?, output_padding: I?, groups: i?, dilation: I?)",
-        convolution,
-    ),
-    (
-        "convolution(input: t, weight: t, bias: t?, stride: I, padding: I, dilation: I, transposed: b, output_padding: I, groups: i)",
-        convolution,
-    ),
+    ("linalg_multi_dot(tensors: l)", chained),
     ("dot(self: t, tensor: t)", |c| product(c, "tensor")),
     ("einsum(equation: S, tensors: l, *, path: I?)", |c| {
         let tensors = c.tensors("tensors")?;
@@ -91,7 +80,6 @@ pub const OPS: &[Op] = &[
         sum_of_products(c, &equation, &tensors)
     }),
     ("linalg_matrix_power(self: t, n: i)", matrix_power),
-    ("linalg_multi_dot(tensors: l)", chained),
     ("linear(input: t, weight: t, bias: t?)", |c| {
         let (x, weight, bias) = (c.value("input")?, c.value("weight")?, c.opt_value("bias")?);
         let y = affine(c, x, weight, bias)?;

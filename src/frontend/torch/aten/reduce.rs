@@ -9,78 +9,51 @@ use ckpt_passes::ir::{Attrs, DType, Dim, ValueId};
 use ckpt_passes::ops::{arith, extreme, index, logic, math, power, reduce, scan, select, shape};
 
 pub const OPS: &[Op] = &[
-    ("_is_all_true(self: t)", |c| quantified(c, true)),
-    ("_is_any_true(self: t)", |c| quantified(c, false)),
-    ("all(self: t)", |c| quantified(c, true)),
-    ("all(self: t, dim: I, keepdim: b?)", |c| quantified(c, true)),
-    ("amax(self: t, dim: I?, keepdim: b?)", |c| {
-        plain(c, &reduce::REDUCE_MAX)
-    }),
-    ("amin(self: t, dim: I?, keepdim: b?)", |c| {
-        plain(c, &reduce::REDUCE_MIN)
-    }),
-    ("any(self: t)", |c| quantified(c, false)),
-    ("any(self: t, dim: I, keepdim: b?)", |c| {
-        quantified(c, false)
-    }),
-    ("argmax(self: t, dim: i?, keepdim: b?)", |c| {
-        arg(c, &select::ARG_MAX)
-    }),
-    ("argmin(self: t, dim: i?, keepdim: b?)", |c| {
-        arg(c, &select::ARG_MIN)
-    }),
+    (
+        "{all,any}(self: t); \
+         {all,any}(self: t, dim: I, keepdim: b?); \
+         {_is_all_true,_is_any_true}(self: t)",
+        quantified,
+    ),
+    (
+        "{amax,amin}(self: t, dim: I?, keepdim: b?); \
+         {max,min}(self: t)",
+        plain,
+    ),
+    ("arg{max,min}(self: t, dim: i?, keepdim: b?)", arg),
     ("cumsum(self: t, dim: i, *, dtype: d?)", cumsum),
     (
-        "linalg_vector_norm(self: t, ord: f?, dim: I?, keepdim: b?, *, dtype: d?)",
+        "linalg_vector_norm(self: t, ord: f?, dim: I?, keepdim: b?, *, dtype: d?); \
+         norm(self: t, p: f?); \
+         norm(self: t, p: f?, dim: I, keepdim: b?, *, dtype: d?)",
         norm,
     ),
     ("logsumexp(self: t, dim: I, keepdim: b?)", |c| {
         let x = float_self(c)?;
         reduced(c, &reduce::REDUCE_LOG_SUM_EXP, x)
     }),
-    ("max(self: t)", |c| plain(c, &reduce::REDUCE_MAX)),
-    ("max(self: t, dim: i, keepdim: b?)", |c| {
-        extreme_at(c, &select::ARG_MAX)
+    ("{max,min}(self: t, dim: i, keepdim: b?)", extreme_at),
+    ("{max,min}(self: t, other: t)", |c| match is_max(c) {
+        true => binary(c, &extreme::MAX),
+        false => binary(c, &extreme::MIN),
     }),
-    ("max(self: t, other: t)", |c| binary(c, &extreme::MAX)),
-    ("mean(self: t, *, dtype: d?)", |c| {
-        summed(c, &reduce::REDUCE_MEAN)
-    }),
-    ("mean(self: t, dim: I?, keepdim: b?, *, dtype: d?)", |c| {
-        summed(c, &reduce::REDUCE_MEAN)
-    }),
-    ("min(self: t)", |c| plain(c, &reduce::REDUCE_MIN)),
-    ("min(self: t, dim: i, keepdim: b?)", |c| {
-        extreme_at(c, &select::ARG_MIN)
-    }),
-    ("min(self: t, other: t)", |c| binary(c, &extreme::MIN)),
-    ("norm(self: t, p: f?)", norm),
     (
-        "norm(self: t, p: f?, dim: I, keepdim: b?, *, dtype: d?)",
-        norm,
+        "{sum,mean,prod}(self: t, *, dtype: d?); \
+         {sum,mean,prod}(self: t, dim: I?, keepdim: b?, *, dtype: d?)",
+        summed,
     ),
-    ("prod(self: t, *, dtype: d?)", |c| {
-        summed(c, &reduce::REDUCE_PROD)
-    }),
-    ("prod(self: t, dim: I, keepdim: b?, *, dtype: d?)", |c| {
-        summed(c, &reduce::REDUCE_PROD)
-    }),
-    ("{std,var}(self: t, unbiased: b?)", deviation),
     (
-        "{std,var}(self: t, dim: I?, unbiased: b?, keepdim: b?)",
+        "{std,var}(self: t, unbiased: b?); \
+         {std,var}(self: t, dim: I?, unbiased: b?, keepdim: b?); \
+         {std,var}(self: t, dim: I?, *, correction: f?, keepdim: b?)",
         deviation,
     ),
-    (
-        "{std,var}(self: t, dim: I?, *, correction: f?, keepdim: b?)",
-        deviation,
-    ),
-    ("sum(self: t, *, dtype: d?)", |c| {
-        summed(c, &reduce::REDUCE_SUM)
-    }),
-    ("sum(self: t, dim: I?, keepdim: b?, *, dtype: d?)", |c| {
-        summed(c, &reduce::REDUCE_SUM)
-    }),
 ];
+
+/// Returns true for an op that is about the largest elements.
+fn is_max(c: &Call) -> bool {
+    c.name.contains("max")
+}
 
 /// Emits a reduction over axes.
 pub(super) fn over(
@@ -111,9 +84,13 @@ fn reduced(c: &mut Call, op: &'static OpDef, x: ValueId) -> Result<Value> {
     c.made(y)
 }
 
-fn plain(c: &mut Call, op: &'static OpDef) -> Result<Value> {
+/// Lowers a largest or smallest element.
+fn plain(c: &mut Call) -> Result<Value> {
     let x = c.value("self")?;
-    reduced(c, op, x)
+    match is_max(c) {
+        true => reduced(c, &reduce::REDUCE_MAX, x),
+        false => reduced(c, &reduce::REDUCE_MIN, x),
+    }
 }
 
 /// Returns `self` in `dtype` if it is given. Integers are added in int64.
@@ -125,17 +102,23 @@ fn computed_in(c: &mut Call) -> Result<ValueId> {
     c.low.b.cast(x, dtype)
 }
 
-fn summed(c: &mut Call, op: &'static OpDef) -> Result<Value> {
+/// Lowers `sum`, `mean` and `prod`.
+fn summed(c: &mut Call) -> Result<Value> {
     let x = computed_in(c)?;
+    let op = match c.name.as_str() {
+        "mean" => &reduce::REDUCE_MEAN,
+        "prod" => &reduce::REDUCE_PROD,
+        _ => &reduce::REDUCE_SUM,
+    };
     reduced(c, op, x)
 }
 
 /// Lowers `all` and `any`.
-fn quantified(c: &mut Call, all: bool) -> Result<Value> {
+fn quantified(c: &mut Call) -> Result<Value> {
     let x = c.value("self")?;
     let x = truth(c, x)?;
     let x = c.low.b.cast(x, DType::I32)?;
-    let op = match all {
+    let op = match c.name.contains("all") {
         true => &reduce::REDUCE_MIN,
         false => &reduce::REDUCE_MAX,
     };
@@ -146,29 +129,33 @@ fn quantified(c: &mut Call, all: bool) -> Result<Value> {
 }
 
 /// Emits the index of an extreme along an axis.
-fn place(c: &mut Call, op: &'static OpDef, x: ValueId, axis: usize, keep: bool) -> Result<ValueId> {
+fn place(c: &mut Call, x: ValueId, axis: usize, keep: bool) -> Result<ValueId> {
+    let op = match is_max(c) {
+        true => &select::ARG_MAX,
+        false => &select::ARG_MIN,
+    };
     c.emit_with(op, &[x], along(axis).with("keepdims", i64::from(keep)))
 }
 
-fn arg(c: &mut Call, op: &'static OpDef) -> Result<Value> {
+fn arg(c: &mut Call) -> Result<Value> {
     let x = c.value("self")?;
     let keep = c.bool("keepdim", false)?;
     let y = if c.has("dim") {
         let axis = c.axis("dim", 0, c.rank(x))?;
-        place(c, op, x, axis, keep)?
+        place(c, x, axis, keep)?
     } else {
         let flat = c.flattened(x)?;
-        place(c, op, flat, 0, false)?
+        place(c, flat, 0, false)?
     };
     c.made(y)
 }
 
 /// Lowers the extreme along an axis, and the index of the first element with it, which gets the gradient.
-fn extreme_at(c: &mut Call, op: &'static OpDef) -> Result<Value> {
+fn extreme_at(c: &mut Call) -> Result<Value> {
     let x = c.value("self")?;
     let axis = c.axis("dim", 0, c.rank(x))?;
     let keep = c.bool("keepdim", false)?;
-    let at = place(c, op, x, axis, true)?;
+    let at = place(c, x, axis, true)?;
     let values = c.emit_with(&index::GATHER_ELEMENTS, &[x, at], along(axis))?;
     let mut results = Vec::with_capacity(2);
     for mut v in [values, at] {

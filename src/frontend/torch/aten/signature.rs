@@ -31,7 +31,7 @@ use std::fmt::Display;
 /// Emits the nodes of an op and returns its result.
 pub type Lower = fn(&mut Call) -> Result<Value>;
 
-/// A line of the vocabulary: a signature, and the function that lowers the op.
+/// A line of the vocabulary: a signature, or several with semicolons, and the function that lowers the op.
 pub type Op = (&'static str, Lower);
 
 /// A line of the vocabulary: a signature, and the op written in other ops ([`formula`]):
@@ -76,7 +76,8 @@ impl Vocabulary {
             let lowered = lowered.iter().map(|(s, f)| (*s, Meaning::Lower(*f)));
             let formulas = formulas.iter().filter_map(|text| text.split_once(") => "));
             let formulas = formulas.map(|(s, f)| (s, Meaning::Formula(f)));
-            for (text, meaning) in lowered.chain(formulas) {
+            let all = lowered.chain(formulas);
+            for (text, meaning) in all.flat_map(|(s, m)| s.split("; ").map(move |s| (s, m))) {
                 let (names, list) = text.split_once('(').unwrap_or((text, ""));
                 let list = list.trim_end_matches(')');
                 for name in expand(names) {

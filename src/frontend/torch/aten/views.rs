@@ -50,6 +50,7 @@ pub const OPS: &[Op] = &[
         Ok(c.given("self"))
     }),
     ("reshape(self: t, shape: I)", reshape),
+    ("{view,_unsafe_view}(self: t, size: I)", reshape),
     ("{reshape_as,view_as}(self: t, other: t)", |c| {
         let dims = c.sizes("other")?;
         reshaped(c, dims)
@@ -76,8 +77,7 @@ pub const OPS: &[Op] = &[
         "{split,split_with_sizes,unsafe_split_with_sizes}(self: t, split_sizes: I, dim: i?)",
         split_sizes,
     ),
-    ("squeeze(self: t)", squeeze),
-    ("squeeze(self: t, dim: I)", squeeze),
+    ("squeeze(self: t); squeeze(self: t, dim: I)", squeeze),
     ("swapaxes(self: t, axis0: i, axis1: i)", |c| {
         let (a, b) = (c.int("axis0", 0)?, c.int("axis1", 0)?);
         swap(c, a, b)
@@ -97,7 +97,6 @@ pub const OPS: &[Op] = &[
         let axis = c.axis("dim", 0, rank(c)? + 1)?;
         view(c, View::Unsqueeze(vec![axis as i64]))
     }),
-    ("{view,_unsafe_view}(self: t, size: I)", reshape),
     ("view(self: t, dtype: d)", |c| {
         Err(c
             .unsupported("memory as another element type")
