@@ -1,11 +1,11 @@
-//! The zip archives that PyTorch writes: entries by name, weights as slices of the mapped file.
+//! Reads the zip archives that PyTorch writes: entries by name, weights as slices of the mapped file.
 //!
-//! Read by hand, because weights must stay pages of the file (PyTorch stores them uncompressed) and because an archive
-//! is only as honest as its directory. Before anything is read, the directory is held against the entries: names are
-//! plain relative paths and unique, sizes agree in both places, no two entries share a byte, none reaches into the
-//! directory. What is inflated is bounded by what the directory says, and over all entries by the size of the file.
-//! Checksums are verified where content is read ([`Archive::content`]), not where it is only mapped
-//! ([`Archive::mapped`]): that would touch every weight.
+//! This is a reader of our own for two reasons: weights must stay pages of the file (PyTorch stores them uncompressed), and
+//! a directory may lie. So the directory is checked against the entries before anything is read: names are plain relative
+//! paths and unique, sizes agree in both places, no two entries share a byte, and none reaches into the directory. The
+//! directory bounds how much an entry inflates, and the size of the file bounds all entries together. Checksums are
+//! verified when content is read ([`Archive::content`]). They are not verified when it is only mapped
+//! ([`Archive::mapped`]), because that would touch every weight.
 //!
 //! Source: PKWARE APPNOTE 6.3.9 (§4.3 layout, §4.5.3 zip64).
 
@@ -17,14 +17,14 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry as Slot;
 use std::path::Path;
 
-/// Entries that one archive may have; PyTorch writes one a tensor and two a source file.
+/// The largest number of entries. PyTorch writes one for each tensor and two for each source file.
 const MAX_ENTRIES: u64 = 1 << 20;
 
-/// What all inflated entries of an archive may take, besides [`INFLATED_PER_BYTE`] for each byte of the file.
+/// All inflated entries may take this many bytes, and [`INFLATED_PER_BYTE`] more for each byte of the file.
 const INFLATED_BASE_BYTES: u64 = 64 << 20;
 const INFLATED_PER_BYTE: u64 = 8;
 
-/// Deflate never shrinks by more than this.
+/// The largest ratio by which deflate shrinks data.
 const MAX_RATIO: u64 = 1032;
 
 const END_BYTES: usize = 22;
@@ -33,7 +33,7 @@ const LOCATOR_64_BYTES: usize = 20;
 const DIRECTORY_ENTRY_BYTES: usize = 46;
 const LOCAL_HEADER_BYTES: usize = 30;
 
-/// An opened archive. Names are relative to its root folder, which is the stem of the name it was saved under.
+/// An opened archive. Names are relative to its root folder, which is named like the file that was saved.
 pub struct Archive {
     bytes: Bytes,
     entries: BTreeMap<String, Entry>,
@@ -43,10 +43,10 @@ pub struct Archive {
 struct Entry {
     deflated: bool,
     crc: u32,
-    /// Where the (compressed) data is.
+    /// The offset of the data, which may be compressed.
     start: usize,
     stored_bytes: usize,
-    /// Of the content.
+    /// The size of the content.
     size_bytes: u64,
 }
 
@@ -54,7 +54,7 @@ fn bad(message: impl Into<String>) -> Box<Error> {
     Error::model("archive", message)
 }
 
-/// Whether a file that begins so may be an archive.
+/// Returns true if a file that begins with `head` may be an archive.
 pub fn may_be_archive(head: &[u8]) -> bool {
     head.starts_with(b"PK\x03\x04")
 }
@@ -124,24 +124,25 @@ impl Archive {
         })
     }
 
-    /// All names, in order.
+    /// Returns all names in order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.entries.keys().map(String::as_str)
     }
 
+    /// Returns true if there is an entry of that name.
     pub fn contains(&self, name: &str) -> bool {
         self.entries.contains_key(name)
     }
 
-    /// Size of an entry's content, as the directory says and as reading it verifies.
+    /// Returns the size of an entry's content by the directory. Reading the entry verifies it.
     pub fn size_bytes(&self, name: &str) -> Option<u64> {
         self.entries.get(name).map(|e| e.size_bytes)
     }
 
-    /// The content of an entry of at most `limit_bytes`, checksum verified.
+    /// Returns the content of an entry of at most `limit_bytes` and verifies its checksum.
     ///
     /// # Errors
-    /// An entry that is not there, is too large, or is damaged.
+    /// An entry that is missing, too large, or damaged.
     pub fn content(&self, name: &str, limit_bytes: u64) -> Result<Bytes> {
         let entry = self.entry(name)?;
         if entry.size_bytes > limit_bytes {
@@ -161,7 +162,7 @@ impl Archive {
         Ok(content)
     }
 
-    /// The content of a text entry.
+    /// Returns the content of a text entry.
     ///
     /// # Errors
     /// See [`Archive::content`]; a text that is not UTF-8.
@@ -171,11 +172,11 @@ impl Archive {
             .map_err(|e| bad(format!("the entry {} is not UTF-8: {e}", shown(name))))
     }
 
-    /// The content of an entry without reading it, where it is stored: a slice of the mapped file. Whoever compressed
-    /// an archive that PyTorch had stored gets a copy in memory.
+    /// Returns the content of a stored entry without reading it: a slice of the mapped file. A compressed entry, which PyTorch
+    /// does not write for weights, is inflated into memory.
     ///
     /// # Errors
-    /// An entry that is not there or does not inflate to its size.
+    /// An entry that is missing or does not inflate to its size.
     pub fn mapped(&self, name: &str) -> Result<Bytes> {
         let entry = self.entry(name)?;
         let data = self
@@ -203,7 +204,7 @@ impl Archive {
     }
 }
 
-/// Inflates to exactly `size_bytes`.
+/// Inflates data to exactly `size_bytes`.
 fn inflate(data: &[u8], size_bytes: u64) -> Result<Bytes> {
     let wrong = |found: String| {
         bad("a compressed entry has the wrong size")
@@ -216,7 +217,7 @@ fn inflate(data: &[u8], size_bytes: u64) -> Result<Bytes> {
             data.len()
         )));
     }
-    // One byte more than expected, so that an entry that goes on shows.
+    // The buffer has one byte more than expected, which shows an entry that is longer.
     let mut content = vec![0; size_bytes as usize + 1];
     let mut inflater = flate2::Decompress::new(false);
     let status = inflater
@@ -235,7 +236,7 @@ fn inflate(data: &[u8], size_bytes: u64) -> Result<Bytes> {
     Ok(Bytes::from(content))
 }
 
-/// Where the directory is, and how many entries it lists.
+/// The place of the directory, and the number of its entries.
 struct Directory {
     start: usize,
     end: usize,
@@ -289,7 +290,7 @@ impl Directory {
     }
 }
 
-/// The end record: the last one whose comment ends where the file does.
+/// Finds the end record: the last one whose comment ends with the file.
 fn find_end(bytes: &[u8]) -> Result<usize> {
     let first = bytes
         .len()
@@ -318,7 +319,7 @@ struct Listed<'a> {
 }
 
 impl<'a> Listed<'a> {
-    /// The entry at `at`, and where the next one is.
+    /// Reads the entry at `at`. Also returns the offset of the next one.
     fn read(bytes: &'a [u8], at: usize, end: usize) -> Result<(Listed<'a>, usize)> {
         let cut = || bad("the archive's directory is cut off");
         let fixed = at + DIRECTORY_ENTRY_BYTES;
@@ -344,7 +345,7 @@ impl<'a> Listed<'a> {
         Ok((listed, next))
     }
 
-    /// Takes the numbers that do not fit into 32 bits from the zip64 field: those, and in this order.
+    /// Takes the numbers that do not fit into 32 bits from the zip64 field, which holds only those, in this order.
     fn widen(&mut self, extra: &[u8]) -> Result<()> {
         let numbers = [
             &mut self.size_bytes,
@@ -373,7 +374,7 @@ impl<'a> Listed<'a> {
         Err(bad("an entry's zip64 field is missing").found(shown_bytes(self.name)))
     }
 
-    /// The name, unless it is a folder's.
+    /// Returns the name; nothing for a folder.
     fn plain_name(&self) -> Result<Option<&'a str>> {
         let wrong = |why: &str| bad(format!("an entry's name {why}")).found(shown_bytes(self.name));
         let name = std::str::from_utf8(self.name).map_err(|_| wrong("is not UTF-8"))?;
@@ -393,7 +394,7 @@ impl<'a> Listed<'a> {
         Ok((!folder).then_some(name))
     }
 
-    /// Finds the entry's data and checks it against its own header; also the bytes that header and data take.
+    /// Finds the entry's data and checks its header. Also returns the range of bytes of header and data.
     fn locate(&self, bytes: &[u8], limit: usize) -> Result<(Entry, (usize, usize))> {
         let wrong = |why: String| bad(why).at(format!("entry {}", shown_bytes(self.name)));
         if self.flags & 0x2041 != 0 {
@@ -435,7 +436,7 @@ impl<'a> Listed<'a> {
                 "an entry and the directory disagree about what it is".into(),
             ));
         }
-        // Sizes follow the data where bit 3 says so, and the zip64 field has those that are all ones.
+        // With bit 3 set, the sizes follow the data. Sizes that are all ones stand in the zip64 field.
         if u16_at(bytes, header + 6) & 8 == 0 {
             let own = [u32_at(bytes, header + 18), u32_at(bytes, header + 22)];
             for (own, listed) in own.into_iter().zip([self.stored_bytes, self.size_bytes]) {
@@ -464,7 +465,7 @@ impl<'a> Listed<'a> {
     }
 }
 
-/// A name for messages: quoted, escaped, and short.
+/// Returns a name for messages: quoted, escaped, and short.
 fn shown(name: &str) -> String {
     let short: String = name.chars().take(120).collect();
     format!("{short:?}")

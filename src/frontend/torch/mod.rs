@@ -1,8 +1,8 @@
 //! Models that PyTorch saves: what TorchScript files and `torch.export` archives share.
 //!
-//! [`archive`] reads the zip, [`pickle`] runs its pickles without executing anything, [`stored`] reads the tensors they
-//! describe. [`aten`] is the vocabulary of PyTorch's ops, lowered to rows of the op table, and the memory that tensors
-//! share. [`torchscript`] replays saved code into it, [`pt2`] an exported graph.
+//! [`archive`] reads the zip, [`pickle`] reads its pickles without executing anything, and [`stored`] reads the tensors that
+//! they describe. [`value`] and [`scalars`] hold what is known before a run. [`aten`] lowers PyTorch's ops to rows of the op
+//! table and tracks the memory that tensors share. [`torchscript`] replays saved code into it, [`pt2`] an exported graph.
 
 pub mod archive;
 pub mod aten;
@@ -11,6 +11,7 @@ pub mod pt2;
 mod scalars;
 pub mod stored;
 pub mod torchscript;
+pub mod value;
 
 use super::given::Given;
 use super::{Frontend, Model};
@@ -18,7 +19,7 @@ use archive::Archive;
 use ckpt_passes::{Error, Result};
 use std::path::Path;
 
-/// The reader of PyTorch's archives; what kind one is, its entries tell.
+/// The reader of PyTorch's archives. Their entries tell which kind they are.
 pub struct Torch;
 
 impl Frontend for Torch {
@@ -39,7 +40,7 @@ impl Frontend for Torch {
 /// Reads the model of an archive of either kind.
 ///
 /// # Errors
-/// An archive that has no program, and what the readers refuse.
+/// An archive without a program, and whatever the readers refuse.
 pub fn read(archive: &Archive, given: &Given) -> Result<Model> {
     if torchscript::is_torchscript(archive) {
         return torchscript::read(archive, given);

@@ -1,24 +1,25 @@
-//! A machine for pickles that executes nothing.
+//! A pickle reader that executes nothing.
 //!
-//! A pickle is a program; what a real unpickler would call is here only noted down: a `GLOBAL` is a pair of names, a
-//! `REDUCE` is a [`Object::Call`] that somebody may read, a `BUILD` is an object's state. Names must be on the reader's
-//! list, so that a file that wants to do anything else is refused where it says so. Objects live in one list and refer
-//! to each other by index: shared ones are shared, cycles are harmless, and nothing here recurses. Every opcode takes at
-//! least a byte and makes at most one object, so that memory is bounded by the size of the pickle.
+//! A pickle is a program. This reader only records what a real unpickler would call: a `GLOBAL` is a pair of names, a
+//! `REDUCE` is an [`Object::Call`], a `BUILD` is the state of an object. Names must be on the caller's list, so a file that
+//! wants to do anything else is refused at the name. Objects live in one list and refer to each other by index. So shared
+//! objects are shared, cycles are harmless, and nothing here recurses. Every opcode takes at least one byte and makes at
+//! most one object, so the size of the pickle bounds the memory.
 //!
-//! Protocols 2 to 5 as far as they build data. Source: `Lib/pickletools.py` of CPython, which defines the opcodes.
+//! The reader knows protocols 2 to 5 as far as they build data. Source: `Lib/pickletools.py` of CPython, which defines the
+//! opcodes.
 
 use ckpt_passes::{Error, Result};
 use rustc_hash::FxHashMap;
 
-/// Pickles of a model's structure are a few hundred bytes a parameter.
+/// The largest pickle that is read. Those of a model take a few hundred bytes for each parameter.
 pub const MAX_PICKLE_BYTES: u64 = 64 << 20;
 
-/// Index of an object in its [`Pickle`].
+/// The index of an object in its [`Pickle`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ref(u32);
 
-/// What a pickle can say.
+/// An object of a pickle.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Object {
     None,
@@ -29,30 +30,30 @@ pub enum Object {
     Bytes(Vec<u8>),
     Tuple(Vec<Ref>),
     List(Vec<Ref>),
-    /// Also an `OrderedDict`; in the order of insertion.
+    /// A `dict` or `OrderedDict`, in the order of insertion.
     Dict(Vec<(Ref, Ref)>),
     /// A name that an unpickler would import.
     Global {
         module: String,
         name: String,
     },
-    /// `function(*arguments)`; `state` is what a `BUILD` sets on the result.
+    /// `function(*arguments)`, with the state that a `BUILD` sets on the result.
     Call {
         function: Ref,
         arguments: Ref,
         state: Option<Ref>,
     },
-    /// An object without arguments of its own (`NEWOBJ`), with what a `BUILD` sets on it.
+    /// A new object of a class (`NEWOBJ`), with the state that a `BUILD` sets on it.
     Instance {
         class: Ref,
         arguments: Ref,
         state: Option<Ref>,
     },
-    /// Something outside the pickle, such as a storage.
+    /// An object outside the pickle, such as a storage.
     Persistent(Ref),
 }
 
-/// A pickle that has run.
+/// The objects of a pickle.
 #[derive(Debug)]
 pub struct Pickle {
     objects: Vec<Object>,
@@ -60,14 +61,17 @@ pub struct Pickle {
 }
 
 impl Pickle {
+    /// Returns the object that the pickle is about.
     pub fn root(&self) -> Ref {
         self.root
     }
 
+    /// Returns an object.
     pub fn get(&self, at: Ref) -> &Object {
         &self.objects[at.0 as usize]
     }
 
+    /// Returns a string; nothing for any other object.
     pub fn str(&self, at: Ref) -> Option<&str> {
         match self.get(at) {
             Object::Str(s) => Some(s),
@@ -75,6 +79,7 @@ impl Pickle {
         }
     }
 
+    /// Returns an integer; nothing for any other object.
     pub fn int(&self, at: Ref) -> Option<i64> {
         match self.get(at) {
             Object::Int(i) => Some(*i),
@@ -82,7 +87,7 @@ impl Pickle {
         }
     }
 
-    /// The members of a tuple or list.
+    /// Returns the members of a tuple or list; nothing for any other object.
     pub fn items(&self, at: Ref) -> Option<&[Ref]> {
         match self.get(at) {
             Object::Tuple(items) | Object::List(items) => Some(items),
@@ -90,7 +95,7 @@ impl Pickle {
         }
     }
 
-    /// `module.name` of a global.
+    /// Returns the module and name of a global; nothing for any other object.
     pub fn global(&self, at: Ref) -> Option<(&str, &str)> {
         match self.get(at) {
             Object::Global { module, name } => Some((module, name)),
@@ -103,10 +108,10 @@ fn bad(message: impl Into<String>) -> Box<Error> {
     Error::model("pickle", message)
 }
 
-/// Runs a pickle. `allowed` tells which globals (module, name) may occur.
+/// Reads a pickle. `allowed` tells which globals (module, name) may occur.
 ///
 /// # Errors
-/// `pickle` for a damaged one, an opcode that is none or does more than build data, or a global that is not allowed.
+/// `pickle` for a damaged pickle, an opcode that does more than build data, or a global that is not allowed.
 pub fn load(bytes: &[u8], allowed: &dyn Fn(&str, &str) -> bool) -> Result<Pickle> {
     if bytes.len() as u64 > MAX_PICKLE_BYTES {
         return Err(bad("the pickle is too large")
@@ -142,14 +147,14 @@ struct Machine<'a> {
     at: usize,
     objects: Vec<Object>,
     stack: Vec<Ref>,
-    /// Lengths of the stack at each open mark.
+    /// The length of the stack at each open mark.
     marks: Vec<usize>,
     memo: FxHashMap<u64, Ref>,
     allowed: &'a dyn Fn(&str, &str) -> bool,
 }
 
 impl<'a> Machine<'a> {
-    /// Runs one opcode; the result at `STOP`.
+    /// Runs one opcode. Returns the root at `STOP`.
     fn step(&mut self) -> Result<Option<Ref>> {
         let [op] = self.take_array()?;
         match op {
@@ -161,55 +166,32 @@ impl<'a> Machine<'a> {
                         .expected("2 to 5"));
                 }
             }
-            // A frame is a hint for readers of streams.
+            // A frame only helps readers of streams.
             0x95 => drop(self.take_array::<8>()?),
             b'N' => self.push(Object::None)?,
             0x88 => self.push(Object::Bool(true))?,
             0x89 => self.push(Object::Bool(false))?,
-            b'K' => {
-                let [n] = self.take_array()?;
-                self.push(Object::Int(n.into()))?;
-            }
-            b'M' => {
-                let n = u16::from_le_bytes(self.take_array()?);
-                self.push(Object::Int(n.into()))?;
-            }
+            b'K' => self.int(1)?,
+            b'M' => self.int(2)?,
             b'J' => {
                 let n = i32::from_le_bytes(self.take_array()?);
                 self.push(Object::Int(n.into()))?;
             }
             0x8a => {
-                let [size] = self.take_array()?;
-                let digits = self.take(size.into())?;
-                let n = long(digits).ok_or_else(|| bad("an integer does not fit into 64 bits"))?;
+                let size = self.number(1)?;
+                let n = long(self.take(size)?);
+                let n = n.ok_or_else(|| bad("an integer does not fit into 64 bits"))?;
                 self.push(Object::Int(n))?;
             }
             b'G' => {
                 let x = f64::from_be_bytes(self.take_array()?);
                 self.push(Object::Float(x))?;
             }
-            b'X' => {
-                let size = u32::from_le_bytes(self.take_array()?);
-                self.string(size.into())?;
-            }
-            0x8c => {
-                let [size] = self.take_array()?;
-                self.string(size.into())?;
-            }
-            0x8d => {
-                let size = u64::from_le_bytes(self.take_array()?);
-                self.string(size)?;
-            }
-            b'C' => {
-                let [size] = self.take_array()?;
-                let bytes = self.take(size.into())?.to_vec();
-                self.push(Object::Bytes(bytes))?;
-            }
-            b'B' => {
-                let size = u32::from_le_bytes(self.take_array()?);
-                let bytes = self.take(size.into())?.to_vec();
-                self.push(Object::Bytes(bytes))?;
-            }
+            b'X' => self.string(4)?,
+            0x8c => self.string(1)?,
+            0x8d => self.string(8)?,
+            b'C' => self.bytes(1)?,
+            b'B' => self.bytes(4)?,
             b'c' => {
                 let module = self.line()?;
                 let name = self.line()?;
@@ -315,22 +297,14 @@ impl<'a> Machine<'a> {
                 let id = self.pop()?;
                 self.push(Object::Persistent(id))?;
             }
-            b'q' => {
-                let [key] = self.take_array()?;
-                self.remember(key.into())?;
-            }
-            b'r' => {
-                let key = u32::from_le_bytes(self.take_array()?);
-                self.remember(key.into())?;
+            b'q' | b'r' => {
+                let key = self.number(if op == b'q' { 1 } else { 4 })?;
+                self.remember(key)?;
             }
             0x94 => self.remember(self.memo.len() as u64)?,
-            b'h' => {
-                let [key] = self.take_array()?;
-                self.recall(key.into())?;
-            }
-            b'j' => {
-                let key = u32::from_le_bytes(self.take_array()?);
-                self.recall(key.into())?;
+            b'h' | b'j' => {
+                let key = self.number(if op == b'h' { 1 } else { 4 })?;
+                self.recall(key)?;
             }
             other => {
                 return Err(bad(format!("pickle opcode 0x{other:02x} is not supported"))
@@ -362,9 +336,30 @@ impl<'a> Machine<'a> {
         text(&rest[..end])
     }
 
-    fn string(&mut self, size: u64) -> Result<()> {
+    /// Reads an unsigned little-endian integer of 1 to 8 bytes.
+    fn number(&mut self, bytes: usize) -> Result<u64> {
+        let mut wide = [0; 8];
+        wide[..bytes].copy_from_slice(self.take(bytes as u64)?);
+        Ok(u64::from_le_bytes(wide))
+    }
+
+    fn int(&mut self, bytes: usize) -> Result<()> {
+        let n = self.number(bytes)? as i64;
+        self.push(Object::Int(n))
+    }
+
+    /// Reads a string behind its length, a number of `length_bytes`.
+    fn string(&mut self, length_bytes: usize) -> Result<()> {
+        let size = self.number(length_bytes)?;
         let string = text(self.take(size)?)?;
         self.push(Object::Str(string))
+    }
+
+    /// Reads bytes behind their length, a number of `length_bytes`.
+    fn bytes(&mut self, length_bytes: usize) -> Result<()> {
+        let size = self.number(length_bytes)?;
+        let bytes = self.take(size)?.to_vec();
+        self.push(Object::Bytes(bytes))
     }
 
     fn global(&mut self, module: String, name: String) -> Result<()> {
@@ -380,7 +375,7 @@ impl<'a> Machine<'a> {
         self.push(Object::Global { module, name })
     }
 
-    /// What is called must be a global, with a tuple of arguments.
+    /// Fails unless a call is of a global with a tuple of arguments.
     fn callable(&self, function: Ref, arguments: Ref) -> Result<()> {
         match (self.object(function), self.object(arguments)) {
             (Object::Global { .. }, Object::Tuple(_)) => Ok(()),
@@ -399,7 +394,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// Nothing below the innermost mark can be popped.
+    /// Returns the top of the stack, which must be above the innermost mark.
     fn top(&self) -> Result<Ref> {
         let floor = self.marks.last().copied().unwrap_or(0);
         self.stack[floor..]
@@ -463,7 +458,7 @@ fn pairs(items: &[Ref]) -> Result<Vec<(Ref, Ref)>> {
     Ok(items.chunks_exact(2).map(|p| (p[0], p[1])).collect())
 }
 
-/// A little-endian integer in two's complement.
+/// Reads a little-endian integer in two's complement; nothing if it does not fit.
 fn long(digits: &[u8]) -> Option<i64> {
     let negative = digits.last().is_some_and(|b| b & 0x80 != 0);
     let fill = if negative { 0xff } else { 0 };

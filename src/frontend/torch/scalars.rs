@@ -1,24 +1,25 @@
-//! Arithmetic of the program itself: on integers, floats, truth values and strings, not on tensors.
+//! Arithmetic of a program outside of tensors: on integers, floats, truth values and strings.
 //!
-//! Integers may be expressions over named sizes. A comparison that their bounds do not settle is [`Value::Unknown`],
-//! never a guess. Expressions are bounded ([`checked`]): a hostile program squares one until no memory holds it.
+//! Integers may be expressions over named sizes. A comparison that their bounds do not decide is [`Value::Unknown`], never a
+//! guess. The size of expressions is bounded ([`checked`]), because a hostile program could square one until no memory
+//! holds it.
 
-use super::aten::Value;
+use super::value::Value;
 use ckpt_passes::ir::Dim;
 use ckpt_passes::ir::dim::{Atom, Same};
 use ckpt_passes::{Error, Result};
 
-/// Names and operations that an expression over sizes may have, each counted as often as it occurs. What two such
-/// expressions multiply to still fits into memory.
+/// The largest number of names and operations in an expression over sizes, counted with repetitions. The product of two
+/// such expressions still fits into memory.
 const MAX_ATOMS: usize = 512;
 
-/// Operations inside operations, such as the floor divisions of strided layers in a row.
+/// The largest depth of operations, such as the floor divisions of strided layers in a row.
 const MAX_DEPTH: usize = 64;
 
-/// What `torch.NAME(values)` is; `None` for an op that is none of scalars, or for other kinds of values.
+/// Returns `torch.NAME(values)`; nothing for an op that is not one of scalars, and for other kinds of values.
 ///
 /// # Errors
-/// A division by zero, and what overflows.
+/// A division by zero, and an overflow.
 pub fn evaluate(name: &str, values: &[Value]) -> Result<Option<Value>> {
     if values.contains(&Value::Unknown) {
         return Ok(Some(Value::Unknown));
@@ -56,10 +57,10 @@ fn unary(name: &str, x: &Value) -> Result<Option<Value>> {
     }))
 }
 
-/// `int(x)`.
+/// Returns `int(x)`.
 ///
 /// # Errors
-/// A float that no integer is.
+/// A float out of the range of int64.
 pub fn to_int(x: &Value) -> Result<Value> {
     Ok(match x {
         Value::Int(_) => x.clone(),
@@ -91,7 +92,7 @@ fn binary(name: &str, a: &Value, b: &Value) -> Result<Option<Value>> {
     }
     match (float(a), float(b)) {
         (Some(x), Some(y)) => Ok(floats(name, x, y)),
-        // An integer that is not known yet, beside a float.
+        // One operand is an integer that is not known yet.
         _ if number(a) && number(b) => Ok(Some(Value::Unknown)),
         _ => Ok(None),
     }
@@ -140,7 +141,7 @@ fn ints(name: &str, a: &Dim, b: &Dim) -> Result<Option<Value>> {
     }))
 }
 
-/// `a < b + slack`.
+/// Returns `a < b + slack`.
 fn less(a: &Dim, b: &Dim, slack: i64) -> Value {
     let distance = a.sub(b).sub(&Dim::from(slack));
     match distance.bounds() {
@@ -178,7 +179,7 @@ fn floats(name: &str, a: f64, b: f64) -> Option<Value> {
     })
 }
 
-/// Whether a value counts as true; `None` where only a run can tell.
+/// Returns whether a value counts as true; nothing if only a run can tell.
 pub fn truth(x: &Value) -> Option<bool> {
     match x {
         Value::Bool(b) => Some(*b),
@@ -219,10 +220,10 @@ fn int(n: Dim) -> Result<Value> {
     checked(n).map(Value::Int)
 }
 
-/// A result of arithmetic, if it is in range and no monster.
+/// Checks a result of arithmetic and returns it.
 ///
 /// # Errors
-/// One that is not.
+/// A number out of range, and an expression that is too large.
 pub fn checked(n: Dim) -> Result<Dim> {
     if atoms(&n, 0) > MAX_ATOMS {
         return Err(Error::model(
@@ -236,7 +237,7 @@ pub fn checked(n: Dim) -> Result<Dim> {
     }
 }
 
-/// How many atoms there are; more than allowed where they are nested too deeply.
+/// Counts the atoms of an expression. Returns more than allowed if they are nested too deeply.
 fn atoms(n: &Dim, depth: usize) -> usize {
     if n.as_const().is_some() {
         return 0;

@@ -1,16 +1,16 @@
-//! Tensors as pickles describe them: a window into a storage, which is an entry of the archive.
+//! Tensors as pickles describe them: windows into storages, which are entries of the archive.
 //!
-//! Several tensors may look into one storage; what they share is a tie, and the key of the storage tells.
+//! Several tensors may be windows into one storage. They have the key of the storage in common.
 
-use super::aten::{TensorId, Value};
 use super::pickle::{Object, Pickle, Ref};
+use super::value::{TensorId, Value};
 use ckpt_passes::ir::DType;
 use ckpt_passes::{Error, Result};
 
-/// Largest rank; PyTorch's own limit for most kernels.
+/// The largest rank: PyTorch's own limit for most kernels.
 pub const MAX_RANK: usize = 64;
 
-/// Where in its storage a tensor lies. Offset and strides count elements.
+/// The place of a tensor in its storage. Offset and strides count elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
     pub offset: u64,
@@ -19,7 +19,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// Of a complex tensor, that of its parts: a last axis of two.
+    /// Returns the window of the parts of a complex tensor, which have a last axis of size 2.
     ///
     /// # Errors
     /// Numbers that are out of range.
@@ -39,10 +39,10 @@ impl Window {
     }
 }
 
-/// A tensor as its pickle describes it; a complex one as its parts.
+/// A tensor as its pickle describes it. A complex tensor is described by its parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredTensor {
-    /// Name of the storage, unique in its pickle.
+    /// The name of the storage, unique in its pickle.
     pub key: String,
     pub dtype: DType,
     pub is_complex: bool,
@@ -52,12 +52,13 @@ pub struct StoredTensor {
 }
 
 impl StoredTensor {
+    /// Returns the size of the whole storage.
     pub fn storage_bytes(&self) -> u64 {
         self.storage_elements
             .saturating_mul(self.dtype.size_bytes())
     }
 
-    /// Whether the elements lie row-major and without gaps, so that the bytes from `offset` on are the tensor.
+    /// Returns true if the elements lie row-major without gaps, so that the bytes from `offset` on are the tensor.
     pub fn is_contiguous(&self) -> bool {
         let Window { sizes, strides, .. } = &self.window;
         if sizes.contains(&0) {
@@ -73,7 +74,7 @@ impl StoredTensor {
         true
     }
 
-    /// What a program sees of it once it is declared.
+    /// Returns the value that the program sees once the tensor is declared.
     pub fn seen(&self, declared: TensorId) -> Value {
         match self.is_complex {
             true => Value::Complex(declared),
@@ -82,7 +83,7 @@ impl StoredTensor {
     }
 }
 
-/// Globals that describe tensors.
+/// Returns true for the globals that describe tensors.
 pub fn is_tensor_global(module: &str, name: &str) -> bool {
     match module {
         "torch._utils" => matches!(name, "_rebuild_tensor_v2" | "_rebuild_parameter"),
@@ -108,7 +109,7 @@ fn storage_dtype(name: &str) -> Option<DType> {
     })
 }
 
-/// The type of the parts.
+/// Returns the type of the parts of a complex storage.
 fn complex_storage_dtype(name: &str) -> Option<DType> {
     Some(match name {
         "ComplexFloatStorage" => DType::F32,
@@ -117,10 +118,10 @@ fn complex_storage_dtype(name: &str) -> Option<DType> {
     })
 }
 
-/// Reads the tensor at `at`; `None` if the object there is none.
+/// Reads the tensor at `at`; returns nothing for any other object.
 ///
 /// # Errors
-/// `pickle` for one whose description is damaged or that reaches out of its storage.
+/// `pickle` for a tensor with a damaged description, or one that reaches out of its storage.
 pub fn stored_tensor(pickle: &Pickle, at: Ref) -> Result<Option<StoredTensor>> {
     let Object::Call {
         function,
@@ -135,7 +136,7 @@ pub fn stored_tensor(pickle: &Pickle, at: Ref) -> Result<Option<StoredTensor>> {
     match pickle.global(*function) {
         Some(("torch._utils", "_rebuild_tensor_v2")) => rebuild(pickle, arguments).map(Some),
         Some(("torch._utils", "_rebuild_parameter")) => {
-            // (data, requires_grad, hooks); data is a tensor, never another parameter.
+            // (data, requires_grad, hooks), where data is a tensor, never another parameter.
             let [data, requires_grad, ..] = *arguments else {
                 return Err(damaged());
             };
@@ -163,7 +164,7 @@ pub fn stored_tensor(pickle: &Pickle, at: Ref) -> Result<Option<StoredTensor>> {
     }
 }
 
-/// Whether a tensor's metadata says more of it than nothing.
+/// Returns true if the metadata of a tensor has any content.
 fn is_marked(pickle: &Pickle, at: Ref, depth: usize) -> bool {
     match pickle.get(at) {
         Object::None => false,
@@ -180,7 +181,7 @@ fn is_marked(pickle: &Pickle, at: Ref, depth: usize) -> bool {
     }
 }
 
-/// From `(storage, offset, sizes, strides, requires_grad, hooks, metadata)`.
+/// Reads a tensor from `(storage, offset, sizes, strides, requires_grad, hooks, metadata)`.
 fn rebuild(pickle: &Pickle, arguments: &[Ref]) -> Result<StoredTensor> {
     let damaged = |what: &str| Error::model("pickle", format!("a tensor's {what} is damaged"));
     let [
@@ -194,7 +195,7 @@ fn rebuild(pickle: &Pickle, arguments: &[Ref]) -> Result<StoredTensor> {
     else {
         return Err(damaged("description"));
     };
-    // Behind the hooks: whether what is stored is the tensor's conjugate or its negative.
+    // The metadata behind the hooks says whether the storage holds the conjugate or the negative of the tensor.
     if more.get(1).is_some_and(|at| is_marked(pickle, *at, 0)) {
         return Err(
             Error::model("pickle", "a tensor is stored as a conjugate or a negative")
@@ -250,7 +251,7 @@ fn rebuild(pickle: &Pickle, arguments: &[Ref]) -> Result<StoredTensor> {
         .try_fold(*offset, |reach, (size, stride)| {
             reach.checked_add(size.saturating_sub(1).checked_mul(*stride)?)
         });
-    // A size or product that does not fit is refused even where a zero makes the tensor empty.
+    // A size or product that does not fit is refused even if a zero makes the tensor empty.
     let elements = sizes
         .iter()
         .try_fold(1u64, |n, d| n.checked_mul((*d).max(1)));

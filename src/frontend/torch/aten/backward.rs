@@ -1,20 +1,38 @@
-//! Ops of a backward pass, which a program holds that takes gradients itself: forces as gradients of an energy, penalties
-//! on gradients. Most are rows that gradient rules emit, so that they are differentiated once more like those.
+//! Ops of a backward pass, for programs that take gradients themselves: forces as gradients of an energy, penalties on
+//! gradients. Most of them are rows that gradient rules emit, so they are differentiated like those.
 //!
-//! What the forward saved for them and ours makes itself (log-sum-exps, results that only stand for their operand) is not
-//! looked at. Statistics of a norm are results of its node from here on.
+//! What the forward pass saved for them and ours computes itself (log-sum-exps, results that only stand for their operand)
+//! is not read. The statistics of a norm become results of its node.
 
-use super::Value;
-use super::signature::{Call, Op};
+use super::super::value::Value;
+use super::arrange::id;
+use super::attention::scale_of;
+use super::loss::reduction;
+use super::norm::{normalized_axes, scale};
+use super::signature::{Call, Formula, Op, along};
 use ckpt_passes::Result;
 use ckpt_passes::ir::op::OpDef;
-use ckpt_passes::ir::{Attrs, DType, Dim, NodeId, Same, ValueId};
-use ckpt_passes::ops::*;
+use ckpt_passes::ir::{Attrs, DType, NodeId, Same, ValueId};
+use ckpt_passes::ops::loss::NEGATIVE_LOG_LIKELIHOOD_LOSS_GRAD;
+use ckpt_passes::ops::{activation, attention, gated, index, norm, piecewise, softmax};
+
+pub const FORMULAS: &[Formula] = &[
+    // 2·(x − target), over the number of elements for a mean.
+    "mse_loss_backward(grad_output: t, self: t, target: t, reduction: i) => \
+     d = (self - target) * 2.0; (reduction == 1 ? d / numel(self) : d) * grad_output",
+    // `grad_output` where a view took its elements from, zeros elsewhere.
+    "select_backward(grad_output: t, input_sizes: I, dim: i, index: i) => \
+     select_scatter(new_zeros(grad_output, input_sizes), grad_output, dim, index)",
+    "slice_backward(grad_output: t, input_sizes: I, dim: i, start: i, end: i, step: i) => \
+     slice_scatter(new_zeros(grad_output, input_sizes), grad_output, dim, start, end, step)",
+    "softplus_backward(grad_output: t, self: t, beta: s, threshold: s) => \
+     inner = self * beta; curved = grad_output * sigmoid(inner); where(inner > threshold, grad_output, curved)",
+];
 
 pub const OPS: &[Op] = &[
     (
         "_fused_rms_norm_backward(grad_out: t, input: t, normalized_shape: I, rstd: _, weight: t?, output_mask: _)",
-        rms_norm,
+        |c| norm(c, &norm::RMS_NORM, &norm::RMS_NORM_GRAD, 2),
     ),
     (
         "_log_softmax_backward_data(grad_output: t, output: t, dim: i, input_dtype: d)",
@@ -29,7 +47,7 @@ pub const OPS: &[Op] = &[
         |c| softmax(c, &softmax::SOFTMAX_GRAD),
     ),
     (
-        "elu_backward(grad_output: t, alpha: f, scale: f, input_scale: f, is_result: b, self_or_result: t)",
+        "elu_backward(grad_output: t, alpha: s, scale: f, input_scale: f, is_result: b, self_or_result: t)",
         elu,
     ),
     (
@@ -59,20 +77,12 @@ pub const OPS: &[Op] = &[
         pointwise(c, &piecewise::MISH_GRAD, "self", Attrs::new())
     }),
     (
-        "mse_loss_backward(grad_output: t, self: t, target: t, reduction: i)",
-        squares,
-    ),
-    (
         "native_layer_norm_backward(grad_out: t, input: t, normalized_shape: I, mean: _, rstd: _, weight: t?, bias: t?, output_mask: _)",
-        layer_norm,
+        |c| norm(c, &norm::LAYER_NORM, &norm::LAYER_NORM_GRAD, 3),
     ),
     (
         "nll_loss_backward(grad_output: t, self: t, target: t, weight: t?, reduction: i, ignore_index: i, total_weight: _)",
         labelled,
-    ),
-    (
-        "select_backward(grad_output: t, input_sizes: I, dim: i, index: i)",
-        |c| placed(c, "select_scatter", &["dim", "index"]),
     ),
     ("sigmoid_backward(grad_output: t, output: t)", |c| {
         pointwise(c, &activation::SIGMOID_GRAD, "output", Attrs::new())
@@ -80,43 +90,25 @@ pub const OPS: &[Op] = &[
     ("silu_backward(grad_output: t, self: t)", |c| {
         pointwise(c, &gated::SILU_GRAD, "self", Attrs::new())
     }),
-    (
-        "slice_backward(grad_output: t, input_sizes: I, dim: i, start: i, end: i, step: i)",
-        |c| placed(c, "slice_scatter", &["dim", "start", "end", "step"]),
-    ),
-    (
-        "softplus_backward(grad_output: t, self: t, beta: f, threshold: f)",
-        |c| {
-            let inner = c.run("mul", [c.given("self"), c.given("beta")])?;
-            let slope = c.run("sigmoid", [inner.clone()])?;
-            let curved = c.run("mul", [c.given("grad_output"), slope])?;
-            let linear = c.run("gt", [inner, c.given("threshold")])?;
-            c.run("where", [linear, c.given("grad_output"), curved])
-        },
-    ),
     ("tanh_backward(grad_output: t, output: t)", |c| {
         pointwise(c, &activation::TANH_GRAD, "output", Attrs::new())
     }),
     (
-        "threshold_backward(grad_output: t, self: t, threshold: f)",
-        |c| {
-            if c.float("threshold", 0.0)? == 0.0 {
-                return pointwise(c, &activation::RELU_GRAD, "self", Attrs::new());
-            }
-            let off = c.run("le", [c.given("self"), c.given("threshold")])?;
-            c.run("masked_fill", [c.given("grad_output"), off, 0.into()])
+        "threshold_backward(grad_output: t, self: t, threshold: s)",
+        |c| match c.float("threshold", 0.0)? {
+            0.0 => pointwise(c, &activation::RELU_GRAD, "self", Attrs::new()),
+            _ => c.formula(&[], "masked_fill(grad_output, self <= threshold, 0)"),
         },
     ),
 ];
 
-/// A row of what the forward read or made, and of what arrives.
+/// Lowers a gradient row of a tensor that the forward pass read or made, and of the gradient of its result.
 fn pointwise(c: &mut Call, op: &'static OpDef, of: &str, attrs: Attrs) -> Result<Value> {
     let (x, dy) = (saved(c, of)?, c.value("grad_output")?);
-    let dx = c.low.b.emit(op, &[x, dy], attrs)?;
-    c.made(dx)
+    c.result_with(op, &[x, dy], attrs)
 }
 
-/// A tensor that the forward saved.
+/// Returns a tensor that the forward pass saved.
 fn saved(c: &mut Call, name: &str) -> Result<ValueId> {
     let x = c.value(name)?;
     c.low.warn_of_detached(x);
@@ -125,17 +117,15 @@ fn saved(c: &mut Call, name: &str) -> Result<ValueId> {
 
 fn softmax(c: &mut Call, op: &'static OpDef) -> Result<Value> {
     let (y, dy) = (saved(c, "output")?, c.value("grad_output")?);
-    let axis = c.axis("dim", -1, c.low.b.rank(y))?;
-    let attrs = Attrs::new().with("axis", axis as i64);
-    let dx = c.low.b.emit(op, &[y, dy], attrs)?;
-    let dx = match c.opt_dtype("input_dtype")? {
-        Some(dtype) => c.low.b.cast(dx, dtype)?,
-        None => dx,
-    };
+    let axis = c.axis("dim", -1, c.rank(y))?;
+    let mut dx = c.emit_with(op, &[y, dy], along(axis))?;
+    if let Some(dtype) = c.opt_dtype("input_dtype")? {
+        dx = c.low.b.cast(dx, dtype)?;
+    }
     c.made(dx)
 }
 
-/// Of the operand, or of the result y: there the slope below 0 is y + alpha.
+/// Lowers the gradient of ELU, given its operand or its result y. The slope below 0 is y + alpha.
 fn elu(c: &mut Call) -> Result<Value> {
     if (c.float("scale", 1.0)?, c.float("input_scale", 1.0)?) != (1.0, 1.0) {
         return Err(c.unsupported("a scale"));
@@ -145,25 +135,13 @@ fn elu(c: &mut Call) -> Result<Value> {
         return pointwise(c, &piecewise::ELU_GRAD, "self_or_result", attrs);
     }
     saved(c, "self_or_result")?;
-    let (y, dy) = (c.given("self_or_result"), c.given("grad_output"));
-    let slope = c.run("add", [y.clone(), c.given("alpha")])?;
-    let below = c.run("mul", [dy.clone(), slope])?;
-    let above = c.run("gt", [y, 0.into()])?;
-    c.run("where", [above, dy, below])
+    c.formula(
+        &[],
+        "below = grad_output * (self_or_result + alpha); where(self_or_result > 0, grad_output, below)",
+    )
 }
 
-/// `grad_output` where a view took its elements from, zeros elsewhere.
-fn placed(c: &mut Call, scatter: &str, place: &[&str]) -> Result<Value> {
-    let zeros = c.run(
-        "new_zeros",
-        [c.given("grad_output"), c.given("input_sizes")],
-    )?;
-    let mut args = vec![zeros, c.given("grad_output")];
-    args.extend(place.iter().map(|name| c.given(name)));
-    super::vocabulary::run(c.low, scatter, args, Vec::new())
-}
-
-/// What a padding row gets is dropped.
+/// Lowers the gradient of an embedding. The padding row gets none.
 fn embedding(c: &mut Call) -> Result<Value> {
     if c.bool("scale_grad_by_freq", false)? {
         return Err(c.unsupported("`scale_grad_by_freq`"));
@@ -171,44 +149,26 @@ fn embedding(c: &mut Call) -> Result<Value> {
     let padding = c.int("padding_idx", -1)?;
     let mut dy = c.value("grad_output")?;
     if padding >= 0 {
-        let pad = c.run("eq", [c.given("indices"), padding.into()])?;
-        let pad = c.run("unsqueeze", [pad, (-1).into()])?;
-        let kept = c.run("masked_fill", [c.given("grad_output"), pad, 0.into()])?;
-        dy = c.low.read(super::composed::id(c, &kept)?)?;
+        let kept = c.formula(
+            &[],
+            "masked_fill(grad_output, unsqueeze(indices == padding_idx, -1), 0)",
+        )?;
+        dy = c.low.read(id(c, &kept)?)?;
     }
     let indices = c.value("indices")?;
-    let rank = c.low.b.rank(dy);
-    let width = c.low.b.ty(dy).dims[rank - 1].clone();
+    let width = c.size_in(&c.low.b.ty(dy).dims, c.rank(dy).wrapping_sub(1))?;
     let shape = [c.dim("num_weights", 0)?, width];
     let shape = c.low.int_vector(&shape)?;
-    let attrs = Attrs::new().with("axis", 0);
-    let dx = c
-        .low
-        .b
-        .emit(&index::GATHER_GRAD, &[shape, indices, dy], attrs)?;
-    c.made(dx)
-}
-
-/// 2·(x − target), over the number of elements for a mean.
-fn squares(c: &mut Call) -> Result<Value> {
-    let off = c.run("sub", [c.given("self"), c.given("target")])?;
-    let mut d = c.run("mul", [off, 2.0.into()])?;
-    if c.int("reduction", 1)? == 1 {
-        let dims = c.low.dims(c.tensor("self")?);
-        let count = Value::Int(Dim::product(dims));
-        d = c.run("div", [d, count])?;
-    }
-    c.run("mul", [d, c.given("grad_output")])
+    c.result_with(&index::GATHER_GRAD, &[shape, indices, dy], along(0))
 }
 
 fn labelled(c: &mut Call) -> Result<Value> {
     let scores = c.value("self")?;
-    if c.low.b.rank(scores) < 2 {
+    if c.rank(scores) < 2 {
         return Err(c.unsupported("scores without a batch"));
     }
-    let reduction = super::loss::reduction(c)?;
     let attrs = Attrs::new()
-        .with("reduction", reduction)
+        .with("reduction", reduction(c)?)
         .with("ignore_index", c.int("ignore_index", -100)?);
     let mut ins = vec![
         Some(c.value("grad_output")?),
@@ -218,27 +178,25 @@ fn labelled(c: &mut Call) -> Result<Value> {
     if let Some(weight) = c.opt_value("weight")? {
         ins.push(Some(weight));
     }
-    let op = &ckpt_passes::ops::loss::NEGATIVE_LOG_LIKELIHOOD_LOSS_GRAD;
+    let op = &NEGATIVE_LOG_LIKELIHOOD_LOSS_GRAD;
     let dx = c.low.b.emit_n(op, ins, attrs, 1)?[0];
     c.made(dx)
 }
 
-/// Slots of the wanted gradients.
+/// Returns the operands whose gradients the program wants.
 fn wanted(c: &Call) -> Result<Vec<i64>> {
     let Some(Value::List(mask) | Value::Tuple(mask)) = c.get("output_mask") else {
         return Err(c.unsupported("an `output_mask` that is no list"));
     };
-    let on = mask
-        .iter()
-        .zip(0..)
-        .filter(|(m, _)| **m == Value::Bool(true));
-    Ok(on.map(|(_, slot)| slot).collect())
+    let wanted = mask.iter().zip(0..);
+    let wanted = wanted.filter(|(m, _)| **m == Value::Bool(true));
+    Ok(wanted.map(|(_, slot)| slot).collect())
 }
 
-/// The node of `op` that normalised `x` over as many axes: it knows epsilon.
+/// Returns the node of `op` that normalised `x` over so many axes. Only this node knows epsilon.
 fn forward_of(c: &Call, op: &'static OpDef, x: ValueId, axes: i64) -> Result<NodeId> {
     let graph = &c.low.b.graph;
-    let rank = c.low.b.rank(x) as i64;
+    let rank = c.rank(x) as i64;
     let fits = |id: &NodeId| {
         let node = graph.node(*id);
         let axis = node.attrs.opt_int("axis").unwrap_or(-1);
@@ -255,7 +213,7 @@ fn forward_of(c: &Call, op: &'static OpDef, x: ValueId, axes: i64) -> Result<Nod
     }
 }
 
-/// The gradients that are wanted of `slots`, `None` for the others.
+/// Returns the results of a node as the gradients of `slots` operands, with `None` for those that nobody wants.
 fn gradients(c: &mut Call, wants: &[i64], found: Vec<ValueId>, slots: i64) -> Result<Value> {
     let mut all = vec![Value::None; slots as usize];
     for (slot, gradient) in wants.iter().zip(found) {
@@ -264,45 +222,25 @@ fn gradients(c: &mut Call, wants: &[i64], found: Vec<ValueId>, slots: i64) -> Re
     Ok(Value::Tuple(all))
 }
 
-/// Operand, attributes and scale that both norms have.
-fn norm(c: &mut Call, op: &'static OpDef) -> Result<(ValueId, ValueId, NodeId, Attrs)> {
+/// Lowers the gradient of a norm to the row `grad`. Layer norms below 64 bits reuse the statistics of the forward node.
+fn norm(c: &mut Call, op: &'static OpDef, grad: &'static OpDef, slots: i64) -> Result<Value> {
+    let wants = wanted(c)?;
     let x = c.value("input")?;
-    let axes = super::norm::normalized_axes(c, x)?;
+    let axes = normalized_axes(c, x)?;
     let forward = forward_of(c, op, x, axes as i64)?;
     let epsilon = c.low.b.graph.node(forward).attrs.float("epsilon");
-    let attrs = Attrs::new()
-        .with("axis", -(axes as i64))
-        .with("epsilon", epsilon);
-    let scale = super::norm::scale(c, x, axes)?;
-    Ok((x, scale, forward, attrs))
-}
-
-fn layer_norm(c: &mut Call) -> Result<Value> {
-    let wants = wanted(c)?;
-    let (x, scale, forward, attrs) = norm(c, &norm::LAYER_NORM)?;
+    let scale = scale(c, x, axes)?;
     let mut ins = vec![Some(c.value("grad_out")?), Some(x), Some(scale)];
-    if c.low.b.ty(x).dtype != DType::F64 {
+    if op == &norm::LAYER_NORM && c.dtype(x) != DType::F64 {
         let (mean, inv_std) = norm::statistics(c.low.b.graph, forward);
         ins.extend([Some(mean), Some(inv_std)]);
     }
-    let attrs = attrs.with("wants", wants.clone());
-    let found = c
-        .low
-        .b
-        .emit_n(&norm::LAYER_NORM_GRAD, ins, attrs, wants.len())?;
-    gradients(c, &wants, found, 3)
-}
-
-fn rms_norm(c: &mut Call) -> Result<Value> {
-    let wants = wanted(c)?;
-    let (x, scale, _, attrs) = norm(c, &norm::RMS_NORM)?;
-    let ins = vec![Some(c.value("grad_out")?), Some(x), Some(scale)];
-    let attrs = attrs.with("wants", wants.clone());
-    let found = c
-        .low
-        .b
-        .emit_n(&norm::RMS_NORM_GRAD, ins, attrs, wants.len())?;
-    gradients(c, &wants, found, 2)
+    let attrs = Attrs::new()
+        .with("axis", -(axes as i64))
+        .with("epsilon", epsilon)
+        .with("wants", wants.clone());
+    let found = c.low.b.emit_n(grad, ins, attrs, wants.len())?;
+    gradients(c, &wants, found, slots)
 }
 
 fn attention(c: &mut Call) -> Result<Value> {
@@ -310,18 +248,14 @@ fn attention(c: &mut Call) -> Result<Value> {
         return Err(c.unsupported("dropout"));
     }
     let (q, k, v) = (saved(c, "query")?, saved(c, "key")?, saved(c, "value")?);
-    let rank = c.low.b.rank(q);
-    let dims = |c: &Call, v: ValueId, at: usize| c.low.b.ty(v).dims[at].clone();
+    let rank = c.rank(q);
+    let (queries, keys) = (c.shape_of(q), c.shape_of(k));
     let causal = c.bool("is_causal", false)?;
-    // Causal there counts from the first key, and here from the last.
-    if causal && dims(c, q, rank - 2).same(&dims(c, k, rank - 2)) != Same::Yes {
+    // PyTorch's causal mask is aligned to the first key, that of our row to the last.
+    if causal && queries[rank - 2].same(&keys[rank - 2]) != Same::Yes {
         return Err(c.unsupported("`is_causal` with as many queries as keys not for certain"));
     }
-    let scale = match (c.has("scale"), dims(c, q, rank - 1).as_const()) {
-        (true, _) => c.float("scale", 1.0)?,
-        (false, Some(size)) => 1.0 / (size as f64).sqrt(),
-        (false, None) => return Err(c.fail("shape", "the size of a head is not known")),
-    };
+    let scale = scale_of(c, &queries[rank - 1])?;
     let wants = vec![0i64, 1, 2];
     let attrs = Attrs::new()
         .with("scale", scale as f32)

@@ -1,17 +1,16 @@
 //! Complex tensors, as pairs of real ones.
 //!
-//! A complex tensor ([`Value::Complex`]) is a real tensor whose last axis holds real and imaginary part, which is how PyTorch
-//! lays it out in memory and what `view_as_real` sees. Its gradient is that of the pair, as PyTorch defines it. An op takes one only
-//! where its signature says so, so that no op takes the pair for a real tensor by mistake.
+//! A complex tensor ([`Value::Complex`]) is a real tensor whose last axis holds the real and the imaginary part. PyTorch lays
+//! it out like this, and `view_as_real` sees it so. Its gradient is that of the pair, as PyTorch defines it. An op takes a
+//! complex tensor only if its signature says so, so no op takes the pair for a real tensor by mistake.
 
-use super::pointwise::need;
-use super::signature::{Call, Op};
-use super::tensors::View;
+use super::super::value::{TensorId, Value};
+use super::lowering::{DEFAULT_FLOAT, Lowering, View};
+use super::signature::{Call, Op, along};
 use super::views::broadcast;
-use super::{Lowering, TensorId, Value};
 use ckpt_passes::Result;
 use ckpt_passes::ir::build::same_dims;
-use ckpt_passes::ir::{Attrs, DType, Dim, ValueId};
+use ckpt_passes::ir::{DType, Dim, ValueId};
 use ckpt_passes::ops::concat::{CONCAT, SPLIT};
 use ckpt_passes::ops::shape::{SQUEEZE, UNSQUEEZE};
 use ckpt_passes::ops::{arith, extreme, math};
@@ -21,8 +20,8 @@ pub const OPS: &[Op] = &[
         let (x, axis) = (pair(c, "self")?, rank(c)?);
         c.run("linalg_vector_norm", [x.into(), 2.0.into(), axis.into()])
     }),
-    ("add(self: c, other: cts)", |c| sum(c, &arith::ADD)),
-    ("add(self: ts, other: c)", |c| sum(c, &arith::ADD)),
+    ("{add,sub}(self: c, other: cts)", sum),
+    ("{add,sub}(self: ts, other: c)", sum),
     ("alias(self: c)", |c| {
         c.low.warn_of_aliases();
         Ok(c.given("self"))
@@ -33,36 +32,38 @@ pub const OPS: &[Op] = &[
     }),
     ("cat(tensors: C, dim: i?)", |c| joined(c, 0)),
     ("chunk(self: c, chunks: i, dim: i?)", |c| {
-        let axis = axis(c, "dim", 0, 0)?;
-        of_pairs(c, vec![c.given("chunks"), axis])
+        of_pairs(c, &["chunks", "dim"])
     }),
-    ("clone(self: c, *, memory_format)", |c| of_pairs(c, vec![])),
+    ("{clone,contiguous}(self: c, *, memory_format)", |c| {
+        of_pairs(c, &[])
+    }),
     ("complex(real: t, imag: t)", |c| {
         let (re, im) = (c.value("real")?, c.value("imag")?);
-        let dims = [re, im].map(|v| c.low.b.ty(v).dims.clone());
-        let dims = broadcast(c, &dims[0], &dims[1])?;
+        let dims = broadcast(c, &c.low.b.ty(re).dims, &c.low.b.ty(im).dims)?;
         let re = c.low.broadcast_to(re, &dims)?;
         made(c, re, im)
     }),
-    ("conj(self: c)", seen_conjugate),
-    ("_conj(self: c)", seen_conjugate),
+    ("{conj,_conj}(self: c)", seen_conjugate),
     ("conj_physical(self: c)", |c| {
         let value = conjugate(c)?;
         Ok(Value::Complex(c.low.fresh(value)))
     }),
-    ("conj(self: t)", |c| Ok(c.given("self"))),
-    ("contiguous(self: c, *, memory_format)", |c| {
-        of_pairs(c, vec![])
-    }),
-    ("detach(self: c)", |c| of_pairs(c, vec![])),
-    ("div(self: c, other: cts)", quotient),
-    ("div(self: ts, other: c)", quotient),
+    ("{conj,real}(self: t)", |c| Ok(c.given("self"))),
+    ("{detach,neg,squeeze}(self: c)", |c| of_pairs(c, &[])),
+    (
+        "div(self: c, other: cts); div(self: ts, other: c)",
+        quotient,
+    ),
     ("exp(self: c)", |c| {
-        let [angle, size] = [c.parts_of("self", 1)?, c.parts_of("self", 0)?];
-        let size = c.low.emit(&math::EXP, &[size])?;
+        let x = pair(c, "self")?;
+        let (angle, size) = (c.low.parts(x)?[1], c.low.parts(x)?[0]);
+        let size = c.emit(&math::EXP, &[size])?;
         turned(c, size, angle)
     }),
     ("expand(self: c, size: I, *, implicit)", |c| {
+        sized(c, "size", 2)
+    }),
+    ("{view,_unsafe_view}(self: c, size: I)", |c| {
         sized(c, "size", 2)
     }),
     ("flatten(self: c, start_dim: i?, end_dim: i?)", |c| {
@@ -70,131 +71,84 @@ pub const OPS: &[Op] = &[
             return c.run("unsqueeze", [c.given("self"), 0.into()]);
         }
         let (start, end) = (axis(c, "start_dim", 0, 0)?, axis(c, "end_dim", -1, 0)?);
-        of_pairs(c, vec![start, end])
+        on_pairs(c, vec![start, end])
     }),
     ("flip(self: c, dims: I)", |c| {
-        if c.given("dims").listed().is_empty() {
+        if c.given("dims").members().is_empty() {
             return c.run("clone", [c.given("self")]);
         }
         let axes = axes(c, "dims")?;
-        of_pairs(c, vec![axes])
+        on_pairs(c, vec![axes.into()])
     }),
     ("imag(self: c)", |c| part(c, 1)),
-    // An index for each of the first axes; the pairs are behind all of them.
-    ("index(self: c, indices: l)", |c| {
-        of_pairs(c, vec![c.given("indices")])
-    }),
+    // The axis of pairs is behind the indexed axes.
+    ("index(self: c, indices: l)", |c| of_pairs(c, &["indices"])),
     ("index_select(self: c, dim: i, index: t)", |c| {
-        let axis = axis(c, "dim", 0, 0)?;
-        of_pairs(c, vec![axis, c.given("index")])
+        of_pairs(c, &["dim", "index"])
+    }),
+    ("select(self: c, dim: i, index: i)", |c| {
+        of_pairs(c, &["dim", "index"])
     }),
     ("is_complex(self: c)", |_| Ok(true.into())),
     ("is_complex(self: t)", |_| Ok(false.into())),
-    ("mean(self: c, dim: I?, keepdim: b?)", reduced),
-    ("mul(self: c, other: cts)", product),
-    ("mul(self: ts, other: c)", product),
+    ("{mean,sum}(self: c, dim: I?, keepdim: b?)", reduced),
+    ("mul(self: c, other: cts); mul(self: ts, other: c)", product),
     ("narrow(self: c, dim: i, start: i, length: i)", |c| {
-        let axis = axis(c, "dim", 0, 0)?;
-        of_pairs(c, vec![axis, c.given("start"), c.given("length")])
+        of_pairs(c, &["dim", "start", "length"])
     }),
-    ("neg(self: c)", |c| of_pairs(c, vec![])),
     ("numel(self: c)", |c| Ok(Dim::product(&sizes(c)?).into())),
     ("permute(self: c, dims: I)", |c| {
-        let mut order = axes(c, "dims")?.listed().to_vec();
-        order.push(rank(c)?.into());
-        of_pairs(c, vec![Value::List(order)])
+        let mut order = axes(c, "dims")?;
+        order.push(rank(c)?);
+        on_pairs(c, vec![order.into()])
     }),
     ("polar(abs: t, angle: t)", |c| {
         let (size, angle) = (c.value("abs")?, c.value("angle")?);
         turned(c, size, angle)
     }),
     ("real(self: c)", |c| part(c, 0)),
-    ("real(self: t)", |c| Ok(c.given("self"))),
     ("repeat(self: c, repeats: I)", |c| sized(c, "repeats", 1)),
     ("reshape(self: c, shape: I)", |c| sized(c, "shape", 2)),
-    ("resolve_conj(self: ct)", |c| Ok(c.given("self"))),
-    ("resolve_neg(self: ct)", |c| Ok(c.given("self"))),
-    ("select(self: c, dim: i, index: i)", |c| {
-        let axis = axis(c, "dim", 0, 0)?;
-        of_pairs(c, vec![axis, c.given("index")])
+    ("{resolve_conj,resolve_neg}(self: ct)", |c| {
+        Ok(c.given("self"))
     }),
     (
         "slice(self: c, dim: i?, start: i?, end: i?, step: i?)",
-        |c| {
-            let axis = axis(c, "dim", 0, 0)?;
-            of_pairs(
-                c,
-                vec![axis, c.given("start"), c.given("end"), c.given("step")],
-            )
-        },
+        |c| of_pairs(c, &["dim", "start", "end", "step"]),
     ),
     ("split(self: c, split_size: iI, dim: i?)", |c| {
-        let axis = axis(c, "dim", 0, 0)?;
-        of_pairs(c, vec![c.given("split_size"), axis])
+        of_pairs(c, &["split_size", "dim"])
     }),
-    ("squeeze(self: c)", |c| of_pairs(c, vec![])),
     ("squeeze(self: c, dim: I)", |c| {
-        if c.given("dim").listed().is_empty() || rank(c)? == 0 {
+        if c.given("dim").members().is_empty() || rank(c)? == 0 {
             return Ok(c.given("self"));
         }
         let axes = axes(c, "dim")?;
-        of_pairs(c, vec![axes])
+        on_pairs(c, vec![axes.into()])
     }),
     ("stack(tensors: C, dim: i?)", |c| joined(c, 1)),
-    ("sub(self: c, other: cts)", |c| sum(c, &arith::SUB)),
-    ("sub(self: ts, other: c)", |c| sum(c, &arith::SUB)),
-    ("sum(self: c, dim: I?, keepdim: b?)", reduced),
-    ("sym_size(self: c)", |c| {
-        Ok(Value::List(sizes(c)?.into_iter().map(Value::Int).collect()))
-    }),
+    ("sym_size(self: c)", |c| Ok(sizes(c)?.into())),
     ("sym_size(self: c, dim: i)", |c| {
         let sizes = sizes(c)?;
         let axis = c.axis("dim", 0, sizes.len())?;
-        let size = sizes.get(axis).cloned();
-        let size = size.ok_or_else(|| c.fail("axis", "a scalar has no axis"))?;
-        Ok(size.into())
+        Ok(c.size_in(&sizes, axis)?.into())
     }),
     (
-        "to(self: ct, dtype: z, non_blocking: b?, copy: b?, memory_format)",
-        converted,
-    ),
-    (
-        "to(self: c, device: p, dtype: z?, non_blocking: b?, copy: b?, memory_format)",
-        converted,
-    ),
-    (
-        "to(self: ct, device: p, dtype: z, non_blocking: b?, copy: b?, memory_format)",
-        converted,
-    ),
-    (
-        "to(self: c, *, dtype: z?, layout, device, pin_memory, non_blocking: b?, copy: b?, memory_format)",
-        converted,
-    ),
-    (
-        "to(self: t, *, dtype: z, layout, device, pin_memory, non_blocking: b?, copy: b?, memory_format)",
-        converted,
-    ),
-    (
-        "_to_copy(self: c, *, dtype: z?, layout, device, pin_memory, non_blocking: b?, memory_format)",
-        converted,
-    ),
-    (
-        "_to_copy(self: t, *, dtype: z, layout, device, pin_memory, non_blocking: b?, memory_format)",
+        "to(self: ct, dtype: z, non_blocking: b?, copy: b?, memory_format); \
+         to(self: c, device: p, dtype: z?, non_blocking: b?, copy: b?, memory_format); \
+         to(self: ct, device: p, dtype: z, non_blocking: b?, copy: b?, memory_format); \
+         {to,_to_copy}(self: c, *, dtype: z?, layout, device, pin_memory, non_blocking: b?, copy: b?, memory_format); \
+         {to,_to_copy}(self: t, *, dtype: z, layout, device, pin_memory, non_blocking: b?, copy: b?, memory_format)",
         converted,
     ),
     ("transpose(self: c, dim0: i, dim1: i)", |c| {
-        let (a, b) = (axis(c, "dim0", 0, 0)?, axis(c, "dim1", 0, 0)?);
-        of_pairs(c, vec![a, b])
+        of_pairs(c, &["dim0", "dim1"])
     }),
-    ("unbind(self: c, dim: i?)", |c| {
-        let axis = axis(c, "dim", 0, 0)?;
-        of_pairs(c, vec![axis])
-    }),
+    ("unbind(self: c, dim: i?)", |c| of_pairs(c, &["dim"])),
     ("unsqueeze(self: c, dim: i)", |c| {
         let axis = axis(c, "dim", 0, 1)?;
-        of_pairs(c, vec![axis])
+        on_pairs(c, vec![axis])
     }),
-    ("view(self: c, size: I)", |c| sized(c, "size", 2)),
     ("view_as_complex(self: t)", |c| {
         let x = c.tensor("self")?;
         let last = c.low.dims(x).last().and_then(Dim::as_const);
@@ -207,10 +161,9 @@ pub const OPS: &[Op] = &[
         Ok(Value::Complex(x))
     }),
     ("view_as_real(self: c)", |c| Ok(pair(c, "self")?.into())),
-    ("_unsafe_view(self: c, size: I)", |c| sized(c, "size", 2)),
 ];
 
-/// The pairs that a complex argument is.
+/// Returns the pairs of a complex argument.
 pub(super) fn pair(c: &Call, name: &str) -> Result<TensorId> {
     match c.get(name) {
         Some(Value::Complex(id)) => Ok(*id),
@@ -218,7 +171,7 @@ pub(super) fn pair(c: &Call, name: &str) -> Result<TensorId> {
     }
 }
 
-/// Sizes of `self`, without the axis of its parts.
+/// Returns the sizes of `self`, without the axis of its parts.
 fn sizes(c: &Call) -> Result<Vec<Dim>> {
     Ok(c.low.complex_dims(pair(c, "self")?).to_vec())
 }
@@ -227,25 +180,34 @@ fn rank(c: &Call) -> Result<i64> {
     Ok(sizes(c)?.len() as i64)
 }
 
-/// An axis of `self`, counted from the first; there may be `more` than it has.
+/// Returns an axis of `self`, counted from the first. There may be `more` axes than it has.
 fn axis(c: &Call, name: &str, default: i64, more: usize) -> Result<Value> {
     let axis = c.axis(name, default, sizes(c)?.len() + more)?;
     Ok(Value::from(axis as i64))
 }
 
-/// Axes of `self`, all of them where none are given.
-fn axes(c: &Call, name: &str) -> Result<Value> {
+/// Returns axes of `self`, by default all of them.
+fn axes(c: &Call, name: &str) -> Result<Vec<i64>> {
     let axes = c.axes(name, sizes(c)?.len())?;
-    let axes: Vec<i64> = axes.into_iter().map(|a| a as i64).collect();
-    Ok(Value::ints(&axes))
+    Ok(axes.into_iter().map(|a| a as i64).collect())
 }
 
-/// The same op on the pairs of `self`, whose axis of parts it leaves as it is.
-fn of_pairs(c: &mut Call, rest: Vec<Value>) -> Result<Value> {
+/// Applies the same op with these arguments to the pairs of `self`. The op must leave the axis of parts as it is.
+fn on_pairs(c: &mut Call, rest: Vec<Value>) -> Result<Value> {
     let mut args = vec![Value::Tensor(pair(c, "self")?)];
     args.extend(rest);
     let name = c.name.clone();
-    super::vocabulary::run(c.low, &name, args, Vec::new()).map(as_complex)
+    c.run_named(&name, args, Vec::new()).map(as_complex)
+}
+
+/// Applies the same op with its own arguments to the pairs of `self`. Axes are counted from the first.
+fn of_pairs(c: &mut Call, names: &[&str]) -> Result<Value> {
+    let rest = names.iter().map(|name| match *name {
+        "dim" | "dim0" | "dim1" => axis(c, name, 0, 0),
+        name => Ok(c.given(name)),
+    });
+    let rest = rest.collect::<Result<_>>()?;
+    on_pairs(c, rest)
 }
 
 fn as_complex(value: Value) -> Value {
@@ -257,113 +219,98 @@ fn as_complex(value: Value) -> Value {
     }
 }
 
-/// A reduction over axes, which leaves a number as it is.
+/// Lowers a reduction over axes, which leaves a number as it is.
 fn reduced(c: &mut Call) -> Result<Value> {
     if rank(c)? == 0 {
         return c.run("clone", [c.given("self")]);
     }
     let axes = axes(c, "dim")?;
-    of_pairs(c, vec![axes, c.bool("keepdim", false)?.into()])
+    let keep = c.bool("keepdim", false)?;
+    on_pairs(c, vec![axes.into(), keep.into()])
 }
 
-/// The same op on the pairs with sizes, of which the axis of parts has `last`.
+/// Applies the same op with sizes to the pairs, whose axis of parts gets the size `last`.
 fn sized(c: &mut Call, name: &str, last: i64) -> Result<Value> {
-    let mut sizes = c.given(name).listed().to_vec();
+    let mut sizes = c.given(name).members().to_vec();
     sizes.push(last.into());
-    of_pairs(c, vec![Value::List(sizes)])
+    on_pairs(c, vec![sizes.into()])
 }
 
-/// `cat`, or `stack` along one axis `more`.
+/// Lowers `cat`, or `stack` along one axis `more`.
 fn joined(c: &mut Call, more: usize) -> Result<Value> {
-    let items = c.given("tensors");
-    let pairs: Vec<Value> = items
-        .listed()
-        .iter()
-        .filter_map(|item| match item {
-            Value::Complex(id) => Some(Value::Tensor(*id)),
-            _ => None,
-        })
-        .collect();
-    let Some(Value::Tensor(first)) = pairs.first() else {
+    let pairs: Vec<TensorId> = c.given("tensors").tensors();
+    let Some(first) = pairs.first() else {
         return Err(c.unsupported("an empty list"));
     };
     let rank = c.low.complex_dims(*first).len();
     let axis = c.axis("dim", 0, rank + more)? as i64;
     let name = c.name.clone();
-    let done = c.run(&name, [Value::List(pairs), axis.into()]);
+    let done = c.run(&name, [pairs.into(), axis.into()]);
     done.map(as_complex)
 }
 
-/// A part of `self`, as a view of it.
+/// Returns a part of `self` as a view of it.
 fn part(c: &mut Call, k: usize) -> Result<Value> {
     let id = pair(c, "self")?;
-    let value = c.parts_of("self", k)?;
+    let value = c.low.parts(id)?[k];
     let axis = c.low.complex_dims(id).len();
-    let kept = c.low.apply_unsqueeze(value, &[axis as i64])?;
-    let seen = View::Slice {
-        axis,
-        start: Dim::from(k as i64),
-        end: Dim::from(k as i64 + 1),
-        step: 1,
-    };
+    let kept = c.low.unsqueeze(value, &[axis as i64])?;
+    let seen = View::range(axis, k as i64, k as i64 + 1);
     let kept = c.low.view_as(id, seen, kept);
     let seen = View::Squeeze(vec![axis as i64]);
     Ok(c.low.view_as(kept, seen, value).into())
 }
 
-/// A complex tensor of its parts, of which the imaginary one may have to be expanded.
+/// Returns a complex tensor of its parts, of which the imaginary one may have to be expanded.
 pub(super) fn made(c: &mut Call, re: ValueId, im: ValueId) -> Result<Value> {
     let value = joined_parts(c, re, im)?;
     Ok(Value::Complex(c.low.fresh(value)))
 }
 
 fn joined_parts(c: &mut Call, re: ValueId, im: ValueId) -> Result<ValueId> {
-    let dims = c.low.b.ty(re).dims.clone();
-    let im = c.low.broadcast_to(im, &dims)?;
-    let axis = dims.len() as i64;
+    let axis = c.rank(re);
+    let im = c.low.broadcast_to(im, &c.shape_of(re))?;
     let parts = [
-        c.low.apply_unsqueeze(re, &[axis])?,
-        c.low.apply_unsqueeze(im, &[axis])?,
+        c.low.unsqueeze(re, &[axis as i64])?,
+        c.low.unsqueeze(im, &[axis as i64])?,
     ];
-    let attrs = Attrs::new().with("axis", axis);
-    c.low.b.emit(&CONCAT, &parts, attrs)
+    c.emit_with(&CONCAT, &parts, along(axis))
 }
 
-/// `size · (cos angle + i sin angle)`.
+/// Lowers `size · (cos angle + i sin angle)`.
 fn turned(c: &mut Call, size: ValueId, angle: ValueId) -> Result<Value> {
-    let (cos, sin) = (
-        c.low.emit(&math::COS, &[angle])?,
-        c.low.emit(&math::SIN, &[angle])?,
-    );
+    let cos = c.emit(&math::COS, &[angle])?;
+    let sin = c.emit(&math::SIN, &[angle])?;
     let (re, im) = (c.low.b.mul(size, cos)?, c.low.b.mul(size, sin)?);
     made(c, re, im)
 }
 
 fn conjugate(c: &mut Call) -> Result<ValueId> {
-    let (re, im) = (c.parts_of("self", 0)?, c.parts_of("self", 1)?);
+    let x = pair(c, "self")?;
+    let (re, im) = (c.low.parts(x)?[0], c.low.parts(x)?[1]);
     let im = c.low.b.neg(im)?;
     joined_parts(c, re, im)
 }
 
-/// PyTorch's is a view; of one that is computed nothing may be read once the other is written to.
+/// Lowers a conjugate. PyTorch's is a view; ours is computed, so it may not be read after a write to the tensor.
 fn seen_conjugate(c: &mut Call) -> Result<Value> {
     let value = conjugate(c)?;
     let id = pair(c, "self")?;
     Ok(Value::Complex(c.low.perhaps_shared(id, value)))
 }
 
-/// Real part and, of what is complex, imaginary part of an operand.
+/// The real part of an operand and, if it is complex, the imaginary part.
 struct Parts {
     re: ValueId,
     im: Option<ValueId>,
 }
 
-/// Both operands of a call, their parts of one type.
+/// Returns both operands of a call, with parts of one type.
 fn operands(c: &mut Call) -> Result<[Parts; 2]> {
-    let both = [need(c, "self")?, need(c, "other")?];
+    let both = [c.need("self")?, c.need("other")?];
     let mut typed = both.clone();
     for value in &mut typed {
-        // A real part has as many axes as the number, which is what its type counts by.
+        // A real part has as many axes as the number, and type promotion counts by them.
         if let Value::Complex(id) = value {
             let [re, _] = c.low.parts(*id)?;
             *value = Value::Tensor(c.low.fresh(re));
@@ -386,11 +333,16 @@ fn operand(c: &mut Call, value: &Value, dtype: DType) -> Result<Parts> {
     })
 }
 
-fn sum(c: &mut Call, op: &'static ckpt_passes::ir::OpDef) -> Result<Value> {
+/// Lowers `add` and `sub`.
+fn sum(c: &mut Call) -> Result<Value> {
+    let op = match c.name.as_str() {
+        "add" => &arith::ADD,
+        _ => &arith::SUB,
+    };
     let [a, b] = operands(c)?;
-    let re = c.low.emit(op, &[a.re, b.re])?;
+    let re = c.emit(op, &[a.re, b.re])?;
     let im = match (a.im, b.im) {
-        (Some(a), Some(b)) => c.low.emit(op, &[a, b])?,
+        (Some(a), Some(b)) => c.emit(op, &[a, b])?,
         (None, Some(b)) if op == &arith::SUB => c.low.b.neg(b)?,
         (Some(only), None) | (None, Some(only)) => only,
         (None, None) => return Err(c.unsupported("a sum of real tensors")),
@@ -420,18 +372,15 @@ fn times(c: &mut Call, a: &Parts, b: &Parts) -> Result<(ValueId, ValueId)> {
     Ok((re, c.low.b.mul(x, y)?))
 }
 
-/// `a / b`: of a complex `b` by its conjugate, over the square of its size. The larger part of `b` is divided out first, so
-/// that the square is in range; it cancels, so that no gradient flows through it.
+/// Lowers `a / b`. A complex `b` becomes a product with its conjugate over the square of its size. The larger part of `b` is
+/// divided out first, so that the square is in range. It cancels, so no gradient flows through it.
 fn quotient(c: &mut Call) -> Result<Value> {
     let [a, b] = operands(c)?;
     let (re, im, by) = match (a.im, b.im) {
         (Some(im), None) => (a.re, im, b.re),
         (_, Some(bi)) => {
-            let sizes = [
-                c.low.emit(&arith::ABS, &[b.re])?,
-                c.low.emit(&arith::ABS, &[bi])?,
-            ];
-            let larger = c.low.emit(&extreme::MAX, &sizes)?;
+            let sizes = [c.emit(&arith::ABS, &[b.re])?, c.emit(&arith::ABS, &[bi])?];
+            let larger = c.emit(&extreme::MAX, &sizes)?;
             let larger = c.low.stopped(larger)?;
             let (br, bi) = (c.low.b.div(b.re, larger)?, c.low.b.div(bi, larger)?);
             let conjugate = Parts {
@@ -449,7 +398,7 @@ fn quotient(c: &mut Call) -> Result<Value> {
     made(c, re, im)
 }
 
-/// Another complex type, or a real tensor as a complex one.
+/// Lowers a conversion to another complex type, or of a real tensor to a complex one.
 fn converted(c: &mut Call) -> Result<Value> {
     let wanted = match c.get("dtype") {
         Some(Value::ComplexType(dtype)) => Some(*dtype),
@@ -466,29 +415,13 @@ fn converted(c: &mut Call) -> Result<Value> {
         return Ok(Value::Complex(c.low.fresh(value)));
     }
     let x = c.value("self")?;
-    let re = c
-        .low
-        .b
-        .cast(x, wanted.unwrap_or(super::types::DEFAULT_FLOAT))?;
-    let zero = c.low.b.scalar(c.low.b.ty(re).dtype, 0.0);
+    let re = c.low.b.cast(x, wanted.unwrap_or(DEFAULT_FLOAT))?;
+    let zero = c.scalar_like(re, 0.0);
     made(c, re, zero)
 }
 
-impl Call<'_, '_> {
-    /// Part `k` of a complex argument.
-    fn parts_of(&mut self, name: &str, k: usize) -> Result<ValueId> {
-        let id = pair(self, name)?;
-        Ok(self.low.parts(id)?[k])
-    }
-}
-
 impl Lowering<'_> {
-    /// The sizes of a complex tensor.
-    pub fn complex_dims(&self, pair: TensorId) -> &[Dim] {
-        self.dims(pair).split_last().map_or(&[], |(_, dims)| dims)
-    }
-
-    /// Real and imaginary part of a complex tensor.
+    /// Returns the real and the imaginary part of a complex tensor.
     pub(super) fn parts(&mut self, pair: TensorId) -> Result<[ValueId; 2]> {
         let value = self.read(pair)?;
         if let Some(parts) = self.made_of(value) {
@@ -496,17 +429,15 @@ impl Lowering<'_> {
         }
         let axis = self.b.rank(value) as i64 - 1;
         let (ones, axes) = (self.b.ints(&[1, 1]), self.b.ints(&[axis]));
-        let attrs = Attrs::new().with("axis", axis);
-        let split = self
-            .b
-            .emit_n(&SPLIT, vec![Some(value), Some(ones)], attrs, 2)?;
+        let ins = vec![Some(value), Some(ones)];
+        let split = self.b.emit_n(&SPLIT, ins, along(axis as usize), 2)?;
         Ok([
             self.emit(&SQUEEZE, &[split[0], axes])?,
             self.emit(&SQUEEZE, &[split[1], axes])?,
         ])
     }
 
-    /// The parts that a pair was just made of, so that what needs one does not need the other.
+    /// Returns the parts of which a pair was just made, so that a reader of one part does not need the other.
     fn made_of(&self, value: ValueId) -> Option<[ValueId; 2]> {
         let graph = &*self.b.graph;
         let node = graph.node(graph.def_node(value)?);

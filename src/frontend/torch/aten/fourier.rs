@@ -1,46 +1,36 @@
-//! Fourier transforms, with PyTorch's ways of saying along which axes, of how many numbers and over what.
+//! Fourier transforms, with PyTorch's arguments for axes, lengths and scales.
 
-use super::complex::{made, pair};
+use super::super::value::{TensorId, Value};
+use super::complex::made;
 use super::signature::{Call, Op};
-use super::{TensorId, Value};
 use crate::frontend::fourier::{Roots, Scale, Sign, roots};
 use ckpt_passes::Result;
 use ckpt_passes::ir::{DType, Dim, Same};
 
 pub const OPS: &[Op] = &[
-    ("fft_fft(self: ct, n: i?, dim: i?, norm: S?)", |c| {
-        named(c, Sign::Forward)
+    ("fft_{fft,ifft}(self: ct, n: i?, dim: i?, norm: S?)", |c| {
+        let (x, axis) = operand_axis(c)?;
+        let n = length(c, x, axis)?;
+        let sign = sign(c);
+        let scale = scale(c, sign)?;
+        one_axis(c, x, axis, &n, &n, sign, scale)
     }),
-    ("fft_fft2(self: ct, s: I?, dim: I?, norm: S?)", |c| {
-        of_axes(c, Sign::Forward, &[-2, -1])
-    }),
-    ("fft_fftn(self: ct, s: I?, dim: I?, norm: S?)", |c| {
-        of_axes(c, Sign::Forward, &[])
-    }),
-    ("fft_ifft(self: ct, n: i?, dim: i?, norm: S?)", |c| {
-        named(c, Sign::Inverse)
-    }),
-    ("fft_ifft2(self: ct, s: I?, dim: I?, norm: S?)", |c| {
-        of_axes(c, Sign::Inverse, &[-2, -1])
-    }),
-    ("fft_ifftn(self: ct, s: I?, dim: I?, norm: S?)", |c| {
-        of_axes(c, Sign::Inverse, &[])
-    }),
+    (
+        "fft_{fft2,ifft2,fftn,ifftn}(self: ct, s: I?, dim: I?, norm: S?)",
+        of_axes,
+    ),
     ("fft_irfft(self: c, n: i?, dim: i?, norm: S?)", |c| {
-        let x = operand(c)?;
-        let axis = c.axis("dim", -1, x.rank(c))?;
+        let (x, axis) = operand_axis(c)?;
         let bins = x.size(c, axis)?;
-        let n = c.dim("n", 0)?;
         let n = match c.has("n") {
-            true => n,
+            true => c.dim("n", 0)?,
             false => bins.sub(&Dim::ONE).mul(&Dim::from(2)),
         };
         let scale = scale(c, Sign::Inverse)?;
         to_real(c, x, axis, &n, scale)
     }),
     ("fft_rfft(self: t, n: i?, dim: i?, norm: S?)", |c| {
-        let x = operand(c)?;
-        let axis = c.axis("dim", -1, x.rank(c))?;
+        let (x, axis) = operand_axis(c)?;
         let n = length(c, x, axis)?;
         let scale = scale(c, Sign::Forward)?;
         let bins = half(&n);
@@ -94,7 +84,7 @@ pub const OPS: &[Op] = &[
     ),
 ];
 
-/// PyTorch's `fft_norm_mode`.
+/// Returns the scale by PyTorch's `fft_norm_mode`.
 fn scale_of_code(c: &Call) -> Result<Scale> {
     match c.int("normalization", 0)? {
         0 => Ok(Scale::One),
@@ -104,6 +94,15 @@ fn scale_of_code(c: &Call) -> Result<Scale> {
     }
 }
 
+/// Returns the direction, which the op's name tells: `fft_ifft2`.
+fn sign(c: &Call) -> Sign {
+    match c.name.starts_with("fft_i") {
+        true => Sign::Inverse,
+        false => Sign::Forward,
+    }
+}
+
+/// Returns the scale by the argument `norm`.
 fn scale(c: &Call, sign: Sign) -> Result<Scale> {
     match (c.str("norm", "backward")?, sign) {
         ("ortho", _) => Ok(Scale::Root),
@@ -113,7 +112,7 @@ fn scale(c: &Call, sign: Sign) -> Result<Scale> {
     }
 }
 
-/// Numbers, real or complex.
+/// A real or complex operand.
 #[derive(Clone, Copy)]
 enum Operand {
     Real(TensorId),
@@ -129,10 +128,10 @@ impl Operand {
         }
     }
 
-    fn dims(self, c: &Call) -> Vec<Dim> {
+    fn dims<'c>(self, c: &'c Call) -> &'c [Dim] {
         match self {
-            Operand::Real(id) => c.low.dims(id).to_vec(),
-            Operand::Complex(id) => c.low.complex_dims(id).to_vec(),
+            Operand::Real(id) => c.low.dims(id),
+            Operand::Complex(id) => c.low.complex_dims(id),
         }
     }
 
@@ -141,11 +140,10 @@ impl Operand {
     }
 
     fn size(self, c: &Call, axis: usize) -> Result<Dim> {
-        let size = self.dims(c).get(axis).cloned();
-        size.ok_or_else(|| c.fail("axis", "a scalar has no axis"))
+        c.size_in(self.dims(c), axis)
     }
 
-    /// No more than the first `n` along an axis.
+    /// Returns at most the first `n` numbers along an axis.
     fn fitted(self, c: &mut Call, axis: usize, n: &Dim) -> Result<Operand> {
         let size = self.size(c, axis)?;
         let kept = size.smaller(n);
@@ -155,27 +153,29 @@ impl Operand {
         let (Operand::Real(id) | Operand::Complex(id)) = self;
         let axis = Value::from(axis as i64);
         let done = c.run("narrow", [id.into(), axis, 0.into(), kept.into()])?;
-        match (self, done) {
-            (Operand::Real(_), Value::Tensor(id)) => Ok(Operand::Real(id)),
-            (_, Value::Tensor(id)) => Ok(Operand::Complex(id)),
-            (_, other) => Err(c.unsupported(other.kind())),
+        match (self, Operand::of(c, &done)?) {
+            (Operand::Complex(_), Operand::Real(id)) => Ok(Operand::Complex(id)),
+            (_, done) => Ok(done),
         }
     }
 }
 
 fn operand(c: &Call) -> Result<Operand> {
-    match c.get("self") {
-        Some(Value::Complex(_)) => Ok(Operand::Complex(pair(c, "self")?)),
-        _ => Ok(Operand::Real(c.tensor("self")?)),
-    }
+    Operand::of(c, &c.given("self"))
 }
 
-/// How many bins of `n` real numbers tell all.
+/// Returns `self` and the axis `dim` of it, the last by default.
+fn operand_axis(c: &Call) -> Result<(Operand, usize)> {
+    let x = operand(c)?;
+    Ok((x, c.axis("dim", -1, x.rank(c))?))
+}
+
+/// Returns the number of bins that determine the transform of `n` real numbers.
 fn half(n: &Dim) -> Dim {
     n.div(&Dim::from(2)).add(&Dim::ONE)
 }
 
-/// How many numbers are transformed: as many as there are, or as the call says.
+/// Returns the length of a transform: `n`, by default the size of the axis.
 fn length(c: &Call, x: Operand, axis: usize) -> Result<Dim> {
     match c.has("n") {
         true => c.dim("n", 0),
@@ -183,7 +183,7 @@ fn length(c: &Call, x: Operand, axis: usize) -> Result<Dim> {
     }
 }
 
-/// The axes of a call, of which there have to be some.
+/// Returns the axes of a call, of which there must be at least one.
 fn some_axes(c: &Call, x: Operand) -> Result<Vec<usize>> {
     if c.dims("dim")?.is_none_or(|axes| axes.is_empty()) {
         return Err(c.unsupported("a transform along no axis"));
@@ -191,18 +191,15 @@ fn some_axes(c: &Call, x: Operand) -> Result<Vec<usize>> {
     c.axes("dim", x.rank(c))
 }
 
-fn named(c: &mut Call, sign: Sign) -> Result<Value> {
-    let x = operand(c)?;
-    let axis = c.axis("dim", -1, x.rank(c))?;
-    let n = length(c, x, axis)?;
-    let scale = scale(c, sign)?;
-    one_axis(c, x, axis, &n, &n, sign, scale)
-}
-
-/// Along several axes; with `s` along its last ones, of these lengths.
-fn of_axes(c: &mut Call, sign: Sign, default: &[i64]) -> Result<Value> {
+/// Lowers transforms along several axes. With lengths `s` and no axes, these are the last ones.
+fn of_axes(c: &mut Call) -> Result<Value> {
     let x = operand(c)?;
     let rank = x.rank(c);
+    let default: &[i64] = if c.name.ends_with('2') {
+        &[-2, -1]
+    } else {
+        &[]
+    };
     let lengths = c.dims("s")?.unwrap_or_default();
     let axes = match (c.has("dim"), lengths.len()) {
         (true, _) => some_axes(c, x)?,
@@ -216,10 +213,12 @@ fn of_axes(c: &mut Call, sign: Sign, default: &[i64]) -> Result<Value> {
     if !lengths.is_empty() && lengths.len() != axes.len() {
         return Err(c.fail("shape", "there are not as many lengths as axes"));
     }
+    let sign = sign(c);
     let scale = scale(c, sign)?;
     all_axes(c, x, &axes, &lengths, sign, scale)
 }
 
+/// Transforms along axes from the last to the first.
 fn all_axes(
     c: &mut Call,
     x: Operand,
@@ -231,7 +230,7 @@ fn all_axes(
     let mut x = x;
     for (i, axis) in axes.iter().enumerate().rev() {
         let n = match lengths.get(i) {
-            // −1 is the axis as it is.
+            // −1 stands for the size of the axis.
             Some(n) if n.as_const() != Some(-1) => n.clone(),
             _ => x.size(c, *axis)?,
         };
@@ -244,7 +243,7 @@ fn all_axes(
     }
 }
 
-/// The first `bins` of the transform of `n` numbers along an axis.
+/// Lowers the first `bins` of the transform of `n` numbers along an axis.
 fn one_axis(
     c: &mut Call,
     x: Operand,
@@ -272,7 +271,7 @@ fn one_axis(
     made(c, re, im)
 }
 
-/// `n` real numbers from the first half of their bins.
+/// Lowers `n` real numbers from the first half of their bins.
 fn to_real(c: &mut Call, x: Operand, axis: usize, n: &Dim, scale: Scale) -> Result<Value> {
     let x = x.fitted(c, axis, &half(n))?;
     let rows = x.size(c, axis)?;
@@ -286,6 +285,7 @@ fn to_real(c: &mut Call, x: Operand, axis: usize, n: &Dim, scale: Scale) -> Resu
     c.made(y)
 }
 
+/// Returns the roots of unity of a transform with their scale.
 fn scaled(c: &mut Call, n: &Dim, sizes: [&Dim; 2], dtype: DType, scale: Scale) -> Result<Roots> {
     if n.bounds().1.is_some_and(|most| most < 1) {
         return Err(c

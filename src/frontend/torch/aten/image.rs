@@ -1,54 +1,31 @@
-//! Pooling, patches and padding of images and signals: mostly what the standard's ops of the same purpose mean.
+//! Images and signals: pooling, patches, and resampling (ONNX Resize). Most of these are what the standard's ops of the same
+//! purpose mean.
 
+use super::super::value::Value;
+use super::lowering::View;
 use super::reduce::over;
-use super::signature::{Call, Op};
-use super::{TensorId, Value};
+use super::signature::{Call, Op, along};
 use crate::frontend::onnx::decompose::{Setting, standard};
 use ckpt_passes::Result;
-use ckpt_passes::ir::{Attrs, DType, Dim, Tensor, ValueId};
+use ckpt_passes::ir::{Attrs, DType, Dim, OpDef, Tensor, ValueId};
+use ckpt_passes::ops::arith::MOD;
+use ckpt_passes::ops::concat::CONCAT;
 use ckpt_passes::ops::conv::{CONV, CONV_TRANSPOSE};
 use ckpt_passes::ops::reduce::{REDUCE_MAX, REDUCE_MEAN};
-use ckpt_passes::ops::{concat, shape};
+use ckpt_passes::ops::shape::SQUEEZE;
 
-/// Windows along an axis that are taken one by one.
+/// The largest number of windows along an axis that become nodes one by one.
 const MAX_WINDOWS: i64 = 4096;
 
 pub const OPS: &[Op] = &[
-    ("_adaptive_avg_pool2d(self: t, output_size: I)", |c| {
-        adaptive(c, 2, false)
-    }),
-    ("_adaptive_avg_pool3d(self: t, output_size: I)", |c| {
-        adaptive(c, 3, false)
-    }),
-    ("adaptive_avg_pool1d(self: t, output_size: I)", |c| {
-        adaptive(c, 1, false)
-    }),
-    ("adaptive_avg_pool2d(self: t, output_size: I)", |c| {
-        adaptive(c, 2, false)
-    }),
-    ("adaptive_avg_pool3d(self: t, output_size: I)", |c| {
-        adaptive(c, 3, false)
-    }),
-    ("adaptive_max_pool1d(self: t, output_size: I)", |c| {
-        adaptive(c, 1, true)
-    }),
-    ("adaptive_max_pool2d(self: t, output_size: I)", |c| {
-        adaptive(c, 2, true)
-    }),
-    ("adaptive_max_pool3d(self: t, output_size: I)", |c| {
-        adaptive(c, 3, true)
-    }),
     (
-        "avg_pool1d(self: t, kernel_size: I, stride: I?, padding: I?, ceil_mode: b?, count_include_pad: b?)",
-        |c| average(c, 1),
+        "{adaptive_avg_pool1d,adaptive_avg_pool2d,adaptive_avg_pool3d,_adaptive_avg_pool2d,_adaptive_avg_pool3d,adaptive_max_pool1d,adaptive_max_pool2d,adaptive_max_pool3d}(self: t, output_size: I)",
+        adaptive_pool,
     ),
     (
-        "avg_pool2d(self: t, kernel_size: I, stride: I?, padding: I?, ceil_mode: b?, count_include_pad: b?, divisor_override: i?)",
-        |c| average(c, 2),
-    ),
-    (
-        "avg_pool3d(self: t, kernel_size: I, stride: I?, padding: I?, ceil_mode: b?, count_include_pad: b?, divisor_override: i?)",
-        |c| average(c, 3),
+        "avg_pool1d(self: t, kernel_size: I, stride: I?, padding: I?, ceil_mode: b?, count_include_pad: b?); \
+         avg_pool{2,3}d(self: t, kernel_size: I, stride: I?, padding: I?, ceil_mode: b?, count_include_pad: b?, divisor_override: i?)",
+        average_pool,
     ),
     (
         "col2im(self: t, output_size: I, kernel_size: I, dilation: I, padding: I, stride: I)",
@@ -59,79 +36,54 @@ pub const OPS: &[Op] = &[
         patches,
     ),
     (
-        "max_pool1d(self: t, kernel_size: I, stride: I?, padding: I?, dilation: I?, ceil_mode: b?)",
-        |c| largest(c, 1, false),
+        "max_pool{1,2,3}d{,_with_indices}(self: t, kernel_size: I, stride: I?, padding: I?, dilation: I?, ceil_mode: b?)",
+        max_pool,
     ),
     (
-        "max_pool1d_with_indices(self: t, kernel_size: I, stride: I?, padding: I?, dilation: I?, ceil_mode: b?)",
-        |c| largest(c, 1, true),
+        "{upsample_linear1d,upsample_bilinear2d,_upsample_bilinear2d_aa,upsample_bicubic2d,_upsample_bicubic2d_aa,upsample_trilinear3d}(input: t, output_size: I?, align_corners: b, scale_factors: _?); \
+         upsample_linear1d(self: t, output_size: I, align_corners: b, scales: f?); \
+         {upsample_bilinear2d,_upsample_bilinear2d_aa,upsample_bicubic2d,_upsample_bicubic2d_aa}(self: t, output_size: I, align_corners: b, scales_h: f?, scales_w: f?); \
+         upsample_trilinear3d(self: t, output_size: I, align_corners: b, scales_d: f?, scales_h: f?, scales_w: f?); \
+         {upsample_nearest1d,upsample_nearest2d,upsample_nearest3d,_upsample_nearest_exact1d,_upsample_nearest_exact2d}(input: t, output_size: I?, scale_factors: _?); \
+         {upsample_nearest,_upsample_nearest_exact}1d(self: t, output_size: I, scales: f?); \
+         {upsample_nearest,_upsample_nearest_exact}2d(self: t, output_size: I, scales_h: f?, scales_w: f?); \
+         upsample_nearest3d(self: t, output_size: I, scales_d: f?, scales_h: f?, scales_w: f?)",
+        resized,
     ),
-    (
-        "max_pool2d(self: t, kernel_size: I, stride: I?, padding: I?, dilation: I?, ceil_mode: b?)",
-        |c| largest(c, 2, false),
-    ),
-    (
-        "max_pool2d_with_indices(self: t, kernel_size: I, stride: I?, padding: I?, dilation: I?, ceil_mode: b?)",
-        |c| largest(c, 2, true),
-    ),
-    (
-        "max_pool3d(self: t, kernel_size: I, stride: I?, padding: I?, dilation: I?, ceil_mode: b?)",
-        |c| largest(c, 3, false),
-    ),
-    (
-        "max_pool3d_with_indices(self: t, kernel_size: I, stride: I?, padding: I?, dilation: I?, ceil_mode: b?)",
-        |c| largest(c, 3, true),
-    ),
-    ("reflection_pad1d(self: t, padding: I)", |c| {
-        named_pad(c, "reflect")
-    }),
-    ("reflection_pad2d(self: t, padding: I)", |c| {
-        named_pad(c, "reflect")
-    }),
-    ("reflection_pad3d(self: t, padding: I)", |c| {
-        named_pad(c, "reflect")
-    }),
-    ("replication_pad1d(self: t, padding: I)", |c| {
-        named_pad(c, "replicate")
-    }),
-    ("replication_pad2d(self: t, padding: I)", |c| {
-        named_pad(c, "replicate")
-    }),
-    ("replication_pad3d(self: t, padding: I)", |c| {
-        named_pad(c, "replicate")
-    }),
 ];
 
-/// The operand with batch and channels before `axes` axes, and how many were put in.
-pub(super) fn batched(c: &mut Call, name: &str, axes: usize) -> Result<(ValueId, usize)> {
+/// Returns the operand with batch and channels before `axes` axes, and how many of the two are new.
+fn batched(c: &mut Call, name: &str, axes: usize) -> Result<(ValueId, usize)> {
     let x = c.value(name)?;
-    let more = (axes + 2).checked_sub(c.low.b.rank(x)).filter(|n| *n < 2);
+    let more = (axes + 2).checked_sub(c.rank(x)).filter(|n| *n < 2);
     let Some(more) = more else {
-        return Err(c
-            .fail(
-                "shape",
-                format!("the operand is not batch, channels and {axes} axes"),
-            )
-            .found(c.low.b.ty(x).to_string()));
+        let what = format!("the operand is not batch, channels and {axes} axes");
+        return Err(c.fail("shape", what).found(c.low.b.ty(x).to_string()));
     };
     let new: Vec<i64> = (0..more as i64).collect();
-    Ok((c.low.apply_unsqueeze(x, &new)?, more))
+    Ok((c.low.unsqueeze(x, &new)?, more))
 }
 
-/// Without the axes that [`batched`] put in.
-pub(super) fn unbatched(c: &mut Call, y: ValueId, more: usize) -> Result<ValueId> {
+/// Returns a result without the axes that [`batched`] added.
+fn unbatched(c: &mut Call, y: ValueId, more: usize) -> Result<Value> {
     if more == 0 {
-        return Ok(y);
+        return c.made(y);
     }
     let new: Vec<i64> = (0..more as i64).collect();
     let new = c.low.b.ints(&new);
-    c.low.emit(&shape::SQUEEZE, &[y, new])
+    c.result(&SQUEEZE, &[y, new])
 }
 
-/// Lengths and counts along an axis end here, so that sums and products of two are numbers.
+/// Returns the number of spatial axes, which the op's name tells: `max_pool2d`.
+fn spatial_axes(c: &Call) -> usize {
+    let digit = c.name.chars().find_map(|ch| ch.to_digit(10));
+    digit.map_or(2, |n| n as usize)
+}
+
+/// The largest length or count along an axis, so that sums and products of two do not overflow.
 const MAX_LENGTH: i64 = 1 << 30;
 
-/// A list with one length an axis: one number stands for all, none for `default`.
+/// Returns a list with one length for each axis. A single number counts for all axes, an empty list for `default`.
 fn each(c: &Call, name: &str, default: &[i64]) -> Result<Vec<i64>> {
     let list = c.ints(name)?.unwrap_or_default();
     if let Some(bad) = list.iter().find(|n| !(0..=MAX_LENGTH).contains(*n)) {
@@ -147,7 +99,7 @@ fn each(c: &Call, name: &str, default: &[i64]) -> Result<Vec<i64>> {
     }
 }
 
-/// The sizes of a window and how many elements it has.
+/// Returns the sizes of a window, and its number of elements.
 fn window(c: &Call, axes: usize) -> Result<(Vec<i64>, i64)> {
     let kernel = each(c, "kernel_size", &vec![1; axes])?;
     let count = kernel.iter().try_fold(1i64, |n, k| n.checked_mul(*k));
@@ -159,7 +111,7 @@ fn window(c: &Call, axes: usize) -> Result<(Vec<i64>, i64)> {
     }
 }
 
-/// The settings of a pooling op and how many elements a window has; its padding is the same on both sides.
+/// Returns the settings of a pooling op, with equal padding on both sides, and the number of elements of a window.
 fn windows(c: &Call, axes: usize) -> Result<(i64, Vec<(&'static str, Setting<'static>)>)> {
     let (kernel, count) = window(c, axes)?;
     let pads = each(c, "padding", &vec![0; axes])?;
@@ -170,36 +122,36 @@ fn windows(c: &Call, axes: usize) -> Result<(i64, Vec<(&'static str, Setting<'st
         ("kernel_shape", Setting::Ints(kernel.clone())),
         ("strides", Setting::Ints(each(c, "stride", &kernel)?)),
         ("pads", Setting::Ints([pads.clone(), pads].concat())),
-        (
-            "ceil_mode",
-            Setting::Int(i64::from(c.bool("ceil_mode", false)?)),
-        ),
+        ("ceil_mode", flag(c.bool("ceil_mode", false)?)),
     ];
     Ok((count, settings))
 }
 
-fn largest(c: &mut Call, axes: usize, with_places: bool) -> Result<Value> {
+fn flag(on: bool) -> Setting<'static> {
+    Setting::Int(i64::from(on))
+}
+
+/// Lowers `max_pool`, and `max_pool_with_indices`.
+fn max_pool(c: &mut Call) -> Result<Value> {
+    let axes = spatial_axes(c);
     let (x, more) = batched(c, "self", axes)?;
     let (_, mut settings) = windows(c, axes)?;
     let dilation = each(c, "dilation", &vec![1; axes])?;
     settings.push(("dilations", Setting::Ints(dilation)));
     let both = standard(&mut c.low.b, "MaxPool", &settings, &[Some(x)], 2)?;
     let y = unbatched(c, both[0], more)?;
-    let y = c.made(y)?;
-    if !with_places {
+    if !c.name.ends_with("_with_indices") {
         return Ok(y);
     }
-    // Places are counted in each image, there in the whole tensor.
+    // PyTorch counts the indices of each image, ONNX those of the whole tensor.
     let image = Dim::product(&c.low.b.ty(x).dims[2..]);
     let image = c.low.int_scalar(&image)?;
-    let places = c
-        .low
-        .emit(&ckpt_passes::ops::arith::MOD, &[both[1], image])?;
-    let places = unbatched(c, places, more)?;
-    Ok(Value::Tuple(vec![y, c.made(places)?]))
+    let places = c.emit(&MOD, &[both[1], image])?;
+    Ok(Value::Tuple(vec![y, unbatched(c, places, more)?]))
 }
 
-fn average(c: &mut Call, axes: usize) -> Result<Value> {
+fn average_pool(c: &mut Call) -> Result<Value> {
+    let axes = spatial_axes(c);
     let (x, more) = batched(c, "self", axes)?;
     let (count, mut settings) = windows(c, axes)?;
     let mut padding = c.bool("count_include_pad", true)?;
@@ -216,21 +168,19 @@ fn average(c: &mut Call, axes: usize) -> Result<Value> {
         }
         padding = true;
     }
-    settings.push(("count_include_pad", Setting::Int(i64::from(padding))));
+    settings.push(("count_include_pad", flag(padding)));
     let mut y = standard(&mut c.low.b, "AveragePool", &settings, &[Some(x)], 1)?[0];
     if let Some(divisor) = divisor {
-        let factor = c
-            .low
-            .b
-            .scalar(c.low.b.ty(y).dtype, count as f64 / divisor as f64);
+        let factor = c.scalar_like(y, count as f64 / divisor as f64);
         y = c.low.b.mul(y, factor)?;
     }
-    let y = unbatched(c, y, more)?;
-    c.made(y)
+    unbatched(c, y, more)
 }
 
-/// Windows that cover an axis evenly: the o-th is from ⌊o·in/out⌋ to ⌈(o+1)·in/out⌉.
-fn adaptive(c: &mut Call, axes: usize, largest: bool) -> Result<Value> {
+/// Lowers a pooling to given sizes. Its windows cover an axis evenly: the o-th one goes from ⌊o·in/out⌋ to ⌈(o+1)·in/out⌉.
+fn adaptive_pool(c: &mut Call) -> Result<Value> {
+    let axes = spatial_axes(c);
+    let largest = c.name.contains("max");
     let (x, more) = batched(c, "self", axes)?;
     let Some(mut wanted) = c.dims("output_size")? else {
         return Err(c.fail("shape", "`output_size` is missing"));
@@ -243,41 +193,38 @@ fn adaptive(c: &mut Call, axes: usize, largest: bool) -> Result<Value> {
     }
     let op = if largest { &REDUCE_MAX } else { &REDUCE_MEAN };
     let mut y = x;
-    let whole: Vec<usize> = (0..axes)
-        .filter(|i| wanted[*i].is_one())
-        .map(|i| i + 2)
-        .collect();
+    let whole = (0..axes).filter(|i| wanted[*i].is_one());
+    let whole: Vec<usize> = whole.map(|i| i + 2).collect();
     if !whole.is_empty() {
         y = over(c, op, y, &whole, true)?;
     }
     for (i, wanted) in wanted.iter().enumerate().filter(|(_, w)| !w.is_one()) {
-        y = along(c, y, i + 2, wanted, op)?;
+        y = pooled(c, y, i + 2, wanted, op)?;
     }
     let y = unbatched(c, y, more)?;
-    let y = c.made(y)?;
-    // Where the largest stand is not computed; a program that asks is refused where it does.
+    // The indices of the largest elements are not computed. A program that reads them is refused.
     Ok(match largest {
         true => Value::Tuple(vec![y, Value::Unknown]),
         false => y,
     })
 }
 
-fn along(
+/// Pools along one axis to `wanted` windows.
+fn pooled(
     c: &mut Call,
     x: ValueId,
     axis: usize,
     wanted: &Dim,
-    op: &'static ckpt_passes::ir::OpDef,
+    op: &'static OpDef,
 ) -> Result<ValueId> {
-    let dims = c.low.b.ty(x).dims.clone();
+    let dims = c.shape_of(x);
     if dims[axis] == *wanted {
         return Ok(x);
     }
     if let Some(each) = dims[axis].exact_div(wanted) {
         let mut apart = dims;
         apart.splice(axis..axis + 1, [wanted.clone(), each]);
-        let apart = c.low.int_vector(&apart)?;
-        let apart = c.low.emit(&shape::RESHAPE, &[x, apart])?;
+        let apart = c.reshape(x, &apart)?;
         return over(c, op, apart, &[axis + 1], false);
     }
     let (Some(size @ 0..=MAX_LENGTH), Some(count @ 1..=MAX_WINDOWS)) =
@@ -289,20 +236,15 @@ fn along(
     };
     let mut parts = Vec::with_capacity(count as usize);
     for o in 0..count {
-        let window = super::tensors::View::Slice {
-            axis,
-            start: Dim::from(o * size / count),
-            end: Dim::from(((o + 1) * size + count - 1) / count),
-            step: 1,
-        };
+        let end = ((o + 1) * size + count - 1) / count;
+        let window = View::range(axis, o * size / count, end);
         let window = c.low.apply(&window, x)?;
         parts.push(over(c, op, window, &[axis], true)?);
     }
-    let attrs = Attrs::new().with("axis", axis as i64);
-    c.low.b.emit(&concat::CONCAT, &parts, attrs)
+    c.emit_with(&CONCAT, &parts, along(axis))
 }
 
-/// One channel for every element of a window, each a copy of the operand's.
+/// Returns the weights of a convolution with one channel for each element of a window, a copy of that element.
 fn window_weights(c: &mut Call, dtype: DType, channels: i64) -> Result<ValueId> {
     let (kernel, count) = window(c, 2)?;
     let elements = channels
@@ -325,12 +267,14 @@ fn window_weights(c: &mut Call, dtype: DType, channels: i64) -> Result<ValueId> 
     Ok(c.low.b.constant("windows", Tensor::new(dtype, dims, bytes)))
 }
 
+/// Returns a size that must be a fixed number.
 fn number(c: &Call, dim: &Dim, what: &str) -> Result<i64> {
     dim.as_const()
         .filter(|n| *n > 0)
         .ok_or_else(|| c.fail("shape", format!("{what} has to be a fixed number")))
 }
 
+/// Returns the attributes of a convolution by windows.
 fn window_attrs(c: &Call, axes: usize) -> Result<Attrs> {
     let pads = each(c, "padding", &vec![0; axes])?;
     Ok(Attrs::new()
@@ -339,26 +283,24 @@ fn window_attrs(c: &Call, axes: usize) -> Result<Attrs> {
         .with("pads", [pads.clone(), pads].concat()))
 }
 
-/// The elements of every window: [batch, channels·kernel, windows].
+/// Lowers `im2col`, the elements of all windows: [batch, channels·kernel, windows].
 fn patches(c: &mut Call) -> Result<Value> {
     let (x, more) = batched(c, "self", 2)?;
-    let dims = c.low.b.ty(x).dims.clone();
+    let dims = c.shape_of(x);
     let channels = number(c, &dims[1], "the number of channels")?;
-    let weights = window_weights(c, c.low.b.ty(x).dtype, channels)?;
+    let weights = window_weights(c, c.dtype(x), channels)?;
     let attrs = window_attrs(c, 2)?.with("group", channels);
-    let y = c.low.b.emit(&CONV, &[x, weights], attrs)?;
-    let out = c.low.b.ty(y).dims.clone();
+    let y = c.emit_with(&CONV, &[x, weights], attrs)?;
+    let out = c.shape_of(y);
     let flat = [out[0].clone(), out[1].clone(), out[2].mul(&out[3])];
-    let flat = c.low.int_vector(&flat)?;
-    let y = c.low.emit(&shape::RESHAPE, &[y, flat])?;
-    let y = unbatched(c, y, more)?;
-    c.made(y)
+    let y = c.reshape(y, &flat)?;
+    unbatched(c, y, more)
 }
 
-/// The sum of windows at their places: the adjoint of [`patches`].
+/// Lowers `col2im`, the sum of windows at their places: the adjoint of [`patches`].
 fn folded(c: &mut Call) -> Result<Value> {
     let (x, more) = batched(c, "self", 1)?;
-    let dims = c.low.b.ty(x).dims.clone();
+    let dims = c.shape_of(x);
     let wanted = each(c, "output_size", &[1, 1])?;
     let (kernel, count) = window(c, 2)?;
     let (strides, dilations, pads) = (
@@ -381,50 +323,92 @@ fn folded(c: &mut Call) -> Result<Value> {
         windows.push(Dim::from(room / strides[i] + 1));
         beyond.push(room % strides[i]);
     }
-    let image = [
-        dims[0].clone(),
-        dims[1].clone(),
-        windows[0].clone(),
-        windows[1].clone(),
-    ];
-    let image = c.low.int_vector(&image)?;
-    let x = c.low.emit(&shape::RESHAPE, &[x, image])?;
-    let weights = window_weights(c, c.low.b.ty(x).dtype, channels)?;
+    let image = [&dims[..2], &windows].concat();
+    let x = c.reshape(x, &image)?;
+    let weights = window_weights(c, c.dtype(x), channels)?;
     let attrs = window_attrs(c, 2)?
         .with("group", channels)
         .with("output_padding", beyond);
-    let y = c.low.b.emit(&CONV_TRANSPOSE, &[x, weights], attrs)?;
-    let y = unbatched(c, y, more)?;
-    c.made(y)
+    let y = c.emit_with(&CONV_TRANSPOSE, &[x, weights], attrs)?;
+    unbatched(c, y, more)
 }
 
-fn named_pad(c: &mut Call, mode: &str) -> Result<Value> {
-    c.run(
-        "pad",
-        [c.given("self"), c.given("padding"), Value::Str(mode.into())],
-    )
-}
-
-/// Padding with the operand's own elements; `pairs` from the last axis on, before and behind.
-pub(super) fn padded(c: &mut Call, x: TensorId, pairs: &[Dim], mode: &str) -> Result<Value> {
-    let mode = match mode {
-        "reflect" => "reflect",
-        "replicate" => "edge",
-        "circular" => "wrap",
-        other => return Err(c.unsupported(format!("`mode` {other}"))),
+/// Returns the scales of a call, from a list or from one argument for each axis. A scale that is not given is 0.
+fn scales(c: &Call, axes: usize) -> Result<Vec<f64>> {
+    let list = c.given("scale_factors");
+    if let Value::List(items) | Value::Tuple(items) = &list {
+        let numbers = items.iter().map(Value::number).collect::<Option<_>>();
+        return numbers.ok_or_else(|| c.fail("op", "a scale is no number"));
+    }
+    let names: &[&str] = match axes {
+        1 => &["scales"],
+        2 => &["scales_h", "scales_w"],
+        _ => &["scales_d", "scales_h", "scales_w"],
     };
-    let x = c.low.read(x)?;
-    let rank = c.low.b.rank(x);
-    let axes: Vec<i64> = (0..pairs.len() / 2)
-        .map(|i| (rank - 1 - i) as i64)
-        .collect();
-    let before = pairs.iter().step_by(2).cloned();
-    let behind = pairs.iter().skip(1).step_by(2).cloned();
-    let pads: Vec<Dim> = before.chain(behind).collect();
-    let pads = c.low.int_vector(&pads)?;
-    let axes = c.low.b.ints(&axes);
-    let ins = [Some(x), Some(pads), None, Some(axes)];
-    let settings = [("mode", Setting::Text(mode))];
-    let y = standard(&mut c.low.b, "Pad", &settings, &ins, 1)?[0];
-    c.made(y)
+    names.iter().map(|name| c.float(name, 0.0)).collect()
+}
+
+/// Lowers `upsample`. PyTorch maps the coordinates of a result to those of the operand by the scale of a call, ONNX by the
+/// sizes. A call for which the two differ is refused, because its results would be close and wrong.
+fn resized(c: &mut Call) -> Result<Value> {
+    let axes = spatial_axes(c);
+    let antialias = c.name.ends_with("_aa");
+    let cubic = c.name.contains("cubic");
+    let (x, more) = batched(c, c.either(&["input", "self"]), axes)?;
+    let given = scales(c, axes)?;
+    let dims = c.shape_of(x)[2..].to_vec();
+    let sizes = match c.dims("output_size")? {
+        Some(sizes) => sizes,
+        None => {
+            let mut sizes = Vec::with_capacity(axes);
+            for (dim, scale) in dims.iter().zip(&given) {
+                sizes.push(match (dim.as_const(), *scale) {
+                    (Some(n), s) if s > 0.0 => Dim::from((n as f64 * s).floor() as i64),
+                    (None, s) if s >= 1.0 && s.fract() == 0.0 => dim.mul(&Dim::from(s as i64)),
+                    _ => return Err(c.fail("shape", "the sizes of the result are not known")),
+                });
+            }
+            sizes
+        }
+    };
+    let corners = c.bool("align_corners", false)?;
+    let (mode, coordinates, rounding) = match c.name.contains("nearest") {
+        true if c.name.contains("exact") => ("nearest", "half_pixel", Some("round_prefer_ceil")),
+        true => ("nearest", "asymmetric", Some("floor")),
+        false => {
+            let coordinates = if corners {
+                "align_corners"
+            } else {
+                "half_pixel"
+            };
+            (if cubic { "cubic" } else { "linear" }, coordinates, None)
+        }
+    };
+    let mut settings = vec![
+        ("mode", Setting::Text(mode)),
+        ("axes", Setting::Ints((2..axes as i64 + 2).collect())),
+        ("antialias", flag(antialias)),
+        ("exclude_outside", flag(antialias)),
+        ("coordinate_transformation_mode", Setting::Text(coordinates)),
+    ];
+    settings.extend(rounding.map(|text| ("nearest_mode", Setting::Text(text))));
+    if cubic {
+        // Keys' cubic has −0.5 with antialiasing, −0.75 without (ATen/native/UpSample.h).
+        let a = if antialias { -0.5 } else { -0.75 };
+        settings.push(("cubic_coeff_a", Setting::Float(a)));
+    }
+    let mut each = dims.iter().zip(&given).zip(&sizes);
+    let by_sizes = each.all(|((dim, scale), size)| {
+        let whole = dim.mul(&Dim::from(*scale as i64));
+        *scale == 0.0 || scale.fract() == 0.0 && whole == *size
+    });
+    if !by_sizes && !corners {
+        return Err(c
+            .unsupported("a scale that is not the ratio of the sizes")
+            .help("give the size of the result, or recompute_scale_factor=True"));
+    }
+    let sizes = c.low.int_vector(&sizes)?;
+    let ins = [Some(x), None, None, Some(sizes)];
+    let y = standard(&mut c.low.b, "Resize", &settings, &ins, 1)?[0];
+    unbatched(c, y, more)
 }

@@ -1,20 +1,50 @@
-//! Lookups and writes by index.
+//! Lookups, writes by index, sorting, and the index tables that are known when the file is read.
 
-use super::pointwise::need;
-use super::signature::{Call, Op};
-use super::tensors::View;
-use super::{Value, reduce};
+use super::super::value::Value;
+use super::arrange::id;
+use super::create::{MAX_TABLE, table};
+use super::lowering::{DEFAULT_FLOAT, View, inverse};
+use super::signature::{Call, Formula, Op, along};
+use super::{reduce, views};
 use ckpt_passes::Result;
-use ckpt_passes::ir::{Attrs, DType, Dim, ValueId};
-use ckpt_passes::ops::{concat, index, logic, scatter, select, shape};
+use ckpt_passes::ir::build::same_dims;
+use ckpt_passes::ir::{Attrs, DType, Dim, OpDef, ValueId};
+use ckpt_passes::ops::{
+    arith, extreme, fill, index, logic, reduce::REDUCE_SUM, scatter, select, shape,
+};
+
+pub const FORMULAS: &[Formula] = &[
+    "argwhere(self: t) => nonzero(self)",
+    "masked_scatter(self: t, mask: t, source: t) => \
+     mask = expand(mask, size(self)); places = clamp_min(cumsum(flatten(mask), 0) - 1, 0); \
+     taken = reshape(take(source, places), size(self)); where(mask, taken, self)",
+    "masked_select(self: t, mask: t) => both = broadcast_tensors([self, mask]); index(both[0], [both[1]])",
+    "put(self: t, index: t, source: t, accumulate: b?) => \
+     y = index_put(flatten(self), [flatten(index)], flatten(source), accumulate); reshape(y, size(self))",
+    "select_scatter(self: t, src: t, dim: i, index: i) => \
+     copy = clone(self); copy_(select(copy, dim, index), src); copy",
+    "slice_scatter(self: t, src: t, dim: i?, start: i?, end: i?, step: i?) => \
+     copy = clone(self); copy_(slice(copy, dim, start, end, step), src); copy",
+    "take(self: t, index: t) => index(flatten(self), [index])",
+    "where(condition: t) => unbind(nonzero(condition), 1)",
+];
 
 pub const OPS: &[Op] = &[
-    ("argsort(self: t, dim: i?, descending: b?)", |c| {
-        sorted(c).map(second)
-    }),
+    ("argsort(self: t, dim: i?, descending: b?)", argsort),
     (
         "argsort(self: t, *, stable: b, dim: i?, descending: b?)",
-        |c| sorted(c).map(second),
+        argsort,
+    ),
+    ("{bitwise_left_shift,__lshift__}(self: ts, other: s)", |c| {
+        shifted(c, "mul")
+    }),
+    (
+        "{bitwise_right_shift,__rshift__}(self: ts, other: s)",
+        |c| shifted(c, "floor_divide"),
+    ),
+    (
+        "bucketize(self: ts, boundaries: t, *, out_int32: b?, right: b?)",
+        |c| ranked(c, "boundaries"),
     ),
     (
         "embedding(weight: t, indices: t, padding_idx: i?, scale_grad_by_freq: b?, sparse: b?)",
@@ -22,90 +52,117 @@ pub const OPS: &[Op] = &[
     ),
     (
         "gather(self: t, dim: i, index: t, *, sparse_grad: b?)",
-        gather,
+        |c| gather(c, &index::GATHER_ELEMENTS),
     ),
     ("histc(self: t, bins: i?, min: f?, max: f?)", histogram),
     ("index(self: t, indices: l)", by_tensors),
     (
         "index_add(self: t, dim: i, index: t, source: t, *, alpha: s?)",
-        index_add,
+        |c| rows_put(c, "add"),
     ),
+    ("index_copy(self: t, dim: i, index: t, source: t)", |c| {
+        rows_put(c, "none")
+    }),
     (
-        "index_copy(self: t, dim: i, index: t, source: t)",
-        index_copy,
+        "index_fill(self: t, dim: i, index: t, value: ts)",
+        index_fill,
     ),
     (
         "index_put(self: t, indices: l, values: t, accumulate: b?)",
         index_put,
     ),
-    ("index_select(self: t, dim: i, index: t)", index_select),
+    ("index_select(self: t, dim: i, index: t)", |c| {
+        gather(c, &index::GATHER)
+    }),
+    (
+        "linspace(start: f, end: f, steps: i, *, dtype: d?, layout, device, pin_memory)",
+        |c| spaced(c, None),
+    ),
+    (
+        "logspace(start: f, end: f, steps: i, base: f?, *, dtype: d?, layout, device, pin_memory)",
+        |c| {
+            let base = c.float("base", 10.0)?;
+            spaced(c, Some(base))
+        },
+    ),
     ("nonzero(self: t)", nonzero),
     ("one_hot(self: t, num_classes: i?)", one_hot),
+    (
+        "repeat_interleave(self: t, repeats: t, dim: i?, *, output_size: i?)",
+        repeated,
+    ),
+    ("repeat_interleave(repeats: t, *, output_size: i?)", |c| {
+        let places = repeats(c)?.1;
+        let places = c.low.b.ints(&places);
+        c.made(places)
+    }),
     ("scatter(self: t, dim: i, index: t, src: t)", |c| {
         scattered(c, "src", "none")
     }),
     ("scatter(self: t, dim: i, index: t, value: s)", |c| {
         scattered(c, "value", "none")
     }),
+    (
+        "scatter(self: t, dim: i, index: t, src: ts, *, reduce: S); \
+         scatter(self: t, dim: i, index: t, value: s, *, reduce: S); \
+         scatter_reduce(self: t, dim: i, index: t, src: t, reduce: S, *, include_self: b?)",
+        combined,
+    ),
     ("scatter_add(self: t, dim: i, index: t, src: t)", |c| {
         scattered(c, "src", "add")
     }),
+    (
+        "searchsorted(sorted_sequence: t, self: ts, *, out_int32: b?, right: b?, side: S?, sorter: t?)",
+        |c| ranked(c, "sorted_sequence"),
+    ),
     ("sort(self: t, dim: i?, descending: b?)", sorted),
     (
         "sort(self: t, *, stable: b?, dim: i?, descending: b?)",
         sorted,
     ),
+    ("take_along_dim(self: t, indices: t, dim: i?)", take_along),
     (
         "topk(self: t, k: i, dim: i?, largest: b?, sorted: b?)",
         topk,
     ),
+    (
+        "tri{l,u}_indices(row: i, col: i, offset: i?, *, dtype: d?, layout, device, pin_memory)",
+        triangle,
+    ),
 ];
 
-/// Rows of a table. No gradient goes to the row of `padding_idx`.
+/// Lowers a lookup of rows of a table. No gradient goes to the row of `padding_idx`.
 fn embedding(c: &mut Call) -> Result<Value> {
     let (table, rows) = (c.value("weight")?, c.value("indices")?);
     if c.bool("scale_grad_by_freq", false)? {
         return Err(c.unsupported("`scale_grad_by_freq`"));
     }
-    let mut y = c
-        .low
-        .b
-        .emit(&index::GATHER, &[table, rows], Attrs::new().with("axis", 0))?;
+    let mut y = c.emit_with(&index::GATHER, &[table, rows], along(0))?;
     let padding = c.int("padding_idx", -1)?;
     if padding >= 0 && c.low.depends(y) {
-        let dtype = c.low.b.ty(rows).dtype;
-        let padding = c.low.scalar_of(&Value::Int(Dim::from(padding)), dtype)?;
-        let is_padding = c.low.emit(&logic::EQUAL, &[rows, padding])?;
-        let is_padding = c.low.apply_unsqueeze(is_padding, &[-1])?;
+        let padding = c.low.operand(&padding.into(), c.dtype(rows))?;
+        let is_padding = c.emit(&logic::EQUAL, &[rows, padding])?;
+        let is_padding = c.low.unsqueeze(is_padding, &[-1])?;
         let fixed = c.low.stopped(y)?;
-        y = c.low.emit(&logic::WHERE, &[is_padding, fixed, y])?;
+        y = c.emit(&logic::WHERE, &[is_padding, fixed, y])?;
     }
     c.made(y)
 }
 
-fn gather(c: &mut Call) -> Result<Value> {
+/// Lowers a lookup along the axis `dim`.
+fn gather(c: &mut Call, op: &'static OpDef) -> Result<Value> {
     let (x, at) = (c.value("self")?, c.value("index")?);
-    let axis = c.axis("dim", 0, c.low.b.rank(x))?;
-    let attrs = Attrs::new().with("axis", axis as i64);
-    let y = c.low.b.emit(&index::GATHER_ELEMENTS, &[x, at], attrs)?;
-    c.made(y)
+    let axis = c.axis("dim", 0, c.rank(x))?;
+    c.result_with(op, &[x, at], along(axis))
 }
 
-fn index_select(c: &mut Call) -> Result<Value> {
-    let (x, at) = (c.value("self")?, c.value("index")?);
-    let axis = c.axis("dim", 0, c.low.b.rank(x))?;
-    let attrs = Attrs::new().with("axis", axis as i64);
-    let y = c.low.b.emit(&index::GATHER, &[x, at], attrs)?;
-    c.made(y)
-}
-
-/// Where an index of several tensors looks: the axes that it takes the place of, and the places, [.., axes].
+/// The axes that an index by several tensors replaces, and the indices along each of them.
 struct Places {
     axes: Vec<usize>,
     tensors: Vec<ValueId>,
 }
 
-/// Indices with masks taken apart into the places where they are true.
+/// Returns the indices of a call. A mask becomes the indices of its true elements, one tensor an axis.
 fn places(c: &mut Call, rank: usize) -> Result<Places> {
     let mut found = Places {
         axes: Vec::new(),
@@ -118,32 +175,16 @@ fn places(c: &mut Call, rank: usize) -> Result<Places> {
             continue;
         };
         let value = c.low.read(tensor)?;
-        let dtype = c.low.b.ty(value).dtype;
-        if dtype == DType::Bool {
-            let count = c.low.b.rank(value);
-            let all = c.low.emit(&index::NON_ZERO, &[value])?;
-            c.low.read_sizes(all);
-            for i in 0..count {
-                let row = View::Slice {
-                    axis: 0,
-                    start: Dim::from(i as i64),
-                    end: Dim::from(i as i64 + 1),
-                    step: 1,
-                };
-                let row = c.low.apply(&row, all)?;
-                let row = c.low.apply(&View::Squeeze(vec![0]), row)?;
-                found.axes.push(axis);
-                found.tensors.push(row);
-                axis += 1;
-            }
-            continue;
+        let tensors = match c.dtype(value) {
+            DType::Bool => mask_indices(c, value)?,
+            dtype if dtype.is_float() => return Err(c.fail("type", "an index is no integer")),
+            _ => vec![value],
+        };
+        for tensor in tensors {
+            found.axes.push(axis);
+            found.tensors.push(tensor);
+            axis += 1;
         }
-        if dtype.is_float() {
-            return Err(c.fail("type", "an index is no integer"));
-        }
-        found.axes.push(axis);
-        found.tensors.push(value);
-        axis += 1;
     }
     if found.axes.is_empty() || axis > rank {
         return Err(c.fail("shape", "the indices do not fit the tensor"));
@@ -151,165 +192,130 @@ fn places(c: &mut Call, rank: usize) -> Result<Places> {
     Ok(found)
 }
 
-/// The places as one tensor [.., axes], and the sizes before its last axis.
+/// Returns the indices of the true elements of a mask, one vector for each of its axes.
+fn mask_indices(c: &mut Call, mask: ValueId) -> Result<Vec<ValueId>> {
+    let count = c.rank(mask);
+    let all = c.emit(&index::NON_ZERO, &[mask])?;
+    c.low.read_sizes(all);
+    let mut rows = Vec::with_capacity(count);
+    for i in 0..count as i64 {
+        let row = c.low.apply(&View::range(0, i, i + 1), all)?;
+        rows.push(c.low.apply(&View::Squeeze(vec![0]), row)?);
+    }
+    Ok(rows)
+}
+
+/// Returns the indices as one tensor [.., axes], and the sizes before its last axis.
 fn joined(c: &mut Call, tensors: &[ValueId]) -> Result<(ValueId, Vec<Dim>)> {
     let mut dims: Vec<Dim> = Vec::new();
     for t in tensors {
-        let own = c.low.b.ty(*t).dims.clone();
-        dims = super::views::broadcast(c, &dims, &own)?;
+        dims = views::broadcast(c, &dims, &c.low.b.ty(*t).dims)?;
     }
     let mut columns = Vec::with_capacity(tensors.len());
     for t in tensors {
         let wide = c.low.b.cast(*t, DType::I64)?;
         let wide = c.low.broadcast_to(wide, &dims)?;
-        columns.push(c.low.apply_unsqueeze(wide, &[-1])?);
+        columns.push(c.low.unsqueeze(wide, &[-1])?);
     }
-    let all = match columns.as_slice() {
-        [one] => *one,
-        many => {
-            let attrs = Attrs::new().with("axis", dims.len() as i64);
-            c.low.b.emit(&concat::CONCAT, many, attrs)?
-        }
-    };
+    let all = c.low.concat(&columns, dims.len())?;
     Ok((all, dims))
 }
 
-/// The indexed axes first, the others in order behind them.
+/// Returns the permutation that puts the indexed axes first and keeps the others in order.
 fn to_front(axes: &[usize], rank: usize) -> Vec<i64> {
     let rest = (0..rank).filter(|a| !axes.contains(a));
     axes.iter().copied().chain(rest).map(|a| a as i64).collect()
 }
 
+/// Returns how many axes stand before the indexed ones, if these are adjacent. An index then replaces them in place;
+/// else the new axes come first.
+fn axes_before(found: &Places) -> usize {
+    let adjacent = found.axes.windows(2).all(|w| w[0] + 1 == w[1]);
+    if adjacent { found.axes[0] } else { 0 }
+}
+
 fn by_tensors(c: &mut Call) -> Result<Value> {
     let x = c.value("self")?;
-    let rank = c.low.b.rank(x);
+    let rank = c.rank(x);
     let found = places(c, rank)?;
     if let ([axis], [places]) = (found.axes.as_slice(), found.tensors.as_slice()) {
-        let attrs = Attrs::new().with("axis", *axis as i64);
-        let y = c.low.b.emit(&index::GATHER, &[x, *places], attrs)?;
-        return c.made(y);
+        return c.result_with(&index::GATHER, &[x, *places], along(*axis));
     }
     let (all, dims) = joined(c, &found.tensors)?;
     let front = shape::transpose(&mut c.low.b, x, to_front(&found.axes, rank))?;
-    let y = c.low.emit(&index::GATHER_ND, &[front, all])?;
-    // Next to each other, the indexed axes are replaced where they stand; else the new ones come first.
-    let first = found.axes[0];
-    let adjacent = found.axes.windows(2).all(|w| w[0] + 1 == w[1]);
-    let y = if adjacent && first > 0 {
-        let new = dims.len();
-        let perm = (new..new + first)
-            .chain(0..new)
-            .chain(new + first..c.low.b.rank(y));
-        let perm = perm.map(|a| a as i64).collect();
-        shape::transpose(&mut c.low.b, y, perm)?
-    } else {
-        y
-    };
+    let mut y = c.emit(&index::GATHER_ND, &[front, all])?;
+    let (first, new) = (axes_before(&found), dims.len());
+    if first > 0 {
+        let perm = (new..new + first).chain(0..new);
+        let perm = perm.chain(new + first..c.rank(y)).map(|a| a as i64);
+        y = shape::transpose(&mut c.low.b, y, perm.collect())?;
+    }
+    c.made(y)
+}
+
+/// Emits a write at indices [.., axes] of the first axes, and brings the axes back into their order before `perm`.
+fn put(c: &mut Call, ins: [ValueId; 3], reduction: &str, perm: &[i64]) -> Result<Value> {
+    let attrs = Attrs::new().with("reduction", reduction);
+    let y = c.emit_with(&scatter::SCATTER_ND, &ins, attrs)?;
+    let y = shape::transpose(&mut c.low.b, y, inverse(perm))?;
     c.made(y)
 }
 
 fn index_put(c: &mut Call) -> Result<Value> {
     let (x, values) = (c.value("self")?, c.value("values")?);
-    let rank = c.low.b.rank(x);
+    let rank = c.rank(x);
     let found = places(c, rank)?;
     let (all, dims) = joined(c, &found.tensors)?;
     let perm = to_front(&found.axes, rank);
     let front = shape::transpose(&mut c.low.b, x, perm.clone())?;
-    let rest = c.low.b.ty(front).dims[found.axes.len()..].to_vec();
-    let first = found.axes[0];
-    let adjacent = found.axes.windows(2).all(|w| w[0] + 1 == w[1]);
-    let values = c.low.b.cast(values, c.low.b.ty(x).dtype)?;
-    // The values have the sizes that reading at these places would give.
-    let (wanted, back) = if adjacent && first > 0 {
-        let wanted = [&rest[..first], &dims, &rest[first..]].concat();
-        let (new, end) = (dims.len(), wanted.len());
-        let back = (first..first + new).chain(0..first).chain(first + new..end);
-        (wanted, back.map(|a| a as i64).collect())
-    } else {
-        let wanted = [dims, rest].concat();
-        let back = (0..wanted.len() as i64).collect();
-        (wanted, back)
-    };
+    let rest = c.shape_of(front)[found.axes.len()..].to_vec();
+    let values = c.low.b.cast(values, c.dtype(x))?;
+    // The values have the sizes that a read at these indices has.
+    let (first, new) = (axes_before(&found), dims.len());
+    let wanted = [&rest[..first], &dims, &rest[first..]].concat();
+    let back = (first..first + new).chain(0..first);
+    let back = back.chain(first + new..wanted.len()).map(|a| a as i64);
     let values = c.low.broadcast_to(values, &wanted)?;
-    let values = shape::transpose(&mut c.low.b, values, back)?;
-    let reduction = if c.bool("accumulate", false)? {
-        "add"
-    } else {
-        "none"
+    let values = shape::transpose(&mut c.low.b, values, back.collect())?;
+    let reduction = match c.bool("accumulate", false)? {
+        true => "add",
+        false => "none",
     };
-    let attrs = Attrs::new().with("reduction", reduction);
-    let y = c
-        .low
-        .b
-        .emit(&scatter::SCATTER_ND, &[front, all, values], attrs)?;
-    let y = turned_back(c, y, &perm)?;
-    c.made(y)
+    put(c, [front, all, values], reduction, &perm)
 }
 
-fn turned_back(c: &mut Call, y: ValueId, perm: &[i64]) -> Result<ValueId> {
-    let mut inverse = vec![0; perm.len()];
-    for (i, p) in perm.iter().enumerate() {
-        inverse[*p as usize] = i as i64;
-    }
-    shape::transpose(&mut c.low.b, y, inverse)
-}
-
-/// Rows along an axis, written or added at places of that axis.
+/// Writes or adds rows at indices of an axis.
 fn rows_put(c: &mut Call, reduction: &str) -> Result<Value> {
     let (x, at, mut rows) = (c.value("self")?, c.value("index")?, c.value("source")?);
     if let Some(alpha) = c.get("alpha").cloned() {
-        let alpha = c.low.scalar_of(&alpha, c.low.b.ty(rows).dtype)?;
+        let alpha = c.low.operand(&alpha, c.dtype(rows))?;
         rows = c.low.b.mul(rows, alpha)?;
     }
-    let rank = c.low.b.rank(x);
+    let rank = c.rank(x);
     let axis = c.axis("dim", 0, rank)?;
     let perm = to_front(&[axis], rank);
     let front = shape::transpose(&mut c.low.b, x, perm.clone())?;
     let rows = shape::transpose(&mut c.low.b, rows, perm.clone())?;
     let at = c.low.b.cast(at, DType::I64)?;
-    let at = c.low.apply_unsqueeze(at, &[-1])?;
-    let attrs = Attrs::new().with("reduction", reduction);
-    let y = c
-        .low
-        .b
-        .emit(&scatter::SCATTER_ND, &[front, at, rows], attrs)?;
-    let y = turned_back(c, y, &perm)?;
-    c.made(y)
-}
-
-fn index_add(c: &mut Call) -> Result<Value> {
-    rows_put(c, "add")
-}
-
-fn index_copy(c: &mut Call) -> Result<Value> {
-    rows_put(c, "none")
+    let at = c.low.unsqueeze(at, &[-1])?;
+    put(c, [front, at, rows], reduction, &perm)
 }
 
 fn scattered(c: &mut Call, source: &str, reduction: &str) -> Result<Value> {
     let (x, at) = (c.value("self")?, c.value("index")?);
-    let axis = c.axis("dim", 0, c.low.b.rank(x))?;
-    let given = need(c, source)?;
-    let updates = c.low.operand(&given, c.low.b.ty(x).dtype)?;
-    let updates = match given {
-        Value::Tensor(_) => updates,
-        _ => {
-            let dims = c.low.b.ty(at).dims.clone();
-            c.low.broadcast_to(updates, &dims)?
-        }
-    };
-    let attrs = Attrs::new()
-        .with("axis", axis as i64)
-        .with("reduction", reduction);
-    let y = c
-        .low
-        .b
-        .emit(&scatter::SCATTER_ELEMENTS, &[x, at, updates], attrs)?;
-    c.made(y)
+    let axis = c.axis("dim", 0, c.rank(x))?;
+    let given = c.need(source)?;
+    let mut updates = c.low.operand(&given, c.dtype(x))?;
+    if !matches!(given, Value::Tensor(_)) {
+        updates = c.low.broadcast_to(updates, &c.shape_of(at))?;
+    }
+    let attrs = along(axis).with("reduction", reduction);
+    c.result_with(&scatter::SCATTER_ELEMENTS, &[x, at, updates], attrs)
 }
 
 fn nonzero(c: &mut Call) -> Result<Value> {
     let x = c.value("self")?;
-    let places = c.low.emit(&index::NON_ZERO, &[x])?;
+    let places = c.emit(&index::NON_ZERO, &[x])?;
     c.low.read_sizes(places);
     let y = shape::transpose(&mut c.low.b, places, vec![1, 0])?;
     c.made(y)
@@ -324,18 +330,14 @@ fn one_hot(c: &mut Call) -> Result<Value> {
     let classes = c.low.int_scalar(&classes)?;
     let values = c.low.b.ints(&[0, 1]);
     let attrs = Attrs::new().with("axis", -1);
-    let y = c
-        .low
-        .b
-        .emit(&scatter::ONE_HOT, &[x, classes, values], attrs)?;
-    c.made(y)
+    c.result_with(&scatter::ONE_HOT, &[x, classes, values], attrs)
 }
 
+/// Lowers the k largest or smallest elements along `dim`, in order, and their indices.
 fn chosen(c: &mut Call, x: ValueId, k: &Dim, largest: bool) -> Result<Value> {
-    let axis = c.axis("dim", -1, c.low.b.rank(x))?;
+    let axis = c.axis("dim", -1, c.rank(x))?;
     let k = c.low.int_vector(std::slice::from_ref(k))?;
-    let attrs = Attrs::new()
-        .with("axis", axis as i64)
+    let attrs = along(axis)
         .with("largest", i64::from(largest))
         .with("sorted", 1);
     let ins = vec![Some(x), Some(k)];
@@ -350,26 +352,22 @@ fn topk(c: &mut Call) -> Result<Value> {
     chosen(c, x, &k, largest)
 }
 
-/// Equal elements stay in order, which PyTorch promises only of stable sorts.
+/// Lowers a sort. Equal elements keep their order, which PyTorch promises only for stable sorts.
 fn sorted(c: &mut Call) -> Result<Value> {
     let x = c.value("self")?;
-    if c.low.b.rank(x) == 0 {
-        return Err(c.unsupported("a scalar"));
-    }
-    let axis = c.axis("dim", -1, c.low.b.rank(x))?;
-    let size = c.low.b.ty(x).dims[axis].clone();
+    let axis = c.axis("dim", -1, c.rank(x))?;
+    let size = c.shape_of(x).get(axis).cloned();
+    let size = size.ok_or_else(|| c.unsupported("a scalar"))?;
     let down = c.bool("descending", false)?;
     chosen(c, x, &size, down)
 }
 
-fn second(pair: Value) -> Value {
-    match pair {
-        Value::Tuple(mut items) if items.len() == 2 => items.remove(1),
-        other => other,
-    }
+fn argsort(c: &mut Call) -> Result<Value> {
+    let pair = sorted(c)?;
+    Ok(pair.members()[1].clone())
 }
 
-/// How many elements fall into each of `bins` equal parts of [min, max]; others are not counted.
+/// Counts the elements in each of `bins` equal intervals of [min, max]. Other elements are not counted.
 fn histogram(c: &mut Call) -> Result<Value> {
     let x = c.value("self")?;
     let dtype = c.low.b.ty(x).dtype;
@@ -378,34 +376,234 @@ fn histogram(c: &mut Call) -> Result<Value> {
     if least >= most || bins < 1 || !dtype.is_float() {
         return Err(c.unsupported("a range that the data decides"));
     }
-    let all = c.low.b.ints(&[-1]);
-    let x = c.low.emit(&shape::RESHAPE, &[x, all])?;
+    let x = c.flattened(x)?;
     let (low, high) = (c.low.b.scalar(dtype, least), c.low.b.scalar(dtype, most));
     let off = c.low.b.sub(x, low)?;
     let factor = c.low.b.scalar(dtype, bins as f64);
     let scaled = c.low.b.mul(off, factor)?;
     let width = c.low.b.scalar(dtype, most - least);
     let place = c.low.b.div(scaled, width)?;
-    let place = c.low.emit(&ckpt_passes::ops::arith::FLOOR, &[place])?;
-    // The last part has its end.
+    let place = c.emit(&arith::FLOOR, &[place])?;
+    // The last interval includes its end.
     let last = c.low.b.scalar(dtype, (bins - 1) as f64);
-    let place = c
-        .low
-        .emit(&ckpt_passes::ops::extreme::MIN, &[place, last])?;
-    let above = c.low.emit(&logic::GREATER_OR_EQUAL, &[x, low])?;
-    let below = c.low.emit(&logic::LESS_OR_EQUAL, &[x, high])?;
-    let counts = c.low.emit(&logic::AND, &[above, below])?;
+    let place = c.emit(&extreme::MIN, &[place, last])?;
+    let above = c.emit(&logic::GREATER_OR_EQUAL, &[x, low])?;
+    let below = c.emit(&logic::LESS_OR_EQUAL, &[x, high])?;
+    let counts = c.emit(&logic::AND, &[above, below])?;
     let none = c.low.b.scalar(dtype, -1.0);
-    let place = c.low.emit(&logic::WHERE, &[counts, place, none])?;
-    let place = c.low.apply_unsqueeze(place, &[1])?;
+    let place = c.emit(&logic::WHERE, &[counts, place, none])?;
+    let place = c.low.unsqueeze(place, &[1])?;
     let (zero, one) = (c.low.b.int(0), c.low.b.int(1));
     let end = c.low.b.int(bins);
-    let numbers = c
-        .low
-        .emit(&ckpt_passes::ops::fill::RANGE, &[zero, end, one])?;
+    let numbers = c.emit(&fill::RANGE, &[zero, end, one])?;
     let numbers = c.low.b.cast(numbers, dtype)?;
-    let hits = c.low.emit(&logic::EQUAL, &[place, numbers])?;
+    let hits = c.emit(&logic::EQUAL, &[place, numbers])?;
     let hits = c.low.b.cast(hits, dtype)?;
-    let y = reduce::over(c, &ckpt_passes::ops::reduce::REDUCE_SUM, hits, &[0], false)?;
+    let y = reduce::over(c, &REDUCE_SUM, hits, &[0], false)?;
     c.made(y)
+}
+
+/// Lowers a shift to a product with a power of two, or to a rounded quotient.
+fn shifted(c: &mut Call, op: &str) -> Result<Value> {
+    let by = c.int("other", 0)?;
+    let float = matches!(c.get("self"), Some(Value::Tensor(t)) if c.low.dtype(*t).is_float());
+    if float || !(0..=62).contains(&by) {
+        return Err(c.unsupported("this shift"));
+    }
+    c.run(op, [c.given("self"), (1i64 << by).into()])
+}
+
+/// Counts the elements of a sorted vector that come before each element of `self`. NaN comes behind all numbers.
+fn ranked(c: &mut Call, sorted: &'static str) -> Result<Value> {
+    let right = c.bool("right", false)? || c.str("side", "")? == "right";
+    if c.has("sorter") || c.low.dims(c.tensor(sorted)?).len() != 1 {
+        return Err(c.unsupported("a sequence that is no vector"));
+    }
+    c.formula(
+        &[("sorted", c.given(sorted)), ("right", right.into())],
+        "each = is_tensor(self) ? unsqueeze(self, -1) : self; \
+         count = sum(~(right ? sorted > each : sorted >= each), -1); out_int32 ? to(count, int32) : count",
+    )
+}
+
+fn index_fill(c: &mut Call) -> Result<Value> {
+    let (x, axis) = c.self_axis()?;
+    let at = c.tensor("index")?;
+    let mut wanted = c.low.dims(x).to_vec();
+    if let Some(size) = wanted.get_mut(axis) {
+        *size = c.low.dims(at).first().cloned().unwrap_or(Dim::ONE);
+    }
+    let value = c.low.operand(&c.given("value"), c.low.dtype(x))?;
+    let rows = c.low.broadcast_to(value, &wanted)?;
+    let rows = c.made(rows)?;
+    c.formula(
+        &[("axis", (axis as i64).into()), ("rows", rows)],
+        "index_copy(self, axis, atleast_1d(index), rows)",
+    )
+}
+
+/// Lowers numbers at equal distances, or powers of `base` with such exponents.
+fn spaced(c: &mut Call, base: Option<f64>) -> Result<Value> {
+    let (start, end) = (c.float("start", 0.0)?, c.float("end", 1.0)?);
+    let steps = c.int("steps", 100)?;
+    let dtype = c.dtype_or(DEFAULT_FLOAT)?;
+    if !(0..=MAX_TABLE).contains(&steps) || !dtype.is_float() {
+        return Err(c.unsupported("this many steps, or steps of integers,"));
+    }
+    let step = if steps > 1 {
+        (end - start) / (steps - 1) as f64
+    } else {
+        0.0
+    };
+    // PyTorch counts from both ends to the middle.
+    let number = |i: i64| match i < steps / 2 || steps == 1 {
+        true => start + step * i as f64,
+        false => end - step * (steps - 1 - i) as f64,
+    };
+    let all = (0..steps).map(|i| base.map_or(number(i), |b| b.powf(number(i))));
+    table(c, dtype, all)
+}
+
+/// Returns the numbers of a known vector `repeats`, and each of its indices as often as its number says.
+fn repeats(c: &mut Call) -> Result<(Vec<i64>, Vec<i64>)> {
+    let times = c.tensor("repeats")?;
+    let known = c.low.known(times)?;
+    let numbers: Option<Vec<i64>> = known.and_then(|k| k.iter().map(Dim::as_const).collect());
+    let few = |n: &Vec<i64>| {
+        let all = n.iter().try_fold(0i64, |sum, n| sum.checked_add(*n));
+        n.iter().all(|n| *n >= 0) && all.is_some_and(|sum| sum <= MAX_TABLE)
+    };
+    let Some(numbers) = numbers.filter(few) else {
+        return Err(c
+            .unsupported("a number of repeats that the data decides")
+            .help("repeat by a number, or gather by indices that are an input"));
+    };
+    let each = numbers.iter().enumerate();
+    let places = each.flat_map(|(i, n)| std::iter::repeat_n(i as i64, *n as usize));
+    let places = places.collect();
+    Ok((numbers, places))
+}
+
+/// Repeats each slice along an axis as often as a known vector says.
+fn repeated(c: &mut Call) -> Result<Value> {
+    let (numbers, places) = repeats(c)?;
+    let (x, axis) = match c.has("dim") {
+        true => (c.given("self"), c.int("dim", 0)?),
+        false => (c.run("flatten", [c.given("self")])?, 0),
+    };
+    if let [one] = numbers.as_slice() {
+        return c.run("repeat_interleave", [x, (*one).into(), axis.into()]);
+    }
+    let dims = c.low.dims(id(c, &x)?).to_vec();
+    let at = c.in_rank(axis, dims.len())?;
+    if dims.get(at) != Some(&Dim::from(numbers.len() as i64)) {
+        return Err(c.fail("shape", "`repeats` does not fit the axis"));
+    }
+    let places = c.low.b.ints(&places);
+    let places = c.made(places)?;
+    c.run("index_select", [x, axis.into(), places])
+}
+
+/// Combines updates with the elements at their indices, or, without `include_self`, with each other alone.
+fn combined(c: &mut Call) -> Result<Value> {
+    let own = c.bool("include_self", true)?;
+    let how = c.str("reduce", "sum")?.to_string();
+    let (reduction, neutral) = match how.as_str() {
+        "sum" | "add" | "mean" => ("add", 0.0),
+        "prod" | "multiply" => ("mul", 1.0),
+        "amax" => ("max", f64::NEG_INFINITY),
+        "amin" => ("min", f64::INFINITY),
+        other => return Err(c.unsupported(format!("`reduce` {other}"))),
+    };
+    let ((x, axis), at) = (c.self_axis()?, c.value("index")?);
+    let dtype = c.low.dtype(x);
+    let src = c.given(c.either(&["value", "src"]));
+    let mut updates = c.low.operand(&src, dtype)?;
+    let dims = c.shape_of(at);
+    if c.rank(updates) == 0 {
+        updates = c.low.broadcast_to(updates, &dims)?;
+    } else if !same_dims(&c.low.b.ty(updates).dims, &dims) {
+        // The source may be larger than the index. The rest of it does not count.
+        let mut used = c.low.fresh(updates);
+        for (i, size) in dims.iter().enumerate() {
+            used = views::sliced(c, used, i, &Dim::ZERO, size, 1)?;
+        }
+        updates = c.low.read(used)?;
+    }
+    let attrs = |reduction: &'static str| along(axis).with("reduction", reduction);
+    let put = &scatter::SCATTER_ELEMENTS;
+    let value = c.low.read(x)?;
+    let target = match own {
+        true => value,
+        false => {
+            let fill = c.low.b.scalar(dtype, neutral);
+            let fill = c.low.broadcast_to(fill, &dims)?;
+            c.emit_with(put, &[value, at, fill], attrs("none"))?
+        }
+    };
+    let mut y = c.emit_with(put, &[target, at, updates], attrs(reduction))?;
+    if how == "mean" {
+        let begin = c.low.b.filled_like(value, if own { 1.0 } else { 0.0 })?;
+        let one = c.low.b.scalar(dtype, 1.0);
+        let ones = c.low.broadcast_to(one, &dims)?;
+        let count = c.emit_with(put, &[begin, at, ones], attrs("add"))?;
+        let count = c.emit(&extreme::MAX, &[count, one])?;
+        y = match dtype.is_float() {
+            true => c.low.b.div(y, count)?,
+            false => return Err(c.unsupported("a mean of integers")),
+        };
+    }
+    c.made(y)
+}
+
+/// Lowers `gather` along an axis, where the other sizes of both tensors broadcast.
+fn take_along(c: &mut Call) -> Result<Value> {
+    if !c.has("dim") {
+        return c.run("take", [c.given("self"), c.given("indices")]);
+    }
+    let (x, at) = (c.tensor("self")?, c.tensor("indices")?);
+    let (own, places) = (c.low.dims(x).to_vec(), c.low.dims(at).to_vec());
+    let axis = c.axis("dim", 0, own.len())?;
+    if own.len() != places.len() || own.is_empty() {
+        return Err(c.fail("shape", "the tensors have different ranks"));
+    }
+    let with = |dims: &[Dim], size: &Dim| {
+        let mut dims = dims.to_vec();
+        dims[axis] = size.clone();
+        dims
+    };
+    let both = views::broadcast(c, &with(&own, &Dim::ONE), &with(&places, &Dim::ONE))?;
+    c.formula(
+        &[
+            ("own", with(&both, &own[axis]).into()),
+            ("places", with(&both, &places[axis]).into()),
+            ("axis", (axis as i64).into()),
+        ],
+        "x = expand(self, own); gather(x, axis, expand(indices, places))",
+    )
+}
+
+/// Lowers the rows and columns of the elements on and below (or above) a diagonal, row by row.
+fn triangle(c: &mut Call) -> Result<Value> {
+    let upper = c.name == "triu_indices";
+    let (rows, columns) = (c.int("row", 0)?, c.int("col", 0)?);
+    let offset = c.int("offset", 0)?;
+    let within = rows.checked_mul(columns).is_some_and(|n| n <= MAX_TABLE);
+    if rows < 0 || columns < 0 || !within {
+        return Err(c.unsupported("a table of this size"));
+    }
+    let inside = |i: i64, j: i64| match upper {
+        true => j - i >= offset,
+        false => j - i <= offset,
+    };
+    let all = (0..rows).flat_map(|i| (0..columns).map(move |j| (i, j)));
+    let places: Vec<(i64, i64)> = all.filter(|(i, j)| inside(*i, *j)).collect();
+    let rows = places.iter().map(|p| p.0);
+    let list: Vec<i64> = rows.chain(places.iter().map(|p| p.1)).collect();
+    let list = c.low.b.ints(&list);
+    let list = c.made(list)?;
+    c.formula(
+        &[("list", list), ("count", (places.len() as i64).into())],
+        "y = reshape(list, [2, count]); given(dtype) ? to(y, dtype) : y",
+    )
 }

@@ -1,11 +1,12 @@
 //! Normalisations.
 
-use super::Value;
-use super::reduce::over;
+use super::super::value::Value;
+use super::reduce::{count, over};
 use super::signature::{Call, Op};
 use ckpt_passes::Result;
 use ckpt_passes::ir::{Attrs, DType, Dim, ValueId};
-use ckpt_passes::ops::{math, norm, reduce, shape};
+use ckpt_passes::ops::shape::RESHAPE;
+use ckpt_passes::ops::{math, norm, reduce};
 
 pub const OPS: &[Op] = &[
     (
@@ -30,21 +31,20 @@ pub const OPS: &[Op] = &[
     ),
 ];
 
-/// Ones in the sizes that are normalised over, where there is no scale.
+/// Returns the scale of a norm over the last `axes` axes, by default ones.
 pub(super) fn scale(c: &mut Call, x: ValueId, axes: usize) -> Result<ValueId> {
     if let Some(scale) = c.opt_value("weight")? {
         return Ok(scale);
     }
-    let dtype = c.low.b.ty(x).dtype;
-    let dims = c.low.b.ty(x).dims[c.low.b.rank(x) - axes..].to_vec();
-    let one = c.low.b.scalar(dtype, 1.0);
+    let dims = c.shape_of(x)[c.rank(x) - axes..].to_vec();
+    let one = c.scalar_like(x, 1.0);
     c.low.broadcast_to(one, &dims)
 }
 
+/// Returns the number of axes in `normalized_shape`.
 pub(super) fn normalized_axes(c: &Call, x: ValueId) -> Result<usize> {
     let shape = c.dims("normalized_shape")?.unwrap_or_default();
-    let rank = c.low.b.rank(x);
-    if shape.is_empty() || shape.len() > rank {
+    if shape.is_empty() || shape.len() > c.rank(x) {
         return Err(c.fail("shape", "`normalized_shape` does not fit the tensor"));
     }
     Ok(shape.len())
@@ -68,8 +68,8 @@ fn layer_norm(c: &mut Call) -> Result<Value> {
 fn rms_norm(c: &mut Call) -> Result<Value> {
     let x = c.value("input")?;
     let axes = normalized_axes(c, x)?;
-    // Where none is given, the distance from 1 to the next number of the type.
-    let natural = match c.low.b.ty(x).dtype {
+    // By default, epsilon is the distance from 1 to the next number of the type.
+    let natural = match c.dtype(x) {
         DType::F64 => f64::EPSILON,
         DType::F16 => 2f64.powi(-10),
         DType::BF16 => 2f64.powi(-7),
@@ -80,19 +80,16 @@ fn rms_norm(c: &mut Call) -> Result<Value> {
     let attrs = Attrs::new()
         .with("axis", -(axes as i64))
         .with("epsilon", eps as f32);
-    let y = c.low.b.emit(&norm::RMS_NORM, &[x, scale], attrs)?;
-    c.made(y)
+    c.result_with(&norm::RMS_NORM, &[x, scale], attrs)
 }
 
-/// A vector [channels] as [channels, 1, …], to stand behind the batch axis of `x`.
+/// Reshapes a vector [channels] to [channels, 1, …], so that it broadcasts behind the batch axis of `x`.
 fn channels(c: &mut Call, v: ValueId, x: ValueId) -> Result<ValueId> {
-    let axes: Vec<i64> = (1..c.low.b.rank(x) as i64 - 1).collect();
-    if axes.is_empty() {
-        return Ok(v);
-    }
-    c.low.apply_unsqueeze(v, &axes)
+    let axes: Vec<i64> = (1..c.rank(x) as i64 - 1).collect();
+    c.low.unsqueeze(v, &axes)
 }
 
+/// Applies `weight` and `bias`, if they are given.
 fn affine(c: &mut Call, mut y: ValueId) -> Result<Value> {
     if let Some(weight) = c.opt_value("weight")? {
         let weight = channels(c, weight, y)?;
@@ -105,16 +102,17 @@ fn affine(c: &mut Call, mut y: ValueId) -> Result<Value> {
     c.made(y)
 }
 
-/// (x − mean)/√(var + ε).
-fn normalised(c: &mut Call, x: ValueId, mean: ValueId, var: ValueId, eps: f64) -> Result<ValueId> {
+/// Emits (x − mean)/√(var + ε).
+fn normalised(c: &mut Call, x: ValueId, mean: ValueId, var: ValueId) -> Result<ValueId> {
+    let eps = c.float("eps", 1e-5)?;
     let off = c.low.b.sub(x, mean)?;
-    let eps = c.low.b.scalar(c.low.b.ty(var).dtype, eps);
+    let eps = c.scalar_like(var, eps);
     let var = c.low.b.add(var, eps)?;
-    let deviation = c.low.emit(&math::SQRT, &[var])?;
+    let deviation = c.emit(&math::SQRT, &[var])?;
     c.low.b.div(off, deviation)
 }
 
-/// Mean and variance (of the whole, not of a sample) over axes that stay.
+/// Emits the mean and the population variance over axes that stay.
 fn moments(c: &mut Call, x: ValueId, axes: &[usize]) -> Result<(ValueId, ValueId)> {
     let mean = over(c, &reduce::REDUCE_MEAN, x, axes, true)?;
     let off = c.low.b.sub(x, mean)?;
@@ -125,9 +123,8 @@ fn moments(c: &mut Call, x: ValueId, axes: &[usize]) -> Result<(ValueId, ValueId
 
 fn group_norm(c: &mut Call) -> Result<Value> {
     let x = c.value("input")?;
-    let dims = c.low.b.ty(x).dims.clone();
+    let dims = c.shape_of(x);
     let groups = c.int("num_groups", 1)?;
-    let eps = c.float("eps", 1e-5)?;
     let [batch, channels, ..] = dims.as_slice() else {
         return Err(c.fail("shape", "the tensor has no channels"));
     };
@@ -135,31 +132,36 @@ fn group_norm(c: &mut Call) -> Result<Value> {
         .exact_div(&Dim::from(groups))
         .ok_or_else(|| c.fail("shape", "the groups do not divide the channels"))?;
     let rest = Dim::product(&dims[2..]).mul(&each);
-    let wanted = [batch.clone(), Dim::from(groups), rest];
-    let wanted = c.low.int_vector(&wanted)?;
-    let apart = c.low.emit(&shape::RESHAPE, &[x, wanted])?;
+    let apart = c.reshape(x, &[batch.clone(), Dim::from(groups), rest])?;
     let (mean, var) = moments(c, apart, &[2])?;
-    let y = normalised(c, apart, mean, var, eps)?;
-    let back = c.low.b.shape(x)?;
-    let y = c.low.emit(&shape::RESHAPE, &[y, back])?;
+    let y = normalised(c, apart, mean, var)?;
+    let y = reshaped_like(c, y, x)?;
     affine(c, y)
 }
 
-/// With the statistics of each channel of each example.
+/// Reshapes a value to the shape of another.
+fn reshaped_like(c: &mut Call, x: ValueId, like: ValueId) -> Result<ValueId> {
+    let shape = c.low.b.shape(like)?;
+    c.emit(&RESHAPE, &[x, shape])
+}
+
+/// Normalises by the running statistics of the channels.
+fn by_running(c: &mut Call, x: ValueId, mean: ValueId, var: ValueId) -> Result<ValueId> {
+    let (mean, var) = (channels(c, mean, x)?, channels(c, var, x)?);
+    normalised(c, x, mean, var)
+}
+
+/// Lowers a norm by the statistics of each channel of each example.
 fn instance_norm(c: &mut Call) -> Result<Value> {
     let x = c.value("input")?;
-    let (rank, eps) = (c.low.b.rank(x), c.float("eps", 1e-5)?);
     let running = (c.opt_value("running_mean")?, c.opt_value("running_var")?);
     let own = c.bool("use_input_stats", true)?;
     let y = match running {
-        (Some(mean), Some(var)) if !own => {
-            let (mean, var) = (channels(c, mean, x)?, channels(c, var, x)?);
-            normalised(c, x, mean, var, eps)?
-        }
-        (None, None) if rank > 2 => {
-            let axes: Vec<usize> = (2..rank).collect();
+        (Some(mean), Some(var)) if !own => by_running(c, x, mean, var)?,
+        (None, None) if c.rank(x) > 2 => {
+            let axes: Vec<usize> = (2..c.rank(x)).collect();
             let (mean, var) = moments(c, x, &axes)?;
-            normalised(c, x, mean, var, eps)?
+            normalised(c, x, mean, var)?
         }
         _ => {
             return Err(c
@@ -170,24 +172,20 @@ fn instance_norm(c: &mut Call) -> Result<Value> {
     affine(c, y)
 }
 
-/// With the statistics of the batch in training, which become part of the running ones as `momentum` says.
+/// Lowers a norm by running statistics, or in training by those of the batch, which update the running ones by `momentum`.
 fn batch_norm(c: &mut Call) -> Result<Value> {
     let x = c.value("input")?;
-    let rank = c.low.b.rank(x);
-    let eps = c.float("eps", 1e-5)?;
     let training = c.bool("training", false)?;
     let running = (c.opt_value("running_mean")?, c.opt_value("running_var")?);
     if let (false, (Some(mean), Some(var))) = (training, running) {
-        let (mean, var) = (channels(c, mean, x)?, channels(c, var, x)?);
-        let y = normalised(c, x, mean, var, eps)?;
+        let y = by_running(c, x, mean, var)?;
         return affine(c, y);
     }
-    let axes: Vec<usize> = (0..rank).filter(|a| *a != 1).collect();
+    let axes: Vec<usize> = (0..c.rank(x)).filter(|a| *a != 1).collect();
     let (mean, var) = moments(c, x, &axes)?;
     if let (true, (Some(old_mean), Some(old_var))) = (training, running) {
-        let dtype = c.low.b.ty(x).dtype;
-        let count = super::reduce::count(c, x, &axes, dtype)?;
-        let one = c.low.b.scalar(dtype, 1.0);
+        let count = count(c, x, &axes, c.dtype(x))?;
+        let one = c.scalar_like(x, 1.0);
         let less = c.low.b.sub(count, one)?;
         let sample = c.low.b.mul(var, count)?;
         let sample = c.low.b.div(sample, less)?;
@@ -197,19 +195,15 @@ fn batch_norm(c: &mut Call) -> Result<Value> {
             ("running_var", old_var, sample),
         ] {
             let target = c.tensor(name)?;
-            let shape = c.low.b.shape(old)?;
-            let new = c.low.emit(&shape::RESHAPE, &[new, shape])?;
+            let new = reshaped_like(c, new, old)?;
             let new = c.low.stopped(new)?;
-            let (share, rest) = (
-                c.low.b.scalar(dtype, momentum),
-                c.low.b.scalar(dtype, 1.0 - momentum),
-            );
+            let (share, rest) = (c.scalar_like(x, momentum), c.scalar_like(x, 1.0 - momentum));
             let new = c.low.b.mul(new, share)?;
             let kept = c.low.b.mul(old, rest)?;
             let updated = c.low.b.add(kept, new)?;
             c.low.write(target, updated)?;
         }
     }
-    let y = normalised(c, x, mean, var, eps)?;
+    let y = normalised(c, x, mean, var)?;
     affine(c, y)
 }

@@ -1,11 +1,12 @@
-//! Arithmetic and functions of single elements, with PyTorch's promotion of element types.
+//! Ops of single elements: arithmetic, comparisons and functions, with PyTorch's promotion of element types.
 
-use super::Value;
+use super::super::value::Value;
 use super::signature::{Call, Op};
 use ckpt_passes::Result;
 use ckpt_passes::ir::op::OpDef;
-use ckpt_passes::ir::{DType, Dim, ValueId};
-use ckpt_passes::ops::*;
+use ckpt_passes::ir::{Attrs, DType, Dim, ValueId};
+use ckpt_passes::ops::{activation, arith, bits, extreme, logic, math, power, trig};
+use std::f64::consts::PI;
 
 pub const OPS: &[Op] = &[
     ("abs(self: t)", |c| unary(c, &arith::ABS)),
@@ -24,36 +25,52 @@ pub const OPS: &[Op] = &[
     ("asinh(self: t)", |c| unary_float(c, &trig::ASINH)),
     ("atan(self: t)", |c| unary_float(c, &trig::ATAN)),
     ("atanh(self: t)", |c| unary_float(c, &trig::ATANH)),
+    (
+        "{bitwise_and,__and__,bitwise_or,__or__,bitwise_xor,__xor__}(self: ts, other: ts)",
+        bitwise,
+    ),
+    ("bitwise_not(self: t)", bitwise_not),
     ("ceil(self: t)", |c| rounded(c, &arith::CEIL)),
-    ("clamp(self: t, min: ts?, max: ts?)", clamp),
+    ("{clamp,clip}(self: t, min: ts?, max: ts?)", clamp),
     ("clamp_max(self: t, max: ts)", clamp),
     ("clamp_min(self: t, min: ts)", clamp),
-    ("clip(self: t, min: ts?, max: ts?)", clamp),
     ("cos(self: t)", |c| unary_float(c, &math::COS)),
     ("cosh(self: t)", |c| unary_float(c, &trig::COSH)),
-    ("div(self: ts, other: ts, rounding_mode: S?)", divide),
-    ("divide(self: ts, other: ts, rounding_mode: S?)", divide),
+    (
+        "{div,divide,true_divide}(self: ts, other: ts, rounding_mode: S?)",
+        divide,
+    ),
+    (
+        "{eq,ge,greater_equal,gt,greater,le,less_equal,lt,less}(self: ts, other: ts)",
+        compared,
+    ),
     ("erf(self: t)", |c| unary_float(c, &math::ERF)),
-    ("erfc(self: t)", |c| one_minus(c, &math::ERF)),
+    ("erfc(self: t)", erfc),
+    ("erfinv(self: t)", erfinv),
     ("exp(self: t)", |c| unary_float(c, &math::EXP)),
+    ("expm1(self: t)", expm1),
     ("floor(self: t)", |c| rounded(c, &arith::FLOOR)),
     ("floor_divide(self: ts, other: ts)", |c| {
         whole_quotient(c, true)
     }),
     ("fmod(self: t, other: ts)", |c| remainder(c, 1)),
+    ("isfinite(self: t)", isfinite),
+    ("isinf(self: t)", |c| special(c, &logic::IS_INF)),
+    ("isnan(self: t)", |c| special(c, &logic::IS_NAN)),
     ("lerp(self: t, end: t, weight: ts)", lerp),
     ("log(self: t)", |c| unary_float(c, &math::LOG)),
     ("log10(self: t)", |c| log_of_base(c, 10.0)),
+    ("log1p(self: t)", log1p),
     ("log2(self: t)", |c| log_of_base(c, 2.0)),
+    ("logical_{and,or,xor}(self: t, other: t)", logical),
+    ("logical_not(self: t)", logical_not),
+    ("masked_fill(self: t, mask: t, value: ts)", masked_fill),
     ("maximum(self: t, other: t)", |c| binary(c, &extreme::MAX)),
     ("minimum(self: t, other: t)", |c| binary(c, &extreme::MIN)),
-    ("mul(self: ts, other: ts)", |c| product(c)),
-    ("multiply(self: ts, other: ts)", |c| product(c)),
-    ("neg(self: t)", |c| unary(c, &arith::NEG)),
-    ("negative(self: t)", |c| unary(c, &arith::NEG)),
-    ("positive(self: t)", |c| {
-        Ok(Value::Tensor(c.tensor("self")?))
-    }),
+    ("{mul,multiply}(self: ts, other: ts)", product),
+    ("{ne,not_equal}(self: ts, other: ts)", not_equal),
+    ("{neg,negative}(self: t)", |c| unary(c, &arith::NEG)),
+    ("positive(self: t)", |c| Ok(c.given("self"))),
     ("pow(self: ts, exponent: ts)", power),
     ("reciprocal(self: t)", |c| unary_float(c, &math::RECIPROCAL)),
     ("remainder(self: ts, other: ts)", |c| remainder(c, 0)),
@@ -65,53 +82,41 @@ pub const OPS: &[Op] = &[
     ("sinh(self: t)", |c| unary_float(c, &trig::SINH)),
     ("sqrt(self: t)", |c| unary_float(c, &math::SQRT)),
     ("square(self: t)", square),
-    ("sub(self: ts, other: ts, alpha: s?)", |c| {
-        scaled(c, &arith::SUB)
-    }),
-    ("subtract(self: ts, other: ts, alpha: s?)", |c| {
+    ("{sub,subtract}(self: ts, other: ts, alpha: s?)", |c| {
         scaled(c, &arith::SUB)
     }),
     ("tan(self: t)", |c| unary_float(c, &trig::TAN)),
     ("tanh(self: t)", |c| unary_float(c, &activation::TANH)),
-    ("true_divide(self: ts, other: ts)", divide),
     ("trunc(self: t)", truncate),
+    ("where(condition: t, self: ts, other: ts)", choice),
 ];
 
-/// An argument that its signature requires.
-pub(super) fn need(c: &Call, name: &str) -> Result<Value> {
-    let given = c.get(name).cloned();
-    given.ok_or_else(|| c.fail("op", format!("`{name}` is missing")))
-}
-
-/// `op(self)` in the operand's type.
-pub(super) fn unary(c: &mut Call, op: &'static OpDef) -> Result<Value> {
+/// Lowers `op(self)` in the operand's type.
+fn unary(c: &mut Call, op: &'static OpDef) -> Result<Value> {
     let x = c.value("self")?;
-    let y = c.low.emit(op, &[x])?;
-    c.made(y)
+    c.result(op, &[x])
 }
 
-/// The operand in floating point.
+/// Returns `self` in floating point.
 pub(super) fn float_self(c: &mut Call) -> Result<ValueId> {
-    let x = need(c, "self")?;
+    let x = c.need("self")?;
     let dtype = c.low.promoted_float(&[&x])?;
     c.low.operand(&x, dtype)
 }
 
-/// `op(self)`; integers are converted.
+/// Lowers `op(self)` and converts integers.
 pub(super) fn unary_float(c: &mut Call, op: &'static OpDef) -> Result<Value> {
     let x = float_self(c)?;
-    let y = c.low.emit(op, &[x])?;
-    c.made(y)
+    c.result(op, &[x])
 }
 
-/// `op(self)`, which changes nothing of an integer.
+/// Lowers a rounding, which leaves integers as they are.
 fn rounded(c: &mut Call, op: &'static OpDef) -> Result<Value> {
-    let x = c.tensor("self")?;
-    if !c.low.dtype(x).is_float() {
-        let x = c.low.read(x)?;
-        return c.made(x);
+    let x = c.value("self")?;
+    match c.dtype(x).is_float() {
+        true => c.result(op, &[x]),
+        false => c.made(x),
     }
-    unary(c, op)
 }
 
 fn truncate(c: &mut Call) -> Result<Value> {
@@ -120,106 +125,101 @@ fn truncate(c: &mut Call) -> Result<Value> {
     c.made(y)
 }
 
-/// Rounded toward zero.
+/// Rounds toward zero.
 fn toward_zero(c: &mut Call, x: ValueId) -> Result<ValueId> {
-    if !c.low.b.ty(x).dtype.is_float() {
+    if !c.dtype(x).is_float() {
         return Ok(x);
     }
-    let sign = c.low.emit(&arith::SIGN, &[x])?;
-    let size = c.low.emit(&arith::ABS, &[x])?;
-    let size = c.low.emit(&arith::FLOOR, &[size])?;
+    let sign = c.emit(&arith::SIGN, &[x])?;
+    let size = c.emit(&arith::ABS, &[x])?;
+    let size = c.emit(&arith::FLOOR, &[size])?;
     c.low.b.mul(sign, size)
 }
 
-/// Both operands in their common type.
+/// Returns several arguments in one element type.
+fn operands<const N: usize>(c: &mut Call, names: [&str; N], dtype: DType) -> Result<[ValueId; N]> {
+    let mut values = Vec::with_capacity(N);
+    for name in names {
+        values.push(c.low.operand(&c.given(name), dtype)?);
+    }
+    Ok(std::array::from_fn(|i| values[i]))
+}
+
+/// Returns the element type that arguments have in common.
+fn common<const N: usize>(c: &Call, names: [&str; N]) -> Result<DType> {
+    let given = names.map(|name| c.given(name));
+    c.low.promoted(&given.each_ref())
+}
+
+/// Returns both operands in their common type.
 pub(super) fn both(c: &mut Call, a: &str, b: &str) -> Result<[ValueId; 2]> {
-    let (a, b) = (need(c, a)?, need(c, b)?);
-    let dtype = c.low.promoted(&[&a, &b])?;
-    Ok([c.low.operand(&a, dtype)?, c.low.operand(&b, dtype)?])
+    let dtype = common(c, [a, b])?;
+    operands(c, [a, b], dtype)
 }
 
-fn binary(c: &mut Call, op: &'static OpDef) -> Result<Value> {
+pub(super) fn binary(c: &mut Call, op: &'static OpDef) -> Result<Value> {
     let operands = both(c, "self", "other")?;
-    let y = c.low.emit(op, &operands)?;
-    c.made(y)
+    c.result(op, &operands)
 }
 
-/// Whether a number is 1.
-fn is_one(value: Option<&Value>) -> bool {
-    match value {
-        None => true,
-        Some(Value::Int(n)) => n.is_one(),
-        Some(Value::Float(x)) => *x == 1.0,
-        Some(_) => false,
+/// Returns true if a factor is 1 or not given.
+pub(super) fn is_one(value: Option<&Value>) -> bool {
+    value.is_none_or(|v| v.number() == Some(1.0))
+}
+
+/// Multiplies `x` by a factor, unless that is 1.
+pub(super) fn times_factor(c: &mut Call, x: ValueId, name: &str) -> Result<ValueId> {
+    if is_one(c.get(name)) {
+        return Ok(x);
     }
+    let factor = c.low.operand(&c.given(name), c.dtype(x))?;
+    c.low.b.mul(x, factor)
 }
 
-/// `self op alpha·other`. Of truth values the sum is their disjunction.
+/// Lowers `self op alpha·other`. The sum of truth values is their disjunction.
 fn scaled(c: &mut Call, op: &'static OpDef) -> Result<Value> {
-    let [a, mut b] = both(c, "self", "other")?;
-    let dtype = c.low.b.ty(a).dtype;
-    if !is_one(c.get("alpha")) {
-        let alpha = need(c, "alpha")?;
-        let alpha = c.low.operand(&alpha, dtype)?;
-        b = c.low.b.mul(b, alpha)?;
-    }
-    let op = match dtype {
+    let [a, b] = both(c, "self", "other")?;
+    let b = times_factor(c, b, "alpha")?;
+    let op = match c.dtype(a) {
         DType::Bool if op == &arith::ADD => &logic::OR,
         _ => op,
     };
-    let y = c.low.emit(op, &[a, b])?;
-    c.made(y)
+    c.result(op, &[a, b])
 }
 
 fn reversed_sub(c: &mut Call) -> Result<Value> {
-    let [mut a, b] = both(c, "self", "other")?;
-    if !is_one(c.get("alpha")) {
-        let alpha = need(c, "alpha")?;
-        let alpha = c.low.operand(&alpha, c.low.b.ty(a).dtype)?;
-        a = c.low.b.mul(a, alpha)?;
-    }
-    let y = c.low.b.sub(b, a)?;
-    c.made(y)
+    let [a, b] = both(c, "self", "other")?;
+    let a = times_factor(c, a, "alpha")?;
+    c.result(&arith::SUB, &[b, a])
 }
 
-/// Of truth values the product is their conjunction.
+/// Lowers a product. The product of truth values is their conjunction.
 fn product(c: &mut Call) -> Result<Value> {
     let [a, b] = both(c, "self", "other")?;
-    let op = match c.low.b.ty(a).dtype {
+    let op = match c.dtype(a) {
         DType::Bool => &logic::AND,
         _ => &arith::MUL,
     };
-    let y = c.low.emit(op, &[a, b])?;
-    c.made(y)
+    c.result(op, &[a, b])
 }
 
-/// `self + value·(tensor1 op tensor2)`.
+/// Lowers `self + value·(tensor1 op tensor2)`.
 fn added(c: &mut Call, op: &'static OpDef) -> Result<Value> {
-    let (x, a, b) = (need(c, "self")?, need(c, "tensor1")?, need(c, "tensor2")?);
-    let dtype = c.low.promoted(&[&x, &a, &b])?;
-    let (x, a, b) = (
-        c.low.operand(&x, dtype)?,
-        c.low.operand(&a, dtype)?,
-        c.low.operand(&b, dtype)?,
-    );
-    let mut y = c.low.emit(op, &[a, b])?;
-    if !is_one(c.get("value")) {
-        let value = need(c, "value")?;
-        let value = c.low.operand(&value, dtype)?;
-        y = c.low.b.mul(y, value)?;
-    }
-    let y = c.low.b.add(x, y)?;
-    c.made(y)
+    let names = ["self", "tensor1", "tensor2"];
+    let dtype = common(c, names)?;
+    let [x, a, b] = operands(c, names, dtype)?;
+    let y = c.emit(op, &[a, b])?;
+    let y = times_factor(c, y, "value")?;
+    c.result(&arith::ADD, &[x, y])
 }
 
 fn divide(c: &mut Call) -> Result<Value> {
     match c.str("rounding_mode", "")? {
         "" => {
-            let (a, b) = (need(c, "self")?, need(c, "other")?);
-            let dtype = c.low.promoted_float(&[&a, &b])?;
-            let (a, b) = (c.low.operand(&a, dtype)?, c.low.operand(&b, dtype)?);
-            let y = c.low.b.div(a, b)?;
-            c.made(y)
+            let given = ["self", "other"].map(|name| c.given(name));
+            let dtype = c.low.promoted_float(&given.each_ref())?;
+            let [a, b] = operands(c, ["self", "other"], dtype)?;
+            c.result(&arith::DIV, &[a, b])
         }
         "floor" => whole_quotient(c, true),
         "trunc" => whole_quotient(c, false),
@@ -227,147 +227,290 @@ fn divide(c: &mut Call) -> Result<Value> {
     }
 }
 
-/// The quotient rounded down, or toward zero.
+/// Lowers the quotient rounded down, or toward zero.
 fn whole_quotient(c: &mut Call, down: bool) -> Result<Value> {
     let [a, b] = both(c, "self", "other")?;
-    let dtype = c.low.b.ty(a).dtype;
-    let y = if dtype.is_float() {
+    if c.dtype(a).is_float() {
         let y = c.low.b.div(a, b)?;
-        match down {
-            true => c.low.emit(&arith::FLOOR, &[y])?,
+        let y = match down {
+            true => c.emit(&arith::FLOOR, &[y])?,
             false => toward_zero(c, y)?,
-        }
-    } else {
-        // Division of integers goes toward zero (ONNX Div); rounded down it is exact once the remainder is taken off,
-        // which has the sign of the divisor.
-        let known = [a, b].map(|v| c.low.b.contents.get(v).map(<[Dim]>::to_vec));
-        let positive = |v: &Option<Vec<Dim>>, least: i64| {
-            v.as_ref()
-                .is_some_and(|v| v.iter().all(|d| d.bounds().0.is_some_and(|lo| lo >= least)))
         };
-        match down && !(positive(&known[0], 0) && positive(&known[1], 1)) {
-            true => {
-                let rest = c.low.emit(&arith::MOD, &[a, b])?;
-                let whole = c.low.b.sub(a, rest)?;
-                c.low.b.div(whole, b)?
-            }
-            false => c.low.b.div(a, b)?,
-        }
-    };
-    c.made(y)
-}
-
-/// With the sign of the divisor (`fmod` 0), or of the dividend.
-fn remainder(c: &mut Call, fmod: i64) -> Result<Value> {
-    let [a, b] = both(c, "self", "other")?;
-    if fmod == 0 && c.low.b.ty(a).dtype.is_float() {
-        // ONNX Mod takes floats only with the sign of the dividend.
-        let q = c.low.b.div(a, b)?;
-        let q = c.low.emit(&arith::FLOOR, &[q])?;
-        let whole = c.low.b.mul(q, b)?;
-        let y = c.low.b.sub(a, whole)?;
         return c.made(y);
     }
-    let attrs = ckpt_passes::ir::Attrs::new().with("fmod", fmod);
-    let y = c.low.b.emit(&arith::MOD, &[a, b], attrs)?;
-    c.made(y)
+    // ONNX Div rounds integers toward zero. To round down, the remainder with the sign of the divisor comes off first.
+    let at_least = |c: &Call, v: ValueId, least: i64| {
+        let known = c.low.b.contents.get(v);
+        known.is_some_and(|v| v.iter().all(|d| d.bounds().0.is_some_and(|lo| lo >= least)))
+    };
+    if down && !(at_least(c, a, 0) && at_least(c, b, 1)) {
+        let rest = c.emit(&arith::MOD, &[a, b])?;
+        let whole = c.low.b.sub(a, rest)?;
+        return c.result(&arith::DIV, &[whole, b]);
+    }
+    c.result(&arith::DIV, &[a, b])
+}
+
+/// Lowers a remainder with the sign of the divisor (`fmod` 0) or of the dividend (`fmod` 1).
+fn remainder(c: &mut Call, fmod: i64) -> Result<Value> {
+    let [a, b] = both(c, "self", "other")?;
+    if fmod == 0 && c.dtype(a).is_float() {
+        // ONNX Mod takes floats only with the sign of the dividend.
+        let q = c.low.b.div(a, b)?;
+        let q = c.emit(&arith::FLOOR, &[q])?;
+        let whole = c.low.b.mul(q, b)?;
+        return c.result(&arith::SUB, &[a, whole]);
+    }
+    c.result_with(&arith::MOD, &[a, b], Attrs::new().with("fmod", fmod))
 }
 
 fn power(c: &mut Call) -> Result<Value> {
-    let exponent = need(c, "exponent")?;
-    let base = need(c, "self")?;
+    let (base, exponent) = (c.need("self")?, c.need("exponent")?);
     let dtype = c.low.promoted(&[&base, &exponent])?;
     let x = c.low.operand(&base, dtype)?;
-    let number = match &exponent {
-        Value::Float(p) => Some(*p),
-        Value::Int(p) => p.as_const().map(|p| p as f64),
-        _ => None,
-    };
-    let y = match number {
-        Some(1.0) => x,
-        Some(0.5) if dtype.is_float() => c.low.emit(&math::SQRT, &[x])?,
-        // A whole exponent keeps its type: no float32 holds every one.
+    match exponent.number() {
+        Some(1.0) => c.made(x),
+        Some(0.5) if dtype.is_float() => c.result(&math::SQRT, &[x]),
+        // A whole exponent keeps its type, because float32 does not hold every integer.
         _ => {
             let p = c.low.operand(&exponent, dtype)?;
-            c.low.emit(&power::POW, &[x, p])?
+            c.result(&power::POW, &[x, p])
         }
-    };
-    c.made(y)
+    }
 }
 
 fn square(c: &mut Call) -> Result<Value> {
     let x = c.value("self")?;
-    let y = c.low.b.mul(x, x)?;
-    c.made(y)
+    c.result(&arith::MUL, &[x, x])
 }
 
-/// 1/√x, as exporters write it.
+/// Lowers 1/√x, as exporters write it.
 fn rsqrt(c: &mut Call) -> Result<Value> {
     let x = float_self(c)?;
-    let root = c.low.emit(&math::SQRT, &[x])?;
-    let y = c.low.emit(&math::RECIPROCAL, &[root])?;
-    c.made(y)
+    let root = c.emit(&math::SQRT, &[x])?;
+    c.result(&math::RECIPROCAL, &[root])
 }
 
-fn one_minus(c: &mut Call, op: &'static OpDef) -> Result<Value> {
+/// Lowers 1 − erf(x).
+fn erfc(c: &mut Call) -> Result<Value> {
     let x = float_self(c)?;
-    let y = c.low.emit(op, &[x])?;
-    let one = c.low.b.scalar(c.low.b.ty(y).dtype, 1.0);
-    let y = c.low.b.sub(one, y)?;
-    c.made(y)
+    let y = c.emit(&math::ERF, &[x])?;
+    let one = c.scalar_like(y, 1.0);
+    c.result(&arith::SUB, &[one, y])
 }
 
 fn log_of_base(c: &mut Call, base: f64) -> Result<Value> {
     let x = float_self(c)?;
-    let y = c.low.emit(&math::LOG, &[x])?;
-    let factor = c.low.b.scalar(c.low.b.ty(y).dtype, 1.0 / base.ln());
-    let y = c.low.b.mul(y, factor)?;
-    c.made(y)
+    let y = c.emit(&math::LOG, &[x])?;
+    let factor = c.scalar_like(y, 1.0 / base.ln());
+    c.result(&arith::MUL, &[y, factor])
 }
 
 fn lerp(c: &mut Call) -> Result<Value> {
-    let (a, b, w) = (need(c, "self")?, need(c, "end")?, need(c, "weight")?);
-    let dtype = c.low.promoted(&[&a, &b])?;
-    let (a, b, w) = (
-        c.low.operand(&a, dtype)?,
-        c.low.operand(&b, dtype)?,
-        c.low.operand(&w, dtype)?,
-    );
+    let dtype = common(c, ["self", "end"])?;
+    let [a, b, w] = operands(c, ["self", "end", "weight"], dtype)?;
     let way = c.low.b.sub(b, a)?;
     let way = c.low.b.mul(way, w)?;
-    let y = c.low.b.add(a, way)?;
-    c.made(y)
+    c.result(&arith::ADD, &[a, way])
 }
 
 fn clamp(c: &mut Call) -> Result<Value> {
     let bounds = [c.get("min").cloned(), c.get("max").cloned()];
-    let x = need(c, "self")?;
-    let mut operands = vec![&x];
-    operands.extend(bounds.iter().flatten());
-    let dtype = c.low.promoted(&operands)?;
-    let x = c.low.operand(&x, dtype)?;
-    let numbers = bounds
-        .iter()
-        .flatten()
-        .all(|b| !matches!(b, Value::Tensor(_)));
-    if numbers {
-        let mut ins = vec![Some(x)];
-        for bound in &bounds {
-            ins.push(match bound {
-                Some(value) => Some(c.low.operand(value, dtype)?),
-                None => None,
-            });
+    let x = c.need("self")?;
+    let mut all = vec![&x];
+    all.extend(bounds.iter().flatten());
+    let dtype = c.low.promoted(&all)?;
+    let mut y = c.low.operand(&x, dtype)?;
+    let is_tensor = |b: &Value| matches!(b, Value::Tensor(_));
+    if bounds.iter().flatten().any(is_tensor) {
+        for (bound, op) in bounds.iter().zip([&extreme::MAX, &extreme::MIN]) {
+            if let Some(bound) = bound {
+                let bound = c.low.operand(bound, dtype)?;
+                y = c.emit(op, &[y, bound])?;
+            }
         }
-        let attrs = ckpt_passes::ir::Attrs::new();
-        let y = c.low.b.emit_n(&extreme::CLIP, ins, attrs, 1)?[0];
         return c.made(y);
     }
-    let mut y = x;
-    for (bound, op) in bounds.iter().zip([&extreme::MAX, &extreme::MIN]) {
-        if let Some(bound) = bound {
-            let bound = c.low.operand(bound, dtype)?;
-            y = c.low.emit(op, &[y, bound])?;
-        }
+    let mut ins = vec![Some(y)];
+    for bound in &bounds {
+        let bound = bound.as_ref().map(|value| c.low.operand(value, dtype));
+        ins.push(bound.transpose()?);
     }
+    let y = c.low.b.emit_n(&extreme::CLIP, ins, Attrs::new(), 1)?[0];
     c.made(y)
+}
+
+/// Lowers a comparison. An order of truth values is that of their numbers.
+fn compared(c: &mut Call) -> Result<Value> {
+    let op = match c.name.as_str() {
+        "ge" | "greater_equal" => &logic::GREATER_OR_EQUAL,
+        "gt" | "greater" => &logic::GREATER,
+        "le" | "less_equal" => &logic::LESS_OR_EQUAL,
+        "lt" | "less" => &logic::LESS,
+        _ => &logic::EQUAL,
+    };
+    let [mut a, mut b] = both(c, "self", "other")?;
+    if c.name != "eq" && c.dtype(a) == DType::Bool {
+        (a, b) = (c.low.b.cast(a, DType::I32)?, c.low.b.cast(b, DType::I32)?);
+    }
+    c.result(op, &[a, b])
+}
+
+fn not_equal(c: &mut Call) -> Result<Value> {
+    let operands = both(c, "self", "other")?;
+    let y = c.emit(&logic::EQUAL, &operands)?;
+    c.result(&logic::NOT, &[y])
+}
+
+/// Returns true where an element is not 0.
+pub(super) fn truth(c: &mut Call, x: ValueId) -> Result<ValueId> {
+    let dtype = c.dtype(x);
+    if dtype == DType::Bool {
+        return Ok(x);
+    }
+    let zero = c.low.operand(&Value::Int(Dim::ZERO), dtype)?;
+    let y = c.emit(&logic::EQUAL, &[x, zero])?;
+    c.emit(&logic::NOT, &[y])
+}
+
+/// Returns the ops of truth values and of bits that the name of the call ends with.
+fn connective(c: &Call) -> (&'static OpDef, &'static OpDef) {
+    match c.name.trim_end_matches('_').rsplit('_').next() {
+        Some("and") => (&logic::AND, &bits::BITWISE_AND),
+        Some("or") => (&logic::OR, &bits::BITWISE_OR),
+        _ => (&logic::XOR, &bits::BITWISE_XOR),
+    }
+}
+
+fn logical(c: &mut Call) -> Result<Value> {
+    let (a, b) = (c.value("self")?, c.value("other")?);
+    let (a, b) = (truth(c, a)?, truth(c, b)?);
+    c.result(connective(c).0, &[a, b])
+}
+
+fn logical_not(c: &mut Call) -> Result<Value> {
+    let x = c.value("self")?;
+    let x = truth(c, x)?;
+    c.result(&logic::NOT, &[x])
+}
+
+fn bitwise(c: &mut Call) -> Result<Value> {
+    let [a, b] = both(c, "self", "other")?;
+    let (of_truth, of_bits) = connective(c);
+    let op = match c.dtype(a) {
+        DType::Bool => of_truth,
+        _ => of_bits,
+    };
+    c.result(op, &[a, b])
+}
+
+fn bitwise_not(c: &mut Call) -> Result<Value> {
+    let x = c.value("self")?;
+    let op = match c.dtype(x) {
+        DType::Bool => &logic::NOT,
+        _ => &bits::BITWISE_NOT,
+    };
+    c.result(op, &[x])
+}
+
+/// Lowers a test for special numbers. Integers are finite.
+fn special(c: &mut Call, op: &'static OpDef) -> Result<Value> {
+    let x = c.value("self")?;
+    if c.dtype(x).is_float() {
+        return c.result(op, &[x]);
+    }
+    let no = c.low.b.scalar(DType::Bool, 0.0);
+    let y = c.low.broadcast_to(no, &c.shape_of(x))?;
+    c.made(y)
+}
+
+fn isfinite(c: &mut Call) -> Result<Value> {
+    let x = float_self(c)?;
+    // x − x is 0 for a finite number, and NaN for every other.
+    let zero = c.emit(&arith::SUB, &[x, x])?;
+    let y = c.emit(&logic::IS_NAN, &[zero])?;
+    c.result(&logic::NOT, &[y])
+}
+
+fn masked_fill(c: &mut Call) -> Result<Value> {
+    let (x, mask) = (c.value("self")?, c.value("mask")?);
+    let value = c.low.operand(&c.given("value"), c.dtype(x))?;
+    c.result(&logic::WHERE, &[mask, value, x])
+}
+
+fn choice(c: &mut Call) -> Result<Value> {
+    let condition = c.value("condition")?;
+    let condition = truth(c, condition)?;
+    let [a, b] = both(c, "self", "other")?;
+    c.result(&logic::WHERE, &[condition, a, b])
+}
+
+/// Lowers exp(x) − 1 without cancellation near 0: 2·exp(x/2)·sinh(x/2).
+fn expm1(c: &mut Call) -> Result<Value> {
+    let x = float_self(c)?;
+    let (half, two) = (c.scalar_like(x, 0.5), c.scalar_like(x, 2.0));
+    let x = c.low.b.mul(x, half)?;
+    let grow = c.emit(&math::EXP, &[x])?;
+    let sinh = c.emit(&trig::SINH, &[x])?;
+    let y = c.low.b.mul(grow, sinh)?;
+    c.result(&arith::MUL, &[y, two])
+}
+
+/// Lowers log(1 + x) without cancellation near 0: x·log(u)/(u − 1) with u = 1 + x as it is rounded, and x where u is 1
+/// (W. Kahan, in HP-15C Advanced Functions Handbook, 1982).
+fn log1p(c: &mut Call) -> Result<Value> {
+    let x = float_self(c)?;
+    let one = c.scalar_like(x, 1.0);
+    let u = c.low.b.add(x, one)?;
+    let rounded = c.low.b.sub(u, one)?;
+    let tiny = c.emit(&logic::EQUAL, &[u, one])?;
+    let divisor = c.emit(&logic::WHERE, &[tiny, one, rounded])?;
+    let log = c.emit(&math::LOG, &[u])?;
+    let ratio = c.low.b.div(log, divisor)?;
+    let ratio = c.emit(&logic::WHERE, &[tiny, one, ratio])?;
+    c.result(&arith::MUL, &[x, ratio])
+}
+
+/// Lowers the inverse of erf: a first guess to 2·10⁻³ (S. Winitzki, 2008), then three steps of Newton's method, each of
+/// which squares the error. The derivative of the last step is that of the inverse.
+fn erfinv(c: &mut Call) -> Result<Value> {
+    const A: f64 = 0.147;
+    let y = float_self(c)?;
+    let one = c.scalar_like(y, 1.0);
+    let square = c.low.b.mul(y, y)?;
+    let rest = c.low.b.sub(one, square)?;
+    let log = c.emit(&math::LOG, &[rest])?;
+    let (half, inverse) = (c.scalar_like(y, 0.5), c.scalar_like(y, 1.0 / A));
+    let shift = c.scalar_like(y, 2.0 / (PI * A));
+    let half_log = c.low.b.mul(log, half)?;
+    let first = c.low.b.add(half_log, shift)?;
+    let second = c.low.b.mul(log, inverse)?;
+    let under = c.low.b.mul(first, first)?;
+    let under = c.low.b.sub(under, second)?;
+    let root = c.emit(&math::SQRT, &[under])?;
+    let size = c.low.b.sub(root, first)?;
+    let size = c.emit(&math::SQRT, &[size])?;
+    let sign = c.emit(&arith::SIGN, &[y])?;
+    let mut x = c.low.b.mul(sign, size)?;
+    for _ in 0..3 {
+        x = newton(c, x, y)?;
+    }
+    // The inverse is ±∞ at ±1.
+    let far = c.emit(&arith::ABS, &[y])?;
+    let far = c.emit(&logic::EQUAL, &[far, one])?;
+    let infinity = c.scalar_like(y, f64::INFINITY);
+    let infinity = c.low.b.mul(sign, infinity)?;
+    c.result(&logic::WHERE, &[far, infinity, x])
+}
+
+/// Returns x − (erf(x) − y)·(√π/2)·exp(x²).
+fn newton(c: &mut Call, x: ValueId, y: ValueId) -> Result<ValueId> {
+    let erf = c.emit(&math::ERF, &[x])?;
+    let off = c.low.b.sub(erf, y)?;
+    let square = c.low.b.mul(x, x)?;
+    let grow = c.emit(&math::EXP, &[square])?;
+    let factor = c.scalar_like(x, PI.sqrt() / 2.0);
+    let step = c.low.b.mul(off, grow)?;
+    let step = c.low.b.mul(step, factor)?;
+    c.low.b.sub(x, step)
 }

@@ -1,155 +1,144 @@
-//! Matrix products and convolutions.
+//! Products over axes: matrices, convolutions, einsum and the ops that are one in other words; distances and weight norms.
 
-use super::Value;
-use super::signature::{Call, Op};
+use super::super::value::{TensorId, Value};
+use super::arrange::{id, promoted};
+use super::pointwise::times_factor;
+use super::reduce::over;
+use super::signature::{Call, Formula, Op};
+use crate::frontend::onnx::decompose::{Setting, standard};
 use ckpt_passes::Result;
-use ckpt_passes::ir::{Attrs, Dim, Same, ValueId};
-use ckpt_passes::ops::{conv, logic, matmul, shape};
+use ckpt_passes::ir::build::same_dims;
+use ckpt_passes::ir::{Attrs, DType, Same, ValueId};
+use ckpt_passes::ops::reduce::REDUCE_SUM;
+use ckpt_passes::ops::scan::CUM_SUM;
+use ckpt_passes::ops::{arith, conv, logic, matmul, shape};
+
+pub const FORMULAS: &[Formula] = &[
+    "_cdist_forward(x1: t, x2: t, p: f, compute_mode: i?) => cdist(x1, x2, p)",
+    // With β = 0, nothing of `self` counts.
+    "addmv(self: t, mat: t, vec: t, *, beta: s?, alpha: s?) => \
+     y = mv(mat, vec); y = given(alpha) ? y * alpha : y; \
+     given(beta) ? beta == 0 ? y : self * beta + y : self + y",
+    "addr(self: t, vec1: t, vec2: t, *, beta: s?, alpha: s?) => \
+     y = outer(vec1, vec2); y = given(alpha) ? y * alpha : y; \
+     given(beta) ? beta == 0 ? y : self * beta + y : self + y",
+    // The root of equal rows has no slope, so their gradient is 0.
+    "cdist(x1: t, x2: t, p: f = 2.0, compute_mode: i?) => \
+     off = unsqueeze(x1, -2) - unsqueeze(x2, -3); \
+     p != 2.0 ? linalg_vector_norm(off, p, -1) : (square = sum(off * off, -1); zero = square == 0; \
+     where(zero, 0.0, sqrt(where(zero, 1.0, square))))",
+    "ger(self: t, vec2: t) => outer(self, vec2)",
+    "linalg_vecdot(x: t, y: t, *, dim: i = -1) => sum(x * y, dim)",
+    "outer(self: t, vec2: t) => unsqueeze(self, 1) * vec2",
+    "vdot(self: t, other: t) => dot(self, other)",
+];
 
 pub const OPS: &[Op] = &[
     (
-        "_convolution(input: t, weight: t, bias: t?, stride: I, padding: I, dilation: I, transposed: b, output_padding: I, groups: i, benchmark, deterministic, cudnn_enabled, allow_tf32)",
+        "_convolution(input: t, weight: t, bias: t?, stride: I, padding: I, dilation: I, transposed: b, output_padding: I, groups: i, benchmark, deterministic, cudnn_enabled, allow_tf32); \
+         conv{1,2,3}d(input: t, weight: t, bias: t?, stride: I?, padding: I?, dilation: I?, groups: i?); \
+         conv_transpose{1,2,3}d(input: t, weight: t, bias: t?, stride: I?, padding: I?, output_padding: I?, groups: i?, dilation: I?); \
+         convolution(input: t, weight: t, bias: t?, stride: I, padding: I, dilation: I, transposed: b, output_padding: I, groups: i)",
         convolution,
     ),
     (
-        "_convolution_mode(input: t, weight: t, bias: t?, stride: I, padding: S, dilation: I, groups: i)",
+        "_convolution_mode(input: t, weight: t, bias: t?, stride: I, padding: S, dilation: I, groups: i); \
+         conv{1,2,3}d(input: t, weight: t, bias: t?, stride: I?, padding: S?, dilation: I?, groups: i?)",
         padded_by_name,
     ),
     (
         "_grouped_mm(self: t, mat2: t, offs: t?, bias: t?, out_dtype: d?)",
         |c| grouped(c, "self", "mat2"),
     ),
+    ("_weight_norm(v: t, g: t, dim: i?)", weight_norm),
+    ("_weight_norm_interface(v: t, g: t, dim: i?)", |c| {
+        Ok(Value::Tuple(vec![weight_norm(c)?, Value::Unknown]))
+    }),
+    (
+        "_trilinear(i1: t, i2: t, i3: t, expand1: I, expand2: I, expand3: I, sumdim: I, unroll_dim: i?)",
+        trilinear,
+    ),
     (
         "addmm(self: t, mat1: t, mat2: t, *, beta: s?, alpha: s?)",
-        addmm,
+        |c| added_product(c, "mat1", "mat2"),
     ),
     (
         "baddbmm(self: t, batch1: t, batch2: t, *, beta: s?, alpha: s?)",
-        baddbmm,
-    ),
-    ("bmm(self: t, mat2: t)", |c| product(c, "self", "mat2")),
-    (
-        "conv1d(input: t, weight: t, bias: t?, stride: I?, padding: I?, dilation: I?, groups: i?)",
-        convolution,
+        |c| added_product(c, "batch1", "batch2"),
     ),
     (
-        "conv1d(input: t, weight: t, bias: t?, stride: I?, padding: S?, dilation: I?, groups: i?)",
-        padded_by_name,
+        "bilinear(input1: t, input2: t, weight: t, bias: t?)",
+        bilinear,
     ),
+    ("{bmm,mm}(self: t, mat2: t)", |c| product(c, "mat2")),
+    ("chain_matmul(matrices: l)", chained),
+    ("linalg_multi_dot(tensors: l)", chained),
+    ("dot(self: t, tensor: t)", |c| product(c, "tensor")),
+    ("einsum(equation: S, tensors: l, *, path: I?)", |c| {
+        let tensors = c.tensors("tensors")?;
+        let equation = c.str("equation", "")?.to_string();
+        sum_of_products(c, &equation, &tensors)
+    }),
+    ("linalg_matrix_power(self: t, n: i)", matrix_power),
+    ("linear(input: t, weight: t, bias: t?)", |c| {
+        let (x, weight, bias) = (c.value("input")?, c.value("weight")?, c.opt_value("bias")?);
+        let y = affine(c, x, weight, bias)?;
+        c.made(y)
+    }),
+    ("matmul(self: t, other: t)", |c| product(c, "other")),
+    ("mv(self: t, vec: t)", |c| product(c, "vec")),
     (
-        "conv2d(input: t, weight: t, bias: t?, stride: I?, padding: I?, dilation: I?, groups: i?)",
-        convolution,
+        "tensordot(self: t, other: t, dims_self: I, dims_other: I)",
+        tensordot,
     ),
-    (
-        "conv2d(input: t, weight: t, bias: t?, stride: I?, padding: S?, dilation: I?, groups: i?)",
-        padded_by_name,
-    ),
-    (
-        "conv3d(input: t, weight: t, bias: t?, stride: I?, padding: I?, dilation: I?, groups: i?)",
-        convolution,
-    ),
-    (
-        "conv3d(input: t, weight: t, bias: t?, stride: I?, padding: S?, dilation: I?, groups: i?)",
-        padded_by_name,
-    ),
-    (
-        "conv_transpose1d(input: t, weight: t, bias: t?, stride: I?, padding: I?, output_padding: I?, groups: i?, dilation: I?)",
-        transposed,
-    ),
-    (
-        "conv_transpose2d(input: t, weight: t, bias: t?, stride: I?, padding: I?, output_padding: I?, groups: i?, dilation: I?)",
-        transposed,
-    ),
-    (
-        "conv_transpose3d(input: t, weight: t, bias: t?, stride: I?, padding: I?, output_padding: I?, groups: i?, dilation: I?)",
-        transposed,
-    ),
-    (
-        "convolution(input: t, weight: t, bias: t?, stride: I, padding: I, dilation: I, transposed: b, output_padding: I, groups: i)",
-        convolution,
-    ),
-    ("dot(self: t, tensor: t)", |c| product(c, "self", "tensor")),
-    ("linear(input: t, weight: t, bias: t?)", linear),
-    ("matmul(self: t, other: t)", |c| product(c, "self", "other")),
-    ("mm(self: t, mat2: t)", |c| product(c, "self", "mat2")),
-    ("mv(self: t, vec: t)", |c| product(c, "self", "vec")),
     (
         "transformers::grouped_mm_fallback(input: t, weight: t, offs: t)",
         |c| grouped(c, "input", "weight"),
     ),
 ];
 
-fn product(c: &mut Call, a: &str, b: &str) -> Result<Value> {
-    let (a, b) = (c.value(a)?, c.value(b)?);
-    let y = c.low.emit(&matmul::MATMUL, &[a, b])?;
-    c.made(y)
+fn product(c: &mut Call, other: &str) -> Result<Value> {
+    let (a, b) = (c.value("self")?, c.value(other)?);
+    c.result(&matmul::MATMUL, &[a, b])
 }
 
-/// `x·wᵀ + bias`; the weight stays as it is stored, seen transposed.
+/// Emits `x·wᵀ + bias`. The weight stays as it is stored and is read through a transpose.
 pub(super) fn affine(
     c: &mut Call,
     x: ValueId,
     weight: ValueId,
     bias: Option<ValueId>,
 ) -> Result<ValueId> {
-    let turned = match c.low.b.rank(weight) {
+    let turned = match c.rank(weight) {
         2 => shape::transpose(&mut c.low.b, weight, vec![1, 0])?,
         _ => weight,
     };
-    let y = c.low.emit(&matmul::MATMUL, &[x, turned])?;
+    let y = c.emit(&matmul::MATMUL, &[x, turned])?;
     match bias {
         Some(bias) => c.low.b.add(y, bias),
         None => Ok(y),
     }
 }
 
-fn linear(c: &mut Call) -> Result<Value> {
-    let (x, weight, bias) = (c.value("input")?, c.value("weight")?, c.opt_value("bias")?);
-    let y = affine(c, x, weight, bias)?;
-    c.made(y)
+/// Returns true if a factor is given and 0.
+fn is_zero(value: Option<&Value>) -> bool {
+    value.and_then(Value::number) == Some(0.0)
 }
 
-/// A number that scales a term, unless it is 1.
-fn factor(c: &mut Call, x: ValueId, name: &str) -> Result<ValueId> {
-    match c.get(name).cloned() {
-        None => Ok(x),
-        Some(Value::Int(n)) if n.is_one() => Ok(x),
-        Some(Value::Float(1.0)) => Ok(x),
-        Some(value) => {
-            let factor = c.low.scalar_of(&value, c.low.b.ty(x).dtype)?;
-            c.low.b.mul(x, factor)
-        }
-    }
-}
-
-/// β·self + α·mat1·mat2; with β = 0 nothing of `self` counts, not even a NaN.
+/// Lowers β·self + α·a·b. With β = 0, nothing of `self` counts, not even a NaN.
 fn added_product(c: &mut Call, a: &str, b: &str) -> Result<Value> {
     let (a, b) = (c.value(a)?, c.value(b)?);
-    let y = c.low.emit(&matmul::MATMUL, &[a, b])?;
-    let y = factor(c, y, "alpha")?;
-    let skipped = match c.get("beta") {
-        Some(Value::Int(n)) => *n == Dim::ZERO,
-        Some(Value::Float(x)) => *x == 0.0,
-        _ => false,
-    };
-    if skipped {
+    let y = c.emit(&matmul::MATMUL, &[a, b])?;
+    let y = times_factor(c, y, "alpha")?;
+    if is_zero(c.get("beta")) {
         return c.made(y);
     }
     let term = c.value("self")?;
-    let term = factor(c, term, "beta")?;
-    let y = c.low.b.add(y, term)?;
-    c.made(y)
+    let term = times_factor(c, term, "beta")?;
+    c.result(&arith::ADD, &[y, term])
 }
 
-fn addmm(c: &mut Call) -> Result<Value> {
-    added_product(c, "mat1", "mat2")
-}
-
-fn baddbmm(c: &mut Call) -> Result<Value> {
-    added_product(c, "batch1", "batch2")
-}
-
-/// A list with one entry an axis: one number stands for all.
+/// Returns a list with one entry for each axis. A single number counts for all axes.
 fn per_axis(c: &Call, name: &str, default: i64, axes: usize) -> Result<Vec<i64>> {
     let list = c.ints(name)?.unwrap_or_else(|| vec![default]);
     match list.len() {
@@ -162,18 +151,18 @@ fn per_axis(c: &Call, name: &str, default: i64, axes: usize) -> Result<Vec<i64>>
     }
 }
 
-/// A batch axis for operands without one, and whether it was put in.
+/// Returns the operand with a batch axis, and whether the axis is new.
 fn batched(c: &mut Call, weight: ValueId) -> Result<(ValueId, bool)> {
     let x = c.value("input")?;
-    if c.low.b.rank(x) + 1 == c.low.b.rank(weight) {
-        return Ok((c.low.apply_unsqueeze(x, &[0])?, true));
-    }
-    Ok((x, false))
+    let alone = c.rank(x) + 1 == c.rank(weight);
+    let new: &[i64] = if alone { &[0] } else { &[] };
+    Ok((c.low.unsqueeze(x, new)?, alone))
 }
 
+/// Lowers a convolution, or its transpose if `turned`; `pads` is the name of a padding.
 fn convolved(c: &mut Call, turned: bool, pads: Option<&str>) -> Result<Value> {
     let weight = c.value("weight")?;
-    let axes = c.low.b.rank(weight).saturating_sub(2);
+    let axes = c.rank(weight).saturating_sub(2);
     let (x, alone) = batched(c, weight)?;
     let padding = match pads {
         None => per_axis(c, "padding", 0, axes)?,
@@ -184,50 +173,44 @@ fn convolved(c: &mut Call, turned: bool, pads: Option<&str>) -> Result<Value> {
         .with("strides", per_axis(c, "stride", 1, axes)?)
         .with("dilations", dilation.clone())
         .with("group", c.int("groups", 1)?);
-    let both = match pads {
+    let (before, behind) = match pads {
         Some("same") => {
             // The odd one goes behind, as in PyTorch.
-            let mut before = Vec::with_capacity(axes);
-            let mut behind = Vec::with_capacity(axes);
-            for (axis, d) in dilation.iter().enumerate() {
-                let kernel = c.low.b.ty(weight).dims[axis + 2].as_const();
+            let kernel = c.low.b.ty(weight).dims.get(2..).unwrap_or_default();
+            let totals = dilation.iter().zip(kernel).map(|(d, kernel)| {
+                let kernel = kernel.as_const();
                 let kernel =
-                    kernel.ok_or_else(|| c.fail("shape", "the kernel's size is not known"))?;
-                let total = d * (kernel - 1).max(0);
-                before.push(total / 2);
-                behind.push(total - total / 2);
-            }
-            [before, behind].concat()
+                    kernel.ok_or_else(|| c.fail("shape", "the kernel's size is not known"));
+                kernel.map(|n| d * (n - 1).max(0))
+            });
+            let totals = totals.collect::<Result<Vec<i64>>>()?;
+            let half = |n: &i64| (n / 2, n - n / 2);
+            totals.iter().map(half).unzip()
         }
-        _ => [padding.clone(), padding].concat(),
+        _ => (padding.clone(), padding),
     };
-    attrs = attrs.with("pads", both);
+    attrs = attrs.with("pads", [before, behind].concat());
     let op = if turned {
         attrs = attrs.with("output_padding", per_axis(c, "output_padding", 0, axes)?);
         &conv::CONV_TRANSPOSE
     } else {
         &conv::CONV
     };
-    let bias = c.opt_value("bias")?;
-    let ins = match bias {
-        Some(bias) => vec![Some(x), Some(weight), Some(bias)],
-        None => vec![Some(x), Some(weight)],
-    };
+    let mut ins = vec![Some(x), Some(weight)];
+    if let Some(bias) = c.opt_value("bias")? {
+        ins.push(Some(bias));
+    }
     let mut y = c.low.b.emit_n(op, ins, attrs, 1)?[0];
     if alone {
         let first = c.low.b.ints(&[0]);
-        y = c.low.emit(&shape::SQUEEZE, &[y, first])?;
+        y = c.emit(&shape::SQUEEZE, &[y, first])?;
     }
     c.made(y)
 }
 
 fn convolution(c: &mut Call) -> Result<Value> {
-    let turned = c.bool("transposed", false)?;
+    let turned = c.bool("transposed", c.name.starts_with("conv_transpose"))?;
     convolved(c, turned, None)
-}
-
-fn transposed(c: &mut Call) -> Result<Value> {
-    convolved(c, true, None)
 }
 
 fn padded_by_name(c: &mut Call) -> Result<Value> {
@@ -238,63 +221,186 @@ fn padded_by_name(c: &mut Call) -> Result<Value> {
     }
 }
 
-/// Rows of `x` [rows, in] by groups: those before `offs[0]` times `weight[0]`, those before `offs[1]` times `weight[1]`,
-/// and so on; `weight` is [groups, in, out]. Which rows are whose only the data tells, so every group's product is
-/// computed and chosen from: the work of a dense mixture, in sizes that are known.
+/// Lowers products of rows by groups. The rows of `x` [rows, in] before `offs[0]` are multiplied by `weight[0]`, those
+/// before `offs[1]` by `weight[1]`, and so on; `weight` is [groups, in, out]. Only the data tells which group has which rows.
+/// So the node computes every group's product for all rows and selects: the work of a dense mixture, in known sizes.
 fn grouped(c: &mut Call, x: &str, weight: &str) -> Result<Value> {
     let (x, weight) = (c.value(x)?, c.value(weight)?);
     let Some(ends) = c.opt_value("offs")? else {
         return Err(c.unsupported("a grouped product without `offs`"));
     };
-    if c.low.b.rank(x) != 2 || c.low.b.rank(weight) != 3 || c.has("bias") {
+    if c.rank(x) != 2 || c.rank(weight) != 3 || c.has("bias") {
         return Err(c
             .unsupported("this grouped product")
             .expected("a matrix, a matrix a group, and no bias")
             .help("export with experts_implementation=\"batched_mm\""));
     }
-    let (rows, groups) = (
-        c.low.b.ty(x).dims[0].clone(),
-        c.low.b.ty(weight).dims[0].clone(),
-    );
-    if c.low.b.ty(ends).dims[0].same(&groups) == Same::No {
+    let groups = &c.low.b.ty(weight).dims[0];
+    if c.low.b.ty(ends).dims[0].same(groups) == Same::No {
         return Err(c.fail(
             "shape",
             "`offs` has another number of groups than the weights",
         ));
     }
-    let rows = c.low.int_scalar(&rows)?;
-    let (zero, one) = (c.low.b.int(0), c.low.b.int(1));
-    let places = c
-        .low
-        .emit(&ckpt_passes::ops::fill::RANGE, &[zero, rows, one])?;
-    let ends = c.low.b.cast(ends, ckpt_passes::ir::DType::I64)?;
-    // before[g, r]: row r lies before the end of group g. It is in the first such group.
-    let ends = c.low.apply_unsqueeze(ends, &[1])?;
-    let before = c.low.emit(&logic::LESS, &[places, ends])?;
-    let earlier = {
-        let as_int = c.low.b.cast(before, ckpt_passes::ir::DType::I64)?;
-        let first = c.low.b.int(0);
-        let attrs = Attrs::new().with("exclusive", 1);
-        let sum = c
-            .low
-            .b
-            .emit(&ckpt_passes::ops::scan::CUM_SUM, &[as_int, first], attrs)?;
-        c.low.emit(&logic::EQUAL, &[sum, zero])?
-    };
-    let mine = c.low.emit(&logic::AND, &[before, earlier])?;
-    let mine = c.low.apply_unsqueeze(mine, &[2])?;
-    let all = c.low.emit(&matmul::MATMUL, &[x, weight])?;
-    let none = c.low.b.scalar(c.low.b.ty(all).dtype, 0.0);
-    let chosen = c.low.emit(&logic::WHERE, &[mine, all, none])?;
-    let mut y = super::reduce::over(
-        c,
-        &ckpt_passes::ops::reduce::REDUCE_SUM,
-        chosen,
-        &[0],
-        false,
-    )?;
-    if let Some(dtype) = c.opt_dtype("out_dtype").unwrap_or(None) {
+    let places = c.numbers_to(&c.shape_of(x)[0])?;
+    let ends = c.low.b.cast(ends, DType::I64)?;
+    // before[g, r]: row r lies before the end of group g. The first such group has it.
+    let ends = c.low.unsqueeze(ends, &[1])?;
+    let before = c.emit(&logic::LESS, &[places, ends])?;
+    let as_int = c.low.b.cast(before, DType::I64)?;
+    let zero = c.low.b.int(0);
+    let attrs = Attrs::new().with("exclusive", 1);
+    let sum = c.emit_with(&CUM_SUM, &[as_int, zero], attrs)?;
+    let first = c.emit(&logic::EQUAL, &[sum, zero])?;
+    let mine = c.emit(&logic::AND, &[before, first])?;
+    let mine = c.low.unsqueeze(mine, &[2])?;
+    let all = c.emit(&matmul::MATMUL, &[x, weight])?;
+    let none = c.scalar_like(all, 0.0);
+    let chosen = c.emit(&logic::WHERE, &[mine, all, none])?;
+    let mut y = over(c, &REDUCE_SUM, chosen, &[0], false)?;
+    if let Some(dtype) = c.opt_dtype("out_dtype")? {
         y = c.low.b.cast(y, dtype)?;
     }
     c.made(y)
+}
+
+/// Lowers sums of products over labelled axes (ONNX Einsum). The operands get one element type.
+fn sum_of_products(c: &mut Call, equation: &str, tensors: &[TensorId]) -> Result<Value> {
+    let ins: Vec<_> = promoted(c, tensors)?.into_iter().map(Some).collect();
+    let settings = [("equation", Setting::Text(equation))];
+    let y = standard(&mut c.low.b, "Einsum", &settings, &ins, 1)?[0];
+    c.made(y)
+}
+
+fn bilinear(c: &mut Call) -> Result<Value> {
+    let operands = ["input1", "weight", "input2"].map(|name| c.tensor(name));
+    let operands: Vec<TensorId> = operands.into_iter().collect::<Result<_>>()?;
+    let y = sum_of_products(c, "...i,oij,...j->...o", &operands)?;
+    c.formula(&[("y", y)], "given(bias) ? y + bias : y")
+}
+
+/// Multiplies a list of matrices from the left.
+fn chained(c: &mut Call) -> Result<Value> {
+    let matrices = c.tensors(c.either(&["matrices", "tensors"]))?;
+    let mut all = matrices.into_iter().map(Value::Tensor);
+    let first = all.next().ok_or_else(|| c.fail("op", "no matrices"))?;
+    all.try_fold(first, |so_far, matrix| c.run("matmul", [so_far, matrix]))
+}
+
+/// Lowers a power of a matrix by repeated squares.
+fn matrix_power(c: &mut Call) -> Result<Value> {
+    let n = c.int("n", 1)?;
+    if !(1..=1 << 20).contains(&n) {
+        return Err(c.unsupported(format!("a power of {n}")));
+    }
+    let (mut square, mut left) = (c.given("self"), n);
+    let mut product = Value::None;
+    while left > 0 {
+        if left % 2 == 1 {
+            product = match product {
+                Value::None => square.clone(),
+                so_far => c.run("matmul", [so_far, square.clone()])?,
+            };
+        }
+        left /= 2;
+        if left > 0 {
+            square = c.run("matmul", [square.clone(), square])?;
+        }
+    }
+    Ok(product)
+}
+
+fn tensordot(c: &mut Call) -> Result<Value> {
+    let (a, b) = (c.tensor("self")?, c.tensor("other")?);
+    let (left, right) = (c.low.dims(a).len(), c.low.dims(b).len());
+    if left + right > 26 {
+        return Err(c.unsupported("that many axes"));
+    }
+    let ours = c.listed_axes("dims_self", left)?;
+    let theirs = c.listed_axes("dims_other", right)?;
+    let held = |t: TensorId, axes: &[usize]| axes.iter().try_for_each(|x| c.size(t, *x).map(drop));
+    held(a, &ours)?;
+    held(b, &theirs)?;
+    if ours.len() != theirs.len() {
+        return Err(c.fail(
+            "axis",
+            "`dims_self` and `dims_other` have different lengths",
+        ));
+    }
+    let first: Vec<char> = (0..left).map(letter).collect();
+    let mut second: Vec<char> = (left..left + right).map(letter).collect();
+    for (a, b) in ours.iter().zip(&theirs) {
+        second[*b] = first[*a];
+    }
+    let kept = |labels: &[char], summed: &[usize]| -> String {
+        let each = labels.iter().enumerate();
+        each.filter(|(i, _)| !summed.contains(i))
+            .map(|(_, l)| *l)
+            .collect()
+    };
+    let equation = format!(
+        "{},{}->{}{}",
+        first.iter().collect::<String>(),
+        second.iter().collect::<String>(),
+        kept(&first, &ours),
+        kept(&second, &theirs)
+    );
+    sum_of_products(c, &equation, &[a, b])
+}
+
+/// Returns the label of an axis in an equation of at most 26 axes.
+fn letter(axis: usize) -> char {
+    char::from(b'a' + axis as u8)
+}
+
+/// Lowers the product of three tensors, each with new axes of size 1, summed over `sumdim`.
+fn trilinear(c: &mut Call) -> Result<Value> {
+    let (mut tensors, mut labels) = (Vec::with_capacity(3), Vec::with_capacity(3));
+    let mut rank = None;
+    for (name, expanded) in [("i1", "expand1"), ("i2", "expand2"), ("i3", "expand3")] {
+        let tensor = c.tensor(name)?;
+        let new = c.dims(expanded)?.map_or(0, |d| d.len());
+        let all = c.low.dims(tensor).len() + new;
+        if all > 26 || *rank.get_or_insert(all) != all {
+            return Err(c.fail("shape", "the operands have different ranks"));
+        }
+        let new = c.listed_axes(expanded, all)?;
+        let own = (0..all).filter(|axis| !new.contains(axis));
+        labels.push(own.map(letter).collect::<String>());
+        tensors.push(tensor);
+    }
+    let rank = rank.unwrap_or(0);
+    let summed = c.listed_axes("sumdim", rank)?;
+    // An axis that no operand has is of size 1.
+    let held = |axis: &usize| labels.iter().any(|l| l.contains(letter(*axis)));
+    if let Some(axis) = (0..rank).find(|axis| !held(axis)) {
+        return Err(c.unsupported(format!("an axis {axis} that no operand has")));
+    }
+    let kept: String = (0..rank)
+        .filter(|a| !summed.contains(a))
+        .map(letter)
+        .collect();
+    let equation = format!("{}->{kept}", labels.join(","));
+    sum_of_products(c, &equation, &tensors)
+}
+
+/// Lowers `g·v/|v|`, with the length over all axes but `dim`.
+fn weight_norm(c: &mut Call) -> Result<Value> {
+    let v = c.tensor("v")?;
+    let rank = c.low.dims(v).len();
+    let kept = match c.int("dim", 0)? {
+        -1 => None,
+        axis => Some(c.in_rank(axis, rank)?),
+    };
+    let axes = (0..rank).filter(|a| Some(*a) != kept);
+    let axes: Vec<i64> = axes.map(|a| a as i64).collect();
+    let y = c.formula(
+        &[("axes", axes.into())],
+        "v * (g / linalg_vector_norm(v, 2.0, axes, true))",
+    )?;
+    let fits = same_dims(c.low.dims(id(c, &y)?), c.low.dims(v));
+    match fits {
+        true => Ok(y),
+        false => Err(c.fail("shape", "`g` does not fit the axes that are kept")),
+    }
 }

@@ -1,92 +1,61 @@
-//! Sums, means, extremes and other ops that make an axis disappear; cumulative sums.
+//! Ops that reduce axes: sums, means, extremes, norms and deviations. Also cumulative sums.
 
-use super::pointwise::float_self;
-use super::signature::{Call, Op};
-use super::{Value, compare};
+use super::super::value::Value;
+use super::pointwise::{binary, float_self, truth};
+use super::signature::{Call, Op, along};
 use ckpt_passes::Result;
 use ckpt_passes::ir::op::OpDef;
 use ckpt_passes::ir::{Attrs, DType, Dim, ValueId};
 use ckpt_passes::ops::{arith, extreme, index, logic, math, power, reduce, scan, select, shape};
 
 pub const OPS: &[Op] = &[
-    ("all(self: t)", |c| quantified(c, true)),
-    ("all(self: t, dim: I, keepdim: b?)", |c| quantified(c, true)),
-    ("amax(self: t, dim: I?, keepdim: b?)", |c| {
-        plain(c, &reduce::REDUCE_MAX)
-    }),
-    ("amin(self: t, dim: I?, keepdim: b?)", |c| {
-        plain(c, &reduce::REDUCE_MIN)
-    }),
-    ("any(self: t)", |c| quantified(c, false)),
-    ("any(self: t, dim: I, keepdim: b?)", |c| {
-        quantified(c, false)
-    }),
-    ("argmax(self: t, dim: i?, keepdim: b?)", |c| {
-        arg(c, &select::ARG_MAX)
-    }),
-    ("argmin(self: t, dim: i?, keepdim: b?)", |c| {
-        arg(c, &select::ARG_MIN)
-    }),
+    (
+        "{all,any}(self: t); \
+         {all,any}(self: t, dim: I, keepdim: b?); \
+         {_is_all_true,_is_any_true}(self: t)",
+        quantified,
+    ),
+    (
+        "{amax,amin}(self: t, dim: I?, keepdim: b?); \
+         {max,min}(self: t)",
+        plain,
+    ),
+    ("arg{max,min}(self: t, dim: i?, keepdim: b?)", arg),
     ("cumsum(self: t, dim: i, *, dtype: d?)", cumsum),
     (
-        "linalg_vector_norm(self: t, ord: f?, dim: I?, keepdim: b?, *, dtype: d?)",
+        "linalg_vector_norm(self: t, ord: f?, dim: I?, keepdim: b?, *, dtype: d?); \
+         norm(self: t, p: f?); \
+         norm(self: t, p: f?, dim: I, keepdim: b?, *, dtype: d?)",
         norm,
     ),
     ("logsumexp(self: t, dim: I, keepdim: b?)", |c| {
-        plain(c, &reduce::REDUCE_LOG_SUM_EXP)
+        let x = float_self(c)?;
+        reduced(c, &reduce::REDUCE_LOG_SUM_EXP, x)
     }),
-    ("max(self: t)", |c| plain(c, &reduce::REDUCE_MAX)),
-    ("max(self: t, dim: i, keepdim: b?)", |c| {
-        extreme_at(c, &select::ARG_MAX)
+    ("{max,min}(self: t, dim: i, keepdim: b?)", extreme_at),
+    ("{max,min}(self: t, other: t)", |c| match is_max(c) {
+        true => binary(c, &extreme::MAX),
+        false => binary(c, &extreme::MIN),
     }),
-    ("max(self: t, other: t)", |c| pairwise(c, &extreme::MAX)),
-    ("mean(self: t, *, dtype: d?)", |c| {
-        summed(c, &reduce::REDUCE_MEAN)
-    }),
-    ("mean(self: t, dim: I?, keepdim: b?, *, dtype: d?)", |c| {
-        summed(c, &reduce::REDUCE_MEAN)
-    }),
-    ("min(self: t)", |c| plain(c, &reduce::REDUCE_MIN)),
-    ("min(self: t, dim: i, keepdim: b?)", |c| {
-        extreme_at(c, &select::ARG_MIN)
-    }),
-    ("min(self: t, other: t)", |c| pairwise(c, &extreme::MIN)),
-    ("norm(self: t, p: f?)", norm),
     (
-        "norm(self: t, p: f?, dim: I, keepdim: b?, *, dtype: d?)",
-        norm,
+        "{sum,mean,prod}(self: t, *, dtype: d?); \
+         {sum,mean,prod}(self: t, dim: I?, keepdim: b?, *, dtype: d?)",
+        summed,
     ),
-    ("prod(self: t, *, dtype: d?)", |c| {
-        summed(c, &reduce::REDUCE_PROD)
-    }),
-    ("prod(self: t, dim: i, keepdim: b?, *, dtype: d?)", |c| {
-        summed_int(c, &reduce::REDUCE_PROD)
-    }),
-    ("std(self: t, unbiased: b?)", |c| deviation(c, true)),
-    ("std(self: t, dim: I?, unbiased: b?, keepdim: b?)", |c| {
-        deviation(c, true)
-    }),
     (
-        "std(self: t, dim: I?, *, correction: f?, keepdim: b?)",
-        |c| deviation(c, true),
-    ),
-    ("sum(self: t, *, dtype: d?)", |c| {
-        summed(c, &reduce::REDUCE_SUM)
-    }),
-    ("sum(self: t, dim: I?, keepdim: b?, *, dtype: d?)", |c| {
-        summed(c, &reduce::REDUCE_SUM)
-    }),
-    ("var(self: t, unbiased: b?)", |c| deviation(c, false)),
-    ("var(self: t, dim: I?, unbiased: b?, keepdim: b?)", |c| {
-        deviation(c, false)
-    }),
-    (
-        "var(self: t, dim: I?, *, correction: f?, keepdim: b?)",
-        |c| deviation(c, false),
+        "{std,var}(self: t, unbiased: b?); \
+         {std,var}(self: t, dim: I?, unbiased: b?, keepdim: b?); \
+         {std,var}(self: t, dim: I?, *, correction: f?, keepdim: b?)",
+        deviation,
     ),
 ];
 
-/// A reduction over axes.
+/// Returns true for an op that is about the largest elements.
+fn is_max(c: &Call) -> bool {
+    c.name.contains("max")
+}
+
+/// Emits a reduction over axes.
 pub(super) fn over(
     c: &mut Call,
     op: &'static OpDef,
@@ -96,121 +65,104 @@ pub(super) fn over(
 ) -> Result<ValueId> {
     let list: Vec<i64> = axes.iter().map(|a| *a as i64).collect();
     let list = c.low.b.ints(&list);
-    // No axes to reduce: nothing is.
+    // A reduction over no axes leaves the tensor as it is.
     let attrs = Attrs::new()
         .with("keepdims", i64::from(keep))
         .with("noop_with_empty_axes", 1);
-    c.low.b.emit(op, &[x, list], attrs)
+    c.emit_with(op, &[x, list], attrs)
+}
+
+/// Emits a reduction of `x` over `dim` as the call asks for it.
+fn reduced_value(c: &mut Call, op: &'static OpDef, x: ValueId) -> Result<ValueId> {
+    let axes = c.axes("dim", c.rank(x))?;
+    let keep = c.bool("keepdim", false)?;
+    over(c, op, x, &axes, keep)
 }
 
 fn reduced(c: &mut Call, op: &'static OpDef, x: ValueId) -> Result<Value> {
-    let axes = c.axes("dim", c.low.b.rank(x))?;
-    let keep = c.bool("keepdim", false)?;
-    let y = over(c, op, x, &axes, keep)?;
+    let y = reduced_value(c, op, x)?;
     c.made(y)
 }
 
-fn plain(c: &mut Call, op: &'static OpDef) -> Result<Value> {
-    let x = match op == &reduce::REDUCE_LOG_SUM_EXP {
-        true => float_self(c)?,
-        false => c.value("self")?,
-    };
-    reduced(c, op, x)
+/// Lowers a largest or smallest element.
+fn plain(c: &mut Call) -> Result<Value> {
+    let x = c.value("self")?;
+    match is_max(c) {
+        true => reduced(c, &reduce::REDUCE_MAX, x),
+        false => reduced(c, &reduce::REDUCE_MIN, x),
+    }
 }
 
-/// Computed in `dtype` where it is given; integers add up in int64.
+/// Returns `self` in `dtype` if it is given. Integers are added in int64.
 fn computed_in(c: &mut Call) -> Result<ValueId> {
     let x = c.value("self")?;
-    let own = c.low.b.ty(x).dtype;
+    let own = c.dtype(x);
     let natural = if own.is_float() { own } else { DType::I64 };
-    let dtype = c.opt_dtype("dtype")?.unwrap_or(natural);
+    let dtype = c.dtype_or(natural)?;
     c.low.b.cast(x, dtype)
 }
 
-fn summed(c: &mut Call, op: &'static OpDef) -> Result<Value> {
+/// Lowers `sum`, `mean` and `prod`.
+fn summed(c: &mut Call) -> Result<Value> {
     let x = computed_in(c)?;
+    let op = match c.name.as_str() {
+        "mean" => &reduce::REDUCE_MEAN,
+        "prod" => &reduce::REDUCE_PROD,
+        _ => &reduce::REDUCE_SUM,
+    };
     reduced(c, op, x)
 }
 
-fn summed_int(c: &mut Call, op: &'static OpDef) -> Result<Value> {
-    let x = computed_in(c)?;
-    let axis = c.axis("dim", 0, c.low.b.rank(x))?;
-    let axes: Vec<usize> = if c.low.b.rank(x) == 0 {
-        vec![]
-    } else {
-        vec![axis]
-    };
-    let keep = c.bool("keepdim", false)?;
-    let y = over(c, op, x, &axes, keep)?;
-    c.made(y)
-}
-
-/// Whether all elements are true, or any is.
-pub(super) fn quantified(c: &mut Call, all: bool) -> Result<Value> {
+/// Lowers `all` and `any`.
+fn quantified(c: &mut Call) -> Result<Value> {
     let x = c.value("self")?;
-    let x = compare::truth(c, x)?;
+    let x = truth(c, x)?;
     let x = c.low.b.cast(x, DType::I32)?;
-    let op = if all {
-        &reduce::REDUCE_MIN
-    } else {
-        &reduce::REDUCE_MAX
+    let op = match c.name.contains("all") {
+        true => &reduce::REDUCE_MIN,
+        false => &reduce::REDUCE_MAX,
     };
-    let axes = c.axes("dim", c.low.b.rank(x))?;
-    let keep = c.bool("keepdim", false)?;
-    let y = over(c, op, x, &axes, keep)?;
-    // Of no elements the extremes are those of the type: all are true, and none is.
+    let y = reduced_value(c, op, x)?;
+    // The extremes of no elements are those of the type: all are true, and none is.
     let zero = c.low.b.scalar(DType::I32, 0.0);
-    let y = c.low.emit(&logic::GREATER, &[y, zero])?;
-    c.made(y)
+    c.result(&logic::GREATER, &[y, zero])
 }
 
-fn pairwise(c: &mut Call, op: &'static OpDef) -> Result<Value> {
-    let operands = super::pointwise::both(c, "self", "other")?;
-    let y = c.low.emit(op, &operands)?;
-    c.made(y)
+/// Emits the index of an extreme along an axis.
+fn place(c: &mut Call, x: ValueId, axis: usize, keep: bool) -> Result<ValueId> {
+    let op = match is_max(c) {
+        true => &select::ARG_MAX,
+        false => &select::ARG_MIN,
+    };
+    c.emit_with(op, &[x], along(axis).with("keepdims", i64::from(keep)))
 }
 
-fn place(c: &mut Call, op: &'static OpDef, x: ValueId, axis: usize, keep: bool) -> Result<ValueId> {
-    let attrs = Attrs::new()
-        .with("axis", axis as i64)
-        .with("keepdims", i64::from(keep));
-    c.low.b.emit(op, &[x], attrs)
-}
-
-fn arg(c: &mut Call, op: &'static OpDef) -> Result<Value> {
+fn arg(c: &mut Call) -> Result<Value> {
     let x = c.value("self")?;
     let keep = c.bool("keepdim", false)?;
-    let y = match c.has("dim") {
-        true => {
-            let axis = c.axis("dim", 0, c.low.b.rank(x))?;
-            place(c, op, x, axis, keep)?
-        }
-        false => {
-            let all = c.low.b.ints(&[-1]);
-            let flat = c.low.emit(&shape::RESHAPE, &[x, all])?;
-            place(c, op, flat, 0, false)?
-        }
+    let y = if c.has("dim") {
+        let axis = c.axis("dim", 0, c.rank(x))?;
+        place(c, x, axis, keep)?
+    } else {
+        let flat = c.flattened(x)?;
+        place(c, flat, 0, false)?
     };
     c.made(y)
 }
 
-/// The extreme along an axis and where the first of its kind is; the gradient goes there.
-fn extreme_at(c: &mut Call, op: &'static OpDef) -> Result<Value> {
+/// Lowers the extreme along an axis, and the index of the first element with it, which gets the gradient.
+fn extreme_at(c: &mut Call) -> Result<Value> {
     let x = c.value("self")?;
-    let axis = c.axis("dim", 0, c.low.b.rank(x))?;
+    let axis = c.axis("dim", 0, c.rank(x))?;
     let keep = c.bool("keepdim", false)?;
-    let at = place(c, op, x, axis, true)?;
-    let attrs = Attrs::new().with("axis", axis as i64);
-    let values = c.low.b.emit(&index::GATHER_ELEMENTS, &[x, at], attrs)?;
+    let at = place(c, x, axis, true)?;
+    let values = c.emit_with(&index::GATHER_ELEMENTS, &[x, at], along(axis))?;
     let mut results = Vec::with_capacity(2);
-    for v in [values, at] {
-        let v = match keep {
-            true => v,
-            false => {
-                let axes = c.low.b.ints(&[axis as i64]);
-                c.low.emit(&shape::SQUEEZE, &[v, axes])?
-            }
-        };
+    for mut v in [values, at] {
+        if !keep {
+            let axes = c.low.b.ints(&[axis as i64]);
+            v = c.emit(&shape::SQUEEZE, &[v, axes])?;
+        }
         results.push(c.made(v)?);
     }
     Ok(Value::Tuple(results))
@@ -218,63 +170,54 @@ fn extreme_at(c: &mut Call, op: &'static OpDef) -> Result<Value> {
 
 fn cumsum(c: &mut Call) -> Result<Value> {
     let x = computed_in(c)?;
-    if c.low.b.rank(x) == 0 {
+    if c.rank(x) == 0 {
         return c.made(x);
     }
-    let axis = c.axis("dim", 0, c.low.b.rank(x))?;
+    let axis = c.axis("dim", 0, c.rank(x))?;
     let axis = c.low.b.int(axis as i64);
-    let y = c.low.emit(&scan::CUM_SUM, &[x, axis])?;
-    c.made(y)
+    c.result(&scan::CUM_SUM, &[x, axis])
 }
 
 fn norm(c: &mut Call) -> Result<Value> {
     let x = float_self(c)?;
-    let dtype = c.opt_dtype("dtype")?.unwrap_or(c.low.b.ty(x).dtype);
+    let dtype = c.dtype_or(c.dtype(x))?;
     let x = c.low.b.cast(x, dtype)?;
-    let named = if c.has("ord") { "ord" } else { "p" };
-    let p = c.float(named, 2.0)?;
+    let p = c.float(c.either(&["ord", "p"]), 2.0)?;
     if p == 2.0 {
         return reduced(c, &reduce::REDUCE_L2, x);
     }
     if p == 1.0 {
         return reduced(c, &reduce::REDUCE_L1, x);
     }
-    let size = c.low.emit(&arith::ABS, &[x])?;
-    match p {
-        p if p == f64::INFINITY => reduced(c, &reduce::REDUCE_MAX, size),
-        p if p == f64::NEG_INFINITY => reduced(c, &reduce::REDUCE_MIN, size),
-        0.0 => {
-            let set = c.run("ne", [c.given("self"), 0.into()])?;
-            let y = c.run("sum", [set, c.given("dim"), c.given("keepdim")])?;
-            c.run("to", [y, Value::DType(dtype)])
-        }
-        p => {
-            let order = c.low.b.scalar(dtype, p);
-            let powers = c.low.emit(&power::POW, &[size, order])?;
-            let axes = c.axes("dim", c.low.b.rank(x))?;
-            let keep = c.bool("keepdim", false)?;
-            let sum = over(c, &reduce::REDUCE_SUM, powers, &axes, keep)?;
-            let root = c.low.b.scalar(dtype, 1.0 / p);
-            let y = c.low.emit(&power::POW, &[sum, root])?;
-            c.made(y)
-        }
+    let size = c.emit(&arith::ABS, &[x])?;
+    if p == f64::INFINITY {
+        return reduced(c, &reduce::REDUCE_MAX, size);
     }
+    if p == f64::NEG_INFINITY {
+        return reduced(c, &reduce::REDUCE_MIN, size);
+    }
+    if p == 0.0 {
+        let names = [("type", dtype.into())];
+        return c.formula(&names, "to(sum(self != 0, dim, keepdim), type)");
+    }
+    let order = c.low.b.scalar(dtype, p);
+    let powers = c.emit(&power::POW, &[size, order])?;
+    let sum = reduced_value(c, &reduce::REDUCE_SUM, powers)?;
+    let root = c.low.b.scalar(dtype, 1.0 / p);
+    c.result(&power::POW, &[sum, root])
 }
 
-/// How many elements are reduced, as a number of that type.
+/// Returns the number of reduced elements as a scalar of that type.
 pub(super) fn count(c: &mut Call, x: ValueId, axes: &[usize], dtype: DType) -> Result<ValueId> {
-    let dims: Vec<Dim> = axes
-        .iter()
-        .map(|a| c.low.b.ty(x).dims[*a].clone())
-        .collect();
-    let count = Value::Int(Dim::product(&dims));
-    c.low.scalar_of(&count, dtype)
+    let dims = &c.low.b.ty(x).dims;
+    let count = axes.iter().fold(Dim::ONE, |n, axis| n.mul(&dims[*axis]));
+    c.low.operand(&count.into(), dtype)
 }
 
-/// Variance about the mean; its root for `root`.
-fn deviation(c: &mut Call, root: bool) -> Result<Value> {
+/// Lowers `var`, the variance about the mean, and `std`, its root.
+fn deviation(c: &mut Call) -> Result<Value> {
     let x = float_self(c)?;
-    let axes = c.axes("dim", c.low.b.rank(x))?;
+    let axes = c.axes("dim", c.rank(x))?;
     let keep = c.bool("keepdim", false)?;
     let correction = match c.has("correction") {
         true => c.float("correction", 1.0)?,
@@ -287,16 +230,13 @@ fn deviation(c: &mut Call, root: bool) -> Result<Value> {
         over(c, &reduce::REDUCE_MEAN, square, &axes, keep)?
     } else {
         let sum = over(c, &reduce::REDUCE_SUM, square, &axes, keep)?;
-        let dtype = c.low.b.ty(x).dtype;
-        let n = count(c, x, &axes, dtype)?;
-        let correction = c.low.b.scalar(dtype, correction);
+        let n = count(c, x, &axes, c.dtype(x))?;
+        let correction = c.scalar_like(x, correction);
         let n = c.low.b.sub(n, correction)?;
         c.low.b.div(sum, n)?
     };
-    let y = if root {
-        c.low.emit(&math::SQRT, &[y])?
-    } else {
-        y
-    };
-    c.made(y)
+    match c.name.as_str() {
+        "std" => c.result(&math::SQRT, &[y]),
+        _ => c.made(y),
+    }
 }

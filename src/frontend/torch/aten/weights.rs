@@ -1,17 +1,16 @@
-//! Parameters, buffers and constants of a program, from where their bytes lie.
+//! Parameters, buffers and constants of a program, declared from the storages that hold their bytes.
 //!
-//! Bytes stay where they are: a weight whose elements lie in row-major order is a slice of its storage, one that is the
-//! transpose of such a matrix is that matrix and a `Transpose`. Only other strides are copied. Two names of the same
-//! elements are one weight with two names.
+//! Bytes stay in place. A row-major weight is a slice of its storage. The transpose of a row-major matrix is that matrix
+//! and a `Transpose`. A weight with any other strides is copied. Two names of the same elements are one weight.
 
-use super::{Lowering, TensorId};
+use super::super::value::TensorId;
+use super::lowering::{Elements, Lowering};
 use bytes::Bytes;
 use ckpt_passes::ir::op::contiguous_strides;
 use ckpt_passes::ir::{Attrs, DType, Origin, Tensor};
 use ckpt_passes::{Error, Result};
-use std::collections::BTreeMap;
 
-/// What a weight is to its module.
+/// The role of a weight in its module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Parameter { trainable: bool },
@@ -22,34 +21,23 @@ pub enum Kind {
 /// A tensor of the program's state.
 #[derive(Clone, Debug)]
 pub struct Weight<'a> {
-    /// The framework's name: `model.layers.0.mlp.up_proj.weight`.
+    /// The name in PyTorch: `model.layers.0.mlp.up_proj.weight`.
     pub name: &'a str,
     pub kind: Kind,
-    /// Equal for weights that lie in the same memory.
+    /// The name of the storage. Weights in one storage share memory.
     pub storage: &'a str,
     /// The bytes of the whole storage, little-endian.
     pub bytes: Bytes,
     pub dtype: DType,
     pub dims: &'a [u64],
-    /// In elements.
+    /// Strides in elements.
     pub strides: &'a [u64],
-    /// In elements.
+    /// The offset of the first element, in elements.
     pub offset: u64,
 }
 
-/// Storage, element type, sizes, strides, offset: which elements a weight is.
-type Elements = (String, DType, Vec<u64>, Vec<u64>, u64);
-
-/// What all copies of parts of one storage may take, in bytes of it.
+/// All weights copied out of one storage may take this many times its bytes.
 const MAX_COPIES: u64 = 4;
-
-/// Weights that have been declared.
-#[derive(Default)]
-pub(super) struct Weights {
-    known: BTreeMap<Elements, (TensorId, ckpt_passes::ir::ValueId)>,
-    /// By storage: bytes that were copied because their strides are none of ours.
-    copied_bytes: BTreeMap<String, u64>,
-}
 
 impl Lowering<'_> {
     /// Declares a weight. A second name of one that is known becomes its alias.
@@ -58,14 +46,14 @@ impl Lowering<'_> {
     /// Sizes, strides and offset that leave the storage; a name that is taken.
     pub fn weight(&mut self, weight: &Weight) -> Result<TensorId> {
         let place = |e: Box<Error>| e.at(format!("the weight `{}`", weight.name));
-        let key = (
+        let key: Elements = (
             weight.storage.to_string(),
             weight.dtype,
             weight.dims.to_vec(),
             weight.strides.to_vec(),
             weight.offset,
         );
-        if let Some((tensor, value)) = self.weights.known.get(&key).copied() {
+        if let Some((tensor, value)) = self.weights.get(&key).copied() {
             let origin = self.b.graph.origins.entry(value).or_default();
             if !origin.names.iter().any(|n| n == weight.name) {
                 origin.names.push(weight.name.to_string());
@@ -81,7 +69,7 @@ impl Lowering<'_> {
         let (tensor, transposed) = match in_place(weight) {
             Some(found) => found,
             None => {
-                self.weights.allow_copy(weight).map_err(place)?;
+                self.allow_copy(weight).map_err(place)?;
                 (gathered(weight), false)
             }
         };
@@ -104,9 +92,24 @@ impl Lowering<'_> {
         } else {
             value
         };
-        let tensor = self.outside(seen, weight.name);
-        self.weights.known.insert(key, (tensor, value));
+        let tensor = self.root(seen, Some(weight.name));
+        self.weights.insert(key, (tensor, value));
         Ok(tensor)
+    }
+
+    /// Fails if weights would copy too much of one storage: a small file could fill the memory.
+    fn allow_copy(&mut self, weight: &Weight) -> Result<()> {
+        let bytes = weight.dims.iter().product::<u64>() * weight.dtype.size_bytes();
+        let copied = self.copied_bytes.entry(weight.storage.to_string());
+        let copied = copied.or_insert(0);
+        *copied = copied.saturating_add(bytes);
+        match *copied <= MAX_COPIES.saturating_mul(weight.bytes.len() as u64) {
+            true => Ok(()),
+            false => Err(Error::model(
+                "data",
+                "too many weights are strided parts of one storage",
+            )),
+        }
     }
 }
 
@@ -150,26 +153,7 @@ fn check_extent(weight: &Weight) -> Result<()> {
     }
 }
 
-impl Weights {
-    /// Fails where many weights are each a copy of much of one storage: a small file would fill the memory.
-    fn allow_copy(&mut self, weight: &Weight) -> Result<()> {
-        let bytes = weight.dims.iter().product::<u64>() * weight.dtype.size_bytes();
-        let copied = self
-            .copied_bytes
-            .entry(weight.storage.to_string())
-            .or_insert(0);
-        *copied = copied.saturating_add(bytes);
-        match *copied <= MAX_COPIES.saturating_mul(weight.bytes.len() as u64) {
-            true => Ok(()),
-            false => Err(Error::model(
-                "data",
-                "too many weights are strided parts of one storage",
-            )),
-        }
-    }
-}
-
-/// The elements as a slice of the storage, and whether that is the transpose of the weight.
+/// Returns the elements as a slice of the storage, and whether the slice is the transpose of the weight.
 fn in_place(weight: &Weight) -> Option<(Tensor, bool)> {
     let size = weight.dtype.size_bytes();
     let slice = |dims: Vec<u64>| {
@@ -193,7 +177,7 @@ fn in_place(weight: &Weight) -> Option<(Tensor, bool)> {
     None
 }
 
-/// The elements of a weight of any strides, copied.
+/// Copies the elements of a weight with any strides.
 fn gathered(weight: &Weight) -> Tensor {
     let size = weight.dtype.size_bytes();
     let start = (weight.offset * size) as usize;

@@ -1,9 +1,8 @@
 //! `torch.export` archives (`.pt2`): a graph in JSON and raw weights in, a graph out.
 //!
-//! [`schema`] is the JSON, [`sympy`] reads its symbolic sizes, [`sizes`] knows what they stand for, [`weights`] finds parameters and buffers, [`replay`]
-//! walks the nodes and hands every op to the aten layer. The format names everything: inputs, outputs, parameters,
-//! modules and overloads are the file's own, and the element type and rank of every result are held against what the
-//! file says of it.
+//! [`schema`] is the JSON. [`sympy`] reads its symbolic sizes, and [`sizes`] knows what they stand for. [`weights`] finds
+//! parameters and buffers. [`replay`] walks the nodes and passes every op to [`super::aten`]. The file names its inputs,
+//! outputs, parameters, modules and overloads. It also gives the type of every result, which the reader checks.
 
 mod replay;
 pub mod schema;
@@ -12,7 +11,8 @@ mod sympy;
 pub mod weights;
 
 use super::archive::Archive;
-use super::aten::{Lowering, TensorId};
+use super::aten::Lowering;
+use super::value::TensorId;
 use crate::frontend::Model;
 use crate::frontend::given::Given;
 use ckpt_passes::analysis::ranges;
@@ -26,13 +26,13 @@ use std::collections::BTreeSet;
 
 const MODEL: &str = "models/model.json";
 
-/// Largest JSON that is read; a program of a few thousand nodes takes a few megabytes.
+/// The largest JSON that is read. A program of a few thousand nodes takes a few megabytes.
 const MAX_JSON_BYTES: u64 = 512 << 20;
 
-/// The version of the schema that this reader knows (torch/_export/serde/schema.py); older ones differ.
+/// The version of the schema that this reader knows (torch/_export/serde/schema.py). Older ones differ.
 const MAJOR_VERSION: i64 = 8;
 
-/// Whether an archive is an exported program.
+/// Returns true if an archive is an exported program.
 pub fn is_program(archive: &Archive) -> bool {
     archive.contains(MODEL)
 }
@@ -40,7 +40,7 @@ pub fn is_program(archive: &Archive) -> bool {
 /// Reads the model of an archive.
 ///
 /// # Errors
-/// A program that is damaged, of another schema, or that does what the op table cannot.
+/// A program that is damaged, of another schema, or with ops that the op table does not have.
 pub fn read(archive: &Archive, given: &Given) -> Result<Model> {
     let text = archive.content(MODEL, MAX_JSON_BYTES)?;
     let program = parse(&text)?;
@@ -50,7 +50,7 @@ pub fn read(archive: &Archive, given: &Given) -> Result<Model> {
 /// Reads the JSON of a program.
 ///
 /// # Errors
-/// What is no program, or one of another version of the schema.
+/// Text that is no program, or a program of another version of the schema.
 pub fn parse(text: &[u8]) -> Result<Program> {
     let version: schema::Versioned = serde_json::from_slice(text)
         .map_err(|e| Error::model("pt2", format!("the program is no valid JSON: {e}")))?;
@@ -108,7 +108,7 @@ pub fn build(program: &Program, weights: &weights::Weights, given: &Given) -> Re
     })
 }
 
-/// Declares what the program takes: weights by their names, inputs with their types.
+/// Declares the weights of a program by their names, and its inputs with their types.
 fn sources(
     replay: &mut Replay,
     program: &Program,
@@ -138,26 +138,15 @@ fn sources(
             )));
         }
         match spec {
-            InputSpec::Parameter {
-                arg,
-                parameter_name,
-            } => replay.weight(&arg.name, parameter_name, &module.graph, weights, true)?,
-            InputSpec::Buffer { arg, buffer_name } => {
-                replay.weight(&arg.name, buffer_name, &module.graph, weights, false)?;
+            InputSpec::Parameter { arg, name }
+            | InputSpec::Buffer { arg, name }
+            | InputSpec::TensorConstant { arg, name } => {
+                let is_parameter = matches!(spec, InputSpec::Parameter { .. });
+                replay.weight(&arg.name, name, &module.graph, weights, is_parameter)?;
             }
-            InputSpec::TensorConstant {
-                arg,
-                tensor_constant_name,
-            } => replay.weight(
-                &arg.name,
-                tensor_constant_name,
-                &module.graph,
-                weights,
-                false,
-            )?,
             InputSpec::UserInput { arg } => match arg {
                 Argument::AsTensor(arg) => replay.input(&arg.name, &module.graph, given)?,
-                // A number or string that the program was specialised to.
+                // The program is specialised to a number or string.
                 Argument::AsNone(_)
                 | Argument::AsInt(_)
                 | Argument::AsFloat(_)
@@ -185,7 +174,7 @@ fn sources(
 
 type Results = Vec<(String, TensorId)>;
 
-/// The tensors that the program returns, under its own names; what else it leaves behind is told.
+/// Returns the tensors that the program returns, with their names, and warnings about everything else it returns.
 fn results(replay: &Replay, program: &Program) -> Result<(Results, Vec<String>)> {
     let module = &program.graph_module;
     let mut found = Results::new();
@@ -196,12 +185,8 @@ fn results(replay: &Replay, program: &Program) -> Result<(Results, Vec<String>)>
             "the signature and the graph have different outputs",
         ));
     }
-    for (spec, declared) in module
-        .signature
-        .output_specs
-        .iter()
-        .zip(&module.graph.outputs)
-    {
+    let specs = module.signature.output_specs.iter();
+    for (spec, declared) in specs.zip(&module.graph.outputs) {
         match spec {
             OutputSpec::UserOutput {
                 arg: Argument::AsTensor(arg),
@@ -214,19 +199,19 @@ fn results(replay: &Replay, program: &Program) -> Result<(Results, Vec<String>)>
                     arg.name
                 )));
             }
-            OutputSpec::UserOutput { arg } => match arg {
-                Argument::AsTensor(arg) => {
-                    found.push((arg.name.clone(), replay.tensor(&arg.name)?))
-                }
-                Argument::AsNone(_) => {}
-                other => warnings.push(format!(
-                    "an output that is {} is left out: only tensors are outputs",
-                    other.kind()
-                )),
-            },
-            OutputSpec::LossOutput { arg } => {
+            OutputSpec::UserOutput {
+                arg: Argument::AsTensor(arg),
+            }
+            | OutputSpec::LossOutput { arg } => {
                 found.push((arg.name.clone(), replay.tensor(&arg.name)?));
             }
+            OutputSpec::UserOutput {
+                arg: Argument::AsNone(_),
+            } => {}
+            OutputSpec::UserOutput { arg } => warnings.push(format!(
+                "an output that is {} is left out: only tensors are outputs",
+                arg.kind()
+            )),
             OutputSpec::BufferMutation { buffer_name, .. } => warnings.push(format!(
                 "the new value of the buffer `{buffer_name}` is not kept after the step"
             )),

@@ -1,7 +1,8 @@
-//! The nodes of a program, one call each: values by name, sizes as expressions, nested graphs inlined.
+//! Replays the nodes of a program, one call each. Values go by name, sizes are expressions, nested graphs are inlined.
 
-use super::super::aten::{Lowering, Place, TensorId, Value};
+use super::super::aten::{Lowering, Place};
 use super::super::scalars;
+use super::super::value::{TensorId, Value};
 use super::schema::{
     Argument, Graph, Named, NamedArgument, Node, OptionalTensor, SymArgument, TensorMeta,
 };
@@ -12,11 +13,12 @@ use ckpt_passes::ir::{Dim, Same, Ty};
 use ckpt_passes::{Error, Result};
 use std::collections::BTreeMap;
 
-/// Graphs in graphs.
+/// The largest depth of graphs in graphs.
 const MAX_NESTING: usize = 16;
 
-/// Higher-order ops that are a mode around a graph: the name, and how many arguments come before the graph.
+/// The higher-order op that turns gradients on or off around a graph.
 const GRAD_MODE: &str = "torch.ops.higher_order.wrap_with_set_grad_enabled";
+/// The higher-order op that turns automatic casts on or off around a graph.
 const AUTOCAST: &str = "torch.ops.higher_order.wrap_with_autocast";
 
 /// A program on its way into a graph.
@@ -35,7 +37,7 @@ impl<'l, 'g> Replay<'l, 'g> {
         }
     }
 
-    /// Declares a weight under the name that nodes call it by.
+    /// Declares a weight under the name by which nodes refer to it.
     pub fn weight(
         &mut self,
         arg: &str,
@@ -49,7 +51,7 @@ impl<'l, 'g> Replay<'l, 'g> {
             .map_err(|e| e.at(format!("the weight `{name}`")))
     }
 
-    /// Learns what the user says of the sizes of inputs.
+    /// Learns the sizes of inputs that the user gives.
     pub fn say(&mut self, graph: &Graph, given: &Given) -> Result<()> {
         let said = given.inputs.iter().filter_map(|input| {
             let meta = graph.tensor_values.get(&input.name)?;
@@ -74,7 +76,7 @@ impl<'l, 'g> Replay<'l, 'g> {
         self.define(name, Value::Tensor(tensor))
     }
 
-    /// Gives a value its name, which is that of no other.
+    /// Gives a value a name that no other value has.
     fn define(&mut self, name: &str, value: Value) -> Result<()> {
         match self.values.insert(name.to_string(), value) {
             None => Ok(()),
@@ -82,7 +84,7 @@ impl<'l, 'g> Replay<'l, 'g> {
         }
     }
 
-    /// The type that the file tells.
+    /// Returns the type that the file gives.
     fn told(&self, meta: &TensorMeta) -> Result<Ty> {
         let dims = self.told_dims(meta)?;
         Ok(Ty::new(weights::dtype(meta)?, dims))
@@ -93,6 +95,10 @@ impl<'l, 'g> Replay<'l, 'g> {
         meta.sizes.iter().map(|s| self.sizes.read(s)).collect()
     }
 
+    /// Returns a real tensor by its name.
+    ///
+    /// # Errors
+    /// A name that is not defined, or that of a complex tensor.
     pub fn tensor(&self, name: &str) -> Result<TensorId> {
         match self.values.get(name) {
             Some(Value::Tensor(id)) => Ok(*id),
@@ -108,7 +114,7 @@ impl<'l, 'g> Replay<'l, 'g> {
     /// Replays all nodes of a graph.
     ///
     /// # Errors
-    /// What an op refuses, with the node.
+    /// Whatever an op refuses, with the node.
     pub fn run(&mut self, graph: &Graph, nesting: usize) -> Result<()> {
         if nesting > MAX_NESTING {
             return Err(damaged("graphs are nested too deeply".into()));
@@ -129,13 +135,8 @@ impl<'l, 'g> Replay<'l, 'g> {
         if target.contains("_assert_") || target.contains("sym_constrain_range") {
             return Ok(Value::None);
         }
-        if let Some(op) = target.strip_prefix("_operator.") {
-            return self.arithmetic(op, node);
-        }
-        if let Some(op) = target
-            .strip_prefix("torch.sym_")
-            .or(target.strip_prefix("math."))
-        {
+        let arithmetic = ["_operator.", "torch.sym_", "math."];
+        if let Some(op) = arithmetic.iter().find_map(|p| target.strip_prefix(p)) {
             return self.arithmetic(op, node);
         }
         let Some(path) = target.strip_prefix("torch.ops.") else {
@@ -169,27 +170,22 @@ impl<'l, 'g> Replay<'l, 'g> {
         self.lowering.call(&name, overload, args, kwargs, &place)
     }
 
-    /// A graph under a mode: gradients off, or automatic casts (which may only be off).
+    /// Replays a graph under a mode: gradients on or off, or automatic casts, which must be off.
     fn wrapped(&mut self, node: &Node, nesting: usize) -> Result<Value> {
-        let at = node
-            .inputs
-            .iter()
-            .position(|i| matches!(i.arg, Argument::AsGraph(_)));
-        let Some((before, [inner, operands @ ..])) = at.map(|at| node.inputs.split_at(at)) else {
+        let graphs = node.inputs.iter().enumerate();
+        let mut graphs = graphs.filter_map(|(at, input)| match &input.arg {
+            Argument::AsGraph(inner) => Some((at, &inner.graph)),
+            _ => None,
+        });
+        let Some((at, inner)) = graphs.next() else {
             return Err(damaged("a region has no graph".into()));
         };
-        let Argument::AsGraph(inner) = &inner.arg else {
-            return Err(damaged("a region has no graph".into()));
-        };
-        let inner = &inner.graph;
-        let bools: Vec<bool> = before
-            .iter()
-            .filter_map(|i| match i.arg {
-                Argument::AsBool(b) => Some(b),
-                _ => None,
-            })
-            .collect();
-        let Some(enabled) = bools.first().copied() else {
+        let (before, operands) = (&node.inputs[..at], &node.inputs[at + 1..]);
+        let enabled = before.iter().find_map(|i| match i.arg {
+            Argument::AsBool(b) => Some(b),
+            _ => None,
+        });
+        let Some(enabled) = enabled else {
             return Err(damaged(
                 "a region does not say whether its mode is on".into(),
             ));
@@ -204,7 +200,7 @@ impl<'l, 'g> Replay<'l, 'g> {
         if inner.inputs.len() != operands.len() {
             return Err(damaged("a region has other operands than its graph".into()));
         }
-        // Inside there are the operands and nothing else.
+        // The inner graph sees its operands and nothing else.
         let mut bound = BTreeMap::new();
         for (formal, actual) in inner.inputs.iter().zip(operands) {
             let Some(name) = output_name(formal) else {
@@ -230,7 +226,7 @@ impl<'l, 'g> Replay<'l, 'g> {
         Ok(Value::Tuple(results?))
     }
 
-    /// Arithmetic of sizes.
+    /// Computes with sizes.
     fn arithmetic(&mut self, op: &str, node: &Node) -> Result<Value> {
         let mut args = Vec::with_capacity(node.inputs.len());
         for input in &node.inputs {
@@ -249,14 +245,14 @@ impl<'l, 'g> Replay<'l, 'g> {
             "float" | "sym_float" => "Float",
             op => op,
         };
-        // What cannot be told now is refused where it is needed; asserts need nothing.
+        // An unknown result is refused where it is needed. An assertion does not need it.
         Ok(scalars::evaluate(name, &args)?.unwrap_or(Value::Unknown))
     }
 
     fn sym(&self, arg: &SymArgument) -> Result<Value> {
         Ok(match arg {
-            SymArgument::AsInt(n) => Value::Int(Dim::from(*n)),
-            SymArgument::AsBool(b) => Value::Bool(*b),
+            SymArgument::AsInt(n) => Value::from(*n),
+            SymArgument::AsBool(b) => Value::from(*b),
             SymArgument::AsName(name) => self
                 .values
                 .get(name)
@@ -267,7 +263,7 @@ impl<'l, 'g> Replay<'l, 'g> {
 
     fn argument(&self, arg: &Argument) -> Result<Value> {
         let tensor = |named: &Named| match self.values.get(&named.name) {
-            // What an op keeps for its backward, and nothing here computes.
+            // Nothing here computes the results that an op keeps for its backward pass.
             Some(Value::Unknown) => Ok(Value::Unknown),
             Some(complex @ Value::Complex(_)) => Ok(complex.clone()),
             _ => self.tensor(&named.name).map(Value::Tensor),
@@ -288,15 +284,11 @@ impl<'l, 'g> Replay<'l, 'g> {
             Argument::AsOptionalTensor(t) => optional(t),
             Argument::AsOptionalTensors(all) => list(all.iter().map(optional).collect()),
             Argument::AsInt(n) => Ok(Value::Int(Dim::from(*n))),
-            Argument::AsInts(all) => {
-                list(all.iter().map(|n| Ok(Value::Int(Dim::from(*n)))).collect())
-            }
+            Argument::AsInts(all) => Ok(Value::ints(all)),
             Argument::AsFloat(x) => float(x),
             Argument::AsFloats(all) => list(all.iter().map(float).collect()),
             Argument::AsString(text) => Ok(Value::Str(text.clone())),
-            Argument::AsStrings(all) => {
-                list(all.iter().map(|s| Ok(Value::Str(s.clone()))).collect())
-            }
+            Argument::AsStrings(all) => Ok(all.clone().into()),
             Argument::AsSymInt(sym) | Argument::AsSymBool(sym) => self.sym(sym),
             Argument::AsSymInts(all) | Argument::AsSymBools(all) => {
                 list(all.iter().map(|s| self.sym(s)).collect())
@@ -309,7 +301,7 @@ impl<'l, 'g> Replay<'l, 'g> {
                 Ok(Value::Place)
             }
             Argument::AsBool(b) => Ok(Value::Bool(*b)),
-            Argument::AsBools(all) => list(all.iter().map(|b| Ok(Value::Bool(*b))).collect()),
+            Argument::AsBools(all) => Ok(all.clone().into()),
             other => Err(Error::model(
                 "op",
                 format!("an argument that is {} is not supported", other.kind()),
@@ -351,7 +343,7 @@ impl<'l, 'g> Replay<'l, 'g> {
         }
     }
 
-    /// Names a value; a tensor has to be what the file says of it.
+    /// Names a value. A tensor must have the type that the file gives.
     fn name(&mut self, graph: &Graph, name: &str, value: Value) -> Result<()> {
         if let (Value::Tensor(id) | Value::Complex(id), Some(meta)) =
             (&value, graph.tensor_values.get(name))
@@ -367,12 +359,9 @@ impl<'l, 'g> Replay<'l, 'g> {
     fn check(&self, found: Ty, is_complex: bool, name: &str, meta: &TensorMeta) -> Result<()> {
         let parts = weights::complex_of(meta.dtype);
         if parts.is_some() != is_complex {
-            let kind = |is_complex| {
-                if is_complex {
-                    "a complex tensor"
-                } else {
-                    "a real tensor"
-                }
+            let kind = |is_complex| match is_complex {
+                true => "a complex tensor",
+                false => "a real tensor",
             };
             let what = format!("`{name}` is not of the type that the file tells");
             return Err(Error::model("type", what)
@@ -383,7 +372,7 @@ impl<'l, 'g> Replay<'l, 'g> {
             Some(parts) => Ty::new(parts, self.told_dims(meta)?),
             None => self.told(meta)?,
         };
-        // A size that depends on data has a name of its own on either side.
+        // A size that depends on data has another name in the file than here.
         let fit =
             |(own, told): (&Dim, &Dim)| told.as_const().is_none() || own.same(told) != Same::No;
         if found.dtype == told.dtype
@@ -401,11 +390,12 @@ impl<'l, 'g> Replay<'l, 'g> {
     }
 }
 
+/// Returns an error about a damaged program.
 pub fn damaged(what: String) -> Box<Error> {
     Error::model("pt2", format!("the program is damaged: {what}"))
 }
 
-/// The name of a single result or formal operand.
+/// Returns the name of a single result or formal operand.
 pub fn output_name(output: &Argument) -> Option<&str> {
     match output {
         Argument::AsTensor(named) => Some(&named.name),
@@ -417,7 +407,8 @@ pub fn output_name(output: &Argument) -> Option<&str> {
     }
 }
 
-/// Modules that a node was traced in, outermost first: `key,path,class` each, separated by semicolons.
+/// Returns the modules in which a node was traced, outermost first. The file has `key,path,class` of each, separated by
+/// semicolons.
 fn scopes(node: &Node) -> Vec<(String, Option<String>)> {
     let Some(stack) = node.metadata.get("nn_module_stack") else {
         return Vec::new();

@@ -1,7 +1,7 @@
 //! The JSON of an exported program, as far as it is read (torch/_export/serde/schema.py, schema version 8).
 //!
-//! Unions are tagged by their only key. Depth is bounded by the JSON reader; what is not looked at takes no memory
-//! ([`IgnoredAny`]). A name that a table has twice is an error: which of the two counts, no one could tell.
+//! Unions are tagged by their only key. The JSON reader bounds the depth. Parts that are not read take no memory
+//! ([`IgnoredAny`]). A name that stands twice in a table is an error, because neither entry is certain to be meant.
 
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 
-/// A table by name, each name once.
+/// A table in which each name stands once.
 type Table<T> = BTreeMap<String, T>;
 
 fn table<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Table<T>, D::Error> {
@@ -51,12 +51,12 @@ pub struct Version {
 #[derive(Deserialize)]
 pub struct Program {
     pub graph_module: Module,
-    /// What the named sizes may be.
+    /// The ranges of the named sizes.
     #[serde(default, deserialize_with = "table")]
     pub range_constraints: Table<Range>,
 }
 
-/// The least and the greatest that a named size may be.
+/// The range of a named size, both ends included.
 #[derive(Clone, Copy, Deserialize)]
 pub struct Range {
     pub min_val: Option<i64>,
@@ -88,15 +88,18 @@ pub enum InputSpec {
     },
     Parameter {
         arg: Named,
-        parameter_name: String,
+        #[serde(rename = "parameter_name")]
+        name: String,
     },
     Buffer {
         arg: Named,
-        buffer_name: String,
+        #[serde(rename = "buffer_name")]
+        name: String,
     },
     TensorConstant {
         arg: Named,
-        tensor_constant_name: String,
+        #[serde(rename = "tensor_constant_name")]
+        name: String,
     },
     CustomObj {},
     Token {},
@@ -143,7 +146,7 @@ pub struct NamedArgument {
     pub arg: Argument,
 }
 
-/// An argument or a result. What is not read is kept as it is, and refused where it is used.
+/// An argument or a result. A kind that is not read is refused where it is used.
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Argument {
@@ -180,7 +183,7 @@ pub enum Argument {
 }
 
 impl Argument {
-    /// For messages.
+    /// Names the kind of argument in messages.
     pub fn kind(&self) -> &'static str {
         match self {
             Argument::AsNone(_) => "None",
@@ -207,6 +210,7 @@ pub enum Float {
 }
 
 impl Float {
+    /// Returns the number, unless the text is none.
     pub fn value(&self) -> Option<f64> {
         match self {
             Float::Number(x) => Some(*x),

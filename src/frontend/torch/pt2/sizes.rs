@@ -1,4 +1,4 @@
-//! Named sizes of a program: what the user says they are, which ones the program asserts to be equal, and their ranges.
+//! The named sizes of a program: their values from the user, equalities that the program asserts, and ranges.
 
 use super::super::scalars::checked;
 use super::schema::{Argument, Graph, Range, Size, SymArgument};
@@ -8,10 +8,10 @@ use ckpt_passes::ir::{Dim, Same, Ty};
 use ckpt_passes::{Error, Result};
 use std::collections::BTreeMap;
 
-/// Named sizes that may stand for others; a program has a handful of names.
+/// The largest number of named sizes that stand for others. A program has a handful of names.
 const MAX_KNOWN: usize = 4096;
 
-/// What named sizes stand for. No expression in here has a name that stands for something.
+/// The expressions that named sizes stand for. No expression here contains a name that stands for something.
 pub struct Sizes<'p> {
     known: BTreeMap<String, Dim>,
     ranges: &'p BTreeMap<String, Range>,
@@ -25,7 +25,7 @@ impl<'p> Sizes<'p> {
         }
     }
 
-    /// A size of the file.
+    /// Returns a size of the file.
     ///
     /// # Errors
     /// An expression that cannot be read.
@@ -36,7 +36,7 @@ impl<'p> Sizes<'p> {
         }
     }
 
-    /// Learns which named sizes are numbers, by their ranges, and which are one: what `_assert_scalar` is told of
+    /// Learns which named sizes are numbers, from their ranges, and which are equal, from `_assert_scalar` of
     /// `_operator.eq`.
     ///
     /// # Errors
@@ -85,7 +85,7 @@ impl<'p> Sizes<'p> {
         Ok(())
     }
 
-    /// Two sizes are equal: the later name stands for the other one.
+    /// Notes that two sizes are equal: the later name stands for the other one.
     fn unite(&mut self, a: &Dim, b: &Dim) -> Result<()> {
         let (from, to) = match (a.as_symbol(), b.as_symbol()) {
             (Some(x), Some(y)) if x < y => (y, a),
@@ -114,8 +114,8 @@ impl<'p> Sizes<'p> {
         Ok(())
     }
 
-    /// Learns what the user says of the inputs that the file tells `sizes` of. Sizes that are a name come first: they
-    /// tell what the others have to be.
+    /// Learns the sizes of inputs that the user gives. Sizes that are a single name come first, because they determine the
+    /// others.
     ///
     /// # Errors
     /// A number outside the name's range, or one that no number of the name gives.
@@ -135,7 +135,7 @@ impl<'p> Sizes<'p> {
         Ok(())
     }
 
-    /// Takes `own`, a name times a number plus a number, for `said`.
+    /// Solves `own = said` for its name, if `own` is a name times a number plus a number.
     fn solve(&mut self, own: &Dim, said: &Dim) -> Result<()> {
         let mut factor = None;
         let mut rest = 0i64;
@@ -175,7 +175,7 @@ impl<'p> Sizes<'p> {
         self.set(name, &to)
     }
 
-    /// The ranges of the names that are left, after what was learnt and said.
+    /// Returns the ranges of the names that stand for nothing else.
     pub fn left(&self) -> Ranges {
         let mut left = Ranges::new();
         for (name, range) in self.ranges {
@@ -190,7 +190,7 @@ impl<'p> Sizes<'p> {
         left
     }
 
-    /// Fails unless the sizes of an input are those that the user says, now that all names are settled.
+    /// Fails unless the type of an input is the one that the user gives, now that all names are settled.
     ///
     /// # Errors
     /// Sizes that cannot be told to be equal.
@@ -213,13 +213,14 @@ impl<'p> Sizes<'p> {
     }
 }
 
-/// Programs are specialised to sizes above 1 and run with 1 all the same; so a least size of 2 says nothing.
+/// Returns the range of a size. PyTorch specialises programs to sizes above 1, but they also run with 1. So a lower bound
+/// of 2 has no meaning.
 fn bounds(range: &Range) -> (i64, i64) {
     let least = range.min_val.filter(|n| *n > 2).unwrap_or(1);
     (least, range.max_val.unwrap_or(i64::MAX))
 }
 
-/// `dim` with `to` for the name `from`, if that is in proportion.
+/// Returns `dim` with `to` for the name `from`, unless that grows too large.
 fn replaced(dim: &Dim, from: &str, to: &Dim) -> Result<Dim> {
     let is_it = |leaf: Dim| leaf.as_symbol() == Some(from);
     let mut times = 0u32;

@@ -4,16 +4,16 @@ use super::super::scalars::checked;
 use ckpt_passes::ir::Dim;
 use ckpt_passes::{Error, Result};
 
-/// Nested calls; sizes of real programs have a few.
+/// The largest depth of calls. Sizes of real programs have a few.
 const MAX_DEPTH: usize = 64;
 
-/// Length of the text of one expression.
+/// The longest text of one expression.
 const MAX_BYTES: usize = 64 << 10;
 
-/// Reads an expression of integers; `known` tells what some symbols stand for.
+/// Reads an expression of integers. `known` returns what a symbol stands for, if anything.
 ///
 /// # Errors
-/// What is no such text, a function that no size of ours can hold, or an expression that is out of all proportion.
+/// Text that is no such expression, a function that sizes do not have, or an expression that grows too large.
 pub fn size(text: &str, known: &dyn Fn(&str) -> Option<Dim>) -> Result<Dim> {
     let rest = text;
     let mut reader = Reader { rest, text, known };
@@ -76,7 +76,7 @@ impl<'a> Reader<'a> {
         let dim = match name {
             "Symbol" => {
                 let symbol = self.quoted()?;
-                // Assumptions about it.
+                // Assumptions about the symbol.
                 while self.eat(',') {
                     self.word();
                     if !self.eat('=') {

@@ -1,24 +1,26 @@
-//! Where an archive keeps parameters, buffers and constants: raw bytes, found through two tables of names.
+//! The parameters, buffers and constants of an archive: raw bytes, found through two tables of names.
 //!
-//! A tensor of a subclass is kept as what `torch.save` writes: an archive in the archive, whose pickle describes it. One
-//! that is a plain tensor after all is read; objects that only their class can build are refused, never built.
+//! A tensor of a subclass is stored as `torch.save` writes it: an archive in the archive, with a pickle that describes it.
+//! It is read if it is a plain tensor. An object that only its class can build is refused, never built.
 
 use super::super::archive::Archive;
-use super::super::aten::{Kind, Lowering, Value, Weight};
+use super::super::aten::{Kind, Lowering, Weight, complex_of_code, dtype_of_code};
 use super::super::pickle;
 use super::super::stored::{MAX_RANK, Window, is_tensor_global, stored_tensor};
+use super::super::value::Value;
 use super::schema::{Payload, Size, TensorMeta, WeightsConfig};
 use bytes::Bytes;
 use ckpt_passes::ir::DType;
 use ckpt_passes::{Error, Result};
 use std::collections::BTreeMap;
 
+/// The largest table that is read.
 const MAX_CONFIG_BYTES: u64 = 256 << 20;
 
-/// Of the pickle of one tensor.
+/// The largest pickle of one tensor.
 const MAX_PICKLE_BYTES: u64 = 1 << 20;
 
-/// The folders of weights and of constants, with their tables.
+/// The folders of weights and of constants, each with its table.
 const FOLDERS: [(&str, &str); 2] = [
     ("data/weights", "data/weights/model_weights_config.json"),
     (
@@ -27,21 +29,21 @@ const FOLDERS: [(&str, &str); 2] = [
     ),
 ];
 
-/// All tensors of an archive by name.
+/// The tensors of an archive by name.
 #[derive(Default)]
 pub struct Weights {
     found: BTreeMap<String, Stored>,
 }
 
 struct Stored {
-    /// The entry, which is what ties weights.
+    /// The entry of the archive. Weights in one entry are tied.
     path: String,
     payload: Payload,
     bytes: Bytes,
 }
 
 impl Weights {
-    /// Reads the tables; contents stay in the file.
+    /// Reads the tables. The contents stay in the file.
     ///
     /// # Errors
     /// A table that is damaged, or names an entry that is not there.
@@ -70,7 +72,7 @@ impl Weights {
     /// Declares the weight of that name.
     ///
     /// # Errors
-    /// One that is not there, or not raw; see [`Lowering::weight`].
+    /// A weight that is missing or of no known kind; see [`Lowering::weight`].
     pub fn declare(&self, lowering: &mut Lowering, name: &str, parameter: bool) -> Result<Value> {
         let place = |e: Box<Error>| e.at(format!("the weight `{name}`"));
         let stored = self
@@ -145,8 +147,10 @@ fn pickled(lowering: &mut Lowering, stored: &Stored, name: &str, parameter: bool
     Ok(tensor.seen(declared))
 }
 
+/// Fails for more axes than PyTorch's own kernels take.
+///
 /// # Errors
-/// More axes than PyTorch's own kernels take.
+/// See above.
 pub fn check_rank(meta: &TensorMeta) -> Result<()> {
     match meta.sizes.len() <= MAX_RANK && meta.strides.len() <= MAX_RANK {
         true => Ok(()),
@@ -171,39 +175,30 @@ fn numbers(sizes: &[Size]) -> Result<Vec<u64>> {
     sizes.iter().map(number).collect()
 }
 
-/// The type of the parts of a complex tensor, by the schema's numbers.
+/// Returns the type of the parts of a complex tensor, by the schema's number.
 pub fn complex_of(code: i64) -> Option<DType> {
-    Some(match code {
-        9 => DType::F16,
-        10 => DType::F32,
-        11 => DType::F64,
-        _ => return None,
-    })
+    complex_of_code(code.saturating_sub(1))
 }
 
-/// The element type of a tensor, by the schema's numbers (`ScalarType` of torch/_export/serde/schema.py).
+/// Returns the element type of a tensor.
 pub fn dtype(meta: &TensorMeta) -> Result<DType> {
     dtype_of(meta.dtype)
 }
 
+/// Returns the element type of one of the schema's numbers (`ScalarType` of torch/_export/serde/schema.py).
+///
+/// # Errors
+/// A number that is not supported.
 pub fn dtype_of(code: i64) -> Result<DType> {
-    Ok(match code {
-        1 => DType::U8,
-        2 => DType::I8,
-        3 => DType::I16,
-        4 => DType::I32,
-        5 => DType::I64,
-        6 => DType::F16,
-        7 => DType::F32,
-        8 => DType::F64,
-        12 => DType::Bool,
-        13 => DType::BF16,
-        28 => DType::U16,
-        other => {
-            return Err(Error::model(
-                "type",
-                format!("element type {other} of the program is not supported"),
-            ));
-        }
+    // The schema counts from 1 what PyTorch counts from 0, up to bool. The later types are in another order.
+    let known = match code {
+        13 => Some(DType::BF16),
+        28 => Some(DType::U16),
+        1..=12 => dtype_of_code(code - 1),
+        _ => None,
+    };
+    known.ok_or_else(|| {
+        let what = format!("element type {code} of the program is not supported");
+        Error::model("type", what)
     })
 }

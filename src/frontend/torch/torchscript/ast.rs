@@ -1,6 +1,6 @@
 //! The syntax tree of serialised TorchScript: the few forms of Python that its printer writes.
 //!
-//! Types are kept as expressions; hardly anything asks for them. Every expression and statement knows its line.
+//! Types are expressions, because little reads them. Every expression and statement has its line.
 
 use std::sync::Arc;
 
@@ -79,8 +79,9 @@ pub struct Class {
     /// `Module`, `NamedTuple`, …; empty for a plain class.
     pub base: Name,
     pub line: u32,
-    /// Names in `__parameters__` and in `__buffers__`.
+    /// The names in `__parameters__`.
     pub parameters: Vec<Name>,
+    /// The names in `__buffers__`.
     pub buffers: Vec<Name>,
     /// `n : Final[int] = 3`.
     pub constants: Vec<(Name, Expr)>,
@@ -91,7 +92,7 @@ pub struct Class {
 pub struct Function {
     pub name: Name,
     pub line: u32,
-    /// With `self`, where it is a method.
+    /// The parameters. Those of a method begin with `self`.
     pub parameters: Vec<Parameter>,
     pub body: Vec<Stmt>,
 }
@@ -104,7 +105,7 @@ pub struct Parameter {
 }
 
 impl Expr {
-    /// `a.b.c`, where the expression is only names and dots.
+    /// Returns `a.b.c` if the expression consists of names and dots.
     pub fn dotted(&self) -> Option<String> {
         match &self.kind {
             ExprKind::Name(name) => Some(name.to_string()),

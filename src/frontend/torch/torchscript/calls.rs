@@ -1,10 +1,11 @@
-//! What a call means: methods, functions of the archive, ops, and the few things that the language itself does.
+//! Calls: of methods, functions of the archive, ops, and the few functions of the language.
 
 use super::ast::{Call, Expr, ExprKind, Name};
 use super::item::{Content, Item, Real};
 use super::replay::{Frame, Replay, bad};
-use crate::frontend::torch::aten::{Lowering, Place, TensorId, Value, dtype_of_code};
+use crate::frontend::torch::aten::{Lowering, Place, dtype_of_code};
 use crate::frontend::torch::scalars;
+use crate::frontend::torch::value::{TensorId, Value};
 use ckpt_passes::ir::{DType, Dim, Same};
 use ckpt_passes::{Error, Result};
 
@@ -15,18 +16,10 @@ impl Replay<'_, '_> {
         if let (Some(dotted), Some(root)) = (&dotted, root)
             && !Self::is_variable(frame, root)
         {
+            let path = dotted[root.len()..].trim_start_matches('.');
             return match root {
-                "torch" => self.call_op(
-                    frame,
-                    &format!("aten::{}", &dotted["torch".len()..].trim_start_matches('.')),
-                    call,
-                ),
-                "ops" => {
-                    let name = dotted["ops".len()..]
-                        .trim_start_matches('.')
-                        .replacen('.', "::", 1);
-                    self.call_op(frame, &name, call)
-                }
+                "torch" => self.call_op(frame, &format!("aten::{path}"), call),
+                "ops" => self.call_op(frame, &path.replacen('.', "::", 1), call),
                 "__torch__" => {
                     let (args, keywords) = self.arguments(frame, call)?;
                     self.call_function(dotted, args, keywords)
@@ -73,7 +66,7 @@ impl Replay<'_, '_> {
         let (module, name) = qualified.rsplit_once('.').unwrap_or(("", qualified));
         match self.code.function(module, name)? {
             Some(function) => self.call(&function, args, keywords),
-            // A class is called to make an object of it.
+            // A call of a class makes an object.
             None => {
                 let class = self.code.class(module, name)?;
                 match &*class.class().base {
@@ -89,7 +82,7 @@ impl Replay<'_, '_> {
         }
     }
 
-    /// Functions of the language.
+    /// Calls a function of the language.
     fn built_in(&mut self, frame: &mut Frame, name: &str, call: &Call) -> Result<Item> {
         if name == "uninitialized" {
             return Ok(Item::Value(Value::Unknown));
@@ -107,17 +100,17 @@ impl Replay<'_, '_> {
             ("getattr", [of, Item::Value(Value::Str(name))]) => self.attribute_of(of, name),
             ("int", [value]) => self.as_int(value),
             ("float", [value]) => self.as_scalar("Float", value),
-            ("bool", [value]) => match self.truth(value)? {
-                Some(b) => Ok(Item::Value(Value::Bool(b))),
-                None => Ok(Item::Value(Value::Unknown)),
-            },
+            ("bool", [value]) => {
+                let truth = self.truth(value)?;
+                Ok(Item::Value(truth.map_or(Value::Unknown, Value::Bool)))
+            }
             ("str", [_]) => Ok(Item::Value(Value::Str(String::new()))),
             _ => Err(bad(format!("`{name}` is not supported"))
                 .help("trace the model with torch.jit.trace instead of scripting it")),
         }
     }
 
-    /// A value with a type: where that is a number, the number of a tensor.
+    /// Converts a value to an annotated type, if that is a number.
     fn annotate(&mut self, ty: &Expr, value: &Item) -> Result<Item> {
         match ty.dotted().as_deref() {
             Some("number" | "int") if !is_float(value) => self.as_int(value),
@@ -127,18 +120,14 @@ impl Replay<'_, '_> {
     }
 
     fn as_int(&mut self, value: &Item) -> Result<Item> {
-        Ok(Item::Value(match self.int(value)? {
-            Some(n) => Value::Int(n),
-            None => Value::Unknown,
-        }))
+        Ok(Item::int_or_unknown(self.int(value)?))
     }
 
     fn as_scalar(&mut self, name: &str, value: &Item) -> Result<Item> {
         let plain = match value {
-            Item::Value(Value::Tensor(_)) | Item::Number(_) => match self.int(value)? {
-                Some(n) => Value::Int(n),
-                None => Value::Unknown,
-            },
+            Item::Value(Value::Tensor(_)) | Item::Number(_) => {
+                self.int(value)?.map_or(Value::Unknown, Value::Int)
+            }
             Item::Real(real) => Value::Float(real.value),
             Item::Value(value) => value.clone(),
             other => return Err(bad(format!("{} is no number", other.kind()))),
@@ -147,7 +136,7 @@ impl Replay<'_, '_> {
         Ok(Item::Value(number.unwrap_or(Value::Unknown)))
     }
 
-    /// `of[index]` of a list, tuple or dictionary.
+    /// Returns `of[index]` of a list, tuple or dictionary.
     pub(super) fn member(&mut self, of: &Item, index: &Item) -> Result<Item> {
         let Item::Container(at) = of else {
             return Err(bad(format!("{} has no members", of.kind())));
@@ -155,7 +144,7 @@ impl Replay<'_, '_> {
         let items = match self.containers.get(*at) {
             Content::List(items) | Content::Tuple(items) => items,
             Content::Dict(pairs) => {
-                // The last one that was set counts.
+                // The last value of a key counts.
                 let found = pairs.iter().rev().find(|(key, _)| same_key(key, index));
                 let found = found.map(|(_, value)| value.clone());
                 return found.ok_or_else(|| bad("the dictionary has no such key"));
@@ -172,7 +161,7 @@ impl Replay<'_, '_> {
             .ok_or_else(|| bad(format!("there is no member {index} of {length}")))
     }
 
-    /// An op: of the language, of scalars, or of tensors.
+    /// Calls an op of the language, of numbers, or of tensors.
     fn call_op(&mut self, frame: &mut Frame, name: &str, call: &Call) -> Result<Item> {
         let (args, keywords) = self.arguments(frame, call)?;
         if let Some(item) = self.language_op(name, &args)? {
@@ -217,7 +206,7 @@ impl Replay<'_, '_> {
         self.containers.result(result)
     }
 
-    /// What the language does by ops of its own; `None` for any other.
+    /// Calls an op of the language; returns nothing for any other op.
     fn language_op(&mut self, name: &str, args: &[Item]) -> Result<Option<Item>> {
         let text = |args: &[Item]| match args.first() {
             Some(Item::Value(Value::Str(text))) => text.chars().take(200).collect(),
@@ -236,11 +225,9 @@ impl Replay<'_, '_> {
                 _ => return Err(bad("a tensor is made of a number that only a run can tell")),
             },
             ("aten::device" | "prim::device" | "prim::layout", _) => Item::Value(Value::Place),
-            ("prim::is_cuda" | "prim::is_cpu", [_]) => {
-                Item::Value(Value::Bool(name == "prim::is_cpu"))
-            }
+            ("prim::is_cuda" | "prim::is_cpu", [_]) => Item::of(name == "prim::is_cpu"),
             ("prim::dtype", [Item::Value(Value::Tensor(tensor))]) => {
-                Item::Value(Value::DType(self.lowering.dtype(*tensor)))
+                Item::of(self.lowering.dtype(*tensor))
             }
             ("aten::format" | "aten::percentFormat", args) => Item::Value(Value::Str(text(args))),
             ("prim::dtype", [Item::Value(Value::Complex(tensor))]) => {
@@ -249,7 +236,7 @@ impl Replay<'_, '_> {
             ("aten::dim" | "prim::dim", [Item::Value(value)])
                 if let Some(dims) = self.lowering.sizes_of(value) =>
             {
-                Item::int(dims.len() as i64)
+                Item::of(dims.len() as i64)
             }
             ("aten::size", [Item::Value(value), axis @ ..])
                 if let Some(dims) = self.lowering.sizes_of(value) =>
@@ -262,15 +249,14 @@ impl Replay<'_, '_> {
             }
             ("aten::numel", [Item::Value(Value::Tensor(tensor))]) => {
                 let count = Dim::product(self.lowering.dims(*tensor));
-                Item::Value(Value::Int(scalars::checked(count)?))
+                Item::of(scalars::checked(count)?)
             }
-            ("aten::len", [Item::Container(at)]) => Item::int(match self.containers.get(*at) {
-                Content::List(items) | Content::Tuple(items) => items.len(),
-                Content::Dict(pairs) => pairs.len(),
-            } as i64),
+            ("aten::len", [Item::Container(at)]) => {
+                Item::of(self.containers.get(*at).values().len() as i64)
+            }
             ("aten::len", [Item::Value(Value::Tensor(tensor))]) => {
                 let dims = self.lowering.dims(*tensor).to_vec();
-                return self.size(dims, &[Item::int(0)]).map(Some);
+                return self.size(dims, &[Item::of(0)]).map(Some);
             }
             ("aten::append", [Item::Container(at), item]) => {
                 self.containers.append(*at, item.clone())?;
@@ -284,7 +270,7 @@ impl Replay<'_, '_> {
                         items.iter().any(|item| same_key(item, key))
                     }
                 };
-                Item::Value(Value::Bool(found))
+                Item::of(found)
             }
             ("aten::__is__" | "aten::__isnot__", [a, b]) if a.is_none() || b.is_none() => {
                 if matches!(a, Item::Value(Value::Unknown))
@@ -293,7 +279,7 @@ impl Replay<'_, '_> {
                     return Ok(Some(Item::Value(Value::Unknown)));
                 }
                 let same = a.is_none() == b.is_none();
-                Item::Value(Value::Bool(same == (name == "aten::__is__")))
+                Item::of(same == (name == "aten::__is__"))
             }
             ("aten::eq" | "aten::ne" | "aten::add", [Item::Container(_), Item::Container(_)]) => {
                 return self.lists(name, &args[0], &args[1]).map(Some);
@@ -302,7 +288,7 @@ impl Replay<'_, '_> {
         }))
     }
 
-    /// All sizes, or one.
+    /// Returns all sizes, or one.
     fn size(&mut self, dims: Vec<Dim>, axis: &[Item]) -> Result<Item> {
         let [axis] = axis else {
             let all = dims.into_iter().map(|d| Item::Value(Value::Int(d)));
@@ -320,10 +306,10 @@ impl Replay<'_, '_> {
                 .found(format!("a tensor of rank {rank}"))
                 .help("give inputs of the rank that the model takes")
         })?;
-        Ok(Item::Value(Value::Int(dim)))
+        Ok(Item::of(dim))
     }
 
-    /// Two lists, compared or joined.
+    /// Compares or joins two lists.
     fn lists(&mut self, name: &str, a: &Item, b: &Item) -> Result<Item> {
         let (Some(a), Some(b)) = (self.containers.items(a), self.containers.items(b)) else {
             return Err(bad("dictionaries are neither compared nor joined"));
@@ -352,7 +338,7 @@ impl Replay<'_, '_> {
         }))
     }
 
-    /// An op on numbers: those of the program, or those that a trace keeps in tensors.
+    /// Calls an op on numbers: those of the program, or those that a trace keeps in tensors.
     fn scalar_op(&mut self, name: &str, args: &[Item]) -> Result<Option<Item>> {
         if let Some(result) = number_op(name, args)? {
             return Ok(Some(Item::Number(result)));
@@ -360,19 +346,19 @@ impl Replay<'_, '_> {
         if let Some(result) = real_op(name, args)? {
             return Ok(Some(result));
         }
-        let mut values = Vec::with_capacity(args.len());
-        for arg in args {
-            match arg {
-                Item::Value(Value::Tensor(_)) => return Ok(None),
-                Item::Value(value) => values.push(value.clone()),
-                _ => return Ok(None),
-            }
-        }
+        let values = args.iter().map(|arg| match arg {
+            Item::Value(Value::Tensor(_)) => None,
+            Item::Value(value) => Some(value.clone()),
+            _ => None,
+        });
+        let Some(values) = values.collect::<Option<Vec<Value>>>() else {
+            return Ok(None);
+        };
         Ok(scalars::evaluate(name, &values)?.map(Item::Value))
     }
 }
 
-/// Arithmetic on numbers in tensors, where it stays exact.
+/// Computes with integers in tensors, where the result is exact.
 fn number_op(name: &str, args: &[Item]) -> Result<Option<Dim>> {
     let whole = |item: &Item| match item {
         Item::Number(n) | Item::Value(Value::Int(n)) => Some(n.clone()),
@@ -402,7 +388,7 @@ fn number_op(name: &str, args: &[Item]) -> Result<Option<Dim>> {
     result.map(scalars::checked).transpose()
 }
 
-/// Arithmetic on floats in tensors, as float32 has it.
+/// Computes with floats in tensors, in float32.
 ///
 /// # Errors
 /// A conversion to an integer that is out of range.
@@ -475,7 +461,7 @@ fn real_op(name: &str, args: &[Item]) -> Result<Option<Item>> {
     }))
 }
 
-/// A number in a tensor as a tensor of the graph.
+/// Returns a number in a tensor as a tensor of the graph.
 pub(super) fn in_tensor(lowering: &mut Lowering, item: &Item) -> Result<TensorId> {
     match item {
         Item::Number(n) => lowering.number(n),
@@ -491,7 +477,7 @@ fn is_float(item: &Item) -> bool {
     matches!(item, Item::Real(_) | Item::Value(Value::Float(_)))
 }
 
-/// Whether two keys are equal; those of dictionaries are strings and numbers.
+/// Returns true if two keys are equal. The keys of dictionaries are strings and numbers.
 fn same_key(a: &Item, b: &Item) -> bool {
     match (a, b) {
         (Item::Value(Value::Tensor(_)), _) => false,

@@ -1,6 +1,6 @@
 //! The source files of an archive, found by qualified name and parsed when first needed.
 //!
-//! `__torch__.a.b.C` is class `C` of `code/__torch__/a/b.py`. What no call reaches is never read.
+//! `__torch__.a.b.C` is class `C` of `code/__torch__/a/b.py`. Code that no call reaches is never read.
 
 use super::ast::{Class, File, Function};
 use super::parse::parse;
@@ -10,8 +10,10 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-/// Limits on the text of one file and of all; a layer's code is some ten kilobytes.
+/// The largest text of one file. The code of a layer takes about ten kilobytes.
 const MAX_FILE_BYTES: u64 = 8 << 20;
+
+/// The largest text of all files.
 const MAX_CODE_BYTES: u64 = 32 << 20;
 
 /// The code of an archive.
@@ -35,10 +37,12 @@ pub struct ClassAt {
 }
 
 impl ClassAt {
+    /// Returns the class.
     pub fn class(&self) -> &Class {
         &self.source.file.classes[self.index]
     }
 
+    /// Returns a method of the class, if there is one of that name.
     pub fn method(&self, name: &str) -> Option<FunctionAt> {
         let method = self.class().methods.iter().position(|m| *m.name == *name)?;
         Some(FunctionAt {
@@ -58,6 +62,7 @@ pub struct FunctionAt {
 }
 
 impl FunctionAt {
+    /// Returns the function.
     pub fn function(&self) -> &Function {
         match self.class {
             Some(class) => &self.source.file.classes[class].methods[self.index],
@@ -65,7 +70,7 @@ impl FunctionAt {
         }
     }
 
-    /// `code/__torch__/m.py:12`.
+    /// Returns the place of a line in messages: `code/__torch__/m.py:12`.
     pub fn place(&self, line: u32) -> String {
         format!("{}:{line}", self.source.path)
     }
@@ -80,7 +85,7 @@ impl<'a> Code<'a> {
         }
     }
 
-    /// The class of that qualified name.
+    /// Returns the class of that qualified name.
     ///
     /// # Errors
     /// A file that is not there, does not parse, or has no such class.
@@ -96,7 +101,7 @@ impl<'a> Code<'a> {
         }
     }
 
-    /// The function of that qualified name; `None` if its file has a class of that name, or nothing.
+    /// Returns the function of that qualified name; nothing if its file has no such function.
     ///
     /// # Errors
     /// A file that is not there or does not parse.

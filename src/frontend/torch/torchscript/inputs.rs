@@ -1,7 +1,7 @@
 //! The inputs of a saved model: names from the signature of `forward`, types from the user.
 //!
-//! A list or tuple of tensors is one input a member, `past.0`, `past.1`, …; a list has as many as are given. What the
-//! model was traced with is in the archive, and serves for the message that asks for types.
+//! Each member of a list or tuple of tensors is an input: `past.0`, `past.1`, …. A list has as many members as the user
+//! gives. The archive holds the inputs of the trace. They serve for the message that asks for types.
 
 use super::ast::{Expr, ExprKind, Function};
 use super::item::{Content, Item};
@@ -9,13 +9,13 @@ use super::modules::read_pickle;
 use super::replay::Replay;
 use crate::frontend::given::{Given, InputType};
 use crate::frontend::torch::archive::Archive;
-use crate::frontend::torch::aten::Value;
 use crate::frontend::torch::pickle::{Object, Pickle, Ref};
 use crate::frontend::torch::stored::stored_tensor;
+use crate::frontend::torch::value::Value;
 use ckpt_passes::ir::{Dim, Ty};
 use ckpt_passes::{Error, Result};
 
-/// Members of tuples in tuples.
+/// The largest depth of tuples.
 const MAX_NESTING: usize = 8;
 
 /// An argument of `forward`.
@@ -30,12 +30,12 @@ pub(super) enum Input {
         tuple: bool,
         members: Vec<Input>,
     },
-    /// A number or string that has a default.
+    /// A number or string with a default.
     Plain,
 }
 
 impl Input {
-    /// The argument's name; `None` for one that is left to its default.
+    /// Returns the argument's name; nothing for an argument that keeps its default.
     pub(super) fn name(&self) -> Option<&str> {
         match self {
             Input::Tensor { name, .. } | Input::Members { name, .. } => Some(name),
@@ -44,10 +44,10 @@ impl Input {
     }
 }
 
-/// The arguments of `forward`, without the module.
+/// Returns the arguments of `forward`, without the module.
 ///
 /// # Errors
-/// An argument of a kind that is no tensor and has no default.
+/// An argument that is no tensor and has no default.
 pub(super) fn signature(forward: &Function, given: &Given) -> Result<Vec<Input>> {
     let parameters = forward.parameters.get(1..).unwrap_or(&[]);
     parameters
@@ -56,14 +56,12 @@ pub(super) fn signature(forward: &Function, given: &Given) -> Result<Vec<Input>>
             let ty = p.ty.as_ref();
             match input(&p.name, ty, given, p.default.is_some(), 0) {
                 Some(input) => Ok(input),
-                None => match &p.default {
-                    Some(_) => Ok(Input::Plain),
-                    None => Err(Error::model(
-                        "inputs",
-                        format!("the argument `{}` is no tensor", p.name),
-                    )
-                    .help("trace the model with torch.jit.trace: then it takes tensors only")),
-                },
+                None if p.default.is_some() => Ok(Input::Plain),
+                None => Err(Error::model(
+                    "inputs",
+                    format!("the argument `{}` is no tensor", p.name),
+                )
+                .help("trace the model with torch.jit.trace: then it takes tensors only")),
             }
         })
         .collect()
@@ -133,11 +131,12 @@ fn input(
     }
 }
 
+/// Calls `leaf` with the name of each input and whether it is optional.
 fn visit<'a>(inputs: &'a [Input], leaf: &mut dyn FnMut(&'a str, bool)) {
     for input in inputs {
         match input {
             Input::Tensor { name, optional } => leaf(name, *optional),
-            // A list without members: its name stands for them.
+            // The name of a list without members stands for them.
             Input::Members {
                 name,
                 members,
@@ -149,7 +148,7 @@ fn visit<'a>(inputs: &'a [Input], leaf: &mut dyn FnMut(&'a str, bool)) {
     }
 }
 
-/// Inputs that need a type and have none.
+/// Returns the inputs that need a type and have none.
 pub(super) fn missing<'a>(inputs: &'a [Input], given: &Given) -> Vec<&'a str> {
     let mut missing = Vec::new();
     visit(inputs, &mut |name, optional| {
@@ -160,7 +159,7 @@ pub(super) fn missing<'a>(inputs: &'a [Input], given: &Given) -> Vec<&'a str> {
     missing
 }
 
-/// Fails for a type of an input that the model does not have.
+/// Fails if a type is given for an input that the model does not have.
 pub(super) fn refuse_others(inputs: &[Input], given: &Given) -> Result<()> {
     let mut names = Vec::new();
     visit(inputs, &mut |name, _| names.push(name));
@@ -178,7 +177,7 @@ pub(super) fn refuse_others(inputs: &[Input], given: &Given) -> Result<()> {
     }
 }
 
-/// The error that asks for types.
+/// Returns the error that asks for types.
 pub(super) fn wanted(inputs: &[Input], missing: &[&str], archive: &Archive) -> Box<Error> {
     let mut all = Vec::new();
     visit(inputs, &mut |name, optional| {
@@ -201,7 +200,7 @@ pub(super) fn wanted(inputs: &[Input], missing: &[&str], archive: &Archive) -> B
     for input in inputs {
         match input {
             Input::Tensor { name, .. } => names.push(name.clone()),
-            // The rest of what was traced belongs to it, as far as can be told.
+            // The rest of the traced inputs are taken for its members.
             Input::Members { name, .. } => {
                 let rest = traced.len().saturating_sub(names.len());
                 names.extend((0..rest).map(|i| format!("{name}.{i}")));
@@ -228,7 +227,7 @@ pub(super) fn wanted(inputs: &[Input], missing: &[&str], archive: &Archive) -> B
         ))
 }
 
-/// Types of the tensors that the model was traced with, where the archive has them.
+/// Returns the types of the tensors that the model was traced with, if the archive has them.
 fn traced(archive: &Archive) -> Option<Vec<Ty>> {
     let pickle = read_pickle(archive, "traced_inputs.pkl").ok()?;
     // `restore_type_tag({"forward": …}, type)`.
@@ -247,7 +246,7 @@ fn traced(archive: &Archive) -> Option<Vec<Ty>> {
     Some(types)
 }
 
-/// `None` where one is complex, as no input here is.
+/// Collects the types of tensors. Returns nothing if one is complex, because no input here is.
 fn collect(pickle: &Pickle, at: Ref, types: &mut Vec<Ty>, depth: usize) -> Option<()> {
     if depth > MAX_NESTING || types.len() > 256 {
         return Some(());

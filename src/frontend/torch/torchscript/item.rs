@@ -1,30 +1,32 @@
-//! What a variable of the program holds while it is replayed.
+//! The values of a program's variables while it is replayed.
 //!
-//! Lists, tuples and dictionaries live in one store and are referred to by index: two names of one list see each other's
-//! appends, as in TorchScript, and nothing recurses when they go.
+//! Lists, tuples and dictionaries live in one store and are referred to by index. So two names of one list see each other's
+//! appends, as in TorchScript, and dropping a value never recurses.
 
-use crate::frontend::torch::aten::Value;
+use super::ast::ExprKind;
 use crate::frontend::torch::pickle::Ref;
+use crate::frontend::torch::value::Value;
 use ckpt_passes::ir::Dim;
 use ckpt_passes::{Error, Result};
 use std::rc::Rc;
 
-/// Containers in containers, where they have to become one value.
+/// The largest depth of containers that become one value.
 const MAX_NESTING: usize = 16;
 
-/// Members of all containers together.
+/// The largest number of members of all containers together.
 const MAX_MEMBERS: usize = 1 << 24;
 
+/// The value of a variable.
 #[derive(Clone, Debug)]
 pub enum Item {
-    /// Everything but lists and tuples.
+    /// Any value but a list or tuple.
     Value(Value),
-    /// A 0-d int64 tensor whose value is known: what a trace computes sizes with.
+    /// A 0-d int64 tensor with a known value. A trace computes sizes with these.
     Number(Dim),
-    /// A 0-d float tensor whose value is known.
+    /// A 0-d float tensor with a known value.
     Real(Real),
     Container(Container),
-    /// An object of the model, and the path it was reached by.
+    /// An object of the model, and the path that led to it.
     Module(Ref, Rc<str>),
     /// A function of the archive, by its qualified name.
     Function(Rc<str>),
@@ -33,25 +35,44 @@ pub enum Item {
 /// A float in a tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Real {
-    /// As float32 holds it, unless it is a plain number.
+    /// The value, rounded to float32 unless it is a plain number.
     pub value: f64,
-    /// Whether the program wrote a plain number, which never decides the element type of a result. A trace keeps such
-    /// numbers as constants: float64 tensors without axes.
+    /// Whether the program wrote a plain number, which never decides the element type of a result. A trace keeps such a
+    /// number as a constant: a float64 tensor without axes.
     pub plain: bool,
 }
 
 impl Item {
     pub const NONE: Item = Item::Value(Value::None);
 
-    pub fn int(n: i64) -> Item {
-        Item::Value(Value::Int(Dim::from(n)))
+    /// Returns an item that is one value.
+    pub fn of(value: impl Into<Value>) -> Item {
+        Item::Value(value.into())
     }
 
+    /// Returns an integer, or an unknown number if it is not known.
+    pub fn int_or_unknown(n: Option<Dim>) -> Item {
+        Item::Value(n.map_or(Value::Unknown, Value::Int))
+    }
+
+    /// Returns the item of a literal; nothing for any other expression.
+    pub fn literal(kind: &ExprKind) -> Option<Item> {
+        Some(match kind {
+            ExprKind::Int(n) => Item::of(*n),
+            ExprKind::Float(x) => Item::of(*x),
+            ExprKind::Bool(b) => Item::of(*b),
+            ExprKind::Str(text) => Item::Value(Value::Str(text.to_string())),
+            ExprKind::None => Item::NONE,
+            _ => return None,
+        })
+    }
+
+    /// Returns true for `None`.
     pub fn is_none(&self) -> bool {
         matches!(self, Item::Value(Value::None))
     }
 
-    /// What it is, for messages.
+    /// Names the kind of item in messages.
     pub fn kind(&self) -> &'static str {
         match self {
             Item::Value(value) => value.kind(),
@@ -63,26 +84,39 @@ impl Item {
     }
 }
 
-/// Index into [`Containers`].
+/// The index of a container in [`Containers`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Container(usize);
 
+/// The members of a container.
 #[derive(Clone, Debug)]
 pub enum Content {
     List(Vec<Item>),
     Tuple(Vec<Item>),
-    /// In the order of insertion.
+    /// Keys and values in the order of insertion.
     Dict(Vec<(Item, Item)>),
 }
 
-/// All lists, tuples and dictionaries that were made.
+/// All lists, tuples and dictionaries of a program.
 #[derive(Default)]
 pub struct Containers {
     all: Vec<Content>,
     members: usize,
 }
 
+impl Content {
+    /// Returns all members; of a dictionary its values.
+    pub fn values(&self) -> Vec<Item> {
+        match self {
+            Content::List(items) | Content::Tuple(items) => items.clone(),
+            Content::Dict(pairs) => pairs.iter().map(|(_, value)| value.clone()).collect(),
+        }
+    }
+}
+
 impl Containers {
+    /// Adds a container.
+    ///
     /// # Errors
     /// A program that makes too many.
     pub fn add(&mut self, content: Content) -> Result<Item> {
@@ -94,6 +128,7 @@ impl Containers {
         Ok(Item::Container(Container(self.all.len() - 1)))
     }
 
+    /// Returns the members of a container.
     pub fn get(&self, at: Container) -> &Content {
         &self.all[at.0]
     }
@@ -101,7 +136,7 @@ impl Containers {
     /// Appends to a list.
     ///
     /// # Errors
-    /// Something that is none.
+    /// A tuple or dictionary.
     pub fn append(&mut self, at: Container, item: Item) -> Result<()> {
         self.count(1)?;
         match &mut self.all[at.0] {
@@ -111,7 +146,7 @@ impl Containers {
         Ok(())
     }
 
-    /// The members of a list or tuple.
+    /// Returns the members of a list or tuple; nothing for any other item.
     pub fn items(&self, item: &Item) -> Option<&[Item]> {
         match item {
             Item::Container(at) => match self.get(*at) {
@@ -122,7 +157,7 @@ impl Containers {
         }
     }
 
-    /// As an argument of an op; `number` makes a tensor of a number in one.
+    /// Returns an item as an argument of an op. `number` makes a tensor of a number that is one.
     ///
     /// # Errors
     /// What no op takes: modules, functions, dictionaries, containers in themselves.
@@ -163,23 +198,19 @@ impl Containers {
         }
     }
 
-    /// The result of an op.
+    /// Returns the item for the result of an op.
     ///
     /// # Errors
     /// See [`Containers::add`].
     pub fn result(&mut self, value: Value) -> Result<Item> {
-        Ok(match value {
-            Value::List(values) => {
-                let items = values.into_iter().map(|v| self.result(v));
-                let items = items.collect::<Result<_>>()?;
-                self.add(Content::List(items))?
-            }
-            Value::Tuple(values) => {
-                let items = values.into_iter().map(|v| self.result(v));
-                let items = items.collect::<Result<_>>()?;
-                self.add(Content::Tuple(items))?
-            }
-            value => Item::Value(value),
+        let (Value::List(values) | Value::Tuple(values)) = &value else {
+            return Ok(Item::Value(value));
+        };
+        let items = values.iter().map(|v| self.result(v.clone()));
+        let items = items.collect::<Result<_>>()?;
+        self.add(match value {
+            Value::List(_) => Content::List(items),
+            _ => Content::Tuple(items),
         })
     }
 

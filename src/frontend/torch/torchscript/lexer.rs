@@ -1,4 +1,4 @@
-//! Text of serialised TorchScript into tokens, with Python's indentation as tokens of its own.
+//! The lexer of serialised TorchScript. Indentation becomes tokens of its own, as in Python.
 
 use super::ast::Name;
 use ckpt_passes::{Error, Result};
@@ -6,7 +6,7 @@ use ckpt_passes::{Error, Result};
 #[derive(Clone, Debug, PartialEq)]
 pub enum Token {
     Name(Name),
-    /// Without its sign: the magnitude of the smallest int64 is no int64.
+    /// An integer without its sign, because the magnitude of the smallest int64 is no int64.
     Int(u64),
     Float(f64),
     Str(Name),
@@ -25,7 +25,7 @@ fn bad(line: u32, message: impl Into<String>) -> Box<Error> {
     Error::model("code", message).at(format!("line {line}"))
 }
 
-/// The tokens of a text, each with its line, from 1; the last is [`Token::End`].
+/// Returns the tokens of a text, each with its line, from 1. The last one is [`Token::End`].
 ///
 /// # Errors
 /// `code` for a character that the dialect does not have, and for indentation that matches no line above.
@@ -61,7 +61,7 @@ pub fn tokens(text: &str) -> Result<Vec<(Token, u32)>> {
 struct Lexer<'a> {
     rest: &'a str,
     line: u32,
-    /// Brackets that are open: in them, lines do not end.
+    /// The number of open brackets. Lines do not end inside them.
     open: usize,
     indents: Vec<usize>,
     tokens: Vec<(Token, u32)>,
@@ -83,7 +83,7 @@ impl Lexer<'_> {
         self.rest = &self.rest[bytes..];
     }
 
-    /// Reads the start of a line; false where the line is empty.
+    /// Reads the start of a line. Returns false if the line is empty.
     fn indentation(&mut self) -> Result<bool> {
         let width = self.rest.bytes().take_while(|b| *b == b' ').count();
         let after = &self.rest[width..];
@@ -106,7 +106,6 @@ impl Lexer<'_> {
         if self.indents.last() != Some(&width) {
             return Err(bad(self.line, "the indentation matches no line above"));
         }
-        // Blank starts have been handled: what follows is a token, so this is not asked again.
         Ok(true)
     }
 

@@ -1,8 +1,8 @@
 //! TorchScript archives (`torch.jit.save`): code and modules in, a graph out.
 //!
-//! [`modules`] reads the objects, [`code`] finds their source ([`lexer`], [`parse`], [`ast`]), [`replay`] walks it
-//! ([`calls`], [`state`], [`super::scalars`], [`item`]) and hands every op to the aten layer. The archive tells no shapes: the types of
-//! inputs are the user's ([`inputs`]); all shape arithmetic of the program is expressions over their named sizes.
+//! [`modules`] reads the objects and [`code`] finds their source ([`lexer`], [`parse`], [`ast`]). [`replay`] walks the source
+//! ([`calls`], [`state`], [`super::scalars`], [`item`]) and passes every op to [`super::aten`]. The archive has no shapes, so
+//! the user gives the types of inputs ([`inputs`]). The program's shape arithmetic becomes expressions over named sizes.
 
 mod ast;
 mod calls;
@@ -16,21 +16,22 @@ mod replay;
 mod state;
 
 use super::archive::Archive;
-use super::aten::{Lowering, Value};
+use super::aten::Lowering;
+use super::value::{TensorId, Value};
 use crate::frontend::Model;
 use crate::frontend::given::Given;
 use ckpt_passes::ir::{Graph, Phase};
 use ckpt_passes::{Error, Result};
 use code::Code;
-use item::{Content, Item};
+use item::Item;
 use modules::Modules;
 use replay::Replay;
 use std::rc::Rc;
 
-/// Lists in lists among the results.
+/// The largest depth of lists among the results.
 const MAX_NESTING: usize = 16;
 
-/// Whether an archive is TorchScript.
+/// Returns true if an archive is TorchScript.
 pub fn is_torchscript(archive: &Archive) -> bool {
     archive.contains("data.pkl") && archive.names().any(|n| n.starts_with("code/"))
 }
@@ -38,7 +39,7 @@ pub fn is_torchscript(archive: &Archive) -> bool {
 /// Reads the model of an archive.
 ///
 /// # Errors
-/// Inputs whose types are not given; a program that is damaged, or does what the file cannot decide.
+/// Inputs whose types are not given; a program that is damaged, or whose control flow the file does not decide.
 pub fn read(archive: &Archive, given: &Given) -> Result<Model> {
     let code = Code::new(archive);
     let modules = Modules::read(archive, &code)?;
@@ -83,13 +84,8 @@ pub fn read(archive: &Archive, given: &Given) -> Result<Model> {
 }
 
 impl Replay<'_, '_> {
-    /// The tensors of a result, in order; what is `None` is left out.
-    fn results(
-        &mut self,
-        item: &Item,
-        tensors: &mut Vec<super::aten::TensorId>,
-        depth: usize,
-    ) -> Result<()> {
+    /// Collects the tensors of a result in order, without those that are `None`.
+    fn results(&mut self, item: &Item, tensors: &mut Vec<TensorId>, depth: usize) -> Result<()> {
         let strange = |kind: &str| {
             Err(Error::model("outputs", format!("the model returns {kind}"))
                 .expected("tensors, or lists, tuples and dictionaries of them"))
@@ -105,11 +101,7 @@ impl Replay<'_, '_> {
                 return strange("lists in lists without end");
             }
             Item::Container(at) => {
-                let items: Vec<Item> = match self.containers.get(*at) {
-                    Content::List(items) | Content::Tuple(items) => items.clone(),
-                    Content::Dict(pairs) => pairs.iter().map(|(_, v)| v.clone()).collect(),
-                };
-                for item in items {
+                for item in self.containers.get(*at).values() {
                     self.results(&item, tensors, depth + 1)?;
                 }
             }

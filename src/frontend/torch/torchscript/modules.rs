@@ -1,7 +1,7 @@
 //! The modules of a saved model: `data.pkl` as objects with attributes, and the names of its tensors.
 //!
-//! An object may be an attribute of several others (a shared module) and so may a tensor (a tied weight): a tensor's
-//! name is its first path in the order of the file, as in PyTorch's `named_parameters`, the other paths are aliases.
+//! An object may be an attribute of several others (a shared module), and so may a tensor (a tied weight). The name of a
+//! tensor is its first path in the order of the file, as in PyTorch's `named_parameters`. Its other paths are aliases.
 
 use super::code::{ClassAt, Code};
 use crate::frontend::torch::archive::Archive;
@@ -11,8 +11,10 @@ use ckpt_passes::{Error, Result};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-/// Modules in modules, and how many paths all modules and tensors have together.
+/// The largest depth of modules.
 const MAX_DEPTH: usize = 100;
+
+/// The largest number of paths of all modules and tensors.
 const MAX_PATHS: usize = 1 << 21;
 
 /// A saved model without its code.
@@ -24,7 +26,7 @@ pub struct Modules {
     classes: RefCell<BTreeMap<(String, String), ClassAt>>,
 }
 
-/// Which elements of which storage: equal for tensors that are one.
+/// The storage and elements of a tensor. Tensors with equal keys are one.
 type TensorKey = (String, u64, Vec<u64>, Vec<u64>);
 
 /// The names of one tensor.
@@ -44,7 +46,7 @@ fn key(tensor: &StoredTensor) -> TensorKey {
     )
 }
 
-/// Globals that a model's pickles name.
+/// Returns true for the globals that a model's pickles name.
 fn allowed(module: &str, name: &str) -> bool {
     is_tensor_global(module, name)
         || module == "__torch__"
@@ -97,11 +99,12 @@ impl Modules {
         Ok(modules)
     }
 
+    /// Returns the module that is the model.
     pub fn root(&self) -> Ref {
         self.pickle.root()
     }
 
-    /// Module and name of an object's class; `None` for what is no object of a class of the archive.
+    /// Returns the module and name of an object's class; nothing for anything but an object of a class of the archive.
     pub fn class_name(&self, at: Ref) -> Option<(&str, &str)> {
         match self.pickle.get(at) {
             Object::Instance { class, .. } => self
@@ -112,7 +115,7 @@ impl Modules {
         }
     }
 
-    /// The class of an object.
+    /// Returns the class of an object.
     ///
     /// # Errors
     /// A class that the archive has no code of.
@@ -129,16 +132,16 @@ impl Modules {
         Ok(Some(class))
     }
 
-    /// The attributes of an object.
+    /// Returns the attributes of an object.
     ///
     /// # Errors
     /// A state that is no dictionary of names.
     pub fn attributes(&self, at: Ref) -> Result<Vec<(&str, Ref)>> {
         let damaged = || Error::model("pickle", "a module's state is damaged");
-        let Object::Instance { state, .. } = self.pickle.get(at) else {
-            return Ok(Vec::new());
-        };
-        let Some(state) = state else {
+        let Object::Instance {
+            state: Some(state), ..
+        } = self.pickle.get(at)
+        else {
             return Ok(Vec::new());
         };
         let Object::Dict(items) = self.pickle.get(*state) else {
@@ -150,7 +153,7 @@ impl Modules {
             .collect()
     }
 
-    /// The names of a tensor of the model.
+    /// Returns the names of a tensor of the model.
     pub fn names_of(&self, tensor: &StoredTensor) -> Option<&Names> {
         self.index.get(&key(tensor)).map(|at| &self.names[*at])
     }
@@ -158,7 +161,7 @@ impl Modules {
 
 struct Walk<'a> {
     code: &'a Code<'a>,
-    /// Modules that are being visited: one that is in itself has no end.
+    /// The modules on the path to the current one. A module in itself would have no end.
     open: Vec<Ref>,
     paths: usize,
 }

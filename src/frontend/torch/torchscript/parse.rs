@@ -1,13 +1,13 @@
-//! Recursive descent over the tokens of a file.
+//! A recursive-descent parser of serialised TorchScript.
 //!
-//! The grammar is what TorchScript's printer writes and nothing more: a form that it does not write is refused with its
-//! line. Nesting is bounded, so that no file exhausts the stack.
+//! The grammar covers what TorchScript's printer writes. Any other form is refused with its line. Nesting is bounded, so
+//! no file exhausts the stack.
 
 use super::ast::{Call, Class, Expr, ExprKind, File, Function, Name, Parameter, Stmt, StmtKind};
 use super::lexer::{Token, tokens};
 use ckpt_passes::{Error, Result};
 
-/// Nested brackets, calls and blocks.
+/// The largest depth of brackets, calls and blocks.
 const MAX_DEPTH: usize = 100;
 
 /// Parses the text of one file.
@@ -41,7 +41,7 @@ struct Parser {
 
 impl Parser {
     fn peek(&self) -> &Token {
-        // The last token is `End`, and it is never passed.
+        // The last token is `End`. The parser never goes past it.
         &self.tokens[self.at].0
     }
 
@@ -85,6 +85,11 @@ impl Parser {
             true => Ok(()),
             false => Err(self.unexpected(&format!("`{mark}`"))),
         }
+    }
+
+    /// Takes a mark and the expression behind it, if the mark is there.
+    fn behind(&mut self, mark: &str) -> Result<Option<Expr>> {
+        self.mark(mark).then(|| self.expr()).transpose()
     }
 
     /// Takes a word if it is there.
@@ -169,14 +174,8 @@ impl Parser {
             self.expr()?;
             self.need("]")?;
         }
-        let annotation = match self.mark(":") {
-            true => Some(self.expr()?),
-            false => None,
-        };
-        let value = match self.mark("=") {
-            true => Some(self.expr()?),
-            false => None,
-        };
+        let annotation = self.behind(":")?;
+        let value = self.behind("=")?;
         self.newline()?;
         match (&*name, annotation, value) {
             ("__parameters__", None, Some(value)) => class.parameters = strings(&value),
@@ -191,22 +190,13 @@ impl Parser {
         let line = self.line();
         let name = self.name()?;
         self.need("(")?;
-        let mut parameters = Vec::new();
-        while !self.mark(")") {
-            let name = self.name()?;
-            let ty = match self.mark(":") {
-                true => Some(self.expr()?),
-                false => None,
-            };
-            let default = match self.mark("=") {
-                true => Some(self.expr()?),
-                false => None,
-            };
-            parameters.push(Parameter { name, ty, default });
-            if !self.mark(",") && *self.peek() != Token::Mark(")") {
-                return Err(self.unexpected("`,` or `)`"));
-            }
-        }
+        let parameters = self.listed(")", |parser| {
+            Ok(Parameter {
+                name: parser.name()?,
+                ty: parser.behind(":")?,
+                default: parser.behind("=")?,
+            })
+        })?;
         if self.mark("->") {
             self.expr()?;
         }
@@ -218,7 +208,7 @@ impl Parser {
         })
     }
 
-    /// `:`, the end of the line, and the indentation.
+    /// Takes `:`, the end of the line, and the indentation.
     fn block_start(&mut self) -> Result<()> {
         self.need(":")?;
         self.newline()?;
@@ -286,7 +276,7 @@ impl Parser {
         Ok(Stmt { line, kind })
     }
 
-    /// `a = x`, `a: T = x`, `a, b, = x`, or an expression for its effect.
+    /// Parses `a = x`, `a: T = x`, `a, b, = x`, or an expression for its effect.
     fn assignment(&mut self) -> Result<StmtKind> {
         let targets = self.exprs()?;
         if self.mark(":") {
@@ -309,7 +299,7 @@ impl Parser {
         })
     }
 
-    /// An expression, or several with commas: a tuple.
+    /// Parses an expression, or a tuple of several with commas.
     fn exprs(&mut self) -> Result<Expr> {
         let line = self.line();
         let first = self.expr()?;
@@ -333,14 +323,14 @@ impl Parser {
         self.deeper(Parser::postfix)
     }
 
-    /// An atom, and what is called, subscripted or taken from it.
+    /// Parses an atom with calls, subscripts and attributes behind it.
     fn postfix(&mut self) -> Result<Expr> {
         let line = self.line();
         let mut expr = Expr {
             line,
             kind: self.atom()?,
         };
-        // Each of these nests what is before it.
+        // Each of these nests the expression before it.
         for _ in 0..MAX_DEPTH {
             let kind = if self.mark(".") {
                 ExprKind::Attribute(Box::new(expr), self.name()?)
@@ -403,15 +393,11 @@ impl Parser {
                 }
             }
             Token::Mark("{") => {
-                let mut items = Vec::new();
-                while !self.mark("}") {
-                    let key = self.expr()?;
-                    self.need(":")?;
-                    items.push((key, self.expr()?));
-                    if !self.mark(",") && *self.peek() != Token::Mark("}") {
-                        return Err(self.unexpected("`,` or `}`"));
-                    }
-                }
+                let items = self.listed("}", |parser| {
+                    let key = parser.expr()?;
+                    parser.need(":")?;
+                    Ok((key, parser.expr()?))
+                })?;
                 ExprKind::Dict(items)
             }
             _ => {
@@ -421,41 +407,51 @@ impl Parser {
         })
     }
 
-    /// Expressions with commas up to the closing mark.
+    /// Parses expressions with commas up to the closing mark.
     fn items(&mut self, close: &'static str) -> Result<Vec<Expr>> {
-        let mut items = Vec::new();
+        self.listed(close, Parser::expr)
+    }
+
+    /// Parses entries with commas up to the closing mark.
+    fn listed<T>(
+        &mut self,
+        close: &'static str,
+        entry: impl Fn(&mut Parser) -> Result<T>,
+    ) -> Result<Vec<T>> {
+        let mut entries = Vec::new();
         while !self.mark(close) {
-            items.push(self.expr()?);
+            entries.push(entry(self)?);
             if !self.mark(",") && *self.peek() != Token::Mark(close) {
                 return Err(self.unexpected(&format!("`,` or `{close}`")));
             }
         }
-        Ok(items)
+        Ok(entries)
     }
 
     fn arguments(&mut self, function: Expr) -> Result<Call> {
+        let all = self.listed(")", |parser| {
+            let value = parser.expr()?;
+            match value.kind {
+                ExprKind::Name(name) if parser.mark("=") => Ok((Some(name), parser.expr()?)),
+                _ => Ok((None, value)),
+            }
+        })?;
         let mut call = Call {
             function,
             args: Vec::new(),
             keywords: Vec::new(),
         };
-        while !self.mark(")") {
-            let value = self.expr()?;
-            match value.kind {
-                ExprKind::Name(name) if self.mark("=") => {
-                    call.keywords.push((name, self.expr()?));
-                }
-                _ => call.args.push(value),
-            }
-            if !self.mark(",") && *self.peek() != Token::Mark(")") {
-                return Err(self.unexpected("`,` or `)`"));
+        for (name, value) in all {
+            match name {
+                Some(name) => call.keywords.push((name, value)),
+                None => call.args.push(value),
             }
         }
         Ok(call)
     }
 }
 
-/// The strings of a list literal.
+/// Returns the strings of a list literal.
 fn strings(list: &Expr) -> Vec<Name> {
     let ExprKind::List(items) = &list.kind else {
         return Vec::new();

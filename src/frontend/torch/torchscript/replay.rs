@@ -1,30 +1,31 @@
-//! Replays a saved program: walks its statements, calls its functions, and hands every op to the aten layer.
+//! Replays a saved program: walks its statements, calls its functions, and passes every op to the aten layer.
 //!
-//! Nothing is executed: tensors are handles of the graph being built, sizes are expressions. Control flow is followed
-//! where the file decides it; a branch or loop that only data can decide is refused with its line. Modules that are
-//! called become scopes. The depth of calls, the number of statements and the size of lists are bounded.
+//! Nothing is executed: tensors are handles of the graph being built, sizes are expressions. The replay follows control
+//! flow that the file decides. A branch or loop that only data can decide is refused with its line. Called modules become
+//! scopes. The depth of calls, the number of statements and the size of lists are bounded.
 
 use super::ast::{Expr, ExprKind, Function, Name, Stmt, StmtKind};
 use super::code::{Code, FunctionAt};
 use super::item::{Containers, Content, Item};
 use super::modules::Modules;
 use crate::frontend::torch::archive::Archive;
-use crate::frontend::torch::aten::{Lowering, TensorId, Value};
+use crate::frontend::torch::aten::Lowering;
 use crate::frontend::torch::pickle::{Pickle, Ref};
 use crate::frontend::torch::scalars;
+use crate::frontend::torch::value::{TensorId, Value};
 use ckpt_passes::ir::Dim;
 use ckpt_passes::{Error, Result};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-/// Calls, blocks and expressions in each other.
+/// The largest depth of calls, blocks and expressions.
 const MAX_DEPTH: usize = 240;
 
-/// Statements that a program may take, loops unrolled.
+/// The largest number of statements of a program, with its loops unrolled.
 const MAX_STEPS: u64 = 1_000_000;
 
-/// What happens after a statement.
+/// The control flow after a statement.
 pub(super) enum Flow {
     Next,
     Return(Item),
@@ -114,7 +115,6 @@ impl<'a, 'g> Replay<'a, 'g> {
         args: Vec<Item>,
         keywords: Vec<(Name, Item)>,
     ) -> Result<Item> {
-        self.enter()?;
         let mut frame = Frame {
             function: function.clone(),
             variables: FxHashMap::default(),
@@ -122,8 +122,7 @@ impl<'a, 'g> Replay<'a, 'g> {
         let declared: &Function = function.function();
         self.bind(&mut frame, declared, args, keywords)
             .map_err(|e| self.placed(e, &frame, declared.line))?;
-        let flow = self.block(&mut frame, &declared.body)?;
-        self.depth -= 1;
+        let flow = self.deeper(|replay| replay.block(&mut frame, &declared.body))?;
         Ok(match flow {
             Flow::Return(item) => item,
             Flow::Next => Item::NONE,
@@ -166,15 +165,27 @@ impl<'a, 'g> Replay<'a, 'g> {
         Ok(())
     }
 
-    fn enter(&mut self) -> Result<()> {
+    /// Runs `inner` one level deeper.
+    fn deeper<T>(&mut self, inner: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         if self.depth == MAX_DEPTH {
             return Err(bad("the program calls too deeply").expected(format!("{MAX_DEPTH} levels")));
         }
         self.depth += 1;
-        Ok(())
+        let done = inner(self);
+        self.depth -= 1;
+        done
     }
 
-    /// The error with the line it is about, unless it has one.
+    /// Counts a statement.
+    fn step(&mut self) -> Result<()> {
+        self.steps += 1;
+        match self.steps > MAX_STEPS {
+            true => Err(bad("the program is too long, its loops unrolled")),
+            false => Ok(()),
+        }
+    }
+
+    /// Adds the line to an error that has none.
     fn placed(&self, error: Box<Error>, frame: &Frame, line: u32) -> Box<Error> {
         if error
             .notes()
@@ -192,14 +203,8 @@ impl<'a, 'g> Replay<'a, 'g> {
 
     fn block(&mut self, frame: &mut Frame, body: &[Stmt]) -> Result<Flow> {
         for stmt in body {
-            self.steps += 1;
-            if self.steps > MAX_STEPS {
-                let error = bad("the program is too long, its loops unrolled");
-                return Err(self.placed(error, frame, stmt.line));
-            }
-            let flow = self
-                .statement(frame, stmt)
-                .map_err(|e| self.placed(e, frame, stmt.line))?;
+            let flow = self.step().and_then(|()| self.statement(frame, stmt));
+            let flow = flow.map_err(|e| self.placed(e, frame, stmt.line))?;
             if let Flow::Return(item) = flow {
                 return Ok(Flow::Return(item));
             }
@@ -241,88 +246,75 @@ impl<'a, 'g> Replay<'a, 'g> {
                 then,
                 otherwise,
             } => {
-                self.enter()?;
-                let condition = self.expr(frame, condition)?;
-                let branch = match self.truth(&condition)? {
-                    Some(true) => then,
-                    Some(false) => otherwise,
-                    None => self.likely(frame, stmt, then, otherwise)?,
-                };
-                let flow = self.block(frame, branch)?;
-                self.depth -= 1;
-                return Ok(flow);
+                return self.deeper(|replay| {
+                    let condition = replay.expr(frame, condition)?;
+                    let branch = match replay.truth(&condition)? {
+                        Some(true) => then,
+                        Some(false) => otherwise,
+                        None => replay.likely(frame, stmt, then, otherwise)?,
+                    };
+                    replay.block(frame, branch)
+                });
             }
             StmtKind::For {
                 variable,
                 over,
                 body,
-            } => return self.repeat(frame, variable, over, body),
-            StmtKind::While { condition, body } => {
-                self.enter()?;
-                loop {
-                    let again = self.expr(frame, condition)?;
-                    match self.truth(&again)? {
-                        Some(true) => {}
-                        Some(false) => break,
-                        None => {
-                            return Err(bad("how often this loop runs depends on data")
-                                .help("export the model with loops whose length is fixed"));
+            } => {
+                let count = self.loop_length(frame, over)?;
+                return self.deeper(|replay| {
+                    for i in 0..count {
+                        frame.variables.insert(variable.clone(), Item::of(i));
+                        replay.step()?;
+                        if let Flow::Return(item) = replay.block(frame, body)? {
+                            return Ok(Flow::Return(item));
                         }
                     }
-                    if let Flow::Return(item) = self.block(frame, body)? {
-                        self.depth -= 1;
-                        return Ok(Flow::Return(item));
+                    Ok(Flow::Next)
+                });
+            }
+            StmtKind::While { condition, body } => {
+                return self.deeper(|replay| {
+                    while replay.continues(frame, condition)? {
+                        if let Flow::Return(item) = replay.block(frame, body)? {
+                            return Ok(Flow::Return(item));
+                        }
+                        replay.step()?;
                     }
-                    self.steps += 1;
-                    if self.steps > MAX_STEPS {
-                        return Err(bad("the program is too long, its loops unrolled"));
-                    }
-                }
-                self.depth -= 1;
+                    Ok(Flow::Next)
+                });
             }
         }
         Ok(Flow::Next)
     }
 
-    /// `for i in range(n)`, the only loop that the printer writes.
-    fn repeat(
-        &mut self,
-        frame: &mut Frame,
-        variable: &Name,
-        over: &Expr,
-        body: &[Stmt],
-    ) -> Result<Flow> {
+    /// Evaluates the condition of a loop.
+    fn continues(&mut self, frame: &mut Frame, condition: &Expr) -> Result<bool> {
+        let condition = self.expr(frame, condition)?;
+        self.truth(&condition)?.ok_or_else(|| {
+            bad("how often this loop runs depends on data")
+                .help("export the model with loops whose length is fixed")
+        })
+    }
+
+    /// Returns the length of `for i in range(n)`, the only `for` loop that the printer writes.
+    fn loop_length(&mut self, frame: &mut Frame, over: &Expr) -> Result<i64> {
+        let is_range = |f: &Expr| f.dotted().as_deref() == Some("range");
         let count = match &over.kind {
-            ExprKind::Call(call) if call.function.dotted().as_deref() == Some("range") => {
-                match call.args.as_slice() {
-                    [count] => self.expr(frame, count)?,
-                    _ => return Err(bad("only `range(n)` can be looped over")),
-                }
-            }
-            _ => return Err(bad("only `range(n)` can be looped over")),
+            ExprKind::Call(call) if is_range(&call.function) => call.args.as_slice(),
+            _ => &[],
         };
-        let count = self.int(&count)?.and_then(|n| n.as_const());
-        let Some(count) = count else {
-            return Err(bad("how often this loop runs depends on a size or on data")
-                .help("export the model with loops whose length is fixed, or give that size a number: --input NAME:DTYPE[DIMS]"));
+        let [count] = count else {
+            return Err(bad("only `range(n)` can be looped over"));
         };
-        self.enter()?;
-        for i in 0..count {
-            frame.variables.insert(variable.clone(), Item::int(i));
-            self.steps += 1;
-            if self.steps > MAX_STEPS {
-                return Err(bad("the program is too long, its loops unrolled"));
-            }
-            if let Flow::Return(item) = self.block(frame, body)? {
-                self.depth -= 1;
-                return Ok(Flow::Return(item));
-            }
-        }
-        self.depth -= 1;
-        Ok(Flow::Next)
+        let count = self.expr(frame, count)?;
+        self.int(&count)?.and_then(|n| n.as_const()).ok_or_else(|| {
+            bad("how often this loop runs depends on a size or on data")
+                .help("export the model with loops whose length is fixed, or give that size a number: --input NAME:DTYPE[DIMS]")
+        })
     }
 
-    /// The branch to take where the condition is not known: an assertion is taken to hold, anything else is refused.
+    /// Returns the branch to take if the condition is unknown. An assertion is taken to hold; anything else is refused.
     fn likely<'s>(
         &mut self,
         frame: &Frame,
@@ -351,15 +343,12 @@ impl<'a, 'g> Replay<'a, 'g> {
         Ok(branch)
     }
 
-    /// Whether a condition holds, as far as the file tells.
+    /// Returns whether a condition holds; nothing if only a run can tell.
     pub(super) fn truth(&mut self, item: &Item) -> Result<Option<bool>> {
         match item {
             Item::Value(Value::Tensor(tensor)) => {
-                let known = self.lowering.known(*tensor)?;
-                Ok(match known.as_deref() {
-                    Some([one]) => scalars::truth(&Value::Int(one.clone())),
-                    _ => None,
-                })
+                let known = self.lowering.known_scalar(*tensor)?;
+                Ok(known.and_then(|n| scalars::truth(&Value::Int(n))))
             }
             Item::Value(Value::Unknown) => Ok(None),
             Item::Value(value) => match scalars::truth(value) {
@@ -374,52 +363,38 @@ impl<'a, 'g> Replay<'a, 'g> {
         }
     }
 
-    /// `int(x)`, where the file tells.
+    /// Returns `int(x)`; nothing if only a run can tell.
     pub(super) fn int(&mut self, item: &Item) -> Result<Option<Dim>> {
-        match item {
-            Item::Number(n) => Ok(Some(n.clone())),
-            Item::Real(real) => Ok(match scalars::to_int(&Value::Float(real.value))? {
-                Value::Int(n) => Some(n),
-                _ => None,
-            }),
-            Item::Value(Value::Tensor(tensor)) => {
-                let known = self.lowering.known(*tensor)?;
-                Ok(match known.as_deref() {
-                    Some([one]) => Some(one.clone()),
-                    _ => None,
-                })
-            }
-            Item::Value(value) => Ok(match scalars::to_int(value)? {
-                Value::Int(n) => Some(n),
-                _ => None,
-            }),
-            _ => Ok(None),
-        }
+        let value = match item {
+            Item::Number(n) => return Ok(Some(n.clone())),
+            Item::Value(Value::Tensor(tensor)) => return self.lowering.known_scalar(*tensor),
+            Item::Real(real) => Value::Float(real.value),
+            Item::Value(value) => value.clone(),
+            _ => return Ok(None),
+        };
+        Ok(match scalars::to_int(&value)? {
+            Value::Int(n) => Some(n),
+            _ => None,
+        })
     }
 
     pub(super) fn expr(&mut self, frame: &mut Frame, expr: &Expr) -> Result<Item> {
-        self.enter()?;
-        let item = self.inner_expr(frame, expr)?;
-        self.depth -= 1;
-        Ok(item)
+        self.deeper(|replay| replay.inner_expr(frame, expr))
     }
 
     fn inner_expr(&mut self, frame: &mut Frame, expr: &Expr) -> Result<Item> {
+        if let Some(item) = Item::literal(&expr.kind) {
+            return Ok(item);
+        }
         match &expr.kind {
-            ExprKind::Int(n) => Ok(Item::int(*n)),
-            ExprKind::Float(x) => Ok(Item::Value(Value::Float(*x))),
-            ExprKind::Bool(b) => Ok(Item::Value(Value::Bool(*b))),
-            ExprKind::Str(text) => Ok(Item::Value(Value::Str(text.to_string()))),
-            ExprKind::None => Ok(Item::NONE),
             ExprKind::Negative(of) => {
-                let value = self.expr(frame, of)?;
-                match &value {
-                    Item::Value(v) => match scalars::evaluate("neg", std::slice::from_ref(v))? {
-                        Some(negative) => Ok(Item::Value(negative)),
-                        None => Err(bad(format!("{} has no negative", v.kind()))),
-                    },
-                    other => Err(bad(format!("{} has no negative", other.kind()))),
-                }
+                let item = self.expr(frame, of)?;
+                let negative = match &item {
+                    Item::Value(v) => scalars::evaluate("neg", std::slice::from_ref(v))?,
+                    _ => None,
+                };
+                let negative = negative.map(Item::Value);
+                negative.ok_or_else(|| bad(format!("{} has no negative", item.kind())))
             }
             ExprKind::List(items) => {
                 let items = self.exprs(frame, items)?;
@@ -444,6 +419,7 @@ impl<'a, 'g> Replay<'a, 'g> {
                 self.member(&of, &index)
             }
             ExprKind::Call(call) => self.call_expr(frame, call),
+            _ => Err(Error::bug("torchscript", "a literal has no value")),
         }
     }
 
@@ -456,13 +432,13 @@ impl<'a, 'g> Replay<'a, 'g> {
             return Ok(item.clone());
         }
         match &**name {
-            "inf" => Ok(Item::Value(Value::Float(f64::INFINITY))),
-            "nan" => Ok(Item::Value(Value::Float(f64::NAN))),
+            "inf" => Ok(Item::of(f64::INFINITY)),
+            "nan" => Ok(Item::of(f64::NAN)),
             _ => Err(bad(format!("there is no variable `{name}`"))),
         }
     }
 
-    /// Whether a name is a variable here.
+    /// Returns true if a name is a variable here.
     pub(super) fn is_variable(frame: &Frame, name: &str) -> bool {
         frame.variables.contains_key(name)
     }

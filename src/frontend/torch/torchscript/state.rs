@@ -1,17 +1,18 @@
-//! What the objects of a saved model hold: attributes, tensors of its state, constants of its code.
+//! The contents of a saved model's objects: attributes, tensors of its state, constants of its code.
 
-use super::ast::{ExprKind, Name};
+use super::ast::Name;
 use super::item::{Content, Item, Real};
 use super::modules::read_pickle;
 use super::replay::{Replay, bad};
-use crate::frontend::torch::aten::{Kind, TensorId, Value, Weight};
+use crate::frontend::torch::aten::{Kind, Weight};
 use crate::frontend::torch::pickle::{Object, Ref};
 use crate::frontend::torch::stored::{StoredTensor, stored_tensor};
+use crate::frontend::torch::value::{TensorId, Value};
 use ckpt_passes::ir::{DType, Dim};
 use ckpt_passes::{Error, Result};
 
 impl Replay<'_, '_> {
-    /// `object.name`.
+    /// Returns `object.name`.
     pub(super) fn attribute_of(&mut self, of: &Item, name: &str) -> Result<Item> {
         let Item::Module(module, path) = of else {
             return Err(bad(format!("{} has no attribute `{name}`", of.kind())));
@@ -33,19 +34,11 @@ impl Replay<'_, '_> {
             let constants = &c.class().constants;
             constants.iter().find(|(n, _)| **n == *name).map(|(_, v)| v)
         });
-        match value.map(|v| &v.kind) {
-            Some(ExprKind::Int(n)) => Ok(Item::int(*n)),
-            Some(ExprKind::Float(x)) => Ok(Item::Value(Value::Float(*x))),
-            Some(ExprKind::Bool(b)) => Ok(Item::Value(Value::Bool(*b))),
-            Some(ExprKind::Str(text)) => Ok(Item::Value(Value::Str(text.to_string()))),
-            Some(ExprKind::None) => Ok(Item::NONE),
-            _ => Err(bad(format!(
-                "the module `{path}` has no attribute `{name}`"
-            ))),
-        }
+        let literal = value.and_then(|v| Item::literal(&v.kind));
+        literal.ok_or_else(|| bad(format!("the module `{path}` has no attribute `{name}`")))
     }
 
-    /// An attribute's value, from the model's pickle.
+    /// Returns the value of an attribute from the model's pickle.
     fn stored(&mut self, at: Ref, path: &str, depth: usize) -> Result<Item> {
         let pickle = &self.modules.pickle;
         if self.modules.class_name(at).is_some() {
@@ -75,9 +68,9 @@ impl Replay<'_, '_> {
         };
         Ok(match pickle.get(at) {
             Object::None => Item::NONE,
-            Object::Bool(b) => Item::Value(Value::Bool(*b)),
-            Object::Int(n) => Item::int(*n),
-            Object::Float(x) => Item::Value(Value::Float(*x)),
+            Object::Bool(b) => Item::of(*b),
+            Object::Int(n) => Item::of(*n),
+            Object::Float(x) => Item::of(*x),
             Object::Str(text) => Item::Value(Value::Str(text.clone())),
             Object::List(items) => {
                 let items = all(items)?;
@@ -131,7 +124,7 @@ impl Replay<'_, '_> {
         Ok(declared)
     }
 
-    /// Declares the parameters that nothing reads: they are the model's all the same, and their gradients are 0.
+    /// Declares the parameters that nothing reads. They belong to the model, and their gradients are 0.
     ///
     /// # Errors
     /// See [`crate::frontend::torch::aten::Lowering::weight`].
@@ -173,7 +166,7 @@ impl Replay<'_, '_> {
         })
     }
 
-    /// `CONSTANTS.cN`; an integer or a float64 without axes is a number that the program wrote.
+    /// Returns `CONSTANTS.cN`. An integer or a float64 without axes is a number that the program wrote.
     pub(super) fn constant(&mut self, name: &Name) -> Result<Item> {
         if self.constants.is_none() {
             self.constants = Some(read_pickle(self.archive, "constants.pkl")?);
@@ -203,7 +196,7 @@ impl Replay<'_, '_> {
         Ok(Item::Value(tensor.seen(declared)))
     }
 
-    /// The content of an int64 or float64 scalar.
+    /// Returns the content of an int64 or float64 scalar; nothing for any other tensor.
     fn number(&self, tensor: &StoredTensor) -> Result<Option<Item>> {
         if !matches!(tensor.dtype, DType::I64 | DType::F64) || !tensor.window.sizes.is_empty() {
             return Ok(None);

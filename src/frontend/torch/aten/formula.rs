@@ -1,0 +1,335 @@
+//! Ops written in other ops, as text: `off = abs(self - target); where(off < 1, off * off, off)`.
+//!
+//! PyTorch defines many ops by others (torch/_decomp, torch/_refs). Such an op is a formula over its arguments. A formula
+//! is a list of statements with semicolons; the last one is the result. It has
+//!
+//! - numbers, `'strings'`, the names of arguments, and names that a statement gave; an argument that is not given is `none`
+//! - `+ - * / < <= > >= == != & | ~`: PyTorch's ops of those names, or plain arithmetic if all operands are numbers
+//! - `c ? a : b`, where only one side is evaluated; `c` is a truth value or number, and `none` counts as false
+//! - calls of PyTorch's ops (`sum(x, -1)`, `std(x, keepdim=keepdim)`) and of the few [`helpers`](helper)
+//! - `[a, b]`, `(a, b)`, `x[0]`, and `(a = x; a * a)`, a formula in brackets
+//!
+//! Operands are evaluated from left to right, which fixes the order of the nodes.
+
+use super::super::scalars;
+use super::super::value::Value;
+use super::lowering::Lowering;
+use ckpt_passes::ir::DType;
+use ckpt_passes::{Error, Result};
+use std::f64::consts::{LN_2, PI};
+
+/// Binary operators from the loosest to the tightest, longer ones first, with the names of their ops.
+const OPERATORS: [&[(&str, &str)]; 5] = [
+    &[("|", "logical_or")],
+    &[("&", "logical_and")],
+    &[
+        ("==", "eq"),
+        ("!=", "ne"),
+        ("<=", "le"),
+        (">=", "ge"),
+        ("<", "lt"),
+        (">", "gt"),
+    ],
+    &[("+", "add"), ("-", "sub")],
+    &[("*", "mul"), ("/", "div")],
+];
+
+/// Evaluates a formula over named values.
+///
+/// # Errors
+/// Whatever an op of the formula refuses.
+pub fn evaluate(
+    low: &mut Lowering,
+    names: Vec<(&'static str, Value)>,
+    text: &'static str,
+) -> Result<Value> {
+    let mut reader = Reader {
+        low,
+        names,
+        rest: text,
+        skipping: false,
+    };
+    let value = reader.statements()?;
+    match reader.rest {
+        "" => Ok(value),
+        _ => Err(reader.wrong("the end")),
+    }
+}
+
+/// Reads a number, truth value, name of a constant, or string.
+pub fn literal(text: &str) -> Value {
+    match text {
+        "true" | "false" => Value::Bool(text == "true"),
+        "none" => Value::None,
+        "unknown" => Value::Unknown,
+        "inf" => Value::Float(f64::INFINITY),
+        "pi" => Value::Float(PI),
+        "ln2" => Value::Float(LN_2),
+        "float64" => Value::DType(DType::F64),
+        "int32" => Value::DType(DType::I32),
+        _ => match (text.parse::<i64>(), text.parse::<f64>()) {
+            (Ok(n), _) => Value::from(n),
+            (_, Ok(x)) => Value::Float(x),
+            _ => Value::Str(text.to_string()),
+        },
+    }
+}
+
+/// Calls a function that formulas have and PyTorch has not; returns nothing for any other name.
+fn helper(low: &Lowering, name: &str, args: &[Value]) -> Option<Value> {
+    Some(match (name, args) {
+        ("given", [x]) => Value::Bool(*x != Value::None),
+        ("is_tensor", [x]) => Value::Bool(matches!(x, Value::Tensor(_))),
+        ("is_float", [Value::Tensor(x)]) => Value::Bool(low.dtype(*x).is_float()),
+        ("dtype", [Value::Tensor(x)]) => Value::DType(low.dtype(*x)),
+        _ => return None,
+    })
+}
+
+struct Reader<'l, 'g> {
+    low: &'l mut Lowering<'g>,
+    names: Vec<(&'static str, Value)>,
+    rest: &'static str,
+    /// Whether the reader is in a branch that is not taken: nothing is evaluated there.
+    skipping: bool,
+}
+
+impl Reader<'_, '_> {
+    fn wrong(&self, expected: &str) -> Box<Error> {
+        Error::bug("aten", "a formula cannot be read")
+            .expected(expected)
+            .found(self.rest)
+    }
+
+    /// Takes a mark if it is next.
+    fn mark(&mut self, mark: &str) -> bool {
+        let rest = self.rest.trim_start().strip_prefix(mark);
+        self.rest = rest.unwrap_or(self.rest).trim_start();
+        rest.is_some()
+    }
+
+    fn need(&mut self, mark: &str) -> Result<()> {
+        match self.mark(mark) {
+            true => Ok(()),
+            false => Err(self.wrong(mark)),
+        }
+    }
+
+    /// Takes a name or number; an exponent may have a sign.
+    fn word(&mut self) -> &'static str {
+        let digits = self.rest.starts_with(|c: char| c.is_ascii_digit());
+        let mut before = ' ';
+        let end = self.rest.find(|c: char| {
+            let exponent = digits && before == 'e' && c == '-';
+            before = c;
+            !(c.is_ascii_alphanumeric() || c == '_' || digits && c == '.' || exponent)
+        });
+        let (word, rest) = self.rest.split_at(end.unwrap_or(self.rest.len()));
+        self.rest = rest.trim_start();
+        word
+    }
+
+    /// Takes `name =`, if that is next.
+    fn target(&mut self) -> Option<&'static str> {
+        let before = self.rest;
+        let name = self.word();
+        let is_target = self.rest.starts_with('=') && !self.rest.starts_with("==");
+        if is_target && !name.is_empty() {
+            self.mark("=");
+            return Some(name);
+        }
+        self.rest = before;
+        None
+    }
+
+    fn statements(&mut self) -> Result<Value> {
+        loop {
+            let target = self.target();
+            let value = self.choice()?;
+            let Some(name) = target else {
+                match self.mark(";") {
+                    true => continue,
+                    false => return Ok(value),
+                }
+            };
+            self.names.insert(0, (name, value));
+            self.need(";")?;
+        }
+    }
+
+    /// `condition ? a : b`.
+    fn choice(&mut self) -> Result<Value> {
+        let condition = self.binary(0)?;
+        if !self.mark("?") {
+            return Ok(condition);
+        }
+        let holds = match &condition {
+            Value::None => false,
+            given => scalars::truth(given).is_some_and(|b| b),
+        };
+        let before = self.skipping;
+        self.skipping = before || !holds;
+        let then = self.choice()?;
+        self.need(":")?;
+        self.skipping = before || holds;
+        let otherwise = self.choice()?;
+        self.skipping = before;
+        Ok(if holds { then } else { otherwise })
+    }
+
+    fn binary(&mut self, level: usize) -> Result<Value> {
+        let Some(operators) = OPERATORS.get(level) else {
+            return self.unary();
+        };
+        let mut left = self.binary(level + 1)?;
+        while let Some((_, op)) = operators.iter().find(|(mark, _)| self.mark(mark)) {
+            let right = self.binary(level + 1)?;
+            left = self.operator(op, vec![left, right])?;
+        }
+        Ok(left)
+    }
+
+    fn unary(&mut self) -> Result<Value> {
+        for (mark, op) in [("-", "neg"), ("~", "logical_not")] {
+            if self.mark(mark) {
+                let x = self.unary()?;
+                return self.operator(op, vec![x]);
+            }
+        }
+        let mut value = self.atom()?;
+        while self.mark("[") {
+            let index = self.word();
+            self.need("]")?;
+            let member = index
+                .parse()
+                .ok()
+                .and_then(|i: usize| value.members().get(i));
+            value = match member {
+                Some(member) => member.clone(),
+                None if self.skipping => Value::None,
+                None => return Err(self.wrong("a member")),
+            };
+        }
+        Ok(value)
+    }
+
+    fn atom(&mut self) -> Result<Value> {
+        if self.mark("[") {
+            let (items, _) = self.list("]")?;
+            return Ok(Value::List(items));
+        }
+        if self.mark("(") {
+            let first = self.statements()?;
+            if self.mark(")") {
+                return Ok(first);
+            }
+            self.need(",")?;
+            let (mut items, _) = self.list(")")?;
+            items.insert(0, first);
+            return Ok(Value::Tuple(items));
+        }
+        if self.mark("'") {
+            let (text, rest) = self.rest.split_once('\'').unwrap_or((self.rest, ""));
+            self.rest = rest.trim_start();
+            return Ok(Value::Str(text.to_string()));
+        }
+        let word = self.word();
+        if word.is_empty() {
+            return Err(self.wrong("a value"));
+        }
+        if self.mark("(") {
+            let (args, named) = self.list(")")?;
+            return self.call(word, args, named);
+        }
+        let known = self.names.iter().find(|(name, _)| *name == word);
+        Ok(match (known, literal(word)) {
+            (Some((_, value)), _) => value.clone(),
+            // An argument that is not given.
+            (None, Value::Str(_)) => Value::None,
+            (None, value) => value,
+        })
+    }
+
+    /// Reads values with commas up to the closing mark, some of them with names.
+    fn list(&mut self, close: &str) -> Result<(Vec<Value>, Vec<(&'static str, Value)>)> {
+        let (mut items, mut named) = (Vec::new(), Vec::new());
+        while !self.mark(close) {
+            match self.target() {
+                Some(name) => named.push((name, self.choice()?)),
+                None => items.push(self.choice()?),
+            }
+            if !self.mark(",") && !self.rest.starts_with(close) {
+                return Err(self.wrong(close));
+            }
+        }
+        Ok((items, named))
+    }
+
+    /// Applies an operator: arithmetic if all operands are numbers, else PyTorch's op.
+    fn operator(&mut self, op: &str, operands: Vec<Value>) -> Result<Value> {
+        let plain = |v: &Value| matches!(v, Value::Int(_) | Value::Float(_) | Value::Bool(_));
+        let name = if op == "logical_not" { "__not__" } else { op };
+        if !self.skipping
+            && operands.iter().all(plain)
+            && let Some(value) = scalars::evaluate(name, &operands)?
+        {
+            return Ok(value);
+        }
+        self.call(op, operands, Vec::new())
+    }
+
+    /// Calls a helper or one of PyTorch's ops.
+    fn call(&mut self, op: &str, args: Vec<Value>, named: Vec<(&str, Value)>) -> Result<Value> {
+        if self.skipping {
+            return Ok(Value::None);
+        }
+        match helper(self.low, op, &args) {
+            Some(value) => Ok(value),
+            None => (self.low.run)(self.low, op, args, named),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ckpt_passes::ir::{Dim, Graph, Ty};
+
+    fn evaluated(text: &'static str) -> Result<Value> {
+        let mut graph = Graph::new("main");
+        let mut low = Lowering::new(&mut graph);
+        let x = low.input("x", Ty::new(DType::F32, vec![Dim::from(2)]))?;
+        evaluate(&mut low, vec![("x", x.into()), ("n", 3.into())], text)
+    }
+
+    #[test]
+    fn numbers_are_computed_and_branches_are_chosen() {
+        for (text, value) in [
+            ("1 + 2 * n", Value::from(7)),
+            ("1.0 / n - 1e-1 * 0", Value::from(1.0 / 3.0)),
+            ("-n < 2 & ~(n == 4)", Value::from(true)),
+            ("missing ? x : n > 2 ? 'a' : 'b'", Value::Str("a".into())),
+            ("given(missing)", Value::from(false)),
+            ("[n, (a = n; a * a)][1]", Value::from(9)),
+            ("dtype(x)", Value::from(DType::F32)),
+            (
+                "dim(x) == 1 ? (x, unknown)[1] : nonsense(x)",
+                Value::Unknown,
+            ),
+        ] {
+            assert_eq!(evaluated(text).unwrap(), value, "{text}");
+        }
+        assert!(matches!(
+            evaluated("y = x + 1; y * y"),
+            Ok(Value::Tensor(_))
+        ));
+    }
+
+    #[test]
+    fn what_is_no_formula_is_our_bug() {
+        for text in ["", "1 +", "(1", "f(1", "x ? 1", "a = 1", "1 2", "[x][3]"] {
+            let error = evaluated(text).unwrap_err();
+            assert!(error.to_string().contains("formula"), "{text}: {error}");
+        }
+    }
+}
