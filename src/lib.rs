@@ -42,6 +42,7 @@ pub mod measure;
 pub mod optimize;
 pub mod place;
 pub mod planning;
+pub mod provenance;
 pub mod report;
 pub mod rng;
 #[cfg(feature = "torch")]
@@ -52,7 +53,8 @@ pub mod units;
 pub mod verify;
 
 pub use ckpt_passes as passes;
-pub use optimize::{load, optimize, write as save};
+pub use frontend::load;
+pub use optimize::{optimize, write as save};
 pub use planning::plan;
 #[cfg(feature = "torch")]
 pub use runtime::run;

@@ -3,7 +3,7 @@
 use super::args::Format;
 use super::args::showing::ExplainArgs;
 use super::{progress, result, result_json, warn};
-use ckpt_opt::optimize::load;
+use ckpt_opt::frontend::load;
 use ckpt_opt::planning::read;
 use ckpt_opt::planning::task::{Goal, Planned, Task};
 use ckpt_opt::report::account::Account;

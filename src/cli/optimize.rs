@@ -3,7 +3,8 @@
 use super::args::{Format, OptimizeArgs};
 use super::{progress, result, result_json, warn};
 use ckpt_opt::emit::file::write_whole;
-use ckpt_opt::optimize::{Outcome, load, optimize, write};
+use ckpt_opt::frontend::load;
+use ckpt_opt::optimize::{Outcome, optimize, write};
 use ckpt_passes::driver::Watch;
 use ckpt_passes::transform::loss::Loss;
 use ckpt_passes::{Error, Result, text};

@@ -19,7 +19,7 @@ mod with_torch {
     use super::super::{progress, result, result_json, warn, write_json};
     use ckpt_opt::comparison::ready;
     use ckpt_opt::frontend::given::Given;
-    use ckpt_opt::optimize::load;
+    use ckpt_opt::frontend::load;
     use ckpt_opt::rng::Rng;
     use ckpt_opt::runtime::kernels::attention::pairs::pinned::Taken;
     use ckpt_opt::runtime::session::Session;

@@ -3,8 +3,8 @@
 //! The plan is read back from the graph, not from what the file says of itself, and judged again. Reasons are the only
 //! thing that is taken from metadata.
 
-use crate::optimize::record;
 use crate::planning::task::{Planned, Task};
+use crate::provenance::keys;
 use ckpt_passes::compile::Request;
 use ckpt_passes::ir::{Graph, NodeId, SecondaryMap};
 use ckpt_passes::ops::transfer;
@@ -83,7 +83,7 @@ pub fn read(graph: &Graph, request: &Request) -> Result<(Task, Planned)> {
     let Some(schedule) = steps.iter().map(step).collect::<Option<Vec<usize>>>() else {
         return bug("a copy has no original in its graph");
     };
-    let policy = graph.meta.get(record::POLICY);
+    let policy = graph.meta.get(keys::POLICY);
     let name = policy.map_or("as the file has it", String::as_str);
     let mut reasons = vec![String::new(); task.problem.values.len()];
     // A budget's reasons are its prices, which are here anyway.

@@ -284,7 +284,8 @@ impl Program<'_> {
 mod tests {
     use super::*;
     use crate::frontend::given::Given;
-    use crate::optimize::{load, optimize};
+    use crate::frontend::load;
+    use crate::optimize::optimize;
     use crate::runtime::convert;
     use crate::tensors::feed::Feed;
     use crate::tensors::{Tensors, random};

@@ -5,8 +5,8 @@
 //! without following links, checked as opened, and mapped; tensors are slices of the mapping. A file that is absent
 //! leaves its tensors [`Data::Absent`]: such a model can be inspected, planned and rewritten.
 
-use super::file::{io_error, map_file};
 use super::proto::StringStringEntryProto;
+use crate::frontend::file::{io_error, map_file};
 use bytes::Bytes;
 use ckpt_passes::ir::{Data, External};
 use ckpt_passes::{Error, Result};

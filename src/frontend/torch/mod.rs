@@ -13,7 +13,7 @@ pub mod stored;
 pub mod torchscript;
 
 use super::given::Given;
-use super::{Frontend, Model};
+use super::reader::{Frontend, Model};
 use archive::Archive;
 use ckpt_passes::{Error, Result};
 use std::path::Path;
