@@ -64,11 +64,7 @@ impl<'a> Importer<'a, '_> {
             .chain(&node.attribute)
             .map(|a| (a.name(), a))
             .collect();
-        let base = if node.name().is_empty() {
-            format!("{}_{index}", node.op_type())
-        } else {
-            node.name().to_string()
-        };
+        let base = node.name_or_index(index);
         let inner: BTreeMap<String, ValueId> = function
             .input
             .iter()

@@ -24,6 +24,14 @@ pub fn prop<'a>(props: &'a [StringStringEntryProto], key: &str) -> Option<&'a st
 }
 
 impl NodeProto {
+    /// Returns the node's name, or `<op>_<index>` where it has none.
+    pub fn name_or_index(&self, index: usize) -> String {
+        match self.name() {
+            "" => format!("{}_{index}", self.op_type()),
+            name => name.to_string(),
+        }
+    }
+
     /// One line for messages: `node "fc/MatMul" (MatMul)`.
     pub fn describe(&self) -> String {
         let domain = match self.domain() {

@@ -3,7 +3,7 @@
 use super::complex::{made, pair};
 use super::signature::{Call, Op};
 use super::{TensorId, Value};
-use crate::frontend::fourier::{Roots, Scale, Sign, roots};
+use crate::frontend::lower::fourier::{Roots, Scale, Sign, roots};
 use ckpt_passes::Result;
 use ckpt_passes::ir::{DType, Dim, Same};
 

@@ -3,7 +3,7 @@
 use super::reduce::over;
 use super::signature::{Call, Op};
 use super::{TensorId, Value};
-use crate::frontend::onnx::decompose::{Setting, standard};
+use crate::frontend::lower::standard;
 use ckpt_passes::Result;
 use ckpt_passes::ir::{Attrs, DType, Dim, Tensor, ValueId};
 use ckpt_passes::ops::conv::{CONV, CONV_TRANSPOSE};
@@ -159,31 +159,26 @@ fn window(c: &Call, axes: usize) -> Result<(Vec<i64>, i64)> {
     }
 }
 
-/// The settings of a pooling op and how many elements a window has; its padding is the same on both sides.
-fn windows(c: &Call, axes: usize) -> Result<(i64, Vec<(&'static str, Setting<'static>)>)> {
+/// Returns the number of elements of a window and the attributes of a pooling op, whose padding is the same on both sides.
+fn windows(c: &Call, axes: usize) -> Result<(i64, Attrs)> {
     let (kernel, count) = window(c, axes)?;
     let pads = each(c, "padding", &vec![0; axes])?;
     if kernel.iter().zip(&pads).any(|(k, p)| *p > k / 2) {
         return Err(c.fail("shape", "the padding is more than half of the kernel"));
     }
-    let settings = vec![
-        ("kernel_shape", Setting::Ints(kernel.clone())),
-        ("strides", Setting::Ints(each(c, "stride", &kernel)?)),
-        ("pads", Setting::Ints([pads.clone(), pads].concat())),
-        (
-            "ceil_mode",
-            Setting::Int(i64::from(c.bool("ceil_mode", false)?)),
-        ),
-    ];
-    Ok((count, settings))
+    let attrs = Attrs::new()
+        .with("strides", each(c, "stride", &kernel)?)
+        .with("kernel_shape", kernel)
+        .with("pads", [pads.clone(), pads].concat())
+        .with("ceil_mode", i64::from(c.bool("ceil_mode", false)?));
+    Ok((count, attrs))
 }
 
 fn largest(c: &mut Call, axes: usize, with_places: bool) -> Result<Value> {
     let (x, more) = batched(c, "self", axes)?;
-    let (_, mut settings) = windows(c, axes)?;
-    let dilation = each(c, "dilation", &vec![1; axes])?;
-    settings.push(("dilations", Setting::Ints(dilation)));
-    let both = standard(&mut c.low.b, "MaxPool", &settings, &[Some(x)], 2)?;
+    let (_, attrs) = windows(c, axes)?;
+    let attrs = attrs.with("dilations", each(c, "dilation", &vec![1; axes])?);
+    let both = standard(&mut c.low.b, "MaxPool", &attrs, &[Some(x)], 2)?;
     let y = unbatched(c, both[0], more)?;
     let y = c.made(y)?;
     if !with_places {
@@ -201,7 +196,7 @@ fn largest(c: &mut Call, axes: usize, with_places: bool) -> Result<Value> {
 
 fn average(c: &mut Call, axes: usize) -> Result<Value> {
     let (x, more) = batched(c, "self", axes)?;
-    let (count, mut settings) = windows(c, axes)?;
+    let (count, attrs) = windows(c, axes)?;
     let mut padding = c.bool("count_include_pad", true)?;
     let divisor = match c.has("divisor_override") {
         true => match c.int("divisor_override", 1)? {
@@ -216,8 +211,8 @@ fn average(c: &mut Call, axes: usize) -> Result<Value> {
         }
         padding = true;
     }
-    settings.push(("count_include_pad", Setting::Int(i64::from(padding))));
-    let mut y = standard(&mut c.low.b, "AveragePool", &settings, &[Some(x)], 1)?[0];
+    let attrs = attrs.with("count_include_pad", i64::from(padding));
+    let mut y = standard(&mut c.low.b, "AveragePool", &attrs, &[Some(x)], 1)?[0];
     if let Some(divisor) = divisor {
         let factor = c
             .low
@@ -424,7 +419,7 @@ pub(super) fn padded(c: &mut Call, x: TensorId, pairs: &[Dim], mode: &str) -> Re
     let pads = c.low.int_vector(&pads)?;
     let axes = c.low.b.ints(&axes);
     let ins = [Some(x), Some(pads), None, Some(axes)];
-    let settings = [("mode", Setting::Text(mode))];
-    let y = standard(&mut c.low.b, "Pad", &settings, &ins, 1)?[0];
+    let attrs = Attrs::new().with("mode", mode);
+    let y = standard(&mut c.low.b, "Pad", &attrs, &ins, 1)?[0];
     c.made(y)
 }

@@ -3,9 +3,9 @@
 use super::composed::id;
 use super::signature::{Call, Op};
 use super::{TensorId, Value};
-use crate::frontend::onnx::decompose::{Setting, standard};
+use crate::frontend::lower::standard;
 use ckpt_passes::Result;
-use ckpt_passes::ir::{Dim, Same};
+use ckpt_passes::ir::{Attrs, Dim, Same};
 
 pub const OPS: &[Op] = &[
     (
@@ -76,8 +76,8 @@ fn sum_of_products(c: &mut Call, equation: &str, tensors: &[TensorId]) -> Result
     for operand in &listed {
         ins.push(Some(c.low.operand(operand, dtype)?));
     }
-    let settings = [("equation", Setting::Text(equation))];
-    let y = standard(&mut c.low.b, "Einsum", &settings, &ins, 1)?[0];
+    let attrs = Attrs::new().with("equation", equation);
+    let y = standard(&mut c.low.b, "Einsum", &attrs, &ins, 1)?[0];
     c.made(y)
 }
 

@@ -6,9 +6,9 @@
 use super::Value;
 use super::image::{batched, unbatched};
 use super::signature::{Call, Op};
-use crate::frontend::onnx::decompose::{Setting, standard};
+use crate::frontend::lower::standard;
 use ckpt_passes::Result;
-use ckpt_passes::ir::Dim;
+use ckpt_passes::ir::{Attrs, Dim};
 
 pub const OPS: &[Op] = &[
     (
@@ -140,43 +140,25 @@ fn resized(c: &mut Call, axes: usize, form: &str, antialias: bool) -> Result<Val
         }
     };
     let corners = c.bool("align_corners", false)?;
-    let mut settings = vec![
-        ("mode", Setting::Text(form)),
-        ("axes", Setting::Ints((2..axes as i64 + 2).collect())),
-        ("antialias", Setting::Int(i64::from(antialias))),
-        ("exclude_outside", Setting::Int(i64::from(antialias))),
-    ];
-    match form {
-        "nearest" => {
-            settings.push((
-                "coordinate_transformation_mode",
-                Setting::Text("asymmetric"),
-            ));
-            settings.push(("nearest_mode", Setting::Text("floor")));
-        }
-        "nearest-exact" => {
-            settings[0].1 = Setting::Text("nearest");
-            settings.push((
-                "coordinate_transformation_mode",
-                Setting::Text("half_pixel"),
-            ));
-            settings.push(("nearest_mode", Setting::Text("round_prefer_ceil")));
-        }
-        _ if corners => {
-            settings.push((
-                "coordinate_transformation_mode",
-                Setting::Text("align_corners"),
-            ));
-        }
-        _ => settings.push((
-            "coordinate_transformation_mode",
-            Setting::Text("half_pixel"),
-        )),
+    let (mode, coordinates, nearest) = match form {
+        "nearest" => ("nearest", "asymmetric", Some("floor")),
+        "nearest-exact" => ("nearest", "half_pixel", Some("round_prefer_ceil")),
+        _ if corners => (form, "align_corners", None),
+        _ => (form, "half_pixel", None),
+    };
+    let mut attrs = Attrs::new()
+        .with("mode", mode)
+        .with("axes", (2..axes as i64 + 2).collect::<Vec<i64>>())
+        .with("antialias", i64::from(antialias))
+        .with("exclude_outside", i64::from(antialias))
+        .with("coordinate_transformation_mode", coordinates);
+    if let Some(nearest) = nearest {
+        attrs = attrs.with("nearest_mode", nearest);
     }
     if form == "cubic" {
         // Keys' cubic of −0.5 with antialiasing, −0.75 without (ATen/native/UpSample.h).
-        let a = if antialias { -0.5 } else { -0.75 };
-        settings.push(("cubic_coeff_a", Setting::Float(a)));
+        let a = if antialias { -0.5f32 } else { -0.75 };
+        attrs = attrs.with("cubic_coeff_a", a);
     }
     // PyTorch maps places by the scale that it is given, where there is one; else by the sizes.
     let own = |(dim, scale, size): (&Dim, f64, &Dim)| {
@@ -195,7 +177,7 @@ fn resized(c: &mut Call, axes: usize, form: &str, antialias: bool) -> Result<Val
     }
     let sizes = c.low.int_vector(&sizes)?;
     let ins = [Some(x), None, None, Some(sizes)];
-    let y = standard(&mut c.low.b, "Resize", &settings, &ins, 1)?[0];
+    let y = standard(&mut c.low.b, "Resize", &attrs, &ins, 1)?[0];
     let y = unbatched(c, y, more)?;
     c.made(y)
 }
