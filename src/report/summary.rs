@@ -1,8 +1,8 @@
 //! What optimize reports: one JSON object for programs, a before/after table for people.
 
 use super::sharing::{self, KvSharing};
-use crate::provenance::keys;
 use crate::planning::trials;
+use crate::provenance::keys;
 use crate::report::account::Account;
 use crate::report::console;
 use crate::report::memory::Held;
