@@ -39,6 +39,7 @@ pub mod emit;
 pub mod frontend;
 #[cfg(feature = "torch")]
 pub mod measure;
+pub mod onnx;
 pub mod optimize;
 pub mod place;
 pub mod planning;

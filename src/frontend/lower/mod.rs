@@ -33,15 +33,13 @@ mod windows;
 pub use call::{Attributes, Call, Lowered, Out, QuantisedValues};
 pub use dropout::{Dropout, lost};
 
+use crate::onnx::versions::GREATEST_OPSET;
 use ckpt_passes::ir::typing::Contents;
 use ckpt_passes::ir::{Attrs, Builder, Graph, ValueId};
 use ckpt_passes::{Error, Result};
 
 /// Emits the nodes of one foreign node.
 pub type Recipe = fn(&mut Call) -> Lowered;
-
-/// The opset whose attributes and operands [`standard`] takes.
-const OPSET: i64 = 23;
 
 const ORT: &str = "com.microsoft";
 
@@ -147,7 +145,8 @@ pub fn run(recipe: Recipe, call: &mut Call) -> Lowered {
     }
 }
 
-/// Emits a standard op that is no row and returns its results. Formats use it whose ops are defined as the standard ones.
+/// Emits a standard op of the table's opset that is no row, and returns its results. Readers use it for ops that their
+/// format defines as ONNX does.
 ///
 /// # Errors
 /// What the recipe refuses.
@@ -171,7 +170,15 @@ pub fn standard(
         .collect();
     let none = QuantisedValues::new();
     let wanted = vec![true; results];
-    let mut call = Call::new(inner, op_type, OPSET, attributes, ins, wanted, &none);
+    let mut call = Call::new(
+        inner,
+        op_type,
+        GREATEST_OPSET,
+        attributes,
+        ins,
+        wanted,
+        &none,
+    );
     let outs = run(recipe, &mut call);
     b.contents = call.b.contents;
     let values: Vec<ValueId> = outs?

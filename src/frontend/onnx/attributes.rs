@@ -1,8 +1,8 @@
 //! Attributes of the file's nodes, converted to the kinds that rows ask for, and the contents of `Constant`.
 
 use super::import::Importer;
-use super::proto::attribute_proto::AttributeType;
-use super::proto::{AttributeProto, NodeProto};
+use crate::onnx::proto::attribute_proto::AttributeType;
+use crate::onnx::proto::{AttributeProto, NodeProto};
 use ckpt_passes::ir::{Attr, AttrKind, DType, Tensor};
 use ckpt_passes::{Error, Result};
 

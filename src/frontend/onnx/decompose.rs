@@ -5,9 +5,9 @@
 
 use super::attributes::plain;
 use super::import::{Importer, role_of, to_map};
-use super::proto::NodeProto;
 use super::{names, upgrade};
 use crate::frontend::lower::{Call, Dropout, Out, recipe, run};
+use crate::onnx::proto::NodeProto;
 use ckpt_passes::ir::typing::Contents;
 use ckpt_passes::ir::{Builder, Graph, ValueId};
 use ckpt_passes::{Error, Result};

@@ -2,15 +2,12 @@
 //!
 //! The protobuf decoder keeps its recursion limit of 100 nested messages, so that no file can exhaust the stack.
 
-use super::proto::ModelProto;
 use crate::frontend::file::{describe, map, recognise_other};
+use crate::onnx::proto::{MAX_MODEL_BYTES, ModelProto};
 use bytes::Bytes;
 use ckpt_passes::{Error, Result};
 use prost::Message;
 use std::path::Path;
-
-/// Protobuf messages end at 2 GiB; larger models keep their weights in external files.
-pub const MAX_MODEL_BYTES: u64 = i32::MAX as u64;
 
 /// Newest IR version whose fields we know.
 pub const MAX_IR_VERSION: i64 = 14;

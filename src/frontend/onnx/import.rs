@@ -5,13 +5,14 @@
 //! missing definition or a second one is found before anything else looks at the graph. Metadata that claims a node is
 //! a recomputation is believed only if the verifier proves it. Nothing in the file is executed.
 
-use super::proto::{
-    AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto,
-    StringStringEntryProto, TensorProto,
-};
 use super::types::{input_type, lenient_type};
 use super::{claims, gradients, names, upgrade};
 use crate::frontend::lower::{Dropout, QuantisedValues, lost};
+use crate::onnx::keys;
+use crate::onnx::proto::{
+    AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto,
+    StringStringEntryProto, TensorProto,
+};
 use ckpt_passes::ir::edit::NewNode;
 use ckpt_passes::ir::op::Domain;
 use ckpt_passes::ir::typing::{Contents, type_node};
@@ -430,8 +431,8 @@ impl<'a> Importer<'a, '_> {
         let role = role_of(&props);
         let loc = Arc::new(names::within(&self.calls, names::loc(node, &props)));
         // These are the location now; the writer makes them anew.
-        props.remove(names::OUR_SCOPES);
-        props.remove(names::OUR_SOURCE);
+        props.remove(keys::SCOPES);
+        props.remove(keys::SOURCE);
         let id = self.graph.add_node(NewNode {
             op,
             name: &name,
@@ -522,7 +523,7 @@ impl<'a> Importer<'a, '_> {
 
 /// What a node says it is for.
 pub(super) fn role_of(props: &BTreeMap<String, String>) -> Role {
-    match props.get("ckpt.role").map(String::as_str) {
+    match props.get(keys::ROLE).map(String::as_str) {
         Some("loss") => Role::Loss,
         Some("backward" | "update") => Role::Backward,
         _ => Role::Forward,

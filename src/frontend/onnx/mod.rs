@@ -2,7 +2,7 @@
 //!
 //! [`file`] maps and decodes, [`external`] and [`tensor`] bring weights without copying them, [`import`] builds the
 //! graph: [`attributes`] of its nodes, [`types`] of its values, [`upgrade`] for older forms, [`decompose`] for foreign ops,
-//! [`names`] and [`legacy`] for what the file tells about names, [`versions`] for ONNX's changelog.
+//! [`names`] and [`legacy`] for what the file tells about names.
 
 mod attributes;
 mod claims;
@@ -15,11 +15,11 @@ pub mod import;
 mod legacy;
 pub mod names;
 mod outputs;
-pub mod proto;
 pub mod tensor;
 pub mod types;
 pub mod upgrade;
-pub mod versions;
+
+pub use crate::onnx::proto;
 
 use super::file::recognise_other;
 use super::given::Given;

@@ -9,6 +9,9 @@ mod generated;
 
 pub use generated::*;
 
+/// Protobuf messages end at 2 GiB; larger models keep their weights in external files.
+pub const MAX_MODEL_BYTES: u64 = i32::MAX as u64;
+
 impl StringStringEntryProto {
     pub fn new(key: &str, value: &str) -> Self {
         StringStringEntryProto {
