@@ -5,8 +5,9 @@
 
 use crate::attention::Attention;
 use crate::frontend::given::Given;
-use crate::optimize::{load, order, read_record};
+use crate::frontend::load;
 use crate::place::Place;
+use crate::provenance::{derivative_order, read_record};
 use crate::rng::Rng;
 use crate::runtime::session::Session;
 use crate::tensors::{self, Tensors, feed};
@@ -110,7 +111,7 @@ impl Pair {
         let mut warnings = std::mem::take(&mut a.warnings);
         warnings.append(&mut b.warnings);
         let mut loss = None;
-        let (order_a, order_b) = (order(&a.graph)?, order(&b.graph)?);
+        let (order_a, order_b) = (derivative_order(&a.graph)?, derivative_order(&b.graph)?);
         if order_b > order_a + 1 {
             return Err(Error::usage(
                 "pair",

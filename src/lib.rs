@@ -41,9 +41,11 @@ pub mod emit;
 pub mod frontend;
 #[cfg(feature = "torch")]
 pub mod measure;
+pub mod onnx;
 pub mod optimize;
 pub mod place;
 pub mod planning;
+pub mod provenance;
 pub mod report;
 pub mod rng;
 #[cfg(feature = "torch")]
@@ -54,7 +56,8 @@ pub mod units;
 pub mod verify;
 
 pub use ckpt_passes as passes;
-pub use optimize::{load, optimize, write as save};
+pub use frontend::load;
+pub use optimize::{optimize, write as save};
 pub use planning::plan;
 #[cfg(feature = "torch")]
 pub use runtime::run;

@@ -5,7 +5,7 @@
 //! proof that a plan changed no bit of any gradient. Both run in our runtime, on one device, with the same threads.
 
 use crate::comparison::{Pair, PairRequest};
-use crate::optimize::record;
+use crate::provenance::keys;
 use crate::runtime::sdpa_choice::AttentionKernels;
 use crate::tensors::compare::{Comparison, Tolerance, compare};
 use crate::tensors::feed::Feed;
@@ -141,7 +141,7 @@ pub fn verify(request: &PairRequest, tolerance: Option<Tolerance>) -> Result<Cer
         .iter()
         .filter_map(|(name, b)| Some((name, left.get(name)?, b)));
     let made = |graph: &Graph| {
-        [record::FUSE, record::TILE, record::TILE_MLP].map(|key| graph.meta.get(key).cloned())
+        [keys::FUSE, keys::TILE, keys::TILE_MLP].map(|key| graph.meta.get(key).cloned())
     };
     let rounding = tolerance.is_none() && kind == "training" && made(&a) != made(&b);
     let tolerance = tolerance.unwrap_or_default();

@@ -37,6 +37,7 @@ pub mod select;
 pub mod shape;
 pub mod slice;
 pub mod softmax;
+pub mod steps;
 pub mod sum_to;
 pub mod transfer;
 pub mod trig;

@@ -2,7 +2,7 @@
 
 use super::options::plan::ExplainArgs;
 use super::progress;
-use ckpt_opt::optimize::load;
+use ckpt_opt::frontend::load;
 use ckpt_opt::planning::read;
 use ckpt_opt::planning::task::{Goal, Planned, Task};
 use ckpt_opt::report::account::Account;

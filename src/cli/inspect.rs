@@ -2,7 +2,7 @@
 
 use super::options::plan::InspectArgs;
 use super::progress;
-use ckpt_opt::optimize::load;
+use ckpt_opt::frontend::load;
 use ckpt_opt::report::inspection::Inspection;
 use ckpt_passes::Result;
 use ckpt_passes::ir::verify::verify;

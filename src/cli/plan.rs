@@ -5,7 +5,7 @@ use super::output::{warn, write_json};
 use super::progress;
 use ckpt_opt::emit::file::write_whole;
 use ckpt_opt::frontend::given::Given;
-use ckpt_opt::optimize::load;
+use ckpt_opt::frontend::load;
 use ckpt_opt::planning::maximize::{self, PolicyOverride};
 use ckpt_opt::planning::read;
 use ckpt_opt::planning::report::{Report, compare, left_out};

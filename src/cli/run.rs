@@ -5,7 +5,7 @@ use super::output::write_json;
 use super::progress;
 use ckpt_opt::comparison::ready;
 use ckpt_opt::frontend::given::Given;
-use ckpt_opt::optimize::load;
+use ckpt_opt::frontend::load;
 use ckpt_opt::rng::Rng;
 use ckpt_opt::runtime::sdpa_choice::AttentionKernels;
 use ckpt_opt::runtime::session::Session;

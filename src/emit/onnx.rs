@@ -1,23 +1,23 @@
 //! [`Graph`] to `ModelProto`: a valid ONNX file, nodes in schedule order.
 //!
-//! Opset: what the graph needs, at least 18. IR version 10, unless the file that was read had a higher one. Ops of our
-//! own become calls of model-local functions (see `function.rs`). Every node says in string metadata what it is
-//! (`ckpt.role`, `ckpt.of`, `ckpt.segment`, …), and trained initializers are graph inputs too, so that a caller can
-//! override them. Weights are not copied: bytes are shared with the mapped file they came from.
+//! The opset is the lowest that the graph needs, at least 18. The IR version is 10, or that of the file that was read if it
+//! is higher. Ops of our own become calls of model-local functions named `<Op>_<n>`; nodes with equal bodies share one.
+//! String metadata says what every node is (see [`keys`]). Trained initializers are graph inputs too, so that a caller can
+//! override them. Weights are not copied: bytes are shared with the mapped file they come from.
 
-use super::function::{function, needed_opset, opset_import};
-use crate::frontend::onnx::proto::{
-    AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, StringStringEntryProto,
-    TensorProto, TensorShapeProto, TypeProto, ValueInfoProto,
-    attribute_proto::AttributeType,
+use crate::onnx::keys;
+use crate::onnx::messages::{function, header, inline, needed_opset, node, opset_import};
+use crate::onnx::proto::{
+    FunctionProto, GraphProto, ModelProto, NodeProto, StringStringEntryProto, TensorProto,
+    TensorShapeProto, TypeProto, ValueInfoProto,
     tensor_proto::DataLocation,
     tensor_shape_proto::{Dimension, dimension},
     type_proto,
 };
-use crate::frontend::onnx::{names, versions};
+use crate::onnx::versions::{self, GREATEST_OPSET, LEAST_OPSET};
 use bytes::Bytes;
 use ckpt_passes::ir::op::{Domain, body_of};
-use ckpt_passes::ir::{Attr, Data, External, Graph, NodeId, Tensor, Ty};
+use ckpt_passes::ir::{Data, External, Graph, NodeId, Tensor, Ty, ValueId};
 use ckpt_passes::text::parse_dim_param;
 use ckpt_passes::transform::joint::trained;
 use ckpt_passes::transform::remat::role_word;
@@ -25,15 +25,11 @@ use ckpt_passes::{Error, Result};
 use prost::Message;
 use std::collections::BTreeMap;
 
-/// The lowest opset we write.
-pub const LEAST_OPSET: i64 = 18;
-/// The highest opset we write: that of the op table.
-pub const GREATEST_OPSET: i64 = 23;
 const LEAST_IR: i64 = 10;
 /// Version of our own domain.
 const CKPT_VERSION: i64 = 1;
 
-/// Where weights go.
+/// The place of weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Weights {
     /// Into the model file.
@@ -44,19 +40,19 @@ pub enum Weights {
     Linked,
 }
 
-/// What is to be written.
+/// The content of the files to write.
 pub struct Package {
     pub model: ModelProto,
-    /// Content of the sidecar: slices with the offset each starts at.
+    /// Content of the sidecar: slices with their offsets in bytes.
     pub sidecar: Vec<(u64, Bytes)>,
 }
 
-/// Alignment of weights in a sidecar: what kernels and mapped reads like.
+/// Alignment of weights in a sidecar, for kernels and mapped reads.
 const ALIGN_BYTES: u64 = 64;
-/// Smaller tensors stay in the model file: they are shape constants that readers want at hand.
+/// Smaller tensors stay in the model file, because they are shape constants that readers need.
 const LEAST_SIDECAR_BYTES: u64 = 1024;
 
-/// Builds the file of a typed graph.
+/// Builds the ONNX file of a typed graph.
 ///
 /// # Errors
 /// A graph that ONNX cannot say: our bug.
@@ -68,10 +64,7 @@ pub fn package(graph: &Graph, weights: &Weights) -> Result<Package> {
     let mut sidecar = Vec::new();
     let mut end: u64 = 0;
     for input in graph.inputs() {
-        file.input.push(value_info(
-            &graph.value(*input).name,
-            graph.value(*input).ty.as_ref(),
-        ));
+        file.input.push(value_info(graph, *input));
     }
     let trained = trained(graph);
     for (id, value) in graph.inits() {
@@ -86,21 +79,21 @@ pub fn package(graph: &Graph, weights: &Weights) -> Result<Package> {
             &mut end,
         ));
         if trained.contains_key(&id) {
-            file.input.push(value_info(&value.name, value.ty.as_ref()));
+            file.input.push(value_info(graph, id));
         }
         if let Some(origin) = graph.origins.get(&id) {
-            let mut info = value_info(&value.name, value.ty.as_ref());
-            let names = serde_json::to_string(&origin.names)
-                .map_err(|e| Error::bug("json", e.to_string()))?;
-            info.metadata_props.push(prop(names::OUR_NAMES, &names));
-            info.metadata_props
-                .push(prop(names::OUR_TRANSPOSED, &origin.transposed.to_string()));
+            let mut info = value_info(graph, id);
+            let mut tell = |key, value: &str| {
+                let prop = StringStringEntryProto::new(key, value);
+                info.metadata_props.push(prop);
+            };
+            tell(keys::NAMES, &json(&origin.names)?);
+            tell(keys::TRANSPOSED, &origin.transposed.to_string());
             if let Some(is_parameter) = origin.is_parameter {
-                info.metadata_props
-                    .push(prop(names::OUR_PARAMETER, &is_parameter.to_string()));
+                tell(keys::PARAMETER, &is_parameter.to_string());
             }
             if origin.frozen {
-                info.metadata_props.push(prop(names::OUR_FROZEN, "true"));
+                tell(keys::FROZEN, "true");
             }
             file.value_info.push(info);
         }
@@ -120,18 +113,12 @@ pub fn package(graph: &Graph, weights: &Weights) -> Result<Package> {
         file.node.push(described(graph, *id, message)?);
         for out in &node.outs {
             if !graph.is_output(*out) {
-                file.value_info.push(value_info(
-                    &graph.value(*out).name,
-                    graph.value(*out).ty.as_ref(),
-                ));
+                file.value_info.push(value_info(graph, *out));
             }
         }
     }
     for output in graph.outputs() {
-        file.output.push(value_info(
-            &graph.value(*output).name,
-            graph.value(*output).ty.as_ref(),
-        ));
+        file.output.push(value_info(graph, *output));
     }
     let opset = opset_for_foreign(graph, opset)?;
     let mut imports = vec![opset_import("", opset)];
@@ -156,7 +143,7 @@ pub fn package(graph: &Graph, weights: &Weights) -> Result<Package> {
         .meta
         .iter()
         .filter(|(k, _)| !own.contains(&k.as_str()))
-        .map(|(k, v)| prop(k, v))
+        .map(|(k, v)| StringStringEntryProto::new(k, v))
         .collect();
     let model = ModelProto {
         ir_version: Some(ir),
@@ -171,7 +158,7 @@ pub fn package(graph: &Graph, weights: &Weights) -> Result<Package> {
     Ok(Package { model, sidecar })
 }
 
-/// Nodes that travel through, with the domain and version they were read under.
+/// Returns the opaque nodes, with the domain and version under which they were read.
 fn foreign(graph: &Graph) -> impl Iterator<Item = (NodeId, &str, i64)> {
     graph
         .nodes()
@@ -182,7 +169,7 @@ fn foreign(graph: &Graph) -> impl Iterator<Item = (NodeId, &str, i64)> {
         })
 }
 
-/// Foreign domains with their versions.
+/// Returns the foreign domains with their versions.
 fn foreign_domains(graph: &Graph) -> Result<BTreeMap<&str, i64>> {
     let mut versions = BTreeMap::new();
     for (id, domain, version) in foreign(graph).filter(|(_, d, _)| !d.is_empty()) {
@@ -197,7 +184,7 @@ fn foreign_domains(graph: &Graph) -> Result<BTreeMap<&str, i64>> {
     Ok(versions)
 }
 
-/// The lowest opset from `least` up in which every unknown standard op means what it meant in the file it is from.
+/// Returns the lowest opset from `least` up in which every unknown standard op keeps the meaning it has in its file.
 fn opset_for_foreign(graph: &Graph, least: i64) -> Result<i64> {
     let mut blocking = None;
     for opset in least..=GREATEST_OPSET {
@@ -225,7 +212,7 @@ fn opset_for_foreign(graph: &Graph, least: i64) -> Result<i64> {
     .help("export the model at opset 18 or newer"))
 }
 
-/// Functions written so far; equal bodies share one.
+/// The functions written so far.
 #[derive(Default)]
 struct Functions {
     list: Vec<FunctionProto>,
@@ -258,40 +245,7 @@ impl Functions {
     }
 }
 
-fn prop(key: &str, value: &str) -> StringStringEntryProto {
-    StringStringEntryProto {
-        key: Some(key.into()),
-        value: Some(value.into()),
-    }
-}
-
-/// A node without metadata.
-pub fn node(graph: &Graph, id: NodeId, domain: &str, op_type: &str) -> Result<NodeProto> {
-    let node = graph.node(id);
-    Ok(NodeProto {
-        name: Some(node.name.clone()),
-        op_type: Some(op_type.into()),
-        domain: Some(domain.into()),
-        input: node
-            .ins
-            .iter()
-            .map(|v| v.map_or(String::new(), |v| graph.value(v).name.clone()))
-            .collect(),
-        output: node
-            .outs
-            .iter()
-            .map(|v| graph.value(*v).name.clone())
-            .collect(),
-        attribute: node
-            .attrs
-            .iter()
-            .map(|(n, a)| attribute(n, a))
-            .collect::<Result<_>>()?,
-        ..NodeProto::default()
-    })
-}
-
-/// A foreign node as it was read, with the operands and results it has now.
+/// Writes a foreign node as it was read, with its present operands and results.
 fn opaque(graph: &Graph, id: NodeId) -> Result<NodeProto> {
     let raw = graph
         .node(id)
@@ -309,114 +263,38 @@ fn opaque(graph: &Graph, id: NodeId) -> Result<NodeProto> {
     Ok(message)
 }
 
-/// Adds what the node is, for readers of the file and for our own reader.
+/// Adds metadata about the node, for people and for our own reader.
 fn described(graph: &Graph, id: NodeId, mut message: NodeProto) -> Result<NodeProto> {
     let node = graph.node(id);
     let mut meta = node.meta.clone();
-    meta.insert("ckpt.role".into(), role_word(node).into());
+    meta.insert(keys::ROLE.into(), role_word(node).into());
     if let Some(original) = node.recompute_of {
-        meta.insert("ckpt.of".into(), graph.node(original).name.clone());
+        meta.insert(keys::OF.into(), graph.node(original).name.clone());
     }
     if let Some(segment) = node.segment {
-        meta.insert("ckpt.segment".into(), segment.to_string());
+        meta.insert(keys::SEGMENT.into(), segment.to_string());
     }
     if !node.loc.node.is_empty() && node.loc.node != node.name {
-        meta.insert(names::OUR_SOURCE.into(), node.loc.node.clone());
+        meta.insert(keys::SOURCE.into(), node.loc.node.clone());
     }
     let told = meta.contains_key("pkg.torch.onnx.name_scopes");
     if !node.loc.scopes.is_empty() && !told && !node.name.starts_with('/') {
-        let scopes = serde_json::to_string(&node.loc.scopes)
-            .map_err(|e| Error::bug("json", e.to_string()))?;
-        meta.insert(names::OUR_SCOPES.into(), scopes);
+        meta.insert(keys::SCOPES.into(), json(&node.loc.scopes)?);
     }
-    message.metadata_props = meta.iter().map(|(k, v)| prop(k, v)).collect();
+    message.metadata_props = meta
+        .iter()
+        .map(|(k, v)| StringStringEntryProto::new(k, v))
+        .collect();
     Ok(message)
-}
-
-/// A `Constant` node, for function bodies, which have no initializers.
-pub fn constant(name: &str, tensor: &Tensor) -> Result<NodeProto> {
-    Ok(NodeProto {
-        name: Some(name.into()),
-        op_type: Some("Constant".into()),
-        domain: Some(String::new()),
-        output: vec![name.into()],
-        attribute: vec![attribute("value", &Attr::Tensor(tensor.clone()))?],
-        ..NodeProto::default()
-    })
-}
-
-fn attribute(name: &str, value: &Attr) -> Result<AttributeProto> {
-    let mut message = AttributeProto {
-        name: Some(name.into()),
-        ..AttributeProto::default()
-    };
-    let kind = match value {
-        Attr::Int(v) => {
-            message.i = Some(*v);
-            AttributeType::Int
-        }
-        Attr::Float(v) => {
-            message.f = Some(*v);
-            AttributeType::Float
-        }
-        Attr::Str(v) => {
-            message.s = Some(v.clone().into_bytes());
-            AttributeType::String
-        }
-        Attr::Ints(v) => {
-            message.ints = v.clone();
-            AttributeType::Ints
-        }
-        Attr::Floats(v) => {
-            message.floats = v.clone();
-            AttributeType::Floats
-        }
-        Attr::Strs(v) => {
-            message.strings = v.iter().map(|s| s.clone().into_bytes()).collect();
-            AttributeType::Strings
-        }
-        Attr::DType(v) => {
-            message.i = Some(i64::from(v.onnx_code()));
-            AttributeType::Int
-        }
-        Attr::Tensor(v) => {
-            let Some(bytes) = v.bytes() else {
-                return Err(Error::bug(
-                    "attribute",
-                    format!("the content of attribute `{name}` is absent"),
-                ));
-            };
-            message.t = Some(inline("", v, bytes.clone()));
-            AttributeType::Tensor
-        }
-    };
-    message.r#type = Some(kind as i32);
-    Ok(message)
-}
-
-fn inline(name: &str, tensor: &Tensor, bytes: Bytes) -> TensorProto {
-    TensorProto {
-        raw_data: Some(bytes),
-        ..header(name, tensor)
-    }
-}
-
-fn header(name: &str, tensor: &Tensor) -> TensorProto {
-    TensorProto {
-        name: (!name.is_empty()).then(|| name.to_string()),
-        dims: tensor.dims.iter().map(|d| *d as i64).collect(),
-        data_type: Some(tensor.dtype.onnx_code()),
-        ..TensorProto::default()
-    }
 }
 
 fn external(name: &str, tensor: &Tensor, place: &External) -> TensorProto {
     TensorProto {
         data_location: Some(DataLocation::External as i32),
         external_data: vec![
-            prop("location", &place.location),
-            prop("offset", &place.offset.to_string()),
-            prop("length", &place.length.to_string()),
+            StringStringEntryProto::new("location", &place.location),
+            StringStringEntryProto::new("offset", &place.offset.to_string()),
+            StringStringEntryProto::new("length", &place.length.to_string()),
         ],
         ..header(name, tensor)
     }
@@ -458,14 +336,20 @@ fn initializer(
     }
 }
 
-fn value_info(name: &str, ty: Option<&Ty>) -> ValueInfoProto {
-    let tensor = ty.map(|ty| {
+fn json(value: &impl serde::Serialize) -> Result<String> {
+    serde_json::to_string(value).map_err(|e| Error::bug("json", e.to_string()))
+}
+
+/// Writes name and type of a value.
+fn value_info(graph: &Graph, id: ValueId) -> ValueInfoProto {
+    let value = graph.value(id);
+    let tensor = value.ty.as_ref().map(|ty: &Ty| {
         let dims = ty.dims.iter().map(|d| Dimension {
             denotation: None,
             value: match (d.as_const(), d.as_symbol()) {
                 (Some(n), _) => Some(dimension::Value::DimValue(n)),
                 (_, Some(name)) => Some(dimension::Value::DimParam(name.to_string())),
-                // As exporters write expressions; one that would not be read back as itself is left out: any size fits.
+                // Exporters write expressions like this. One that would be read back as another stays out; any size fits.
                 _ => Some(d.to_string())
                     .filter(|text| parse_dim_param(text) == *d)
                     .map(dimension::Value::DimParam),
@@ -479,7 +363,7 @@ fn value_info(name: &str, ty: Option<&Ty>) -> ValueInfoProto {
         }
     });
     ValueInfoProto {
-        name: Some(name.into()),
+        name: Some(value.name.clone()),
         r#type: tensor.map(|t| TypeProto {
             denotation: None,
             value: Some(type_proto::Value::TensorType(t)),

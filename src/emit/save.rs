@@ -6,7 +6,7 @@
 
 use super::file::{Batch, refuse_overwrite};
 use super::onnx::{Weights, package};
-use crate::frontend::onnx::file::MAX_MODEL_BYTES;
+use crate::onnx::proto::MAX_MODEL_BYTES;
 use ckpt_passes::ir::{Data, Graph};
 use ckpt_passes::{Error, Result};
 use prost::Message;

@@ -4,8 +4,8 @@
 //! one whose weight file is absent. Recognised by its content: text whose first word is `graph`.
 
 use super::given::Given;
-use super::{Frontend, Model};
-use crate::frontend::onnx::file::io_error;
+use super::reader::{Frontend, Model};
+use crate::frontend::file::io_error;
 use ckpt_passes::{Error, Result, text};
 use std::path::Path;
 

@@ -1,6 +1,6 @@
 //! What a user says about a model beside its file: types of inputs and names of outputs, for formats that have none.
 
-use ckpt_passes::ir::{DType, Ty};
+use ckpt_passes::ir::{DType, Graph, Ty};
 use ckpt_passes::{Error, Result, text};
 use std::collections::BTreeMap;
 
@@ -127,6 +127,41 @@ impl Given {
         Ok(self.output_names.clone())
     }
 
+    /// Sets the given types of inputs in a graph.
+    ///
+    /// # Errors
+    /// A name that no input of the graph has.
+    pub fn set_types(&self, graph: &mut Graph) -> Result<()> {
+        for InputType { name, ty } in &self.inputs {
+            let ids = graph.inputs();
+            let Some(id) = ids.iter().find(|v| graph.value(**v).name == *name) else {
+                let known: Vec<&str> = ids.iter().map(|v| graph.value(*v).name.as_str()).collect();
+                return Err(
+                    Error::usage("input", format!("the model has no input `{name}`"))
+                        .found(format!("inputs {}", known.join(", "))),
+                );
+            };
+            graph.set_type(*id, ty.clone());
+        }
+        Ok(())
+    }
+
+    /// Reads back what [`record`] wrote.
+    ///
+    /// # Errors
+    /// Metadata that is not a JSON list of input types or names.
+    pub fn recorded(meta: &BTreeMap<String, String>) -> Result<Given> {
+        let inputs = read_list(meta, INPUT_KEY)?;
+        Ok(Given {
+            inputs: inputs
+                .iter()
+                .map(|t| InputType::parse(t))
+                .collect::<Result<_>>()?,
+            output_names: read_list(meta, OUTPUT_NAMES_KEY)?,
+            ..Given::default()
+        })
+    }
+
     /// Fails where outputs are named though the format, `format`, names them itself.
     ///
     /// # Errors
@@ -142,6 +177,42 @@ impl Given {
             )),
         }
     }
+}
+
+/// Key of a graph's metadata: a JSON list of `NAME:DTYPE[DIMS]`, the types that the user gave.
+pub const INPUT_KEY: &str = "ckpt.input";
+/// Key of a graph's metadata: a JSON list of the names that the user gave to outputs.
+pub const OUTPUT_NAMES_KEY: &str = "ckpt.output_names";
+
+/// Writes given types and output names into a graph's metadata; empty lists leave no entry.
+pub fn record(types: &[InputType], output_names: &[String], meta: &mut BTreeMap<String, String>) {
+    let types: Vec<String> = types.iter().map(InputType::to_string).collect();
+    for (key, list) in [
+        (INPUT_KEY, types.as_slice()),
+        (OUTPUT_NAMES_KEY, output_names),
+    ] {
+        if !list.is_empty() {
+            meta.insert(key.into(), list_text(list));
+        }
+    }
+}
+
+/// Formats a list of strings as JSON, for metadata.
+pub fn list_text(list: &[String]) -> String {
+    serde_json::to_string(list).unwrap_or_default()
+}
+
+/// Reads a list of strings from metadata; an absent key is an empty list.
+///
+/// # Errors
+/// A text that is not a JSON list of strings.
+pub fn read_list(meta: &BTreeMap<String, String>, key: &str) -> Result<Vec<String>> {
+    meta.get(key).map_or(Ok(Vec::new()), |t| {
+        serde_json::from_str(t).map_err(|e| {
+            let what = format!("metadata `{key}` is not a JSON list of strings: {e}");
+            Error::model("record", what)
+        })
+    })
 }
 
 #[cfg(test)]

@@ -4,38 +4,19 @@
 //! Nothing a file contains is ever executed, and no byte of it is trusted.
 
 pub mod ckir;
-mod fourier;
+pub mod file;
 pub mod given;
+pub mod lower;
 pub mod onnx;
+mod reader;
 pub mod torch;
 
-use ckpt_passes::ir::Graph;
+use ckpt_passes::transform::infer::infer;
 use ckpt_passes::{Error, Result};
-use given::{Given, InputType};
+use file::{describe, read_head};
+use given::Given;
+pub use reader::{Frontend, Model};
 use std::path::Path;
-
-/// A model as a reader leaves it.
-pub struct Model {
-    /// In phase `Imported`, unless the format tells how far the graph has come.
-    pub graph: Graph,
-    /// What a user should know about the file; each is one line.
-    pub warnings: Vec<String>,
-    /// Types of inputs that the user gave because the file has none: reading it again needs them.
-    pub recorded: Vec<InputType>,
-}
-
-/// A reader of one file format.
-pub trait Frontend: Sync {
-    /// The format's name in messages.
-    fn name(&self) -> &'static str;
-    /// Whether a file of that name which begins with `head` (its first bytes, up to 512) is of this format.
-    fn recognises(&self, path: &Path, head: &[u8]) -> bool;
-    /// Reads a model; of what is given, a format takes what it does not tell itself.
-    ///
-    /// # Errors
-    /// Kind `Model` for a file that is not a valid model of the format, `Environment` where it cannot be read.
-    fn read(&self, path: &Path, given: &Given) -> Result<Model>;
-}
 
 /// All readers, most specific first.
 pub static ALL: &[&dyn Frontend] = &[&ckir::Ckir, &torch::Torch, &onnx::Onnx];
@@ -43,27 +24,36 @@ pub static ALL: &[&dyn Frontend] = &[&ckir::Ckir, &torch::Torch, &onnx::Onnx];
 /// Reads a model of any known format from its file alone.
 ///
 /// # Errors
-/// See [`read_as`].
+/// See [`load`].
 pub fn read(path: &Path) -> Result<Model> {
-    read_as(path, &Given::default())
+    load(path, &Given::default())
 }
 
-/// Reads a model of any known format.
+/// Reads a model of any known format; `given` adds what the file does not say, and overrides what it does.
 ///
 /// # Errors
-/// See [`Frontend::read`]; a file that no reader recognises says what it looks like.
-pub fn read_as(path: &Path, given: &Given) -> Result<Model> {
-    let head = onnx::file::read_head(path)?;
-    match ALL.iter().find(|f| f.recognises(path, &head)) {
-        Some(frontend) => frontend.read(path, given),
-        None => {
-            let names: Vec<&str> = ALL.iter().map(|f| f.name()).collect();
-            Err(
-                Error::model("format", "this is not a model file that ckpt-opt reads")
-                    .at(path.display().to_string())
-                    .expected(names.join(" or "))
-                    .found(onnx::file::describe(&head)),
-            )
-        }
+/// See [`Frontend::read`]; a file that no reader recognises; a given type for an input that the model does not have.
+pub fn load(path: &Path, given: &Given) -> Result<Model> {
+    let head = read_head(path)?;
+    let Some(frontend) = ALL.iter().find(|f| f.recognises(path, &head)) else {
+        let names: Vec<&str> = ALL.iter().map(|f| f.name()).collect();
+        return Err(
+            Error::model("format", "this is not a model file that ckpt-opt reads")
+                .at(path.display().to_string())
+                .expected(names.join(" or "))
+                .found(describe(&head)),
+        );
+    };
+    let mut model = frontend.read(path, given)?;
+    given.set_types(&mut model.graph)?;
+    let types = match model.recorded.is_empty() {
+        true => &given.inputs,
+        false => &model.recorded,
+    };
+    given::record(types, &given.output_names, &mut model.graph.meta);
+    if !given.inputs.is_empty() {
+        // The file derives the types of results from the types that it has for inputs.
+        infer(&mut model.graph).map_err(|e| e.at(path.display().to_string()))?;
     }
+    Ok(model)
 }

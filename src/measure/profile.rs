@@ -8,7 +8,7 @@ use super::median;
 use crate::attention::Attention;
 use crate::comparison::ready;
 use crate::frontend::given::Given;
-use crate::optimize::load;
+use crate::frontend::load;
 use crate::place::Place;
 use crate::planning::device::Profile;
 use crate::rng::Rng;

@@ -2,7 +2,7 @@
 
 use super::read::{cost_graph, is_cost_graph};
 use crate::frontend::given::Given;
-use crate::optimize::load;
+use crate::frontend::load;
 use crate::planning::labels::Labels;
 use ckpt_passes::analysis::sharing::KvSharing;
 use ckpt_passes::analysis::{Binding, Device};

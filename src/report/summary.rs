@@ -1,8 +1,8 @@
 //! The report of `optimize`: a JSON object for programs, a table before and after for people.
 
 use super::sharing;
-use crate::optimize::record;
 use crate::planning::trials;
+use crate::provenance::keys;
 use crate::report::account::Account;
 use crate::report::console;
 use crate::report::memory::Held;
@@ -145,8 +145,8 @@ impl Summary {
             tiled: compiled.tiled.iter().cloned().collect(),
             tiled_mlps: compiled.tiled_mlps.iter().cloned().collect(),
             parts_tried: trials::list(compiled.tried.as_ref()),
-            optimizer: graph.meta.get(record::OPTIMIZER).cloned(),
-            fuse_optimizer: graph.meta.contains_key(record::FUSE_OPTIMIZER),
+            optimizer: graph.meta.get(keys::OPTIMIZER).cloned(),
+            fuse_optimizer: graph.meta.contains_key(keys::FUSE_OPTIMIZER),
             updated_parameters: updated(graph).len(),
             objective: certificate.map(|c| c.objective.clone()),
             budget_bytes: certificate.map(|c| c.budget_bytes),

@@ -2,8 +2,8 @@
 //!
 //! The plan comes from the nodes and is judged again. Only reasons come from metadata.
 
-use crate::optimize::record;
 use crate::planning::task::{Planned, Task};
+use crate::provenance::keys;
 use ckpt_passes::compile::Request;
 use ckpt_passes::ir::{Graph, NodeId, SecondaryMap};
 use ckpt_passes::ops::transfer;
@@ -82,7 +82,7 @@ pub fn read(graph: &Graph, request: &Request) -> Result<(Task, Planned)> {
     let Some(schedule) = steps.iter().map(step).collect::<Option<Vec<usize>>>() else {
         return bug("a copy has no original in its graph");
     };
-    let policy = graph.meta.get(record::POLICY);
+    let policy = graph.meta.get(keys::POLICY);
     let name = policy.map_or("as the file has it", String::as_str);
     let mut reasons = vec![String::new(); task.problem.values.len()];
     // The reasons of a budget are its costs, which are computed anew.

@@ -12,7 +12,7 @@ pub mod random;
 pub mod safetensors;
 
 use crate::emit::file::write_whole;
-use crate::frontend::onnx::file::{io_error, map};
+use crate::frontend::file::{io_error, map};
 use ckpt_passes::ir::Tensor;
 use ckpt_passes::{Error, Result};
 use std::collections::BTreeMap;

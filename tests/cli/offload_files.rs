@@ -4,7 +4,7 @@
 use crate::support::command;
 
 use ckpt_opt::frontend::given::Given;
-use ckpt_opt::optimize::load;
+use ckpt_opt::frontend::load;
 use ckpt_passes::analysis::{Binding, MemoryProfile, Sizes};
 use ckpt_passes::ir::{Graph, ValueId};
 use ckpt_passes::ops::transfer::{FETCH, OFFLOAD, RELEASE};

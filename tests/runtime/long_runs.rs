@@ -5,7 +5,7 @@
 use crate::support::torch;
 
 use ckpt_opt::frontend::given::Given;
-use ckpt_opt::optimize::load;
+use ckpt_opt::frontend::load;
 use ckpt_opt::place::Place;
 use ckpt_opt::rng::Rng;
 use ckpt_opt::runtime::device;

@@ -4,7 +4,8 @@
 use crate::support::torch;
 
 use ckpt_opt::frontend::given::Given;
-use ckpt_opt::optimize::{load, optimize, write};
+use ckpt_opt::frontend::load;
+use ckpt_opt::optimize::{optimize, write};
 use ckpt_opt::place::Place;
 use ckpt_opt::planning::task::{Goal, Task};
 use ckpt_opt::rng::Rng;

@@ -2,7 +2,7 @@
 use crate::support::torch;
 
 use ckpt_opt::frontend::given::Given;
-use ckpt_opt::optimize::load;
+use ckpt_opt::frontend::load;
 use ckpt_opt::runtime::convert;
 use ckpt_opt::runtime::executor::Program;
 use ckpt_opt::runtime::kernels::KernelCx;

@@ -146,7 +146,9 @@ fn a_program_that_takes_gradients_is_announced() {
 #[cfg(feature = "torch")]
 mod runs {
     use super::*;
-    use ckpt_opt::optimize::{load, optimize, record, write};
+    use ckpt_opt::frontend::load;
+    use ckpt_opt::optimize::{optimize, write};
+    use ckpt_opt::provenance::keys;
     use ckpt_opt::runtime::executor::Program;
     use std::collections::BTreeMap;
     use std::path::Path;
@@ -289,7 +291,7 @@ mod runs {
         let dir = tempfile::tempdir().unwrap();
         let here = dir.path();
         let mut graph = penalised("f32");
-        let earlier = [(record::LOSS, "output:loss"), (record::TILE, "4")];
+        let earlier = [(keys::LOSS, "output:loss"), (keys::TILE, "4")];
         let earlier = earlier.map(|(k, v)| (k.to_string(), v.to_string()));
         graph.meta.extend(earlier);
         let once = here.join("once.onnx");
@@ -302,9 +304,9 @@ mod runs {
         write(&read, &once, &twice, false).unwrap();
         let read = load(&twice, &given).unwrap().graph;
         let said = |key: &str| read.meta.get(key).map(String::as_str);
-        assert_eq!(said(record::ORDER), Some("2"));
-        assert_eq!(said(record::LOSS), Some("output:penalty"));
-        assert_eq!(said(record::TILE), None);
+        assert_eq!(said(keys::ORDER), Some("2"));
+        assert_eq!(said(keys::LOSS), Some("output:penalty"));
+        assert_eq!(said(keys::TILE), None);
         equal(here, "once.onnx", "twice.onnx");
         std::fs::write(here.join("m.ckir"), model("f32")).unwrap();
         for (a, b) in [("m.ckir", "twice.onnx"), ("twice.onnx", "once.onnx")] {

@@ -1,8 +1,8 @@
-//! Attributes of the file's nodes as ours: by the kind that the op's row says, and the contents of `Constant`.
+//! Attributes of the file's nodes, converted to the kinds that rows ask for, and the contents of `Constant`.
 
 use super::import::Importer;
-use super::proto::attribute_proto::AttributeType;
-use super::proto::{AttributeProto, NodeProto};
+use crate::onnx::proto::attribute_proto::AttributeType;
+use crate::onnx::proto::{AttributeProto, NodeProto};
 use ckpt_passes::ir::{Attr, AttrKind, DType, Tensor};
 use ckpt_passes::{Error, Result};
 
@@ -45,46 +45,47 @@ impl Importer<'_, '_> {
         Ok(())
     }
 
-    /// An attribute as the row's kind of it.
+    /// Converts an attribute to the kind that the op's row asks for.
     ///
     /// # Errors
     /// The file has another kind, or an element type that we do not have.
     pub(super) fn attribute(&mut self, attribute: &AttributeProto, kind: AttrKind) -> Result<Attr> {
-        let wrong = || {
-            let found =
-                AttributeType::try_from(attribute.r#type()).map_or("?", |t| t.as_str_name());
+        let value = match (kind, attribute.r#type(), &attribute.t) {
+            (AttrKind::DType, AttributeType::Int, _) => {
+                let code = i32::try_from(attribute.i()).unwrap_or(0);
+                Some(Attr::DType(DType::from_onnx_code(code).ok_or_else(
+                    || Error::model("type", format!("element type {code} is not supported")),
+                )?))
+            }
+            (AttrKind::Tensor, AttributeType::Tensor, Some(tensor)) => {
+                Some(Attr::Tensor((self.read)(tensor)?))
+            }
+            _ => plain(attribute).filter(|value| value.kind() == kind),
+        };
+        value.ok_or_else(|| {
             Error::model(
                 "attribute",
                 format!("attribute `{}` is of the wrong kind", attribute.name()),
             )
             .expected(kind.to_string())
-            .found(found)
-        };
-        let string = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).map_err(|_| wrong());
-        Ok(match (kind, AttributeType::try_from(attribute.r#type())) {
-            (AttrKind::Int, Ok(AttributeType::Int)) => Attr::Int(attribute.i()),
-            (AttrKind::Float, Ok(AttributeType::Float)) => Attr::Float(attribute.f()),
-            (AttrKind::Str, Ok(AttributeType::String)) => Attr::Str(string(attribute.s())?),
-            (AttrKind::Ints, Ok(AttributeType::Ints)) => Attr::Ints(attribute.ints.clone()),
-            (AttrKind::Floats, Ok(AttributeType::Floats)) => Attr::Floats(attribute.floats.clone()),
-            (AttrKind::Strs, Ok(AttributeType::Strings)) => Attr::Strs(
-                attribute
-                    .strings
-                    .iter()
-                    .map(|s| string(s))
-                    .collect::<Result<_>>()?,
-            ),
-            (AttrKind::DType, Ok(AttributeType::Int)) => {
-                let code = i32::try_from(attribute.i()).unwrap_or(0);
-                Attr::DType(DType::from_onnx_code(code).ok_or_else(|| {
-                    Error::model("type", format!("element type {code} is not supported"))
-                })?)
-            }
-            (AttrKind::Tensor, Ok(AttributeType::Tensor)) => match &attribute.t {
-                Some(tensor) => Attr::Tensor((self.read)(tensor)?),
-                None => return Err(wrong()),
-            },
-            _ => return Err(wrong()),
+            .found(attribute.r#type().as_str_name())
         })
     }
+}
+
+/// Converts an attribute to our kind of its value; `None` for tensors, graphs, types and strings that are not UTF-8.
+pub(super) fn plain(attribute: &AttributeProto) -> Option<Attr> {
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).ok();
+    Some(match attribute.r#type() {
+        AttributeType::Int => Attr::Int(attribute.i()),
+        AttributeType::Float => Attr::Float(attribute.f()),
+        AttributeType::String => Attr::Str(text(attribute.s())?),
+        AttributeType::Ints => Attr::Ints(attribute.ints.clone()),
+        AttributeType::Floats => Attr::Floats(attribute.floats.clone()),
+        AttributeType::Strings => {
+            let strings = attribute.strings.iter();
+            Attr::Strs(strings.map(|s| text(s)).collect::<Option<_>>()?)
+        }
+        _ => return None,
+    })
 }

@@ -3,6 +3,7 @@
 //! A claim that does not hold is dropped with a warning, and the node is an ordinary one.
 
 use super::import::Importer;
+use crate::onnx::keys;
 use ckpt_passes::ir::verify::check_copy;
 use ckpt_passes::ir::{Graph, NodeId, Phase, Role};
 use ckpt_passes::transform::joint::training_outputs;
@@ -19,8 +20,8 @@ pub(super) struct Claim {
 pub(super) fn claims(graph: &Graph, first: usize) -> Vec<Claim> {
     let claim = |id: &NodeId| {
         let meta = &graph.node(*id).meta;
-        let original = meta.get("ckpt.of")?.clone();
-        let segment = meta.get("ckpt.segment").and_then(|s| s.parse().ok());
+        let original = meta.get(keys::OF)?.clone();
+        let segment = meta.get(keys::SEGMENT).and_then(|s| s.parse().ok());
         Some(Claim {
             node: *id,
             original,
@@ -52,8 +53,8 @@ impl Importer<'_, '_> {
                 ));
                 self.graph.set_recompute_of(claim.node, None, None);
                 let meta = self.graph.meta_mut(claim.node);
-                meta.remove("ckpt.of");
-                meta.remove("ckpt.segment");
+                meta.remove(keys::OF);
+                meta.remove(keys::SEGMENT);
             }
         }
         self.believe_roles();

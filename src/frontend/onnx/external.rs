@@ -5,8 +5,8 @@
 //! without following links, checked as opened, and mapped; tensors are slices of the mapping. A file that is absent
 //! leaves its tensors [`Data::Absent`]: such a model can be inspected, planned and rewritten.
 
-use super::file::{io_error, map_file};
-use super::proto::StringStringEntryProto;
+use crate::frontend::file::{io_error, map_file};
+use crate::onnx::proto::StringStringEntryProto;
 use bytes::Bytes;
 use ckpt_passes::ir::{Data, External};
 use ckpt_passes::{Error, Result};
@@ -33,22 +33,6 @@ impl Files {
             folder,
             mapped: BTreeMap::new(),
         }
-    }
-
-    /// Locations that were named but are not there.
-    pub fn absent(&self) -> impl Iterator<Item = &str> {
-        self.mapped
-            .iter()
-            .filter(|(_, m)| m.is_none())
-            .map(|(location, _)| location.as_ref())
-    }
-
-    /// Locations that were named and are there.
-    pub fn present(&self) -> impl Iterator<Item = &str> {
-        self.mapped
-            .iter()
-            .filter(|(_, m)| m.is_some())
-            .map(|(location, _)| location.as_ref())
     }
 
     /// The content that a tensor's `external_data` entries describe; `size_bytes` is what its type and shape need.

@@ -5,7 +5,8 @@
 //! more nodes than there are atoms.
 
 use super::import::{Importer, domain_versions};
-use super::proto::{AttributeProto, FunctionProto, NodeProto};
+use crate::onnx::messages;
+use crate::onnx::proto::{AttributeProto, FunctionProto, NodeProto};
 use ckpt_passes::ir::edit::NewNode;
 use ckpt_passes::ir::op::{Domain, SlotKind};
 use ckpt_passes::ir::typing::{Contents, type_node};
@@ -64,11 +65,7 @@ impl<'a> Importer<'a, '_> {
             .chain(&node.attribute)
             .map(|a| (a.name(), a))
             .collect();
-        let base = if node.name().is_empty() {
-            format!("{}_{index}", node.op_type())
-        } else {
-            node.name().to_string()
-        };
+        let base = node.name_or_index(index);
         let inner: BTreeMap<String, ValueId> = function
             .input
             .iter()
@@ -198,7 +195,7 @@ impl<'a> Importer<'a, '_> {
         let Some(Ok(body)) = ckpt_passes::ir::op::body_of(&trial, id) else {
             return Ok(false);
         };
-        let mine = crate::emit::function::function(&body, function.name(), trial.node(id))?;
+        let mine = messages::function(&body, function.name(), trial.node(id))?;
         if mine.node != function.node
             || mine.input != function.input
             || mine.output != function.output

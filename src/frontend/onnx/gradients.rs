@@ -5,7 +5,7 @@
 //! copied, and written back as they were read. Their results need a type all the same, which the files do not give. What
 //! the table does not know keeps the type that the file gives, or has none.
 
-use super::proto::NodeProto;
+use crate::onnx::proto::NodeProto;
 use ckpt_passes::ir::{DType, Dim, Ty};
 
 /// What is known of an operand.
@@ -187,7 +187,7 @@ fn broadcast_axes(ins: &[Option<Operand>]) -> Vec<Option<Ty>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::frontend::onnx::proto::AttributeProto;
+    use crate::onnx::proto::AttributeProto;
 
     fn node(op: &str) -> NodeProto {
         NodeProto {

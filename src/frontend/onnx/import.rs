@@ -5,13 +5,14 @@
 //! missing definition or a second one is found before anything else looks at the graph. Metadata that claims a node is
 //! a recomputation is believed only if the verifier proves it. Nothing in the file is executed.
 
-use super::decompose::{Dropout, Quantised, lost};
-use super::proto::{
+use super::types::{input_type, lenient_type};
+use super::{claims, gradients, names, upgrade};
+use crate::frontend::lower::{Dropout, QuantisedValues, lost};
+use crate::onnx::keys;
+use crate::onnx::proto::{
     AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto,
     StringStringEntryProto, TensorProto,
 };
-use super::types::{input_type, lenient_type};
-use super::{claims, gradients, names, upgrade};
 use ckpt_passes::ir::edit::NewNode;
 use ckpt_passes::ir::op::Domain;
 use ckpt_passes::ir::typing::{Contents, type_node};
@@ -62,7 +63,7 @@ pub fn import(model: &ModelProto, read: &mut ReadTensor) -> Result<Imported> {
         calls: Vec::new(),
         absent: BTreeMap::new(),
         dropouts: Vec::new(),
-        quantised: BTreeMap::new(),
+        quantised: QuantisedValues::new(),
     };
     for function in &model.functions {
         let key = function_key(function.domain(), function.name(), function.overload());
@@ -173,7 +174,7 @@ pub(super) struct Importer<'a, 'r> {
     /// Every dropout of the file, for what an export lost.
     pub(super) dropouts: Vec<Dropout>,
     /// What the integers of quantising nodes were made of.
-    pub(super) quantised: BTreeMap<ValueId, Quantised>,
+    pub(super) quantised: QuantisedValues,
 }
 
 impl<'a> Importer<'a, '_> {
@@ -402,11 +403,7 @@ impl<'a> Importer<'a, '_> {
         attrs: Attrs,
         ins: Vec<Option<ValueId>>,
     ) -> Result<NodeId> {
-        let name = if node.name().is_empty() {
-            format!("{}_{index}", node.op_type())
-        } else {
-            node.name().to_string()
-        };
+        let name = node.name_or_index(index);
         let mut named: Vec<String> = node.output.clone();
         while named.last().is_some_and(String::is_empty) {
             named.pop();
@@ -434,8 +431,8 @@ impl<'a> Importer<'a, '_> {
         let role = role_of(&props);
         let loc = Arc::new(names::within(&self.calls, names::loc(node, &props)));
         // These are the location now; the writer makes them anew.
-        props.remove(names::OUR_SCOPES);
-        props.remove(names::OUR_SOURCE);
+        props.remove(keys::SCOPES);
+        props.remove(keys::SOURCE);
         let id = self.graph.add_node(NewNode {
             op,
             name: &name,
@@ -526,7 +523,7 @@ impl<'a> Importer<'a, '_> {
 
 /// What a node says it is for.
 pub(super) fn role_of(props: &BTreeMap<String, String>) -> Role {
-    match props.get("ckpt.role").map(String::as_str) {
+    match props.get(keys::ROLE).map(String::as_str) {
         Some("loss") => Role::Loss,
         Some("backward" | "update") => Role::Backward,
         _ => Role::Forward,

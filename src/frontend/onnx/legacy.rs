@@ -4,7 +4,7 @@
 //! equal values once, with an `Identity` under each further name. What is left are the names of biases and the module
 //! paths in node names. Best effort: nothing is guessed where they do not single out one name.
 
-use super::proto::{GraphProto, NodeProto};
+use crate::onnx::proto::{GraphProto, NodeProto};
 use ckpt_passes::ir::{Graph, Origin, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,12 +1,12 @@
 //! ONNX files: protobuf on disk to [`Graph`](ckpt_passes::ir::Graph).
 //!
 //! [`file`] maps and decodes, [`external`] and [`tensor`] bring weights without copying them, [`import`] builds the
-//! graph ([`attributes`] of its nodes, [`types`] of its values, [`upgrade`] older forms into today's, [`decompose`] foreign ops into standard ones,
-//! [`names`] and [`legacy`] what the file tells about names, [`versions`] ONNX's changelog).
+//! graph: [`attributes`] of its nodes, [`types`] of its values, [`upgrade`] for older forms, [`decompose`] for foreign ops,
+//! [`names`] and [`legacy`] for what the file tells about names.
 
 mod attributes;
 mod claims;
-pub(super) mod decompose;
+mod decompose;
 pub mod external;
 pub mod file;
 mod functions;
@@ -15,14 +15,15 @@ pub mod import;
 mod legacy;
 pub mod names;
 mod outputs;
-pub mod proto;
 pub mod tensor;
 pub mod types;
 pub mod upgrade;
-pub mod versions;
 
+pub use crate::onnx::proto;
+
+use super::file::recognise_other;
 use super::given::Given;
-use super::{Frontend, Model};
+use super::reader::{Frontend, Model};
 use ckpt_passes::Result;
 use std::path::Path;
 
@@ -35,7 +36,7 @@ impl Frontend for Onnx {
     }
 
     fn recognises(&self, _path: &Path, head: &[u8]) -> bool {
-        file::may_be_onnx(head)
+        recognise_other(head).is_none()
     }
 
     fn read(&self, path: &Path, given: &Given) -> Result<Model> {

@@ -6,7 +6,8 @@
 
 use super::import::to_map;
 use super::legacy;
-use super::proto::{GraphProto, ModelProto, NodeProto};
+use crate::onnx::keys;
+use crate::onnx::proto::{GraphProto, ModelProto, NodeProto};
 use ckpt_passes::ir::op::OpClass;
 use ckpt_passes::ir::{Graph, Loc, Origin, Use, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,21 +19,13 @@ const KIND: &str = "pkg.torch.export.graph_signature.InputSpec.kind";
 const FOLDED_FROM: &str = "pkg.onnxscript.optimizer.folded_from";
 const SIGNATURE: &str = "pkg.torch.export.ExportedProgram.graph_signature";
 
-/// Keys under which our own files keep what a foreign file told.
-pub const OUR_NAMES: &str = "ckpt.names";
-pub const OUR_TRANSPOSED: &str = "ckpt.transposed";
-pub const OUR_PARAMETER: &str = "ckpt.parameter";
-pub const OUR_FROZEN: &str = "ckpt.frozen";
-pub const OUR_SCOPES: &str = "ckpt.scopes";
-pub const OUR_SOURCE: &str = "ckpt.source";
-
 /// Where a node comes from.
 pub fn loc(node: &NodeProto, props: &BTreeMap<String, String>) -> Loc {
     let source = props
-        .get(OUR_SOURCE)
+        .get(keys::SOURCE)
         .cloned()
         .unwrap_or_else(|| node.name().to_string());
-    if let Some(scopes) = props.get(OUR_SCOPES) {
+    if let Some(scopes) = props.get(keys::SCOPES) {
         let scopes: Vec<(String, Option<String>)> =
             serde_json::from_str(scopes).unwrap_or_default();
         return Loc {
@@ -180,12 +173,12 @@ fn literals(graph: &mut Graph, file: &GraphProto, ids: &BTreeMap<String, ValueId
 }
 
 fn our_origin(props: &BTreeMap<String, String>) -> Option<Origin> {
-    let names = serde_json::from_str(props.get(OUR_NAMES)?).ok()?;
+    let names = serde_json::from_str(props.get(keys::NAMES)?).ok()?;
     Some(Origin {
         names,
-        transposed: props.get(OUR_TRANSPOSED).is_some_and(|t| t == "true"),
-        is_parameter: props.get(OUR_PARAMETER).map(|p| p == "true"),
-        frozen: props.get(OUR_FROZEN).is_some_and(|f| f == "true"),
+        transposed: props.get(keys::TRANSPOSED).is_some_and(|t| t == "true"),
+        is_parameter: props.get(keys::PARAMETER).map(|p| p == "true"),
+        frozen: props.get(keys::FROZEN).is_some_and(|f| f == "true"),
     })
 }
 

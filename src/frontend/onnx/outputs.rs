@@ -1,7 +1,7 @@
 //! Graph outputs keep the names that the file gives them, whatever became of the values.
 
 use super::import::Importer;
-use super::proto::GraphProto;
+use crate::onnx::proto::GraphProto;
 use ckpt_passes::ir::edit::NewNode;
 use ckpt_passes::ir::{Attrs, Role, ValueId};
 use ckpt_passes::{Error, Result, ops};

@@ -1,10 +1,10 @@
-//! `TensorProto` to [`Tensor`] and back: whichever of ONNX's fields holds the content, little-endian bytes come out.
+//! `TensorProto` to [`Tensor`]: little-endian bytes, whichever of ONNX's fields holds the content.
 //!
-//! Shapes are numbers from a file: the element count is checked before anything is allocated, and content must fill it
-//! exactly. `raw_data` and external data are shared, typed fields are small and converted.
+//! Sizes come from a file, so the element count is checked before any allocation, and the content must fill it exactly.
+//! `raw_data` and external data are shared; typed fields are small and converted.
 
 use super::external::Files;
-use super::proto::{StringStringEntryProto, TensorProto, tensor_proto};
+use crate::onnx::proto::{TensorProto, tensor_proto};
 use bytes::Bytes;
 use ckpt_passes::ir::{DType, Data, Tensor};
 use ckpt_passes::{Error, Result};
@@ -214,37 +214,4 @@ fn typed(proto: &TensorProto, dtype: DType) -> Result<Vec<u8>> {
         }
     }
     Ok(bytes)
-}
-
-/// A tensor as written: raw little-endian bytes, or a reference where the content is absent.
-///
-/// Content that is here becomes inline; the writer moves it to a sidecar where it decides so.
-pub fn write(name: &str, tensor: &Tensor) -> TensorProto {
-    let mut proto = TensorProto {
-        name: (!name.is_empty()).then(|| name.to_string()),
-        data_type: Some(tensor.dtype.onnx_code()),
-        dims: tensor.dims.iter().map(|d| *d as i64).collect(),
-        ..TensorProto::default()
-    };
-    match &tensor.data {
-        Data::Here { bytes, .. } => proto.raw_data = Some(bytes.clone()),
-        Data::Absent(external) => refer(
-            &mut proto,
-            &external.location,
-            external.offset,
-            external.length,
-        ),
-    }
-    proto
-}
-
-/// Makes a tensor refer to a slice of an external file.
-pub fn refer(proto: &mut TensorProto, location: &str, offset: u64, length: u64) {
-    proto.raw_data = None;
-    proto.data_location = Some(tensor_proto::DataLocation::External as i32);
-    proto.external_data = vec![
-        StringStringEntryProto::new("location", location),
-        StringStringEntryProto::new("offset", &offset.to_string()),
-        StringStringEntryProto::new("length", &length.to_string()),
-    ];
 }

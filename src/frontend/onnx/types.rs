@@ -1,6 +1,6 @@
 //! Types as the file states them: of graph inputs, which must be right, and of intermediates, which may be.
 
-use super::proto::{TypeProto, ValueInfoProto, tensor_shape_proto::dimension, type_proto};
+use crate::onnx::proto::{TypeProto, ValueInfoProto, tensor_shape_proto::dimension, type_proto};
 use ckpt_passes::ir::{DType, Dim, Ty};
 use ckpt_passes::text::parse_dim_param;
 use ckpt_passes::{Error, Result};

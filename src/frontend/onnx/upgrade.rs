@@ -3,8 +3,8 @@
 //! Most changes between opsets moved an attribute into an operand: those are one table. A form that neither the table
 //! nor a rule below knows is refused, never guessed.
 
-use super::proto::AttributeProto;
-use super::versions;
+use crate::onnx::proto::AttributeProto;
+use crate::onnx::versions::{self, GREATEST_OPSET};
 use ckpt_passes::ir::op::Domain;
 use ckpt_passes::ir::typing::Contents;
 use ckpt_passes::ir::{Graph, OpDef, Tensor, ValueId};
@@ -78,9 +78,6 @@ pub fn upgrade(
     Ok(())
 }
 
-/// The opset of the op table.
-const INTERNAL_OPSET: i64 = 23;
-
 /// Ops that changed after the internal opset in the element types they take, or in an attribute that has a default and
 /// that is refused as unknown where it is given (the changelog of onnx 1.23.2, compared form by form).
 const SAME_FORM: &[&str] = &[
@@ -146,16 +143,16 @@ pub fn refuse_newer(op: &str, opset: i64) -> Result<()> {
         return Ok(());
     };
     // `Swish` and the like are new, not changed.
-    let is_new = versions::since(op, INTERNAL_OPSET).is_none();
+    let is_new = versions::since(op, GREATEST_OPSET).is_none();
     let read = READ_NEWER.iter().any(|(o, to)| *o == op && since <= *to);
-    if since <= INTERNAL_OPSET || is_new || read || SAME_FORM.contains(&op) {
+    if since <= GREATEST_OPSET || is_new || read || SAME_FORM.contains(&op) {
         return Ok(());
     }
     Err(Error::model(
         "opset",
         format!("{op} as it is since opset {since} is not supported"),
     )
-    .expected(format!("opset {INTERNAL_OPSET} or older"))
+    .expected(format!("opset {GREATEST_OPSET} or older"))
     .help("export with an older opset"))
 }
 

@@ -9,7 +9,7 @@
 //!
 //! Source: PKWARE APPNOTE 6.3.9 (§4.3 layout, §4.5.3 zip64).
 
-use crate::frontend::onnx::file::map;
+use crate::frontend::file::map;
 use bytes::Bytes;
 use ckpt_passes::{Error, Result};
 use std::cell::Cell;

@@ -14,7 +14,7 @@ pub mod torchscript;
 pub mod value;
 
 use super::given::Given;
-use super::{Frontend, Model};
+use super::reader::{Frontend, Model};
 use archive::Archive;
 use ckpt_passes::{Error, Result};
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Writes `src/frontend/onnx/proto/generated.rs` from the vendored `onnx.proto`: `cargo run -p ckpt-protogen`.
+//! Writes `src/onnx/proto/generated.rs` from the vendored `onnx.proto`: `cargo run -p ckpt-protogen`.
 //!
 //! The generated file is committed, so that building the compiler needs neither `protoc` nor this tool. The test below
 //! fails when the committed file is not what the proto file gives.
@@ -7,7 +7,7 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 
 fn onnx_dir() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../src/frontend/onnx")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../src/onnx")
 }
 
 /// The Rust types of `onnx.proto`, as source text.

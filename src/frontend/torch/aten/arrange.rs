@@ -3,7 +3,7 @@
 use super::super::value::{TensorId, Value};
 use super::lowering::View;
 use super::signature::{Call, Formula, Op};
-use crate::frontend::onnx::decompose::{Setting, standard};
+use crate::frontend::lower::standard;
 use ckpt_passes::Result;
 use ckpt_passes::ir::{Attrs, DType, Dim, Same, ValueId};
 use ckpt_passes::ops::{arith, concat, logic, slice};
@@ -467,8 +467,8 @@ fn padded(c: &mut Call, x: ValueId, pairs: &[Dim], mode: &str) -> Result<Value> 
     let pads = c.low.int_vector(&pads)?;
     let axes = c.low.b.ints(&axes);
     let ins = [Some(x), Some(pads), None, Some(axes)];
-    let settings = [("mode", Setting::Text(mode))];
-    let y = standard(&mut c.low.b, "Pad", &settings, &ins, 1)?[0];
+    let attrs = Attrs::new().with("mode", mode);
+    let y = standard(&mut c.low.b, "Pad", &attrs, &ins, 1)?[0];
     c.made(y)
 }
 

@@ -3,7 +3,7 @@
 use super::super::value::{TensorId, Value};
 use super::complex::made;
 use super::signature::{Call, Op};
-use crate::frontend::fourier::{Roots, Scale, Sign, roots};
+use crate::frontend::lower::fourier::{Roots, Scale, Sign, roots};
 use ckpt_passes::Result;
 use ckpt_passes::ir::{DType, Dim, Same};
 

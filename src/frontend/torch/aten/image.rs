@@ -5,7 +5,7 @@ use super::super::value::Value;
 use super::lowering::View;
 use super::reduce::over;
 use super::signature::{Call, Op, along};
-use crate::frontend::onnx::decompose::{Setting, standard};
+use crate::frontend::lower::standard;
 use ckpt_passes::Result;
 use ckpt_passes::ir::{Attrs, DType, Dim, OpDef, Tensor, ValueId};
 use ckpt_passes::ops::arith::MOD;
@@ -111,34 +111,28 @@ fn window(c: &Call, axes: usize) -> Result<(Vec<i64>, i64)> {
     }
 }
 
-/// Returns the settings of a pooling op, with equal padding on both sides, and the number of elements of a window.
-fn windows(c: &Call, axes: usize) -> Result<(i64, Vec<(&'static str, Setting<'static>)>)> {
+/// Returns the number of elements of a window and the attributes of a pooling op, whose padding is the same on both sides.
+fn windows(c: &Call, axes: usize) -> Result<(i64, Attrs)> {
     let (kernel, count) = window(c, axes)?;
     let pads = each(c, "padding", &vec![0; axes])?;
     if kernel.iter().zip(&pads).any(|(k, p)| *p > k / 2) {
         return Err(c.fail("shape", "the padding is more than half of the kernel"));
     }
-    let settings = vec![
-        ("kernel_shape", Setting::Ints(kernel.clone())),
-        ("strides", Setting::Ints(each(c, "stride", &kernel)?)),
-        ("pads", Setting::Ints([pads.clone(), pads].concat())),
-        ("ceil_mode", flag(c.bool("ceil_mode", false)?)),
-    ];
-    Ok((count, settings))
-}
-
-fn flag(on: bool) -> Setting<'static> {
-    Setting::Int(i64::from(on))
+    let attrs = Attrs::new()
+        .with("strides", each(c, "stride", &kernel)?)
+        .with("kernel_shape", kernel)
+        .with("pads", [pads.clone(), pads].concat())
+        .with("ceil_mode", i64::from(c.bool("ceil_mode", false)?));
+    Ok((count, attrs))
 }
 
 /// Lowers `max_pool`, and `max_pool_with_indices`.
 fn max_pool(c: &mut Call) -> Result<Value> {
     let axes = spatial_axes(c);
     let (x, more) = batched(c, "self", axes)?;
-    let (_, mut settings) = windows(c, axes)?;
-    let dilation = each(c, "dilation", &vec![1; axes])?;
-    settings.push(("dilations", Setting::Ints(dilation)));
-    let both = standard(&mut c.low.b, "MaxPool", &settings, &[Some(x)], 2)?;
+    let (_, attrs) = windows(c, axes)?;
+    let attrs = attrs.with("dilations", each(c, "dilation", &vec![1; axes])?);
+    let both = standard(&mut c.low.b, "MaxPool", &attrs, &[Some(x)], 2)?;
     let y = unbatched(c, both[0], more)?;
     if !c.name.ends_with("_with_indices") {
         return Ok(y);
@@ -153,7 +147,7 @@ fn max_pool(c: &mut Call) -> Result<Value> {
 fn average_pool(c: &mut Call) -> Result<Value> {
     let axes = spatial_axes(c);
     let (x, more) = batched(c, "self", axes)?;
-    let (count, mut settings) = windows(c, axes)?;
+    let (count, attrs) = windows(c, axes)?;
     let mut padding = c.bool("count_include_pad", true)?;
     let divisor = match c.has("divisor_override") {
         true => match c.int("divisor_override", 1)? {
@@ -168,8 +162,8 @@ fn average_pool(c: &mut Call) -> Result<Value> {
         }
         padding = true;
     }
-    settings.push(("count_include_pad", flag(padding)));
-    let mut y = standard(&mut c.low.b, "AveragePool", &settings, &[Some(x)], 1)?[0];
+    let attrs = attrs.with("count_include_pad", i64::from(padding));
+    let mut y = standard(&mut c.low.b, "AveragePool", &attrs, &[Some(x)], 1)?[0];
     if let Some(divisor) = divisor {
         let factor = c.scalar_like(y, count as f64 / divisor as f64);
         y = c.low.b.mul(y, factor)?;
@@ -384,18 +378,19 @@ fn resized(c: &mut Call) -> Result<Value> {
             (if cubic { "cubic" } else { "linear" }, coordinates, None)
         }
     };
-    let mut settings = vec![
-        ("mode", Setting::Text(mode)),
-        ("axes", Setting::Ints((2..axes as i64 + 2).collect())),
-        ("antialias", flag(antialias)),
-        ("exclude_outside", flag(antialias)),
-        ("coordinate_transformation_mode", Setting::Text(coordinates)),
-    ];
-    settings.extend(rounding.map(|text| ("nearest_mode", Setting::Text(text))));
+    let mut attrs = Attrs::new()
+        .with("mode", mode)
+        .with("axes", (2..axes as i64 + 2).collect::<Vec<i64>>())
+        .with("antialias", i64::from(antialias))
+        .with("exclude_outside", i64::from(antialias))
+        .with("coordinate_transformation_mode", coordinates);
+    if let Some(rounding) = rounding {
+        attrs = attrs.with("nearest_mode", rounding);
+    }
     if cubic {
         // Keys' cubic has −0.5 with antialiasing, −0.75 without (ATen/native/UpSample.h).
-        let a = if antialias { -0.5 } else { -0.75 };
-        settings.push(("cubic_coeff_a", Setting::Float(a)));
+        let a = if antialias { -0.5f32 } else { -0.75 };
+        attrs = attrs.with("cubic_coeff_a", a);
     }
     let mut each = dims.iter().zip(&given).zip(&sizes);
     let by_sizes = each.all(|((dim, scale), size)| {
@@ -409,6 +404,6 @@ fn resized(c: &mut Call) -> Result<Value> {
     }
     let sizes = c.low.int_vector(&sizes)?;
     let ins = [Some(x), None, None, Some(sizes)];
-    let y = standard(&mut c.low.b, "Resize", &settings, &ins, 1)?[0];
+    let y = standard(&mut c.low.b, "Resize", &attrs, &ins, 1)?[0];
     unbatched(c, y, more)
 }

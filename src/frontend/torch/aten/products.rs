@@ -5,7 +5,7 @@ use super::arrange::{id, promoted};
 use super::pointwise::times_factor;
 use super::reduce::over;
 use super::signature::{Call, Formula, Op};
-use crate::frontend::onnx::decompose::{Setting, standard};
+use crate::frontend::lower::standard;
 use ckpt_passes::Result;
 use ckpt_passes::ir::build::same_dims;
 use ckpt_passes::ir::{Attrs, DType, Same, ValueId};
@@ -267,8 +267,8 @@ fn grouped(c: &mut Call, x: &str, weight: &str) -> Result<Value> {
 /// Lowers sums of products over labelled axes (ONNX Einsum). The operands get one element type.
 fn sum_of_products(c: &mut Call, equation: &str, tensors: &[TensorId]) -> Result<Value> {
     let ins: Vec<_> = promoted(c, tensors)?.into_iter().map(Some).collect();
-    let settings = [("equation", Setting::Text(equation))];
-    let y = standard(&mut c.low.b, "Einsum", &settings, &ins, 1)?[0];
+    let attrs = Attrs::new().with("equation", equation);
+    let y = standard(&mut c.low.b, "Einsum", &attrs, &ins, 1)?[0];
     c.made(y)
 }
 

@@ -1,15 +1,20 @@
-//! In which opsets each `ai.onnx` op changed (the changelog of onnx 1.23.2, `onnx.defs`).
+//! The opsets in which each `ai.onnx` op changed (the changelog of onnx 1.23.2, `onnx.defs`).
 //!
-//! An op whose version did not change between two opsets means the same in both. That is what lets an op we do not know
-//! travel from one opset to another, and what decides the opset of the file we write.
+//! An op whose version did not change between two opsets means the same in both. So an op that we do not know can move from
+//! one opset to another, and the opset of the file that we write can be chosen.
 
-/// The opset at which the op, as it is in opset `opset`, was defined; `None` for a name that opset does not have.
+/// The lowest opset that we write.
+pub const LEAST_OPSET: i64 = 18;
+/// The opset of the op table: the highest that we write, and the form into which the reader brings all others.
+pub const GREATEST_OPSET: i64 = 23;
+
+/// Returns the opset that defined the op as it is in opset `opset`; `None` for a name that opset does not have.
 pub fn since(op: &str, opset: i64) -> Option<i64> {
     let at = CHANGES.binary_search_by_key(&op, |(name, _)| name).ok()?;
     CHANGES[at].1.iter().copied().filter(|v| *v <= opset).max()
 }
 
-/// Sorted by name.
+/// Ops and the opsets in which they changed, sorted by name.
 #[rustfmt::skip]
 const CHANGES: &[(&str, &[i64])] = &[
     ("Abs", &[1, 6, 13]),

@@ -1,20 +1,19 @@
 //! `Dropout` (ONNX Dropout-7 to -22), and the warnings about dropouts that an export lost.
 //!
-//! A dropout in training mode is our seeded op; one that is off (`training_mode` absent or false) is the operand
-//! itself. Exporters lose dropouts without a word: PyTorch's legacy one writes those inside
-//! `scaled_dot_product_attention` without `training_mode`, its newer one leaves them out, and its merging of equal nodes
-//! gives two modules one mask. What the graph still shows of that is said, by name.
+//! A dropout in training mode becomes our seeded op; one that is off (`training_mode` absent or false) becomes its
+//! operand. Exporters lose dropouts silently. PyTorch's legacy exporter writes those inside
+//! `scaled_dot_product_attention` without `training_mode`, the newer one omits them, and its merging of equal nodes gives
+//! two modules one mask. Warnings name the nodes where the graph still shows that.
 
-use super::{Call, Out};
-use ckpt_passes::Result;
+use super::call::{Call, Lowered, Out, UNREAD};
 use ckpt_passes::ir::op::OpClass;
-use ckpt_passes::ir::{Attrs, DType, Graph, NodeId};
+use ckpt_passes::ir::{DType, Graph, NodeId};
 use ckpt_passes::ops::logic::{GREATER_OR_EQUAL, WHERE};
 use ckpt_passes::ops::random::{DROPOUT, UNIFORM};
 use ckpt_passes::ops::shape::IDENTITY;
 use std::collections::BTreeSet;
 
-/// Share of the elements that a dropout without a ratio drops.
+/// The default ratio: the share of elements that are dropped.
 const RATIO: f32 = 0.5;
 
 /// One dropout of the file, as it was read.
@@ -24,62 +23,51 @@ pub struct Dropout {
     pub active: bool,
 }
 
-/// The operand with elements dropped, or itself; the mask, if asked for, tells which elements stay.
-pub fn dropout(call: &mut Call) -> Result<Option<Vec<Out>>> {
+/// Returns the operand with elements dropped, or itself, and the mask of the elements that stay.
+pub fn dropout(call: &mut Call) -> Lowered {
     let x = call.need(0, "data")?;
-    let ratio = call.float("ratio", RATIO)?; // An attribute before opset 12.
+    let ratio = call.attr_float("ratio", RATIO)?; // It is an attribute before opset 12.
     let given = call.opt(1);
-    call.ignore("seed"); // Ours comes with every step.
-    // Until opset 11 there is no training mode: the node drops nothing.
+    call.ignore_attr("seed"); // Each step brings its own seed.
+    // Until opset 11 there is no training mode, and the node drops nothing.
     let mode = if call.opset >= 12 { call.opt(2) } else { None };
     let known = match mode {
-        Some(mode) => call
-            .b
-            .contents
-            .get(mode)
-            .and_then(|c| c.first()?.as_const()),
+        Some(mode) => call.contents.get(mode).and_then(|c| c.first()?.as_const()),
         None => Some(0),
     };
     call.dropout = Some(known != Some(0));
     if known == Some(0) {
-        let y = call.b.emit(&IDENTITY, &[x], Attrs::new())?;
+        let y = call.op(&IDENTITY, &[x])?;
         let mask = if call.opset < 12 {
             Out::Absent("what the mask holds is only said since opset 12")
         } else if call.wants(1) {
-            let (shape, on) = (call.b.shape(x)?, call.b.scalar(DType::Bool, 1.0));
+            let (shape, on) = (call.shape(x)?, call.scalar(DType::Bool, 1.0));
             Out::Value(call.expand(on, shape)?)
         } else {
-            Out::Absent("nobody asked for the mask")
+            Out::Absent(UNREAD)
         };
         return Ok(Some(vec![Out::Value(y), mask]));
     }
-    let mut ratio = given.unwrap_or_else(|| call.b.scalar(DType::F32, f64::from(ratio)));
+    let mut ratio = given.unwrap_or_else(|| call.scalar(DType::F32, f64::from(ratio)));
     if let (None, Some(mode)) = (known, mode) {
-        // Where the mode is only known when the graph runs: a ratio of 0 drops nothing.
-        let off = call.b.scalar(call.dtype(ratio), 0.0);
-        ratio = call.b.emit(&WHERE, &[mode, ratio, off], Attrs::new())?;
+        // The mode is known only when the graph runs; a ratio of 0 drops nothing.
+        let off = call.scalar_like(ratio, 0.0);
+        ratio = call.op(&WHERE, &[mode, ratio, off])?;
     }
     let (seed, stream) = (call.seed()?, call.stream());
-    let y = call
-        .b
-        .emit(&DROPOUT, &[x, ratio, seed, stream], Attrs::new())?;
+    let y = call.op(&DROPOUT, &[x, ratio, seed, stream])?;
     let mask = if call.wants(1) {
-        let shape = call.b.shape(x)?;
-        let draw = call
-            .b
-            .emit(&UNIFORM, &[shape, seed, stream], Attrs::new())?;
-        let ratio = call.b.cast(ratio, DType::F32)?;
-        Out::Value(
-            call.b
-                .emit(&GREATER_OR_EQUAL, &[draw, ratio], Attrs::new())?,
-        )
+        let shape = call.shape(x)?;
+        let draw = call.op(&UNIFORM, &[shape, seed, stream])?;
+        let ratio = call.cast(ratio, DType::F32)?;
+        Out::Value(call.op(&GREATER_OR_EQUAL, &[draw, ratio])?)
     } else {
-        Out::Absent("nobody asked for the mask")
+        Out::Absent(UNREAD)
     };
     Ok(Some(vec![Out::Value(y), mask]))
 }
 
-/// What the export of a model in training mode lost; nothing for a model whose dropouts are all off.
+/// Returns warnings about dropouts that the export of a model in training mode lost; none if all dropouts are off.
 pub fn lost(graph: &Graph, dropouts: &[Dropout]) -> Vec<String> {
     let active = dropouts.iter().filter(|d| d.active).count();
     let mut warnings = Vec::new();
@@ -128,7 +116,7 @@ pub fn lost(graph: &Graph, dropouts: &[Dropout]) -> Vec<String> {
     warnings
 }
 
-/// A few names, and how many more.
+/// Lists a few names, and says how many more there are.
 fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {
     const SHOWN: usize = 8;
     let all: Vec<String> = names.map(|n| format!("`{n}`")).collect();
@@ -138,8 +126,8 @@ fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {
     }
 }
 
-/// Whether some reader lies in the module that holds the dropout, and another outside of it: a module's own dropout is
-/// read by one or the other.
+/// Returns true if the dropout has readers both inside and outside the module that holds it. The dropout of one module has
+/// only one kind of reader.
 fn serves_two_modules(graph: &Graph, id: NodeId) -> bool {
     let scopes = &graph.node(id).loc.scopes;
     let Some((holder, _)) = scopes.len().checked_sub(2).map(|i| &scopes[i]) else {
@@ -158,7 +146,8 @@ fn serves_two_modules(graph: &Graph, id: NodeId) -> bool {
     !holder.is_empty() && !within.is_empty() && !outside.is_empty()
 }
 
-/// Whether what a softmax gives reaches a product without a dropout on the way, an inert one (named elsewhere) included.
+/// Returns true if the result of a softmax reaches a product without a dropout on the way. An inert dropout counts as one,
+/// because another warning names it.
 fn is_bare(graph: &Graph, softmax: NodeId, inert: &BTreeSet<&str>) -> bool {
     let mut seen = BTreeSet::from([softmax]);
     let mut open = vec![softmax];

@@ -9,6 +9,9 @@ mod generated;
 
 pub use generated::*;
 
+/// Protobuf messages end at 2 GiB; larger models keep their weights in external files.
+pub const MAX_MODEL_BYTES: u64 = i32::MAX as u64;
+
 impl StringStringEntryProto {
     pub fn new(key: &str, value: &str) -> Self {
         StringStringEntryProto {
@@ -24,6 +27,14 @@ pub fn prop<'a>(props: &'a [StringStringEntryProto], key: &str) -> Option<&'a st
 }
 
 impl NodeProto {
+    /// Returns the node's name, or `<op>_<index>` where it has none.
+    pub fn name_or_index(&self, index: usize) -> String {
+        match self.name() {
+            "" => format!("{}_{index}", self.op_type()),
+            name => name.to_string(),
+        }
+    }
+
     /// One line for messages: `node "fc/MatMul" (MatMul)`.
     pub fn describe(&self) -> String {
         let domain = match self.domain() {

@@ -1,16 +1,16 @@
 //! `com.microsoft::GroupQueryAttention` on a whole sequence, without a cache of earlier keys.
 //!
-//! A query sees no later key, and with a window not those too far before it either. Rows behind a sequence's length,
-//! which are padding, see what they would see if they were not: no other row sees them.
+//! A query sees no later key, and with a window no key too far before it. Padding rows beyond the length of a sequence are
+//! computed like any other, because no other row sees them.
 
 use super::attention::{Heads, allowed_bias, attend, grouped, merge_heads, scale_of, split_heads};
-use super::rotary::turned_at;
-use super::{Call, Out};
+use super::call::{Call, Lowered, Out};
+use super::rotary::rotated_at;
 use ckpt_passes::Result;
-use ckpt_passes::ir::{Attrs, ValueId};
+use ckpt_passes::ir::ValueId;
 use ckpt_passes::ops::logic::{AND, LESS_OR_EQUAL};
 
-/// Fails unless a cache is absent or empty.
+/// Fails unless a cache operand is absent or empty.
 fn refuse_cache(call: &mut Call, slot: usize, name: &str) -> Result<()> {
     let Some(cache) = call.opt(slot) else {
         return Ok(());
@@ -19,17 +19,20 @@ fn refuse_cache(call: &mut Call, slot: usize, name: &str) -> Result<()> {
         Some(0) => Ok(()),
         _ => Err(call
             .unsupported(format!("operand {slot} (`{name}`) that is not empty"))
-            .found(call.b.ty(cache).to_string())
+            .found(call.ty(cache).to_string())
             .help("export the model without caches")),
     }
 }
 
-/// Not supported: caches, sinks, quantised keys.
-pub fn grouped_query(call: &mut Call) -> Result<Option<Vec<Out>>> {
+/// `GroupQueryAttention`. Not supported: caches, sinks, quantised keys.
+pub fn grouped_query(call: &mut Call) -> Lowered {
     let query = call.need(0, "query")?;
     call.want_rank(query, &[3], "query")?;
-    let (wide, narrow) = (call.heads("num_heads")?, call.heads("kv_num_heads")?);
-    let parts = match (call.opt(1), call.opt(2)) {
+    let (wide, narrow) = (
+        call.attr_positive("num_heads")?,
+        call.attr_positive("kv_num_heads")?,
+    );
+    let pieces = match (call.opt(1), call.opt(2)) {
         (Some(key), Some(value)) => {
             call.want_rank(key, &[3], "key")?;
             call.want_rank(value, &[3], "value")?;
@@ -44,7 +47,7 @@ pub fn grouped_query(call: &mut Call) -> Result<Option<Vec<Out>>> {
                         "shape",
                         format!("{all} heads do not divide the packed query"),
                     )
-                    .found(call.b.ty(query).to_string()));
+                    .found(call.ty(query).to_string()));
             }
             let size = width / all;
             call.split(query, &[wide * size, narrow * size, narrow * size], -1)?
@@ -53,29 +56,29 @@ pub fn grouped_query(call: &mut Call) -> Result<Option<Vec<Out>>> {
     };
     refuse_cache(call, 3, "past_key")?;
     refuse_cache(call, 4, "past_value")?;
-    // Without a cache every sequence is as long as the operands say.
+    // Without a cache the shapes give the length of every sequence.
     call.need(5, "seqlens_k")?;
     call.need(6, "total_sequence_length")?;
     call.refuse(11, "head_sink")?;
-    call.refuse_attribute("smooth_softmax")?;
-    call.refuse_attribute("qk_output")?;
-    let mut q = split_heads(call, parts[0], wide)?;
-    let mut k = split_heads(call, parts[1], narrow)?;
-    let v = split_heads(call, parts[2], narrow)?;
-    if call.int("do_rotary", 0)? != 0 {
+    call.refuse_attr("smooth_softmax")?;
+    call.refuse_attr("qk_output")?;
+    let mut q = split_heads(call, pieces[0], wide)?;
+    let mut k = split_heads(call, pieces[1], narrow)?;
+    let v = split_heads(call, pieces[2], narrow)?;
+    if call.attr_flag("do_rotary")? {
         let tables = [call.need(7, "cos_cache")?, call.need(8, "sin_cache")?];
-        let interleaved = call.int("rotary_interleaved", 0)? != 0;
+        let interleaved = call.attr_flag("rotary_interleaved")?;
         let positions = call.opt(9);
-        q = turned_at(call, q, tables, positions, interleaved)?;
-        k = turned_at(call, k, tables, positions, interleaved)?;
+        q = rotated_at(call, q, tables, positions, interleaved)?;
+        k = rotated_at(call, k, tables, positions, interleaved)?;
     } else {
-        // What only turning reads.
+        // Only the rotation reads these.
         for slot in 7..10 {
             call.opt(slot);
         }
-        call.ignore("rotary_interleaved");
+        call.ignore_attr("rotary_interleaved");
     }
-    let window = match call.int("local_window_size", -1)? {
+    let window = match call.attr_int("local_window_size", -1)? {
         0 => return Err(call.unsupported("`local_window_size` = 0")),
         window => window,
     };
@@ -83,7 +86,7 @@ pub fn grouped_query(call: &mut Call) -> Result<Option<Vec<Out>>> {
     let seen = seen_keys(call, q, window)?;
     let mut bias = allowed_bias(call, seen, dtype, f64::NEG_INFINITY)?;
     if let Some(extra) = call.opt(10) {
-        bias = call.b.add(bias, extra)?;
+        bias = call.add(bias, extra)?;
     }
     let size = call.size(q, 3, "the size of a head")?;
     let present = [k, v];
@@ -92,8 +95,8 @@ pub fn grouped_query(call: &mut Call) -> Result<Option<Vec<Out>>> {
         q,
         k,
         v,
-        scale: scale_of(call.float("scale", 0.0)?, size),
-        softcap: f64::from(call.float("softcap", 0.0)?),
+        scale: scale_of(call.attr_float("scale", 0.0)?, size),
+        softcap: f64::from(call.attr_float("softcap", 0.0)?),
         bias: Some(bias),
         precision: dtype,
     };
@@ -107,20 +110,16 @@ pub fn grouped_query(call: &mut Call) -> Result<Option<Vec<Out>>> {
     ]))
 }
 
-/// Which keys a query sees: none later, and of the others the last `window`, itself included, unless that is negative.
+/// Returns which keys a query sees: the last `window` up to and including its own, or all of those if `window` is negative.
 fn seen_keys(call: &mut Call, q: ValueId, window: i64) -> Result<ValueId> {
     let columns = call.positions(q, 2)?;
     let rows = call.unsqueeze(columns, &[1])?;
-    let mut seen = call
-        .b
-        .emit(&LESS_OR_EQUAL, &[columns, rows], Attrs::new())?;
+    let mut seen = call.op(&LESS_OR_EQUAL, &[columns, rows])?;
     if window > 0 {
-        let width = call.b.int(window - 1);
-        let first = call.b.sub(rows, width)?;
-        let near = call
-            .b
-            .emit(&LESS_OR_EQUAL, &[first, columns], Attrs::new())?;
-        seen = call.b.emit(&AND, &[seen, near], Attrs::new())?;
+        let width = call.int(window - 1);
+        let first = call.sub(rows, width)?;
+        let near = call.op(&LESS_OR_EQUAL, &[first, columns])?;
+        seen = call.op(&AND, &[seen, near])?;
     }
     Ok(seen)
 }

@@ -4,12 +4,10 @@
 //! weights is worked out here, so that the graph holds gathers by constant indices, and their gradients are there
 //! already. Sizes that are not fixed are read where the indices are simple: the nearest element at a whole scale.
 
-use super::{Call, Out};
+use super::call::{Call, Lowered, one};
 use ckpt_passes::Result;
-use ckpt_passes::ir::{Attrs, DType, Dim, Same, Tensor, ValueId};
+use ckpt_passes::ir::{DType, Dim, Same, Tensor, ValueId};
 use ckpt_passes::ops::arith::DIV;
-use ckpt_passes::ops::fill::RANGE;
-use ckpt_passes::ops::index::GATHER;
 use ckpt_passes::ops::logic::WHERE;
 use ckpt_passes::ops::matmul::MATMUL;
 
@@ -48,24 +46,24 @@ struct Form {
 type Taps = Vec<(i64, f64)>;
 
 /// `Resize`.
-pub fn resize(call: &mut Call) -> Result<Option<Vec<Out>>> {
+pub fn resize(call: &mut Call) -> Lowered {
     let x = call.need(0, "X")?;
-    let rank = call.b.rank(x);
+    let rank = call.rank(x);
     let old = call.opset < 11;
     let default = if old { "asymmetric" } else { "half_pixel" };
     let form = Form {
-        mode: call.string("mode", "nearest")?,
-        coordinates: call.string("coordinate_transformation_mode", default)?,
-        nearest: call.string(
+        mode: call.attr_text("mode", "nearest")?,
+        coordinates: call.attr_text("coordinate_transformation_mode", default)?,
+        nearest: call.attr_text(
             "nearest_mode",
             if old { "floor" } else { "round_prefer_floor" },
         )?,
-        antialias: call.int("antialias", 0)? != 0,
-        exclude_outside: call.int("exclude_outside", 0)? != 0,
-        cubic_a: f64::from(call.float("cubic_coeff_a", -0.75)?),
-        extrapolation: f64::from(call.float("extrapolation_value", 0.0)?),
+        antialias: call.attr_flag("antialias")?,
+        exclude_outside: call.attr_flag("exclude_outside")?,
+        cubic_a: f64::from(call.attr_float("cubic_coeff_a", -0.75)?),
+        extrapolation: f64::from(call.attr_float("extrapolation_value", 0.0)?),
     };
-    let policy = call.string("keep_aspect_ratio_policy", "stretch")?;
+    let policy = call.attr_text("keep_aspect_ratio_policy", "stretch")?;
     let axes = axes(call, rank)?;
     let (roi, scales, sizes) = match old {
         true => (None, call.opt(1), None),
@@ -77,7 +75,7 @@ pub fn resize(call: &mut Call) -> Result<Option<Vec<Out>>> {
     };
     // A file may give an empty vector for what it leaves out.
     let given = |call: &Call, v: Option<ValueId>| {
-        v.filter(|v| call.b.ty(*v).elements().same(&Dim::ZERO) != Same::Yes)
+        v.filter(|v| call.ty(*v).elements().same(&Dim::ZERO) != Same::Yes)
     };
     match (given(call, scales), given(call, sizes)) {
         (Some(scales), None) => {
@@ -90,10 +88,10 @@ pub fn resize(call: &mut Call) -> Result<Option<Vec<Out>>> {
 }
 
 /// `Upsample`, which `Resize` replaced: the nearest element or a linear interpolation, by scales.
-pub fn upsample(call: &mut Call) -> Result<Option<Vec<Out>>> {
+pub fn upsample(call: &mut Call) -> Lowered {
     let x = call.need(0, "X")?;
     let form = Form {
-        mode: call.string("mode", "nearest")?,
+        mode: call.attr_text("mode", "nearest")?,
         coordinates: "asymmetric".into(),
         nearest: "floor".into(),
         antialias: false,
@@ -103,19 +101,18 @@ pub fn upsample(call: &mut Call) -> Result<Option<Vec<Out>>> {
     };
     let scales = call.need(1, "scales")?;
     let scales = numbers(call, scales, "scales")?;
-    let axes: Vec<usize> = (0..call.b.rank(x)).collect();
+    let axes: Vec<usize> = (0..call.rank(x)).collect();
     by_scales(call, x, &form, &axes, &scales, &[])
 }
 
 fn axes(call: &mut Call, rank: usize) -> Result<Vec<usize>> {
-    let Some(given) = call.ints("axes")? else {
+    let Some(given) = call.attr_ints("axes")? else {
         return Ok((0..rank).collect());
     };
     let mut axes = Vec::with_capacity(given.len());
     for axis in given {
-        let from_start = if axis < 0 { axis + rank as i64 } else { axis };
-        match usize::try_from(from_start) {
-            Ok(at) if at < rank && !axes.contains(&at) => axes.push(at),
+        match call.axis_of(axis, rank)? {
+            at if !axes.contains(&at) => axes.push(at),
             _ => return Err(call.fail("axis", format!("axis {axis} of {rank}"))),
         }
     }
@@ -124,7 +121,7 @@ fn axes(call: &mut Call, rank: usize) -> Result<Vec<usize>> {
 
 /// The contents of a constant vector of numbers.
 fn numbers(call: &Call, v: ValueId, what: &str) -> Result<Vec<f64>> {
-    let tensor = call.b.graph.value(v).tensor();
+    let tensor = call.graph.value(v).tensor();
     let known = tensor.and_then(|t| (0..t.elements() as usize).map(|i| t.get_f64(i)).collect());
     known.ok_or_else(|| {
         call.unsupported(format!("`{what}` computed from data"))
@@ -158,7 +155,7 @@ fn by_scales(
     axes: &[usize],
     scales: &[f64],
     roi: &[f64],
-) -> Result<Option<Vec<Out>>> {
+) -> Lowered {
     one_each(call, "scales", axes.len(), scales.len())?;
     let mut y = x;
     for (i, (at, scale)) in axes.iter().zip(scales).enumerate() {
@@ -183,7 +180,7 @@ fn by_scales(
         };
         y = along(call, y, form, &axis)?;
     }
-    Ok(Some(vec![Out::Value(y)]))
+    one(y)
 }
 
 fn by_sizes(
@@ -194,12 +191,12 @@ fn by_sizes(
     sizes: ValueId,
     roi: &[f64],
     policy: &str,
-) -> Result<Option<Vec<Out>>> {
+) -> Lowered {
     let dynamic = |call: &Call| {
         call.unsupported("a size that is not fixed")
             .help("export with fixed sizes of the image")
     };
-    let wanted = call.b.contents.get(sizes).map(<[Dim]>::to_vec);
+    let wanted = call.contents.get(sizes).map(<[Dim]>::to_vec);
     let wanted = wanted.ok_or_else(|| dynamic(call))?;
     one_each(call, "sizes", axes.len(), wanted.len())?;
     let mut all = Vec::new();
@@ -242,7 +239,7 @@ fn by_sizes(
     for axis in &all {
         y = along(call, y, form, axis)?;
     }
-    Ok(Some(vec![Out::Value(y)]))
+    one(y)
 }
 
 /// Every element of an axis of any size so many times in a row.
@@ -260,14 +257,12 @@ fn repeated(call: &mut Call, x: ValueId, form: &Form, axis: usize, scale: f64) -
             .unsupported("interpolation along an axis whose size is not fixed")
             .help("export with fixed sizes of the image"));
     }
-    let times = call.b.int(scale as i64);
+    let times = call.int(scale as i64);
     let size = call.axis_size(x, axis)?;
-    let whole = call.b.mul(size, times)?;
-    let (zero, unit) = (call.b.int(0), call.b.int(1));
-    let places = call.b.emit(&RANGE, &[zero, whole, unit], Attrs::new())?;
-    let places = call.b.emit(&DIV, &[places, times], Attrs::new())?;
-    let attrs = Attrs::new().with("axis", axis as i64);
-    call.b.emit(&GATHER, &[x, places], attrs)
+    let whole = call.mul(size, times)?;
+    let places = call.counted(whole)?;
+    let places = call.op(&DIV, &[places, times])?;
+    call.gather(x, places, axis)
 }
 
 /// `x` resized along one axis.
@@ -276,9 +271,8 @@ fn along(call: &mut Call, x: ValueId, form: &Form, axis: &Axis) -> Result<ValueI
     let most = taps.iter().map(Vec::len).max().unwrap_or(1).max(1);
     let dtype = call.dtype(x);
     let gather = |call: &mut Call, places: Vec<i64>| {
-        let places = call.b.ints(&places);
-        let attrs = Attrs::new().with("axis", axis.at as i64);
-        call.b.emit(&GATHER, &[x, places], attrs)
+        let places = call.ints(&places);
+        call.gather(x, places, axis.at)
     };
     let tap = |taps: &Taps, j: usize| taps.get(j).copied().unwrap_or((0, 0.0));
     let mut y = if form.mode == "nearest" {
@@ -288,16 +282,13 @@ fn along(call: &mut Call, x: ValueId, form: &Form, axis: &Axis) -> Result<ValueI
     } else if most > MOST_GATHERS {
         multiplied(call, x, axis, &taps)?
     } else {
-        let mut sum: Option<ValueId> = None;
+        let mut sum = None;
         for j in 0..most {
             let part = gather(call, taps.iter().map(|t| tap(t, j).0).collect())?;
             let weights: Vec<f64> = taps.iter().map(|t| tap(t, j).1).collect();
             let weights = column(call, x, axis.at, &weights, dtype);
-            let part = call.b.mul(part, weights)?;
-            sum = Some(match sum {
-                None => part,
-                Some(sum) => call.b.add(sum, part)?,
-            });
+            let part = call.mul(part, weights)?;
+            sum = Some(call.added(sum, part)?);
         }
         sum.unwrap_or(x)
     };
@@ -307,8 +298,8 @@ fn along(call: &mut Call, x: ValueId, form: &Form, axis: &Axis) -> Result<ValueI
             .map(|t| if t.is_empty() { 0.0 } else { 1.0 })
             .collect();
         let inside = column(call, x, axis.at, &inside, DType::Bool);
-        let outside = call.b.scalar(dtype, form.extrapolation);
-        y = call.b.emit(&WHERE, &[inside, y, outside], Attrs::new())?;
+        let outside = call.scalar(dtype, form.extrapolation);
+        y = call.op(&WHERE, &[inside, y, outside])?;
     }
     Ok(y)
 }
@@ -316,9 +307,9 @@ fn along(call: &mut Call, x: ValueId, form: &Form, axis: &Axis) -> Result<ValueI
 /// Constants along `axis` that broadcast against the axes behind it.
 fn column(call: &mut Call, x: ValueId, axis: usize, values: &[f64], dtype: DType) -> ValueId {
     let mut dims = vec![values.len() as u64];
-    dims.resize(call.b.rank(x) - axis, 1);
+    dims.resize(call.rank(x) - axis, 1);
     let tensor = tensor(dtype, dims, values);
-    call.b.constant("resize", tensor)
+    call.constant("resize", tensor)
 }
 
 fn tensor(dtype: DType, dims: Vec<u64>, values: &[f64]) -> Tensor {
@@ -341,18 +332,10 @@ fn multiplied(call: &mut Call, x: ValueId, axis: &Axis, taps: &[Taps]) -> Result
         }
     }
     let matrix = tensor(call.dtype(x), vec![rows as u64, columns as u64], &matrix);
-    let matrix = call.b.constant("resize", matrix);
-    let rank = call.b.rank(x);
-    let mut perm: Vec<i64> = (0..rank as i64).collect();
-    perm.swap(axis.at, rank - 1);
-    let last = axis.at + 1 == rank;
-    let rows = if last { x } else { call.transpose(x, &perm)? };
-    let y = call.b.emit(&MATMUL, &[rows, matrix], Attrs::new())?;
-    if last {
-        Ok(y)
-    } else {
-        call.transpose(y, &perm)
-    }
+    let matrix = call.constant("resize", matrix);
+    let rows = call.swap_last(x, axis.at)?;
+    let y = call.op(&MATMUL, &[rows, matrix])?;
+    call.swap_last(y, axis.at)
 }
 
 /// Where in the operand element `o` of the result lies.

@@ -1,26 +1,26 @@
 //! `Einsum` (ONNX Einsum-12) as diagonals, sums, products of matrices and transpositions.
 //!
-//! Operands are joined from left to right. A label that nothing needs any more is summed out as soon as possible: by a
-//! sum where one operand alone has it, by a product of matrices where two have it. Two operands that share no such label
-//! are multiplied elementwise. Axes behind an ellipsis are labels like any other, counted from the right, and broadcast.
+//! Operands are joined from left to right. A label that no later operand or result needs is summed out as soon as possible:
+//! by a sum if one operand has it, by a product of matrices if two have it. Two operands that share no such label are
+//! multiplied elementwise. Axes of an ellipsis are labels too, counted from the right, and they broadcast.
 
-use super::{Call, Out};
+use super::call::{Call, Lowered, one};
 use ckpt_passes::Result;
-use ckpt_passes::ir::{Attrs, Dim, ValueId};
-use ckpt_passes::ops::index::GATHER;
+use ckpt_passes::ir::{Dim, Same, ValueId};
 use ckpt_passes::ops::matmul::MATMUL;
 use ckpt_passes::ops::reduce::{REDUCE_SUM, reduce_axes};
+use ckpt_passes::ops::shape::RESHAPE;
 use std::collections::BTreeSet;
 
-/// What an axis is called.
+/// The label of an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Label {
-    /// Behind an ellipsis: this far from the right. Outermost ones come first.
+    /// An axis of an ellipsis, by its distance from the right. Outermost axes come first.
     Unnamed(std::cmp::Reverse<usize>),
     Named(char),
 }
 
-/// A tensor and the label of each axis.
+/// A tensor and the label of each of its axes.
 #[derive(Clone, Debug)]
 struct Term {
     v: ValueId,
@@ -33,7 +33,7 @@ impl Term {
     }
 }
 
-/// One side of the equation for one operand: labels before the ellipsis, after it, and whether there is one.
+/// One term of the equation: labels before and after the ellipsis, and whether there is one.
 struct Pattern {
     before: Vec<char>,
     after: Vec<char>,
@@ -61,7 +61,7 @@ impl Pattern {
         })
     }
 
-    /// Labels of an operand that has `unnamed` axes behind its ellipsis.
+    /// Returns the labels of an operand whose ellipsis stands for `unnamed` axes.
     fn labels(&self, unnamed: usize) -> Vec<Label> {
         let named = |c: &char| Label::Named(*c);
         let hidden = (0..unnamed)
@@ -77,8 +77,8 @@ impl Pattern {
 }
 
 /// `Einsum`: sums of products over labelled axes.
-pub fn einsum(call: &mut Call) -> Result<Option<Vec<Out>>> {
-    let equation = call.string("equation", "")?.replace(' ', "");
+pub fn einsum(call: &mut Call) -> Lowered {
+    let equation = call.attr_text("equation", "")?.replace(' ', "");
     let (left, right) = match equation.split_once("->") {
         Some((left, right)) => (left, Some(right)),
         None => (equation.as_str(), None),
@@ -89,11 +89,11 @@ pub fn einsum(call: &mut Call) -> Result<Option<Vec<Out>>> {
         let v = call.need(slot, "Inputs")?;
         let pattern = Pattern::parse(call, text)?;
         let named = pattern.before.len() + pattern.after.len();
-        let rank = call.b.rank(v);
+        let rank = call.rank(v);
         if rank < named || (rank > named && !pattern.ellipsis) {
             return Err(call
                 .fail("shape", format!("`{text}` does not fit operand {slot}"))
-                .found(call.b.ty(v).to_string()));
+                .found(call.ty(v).to_string()));
         }
         widest = widest.max(rank - named);
         terms.push(Term {
@@ -140,10 +140,10 @@ pub fn einsum(call: &mut Call) -> Result<Option<Vec<Out>>> {
     };
     sum_out(call, &mut last, &distinct)?;
     arrange(call, &mut last, &result)?;
-    Ok(Some(vec![Out::Value(last.v)]))
+    one(last.v)
 }
 
-/// Without an arrow: what is behind an ellipsis, then the labels that occur once, in the order of the alphabet.
+/// Returns the result of an equation without an arrow: axes of ellipses, then labels that occur once, in alphabetical order.
 fn implicit(terms: &[Term]) -> Vec<Label> {
     let all: Vec<Label> = terms.iter().flat_map(|t| t.labels.clone()).collect();
     let times = |l: &Label| all.iter().filter(|m| *m == l).count();
@@ -154,7 +154,7 @@ fn implicit(terms: &[Term]) -> Vec<Label> {
         .collect()
 }
 
-/// A label that an operand has twice stands for the diagonal of those axes, which take the place of the first.
+/// Takes the diagonal of axes that share a label, in the place of the first.
 fn diagonals(call: &mut Call, term: &mut Term) -> Result<()> {
     loop {
         let rank = term.labels.len();
@@ -165,29 +165,23 @@ fn diagonals(call: &mut Call, term: &mut Term) -> Result<()> {
         let Some((first, second)) = pair else {
             return Ok(());
         };
-        // Both axes to the front and as one: the diagonal is every (size + 1)-th of its elements.
+        // With both axes in front and merged, the diagonal is every (size + 1)-th element.
         let mut perm = vec![first, second];
         perm.extend((0..rank).filter(|i| *i != first && *i != second));
         let size = call.axis_size(term.v, first)?;
         let axes: Vec<i64> = perm.iter().map(|a| *a as i64).collect();
-        let mut sizes = vec![call.b.ints(&[-1])];
+        let mut sizes = vec![call.ints(&[-1])];
         for axis in &perm[2..] {
             sizes.push(call.axis_vector(term.v, *axis)?);
         }
         let places = call.positions(term.v, first)?;
-        let unit = call.b.int(1);
-        let step = call.b.add(size, unit)?;
-        let places = call.b.mul(places, step)?;
+        let unit = call.int(1);
+        let step = call.add(size, unit)?;
+        let places = call.mul(places, step)?;
         let front = call.transpose(term.v, &axes)?;
         let shape = call.concat(&sizes, 0)?;
-        let flat = call.b.emit(
-            &ckpt_passes::ops::shape::RESHAPE,
-            &[front, shape],
-            Attrs::new(),
-        )?;
-        term.v = call
-            .b
-            .emit(&GATHER, &[flat, places], Attrs::new().with("axis", 0))?;
+        let flat = call.op(&RESHAPE, &[front, shape])?;
+        term.v = call.gather(flat, places, 0)?;
         term.labels = perm
             .iter()
             .filter(|a| **a != second)
@@ -201,12 +195,12 @@ fn sum_out(call: &mut Call, term: &mut Term, kept: &BTreeSet<Label>) -> Result<(
     let axes: Vec<usize> = (0..term.labels.len())
         .filter(|i| !kept.contains(&term.labels[*i]))
         .collect();
-    term.v = reduce_axes(&mut call.b, &REDUCE_SUM, term.v, &axes, false)?;
+    term.v = reduce_axes(call, &REDUCE_SUM, term.v, &axes, false)?;
     term.labels.retain(|l| kept.contains(l));
     Ok(())
 }
 
-/// The axes of `term` in the order of `labels`, all of which it has.
+/// Permutes the axes of `term` to the order of `labels`, all of which it has.
 fn arrange(call: &mut Call, term: &mut Term, labels: &[Label]) -> Result<()> {
     let perm: Vec<i64> = labels
         .iter()
@@ -220,7 +214,7 @@ fn arrange(call: &mut Call, term: &mut Term, labels: &[Label]) -> Result<()> {
     Ok(())
 }
 
-/// The product of two terms, summed over the labels that both have and nothing needs.
+/// Multiplies two terms, and sums over the labels that both have and nothing else needs.
 fn join(call: &mut Call, mut a: Term, mut b: Term, needed: &BTreeSet<Label>) -> Result<Term> {
     let of = |t: &Term, other: &Term, shared: bool, wanted: bool| -> Vec<Label> {
         let chosen = |l: &&Label| {
@@ -239,48 +233,38 @@ fn join(call: &mut Call, mut a: Term, mut b: Term, needed: &BTreeSet<Label>) -> 
     let labels = [&batch[..], &rows, &columns].concat();
     if summed.is_empty() {
         arrange(call, &mut b, &[&batch[..], &columns].concat())?;
-        let behind: Vec<i64> = (0..columns.len())
-            .map(|i| (a.labels.len() + i) as i64)
-            .collect();
-        let between: Vec<i64> = (0..rows.len()).map(|i| (batch.len() + i) as i64).collect();
-        let left = unsqueezed(call, a.v, &behind)?;
-        let right = unsqueezed(call, b.v, &between)?;
-        let v = call.b.mul(left, right)?;
+        let axes = |from: usize, count: usize| -> Vec<i64> {
+            (from..from + count).map(|axis| axis as i64).collect()
+        };
+        let behind = axes(a.labels.len(), columns.len());
+        let between = axes(batch.len(), rows.len());
+        let left = call.unsqueeze(a.v, &behind)?;
+        let right = call.unsqueeze(b.v, &between)?;
+        let v = call.mul(left, right)?;
         return Ok(Term { v, labels });
     }
     arrange(call, &mut b, &[&batch[..], &summed, &columns].concat())?;
     let n = batch.len();
     let left = matrices(call, a.v, n, rows.len())?;
     let right = matrices(call, b.v, n, summed.len())?;
-    let product = call.b.emit(&MATMUL, &[left, right], Attrs::new())?;
+    let product = call.op(&MATMUL, &[left, right])?;
     if rows.len() == 1 && columns.len() == 1 {
         return Ok(Term { v: product, labels });
     }
-    let mut sizes = Vec::with_capacity(labels.len());
-    for axis in 0..n {
-        sizes.push(call.axis_vector(product, axis)?);
-    }
-    for i in 0..rows.len() {
-        sizes.push(call.axis_vector(a.v, n + i)?);
-    }
-    for i in 0..columns.len() {
-        sizes.push(call.axis_vector(b.v, n + summed.len() + i)?);
-    }
-    let shape = match sizes.as_slice() {
-        [] => call.b.ints(&[]),
-        sizes => call.concat(sizes, 0)?,
-    };
-    let v = call.reshape_to(product, shape)?;
+    let mut sizes = call.axis_vectors(product, ..n)?;
+    sizes.extend(call.axis_vectors(a.v, n..n + rows.len())?);
+    sizes.extend(call.axis_vectors(b.v, n + summed.len()..)?);
+    let v = call.reshape_to_all(product, &sizes)?;
     Ok(Term { v, labels })
 }
 
-/// Behind an ellipsis, sizes broadcast; a named label has one size.
+/// Fails if a named label has two sizes; axes of an ellipsis broadcast.
 fn check_sizes(call: &Call, a: &Term, b: &Term, label: Label) -> Result<()> {
     let (Label::Named(name), Some(i), Some(j)) = (label, a.axis(label), b.axis(label)) else {
         return Ok(());
     };
     let (x, y) = (&call.dims(a.v)[i], &call.dims(b.v)[j]);
-    if x.same(y) == ckpt_passes::ir::Same::No {
+    if x.same(y) == Same::No {
         return Err(call
             .fail("shape", format!("label `{name}` has two sizes"))
             .found(format!("{x} and {y}")));
@@ -288,43 +272,32 @@ fn check_sizes(call: &Call, a: &Term, b: &Term, label: Label) -> Result<()> {
     Ok(())
 }
 
-fn unsqueezed(call: &mut Call, v: ValueId, axes: &[i64]) -> Result<ValueId> {
-    if axes.is_empty() {
-        return Ok(v);
-    }
-    call.unsqueeze(v, axes)
-}
-
-/// `v` with its first `n` axes as they are, the next `rows` as one, and the rest as one.
+/// Keeps the first `n` axes of `v`, and merges the next `rows` into one and the rest into one.
 fn matrices(call: &mut Call, v: ValueId, n: usize, rows: usize) -> Result<ValueId> {
-    let rank = call.b.rank(v);
+    let rank = call.rank(v);
     if rows == 1 && rank == n + 2 {
         return Ok(v);
     }
-    let mut sizes = Vec::with_capacity(n + 2);
-    for axis in 0..n {
-        sizes.push(call.axis_vector(v, axis)?);
-    }
+    let mut sizes = call.axis_vectors(v, ..n)?;
     for group in [n..n + rows, n + rows..rank] {
         sizes.push(product_of(call, v, group)?);
     }
-    let shape = call.concat(&sizes, 0)?;
-    call.reshape_to(v, shape)
+    call.reshape_to_all(v, &sizes)
 }
 
-/// The product of some sizes, as a vector of one element.
+/// Returns the product of some sizes as a vector of one element.
 fn product_of(call: &mut Call, v: ValueId, axes: std::ops::Range<usize>) -> Result<ValueId> {
     let whole = Dim::product(&call.dims(v)[axes.clone()]);
     if let Some(n) = whole.as_const() {
-        return Ok(call.b.ints(&[n]));
+        return Ok(call.ints(&[n]));
     }
     let mut product: Option<ValueId> = None;
     for axis in axes {
         let size = call.axis_vector(v, axis)?;
         product = Some(match product {
             None => size,
-            Some(so_far) => call.b.mul(so_far, size)?,
+            Some(so_far) => call.mul(so_far, size)?,
         });
     }
-    Ok(product.unwrap_or_else(|| call.b.ints(&[1])))
+    Ok(product.unwrap_or_else(|| call.ints(&[1])))
 }

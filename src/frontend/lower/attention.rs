@@ -1,9 +1,10 @@
-//! Attention ops as products, a bias and a softmax: what they share, and ONNX Runtime's `Attention` with packed weights
-//! and `MultiHeadAttention`.
+//! Attention as products, a bias and a softmax: the steps that all attention ops share, and ONNX Runtime's `Attention` with
+//! packed weights and `MultiHeadAttention`.
 //!
-//! The scale goes on the queries alone: the same product as √scale on both sides, one node and one saved tensor fewer.
+//! Only the queries are scaled. That gives the same product as √scale on both sides, with one node and one saved tensor
+//! fewer.
 
-use super::{Call, Out};
+use super::call::{Call, Lowered, Out, same};
 use ckpt_passes::Result;
 use ckpt_passes::ir::{Attrs, DType, Tensor, ValueId};
 use ckpt_passes::ops::activation::TANH;
@@ -11,7 +12,7 @@ use ckpt_passes::ops::logic::{GREATER, LESS, LESS_OR_EQUAL, WHERE};
 use ckpt_passes::ops::matmul::MATMUL;
 use ckpt_passes::ops::softmax::SOFTMAX;
 
-/// Attention over heads that stand in an axis of their own.
+/// Operands of attention, with the heads in an axis of their own.
 pub(super) struct Heads {
     /// [batch, heads, queries, size].
     pub(super) q: ValueId,
@@ -23,57 +24,56 @@ pub(super) struct Heads {
     pub(super) softcap: f64,
     /// Added to the scores, whose shape it broadcasts to.
     pub(super) bias: Option<ValueId>,
-    /// The softmax computes in this type.
+    /// The element type of the softmax.
     pub(super) precision: DType,
 }
 
-/// What attention makes on its way, each [batch, heads, queries, keys].
+/// Intermediate results of attention, each [batch, heads, queries, keys].
 pub(super) struct Scores {
     /// scale·q·kᵀ.
     pub(super) raw: ValueId,
-    /// Behind the soft cap.
+    /// After the soft cap.
     pub(super) capped: ValueId,
-    /// Behind the softmax.
+    /// After the softmax.
     pub(super) weights: ValueId,
 }
 
-/// softmax(cap(scale·q·kᵀ) + bias)·v: [batch, heads, queries, value size].
+/// Returns softmax(cap(scale·q·kᵀ) + bias)·v: [batch, heads, queries, value size].
 pub(super) fn attend(call: &mut Call, heads: &Heads) -> Result<ValueId> {
     let scores = score(call, heads)?;
-    call.b
-        .emit(&MATMUL, &[scores.weights, heads.v], Attrs::new())
+    call.op(&MATMUL, &[scores.weights, heads.v])
 }
 
-/// Everything but the product with the values.
+/// Returns attention up to the product with the values.
 pub(super) fn score(call: &mut Call, heads: &Heads) -> Result<Scores> {
     let q = match heads.scale {
         1.0 => heads.q,
         scale => call.scaled(heads.q, scale)?,
     };
     let k = call.transpose(heads.k, &[0, 1, 3, 2])?;
-    let raw = call.b.emit(&MATMUL, &[q, k], Attrs::new())?;
+    let raw = call.op(&MATMUL, &[q, k])?;
     let mut scores = raw;
     if heads.softcap != 0.0 {
         let small = call.scaled(scores, 1.0 / heads.softcap)?;
-        let capped = call.b.emit(&TANH, &[small], Attrs::new())?;
+        let capped = call.op(&TANH, &[small])?;
         scores = call.scaled(capped, heads.softcap)?;
     }
     let capped = scores;
     if let Some(bias) = heads.bias {
-        scores = call.b.add(scores, bias)?;
+        scores = call.add(scores, bias)?;
     }
     let dtype = call.dtype(scores);
-    let scores = call.b.cast(scores, heads.precision)?;
+    let scores = call.cast(scores, heads.precision)?;
     let axis = Attrs::new().with("axis", -1);
-    let weights = call.b.emit(&SOFTMAX, &[scores], axis)?;
+    let weights = call.emit(&SOFTMAX, &[scores], axis)?;
     Ok(Scores {
         raw,
         capped,
-        weights: call.b.cast(weights, dtype)?,
+        weights: call.cast(weights, dtype)?,
     })
 }
 
-/// The scale that the file gives, or 1/√size where it gives none.
+/// Returns the scale that the file gives, or 1/√size where it gives none.
 pub(super) fn scale_of(given: f32, size: i64) -> f64 {
     match given {
         0.0 => 1.0 / (size as f64).sqrt(),
@@ -81,22 +81,15 @@ pub(super) fn scale_of(given: f32, size: i64) -> f64 {
     }
 }
 
-/// [batch, sequence, heads·size] as [batch, heads, sequence, size].
+/// Turns [batch, sequence, heads·size] into [batch, heads, sequence, size].
 pub(super) fn split_heads(call: &mut Call, x: ValueId, heads: i64) -> Result<ValueId> {
     let hidden = call.size(x, 2, "the hidden size")?;
-    if hidden % heads != 0 {
-        return Err(call
-            .fail(
-                "shape",
-                format!("{heads} heads do not divide the hidden size"),
-            )
-            .found(call.b.ty(x).to_string()));
-    }
-    let apart = call.reshape(x, &[0, 0, heads, hidden / heads])?;
+    let size = call.head_size(x, hidden, heads)?;
+    let apart = call.reshape(x, &[0, 0, heads, size])?;
     call.transpose(apart, &[0, 2, 1, 3])
 }
 
-/// [batch, heads, sequence, size] as [batch, sequence, heads·size].
+/// Turns [batch, heads, sequence, size] into [batch, sequence, heads·size].
 pub(super) fn merge_heads(call: &mut Call, x: ValueId) -> Result<ValueId> {
     let heads = call.size(x, 1, "the number of heads")?;
     let size = call.size(x, 3, "the size of a head")?;
@@ -104,50 +97,49 @@ pub(super) fn merge_heads(call: &mut Call, x: ValueId) -> Result<ValueId> {
     call.reshape(together, &[0, 0, heads * size])
 }
 
-/// Each head of [batch, heads, sequence, size] `times` times in a row.
+/// Repeats each head of [batch, heads, sequence, size] `times` times.
 fn repeat_heads(call: &mut Call, x: ValueId, times: i64) -> Result<ValueId> {
     let heads = call.size(x, 1, "the number of heads")?;
     let apart = call.unsqueeze(x, &[2])?;
-    let group = call.b.ints(&[1, 1, times, 1, 1]);
+    let group = call.ints(&[1, 1, times, 1, 1]);
     let wide = call.expand(apart, group)?;
-    let together = call.b.ints(&[heads * times]);
+    let together = call.ints(&[heads * times]);
     let shape = [
         call.axis_vector(x, 0)?,
         together,
         call.axis_vector(x, 2)?,
         call.axis_vector(x, 3)?,
     ];
-    let shape = call.concat(&shape, 0)?;
-    call.reshape_to(wide, shape)
+    call.reshape_to_all(wide, &shape)
 }
 
-/// Which keys a query may see if it sees none that come later: bool [queries, keys].
+/// Returns the causal mask: bool [queries, keys], true where the key is not after the query.
 fn causal(call: &mut Call, q: ValueId, k: ValueId) -> Result<ValueId> {
     let rows = call.positions(q, 2)?;
     let rows = call.unsqueeze(rows, &[1])?;
     let columns = call.positions(k, 2)?;
-    call.b.emit(&LESS_OR_EQUAL, &[columns, rows], Attrs::new())
+    call.op(&LESS_OR_EQUAL, &[columns, rows])
 }
 
-/// 0 where `allowed`, `otherwise` elsewhere.
+/// Returns 0 where `allowed`, and `otherwise` elsewhere.
 pub(super) fn allowed_bias(
     call: &mut Call,
     allowed: ValueId,
     dtype: DType,
     otherwise: f64,
 ) -> Result<ValueId> {
-    let (zero, low) = (call.b.scalar(dtype, 0.0), call.b.scalar(dtype, otherwise));
-    call.b.emit(&WHERE, &[allowed, zero, low], Attrs::new())
+    let (zero, low) = (call.scalar(dtype, 0.0), call.scalar(dtype, otherwise));
+    call.op(&WHERE, &[allowed, zero, low])
 }
 
-/// Keys and values with as many heads as the queries have.
+/// Repeats keys and values to as many heads as the queries have.
 pub(super) fn grouped(
     call: &mut Call,
     q: ValueId,
     k: ValueId,
     v: ValueId,
 ) -> Result<(ValueId, ValueId)> {
-    if call.same(&call.dims(q)[1], &call.dims(k)[1]) {
+    if same(&call.dims(q)[1], &call.dims(k)[1]) {
         return Ok((k, v));
     }
     let wide = call.size(q, 1, "the number of query heads")?;
@@ -161,20 +153,20 @@ pub(super) fn grouped(
     Ok((repeat_heads(call, k, times)?, repeat_heads(call, v, times)?))
 }
 
-/// `com.microsoft::Attention`: one product makes queries, keys and values. Not supported: caches, rotary embedding,
+/// `com.microsoft::Attention`: one product computes queries, keys and values. Not supported: caches, rotary embedding, and
 /// mask indices that are not lengths.
-pub fn packed(call: &mut Call) -> Result<Option<Vec<Out>>> {
-    let (x, weights) = (call.need(0, "input")?, call.need(1, "weights")?);
+pub fn packed(call: &mut Call) -> Lowered {
+    let [x, weights] = call.operands(["input", "weights"])?;
     call.want_rank(x, &[3], "input")?;
     call.want_rank(weights, &[2], "weights")?;
-    let heads = call.heads("num_heads")?;
+    let heads = call.attr_positive("num_heads")?;
     call.refuse(4, "past")?;
     call.refuse(6, "past_sequence_length")?;
-    call.refuse_attribute("do_rotary")?;
-    call.refuse_attribute("past_present_share_buffer")?;
-    call.ignore("rotary_embedding_dim");
+    call.refuse_attr("do_rotary")?;
+    call.refuse_attr("past_present_share_buffer")?;
+    call.ignore_attr("rotary_embedding_dim");
     let width = call.size(weights, 1, "the width of the weights")?;
-    let sizes = match call.ints("qkv_hidden_sizes")? {
+    let sizes = match call.attr_ints("qkv_hidden_sizes")? {
         Some(sizes) if sizes.len() == 3 && sizes.iter().sum::<i64>() == width => sizes,
         None if width % 3 == 0 => vec![width / 3; 3],
         other => {
@@ -183,14 +175,14 @@ pub fn packed(call: &mut Call) -> Result<Option<Vec<Out>>> {
                 .found(format!("width {width}, qkv_hidden_sizes {other:?}")));
         }
     };
-    let mut all = call.b.emit(&MATMUL, &[x, weights], Attrs::new())?;
+    let mut all = call.op(&MATMUL, &[x, weights])?;
     if let Some(bias) = call.opt(2) {
-        all = call.b.add(all, bias)?;
+        all = call.add(all, bias)?;
     }
-    let parts = call.split(all, &sizes, -1)?;
-    let q = split_heads(call, parts[0], heads)?;
-    let k = split_heads(call, parts[1], heads)?;
-    let v = split_heads(call, parts[2], heads)?;
+    let pieces = call.split(all, &sizes, -1)?;
+    let q = split_heads(call, pieces[0], heads)?;
+    let k = split_heads(call, pieces[1], heads)?;
+    let v = split_heads(call, pieces[2], heads)?;
     let mask = call.opt(3);
     let extra = call.opt(5);
     let y = ort_attend(call, [q, k, v], mask, extra)?;
@@ -200,10 +192,10 @@ pub fn packed(call: &mut Call) -> Result<Option<Vec<Out>>> {
     ]))
 }
 
-/// `com.microsoft::MultiHeadAttention` on queries, keys and values that stand apart, are packed into the query or two of
-/// them into the key, or come with heads in an axis of their own. Not supported: caches.
-pub fn multi_head(call: &mut Call) -> Result<Option<Vec<Out>>> {
-    let heads = call.heads("num_heads")?;
+/// `com.microsoft::MultiHeadAttention`. Queries, keys and values are separate, all packed into the query, or the last two
+/// packed into the key; keys and values may have an axis of heads. Not supported: caches.
+pub fn multi_head(call: &mut Call) -> Lowered {
+    let heads = call.attr_positive("num_heads")?;
     let query = call.need(0, "query")?;
     let mut parts = match (call.opt(1), call.opt(2)) {
         (None, None) => unpacked(call, query, "a packed query", 3)?,
@@ -235,11 +227,11 @@ pub fn multi_head(call: &mut Call) -> Result<Option<Vec<Out>>> {
         }
         let biases = call.split(bias, &sizes, 0)?;
         for (part, bias) in parts.iter_mut().zip(biases) {
-            *part = call.b.add(*part, bias)?;
+            *part = call.add(*part, bias)?;
         }
     }
     for part in &mut parts {
-        if call.b.rank(*part) == 3 {
+        if call.rank(*part) == 3 {
             *part = split_heads(call, *part, heads)?;
         }
     }
@@ -254,7 +246,7 @@ pub fn multi_head(call: &mut Call) -> Result<Option<Vec<Out>>> {
     ]))
 }
 
-/// [batch, sequence, heads, `count`, size] as so many operands [batch, sequence, heads·size].
+/// Unpacks [batch, sequence, heads, `count`, size] into `count` operands [batch, sequence, heads·size].
 fn unpacked(call: &mut Call, x: ValueId, what: &str, count: i64) -> Result<Vec<ValueId>> {
     call.want_rank(x, &[5], what)?;
     let heads = call.size(x, 2, "the number of heads")?;
@@ -262,17 +254,16 @@ fn unpacked(call: &mut Call, x: ValueId, what: &str, count: i64) -> Result<Vec<V
     if call.size(x, 3, "the number of packed operands")? != count {
         return Err(call
             .fail("shape", format!("{what} does not hold {count} operands"))
-            .found(call.b.ty(x).to_string()));
+            .found(call.ty(x).to_string()));
     }
-    let parts = call.split(x, &vec![1; count as usize], 3)?;
-    let mut apart = Vec::with_capacity(parts.len());
-    for part in parts {
-        apart.push(call.reshape(part, &[0, 0, heads * size])?);
-    }
-    Ok(apart)
+    let pieces = call.split(x, &vec![1; count as usize], 3)?;
+    pieces
+        .into_iter()
+        .map(|piece| call.reshape(piece, &[0, 0, heads * size]))
+        .collect()
 }
 
-/// What ONNX Runtime's attention ops share behind their projections.
+/// Lowers what ONNX Runtime's attention ops share after their projections.
 fn ort_attend(
     call: &mut Call,
     [q, k, v]: [ValueId; 3],
@@ -281,26 +272,20 @@ fn ort_attend(
 ) -> Result<ValueId> {
     let dtype = call.dtype(q);
     let size = call.size(q, 3, "the size of a head")?;
-    let scale = scale_of(call.float("scale", 0.0)?, size);
-    let filter = f64::from(call.float("mask_filter_value", -10000.0)?);
+    let scale = scale_of(call.attr_float("scale", 0.0)?, size);
+    let filter = f64::from(call.attr_float("mask_filter_value", -10000.0)?);
     let mut bias = None;
     if let Some(mask) = mask {
         let allowed = ort_mask(call, mask, k)?;
         bias = Some(allowed_bias(call, allowed, dtype, filter)?);
     }
-    if call.int("unidirectional", 0)? != 0 {
+    if call.attr_flag("unidirectional")? {
         let order = causal(call, q, k)?;
         let order = allowed_bias(call, order, dtype, f64::NEG_INFINITY)?;
-        bias = Some(match bias {
-            Some(bias) => call.b.add(bias, order)?,
-            None => order,
-        });
+        bias = Some(call.added(bias, order)?);
     }
     if let Some(extra) = extra {
-        bias = Some(match bias {
-            Some(bias) => call.b.add(bias, extra)?,
-            None => extra,
-        });
+        bias = Some(call.added(bias, extra)?);
     }
     let heads = Heads {
         q,
@@ -315,29 +300,29 @@ fn ort_attend(
     merge_heads(call, y)
 }
 
-/// Which keys count, as a bool that broadcasts to the scores: from a mask [batch, keys] or [batch, queries, keys] in
-/// which 0 means padding, or from the number of keys [batch].
+/// Returns which keys count, as a bool that broadcasts to the scores. The mask is [batch, keys] or [batch, queries, keys],
+/// where 0 means padding, or the number of keys [batch].
 fn ort_mask(call: &mut Call, mask: ValueId, k: ValueId) -> Result<ValueId> {
     let zero = Tensor::scalar_int(call.dtype(mask), 0);
-    let zero = call.b.constant("const.0", zero);
-    match call.b.rank(mask) {
-        1 if call.same(&call.dims(mask)[0], &call.dims(k)[0]) => {
-            let lengths = call.b.cast(mask, DType::I64)?;
+    let zero = call.constant("const.0", zero);
+    match call.rank(mask) {
+        1 if same(&call.dims(mask)[0], &call.dims(k)[0]) => {
+            let lengths = call.cast(mask, DType::I64)?;
             let lengths = call.unsqueeze(lengths, &[1, 2, 3])?;
             let columns = call.positions(k, 2)?;
-            call.b.emit(&LESS, &[columns, lengths], Attrs::new())
+            call.op(&LESS, &[columns, lengths])
         }
         2 => {
-            let counts = call.b.emit(&GREATER, &[mask, zero], Attrs::new())?;
+            let counts = call.op(&GREATER, &[mask, zero])?;
             call.unsqueeze(counts, &[1, 2])
         }
         3 => {
-            let counts = call.b.emit(&GREATER, &[mask, zero], Attrs::new())?;
+            let counts = call.op(&GREATER, &[mask, zero])?;
             call.unsqueeze(counts, &[1])
         }
         _ => Err(call
             .unsupported("a mask of this shape")
             .expected("[batch, keys], [batch, queries, keys] or [batch]")
-            .found(call.b.ty(mask).to_string())),
+            .found(call.ty(mask).to_string())),
     }
 }

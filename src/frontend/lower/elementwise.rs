@@ -1,0 +1,117 @@
+//! Elementwise ops that are short formulas of rows: `CastLike`, `Hardmax`, `Mean`, `Mod` of floats, `Shrink`, `Softsign`,
+//! `ThresholdedRelu`, `EyeLike` (ONNX operator specifications of those names).
+
+use super::call::{Call, Lowered, from_start, one};
+use ckpt_passes::ir::Attrs;
+use ckpt_passes::ops::arith::{ABS, MOD, SUM};
+use ckpt_passes::ops::logic::{EQUAL, GREATER, LESS, WHERE, XOR};
+use ckpt_passes::ops::select::ARG_MAX;
+
+/// `CastLike`: the first operand in the element type of the second.
+pub fn cast_like(call: &mut Call) -> Lowered {
+    let [x, like] = call.operands(["input", "target_type"])?;
+    call.ignore_attr("saturate"); // Both matter to 8-bit floats only, which we do not have.
+    call.ignore_attr("round_mode");
+    one(call.cast_like(x, like)?)
+}
+
+/// `Mod` of floating-point operands with the sign of the divisor (ONNX Mod-28, `fmod` = 0). It takes the remainder with the
+/// sign of the dividend, and adds the divisor where the signs differ.
+pub fn modulo(call: &mut Call) -> Lowered {
+    let [a, b] = call.operands(["A", "B"])?;
+    if !call.dtype(a).is_float() || call.peek_int("fmod") == Some(1) {
+        return Ok(None);
+    }
+    call.ignore_attr("fmod");
+    let [zero, minus_zero] = [0.0, -0.0].map(|v| call.scalar_like(a, v));
+    let rest = call.emit(&MOD, &[a, b], Attrs::new().with("fmod", 1))?;
+    let backward = call.op(&LESS, &[b, zero])?;
+    let below = call.op(&LESS, &[rest, zero])?;
+    let against = call.op(&XOR, &[backward, below])?;
+    let turned = call.add(rest, b)?;
+    let y = call.op(&WHERE, &[against, turned, rest])?;
+    // A remainder of zero has the sign of the divisor as well.
+    let none = call.op(&EQUAL, &[rest, zero])?;
+    let signed = call.op(&WHERE, &[backward, minus_zero, zero])?;
+    one(call.op(&WHERE, &[none, signed, y])?)
+}
+
+/// `Hardmax`: 1 at the first of the largest elements along an axis, 0 elsewhere.
+pub fn hardmax(call: &mut Call) -> Lowered {
+    let x = call.need(0, "input")?;
+    let rank = call.rank(x);
+    // Until opset 12 the axes from `axis` on are flattened, which is the same only on the last axis.
+    let axis = call.attr_int("axis", if call.opset < 13 { 1 } else { -1 })?;
+    let is_read = |a: &usize| call.opset >= 13 || a + 1 == rank;
+    let Some(axis) = from_start(axis, rank).filter(is_read) else {
+        return Err(call.unsupported(format!("axis {axis} in opset {}", call.opset)));
+    };
+    let attrs = Attrs::new().with("axis", axis as i64);
+    let best = call.emit(&ARG_MAX, &[x], attrs)?;
+    let places = call.positions(x, axis)?;
+    let mut dims = vec![1; rank];
+    dims[axis] = -1;
+    let places = call.reshape(places, &dims)?;
+    let hit = call.op(&EQUAL, &[places, best])?;
+    one(call.cast_like(hit, x)?)
+}
+
+/// The sum of the broadcast operands, divided by their number.
+pub fn mean(call: &mut Call) -> Lowered {
+    let mut all = vec![call.need(0, "data_0")?];
+    while let Some(next) = call.opt(all.len()) {
+        all.push(next);
+    }
+    let n = all.len() as f64;
+    let sum = call.op(&SUM, &all)?;
+    let n = call.scalar_like(sum, n);
+    one(call.div(sum, n)?)
+}
+
+/// x + bias below -lambd, x - bias above lambd, 0 between.
+pub fn shrink(call: &mut Call) -> Lowered {
+    let x = call.need(0, "input")?;
+    let (bias, lambd) = (
+        call.attr_float("bias", 0.0)?,
+        call.attr_float("lambd", 0.5)?,
+    );
+    let [bias, high, low, zero] =
+        [bias, lambd, -lambd, 0.0].map(|v| call.scalar_like(x, f64::from(v)));
+    let below = call.op(&LESS, &[x, low])?;
+    let above = call.op(&GREATER, &[x, high])?;
+    let (raised, lowered) = (call.add(x, bias)?, call.sub(x, bias)?);
+    let y = call.op(&WHERE, &[above, lowered, zero])?;
+    one(call.op(&WHERE, &[below, raised, y])?)
+}
+
+/// x / (1 + |x|).
+pub fn softsign(call: &mut Call) -> Lowered {
+    let x = call.need(0, "input")?;
+    let size = call.op(&ABS, &[x])?;
+    let unit = call.scalar_like(x, 1.0);
+    let size = call.add(unit, size)?;
+    one(call.div(x, size)?)
+}
+
+/// x above alpha, 0 elsewhere.
+pub fn thresholded_relu(call: &mut Call) -> Lowered {
+    let x = call.need(0, "X")?;
+    let alpha = call.attr_float("alpha", 1.0)?;
+    let [alpha, zero] = [f64::from(alpha), 0.0].map(|v| call.scalar_like(x, v));
+    let above = call.op(&GREATER, &[x, alpha])?;
+    one(call.op(&WHERE, &[above, x, zero])?)
+}
+
+/// `EyeLike`: a matrix of the operand's shape with ones on diagonal `k`.
+pub fn eye_like(call: &mut Call) -> Lowered {
+    let x = call.need(0, "input")?;
+    call.want_rank(x, &[2], "input")?;
+    let dtype = call.attr_dtype("dtype")?.unwrap_or(call.dtype(x));
+    let shift = call.attr_int("k", 0)?;
+    let (rows, columns) = (call.positions(x, 0)?, call.positions(x, 1)?);
+    let shift = call.int(shift);
+    let rows = call.add(rows, shift)?;
+    let rows = call.unsqueeze(rows, &[1])?;
+    let on = call.op(&EQUAL, &[rows, columns])?;
+    one(call.cast(on, dtype)?)
+}

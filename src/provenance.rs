@@ -1,0 +1,239 @@
+//! The provenance of a written graph: metadata that says how it was made (`ckpt.loss`, `ckpt.policy`, …).
+//!
+//! `verify` reads it to differentiate the original in the same way and compare.
+
+use crate::frontend::given::{Given, list_text, read_list};
+use ckpt_passes::analysis::params::Selection;
+use ckpt_passes::compile::{Compiled, Request};
+use ckpt_passes::ir::Graph;
+use ckpt_passes::transform::joint::has_backward;
+use ckpt_passes::transform::loss::Loss;
+use ckpt_passes::transform::optimizer::Optimizer;
+use ckpt_passes::transform::rng_streams::Stream;
+use ckpt_passes::transform::tile::{Tile, Tiles};
+use ckpt_passes::{Error, Result};
+use std::collections::BTreeMap;
+
+/// Keys of a written graph's metadata.
+pub mod keys {
+    /// Version of ckpt-opt that wrote the graph.
+    pub const VERSION: &str = "ckpt.version";
+    /// The loss, as `--loss` takes it.
+    pub const LOSS: &str = "ckpt.loss";
+    /// How often the model was differentiated, where that is more than once: all other keys are of the last time.
+    pub const ORDER: &str = "ckpt.order";
+    /// The policy of the plan.
+    pub const POLICY: &str = "ckpt.policy";
+    /// `exact`, or `rounded` where ops were fused or tiled.
+    pub const NUMERICS: &str = "ckpt.numerics";
+    /// `true` where ops were fused.
+    pub const FUSE: &str = "ckpt.fuse";
+    /// The number of chunks of the head and the loss, where they were tiled.
+    pub const TILE: &str = "ckpt.tile";
+    /// The number of chunks of tiled MLPs.
+    pub const TILE_MLP: &str = "ckpt.tile_mlp";
+    /// The optimizer, as `--optimizer` takes it.
+    pub const OPTIMIZER: &str = "ckpt.optimizer";
+    /// `true` where each update runs as soon as its gradient is complete.
+    pub const FUSE_OPTIMIZER: &str = "ckpt.fuse_optimizer";
+    /// A JSON list of patterns of trainable parameters.
+    pub const TRAINABLE: &str = "ckpt.trainable";
+    /// A JSON list of patterns of frozen parameters.
+    pub const FREEZE: &str = "ckpt.freeze";
+    /// A JSON list of patterns of dropped outputs.
+    pub const DROP_OUTPUT: &str = "ckpt.drop_output";
+    /// A JSON list of `NAME=PATTERN,…`.
+    pub const RNG_STREAM: &str = "ckpt.rng_stream";
+    pub use crate::frontend::given::{INPUT_KEY as INPUT, OUTPUT_NAMES_KEY as OUTPUT_NAMES};
+}
+
+/// Writes into the metadata of a compiled graph how it was made. `earlier` is how often it was differentiated before.
+pub fn record(graph: &mut Graph, request: &Request, compiled: &Compiled, earlier: u32) {
+    if compiled.loss.is_some() {
+        forget_earlier(graph, earlier);
+    }
+    let policy = match &compiled.made {
+        Some(made) => &made.plan.policy,
+        None => "none",
+    };
+    let fused = !compiled.fused.is_empty();
+    write_record(graph, request, policy, compiled.loss.as_ref(), fused);
+    let meta = &mut graph.meta;
+    for (key, tiled) in [
+        (keys::TILE, &compiled.tiled),
+        (keys::TILE_MLP, &compiled.tiled_mlps),
+    ] {
+        if let Some(chunks) = most_chunks(tiled) {
+            meta.insert(keys::NUMERICS.into(), "rounded".into());
+            meta.insert(key.into(), chunks.to_string());
+        }
+    }
+    if let Some(optimizer) = &request.optimizer {
+        meta.insert(keys::OPTIMIZER.into(), optimizer.to_string());
+        if request.fuse_optimizer {
+            meta.insert(keys::FUSE_OPTIMIZER.into(), "true".into());
+        }
+    }
+}
+
+/// Returns the largest number of chunks among tiled regions.
+pub fn most_chunks(tiled: &[(String, usize)]) -> Option<usize> {
+    tiled.iter().map(|(_, chunks)| *chunks).max()
+}
+
+/// Returns how often a graph was differentiated, by its metadata.
+///
+/// # Errors
+/// A record that is no such number.
+pub fn derivative_order(graph: &Graph) -> Result<u32> {
+    match graph.meta.get(keys::ORDER) {
+        _ if !has_backward(graph) => Ok(0),
+        None => Ok(1),
+        Some(text) => text.parse().ok().filter(|n| *n > 1).ok_or_else(|| {
+            let what = format!(
+                "metadata `{}` is not how often a graph was differentiated",
+                keys::ORDER
+            );
+            Error::model("record", what)
+                .expected("a number above 1")
+                .found(text)
+        }),
+    }
+}
+
+/// Drops the record of earlier derivatives from a graph that was just differentiated. `before` counts those derivatives.
+fn forget_earlier(graph: &mut Graph, before: u32) {
+    use keys::{FUSE_OPTIMIZER, OPTIMIZER, ORDER, OUTPUT_NAMES, TILE, TILE_MLP};
+    let meta = &mut graph.meta;
+    for key in [ORDER, TILE, TILE_MLP, OPTIMIZER, FUSE_OPTIMIZER] {
+        meta.remove(key);
+    }
+    if before > 0 {
+        meta.remove(OUTPUT_NAMES);
+        meta.insert(ORDER.into(), before.saturating_add(1).to_string());
+    }
+}
+
+/// Writes the record. Without a new loss, a graph keeps its record of the loss and of what was trained.
+fn write_record(
+    graph: &mut Graph,
+    request: &Request,
+    policy: &str,
+    loss: Option<&Loss>,
+    fused: bool,
+) {
+    let meta = &mut graph.meta;
+    meta.insert(keys::VERSION.into(), env!("CARGO_PKG_VERSION").into());
+    meta.insert(keys::POLICY.into(), policy.into());
+    meta.entry(keys::NUMERICS.into())
+        .or_insert_with(|| "exact".into());
+    if let Some(loss) = loss {
+        let numerics = if fused { "rounded" } else { "exact" };
+        meta.insert(keys::NUMERICS.into(), numerics.into());
+        meta.remove(keys::FUSE);
+        if fused {
+            meta.insert(keys::FUSE.into(), "true".into());
+        }
+        meta.insert(keys::LOSS.into(), loss.to_string());
+        let streams: Vec<String> = request.rng_streams.iter().map(Stream::to_string).collect();
+        let lists = [
+            (keys::RNG_STREAM, &streams),
+            (keys::TRAINABLE, &request.selection.trainable),
+            (keys::FREEZE, &request.selection.freeze),
+            (keys::DROP_OUTPUT, &request.drop_outputs),
+        ];
+        for (key, list) in lists {
+            meta.remove(key);
+            if !list.is_empty() {
+                meta.insert(key.into(), list_text(list));
+            }
+        }
+    }
+}
+
+/// Returns the request that gives the same values from the forward graph, and how that graph was loaded. The policy is
+/// not part of it, because plans never change a value.
+///
+/// # Errors
+/// A graph without the record.
+pub fn read_record(meta: &BTreeMap<String, String>) -> Result<(Request, Given)> {
+    let Some(loss) = meta.get(keys::LOSS) else {
+        return Err(Error::model(
+            "record",
+            "the training graph does not say which loss it was made with",
+        )
+        .expected(format!("metadata `{}`, as ckpt-opt writes it", keys::LOSS))
+        .help("compare two training graphs instead, or two forward graphs"));
+    };
+    let list = |key| read_list(meta, key);
+    let truth = |key: &str| match meta.get(key).map(String::as_str) {
+        None | Some("false") => Ok(false),
+        Some("true") => Ok(true),
+        Some(other) => Err(Error::model(
+            "record",
+            format!("metadata `{key}` is not a truth value"),
+        )
+        .expected("true or false")
+        .found(other)),
+    };
+    let optimizer = meta.get(keys::OPTIMIZER).map(|t| Optimizer::parse(t));
+    let chunks = |key: &str| match meta.get(key) {
+        None => Ok(Tile::Off),
+        Some(chunks) => Tile::parse(chunks),
+    };
+    let tile = Tiles {
+        loss: chunks(keys::TILE)?,
+        mlp: chunks(keys::TILE_MLP)?,
+    };
+    let request = Request {
+        loss: Loss::parse(loss)?,
+        policy: ckpt_passes::plan::Policy::None,
+        selection: Selection {
+            trainable: list(keys::TRAINABLE)?,
+            freeze: list(keys::FREEZE)?,
+        },
+        drop_outputs: list(keys::DROP_OUTPUT)?,
+        rng_streams: list(keys::RNG_STREAM)?
+            .iter()
+            .map(|t| Stream::parse(t))
+            .collect::<Result<_>>()?,
+        fuse: truth(keys::FUSE)?,
+        tile,
+        optimizer: optimizer.transpose()?,
+        fuse_optimizer: truth(keys::FUSE_OPTIMIZER)?,
+        ..Request::default()
+    };
+    Ok((request, Given::recorded(meta)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_record_is_read_back() {
+        let mut graph = Graph::new("g");
+        let mut request = Request {
+            drop_outputs: vec!["present.*".into()],
+            ..Request::default()
+        };
+        request.rng_streams = vec![Stream::parse("tp=*.attn,*.mlp").unwrap()];
+        request.selection.freeze = vec!["emb\"ed*".into()];
+        assert_eq!(read_record(&graph.meta).err().unwrap().exit_code(), 2);
+        write_record(&mut graph, &request, "full", Some(&Loss::CausalLm), true);
+        let (read, given) = read_record(&graph.meta).unwrap();
+        assert_eq!(
+            (read.loss, read.drop_outputs),
+            (Loss::CausalLm, request.drop_outputs.clone())
+        );
+        assert_eq!(read.rng_streams, request.rng_streams);
+        assert_eq!(read.selection.freeze, request.selection.freeze);
+        assert!(given.inputs.is_empty() && read.selection.trainable.is_empty());
+        assert!(read.fuse);
+        // Planning it again, now with its backward, keeps the record.
+        write_record(&mut graph, &Request::default(), "none", None, false);
+        assert_eq!(graph.meta[keys::NUMERICS], "rounded");
+        assert_eq!(graph.meta[keys::LOSS], "causal-lm");
+        assert!(graph.meta.contains_key(keys::FREEZE));
+    }
+}
