@@ -72,8 +72,8 @@ fn steps(graph: &Graph, what: &str, arena: bool) -> (Bits, u64) {
         }
         held.push(run.outputs);
     }
-    let schedule = program.schedule(&inputs).unwrap();
-    let (bytes, placed) = (schedule.arena_bytes(), schedule.placed());
+    let specialization = program.specialization(&inputs).unwrap();
+    let (bytes, placed) = (specialization.arena_bytes(), specialization.placed());
     match arena {
         true => assert!(
             bytes > 0 && placed > 10,
@@ -121,13 +121,13 @@ fn every_block_of_a_place_finds_it() {
         let inputs = inputs(&graph);
         let mut program = Program::new(&graph).unwrap();
         program.use_arena(true);
-        let schedule = program.schedule(&inputs).unwrap();
-        let planned = Arena::new(&schedule.memory, HEADER_BYTES);
+        let specialization = program.specialization(&inputs).unwrap();
+        let planned = Arena::new(&specialization.memory, HEADER_BYTES);
         let results: usize = planned.made.iter().map(Vec::len).sum();
         for step in 1..=2 {
-            let before = schedule.placed();
+            let before = specialization.placed();
             drop(program.run(&inputs).unwrap());
-            let placed = schedule.placed() - before;
+            let placed = specialization.placed() - before;
             // Temporaries find their stretches beside.
             assert!(
                 placed >= results as u64,
@@ -145,9 +145,12 @@ fn an_arena_is_no_larger_than_its_plan() {
         for policy in [Policy::None, Policy::Full, Policy::Selective] {
             let graph = compiled(name, policy);
             let inputs = inputs(&graph);
-            let schedule = Program::new(&graph).unwrap().schedule(&inputs).unwrap();
-            let planned = schedule.memory.peak_bytes - schedule.memory.static_bytes;
-            let (reserved, what) = (schedule.arena_bytes(), (name, policy));
+            let specialization = Program::new(&graph)
+                .unwrap()
+                .specialization(&inputs)
+                .unwrap();
+            let planned = specialization.memory.peak_bytes - specialization.memory.static_bytes;
+            let (reserved, what) = (specialization.arena_bytes(), (name, policy));
             assert!(
                 reserved * 100 <= planned * 103 && reserved * 2 > planned,
                 "{what:?}: {reserved} reserved, {planned} planned"

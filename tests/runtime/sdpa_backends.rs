@@ -152,7 +152,7 @@ impl One {
     fn run(&self, available: SdpaBackends) -> (Vec<Tensor>, AttentionKernels) {
         let mut program = Program::new(&self.graph).unwrap();
         program.attend_with(available);
-        let taken = program.schedule(&self.feed).unwrap().taken();
+        let taken = program.specialization(&self.feed).unwrap().taken();
         let run = program.run(&self.feed).unwrap_or_else(|e| panic!("{e}"));
         (run.outputs.into_iter().map(|(_, x)| x).collect(), taken)
     }
@@ -254,7 +254,11 @@ fn a_run_predicts_the_blocks_of_its_kernels() {
         let mut program = Program::new(&one.graph).unwrap();
         program.attend_with(available);
         let feed = one.feed.iter().map(|(n, x)| (n.clone(), x.contiguous()));
-        program.schedule(&feed.collect()).unwrap().memory.clone()
+        program
+            .specialization(&feed.collect())
+            .unwrap()
+            .memory
+            .clone()
     };
     let (pair, tiles) = (memory(of_the_cpu()), memory(SdpaBackends::default()));
     // Result, log-sum-exp, and as every gradient comes turned a copy of the largest, or the forward beside all.
@@ -339,7 +343,7 @@ fn a_plan_changes_no_bit_of_a_pair() {
         if let Some(available) = available {
             program.attend_with(available);
         }
-        let taken = program.schedule(&inputs).unwrap().taken();
+        let taken = program.specialization(&inputs).unwrap().taken();
         let outputs = program.run(&inputs).unwrap().outputs;
         let outputs: BTreeMap<String, Tensor> = outputs.into_iter().collect();
         (outputs, taken)
