@@ -4,6 +4,7 @@
 //! among its outputs: then it is differentiated once more.
 
 use crate::analysis::Device;
+use crate::analysis::gradients;
 use crate::analysis::params::{Parameter, Selection};
 use crate::analysis::tied_weights;
 use crate::driver::{self, Cx, Made, Options, Pipeline, Timings, Watch};
@@ -15,7 +16,7 @@ use crate::transform::joint;
 use crate::transform::loss::Loss;
 use crate::transform::optimizer::{Optimizer, Updates};
 use crate::transform::remat::strip_again;
-use crate::transform::rng_streams::{self, Stream};
+use crate::transform::rng_streams::{self, RngStream};
 use crate::transform::tile::Tiles;
 
 /// What to compile into.
@@ -38,7 +39,7 @@ pub struct Request {
     /// Patterns of forward outputs that the training graph need not have.
     pub drop_outputs: Vec<String>,
     /// Random nodes that draw by a seed of their own.
-    pub rng_streams: Vec<Stream>,
+    pub rng_streams: Vec<RngStream>,
     /// Put one op in the place of several where that saves memory or time; results may be rounded otherwise. The
     /// command line asks for it unless told not to.
     pub fuse: bool,
@@ -114,10 +115,10 @@ const FROM_TRAINING: &str = "infer,strip,simplify,tile,optimizer,plan,remat";
 /// What any pass refuses.
 pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Result<Compiled> {
     let mut loss = request.loss.clone();
-    if joint::has_backward(graph) && matches!(loss, Loss::Output(_)) {
+    if gradients::has_backward(graph) && matches!(loss, Loss::Output(_)) {
         loss = joint::forward_again(graph, &loss)?;
     }
-    let forward = !joint::has_backward(graph);
+    let forward = !gradients::has_backward(graph);
     if forward && graph.phase > Phase::Typed {
         return Err(Error::model(
             "phase",

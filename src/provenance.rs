@@ -3,13 +3,13 @@
 //! `verify` reads it to differentiate the original in the same way and compare.
 
 use crate::frontend::given::{Given, list_text, read_list};
+use ckpt_passes::analysis::gradients::has_backward;
 use ckpt_passes::analysis::params::Selection;
 use ckpt_passes::compile::{Compiled, Request};
 use ckpt_passes::ir::Graph;
-use ckpt_passes::transform::joint::has_backward;
 use ckpt_passes::transform::loss::Loss;
 use ckpt_passes::transform::optimizer::Optimizer;
-use ckpt_passes::transform::rng_streams::Stream;
+use ckpt_passes::transform::rng_streams::RngStream;
 use ckpt_passes::transform::tile::{Tile, Tiles};
 use ckpt_passes::{Error, Result};
 use std::collections::BTreeMap;
@@ -135,7 +135,11 @@ fn write_record(
             meta.insert(keys::FUSE.into(), "true".into());
         }
         meta.insert(keys::LOSS.into(), loss.to_string());
-        let streams: Vec<String> = request.rng_streams.iter().map(Stream::to_string).collect();
+        let streams: Vec<String> = request
+            .rng_streams
+            .iter()
+            .map(RngStream::to_string)
+            .collect();
         let lists = [
             (keys::RNG_STREAM, &streams),
             (keys::TRAINABLE, &request.selection.trainable),
@@ -195,7 +199,7 @@ pub fn read_record(meta: &BTreeMap<String, String>) -> Result<(Request, Given)> 
         drop_outputs: list(keys::DROP_OUTPUT)?,
         rng_streams: list(keys::RNG_STREAM)?
             .iter()
-            .map(|t| Stream::parse(t))
+            .map(|t| RngStream::parse(t))
             .collect::<Result<_>>()?,
         fuse: truth(keys::FUSE)?,
         tile,
@@ -217,7 +221,7 @@ mod tests {
             drop_outputs: vec!["present.*".into()],
             ..Request::default()
         };
-        request.rng_streams = vec![Stream::parse("tp=*.attn,*.mlp").unwrap()];
+        request.rng_streams = vec![RngStream::parse("tp=*.attn,*.mlp").unwrap()];
         request.selection.freeze = vec!["emb\"ed*".into()];
         assert_eq!(read_record(&graph.meta).err().unwrap().exit_code(), 2);
         write_record(&mut graph, &request, "full", Some(&Loss::CausalLm), true);

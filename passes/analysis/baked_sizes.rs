@@ -1,52 +1,59 @@
-//! Sizes that a trace wrote down: a model exported for one batch and sequence says so in the targets of its reshapes.
+//! Sizes that a trace fixed: a model exported for one batch and sequence has them in the targets of its reshapes.
 //!
-//! `Reshape([seq, batch, 64] → [16, 4, 16])` runs only where both hold equally many elements. Typing accepts it, since it
-//! may; at numbers it does or does not. A reshape that keeps its elements at every size says nothing and is not listed.
-//! What follows from data is not limited here.
+//! `Reshape([seq, batch, 64] → [16, 4, 16])` runs only where both shapes hold equally many elements. Typing accepts it,
+//! because the shapes may agree; at given numbers they do or do not. A reshape that keeps its elements at every size
+//! fixes nothing and is not listed. Sizes that the data decides are not checked here.
 
-use crate::ir::{Atom, Dim, Graph, NodeId, Role, Same};
+use crate::ir::{Dim, Graph, NodeId, Same};
 use crate::ops::shape::RESHAPE;
 use std::collections::BTreeSet;
 
-/// Two numbers of elements that are equal in every run.
+/// Two element counts that have to be equal in every run.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Pin {
+pub struct BakedSize {
+    /// The reshape.
     pub node: NodeId,
+    /// Elements of its operand.
     pub operand: Dim,
+    /// Elements of its result.
     pub result: Dim,
 }
 
-impl Pin {
-    /// Both numbers at these sizes if they differ.
+impl BakedSize {
+    /// Returns both counts at these sizes if they differ.
     pub fn broken(&self, size_of: &dyn Fn(&str) -> Option<i64>) -> Option<(i64, i64)> {
         let pair = (self.operand.eval(size_of)?, self.result.eval(size_of)?);
         (pair.0 != pair.1).then_some(pair)
     }
 }
 
-/// The pins of a typed graph's forward nodes, each pair once, in the order of its schedule.
-pub fn pins(graph: &Graph) -> Vec<Pin> {
+/// Returns the baked sizes of a typed graph's forward nodes in schedule order, each pair of counts once.
+pub fn baked_sizes(graph: &Graph) -> Vec<BakedSize> {
     let mut seen = BTreeSet::new();
     let mut found = Vec::new();
     for id in graph.order() {
         let node = graph.node(*id);
-        if node.op != &RESHAPE || node.role != Role::Forward || node.recompute_of.is_some() {
-            continue;
-        }
-        let Some(Some(operand)) = node.ins.first() else {
+        let Some(operand) = node.operand(0) else {
             continue;
         };
-        let pin = Pin {
-            node: *id,
-            operand: graph.ty(*operand).elements(),
-            result: graph.ty(node.outs[0]).elements(),
-        };
-        let mut is_known = pin.operand.same(&pin.result) != Same::Yes;
-        for side in [&pin.operand, &pin.result] {
-            side.for_each_leaf(&mut |atom| is_known &= matches!(atom, Atom::Sym(_)));
+        if node.op != &RESHAPE || !node.is_forward() {
+            continue;
         }
-        if is_known && seen.insert((pin.operand.to_string(), pin.result.to_string())) {
-            found.push(pin);
+        let (operand, result) = (
+            graph.ty(operand).elements(),
+            graph.ty(node.outs[0]).elements(),
+        );
+        let may_differ = operand.same(&result) != Same::Yes;
+        if may_differ
+            && operand.is_over_names()
+            && result.is_over_names()
+            && seen.insert((operand.to_string(), result.to_string()))
+        {
+            found.push(BakedSize {
+                node: *id,
+                operand,
+                result,
+            });
         }
     }
     found
@@ -72,20 +79,20 @@ mod tests {
     #[test]
     fn a_traced_reshape_fixes_its_sizes() {
         let graph = text::parse(TRACED).unwrap();
-        let found = pins(&graph);
+        let found = baked_sizes(&graph);
         assert_eq!(found.len(), 1, "{found:?}");
         let at = |b: i64, s: i64| found[0].broken(&|n| Some(if n == "batch" { b } else { s }));
         assert_eq!((at(2, 3), at(1, 6), at(2, 4)), (None, None, Some((32, 24))));
     }
 
     #[test]
-    fn defaults_fit_the_trace_and_wishes_that_cannot_are_refused() {
+    fn defaults_fit_the_trace_and_sizes_that_cannot_are_refused() {
         let graph = text::parse(TRACED).unwrap();
         let given = |dims: &[(&str, i64)]| {
             let dims: Vec<(String, i64)> = dims.iter().map(|(n, s)| (n.to_string(), *s)).collect();
             Binding::new(&graph, &dims).map(|b| (b.get("batch").unwrap(), b.get("seq").unwrap()))
         };
-        // The batch stays what it is assumed to be where the sequence can give way.
+        // The batch stays what it is assumed to be where the sequence can shrink.
         assert_eq!(given(&[]).unwrap(), (1, 6));
         assert_eq!(given(&[("batch", 2)]).unwrap(), (2, 3));
         assert_eq!(given(&[("seq", 2)]).unwrap(), (3, 2));

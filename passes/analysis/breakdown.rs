@@ -1,40 +1,40 @@
-//! What the bytes at the peak are: the rows of a before/after table.
+//! The bytes at the peak by purpose: the rows of a before/after table.
 //!
-//! Storages alive at the node where the peak is reached, by what they are for. The rows add up to the peak.
+//! The rows count the storages that are live at the node where the peak is reached, and add up to the peak.
 
+use crate::analysis::gradients::{states, trained};
 use crate::analysis::memory::MemoryProfile;
 use crate::ir::{Def, Graph, Role, SecondaryMap};
-use crate::transform::joint::trained;
-use crate::transform::optimizer::states;
 
-/// Bytes alive at the peak.
+/// Bytes live at the peak.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Breakdown {
     /// Initializers.
     pub parameters: u64,
+    /// Graph inputs that are no optimizer states.
     pub inputs: u64,
-    /// What an optimizer keeps for parameters: inputs that updates are of.
+    /// Optimizer states: inputs that updates update.
     pub state: u64,
-    /// Gradients that leave the graph.
+    /// Gradients that are graph outputs or operands of updates.
     pub gradients: u64,
     /// Other graph outputs.
     pub outputs: u64,
-    /// Results of the forward part, computed for the first time or again.
+    /// Results of the forward pass, first computations and recomputations.
     pub activations: u64,
-    /// Results of the backward part on their way to a gradient.
+    /// Results of the backward pass that are no gradients of parameters.
     pub cotangents: u64,
-    /// Temporaries inside the kernel that runs.
+    /// Temporaries of the kernel that runs.
     pub temporaries: u64,
 }
 
 impl Breakdown {
-    /// Looks at the moment of `memory`'s peak; `memory` is that of `graph`.
+    /// Builds the rows at the peak of `memory`, the profile of `graph`.
     pub fn new(graph: &Graph, memory: &MemoryProfile) -> Breakdown {
         let mut rows = Breakdown::default();
         let at = memory
             .at
             .and_then(|id| graph.order().iter().position(|n| *n == id));
-        // What a storage is handed out as, by its first value.
+        // By the first value of a storage: some if it is an output, `true` for gradients.
         let mut handed_out = SecondaryMap::new(graph.value_bound(), None);
         for id in graph.outputs() {
             handed_out[memory.storage(*id).first] = Some(false);
@@ -63,7 +63,7 @@ impl Breakdown {
                 Def::Node { node, .. } => *node,
             };
             let Some(at) = at else { continue };
-            // What is written over where it dies counts as what is written there.
+            // A storage that is written over where it dies counts as the new one.
             let end = at + usize::from(storage.taken_by.is_some());
             if storage.born > at || storage.dies.is_some_and(|dies| dies < end) {
                 continue;
@@ -80,12 +80,12 @@ impl Breakdown {
         rows
     }
 
-    /// The peak.
+    /// Returns the peak: the sum of all rows.
     pub fn total(&self) -> u64 {
         self.rows().iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Names and bytes, in the order of a table.
+    /// Returns names and bytes, in table order.
     pub fn rows(&self) -> [(&'static str, u64); 8] {
         [
             ("parameters", self.parameters),

@@ -1,5 +1,5 @@
-//! Prices of nodes at known sizes: FLOPs and bytes moved, and the element type that the arithmetic is in. What that takes
-//! in time is the [`Device`](super::Device)'s to say.
+//! Prices of nodes at known sizes: FLOPs, bytes moved, and the element type of the arithmetic. A
+//! [`Device`](super::device::Device) turns them into time.
 
 use crate::analysis::sizes::Sizes;
 use crate::ir::op::{Cost, CostCx};
@@ -10,10 +10,12 @@ use crate::ir::{DType, Graph, NodeId, SecondaryMap};
 pub struct Costs {
     table: SecondaryMap<NodeId, Cost>,
     dtype: SecondaryMap<NodeId, DType>,
+    /// The sum over all nodes.
     pub total: Cost,
 }
 
 impl Costs {
+    /// Prices every node of a graph.
     pub fn new(graph: &Graph, sizes: &Sizes) -> Costs {
         let mut costs = Costs {
             table: SecondaryMap::new(graph.node_bound(), Cost::default()),
@@ -44,11 +46,12 @@ impl Costs {
         costs
     }
 
+    /// Returns the price of a node.
     pub fn of(&self, node: NodeId) -> Cost {
         self.table[node]
     }
 
-    /// The element type whose rate the node's arithmetic has: the widest floating-point type it reads or makes.
+    /// Returns the element type whose rate applies to the node: the widest floating-point type that it reads or makes.
     pub fn dtype(&self, node: NodeId) -> DType {
         self.dtype[node]
     }

@@ -1,8 +1,8 @@
-//! Devices as the planner sees them: rates for the roofline, memory, and how the allocator rounds.
+//! Devices as the planner sees them: rates for the roofline, memory, and allocator granularity.
 //!
-//! A device is a small readable file (`devices/*.json`) whose `sources` say where each figure comes from; the built-in
-//! ones are embedded, and files of the same form are read. The default device has no memory of its own: it is a
-//! modelling assumption, the one the planner benches price their graphs with, so that figures can be compared.
+//! A device is a small readable file (`devices/*.json`) whose `sources` name the origin of each figure. Built-in devices
+//! are embedded; users give files of the same form. The default device has no memory size. It is a modelling assumption
+//! that the planner benchmarks price their graphs with, so that figures can be compared.
 
 use crate::error::{Error, Result};
 use crate::ir::DType;
@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Teraflops {
+    /// Rate of float32, and of types without a rate of their own.
     pub f32: f64,
     /// Left out: half of f32.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -41,33 +42,35 @@ impl Teraflops {
     }
 }
 
-/// What decides how long a node takes and how much memory there is.
+/// What determines the time of a node and the size of memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Device {
+    /// Name for reports.
     pub name: String,
+    /// Arithmetic rates.
     pub teraflops: Teraflops,
     /// Memory traffic, in 10⁹ bytes a second.
     pub gigabytes_per_s: f64,
-    /// Moving values out of this memory and back, each way, in 10⁹ bytes a second.
+    /// Transfers out of this memory and back, each way, in 10⁹ bytes a second.
     #[serde(default = "outside")]
     pub outside_gigabytes_per_s: f64,
-    /// The part of that time that is lost to nodes beside it: 0 where an engine of its own copies, 1 where nothing gets
-    /// on meanwhile, as on a CPU all of whose cores compute.
+    /// The share of transfer time during which no node makes progress: 0 where a copy engine does the transfer, 1 on a
+    /// CPU all of whose cores compute.
     #[serde(default)]
     pub outside_busy_share: f64,
-    /// What starting one kernel takes, whatever it does.
+    /// Time to start one kernel, in microseconds.
     pub launch_us: f64,
-    /// All the memory there is; `None` where no device is meant.
+    /// The size of its memory; `None` for the default device.
     #[serde(default)]
     pub memory_bytes: Option<u64>,
-    /// The part of it that is not ours: contexts, library workspaces, the system.
+    /// The part of it that is not available: contexts, library workspaces, the system.
     #[serde(default)]
     pub reserved_bytes: u64,
     /// The allocator rounds blocks up to a multiple of this.
     #[serde(default = "one")]
     pub granularity_bytes: u64,
-    /// Where the figures come from.
+    /// The origin of each figure.
     #[serde(default)]
     pub sources: Vec<String>,
 }
@@ -76,7 +79,7 @@ fn one() -> u64 {
     1
 }
 
-/// An assumption where nothing is said: what 16 lanes of PCI Express 4.0 (31.5 GB/s by its specification) are used to give.
+/// The assumption where a file gives none: what 16 lanes of PCI Express 4.0 (31.5 GB/s by specification) reach in practice.
 fn outside() -> f64 {
     25.0
 }
@@ -91,7 +94,7 @@ const BUILT_IN: &[(&str, &str)] = &[
     ("laptop-cpu", include_str!("devices/laptop-cpu.json")),
 ];
 
-/// Allocators that round more than this do not exist.
+/// Coarsest granularity of an allocator that is accepted.
 const MAX_GRANULARITY_BYTES: u64 = 1 << 30;
 
 impl Default for Device {
@@ -119,12 +122,12 @@ impl Default for Device {
 }
 
 impl Device {
-    /// Words of the built-in devices.
+    /// Returns the words of the built-in devices.
     pub fn names() -> impl Iterator<Item = &'static str> {
         BUILT_IN.iter().map(|(name, _)| *name)
     }
 
-    /// A built-in device; case, blanks, `-` and `_` make no difference. `None` for any other word.
+    /// Returns a built-in device. Case, blanks, `-` and `_` make no difference.
     pub fn built_in(word: &str) -> Option<Device> {
         let plain = |text: &str| text.to_lowercase().replace([' ', '-', '_'], "");
         let (_, text) = BUILT_IN
@@ -133,7 +136,7 @@ impl Device {
         Some(Device::parse(text).unwrap_or_else(|e| panic!("built-in device {word}: {e}")))
     }
 
-    /// Reads a device file's text.
+    /// Parses the text of a device file.
     ///
     /// # Errors
     /// `error[device]`: not JSON of the form, an unknown field, a rate that is not positive and finite.
@@ -144,10 +147,8 @@ impl Device {
             if x.is_finite() && x > 0.0 {
                 return Ok(());
             }
-            Err(Error::usage(
-                "device",
-                format!("{what} must be a positive number, not {x}"),
-            ))
+            let what = format!("{what} must be a positive number, not {x}");
+            Err(Error::usage("device", what))
         };
         for x in device.teraflops.given() {
             rate("a rate of `teraflops`", x)?;
@@ -162,13 +163,9 @@ impl Device {
             );
         }
         if !device.launch_us.is_finite() || device.launch_us < 0.0 {
-            return Err(Error::usage(
-                "device",
-                format!(
-                    "`launch_us` must not be negative, and is {}",
-                    device.launch_us
-                ),
-            ));
+            let launch_us = device.launch_us;
+            let what = format!("`launch_us` must not be negative, and is {launch_us}");
+            return Err(Error::usage("device", what));
         }
         if !(1..=MAX_GRANULARITY_BYTES).contains(&device.granularity_bytes) {
             return Err(
@@ -180,12 +177,12 @@ impl Device {
         Ok(device)
     }
 
-    /// What a plan may use of the memory; `None` where there is no device.
+    /// Returns the memory that a plan may use, if the device has a size.
     pub fn usable_bytes(&self) -> Option<u64> {
         Some(self.memory_bytes?.saturating_sub(self.reserved_bytes))
     }
 
-    /// Time of one node that computes in `dtype`, in microseconds; nothing to do takes no time.
+    /// Returns the time of one node that computes in `dtype`, in microseconds. A node without cost takes no time.
     ///
     /// The roofline: `max(FLOPs / rate, bytes / bandwidth) + launch` (Williams, Waterman, Patterson, CACM 2009).
     pub fn time_us(&self, cost: Cost, dtype: DType) -> f64 {
@@ -197,13 +194,13 @@ impl Device {
         arithmetic.max(traffic) * 1e6 + self.launch_us
     }
 
-    /// What the allocator takes for a block.
+    /// Returns the bytes that the allocator takes for a block.
     pub fn rounded(&self, bytes: u64) -> u64 {
         round_up(bytes, self.granularity_bytes)
     }
 }
 
-/// The next multiple of `granularity_bytes`, which is not 0.
+/// Rounds up to a multiple of `granularity_bytes`, which is not 0.
 pub fn round_up(bytes: u64, granularity_bytes: u64) -> u64 {
     bytes
         .div_ceil(granularity_bytes)

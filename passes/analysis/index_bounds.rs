@@ -1,32 +1,34 @@
 //! Sizes that a model cannot take, because it would look up rows that a table does not have.
 //!
-//! A model with 64 learned positions reads row `i` of their table for position `i`: at a sequence of 128 it fails as it
-//! runs, though every shape fits. Where the index is a known function of sizes ([`Elements`]), the largest one that is
-//! read is known before anything runs. What follows from data (tokens) is not limited here.
+//! A model with 64 learned positions reads row `i` of their table for position `i`. At a sequence of 128 the run fails,
+//! though every shape fits. Where the index is a known function of sizes ([`Elements`]), the largest index is known before
+//! anything runs. Indices that the data decides (tokens) are not bounded here.
 
 use super::residual_stream::Flow;
-use super::symbolic_elements::Elements;
+use super::symbolic_elements::{Elements, axis_of};
 use crate::error::Result;
 use crate::ir::op::OpClass;
-use crate::ir::{Atom, Def, Dim, Graph, NodeId, Role};
+use crate::ir::{Atom, Def, Dim, Graph, NodeId};
 use crate::ops::index::GATHER;
 
 /// A lookup in a table of known length whose largest index is a function of named sizes.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Limit {
+pub struct IndexBound {
+    /// The lookup, or the node that joins a slice of the table.
     pub node: NodeId,
     /// The largest index read, over named sizes only.
     pub largest: Dim,
+    /// The length of the table.
     pub rows: i64,
 }
 
-impl Limit {
-    /// The largest index at these sizes, if it is beyond the table.
+impl IndexBound {
+    /// Returns the largest index at these sizes if it is beyond the table.
     pub fn exceeded(&self, size_of: &dyn Fn(&str) -> Option<i64>) -> Option<i64> {
         self.largest.eval(size_of).filter(|i| *i >= self.rows)
     }
 
-    /// The named sizes that it speaks of, each once, in the order of their names.
+    /// Returns the named sizes that it depends on, sorted, each once.
     pub fn names(&self) -> Vec<String> {
         let mut names = Vec::new();
         self.largest.for_each_leaf(&mut |atom| {
@@ -40,82 +42,62 @@ impl Limit {
     }
 }
 
-/// The limits that a typed graph proves, in the order of its schedule.
+/// Returns the bounds that a typed graph proves, in schedule order.
 ///
 /// # Errors
 /// A graph without types.
-pub fn limits(graph: &Graph) -> Result<Vec<Limit>> {
-    let mut candidates = Vec::new();
-    for id in graph.order() {
-        let node = graph.node(*id);
-        if node.op != &GATHER || node.role != Role::Forward || node.recompute_of.is_some() {
-            continue;
-        }
-        let (Some(Some(table)), Some(Some(indices))) = (node.ins.first(), node.ins.get(1)) else {
-            continue;
-        };
-        if !matches!(graph.value(*indices).def, Def::Node { .. }) {
-            continue;
-        }
-        let dims = &graph.ty(*table).dims;
-        let axis = node.attrs.int("axis");
-        let axis = if axis < 0 {
-            axis + dims.len() as i64
-        } else {
-            axis
-        };
-        let length = usize::try_from(axis).ok().and_then(|a| dims.get(a));
-        if let Some(rows) = length.and_then(Dim::as_const) {
-            candidates.push((*id, *indices, rows));
-        }
-    }
-    let mut limits: Vec<Limit> = graph
-        .order()
-        .iter()
-        .filter_map(|id| cut_short(graph, *id))
-        .collect();
-    if candidates.is_empty() {
-        return Ok(limits);
+pub fn index_bounds(graph: &Graph) -> Result<Vec<IndexBound>> {
+    let forward = || graph.order().iter().copied();
+    let forward = || forward().filter(|id| graph.node(*id).is_forward());
+    let mut bounds: Vec<IndexBound> = forward().filter_map(|id| joined_slice(graph, id)).collect();
+    let lookups: Vec<_> = forward().filter_map(|id| lookup(graph, id)).collect();
+    if lookups.is_empty() {
+        return Ok(bounds);
     }
     let flow = Flow::new(graph)?;
     let mut elements = Elements::new(graph, &flow);
-    for (node, indices, rows) in candidates {
+    for (node, indices, rows) in lookups {
         let space = graph.ty(indices).dims.clone();
         let Some(index) = elements.ask(indices, &space).int() else {
             continue;
         };
-        let limit = Limit {
+        let bound = IndexBound {
             node,
             largest: elements.largest(&index),
             rows,
         };
-        let mut is_known = true;
-        limit
-            .largest
-            .for_each_leaf(&mut |atom| is_known &= matches!(atom, Atom::Sym(_)));
-        if is_known && !limit.names().is_empty() {
-            limits.push(limit);
+        if bound.largest.is_over_names() && !bound.names().is_empty() {
+            bounds.push(bound);
         }
     }
-    Ok(limits)
+    Ok(bounds)
 }
 
-/// The limit of a node that joins, index by index, an axis of some size with the same part of a table: where the size is
-/// larger than the table, the part is shorter than the axis.
-fn cut_short(graph: &Graph, id: NodeId) -> Option<Limit> {
+/// Returns node, computed indices and table length of a `Gather` from a table of known length.
+fn lookup(graph: &Graph, id: NodeId) -> Option<(NodeId, crate::ir::ValueId, i64)> {
     let node = graph.node(id);
-    if node.op.class != OpClass::Elementwise
-        || node.role != Role::Forward
-        || node.recompute_of.is_some()
-    {
+    let (table, indices) = (node.operand(0)?, node.operand(1)?);
+    if node.op != &GATHER || !matches!(graph.value(indices).def, Def::Node { .. }) {
         return None;
     }
-    let dims = |slot: usize| Some(&graph.ty((*node.ins.get(slot)?)?).dims);
-    let (a, b) = (dims(0)?, dims(1)?);
+    let dims = &graph.ty(table).dims;
+    let axis = axis_of(node.attrs.int("axis"), dims.len())?;
+    Some((id, indices, dims[axis].as_const()?))
+}
+
+/// Returns the bound of an elementwise node that joins an axis of some size with a slice of a table of the same length:
+/// beyond the length of the table, the slice is shorter than the axis.
+fn joined_slice(graph: &Graph, id: NodeId) -> Option<IndexBound> {
+    let node = graph.node(id);
+    if node.op.class != OpClass::Elementwise {
+        return None;
+    }
+    let (a, b) = (node.operand(0)?, node.operand(1)?);
+    let (a, b) = (&graph.ty(a).dims, &graph.ty(b).dims);
     let pairs = a.iter().rev().zip(b.iter().rev());
     let mut both = pairs.flat_map(|(a, b)| [(a, b), (b, a)]);
-    both.find_map(|(part, whole)| {
-        let Some(Atom::Min(x, y)) = part.as_atom() else {
+    both.find_map(|(slice, whole)| {
+        let Some(Atom::Min(x, y)) = slice.as_atom() else {
             return None;
         };
         let rows = match (x.as_const(), y.as_const()) {
@@ -123,15 +105,12 @@ fn cut_short(graph: &Graph, id: NodeId) -> Option<Limit> {
             (None, Some(rows)) if x == whole => rows,
             _ => return None,
         };
-        let limit = Limit {
+        // A slice of one row would be broadcast.
+        (rows > 1 && whole.is_over_names()).then(|| IndexBound {
             node: id,
             largest: whole.sub(&Dim::ONE),
             rows,
-        };
-        // One row would be broadcast.
-        let mut is_known = rows > 1;
-        whole.for_each_leaf(&mut |atom| is_known &= matches!(atom, Atom::Sym(_)));
-        is_known.then_some(limit)
+        })
     })
 }
 
@@ -159,9 +138,9 @@ mod tests {
 ";
 
     #[test]
-    fn positions_are_limited_by_their_table() {
+    fn positions_are_bounded_by_their_table() {
         let graph = text::parse(POSITIONS).unwrap();
-        let found = limits(&graph).unwrap();
+        let found = index_bounds(&graph).unwrap();
         assert_eq!(found.len(), 1, "{found:?}");
         assert_eq!(found[0].names(), ["seq"]);
         let at = |n: i64| found[0].exceeded(&|_| Some(n));
@@ -169,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn positions_are_limited_by_a_part_of_their_table() {
+    fn positions_are_bounded_by_a_slice_of_their_table() {
         let graph = text::parse(
             "graph @g typed (%x: f32[batch, seq, 2]) -> (%y) {
   init %table : f32[1, 6, 2] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
@@ -182,14 +161,14 @@ mod tests {
 ",
         )
         .unwrap();
-        let found = limits(&graph).unwrap();
+        let found = index_bounds(&graph).unwrap();
         assert_eq!(found.len(), 1, "{found:?}");
         let at = |n: i64| found[0].exceeded(&|_| Some(n));
         assert_eq!((at(6), at(7)), (None, Some(6)));
     }
 
     #[test]
-    fn defaults_respect_the_limit_and_wishes_beyond_it_are_refused() {
+    fn defaults_respect_the_bound_and_sizes_beyond_it_are_refused() {
         let graph = text::parse(POSITIONS).unwrap();
         let assumed = Binding::new(&graph, &[]).unwrap();
         assert_eq!(

@@ -1,64 +1,67 @@
 //! The layers of a model, found in its dataflow.
 //!
-//! The segments between neighbours of the [`spine`](super::residual_stream) are hashed up to isomorphism (ops, attributes, types,
-//! weight shapes, wiring; not names, not weight values). The longest periodic runs of equal segments are the layers:
-//! one period is a block, so a block begins and ends at a value of the residual stream and all blocks of a run are
-//! equal. Where a run has more than a whole number of periods, blocks begin at a value that several nodes read (a
-//! residual stream branches where a layer begins), attention first. A second spine (the other half of an
-//! encoder-decoder) is looked for in what the first leaves over. Names and scopes only label what was found.
+//! The segments between neighbours on the [residual stream](super::residual_stream) are hashed up to isomorphism (ops,
+//! attributes, types, weight shapes, wiring; not names, not weight values). The longest repeats of equal segments are the
+//! layers: one period is a layer. So a layer begins and ends at a value of the residual stream, and all layers of a repeat
+//! are equal. Where a repeat has more than a whole number of periods, layers begin at a value that several nodes read (a
+//! residual stream branches where a layer begins), attention first. A second stream (the other half of an encoder-decoder)
+//! is searched for among the nodes that the first leaves over. Names and scopes only label what was found.
 
-use super::attention::{Attention, Part, attentions, weight_of};
-use super::repeats::{Stretch, nodes_of};
-use super::residual_stream::{Flow, Place, PostDominators, segments};
+use super::attention::{Attention, AttentionRole, attentions, weight_of};
+use super::repeats::{Segments, nodes_of};
+use super::residual_stream::{Flow, Membership, PostDominators, segments};
 use super::sharing::{KvSharing, WeightSharing, between_layers, shared, shared_weights};
 use crate::error::Result;
 use crate::ir::op::OpClass;
 use crate::ir::{Def, Graph, NodeId, SecondaryMap, ValueId};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::BTreeMap;
-use std::ops::Range;
 
-/// More separate spines than this are not looked for.
-const MAX_SPINES: usize = 8;
-/// Fewer labelled nodes than this that read parameters do not tell where a layer belongs.
+/// Most separate residual streams that are searched for.
+const MAX_STREAMS: usize = 8;
+/// Fewest labelled nodes that read parameters and can place a layer in a module.
 const MIN_LABELS: usize = 3;
-/// A further chain with fewer new nodes than this is a side branch, not a spine. The first leads from the source that is
-/// farthest from the exit, and is the spine however short it is.
-const MIN_SPINE: usize = 6;
+/// A further chain with fewer new nodes is a side branch, not a residual stream. The first chain leads from the source
+/// that is farthest from the exit, and is a stream however short it is.
+const MIN_STREAM: usize = 6;
 
 /// One layer.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Block {
+pub struct Layer {
+    /// Its number, in model order.
     pub index: usize,
-    /// Layers of one run are equal up to isomorphism; runs are numbered in order.
-    pub run: usize,
+    /// Number of its repeat, in order. Layers of one repeat are equal up to isomorphism.
+    pub repeat: usize,
     /// Module class, or else module path pattern, from the file's scopes.
     pub class: Option<String>,
-    /// Module path of this block, from the file's scopes.
+    /// Module path of this layer, from the file's scopes.
     pub path: Option<String>,
-    /// What it is made of: `attention+mlp`, `attention+experts`, `conv`, …
+    /// Its sub-blocks: `attention+mlp`, `attention+experts`, `conv`, …
     pub kind: String,
-    /// In order.
+    /// Its nodes, in order.
     pub nodes: Vec<NodeId>,
+    /// Its first node.
     pub first: NodeId,
-    /// The spine node that closes it.
+    /// The node of the residual stream that closes it.
     pub last: NodeId,
-    /// What it reads of other nodes' results and of graph inputs: the residual stream first, then masks and the like.
+    /// Results of other nodes and graph inputs that it reads: the residual stream first, then masks and the like.
     pub inputs: Vec<ValueId>,
 }
 
-/// All layers, and what the nodes are in them.
+/// All layers, and the role of each node in them.
 #[derive(Clone, Debug)]
 pub struct Layers {
-    pub list: Vec<Block>,
-    /// The block of each node.
+    /// The layers, in order.
+    pub list: Vec<Layer>,
+    /// The layer of each node.
     pub of: SecondaryMap<NodeId, Option<usize>>,
-    /// For a node in a block, the number of its segment along the spine; the segments of a block are consecutive.
+    /// For a node in a layer, the number of its segment along the stream. The segments of a layer are consecutive.
     pub segment: SecondaryMap<NodeId, u32>,
+    /// All attentions of the forward pass, in order.
     pub attentions: Vec<Attention>,
-    /// What each node is in an attention.
-    pub part: SecondaryMap<NodeId, Option<Part>>,
-    /// Products of an activation with a weight and without anything else fused: the "plain" matmuls.
+    /// The role of each node in an attention.
+    pub role: SecondaryMap<NodeId, Option<AttentionRole>>,
+    /// Products of an activation with a weight, with nothing else fused into them.
     pub plain_matmul: SecondaryMap<NodeId, bool>,
     /// Keys and values that pass between layers.
     pub kv_sharing: Vec<KvSharing>,
@@ -66,126 +69,116 @@ pub struct Layers {
     pub shared_weights: Vec<WeightSharing>,
 }
 
+/// A layer before it has a number: its nodes, the node of the residual stream that closes it, and its hash.
+type Candidate = (Vec<NodeId>, NodeId, u64);
+
 impl Layers {
-    /// Looks at the forward part of a typed graph.
+    /// Finds the layers in the forward pass of a typed graph.
     ///
     /// # Errors
     /// See [`Flow::new`].
     pub fn new(graph: &Graph) -> Result<Layers> {
         let mut flow = Flow::new(graph)?;
-        let (attentions, part) = attentions(graph, &flow);
+        let (attentions, role) = attentions(graph, &flow);
         let shared = shared(graph, &flow, &attentions);
-        flow.crossings = shared
-            .iter()
-            .flat_map(|s| s.crossings.iter().copied())
-            .collect();
-        let mut blocks = Layers {
+        let crossings = shared.iter().flat_map(|s| s.crossings.iter().copied());
+        flow.crossings = crossings.collect();
+        let mut layers = Layers {
             list: Vec::new(),
             of: SecondaryMap::new(graph.node_bound(), None),
             segment: SecondaryMap::new(graph.node_bound(), 0),
             attentions,
-            part,
+            role,
             plain_matmul: SecondaryMap::new(graph.node_bound(), false),
             kv_sharing: Vec::new(),
             shared_weights: Vec::new(),
         };
         for id in &flow.nodes {
             let node = graph.node(*id);
-            let weighs =
-                |v: &Option<ValueId>| v.is_some_and(|v| weight_of(graph, &flow, v).is_some());
-            let plain = match node.op.class {
+            let is_plain = match node.op.class {
                 OpClass::Product => true,
-                OpClass::BiasedProduct => node.ins.get(2).copied().flatten().is_none(),
+                OpClass::BiasedProduct => node.operand(2).is_none(),
                 _ => false,
             };
-            blocks.plain_matmul[*id] = plain && node.ins.iter().any(weighs);
+            let mut operands = node.operands();
+            layers.plain_matmul[*id] =
+                is_plain && operands.any(|v| weight_of(graph, &flow, v).is_some());
         }
         if let Some(tree) = PostDominators::new(graph, &flow) {
-            blocks.search(graph, &flow, &tree);
+            layers.search(graph, &flow, &tree);
         }
-        blocks.describe(graph, &flow);
-        blocks.kv_sharing = between_layers(graph, &flow, &shared, &blocks.attentions, &blocks.of);
-        blocks.shared_weights = shared_weights(graph, &flow, &blocks.of);
-        Ok(blocks)
+        layers.describe(graph, &flow);
+        layers.kv_sharing = between_layers(graph, &flow, &shared, &layers.attentions, &layers.of);
+        layers.shared_weights = shared_weights(graph, &flow, &layers.of);
+        Ok(layers)
     }
 
     fn search(&mut self, graph: &Graph, flow: &Flow, tree: &PostDominators) {
-        let mut in_block: SecondaryMap<NodeId, bool> = SecondaryMap::new(graph.node_bound(), false);
+        let mut in_layer: SecondaryMap<NodeId, bool> = SecondaryMap::new(graph.node_bound(), false);
         let mut tried: SecondaryMap<NodeId, bool> = SecondaryMap::new(graph.node_bound(), false);
-        // Runs of blocks; a block is its nodes, the spine node that closes it, and its hash.
-        let mut found: Vec<Vec<(Vec<NodeId>, NodeId, u64)>> = Vec::new();
-        let mut spines = 0;
+        let mut found: Vec<Vec<Candidate>> = Vec::new();
+        let mut streams = 0;
         let sources = tree.sources(graph, flow);
         for (source, near) in sources.into_iter().flat_map(|s| [(s, false), (s, true)]) {
-            if spines == MAX_SPINES {
+            if streams == MAX_STREAMS {
                 break;
             }
-            let is_known = |n: NodeId| in_block[n] || tried[n];
-            if source
-                .node()
-                .is_some_and(|n| in_block[n] || !near && tried[n])
-            {
+            let is_used = |n: NodeId| in_layer[n] || !near && tried[n];
+            if source.node().is_some_and(is_used) {
                 continue;
             }
-            // What was tried once leads to the exit on a way that was tried.
+            // A node that was tried leads to the exit on a way that was tried.
+            let is_known = |n: NodeId| in_layer[n] || tried[n];
             let new = tree.chain(graph, flow, (source, near), &is_known);
-            if spines > 0 && new.iter().filter_map(|s| s.node()).count() < MIN_SPINE {
+            if streams > 0 && new.iter().filter_map(|s| s.node()).count() < MIN_STREAM {
                 continue;
             }
-            let spine = tree.chain(graph, flow, (source, near), &|n| in_block[n]);
-            for id in spine.iter().filter_map(|s| s.node()) {
+            let stream = tree.chain(graph, flow, (source, near), &|n| in_layer[n]);
+            for id in stream.iter().filter_map(|s| s.node()) {
                 tried[id] = true;
             }
-            spines += 1;
-            let place = segments(graph, flow, &spine);
-            let mut members: Vec<Vec<NodeId>> = vec![Vec::new(); spine.len()];
+            streams += 1;
+            let segment_of = segments(graph, flow, &stream);
+            let mut members: Vec<Vec<NodeId>> = vec![Vec::new(); stream.len()];
             for id in &flow.nodes {
-                if let Place::In(i) = place[*id] {
+                if let Membership::In(i) = segment_of[*id] {
                     members[i as usize].push(*id);
                 }
             }
-            let stretch = Stretch::new(graph, flow, &self.attentions, &spine, &members);
-            for run in stretch.runs(0..spine.len()) {
-                let block = |period: Range<usize>| {
-                    let nodes: Vec<NodeId> = period
-                        .clone()
-                        .flat_map(|s| members[s].iter().copied())
-                        .collect();
-                    let last = spine[period.end - 1].node()?;
-                    Some((nodes, last, stretch.hash(period)))
-                };
-                found.push(run.filter_map(block).collect());
+            let hashed = Segments::new(graph, flow, &self.attentions, &stream, &members);
+            for repeat in hashed.repeats(0..stream.len()) {
+                let candidates = repeat.filter_map(|period| {
+                    let last = stream[period.end - 1].node()?;
+                    Some((members[period.clone()].concat(), last, hashed.hash(period)))
+                });
+                found.push(candidates.collect());
             }
-            for (nodes, ..) in found.iter().flatten() {
-                for id in nodes {
-                    if let (false, Place::In(i)) = (in_block[*id], place[*id]) {
-                        self.segment[*id] = i;
-                    }
-                    in_block[*id] = true;
+            for id in found.iter().flatten().flat_map(|(nodes, ..)| nodes) {
+                if let (false, Membership::In(i)) = (in_layer[*id], segment_of[*id]) {
+                    self.segment[*id] = i;
                 }
+                in_layer[*id] = true;
             }
         }
-        found.sort_by_key(|run| flow.position[run[0].1]);
-        let mut runs: FxHashMap<(usize, u64), usize> = FxHashMap::default();
-        for (stretch, blocks) in found.into_iter().enumerate() {
-            for (mut nodes, last, hash) in blocks {
-                let next = runs.len();
-                let run = *runs.entry((stretch, hash)).or_insert(next);
+        found.sort_by_key(|repeat| flow.position[repeat[0].1]);
+        let mut repeats: FxHashMap<(usize, u64), usize> = FxHashMap::default();
+        for (i, candidates) in found.into_iter().enumerate() {
+            for (mut nodes, last, hash) in candidates {
+                let next = repeats.len();
+                let repeat = *repeats.entry((i, hash)).or_insert(next);
                 nodes.sort_by_key(|id| flow.position[*id]);
                 let index = self.list.len();
                 for id in &nodes {
                     self.of[*id] = Some(index);
                 }
-                let first = nodes[0];
-                let (class, path, kind) = (None, None, String::new());
-                self.list.push(Block {
+                self.list.push(Layer {
                     index,
-                    run,
-                    class,
-                    path,
-                    kind,
+                    repeat,
+                    class: None,
+                    path: None,
+                    kind: String::new(),
+                    first: nodes[0],
                     nodes,
-                    first,
                     last,
                     inputs: Vec::new(),
                 });
@@ -193,92 +186,75 @@ impl Layers {
         }
     }
 
+    /// Fills in kinds, module paths and inputs.
     fn describe(&mut self, graph: &Graph, flow: &Flow) {
-        let kinds: Vec<String> = self
-            .list
-            .iter()
-            .map(|b| self.kind(graph, flow, b))
-            .collect();
+        let kind = |layer| self.kind(graph, flow, layer);
+        let kinds: Vec<String> = self.list.iter().map(kind).collect();
         let paths: Vec<Option<(String, Option<String>)>> =
-            self.list.iter().map(|b| scope(graph, &b.nodes)).collect();
+            self.list.iter().map(|l| scope(graph, &l.nodes)).collect();
         let mut owners: BTreeMap<&str, usize> = BTreeMap::new();
         for (path, _) in paths.iter().flatten() {
             *owners.entry(path).or_insert(0) += 1;
         }
-        for (i, block) in self.list.iter_mut().enumerate() {
-            block.kind = kinds[i].clone();
-            // A scope that two blocks share is not a layer's.
-            if let Some((path, class)) = paths[i].as_ref().filter(|(p, _)| owners[p.as_str()] == 1)
-            {
-                block.path = Some(path.clone());
-                block.class = class.clone();
+        for ((layer, kind), path) in self.list.iter_mut().zip(kinds).zip(&paths) {
+            layer.kind = kind;
+            // A scope that two layers share belongs to neither.
+            if let Some((path, class)) = path.as_ref().filter(|(p, _)| owners[p.as_str()] == 1) {
+                layer.path = Some(path.clone());
+                layer.class = class.clone();
             }
-            let mut inputs = Vec::new();
-            let mut seen: FxHashMap<ValueId, ()> = FxHashMap::default();
-            for value in block
-                .nodes
-                .iter()
-                .flat_map(|id| graph.node(*id).ins.iter().flatten())
-            {
-                let inside = graph
-                    .def_node(*value)
-                    .is_some_and(|n| self.of[n] == Some(i));
-                if !inside
-                    && !matches!(graph.value(*value).def, Def::Init(_))
-                    && seen.insert(*value, ()).is_none()
-                {
-                    inputs.push(*value);
-                }
-            }
+            let mut seen: FxHashSet<ValueId> = FxHashSet::default();
+            let is_inside = |v: ValueId| {
+                let maker = graph.def_node(v);
+                maker.is_some_and(|n| self.of[n] == Some(layer.index))
+            };
+            let mut is_input = |v: &ValueId| {
+                let is_init = matches!(graph.value(*v).def, Def::Init(_));
+                !is_init && !is_inside(*v) && seen.insert(*v)
+            };
+            let read = layer.nodes.iter().flat_map(|id| graph.node(*id).operands());
+            let mut inputs: Vec<ValueId> = read.filter(|v| is_input(v)).collect();
             inputs.sort_by_key(|v| (!flow.active[*v], graph.value(*v).def == Def::Input));
-            block.inputs = inputs;
+            layer.inputs = inputs;
         }
     }
 
-    /// What a block is made of; products that feed an attention or take its result are the attention's.
-    fn kind(&self, graph: &Graph, flow: &Flow, block: &Block) -> String {
-        let inside = |n: NodeId| self.of[n] == Some(block.index);
-        let is_weighted =
-            |n: NodeId| self.plain_matmul[n] || graph.node(n).op.class == OpClass::BiasedProduct;
-        let attentions: Vec<Attention> = self
-            .attentions
-            .iter()
-            .copied()
-            .filter(|a| inside(a.probabilities))
-            .collect();
+    /// Returns the sub-blocks of a layer, joined by `+`. Products that feed an attention or read its result belong to it.
+    fn kind(&self, graph: &Graph, flow: &Flow, layer: &Layer) -> String {
+        let inside = |n: NodeId| self.of[n] == Some(layer.index);
+        let kind_of = |n: &NodeId| graph.node(*n).op.class;
+        let attentions = self.attentions.iter().copied();
+        let attentions: Vec<Attention> = attentions.filter(|a| inside(a.probabilities)).collect();
         let of_attention = nodes_of(graph, flow, &attentions, &inside);
-        let has = |what: OpClass| block.nodes.iter().any(|n| graph.node(*n).op.class == what);
-        let mlp = block
-            .nodes
-            .iter()
-            .any(|n| is_weighted(*n) && !of_attention.contains(n));
-        let mut parts = Vec::new();
-        if !attentions.is_empty() {
-            parts.push("attention");
-        }
-        if has(OpClass::Convolution) {
-            parts.push("conv");
-        }
-        if has(OpClass::Selection) {
-            parts.push("experts");
-        } else if mlp {
-            parts.push("mlp");
-        }
-        if parts.is_empty() {
-            "other".into()
-        } else {
-            parts.join("+")
+        let has = |what: OpClass| layer.nodes.iter().any(|n| kind_of(n) == what);
+        let is_mlp = layer.nodes.iter().any(|n| {
+            let is_weighted = self.plain_matmul[*n] || kind_of(n) == OpClass::BiasedProduct;
+            is_weighted && !of_attention.contains(n)
+        });
+        let experts = has(OpClass::Selection);
+        let words: Vec<&str> = [
+            (!attentions.is_empty(), "attention"),
+            (has(OpClass::Convolution), "conv"),
+            (experts, "experts"),
+            (!experts && is_mlp, "mlp"),
+        ]
+        .into_iter()
+        .filter_map(|(applies, word)| applies.then_some(word))
+        .collect();
+        match words.is_empty() {
+            true => "other".into(),
+            false => words.join("+"),
         }
     }
 }
 
-/// The deepest module that four fifths of the labelled ones of these nodes are in: its path and class. Of nodes that
-/// read weights, if enough of them are labelled: how many others a module has depends on the exporter.
+/// Returns path and class of the deepest module that holds four fifths of the labelled nodes among these. Only nodes that
+/// read weights count, if enough of them are labelled: the number of other nodes depends on the exporter.
 pub fn scope(graph: &Graph, nodes: &[NodeId]) -> Option<(String, Option<String>)> {
     let scopes = |id: &NodeId| &graph.node(*id).loc.scopes;
     let reads_weight = |id: &NodeId| {
-        let ins = graph.node(*id).ins.iter().flatten();
-        let mut tensors = ins.filter_map(|v| graph.value(*v).tensor());
+        let operands = graph.node(*id).operands();
+        let mut tensors = operands.filter_map(|v| graph.value(v).tensor());
         tensors.any(|t| t.dtype.is_float() && t.elements() > 1)
     };
     let is_labelled = |id: &NodeId| !scopes(id).is_empty();
@@ -289,11 +265,8 @@ pub fn scope(graph: &Graph, nodes: &[NodeId]) -> Option<(String, Option<String>)
     }
     let mut count: BTreeMap<&str, (usize, usize, Option<&String>)> = BTreeMap::new();
     for id in &counted {
-        for (depth, (path, class)) in scopes(id)
-            .iter()
-            .enumerate()
-            .filter(|(_, (path, _))| !path.is_empty())
-        {
+        let named = scopes(id).iter().enumerate();
+        for (depth, (path, class)) in named.filter(|(_, (path, _))| !path.is_empty()) {
             let entry = count.entry(path).or_insert((0, depth, None));
             entry.0 += 1;
             entry.1 = entry.1.max(depth);
@@ -310,11 +283,12 @@ pub fn scope(graph: &Graph, nodes: &[NodeId]) -> Option<(String, Option<String>)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ir::{Attrs, Builder, DType, Dim, Ty};
     use crate::testing::{Style, transformer};
+    use crate::text;
+    use crate::transform::infer::infer;
 
-    fn layers(g: &Graph) -> Vec<Block> {
-        Layers::new(g).unwrap().list
+    fn names<'g>(g: &'g Graph, values: &[ValueId]) -> Vec<&'g str> {
+        values.iter().map(|v| g.value(*v).name.as_str()).collect()
     }
 
     #[test]
@@ -322,148 +296,89 @@ mod tests {
         for style in [Style::PreNorm, Style::PostNorm] {
             for n in [2, 3, 7] {
                 let g = transformer(n, style);
-                let blocks = Layers::new(&g).unwrap();
-                assert_eq!(blocks.list.len(), n);
-                assert_eq!(blocks.attentions.len(), n);
-                for pair in blocks.list.windows(2) {
+                let layers = Layers::new(&g).unwrap();
+                assert_eq!(layers.list.len(), n);
+                assert_eq!(layers.attentions.len(), n);
+                for pair in layers.list.windows(2) {
                     assert_eq!(pair[0].nodes.len(), pair[1].nodes.len());
-                    // A layer reads the value that closes the one before it first, then the mask all share.
-                    assert_eq!(
-                        graph_names(&g, &pair[1].inputs),
-                        [closing(&g, &pair[0]), "Neg"]
-                    );
+                    // A layer first reads the value that closes the layer before it, then the mask that all share.
+                    let closing = g.node(pair[0].last).outs[0];
+                    let expected = [&g.value(closing).name, "Neg"];
+                    assert_eq!(names(&g, &pair[1].inputs), expected);
                 }
-                for block in &blocks.list {
-                    assert_eq!((block.kind.as_str(), block.run), ("attention+mlp", 0));
-                    let plain = block
-                        .nodes
-                        .iter()
-                        .filter(|n| blocks.plain_matmul[**n])
-                        .count();
-                    assert_eq!(plain, 7);
-                    assert!(
-                        block
-                            .nodes
-                            .iter()
-                            .all(|n| blocks.of[*n] == Some(block.index))
-                    );
-                    // Attention comes first, the stream that it reads is read again by the residual.
-                    let softmax = block
-                        .nodes
-                        .iter()
-                        .position(|n| g.node(*n).op.name == "Softmax")
-                        .unwrap();
-                    let sigmoid = block
-                        .nodes
-                        .iter()
-                        .position(|n| g.node(*n).op.name == "Sigmoid")
-                        .unwrap();
-                    assert!(softmax < sigmoid);
-                    assert!(g.value(block.inputs[0]).uses().len() > 1);
+                for layer in &layers.list {
+                    assert_eq!((layer.kind.as_str(), layer.repeat), ("attention+mlp", 0));
+                    let nodes = || layer.nodes.iter();
+                    assert_eq!(nodes().filter(|n| layers.plain_matmul[**n]).count(), 7);
+                    assert!(nodes().all(|n| layers.of[*n] == Some(layer.index)));
+                    // Attention comes first, and the residual reads the stream that it reads.
+                    let first = |op: &str| nodes().position(|n| g.node(*n).op.name == op).unwrap();
+                    assert!(first("Softmax") < first("Sigmoid"));
+                    assert!(g.value(layer.inputs[0]).uses().len() > 1);
                 }
             }
         }
+    }
+
+    /// Parses `f32[b, 4] -> %y` from its nodes and the shapes of its weights `%w0`, `%w1`, ….
+    fn model(weights: &[[u64; 2]], nodes: &str) -> Graph {
+        let mut source = "graph @mlp imported (%x0: f32[b, 4]) -> (%y) {\n".to_string();
+        for (i, [rows, columns]) in weights.iter().enumerate() {
+            source += &format!("  init %w{i} : f32[{rows}, {columns}] = hash \"w{i}\"\n");
+        }
+        let mut g = text::parse(&format!("{source}{nodes}}}\n")).unwrap();
+        infer(&mut g).unwrap();
+        g
     }
 
     #[test]
     fn a_short_stack_after_a_bare_product() {
-        // The spine has one node for the product and one for each layer.
+        // The residual stream has one node for the product and one for each layer.
         for n in [2, 3, 4] {
-            let mut g = Graph::new("mlp");
-            let mut v = g.add_input("x", Some(Ty::new(DType::F32, [Dim::symbol("b"), 4.into()])));
-            let product = |g: &mut Graph, v: ValueId| {
-                let data = crate::ir::Data::Absent(crate::ir::External {
-                    location: "w.bin".into(),
-                    offset: 0,
-                    length: 64,
-                });
-                let (dtype, dims) = (DType::F32, vec![4, 4]);
-                let w = g.add_init("w", crate::ir::Tensor { dtype, dims, data });
-                let mut b = Builder::new(g);
-                b.emit(&crate::ops::matmul::MATMUL, &[v, w], Attrs::new())
-                    .unwrap()
-            };
-            v = product(&mut g, v);
-            for _ in 0..n {
-                let mut inner = v;
-                for _ in 0..2 {
-                    inner = Builder::new(&mut g)
-                        .emit(&crate::ops::activation::RELU, &[inner], Attrs::new())
-                        .unwrap();
-                    inner = product(&mut g, inner);
-                }
-                v = Builder::new(&mut g).add(v, inner).unwrap();
+            let mut nodes = "  %x1 = MatMul %x0, %w0\n".to_string();
+            for i in 1..=n {
+                let (a, b) = (2 * i - 1, 2 * i);
+                nodes += &format!("  %a{i} = Relu %x{i}\n  %b{i} = MatMul %a{i}, %w{a}\n");
+                nodes += &format!("  %c{i} = Relu %b{i}\n  %d{i} = MatMul %c{i}, %w{b}\n");
+                let out = if i == n {
+                    "y".into()
+                } else {
+                    format!("x{}", i + 1)
+                };
+                nodes += &format!("  %{out} = Add %x{i}, %d{i}\n");
             }
-            g.set_outputs(vec![v]);
-            let blocks = layers(&g);
-            let sizes: Vec<usize> = blocks.iter().map(|b| b.nodes.len()).collect();
+            let layers = Layers::new(&model(&vec![[4, 4]; 2 * n + 1], &nodes)).unwrap();
+            let sizes: Vec<usize> = layers.list.iter().map(|l| l.nodes.len()).collect();
             assert_eq!(sizes, vec![5; n]);
         }
     }
 
-    fn graph_names<'g>(g: &'g Graph, values: &[ValueId]) -> Vec<&'g str> {
-        values.iter().map(|v| g.value(*v).name.as_str()).collect()
-    }
-
-    fn closing<'g>(g: &'g Graph, block: &Block) -> &'g str {
-        &g.value(g.node(block.last).outs[0]).name
-    }
-
     #[test]
-    fn one_layer_is_no_run_and_other_weights_are_another_run() {
-        assert_eq!(layers(&transformer(1, Style::PreNorm)).len(), 0);
+    fn one_layer_is_no_repeat_and_other_weights_are_another_repeat() {
+        let one = transformer(1, Style::PreNorm);
+        assert_eq!(Layers::new(&one).unwrap().list.len(), 0);
         // Three square layers, then two wider ones.
-        let mut g = Graph::new("mlp");
-        let mut v = g.add_input("x", Some(Ty::new(DType::F32, [Dim::symbol("b"), 4.into()])));
-        let weight = |g: &mut Graph, dims: [u64; 2]| {
-            let data = crate::ir::External {
-                location: "w.bin".into(),
-                offset: 0,
-                length: 4 * dims[0] * dims[1],
+        let weights = [[4, 4], [4, 4], [4, 4], [4, 6], [6, 6], [6, 6]];
+        let layer = |i: usize| {
+            let out = if i == 5 {
+                "y".into()
+            } else {
+                format!("x{}", i + 1)
             };
-            let data = crate::ir::Data::Absent(data);
-            g.add_init(
-                "w",
-                crate::ir::Tensor {
-                    dtype: DType::F32,
-                    dims: dims.to_vec(),
-                    data,
-                },
-            )
+            format!("  %p{i} = MatMul %x{i}, %w{i}\n  %{out} = Relu %p{i}\n")
         };
-        for dims in [[4, 4], [4, 4], [4, 4], [4, 6], [6, 6], [6, 6]] {
-            let w = weight(&mut g, dims);
-            let mut b = Builder::new(&mut g);
-            v = b
-                .emit(&crate::ops::matmul::MATMUL, &[v, w], Attrs::new())
-                .unwrap();
-            v = b
-                .emit(&crate::ops::activation::RELU, &[v], Attrs::new())
-                .unwrap();
-        }
-        g.set_outputs(vec![v]);
-        let blocks = layers(&g);
-        let shape: Vec<(usize, usize, &str)> = blocks
+        let nodes: String = (0..weights.len()).map(layer).collect();
+        let layers = Layers::new(&model(&weights, &nodes)).unwrap().list;
+        let shape = layers
             .iter()
-            .map(|b| (b.run, b.nodes.len(), b.kind.as_str()))
-            .collect();
-        assert_eq!(
-            shape,
-            [
-                (0, 2, "mlp"),
-                (0, 2, "mlp"),
-                (0, 2, "mlp"),
-                (1, 2, "mlp"),
-                (1, 2, "mlp")
-            ]
-        );
+            .map(|l| (l.repeat, l.nodes.len(), l.kind.as_str()));
+        let expected = [0, 0, 0, 1, 1].map(|repeat| (repeat, 2, "mlp"));
+        assert_eq!(shape.collect::<Vec<_>>(), expected);
     }
 
     #[test]
     fn a_graph_without_anything_to_find() {
-        let mut g = Graph::new("empty");
-        let x = g.add_input("x", Some(Ty::new(DType::I64, [Dim::symbol("b")])));
-        g.set_outputs(vec![x]);
-        assert_eq!(layers(&g).len(), 0);
+        let g = text::parse("graph @g typed (%x: i64[b]) -> (%x) {\n}\n").unwrap();
+        assert_eq!(Layers::new(&g).unwrap().list.len(), 0);
     }
 }

@@ -1,25 +1,29 @@
-//! A forward graph as searches for patterns read it: who makes a value, who reads it, which number it is.
+//! A forward graph as pattern searches see it: who makes a value, who reads it, which number it is.
 
 use super::residual_stream::Flow;
 use super::symbolic_elements::Elements;
 use crate::ir::{Graph, Node, NodeId, SecondaryMap, Use, ValueId};
 use crate::ops::arith;
 
-/// One forward graph; copies, losses and backward nodes are as if they were not there.
-pub struct Reading<'g> {
+/// One forward graph, without copies, losses and backward nodes.
+pub struct Matcher<'g> {
+    /// The graph that is searched.
     pub graph: &'g Graph,
+    /// Its forward nodes and activations.
     pub flow: &'g Flow,
+    /// What the elements of its values are.
     pub elements: Elements<'g>,
     is_output: SecondaryMap<ValueId, bool>,
 }
 
-impl<'g> Reading<'g> {
-    pub fn new(graph: &'g Graph, flow: &'g Flow) -> Reading<'g> {
+impl<'g> Matcher<'g> {
+    /// Builds a matcher without answers yet.
+    pub fn new(graph: &'g Graph, flow: &'g Flow) -> Matcher<'g> {
         let mut is_output = SecondaryMap::new(graph.value_bound(), false);
         for v in graph.outputs() {
             is_output[*v] = true;
         }
-        Reading {
+        Matcher {
             graph,
             flow,
             elements: Elements::new(graph, flow),
@@ -27,11 +31,12 @@ impl<'g> Reading<'g> {
         }
     }
 
+    /// Returns true for graph outputs.
     pub fn is_output(&self, v: ValueId) -> bool {
         self.is_output[v]
     }
 
-    /// Reads by forward nodes.
+    /// Returns the operand slots of forward nodes that read a value.
     pub fn uses(&self, v: ValueId) -> Vec<Use> {
         let uses = self.graph.value(v).uses().iter();
         uses.filter(|u| self.flow.position[u.node].is_some())
@@ -39,7 +44,7 @@ impl<'g> Reading<'g> {
             .collect()
     }
 
-    /// The one read of a value that nobody else reads; `None` where others do, or the outside.
+    /// Returns the only use of a value; `None` where it has several, or is a graph output.
     pub fn sole_use(&self, v: ValueId) -> Option<Use> {
         let uses = self.graph.value(v).uses().iter();
         let mut uses = uses.filter(|u| self.flow.position[u.node].is_some());
@@ -47,19 +52,25 @@ impl<'g> Reading<'g> {
         uses.next().is_none().then_some(*first)
     }
 
-    /// Whether a value is read once, and not by the outside.
+    /// Returns the only node that reads a value; see [`Matcher::sole_use`].
+    pub fn sole_reader(&self, v: ValueId) -> Option<&'g Node> {
+        Some(self.graph.node(self.sole_use(v)?.node))
+    }
+
+    /// Returns true if a value is read once and is no graph output.
     pub fn is_inner(&self, v: ValueId) -> bool {
         self.sole_use(v).is_some()
     }
 
-    /// The forward node that makes a value.
-    pub fn made_by(&self, v: ValueId) -> Option<(NodeId, &'g Node)> {
+    /// Returns the forward node that makes a value.
+    pub fn producer(&self, v: ValueId) -> Option<(NodeId, &'g Node)> {
         let id = self.graph.def_node(v)?;
         self.flow.position[id]?;
         Some((id, self.graph.node(id)))
     }
 
-    /// The other operand of a product or quotient with one number, that number, and whether the shape stays.
+    /// Returns the other operand of a product or quotient with one number, and that number as a factor. The other operand
+    /// has the shape of the result.
     pub fn scaled(&mut self, node: &Node) -> Option<(ValueId, f64)> {
         let (is_mul, is_div) = (node.op == &arith::MUL, node.op == &arith::DIV);
         if !is_mul && !is_div {
@@ -77,5 +88,14 @@ impl<'g> Reading<'g> {
             return Some((b, self.elements.number(a)?));
         }
         None
+    }
+}
+
+/// Returns the operand of a binary node beside `v`; `None` where both are `v`.
+pub fn other_operand(node: &Node, v: ValueId) -> Option<ValueId> {
+    match node.ins.as_slice() {
+        [Some(a), Some(b)] if *a == v && *b != v => Some(*b),
+        [Some(a), Some(b)] if *b == v && *a != v => Some(*a),
+        _ => None,
     }
 }

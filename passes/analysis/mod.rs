@@ -1,16 +1,13 @@
-//! Read-only analyses: a graph in, a table out; nothing here changes a graph.
+//! Read-only analyses: a graph in, a table out. Nothing here changes a graph.
 //!
-//! [`sizes`] turns symbolic sizes into numbers, [`memory`] says which values share storage, when storage dies and how
-//! many bytes are alive at every node, [`arena`] where each lies in one stretch of memory, [`breakdown`] what they are at
-//! the peak, [`cost`] prices nodes and
-//! [`device`] says what that takes in time, [`index_bounds`] and [`baked_sizes`] which sizes a model cannot take, [`params`] tells
-//! parameters from constants, [`layers`] finds the layers ([`residual_stream`] the residual stream, [`repeats`] what repeats along
-//! it, [`attention`] the attentions in them and what each computes, [`submodules`] their norms, attentions and MLPs, [`cores`]
-//! what lies between the products of those; [`sharing`] which keys, values and weights layers share),
-//! [`modules`] says what the file itself tells of its modules. [`symbolic_elements`] tells what an element of an integer or
-//! boolean tensor is as a function of its indices, which proves what a mask is, [`matcher`] is a graph as
-//! searches for patterns see it. [`tied_weights`] tells of
-//! weights stored twice or merged.
+//! | question | modules |
+//! |---|---|
+//! | numbers for symbolic sizes, and sizes a model cannot take | [`sizes`], [`ranges`], [`index_bounds`], [`baked_sizes`] |
+//! | storages, lifetimes and the peak | [`memory`], [`arena`], [`breakdown`] |
+//! | price and time of nodes | [`cost`], [`device`] |
+//! | parameters, gradients and optimizer states | [`params`], [`gradients`], [`tied_weights`] |
+//! | layers and sub-blocks | [`layers`], [`residual_stream`], [`repeats`], [`sub_blocks`], [`cores`], [`sharing`], [`modules`] |
+//! | attentions and their masks | [`attention`], [`matcher`], [`symbolic_elements`] |
 
 pub mod arena;
 pub mod attention;
@@ -19,6 +16,7 @@ pub mod breakdown;
 pub mod cores;
 pub mod cost;
 pub mod device;
+pub mod gradients;
 pub mod index_bounds;
 pub mod layers;
 pub mod liveness;
@@ -31,13 +29,13 @@ pub mod repeats;
 pub mod residual_stream;
 pub mod sharing;
 pub mod sizes;
-pub mod submodules;
+pub mod sub_blocks;
 pub mod symbolic_elements;
 pub mod tied_weights;
 
 pub use breakdown::Breakdown;
 pub use cost::Costs;
 pub use device::Device;
-pub use layers::{Block, Layers};
+pub use layers::{Layer, Layers};
 pub use memory::{MemoryProfile, StorageId};
 pub use sizes::{Binding, DimKind, Sizes};

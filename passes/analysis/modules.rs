@@ -1,19 +1,19 @@
-//! The modules of a model, as far as its file names them: paths and classes in the scopes of nodes.
+//! The modules of a model by the paths and classes in the scopes of its nodes.
 //!
-//! Exporters leave module paths on most nodes, not on all. A node without any belongs to the module that all its
-//! readers belong to: constants and casts that an exporter put in between are part of what they serve.
+//! Exporters leave module paths on most nodes, not on all. A node without a path belongs to the module that all its
+//! readers belong to: constants and casts that an exporter inserted belong to the nodes that read them.
 
 use crate::ir::{Graph, Node, NodeId, Role, SecondaryMap};
 use std::collections::BTreeMap;
 
-/// Key of the exporter's note of what a node was traced from:
+/// Metadata key in which an exporter notes the op that a node was traced from:
 /// `%linear : … = call_function[target=torch.ops.aten.linear.default](…)`.
 const TRACED: &str = "pkg.torch.onnx.fx_node";
 
-/// Key of our own note of the same: `aten.linear.default`.
+/// Metadata key of our own note of the same: `aten.linear.default`.
 pub const OUR_TRACED: &str = "ckpt.traced";
 
-/// The ATen op that a node was traced from, where its file says so: name (`aten.linear`) and overload (`default`).
+/// Returns the ATen op that a node was traced from, where its file says so: name (`aten.linear`) and overload (`default`).
 pub fn traced(node: &Node) -> Option<(&str, &str)> {
     let target = match node.meta.get(OUR_TRACED) {
         Some(ours) => ours.as_str(),
@@ -36,7 +36,7 @@ pub struct Modules {
 }
 
 impl Modules {
-    /// The outermost modules whose path and class `chosen` accepts. Linear.
+    /// Finds the outermost modules whose path and class `chosen` accepts. Linear.
     pub fn new(graph: &Graph, chosen: &dyn Fn(&str, Option<&str>) -> bool) -> Modules {
         let mut answers: BTreeMap<(&str, Option<&str>), bool> = BTreeMap::new();
         let mut index: BTreeMap<&str, u32> = BTreeMap::new();
@@ -62,7 +62,7 @@ impl Modules {
         modules
     }
 
-    /// Gives nodes that the file says nothing about to the module of all their readers.
+    /// Assigns nodes without a scope to the module of all their readers.
     fn adopt(&mut self, graph: &Graph) {
         let order: Vec<NodeId> = forward(graph).collect();
         for id in order.into_iter().rev() {
@@ -93,7 +93,7 @@ fn forward(graph: &Graph) -> impl Iterator<Item = NodeId> + '_ {
     order.filter(|id| is_forward(graph.node(*id)))
 }
 
-/// Every class that the file names, with the number of modules of it.
+/// Returns every class that the file names, with the number of its modules.
 pub fn classes(graph: &Graph) -> BTreeMap<&str, usize> {
     let mut count = BTreeMap::new();
     for class in paths(graph).into_values().flatten() {
@@ -102,7 +102,7 @@ pub fn classes(graph: &Graph) -> BTreeMap<&str, usize> {
     count
 }
 
-/// Every module path that the file names, with its class.
+/// Returns every module path that the file names, with its class.
 pub fn paths(graph: &Graph) -> BTreeMap<&str, Option<&str>> {
     let scopes = forward(graph).flat_map(|id| &graph.node(id).loc.scopes);
     let scopes = scopes.map(|(path, class)| (path.as_str(), class.as_deref()));

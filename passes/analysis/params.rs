@@ -1,10 +1,11 @@
 //! Which initializers are parameters, and which of them are trained.
 //!
-//! Where the file says so (`Graph::origins`), the file is right. Otherwise a floating-point initializer of more than
-//! one element is a parameter if, through ops that change only layout or precision, it reaches an operand that is one
-//! by its meaning (the table of a lookup: `Slot::weight`) or meets an activation: a value that depends on a parameter
-//! or on a floating-point graph input. So a rotary frequency table that only meets positions is not trained, whatever
-//! its name. Weights of classes that only a loss reads are a setting of it, not trained. `--trainable` and `--freeze` patterns decide over that; freeze wins.
+//! The file decides where it says so (`Graph::origins`). Otherwise a floating-point initializer of more than one element
+//! is a parameter if, through ops that change only layout or precision, it reaches a weight slot (`Slot::weight`, such as
+//! the table of a lookup) or meets an activation. An activation is a value that depends on a parameter or on a
+//! floating-point graph input. So a rotary frequency table that only meets positions is not trained, whatever its name.
+//! Class weights that only a loss reads are a setting of the loss, and are not trained. `--trainable` and `--freeze`
+//! patterns override all of this; freeze wins.
 
 use crate::error::{Error, Result};
 use crate::glob;
@@ -16,6 +17,7 @@ use crate::ops::loss::is_class_weight;
 /// One parameter of the model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parameter {
+    /// The initializer.
     pub value: ValueId,
     /// The framework's name where the file tells it, else the initializer's.
     pub name: String,
@@ -23,19 +25,20 @@ pub struct Parameter {
     pub aliases: Vec<String>,
     /// The initializer is the transpose of the framework's parameter.
     pub transposed: bool,
+    /// It gets a gradient.
     pub trainable: bool,
 }
 
-/// Patterns over parameter names: a framework name, an alias, or an initializer's name.
+/// Patterns over parameter names: framework names, aliases, and names of initializers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selection {
-    /// If any, only these are trained.
+    /// Patterns of the only parameters that are trained, if there are any patterns.
     pub trainable: Vec<String>,
-    /// These are not trained, whatever else says so.
+    /// Patterns of parameters that are not trained.
     pub freeze: Vec<String>,
 }
 
-/// All parameters, in the order of the initializers.
+/// Returns all parameters, in the order of the initializers.
 ///
 /// # Errors
 /// A pattern that matches no parameter.
@@ -65,9 +68,7 @@ pub fn parameters(graph: &Graph, selection: &Selection) -> Result<Vec<Parameter>
         });
     }
     if !selection.trainable.is_empty() {
-        for parameter in &mut list {
-            parameter.trainable = false;
-        }
+        list.iter_mut().for_each(|p| p.trainable = false);
         for pattern in &selection.trainable {
             mark(graph, &mut list, pattern, true, "--trainable")?;
         }
@@ -87,12 +88,11 @@ fn mark(
 ) -> Result<()> {
     let mut hit = false;
     for parameter in list.iter_mut() {
-        let initializer = graph.value(parameter.value).name.as_str();
+        let initializer = &graph.value(parameter.value).name;
         let mut names = parameter
             .aliases
             .iter()
-            .map(String::as_str)
-            .chain([parameter.name.as_str(), initializer]);
+            .chain([&parameter.name, initializer]);
         if names.any(|name| glob::matches(pattern, name)) {
             parameter.trainable = trainable;
             hit = true;
@@ -102,17 +102,15 @@ fn mark(
         return Ok(());
     }
     let known: Vec<&str> = list.iter().map(|p| p.name.as_str()).take(12).collect();
-    Err(Error::usage(
-        "pattern",
-        format!("{option} `{pattern}` matches no parameter"),
-    )
-    .found(format!("parameters such as {}", known.join(", ")))
-    .help("list them all with `ckpt-opt inspect MODEL`"))
+    let what = format!("{option} `{pattern}` matches no parameter");
+    Err(Error::usage("pattern", what)
+        .found(format!("parameters such as {}", known.join(", ")))
+        .help("list them all with `ckpt-opt inspect MODEL`"))
 }
 
 fn parameters_by_flow(graph: &Graph) -> SecondaryMap<ValueId, bool> {
     let n = graph.value_bound();
-    // Values made of weights through layout ops, and those of them that act as a parameter.
+    // Values that layout ops make of weights, and those of them that act as a parameter.
     let mut of_weights = SecondaryMap::new(n, false);
     let mut acts = SecondaryMap::new(n, false);
     let mut activation: SecondaryMap<ValueId, bool> = SecondaryMap::new(n, false);
@@ -126,7 +124,7 @@ fn parameters_by_flow(graph: &Graph) -> SecondaryMap<ValueId, bool> {
     let mut layout_of_weights = Vec::new();
     for id in graph.order() {
         let node = graph.node(*id);
-        let any = |side: &SecondaryMap<ValueId, bool>| node.ins.iter().flatten().any(|v| side[*v]);
+        let any = |marked: &SecondaryMap<ValueId, bool>| node.operands().any(|v| marked[v]);
         let float = node.outs.iter().all(|v| graph.ty(*v).dtype.is_float());
         let meets = any(&activation);
         if keeps_meaning(node.op) && float && (node.op != &ops::concat::CONCAT || !meets) {
@@ -139,13 +137,11 @@ fn parameters_by_flow(graph: &Graph) -> SecondaryMap<ValueId, bool> {
         }
         let mut active = meets;
         for (slot, value) in node.ins.iter().enumerate() {
-            let Some(value) = value.filter(|v| of_weights[*v]) else {
+            let is_weight = |v: &ValueId| of_weights[*v] && !is_class_weight(node.op, slot);
+            let Some(value) = value.filter(is_weight) else {
                 continue;
             };
             let spec = node.op.ins.get(slot).or(node.op.ins.last());
-            if is_class_weight(node.op, slot) {
-                continue;
-            }
             if meets || spec.is_some_and(|s| s.weight) {
                 acts[value] = true;
                 active = true;
@@ -158,8 +154,8 @@ fn parameters_by_flow(graph: &Graph) -> SecondaryMap<ValueId, bool> {
     for id in layout_of_weights.into_iter().rev() {
         let node = graph.node(id);
         if node.outs.iter().any(|v| acts[*v]) {
-            for value in node.ins.iter().flatten() {
-                acts[*value] = of_weights[*value];
+            for value in node.operands() {
+                acts[value] = of_weights[value];
             }
         }
     }
@@ -170,7 +166,7 @@ fn parameters_by_flow(graph: &Graph) -> SecondaryMap<ValueId, bool> {
     is_parameter
 }
 
-/// Ops that say the same thing in another layout or precision.
+/// Returns true for ops that only change layout or precision.
 fn keeps_meaning(op: &OpDef) -> bool {
     op.domain != Domain::Opaque
         && (op.is_layout() || op == &ops::concat::CONCAT || op == &ops::cast::CAST)

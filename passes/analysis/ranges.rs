@@ -1,23 +1,22 @@
-//! The ranges that an exported program declares for its named sizes: outside of them nobody ever traced it.
+//! The ranges that an exported program declares for its named sizes. Nobody traced the program outside of them.
 //!
-//! They are part of what a file says of its sizes and hold for every graph that is made from it, so they travel in the
-//! metadata of the graph (`ckpt.ranges`, `name=least..most,…`) and of what is written.
+//! Ranges are part of what a file says about its sizes, and hold for every graph that is made from it. They travel in the
+//! metadata of the graph (`ckpt.ranges`, `name=least..most,…`) and of the written file.
 
-use crate::analysis::sizes::DimKind;
 use crate::ir::Graph;
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 
-/// The key of the metadata.
+/// The metadata key.
 pub const KEY: &str = "ckpt.ranges";
 
 /// The least and the largest number of each named size, both included.
 pub type Ranges = BTreeMap<String, (i64, i64)>;
 
-/// Writes ranges into a graph; those that say nothing (1 and more) are left out.
+/// Writes ranges into the metadata of a graph. Leaves out ranges that allow any size from 1.
 ///
 /// # Errors
-/// A name that is no word.
+/// A name with other characters than letters, digits and `_`.
 pub fn record(graph: &mut Graph, ranges: &Ranges) -> Result<()> {
     let mut all = Vec::new();
     for (name, (least, most)) in ranges {
@@ -35,7 +34,7 @@ pub fn record(graph: &mut Graph, ranges: &Ranges) -> Result<()> {
     Ok(())
 }
 
-/// The ranges that a graph records.
+/// Returns the ranges that a graph records.
 ///
 /// # Errors
 /// Metadata that [`record`] did not write.
@@ -43,8 +42,8 @@ pub fn of(graph: &Graph) -> Result<Ranges> {
     let Some(text) = graph.meta.get(KEY) else {
         return Ok(Ranges::new());
     };
-    let range = |part: &str| {
-        let (name, range) = part.split_once('=')?;
+    let range = |entry: &str| {
+        let (name, range) = entry.split_once('=')?;
         let (least, most) = range.split_once("..")?;
         Some((name.to_string(), (least.parse().ok()?, most.parse().ok()?)))
     };
@@ -58,13 +57,7 @@ pub fn of(graph: &Graph) -> Result<Ranges> {
         })
 }
 
-/// The number that a name gets where nobody gives one: that of its kind, moved into its range.
-pub fn default_of(ranges: &Ranges, name: &str, kind: DimKind) -> i64 {
-    let (least, most) = ranges.get(name).copied().unwrap_or((1, i64::MAX));
-    kind.default_size().min(most).max(least)
-}
-
-/// A size outside of its range.
+/// Builds the error for a size outside of its range.
 pub fn outside(name: &str, (least, most): (i64, i64), found: i64) -> Box<Error> {
     Error::usage(
         "dim",

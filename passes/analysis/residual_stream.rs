@@ -1,38 +1,42 @@
-//! The spine of a forward graph: the values through which everything that enters a stretch of the model leaves it.
+//! The residual stream of a forward graph: the values through which everything that enters a part of the model leaves it.
 //!
-//! A node post-dominates another if every path from there to the exit passes through it. The chain of immediate
-//! post-dominators from the source that is farthest from the exit is the spine; in a residual network it is the residual stream.
-//! SecondaryMap values (masks, rotary tables, an encoder's output read by every decoder layer) do not break it, because only
-//! what flows *from* a spine value matters. Everything between two neighbours on the spine is one segment.
+//! A node post-dominates another if every path from there to the exit passes through it. The residual stream is the chain
+//! of immediate post-dominators from the source that is farthest from the exit. Side values (masks, rotary tables, an
+//! encoder's output read by every decoder layer) do not break it, because only what flows *from* a stream value matters.
+//! Everything between two neighbours on the stream is one segment.
 //!
-//! Post-dominators of an acyclic graph need one sweep; lowest common ancestors go by jump pointers, so the whole is
+//! Post-dominators of an acyclic graph need one sweep. Lowest common ancestors go by jump pointers, so the total is
 //! O(E log V). Names are never looked at.
 
 use super::params::{Selection, parameters};
 use crate::error::Result;
-use crate::ir::{Graph, NodeId, Role, SecondaryMap, Use, ValueId};
+use crate::ir::{Graph, NodeId, SecondaryMap, Use, ValueId};
 use rustc_hash::FxHashSet;
+use std::cmp::Reverse;
 
-/// Readers of a source that are looked at for where some of them meet.
+/// Most readers of a source that are examined for where some of them meet.
 const MAX_NEAR: usize = 8;
 
-/// A place on the spine: a floating-point graph input where it begins, a node everywhere else.
+/// A point of the residual stream: a floating-point graph input where it begins, a node everywhere else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stop {
+pub enum StreamPoint {
+    /// A floating-point graph input.
     Input(ValueId),
+    /// A node.
     Node(NodeId),
 }
 
-impl Stop {
+impl StreamPoint {
+    /// Returns the node, unless the point is an input.
     pub fn node(self) -> Option<NodeId> {
         match self {
-            Stop::Node(id) => Some(id),
-            Stop::Input(_) => None,
+            StreamPoint::Node(id) => Some(id),
+            StreamPoint::Input(_) => None,
         }
     }
 }
 
-/// What flows where in the forward part of a graph.
+/// The dataflow of the forward pass of a graph.
 pub struct Flow {
     /// Forward nodes that are not copies, in order.
     pub nodes: Vec<NodeId>,
@@ -42,13 +46,15 @@ pub struct Flow {
     pub is_parameter: SecondaryMap<ValueId, bool>,
     /// Position in `nodes`.
     pub position: SecondaryMap<NodeId, Option<u32>>,
-    /// Edges that the spine is blind to: where keys and values of one layer reach the attention of another.
+    /// Edges that the residual stream ignores: keys and values of one layer that the attention of another reads.
     pub crossings: FxHashSet<Use>,
 }
 
 impl Flow {
+    /// Builds the dataflow of a typed graph, without crossings.
+    ///
     /// # Errors
-    /// None today; the parameters are taken as they are.
+    /// None today: no parameters are selected by patterns.
     pub fn new(graph: &Graph) -> Result<Flow> {
         let mut flow = Flow {
             nodes: Vec::new(),
@@ -66,12 +72,12 @@ impl Flow {
         }
         for id in graph.order() {
             let node = graph.node(*id);
-            if node.role != Role::Forward || node.recompute_of.is_some() {
+            if !node.is_forward() {
                 continue;
             }
             flow.position[*id] = Some(flow.nodes.len() as u32);
             flow.nodes.push(*id);
-            let active = node.ins.iter().flatten().any(|v| flow.active[*v]);
+            let active = node.operands().any(|v| flow.active[v]);
             for out in &node.outs {
                 flow.active[*out] = active && graph.ty(*out).dtype.is_float();
             }
@@ -79,12 +85,13 @@ impl Flow {
         Ok(flow)
     }
 
-    /// Whether a node makes an active value.
+    /// Returns true if a node makes an active value.
     pub fn is_active(&self, graph: &Graph, id: NodeId) -> bool {
         graph.node(id).outs.iter().any(|v| self.active[*v])
     }
 
-    /// Forward nodes that read a result of `id`, with repetitions; not across [`crossings`](Flow::crossings).
+    /// Returns the forward nodes that read a result of `id`, with repetitions, but for reads across
+    /// [`crossings`](Flow::crossings).
     pub fn readers<'a>(
         &'a self,
         graph: &'a Graph,
@@ -94,7 +101,7 @@ impl Flow {
         outs.flat_map(|v| self.readers_of(graph, *v))
     }
 
-    /// The same of a value.
+    /// Returns the readers of a value; see [`Flow::readers`].
     pub fn readers_of<'a>(
         &'a self,
         graph: &'a Graph,
@@ -103,6 +110,20 @@ impl Flow {
         let uses = graph.value(value).uses().iter();
         uses.filter(|u| self.position[u.node].is_some() && !self.crossings.contains(u))
             .map(|u| u.node)
+    }
+
+    /// Returns the readers of a point of the residual stream; see [`Flow::readers`].
+    pub fn readers_after<'a>(
+        &'a self,
+        graph: &'a Graph,
+        point: StreamPoint,
+    ) -> impl Iterator<Item = NodeId> + 'a {
+        let values = match point {
+            StreamPoint::Node(id) => graph.node(id).outs.clone(),
+            StreamPoint::Input(value) => vec![value],
+        };
+        let values = values.into_iter();
+        values.flat_map(|v| self.readers_of(graph, v))
     }
 }
 
@@ -115,23 +136,18 @@ pub struct PostDominators {
     /// Edges on the longest path to the exit in the graph.
     height: SecondaryMap<NodeId, u32>,
     /// Nodes of the tree, in order.
-    pub members: Vec<NodeId>,
+    members: Vec<NodeId>,
 }
 
 impl PostDominators {
-    /// The exit is the active node that nothing in the forward part reads and that the longest path leads to.
+    /// Builds the tree; `None` where nothing is active. The exit is the active node without active readers that the
+    /// longest path leads to.
     pub fn new(graph: &Graph, flow: &Flow) -> Option<PostDominators> {
         let mut length: SecondaryMap<NodeId, u32> = SecondaryMap::new(graph.node_bound(), 0);
         let mut exit: Option<NodeId> = None;
-        for id in &flow.nodes {
-            if !flow.is_active(graph, *id) {
-                continue;
-            }
-            let operands = graph.node(*id).ins.iter().flatten();
-            let longest = operands
-                .filter_map(|v| graph.def_node(*v))
-                .map(|n| length[n])
-                .max();
+        let active = || flow.nodes.iter().filter(|id| flow.is_active(graph, **id));
+        for id in active() {
+            let longest = graph.operand_nodes(*id).map(|n| length[n]).max();
             length[*id] = longest.unwrap_or(0) + 1;
             let is_last = !flow.readers(graph, *id).any(|r| flow.is_active(graph, r));
             if is_last && exit.is_none_or(|e| length[*id] > length[e]) {
@@ -149,10 +165,7 @@ impl PostDominators {
         };
         tree.depth[exit] = 1;
         tree.jump[exit] = Some(exit);
-        for id in flow.nodes.iter().rev() {
-            if *id == exit || !flow.is_active(graph, *id) {
-                continue;
-            }
+        for id in active().rev().filter(|id| **id != exit) {
             let mut meet: Option<NodeId> = None;
             for reader in flow.readers(graph, *id) {
                 if tree.depth[reader] > 0 {
@@ -177,7 +190,7 @@ impl PostDominators {
         self.jump[id].unwrap_or(id)
     }
 
-    /// The nearest node that post-dominates both.
+    /// Returns the nearest node that post-dominates both.
     fn meet(&self, mut a: NodeId, mut b: NodeId) -> NodeId {
         if self.depth[a] < self.depth[b] {
             std::mem::swap(&mut a, &mut b);
@@ -201,7 +214,7 @@ impl PostDominators {
         a
     }
 
-    /// The nearest node that post-dominates all readers of a graph input, and the input's height; `None` where no
+    /// Returns the nearest node that post-dominates all readers of a graph input, and the input's height; `None` where no
     /// member reads it.
     fn after_input(&self, graph: &Graph, flow: &Flow, input: ValueId) -> Option<(NodeId, u32)> {
         let readers = flow.readers_of(graph, input).filter(|n| self.depth[*n] > 0);
@@ -209,38 +222,37 @@ impl PostDominators {
         both.reduce(|(a, x), (b, y)| (self.meet(a, b), x.max(y)))
     }
 
-    /// Where spines may begin, farthest from the exit first: members, and floating-point graph inputs they read.
-    pub fn sources(&self, graph: &Graph, flow: &Flow) -> Vec<Stop> {
-        let mut sources: Vec<(u32, u32, Stop)> = Vec::new();
-        for id in &self.members {
+    /// Returns where residual streams may begin, farthest from the exit first: members, and floating-point graph inputs
+    /// that they read.
+    pub fn sources(&self, graph: &Graph, flow: &Flow) -> Vec<StreamPoint> {
+        let members = self.members.iter().map(|id| {
             let at = flow.position[*id].unwrap_or(0);
-            sources.push((self.height[*id], at + 1, Stop::Node(*id)));
-        }
-        for input in graph.inputs().iter().filter(|v| flow.active[**v]) {
-            if let Some((_, height)) = self.after_input(graph, flow, *input) {
-                sources.push((height, 0, Stop::Input(*input)));
-            }
-        }
-        // Stable: equally far nodes in the order of the graph, inputs before them in their own.
-        sources.sort_by_key(|(height, at, _)| (std::cmp::Reverse(*height), *at));
-        sources.into_iter().map(|(_, _, stop)| stop).collect()
+            (self.height[*id], at + 1, StreamPoint::Node(*id))
+        });
+        let inputs = graph.inputs().iter().filter(|v| flow.active[**v]);
+        let inputs = inputs.filter_map(|input| {
+            let (_, height) = self.after_input(graph, flow, *input)?;
+            Some((height, 0, StreamPoint::Input(*input)))
+        });
+        let mut sources: Vec<(u32, u32, StreamPoint)> = members.chain(inputs).collect();
+        // Stable: of equally far sources, inputs come first, then nodes in graph order.
+        sources.sort_by_key(|(height, at, _)| (Reverse(*height), *at));
+        sources.into_iter().map(|(_, _, point)| point).collect()
     }
 
-    /// The place after a source: what post-dominates all its readers. With `near`, what post-dominates most of its
-    /// first few readers, if that is nearer: the others feed what later layers read.
-    fn after(&self, graph: &Graph, flow: &Flow, source: Stop, near: bool) -> Option<NodeId> {
+    /// Returns the point after a source: the node that post-dominates all its readers. With `near`, it is the node that
+    /// post-dominates most of its first few readers, if that is nearer; the other readers feed values that later layers
+    /// read.
+    fn after(&self, graph: &Graph, flow: &Flow, source: StreamPoint, near: bool) -> Option<NodeId> {
         let all = match source {
-            Stop::Node(id) => self.parent[id],
-            Stop::Input(value) => self.after_input(graph, flow, value).map(|(n, _)| n),
+            StreamPoint::Node(id) => self.parent[id],
+            StreamPoint::Input(value) => self.after_input(graph, flow, value).map(|(n, _)| n),
         };
         if !near {
             return all;
         }
-        let mut readers: Vec<NodeId> = match source {
-            Stop::Node(id) => flow.readers(graph, id).collect(),
-            Stop::Input(value) => flow.readers_of(graph, value).collect(),
-        };
-        readers.retain(|n| self.depth[*n] > 0);
+        let readers = flow.readers_after(graph, source);
+        let mut readers: Vec<NodeId> = readers.filter(|n| self.depth[*n] > 0).collect();
         readers.sort_unstable_by_key(|n| flow.position[*n]);
         readers.dedup();
         readers.truncate(MAX_NEAR);
@@ -259,90 +271,76 @@ impl PostDominators {
         is_nearer(near).then_some(near)
     }
 
-    /// From `source` to the exit, or to the last node before one that `end` refuses; empty where there is no way.
-    /// For `near`, see [`after`](Self::after).
+    /// Returns the chain from `source` to the exit, or to the last node before one that `end` refuses; an empty chain
+    /// where there is no way. For `near`, see [`after`](Self::after).
     pub fn chain(
         &self,
         graph: &Graph,
         flow: &Flow,
-        (source, near): (Stop, bool),
+        (source, near): (StreamPoint, bool),
         end: &dyn Fn(NodeId) -> bool,
-    ) -> Vec<Stop> {
+    ) -> Vec<StreamPoint> {
         let mut at = self.after(graph, flow, source, near);
         if near && at.is_none() {
             return Vec::new();
         }
         let mut chain = vec![source];
         while let Some(n) = at.filter(|n| !end(*n)) {
-            chain.push(Stop::Node(n));
+            chain.push(StreamPoint::Node(n));
             at = self.parent[n];
         }
         chain
     }
 }
 
-/// Which segment of a spine a forward node belongs to.
+/// The segment of a residual stream that a forward node belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Membership {
     /// No forward node reads it, directly or not.
     Unread,
     /// Only this segment reads it.
     In(u32),
-    /// Several segments read it, or none of this spine does.
+    /// Several segments read it, or none of this stream does.
     Outside,
 }
 
-/// The readers that decide where a node belongs: those that make activations, if any. Others only ask for its sizes,
-/// and sizes of one layer may serve all.
-fn counted<'a>(graph: &'a Graph, flow: &'a Flow, id: NodeId) -> impl Iterator<Item = NodeId> + 'a {
-    let any = flow.readers(graph, id).any(|r| flow.is_active(graph, r));
-    flow.readers(graph, id)
-        .filter(move |r| !any || flow.is_active(graph, *r))
-}
-
-/// The segment of every forward node: the node at place `i` of the spine closes segment `i`; any other node belongs where all its readers
-/// do. What nobody reads goes where its operands are.
-pub fn segments(graph: &Graph, flow: &Flow, spine: &[Stop]) -> SecondaryMap<NodeId, Place> {
-    let mut on_spine: SecondaryMap<NodeId, Option<u32>> =
-        SecondaryMap::new(graph.node_bound(), None);
-    for (i, stop) in spine.iter().enumerate() {
-        if let Stop::Node(id) = stop {
-            on_spine[*id] = Some(i as u32);
-        }
+/// Returns the segment of every forward node. The node at index `i` of the stream closes segment `i`. Any other node
+/// belongs to the segment of all its readers, a node without readers to the latest segment of its operands.
+pub fn segments(
+    graph: &Graph,
+    flow: &Flow,
+    stream: &[StreamPoint],
+) -> SecondaryMap<NodeId, Membership> {
+    let mut segment_of = SecondaryMap::new(graph.node_bound(), Membership::Unread);
+    let points = stream.iter().enumerate();
+    for (i, id) in points.filter_map(|(i, point)| Some((i, point.node()?))) {
+        segment_of[id] = Membership::In(i as u32);
     }
-    let mut place: SecondaryMap<NodeId, Place> =
-        SecondaryMap::new(graph.node_bound(), Place::Unread);
     for id in flow.nodes.iter().rev() {
-        place[*id] = match on_spine[*id] {
-            Some(i) => Place::In(i),
-            None => counted(graph, flow, *id)
-                .map(|r| place[r])
-                .fold(Place::Unread, |a, b| match (a, b) {
-                    (Place::Unread, x) | (x, Place::Unread) => x,
-                    (x, y) if x == y => x,
-                    _ => Place::Outside,
-                }),
-        };
+        if segment_of[*id] != Membership::Unread {
+            continue;
+        }
+        // Readers that make activations decide, if there are any. Others only ask for sizes, which may serve all layers.
+        let readers = || flow.readers(graph, *id);
+        let any_active = readers().any(|r| flow.is_active(graph, r));
+        let deciding = readers().filter(|r| !any_active || flow.is_active(graph, *r));
+        let memberships = deciding.map(|r| segment_of[r]);
+        segment_of[*id] = memberships.fold(Membership::Unread, |a, b| match (a, b) {
+            (Membership::Unread, x) | (x, Membership::Unread) => x,
+            (x, y) if x == y => x,
+            _ => Membership::Outside,
+        });
     }
     for id in &flow.nodes {
-        if place[*id] == Place::Unread {
-            let operands = graph
-                .node(*id)
-                .ins
-                .iter()
-                .flatten()
-                .filter_map(|v| graph.def_node(*v));
-            let latest = operands
-                .filter_map(|n| {
-                    if let Place::In(i) = place[n] {
-                        Some(i)
-                    } else {
-                        None
-                    }
-                })
-                .max();
-            place[*id] = latest.map_or(Place::Outside, Place::In);
+        if segment_of[*id] == Membership::Unread {
+            let segments = graph
+                .operand_nodes(*id)
+                .filter_map(|n| match segment_of[n] {
+                    Membership::In(i) => Some(i),
+                    _ => None,
+                });
+            segment_of[*id] = segments.max().map_or(Membership::Outside, Membership::In);
         }
     }
-    place
+    segment_of
 }

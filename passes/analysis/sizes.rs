@@ -1,35 +1,43 @@
-//! Numbers for symbolic sizes: what planning and memory accounting need.
+//! Numbers for symbolic sizes, which planning and memory accounting need.
 //!
 //! A [`Binding`] gives every named size a number: the user's, or a default by the kind of the dimension, which is
 //! reported as an assumption. [`Sizes`] evaluates the type of every value under a binding. The graph stays symbolic.
 //!
-//! Sizes that only the data decides (`?nonzero.1`) take the user's number where given, else a proven upper bound
-//! from the op that made them; without either the request is refused rather than guessed. Every value whose size
-//! rests on such a bound is marked, so that a summary can say that its figures are upper bounds.
+//! Sizes that only the data decides (`?nonzero.1`) take the user's number, else a proven upper bound from the op that
+//! made them. Without either, the request is refused. Every value whose size rests on such a bound is marked, so that a
+//! summary can say that its figures are upper bounds.
 
-use crate::analysis::baked_sizes::pins;
-use crate::analysis::index_bounds::{Limit, limits};
-use crate::analysis::ranges;
+use crate::analysis::baked_sizes::baked_sizes;
+use crate::analysis::index_bounds::{IndexBound, index_bounds};
+use crate::analysis::ranges::{self, Ranges};
 use crate::error::{Error, Result};
 use crate::ir::op::{DataSizes, Domain, Sized};
 use crate::ir::typing::{Contents, type_node};
 use crate::ir::{Atom, DType, Dim, Graph, NodeId, Phase, SecondaryMap, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What an unbound named size is taken for.
+/// The kind of a named size, which decides its default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DimKind {
+    /// A number of samples.
     Batch,
+    /// A length, such as that of a sequence.
     Sequence,
 }
 
 impl DimKind {
-    /// The number an unbound size of this kind gets.
+    /// Returns the default of a size of this kind: a batch of 1, a sequence of 128.
     pub fn default_size(self) -> i64 {
         match self {
             DimKind::Batch => 1,
             DimKind::Sequence => 128,
         }
+    }
+
+    /// Returns the default of the size `name` of this kind, moved into its range.
+    pub fn default_within(self, ranges: &Ranges, name: &str) -> i64 {
+        let (least, most) = ranges.get(name).copied().unwrap_or((1, i64::MAX));
+        self.default_size().min(most).max(least)
     }
 }
 
@@ -40,106 +48,85 @@ pub struct Binding {
     assumed: BTreeMap<String, DimKind>,
 }
 
-/// The named sizes of a graph and what each would default to.
+/// Returns the named sizes of a graph and their kinds.
 ///
 /// A name with "batch" in it is of the batch kind and one with "seq", "len" or "pos" of the sequence kind; any other is
 /// of the batch kind if it is the first axis of an input of two or more axes, or appears on first axes only.
 pub fn dim_kinds(graph: &Graph) -> BTreeMap<String, DimKind> {
-    let mut first: BTreeSet<String> = BTreeSet::new();
-    let mut leads: BTreeSet<String> = BTreeSet::new();
-    let mut inner: BTreeSet<String> = BTreeSet::new();
-    for input in graph.inputs() {
-        let Some(ty) = &graph.value(*input).ty else {
-            continue;
-        };
+    // For each name: it is the first axis of an input of two or more axes; it is another axis.
+    let mut names: BTreeMap<String, (bool, bool)> = BTreeMap::new();
+    for ty in graph
+        .inputs()
+        .iter()
+        .filter_map(|v| graph.value(*v).ty.as_ref())
+    {
         for (axis, dim) in ty.dims.iter().enumerate() {
             dim.for_each_leaf(&mut |atom| {
                 if let Atom::Sym(name) = atom {
-                    if axis > 0 {
-                        inner.insert(name.to_string());
-                    } else {
-                        first.insert(name.to_string());
-                        if ty.rank() > 1 {
-                            leads.insert(name.to_string());
-                        }
-                    }
+                    let (leads, inner) = names.entry(name.to_string()).or_default();
+                    *leads |= axis == 0 && ty.rank() > 1;
+                    *inner |= axis > 0;
                 }
             });
         }
     }
-    first
-        .union(&inner)
-        .map(|name| {
-            let lower = name.to_lowercase();
-            let says = |words: &[&str]| words.iter().any(|w| lower.contains(w));
-            let kind = if says(&["batch"]) {
-                DimKind::Batch
-            } else if says(&["seq", "len", "pos"]) {
-                DimKind::Sequence
-            } else if leads.contains(name) || !inner.contains(name) {
-                DimKind::Batch
-            } else {
-                DimKind::Sequence
-            };
-            (name.clone(), kind)
-        })
-        .collect()
+    let kind = |(name, (leads, inner)): (String, (bool, bool))| {
+        let lower = name.to_lowercase();
+        let is_sequence = ["seq", "len", "pos"].iter().any(|w| lower.contains(w));
+        let is_batch = lower.contains("batch") || !is_sequence && (leads || !inner);
+        let kind = if is_batch {
+            DimKind::Batch
+        } else {
+            DimKind::Sequence
+        };
+        (name, kind)
+    };
+    names.into_iter().map(kind).collect()
 }
 
 impl Binding {
-    /// The given sizes, and defaults for the named sizes that are not given.
+    /// Returns the given sizes, and defaults for the named sizes that are not given.
     ///
-    /// Defaults are as large as their kind says, or as the tables of the model allow ([`limits`]); where the model was
-    /// traced at fixed sizes ([`pins`]), they are such as fit.
+    /// Defaults are as large as their kind says, moved into their range, or as large as the tables of the model allow
+    /// ([`index_bounds`]). Where the model was traced at fixed sizes ([`baked_sizes`]), defaults fit these.
     ///
     /// # Errors
-    /// A size below 1 or outside its range ([`ranges`]); a name that no input has (data-dependent sizes are written `?name`); sizes at which the model
-    /// reads beyond a table, or at which a traced model does not run.
+    /// A size below 1 or outside its range ([`ranges`]); a name that no input has (data-dependent sizes are written
+    /// `?name`); sizes at which the model reads beyond a table, or at which a traced model does not run.
     pub fn new(graph: &Graph, given: &[(String, i64)]) -> Result<Binding> {
         let kinds = dim_kinds(graph);
         let ranges = ranges::of(graph)?;
         let mut binding = Binding::default();
         for (name, size) in given {
-            if let Some(data) = name.strip_prefix('?') {
-                if *size < 0 {
-                    return Err(Error::usage("dim", format!("`{name}` cannot be {size}"))
-                        .expected("0 or more"));
-                }
-                binding.sizes.insert(format!("?{data}"), *size);
-                continue;
-            }
-            if !kinds.contains_key(name) {
+            let is_data = name.starts_with('?');
+            if !is_data && !kinds.contains_key(name) {
                 let known: Vec<&str> = kinds.keys().map(String::as_str).collect();
-                return Err(Error::usage(
-                    "dim",
-                    format!("no input has a dimension named `{name}`"),
-                )
-                .expected(if known.is_empty() {
-                    "no name: all sizes of this model are fixed".to_string()
-                } else {
-                    format!("one of {}", known.join(", "))
+                let what = format!("no input has a dimension named `{name}`");
+                return Err(Error::usage("dim", what).expected(match known.is_empty() {
+                    true => "no name: all sizes of this model are fixed".to_string(),
+                    false => format!("one of {}", known.join(", ")),
                 }));
             }
-            if *size < 1 {
-                return Err(
-                    Error::usage("dim", format!("`{name}` cannot be {size}")).expected("1 or more")
-                );
+            let least = if is_data { 0 } else { 1 };
+            if *size < least {
+                let what = format!("`{name}` cannot be {size}");
+                return Err(Error::usage("dim", what).expected(format!("{least} or more")));
             }
             binding.sizes.insert(name.clone(), *size);
         }
         for (name, kind) in kinds {
             if !binding.sizes.contains_key(&name) {
-                let size = ranges::default_of(&ranges, &name, kind);
+                let size = kind.default_within(&ranges, &name);
                 binding.sizes.insert(name.clone(), size);
                 binding.assumed.insert(name, kind);
             }
         }
         if graph.phase >= Phase::Typed {
-            let limits = limits(graph)?;
-            for limit in &limits {
-                binding.respect(graph, limit)?;
+            let bounds = index_bounds(graph)?;
+            for bound in &bounds {
+                binding.shrink_to(graph, bound)?;
             }
-            binding.settle(graph, &limits)?;
+            binding.fit_baked_sizes(graph, &bounds)?;
         }
         for (name, size) in &binding.sizes {
             if let Some((least, most)) = ranges.get(name)
@@ -151,15 +138,15 @@ impl Binding {
         Ok(binding)
     }
 
-    /// Makes assumed sizes as small as a limit asks.
+    /// Makes assumed sequence sizes as small as a bound asks.
     ///
     /// # Errors
-    /// It is exceeded whatever is assumed.
-    fn respect(&mut self, graph: &Graph, limit: &Limit) -> Result<()> {
-        let Some(index) = limit.exceeded(&|name| self.get(name)) else {
+    /// The given sizes exceed the bound.
+    fn shrink_to(&mut self, graph: &Graph, bound: &IndexBound) -> Result<()> {
+        let Some(index) = bound.exceeded(&|name| self.get(name)) else {
             return Ok(());
         };
-        let names = limit.names();
+        let names = bound.names();
         let assumed: Vec<&String> = names
             .iter()
             .filter(|n| self.assumed.get(*n) == Some(&DimKind::Sequence))
@@ -169,7 +156,7 @@ impl Binding {
                 true => Some(size.min(self.sizes[name])),
                 false => self.get(name),
             };
-            limit.exceeded(&at).is_none()
+            bound.exceeded(&at).is_none()
         };
         let largest = assumed.iter().map(|n| self.sizes[*n]).max().unwrap_or(0);
         if let Some(size) = (1..=largest).rev().find(|size| fits(&assumed, *size)) {
@@ -179,7 +166,7 @@ impl Binding {
             }
             return Ok(());
         }
-        let said: Vec<String> = names
+        let given: Vec<String> = names
             .iter()
             .map(|n| format!("{n}={}", self.sizes[n]))
             .collect();
@@ -187,15 +174,15 @@ impl Binding {
             "dim",
             format!(
                 "the model looks up a table of {} rows, and would read row {index} of it at {}",
-                limit.rows,
-                said.join(", ")
+                bound.rows,
+                given.join(", ")
             ),
         )
-        .at(graph.describe(limit.node));
+        .at(graph.describe(bound.node));
         let all: Vec<&String> = names.iter().collect();
         let most = names.iter().map(|n| self.sizes[n]).max().unwrap_or(0);
         let mut works = (0, most);
-        // A larger size reads further, or it is no help to say one.
+        // Bisection is right where a larger size reads further; elsewhere no single size helps.
         while works.1 - works.0 > 1 {
             let middle = works.0 + (works.1 - works.0) / 2;
             match fits(&all, middle) {
@@ -203,27 +190,27 @@ impl Binding {
                 false => works.1 = middle,
             }
         }
-        let wish: Vec<String> = all
+        let advice: Vec<String> = all
             .iter()
             .map(|n| format!("--dim {n}={}", works.0.min(self.sizes[*n])))
             .collect();
         Err(match works.0 {
             0 => error.help("choose smaller sizes with --dim"),
-            _ => error.help(format!("{} at most", wish.join(" "))),
+            _ => error.help(format!("{} at most", advice.join(" "))),
         })
     }
 
-    /// Makes assumed sizes those that the model was traced at, the sequence before the batch: the largest that fit.
+    /// Changes assumed sizes to ones at which a traced model runs: the smallest batch, then the largest sequence.
     ///
     /// # Errors
-    /// None fit, whatever is assumed.
-    fn settle(&mut self, graph: &Graph, limits: &[Limit]) -> Result<()> {
-        let pins = pins(graph);
+    /// No assumed sizes fit the trace.
+    fn fit_baked_sizes(&mut self, graph: &Graph, bounds: &[IndexBound]) -> Result<()> {
+        let baked = baked_sizes(graph);
         let broken = |sizes: &BTreeMap<String, i64>| {
             let at = |name: &str| sizes.get(name).copied();
-            pins.iter().find_map(|pin| Some((pin, pin.broken(&at)?)))
+            baked.iter().find_map(|b| Some((b, b.broken(&at)?)))
         };
-        let Some((pin, (found, wanted))) = broken(&self.sizes) else {
+        let Some((first, (found, wanted))) = broken(&self.sizes) else {
             return Ok(());
         };
         let of = |kind: DimKind| -> Vec<&String> {
@@ -241,8 +228,8 @@ impl Binding {
                 sizes.extend(batch.iter().map(|n| (n.to_string(), b)));
                 sizes.extend(sequence.iter().map(|n| (n.to_string(), s)));
                 let at = |name: &str| sizes.get(name).copied();
-                let beyond = limits.iter().any(|limit| limit.exceeded(&at).is_some());
-                if !beyond && broken(&sizes).is_none() {
+                let is_beyond = bounds.iter().any(|bound| bound.exceeded(&at).is_some());
+                if !is_beyond && broken(&sizes).is_none() {
                     self.sizes = sizes;
                     return Ok(());
                 }
@@ -252,23 +239,23 @@ impl Binding {
             "dim",
             "the model was traced at fixed sizes, and does not run at these".to_string(),
         )
-        .expected(format!("{wanted} elements ({})", pin.result))
-        .found(format!("{found} elements ({})", pin.operand))
-        .at(graph.describe(pin.node))
+        .expected(format!("{wanted} elements ({})", first.result))
+        .found(format!("{found} elements ({})", first.operand))
+        .at(graph.describe(first.node))
         .help("give the sizes it was exported with: --dim NAME=N"))
     }
 
-    /// The number of a named size.
+    /// Returns the number of a named size.
     pub fn get(&self, name: &str) -> Option<i64> {
         self.sizes.get(name).copied()
     }
 
-    /// All sizes, by name; data-dependent ones begin with `?`.
+    /// Returns all sizes, by name; names of data-dependent sizes begin with `?`.
     pub fn iter(&self) -> impl Iterator<Item = (&str, i64)> {
         self.sizes.iter().map(|(name, size)| (name.as_str(), *size))
     }
 
-    /// Sizes nobody gave: name, number, and the kind that decided it.
+    /// Returns the sizes that nobody gave: name, number, and the kind that decided it.
     pub fn assumed(&self) -> impl Iterator<Item = (&str, i64, DimKind)> {
         self.assumed
             .iter()
@@ -280,7 +267,7 @@ impl Binding {
 #[derive(Clone, Debug)]
 pub struct Sizes {
     table: SecondaryMap<ValueId, Option<Sized>>,
-    /// Data-dependent sizes that were bounded instead of given: name and upper bound.
+    /// Data-dependent sizes that are bounded, not given: name and upper bound.
     pub bounded: BTreeMap<String, i64>,
 }
 
@@ -288,17 +275,15 @@ impl Sizes {
     /// Evaluates every value of a typed graph.
     ///
     /// # Errors
-    /// A size that has no number: a data-dependent one without a bound, an overflow, a division by zero, a negative.
+    /// A size without a number: data-dependent and unbounded, an overflow, a division by zero, a negative.
     pub fn new(graph: &Graph, binding: &Binding) -> Result<Sizes> {
         let mut sizes = Sizes {
             table: SecondaryMap::new(graph.value_bound(), None),
             bounded: BTreeMap::new(),
         };
         let mut contents = Contents::of(graph);
-        for value in graph.inputs() {
-            sizes.evaluate(graph, *value, binding, &contents)?;
-        }
-        for (value, _) in graph.inits() {
+        let inits = graph.inits().map(|(value, _)| value);
+        for value in graph.inputs().iter().copied().chain(inits) {
             sizes.evaluate(graph, value, binding, &contents)?;
         }
         for node in graph.order() {
@@ -322,26 +307,22 @@ impl Sizes {
     /// Records the upper bounds of the data-dependent sizes that `node` introduces, from its op's row.
     fn bound_data(&mut self, graph: &Graph, node: NodeId, binding: &Binding) {
         let n = graph.node(node);
-        let Some(Some(x)) = n.ins.first() else { return };
-        let Some(x) = &self.table[*x] else { return };
+        let Some(x) = n.operand(0) else { return };
+        let Some(x) = &self.table[x] else { return };
         let limit = match n.op.data_sizes {
             DataSizes::Unbounded => return,
             DataSizes::Elements => x.elements() as i64,
             DataSizes::LongestAxis => x.dims.iter().copied().max().unwrap_or(0),
         };
-        for value in &n.outs {
-            let Some(ty) = &graph.value(*value).ty else {
-                continue;
-            };
-            for dim in &ty.dims {
-                dim.for_each_leaf(&mut |atom| {
-                    if let Atom::Data(name) = atom
-                        && binding.get(&format!("?{name}")).is_none()
-                    {
-                        self.bounded.entry(name.to_string()).or_insert(limit);
-                    }
-                });
-            }
+        let types = n.outs.iter().filter_map(|v| graph.value(*v).ty.as_ref());
+        for dim in types.flat_map(|ty| &ty.dims) {
+            dim.for_each_leaf(&mut |atom| {
+                if let Atom::Data(name) = atom
+                    && binding.get(&format!("?{name}")).is_none()
+                {
+                    self.bounded.entry(name.to_string()).or_insert(limit);
+                }
+            });
         }
     }
 
@@ -372,28 +353,22 @@ impl Sizes {
             match self.number(dim, binding) {
                 Some(n) if n >= 0 => dims.push(n),
                 Some(n) => {
-                    return Err(Error::model(
-                        "shape",
-                        format!(
-                            "`{}` would have a size of {n} ({dim}) at these sizes",
-                            v.name
-                        ),
-                    )
-                    .help("these sizes do not make a valid run; choose others with --dim"));
+                    let name = &v.name;
+                    let what = format!("`{name}` would have a size of {n} ({dim}) at these sizes");
+                    return Err(Error::model("shape", what)
+                        .help("these sizes do not make a valid run; choose others with --dim"));
                 }
                 None => return Err(self.no_number(&v.name, dim, binding)),
             }
         }
-        let elements = dims
+        let size = ty.dtype.size_bytes() as i64;
+        let bytes = dims
             .iter()
-            .try_fold(1i64, |n, d| n.checked_mul(*d))
-            .and_then(|n| n.checked_mul(ty.dtype.size_bytes() as i64));
-        if elements.is_none() {
-            return Err(Error::usage(
-                "dim",
-                format!("`{}` would have more bytes than 64 bits can count", v.name),
-            )
-            .found(format!("{}{dims:?}", ty.dtype)));
+            .chain([&size])
+            .try_fold(1i64, |n, d| n.checked_mul(*d));
+        if bytes.is_none() {
+            let what = format!("`{}` would have more bytes than 64 bits can count", v.name);
+            return Err(Error::usage("dim", what).found(format!("{}{dims:?}", ty.dtype)));
         }
         let mut sized = Sized::contiguous(ty.dtype, dims);
         sized.ints = contents
@@ -415,10 +390,8 @@ impl Sizes {
                 });
             }
         });
-        let e = Error::model(
-            "shape",
-            format!("the size {dim} of `{value}` has no number"),
-        );
+        let what = format!("the size {dim} of `{value}` has no number");
+        let e = Error::model("shape", what);
         match missing.first() {
             Some(name) => e
                 .found(format!("no bound is known for {name}"))
@@ -429,7 +402,7 @@ impl Sizes {
         }
     }
 
-    /// Type, row-major strides and known small contents of a value.
+    /// Returns type, row-major strides and known small contents of a value.
     ///
     /// # Panics
     /// If the value was added after the table was made: our bug.
@@ -439,15 +412,17 @@ impl Sizes {
             .unwrap_or_else(|| panic!("{value:?} has no sizes: the table is older than the graph"))
     }
 
+    /// Returns the dimensions of a value.
     pub fn dims(&self, value: ValueId) -> &[i64] {
         &self.of(value).dims
     }
 
+    /// Returns the element type of a value.
     pub fn dtype(&self, value: ValueId) -> DType {
         self.of(value).dtype
     }
 
-    /// Bytes of the value, were it row-major and alone.
+    /// Returns the bytes of the value, were it row-major and alone.
     pub fn bytes(&self, value: ValueId) -> u64 {
         self.of(value).bytes()
     }

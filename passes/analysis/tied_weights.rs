@@ -1,24 +1,24 @@
-//! Weights that may not be what their author thinks: one stored twice, or several stored as one.
+//! Warnings about weights that an exporter may have changed: one stored twice, or several stored as one.
 //!
-//! Exporters write a tied weight a second time, transposed, and merge weights that happened to hold equal values into
-//! one initializer. Neither can be told from what was meant, so both are only said: a weight stored twice gets two
-//! gradients, merged ones get one. Contents are compared at places spread over the tensor, not read as a whole.
+//! Exporters write a tied weight a second time, transposed, and merge weights that happen to hold equal values into one
+//! initializer. A weight stored twice gets two gradients, merged weights get one. Either may be intended, so both only
+//! cause warnings. Contents are compared at samples spread over the tensor, not read as a whole.
 
 use super::params::Parameter;
-use crate::ir::{DType, Graph, Role, Tensor, ValueId};
+use crate::ir::{DType, Graph, Tensor, ValueId};
 use crate::ops;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Places at which two tensors of the same sizes have to agree to be taken for one.
-const PLACES: u64 = 256;
+/// Number of elements at which two tensors of the same sizes have to agree to count as one.
+const SAMPLES: u64 = 256;
 
-/// Warnings shown of each kind.
+/// Most warnings of each kind.
 const SHOWN: usize = 3;
 
-/// What is worth telling about the trainable parameters of a typed graph, one line each.
+/// Returns the warnings about the trainable parameters of a typed graph, one line each.
 pub fn warnings(graph: &Graph, parameters: &[Parameter]) -> Vec<String> {
     let trained: Vec<&Parameter> = parameters.iter().filter(|p| p.trainable).collect();
-    let mut lines = capped(twins(graph, &trained));
+    let mut lines = capped(duplicates(graph, &trained));
     lines.extend(capped(merged(graph, &trained)));
     lines
 }
@@ -34,11 +34,11 @@ fn capped(mut lines: Vec<String>) -> Vec<String> {
     lines
 }
 
-/// What identifies contents: type, sizes, and the elements at [`PLACES`] in row-major order.
+/// What identifies contents: type, sizes, and [`SAMPLES`] elements in row-major order.
 type Contents = (DType, Vec<u64>, Vec<u8>);
 
-/// Elements at places spread over a matrix or larger tensor; of its transpose if `flip`. `None` where they are all the
-/// same or not to be had.
+/// Returns elements spread over a matrix or larger tensor, or over its transpose if `flip`. Returns `None` where they are
+/// all the same or not available.
 fn contents(tensor: &Tensor, flip: bool) -> Option<Contents> {
     let (bytes, size) = (tensor.bytes()?, tensor.dtype.size_bytes());
     let mut dims = tensor.dims.clone();
@@ -54,10 +54,10 @@ fn contents(tensor: &Tensor, flip: bool) -> Option<Contents> {
         let from = usize::try_from(at * size).ok()?;
         bytes.get(from..from + size as usize)
     };
-    // A step that is no divisor of the sizes, so that the places lie in many rows and columns.
-    let step = (total / PLACES).max(1) | 1;
+    // The step is odd, so that samples lie in many rows and columns of common sizes.
+    let step = (total / SAMPLES).max(1) | 1;
     let mut found = Vec::new();
-    for k in 0..PLACES.min(total) {
+    for k in 0..SAMPLES.min(total) {
         found.extend_from_slice(element(k.wrapping_mul(step) % total)?);
     }
     let first = &found[..size as usize];
@@ -65,7 +65,7 @@ fn contents(tensor: &Tensor, flip: bool) -> Option<Contents> {
     (!same).then_some((tensor.dtype, dims, found))
 }
 
-/// Type, number of elements, first and last element: equal for a tensor and its transpose.
+/// Type, number of elements, first and last element, which a tensor and its transpose share.
 type Corners = (DType, u64, Vec<u8>, Vec<u8>);
 
 fn corners(tensor: &Tensor) -> Option<Corners> {
@@ -75,8 +75,8 @@ fn corners(tensor: &Tensor) -> Option<Corners> {
     Some((tensor.dtype, tensor.elements(), first, last))
 }
 
-/// Pairs of matrices or larger tensors with the same contents, perhaps transposed.
-fn twins(graph: &Graph, trained: &[&Parameter]) -> Vec<String> {
+/// Returns warnings about pairs of matrices or larger tensors with the same contents, perhaps transposed.
+fn duplicates(graph: &Graph, trained: &[&Parameter]) -> Vec<String> {
     let mut seen: BTreeMap<Contents, ValueId> = BTreeMap::new();
     let mut alike: BTreeMap<Corners, usize> = BTreeMap::new();
     for tensor in trained.iter().filter_map(|p| graph.value(p.value).tensor()) {
@@ -93,7 +93,7 @@ fn twins(graph: &Graph, trained: &[&Parameter]) -> Vec<String> {
         if tensor.dims.len() < 2 || tensor.elements() < 2 {
             continue;
         }
-        // Most weights differ from all others at their corners, and are not looked into.
+        // Most weights differ from all others at their corners, and are not examined.
         if corners(tensor).is_none_or(|c| alike.get(&c).is_none_or(|n| *n < 2)) {
             continue;
         }
@@ -119,7 +119,7 @@ fn twins(graph: &Graph, trained: &[&Parameter]) -> Vec<String> {
     lines
 }
 
-/// Parameters that modules of different paths read, though none of them looks rows up in it, as a tied embedding would.
+/// Returns warnings about parameters that several modules read, none of them as a table, as a tied embedding would be.
 fn merged(graph: &Graph, trained: &[&Parameter]) -> Vec<String> {
     let mut lines = Vec::new();
     for parameter in trained {
@@ -129,7 +129,7 @@ fn merged(graph: &Graph, trained: &[&Parameter]) -> Vec<String> {
         while let Some(value) = values.pop() {
             for reader in graph.value(value).uses() {
                 let node = graph.node(reader.node);
-                if node.role != Role::Forward || node.recompute_of.is_some() {
+                if !node.is_forward() {
                     continue;
                 }
                 if node.op.is_layout() || node.op == &ops::cast::CAST {

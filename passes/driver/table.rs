@@ -236,7 +236,7 @@ static TILE: Pass = Pass {
         let binding = Binding::new(graph, &cx.options.dims)?;
         let options = &mut cx.options;
         let open = |wish: Tile, stored: Option<usize>, plan: &Plan| match (wish, stored) {
-            (Tile::Auto, Some(parts)) => Tile::Parts(parts),
+            (Tile::Auto, Some(parts)) => Tile::Chunks(parts),
             // A schedule without anything else does not say what it was made for.
             (Tile::Auto, None) if !plan.fingerprint.is_empty() => Tile::Off,
             (wish, _) => wish,
@@ -256,7 +256,7 @@ static TILE: Pass = Pass {
                     tiled: &|graph, wish| {
                         let (loss, mlps) = cut(graph, wish, &binding)?;
                         update(graph, options)?;
-                        Ok((loss.most_parts(), mlps.most_parts()))
+                        Ok((loss.most_chunks(), mlps.most_chunks()))
                     },
                     subject: &|graph| {
                         let subject = priced(graph, &binding, options)?.0;
@@ -296,12 +296,12 @@ fn cut(graph: &mut Graph, wish: Tiles, binding: &Binding) -> Result<(Tiled, Tile
     let (mut loss, mut mlps) = (Tiled::default(), Tiled::default());
     if wish.loss != Tile::Off {
         loss = tile::tile(graph, &|graph, region| {
-            wish.loss.parts(graph, region, binding)
+            wish.loss.chunks(graph, region, binding)
         })?;
     }
     if wish.mlp != Tile::Off {
         mlps = tile::tile_chains(graph, &|graph, region| {
-            wish.mlp.parts(graph, region, binding)
+            wish.mlp.chunks(graph, region, binding)
         })?;
     }
     Ok((loss, mlps))

@@ -399,6 +399,13 @@ impl Dim {
         sum
     }
 
+    /// Returns true if only named sizes occur, none that the data decides.
+    pub fn is_over_names(&self) -> bool {
+        let mut is_known = true;
+        self.for_each_leaf(&mut |atom| is_known &= matches!(atom, Atom::Sym(_)));
+        is_known
+    }
+
     /// Calls `f` on every named or data-dependent size in here.
     pub fn for_each_leaf(&self, f: &mut dyn FnMut(&Atom)) {
         for (m, _) in self.terms() {

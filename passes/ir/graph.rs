@@ -63,6 +63,23 @@ pub struct Node {
     pub meta: BTreeMap<String, String>,
 }
 
+impl Node {
+    /// Returns the operand in `slot`, or `None` where it is not given.
+    pub fn operand(&self, slot: usize) -> Option<ValueId> {
+        self.ins.get(slot).copied().flatten()
+    }
+
+    /// Returns the operands that are given, in slot order.
+    pub fn operands(&self) -> impl DoubleEndedIterator<Item = ValueId> + '_ {
+        self.ins.iter().copied().flatten()
+    }
+
+    /// Returns true for first computations of the forward pass: neither a copy nor part of a loss or a gradient.
+    pub fn is_forward(&self) -> bool {
+        self.role == Role::Forward && self.recompute_of.is_none()
+    }
+}
+
 /// What defines a value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Def {
@@ -217,6 +234,11 @@ impl Graph {
             Def::Node { node, .. } => Some(node),
             _ => None,
         }
+    }
+
+    /// Returns the nodes that define the operands of `id`, in slot order, with repetitions.
+    pub fn operand_nodes(&self, id: NodeId) -> impl Iterator<Item = NodeId> + '_ {
+        self.nodes[id].operands().filter_map(|v| self.def_node(v))
     }
 
     /// Length of a table indexed by node.

@@ -4,13 +4,13 @@ use super::problem::{Correspondence, Problem};
 use super::sub_blocks::word;
 use crate::analysis::attention;
 use crate::analysis::cores::cores;
-use crate::analysis::submodules::Submodules;
+use crate::analysis::gradients;
+use crate::analysis::sub_blocks::SubBlocks;
 use crate::analysis::{Binding, Device, Layers, MemoryProfile, Sizes};
 use crate::error::Result;
 use crate::ir::op::OpClass;
 use crate::ir::{Graph, NodeId, SecondaryMap, ValueId};
 use crate::ops::batch_axes::compared_scores;
-use crate::transform::joint;
 use serde::{Deserialize, Serialize};
 
 /// What an op is, as far as policies care.
@@ -73,7 +73,7 @@ pub struct PlanInput {
     pub sizes: Sizes,
     pub memory: MemoryProfile,
     pub blocks: Layers,
-    pub submodules: Submodules,
+    pub submodules: SubBlocks,
     pub problem: Problem,
     pub map: Correspondence,
     pub structure: OpAnnotations,
@@ -88,7 +88,7 @@ impl PlanInput {
         let memory = MemoryProfile::rounded(graph, &sizes, device.granularity_bytes)?;
         let blocks = Layers::new(graph)?;
         let (problem, map) = Problem::of_graph(graph, &sizes, &memory, device)?;
-        let submodules = Submodules::new(graph, &blocks)?;
+        let submodules = SubBlocks::new(graph, &blocks)?;
         let cores = cores(graph, &blocks, &submodules)?;
         let core = |n: &NodeId| cores[*n].map(|c| word(c).to_string());
         let trained = trained(graph);
@@ -162,7 +162,7 @@ fn makers(graph: &Graph, values: impl Iterator<Item = ValueId>) -> SecondaryMap<
 /// The nodes that a trained parameter flows into. A parameter is trained if its gradient leaves the graph or
 /// updates it; where no gradient has the name of one, all of them are taken for trained.
 fn trained(graph: &Graph) -> SecondaryMap<NodeId, bool> {
-    let sources = joint::trained(graph);
+    let sources = gradients::trained(graph);
     let mut flows = SecondaryMap::new(graph.value_bound(), false);
     for (id, _) in graph.inits() {
         flows[id] = sources.is_empty();
@@ -182,8 +182,8 @@ fn trained(graph: &Graph) -> SecondaryMap<NodeId, bool> {
 }
 
 fn part(graph: &Graph, blocks: &Layers, node: NodeId) -> Part {
-    match (blocks.part[node], graph.node(node).op.class) {
-        (Some(attention::Part::Probabilities), _) => Part::Probabilities,
+    match (blocks.role[node], graph.node(node).op.class) {
+        (Some(attention::AttentionRole::Probabilities), _) => Part::Probabilities,
         (_, OpClass::Attention) => Part::FusedAttention,
         _ if blocks.plain_matmul[node] => Part::PlainProduct,
         (_, OpClass::BiasedProduct) => Part::BiasedProduct,

@@ -240,7 +240,7 @@ fn is_meant(wish: &Override, graph: &Graph, subject: &PlanInput, op: usize) -> b
                 Some(_) if overload.is_some() => return false,
                 _ => {}
             }
-            let part = subject.blocks.part[subject.map.nodes[op]];
+            let part = subject.blocks.role[subject.map.nodes[op]];
             aten::rows(name).contains(&node.op)
                 || (aten::is_attention(name)
                     && (part.is_some() || subject.structure.part_of[op] == Part::FusedAttention))

@@ -44,7 +44,7 @@ impl Parts {
         Ok(parts)
     }
 
-    /// Whether a part of that word (see [`Submodule`](crate::analysis::submodules::Submodule)) is meant.
+    /// Whether a part of that word (see [`SubBlock`](crate::analysis::sub_blocks::SubBlock)) is meant.
     pub fn has(self, word: &str) -> bool {
         let place = WORDS.iter().position(|(name, _)| *name == word);
         place.is_some_and(|i| self.0 & 1 << i != 0)

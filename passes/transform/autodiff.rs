@@ -1,28 +1,30 @@
 //! Reverse-mode differentiation over op rows.
 //!
-//! In: `Typed` with seeds (see `loss.rs`). Out: `Training`. Nodes are visited once, last to first; each row's rule emits
-//! ordinary nodes, so what a gradient needs saved is never declared: liveness sees what it reads. Only values on a path
-//! from a trained parameter to a seed get a cotangent; a frozen weight has no gradient node and costs no saved
-//! activation. Cotangents that meet (tied weights, residuals, shared K/V) are added in the order they arrive, which
-//! fixes the bits of the sum; a rule may do that itself where one op adds its term to what is there. Gradients leave as outputs `<initializer>.grad`, in the initializer's own layout.
+//! In: `Typed` with seeds (see `loss.rs`). Out: `Training`. Nodes are visited once, last to first. The rule of a row emits
+//! ordinary nodes, so a rule never declares what it needs saved: liveness sees what the nodes read. Only values on a path
+//! from a trained parameter to a seed get a cotangent. A frozen weight has no gradient node and costs no saved activation.
+//! Cotangents that meet (tied weights, residuals, shared K/V) are added in the order they arrive, which fixes the bits of
+//! the sum. A rule may add its term itself where one op does both. Gradients are outputs `<initializer>.grad`, in the
+//! initializer's own layout.
 //!
-//! Gradients can be differentiated in turn, in a model that takes some itself. A row that only rules emit need not have a
-//! rule for that: it is differentiated through its body (`through_body.rs`).
-
-mod through_body;
+//! Models that take gradients themselves differentiate gradients in turn. Gradient ops need no gradient rule for that. An
+//! op without a rule is differentiated through its body: the nodes of the body are emitted on its operands as backward
+//! nodes, and differentiated. The op itself stays, so that forward values keep their bits, and only its operands are kept
+//! for the gradient. Body nodes are named after the op, planned and priced like others, and removed where no gradient
+//! reads them. Bodies consist of standard ops, which all have rules, so there is no body in a body.
 
 use super::loss::Seed;
 use crate::error::{Error, Result};
-use crate::ir::op::{Domain, Grad, GradCx};
+use crate::ir::op::{Body, BodyCx, Domain, Grad, GradCx};
 use crate::ir::typing::Contents;
-use crate::ir::{Attrs, Builder, Graph, NodeId, Phase, Role, Same, SecondaryMap, ValueId};
+use crate::ir::{Attrs, Builder, Graph, Id, NodeId, Phase, Role, Same, SecondaryMap, ValueId};
 use crate::ops;
 use std::collections::BTreeMap;
 
-/// Rows that were differentiated through their bodies, and how often.
+/// The number of nodes that were differentiated through their bodies, by op.
 pub type ThroughBodies = BTreeMap<&'static str, usize>;
 
-/// Adds the backward of `seeds` with respect to `parameters`.
+/// Adds the backward pass of `seeds` with respect to `parameters`.
 ///
 /// # Errors
 /// An op on a path to a parameter that has no gradient; the error names it.
@@ -64,37 +66,37 @@ pub fn autodiff(
     } = reverse;
     let mut outputs = b.graph.outputs().to_vec();
     for parameter in parameters {
-        let wished = format!("{}.grad", b.graph.value(*parameter).name);
-        if b.graph.has_value_name(&wished) {
+        let name = format!("{}.grad", b.graph.value(*parameter).name);
+        if b.graph.has_value_name(&name) {
             return Err(Error::model(
                 "name",
-                format!("the gradient is called `{wished}`, but the model uses that name"),
+                format!("the gradient is called `{name}`, but the model uses that name"),
             ));
         }
         let gradient = finish(&mut b, *parameter, cotangents[*parameter], &outputs)?;
-        b.graph.rename_value(gradient, &wished);
+        b.graph.rename_value(gradient, &name);
         outputs.push(gradient);
     }
     graph.set_outputs(outputs);
-    through_body::prune(graph, &bodies, values);
+    prune_bodies(graph, &bodies, values);
     graph.phase = Phase::Training;
     Ok(through_bodies)
 }
 
-/// The way back through a graph.
+/// The walk back through a graph.
 struct Reverse<'a, 'g> {
     b: &'a mut Builder<'g>,
     /// Values that depend on a parameter, and are floating point.
     needs: SecondaryMap<ValueId, bool>,
-    /// What readers of each value have given so far.
+    /// The sum of the cotangents that readers of each value gave so far.
     cotangents: SecondaryMap<ValueId, Option<ValueId>>,
     through_bodies: ThroughBodies,
-    /// The nodes of those bodies, as they were emitted.
+    /// The nodes of those bodies, in emission order.
     bodies: Vec<NodeId>,
 }
 
 impl Reverse<'_, '_> {
-    /// Marks the results of `nodes` that depend on what is marked.
+    /// Marks the results of `nodes` that depend on a marked value.
     fn reach(&mut self, nodes: &[NodeId]) {
         let graph = &self.b.graph;
         for id in nodes {
@@ -162,7 +164,7 @@ impl Reverse<'_, '_> {
         };
         let done = op.grad.apply(&mut cx);
         let (dxs, wants, left) = (cx.dxs, cx.wants, cx.so_far);
-        // What the rule did not add to stays.
+        // Cotangents that the rule did not add to stay.
         for (v, left) in ins.iter().zip(left) {
             if let (Some(v), Some(left)) = (v, left) {
                 self.cotangents[*v] = Some(left);
@@ -184,13 +186,45 @@ impl Reverse<'_, '_> {
         Ok(())
     }
 
-    /// Adds `dx`, which the gradient of node `id` found, to what `x` was given so far.
+    /// Adds `dx`, from the gradient of node `id`, to the cotangent of `x`.
     fn give(&mut self, id: NodeId, x: ValueId, dx: ValueId) -> Result<()> {
         check_type(self.b.graph, id, x, dx)?;
         self.cotangents[x] = Some(match self.cotangents[x] {
             None => dx,
             Some(earlier) => self.b.add(earlier, dx)?,
         });
+        Ok(())
+    }
+
+    /// Differentiates `id` through its body; `dys` are the cotangents of its results.
+    fn through_body(&mut self, id: NodeId, dys: Vec<Option<ValueId>>) -> Result<()> {
+        let node = self.b.graph.node(id);
+        let (op, attrs, ins) = (node.op, node.attrs.clone(), node.ins.clone());
+        let outs = node.outs.iter().map(|v| self.b.ty(*v).clone()).collect();
+        let Body::Function(build) = op.body else {
+            return Err(Error::bug("autodiff", format!("{} has no body", op.name)));
+        };
+        let before = self.b.graph.order().len();
+        let results = build(&mut BodyCx {
+            b: &mut *self.b,
+            attrs: &attrs,
+            ins,
+            outs,
+        })?;
+        let body = self.b.graph.order()[before..].to_vec();
+        self.reach(&body);
+        for (result, dy) in results.into_iter().zip(dys) {
+            if let Some(dy) = dy
+                && self.needs[result]
+            {
+                self.give(id, result, dy)?;
+            }
+        }
+        for inner in body.iter().rev() {
+            self.backward_of(*inner)?;
+        }
+        self.bodies.extend(body);
+        *self.through_bodies.entry(op.name).or_default() += 1;
         Ok(())
     }
 }
@@ -206,7 +240,7 @@ fn missing(graph: &Graph, id: NodeId, why: &str) -> Box<Error> {
         .help("freeze the parameters before it with --freeze, or export the model without this op")
 }
 
-/// A gradient has the element type and shape of what it is the gradient of.
+/// Checks that a gradient has the element type and shape of its value.
 fn check_type(graph: &Graph, id: NodeId, x: ValueId, dx: ValueId) -> Result<()> {
     let (want, got) = (graph.ty(x), graph.ty(dx));
     let fits = want.dtype == got.dtype
@@ -231,7 +265,7 @@ fn check_type(graph: &Graph, id: NodeId, x: ValueId, dx: ValueId) -> Result<()> 
     .found(got.to_string()))
 }
 
-/// The gradient of a parameter as a value of its own, fit to be a graph output.
+/// Returns the gradient of a parameter as a value of its own, which can be a graph output.
 fn finish(
     b: &mut Builder,
     parameter: ValueId,
@@ -242,14 +276,36 @@ fn finish(
     b.loc = Default::default();
     let gradient = match gradient {
         Some(gradient) => gradient,
-        // Nothing the loss reads depends on it.
+        // The loss does not depend on the parameter.
         None => b.filled_like(parameter, 0.0)?,
     };
-    // Two parameters can share one cotangent (x + bias + bias2), and a cotangent can be an input.
+    // Two parameters can share one cotangent (x + bias + bias2), and a cotangent can be a graph input.
     if outputs.contains(&gradient) || b.graph.def_node(gradient).is_none() {
         return b.emit(&ops::shape::IDENTITY, &[gradient], Attrs::new());
     }
     Ok(gradient)
+}
+
+/// Removes nodes of bodies that no gradient reads, and constants that only they read, among the values from `first` on.
+fn prune_bodies(graph: &mut Graph, bodies: &[NodeId], first: usize) {
+    let mut gone = SecondaryMap::new(graph.node_bound(), false);
+    for id in bodies.iter().rev() {
+        let unread = |v: &ValueId| {
+            let readers = graph.value(*v).uses();
+            !graph.is_output(*v) && readers.iter().all(|r| gone[r.node])
+        };
+        gone[*id] = graph.node(*id).outs.iter().all(unread);
+    }
+    if graph.remove_nodes(&|id| gone[id]) == 0 {
+        return;
+    }
+    let inits = graph.inits();
+    let unread = inits
+        .filter(|(id, v)| Id::index(*id) >= first && v.uses().is_empty() && !graph.is_output(*id));
+    let unread: Vec<ValueId> = unread.map(|(id, _)| id).collect();
+    for id in unread {
+        graph.remove_source(id);
+    }
 }
 
 #[cfg(test)]
@@ -258,7 +314,7 @@ mod tests {
     use crate::text;
 
     #[test]
-    fn what_a_table_gets_from_a_tied_head_is_added_to_where_it_lies() {
+    fn the_gradient_of_a_tied_head_is_added_in_place_to_that_of_the_table() {
         let source = "graph @g typed (%ids: i64[3], %x: f32[3,4], %dy: f32[3,5]) -> (%y) {
   init %w : f32[5,4] = splat 0.5
   %e = Gather %w, %ids {axis=0} : f32[3,4]

@@ -1,10 +1,10 @@
-//! Drops nodes that no output depends on, and constants nobody reads.
+//! Dead code elimination: drops nodes that no output depends on, and constants without readers.
 //!
 //! Any phase; the phase stays. Floating-point initializers stay even if unread: they are the user's weights.
 
 use crate::ir::{Graph, SecondaryMap};
 
-/// Returns whether anything was dropped.
+/// Drops dead nodes and constants. Returns whether anything was dropped.
 pub fn dce(graph: &mut Graph) -> bool {
     let mut wanted = SecondaryMap::new(graph.value_bound(), false);
     for output in graph.outputs() {
@@ -15,11 +15,11 @@ pub fn dce(graph: &mut Graph) -> bool {
         let node = graph.node(*id);
         if live[*id] || node.outs.iter().any(|v| wanted[*v]) {
             live[*id] = true;
-            for value in node.ins.iter().flatten() {
-                wanted[*value] = true;
+            for value in node.operands() {
+                wanted[value] = true;
             }
-            // An original that is dropped while its copy lives would leave the copy without its meaning. It comes
-            // earlier, as operands do, and may be a copy itself.
+            // The original of a live copy stays, because it defines what the copy computes. It comes earlier, as
+            // operands do, and may be a copy itself.
             if let Some(original) = node.recompute_of {
                 live[original] = true;
             }

@@ -1,76 +1,20 @@
-//! Accepts a graph that has its backward already, and settles which outputs a training graph has.
+//! Accepts a graph that already has its backward pass, and decides which outputs a training graph has.
 //!
-//! In: `Typed` or later. Out: at least `Training`. Nodes keep the role their file gives them. Where no node says that
-//! it belongs to the backward, everything that only gradients depend on does. A training graph can become a forward graph
-//! again, of which one output is the loss of another differentiation.
+//! In: `Typed` or later. Out: at least `Training`. Nodes keep the role that their file gives them. Where no node is
+//! marked as backward, every node that only gradients depend on becomes one. A training graph can become a forward graph
+//! again, so that one of its outputs is the loss of another differentiation.
 
 use super::loss::{Loss, Seeds, add_loss};
-use super::optimizer::{update_node, updated};
 use super::remat::strip_again;
+use crate::analysis::gradients::{gradient_outputs, has_backward, training_outputs};
 use crate::error::{Error, Result};
 use crate::glob;
 use crate::ir::{Graph, Phase, Role, SecondaryMap, ValueId};
-use std::collections::{BTreeMap, BTreeSet};
-
-/// How names of gradients end: ours, and ONNX Runtime's with and without the buffer it adds them up in. Its parameters
-/// are graph inputs (training artifacts of onnxruntime 1.19).
-const ENDS: [&str; 3] = [".grad", "_grad.accumulation.out", "_grad"];
-
-/// What a value of that name would be the gradient of.
-pub fn gradient_of(name: &str) -> Option<&str> {
-    ENDS.iter().find_map(|end| name.strip_suffix(end))
-}
-
-/// Outputs that are the gradient of an initializer or input, by their name (`<initializer>.grad`).
-pub fn gradient_outputs(graph: &Graph) -> Vec<ValueId> {
-    let inits = graph.inits().map(|(_, v)| v.name.as_str());
-    let inputs = graph.inputs().iter().map(|v| graph.value(*v).name.as_str());
-    let sources: BTreeSet<&str> = inits.chain(inputs).collect();
-    let is_gradient =
-        |id: &ValueId| gradient_of(&graph.value(*id).name).is_some_and(|n| sources.contains(n));
-    graph
-        .outputs()
-        .iter()
-        .copied()
-        .filter(is_gradient)
-        .collect()
-}
-
-/// What is trained, initializers and inputs, each with its gradient: an output, or what an update reads. No order.
-pub fn trained(graph: &Graph) -> BTreeMap<ValueId, ValueId> {
-    let mut trained: BTreeMap<ValueId, ValueId> = updated(graph).into_iter().collect();
-    let inits = graph.inits().map(|(id, v)| (v.name.as_str(), id));
-    let inputs = graph.inputs().iter();
-    let inputs = inputs.map(|id| (graph.value(*id).name.as_str(), *id));
-    let sources: BTreeMap<&str, ValueId> = inits.chain(inputs).collect();
-    for output in graph.outputs() {
-        let source = gradient_of(&graph.value(*output).name).and_then(|name| sources.get(name));
-        if let Some(source) = source {
-            trained.insert(*source, *output);
-        }
-    }
-    trained
-}
-
-/// Outputs that only training has: gradients, and what updates make.
-pub fn training_outputs(graph: &Graph) -> BTreeSet<ValueId> {
-    let updates = graph.outputs().iter().copied();
-    let updates = updates.filter(|v| update_node(graph, *v).is_some());
-    updates.chain(gradient_outputs(graph)).collect()
-}
-
-/// Whether a graph holds its own backward.
-pub fn has_backward(graph: &Graph) -> bool {
-    graph
-        .nodes()
-        .any(|(_, n)| n.role == Role::Backward || n.op.is_update())
-        || !gradient_outputs(graph).is_empty()
-}
 
 /// Gives every node its role. Returns whether anything changed.
 ///
 /// # Errors
-/// A graph without a backward.
+/// A graph without a backward pass.
 pub fn joint(graph: &mut Graph) -> Result<bool> {
     if !has_backward(graph) {
         return Err(
@@ -82,19 +26,16 @@ pub fn joint(graph: &mut Graph) -> Result<bool> {
     if graph.nodes().any(|(_, n)| n.role == Role::Backward) {
         return Ok(changed);
     }
-    let mut is_gradient = SecondaryMap::new(graph.value_bound(), false);
-    for id in training_outputs(graph) {
-        is_gradient[id] = true;
-    }
+    let gradients = training_outputs(graph);
     let mut wanted = SecondaryMap::new(graph.value_bound(), false);
     for id in graph.outputs() {
-        wanted[*id] = !is_gradient[*id];
+        wanted[*id] = !gradients.contains(id);
     }
     for id in graph.order().to_vec().into_iter().rev() {
         let node = graph.node(id);
         if node.outs.iter().any(|v| wanted[*v]) {
-            for value in node.ins.iter().flatten() {
-                wanted[*value] = true;
+            for value in node.operands() {
+                wanted[value] = true;
             }
         } else {
             graph.set_role(id, Role::Backward);
@@ -104,15 +45,15 @@ pub fn joint(graph: &mut Graph) -> Result<bool> {
     Ok(changed)
 }
 
-/// Before the names that outputs of an earlier differentiation have from the next one on.
+/// Prefix of outputs that an earlier differentiation made.
 const BEFORE: &str = "before.";
 
-/// Makes a training graph a forward graph, to be differentiated once more: an earlier plan is taken back, and what was
-/// `loss` and `<initializer>.grad` is an output like any other, `before.loss` and `before.<initializer>.grad`. Returns
-/// the loss that is meant, which may be one of these.
+/// Turns a training graph into a forward graph, ready to be differentiated once more. An earlier plan is undone. The
+/// outputs `loss` and `<initializer>.grad` become ordinary outputs, `before.loss` and `before.<initializer>.grad`.
+/// Returns the requested loss under its new name.
 ///
 /// # Errors
-/// A graph that updates its parameters.
+/// A graph that updates its parameters; a new name that the model uses.
 pub fn forward_again(graph: &mut Graph, loss: &Loss) -> Result<Loss> {
     if let Some((id, _)) = graph.nodes().find(|(_, n)| n.op.is_update()) {
         return Err(Error::usage(
@@ -126,7 +67,7 @@ pub fn forward_again(graph: &mut Graph, loss: &Loss) -> Result<Loss> {
     let outputs = graph.outputs().iter().copied();
     let mut earlier = gradient_outputs(graph);
     earlier.extend(outputs.filter(|v| graph.value(*v).name == "loss"));
-    let mut meant = loss.clone();
+    let mut requested = loss.clone();
     for value in earlier {
         let name = graph.value(value).name.clone();
         let new = format!("{BEFORE}{name}");
@@ -135,7 +76,7 @@ pub fn forward_again(graph: &mut Graph, loss: &Loss) -> Result<Loss> {
             return Err(Error::model("name", what));
         }
         if *loss == Loss::Output(name) {
-            meant = Loss::Output(new.clone());
+            requested = Loss::Output(new.clone());
         }
         graph.rename_value(value, &new);
     }
@@ -143,10 +84,10 @@ pub fn forward_again(graph: &mut Graph, loss: &Loss) -> Result<Loss> {
         graph.set_role(id, Role::Forward);
     }
     graph.phase = graph.phase.min(Phase::Typed);
-    Ok(meant)
+    Ok(requested)
 }
 
-/// Outputs that match one of the patterns; gradients are dropped by freezing, not by name, and updates not at all.
+/// Returns the outputs that match one of the patterns. Gradients and updates never match: freezing drops a gradient.
 ///
 /// # Errors
 /// A pattern that matches nothing.
@@ -154,27 +95,27 @@ pub fn matching_outputs(graph: &Graph, patterns: &[String]) -> Result<Vec<ValueI
     let training = training_outputs(graph);
     let candidates = graph.outputs().iter().filter(|v| !training.contains(v));
     let candidates: Vec<ValueId> = candidates.copied().collect();
+    let name = |v: &ValueId| graph.value(*v).name.as_str();
     let mut matching: Vec<ValueId> = Vec::new();
     for pattern in patterns {
-        let name = |v: &&ValueId| glob::matches(pattern, &graph.value(**v).name);
         let before = matching.len();
-        matching.extend(candidates.iter().filter(name));
-        if matching.len() == before {
-            let known: Vec<&str> = candidates
+        matching.extend(
+            candidates
                 .iter()
-                .map(|v| graph.value(*v).name.as_str())
-                .collect();
+                .filter(|v| glob::matches(pattern, name(v))),
+        );
+        if matching.len() == before {
+            let known: Vec<&str> = candidates.iter().map(name).collect();
             let what = format!("--drop-output `{pattern}` matches no output");
-            return Err(
-                Error::usage("pattern", what).found(format!("outputs {}", known.join(", ")))
-            );
+            let found = format!("outputs {}", known.join(", "));
+            return Err(Error::usage("pattern", what).found(found));
         }
     }
     Ok(matching)
 }
 
-/// Adds the loss and drops the outputs that nobody wants. The loss looks at the outputs that stay; one that finds
-/// nothing there is made of a dropped one: the logits of a language model need not be handed out to be trained on.
+/// Adds the loss and drops the outputs that match `patterns`. The loss applies to the outputs that stay. If it fits none
+/// of them, it applies to a dropped one: the logits of a language model need not stay an output to be trained on.
 ///
 /// # Errors
 /// See [`matching_outputs`] and [`add_loss`].
@@ -184,26 +125,19 @@ pub fn loss_and_outputs(graph: &mut Graph, loss: &Loss, patterns: &[String]) -> 
         return add_loss(graph, loss);
     }
     let all = graph.outputs().to_vec();
-    graph.set_outputs(
-        all.iter()
-            .copied()
-            .filter(|v| !dropped.contains(v))
-            .collect(),
-    );
+    let kept = all.iter().filter(|v| !dropped.contains(v));
+    graph.set_outputs(kept.copied().collect());
     if let Ok(seeds) = add_loss(graph, loss) {
         return Ok(seeds);
     }
     graph.set_outputs(all);
     let seeds = add_loss(graph, loss)?;
-    // The loss itself is what training reports; an output with a cotangent of its own may go.
+    // Training reports the loss itself; an output with a cotangent of its own may be dropped.
     let own = seeds.seeds.iter().filter(|s| s.cotangent.is_none());
     let is_loss = |v: &ValueId| own.clone().any(|s| s.value == *v);
-    let kept = graph
-        .outputs()
-        .iter()
-        .copied()
-        .filter(|v| !dropped.contains(v) || is_loss(v));
-    let kept = kept.collect();
+    let outputs = graph.outputs().iter();
+    let kept = outputs.filter(|v| !dropped.contains(v) || is_loss(v));
+    let kept = kept.copied().collect();
     graph.set_outputs(kept);
     Ok(seeds)
 }

@@ -1,8 +1,8 @@
-//! Appends or accepts a loss, and says where the backward starts.
+//! Appends or accepts a loss, and returns where the backward pass starts.
 //!
-//! In: `Typed`. Out: `Typed`, nodes of role `Loss`. The result lists seeds: values and their cotangents. Losses are
+//! In: `Typed`. Out: `Typed`, with nodes of role `Loss`. The result lists seeds: values and their cotangents. Losses are
 //! computed in float32 whatever the logits are; `labels` and `target` are new graph inputs. The causal loss shifts the
-//! labels, not the logits: a shifted view of the logits would have to be copied before it can be flattened.
+//! labels, not the logits, because a shifted view of the logits would have to be copied before it can be flattened.
 
 use crate::error::{Error, Result};
 use crate::ir::{Attrs, Builder, DType, Graph, Role, Ty, ValueId};
@@ -15,7 +15,7 @@ pub enum Loss {
     /// The model's only scalar float output; else `Vjp`.
     #[default]
     Auto,
-    /// Next-token cross-entropy of logits `[.., seq, classes]`; `labels` is the token at each place, −100 is ignored.
+    /// Next-token cross-entropy of logits `[.., seq, classes]`; `labels` is the token at each position, −100 is ignored.
     CausalLm,
     /// Cross-entropy of logits `[.., classes]` against `labels`; −100 is ignored.
     CrossEntropy,
@@ -27,42 +27,47 @@ pub enum Loss {
     Vjp,
 }
 
+/// The losses that one word names.
+const WORDS: [(&str, Loss); 5] = [
+    ("auto", Loss::Auto),
+    ("causal-lm", Loss::CausalLm),
+    ("cross-entropy", Loss::CrossEntropy),
+    ("mse", Loss::Mse),
+    ("vjp", Loss::Vjp),
+];
+
 impl Loss {
-    /// Reads the value of `--loss`.
+    /// Parses the value of `--loss`.
+    ///
+    /// # Errors
+    /// A word that is no loss.
     pub fn parse(text: &str) -> Result<Loss> {
-        Ok(match text {
-            "auto" => Loss::Auto,
-            "causal-lm" => Loss::CausalLm,
-            "cross-entropy" => Loss::CrossEntropy,
-            "mse" => Loss::Mse,
-            "vjp" => Loss::Vjp,
-            other => match other.strip_prefix("output:") {
-                Some(name) if !name.is_empty() => Loss::Output(name.into()),
-                _ => {
-                    return Err(Error::usage("loss", format!("there is no loss `{other}`"))
-                        .expected("causal-lm, cross-entropy, mse, output:NAME or vjp"));
-                }
-            },
-        })
+        let named = WORDS.into_iter().find(|(word, _)| *word == text);
+        let output = || text.strip_prefix("output:").filter(|name| !name.is_empty());
+        named
+            .map(|(_, loss)| loss)
+            .or_else(|| Some(Loss::Output(output()?.into())))
+            .ok_or_else(|| {
+                Error::usage("loss", format!("there is no loss `{text}`"))
+                    .expected("causal-lm, cross-entropy, mse, output:NAME or vjp")
+            })
     }
 }
 
 impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Loss::Auto => f.write_str("auto"),
-            Loss::CausalLm => f.write_str("causal-lm"),
-            Loss::CrossEntropy => f.write_str("cross-entropy"),
-            Loss::Mse => f.write_str("mse"),
-            Loss::Output(name) => write!(f, "output:{name}"),
-            Loss::Vjp => f.write_str("vjp"),
+        if let Loss::Output(name) = self {
+            return write!(f, "output:{name}");
         }
+        let named = WORDS.into_iter().find(|(_, loss)| loss == self);
+        f.write_str(named.map_or("", |(word, _)| word))
     }
 }
 
-/// A value the backward starts from.
+/// A value that the backward pass starts from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seed {
+    /// The value.
     pub value: ValueId,
     /// `None` stands for 1: the value is the scalar loss.
     pub cotangent: Option<ValueId>,
@@ -71,9 +76,20 @@ pub struct Seed {
 /// What the pass did.
 #[derive(Clone, Debug)]
 pub struct Seeds {
+    /// The seeds of autodiff.
     pub seeds: Vec<Seed>,
-    /// The loss that was meant, `Auto` resolved.
+    /// The loss that was added, with `Auto` resolved.
     pub loss: Loss,
+}
+
+impl Seeds {
+    fn of_scalar(value: ValueId, loss: Loss) -> Seeds {
+        let cotangent = None;
+        Seeds {
+            seeds: vec![Seed { value, cotangent }],
+            loss,
+        }
+    }
 }
 
 /// Adds the loss to the graph.
@@ -81,12 +97,9 @@ pub struct Seeds {
 /// # Errors
 /// No output, or more than one, that the loss could apply to; a name the loss needs that is taken.
 pub fn add_loss(graph: &mut Graph, loss: &Loss) -> Result<Seeds> {
-    let floats: Vec<ValueId> = graph
-        .outputs()
-        .iter()
-        .copied()
-        .filter(|v| graph.ty(*v).dtype.is_float())
-        .collect();
+    let outputs = graph.outputs().to_vec();
+    let mut floats = outputs.clone();
+    floats.retain(|v| graph.ty(*v).dtype.is_float());
     if floats.is_empty() {
         return Err(Error::model(
             "loss",
@@ -95,42 +108,27 @@ pub fn add_loss(graph: &mut Graph, loss: &Loss) -> Result<Seeds> {
     }
     match loss {
         Loss::Auto => {
-            let scalars: Vec<ValueId> = floats
-                .iter()
-                .copied()
-                .filter(|v| is_scalar(graph, *v))
-                .collect();
-            match scalars.as_slice() {
-                [one] => {
+            let mut scalars = floats.iter().filter(|v| is_scalar(graph, **v));
+            match (scalars.next(), scalars.next()) {
+                (Some(one), None) => {
                     let name = graph.value(*one).name.clone();
                     scalar_loss(graph, *one, Loss::Output(name))
                 }
                 _ => add_loss(graph, &Loss::Vjp),
             }
         }
-        Loss::Output(name) => {
-            let Some(value) = graph
-                .outputs()
-                .iter()
-                .copied()
-                .find(|v| graph.value(*v).name == *name)
-            else {
-                let known: Vec<&str> = graph
-                    .outputs()
-                    .iter()
-                    .map(|v| graph.value(*v).name.as_str())
-                    .collect();
+        Loss::Output(wanted) => {
+            let name = |v: &ValueId| graph.value(*v).name.as_str();
+            let Some(value) = outputs.iter().find(|v| name(v) == wanted).copied() else {
+                let known: Vec<&str> = outputs.iter().map(name).collect();
                 return Err(
-                    Error::usage("loss", format!("the model has no output `{name}`"))
+                    Error::usage("loss", format!("the model has no output `{wanted}`"))
                         .found(format!("outputs {}", known.join(", "))),
                 );
             };
             if !is_scalar(graph, value) || !graph.ty(value).dtype.is_float() {
-                return Err(Error::usage(
-                    "loss",
-                    format!("output `{name}` is not a floating-point scalar"),
-                )
-                .found(graph.ty(value).to_string()));
+                let what = format!("output `{wanted}` is not a floating-point scalar");
+                return Err(Error::usage("loss", what).found(graph.ty(value).to_string()));
             }
             scalar_loss(graph, value, loss.clone())
         }
@@ -139,11 +137,8 @@ pub fn add_loss(graph: &mut Graph, loss: &Loss) -> Result<Seeds> {
             for value in floats {
                 let name = format!("{}.cotangent", graph.value(value).name);
                 let ty = graph.ty(value).clone();
-                let cotangent = new_input(graph, &name, ty)?;
-                seeds.push(Seed {
-                    value,
-                    cotangent: Some(cotangent),
-                });
+                let cotangent = Some(new_input(graph, &name, ty)?);
+                seeds.push(Seed { value, cotangent });
             }
             Ok(Seeds {
                 seeds,
@@ -151,16 +146,13 @@ pub fn add_loss(graph: &mut Graph, loss: &Loss) -> Result<Seeds> {
             })
         }
         Loss::Mse => {
-            let value = only(graph, &floats, 0, "mse")?;
+            let value = only(graph, &floats, 0, loss)?;
             mse(graph, value)
         }
-        Loss::CausalLm => {
-            let value = only(graph, &floats, 2, "causal-lm")?;
-            cross_entropy(graph, value, true)
-        }
-        Loss::CrossEntropy => {
-            let value = only(graph, &floats, 1, "cross-entropy")?;
-            cross_entropy(graph, value, false)
+        Loss::CausalLm | Loss::CrossEntropy => {
+            let rank = if *loss == Loss::CausalLm { 2 } else { 1 };
+            let value = only(graph, &floats, rank, loss)?;
+            cross_entropy(graph, value, loss)
         }
     }
 }
@@ -169,45 +161,31 @@ fn is_scalar(graph: &Graph, value: ValueId) -> bool {
     graph.ty(value).elements().is_one()
 }
 
-/// The one output with at least `rank` axes.
-fn only(graph: &Graph, floats: &[ValueId], rank: usize, loss: &str) -> Result<ValueId> {
-    let fit: Vec<ValueId> = floats
-        .iter()
-        .copied()
-        .filter(|v| graph.ty(*v).rank() >= rank && (rank == 0 || !is_scalar(graph, *v)))
-        .collect();
-    match fit.as_slice() {
-        [one] => Ok(*one),
-        _ => {
-            let all: Vec<String> = floats
-                .iter()
-                .map(|v| format!("{}: {}", graph.value(*v).name, graph.ty(*v)))
-                .collect();
-            Err(Error::usage(
-                "loss",
-                format!(
-                    "{loss} needs exactly one output it can apply to, {} fit",
-                    fit.len()
-                ),
-            )
-            .found(format!("outputs {}", all.join(", ")))
-            .help("drop the others with --drop-output, or use --loss vjp"))
-        }
+/// Returns the one output with at least `rank` axes.
+fn only(graph: &Graph, floats: &[ValueId], rank: usize, loss: &Loss) -> Result<ValueId> {
+    let mut fit = floats.to_vec();
+    fit.retain(|v| graph.ty(*v).rank() >= rank && (rank == 0 || !is_scalar(graph, *v)));
+    if let [one] = fit[..] {
+        return Ok(one);
     }
+    let line = |v: &ValueId| format!("{}: {}", graph.value(*v).name, graph.ty(*v));
+    let all: Vec<String> = floats.iter().map(line).collect();
+    let count = fit.len();
+    let what = format!("{loss} needs exactly one output it can apply to, {count} fit");
+    Err(Error::usage("loss", what)
+        .found(format!("outputs {}", all.join(", ")))
+        .help("drop the others with --drop-output, or use --loss vjp"))
 }
 
 fn new_input(graph: &mut Graph, name: &str, ty: Ty) -> Result<ValueId> {
     if graph.has_value_name(name) {
-        return Err(Error::model(
-            "name",
-            format!("the loss needs an input `{name}`, but the model uses that name"),
-        )
-        .help("rename it in the export"));
+        let what = format!("the loss needs an input `{name}`, but the model uses that name");
+        return Err(Error::model("name", what).help("rename it in the export"));
     }
     Ok(graph.add_input(name, Some(ty)))
 }
 
-/// A builder whose nodes belong to the loss.
+/// Returns a builder whose nodes belong to the loss.
 fn loss_builder(graph: &mut Graph) -> Builder<'_> {
     let mut b = Builder::new(graph);
     b.role = Role::Loss;
@@ -217,19 +195,10 @@ fn loss_builder(graph: &mut Graph) -> Builder<'_> {
 
 /// Makes `value` the output `loss`: a float32 scalar.
 fn scalar_loss(graph: &mut Graph, value: ValueId, loss: Loss) -> Result<Seeds> {
-    let (rank, dtype, named) = (
-        graph.ty(value).rank(),
-        graph.ty(value).dtype,
-        graph.value(value).name == "loss",
-    );
-    if named && rank == 0 && dtype == DType::F32 {
-        return Ok(Seeds {
-            seeds: vec![Seed {
-                value,
-                cotangent: None,
-            }],
-            loss,
-        });
+    let (rank, dtype) = (graph.ty(value).rank(), graph.ty(value).dtype);
+    let has_name = graph.value(value).name == "loss";
+    if has_name && rank == 0 && dtype == DType::F32 {
+        return Ok(Seeds::of_scalar(value, loss));
     }
     let mut b = loss_builder(graph);
     let mut scalar = b.cast(value, DType::F32)?;
@@ -240,11 +209,11 @@ fn scalar_loss(graph: &mut Graph, value: ValueId, loss: Loss) -> Result<Seeds> {
     if scalar == value {
         scalar = b.emit(&ops::shape::IDENTITY, &[value], Attrs::new())?;
     }
-    if named {
+    if has_name {
         // The float32 scalar takes its place.
         graph.rename_value(value, "loss/own");
-        let others = graph.outputs().iter().copied().filter(|v| *v != value);
-        let others = others.collect();
+        let mut others = graph.outputs().to_vec();
+        others.retain(|v| *v != value);
         graph.set_outputs(others);
     }
     finish(graph, scalar, loss)
@@ -260,16 +229,8 @@ fn finish(graph: &mut Graph, scalar: ValueId, loss: Loss) -> Result<Seeds> {
         .help("use --loss output:loss if that is what you mean"));
     }
     graph.rename_value(scalar, "loss");
-    let mut outputs = vec![scalar];
-    outputs.extend_from_slice(graph.outputs());
-    graph.set_outputs(outputs);
-    Ok(Seeds {
-        seeds: vec![Seed {
-            value: scalar,
-            cotangent: None,
-        }],
-        loss,
-    })
+    graph.set_outputs([&[scalar][..], graph.outputs()].concat());
+    Ok(Seeds::of_scalar(scalar, loss))
 }
 
 fn mse(graph: &mut Graph, value: ValueId) -> Result<Seeds> {
@@ -286,7 +247,7 @@ fn mse(graph: &mut Graph, value: ValueId) -> Result<Seeds> {
     finish(graph, scalar, Loss::Mse)
 }
 
-fn cross_entropy(graph: &mut Graph, logits: ValueId, shift: bool) -> Result<Seeds> {
+fn cross_entropy(graph: &mut Graph, logits: ValueId, loss: &Loss) -> Result<Seeds> {
     let ty = graph.ty(logits).clone();
     let classes = ty.dims[ty.rank() - 1].clone();
     let label_dims = ty.dims[..ty.rank() - 1].to_vec();
@@ -294,33 +255,24 @@ fn cross_entropy(graph: &mut Graph, logits: ValueId, shift: bool) -> Result<Seed
     let labels = new_input(graph, "labels", Ty::new(DType::I64, label_dims))?;
     let mut b = loss_builder(graph);
     let mut wanted = labels;
-    if shift {
-        // labels[.., 1:], with −100 where no next token is.
+    if *loss == Loss::CausalLm {
+        // labels[.., 1:], with −100 where there is no next token.
         let mut pads = vec![0i64; 2 * last];
         pads[2 * last - 1] = 1;
         let (pads, ignored) = (b.ints(&pads), b.int(-100));
         let padded = b.emit(&ops::concat::PAD, &[labels, pads, ignored], Attrs::new())?;
-        let (one, end, axis) = (
-            b.ints(&[1]),
-            b.ints(&[i64::MAX]),
-            b.ints(&[last as i64 - 1]),
-        );
-        wanted = b.emit(
-            &ops::slice::SLICE,
-            &[padded, one, end, axis, one],
-            Attrs::new(),
-        )?;
+        let (one, end) = (b.ints(&[1]), b.ints(&[i64::MAX]));
+        let axis = b.ints(&[last as i64 - 1]);
+        let operands = [padded, one, end, axis, one];
+        wanted = b.emit(&ops::slice::SLICE, &operands, Attrs::new())?;
     }
     let scores = b.cast(logits, DType::F32)?;
-    let width = match classes.as_const() {
-        Some(n) => n,
-        None => {
-            return Err(
-                Error::model("loss", "the number of classes is not a fixed size")
-                    .found(format!("logits {ty}"))
-                    .help("the class axis is the last one"),
-            );
-        }
+    let Some(width) = classes.as_const() else {
+        return Err(
+            Error::model("loss", "the number of classes is not a fixed size")
+                .found(format!("logits {ty}"))
+                .help("the class axis is the last one"),
+        );
     };
     let (matrix, vector) = (b.ints(&[-1, width]), b.ints(&[-1]));
     let scores = b.emit(&ops::shape::RESHAPE, &[scores, matrix], Attrs::new())?;
@@ -330,13 +282,5 @@ fn cross_entropy(graph: &mut Graph, logits: ValueId, shift: bool) -> Result<Seed
         .with("ignore_index", -100);
     let ins = vec![Some(scores), Some(wanted)];
     let scalar = b.emit_n(&ops::loss::SOFTMAX_CROSS_ENTROPY_LOSS, ins, attrs, 1)?[0];
-    finish(
-        graph,
-        scalar,
-        if shift {
-            Loss::CausalLm
-        } else {
-            Loss::CrossEntropy
-        },
-    )
+    finish(graph, scalar, loss.clone())
 }

@@ -1,4 +1,4 @@
-//! Graph to graph, one pass a file. Each states the phase it takes and the phase it leaves.
+//! Passes: graph to graph, one per file. Each states the phase it takes and the phase it leaves.
 
 pub mod autodiff;
 pub mod dce;

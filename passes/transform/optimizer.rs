@@ -1,20 +1,22 @@
-//! Appends the optimizer: what each parameter, and the state kept for it, becomes in the next step.
+//! Appends the optimizer: the value of each parameter, and of the state kept for it, in the next step.
 //!
 //! In and out: `Training`. Gradients are found by their names (`<initializer>.grad`). A parameter that the loss does not
-//! reach is left alone, as PyTorch leaves alone what has no gradient. New inputs: `lr` (float32 scalar), `step` (int64
-//! scalar, from 1) where the formula counts steps, and the state of each parameter, of its type (`<initializer>.momentum`,
-//! `.exp_avg`, `.exp_avg_sq`; all zeros before the first step). New outputs: `<initializer>.updated` and
-//! `<state>.updated`.
+//! reach is left alone, as PyTorch leaves alone a parameter without a gradient. New inputs: `lr` (float32 scalar), `step`
+//! (int64 scalar, from 1) where the formula counts steps, and the state of each parameter, of the parameter's type
+//! (`<initializer>.momentum`, `.exp_avg`, `.exp_avg_sq`; all zeros before the first step). New outputs:
+//! `<initializer>.updated` and `<state>.updated`.
 //!
-//! An update is a function of the old tensor, so no order of nodes makes it wrong; where it is the last reader it is
-//! written over what it reads and takes no memory (`analysis::memory`). The order is therefore chosen so that it is the
-//! last. Appended, all updates run at the end and gradients stay outputs. Fused, each runs as soon as its gradient is
-//! complete and its parameter was read for the last time, and gradients are no outputs: they never all live at once.
+//! An update is a function of the old tensor, so no order of nodes makes it wrong. Where it is the last reader, it is
+//! written over its operand and takes no memory (`analysis::memory`). The order is therefore chosen so that it is the
+//! last reader. Appended updates run at the end, and gradients stay outputs. A fused update runs as soon as its gradient
+//! is complete and its parameter was read for the last time. Its gradient is no output, so gradients never all live at
+//! once.
 
 use super::dce::dce;
+use crate::analysis::gradients::STEP;
 use crate::error::{Error, Result};
 use crate::ir::typing::Contents;
-use crate::ir::{Attrs, Builder, DType, Def, Graph, NodeId, Role, SecondaryMap, Ty, ValueId};
+use crate::ir::{Attrs, Builder, DType, Graph, OpDef, Role, SecondaryMap, Tensor, Ty, ValueId};
 use crate::ops::optimizer::{
     ADAM_MEAN, ADAM_SQUARE, ADAMW, BETA, BETA1, BETA2, DAMPENING, EPS, MOMENTUM, MOMENTUM_FACTOR,
     SGD, WEIGHT_DECAY, decimal,
@@ -24,40 +26,47 @@ use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// The input that is the learning rate, and the one that counts steps.
+/// Name of the input that is the learning rate.
 pub const LR: &str = "lr";
-pub const STEP: &str = "step";
-/// How the name of what an update makes ends.
+/// Suffix of what an update makes.
 pub const UPDATED: &str = ".updated";
-/// How names of states end.
+/// Suffixes of states.
 pub const STATES: [&str; 3] = [".momentum", ".exp_avg", ".exp_avg_sq"];
 
-/// An optimizer and its constants; they mean what they mean in `torch.optim`.
+/// An optimizer and its constants, which mean what they mean in `torch.optim`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Optimizer {
+    /// Stochastic gradient descent.
     Sgd {
+        /// Factor of the momentum buffer; 0 for no buffer.
         momentum: f32,
+        /// Share of the gradient that the buffer does not take.
         dampening: f32,
+        /// Factor of the parameter that is added to the gradient.
         weight_decay: f32,
+        /// The Nesterov form of momentum.
         nesterov: bool,
     },
+    /// Adam with decoupled weight decay.
     AdamW {
+        /// Decay of the mean of gradients.
         beta1: f32,
+        /// Decay of the mean of squared gradients.
         beta2: f32,
+        /// Added to the root of the mean of squares.
         eps: f32,
+        /// Factor of the learning rate by which a parameter shrinks in each step.
         weight_decay: f32,
     },
 }
 
-const SGD_SETTINGS: &str = "momentum, dampening, weight_decay, nesterov";
-const ADAMW_SETTINGS: &str = "beta1, beta2, eps, weight_decay";
-
 impl Optimizer {
-    /// Reads `sgd`, `adamw` or either with settings: `adamw:beta1=0.9,eps=1e-8`. What is not set has PyTorch's default.
+    /// Parses `sgd`, `adamw` or either with settings: `adamw:beta1=0.9,eps=1e-8`. A setting that is not given has
+    /// PyTorch's default.
     ///
     /// # Errors
-    /// An optimizer or setting that there is not, one that is set twice, a number out of its range or of more digits
-    /// than float32 holds.
+    /// An unknown optimizer or setting, a setting given twice, a number out of its range or with more digits than float32
+    /// holds.
     pub fn parse(text: &str) -> Result<Optimizer> {
         let (name, settings) = text.split_once(':').unwrap_or((text, ""));
         let mut optimizer = match name {
@@ -101,38 +110,57 @@ impl Optimizer {
     }
 
     fn set(&mut self, key: &str, value: &str) -> Result<()> {
-        let (place, below_one) = match (self, key) {
-            (Optimizer::Sgd { nesterov, .. }, "nesterov") => {
-                *nesterov = match value {
-                    "true" => true,
-                    "false" => false,
-                    other => {
-                        return Err(fail(format!("`nesterov` cannot be `{other}`"))
-                            .expected("true or false"));
-                    }
-                };
-                return Ok(());
-            }
-            (Optimizer::Sgd { momentum, .. }, "momentum") => (momentum, false),
-            (Optimizer::Sgd { dampening, .. }, "dampening") => (dampening, false),
-            (Optimizer::Sgd { weight_decay, .. }, "weight_decay") => (weight_decay, false),
-            (Optimizer::AdamW { beta1, .. }, "beta1") => (beta1, true),
-            (Optimizer::AdamW { beta2, .. }, "beta2") => (beta2, true),
-            (Optimizer::AdamW { eps, .. }, "eps") => (eps, false),
-            (Optimizer::AdamW { weight_decay, .. }, "weight_decay") => (weight_decay, false),
-            (optimizer, _) => {
-                let known = match optimizer {
-                    Optimizer::Sgd { .. } => SGD_SETTINGS,
-                    Optimizer::AdamW { .. } => ADAMW_SETTINGS,
-                };
-                return Err(fail(format!("there is no setting `{key}`")).expected(known));
-            }
+        let known = self.words();
+        if let (Optimizer::Sgd { nesterov, .. }, "nesterov") = (&mut *self, key) {
+            *nesterov = value.parse().map_err(|_| {
+                fail(format!("`nesterov` cannot be `{value}`")).expected("true or false")
+            })?;
+            return Ok(());
+        }
+        let found = self.numbers().into_iter().find(|(name, _)| *name == key);
+        let Some((_, setting)) = found else {
+            return Err(fail(format!("there is no setting `{key}`")).expected(known));
         };
-        *place = number(key, value, below_one)?;
+        *setting = number(key, value, key.starts_with(BETA))?;
         Ok(())
     }
 
-    /// How the names of the states end that it keeps for a parameter.
+    /// Returns the settings that are numbers, by their words.
+    fn numbers(&mut self) -> Vec<(&'static str, &mut f32)> {
+        match self {
+            Optimizer::Sgd {
+                momentum,
+                dampening,
+                weight_decay,
+                ..
+            } => vec![
+                (MOMENTUM_FACTOR, momentum),
+                (DAMPENING, dampening),
+                (WEIGHT_DECAY, weight_decay),
+            ],
+            Optimizer::AdamW {
+                beta1,
+                beta2,
+                eps,
+                weight_decay,
+            } => vec![
+                (BETA1, beta1),
+                (BETA2, beta2),
+                (EPS, eps),
+                (WEIGHT_DECAY, weight_decay),
+            ],
+        }
+    }
+
+    /// Returns the words of all settings, for an error.
+    fn words(mut self) -> String {
+        let is_sgd = matches!(self, Optimizer::Sgd { .. });
+        let numbers = self.numbers().into_iter().map(|(word, _)| word);
+        let words: Vec<&str> = numbers.chain(is_sgd.then_some("nesterov")).collect();
+        words.join(", ")
+    }
+
+    /// Returns the suffixes of the states that it keeps for a parameter.
     fn states(&self) -> &'static [&'static str] {
         match self {
             Optimizer::Sgd { momentum: 0.0, .. } => &[],
@@ -141,14 +169,10 @@ impl Optimizer {
         }
     }
 
-    /// Whether it counts steps.
+    /// Returns true if its formula reads the number of the step.
     fn counts_steps(&self) -> bool {
         match self {
-            Optimizer::Sgd {
-                momentum,
-                dampening,
-                ..
-            } => *momentum != 0.0 && *dampening != 0.0,
+            Optimizer::Sgd { dampening, .. } => !self.states().is_empty() && *dampening != 0.0,
             Optimizer::AdamW { .. } => true,
         }
     }
@@ -207,24 +231,24 @@ fn number(key: &str, text: &str, below_one: bool) -> Result<f32> {
 /// What the pass did.
 #[derive(Clone, Debug, Default)]
 pub struct Updates {
-    /// How many parameters are updated.
+    /// Number of parameters that are updated.
     pub parameters: usize,
-    /// Parameters that the loss does not reach, by name: they stay as they are.
+    /// Names of parameters that the loss does not reach: they stay as they are.
     pub unreached: Vec<String>,
 }
 
-/// What the updates of one parameter are made of.
+/// The update of one parameter.
 struct Update {
     parameter: ValueId,
     gradient: ValueId,
-    /// The position of the last node that reads the parameter or makes the gradient.
-    after: usize,
+    /// Position of the last node that reads the parameter or makes the gradient.
+    ready_after: usize,
 }
 
-/// Adds an update for each parameter that has a gradient; with `fuse` as early as it can be.
+/// Adds an update for each parameter that has a gradient; with `fuse` as early as possible.
 ///
 /// # Errors
-/// A graph that has updates already, or no gradient of an initializer; a name that is taken.
+/// A graph that already has updates, or no gradient of an initializer; a name that is taken.
 pub fn add_updates(graph: &mut Graph, optimizer: &Optimizer, fuse: bool) -> Result<Updates> {
     if graph.nodes().any(|(_, node)| node.op.is_update()) {
         return Err(fail("the graph updates its parameters already".into())
@@ -235,15 +259,16 @@ pub fn add_updates(graph: &mut Graph, optimizer: &Optimizer, fuse: bool) -> Resu
         return Err(fail("no output is the gradient of an initializer".into())
             .expected("<initializer>.grad"));
     }
-    let mut done = Updates::default();
     let (reached, unreached): (Vec<_>, Vec<_>) = gradients
         .iter()
         .copied()
-        .partition(|(_, gradient)| !is_nothing(graph, *gradient));
-    done.parameters = reached.len();
+        .partition(|(_, gradient)| !is_zero_gradient(graph, *gradient));
     let name = |(parameter, _): &(ValueId, ValueId)| graph.value(*parameter).name.clone();
-    done.unreached = unreached.iter().map(name).collect();
-    let updates = placed(graph, &reached);
+    let done = Updates {
+        parameters: reached.len(),
+        unreached: unreached.iter().map(name).collect(),
+    };
+    let updates = in_order(graph, &reached);
     let first = graph.order().len();
     let mut outputs = graph.outputs().to_vec();
     if fuse {
@@ -254,18 +279,21 @@ pub fn add_updates(graph: &mut Graph, optimizer: &Optimizer, fuse: bool) -> Resu
         true => Some(input(graph, STEP, Ty::new(DType::I64, []))?),
         false => None,
     };
-    // States and outputs are in the order of the gradients, updates in that in which they can run.
+    // States and outputs follow the order of the gradients, updates the order in which they can run.
     let mut states: BTreeMap<ValueId, Vec<ValueId>> = BTreeMap::new();
     for (parameter, _) in &reached {
-        let own = optimizer.states().iter();
-        let own = own.map(|end| state(graph, *parameter, end));
+        let own = optimizer.states().iter().map(|end| {
+            let name = format!("{}{end}", graph.value(*parameter).name);
+            let ty = graph.ty(*parameter).clone();
+            input(graph, &name, ty)
+        });
         states.insert(*parameter, own.collect::<Result<_>>()?);
     }
     let contents = Contents::known(graph)?;
     let mut b = Builder::resume(graph, contents);
     b.role = Role::Backward;
-    // Of each new node, in order: the position after which it may run.
-    let mut after = Vec::new();
+    // For each new node, in order: the position after which it may run.
+    let mut ready_after = Vec::new();
     let mut made: BTreeMap<ValueId, Vec<ValueId>> = BTreeMap::new();
     for update in &updates {
         b.prefix = b.graph.value(update.parameter).name.clone();
@@ -273,14 +301,14 @@ pub fn add_updates(graph: &mut Graph, optimizer: &Optimizer, fuse: bool) -> Resu
         let of = &states[&update.parameter];
         let results = emit(&mut b, optimizer, update, of, (lr, step))?;
         made.insert(update.parameter, results);
-        after.resize(b.graph.order().len() - first, update.after);
+        ready_after.resize(b.graph.order().len() - first, update.ready_after);
     }
     outputs.extend(reached.iter().flat_map(|(parameter, _)| &made[parameter]));
     graph.set_outputs(outputs);
     if fuse {
         let mut order = Vec::with_capacity(graph.order().len());
         let (old, new) = graph.order().split_at(first);
-        let mut new = new.iter().zip(after).peekable();
+        let mut new = new.iter().zip(ready_after).peekable();
         for (position, id) in old.iter().enumerate() {
             order.push(*id);
             while let Some((id, _)) = new.next_if(|(_, after)| *after == position) {
@@ -294,7 +322,7 @@ pub fn add_updates(graph: &mut Graph, optimizer: &Optimizer, fuse: bool) -> Resu
     Ok(done)
 }
 
-/// Initializers and their gradients among the outputs, in the order of these.
+/// Returns initializers and their gradients among the outputs, in output order.
 fn gradients(graph: &Graph) -> Vec<(ValueId, ValueId)> {
     let by_name: FxHashMap<&str, ValueId> =
         graph.inits().map(|(id, v)| (v.name.as_str(), id)).collect();
@@ -306,20 +334,19 @@ fn gradients(graph: &Graph) -> Vec<(ValueId, ValueId)> {
     graph.outputs().iter().filter_map(parameter).collect()
 }
 
-/// Whether a gradient is the zeros of a parameter that the loss does not reach.
-fn is_nothing(graph: &Graph, gradient: ValueId) -> bool {
+/// Returns true for the zeros that stand for the gradient of a parameter that the loss does not reach.
+fn is_zero_gradient(graph: &Graph, gradient: ValueId) -> bool {
     let Some(node) = graph.def_node(gradient).map(|id| graph.node(id)) else {
         return false;
     };
-    let filled = node.ins.first().copied().flatten();
-    let constant = filled.and_then(|v| graph.value(v).tensor());
-    let is_zero = |t: &crate::ir::Tensor| t.elements() == 1 && t.get_f64(0) == Some(0.0);
+    let constant = node.operand(0).and_then(|v| graph.value(v).tensor());
+    let is_zero = |t: &Tensor| t.elements() == 1 && t.get_f64(0) == Some(0.0);
     node.op == &EXPAND && constant.is_some_and(is_zero)
 }
 
-/// Updates in the order in which they can run. A view of a parameter counts as the parameter: whatever reads what only
-/// changes its layout reads it.
-fn placed(graph: &Graph, gradients: &[(ValueId, ValueId)]) -> Vec<Update> {
+/// Returns the updates in an order in which they can run. A view of a parameter counts as the parameter: what reads the
+/// result of a layout op reads the operand.
+fn in_order(graph: &Graph, gradients: &[(ValueId, ValueId)]) -> Vec<Update> {
     let mut shows: SecondaryMap<ValueId, Option<ValueId>> =
         SecondaryMap::new(graph.value_bound(), None);
     let mut last: SecondaryMap<ValueId, usize> = SecondaryMap::new(graph.value_bound(), 0);
@@ -328,36 +355,32 @@ fn placed(graph: &Graph, gradients: &[(ValueId, ValueId)]) -> Vec<Update> {
     }
     for (position, id) in graph.order().iter().enumerate() {
         let node = graph.node(*id);
-        for value in node.ins.iter().flatten() {
-            if let Some(parameter) = shows[*value] {
-                last[parameter] = position;
-            }
+        for parameter in node.operands().filter_map(|v| shows[v]) {
+            last[parameter] = position;
         }
-        let moved = node.ins.first().copied().flatten();
+        let viewed = node.operand(0).filter(|_| node.op.is_layout());
         for out in &node.outs {
             last[*out] = position;
-            shows[*out] = moved.filter(|_| node.op.is_layout()).and_then(|v| shows[v]);
+            shows[*out] = viewed.and_then(|v| shows[v]);
         }
     }
-    let mut updates: Vec<Update> = gradients
-        .iter()
-        .map(|(parameter, gradient)| Update {
-            parameter: *parameter,
-            gradient: *gradient,
-            after: last[*parameter].max(last[*gradient]),
-        })
-        .collect();
-    updates.sort_by_key(|update| update.after);
+    let update = |(parameter, gradient): &(ValueId, ValueId)| Update {
+        parameter: *parameter,
+        gradient: *gradient,
+        ready_after: last[*parameter].max(last[*gradient]),
+    };
+    let mut updates: Vec<Update> = gradients.iter().map(update).collect();
+    updates.sort_by_key(|update| update.ready_after);
     updates
 }
 
-/// A new input.
+/// Adds a graph input.
 fn input(graph: &mut Graph, name: &str, ty: Ty) -> Result<ValueId> {
-    free(graph, name)?;
+    check_free(graph, name)?;
     Ok(graph.add_input(name, Some(ty)))
 }
 
-fn free(graph: &Graph, name: &str) -> Result<()> {
+fn check_free(graph: &Graph, name: &str) -> Result<()> {
     match graph.has_value_name(name) {
         true => Err(Error::model(
             "name",
@@ -367,7 +390,7 @@ fn free(graph: &Graph, name: &str) -> Result<()> {
     }
 }
 
-/// Emits the updates of one parameter; the result is the new outputs.
+/// Emits the updates of one parameter. Returns the new outputs.
 fn emit(
     b: &mut Builder,
     optimizer: &Optimizer,
@@ -376,7 +399,6 @@ fn emit(
     (lr, step): (ValueId, Option<ValueId>),
 ) -> Result<Vec<ValueId>> {
     let (p, g) = (update.parameter, update.gradient);
-    let mut made = Vec::new();
     match *optimizer {
         Optimizer::Sgd {
             momentum,
@@ -385,30 +407,23 @@ fn emit(
             nesterov,
         } => {
             let decay = Attrs::new().with(WEIGHT_DECAY, weight_decay);
-            let (ins, attrs) = if let [buffer] = *states {
-                let ins = vec![
-                    Some(buffer),
-                    Some(g),
-                    (weight_decay != 0.0).then_some(p),
-                    step,
-                ];
-                let attrs = decay
-                    .clone()
-                    .with(MOMENTUM_FACTOR, momentum)
-                    .with(DAMPENING, dampening);
-                let buffer = renewed(b, &MOMENTUM, ins, attrs, buffer)?;
-                made.push(buffer);
-                match nesterov {
-                    true => (
-                        vec![Some(p), Some(g), Some(lr), Some(buffer)],
-                        decay.with(MOMENTUM_FACTOR, momentum),
-                    ),
-                    false => (vec![Some(p), Some(buffer), Some(lr)], Attrs::new()),
-                }
-            } else {
-                (vec![Some(p), Some(g), Some(lr)], decay)
+            let [buffer] = *states else {
+                let ins = vec![Some(p), Some(g), Some(lr)];
+                return Ok(vec![emit_update(b, &SGD, ins, decay, p)?]);
             };
-            made.insert(0, renewed(b, &SGD, ins, attrs, p)?);
+            let decayed = (weight_decay != 0.0).then_some(p);
+            let ins = vec![Some(buffer), Some(g), decayed, step];
+            let with_momentum = decay.with(MOMENTUM_FACTOR, momentum);
+            let attrs = with_momentum.clone().with(DAMPENING, dampening);
+            let buffer = emit_update(b, &MOMENTUM, ins, attrs, buffer)?;
+            let (ins, attrs) = match nesterov {
+                true => (
+                    vec![Some(p), Some(g), Some(lr), Some(buffer)],
+                    with_momentum,
+                ),
+                false => (vec![Some(p), Some(buffer), Some(lr)], Attrs::new()),
+            };
+            Ok(vec![emit_update(b, &SGD, ins, attrs, p)?, buffer])
         }
         Optimizer::AdamW {
             beta1,
@@ -420,33 +435,24 @@ fn emit(
                 return Err(Error::bug("optimizer", "AdamW keeps two states"));
             };
             let of = |beta: f32| Attrs::new().with(BETA, beta);
-            let mean = renewed(b, &ADAM_MEAN, vec![Some(mean), Some(g)], of(beta1), mean)?;
-            let ins = vec![Some(square), Some(g)];
-            let square = renewed(b, &ADAM_SQUARE, ins, of(beta2), square)?;
+            let ins = |state: ValueId| vec![Some(state), Some(g)];
+            let mean = emit_update(b, &ADAM_MEAN, ins(mean), of(beta1), mean)?;
+            let square = emit_update(b, &ADAM_SQUARE, ins(square), of(beta2), square)?;
             let attrs = Attrs::new()
                 .with(BETA1, beta1)
                 .with(BETA2, beta2)
                 .with(EPS, eps)
                 .with(WEIGHT_DECAY, weight_decay);
             let ins = vec![Some(p), Some(mean), Some(square), Some(lr), step];
-            made.push(renewed(b, &ADAMW, ins, attrs, p)?);
-            made.extend([mean, square]);
+            Ok(vec![emit_update(b, &ADAMW, ins, attrs, p)?, mean, square])
         }
     }
-    Ok(made)
-}
-
-/// A new input of the parameter's type.
-fn state(graph: &mut Graph, parameter: ValueId, end: &str) -> Result<ValueId> {
-    let name = format!("{}{end}", graph.value(parameter).name);
-    let ty = graph.ty(parameter).clone();
-    input(graph, &name, ty)
 }
 
 /// Emits an update of `old` and names its result after it.
-fn renewed(
+fn emit_update(
     b: &mut Builder,
-    op: &'static crate::ir::OpDef,
+    op: &'static OpDef,
     mut ins: Vec<Option<ValueId>>,
     attrs: Attrs,
     old: ValueId,
@@ -455,56 +461,8 @@ fn renewed(
         ins.pop();
     }
     let name = format!("{}{UPDATED}", b.graph.value(old).name);
-    free(b.graph, &name)?;
+    check_free(b.graph, &name)?;
     let new = b.emit_n(op, ins, attrs, 1)?[0];
     b.graph.rename_value(new, &name);
     Ok(new)
-}
-
-/// The parameters that a graph updates, each with its gradient.
-pub fn updated(graph: &Graph) -> Vec<(ValueId, ValueId)> {
-    let mut found = Vec::new();
-    for id in graph.order() {
-        let node = graph.node(*id);
-        let (Some(Some(old)), Some(Some(from))) = (node.ins.first(), node.ins.get(1)) else {
-            continue;
-        };
-        let is_first = node.op.is_update() && node.recompute_of.is_none();
-        if !is_first || !matches!(graph.value(*old).def, Def::Init(_)) {
-            continue;
-        }
-        // Through the state that the step is made of.
-        let mut gradient = *from;
-        while let Some(maker) = update_node(graph, gradient)
-            && let Some(Some(from)) = graph.node(maker).ins.get(1)
-        {
-            gradient = *from;
-        }
-        found.push((*old, gradient));
-    }
-    found
-}
-
-/// The update that makes a value, if one does.
-pub fn update_node(graph: &Graph, value: ValueId) -> Option<NodeId> {
-    graph
-        .def_node(value)
-        .filter(|id| graph.node(*id).op.is_update())
-}
-
-/// Whether an update of the graph reads the input that counts steps.
-pub fn counts_steps(graph: &Graph) -> bool {
-    let reads_it = |v: &ValueId| {
-        let mut uses = graph.value(*v).uses().iter();
-        graph.value(*v).name == STEP && uses.any(|u| graph.node(u.node).op.is_update())
-    };
-    graph.inputs().iter().any(reads_it)
-}
-
-/// Inputs that are states: what updates are of and is no parameter.
-pub fn states(graph: &Graph) -> Vec<ValueId> {
-    let updates = graph.order().iter().map(|id| graph.node(*id));
-    let updates = updates.filter(|node| node.op.is_update() && node.recompute_of.is_none());
-    let old = updates.filter_map(|node| node.ins.first().copied().flatten());
-    old.filter(|v| graph.value(*v).def == Def::Input).collect()
 }

@@ -1,10 +1,14 @@
-//! Orders in which nodes may run.
+//! Orders in which nodes can run.
 
 use crate::error::{Error, Result};
 use crate::ir::{Graph, NodeId, SecondaryMap};
 
-/// Appends a node to the order, behind what it reads; without recursion, because chains are as long as graphs.
-pub fn settle(
+/// Appends a node to `order` behind the nodes that it reads, unless it is `done`. Uses no recursion, because chains are
+/// as long as graphs.
+///
+/// # Errors
+/// A `bug` where a node depends on itself.
+pub fn append_after_operands(
     graph: &Graph,
     id: NodeId,
     done: &mut SecondaryMap<NodeId, bool>,
@@ -16,10 +20,7 @@ pub fn settle(
             open.pop();
             continue;
         }
-        let operands = graph.node(n).ins.iter().flatten();
-        let waiting = operands
-            .filter_map(|v| graph.def_node(*v))
-            .find(|m| !done[*m]);
+        let waiting = graph.operand_nodes(n).find(|m| !done[*m]);
         match waiting {
             Some(_) if open.len() > graph.node_bound() => {
                 return Err(

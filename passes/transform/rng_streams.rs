@@ -3,7 +3,7 @@
 //! In: any phase. Out: the same. Every random node draws by the graph input `rng_seed`; those of the stream `NAME` draw
 //! by a new input `rng_seed.NAME` instead. So a caller can hold some masks while others change: dropouts inside a
 //! tensor-parallel region differ from rank to rank, those outside must not (Shoeybi et al., "Megatron-LM", 2019, §3).
-//! Whatever draws what a node of the stream draws (its copies, its gradient, its mask) goes with it.
+//! All nodes with the same draws (copies, gradient, mask) move to the stream together.
 
 use crate::error::{Error, Result};
 use crate::glob;
@@ -15,18 +15,19 @@ use std::fmt;
 
 /// The value of `--rng-stream`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stream {
+pub struct RngStream {
+    /// Its name, the suffix of its seed input.
     pub name: String,
-    /// Over names of nodes and paths of modules; at least one.
+    /// Patterns over names of nodes and paths of modules; at least one.
     pub patterns: Vec<String>,
 }
 
-impl Stream {
-    /// Reads `NAME=PATTERN` or `NAME=PATTERN,PATTERN`.
+impl RngStream {
+    /// Parses `NAME=PATTERN` or `NAME=PATTERN,PATTERN`.
     ///
     /// # Errors
-    /// A name that is none, no pattern.
-    pub fn parse(text: &str) -> Result<Stream> {
+    /// An empty name or one with other characters than letters, digits, `.`, `_`, `-`; an empty pattern.
+    pub fn parse(text: &str) -> Result<RngStream> {
         let (name, patterns) = text.split_once('=').unwrap_or((text, ""));
         let patterns: Vec<String> = patterns.split(',').map(|p| p.trim().to_string()).collect();
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
@@ -38,80 +39,76 @@ impl Stream {
                     .found(text),
             );
         }
-        Ok(Stream {
+        Ok(RngStream {
             name: name.into(),
             patterns,
         })
     }
 
-    fn names(&self, node: &Node) -> bool {
+    fn matches(&self, node: &Node) -> bool {
         let scopes = node.loc.scopes.iter().map(|(path, _)| path.as_str());
         let mut names = scopes.chain([node.name.as_str(), node.loc.node.as_str()]);
         names.any(|name| self.patterns.iter().any(|p| glob::matches(p, name)))
     }
 }
 
-impl fmt::Display for Stream {
+impl fmt::Display for RngStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}={}", self.name, self.patterns.join(","))
     }
 }
 
-/// Where a random node reads its seed and the number of its stream.
+/// Returns the slots in which a random node reads its seed and the number of its draws.
 fn slots(node: &Node) -> Option<(usize, usize)> {
     let slot = |name: &str| node.op.ins.iter().position(|s| s.name == name);
-    (node.op.effect == Effect::Seeded).then_some(())?;
-    Some((slot("seed")?, slot("stream")?))
+    match node.op.effect {
+        Effect::Seeded => Some((slot("seed")?, slot("stream")?)),
+        _ => None,
+    }
 }
 
 /// Divides the random nodes of a graph into streams.
 ///
 /// # Errors
 /// A name given twice, or taken in the graph; a stream without a node, a node in two streams.
-pub fn divide(graph: &mut Graph, streams: &[Stream]) -> Result<()> {
-    // By what is drawn: the number of the stream.
+pub fn divide(graph: &mut Graph, streams: &[RngStream]) -> Result<()> {
+    if streams.is_empty() {
+        return Ok(());
+    }
+    // Random nodes, by the number of their draws.
     let mut random: BTreeMap<ValueId, Vec<NodeId>> = BTreeMap::new();
-    if !streams.is_empty() {
-        for (id, node) in graph.nodes() {
-            if let Some(number) = slots(node).and_then(|(_, at)| node.ins[at]) {
-                random.entry(number).or_default().push(id);
-            }
+    for (id, node) in graph.nodes() {
+        if let Some(number) = slots(node).and_then(|(_, at)| node.ins[at]) {
+            random.entry(number).or_default().push(id);
         }
     }
-    let mut taken: BTreeMap<ValueId, &Stream> = BTreeMap::new();
+    let mut taken: BTreeMap<ValueId, &RngStream> = BTreeMap::new();
     for (i, stream) in streams.iter().enumerate() {
         if streams[..i].iter().any(|s| s.name == stream.name) {
             let what = format!("--rng-stream names `{}` twice", stream.name);
             return Err(Error::usage("rng", what)
                 .help("give all patterns of a stream at once: NAME=PATTERN,PATTERN"));
         }
-        let of = |(_, nodes): &(&ValueId, &Vec<NodeId>)| {
-            nodes.iter().any(|n| stream.names(graph.node(*n)))
-        };
-        let own: Vec<ValueId> = random
-            .iter()
-            .filter(of)
-            .map(|(number, _)| *number)
-            .collect();
+        let mut own: Vec<ValueId> = random.keys().copied().collect();
+        own.retain(|number| {
+            let mut nodes = random[number].iter();
+            nodes.any(|n| stream.matches(graph.node(*n)))
+        });
         if own.is_empty() {
-            return Err(nothing(graph, &random, stream));
+            return Err(no_match(graph, &random, stream));
         }
         for number in &own {
             if let Some(other) = taken.insert(*number, stream) {
                 let node = graph.describe(random[number][0]);
-                let what = format!(
-                    "a random node belongs to two streams, `{}` and `{}`",
-                    other.name, stream.name
-                );
+                let (a, b) = (&other.name, &stream.name);
+                let what = format!("a random node belongs to two streams, `{a}` and `{b}`");
                 return Err(Error::usage("rng", what).at(node));
             }
         }
         let name = format!("{SEED}.{}", stream.name);
         if graph.has_value_name(&name) {
-            return Err(
-                Error::usage("rng", format!("`{name}` is taken in the model"))
-                    .help("name the stream otherwise"),
-            );
+            let what = format!("`{name}` is taken in the model");
+            return Err(Error::usage("rng", what).help("name the stream otherwise"));
         }
         let seed = graph.add_input(&name, Some(Ty::scalar(DType::I64)));
         for id in own.iter().flat_map(|number| &random[number]) {
@@ -120,29 +117,28 @@ pub fn divide(graph: &mut Graph, streams: &[Stream]) -> Result<()> {
             }
         }
     }
-    let inputs = graph.inputs().iter().copied();
-    let shared = inputs.filter(|v| graph.value(*v).name == SEED).next();
-    if let Some(seed) = shared.filter(|v| {
-        graph.value(*v).uses().is_empty() && !streams.is_empty() && !graph.is_output(*v)
-    }) {
+    let is_unread = |v: &ValueId| graph.value(*v).uses().is_empty() && !graph.is_output(*v);
+    let mut inputs = graph.inputs().iter().copied();
+    let shared = inputs.find(|v| graph.value(*v).name == SEED);
+    if let Some(seed) = shared.filter(is_unread) {
         graph.remove_source(seed);
     }
     Ok(())
 }
 
-fn nothing(graph: &Graph, random: &BTreeMap<ValueId, Vec<NodeId>>, stream: &Stream) -> Box<Error> {
+/// Builds the error for a stream without nodes.
+fn no_match(
+    graph: &Graph,
+    random: &BTreeMap<ValueId, Vec<NodeId>>,
+    stream: &RngStream,
+) -> Box<Error> {
     const SHOWN: usize = 12;
-    let names: Vec<&str> = random
-        .values()
-        .map(|nodes| graph.node(nodes[0]).name.as_str())
-        .collect();
+    let names = random.values().map(|nodes| &graph.node(nodes[0]).name[..]);
+    let names: Vec<&str> = names.take(SHOWN).collect();
     let what = format!("--rng-stream `{stream}` matches no random node");
-    Error::usage("rng", what).found(match names.len() {
+    Error::usage("rng", what).found(match random.len() {
         0 => "the model draws nothing at random".into(),
-        n => format!(
-            "{n} random nodes, such as {}",
-            names[..n.min(SHOWN)].join(", ")
-        ),
+        n => format!("{n} random nodes, such as {}", names.join(", ")),
     })
 }
 
@@ -171,8 +167,8 @@ scope \"mlp\":
         text::parse(MODEL).unwrap_or_else(|e| panic!("{e}"))
     }
 
-    fn streams(list: &[&str]) -> Vec<Stream> {
-        list.iter().map(|s| Stream::parse(s).unwrap()).collect()
+    fn streams(list: &[&str]) -> Vec<RngStream> {
+        list.iter().map(|s| RngStream::parse(s).unwrap()).collect()
     }
 
     fn seeds(graph: &Graph) -> Vec<String> {
@@ -223,7 +219,11 @@ scope \"mlp\":
     #[test]
     fn refusals() {
         for wrong in ["", "tp", "tp=", "=attn", "t p=attn", "tp=a,,b"] {
-            assert_eq!(Stream::parse(wrong).unwrap_err().exit_code(), 2, "{wrong}");
+            assert_eq!(
+                RngStream::parse(wrong).unwrap_err().exit_code(),
+                2,
+                "{wrong}"
+            );
         }
         let message = |list: &[&str]| {
             divide(&mut model(), &streams(list))

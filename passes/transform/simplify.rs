@@ -14,10 +14,13 @@ use crate::ops;
 use crate::transform::infer::infer;
 use std::collections::BTreeMap;
 
-/// Type, shape and contents: what makes two small integer values the same.
+/// Type, shape and contents. Two small integer values with the same key are the same.
 type Key = (DType, Vec<i64>, Vec<Dim>);
 
-/// Returns whether anything changed.
+/// Replaces known integer values. Returns whether anything changed.
+///
+/// # Errors
+/// See [`infer`].
 pub fn simplify(graph: &mut Graph) -> Result<bool> {
     let contents = infer(graph)?;
     let mut known: Vec<(ValueId, Key)> = Vec::new();
@@ -38,45 +41,36 @@ pub fn simplify(graph: &mut Graph) -> Result<bool> {
     if known.is_empty() {
         return Ok(false);
     }
-    let moved = hoist(graph, &known);
+    let hoisted = hoist(graph, &known);
     let mut found: BTreeMap<Key, ValueId> = BTreeMap::new();
     for (id, key) in &known {
-        if moved.from_inputs[*id] {
+        if hoisted.from_inputs[*id] {
             found.entry(key.clone()).or_insert(*id);
         }
     }
     let mut sizes = Sizes::of_inputs(graph);
     let first_new = graph.order().len();
-    let mut changed = moved.changed;
+    let mut changed = hoisted.changed;
     let mut builder = Builder::new(graph);
     builder.prefix = "shape".into();
     for (id, key) in known {
-        if builder.graph.value(id).uses().is_empty() && !builder.graph.is_output(id) {
+        let is_output = builder.graph.is_output(id);
+        if builder.graph.value(id).uses().is_empty() && !is_output {
             continue;
         }
-        let replacement = match key
-            .2
-            .iter()
-            .map(Dim::as_const)
-            .collect::<Option<Vec<i64>>>()
-        {
-            Some(numbers) => Some(constant(&mut builder, &key, &numbers)),
-            None => match found.get(&key) {
-                Some(rep) => Some(*rep),
-                None if key.0 == DType::I64 && key.1.len() <= 1 => {
-                    let built = sizes.build(&mut builder, key.1.is_empty(), &key.2)?;
-                    if let Some(built) = built {
-                        found.insert(key, built);
-                    }
-                    built
-                }
-                None => None,
-            },
+        let (dtype, dims, contents) = &key;
+        let numbers: Option<Vec<i64>> = contents.iter().map(Dim::as_const).collect();
+        let new = match (numbers, found.get(&key)) {
+            (Some(numbers), _) => Some(constant(&mut builder, *dtype, dims, &numbers)),
+            (None, Some(same)) => Some(*same),
+            (None, None) if *dtype == DType::I64 && dims.len() <= 1 => {
+                let built = sizes.build(&mut builder, dims.is_empty(), contents)?;
+                found.extend(built.map(|built| (key, built)));
+                built
+            }
+            (None, None) => None,
         };
-        if let Some(new) = replacement
-            && new != id
-            && !builder.graph.is_output(id)
-        {
+        if let Some(new) = new.filter(|new| *new != id && !is_output) {
             builder.graph.replace_uses(id, new);
             changed = true;
         }
@@ -84,14 +78,14 @@ pub fn simplify(graph: &mut Graph) -> Result<bool> {
     let order = graph.order();
     if order.len() > first_new {
         let (old, new) = order.split_at(first_new);
-        // What is built reads graph inputs, and what was hoisted: behind the hoisted nodes, before all others.
-        let (hoisted, rest) = old.split_at(moved.count);
-        graph.set_order([hoisted, new, rest].concat());
+        // New nodes read graph inputs and hoisted nodes: they go behind these, before all others.
+        let (front, rest) = old.split_at(hoisted.count);
+        graph.set_order([front, new, rest].concat());
     }
     Ok(dce(graph) || changed)
 }
 
-/// The outcome of moving input-only shape arithmetic to the front.
+/// The outcome of [`hoist`].
 struct Hoisted {
     from_inputs: SecondaryMap<ValueId, bool>,
     count: usize,
@@ -113,13 +107,9 @@ fn hoist(graph: &mut Graph, known: &[(ValueId, Key)]) -> Hoisted {
     for id in graph.order() {
         let node = graph.node(*id);
         let of_input = node.op == &ops::shape::SHAPE
-            && node
-                .ins
-                .iter()
-                .flatten()
-                .all(|v| graph.value(*v).def == Def::Input);
-        let derived = node.ins.iter().flatten().all(|v| from_inputs[*v]);
-        if node.outs.iter().all(|v| is_known[*v]) && (of_input || derived) {
+            && node.operands().all(|v| graph.value(v).def == Def::Input);
+        let is_derived = node.operands().all(|v| from_inputs[v]);
+        if node.outs.iter().all(|v| is_known[*v]) && (of_input || is_derived) {
             for out in &node.outs {
                 from_inputs[*out] = true;
             }
@@ -139,18 +129,14 @@ fn hoist(graph: &mut Graph, known: &[(ValueId, Key)]) -> Hoisted {
     }
 }
 
-fn constant(b: &mut Builder, key: &Key, numbers: &[i64]) -> ValueId {
-    let mut bytes = Vec::new();
-    for n in numbers {
-        let Some(one) = Tensor::scalar_int(key.0, *n).bytes().cloned() else {
-            continue;
-        };
-        bytes.extend_from_slice(&one);
-    }
-    let dims: Vec<u64> = key.1.iter().map(|d| *d as u64).collect();
+fn constant(b: &mut Builder, dtype: DType, dims: &[i64], numbers: &[i64]) -> ValueId {
+    let tensors = numbers.iter().map(|n| Tensor::scalar_int(dtype, *n));
+    let bytes: Vec<u8> = tensors
+        .filter_map(|t| Some(t.bytes()?.to_vec()))
+        .flatten()
+        .collect();
+    let dims: Vec<u64> = dims.iter().map(|d| *d as u64).collect();
     let text: Vec<String> = numbers.iter().map(i64::to_string).collect();
-    b.constant(
-        &format!("const.{}.[{}]", key.0, text.join("_")),
-        Tensor::new(key.0, dims, bytes),
-    )
+    let name = format!("const.{dtype}.[{}]", text.join("_"));
+    b.constant(&name, Tensor::new(dtype, dims, bytes))
 }

@@ -1,6 +1,6 @@
-//! Symbolic sizes as values: shape arithmetic that starts at the shapes of values that have these sizes.
+//! Symbolic sizes as values: shape arithmetic on the shapes of values that have these sizes.
 //!
-//! One-element int64 vectors, each built once and at the end of the graph, so they can be shared by all that follows.
+//! The values are one-element int64 vectors. Each is built once, at the end of the graph, and shared by all later readers.
 
 use crate::error::Result;
 use crate::ir::{Atom, Attrs, Builder, Dim, Graph, ValueId};
@@ -10,13 +10,13 @@ use std::collections::BTreeMap;
 /// Where each size can be read, and what has been built from them.
 #[derive(Default)]
 pub struct Sizes {
-    /// A value and its axis.
+    /// A value and its axis, by the size.
     sources: BTreeMap<Atom, (ValueId, usize)>,
     cache: BTreeMap<Dim, Option<ValueId>>,
 }
 
 impl Sizes {
-    /// The named sizes of the graph's inputs.
+    /// Builds a store that reads the named sizes of the graph's inputs.
     pub fn of_inputs(graph: &Graph) -> Sizes {
         let mut sizes = Sizes::default();
         for input in graph.inputs() {
@@ -25,21 +25,21 @@ impl Sizes {
         sizes
     }
 
-    /// The named and data-dependent sizes of `value` can be read from it, unless they can already.
+    /// Reads named and data-dependent sizes of `value` from it from now on, unless they have a source already.
     pub fn read(&mut self, graph: &Graph, value: ValueId) {
         for (axis, dim) in graph.ty(value).dims.iter().enumerate() {
             if let Some(atom @ (Atom::Sym(_) | Atom::Data(_))) = dim.as_atom()
                 && !self.sources.contains_key(atom)
             {
                 self.sources.insert(atom.clone(), (value, axis));
-                // What could not be built before may be now.
+                // Sizes that could not be built before may be possible now.
                 self.cache.retain(|_, built| built.is_some());
             }
         }
     }
 
-    /// An int64 vector, or a scalar, with these contents; `None` where some size cannot be read anywhere, or is what two
-    /// others broadcast to.
+    /// Builds an int64 vector, or a scalar, with these contents. Returns `None` where some size has no source, or is what
+    /// two others broadcast to.
     ///
     /// # Errors
     /// What typing refuses: none where the contents are sizes.
@@ -49,29 +49,26 @@ impl Sizes {
         scalar: bool,
         dims: &[Dim],
     ) -> Result<Option<ValueId>> {
-        let mut parts = Vec::new();
+        let mut pieces = Vec::new();
         for dim in dims {
             match self.piece(b, dim)? {
-                Some(part) => parts.push(part),
+                Some(piece) => pieces.push(piece),
                 None => return Ok(None),
             }
         }
-        let vector = match parts.as_slice() {
+        let mut built = match pieces.as_slice() {
             [] => b.ints(&[]),
             [one] => *one,
             many => b.emit(&ops::concat::CONCAT, many, Attrs::new().with("axis", 0))?,
         };
         if scalar {
             let axes = b.ints(&[0]);
-            return Ok(Some(b.emit(
-                &ops::shape::SQUEEZE,
-                &[vector, axes],
-                Attrs::new(),
-            )?));
+            built = b.emit(&ops::shape::SQUEEZE, &[built, axes], Attrs::new())?;
         }
-        Ok(Some(vector))
+        Ok(Some(built))
     }
 
+    /// Builds one size.
     fn piece(&mut self, b: &mut Builder, dim: &Dim) -> Result<Option<ValueId>> {
         if let Some(piece) = self.cache.get(dim) {
             return Ok(*piece);
@@ -91,8 +88,8 @@ impl Sizes {
         let mut sum: Option<ValueId> = None;
         for (factors, coefficient) in dim.terms() {
             let mut product: Option<ValueId> = None;
-            for atom in &factors {
-                let Some(factor) = self.atom_piece(b, atom)? else {
+            for atom in factors {
+                let Some(factor) = self.piece(b, &Dim::from_atom(atom))? else {
                     return Ok(None);
                 };
                 product = Some(match product {
@@ -116,10 +113,6 @@ impl Sizes {
         Ok(sum)
     }
 
-    fn atom_piece(&mut self, b: &mut Builder, atom: &Atom) -> Result<Option<ValueId>> {
-        self.piece(b, &Dim::from_atom(atom.clone()))
-    }
-
     fn atom(&mut self, b: &mut Builder, atom: &Atom) -> Result<Option<ValueId>> {
         let (left, right) = match atom {
             Atom::Sym(_) | Atom::Data(_) => {
@@ -132,21 +125,22 @@ impl Sizes {
                 return Ok(Some(b.emit(&ops::shape::SHAPE, &[value], attrs)?));
             }
             Atom::Div(x, y) | Atom::Mod(x, y) | Atom::Min(x, y) | Atom::Max(x, y) => (x, y),
-            // No arithmetic says it so that typing reads the same size out of it again.
+            // No arithmetic yields a value from which typing reads the same size again.
             Atom::Broadcast(..) => return Ok(None),
         };
         let (Some(x), Some(y)) = (self.piece(b, left)?, self.piece(b, right)?) else {
             return Ok(None);
         };
-        let floors =
+        // ONNX integer division truncates, which is floor where neither side is negative.
+        let is_floor =
             left.bounds().0.is_some_and(|lo| lo >= 0) && right.bounds().0.is_some_and(|lo| lo >= 1);
-        Ok(match atom {
-            // ONNX integer division truncates: the same as floor where neither side is negative.
-            Atom::Div(..) if floors => Some(b.div(x, y)?),
-            Atom::Mod(..) if floors => Some(b.emit(&ops::arith::MOD, &[x, y], Attrs::new())?),
-            Atom::Min(..) => Some(b.emit(&ops::extreme::MIN, &[x, y], Attrs::new())?),
-            Atom::Max(..) => Some(b.emit(&ops::extreme::MAX, &[x, y], Attrs::new())?),
-            _ => None,
-        })
+        let op = match atom {
+            Atom::Div(..) if is_floor => &ops::arith::DIV,
+            Atom::Mod(..) if is_floor => &ops::arith::MOD,
+            Atom::Min(..) => &ops::extreme::MIN,
+            Atom::Max(..) => &ops::extreme::MAX,
+            _ => return Ok(None),
+        };
+        b.emit(op, &[x, y], Attrs::new()).map(Some)
     }
 }

@@ -5,9 +5,10 @@ use super::progress;
 use ckpt_opt::frontend::load;
 use ckpt_opt::report::inspection::Inspection;
 use ckpt_passes::Result;
+use ckpt_passes::analysis::gradients::has_backward;
 use ckpt_passes::ir::verify::verify;
 use ckpt_passes::transform::infer::infer;
-use ckpt_passes::transform::joint::{has_backward, joint};
+use ckpt_passes::transform::joint::joint;
 
 pub fn run(args: &InspectArgs) -> Result<()> {
     let progress = progress::step("reading the model");

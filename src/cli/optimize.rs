@@ -24,7 +24,7 @@ pub fn run(args: &OptimizeArgs) -> Result<()> {
     };
     let asked = args.step.training.loss.as_ref();
     if asked.is_some_and(|loss| !matches!(loss, Loss::Output(_)))
-        && ckpt_passes::transform::joint::has_backward(&model.graph)
+        && ckpt_passes::analysis::gradients::has_backward(&model.graph)
     {
         return Err(Error::usage(
             "loss",

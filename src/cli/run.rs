@@ -13,9 +13,9 @@ use ckpt_opt::runtime::trace::chrome;
 use ckpt_opt::tensors::feed::{self, Feed};
 use ckpt_opt::tensors::{self, Tensors, random};
 use ckpt_opt::units::bytes;
+use ckpt_passes::analysis::gradients::{STEP, counts_steps};
 use ckpt_passes::ir::Tensor;
 use ckpt_passes::ir::op::Effect;
-use ckpt_passes::transform::optimizer::{STEP, counts_steps};
 use ckpt_passes::{Error, Result};
 use serde::Serialize;
 

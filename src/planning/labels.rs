@@ -3,10 +3,10 @@
 //! A problem refers to values by index. Labels come from its graph before a plan is applied, so that the schedules before
 //! and after share them.
 
+use ckpt_passes::analysis::gradients;
 use ckpt_passes::analysis::params::{Selection, parameters};
 use ckpt_passes::ir::{Def, Graph, ValueId};
 use ckpt_passes::plan::{Kind, PlanInput, Problem, budgeted};
-use ckpt_passes::transform::{joint, optimizer};
 
 /// The role of a value in the training step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +83,7 @@ impl Labels {
                 Def::Node { .. } => Role::Inner,
             };
         }
-        for state in optimizer::states(graph).iter().filter_map(index) {
+        for state in gradients::states(graph).iter().filter_map(index) {
             roles[state] = Role::State;
         }
         let roots = problem.roots();
@@ -93,7 +93,7 @@ impl Labels {
                 roles[root] = Role::Output;
             }
         }
-        let trained = joint::trained(graph);
+        let trained = gradients::trained(graph);
         for gradient in trained.values().filter_map(index) {
             let root = roots[gradient];
             if matches!(roles[root], Role::Inner | Role::Output) {
@@ -105,11 +105,11 @@ impl Labels {
         let parameters = parameters(graph, &Selection::default()).map_or(0, |p| p.len());
         labels.frozen = parameters.saturating_sub(labels.trained);
         labels.roles = roles;
-        let layer = |b: &ckpt_passes::analysis::layers::Block| Layer {
+        let layer = |b: &ckpt_passes::analysis::layers::Layer| Layer {
             kind: b.kind.clone(),
             path: b.path.clone(),
             class: b.class.clone(),
-            run: b.run,
+            run: b.repeat,
         };
         labels.layers = subject.blocks.list.iter().map(layer).collect();
         let module = |n: &ckpt_passes::ir::NodeId| {

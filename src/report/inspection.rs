@@ -4,7 +4,8 @@ use super::sharing::{self, WeightSharing};
 use super::sub_blocks::{self, SubBlock};
 use crate::units::bytes;
 use ckpt_passes::Result;
-use ckpt_passes::analysis::attention::rows::{self, Row};
+use ckpt_passes::analysis::attention::summary::{AttentionSummary, summaries};
+use ckpt_passes::analysis::gradients::{gradient_of, has_backward, trained};
 use ckpt_passes::analysis::params::{Selection, parameters};
 use ckpt_passes::analysis::ranges;
 use ckpt_passes::analysis::sharing::KvSharing;
@@ -12,7 +13,6 @@ use ckpt_passes::analysis::sizes::dim_kinds;
 use ckpt_passes::analysis::{DimKind, Layers, tied_weights};
 use ckpt_passes::ir::op::Domain;
 use ckpt_passes::ir::{Dim, Graph, Role, Ty, ValueId};
-use ckpt_passes::transform::joint::{gradient_of, has_backward, trained};
 use ckpt_passes::transform::optimizer::{STATES, UPDATED};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -79,7 +79,7 @@ pub struct Inspection {
     pub outputs: Vec<Port>,
     pub parameters: Vec<Parameter>,
     pub blocks: Vec<Block>,
-    pub attentions: Vec<Row>,
+    pub attentions: Vec<AttentionSummary>,
     pub kv_sharing: Vec<KvSharing>,
     pub shared_weights: Vec<WeightSharing>,
     /// How often each op occurs.
@@ -136,7 +136,7 @@ impl Inspection {
         });
         let parameters = parameters.collect();
         let found = Layers::new(graph)?;
-        let attentions = rows::rows(graph, &found)?;
+        let attentions = summaries(graph, &found.attentions, &found.of)?;
         let kv_sharing = found.kv_sharing.clone();
         let shared_weights = sharing::shared_weights(graph, &found);
         let of_layers = sub_blocks::sub_blocks(graph, &found)?;
@@ -148,7 +148,7 @@ impl Inspection {
                 index: b.index,
                 class: b.class,
                 path: b.path,
-                run: b.run,
+                run: b.repeat,
                 kind: b.kind,
                 nodes: b.nodes.len(),
                 first: graph.node(b.first).name.clone(),
@@ -184,7 +184,7 @@ impl Inspection {
                 DimKind::Batch => "batch",
                 DimKind::Sequence => "sequence",
             };
-            let default = ranges::default_of(&ranges, &name, kind);
+            let default = kind.default_within(&ranges, &name);
             (
                 name,
                 NamedDim {
@@ -337,13 +337,13 @@ impl Inspection {
             notes.extend(a.window.map(|w| format!("window {w}")));
             notes.extend(a.scale.map(|s| format!("scale {s:.6}")));
             notes.extend(a.softcap.map(|c| format!("softcap {c}")));
-            notes.push(Row::form(a.fused).into());
+            notes.push(AttentionSummary::form(a.fused).into());
             notes.extend(a.obstacle.clone());
             let _ = writeln!(
                 out,
                 "  {:<4} layer {:<4} {} heads of {}, {} for keys  {}",
                 a.index,
-                a.block.map_or("-".into(), |b| b.to_string()),
+                a.layer.map_or("-".into(), |b| b.to_string()),
                 text(&a.heads),
                 text(&a.head_size),
                 text(&a.kv_heads),

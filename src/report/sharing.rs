@@ -18,7 +18,7 @@ pub struct WeightSharing {
 /// Returns the shared weights of all layers, by name.
 pub fn shared_weights(graph: &Graph, layers: &Layers) -> Vec<WeightSharing> {
     let shared = layers.shared_weights.iter().map(|s| WeightSharing {
-        blocks: s.blocks.clone(),
+        blocks: s.layers.clone(),
         parameters: s
             .parameters
             .iter()

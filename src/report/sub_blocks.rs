@@ -3,7 +3,7 @@
 
 use ckpt_passes::Result;
 use ckpt_passes::analysis::Layers;
-use ckpt_passes::analysis::submodules::{Submodule, Submodules};
+use ckpt_passes::analysis::sub_blocks::{self, SubBlocks};
 use ckpt_passes::ir::Graph;
 use ckpt_passes::ops::arith::{ADD, SUM};
 use serde::Serialize;
@@ -27,15 +27,15 @@ pub struct SubBlock {
 /// Returns the sub-blocks of each layer, in order.
 ///
 /// # Errors
-/// See [`Submodules::new`].
+/// See [`SubBlocks::new`].
 pub fn sub_blocks(graph: &Graph, blocks: &Layers) -> Result<Vec<Vec<SubBlock>>> {
     let mut of_layers: Vec<Vec<SubBlock>> = blocks.list.iter().map(|_| Vec::new()).collect();
-    for part in Submodules::new(graph, blocks)?.list {
+    for part in SubBlocks::new(graph, blocks)?.list {
         let (Some(first), Some(last)) = (part.nodes.first(), part.nodes.last()) else {
             continue;
         };
         let name = |id| graph.node(id).name.clone();
-        of_layers[part.block].push(SubBlock {
+        of_layers[part.layer].push(SubBlock {
             kind: part.kind.word(),
             nodes: part.nodes.len(),
             first: name(*first),
@@ -49,7 +49,7 @@ pub fn sub_blocks(graph: &Graph, blocks: &Layers) -> Result<Vec<Vec<SubBlock>>> 
 }
 
 /// Returns the sum that ends the sub-block and reads a value from before it, if there is one.
-fn residual(graph: &Graph, part: &Submodule) -> Option<String> {
+fn residual(graph: &Graph, part: &sub_blocks::SubBlock) -> Option<String> {
     let inside: BTreeSet<_> = part.nodes.iter().collect();
     let last = graph.node(*part.nodes.last()?);
     let adds = std::ptr::eq(last.op, &ADD) || std::ptr::eq(last.op, &SUM);

@@ -4,8 +4,8 @@
 //! that weight. A tensor that fits nothing is ignored, and a note says so.
 
 use super::Tensors;
+use ckpt_passes::analysis::gradients::{self, STEP};
 use ckpt_passes::ir::{Graph, Tensor, Ty, ValueId};
-use ckpt_passes::transform::optimizer::{self, STEP};
 use ckpt_passes::{Error, Result};
 use std::collections::BTreeMap;
 
@@ -81,7 +81,7 @@ impl Feed {
 
     /// What training starts from where nothing else is given: states of an optimizer that are zeros, and step 1.
     pub fn start_training(&mut self, graph: &Graph) {
-        for id in optimizer::states(graph) {
+        for id in gradients::states(graph) {
             let (name, ty) = (&graph.value(id).name, graph.ty(id));
             if let Some(dims) = ty.static_dims().filter(|_| !self.inputs.contains_key(name)) {
                 let dims: Vec<u64> = dims.iter().map(|d| *d as u64).collect();
@@ -90,7 +90,7 @@ impl Feed {
                 self.inputs.insert(name.clone(), zeros);
             }
         }
-        if optimizer::counts_steps(graph) {
+        if gradients::counts_steps(graph) {
             let first = || Tensor::int(1);
             self.inputs.entry(STEP.into()).or_insert_with(first);
         }

@@ -108,7 +108,7 @@ impl Case {
     fn subject(&self, parts: usize) -> (PlanInput, Constraints) {
         let tile = match parts {
             1 => Tile::Off,
-            n => Tile::Parts(n),
+            n => Tile::Chunks(n),
         };
         let (_, done) = self.compiled(tile, None).unwrap();
         let made = done.made.unwrap();

@@ -125,7 +125,7 @@ fn one_plan_of_all_choices_is_the_unplanned_step_in_the_memory_predicted() {
 fn so_it_is_with_mlps_in_parts() {
     let open = Tiles {
         loss: Tile::Auto,
-        mlp: Tile::Parts(3),
+        mlp: Tile::Chunks(3),
     };
     runs_as_the_unplanned_step("llama32", 35.0, open, true);
 }
@@ -134,7 +134,7 @@ fn so_it_is_with_mlps_in_parts() {
 fn so_it_is_in_16_bits_with_mlps_in_parts() {
     let open = Tiles {
         loss: Tile::Auto,
-        mlp: Tile::Parts(2),
+        mlp: Tile::Chunks(2),
     };
     runs_as_the_unplanned_step("llama32_bf16", 50.0, open, true);
 }

@@ -254,7 +254,7 @@ fn parts_make_the_whole() {
             let (whole, none) = training(form, sizes, Tile::Off);
             assert_eq!(none, []);
             for n in [2, 4, 15, 40] {
-                let (parts, tiled) = training(form, sizes, Tile::Parts(n));
+                let (parts, tiled) = training(form, sizes, Tile::Chunks(n));
                 assert_eq!(tiled.len(), 1, "{name}");
                 let some = feed(batch, seq, |i| {
                     if i % 5 == 3 {
@@ -273,7 +273,7 @@ fn parts_make_the_whole() {
 #[test]
 fn no_part_holds_all_scores() {
     let (_, form) = FORMS[0];
-    let (parts, tiled) = training(form, "32, 4", Tile::Parts(8));
+    let (parts, tiled) = training(form, "32, 4", Tile::Chunks(8));
     assert_eq!(tiled[0].1, 8);
     let wide = |v: &ckpt_passes::ir::Value| {
         let n = v.ty.as_ref().and_then(|t| t.elements().as_const());
@@ -295,7 +295,7 @@ fn scores_that_are_an_output_stay_whole_and_say_why() {
         loss: Loss::Output("total".into()),
         policy: Policy::None,
         tile: Tiles {
-            loss: Tile::Parts(4),
+            loss: Tile::Chunks(4),
             ..Tiles::default()
         },
         ..Request::default()

@@ -170,7 +170,7 @@ fn parts_of_chains_make_the_whole() {
                 &feed(DType::F64, batch, seq),
             );
             for n in [2, 4, 15, 40] {
-                let (graph, done) = training(chain, sizes, "f64", unplanned(Tile::Parts(n)));
+                let (graph, done) = training(chain, sizes, "f64", unplanned(Tile::Chunks(n)));
                 assert_eq!(done.warnings, Vec::<String>::new(), "{name}");
                 assert_eq!(done.tiled_mlps.len(), 1, "{name}");
                 let parts = run(&graph, &feed(DType::F64, batch, seq));
@@ -196,7 +196,7 @@ fn sums_over_parts_are_wide_where_numbers_are_narrow() {
     for (name, chain) in CHAINS {
         let exact = training(chain, "6, 50", "f64", unplanned(Tile::Off)).0;
         let whole = training(chain, "6, 50", "bf16", unplanned(Tile::Off)).0;
-        let parts = training(chain, "6, 50", "bf16", unplanned(Tile::Parts(20))).0;
+        let parts = training(chain, "6, 50", "bf16", unplanned(Tile::Chunks(20))).0;
         let exact = run(&exact, &feed(DType::F64, 6, 50));
         let whole = run(&whole, &feed(DType::BF16, 6, 50));
         let parts = run(&parts, &feed(DType::BF16, 6, 50));
@@ -249,7 +249,7 @@ fn the_peak_falls_below_what_computing_again_reaches() {
         chain,
         sizes,
         "f32",
-        unplanned(Tile::Parts(plan.mlp_parts.unwrap())),
+        unplanned(Tile::Chunks(plan.mlp_parts.unwrap())),
     );
     let kept = Program::new(&unplanned).unwrap();
     let kept = kept.run(&feed(DType::F32, 64, 64)).unwrap();

@@ -1,7 +1,7 @@
 //! Attentions in the forms exporters write, and near misses: what the analysis says of each.
 
 use ckpt_passes::analysis::Layers;
-use ckpt_passes::analysis::attention::rows::rows;
+use ckpt_passes::analysis::attention::summary::summaries;
 use ckpt_passes::ir::Dim;
 use ckpt_passes::text::parse;
 use ckpt_passes::transform::infer::infer;
@@ -50,7 +50,7 @@ fn said(body: &str, output: &str) -> Vec<String> {
     infer(&mut g).unwrap_or_else(|e| panic!("{e}\n{text}"));
     let blocks = Layers::new(&g).unwrap();
     let size = |d: &Option<Dim>| d.as_ref().map_or("?".into(), Dim::to_string);
-    rows(&g, &blocks)
+    summaries(&g, &blocks.attentions, &blocks.of)
         .unwrap()
         .iter()
         .map(|r| {

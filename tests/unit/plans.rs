@@ -66,7 +66,7 @@ fn two_equal_layers_in_every_fixture_names_or_not() {
         );
         for block in &named.list {
             assert_eq!(block.kind, "attention+mlp", "{model}");
-            assert_eq!(block.run, 0);
+            assert_eq!(block.repeat, 0);
         }
         // The second layer reads what closes the first, before anything else.
         let stream = graph.node(named.list[0].last).outs[0];

@@ -298,7 +298,7 @@ fn parts_of_layers() {
         for block in 0..2 {
             let words: Vec<&str> = parts
                 .iter()
-                .filter(|p| p.block == block)
+                .filter(|p| p.layer == block)
                 .map(|p| p.kind.word())
                 .collect();
             assert_eq!(words, expected, "{model}");

@@ -1,72 +1,91 @@
 //! Which keys a query may see: what is proven of a mask, and what has to stay an operand.
 //!
-//! A mask is a sum of biases and a conjunction of booleans. Each part that is proven to be a band, `-left <= key - query
-//! <= right`, whatever the data, needs no tensor; what the data decides (padding, position biases) does.
+//! A mask is a sum of biases and a conjunction of booleans. A step that is proven to be a band, `-left <= key - query <=
+//! right`, whatever the data, needs no tensor. What the data decides (padding, position biases) needs one.
 
-use crate::analysis::symbolic_elements::{Condition, Element, Elements, index_variable};
-use crate::ir::{Dim, Graph, Same, ValueId};
+use super::mask_saturation::may_hide;
+use crate::analysis::residual_stream::Flow;
+use crate::analysis::symbolic_elements::{
+    Condition, Element, Elements, index_variable, is_index_free,
+};
+use crate::ir::{DType, Dim, Graph, Node, Same, ValueId};
 use crate::ops::{arith, cast, logic, reduce, shape};
 
 /// A bias this low leaves nothing of a weight in float32, unless all of its row are as low.
 pub const HIDDEN: f64 = -1e30;
-/// From here on a number is meant to hide a key.
+/// Numbers up to this one are meant to hide a key.
 const LOW: f64 = -1e3;
+/// Longest walk from a mask to the boolean that it selects by.
+const MAX_STEPS: usize = 8;
+/// Most nodes of a conjunction that are taken apart.
+const MAX_NODES: usize = 64;
 
-/// One step by which scores are masked, as the graph has it.
+/// One step of the graph that masks scores.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
-    /// Added to the scores.
+    /// The value is added to the scores.
     Bias(ValueId),
     /// Scores are replaced by `fill` where the boolean is not `keep`.
     Fill {
+        /// The boolean.
         condition: ValueId,
+        /// The value of the boolean where scores stay.
         keep: bool,
+        /// The number that replaces scores.
         fill: f64,
     },
 }
 
-/// What a fused op is given.
+/// A mask tensor of a fused op.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Part {
+pub enum MaskOperand {
     /// A floating-point tensor that is added.
     Bias(ValueId),
     /// A boolean tensor: keys where it is `keep` are seen.
-    Keep { value: ValueId, keep: bool },
+    Keep {
+        /// The tensor.
+        value: ValueId,
+        /// The value of its elements for keys that are seen.
+        keep: bool,
+    },
 }
 
 /// Query `i` sees key `j` only if `-left <= j - i <= right`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Band {
+    /// Most keys behind the query; `None` for no bound.
     pub left: Option<Dim>,
+    /// Most keys ahead of the query; `None` for no bound.
     pub right: Option<Dim>,
 }
 
-/// All of an attention's masking.
+/// All masking of one attention.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Mask {
-    /// What is proven of all parts together.
+    /// What is proven of all steps together.
     pub proven: Band,
-    /// What a fused op does by attributes; the rest are `parts`.
+    /// What a fused op does by attributes; `operands` do the rest.
     pub band: Band,
-    pub parts: Vec<Part>,
-    /// Every query is proven to see some key, as far as the band says.
+    /// Mask tensors of a fused op.
+    pub operands: Vec<MaskOperand>,
+    /// The band is proven to show every query some key.
     pub band_shows_all: bool,
-    /// A query that sees no key weighs all keys alike: what hides keys is one low number in place of their scores.
-    pub all_alike: bool,
-    /// Why no fused op masks so.
+    /// A query that sees no key weighs all keys equally, because one low number replaces all of its scores.
+    pub empty_rows_are_uniform: bool,
+    /// Why no fused op masks this way.
     pub obstacle: Option<&'static str>,
 }
 
 impl Mask {
-    fn add(&mut self, part: &Part) {
-        if !self.parts.contains(part) {
-            self.parts.push(part.clone());
+    fn add(&mut self, operand: &MaskOperand) {
+        if !self.operands.contains(operand) {
+            self.operands.push(operand.clone());
         }
     }
 }
 
 impl Band {
-    /// Both at once.
+    /// Returns the band of both at once.
     fn and(&self, other: &Band) -> Band {
         let least = |a: &Option<Dim>, b: &Option<Dim>| match (a, b) {
             (Some(a), Some(b)) => Some(a.smaller(b)),
@@ -78,77 +97,76 @@ impl Band {
         }
     }
 
-    /// Whether the last query sees exactly the keys up to the last one, and each earlier query one fewer; or query `i`
-    /// the keys up to key `i`.
+    /// Returns true if the last query sees exactly the keys up to the last one, and each earlier query one fewer; or if
+    /// query `i` sees the keys up to key `i`.
     pub fn is_causal(&self, queries: &Dim, keys: &Dim) -> bool {
         self.right
             .as_ref()
             .is_some_and(|right| *right == Dim::ZERO || right.same(&keys.sub(queries)) == Same::Yes)
     }
 
-    /// How many keys a query sees at most.
+    /// Returns the most keys that a query sees.
     pub fn width(&self) -> Option<i64> {
         let (left, right) = (self.left.as_ref()?, self.right.as_ref()?);
         left.add(right).add(&Dim::ONE).as_const().filter(|w| *w > 0)
     }
 
-    /// The band counted from the diagonal on which the last query meets the last key: (left, right), where both are
-    /// numbers that are not negative.
+    /// Returns (left, right) counted from the diagonal on which the last query meets the last key, where the bounds that
+    /// there are are numbers and not negative.
     pub fn aligned(&self, queries: &Dim, keys: &Dim) -> Option<(Option<i64>, Option<i64>)> {
         let offset = keys.sub(queries);
-        let number = |d: Dim| d.as_const().filter(|n| *n >= 0);
-        let left = match &self.left {
-            Some(left) => Some(number(left.add(&offset))?),
-            None => None,
+        // `Some(None)` is no bound, `None` a bound that is no such number.
+        let number = |bound: Option<Dim>| match bound.map(|d| d.as_const().filter(|n| *n >= 0)) {
+            None => Some(None),
+            Some(n) => n.map(Some),
         };
-        let right = match &self.right {
-            Some(right) => Some(number(right.sub(&offset))?),
-            None => None,
-        };
-        Some((left, right))
+        Some((
+            number(self.left.as_ref().map(|left| left.add(&offset)))?,
+            number(self.right.as_ref().map(|right| right.sub(&offset)))?,
+        ))
     }
 
-    /// Whether every query is proven to see some key.
+    /// Returns true if every query is proven to see some key.
     fn shows_all(&self, queries: &Dim, keys: &Dim) -> bool {
-        let sure = |d: Dim| d.bounds().0.is_some_and(|lo| lo >= 0);
-        let right = self.right.as_ref().is_none_or(|r| sure(r.clone()));
+        let is_sure = |d: Dim| d.bounds().0.is_some_and(|lo| lo >= 0);
+        let right = self.right.as_ref().is_none_or(|r| is_sure(r.clone()));
         let left = self.left.as_ref().is_none_or(|l| {
-            let reaches = sure(keys.sub(queries).add(l));
-            reaches && self.right.as_ref().is_none_or(|r| sure(l.add(r)))
+            let reaches = is_sure(keys.sub(queries).add(l));
+            reaches && self.right.as_ref().is_none_or(|r| is_sure(l.add(r)))
         });
-        right && left && sure(keys.sub(&Dim::ONE))
+        right && left && is_sure(keys.sub(&Dim::ONE))
     }
 }
 
-/// What steps that mask scores of shape `dims`, the outermost first, do together. `hides` says of a bias whether it may
-/// be as low as [`HIDDEN`] somewhere, `learns` whether it has a gradient.
+/// Returns what steps that mask scores of shape `dims` do together, the outermost step first.
 ///
-/// Minus infinity hides a key whatever else is seen. A low number does not where all of its row is as low: such a row is a
-/// softmax like any other, with a gradient of its own. So a finite part stands for a band, or for a boolean, only where it
-/// comes to the same for every row.
-pub fn mask(
-    graph: &Graph,
-    elements: &mut Elements,
+/// Minus infinity hides a key whatever else a query sees. A low finite number does not where all of its row are as low:
+/// with scores (2, 1) and a bias of (−1e9, −1e9), the softmax is that of (2, 1), and has a gradient. A finite step
+/// therefore becomes a band or a boolean only where that gives the same result for every row.
+pub fn mask<'g>(
+    graph: &'g Graph,
+    flow: &Flow,
+    elements: &mut Elements<'g>,
     steps: &[Step],
     dims: &[Dim],
-    hides: &mut dyn FnMut(&mut Elements, ValueId) -> bool,
-    learns: &dyn Fn(ValueId) -> bool,
 ) -> Mask {
     let [.., queries, keys] = dims else {
         return Mask::default();
     };
-    let read: Vec<Vec<Piece>> = steps
-        .iter()
-        .map(|step| pieces_of(graph, elements, step, dims))
-        .collect();
+    let mut reader = Reader {
+        graph,
+        elements,
+        dims,
+    };
+    let read: Vec<Vec<Piece>> = steps.iter().map(|step| reader.step(step)).collect();
     let pieces = || read.iter().flatten();
-    let mut mask = Mask::default();
-    for piece in pieces() {
-        mask.proven = mask.proven.and(&piece.known.band);
-    }
-    let mut hides = |elements: &mut Elements, part: &Part| match part {
-        Part::Bias(value) => hides(elements, *value),
-        Part::Keep { .. } => true,
+    let mut mask = Mask {
+        proven: pieces().fold(Band::default(), |all, p| all.and(&p.known.band)),
+        ..Mask::default()
+    };
+    let mut hides = |elements: &mut Elements, operand: &MaskOperand| match operand {
+        MaskOperand::Bias(value) => may_hide(graph, flow, elements, *value),
+        MaskOperand::Keep { .. } => true,
     };
     // Bands stand alone where they show each query some key, and nothing beside them hides one.
     let band = pieces().filter(|p| p.known.exact);
@@ -156,10 +174,10 @@ pub fn mask(
     let rest = || pieces().filter(|p| !p.known.exact);
     let stands_alone = band.aligned(queries, keys).is_some()
         && band.shows_all(queries, keys)
-        && !rest().any(|p| hides(elements, &p.part));
+        && !rest().any(|p| hides(reader.elements, &p.operand));
     if stands_alone {
         for piece in rest() {
-            mask.add(&piece.part);
+            mask.add(&piece.operand);
         }
         mask.band = band;
         mask.band_shows_all = true;
@@ -167,32 +185,26 @@ pub fn mask(
     }
     let is_low = |step: &Step| matches!(step, Step::Fill { fill, .. } if *fill > f64::NEG_INFINITY);
     if let Some(innermost) = steps.iter().rposition(is_low) {
-        let is_late = steps[..innermost]
+        let outer = &steps[..innermost];
+        let learns = |s: &Step| matches!(s, Step::Bias(v) if flow.active[*v]);
+        mask.obstacle = fill_obstacle(reader.elements, steps, &mut hides).or(outer
             .iter()
-            .any(|s| matches!(s, Step::Bias(v) if learns(*v)));
-        mask.obstacle = unlike(elements, steps, &mut hides)
-            .or(is_late.then_some("a bias that is trained is added to what the mask has replaced"));
-        mask.all_alike = mask.obstacle.is_none();
+            .any(learns)
+            .then_some("a bias that is trained is added to what the mask has replaced"));
+        mask.empty_rows_are_uniform = mask.obstacle.is_none();
     }
     for (step, mut pieces) in steps.iter().zip(read) {
         match step {
-            // What is added is one tensor unless some part of it is a band whatever else is seen.
+            // A bias is one tensor unless some piece of it is a band whatever else is seen.
             Step::Bias(value) if !pieces.is_empty() && !pieces.iter().any(|p| p.absolute) => {
-                pieces = vec![Piece {
-                    known: Shown::default(),
-                    absolute: false,
-                    part: Part::Bias(*value),
-                }];
+                pieces = vec![Piece::bias(*value, Shown::default(), false)];
             }
-            // With rows that see no key looked after, a low number hides as minus infinity does.
+            // Rows that see no key are handled, so a low number hides as minus infinity does.
             Step::Fill {
                 condition,
                 keep,
                 fill,
-            } if *fill > f64::NEG_INFINITY => {
-                pieces.clear();
-                conjunction(graph, elements, *condition, *keep, dims, &mut pieces);
-            }
+            } if *fill > f64::NEG_INFINITY => pieces = reader.conjunction(*condition, *keep),
             Step::Bias(_) | Step::Fill { .. } => {}
         }
         for piece in &pieces {
@@ -200,7 +212,7 @@ pub fn mask(
             if piece.known.exact && piece.absolute && band.aligned(queries, keys).is_some() {
                 mask.band = band;
             } else {
-                mask.add(&piece.part);
+                mask.add(&piece.operand);
             }
         }
     }
@@ -208,281 +220,235 @@ pub fn mask(
     mask
 }
 
-/// What a step consists of, as far as it may stand beside a band.
-fn pieces_of(graph: &Graph, elements: &mut Elements, step: &Step, dims: &[Dim]) -> Vec<Piece> {
-    let mut pieces = Vec::new();
-    match step {
-        Step::Bias(value) => bias(graph, elements, *value, dims, &mut pieces),
-        Step::Fill {
-            condition,
-            keep,
-            fill,
-        } if *fill == f64::NEG_INFINITY => {
-            conjunction(graph, elements, *condition, *keep, dims, &mut pieces);
-        }
-        Step::Fill {
-            condition,
-            keep,
-            fill,
-        } => {
-            let mut found = known(elements, *condition, *keep, dims);
-            found.exact &= *fill <= HIDDEN;
-            pieces.push(Piece {
-                known: found,
-                absolute: false,
-                part: Part::Keep {
-                    value: *condition,
-                    keep: *keep,
-                },
-            });
-        }
-    }
-    pieces
-}
-
-/// Why scores that are replaced by a low number do not give what keys that are not seen do, with equal weights for all keys
-/// in rows where none is; `None` where they do.
-fn unlike(
+/// Returns why scores that low numbers replace differ from hidden keys with equal weights in rows that see none; `None`
+/// where they do not differ.
+fn fill_obstacle(
     elements: &mut Elements,
     steps: &[Step],
-    hides: &mut dyn FnMut(&mut Elements, &Part) -> bool,
+    hides: &mut dyn FnMut(&mut Elements, &MaskOperand) -> bool,
 ) -> Option<&'static str> {
     let mut number = None;
-    for step in steps {
-        match step {
-            Step::Fill { fill, .. } if *fill > HIDDEN => {
-                return Some("the mask replaces scores by a number that is not low");
-            }
-            Step::Fill { fill, .. } if *number.get_or_insert(*fill) != *fill => {
-                return Some("masks replace scores by different numbers");
-            }
-            Step::Bias(value) if hides(elements, &Part::Bias(*value)) => {
-                return Some(
-                    "one mask is added and another replaces scores, so that rows that see no key differ",
-                );
-            }
-            Step::Fill { .. } | Step::Bias(_) => {}
+    steps.iter().find_map(|step| match step {
+        Step::Fill { fill, .. } if *fill > HIDDEN => {
+            Some("the mask replaces scores by a number that is not low")
         }
-    }
-    None
+        Step::Fill { fill, .. } => (*number.get_or_insert(*fill) != *fill)
+            .then_some("masks replace scores by different numbers"),
+        Step::Bias(value) => hides(elements, &MaskOperand::Bias(*value)).then_some(
+            "one mask is added and another replaces scores, so that rows that see no key differ",
+        ),
+    })
 }
 
 /// What is known of one boolean.
 #[derive(Clone, Debug, Default)]
 struct Shown {
     band: Band,
-    /// The band is all there is to it.
+    /// The boolean is the band and nothing else.
     exact: bool,
 }
 
+/// A piece of a step that may stand beside a band.
 struct Piece {
     known: Shown,
-    /// What is hidden is minus infinity, so that it is hidden even where nothing else is seen.
+    /// Hidden keys are minus infinity, so they are hidden even where nothing else is seen.
     absolute: bool,
-    part: Part,
+    operand: MaskOperand,
 }
 
-fn known(elements: &mut Elements, value: ValueId, keep: bool, dims: &[Dim]) -> Shown {
-    match elements.ask(value, dims) {
-        Element::Bool(condition) if keep => shown(&condition, dims.len()),
-        Element::Bool(condition) => shown(&condition.not(), dims.len()),
-        _ => Shown::default(),
+impl Piece {
+    fn bias(value: ValueId, known: Shown, absolute: bool) -> Piece {
+        Piece {
+            known,
+            absolute,
+            operand: MaskOperand::Bias(value),
+        }
     }
 }
 
-fn shown(condition: &Condition, rank: usize) -> Shown {
-    let (row, column) = (index_variable(rank - 2), index_variable(rank - 1));
-    let mut band = Band::default();
-    let mut exact = true;
-    for part in condition.conjuncts() {
-        let Some(one) = inequality(part, &row, &column) else {
-            exact = false;
-            continue;
+impl Shown {
+    fn of(condition: &Condition, rank: usize) -> Shown {
+        let (row, column) = (index_variable(rank - 2), index_variable(rank - 1));
+        let mut shown = Shown {
+            band: Band::default(),
+            exact: true,
         };
-        band = band.and(&one);
+        for conjunct in condition.conjuncts() {
+            match inequality(conjunct, &row, &column) {
+                Some(one) => shown.band = shown.band.and(&one),
+                None => shown.exact = false,
+            }
+        }
+        shown
     }
-    Shown { band, exact }
 }
 
-/// `row - column + c >= 0` or `column - row + c >= 0`, with no other index in it.
+/// Returns the band of `row - column + c >= 0` or `column - row + c >= 0`, with no other index in it.
 fn inequality(condition: &Condition, row: &Dim, column: &Dim) -> Option<Band> {
     let Condition::AtLeast0(d) = condition else {
         return None;
     };
     let across = column.sub(row);
-    let free = |rest: &Dim| {
-        let mut free = true;
-        rest.for_each_leaf(&mut |atom| {
-            if let crate::ir::Atom::Data(name) = atom {
-                free &= !name.starts_with('#');
-            }
-        });
-        free
-    };
-    let (right, left) = (d.add(&across), d.sub(&across));
-    if free(&right) {
-        return Some(Band {
-            left: None,
-            right: Some(right),
-        });
+    let bound = |d: Dim| Some(d).filter(is_index_free);
+    let (right, left) = (bound(d.add(&across)), bound(d.sub(&across)));
+    match (right, left) {
+        (None, None) => None,
+        (None, left) => Some(Band { left, right: None }),
+        (right, _) => Some(Band { left: None, right }),
     }
-    free(&left).then_some(Band {
-        left: Some(left),
-        right: None,
-    })
 }
 
-fn bias(
-    graph: &Graph,
-    elements: &mut Elements,
-    value: ValueId,
-    dims: &[Dim],
-    pieces: &mut Vec<Piece>,
-) {
-    let whole = |known: Shown, absolute: bool| Piece {
-        known,
-        absolute,
-        part: Part::Bias(value),
-    };
-    let low = f64::NEG_INFINITY;
-    match elements.ask(value, dims) {
-        // The same number everywhere leaves a softmax as it is.
-        e if e.number().is_some_and(f64::is_finite) => {}
-        Element::Either(condition, a, b) if a == 0.0 && b <= LOW || b == 0.0 && a <= LOW => {
-            let (keep, fill) = if a == 0.0 { (true, b) } else { (false, a) };
-            if fill == low
-                && let Some((boolean, same)) = selected(graph, elements, value)
-            {
-                return conjunction(graph, elements, boolean, same, dims, pieces);
-            }
-            let condition = if keep { condition } else { condition.not() };
-            let mut found = shown(&condition, dims.len());
-            found.exact &= fill <= HIDDEN;
-            match adds(graph, value) {
-                Some(both) if !found.exact => {
-                    for part in both {
-                        bias(graph, elements, part, dims, pieces);
-                    }
-                }
-                _ => pieces.push(whole(found, fill == low)),
+/// Reads the steps of one mask.
+struct Reader<'a, 'g> {
+    graph: &'g Graph,
+    elements: &'a mut Elements<'g>,
+    /// The shape of the scores.
+    dims: &'a [Dim],
+}
+
+impl<'g> Reader<'_, 'g> {
+    /// Returns the pieces of a step.
+    fn step(&mut self, step: &Step) -> Vec<Piece> {
+        match *step {
+            Step::Bias(value) => self.bias(value),
+            Step::Fill {
+                condition,
+                keep,
+                fill: f64::NEG_INFINITY,
+            } => self.conjunction(condition, keep),
+            Step::Fill {
+                condition,
+                keep,
+                fill,
+            } => {
+                let mut piece = self.boolean(condition, keep);
+                piece.known.exact &= fill <= HIDDEN;
+                piece.absolute = false;
+                vec![piece]
             }
         }
-        _ => match (selected(graph, elements, value), adds(graph, value)) {
-            (Some((boolean, same)), _) => {
-                conjunction(graph, elements, boolean, same, dims, pieces);
-            }
-            (None, Some(both)) => {
-                for part in both {
-                    bias(graph, elements, part, dims, pieces);
+    }
+
+    /// Returns a boolean as one piece.
+    fn boolean(&mut self, value: ValueId, keep: bool) -> Piece {
+        let rank = self.dims.len();
+        let known = match self.elements.ask(value, self.dims) {
+            Element::Bool(condition) if keep => Shown::of(&condition, rank),
+            Element::Bool(condition) => Shown::of(&condition.not(), rank),
+            _ => Shown::default(),
+        };
+        Piece {
+            known,
+            absolute: true,
+            operand: MaskOperand::Keep { value, keep },
+        }
+    }
+
+    fn bias(&mut self, value: ValueId) -> Vec<Piece> {
+        let low = f64::NEG_INFINITY;
+        match self.elements.ask(value, self.dims) {
+            // The same number everywhere does not change a softmax.
+            e if e.number().is_some_and(f64::is_finite) => Vec::new(),
+            Element::Either(condition, a, b) if a == 0.0 && b <= LOW || b == 0.0 && a <= LOW => {
+                let (keep, fill) = if a == 0.0 { (true, b) } else { (false, a) };
+                if fill == low
+                    && let Some((boolean, same)) = self.selected(value)
+                {
+                    return self.conjunction(boolean, same);
+                }
+                let condition = if keep { condition } else { condition.not() };
+                let mut known = Shown::of(&condition, self.dims.len());
+                known.exact &= fill <= HIDDEN;
+                match self.summands(value).filter(|_| !known.exact) {
+                    Some(both) => both.into_iter().flat_map(|v| self.bias(v)).collect(),
+                    None => vec![Piece::bias(value, known, fill == low)],
                 }
             }
-            (None, None) => pieces.push(whole(Shown::default(), false)),
-        },
-    }
-}
-
-/// The operands of a sum of two masks, neither of which the sum broadcasts beyond itself.
-fn adds(graph: &Graph, value: ValueId) -> Option<[ValueId; 2]> {
-    let node = graph.node(graph.def_node(value)?);
-    if node.op != &arith::ADD {
-        return None;
-    }
-    let [Some(a), Some(b)] = node.ins.as_slice() else {
-        return None;
-    };
-    // Of two layers of additions only: what is deeper is a computation of its own.
-    let deeper = [a, b].iter().any(|v| {
-        graph
-            .def_node(**v)
-            .is_some_and(|n| graph.node(n).op == &arith::ADD)
-    });
-    (!deeper).then_some([*a, *b])
-}
-
-/// The boolean of `Where(boolean, 0, -inf)`, and whether it keeps (or hides) where it is true.
-fn selected(graph: &Graph, elements: &mut Elements, mut value: ValueId) -> Option<(ValueId, bool)> {
-    for _ in 0..8 {
-        let node = graph.node(graph.def_node(value)?);
-        let x = node.ins.first().copied().flatten()?;
-        if node.op == &logic::WHERE {
-            let (then, otherwise) = (node.ins[1]?, node.ins[2]?);
-            let keep = elements.number(then)? == 0.0;
-            let (seen, hidden) = if keep {
-                (then, otherwise)
-            } else {
-                (otherwise, then)
-            };
-            let fits =
-                elements.number(seen)? == 0.0 && elements.number(hidden)? == f64::NEG_INFINITY;
-            return fits.then_some((x, keep));
+            _ => match (self.selected(value), self.summands(value)) {
+                (Some((boolean, same)), _) => self.conjunction(boolean, same),
+                (None, Some(both)) => both.into_iter().flat_map(|v| self.bias(v)).collect(),
+                (None, None) => vec![Piece::bias(value, Shown::default(), false)],
+            },
         }
-        let passes = node.op == &shape::IDENTITY
+    }
+
+    /// Returns the operands of a sum of two masks.
+    fn summands(&self, value: ValueId) -> Option<[ValueId; 2]> {
+        let node = self.graph.node(self.graph.def_node(value)?);
+        let is_add = |id| self.graph.node(id).op == &arith::ADD;
+        match node.ins[..] {
+            [Some(a), Some(b)] if node.op == &arith::ADD => {
+                // Only two levels of additions: deeper ones are another computation.
+                let mut makers = [a, b].into_iter().filter_map(|v| self.graph.def_node(v));
+                (!makers.any(is_add)).then_some([a, b])
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns the operand of a node that only shows it: the identity, an expansion, a cast from a type that `is_shown`
+    /// accepts.
+    fn shown_operand(&self, node: &Node, is_shown: fn(DType) -> bool) -> Option<ValueId> {
+        let x = node.operand(0)?;
+        let shows = node.op == &shape::IDENTITY
             || node.op == &shape::EXPAND
-            || (node.op == &cast::CAST && graph.ty(x).dtype.is_float());
-        if !passes {
-            return None;
-        }
-        value = x;
+            || (node.op == &cast::CAST && is_shown(self.graph.ty(x).dtype));
+        shows.then_some(x)
     }
-    None
-}
 
-/// The parts of a boolean mask that must all hold: each known one apart, the others as few as there are.
-fn conjunction(
-    graph: &Graph,
-    elements: &mut Elements,
-    value: ValueId,
-    keep: bool,
-    dims: &[Dim],
-    pieces: &mut Vec<Piece>,
-) {
-    let piece = |known: Shown, value: ValueId, keep: bool| Piece {
-        known,
-        absolute: true,
-        part: Part::Keep { value, keep },
-    };
-    let all = known(elements, value, keep, dims);
-    if all.exact {
-        return pieces.push(piece(all, value, keep));
+    /// Returns the boolean of `Where(boolean, 0, -inf)`, and whether it keeps (or hides) where it is true.
+    fn selected(&mut self, mut value: ValueId) -> Option<(ValueId, bool)> {
+        for _ in 0..MAX_STEPS {
+            let node = self.graph.node(self.graph.def_node(value)?);
+            if node.op == &logic::WHERE {
+                let (boolean, then, otherwise) = (node.ins[0]?, node.ins[1]?, node.ins[2]?);
+                let (then, otherwise) = (
+                    self.elements.number(then)?,
+                    self.elements.number(otherwise)?,
+                );
+                return match (then, otherwise) {
+                    (0.0, f64::NEG_INFINITY) => Some((boolean, true)),
+                    (f64::NEG_INFINITY, 0.0) => Some((boolean, false)),
+                    _ => None,
+                };
+            }
+            value = self.shown_operand(node, DType::is_float)?;
+        }
+        None
     }
-    let mut open = vec![(value, keep)];
-    let mut parts: Vec<(ValueId, bool, Shown)> = Vec::new();
-    let mut steps = 0;
-    while let Some((v, keep)) = open.pop() {
-        steps += 1;
-        let node = graph.def_node(v).map(|n| graph.node(n));
-        match node {
-            _ if steps > 64 => {
-                let found = known(elements, v, keep, dims);
-                parts.push((v, keep, found));
-            }
-            // All of the parts keep, or not any of the parts hides.
-            Some(n) if n.op == if keep { &logic::AND } else { &logic::OR } => {
-                open.extend(n.ins.iter().flatten().rev().map(|x| (*x, keep)));
-            }
-            Some(n) if n.op == &logic::NOT => open.extend(n.ins[0].map(|x| (x, !keep))),
-            Some(n)
-                if n.op == &shape::IDENTITY
-                    || n.op == &shape::EXPAND
-                    || (n.op == &cast::CAST
-                        && n.ins[0]
-                            .is_some_and(|x| graph.ty(x).dtype == crate::ir::DType::Bool)) =>
-            {
-                open.extend(n.ins[0].map(|x| (x, keep)));
-            }
-            _ => {
-                let found = known(elements, v, keep, dims);
-                parts.push((v, keep, found));
+
+    /// Returns the booleans that must all hold for a boolean mask: one piece where all is known, else as few as there
+    /// are.
+    fn conjunction(&mut self, value: ValueId, keep: bool) -> Vec<Piece> {
+        let all = self.boolean(value, keep);
+        if all.known.exact {
+            return vec![all];
+        }
+        let graph = self.graph;
+        let mut open = vec![(value, keep)];
+        let mut pieces = Vec::new();
+        let mut visited = 0;
+        while let Some((v, keep)) = open.pop() {
+            visited += 1;
+            let node = graph.def_node(v).map(|n| graph.node(n));
+            match node.filter(|_| visited <= MAX_NODES) {
+                // All operands keep, or none of the operands hides.
+                Some(n) if n.op == if keep { &logic::AND } else { &logic::OR } => {
+                    open.extend(n.operands().rev().map(|x| (x, keep)));
+                }
+                Some(n) if n.op == &logic::NOT => open.extend(n.ins[0].map(|x| (x, !keep))),
+                node => match node.and_then(|n| self.shown_operand(n, |d| d == DType::Bool)) {
+                    Some(x) => open.push((x, keep)),
+                    None => pieces.push(self.boolean(v, keep)),
+                },
             }
         }
-    }
-    for (v, keep, found) in parts {
-        pieces.push(piece(found, v, keep));
+        pieces
     }
 }
 
-/// The mask that `value` is with rows set to 0 in which every key is hidden, and the boolean that says which rows are not:
-/// `Where(alive, mask, 0)` with `alive = max(mask) > -inf`.
+/// Returns the mask that `value` is with rows set to 0 in which every key is hidden, and the boolean that is true in the
+/// other rows: `Where(alive, mask, 0)` with `alive = max(mask) > -inf`.
 pub fn without_dead_rows(
     graph: &Graph,
     elements: &mut Elements,
@@ -494,15 +460,16 @@ pub fn without_dead_rows(
     }
     let (alive, mask, zero) = (node.ins[0]?, node.ins[1]?, node.ins[2]?);
     let greater = graph.node(graph.def_node(alive)?);
-    if greater.op != &logic::GREATER || elements.number(zero)? != 0.0 {
-        return None;
-    }
-    if elements.number(greater.ins[1]?)? != f64::NEG_INFINITY {
+    if greater.op != &logic::GREATER
+        || elements.number(zero)? != 0.0
+        || elements.number(greater.ins[1]?)? != f64::NEG_INFINITY
+    {
         return None;
     }
     let top = graph.node(graph.def_node(greater.ins[0]?)?);
-    let of = top.ins[0]? == mask && top.op == &reduce::REDUCE_MAX && top.attrs.int("keepdims") == 1;
-    let axes = elements.constants(top.ins.get(1).copied().flatten()?)?;
-    let rank = graph.ty(mask).rank() as i64;
-    (of && matches!(axes.as_slice(), [a] if *a == -1 || *a == rank - 1)).then_some((mask, alive))
+    let is_max = top.op == &reduce::REDUCE_MAX && top.attrs.int("keepdims") == 1;
+    let of = top.ins[0]? == mask && is_max;
+    let axes = elements.constants(top.operand(1)?)?;
+    let last = graph.ty(mask).rank() as i64 - 1;
+    (of && matches!(axes[..], [a] if a == -1 || a == last)).then_some((mask, alive))
 }

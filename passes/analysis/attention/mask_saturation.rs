@@ -3,22 +3,22 @@
 use crate::analysis::residual_stream::Flow;
 use crate::analysis::symbolic_elements::Elements;
 use crate::ir::op::OpClass;
-use crate::ir::{Def, Graph, Id, ValueId};
+use crate::ir::{Def, Graph, Node, ValueId};
 use crate::ops::logic;
 use rustc_hash::FxHashSet;
 
-/// Beside what is at [`super::mask::HIDDEN`] a number nearer to 0 than this hides nothing.
+/// A smaller magnitude hides nothing beside a number at [`super::mask::HIDDEN`].
 const VAST: f64 = 1e20;
-/// Most values that are looked at for one bias; a mask is made of a few dozen.
+/// Most values that are visited for one bias. A mask consists of a few dozen.
 const MAX_VISITS: usize = 512;
 
-/// Whether some element of a bias may be so low that it hides a key, as far as the file tells: some number that it is
-/// made of is, or comes from outside. What is trained, and what products and lookups make of it, is taken to be an
-/// ordinary number.
+/// Returns true if some element of a bias may be so low that it hides a key: a number that it is made of is, or comes
+/// from outside the model. Trained tensors, and what products and lookups make of them, are assumed to hold ordinary
+/// numbers.
 pub fn may_hide(graph: &Graph, flow: &Flow, elements: &mut Elements, bias: ValueId) -> bool {
     let (mut open, mut seen) = (vec![bias], FxHashSet::default());
     while let Some(v) = open.pop() {
-        if !seen.insert(Id::index(v)) {
+        if !seen.insert(v) {
             continue;
         }
         if seen.len() > MAX_VISITS {
@@ -39,31 +39,28 @@ pub fn may_hide(graph: &Graph, flow: &Flow, elements: &mut Elements, bias: Value
                     return true;
                 }
             }
-            Def::Node { .. } => open.extend(sources(graph, flow, v)),
+            Def::Node { node, .. } => open.extend(sources(graph, flow, graph.node(*node), v)),
             Def::Input => {}
         }
     }
     false
 }
 
-/// Of either sign: a mask may be subtracted, or multiplied by what is negative.
+/// Returns true for vast numbers of either sign: a mask may be subtracted, or multiplied by a negative number.
 fn is_vast(number: f64) -> bool {
     !(number.abs() < VAST)
 }
 
-/// The operands whose numbers a result is made of.
-fn sources(graph: &Graph, flow: &Flow, v: ValueId) -> Vec<ValueId> {
-    let Some(node) = graph.def_node(v).map(|n| graph.node(n)) else {
-        return Vec::new();
-    };
-    let ins = || node.ins.iter().flatten().copied();
+/// Returns the operands whose numbers the result `v` of a node is made of.
+fn sources(graph: &Graph, flow: &Flow, node: &Node, v: ValueId) -> Vec<ValueId> {
+    let ins = node.operands();
     if node.op == &logic::WHERE {
-        return ins().skip(1).collect();
+        return ins.skip(1).collect();
     }
     match node.op.class {
-        OpClass::Elementwise | OpClass::Cast => ins().collect(),
+        OpClass::Elementwise | OpClass::Cast => ins.collect(),
         _ if flow.active[v] && !node.op.is_layout() => Vec::new(),
-        _ => ins()
+        _ => ins
             .filter(|x| graph.ty(*x).dtype == graph.ty(v).dtype)
             .collect(),
     }

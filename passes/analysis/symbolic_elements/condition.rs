@@ -1,63 +1,76 @@
-//! Conditions on indices: what an element of a boolean tensor is.
+//! Conditions on indices: an element of a boolean tensor as a function of its indices.
 //!
-//! A condition is made of inequalities between polynomials in sizes and index variables, and of booleans that only the
-//! data decides. Negation goes down to the leaves, so only conjunction and disjunction have inner nodes.
+//! A condition consists of inequalities between polynomials in sizes and index variables, and of booleans that only the
+//! data decides. Negation is pushed down to the leaves, so inner nodes are conjunctions and disjunctions only.
 
 use crate::ir::{Dim, ValueId};
 
-/// Conditions with more leaves than this are not followed.
+/// Larger conditions, by leaves, are not followed.
 const MAX_LEAVES: usize = 48;
 
 /// Whether an element is true, as a function of its indices.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Condition {
+    /// The same for all indices.
     Is(bool),
     /// The polynomial is not negative.
     AtLeast0(Dim),
-    /// The element of a value that is not followed further is `holds`.
+    /// The element of a value that is not followed further equals `holds`.
     Data {
+        /// The value.
         value: ValueId,
+        /// The index of its element.
         at: Vec<Dim>,
+        /// What the element has to be.
         holds: bool,
     },
+    /// The conjunction.
     All(Vec<Condition>),
+    /// The disjunction.
     Any(Vec<Condition>),
 }
 
 impl Condition {
-    /// The conjunction; `None` where it is too large to follow.
+    /// Returns the conjunction; `None` where it is too large to follow.
     pub fn and(self, other: Condition) -> Option<Condition> {
         Condition::join(self, other, true)
     }
 
-    /// The disjunction; `None` where it is too large to follow.
+    /// Returns the disjunction; `None` where it is too large to follow.
     pub fn or(self, other: Condition) -> Option<Condition> {
         Condition::join(self, other, false)
     }
 
+    /// Returns the condition that both are equal; `None` where it is too large to follow.
+    pub fn same(self, other: Condition) -> Option<Condition> {
+        let both = self.clone().and(other.clone())?;
+        both.or(self.not().and(other.not())?)
+    }
+
     fn join(a: Condition, b: Condition, all: bool) -> Option<Condition> {
-        let mut parts: Vec<Condition> = Vec::new();
+        let mut terms: Vec<Condition> = Vec::new();
         for side in [a, b] {
-            match (side, all) {
-                // Neutral, and deciding.
-                (Condition::Is(x), _) if x == all => {}
+            let new = match (side, all) {
+                // The neutral element, then the one that decides.
+                (Condition::Is(x), _) if x == all => continue,
                 (Condition::Is(x), _) => return Some(Condition::Is(x)),
-                (Condition::All(list), true) | (Condition::Any(list), false) => {
-                    for part in list {
-                        push_new(&mut parts, part);
-                    }
+                (Condition::All(list), true) | (Condition::Any(list), false) => list,
+                (term, _) => vec![term],
+            };
+            for term in new {
+                if !terms.contains(&term) {
+                    terms.push(term);
                 }
-                (part, _) => push_new(&mut parts, part),
             }
         }
-        if parts.iter().map(Condition::leaves).sum::<usize>() > MAX_LEAVES {
+        if terms.iter().map(Condition::leaves).sum::<usize>() > MAX_LEAVES {
             return None;
         }
-        Some(match (parts.len(), all) {
+        Some(match (terms.len(), all) {
             (0, _) => Condition::Is(all),
-            (1, _) => parts.swap_remove(0),
-            (_, true) => Condition::All(parts),
-            (_, false) => Condition::Any(parts),
+            (1, _) => terms.swap_remove(0),
+            (_, true) => Condition::All(terms),
+            (_, false) => Condition::Any(terms),
         })
     }
 
@@ -68,6 +81,7 @@ impl Condition {
         }
     }
 
+    /// Returns the negation.
     pub fn not(self) -> Condition {
         match self {
             Condition::Is(x) => Condition::Is(!x),
@@ -83,18 +97,12 @@ impl Condition {
         }
     }
 
-    /// The conditions that must all hold.
+    /// Returns the conditions that must all hold.
     pub fn conjuncts(&self) -> &[Condition] {
         match self {
             Condition::All(list) => list,
             Condition::Is(true) => &[],
             one => std::slice::from_ref(one),
         }
-    }
-}
-
-fn push_new(parts: &mut Vec<Condition>, part: Condition) {
-    if !parts.contains(&part) {
-        parts.push(part);
     }
 }

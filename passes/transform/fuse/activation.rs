@@ -1,24 +1,24 @@
-//! GELU in both forms, SiLU and SwiGLU out of their parts.
+//! Fuses GELU in both forms, SiLU and SwiGLU.
 //!
-//! A GELU is found from its `Erf` or `Tanh`: one is added, the sum meets the operand and ½ in products in any order, and
-//! what went in must be the right polynomial of that operand: x/√2, or √(2/π)·(x + 0.044715·x³), in any spelling
-//! (Hendrycks and Gimpel 2016, arXiv 1606.08415). So a polynomial with other numbers is no GELU.
+//! The search for a GELU starts at its `Erf` or `Tanh`. One is added, and the sum meets the operand and ½ in products in
+//! any order. The argument must be the right polynomial of that operand, in any spelling: x/√2, or
+//! √(2/π)·(x + 0.044715·x³) (Hendrycks and Gimpel 2016, arXiv 1606.08415). A polynomial with other numbers is no GELU.
 
-use super::{Found, Pattern};
-use crate::analysis::matcher::Reading;
+use super::pattern::{Found, Pattern};
+use crate::analysis::matcher::{Matcher, other_operand};
 use crate::error::Result;
-use crate::ir::{Attrs, Builder, Node, NodeId, ValueId};
+use crate::ir::{Attrs, Builder, NodeId, ValueId};
 use crate::ops::{activation, arith, cast, gated, math, power, shape};
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
-/// Longest chain of products behind the gate of a GELU, deepest polynomial in it.
+/// Longest chain of products behind the gate of a GELU, and deepest polynomial in it.
 const MAX_STEPS: usize = 6;
 /// Constants are written with seven digits or more, if their type has as many.
 const TOLERANCE: f64 = 1e-6;
-/// How many rounded constants are multiplied into one number of the polynomial.
+/// Number of rounded constants that are multiplied into one coefficient of the polynomial.
 const FACTORS: f64 = 2.0;
 
-pub enum Activation {
+enum Activation {
     Gelu { x: ValueId, tanh: bool },
     Silu { x: ValueId },
     SwiGlu { gate: ValueId, up: ValueId },
@@ -32,7 +32,7 @@ impl Pattern for Activation {
         }
     }
 
-    fn word(&self) -> &'static str {
+    fn plural(&self) -> &'static str {
         match self {
             Activation::Gelu { .. } => "GELUs",
             Activation::Silu { .. } => "SiLUs",
@@ -40,15 +40,12 @@ impl Pattern for Activation {
         }
     }
 
-    fn build(self, b: &mut Builder) -> Result<ValueId> {
-        match self {
+    fn build(self: Box<Self>, b: &mut Builder) -> Result<ValueId> {
+        match *self {
             Activation::Gelu { x, tanh } => {
                 let how = if tanh { "tanh" } else { "none" };
-                b.emit(
-                    &activation::GELU,
-                    &[x],
-                    Attrs::new().with("approximate", how),
-                )
+                let attrs = Attrs::new().with("approximate", how);
+                b.emit(&activation::GELU, &[x], attrs)
             }
             Activation::Silu { x } => b.emit(&gated::SILU, &[x], Attrs::new()),
             Activation::SwiGlu { gate, up } => b.emit(&gated::SWIGLU, &[gate, up], Attrs::new()),
@@ -56,32 +53,28 @@ impl Pattern for Activation {
     }
 }
 
-/// All activations, in order.
-pub fn find(reading: &mut Reading) -> Vec<Found<Activation>> {
-    let nodes = &reading.flow.nodes;
-    nodes
-        .iter()
-        .filter_map(|id| gelu(reading, *id).or_else(|| silu(reading, *id)))
-        .collect()
+/// Returns the activation whose `Erf`, `Tanh` or `Sigmoid` a node is.
+pub(super) fn find(m: &mut Matcher, id: NodeId) -> Option<Found> {
+    gelu(m, id).or_else(|| silu(m, id))
 }
 
-fn gelu(r: &mut Reading, id: NodeId) -> Option<Found<Activation>> {
-    let graph = r.graph;
+fn gelu(m: &mut Matcher, id: NodeId) -> Option<Found> {
+    let graph = m.graph;
     let node = graph.node(id);
     let tanh = node.op == &activation::TANH;
     if !tanh && node.op != &math::ERF {
         return None;
     }
     let inner = node.ins[0]?;
-    if !r.is_inner(inner) {
+    if !m.is_inner(inner) {
         return None;
     }
     // 1 + erf(…)
-    let sum = graph.node(r.sole_use(node.outs[0])?.node);
+    let sum = m.sole_reader(node.outs[0])?;
     let other = other_operand(sum, node.outs[0])?;
     let shape = &graph.ty(inner).dims;
     if sum.op != &arith::ADD
-        || r.elements.number(other)? != 1.0
+        || m.elements.number(other)? != 1.0
         || graph.ty(sum.outs[0]).dims != *shape
     {
         return None;
@@ -98,8 +91,8 @@ fn gelu(r: &mut Reading, id: NodeId) -> Option<Found<Activation>> {
     let mut factor = 1.0;
     let mut met: Option<ValueId> = None;
     for _ in 0..MAX_STEPS {
-        let next = graph.node(r.sole_use(v)?.node);
-        if let Some((x, by)) = r.scaled(next)
+        let next = m.sole_reader(v)?;
+        if let Some((x, by)) = m.scaled(next)
             && x == v
         {
             factor *= by;
@@ -116,67 +109,49 @@ fn gelu(r: &mut Reading, id: NodeId) -> Option<Found<Activation>> {
         let Some(x) = met else { continue };
         // The factor may stand on the operand.
         let mut candidates = vec![(x, factor)];
-        if let Some((_, made)) = r.made_by(x)
-            && r.is_inner(x)
-            && let Some((bare, by)) = r.scaled(made)
+        if let Some((_, made)) = m.producer(x)
+            && m.is_inner(x)
+            && let Some((bare, by)) = m.scaled(made)
         {
             candidates.push((bare, factor * by));
         }
         for (x, factor) in candidates {
-            // ½ has no rounding in any type.
-            let half = (factor - 0.5).abs() <= TOLERANCE;
+            // ½ is exact in every type.
+            let is_half = (factor - 0.5).abs() <= TOLERANCE;
             let is_near = |p: Polynomial| near(&p, &wanted, tolerance);
-            if half && polynomial(r, inner, x, 0).is_some_and(is_near) {
-                return Some(Found {
-                    output: v,
-                    what: Activation::Gelu { x, tanh },
-                });
+            if is_half && polynomial(m, inner, x, 0).is_some_and(is_near) {
+                return Some(Found::new(v, Activation::Gelu { x, tanh }));
             }
         }
     }
     None
 }
 
-fn silu(r: &mut Reading, id: NodeId) -> Option<Found<Activation>> {
-    let graph = r.graph;
+fn silu(m: &mut Matcher, id: NodeId) -> Option<Found> {
+    let graph = m.graph;
     let node = graph.node(id);
     if node.op != &activation::SIGMOID {
         return None;
     }
     let x = node.ins[0]?;
-    let product = graph.node(r.sole_use(node.outs[0])?.node);
+    let product = m.sole_reader(node.outs[0])?;
     if product.op != &arith::MUL || other_operand(product, node.outs[0])? != x {
         return None;
     }
     let y = product.outs[0];
-    // A gate is worth more than its silu alone: nothing between is kept.
-    let gated = r.sole_use(y).and_then(|u| {
-        let next = graph.node(u.node);
+    // A SwiGLU saves more than its SiLU alone: nothing between is kept.
+    let gated = m.sole_reader(y).and_then(|next| {
         let up = other_operand(next, y)?;
-        let alike = graph.ty(up).dims == graph.ty(y).dims && r.flow.active[up];
+        let alike = graph.ty(up).dims == graph.ty(y).dims && m.flow.active[up];
         (next.op == &arith::MUL && alike).then_some((next.outs[0], up))
     });
     Some(match gated {
-        Some((output, up)) => Found {
-            output,
-            what: Activation::SwiGlu { gate: x, up },
-        },
-        None => Found {
-            output: y,
-            what: Activation::Silu { x },
-        },
+        Some((output, up)) => Found::new(output, Activation::SwiGlu { gate: x, up }),
+        None => Found::new(y, Activation::Silu { x }),
     })
 }
 
-/// The operand of a binary node beside `v`; `None` where both are `v`.
-fn other_operand(node: &Node, v: ValueId) -> Option<ValueId> {
-    match node.ins.as_slice() {
-        [Some(a), Some(b)] if *a == v && *b != v => Some(*b),
-        [Some(a), Some(b)] if *b == v && *a != v => Some(*a),
-        _ => None,
-    }
-}
-
+/// Coefficients, the constant first.
 type Polynomial = [f64; 4];
 
 fn near(a: &Polynomial, b: &Polynomial, tolerance: f64) -> bool {
@@ -185,40 +160,37 @@ fn near(a: &Polynomial, b: &Polynomial, tolerance: f64) -> bool {
         .all(|(x, y)| (x - y).abs() <= tolerance * y.abs().max(TOLERANCE))
 }
 
-/// `v` as a polynomial of `x`, by its coefficients; `None` where it is none, or of too high a degree.
-fn polynomial(r: &mut Reading, v: ValueId, x: ValueId, depth: usize) -> Option<Polynomial> {
+/// Returns `v` as a polynomial of `x`; `None` where it is none, or of too high a degree.
+fn polynomial(m: &mut Matcher, v: ValueId, x: ValueId, depth: usize) -> Option<Polynomial> {
     if v == x {
         return Some([0.0, 1.0, 0.0, 0.0]);
     }
-    if r.graph.ty(v).elements().is_one()
-        && let Some(c) = r.elements.number(v)
+    if m.graph.ty(v).elements().is_one()
+        && let Some(c) = m.elements.number(v)
     {
         return Some([c, 0.0, 0.0, 0.0]);
     }
     if depth > MAX_STEPS {
         return None;
     }
-    let (_, node) = r.made_by(v)?;
-    let a = polynomial(r, node.ins[0]?, x, depth + 1)?;
+    let (_, node) = m.producer(v)?;
+    let a = polynomial(m, node.ins[0]?, x, depth + 1)?;
     if node.op == &shape::IDENTITY || node.op == &cast::CAST {
         return Some(a);
     }
     if node.op == &arith::NEG {
         return Some(a.map(|c| -c));
     }
-    let second = node.ins.get(1).copied().flatten()?;
+    let second = node.operand(1)?;
     if node.op == &power::POW {
-        let mut power = [1.0, 0.0, 0.0, 0.0];
-        let exponent = r.elements.number(second)?;
+        let exponent = m.elements.number(second)?;
         if !matches!(exponent, 1.0 | 2.0 | 3.0) {
             return None;
         }
-        for _ in 0..exponent as usize {
-            power = product(&power, &a)?;
-        }
-        return Some(power);
+        let one = [1.0, 0.0, 0.0, 0.0];
+        return (0..exponent as usize).try_fold(one, |power, _| product(&power, &a));
     }
-    let b = polynomial(r, second, x, depth + 1)?;
+    let b = polynomial(m, second, x, depth + 1)?;
     let joined = |f: fn(f64, f64) -> f64| std::array::from_fn(|i| f(a[i], b[i]));
     if node.op == &arith::ADD {
         Some(joined(|p, q| p + q))
@@ -233,6 +205,7 @@ fn polynomial(r: &mut Reading, v: ValueId, x: ValueId, depth: usize) -> Option<P
     }
 }
 
+/// Returns a product of polynomials; `None` where its degree is above 3.
 fn product(a: &Polynomial, b: &Polynomial) -> Option<Polynomial> {
     let mut out = [0.0; 4];
     for (i, x) in a.iter().enumerate() {

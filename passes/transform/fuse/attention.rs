@@ -1,119 +1,107 @@
-//! `Attention` out of its parts.
+//! Fuses `Attention`.
 
-use super::{Found, Pattern, with_lead};
-use crate::analysis::attention::form::{Blind, Form, Keys};
-use crate::analysis::attention::mask::Part;
-use crate::analysis::matcher::Reading;
-use crate::error::Result;
+use super::pattern::{Found, Pattern, with_lead};
+use crate::analysis::attention::decomposed::{Decomposed, EmptyRows, Keys};
+use crate::analysis::attention::mask::MaskOperand;
+use crate::analysis::matcher::Matcher;
+use crate::error::{Error, Result};
 use crate::ir::build::same_dims;
 use crate::ir::op::OpClass;
-use crate::ir::{Attrs, Builder, DType, ValueId};
+use crate::ir::{Attrs, Builder, DType, NodeId, ValueId};
 use crate::ops::reduce::{REDUCE_MEAN, reduce_axes};
 use crate::ops::{arith, attention, logic, shape};
 use std::cmp::Ordering;
 
-/// An attention that nothing keeps from being one op.
-pub struct Whole(Form);
+/// A decomposed attention that one op can compute.
+struct Fusible(Decomposed);
 
-/// All attentions that nothing stands in the way of, in order.
-pub fn find(reading: &mut Reading) -> Vec<Found<Whole>> {
-    let nodes = &reading.flow.nodes;
-    nodes.iter().filter_map(|id| whole(reading, *id)).collect()
-}
-
-fn whole(reading: &mut Reading, id: crate::ir::NodeId) -> Option<Found<Whole>> {
-    let node = reading.graph.node(id);
-    if node.op.class != OpClass::Softmax {
+/// Returns the attention whose softmax a node is, where one op can compute it.
+pub(super) fn find(m: &mut Matcher, id: NodeId) -> Option<Found> {
+    if m.graph.node(id).op.class != OpClass::Softmax {
         return None;
     }
-    let form = reading.attention(id).filter(|f| f.obstacle.is_none())?;
-    Some(Found {
-        output: form.output,
-        what: Whole(form),
-    })
+    let attention = m.attention(id).filter(|a| a.obstacle.is_none())?;
+    Some(Found::new(attention.output, Fusible(attention)))
 }
 
-impl Pattern for Whole {
+impl Pattern for Fusible {
     fn operands(&mut self) -> Vec<&mut ValueId> {
-        let form = &mut self.0;
-        let keys = match &mut form.keys {
+        let found = &mut self.0;
+        let keys = match &mut found.keys {
             Keys::Value(v) | Keys::Transpose(v) => v,
         };
-        let mut all = vec![&mut form.queries, keys, &mut form.values];
-        all.extend(form.mask.parts.iter_mut().map(|p| match p {
-            Part::Bias(value) | Part::Keep { value, .. } => value,
+        let mut all = vec![&mut found.queries, keys, &mut found.values];
+        all.extend(found.mask.operands.iter_mut().map(|o| match o {
+            MaskOperand::Bias(value) | MaskOperand::Keep { value, .. } => value,
         }));
         all
     }
 
-    fn word(&self) -> &'static str {
+    fn plural(&self) -> &'static str {
         "attentions"
     }
 
-    fn build(self, b: &mut Builder) -> Result<ValueId> {
-        let form = self.0;
-        let dims = form.dims;
-        let output = b.ty(form.output).clone();
-        let mut k = form.keys.value();
-        if let Keys::Transpose(_) = form.keys {
+    fn build(self: Box<Self>, b: &mut Builder) -> Result<ValueId> {
+        let found = self.0;
+        let dims = found.dims;
+        let output = b.ty(found.output).clone();
+        let mut k = found.keys.value();
+        if let Keys::Transpose(_) = found.keys {
             let mut perm: Vec<i64> = (0..b.rank(k) as i64).collect();
             let last = perm.len() - 1;
             perm.swap(last, last - 1);
             k = b.emit(&shape::TRANSPOSE, &[k], Attrs::new().with("perm", perm))?;
         }
-        let (mut q, mut v) = (form.queries, form.values);
-        // Scores that are masked with batch and heads apart, of queries in which they are one axis.
+        let (mut q, mut v) = (found.queries, found.values);
+        // The scores are masked with batch and heads as two axes, and the queries merge them.
         let lead = dims.len() - 2;
-        let apart = dims[..lead] != b.ty(q).dims[..b.rank(q) - 2];
-        if apart {
+        if dims[..lead] != b.ty(q).dims[..b.rank(q) - 2] {
             for operand in [&mut q, &mut k, &mut v] {
-                *operand = with_lead(b, *operand, form.scores, lead, 2)?;
+                *operand = with_lead(b, *operand, found.scores, lead, 2)?;
             }
         }
         let dtype = b.ty(q).dtype;
-        let mut scale = form.scale;
+        let mut scale = found.scale;
         if dtype == DType::F64 && f64::from(scale as f32) != scale {
-            // The attribute is a float32: in float64 the queries take the scale, as they did before.
+            // The attribute is a float32. In float64 the queries are scaled, as they were before.
             let factor = b.scalar(dtype, scale);
             q = b.mul(q, factor)?;
             scale = 1.0;
         }
         let mut ins = vec![Some(q), Some(k), Some(v)];
-        if let Some(mask) = joined(b, &form.mask.parts)? {
+        if let Some(mask) = joined_mask(b, &found.mask.operands)? {
             ins.push(Some(mask));
         }
         let [.., queries, keys] = dims.as_slice() else {
-            return Err(crate::error::Error::bug("fuse", "scores without axes"));
+            return Err(Error::bug("fuse", "scores without axes"));
         };
-        let (left, right) = form.mask.band.aligned(queries, keys).unwrap_or_default();
-        let never_blind = form.mask.parts.is_empty() && form.mask.band_shows_all;
-        let all_alike = form.mask.all_alike && !never_blind;
-        let zeros = never_blind || all_alike || form.blind == Blind::Zeros;
+        let (left, right) = found.mask.band.aligned(queries, keys).unwrap_or_default();
+        let never_empty = found.mask.operands.is_empty() && found.mask.band_shows_all;
+        let uniform = found.mask.empty_rows_are_uniform && !never_empty;
+        let zeros = never_empty || uniform || found.empty_rows == EmptyRows::Zeros;
         let attrs = Attrs::new()
             .with("scale", scale as f32)
-            .with("softcap", form.softcap as f32)
+            .with("softcap", found.softcap as f32)
             .with("causal", i64::from(right == Some(0)))
             .with("window_left", left.unwrap_or(-1))
             .with("window_right", right.filter(|r| *r > 0).unwrap_or(-1))
             .with("empty_rows", if zeros { "zeros" } else { "nan" });
-        let y = match all_alike {
-            true => {
-                let made = b.emit_n(&attention::ATTENTION, ins, attrs, 2)?;
-                mean_where_blind(b, made[0], made[1], v)?
-            }
-            false => b.emit_n(&attention::ATTENTION, ins, attrs, 1)?[0],
+        let results = b.emit_n(&attention::ATTENTION, ins, attrs, 1 + usize::from(uniform))?;
+        let y = match results[..] {
+            [y, lse] => mean_in_empty_rows(b, y, lse, v)?,
+            _ => results[0],
         };
         if same_dims(&b.ty(y).dims, &output.dims) {
             return Ok(y);
         }
-        // Not the shape of the old output: it is about to be that of the new one.
-        let whole = b.rank(form.queries) - 2;
-        with_lead(b, y, form.queries, whole, 2)
+        // Not like the old output, which is about to be replaced by this value.
+        let lead = b.rank(found.queries) - 2;
+        with_lead(b, y, found.queries, lead, 2)
     }
 }
 
-/// An attention's result with the mean of all values for each query that sees no key: one whose log-sum-exp is −∞.
-fn mean_where_blind(b: &mut Builder, y: ValueId, lse: ValueId, v: ValueId) -> Result<ValueId> {
+/// Returns an attention's result with the mean of all values for each query that sees no key: its log-sum-exp is −∞.
+fn mean_in_empty_rows(b: &mut Builder, y: ValueId, lse: ValueId, v: ValueId) -> Result<ValueId> {
     let rank = b.rank(y);
     let lowest = b.scalar(b.ty(lse).dtype, f64::NEG_INFINITY);
     let sees = b.emit(&logic::GREATER, &[lse, lowest], Attrs::new())?;
@@ -128,47 +116,35 @@ fn mean_where_blind(b: &mut Builder, y: ValueId, lse: ValueId, v: ValueId) -> Re
     b.emit(&logic::WHERE, &[sees, y, mean], Attrs::new())
 }
 
-/// All parts of a mask as one operand: boolean where all parts are.
-fn joined(b: &mut Builder, parts: &[Part]) -> Result<Option<ValueId>> {
+/// Returns all mask operands as one: boolean where all are.
+fn joined_mask(b: &mut Builder, operands: &[MaskOperand]) -> Result<Option<ValueId>> {
     let mut keep: Option<ValueId> = None;
     let mut bias: Option<ValueId> = None;
-    for part in parts {
-        match *part {
-            Part::Keep { value, keep: same } => {
-                let seen = positive(b, value, same)?;
+    for operand in operands {
+        match *operand {
+            MaskOperand::Keep { value, keep: same } => {
+                let seen = match same {
+                    true => value,
+                    false => b.emit(&logic::NOT, &[value], Attrs::new())?,
+                };
                 keep = Some(match keep {
                     Some(other) => b.emit(&logic::AND, &[other, seen], Attrs::new())?,
                     None => seen,
                 });
             }
-            Part::Bias(value) => bias = Some(sum(b, bias, value)?),
+            MaskOperand::Bias(value) => bias = Some(sum(b, bias, value)?),
         }
     }
-    Ok(match (keep, bias) {
-        (Some(keep), Some(bias)) => {
-            let of = b.ty(bias).dtype;
-            let hidden = select(b, keep, true, f64::NEG_INFINITY, of)?;
-            Some(sum(b, Some(bias), hidden)?)
-        }
-        (keep, bias) => keep.or(bias),
-    })
+    let (Some(seen), Some(other)) = (keep, bias) else {
+        return Ok(keep.or(bias));
+    };
+    let dtype = b.ty(other).dtype;
+    let (zero, low) = (b.scalar(dtype, 0.0), b.scalar(dtype, f64::NEG_INFINITY));
+    let hidden = b.emit(&logic::WHERE, &[seen, zero, low], Attrs::new())?;
+    Ok(Some(sum(b, bias, hidden)?))
 }
 
-fn positive(b: &mut Builder, value: ValueId, keep: bool) -> Result<ValueId> {
-    if keep {
-        return Ok(value);
-    }
-    b.emit(&logic::NOT, &[value], Attrs::new())
-}
-
-/// 0 where a boolean is `keep`, `fill` elsewhere.
-fn select(b: &mut Builder, v: ValueId, keep: bool, fill: f64, dtype: DType) -> Result<ValueId> {
-    let (zero, low) = (b.scalar(dtype, 0.0), b.scalar(dtype, fill));
-    let (then, otherwise) = if keep { (zero, low) } else { (low, zero) };
-    b.emit(&logic::WHERE, &[v, then, otherwise], Attrs::new())
-}
-
-/// The sum of two biases, in the wider of their types.
+/// Returns the sum of two biases, in the wider of their types.
 fn sum(b: &mut Builder, a: Option<ValueId>, c: ValueId) -> Result<ValueId> {
     let Some(a) = a else { return Ok(c) };
     let (left, right) = (b.ty(a).dtype, b.ty(c).dtype);

@@ -1,125 +1,90 @@
-//! Puts one op in the place of several that compute the same: attention, norms, activations, rotary positions, and in 16
-//! bits products with a bias.
+//! Replaces several ops that compute attention, a norm, an activation, rotary positions or, in 16 bits, a product with a
+//! bias by one op.
 //!
-//! In and out: `Typed`, forward only. What is fused saves memory or time: a fused attention never makes its scores, a
-//! fused norm or activation keeps one operand for its gradient where its parts keep several. Values stay the same but for
-//! rounding. Patterns are told from dataflow, never from names; what a pattern would take away must be read by nobody
-//! else. Every search is linear in the graph.
+//! In and out: `Typed`, forward only. Fusing saves memory or time: a fused attention never makes its scores, a fused norm
+//! or activation keeps one operand for its gradient where its ops keep several. Values change by rounding only. Patterns
+//! are found in the dataflow, never by names. A value that a pattern would remove must have no other reader. Every search
+//! is linear in the graph.
 //!
-//! A second run finds nothing: what is put in has no parts.
+//! A second run finds nothing.
 
 mod activation;
 mod attention;
 mod linear;
 mod norm;
+mod pattern;
 mod rotary;
 
-use crate::analysis::matcher::Reading;
+use crate::analysis::matcher::Matcher;
 use crate::analysis::residual_stream::Flow;
 use crate::error::Result;
-use crate::ir::{Attrs, Builder, Graph, NodeId, Role, SecondaryMap, ValueId};
-use crate::ops::concat::CONCAT;
-use crate::ops::rule::sizes;
-use crate::ops::shape::RESHAPE;
+use crate::ir::{Builder, Graph, NodeId, Role, SecondaryMap, ValueId};
 use crate::transform::dce::dce;
 use crate::transform::infer::infer;
-use crate::transform::order::settle;
+use crate::transform::order::append_after_operands;
 use crate::transform::simplify::simplify;
+use pattern::Found;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 
-/// How often each kind of op was put in, by a word for people.
+/// The number of each kind of op that was put in, by its name in the plural.
 pub type Fused = BTreeMap<&'static str, usize>;
 
-/// One op that stands for several.
-trait Pattern {
-    /// The values it reads, so that what was put in for them meanwhile can take their place.
-    fn operands(&mut self) -> Vec<&mut ValueId>;
-    /// What it is, for people.
-    fn word(&self) -> &'static str;
-    /// Emits it; the value that takes the old one's place.
-    fn build(self, b: &mut Builder) -> Result<ValueId>;
-}
+/// The searches: each returns the pattern that ends at, or is centred on, a node.
+const SEARCHES: [fn(&mut Matcher, NodeId) -> Option<Found>; 5] = [
+    norm::find,
+    activation::find,
+    rotary::find,
+    attention::find,
+    linear::find,
+];
 
-/// What one search found: the value to compute in another way, and how.
-struct Found<P> {
-    output: ValueId,
-    what: P,
-}
-
-/// Fuses what can be fused; returns what it put in.
+/// Fuses every pattern that is found. Returns what it put in.
 ///
 /// # Errors
 /// See [`infer`].
 pub fn fuse(graph: &mut Graph) -> Result<Fused> {
     let flow = Flow::new(graph)?;
-    let mut reading = Reading::new(graph, &flow);
-    let norms = norm::find(&mut reading);
-    let activations = activation::find(&mut reading);
-    let rotaries = rotary::find(&mut reading);
-    let attentions = attention::find(&mut reading);
-    let linears = linear::find(&reading);
+    let mut matcher = Matcher::new(graph, &flow);
+    let mut all: Vec<Found> = Vec::new();
+    for search in SEARCHES {
+        let nodes = flow.nodes.iter();
+        all.extend(nodes.filter_map(|id| search(&mut matcher, *id)));
+    }
     let mut fused = Fused::new();
-    let none = norms.is_empty() && activations.is_empty() && rotaries.is_empty();
-    if none && attentions.is_empty() && linears.is_empty() {
+    if all.is_empty() {
         return Ok(fused);
     }
-    // Constants of the parts; what is trained stays whatever becomes of its readers.
+    // Constants of the patterns. A trained tensor stays, whatever becomes of its readers.
     let constants: Vec<ValueId> = graph
         .inits()
         .filter(|(id, v)| !v.uses().is_empty() && !flow.active[*id])
         .map(|(id, _)| id)
         .collect();
     let mut splice = Splice::new(graph)?;
-    for found in norms {
-        splice.replace(&mut fused, found)?;
-    }
-    for found in activations {
-        splice.replace(&mut fused, found)?;
-    }
-    for found in rotaries {
-        splice.replace(&mut fused, found)?;
-    }
-    for found in attentions {
-        splice.replace(&mut fused, found)?;
-    }
-    for found in linears {
+    for found in all {
         splice.replace(&mut fused, found)?;
     }
     splice.finish()?;
     dce(graph);
-    // New nodes may ask for shapes of values that are no longer made; and sizes may be written in another way.
+    // New nodes may read shapes of values that are no longer made, and sizes may have changed their spelling.
     simplify(graph)?;
     for id in constants {
-        let unread = |g: &Graph| g.value(id).uses().is_empty() && !g.is_output(id);
-        if graph.contains_value(id) && unread(graph) {
+        let is_unread = |g: &Graph| g.value(id).uses().is_empty() && !g.is_output(id);
+        if graph.contains_value(id) && is_unread(graph) {
             graph.remove_source(id);
         }
     }
     Ok(fused)
 }
 
-/// The last `own` axes of a value behind the first `lead` ones of another.
-fn with_lead(
-    b: &mut Builder,
-    x: ValueId,
-    like: ValueId,
-    lead: usize,
-    own: usize,
-) -> Result<ValueId> {
-    let rank = b.rank(x);
-    let parts = [sizes(b, like, 0..lead)?, sizes(b, x, rank - own..rank)?];
-    let target = b.emit(&CONCAT, &parts, Attrs::new().with("axis", 0))?;
-    b.emit(&RESHAPE, &[x, target], Attrs::new().with("allowzero", 1))
-}
-
-/// Puts nodes in the places of others.
+/// Puts new nodes in the places of old ones.
 struct Splice<'g> {
     b: Builder<'g>,
     /// New nodes, by the node in whose place they stand.
     placed: SecondaryMap<NodeId, Vec<NodeId>>,
-    /// What took the place of a value.
-    now: FxHashMap<ValueId, ValueId>,
+    /// The new value that replaced an old one.
+    replaced: FxHashMap<ValueId, ValueId>,
     first_new: usize,
 }
 
@@ -131,16 +96,17 @@ impl<'g> Splice<'g> {
         Ok(Splice {
             b: Builder::resume(graph, contents),
             placed,
-            now: FxHashMap::default(),
+            replaced: FxHashMap::default(),
             first_new,
         })
     }
 
-    /// Builds another computation of a value and lets everyone read that. It has the value's name, place and origin.
-    fn replace<P: Pattern>(&mut self, fused: &mut Fused, mut found: Found<P>) -> Result<()> {
+    /// Builds another computation of a value and redirects all readers to it. It takes over the value's name, place and
+    /// origin.
+    fn replace(&mut self, fused: &mut Fused, mut found: Found) -> Result<()> {
         let old = found.output;
-        for operand in found.what.operands() {
-            if let Some(new) = self.now.get(operand) {
+        for operand in found.pattern.operands() {
+            if let Some(new) = self.replaced.get(operand) {
                 *operand = *new;
             }
         }
@@ -152,16 +118,15 @@ impl<'g> Splice<'g> {
         self.b.role = Role::Forward;
         self.b.prefix = node.name.clone();
         let before = self.b.graph.order().len();
-        let word = found.what.word();
-        let new = found.what.build(&mut self.b)?;
+        *fused.entry(found.pattern.plural()).or_insert(0) += 1;
+        let new = found.pattern.build(&mut self.b)?;
         let made = self.b.graph.order()[before..].to_vec();
         self.placed[anchor].extend(made);
         let name = self.b.graph.value(old).name.clone();
         self.b.graph.rename_value(old, &format!("{name}/parts"));
         self.b.graph.rename_value(new, &name);
         self.b.graph.replace_uses(old, new);
-        self.now.insert(old, new);
-        *fused.entry(word).or_insert(0) += 1;
+        self.replaced.insert(old, new);
         Ok(())
     }
 
@@ -172,10 +137,9 @@ impl<'g> Splice<'g> {
         let mut order = Vec::with_capacity(graph.order().len());
         let mut done: SecondaryMap<NodeId, bool> = SecondaryMap::new(graph.node_bound(), false);
         for id in old {
-            for new in &self.placed[id] {
-                settle(graph, *new, &mut done, &mut order)?;
+            for next in self.placed[id].iter().chain([&id]) {
+                append_after_operands(graph, *next, &mut done, &mut order)?;
             }
-            settle(graph, id, &mut done, &mut order)?;
         }
         graph.set_order(order);
         Ok(())

@@ -1,210 +1,184 @@
-//! Rotary positions out of their parts, in both spellings: `x·cos + (−x₂, x₁)·sin`, and the two halves each on its own
-//! with tables of half the width. Tables that training could change are left alone: the gradient of the parts is as good.
+//! Fuses rotary positions in both spellings: `x·cos + (−x₂, x₁)·sin`, and each half on its own with tables of half the
+//! width. Tables that training could change are left alone: fusing would not improve their gradient.
 
-use super::{Found, Pattern};
-use crate::analysis::matcher::Reading;
+use super::pattern::{Found, Pattern};
+use crate::analysis::matcher::Matcher;
 use crate::error::Result;
 use crate::ir::{Attrs, Builder, Node, NodeId, ValueId};
 use crate::ops::{arith, concat, rotary, slice};
 
-pub struct Turn {
+/// A rotation of `x` by tables of cosines and sines.
+struct Rotation {
     x: ValueId,
     cos: ValueId,
     sin: ValueId,
 }
 
-impl Pattern for Turn {
+impl Pattern for Rotation {
     fn operands(&mut self) -> Vec<&mut ValueId> {
         vec![&mut self.x, &mut self.cos, &mut self.sin]
     }
 
-    fn word(&self) -> &'static str {
+    fn plural(&self) -> &'static str {
         "rotary positions"
     }
 
-    fn build(self, b: &mut Builder) -> Result<ValueId> {
+    fn build(self: Box<Self>, b: &mut Builder) -> Result<ValueId> {
         b.emit(&rotary::ROTARY, &[self.x, self.cos, self.sin], Attrs::new())
     }
 }
 
-/// All turns, in order.
-pub fn find(reading: &mut Reading) -> Vec<Found<Turn>> {
-    let nodes = &reading.flow.nodes;
-    nodes
-        .iter()
-        .filter_map(|id| {
-            let found = whole(reading, *id).or_else(|| by_halves(reading, *id))?;
-            fits(reading, &found).then_some(found)
-        })
-        .collect()
+/// Returns the rotation whose last op a node is.
+pub(super) fn find(m: &mut Matcher, id: NodeId) -> Option<Found> {
+    let output = *m.graph.node(id).outs.first()?;
+    let found = whole(m, id).or_else(|| by_halves(m, id))?;
+    fits(m, output, &found).then(|| Found::new(output, found))
 }
 
-/// The turn that a sum is the last part of.
-fn whole(r: &mut Reading, id: NodeId) -> Option<Found<Turn>> {
-    let graph = r.graph;
-    let node = graph.node(id);
+/// Returns the rotation `x·cos + (−x₂, x₁)·sin` that a node adds up.
+fn whole(m: &mut Matcher, id: NodeId) -> Option<Rotation> {
+    let node = m.graph.node(id);
     if node.op != &arith::ADD {
         return None;
     }
-    let (left, right) = (node.ins[0]?, node.ins[1]?);
-    for (straight, across) in [(left, right), (right, left)] {
-        let (Some(own), Some(other)) = (product(r, straight), product(r, across)) else {
-            return None;
-        };
+    let (left, right) = (product(m, node.ins[0]?)?, product(m, node.ins[1]?)?);
+    for (own, other) in [(left, right), (right, left)] {
         for (quarter, sin) in [other, (other.1, other.0)] {
-            let Some(x) = quarter_turn(r, quarter) else {
+            let Some(x) = quarter_turn(m, quarter) else {
                 continue;
             };
-            let cos = match own {
-                (a, b) if a == x => b,
-                (a, b) if b == x => a,
-                _ => continue,
-            };
-            return Some(Found {
-                output: node.outs[0],
-                what: Turn { x, cos, sin },
-            });
+            for (factor, cos) in [own, (own.1, own.0)] {
+                if factor == x {
+                    return Some(Rotation { x, cos, sin });
+                }
+            }
         }
     }
     None
 }
 
-/// The turn whose halves a node joins: (a·cos − b·sin, b·cos + a·sin).
-fn by_halves(r: &mut Reading, id: NodeId) -> Option<Found<Turn>> {
-    let graph = r.graph;
-    let node = graph.node(id);
-    let (first, second) = joined(r, node)?;
-    let (_, minus) = r.made_by(first)?;
-    let (_, plus) = r.made_by(second)?;
+/// Returns the rotation whose halves a node joins: (a·cos − b·sin, b·cos + a·sin).
+fn by_halves(m: &mut Matcher, id: NodeId) -> Option<Rotation> {
+    let (first, second) = joined(m, m.graph.node(id))?;
+    let (_, minus) = m.producer(first)?;
+    let (_, plus) = m.producer(second)?;
     if minus.op != &arith::SUB || plus.op != &arith::ADD {
         return None;
     }
-    if !r.is_inner(first) || !r.is_inner(second) {
+    if !m.is_inner(first) || !m.is_inner(second) {
         return None;
     }
-    let (ac, bs) = (product(r, minus.ins[0]?)?, product(r, minus.ins[1]?)?);
-    let sums = [product(r, plus.ins[0]?)?, product(r, plus.ins[1]?)?];
+    let (ac, bs) = (product(m, minus.ins[0]?)?, product(m, minus.ins[1]?)?);
+    let [p, q] = [product(m, plus.ins[0]?)?, product(m, plus.ins[1]?)?];
     for (a, cos) in [ac, (ac.1, ac.0)] {
-        let Some((x, 0)) = half(r, a) else { continue };
+        let Some((x, 0)) = half(m, a) else { continue };
         for (b, sin) in [bs, (bs.1, bs.0)] {
-            if half(r, b) != Some((x, 1)) {
+            if half(m, b) != Some((x, 1)) {
                 continue;
             }
-            let is_product = |r: &mut Reading, (p, q): (ValueId, ValueId), which, table| {
-                (q == table && half(r, p) == Some((x, which)))
-                    || (p == table && half(r, q) == Some((x, which)))
+            let mut is_product = |(p, q): (ValueId, ValueId), which, table| {
+                (q == table && half(m, p) == Some((x, which)))
+                    || (p == table && half(m, q) == Some((x, which)))
             };
-            let [p, q] = sums;
-            let found = (is_product(r, p, 1, cos) && is_product(r, q, 0, sin))
-                || (is_product(r, q, 1, cos) && is_product(r, p, 0, sin));
             // A table of the whole width would be another function of the second half.
-            if found {
-                return Some(Found {
-                    output: node.outs[0],
-                    what: Turn { x, cos, sin },
-                });
+            if (is_product(p, 1, cos) && is_product(q, 0, sin))
+                || (is_product(q, 1, cos) && is_product(p, 0, sin))
+            {
+                return Some(Rotation { x, cos, sin });
             }
         }
     }
     None
 }
 
-/// The factors of a product that nobody else reads.
-fn product(r: &Reading, v: ValueId) -> Option<(ValueId, ValueId)> {
-    let (_, node) = r.made_by(v)?;
-    if node.op != &arith::MUL || !r.is_inner(v) {
+/// Returns the factors of a product that has one reader.
+fn product(m: &Matcher, v: ValueId) -> Option<(ValueId, ValueId)> {
+    let (_, node) = m.producer(v)?;
+    if node.op != &arith::MUL || !m.is_inner(v) {
         return None;
     }
     Some((node.ins[0]?, node.ins[1]?))
 }
 
-/// `x` where a value that nobody else reads is (−x₂, x₁).
-fn quarter_turn(r: &mut Reading, v: ValueId) -> Option<ValueId> {
-    let (_, node) = r.made_by(v)?;
-    if !r.is_inner(v) {
+/// Returns `x` where a value with one reader is (−x₂, x₁).
+fn quarter_turn(m: &mut Matcher, v: ValueId) -> Option<ValueId> {
+    let (_, node) = m.producer(v)?;
+    if !m.is_inner(v) {
         return None;
     }
-    let (first, second) = joined(r, node)?;
-    let (_, negated) = r.made_by(first)?;
-    if negated.op != &arith::NEG || !r.is_inner(first) {
+    let (first, second) = joined(m, node)?;
+    let (_, negated) = m.producer(first)?;
+    if negated.op != &arith::NEG || !m.is_inner(first) {
         return None;
     }
-    let (x, from) = half(r, negated.ins[0]?)?;
-    (from == 1 && half(r, second) == Some((x, 0))).then_some(x)
+    let (x, from) = half(m, negated.ins[0]?)?;
+    (from == 1 && half(m, second) == Some((x, 0))).then_some(x)
 }
 
-/// The two operands that a node joins along their last axis.
-fn joined(r: &Reading, node: &Node) -> Option<(ValueId, ValueId)> {
-    let [Some(first), Some(second)] = node.ins.as_slice() else {
+fn is_last(axis: i64, rank: usize) -> bool {
+    axis == -1 || axis + 1 == rank as i64
+}
+
+/// Returns the two operands that a node joins along their last axis.
+fn joined(m: &Matcher, node: &Node) -> Option<(ValueId, ValueId)> {
+    let [Some(first), Some(second)] = node.ins[..] else {
         return None;
     };
-    let is_last = |axis: i64, rank: usize| axis == -1 || axis + 1 == rank as i64;
-    (node.op == &concat::CONCAT && is_last(node.attrs.int("axis"), r.graph.ty(*first).rank()))
-        .then_some((*first, *second))
+    let joins =
+        node.op == &concat::CONCAT && is_last(node.attrs.int("axis"), m.graph.ty(first).rank());
+    joins.then_some((first, second))
 }
 
-/// The value of whose last axis another is the first (0) or the second (1) half.
-fn half(r: &mut Reading, v: ValueId) -> Option<(ValueId, usize)> {
-    let (_, node) = r.made_by(v)?;
-    let x = node.ins.first().copied().flatten()?;
-    let rank = r.graph.ty(x).rank();
-    let width = r.graph.ty(x).dims.last()?.as_const()?;
-    if width % 2 != 0 || r.graph.ty(v).dims.last()?.as_const()? != width / 2 {
+/// Returns the value of whose last axis `v` is the first (0) or the second (1) half.
+fn half(m: &mut Matcher, v: ValueId) -> Option<(ValueId, usize)> {
+    let (_, node) = m.producer(v)?;
+    let x = node.operand(0)?;
+    let rank = m.graph.ty(x).rank();
+    let width = m.graph.ty(x).dims.last()?.as_const()?;
+    if width % 2 != 0 || m.graph.ty(v).dims.last()?.as_const()? != width / 2 {
         return None;
     }
     if node.op == &concat::SPLIT {
-        let axis = node.attrs.int("axis");
-        let is_last = axis == -1 || axis + 1 == rank as i64;
         let which = node.outs.iter().position(|out| *out == v)?;
-        return (is_last && node.outs.len() == 2).then_some((x, which));
+        let halves = is_last(node.attrs.int("axis"), rank) && node.outs.len() == 2;
+        return halves.then_some((x, which));
     }
     if node.op != &slice::SLICE {
         return None;
     }
-    let mut known = |slot: usize| r.elements.constants(node.ins.get(slot).copied().flatten()?);
-    let starts = known(1)?;
-    let axes = match node.ins.get(3) {
-        Some(Some(_)) => known(3)?,
-        _ => vec![0],
+    let mut known = |slot: usize, default: &[i64]| match node.operand(slot) {
+        Some(v) => m.elements.constants(v),
+        None => Some(default.to_vec()),
     };
-    let steps = match node.ins.get(4) {
-        Some(Some(_)) => known(4)?,
-        _ => vec![1],
-    };
+    let (starts, axes, steps) = (known(1, &[])?, known(3, &[0])?, known(4, &[1])?);
     let (&[start], &[axis], &[1]) = (&starts[..], &axes[..], &steps[..]) else {
         return None;
     };
-    if axis != -1 && axis + 1 != rank as i64 {
-        return None;
-    }
-    // The result is half as wide, so that where it begins says where it ends.
+    // The result is half as wide, so its start determines its end.
     match start {
-        0 => Some((x, 0)),
+        _ if !is_last(axis, rank) => None,
+        s if s == 0 || s == -width => Some((x, 0)),
         s if s == width / 2 || s == -(width / 2) => Some((x, 1)),
-        s if s == -width => Some((x, 0)),
         _ => None,
     }
 }
 
-/// Whether the row takes what was found, and nobody trains its tables.
-fn fits(r: &Reading, found: &Found<Turn>) -> bool {
-    let Turn { x, cos, sin } = found.what;
-    let (graph, flow) = (r.graph, r.flow);
-    let ty = graph.ty(x);
-    let width = ty.dims.last().and_then(|d| d.as_const());
+/// Returns true if the op accepts the operands and nobody trains its tables.
+fn fits(m: &Matcher, output: ValueId, found: &Rotation) -> bool {
+    let graph = m.graph;
+    let (ty, output_ty) = (graph.ty(found.x), graph.ty(output));
     let last = |v: ValueId| graph.ty(v).dims.last().and_then(|d| d.as_const());
-    let output = graph.ty(found.output);
     let is_sum = graph
-        .def_node(found.output)
+        .def_node(output)
         .is_some_and(|id| graph.node(id).op == &arith::ADD);
-    let wanted = |n: Option<i64>| match is_sum {
-        true => n == width || n == Some(1),
-        false => n == width.map(|w| w / 2) || n == Some(1),
+    let width = last(found.x).map(|w| if is_sum { w } else { w / 2 });
+    let fits = |table: ValueId| {
+        let n = last(table);
+        (n == width || n == Some(1)) && !m.flow.active[table] && graph.ty(table).rank() <= ty.rank()
     };
     ty.dtype.is_float()
-        && output.dims == ty.dims
-        && output.dtype == ty.dtype
-        && [cos, sin].iter().all(|table| {
-            wanted(last(*table)) && !flow.active[*table] && graph.ty(*table).rank() <= ty.rank()
-        })
+        && output_ty.dims == ty.dims
+        && output_ty.dtype == ty.dtype
+        && fits(found.cos)
+        && fits(found.sin)
 }

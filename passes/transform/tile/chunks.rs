@@ -1,49 +1,61 @@
-//! Emits a region part by part.
-
-mod sums;
+//! Emits a region chunk by chunk, and adds up what is summed over the rows: losses, gradients of weights and of biases.
+//!
+//! Sums of 16-bit numbers are float32 from their first term to their last, so that cutting rows adds no rounding. A term
+//! that was rounded to 16 bits before it is added would add one rounding per chunk. So a sum over the rows of a 16-bit
+//! matrix is the product with a vector of ones, which is widened some elements at a time as other products are, and a loss
+//! is `ClassLoss`, which is float32.
 
 use super::region::{Region, like};
 use crate::error::{Error, Result};
 use crate::ir::typing::Contents;
-use crate::ir::{Attrs, Builder, Dim, Graph, Node, NodeId, Role, Ty, ValueId};
+use crate::ir::{Attrs, Builder, Dim, Graph, Node, NodeId, OpDef, Role, Same, Ty, ValueId};
 use crate::ops::accumulate::{ACCUMULATE, ADD_PRODUCT};
-use crate::ops::arith::DIV;
+use crate::ops::arith::{ADD, DIV};
 use crate::ops::batch_axes::{
-    CutCx, Rows, bare_product, cut, is_class_loss_grad, is_mean_loss, is_plain_sum, reduces,
+    CutCx, Rows, bare_product, cut, each_loss, is_class_loss_grad, is_mean_loss, is_plain_sum,
+    reduces,
 };
 use crate::ops::concat::CONCAT;
 use crate::ops::fill::CONSTANT_OF_SHAPE;
 use crate::ops::logic::EQUAL;
-use crate::ops::loss::label_weight;
+use crate::ops::loss::{CLASS_LOSS, label_weight};
 use crate::ops::matmul::GEMM;
+use crate::ops::reduce::REDUCE_SUM;
 use crate::ops::rule::{choose, compute_type, emit as emit_plain};
-use crate::ops::shape::{RESHAPE, SHAPE};
+use crate::ops::shape::{EXPAND, RESHAPE, SHAPE};
 use crate::ops::slice::SLICE;
+use crate::ops::softmax::LOG_SOFTMAX;
 use rustc_hash::FxHashMap;
-use sums::Summed;
 
-/// A region to be emitted, as it was before anything was.
-pub struct Work<'r> {
+/// A region and its nodes as they were before any chunk was emitted.
+pub struct Snapshot<'r> {
     region: &'r Region,
-    /// Into how many parts.
+    /// Number of chunks.
     pub count: usize,
     nodes: FxHashMap<NodeId, Node>,
+    /// Inputs with rows, of the nodes that run first and of those that run later.
     inputs: [Vec<ValueId>; 2],
     outputs: [Vec<ValueId>; 2],
     /// Axes of reductions.
     axes: FxHashMap<NodeId, Vec<usize>>,
 }
 
-impl<'r> Work<'r> {
-    pub fn new(graph: &Graph, contents: &Contents, region: &'r Region, count: usize) -> Work<'r> {
+impl<'r> Snapshot<'r> {
+    /// Copies what the emission reads of a graph.
+    pub fn new(
+        graph: &Graph,
+        contents: &Contents,
+        region: &'r Region,
+        count: usize,
+    ) -> Snapshot<'r> {
         let sides = [&region.nodes, &region.after];
         let node = |id: &NodeId| (*id, graph.node(*id).clone());
         let axes = |id: &NodeId| Some((*id, reduces(graph, contents, graph.node(*id))?));
-        Work {
+        Snapshot {
             region,
             count,
             nodes: region.all().map(node).collect(),
-            inputs: sides.map(|nodes| region.parted_inputs(graph, nodes)),
+            inputs: sides.map(|nodes| region.inputs_with_rows(graph, nodes)),
             outputs: sides.map(|nodes| region.outputs(graph, nodes)),
             axes: region.all().filter_map(axes).collect(),
         }
@@ -52,32 +64,33 @@ impl<'r> Work<'r> {
 
 /// What was emitted for a region.
 pub struct Emitted {
-    pub parts: usize,
+    /// Number of chunks.
+    pub chunks: usize,
     /// New nodes that take the place of the region's nodes, and of those that run later.
     pub nodes: [Vec<NodeId>; 2],
 }
 
-/// Emits the parts of the region at the end of the graph, fewer where there are fewer rows; whoever read its results
-/// reads what the parts make. `moved` says what was put in the place of results of other regions before, and is added to.
+/// Emits the chunks of a region at the end of the graph, fewer where there are fewer rows, and redirects the readers of
+/// its results to theirs. `moved` holds the values that replaced results of other regions, and is extended.
 ///
 /// # Errors
 /// What typing refuses.
 pub fn emit(
     b: &mut Builder,
-    work: &Work,
+    snapshot: &Snapshot,
     moved: &mut FxHashMap<ValueId, ValueId>,
 ) -> Result<Emitted> {
-    let region = work.region;
-    let is_chain = !region.after.is_empty();
+    let region = snapshot.region;
+    let first_node = &snapshot.nodes[&region.nodes[0]];
     b.prefix = "tile".into();
-    b.loc = work.nodes[&region.nodes[0]].loc.clone();
-    b.role = match is_chain {
-        true => work.nodes[&region.nodes[0]].role,
-        false => Role::Backward,
+    b.loc = first_node.loc.clone();
+    b.role = match region.after.is_empty() {
+        true => Role::Backward,
+        false => first_node.role,
     };
-    let mut parts = Parts {
+    let mut emitter = Emitter {
         region,
-        work,
+        snapshot,
         flats: FxHashMap::default(),
         totals: FxHashMap::default(),
         shares: FxHashMap::default(),
@@ -88,127 +101,150 @@ pub fn emit(
         b,
     };
     let mut nodes = [Vec::new(), Vec::new()];
-    let first = parts.b.graph.order().len();
-    parts.means()?;
-    let cuts = parts.cuts(work.count)?;
-    let mut now: Vec<Part> = cuts.iter().map(|_| Part::default()).collect();
+    let mut start = emitter.b.graph.order().len();
+    emitter.means()?;
+    let cuts = emitter.cuts(snapshot.count)?;
+    let mut chunks: Vec<Chunk> = cuts.iter().map(|_| Chunk::default()).collect();
     for (side, ids) in [&region.nodes, &region.after].into_iter().enumerate() {
-        let start = match side {
-            0 => first,
-            _ => parts.b.graph.order().len(),
-        };
         if side == 1 {
-            parts.b.role = Role::Backward;
+            start = emitter.b.graph.order().len();
+            emitter.b.role = Role::Backward;
         }
-        let outputs = &work.outputs[side];
-        parts.products(outputs);
-        for ((start, end), part) in cuts.iter().zip(&mut now) {
-            parts.part(*start, *end, part, &work.inputs[side], ids)?;
-            parts.gather(part, outputs)?;
+        let outputs = &snapshot.outputs[side];
+        emitter.find_products(outputs);
+        for (rows, chunk) in cuts.iter().zip(&mut chunks) {
+            emitter.chunk(*rows, chunk, &snapshot.inputs[side], ids)?;
+            emitter.gather(chunk, outputs)?;
         }
         for v in outputs {
-            parts.replace(*v)?;
+            emitter.replace(*v)?;
         }
-        nodes[side] = parts.b.graph.order()[start..].to_vec();
+        nodes[side] = emitter.b.graph.order()[start..].to_vec();
     }
     Ok(Emitted {
-        parts: cuts.len(),
+        chunks: cuts.len(),
         nodes,
     })
 }
 
 /// What has been emitted for some of the rows.
 #[derive(Default)]
-struct Part {
-    /// By the value that it is a part of.
+struct Chunk {
+    /// By the value that it is a chunk of.
     values: FxHashMap<ValueId, ValueId>,
-    /// How many rows it has, as an int64 vector of length 1.
+    /// The number of its rows, as an int64 vector of length 1.
     count: Option<ValueId>,
 }
 
-struct Parts<'r, 'g> {
+/// A sum to which the chunks add products.
+#[derive(Clone)]
+struct Summed {
+    term: Term,
+    /// The type of the sum, a matrix.
+    ty: Ty,
+}
+
+#[derive(Clone)]
+enum Term {
+    /// The product of the node's operands, with these attributes.
+    Product(Attrs),
+    /// The product of ones and the first operand: the sum of its rows, with that many elements in each.
+    Rows(i64),
+}
+
+struct Emitter<'r, 'g> {
     region: &'r Region,
-    work: &'r Work<'r>,
+    snapshot: &'r Snapshot<'r>,
     /// Values from outside with their rows as one axis.
     flats: FxHashMap<ValueId, ValueId>,
-    /// The weight of all labels, of nodes that take the mean.
+    /// The weight of all labels, for nodes that take the mean.
     totals: FxHashMap<NodeId, ValueId>,
     /// The cotangent of such a node, divided by its total.
     shares: FxHashMap<NodeId, ValueId>,
     /// Sums over the rows so far, in the type they are added up in.
     sums: FxHashMap<ValueId, ValueId>,
-    /// Parts of results that have rows.
+    /// Chunks of results that have rows.
     pieces: FxHashMap<ValueId, Vec<ValueId>>,
-    /// Sums of products, which need not exist one by one.
+    /// Sums of products, whose terms need not exist one by one.
     products: FxHashMap<ValueId, Summed>,
-    /// What stands for results of regions that were emitted before.
+    /// The values that replaced results of regions emitted before.
     moved: &'r mut FxHashMap<ValueId, ValueId>,
     b: &'r mut Builder<'g>,
 }
 
-impl Parts<'_, '_> {
-    /// The value that has taken the place of one from outside, if any has.
+fn axis(axis: i64) -> Attrs {
+    Attrs::new().with("axis", axis)
+}
+
+fn bug(what: &str) -> Box<Error> {
+    Error::bug("tile", what)
+}
+
+impl Emitter<'_, '_> {
+    /// Returns the value that replaced one from outside, or the value itself.
     fn own(&self, v: ValueId) -> ValueId {
         self.moved.get(&v).copied().unwrap_or(v)
     }
 
-    /// The weight of all labels, for every mean over them.
+    fn plain(&mut self, op: &'static OpDef, ins: &[ValueId]) -> Result<ValueId> {
+        emit_plain(self.b, op, ins)
+    }
+
+    /// Emits the sizes of axes `start..end` as an int64 vector.
+    fn sizes(&mut self, v: ValueId, start: usize, end: usize) -> Result<ValueId> {
+        let axes = Attrs::new()
+            .with("start", start as i64)
+            .with("end", end as i64);
+        self.b.emit(&SHAPE, &[v], axes)
+    }
+
+    /// Emits the weight of all labels, for every mean over them.
     fn means(&mut self) -> Result<()> {
         let mut known = FxHashMap::default();
         for id in self.region.all() {
-            let node = &self.work.nodes[id];
-            if is_mean_loss(node) {
-                let at = usize::from(is_class_loss_grad(node.op));
-                let (labels, weights) = (node.ins[at + 1], node.ins.get(at + 2).copied().flatten());
-                let scores = node.ins[at].expect("I4: a loss has scores");
-                let attrs = node.attrs.clone();
-                let dtype = compute_type(self.b.ty(scores).dtype);
-                let labels = labels.expect("I4: a loss has labels");
-                let key = (labels, weights, attrs.opt_int("ignore_index"), dtype);
-                let total = match known.get(&key) {
-                    Some(total) => *total,
-                    None => label_weight(self.b, labels, weights, &attrs, dtype)?,
-                };
-                known.insert(key, total);
-                self.totals.insert(*id, total);
+            let node = &self.snapshot.nodes[id];
+            if !is_mean_loss(node) {
+                continue;
             }
+            let at = usize::from(is_class_loss_grad(node.op));
+            let scores = node.ins[at].expect("I4: a loss has scores");
+            let labels = node.ins[at + 1].expect("I4: a loss has labels");
+            let weights = node.operand(at + 2);
+            let dtype = compute_type(self.b.ty(scores).dtype);
+            let ignored = node.attrs.opt_int("ignore_index");
+            let key = (labels, weights, ignored, dtype);
+            let total = match known.get(&key) {
+                Some(total) => *total,
+                None => label_weight(self.b, labels, weights, &node.attrs, dtype)?,
+            };
+            known.insert(key, total);
+            self.totals.insert(*id, total);
         }
         Ok(())
     }
 
-    /// How many rows there are, as an int64 vector of length 1.
+    /// Returns the number of rows, as an int64 vector of length 1.
     fn n_rows(&mut self) -> Result<ValueId> {
         if let Some(n) = self.region.rows.as_const() {
             return Ok(self.b.ints(&[n]));
         }
-        let flat = |rows: &Rows| matches!(rows, Rows::Lead(_));
-        let inputs = &self.work.inputs[0];
-        let known = inputs.iter().find(|v| flat(&self.region.classes[*v]));
-        let Some(v) = known.copied() else {
-            return Err(Error::bug(
-                "tile",
-                "no operand says how many rows there are",
-            ));
-        };
+        let leads = |v: &&ValueId| matches!(self.region.classes[*v], Rows::Lead(_));
+        let known = self.snapshot.inputs[0].iter().find(leads).copied();
+        let v = known.ok_or_else(|| bug("no operand says how many rows there are"))?;
         let v = self.flat(v)?;
-        let first = Attrs::new().with("start", 0).with("end", 1);
-        self.b.emit(&SHAPE, &[v], first)
+        self.sizes(v, 0, 1)
     }
 
-    /// First and last row of each part, as int64 vectors of length 1. None is empty where there are as many rows as parts.
+    /// Returns first and last row of each chunk, as int64 vectors of length 1. With at least as many rows as chunks, no
+    /// chunk is empty.
     fn cuts(&mut self, count: usize) -> Result<Vec<(ValueId, ValueId)>> {
         let count = count as i64;
         if let Some(rows) = self.region.rows.as_const() {
-            let each = (rows + count - 1) / count;
-            let starts = (0..rows).step_by(each.max(1) as usize);
+            let each = ((rows + count - 1) / count).max(1);
+            // Without rows there is one empty chunk.
+            let starts = (0..rows.max(1)).step_by(each as usize);
             let bounds = starts.map(|at| (at, (at + each).min(rows)));
-            let mut bounds: Vec<_> = bounds.collect();
-            // No rows at all are one part.
-            if bounds.is_empty() {
-                bounds.push((0, 0));
-            }
             return Ok(bounds
-                .into_iter()
                 .map(|(s, e)| (self.b.ints(&[s]), self.b.ints(&[e])))
                 .collect());
         }
@@ -219,14 +255,14 @@ impl Parts<'_, '_> {
         for i in 1..=count {
             let times = self.b.ints(&[i]);
             let some = self.b.mul(rows, times)?;
-            let end = self.b.emit(&DIV, &[some, by], Attrs::new())?;
+            let end = self.plain(&DIV, &[some, by])?;
             bounds.push((start, end));
             start = end;
         }
         Ok(bounds)
     }
 
-    /// A value with its rows as one axis.
+    /// Returns a value from outside with its rows as one axis.
     fn flat(&mut self, v: ValueId) -> Result<ValueId> {
         if let Some(flat) = self.flats.get(&v) {
             return Ok(*flat);
@@ -245,34 +281,28 @@ impl Parts<'_, '_> {
         if k == 1 {
             return Ok(v);
         }
-        let row = self.b.ty(v).dims[k..].to_vec();
-        let row: Option<Vec<i64>> = row.iter().map(Dim::as_const).collect();
-        let shape = match row {
-            Some(row) => {
-                let target: Vec<i64> = std::iter::once(-1).chain(row).collect();
-                self.b.ints(&target)
-            }
+        let row = self.b.ty(v).dims[k..].iter().map(Dim::as_const);
+        let shape = match row.collect::<Option<Vec<i64>>>() {
+            Some(row) => self.b.ints(&[&[-1], &row[..]].concat()),
             None => {
                 let all = Attrs::new().with("start", k as i64);
                 let row = self.b.emit(&SHAPE, &[v], all)?;
                 let first = self.b.ints(&[-1]);
-                self.b
-                    .emit(&CONCAT, &[first, row], Attrs::new().with("axis", 0))?
+                self.b.emit(&CONCAT, &[first, row], axis(0))?
             }
         };
-        self.b.emit(&RESHAPE, &[v, shape], Attrs::new())
+        self.plain(&RESHAPE, &[v, shape])
     }
 
     /// Emits nodes of the region for the rows from `start` up to `end`.
-    fn part(
+    fn chunk(
         &mut self,
-        start: ValueId,
-        end: ValueId,
-        part: &mut Part,
+        (start, end): (ValueId, ValueId),
+        chunk: &mut Chunk,
         inputs: &[ValueId],
         nodes: &[NodeId],
     ) -> Result<()> {
-        let Part { values: now, count } = part;
+        let Chunk { values: now, count } = chunk;
         self.b.prefix = "tile".into();
         for v in inputs.iter().copied() {
             if now.contains_key(&v) {
@@ -281,24 +311,16 @@ impl Parts<'_, '_> {
             let axis = i64::from(self.region.classes[&v] == Rows::Last);
             let flat = self.flat(v)?;
             let (axis, one) = (self.b.ints(&[axis]), self.b.ints(&[1]));
-            let part = self
-                .b
-                .emit(&SLICE, &[flat, start, end, axis, one], Attrs::new())?;
-            now.insert(v, part);
+            let slice = self.plain(&SLICE, &[flat, start, end, axis, one])?;
+            now.insert(v, slice);
             if count.is_none() && axis == self.b.ints(&[0]) {
-                let first = Attrs::new().with("start", 0).with("end", 1);
-                *count = Some(match self.b.ty(part).dims[0].as_const() {
+                *count = Some(match self.b.ty(slice).dims[0].as_const() {
                     Some(n) => self.b.ints(&[n]),
-                    None => self.b.emit(&SHAPE, &[part], first)?,
+                    None => self.sizes(slice, 0, 1)?,
                 });
             }
         }
-        let Some(count) = *count else {
-            return Err(Error::bug(
-                "tile",
-                "no operand says how many rows a part has",
-            ));
-        };
+        let count = count.ok_or_else(|| bug("no operand says how many rows a chunk has"))?;
         for id in nodes {
             self.node(*id, now, count)?;
         }
@@ -311,50 +333,46 @@ impl Parts<'_, '_> {
         now: &mut FxHashMap<ValueId, ValueId>,
         count: ValueId,
     ) -> Result<()> {
-        let node = self.work.nodes[&id].clone();
+        let snapshot = self.snapshot;
+        let node = &snapshot.nodes[&id];
         self.b.loc = node.loc.clone();
         self.b.prefix = format!("{}/tile", node.name);
         let fit = &self.region.fits[&id];
-        let mut ins: Vec<Option<ValueId>> = node
-            .ins
-            .iter()
-            .map(|v| v.map(|v| now.get(&v).copied().unwrap_or_else(|| self.own(v))))
-            .collect();
-        let in_types = node
-            .ins
-            .iter()
-            .map(|v| v.map(|v| self.b.ty(v).clone()))
-            .collect();
-        if self.add_product(node.outs[0], &ins, count)? {
+        let chunk_of = |v: ValueId| now.get(&v).copied().unwrap_or_else(|| self.own(v));
+        let ins = node.ins.iter().map(|v| v.map(chunk_of));
+        let mut ins: Vec<Option<ValueId>> = ins.collect();
+        if self.add_product(node.outs[0], &ins, count)? || self.biased(node.outs[0]).is_some() {
             return Ok(());
         }
-        if self.biased(node.outs[0]).is_some() {
-            return Ok(());
-        }
-        let outs = match self.losses(&node, &ins)? {
+        let outs = match self.losses(node, &ins)? {
             Some(outs) => Some(outs),
-            None => self.biased_product(&node, now)?,
+            None => self.biased_product(node, now)?,
         };
         if let Some(outs) = outs {
             now.extend(node.outs.iter().copied().zip(outs));
             return Ok(());
         }
-        if is_plain_sum(node.op) && fit.outs[0] == Rows::Sum {
-            self.widen_first(&mut ins)?;
+        if let (true, Some(x)) = (is_plain_sum(node.op) && fit.outs[0] == Rows::Sum, ins[0]) {
+            // The sum reads its operand in the type that it is added up in.
+            let wide = compute_type(self.b.ty(x).dtype);
+            ins[0] = Some(self.b.cast(x, wide)?);
         }
-        let out_types = node.outs.iter().map(|v| self.b.ty(*v).clone()).collect();
         let mut attrs = node.attrs.clone();
         if let Some(total) = self.totals.get(&id).copied() {
             attrs.set("reduction", "sum".into());
             if is_class_loss_grad(node.op) {
                 let dloss = ins[0].expect("I4: a gradient has a cotangent");
-                ins[0] = Some(match self.shares.get(&id) {
+                let share = match self.shares.get(&id) {
                     Some(share) => *share,
                     None => self.share(dloss, total)?,
-                });
-                self.shares.extend(ins[0].map(|share| (id, share)));
+                };
+                ins[0] = Some(share);
+                self.shares.insert(id, share);
             }
         }
+        let ty = |v: ValueId| self.b.ty(v).clone();
+        let in_types = node.ins.iter().map(|v| v.map(ty)).collect();
+        let out_types = node.outs.iter().map(|v| ty(*v)).collect();
         let outs = cut(CutCx {
             b: self.b,
             op: node.op,
@@ -363,27 +381,24 @@ impl Parts<'_, '_> {
             in_types,
             out_types,
             fit,
-            axes: self.work.axes.get(&id).cloned(),
+            axes: snapshot.axes.get(&id).cloned(),
             count,
         })?;
         now.extend(node.outs.iter().copied().zip(outs));
         Ok(())
     }
 
-    /// Lets whoever read `old` read what its parts make together.
+    /// Replaces `old`, for all readers, by what its chunks make together.
     fn replace(&mut self, old: ValueId) -> Result<()> {
-        self.b.prefix = self.b.graph.value(old).name.clone();
-        let maker = self
-            .b
-            .graph
-            .def_node(old)
-            .expect("a region makes its outputs");
-        self.b.loc = self.work.nodes[&maker].loc.clone();
+        let graph = &self.b.graph;
+        let name = graph.value(old).name.clone();
+        let maker = graph.def_node(old).expect("a region makes its outputs");
+        self.b.prefix = name.clone();
+        self.b.loc = self.snapshot.nodes[&maker].loc.clone();
         let new = match self.pieces.remove(&old) {
             Some(pieces) => self.joined(old, &pieces)?,
             None => self.summed(old, maker)?,
         };
-        let name = self.b.graph.value(old).name.clone();
         self.b.graph.rename_value(old, &format!("{name}/whole"));
         if self.b.graph.value(new).name != name {
             self.b.graph.rename_value(new, &name);
@@ -393,39 +408,233 @@ impl Parts<'_, '_> {
         Ok(())
     }
 
+    /// Emits the rows of all chunks as one value.
     fn joined(&mut self, old: ValueId, pieces: &[ValueId]) -> Result<ValueId> {
         let ty = self.b.ty(old).clone();
         let Rows::Lead(k) = self.region.classes[&old] else {
-            let axis = Attrs::new().with("axis", 1);
-            return self.b.emit(&CONCAT, pieces, axis);
+            return self.b.emit(&CONCAT, pieces, axis(1));
         };
-        let flat = self.b.emit(&CONCAT, pieces, Attrs::new().with("axis", 0))?;
+        let flat = self.b.emit(&CONCAT, pieces, axis(0))?;
         if self.b.ty(flat).dims == ty.dims {
             return Ok(flat);
         }
         let shape = match ty.static_dims() {
             Some(dims) => self.b.ints(&dims),
             None => {
-                let axis = Attrs::new().with("axis", 0);
-                let all: Vec<ValueId> = self.work.inputs.concat();
+                let all: Vec<ValueId> = self.snapshot.inputs.concat();
                 let classes = &self.region.classes;
                 let batch = match like(self.b.graph, &all, classes, &ty.dims[..k]) {
-                    Some(v) => {
-                        let v = self.own(v);
-                        let first = Attrs::new().with("start", 0).with("end", k as i64);
-                        self.b.emit(&SHAPE, &[v], first)?
-                    }
+                    Some(v) => self.sizes(self.own(v), 0, k)?,
                     None if k == 1 => self.n_rows()?,
-                    None => return Err(Error::bug("tile", "no operand has the sizes of a result")),
+                    None => return Err(bug("no operand has the sizes of a result")),
                 };
-                let rank = ty.rank() as i64;
-                let row = Attrs::new()
-                    .with("start", 1)
-                    .with("end", rank - k as i64 + 1);
-                let row = self.b.emit(&SHAPE, &[flat], row)?;
-                self.b.emit(&CONCAT, &[batch, row], axis)?
+                let row = self.sizes(flat, 1, ty.rank() - k + 1)?;
+                self.b.emit(&CONCAT, &[batch, row], axis(0))?
             }
         };
-        self.b.emit(&RESHAPE, &[flat, shape], Attrs::new())
+        self.plain(&RESHAPE, &[flat, shape])
+    }
+
+    /// Finds the results that can be added up as products.
+    fn find_products(&mut self, outputs: &[ValueId]) {
+        let sums = outputs.iter().copied();
+        for v in sums.filter(|v| self.region.classes[v] == Rows::Sum) {
+            if let Some(summed) = self.product_of(v) {
+                self.products.insert(v, summed);
+            }
+        }
+    }
+
+    fn product_of(&self, v: ValueId) -> Option<Summed> {
+        let ty = self.b.ty(v);
+        let maker = self.b.graph.def_node(v)?;
+        let node = &self.snapshot.nodes[&maker];
+        let wide = compute_type(ty.dtype);
+        if let Some(attrs) = bare_product(node) {
+            let is_matrix = ty.rank() == 2 && ty.static_dims().is_some();
+            return is_matrix.then(|| Summed {
+                term: Term::Product(attrs),
+                ty: Ty::new(wide, ty.dims.clone()),
+            });
+        }
+        if !is_plain_sum(node.op) || wide == ty.dtype {
+            return None;
+        }
+        let Some(Rows::Lead(k)) = self.region.fits[&maker].ins[0] else {
+            return None;
+        };
+        let row = Dim::product(&self.b.ty(node.ins[0]?).dims[k..]).as_const()?;
+        let elements = ty.elements().as_const()?;
+        (row == elements && row > 1).then(|| Summed {
+            term: Term::Rows(row),
+            ty: Ty::new(wide, vec![Dim::ONE, Dim::from(row)]),
+        })
+    }
+
+    /// Adds a product to its sum, and returns true where `v` is such a sum. The first product is the sum where its type
+    /// is wide enough.
+    fn add_product(&mut self, v: ValueId, ins: &[Option<ValueId>], count: ValueId) -> Result<bool> {
+        let Some(Summed { term, ty }) = self.products.get(&v).cloned() else {
+            return Ok(false);
+        };
+        let operand = |slot: usize| ins[slot].ok_or_else(|| bug("a product lacks an operand"));
+        let first = operand(0)?;
+        let (a, b, attrs) = match term {
+            Term::Product(attrs) => (first, operand(1)?, attrs),
+            Term::Rows(row) => {
+                let rows = match self.b.rank(first) {
+                    2 => first,
+                    _ => {
+                        let matrix = self.b.ints(&[-1, row]);
+                        self.plain(&RESHAPE, &[first, matrix])?
+                    }
+                };
+                let one = self.b.scalar(self.b.ty(first).dtype, 1.0);
+                let width = self.b.ints(&[1]);
+                let dims = self.b.emit(&CONCAT, &[count, width], axis(0))?;
+                let ones = self.plain(&EXPAND, &[one, dims])?;
+                (ones, rows, Attrs::new().with("transA", 1))
+            }
+        };
+        let sum = match self.sums.get(&v) {
+            Some(sum) => Some(*sum),
+            None if self.b.ty(a).dtype == ty.dtype => None,
+            None => {
+                let dims = self.b.ints(&ty.static_dims().unwrap_or_default());
+                let zero = self.plain(&CONSTANT_OF_SHAPE, &[dims])?;
+                Some(self.b.cast(zero, ty.dtype)?)
+            }
+        };
+        let sum = match sum {
+            Some(sum) => self.b.emit(&ADD_PRODUCT, &[sum, a, b], attrs)?,
+            None => self.b.emit(&GEMM, &[a, b], attrs)?,
+        };
+        self.sums.insert(v, sum);
+        Ok(true)
+    }
+
+    /// Emits a loss over classes for some of the rows: the sum of the losses, or each of them, and the log-probabilities
+    /// where they are read. Returns `None` for other ops.
+    fn losses(&mut self, node: &Node, ins: &[Option<ValueId>]) -> Result<Option<Vec<ValueId>>> {
+        let Some(attrs) = each_loss(node) else {
+            return Ok(None);
+        };
+        let each = self.b.emit_n(&CLASS_LOSS, ins.to_vec(), attrs, 1)?[0];
+        let loss = match node.attrs.str("reduction") {
+            "none" => self.b.cast(each, self.b.ty(node.outs[0]).dtype)?,
+            _ => {
+                let none_kept = Attrs::new().with("keepdims", 0);
+                self.b.emit(&REDUCE_SUM, &[each], none_kept)?
+            }
+        };
+        let mut outs = vec![loss];
+        if let (Some(_), Some(scores)) = (node.outs.get(1), ins[0]) {
+            outs.push(self.b.emit(&LOG_SOFTMAX, &[scores], axis(1))?);
+        }
+        Ok(Some(outs))
+    }
+
+    /// Returns the vector that the only reader of a product adds to every row, where both belong to the region. In 16
+    /// bits two ops round the result twice, and one op rounds it once.
+    fn biased(&self, product: ValueId) -> Option<ValueId> {
+        let graph = &self.b.graph;
+        let [only] = graph.value(product).uses() else {
+            return None;
+        };
+        let nodes = &self.snapshot.nodes;
+        let (node, add) = (
+            nodes.get(&graph.def_node(product)?)?,
+            nodes.get(&only.node)?,
+        );
+        let Some(Rows::Lead(k)) = self.region.classes.get(&product) else {
+            return None;
+        };
+        let ty = graph.ty(product);
+        if add.op != &ADD
+            || graph.is_output(product)
+            || bare_product(node)?.int("transA") != 0
+            || ty.rank() != k + 1
+        {
+            return None;
+        }
+        let bias = add.operands().find(|v| *v != product)?;
+        let have = graph.ty(bias);
+        let is_whole = !self.region.classes.contains_key(&bias);
+        let fits = have.rank() == 1 && have.dims[0].same(&ty.dims[*k]) == Same::Yes;
+        (is_whole && fits && have.dtype == ty.dtype).then_some(bias)
+    }
+
+    /// Emits a product and the vector that `add` adds to it as one op.
+    fn biased_product(
+        &mut self,
+        add: &Node,
+        now: &FxHashMap<ValueId, ValueId>,
+    ) -> Result<Option<Vec<ValueId>>> {
+        let found = add.operands().find_map(|v| Some((v, self.biased(v)?)));
+        let Some((product, bias)) = found else {
+            return Ok(None);
+        };
+        let maker = self.b.graph.def_node(product);
+        let maker = maker.ok_or_else(|| bug("a product without its node"))?;
+        let node = &self.snapshot.nodes[&maker];
+        let (Some(attrs), Some(a), Some(w)) = (bare_product(node), node.ins[0], node.ins[1]) else {
+            return Err(bug("a product lacks an operand"));
+        };
+        let chunk = |v: ValueId| now.get(&v).copied();
+        let a = chunk(a).ok_or_else(|| bug("a product has no rows"))?;
+        let (w, bias) = (chunk(w).unwrap_or_else(|| self.own(w)), self.own(bias));
+        Ok(Some(vec![self.b.emit(&GEMM, &[a, w, bias], attrs)?]))
+    }
+
+    /// Adds results of a chunk to the sums and pieces of the whole.
+    fn gather(&mut self, chunk: &Chunk, outputs: &[ValueId]) -> Result<()> {
+        self.b.prefix = "tile".into();
+        for v in outputs {
+            if self.products.contains_key(v) {
+                continue;
+            }
+            let part = chunk.values[v];
+            if self.region.classes[v] != Rows::Sum {
+                self.pieces.entry(*v).or_default().push(part);
+                continue;
+            }
+            let wide = compute_type(self.b.ty(part).dtype);
+            let sum = match self.sums.get(v).copied() {
+                None => self.b.cast(part, wide)?,
+                Some(sum) if self.b.ty(part).dtype == wide => self.b.add(sum, part)?,
+                Some(sum) => self.plain(&ACCUMULATE, &[sum, part])?,
+            };
+            self.sums.insert(*v, sum);
+        }
+        Ok(())
+    }
+
+    /// Emits the cotangent of a sum that is divided by `total` afterwards; 0 where no label counts.
+    fn share(&mut self, dloss: ValueId, total: ValueId) -> Result<ValueId> {
+        let (narrow, wide) = (self.b.ty(dloss).dtype, self.b.ty(total).dtype);
+        let dloss = self.b.cast(dloss, wide)?;
+        let zero = self.b.scalar(wide, 0.0);
+        let share = self.b.div(dloss, total)?;
+        let none = self.plain(&EQUAL, &[total, zero])?;
+        let share = choose(self.b, none, zero, share)?;
+        self.b.cast(share, narrow)
+    }
+
+    /// Emits the sum of all chunks as the whole result.
+    fn summed(&mut self, old: ValueId, maker: NodeId) -> Result<ValueId> {
+        let ty = self.b.ty(old).clone();
+        let mut sum = self.sums[&old];
+        if let Some(total) = self.totals.get(&maker).copied() {
+            let total = self.b.cast(total, self.b.ty(sum).dtype)?;
+            sum = self.b.div(sum, total)?;
+        }
+        let sum = self.b.cast(sum, ty.dtype)?;
+        if self.b.ty(sum).dims == ty.dims {
+            return Ok(sum);
+        }
+        let dims = ty.static_dims();
+        let dims = dims.ok_or_else(|| bug("a sum has a size that is not a constant"))?;
+        let shape = self.b.ints(&dims);
+        self.plain(&RESHAPE, &[sum, shape])
     }
 }

@@ -1,78 +1,74 @@
-//! What is done before there is a backward, so that rows stay rows from the head to the loss.
+//! Rewrites before autodiff that let rows stay rows from the head to the loss.
 //!
-//! In and out: `Typed`. Tokens that a loss leaves out are left out before the head's product instead of after it: a slice
-//! of scores is the product of a slice of the activations. And classes that were moved behind the batch for an op that wants
-//! them there (`[N, C, …]`) stay last, with all other axes as one. Both save work; neither changes a value but for the
-//! rounding of a product with fewer rows.
+//! In and out: `Typed`. Tokens that a loss drops are dropped before the head's product, not after it: a slice of scores is
+//! the product of a slice of the activations. Classes that were moved behind the batch for an op that wants them there
+//! (`[N, C, …]`) stay last, with all other axes as one. Both save work. Values change by the rounding of a product with
+//! fewer rows only.
 
 use crate::error::Result;
 use crate::ir::op::OpClass;
 use crate::ir::typing::Contents;
-use crate::ir::{Attrs, Builder, Dim, Graph, NodeId, Same, SecondaryMap, ValueId};
+use crate::ir::{Attrs, Builder, Dim, Graph, Node, NodeId, Same, SecondaryMap, ValueId};
 use crate::ops::batch_axes::{FitCx, Rows, class_scores, fit};
 use crate::ops::shape::{RESHAPE, SHAPE, TRANSPOSE};
 use crate::ops::slice::SLICE;
 use crate::transform::dce::dce;
 use crate::transform::infer::infer;
-use crate::transform::order::settle;
+use crate::transform::order::append_after_operands;
 use rustc_hash::FxHashMap;
 
-/// Returns what has taken the place of what.
+/// Applies both rewrites. Returns the new value for each value that was replaced.
 ///
 /// # Errors
 /// See [`infer`].
 pub fn settle_rows(graph: &mut Graph) -> Result<FxHashMap<ValueId, ValueId>> {
-    let mut instead = FxHashMap::default();
+    let mut replaced = FxHashMap::default();
     let contents = infer(graph)?;
     let order = graph.order().to_vec();
     let slices: Vec<(NodeId, Vec<NodeId>)> = order
         .iter()
-        .filter_map(|id| Some((*id, between_head_and(graph, &contents, *id)?)))
+        .filter_map(|id| Some((*id, chain_before(graph, &contents, *id)?)))
         .collect();
-    let moved: Vec<(NodeId, ValueId)> = order
+    let losses: Vec<(NodeId, ValueId)> = order
         .iter()
-        .filter_map(|id| Some((*id, classes_moved(graph, *id)?)))
+        .filter_map(|id| Some((*id, scores_before_move(graph, *id)?)))
         .collect();
-    if slices.is_empty() && moved.is_empty() {
-        return Ok(instead);
+    if slices.is_empty() && losses.is_empty() {
+        return Ok(replaced);
     }
     let mut b = Builder::resume(graph, contents);
     for (slice, chain) in slices {
-        instead.extend([slice_first(&mut b, slice, &chain)?]);
+        replaced.extend([slice_first(&mut b, slice, &chain)?]);
     }
-    for (loss, scores) in moved {
-        instead.extend([classes_last(&mut b, loss, scores)?]);
+    for (loss, scores) in losses {
+        replaced.extend([classes_last(&mut b, loss, scores)?]);
     }
     // New nodes go where they are first read.
     let mut done = SecondaryMap::new(graph.node_bound(), false);
     let mut sorted = Vec::with_capacity(graph.order().len());
-    for id in order {
-        settle(graph, id, &mut done, &mut sorted)?;
-    }
-    for id in graph.order() {
-        settle(graph, *id, &mut done, &mut sorted)?;
+    for id in order.iter().chain(graph.order()) {
+        append_after_operands(graph, *id, &mut done, &mut sorted)?;
     }
     graph.set_order(sorted);
     dce(graph);
-    Ok(instead)
+    Ok(replaced)
 }
 
-/// The nodes from a product that is wider than what it reads to the data of a slice along other axes than the last, in
-/// that order; `None` where the node is no such slice, or something else reads what lies between.
-fn between_head_and(graph: &Graph, contents: &Contents, id: NodeId) -> Option<Vec<NodeId>> {
+/// Returns the nodes from a product that is wider than its operand to the data of a slice along other axes than the last,
+/// in order; `None` where the node is no such slice, or another node reads a value between.
+fn chain_before(graph: &Graph, contents: &Contents, id: NodeId) -> Option<Vec<NodeId>> {
     let node = graph.node(id);
     if node.op != &SLICE {
         return None;
     }
-    let mut v = (*node.ins.first()?)?;
+    let mut v = node.operand(0)?;
     let rank = graph.ty(v).rank();
-    let axes: Vec<i64> = match node.ins.get(3).copied().flatten() {
-        Some(axes) => contents
-            .get(axes)?
-            .iter()
-            .map(Dim::as_const)
-            .collect::<Option<_>>()?,
-        None => (0..graph.ty((*node.ins.get(1)?)?).dims.first()?.as_const()?).collect(),
+    let axes: Vec<i64> = match node.operand(3) {
+        Some(axes) => {
+            let axes = contents.get(axes)?.iter().map(Dim::as_const);
+            axes.collect::<Option<_>>()?
+        }
+        None => (0..graph.ty(node.operand(1)?).dims.first()?.as_const()?).collect(),
     };
     let last = rank as i64 - 1;
     if rank < 2 || axes.iter().any(|a| *a == -1 || *a == last) {
@@ -116,25 +112,26 @@ fn between_head_and(graph: &Graph, contents: &Contents, id: NodeId) -> Option<Ve
     }
 }
 
-/// Lets the readers of a slice read the same of a sliced operand.
-fn slice_first(b: &mut Builder, slice: NodeId, chain: &[NodeId]) -> Result<(ValueId, ValueId)> {
-    let node = b.graph.node(slice).clone();
-    let mut old = b.graph.node(chain[0]).ins[0];
-    let mut ins = node.ins.clone();
-    ins[0] = old;
+/// Sets origin, role and prefix of new nodes to those of an old one, and returns a copy of it.
+fn resume_at(b: &mut Builder, id: NodeId) -> Node {
+    let node = b.graph.node(id).clone();
     b.loc = node.loc.clone();
     b.role = node.role;
     b.prefix = format!("{}/early", node.name);
+    node
+}
+
+/// Replaces a slice by the same computation of a sliced operand. Returns the old and the new value.
+fn slice_first(b: &mut Builder, slice: NodeId, chain: &[NodeId]) -> Result<(ValueId, ValueId)> {
+    let mut old = b.graph.node(chain[0]).ins[0];
+    let node = resume_at(b, slice);
+    let mut ins = node.ins.clone();
+    ins[0] = old;
     let mut new = b.emit_n(&SLICE, ins, node.attrs.clone(), 1)?[0];
     for id in chain {
-        let step = b.graph.node(*id).clone();
-        b.loc = step.loc.clone();
-        b.role = step.role;
-        b.prefix = format!("{}/early", step.name);
-        let ins = step.ins.iter();
-        let ins = ins
-            .map(|v| if *v == old { Some(new) } else { *v })
-            .collect();
+        let step = resume_at(b, *id);
+        let replace = |v: &Option<ValueId>| if *v == old { Some(new) } else { *v };
+        let ins = step.ins.iter().map(replace).collect();
         old = Some(step.outs[0]);
         new = b.emit_n(step.op, ins, step.attrs.clone(), 1)?[0];
     }
@@ -142,14 +139,14 @@ fn slice_first(b: &mut Builder, slice: NodeId, chain: &[NodeId]) -> Result<(Valu
     Ok((node.outs[0], new))
 }
 
-/// What a loss over classes compares before its last axis was moved behind the first; `None` if it was not.
-fn classes_moved(graph: &Graph, id: NodeId) -> Option<ValueId> {
+/// Returns the scores of a loss over classes before their last axis was moved behind the first; `None` if it was not.
+fn scores_before_move(graph: &Graph, id: NodeId) -> Option<ValueId> {
     let node = graph.node(id);
     let scores = class_scores(node)?;
-    let (labels, rank) = ((*node.ins.get(1)?)?, graph.ty(scores).rank());
-    let rest = node.outs.iter().skip(1);
+    let (labels, rank) = (node.operand(1)?, graph.ty(scores).rank());
+    let mut rest = node.outs.iter().skip(1);
     let is_read = |v: &ValueId| !graph.value(*v).uses().is_empty() || graph.is_output(*v);
-    if rank < 3 || graph.ty(labels).rank() + 1 != rank || rest.into_iter().any(is_read) {
+    if rank < 3 || graph.ty(labels).rank() + 1 != rank || rest.any(is_read) {
         return None;
     }
     let maker = graph.node(graph.def_node(scores)?);
@@ -163,22 +160,14 @@ fn classes_moved(graph: &Graph, id: NodeId) -> Option<ValueId> {
         return None;
     }
     graph.ty(scores).dims[1].as_const().filter(|n| *n > 0)?;
-    *maker.ins.first()?
+    maker.operand(0)
 }
 
-/// The same loss of the scores as they were, rows as one axis.
+/// Replaces a loss by the same loss of `scores`, rows as one axis. Returns the old and the new value.
 fn classes_last(b: &mut Builder, loss: NodeId, scores: ValueId) -> Result<(ValueId, ValueId)> {
-    let node = b.graph.node(loss).clone();
-    b.loc = node.loc.clone();
-    b.role = node.role;
-    b.prefix = format!("{}/early", node.name);
-    let classes = b
-        .ty(scores)
-        .dims
-        .last()
-        .and_then(Dim::as_const)
-        .unwrap_or(-1);
-    let (matrix, vector) = (b.ints(&[-1, classes]), b.ints(&[-1]));
+    let node = resume_at(b, loss);
+    let classes = b.ty(scores).dims.last().and_then(Dim::as_const);
+    let (matrix, vector) = (b.ints(&[-1, classes.unwrap_or(-1)]), b.ints(&[-1]));
     let labels = node.ins[1];
     let mut ins = node.ins.clone();
     ins[0] = Some(b.emit(&RESHAPE, &[scores, matrix], Attrs::new())?);

@@ -1,28 +1,30 @@
-//! What has to be tiled together so that one wide value never exists whole.
+//! The nodes that have to be tiled together so that one wide value never exists whole.
 //!
-//! A value is wide if a row of it is at least as wide as a row of the scores. Whatever makes or reads a wide value belongs to
-//! the region, and so does every node on a path between two nodes of it; narrow values are its border. In a region every
-//! node treats rows alike or sums over them (`ops/rows.rs`), so that the parts of the rows can pass through one after
-//! the other.
+//! A value is wide if a row of it is at least as wide as a row of the scores. A node that makes or reads a wide value
+//! belongs to the region, and so does every node on a path between two nodes of it. Narrow values are its border. Every
+//! node of a region treats rows alike or sums over them (`ops/batch_axes.rs`), so that chunks of the rows can pass through
+//! one after the other.
 //!
-//! The backward of scores begins where their forward ends, so a part passes through both at once. In the middle of a
-//! model ([`Region::chain`]) all parts pass through the forward nodes first, and through the backward nodes later, which
-//! read what the forward nodes made of the same part.
+//! The backward pass of scores begins where their forward pass ends, so a chunk passes through both at once. In the middle
+//! of a model ([`Region::chain`]) all chunks pass through the forward nodes first. They pass through the backward nodes
+//! later, which read what the forward nodes made of the same chunk.
 
 use crate::ir::typing::Contents;
 use crate::ir::{Dim, Graph, NodeId, Role, Same, SecondaryMap, ValueId};
 use crate::ops::batch_axes::{Fit, FitCx, Reason, Rows, fit, lead};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 /// Nodes to be tiled together.
 pub struct Region {
-    /// In the order they run.
+    /// Nodes in the order they run.
     pub nodes: Vec<NodeId>,
     /// Backward nodes that run later, in their order.
     pub after: Vec<NodeId>,
+    /// How each node treats rows.
     pub fits: FxHashMap<NodeId, Fit>,
+    /// Where the rows of each value are.
     pub classes: FxHashMap<ValueId, Rows>,
-    /// How many rows there are.
+    /// Number of rows.
     pub rows: Dim,
     /// Elements in a row of the scores.
     pub width: i64,
@@ -30,12 +32,14 @@ pub struct Region {
 
 /// Why there is no region.
 pub struct Refusal {
+    /// The node that cannot be cut, if one is to blame.
     pub node: Option<NodeId>,
+    /// The reason, for people.
     pub why: Reason,
 }
 
 impl Region {
-    /// The region around `scores`, whose last axis is the classes.
+    /// Returns the region around `scores`, whose last axis is the classes.
     ///
     /// # Errors
     /// The first node that cannot be cut along rows.
@@ -43,7 +47,7 @@ impl Region {
         Region::search(graph, contents, scores, false)
     }
 
-    /// The region around `wide`, a value of the forward part, with its backward apart.
+    /// Returns the region around `wide`, a value of the forward pass, with its backward nodes apart.
     ///
     /// # Errors
     /// The first node that cannot be cut along rows.
@@ -80,58 +84,50 @@ impl Region {
         };
         search.classes.insert(scores, Rows::Lead(k));
         search.touch(scores)?;
-        while let Some(id) = search.open.pop() {
-            search.include(id)?;
-        }
         search.close()
     }
 
-    /// All nodes, in the order they run.
+    /// Returns all nodes, in the order they run.
     pub fn all(&self) -> impl Iterator<Item = &NodeId> {
         self.nodes.iter().chain(&self.after)
     }
 
-    /// Values that these nodes of the region read and others make, and that have rows.
-    pub fn parted_inputs(&self, graph: &Graph, nodes: &[NodeId]) -> Vec<ValueId> {
-        let mut inputs = Vec::new();
-        let made = |v: ValueId| {
-            graph
-                .def_node(v)
-                .is_some_and(|n| self.fits.contains_key(&n))
+    /// Returns the values with rows that `nodes` of the region read and other nodes make.
+    pub fn inputs_with_rows(&self, graph: &Graph, nodes: &[NodeId]) -> Vec<ValueId> {
+        let is_made = |v: ValueId| {
+            let maker = graph.def_node(v);
+            maker.is_some_and(|n| self.fits.contains_key(&n))
         };
-        let mut seen = rustc_hash::FxHashSet::default();
-        for id in nodes {
-            for (v, rows) in graph.node(*id).ins.iter().zip(&self.fits[id].ins) {
-                if let (Some(v), Some(_)) = (v, rows)
-                    && !made(*v)
-                    && seen.insert(*v)
-                {
-                    inputs.push(*v);
-                }
-            }
-        }
-        inputs
+        let mut seen = FxHashSet::default();
+        let operands = nodes.iter().flat_map(|id| {
+            let with_rows = graph.node(*id).ins.iter().zip(&self.fits[id].ins);
+            with_rows.filter_map(|(v, rows)| rows.and(*v))
+        });
+        operands
+            .filter(|v| !is_made(*v) && seen.insert(*v))
+            .collect()
     }
 
-    /// Elements in the widest row that enters the region: that of the activations the scores are made of.
+    /// Returns the elements in the widest row that enters the region and is narrower than the scores: a row of the
+    /// activations that the scores are made of.
     pub fn narrow_width(&self, graph: &Graph) -> i64 {
         let row = |v: ValueId| match self.classes[&v] {
             Rows::Lead(k) => Dim::product(&graph.ty(v).dims[k..]).as_const(),
             Rows::Last | Rows::Sum => None,
         };
-        let inputs = self.parted_inputs(graph, &self.nodes).into_iter();
+        let inputs = self.inputs_with_rows(graph, &self.nodes).into_iter();
         let narrow = inputs.filter_map(row).filter(|n| *n < self.width);
         narrow.max().unwrap_or(1)
     }
 
-    /// Values that these nodes of the region make and nodes outside it read.
+    /// Returns the values that `nodes` of the region make and nodes outside it read.
     pub fn outputs(&self, graph: &Graph, nodes: &[NodeId]) -> Vec<ValueId> {
-        let outside = |v: &ValueId| {
-            let uses = graph.value(*v).uses().iter();
-            graph.is_output(*v) || uses.clone().any(|u| !self.fits.contains_key(&u.node))
+        let is_read_outside = |v: &ValueId| {
+            let mut uses = graph.value(*v).uses().iter();
+            graph.is_output(*v) || uses.any(|u| !self.fits.contains_key(&u.node))
         };
         let made = nodes.iter().flat_map(|id| &graph.node(*id).outs);
-        made.copied().filter(outside).collect()
+        made.copied().filter(is_read_outside).collect()
     }
 }
 
@@ -140,7 +136,7 @@ struct Search<'a> {
     contents: &'a Contents,
     rows: Dim,
     width: i64,
-    /// Whether the backward runs later.
+    /// Whether the backward nodes run later.
     is_chain: bool,
     classes: FxHashMap<ValueId, Rows>,
     fits: FxHashMap<NodeId, Fit>,
@@ -148,7 +144,7 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Lets whatever makes or reads a wide value join.
+    /// Queues the nodes that make or read a wide value.
     fn touch(&mut self, v: ValueId) -> Result<(), Refusal> {
         if self.graph.is_output(v) {
             return Err(Refusal {
@@ -172,6 +168,7 @@ impl Search<'_> {
         row.as_const().is_some_and(|n| n >= self.width)
     }
 
+    /// Adds a node to the region.
     fn include(&mut self, id: NodeId) -> Result<(), Refusal> {
         if self.fits.contains_key(&id) {
             return Ok(());
@@ -193,9 +190,9 @@ impl Search<'_> {
         let ins = ins.filter_map(|(v, rows)| Some((v?, (*rows)?)));
         let outs = node.outs.iter().copied().zip(found.outs.iter().copied());
         let all: Vec<(ValueId, Rows)> = ins.chain(outs).collect();
-        for v in node.ins.iter().flatten() {
-            let read = all.iter().any(|(w, _)| w == v);
-            if !read && self.classes.contains_key(v) {
+        for v in node.operands() {
+            let has_rows = all.iter().any(|(w, _)| *w == v);
+            if !has_rows && self.classes.contains_key(&v) {
                 return Err(refused("it reads rows as if they were none"));
             }
         }
@@ -212,26 +209,24 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Adds the nodes on paths between nodes of the region, until there are none.
+    /// Adds all queued nodes, then the nodes on paths between nodes of the region, until there are none.
     fn close(mut self) -> Result<Region, Refusal> {
         let order = self.graph.order();
+        let sides: &[Option<bool>] = match self.is_chain {
+            true => &[Some(false), Some(true)],
+            false => &[None],
+        };
         loop {
-            let between = match self.is_chain {
-                true => {
-                    let mut both = self.between(order, Some(false));
-                    both.extend(self.between(order, Some(true)));
-                    both
-                }
-                false => self.between(order, None),
-            };
+            while let Some(id) = self.open.pop() {
+                self.include(id)?;
+            }
+            let sides = sides.iter().map(|side| self.between(order, *side));
+            let between = sides.collect::<Vec<_>>().concat();
             if between.is_empty() {
                 break;
             }
             for id in between {
                 self.include(id)?;
-            }
-            while let Some(more) = self.open.pop() {
-                self.include(more)?;
             }
         }
         let inside = |id: &NodeId| self.fits.contains_key(id);
@@ -258,15 +253,15 @@ impl Search<'_> {
         self.graph.node(id).role == Role::Backward
     }
 
-    /// Nodes outside that depend on the region and that the region depends on, in order; of one side of the graph only
-    /// where one is given (whether it is the backward).
+    /// Returns nodes outside the region that depend on it and that it depends on, in order. With `backward`, only nodes of
+    /// the backward pass (`true`) or of the rest (`false`) count.
     fn between(&self, order: &[NodeId], backward: Option<bool>) -> Vec<NodeId> {
         let graph = self.graph;
         let counts = |id: &&NodeId| backward.is_none_or(|side| self.is_backward(**id) == side);
         let mut after = SecondaryMap::new(graph.value_bound(), false);
         for id in order.iter().filter(counts) {
             let node = graph.node(*id);
-            if self.fits.contains_key(id) || node.ins.iter().flatten().any(|v| after[*v]) {
+            if self.fits.contains_key(id) || node.operands().any(|v| after[v]) {
                 for v in &node.outs {
                     after[*v] = true;
                 }
@@ -279,11 +274,11 @@ impl Search<'_> {
             let inside = self.fits.contains_key(id);
             let leads = node.outs.iter().any(|v| before[*v]);
             if inside || leads {
-                for v in node.ins.iter().flatten() {
-                    before[*v] = true;
+                for v in node.operands() {
+                    before[v] = true;
                 }
             }
-            if !inside && leads && node.ins.iter().flatten().any(|v| after[*v]) {
+            if !inside && leads && node.operands().any(|v| after[v]) {
                 between.push(*id);
             }
         }
@@ -292,7 +287,7 @@ impl Search<'_> {
     }
 }
 
-/// Where the first sizes of a value that has rows can be read from: an operand of the region with the same ones.
+/// Returns an operand of the region whose first sizes are `dims`.
 pub fn like(
     graph: &Graph,
     inputs: &[ValueId],

@@ -9,7 +9,7 @@ use ckpt_passes::analysis::params::Selection;
 use ckpt_passes::compile::Request;
 use ckpt_passes::transform::loss::Loss;
 use ckpt_passes::transform::optimizer::Optimizer;
-use ckpt_passes::transform::rng_streams::Stream;
+use ckpt_passes::transform::rng_streams::RngStream;
 use ckpt_passes::transform::tile::{Tile, Tiles};
 use clap::{ArgAction, Args};
 use std::path::PathBuf;
@@ -86,8 +86,8 @@ pub struct Training {
     #[arg(long = "drop-output", value_name = "PATTERN")]
     pub drop_outputs: Vec<String>,
     /// Give the random nodes that a pattern names (of nodes or modules) a seed of their own, the input rng_seed.NAME
-    #[arg(long = "rng-stream", value_name = "NAME=PATTERN,…", value_parser = by(Stream::parse))]
-    pub rng_streams: Vec<Stream>,
+    #[arg(long = "rng-stream", value_name = "NAME=PATTERN,…", value_parser = by(RngStream::parse))]
+    pub rng_streams: Vec<RngStream>,
     /// Replace the ops of attentions, norms and activations by one op each: on or off
     #[arg(long, value_name = "WORD", default_value = "on", value_parser = switch, action = ArgAction::Set)]
     pub fuse: bool,

@@ -4,9 +4,9 @@
 
 use super::import::Importer;
 use crate::onnx::keys;
+use ckpt_passes::analysis::gradients::training_outputs;
 use ckpt_passes::ir::verify::check_copy;
 use ckpt_passes::ir::{Graph, NodeId, Phase, Role};
-use ckpt_passes::transform::joint::training_outputs;
 use std::collections::BTreeMap;
 
 /// A node that says it computes another one again: node, name of the original, segment.

@@ -1,0 +1,97 @@
+//! What a training graph trains: gradients by their names, optimizer updates, and the states that updates keep.
+
+use crate::ir::{Def, Graph, Node, NodeId, Role, ValueId};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Suffixes of gradient names: ours, then those of ONNX Runtime with and without its accumulation buffer. Parameters of
+/// ONNX Runtime are graph inputs (training artifacts of onnxruntime 1.19).
+const SUFFIXES: [&str; 3] = [".grad", "_grad.accumulation.out", "_grad"];
+
+/// Name of the graph input that counts optimizer steps, from 1.
+pub const STEP: &str = "step";
+
+/// Returns the name of the tensor that a value called `name` would be the gradient of.
+pub fn gradient_of(name: &str) -> Option<&str> {
+    SUFFIXES.iter().find_map(|end| name.strip_suffix(end))
+}
+
+/// Returns each initializer or input whose gradient is an output by its name, with that output, in output order.
+fn named_gradients(graph: &Graph) -> Vec<(ValueId, ValueId)> {
+    let inits = graph.inits().map(|(id, v)| (v.name.as_str(), id));
+    let inputs = graph.inputs().iter();
+    let inputs = inputs.map(|id| (graph.value(*id).name.as_str(), *id));
+    let sources: BTreeMap<&str, ValueId> = inits.chain(inputs).collect();
+    let with_source = |output: &ValueId| {
+        let source = gradient_of(&graph.value(*output).name)?;
+        Some((*sources.get(source)?, *output))
+    };
+    graph.outputs().iter().filter_map(with_source).collect()
+}
+
+/// Returns the outputs that are the gradient of an initializer or input by their name (`<initializer>.grad`).
+pub fn gradient_outputs(graph: &Graph) -> Vec<ValueId> {
+    named_gradients(graph).into_iter().map(|(_, g)| g).collect()
+}
+
+/// Returns the trained initializers and inputs, each with its gradient: an output, or the operand of an update.
+pub fn trained(graph: &Graph) -> BTreeMap<ValueId, ValueId> {
+    let updated = updated(graph).into_iter();
+    updated.chain(named_gradients(graph)).collect()
+}
+
+/// Returns the outputs that only training has: gradients and the results of updates.
+pub fn training_outputs(graph: &Graph) -> BTreeSet<ValueId> {
+    let updates = graph.outputs().iter().copied();
+    let updates = updates.filter(|v| update_node(graph, *v).is_some());
+    updates.chain(gradient_outputs(graph)).collect()
+}
+
+/// Returns true if the graph holds its own backward pass.
+pub fn has_backward(graph: &Graph) -> bool {
+    let mut nodes = graph.nodes().map(|(_, node)| node);
+    nodes.any(|n| n.role == Role::Backward || n.op.is_update())
+        || !gradient_outputs(graph).is_empty()
+}
+
+/// Iterates over updates that are not copies, in schedule order, with the tensor that each one updates.
+fn updates(graph: &Graph) -> impl Iterator<Item = (ValueId, &Node)> {
+    let nodes = graph.order().iter().map(|id| graph.node(*id));
+    let updates = nodes.filter(|node| node.op.is_update() && node.recompute_of.is_none());
+    updates.filter_map(|node| Some((node.operand(0)?, node)))
+}
+
+/// Returns the parameters that the graph updates, each with its gradient, in schedule order.
+pub fn updated(graph: &Graph) -> Vec<(ValueId, ValueId)> {
+    let gradient = |(old, node): (ValueId, &Node)| {
+        let mut gradient = node.operand(1)?;
+        // The gradient reaches the step through the updated state.
+        while let Some(maker) = update_node(graph, gradient)
+            && let Some(from) = graph.node(maker).operand(1)
+        {
+            gradient = from;
+        }
+        matches!(graph.value(old).def, Def::Init(_)).then_some((old, gradient))
+    };
+    updates(graph).filter_map(gradient).collect()
+}
+
+/// Returns the update that makes a value, if one does.
+pub fn update_node(graph: &Graph, value: ValueId) -> Option<NodeId> {
+    let maker = graph.def_node(value);
+    maker.filter(|id| graph.node(*id).op.is_update())
+}
+
+/// Returns true if an update of the graph reads the step counter ([`STEP`]).
+pub fn counts_steps(graph: &Graph) -> bool {
+    let reads_it = |v: &ValueId| {
+        let mut uses = graph.value(*v).uses().iter();
+        graph.value(*v).name == STEP && uses.any(|u| graph.node(u.node).op.is_update())
+    };
+    graph.inputs().iter().any(reads_it)
+}
+
+/// Returns the inputs that are optimizer states: tensors that updates update and that are no parameters.
+pub fn states(graph: &Graph) -> Vec<ValueId> {
+    let old = updates(graph).map(|(old, _)| old);
+    old.filter(|v| graph.value(*v).def == Def::Input).collect()
+}
