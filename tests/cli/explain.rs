@@ -97,7 +97,7 @@ fn every_name_on_screen_is_understood() {
     assert!(!inside.is_empty() && inside.iter().all(|v| v["layer"] == 1));
     for (name, says) in [
         ("layer:7", "2 layers, counted from 0"),
-        ("input_ids", "there from the start"),
+        ("input_ids", "resident throughout"),
         ("laier", "nothing in the training step is called `laier`"),
         (&format!("{}x", text("node")), "did you mean"),
     ] {

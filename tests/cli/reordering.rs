@@ -92,7 +92,7 @@ fn policies_and_offloading_keep_the_order() {
     let dir = tempfile::tempdir().unwrap();
     write_branches(dir.path());
     for (more, why) in [
-        (["--policy", "none"], "keeps the order"),
+        (["--policy", "none"], "cannot be used with '--policy"),
         (["--offload", "auto"], "exclude each other"),
     ] {
         let args = ["plan", "branches.ckir", "--reorder"];

@@ -149,7 +149,7 @@ fn quiet_says_only_errors_and_prints_no_table_beside_a_file() {
         "graph.json.gz",
         "--policy",
         "none",
-        "-o",
+        "--plan-out",
         "s.json",
         "-q",
     ]);

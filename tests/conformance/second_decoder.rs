@@ -253,7 +253,7 @@ fn compare(path: &Path) -> ours::ModelProto {
 }
 
 fn fixtures() -> Vec<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures");
     let mut found: Vec<PathBuf> = std::fs::read_dir(folder)
         .unwrap()
         .map(|e| e.unwrap().path().join("model.onnx"))
