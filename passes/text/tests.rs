@@ -156,7 +156,7 @@ fn errors_say_where() {
         (
             "%y = Neg %x : f32[2] recompute_of %x",
             "recompute",
-            "line 3, column 30",
+            "line 3, column 37",
         ),
         ("%y = Neg %x : f32[2] colour", "parse", "line 3, column 24"),
         ("%y = Neg %x : f32[2", "parse", "line 3, column 22"),

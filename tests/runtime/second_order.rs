@@ -155,6 +155,7 @@ mod runs {
     use tch::{Kind, Tensor};
 
     fn run(graph: &Graph, inputs: &BTreeMap<String, Tensor>) -> BTreeMap<String, Tensor> {
+        let _turn = crate::support::torch::alone();
         let program = Program::new(graph).unwrap();
         program.run(inputs).unwrap().outputs.into_iter().collect()
     }

@@ -158,7 +158,7 @@ fn rotary_tables_broadcast() {
     assert_eq!(output(&graph, 0).1, "f32[b, 3, s, 8]");
     rotary().int("interleaved", 1).graph();
     let said = rotary().int("rotary_embedding_dim", 4).refusal();
-    assert!(said.contains("half the width that turns"), "{said}");
+    assert!(said.contains("half the rotated width"), "{said}");
     let said = rotary().int("rotary_embedding_dim", 5).refusal();
     assert!(said.contains("5 of 8"), "{said}");
     let flat = ("x", DType::F32, &["b", "s", "24"] as &[_]);
