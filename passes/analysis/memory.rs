@@ -72,7 +72,7 @@ enum Lasting {
 #[derive(Clone, Debug)]
 pub struct MemoryProfile {
     pub storages: Vec<Storage>,
-    /// Layers are multiples of this.
+    /// Blocks are multiples of this.
     pub granularity_bytes: u64,
     layouts: SecondaryMap<ValueId, Option<Layout>>,
     /// Bytes of inputs and initializers.

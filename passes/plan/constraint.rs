@@ -60,7 +60,7 @@ pub struct Constraints {
 
 impl Constraints {
     /// No overrides: the units are the layers, but for those that nothing trained flows into. What picks elements by size
-    /// (the experts of a token) runs once unless someone overrides otherwise: a copy that picked differently would send
+    /// (the experts of a token) runs once unless an override says otherwise: a copy that picked differently would send
     /// gradients to experts that were never asked.
     pub fn none(structure: &OpAnnotations) -> Constraints {
         let unit = |block: &Option<usize>| block.map_or(Place::NoLayer, Place::Unit);

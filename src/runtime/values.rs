@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_uploads_is_copied_and_must_not_change() {
+    fn an_uploaded_value_is_copied_and_must_not_change() {
         let mut uploads = Uploads::default();
         let of = |x: i64| Tensor::from_slice(&[x, 2, 3]);
         let first = uploads.there(5, &of(1), Place::Cpu).unwrap();

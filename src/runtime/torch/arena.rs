@@ -41,7 +41,7 @@ impl Arena {
         self.bytes
     }
 
-    /// Layers that found a place so far.
+    /// Blocks that found a place so far.
     pub fn placed(&self) -> u64 {
         // SAFETY: the arena lives.
         unsafe { sys::ck_arena_placed(self.handle) }.unsigned_abs()

@@ -14,7 +14,7 @@ use tch::Tensor;
 /// The allocator's figures at one moment, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stats {
-    /// Layers that are in use, as large as the allocator made them.
+    /// Blocks that are in use, as large as the allocator made them.
     pub live_bytes: u64,
     /// The largest `live_bytes` since the last [`reset_peak`].
     pub peak_bytes: u64,

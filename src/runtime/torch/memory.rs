@@ -12,7 +12,7 @@ use std::sync::Once;
 /// further calls do nothing.
 pub fn install() {
     static INSTALL: Once = Once::new();
-    // SAFETY: libtorch keeps the allocator for the process's life, and it is never freed. Layers of the allocator
+    // SAFETY: libtorch keeps the allocator for the process's life, and it is never freed. Blocks of the allocator
     // that was there before carry their own deleter.
     INSTALL.call_once(|| unsafe { sys::ck_memory_install() });
 }
@@ -24,7 +24,7 @@ pub struct Stats {
     pub live_bytes: u64,
     /// The largest `live_bytes` since the start or the last [`reset_peak`].
     pub peak_bytes: u64,
-    /// Layers allocated since the start; those of zero bytes do not count.
+    /// Blocks allocated since the start; those of zero bytes do not count.
     pub allocations: u64,
 }
 
@@ -85,7 +85,7 @@ pub fn reset_peak() {
     unsafe { sys::ck_memory_reset_peak() }
 }
 
-/// Layers of `threshold_bytes` and more are mapped and unmapped one by one, so that resident memory follows live bytes
+/// Blocks of `threshold_bytes` and more are mapped and unmapped one by one, so that resident memory follows live bytes
 /// closely; `None`, the start, leaves all to malloc. It costs time (fresh pages: 12 times at 1 MiB), hence is for
 /// measuring resident memory, not for measuring time.
 pub fn set_mmap_threshold(threshold_bytes: Option<u64>) {
