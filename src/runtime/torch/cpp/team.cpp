@@ -5,8 +5,14 @@
 #include <dlfcn.h>
 
 #include <atomic>
+#include <cstdlib>
 
 namespace {
+
+// By default the order of MKL's sums depends on the number of threads (seen with AVX2 and 3 threads). Its strict
+// reproducible mode fixes the order; MKL reads the variable at its first product, so it is set when this library loads. A
+// value that the user chose stays.
+__attribute__((constructor)) void fix_order_of_sums() { setenv("MKL_CBWR", "AUTO,STRICT", 0); }
 
 // OpenMP's library is in the process with libtorch's; without it one thread does all.
 struct OpenMp {
