@@ -3,102 +3,38 @@
 //! A graph that has its backward already is planned as it is, after an earlier plan is taken back, unless a loss is named
 //! among its outputs: then it is differentiated once more.
 
-use crate::analysis::Device;
 use crate::analysis::gradients;
-use crate::analysis::params::{Parameter, Selection};
+use crate::analysis::params::Parameter;
 use crate::analysis::tied_weights;
-use crate::driver::{self, Cx, Made, Options, Pipeline, Timings, Watch};
+use crate::driver::{self, Cx, Pipeline, Planned, Timings, Watch};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Phase};
-use crate::plan::{BudgetGoal, Offloading, Plan, Policy, PolicyOverrides, Times, Tried};
+use crate::plan::chunks::Tried;
 use crate::transform::fuse::Fused;
 use crate::transform::joint;
 use crate::transform::loss::Loss;
-use crate::transform::optimizer::{Optimizer, Updates};
+use crate::transform::optimizer::Updates;
 use crate::transform::remat::strip_again;
-use crate::transform::rng_streams::{self, RngStream};
-use crate::transform::tile::Tiles;
+use crate::transform::rng_streams;
 
-/// What to compile into.
-#[derive(Clone, Debug)]
-pub struct Request {
-    pub loss: Loss,
-    pub policy: Policy,
-    /// Where the policy applies, and the ops that it has no say about.
-    pub overrides: PolicyOverrides,
-    /// Takes the place of the policy.
-    pub budget: Option<BudgetGoal>,
-    /// Takes the place of both: a plan that was made before.
-    pub stored: Option<Plan>,
-    pub device: Device,
-    /// Measured times of nodes: they take the place of the model's.
-    pub times: Option<Times>,
-    pub selection: Selection,
-    /// Numbers for named sizes, for planning only.
-    pub dims: Vec<(String, i64)>,
-    /// Patterns of forward outputs that the training graph need not have.
-    pub drop_outputs: Vec<String>,
-    /// Random nodes that draw by a seed of their own.
-    pub rng_streams: Vec<RngStream>,
-    /// Put one op in the place of several where that saves memory or time; results may be rounded otherwise. The
-    /// command line asks for it unless told not to.
-    pub fuse: bool,
-    /// Compute the head and the loss part by part, so that scores never exist whole; results may be rounded otherwise. The
-    /// same for chains of ops on tokens. With a budget, numbers that are left open are the planner's.
-    pub tile: Tiles,
-    /// What waits outside the device's memory between its uses.
-    pub offload: Offloading,
-    /// What updates the parameters, in the graph.
-    pub optimizer: Option<Optimizer>,
-    /// Each update as soon as its gradient is complete; gradients are no outputs then.
-    pub fuse_optimizer: bool,
-    /// Names of passes to run instead of the usual ones.
-    pub passes: Option<String>,
-    /// The pass after which to stop: `simplify` is the first of that name, `simplify:2` the second.
-    pub stop_after: Option<String>,
-}
+pub use crate::request::Request;
 
-impl Default for Request {
-    fn default() -> Request {
-        Request {
-            loss: Loss::Auto,
-            policy: Policy::Selective,
-            overrides: PolicyOverrides::default(),
-            budget: None,
-            stored: None,
-            device: Device::default(),
-            times: None,
-            selection: Selection::default(),
-            dims: Vec::new(),
-            drop_outputs: Vec::new(),
-            rng_streams: Vec::new(),
-            fuse: false,
-            tile: Tiles::default(),
-            offload: Offloading::default(),
-            optimizer: None,
-            fuse_optimizer: false,
-            passes: None,
-            stop_after: None,
-        }
-    }
-}
-
-/// What came of it.
+/// The result of a compilation.
 pub struct Compiled {
     /// The plan; `None` where the pipeline had none, or was stopped before it.
-    pub made: Option<Made>,
+    pub planned: Option<Planned>,
     pub parameters: Vec<Parameter>,
     /// The loss that was meant; `None` for a graph that had its backward.
     pub loss: Option<Loss>,
-    /// What was fused, and how often; empty where nothing was, or it was not asked for.
+    /// The ops that were fused, and how often; empty without fusion.
     pub fused: Fused,
-    /// What was tiled: the node that makes the scores, and the number of parts.
+    /// What was tiled: the node that makes the scores, and the chunk count.
     pub tiled: Vec<(String, usize)>,
-    /// The same for chains in the middle of the model, by their first nodes.
+    /// Chains of ops on tokens that were tiled: the first node, and the chunk count.
     pub tiled_mlps: Vec<(String, usize)>,
-    /// Numbers of parts that were planned, where that was left to the planner.
+    /// The chunk counts that the planner tried, where they were left to it.
     pub tried: Option<Tried>,
-    /// What the optimizer updates; nothing where none was asked for.
+    /// What the optimizer updates; nothing without an optimizer.
     pub updates: Updates,
     pub timings: Timings,
     pub warnings: Vec<String>,
@@ -142,31 +78,18 @@ pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resul
         drop_outputs(graph, &request.drop_outputs)?;
     }
     rng_streams::divide(graph, &request.rng_streams)?;
-    let options = Options {
-        dims: request.dims.clone(),
-        loss,
-        selection: request.selection.clone(),
-        drop_outputs: request.drop_outputs.clone(),
-        policy: request.policy,
-        overrides: request.overrides.clone(),
-        budget: request.budget,
-        stored: request.stored.clone(),
-        device: request.device.clone(),
-        times: request.times.clone(),
-        tile: request.tile,
-        offload: request.offload,
-        optimizer: request.optimizer,
-        fuse_optimizer: request.fuse_optimizer,
-    };
     let mut cx = Cx {
-        options,
+        request: Request {
+            loss,
+            ..request.clone()
+        },
         ..Cx::default()
     };
     let timings = driver::run(&pipeline, graph, &mut cx, watch)?;
     cx.warnings
         .extend(tied_weights::warnings(graph, &cx.parameters));
     Ok(Compiled {
-        made: cx.made,
+        planned: cx.planned,
         parameters: cx.parameters,
         loss: cx.loss,
         fused: cx.fused,
@@ -179,7 +102,7 @@ pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resul
     })
 }
 
-/// How many passes run when the pipeline stops after the one of that name.
+/// Returns how many passes run when the pipeline stops after the one of that name.
 fn stop(pipeline: &Pipeline, wish: &str) -> Result<usize> {
     let (name, count) = match wish.split_once(':') {
         Some((name, count)) => (name, count.parse().unwrap_or(0)),
@@ -221,8 +144,12 @@ pub fn drop_outputs(graph: &mut Graph, patterns: &[String]) -> Result<()> {
 }
 
 #[cfg(test)]
+mod policy_tests;
+
+#[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::policy::Policy;
     use crate::text;
 
     const MODEL: &str = "graph @g imported (%x: f32[n, 4]) -> (%y, %z) {
@@ -236,7 +163,7 @@ mod tests {
         let drop_outputs = drop.iter().map(|s| s.to_string()).collect();
         Request {
             loss,
-            policy: Policy::None,
+            plan: Policy::NONE.into(),
             drop_outputs,
             ..Request::default()
         }
@@ -276,7 +203,7 @@ mod tests {
         };
         let done = compile(&mut g, &stop("simplify:2"), &mut Watch::default()).unwrap();
         assert_eq!(done.timings.0.len(), 5);
-        assert!(done.made.is_none() && g.phase == Phase::Training);
+        assert!(done.planned.is_none() && g.phase == Phase::Training);
         for wrong in ["simplify:3", "simplify:0", "nothing"] {
             let mut g = text::parse(MODEL).unwrap();
             let e = compile(&mut g, &stop(wrong), &mut Watch::default())

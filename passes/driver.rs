@@ -18,7 +18,7 @@ use std::time::Instant;
 
 pub mod table;
 
-pub use table::{ALL, Cx, Made, Options};
+pub use table::{ALL, Cx, Planned};
 
 /// What running a pass did, by its own account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

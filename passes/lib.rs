@@ -1,7 +1,7 @@
 //! The compiler: graph in, graph out. Pure: no I/O, no libtorch.
 //!
 //! [`ir`] is the graph, [`ops`] the table of operations, [`analysis`] turns a graph into tables, [`transform`] turns a
-//! graph into a graph, [`plan`] decides what to compute again.
+//! graph into a graph, [`plan`] decides what to recompute, [`planning`] makes its input from a graph.
 
 pub mod analysis;
 pub mod compile;
@@ -12,6 +12,8 @@ pub mod ir;
 pub mod near;
 pub mod ops;
 pub mod plan;
+pub mod planning;
+pub mod request;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod text;

@@ -8,7 +8,7 @@
 //! The main calls are [`load`], [`optimize()`], [`plan()`], [`save`] and, with feature `torch`, `run`.
 //!
 //! ```
-//! use ckpt_opt::passes::plan::{Budget, BudgetGoal};
+//! use ckpt_opt::passes::plan::Budget;
 //! use ckpt_opt::passes::{compile::Request, driver::Watch};
 //! use ckpt_opt::{frontend::given::Given, load, optimize, save};
 //! use std::path::Path;
@@ -21,13 +21,13 @@
 //! let request = Request {
 //!     // Sizes are for planning only: the written graph stays dynamic.
 //!     dims: vec![("batch".into(), 8), ("seq".into(), 64)],
-//!     budget: Some(BudgetGoal { budget: Budget::parse("60%")?, ..BudgetGoal::default() }),
+//!     plan: Budget::parse("60%")?.into(),
 //!     ..Request::default()
 //! };
 //! let done = optimize(&mut model.graph, &request, &mut Watch::default())?;
 //! let summary = done.summary.expect("the pipeline ran to its end");
-//! assert!(summary.peak_after_bytes <= summary.budget_bytes.unwrap());
-//! assert!(summary.peak_after_bytes < summary.peak_before_bytes);
+//! assert!(summary.plan.peak_after_bytes <= summary.plan.budget_bytes.unwrap());
+//! assert!(summary.plan.peak_after_bytes < summary.plan.peak_before_bytes);
 //! save(&model.graph, source, &target, false)?;
 //! assert!(target.exists());
 //! # Ok(())

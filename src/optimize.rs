@@ -5,13 +5,14 @@
 
 use crate::emit::file::{refuse_overwrite, write_whole};
 use crate::emit::save::{INSIDE_LIMIT_BYTES, Saving, save};
-use crate::planning::task::{Planned, Task};
-use crate::provenance::{derivative_order, most_chunks, record};
+use crate::planning::step::TrainingStep;
+use crate::provenance::{derivative_order, record};
 use crate::report::account::Account;
-use crate::report::summary::{Measured, Summary};
+use crate::report::summary::Summary;
 use ckpt_passes::compile::{Request, compile};
 use ckpt_passes::driver::{Timings, Watch};
-use ckpt_passes::ir::{Data, Graph};
+use ckpt_passes::ir::{Data, Graph, Phase};
+use ckpt_passes::plan::PlanOutcome;
 use ckpt_passes::transform::remat::strip_again;
 use ckpt_passes::{Result, text};
 use std::collections::BTreeSet;
@@ -52,12 +53,12 @@ pub fn write(
     Ok(absent.into_iter().map(warn).collect())
 }
 
-/// What came of an optimisation.
+/// The result of an optimization.
 pub struct Outcome {
     /// `None` where the pipeline was stopped before it planned, or planned without rewriting.
     pub summary: Option<Summary>,
-    /// What was planned, and the plan, to be shown; `None` where the pipeline was stopped before it planned.
-    pub planned: Option<(Task, Planned)>,
+    /// The step and its plan, for reports; `None` where the pipeline was stopped before it planned.
+    pub planned: Option<(TrainingStep, PlanOutcome)>,
     pub timings: Timings,
     pub warnings: Vec<String>,
 }
@@ -68,45 +69,33 @@ pub struct Outcome {
 /// What any pass refuses.
 pub fn optimize(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Result<Outcome> {
     let earlier = derivative_order(graph)?;
-    let compiled = compile(graph, request, watch)?;
+    let mut compiled = compile(graph, request, watch)?;
     record(graph, request, &compiled, earlier);
+    let mut outcome = Outcome {
+        summary: None,
+        planned: None,
+        timings: std::mem::take(&mut compiled.timings),
+        warnings: compiled.warnings.clone(),
+    };
+    let Some(found) = compiled.planned.take() else {
+        return Ok(outcome);
+    };
     let mut unplanned = graph.clone();
     strip_again(&mut unplanned);
-    let mut summary = None;
-    if let Some(made) = &compiled.made
-        && graph.phase == ckpt_passes::ir::Phase::Rewritten
-    {
-        let before = Measured::new(&unplanned, &made.binding, &made.subject.device)?;
-        summary = Some(Summary::new(graph, &compiled, made, &before.rows)?);
+    let step = TrainingStep {
+        loss: compiled.loss.as_ref().map(|l| l.to_string()),
+        is_measured: request.times.is_some(),
+        warnings: compiled.warnings.clone(),
+        ..TrainingStep::of_bound(&unplanned, found.bound, &found.binding)?
+    };
+    if graph.phase == Phase::Rewritten {
+        let account = Account::new(&step, &found.outcome)?;
+        let shown = (&found.outcome, &account);
+        let summary = Summary::new(graph, &unplanned, &compiled, &found.binding, shown)?;
+        outcome.summary = Some(summary);
     }
-    let mut planned = None;
-    if let Some(made) = compiled.made {
-        let choices = (made.choices, request.overrides.to_string());
-        let warnings = compiled.warnings.clone();
-        let task = Task {
-            loss: compiled.loss.map(|l| l.to_string()),
-            is_measured: request.times.is_some(),
-            loss_parts: most_chunks(&compiled.tiled),
-            mlp_parts: most_chunks(&compiled.tiled_mlps),
-            tried: compiled.tried,
-            ..Task::made(&unplanned, made.subject, choices, &made.binding, warnings)?
-        };
-        let plan = Planned {
-            plan: made.plan,
-            seconds: made.seconds,
-            smallest_bytes: made.smallest_bytes,
-        };
-        if let Some(short) = summary.take() {
-            summary = Some(short.with(&Account::new(&task, &plan)?));
-        }
-        planned = Some((task, plan));
-    }
-    Ok(Outcome {
-        summary,
-        planned,
-        timings: compiled.timings,
-        warnings: compiled.warnings,
-    })
+    outcome.planned = Some((step, found.outcome));
+    Ok(outcome)
 }
 
 #[cfg(test)]

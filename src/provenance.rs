@@ -52,8 +52,8 @@ pub fn record(graph: &mut Graph, request: &Request, compiled: &Compiled, earlier
     if compiled.loss.is_some() {
         forget_earlier(graph, earlier);
     }
-    let policy = match &compiled.made {
-        Some(made) => &made.plan.policy,
+    let policy = match &compiled.planned {
+        Some(planned) => &planned.outcome.plan.policy,
         None => "none",
     };
     let fused = !compiled.fused.is_empty();
@@ -191,7 +191,7 @@ pub fn read_record(meta: &BTreeMap<String, String>) -> Result<(Request, Given)> 
     };
     let request = Request {
         loss: Loss::parse(loss)?,
-        policy: ckpt_passes::plan::Policy::None,
+        plan: ckpt_passes::plan::Policy::NONE.into(),
         selection: Selection {
             trainable: list(keys::TRAINABLE)?,
             freeze: list(keys::FREEZE)?,

@@ -12,8 +12,8 @@
 //! `BLESS=1 cargo test --test golden` rewrites what follows `---`; a failure prints the difference and that command.
 
 use ckpt_passes::driver::{Cx, Pipeline, Watch, run};
-use ckpt_passes::plan::overrides::{NamePattern, Override, Target};
 use ckpt_passes::plan::{Constraint, Policy};
+use ckpt_passes::planning::overrides::{NamePattern, Override, Target};
 use ckpt_passes::transform::loss::Loss;
 use ckpt_passes::transform::optimizer::Optimizer;
 use ckpt_passes::transform::tile::Tile;
@@ -179,7 +179,7 @@ fn blame(e: &Error, guilty: &[(usize, &str)], input: &str) -> Result<(), String>
 }
 
 fn option(cx: &mut Cx, key: &str, value: &str) -> Result<(), String> {
-    let options = &mut cx.options;
+    let options = &mut cx.request;
     match key.split_once('.').unwrap_or((key, "")) {
         ("dim", name) => {
             let n = value
@@ -188,7 +188,7 @@ fn option(cx: &mut Cx, key: &str, value: &str) -> Result<(), String> {
             options.dims.push((name.into(), n));
         }
         ("loss", "") => options.loss = Loss::parse(value).map_err(|e| e.to_string())?,
-        ("policy", "") => options.policy = Policy::parse(value).map_err(|e| e.to_string())?,
+        ("policy", "") => options.plan = Policy::parse(value).map_err(|e| e.to_string())?.into(),
         ("optimizer", "") => {
             options.optimizer = Some(Optimizer::parse(value).map_err(|e| e.to_string())?);
         }
@@ -209,7 +209,7 @@ fn option(cx: &mut Cx, key: &str, value: &str) -> Result<(), String> {
                 "recompute" => Target::module(value),
                 _ => Target::op(value),
             };
-            let choice = match key {
+            let constraint = match key {
                 "save-ops" => Constraint::Keep,
                 _ => Constraint::Recompute,
             };
@@ -217,7 +217,7 @@ fn option(cx: &mut Cx, key: &str, value: &str) -> Result<(), String> {
             options
                 .overrides
                 .overrides
-                .push(Override { choice, target });
+                .push(Override { constraint, target });
         }
         ("trainable", "") => options.selection.trainable.push(value.into()),
         ("freeze", "") => options.selection.freeze.push(value.into()),
@@ -228,7 +228,7 @@ fn option(cx: &mut Cx, key: &str, value: &str) -> Result<(), String> {
 
 /// What a plan did, for the closing comment.
 fn summary(cx: &Cx) -> Option<String> {
-    let plan = &cx.made.as_ref()?.plan;
+    let plan = &cx.planned.as_ref()?.outcome.plan;
     let (before, after) = (&plan.before, &plan.after);
     Some(format!(
         "peak {} -> {} B, saved {} B, recompute {} flops",

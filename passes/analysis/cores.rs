@@ -24,6 +24,17 @@ pub enum Core {
     ExpertActivation,
 }
 
+impl Core {
+    /// Returns the word that policies have for it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Core::Attention => "core-attn",
+            Core::MlpActivation => "mlp-act",
+            Core::ExpertActivation => "moe-act",
+        }
+    }
+}
+
 /// Returns the core of each node that is in one.
 ///
 /// # Errors

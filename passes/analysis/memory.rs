@@ -400,10 +400,9 @@ impl MemoryProfile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::analysis::{Binding, Device};
+    use crate::analysis::Binding;
     use crate::ir::{Attrs, Builder, DType, Dim, Ty};
-    use crate::plan::{Problem, evaluate};
-    use crate::testing::{LOOK, Random, random_graph};
+    use crate::testing::LOOK;
 
     #[test]
     fn storages_die_after_the_last_use_of_any_view() {
@@ -442,25 +441,5 @@ mod tests {
         let sizes = Sizes::new(&g, &Binding::new(&g, &[]).unwrap()).unwrap();
         let m = MemoryProfile::new(&g, &sizes).unwrap();
         assert_eq!((m.peak_bytes, m.at), (0, None));
-    }
-
-    #[test]
-    fn the_problem_of_a_graph_in_its_own_order_has_the_graphs_peak() {
-        let mut r = Random(3);
-        for n in 0..300 {
-            let g = random_graph(&mut r, 3 + n % 20);
-            let sizes = Sizes::new(&g, &Binding::new(&g, &[]).unwrap()).unwrap();
-            let m = MemoryProfile::new(&g, &sizes).unwrap();
-            let (problem, _) = Problem::of_graph(&g, &sizes, &m, &Device::default()).unwrap();
-            problem.check().unwrap();
-            let score = evaluate(&problem, &problem.given_order()).unwrap();
-            assert_eq!(
-                (score.peak_bytes, score.static_bytes),
-                (m.peak_bytes, m.static_bytes)
-            );
-            assert_eq!(score.at_step.map(|s| g.order()[s]), m.at);
-            let text = serde_json::to_string(&problem).unwrap();
-            assert_eq!(serde_json::from_str::<Problem>(&text).unwrap(), problem);
-        }
     }
 }

@@ -1,109 +1,55 @@
-//! The passes there are, and what they are given.
+//! The table of passes, and the context that they share.
 
 use super::{After, Changed, Pass};
-use crate::analysis::Device;
-use crate::analysis::params::{Parameter, Selection, parameters};
+use crate::analysis::params::{Parameter, parameters};
 use crate::analysis::sizes::Binding;
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Phase, ValueId};
-use crate::plan::offload::By;
-use crate::plan::{
-    Basis, BudgetGoal, Constraints, Offloading, Plan, PlanContext, PlanInput, Policy,
-    PolicyOverrides, Times, Tried, refine::refine, tiling,
-};
+use crate::plan::chunks::{Chunks, Tried};
+use crate::plan::offload;
+use crate::plan::plan::Plan;
+use crate::plan::planner::{PlanOutcome, plan};
+use crate::plan::request::Goal;
+use crate::planning::bound_graph::BoundGraph;
+use crate::planning::chunk_search;
+use crate::request::Request;
 use crate::transform;
 use crate::transform::fuse::Fused;
 use crate::transform::loss::{Loss, Seed};
-use crate::transform::optimizer::{Optimizer, Updates, add_updates};
+use crate::transform::optimizer::{Updates, add_updates};
 use crate::transform::tile::{self, Tile, Tiled, Tiles};
-use std::time::Instant;
 
-/// What was asked for: the options that passes read.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// Numbers for named sizes, for planning only.
-    pub dims: Vec<(String, i64)>,
-    pub loss: Loss,
-    pub selection: Selection,
-    /// Patterns over names of forward outputs that the result does without.
-    pub drop_outputs: Vec<String>,
-    pub policy: Policy,
-    pub overrides: PolicyOverrides,
-    /// Takes the place of the policy.
-    pub budget: Option<BudgetGoal>,
-    /// Takes the place of both: a plan that was made before.
-    pub stored: Option<Plan>,
-    pub device: Device,
-    /// Measured times of nodes: they take the place of the model's.
-    pub times: Option<Times>,
-    /// What is cut into how many parts.
-    pub tile: Tiles,
-    /// What waits outside the device's memory.
-    pub offload: Offloading,
-    /// What updates the parameters.
-    pub optimizer: Option<Optimizer>,
-    /// Each update as soon as its gradient is complete; gradients are no outputs then.
-    pub fuse_optimizer: bool,
-}
-
-impl Default for Options {
-    fn default() -> Options {
-        Options {
-            dims: Vec::new(),
-            loss: Loss::Auto,
-            selection: Selection::default(),
-            drop_outputs: Vec::new(),
-            policy: Policy::Selective,
-            overrides: PolicyOverrides::default(),
-            budget: None,
-            stored: None,
-            device: Device::default(),
-            times: None,
-            tile: Tiles::default(),
-            offload: Offloading::default(),
-            optimizer: None,
-            fuse_optimizer: false,
-        }
-    }
-}
-
-/// A plan with what it was made for.
-pub struct Made {
-    pub plan: Plan,
-    /// The overrides of the request, by op.
-    pub choices: Constraints,
-    pub subject: PlanInput,
+/// A plan with the graph that it was made for.
+pub struct Planned {
+    pub outcome: PlanOutcome,
+    pub bound: BoundGraph,
     pub binding: Binding,
-    /// Time that the plan took once the problem was there, in seconds.
-    pub seconds: f64,
-    /// The smallest peak for which a plan is known; for a budget only.
-    pub smallest_bytes: Option<u64>,
 }
 
-/// What passes share: the request, and what one pass leaves for the next.
+/// The context of passes: the request, and what one pass leaves for the next.
 #[derive(Default)]
 pub struct Cx {
-    pub options: Options,
-    /// What the user should know.
+    pub request: Request,
+    /// Warnings for the user.
     pub warnings: Vec<String>,
-    /// What `fuse` put in, and how often.
+    /// The ops that `fuse` added, and how often.
     pub fused: Fused,
-    /// What `tile` cut: the node that makes the scores, and the number of parts.
+    /// What `tile` cut: the node that makes the scores, and the chunk count.
     pub tiled: Vec<(String, usize)>,
-    /// The same for chains in the middle of the model, by their first nodes.
+    /// Chains of ops on tokens that `tile` cut: the first node, and the chunk count.
     pub tiled_mlps: Vec<(String, usize)>,
-    /// Numbers of parts that were planned, where that was left to the planner.
+    /// The chunk counts that the planner tried, where they were left to it.
     pub tried: Option<Tried>,
-    /// What `optimizer` added.
+    /// The updates that `optimizer` added.
     pub updates: Updates,
-    /// Left by `loss` for `autodiff`.
+    /// The gradients that `loss` left for `autodiff` to start from.
     pub seeds: Vec<Seed>,
-    /// The loss that was meant, left by `loss`.
+    /// The loss that `loss` took.
     pub loss: Option<Loss>,
-    /// Left by `autodiff`.
+    /// The parameters that `autodiff` found.
     pub parameters: Vec<Parameter>,
-    /// Left by `plan` for `remat`.
-    pub made: Option<Made>,
+    /// The plan that `plan` left for `remat`.
+    pub planned: Option<Planned>,
 }
 
 const ANY: &[Phase] = &[
@@ -164,10 +110,10 @@ static LOSS: Pass = Pass {
     run: |graph, cx| {
         let outputs = graph.outputs().to_vec();
         let made =
-            transform::joint::loss_and_outputs(graph, &cx.options.loss, &cx.options.drop_outputs)?;
+            transform::joint::loss_and_outputs(graph, &cx.request.loss, &cx.request.drop_outputs)?;
         cx.seeds = made.seeds;
         let mut changed = graph.outputs() != outputs || made.loss == Loss::Vjp;
-        if cx.options.tile.loss != Tile::Off {
+        if cx.request.tile.loss != Tile::Off {
             let instead = tile::early::settle_rows(graph)?;
             changed |= !instead.is_empty();
             let own = |v: ValueId| instead.get(&v).copied().unwrap_or(v);
@@ -187,7 +133,7 @@ static AUTODIFF: Pass = Pass {
     follows: Some("loss"),
     idempotent: false,
     run: |graph, cx| {
-        cx.parameters = parameters(graph, &cx.options.selection)?;
+        cx.parameters = parameters(graph, &cx.request.selection)?;
         let trained: Vec<_> = cx
             .parameters
             .iter()
@@ -229,55 +175,49 @@ static TILE: Pass = Pass {
     follows: None,
     idempotent: false,
     run: |graph, cx| {
-        let wish = cx.options.tile;
-        if wish == Tiles::default() {
+        let asked = cx.request.tile;
+        if asked == Tiles::default() {
             return Ok(Changed::No);
         }
-        let binding = Binding::new(graph, &cx.options.dims)?;
-        let options = &mut cx.options;
-        let open = |wish: Tile, stored: Option<usize>, plan: &Plan| match (wish, stored) {
-            (Tile::Auto, Some(parts)) => Tile::Chunks(parts),
-            // A schedule without anything else does not say what it was made for.
+        let binding = Binding::new(graph, &cx.request.dims)?;
+        let request = &cx.request;
+        let open = |asked: Tile, stored: Option<usize>, plan: &Plan| match (asked, stored) {
+            (Tile::Auto, Some(chunks)) => Tile::Chunks(chunks),
+            // A bare schedule does not say what it was made for.
             (Tile::Auto, None) if !plan.fingerprint.is_empty() => Tile::Off,
-            (wish, _) => wish,
+            (asked, _) => asked,
         };
-        let wish = match (&options.stored, &options.budget) {
-            (Some(plan), _) => Tiles {
-                loss: open(wish.loss, plan.loss_parts, plan),
-                mlp: open(wish.mlp, plan.mlp_parts, plan),
+        let tiles = match &request.plan.goal {
+            Goal::Stored(plan) => Tiles {
+                loss: open(asked.loss, plan.loss_chunks, plan),
+                mlp: open(asked.mlp, plan.mlp_chunks, plan),
             },
-            (None, Some(budgeted)) if wish.is_open() => {
-                let question = tiling::Question {
+            Goal::Budget(budget) if asked.is_open() => {
+                let question = chunk_search::Question {
                     graph,
-                    tiles: wish,
-                    budgeted,
-                    offload: &options.offload,
-                    usable_bytes: options.device.usable_bytes(),
-                    tiled: &|graph, wish| {
-                        let (loss, mlps) = cut(graph, wish, &binding)?;
-                        update(graph, options)?;
+                    tiles: asked,
+                    budget: *budget,
+                    request: &request.plan,
+                    cut: &|graph, tiles| {
+                        let (loss, mlps) = cut(graph, tiles, &binding)?;
+                        update(graph, request)?;
                         Ok((loss.most_chunks(), mlps.most_chunks()))
                     },
-                    subject: &|graph| {
-                        let subject = priced(graph, &binding, options)?.0;
-                        let choices = refine(&options.overrides, graph, &subject)?;
-                        Ok((subject, choices))
-                    },
+                    input: &|graph| Ok(bound(graph, &binding, request)?.input),
                 };
-                cx.tried = tiling::search(&question)?;
-                cx.tried.as_ref().map_or(wish, Tried::tiles)
+                let found = chunk_search::search(&question)?;
+                let (tiles, tried) = found.unzip();
+                cx.tried = tried;
+                tiles.unwrap_or(asked)
             }
-            (None, _) => wish,
+            Goal::Budget(_) | Goal::Policy(_) => asked,
         };
-        if let (Some(tried), Some(budgeted)) = (&cx.tried, &mut options.budget) {
-            *budgeted = tried.settled(budgeted);
-        }
-        let (loss, mlps) = cut(graph, wish, &binding)?;
-        if wish.loss != Tile::Off && !loss.found {
+        let (loss, mlps) = cut(graph, tiles, &binding)?;
+        if tiles.loss != Tile::Off && !loss.found {
             cx.warnings
                 .push("there is no loss over classes whose rows could be tiled".into());
         }
-        if wish.mlp != Tile::Off && mlps.regions.is_empty() {
+        if tiles.mlp != Tile::Off && mlps.regions.is_empty() {
             cx.warnings.push(match mlps.refused.first() {
                 Some(why) => format!("no MLP could be tiled: {why}"),
                 None => "there is no MLP whose rows could be tiled".into(),
@@ -292,36 +232,29 @@ static TILE: Pass = Pass {
 };
 
 /// Cuts losses, then chains.
-fn cut(graph: &mut Graph, wish: Tiles, binding: &Binding) -> Result<(Tiled, Tiled)> {
+fn cut(graph: &mut Graph, tiles: Tiles, binding: &Binding) -> Result<(Tiled, Tiled)> {
     let (mut loss, mut mlps) = (Tiled::default(), Tiled::default());
-    if wish.loss != Tile::Off {
+    if tiles.loss != Tile::Off {
         loss = tile::tile(graph, &|graph, region| {
-            wish.loss.chunks(graph, region, binding)
+            tiles.loss.chunks(graph, region, binding)
         })?;
     }
-    if wish.mlp != Tile::Off {
+    if tiles.mlp != Tile::Off {
         mlps = tile::tile_chains(graph, &|graph, region| {
-            wish.mlp.chunks(graph, region, binding)
+            tiles.mlp.chunks(graph, region, binding)
         })?;
     }
     Ok((loss, mlps))
 }
 
-/// A graph as a problem, its times as measured where they were; and what is to be said about these.
-fn priced(graph: &Graph, binding: &Binding, options: &Options) -> Result<(PlanInput, Vec<String>)> {
-    let mut subject = PlanInput::new(graph, binding, &options.device)?;
-    let mut warnings = Vec::new();
-    if let Some(times) = &options.times {
-        times.check_dims(binding.iter())?;
-        warnings.extend(times.price(&mut subject.problem)?);
-    }
-    Ok((subject, warnings))
+fn bound(graph: &Graph, binding: &Binding, request: &Request) -> Result<BoundGraph> {
+    BoundGraph::new(graph, binding, request.planning_options())
 }
 
 /// Adds the updates that are asked for.
-fn update(graph: &mut Graph, options: &Options) -> Result<Option<Updates>> {
-    let add = |optimizer| add_updates(graph, &optimizer, options.fuse_optimizer);
-    options.optimizer.map(add).transpose()
+fn update(graph: &mut Graph, request: &Request) -> Result<Option<Updates>> {
+    let add = |optimizer| add_updates(graph, &optimizer, request.fuse_optimizer);
+    request.optimizer.map(add).transpose()
 }
 
 static OPTIMIZER: Pass = Pass {
@@ -331,7 +264,7 @@ static OPTIMIZER: Pass = Pass {
     follows: None,
     idempotent: false,
     run: |graph, cx| {
-        let Some(updates) = update(graph, &cx.options)? else {
+        let Some(updates) = update(graph, &cx.request)? else {
             return Ok(Changed::No);
         };
         cx.warnings.extend(
@@ -352,45 +285,22 @@ static PLAN: Pass = Pass {
     follows: None,
     idempotent: true,
     run: |graph, cx| {
-        let binding = Binding::new(graph, &cx.options.dims)?;
-        let options = &mut cx.options;
-        let (subject, warnings) = priced(graph, &binding, options)?;
-        cx.warnings.extend(warnings);
+        let binding = Binding::new(graph, &cx.request.dims)?;
+        let mut bound = bound(graph, &binding, &cx.request)?;
+        let most = |tiled: &[(String, usize)]| tiled.iter().map(|(_, chunks)| *chunks).max();
+        bound.input.chunks = Chunks {
+            loss: most(&cx.tiled),
+            mlp: most(&cx.tiled_mlps),
+            tried: cx.tried.clone(),
+        };
+        cx.warnings.extend(bound.warning.take());
         cx.warnings
-            .extend(options.offload.warning(&subject.structure));
-        let started = Instant::now();
-        let choices = refine(&options.overrides, graph, &subject)?;
-        let overrides = options.overrides.to_string();
-        let setting = PlanContext {
-            problem: &subject.problem,
-            structure: &subject.structure,
-            choices: &choices,
-            overrides: &overrides,
-            basis: Basis::Peak,
-            usable_bytes: options.device.usable_bytes(),
-        };
-        let mut plan = match (options.stored.take(), &options.budget) {
-            (Some(stored), _) => stored.replay(&subject.problem, &subject.structure.block_of)?,
-            (None, Some(budgeted)) => options.offload.plan(&setting, By::Budget(budgeted))?,
-            (None, None) => options.offload.plan(&setting, By::Policy(options.policy))?,
-        };
-        let seconds = started.elapsed().as_secs_f64();
-        let smallest_bytes = match (&plan.certificate, &options.budget) {
-            (Some(_), Some(budgeted)) => budgeted.smallest_bytes(&setting, &plan)?,
-            _ => None,
-        };
-        plan.loss_parts = cx.tiled.iter().map(|(_, parts)| *parts).max();
-        plan.mlp_parts = cx.tiled_mlps.iter().map(|(_, parts)| *parts).max();
-        if let Some(tried) = &cx.tried {
-            tried.qualify(&mut plan);
-        }
-        cx.made = Some(Made {
-            plan,
-            choices,
-            subject,
+            .extend(offload::warning(&bound.input, &cx.request.plan));
+        let outcome = plan(&bound.input, &cx.request.plan)?;
+        cx.planned = Some(Planned {
+            outcome,
+            bound,
             binding,
-            seconds,
-            smallest_bytes,
         });
         Ok(Changed::No)
     },
@@ -403,11 +313,11 @@ static REMAT: Pass = Pass {
     follows: Some("plan"),
     idempotent: false,
     run: |graph, cx| {
-        let Some(made) = &cx.made else {
+        let Some(planned) = &cx.planned else {
             return Err(Error::bug("driver", "there is no plan to apply"));
         };
-        let s = &made.subject;
-        transform::remat::remat(graph, &s.problem, &s.map, &made.plan, &s.structure.block_of)?;
+        let bound = &planned.bound;
+        transform::remat::remat(graph, &bound.input, &bound.nodes, &planned.outcome.plan)?;
         Ok(Changed::Yes)
     },
 };

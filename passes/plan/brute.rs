@@ -1,13 +1,13 @@
 //! The cheapest schedule of a small problem, by trying everything: what solvers are judged against in tests.
 //!
 //! The class searched is the solvers' own: every op is computed at least once, first computations come in the given
-//! order, and anything computed before may be computed again at any time and any number of times. A state is how many
-//! ops have had their first computation and which values are alive. Values are let go only where the next step would
+//! order, and anything computed before may be recomputed at any time and any number of times. A state is how many
+//! ops have had their first computation and which values are alive. Values are freed only where the next step would
 //! not fit otherwise, and then as few as possible: whatever a schedule holds alive at its steps, this holds at least
 //! that, so nothing is missed. Dijkstra's algorithm over these states gives an optimum, and no state means that no
 //! schedule of the class fits. Exponential in the number of values.
 //!
-//! Where results may wait outside, a state also says which do: an op that can be moved is, or is not, when it first runs;
+//! Where results may be offloaded, a state also says which do: an op that can be moved is, or is not, when it first runs;
 //! one that is moved does not run again, and all its results come back together, any number of times.
 //!
 //! A result that is written over a static value takes no bytes while nothing reads that value again, and its bytes otherwise:
@@ -15,7 +15,7 @@
 //!
 //! It shares no code with the solvers and, but for the last check in the tests, none with the evaluator.
 
-use super::problem::{Kind, Problem};
+use super::problem::{Problem, ValueKind};
 use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -37,7 +37,7 @@ pub struct Move {
     pub back: f64,
 }
 
-/// First computations done, the values alive, the ops whose results wait outside, and the static values that were written
+/// First computations done, the values alive, the ops whose results are offloaded, and the static values that were written
 /// over, one bit each.
 type State = (usize, u64, u64, u64);
 
@@ -116,12 +116,12 @@ impl Bits {
         };
         for (v, value) in problem.values.iter().enumerate() {
             assert!(value.view_of.is_none(), "fold the problem first");
-            if value.kind == Kind::Static {
+            if value.kind == ValueKind::Static {
                 continue;
             }
             assert!(bits.bytes.len() < 64, "too large to try everything");
             bit_of[v] = Some(bits.bytes.len());
-            if value.kind == Kind::Placeholder {
+            if value.kind == ValueKind::Placeholder {
                 bits.start |= 1 << bits.bytes.len();
             }
             bits.bytes.push(value.bytes);
@@ -141,7 +141,7 @@ impl Bits {
         }
         let is_static = |v: &&usize| {
             let value = &problem.values[**v];
-            value.kind == Kind::Static && value.producer.is_none()
+            value.kind == ValueKind::Static && value.producer.is_none()
         };
         let mut renewed: Vec<usize> = Vec::new();
         for op in &problem.ops {
@@ -176,7 +176,7 @@ impl Bits {
         bits
     }
 
-    /// What is meant by `wanted` values: of those that lie in memory of their own, that.
+    /// Returns `wanted` values, with each result that has memory of its own in the place of the free one.
     fn actual(&self, wanted: u64, alive: u64) -> u64 {
         let own = self.renews.iter().flatten();
         own.filter(|r| wanted & r.free != 0 && alive & r.paid != 0)
@@ -192,7 +192,7 @@ impl Bits {
         sum
     }
 
-    /// What may be alive besides what is `needed` while an op runs that takes `temp_bytes` and writes over `taken`: every
+    /// Returns what may be alive besides what is `needed` while an op runs that takes `temp_bytes` and writes over `taken`: every
     /// subset of `alive` that fits and to which nothing can be added.
     fn fitting(
         &self,
@@ -235,7 +235,7 @@ impl Bits {
     }
 }
 
-/// The cheapest schedule whose peak above static is at most `budget_bytes`, by the price of each op; `None` where no
+/// Returns the cheapest schedule whose peak above static is at most `budget_bytes`, by the price of each op; `None` where no
 /// schedule of the class fits.
 ///
 /// # Panics
@@ -244,7 +244,7 @@ pub fn cheapest(problem: &Problem, budget_bytes: u64, prices: &[f64]) -> Option<
     cheapest_moving(problem, budget_bytes, prices, &vec![None; prices.len()])
 }
 
-/// The same where the results of some ops may wait outside.
+/// Returns the cheapest schedule where the results of some ops may be offloaded.
 ///
 /// # Panics
 /// See [`cheapest`]; one entry of `moves` for each op is expected, and at most 64 ops.
@@ -353,7 +353,7 @@ pub fn cheapest_moving(
     None
 }
 
-/// The smallest peak above static that any schedule of the class has.
+/// Returns the smallest peak above static that any schedule of the class has.
 ///
 /// # Panics
 /// See [`Bits::new`].
@@ -375,8 +375,8 @@ pub fn smallest_peak(problem: &Problem) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::schedule::evaluate;
     use super::*;
-    use crate::plan::evaluate;
     use crate::testing::Random;
     use crate::testing::dags::{Shape, random_dag};
 
@@ -384,7 +384,7 @@ mod tests {
         p.ops.iter().map(|op| op.cost).collect()
     }
 
-    /// All schedules of at most `extra` repeats, one by one.
+    /// Visits all schedules of at most `extra` repeats, one by one.
     fn every_schedule(p: &Problem, extra: usize, visit: &mut dyn FnMut(&[usize])) {
         fn go(
             p: &Problem,

@@ -4,8 +4,8 @@
 //! part plus `P` percent of what the unplanned step takes above it. A bare cost graph has no device to fit into: there a
 //! number of bytes is on the peak above static ([`Basis`]).
 
+use super::schedule::Score;
 use crate::error::{Error, Result};
-use crate::plan::Score;
 use std::fmt;
 
 /// A budget as asked for.
@@ -31,7 +31,7 @@ pub enum Basis {
 }
 
 impl Basis {
-    /// A peak as this basis counts it.
+    /// Returns a peak as this basis counts it.
     pub fn shown(self, peak_bytes: u64, static_bytes: u64) -> u64 {
         match self {
             Basis::Peak => peak_bytes,
@@ -39,7 +39,7 @@ impl Basis {
         }
     }
 
-    /// The peak that a number of bytes stands for.
+    /// Returns the peak that a number of bytes stands for.
     pub fn peak(self, bytes: u64, static_bytes: u64) -> u64 {
         match self {
             Basis::Peak => bytes,
@@ -104,7 +104,7 @@ impl Budget {
         Ok(Budget::Bytes(bytes))
     }
 
-    /// The largest peak that this budget allows, for a step whose unplanned score is `before`, on a device that has
+    /// Returns the largest peak that this budget allows, for a step whose unplanned score is `before`, on a device that has
     /// `usable_bytes`.
     pub fn peak_bytes(self, before: &Score, basis: Basis, usable_bytes: Option<u64>) -> u64 {
         let part = |percent: f64| {

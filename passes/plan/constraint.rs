@@ -1,149 +1,156 @@
-//! What the user has settled about single ops before any policy or solver decides.
+//! What the user settled about single ops before a policy or solver decides.
 //!
-//! [`Constraints`] is data over a [`Problem`]: one optional [`Constraint`] an op. A policy lets it override its own rule, a
-//! solver takes it as a hard constraint, and [`broken_by`] judges whether a schedule honours it, so that both
-//! mean the same by it. What no schedule can change is no choice: results that are pinned (graph outputs, ops that must
-//! not run twice) and results that no backward op reads honour either wish, and so do ops that only make views: a view
-//! is read as it is where its storage stays, and made again where its storage is.
+//! [`Constraints`] is data over a [`Problem`]: at most one [`Constraint`] for each op. A policy follows it instead of its own
+//! rule, a solver takes it as a hard constraint, and [`first_violation`] checks a schedule against it, so that all three
+//! mean the same.
+//!
+//! A constraint has no effect where no schedule has a choice: on pinned results (graph outputs, ops that must not run
+//! twice), on results that no backward op reads, and on ops that only make views. A view of a kept storage is read as it is, and
+//! a view of a recomputed storage is recomputed.
 
-use super::input::{OpAnnotations, Part};
-use super::problem::{Phase, Problem};
+use super::annotations::{OpAnnotations, OpRole};
+use super::problem::{OpPhase, Problem};
 use super::saved_set::pinned;
 use crate::error::{Error, Result};
 
-/// The wish for one op.
+/// The constraint on one op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Constraint {
-    /// It runs once: what the backward part reads of it stays.
+    /// The op runs once, and what the backward pass reads of it is kept.
     Keep,
-    /// Backward ops, and copies among them, read its results only from a later run than the first.
+    /// Backward ops and copies among them read the results only from a later run than the first.
     Recompute,
 }
 
-/// A wish and the option that it comes from, for reasons: `--save-ops MatMul`.
+/// A constraint and the option that it comes from (`--save-ops MatMul`), for reasons.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Forced {
-    pub choice: Constraint,
+    pub constraint: Constraint,
     pub by: String,
 }
 
-/// Where an op stands to the policy.
+/// Whether a policy applies to an op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// In this unit: a layer, or a module that was asked for.
-    Unit(usize),
-    /// In no layer.
+pub enum PolicyScope {
+    /// It applies: the op is in this layer, or in this of the modules that take the place of layers.
+    Layer(usize),
+    /// The op is in no layer.
     NoLayer,
-    /// Outside what `--layers`, `--scope`, `--every` or `--first` left.
-    Elsewhere,
-    /// No trained parameter flows into it, nor into most of its layer.
+    /// `--layers`, `--scope`, `--every` or `--first` leave the op out.
+    Excluded,
+    /// No trained parameter flows into the op, nor into most of its layer.
     Frozen,
 }
 
-impl Place {
-    pub fn unit(self) -> Option<usize> {
+impl PolicyScope {
+    /// Returns the layer.
+    pub fn layer(self) -> Option<usize> {
         match self {
-            Place::Unit(unit) => Some(unit),
+            PolicyScope::Layer(layer) => Some(layer),
             _ => None,
         }
     }
+
+    /// Returns whether the user or the lack of training takes the op out of the policy's reach.
+    pub fn is_exempt(self) -> bool {
+        matches!(self, PolicyScope::Excluded | PolicyScope::Frozen)
+    }
 }
 
-/// All overrides, by op of a problem.
+/// All constraints, by op of a problem.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Constraints {
-    /// How many units policies of whole layers work in. 0 where no layers were found and none were asked for.
-    pub units: usize,
-    pub place: Vec<Place>,
+    /// The number of layers, or of modules that take their place. 0 where none were found and none were asked for.
+    pub layers: usize,
+    pub scope: Vec<PolicyScope>,
     pub forced: Vec<Option<Forced>>,
 }
 
 impl Constraints {
-    /// No overrides: the units are the layers, but for those that nothing trained flows into. What picks elements by size
-    /// (the experts of a token) runs once unless an override says otherwise: a copy that picked differently would send
-    /// gradients to experts that were never asked.
-    pub fn none(structure: &OpAnnotations) -> Constraints {
-        let unit = |block: &Option<usize>| block.map_or(Place::NoLayer, Place::Unit);
-        let mut choices = Constraints {
-            units: structure.blocks,
-            place: structure.block_of.iter().map(unit).collect(),
-            forced: structure.part_of.iter().map(routing).collect(),
+    /// Returns the constraints without any override: layers without training are exempt, and ops that pick elements by
+    /// size (the experts of a token) run once. A copy that picked other experts would send gradients to experts that did not
+    /// run.
+    pub fn none(annotations: &OpAnnotations) -> Constraints {
+        let scope = |layer: &Option<usize>| layer.map_or(PolicyScope::NoLayer, PolicyScope::Layer);
+        let mut constraints = Constraints {
+            layers: annotations.layers,
+            scope: annotations.layer_of.iter().map(scope).collect(),
+            forced: annotations.role_of.iter().map(routing).collect(),
         };
-        choices.leave_frozen(structure);
-        choices
+        constraints.exempt_frozen(annotations);
+        constraints
     }
 
-    /// Leaves units alone that no trained parameter flows into, and of units that are mostly such, those ops: where a
-    /// frozen part of a model ends inside a layer, the layer is not computed again for its last few values. Without units,
-    /// such ops are left alone.
-    pub(super) fn leave_frozen(&mut self, structure: &OpAnnotations) {
-        let mut trained = vec![0; self.units];
-        let mut all = vec![0; self.units];
-        for (place, op) in self.place.iter().zip(&structure.trained) {
-            if let Place::Unit(unit) = place {
-                trained[*unit] += usize::from(*op);
-                all[*unit] += 1;
+    /// Exempts layers that no trained parameter flows into. In a layer that is mostly such, exempts those ops: where a
+    /// frozen half of a model ends inside a layer, the layer is not recomputed for its last few values. Without
+    /// layers, exempts such ops.
+    pub fn exempt_frozen(&mut self, annotations: &OpAnnotations) {
+        let mut trained = vec![0; self.layers];
+        let mut all = vec![0; self.layers];
+        for (scope, op) in self.scope.iter().zip(&annotations.trained) {
+            if let PolicyScope::Layer(layer) = scope {
+                trained[*layer] += usize::from(*op);
+                all[*layer] += 1;
             }
         }
-        for (place, op) in self.place.iter_mut().zip(&structure.trained) {
-            let frozen = match *place {
-                Place::Unit(unit) => !op && 2 * trained[unit] < all[unit],
-                Place::NoLayer => self.units == 0 && !op,
-                Place::Elsewhere | Place::Frozen => false,
+        for (scope, op) in self.scope.iter_mut().zip(&annotations.trained) {
+            let is_frozen = match *scope {
+                PolicyScope::Layer(layer) => !op && 2 * trained[layer] < all[layer],
+                PolicyScope::NoLayer => self.layers == 0 && !op,
+                PolicyScope::Excluded | PolicyScope::Frozen => false,
             };
-            if frozen {
-                *place = Place::Frozen;
+            if is_frozen {
+                *scope = PolicyScope::Frozen;
             }
         }
     }
 
-    /// Hard constraints for a solver, by op: forced choices, and what lies elsewhere or is frozen stays.
-    pub fn constraints(&self, problem: &Problem) -> Vec<Option<Constraint>> {
-        let wish = |op: usize| match (&self.forced[op], self.place[op]) {
-            (Some(forced), _) => Some(forced.choice),
-            (None, Place::Elsewhere | Place::Frozen) => Some(Constraint::Keep),
-            (None, Place::Unit(_) | Place::NoLayer) => None,
+    /// Returns the hard constraints of a solver, by op: forced ones, and exempt ops are kept.
+    pub fn by_op(&self, problem: &Problem) -> Vec<Option<Constraint>> {
+        let constraint = |op: usize| match &self.forced[op] {
+            Some(forced) => Some(forced.constraint),
+            None => self.scope[op].is_exempt().then_some(Constraint::Keep),
         };
-        let decides = |op: usize| problem.ops[op].phase == Phase::Forward && !problem.is_view(op);
+        let decides = |op: usize| problem.ops[op].phase == OpPhase::Forward && !problem.is_view(op);
         (0..problem.ops.len())
-            .map(|op| wish(op).filter(|_| decides(op)))
+            .map(|op| constraint(op).filter(|_| decides(op)))
             .collect()
     }
 }
 
-fn routing(part: &Part) -> Option<Forced> {
-    (*part == Part::Choice).then(|| Forced {
-        choice: Constraint::Keep,
+fn routing(role: &OpRole) -> Option<Forced> {
+    (*role == OpRole::TopK).then(|| Forced {
+        constraint: Constraint::Keep,
         by: "a choice that must not change".into(),
     })
 }
 
-/// Checks that a schedule honours constraints.
+/// Checks that a schedule honours constraints by op.
 ///
 /// # Errors
-/// A bug that names the first op whose constraint is broken.
-pub fn honours(
+/// A bug that names the first op whose constraint is violated.
+pub fn check_constraints(
     problem: &Problem,
     schedule: &[usize],
-    overrides: &[Option<Constraint>],
+    constraints: &[Option<Constraint>],
 ) -> Result<()> {
-    match broken_by(problem, schedule, overrides) {
+    match first_violation(problem, schedule, constraints) {
         None => Ok(()),
         Some(op) => Err(Error::bug(
             "plan",
             format!(
-                "the plan breaks the wish {:?} for op `{}`",
-                overrides[op], problem.ops[op].name
+                "the plan violates the constraint {:?} on op `{}`",
+                constraints[op], problem.ops[op].name
             ),
         )),
     }
 }
 
-/// The first op whose wish a valid schedule does not honour. Linear.
-pub fn broken_by(
+/// Returns the first op whose constraint a valid schedule violates. Linear in the operands of the steps.
+pub fn first_violation(
     problem: &Problem,
     schedule: &[usize],
-    overrides: &[Option<Constraint>],
+    constraints: &[Option<Constraint>],
 ) -> Option<usize> {
     let roots = problem.roots();
     let pins = pinned(problem);
@@ -155,19 +162,19 @@ pub fn broken_by(
         let op = &problem.ops[*o];
         runs[*o] += 1;
         let is_copy = runs[*o] > 1;
-        in_backward |= op.phase == Phase::Backward;
-        if is_copy && overrides[*o] == Some(Constraint::Keep) && !problem.is_view(*o) {
+        in_backward |= op.phase == OpPhase::Backward;
+        if is_copy && constraints[*o] == Some(Constraint::Keep) && !problem.is_view(*o) {
             return Some(*o);
         }
-        if in_backward && (is_copy || op.phase == Phase::Backward) {
+        if in_backward && (is_copy || op.phase == OpPhase::Backward) {
             for v in &op.ins {
                 let root = roots[*v];
-                if let Some(maker) = problem.values[root].producer
-                    && overrides[maker] == Some(Constraint::Recompute)
+                if let Some(producer) = problem.values[root].producer
+                    && constraints[producer] == Some(Constraint::Recompute)
                     && pins[root].is_none()
                     && shows[*v] < 2
                 {
-                    return Some(maker);
+                    return Some(producer);
                 }
             }
         }
@@ -176,61 +183,4 @@ pub fn broken_by(
         }
     }
     None
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::analysis::{Binding, Device, MemoryProfile, Sizes};
-    use crate::plan::saved_set::schedule;
-    use crate::testing::{Random, random_graph};
-
-    /// A schedule made from the overrides honours them; for every wish that it could break there is one that does.
-    #[test]
-    fn schedules_made_from_wishes_honour_them() {
-        let mut r = Random(5);
-        let (mut refused_keep, mut refused_recompute) = (0, 0);
-        for n in 0..300 {
-            let g = random_graph(&mut r, 3 + n % 25);
-            let sizes = Sizes::new(&g, &Binding::new(&g, &[]).unwrap()).unwrap();
-            let m = MemoryProfile::new(&g, &sizes).unwrap();
-            let (p, _) = Problem::of_graph(&g, &sizes, &m, &Device::default()).unwrap();
-            let overrides: Vec<Option<Constraint>> = (0..p.ops.len())
-                .map(|o| match r.below(3) {
-                    _ if p.ops[o].phase == Phase::Backward => None,
-                    0 => None,
-                    1 => Some(Constraint::Keep),
-                    _ => Some(Constraint::Recompute),
-                })
-                .collect();
-            let keep_all = |dropped: Constraint| -> Vec<bool> {
-                let wish = |v: &super::super::problem::Value| v.producer.and_then(|o| overrides[o]);
-                p.values.iter().map(|v| wish(v) != Some(dropped)).collect()
-            };
-            let good = schedule(&p, &keep_all(Constraint::Recompute));
-            assert!(honours(&p, &good, &overrides).is_ok(), "graph {n}");
-            // Keeping nothing runs ops again that were to run once.
-            let none = schedule(&p, &keep_all(Constraint::Keep));
-            let mut runs = vec![0; p.ops.len()];
-            none.iter().for_each(|o| runs[*o] += 1);
-            let twice =
-                |o: usize| runs[o] > 1 && overrides[o] == Some(Constraint::Keep) && !p.is_view(o);
-            if (0..p.ops.len()).any(twice) {
-                refused_keep += 1;
-                assert!(broken_by(&p, &none, &overrides).is_some(), "graph {n}");
-            }
-            // Running nothing again breaks the other wish wherever the backward part reads what was to be made again.
-            if good != p.given_order() {
-                refused_recompute += 1;
-                assert!(
-                    broken_by(&p, &p.given_order(), &overrides).is_some(),
-                    "graph {n}"
-                );
-            }
-        }
-        assert!(
-            refused_keep > 50 && refused_recompute > 50,
-            "{refused_keep} {refused_recompute}"
-        );
-    }
 }

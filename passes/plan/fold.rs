@@ -1,10 +1,10 @@
 //! Problems without views, and schedules of those taken back.
 
-use super::problem::{Kind, Op, Problem};
+use super::problem::{Op, Problem, ValueKind};
 use std::ops::Range;
 
 impl Problem {
-    /// The same step with every view replaced by the value that owns its storage, and ops that only make views left
+    /// Returns the same step with every view replaced by the value that owns its storage, and ops that only make views left
     /// out: the form the benches judge. The second result gives, for each op of the folded problem, its op here.
     ///
     /// What a view op reads beside its storage (a target shape) is not a use in the folded form; such values are a few
@@ -49,16 +49,16 @@ impl Problem {
                 Some(_) => None,
                 None => value.producer.and_then(|p| new_index[p]),
             };
-            if value.producer.is_none() && value.kind == Kind::Activation {
+            if value.producer.is_none() && value.kind == ValueKind::Activation {
                 // What was a view has no bytes and no readers here.
-                value.kind = Kind::Static;
+                value.kind = ValueKind::Static;
             }
         }
         (folded, ops)
     }
 
-    /// A schedule of [`Problem::fold`]'s problem as one of this problem: first computations of view ops stay where the
-    /// given order has them unless nothing reads them there, and a view is made again wherever its storage was and it is
+    /// Returns a schedule of [`Problem::fold`]'s problem as one of this problem: first computations of view ops stay where the
+    /// given order has them unless nothing reads them there, and a view is recomputed wherever its storage was and it is
     /// read after that.
     pub fn unfold(&self, folded_ops: &[usize], schedule: &[usize]) -> Vec<usize> {
         let mut unfolding = Unfolding {
@@ -81,7 +81,7 @@ impl Problem {
         self.without_unread_views(unfolding.out)
     }
 
-    /// The schedule without runs of view ops that nothing reads before the view is made again: a storage that is made
+    /// Returns the schedule without runs of view ops that nothing reads before the view is recomputed: a storage that is made
     /// again just after would live on for them.
     fn without_unread_views(&self, schedule: Vec<usize>) -> Vec<usize> {
         let mut is_read = vec![false; self.values.len()];
@@ -132,7 +132,7 @@ impl Unfolding<'_> {
         self.run(op);
     }
 
-    /// The storages that `op` owns were computed anew: views of them are stale.
+    /// Marks views of the storages that `op` owns as stale: the storages were computed anew.
     fn renew(&mut self, op: usize) {
         for v in &self.problem.ops[op].outs {
             if self.problem.values[*v].view_of.is_none() {

@@ -1,46 +1,53 @@
-//! Decides what to compute again. A planner sees a [`Problem`] and answers with a schedule; nothing here sees a graph
-//! except [`problem`] and [`input`], which make one from it, and [`refine`], which settles what a user's [`overrides`]es
-//! mean in it.
+//! Decides what to recompute and what to offload. A planner sees a [`PlanInput`] and returns a [`Plan`]; nothing here
+//! sees a graph.
 //!
-//! [`schedule`] holds the only judge, [`schedule::evaluate`]; every policy and solver is measured by it. [`policy`] has
-//! the rules people know, [`sub_blocks`] words for parts of layers, [`constraint`] what the user settled beforehand, [`saved_set`]
-//! turns "what may stay" into a schedule, [`fold`] takes views away and back, [`transfer_lowering`] lets results wait outside the
-//! device, [`offload`] says which and [`overlap`] what runs beside transfers, [`tiling`] into how many parts a loss is
-//! cut, [`plan`] is the plan as data. [`solve`] plans for a [`budget`], and
-//! [`budgeted`] asks it. Measured [`times`] may take the place of modelled ones.
+//! [`plan()`] is the one way to a plan: it takes a [`PlanInput`] and a [`PlanRequest`] (a policy, a budget or a stored plan as the
+//! goal). [`schedule::evaluate`] measures every schedule, whoever made it. From the bottom up:
+//!
+//! - [`problem`] is the step as ops and values, [`fold`] takes its views away and back, [`schedule`] evaluates schedules;
+//! - [`annotations`] say which layers, [`sub_blocks`] and roles ops have, [`constraint`] what the user settled beforehand;
+//! - [`saved_set`] turns the results that are kept into a schedule, [`policy`] is the table of policies;
+//! - [`transfer_lowering`] expands offloaded ops, [`overlap`] places their transfers;
+//! - [`mod@plan`] is a plan as data, [`request`] what the user wants, [`budget`] and [`objective`] its words;
+//! - [`solve`] is the solver, [`on_device`] plans without offloading, [`offload`] with it, [`planner`] is the entry.
 
+pub mod annotations;
 #[cfg(any(test, feature = "testing"))]
 pub mod brute;
 pub mod budget;
-pub mod budgeted;
+pub mod chunks;
 pub mod constraint;
-mod fold;
+pub mod fold;
+pub mod infeasible;
 pub mod input;
+pub mod objective;
 pub mod offload;
+pub mod on_device;
 pub mod overlap;
-pub mod overrides;
 pub mod plan;
+pub mod planner;
 pub mod policy;
 pub mod problem;
-pub mod refine;
+pub mod request;
 pub mod saved_set;
 pub mod schedule;
 pub mod solve;
 pub mod sub_blocks;
-pub mod tiling;
 pub mod times;
 pub mod transfer_lowering;
 
+pub use annotations::{OpAnnotations, OpRole};
 pub use budget::{Basis, Budget};
-pub use budgeted::{BudgetGoal, PlanContext};
+pub use chunks::{Chunks, Trial, Tried};
 pub use constraint::{Constraint, Constraints};
-pub use input::{OpAnnotations, PlanInput};
-pub use offload::Offloading;
-pub use overrides::PolicyOverrides;
-pub use plan::{Certificate, Decision, Plan, Segment};
+pub use infeasible::{Failure, Infeasible};
+pub use input::PlanInput;
+pub use objective::Objective;
+pub use plan::{Certificate, Decision, OffloadTarget, Plan, Segment};
+pub use planner::{PlanOutcome, plan};
 pub use policy::Policy;
-pub use problem::{Kind, Op, Phase, Problem, Value};
+pub use problem::{Op, OpPhase, Problem, Value, ValueKind};
+pub use request::{Goal, Offload, OffloadSet, PlanRequest};
 pub use schedule::{Score, evaluate};
-pub use solve::{Effort, Objective};
-pub use tiling::{Trial, Tried};
+pub use solve::work::Effort;
 pub use times::Times;

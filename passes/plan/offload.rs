@@ -1,227 +1,110 @@
-//! Which results wait outside the device's memory, and plans that know of it.
+//! Which results are offloaded, and plans that count it.
 //!
-//! What a user fixes (`cpu`, `disk`, `block-inputs`) is a constraint: such a result is never in the device's memory from
-//! its last use in the forward part to its first in the backward part, and a policy or solver decides all else on the
-//! [staged](super::transfer_lowering) problem. With `auto` the choice is the planner's, and the bound speaks of any choice. Moving costs the same for each byte, while
-//! what computing again costs for each byte differs from op to op, so in the order of that price there is one place to cut:
-//! cheap bytes are computed again, dear ones moved. The search tries a few cuts along that order, then others around the best
-//! of them, and what layers read, plans each quickly, and keeps the cheapest; moving nothing is one of them, so `auto` is never
-//! predicted to be slower than `none`. Where the bound says that little is left to gain, nothing more is tried.
+//! The user may fix the set (`cpu`, `disk`, `block-inputs`). That is a constraint: such a result is never in the device's
+//! memory from its last use in the forward pass to its first use in the backward pass. A policy or solver decides all else, on
+//! the [expanded](super::transfer_lowering) problem.
 //!
-//! Transfers run beside other ops, so that what a plan takes is known only once they are placed ([`overlap`]). Plans are
-//! made twice, with transfers at their whole price and at none, and the one that then takes less is kept. What is proven
-//! is proven at none, and of `auto` with what the lane out takes before a moment and the lane back after it besides.
+//! With `auto` the planner chooses the set, and the bound covers any choice. To move a byte costs the same for every
+//! result, while to recompute it costs more for some ops than for others. So in the order of that price there is one place to
+//! cut: cheap bytes are recomputed, dear bytes are moved. The search tries a few cuts along that order, then others around the
+//! best of them, and the inputs of layers. It plans each quickly and keeps the cheapest. To move nothing is one of them, so
+//! `auto` is never predicted to be slower than `none`. The search ends where the bound says that little is left to gain.
+//!
+//! Transfers run beside other ops, so the cost of a plan is known only once they are placed ([`overlap`]). Plans are
+//! made twice, with transfers at their whole price and at none, and the better one is kept. The lower bound is proven at no
+//! price; for `auto` it also counts the time of the outgoing transfers before a moment and of the incoming ones after it.
 
-use super::budgeted::{BudgetGoal, constraints};
-use super::constraint::{Constraint, Place};
-use super::input::OpAnnotations;
-use super::plan::Plan;
-use super::policy::Policy;
+use super::budget::Budget;
+use super::constraint::{Constraint, Constraints, Forced};
+use super::infeasible::Failure;
+use super::input::PlanInput;
+use super::objective::Objective;
+use super::on_device;
+use super::overlap::{self, Room};
+use super::plan::{Certificate, Plan};
 use super::problem::Problem;
+use super::request::{Goal, OffloadSet, PlanRequest};
 use super::saved_set::SMALL_BYTES;
+use super::schedule::evaluate;
 use super::solve::bound::{CLASS, CLASS_MOVING};
-use super::solve::{Effort, Objective, bound_moving};
-use super::transfer_lowering::{movable, result_bytes};
-use super::{Budget, PlanContext};
-use crate::error::{Error, Kind, Result};
-use crate::ops::transfer::{TO_DISK, TO_HOST};
+use super::solve::bound_moving;
+use super::solve::work::Effort;
+use super::transfer_lowering::{ExpandedOp, ExpandedProblem, Price, movable, result_bytes};
+use crate::error::{Error, Result};
 use rayon::prelude::*;
-use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fmt;
 
-mod settled;
-
-/// What is moved.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum What {
-    #[default]
-    Nothing,
-    /// What the planner finds worth it.
-    Auto,
-    /// Whatever may be.
-    All,
-    /// The residual stream that each layer reads.
-    BlockInputs,
-}
-
-/// Where to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum To {
-    /// The host's memory; a file where the run is on the CPU.
-    #[default]
-    Host,
-    Disk,
-}
-
-impl To {
-    /// The word that the op has for it.
-    pub fn word(self) -> &'static str {
-        match self {
-            To::Host => TO_HOST,
-            To::Disk => TO_DISK,
-        }
+/// Plans, with offloading where the request asks for it.
+///
+/// # Errors
+/// Those of [`on_device::plan`]; `auto` without a budget in time; more bytes off the device than allowed.
+pub fn plan(input: &PlanInput, request: &PlanRequest) -> Result<Plan, Failure> {
+    let offload = &request.offload;
+    if offload.set == OffloadSet::Nothing || matches!(request.goal, Goal::Stored(_)) {
+        return on_device::plan(input, request);
     }
-
-    pub fn is_host(&self) -> bool {
-        *self == To::Host
-    }
-}
-
-/// A wish to move results.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Offloading {
-    pub what: What,
-    pub to: To,
-    /// Results of an op that are fewer bytes together stay.
-    pub min_bytes: u64,
-    /// The most bytes that may be outside at once.
-    pub outside_bytes: Option<u64>,
-    /// Whether transfers run beside other ops.
-    pub streams: bool,
-    /// How many transfers may be under way in either direction: results of so many ops are held in memory only because they are
-    /// not outside yet. At least 1.
-    pub in_flight: usize,
-}
-
-/// As many transfers are under way, as in TRL's activation offloading.
-pub const IN_FLIGHT: usize = 5;
-
-/// Moving less is not worth a transfer, as PyTorch's and TRL's activation offloading have it.
-pub const MIN_BYTES: u64 = 1024;
-
-impl Default for Offloading {
-    fn default() -> Offloading {
-        Offloading {
-            what: What::Nothing,
-            to: To::Host,
-            min_bytes: MIN_BYTES,
-            outside_bytes: None,
-            streams: true,
-            in_flight: IN_FLIGHT,
+    let offloading = Offloading { input, request };
+    match (offload.set, request.budget()) {
+        (OffloadSet::Auto, Some(_)) if request.objective == Objective::Cost => offloading.chosen(),
+        (OffloadSet::Auto, _) => Err(Error::usage(
+            "offload",
+            "--offload auto weighs the time of transfers against that of recomputation",
+        )
+        .expected("--budget with --objective cost")
+        .into()),
+        _ => {
+            let fixed = Some(Constraint::Recompute);
+            let mut plan = offloading.moved(&offloading.candidates(), fixed)?;
+            offloading.check_room(&plan.offloaded)?;
+            plan.offload_to = offload.to;
+            Ok(plan)
         }
     }
 }
 
-impl fmt::Display for Offloading {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match (self.what, self.to) {
-            (What::Nothing, _) => "none",
-            (What::Auto, _) => "auto",
-            (What::All, To::Host) => "cpu",
-            (What::All, To::Disk) => "disk",
-            (What::BlockInputs, _) => "block-inputs",
-        })
-    }
+/// Returns a warning where the ops that feed class scores are unknown: their results would stay on the device.
+pub fn warning(input: &PlanInput, request: &PlanRequest) -> Option<String> {
+    let is_wanted = request.offload.set != OffloadSet::Nothing;
+    (is_wanted && !input.annotations.feeds_scores.contains(&true)).then(|| {
+        "no head over classes was found: what it reads may be offloaded like any other result"
+            .into()
+    })
 }
 
-/// Who plans what is not moved.
-#[derive(Clone, Copy, Debug)]
-pub enum By<'a> {
-    Policy(Policy),
-    Budget(&'a BudgetGoal),
+/// An input and a request that offloads.
+struct Offloading<'a> {
+    input: &'a PlanInput,
+    request: &'a PlanRequest,
 }
 
-impl By<'_> {
-    fn plan(&self, setting: &PlanContext) -> Result<Plan> {
-        match self {
-            By::Policy(policy) => policy.refined(
-                setting.problem,
-                setting.structure,
-                setting.choices,
-                setting.overrides,
-            ),
-            By::Budget(budgeted) => budgeted.plan(setting),
-        }
-    }
-}
-
-impl Offloading {
-    /// Reads the value of `--offload`.
-    ///
-    /// # Errors
-    /// Another word.
-    pub fn parse(text: &str) -> Result<(What, To)> {
-        Ok(match text {
-            "none" => (What::Nothing, To::Host),
-            "auto" => (What::Auto, To::Host),
-            "cpu" => (What::All, To::Host),
-            "disk" => (What::All, To::Disk),
-            "block-inputs" => (What::BlockInputs, To::Host),
-            _ => {
-                return Err(Error::usage(
-                    "offload",
-                    format!("values cannot be offloaded to `{text}`"),
-                )
-                .expected("none, auto, cpu, disk or block-inputs"));
-            }
-        })
-    }
-
-    /// The plan.
-    ///
-    /// # Errors
-    /// Those of the policy or budget; `auto` without a budget in time; more bytes outside than allowed.
-    pub fn plan(&self, setting: &PlanContext, by: By) -> Result<Plan> {
-        if self.what == What::Nothing {
-            return by.plan(setting);
-        }
-        let candidates = self.candidates(setting);
-        match (self.what, by) {
-            (What::Auto, By::Budget(budgeted)) if budgeted.objective == Objective::Cost => {
-                self.chosen(setting, budgeted, candidates)
-            }
-            (What::Auto, _) => Err(Error::usage(
-                "offload",
-                "--offload auto weighs the time of transfers against that of computing again",
-            )
-            .expected("--budget with --objective cost")),
-            _ => {
-                let mut plan = self.moved(setting, by, &candidates, Some(Constraint::Recompute))?;
-                self.check_room(setting.problem, &plan.offloaded)?;
-                plan.offload_to = self.to;
-                Ok(plan)
-            }
-        }
-    }
-
-    /// What is to be said where nobody knows which results scores of classes are computed from: those would stay.
-    pub fn warning(&self, structure: &OpAnnotations) -> Option<String> {
-        let is_wanted = self.what != What::Nothing;
-        (is_wanted && !structure.feeds_scores.contains(&true)).then(|| {
-            "no head over classes was found: what it reads may be offloaded like any other result".into()
-        })
-    }
-
-    /// Ops whose results may be moved and are meant, in order.
-    fn candidates(&self, setting: &PlanContext) -> Vec<usize> {
-        let PlanContext {
-            problem,
-            structure,
-            choices,
-            ..
-        } = setting;
+impl Offloading<'_> {
+    /// Returns the ops whose results may be moved and are asked for, in order.
+    fn candidates(&self) -> Vec<usize> {
+        let (offload, problem) = (&self.request.offload, &self.input.problem);
+        let (annotations, constraints) = (&self.input.annotations, &self.input.constraints);
         let movable = movable(problem);
-        let wanted = |op: &usize| {
+        let is_wanted = |op: &usize| {
             let bytes = result_bytes(problem, *op);
             let outs = &problem.ops[*op].outs;
             let is_small = outs.iter().all(|v| problem.values[*v].integral) && bytes <= SMALL_BYTES;
-            let settled = choices.forced[*op].is_some()
-                || matches!(choices.place[*op], Place::Elsewhere | Place::Frozen);
+            let is_settled =
+                constraints.forced[*op].is_some() || constraints.scope[*op].is_exempt();
             movable[*op]
-                && bytes >= self.min_bytes
+                && bytes >= offload.min_bytes
                 && !is_small
-                && !settled
-                && !structure.feeds_scores[*op]
-                && (self.what != What::BlockInputs || structure.opens_layer[*op])
+                && !is_settled
+                && !annotations.feeds_scores[*op]
+                && (offload.set != OffloadSet::LayerInputs || annotations.opens_layer[*op])
         };
-        (0..problem.ops.len()).filter(wanted).collect()
+        (0..problem.ops.len()).filter(is_wanted).collect()
     }
 
-    fn check_room(&self, problem: &Problem, offloaded: &[usize]) -> Result<()> {
-        let bytes: u64 = offloaded.iter().map(|op| result_bytes(problem, *op)).sum();
-        match self.outside_bytes {
+    fn check_room(&self, offloaded: &[usize]) -> Result<()> {
+        let bytes = offloaded
+            .iter()
+            .map(|op| result_bytes(&self.input.problem, *op));
+        let bytes: u64 = bytes.sum();
+        match self.request.offload.host_bytes {
             Some(room) if bytes > room => Err(Error::usage(
                 "offload",
                 "what is to be offloaded is more than the host may hold",
@@ -233,46 +116,46 @@ impl Offloading {
         }
     }
 
-    /// The cheapest of several cuts.
-    fn chosen(
-        &self,
-        setting: &PlanContext,
-        budgeted: &BudgetGoal,
-        candidates: Vec<usize>,
-    ) -> Result<Plan> {
-        let quick = BudgetGoal {
+    /// Returns the cheapest plan of several sets.
+    fn chosen(&self) -> Result<Plan, Failure> {
+        let (input, request) = (self.input, self.request);
+        let asked = request.budget().unwrap_or(Budget::Auto);
+        let peak_bytes = input.peak_bytes(asked)?;
+        // All sets are planned for the same peak.
+        let settled = request.with_budget(Budget::Bytes(input.shown(peak_bytes)));
+        let quick = PlanRequest {
             effort: Effort::First,
-            // All of them are planned for the same peak.
-            budget: Budget::Bytes(setting.basis.shown(
-                budgeted.peak_bytes(setting)?,
-                setting.problem.static_bytes(),
-            )),
-            ..*budgeted
+            ..settled.clone()
         };
-        let plain = match By::Budget(&quick).plan(setting) {
-            Err(error) if error.kind() != Kind::Budget => return Err(error),
+        let plain = match on_device::plan(input, &quick) {
+            Err(failure) if !failure.is_infeasible() => return Err(failure),
             plain => plain,
         };
-        let order = self.dearest_first(setting.problem, plain.as_ref().ok(), candidates.clone());
-        let lower = self.lower(setting, &candidates, budgeted.peak_bytes(setting)?)?;
+        let candidates = self.candidates();
+        let lower = self.lower(&candidates, peak_bytes)?;
+        let order = self.dearest_first(plain.as_ref().ok(), candidates);
+        let try_quickly = Offloading {
+            input,
+            request: &quick,
+        };
         let tried = |trials: Vec<Trial>| -> Vec<(Trial, Plan)> {
             let plan = |trial: Trial| {
-                let plan = self.moved(setting, By::Budget(&quick), &trial.offloaded, trial.wish);
+                let plan = try_quickly.moved(&trial.offloaded, trial.fixed);
                 Some((trial, plan.ok()?))
             };
             trials.into_par_iter().filter_map(plan).collect()
         };
         let cut = |share: usize| Trial {
             share: Some(share),
-            wish: None,
+            fixed: None,
             offloaded: order[..(order.len() * share).div_ceil(CUTS)].to_vec(),
         };
         // What layers read is worth more together than one by one: with all of it outside, layers are rebuilt from there.
-        let opens_layer = |op: &&usize| setting.structure.opens_layer[**op];
+        let opens_layer = |op: &&usize| input.annotations.opens_layer[**op];
         let streams: Vec<usize> = order.iter().filter(opens_layer).copied().collect();
-        let of_streams = |wish| Trial {
+        let of_streams = |fixed| Trial {
             share: None,
-            wish,
+            fixed,
             offloaded: streams.clone(),
         };
         let mut best: Option<(Trial, Plan)> = None;
@@ -301,7 +184,7 @@ impl Offloading {
                     best = Some((trial, plan));
                 }
             }
-            // The next are half way from the best cut to those beside it.
+            // The next shares lie half way from the best cut to those beside it.
             let least = cuts.iter().min_by(|a, b| a.1.total_cmp(b.1));
             let Some((share, _)) = least.filter(|(_, cost)| cost.is_finite()) else {
                 break;
@@ -311,19 +194,19 @@ impl Offloading {
             shares = vec![(below + share) / 2, (share + above) / 2];
             shares.retain(|s| *s > 0 && !cuts.contains_key(s));
         }
-        let own = BudgetGoal {
-            budget: quick.budget,
-            ..*budgeted
+        let with_effort = Offloading {
+            input,
+            request: &settled,
         };
-        let is_quick = budgeted.effort == Effort::First;
+        let is_quick = request.effort == Effort::First;
         let plan = match best.filter(|(_, plan)| !plan.offloaded.is_empty()) {
             Some((_, found)) if is_quick => found,
             Some((trial, found)) => {
                 let (plain, found) = rayon::join(
-                    || own.plan(setting),
-                    || self.moved(setting, By::Budget(&own), &found.offloaded, trial.wish),
+                    || on_device::plan(input, &settled),
+                    || with_effort.moved(&found.offloaded, trial.fixed),
                 );
-                // More work may find that computing again is cheaper after all.
+                // More work may find that recomputation is cheaper after all.
                 match (plain, found) {
                     (Ok(plain), Ok(found)) if plain.after.cost > found.after.cost => found,
                     (Ok(plain), _) => plain,
@@ -332,36 +215,30 @@ impl Offloading {
             }
             // The refusal of a budget that nothing fits into speaks of plans that move nothing.
             None if is_quick && plain.is_ok() => plain?,
-            None => budgeted.plan(setting)?,
+            None => on_device::plan(input, request)?,
         };
-        self.covered(setting, lower, plan)
+        Ok(self.covered(lower, plan)?)
     }
 
-    /// What no plan within the budget costs less than, whatever it moves; `None` if none fits.
-    fn lower(
-        &self,
-        setting: &PlanContext,
-        candidates: &[usize],
-        peak_bytes: u64,
-    ) -> Result<Option<f64>> {
-        let Some(transfer) = setting.problem.transfer else {
+    /// Returns a lower bound on the cost of every plan within the budget, whatever it moves; `None` if none fits.
+    fn lower(&self, candidates: &[usize], peak_bytes: u64) -> Result<Option<f64>> {
+        let problem = &self.input.problem;
+        let Some(transfer) = problem.transfer else {
             return Ok(None);
         };
-        let mut elsewhere = vec![None; setting.problem.ops.len()];
+        let mut elsewhere = vec![None; problem.ops.len()];
         for op in candidates {
-            elsewhere[*op] = Some(transfer.wait(result_bytes(setting.problem, *op), self.streams));
+            let streams = self.request.offload.streams;
+            elsewhere[*op] = Some(transfer.wait(result_bytes(problem, *op), streams));
         }
-        bound_moving(
-            setting.problem,
-            peak_bytes,
-            &constraints(setting),
-            &elsewhere,
-        )
+        let constraints = self.input.hard_constraints();
+        bound_moving(problem, peak_bytes, &constraints, &elsewhere)
     }
 
-    /// A plan with what is proven of all choices: which results are moved, too.
-    fn covered(&self, setting: &PlanContext, lower: Option<f64>, mut plan: Plan) -> Result<Plan> {
-        let (Some(certificate), Some(_)) = (&mut plan.certificate, setting.problem.transfer) else {
+    /// Returns a plan with the bound on all plans, whatever they move.
+    fn covered(&self, lower: Option<f64>, mut plan: Plan) -> Result<Plan> {
+        let (Some(certificate), Some(_)) = (&mut plan.certificate, self.input.problem.transfer)
+        else {
             return Ok(plan);
         };
         let Some(lower) = lower else {
@@ -384,26 +261,22 @@ impl Offloading {
         Ok(plan)
     }
 
-    /// Candidates by what computing them again costs for each byte, most first, as far as the host has room for them.
+    /// Returns candidates by the cost of recomputing a byte, highest first, as far as the host has room for them.
     ///
-    /// What `plan` computes again costs what it does there, ops that are run again only for others included; of other
-    /// results, what their own op costs.
-    fn dearest_first(
-        &self,
-        problem: &Problem,
-        plan: Option<&Plan>,
-        mut candidates: Vec<usize>,
-    ) -> Vec<usize> {
-        let again = plan.map_or_else(
+    /// An op that `plan` recomputes costs what it does there, including ops that run again only for it. Another op costs its
+    /// own cost.
+    fn dearest_first(&self, plan: Option<&Plan>, mut candidates: Vec<usize>) -> Vec<usize> {
+        let problem = &self.input.problem;
+        let recompute_costs = plan.map_or_else(
             || vec![0.0; problem.ops.len()],
             |plan| repeat_costs(problem, &plan.schedule),
         );
         let price = |op: &usize| {
-            let cost = problem.ops[*op].cost.max(again[*op]);
+            let cost = problem.ops[*op].cost.max(recompute_costs[*op]);
             cost / result_bytes(problem, *op).max(1) as f64
         };
         candidates.sort_by(|a, b| price(b).total_cmp(&price(a)).then(a.cmp(b)));
-        let mut left = self.outside_bytes.unwrap_or(u64::MAX);
+        let mut left = self.request.offload.host_bytes.unwrap_or(u64::MAX);
         candidates.retain(|op| match left.checked_sub(result_bytes(problem, *op)) {
             Some(rest) => {
                 left = rest;
@@ -413,23 +286,202 @@ impl Offloading {
         });
         candidates
     }
+
+    /// Plans with results of these ops moved, or free to be: `fixed` is a constraint on their transfers. Results
+    /// that gain nothing by it stay.
+    fn moved(&self, offloaded: &[usize], fixed: Option<Constraint>) -> Result<Plan, Failure> {
+        let whole = self.at_price(offloaded, fixed, Price::Whole)?;
+        let busy_share = self.input.problem.transfer.map_or(0.0, |t| t.busy_share);
+        if !self.request.offload.streams || whole.offloaded.is_empty() || busy_share == 1.0 {
+            return Ok(whole);
+        }
+        // What fits at one price fits at the other.
+        let hidden = self.at_price(offloaded, fixed, Price::Hidden)?;
+        let objective = match self.request.goal {
+            Goal::Budget(_) => self.request.objective,
+            _ => Objective::Cost,
+        };
+        let taken = |plan: &Plan| (objective.of(&plan.after), plan.after.cost);
+        let (mut best, other) = match taken(&hidden) < taken(&whole) {
+            true => (hidden, whole),
+            false => (whole, hidden),
+        };
+        // For the same set of results both bounds hold.
+        if let (Some(own), Some(proven)) = (&mut best.certificate, other.certificate)
+            && best.offloaded == other.offloaded
+            && own.lower_bound_pct < proven.lower_bound_pct
+        {
+            own.lower_bound_pct = proven.lower_bound_pct;
+            let overhead_pct = objective.overhead_pct(&best.after, &best.before);
+            own.gap_pct = (overhead_pct - own.lower_bound_pct).max(0.0);
+        }
+        Ok(best)
+    }
+
+    fn at_price(
+        &self,
+        offloaded: &[usize],
+        fixed: Option<Constraint>,
+        price: Price,
+    ) -> Result<Plan, Failure> {
+        let (input, offload) = (self.input, &self.request.offload);
+        let mut offloaded = offloaded.to_vec();
+        // The certificate of the first plan for these results, and how much less is asked for because plans were over it.
+        let (mut proven, mut less_bytes) = (None::<Certificate>, 0);
+        for _ in 0..=offloaded.len() + RETRIES {
+            let brief = ExpandedProblem::brief(&input.problem, &offloaded, price)?;
+            let goal = match (&self.request.goal, &proven) {
+                (Goal::Budget(_), Some(proven)) => {
+                    let peak_bytes = proven.budget_bytes.saturating_sub(less_bytes);
+                    Goal::Budget(Budget::Bytes(input.shown(peak_bytes)))
+                }
+                (goal, _) => goal.clone(),
+            };
+            let request = PlanRequest {
+                goal,
+                ..*self.request
+            };
+            let mut plan = on_device::plan(&expanded_input(input, &brief, fixed), &request)?;
+            let used: Vec<usize> = brief
+                .fetches(&plan.schedule)
+                .into_iter()
+                .filter_map(|(op, fetches)| (fetches > 0).then_some(op))
+                .collect();
+            if used.len() < brief.offloaded.len() {
+                // Without the others the problem is smaller, and what is proven of it is proven of this plan.
+                (offloaded, proven, less_bytes) = (used, None, 0);
+                continue;
+            }
+            if proven.is_some() {
+                plan.certificate = proven.clone();
+            }
+            let expanded = ExpandedProblem::new(&input.problem, &brief.offloaded)?;
+            let schedule = overlap::late(&expanded, &expanded.translated(&brief, &plan.schedule))?;
+            // A solver may recompute something between an op and its transfer, while the results are held after all.
+            let peak_bytes = evaluate(&expanded.problem, &schedule)?.peak_bytes;
+            let budget_bytes = plan.certificate.as_ref().map(|c| c.budget_bytes);
+            match budget_bytes.and_then(|budget| peak_bytes.checked_sub(budget)) {
+                Some(over_bytes) if over_bytes > 0 => {
+                    less_bytes += over_bytes;
+                    proven = plan.certificate;
+                }
+                _ => {
+                    let room = Room {
+                        peak_bytes: budget_bytes.unwrap_or(peak_bytes),
+                        in_flight: offload.in_flight,
+                    };
+                    let schedule = match offload.streams {
+                        true => overlap::spread(&expanded, &schedule, room)?,
+                        false => schedule,
+                    };
+                    let base = evaluate(&brief.problem, &brief.problem.given_order())?.cost;
+                    let is_proven = !offload.streams || price == Price::Hidden;
+                    let proves = is_proven.then_some(base);
+                    return Ok(self.settled(&expanded, (plan, schedule), proves)?);
+                }
+            }
+        }
+        Err(
+            Error::budget("no plan was found in which these results are offloaded")
+                .help("raise the budget, or use --offload auto")
+                .into(),
+        )
+    }
+
+    /// Returns a plan for the brief problem as one for the problem itself, with that schedule. The bound of the brief
+    /// plan is a share of the cost of the brief problem in its own order, given by `proves`; `None` where it proves nothing
+    /// about time. Without streams the cost is that of one transfer after the other.
+    fn settled(
+        &self,
+        expanded: &ExpandedProblem,
+        (plan, schedule): (Plan, Vec<usize>),
+        proves: Option<f64>,
+    ) -> Result<Plan> {
+        let problem = &self.input.problem;
+        let mut reasons = vec![String::new(); expanded.problem.values.len()];
+        for decision in &plan.decisions {
+            reasons[decision.value] = decision.reason.clone();
+        }
+        let layers = expanded.each(&self.input.annotations.layer_of);
+        let made = Plan::new(&plan.policy, &expanded.problem, schedule, &layers, &reasons)?;
+        let one_by_one_us = made.after.cost;
+        let mut whole = made.contracted(problem, expanded)?;
+        if !self.request.offload.streams {
+            whole.after.cost = one_by_one_us;
+        }
+        let Some(mut certificate) = plan.certificate else {
+            return Ok(whole);
+        };
+        if certificate.objective == Objective::Cost.word() {
+            // Percentages are of the step that moves nothing.
+            let unplanned = whole.before.cost;
+            let lower_pct = match proves {
+                Some(base) if unplanned > 0.0 => {
+                    let scale = base / unplanned;
+                    100.0 * (scale - 1.0) + scale * certificate.lower_bound_pct
+                }
+                _ => 0.0,
+            };
+            certificate.lower_bound_pct = lower_pct;
+            let overhead_pct = whole.after.overhead_pct(&whole.before);
+            certificate.gap_pct = (overhead_pct - lower_pct).max(0.0);
+        }
+        if !whole.offloaded.is_empty() {
+            certificate.class.push_str(", with these results offloaded");
+        }
+        whole.certify(certificate)?;
+        Ok(whole)
+    }
 }
 
-/// Into how many parts `auto` divides the order of what may be moved.
+/// How often a plan is asked for again that was over its budget once its transfers were placed.
+const RETRIES: usize = 4;
+
+/// Returns the input of the expanded problem, with a constraint on all transfers.
+fn expanded_input(
+    input: &PlanInput,
+    expanded: &ExpandedProblem,
+    fixed: Option<Constraint>,
+) -> PlanInput {
+    let mut constraints = Constraints {
+        layers: input.constraints.layers,
+        scope: expanded.each(&input.constraints.scope),
+        forced: expanded.each(&input.constraints.forced),
+    };
+    if let Some(constraint) = fixed {
+        for (forced, stage) in constraints.forced.iter_mut().zip(&expanded.expanded_ops) {
+            if matches!(stage, ExpandedOp::Transfer(_)) {
+                let by = "--offload".into();
+                *forced = Some(Forced { constraint, by });
+            }
+        }
+    }
+    PlanInput {
+        problem: expanded.problem.clone(),
+        annotations: expanded.annotations(&input.annotations),
+        constraints,
+        overrides: input.overrides.clone(),
+        chunks: Default::default(),
+        ..*input
+    }
+}
+
+/// The number of equal shares into which `auto` divides the order of candidates.
 const CUTS: usize = 8;
 
-/// A plan that costs no more than so many times what is proven of all is good enough.
+/// A plan is good enough if it costs at most this many times the lower bound.
 const ENOUGH: f64 = 1.0005;
 
-/// What `auto` tries: the results of these ops may be moved, or are.
+/// A set of ops that `auto` tries to offload.
 struct Trial {
-    /// How many of the [`CUTS`] it takes.
+    /// How many of the [`CUTS`] shares it takes.
     share: Option<usize>,
-    wish: Option<Constraint>,
+    /// The constraint on their transfers; without one the solver may leave results where they are.
+    fixed: Option<Constraint>,
     offloaded: Vec<usize>,
 }
 
-/// What the repeats of each op cost in a schedule, with their share of what was run again only for them.
+/// Returns the cost of the repeats of each op in a schedule, with their share of the ops that run again only for them.
 fn repeat_costs(problem: &Problem, schedule: &[usize]) -> Vec<f64> {
     // Which step made the value that each step reads.
     let mut made_at: Vec<Option<usize>> = vec![None; problem.values.len()];
@@ -450,7 +502,7 @@ fn repeat_costs(problem: &Problem, schedule: &[usize]) -> Vec<f64> {
     }
     let mut through = vec![0.0; schedule.len()];
     let mut cost = vec![0.0; problem.ops.len()];
-    // What a repeat costs is borne by those that read it; first runs bear nothing.
+    // The readers of a repeat share its cost; first runs bear none.
     for step in 0..schedule.len() {
         if !is_repeat[step] {
             continue;

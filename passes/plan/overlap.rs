@@ -1,17 +1,17 @@
 //! Transfers that run beside other ops: how long a step takes with them, and where in it they begin and end.
 //!
 //! There is a lane out and a lane in. Each does one transfer after the other, in the order in which they begin, beside
-//! whatever runs. A step waits at a release until what it lets go is outside, and at the first reader of what was fetched
+//! whatever runs. A step waits at a release until what it frees is outside, and at the first reader of what was fetched
 //! until that has arrived ([`elapsed_us`]); so a transfer that nothing can hide is paid for, and one lane never moves more
 //! than its bandwidth allows up to any moment.
 //!
-//! Where results are let go and where fetches begin is settled last ([`spread`]): a release comes as late and a fetch as
+//! Where results are freed and where fetches begin is settled last ([`spread`]): a release comes as late and a fetch as
 //! early as the transfer needs to be hidden, while memory stays within what the plan may take anyway, no more than
 //! `in_flight` ops have results that are leaving, and no more fetches begin ahead. Bytes are held from where a fetch begins and until a release, whatever
 //! the speed of anything, so that the peak of the schedule is the peak of a run.
 
 use super::schedule::{Timeline, evaluate};
-use super::transfer_lowering::{Stage, Staged};
+use super::transfer_lowering::{ExpandedOp, ExpandedProblem};
 use crate::error::{Error, Result};
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -25,24 +25,24 @@ pub struct Room {
     pub in_flight: usize,
 }
 
-/// Time of a schedule of a staged problem whose transfers run beside other ops.
-pub fn elapsed_us(staged: &Staged, schedule: &[usize]) -> f64 {
-    let problem = &staged.problem;
-    let (start_us, own_us) = parts(staged);
+/// Returns the time of a schedule of an expanded problem whose transfers run beside other ops.
+pub fn elapsed_us(expanded: &ExpandedProblem, schedule: &[usize]) -> f64 {
+    let problem = &expanded.problem;
+    let (start_us, own_us) = parts(expanded);
     // When what each op moved out is outside, and when what was fetched of each value is there.
     let mut outside_us = vec![None::<f64>; problem.ops.len()];
     let mut arrives_us = vec![None::<f64>; problem.values.len()];
     let (mut now, mut out, mut back) = (0.0f64, 0.0f64, 0.0f64);
     for step in schedule {
         let op = &problem.ops[*step];
-        if let Stage::Release(_) = staged.stages[*step] {
+        if let ExpandedOp::Release(_) = expanded.expanded_ops[*step] {
             now = now.max(outside_us[step - 1].unwrap_or(0.0));
             continue;
         }
         for v in &op.ins {
             now = now.max(arrives_us[*v].take().unwrap_or(0.0));
         }
-        if !matches!(staged.stages[*step], Stage::Move(_)) {
+        if !matches!(expanded.expanded_ops[*step], ExpandedOp::Transfer(_)) {
             now += op.cost;
             continue;
         }
@@ -67,22 +67,22 @@ pub fn elapsed_us(staged: &Staged, schedule: &[usize]) -> f64 {
     now.max(out).max(back)
 }
 
-/// What beginning a transfer takes, and what of a transfer's cost nothing runs beside.
-fn parts(staged: &Staged) -> (f64, impl Fn(f64) -> f64) {
-    let transfer = staged.problem.transfer;
+/// Returns what beginning a transfer takes, and what of a transfer's cost nothing runs beside.
+fn parts(expanded: &ExpandedProblem) -> (f64, impl Fn(f64) -> f64) {
+    let transfer = expanded.problem.transfer;
     let own_us = move |cost: f64| transfer.map_or(cost, |t| t.own_us(cost));
     (transfer.map_or(0.0, |t| t.start_us), own_us)
 }
 
-/// A settled schedule of a staged problem, with releases and fetches moved to where they hide transfers; as it was where
+/// Returns a settled schedule of an expanded problem, with releases and fetches moved to where they hide transfers; as it was where
 /// that gains nothing.
 ///
 /// # Errors
 /// An invalid schedule; a bug where the result does not keep to `room`.
-pub fn spread(staged: &Staged, schedule: &[usize], room: Room) -> Result<Vec<usize>> {
-    let bare = late(staged, schedule)?;
-    let spread = Spread::new(staged, &bare, room)?.made();
-    let score = evaluate(&staged.problem, &spread)?;
+pub fn spread(expanded: &ExpandedProblem, schedule: &[usize], room: Room) -> Result<Vec<usize>> {
+    let bare = late(expanded, schedule)?;
+    let spread = Spread::new(expanded, &bare, room)?.made();
+    let score = evaluate(&expanded.problem, &spread)?;
     if score.peak_bytes > room.peak_bytes {
         return Err(Error::bug(
             "offload",
@@ -91,28 +91,28 @@ pub fn spread(staged: &Staged, schedule: &[usize], room: Room) -> Result<Vec<usi
         .expected(format!("{} bytes", room.peak_bytes))
         .found(format!("{} bytes", score.peak_bytes)));
     }
-    match elapsed_us(staged, &spread) < elapsed_us(staged, &bare) {
+    match elapsed_us(expanded, &spread) < elapsed_us(expanded, &bare) {
         true => Ok(spread),
         false => Ok(bare),
     }
 }
 
-/// The schedule with every fetch right before its first reader, if that takes no more memory, and every release right after
+/// Returns the schedule with every fetch right before its first reader, if that takes no more memory, and every release right after
 /// moving out: nothing runs beside a transfer.
 ///
 /// # Errors
 /// An invalid schedule.
-pub fn late(staged: &Staged, schedule: &[usize]) -> Result<Vec<usize>> {
-    let problem = &staged.problem;
+pub fn late(expanded: &ExpandedProblem, schedule: &[usize]) -> Result<Vec<usize>> {
+    let problem = &expanded.problem;
     let mut moves = vec![0usize; problem.ops.len()];
     // The fetch that each value still waits for.
     let mut pending = vec![None::<(usize, usize)>; problem.values.len()];
     let mut late = Vec::with_capacity(schedule.len());
     for (at, step) in schedule.iter().enumerate() {
-        match staged.stages[*step] {
-            Stage::Release(_) => continue,
+        match expanded.expanded_ops[*step] {
+            ExpandedOp::Release(_) => continue,
             // Fetches keep their order.
-            Stage::Move(_) => {
+            ExpandedOp::Transfer(_) => {
                 moves[*step] += 1;
                 if moves[*step] > 1 {
                     for v in &problem.ops[*step].outs {
@@ -121,7 +121,7 @@ pub fn late(staged: &Staged, schedule: &[usize]) -> Result<Vec<usize>> {
                     continue;
                 }
             }
-            Stage::Run(_) => {}
+            ExpandedOp::Run(_) => {}
         }
         let mut fetches: Vec<(usize, usize)> = Vec::new();
         for v in &problem.ops[*step].ins {
@@ -137,15 +137,15 @@ pub fn late(staged: &Staged, schedule: &[usize]) -> Result<Vec<usize>> {
         late.push(*step);
     }
     // What nothing reads any more need not come back.
-    let late = staged.settled(&late);
+    let late = expanded.settled(&late);
     // Without releases in between: what is held longer for one may have room.
-    let is_release = |step: &usize| matches!(staged.stages[*step], Stage::Release(_));
+    let is_release = |step: &usize| matches!(expanded.expanded_ops[*step], ExpandedOp::Release(_));
     let bare: Vec<usize> = schedule
         .iter()
         .copied()
         .filter(|s| !is_release(s))
         .collect();
-    let bare = staged.settled(&bare);
+    let bare = expanded.settled(&bare);
     let peak = |s: &[usize]| evaluate(problem, s).map(|score| score.peak_bytes);
     // An op with several results brings back those too that nobody reads there, and is better early then.
     match peak(&late)? <= peak(&bare)? {
@@ -156,7 +156,7 @@ pub fn late(staged: &Staged, schedule: &[usize]) -> Result<Vec<usize>> {
 
 /// A late schedule, and what goes where instead.
 struct Spread<'a> {
-    staged: &'a Staged,
+    expanded: &'a ExpandedProblem,
     schedule: &'a [usize],
     /// What each step does.
     does: Vec<Does>,
@@ -189,7 +189,7 @@ struct Held {
 }
 
 impl Held {
-    /// What holding it past a step takes there.
+    /// Returns what holding it past a step takes there.
     fn past(&self, at: usize) -> u64 {
         match at.cmp(&self.last) {
             Ordering::Less => 0,
@@ -200,30 +200,32 @@ impl Held {
 }
 
 impl<'a> Spread<'a> {
-    fn new(staged: &'a Staged, schedule: &'a [usize], room: Room) -> Result<Spread<'a>> {
-        let problem = &staged.problem;
-        let (_, own_us) = parts(staged);
+    fn new(expanded: &'a ExpandedProblem, schedule: &'a [usize], room: Room) -> Result<Spread<'a>> {
+        let problem = &expanded.problem;
+        let (_, own_us) = parts(expanded);
         let mut start_us = Vec::with_capacity(schedule.len() + 1);
         let mut now = 0.0;
         let mut is_out = vec![false; problem.ops.len()];
         let mut does = Vec::with_capacity(schedule.len());
         for step in schedule {
             start_us.push(now);
-            now += match staged.stages[*step] {
-                Stage::Move(_) => own_us(problem.ops[*step].cost),
+            now += match expanded.expanded_ops[*step] {
+                ExpandedOp::Transfer(_) => own_us(problem.ops[*step].cost),
                 _ => problem.ops[*step].cost,
             };
-            does.push(match staged.stages[*step] {
-                Stage::Run(_) => Does::Run,
-                Stage::Release(_) => Does::Release,
-                Stage::Move(_) if std::mem::replace(&mut is_out[*step], true) => Does::Fetch,
-                Stage::Move(_) => Does::Out,
+            does.push(match expanded.expanded_ops[*step] {
+                ExpandedOp::Run(_) => Does::Run,
+                ExpandedOp::Release(_) => Does::Release,
+                ExpandedOp::Transfer(_) if std::mem::replace(&mut is_out[*step], true) => {
+                    Does::Fetch
+                }
+                ExpandedOp::Transfer(_) => Does::Out,
             });
         }
         start_us.push(now);
         let timeline = Timeline::new(problem, schedule)?;
         let mut spread = Spread {
-            staged,
+            expanded,
             schedule,
             live_bytes: timeline.live_bytes.clone(),
             does,
@@ -239,21 +241,21 @@ impl<'a> Spread<'a> {
     }
 
     fn moving_us(&self, step: usize) -> f64 {
-        let (begin_us, _) = parts(self.staged);
-        (self.staged.problem.ops[step].cost - begin_us).max(0.0)
+        let (begin_us, _) = parts(self.expanded);
+        (self.expanded.problem.ops[step].cost - begin_us).max(0.0)
     }
 
-    /// Whether a place is between an op and its moving out, or between that and the end of both.
+    /// Returns whether a place is between an op and its moving out, or between that and the end of both.
     fn splits(&self, at: usize) -> bool {
         matches!(self.does.get(at), Some(Does::Out | Does::Release))
     }
 
-    /// Puts the results of each offloaded op to where they are let go. Returns before which step that is, by op.
+    /// Puts the results of each offloaded op to where they are freed. Returns before which step that is, by op.
     fn release(&mut self, timeline: &Timeline) -> Vec<usize> {
-        let (staged, end) = (self.staged, self.schedule.len());
+        let (expanded, end) = (self.expanded, self.schedule.len());
         // What moves out, in order, and the first fetch of each.
         let mut outs = Vec::new();
-        let mut back_at = vec![end; staged.stages.len()];
+        let mut back_at = vec![end; expanded.expanded_ops.len()];
         for (at, step) in self.schedule.iter().enumerate() {
             match self.does[at] {
                 Does::Out => outs.push(at),
@@ -272,8 +274,8 @@ impl<'a> Spread<'a> {
                 });
             }
         }
-        let mut released_at = vec![0usize; staged.stages.len()];
-        let (begin_us, _) = parts(staged);
+        let mut released_at = vec![0usize; expanded.expanded_ops.len()];
+        let (begin_us, _) = parts(expanded);
         let mut lane_us = 0.0f64;
         for (n, from) in outs.iter().enumerate() {
             let step = self.schedule[*from];
@@ -313,7 +315,7 @@ impl<'a> Spread<'a> {
         for at in &fetches {
             arrived.push(readers[at].max(arrived.last().copied().unwrap_or(0)));
         }
-        let problem = &self.staged.problem;
+        let problem = &self.expanded.problem;
         let mut lane_us = f64::INFINITY;
         for n in (0..fetches.len()).rev() {
             let at = fetches[n];
@@ -349,7 +351,7 @@ impl<'a> Spread<'a> {
 
     /// Of each fetch, by position, the step that reads it first; the last one where none does.
     fn readers(&self) -> BTreeMap<usize, usize> {
-        let problem = &self.staged.problem;
+        let problem = &self.expanded.problem;
         let end = self.schedule.len();
         let mut next = vec![end; problem.values.len()];
         let mut readers = BTreeMap::new();
@@ -384,23 +386,23 @@ impl<'a> Spread<'a> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::problem::{Problem, Transfer};
+    use super::super::saved_set;
+    use super::super::solve::bound_moving;
+    use super::super::transfer_lowering::{Price, movable, waits};
     use super::*;
-    use crate::plan::problem::{Problem, Transfer};
-    use crate::plan::saved_set;
-    use crate::plan::solve::bound_moving;
-    use crate::plan::transfer_lowering::{Price, movable, waits};
     use crate::testing::Random;
     use crate::testing::dags::{Shape, random_dag};
 
-    /// The most ops at any step whose results have begun to leave and are not released.
-    fn most_in_flight(staged: &Staged, schedule: &[usize]) -> usize {
+    /// Returns the most ops at any step whose results have begun to leave and are not released.
+    fn most_in_flight(expanded: &ExpandedProblem, schedule: &[usize]) -> usize {
         let (mut out, mut most) = (0usize, 0usize);
-        let mut is_out = vec![false; staged.stages.len()];
+        let mut is_out = vec![false; expanded.expanded_ops.len()];
         for step in schedule {
-            match staged.stages[*step] {
-                Stage::Release(_) => out -= 1,
-                Stage::Move(_) if !std::mem::replace(&mut is_out[*step], true) => out += 1,
-                Stage::Move(_) | Stage::Run(_) => {}
+            match expanded.expanded_ops[*step] {
+                ExpandedOp::Release(_) => out -= 1,
+                ExpandedOp::Transfer(_) if !std::mem::replace(&mut is_out[*step], true) => out += 1,
+                ExpandedOp::Transfer(_) | ExpandedOp::Run(_) => {}
             }
             most = most.max(out);
         }
@@ -426,8 +428,8 @@ mod tests {
             let offloaded: Vec<usize> = (0..p.ops.len())
                 .filter(|o| may[*o] && r.below(2) == 0)
                 .collect();
-            let brief = Staged::brief(&p, &offloaded, Price::Whole).unwrap();
-            // What is not kept comes back for the backward part.
+            let brief = ExpandedProblem::brief(&p, &offloaded, Price::Whole).unwrap();
+            // What is not kept comes back for the backward pass.
             let keep: Vec<bool> = brief
                 .problem
                 .values
@@ -438,37 +440,37 @@ mod tests {
             if evaluate(&brief.problem, &kept).is_err() {
                 continue;
             }
-            let staged = Staged::new(&p, &offloaded).unwrap();
-            let schedule = staged.translated(&brief, &kept);
-            let late = late(&staged, &schedule).unwrap();
-            let serial = evaluate(&staged.problem, &late).unwrap();
-            let given = evaluate(&staged.problem, &schedule).unwrap();
+            let expanded = ExpandedProblem::new(&p, &offloaded).unwrap();
+            let schedule = expanded.translated(&brief, &kept);
+            let late = late(&expanded, &schedule).unwrap();
+            let serial = evaluate(&expanded.problem, &late).unwrap();
+            let given = evaluate(&expanded.problem, &schedule).unwrap();
             assert!(serial.peak_bytes <= given.peak_bytes);
-            assert!(elapsed_us(&staged, &late) <= serial.cost + 1e-9);
+            assert!(elapsed_us(&expanded, &late) <= serial.cost + 1e-9);
             let in_flight = 1 + r.below(4);
             let room = Room {
                 peak_bytes: serial.peak_bytes + [0, 3, 1000][r.below(3)],
                 in_flight,
             };
-            let spread = spread(&staged, &schedule, room).unwrap();
-            let score = evaluate(&staged.problem, &spread).unwrap();
+            let spread = spread(&expanded, &schedule, room).unwrap();
+            let score = evaluate(&expanded.problem, &spread).unwrap();
             assert!(score.peak_bytes <= room.peak_bytes);
-            assert_eq!(staged.settled(&spread), spread, "graph {n}");
-            let took = elapsed_us(&staged, &spread);
+            assert_eq!(expanded.settled(&spread), spread, "graph {n}");
+            let took = elapsed_us(&expanded, &spread);
             assert!(took <= serial.cost + 1e-9);
-            assert!(most_in_flight(&staged, &spread) <= in_flight, "graph {n}");
-            limited += (most_in_flight(&staged, &spread) == in_flight && in_flight > 1) as usize;
+            assert!(most_in_flight(&expanded, &spread) <= in_flight, "graph {n}");
+            limited += (most_in_flight(&expanded, &spread) == in_flight && in_flight > 1) as usize;
             // No bandwidth is made up, and no op is skipped.
             let transfer = p.transfer.unwrap();
             let start_us = transfer.start_us;
             let (mut runs, mut out, mut back) = (0.0, 0.0, 0.0);
-            let mut is_out = vec![false; staged.stages.len()];
+            let mut is_out = vec![false; expanded.expanded_ops.len()];
             for step in &spread {
-                let cost = staged.problem.ops[*step].cost;
-                match staged.stages[*step] {
-                    Stage::Run(_) => runs += cost,
-                    Stage::Release(_) => {}
-                    Stage::Move(_) => {
+                let cost = expanded.problem.ops[*step].cost;
+                match expanded.expanded_ops[*step] {
+                    ExpandedOp::Run(_) => runs += cost,
+                    ExpandedOp::Release(_) => {}
+                    ExpandedOp::Transfer(_) => {
                         runs += transfer.own_us(cost);
                         match std::mem::replace(&mut is_out[*step], true) {
                             true => back += cost - start_us,

@@ -1,25 +1,40 @@
-//! A plan: data that says what is computed again and why; it can be stored, read, edited and replayed.
+//! A plan as data: what is recomputed and offloaded, and why. It can be stored, read, edited and replayed.
 
-use super::offload::To;
 use super::overlap::elapsed_us;
-use super::problem::{Kind, Phase, Problem, fingerprint};
+use super::problem::{OpPhase, Problem, ValueKind, fingerprint};
 use super::schedule::{Score, evaluate};
-use super::transfer_lowering::{Stage, Staged};
+use super::transfer_lowering::{ExpandedOp, ExpandedProblem};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// What becomes of one forward result that the backward part needs.
+/// Where offloaded results are kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OffloadTarget {
+    /// The host's memory; a file where the run is on the CPU.
+    #[default]
+    Host,
+    Disk,
+}
+
+impl OffloadTarget {
+    fn is_host(&self) -> bool {
+        *self == OffloadTarget::Host
+    }
+}
+
+/// The fate of one forward result that the backward pass needs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Decision {
-    /// The op that makes it.
+    /// The op that produces the value.
     pub op: usize,
     /// The value, by its index in the problem.
     pub value: usize,
     pub name: String,
-    /// It stays in the device's memory.
+    /// Whether the value is kept in the device's memory.
     pub kept: bool,
-    /// It waits outside the device's memory.
+    /// Whether the value is offloaded.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub offloaded: bool,
     pub bytes: u64,
@@ -28,65 +43,70 @@ pub struct Decision {
     pub reason: String,
 }
 
-/// Copies that rebuild one part of the model: the explicit recompute subgraph.
+/// Copies that rebuild one layer, or one run of copies where no layer is known: an explicit recompute subgraph.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Segment {
-    /// The block that is rebuilt, where blocks are known.
+    /// The layer that is rebuilt, where layers are known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block: Option<usize>,
     /// Positions in the schedule.
     pub steps: Vec<usize>,
 }
 
-/// The answer of a policy or solver.
+/// The result of a policy or solver.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
-    /// What made it: the policy as text.
+    /// The policy, or `budget`, with the options that constrained it.
     pub policy: String,
-    /// Of the problem it is for; see [`fingerprint`].
+    /// The [`fingerprint`] of the problem that the plan is for.
     pub fingerprint: String,
-    /// Op indices; repeats are recomputation. Where ops are offloaded: of the [staged](super::transfer_lowering) problem.
+    /// Op indices; repeats are recomputation. With offloaded ops, indices of the [expanded](super::transfer_lowering)
+    /// problem.
     pub schedule: Vec<usize>,
-    /// Ops whose results wait outside the device's memory.
+    /// Ops whose results are offloaded.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub offloaded: Vec<usize>,
-    #[serde(default, skip_serializing_if = "To::is_host")]
-    pub offload_to: To,
-    /// Into how many parts the loss was cut; what the ops are depends on it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub loss_parts: Option<usize>,
-    /// The same for chains of ops on tokens.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mlp_parts: Option<usize>,
+    #[serde(default, skip_serializing_if = "OffloadTarget::is_host")]
+    pub offload_to: OffloadTarget,
+    /// The chunk count of the loss, on which the ops of the problem depend.
+    #[serde(
+        default,
+        rename = "loss_parts",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub loss_chunks: Option<usize>,
+    /// The chunk count of chains of ops on tokens.
+    #[serde(default, rename = "mlp_parts", skip_serializing_if = "Option::is_none")]
+    pub mlp_chunks: Option<usize>,
     pub segments: Vec<Segment>,
     pub decisions: Vec<Decision>,
     pub before: Score,
     pub after: Score,
-    /// What a solver proved about it; absent for policies and for plans that were read.
+    /// The solver's proof; absent for policies and for plans that were read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate: Option<Certificate>,
 }
 
-/// How good a plan is, as far as it is proven.
+/// A proven bound on how much better another plan could be.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Certificate {
-    /// What was minimised: `cost` or `flops`.
+    /// The objective: `cost` or `flops`.
     pub objective: String,
-    /// The budget, on the peak.
+    /// The budget, as a peak.
     pub budget_bytes: u64,
-    /// No schedule of the class within the budget has less overhead by the objective, in percent.
+    /// No schedule of the class within the budget has less overhead, by the objective, in percent of running every op once.
     pub lower_bound_pct: f64,
-    /// What the plan may be above the best of its class, in percent of running every op once.
+    /// The most that the plan may be above the best of its class, in the same percent.
     pub gap_pct: f64,
-    /// The schedules that the bound speaks of.
+    /// The schedules that the bound covers.
     pub class: String,
 }
 
-/// Why each storage is kept or not, by its owner; empty where the policy has nothing to say.
+/// Why each storage is kept or not, by its owner; empty where the policy does not say.
 pub type Reasons = Vec<String>;
 
 impl Plan {
-    /// Judges a schedule and writes down what it does. `block_of` gives the block of each op.
+    /// Evaluates a schedule and writes down what it does. `layer_of` gives the layer of each op.
     ///
     /// # Errors
     /// An invalid schedule.
@@ -94,7 +114,7 @@ impl Plan {
         policy: &str,
         problem: &Problem,
         schedule: Vec<usize>,
-        block_of: &[Option<usize>],
+        layer_of: &[Option<usize>],
         reasons: &Reasons,
     ) -> Result<Plan> {
         let after = evaluate(problem, &schedule)?;
@@ -102,35 +122,54 @@ impl Plan {
         Ok(Plan {
             policy: policy.into(),
             fingerprint: fingerprint(problem),
-            segments: segments(problem, &schedule, block_of),
-            decisions: decisions(problem, &schedule, block_of, reasons),
+            segments: segments(problem, &schedule, layer_of),
+            decisions: decisions(problem, &schedule, layer_of, reasons),
             schedule,
             offloaded: Vec::new(),
-            offload_to: To::Host,
-            loss_parts: None,
-            mlp_parts: None,
+            offload_to: OffloadTarget::Host,
+            loss_chunks: None,
+            mlp_chunks: None,
             before,
             after,
             certificate: None,
         })
     }
 
-    /// A plan for a staged problem as one for the problem that was staged: what happens in it is said in the terms of that.
+    /// Attaches a certificate to a plan within its budget.
+    ///
+    /// # Errors
+    /// A bug, if the plan is over the budget of the certificate.
+    pub fn certify(&mut self, certificate: Certificate) -> Result<()> {
+        if self.after.peak_bytes > certificate.budget_bytes {
+            return Err(Error::bug("plan", "the plan is over its budget")
+                .expected(format!("{} bytes", certificate.budget_bytes))
+                .found(format!("{} bytes", self.after.peak_bytes)));
+        }
+        self.certificate = Some(certificate);
+        Ok(())
+    }
+
+    /// Returns a plan for an expanded problem as one for the problem that was expanded.
     ///
     /// # Errors
     /// See [`evaluate`].
-    pub fn unstaged(self, problem: &Problem, staged: &Staged) -> Result<Plan> {
-        let moves = |step: &usize| !matches!(staged.stages[self.schedule[*step]], Stage::Run(_));
+    pub fn contracted(self, problem: &Problem, expanded: &ExpandedProblem) -> Result<Plan> {
+        let moves = |step: &usize| {
+            !matches!(
+                expanded.expanded_ops[self.schedule[*step]],
+                ExpandedOp::Run(_)
+            )
+        };
         let mut segments = self.segments;
         for segment in &mut segments {
             segment.steps.retain(|step| !moves(step));
         }
         segments.retain(|s| !s.steps.is_empty());
-        let is_offloaded = |op: &usize| staged.offloaded.binary_search(op).is_ok();
+        let is_offloaded = |op: &usize| expanded.offloaded.binary_search(op).is_ok();
         let mut decisions = self.decisions;
         decisions.retain(|d| d.value < problem.values.len());
         for decision in &mut decisions {
-            decision.op = staged.stages[decision.op].op();
+            decision.op = expanded.expanded_ops[decision.op].op();
             decision.name = problem.ops[decision.op].name.clone();
             decision.offloaded = !decision.kept && is_offloaded(&decision.op);
         }
@@ -138,26 +177,26 @@ impl Plan {
             fingerprint: fingerprint(problem),
             before: evaluate(problem, &problem.given_order())?,
             after: Score {
-                cost: elapsed_us(staged, &self.schedule),
+                cost: elapsed_us(expanded, &self.schedule),
                 ..self.after
             },
-            offloaded: staged.offloaded.clone(),
+            offloaded: expanded.offloaded.clone(),
             segments,
             decisions,
             ..self
         })
     }
 
-    /// A schedule without anything else, to be [replayed](Plan::replay) on a problem.
+    /// Returns a schedule without anything else, to be [replayed](Plan::replay) on a problem.
     pub fn bare(schedule: Vec<usize>) -> Plan {
         Plan {
             policy: "given".into(),
             fingerprint: String::new(),
             schedule,
             offloaded: Vec::new(),
-            offload_to: To::Host,
-            loss_parts: None,
-            mlp_parts: None,
+            offload_to: OffloadTarget::Host,
+            loss_chunks: None,
+            mlp_chunks: None,
             segments: Vec::new(),
             decisions: Vec::new(),
             before: Score::default(),
@@ -166,12 +205,12 @@ impl Plan {
         }
     }
 
-    /// A stored plan judged anew: the file may have been edited. Its reasons stay; all else follows the schedule, and what
-    /// was proven about the plan is dropped.
+    /// Evaluates a stored plan again: the file may have been edited. Keeps its reasons, derives all else from the schedule,
+    /// and drops the certificate.
     ///
     /// # Errors
     /// A plan for another problem, or an invalid schedule.
-    pub fn replay(self, problem: &Problem, block_of: &[Option<usize>]) -> Result<Plan> {
+    pub fn replay(self, problem: &Problem, layer_of: &[Option<usize>]) -> Result<Plan> {
         let found = fingerprint(problem);
         if !self.fingerprint.is_empty() && self.fingerprint != found {
             return Err(Error::usage("plan", "this plan was made for another graph")
@@ -186,26 +225,36 @@ impl Plan {
             }
         }
         if self.offloaded.is_empty() {
-            return Plan::new(&self.policy, problem, self.schedule, block_of, &reasons);
+            return Plan::new(&self.policy, problem, self.schedule, layer_of, &reasons);
         }
-        let staged = Staged::new(problem, &self.offloaded)?;
-        reasons.resize(staged.problem.values.len(), String::new());
-        let schedule = match self.schedule.iter().all(|s| *s < staged.stages.len()) {
-            true => staged.settled(&self.schedule),
+        let expanded = ExpandedProblem::new(problem, &self.offloaded)?;
+        reasons.resize(expanded.problem.values.len(), String::new());
+        let schedule = match self
+            .schedule
+            .iter()
+            .all(|s| *s < expanded.expanded_ops.len())
+        {
+            true => expanded.settled(&self.schedule),
             false => self.schedule,
         };
-        let block_of = staged.each(block_of);
-        let judged = Plan::new(&self.policy, &staged.problem, schedule, &block_of, &reasons)?;
+        let layer_of = expanded.each(layer_of);
+        let judged = Plan::new(
+            &self.policy,
+            &expanded.problem,
+            schedule,
+            &layer_of,
+            &reasons,
+        )?;
         Ok(Plan {
             offload_to: self.offload_to,
-            ..judged.unstaged(problem, &staged)?
+            ..judged.contracted(problem, &expanded)?
         })
     }
 
-    /// The op of the problem that a step of the schedule is about: itself, or in a plan that offloads, the one that it
-    /// runs or whose results it moves.
+    /// Returns the op of the problem behind a step of the schedule. In a plan that offloads it is the op that the step runs or
+    /// whose results it moves.
     pub fn op_of(&self, step: usize) -> usize {
-        // Every offloaded op before it puts two more ops in front: its move and its release.
+        // Every offloaded op before it adds two ops in front: its transfer and its release.
         let (mut low, mut high) = (0, self.offloaded.len());
         while low < high {
             let middle = (low + high) / 2;
@@ -215,23 +264,24 @@ impl Plan {
             }
         }
         match low.checked_sub(1) {
-            // One of the three that an offloaded op has become, or one behind them.
+            // One of the three ops that an offloaded op became, or one behind them.
             Some(last) => self.offloaded[last].max(step.saturating_sub(2 * low)),
             None => step,
         }
     }
 
-    /// Bytes saved at the peak.
+    /// Returns the bytes saved at the peak.
     pub fn saved_bytes(&self) -> u64 {
         self.before.peak_bytes.saturating_sub(self.after.peak_bytes)
     }
 
+    /// Returns the FLOPs of all copies.
     pub fn recompute_flops(&self) -> u64 {
         self.after.flops - self.before.flops
     }
 }
 
-/// Whether each step computes its op again.
+/// Returns whether each step is a copy: a later run of its op than the first.
 pub fn copies(problem: &Problem, schedule: &[usize]) -> Vec<bool> {
     let mut seen = vec![false; problem.ops.len()];
     schedule
@@ -243,10 +293,11 @@ pub fn copies(problem: &Problem, schedule: &[usize]) -> Vec<bool> {
         .collect()
 }
 
-/// One segment for each block and each round of recomputing it; where no block is known, one for each run of copies.
-fn segments(problem: &Problem, schedule: &[usize], block_of: &[Option<usize>]) -> Vec<Segment> {
+/// Returns one segment for each layer and each round of recomputing it. Where no layer is known, returns one for each run of
+/// copies.
+fn segments(problem: &Problem, schedule: &[usize], layer_of: &[Option<usize>]) -> Vec<Segment> {
     let mut segments: Vec<Segment> = Vec::new();
-    let mut of_block: BTreeMap<(usize, usize), usize> = BTreeMap::new();
+    let mut of_layer: BTreeMap<(usize, usize), usize> = BTreeMap::new();
     let mut open_run: Option<usize> = None;
     let mut runs = vec![0usize; problem.ops.len()];
     for (step, op) in schedule.iter().enumerate() {
@@ -255,14 +306,14 @@ fn segments(problem: &Problem, schedule: &[usize], block_of: &[Option<usize>]) -
             open_run = None;
             continue;
         }
-        let block = block_of[*op];
-        let at = match block {
-            Some(b) => *of_block.entry((b, runs[*op])).or_insert(segments.len()),
+        let layer = layer_of[*op];
+        let at = match layer {
+            Some(l) => *of_layer.entry((l, runs[*op])).or_insert(segments.len()),
             None => *open_run.get_or_insert(segments.len()),
         };
         if at == segments.len() {
             segments.push(Segment {
-                block,
+                block: layer,
                 steps: Vec::new(),
             });
         }
@@ -271,16 +322,16 @@ fn segments(problem: &Problem, schedule: &[usize], block_of: &[Option<usize>]) -
     segments
 }
 
-/// One entry for each forward storage that is alive at a backward op or made again, in the given order.
+/// Returns one entry for each forward storage that a backward op reads or that is recomputed, in the given order.
 fn decisions(
     problem: &Problem,
     schedule: &[usize],
-    block_of: &[Option<usize>],
+    layer_of: &[Option<usize>],
     reasons: &Reasons,
 ) -> Vec<Decision> {
     let roots = problem.roots();
     let is_copy = copies(problem, schedule);
-    let (mut read, mut again) = (
+    let (mut read, mut recomputed) = (
         vec![false; problem.values.len()],
         vec![false; problem.values.len()],
     );
@@ -288,10 +339,10 @@ fn decisions(
         let op = &problem.ops[*op];
         if is_copy[step] {
             for out in &op.outs {
-                again[*out] = true;
+                recomputed[*out] = true;
             }
         }
-        if is_copy[step] || op.phase == Phase::Backward {
+        if is_copy[step] || op.phase == OpPhase::Backward {
             for v in &op.ins {
                 read[roots[*v]] = true;
             }
@@ -299,12 +350,14 @@ fn decisions(
     }
     let mut list = Vec::new();
     for (o, op) in problem.ops.iter().enumerate() {
-        if op.phase == Phase::Backward {
+        if op.phase == OpPhase::Backward {
             continue;
         }
         for v in &op.outs {
             let value = &problem.values[*v];
-            if value.kind != Kind::Activation || value.view_of.is_some() || !(read[*v] || again[*v])
+            if value.kind != ValueKind::Activation
+                || value.view_of.is_some()
+                || !(read[*v] || recomputed[*v])
             {
                 continue;
             }
@@ -312,13 +365,36 @@ fn decisions(
                 op: o,
                 value: *v,
                 name: op.name.clone(),
-                kept: !again[*v],
+                kept: !recomputed[*v],
                 offloaded: false,
                 bytes: value.bytes,
-                block: block_of[o],
+                block: layer_of[o],
                 reason: reasons.get(*v).cloned().unwrap_or_default(),
             });
         }
     }
     list
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::transfer_lowering::tests::chain;
+    use super::*;
+
+    #[test]
+    fn a_plan_knows_the_ops_of_its_steps() {
+        let p = chain();
+        let expanded = ExpandedProblem::new(&p, &[0, 2]).unwrap();
+        for (index, stage) in expanded.expanded_ops.iter().enumerate() {
+            assert_eq!(expanded.index(*stage), Some(index));
+        }
+        assert_eq!(expanded.index(ExpandedOp::Transfer(1)), None);
+        let plan = Plan {
+            offloaded: expanded.offloaded.clone(),
+            ..Plan::bare(Vec::new())
+        };
+        for (step, stage) in expanded.expanded_ops.iter().enumerate() {
+            assert_eq!(plan.op_of(step), stage.op());
+        }
+    }
 }

@@ -1,329 +1,511 @@
-//! The policies people know, as plans: none, full, selective, every N-th layer, the first N layers, groups of layers,
-//! parts of layers.
+//! The policies that people know, as a table: none, selective, full, every N-th layer, the first N layers, groups of
+//! layers, sub-blocks of layers.
 //!
-//! A policy only says which forward results may stay; [`keep`](super::saved_set) makes the schedule, so nothing is kept that
-//! no backward op reads and nothing is copied that no one needs. What lies outside the layers stays: embeddings, masks
-//! and rotary tables that layers share, the head and the loss. What a layer hands to others (the residual stream,
-//! shared keys and values) stays too. Layers that no trained parameter flows into are left alone. [`Constraints`] may put
-//! other units in the place of layers, leave some of them alone, and overrule the policy for single ops.
+//! A policy says which forward results may stay. [`schedule`](super::saved_set) makes the schedule: a kept result that no
+//! backward op reads costs nothing, and every copy has a reader. Everything outside the layers stays: embeddings, masks and
+//! rotary tables that layers share, the head and the loss. What other layers read of a layer (the residual stream, shared keys
+//! and values) stays too. Layers without trained parameters are left alone. [`Constraints`] may replace the layers by other
+//! modules, exclude some of them, and overrule the policy for single ops.
 //!
-//! `selective` is the per-op rule of TorchTitan and NeMo: attention (fused: its results; decomposed: the probabilities
-//! that its backward reads), convolutions, TopK, max reductions, products with a fused bias and quantised products
-//! stay; of the plain products every second one of a layer is computed again, in execution order, the odd ones stay;
-//! everything else is computed again. For a Llama layer that keeps q, v, gate and down, and recomputes k, o and up.
+//! `selective` is the per-op rule of TorchTitan and NeMo. It keeps attention (fused: its results; decomposed: the
+//! probabilities that its backward reads), convolutions, TopK, max reductions, products with a fused bias. Of the plain products of a layer it keeps the first, third, fifth, … in execution order. It recomputes
+//! everything else. In a Llama layer it keeps q, v, gate and down, and recomputes k, o and up.
 
-use super::constraint::{Constraint, Constraints, Place, honours};
-use super::input::{OpAnnotations, Part};
+use super::annotations::{OpAnnotations, OpRole};
+use super::constraint::{Constraint, Constraints, PolicyScope, check_constraints};
+use super::input::PlanInput;
 use super::plan::Plan;
-use super::problem::{Phase, Problem};
-use super::saved_set::{pinned, schedule};
-use super::sub_blocks::{Parts, discards_output};
+use super::problem::{OpPhase, Problem};
+use super::saved_set::{Pinned, pinned, schedule};
+use super::sub_blocks::SubBlocks;
 use crate::error::{Error, Result};
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// What to recompute.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Policy {
-    None,
-    /// Every layer keeps only its inputs.
-    Full,
-    /// The per-op rule, within each layer.
-    Selective,
-    /// Layers N, 2N, …, counted from 1, keep only their inputs.
-    Every(usize),
-    /// The first N layers keep only their inputs.
-    First(usize),
-    /// Of every N layers in a row only the input of the first is kept.
-    Group(usize),
-    /// Every norm, attention and MLP of a layer keeps only its inputs.
-    Submodule,
-    /// Only these parts of layers are rebuilt: norms and inner parts with what leaves them, whole branches but for the
-    /// residual stream.
-    Parts(Parts),
+/// A row of [`POLICIES`]: what there is to say about a policy.
+pub struct PolicyDef {
+    pub word: &'static str,
+    /// Other words for the same policy.
+    pub aliases: &'static [&'static str],
+    pub argument: Argument,
+    /// What the policy recomputes, for `--help` and the guide.
+    pub help: &'static str,
+    unit: Unit,
+    /// The N at which budgeted plans are compared with the policy, given the number of layers; `None` leaves it out.
+    compared_at: Option<fn(usize) -> usize>,
 }
 
-const WORDS: &str = "none (off, false, no, disabled), full (on, true, yes, enabled), selective, submodule, every:N, first:N, \
-                     group:N, parts:WORD,… (norm, attention, mlp, experts, conv, core-attn, mlp-act, moe-act)";
+/// What follows the colon of a policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Argument {
+    None,
+    /// A number of layers, at least 1.
+    Layers,
+    /// Words for [sub-blocks](SubBlocks).
+    SubBlocks,
+}
+
+/// What a policy rebuilds as one. Results that leave a rebuilt unit are kept.
+#[derive(Clone, Copy, Debug)]
+enum Unit {
+    Nothing,
+    /// Single ops, by the per-op rule.
+    Op,
+    /// Groups of layers: the group of a layer, given its index and N; `None` leaves the layer alone.
+    Layers(fn(usize, usize) -> Option<usize>),
+    /// Every sub-block of a layer.
+    SubBlock,
+    /// The sub-blocks of the argument. Whether their results are kept is a column of their own table.
+    NamedSubBlock,
+}
+
+impl Unit {
+    fn needs_layers(self) -> bool {
+        !matches!(self, Unit::Nothing | Unit::Op)
+    }
+}
+
+/// Every policy, in the order of `--help`, of the guide and of comparisons.
+pub static POLICIES: [&PolicyDef; 8] = [
+    &NONE, &SELECTIVE, &FULL, &EVERY, &FIRST, &GROUP, &SUBMODULE, &PARTS,
+];
+
+static NONE: PolicyDef = PolicyDef {
+    word: "none",
+    aliases: &["off", "false", "no", "disabled"],
+    argument: Argument::None,
+    help: "nothing",
+    unit: Unit::Nothing,
+    compared_at: Some(|_| 0),
+};
+
+static SELECTIVE: PolicyDef = PolicyDef {
+    word: "selective",
+    aliases: &[],
+    argument: Argument::None,
+    help: "cheap results; attention, convolutions and every second matrix product are kept",
+    unit: Unit::Op,
+    compared_at: Some(|_| 0),
+};
+
+static FULL: PolicyDef = PolicyDef {
+    word: "full",
+    aliases: &["on", "true", "yes", "enabled"],
+    argument: Argument::None,
+    help: "every layer; only its inputs are kept",
+    unit: Unit::Layers(|layer, _| Some(layer)),
+    compared_at: Some(|_| 0),
+};
+
+static EVERY: PolicyDef = PolicyDef {
+    word: "every",
+    aliases: &[],
+    argument: Argument::Layers,
+    help: "layers N, 2N, …, counted from 1",
+    unit: Unit::Layers(|layer, n| (layer + 1).is_multiple_of(n).then_some(layer)),
+    compared_at: Some(|_| 2),
+};
+
+static FIRST: PolicyDef = PolicyDef {
+    word: "first",
+    aliases: &[],
+    argument: Argument::Layers,
+    help: "the first N layers",
+    unit: Unit::Layers(|layer, n| (layer < n).then_some(layer)),
+    compared_at: Some(|layers| layers.div_ceil(2)),
+};
+
+static GROUP: PolicyDef = PolicyDef {
+    word: "group",
+    aliases: &[],
+    argument: Argument::Layers,
+    help: "every N layers as one; only the input of the first is kept",
+    unit: Unit::Layers(|layer, n| Some(layer / n)),
+    compared_at: Some(|_| 2),
+};
+
+static SUBMODULE: PolicyDef = PolicyDef {
+    word: "submodule",
+    aliases: &[],
+    argument: Argument::None,
+    help: "every norm, attention and MLP of a layer; only their inputs are kept",
+    unit: Unit::SubBlock,
+    compared_at: None,
+};
+
+static PARTS: PolicyDef = PolicyDef {
+    word: "parts",
+    aliases: &[],
+    argument: Argument::SubBlocks,
+    help: "these sub-blocks of layers only; norms and inner sub-blocks with their results",
+    unit: Unit::NamedSubBlock,
+    compared_at: None,
+};
+
+impl PolicyDef {
+    /// Returns the word with a placeholder for its argument: `every:N`.
+    pub fn form(&self) -> String {
+        match self.argument {
+            Argument::None => self.word.into(),
+            Argument::Layers => format!("{}:N", self.word),
+            Argument::SubBlocks => format!("{}:WORD,…", self.word),
+        }
+    }
+
+    /// Returns the form with the words that mean the same: `none (off, false)`.
+    fn form_with_synonyms(&self) -> String {
+        let synonyms = match self.argument {
+            Argument::SubBlocks => SubBlocks::words().collect::<Vec<_>>().join(", "),
+            _ => self.aliases.join(", "),
+        };
+        match synonyms.as_str() {
+            "" => self.form(),
+            words => format!("{} ({words})", self.form()),
+        }
+    }
+}
+
+/// What to recompute: a row of [`POLICIES`] with its argument.
+#[derive(Clone, Copy)]
+pub struct Policy {
+    rule: &'static PolicyDef,
+    /// N where the argument is a number of layers, else 0.
+    n: usize,
+    sub_blocks: SubBlocks,
+}
 
 impl Policy {
-    /// Reads a policy; upper and lower case, `-` and `_` make no difference.
-    ///
-    /// # Errors
-    /// Any other word; the error lists the words.
-    pub fn parse(text: &str) -> Result<Policy> {
-        let word = text.trim().to_lowercase().replace('_', "-");
-        let unknown =
-            || Error::usage("policy", format!("there is no policy `{text}`")).expected(WORDS);
-        Ok(match word.as_str() {
-            "none" | "off" | "false" | "no" | "disabled" => Policy::None,
-            "full" | "on" | "true" | "yes" | "enabled" => Policy::Full,
-            "selective" => Policy::Selective,
-            "submodule" => Policy::Submodule,
-            _ => {
-                let (name, count) = word.split_once(':').ok_or_else(unknown)?;
-                if name.trim() == "parts" {
-                    return Ok(Policy::Parts(Parts::parse(count)?));
-                }
-                let n: usize = count.trim().parse().map_err(|_| unknown())?;
-                if n == 0 {
-                    return Err(Error::usage(
-                        "policy",
-                        format!("`{text}`: the number of layers must be 1 or more"),
-                    ));
-                }
-                match name.trim() {
-                    "every" => Policy::Every(n),
-                    "first" => Policy::First(n),
-                    "group" => Policy::Group(n),
-                    _ => return Err(unknown()),
-                }
-            }
-        })
+    pub const NONE: Policy = Policy::of(&NONE, 0);
+    pub const SELECTIVE: Policy = Policy::of(&SELECTIVE, 0);
+    pub const FULL: Policy = Policy::of(&FULL, 0);
+    pub const SUBMODULE: Policy = Policy::of(&SUBMODULE, 0);
+
+    const fn of(rule: &'static PolicyDef, n: usize) -> Policy {
+        Policy {
+            rule,
+            n,
+            sub_blocks: SubBlocks::EMPTY,
+        }
     }
 
-    /// For a policy of whole units: the group of units that is recomputed as one, for each unit; `None` for a unit that
-    /// is left alone.
-    fn groups(self, units: usize) -> Vec<Option<usize>> {
-        (0..units)
-            .map(|i| match self {
-                Policy::None => None,
-                Policy::Full | Policy::Selective | Policy::Submodule | Policy::Parts(_) => Some(i),
-                Policy::Every(n) => ((i + 1) % n == 0).then_some(i),
-                Policy::First(n) => (i < n).then_some(i),
-                Policy::Group(n) => Some(i / n),
-            })
-            .collect()
+    /// Returns the policy that recomputes layers `n`, 2`n`, …; `n` is at least 1.
+    pub const fn every(n: usize) -> Policy {
+        Policy::of(&EVERY, n)
     }
 
-    /// The plan of this policy, without any overrides.
-    ///
-    /// # Errors
-    /// A policy of whole layers on a model in which none were found.
-    pub fn plan(self, problem: &Problem, structure: &OpAnnotations) -> Result<Plan> {
-        self.refined(problem, structure, &Constraints::none(structure), "")
+    /// Returns the policy that recomputes the first `n` layers.
+    pub const fn first(n: usize) -> Policy {
+        Policy::of(&FIRST, n)
     }
 
-    /// The plan of this policy with a user's overrides; `overrides` is how they were said.
-    ///
-    /// # Errors
-    /// A policy of whole layers on a model in which none were found.
-    pub fn refined(
-        self,
-        problem: &Problem,
-        structure: &OpAnnotations,
-        choices: &Constraints,
-        overrides: &str,
-    ) -> Result<Plan> {
-        let verdicts = self.verdicts(problem, structure, choices)?;
-        let keep: Vec<bool> = verdicts.iter().map(|v| v.keep).collect();
-        let reasons: Vec<String> = verdicts.into_iter().map(|v| v.reason).collect();
-        let schedule = schedule(problem, &keep);
-        honours(problem, &schedule, &choices.constraints(problem))?;
-        Plan::new(
-            format!("{self} {overrides}").trim_end(),
-            problem,
-            schedule,
-            &structure.block_of,
-            &reasons,
+    /// Returns the policy that recomputes every `n` layers as one; `n` is at least 1.
+    pub const fn group(n: usize) -> Policy {
+        Policy::of(&GROUP, n)
+    }
+
+    /// Returns one policy of each row of the table.
+    pub fn examples() -> impl Iterator<Item = Policy> {
+        let example = |rule: &PolicyDef| match rule.argument {
+            Argument::None => Policy::parse(rule.word),
+            Argument::Layers => Policy::parse(&format!("{}:2", rule.word)),
+            Argument::SubBlocks => Policy::parse(&format!("{}:core-attn", rule.word)),
+        };
+        POLICIES.iter().filter_map(move |rule| example(rule).ok())
+    }
+
+    /// Returns the forms of all policies in a sentence, for `--help`.
+    pub fn help() -> String {
+        let forms: Vec<String> = POLICIES.iter().map(|rule| rule.form()).collect();
+        let sub_blocks: Vec<&str> = SubBlocks::words().collect();
+        format!(
+            "{} (N counts layers; WORD is {})",
+            forms.join(", "),
+            sub_blocks.join(", ")
         )
     }
 
-    /// What becomes of every storage, by its owner, and why.
-    fn verdicts(
+    /// Reads a policy. Upper and lower case are the same, and so are `-` and `_`.
+    ///
+    /// # Errors
+    /// `error[policy]` for any other word; the error lists the words.
+    pub fn parse(text: &str) -> Result<Policy> {
+        let unknown = || {
+            let forms: Vec<String> = POLICIES.iter().map(|r| r.form_with_synonyms()).collect();
+            Error::usage("policy", format!("there is no policy `{text}`"))
+                .expected(forms.join(", "))
+        };
+        let text_in_lower_case = text.trim().to_lowercase().replace('_', "-");
+        let (word, argument) = match text_in_lower_case.split_once(':') {
+            Some((word, argument)) => (word.trim(), Some(argument.trim())),
+            None => (text_in_lower_case.as_str(), None),
+        };
+        let is_meant = |rule: &&&PolicyDef| rule.word == word || rule.aliases.contains(&word);
+        let rule = *POLICIES.iter().find(is_meant).ok_or_else(unknown)?;
+        match (rule.argument, argument) {
+            (Argument::None, None) => Ok(Policy::of(rule, 0)),
+            (Argument::SubBlocks, Some(words)) => Ok(Policy {
+                sub_blocks: SubBlocks::parse(words)?,
+                ..Policy::of(rule, 0)
+            }),
+            (Argument::Layers, Some(count)) => match count.parse().map_err(|_| unknown())? {
+                0 => {
+                    let what = format!("`{text}`: the number of layers must be 1 or more");
+                    Err(Error::usage("policy", what))
+                }
+                n => Ok(Policy::of(rule, n)),
+            },
+            _ => Err(unknown()),
+        }
+    }
+
+    /// Returns the policies that budgeted plans start from and are compared with, for a step of that many layers.
+    pub fn compared(layers: usize) -> impl Iterator<Item = Policy> {
+        let at =
+            move |rule: &&'static PolicyDef| rule.compared_at.map(|n| Policy::of(rule, n(layers)));
+        POLICIES.iter().filter_map(at)
+    }
+
+    /// Returns the word, with a placeholder for a number of layers where no layers are known.
+    pub fn form(&self, layers: usize) -> String {
+        match layers {
+            0 => self.rule.form(),
+            _ => self.to_string(),
+        }
+    }
+
+    /// Plans by this policy under the constraints of `input`.
+    ///
+    /// # Errors
+    /// `error[policy]` for a policy of layers on a step without layers.
+    pub fn plan(self, input: &PlanInput) -> Result<Plan> {
+        self.constrained_plan(input, &input.constraints, &input.overrides)
+    }
+
+    /// Plans by this policy without the user's overrides.
+    ///
+    /// # Errors
+    /// See [`Policy::plan`].
+    pub fn unconstrained_plan(self, input: &PlanInput) -> Result<Plan> {
+        self.constrained_plan(input, &Constraints::none(&input.annotations), "")
+    }
+
+    fn constrained_plan(
+        self,
+        input: &PlanInput,
+        constraints: &Constraints,
+        overrides: &str,
+    ) -> Result<Plan> {
+        let PlanInput {
+            problem,
+            annotations,
+            ..
+        } = input;
+        let retentions = self.retentions(problem, annotations, constraints)?;
+        let keep: Vec<bool> = retentions.iter().map(|r| r.keep).collect();
+        let reasons: Vec<String> = retentions.into_iter().map(|r| r.reason).collect();
+        let schedule = schedule(problem, &keep);
+        check_constraints(problem, &schedule, &constraints.by_op(problem))?;
+        let name = format!("{self} {overrides}");
+        let layer_of = &annotations.layer_of;
+        Plan::new(name.trim_end(), problem, schedule, layer_of, &reasons)
+    }
+
+    /// Returns whether each storage is kept, by its owner, and why.
+    fn retentions(
         self,
         problem: &Problem,
-        structure: &OpAnnotations,
-        choices: &Constraints,
-    ) -> Result<Vec<Verdict>> {
-        let whole = !matches!(self, Policy::None | Policy::Selective);
-        if whole && choices.units == 0 {
-            return Err(Error::usage(
-                "policy",
-                format!("`{self}` needs layers, and no repeated layers were found"),
-            )
-            .help(
+        annotations: &OpAnnotations,
+        constraints: &Constraints,
+    ) -> Result<Vec<Retention>> {
+        let unit = self.rule.unit;
+        if unit.needs_layers() && constraints.layers == 0 {
+            let what = format!("`{self}` needs layers, and no repeated layers were found");
+            return Err(Error::usage("policy", what).help(
                 "use --policy selective, which works on any graph, or name modules with --layers",
             ));
         }
-        let groups = self.groups(choices.units);
-        let meant = |op: usize| match self {
-            Policy::Parts(parts) => word_of(parts, structure, op),
-            _ => None,
-        };
-        let group_of = |op: usize| match choices.place[op] {
-            Place::Unit(_) if self == Policy::Submodule => structure.submodule_of[op],
-            // What leaves a part that is no group is no output: whoever reads it has it rebuilt.
-            Place::Unit(_) if matches!(self, Policy::Parts(_)) => structure.submodule_of[op]
-                .filter(|_| meant(op).is_some_and(|word| !discards_output(word))),
-            place => place.unit().and_then(|u| groups[u]),
-        };
-        let by_op: Vec<Verdict> = match self {
-            Policy::None => vec![Verdict::keep("policy none keeps everything"); problem.ops.len()],
-            Policy::Selective => selective(problem, structure, choices),
-            Policy::Parts(_) => {
-                let ops = 0..problem.ops.len();
-                let in_layer = |op: &usize| choices.place[*op].unit().is_some();
-                if !ops.clone().any(|op| in_layer(&op) && meant(op).is_some()) {
-                    return Err(no_part(structure, self));
+        let ops = 0..problem.ops.len();
+        let scope = |op: usize| constraints.scope[op];
+        // The group that an op is rebuilt with; what leaves it is kept.
+        let group_of = |op: usize| {
+            let layer = scope(op).layer()?;
+            let sub_block = annotations.sub_block_of[op];
+            match unit {
+                Unit::Nothing => None,
+                Unit::Op => Some(layer),
+                Unit::Layers(group) => group(layer, self.n),
+                Unit::SubBlock => sub_block,
+                Unit::NamedSubBlock => {
+                    let word = self.sub_blocks.word_of(annotations, op)?;
+                    sub_block.filter(|_| SubBlocks::keeps_output(word))
                 }
-                ops.map(|op| match (choices.place[op], meant(op)) {
-                    (Place::Unit(_), Some(word)) => {
-                        Verdict::drop(&format!("inside a recomputed {word}"))
+            }
+        };
+        // What an op of a layer is rebuilt with, in words.
+        let rebuilt_with = |op: usize| match unit {
+            Unit::SubBlock => group_of(op).map(|s| annotations.sub_blocks[s].as_str()),
+            Unit::NamedSubBlock => self.sub_blocks.word_of(annotations, op),
+            _ => group_of(op).map(|_| "layer"),
+        };
+        let in_layer = |op: usize| scope(op).layer().is_some();
+        let is_found = ops
+            .clone()
+            .any(|op| in_layer(op) && rebuilt_with(op).is_some());
+        let by_op: Vec<Retention> = match unit {
+            Unit::Nothing => vec![Retention::keep("policy none keeps everything"); ops.len()],
+            Unit::Op => selective(problem, annotations, constraints),
+            Unit::NamedSubBlock if !is_found => return Err(no_sub_block(annotations, self)),
+            _ => ops
+                .map(|op| match (scope(op), rebuilt_with(op)) {
+                    (PolicyScope::Layer(_), Some(word)) => {
+                        Retention::drop(&format!("inside a recomputed {word}"))
                     }
-                    (Place::Unit(_), None) => Verdict::keep("in no part that was asked for"),
-                    (place, _) => alone(place),
+                    (PolicyScope::Layer(_), None) if matches!(unit, Unit::NamedSubBlock) => {
+                        Retention::keep("in no part that was asked for")
+                    }
+                    (scope, _) => untouched(scope),
                 })
-                .collect()
-            }
-            _ => {
-                let whole = |op: usize| match (choices.place[op], group_of(op)) {
-                    (Place::Unit(_), Some(part)) if self == Policy::Submodule => Verdict::drop(
-                        &format!("inside a recomputed {}", structure.submodules[part]),
-                    ),
-                    (Place::Unit(_), Some(_)) => Verdict::drop("inside a recomputed layer"),
-                    (Place::Unit(_), None) => Verdict::keep("this layer is left alone"),
-                    (place, _) => alone(place),
-                };
-                (0..problem.ops.len()).map(whole).collect()
-            }
+                .collect(),
         };
         let roots = problem.roots();
-        let mut verdicts: Vec<Verdict> = problem
+        let mut retentions: Vec<Retention> = problem
             .values
             .iter()
             .map(|v| {
                 v.producer
-                    .map_or(Verdict::keep("resident throughout"), |op| by_op[op].clone())
+                    .map_or(Retention::keep(Pinned::Static.reason()), |op| {
+                        by_op[op].clone()
+                    })
             })
             .collect();
-        // What another group, or anything outside the layers, reads is an output of the layer.
-        for (o, op) in problem
-            .ops
-            .iter()
-            .enumerate()
-            .filter(|(_, op)| op.phase == Phase::Forward)
-        {
-            for v in &op.ins {
-                let root = roots[*v];
+        let forward = problem.ops.iter().enumerate();
+        let forward = forward.filter(|(_, op)| op.phase == OpPhase::Forward);
+        // What another group, or anything outside the layers, reads is an output of the group.
+        for (o, op) in forward.clone() {
+            for root in op.ins.iter().map(|v| roots[*v]) {
                 if let Some(group) = problem.values[root].producer.and_then(group_of)
                     && group_of(o) != Some(group)
-                    && !verdicts[root].keep
+                    && !retentions[root].keep
                 {
-                    verdicts[root] = Verdict::keep("other layers read it");
+                    retentions[root] = Retention::keep("other layers read it");
                 }
             }
         }
-        for (root, value) in problem.values.iter().enumerate() {
-            if let Some(op) = value.producer
-                && problem.ops[op].phase == Phase::Forward
-                && let Some(forced) = &choices.forced[op]
-            {
-                verdicts[root] = match forced.choice {
-                    Constraint::Keep => Verdict::keep(&forced.by),
-                    Constraint::Recompute => Verdict::drop(&forced.by),
+        for (o, op) in forward {
+            let Some(forced) = &constraints.forced[o] else {
+                continue;
+            };
+            for v in &op.outs {
+                retentions[*v] = match forced.constraint {
+                    Constraint::Keep => Retention::keep(&forced.by),
+                    Constraint::Recompute => Retention::drop(&forced.by),
                 };
             }
         }
-        for (verdict, pin) in verdicts.iter_mut().zip(pinned(problem)) {
-            if let Some(pin) = pin.filter(|_| !verdict.keep) {
-                *verdict = Verdict::keep(pin.reason());
+        for (retention, pin) in retentions.iter_mut().zip(pinned(problem)) {
+            if let Some(pin) = pin.filter(|_| !retention.keep) {
+                *retention = Retention::keep(pin.reason());
             }
         }
-        Ok(verdicts)
+        Ok(retentions)
     }
 }
 
-/// The word under which an op is meant: that of its inner part, or of the part of a layer that it is in.
-fn word_of(parts: Parts, structure: &OpAnnotations, op: usize) -> Option<&str> {
-    let core = structure.core_of[op].as_deref();
-    let part = structure.submodule_of[op].map(|s| structure.submodules[s].as_str());
-    let whole = part.filter(|word| parts.has(word));
-    whole.or(core.filter(|word| parts.has(word)))
-}
-
-fn no_part(structure: &OpAnnotations, policy: Policy) -> Box<Error> {
-    let mut found: BTreeSet<&str> = structure.submodules.iter().map(String::as_str).collect();
-    found.extend(structure.core_of.iter().flatten().map(String::as_str));
+fn no_sub_block(annotations: &OpAnnotations, policy: Policy) -> Box<Error> {
+    let mut found: BTreeSet<&str> = annotations.sub_blocks.iter().map(String::as_str).collect();
+    found.extend(annotations.core_of.iter().flatten().map(String::as_str));
     let found: Vec<&str> = found.into_iter().collect();
-    Error::usage("policy", format!("`{policy}`: no layer has such a part"))
-        .found(format!("parts {}", found.join(", ")))
+    Error::usage(
+        "policy",
+        format!("`{policy}`: no layer has such a sub-block"),
+    )
+    .found(format!("sub-blocks {}", found.join(", ")))
 }
 
-/// Why an op that is in no unit stays.
-fn alone(place: Place) -> Verdict {
-    Verdict::keep(match place {
-        Place::Unit(_) => "this layer is left alone",
-        Place::NoLayer => "outside the layers",
-        Place::Elsewhere => "outside what was asked for",
-        Place::Frozen => "nothing trained flows into it",
+/// Returns why an op that no policy rebuilds is kept.
+fn untouched(scope: PolicyScope) -> Retention {
+    Retention::keep(match scope {
+        PolicyScope::Layer(_) => "this layer is left alone",
+        PolicyScope::NoLayer => "outside the layers",
+        PolicyScope::Excluded => "outside what was asked for",
+        PolicyScope::Frozen => "nothing trained flows into it",
     })
 }
 
+/// Whether a result is kept, and why.
 #[derive(Clone, Debug)]
-struct Verdict {
+struct Retention {
     keep: bool,
     reason: String,
 }
 
-impl Verdict {
-    fn keep(reason: &str) -> Verdict {
-        Verdict {
-            keep: true,
-            reason: reason.into(),
-        }
+impl Retention {
+    fn keep(reason: &str) -> Retention {
+        let (keep, reason) = (true, reason.into());
+        Retention { keep, reason }
     }
-    fn drop(reason: &str) -> Verdict {
-        Verdict {
-            keep: false,
-            reason: reason.into(),
-        }
+
+    fn drop(reason: &str) -> Retention {
+        let (keep, reason) = (false, reason.into());
+        Retention { keep, reason }
     }
 }
 
-/// The per-op rule. Without layers the whole forward part counts as one.
-fn selective(problem: &Problem, structure: &OpAnnotations, choices: &Constraints) -> Vec<Verdict> {
-    let mut products = vec![0usize; choices.units.max(1)];
-    let verdict = |o: usize| {
-        let unit = match choices.place[o] {
-            Place::Unit(unit) => unit,
-            Place::NoLayer if choices.units == 0 => 0,
-            place => return alone(place),
+/// Returns what the per-op rule keeps. Without layers the whole forward pass counts as one.
+fn selective(
+    problem: &Problem,
+    annotations: &OpAnnotations,
+    constraints: &Constraints,
+) -> Vec<Retention> {
+    let mut products = vec![0usize; constraints.layers.max(1)];
+    let retention = |o: usize| {
+        let layer = match constraints.scope[o] {
+            PolicyScope::Layer(layer) => layer,
+            PolicyScope::NoLayer if constraints.layers == 0 => 0,
+            scope => return untouched(scope),
         };
-        match structure.part_of[o] {
-            Part::PlainProduct => {
-                products[unit] += 1;
-                let n = products[unit];
-                if n % 2 == 1 {
-                    Verdict::keep(&format!("product {n} of its layer: odd ones stay"))
-                } else {
-                    Verdict::drop(&format!("product {n} of its layer: every second one"))
+        match annotations.role_of[o] {
+            OpRole::PlainProduct => {
+                products[layer] += 1;
+                let n = products[layer];
+                match n % 2 {
+                    1 => Retention::keep(&format!("product {n} of its layer: odd ones stay")),
+                    _ => Retention::drop(&format!("product {n} of its layer: every second one")),
                 }
             }
-            Part::BiasedProduct => Verdict::keep("a product with a fused bias"),
-            Part::Probabilities => Verdict::keep("attention probabilities"),
-            Part::FusedAttention => Verdict::keep("attention"),
-            Part::Convolution => Verdict::keep("a convolution"),
-            Part::Choice => Verdict::keep("a choice that must not change"),
-            Part::MaxReduction => Verdict::keep("a max reduction"),
-            Part::Other => Verdict::drop("not on the list of what stays"),
+            OpRole::BiasedProduct => Retention::keep("a product with a fused bias"),
+            OpRole::Probabilities => Retention::keep("attention probabilities"),
+            OpRole::FusedAttention => Retention::keep("attention"),
+            OpRole::Convolution => Retention::keep("a convolution"),
+            OpRole::TopK => Retention::keep("a choice that must not change"),
+            OpRole::MaxReduction => Retention::keep("a max reduction"),
+            OpRole::Other => Retention::drop("not on the list of what stays"),
         }
     };
-    (0..problem.ops.len()).map(verdict).collect()
+    (0..problem.ops.len()).map(retention).collect()
+}
+
+impl PartialEq for Policy {
+    fn eq(&self, other: &Policy) -> bool {
+        self.rule.word == other.rule.word
+            && (self.n, self.sub_blocks) == (other.n, other.sub_blocks)
+    }
 }
 
 impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Policy::None => f.write_str("none"),
-            Policy::Full => f.write_str("full"),
-            Policy::Selective => f.write_str("selective"),
-            Policy::Submodule => f.write_str("submodule"),
-            Policy::Parts(parts) => write!(f, "parts:{parts}"),
-            Policy::Every(n) => write!(f, "every:{n}"),
-            Policy::First(n) => write!(f, "first:{n}"),
-            Policy::Group(n) => write!(f, "group:{n}"),
+        let word = self.rule.word;
+        match self.rule.argument {
+            Argument::None => f.write_str(word),
+            Argument::Layers => write!(f, "{word}:{}", self.n),
+            Argument::SubBlocks => write!(f, "{word}:{}", self.sub_blocks),
         }
+    }
+}
+
+impl fmt::Debug for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
     }
 }
 
@@ -332,26 +514,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_and_their_synonyms() {
+    fn every_word_is_read_and_written_back() {
+        let examples: Vec<Policy> = Policy::examples().collect();
+        assert_eq!(examples.len(), POLICIES.len());
+        for policy in examples {
+            assert_eq!(Policy::parse(&policy.to_string()).unwrap(), policy);
+            for word in policy.rule.aliases {
+                assert_eq!(Policy::parse(word).unwrap(), policy, "{word}");
+            }
+        }
         for (text, policy) in [
-            ("none", Policy::None),
-            ("OFF", Policy::None),
-            ("False", Policy::None),
-            ("disabled", Policy::None),
-            ("no", Policy::None),
-            ("Full", Policy::Full),
-            ("true", Policy::Full),
-            ("on", Policy::Full),
-            ("yes", Policy::Full),
-            ("ENABLED", Policy::Full),
-            (" Selective", Policy::Selective),
-            ("every:2", Policy::Every(2)),
-            ("First:3", Policy::First(3)),
-            ("group:4", Policy::Group(4)),
-            ("SubModule", Policy::Submodule),
+            ("OFF", Policy::NONE),
+            ("Full", Policy::FULL),
+            (" Selective", Policy::SELECTIVE),
+            ("every: 2", Policy::every(2)),
+            ("First:3", Policy::first(3)),
+            ("group:4", Policy::group(4)),
+            ("SubModule", Policy::SUBMODULE),
             (
                 "parts:MLP, core_attn",
-                Policy::Parts(Parts::parse("core-attn,mlp").unwrap()),
+                Policy::parse("parts:core-attn,mlp").unwrap(),
             ),
         ] {
             assert_eq!(Policy::parse(text).unwrap(), policy, "{text}");
@@ -366,6 +548,8 @@ mod tests {
             "every:0",
             "first:-1",
             "last:2",
+            "full:2",
+            "parts",
             "parts:",
             "parts:mlp,tail",
             "__import__('os')",
@@ -373,202 +557,49 @@ mod tests {
             let e = Policy::parse(text).unwrap_err();
             assert_eq!(e.exit_code(), 2, "{text}");
         }
-        assert!(
-            Policy::parse("ful")
-                .unwrap_err()
-                .to_string()
-                .contains("selective, submodule, every:N")
-        );
+        let unknown = Policy::parse("ful").unwrap_err().to_string();
+        assert!(unknown.contains("every:N, first:N, group:N"), "{unknown}");
     }
 
     #[test]
     fn which_layers_are_recomputed() {
-        let groups = |p: Policy| p.groups(5);
+        let groups = |policy: Policy| match policy.rule.unit {
+            Unit::Layers(group) => [0, 1, 2, 3, 4].map(|layer| group(layer, policy.n)),
+            _ => [None; 5],
+        };
         assert_eq!(
-            groups(Policy::Every(2)),
+            groups(Policy::every(2)),
             [None, Some(1), None, Some(3), None]
         );
         assert_eq!(
-            groups(Policy::First(2)),
+            groups(Policy::first(2)),
             [Some(0), Some(1), None, None, None]
         );
         assert_eq!(
-            groups(Policy::Group(2)),
+            groups(Policy::group(2)),
             [Some(0), Some(0), Some(1), Some(1), Some(2)]
         );
-        assert_eq!(groups(Policy::Full), [0, 1, 2, 3, 4].map(Some));
-    }
-
-    use crate::compile::{Request, compile};
-    use crate::driver::Made;
-    use crate::driver::Watch;
-    use crate::ir::{Graph, Role};
-    use crate::testing::{Style, transformer};
-    use crate::transform::loss::Loss;
-
-    fn compiled(style: Style, layers: usize, policy: Policy) -> (Graph, Made) {
-        let mut g = transformer(layers, style);
-        let request = Request {
-            loss: Loss::Vjp,
-            policy,
-            dims: vec![("b".into(), 2), ("s".into(), 64)],
-            ..Request::default()
-        };
-        let done = compile(&mut g, &request, &mut Watch::default()).unwrap();
-        (g, done.made.unwrap())
-    }
-
-    /// Products of a layer by the weight they read, and what became of them: kept, recomputed, or not needed.
-    fn products(g: &Graph, plan: &Plan, layer: usize) -> Vec<(&'static str, Option<bool>)> {
-        let names = ["q", "k", "v", "o", "gate", "up", "down"];
-        let first = 2 + 9 * layer;
-        let weights = [1, 2, 3, 4, 6, 7, 8].map(|w| format!("w{}", first + w));
-        let decide = |w: &String| {
-            let reads =
-                |n: &crate::ir::Node| n.ins.iter().flatten().any(|v| g.value(*v).name == *w);
-            let forward = |n: &crate::ir::Node| n.role == Role::Forward && n.recompute_of.is_none();
-            let (_, node) = g.nodes().find(|(_, n)| forward(n) && reads(n)).unwrap();
-            plan.decisions
-                .iter()
-                .find(|d| d.name == node.name)
-                .map(|d| d.kept)
-        };
-        names.into_iter().zip(weights.iter().map(decide)).collect()
-    }
-
-    #[test]
-    fn selective_takes_seven_decisions_in_a_gated_layer() {
-        let (g, done) = compiled(Style::PreNorm, 3, Policy::Selective);
-        for layer in 0..3 {
-            let expected = [
-                ("q", Some(true)),
-                ("k", Some(false)),
-                ("v", Some(true)),
-                ("o", Some(false)),
-                ("gate", Some(true)),
-                ("up", Some(false)),
-                // The rule keeps it, but no backward op reads it: neither kept nor recomputed.
-                ("down", None),
-            ];
-            assert_eq!(products(&g, &done.plan, layer), expected, "layer {layer}");
-        }
-        let probabilities: Vec<bool> = done
-            .plan
-            .decisions
-            .iter()
-            .filter(|d| d.reason == "attention probabilities")
-            .map(|d| d.kept)
-            .collect();
-        assert_eq!(probabilities, [true; 3]);
-    }
-
-    #[test]
-    fn every_policy_saves_memory_and_copies_only_what_is_read() {
-        for style in [Style::PreNorm, Style::PostNorm] {
-            let unplanned = compiled(style, 4, Policy::None).1.plan;
-            assert_eq!(unplanned.before, unplanned.after);
-            for policy in [
-                Policy::Full,
-                Policy::Selective,
-                Policy::Every(2),
-                Policy::First(3),
-                Policy::Group(2),
-            ] {
-                let (g, done) = compiled(style, 4, policy);
-                let plan = &done.plan;
-                assert!(plan.after.peak_bytes < plan.before.peak_bytes, "{policy}");
-                assert!(plan.recompute_flops() > 0);
-                let layers: Vec<Option<usize>> = match policy {
-                    Policy::Every(_) => vec![Some(1), Some(3)],
-                    Policy::First(_) => vec![Some(0), Some(1), Some(2)],
-                    _ => (0..4).map(Some).collect(),
-                };
-                let mut rebuilt: Vec<Option<usize>> =
-                    plan.segments.iter().map(|s| s.block).collect();
-                rebuilt.sort_unstable();
-                assert_eq!(rebuilt, layers, "{policy}");
-                for (_, node) in g.nodes().filter(|(_, n)| n.recompute_of.is_some()) {
-                    let read = node.outs.iter().any(|v| !g.value(*v).uses().is_empty());
-                    assert!(read, "{policy}: nothing reads {}", node.name);
-                    assert_eq!(node.role, Role::Forward);
-                }
-                // The mask lies outside the layers and is shared by them: it stays.
-                assert!(plan.decisions.iter().all(|d| d.block.is_some() || d.kept));
-            }
-        }
-    }
-
-    #[test]
-    fn a_recomputed_layer_keeps_only_the_stream() {
-        let (_, done) = compiled(Style::PreNorm, 4, Policy::Full);
-        let inside = done.plan.decisions.iter().filter(|d| d.block.is_some());
-        let kept: Vec<&str> = inside
-            .filter(|d| d.kept)
-            .map(|d| d.reason.as_str())
-            .collect();
-        assert_eq!(kept, ["other layers read it"; 4]);
-        // In groups of two, the stream between the two is dropped as well.
-        let (_, done) = compiled(Style::PreNorm, 4, Policy::Group(2));
-        let kept = done
-            .plan
-            .decisions
-            .iter()
-            .filter(|d| d.block.is_some() && d.kept);
-        assert_eq!(
-            kept.map(|d| d.block).collect::<Vec<_>>(),
-            [Some(1), Some(3)]
-        );
+        assert_eq!(groups(Policy::FULL), [0, 1, 2, 3, 4].map(Some));
     }
 
     #[test]
     fn whole_layer_policies_need_layers() {
-        let structure = OpAnnotations::default();
-        let e = Policy::Full
-            .plan(&Problem::default(), &structure)
-            .unwrap_err();
+        let input = PlanInput::new(Problem::default(), OpAnnotations::default());
+        let e = Policy::FULL.plan(&input).unwrap_err();
         assert!(
             e.to_string().contains("no repeated layers were found"),
             "{e}"
         );
-        assert!(
-            Policy::Selective
-                .plan(&Problem::default(), &structure)
-                .is_ok()
-        );
+        assert!(Policy::SELECTIVE.plan(&input).is_ok());
     }
 
     #[test]
-    fn a_stored_plan_is_replayed_only_on_its_own_problem() {
-        let (_, done) = compiled(Style::PreNorm, 2, Policy::Full);
-        let text = serde_json::to_string(&done.plan).unwrap();
-        let stored: Plan = serde_json::from_str(&text).unwrap();
-        assert_eq!(stored, done.plan);
-        let mut g = transformer(2, Style::PreNorm);
-        let mut cx = crate::driver::Cx::default();
-        cx.options.loss = Loss::Vjp;
-        cx.options.dims = vec![("b".into(), 2), ("s".into(), 64)];
-        let pipeline =
-            crate::driver::Pipeline::parse("infer,simplify,loss,autodiff,simplify,plan").unwrap();
-        crate::driver::run(&pipeline, &mut g, &mut cx, &mut Watch::default()).unwrap();
-        let subject = cx.made.unwrap().subject;
-        let block_of = &subject.structure.block_of;
-        assert_eq!(
-            stored.clone().replay(&subject.problem, block_of).unwrap(),
-            stored
-        );
-        // Without one copy its readers read the original, which lives that much longer.
-        let mut edited = stored.clone();
-        let copy = edited.segments[0].steps[0];
-        let op = edited.schedule.remove(copy);
-        let judged = edited.replay(&subject.problem, block_of).unwrap();
-        assert_eq!(judged.after.steps + 1, stored.after.steps);
-        assert!(judged.decisions.iter().any(|d| d.op == op && d.kept));
-        let mut broken = stored.clone();
-        broken.schedule.retain(|o| *o != op);
-        assert!(broken.replay(&subject.problem, block_of).is_err());
-        let mut other = subject.problem.clone();
-        other.ops[0].kind = "Other".into();
-        let e = stored.replay(&other, block_of).unwrap_err();
-        assert!(e.to_string().contains("made for another graph"), "{e}");
+    fn the_guide_lists_every_policy() {
+        let guide = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/guides/policies.md");
+        let guide = std::fs::read_to_string(guide).unwrap();
+        for rule in POLICIES {
+            let row = format!("| `{}` | {} |", rule.form(), rule.help);
+            assert!(guide.contains(&row), "the guide lacks the line\n{row}");
+        }
     }
 }

@@ -6,25 +6,22 @@
 //! because a rewritten graph needs a copy of the view wherever it needs a copy of the storage. [`Problem::fold`] gives
 //! the folded form.
 
-use crate::analysis::{Costs, Device, MemoryProfile, Sizes};
 use crate::error::{Error, Result};
-use crate::ir::op::Effect;
-use crate::ir::{Graph, Id, NodeId, Role, SecondaryMap, ValueId};
 use serde::{Deserialize, Serialize};
 
-/// Which half of the step an operation belongs to; the loss counts as forward.
+/// The pass of the step that an op belongs to; the loss counts as forward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Phase {
+pub enum OpPhase {
     #[serde(rename = "fwd")]
     Forward,
     #[serde(rename = "bwd")]
     Backward,
 }
 
-/// How long a value's bytes are alive.
+/// How long the bytes of a value are alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Kind {
-    /// Made by an operation, freed after its last use.
+pub enum ValueKind {
+    /// Produced by an op, freed after its last use.
     #[serde(rename = "act")]
     Activation,
     /// Parameters and inputs: resident throughout.
@@ -57,7 +54,7 @@ pub struct Op {
     /// Values read; a value that is read twice is listed twice.
     pub ins: Vec<usize>,
     pub outs: Vec<usize>,
-    pub phase: Phase,
+    pub phase: OpPhase,
     /// What the objective adds up: microseconds, unless the maker of the graph says otherwise.
     pub cost: f64,
     #[serde(default)]
@@ -87,7 +84,7 @@ pub struct Op {
 pub struct Value {
     /// Bytes of its storage; 0 for a view, whose storage is another value's.
     pub bytes: u64,
-    pub kind: Kind,
+    pub kind: ValueKind,
     pub producer: Option<usize>,
     /// The operand of its producer that it is a view of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -126,18 +123,57 @@ fn is_nothing(x: &f64) -> bool {
     *x == 0.0
 }
 
+impl Op {
+    /// Returns an op that may be recomputed, with no work but its cost.
+    pub fn new(
+        name: impl Into<String>,
+        ins: impl Into<Vec<usize>>,
+        outs: impl Into<Vec<usize>>,
+        phase: OpPhase,
+        cost: f64,
+    ) -> Op {
+        Op {
+            name: name.into(),
+            kind: String::new(),
+            ins: ins.into(),
+            outs: outs.into(),
+            phase,
+            cost,
+            flops: 0,
+            bytes: 0,
+            temp_bytes: 0,
+            in_place_operands: Vec::new(),
+            recomputable: true,
+            ordered: false,
+        }
+    }
+}
+
+impl Value {
+    /// Returns a value that is no view.
+    pub fn new(bytes: u64, kind: ValueKind, producer: Option<usize>) -> Value {
+        Value {
+            bytes,
+            kind,
+            producer,
+            view_of: None,
+            integral: false,
+        }
+    }
+}
+
 impl Transfer {
-    /// In microseconds.
+    /// Returns the time that so many bytes take one way, in microseconds.
     pub fn cost(&self, bytes: u64) -> f64 {
         self.start_us + self.us_per_megabyte * bytes as f64 / 1e6
     }
 
-    /// What of a transfer's cost no op can run beside.
+    /// Returns what of a transfer's cost no op can run beside.
     pub fn own_us(&self, cost: f64) -> f64 {
         self.start_us.min(cost) + self.busy_share * (cost - self.start_us).max(0.0)
     }
 
-    /// What it takes of a step at least that so many bytes leave, and that they come back, where transfers run beside other
+    /// Returns what it takes of a step at least that so many bytes leave, and that they come back, where transfers run beside other
     /// ops, and where they do not.
     pub fn wait(&self, bytes: u64, beside: bool) -> Wait {
         let whole_us = self.cost(bytes);
@@ -154,7 +190,7 @@ impl Transfer {
     }
 }
 
-/// What waiting outside takes of a step, for the results of one op.
+/// What offloading takes of a step, for the results of one op.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Wait {
     /// Each way, what nothing runs beside.
@@ -173,108 +209,7 @@ fn foreign<T>(text: String) -> Result<T> {
     Err(Error::model("cost-graph", text))
 }
 
-/// How a problem's indices and a graph's ids correspond.
-#[derive(Clone, Debug)]
-pub struct Correspondence {
-    /// The node of each op: `order` at the time the problem was made.
-    pub nodes: Vec<NodeId>,
-    /// The value of each problem value.
-    pub values: Vec<ValueId>,
-    pub index_of: SecondaryMap<ValueId, Option<u32>>,
-}
-
 impl Problem {
-    /// The problem of a graph that has no copies yet, at the sizes that `sizes` was made for.
-    ///
-    /// # Errors
-    /// A graph that has copies: they are removed before it is planned again.
-    pub fn of_graph(
-        graph: &Graph,
-        sizes: &Sizes,
-        memory: &MemoryProfile,
-        device: &Device,
-    ) -> Result<(Problem, Correspondence)> {
-        let costs = Costs::new(graph, sizes);
-        let mut problem = Problem {
-            transfer: Some(Transfer {
-                us_per_megabyte: 1e3 / device.outside_gigabytes_per_s,
-                start_us: device.launch_us,
-                busy_share: device.outside_busy_share,
-            }),
-            ..Problem::default()
-        };
-        let mut map = Correspondence {
-            nodes: graph.order().to_vec(),
-            values: Vec::new(),
-            index_of: SecondaryMap::new(graph.value_bound(), None),
-        };
-        for (id, value) in graph.values() {
-            map.index_of[id] = Some(map.values.len() as u32);
-            map.values.push(id);
-            let storage = memory.storage(id);
-            let producer = graph.def_node(id).is_some();
-            problem.values.push(Value {
-                bytes: match storage.renews {
-                    None if storage.first == id && !storage.is_outside => storage.bytes,
-                    _ => 0,
-                },
-                kind: match storage.is_static && storage.renews.is_none() {
-                    true => Kind::Static,
-                    false => Kind::Activation,
-                },
-                producer: producer.then_some(usize::MAX),
-                view_of: None,
-                integral: !value.ty().dtype.is_float(),
-            });
-        }
-        for (at, id) in graph.order().iter().enumerate() {
-            let node = graph.node(*id);
-            if node.recompute_of.is_some() {
-                return Err(
-                    Error::bug("plan", "the graph is planned already").at(graph.describe(*id))
-                );
-            }
-            let index = |v: &ValueId| map.index_of[*v].map_or(usize::MAX, |i| i as usize);
-            for out in &node.outs {
-                let value = &mut problem.values[index(out)];
-                value.producer = Some(at);
-                value.view_of = memory
-                    .layout(*out)
-                    .view_of
-                    .and_then(|slot| node.ins[slot])
-                    .map(|v| index(&v));
-            }
-            let cost = costs.of(*id);
-            problem.ops.push(Op {
-                name: node.name.clone(),
-                kind: node.op.name.into(),
-                ins: node.ins.iter().flatten().map(index).collect(),
-                outs: node.outs.iter().map(index).collect(),
-                phase: if node.role == Role::Backward {
-                    Phase::Backward
-                } else {
-                    Phase::Forward
-                },
-                cost: device.time_us(cost, costs.dtype(*id)),
-                flops: cost.flops,
-                bytes: cost.bytes,
-                temp_bytes: memory.temp_bytes[at],
-                in_place_operands: memory.in_place_operands[at]
-                    .iter()
-                    .filter_map(|slot| node.ins[*slot].as_ref().map(index))
-                    .collect(),
-                recomputable: node.op.effect.recomputable(),
-                ordered: !matches!(node.op.effect, Effect::Pure),
-            });
-        }
-        problem.outputs = graph
-            .outputs()
-            .iter()
-            .map(|v| map.index_of[*v].map_or(usize::MAX, |i| i as usize))
-            .collect();
-        Ok((problem, map))
-    }
-
     /// Fills in the producers that a foreign cost graph leaves out: its ops say who makes what.
     ///
     /// # Errors
@@ -284,10 +219,7 @@ impl Problem {
         for (o, op) in self.ops.iter().enumerate() {
             for v in &op.outs {
                 let Some(place) = maker.get_mut(*v) else {
-                    return foreign(format!(
-                        "op {} names value {v}, which does not exist",
-                        self.called(o)
-                    ));
+                    return self.unknown_value(o, *v);
                 };
                 if let Some(first) = place.replace(o) {
                     return foreign(format!(
@@ -307,7 +239,12 @@ impl Problem {
         Ok(())
     }
 
-    /// An op as errors name it.
+    fn unknown_value<T>(&self, op: usize, value: usize) -> Result<T> {
+        let op = self.called(op);
+        foreign(format!("op {op} names value {value}, which does not exist"))
+    }
+
+    /// Returns an op as errors name it.
     fn called(&self, op: usize) -> String {
         match self.ops.get(op) {
             Some(known) if !known.name.is_empty() => format!("{op} (`{}`)", known.name),
@@ -327,18 +264,13 @@ impl Problem {
         let mut there: Vec<bool> = self
             .values
             .iter()
-            .map(|v| v.producer.is_none() && v.kind != Kind::Activation)
+            .map(|v| v.producer.is_none() && v.kind != ValueKind::Activation)
             .collect();
         for (o, op) in self.ops.iter().enumerate() {
             for v in &op.ins {
                 match there.get(*v) {
                     Some(true) => {}
-                    None => {
-                        return foreign(format!(
-                            "op {} names value {v}, which does not exist",
-                            self.called(o)
-                        ));
-                    }
+                    None => return self.unknown_value(o, *v),
                     Some(false) => {
                         let why = match self.values[*v].producer {
                             Some(p) if p == o => "which it makes itself".into(),
@@ -357,17 +289,13 @@ impl Problem {
                 match self.values.get(*v) {
                     Some(value) if value.producer == Some(o) => there[*v] = true,
                     Some(_) => return foreign(format!("value {v} is not made by its producer")),
-                    None => {
-                        return foreign(format!(
-                            "op {} names value {v}, which does not exist",
-                            self.called(o)
-                        ));
-                    }
+                    None => return self.unknown_value(o, *v),
                 }
             }
             let first = op.outs.first().map(|v| &self.values[*v]);
             for v in &op.in_place_operands {
-                let fits = |out: &&Value| out.view_of.is_none() && out.kind == Kind::Activation;
+                let fits =
+                    |out: &&Value| out.view_of.is_none() && out.kind == ValueKind::Activation;
                 if !op.ins.contains(v) || first.filter(fits).is_none() {
                     return foreign(format!(
                         "op {} has no result that could be written over value {v}",
@@ -392,7 +320,7 @@ impl Problem {
                 let (root, result) = (&self.values[roots[*v]], &self.values[op.outs[0]]);
                 let fits = |bytes| root.bytes == bytes || root.bytes == bytes + op.temp_bytes;
                 let fits = match root.kind {
-                    Kind::Static => result.bytes == 0 && root.producer.is_none(),
+                    ValueKind::Static => result.bytes == 0 && root.producer.is_none(),
                     _ => fits(result.bytes),
                 };
                 if !fits {
@@ -413,10 +341,10 @@ impl Problem {
                 None => None,
             };
             match (value.kind, op, value.view_of) {
-                (Kind::Activation, None, _) => {
+                (ValueKind::Activation, None, _) => {
                     return foreign(format!("value {i} is an activation without a producer"));
                 }
-                (Kind::Static | Kind::Placeholder, Some(op), None) => {
+                (ValueKind::Static | ValueKind::Placeholder, Some(op), None) => {
                     return foreign(format!(
                         "value {i} is there from the start, and op `{}` makes it",
                         op.name
@@ -460,7 +388,7 @@ impl Problem {
         Ok(())
     }
 
-    /// The value that owns each value's storage; itself for what is not a view. Linear.
+    /// Returns the value that owns each value's storage; itself for what is not a view. Linear.
     pub fn roots(&self) -> Vec<usize> {
         let mut roots: Vec<usize> = (0..self.values.len()).collect();
         for op in &self.ops {
@@ -473,7 +401,7 @@ impl Problem {
         roots
     }
 
-    /// Whether an op only makes views.
+    /// Returns whether an op only makes views.
     pub fn is_view(&self, op: usize) -> bool {
         self.ops[op]
             .outs
@@ -481,21 +409,21 @@ impl Problem {
             .all(|v| self.values[*v].view_of.is_some())
     }
 
-    /// The order of the problem itself: every op once.
+    /// Returns the order of the problem itself: every op once.
     pub fn given_order(&self) -> Vec<usize> {
         (0..self.ops.len()).collect()
     }
 
-    /// Bytes that are resident throughout.
+    /// Returns the bytes that are resident throughout.
     pub fn static_bytes(&self) -> u64 {
         self.values
             .iter()
-            .filter(|v| v.kind == Kind::Static)
+            .filter(|v| v.kind == ValueKind::Static)
             .map(|v| v.bytes)
             .sum()
     }
 
-    /// The same problem with its ops listed in another order in which they can run. Values keep their indices.
+    /// Returns the same problem with its ops listed in another order in which they can run. Values keep their indices.
     pub fn in_order(&self, order: &[usize]) -> Problem {
         let mut place = vec![0; self.ops.len()];
         for (new, old) in order.iter().enumerate() {
@@ -514,7 +442,7 @@ impl Problem {
     }
 }
 
-/// A short fingerprint of a problem's operations, so that a stored plan is not applied to something else.
+/// Returns a short fingerprint of a problem's operations, so that a stored plan is not applied to something else.
 pub fn fingerprint(problem: &Problem) -> String {
     let mut hash = 0xcbf2_9ce4_8422_2325u64;
     let mut feed = |bytes: &[u8]| {
@@ -530,14 +458,4 @@ pub fn fingerprint(problem: &Problem) -> String {
         }
     }
     format!("{hash:016x}")
-}
-
-impl Correspondence {
-    /// The problem's index of a graph value.
-    pub fn index(&self, value: ValueId) -> usize {
-        self.index_of[value].map_or_else(
-            || panic!("value {} is newer than the problem", value.index()),
-            |i| i as usize,
-        )
-    }
 }

@@ -1,22 +1,21 @@
-//! From "which forward results may stay" to a schedule.
+//! Turns the set of forward results that are kept into a schedule.
 //!
-//! Forward ops run as given. Before a backward op that reads a forward result that was not kept, the missing results
-//! are computed again, as late as possible: only what this op needs and nothing that is still alive, in the given
-//! order. They die at their last use, because an instance always does. So a kept result that nothing reads costs
-//! nothing, and no copy is without a consumer.
+//! Forward ops run in the given order. A backward op may read a forward result that was not kept. Right before it the
+//! schedule recomputes what this op needs and what is not alive, in the given order. Each copy is freed after its last use. So
+//! a kept result without readers costs nothing, and every copy has a reader.
 //!
-//! Views are free: a view of a kept storage is read as it is, a view of a recomputed one is made again.
+//! Views are free: a view of a kept storage is read as it is, and a view of a recomputed storage is recomputed.
 
-use super::problem::{Kind, Phase, Problem};
+use super::problem::{OpPhase, Problem, ValueKind};
 
-/// Why a result stays although the policy might have dropped it.
+/// Why a result is kept whatever the policy says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pinned {
     /// A parameter or input: resident throughout.
     Static,
-    /// Made by the backward part, or a gradient.
+    /// A result of the backward pass.
     Backward,
-    /// Part of the answer.
+    /// A graph output.
     Output,
     /// Its op must not run twice.
     OnceOnly,
@@ -24,10 +23,12 @@ pub enum Pinned {
     Small,
 }
 
-/// Integer values up to this size are kept: shapes, axes, positions. Dropping them frees nothing and makes chains longer.
+/// Integer values of at most this size are kept: shapes, axes, positions. To recompute them would free next to nothing and
+/// lengthen chains of copies.
 pub const SMALL_BYTES: u64 = 4096;
 
 impl Pinned {
+    /// Returns the reason as plans write it.
     pub fn reason(self) -> &'static str {
         match self {
             Pinned::Static => "resident throughout",
@@ -39,7 +40,7 @@ impl Pinned {
     }
 }
 
-/// For the owner of each storage, why it stays whatever a policy says; `None` where the policy decides.
+/// Returns, for the owner of each storage, why it is kept whatever a policy says. `None` where the policy decides.
 pub fn pinned(problem: &Problem) -> Vec<Option<Pinned>> {
     let roots = problem.roots();
     let mut pins: Vec<Option<Pinned>> = problem
@@ -47,10 +48,10 @@ pub fn pinned(problem: &Problem) -> Vec<Option<Pinned>> {
         .iter()
         .map(|value| {
             let op = match (value.kind, value.producer) {
-                (Kind::Activation, Some(op)) => &problem.ops[op],
+                (ValueKind::Activation, Some(op)) => &problem.ops[op],
                 _ => return Some(Pinned::Static),
             };
-            if op.phase == Phase::Backward {
+            if op.phase == OpPhase::Backward {
                 Some(Pinned::Backward)
             } else if !op.recomputable {
                 Some(Pinned::OnceOnly)
@@ -64,7 +65,7 @@ pub fn pinned(problem: &Problem) -> Vec<Option<Pinned>> {
     for output in &problem.outputs {
         pins[roots[*output]].get_or_insert(Pinned::Output);
     }
-    // A view whose op must not run twice cannot be made again, so its storage stays.
+    // A view whose op must not run twice cannot be recomputed, so its storage is kept.
     for op in problem.ops.iter().filter(|op| !op.recomputable) {
         for out in &op.outs {
             pins[roots[*out]].get_or_insert(Pinned::OnceOnly);
@@ -73,7 +74,7 @@ pub fn pinned(problem: &Problem) -> Vec<Option<Pinned>> {
     pins
 }
 
-/// The schedule that keeps what `keep` says (by owner of storage; entries of views are not read) and what is pinned.
+/// Returns the schedule that keeps the pinned storages and those that `keep` names, by owner; entries of views are ignored.
 pub fn schedule(problem: &Problem, keep: &[bool]) -> Vec<usize> {
     let roots = problem.roots();
     let pins = pinned(problem);
@@ -85,7 +86,7 @@ pub fn schedule(problem: &Problem, keep: &[bool]) -> Vec<usize> {
     let mut schedule = Vec::with_capacity(problem.ops.len());
     let mut listed = vec![false; problem.ops.len()];
     for (o, op) in problem.ops.iter().enumerate() {
-        if op.phase == Phase::Backward {
+        if op.phase == OpPhase::Backward {
             let mut missing = Vec::new();
             let mut stack: Vec<usize> = op.ins.clone();
             while let Some(v) = stack.pop() {
@@ -107,7 +108,7 @@ pub fn schedule(problem: &Problem, keep: &[bool]) -> Vec<usize> {
             schedule.extend(missing);
         }
         schedule.push(o);
-        if op.phase == Phase::Backward {
+        if op.phase == OpPhase::Backward {
             // A backward view of a forward storage shows the computation that was just read.
             for v in &op.outs {
                 ready[*v] = true;
@@ -115,54 +116,4 @@ pub fn schedule(problem: &Problem, keep: &[bool]) -> Vec<usize> {
         }
     }
     schedule
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::analysis::{Binding, Device, MemoryProfile, Sizes};
-    use crate::plan::evaluate;
-    use crate::testing::{Random, random_graph};
-
-    #[test]
-    fn copies_have_consumers_and_nothing_alive_is_recomputed() {
-        let mut r = Random(11);
-        let (mut copies, mut lower) = (0, 0);
-        for n in 0..400 {
-            let g = random_graph(&mut r, 3 + n % 25);
-            let sizes = Sizes::new(&g, &Binding::new(&g, &[]).unwrap()).unwrap();
-            let m = MemoryProfile::new(&g, &sizes).unwrap();
-            let (p, _) = Problem::of_graph(&g, &sizes, &m, &Device::default()).unwrap();
-            let keep: Vec<bool> = p.values.iter().map(|_| r.below(2) == 0).collect();
-            let s = schedule(&p, &keep);
-            let (before, after) = (
-                evaluate(&p, &p.given_order()).unwrap(),
-                evaluate(&p, &s).unwrap(),
-            );
-            copies += s.len() - p.ops.len();
-            lower += (after.peak_bytes < before.peak_bytes) as usize;
-            // First computations come in the given order, and no op runs more than twice.
-            let mut runs = vec![0; p.ops.len()];
-            let mut firsts = Vec::new();
-            for (t, o) in s.iter().enumerate() {
-                runs[*o] += 1;
-                if runs[*o] == 1 {
-                    firsts.push(*o);
-                    continue;
-                }
-                assert_eq!((runs[*o], p.ops[*o].phase), (2, Phase::Forward));
-                // Something later, before any further computation of it, reads what it made.
-                let outs = &p.ops[*o].outs;
-                assert!(
-                    s[t + 1..]
-                        .iter()
-                        .any(|x| p.ops[*x].ins.iter().any(|v| outs.contains(v)))
-                );
-            }
-            assert_eq!(firsts, p.given_order());
-            let all = vec![true; p.values.len()];
-            assert_eq!(schedule(&p, &all), p.given_order());
-        }
-        assert!(copies > 500 && lower > 20, "{copies} {lower}");
-    }
 }

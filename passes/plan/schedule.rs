@@ -8,7 +8,7 @@
 //! takes none at all unless that is read later or is an output: then it takes as many as that one. On problems without them the two give the
 //! same numbers.
 
-use super::problem::{Kind, Problem};
+use super::problem::{Problem, ValueKind};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
@@ -28,12 +28,12 @@ pub struct Score {
 }
 
 impl Score {
-    /// Extra cost over `base`, in percent.
+    /// Returns the extra cost over `base`, in percent.
     pub fn overhead_pct(&self, base: &Score) -> f64 {
         percent(self.cost, base.cost)
     }
 
-    /// Extra FLOPs over `base`, in percent.
+    /// Returns the extra FLOPs over `base`, in percent.
     pub fn flops_overhead_pct(&self, base: &Score) -> f64 {
         percent(self.flops as f64, base.flops as f64)
     }
@@ -109,8 +109,8 @@ impl Timeline {
         let mut runs = vec![0u32; problem.ops.len()];
         for (v, value) in values.iter().enumerate() {
             match value.kind {
-                Kind::Static if value.producer.is_none() => current[v] = Some(STATIC),
-                Kind::Placeholder => {
+                ValueKind::Static if value.producer.is_none() => current[v] = Some(STATIC),
+                ValueKind::Placeholder => {
                     current[v] = Some(instances.len());
                     instances.push(Instance {
                         value: v,
@@ -166,7 +166,7 @@ impl Timeline {
                 .iter()
                 .map(|v| match (values[*v].view_of, values[*v].kind) {
                     (Some(base), _) => current[base].unwrap_or(STATIC),
-                    (None, Kind::Static) => STATIC,
+                    (None, ValueKind::Static) => STATIC,
                     (None, _) => {
                         instances.push(Instance {
                             value: *v,
@@ -253,16 +253,16 @@ impl Timeline {
 
 #[cfg(test)]
 mod tests {
-    use super::super::problem::{Op, Phase, Value};
+    use super::super::problem::{Op, OpPhase, Value};
     use super::*;
     use crate::testing::Random;
 
-    /// A direct translation of the benches' judge: no views, no temporaries; every allocation on a list.
+    /// Judges a schedule as the benches do: no views, no temporaries; every allocation on a list.
     fn reference(p: &Problem, schedule: &[usize]) -> Option<(u64, Option<usize>, f64)> {
         let mut current: std::collections::BTreeMap<usize, usize> = Default::default();
         let mut inst: Vec<(u64, i64, i64)> = Vec::new();
         for (j, v) in p.values.iter().enumerate() {
-            if v.kind == Kind::Placeholder {
+            if v.kind == ValueKind::Placeholder {
                 current.insert(j, inst.len());
                 inst.push((v.bytes, 0, -1));
             }
@@ -270,7 +270,7 @@ mod tests {
         let mut cost = 0.0;
         for (t, o) in schedule.iter().enumerate() {
             for j in &p.ops[*o].ins {
-                if p.values[*j].kind != Kind::Static {
+                if p.values[*j].kind != ValueKind::Static {
                     inst[*current.get(j)?].2 = t as i64;
                 }
             }
@@ -281,7 +281,7 @@ mod tests {
             cost += p.ops[*o].cost;
         }
         for j in &p.outputs {
-            if p.values[*j].kind != Kind::Static {
+            if p.values[*j].kind != ValueKind::Static {
                 inst[*current.get(j)?].2 = schedule.len() as i64;
             }
         }
@@ -300,46 +300,28 @@ mod tests {
         let mut p = Problem::default();
         for _ in 0..1 + r.below(3) {
             let kind = if r.below(2) == 0 {
-                Kind::Static
+                ValueKind::Static
             } else {
-                Kind::Placeholder
+                ValueKind::Placeholder
             };
             let bytes = r.below(9) as u64;
-            p.values.push(Value {
-                bytes,
-                kind,
-                producer: None,
-                view_of: None,
-                integral: false,
-            });
+            p.values.push(Value::new(bytes, kind, None));
         }
         for o in 0..2 + r.below(8) {
             let ins: Vec<usize> = (0..r.below(4)).map(|_| r.below(p.values.len())).collect();
             let outs: Vec<usize> = (0..1 + r.below(2))
                 .map(|_| {
-                    p.values.push(Value {
-                        bytes: r.below(9) as u64,
-                        kind: Kind::Activation,
-                        producer: Some(o),
-                        view_of: None,
-                        integral: false,
-                    });
+                    let bytes = r.below(9) as u64;
+                    p.values
+                        .push(Value::new(bytes, ValueKind::Activation, Some(o)));
                     p.values.len() - 1
                 })
                 .collect();
+            let cost = r.below(5) as f64;
             p.ops.push(Op {
-                name: format!("op{o}"),
-                kind: "Op".into(),
-                ins,
-                outs,
-                phase: Phase::Forward,
-                cost: r.below(5) as f64,
                 flops: 1,
                 bytes: 1,
-                temp_bytes: 0,
-                in_place_operands: Vec::new(),
-                recomputable: true,
-                ordered: false,
+                ..Op::new(format!("op{o}"), ins, outs, OpPhase::Forward, cost)
             });
         }
         for _ in 0..r.below(3) {
@@ -374,34 +356,21 @@ mod tests {
     }
 
     fn value(bytes: u64, producer: Option<usize>, view_of: Option<usize>) -> Value {
-        let kind = if producer.is_some() {
-            Kind::Activation
-        } else {
-            Kind::Static
+        let kind = match producer {
+            Some(_) => ValueKind::Activation,
+            None => ValueKind::Static,
         };
         Value {
-            bytes,
-            kind,
-            producer,
             view_of,
-            integral: false,
+            ..Value::new(bytes, kind, producer)
         }
     }
 
     fn op(name: &str, ins: &[usize], outs: &[usize], temp_bytes: u64) -> Op {
         Op {
-            name: name.into(),
-            kind: String::new(),
-            ins: ins.into(),
-            outs: outs.into(),
-            phase: Phase::Forward,
-            cost: 1.0,
-            flops: 1,
-            bytes: 1,
             temp_bytes,
-            in_place_operands: Vec::new(),
             recomputable: name != "rng",
-            ordered: false,
+            ..Op::new(name, ins, outs, OpPhase::Forward, 1.0)
         }
     }
 
@@ -435,7 +404,7 @@ mod tests {
                 .peak_above_static_bytes,
             25
         );
-        // With the view made again the first storage is gone when `b` takes its temporaries.
+        // With the view recomputed the first storage is gone when `b` takes its temporaries.
         assert_eq!(
             evaluate(&p, &[0, 1, 2, 0, 1, 3])
                 .unwrap()

@@ -2,7 +2,7 @@
 //! on.
 
 use super::Random;
-use crate::plan::{Kind, Op, Phase, Problem, Value};
+use crate::plan::problem::{Op, OpPhase, Problem, Value, ValueKind};
 
 /// What a random problem looks like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub fn random_dag(r: &mut Random, ops: usize, shape: Shape) -> Problem {
     let largest = [3, 10, 40][r.below(3)];
     let start = r.below(4);
     for _ in 0..start {
-        let kind = [Kind::Static, Kind::Placeholder][r.below(2)];
+        let kind = [ValueKind::Static, ValueKind::Placeholder][r.below(2)];
         value(r, &mut p, kind, None, largest);
     }
     let forward = match shape {
@@ -52,18 +52,19 @@ pub fn random_dag(r: &mut Random, ops: usize, shape: Shape) -> Problem {
             ins.push(known - 1 - r.below(reach));
         }
         let outs: Vec<usize> = (0..[1, 1, 1, 2, 3][r.below(5)])
-            .map(|_| value(r, &mut p, Kind::Activation, Some(o), largest))
+            .map(|_| value(r, &mut p, ValueKind::Activation, Some(o), largest))
             .collect();
         // Every third op could write over what it reads.
         let mut over = Vec::new();
         for v in &ins {
-            if r.below(3) == 0 && p.values[*v].kind != Kind::Static {
+            if r.below(3) == 0 && p.values[*v].kind != ValueKind::Static {
                 p.values[outs[0]].bytes = p.values[*v].bytes;
                 over = vec![*v];
             }
         }
         let alike = |v: &&usize| {
-            p.values[**v].bytes == p.values[outs[0]].bytes && p.values[**v].kind != Kind::Static
+            p.values[**v].bytes == p.values[outs[0]].bytes
+                && p.values[**v].kind != ValueKind::Static
         };
         if !over.is_empty() && r.below(2) == 0 {
             over = ins.iter().filter(alike).copied().collect();
@@ -71,27 +72,21 @@ pub fn random_dag(r: &mut Random, ops: usize, shape: Shape) -> Problem {
         if !backward {
             stack.push(outs[r.below(outs.len())]);
         }
+        let phase = match backward {
+            true => OpPhase::Backward,
+            false => OpPhase::Forward,
+        };
+        let cost = [0.0, 1.0, 2.5, 7.0][r.below(4)] + r.below(3) as f64;
         p.ops.push(Op {
-            name: format!("op{o}"),
-            kind: String::new(),
-            ins,
-            outs,
             in_place_operands: over,
-            phase: if backward {
-                Phase::Backward
-            } else {
-                Phase::Forward
-            },
-            cost: [0.0, 1.0, 2.5, 7.0][r.below(4)] + r.below(3) as f64,
             flops: r.below(50) as u64,
             bytes: r.below(50) as u64,
-            temp_bytes: if extras && r.below(3) == 0 {
-                r.below(largest) as u64
-            } else {
-                0
+            temp_bytes: match extras && r.below(3) == 0 {
+                true => r.below(largest) as u64,
+                false => 0,
             },
             recomputable: !(extras && r.below(5) == 0),
-            ordered: false,
+            ..Op::new(format!("op{o}"), ins, outs, phase, cost)
         });
     }
     if !p.values.is_empty() && r.below(8) > 0 {
@@ -110,16 +105,11 @@ pub fn random_dag(r: &mut Random, ops: usize, shape: Shape) -> Problem {
 fn value(
     r: &mut Random,
     p: &mut Problem,
-    kind: Kind,
+    kind: ValueKind,
     producer: Option<usize>,
     largest: usize,
 ) -> usize {
-    p.values.push(Value {
-        bytes: r.below(largest + 1) as u64,
-        kind,
-        producer,
-        view_of: None,
-        integral: false,
-    });
+    p.values
+        .push(Value::new(r.below(largest + 1) as u64, kind, producer));
     p.values.len() - 1
 }

@@ -1,8 +1,8 @@
-//! Applies a plan: repeats in its schedule become copies (`again`), readers read the most recent computation, and the
+//! Applies a plan: repeats in its schedule become copies (`recompute_of`), readers read the most recent computation, and the
 //! order of the graph becomes the schedule.
 //!
 //! In: `Training`. Out: `Rewritten`. Nothing but `order`, operands and metadata changes; every original stays, so the
-//! plan can be taken back by [`strip_again`]. Results that wait outside the device's memory leave it right after their op
+//! plan can be taken back by [`strip_again`]. Offloaded results leave the device right after their op
 //! (`Offload`), are held until they are outside (`Release`) and come back where the schedule says (`Fetch`). The memory of the result is what the plan's score says, byte for byte,
 //! because `evaluate` and the memory analysis follow the same rules.
 //!
@@ -14,10 +14,10 @@ use crate::error::{Error, Result};
 use crate::ir::edit::NewNode;
 use crate::ir::{Attr, Attrs, Graph, Node, NodeId, OpDef, Phase, Role, SecondaryMap, ValueId};
 use crate::ops::transfer;
-use crate::plan::offload::To;
-use crate::plan::problem::Correspondence;
-use crate::plan::transfer_lowering::{Stage, Staged};
-use crate::plan::{Plan, Problem};
+use crate::plan::input::PlanInput;
+use crate::plan::plan::{OffloadTarget, Plan};
+use crate::plan::schedule::evaluate;
+use crate::plan::transfer_lowering::{ExpandedOp, ExpandedProblem};
 use std::collections::BTreeMap;
 
 /// The metadata keys this pass owns.
@@ -31,27 +31,25 @@ pub const META_KEYS: [&str; 7] = [
     "ckpt.place",
 ];
 
-/// Rewrites `graph`, from which `problem` and `map` were made, as `plan` says. Returns the number of copies.
+/// Rewrites `graph` as `plan` says. `input` was made from the graph, and `nodes` gives the node of each op. Returns the number
+/// of copies.
 ///
 /// # Errors
 /// A plan that does not fit the problem: an op that never runs, a result read before it is computed.
-pub fn remat(
-    graph: &mut Graph,
-    problem: &Problem,
-    map: &Correspondence,
-    plan: &Plan,
-    block_of: &[Option<usize>],
-) -> Result<usize> {
-    let staged = match plan.offloaded[..] {
+pub fn remat(graph: &mut Graph, input: &PlanInput, nodes: &[NodeId], plan: &Plan) -> Result<usize> {
+    let problem = &input.problem;
+    let expanded = match plan.offloaded[..] {
         [] => None,
-        _ => Some(Staged::new(problem, &plan.offloaded)?),
+        _ => Some(ExpandedProblem::new(problem, &plan.offloaded)?),
     };
-    let stage_of = |op: usize| staged.as_ref().map_or(Stage::Run(op), |s| s.stages[op]);
-    crate::plan::evaluate(
-        staged.as_ref().map_or(problem, |s| &s.problem),
-        &plan.schedule,
-    )?;
-    if map.nodes.len() != graph.order().len() || map.nodes != graph.order() {
+    let expanded_op = |op: usize| {
+        expanded
+            .as_ref()
+            .map_or(ExpandedOp::Run(op), |s| s.expanded_ops[op])
+    };
+    let expanded = expanded.as_ref().map_or(problem, |s| &s.problem);
+    evaluate(expanded, &plan.schedule)?;
+    if nodes != graph.order() {
         return Err(Error::bug(
             "remat",
             "the graph changed since its problem was made",
@@ -72,12 +70,12 @@ pub fn remat(
     let mut transfers = Transfers::default();
     let mut order = Vec::with_capacity(plan.schedule.len());
     for (step, op) in plan.schedule.iter().enumerate() {
-        let op = match stage_of(*op) {
-            Stage::Run(op) => op,
-            stage @ (Stage::Move(op) | Stage::Release(op)) => {
-                let original = map.nodes[op];
+        let op = match expanded_op(*op) {
+            ExpandedOp::Run(op) => op,
+            stage @ (ExpandedOp::Transfer(op) | ExpandedOp::Release(op)) => {
+                let original = nodes[op];
                 match stage {
-                    Stage::Release(_) => transfers.release(graph, original, &mut order),
+                    ExpandedOp::Release(_) => transfers.release(graph, original, &mut order),
                     _ => {
                         transfers.apply(graph, original, plan.offload_to, &mut current, &mut order)
                     }
@@ -85,7 +83,7 @@ pub fn remat(
                 continue;
             }
         };
-        let original = map.nodes[op];
+        let original = nodes[op];
         let ins: Vec<Option<ValueId>> = graph
             .node(original)
             .ins
@@ -107,7 +105,7 @@ pub fn remat(
         }
         order.push(copy);
     }
-    let copies = order.len() - map.nodes.len() - transfers.made;
+    let copies = order.len() - nodes.len() - transfers.made;
     graph.set_order(order);
     let outputs: Vec<ValueId> = graph.outputs().to_vec();
     let latest_outputs: Vec<ValueId> = outputs.iter().map(|v| latest(&current, *v)).collect();
@@ -117,12 +115,12 @@ pub fn remat(
         }
     }
     graph.set_outputs(latest_outputs);
-    annotate(graph, problem, map, plan, block_of);
+    annotate(graph, input, nodes, plan);
     graph.phase = Phase::Rewritten;
     Ok(copies)
 }
 
-/// What has been moved out so far.
+/// The offloaded values so far.
 #[derive(Default)]
 struct Transfers {
     /// The value outside, by the result that it is of.
@@ -131,22 +129,22 @@ struct Transfers {
 }
 
 impl Transfers {
-    /// Moves the results of `original` out, or back in if they are out.
+    /// Offloads the results of `original`, or fetches them if they are offloaded.
     fn apply(
         &mut self,
         graph: &mut Graph,
         original: NodeId,
-        to: To,
+        to: OffloadTarget,
         current: &mut SecondaryMap<ValueId, Option<ValueId>>,
         order: &mut Vec<NodeId>,
     ) {
         for value in graph.node(original).outs.clone() {
-            let place = format!("{}/{to}", graph.value(value).name, to = to.word());
+            let place = format!("{}/{to}", graph.value(value).name, to = target_word(to));
             let there = format!("{}/fetch", graph.value(value).name);
             let id = match self.outside.get(&value) {
                 None => {
                     let mut attrs = Attrs::new();
-                    attrs.set(transfer::TO, Attr::Str(to.word().into()));
+                    attrs.set(transfer::TO, Attr::Str(target_word(to).into()));
                     let from = vec![Some(value)];
                     let id = emit(graph, &transfer::OFFLOAD, original, attrs, (from, &place));
                     self.outside.insert(value, graph.node(id).outs[0]);
@@ -171,7 +169,7 @@ impl Transfers {
         }
     }
 
-    /// Lets the results of `original` go once they are outside.
+    /// Frees the results of `original` on the device once they have left it.
     fn release(&mut self, graph: &mut Graph, original: NodeId, order: &mut Vec<NodeId>) {
         for value in graph.node(original).outs.clone() {
             let Some(outside) = self.outside.get(&value).copied() else {
@@ -193,7 +191,14 @@ impl Transfers {
     }
 }
 
-/// A node for the result of another, named after that and its op.
+fn target_word(target: OffloadTarget) -> &'static str {
+    match target {
+        OffloadTarget::Host => transfer::TO_HOST,
+        OffloadTarget::Disk => transfer::TO_DISK,
+    }
+}
+
+/// Adds a transfer node for the result of `of`, named after both.
 fn emit(
     graph: &mut Graph,
     op: &'static OpDef,
@@ -226,15 +231,10 @@ fn swap_names(graph: &mut Graph, from: ValueId, to: ValueId) {
     graph.rename_value(from, &b);
 }
 
-fn annotate(
-    graph: &mut Graph,
-    problem: &Problem,
-    map: &Correspondence,
-    plan: &Plan,
-    block_of: &[Option<usize>],
-) {
+fn annotate(graph: &mut Graph, input: &PlanInput, nodes: &[NodeId], plan: &Plan) {
+    let problem = &input.problem;
     let mut op_of: SecondaryMap<NodeId, usize> = SecondaryMap::new(graph.node_bound(), usize::MAX);
-    for (op, node) in map.nodes.iter().enumerate() {
+    for (op, node) in nodes.iter().enumerate() {
         op_of[*node] = op;
     }
     let mut reason_of: Vec<Option<String>> = vec![None; problem.ops.len()];
@@ -279,7 +279,10 @@ fn annotate(
         let entries = [
             ("ckpt.of", of),
             ("ckpt.segment", segment.map(|s| s.to_string())),
-            ("ckpt.block", block_of[op].map(|b| b.to_string())),
+            (
+                "ckpt.block",
+                input.annotations.layer_of[op].map(|l| l.to_string()),
+            ),
             ("ckpt.reason", reason_of[op].clone()),
             ("ckpt.place", place),
         ];
@@ -291,7 +294,7 @@ fn annotate(
     }
 }
 
-/// What `ckpt.role` says of a node.
+/// Returns what `ckpt.role` says of a node.
 pub fn role_word(node: &Node) -> &'static str {
     match (node.recompute_of, node.role) {
         _ if node.op == &transfer::OFFLOAD => "offload",
@@ -305,8 +308,8 @@ pub fn role_word(node: &Node) -> &'static str {
     }
 }
 
-/// Takes a plan back: readers of copies and of what was fetched read the originals, copies and transfers go. Returns how
-/// many copies went.
+/// Removes a plan: readers of copies and of fetched values read the originals, and copies and transfers are removed. Returns
+/// the number of copies.
 ///
 /// The order that remains is the one that was planned, so planning the result again starts where the first plan did.
 pub fn strip_again(graph: &mut Graph) -> usize {
@@ -349,7 +352,7 @@ pub fn strip_again(graph: &mut Graph) -> usize {
     copies
 }
 
-/// The order that `ckpt.place` tells, if every node has one and results are computed before they are read.
+/// Returns the order that `ckpt.place` tells, if every node has one and results are computed before they are read.
 fn places(graph: &Graph) -> Option<Vec<NodeId>> {
     let place = |id: &NodeId| {
         let text = graph.node(*id).meta.get("ckpt.place")?;
@@ -375,17 +378,24 @@ mod tests {
     use super::*;
     use crate::analysis::{Binding, Device, MemoryProfile, Sizes};
     use crate::ir::verify::verify;
-    use crate::plan::offload::{By, Offloading, What};
     use crate::plan::{
-        Budget, BudgetGoal, Constraints, Effort, OpAnnotations, PlanContext, Policy,
+        Budget, Effort, Offload, OffloadSet, OpAnnotations, PlanRequest, Policy, Problem,
+        ValueKind, plan, saved_set,
     };
-    use crate::plan::{problem::Kind, saved_set};
+    use crate::planning::GraphProblem;
     use crate::testing::{Random, random_graph};
 
     fn measure(g: &Graph) -> (Sizes, MemoryProfile) {
         let sizes = Sizes::new(g, &Binding::new(g, &[]).unwrap()).unwrap();
         let memory = MemoryProfile::new(g, &sizes).unwrap();
         (sizes, memory)
+    }
+
+    fn planning_input(g: &Graph) -> (PlanInput, Vec<NodeId>) {
+        let (sizes, memory) = measure(g);
+        let made = GraphProblem::new(g, &sizes, &memory, &Device::default()).unwrap();
+        let annotations = OpAnnotations::unknown(made.problem.ops.len());
+        (PlanInput::new(made.problem, annotations), made.nodes)
     }
 
     /// Random valid schedules: some ops of either part run again somewhere after their first run.
@@ -408,8 +418,9 @@ mod tests {
         for n in 0..400 {
             let mut g = random_graph(&mut r, 3 + n % 25);
             g.phase = Phase::Training;
-            let (sizes, memory) = measure(&g);
-            let (p, map) = Problem::of_graph(&g, &sizes, &memory, &Device::default()).unwrap();
+            let (_, memory) = measure(&g);
+            let (input, nodes) = planning_input(&g);
+            let p = &input.problem;
             let names = |g: &Graph| {
                 g.outputs()
                     .iter()
@@ -419,14 +430,14 @@ mod tests {
             let (before, order) = (names(&g), g.order().to_vec());
             let schedule = if n % 2 == 0 {
                 let keep: Vec<bool> = p.values.iter().map(|_| r.below(3) == 0).collect();
-                saved_set::schedule(&p, &keep)
+                saved_set::schedule(p, &keep)
             } else {
-                anything(&p, &mut r)
+                anything(p, &mut r)
             };
             let none = vec![None; p.ops.len()];
-            let plan = Plan::new("test", &p, schedule, &none, &Vec::new()).unwrap();
+            let plan = Plan::new("test", p, schedule, &none, &Vec::new()).unwrap();
             let outputs = g.outputs().to_vec();
-            let copies = remat(&mut g, &p, &map, &plan, &none).unwrap();
+            let copies = remat(&mut g, &input, &nodes, &plan).unwrap();
             verify(&g).unwrap();
             assert_eq!(copies, plan.schedule.len() - p.ops.len());
             assert_eq!(names(&g), before);
@@ -447,7 +458,7 @@ mod tests {
             verify(&g).unwrap();
             assert_eq!((names(&g), g.order()), (before, order.as_slice()));
             assert_eq!(measure(&g).1.peak_bytes, memory.peak_bytes);
-            assert!(p.values.iter().any(|v| v.kind == Kind::Activation));
+            assert!(p.values.iter().any(|v| v.kind == ValueKind::Activation));
         }
         assert!(nested > 50 && renamed > 20, "{nested} {renamed}");
     }
@@ -460,28 +471,31 @@ mod tests {
         for n in 0..60 {
             let mut g = random_graph(&mut r, 3 + n % 25);
             g.phase = Phase::Training;
-            let (sizes, memory) = measure(&g);
-            let (p, map) = Problem::of_graph(&g, &sizes, &memory, &Device::default()).unwrap();
-            let structure = OpAnnotations::unknown(p.ops.len());
-            let choices = Constraints::none(&structure);
-            let setting = PlanContext::plain(&p, &structure, &choices);
-            let offloading = Offloading {
-                what: if n % 3 == 0 { What::Auto } else { What::All },
-                min_bytes: r.below(6) as u64,
-                ..Offloading::default()
+            let (_, memory) = measure(&g);
+            let (input, nodes) = planning_input(&g);
+            let p = &input.problem;
+            let set = match n % 3 {
+                0 => OffloadSet::Auto,
+                _ => OffloadSet::All,
             };
-            let budgeted = BudgetGoal {
-                budget: Budget::Percent(60.0 + 10.0 * r.below(4) as f64),
+            let min_bytes = r.below(6) as u64;
+            let budget = Budget::Percent(60.0 + 10.0 * r.below(4) as f64);
+            let request = PlanRequest {
                 effort: Effort::First,
-                ..BudgetGoal::default()
+                offload: Offload {
+                    set,
+                    min_bytes,
+                    ..Offload::default()
+                },
+                ..match n % 3 {
+                    1 => Policy::NONE.into(),
+                    _ => budget.into(),
+                }
             };
-            let by = match n % 3 {
-                1 => By::Policy(Policy::None),
-                _ => By::Budget(&budgeted),
-            };
-            let Ok(plan) = offloading.plan(&setting, by) else {
+            let Ok(outcome) = plan(&input, &request) else {
                 continue;
             };
+            let plan = outcome.plan;
             assert_eq!(plan.before.peak_bytes, memory.peak_bytes);
             if let Some(certificate) = &plan.certificate {
                 assert!(plan.after.peak_bytes <= certificate.budget_bytes);
@@ -492,7 +506,7 @@ mod tests {
             moved += plan.offloaded.len();
             let (outputs, order) = (g.outputs().to_vec(), g.order().to_vec());
             let none = vec![None; p.ops.len()];
-            let copies = remat(&mut g, &p, &map, &plan, &none).unwrap();
+            let copies = remat(&mut g, &input, &nodes, &plan).unwrap();
             verify(&g).unwrap();
             let (_, after) = measure(&g);
             assert_eq!(after.peak_bytes, plan.after.peak_bytes, "graph {n}");
@@ -506,7 +520,7 @@ mod tests {
             fetched_often += (back > out) as usize;
             let text = serde_json::to_string(&plan).unwrap();
             let read: Plan = serde_json::from_str(&text).unwrap();
-            let replayed = read.replay(&p, &none).unwrap();
+            let replayed = read.replay(p, &none).unwrap();
             assert_eq!(
                 (&replayed.after, &replayed.schedule),
                 (&plan.after, &plan.schedule)

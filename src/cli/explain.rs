@@ -4,11 +4,11 @@ use super::options::plan::ExplainArgs;
 use super::progress;
 use ckpt_opt::frontend::load;
 use ckpt_opt::planning::read;
-use ckpt_opt::planning::task::{Goal, Planned, Task};
+use ckpt_opt::planning::step::TrainingStep;
 use ckpt_opt::report::account::Account;
 use ckpt_opt::report::explain::{Explanation, decisions};
 use ckpt_opt::report::written;
-use ckpt_passes::plan::Plan;
+use ckpt_passes::plan::{Plan, PlanOutcome};
 use ckpt_passes::transform::infer::infer;
 use ckpt_passes::transform::joint::joint;
 use ckpt_passes::{Error, Result};
@@ -23,15 +23,15 @@ pub fn run(args: &ExplainArgs) -> Result<()> {
         }
         return args.console.print(&plan, &[], || decisions(&plan));
     }
-    let (task, planned) = {
+    let (step, outcome) = {
         let _progress = progress::step("planning");
         planned(args)?
     };
-    let account = Account::new(&task, &planned)?;
+    let account = Account::new(&step, &outcome)?;
     args.views.write(&args.source, &account)?;
     let explanation = Explanation::new(&account, args.name.as_deref())?;
     args.console
-        .print(&explanation, &task.warnings, || explanation.human())
+        .print(&explanation, &step.warnings, || explanation.human())
 }
 
 /// Returns the source as a stored plan, if it is one.
@@ -57,25 +57,25 @@ fn stored(args: &ExplainArgs) -> Result<Option<Plan>> {
     Ok(Some(plan))
 }
 
-fn planned(args: &ExplainArgs) -> Result<(Task, Planned)> {
+fn planned(args: &ExplainArgs) -> Result<(TrainingStep, PlanOutcome)> {
     let mut request = args.step.request();
     args.goal.apply(&mut request)?;
     let given = args.step.training.source.given()?;
-    let task = if read::is_cost_graph(&args.source) {
-        Task::read(&args.source, &given, &request)?
+    let step = if read::is_cost_graph(&args.source) {
+        TrainingStep::read(&args.source, &given, &request)?
     } else {
         let mut model = load(&args.source, &given)?;
         if !args.goal.is_given() && written::is_planned(&model.graph) {
             infer(&mut model.graph)?;
             joint(&mut model.graph)?;
-            let (mut task, planned) = written::read(&model.graph, &request)?;
-            task.warnings.splice(0..0, model.warnings);
-            return Ok((task, planned));
+            let (mut step, outcome) = written::read(&model.graph, &request)?;
+            step.warnings.splice(0..0, model.warnings);
+            return Ok((step, outcome));
         }
-        let mut task = Task::of_graph(&mut model.graph, &request)?;
-        task.warnings.splice(0..0, model.warnings);
-        task
+        let mut step = TrainingStep::of_graph(&mut model.graph, &request)?;
+        step.warnings.splice(0..0, model.warnings);
+        step
     };
-    let planned = task.plan(Goal::of(&request))?;
-    Ok((task, planned))
+    let outcome = step.plan(&request)?;
+    Ok((step, outcome))
 }

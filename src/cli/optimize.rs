@@ -45,11 +45,11 @@ pub fn run(args: &OptimizeArgs) -> Result<()> {
         let _progress = progress::step("writing");
         warnings.extend(write(&model.graph, &args.model, output, args.link_weights)?);
     }
-    if let Some((task, planned)) = &outcome.planned {
+    if let Some((step, planned)) = &outcome.planned {
         if let Some(path) = &args.plan_out {
             write_json(path, &planned.plan)?;
         }
-        args.views.write_plan(&args.model, task, planned)?;
+        args.views.write_plan(&args.model, step, planned)?;
     }
     match outcome.summary {
         Some(mut summary) => {

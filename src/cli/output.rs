@@ -2,9 +2,10 @@
 
 use super::progress;
 use ckpt_opt::emit::file::write_whole;
-use ckpt_opt::planning::task::{Planned, Task};
+use ckpt_opt::planning::step::TrainingStep;
 use ckpt_opt::report::account::Account;
 use ckpt_opt::report::files::{self, Target};
+use ckpt_passes::plan::PlanOutcome;
 use ckpt_passes::{Error, Result};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
@@ -136,10 +137,15 @@ impl Views {
     ///
     /// # Errors
     /// As for [`Views::write`]; a plan that does not fit its task.
-    pub fn write_plan(&self, source: &Path, task: &Task, planned: &Planned) -> Result<()> {
+    pub fn write_plan(
+        &self,
+        source: &Path,
+        step: &TrainingStep,
+        outcome: &PlanOutcome,
+    ) -> Result<()> {
         match self.files.is_empty() {
             true => Ok(()),
-            false => self.write(source, &Account::new(task, planned)?),
+            false => self.write(source, &Account::new(step, outcome)?),
         }
     }
 }

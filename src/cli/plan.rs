@@ -6,17 +6,17 @@ use super::progress;
 use ckpt_opt::emit::file::write_whole;
 use ckpt_opt::frontend::given::Given;
 use ckpt_opt::frontend::load;
-use ckpt_opt::planning::maximize::{self, PolicyOverride};
+use ckpt_opt::planning::maximize::{self, maximize};
 use ckpt_opt::planning::read;
 use ckpt_opt::planning::report::{Report, compare, left_out};
-use ckpt_opt::planning::task::{Goal, Task};
+use ckpt_opt::planning::step::TrainingStep;
 use ckpt_opt::report::ablation::ablation;
 use ckpt_opt::report::difference::Difference;
 use ckpt_opt::report::frontier::Frontier;
 use ckpt_opt::report::svg::svg;
 use ckpt_opt::report::written;
 use ckpt_passes::compile::Request;
-use ckpt_passes::plan::Plan;
+use ckpt_passes::plan::{Budget, Goal, Plan};
 use ckpt_passes::transform::infer::infer;
 use ckpt_passes::transform::joint::joint;
 use ckpt_passes::{Error, Result};
@@ -24,38 +24,38 @@ use ckpt_passes::{Error, Result};
 pub fn run(args: &PlanArgs) -> Result<()> {
     let mut request = args.step.request();
     args.goal.apply(&mut request)?;
-    let (task, planned, maximized) = match &args.maximize {
+    let (step, outcome, maximized) = match &args.maximize {
         Some(dim) => {
             if read::is_cost_graph(&args.source) {
                 return Err(Error::usage("maximize", "a cost graph has no named sizes"));
             }
             let _progress = progress::step("looking for the largest size");
             let model = load(&args.source, &args.step.training.source.given()?)?;
-            let wish = PolicyOverride {
+            let goal = maximize::Goal {
                 dim,
-                budgeted: args.goal.budget_goal(),
                 max_overhead_pct: args.max_overhead,
             };
-            let (task, planned, found) = maximize::maximize(&model.graph, &request, &wish)?;
-            (task, planned, Some(found))
+            let (step, outcome, found) = maximize(&model.graph, &request, &goal)?;
+            (step, outcome, Some(found))
         }
         None => {
             let _progress = progress::step("planning");
-            let task = Task::read(&args.source, &args.step.training.source.given()?, &request)?;
-            let planned = task.plan(Goal::of(&request))?;
-            (task, planned, None)
+            let given = args.step.training.source.given()?;
+            let step = TrainingStep::read(&args.source, &given, &request)?;
+            let outcome = step.plan(&request)?;
+            (step, outcome, None)
         }
     };
-    let mut report = Report::new(&task, &planned, args.goal.search.objective);
+    let mut report = Report::new(&step, &outcome, args.goal.search.objective);
     report.maximized = maximized;
     if args.compare {
-        report.compare = Some(compare(&task, &args.goal.budget_goal())?);
-        report.compare_left_out = left_out(&task);
+        report.compare = Some(compare(&step, &request.plan)?);
+        report.compare_left_out = left_out(&step);
     }
     if let Some(path) = &args.plan_out {
-        write_json(path, &planned.plan)?;
+        write_json(path, &outcome.plan)?;
     }
-    args.views.write_plan(&args.source, &task, &planned)?;
+    args.views.write_plan(&args.source, &step, &outcome)?;
     let has_written = args.plan_out.is_some() || !args.views.files.is_empty();
     if args.console.quiet && has_written && !args.console.is_json() {
         return Ok(());
@@ -69,10 +69,11 @@ pub fn frontier(args: &FrontierArgs) -> Result<()> {
     args.prices.apply(&mut request)?;
     let frontier = {
         let _progress = progress::step("planning");
-        let task = Task::read(&args.source, &args.step.training.source.given()?, &request)?;
-        let goal = args.search.budget_goal(None);
+        let given = args.step.training.source.given()?;
+        let step = TrainingStep::read(&args.source, &given, &request)?;
+        let goal = args.search.request(Goal::Budget(Budget::Auto));
         let points = args.points as usize;
-        let mut frontier = Frontier::new(&task, &goal, &args.budgets, points)?;
+        let mut frontier = Frontier::new(&step, &goal, &args.budgets, points)?;
         if args.ablation {
             if read::is_cost_graph(&args.source) {
                 return Err(Error::usage(

@@ -67,9 +67,7 @@ pub fn profile(path: &Path, given: &Given, request: &Request) -> Result<Measured
         ready(graph, path)?;
     } else {
         let unplanned = compile::Request {
-            policy: Policy::None,
-            budget: None,
-            stored: None,
+            plan: Policy::NONE.into(),
             times: None,
             ..request.step.clone()
         };

@@ -6,7 +6,9 @@
 use ckpt_passes::analysis::gradients;
 use ckpt_passes::analysis::params::{Selection, parameters};
 use ckpt_passes::ir::{Def, Graph, ValueId};
-use ckpt_passes::plan::{Kind, PlanInput, Problem, budgeted};
+use ckpt_passes::plan::infeasible::tensor_name;
+use ckpt_passes::plan::{Problem, ValueKind};
+use ckpt_passes::planning::BoundGraph;
 
 /// The role of a value in the training step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,18 +64,18 @@ pub struct Labels {
 
 impl Labels {
     /// Returns the labels of a planning problem and its graph.
-    pub fn of_graph(graph: &Graph, subject: &PlanInput) -> Labels {
-        let problem = &subject.problem;
-        let index = |v: &ValueId| subject.map.index_of[*v].map(|i| i as usize);
+    pub fn of_graph(graph: &Graph, bound: &BoundGraph) -> Labels {
+        let problem = &bound.input.problem;
+        let index = |v: &ValueId| bound.index(*v);
         let mut labels = Labels {
             graph: graph.name.clone(),
             ..Labels::default()
         };
         let mut roles = vec![Role::Inner; problem.values.len()];
-        for (i, id) in subject.map.values.iter().enumerate() {
+        for (i, id) in bound.values.iter().enumerate() {
             let value = graph.value(*id);
             labels.names.push(value.name.clone());
-            let size = subject.sizes.of(*id);
+            let size = bound.sizes.of(*id);
             labels
                 .types
                 .push(format!("{}{:?}", size.dtype.name(), size.dims));
@@ -111,7 +113,7 @@ impl Labels {
             class: b.class.clone(),
             run: b.repeat,
         };
-        labels.layers = subject.blocks.list.iter().map(layer).collect();
+        labels.layers = bound.layers.list.iter().map(layer).collect();
         let module = |n: &ckpt_passes::ir::NodeId| {
             let scopes = graph.node(*n).loc.scopes.iter().rev();
             scopes
@@ -119,7 +121,7 @@ impl Labels {
                 .find(|p| !p.is_empty())
                 .cloned()
         };
-        labels.modules = subject.map.nodes.iter().map(module).collect();
+        labels.modules = bound.nodes.iter().map(module).collect();
         labels
     }
 
@@ -129,9 +131,9 @@ impl Labels {
             .values
             .iter()
             .map(|v| match v.kind {
-                Kind::Static => Role::Parameter,
-                Kind::Placeholder => Role::Input,
-                Kind::Activation => Role::Inner,
+                ValueKind::Static => Role::Parameter,
+                ValueKind::Placeholder => Role::Input,
+                ValueKind::Activation => Role::Inner,
             })
             .collect();
         let roots = problem.roots();
@@ -142,7 +144,7 @@ impl Labels {
         }
         Labels {
             names: (0..problem.values.len())
-                .map(|v| budgeted::tensor_name(problem, v))
+                .map(|v| tensor_name(problem, v))
                 .collect(),
             types: vec![String::new(); problem.values.len()],
             roles,

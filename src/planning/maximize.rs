@@ -7,10 +7,10 @@
 //! that works is the largest. Where the bound leaves more than [`EXHAUSTIVE`] sizes, bisection comes first and only that
 //! many sizes above its answer are tried; the result says which it was.
 
-use crate::planning::task::{Goal, Planned, Task};
+use super::step::TrainingStep;
 use ckpt_passes::compile::Request;
 use ckpt_passes::ir::Graph;
-use ckpt_passes::plan::{Budget, BudgetGoal, Kind as Lives, budgeted};
+use ckpt_passes::plan::{Budget, PlanOutcome, PlanRequest, Policy, ValueKind, plan};
 use ckpt_passes::{Error, Kind, Result};
 use serde::Serialize;
 
@@ -20,15 +20,14 @@ pub const EXHAUSTIVE: i64 = 256;
 /// Larger sizes are not looked for.
 const MAX_SIZE: i64 = 1 << 31;
 
-/// What is wanted.
-pub struct PolicyOverride<'a> {
+/// The size to maximize. The budget is the request's.
+pub struct Goal<'a> {
     pub dim: &'a str,
-    pub budgeted: BudgetGoal,
     /// By the objective, in percent.
     pub max_overhead_pct: Option<f64>,
 }
 
-/// The answer.
+/// The largest size, and how far that is proven.
 #[derive(Clone, Debug, Serialize)]
 pub struct Maximized {
     pub dim: String,
@@ -57,21 +56,21 @@ impl Maximized {
     }
 }
 
-/// Finds the largest size of a dim at which `graph` has a plan, and that plan. `request` binds the other dims; what it
-/// binds the wanted one to is not used.
+/// Finds the largest size of a dim at which `graph` has a plan within the budget of `request`, and that plan. `request` binds
+/// the other dims; its number for the wanted one is not used.
 ///
 /// # Errors
 /// `error[budget]` where not even size 1 fits; a dim that the model does not have; what any pass refuses.
 pub fn maximize(
     graph: &Graph,
     request: &Request,
-    wish: &PolicyOverride,
-) -> Result<(Task, Planned, Maximized)> {
-    let device = &request.device;
-    let is_absolute = match wish.budgeted.budget {
+    goal: &Goal,
+) -> Result<(TrainingStep, PlanOutcome, Maximized)> {
+    let budget = request.plan.budget().unwrap_or(Budget::Auto);
+    let is_absolute = match budget {
         Budget::Bytes(_) => true,
         Budget::Percent(_) => false,
-        Budget::Auto => device.usable_bytes().is_some(),
+        Budget::Auto => request.device.usable_bytes().is_some(),
     };
     if !is_absolute {
         return Err(Error::usage(
@@ -82,29 +81,33 @@ pub fn maximize(
     }
     let mut training = graph.clone();
     let mut at_one = Request {
-        // A number of parts that is best at size 1 says nothing about others: the rule decides it.
-        budget: None,
+        // A chunk count that is best at size 1 says nothing about others: the rule decides it.
+        plan: PlanRequest {
+            offload: request.plan.offload,
+            ..Policy::NONE.into()
+        },
         ..request.clone()
     };
-    at_one.dims.retain(|(name, _)| name != wish.dim);
-    at_one.dims.push((wish.dim.into(), 1));
-    let least = Task::of_graph(&mut training, &at_one)?;
+    at_one.dims.retain(|(name, _)| name != goal.dim);
+    at_one.dims.push((goal.dim.into(), 1));
+    let least = TrainingStep::of_graph(&mut training, &at_one)?;
     let search = Search {
         training: &training,
         request: &at_one,
-        wish,
+        plan: &request.plan.with_budget(budget),
+        goal,
     };
     let Some((impossible_from, grows)) = search.impossible_from(&least)? else {
         return Err(Error::usage(
             "maximize",
             format!(
                 "`{}` hardly changes what the model takes: {MAX_SIZE} fits too",
-                wish.dim
+                goal.dim
             ),
         ));
     };
     let mut tried = 0;
-    let mut good: Option<(i64, Task, Planned)> = None;
+    let mut good: Option<(i64, TrainingStep, PlanOutcome)> = None;
     let mut failed_at = impossible_from;
     // Bisection, until few enough sizes are left above what is known to work.
     while failed_at - good.as_ref().map_or(0, |g| g.0) > EXHAUSTIVE + 1 {
@@ -112,7 +115,7 @@ pub fn maximize(
         let middle = known + (failed_at - known) / 2;
         tried += 1;
         match search.attempt(middle)? {
-            Some((task, planned)) => good = Some((middle, task, planned)),
+            Some((step, outcome)) => good = Some((middle, step, outcome)),
             None => failed_at = middle,
         }
     }
@@ -126,110 +129,112 @@ pub fn maximize(
     };
     for size in (bottom + 1..top).rev() {
         tried += 1;
-        if let Some((task, planned)) = search.attempt(size)? {
-            good = Some((size, task, planned));
+        if let Some((step, outcome)) = search.attempt(size)? {
+            good = Some((size, step, outcome));
             break;
         }
     }
-    let Some((size, task, planned)) = good else {
+    let Some((size, step, outcome)) = good else {
         // The reason why size 1 does not work.
-        return match least.plan(Goal::Budget(wish.budgeted)) {
+        return match plan(&least.input, search.plan) {
             Ok(_) => Err(Error::budget(format!(
                 "no size of `{}` is within {} % overhead",
-                wish.dim,
-                wish.max_overhead_pct.unwrap_or(0.0)
+                goal.dim,
+                goal.max_overhead_pct.unwrap_or(0.0)
             ))),
-            Err(e) => Err(e),
+            Err(failure) => Err(failure.into()),
         };
     };
     let found = Maximized {
-        dim: wish.dim.into(),
+        dim: goal.dim.into(),
         size,
         impossible_from: Some(impossible_from),
         is_exhaustive: every && grows,
         tried,
-        max_overhead_pct: wish.max_overhead_pct,
+        max_overhead_pct: goal.max_overhead_pct,
     };
-    Ok((task, planned, found))
+    Ok((step, outcome, found))
 }
 
 struct Search<'a> {
     training: &'a Graph,
     /// Its last dim is the wanted one.
     request: &'a Request,
-    wish: &'a PolicyOverride<'a>,
+    plan: &'a PlanRequest,
+    goal: &'a Goal<'a>,
 }
 
 impl Search<'_> {
-    /// The task at that size; `None` where the model itself does not work at it.
-    fn task(&self, size: i64) -> Result<Option<Task>> {
+    /// Returns the step at that size; `None` where the model itself does not work at it.
+    fn step(&self, size: i64) -> Result<Option<TrainingStep>> {
         let mut request = self.request.clone();
         if let Some(last) = request.dims.last_mut() {
             last.1 = size;
         }
-        match Task::of_training(self.training, &request) {
-            Ok(task) => Ok(Some(task)),
+        match TrainingStep::of_training(self.training, &request) {
+            Ok(step) => Ok(Some(step)),
             Err(e) if e.kind() == Kind::Model => Ok(None),
             Err(e) => Err(e),
         }
     }
 
-    /// A plan at that size; `None` where there is none, or only with too much overhead.
-    fn attempt(&self, size: i64) -> Result<Option<(Task, Planned)>> {
-        let Some(task) = self.task(size)? else {
+    /// Returns a plan at that size; `None` where there is none, or only with too much overhead.
+    fn attempt(&self, size: i64) -> Result<Option<(TrainingStep, PlanOutcome)>> {
+        let Some(step) = self.step(size)? else {
             return Ok(None);
         };
-        if self.is_impossible(&task)? {
+        if self.is_impossible(&step)? {
             return Ok(None);
         }
-        let planned = match task.plan(Goal::Budget(self.wish.budgeted)) {
-            Ok(planned) => planned,
-            Err(e) if e.kind() == Kind::Budget => return Ok(None),
-            Err(e) => return Err(e),
+        let outcome = match plan(&step.input, self.plan) {
+            Ok(outcome) => outcome,
+            Err(failure) if failure.is_infeasible() => return Ok(None),
+            Err(failure) => return Err(failure.into()),
         };
-        let plan = &planned.plan;
-        let overhead =
-            budgeted::overhead_pct(self.wish.budgeted.objective, &plan.after, &plan.before);
+        let (before, after) = (&outcome.plan.before, &outcome.plan.after);
+        let overhead = self.plan.objective.overhead_pct(after, before);
         let fits = self
-            .wish
+            .goal
             .max_overhead_pct
             .is_none_or(|most| overhead <= most);
-        Ok(fits.then_some((task, planned)))
+        Ok(fits.then_some((step, outcome)))
     }
 
-    /// Whether what must be held at once is over the budget.
-    fn is_impossible(&self, task: &Task) -> Result<bool> {
-        let budget_bytes = self.wish.budgeted.peak_bytes(&task.setting())?;
-        Ok(held_at_once_bytes(task) > budget_bytes)
+    /// Returns whether what must be held at once is over the budget.
+    fn is_impossible(&self, step: &TrainingStep) -> Result<bool> {
+        let budget = self.plan.budget().unwrap_or(Budget::Auto);
+        let budget_bytes = step.input.peak_bytes(budget)?;
+        Ok(held_at_once_bytes(step) > budget_bytes)
     }
 
     /// The smallest size that is proven impossible, by doubling and halving, and whether every value grew on the way;
     /// `None` where there is none.
-    fn impossible_from(&self, least: &Task) -> Result<Option<(i64, bool)>> {
+    fn impossible_from(&self, least: &TrainingStep) -> Result<Option<(i64, bool)>> {
         if self.is_impossible(least)? {
             return Ok(Some((1, true)));
         }
-        let bytes =
-            |task: &Task| -> Vec<u64> { task.problem.values.iter().map(|v| v.bytes).collect() };
+        let bytes = |step: &TrainingStep| -> Vec<u64> {
+            step.input.problem.values.iter().map(|v| v.bytes).collect()
+        };
         let (mut before, mut grows) = (bytes(least), true);
         let (mut possible, mut over) = (1i64, 2i64);
         loop {
             if over > MAX_SIZE {
                 return Ok(None);
             }
-            let Some(task) = self.task(over)? else { break };
-            let now = bytes(&task);
+            let Some(step) = self.step(over)? else { break };
+            let now = bytes(&step);
             grows &= before.iter().zip(&now).all(|(a, b)| a <= b);
             before = now;
-            if self.is_impossible(&task)? {
+            if self.is_impossible(&step)? {
                 break;
             }
             (possible, over) = (over, over * 2);
         }
         while possible + 1 < over {
             let middle = possible + (over - possible) / 2;
-            let is_over = match self.task(middle)? {
-                Some(task) => self.is_impossible(&task)?,
+            let is_over = match self.step(middle)? {
+                Some(step) => self.is_impossible(&step)?,
                 None => true,
             };
             if is_over {
@@ -244,15 +249,15 @@ impl Search<'_> {
 
 /// Static bytes and the most that a single step must hold, or that the outputs take together. Every schedule has all of
 /// it at some moment.
-fn held_at_once_bytes(task: &Task) -> u64 {
-    let problem = &task.problem;
+fn held_at_once_bytes(step: &TrainingStep) -> u64 {
+    let problem = &step.input.problem;
     let roots = problem.roots();
     let mut seen = vec![usize::MAX; problem.values.len()];
     let mut sum = |values: &mut dyn Iterator<Item = usize>, mark: usize| {
         let mut bytes = 0u64;
         for v in values {
             let root = roots[v];
-            let counts = problem.values[root].kind != Lives::Static;
+            let counts = problem.values[root].kind != ValueKind::Static;
             if counts && std::mem::replace(&mut seen[root], mark) != mark {
                 bytes = bytes.saturating_add(problem.values[root].bytes);
             }
@@ -269,5 +274,5 @@ fn held_at_once_bytes(task: &Task) -> u64 {
         most = most.max(held.saturating_add(op.temp_bytes) - over);
     }
     most = most.max(sum(&mut problem.outputs.iter().copied(), problem.ops.len()));
-    task.before.static_bytes.saturating_add(most)
+    step.before.static_bytes.saturating_add(most)
 }

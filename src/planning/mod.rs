@@ -1,6 +1,6 @@
 //! Plans models and cost graphs without writing a model.
 //!
-//! [`read`] reads cost graphs and plans from untrusted files. [`task`] turns either source into one planning task, whose
+//! [`read`] reads cost graphs and plans from untrusted files. [`step`] turns either source into one training step, whose
 //! ops and values [`labels`] name. [`trials`] lists the chunk counts that were planned, [`report`] is what `plan` prints,
 //! [`maximize`] finds the largest size that fits, and [`device`] reads device profiles and measured times.
 
@@ -9,13 +9,14 @@ pub mod labels;
 pub mod maximize;
 pub mod read;
 pub mod report;
-pub mod task;
+pub mod step;
 pub mod trials;
 
 use ckpt_passes::Result;
 use ckpt_passes::compile::Request;
 use ckpt_passes::ir::Graph;
-use task::{Goal, Planned, Task};
+use ckpt_passes::plan::PlanOutcome;
+use step::TrainingStep;
 
 /// Plans the training step of a graph without rewriting it. A graph without a backward is differentiated in place as the
 /// request says, and is the unplanned training graph afterwards. Bytes are of the whole step at the sizes that the
@@ -30,15 +31,15 @@ use task::{Goal, Planned, Task};
 ///
 /// # fn main() -> ckpt_opt::passes::Result<()> {
 /// let mut model = load("fixtures/bert/model.onnx".as_ref(), &Given::default())?;
-/// let request = Request { policy: Policy::Full, ..Request::default() };
-/// let (task, planned) = plan(&mut model.graph, &request)?;
-/// assert_eq!(task.structure.blocks, 2);
-/// assert!(planned.plan.recompute_flops() > 0);
+/// let request = Request { plan: Policy::FULL.into(), ..Request::default() };
+/// let (step, outcome) = plan(&mut model.graph, &request)?;
+/// assert_eq!(step.input.annotations.layers, 2);
+/// assert!(outcome.plan.recompute_flops() > 0);
 /// # Ok(())
 /// # }
 /// ```
-pub fn plan(graph: &mut Graph, request: &Request) -> Result<(Task, Planned)> {
-    let task = Task::of_graph(graph, request)?;
-    let planned = task.plan(Goal::of(request))?;
-    Ok((task, planned))
+pub fn plan(graph: &mut Graph, request: &Request) -> Result<(TrainingStep, PlanOutcome)> {
+    let step = TrainingStep::of_graph(graph, request)?;
+    let outcome = step.plan(request)?;
+    Ok((step, outcome))
 }

@@ -1,64 +1,125 @@
-//! What `plan` says: one JSON object for programs, a few lines for people.
+//! The report of a plan: one JSON object for programs, a few lines for people.
 
-use super::task::{Planned, Task};
+use super::step::TrainingStep;
 use super::trials;
 use crate::units::{bytes, flops};
+use ckpt_passes::Result;
 use ckpt_passes::analysis::sharing::KvSharing;
-use ckpt_passes::plan::offload::{By, What};
-use ckpt_passes::plan::{Basis, Objective, Offloading, Plan, Policy, Score, Trial, budgeted};
+use ckpt_passes::plan::on_device::{frontier, policies, policies_left_out};
+use ckpt_passes::plan::{
+    Basis, Goal, Objective, Offload, OffloadSet, Plan, PlanOutcome, PlanRequest, Policy, Score,
+    Trial, offload,
+};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// The outcome of a plan. Fields that only a budgeted plan has are null for others.
+/// The figures of a plan, in the reports of `plan` and of `optimize`. Those that only a budgeted plan has are null for
+/// others.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
+pub struct PlanReport {
+    /// The policy, or `budget`, with the options that constrain it.
     pub policy: String,
-    /// What overhead, bound and gap are measured in: `cost` or `flops`.
-    pub objective: &'static str,
     pub budget_bytes: Option<u64>,
-    /// What `budget_bytes` and `smallest_feasible_bytes` are on: `peak`, or `peak above static` for a cost graph.
-    pub budget_on: &'static str,
     pub peak_before_bytes: u64,
     pub peak_after_bytes: u64,
+    /// Parameters and inputs: resident throughout.
     pub static_bytes: u64,
-    pub peak_above_static_before_bytes: u64,
-    pub peak_above_static_after_bytes: u64,
     pub saved_bytes: u64,
     pub recompute_flops: u64,
     pub forward_backward_flops: u64,
-    pub cost_before: f64,
-    pub cost_after: f64,
-    pub traffic_after_bytes: u64,
     /// By the objective, in percent of the unplanned step; so are the next two.
     pub overhead_pct: f64,
     pub lower_bound_pct: Option<f64>,
     pub gap_pct: Option<f64>,
-    /// The schedules that the bound speaks of.
+    /// The schedules that the bound covers.
     pub bound_class: Option<String>,
+    pub smallest_feasible_bytes: Option<u64>,
+    pub plan_seconds: f64,
+    /// The number of ops whose results are offloaded.
+    pub offloaded: usize,
+    /// The chunk counts that the planner tried, where they were left to it.
+    pub parts_tried: Vec<Trial>,
+    /// The number of recompute subgraphs.
+    pub segments: usize,
+    /// The number of layers.
+    pub blocks: usize,
+    pub kv_sharing: Vec<KvSharing>,
+    /// The sizes that the figures are for.
+    pub dims: BTreeMap<String, i64>,
+    /// Sizes that nobody gave.
+    pub assumed_dims: Vec<String>,
+}
+
+impl PlanReport {
+    /// Returns the figures of a plan, with overhead by an objective.
+    pub fn new(step: &TrainingStep, outcome: &PlanOutcome, objective: Objective) -> PlanReport {
+        let plan = &outcome.plan;
+        let (before, after) = (&plan.before, &plan.after);
+        let certificate = plan.certificate.as_ref();
+        PlanReport {
+            policy: plan.policy.clone(),
+            budget_bytes: certificate.map(|c| step.shown(c.budget_bytes)),
+            peak_before_bytes: before.peak_bytes,
+            peak_after_bytes: after.peak_bytes,
+            static_bytes: after.static_bytes,
+            saved_bytes: plan.saved_bytes(),
+            recompute_flops: plan.recompute_flops(),
+            forward_backward_flops: before.flops,
+            overhead_pct: objective.overhead_pct(after, before),
+            lower_bound_pct: certificate.map(|c| c.lower_bound_pct),
+            gap_pct: certificate.map(|c| c.gap_pct),
+            bound_class: certificate.map(|c| c.class.clone()),
+            smallest_feasible_bytes: outcome.min_peak_bytes.map(|b| step.shown(b)),
+            plan_seconds: outcome.seconds,
+            offloaded: plan.offloaded.len(),
+            parts_tried: trials::list(step.input.chunks.tried.as_ref()),
+            segments: plan.segments.len(),
+            blocks: step.input.annotations.layers,
+            kv_sharing: step.kv_sharing.clone(),
+            dims: step.dims.clone(),
+            assumed_dims: step.assumed_dims.clone(),
+        }
+    }
+
+    /// Returns the line with the smallest feasible budget; empty where that is unknown.
+    pub fn smallest_line(&self) -> String {
+        self.smallest_feasible_bytes
+            .map_or(String::new(), |smallest| {
+                format!(
+                    "  smallest feasible budget: {smallest} bytes ({})\n",
+                    bytes(smallest)
+                )
+            })
+    }
+}
+
+/// What `plan` prints.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    #[serde(flatten)]
+    pub plan: PlanReport,
+    /// What overhead, bound and gap are measured in: `cost` or `flops`.
+    pub objective: &'static str,
+    /// What `budget_bytes` and `smallest_feasible_bytes` are on: `peak`, or `peak above static` for a cost graph.
+    pub budget_on: &'static str,
+    pub peak_above_static_before_bytes: u64,
+    pub peak_above_static_after_bytes: u64,
+    pub cost_before: f64,
+    pub cost_after: f64,
+    pub traffic_after_bytes: u64,
     pub cost_overhead_pct: f64,
     pub flops_overhead_pct: f64,
     pub traffic_overhead_pct: f64,
-    pub smallest_feasible_bytes: Option<u64>,
-    pub plan_seconds: f64,
-    /// How many ops have results that wait outside the device's memory.
-    pub offloaded: usize,
-    /// Into how many parts the loss was cut.
+    /// The chunk count of the loss.
     pub loss_parts: Option<usize>,
-    /// The same for chains of ops on tokens.
+    /// The chunk count of chains of ops on tokens.
     pub mlp_parts: Option<usize>,
-    /// Numbers of parts that were planned, where that was left to the planner.
-    pub parts_tried: Vec<Trial>,
-    pub segments: usize,
-    pub blocks: usize,
-    pub kv_sharing: Vec<KvSharing>,
     pub ops: usize,
     pub steps: usize,
     /// The op at which the peak is reached.
     pub peak_at: Option<String>,
     pub device: String,
-    pub dims: BTreeMap<String, i64>,
-    pub assumed_dims: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compare: Option<Vec<Row>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -96,71 +157,51 @@ pub fn traffic_overhead_pct(score: &Score, before: &Score) -> f64 {
 }
 
 impl Report {
-    pub fn new(task: &Task, planned: &Planned, objective: Objective) -> Report {
-        let plan: &Plan = &planned.plan;
+    /// Returns the report of a plan, with overhead by an objective.
+    pub fn new(step: &TrainingStep, outcome: &PlanOutcome, objective: Objective) -> Report {
+        let (input, plan) = (&step.input, &outcome.plan);
         let (before, after) = (&plan.before, &plan.after);
-        let certificate = plan.certificate.as_ref();
-        let at = after.at_step.and_then(|step| plan.schedule.get(step));
-        let at = at.map(|step| plan.op_of(*step));
+        let at = after.at_step.and_then(|at| plan.schedule.get(at));
+        let peak_at = at.map(|at| plan.op_of(*at));
         Report {
-            policy: plan.policy.clone(),
-            objective: budgeted::word(objective),
-            budget_bytes: certificate.map(|c| task.shown(c.budget_bytes)),
-            budget_on: task.basis.name(),
-            peak_before_bytes: before.peak_bytes,
-            peak_after_bytes: after.peak_bytes,
-            static_bytes: after.static_bytes,
+            plan: PlanReport::new(step, outcome, objective),
+            objective: objective.word(),
+            budget_on: input.basis.name(),
             peak_above_static_before_bytes: before.peak_above_static_bytes,
             peak_above_static_after_bytes: after.peak_above_static_bytes,
-            saved_bytes: plan.saved_bytes(),
-            recompute_flops: plan.recompute_flops(),
-            forward_backward_flops: before.flops,
             cost_before: before.cost,
             cost_after: after.cost,
             traffic_after_bytes: after.traffic_bytes,
-            overhead_pct: budgeted::overhead_pct(objective, after, before),
-            lower_bound_pct: certificate.map(|c| c.lower_bound_pct),
-            gap_pct: certificate.map(|c| c.gap_pct),
-            bound_class: certificate.map(|c| c.class.clone()),
             cost_overhead_pct: after.overhead_pct(before),
             flops_overhead_pct: after.flops_overhead_pct(before),
             traffic_overhead_pct: traffic_overhead_pct(after, before),
-            smallest_feasible_bytes: planned.smallest_bytes.map(|b| task.shown(b)),
-            plan_seconds: planned.seconds,
-            offloaded: plan.offloaded.len(),
-            loss_parts: plan.loss_parts,
-            mlp_parts: plan.mlp_parts,
-            parts_tried: trials::list(task.tried.as_ref()),
-            segments: plan.segments.len(),
-            blocks: task.structure.blocks,
-            kv_sharing: task.kv_sharing.clone(),
-            ops: task.problem.ops.len(),
+            loss_parts: plan.loss_chunks,
+            mlp_parts: plan.mlp_chunks,
+            ops: input.problem.ops.len(),
             steps: plan.schedule.len(),
-            peak_at: at.map(|op| task.problem.ops[op].name.clone()),
-            device: task.device.name.clone(),
-            dims: task.dims.clone(),
-            assumed_dims: task.assumed_dims.clone(),
+            peak_at: peak_at.map(|op| input.problem.ops[op].name.clone()),
+            device: step.device.name.clone(),
             compare: None,
             compare_left_out: None,
             maximized: None,
-            warnings: task.warnings.clone(),
+            warnings: step.warnings.clone(),
         }
     }
 
-    /// The lines for people.
+    /// Returns the lines for people.
     pub fn human(&self) -> String {
         let mut out = String::new();
         if let Some(found) = &self.maximized {
             let _ = writeln!(out, "{}", found.human());
         }
-        let budget = match self.budget_bytes {
+        let budget = match self.plan.budget_bytes {
             Some(n) => format!(" {} on the {}", bytes(n), self.budget_on),
             None => String::new(),
         };
         let _ = writeln!(
             out,
             "{}{budget}: {} ops, {} layers, {} steps, planned in {:.3} s",
-            self.policy, self.ops, self.blocks, self.steps, self.plan_seconds
+            self.plan.policy, self.ops, self.plan.blocks, self.steps, self.plan.plan_seconds
         );
         let line = |out: &mut String, what: &str, before: u64, after: u64| {
             let _ = writeln!(
@@ -174,8 +215,8 @@ impl Report {
         line(
             &mut out,
             "peak",
-            self.peak_before_bytes,
-            self.peak_after_bytes,
+            self.plan.peak_before_bytes,
+            self.plan.peak_after_bytes,
         );
         line(
             &mut out,
@@ -191,11 +232,11 @@ impl Report {
             "  overhead: {:.2} % time by the cost model, {:.2} % FLOPs ({} in {} segments), {:.2} % bytes moved",
             self.cost_overhead_pct,
             self.flops_overhead_pct,
-            flops(self.recompute_flops),
-            self.segments,
+            flops(self.plan.recompute_flops),
+            self.plan.segments,
             self.traffic_overhead_pct
         );
-        if let (Some(lower), Some(gap)) = (self.lower_bound_pct, self.gap_pct) {
+        if let (Some(lower), Some(gap)) = (self.plan.lower_bound_pct, self.plan.gap_pct) {
             let _ = writeln!(
                 out,
                 "  proven: no plan within the budget has less than {lower:.2} % {}; gap {gap:.2} %",
@@ -205,7 +246,7 @@ impl Report {
                 }
             );
         }
-        if let Some(class) = &self.bound_class {
+        if let Some(class) = &self.plan.bound_class {
             let _ = writeln!(out, "  (among {class})");
         }
         for (what, parts) in [("the loss", self.loss_parts), ("MLPs", self.mlp_parts)] {
@@ -213,14 +254,8 @@ impl Report {
                 let _ = writeln!(out, "  {what} in {parts} parts");
             }
         }
-        out.push_str(&trials::human(&self.parts_tried));
-        if let Some(smallest) = self.smallest_feasible_bytes {
-            let _ = writeln!(
-                out,
-                "  smallest feasible budget: {smallest} bytes ({})",
-                bytes(smallest)
-            );
-        }
+        out.push_str(&trials::human(&self.plan.parts_tried));
+        out.push_str(&self.plan.smallest_line());
         if let Some(rows) = &self.compare {
             out.push_str(&table(rows));
         }
@@ -255,50 +290,54 @@ pub fn table(rows: &[Row]) -> String {
     out
 }
 
-/// The policies that are not in the table of [`compare`], and why; `None` if all are.
-pub fn left_out(task: &Task) -> Option<LeftOut> {
-    let policies = budgeted::left_out(&task.setting());
-    let because = match task.basis {
+/// Returns the policies that are not in the table of [`compare`], and why; `None` if all are.
+pub fn left_out(step: &TrainingStep) -> Option<LeftOut> {
+    let policies = policies_left_out(&step.input);
+    let because = match step.input.basis {
         Basis::AboveStatic => "they need a model, a cost graph does not say what its layers are",
-        Basis::Peak if task.structure.blocks == 0 => "they need layers, none were found",
+        Basis::Peak if step.input.annotations.layers == 0 => "they need layers, none were found",
         Basis::Peak => "they do not apply to this model",
     };
     (!policies.is_empty()).then_some(LeftOut { policies, because })
 }
 
-/// Every policy that applies, all that may be moved moved out, and budgeted plans at their peaks.
+/// Returns a row for every policy that applies, and one with all results offloaded that may be, each beside the budgeted plan at
+/// its peak.
 ///
 /// # Errors
-/// A task whose own order is not a schedule.
-pub fn compare(
-    task: &Task,
-    budgeted: &ckpt_passes::plan::BudgetGoal,
-) -> ckpt_passes::Result<Vec<Row>> {
-    let setting = task.setting();
-    let policies = budgeted::policies(&setting).map(|(policy, plan)| (policy.to_string(), plan));
-    let mut policies: Vec<(String, Plan)> = policies.collect();
-    if task.problem.transfer.is_some() {
+/// A step that does not run in its own order.
+pub fn compare(step: &TrainingStep, request: &PlanRequest) -> Result<Vec<Row>> {
+    let input = &step.input;
+    let mut rivals: Vec<(String, Plan)> = policies(input)
+        .map(|(policy, plan)| (policy.to_string(), plan))
+        .collect();
+    if input.problem.transfer.is_some() {
         // To a disk it takes as long, as far as devices are known.
-        let moved = Offloading {
-            what: What::All,
-            outside_bytes: None,
-            ..task.offload
+        let moved = PlanRequest {
+            goal: Goal::Policy(Policy::NONE),
+            offload: Offload {
+                set: OffloadSet::All,
+                host_bytes: None,
+                ..request.offload
+            },
+            ..*request
         };
-        let plan = moved.plan(&setting, By::Policy(Policy::None))?;
-        policies.push(("offload cpu".into(), plan));
+        rivals.push(("offload cpu".into(), offload::plan(input, &moved)?));
     }
-    let peaks: Vec<u64> = policies.iter().map(|(_, p)| p.after.peak_bytes).collect();
-    let solutions = budgeted.frontier(&setting, &peaks, Vec::new())?;
-    let rows = policies
+    let peaks: Vec<u64> = rivals.iter().map(|(_, p)| p.after.peak_bytes).collect();
+    let solutions = frontier(input, request, &peaks, Vec::new())?;
+    let overhead_pct =
+        |after: &Score, before: &Score| request.objective.overhead_pct(after, before);
+    let rows = rivals
         .iter()
         .zip(&solutions)
         .map(|((policy, plan), solution)| Row {
             policy: policy.clone(),
-            peak_bytes: task.shown(plan.after.peak_bytes),
-            overhead_pct: budgeted::overhead_pct(budgeted.objective, &plan.after, &plan.before),
+            peak_bytes: step.shown(plan.after.peak_bytes),
+            overhead_pct: overhead_pct(&plan.after, &plan.before),
             budget_overhead_pct: solution
                 .as_ref()
-                .map(|s| budgeted::overhead_pct(budgeted.objective, &s.score, &plan.before)),
+                .map(|s| overhead_pct(&s.score, &plan.before)),
             lower_bound_pct: solution.as_ref().map(|s| s.bound.lower_pct),
         });
     Ok(rows.collect())

@@ -1,15 +1,15 @@
-//! The numbers of parts that were planned, for people.
+//! The chunk counts that the planner tried, for people.
 
 use crate::units::bytes;
 use ckpt_passes::plan::{Trial, Tried};
 use std::fmt::Write;
 
-/// What was planned; nothing where the number of parts was given.
+/// Returns the chunk counts that were planned; none where they were given.
 pub fn list(tried: Option<&Tried>) -> Vec<Trial> {
     tried.map_or(Vec::new(), |t| t.trials.clone())
 }
 
-/// A line a number of parts, with why it was taken or not; empty where nothing was tried.
+/// Returns one line for each chunk count, with why it was taken or not; empty where nothing was tried.
 pub fn human(trials: &[Trial]) -> String {
     let mut out = String::new();
     let Some(chosen) = trials.iter().find(|t| t.chosen) else {

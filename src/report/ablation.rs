@@ -3,14 +3,16 @@
 //! All curves share their budgets. Percentages are of the same plain step: no chunks, no offloading, no recomputation, and
 //! updates of the optimizer at the end. Where several chunk counts are planned, each budget takes the cheapest.
 
-use crate::planning::task::Task;
+use crate::planning::step::TrainingStep;
 use ckpt_passes::compile::Request;
 use ckpt_passes::ir::Graph;
-use ckpt_passes::plan::offload::{By, What};
-use ckpt_passes::plan::solve::MinPeak;
-use ckpt_passes::plan::{Budget, BudgetGoal, Objective, Score, budgeted};
+use ckpt_passes::plan::on_device::{frontier, smallest_peak};
+use ckpt_passes::plan::solve::min_peak::MinPeak;
+use ckpt_passes::plan::{
+    Budget, Objective, Offload, OffloadSet, PlanRequest, Policy, Score, offload,
+};
 use ckpt_passes::transform::tile::{Tile, Tiles};
-use ckpt_passes::{Error, Kind, Result};
+use ckpt_passes::{Error, Result};
 use serde::Serialize;
 
 /// One technique at every budget.
@@ -65,23 +67,26 @@ const TILES: [Tiles; 4] = {
 pub fn ablation(
     graph: &Graph,
     request: &Request,
-    goal: &BudgetGoal,
+    goal: &PlanRequest,
     count: usize,
 ) -> Result<Vec<Technique>> {
     let plain = Request {
         tile: Tiles::default(),
-        budget: None,
-        stored: None,
+        // Chunk counts follow their rules.
+        plan: PlanRequest {
+            offload: request.plan.offload,
+            ..Policy::NONE.into()
+        },
         fuse_optimizer: false,
         ..request.clone()
     };
-    let task = |tile: Tiles, fuse_optimizer: bool| {
+    let step = |tile: Tiles, fuse_optimizer: bool| {
         let request = Request {
             tile,
             fuse_optimizer,
             ..plain.clone()
         };
-        Task::of_graph(&mut graph.clone(), &request)
+        TrainingStep::of_graph(&mut graph.clone(), &request)
     };
     let chunkings: Vec<Tiles> = match request.tile == Tiles::default() {
         true => TILES.to_vec(),
@@ -90,14 +95,12 @@ pub fn ablation(
     let planned = |tiles: &[Tiles], fused: bool| -> Result<Vec<Candidate>> {
         let mut candidates: Vec<Candidate> = Vec::new();
         for tiles in tiles {
-            let task = task(*tiles, fused)?;
+            let step = step(*tiles, fused)?;
             // Chunkings with equal counts are planned once.
-            let same = |s: &Candidate| {
-                (s.task.loss_parts, s.task.mlp_parts) == (task.loss_parts, task.mlp_parts)
-            };
+            let same = |s: &Candidate| chunks(&s.step) == chunks(&step);
             if !candidates.iter().any(same) {
-                let floor = goal.smallest(&task.setting())?;
-                candidates.push(Candidate { task, floor });
+                let floor = smallest_peak(&step.input, goal)?;
+                candidates.push(Candidate { step, floor });
             }
         }
         Ok(candidates)
@@ -111,7 +114,7 @@ pub fn ablation(
         sets.push(("fused optimizer", planned(&whole, true)?));
         sets.push(("all", planned(&chunkings, true)?));
     }
-    let before = sets[0].1[0].task.before.clone();
+    let before = sets[0].1[0].step.before.clone();
     // Offloading and recomputation are compared by time.
     let offloads = goal.objective == Objective::Cost && !goal.reorder;
     let least = |candidates: &[Candidate]| candidates.iter().map(|s| s.floor.reached_bytes).min();
@@ -157,14 +160,14 @@ const ORDER: [&str; 5] = ["recompute", "chunks", "offload", "fused optimizer", "
 
 /// The step with one chunking.
 struct Candidate {
-    task: Task,
+    step: TrainingStep,
     floor: MinPeak,
 }
 
 /// Returns the cheapest of all candidates at every budget.
 fn points(
     candidates: &[Candidate],
-    goal: &BudgetGoal,
+    goal: &PlanRequest,
     budgets: &[u64],
     before: &Score,
 ) -> Result<Vec<AblationPoint>> {
@@ -176,32 +179,38 @@ fn points(
         mlp_parts: None,
     };
     let mut points: Vec<AblationPoint> = budgets.iter().map(empty).collect();
-    for Candidate { task, floor } in candidates {
+    for Candidate { step, floor } in candidates {
         let known = vec![floor.schedule.clone()];
-        let solutions = goal.frontier(&task.setting(), budgets, known)?;
+        let solutions = frontier(&step.input, goal, budgets, known)?;
         for (point, solution) in points.iter_mut().zip(solutions) {
             if let Some(solution) = solution {
-                better(point, &solution.score, task, goal, before);
+                better(point, &solution.score, step, goal, before);
             }
         }
     }
     Ok(points)
 }
 
+/// Returns the chunk counts of the loss and of chains of ops on tokens.
+fn chunks(step: &TrainingStep) -> (Option<usize>, Option<usize>) {
+    (step.input.chunks.loss, step.input.chunks.mlp)
+}
+
 fn better(
     point: &mut AblationPoint,
     score: &Score,
-    task: &Task,
-    goal: &BudgetGoal,
+    step: &TrainingStep,
+    goal: &PlanRequest,
     before: &Score,
 ) {
-    let percent = budgeted::overhead_pct(goal.objective, score, before);
+    let percent = goal.objective.overhead_pct(score, before);
     if point.overhead_pct.is_none_or(|known| percent < known) {
+        let (loss_parts, mlp_parts) = chunks(step);
         *point = AblationPoint {
             peak_bytes: Some(score.peak_bytes),
             overhead_pct: Some(percent),
-            loss_parts: task.loss_parts,
-            mlp_parts: task.mlp_parts,
+            loss_parts,
+            mlp_parts,
             ..*point
         };
     }
@@ -213,36 +222,35 @@ fn with_offload(
     technique: &'static str,
     alone: &Technique,
     candidates: &[Candidate],
-    goal: &BudgetGoal,
+    goal: &PlanRequest,
     before: &Score,
 ) -> Result<Technique> {
     let mut points = alone.points.clone();
     let mut smallest = alone.smallest_feasible_bytes;
     for point in &mut points {
-        let taken = |s: &&Candidate| {
-            (s.task.loss_parts, s.task.mlp_parts) == (point.loss_parts, point.mlp_parts)
-        };
+        let taken = |s: &&Candidate| chunks(&s.step) == (point.loss_parts, point.mlp_parts);
         let smallest_of = || candidates.iter().min_by_key(|s| s.floor.reached_bytes);
         let found = match point.overhead_pct {
             Some(_) => candidates.iter().find(taken),
             None => smallest_of(),
         };
-        let Some(Candidate { task, .. }) = found else {
+        let Some(Candidate { step, .. }) = found else {
             continue;
         };
-        let mut auto = task.offload;
-        auto.what = What::Auto;
-        let own = BudgetGoal {
-            budget: Budget::Bytes(point.budget_bytes),
-            ..*goal
+        let own = PlanRequest {
+            offload: Offload {
+                set: OffloadSet::Auto,
+                ..goal.offload
+            },
+            ..goal.with_budget(Budget::Bytes(point.budget_bytes))
         };
-        match auto.plan(&task.setting(), By::Budget(&own)) {
+        match offload::plan(&step.input, &own) {
             Ok(plan) => {
                 smallest = smallest.min(plan.after.peak_bytes);
-                better(point, &plan.after, task, goal, before);
+                better(point, &plan.after, step, goal, before);
             }
-            Err(error) if error.kind() == Kind::Budget => {}
-            Err(error) => return Err(error),
+            Err(failure) if failure.is_infeasible() => {}
+            Err(failure) => return Err(failure.into()),
         }
     }
     Ok(Technique {

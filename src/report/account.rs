@@ -3,15 +3,15 @@
 use super::memory::{Held, KINDS, Kind, Memory};
 use super::terms::Terms;
 use super::verdict::{Fate, Verdict, verdicts};
-use crate::planning::task::{Planned, Task};
+use crate::planning::step::TrainingStep;
 use ckpt_passes::Result;
-use ckpt_passes::plan::{Phase, Plan};
+use ckpt_passes::plan::{OpPhase, Plan, PlanOutcome};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// A plan with its effect on memory, values and layers.
 pub struct Account<'a> {
-    pub task: &'a Task,
+    pub step: &'a TrainingStep,
     pub plan: &'a Plan,
     /// Seconds that planning took.
     pub seconds: f64,
@@ -65,12 +65,12 @@ impl<'a> Account<'a> {
     /// Computes the account.
     ///
     /// # Errors
-    /// A plan that does not fit the task; a bug where the memory differs from the prediction.
-    pub fn new(task: &'a Task, planned: &'a Planned) -> Result<Account<'a>> {
-        let plan = &planned.plan;
-        let terms = Terms::plain(&task.problem, &task.structure, &task.labels);
+    /// A plan that does not fit the step; a bug where the memory differs from the prediction.
+    pub fn new(step: &'a TrainingStep, outcome: &'a PlanOutcome) -> Result<Account<'a>> {
+        let (input, plan) = (&step.input, &outcome.plan);
+        let terms = Terms::plain(&input.problem, &input.annotations, &step.labels);
         let after = Memory::new(terms.of(plan)?, plan.schedule.clone())?;
-        let before = Memory::new(terms, task.problem.given_order())?;
+        let before = Memory::new(terms, input.problem.given_order())?;
         for (memory, score) in [(&before, &plan.before), (&after, &plan.after)] {
             if memory.peak_bytes != score.peak_bytes {
                 return Err(ckpt_passes::Error::bug(
@@ -83,10 +83,10 @@ impl<'a> Account<'a> {
         }
         let verdicts = verdicts(plan, &after);
         let mut account = Account {
-            task,
+            step,
             plan,
-            seconds: planned.seconds,
-            smallest_bytes: planned.smallest_bytes,
+            seconds: outcome.seconds,
+            smallest_bytes: outcome.min_peak_bytes,
             before,
             after,
             verdicts,
@@ -116,9 +116,10 @@ impl<'a> Account<'a> {
                 ..LayerRow::default()
             })
             .collect();
-        let layer_of = &terms.structure.block_of;
+        let layer_of = &terms.annotations.layer_of;
         for (o, op) in problem.ops.iter().enumerate() {
-            if let (Some(layer), Phase::Forward, false) = (layer_of[o], op.phase, terms.is_move(o))
+            if let (Some(layer), OpPhase::Forward, false) =
+                (layer_of[o], op.phase, terms.is_move(o))
             {
                 rows[layer].ops += 1;
             }

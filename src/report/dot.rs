@@ -64,7 +64,7 @@ pub fn dot(account: &Account, title: &str) -> String {
         let _ = writeln!(out, "  b{} -> b{b};", b - 1);
     }
     let mut edges: Vec<(usize, usize, &str)> = Vec::new();
-    for s in &account.task.kv_sharing {
+    for s in &account.step.kv_sharing {
         for consumer in &s.consumers {
             if let Some(producer) = s.producer {
                 edges.push((box_of[producer], box_of[*consumer], s.shared));

@@ -81,14 +81,14 @@ impl Explanation {
             None => (account.layers.clone(), account.verdicts.clone()),
             Some(name) => select(account, name)?,
         };
-        let (task, plan) = (account.task, account.plan);
+        let (training, plan) = (account.step, account.plan);
         let certificate = plan.certificate.as_ref();
         Ok(Explanation {
             policy: plan.policy.clone(),
-            loss: task.loss.clone(),
-            device: task.device.name.clone(),
-            dims: task.dims.clone(),
-            budget_bytes: certificate.map(|c| task.shown(c.budget_bytes)),
+            loss: training.loss.clone(),
+            device: training.device.name.clone(),
+            dims: training.dims.clone(),
+            budget_bytes: certificate.map(|c| training.shown(c.budget_bytes)),
             peak_before_bytes: plan.before.peak_bytes,
             peak_after_bytes: plan.after.peak_bytes,
             static_bytes: plan.after.static_bytes,
@@ -97,9 +97,9 @@ impl Explanation {
             overhead_pct: plan.after.overhead_pct(&plan.before),
             lower_bound_pct: certificate.map(|c| c.lower_bound_pct),
             gap_pct: certificate.map(|c| c.gap_pct),
-            loss_parts: plan.loss_parts,
-            mlp_parts: plan.mlp_parts,
-            parts_tried: trials::list(task.tried.as_ref()),
+            loss_parts: plan.loss_chunks,
+            mlp_parts: plan.mlp_chunks,
+            parts_tried: trials::list(training.input.chunks.tried.as_ref()),
             at_peak_before: account.at_peak(&account.before),
             at_peak_after: account.at_peak(&account.after),
             about: name.map(str::to_string),
@@ -378,7 +378,7 @@ fn value_table(out: &mut String, values: Vec<&Verdict>, most: usize) {
 fn select(account: &Account, name: &str) -> Result<(Vec<LayerRow>, Vec<Verdict>)> {
     let all = &account.verdicts;
     let layer = layer_number(name).or_else(|| {
-        let mut layers = account.task.labels.layers.iter();
+        let mut layers = account.step.labels.layers.iter();
         layers.position(|l| l.path.as_deref() == Some(name))
     });
     if let Some(number) = layer {

@@ -79,7 +79,7 @@ pub fn write(account: &Account, title: &str, target: &Target) -> Result<()> {
         Form::Trace => {
             let trace = trace::predicted(account);
             let about = serde_json::json!({
-                "model": title, "policy": account.plan.policy, "device": account.task.device.name,
+                "model": title, "policy": account.plan.policy, "device": account.step.device.name,
                 "ckpt-opt": env!("CARGO_PKG_VERSION"),
             });
             return one(&target.path, |out| trace.write(&about, out));

@@ -2,10 +2,11 @@
 
 use super::ablation::{Technique, spread};
 use crate::planning::report::traffic_overhead_pct;
-use crate::planning::task::Task;
+use crate::planning::step::TrainingStep;
 use crate::units::bytes;
 use ckpt_passes::Result;
-use ckpt_passes::plan::{Budget, BudgetGoal, Score, budgeted};
+use ckpt_passes::plan::on_device::{frontier, policies, smallest_peak};
+use ckpt_passes::plan::{Budget, PlanRequest, Score};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -61,27 +62,32 @@ impl Frontier {
     /// Plans at `given` budgets, or at `count` in equal steps where there are none.
     ///
     /// # Errors
-    /// A task that cannot run in its own order.
-    pub fn new(task: &Task, goal: &BudgetGoal, given: &[Budget], count: usize) -> Result<Frontier> {
+    /// A step that cannot run in its own order.
+    pub fn new(
+        step: &TrainingStep,
+        request: &PlanRequest,
+        given: &[Budget],
+        count: usize,
+    ) -> Result<Frontier> {
         let started = Instant::now();
-        let setting = task.setting();
-        let before = &task.before;
-        let floor = goal.smallest(&setting)?;
+        let input = &step.input;
+        let before = &step.before;
+        let floor = smallest_peak(input, request)?;
         let mut budgets: Vec<u64> = if given.is_empty() {
             spread(floor.reached_bytes, before.peak_bytes, count)
         } else {
-            let peak = |b: &Budget| b.peak_bytes(before, task.basis, setting.usable_bytes);
+            let peak = |b: &Budget| b.peak_bytes(before, input.basis, input.usable_bytes);
             given.iter().map(peak).collect()
         };
         budgets.sort_unstable();
         budgets.dedup();
-        let solutions = goal.frontier(&setting, &budgets, vec![floor.schedule.clone()])?;
-        let overhead = |score: &Score| budgeted::overhead_pct(goal.objective, score, before);
+        let solutions = frontier(input, request, &budgets, vec![floor.schedule.clone()])?;
+        let overhead = |score: &Score| request.objective.overhead_pct(score, before);
         let points = budgets.iter().zip(&solutions).map(|(budget, solution)| {
             let s = solution.as_ref();
             Point {
-                budget_bytes: task.shown(*budget),
-                peak_bytes: s.map(|s| task.shown(s.score.peak_bytes)),
+                budget_bytes: step.shown(*budget),
+                peak_bytes: s.map(|s| step.shown(s.score.peak_bytes)),
                 overhead_pct: s.map(|s| overhead(&s.score)),
                 lower_bound_pct: s.map(|s| s.bound.lower_pct),
                 gap_pct: s.map(|s| s.gap_pct),
@@ -91,18 +97,18 @@ impl Frontier {
             }
         });
         let points = points.collect();
-        let policies = budgeted::policies(&setting).map(|(policy, plan)| PolicyPoint {
+        let policies = policies(input).map(|(policy, plan)| PolicyPoint {
             policy: policy.to_string(),
-            peak_bytes: task.shown(plan.after.peak_bytes),
+            peak_bytes: step.shown(plan.after.peak_bytes),
             overhead_pct: overhead(&plan.after),
         });
         Ok(Frontier {
-            objective: budgeted::word(goal.objective),
-            bytes_on: task.basis.name(),
+            objective: request.objective.word(),
+            bytes_on: input.basis.name(),
             static_bytes: before.static_bytes,
-            unplanned_bytes: task.shown(before.peak_bytes),
-            smallest_feasible_bytes: task.shown(floor.reached_bytes),
-            floor_bytes: task.shown(floor.least_bytes),
+            unplanned_bytes: step.shown(before.peak_bytes),
+            smallest_feasible_bytes: step.shown(floor.reached_bytes),
+            floor_bytes: step.shown(floor.least_bytes),
             points,
             policies: policies.collect(),
             ablation: Vec::new(),
@@ -111,12 +117,12 @@ impl Frontier {
                 .flatten()
                 .next()
                 .map(|s| s.bound.class.into()),
-            ops: task.problem.ops.len(),
-            blocks: task.structure.blocks,
-            device: task.device.name.clone(),
-            dims: task.dims.clone(),
+            ops: input.problem.ops.len(),
+            blocks: input.annotations.layers,
+            device: step.device.name.clone(),
+            dims: step.dims.clone(),
             plan_seconds: started.elapsed().as_secs_f64(),
-            warnings: task.warnings.clone(),
+            warnings: step.warnings.clone(),
         })
     }
 

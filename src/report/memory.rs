@@ -9,7 +9,7 @@ use crate::planning::labels::Role;
 use ckpt_passes::Result;
 use ckpt_passes::plan::plan::copies;
 use ckpt_passes::plan::schedule::Timeline;
-use ckpt_passes::plan::{Kind as Lives, Phase};
+use ckpt_passes::plan::{OpPhase, ValueKind};
 use serde::Serialize;
 
 words! {
@@ -93,7 +93,7 @@ impl<'a> Memory<'a> {
     /// A schedule that cannot run; see [`ckpt_passes::plan::evaluate`].
     pub fn new(terms: Terms<'a>, schedule: Vec<usize>) -> Result<Memory<'a>> {
         let (problem, labels) = (&*terms.problem, &*terms.labels);
-        let layer_of = &terms.structure.block_of;
+        let layer_of = &terms.annotations.layer_of;
         let Timeline {
             live_bytes,
             instances,
@@ -108,7 +108,7 @@ impl<'a> Memory<'a> {
         }
         let mut tenants = Vec::new();
         for (v, value) in problem.values.iter().enumerate() {
-            if value.kind == Lives::Static && value.producer.is_none() {
+            if value.kind == ValueKind::Static && value.producer.is_none() {
                 tenants.push(Tenant {
                     value: v,
                     kind: match labels.roles[v] {
@@ -136,7 +136,7 @@ impl<'a> Memory<'a> {
                     true => Kind::Fetched,
                     false => Kind::Recomputed,
                 },
-                (Some(op), ..) if problem.ops[op].phase == Phase::Backward => Kind::Cotangents,
+                (Some(op), ..) if problem.ops[op].phase == OpPhase::Backward => Kind::Cotangents,
                 _ => Kind::Activations,
             };
             tenants.push(Tenant {
@@ -288,7 +288,7 @@ impl Highest {
 mod tests {
     use super::*;
     use crate::planning::labels::Labels;
-    use ckpt_passes::plan::{OpAnnotations, Policy, evaluate, saved_set};
+    use ckpt_passes::plan::{OpAnnotations, PlanInput, Policy, evaluate, saved_set};
     use ckpt_passes::testing::Random;
     use ckpt_passes::testing::dags::{Shape, random_dag};
 
@@ -300,12 +300,13 @@ mod tests {
             let shape = [Shape::Any, Shape::Training][n % 2];
             let problem = random_dag(&mut r, 4 + n % 30, shape);
             let labels = Labels::unknown(&problem);
-            let structure = OpAnnotations::unknown(problem.ops.len());
+            let annotations = OpAnnotations::unknown(problem.ops.len());
+            let input = PlanInput::new(problem.clone(), annotations.clone());
             let keep: Vec<bool> = problem.values.iter().map(|_| r.below(3) == 0).collect();
-            let none = Policy::None.plan(&problem, &structure).unwrap();
+            let none = Policy::NONE.plan(&input).unwrap();
             for schedule in [none.schedule, saved_set::schedule(&problem, &keep)] {
                 let score = evaluate(&problem, &schedule).unwrap();
-                let terms = Terms::plain(&problem, &structure, &labels);
+                let terms = Terms::plain(&problem, &annotations, &labels);
                 let memory = Memory::new(terms, schedule).unwrap();
                 assert_eq!(
                     (memory.peak_bytes, memory.peak_step),

@@ -5,7 +5,7 @@
 
 use super::account::Account;
 use super::verdict::Fate;
-use ckpt_passes::plan::Phase;
+use ckpt_passes::plan::OpPhase;
 use serde_json::{Map, Value, json};
 
 /// Returns the colour of a decision.
@@ -27,7 +27,7 @@ pub fn overlay(account: &Account) -> Value {
     for group in account.verdicts.chunk_by(|a, b| a.at == b.at) {
         // The results of a node share its fate, except those without readers.
         let first = group.iter().max_by_key(|v| v.bytes).unwrap_or(&group[0]);
-        let is_backward = account.terms().problem.ops[first.at].phase == Phase::Backward;
+        let is_backward = account.terms().problem.ops[first.at].phase == OpPhase::Backward;
         let fate = if is_backward {
             Fate::Backward
         } else {
@@ -47,7 +47,7 @@ pub fn overlay(account: &Account) -> Value {
         }
     }
     let data = json!({"results": results, "showExpandedSummaryOnGroupNode": true});
-    match account.task.labels.graph.as_str() {
+    match account.step.labels.graph.as_str() {
         "" => data,
         graph => json!({ graph: data }),
     }

@@ -11,7 +11,7 @@ use super::memory::{Kind, Memory};
 use super::verdict::Fate;
 use crate::report::frontier::Frontier;
 use crate::units::{bytes, flops, micros};
-use ckpt_passes::plan::{BudgetGoal, Effort, Objective, Phase};
+use ckpt_passes::plan::{Budget, Effort, Objective, OpPhase, PlanRequest};
 use ckpt_passes::{Error, Result};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -81,15 +81,17 @@ fn list(rows: &[(String, String)], boxed: bool) -> String {
 }
 
 fn dims(account: &Account) -> String {
-    let task = account.task;
-    sizes(&task.dims, |name| match task.assumed_dims.contains(name) {
-        true => " (assumed)".into(),
-        false => String::new(),
+    let training = account.step;
+    sizes(&training.dims, |name| {
+        match training.assumed_dims.contains(name) {
+            true => " (assumed)".into(),
+            false => String::new(),
+        }
     })
 }
 
 fn sentence(account: &Account) -> String {
-    let labels = &account.task.labels;
+    let labels = &account.step.labels;
     format!(
         "A training step of {} layers, {} parameters trained and {} frozen, planned at {} by {}.",
         labels.layers.len(),
@@ -114,7 +116,7 @@ fn figures(account: &Account) -> Vec<(String, String)> {
         ),
     ];
     if let Some(c) = &plan.certificate {
-        let budget = account.task.shown(c.budget_bytes);
+        let budget = account.step.shown(c.budget_bytes);
         rows.push(("Budget".into(), bytes(budget)));
         rows.push(("Proven least".into(), format!("{:.2} %", c.lower_bound_pct)));
         rows.push(("Gap to it".into(), format!("{:.2} %", c.gap_pct)));
@@ -123,10 +125,10 @@ fn figures(account: &Account) -> Vec<(String, String)> {
 }
 
 fn facts(account: &Account) -> Vec<(String, String)> {
-    let (task, plan) = (account.task, account.plan);
-    let device = &task.device;
+    let (training, plan) = (account.step, account.plan);
+    let device = &training.device;
     let mut rows: Vec<(&str, String)> = vec![
-        ("Loss", task.loss.clone().unwrap_or("the backward that the source has".into())),
+        ("Loss", training.loss.clone().unwrap_or("the backward that the source has".into())),
         ("Sizes", dims(account)),
         ("Policy", plan.policy.clone()),
         (
@@ -137,7 +139,7 @@ fn facts(account: &Account) -> Vec<(String, String)> {
         ),
         (
             "Times",
-            match task.is_measured {
+            match training.is_measured {
                 true => "measured by node, from a profile".into(),
                 false => format!(
                     "a roofline of device `{}`: the larger of arithmetic and memory traffic ({} GB/s), and {} µs a kernel",
@@ -150,7 +152,7 @@ fn facts(account: &Account) -> Vec<(String, String)> {
             "Step",
             format!(
                 "{} ops, {}, {} by the cost model; the plan runs {} and adds {} and {}",
-                task.problem.ops.len(),
+                training.input.problem.ops.len(),
                 flops(plan.before.flops),
                 micros(plan.before.cost),
                 plan.schedule.len(),
@@ -164,13 +166,13 @@ fn facts(account: &Account) -> Vec<(String, String)> {
         rows.push(("Proof speaks of", c.class.clone()));
     }
     if let Some(smallest) = account.smallest_bytes {
-        let shown = task.shown(smallest);
+        let shown = training.shown(smallest);
         rows.push((
             "Smallest feasible",
             format!("{} ({shown} bytes)", bytes(shown)),
         ));
     }
-    for s in &task.kv_sharing {
+    for s in &training.kv_sharing {
         let from = s
             .producer
             .map_or("outside the layers".into(), |p| format!("layer {p}"));
@@ -183,7 +185,7 @@ fn facts(account: &Account) -> Vec<(String, String)> {
             ),
         ));
     }
-    for warning in &task.warnings {
+    for warning in &training.warnings {
         rows.push(("Warning", warning.clone()));
     }
     rows.push(("Made by", format!("ckpt-opt {}", env!("CARGO_PKG_VERSION"))));
@@ -249,8 +251,8 @@ fn data(account: &Account) -> Result<Value> {
     let numbers: Vec<usize> = indices().map(|o| kinds.of(&terms.node(o).kind)).collect();
     let phase = |o: usize| match (terms.is_move(o), problem.ops[o].phase) {
         (true, _) => 2,
-        (false, Phase::Backward) => 1,
-        (false, Phase::Forward) => 0,
+        (false, OpPhase::Backward) => 1,
+        (false, OpPhase::Forward) => 0,
     };
     let module_of: Vec<usize> = terms
         .labels
@@ -279,7 +281,7 @@ fn data(account: &Account) -> Result<Value> {
         "ops": {
             "n": indices().map(|o| terms.node(o).name.as_str()).collect::<Vec<_>>(),
             "k": numbers,
-            "l": terms.structure.block_of.iter().map(|l| layer(*l)).collect::<Vec<_>>(),
+            "l": terms.annotations.layer_of.iter().map(|l| layer(*l)).collect::<Vec<_>>(),
             "m": module_of,
             "p": indices().map(phase).collect::<Vec<_>>(),
             "us": ops().map(|o| (o.cost * 1e3).round() / 1e3).collect::<Vec<_>>(),
@@ -301,26 +303,25 @@ fn data(account: &Account) -> Result<Value> {
 }
 
 fn frontier(account: &Account) -> Result<Value> {
-    let (task, plan) = (account.task, account.plan);
+    let (training, plan) = (account.step, account.plan);
     let by_flops = plan
         .certificate
         .as_ref()
         .is_some_and(|c| c.objective == "flops");
-    let wish = BudgetGoal {
-        objective: if by_flops {
-            Objective::Flops
-        } else {
-            Objective::Cost
+    let request = PlanRequest {
+        objective: match by_flops {
+            true => Objective::Flops,
+            false => Objective::Cost,
         },
         effort: Effort::First,
-        ..BudgetGoal::default()
+        ..Budget::Auto.into()
     };
-    let count = if task.problem.ops.len() > MANY_OPS {
+    let count = if training.input.problem.ops.len() > MANY_OPS {
         FEW_POINTS
     } else {
         POINTS
     };
-    let frontier = Frontier::new(task, &wish, &[], count)?;
+    let frontier = Frontier::new(training, &request, &[], count)?;
     let overhead_pct = match by_flops {
         true => plan.after.flops_overhead_pct(&plan.before),
         false => plan.after.overhead_pct(&plan.before),
@@ -328,7 +329,7 @@ fn frontier(account: &Account) -> Result<Value> {
     let mut value =
         serde_json::to_value(&frontier).map_err(|e| Error::bug("json", e.to_string()))?;
     value["chosen"] = json!({
-        "peak_bytes": task.shown(plan.after.peak_bytes), "overhead_pct": overhead_pct,
+        "peak_bytes": training.shown(plan.after.peak_bytes), "overhead_pct": overhead_pct,
     });
     Ok(value)
 }

@@ -1,6 +1,7 @@
 //! The report of `optimize`: a JSON object for programs, a table before and after for people.
 
 use super::sharing;
+use crate::planning::report::PlanReport;
 use crate::planning::trials;
 use crate::provenance::keys;
 use crate::report::account::Account;
@@ -9,78 +10,48 @@ use crate::report::memory::Held;
 use crate::report::verdict::Fate;
 use crate::units::{bytes, flops, percent};
 use ckpt_passes::Result;
-use ckpt_passes::analysis::gradients::training_outputs;
-use ckpt_passes::analysis::gradients::updated;
-use ckpt_passes::analysis::sharing::KvSharing;
+use ckpt_passes::analysis::gradients::{training_outputs, updated};
 use ckpt_passes::analysis::{Binding, Breakdown, Device, MemoryProfile, Sizes};
 use ckpt_passes::compile::Compiled;
-use ckpt_passes::driver::Made;
 use ckpt_passes::ir::Graph;
-use ckpt_passes::plan::Trial;
+use ckpt_passes::plan::{Objective, PlanOutcome};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// The result of a plan. Fields of budgets are null for a policy.
+/// What `optimize` prints: the figures of the plan, and of the graph that it rewrote.
 #[derive(Clone, Debug, Serialize)]
 pub struct Summary {
-    /// The policy with its overrides.
-    pub policy: String,
+    #[serde(flatten)]
+    pub plan: PlanReport,
     /// The loss that was differentiated; null where the file had its backward.
     pub loss: Option<String>,
-    /// Fused ops, and how many of each.
+    /// The ops that were fused, and how often.
     pub fused: BTreeMap<&'static str, usize>,
-    /// Chunk counts of the head and the loss, by the node that computes the logits.
+    /// The chunk counts of the head and the loss, by the node that makes the scores.
     pub tiled: BTreeMap<String, usize>,
-    /// Chunk counts of chains of ops on tokens, by their first nodes.
+    /// The chunk counts of chains of ops on tokens, by their first nodes.
     pub tiled_mlps: BTreeMap<String, usize>,
-    /// Chunk counts that the planner tried (`auto` only).
-    pub parts_tried: Vec<Trial>,
-    /// The optimizer with all its settings; null without one.
+    /// What updates the parameters, with all its settings; null where nothing does.
     pub optimizer: Option<String>,
-    /// True if each update runs as soon as its gradient is complete. Gradients are no outputs then.
+    /// Whether each update runs as soon as its gradient is complete, so that gradients are no outputs.
     pub fuse_optimizer: bool,
     pub updated_parameters: usize,
-    /// What the plan minimizes within its budget; the next three percentages are in its terms.
+    /// The objective of a budgeted plan: `cost` or `flops`.
     pub objective: Option<String>,
-    pub budget_bytes: Option<u64>,
-    pub peak_before_bytes: u64,
-    pub peak_after_bytes: u64,
-    /// Parameters and inputs: resident throughout.
-    pub static_bytes: u64,
-    pub saved_bytes: u64,
-    pub recompute_flops: u64,
-    pub forward_backward_flops: u64,
-    /// In percent of the unplanned step: time by the cost model, or FLOPs if those are the objective.
-    pub overhead_pct: f64,
-    pub lower_bound_pct: Option<f64>,
-    pub gap_pct: Option<f64>,
-    /// The class of schedules that the bound covers.
-    pub bound_class: Option<String>,
-    pub smallest_feasible_bytes: Option<u64>,
-    pub plan_seconds: f64,
-    /// The number of offloaded ops, and the most bytes offloaded at once.
-    pub offloaded: usize,
+    /// The most bytes that are offloaded at once.
     pub outside_peak_bytes: u64,
-    /// Recompute subgraphs.
-    pub segments: usize,
-    pub blocks: usize,
-    pub kv_sharing: Vec<KvSharing>,
-    /// The sizes that all figures are for.
-    pub dims: BTreeMap<String, i64>,
-    /// The sizes among them that are defaults.
-    pub assumed_dims: Vec<String>,
-    /// Sizes that depend on data, with the upper bounds used for them; figures are then upper bounds.
+    /// Sizes only the data decides, and the upper bounds that stand for them: the figures are upper bounds then.
     pub bounded_dims: BTreeMap<String, i64>,
-    /// Forward outputs of the training graph, and the bytes that each holds to the end.
+    /// Forward outputs that the training graph keeps, and the bytes each holds to the end.
     pub kept_outputs: BTreeMap<String, u64>,
     pub at_peak_before: BTreeMap<&'static str, u64>,
     pub at_peak_after: BTreeMap<&'static str, u64>,
-    /// The largest storages live at the peak, largest first; at most [`LARGEST`].
+    /// The largest storages that are alive at the peak, largest first; at most [`LARGEST`].
     pub largest_at_peak: Vec<Held>,
     pub trained_parameters: usize,
     pub frozen_parameters: usize,
-    /// Bytes of forward results that are freed and recomputed.
+    /// Forward results that are freed and recomputed.
     pub recomputed_bytes: u64,
     pub warnings: Vec<String>,
 }
@@ -111,25 +82,26 @@ impl Measured {
 }
 
 impl Summary {
-    /// Reports on the rewritten `graph`; `before` is the table of the unplanned graph.
+    /// Returns the summary of a rewritten graph. `account` is of its plan, `unplanned` the graph before it was rewritten.
     ///
     /// # Errors
-    /// A bug if the peak of the rewritten graph is not the predicted one.
+    /// A bug if the rewritten graph does not have the memory that the plan predicts.
     pub fn new(
         graph: &Graph,
+        unplanned: &Graph,
         compiled: &Compiled,
-        made: &Made,
-        before: &Breakdown,
+        binding: &Binding,
+        (outcome, account): (&PlanOutcome, &Account),
     ) -> Result<Summary> {
-        let after = Measured::new(graph, &made.binding, &made.subject.device)?;
-        let score = &made.plan.after;
-        let certificate = made.plan.certificate.as_ref();
-        if after.memory.peak_bytes != score.peak_bytes {
+        let (step, plan) = (account.step, &outcome.plan);
+        let before = Measured::new(unplanned, binding, &step.device)?;
+        let after = Measured::new(graph, binding, &step.device)?;
+        if after.memory.peak_bytes != plan.after.peak_bytes {
             return Err(ckpt_passes::Error::bug(
                 "memory",
                 "the peak of the rewritten graph is not the peak of its plan",
             )
-            .expected(format!("{} bytes", score.peak_bytes))
+            .expected(format!("{} bytes", plan.after.peak_bytes))
             .found(format!("{} bytes", after.memory.peak_bytes)));
         }
         let training = training_outputs(graph);
@@ -138,74 +110,35 @@ impl Summary {
             .outputs()
             .iter()
             .filter(|v| !training.contains(v) && named(v) != "loss");
+        let objective = plan.certificate.as_ref().map(|c| c.objective.clone());
+        let by = objective
+            .as_deref()
+            .map_or(Ok(Objective::Cost), Objective::parse)?;
+        let mut largest_at_peak = account.after.at_peak();
+        largest_at_peak.truncate(LARGEST);
+        let recomputed = account.verdicts.iter();
+        let recomputed = recomputed.filter(|v| v.fate == Fate::Recomputed);
         Ok(Summary {
-            policy: made.plan.policy.clone(),
-            loss: compiled.loss.as_ref().map(|l| l.to_string()),
+            plan: PlanReport::new(step, outcome, by),
+            loss: step.loss.clone(),
             fused: compiled.fused.clone(),
             tiled: compiled.tiled.iter().cloned().collect(),
             tiled_mlps: compiled.tiled_mlps.iter().cloned().collect(),
-            parts_tried: trials::list(compiled.tried.as_ref()),
             optimizer: graph.meta.get(keys::OPTIMIZER).cloned(),
             fuse_optimizer: graph.meta.contains_key(keys::FUSE_OPTIMIZER),
             updated_parameters: updated(graph).len(),
-            objective: certificate.map(|c| c.objective.clone()),
-            budget_bytes: certificate.map(|c| c.budget_bytes),
-            peak_before_bytes: made.plan.before.peak_bytes,
-            peak_after_bytes: score.peak_bytes,
-            static_bytes: score.static_bytes,
-            saved_bytes: made.plan.saved_bytes(),
-            recompute_flops: made.plan.recompute_flops(),
-            forward_backward_flops: made.plan.before.flops,
-            overhead_pct: match certificate {
-                Some(c) if c.objective == "flops" => score.flops_overhead_pct(&made.plan.before),
-                _ => score.overhead_pct(&made.plan.before),
-            },
-            lower_bound_pct: certificate.map(|c| c.lower_bound_pct),
-            gap_pct: certificate.map(|c| c.gap_pct),
-            bound_class: certificate.map(|c| c.class.clone()),
-            smallest_feasible_bytes: made.smallest_bytes,
-            plan_seconds: made.seconds,
-            offloaded: made.plan.offloaded.len(),
+            objective,
             outside_peak_bytes: after.memory.outside_peak_bytes,
-            segments: made.plan.segments.len(),
-            blocks: made.subject.blocks.list.len(),
-            kv_sharing: made.subject.blocks.kv_sharing.clone(),
-            dims: made
-                .binding
-                .iter()
-                .map(|(n, size)| (n.to_string(), size))
-                .collect(),
-            assumed_dims: made
-                .binding
-                .assumed()
-                .map(|(n, ..)| n.to_string())
-                .collect(),
             bounded_dims: after.sizes.bounded.clone(),
             kept_outputs: kept.map(|v| (named(v), after.sizes.bytes(*v))).collect(),
-            at_peak_before: before.rows().into_iter().collect(),
+            at_peak_before: before.rows.rows().into_iter().collect(),
             at_peak_after: after.rows.rows().into_iter().collect(),
-            largest_at_peak: Vec::new(),
-            trained_parameters: 0,
-            frozen_parameters: 0,
-            recomputed_bytes: 0,
+            largest_at_peak,
+            trained_parameters: step.labels.trained,
+            frozen_parameters: step.labels.frozen,
+            recomputed_bytes: recomputed.map(|v| v.bytes).sum(),
             warnings: compiled.warnings.clone(),
         })
-    }
-
-    /// Adds figures from the account of the plan.
-    #[must_use]
-    pub fn with(mut self, account: &Account) -> Summary {
-        let labels = &account.task.labels;
-        let mut held = account.after.at_peak();
-        held.truncate(LARGEST);
-        self.largest_at_peak = held;
-        (self.trained_parameters, self.frozen_parameters) = (labels.trained, labels.frozen);
-        let again = account
-            .verdicts
-            .iter()
-            .filter(|v| v.fate == Fate::Recomputed);
-        self.recomputed_bytes = again.map(|v| v.bytes).sum();
-        self
     }
 
     /// Returns the table for people.
@@ -215,12 +148,14 @@ impl Summary {
         let _ = writeln!(
             out,
             "policy {}, loss {loss}, {} layers, {} parameters trained, {} frozen",
-            self.policy, self.blocks, self.trained_parameters, self.frozen_parameters
+            self.plan.policy, self.plan.blocks, self.trained_parameters, self.frozen_parameters
         );
-        out.push_str(&sharing::human(&self.kv_sharing));
-        let sizes = console::sizes(&self.dims, |name| match self.assumed_dims.contains(name) {
-            true => format!(" (assumed: say --dim {name}=N)"),
-            false => String::new(),
+        out.push_str(&sharing::human(&self.plan.kv_sharing));
+        let sizes = console::sizes(&self.plan.dims, |name| {
+            match self.plan.assumed_dims.contains(name) {
+                true => format!(" (assumed: say --dim {name}=N)"),
+                false => String::new(),
+            }
         });
         let _ = writeln!(out, "planned at {sizes}\n");
         let _ = writeln!(
@@ -242,15 +177,15 @@ impl Summary {
             out,
             "  {:<22}{:>14}{:>14}   {:.1} % less",
             "peak",
-            bytes(self.peak_before_bytes),
-            bytes(self.peak_after_bytes),
-            percent(self.saved_bytes, self.peak_before_bytes)
+            bytes(self.plan.peak_before_bytes),
+            bytes(self.plan.peak_after_bytes),
+            percent(self.plan.saved_bytes, self.plan.peak_before_bytes)
         );
         out.push('\n');
         out.push_str(&console::bars(
-            self.peak_before_bytes,
-            self.peak_after_bytes,
-            self.budget_bytes,
+            self.plan.peak_before_bytes,
+            self.plan.peak_after_bytes,
+            self.plan.budget_bytes,
         ));
         let _ = writeln!(out, "\n  largest at the peak");
         out.push_str(&console::largest(&self.largest_at_peak));
@@ -258,16 +193,16 @@ impl Summary {
             out,
             "\n  recomputes {} ({}) in {} segments: {:.1} % more FLOPs, {:.1} % overhead",
             bytes(self.recomputed_bytes),
-            flops(self.recompute_flops),
-            self.segments,
-            percent(self.recompute_flops, self.forward_backward_flops),
-            self.overhead_pct
+            flops(self.plan.recompute_flops),
+            self.plan.segments,
+            percent(self.plan.recompute_flops, self.plan.forward_backward_flops),
+            self.plan.overhead_pct
         );
-        if self.offloaded > 0 {
+        if self.plan.offloaded > 0 {
             let _ = writeln!(
                 out,
                 "  offloads the results of {} ops: at most {} outside at once",
-                self.offloaded,
+                self.plan.offloaded,
                 bytes(self.outside_peak_bytes)
             );
         }
@@ -284,7 +219,7 @@ impl Summary {
                 self.tiled_mlps.len()
             );
         }
-        out.push_str(&trials::human(&self.parts_tried));
+        out.push_str(&trials::human(&self.plan.parts_tried));
         if let Some(optimizer) = &self.optimizer {
             let when = match self.fuse_optimizer {
                 true => "each as soon as its gradient is complete; gradients are no outputs",
@@ -296,22 +231,18 @@ impl Summary {
                 self.updated_parameters
             );
         }
-        if let (Some(lower), Some(gap), Some(budget)) =
-            (self.lower_bound_pct, self.gap_pct, self.budget_bytes)
-        {
+        if let (Some(lower), Some(gap), Some(budget)) = (
+            self.plan.lower_bound_pct,
+            self.plan.gap_pct,
+            self.plan.budget_bytes,
+        ) {
             let _ = writeln!(
                 out,
                 "  budget {}: proven that no plan within it has less than {lower:.2} % overhead; gap {gap:.2} %",
                 bytes(budget)
             );
         }
-        if let Some(smallest) = self.smallest_feasible_bytes {
-            let _ = writeln!(
-                out,
-                "  smallest feasible budget: {smallest} bytes ({})",
-                bytes(smallest)
-            );
-        }
+        out.push_str(&self.plan.smallest_line());
         for (name, size) in &self.kept_outputs {
             let _ = writeln!(
                 out,

@@ -1,11 +1,11 @@
 //! The ops that the steps of a schedule refer to, with names, layers and sub-blocks.
 //!
-//! The schedule of a plan that offloads belongs to the lowered problem (see [`ckpt_passes::plan::transfer_lowering`]). There
+//! The schedule of a plan that offloads belongs to the expanded problem (see [`ckpt_passes::plan::transfer_lowering`]). There
 //! an offloaded op is three ops: one runs, one moves its results, one releases them. All three have the op's name here.
 
 use crate::planning::labels::{Labels, Role};
 use ckpt_passes::Result;
-use ckpt_passes::plan::transfer_lowering::{Stage, Staged};
+use ckpt_passes::plan::transfer_lowering::{ExpandedOp, ExpandedProblem};
 use ckpt_passes::plan::{Op, OpAnnotations, Plan, Problem};
 use std::borrow::Cow;
 
@@ -13,10 +13,10 @@ use std::borrow::Cow;
 #[derive(Clone)]
 pub struct Terms<'a> {
     pub problem: Cow<'a, Problem>,
-    pub structure: Cow<'a, OpAnnotations>,
+    pub annotations: Cow<'a, OpAnnotations>,
     pub labels: Cow<'a, Labels>,
     /// By op of a lowered problem; empty for any other.
-    stages: Vec<Stage>,
+    expanded_ops: Vec<ExpandedOp>,
     /// Number of values before lowering.
     values: usize,
 }
@@ -25,14 +25,14 @@ impl<'a> Terms<'a> {
     /// Returns the terms of schedules without transfers.
     pub fn plain(
         problem: &'a Problem,
-        structure: &'a OpAnnotations,
+        annotations: &'a OpAnnotations,
         labels: &'a Labels,
     ) -> Terms<'a> {
         Terms {
             problem: Cow::Borrowed(problem),
-            structure: Cow::Borrowed(structure),
+            annotations: Cow::Borrowed(annotations),
             labels: Cow::Borrowed(labels),
-            stages: Vec::new(),
+            expanded_ops: Vec::new(),
             values: problem.values.len(),
         }
     }
@@ -45,20 +45,20 @@ impl<'a> Terms<'a> {
         if plan.offloaded.is_empty() {
             return Ok(self.clone());
         }
-        let staged = Staged::new(&self.problem, &plan.offloaded)?;
+        let expanded = ExpandedProblem::new(&self.problem, &plan.offloaded)?;
         let mut labels = self.labels.clone().into_owned();
-        for _ in self.problem.values.len()..staged.problem.values.len() {
+        for _ in self.problem.values.len()..expanded.problem.values.len() {
             labels.names.push(String::new());
             labels.types.push(String::new());
             labels.roles.push(Role::Inner);
         }
-        labels.modules = staged.each(&labels.modules);
-        let structure = staged.structure(&self.structure);
+        labels.modules = expanded.each(&labels.modules);
+        let annotations = expanded.annotations(&self.annotations);
         Ok(Terms {
-            structure: Cow::Owned(structure),
+            annotations: Cow::Owned(annotations),
             labels: Cow::Owned(labels),
-            problem: Cow::Owned(staged.problem),
-            stages: staged.stages,
+            problem: Cow::Owned(expanded.problem),
+            expanded_ops: expanded.expanded_ops,
             values: self.values,
         })
     }
@@ -70,7 +70,7 @@ impl<'a> Terms<'a> {
 
     /// Returns the index here of an op of the problem before lowering.
     pub fn op(&self, op: usize) -> usize {
-        match self.stages.binary_search_by_key(&op, |s| s.op()) {
+        match self.expanded_ops.binary_search_by_key(&op, |s| s.op()) {
             // The search may end at any of the three ops.
             Ok(at) => self.computes(at),
             Err(_) => op,
@@ -80,18 +80,18 @@ impl<'a> Terms<'a> {
     /// Returns true for an op that moves or releases the results of another.
     pub fn is_move(&self, op: usize) -> bool {
         matches!(
-            self.stages.get(op),
-            Some(Stage::Move(_) | Stage::Release(_))
+            self.expanded_ops.get(op),
+            Some(ExpandedOp::Transfer(_) | ExpandedOp::Release(_))
         )
     }
 
     /// Returns the op that computes the results of an op, which may only move them.
     pub fn computes(&self, op: usize) -> usize {
         // The three ops are adjacent: run, move, release.
-        match self.stages.get(op) {
-            Some(Stage::Move(_)) => op - 1,
-            Some(Stage::Release(_)) => op - 2,
-            Some(Stage::Run(_)) | None => op,
+        match self.expanded_ops.get(op) {
+            Some(ExpandedOp::Transfer(_)) => op - 1,
+            Some(ExpandedOp::Release(_)) => op - 2,
+            Some(ExpandedOp::Run(_)) | None => op,
         }
     }
 

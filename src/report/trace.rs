@@ -7,7 +7,7 @@
 use super::account::Account;
 use super::memory::{Kind, Memory};
 use super::verdict::Fate;
-use ckpt_passes::plan::Phase;
+use ckpt_passes::plan::OpPhase;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::io::{Result, Write};
@@ -123,15 +123,15 @@ fn slices(trace: &mut Trace, account: &Account, memory: &Memory, track: Track) {
             (true, _) if terms.is_move(*o) => "fetch",
             (false, _) if terms.is_move(*o) => "offload",
             (true, _) => "recompute",
-            (_, Phase::Forward) => "forward",
-            (_, Phase::Backward) => "backward",
+            (_, OpPhase::Forward) => "forward",
+            (_, OpPhase::Backward) => "backward",
         };
         let mut args = Map::new();
         args.insert("step".into(), step.into());
         args.insert("op".into(), node.kind.as_str().into());
         args.insert("flops".into(), op.flops.into());
         args.insert("live_bytes".into(), memory.live_bytes[step].into());
-        if let Some(layer) = terms.structure.block_of[*o] {
+        if let Some(layer) = terms.annotations.layer_of[*o] {
             args.insert("layer".into(), layer.into());
         }
         if let Some(fate) = fates.get(node.name.as_str()) {

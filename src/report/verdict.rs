@@ -9,7 +9,7 @@ use super::terms::Terms;
 use super::words::words;
 use crate::planning::labels::Role;
 use crate::units::{bytes, micros};
-use ckpt_passes::plan::{Kind as Lives, OpAnnotations, Phase, Plan, Problem};
+use ckpt_passes::plan::{OpAnnotations, OpPhase, Plan, Problem, ValueKind};
 use rustc_hash::FxHashSet;
 use serde::Serialize;
 
@@ -119,7 +119,7 @@ impl Looker<'_> {
             us += op.cost;
             for v in &op.ins {
                 let root = self.roots[*v];
-                let is_there = self.problem.values[root].kind == Lives::Static
+                let is_there = self.problem.values[root].kind == ValueKind::Static
                     || self.held[root].iter().any(|(a, b)| *a <= step && step < *b);
                 if is_there {
                     continue;
@@ -137,7 +137,7 @@ impl Looker<'_> {
 /// What becomes of every value that an op makes, in the given order.
 pub fn verdicts(plan: &Plan, memory: &Memory) -> Vec<Verdict> {
     let terms = &memory.terms;
-    let (problem, structure, labels) = (&*terms.problem, &*terms.structure, &*terms.labels);
+    let (problem, annotations, labels) = (&*terms.problem, &*terms.annotations, &*terms.labels);
     let mut looker = Looker {
         terms,
         problem,
@@ -153,7 +153,7 @@ pub fn verdicts(plan: &Plan, memory: &Memory) -> Vec<Verdict> {
     for (step, o) in memory.schedule.iter().enumerate() {
         looker.runs[*o] += 1;
         let op = &problem.ops[*o];
-        if memory.is_recompute[step] || op.phase == Phase::Backward {
+        if memory.is_recompute[step] || op.phase == OpPhase::Backward {
             for v in &op.ins {
                 looker.needed[looker.roots[*v]].get_or_insert(step);
             }
@@ -173,7 +173,7 @@ pub fn verdicts(plan: &Plan, memory: &Memory) -> Vec<Verdict> {
             let is_moved = terms.is_move(o);
             let node = terms.computes(o);
             let role = labels.roles[*v];
-            let fate = if value.view_of.is_some() || value.kind == Lives::Static {
+            let fate = if value.view_of.is_some() || value.kind == ValueKind::Static {
                 Fate::View
             } else if looker.runs[o] > 1 {
                 match is_moved {
@@ -182,7 +182,7 @@ pub fn verdicts(plan: &Plan, memory: &Memory) -> Vec<Verdict> {
                 }
             } else if matches!(role, Role::Output | Role::Gradient) {
                 Fate::Output
-            } else if op.phase == Phase::Backward {
+            } else if op.phase == OpPhase::Backward {
                 Fate::Backward
             } else if looker.needed[*v].is_some() {
                 Fate::Kept
@@ -201,8 +201,8 @@ pub fn verdicts(plan: &Plan, memory: &Memory) -> Vec<Verdict> {
                 ty: labels.types[*v].clone(),
                 node: problem.ops[node].name.clone(),
                 op: problem.ops[node].kind.clone(),
-                layer: structure.block_of[o],
-                part: part(structure, node),
+                layer: annotations.layer_of[o],
+                part: part(annotations, node),
                 module: labels.modules[node].clone(),
                 fate,
                 bytes: value.bytes,
@@ -224,9 +224,9 @@ pub fn verdicts(plan: &Plan, memory: &Memory) -> Vec<Verdict> {
     all
 }
 
-fn part(structure: &OpAnnotations, op: usize) -> Option<String> {
-    let core = structure.core_of[op].clone();
-    let part = structure.submodule_of[op].map(|s| structure.submodules[s].clone());
+fn part(annotations: &OpAnnotations, op: usize) -> Option<String> {
+    let core = annotations.core_of[op].clone();
+    let part = annotations.sub_block_of[op].map(|s| annotations.sub_blocks[s].clone());
     core.or(part)
 }
 

@@ -2,13 +2,13 @@
 //!
 //! The plan comes from the nodes and is judged again. Only reasons come from metadata.
 
-use crate::planning::task::{Planned, Task};
+use crate::planning::step::TrainingStep;
 use crate::provenance::keys;
 use ckpt_passes::compile::Request;
 use ckpt_passes::ir::{Graph, NodeId, SecondaryMap};
 use ckpt_passes::ops::transfer;
-use ckpt_passes::plan::Plan;
-use ckpt_passes::plan::transfer_lowering::{Stage, Staged};
+use ckpt_passes::plan::transfer_lowering::{ExpandedOp, ExpandedProblem};
+use ckpt_passes::plan::{Plan, PlanOutcome};
 use ckpt_passes::transform::remat::strip_again;
 use ckpt_passes::{Error, Result};
 
@@ -32,7 +32,7 @@ enum Does {
 ///
 /// # Errors
 /// A graph that lacks the original of a copy, or does not run in its own order.
-pub fn read(graph: &Graph, request: &Request) -> Result<(Task, Planned)> {
+pub fn read(graph: &Graph, request: &Request) -> Result<(TrainingStep, PlanOutcome)> {
     // By node of the schedule: its original, or the node whose results it moves. All results of a node move together.
     let (mut steps, mut waiting) = (Vec::new(), Vec::new());
     for id in graph.order() {
@@ -59,7 +59,7 @@ pub fn read(graph: &Graph, request: &Request) -> Result<(Task, Planned)> {
     }
     let mut training = graph.clone();
     strip_again(&mut training);
-    let task = Task::of_training(&training, request)?;
+    let training_step = TrainingStep::of_training(&training, request)?;
     let mut op_of: SecondaryMap<NodeId, Option<usize>> =
         SecondaryMap::new(graph.node_bound(), None);
     for (op, node) in training.order().iter().enumerate() {
@@ -69,22 +69,22 @@ pub fn read(graph: &Graph, request: &Request) -> Result<(Task, Planned)> {
     let Some(waiting) = ops(waiting) else {
         return bug("no node of the graph computes an offloaded value");
     };
-    let staged = Staged::new(&task.problem, &waiting)?;
+    let expanded = ExpandedProblem::new(&training_step.input.problem, &waiting)?;
     let step = |(node, does): &(NodeId, Does)| {
         let op = op_of[*node]?;
         let stage = match does {
-            Does::Run => Stage::Run(op),
-            Does::MoveOut | Does::MoveIn => Stage::Move(op),
-            Does::Release => Stage::Release(op),
+            Does::Run => ExpandedOp::Run(op),
+            Does::MoveOut | Does::MoveIn => ExpandedOp::Transfer(op),
+            Does::Release => ExpandedOp::Release(op),
         };
-        staged.index(stage)
+        expanded.index(stage)
     };
     let Some(schedule) = steps.iter().map(step).collect::<Option<Vec<usize>>>() else {
         return bug("a copy has no original in its graph");
     };
     let policy = graph.meta.get(keys::POLICY);
     let name = policy.map_or("as the file has it", String::as_str);
-    let mut reasons = vec![String::new(); task.problem.values.len()];
+    let mut reasons = vec![String::new(); training_step.input.problem.values.len()];
     // The reasons of a budget are its costs, which are computed anew.
     let is_rule = !name.starts_with("budget");
     for (op, node) in training.order().iter().enumerate().filter(|_| is_rule) {
@@ -92,24 +92,24 @@ pub fn read(graph: &Graph, request: &Request) -> Result<(Task, Planned)> {
             continue;
         };
         let reason = text.split_once(": ").map_or("", |(_, why)| why);
-        for v in &task.problem.ops[op].outs {
+        for v in &training_step.input.problem.ops[op].outs {
             reasons[*v] = reason.into();
         }
     }
-    let layers = &task.structure.block_of;
-    reasons.resize(staged.problem.values.len(), String::new());
-    let (schedule, layers) = (staged.settled(&schedule), staged.each(layers));
-    let plan = Plan::new(name, &staged.problem, schedule, &layers, &reasons)?;
+    let layers = &training_step.input.annotations.layer_of;
+    reasons.resize(expanded.problem.values.len(), String::new());
+    let (schedule, layers) = (expanded.settled(&schedule), expanded.each(layers));
+    let plan = Plan::new(name, &expanded.problem, schedule, &layers, &reasons)?;
     let plan = match waiting.is_empty() {
         true => plan,
-        false => plan.unstaged(&task.problem, &staged)?,
+        false => plan.contracted(&training_step.input.problem, &expanded)?,
     };
     Ok((
-        task,
-        Planned {
+        training_step,
+        PlanOutcome {
             plan,
             seconds: 0.0,
-            smallest_bytes: None,
+            min_peak_bytes: None,
         },
     ))
 }

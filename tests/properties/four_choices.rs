@@ -7,10 +7,11 @@ use ckpt_passes::driver::Watch;
 use ckpt_passes::error::{Kind, Result};
 use ckpt_passes::ir::Graph;
 use ckpt_passes::plan::brute::{Move, cheapest_moving};
-use ckpt_passes::plan::constraint::Place;
-use ckpt_passes::plan::offload::{Offloading, What};
+use ckpt_passes::plan::constraint::PolicyScope;
 use ckpt_passes::plan::transfer_lowering::{movable, result_bytes};
-use ckpt_passes::plan::{Budget, BudgetGoal, Constraints, Effort, PlanInput, Policy, evaluate};
+use ckpt_passes::plan::{
+    Budget, Effort, Offload, OffloadSet, PlanInput, PlanRequest, Policy, evaluate,
+};
 use ckpt_passes::testing::Random;
 use ckpt_passes::text;
 use ckpt_passes::transform::loss::Loss;
@@ -75,25 +76,27 @@ struct Case {
 }
 
 impl Case {
-    fn compiled(&self, loss: Tile, budget: Option<BudgetGoal>) -> Result<(Graph, Compiled)> {
+    fn compiled(&self, loss: Tile, budget: Option<Budget>) -> Result<(Graph, Compiled)> {
         let mut graph = text::parse(&self.source)?;
         let request = Request {
             loss: Loss::parse("output:loss")?,
-            policy: Policy::None,
-            budget,
+            plan: match budget {
+                None => Policy::NONE.into(),
+                Some(budget) => PlanRequest {
+                    effort: Effort::First,
+                    offload: Offload {
+                        set: OffloadSet::Auto,
+                        min_bytes: 0,
+                        streams: false,
+                        ..Offload::default()
+                    },
+                    ..budget.into()
+                },
+            },
             device: self.device.clone(),
             tile: Tiles {
                 loss,
                 mlp: Tile::Off,
-            },
-            offload: match budget {
-                None => Offloading::default(),
-                Some(_) => Offloading {
-                    what: What::Auto,
-                    min_bytes: 0,
-                    streams: false,
-                    ..Offloading::default()
-                },
             },
             optimizer: self.optimizer,
             fuse_optimizer: self.optimizer.is_some(),
@@ -105,37 +108,36 @@ impl Case {
     }
 
     /// The step with so many parts, as a planner sees it.
-    fn subject(&self, parts: usize) -> (PlanInput, Constraints) {
+    fn input(&self, parts: usize) -> PlanInput {
         let tile = match parts {
             1 => Tile::Off,
             n => Tile::Chunks(n),
         };
         let (_, done) = self.compiled(tile, None).unwrap();
-        let made = done.made.unwrap();
-        (made.subject, made.choices)
+        done.planned.unwrap().bound.input
     }
 }
 
 /// Time of the best schedule of a step, transfers included, whether it computes something again and whether it moves
 /// something; `None` where none fits.
-fn best(
-    (subject, choices): &(PlanInput, Constraints),
-    budget_bytes: u64,
-) -> Option<(f64, bool, bool)> {
+fn best(input: &PlanInput, budget_bytes: u64) -> Option<(f64, bool, bool)> {
     let PlanInput {
-        problem, structure, ..
-    } = subject;
+        problem,
+        annotations,
+        constraints,
+        ..
+    } = input;
     let above_static_bytes = budget_bytes.checked_sub(problem.static_bytes())?;
     let (mut folded, ops) = problem.fold();
     let prices: Vec<f64> = folded.ops.iter().map(|op| op.cost).collect();
-    // What feeds the head stays, and what nothing trained flows into (plan/offload.rs, plan/choice.rs).
+    // What feeds the head stays, and what nothing trained flows into (plan/offload.rs, plan/constraint.rs).
     let mut may = movable(&folded);
     for (o, op) in ops.iter().enumerate() {
-        if choices.place[*op] == Place::Frozen {
+        if constraints.scope[*op] == PolicyScope::Frozen {
             folded.ops[o].recomputable = false;
             may[o] = false;
         }
-        may[o] &= !structure.feeds_scores[*op];
+        may[o] &= !annotations.feeds_scores[*op];
     }
     let transfer = problem.transfer.unwrap();
     let way = |o: usize| {
@@ -165,23 +167,17 @@ fn no_plan_beats_brute_force_and_few_are_worse() {
                 .map(|text| Optimizer::parse(text).unwrap()),
         };
         let most = rows.min(4);
-        let subjects: Vec<(PlanInput, Constraints)> =
-            (1..=most).map(|parts| case.subject(parts)).collect();
-        let uncut = &subjects[0].0.problem;
+        let inputs: Vec<PlanInput> = (1..=most).map(|parts| case.input(parts)).collect();
+        let uncut = &inputs[0].problem;
         let whole = evaluate(uncut, &uncut.given_order()).unwrap();
         let share = [0.5, 0.65, 0.8, 0.95][r.below(4)];
         let above_bytes = (whole.peak_above_static_bytes as f64 * share) as u64;
         let budget_bytes = whole.static_bytes + above_bytes;
         // Of steps that are too large for brute force nothing is known.
-        let small = |s: &&(PlanInput, Constraints)| s.0.problem.fold().0.ops.len() <= LARGEST;
-        let each: Vec<_> = subjects.iter().take_while(small).collect();
+        let small = |input: &&PlanInput| input.problem.fold().0.ops.len() <= LARGEST;
+        let each: Vec<_> = inputs.iter().take_while(small).collect();
         let each: Vec<_> = each.iter().map(|p| best(p, budget_bytes)).collect();
-        let budgeted = BudgetGoal {
-            budget: Budget::Bytes(budget_bytes),
-            effort: Effort::First,
-            ..BudgetGoal::default()
-        };
-        let done = match case.compiled(Tile::Auto, Some(budgeted)) {
+        let done = match case.compiled(Tile::Auto, Some(Budget::Bytes(budget_bytes))) {
             Ok((_, done)) => done,
             Err(e) => {
                 assert_eq!(e.kind(), Kind::Budget, "graph {n}: {e}");
@@ -190,7 +186,7 @@ fn no_plan_beats_brute_force_and_few_are_worse() {
             }
         };
         let parts = done.tiled.first().map_or(1, |(_, parts)| *parts);
-        let plan = done.made.unwrap().plan;
+        let plan = done.planned.unwrap().outcome.plan;
         let name = format!("graph {n} in {parts} parts of {rows} rows at {budget_bytes} bytes");
         assert!(plan.after.peak_bytes <= budget_bytes, "{name}");
         // Of so many parts the plan is no better than the best, and the bound is not above it.
@@ -205,18 +201,18 @@ fn no_plan_beats_brute_force_and_few_are_worse() {
             assert!(lower <= price + slack, "{name}: {lower} > {price}");
             if let Some(tried) = &done.tried {
                 let own = tried.trials.iter().find(|t| t.chosen).unwrap();
-                assert_eq!(own.parts, parts, "{name}");
+                assert_eq!(own.loss_chunks, parts, "{name}");
                 assert!(certificate.class.contains("other numbers were not"));
             }
         }
         // Of every number that was tried quickly, the bound holds, too.
         for trial in done.tried.iter().flat_map(|t| &t.trials) {
-            let brute = each.get(trial.parts - 1).copied().flatten();
+            let brute = each.get(trial.loss_chunks - 1).copied().flatten();
             if let (Some(bound), Some((price, ..))) = (trial.lower_bound_pct, brute) {
                 let least = whole.cost * (1.0 + bound / 100.0);
                 assert!(least <= price + 1e-6 * (1.0 + price), "{name}: {trial:?}");
             }
-            let unknown = trial.parts > each.len();
+            let unknown = trial.loss_chunks > each.len();
             assert!(
                 !trial.fits || brute.is_some() || unknown,
                 "{name}: {trial:?}"

@@ -2,12 +2,13 @@
 //! the runtime.
 
 use ckpt_passes::analysis::sizes::dim_kinds;
-use ckpt_passes::analysis::{Binding, Device, MemoryProfile, Sizes};
+use ckpt_passes::analysis::{Binding, MemoryProfile, Sizes};
 use ckpt_passes::driver::{ALL, Cx, Pipeline, Watch, run};
 use ckpt_passes::ir::verify::verify;
 use ckpt_passes::ir::{DType, Graph};
 use ckpt_passes::ops;
-use ckpt_passes::plan::{Plan, PlanInput, saved_set};
+use ckpt_passes::plan::{Plan, saved_set};
+use ckpt_passes::planning::BoundGraph;
 use ckpt_passes::testing::models::{SIZES, random, single};
 use ckpt_passes::testing::recipes::Recipe;
 use ckpt_passes::testing::{Random, recipes};
@@ -116,10 +117,10 @@ fn random_models_become_training_graphs_and_plans_are_taken_back() {
             continue;
         }
         let mut cx = Cx::default();
-        cx.options.loss = Loss::Vjp;
+        cx.request.loss = Loss::Vjp;
         let named = dim_kinds(&g);
         let sizes = SIZES.iter().filter(|(name, _)| named.contains_key(*name));
-        cx.options.dims = sizes.map(|(name, n)| (name.to_string(), *n)).collect();
+        cx.request.dims = sizes.map(|(name, n)| (name.to_string(), *n)).collect();
         let before = print(&g);
         let start = |g: &mut Graph, cx: &mut Cx| {
             let pipeline = Pipeline::parse("infer,simplify,loss,autodiff,simplify").unwrap();
@@ -152,9 +153,9 @@ fn random_models_become_training_graphs_and_plans_are_taken_back() {
 
 /// Keeps a random fifth of what could be recomputed; returns the number of copies.
 fn rewrite(g: &mut Graph, cx: &Cx, r: &mut Random) -> usize {
-    let binding = Binding::new(g, &cx.options.dims).unwrap();
-    let subject = PlanInput::new(g, &binding, &Device::default()).unwrap();
-    let p = &subject.problem;
+    let binding = Binding::new(g, &cx.request.dims).unwrap();
+    let bound = BoundGraph::new(g, &binding, cx.request.planning_options()).unwrap();
+    let p = &bound.input.problem;
     let kept: Vec<bool> = p.values.iter().map(|_| r.below(5) == 0).collect();
     let none = vec![None; p.ops.len()];
     let plan = Plan::new(
@@ -165,7 +166,7 @@ fn rewrite(g: &mut Graph, cx: &Cx, r: &mut Random) -> usize {
         &Vec::new(),
     )
     .unwrap();
-    let copies = remat(g, p, &subject.map, &plan, &none).unwrap();
+    let copies = remat(g, &bound.input, &bound.nodes, &plan).unwrap();
     let memory = MemoryProfile::new(g, &Sizes::new(g, &binding).unwrap()).unwrap();
     assert_eq!(memory.peak_bytes, plan.after.peak_bytes);
     copies

@@ -10,11 +10,12 @@ use crate::support::torch;
 use ckpt_opt::runtime::convert;
 use ckpt_opt::runtime::executor::Program;
 use ckpt_passes::analysis::sizes::dim_kinds;
-use ckpt_passes::analysis::{Binding, Device, MemoryProfile, Sizes};
+use ckpt_passes::analysis::{Binding, MemoryProfile, Sizes};
 use ckpt_passes::driver::{Cx, Pipeline, Watch, run};
 use ckpt_passes::ir::op::{Body, Grad, body_of};
 use ckpt_passes::ir::{DType, Graph, ValueId};
-use ckpt_passes::plan::{Plan, PlanInput, saved_set};
+use ckpt_passes::plan::{Plan, saved_set};
+use ckpt_passes::planning::BoundGraph;
 use ckpt_passes::testing::Random;
 use ckpt_passes::testing::models::{Model, SIZES, random, single, tensor};
 use ckpt_passes::testing::recipes::{self, Recipe};
@@ -122,19 +123,19 @@ fn planned_equals_unplanned_bit_for_bit_in_the_memory_predicted() {
         let model = random(&mut r, 4 + n % 25, dtype, n % 2 == 0, &Recipe::is_trainable);
         let mut g = model.graph.clone();
         let mut cx = Cx::default();
-        cx.options.loss = Loss::Vjp;
+        cx.request.loss = Loss::Vjp;
         let named = dim_kinds(&g);
         let sizes = SIZES.iter().filter(|(name, _)| named.contains_key(*name));
-        cx.options.dims = sizes.map(|(name, n)| (name.to_string(), *n)).collect();
+        cx.request.dims = sizes.map(|(name, n)| (name.to_string(), *n)).collect();
         let start = Pipeline::parse("infer,simplify,loss,autodiff,simplify").unwrap();
         if run(&start, &mut g, &mut cx, &mut Watch::default()).is_err() {
             continue;
         }
         let feed = inputs(&model, &g, dtype, &mut r);
         let before = outputs(&g, &feed);
-        let binding = Binding::new(&g, &cx.options.dims).unwrap();
-        let subject = PlanInput::new(&g, &binding, &Device::default()).unwrap();
-        let p = &subject.problem;
+        let binding = Binding::new(&g, &cx.request.dims).unwrap();
+        let bound = BoundGraph::new(&g, &binding, cx.request.planning_options()).unwrap();
+        let p = &bound.input.problem;
         let kept: Vec<bool> = p.values.iter().map(|_| r.below(4) == 0).collect();
         let none = vec![None; p.ops.len()];
         let plan = Plan::new(
@@ -145,7 +146,7 @@ fn planned_equals_unplanned_bit_for_bit_in_the_memory_predicted() {
             &Vec::new(),
         )
         .unwrap();
-        copies += remat(&mut g, p, &subject.map, &plan, &none).unwrap();
+        copies += remat(&mut g, &bound.input, &bound.nodes, &plan).unwrap();
         let done = Program::new(&g).unwrap().run(&feed).unwrap();
         assert_eq!(before.len(), done.outputs.len());
         for ((name, a), (other, b)) in before.iter().zip(&done.outputs) {

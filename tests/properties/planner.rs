@@ -2,8 +2,10 @@
 //! exists, a bound that no schedule beats, and nearly always the optimum.
 
 use ckpt_passes::plan::brute::{cheapest, smallest_peak};
-use ckpt_passes::plan::solve::{Effort, Failure, Request, smallest_feasible, solve};
-use ckpt_passes::plan::{Objective, Problem, evaluate};
+use ckpt_passes::plan::solve::answer::Query;
+use ckpt_passes::plan::solve::min_peak::min_peak;
+use ckpt_passes::plan::solve::solve;
+use ckpt_passes::plan::{Effort, Objective, Problem, evaluate};
 use ckpt_passes::testing::Random;
 use ckpt_passes::testing::dags::{Shape, random_dag};
 
@@ -20,23 +22,23 @@ struct Tally {
 fn compare(p: &Problem, budget_bytes: u64, tally: &mut Tally, name: &str) {
     let prices: Vec<f64> = p.ops.iter().map(|op| op.cost).collect();
     let best = cheapest(p, budget_bytes, &prices);
-    let request = Request {
+    let request = Query {
         budget_bytes: budget_bytes + p.static_bytes(),
         objective: Objective::Cost,
-        ..Request::default()
+        ..Query::default()
     };
     let dump = || serde_json::to_string(p).unwrap();
-    let (best, solution) = match (best, solve(p, &request)) {
-        (None, Err(Failure::Infeasible(why))) => {
+    let solved = solve(p, &request).unwrap_or_else(|e| panic!("{name}: {e}: {}", dump()));
+    let (best, solution) = match (best, solved) {
+        (None, Err(lowest)) => {
             assert!(
-                why.floor.reached_bytes > request.budget_bytes,
+                lowest.reached_bytes > request.budget_bytes,
                 "{name}: {}",
                 dump()
             );
             tally.impossible += 1;
             return;
         }
-        (_, Err(Failure::Invalid(e))) => panic!("{name}: {e}: {}", dump()),
         (None, Ok(s)) => panic!(
             "{name}: brute force has none, the solver {:?}: {}",
             s.schedule,
@@ -91,7 +93,7 @@ fn batch(seed: u64, count: usize, ops: std::ops::RangeInclusive<usize>, shape: S
             .peak_above_static_bytes;
         let least = smallest_peak(&p);
         let name = format!("{shape:?} {n}");
-        let floor = smallest_feasible(&p, &[], Effort::Normal).unwrap();
+        let floor = min_peak(&p, &[], Effort::Normal).unwrap();
         assert!(
             floor.least_bytes <= least + p.static_bytes(),
             "{name}: the floor is too high"

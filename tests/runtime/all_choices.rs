@@ -13,8 +13,7 @@ use ckpt_passes::analysis::Device;
 use ckpt_passes::compile::{Compiled, Request, compile};
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::Graph;
-use ckpt_passes::plan::offload::{Offloading, What};
-use ckpt_passes::plan::{Budget, BudgetGoal, Effort, Policy};
+use ckpt_passes::plan::{Budget, Effort, Offload, OffloadSet, PlanRequest, Policy};
 use ckpt_passes::transform::loss::Loss;
 use ckpt_passes::transform::optimizer::Optimizer;
 use ckpt_passes::transform::tile::{Tile, Tiles};
@@ -37,7 +36,7 @@ fn device() -> Device {
 fn step(tile: Tiles, fuse_optimizer: bool) -> Request {
     Request {
         loss: Loss::parse("causal-lm").unwrap(),
-        policy: Policy::None,
+        plan: Policy::NONE.into(),
         dims: dims(),
         fuse: true,
         device: device(),
@@ -68,22 +67,30 @@ fn run(graph: &Graph) -> Measured {
 fn runs_as_the_unplanned_step(model: &str, percent: f64, open: Tiles, fuse_optimizer: bool) {
     let _turn = torch::alone();
     let request = Request {
-        budget: Some(BudgetGoal {
-            budget: Budget::Percent(percent),
+        plan: PlanRequest {
             effort: Effort::First,
-            ..BudgetGoal::default()
-        }),
-        offload: Offloading {
-            what: What::Auto,
-            min_bytes: 4096,
-            ..Offloading::default()
+            offload: Offload {
+                set: OffloadSet::Auto,
+                min_bytes: 4096,
+                ..Offload::default()
+            },
+            ..Budget::Percent(percent).into()
         },
         ..step(open, fuse_optimizer)
     };
     let (graph, done) = compiled(model, &request);
-    let made = done.made.as_ref().unwrap();
-    let plan = &made.plan;
-    let tiles = done.tried.as_ref().unwrap().tiles();
+    let made = done.planned.as_ref().unwrap();
+    let plan = &made.outcome.plan;
+    let trials = &done.tried.as_ref().unwrap().trials;
+    let chosen = trials.iter().find(|t| t.chosen).unwrap();
+    let tile = |chunks: usize| match chunks {
+        1 => Tile::Off,
+        n => Tile::Chunks(n),
+    };
+    let tiles = Tiles {
+        loss: tile(chosen.loss_chunks),
+        mlp: tile(chosen.mlp_chunks),
+    };
     let (plain, alike) = compiled(model, &step(tiles, fuse_optimizer));
     assert_eq!(
         (&done.tiled, &done.tiled_mlps),
@@ -99,11 +106,12 @@ fn runs_as_the_unplanned_step(model: &str, percent: f64, open: Tiles, fuse_optim
     assert!(has(".updated") && has(".grad") != fuse_optimizer);
     assert!(!done.tiled.is_empty() && !plan.offloaded.is_empty());
     assert_eq!(done.tiled_mlps.is_empty(), open.mlp == Tile::Off);
-    assert!(plan.schedule.len() > made.subject.problem.ops.len());
+    assert!(plan.schedule.len() > made.bound.input.problem.ops.len());
     // Parts do not hide the head from what says which results stay for it.
     assert_eq!(
-        made.subject
-            .structure
+        made.bound
+            .input
+            .annotations
             .feeds_scores
             .iter()
             .filter(|f| **f)

@@ -31,7 +31,7 @@ fn compiled(name: &str, policy: Policy) -> Graph {
     let path = path.join("fixtures").join(name).join("model.onnx");
     let mut graph = load(&path, &Given::default()).unwrap().graph;
     let request = compile::Request {
-        policy,
+        plan: policy.into(),
         dims: dims(),
         ..compile::Request::default()
     };
@@ -88,7 +88,7 @@ fn steps(graph: &Graph, what: &str, arena: bool) -> (Bits, u64) {
 fn neither_a_plan_nor_an_arena_changes_a_bit() {
     let _turn = torch::alone();
     for name in ["gpt2", "bert", "llama32"] {
-        let graphs = [Policy::None, Policy::Full, Policy::Selective].map(|p| compiled(name, p));
+        let graphs = [Policy::NONE, Policy::FULL, Policy::SELECTIVE].map(|p| compiled(name, p));
         for threads in [1, 2] {
             tch::set_num_threads(threads);
             let mut expected: Option<Bits> = None;
@@ -117,7 +117,7 @@ fn every_block_of_a_place_finds_it() {
     let _turn = torch::alone();
     tch::set_num_threads(1);
     for name in ["gpt2", "bert", "llama32"] {
-        let graph = compiled(name, Policy::None);
+        let graph = compiled(name, Policy::NONE);
         let inputs = inputs(&graph);
         let mut program = Program::new(&graph).unwrap();
         program.use_arena(true);
@@ -142,7 +142,7 @@ fn every_block_of_a_place_finds_it() {
 fn an_arena_is_no_larger_than_its_plan() {
     let _turn = torch::alone();
     for name in ["gpt2", "bert", "llama32"] {
-        for policy in [Policy::None, Policy::Full, Policy::Selective] {
+        for policy in [Policy::NONE, Policy::FULL, Policy::SELECTIVE] {
             let graph = compiled(name, policy);
             let inputs = inputs(&graph);
             let specialization = Program::new(&graph)
@@ -162,7 +162,7 @@ fn an_arena_is_no_larger_than_its_plan() {
 #[test]
 fn no_step_leaves_anything_behind() {
     let _turn = torch::alone();
-    let graph = compiled("gpt2", Policy::Full);
+    let graph = compiled("gpt2", Policy::FULL);
     let inputs = inputs(&graph);
     for arena in [true, false] {
         let mut program = Program::new(&graph).unwrap();

@@ -7,8 +7,8 @@ use ckpt_passes::analysis::{Binding, MemoryProfile, Sizes};
 use ckpt_passes::compile::{Request, compile};
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::{Graph, ValueId};
-use ckpt_passes::plan::overrides::{Override, PolicyOverrides, Target};
 use ckpt_passes::plan::{Constraint, Policy};
+use ckpt_passes::planning::overrides::{Override, PolicyOverrides, Target};
 use ckpt_passes::testing::{Takes, sharing};
 use ckpt_passes::transform::loss::Loss;
 use std::collections::BTreeMap;
@@ -24,13 +24,13 @@ fn compiled(model: &str, loss: &str, policy: Policy) -> (Graph, Binding) {
     let mut graph = frontend::read(&path).unwrap().graph;
     let request = Request {
         loss: Loss::parse(loss).unwrap(),
-        policy,
+        plan: policy.into(),
         dims: vec![("batch".into(), BATCH), ("seq".into(), SEQ)],
         ..Request::default()
     };
     let done = compile(&mut graph, &request, &mut Watch::default())
         .unwrap_or_else(|e| panic!("{model}: {e}"));
-    (graph, done.made.unwrap().binding)
+    (graph, done.planned.unwrap().binding)
 }
 
 /// Small whole numbers that differ: token ids, labels and masks of ones alike.
@@ -110,10 +110,10 @@ fn same_under(
 fn planned_equals_unplanned_on_the_fixtures() {
     let _turn = torch::alone();
     let policies = [
-        Policy::None,
-        Policy::Full,
-        Policy::Selective,
-        Policy::Every(2),
+        Policy::NONE,
+        Policy::FULL,
+        Policy::SELECTIVE,
+        Policy::every(2),
     ];
     for (model, loss) in [
         ("llama32_bf16", "causal-lm"),
@@ -132,11 +132,11 @@ fn planned_equals_unplanned_on_an_export_that_shares_keys() {
     let _turn = torch::alone();
     let without_attention = Policy::parse("parts:mlp,norm").unwrap();
     let policies = [
-        Policy::None,
-        Policy::Full,
+        Policy::NONE,
+        Policy::FULL,
         without_attention,
-        Policy::Selective,
-        Policy::Every(2),
+        Policy::SELECTIVE,
+        Policy::every(2),
     ];
     let peaks = same_under("gemma3n", &policies, &|policy| {
         compiled("gemma3n", "vjp", policy)
@@ -171,11 +171,11 @@ fn planned_equals_unplanned_where_layers_share() {
     ];
     let parts = |text: &str| Policy::parse(&format!("parts:{text}")).unwrap();
     let policies = [
-        Policy::None,
-        Policy::Full,
+        Policy::NONE,
+        Policy::FULL,
         parts("mlp,norm"),
         parts("core-attn"),
-        Policy::Selective,
+        Policy::SELECTIVE,
     ];
     for (what, layers) in stacks {
         for per_reader in [false, true] {
@@ -183,12 +183,12 @@ fn planned_equals_unplanned_where_layers_share() {
                 let mut graph = sharing(&layers, per_reader);
                 let request = Request {
                     loss: Loss::Vjp,
-                    policy,
+                    plan: policy.into(),
                     dims: vec![("b".into(), BATCH), ("s".into(), SEQ)],
                     ..Request::default()
                 };
                 let done = compile(&mut graph, &request, &mut Watch::default()).unwrap();
-                (graph, done.made.unwrap().binding)
+                (graph, done.planned.unwrap().binding)
             });
             assert!(
                 peaks[1] < peaks[2] && peaks[2] < peaks[0] && peaks[3] < peaks[0],
@@ -240,13 +240,13 @@ fn a_repeated_choice_of_experts_is_the_same() {
         (&["MatMul", "TopK", "Gather", "Tanh"], 1),
     ] {
         let again = |op: &&str| Override {
-            choice: Constraint::Recompute,
+            constraint: Constraint::Recompute,
             target: Target::op(op).unwrap(),
         };
         let mut graph = experts();
         let request = Request {
             loss: Loss::Vjp,
-            policy: Policy::None,
+            plan: Policy::NONE.into(),
             overrides: PolicyOverrides {
                 overrides: ops.iter().map(again).collect(),
                 ..PolicyOverrides::default()
@@ -260,7 +260,7 @@ fn a_repeated_choice_of_experts_is_the_same() {
         let choices = names.iter().filter(|op| **op == "TopK").count();
         assert_eq!(choices, copies, "{names:?}");
         assert_eq!(names.is_empty(), ops.is_empty());
-        let sizes = Sizes::new(&graph, &done.made.unwrap().binding).unwrap();
+        let sizes = Sizes::new(&graph, &done.planned.unwrap().binding).unwrap();
         let inputs = graph.inputs().iter().map(|id| {
             let name = graph.value(*id).name.clone();
             (name, input(&graph, &sizes, *id))

@@ -14,8 +14,7 @@ use ckpt_opt::tensors::random;
 use ckpt_passes::compile::{self, compile};
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::Graph;
-use ckpt_passes::plan::offload::{To, What};
-use ckpt_passes::plan::{Offloading, Policy};
+use ckpt_passes::plan::{Offload, OffloadSet, OffloadTarget, PlanRequest, Policy};
 use ckpt_passes::transform::optimizer::Optimizer;
 use ckpt_torch::memory;
 use std::path::Path;
@@ -31,16 +30,18 @@ fn dims() -> Vec<(String, i64)> {
     vec![("batch".into(), 2), ("seq".into(), 32)]
 }
 
-fn compiled(offload: Offloading, optimizer: Option<&str>) -> Graph {
+fn compiled(offload: Offload, optimizer: Option<&str>) -> Graph {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/gpt2/model.onnx");
     let mut graph = load(&path, &Given::default()).unwrap().graph;
     let request = compile::Request {
-        policy: match offload.what {
-            What::Nothing => Policy::Full,
-            _ => Policy::None,
+        plan: PlanRequest {
+            offload,
+            ..match offload.set {
+                OffloadSet::Nothing => Policy::FULL.into(),
+                _ => Policy::NONE.into(),
+            }
         },
         dims: dims(),
-        offload,
         optimizer: optimizer.map(|o| Optimizer::parse(o).unwrap()),
         ..compile::Request::default()
     };
@@ -95,7 +96,7 @@ fn a_thousand_steps_take_what_one_takes() {
     if !torch::is_own_process("long_runs::a_thousand_steps_take_what_one_takes") {
         return;
     }
-    let graph = compiled(Offloading::default(), None);
+    let graph = compiled(Offload::default(), None);
     stays("with an arena", &graph, true);
     stays("without an arena", &graph, false);
 }
@@ -105,7 +106,7 @@ fn a_thousand_steps_of_training_take_what_one_takes() {
     if !torch::is_own_process("long_runs::a_thousand_steps_of_training_take_what_one_takes") {
         return;
     }
-    let graph = compiled(Offloading::default(), Some("adamw"));
+    let graph = compiled(Offload::default(), Some("adamw"));
     stays("with updates", &graph, true);
 }
 
@@ -116,12 +117,16 @@ fn a_thousand_steps_with_results_outside_take_what_one_takes() {
     ) {
         return;
     }
-    for (to, streams) in [(To::Host, true), (To::Disk, true), (To::Disk, false)] {
-        let offload = Offloading {
-            what: What::All,
+    for (to, streams) in [
+        (OffloadTarget::Host, true),
+        (OffloadTarget::Disk, true),
+        (OffloadTarget::Disk, false),
+    ] {
+        let offload = Offload {
+            set: OffloadSet::All,
             to,
             streams,
-            ..Offloading::default()
+            ..Offload::default()
         };
         let what = format!("outside, {to:?}, beside other nodes: {streams}");
         stays(&what, &compiled(offload, None), true);

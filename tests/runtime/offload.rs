@@ -13,8 +13,9 @@ use ckpt_opt::tensors::random;
 use ckpt_passes::compile::Request;
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::Graph;
-use ckpt_passes::plan::offload::{To, What};
-use ckpt_passes::plan::{Budget, BudgetGoal, Effort, Offloading, Policy};
+use ckpt_passes::plan::{
+    Budget, Effort, Goal, Offload, OffloadSet, OffloadTarget, PlanRequest, Policy,
+};
 use std::path::Path;
 
 fn fixture(name: &str) -> Graph {
@@ -32,12 +33,14 @@ fn compiled(name: &str, request: &Request) -> Graph {
     graph
 }
 
-fn request(offload: Offloading) -> Request {
+fn request(offload: Offload) -> Request {
     Request {
-        policy: Policy::None,
+        plan: PlanRequest {
+            offload,
+            ..Policy::NONE.into()
+        },
         dims: vec![("batch".into(), 2), ("seq".into(), 24)],
         fuse: true,
-        offload,
         ..Request::default()
     }
 }
@@ -60,50 +63,47 @@ fn runs(graph: &Graph, folder: &Path, streams: bool, count: usize) -> Vec<Measur
 }
 
 /// A budget on a slow device with fast transfers: then something must be worth one.
-fn within_a_budget(offload: Offloading) -> Request {
-    let budgeted = BudgetGoal {
-        budget: Budget::Percent(90.0),
-        effort: Effort::First,
-        ..BudgetGoal::default()
-    };
+fn within_a_budget(offload: Offload) -> Request {
     let mut request = request(offload);
     request.device.teraflops.f32 = 1e-3;
     request.device.outside_gigabytes_per_s = 1e6;
     request.device.launch_us = 0.0;
-    Request {
-        budget: Some(budgeted),
-        ..request
-    }
+    request.plan = PlanRequest {
+        effort: Effort::First,
+        offload,
+        ..Budget::Percent(90.0).into()
+    };
+    request
 }
 
 #[test]
 fn whether_transfers_run_beside_other_nodes_changes_no_bit_and_no_byte() {
     let folder = tempfile::tempdir().unwrap();
-    let wish = |what, to, in_flight| Offloading {
-        what,
+    let wish = |set, to, in_flight| Offload {
+        set,
         to,
         in_flight,
-        ..Offloading::default()
+        ..Offload::default()
     };
     let plain = run(
-        &compiled("gpt2", &request(Offloading::default())),
+        &compiled("gpt2", &request(Offload::default())),
         folder.path(),
     );
-    let one_by_one = Offloading {
+    let one_by_one = Offload {
         streams: false,
-        ..wish(What::All, To::Host, 5)
+        ..wish(OffloadSet::All, OffloadTarget::Host, 5)
     };
     for (wish, repeats) in [
-        (wish(What::All, To::Host, 5), 100),
-        (wish(What::All, To::Disk, 5), 100),
-        (wish(What::BlockInputs, To::Host, 5), 100),
-        (wish(What::Auto, To::Host, 5), 100),
-        (wish(What::All, To::Host, 1), 3),
-        (wish(What::BlockInputs, To::Host, 100), 3),
+        (wish(OffloadSet::All, OffloadTarget::Host, 5), 100),
+        (wish(OffloadSet::All, OffloadTarget::Disk, 5), 100),
+        (wish(OffloadSet::LayerInputs, OffloadTarget::Host, 5), 100),
+        (wish(OffloadSet::Auto, OffloadTarget::Host, 5), 100),
+        (wish(OffloadSet::All, OffloadTarget::Host, 1), 3),
+        (wish(OffloadSet::LayerInputs, OffloadTarget::Host, 100), 3),
         (one_by_one, 3),
     ] {
-        let request = match wish.what {
-            What::Auto => within_a_budget(wish),
+        let request = match wish.set {
+            OffloadSet::Auto => within_a_budget(wish),
             _ => request(wish),
         };
         let graph = compiled("gpt2", &request);
@@ -123,26 +123,24 @@ fn whether_transfers_run_beside_other_nodes_changes_no_bit_and_no_byte() {
 fn whatever_waits_outside_no_bit_changes_and_memory_is_as_predicted() {
     let folder = tempfile::tempdir().unwrap();
     let plain = run(
-        &compiled("gpt2", &request(Offloading::default())),
+        &compiled("gpt2", &request(Offload::default())),
         folder.path(),
     );
     assert_eq!(plain.outside_peak_bytes, 0);
     let mut last = None;
-    for (what, to) in [
-        (What::BlockInputs, To::Host),
-        (What::All, To::Host),
-        (What::All, To::Disk),
+    for (set, to) in [
+        (OffloadSet::LayerInputs, OffloadTarget::Host),
+        (OffloadSet::All, OffloadTarget::Host),
+        (OffloadSet::All, OffloadTarget::Disk),
     ] {
-        let wish = Offloading {
-            what,
+        let wish = Offload {
+            set,
             to,
-            ..Offloading::default()
+            ..Offload::default()
         };
-        for policy in [Policy::None, Policy::Full] {
-            let request = Request {
-                policy,
-                ..request(wish)
-            };
+        for policy in [Policy::NONE, Policy::FULL] {
+            let mut request = request(wish);
+            request.plan.goal = Goal::Policy(policy);
             let moved = run(&compiled("gpt2", &request), folder.path());
             assert_eq!(moved.outputs, plain.outputs, "{wish} {policy}");
             assert_eq!(moved.peak_bytes, moved.predicted_peak_bytes);
@@ -160,10 +158,10 @@ fn whatever_waits_outside_no_bit_changes_and_memory_is_as_predicted() {
 #[test]
 fn the_planner_moves_what_is_dear_and_keeps_to_its_budgets() {
     let folder = tempfile::tempdir().unwrap();
-    let none = compiled("gpt2", &within_a_budget(Offloading::default()));
-    let auto = Offloading {
-        what: What::Auto,
-        ..Offloading::default()
+    let none = compiled("gpt2", &within_a_budget(Offload::default()));
+    let auto = Offload {
+        set: OffloadSet::Auto,
+        ..Offload::default()
     };
     let moved = compiled("gpt2", &within_a_budget(auto));
     let out = |g: &Graph| g.nodes().filter(|(_, n)| n.op.is_transfer()).count();
@@ -173,8 +171,8 @@ fn the_planner_moves_what_is_dear_and_keeps_to_its_budgets() {
     assert_eq!(moved.peak_bytes, moved.predicted_peak_bytes);
 
     let room = moved.outside_peak_bytes / 2;
-    let little = Offloading {
-        outside_bytes: Some(room),
+    let little = Offload {
+        host_bytes: Some(room),
         ..auto
     };
     let moved = run(&compiled("gpt2", &within_a_budget(little)), folder.path());
@@ -185,19 +183,19 @@ fn the_planner_moves_what_is_dear_and_keeps_to_its_budgets() {
 #[test]
 fn what_cannot_be_is_refused() {
     let mut graph = fixture("gpt2");
-    let all = Offloading {
-        what: What::All,
-        outside_bytes: Some(1000),
-        ..Offloading::default()
+    let all = Offload {
+        set: OffloadSet::All,
+        host_bytes: Some(1000),
+        ..Offload::default()
     };
     let error = optimize(&mut graph, &request(all), &mut Watch::default())
         .err()
         .unwrap();
     assert_eq!((error.code(), error.exit_code()), ("offload", 2));
     let mut graph = fixture("gpt2");
-    let auto = Offloading {
-        what: What::Auto,
-        ..Offloading::default()
+    let auto = Offload {
+        set: OffloadSet::Auto,
+        ..Offload::default()
     };
     let error = optimize(&mut graph, &request(auto), &mut Watch::default())
         .err()
@@ -207,9 +205,9 @@ fn what_cannot_be_is_refused() {
     // A folder that is not there.
     let graph = compiled(
         "gpt2",
-        &request(Offloading {
-            what: What::All,
-            ..Offloading::default()
+        &request(Offload {
+            set: OffloadSet::All,
+            ..Offload::default()
         }),
     );
     let dims = vec![("batch".into(), 2), ("seq".into(), 24)];

@@ -7,7 +7,7 @@ use ckpt_opt::frontend::given::Given;
 use ckpt_opt::frontend::load;
 use ckpt_opt::optimize::{optimize, write};
 use ckpt_opt::place::Place;
-use ckpt_opt::planning::task::{Goal, Task};
+use ckpt_opt::planning::step::TrainingStep;
 use ckpt_opt::rng::Rng;
 use ckpt_opt::runtime::session::{Measured, Session};
 use ckpt_opt::tensors::{Tensors, feed::Feed, random};
@@ -16,7 +16,8 @@ use ckpt_passes::analysis::{Binding, Device, MemoryProfile, Sizes};
 use ckpt_passes::compile::Request;
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::{Graph, NodeId, Tensor};
-use ckpt_passes::plan::{Budget, BudgetGoal, Effort, Plan, Policy, Problem};
+use ckpt_passes::plan::{Budget, Effort, OpAnnotations, Plan, PlanInput, PlanRequest, Policy};
+use ckpt_passes::planning::GraphProblem;
 use ckpt_passes::testing::Random;
 use ckpt_passes::testing::updates::random_updates;
 use ckpt_passes::transform::optimizer::Optimizer;
@@ -43,12 +44,10 @@ fn dims() -> Vec<(String, i64)> {
 
 fn request(optimizer: &str, fuse_optimizer: bool, budget: Option<f64>) -> Request {
     Request {
-        policy: Policy::None,
-        budget: budget.map(|percent| BudgetGoal {
-            budget: Budget::Percent(percent),
+        plan: PlanRequest {
             effort: Effort::First,
-            ..BudgetGoal::default()
-        }),
+            ..budget.map_or(Policy::NONE.into(), |p| Budget::Percent(p).into())
+        },
         dims: dims(),
         fuse: true,
         drop_outputs: vec!["*".into()],
@@ -235,7 +234,10 @@ fn no_schedule_makes_an_update_wrong() {
         let mut planned = plain.clone();
         let sizes = Sizes::new(&plain, &Binding::new(&plain, &[]).unwrap()).unwrap();
         let memory = MemoryProfile::new(&plain, &sizes).unwrap();
-        let (p, map) = Problem::of_graph(&plain, &sizes, &memory, &Device::default()).unwrap();
+        let made = GraphProblem::new(&plain, &sizes, &memory, &Device::default()).unwrap();
+        let annotations = OpAnnotations::unknown(made.problem.ops.len());
+        let input = PlanInput::new(made.problem, annotations);
+        let p = &input.problem;
         let mut schedule = p.given_order();
         for _ in 0..r.below(10) {
             let op = r.below(p.ops.len());
@@ -243,8 +245,8 @@ fn no_schedule_makes_an_update_wrong() {
             schedule.insert(first + 1 + r.below(schedule.len() - first), op);
         }
         let none = vec![None; p.ops.len()];
-        let plan = Plan::new("test", &p, schedule, &none, &Vec::new()).unwrap();
-        remat(&mut planned, &p, &map, &plan, &none).unwrap();
+        let plan = Plan::new("test", p, schedule, &none, &Vec::new()).unwrap();
+        remat(&mut planned, &input, &made.nodes, &plan).unwrap();
         // All updates at the end, every one over nothing that is read again.
         let mut last = plain.clone();
         let is_update = |id: &NodeId| plain.node(*id).op.is_update();
@@ -268,11 +270,11 @@ fn no_schedule_makes_an_update_wrong() {
 fn a_plan_counts_gradients_that_are_applied_at_once() {
     let peak = |fuse_optimizer| {
         let request = Request {
-            policy: Policy::Full,
+            plan: Policy::FULL.into(),
             ..request("sgd", fuse_optimizer, None)
         };
-        let task = Task::read(&path("llama32"), &Given::default(), &request).unwrap();
-        let plan = task.plan(Goal::of(&request)).unwrap().plan;
+        let step = TrainingStep::read(&path("llama32"), &Given::default(), &request).unwrap();
+        let plan = step.plan(&request).unwrap().plan;
         let graph = compiled("llama32", &request).unwrap();
         assert_eq!(run(&graph, true).peak_bytes, plan.after.peak_bytes);
         plan.after.peak_bytes

@@ -328,7 +328,7 @@ fn a_plan_changes_no_bit_of_a_pair() {
         let mut graph = load(&path, &Given::default()).unwrap().graph;
         let request = Request {
             loss: Loss::parse("causal-lm").unwrap(),
-            policy,
+            plan: policy.into(),
             dims: dims.clone(),
             fuse: true,
             ..Request::default()
@@ -348,11 +348,11 @@ fn a_plan_changes_no_bit_of_a_pair() {
         let outputs: BTreeMap<String, Tensor> = outputs.into_iter().collect();
         (outputs, taken)
     };
-    let (plain, few) = run(Policy::None, Some(of_the_cpu()));
-    let (again, many) = run(Policy::Full, Some(of_the_cpu()));
+    let (plain, few) = run(Policy::NONE, Some(of_the_cpu()));
+    let (again, many) = run(Policy::FULL, Some(of_the_cpu()));
     assert!(few.flash > 1 && few.tiles == 0, "{few:?}");
     assert!(many.flash > few.flash && many.tiles == 0, "{many:?}");
-    let (tiles, none) = run(Policy::None, None);
+    let (tiles, none) = run(Policy::NONE, None);
     assert_eq!((none.flash, none.tiles), (0, few.flash));
     let mut other_bits = 0;
     for (name, x) in &plain {

@@ -53,7 +53,7 @@ fn penalised(dtype: &str) -> Graph {
 fn request(loss: Loss) -> Request {
     Request {
         loss,
-        policy: Policy::None,
+        plan: Policy::NONE.into(),
         ..Request::default()
     }
 }

@@ -165,7 +165,7 @@ fn training(form: &str, sizes: &str, tile: Tile) -> (Graph, Vec<(String, usize)>
     let mut graph = model(form, sizes);
     let mut request = Request {
         loss: Loss::Output("total".into()),
-        policy: Policy::None,
+        plan: Policy::NONE.into(),
         tile: Tiles {
             loss: tile,
             ..Tiles::default()
@@ -293,7 +293,7 @@ fn scores_that_are_an_output_stay_whole_and_say_why() {
     graph.add_output(scores);
     let mut request = Request {
         loss: Loss::Output("total".into()),
-        policy: Policy::None,
+        plan: Policy::NONE.into(),
         tile: Tiles {
             loss: Tile::Chunks(4),
             ..Tiles::default()

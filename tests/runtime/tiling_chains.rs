@@ -6,7 +6,7 @@ use ckpt_opt::runtime::executor::Program;
 use ckpt_passes::compile::{Compiled, Request, compile};
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::{DType, Graph};
-use ckpt_passes::plan::{Budget, BudgetGoal, Effort, Policy};
+use ckpt_passes::plan::{Budget, Effort, PlanRequest, Policy};
 use ckpt_passes::text;
 use ckpt_passes::transform::loss::Loss;
 use ckpt_passes::transform::tile::{Tile, Tiles};
@@ -129,7 +129,7 @@ fn training(chain: &str, sizes: &str, dtype: &str, request: Request) -> (Graph, 
 
 fn unplanned(mlp: Tile) -> Request {
     Request {
-        policy: Policy::None,
+        plan: Policy::NONE.into(),
         tile: Tiles {
             mlp,
             ..Tiles::default()
@@ -215,17 +215,16 @@ fn sums_over_parts_are_wide_where_numbers_are_narrow() {
 fn the_peak_falls_below_what_computing_again_reaches() {
     let _turn = torch::alone();
     let budget = |mlp: Tile, budget: Budget| Request {
-        budget: Some(BudgetGoal {
-            budget,
+        plan: PlanRequest {
             effort: Effort::First,
-            ..BudgetGoal::default()
-        }),
+            ..budget.into()
+        },
         ..unplanned(mlp)
     };
     let (_, chain) = CHAINS[0];
     let sizes = "64, 64";
     let plain = training(chain, sizes, "f32", budget(Tile::Off, Budget::Auto)).1;
-    let untiled = plain.made.unwrap().plan;
+    let untiled = plain.planned.unwrap().outcome.plan;
     let below = untiled.after.static_bytes + untiled.after.peak_above_static_bytes / 2;
     let mut impossible = model(chain, sizes, "f32");
     let mut request = budget(Tile::Off, Budget::Bytes(below));
@@ -238,9 +237,9 @@ fn the_peak_falls_below_what_computing_again_reaches() {
         "f32",
         budget(Tile::Auto, Budget::Bytes(below)),
     );
-    let plan = done.made.unwrap().plan;
+    let plan = done.planned.unwrap().outcome.plan;
     assert!(plan.after.peak_bytes <= below, "{}", plan.after.peak_bytes);
-    assert!(plan.mlp_parts.unwrap() > 1);
+    assert!(plan.mlp_chunks.unwrap() > 1);
     assert!(plan.recompute_flops() > 0, "parts are computed again");
     let program = Program::new(&graph).unwrap();
     let run = program.run(&feed(DType::F32, 64, 64)).unwrap();
@@ -249,7 +248,7 @@ fn the_peak_falls_below_what_computing_again_reaches() {
         chain,
         sizes,
         "f32",
-        unplanned(Tile::Chunks(plan.mlp_parts.unwrap())),
+        unplanned(Tile::Chunks(plan.mlp_chunks.unwrap())),
     );
     let kept = Program::new(&unplanned).unwrap();
     let kept = kept.run(&feed(DType::F32, 64, 64)).unwrap();

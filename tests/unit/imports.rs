@@ -17,7 +17,7 @@ use ckpt_passes::compile::{Request, compile};
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::{Graph, Phase};
 use ckpt_passes::plan::Constraint;
-use ckpt_passes::plan::overrides::{Override, PolicyOverrides, Target};
+use ckpt_passes::planning::overrides::{Override, PolicyOverrides, Target};
 use ckpt_passes::transform::infer::infer;
 
 fn node(name: &str, op: &str, ins: &[&str], outs: &[&str]) -> NodeProto {
@@ -238,8 +238,9 @@ fn a_call_of_a_function_is_a_module_of_its_class() {
         .map(|n| again.node(*n).loc.scopes.clone());
     assert_eq!(kept.collect::<Vec<_>>(), scopes);
     let mut request = Request::default();
-    request.policy = ckpt_passes::plan::Policy::Full;
-    request.overrides.layers = vec![ckpt_passes::plan::overrides::NamePattern::parse("F").unwrap()];
+    request.plan = ckpt_passes::plan::Policy::FULL.into();
+    request.overrides.layers =
+        vec![ckpt_passes::planning::overrides::NamePattern::parse("F").unwrap()];
     compile(&mut graph, &request, &mut Watch::default()).unwrap_or_else(|e| panic!("{e}"));
 }
 
@@ -418,7 +419,7 @@ fn a_backward_of_contrib_ops_is_typed_and_planned_around() {
     assert_eq!(graph.ty(gradient).to_string(), "f32[2, 2]");
 
     let again = Override {
-        choice: Constraint::Recompute,
+        constraint: Constraint::Recompute,
         target: Target::op("Tanh").unwrap(),
     };
     let request = Request {

@@ -4,7 +4,7 @@ use ckpt_opt::frontend;
 use ckpt_passes::analysis::sharing::{KvSharing, Reach};
 use ckpt_passes::analysis::{Binding, Layers, MemoryProfile, Sizes};
 use ckpt_passes::compile::{Request, compile};
-use ckpt_passes::driver::Made;
+use ckpt_passes::driver::Planned;
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::{Graph, Loc, NodeId};
 use ckpt_passes::plan::Policy;
@@ -34,17 +34,17 @@ fn load_typed(model: &str) -> Graph {
     graph
 }
 
-fn compiled(model: &str, loss: &str, policy: Policy) -> (Graph, Made) {
+fn compiled(model: &str, loss: &str, policy: Policy) -> (Graph, Planned) {
     let mut graph = load(model);
     let request = Request {
         loss: Loss::parse(loss).unwrap(),
-        policy,
+        plan: policy.into(),
         dims: vec![("batch".into(), 4), ("seq".into(), 64)],
         ..Request::default()
     };
     let done = compile(&mut graph, &request, &mut Watch::default())
         .unwrap_or_else(|e| panic!("{model}: {e}"));
-    (graph, done.made.unwrap())
+    (graph, done.planned.unwrap())
 }
 
 fn peak(graph: &Graph, binding: &Binding) -> u64 {
@@ -104,16 +104,21 @@ fn two_equal_layers_in_every_fixture_names_or_not() {
 #[test]
 fn what_a_plan_predicts_is_the_memory_of_what_it_writes() {
     for (model, loss) in MODELS {
-        let unplanned = compiled(model, loss, Policy::None).1.plan.after.peak_bytes;
+        let unplanned = compiled(model, loss, Policy::NONE)
+            .1
+            .outcome
+            .plan
+            .after
+            .peak_bytes;
         for policy in [
-            Policy::Full,
-            Policy::Selective,
-            Policy::Every(2),
-            Policy::First(1),
-            Policy::Group(2),
+            Policy::FULL,
+            Policy::SELECTIVE,
+            Policy::every(2),
+            Policy::first(1),
+            Policy::group(2),
         ] {
             let (mut graph, done) = compiled(model, loss, policy);
-            let plan = &done.plan;
+            let plan = &done.outcome.plan;
             assert_eq!(plan.before.peak_bytes, unplanned, "{model} {policy}");
             assert!(plan.after.peak_bytes < unplanned, "{model} {policy}");
             assert_eq!(
@@ -140,16 +145,16 @@ fn selective_on_real_layers() {
     ];
     for (model, decisions) in expected {
         let loss = MODELS.iter().find(|(m, _)| m == model).unwrap().1;
-        let (graph, done) = compiled(model, loss, Policy::Selective);
-        for block in &done.subject.blocks.list {
+        let (graph, done) = compiled(model, loss, Policy::SELECTIVE);
+        for block in &done.bound.layers.list {
             let products = block
                 .nodes
                 .iter()
-                .filter(|n| done.subject.blocks.plain_matmul[**n]);
+                .filter(|n| done.bound.layers.plain_matmul[**n]);
             let found: String = products
                 .map(|n| {
                     let name = &graph.node(*n).name;
-                    match done.plan.decisions.iter().find(|d| d.name == *name) {
+                    match done.outcome.plan.decisions.iter().find(|d| d.name == *name) {
                         Some(d) if d.kept => 'k',
                         Some(_) => 'r',
                         None => '-',
@@ -160,8 +165,9 @@ fn selective_on_real_layers() {
         }
     }
     // Every product of GPT-2 has its bias fused: all that the backward reads are kept.
-    let (_, done) = compiled("gpt2", "causal-lm", Policy::Selective);
+    let (_, done) = compiled("gpt2", "causal-lm", Policy::SELECTIVE);
     let fused: Vec<bool> = done
+        .outcome
         .plan
         .decisions
         .iter()
@@ -204,8 +210,8 @@ fn shared_keys_and_values_of_a_real_export() {
 /// Attention is computed again inside every layer, those that read shared keys included; the keys are not.
 #[test]
 fn attention_is_recomputed_in_layers_that_share_keys() {
-    let (graph, done) = compiled("gemma3n", "vjp", Policy::Full);
-    let blocks = &done.subject.blocks;
+    let (graph, done) = compiled("gemma3n", "vjp", Policy::FULL);
+    let blocks = &done.bound.layers;
     let mut softmaxes = [0; 4];
     for id in graph.order() {
         let node = graph.node(*id);
@@ -236,13 +242,13 @@ fn layers_are_the_same_whatever_is_trained() {
     let mut graph = load("gpt2");
     let mut request = Request {
         loss: Loss::Vjp,
-        policy: Policy::Full,
+        plan: Policy::FULL.into(),
         ..Request::default()
     };
     // Nothing before the first layer's MLP is differentiated: its first norm is not asked for its mean.
     request.selection.trainable = vec!["*mlp*".into()];
     let done = compile(&mut graph, &request, &mut Watch::default()).unwrap();
-    let made = done.made.unwrap();
-    assert_eq!(made.subject.blocks.list.len(), 2);
-    assert!(made.plan.after.peak_bytes < made.plan.before.peak_bytes);
+    let made = done.planned.unwrap();
+    assert_eq!(made.bound.layers.list.len(), 2);
+    assert!(made.outcome.plan.after.peak_bytes < made.outcome.plan.before.peak_bytes);
 }

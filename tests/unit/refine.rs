@@ -4,10 +4,10 @@
 use ckpt_opt::frontend;
 use ckpt_passes::Result;
 use ckpt_passes::compile::{Request, compile};
-use ckpt_passes::driver::{Made, Watch};
+use ckpt_passes::driver::{Planned, Watch};
 use ckpt_passes::ir::{Graph, Node, NodeId, Role};
-use ckpt_passes::plan::overrides::{NamePattern, Override, PolicyOverrides, Target};
 use ckpt_passes::plan::{Constraint, Policy};
+use ckpt_passes::planning::overrides::{NamePattern, Override, PolicyOverrides, Target};
 use ckpt_passes::transform::loss::Loss;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -22,17 +22,17 @@ fn load(model: &str) -> Graph {
 fn request(policy: Policy, overrides: PolicyOverrides) -> Request {
     Request {
         loss: Loss::Vjp,
-        policy,
+        plan: policy.into(),
         overrides,
         dims: vec![("batch".into(), 4), ("seq".into(), 64)],
         ..Request::default()
     }
 }
 
-fn planned(model: &str, request: &Request) -> Result<(Graph, Made)> {
+fn planned(model: &str, request: &Request) -> Result<(Graph, Planned)> {
     let mut graph = load(model);
     let done = compile(&mut graph, request, &mut Watch::default())?;
-    Ok((graph, done.made.unwrap()))
+    Ok((graph, done.planned.unwrap()))
 }
 
 fn names(texts: &[&str]) -> Vec<NamePattern> {
@@ -48,8 +48,8 @@ fn layers(texts: &[&str]) -> PolicyOverrides {
 }
 
 fn overrides(list: &[(Constraint, Target)]) -> PolicyOverrides {
-    let over = |(choice, target): &(Constraint, Target)| Override {
-        choice: *choice,
+    let over = |(constraint, target): &(Constraint, Target)| Override {
+        constraint: *constraint,
         target: target.clone(),
     };
     PolicyOverrides {
@@ -93,7 +93,7 @@ fn layers_by_class_and_by_path() {
         ),
         ("bert", "Bert*Output", "output", 4),
     ] {
-        let (graph, made) = planned(model, &request(Policy::Full, layers(&[wish]))).unwrap();
+        let (graph, made) = planned(model, &request(Policy::FULL, layers(&[wish]))).unwrap();
         let mut found = BTreeSet::new();
         for node in copies(&graph) {
             let scopes = paths_of(node);
@@ -107,30 +107,35 @@ fn layers_by_class_and_by_path() {
             found.extend(own.map(|p| p.to_string()));
         }
         assert!(!found.is_empty(), "{model} {wish}");
-        let segments = made.plan.segments.len();
+        let segments = made.outcome.plan.segments.len();
         assert!(
             segments <= modules && segments > 0,
             "{model} {wish}: {segments}"
         );
-        assert!(made.plan.policy.ends_with(&format!("--layers {wish}")));
+        assert!(
+            made.outcome
+                .plan
+                .policy
+                .ends_with(&format!("--layers {wish}"))
+        );
     }
     // The class of the layers is what the dataflow finds: the same plan.
     let by_class = planned(
         "llama32",
-        &request(Policy::Full, layers(&["LlamaDecoderLayer"])),
+        &request(Policy::FULL, layers(&["LlamaDecoderLayer"])),
     )
     .unwrap();
     let by_flow = planned(
         "llama32",
-        &request(Policy::Full, PolicyOverrides::default()),
+        &request(Policy::FULL, PolicyOverrides::default()),
     )
     .unwrap();
-    let peak = |made: &Made| made.plan.after.peak_bytes;
+    let peak = |made: &Planned| made.outcome.plan.after.peak_bytes;
     assert!(peak(&by_class.1).abs_diff(peak(&by_flow.1)) * 20 < peak(&by_flow.1));
     // Counting starts anew among what was asked for.
     let mut overrides = layers(&["LlamaMLP"]);
     overrides.first = Some(1);
-    let (graph, _) = planned("llama32", &request(Policy::Full, overrides)).unwrap();
+    let (graph, _) = planned("llama32", &request(Policy::FULL, overrides)).unwrap();
     for node in copies(&graph) {
         assert!(
             paths_of(node).contains(&"model.layers.0.mlp"),
@@ -146,7 +151,7 @@ fn an_unknown_class_lists_those_that_exist() {
         ("LlamaMPL", "LlamaMLP (2)"),
         ("GPT2Block", "LlamaAttention (2)"),
     ] {
-        let e = planned("llama32", &request(Policy::Full, layers(&[wish])))
+        let e = planned("llama32", &request(Policy::FULL, layers(&[wish])))
             .err()
             .unwrap();
         assert_eq!((e.code(), e.exit_code()), ("selection", 2));
@@ -156,7 +161,7 @@ fn an_unknown_class_lists_those_that_exist() {
             "{text}"
         );
     }
-    let e = planned("llama32", &request(Policy::Full, layers(&["LlamaMPL"])))
+    let e = planned("llama32", &request(Policy::FULL, layers(&["LlamaMPL"])))
         .err()
         .unwrap();
     assert!(
@@ -169,11 +174,11 @@ fn an_unknown_class_lists_those_that_exist() {
 fn a_product_in_every_spelling() {
     let plan = |text: &str, choice| {
         let overrides = overrides(&[(choice, Target::op(text).unwrap())]);
-        planned("llama32", &request(Policy::Full, overrides)).map(|(graph, _)| copied(&graph))
+        planned("llama32", &request(Policy::FULL, overrides)).map(|(graph, _)| copied(&graph))
     };
     let full = planned(
         "llama32",
-        &request(Policy::Full, PolicyOverrides::default()),
+        &request(Policy::FULL, PolicyOverrides::default()),
     )
     .unwrap();
     let products = |names: &BTreeSet<String>| {
@@ -221,7 +226,7 @@ fn a_product_in_every_spelling() {
 fn only_the_modules_that_are_named_run_again() {
     let router = Target::module("layers.1.mlp.gate_proj").unwrap();
     let routers = overrides(&[(Constraint::Recompute, router)]);
-    let (graph, made) = planned("llama32", &request(Policy::None, routers)).unwrap();
+    let (graph, made) = planned("llama32", &request(Policy::NONE, routers)).unwrap();
     let list = copies(&graph);
     assert!(!list.is_empty());
     for node in list {
@@ -231,7 +236,7 @@ fn only_the_modules_that_are_named_run_again() {
             node.name
         );
     }
-    for decision in &made.plan.decisions {
+    for decision in &made.outcome.plan.decisions {
         assert_eq!(
             decision.kept,
             !decision.reason.starts_with("--recompute"),
@@ -243,7 +248,7 @@ fn only_the_modules_that_are_named_run_again() {
     let save = (Constraint::Keep, Target::op("MatMul").unwrap());
     let again = (Constraint::Recompute, Target::module("gate_proj").unwrap());
     let count = |list: &[(Constraint, Target)]| {
-        let (graph, _) = planned("llama32", &request(Policy::None, overrides(list))).unwrap();
+        let (graph, _) = planned("llama32", &request(Policy::NONE, overrides(list))).unwrap();
         copies(&graph).len()
     };
     assert_eq!(count(&[again.clone(), save.clone()]), 0);
@@ -258,7 +263,7 @@ fn a_scope_restricts_policies_and_op_rules() {
     };
     let (graph, _) = planned(
         "llama32",
-        &request(Policy::Selective, scope("model.layers.1")),
+        &request(Policy::SELECTIVE, scope("model.layers.1")),
     )
     .unwrap();
     let list = copies(&graph);
@@ -271,7 +276,7 @@ fn a_scope_restricts_policies_and_op_rules() {
         ("model.layers.7", "matches no module and no node"),
         ("lm_head", "no layer lies in"),
     ] {
-        let e = planned("llama32", &request(Policy::Selective, scope(text)))
+        let e = planned("llama32", &request(Policy::SELECTIVE, scope(text)))
             .err()
             .unwrap();
         assert!(e.to_string().contains(part), "{e}");
@@ -291,10 +296,10 @@ fn parts_of_layers() {
     ] {
         let (graph, made) = planned(
             model,
-            &request(Policy::Submodule, PolicyOverrides::default()),
+            &request(Policy::SUBMODULE, PolicyOverrides::default()),
         )
         .unwrap();
-        let parts = &made.subject.submodules.list;
+        let parts = &made.bound.sub_blocks.list;
         for block in 0..2 {
             let words: Vec<&str> = parts
                 .iter()
@@ -319,13 +324,16 @@ fn parts_of_layers() {
             );
         }
         // Every part keeps its input, so more stays than when a layer keeps only its own.
-        let full = planned(model, &request(Policy::Full, PolicyOverrides::default()))
+        let full = planned(model, &request(Policy::FULL, PolicyOverrides::default()))
             .unwrap()
             .1;
-        let (mine, whole) = (made.plan.recompute_flops(), full.plan.recompute_flops());
+        let (mine, whole) = (
+            made.outcome.plan.recompute_flops(),
+            full.outcome.plan.recompute_flops(),
+        );
         assert!(mine > 0 && mine <= whole, "{model}: {mine} {whole}");
         assert!(
-            made.plan.after.peak_bytes <= made.plan.before.peak_bytes,
+            made.outcome.plan.after.peak_bytes <= made.outcome.plan.before.peak_bytes,
             "{model}"
         );
     }
@@ -334,10 +342,10 @@ fn parts_of_layers() {
 #[test]
 fn a_frozen_layer_is_untouched() {
     for policy in [
-        Policy::Full,
-        Policy::Selective,
-        Policy::Submodule,
-        Policy::Group(2),
+        Policy::FULL,
+        Policy::SELECTIVE,
+        Policy::SUBMODULE,
+        Policy::group(2),
     ] {
         let mut request = request(policy, PolicyOverrides::default());
         request.selection.freeze = vec![
@@ -346,7 +354,7 @@ fn a_frozen_layer_is_untouched() {
             "lm_head*".into(),
         ];
         let (graph, made) = planned("gpt2", &request).unwrap();
-        let blocks = &made.subject.blocks;
+        let blocks = &made.bound.layers;
         let mut again = [0, 0];
         for node in copies(&graph) {
             if let Some(block) = node.recompute_of.and_then(|n| blocks.of[graph.original(n)]) {
@@ -412,7 +420,7 @@ fn the_first_half_of_a_model_frozen() {
         "*per_layer_model*",
         "*per_layer_projection_norm*",
     ];
-    for policy in [Policy::None, Policy::Full, Policy::Selective] {
+    for policy in [Policy::NONE, Policy::FULL, Policy::SELECTIVE] {
         let mut request = request(policy, PolicyOverrides::default());
         let all = planned("gemma3n", &request).unwrap().1;
         request.selection.freeze = patterns.map(String::from).to_vec();
@@ -427,8 +435,8 @@ fn the_first_half_of_a_model_frozen() {
         let gradients: Vec<&String> = gradients.filter(|n| n.ends_with(".grad")).collect();
         assert!(gradients.len() > 20, "{policy}");
         assert!(gradients.iter().all(|n| !n.contains("layers.0.")));
-        assert!(made.plan.before.peak_bytes < all.plan.before.peak_bytes);
-        assert!(made.plan.recompute_flops() <= all.plan.recompute_flops());
+        assert!(made.outcome.plan.before.peak_bytes < all.outcome.plan.before.peak_bytes);
+        assert!(made.outcome.plan.recompute_flops() <= all.outcome.plan.recompute_flops());
     }
 }
 
@@ -459,7 +467,7 @@ const TOWER: &str = "graph @g typed (%pixels: f32[b, 3, 8, 8], %ids: i64[b, s]) 
 
 #[test]
 fn a_frozen_tower_is_left_alone() {
-    for policy in [Policy::None, Policy::Selective] {
+    for policy in [Policy::NONE, Policy::SELECTIVE] {
         let mut graph = ckpt_passes::text::parse(TOWER).unwrap();
         let mut request = request(policy, PolicyOverrides::default());
         request.dims = vec![("b".into(), 8), ("s".into(), 64)];

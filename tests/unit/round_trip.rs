@@ -219,7 +219,7 @@ fn planned_fixtures_read_back_equal() {
         let what = fixture.display().to_string();
         let mut graph = typed(&fixture);
         let request = Request {
-            policy: Policy::Full,
+            plan: Policy::FULL.into(),
             ..Request::default()
         };
         ckpt_opt::optimize::optimize(&mut graph, &request, &mut Watch::default())

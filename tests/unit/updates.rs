@@ -3,10 +3,11 @@
 
 use ckpt_passes::analysis::{Binding, Device, MemoryProfile, Sizes};
 use ckpt_passes::ir::verify::verify;
-use ckpt_passes::ir::{Graph, ValueId};
+use ckpt_passes::ir::{Graph, NodeId, ValueId};
 use ckpt_passes::plan::{
-    Budget, BudgetGoal, Constraints, Effort, OpAnnotations, Plan, PlanContext, Problem,
+    Budget, Effort, OpAnnotations, Plan, PlanInput, PlanRequest, Problem, plan,
 };
+use ckpt_passes::planning::GraphProblem;
 use ckpt_passes::testing::Random;
 use ckpt_passes::testing::updates::random_updates;
 use ckpt_passes::transform::remat::{remat, strip_again};
@@ -15,6 +16,13 @@ fn measure(g: &Graph) -> (Sizes, MemoryProfile) {
     let sizes = Sizes::new(g, &Binding::new(g, &[]).unwrap()).unwrap();
     let memory = MemoryProfile::new(g, &sizes).unwrap();
     (sizes, memory)
+}
+
+fn planning_input(g: &Graph) -> (PlanInput, Vec<NodeId>) {
+    let (sizes, memory) = measure(g);
+    let made = GraphProblem::new(g, &sizes, &memory, &Device::default()).unwrap();
+    let annotations = OpAnnotations::unknown(made.problem.ops.len());
+    (PlanInput::new(made.problem, annotations), made.nodes)
 }
 
 fn anything(p: &Problem, r: &mut Random) -> Vec<usize> {
@@ -64,13 +72,14 @@ fn a_late_reader_costs_the_bytes_of_a_second_tensor_and_never_more() {
     for n in 0..500 {
         let mut g = random_updates(&mut r, 4 + n % 20);
         verify(&g).unwrap();
-        let (sizes, memory) = measure(&g);
-        let (p, map) = Problem::of_graph(&g, &sizes, &memory, &Device::default()).unwrap();
+        let (_, memory) = measure(&g);
+        let (input, nodes) = planning_input(&g);
+        let p = &input.problem;
         p.check().unwrap();
         let plan = Plan::new(
             "test",
-            &p,
-            anything(&p, &mut r),
+            p,
+            anything(p, &mut r),
             &vec![None; p.ops.len()],
             &Vec::new(),
         );
@@ -78,7 +87,7 @@ fn a_late_reader_costs_the_bytes_of_a_second_tensor_and_never_more() {
         assert_eq!(plan.before.peak_bytes, memory.peak_bytes);
         assert_eq!(plan.before.static_bytes, memory.static_bytes);
         let order = g.order().to_vec();
-        remat(&mut g, &p, &map, &plan, &vec![None; p.ops.len()]).unwrap();
+        remat(&mut g, &input, &nodes, &plan).unwrap();
         verify(&g).unwrap();
         let (_, after) = measure(&g);
         assert_eq!(after.peak_bytes, plan.after.peak_bytes, "graph {n}");
@@ -98,19 +107,17 @@ fn the_solver_keeps_budgets_that_updates_count_in() {
     let (mut plans, mut repeats) = (0, 0);
     for n in 0..150 {
         let mut g = random_updates(&mut r, 6 + n % 24);
-        let (sizes, memory) = measure(&g);
-        let (p, map) = Problem::of_graph(&g, &sizes, &memory, &Device::default()).unwrap();
-        let structure = OpAnnotations::unknown(p.ops.len());
-        let choices = Constraints::none(&structure);
-        let setting = PlanContext::plain(&p, &structure, &choices);
-        let budgeted = BudgetGoal {
-            budget: Budget::Percent(50.0 + 10.0 * r.below(5) as f64),
+        let (input, nodes) = planning_input(&g);
+        let p = &input.problem;
+        let budget = Budget::Percent(50.0 + 10.0 * r.below(5) as f64);
+        let request = PlanRequest {
             effort: Effort::First,
-            ..BudgetGoal::default()
+            ..budget.into()
         };
-        let Ok(plan) = budgeted.plan(&setting) else {
+        let Ok(outcome) = plan(&input, &request) else {
             continue;
         };
+        let plan = outcome.plan;
         let certificate = plan.certificate.as_ref().unwrap();
         assert!(
             plan.after.peak_bytes <= certificate.budget_bytes,
@@ -120,7 +127,7 @@ fn the_solver_keeps_budgets_that_updates_count_in() {
             plans + 1,
             repeats + (plan.schedule.len() > p.ops.len()) as usize,
         );
-        remat(&mut g, &p, &map, &plan, &vec![None; p.ops.len()]).unwrap();
+        remat(&mut g, &input, &nodes, &plan).unwrap();
         verify(&g).unwrap();
         assert_eq!(measure(&g).1.peak_bytes, plan.after.peak_bytes, "graph {n}");
     }

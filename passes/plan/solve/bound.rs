@@ -6,7 +6,7 @@
 //! budget a price λ (Lagrange), leaves one minimum cut; its value minus λ · budget is a lower bound for every λ ≥ 0, and
 //! the hull gives the best λ. The bound holds for any number of recomputations. The best of several positions counts.
 //!
-//! What waits elsewhere at that moment has left before it, through one lane, and the time until then is no less than what
+//! What is offloaded at that moment has left before it, through one lane, and the time until then is no less than what
 //! that takes, and no less than what earlier ops take. Of a share μ of the one and 1 − μ of the other, the sum is a lower
 //! bound too. So it is after that moment with a share ν of the lane back, beside what later ops and repeats take ([`Way`]).
 
@@ -15,17 +15,17 @@ use super::cut::{Bend, Cut, Scene};
 use super::simulate::Simulation;
 use super::work::Work;
 
-/// Schedules that the bound speaks of.
+/// The schedules that the bound covers.
 pub const CLASS: &str =
     "every schedule whose first computations follow the given order, any number of recomputations";
 
-/// And those that it speaks of where another order than the given one was chosen.
+/// The schedules that the bound covers where another order than the given one was chosen.
 pub const CLASS_REORDERED: &str = "every schedule whose first computations follow the order of this plan, any number of recomputations";
 
-/// Added to a class where results may also wait elsewhere.
+/// Added to a class where results may also be offloaded.
 pub const CLASS_MOVING: &str = ", any of the results that may leave offloaded";
 
-/// A bound in weight over the cost of running every op once; `None` if no schedule of the class fits.
+/// Returns a bound in weight over the cost of running every op once; `None` if no schedule of the class fits.
 pub fn one_position(
     dag: &Dag,
     cap: i64,
@@ -42,13 +42,13 @@ pub fn one_position(
 
 /// How time is told apart into what ops take and what transfers do.
 pub struct Way {
-    /// What it weighs to run an op again, by op.
+    /// The weight of running an op again, by op.
     pub weight: Vec<i64>,
-    /// What it weighs to have a value wait elsewhere, by value.
+    /// The weight of offloading a value, by value.
     pub elsewhere: Vec<Option<i64>>,
 }
 
-/// A question about values that may wait elsewhere.
+/// A question about values that may be offloaded.
 pub struct Moving<'a> {
     /// The way of a share of the lane out before a position, and of the lane back after it, each from 0 to 1. What ops weigh
     /// after the position counts for as much less as the lane back counts, what ops weigh before it for as much less as the
@@ -63,8 +63,8 @@ pub struct Moving<'a> {
 /// Positions at which all ways are tried; at others only the first.
 const ALL_WAYS: usize = 3;
 
-/// The same where values may wait elsewhere. A value that is read after the position is then
-/// resident, or made again, or brought back, and that is paid.
+/// Returns the bound where values may be offloaded. A value that is read after the position is then resident, recomputed or
+/// fetched, at a price.
 pub fn one_position_moving(
     dag: &Dag,
     cap: i64,
@@ -110,7 +110,7 @@ pub fn one_position_moving(
     })
 }
 
-/// The most that some positions prove, which stand where the given order has more resident than may be: those with the most
+/// Returns the most that some positions prove, which stand where the given order has more resident than may be: those with the most
 /// are tried, then some of the others. `prove` is given how many were tried before, and the position.
 fn best_of(
     dag: &Dag,
@@ -143,7 +143,7 @@ fn best_of(
     Some(best)
 }
 
-/// What the position at `step` of the given order proves, and the price of a byte at which it does; `None` if nothing
+/// Returns what the position at `step` of the given order proves, and the price of a byte at which it does; `None` if nothing
 /// fits there.
 pub(super) fn single(
     dag: &Dag,

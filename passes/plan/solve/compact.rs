@@ -6,13 +6,11 @@
 //! that no plan repeats an op for nothing; a `price` is rounded down and never more than the true cost, so that a bound
 //! made of prices is a bound.
 
+use super::super::constraint::Constraint;
+use super::super::objective::Objective;
+use super::super::problem::{Op, OpPhase, Problem, ValueKind};
+use super::super::saved_set::pinned;
 use crate::error::{Error, Result};
-use crate::plan::problem::{Kind, Phase, Problem};
-
-use super::Objective;
-use super::writer::Writer;
-use crate::plan::constraint::Constraint;
-use crate::plan::saved_set::pinned;
 
 /// What all ops together weigh, about.
 pub const SCALE: f64 = 1e12;
@@ -51,7 +49,7 @@ impl Lists {
     }
 }
 
-/// See the module.
+/// A reduced problem.
 pub struct Dag {
     ins: Lists,
     outs: Lists,
@@ -64,9 +62,9 @@ pub struct Dag {
     pub temp_bytes: Vec<i64>,
     /// Whether an op may run again.
     pub repeatable: Vec<bool>,
-    /// Values that must not stay from the forward to the backward part.
+    /// Values that must not stay from the forward to the backward pass.
     pub dropped: Vec<bool>,
-    /// The first op of the backward part; [`NONE`] without one, and where nothing is dropped.
+    /// The first op of the backward pass; [`NONE`] without one, and where nothing is dropped.
     pub turn: u32,
     pub size: Vec<i64>,
     /// The op that makes a value, [`NONE`] for a placeholder.
@@ -91,7 +89,7 @@ impl Dag {
     pub fn new(
         problem: &Problem,
         objective: Objective,
-        choices: &[Option<Constraint>],
+        constraints: &[Option<Constraint>],
     ) -> Result<Dag> {
         let (folded, op_in_problem) = problem.fold();
         let mut sum = 0u64;
@@ -131,9 +129,9 @@ impl Dag {
             op_in_problem,
         };
         for (v, value) in folded.values.iter().enumerate() {
-            if value.kind != Kind::Static && value.bytes > 0 {
+            if value.kind != ValueKind::Static && value.bytes > 0 {
                 index[v] = dag.size.len() as u32;
-                if value.kind == Kind::Placeholder {
+                if value.kind == ValueKind::Placeholder {
                     dag.placeholders.push(index[v]);
                 }
                 dag.size.push(value.bytes as i64);
@@ -178,18 +176,18 @@ impl Dag {
                 dag.outputs.push(index[*v]);
             }
         }
-        dag.choose(problem, choices);
+        dag.constrain(problem, constraints);
         dag.weigh(&folded, objective);
         Ok(dag)
     }
 
-    fn choose(&mut self, problem: &Problem, choices: &[Option<Constraint>]) {
-        if choices.is_empty() {
+    fn constrain(&mut self, problem: &Problem, constraints: &[Option<Constraint>]) {
+        if constraints.is_empty() {
             return;
         }
         let pins = pinned(problem);
         for (o, op) in self.op_in_problem.iter().enumerate() {
-            match choices.get(*op) {
+            match constraints.get(*op) {
                 Some(Some(Constraint::Keep)) => self.repeatable[o] = false,
                 Some(Some(Constraint::Recompute)) => {
                     for v in self.outs.of(o as u32) {
@@ -201,15 +199,14 @@ impl Dag {
             }
         }
         if self.dropped.contains(&true) {
-            let backward = |o: &usize| problem.ops[*o].phase == Phase::Backward;
+            let backward = |o: &usize| problem.ops[*o].phase == OpPhase::Backward;
             let turn = self.op_in_problem.iter().position(backward);
             self.turn = turn.map_or(NONE, |o| o as u32);
         }
     }
 
     fn weigh(&mut self, folded: &Problem, objective: Objective) {
-        let total =
-            |f: &dyn Fn(&crate::plan::problem::Op) -> f64| folded.ops.iter().map(f).sum::<f64>();
+        let total = |f: &dyn Fn(&Op) -> f64| folded.ops.iter().map(f).sum::<f64>();
         let (cost, flops, bytes) = (
             total(&|op| op.cost),
             total(&|op| op.flops as f64),
@@ -233,19 +230,7 @@ impl Dag {
         self.unit = whole / SCALE;
     }
 
-    /// The given order, where every value that must not stay is made again for the first backward op that reads it;
-    /// `None` where that cannot be.
-    pub fn with_drops(&self) -> Option<Vec<u32>> {
-        let mut writer = Writer::new(
-            self,
-            Vec::with_capacity(self.ops()),
-            vec![true; self.values()],
-        );
-        let given: Vec<u32> = (0..self.ops() as u32).collect();
-        (writer.steps(&given) && writer.outputs()).then_some(writer.schedule)
-    }
-
-    /// Whether the second run of an op is demanded.
+    /// Returns whether the second run of an op is demanded.
     pub fn must_repeat(&self, op: u32) -> bool {
         self.turn != NONE && self.outs(op).iter().any(|v| self.dropped[*v as usize])
     }
@@ -268,7 +253,7 @@ impl Dag {
         self.outs.of(op)
     }
 
-    /// The op that can make a value again.
+    /// Returns the op that can recompute a value.
     pub fn remaker(&self, value: u32) -> Option<u32> {
         let op = self.maker[value as usize];
         (op != NONE && self.repeatable[op as usize]).then_some(op)
@@ -279,19 +264,19 @@ impl Dag {
         self.in_place_operands.of(op)
     }
 
-    /// What an op saves where it writes over an operand; 0 where it cannot.
+    /// Returns what an op saves where it writes over an operand; 0 where it cannot.
     pub fn over_bytes(&self, op: u32) -> i64 {
         self.in_place_operands(op)
             .first()
             .map_or(0, |v| self.size[*v as usize])
     }
 
-    /// The least that an op takes while it runs with nothing else around, whatever is read later.
+    /// Returns the least that an op takes while it runs with nothing else around, whatever is read later.
     pub fn least_bytes(&self, op: u32) -> i64 {
         self.working_set_bytes(op) - self.over_bytes(op)
     }
 
-    /// Bytes while an op runs with nothing else around and all its operands are read again: operands, results,
+    /// Returns the bytes while an op runs with nothing else around and all its operands are read again: operands, results,
     /// temporaries.
     pub fn working_set_bytes(&self, op: u32) -> i64 {
         let (ins, outs) = (self.ins(op), self.outs(op));
@@ -299,12 +284,12 @@ impl Dag {
         sum(ins) + sum(outs) + self.temp_bytes[op as usize]
     }
 
-    /// What a schedule weighs.
+    /// Returns what a schedule weighs.
     pub fn weigh_schedule(&self, schedule: &[u32]) -> i64 {
         schedule.iter().map(|o| self.weight[*o as usize]).sum()
     }
 
-    /// A schedule of the unfolded problem as one of this one: steps that only make views fall away.
+    /// Returns a schedule of the unfolded problem as one of this one: steps that only make views fall away.
     pub fn from_problem(&self, schedule: &[usize]) -> Vec<u32> {
         let end = self.op_in_problem.last().map_or(0, |last| last + 1);
         let mut index = vec![NONE; end];

@@ -1,6 +1,6 @@
-//! What to keep and what to drop at one step of a schedule, by minimum cuts.
+//! Decides by minimum cuts what to keep and what to drop at one step of a schedule.
 //!
-//! At a step τ every value that is read later must be resident, or be made again after τ. With two booleans,
+//! At a step τ every value that is read later must be resident, or be recomputed after τ. With two booleans,
 //! `A(v)`: value v is there when it is needed after τ, and `R(o)`: op o runs again after τ, a plan pays
 //!
 //! - `λ · bytes(v)` where `A(v)` and not `R(maker of v)`: v is resident at τ, an arc `A(v) → R(maker)`;
@@ -11,7 +11,7 @@
 //! exactly. The price is found by interpolation on the convex hull of (bytes kept, weight recomputed), whose points the
 //! cuts are. A value whose last use lies before τ may be kept longer; the same cut decides it.
 //!
-//! Where results may wait elsewhere, a value that is there may cost what bringing it from there does, if that is less: it
+//! Where results may be offloaded, a value that is there may cost what bringing it from there does, if that is less: it
 //! takes no bytes at τ then.
 //!
 //! The cut prices each op at most once and looks at no other step. Both are what the search around it is for: [`repair`]
@@ -33,7 +33,7 @@ pub struct Bend<'a> {
     pub jitter: &'a [f64],
     /// The share of its weight by which the answer may miss the hull.
     pub slack: f64,
-    /// What it weighs to have a value wait elsewhere, by value; empty where none may.
+    /// The weight of offloading a value, by value; empty where none may.
     pub elsewhere: &'a [Option<i64>],
 }
 
@@ -43,13 +43,13 @@ struct Keep {
     value: u32,
     /// Bent.
     size: f64,
-    /// What having it wait elsewhere weighs.
+    /// The weight of offloading it.
     elsewhere: Option<i64>,
 }
 
 /// What is known at a step τ about every value.
 pub struct Scene {
-    /// Read after τ before it is made again.
+    /// Read after τ before it is recomputed.
     pub needed: Vec<bool>,
     /// The first such use; [`NONE`] without one.
     first_use: Vec<u32>,
@@ -94,7 +94,7 @@ impl Scene {
             pinned[*v as usize] = true;
         }
         // What the step can write over goes by itself if nothing reads it again; else one such operand may be given up
-        // and made again, as what lies beside the step may.
+        // and recomputed, as what lies beside the step may.
         let over = dag.in_place_operands(op);
         let is_read_again = |v: &u32| first_use[*v as usize] != NONE;
         let mut own_bytes = dag.least_bytes(op);
@@ -115,7 +115,7 @@ impl Scene {
         }
     }
 
-    /// The same for a bound: what later steps read may have been made again by then, so that nothing keeps the step from
+    /// Returns the same for a bound: what later steps read may have been recomputed by then, so that nothing keeps the step from
     /// writing over an operand.
     pub fn of_bound(dag: &Dag, schedule: &[u32], step: usize) -> Scene {
         let mut scene = Scene::new(dag, schedule, step);
@@ -127,18 +127,18 @@ impl Scene {
         scene
     }
 
-    /// Whether a value is read after τ and is neither operand nor result of the step.
+    /// Returns whether a value is read after τ and is neither operand nor result of the step.
     pub fn is_wanted(&self, v: u32) -> bool {
         let v = v as usize;
         self.needed[v] && self.last_touch[v] != NONE && !self.pinned[v]
     }
 
-    /// Whether a value is resident whatever is decided: the step's own, and what must stay and cannot be made again.
+    /// Returns whether a value is resident whatever is decided: the step's own, and what must stay and cannot be recomputed.
     pub fn is_free(&self, dag: &Dag, v: u32) -> bool {
         self.pinned[v as usize] || (self.needed[v as usize] && dag.remaker(v).is_none())
     }
 
-    /// Which values may be resident at τ: those whose way from their last touch has room, if `live` says how full it is.
+    /// Returns which values may be resident at τ: those whose way from their last touch has room, if `live` says how full it is.
     fn keepable(&self, dag: &Dag, live: Option<(&[i64], i64)>) -> Vec<bool> {
         let mut ok: Vec<bool> = self.last_touch.iter().map(|t| *t != NONE).collect();
         for (v, ok) in ok.iter_mut().enumerate() {
@@ -176,7 +176,7 @@ pub struct Cut<'a> {
     /// Price that the present capacities are for.
     price: f64,
     pinned: Vec<bool>,
-    /// Bytes that are left for what is decided, once the step itself and what cannot be made again are in.
+    /// Bytes that are left for what is decided, once the step itself and what cannot be recomputed are in.
     pub room: i64,
     /// Bytes of what may stay.
     choice_bytes: f64,
@@ -207,7 +207,7 @@ impl Keep {
         self.elsewhere.map_or(staying, |less| staying.min(less))
     }
 
-    /// Whether it waits elsewhere at a price.
+    /// Returns whether it is offloaded at a price.
     fn is_elsewhere(&self, price: f64) -> bool {
         self.elsewhere
             .is_some_and(|less| less <= (price * self.size) as i64)
@@ -262,7 +262,7 @@ impl<'a> Cut<'a> {
                     ops.push((o, weight[o as usize] + extra));
                     for u in dag.ins(o) {
                         let i = *u as usize;
-                        // What is there anyway is free to use; what cannot be made again and must stay, too.
+                        // What is there anyway is free to use; what cannot be recomputed and must stay, too.
                         if scene.is_free(dag, *u) {
                             continue;
                         }
@@ -316,7 +316,7 @@ impl<'a> Cut<'a> {
         }
     }
 
-    /// The best choice at a price, which must not be lower than the price of the state the network is in.
+    /// Returns the best choice at a price, which must not be lower than the price of the state the network is in.
     pub(super) fn solve(&mut self, price: f64) -> Point {
         for keep in &self.keeps {
             let more = keep.capacity(price) - keep.capacity(self.price);
@@ -358,7 +358,7 @@ impl<'a> Cut<'a> {
         point
     }
 
-    /// Whether a choice keeps a value resident.
+    /// Returns whether a choice keeps a value resident.
     fn stays(&self, side: &[bool], v: u32) -> bool {
         let node = self.value_node[v as usize];
         node != NONE
@@ -372,7 +372,7 @@ impl<'a> Cut<'a> {
             }
     }
 
-    /// Arcs looked at so far.
+    /// Returns the number of arcs looked at so far.
     pub fn visits(&self) -> u64 {
         self.network.visits
     }
@@ -441,13 +441,13 @@ impl<'a> Cut<'a> {
         (Some(low), Some(high))
     }
 
-    /// The flow as it is, in memory that is not needed any more.
+    /// Returns the flow as it is, in memory that is not needed any more.
     fn saved(&self, mut memory: Vec<i64>) -> Vec<i64> {
         self.network.save(&mut memory);
         memory
     }
 
-    /// The choice that keeps the fewest bytes, whatever it costs; `low` is the one at price 0.
+    /// Returns the choice that keeps the fewest bytes, whatever it costs; `low` is the one at price 0.
     fn least(&mut self, low: &Point) -> Point {
         self.network.restore(&self.fresh);
         for (arc, weight) in self.op_arcs.iter().zip(&self.ops) {
@@ -470,7 +470,7 @@ impl<'a> Cut<'a> {
         point
     }
 
-    /// What is resident at the step under a choice.
+    /// Returns what is resident at the step under a choice.
     pub fn resident(&self, point: &Point, scene: &Scene) -> Vec<bool> {
         (0..self.dag.values())
             .map(|v| {
@@ -482,7 +482,7 @@ impl<'a> Cut<'a> {
             .collect()
     }
 
-    /// Ops that a choice runs again.
+    /// Returns the ops that a choice runs again.
     pub fn repeated<'p>(&'p self, point: &'p Point) -> impl Iterator<Item = u32> + 'p {
         let runs = |o: &&(u32, i64)| point.side[self.op_node[o.0 as usize] as usize];
         self.ops.iter().filter(runs).map(|(o, _)| *o)

@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// What came of it.
+/// The outcome of an exact search.
 pub enum Outcome {
     Optimal(Vec<u32>),
     /// No schedule of the class fits.
@@ -26,7 +26,7 @@ const MOST_VALUES: usize = 64;
 
 type State = (u32, u64);
 
-/// The cheapest schedule within `cap`.
+/// Returns the cheapest schedule within `cap`.
 pub fn exact(dag: &Dag, cap: i64, work: &mut Work) -> Outcome {
     let ops = dag.ops();
     if ops > MOST_OPS || dag.values() > MOST_VALUES || dag.turn != NONE {

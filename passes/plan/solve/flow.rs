@@ -21,7 +21,7 @@ impl Builder {
         self.arcs.len() - 1
     }
 
-    /// The network over `nodes` nodes. Its flow is zero.
+    /// Returns the network over `nodes` nodes. Its flow is zero.
     pub fn finish(self, nodes: usize) -> Network {
         let mut start = vec![0u32; nodes + 1];
         for (from, to, _) in &self.arcs {
@@ -96,14 +96,14 @@ impl Network {
         self.arcs[self.place[arc] as usize].left += more;
     }
 
-    /// The residual capacities, to come back to with [`Network::restore`].
+    /// Returns the residual capacities, to come back to with [`Network::restore`].
     pub fn state(&self) -> Vec<i64> {
         let mut state = Vec::new();
         self.save(&mut state);
         state
     }
 
-    /// The same, in place of what `state` holds.
+    /// Saves the residual capacities into `state`.
     pub fn save(&self, state: &mut Vec<i64>) {
         state.clear();
         state.extend(self.arcs.iter().map(|arc| arc.left));
@@ -115,7 +115,7 @@ impl Network {
         }
     }
 
-    /// Distances to the sink over arcs with room; whether the source has one.
+    /// Measures distances to the sink over arcs with room; returns whether the source has one.
     fn measure(&mut self, source: u32, sink: u32) -> bool {
         self.level.fill(FAR);
         self.queue.clear();
@@ -201,7 +201,7 @@ impl Network {
             .map_or(source, |a| self.arcs[*a as usize].to)
     }
 
-    /// The nodes that the source still reaches: its side of the smallest minimum cut.
+    /// Returns the nodes that the source still reaches: its side of the smallest minimum cut.
     pub fn side(&mut self, source: u32) -> Vec<bool> {
         let mut reached = vec![false; self.level.len()];
         reached[source as usize] = true;

@@ -169,7 +169,7 @@ enum Change {
     Taken(u32),
 }
 
-/// See the module.
+/// A schedule and its live bytes, from which repeats can be taken out.
 pub struct Ledger<'a> {
     dag: &'a Dag,
     ops: Vec<u32>,
@@ -210,7 +210,7 @@ impl<'a> Ledger<'a> {
         self.peaks.peak()
     }
 
-    /// Slots of repeats that still run.
+    /// Returns the slots of repeats that still run.
     pub fn repeats(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.ops.len()).filter(|t| self.alive[*t] && !self.first[*t])
     }
@@ -230,7 +230,7 @@ impl<'a> Ledger<'a> {
             .collect()
     }
 
-    /// Whether a slot is the second run of an op of which a second is demanded, as things stand.
+    /// Returns whether a slot is the second run of an op of which a second is demanded, as things stand.
     fn is_demanded(&self, slot: usize) -> bool {
         let op = self.ops[slot];
         let before = |v: &u32| {
@@ -270,7 +270,7 @@ impl<'a> Ledger<'a> {
         saved
     }
 
-    /// Whether nothing reads what a slot makes.
+    /// Returns whether nothing reads what a slot makes.
     fn idle(&self, slot: usize) -> bool {
         self.dag.outs(self.ops[slot]).iter().all(|v| {
             let events = self.events.of(*v);

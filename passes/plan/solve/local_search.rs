@@ -1,15 +1,15 @@
-//! The search for a cheap schedule within a cap: first plans from several cuts, then parts torn up and rebuilt.
+//! Searches for a cheap schedule within a cap: makes first plans from several cuts, then tears up and rebuilds stretches.
 
-use super::WIDE_GAP;
 use super::bound;
 use super::compact::{Dag, NONE};
 use super::exact::{Outcome, exact};
 use super::incremental_liveness::prune;
 use super::repair::{Style, repair};
 use super::simulate::{Simulation, drop_unread};
-use super::work::{Random, Work};
+use super::work::{Random, WIDE_GAP, Work};
+use super::writer::with_drops;
 
-/// See the module.
+/// A search for a cheap schedule within a cap.
 pub struct Search<'a> {
     dag: &'a Dag,
     cap: i64,
@@ -60,13 +60,13 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The given order, with what must not stay made again where the backward part reads it.
+    /// Returns the given order, with what must not stay recomputed where the backward pass reads it.
     fn given(&self) -> Option<Vec<u32>> {
         let given: Vec<u32> = (0..self.dag.ops() as u32).collect();
         if self.dag.turn == NONE {
             return Some(given);
         }
-        self.dag.with_drops()
+        with_drops(self.dag)
     }
 
     fn fits(&self, schedule: &[u32]) -> bool {
@@ -75,7 +75,7 @@ impl<'a> Search<'a> {
         simulation.peak <= self.cap
     }
 
-    /// The schedule with the smallest peak that a few repairs find when the cap rises wherever nothing fits. Each takes
+    /// Returns the schedule with the smallest peak that a few repairs find when the cap rises wherever nothing fits. Each takes
     /// at most half of the work that is left.
     pub fn lowest(&mut self) -> Option<Vec<u32>> {
         let given = self.given()?;
@@ -104,7 +104,7 @@ impl<'a> Search<'a> {
         best.map(|b| b.1)
     }
 
-    /// Any schedule that fits.
+    /// Returns any schedule that fits.
     pub fn any(&mut self) -> Option<Vec<u32>> {
         let given = self.given()?;
         if self.fits(&given) {
@@ -148,7 +148,7 @@ impl<'a> Search<'a> {
         )
     }
 
-    /// The best of both orders of pruning.
+    /// Returns the best of both orders of pruning.
     fn prune(&mut self, schedule: Vec<u32>) -> Vec<u32> {
         let (mut a, mut b) = (schedule.clone(), schedule);
         let units =
@@ -161,7 +161,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The best schedule found; `None` if none fits.
+    /// Returns the best schedule found; `None` if none fits.
     pub fn run(&mut self, seeds: &[Vec<u32>]) -> Option<Vec<u32>> {
         let given = self.given()?;
         if self.fits(&given) {
@@ -179,7 +179,7 @@ impl<'a> Search<'a> {
         self.approximate(seeds)
     }
 
-    /// The same for what is too large to be solved exactly.
+    /// Returns the best schedule that a search finds for a problem too large to be solved exactly; `None` if none fits.
     pub fn approximate(&mut self, seeds: &[Vec<u32>]) -> Option<Vec<u32>> {
         let given = self.given()?;
         if self.fits(&given) {
@@ -324,7 +324,7 @@ impl<'a> Search<'a> {
         best
     }
 
-    /// A schedule without some of its repeats: a run of them, or a few heavy ones.
+    /// Returns a schedule without some of its repeats: a run of them, or a few heavy ones.
     fn tear(&mut self, schedule: &[u32]) -> Vec<u32> {
         let dag = self.dag;
         let mut runs = vec![0u32; dag.ops()];

@@ -1,16 +1,16 @@
-//! The smallest peak: what no schedule goes below, and what was reached.
+//! The smallest peak: a bound that no schedule goes below, and the smallest peak that a search reached.
 
+use super::super::constraint::Constraint;
+use super::super::objective::Objective;
+use super::super::problem::Problem;
+use super::super::schedule::{Score, evaluate};
 use super::compact::{Dag, NONE};
 use super::exact::{Outcome, exact};
 use super::local_search::{EXACT_UNITS, Search};
-use super::work::Work;
-use super::{Effort, Objective};
+use super::work::{Effort, Work};
 use crate::error::Result;
-use crate::plan::constraint::Constraint;
-use crate::plan::problem::Problem;
-use crate::plan::schedule::{Score, evaluate};
 
-/// See the module. Bytes include static ones.
+/// The smallest peak of a problem. Bytes include static ones.
 #[derive(Clone, Debug)]
 pub struct MinPeak {
     /// No schedule has a smaller peak: an op needs its operands, results and temporaries at once, less what it writes over.
@@ -27,29 +27,29 @@ pub struct MinPeak {
 }
 
 impl MinPeak {
-    /// Whether nothing smaller is possible.
+    /// Returns whether nothing smaller is possible.
     pub fn is_proven(&self) -> bool {
         self.reached_bytes <= self.least_bytes
     }
 }
 
-/// The smallest peak that a plan was found for. [`Effort::Thorough`] looks [`THOROUGH`] times as long as others, and a
+/// Returns the smallest peak that a plan was found for. [`Effort::Thorough`] looks [`THOROUGH`] times as long as others, and a
 /// number of units limits each part of the search.
 ///
 /// # Errors
 /// A problem whose own order is not a schedule of it.
-pub fn smallest_feasible(
+pub fn min_peak(
     problem: &Problem,
-    choices: &[Option<Constraint>],
+    constraints: &[Option<Constraint>],
     effort: Effort,
 ) -> Result<MinPeak> {
     let before = evaluate(problem, &problem.given_order())?;
-    let dag = Dag::new(problem, Objective::Cost, choices)?;
+    let dag = Dag::new(problem, Objective::Cost, constraints)?;
     of_dag(problem, &dag, &before, effort)
 }
 
-/// The largest working set above static, and its op; [`NONE`] where the outputs are larger.
-pub(super) fn working_set_bytes(dag: &Dag) -> (i64, u32) {
+/// Returns the largest working set above static, and its op; [`NONE`] where the outputs are larger.
+pub fn working_set_bytes(dag: &Dag) -> (i64, u32) {
     // At the last step all outputs are there, and what makes one of them; or it is the last op of the given order.
     let outputs: i64 = dag.outputs.iter().map(|v| dag.size[*v as usize]).sum();
     let beside = |o: u32| {
@@ -91,12 +91,11 @@ const HALVING_UNITS_AN_OP: u64 = 1_000;
 /// How much more of both where that is wanted.
 const THOROUGH: u64 = 16;
 
-pub(super) fn of_dag(
-    problem: &Problem,
-    dag: &Dag,
-    before: &Score,
-    effort: Effort,
-) -> Result<MinPeak> {
+/// Returns the smallest peak of a reduced problem.
+///
+/// # Errors
+/// A bug, if the search returns no schedule of the problem.
+pub fn of_dag(problem: &Problem, dag: &Dag, before: &Score, effort: Effort) -> Result<MinPeak> {
     let limited = |units: u64| match effort {
         Effort::First | Effort::Normal => units,
         Effort::Thorough => THOROUGH * units,
@@ -118,7 +117,7 @@ pub(super) fn of_dag(
         *v = dag.value_in_problem[*v] as usize;
     }
     tensors.sort_by_key(|(v, bytes)| (std::cmp::Reverse(*bytes), *v));
-    let mut floor = MinPeak {
+    let mut found = MinPeak {
         least_bytes: before.static_bytes + least as u64,
         reached_bytes: before.peak_bytes,
         schedule: problem.given_order(),
@@ -130,9 +129,9 @@ pub(super) fn of_dag(
         let steps: Vec<usize> = steps.iter().map(|o| *o as usize).collect();
         let schedule = problem.unfold(&dag.op_in_problem, &steps);
         let score = evaluate(problem, &schedule)?;
-        if score.peak_bytes < floor.reached_bytes {
-            floor.reached_bytes = score.peak_bytes;
-            floor.schedule = schedule;
+        if score.peak_bytes < found.reached_bytes {
+            found.reached_bytes = score.peak_bytes;
+            found.schedule = schedule;
         }
         Ok(score.peak_above_static_bytes as i64)
     };
@@ -165,5 +164,5 @@ pub(super) fn of_dag(
             None => low = middle,
         }
     }
-    Ok(floor)
+    Ok(found)
 }

@@ -167,7 +167,7 @@ impl Joint {
         }
     }
 
-    /// The bound at these prices; the bytes that each position keeps and the ops that run again are left in `kept` and
+    /// Returns the bound at these prices; the bytes that each position keeps and the ops that run again are left in `kept` and
     /// `side`.
     fn value(&mut self, prices: &[f64], settled: &[Settled], kept: &mut [i64]) -> (f64, Vec<bool>) {
         let capacity =
@@ -244,7 +244,7 @@ impl Joint {
         }
     }
 
-    /// The op whose part in the last cuts was least clear, heavy ones first; `None` if all are settled.
+    /// Returns the op whose part in the last cuts was least clear, heavy ones first; `None` if all are settled.
     fn undecided(&self, branch: &Branch) -> Option<u32> {
         let worth = |at: &u32| {
             let runs = branch.runs[*at as usize];
@@ -269,7 +269,7 @@ struct Branch {
     runs: Vec<f64>,
 }
 
-/// A bound in weight over the cost of running every op once, from several positions; `above` is what a known plan weighs
+/// Returns a bound in weight over the cost of running every op once, from several positions; `above` is what a known plan weighs
 /// over that. At least 0. `None` if no schedule of the class fits.
 pub fn several_positions(
     dag: &Dag,

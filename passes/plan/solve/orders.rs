@@ -1,20 +1,20 @@
-//! Other orders in which the ops of a problem may run once each, made to hold less at a time.
+//! Finds other orders in which the ops of a problem may run once each, with smaller peaks.
 //!
 //! One engine lists ready ops, from the first step on or from the last one back, and always takes the one that changes
 //! what is alive the least: either any such op (greedy), or the next one of a known order unless another frees memory. No
-//! order made so is better for certain; the judge decides. What an op frees is known exactly while the list grows:
+//! order made so is better for certain; [`evaluate`] decides. What an op frees is known exactly while the list grows:
 //! readers of a storage are counted, and the last one is found by the exclusive or of those that remain. O(n log n).
 //!
 //! Ops that must keep their turn do, and where no backward op runs before a forward one, none does afterwards.
 
-use crate::plan::problem::{Kind, Phase, Problem};
-use crate::plan::schedule::evaluate;
+use super::super::problem::{OpPhase, Problem, ValueKind};
+use super::super::schedule::evaluate;
 use std::collections::BTreeSet;
 
 /// At most so many orders are worth a search each.
 const MOST_ORDERS: usize = 2;
 
-/// Orders whose peak is below that of the given one, the lowest first, each a permutation of all ops.
+/// Returns the orders whose peak is below that of the given one, the lowest first, each a permutation of all ops.
 pub fn lower(problem: &Problem) -> Vec<Vec<usize>> {
     let given = problem.given_order();
     let peak = |order: &Vec<usize>| evaluate(problem, order).ok().map(|s| s.peak_bytes);
@@ -83,7 +83,7 @@ impl Facts {
         }
         let mut last_in_turn = None;
         for (o, op) in problem.ops.iter().enumerate() {
-            let moves = |v: &usize| problem.values[roots[*v]].kind != Kind::Static;
+            let moves = |v: &usize| problem.values[roots[*v]].kind != ValueKind::Static;
             let made = |v: &&usize| problem.values[**v].producer.is_some();
             let makers = op.ins.iter().filter(made);
             let mut before: Vec<u32> = makers
@@ -110,14 +110,14 @@ impl Facts {
                 facts.readers[*root as usize].push(o as u32);
             }
             facts.reads[o] = read;
-            let is_backward = op.phase == Phase::Backward;
+            let is_backward = op.phase == OpPhase::Backward;
             facts.is_divided &= is_backward || facts.is_backward.last() != Some(&true);
             facts.is_backward.push(is_backward);
         }
         facts
     }
 
-    /// An order of all ops that starts from `known`, which is one. Ties go to the op that `known` has first, or last
+    /// Returns an order of all ops that starts from `known`, which is one. Ties go to the op that `known` has first, or last
     /// where the list is written from the end.
     fn list(&self, known: &[usize], way: Direction, is_greedy: bool) -> Vec<usize> {
         let ops = known.len();
@@ -215,7 +215,7 @@ impl List<'_> {
         self.ready.insert((key, self.rank[o], o as u32));
     }
 
-    /// By how much what is alive grows if this op is next.
+    /// Returns by how many bytes the live set grows if this op is next.
     fn change_bytes(&self, o: usize) -> i64 {
         let facts = self.facts;
         let sum = |list: &[u32], counts: &dyn Fn(usize) -> bool| -> i64 {
@@ -306,7 +306,7 @@ mod tests {
                         .collect();
                     assert!(turns.is_sorted(), "problem {n}");
                     if facts.is_divided {
-                        assert!(order.is_sorted_by_key(|o| p.ops[*o].phase == Phase::Backward));
+                        assert!(order.is_sorted_by_key(|o| p.ops[*o].phase == OpPhase::Backward));
                     }
                 }
             }

@@ -1,18 +1,20 @@
-//! Plans whose first computations follow another order than the given one, where that was asked for.
+//! Schedules whose first runs follow another order than the given one.
 //!
 //! The problem is solved in the given order and in a few others ([`orders`]), each as a problem of its own; the cheapest
 //! plan counts, so asking for it never makes a plan dearer. Its schedule is one of the given problem, judged there; only
 //! its bound speaks of another class.
 
-use super::min_peak::{MinPeak, smallest_feasible};
+use super::super::constraint::Constraint;
+use super::super::objective::Objective;
+use super::super::problem::Problem;
+use super::super::schedule::evaluate;
+use super::answer::{Bound, Query, Solution};
+use super::bound;
+use super::given::{frontier_given, solve_given};
+use super::min_peak::{MinPeak, min_peak};
 use super::orders;
-use super::{
-    Bound, Effort, Failure, Objective, Point, Request, Solution, bound, frontier_given, solve_given,
-};
+use super::work::Effort;
 use crate::error::Result;
-use crate::plan::constraint::Constraint;
-use crate::plan::problem::Problem;
-use crate::plan::schedule::{Score, evaluate};
 
 /// A problem with its ops in another order.
 struct Moved {
@@ -31,20 +33,20 @@ impl Moved {
         moved.collect()
     }
 
-    /// What is said by op, in this order; nothing stays nothing.
-    fn choices(&self, choices: &[Option<Constraint>]) -> Vec<Option<Constraint>> {
-        match choices.is_empty() {
+    /// Returns constraints by op in this order; none stay none.
+    fn constraints(&self, constraints: &[Option<Constraint>]) -> Vec<Option<Constraint>> {
+        match constraints.is_empty() {
             true => Vec::new(),
-            false => self.order.iter().map(|o| choices[*o]).collect(),
+            false => self.order.iter().map(|o| constraints[*o]).collect(),
         }
     }
 
-    fn request(&self, request: &Request) -> Request {
-        Request {
-            choices: self.choices(&request.choices),
-            // First computations of those follow the given order.
+    fn query(&self, query: &Query) -> Query {
+        Query {
+            constraints: self.constraints(&query.constraints),
+            // First runs of those follow the given order.
             seeds: Vec::new(),
-            ..request.clone()
+            ..query.clone()
         }
     }
 
@@ -52,12 +54,11 @@ impl Moved {
         schedule.iter().map(|o| self.order[*o]).collect()
     }
 
-    fn solution(&self, given: &Problem, before: &Score, own: Solution) -> Result<Solution> {
+    fn solution(&self, given: &Problem, own: Solution) -> Result<Solution> {
         let schedule = self.schedule(&own.schedule);
         Ok(Solution {
             score: evaluate(given, &schedule)?,
             schedule,
-            before: before.clone(),
             bound: Bound {
                 class: bound::CLASS_REORDERED,
                 ..own.bound
@@ -66,7 +67,7 @@ impl Moved {
         })
     }
 
-    fn floor(&self, own: MinPeak) -> MinPeak {
+    fn min_peak(&self, own: MinPeak) -> MinPeak {
         MinPeak {
             schedule: self.schedule(&own.schedule),
             op: own.op.map(|o| self.order[o]),
@@ -75,13 +76,13 @@ impl Moved {
     }
 }
 
-/// Whether a plan in another order is better by more than what sums differ by that are added up in another order.
+/// Returns whether a plan in another order is better by more than what sums differ by that are added up in another order.
 fn is_better(objective: Objective, other: &Solution, own: &Solution) -> bool {
     objective.of(&other.score) < objective.of(&own.score) * (1.0 - 1e-9)
 }
 
-/// The floor that is reached lower, with what neither can go below.
-fn lower_floor(own: MinPeak, other: MinPeak) -> MinPeak {
+/// Returns the lower of two peaks, with the bound that holds for both.
+fn lower_peak(own: MinPeak, other: MinPeak) -> MinPeak {
     let least_bytes = own.least_bytes.min(other.least_bytes);
     let best = if other.reached_bytes < own.reached_bytes {
         other
@@ -94,79 +95,79 @@ fn lower_floor(own: MinPeak, other: MinPeak) -> MinPeak {
     }
 }
 
-/// See [`super::solve`].
-pub(super) fn solve(problem: &Problem, request: &Request) -> Result<Solution, Failure> {
+/// Solves a query in the given order and in others; see [`solve_given`].
+///
+/// # Errors
+/// A problem that does not run in its own order.
+pub fn solve(problem: &Problem, query: &Query) -> Result<Result<Solution, Box<MinPeak>>> {
     let before = evaluate(problem, &problem.given_order())?;
-    let least = request.objective.of(&before);
-    let mut best = solve_given(problem, request);
+    let least = query.objective.of(&before);
+    let mut best = solve_given(problem, query)?;
     for moved in Moved::all(problem) {
         if best
             .as_ref()
-            .is_ok_and(|own| request.objective.of(&own.score) <= least)
+            .is_ok_and(|own| query.objective.of(&own.score) <= least)
         {
             break;
         }
-        let other = solve_given(&moved.problem, &moved.request(request));
+        let other = match solve_given(&moved.problem, &moved.query(query))? {
+            Ok(other) => Ok(moved.solution(problem, other)?),
+            Err(other) => Err(moved.min_peak(*other)),
+        };
         best = match (best, other) {
-            (Err(Failure::Invalid(error)), _) | (_, Err(Failure::Invalid(error))) => {
-                return Err(Failure::Invalid(error));
-            }
-            (Ok(own), Ok(other)) => {
-                let other = moved.solution(problem, &before, other)?;
-                let turns = is_better(request.objective, &other, &own);
-                Ok(if turns { other } else { own })
-            }
-            (Ok(own), Err(_)) => Ok(own),
-            (Err(_), Ok(other)) => Ok(moved.solution(problem, &before, other)?),
-            (Err(Failure::Infeasible(mut why)), Err(Failure::Infeasible(other))) => {
-                why.floor = lower_floor(why.floor, moved.floor(other.floor));
-                Err(Failure::Infeasible(why))
-            }
+            (Ok(own), Ok(other)) if is_better(query.objective, &other, &own) => Ok(other),
+            (Err(_), Ok(other)) => Ok(other),
+            (Ok(own), _) => Ok(own),
+            (Err(own), Err(other)) => Err(Box::new(lower_peak(*own, other))),
         };
     }
-    best
+    Ok(best)
 }
 
-/// See [`super::frontier`].
-pub(super) fn frontier(
+/// Solves many budgets in the given order and in others; see [`frontier_given`].
+///
+/// # Errors
+/// A problem that does not run in its own order.
+pub fn frontier(
     problem: &Problem,
-    request: &Request,
+    query: &Query,
     budgets: &[u64],
-) -> Result<Vec<Point>> {
-    let before = evaluate(problem, &problem.given_order())?;
-    let mut points = frontier_given(problem, request, budgets)?;
+) -> Result<Vec<Option<Solution>>> {
+    let mut solutions = frontier_given(problem, query, budgets)?;
     for moved in Moved::all(problem) {
-        let others = frontier_given(&moved.problem, &moved.request(request), budgets)?;
-        for (point, other) in points.iter_mut().zip(others) {
-            let Some(other) = other.solution else {
+        let others = frontier_given(&moved.problem, &moved.query(query), budgets)?;
+        for (own, other) in solutions.iter_mut().zip(others) {
+            let Some(other) = other else {
                 continue;
             };
-            let other = moved.solution(problem, &before, other)?;
-            let own = point.solution.as_ref();
-            if own.is_none_or(|own| is_better(request.objective, &other, own)) {
-                point.solution = Some(other);
+            let other = moved.solution(problem, other)?;
+            if own
+                .as_ref()
+                .is_none_or(|own| is_better(query.objective, &other, own))
+            {
+                *own = Some(other);
             }
         }
     }
-    Ok(points)
+    Ok(solutions)
 }
 
-/// The smallest peak for which a plan in any of the orders was found.
+/// Returns the smallest peak for which a plan in any of the orders was found.
 ///
 /// # Errors
 /// A problem whose own order is not a schedule of it.
-pub fn smallest_reordered(
+pub fn min_peak_reordered(
     problem: &Problem,
-    choices: &[Option<Constraint>],
+    constraints: &[Option<Constraint>],
     effort: Effort,
 ) -> Result<MinPeak> {
-    let mut floor = smallest_feasible(problem, choices, effort)?;
+    let mut lowest = min_peak(problem, constraints, effort)?;
     for moved in Moved::all(problem) {
-        if floor.is_proven() {
+        if lowest.is_proven() {
             break;
         }
-        let other = smallest_feasible(&moved.problem, &moved.choices(choices), effort)?;
-        floor = lower_floor(floor, moved.floor(other));
+        let other = min_peak(&moved.problem, &moved.constraints(constraints), effort)?;
+        lowest = lower_peak(lowest, moved.min_peak(other));
     }
-    Ok(floor)
+    Ok(lowest)
 }

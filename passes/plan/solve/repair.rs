@@ -1,9 +1,9 @@
 //! Makes a schedule fit: a cut at the first place that does not, and again, until all do.
 //!
-//! The fullest step of the first stretch above the budget is cut; what the cut drops is made again as late as possible.
+//! The fullest step of the first stretch above the budget is cut; what the cut drops is recomputed as late as possible.
 //! Steps before τ are left as they are, so the place moves to the right, except where a value that was dead is kept
 //! longer; that is allowed twice for one op, and then only where the steps before have room. An op that is dropped
-//! again and again gets dearer, so that two steps do not hand the same bytes to and fro.
+//! repeatedly gets dearer, so that two steps do not trade the same bytes back and forth.
 
 use super::compact::Dag;
 use super::cut::{Bend, Cut, Scene};
@@ -20,7 +20,7 @@ pub struct Style {
     pub noise: f64,
     /// Whether the fullest step of all is cut instead.
     pub fullest: bool,
-    /// Whether operands are made again in the other order.
+    /// Whether operands are recomputed in the other order.
     pub reverse: bool,
     /// Whether the cap rises where nothing fits, to what fits there. Then the answer need not fit: it is the schedule
     /// with the smallest peak that was come by.
@@ -32,7 +32,7 @@ pub struct Style {
 }
 
 impl Style {
-    /// A repair as it is described above.
+    /// Returns the plain repair of this module.
     pub fn plain(distance: f64) -> Style {
         Style {
             distance,

@@ -1,6 +1,6 @@
-//! Live bytes at every step of a schedule of a [`Dag`], and removal of repeats that nothing reads.
+//! Computes live bytes at every step of a schedule of a [`Dag`], and removes repeats that nothing reads.
 //!
-//! The rules are those of [`evaluate`](crate::plan::evaluate): a use reads the most recent computation, an instance is
+//! The rules are those of [`evaluate`](super::super::schedule::evaluate): a use reads the most recent computation, an instance is
 //! freed right after its last use, a placeholder lives from the start. Linear in the operands of the steps; buffers are
 //! kept between runs, because the search simulates thousands of schedules.
 
@@ -83,7 +83,7 @@ impl Simulation {
     }
 }
 
-/// Whether each step computes its op for the first time.
+/// Returns whether each step computes its op for the first time.
 pub fn first_runs(dag: &Dag, schedule: &[u32]) -> Vec<bool> {
     let mut seen = vec![false; dag.ops()];
     schedule
@@ -92,7 +92,7 @@ pub fn first_runs(dag: &Dag, schedule: &[u32]) -> Vec<bool> {
         .collect()
 }
 
-/// Takes out repeats none of whose results is read before it is made again; what they alone read goes with them.
+/// Takes out repeats none of whose results is read before it is recomputed; what they alone read goes with them.
 pub fn drop_unread(dag: &Dag, schedule: &mut Vec<u32>) {
     let first = first_runs(dag, schedule);
     let mut wanted = dag.is_output.clone();

@@ -8,8 +8,8 @@
 
 use super::local_search::FIRST_UNITS;
 use super::multi_cut_bound;
-use super::work::Work;
-use super::{Effort, Found, JOINT_UNITS_AN_OP, Question};
+use super::question::{Found, JOINT_UNITS_AN_OP, Question};
+use super::work::{Effort, Work};
 use crate::error::Result;
 
 /// Steps from nothing to the peak of the given order.
@@ -22,13 +22,16 @@ const BOUND_UNITS: u64 = 20_000_000;
 /// Budgets at which nothing was found before the descent ends, and how much of the smallest peak known the one asked for
 /// must be if nothing was found there either.
 const MOST_FAILURES: u32 = 3;
-const NEAR_FLOOR: f64 = 0.9;
+const NEAR_MIN_PEAK: f64 = 0.9;
 
-/// The best plan at smaller budgets, if it is better than `own`, the one at the budget asked for.
-pub(super) fn smaller(question: &mut Question, own: Option<Found>) -> Result<Option<Found>> {
-    let (dag, before, request) = (question.dag, question.before, question.request);
-    let most = request.effort.work(dag.ops()).stretched;
-    let units = match request.effort {
+/// Returns the best plan at smaller budgets, if it is better than `own`, the plan at the budget asked for.
+///
+/// # Errors
+/// A bug, if a search returns no schedule of the problem.
+pub fn smaller(question: &mut Question, own: Option<Found>) -> Result<Option<Found>> {
+    let (dag, before, query) = (question.dag, question.before, question.query);
+    let most = query.effort.work(dag.ops()).stretched;
+    let units = match query.effort {
         Effort::First => return Ok(None),
         Effort::Normal => UNITS,
         Effort::Thorough => 10 * UNITS,
@@ -41,9 +44,9 @@ pub(super) fn smaller(question: &mut Question, own: Option<Found>) -> Result<Opt
     let bound_units = most.min(BOUND_UNITS + JOINT_UNITS_AN_OP * dag.ops() as u64);
     let mut failures_left = MOST_FAILURES;
     if own.is_none() {
-        let floor = question.floor()?.reached_bytes - before.static_bytes;
-        let cap = question.cap(request.budget_bytes).unwrap_or(0);
-        if (cap as f64) < NEAR_FLOOR * floor as f64 {
+        let min_peak = question.min_peak()?.reached_bytes - before.static_bytes;
+        let cap = question.cap(query.budget_bytes).unwrap_or(0);
+        if (cap as f64) < NEAR_MIN_PEAK * min_peak as f64 {
             return Ok(None);
         }
         failures_left -= 1;
@@ -53,7 +56,7 @@ pub(super) fn smaller(question: &mut Question, own: Option<Found>) -> Result<Opt
     for step in (1..STEPS).rev() {
         let cap = (u128::from(before.peak_above_static_bytes) * step / STEPS) as u64;
         let budget_bytes = before.static_bytes + cap;
-        if budget_bytes >= request.budget_bytes {
+        if budget_bytes >= query.budget_bytes {
             continue;
         }
         let above = best.as_ref().map_or(i64::MAX, |best| question.above(best));
@@ -67,7 +70,7 @@ pub(super) fn smaller(question: &mut Question, own: Option<Found>) -> Result<Opt
             Some(found) => {
                 if best
                     .as_ref()
-                    .is_none_or(|best| request.objective.prefers(&found.score, &best.score))
+                    .is_none_or(|best| query.objective.prefers(&found.score, &best.score))
                 {
                     best = Some(found);
                     is_better = true;
@@ -79,7 +82,7 @@ pub(super) fn smaller(question: &mut Question, own: Option<Found>) -> Result<Opt
     Ok(best.filter(|_| is_better))
 }
 
-/// Whether every schedule within `cap` is proven to cost at least so much, or none fits.
+/// Returns whether every schedule within `cap` is proven to cost at least so much, or none fits.
 fn is_dearer(question: &mut Question, cap: i64, above: i64, units: u64) -> bool {
     let dag = question.dag;
     // Prices are rounded down, so a bound that is met may be short of the cost by a unit an op.

@@ -1,26 +1,26 @@
 //! What the parts of the planner promise, on random problems.
 
-use super::compact::Dag;
+use super::super::constraint::{Constraint, first_violation};
+use super::super::objective::Objective;
+use super::super::problem::{Op, OpPhase, Problem, Value, ValueKind};
+use super::super::schedule::evaluate;
+use super::answer::{Query, Solution};
+use super::compact::{Dag, NONE};
 use super::cut::{Bend, Cut, Scene};
 use super::exact::{Outcome, exact};
 use super::incremental_liveness::{Ledger, prune};
+use super::local_search::Search;
+use super::min_peak::min_peak;
+use super::question::{Question, next_multiple};
 use super::simulate::{Simulation, drop_unread};
-use super::work::{Random, Work};
-use super::*;
-use crate::plan::constraint::broken_by;
-use crate::plan::problem::{Kind, Op, Phase, Value};
+use super::work::{Effort, Random, Work};
+use super::{bound, frontier, multi_cut_bound, solve};
 
 /// A problem of `ops` ops; later ops read earlier results, as in a step with a backward part.
 fn random_problem(r: &mut Random, ops: usize) -> Problem {
     let mut p = Problem::default();
-    let value = |bytes: usize, kind, producer| Value {
-        bytes: bytes as u64,
-        kind,
-        producer,
-        view_of: None,
-        integral: false,
-    };
-    for kind in [Kind::Static, Kind::Placeholder] {
+    let value = |bytes: usize, kind, producer| Value::new(bytes as u64, kind, producer);
+    for kind in [ValueKind::Static, ValueKind::Placeholder] {
         p.values.push(value(1 + r.below(5), kind, None));
     }
     for o in 0..ops {
@@ -31,13 +31,14 @@ fn random_problem(r: &mut Random, ops: usize) -> Problem {
         }
         let outs: Vec<usize> = (0..1 + r.below(5) / 4)
             .map(|_| {
-                p.values.push(value(r.below(9), Kind::Activation, Some(o)));
+                p.values
+                    .push(value(r.below(9), ValueKind::Activation, Some(o)));
                 p.values.len() - 1
             })
             .collect();
         let takeable: Vec<usize> = ins
             .iter()
-            .filter(|v| p.values[**v].kind == Kind::Activation && r.below(2) == 0)
+            .filter(|v| p.values[**v].kind == ValueKind::Activation && r.below(2) == 0)
             .copied()
             .collect();
         if let Some(first) = takeable.first() {
@@ -46,23 +47,18 @@ fn random_problem(r: &mut Random, ops: usize) -> Problem {
         let size = p.values[outs[0]].bytes;
         let over = takeable.into_iter();
         let over: Vec<usize> = over.filter(|v| p.values[*v].bytes == size).collect();
+        let phase = match o > ops / 2 {
+            true => OpPhase::Backward,
+            false => OpPhase::Forward,
+        };
+        let cost = r.below(9) as f64;
         p.ops.push(Op {
-            name: format!("op{o}"),
-            kind: String::new(),
-            ins,
-            outs,
             in_place_operands: over,
-            phase: if o > ops / 2 {
-                Phase::Backward
-            } else {
-                Phase::Forward
-            },
-            cost: r.below(9) as f64,
             flops: r.below(9) as u64,
             bytes: r.below(9) as u64,
             temp_bytes: (r.below(4) / 3) as u64,
             recomputable: r.below(8) > 0,
-            ordered: false,
+            ..Op::new(format!("op{o}"), ins, outs, phase, cost)
         });
     }
     p.outputs = vec![p.values.len() - 1, r.below(p.values.len())];
@@ -159,8 +155,7 @@ fn least_by_trying(dag: &Dag, scene: &Scene, step: usize, price: i64) -> i64 {
         let own = dag.ins(step as u32).contains(&v) || dag.outs(step as u32).contains(&v);
         own && given_up != Some(&v)
     };
-    let there =
-        |v: u32| dag.maker[v as usize] == super::compact::NONE || dag.maker[v as usize] < computed;
+    let there = |v: u32| dag.maker[v as usize] == NONE || dag.maker[v as usize] < computed;
     let mut least = i64::MAX;
     for again in 0u32..1 << computed {
         let runs = |o: u32| again & 1 << o != 0;
@@ -232,15 +227,15 @@ fn plans_fit_bounds_hold_and_small_problems_are_solved() {
         let before = evaluate(&p, &p.given_order()).unwrap();
         let peak = before.peak_above_static_bytes;
         let cap = peak * (70 + r.below(30) as u64) / 100;
-        let request = Request {
+        let request = Query {
             budget_bytes: cap + before.static_bytes,
             effort: Effort::First,
-            ..Request::default()
+            ..Query::default()
         };
         let best = match exact(&dag, cap as i64, &mut Work::new(100_000_000)) {
             Outcome::Optimal(best) => best,
             Outcome::Infeasible => {
-                assert!(matches!(solve(&p, &request), Err(Failure::Infeasible(_))));
+                assert!(solve(&p, &request).unwrap().is_err());
                 continue;
             }
             Outcome::Unknown => panic!("too large"),
@@ -252,7 +247,7 @@ fn plans_fit_bounds_hold_and_small_problems_are_solved() {
             .collect();
         let best = evaluate(&p, &best).unwrap();
         assert!(best.peak_above_static_bytes <= cap);
-        let found = solve(&p, &request).unwrap();
+        let found = solve(&p, &request).unwrap().unwrap();
         assert!(found.score.peak_bytes <= request.budget_bytes);
         assert_eq!(found.score.cost, best.cost, "{n}");
         assert!(found.bound.lower <= best.cost + 1e-9);
@@ -294,29 +289,29 @@ fn a_larger_budget_never_costs_more_and_plans_repeat() {
     let mut r = Random::new(6);
     for _ in 0..4 {
         let p = random_problem(&mut r, 40);
-        let floor = smallest_feasible(&p, &[], Effort::Normal).unwrap();
+        let floor = min_peak(&p, &[], Effort::Normal).unwrap();
         let before = evaluate(&p, &p.given_order()).unwrap();
         assert!(floor.least_bytes <= floor.reached_bytes);
         let budgets: Vec<u64> = (floor.reached_bytes..=before.peak_bytes).collect();
-        let request = Request {
+        let request = Query {
             effort: Effort::Units(100_000),
-            ..Request::default()
+            ..Query::default()
         };
         let line = frontier(&p, &request, &budgets).unwrap();
         let mut last = f64::INFINITY;
-        for point in &line {
-            let Some(solution) = &point.solution else {
+        for (budget_bytes, solution) in budgets.iter().zip(&line) {
+            let Some(solution) = solution else {
                 continue;
             };
-            assert!(solution.score.peak_bytes <= point.budget_bytes);
+            assert!(solution.score.peak_bytes <= *budget_bytes);
             assert!(solution.score.cost <= last);
             last = solution.score.cost;
         }
-        assert!(line.last().unwrap().solution.is_some());
+        assert!(line.last().unwrap().is_some());
         let again = frontier(&p, &request, &budgets).unwrap();
-        let schedules = |l: &[Point]| -> Vec<Option<Vec<usize>>> {
-            l.iter()
-                .map(|p| p.solution.as_ref().map(|s| s.schedule.clone()))
+        let schedules = |line: &[Option<Solution>]| -> Vec<Option<Vec<usize>>> {
+            line.iter()
+                .map(|s| s.as_ref().map(|s| s.schedule.clone()))
                 .collect()
         };
         assert_eq!(schedules(&line), schedules(&again));
@@ -333,12 +328,12 @@ fn a_larger_budget_never_costs_more_when_each_is_asked_for_by_itself() {
         let dag = Dag::new(&p, Objective::Cost, &[]).unwrap();
         let mut last = f64::INFINITY;
         for percent in (70..100).step_by(3) {
-            let request = Request {
+            let request = Query {
                 budget_bytes: before.static_bytes + before.peak_above_static_bytes * percent / 100,
                 effort: Effort::Units(1_000),
-                ..Request::default()
+                ..Query::default()
             };
-            let Ok(found) = solve(&p, &request) else {
+            let Ok(found) = solve(&p, &request).unwrap() else {
                 assert_eq!(last, f64::INFINITY, "{percent} % has no plan, less has");
                 continue;
             };
@@ -362,7 +357,7 @@ fn choices_are_kept() {
         let before = evaluate(&p, &p.given_order()).unwrap();
         let mut choices = vec![None; p.ops.len()];
         for (o, choice) in choices.iter_mut().enumerate() {
-            if p.ops[o].phase == Phase::Forward {
+            if p.ops[o].phase == OpPhase::Forward {
                 *choice = [
                     None,
                     None,
@@ -371,16 +366,16 @@ fn choices_are_kept() {
                 ][r.below(4)];
             }
         }
-        let request = Request {
+        let request = Query {
             budget_bytes: before.static_bytes + before.peak_above_static_bytes * 9 / 10,
             effort: Effort::Units(30_000),
-            choices: choices.clone(),
-            ..Request::default()
+            constraints: choices.clone(),
+            ..Query::default()
         };
-        let Ok(found) = solve(&p, &request) else {
+        let Ok(Ok(found)) = solve(&p, &request) else {
             continue;
         };
-        assert_eq!(broken_by(&p, &found.schedule, &choices), None);
+        assert_eq!(first_violation(&p, &found.schedule, &choices), None);
         let mut runs = vec![0; p.ops.len()];
         found.schedule.iter().for_each(|o| runs[*o] += 1);
         for (o, choice) in choices.iter().enumerate() {
@@ -393,7 +388,6 @@ fn choices_are_kept() {
 
 #[test]
 fn bounds_on_flops_are_sums_that_repeats_can_have() {
-    use super::next_multiple;
     assert_eq!(next_multiple(10.5, 7), 14.0);
     assert_eq!(next_multiple(14.0, 7), 14.0);
     // What rounding left above a multiple is no reason for the next.

@@ -1,4 +1,45 @@
-//! Effort that is counted, and chance that is not: the same request does the same steps on every machine.
+//! Work that is counted in units, and random numbers from a fixed seed: the same request does the same steps on every machine.
+
+/// The share of the whole cost above which a gap is worth more work.
+pub const WIDE_GAP: f64 = 0.003;
+
+/// How much work a plan may take. One unit is about one operand looked at; 100 million are about half a second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Effort {
+    /// As little as a first good plan takes.
+    First,
+    /// A fraction of a second on a few thousand ops; up to a second while the gap is above [`WIDE_GAP`].
+    #[default]
+    Normal,
+    /// About ten times that.
+    Thorough,
+    /// This many units.
+    Units(u64),
+}
+
+impl Effort {
+    /// Returns the work that a plan of so many ops may take.
+    pub fn work(self, ops: usize) -> Work {
+        let ops = ops as u64;
+        // Small problems are settled sooner.
+        let normal = (300_000 * ops).min(45_000_000) + 8_000 * ops;
+        // While the gap is wide; the same for all sizes until a unit more or less for each op matters.
+        let wide = (1_000_000 * ops).min(300_000_000 * 2000 / ops.max(2000));
+        let (limit, stretched) = match self {
+            Effort::First => (0, 0),
+            Effort::Normal => (normal, normal + wide),
+            Effort::Thorough => (10 * normal, 10 * (normal + wide)),
+            Effort::Units(n) => (n, n),
+        };
+        Work {
+            stretched,
+            ..Work::new(limit)
+        }
+    }
+}
+
+/// A bound of one position tries networks of this many ops together, and at most 8 positions.
+pub const BOUND_OPS: usize = 1_000_000;
 
 /// Units of work: about one arc, operand or tree node looked at each.
 #[derive(Clone, Copy, Debug)]

@@ -1,5 +1,5 @@
-//! Writes a schedule in which whatever a step reads is there: what is missing is made again right before it. Values that
-//! must not stay for the backward part are gone when it begins.
+//! Writes a schedule in which whatever a step reads is there: what is missing is recomputed right before it. Values that
+//! must not stay for the backward pass are gone when it begins.
 
 use super::compact::{Dag, NONE};
 
@@ -11,7 +11,7 @@ pub struct Writer<'a> {
     stack: Vec<(u32, usize)>,
     /// Whether missing operands are made last first.
     pub reverse: bool,
-    /// Whether the backward part has begun, or nothing changes when it does.
+    /// Whether the backward pass has begun, or nothing changes when it does.
     turned: bool,
 }
 
@@ -27,7 +27,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Makes a value again unless it is present, operands first; `false` if something cannot be made again.
+    /// Recomputes a value unless it is present, operands first; `false` if something cannot be recomputed.
     pub fn ensure(&mut self, v: u32) -> bool {
         if self.present[v as usize] {
             return true;
@@ -90,4 +90,13 @@ impl<'a> Writer<'a> {
     pub fn outputs(&mut self) -> bool {
         self.dag.outputs.iter().all(|v| self.ensure(*v))
     }
+}
+
+/// Returns the given order, in which every value that must not be kept is recomputed for the first backward op that reads
+/// it; `None` where that is impossible.
+pub fn with_drops(dag: &Dag) -> Option<Vec<u32>> {
+    let schedule = Vec::with_capacity(dag.ops());
+    let mut writer = Writer::new(dag, schedule, vec![true; dag.values()]);
+    let given: Vec<u32> = (0..dag.ops() as u32).collect();
+    (writer.steps(&given) && writer.outputs()).then_some(writer.schedule)
 }

@@ -1,8 +1,8 @@
 //! Options that override a policy. They are read together, because later options win.
 
 use super::parse::{by, count};
-use ckpt_passes::plan::overrides::{NamePattern, Override, Target};
-use ckpt_passes::plan::{Constraint, PolicyOverrides};
+use ckpt_passes::plan::Constraint;
+use ckpt_passes::planning::overrides::{NamePattern, Override, PolicyOverrides, Target};
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 
 /// The options as clap reads them.
@@ -49,7 +49,7 @@ impl FromArgMatches for Overrides {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Overrides, clap::Error> {
         let given = Given::from_arg_matches(matches)?;
         let mut overrides: Vec<(usize, Override)> = Vec::new();
-        for (id, choice, targets) in [
+        for (id, constraint, targets) in [
             ("save_ops", Constraint::Keep, given.save_ops),
             ("recompute_ops", Constraint::Recompute, given.recompute_ops),
             ("recompute", Constraint::Recompute, given.recompute),
@@ -57,7 +57,7 @@ impl FromArgMatches for Overrides {
             let places = matches.indices_of(id).into_iter().flatten();
             let given = targets
                 .into_iter()
-                .map(|target| Override { choice, target });
+                .map(|target| Override { constraint, target });
             overrides.extend(places.zip(given));
         }
         overrides.sort_by_key(|(place, _)| *place);

@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn a_budget_is_no_policy() {
-        assert_eq!(policy("FULL").unwrap(), Policy::Full);
+        assert_eq!(policy("FULL").unwrap(), Policy::FULL);
         assert!(policy("Budget").unwrap_err().contains("--budget auto"));
         assert!(policy("ful").unwrap_err().contains("there is no policy"));
     }

@@ -6,8 +6,10 @@ use crate::cli::output::{Console, Views};
 use ckpt_opt::planning::device::{device, times};
 use ckpt_opt::planning::read;
 use ckpt_passes::compile::Request;
-use ckpt_passes::plan::offload::{IN_FLIGHT, MIN_BYTES, To, What};
-use ckpt_passes::plan::{Budget, BudgetGoal, Effort, Objective, Offloading, Policy, budgeted};
+use ckpt_passes::plan::request::{IN_FLIGHT, MIN_BYTES};
+use ckpt_passes::plan::{
+    self, Budget, Effort, Objective, Offload, OffloadSet, OffloadTarget, PlanRequest, Policy,
+};
 use ckpt_passes::{Error, Result};
 use clap::{ArgAction, Args};
 use std::path::PathBuf;
@@ -20,9 +22,8 @@ pub struct Goal {
     /// inputs), or auto (the memory of the device; 60% where none is known) [default: auto]
     #[arg(long, value_name = "B", value_parser = by(Budget::parse), conflicts_with_all = ["policy", "plan_in"])]
     pub budget: Option<Budget>,
-    /// Plan by a rule instead of a budget: none, full, selective, submodule, every:N, first:N, group:N (layers), or
-    /// parts:WORD,… (sub-blocks of layers, as core-attn, mlp-act, norm)
-    #[arg(long, value_parser = policy, conflicts_with = "reorder")]
+    #[arg(long, value_parser = policy, conflicts_with = "reorder",
+          help = format!("Plan by a rule instead of a budget: {}", Policy::help()))]
     pub policy: Option<Policy>,
     /// Use this stored plan, which may have been edited; it is judged again
     #[arg(long, value_name = "FILE", conflicts_with_all = ["policy", "reorder"])]
@@ -40,7 +41,7 @@ pub struct Goal {
 #[command(next_help_heading = "Goal")]
 pub struct Search {
     /// What a plan within the budget minimizes: cost (time by the cost model) or flops
-    #[arg(long, default_value = "cost", value_parser = by(budgeted::objective))]
+    #[arg(long, default_value = "cost", value_parser = by(Objective::parse))]
     pub objective: Objective,
     /// How long to search for a better plan: first, normal or thorough
     #[arg(long, default_value = "normal", value_parser = effort)]
@@ -56,8 +57,8 @@ pub struct Search {
 pub struct Offloads {
     /// Offload results: none, auto (what pays off, with --budget), cpu (all of them, to the host's memory), disk (all, to a
     /// file) or block-inputs (what layers read). A run on the CPU uses a file for all of these
-    #[arg(long, value_name = "WHAT", default_value = "none", value_parser = by(Offloading::parse))]
-    pub offload: (What, To),
+    #[arg(long, value_name = "WHAT", default_value = "none", value_parser = by(Offload::parse))]
+    pub offload: (OffloadSet, OffloadTarget),
     /// Keep the results of a node that take fewer bytes together
     #[arg(long, value_name = "BYTES", default_value_t = MIN_BYTES)]
     pub min_offload_bytes: u64,
@@ -74,13 +75,13 @@ pub struct Offloads {
 }
 
 impl Offloads {
-    fn offloading(&self) -> Offloading {
-        let (what, to) = self.offload;
-        Offloading {
-            what,
+    fn offload(&self) -> Offload {
+        let (set, to) = self.offload;
+        Offload {
+            set,
             to,
             min_bytes: self.min_offload_bytes,
-            outside_bytes: self.host_budget,
+            host_bytes: self.host_budget,
             streams: self.overlap_transfers,
             in_flight: self.max_forward_stash,
         }
@@ -117,21 +118,18 @@ impl Prices {
 }
 
 impl Search {
-    pub fn budget_goal(&self, budget: Option<Budget>) -> BudgetGoal {
-        BudgetGoal {
-            budget: budget.unwrap_or(Budget::Auto),
+    /// Returns a request with this goal, without offloading.
+    pub fn request(&self, goal: plan::Goal) -> PlanRequest {
+        PlanRequest {
             objective: self.objective,
             effort: self.effort,
             reorder: self.reorder,
+            ..goal.into()
         }
     }
 }
 
 impl Goal {
-    pub fn budget_goal(&self) -> BudgetGoal {
-        self.search.budget_goal(self.budget)
-    }
-
     /// Returns true where the user gave a goal.
     pub fn is_given(&self) -> bool {
         self.budget.is_some() || self.policy.is_some() || self.plan_in.is_some()
@@ -143,16 +141,20 @@ impl Goal {
     /// A file that cannot be read or is no plan, device or profile; options that exclude each other.
     pub fn apply(&self, request: &mut Request) -> Result<()> {
         self.prices.apply(request)?;
-        request.offload = self.offloads.offloading();
-        if self.search.reorder && request.offload.what != What::Nothing {
+        let offload = self.offloads.offload();
+        if self.search.reorder && offload.set != OffloadSet::Nothing {
             let text = "--reorder and --offload exclude each other";
             return Err(Error::usage("reorder", text).help("leave one of them out"));
         }
-        match (&self.plan_in, self.policy) {
-            (Some(path), _) => request.stored = Some(read::plan(path)?),
-            (None, Some(policy)) => request.policy = policy,
-            (None, None) => request.budget = Some(self.budget_goal()),
-        }
+        let goal = match (&self.plan_in, self.policy) {
+            (Some(path), _) => plan::Goal::Stored(Box::new(read::plan(path)?)),
+            (None, Some(policy)) => plan::Goal::Policy(policy),
+            (None, None) => plan::Goal::Budget(self.budget.unwrap_or(Budget::Auto)),
+        };
+        request.plan = PlanRequest {
+            offload,
+            ..self.search.request(goal)
+        };
         Ok(())
     }
 }

@@ -200,7 +200,7 @@ fn planned_model() -> Vec<u8> {
 }
 ";
     let request = ckpt_passes::compile::Request {
-        policy: ckpt_passes::plan::Policy::Full,
+        plan: ckpt_passes::plan::Policy::FULL.into(),
         ..Default::default()
     };
     let mut graph = text::parse_filled(forward).expect("the seed is a graph");

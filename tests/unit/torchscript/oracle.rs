@@ -31,14 +31,14 @@ fn check(body: &str) {
     let parameters = module.named_parameters().unwrap();
     let gradient = parameters[0].1.grad();
 
-    for policy in [Policy::None, Policy::Selective] {
+    for policy in [Policy::NONE, Policy::SELECTIVE] {
         let archive = Archive::read(Bytes::from(zip.clone())).unwrap();
         let mut graph = read(&archive, &given(&["x:f32[4,6]"]))
             .unwrap_or_else(|e| panic!("{body}\n{e}"))
             .graph;
         let request = Request {
             loss: Loss::parse("vjp").unwrap(),
-            policy,
+            plan: policy.into(),
             ..Request::default()
         };
         compile(&mut graph, &request, &mut Watch::default())

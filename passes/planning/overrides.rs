@@ -1,14 +1,14 @@
-//! What a user overrides of a policy, as text: which layers, which ops. Parsed once, never evaluated.
+//! What a user overrides of a policy, as text: which layers, which ops. Text is parsed once, never evaluated.
 //!
 //! A name is letters, digits and a few signs, with `*` and `?` as wildcards; anything else is refused here, before a
 //! graph is looked at. An op is spelled as in ONNX (`MatMul`) or as in ATen (`aten.mm`, `aten.mm.default`,
-//! `torch.ops.aten.mm.default`, `aten::mm`). What the overrides mean in a graph is settled by [`refine`](super::refine).
+//! `torch.ops.aten.mm.default`, `aten::mm`). [`resolve`](super::resolve) finds what the overrides mean in a graph.
 
-use super::constraint::Constraint;
 use crate::error::{Error, Result};
 use crate::glob;
 use crate::ir::OpDef;
 use crate::ops;
+use crate::plan::constraint::Constraint;
 use std::fmt;
 
 /// Signs that names may hold beside letters and digits.
@@ -22,8 +22,10 @@ const EXAMPLES: &str =
 pub struct NamePattern(String);
 
 impl NamePattern {
+    /// Reads a pattern.
+    ///
     /// # Errors
-    /// Nothing, or a sign that no name holds.
+    /// `error[selection]` for an empty name, or a sign that no name holds.
     pub fn parse(text: &str) -> Result<NamePattern> {
         let text = text.trim();
         let refused = |what: String| {
@@ -41,28 +43,29 @@ impl NamePattern {
         }
     }
 
+    /// Returns the pattern as it was written.
     pub fn text(&self) -> &str {
         &self.0
     }
 
-    /// Whether it is the whole of `name`.
+    /// Returns whether the pattern matches the whole of `name`.
     pub fn matches(&self, name: &str) -> bool {
         glob::matches(&self.0, name)
     }
 
-    /// Whether it is the whole of a module path or of its end: `layers.*.mlp` is `model.layers.3.mlp`.
+    /// Returns whether the pattern matches a module path or its end: `layers.*.mlp` matches `model.layers.3.mlp`.
     pub fn matches_path(&self, path: &str) -> bool {
         let ends = path.match_indices('.').map(|(i, _)| &path[i + 1..]);
         !path.is_empty() && std::iter::once(path).chain(ends).any(|p| self.matches(p))
     }
 
-    /// Whether it is a class: the name in the file, or a longer one that ends in it (`torch.nn.Linear`).
+    /// Returns whether the pattern matches a class: the name in the file, or a longer one that ends in it (`torch.nn.Linear`).
     pub fn matches_class(&self, class: &str) -> bool {
         self.matches(class) || self.0.rsplit(['.', ':']).next() == Some(class)
     }
 }
 
-/// What an override is about.
+/// The ops that an override is about.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Target {
     /// Every op of this row.
@@ -79,7 +82,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// An op or a pattern of node names.
+    /// Reads an op, or a pattern of node names.
     ///
     /// # Errors
     /// A sign that neither holds.
@@ -112,7 +115,7 @@ impl Target {
         })
     }
 
-    /// A module path or node name.
+    /// Reads a module path or node name.
     ///
     /// # Errors
     /// A sign that no name holds.
@@ -141,14 +144,14 @@ impl fmt::Display for Target {
 /// One override of a policy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Override {
-    pub choice: Constraint,
+    pub constraint: Constraint,
     pub target: Target,
 }
 
 impl Override {
-    /// The option that says it.
+    /// Returns the option that says it.
     pub fn option(&self) -> &'static str {
-        match (self.choice, &self.target) {
+        match (self.constraint, &self.target) {
             (_, Target::Modules(_)) => "--recompute",
             (Constraint::Keep, _) => "--save-ops",
             (Constraint::Recompute, _) => "--recompute-ops",
@@ -167,7 +170,7 @@ impl fmt::Display for Override {
 pub struct PolicyOverrides {
     /// Modules, by class or path, that take the place of the layers found in the dataflow.
     pub layers: Vec<NamePattern>,
-    /// Only what lies in a module of such a path, or has such a name, is subject to the policy.
+    /// The policy applies only to nodes in a module of such a path, or with such a name.
     pub scope: Vec<NamePattern>,
     /// Only every N-th of the layers.
     pub every: Option<usize>,
@@ -178,7 +181,7 @@ pub struct PolicyOverrides {
 }
 
 impl PolicyOverrides {
-    /// Whether they say where a policy applies.
+    /// Returns whether the overrides say where a policy applies.
     pub fn restrict(&self) -> bool {
         !self.layers.is_empty()
             || !self.scope.is_empty()
@@ -186,6 +189,7 @@ impl PolicyOverrides {
             || self.first.is_some()
     }
 
+    /// Returns whether nothing is overridden.
     pub fn is_empty(&self) -> bool {
         !self.restrict() && self.overrides.is_empty()
     }

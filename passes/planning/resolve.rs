@@ -1,144 +1,162 @@
-//! What a user's overrides mean in a graph: which ops are subject to the policy, and which ones it has no say about.
+//! Finds what a user's overrides mean in a graph: which ops the policy applies to, and which ops are settled beforehand.
 //!
-//! A wish that matches nothing is an error that lists what there is, near misses first: a policy that silently did
+//! An override that matches nothing is an error that lists what there is, near misses first. A policy that silently did
 //! not apply would look like one that saves nothing.
 
-use super::constraint::{Constraint, Constraints, Forced, Place};
-use super::input::{Part, PlanInput};
 use super::overrides::{NamePattern, Override, PolicyOverrides, Target};
-use super::problem::{Phase, Problem};
-use super::saved_set::{Pinned, pinned};
+use crate::analysis::Layers;
 use crate::analysis::modules::{self, Modules};
 use crate::error::{Error, Result};
-use crate::ir::{Graph, Node};
+use crate::ir::{Graph, Node, NodeId};
 use crate::near::nearest;
 use crate::ops::{self, aten};
+use crate::plan::annotations::{OpAnnotations, OpRole};
+use crate::plan::constraint::{Constraint, Constraints, Forced, PolicyScope};
+use crate::plan::problem::{OpPhase, Problem};
+use crate::plan::saved_set::{Pinned, pinned};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Longer lists of names are cut in messages.
 const MOST_NAMES: usize = 40;
 
-/// Settles the overrides for the graph that `subject` was made from.
+/// The graph that overrides are about.
+pub struct Subject<'a> {
+    pub graph: &'a Graph,
+    /// The node of each op of the problem.
+    pub nodes: &'a [NodeId],
+    pub layers: &'a Layers,
+    pub problem: &'a Problem,
+    pub annotations: &'a OpAnnotations,
+}
+
+impl<'a> Subject<'a> {
+    fn node(&self, op: usize) -> &'a Node {
+        self.graph.node(self.nodes[op])
+    }
+
+    fn forward(&self) -> impl Iterator<Item = usize> {
+        (0..self.problem.ops.len()).filter(|op| self.problem.ops[*op].phase == OpPhase::Forward)
+    }
+}
+
+/// Returns the constraints that the overrides mean for a graph.
 ///
 /// # Errors
-/// A pattern or op that matches nothing; a wish to run again what cannot be.
-pub fn refine(
-    overrides: &PolicyOverrides,
-    graph: &Graph,
-    subject: &PlanInput,
-) -> Result<Constraints> {
-    let structure = &subject.structure;
-    let mut choices = Constraints::none(structure);
+/// `error[selection]` for a pattern or op that matches nothing, and for a recomputation that is impossible.
+pub fn resolve(overrides: &PolicyOverrides, subject: &Subject) -> Result<Constraints> {
+    let annotations = subject.annotations;
+    let mut constraints = Constraints::none(annotations);
     if overrides.is_empty() {
-        return Ok(choices);
+        return Ok(constraints);
     }
     if overrides.restrict() {
-        choices.place = places(overrides, graph, subject)?;
-        choices.units = renumber(&mut choices.place);
-        if choices.units == 0 && structure.blocks > 0 {
+        constraints.scope = scopes(overrides, subject)?;
+        constraints.layers = renumber(&mut constraints.scope);
+        if constraints.layers == 0 && annotations.layers > 0 {
             return Err(Error::usage(
                 "selection",
                 "no layer lies in what --scope leaves",
             ));
         }
         if overrides.every.is_some() || overrides.first.is_some() {
-            count(overrides, &mut choices)?;
+            count(overrides, &mut constraints)?;
         }
-        choices.leave_frozen(structure);
+        constraints.exempt_frozen(annotations);
     }
-    let pins = pinned(&subject.problem);
+    let pins = pinned(subject.problem);
     let roots = subject.problem.roots();
-    for wish in &overrides.overrides {
-        force(wish, graph, subject, &mut choices, &pins, &roots)?;
+    for rule in &overrides.overrides {
+        force(rule, subject, &mut constraints, &pins, &roots)?;
     }
-    Ok(choices)
+    Ok(constraints)
 }
 
-/// The unit of each op after `--layers` and `--scope`.
-fn places(overrides: &PolicyOverrides, graph: &Graph, subject: &PlanInput) -> Result<Vec<Place>> {
-    let structure = &subject.structure;
-    let nodes = &subject.map.nodes;
-    let mut places: Vec<Place> = if overrides.layers.is_empty() {
-        let place = |block: &Option<usize>| match block {
-            Some(block) => Place::Unit(*block),
+/// Returns the layer of each op after `--layers` and `--scope`.
+fn scopes(overrides: &PolicyOverrides, subject: &Subject) -> Result<Vec<PolicyScope>> {
+    let (graph, annotations) = (subject.graph, subject.annotations);
+    let mut scopes: Vec<PolicyScope> = if overrides.layers.is_empty() {
+        let scope = |layer: &Option<usize>| match layer {
+            Some(layer) => PolicyScope::Layer(*layer),
             // Without layers a scope counts as one.
-            None if structure.blocks == 0 && !overrides.scope.is_empty() => Place::Unit(0),
-            None => Place::NoLayer,
+            None if annotations.layers == 0 && !overrides.scope.is_empty() => PolicyScope::Layer(0),
+            None => PolicyScope::NoLayer,
         };
-        structure.block_of.iter().map(place).collect()
+        annotations.layer_of.iter().map(scope).collect()
     } else {
         for pattern in &overrides.layers {
             let hits = |(path, class): (&&str, &Option<&str>)| chosen(pattern, path, *class);
             if !modules::paths(graph).iter().any(hits) {
-                return Err(no_module(graph, subject, pattern, "--layers"));
+                return Err(no_module(subject, pattern, "--layers"));
             }
         }
         let any = |path: &str, class: Option<&str>| {
-            overrides
-                .layers
-                .iter()
-                .any(|pattern| chosen(pattern, path, class))
+            let mut patterns = overrides.layers.iter();
+            patterns.any(|pattern| chosen(pattern, path, class))
         };
         let modules = Modules::new(graph, &any);
-        let unit = |m: Option<u32>| m.map_or(Place::Elsewhere, |m| Place::Unit(m as usize));
-        nodes.iter().map(|n| unit(modules.of[*n])).collect()
+        let scope = |m: Option<u32>| match m {
+            Some(module) => PolicyScope::Layer(module as usize),
+            None => PolicyScope::Excluded,
+        };
+        subject
+            .nodes
+            .iter()
+            .map(|n| scope(modules.of[*n]))
+            .collect()
     };
     if !overrides.scope.is_empty() {
-        let mut inside = vec![false; nodes.len()];
+        let mut inside = vec![false; subject.nodes.len()];
         for pattern in &overrides.scope {
             let modules = Modules::new(graph, &|path, class| chosen(pattern, path, class));
-            let mut hit = false;
-            for (op, id) in nodes.iter().enumerate() {
-                let node = graph.node(*id);
-                if subject.problem.ops[op].phase == Phase::Forward
-                    && (modules.of[*id].is_some() || named(pattern, node))
-                {
-                    inside[op] = true;
-                    hit = true;
-                }
+            let hits: Vec<usize> = subject
+                .forward()
+                .filter(|op| {
+                    modules.of[subject.nodes[*op]].is_some() || named(pattern, subject.node(*op))
+                })
+                .collect();
+            if hits.is_empty() {
+                return Err(no_module(subject, pattern, "--scope"));
             }
-            if !hit {
-                return Err(no_module(graph, subject, pattern, "--scope"));
-            }
+            hits.into_iter().for_each(|op| inside[op] = true);
         }
-        for (place, inside) in places.iter_mut().zip(inside) {
+        for (scope, inside) in scopes.iter_mut().zip(inside) {
             if !inside {
-                *place = Place::Elsewhere;
+                *scope = PolicyScope::Excluded;
             }
         }
     }
-    Ok(places)
+    Ok(scopes)
 }
 
-/// Numbers the units that are left anew, in order of their old numbers. Returns how many there are.
-fn renumber(places: &mut [Place]) -> usize {
-    let left: BTreeSet<usize> = places.iter().filter_map(|p| p.unit()).collect();
+/// Numbers the remaining layers anew, in order of their old numbers. Returns how many there are.
+fn renumber(scopes: &mut [PolicyScope]) -> usize {
+    let left: BTreeSet<usize> = scopes.iter().filter_map(|s| s.layer()).collect();
     let new: BTreeMap<usize, usize> = left.into_iter().zip(0..).collect();
-    for place in places {
-        if let Place::Unit(unit) = place {
-            *unit = new[unit];
+    for scope in scopes {
+        if let PolicyScope::Layer(layer) = scope {
+            *layer = new[layer];
         }
     }
     new.len()
 }
 
-/// `--every` and `--first`.
-fn count(overrides: &PolicyOverrides, choices: &mut Constraints) -> Result<()> {
-    if choices.units == 0 {
+/// Applies `--every` and `--first`.
+fn count(overrides: &PolicyOverrides, constraints: &mut Constraints) -> Result<()> {
+    if constraints.layers == 0 {
         return Err(Error::usage(
             "selection",
             "--every and --first count layers, and no repeated layers were found",
         )
         .help("name modules with --layers"));
     }
-    let counted = |unit: usize| {
-        overrides.every.is_none_or(|n| (unit + 1) % n == 0)
-            && overrides.first.is_none_or(|n| unit < n)
+    let counted = |layer: usize| {
+        overrides.every.is_none_or(|n| (layer + 1) % n == 0)
+            && overrides.first.is_none_or(|n| layer < n)
     };
-    for place in &mut choices.place {
-        // Neither is what belongs to no layer at all.
-        if !place.unit().is_some_and(counted) {
-            *place = Place::Elsewhere;
+    for scope in &mut constraints.scope {
+        // Ops in no layer are excluded too.
+        if !scope.layer().is_some_and(counted) {
+            *scope = PolicyScope::Excluded;
         }
     }
     Ok(())
@@ -154,25 +172,23 @@ fn named(pattern: &NamePattern, node: &Node) -> bool {
 
 /// Applies one override.
 fn force(
-    wish: &Override,
-    graph: &Graph,
-    subject: &PlanInput,
-    choices: &mut Constraints,
+    rule: &Override,
+    subject: &Subject,
+    constraints: &mut Constraints,
     pins: &[Option<Pinned>],
     roots: &[usize],
 ) -> Result<()> {
-    let problem = &subject.problem;
-    let found: Vec<usize> = (0..problem.ops.len())
-        .filter(|op| {
-            problem.ops[*op].phase == Phase::Forward && is_meant(wish, graph, subject, *op)
-        })
+    let problem = subject.problem;
+    let found: Vec<usize> = subject
+        .forward()
+        .filter(|op| is_meant(rule, subject, *op))
         .collect();
     if found.is_empty() {
-        return Err(never(wish, graph, subject));
+        return Err(never(rule, subject));
     }
     // A module or node that is named is meant wherever it lies; an op only where the policy applies.
-    let by_name = matches!(wish.target, Target::Modules(_));
-    let subject_to = |op: &usize| !matches!(choices.place[*op], Place::Elsewhere | Place::Frozen);
+    let by_name = matches!(rule.target, Target::Modules(_));
+    let subject_to = |op: &usize| !constraints.scope[*op].is_exempt();
     let there: Vec<usize> = found
         .iter()
         .copied()
@@ -181,7 +197,7 @@ fn force(
     if there.is_empty() {
         return Err(Error::usage(
             "selection",
-            format!("{wish} matches only ops that the policy leaves alone"),
+            format!("{rule} matches only ops that the policy leaves alone"),
         )
         .found(format!(
             "{} of them, frozen or outside the layers that were asked for",
@@ -193,27 +209,27 @@ fn force(
     for op in there {
         for owner in owners(problem, roots, op) {
             let stuck = problem.ops[owner].outs.iter().all(|v| pins[*v].is_some());
-            if wish.choice == Constraint::Recompute && (owner != op || stuck) {
+            if rule.constraint == Constraint::Recompute && (owner != op || stuck) {
                 continue;
             }
             settled = true;
-            choices.forced[owner] = Some(Forced {
-                choice: wish.choice,
-                by: wish.to_string(),
+            constraints.forced[owner] = Some(Forced {
+                constraint: rule.constraint,
+                by: rule.to_string(),
             });
         }
     }
-    if wish.choice == Constraint::Recompute && !settled {
+    if rule.constraint == Constraint::Recompute && !settled {
         return Err(Error::usage(
             "selection",
-            format!("{wish} matches only what is never computed again"),
+            format!("{rule} matches only what is never recomputed"),
         )
         .found("views, graph outputs, small integer values, or ops that must not run twice"));
     }
     Ok(())
 }
 
-/// The forward ops that own the storages of an op's results: itself, unless it makes views.
+/// Returns the forward ops that own the storages of an op's results: the op itself, unless it makes views.
 fn owners(problem: &Problem, roots: &[usize], op: usize) -> BTreeSet<usize> {
     let storages = problem.ops[op].outs.iter().map(|v| roots[*v]);
     storages
@@ -221,9 +237,9 @@ fn owners(problem: &Problem, roots: &[usize], op: usize) -> BTreeSet<usize> {
         .collect()
 }
 
-fn is_meant(wish: &Override, graph: &Graph, subject: &PlanInput, op: usize) -> bool {
-    let node = graph.node(subject.map.nodes[op]);
-    match &wish.target {
+fn is_meant(rule: &Override, subject: &Subject, op: usize) -> bool {
+    let node = subject.node(op);
+    match &rule.target {
         Target::Row(row) => node.op == *row,
         Target::Nodes(pattern) => named(pattern, node),
         Target::Modules(pattern) => {
@@ -240,28 +256,23 @@ fn is_meant(wish: &Override, graph: &Graph, subject: &PlanInput, op: usize) -> b
                 Some(_) if overload.is_some() => return false,
                 _ => {}
             }
-            let part = subject.blocks.role[subject.map.nodes[op]];
+            let part = subject.layers.role[subject.nodes[op]];
             aten::rows(name).contains(&node.op)
                 || (aten::is_attention(name)
-                    && (part.is_some() || subject.structure.part_of[op] == Part::FusedAttention))
+                    && (part.is_some()
+                        || subject.annotations.role_of[op] == OpRole::FusedAttention))
         }
     }
 }
 
-/// Why an override matches nothing, and what it could have been.
-fn never(wish: &Override, graph: &Graph, subject: &PlanInput) -> Box<Error> {
-    let forward = subject.problem.ops.iter().enumerate();
-    let forward = forward.filter(|(_, op)| op.phase == Phase::Forward);
-    let nodes = || {
-        forward
-            .clone()
-            .map(|(o, _)| graph.node(subject.map.nodes[o]))
-    };
+/// Returns the error for an override that matches nothing, with what it could have been.
+fn never(rule: &Override, subject: &Subject) -> Box<Error> {
+    let nodes = || subject.forward().map(|op| subject.node(op));
     let ops: BTreeSet<&str> = nodes().map(|n| n.op.name).collect();
-    match &wish.target {
+    match &rule.target {
         Target::Row(row) => Error::usage(
             "selection",
-            format!("{wish}: the model has no {}", row.name),
+            format!("{rule}: the model has no {}", row.name),
         )
         .found(format!("ops {}", listed(row.name, ops))),
         Target::Traced { name, .. } => {
@@ -269,7 +280,7 @@ fn never(wish: &Override, graph: &Graph, subject: &PlanInput) -> Box<Error> {
                 .filter_map(|n| modules::traced(n))
                 .map(|(name, _)| name);
             let is_here = |name: &&str| {
-                aten::is_attention(name) && !subject.blocks.attentions.is_empty()
+                aten::is_attention(name) && !subject.layers.attentions.is_empty()
                     || aten::rows(name).iter().any(|row| ops.contains(row.name))
             };
             let here = traced
@@ -277,8 +288,8 @@ fn never(wish: &Override, graph: &Graph, subject: &PlanInput) -> Box<Error> {
                 .collect();
             let known = aten::names().contains(name.as_str());
             let what = match known {
-                true => format!("{wish}: the model has no op that {name} becomes"),
-                false => format!("{wish}: there is no op `{name}` that we know"),
+                true => format!("{rule}: the model has no op that {name} becomes"),
+                false => format!("{rule}: there is no op `{name}` that we know"),
             };
             Error::usage("selection", what).found(format!("ops {}", listed(name, here)))
         }
@@ -286,13 +297,13 @@ fn never(wish: &Override, graph: &Graph, subject: &PlanInput) -> Box<Error> {
             let word = pattern.text();
             if word.contains(['*', '?', '/']) {
                 let names = nodes().map(|n| n.name.as_str()).collect();
-                return Error::usage("selection", format!("{wish} matches no node"))
+                return Error::usage("selection", format!("{rule} matches no node"))
                     .found(format!("nodes {}", listed(word, names)));
             }
             let rows = nearest(word, ops::all().map(|row| row.name), 3);
             let e = Error::usage(
                 "selection",
-                format!("{wish}: no op and no node has that name"),
+                format!("{rule}: no op and no node has that name"),
             )
             .found(format!("ops {}", listed(word, ops)));
             match rows.as_slice() {
@@ -300,17 +311,13 @@ fn never(wish: &Override, graph: &Graph, subject: &PlanInput) -> Box<Error> {
                 near => e.help(format!("did you mean {}?", near.join(" or "))),
             }
         }
-        Target::Modules(pattern) => no_module(graph, subject, pattern, wish.option()),
+        Target::Modules(pattern) => no_module(subject, pattern, rule.option()),
     }
 }
 
-/// The classes, modules or nodes that exist.
-fn no_module(
-    graph: &Graph,
-    subject: &PlanInput,
-    pattern: &NamePattern,
-    option: &str,
-) -> Box<Error> {
+/// Returns the error for a pattern that matches no module, with the classes, modules or nodes that exist.
+fn no_module(subject: &Subject, pattern: &NamePattern, option: &str) -> Box<Error> {
+    let graph = subject.graph;
     let what = match option {
         "--layers" => "no module class or path",
         "--scope" => "no module and no node",
@@ -337,17 +344,13 @@ fn no_module(
     if !paths.is_empty() {
         return e.found(format!("modules {}", listed(text, paths)));
     }
-    let names = subject
-        .map
-        .nodes
-        .iter()
-        .map(|n| graph.node(*n).name.as_str());
-    let names: BTreeSet<&str> = names.take(subject.problem.ops.len()).collect();
+    let names = subject.nodes.iter().map(|n| graph.node(*n).name.as_str());
+    let names: BTreeSet<&str> = names.collect();
     e = e.found(format!(
         "no module names in this file; nodes {}",
         listed(text, names)
     ));
-    match subject.structure.blocks {
+    match subject.annotations.layers {
         0 => e,
         n => e.help(format!(
             "{n} layers were found by their structure: --every and --first count them"
@@ -355,7 +358,7 @@ fn no_module(
     }
 }
 
-/// Names for a message: near misses first, then in alphabetical order.
+/// Returns names for a message: near misses first, then in alphabetical order.
 fn listed(word: &str, names: BTreeSet<&str>) -> String {
     let near = nearest(word, names.iter().copied(), 3);
     let rest = names.iter().copied().filter(|n| !near.contains(n));

@@ -1,0 +1,169 @@
+//! Plans without offloading: by a policy, or within a budget with a certificate.
+//!
+//! A search for a budget starts from the policies that people know. So a budgeted plan is never worse than one of them that
+//! fits. Bytes in here are peaks; what a user's number is on is the [`Basis`](super::budget::Basis).
+
+use super::budget::Budget;
+use super::infeasible::{Failure, Infeasible};
+use super::input::PlanInput;
+use super::plan::{Certificate, Plan};
+use super::policy::Policy;
+use super::problem::{OpPhase, Problem, Value, ValueKind};
+use super::request::{Goal, PlanRequest};
+use super::solve::answer::{Query, Solution};
+use super::solve::min_peak::{MinPeak, min_peak};
+use super::solve::reorder::min_peak_reordered;
+use super::solve::{self, solve};
+use crate::error::Result;
+
+/// Plans what stays on the device.
+///
+/// # Errors
+/// [`Failure::Infeasible`] where no plan fits the budget; a policy that does not apply; a stored plan for another problem.
+pub fn plan(input: &PlanInput, request: &PlanRequest) -> Result<Plan, Failure> {
+    match &request.goal {
+        Goal::Policy(policy) => Ok(policy.plan(input)?),
+        Goal::Budget(budget) => plan_budget(input, request, *budget),
+        Goal::Stored(plan) => {
+            let layer_of = &input.annotations.layer_of;
+            Ok(Plan::clone(plan).replay(&input.problem, layer_of)?)
+        }
+    }
+}
+
+fn plan_budget(input: &PlanInput, request: &PlanRequest, budget: Budget) -> Result<Plan, Failure> {
+    let problem = &input.problem;
+    let mut query = query(input, request, input.peak_bytes(budget)?);
+    let mut solved = solve(problem, &query)?;
+    if let Err(min_peak) = &solved {
+        // Nobody asked for this number and no device has it: then the budget is as little as is feasible.
+        let is_automatic = budget == Budget::Auto && input.usable_bytes.is_none();
+        if is_automatic || min_peak.reached_bytes <= query.budget_bytes {
+            query.budget_bytes = query.budget_bytes.max(min_peak.reached_bytes);
+            query.seeds.push(min_peak.schedule.clone());
+            solved = solve(problem, &query)?;
+        }
+    }
+    match solved {
+        Ok(solution) => Ok(certified(input, request, query.budget_bytes, solution)?),
+        Err(min_peak) => {
+            let why = Infeasible::new(input, query.budget_bytes, &min_peak);
+            Err(Failure::Infeasible(Box::new(why)))
+        }
+    }
+}
+
+/// Solves many budgets, given as peaks; a larger one never costs more. Returns `None` where none fits. `known` are
+/// schedules to start from.
+///
+/// # Errors
+/// A problem that does not run in its own order.
+pub fn frontier(
+    input: &PlanInput,
+    request: &PlanRequest,
+    budgets: &[u64],
+    known: Vec<Vec<usize>>,
+) -> Result<Vec<Option<Solution>>> {
+    let mut query = query(input, request, 0);
+    query.seeds.extend(known);
+    solve::frontier(&input.problem, &query, budgets)
+}
+
+fn query(input: &PlanInput, request: &PlanRequest, budget_bytes: u64) -> Query {
+    Query {
+        budget_bytes,
+        objective: request.objective,
+        effort: request.effort,
+        reorder: request.reorder,
+        constraints: input.hard_constraints(),
+        seeds: policies(input).map(|(_, plan)| plan.schedule).collect(),
+    }
+}
+
+/// Returns a solution as a plan with its certificate.
+fn certified(
+    input: &PlanInput,
+    request: &PlanRequest,
+    budget_bytes: u64,
+    solution: Solution,
+) -> Result<Plan> {
+    let Solution {
+        schedule,
+        bound,
+        gap_pct,
+        ..
+    } = solution;
+    let reasons = reasons(&input.problem, &schedule);
+    let layer_of = &input.annotations.layer_of;
+    let name = format!("budget {}", input.overrides);
+    let mut plan = Plan::new(
+        name.trim_end(),
+        &input.problem,
+        schedule,
+        layer_of,
+        &reasons,
+    )?;
+    plan.certify(Certificate {
+        objective: request.objective.word().into(),
+        budget_bytes,
+        lower_bound_pct: bound.lower_pct,
+        gap_pct,
+        class: bound.class.into(),
+    })?;
+    Ok(plan)
+}
+
+/// Returns the smallest peak for which a plan is known.
+///
+/// # Errors
+/// A problem that does not run in its own order.
+pub fn smallest_peak(input: &PlanInput, request: &PlanRequest) -> Result<MinPeak> {
+    let search = match request.reorder {
+        true => min_peak_reordered,
+        false => min_peak,
+    };
+    search(&input.problem, &input.hard_constraints(), request.effort)
+}
+
+/// Returns every compared policy that applies, with its plan.
+pub fn policies(input: &PlanInput) -> impl Iterator<Item = (Policy, Plan)> + '_ {
+    let layers = input.annotations.layers;
+    // Without layers there is nothing that a policy of layers could mean.
+    let applies = move |policy: &Policy| *policy == Policy::NONE || layers > 0;
+    let all = Policy::compared(layers).filter(applies);
+    all.filter_map(|policy| Some((policy, policy.unconstrained_plan(input).ok()?)))
+}
+
+/// Returns the words of the compared policies that do not apply. Without layers, numbers of layers are left open.
+pub fn policies_left_out(input: &PlanInput) -> Vec<String> {
+    let layers = input.annotations.layers;
+    let applied: Vec<Policy> = policies(input).map(|(policy, _)| policy).collect();
+    Policy::compared(layers)
+        .filter(|policy| !applied.contains(policy))
+        .map(|policy| policy.form(layers))
+        .collect()
+}
+
+/// Returns why each value is kept or not: the bytes it holds and the cost of its op.
+fn reasons(problem: &Problem, schedule: &[usize]) -> Vec<String> {
+    let mut runs = vec![0u32; problem.ops.len()];
+    for op in schedule {
+        runs[*op] += 1;
+    }
+    let reason = |v: &Value| {
+        let op = match v.producer {
+            Some(p) if v.kind == ValueKind::Activation => p,
+            _ => return String::new(),
+        };
+        let known = &problem.ops[op];
+        if known.phase == OpPhase::Backward && runs[op] < 2 {
+            return String::new();
+        }
+        let (bytes, cost) = (v.bytes, known.cost);
+        match runs[op] {
+            0 | 1 => format!("holds {bytes} bytes; its op costs {cost:.3}"),
+            n => format!("gives {bytes} bytes back; its op costs {cost:.3} and runs {n} times"),
+        }
+    };
+    problem.values.iter().map(reason).collect()
+}

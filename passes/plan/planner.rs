@@ -1,0 +1,55 @@
+//! The one way to a plan.
+
+use super::infeasible::Failure;
+use super::input::PlanInput;
+use super::offload;
+use super::on_device::smallest_peak;
+use super::plan::Plan;
+use super::request::PlanRequest;
+use super::solve::work::Effort;
+use crate::error::Result;
+use std::time::Instant;
+
+/// A plan, with what making it took.
+#[derive(Clone, Debug)]
+pub struct PlanOutcome {
+    pub plan: Plan,
+    /// The time that planning took, in seconds.
+    pub seconds: f64,
+    /// The smallest peak for which a plan is known. Only for budgets, and not with [`Effort::First`]: the search for it
+    /// takes longer than a first plan.
+    pub min_peak_bytes: Option<u64>,
+}
+
+/// Plans a step.
+///
+/// # Errors
+/// [`Failure::Infeasible`] where no plan fits the budget; a policy that does not apply; a stored plan for another problem;
+/// offloading that is impossible.
+pub fn plan(input: &PlanInput, request: &PlanRequest) -> Result<PlanOutcome, Failure> {
+    let started = Instant::now();
+    let tried = input.chunks.tried.as_ref();
+    let mut plan = match (request.budget(), tried) {
+        (Some(asked), Some(tried)) => {
+            offload::plan(input, &request.with_budget(tried.budget(asked)))?
+        }
+        _ => offload::plan(input, request)?,
+    };
+    (plan.loss_chunks, plan.mlp_chunks) = (input.chunks.loss, input.chunks.mlp);
+    if let Some(tried) = tried {
+        tried.qualify(&mut plan);
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    let min_peak_bytes = match request.budget() {
+        Some(_) if request.effort != Effort::First => {
+            let reached_bytes = smallest_peak(input, request)?.reached_bytes;
+            Some(reached_bytes.min(plan.after.peak_bytes))
+        }
+        _ => None,
+    };
+    Ok(PlanOutcome {
+        plan,
+        seconds,
+        min_peak_bytes,
+    })
+}

@@ -1,0 +1,46 @@
+//! What the solver is asked, and what it answers.
+
+use super::super::constraint::Constraint;
+use super::super::objective::Objective;
+use super::super::schedule::Score;
+use super::work::Effort;
+
+/// A question to the solver.
+#[derive(Clone, Debug, Default)]
+pub struct Query {
+    /// The budget on the peak, static bytes included.
+    pub budget_bytes: u64,
+    pub objective: Objective,
+    pub effort: Effort,
+    /// Hard constraints, by op of the problem; empty for none.
+    pub constraints: Vec<Option<Constraint>>,
+    /// Schedules to start from, such as those of policies. The answer is never worse than one that fits and honours
+    /// the constraints.
+    pub seeds: Vec<Vec<usize>>,
+    /// Whether first runs may follow another order than the given one.
+    pub reorder: bool,
+}
+
+/// A proven lower bound.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Bound {
+    /// Of the objective, in its unit, for the whole step.
+    pub lower: f64,
+    /// The same as overhead over running every op once, in percent.
+    pub lower_pct: f64,
+    /// The schedules it speaks of.
+    pub class: &'static str,
+    /// Whether the plan meets it.
+    pub met: bool,
+}
+
+/// A schedule within the budget.
+#[derive(Clone, Debug)]
+pub struct Solution {
+    /// Op indices; repeats are recomputation.
+    pub schedule: Vec<usize>,
+    pub score: Score,
+    pub bound: Bound,
+    /// What the plan may be above the best of its class, in percent of running every op once.
+    pub gap_pct: f64,
+}

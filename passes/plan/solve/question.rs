@@ -1,0 +1,230 @@
+//! One query on one problem: the search at a budget, and the bound on what it finds.
+
+use super::super::constraint::{check_constraints, first_violation};
+use super::super::objective::Objective;
+use super::super::problem::Problem;
+use super::super::schedule::{Score, evaluate};
+use super::answer::{Bound, Query, Solution};
+use super::bound;
+use super::compact::Dag;
+use super::incremental_liveness::Ledger;
+use super::local_search::Search;
+use super::min_peak::{MinPeak, of_dag};
+use super::multi_cut_bound;
+use super::work::{BOUND_OPS, Effort, WIDE_GAP, Work};
+use crate::error::{Error, Result};
+use std::collections::BTreeMap;
+
+/// A query with what is known of its problem, and what the search found so far.
+pub struct Question<'a> {
+    problem: &'a Problem,
+    pub dag: &'a Dag,
+    pub query: &'a Query,
+    pub before: &'a Score,
+    /// Seeds that are schedules and honour the constraints.
+    seeds: Vec<Vec<u32>>,
+    min_peak: Option<MinPeak>,
+    /// Bounds of one position, by the cap they are for; `None` where nothing fits.
+    bounds: BTreeMap<i64, Option<i64>>,
+    pub work: u64,
+}
+
+impl<'a> Question<'a> {
+    pub fn new(
+        problem: &'a Problem,
+        dag: &'a Dag,
+        query: &'a Query,
+        before: &'a Score,
+    ) -> Question<'a> {
+        let allowed = |s: &&Vec<usize>| {
+            evaluate(problem, s).is_ok()
+                && (query.constraints.is_empty()
+                    || first_violation(problem, s, &query.constraints).is_none())
+        };
+        let seeds = query.seeds.iter().filter(allowed);
+        Question {
+            problem,
+            dag,
+            query,
+            before,
+            seeds: seeds.map(|s| dag.from_problem(s)).collect(),
+            min_peak: None,
+            bounds: BTreeMap::new(),
+            work: 0,
+        }
+    }
+
+    /// Returns the smallest peak for which a plan is known.
+    pub fn min_peak(&mut self) -> Result<&MinPeak> {
+        if self.min_peak.is_none() {
+            self.min_peak = Some(of_dag(
+                self.problem,
+                self.dag,
+                self.before,
+                self.query.effort,
+            )?);
+        }
+        self.min_peak
+            .as_ref()
+            .ok_or_else(|| Error::bug("plan", "no smallest peak was kept"))
+    }
+
+    /// Returns what a budget leaves above static bytes; `None` if that is negative.
+    pub fn cap(&self, budget_bytes: u64) -> Option<i64> {
+        let cap = budget_bytes.checked_sub(self.before.static_bytes)?;
+        // No sum of sizes reaches half of this, so a larger budget is no different.
+        Some(cap.min(i64::MAX as u64 / 4) as i64)
+    }
+
+    /// Returns the plan that a search at a budget finds.
+    pub fn find(&mut self, budget_bytes: u64) -> Result<Option<Found>> {
+        let (dag, problem) = (self.dag, self.problem);
+        let Some(cap) = self.cap(budget_bytes) else {
+            return Ok(None);
+        };
+        if self.bound(cap).is_none() {
+            return Ok(None);
+        }
+        let mut work = self.query.effort.work(dag.ops());
+        let mut seeds = self.seeds.clone();
+        // Views that are read late can keep a little more than the reduced form sees: then it is asked for less.
+        let mut inner = cap;
+        let mut failures = 0;
+        for _ in 0..10 {
+            let mut search = Search::new(dag, inner, &mut work);
+            let Some(reduced) = search.run(&seeds) else {
+                failures += 1;
+                let min_peak = self.min_peak()?;
+                if failures == 1 && min_peak.reached_bytes <= budget_bytes {
+                    // The search for the smallest peak came further: its plan is where this one starts.
+                    seeds.push(dag.from_problem(&min_peak.schedule));
+                    inner = cap;
+                    continue;
+                }
+                break;
+            };
+            let optimal = search.optimal && inner == cap;
+            let steps: Vec<usize> = reduced.iter().map(|o| *o as usize).collect();
+            let schedule = problem.unfold(&dag.op_in_problem, &steps);
+            let score = evaluate(problem, &schedule)?;
+            if score.peak_bytes <= budget_bytes {
+                if !self.query.constraints.is_empty() {
+                    check_constraints(problem, &schedule, &self.query.constraints)?;
+                }
+                self.work += work.done;
+                return Ok(Some(Found {
+                    schedule,
+                    score,
+                    optimal,
+                }));
+            }
+            // From where the plan itself peaks, or the same one would be found again.
+            inner = inner.min(Ledger::new(dag, &reduced).peak());
+            inner -= ((score.peak_bytes - budget_bytes) as i64).max(1);
+        }
+        self.work += work.done;
+        // From that plan, too, a search in the reduced form can end above the budget: then the plan itself is the answer.
+        let min_peak = self.min_peak()?;
+        if min_peak.reached_bytes > budget_bytes {
+            return Ok(None);
+        }
+        let schedule = min_peak.schedule.clone();
+        let score = evaluate(problem, &schedule)?;
+        Ok(Some(Found {
+            schedule,
+            score,
+            optimal: false,
+        }))
+    }
+
+    /// Returns the bound of one position on schedules within `cap`, in weight over running every op once; `None` if none fits.
+    pub fn bound(&mut self, cap: i64) -> Option<i64> {
+        let dag = self.dag;
+        let positions = (BOUND_OPS / dag.ops().max(1)).clamp(1, 8);
+        let mut work = Work::new(u64::MAX);
+        let prove = || bound::one_position(dag, cap, &dag.price, positions, &mut work);
+        *self.bounds.entry(cap).or_insert_with(prove)
+    }
+
+    /// Returns a plan with its bound.
+    pub fn answer(&mut self, found: &Found) -> Solution {
+        let (dag, objective) = (self.dag, self.query.objective);
+        let cap = self.cap(self.query.budget_bytes).unwrap_or(0);
+        let price = self.bound(cap).unwrap_or(0);
+        let price = price.max(self.joint_price(cap, found, price));
+        let (base, own) = (objective.of(self.before), objective.of(&found.score));
+        let more = price as f64 * dag.unit;
+        let more = match objective {
+            Objective::Flops => next_multiple(more, repeated_flops(self.problem)),
+            Objective::Cost => more,
+        };
+        let mut lower = (base + more).min(own);
+        if found.optimal && objective == Objective::Cost {
+            lower = own;
+        }
+        let percent = |x: f64| if base > 0.0 { 100.0 * x / base } else { 0.0 };
+        let gap_pct = percent(own - lower).max(0.0);
+        Solution {
+            bound: Bound {
+                lower,
+                lower_pct: percent(lower - base),
+                class: bound::CLASS,
+                met: gap_pct <= 1e-6,
+            },
+            gap_pct,
+            schedule: found.schedule.clone(),
+            score: found.score.clone(),
+        }
+    }
+
+    /// Returns the cost of a plan over running every op once, in weight.
+    pub fn above(&self, found: &Found) -> i64 {
+        let objective = self.query.objective;
+        let more = objective.of(&found.score) - objective.of(self.before);
+        (more / self.dag.unit.max(f64::MIN_POSITIVE)) as i64
+    }
+
+    /// Returns the bound of several positions, where that of one leaves a wide gap and more than a first plan was asked for.
+    fn joint_price(&self, cap: i64, found: &Found, price: i64) -> i64 {
+        let (dag, above) = (self.dag, self.above(found));
+        let is_wide = (above - price) as f64 > WIDE_GAP * dag.total_price as f64;
+        if found.optimal || self.query.effort == Effort::First || !is_wide {
+            return 0;
+        }
+        let units = JOINT_UNITS + JOINT_UNITS_AN_OP * dag.ops() as u64;
+        multi_cut_bound::several_positions(dag, cap, &dag.price, above, &mut Work::new(units))
+            .unwrap_or(0)
+    }
+}
+
+/// Returns what the FLOPs of all repeats of any plan are a multiple of: the greatest common divisor of what each op takes.
+fn repeated_flops(problem: &Problem) -> u64 {
+    let ops = problem.ops.iter().filter(|op| op.recomputable);
+    ops.map(|op| op.flops).fold(0, |mut a, mut b| {
+        while b > 0 {
+            (a, b) = (b, a % b);
+        }
+        a
+    })
+}
+
+/// Returns the smallest multiple of `step` that is not below `x`: no sum of such multiples lies between. `x` itself where there
+/// is no step, or so many that rounding could lead past one.
+pub fn next_multiple(x: f64, step: u64) -> f64 {
+    let times = x / step as f64;
+    match step > 0 && times < 1e8 {
+        true => x.max((times - 1e-6).ceil() * step as f64),
+        false => x,
+    }
+}
+
+/// Work of the bound of several positions.
+const JOINT_UNITS: u64 = 80_000_000;
+pub const JOINT_UNITS_AN_OP: u64 = 3_000;
+
+/// A plan that a search found.
+pub struct Found {
+    pub schedule: Vec<usize>,
+    pub score: Score,
+    pub optimal: bool,
+}

@@ -1,0 +1,57 @@
+//! What the user wants compiled: a training step and its plan.
+
+use crate::analysis::Device;
+use crate::analysis::params::Selection;
+use crate::plan::request::PlanRequest;
+use crate::plan::times::Times;
+use crate::planning::bound_graph::PlanningOptions;
+use crate::planning::overrides::PolicyOverrides;
+use crate::transform::loss::Loss;
+use crate::transform::optimizer::Optimizer;
+use crate::transform::rng_streams::RngStream;
+use crate::transform::tile::Tiles;
+
+/// A request to compile a graph.
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    pub loss: Loss,
+    /// Which parameters are trained.
+    pub selection: Selection,
+    /// Numbers for named sizes, for planning only.
+    pub dims: Vec<(String, i64)>,
+    /// Patterns of forward outputs that the training graph leaves out.
+    pub drop_outputs: Vec<String>,
+    /// Random nodes that draw by a seed of their own.
+    pub rng_streams: Vec<RngStream>,
+    /// Whether one op replaces several where that saves memory or time; results may be rounded otherwise. The command line
+    /// fuses unless told not to.
+    pub fuse: bool,
+    /// Whether the head and the loss, and chains of ops on tokens, are computed in chunks, so that wide values never exist
+    /// whole; results may be rounded otherwise. With a budget the planner chooses chunk counts that are left open.
+    pub tile: Tiles,
+    /// What updates the parameters in the graph.
+    pub optimizer: Option<Optimizer>,
+    /// Whether each update runs as soon as its gradient is complete; gradients are no outputs then.
+    pub fuse_optimizer: bool,
+    pub device: Device,
+    /// Measured times of nodes, instead of the cost model's.
+    pub times: Option<Times>,
+    /// Where the policy applies, and the ops that it has no say about.
+    pub overrides: PolicyOverrides,
+    pub plan: PlanRequest,
+    /// Names of passes to run instead of the usual ones.
+    pub passes: Option<String>,
+    /// The pass after which to stop: `simplify` is the first of that name, `simplify:2` the second.
+    pub stop_after: Option<String>,
+}
+
+impl Request {
+    /// Returns what turns a graph into a planning input.
+    pub fn planning_options(&self) -> PlanningOptions<'_> {
+        PlanningOptions {
+            device: &self.device,
+            times: self.times.as_ref(),
+            overrides: &self.overrides,
+        }
+    }
+}
