@@ -257,6 +257,7 @@ fn passes_never_ask_for_an_op_by_name() {
         "passes/analysis",
         "passes/transform",
         "passes/plan",
+        "passes/planning",
     ]));
     let asks = [
         "op.name ==",
