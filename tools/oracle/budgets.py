@@ -123,7 +123,9 @@ def bits(compiler: Compiler, model: Path, sizes: list[str], known: dict[int, str
     outputs = model.with_name("outputs.safetensors")
     for threads in (1, 2):
         for arena in ("on", "off"):
-            compiler.call("run", model, "--seed", 0, *sizes, "--threads", threads, "--arena", arena, "--outputs", outputs)
+            compiler.call(
+                "run", model, "--seed", 0, *sizes, "--threads", threads, "--arena", arena, "--outputs", outputs
+            )
             digest = sha256_of(outputs)
             if digest != known.setdefault(threads, digest):
                 wrong.append(f"other bits at {threads} threads{' without an arena' if arena == 'off' else ''}")
