@@ -11,7 +11,7 @@
 use super::annotations::{OpAnnotations, OpRole};
 use super::problem::{OpPhase, Problem};
 use super::saved_set::pinned;
-use crate::error::{Error, Result};
+use ckpt_error::{Error, Result};
 
 /// The constraint on one op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

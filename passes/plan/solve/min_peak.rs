@@ -1,14 +1,14 @@
 //! The smallest peak: a bound that no schedule goes below, and the smallest peak that a search reached.
 
-use super::super::constraint::Constraint;
-use super::super::objective::Objective;
-use super::super::problem::Problem;
-use super::super::schedule::{Score, evaluate};
 use super::compact::{Dag, NONE};
 use super::exact::{Outcome, exact};
 use super::local_search::{EXACT_UNITS, Search};
 use super::work::{Effort, Work};
-use crate::error::Result;
+use crate::constraint::Constraint;
+use crate::objective::Objective;
+use crate::problem::Problem;
+use crate::schedule::{Score, evaluate};
+use ckpt_error::Result;
 
 /// The smallest peak of a problem. Bytes include static ones.
 #[derive(Clone, Debug)]
