@@ -372,7 +372,7 @@ fn choices_are_kept() {
             constraints: choices.clone(),
             ..Query::default()
         };
-        let Ok(Ok(found)) = solve(&p, &request) else {
+        let Ok(found) = solve(&p, &request).unwrap() else {
             continue;
         };
         assert_eq!(first_violation(&p, &found.schedule, &choices), None);
