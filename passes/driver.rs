@@ -16,53 +16,11 @@ use crate::text;
 use std::fmt;
 use std::time::Instant;
 
+pub mod pass;
 pub mod table;
 
-pub use table::{ALL, Cx, Planned};
-
-/// What running a pass did, by its own account.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Changed {
-    Yes,
-    No,
-}
-
-impl From<bool> for Changed {
-    fn from(changed: bool) -> Changed {
-        if changed { Changed::Yes } else { Changed::No }
-    }
-}
-
-/// The phase a pass leaves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum After {
-    Same,
-    AtLeast(Phase),
-    Exactly(Phase),
-}
-
-/// One pass: a name, the phases it goes between, and the function.
-pub struct Pass {
-    pub name: &'static str,
-    /// Phases it takes.
-    pub from: &'static [Phase],
-    pub to: After,
-    /// The pass that must come right before it, because it reads what that one left in the [`Cx`].
-    pub follows: Option<&'static str>,
-    /// A second run changes nothing.
-    pub idempotent: bool,
-    pub run: fn(&mut Graph, &mut Cx) -> Result<Changed>,
-}
-
-impl Pass {
-    fn leaves(&self, before: Phase) -> Phase {
-        match self.to {
-            After::Same => before,
-            After::AtLeast(phase) => phase.max(before),
-            After::Exactly(phase) => phase,
-        }
-    }
-}
+pub use pass::{After, Changed, Cx, Pass, Planned};
+pub use table::ALL;
 
 /// Passes in the order they run.
 pub struct Pipeline(Vec<&'static Pass>);

@@ -6,12 +6,8 @@
 pub mod analysis;
 pub mod compile;
 pub mod driver;
-pub mod error;
-pub mod glob;
 pub mod ir;
-pub mod near;
 pub mod ops;
-pub mod plan;
 pub mod planning;
 pub mod request;
 #[cfg(any(test, feature = "testing"))]
@@ -19,4 +15,6 @@ pub mod testing;
 pub mod text;
 pub mod transform;
 
-pub use error::{Error, Kind, Result};
+pub use ckpt_error as error;
+pub use ckpt_error::{Error, Kind, Result, glob, near};
+pub use ckpt_plan as plan;

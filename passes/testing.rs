@@ -3,28 +3,17 @@
 //!
 //! Compiled for this crate's tests and under the feature `testing` only.
 
-pub mod dags;
 pub mod models;
 pub mod recipes;
 pub mod updates;
+
+pub use ckpt_plan::testing::{self as dags, Random};
 
 use crate::ir::op::{
     BatchAxes, Body, Domain, Effect, Footprint, Grad, OpClass, OpDef, Place, Slot, free,
 };
 use crate::ir::{Attrs, Builder, DType, Graph, Role, Ty, ValueId};
 use crate::ops::rule::{SMALL_X, SMALL_Y, standard};
-
-/// Xorshift; the seed must not be 0.
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn below(&mut self, n: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % n as u64) as usize
-    }
-}
 
 /// A view of its operand that takes a few bytes of temporaries.
 pub static LOOK: OpDef = OpDef {

@@ -1,56 +1,22 @@
-//! The table of passes, and the context that they share.
+//! The table of passes.
 
-use super::{After, Changed, Pass};
-use crate::analysis::params::{Parameter, parameters};
+use super::pass::{After, Changed, Pass, Planned};
+use crate::analysis::params::parameters;
 use crate::analysis::sizes::Binding;
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Phase, ValueId};
-use crate::plan::chunks::{Chunks, Tried};
+use crate::plan::chunks::Chunks;
 use crate::plan::offload;
 use crate::plan::plan::Plan;
-use crate::plan::planner::{PlanOutcome, plan};
+use crate::plan::planner::plan;
 use crate::plan::request::Goal;
 use crate::planning::bound_graph::BoundGraph;
 use crate::planning::chunk_search;
 use crate::request::Request;
 use crate::transform;
-use crate::transform::fuse::Fused;
-use crate::transform::loss::{Loss, Seed};
+use crate::transform::loss::Loss;
 use crate::transform::optimizer::{Updates, add_updates};
 use crate::transform::tile::{self, Tile, Tiled, Tiles};
-
-/// A plan with the graph that it was made for.
-pub struct Planned {
-    pub outcome: PlanOutcome,
-    pub bound: BoundGraph,
-    pub binding: Binding,
-}
-
-/// The context of passes: the request, and what one pass leaves for the next.
-#[derive(Default)]
-pub struct Cx {
-    pub request: Request,
-    /// Warnings for the user.
-    pub warnings: Vec<String>,
-    /// The ops that `fuse` added, and how often.
-    pub fused: Fused,
-    /// What `tile` cut: the node that makes the scores, and the chunk count.
-    pub tiled: Vec<(String, usize)>,
-    /// Chains of ops on tokens that `tile` cut: the first node, and the chunk count.
-    pub tiled_mlps: Vec<(String, usize)>,
-    /// The chunk counts that the planner tried, where they were left to it.
-    pub tried: Option<Tried>,
-    /// The updates that `optimizer` added.
-    pub updates: Updates,
-    /// The gradients that `loss` left for `autodiff` to start from.
-    pub seeds: Vec<Seed>,
-    /// The loss that `loss` took.
-    pub loss: Option<Loss>,
-    /// The parameters that `autodiff` found.
-    pub parameters: Vec<Parameter>,
-    /// The plan that `plan` left for `remat`.
-    pub planned: Option<Planned>,
-}
 
 const ANY: &[Phase] = &[
     Phase::Imported,

@@ -375,10 +375,10 @@ pub fn smallest_peak(problem: &Problem) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::schedule::evaluate;
     use super::*;
+    use crate::schedule::evaluate;
     use crate::testing::Random;
-    use crate::testing::dags::{Shape, random_dag};
+    use crate::testing::{Shape, random_dag};
 
     fn costs(p: &Problem) -> Vec<f64> {
         p.ops.iter().map(|op| op.cost).collect()

@@ -5,7 +5,7 @@
 //! number of bytes is on the peak above static ([`Basis`]).
 
 use super::schedule::Score;
-use crate::error::{Error, Result};
+use ckpt_error::{Error, Result};
 use std::fmt;
 
 /// A budget as asked for.

@@ -5,13 +5,13 @@
 //! mean the same.
 //!
 //! A constraint has no effect where no schedule has a choice: on pinned results (graph outputs, ops that must not run
-//! twice), on results that no backward op reads, and on ops that only make views. A view of a kept storage is read as it is, and
-//! a view of a recomputed storage is recomputed.
+//! twice), on results without bytes, on results that no backward op reads, and on ops that only make views. A view of a kept
+//! storage is read as it is, and a view of a recomputed storage is recomputed.
 
 use super::annotations::{OpAnnotations, OpRole};
 use super::problem::{OpPhase, Problem};
 use super::saved_set::pinned;
-use crate::error::{Error, Result};
+use ckpt_error::{Error, Result};
 
 /// The constraint on one op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -172,6 +172,7 @@ pub fn first_violation(
                 if let Some(producer) = problem.values[root].producer
                     && constraints[producer] == Some(Constraint::Recompute)
                     && pins[root].is_none()
+                    && problem.values[root].bytes > 0
                     && shows[*v] < 2
                 {
                     return Some(producer);

@@ -4,7 +4,7 @@ use super::budget::Basis;
 use super::input::PlanInput;
 use super::problem::Problem;
 use super::solve::min_peak::MinPeak;
-use crate::error::{Error, Held, Kind, Shortfall};
+use ckpt_error::{Error, Held, Kind, Shortfall};
 
 /// Why there is no plan.
 #[derive(Clone, Debug)]

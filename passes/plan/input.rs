@@ -6,7 +6,7 @@ use super::chunks::Chunks;
 use super::constraint::{Constraint, Constraints};
 use super::problem::Problem;
 use super::schedule::evaluate;
-use crate::error::Result;
+use ckpt_error::Result;
 
 /// A problem and its annotations.
 #[derive(Clone, Debug)]

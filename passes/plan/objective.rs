@@ -1,7 +1,7 @@
 //! What a plan within a budget minimises.
 
 use super::schedule::Score;
-use crate::error::{Error, Result};
+use ckpt_error::{Error, Result};
 
 /// What is minimised.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

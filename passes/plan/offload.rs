@@ -30,7 +30,7 @@ use super::solve::bound::{CLASS, CLASS_MOVING};
 use super::solve::bound_moving;
 use super::solve::work::Effort;
 use super::transfer_lowering::{ExpandedOp, ExpandedProblem, Price, movable, result_bytes};
-use crate::error::{Error, Result};
+use ckpt_error::{Error, Result};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 

@@ -14,7 +14,7 @@ use super::solve::answer::{Query, Solution};
 use super::solve::min_peak::{MinPeak, min_peak};
 use super::solve::reorder::min_peak_reordered;
 use super::solve::{self, solve};
-use crate::error::Result;
+use ckpt_error::Result;
 
 /// Plans what stays on the device.
 ///

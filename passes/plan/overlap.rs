@@ -12,7 +12,7 @@
 
 use super::schedule::{Timeline, evaluate};
 use super::transfer_lowering::{ExpandedOp, ExpandedProblem};
-use crate::error::{Error, Result};
+use ckpt_error::{Error, Result};
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
@@ -386,13 +386,13 @@ impl<'a> Spread<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::problem::{Problem, Transfer};
-    use super::super::saved_set;
-    use super::super::solve::bound_moving;
-    use super::super::transfer_lowering::{Price, movable, waits};
     use super::*;
+    use crate::problem::{Problem, Transfer};
+    use crate::saved_set;
+    use crate::solve::bound_moving;
     use crate::testing::Random;
-    use crate::testing::dags::{Shape, random_dag};
+    use crate::testing::{Shape, random_dag};
+    use crate::transfer_lowering::{Price, movable, waits};
 
     /// Returns the most ops at any step whose results have begun to leave and are not released.
     fn most_in_flight(expanded: &ExpandedProblem, schedule: &[usize]) -> usize {

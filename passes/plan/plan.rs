@@ -4,7 +4,7 @@ use super::overlap::elapsed_us;
 use super::problem::{OpPhase, Problem, ValueKind, fingerprint};
 use super::schedule::{Score, evaluate};
 use super::transfer_lowering::{ExpandedOp, ExpandedProblem};
-use crate::error::{Error, Result};
+use ckpt_error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -378,8 +378,8 @@ fn decisions(
 
 #[cfg(test)]
 mod tests {
-    use super::super::transfer_lowering::tests::chain;
     use super::*;
+    use crate::transfer_lowering::tests::chain;
 
     #[test]
     fn a_plan_knows_the_ops_of_its_steps() {

@@ -7,7 +7,7 @@ use super::on_device::smallest_peak;
 use super::plan::Plan;
 use super::request::PlanRequest;
 use super::solve::work::Effort;
-use crate::error::Result;
+use ckpt_error::Result;
 use std::time::Instant;
 
 /// A plan, with what making it took.

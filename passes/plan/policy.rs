@@ -18,7 +18,7 @@ use super::plan::Plan;
 use super::problem::{OpPhase, Problem};
 use super::saved_set::{Pinned, pinned, schedule};
 use super::sub_blocks::SubBlocks;
-use crate::error::{Error, Result};
+use ckpt_error::{Error, Result};
 use std::collections::BTreeSet;
 use std::fmt;
 
@@ -595,7 +595,7 @@ mod tests {
 
     #[test]
     fn the_guide_lists_every_policy() {
-        let guide = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/guides/policies.md");
+        let guide = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/guides/policies.md");
         let guide = std::fs::read_to_string(guide).unwrap();
         for rule in POLICIES {
             let row = format!("| `{}` | {} |", rule.form(), rule.help);

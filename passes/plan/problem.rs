@@ -6,7 +6,7 @@
 //! because a rewritten graph needs a copy of the view wherever it needs a copy of the storage. [`Problem::fold`] gives
 //! the folded form.
 
-use crate::error::{Error, Result};
+use ckpt_error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 /// The pass of the step that an op belongs to; the loss counts as forward.

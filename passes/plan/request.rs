@@ -5,7 +5,7 @@ use super::objective::Objective;
 use super::plan::{OffloadTarget, Plan};
 use super::policy::Policy;
 use super::solve::work::Effort;
-use crate::error::{Error, Result};
+use ckpt_error::{Error, Result};
 use std::fmt;
 
 /// What decides a plan.

@@ -9,7 +9,7 @@
 //! same numbers.
 
 use super::problem::{Problem, ValueKind};
-use crate::error::{Error, Result};
+use ckpt_error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 /// What a schedule costs.
@@ -253,8 +253,8 @@ impl Timeline {
 
 #[cfg(test)]
 mod tests {
-    use super::super::problem::{Op, OpPhase, Value};
     use super::*;
+    use crate::problem::{Op, OpPhase, Value};
     use crate::testing::Random;
 
     /// Judges a schedule as the benches do: no views, no temporaries; every allocation on a list.

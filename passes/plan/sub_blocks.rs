@@ -1,7 +1,7 @@
 //! The words for sub-blocks of layers that the policy `parts:…` takes.
 
 use super::annotations::OpAnnotations;
-use crate::error::{Error, Result};
+use ckpt_error::{Error, Result};
 use std::fmt;
 
 /// A row of the table of sub-blocks.

@@ -4,7 +4,7 @@
 //! it took at half the batch. So the sizes travel with the times, and planning at others is refused.
 
 use super::problem::Problem;
-use crate::error::{Error, Result};
+use ckpt_error::{Error, Result};
 use std::collections::BTreeMap;
 
 /// Times of nodes, and the sizes they were measured at.

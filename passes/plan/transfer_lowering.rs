@@ -15,7 +15,7 @@ use super::annotations::{OpAnnotations, OpRole};
 use super::problem::{Op, OpPhase, Problem, Value, ValueKind};
 #[cfg(test)]
 use super::problem::{Transfer, Wait};
-use crate::error::{Error, Result};
+use ckpt_error::{Error, Result};
 
 /// What an op of an expanded problem stands for; ops are those of the problem it was made from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -325,8 +325,8 @@ impl ExpandedProblem {
 
 #[cfg(test)]
 pub mod tests {
-    use super::super::schedule::{Timeline, evaluate};
     use super::*;
+    use crate::schedule::{Timeline, evaluate};
 
     /// Returns x → a → b → c → loss, and back through all of them: each backward op reads what its forward op read.
     pub fn chain() -> Problem {

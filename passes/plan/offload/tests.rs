@@ -1,15 +1,15 @@
 //! Which results are offloaded.
 
-use super::super::annotations::OpAnnotations;
-use super::super::brute::{Move, cheapest_moving};
-use super::super::budget::Budget;
-use super::super::policy::Policy;
-use super::super::problem::{Op, OpPhase, Problem, Transfer, Value, ValueKind};
-use super::super::request::Offload;
-use super::super::transfer_lowering::waits;
 use super::*;
+use crate::annotations::OpAnnotations;
+use crate::brute::{Move, cheapest_moving};
+use crate::budget::Budget;
+use crate::policy::Policy;
+use crate::problem::{Op, OpPhase, Problem, Transfer, Value, ValueKind};
+use crate::request::Offload;
 use crate::testing::Random;
-use crate::testing::dags::{Shape, random_dag};
+use crate::testing::{Shape, random_dag};
+use crate::transfer_lowering::waits;
 
 /// Forward ops of one result each, and a backward op for each that reads it.
 fn chain(result_bytes: &[u64]) -> Problem {

@@ -1,9 +1,9 @@
 //! What the solver is asked, and what it answers.
 
-use super::super::constraint::Constraint;
-use super::super::objective::Objective;
-use super::super::schedule::Score;
 use super::work::Effort;
+use crate::constraint::Constraint;
+use crate::objective::Objective;
+use crate::schedule::Score;
 
 /// A question to the solver.
 #[derive(Clone, Debug, Default)]

@@ -6,11 +6,11 @@
 //! that no plan repeats an op for nothing; a `price` is rounded down and never more than the true cost, so that a bound
 //! made of prices is a bound.
 
-use super::super::constraint::Constraint;
-use super::super::objective::Objective;
-use super::super::problem::{Op, OpPhase, Problem, ValueKind};
-use super::super::saved_set::pinned;
-use crate::error::{Error, Result};
+use crate::constraint::Constraint;
+use crate::objective::Objective;
+use crate::problem::{Op, OpPhase, Problem, ValueKind};
+use crate::saved_set::pinned;
+use ckpt_error::{Error, Result};
 
 /// What all ops together weigh, about.
 pub const SCALE: f64 = 1e12;

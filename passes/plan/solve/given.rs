@@ -1,13 +1,13 @@
 //! Solves queries for schedules whose first runs follow the given order.
 
-use super::super::problem::Problem;
-use super::super::schedule::evaluate;
 use super::answer::{Query, Solution};
 use super::compact::Dag;
 use super::min_peak::{MinPeak, working_set_bytes};
 use super::question::Question;
 use super::steps;
-use crate::error::Result;
+use crate::problem::Problem;
+use crate::schedule::evaluate;
+use ckpt_error::Result;
 
 /// Solves a query for schedules whose first runs follow the given order. The inner error is the smallest peak for which a
 /// plan is known, where none fits the budget.

@@ -1,14 +1,15 @@
 //! The smallest peak: a bound that no schedule goes below, and the smallest peak that a search reached.
 
-use super::super::constraint::Constraint;
-use super::super::objective::Objective;
-use super::super::problem::Problem;
-use super::super::schedule::{Score, evaluate};
 use super::compact::{Dag, NONE};
 use super::exact::{Outcome, exact};
 use super::local_search::{EXACT_UNITS, Search};
 use super::work::{Effort, Work};
-use crate::error::Result;
+use super::writer::with_drops;
+use crate::constraint::Constraint;
+use crate::objective::Objective;
+use crate::problem::Problem;
+use crate::schedule::{Score, evaluate};
+use ckpt_error::{Error, Result};
 
 /// The smallest peak of a problem. Bytes include static ones.
 #[derive(Clone, Debug)]
@@ -119,7 +120,11 @@ pub fn of_dag(problem: &Problem, dag: &Dag, before: &Score, effort: Effort) -> R
     tensors.sort_by_key(|(v, bytes)| (std::cmp::Reverse(*bytes), *v));
     let mut found = MinPeak {
         least_bytes: before.static_bytes + least as u64,
-        reached_bytes: before.peak_bytes,
+        // Where results must be recomputed, the given order is no plan.
+        reached_bytes: match dag.turn {
+            NONE => before.peak_bytes,
+            _ => u64::MAX,
+        },
         schedule: problem.given_order(),
         static_bytes: before.static_bytes,
         op: (op != NONE).then(|| dag.op_in_problem[op as usize]),
@@ -136,6 +141,11 @@ pub fn of_dag(problem: &Problem, dag: &Dag, before: &Score, effort: Effort) -> R
         Ok(score.peak_above_static_bytes as i64)
     };
     let mut high = before.peak_above_static_bytes as i64;
+    if dag.turn != NONE {
+        let first = with_drops(dag)
+            .ok_or_else(|| Error::bug("plan", "a result that must be recomputed cannot be"))?;
+        high = note(first)?;
+    }
     let mut low = least - 1;
     match exact(dag, least, &mut Work::new(EXACT_UNITS)) {
         Outcome::Unknown => {

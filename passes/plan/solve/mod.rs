@@ -32,8 +32,8 @@ pub mod work;
 pub mod writer;
 
 use super::problem::Problem;
-use crate::error::Result;
 use answer::{Query, Solution};
+use ckpt_error::Result;
 use min_peak::MinPeak;
 
 pub use moving::bound_moving;

@@ -1,13 +1,13 @@
 //! A lower bound on schedules that may also offload results.
 
-use super::super::constraint::Constraint;
-use super::super::objective::Objective;
-use super::super::problem::{Problem, Wait};
-use super::super::schedule::evaluate;
 use super::bound;
 use super::compact::Dag;
 use super::work::{BOUND_OPS, Work};
-use crate::error::Result;
+use crate::constraint::Constraint;
+use crate::objective::Objective;
+use crate::problem::{Problem, Wait};
+use crate::schedule::evaluate;
+use ckpt_error::Result;
 
 /// Returns a lower bound on the cost of every schedule within a budget, if results may also be offloaded. `elsewhere` is the
 /// least that offloading the results of an op takes, by op. The bound is in the unit of costs, for the whole step; `None` if

@@ -7,8 +7,8 @@
 //!
 //! Ops that must keep their turn do, and where no backward op runs before a forward one, none does afterwards.
 
-use super::super::problem::{OpPhase, Problem, ValueKind};
-use super::super::schedule::evaluate;
+use crate::problem::{OpPhase, Problem, ValueKind};
+use crate::schedule::evaluate;
 use std::collections::BTreeSet;
 
 /// At most so many orders are worth a search each.
@@ -278,7 +278,7 @@ impl List<'_> {
 mod tests {
     use super::*;
     use crate::testing::Random;
-    use crate::testing::dags::{Shape, random_dag};
+    use crate::testing::{Shape, random_dag};
 
     #[test]
     fn every_order_is_one_and_keeps_turns_and_halves() {

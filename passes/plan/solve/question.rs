@@ -1,9 +1,5 @@
 //! One query on one problem: the search at a budget, and the bound on what it finds.
 
-use super::super::constraint::{check_constraints, first_violation};
-use super::super::objective::Objective;
-use super::super::problem::Problem;
-use super::super::schedule::{Score, evaluate};
 use super::answer::{Bound, Query, Solution};
 use super::bound;
 use super::compact::Dag;
@@ -12,7 +8,11 @@ use super::local_search::Search;
 use super::min_peak::{MinPeak, of_dag};
 use super::multi_cut_bound;
 use super::work::{BOUND_OPS, Effort, WIDE_GAP, Work};
-use crate::error::{Error, Result};
+use crate::constraint::{check_constraints, first_violation};
+use crate::objective::Objective;
+use crate::problem::Problem;
+use crate::schedule::{Score, evaluate};
+use ckpt_error::{Error, Result};
 use std::collections::BTreeMap;
 
 /// A query with what is known of its problem, and what the search found so far.

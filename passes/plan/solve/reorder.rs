@@ -4,17 +4,17 @@
 //! plan counts, so asking for it never makes a plan dearer. Its schedule is one of the given problem, judged there; only
 //! its bound speaks of another class.
 
-use super::super::constraint::Constraint;
-use super::super::objective::Objective;
-use super::super::problem::Problem;
-use super::super::schedule::evaluate;
 use super::answer::{Bound, Query, Solution};
 use super::bound;
 use super::given::{frontier_given, solve_given};
 use super::min_peak::{MinPeak, min_peak};
 use super::orders;
 use super::work::Effort;
-use crate::error::Result;
+use crate::constraint::Constraint;
+use crate::objective::Objective;
+use crate::problem::Problem;
+use crate::schedule::evaluate;
+use ckpt_error::Result;
 
 /// A problem with its ops in another order.
 struct Moved {

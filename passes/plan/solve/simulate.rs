@@ -1,6 +1,6 @@
 //! Computes live bytes at every step of a schedule of a [`Dag`], and removes repeats that nothing reads.
 //!
-//! The rules are those of [`evaluate`](super::super::schedule::evaluate): a use reads the most recent computation, an instance is
+//! The rules are those of [`evaluate`](crate::schedule::evaluate): a use reads the most recent computation, an instance is
 //! freed right after its last use, a placeholder lives from the start. Linear in the operands of the steps; buffers are
 //! kept between runs, because the search simulates thousands of schedules.
 

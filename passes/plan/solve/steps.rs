@@ -10,7 +10,7 @@ use super::local_search::FIRST_UNITS;
 use super::multi_cut_bound;
 use super::question::{Found, JOINT_UNITS_AN_OP, Question};
 use super::work::{Effort, Work};
-use crate::error::Result;
+use ckpt_error::Result;
 
 /// Steps from nothing to the peak of the given order.
 const STEPS: u128 = 100;

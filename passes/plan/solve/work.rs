@@ -73,7 +73,7 @@ impl Work {
 
 /// A xorshift generator (Marsaglia, "Xorshift RNGs", 2003).
 #[derive(Clone, Debug)]
-pub struct Random(u64);
+pub struct Random(pub u64);
 
 impl Random {
     pub fn new(seed: u64) -> Random {

@@ -471,15 +471,18 @@ fn items(tokens: &[String], at: &mut usize, module: &mut Module) {
 
 /// One past the end of the item that starts at `at`.
 fn item_end(tokens: &[String], at: usize) -> usize {
+    // `const X: T = T { … };` ends at its `;`. Everything else with braces ends at the closing one.
+    let is_head = |t: &&str| !matches!(*t, ":" | "=" | "{" | "(" | ";");
+    let mut head = tokens[at..].iter().map(String::as_str).take_while(is_head);
+    let is_value =
+        head.clone().any(|t| matches!(t, "const" | "static")) && !head.any(|t| t == "fn");
     let mut i = at;
     while i < tokens.len() {
         match tokens[i].as_str() {
             ";" => return i + 1,
             "{" => {
                 let end = closing(tokens, i);
-                // `const X: T = T { … };` and `struct S { … }` both end here or at the next `;`.
-                let starts = tokens[at..i].iter().any(|t| t == "=");
-                if !starts {
+                if !is_value {
                     return end;
                 }
                 i = end;
@@ -648,7 +651,8 @@ mod tests {
             ("lib.rs", "pub mod a; pub mod b; pub use a::A;"),
             (
                 "a.rs",
-                "pub struct A;\n#[cfg(test)]\nmod tests { use crate::b::B; }",
+                "pub struct A;\npub fn f() -> impl Iterator<Item = A> { None.into_iter() }\n\
+                 #[cfg(test)]\nmod tests { use crate::b::B; }",
             ),
             (
                 "b.rs",

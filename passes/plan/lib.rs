@@ -33,6 +33,8 @@ pub mod saved_set;
 pub mod schedule;
 pub mod solve;
 pub mod sub_blocks;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod times;
 pub mod transfer_lowering;
 

@@ -1,8 +1,9 @@
 //! Random planning problems that are small enough to try every schedule of: what solvers are compared with brute force
 //! on.
 
-use super::Random;
-use crate::plan::problem::{Op, OpPhase, Problem, Value, ValueKind};
+pub use crate::solve::work::Random;
+
+use crate::problem::{Op, OpPhase, Problem, Value, ValueKind};
 
 /// What a random problem looks like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,6 +4,9 @@
 //! apart at a glance: `error[...]` is the user's model, request or environment, `bug[...]` is ours. The kind fixes the
 //! exit code, so that no caller has to guess it.
 
+pub mod glob;
+pub mod near;
+
 use serde::Serialize;
 use std::fmt;
 

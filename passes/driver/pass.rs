@@ -1,0 +1,91 @@
+//! A pass as a row, and the context that passes share.
+
+use crate::analysis::params::Parameter;
+use crate::analysis::sizes::Binding;
+use crate::error::Result;
+use crate::ir::{Graph, Phase};
+use crate::plan::chunks::Tried;
+use crate::plan::planner::PlanOutcome;
+use crate::planning::bound_graph::BoundGraph;
+use crate::request::Request;
+use crate::transform::fuse::Fused;
+use crate::transform::loss::{Loss, Seed};
+use crate::transform::optimizer::Updates;
+
+/// What running a pass did, by its own account.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Changed {
+    Yes,
+    No,
+}
+
+impl From<bool> for Changed {
+    fn from(changed: bool) -> Changed {
+        if changed { Changed::Yes } else { Changed::No }
+    }
+}
+
+/// The phase a pass leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum After {
+    Same,
+    AtLeast(Phase),
+    Exactly(Phase),
+}
+
+/// One pass: a name, the phases it goes between, and the function.
+pub struct Pass {
+    pub name: &'static str,
+    /// Phases it takes.
+    pub from: &'static [Phase],
+    pub to: After,
+    /// The pass that must come right before it, because it reads what that one left in the [`Cx`].
+    pub follows: Option<&'static str>,
+    /// A second run changes nothing.
+    pub idempotent: bool,
+    pub run: fn(&mut Graph, &mut Cx) -> Result<Changed>,
+}
+
+impl Pass {
+    /// Returns the phase that the pass leaves a graph of phase `before` in.
+    pub fn leaves(&self, before: Phase) -> Phase {
+        match self.to {
+            After::Same => before,
+            After::AtLeast(phase) => phase.max(before),
+            After::Exactly(phase) => phase,
+        }
+    }
+}
+
+/// A plan with the graph that it was made for.
+pub struct Planned {
+    pub outcome: PlanOutcome,
+    pub bound: BoundGraph,
+    pub binding: Binding,
+}
+
+/// The context of passes: the request, and what one pass leaves for the next.
+#[derive(Default)]
+pub struct Cx {
+    pub request: Request,
+    /// Warnings for the user.
+    pub warnings: Vec<String>,
+    /// The ops that `fuse` added, and how often.
+    pub fused: Fused,
+    /// What `tile` cut: the node that makes the scores, and the chunk count.
+    pub tiled: Vec<(String, usize)>,
+    /// Chains of ops on tokens that `tile` cut: the first node, and the chunk count.
+    pub tiled_mlps: Vec<(String, usize)>,
+    /// The chunk counts that the planner tried, where they were left to it.
+    pub tried: Option<Tried>,
+    /// The updates that `optimizer` added.
+    pub updates: Updates,
+    /// The gradients that `loss` left for `autodiff` to start from.
+    pub seeds: Vec<Seed>,
+    /// The loss that `loss` took.
+    pub loss: Option<Loss>,
+    /// The parameters that `autodiff` found.
+    pub parameters: Vec<Parameter>,
+    /// The plan that `plan` left for `remat`.
+    pub planned: Option<Planned>,
+}
