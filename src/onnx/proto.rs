@@ -1,13 +1,14 @@
 //! The protobuf messages of ONNX (IR version 14), and shorthands over their optional fields.
 //!
-//! `onnx.proto` is that of onnx 1.23.2 (Apache-2.0); `generated.rs` is made from it by `cargo run -p ckpt-protogen` and
-//! committed, so that a build needs no `protoc`. Fields newer than that file are dropped when a model is read.
-
-#[allow(missing_docs, clippy::all, reason = "generated from onnx.proto")]
-#[rustfmt::skip]
-mod generated;
+//! The build script generates them from `onnx.proto`, which is that of onnx 1.23.2 (Apache-2.0). Fields newer than that
+//! file are dropped when a model is read.
 
 pub use generated::*;
+
+#[allow(missing_docs, clippy::all, reason = "generated from onnx.proto")]
+mod generated {
+    include!(concat!(env!("OUT_DIR"), "/onnx.rs"));
+}
 
 /// Protobuf messages end at 2 GiB; larger models keep their weights in external files.
 pub const MAX_MODEL_BYTES: u64 = i32::MAX as u64;

@@ -112,9 +112,7 @@ fn texts(folders: &[&str], ends: &[&str]) -> Vec<(String, String)> {
 }
 
 fn rust(folders: &[&str]) -> Vec<(String, String)> {
-    let mut files = texts(folders, &[".rs"]);
-    // Written by a generator, which `tools` holds.
-    files.retain(|(name, _)| !name.ends_with("/generated.rs"));
+    let files = texts(folders, &[".rs"]);
     assert!(!files.is_empty(), "no sources under {folders:?}");
     files
 }
