@@ -11,8 +11,9 @@ pub mod updates;
 use crate::ir::op::{
     BatchAxes, Body, Domain, Effect, Footprint, Grad, OpClass, OpDef, Place, Slot, free,
 };
-use crate::ir::{Attrs, Builder, DType, Graph, Role, Ty, ValueId};
+use crate::ir::{Attrs, DType, Graph, Role, Ty, ValueId};
 use crate::ops::rule::{SMALL_X, SMALL_Y, standard};
+use crate::ops::{Builder, EmitExt};
 
 /// Xorshift; the seed must not be 0.
 pub struct Random(pub u64);
