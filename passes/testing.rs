@@ -12,8 +12,9 @@ pub use ckpt_plan::testing::{self as dags, Random};
 use crate::ir::op::{
     BatchAxes, Body, Domain, Effect, Footprint, Grad, OpClass, OpDef, Place, Slot, free,
 };
-use crate::ir::{Attrs, Builder, DType, Graph, Role, Ty, ValueId};
+use crate::ir::{Attrs, DType, Graph, Role, Ty, ValueId};
 use crate::ops::rule::{SMALL_X, SMALL_Y, standard};
+use crate::ops::{Builder, EmitExt};
 
 /// A view of its operand that takes a few bytes of temporaries.
 pub static LOOK: OpDef = OpDef {

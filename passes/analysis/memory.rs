@@ -401,7 +401,8 @@ impl MemoryProfile {
 mod tests {
     use super::*;
     use crate::analysis::Binding;
-    use crate::ir::{Attrs, Builder, DType, Dim, Ty};
+    use crate::ir::{Attrs, DType, Dim, Ty};
+    use crate::ops::{Builder, EmitExt};
     use crate::testing::LOOK;
 
     #[test]

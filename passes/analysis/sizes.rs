@@ -431,7 +431,8 @@ impl Sizes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ir::{Builder, Ty};
+    use crate::ir::Ty;
+    use crate::ops::{Builder, EmitExt};
 
     fn graph() -> Graph {
         let mut g = Graph::new("g");

@@ -5,10 +5,9 @@
 //! frontends normalise into, plus a few ops of our own with bodies in standard ops.
 
 use super::attr::{AttrSpec, Attrs};
-use super::build::Builder;
 use super::dim::Dim;
-use super::graph::{Def, Graph};
 use super::id::{NodeId, ValueId};
+use super::tensor::Tensor;
 use super::ty::{DType, Ty};
 use crate::error::{Error, Result};
 
@@ -627,9 +626,95 @@ pub fn elementwise(cx: &MemoryCx) -> Footprint {
     fresh(cx).in_place_operands(cx, &slots)
 }
 
-/// What a gradient rule sees and emits into: the node, the cotangents of its results, and a builder.
-pub struct GradCx<'a, 'g> {
-    pub b: &'a mut Builder<'g>,
+/// The row of an op, or its name in the op table.
+///
+/// Rules emit rows of other families by name, because families refer to each other in circles: the gradient of `Expand`
+/// is a sum, and that of a sum expands.
+#[derive(Clone, Copy, Debug)]
+pub enum OpRef {
+    /// The row itself.
+    Row(&'static OpDef),
+    /// The name of a row of the table.
+    Name(&'static str),
+}
+
+impl From<&'static OpDef> for OpRef {
+    fn from(row: &'static OpDef) -> OpRef {
+        OpRef::Row(row)
+    }
+}
+
+impl From<&OpRef> for OpRef {
+    fn from(op: &OpRef) -> OpRef {
+        *op
+    }
+}
+
+/// A node of the graph that rules emit into.
+pub struct NodeView<'a> {
+    /// Its row.
+    pub op: &'static OpDef,
+    /// Its attributes, defaults included.
+    pub attrs: &'a Attrs,
+    /// Its operands; `None` for one that is not given.
+    pub ins: &'a [Option<ValueId>],
+    /// Its results.
+    pub outs: &'a [ValueId],
+}
+
+/// A graph that rules append nodes to. Every value in it has a type.
+pub trait Emit {
+    /// Appends a node with `n_outs` results and types it. Operands may be missing.
+    ///
+    /// # Errors
+    /// What the typing rule of the op refuses.
+    fn emit_node(
+        &mut self,
+        op: OpRef,
+        ins: Vec<Option<ValueId>>,
+        attrs: Attrs,
+        n_outs: usize,
+    ) -> Result<Vec<ValueId>>;
+
+    /// Returns a shared constant. The first request names it.
+    fn constant(&mut self, name: &str, tensor: Tensor) -> ValueId;
+
+    /// Returns the shape of `v` as an int64 vector: a constant where it is known, else the result of a shared node.
+    ///
+    /// # Errors
+    /// None for a value that has a type.
+    fn shape(&mut self, v: ValueId) -> Result<ValueId>;
+
+    /// Returns the type of a value.
+    fn ty(&self, v: ValueId) -> &Ty;
+
+    /// Returns the name of a value.
+    fn name(&self, v: ValueId) -> &str;
+
+    /// Returns the contents of a small integer value, row-major, where they are known.
+    fn known(&self, v: ValueId) -> Option<&[Dim]>;
+
+    /// Returns the tensor of an initializer; `None` for any other value.
+    fn tensor(&self, v: ValueId) -> Option<&Tensor>;
+
+    /// Returns the node that computes a value, if one does.
+    fn def_node(&self, v: ValueId) -> Option<NodeId>;
+
+    /// Returns a node.
+    fn node(&self, node: NodeId) -> NodeView<'_>;
+
+    /// Returns a node in words, for error messages.
+    fn describe(&self, node: NodeId) -> String;
+
+    /// Appends an optional result to a node.
+    fn add_result(&mut self, node: NodeId, name: &str, ty: Ty) -> ValueId;
+}
+
+/// What a gradient rule sees: the node, the cotangents of its results, and the graph that it emits into.
+pub struct GradCx<'a> {
+    /// The graph, with the node in it.
+    pub b: &'a mut dyn Emit,
+    /// The node that is differentiated.
     pub node: NodeId,
     /// Cotangent of each result; `None` where the result does not reach the loss.
     pub dys: Vec<Option<ValueId>>,
@@ -642,7 +727,7 @@ pub struct GradCx<'a, 'g> {
     pub so_far: Vec<Option<ValueId>>,
 }
 
-impl GradCx<'_, '_> {
+impl GradCx<'_> {
     /// Operand in slot `i`; rules only ask for operands that the op requires.
     pub fn x(&self, i: usize) -> ValueId {
         self.opt_x(i)
@@ -650,11 +735,11 @@ impl GradCx<'_, '_> {
     }
 
     pub fn opt_x(&self, i: usize) -> Option<ValueId> {
-        self.b.graph.node(self.node).ins.get(i).copied().flatten()
+        self.b.node(self.node).ins.get(i).copied().flatten()
     }
 
     pub fn y(&self, i: usize) -> ValueId {
-        self.b.graph.node(self.node).outs[i]
+        self.b.node(self.node).outs[i]
     }
 
     /// Cotangent of result `i`.
@@ -674,11 +759,11 @@ impl GradCx<'_, '_> {
     }
 
     pub fn attrs(&self) -> Attrs {
-        self.b.graph.node(self.node).attrs.clone()
+        self.b.node(self.node).attrs.clone()
     }
 
     pub fn ty(&self, v: ValueId) -> Ty {
-        self.b.graph.ty(v).clone()
+        self.b.ty(v).clone()
     }
 
     /// Sets the gradient of operand `i`.
@@ -688,8 +773,10 @@ impl GradCx<'_, '_> {
 }
 
 /// What a body sees: a graph of its own whose inputs stand for the operands.
-pub struct BodyCx<'a, 'g> {
-    pub b: &'a mut Builder<'g>,
+pub struct BodyCx<'a> {
+    /// The graph that the body is emitted into.
+    pub b: &'a mut dyn Emit,
+    /// Attributes of the node.
     pub attrs: &'a Attrs,
     /// One input a given operand, `None` for one that is not given.
     pub ins: Vec<Option<ValueId>>,
@@ -697,7 +784,7 @@ pub struct BodyCx<'a, 'g> {
     pub outs: Vec<Ty>,
 }
 
-impl BodyCx<'_, '_> {
+impl BodyCx<'_> {
     /// Operand `i`, where it is given.
     pub fn opt_x(&self, i: usize) -> Option<ValueId> {
         self.ins.get(i).copied().flatten()
@@ -708,47 +795,6 @@ impl BodyCx<'_, '_> {
     }
 
     pub fn ty(&self, v: ValueId) -> Ty {
-        self.b.graph.ty(v).clone()
+        self.b.ty(v).clone()
     }
-}
-
-/// Builds the body of `node` as a graph of standard ops: inputs are its operands in slot order, outputs its results.
-///
-/// Returns `None` for an op that is standard already.
-pub fn body_of(graph: &Graph, node: NodeId) -> Option<Result<Graph>> {
-    let n = graph.node(node);
-    let build = match n.op.body {
-        Body::Standard | Body::None(_) => return None,
-        Body::Function(build) => build,
-    };
-    let mut body = Graph::new(n.op.name);
-    let ins: Vec<Option<ValueId>> = n
-        .ins
-        .iter()
-        .enumerate()
-        .map(|(i, v)| {
-            let slot = n.op.ins[i.min(n.op.ins.len() - 1)].name;
-            v.map(|v| body.add_input(slot, Some(graph.ty(v).clone())))
-        })
-        .collect();
-    let mut b = Builder::new(&mut body);
-    let outs = build(&mut BodyCx {
-        b: &mut b,
-        attrs: &n.attrs,
-        ins,
-        outs: n.outs.iter().map(|v| graph.ty(*v).clone()).collect(),
-    });
-    // A function's result is never its operand: runtimes refuse that.
-    let outs = outs.and_then(|outs| {
-        outs.into_iter()
-            .map(|v| match b.graph.value(v).def {
-                Def::Node { .. } => Ok(v),
-                _ => b.emit(&crate::ops::shape::IDENTITY, &[v], Attrs::new()),
-            })
-            .collect::<Result<Vec<ValueId>>>()
-    });
-    Some(outs.map(|outs| {
-        body.set_outputs(outs);
-        body
-    }))
 }

@@ -6,13 +6,14 @@
 //! no term is rounded to the narrow type before it is added: as many terms as there are parts would be as many roundings,
 //! where one product of all rows makes one.
 
-use super::matmul::{GEMM, MatmulPlan, gemm_plan};
+use super::matmul::{MatmulPlan, gemm_plan};
+use super::names::*;
 use super::rule::*;
-use crate::error::Result;
-use crate::ir::op::{
+use ckpt_ir::error::Result;
+use ckpt_ir::op::{
     BatchAxes, Cost, Footprint, Grad, GradCx, InferCx, MemoryCx, OpClass, OpDef, Sized, Slot, fresh,
 };
-use crate::ir::{AttrSpec, Attrs, DType, Dim, Same, Ty};
+use ckpt_ir::{AttrSpec, Attrs, DType, Dim, Same, Ty};
 
 pub const ROWS: &[&OpDef] = &[&ACCUMULATE, &ADD_PRODUCT];
 

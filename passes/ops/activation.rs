@@ -3,12 +3,11 @@
 //! Each gradient is one row of our own with the operands of PyTorch's backward kernel, so the backward pass makes no
 //! temporaries. Bodies compute in float32 where the operands are narrower and round once, as those kernels do.
 
-use super::logic::LESS_OR_EQUAL;
-use super::math::{ERF, EXP};
+use super::names::*;
 use super::rule::*;
-use crate::error::Result;
-use crate::ir::op::{BodyCx, Grad, InferCx, OpClass, OpDef, fresh};
-use crate::ir::{AttrSpec, ValueId};
+use ckpt_ir::error::Result;
+use ckpt_ir::op::{BodyCx, Grad, InferCx, OpClass, OpDef, fresh};
+use ckpt_ir::{AttrSpec, ValueId};
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, SQRT_2};
 
 pub const ROWS: &[&OpDef] = &[

@@ -2,11 +2,11 @@
 //! [`super::power`] and [`super::extreme`].
 
 use super::rule::*;
-use crate::error::Result;
-use crate::ir::op::{
+use ckpt_ir::error::Result;
+use ckpt_ir::op::{
     BatchAxes, Domain, Grad, GradCx, InferCx, OpClass, OpDef, Slot, elementwise, fresh,
 };
-use crate::ir::{AttrSpec, DType, Dim, Ty};
+use ckpt_ir::{AttrSpec, DType, Dim, Ty};
 
 pub const ROWS: &[&OpDef] = &[
     &ADD,

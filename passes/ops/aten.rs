@@ -4,7 +4,7 @@
 //! it becomes. A node that the file traces to an ATen op is matched by that name as well (see `plan::refine`).
 
 use super::all;
-use crate::ir::OpDef;
+use ckpt_ir::OpDef;
 use std::collections::BTreeSet;
 
 /// ATen's names for a whole attention: of a fused op, or of the scores, softmax and product that it was written as.

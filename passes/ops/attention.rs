@@ -21,12 +21,12 @@ pub use body::repeated;
 pub use plan::{AttentionPlan, Band, Span};
 
 use super::rule::*;
-use crate::error::Result;
-use crate::ir::op::{
+use ckpt_ir::error::Result;
+use ckpt_ir::op::{
     BatchAxes, Cost, CostCx, Footprint, Grad, GradCx, InferCx, MemoryCx, OpClass, OpDef, Slot,
     fresh, moves,
 };
-use crate::ir::{AttrKind, AttrSpec, Attrs, DType, Dim, Same, Ty};
+use ckpt_ir::{AttrKind, AttrSpec, Attrs, DType, Dim, Same, Ty};
 
 pub const ROWS: &[&OpDef] = &[&ATTENTION, &ATTENTION_GRAD];
 

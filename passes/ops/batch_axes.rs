@@ -9,8 +9,8 @@
 
 mod cut;
 
-use crate::ir::op::{BatchAxes, OpDef};
-use crate::ir::{Attrs, Dim, Graph, Node, NodeId, Same, ValueId};
+use ckpt_ir::op::{BatchAxes, OpDef};
+use ckpt_ir::{Attrs, Dim, Graph, Node, NodeId, Same, ValueId, same_dims};
 pub use cut::{CutCx, cut, reduces};
 
 use super::loss::*;
@@ -19,8 +19,7 @@ use super::reduce::*;
 use super::shape::*;
 use super::softmax::*;
 use super::sum_to::SUM_TO_SHAPE;
-use crate::ir::build::same_dims;
-use crate::ir::typing::Contents;
+use ckpt_ir::typing::Contents;
 
 /// How rows lie in a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,9 +3,9 @@
 //! Nothing is folded: exporters do not compute shapes with bits.
 
 use super::rule::*;
-use crate::error::Result;
-use crate::ir::op::{InferCx, OpDef, Slot};
-use crate::ir::{AttrKind, AttrSpec, DType, Ty};
+use ckpt_ir::error::Result;
+use ckpt_ir::op::{InferCx, OpDef, Slot};
+use ckpt_ir::{AttrKind, AttrSpec, DType, Ty};
 
 pub const ROWS: &[&OpDef] = &[
     &BITWISE_AND,

@@ -1,8 +1,8 @@
 //! `Cast`: change of element type (ONNX Cast-23).
 
 use super::rule::*;
-use crate::ir::op::{BatchAxes, Grad, Indices, OpClass, OpDef};
-use crate::ir::{AttrKind, AttrSpec, DType, Dim};
+use ckpt_ir::op::{BatchAxes, Grad, Indices, OpClass, OpDef};
+use ckpt_ir::{AttrKind, AttrSpec, DType, Dim};
 pub const ROWS: &[&OpDef] = &[&CAST];
 
 pub static CAST: OpDef = OpDef {

@@ -1,17 +1,16 @@
 //! Ops that put tensors together and take them apart along an axis: `Concat`, `Split`, `Tile`, `Pad`.
 
+use super::names::*;
 use super::rule::*;
-use super::shape::{RESHAPE, give_shaped, reshape_like};
-use super::slice::SLICE;
-use super::sum_to::SUM_TO_SHAPE;
-use crate::error::Result;
-use crate::ir::layout::count;
-use crate::ir::op::{
+use super::shape::{give_shaped, reshape_like};
+use ckpt_ir::error::Result;
+use ckpt_ir::layout::count;
+use ckpt_ir::op::{
     BatchAxes, Footprint, Grad, GradCx, Indices, InferCx, OpClass, OpDef, Place, Slot,
     contiguous_strides, fresh,
 };
-use crate::ir::typing::MAX_KNOWN_ELEMENTS;
-use crate::ir::{AttrKind, AttrSpec, Attrs, DType, Dim, Same, Ty, ValueId};
+use ckpt_ir::typing::MAX_KNOWN_ELEMENTS;
+use ckpt_ir::{AttrKind, AttrSpec, Attrs, DType, Dim, Same, Ty, ValueId};
 
 pub const ROWS: &[&OpDef] = &[&CONCAT, &SPLIT, &TILE, &PAD];
 
@@ -88,7 +87,7 @@ fn fold_concat(cx: &InferCx, types: &[Ty]) -> Option<Vec<Vec<Dim>>> {
 
 /// Each operand gets its piece of the cotangent: one `Split`, whose results are views.
 fn grad_concat(cx: &mut GradCx) -> Result<()> {
-    let count = cx.b.graph.node(cx.node).ins.len();
+    let count = cx.b.node(cx.node).ins.len();
     let operands: Vec<ValueId> = (0..count).map(|i| cx.x(i)).collect();
     let rank = cx.b.rank(cx.y(0));
     let axis = normal_axis(cx, rank)?;
@@ -101,7 +100,7 @@ fn grad_concat(cx: &mut GradCx) -> Result<()> {
         None => {
             let mut pieces = Vec::with_capacity(count);
             for v in operands {
-                pieces.push(sizes(cx.b, v, axis..axis + 1)?);
+                pieces.push(cx.b.sizes(v, axis..axis + 1)?);
             }
             cx.b.emit(&CONCAT, &pieces, Attrs::new().with("axis", 0))?
         }
@@ -225,7 +224,7 @@ fn fold_split(cx: &InferCx, types: &[Ty]) -> Option<Vec<Vec<Dim>>> {
 
 /// The cotangents put together again, zeros where a piece does not reach the loss.
 fn grad_split(cx: &mut GradCx) -> Result<()> {
-    let outs = cx.b.graph.node(cx.node).outs.clone();
+    let outs = cx.b.node(cx.node).outs.to_vec();
     let mut pieces = Vec::with_capacity(outs.len());
     for (i, out) in outs.into_iter().enumerate() {
         pieces.push(match cx.dy(i) {
@@ -298,9 +297,9 @@ fn grad_tile(cx: &mut GradCx) -> Result<()> {
     let (mut split, mut kept) = (Vec::new(), Vec::new());
     for axis in 0..rank {
         let (from, to) = (cx.b.ints(&[axis as i64]), cx.b.ints(&[axis as i64 + 1]));
-        let repeat = cx.b.emit(&SLICE, &[repeats, from, to], Attrs::new())?;
+        let repeat = cx.b.op(&SLICE, &[repeats, from, to])?;
         let repeat = cx.b.cast(repeat, DType::I64)?;
-        let size = sizes(cx.b, x, axis..axis + 1)?;
+        let size = cx.b.sizes(x, axis..axis + 1)?;
         split.extend([repeat, size]);
         kept.extend([one, size]);
     }
@@ -309,7 +308,7 @@ fn grad_tile(cx: &mut GradCx) -> Result<()> {
     let kept = cx.b.emit(&CONCAT, &kept, along)?;
     let paired =
         cx.b.emit(&RESHAPE, &[dy, split], Attrs::new().with("allowzero", 1))?;
-    let summed = cx.b.emit(&SUM_TO_SHAPE, &[paired, kept], Attrs::new())?;
+    let summed = cx.b.op(&SUM_TO_SHAPE, &[paired, kept])?;
     let d = reshape_like(cx, summed, x)?;
     cx.give(0, d);
     Ok(())
@@ -378,7 +377,7 @@ fn grad_pad(cx: &mut GradCx) -> Result<()> {
         let inside = cx.b.filled_like(cx.x(0), 1.0)?;
         let ins = vec![Some(inside), Some(pads), None, cx.opt_x(3)];
         let inside = cx.b.emit_n(&PAD, ins, Attrs::new(), 1)?[0];
-        let one = one_like(cx.b, inside);
+        let one = cx.b.scalar_like(inside, 1.0);
         let outside = cx.b.sub(one, inside)?;
         let d = cx.b.mul(cx.dy0(), outside)?;
         let d = cx.b.sum_to(d, fill)?;
@@ -387,7 +386,7 @@ fn grad_pad(cx: &mut GradCx) -> Result<()> {
     if !cx.wants(0) {
         return Ok(());
     }
-    let negative = match cx.b.contents.get(pads).map(|ints| {
+    let negative = match cx.b.known(pads).map(|ints| {
         let negated = ints.iter().map(|d| Dim::ZERO.sub(d).as_const());
         negated.collect::<Option<Vec<i64>>>()
     }) {

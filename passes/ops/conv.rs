@@ -7,15 +7,16 @@
 mod body;
 pub mod plan;
 
-use super::reduce::{REDUCE_SUM, reduce_axes};
+use super::names::*;
+use super::reduce::reduce_axes;
 use super::rule::*;
 use super::shape::give_shaped;
-use crate::error::Result;
-use crate::ir::op::{
+use ckpt_ir::error::Result;
+use ckpt_ir::op::{
     BatchAxes, Cost, CostCx, Footprint, Grad, GradCx, InferCx, MemoryCx, OpClass, OpDef, Sized,
     Slot, fresh, operand,
 };
-use crate::ir::{AttrKind, AttrSpec, Attrs, DType, Dim, Same, Ty, ValueId};
+use ckpt_ir::{AttrKind, AttrSpec, Attrs, DType, Dim, Same, Ty, ValueId};
 use plan::{Buffers, ConvPlan};
 
 pub const ROWS: &[&OpDef] = &[&CONV, &CONV_TRANSPOSE, &CONV_INPUT_GRAD, &CONV_WEIGHT_GRAD];

@@ -1,10 +1,10 @@
 //! `Max`, `Min`, `Clip`: selection by size. Where operands tie, `Max` and `Min` share the gradient evenly.
 
-use super::logic::{AND, EQUAL, GREATER, GREATER_OR_EQUAL, LESS, LESS_OR_EQUAL, OR};
+use super::names::*;
 use super::rule::*;
-use crate::error::Result;
-use crate::ir::op::{BatchAxes, Grad, GradCx, Indices, InferCx, OpClass, OpDef, Slot, fresh};
-use crate::ir::{Dim, Ty};
+use ckpt_ir::error::Result;
+use ckpt_ir::op::{BatchAxes, Grad, GradCx, Indices, InferCx, OpClass, OpDef, OpRef, Slot, fresh};
+use ckpt_ir::{Dim, Ty};
 
 pub const ROWS: &[&OpDef] = &[&MAX, &MIN, &CLIP];
 
@@ -30,7 +30,7 @@ pub static MAX: OpDef = OpDef {
             Some(x[1..].iter().fold(x[0].clone(), |best, d| best.larger(d)))
         })
     },
-    grad: Grad::Rule(|cx| grad_extreme(cx, &LESS)),
+    grad: Grad::Rule(|cx| grad_extreme(cx, (&LESS).into())),
     cost: |cx| cx.elementwise(cx.ins.len() as u64),
     ..selection("Max", 8, &["aten.maximum"])
 };
@@ -44,13 +44,13 @@ pub static MIN: OpDef = OpDef {
             Some(x[1..].iter().fold(x[0].clone(), |best, d| best.smaller(d)))
         })
     },
-    grad: Grad::Rule(|cx| grad_extreme(cx, &GREATER)),
+    grad: Grad::Rule(|cx| grad_extreme(cx, (&GREATER).into())),
     cost: |cx| cx.elementwise(cx.ins.len() as u64),
     ..selection("Min", 8, &["aten.minimum"])
 };
 
 /// `loses(a, b)`: whether `b` is chosen over `a`.
-fn grad_extreme(cx: &mut GradCx, loses: &'static OpDef) -> Result<()> {
+fn grad_extreme(cx: &mut GradCx, loses: OpRef) -> Result<()> {
     let (n, dy) = (cx.wants.len(), cx.cotangent());
     let zero = cx.number(dy, 0.0);
     if n == 1 {

@@ -1,10 +1,10 @@
 //! Ops that make tensors from sizes and bounds, and masks: `ConstantOfShape`, `Range`, `Trilu`.
 
 use super::rule::*;
-use crate::error::Result;
-use crate::ir::op::{BatchAxes, Grad, InferCx, OpClass, OpDef, Slot};
-use crate::ir::typing::MAX_KNOWN_ELEMENTS;
-use crate::ir::{AttrKind, AttrSpec, Attrs, DType, Dim, Ty};
+use ckpt_ir::error::Result;
+use ckpt_ir::op::{BatchAxes, Grad, InferCx, OpClass, OpDef, Slot};
+use ckpt_ir::typing::MAX_KNOWN_ELEMENTS;
+use ckpt_ir::{AttrKind, AttrSpec, Attrs, DType, Dim, Ty};
 
 pub const ROWS: &[&OpDef] = &[&CONSTANT_OF_SHAPE, &RANGE, &TRILU];
 

@@ -5,11 +5,11 @@
 //! the sigmoid and the gate's result. Bodies compute the silu in float32 where the operands are narrower and round it,
 //! as the kernels do.
 
-use super::activation::SIGMOID;
+use super::names::*;
 use super::rule::*;
-use crate::error::Result;
-use crate::ir::ValueId;
-use crate::ir::op::{BatchAxes, BodyCx, Grad, GradCx, OpClass, OpDef, Slot, elementwise, fresh};
+use ckpt_ir::ValueId;
+use ckpt_ir::error::Result;
+use ckpt_ir::op::{BatchAxes, BodyCx, Grad, GradCx, OpClass, OpDef, Slot, elementwise, fresh};
 
 pub const ROWS: &[&OpDef] = &[&SILU, &SILU_GRAD, &SWIGLU, &SWIGLU_GRAD];
 

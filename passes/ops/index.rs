@@ -5,16 +5,16 @@
 
 pub mod tuples;
 
+use super::names::*;
 use super::rule::*;
-use super::scatter::SCATTER_ELEMENTS;
-use crate::error::Result;
-use crate::ir::layout::{count, view_strides};
-use crate::ir::op::{
+use ckpt_ir::error::Result;
+use ckpt_ir::layout::{count, view_strides};
+use ckpt_ir::op::{
     BatchAxes, BodyCx, DataSizes, Footprint, Grad, Indices, InferCx, MemoryCx, OpClass, OpDef,
     Place, Sized, Slot, fresh, moves,
 };
-use crate::ir::typing::MAX_KNOWN_ELEMENTS;
-use crate::ir::{AttrSpec, Attrs, DType, Dim, Same, Ty, ValueId};
+use ckpt_ir::typing::MAX_KNOWN_ELEMENTS;
+use ckpt_ir::{AttrSpec, Attrs, DType, Dim, Same, Ty, ValueId};
 
 pub const ROWS: &[&OpDef] = &[
     &GATHER,
@@ -95,7 +95,7 @@ pub static GATHER: OpDef = OpDef {
         operands.extend(cx.so_far[0].take());
         cx.b.emit(&GATHER_GRAD, &operands, attrs)
     }),
-    cost: |cx| crate::ir::op::Cost {
+    cost: |cx| ckpt_ir::op::Cost {
         flops: 0,
         // Only the rows that are asked for are read.
         bytes: 2 * cx.outs.iter().map(Sized::bytes).sum::<u64>()
@@ -196,8 +196,7 @@ pub static GATHER_ND: OpDef = OpDef {
             && cx.attrs().int("batch_dims") == 0
         {
             let last = cx.b.ints(&[-1]);
-            let flat =
-                cx.b.emit(&super::shape::SQUEEZE, &[indices, last], Attrs::new())?;
+            let flat = cx.b.op(&SQUEEZE, &[indices, last])?;
             let shape = cx.b.shape(x)?;
             let operands = [shape, flat, cx.dy0()];
             let d =
@@ -301,7 +300,7 @@ pub static GATHER_GRAD: OpDef = OpDef {
         Ok(())
     }),
     cost: |cx| match (cx.ins.get(2), cx.ins.get(3)) {
-        (Some(Some(dy)), Some(Some(_))) => crate::ir::op::Cost {
+        (Some(Some(dy)), Some(Some(_))) => ckpt_ir::op::Cost {
             flops: dy.elements(),
             bytes: 3 * dy.bytes(),
         },
@@ -383,12 +382,12 @@ fn gather_grad_body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
         Some(sum) => sum,
         None => {
             let value = cx.b.scalar(cx.ty(dy).dtype, 0.0);
-            cx.b.emit(&super::shape::EXPAND, &[value, shape], Attrs::new())?
+            cx.b.op(&EXPAND, &[value, shape])?
         }
     };
     let indices = cx.b.cast(indices, DType::I64)?;
     let one_axis = cx.b.ints(&[-1]);
-    let reshape = &super::shape::RESHAPE;
+    let reshape = &RESHAPE;
     let flat = cx.b.emit(reshape, &[indices, one_axis], Attrs::new())?;
     let count = cx.b.shape(flat)?;
     let sizes = cx.b.shape(dy)?;
@@ -401,11 +400,11 @@ fn gather_grad_body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
         let at: Vec<i64> = range.map(|i| i as i64).collect();
         if !at.is_empty() {
             let at = cx.b.ints(&at);
-            parts.push(cx.b.emit(&GATHER, &[of, at], Attrs::new())?);
+            parts.push(cx.b.op(&GATHER, &[of, at])?);
         }
     }
     let along = Attrs::new().with("axis", 0);
-    let target = cx.b.emit(&super::concat::CONCAT, &parts, along)?;
+    let target = cx.b.emit(&CONCAT, &parts, along)?;
     // A size of 0 is a size, not a copy of the operand's.
     let literal = Attrs::new().with("allowzero", 1);
     let updates = cx.b.emit(reshape, &[dy, target], literal)?;
@@ -413,8 +412,7 @@ fn gather_grad_body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
     column[axis] = -1;
     let column = cx.b.ints(&column);
     let column = cx.b.emit(reshape, &[flat, column], Attrs::new())?;
-    let indices =
-        cx.b.emit(&super::shape::EXPAND, &[column, target], Attrs::new())?;
+    let indices = cx.b.op(&EXPAND, &[column, target])?;
     let attrs = Attrs::new()
         .with("axis", axis as i64)
         .with("reduction", "add");

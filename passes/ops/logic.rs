@@ -4,11 +4,11 @@
 //! has the same answer in every run; truth values are the sizes 0 and 1.
 
 use super::rule::*;
-use crate::error::Result;
-use crate::ir::op::{
+use ckpt_ir::error::Result;
+use ckpt_ir::op::{
     BatchAxes, Domain, Grad, GradCx, Indices, InferCx, OpClass, OpDef, Slot, elementwise,
 };
-use crate::ir::{AttrSpec, DType, Dim, Same, Ty};
+use ckpt_ir::{AttrSpec, DType, Dim, Same, Ty};
 
 pub const ROWS: &[&OpDef] = &[
     &AND,

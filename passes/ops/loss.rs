@@ -6,21 +6,16 @@
 //! size in the backward.) Labels equal to `ignore_index` count nothing; if all are, the mean is 0/0 = NaN and the
 //! gradient 0, as in PyTorch.
 
-mod each;
-
-use super::index::{GATHER, widened_bytes};
-use super::logic::{AND, EQUAL, NOT};
-use super::reduce::{REDUCE_SUM, sum_kept};
+use super::index::widened_bytes;
+use super::names::*;
+use super::reduce::sum_kept;
 use super::rule::*;
-use super::scan::CUM_SUM;
-use super::shape::{EXPAND, SHAPE, UNSQUEEZE};
-use super::softmax::{LOG_SOFTMAX_GRAD, SOFTMAX};
-use crate::error::{Error, Result};
-use crate::ir::op::{
+use ckpt_ir::error::{Error, Result};
+use ckpt_ir::op::{
     BatchAxes, BodyCx, Footprint, Grad, GradCx, Indices, InferCx, MemoryCx, OpClass, OpDef, Sized,
     Slot, fresh,
 };
-use crate::ir::{AttrKind, AttrSpec, Attrs, Builder, DType, Ty, ValueId};
+use ckpt_ir::{AttrKind, AttrSpec, Attrs, DType, Emit, Ty, ValueId};
 
 pub const ROWS: &[&OpDef] = &[
     &SOFTMAX_CROSS_ENTROPY_LOSS,
@@ -131,15 +126,13 @@ pub fn is_class_weight(op: &OpDef, slot: usize) -> bool {
 /// A gradient of class weights was asked for; PyTorch has none, either.
 fn weights_are_constants(cx: &GradCx) -> Box<Error> {
     let error = no_rule(cx, "class weights of a loss are taken as constants");
-    let graph = &cx.b.graph;
     let mut v = cx.x(2);
-    while let Some(from) = graph
-        .def_node(v)
-        .and_then(|n| graph.node(n).ins.first().copied().flatten())
+    while let Some(node) = cx.b.def_node(v)
+        && let Some(Some(from)) = cx.b.node(node).ins.first()
     {
-        v = from;
+        v = *from;
     }
-    error.help(format!("freeze them: --freeze '{}'", graph.value(v).name))
+    error.help(format!("freeze them: --freeze '{}'", cx.b.name(v)))
 }
 
 fn grad_cross_entropy(cx: &mut GradCx) -> Result<()> {
@@ -294,15 +287,15 @@ pub static CLASS_LOSS: OpDef = OpDef {
         let each = label_type(cx, 0)?;
         Ok(vec![Ty::new(compute_type(each.dtype), each.dims)])
     },
-    grad: Grad::Rule(each::grad),
+    grad: Grad::Rule(grad_each),
     cost: |cx| {
         cx.per_largest_operand(match cx.attrs.int("normalized") {
             0 => 10,
             _ => 1,
         })
     },
-    memory: each::memory,
-    ..ours("ClassLoss", OpClass::Other, BatchAxes::Mixed, each::body)
+    memory: each_memory,
+    ..ours("ClassLoss", OpClass::Other, BatchAxes::Mixed, each_body)
 };
 
 /// What a label says, ready to broadcast against the scores.
@@ -319,13 +312,13 @@ fn label_factors(cx: &mut BodyCx) -> Result<Picks> {
     let (rank, dtype) = (cx.ty(scores).rank(), cx.ty(dloss.0).dtype);
     let labels = cx.b.cast(cx.x(2), DType::I64)?;
     let class_axis = cx.b.ints(&[1]);
-    let labels = emit(cx.b, &UNSQUEEZE, &[labels, class_axis])?;
+    let labels = cx.b.op(&UNSQUEEZE, &[labels, class_axis])?;
     let counts = counting(cx.b, labels, cx.attrs)?;
     // 0, 1, …, C − 1 along the class axis: a running sum of ones.
     let span = Attrs::new().with("start", 1).with("end", 2);
     let n_classes = cx.b.emit(&SHAPE, &[scores], span)?;
     let (one, first) = (cx.b.int(1), cx.b.int(0));
-    let ones = emit(cx.b, &EXPAND, &[one, n_classes])?;
+    let ones = cx.b.op(&EXPAND, &[one, n_classes])?;
     let from_zero = Attrs::new().with("exclusive", 1);
     let classes = cx.b.emit(&CUM_SUM, &[ones, first], from_zero)?;
     let classes = along_classes(cx, classes, rank)?;
@@ -354,12 +347,12 @@ fn label_factors(cx: &mut BodyCx) -> Result<Picks> {
 }
 
 /// The sum of all elements, as a scalar.
-fn sum_of_all(b: &mut Builder, v: ValueId) -> Result<ValueId> {
+fn sum_of_all(b: &mut dyn Emit, v: ValueId) -> Result<ValueId> {
     b.emit(&REDUCE_SUM, &[v], Attrs::new().with("keepdims", 0))
 }
 
 /// For each label, whether it counts: it is not `ignore_index`.
-fn counting(b: &mut Builder, labels: ValueId, attrs: &Attrs) -> Result<ValueId> {
+fn counting(b: &mut dyn Emit, labels: ValueId, attrs: &Attrs) -> Result<ValueId> {
     let Some(index) = attrs.opt_int("ignore_index") else {
         return b.eval(binary_op(&EQUAL, labels, labels));
     };
@@ -372,7 +365,7 @@ fn counting(b: &mut Builder, labels: ValueId, attrs: &Attrs) -> Result<ValueId> 
 /// The weight of all labels that count, as a scalar of `dtype`: what a mean divides by. For a loss or its gradient with these
 /// labels, class weights and attributes.
 pub fn label_weight(
-    b: &mut Builder,
+    b: &mut dyn Emit,
     labels: ValueId,
     weights: Option<ValueId>,
     attrs: &Attrs,
@@ -401,7 +394,7 @@ fn along_classes(cx: &mut BodyCx, v: ValueId, rank: usize) -> Result<ValueId> {
     }
     let axes: Vec<i64> = (1..rank as i64 - 1).collect();
     let axes = cx.b.ints(&axes);
-    emit(cx.b, &UNSQUEEZE, &[v, axes])
+    cx.b.op(&UNSQUEEZE, &[v, axes])
 }
 
 /// `aten::nll_loss_forward`.
@@ -473,3 +466,79 @@ pub static NEGATIVE_LOG_LIKELIHOOD_LOSS_GRAD: OpDef = OpDef {
         },
     )
 };
+
+/// That of the loss with no reduction.
+pub fn grad_each(cx: &mut GradCx) -> Result<()> {
+    if cx.wants(2) {
+        return Err(weights_are_constants(cx));
+    }
+    let dy = cx.dy0();
+    let narrow = cx.b.ty(cx.x(0)).dtype;
+    let dloss = cx.b.cast(dy, narrow)?;
+    let mut ins = vec![Some(dloss), Some(cx.x(0)), Some(cx.x(1))];
+    ins.extend(cx.opt_x(2).map(Some));
+    let own = cx.attrs();
+    let mut attrs = Attrs::new().with("reduction", "none");
+    if let Some(index) = own.opt_int("ignore_index") {
+        attrs.set("ignore_index", index.into());
+    }
+    let op = match own.int("normalized") {
+        0 => &SOFTMAX_CROSS_ENTROPY_LOSS_GRAD,
+        _ => &NEGATIVE_LOG_LIKELIHOOD_LOSS_GRAD,
+    };
+    let dx = cx.b.emit_n(op, ins, attrs, 1)?[0];
+    cx.give(0, dx);
+    Ok(())
+}
+
+/// Some rows of scores and of losses, in the type computed in; labels and weights as libtorch wants them.
+pub fn each_memory(cx: &MemoryCx) -> Footprint {
+    let (Some(scores), Some(labels)) = (&cx.ins[0], &cx.ins[1]) else {
+        return fresh(cx);
+    };
+    if labels.elements() == 0 {
+        return fresh(cx);
+    }
+    let wide = compute_type(scores.dtype).size_bytes();
+    let weights = match cx.operand(2) {
+        Some(w) if w.dtype.size_bytes() < wide => wide * w.elements(),
+        _ => strided_bytes(cx, &[2]),
+    };
+    let row: i64 = labels.dims.iter().skip(1).product();
+    let losses = (score_stretch(&scores.dims) * row) as u64 * wide;
+    fresh(cx).with_temp(label_bytes(cx, 1) + weights + stretch_bytes(scores) + losses + wide)
+}
+
+/// In standard ops.
+pub fn each_body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
+    let mut scores = cx.b.widen(cx.x(0))?;
+    let dtype = cx.ty(scores).dtype;
+    if cx.attrs.int("normalized") == 0 {
+        scores =
+            cx.b.emit(&LOG_SOFTMAX, &[scores], Attrs::new().with("axis", 1))?;
+    }
+    let labels = cx.b.cast(cx.x(1), DType::I64)?;
+    // Labels that are ignored may be no class at all.
+    let (counts, labels) = match cx.attrs.opt_int("ignore_index") {
+        Some(_) => {
+            let counts = counting(cx.b, labels, cx.attrs)?;
+            let first = cx.b.int(0);
+            (Some(counts), cx.eval(select(counts, labels, first))?)
+        }
+        None => (None, labels),
+    };
+    let along = |axis: i64| Attrs::new().with("axis", axis);
+    let axis = cx.b.ints(&[1]);
+    let at = cx.eval(binary_op(&UNSQUEEZE, labels, axis))?;
+    let picked = cx.b.emit(&GATHER_ELEMENTS, &[scores, at], along(1))?;
+    let mut loss = cx.bind(-binary_op(&SQUEEZE, picked, axis))?;
+    if let Some(weights) = cx.opt_x(2) {
+        let weights = cx.b.cast(weights, dtype)?;
+        let weight = cx.b.emit(&GATHER, &[weights, labels], along(0))?;
+        loss = cx.bind(loss * weight)?;
+    }
+    if let Some(counts) = counts {
+        loss = cx.bind(select(counts, loss, 0.0))?;
+    }
+    Ok(vec![loss.0])
+}

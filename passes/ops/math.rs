@@ -3,9 +3,9 @@
 //! A gradient reads the result where that costs no more than reading the operand, because the result is usually alive
 //! anyway. Gradients of three or more elementwise nodes are rows of our own in [`super::activation`].
 
-use super::activation::ERF_GRAD;
+use super::names::*;
 use super::rule::*;
-use crate::ir::op::{Grad, OpClass, OpDef};
+use ckpt_ir::op::{Grad, OpClass, OpDef};
 
 pub const ROWS: &[&OpDef] = &[&EXP, &LOG, &SQRT, &RECIPROCAL, &ERF, &SIN, &COS];
 

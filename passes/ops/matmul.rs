@@ -4,13 +4,14 @@ pub mod plan;
 
 pub use plan::{Copied, MatmulPlan, MatrixOperand, gemm_plan, matmul_plan};
 
+use super::names::*;
 use super::rule::*;
-use super::shape::{FLATTEN, SQUEEZE, UNSQUEEZE, give_shaped, transpose, transposed};
-use crate::error::Result;
-use crate::ir::op::{
+use super::shape::{give_shaped, transpose, transposed};
+use ckpt_ir::error::Result;
+use ckpt_ir::op::{
     BatchAxes, Cost, CostCx, Footprint, Grad, GradCx, InferCx, OpClass, OpDef, Place, Sized, Slot,
 };
-use crate::ir::{AttrSpec, Attrs, Builder, Dim, Same, Ty, ValueId};
+use ckpt_ir::{AttrSpec, Attrs, Dim, Emit, Same, Ty, ValueId};
 
 pub const ROWS: &[&OpDef] = &[&MATMUL, &GEMM];
 
@@ -99,7 +100,7 @@ fn grad_matmul(cx: &mut GradCx) -> Result<()> {
     let (ra2, rb2) = (ra.max(2), rb.max(2));
     if cx.wants(0) {
         let bt = swap_last(cx.b, b2)?;
-        let da = cx.b.emit(&MATMUL, &[dy2, bt], Attrs::new())?;
+        let da = cx.b.op(&MATMUL, &[dy2, bt])?;
         let da = cx.b.sum_to(da, a2)?;
         let da = if ra == 1 { squeeze(cx.b, da, 0)? } else { da };
         give_shaped(cx, 0, da)?;
@@ -114,7 +115,7 @@ fn grad_matmul(cx: &mut GradCx) -> Result<()> {
             weight_gradient(cx.b, b2, a2, dy2)?
         } else {
             let at = swap_last(cx.b, a2)?;
-            let db = cx.b.emit(&MATMUL, &[at, dy2], Attrs::new())?;
+            let db = cx.b.op(&MATMUL, &[at, dy2])?;
             cx.b.sum_to(db, b2)?
         };
         let db = if rb == 1 { squeeze(cx.b, db, 1)? } else { db };
@@ -124,28 +125,28 @@ fn grad_matmul(cx: &mut GradCx) -> Result<()> {
 }
 
 /// Aᵀ·dY for matrices: where `b` is a transposed weight as (dYᵀ·A)ᵀ, so that the gradient lies in memory as the weight does.
-fn weight_gradient(b: &mut Builder, weight: ValueId, a: ValueId, dy: ValueId) -> Result<ValueId> {
-    if transposed(b.graph, weight).is_some() {
+fn weight_gradient(b: &mut dyn Emit, weight: ValueId, a: ValueId, dy: ValueId) -> Result<ValueId> {
+    if transposed(b, weight).is_some() {
         let dyt = swap_last(b, dy)?;
-        let product = b.emit(&MATMUL, &[dyt, a], Attrs::new())?;
+        let product = b.op(&MATMUL, &[dyt, a])?;
         return swap_last(b, product);
     }
     let at = swap_last(b, a)?;
-    b.emit(&MATMUL, &[at, dy], Attrs::new())
+    b.op(&MATMUL, &[at, dy])
 }
 
-fn unsqueeze(b: &mut Builder, v: ValueId, axis: i64) -> Result<ValueId> {
+fn unsqueeze(b: &mut dyn Emit, v: ValueId, axis: i64) -> Result<ValueId> {
     let axes = b.ints(&[axis]);
-    b.emit(&UNSQUEEZE, &[v, axes], Attrs::new())
+    b.op(&UNSQUEEZE, &[v, axes])
 }
 
-fn squeeze(b: &mut Builder, v: ValueId, axis: i64) -> Result<ValueId> {
+fn squeeze(b: &mut dyn Emit, v: ValueId, axis: i64) -> Result<ValueId> {
     let axes = b.ints(&[axis]);
-    b.emit(&SQUEEZE, &[v, axes], Attrs::new())
+    b.op(&SQUEEZE, &[v, axes])
 }
 
 /// Each matrix transposed.
-fn swap_last(b: &mut Builder, v: ValueId) -> Result<ValueId> {
+fn swap_last(b: &mut dyn Emit, v: ValueId) -> Result<ValueId> {
     let rank = b.rank(v);
     let mut perm: Vec<i64> = (0..rank as i64).collect();
     perm.swap(rank - 1, rank - 2);

@@ -5,18 +5,16 @@
 //! inverse deviation, which are as small as one row in `normalized` elements, so its rule makes the forward node return
 //! them. For float64 ONNX has no output type that holds them exactly; there they are computed again from the operand.
 
-use super::math::{RECIPROCAL, SQRT};
-use super::reduce::{REDUCE_MEAN, count_along, reduce_axes};
+use super::names::*;
+use super::reduce::{count_along, reduce_axes};
 use super::rule::*;
-use super::shape::EXPAND;
 use super::sum_to::sum_down;
-use crate::error::Result;
-use crate::ir::build::same_dims;
-use crate::ir::op::{
+use ckpt_ir::error::Result;
+use ckpt_ir::op::{
     BatchAxes, BodyCx, Footprint, Grad, GradCx, InferCx, MemoryCx, OpClass, OpDef, Sized, Slot,
     fresh,
 };
-use crate::ir::{AttrKind, AttrSpec, Attrs, DType, Dim, Graph, NodeId, Ty, ValueId};
+use ckpt_ir::{AttrKind, AttrSpec, Attrs, DType, Dim, Emit, NodeId, Ty, ValueId, same_dims};
 
 pub const ROWS: &[&OpDef] = &[&LAYER_NORM, &LAYER_NORM_GRAD, &RMS_NORM, &RMS_NORM_GRAD];
 
@@ -187,7 +185,7 @@ fn grad_of_normalized(cx: &mut GradCx, dy: ValueId) -> Result<()> {
     }
     let mut ins = vec![Some(dy), Some(x), Some(scale)];
     if cx.ty(x).dtype != DType::F64 {
-        let (mean, inv_std) = statistics(cx.b.graph, cx.node);
+        let (mean, inv_std) = statistics(cx.b, cx.node);
         ins.extend([Some(mean), Some(inv_std)]);
     }
     give_wanted(cx, &LAYER_NORM_GRAD, ins, wants)
@@ -213,19 +211,19 @@ fn give_wanted(
 }
 
 /// `Mean` and `InvStdDev` of a [`LAYER_NORM`] node, which returns them from now on.
-pub fn statistics(graph: &mut Graph, node: NodeId) -> (ValueId, ValueId) {
-    let n = graph.node(node);
+pub fn statistics(b: &mut dyn Emit, node: NodeId) -> (ValueId, ValueId) {
+    let n = b.node(node);
     let (x, y) = (n.ins[0], n.outs[0]);
-    let ty = graph.ty(x.unwrap_or(y));
-    let axis = axis_of(&n.attrs, ty.rank());
+    let ty = b.ty(x.unwrap_or(y));
+    let axis = axis_of(n.attrs, ty.rank());
     let ty = Ty::new(DType::F32, stats_dims(&ty.dims, axis));
-    let base = graph.value(y).name.clone();
+    let base = b.name(y).to_string();
     for (slot, suffix) in [(1, "mean"), (2, "inv_std")] {
-        if graph.node(node).outs.len() <= slot {
-            graph.add_result(node, &format!("{base}.{suffix}"), ty.clone());
+        if b.node(node).outs.len() <= slot {
+            b.add_result(node, &format!("{base}.{suffix}"), ty.clone());
         }
     }
-    let outs = &graph.node(node).outs;
+    let outs = b.node(node).outs;
     (outs[1], outs[2])
 }
 

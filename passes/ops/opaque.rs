@@ -4,7 +4,7 @@
 //! never copied and has no gradient.
 
 use super::rule::*;
-use crate::ir::op::{BatchAxes, Body, Domain, Effect, Grad, OpClass, OpDef, Slot};
+use ckpt_ir::op::{BatchAxes, Body, Domain, Effect, Grad, OpClass, OpDef, Slot};
 pub const ROWS: &[&OpDef] = &[&OPAQUE];
 
 pub static OPAQUE: OpDef = OpDef {

@@ -8,15 +8,13 @@
 //!
 //! Numbers in attributes are 32 bits wide; what is meant is the shortest decimal that reads as them ([`decimal`]).
 
-use super::logic::GREATER;
-use super::math::SQRT;
-use super::power::POW;
+use super::names::*;
 use super::rule::*;
-use crate::error::Result;
-use crate::ir::op::{
+use ckpt_ir::error::Result;
+use ckpt_ir::op::{
     BatchAxes, BodyCx, Footprint, Grad, InferCx, MemoryCx, OpClass, OpDef, Sized, Slot, fresh,
 };
-use crate::ir::{AttrSpec, DType, Ty, ValueId};
+use ckpt_ir::{AttrSpec, DType, Ty, ValueId};
 
 pub const ROWS: &[&OpDef] = &[&SGD, &MOMENTUM, &ADAM_MEAN, &ADAM_SQUARE, &ADAMW];
 

@@ -1,13 +1,11 @@
 //! Piecewise activations: `LeakyRelu`, `PRelu`, `Elu`, `HardSigmoid`, `HardSwish`, `Mish` (ONNX operator specifications
 //! of those names) and their gradients.
 
-use super::activation::{SIGMOID, SOFTPLUS, TANH};
-use super::logic::{AND, GREATER, LESS, LESS_OR_EQUAL};
-use super::math::EXP;
+use super::names::*;
 use super::rule::*;
-use crate::error::Result;
-use crate::ir::op::{BatchAxes, Grad, GradCx, InferCx, OpClass, OpDef, Slot, fresh};
-use crate::ir::{AttrSpec, DType, Ty, ValueId};
+use ckpt_ir::error::Result;
+use ckpt_ir::op::{BatchAxes, Grad, GradCx, InferCx, OpClass, OpDef, Slot, fresh};
+use ckpt_ir::{AttrSpec, DType, Ty, ValueId};
 
 pub const ROWS: &[&OpDef] = &[
     &LEAKY_RELU,

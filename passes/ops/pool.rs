@@ -1,15 +1,15 @@
 //! The largest element of each window of an image: `MaxPool` (ONNX MaxPool-12). Other pooling ops are convolutions or
 //! reductions; readers write them so.
 
+use super::names::*;
 use super::rule::*;
-use super::scatter::SCATTER_ELEMENTS;
-use super::shape::{EXPAND, RESHAPE, SIZE, reshape_like};
-use crate::error::Result;
-use crate::ir::layout::count;
-use crate::ir::op::{
+use super::shape::reshape_like;
+use ckpt_ir::error::Result;
+use ckpt_ir::layout::count;
+use ckpt_ir::op::{
     BatchAxes, Footprint, Grad, GradCx, InferCx, MemoryCx, OpClass, OpDef, Sized, Slot, fresh,
 };
-use crate::ir::{AttrKind, AttrSpec, Attrs, DType, Dim, Ty};
+use ckpt_ir::{AttrKind, AttrSpec, Attrs, DType, Dim, Ty};
 
 pub const ROWS: &[&OpDef] = &[&MAX_POOL];
 
@@ -153,7 +153,7 @@ fn infer_max_pool(cx: &InferCx) -> Result<Vec<Ty>> {
 fn grad_max_pool(cx: &mut GradCx) -> Result<()> {
     let Some(dy) = cx.dy(0) else { return Ok(()) };
     let (x, attrs) = (cx.x(0), cx.attrs());
-    let known = cx.b.graph.node(cx.node).outs.get(1).copied();
+    let known = cx.b.node(cx.node).outs.get(1).copied();
     let indices = match known.filter(|_| attrs.int("storage_order") == 0) {
         Some(indices) => indices,
         None => {
@@ -165,16 +165,16 @@ fn grad_max_pool(cx: &mut GradCx) -> Result<()> {
     let size = match cx.ty(x).elements().as_const() {
         Some(n) => cx.b.ints(&[n]),
         None => {
-            let size = emit(cx.b, &SIZE, &[x])?;
+            let size = cx.b.op(&SIZE, &[x])?;
             let vector = cx.b.ints(&[1]);
-            emit(cx.b, &RESHAPE, &[size, vector])?
+            cx.b.op(&RESHAPE, &[size, vector])?
         }
     };
     let dtype = cx.ty(dy).dtype;
     let zero = cx.b.scalar(dtype, 0.0);
-    let zeros = emit(cx.b, &EXPAND, &[zero, size])?;
-    let indices = emit(cx.b, &RESHAPE, &[indices, all])?;
-    let dy = emit(cx.b, &RESHAPE, &[dy, all])?;
+    let zeros = cx.b.op(&EXPAND, &[zero, size])?;
+    let indices = cx.b.op(&RESHAPE, &[indices, all])?;
+    let dy = cx.b.op(&RESHAPE, &[dy, all])?;
     let attrs = Attrs::new().with("reduction", "add");
     let dx = cx.b.emit(&SCATTER_ELEMENTS, &[zeros, indices, dy], attrs)?;
     let dx = reshape_like(cx, dx, x)?;

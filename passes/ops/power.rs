@@ -1,11 +1,10 @@
 //! `Pow` (ONNX Pow-15): the base decides the element type of the result, the exponent may have another.
 
-use super::logic::{AND, EQUAL, GREATER_OR_EQUAL};
-use super::math::LOG;
+use super::names::*;
 use super::rule::*;
-use crate::error::Result;
-use crate::ir::op::{BatchAxes, Footprint, Grad, GradCx, MemoryCx, OpClass, OpDef, Slot, fresh};
-use crate::ir::{Dim, Ty};
+use ckpt_ir::error::Result;
+use ckpt_ir::op::{BatchAxes, Footprint, Grad, GradCx, MemoryCx, OpClass, OpDef, Slot, fresh};
+use ckpt_ir::{Dim, Ty};
 
 pub const ROWS: &[&OpDef] = &[&POW];
 
@@ -54,7 +53,7 @@ fn grad_pow(cx: &mut GradCx) -> Result<()> {
     if cx.wants(0) {
         let frozen = match cx.wants(1) {
             true => None,
-            false => known_scalar(cx.b, e.0),
+            false => cx.b.known_scalar(e.0),
         };
         match frozen {
             Some(k) => grad_of_known_power(cx, x, e, k)?,

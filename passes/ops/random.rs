@@ -8,16 +8,11 @@
 //! hash functions", 2018) over the index of the element, keyed by 64 bits that four rounds make of seed and stream. The
 //! body says the same in int64, whose products of a word and a multiplier below 2³¹ in magnitude never overflow.
 
-use super::bits::{BITWISE_AND, BITWISE_XOR};
-use super::fill::RANGE;
-use super::index::GATHER;
-use super::logic::LESS;
-use super::reduce::REDUCE_PROD;
+use super::names::*;
 use super::rule::*;
-use super::shape::{RESHAPE, SIZE};
-use crate::error::Result;
-use crate::ir::op::{BatchAxes, BodyCx, Cost, CostCx, Effect, Grad, InferCx, OpClass, OpDef, Slot};
-use crate::ir::{Attrs, Builder, DType, Ty, ValueId};
+use ckpt_ir::error::Result;
+use ckpt_ir::op::{BatchAxes, BodyCx, Cost, CostCx, Effect, Grad, InferCx, OpClass, OpDef, Slot};
+use ckpt_ir::{Attrs, DType, Emit, Ty, ValueId};
 
 pub const ROWS: &[&OpDef] = &[&DROPOUT, &UNIFORM];
 
@@ -98,7 +93,7 @@ pub static DROPOUT: OpDef = OpDef {
     // The same elements are dropped from the cotangent; the ratio is no trained quantity.
     grad: Grad::First(|cx| {
         let ins = [cx.dy0(), cx.x(1), cx.x(2), cx.x(3)];
-        emit(cx.b, &DROPOUT, &ins)
+        cx.b.op(&DROPOUT, &ins)
     }),
     cost: draws,
     ..ours("Dropout", OpClass::Elementwise, BatchAxes::Mixed, |cx| {
@@ -137,7 +132,7 @@ pub static UNIFORM: OpDef = OpDef {
         let count = if cx.outs[0].rank() == 0 {
             cx.b.int(1)
         } else {
-            let count = emit(cx.b, &REDUCE_PROD, &[shape])?;
+            let count = cx.b.op(&REDUCE_PROD, &[shape])?;
             to_scalar(cx.b, count)?
         };
         Ok(vec![uniform(cx, shape, count, 1)?])
@@ -177,7 +172,7 @@ fn uniform(cx: &mut BodyCx, shape: ValueId, count: ValueId, slot: usize) -> Resu
     let b = &mut *cx.b;
     let [zero, one] = [0, 1].map(|n| b.int(n));
     let (mask, word) = (b.int(WORD), b.int(WORD + 1));
-    let index = Term(emit(b, &RANGE, &[zero, count, one])?);
+    let index = Term(b.op(&RANGE, &[zero, count, one])?);
     let low = b.bind(binary_op(&BITWISE_AND, index, mask))?;
     let high = b.bind(index / word)?;
     let inner = binary_op(&BITWISE_XOR, low, binary_op(&GATHER, key, zero));
@@ -191,9 +186,9 @@ fn uniform(cx: &mut BodyCx, shape: ValueId, count: ValueId, slot: usize) -> Resu
     b.emit(&RESHAPE, &[draw, shape], Attrs::new().with("allowzero", 1))
 }
 
-fn to_scalar(b: &mut Builder, v: ValueId) -> Result<ValueId> {
+fn to_scalar(b: &mut dyn Emit, v: ValueId) -> Result<ValueId> {
     let shape = b.ints(&[]);
-    emit(b, &RESHAPE, &[v, shape])
+    b.op(&RESHAPE, &[v, shape])
 }
 
 /// [`Key::new`] of two operands: int64 [2].
@@ -215,7 +210,7 @@ fn key(cx: &mut BodyCx, slot: usize) -> Result<Term> {
 }
 
 /// [`mix`] of words that int64 holds.
-fn mixed(b: &mut Builder, word: Expr) -> Result<Term> {
+fn mixed(b: &mut dyn Emit, word: Expr) -> Result<Term> {
     let mut word = b.bind(word)?;
     let mask = b.int(WORD);
     let steps = [

@@ -3,19 +3,14 @@
 //! Typing needs the axes' contents, except where every axis is kept. Gradients bring the cotangent back to the
 //! operand's rank, do what arithmetic they can on it while it is small, and broadcast last.
 
-mod product;
-
-use super::arith::SIGN;
-use super::logic::EQUAL;
-use super::math::EXP;
+use super::names::*;
 use super::rule::*;
-use super::shape::{EXPAND, SHAPE, UNSQUEEZE};
-use crate::error::Result;
-use crate::ir::op::{
-    BatchAxes, Cost, CostCx, Footprint, Grad, GradCx, InferCx, MemoryCx, OpClass, OpDef, Sized,
-    Slot, fresh,
+use ckpt_ir::error::Result;
+use ckpt_ir::op::{
+    BatchAxes, Cost, CostCx, Footprint, Grad, GradCx, InferCx, MemoryCx, OpClass, OpDef, OpRef,
+    Sized, Slot, fresh,
 };
-use crate::ir::{AttrSpec, Attrs, Builder, DType, Dim, Same, Ty, ValueId};
+use ckpt_ir::{AttrSpec, Attrs, DType, Dim, Emit, Same, Ty, ValueId};
 
 pub const ROWS: &[&OpDef] = &[
     &REDUCE_SUM,
@@ -155,8 +150,7 @@ fn known_axes(cx: &GradCx) -> Result<Vec<usize>> {
     let given: Vec<i64> = match cx.opt_x(1) {
         None => Vec::new(),
         Some(axes) => {
-            cx.b.contents
-                .get(axes)
+            cx.b.known(axes)
                 .and_then(|d| d.iter().map(Dim::as_const).collect())
                 .ok_or_else(|| no_rule(cx, "the axes of the reduction are computed from data"))?
         }
@@ -193,18 +187,18 @@ fn with_kept_axes(cx: &mut GradCx, v: ValueId) -> Result<Term> {
 /// Broadcasts to the operand's shape: a view.
 fn spread(cx: &mut GradCx, v: ValueId) -> Result<ValueId> {
     let shape = cx.b.shape(cx.x(0))?;
-    emit(cx.b, &EXPAND, &[v, shape])
+    cx.b.op(&EXPAND, &[v, shape])
 }
 
 /// `v` summed over `axes`, which stay as 1.
-pub fn sum_kept(b: &mut Builder, v: impl Into<Expr>, axes: &[usize]) -> Result<ValueId> {
+pub fn sum_kept(b: &mut dyn Emit, v: impl Into<Expr>, axes: &[usize]) -> Result<ValueId> {
     reduce_axes(b, &REDUCE_SUM, v, axes, true)
 }
 
 /// `v` reduced over exactly `axes`.
 pub fn reduce_axes(
-    b: &mut Builder,
-    op: &'static OpDef,
+    b: &mut dyn Emit,
+    op: impl Into<OpRef>,
     v: impl Into<Expr>,
     axes: &[usize],
     keep: bool,
@@ -396,13 +390,13 @@ fn grad_extreme(cx: &mut GradCx) -> Result<ValueId> {
 
 pub static REDUCE_PROD: OpDef = OpDef {
     fold: |cx, ty| fold_reduce(cx, ty, Some(Dim::ONE), Dim::mul),
-    memory: product::memory,
+    memory: product_memory,
     ..reduction(
         "ReduceProd",
         18,
         OpClass::Other,
         &["aten.prod"],
-        Grad::First(product::gradient),
+        Grad::First(grad_product),
     )
 };
 
@@ -485,3 +479,47 @@ pub static REDUCE_LOG_SUM_EXP: OpDef = OpDef {
         }),
     )
 };
+
+/// Each factor gets the product of all the others: the whole product over the factor, except where a factor is 0. If it
+/// is the only one, it gets the product of the rest, and the rest gets nothing; if it is not, nobody gets anything.
+pub fn grad_product(cx: &mut GradCx) -> Result<ValueId> {
+    let (x, axes) = (cx.operand(0), known_axes(cx)?);
+    let dy = with_kept_axes(cx, cx.dy0())?;
+    let [zero, one] = [0.0, 1.0].map(|n| cx.number(x, n));
+    let is_zero = cx.bind(binary_op(&EQUAL, x, zero))?;
+    let rest = cx.bind(select(is_zero, one, x))?;
+    let product = reduce_axes(cx.b, &REDUCE_PROD, rest, &axes, true)?;
+    let each = cx.bind(dy * product / rest)?;
+    // Counted in int64: exact for groups of any size.
+    let zeros = Term(sum_kept(cx.b, cast(is_zero, DType::I64), &axes)?);
+    let [none, single] = [0, 1].map(|n| cx.b.int(n));
+    let none = cx.bind(binary_op(&EQUAL, zeros, none))?;
+    let single = binary_op(&EQUAL, zeros, single);
+    let reached = select(is_zero, single, none);
+    cx.eval(select(reached, each, zero))
+}
+
+/// `aten::prod` takes one axis at a time, from the last to the first; the last step writes into the result.
+pub fn product_memory(cx: &MemoryCx) -> Footprint {
+    let Some(x) = &cx.ins[0] else {
+        return fresh(cx);
+    };
+    let rank = x.dims.len() as i64;
+    let mut axes: Vec<i64> = match cx.ins.get(1) {
+        Some(Some(axes)) => axes.ints.clone().unwrap_or_default(),
+        _ => Vec::new(),
+    };
+    axes.iter_mut().for_each(|a| *a = a.rem_euclid(rank.max(1)));
+    if axes.is_empty() && cx.attrs.int("noop_with_empty_axes") == 0 {
+        axes = (0..rank).collect();
+    }
+    axes.sort_unstable();
+    let (mut dims, mut before, mut temp_bytes) = (x.dims.clone(), 0, 0);
+    for axis in axes.iter().skip(1).rev() {
+        dims[*axis as usize] = 1;
+        let partial = Sized::contiguous(x.dtype, dims.clone()).bytes();
+        temp_bytes = temp_bytes.max(before + partial);
+        before = partial;
+    }
+    fresh(cx).with_temp(temp_bytes)
+}

@@ -4,14 +4,14 @@
 //! As a row of its own a turn is rounded once and keeps nothing for its gradient but the tables; written as products,
 //! slices and a join it makes four tensors of its operand's size. Its adjoint is the turn back, which is the same row.
 
-use super::concat::{CONCAT, SPLIT};
+use super::names::*;
 use super::rule::*;
-use crate::error::Result;
-use crate::ir::op::{
+use ckpt_ir::error::Result;
+use ckpt_ir::op::{
     BatchAxes, BodyCx, Footprint, Grad, GradCx, InferCx, MemoryCx, OpClass, OpDef, Sized, Slot,
     fresh,
 };
-use crate::ir::{AttrSpec, Attrs, Builder, DType, Tensor, Ty, ValueId};
+use ckpt_ir::{AttrSpec, Attrs, DType, Emit, Tensor, Ty, ValueId};
 
 pub const ROWS: &[&OpDef] = &[&ROTARY];
 
@@ -79,13 +79,13 @@ fn memory(cx: &MemoryCx) -> Footprint {
     fresh(cx).with_temp(temp_bytes)
 }
 
-fn halves(b: &mut Builder, v: ValueId) -> Result<[Term; 2]> {
+fn halves(b: &mut dyn Emit, v: ValueId) -> Result<[Term; 2]> {
     let attrs = Attrs::new().with("axis", -1).with("num_outputs", 2);
     let parts = b.emit_n(&SPLIT, vec![Some(v)], attrs, 2)?;
     Ok([Term(parts[0]), Term(parts[1])])
 }
 
-fn width(b: &Builder, v: ValueId) -> Option<i64> {
+fn width(b: &dyn Emit, v: ValueId) -> Option<i64> {
     b.ty(v).dims.last()?.as_const()
 }
 
@@ -150,7 +150,7 @@ fn gradient(cx: &mut GradCx) -> Result<()> {
     Ok(())
 }
 
-fn summed_to_table(b: &mut Builder, product: ValueId, table: ValueId) -> Result<ValueId> {
+fn summed_to_table(b: &mut dyn Emit, product: ValueId, table: ValueId) -> Result<ValueId> {
     let (full, found) = (width(b, product), width(b, table));
     if found == full || found == Some(1) {
         return b.sum_to(product, table);

@@ -1,8 +1,8 @@
 //! Running sums: `CumSum` (ONNX CumSum-14).
 
 use super::rule::*;
-use crate::ir::op::{BatchAxes, Footprint, Grad, MemoryCx, OpClass, OpDef, Slot, fresh};
-use crate::ir::{AttrSpec, Attrs, Dim};
+use ckpt_ir::op::{BatchAxes, Footprint, Grad, MemoryCx, OpClass, OpDef, Slot, fresh};
+use ckpt_ir::{AttrSpec, Attrs, Dim};
 pub const ROWS: &[&OpDef] = &[&CUM_SUM];
 
 pub static CUM_SUM: OpDef = OpDef {

@@ -3,20 +3,16 @@
 //! The result is a row-major copy of the data into which the updates go. Where two updates meet at one place and the
 //! reduction is `none`, ONNX leaves open which one stays; a gradient is only defined where they do not meet.
 
-use super::concat::CONCAT;
 use super::index::{
-    GATHER_ELEMENTS, GATHER_ND, by_position, copy_bytes, index_bytes, named_axes, tuple_bytes,
-    want_index, widened_bytes,
+    by_position, copy_bytes, index_bytes, named_axes, tuple_bytes, want_index, widened_bytes,
 };
-use super::logic::EQUAL;
-use super::reduce::REDUCE_SUM;
+use super::names::*;
 use super::rule::*;
-use super::shape::RESHAPE;
-use crate::error::Result;
-use crate::ir::layout::count;
-use crate::ir::op::{BatchAxes, Grad, GradCx, Indices, InferCx, OpClass, OpDef, Slot, fresh};
-use crate::ir::typing::MAX_KNOWN_ELEMENTS;
-use crate::ir::{AttrSpec, Attrs, DType, Dim, Same, Ty, ValueId};
+use ckpt_ir::error::Result;
+use ckpt_ir::layout::count;
+use ckpt_ir::op::{BatchAxes, Grad, GradCx, Indices, InferCx, OpClass, OpDef, OpRef, Slot, fresh};
+use ckpt_ir::typing::MAX_KNOWN_ELEMENTS;
+use ckpt_ir::{AttrSpec, Attrs, DType, Dim, Same, Ty, ValueId};
 
 pub const ROWS: &[&OpDef] = &[&SCATTER_ELEMENTS, &SCATTER_ND, &ONE_HOT];
 
@@ -48,7 +44,12 @@ pub static SCATTER_ELEMENTS: OpDef = OpDef {
     },
     grad: Grad::Rule(|cx| {
         let axis = Attrs::new().with("axis", cx.attrs().int("axis"));
-        grad_scatter(cx, &SCATTER_ELEMENTS, &GATHER_ELEMENTS, axis)
+        grad_scatter(
+            cx,
+            (&SCATTER_ELEMENTS).into(),
+            (&GATHER_ELEMENTS).into(),
+            axis,
+        )
     }),
     memory: |cx| match cx.ins.get(1) {
         Some(Some(indices)) => {
@@ -93,7 +94,9 @@ pub static SCATTER_ND: OpDef = OpDef {
         same_sizes(cx, &dims, &updates.dims)?;
         Ok(vec![x.clone()])
     },
-    grad: Grad::Rule(|cx| grad_scatter(cx, &SCATTER_ND, &GATHER_ND, Attrs::new())),
+    grad: Grad::Rule(|cx| {
+        grad_scatter(cx, (&SCATTER_ND).into(), (&GATHER_ND).into(), Attrs::new())
+    }),
     memory: |cx| {
         let (Some(Some(x)), Some(Some(indices)), Some(Some(updates))) =
             (cx.ins.first(), cx.ins.get(1), cx.ins.get(2))
@@ -149,8 +152,8 @@ fn same_sizes(cx: &InferCx, expected: &[Dim], found: &[Dim]) -> Result<()> {
 
 /// The nodes of a scatter's gradient: how it writes at its indices, and how to read there.
 struct Places {
-    scatter: &'static OpDef,
-    gather: &'static OpDef,
+    scatter: OpRef,
+    gather: OpRef,
     attrs: Attrs,
     indices: ValueId,
 }
@@ -178,12 +181,7 @@ impl Places {
 }
 
 /// Gradients of data and updates; `attrs` are those that name the places.
-fn grad_scatter(
-    cx: &mut GradCx,
-    scatter: &'static OpDef,
-    gather: &'static OpDef,
-    attrs: Attrs,
-) -> Result<()> {
+fn grad_scatter(cx: &mut GradCx, scatter: OpRef, gather: OpRef, attrs: Attrs) -> Result<()> {
     let places = Places {
         scatter,
         gather,
@@ -333,8 +331,8 @@ fn grad_one_hot(cx: &mut GradCx) -> Result<()> {
         let [off, on] = chosen.map(|v| cx.b.scalar(dtype, v));
         let first = cx.b.ints(&[1]);
         let [off, on] = [
-            emit(cx.b, &RESHAPE, &[off, first])?,
-            emit(cx.b, &RESHAPE, &[on, first])?,
+            cx.b.op(&RESHAPE, &[off, first])?,
+            cx.b.op(&RESHAPE, &[on, first])?,
         ];
         let pair =
             cx.b.emit(&CONCAT, &[off, on], Attrs::new().with("axis", 0))?;
@@ -343,7 +341,7 @@ fn grad_one_hot(cx: &mut GradCx) -> Result<()> {
         let part = cx.b.mul(dy, went)?;
         let sum =
             cx.b.emit(&REDUCE_SUM, &[part], Attrs::new().with("keepdims", 0))?;
-        sums.push(emit(cx.b, &RESHAPE, &[sum, first])?);
+        sums.push(cx.b.op(&RESHAPE, &[sum, first])?);
     }
     let d = cx.b.emit(&CONCAT, &sums, Attrs::new().with("axis", 0))?;
     cx.give(2, d);

@@ -1,12 +1,12 @@
 //! Selection along an axis: `ArgMax`, `ArgMin`, `TopK` (ONNX operator specifications of those names).
 
+use super::names::*;
 use super::rule::*;
-use super::scatter::SCATTER_ELEMENTS;
-use crate::error::Result;
-use crate::ir::op::{
+use ckpt_ir::error::Result;
+use ckpt_ir::op::{
     BatchAxes, DataSizes, Footprint, Grad, GradCx, InferCx, MemoryCx, OpClass, OpDef, Slot, fresh,
 };
-use crate::ir::{AttrSpec, Attrs, DType, Dim, Ty};
+use ckpt_ir::{AttrSpec, Attrs, DType, Dim, Ty};
 
 pub const ROWS: &[&OpDef] = &[&ARG_MAX, &ARG_MIN, &TOP_K];
 

@@ -1,16 +1,15 @@
 //! Shapes, and ops that only change how elements are laid out: views wherever the operand's strides allow.
 
 use super::rule::*;
-use crate::error::Result;
-use crate::ir::build::same_dims;
-use crate::ir::layout::{
+use ckpt_ir::error::Result;
+use ckpt_ir::layout::{
     expand_strides, squeeze_strides, transpose_strides, unsqueeze_strides, view_strides,
 };
-use crate::ir::op::{
+use ckpt_ir::op::{
     BatchAxes, Cost, CostCx, Footprint, Grad, GradCx, InferCx, MemoryCx, OpClass, OpDef, Slot,
     contiguous_strides, free, fresh, moves,
 };
-use crate::ir::{AttrKind, AttrSpec, Attrs, DType, Dim, Graph, Same, Ty, ValueId};
+use ckpt_ir::{AttrKind, AttrSpec, Attrs, DType, Dim, Emit, Same, Ty, ValueId, same_dims};
 
 pub const ROWS: &[&OpDef] = &[
     &SHAPE,
@@ -278,8 +277,8 @@ pub static TRANSPOSE: OpDef = OpDef {
         for (i, p) in perm.iter().enumerate() {
             inverse[*p] = i as i64;
         }
-        let d = transpose(cx.b, cx.dy0(), inverse)?;
-        Ok(d)
+        let dy = cx.dy0();
+        transpose(cx.b, dy, inverse)
     }),
     memory: |cx| {
         view_of_first(cx, |x| {
@@ -315,8 +314,8 @@ fn permutation(attrs: &Attrs, rank: usize) -> Option<Vec<usize>> {
 }
 
 /// `v` with its axes permuted; `v` itself where nothing moves. What is permuted twice is permuted once.
-pub fn transpose(b: &mut crate::ir::Builder, v: ValueId, perm: Vec<i64>) -> Result<ValueId> {
-    if let Some((x, first)) = transposed(b.graph, v) {
+pub fn transpose(b: &mut dyn Emit, v: ValueId, perm: Vec<i64>) -> Result<ValueId> {
+    if let Some((x, first)) = transposed(b, v) {
         let both = perm.iter().map(|p| first[*p as usize] as i64).collect();
         return transpose(b, x, both);
     }
@@ -327,10 +326,10 @@ pub fn transpose(b: &mut crate::ir::Builder, v: ValueId, perm: Vec<i64>) -> Resu
 }
 
 /// What `v` is a permutation of, and the permutation; `None` if it is none.
-pub fn transposed(graph: &Graph, v: ValueId) -> Option<(ValueId, Vec<usize>)> {
-    let node = graph.node(graph.def_node(v)?);
+pub fn transposed(b: &dyn Emit, v: ValueId) -> Option<(ValueId, Vec<usize>)> {
+    let node = b.node(b.def_node(v)?);
     let x = (node.op == &TRANSPOSE).then_some(node.ins[0])??;
-    Some((x, permutation(&node.attrs, graph.ty(v).rank())?))
+    Some((x, permutation(node.attrs, b.ty(v).rank())?))
 }
 
 /// Leaves out axes of size 1; a view. Without `axes`, every axis of size 1.
@@ -342,7 +341,7 @@ pub static SQUEEZE: OpDef = OpDef {
         let Some(axes) = cx.opt_x(1) else {
             return grad_reshape(cx);
         };
-        let d = cx.b.emit(&UNSQUEEZE, &[cx.dy0(), axes], Attrs::new())?;
+        let d = cx.b.op(&UNSQUEEZE, &[cx.dy0(), axes])?;
         give_shaped(cx, 0, d)
     }),
     memory: |cx| {
@@ -402,7 +401,7 @@ pub static UNSQUEEZE: OpDef = OpDef {
     outs: &[Slot::req("expanded")],
     grad: Grad::Rule(|cx| {
         let axes = cx.x(1);
-        let d = cx.b.emit(&SQUEEZE, &[cx.dy0(), axes], Attrs::new())?;
+        let d = cx.b.op(&SQUEEZE, &[cx.dy0(), axes])?;
         give_shaped(cx, 0, d)
     }),
     memory: |cx| {
@@ -452,6 +451,6 @@ pub static STOP_GRADIENT: OpDef = OpDef {
     cost: free,
     memory: |cx| view_of_first(cx, |x| x.strides.clone()),
     ..ours("StopGradient", OpClass::Other, BatchAxes::Mixed, |cx| {
-        Ok(vec![emit(cx.b, &IDENTITY, &[cx.x(0)])?])
+        Ok(vec![cx.b.op(&IDENTITY, &[cx.x(0)])?])
     })
 };

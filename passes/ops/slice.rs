@@ -4,16 +4,15 @@
 //! refused: a slice with positive steps is a view, one with a negative step is a copy, and both the memory model and the
 //! kernels have to know which.
 
+use super::names::*;
 use super::rule::*;
-use super::scatter::SCATTER_ELEMENTS;
-use super::shape::{EXPAND, RESHAPE, SQUEEZE};
-use crate::error::Result;
-use crate::ir::layout::{slice_span, slice_strides};
-use crate::ir::op::{
+use ckpt_ir::error::Result;
+use ckpt_ir::layout::{slice_span, slice_strides};
+use ckpt_ir::op::{
     BatchAxes, BodyCx, Cost, DataSizes, Footprint, Grad, GradCx, InferCx, MemoryCx, OpClass, OpDef,
     Sized, Slot, contiguous_strides, fresh, moves,
 };
-use crate::ir::{AttrKind, AttrSpec, Attrs, DType, Dim, Same, Ty, ValueId};
+use ckpt_ir::{AttrKind, AttrSpec, Attrs, DType, Dim, Emit, Same, Ty, ValueId};
 
 pub const ROWS: &[&OpDef] = &[&SLICE, &SLICE_GRAD];
 
@@ -216,7 +215,7 @@ fn grad_slice(cx: &mut GradCx) -> Result<()> {
         let Some(v) = cx.opt_x(slot) else {
             return Ok(None);
         };
-        let known = cx.b.contents.get(v);
+        let known = cx.b.known(v);
         let known = known.and_then(|ints| ints.iter().map(Dim::as_const).collect());
         match known {
             Some(ints) => Ok(Some(ints)),
@@ -271,7 +270,7 @@ pub static SLICE_GRAD: OpDef = OpDef {
         let axes = cx.b.ints(attrs.ints("axes"));
         let steps = cx.b.ints(attrs.ints("steps"));
         let operands = [cx.dy0(), cx.x(2), cx.x(3), axes, steps];
-        cx.b.emit(&SLICE, &operands, Attrs::new())
+        cx.b.op(&SLICE, &operands)
     }),
     // What walks backward is flipped first.
     memory: |cx| {
@@ -338,38 +337,32 @@ fn slice_grad_body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
     let mut d = cx.x(0);
     let (rank, dtype) = (cx.b.rank(d), cx.b.ty(d).dtype);
     let along = Attrs::new().with("axis", 0);
-    let part = |b: &mut crate::ir::Builder, v: ValueId, from: i64, to: i64| {
+    let part = |b: &mut dyn Emit, v: ValueId, from: i64, to: i64| {
         let (from, to) = (b.ints(&[from]), b.ints(&[to]));
-        b.emit(&SLICE, &[v, from, to], Attrs::new())
+        b.op(&SLICE, &[v, from, to])
     };
     for (i, (axis, step)) in axes.iter().zip(steps).enumerate() {
         let size = part(cx.b, shape, *axis, axis + 1)?;
         let zero_axis = cx.b.ints(&[0]);
-        let limit = cx.b.emit(&SQUEEZE, &[size, zero_axis], Attrs::new())?;
+        let limit = cx.b.op(&SQUEEZE, &[size, zero_axis])?;
         let (zero, one) = (cx.b.int(0), cx.b.int(1));
-        let all =
-            cx.b.emit(&super::fill::RANGE, &[zero, limit, one], Attrs::new())?;
+        let all = cx.b.op(&RANGE, &[zero, limit, one])?;
         let start = part(cx.b, starts, i as i64, i as i64 + 1)?;
         let end = part(cx.b, ends, i as i64, i as i64 + 1)?;
         let step = cx.b.ints(&[step]);
-        let taken =
-            cx.b.emit(&SLICE, &[all, start, end, zero_axis, step], Attrs::new())?;
+        let taken = cx.b.op(&SLICE, &[all, start, end, zero_axis, step])?;
         // Positions as [1, .., length, .., 1], then one for every element of `d`.
         let own = cx.b.shape(d)?;
         let mut column = vec![1; rank];
         column[*axis as usize] = -1;
         let column = cx.b.ints(&column);
-        let taken = cx.b.emit(&RESHAPE, &[taken, column], Attrs::new())?;
-        let indices = cx.b.emit(&EXPAND, &[taken, own], Attrs::new())?;
+        let taken = cx.b.op(&RESHAPE, &[taken, column])?;
+        let indices = cx.b.op(&EXPAND, &[taken, own])?;
         let before = part(cx.b, own, 0, *axis)?;
         let after = part(cx.b, own, axis + 1, rank as i64)?;
-        let target = cx.b.emit(
-            &super::concat::CONCAT,
-            &[before, size, after],
-            along.clone(),
-        )?;
+        let target = cx.b.emit(&CONCAT, &[before, size, after], along.clone())?;
         let value = cx.b.scalar(dtype, 0.0);
-        let zeros = cx.b.emit(&EXPAND, &[value, target], Attrs::new())?;
+        let zeros = cx.b.op(&EXPAND, &[value, target])?;
         let attrs = Attrs::new().with("axis", *axis);
         d = cx.b.emit(&SCATTER_ELEMENTS, &[zeros, indices, d], attrs)?;
     }

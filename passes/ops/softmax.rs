@@ -1,11 +1,11 @@
 //! `Softmax`, `LogSoftmax` and their gradients, which read the result (ONNX Softmax-13, LogSoftmax-13).
 
-use super::math::EXP;
+use super::names::*;
 use super::reduce::sum_kept;
 use super::rule::*;
-use crate::error::Result;
-use crate::ir::AttrSpec;
-use crate::ir::op::{BatchAxes, BodyCx, Footprint, Grad, InferCx, MemoryCx, OpClass, OpDef};
+use ckpt_ir::AttrSpec;
+use ckpt_ir::error::Result;
+use ckpt_ir::op::{BatchAxes, BodyCx, Footprint, Grad, InferCx, MemoryCx, OpClass, OpDef};
 
 pub const ROWS: &[&OpDef] = &[&SOFTMAX, &SOFTMAX_GRAD, &LOG_SOFTMAX, &LOG_SOFTMAX_GRAD];
 

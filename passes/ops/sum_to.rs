@@ -1,13 +1,11 @@
 //! `SumToShape`, the adjoint of broadcasting: an op of ours, with a body whose ranks are all known.
 
-use super::extreme::MAX;
-use super::logic::WHERE;
-use super::reduce::{REDUCE_SUM, per_input, reduce_axes, sum_kept, wide_sum_bytes};
+use super::names::*;
+use super::reduce::{per_input, reduce_axes, sum_kept, wide_sum_bytes};
 use super::rule::*;
-use super::shape::{EXPAND, RESHAPE, UNSQUEEZE};
-use crate::error::Result;
-use crate::ir::op::{BatchAxes, Grad, InferCx, OpClass, OpDef, Slot, fresh};
-use crate::ir::{Attrs, Builder, DType, Dim, Same, Tensor, Ty, ValueId};
+use ckpt_ir::error::Result;
+use ckpt_ir::op::{BatchAxes, Grad, InferCx, OpClass, OpDef, Slot, fresh};
+use ckpt_ir::{Attrs, DType, Dim, Emit, Same, Tensor, Ty, ValueId};
 
 pub const ROWS: &[&OpDef] = &[&SUM_TO_SHAPE];
 
@@ -18,7 +16,7 @@ pub static SUM_TO_SHAPE: OpDef = OpDef {
     infer: infer_sum_to,
     grad: Grad::First(|cx| {
         let shape = cx.b.shape(cx.x(0))?;
-        emit(cx.b, &EXPAND, &[cx.dy0(), shape])
+        cx.b.op(&EXPAND, &[cx.dy0(), shape])
     }),
     cost: per_input,
     memory: |cx| {
@@ -75,10 +73,10 @@ fn infer_sum_to(cx: &InferCx) -> Result<Vec<Ty>> {
 /// s or 1 is split into (s/t, t), of which the first part is summed: so the axes are constants and every rank is
 /// known, whatever the sizes turn out to be.
 pub fn sum_down(
-    b: &mut Builder,
+    b: &mut dyn Emit,
     x: ValueId,
     target: &[Dim],
-    shape: impl FnOnce(&mut Builder) -> Result<ValueId>,
+    shape: impl FnOnce(&mut dyn Emit) -> Result<ValueId>,
 ) -> Result<ValueId> {
     let from = b.ty(x).dims.clone();
     let lead = from.len() - target.len();
@@ -105,16 +103,16 @@ pub fn sum_down(
     let sizes = b.shape(x)?;
     let one = b.int(1);
     // 1 also where the target is 0, which only an operand of size 0 has.
-    let at_least_one = emit(b, &MAX, &[shape, one])?;
+    let at_least_one = b.op(&MAX, &[shape, one])?;
     let groups = b.div(sizes, at_least_one)?;
     let column = b.ints(&[1]);
-    let groups = emit(b, &UNSQUEEZE, &[groups, column])?;
-    let kept = emit(b, &UNSQUEEZE, &[shape, column])?;
+    let groups = b.op(&UNSQUEEZE, &[groups, column])?;
+    let kept = b.op(&UNSQUEEZE, &[shape, column])?;
     let first = Tensor::new(DType::Bool, [2], vec![1u8, 0]);
     let first = b.constant("const.first_of_two", first);
-    let pairs = emit(b, &WHERE, &[first, groups, kept])?;
+    let pairs = b.op(&WHERE, &[first, groups, kept])?;
     let flat = b.ints(&[2 * rank as i64]);
-    let pairs = emit(b, &RESHAPE, &[pairs, flat])?;
+    let pairs = b.op(&RESHAPE, &[pairs, flat])?;
     let x = b.emit(&RESHAPE, &[x, pairs], Attrs::new().with("allowzero", 1))?;
     let group_axes: Vec<usize> = (0..rank).map(|i| 2 * i).collect();
     reduce_axes(b, &REDUCE_SUM, x, &group_axes, false)

@@ -7,13 +7,13 @@
 //! what left, so its storage lives until there, and waits until it has arrived outside. What comes back has its storage from
 //! `Fetch` on; whatever reads it first waits for it, and until then what it comes from stays outside.
 
+use super::names::*;
 use super::rule::*;
-use super::shape::{EXPAND, IDENTITY};
-use crate::error::Result;
-use crate::ir::op::{
+use ckpt_ir::error::Result;
+use ckpt_ir::op::{
     BatchAxes, Footprint, Grad, InferCx, MemoryCx, OpClass, OpDef, Place, Slot, free,
 };
-use crate::ir::{AttrSpec, Ty};
+use ckpt_ir::{AttrSpec, Ty};
 
 pub const ROWS: &[&OpDef] = &[&OFFLOAD, &RELEASE, &FETCH];
 
@@ -36,7 +36,7 @@ pub static OFFLOAD: OpDef = OpDef {
     grad: Grad::First(|cx| Ok(cx.dy0())),
     memory: |cx: &MemoryCx| Footprint::new(vec![Place::Outside]).with_temp(strided_bytes(cx, &[0])),
     ..ours("Offload", OpClass::Transfer, BatchAxes::Mixed, |cx| {
-        Ok(vec![emit(cx.b, &IDENTITY, &[cx.x(0)])?])
+        Ok(vec![cx.b.op(&IDENTITY, &[cx.x(0)])?])
     })
 };
 
@@ -58,7 +58,7 @@ pub static RELEASE: OpDef = OpDef {
             let (value, dtype) = (cx.x(0), cx.ty(cx.x(0)).dtype);
             let dims = cx.b.shape(value)?;
             let zero = cx.b.scalar(dtype, 0.0);
-            let zeros = emit(cx.b, &EXPAND, &[zero, dims])?;
+            let zeros = cx.b.op(&EXPAND, &[zero, dims])?;
             cx.give(0, zeros);
         }
         Ok(())
@@ -74,7 +74,7 @@ pub static RELEASE: OpDef = OpDef {
         })
     },
     ..ours("Release", OpClass::Transfer, BatchAxes::Mixed, |cx| {
-        Ok(vec![emit(cx.b, &IDENTITY, &[cx.x(1)])?])
+        Ok(vec![cx.b.op(&IDENTITY, &[cx.x(1)])?])
     })
 };
 
@@ -84,7 +84,7 @@ pub static FETCH: OpDef = OpDef {
     outs: &[Slot::req("value")],
     grad: Grad::First(|cx| Ok(cx.dy0())),
     ..ours("Fetch", OpClass::Transfer, BatchAxes::Mixed, |cx| {
-        Ok(vec![emit(cx.b, &IDENTITY, &[cx.x(0)])?])
+        Ok(vec![cx.b.op(&IDENTITY, &[cx.x(0)])?])
     })
 };
 

@@ -1,9 +1,9 @@
 //! Trigonometric and hyperbolic functions of one operand beside sine and cosine (ONNX operator specifications of those
 //! names). Gradients read the result where that is exact.
 
-use super::math::SQRT;
+use super::names::*;
 use super::rule::*;
-use crate::ir::op::{Domain, Grad, GradCx, OpDef};
+use ckpt_ir::op::{Domain, Grad, GradCx, OpDef};
 
 pub const ROWS: &[&OpDef] = &[
     &TAN, &ASIN, &ACOS, &ATAN, &SINH, &COSH, &ASINH, &ACOSH, &ATANH,

@@ -6,7 +6,8 @@
 use super::Random;
 use super::recipes::{self, In, Recipe};
 use crate::error::Result;
-use crate::ir::{Builder, DType, Dim, Graph, Phase, Tensor, Ty, ValueId};
+use crate::ir::{DType, Dim, Graph, Phase, Tensor, Ty, ValueId};
+use crate::ops::{Builder, EmitExt};
 
 /// The names of sizes in symbolic models, and their numbers.
 pub const SIZES: [(&str, i64); 3] = [("two", 2), ("three", 3), ("four", 4)];

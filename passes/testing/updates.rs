@@ -2,12 +2,13 @@
 //! they update.
 
 use super::Random;
-use crate::ir::{Attrs, Builder, DType, Graph, NodeId, Phase, Role, Tensor, Ty, ValueId};
+use crate::ir::{Attrs, DType, Graph, NodeId, Phase, Role, Tensor, Ty, ValueId};
 use crate::ops::activation::TANH;
 use crate::ops::arith::{ADD, MUL, NEG};
 use crate::ops::matmul::MATMUL;
 use crate::ops::optimizer::{MOMENTUM, MOMENTUM_FACTOR, SGD, WEIGHT_DECAY};
 use crate::ops::shape::TRANSPOSE;
+use crate::ops::{Builder, EmitExt};
 
 /// Rows and columns of every matrix.
 const SIZE: i64 = 3;

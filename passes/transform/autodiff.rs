@@ -17,8 +17,9 @@ use super::loss::Seed;
 use crate::error::{Error, Result};
 use crate::ir::op::{Body, BodyCx, Domain, Grad, GradCx};
 use crate::ir::typing::Contents;
-use crate::ir::{Attrs, Builder, Graph, Id, NodeId, Phase, Role, Same, SecondaryMap, ValueId};
+use crate::ir::{Attrs, Graph, Id, NodeId, Phase, Role, Same, SecondaryMap, ValueId};
 use crate::ops;
+use crate::ops::{Builder, EmitExt};
 use std::collections::BTreeMap;
 
 /// The number of nodes that were differentiated through their bodies, by op.

@@ -5,8 +5,9 @@
 //! labels, not the logits, because a shifted view of the logits would have to be copied before it can be flattened.
 
 use crate::error::{Error, Result};
-use crate::ir::{Attrs, Builder, DType, Graph, Role, Ty, ValueId};
+use crate::ir::{Attrs, DType, Graph, Role, Ty, ValueId};
 use crate::ops;
+use crate::ops::{Builder, EmitExt};
 use std::fmt;
 
 /// What is differentiated.

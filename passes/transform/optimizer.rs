@@ -16,12 +16,13 @@ use super::dce::dce;
 use crate::analysis::gradients::STEP;
 use crate::error::{Error, Result};
 use crate::ir::typing::Contents;
-use crate::ir::{Attrs, Builder, DType, Graph, OpDef, Role, SecondaryMap, Tensor, Ty, ValueId};
+use crate::ir::{Attrs, DType, Graph, OpDef, Role, SecondaryMap, Tensor, Ty, ValueId};
 use crate::ops::optimizer::{
     ADAM_MEAN, ADAM_SQUARE, ADAMW, BETA, BETA1, BETA2, DAMPENING, EPS, MOMENTUM, MOMENTUM_FACTOR,
     SGD, WEIGHT_DECAY, decimal,
 };
 use crate::ops::shape::EXPAND;
+use crate::ops::{Builder, EmitExt};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::fmt;

@@ -9,8 +9,9 @@ use super::dce::dce;
 use super::sizes::Sizes;
 use crate::error::Result;
 use crate::ir::op::{Domain, Effect};
-use crate::ir::{Builder, DType, Def, Dim, Graph, NodeId, SecondaryMap, Tensor, ValueId};
+use crate::ir::{DType, Def, Dim, Graph, NodeId, SecondaryMap, Tensor, ValueId};
 use crate::ops;
+use crate::ops::Builder;
 use crate::transform::infer::infer;
 use std::collections::BTreeMap;
 

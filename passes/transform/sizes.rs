@@ -3,8 +3,9 @@
 //! The values are one-element int64 vectors. Each is built once, at the end of the graph, and shared by all later readers.
 
 use crate::error::Result;
-use crate::ir::{Atom, Attrs, Builder, Dim, Graph, ValueId};
+use crate::ir::{Atom, Attrs, Dim, Graph, ValueId};
 use crate::ops;
+use crate::ops::{Builder, EmitExt};
 use std::collections::BTreeMap;
 
 /// Where each size can be read, and what has been built from them.

@@ -17,8 +17,9 @@ use crate::onnx::proto::{
 use crate::onnx::versions::{self, GREATEST_OPSET, LEAST_OPSET};
 use bytes::Bytes;
 use ckpt_passes::analysis::gradients::trained;
-use ckpt_passes::ir::op::{Domain, body_of};
+use ckpt_passes::ir::op::Domain;
 use ckpt_passes::ir::{Data, External, Graph, NodeId, Tensor, Ty, ValueId};
+use ckpt_passes::ops::body_of;
 use ckpt_passes::text::parse_dim_param;
 use ckpt_passes::transform::remat::role_word;
 use ckpt_passes::{Error, Result};

@@ -118,7 +118,7 @@ pub fn needed_opset(graph: &Graph) -> i64 {
         .unwrap_or(0)
 }
 
-/// Writes the body of a node of our domain (see [`body_of`](ckpt_passes::ir::op::body_of)) as a model-local function.
+/// Writes the body of a node of our domain (see [`body_of`](ckpt_passes::ops::body_of)) as a model-local function.
 ///
 /// A function is a specialisation, one per op, operand types and attributes, so that its body needs no control flow.
 ///

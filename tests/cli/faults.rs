@@ -6,7 +6,8 @@
 use crate::support::command;
 
 use ckpt_opt::emit::save::{INSIDE_LIMIT_BYTES, Saving, save};
-use ckpt_passes::ir::{Builder, DType, Data, External, Graph, Tensor, Ty};
+use ckpt_passes::ir::{DType, Data, External, Graph, Tensor, Ty};
+use ckpt_passes::ops::{Builder, EmitExt};
 use command::{call, code, command, files, stderr, workplace};
 use std::os::unix::process::CommandExt;
 use std::path::Path;

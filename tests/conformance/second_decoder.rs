@@ -289,7 +289,8 @@ fn fixtures_and_what_we_write_of_them() {
 
 #[test]
 fn our_functions() {
-    use ckpt_passes::ir::{Builder, DType, Dim, Graph, Ty};
+    use ckpt_passes::ir::{DType, Dim, Graph, Ty};
+    use ckpt_passes::ops::{Builder, EmitExt};
     let mut g = Graph::new("functions");
     let matrix = Ty::new(DType::F32, [Dim::symbol("n"), 3.into()]);
     let x = g.add_input("x", Some(matrix));

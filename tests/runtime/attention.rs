@@ -3,9 +3,10 @@ use crate::support::torch;
 
 use ckpt_opt::runtime::convert;
 use ckpt_opt::runtime::executor::Program;
-use ckpt_passes::ir::op::body_of;
-use ckpt_passes::ir::{Attrs, Builder, DType, Graph, Phase, Ty};
+use ckpt_passes::ir::{Attrs, DType, Graph, Phase, Ty};
 use ckpt_passes::ops::attention::{ATTENTION, ATTENTION_GRAD, AttentionPlan};
+use ckpt_passes::ops::body_of;
+use ckpt_passes::ops::{Builder, EmitExt};
 use std::collections::BTreeMap;
 use tch::{Kind, Tensor};
 

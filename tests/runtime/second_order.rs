@@ -5,7 +5,8 @@ use crate::support::command;
 
 use ckpt_passes::compile::{Request, compile};
 use ckpt_passes::driver::Watch;
-use ckpt_passes::ir::{Attrs, Builder, Graph};
+use ckpt_passes::ir::{Attrs, Graph};
+use ckpt_passes::ops::{Builder, EmitExt};
 use ckpt_passes::plan::Policy;
 use ckpt_passes::transform::loss::Loss;
 use ckpt_passes::{ops, text};

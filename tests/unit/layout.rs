@@ -2,7 +2,8 @@
 
 use crate::ops::cases::{self, Case, Operand, case};
 use ckpt_passes::ir::op::{MemoryCx, Place, Sized};
-use ckpt_passes::ir::{Attrs, Builder, DType, Dim, Graph, Tensor, Ty, ValueId};
+use ckpt_passes::ir::{Attrs, DType, Dim, Graph, Tensor, Ty, ValueId};
+use ckpt_passes::ops::{Builder, EmitExt};
 use ckpt_passes::{Kind, ops};
 
 fn emit(b: &mut Builder, op: &str, ins: &[ValueId], attrs: Attrs) -> ValueId {

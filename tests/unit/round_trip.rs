@@ -2,7 +2,8 @@
 
 use ckpt_opt::emit::save::{INSIDE_LIMIT_BYTES, Saving, save};
 use ckpt_opt::frontend;
-use ckpt_passes::ir::{Attrs, Builder, DType, Data, External, Graph, Tensor, Ty};
+use ckpt_passes::ir::{Attrs, DType, Data, External, Graph, Tensor, Ty};
+use ckpt_passes::ops::{Builder, EmitExt};
 use ckpt_passes::text;
 use std::path::{Path, PathBuf};
 

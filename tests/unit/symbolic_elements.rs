@@ -2,8 +2,8 @@
 
 use ckpt_passes::analysis::residual_stream::Flow;
 use ckpt_passes::analysis::symbolic_elements::{Condition, Element, Elements};
-use ckpt_passes::ir::{Attrs, Builder, DType, Dim, Graph, Tensor, Ty, ValueId};
-use ckpt_passes::ops::{arith, cast, concat, index, logic, rule, shape, slice};
+use ckpt_passes::ir::{Attrs, DType, Dim, Graph, Tensor, Ty, ValueId};
+use ckpt_passes::ops::{Builder, EmitExt, arith, cast, concat, index, logic, rule, shape, slice};
 use ckpt_passes::testing::Random;
 use ckpt_passes::text::parse;
 use ckpt_passes::transform::infer::infer;

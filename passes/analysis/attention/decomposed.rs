@@ -8,8 +8,8 @@
 use super::mask::{self, Mask, MaskOperand, Step};
 use crate::analysis::matcher::Matcher;
 use crate::analysis::symbolic_elements::{Element, index_variable};
-use crate::ir::build::same_dims;
 use crate::ir::op::OpClass;
+use crate::ir::same_dims;
 use crate::ir::{DType, Dim, Node, NodeId, Same, ValueId};
 use crate::ops::rule::compute_type;
 use crate::ops::{activation, arith, cast, logic, matmul, shape};

@@ -3,20 +3,14 @@
 //! For any ONNX runtime, which makes no promise on memory. Computed in the type that the kernel computes in.
 
 use super::{empty_is_nan, groups};
-use crate::error::Result;
-use crate::ir::op::BodyCx;
-use crate::ir::{Attrs, Builder, DType, ValueId};
-use crate::ops::activation::TANH;
-use crate::ops::concat::CONCAT;
-use crate::ops::extreme::MAX;
-use crate::ops::fill::RANGE;
-use crate::ops::logic::{AND, GREATER_OR_EQUAL, LESS_OR_EQUAL};
-use crate::ops::math::{EXP, LOG};
-use crate::ops::matmul::MATMUL;
-use crate::ops::reduce::{REDUCE_MAX, REDUCE_SUM, reduce_axes, sum_kept};
-use crate::ops::rule::*;
-use crate::ops::shape::{EXPAND, RESHAPE, SQUEEZE, UNSQUEEZE, transpose};
-use crate::ops::sum_to::sum_down;
+use crate::names::*;
+use crate::reduce::{reduce_axes, sum_kept};
+use crate::rule::*;
+use crate::shape::transpose;
+use crate::sum_to::sum_down;
+use ckpt_ir::error::Result;
+use ckpt_ir::op::BodyCx;
+use ckpt_ir::{Attrs, DType, Emit, ValueId};
 
 /// Operands, as many key heads as query heads, in the type computed in, and the probabilities.
 struct Rows {
@@ -40,9 +34,9 @@ pub fn forward(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
     if has_no_keys(cx, 0) {
         let mut results = vec![zeros_of(cx, 0, 2)?];
         if outs.len() > 1 {
-            let shape = sizes(cx.b, cx.x(0), 0..outs[1].rank())?;
+            let shape = cx.b.sizes(cx.x(0), 0..outs[1].rank())?;
             let none = cx.b.scalar(outs[1].dtype, f64::NEG_INFINITY);
-            results.push(emit(cx.b, &EXPAND, &[none, shape])?);
+            results.push(cx.b.op(&EXPAND, &[none, shape])?);
         }
         return Ok(results);
     }
@@ -53,7 +47,7 @@ pub fn forward(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
     if outs.len() > 1 {
         let lse = cx.eval(unary_op(&LOG, rows.sum) + rows.top)?;
         let last = cx.b.ints(&[-1]);
-        results.push(emit(cx.b, &SQUEEZE, &[lse, last])?);
+        results.push(cx.b.op(&SQUEEZE, &[lse, last])?);
     }
     Ok(results)
 }
@@ -123,12 +117,12 @@ fn has_no_keys(cx: &BodyCx, q: usize) -> bool {
 fn zeros_of(cx: &mut BodyCx, q: usize, v: usize) -> Result<ValueId> {
     let (q, v) = (cx.x(q), cx.x(v));
     let ty = cx.ty(q);
-    let rows = sizes(cx.b, q, 0..ty.rank() - 1)?;
-    let size = sizes(cx.b, v, ty.rank() - 1..ty.rank())?;
+    let rows = cx.b.sizes(q, 0..ty.rank() - 1)?;
+    let size = cx.b.sizes(v, ty.rank() - 1..ty.rank())?;
     let shape =
         cx.b.emit(&CONCAT, &[rows, size], Attrs::new().with("axis", 0))?;
     let zero = cx.b.scalar(ty.dtype, 0.0);
-    emit(cx.b, &EXPAND, &[zero, shape])
+    cx.b.op(&EXPAND, &[zero, shape])
 }
 
 fn swap_last(cx: &mut BodyCx, v: Term) -> Result<Term> {
@@ -211,24 +205,24 @@ fn hidden(cx: &mut BodyCx, scores: Term, seen: ValueId) -> Result<Term> {
 }
 
 /// Each head `times` times in a row: of [.., heads, rows, columns].
-pub fn repeated(b: &mut Builder, x: ValueId, times: i64) -> Result<ValueId> {
+pub fn repeated(b: &mut dyn Emit, x: ValueId, times: i64) -> Result<ValueId> {
     if times == 1 {
         return Ok(x);
     }
     let rank = b.rank(x);
     let axis = Attrs::new().with("axis", 0);
     let at = b.ints(&[rank as i64 - 2]);
-    let apart = emit(b, &UNSQUEEZE, &[x, at])?;
+    let apart = b.op(&UNSQUEEZE, &[x, at])?;
     let mut group = vec![1; rank + 1];
     group[rank - 2] = times;
     let group = b.ints(&group);
-    let wide = emit(b, &EXPAND, &[apart, group])?;
-    let heads = sizes(b, x, rank - 3..rank - 2)?;
+    let wide = b.op(&EXPAND, &[apart, group])?;
+    let heads = b.sizes(x, rank - 3..rank - 2)?;
     let times = b.ints(&[times]);
     let heads = b.mul(heads, times)?;
-    let mut shape = vec![heads, sizes(b, x, rank - 2..rank)?];
+    let mut shape = vec![heads, b.sizes(x, rank - 2..rank)?];
     if rank > 3 {
-        shape.insert(0, sizes(b, x, 0..rank - 3)?);
+        shape.insert(0, b.sizes(x, 0..rank - 3)?);
     }
     let shape = b.emit(&CONCAT, &shape, axis)?;
     b.emit(&RESHAPE, &[wide, shape], Attrs::new().with("allowzero", 1))
@@ -247,9 +241,9 @@ fn gathered(cx: &mut BodyCx, rows: &Rows, dx: ValueId, like: ValueId) -> Result<
     let rank = rows.rank;
     let times = cx.b.ints(&[rows.groups]);
     let shape = [
-        sizes(cx.b, like, 0..rank - 2)?,
+        cx.b.sizes(like, 0..rank - 2)?,
         times,
-        sizes(cx.b, like, rank - 2..rank)?,
+        cx.b.sizes(like, rank - 2..rank)?,
     ];
     let shape = cx.b.emit(&CONCAT, &shape, Attrs::new().with("axis", 0))?;
     let apart = reshaped(cx, dx, shape)?;
@@ -293,13 +287,13 @@ fn band(cx: &mut BodyCx, q: ValueId, k: ValueId) -> Result<Option<Term>> {
 /// The size of the last axis but one, as a scalar.
 fn length(cx: &mut BodyCx, x: ValueId) -> Result<ValueId> {
     let rank = cx.b.rank(x);
-    let size = sizes(cx.b, x, rank - 2..rank - 1)?;
+    let size = cx.b.sizes(x, rank - 2..rank - 1)?;
     let first = cx.b.ints(&[0]);
-    emit(cx.b, &SQUEEZE, &[size, first])
+    cx.b.op(&SQUEEZE, &[size, first])
 }
 
 /// 0, 1, … short of `count`.
 fn positions(cx: &mut BodyCx, count: ValueId) -> Result<ValueId> {
     let (zero, one) = (cx.b.int(0), cx.b.int(1));
-    emit(cx.b, &RANGE, &[zero, count, one])
+    cx.b.op(&RANGE, &[zero, count, one])
 }

@@ -4,10 +4,10 @@
 //! depends on sizes, strides and attributes only, never on the device or the number of threads.
 
 use super::empty_is_nan;
-use crate::ir::layout::count;
-use crate::ir::op::{Sized, operand};
-use crate::ir::{Attrs, DType};
-use crate::ops::rule::*;
+use crate::rule::*;
+use ckpt_ir::layout::count;
+use ckpt_ir::op::{Sized, operand};
+use ckpt_ir::{Attrs, DType};
 use std::ops::Range;
 
 /// Queries done at once. Fewer waste less on keys that causal queries do not see; more make larger products.

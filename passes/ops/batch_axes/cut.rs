@@ -1,10 +1,12 @@
 //! A node for some of the rows of its operands; see the module above for what rows are.
 
 use super::*;
-use crate::error::Result;
-use crate::ir::op::BatchAxes;
-use crate::ir::{Builder, Ty};
-use crate::ops::concat::CONCAT;
+use crate::builder::Builder;
+use crate::concat::CONCAT;
+use crate::rule::EmitExt;
+use ckpt_ir::Ty;
+use ckpt_ir::error::Result;
+use ckpt_ir::op::BatchAxes;
 
 /// A node to be emitted for some of the rows.
 pub struct CutCx<'a, 'g> {
@@ -67,7 +69,7 @@ pub fn cut(mut cx: CutCx) -> Result<Vec<ValueId>> {
         }
         let target: Vec<i64> = std::iter::once(-1).chain(row).collect();
         let target = cx.b.ints(&target);
-        return Ok(vec![cx.b.emit(&RESHAPE, &[x, target], Attrs::new())?]);
+        return Ok(vec![cx.b.op(&RESHAPE, &[x, target])?]);
     } else if op.axes == BatchAxes::Permuted && cx.fit.ins[0] != Some(Rows::Last) && lead_out > 0 {
         let rank = cx.out_types[0].rank();
         let perm = permutation(&cx.attrs, rank);
@@ -136,7 +138,7 @@ fn whole_operands(cx: &mut CutCx, trailing: usize) -> Result<()> {
         if over > 0 {
             let axes: Vec<i64> = (0..over as i64).collect();
             let axes = cx.b.ints(&axes);
-            cx.ins[i] = Some(cx.b.emit(&SQUEEZE, &[v, axes], Attrs::new())?);
+            cx.ins[i] = Some(cx.b.op(&SQUEEZE, &[v, axes])?);
         }
     }
     Ok(())

@@ -1,13 +1,12 @@
 //! The gradients of convolutions in standard ops.
 
 use super::{CONV, CONV_TRANSPOSE};
-use crate::error::Result;
-use crate::ir::op::BodyCx;
-use crate::ir::{Attrs, ValueId};
-use crate::ops::concat::{CONCAT, PAD};
-use crate::ops::rule::*;
-use crate::ops::shape::{RESHAPE, SHAPE, transpose};
-use crate::ops::slice::SLICE;
+use crate::names::*;
+use crate::rule::*;
+use crate::shape::transpose;
+use ckpt_ir::error::Result;
+use ckpt_ir::op::BodyCx;
+use ckpt_ir::{Attrs, ValueId};
 
 fn spatial_axes(rank: usize) -> Vec<i64> {
     (2..rank as i64).collect()
@@ -36,7 +35,7 @@ fn before(cx: &BodyCx, spatial: usize) -> Vec<i64> {
 /// `dy` spread over windows, without padding; then what the padding covered is taken away, and what no window reached
 /// put on.
 pub fn input_grad(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
-    let (dy, w) = (widen(cx.b, cx.x(0))?, widen(cx.b, cx.x(1))?);
+    let (dy, w) = (cx.b.widen(cx.x(0))?, cx.b.widen(cx.x(1))?);
     let rank = cx.b.rank(dy);
     let mut attrs = Attrs::new().with("group", cx.attrs.int("group"));
     for name in ["dilations", "strides"] {
@@ -51,21 +50,21 @@ pub fn input_grad(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
     let (from, to) = (cx.b.ints(&[2]), cx.b.ints(&[rank as i64]));
     let first = cx.b.ints(&[0]);
     let shape = cx.x(2);
-    let wanted = cx.b.emit(&SLICE, &[shape, from, to, first], Attrs::new())?;
+    let wanted = cx.b.op(&SLICE, &[shape, from, to, first])?;
     let reached = sizes_from(cx, full, 2)?;
     let lacking = cx.b.add(wanted, before)?;
     let lacking = cx.b.sub(lacking, reached)?;
     // Samples and channels are named too: ONNX Runtime turns a transposed `Pad` as if it had no `axes`.
     let others = cx.b.ints(&[0, 0]);
     let pads = concat(cx, &[others, taken, others, lacking])?;
-    let dx = cx.b.emit(&PAD, &[full, pads], Attrs::new())?;
+    let dx = cx.b.op(&PAD, &[full, pads])?;
     narrow(cx, dx)
 }
 
 /// `x` filtered by `dy` with the axes of samples and channels exchanged, strides and dilations too; places behind the
 /// kernel, which a stride leaves over, are cut off.
 pub fn weight_grad(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
-    let (x, dy) = (widen(cx.b, cx.x(0))?, widen(cx.b, cx.x(1))?);
+    let (x, dy) = (cx.b.widen(cx.x(0))?, cx.b.widen(cx.x(1))?);
     let rank = cx.b.rank(x);
     let groups = cx.attrs.int("group");
     let exchanged: Vec<i64> = [1, 0].into_iter().chain(2..rank as i64).collect();
@@ -90,7 +89,7 @@ pub fn weight_grad(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
     let shape = cx.x(2);
     let (from, to) = (cx.b.ints(&[2]), cx.b.ints(&[rank as i64]));
     let first = cx.b.ints(&[0]);
-    let kernel = cx.b.emit(&SLICE, &[shape, from, to, first], Attrs::new())?;
+    let kernel = cx.b.op(&SLICE, &[shape, from, to, first])?;
     let dw = slice(cx, dw, [start, kernel], &spatial_axes(rank))?;
     let dw = transpose(cx.b, dw, exchanged)?;
     narrow(cx, dw)
@@ -102,11 +101,11 @@ fn groups_as_channels(cx: &mut BodyCx, image: ValueId, groups: i64) -> Result<Va
     let apart = cx.b.ints(&[groups, -1]);
     let rest = sizes_from(cx, image, 1)?;
     let shape = concat(cx, &[apart, rest])?;
-    let split = cx.b.emit(&RESHAPE, &[image, shape], Attrs::new())?;
+    let split = cx.b.op(&RESHAPE, &[image, shape])?;
     let perm: Vec<i64> = [1, 0].into_iter().chain(2..=rank).collect();
     let turned = transpose(cx.b, split, perm)?;
     let together = cx.b.ints(&[0, -1]);
     let rest = sizes_from(cx, image, 2)?;
     let shape = concat(cx, &[together, rest])?;
-    cx.b.emit(&RESHAPE, &[turned, shape], Attrs::new())
+    cx.b.op(&RESHAPE, &[turned, shape])
 }

@@ -5,10 +5,10 @@
 //! one group at a time, so many places that a block stays small. What a kernel takes for that is decided here alone:
 //! the memory model counts it and the kernels make exactly it. 16-bit operands are computed in float32.
 
-use crate::ir::Attrs;
-use crate::ir::layout::count;
-use crate::ir::op::Sized;
-use crate::ops::rule::compute_type;
+use crate::rule::compute_type;
+use ckpt_ir::Attrs;
+use ckpt_ir::layout::count;
+use ckpt_ir::op::Sized;
 
 /// The most elements of a block of windows, unless one row of places is more.
 const BLOCK_ELEMENTS: i64 = 1 << 20;
@@ -287,7 +287,7 @@ impl ConvPlan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ir::DType;
+    use ckpt_ir::DType;
 
     #[test]
     fn places_are_those_of_the_formula() {

@@ -3,15 +3,12 @@
 //! The gradient of `GatherND` could be `ScatterND` with `reduction` = add, which is shorter. Runtimes add its updates on
 //! several threads, though, and lose some where tuples repeat; the gradient of `Gather` has no such freedom.
 
-use crate::error::Result;
-use crate::ir::op::GradCx;
-use crate::ir::{Attrs, Dim, ValueId};
-use crate::ops::arith::MOD;
-use crate::ops::concat::CONCAT;
-use crate::ops::fill::RANGE;
-use crate::ops::reduce::{REDUCE_SUM, reduce_axes};
-use crate::ops::rule::*;
-use crate::ops::shape::{RESHAPE, SHAPE};
+use crate::names::*;
+use crate::reduce::reduce_axes;
+use crate::rule::*;
+use ckpt_ir::error::Result;
+use ckpt_ir::op::GradCx;
+use ckpt_ir::{Attrs, Dim, ValueId};
 
 /// The gradient of `GatherND(data, indices)`, whose first `batch_dims` axes go together.
 pub fn grad_gather_nd(cx: &mut GradCx) -> Result<()> {
@@ -59,7 +56,7 @@ fn positions(cx: &mut GradCx, batch: usize, length: usize) -> Result<ValueId> {
     };
     let sizes = span(cx, x, batch, batch + length)?;
     // A remainder has the sign of its divisor: -1 is the last.
-    let inside = cx.b.emit(&MOD, &[indices, sizes], Attrs::new())?;
+    let inside = cx.b.op(&MOD, &[indices, sizes])?;
     let scaled = cx.b.mul(inside, strides)?;
     let last = cx.b.rank(indices) - 1;
     let own = reduce_axes(cx.b, &REDUCE_SUM, scaled, &[last], false)?;
@@ -73,9 +70,9 @@ fn positions(cx: &mut GradCx, batch: usize, length: usize) -> Result<ValueId> {
         batches = cx.b.mul(batches, size)?;
     }
     let none = cx.b.ints(&[]);
-    let count = cx.b.emit(&RESHAPE, &[batches, none], Attrs::new())?;
+    let count = cx.b.op(&RESHAPE, &[batches, none])?;
     let (zero, one) = (cx.b.int(0), cx.b.int(1));
-    let number = cx.b.emit(&RANGE, &[zero, count, one], Attrs::new())?;
+    let number = cx.b.op(&RANGE, &[zero, count, one])?;
     let begin = cx.b.mul(number, stride)?;
     let head = span(cx, indices, 0, batch)?;
     let ones = cx.b.ints(&vec![1; last - batch]);

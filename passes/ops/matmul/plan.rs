@@ -4,8 +4,8 @@
 //! alone: the memory model counts these copies, the kernels make exactly them and hand BLAS the strides that the plan
 //! states, so that libtorch has nothing left to copy by itself.
 
-use crate::ir::layout::{count, expand_strides, view_strides};
-use crate::ir::op::{Sized, contiguous_strides};
+use ckpt_ir::layout::{count, expand_strides, view_strides};
+use ckpt_ir::op::{Sized, contiguous_strides};
 
 /// One matrix operand as BLAS sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -212,8 +212,19 @@ pub fn gemm_plan(a: &Sized, b: &Sized, transpose_a: bool, transpose_b: bool) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ir::DType;
-    use crate::testing::Random;
+    use ckpt_ir::DType;
+
+    /// Xorshift.
+    struct Random(u64);
+
+    impl Random {
+        fn below(&mut self, n: usize) -> usize {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            (self.0 % n as u64) as usize
+        }
+    }
 
     /// A tensor whose elements are their own offsets: axes in any order, with gaps, some repeated.
     fn any_layout(r: &mut Random, dims: Vec<i64>) -> Sized {

@@ -1,10 +1,10 @@
 //! Rules of layout ops: axes given as operands, known contents read through strides, views.
 
-use crate::error::Result;
-use crate::ir::layout::count;
-use crate::ir::op::{Footprint, InferCx, MemoryCx, Place, Sized, fresh};
-use crate::ir::typing::MAX_KNOWN_ELEMENTS;
-use crate::ir::{Attrs, Builder, DType, Dim, Ty, ValueId};
+use ckpt_ir::error::Result;
+use ckpt_ir::layout::count;
+use ckpt_ir::op::{Footprint, InferCx, MemoryCx, Place, Sized, fresh};
+use ckpt_ir::typing::MAX_KNOWN_ELEMENTS;
+use ckpt_ir::{DType, Dim, Ty};
 
 /// Checks that a given operand is an integer vector; returns its length, where known.
 pub fn int_vector(cx: &InferCx, slot: usize) -> Result<Option<usize>> {
@@ -89,16 +89,4 @@ pub fn view_of_first(cx: &MemoryCx, f: impl FnOnce(&Sized) -> Vec<i64>) -> Footp
         Some(Some(x)) => view(0, f(x)),
         _ => fresh(cx),
     }
-}
-
-/// The sizes of axes `axes` of `v` as an int64 vector: a constant where they are known.
-pub fn sizes(b: &mut Builder, v: ValueId, axes: std::ops::Range<usize>) -> Result<ValueId> {
-    let dims = &b.ty(v).dims[axes.clone()];
-    if let Some(known) = dims.iter().map(Dim::as_const).collect::<Option<Vec<i64>>>() {
-        return Ok(b.ints(&known));
-    }
-    let attrs = Attrs::new()
-        .with("start", axes.start as i64)
-        .with("end", axes.end as i64);
-    b.emit(&crate::ops::shape::SHAPE, &[v], attrs)
 }

@@ -4,11 +4,11 @@
 //! formulas before outer ones, and constants right before the node that reads them. [`Term`] is a value of the graph
 //! that formulas can read any number of times.
 
-use crate::error::Result;
-use crate::ir::op::{BodyCx, GradCx, OpDef};
-use crate::ir::{Attrs, Builder, DType, ValueId};
-use crate::ops::arith::{ADD, DIV, MUL, NEG, SUB};
-use crate::ops::logic::WHERE;
+use super::EmitExt;
+use crate::names::*;
+use ckpt_ir::error::Result;
+use ckpt_ir::op::{BodyCx, GradCx, OpDef, OpRef};
+use ckpt_ir::{Attrs, DType, Emit, ValueId};
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
 /// A value of the graph, as part of a formula.
@@ -23,7 +23,7 @@ pub enum Expr {
     /// A scalar constant of the element type of the last operand beside it that is no constant.
     Number(f64),
     /// A node with one result.
-    Node(&'static OpDef, Vec<Expr>, Attrs),
+    Node(OpRef, Vec<Expr>, Attrs),
     /// A conversion, left out where the element type is that already.
     Cast(Box<Expr>, DType),
 }
@@ -100,19 +100,19 @@ impl Neg for Term {
 }
 
 /// `op(x)`.
-pub fn unary_op(op: &'static OpDef, x: impl Into<Expr>) -> Expr {
-    Expr::Node(op, vec![x.into()], Attrs::new())
+pub fn unary_op(op: impl Into<OpRef>, x: impl Into<Expr>) -> Expr {
+    Expr::Node(op.into(), vec![x.into()], Attrs::new())
 }
 
 /// `op(a, b)`.
-pub fn binary_op(op: &'static OpDef, a: impl Into<Expr>, b: impl Into<Expr>) -> Expr {
-    Expr::Node(op, vec![a.into(), b.into()], Attrs::new())
+pub fn binary_op(op: impl Into<OpRef>, a: impl Into<Expr>, b: impl Into<Expr>) -> Expr {
+    Expr::Node(op.into(), vec![a.into(), b.into()], Attrs::new())
 }
 
 /// `yes` where the condition holds, `no` elsewhere.
 pub fn select(condition: impl Into<Expr>, yes: impl Into<Expr>, no: impl Into<Expr>) -> Expr {
     let operands = vec![condition.into(), yes.into(), no.into()];
-    Expr::Node(&WHERE, operands, Attrs::new())
+    Expr::Node((&WHERE).into(), operands, Attrs::new())
 }
 
 /// `x` converted to `dtype`.
@@ -121,16 +121,16 @@ pub fn cast(x: impl Into<Expr>, dtype: DType) -> Expr {
 }
 
 /// Emits formulas; gradient and body contexts do so through their builder.
-pub trait Formulas<'g> {
-    /// The builder that nodes are emitted with.
-    fn builder(&mut self) -> &mut Builder<'g>;
+pub trait Formulas {
+    /// Returns the graph that formulas are emitted into.
+    fn emitter(&mut self) -> &mut dyn Emit;
 
     /// Emits a formula and returns its value.
     ///
     /// # Errors
     /// What typing refuses.
     fn eval(&mut self, formula: impl Into<Expr>) -> Result<ValueId> {
-        emit_expr(self.builder(), formula.into())
+        emit_expr(self.emitter(), formula.into())
     }
 
     /// Emits a formula that other formulas read.
@@ -143,7 +143,7 @@ pub trait Formulas<'g> {
 
     /// A scalar constant of the element type of `like`.
     fn number(&mut self, like: Term, value: f64) -> Term {
-        let b = self.builder();
+        let b = self.emitter();
         let dtype = b.ty(like.0).dtype;
         Term(b.scalar(dtype, value))
     }
@@ -153,24 +153,24 @@ pub trait Formulas<'g> {
     /// # Errors
     /// What typing refuses.
     fn widened(&mut self, x: ValueId) -> Result<Term> {
-        super::widen(self.builder(), x).map(Term)
+        self.emitter().widen(x).map(Term)
     }
 }
 
-impl<'g> Formulas<'g> for Builder<'g> {
-    fn builder(&mut self) -> &mut Builder<'g> {
+impl Formulas for dyn Emit + '_ {
+    fn emitter(&mut self) -> &mut dyn Emit {
         self
     }
 }
 
-impl<'g> Formulas<'g> for GradCx<'_, 'g> {
-    fn builder(&mut self) -> &mut Builder<'g> {
+impl Formulas for GradCx<'_> {
+    fn emitter(&mut self) -> &mut dyn Emit {
         self.b
     }
 }
 
-impl<'g> Formulas<'g> for BodyCx<'_, 'g> {
-    fn builder(&mut self) -> &mut Builder<'g> {
+impl Formulas for BodyCx<'_> {
+    fn emitter(&mut self) -> &mut dyn Emit {
         self.b
     }
 }
@@ -199,7 +199,7 @@ pub trait GradTerms {
     fn give_summed(&mut self, i: usize, gradient: impl Into<Expr>) -> Result<()>;
 }
 
-impl GradTerms for GradCx<'_, '_> {
+impl GradTerms for GradCx<'_> {
     fn operand(&self, i: usize) -> Term {
         Term(self.x(i))
     }
@@ -247,7 +247,25 @@ pub fn wide<const N: usize>(cx: &mut BodyCx) -> Result<[Term; N]> {
     Ok(terms)
 }
 
-fn emit_expr(b: &mut Builder, formula: Expr) -> Result<ValueId> {
+/// The only result of a body, converted to the first operand's element type.
+///
+/// # Errors
+/// What typing refuses.
+pub fn narrow(cx: &mut BodyCx, result: impl Into<Expr>) -> Result<Vec<ValueId>> {
+    narrow_as(cx, 0, result)
+}
+
+/// The only result of a body, converted to the element type of operand `slot`.
+///
+/// # Errors
+/// What typing refuses.
+pub fn narrow_as(cx: &mut BodyCx, slot: usize, result: impl Into<Expr>) -> Result<Vec<ValueId>> {
+    let result = cx.eval(result)?;
+    let dtype = cx.ty(cx.x(slot)).dtype;
+    Ok(vec![cx.b.cast(result, dtype)?])
+}
+
+fn emit_expr(b: &mut dyn Emit, formula: Expr) -> Result<ValueId> {
     match formula {
         Expr::Value(v) => Ok(v),
         Expr::Number(_) => unreachable!("a constant has its type from the operand beside it"),

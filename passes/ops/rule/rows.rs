@@ -1,12 +1,12 @@
 //! Constructors of rows, one per family. A row writes down its exceptions: `OpDef { cost: one_flop, ..unary(...) }`.
 
 use super::*;
-use crate::error::Result;
-use crate::ir::op::{
+use ckpt_ir::error::Result;
+use ckpt_ir::op::{
     BatchAxes, Body, BodyCx, DataSizes, Domain, Effect, Grad, Indices, InferCx, OpClass, OpDef,
     Slot, elementwise, free, fresh, moves, no_fold,
 };
-use crate::ir::{DType, Ty, ValueId};
+use ckpt_ir::{DType, Ty, ValueId};
 
 /// A row whose reasons are all still to be written; [`is_stated`] finds what was forgotten.
 const BLANK: OpDef = OpDef {

@@ -1,11 +1,8 @@
 //! Typing, folding, cost and memory rules that several families share.
 
-use super::{Expr, Formulas, select};
-use crate::error::{Error, Result};
-use crate::ir::op::{
-    BodyCx, Cost, CostCx, Footprint, GradCx, InferCx, MemoryCx, OpDef, Sized, fresh,
-};
-use crate::ir::{Attrs, Builder, DType, Dim, Same, Ty, ValueId};
+use ckpt_ir::error::{Error, Result};
+use ckpt_ir::op::{Cost, CostCx, Footprint, GradCx, InferCx, MemoryCx, Sized, fresh};
+use ckpt_ir::{DType, Dim, Same, Ty};
 
 pub fn is_number(d: DType) -> bool {
     d != DType::Bool
@@ -120,34 +117,7 @@ pub fn ten_flops(cx: &CostCx) -> Cost {
 
 /// The message for a rule that was asked for something its op cannot have.
 pub fn no_rule(cx: &GradCx, why: &str) -> Box<Error> {
-    Error::model("gradient", format!("no gradient: {why}")).at(cx.b.graph.describe(cx.node))
-}
-
-/// Emits a node without attributes.
-pub fn emit(b: &mut Builder, op: &'static OpDef, ins: &[ValueId]) -> Result<ValueId> {
-    b.emit(op, ins, Attrs::new())
-}
-
-/// 1 as a scalar of the element type of `v`.
-pub fn one_like(b: &mut Builder, v: ValueId) -> ValueId {
-    let dtype = b.ty(v).dtype;
-    b.scalar(dtype, 1.0)
-}
-
-/// `then` where `condition` holds, `otherwise` elsewhere.
-pub fn choose(
-    b: &mut Builder,
-    condition: ValueId,
-    then: ValueId,
-    otherwise: ValueId,
-) -> Result<ValueId> {
-    b.eval(select(condition, then, otherwise))
-}
-
-/// The number a frozen initializer of one element holds; `None` for anything else.
-pub fn known_scalar(b: &Builder, v: ValueId) -> Option<f64> {
-    let tensor = b.graph.value(v).tensor()?;
-    (tensor.elements() == 1).then(|| tensor.get_f64(0))?
+    Error::model("gradient", format!("no gradient: {why}")).at(cx.b.describe(cx.node))
 }
 
 /// Any number of operands of one numeric type, broadcast.
@@ -171,12 +141,6 @@ pub fn compute_type(dtype: DType) -> DType {
     }
 }
 
-/// `v` in the type that kernels compute in.
-pub fn widen(b: &mut Builder, v: ValueId) -> Result<ValueId> {
-    let dtype = compute_type(b.ty(v).dtype);
-    b.cast(v, dtype)
-}
-
 /// A gradient kernel's operands: two floating-point tensors of one type, not broadcast.
 pub fn two_alike(cx: &InferCx) -> Result<Vec<Ty>> {
     cx.want_dtype(0, DType::is_float, "a floating-point type")?;
@@ -189,24 +153,6 @@ pub fn two_alike(cx: &InferCx) -> Result<Vec<Ty>> {
             .found(b.to_string()));
     }
     Ok(vec![a.clone()])
-}
-
-/// The only result of a body, converted to the first operand's element type.
-///
-/// # Errors
-/// What typing refuses.
-pub fn narrow(cx: &mut BodyCx, result: impl Into<Expr>) -> Result<Vec<ValueId>> {
-    narrow_as(cx, 0, result)
-}
-
-/// The only result of a body, converted to the element type of operand `slot`.
-///
-/// # Errors
-/// What typing refuses.
-pub fn narrow_as(cx: &mut BodyCx, slot: usize, result: impl Into<Expr>) -> Result<Vec<ValueId>> {
-    let result = cx.eval(result)?;
-    let dtype = cx.ty(cx.x(slot)).dtype;
-    Ok(vec![cx.b.cast(result, dtype)?])
 }
 
 /// New results; the kernel reads its operands in row-major order and copies those that are not.

@@ -7,8 +7,8 @@
 use super::pattern::{Found, Pattern};
 use crate::analysis::matcher::{Matcher, other_operand};
 use crate::error::Result;
-use crate::ir::{Attrs, Builder, NodeId, ValueId};
-use crate::ops::{activation, arith, cast, gated, math, power, shape};
+use crate::ir::{Attrs, NodeId, ValueId};
+use crate::ops::{Builder, EmitExt, activation, arith, cast, gated, math, power, shape};
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
 /// Longest chain of products behind the gate of a GELU, and deepest polynomial in it.

@@ -5,11 +5,11 @@ use crate::analysis::attention::decomposed::{Decomposed, EmptyRows, Keys};
 use crate::analysis::attention::mask::MaskOperand;
 use crate::analysis::matcher::Matcher;
 use crate::error::{Error, Result};
-use crate::ir::build::same_dims;
 use crate::ir::op::OpClass;
-use crate::ir::{Attrs, Builder, DType, NodeId, ValueId};
+use crate::ir::same_dims;
+use crate::ir::{Attrs, DType, NodeId, ValueId};
 use crate::ops::reduce::{REDUCE_MEAN, reduce_axes};
-use crate::ops::{arith, attention, logic, shape};
+use crate::ops::{Builder, EmitExt, arith, attention, logic, shape};
 use std::cmp::Ordering;
 
 /// A decomposed attention that one op can compute.

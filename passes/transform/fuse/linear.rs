@@ -6,12 +6,13 @@
 use super::pattern::{Found, Pattern, with_lead};
 use crate::analysis::matcher::{Matcher, other_operand};
 use crate::error::Result;
-use crate::ir::build::same_dims;
-use crate::ir::{Attrs, Builder, NodeId, Same, ValueId};
+use crate::ir::same_dims;
+use crate::ir::{Attrs, NodeId, Same, ValueId};
 use crate::ops::arith;
 use crate::ops::matmul::{GEMM, MATMUL};
 use crate::ops::rule::compute_type;
 use crate::ops::shape::{FLATTEN, transposed};
+use crate::ops::{Builder, EmitExt};
 
 /// x·w + bias over x's last axis.
 struct Linear {
@@ -32,7 +33,7 @@ impl Pattern for Linear {
     fn build(self: Box<Self>, b: &mut Builder) -> Result<ValueId> {
         let rank = b.rank(self.x);
         // The weight is read as it is stored, so its gradient is made in that layout.
-        let (w, is_transposed) = match transposed(b.graph, self.w) {
+        let (w, is_transposed) = match transposed(b, self.w) {
             Some((w, perm)) if perm == [1, 0] => (w, 1),
             _ => (self.w, 0),
         };

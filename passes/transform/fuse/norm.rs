@@ -8,8 +8,8 @@
 use super::pattern::{Found, Pattern};
 use crate::analysis::matcher::{Matcher, other_operand};
 use crate::error::Result;
-use crate::ir::{Attrs, Builder, DType, Node, NodeId, OpDef, Same, ValueId};
-use crate::ops::{arith, cast, math, norm, power, reduce};
+use crate::ir::{Attrs, DType, Node, NodeId, OpDef, Same, ValueId};
+use crate::ops::{Builder, EmitExt, arith, cast, math, norm, power, reduce};
 
 /// A norm over the last `axes` axes.
 struct Norm {

@@ -1,10 +1,10 @@
 //! What the searches of this pass share: a pattern, where it was found, and what replaces it.
 
 use crate::error::Result;
-use crate::ir::{Attrs, Builder, ValueId};
+use crate::ir::{Attrs, ValueId};
 use crate::ops::concat::CONCAT;
-use crate::ops::rule::sizes;
 use crate::ops::shape::RESHAPE;
+use crate::ops::{Builder, EmitExt};
 
 /// One op that stands for several.
 pub(super) trait Pattern {
@@ -43,7 +43,7 @@ pub(super) fn with_lead(
     own: usize,
 ) -> Result<ValueId> {
     let rank = b.rank(x);
-    let dims = [sizes(b, like, 0..lead)?, sizes(b, x, rank - own..rank)?];
+    let dims = [b.sizes(like, 0..lead)?, b.sizes(x, rank - own..rank)?];
     let target = b.emit(&CONCAT, &dims, Attrs::new().with("axis", 0))?;
     b.emit(&RESHAPE, &[x, target], Attrs::new().with("allowzero", 1))
 }

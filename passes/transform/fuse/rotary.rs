@@ -4,8 +4,8 @@
 use super::pattern::{Found, Pattern};
 use crate::analysis::matcher::Matcher;
 use crate::error::Result;
-use crate::ir::{Attrs, Builder, Node, NodeId, ValueId};
-use crate::ops::{arith, concat, rotary, slice};
+use crate::ir::{Attrs, Node, NodeId, ValueId};
+use crate::ops::{Builder, EmitExt, arith, concat, rotary, slice};
 
 /// A rotation of `x` by tables of cosines and sines.
 struct Rotation {

@@ -8,7 +8,7 @@
 use super::region::{Region, like};
 use crate::error::{Error, Result};
 use crate::ir::typing::Contents;
-use crate::ir::{Attrs, Builder, Dim, Graph, Node, NodeId, OpDef, Role, Same, Ty, ValueId};
+use crate::ir::{Attrs, Dim, Graph, Node, NodeId, OpDef, Role, Same, Ty, ValueId};
 use crate::ops::accumulate::{ACCUMULATE, ADD_PRODUCT};
 use crate::ops::arith::{ADD, DIV};
 use crate::ops::batch_axes::{
@@ -21,10 +21,11 @@ use crate::ops::logic::EQUAL;
 use crate::ops::loss::{CLASS_LOSS, label_weight};
 use crate::ops::matmul::GEMM;
 use crate::ops::reduce::REDUCE_SUM;
-use crate::ops::rule::{choose, compute_type, emit as emit_plain};
+use crate::ops::rule::{Formulas, compute_type, select};
 use crate::ops::shape::{EXPAND, RESHAPE, SHAPE};
 use crate::ops::slice::SLICE;
 use crate::ops::softmax::LOG_SOFTMAX;
+use crate::ops::{Builder, EmitExt};
 use rustc_hash::FxHashMap;
 
 /// A region and its nodes as they were before any chunk was emitted.
@@ -187,7 +188,7 @@ impl Emitter<'_, '_> {
     }
 
     fn plain(&mut self, op: &'static OpDef, ins: &[ValueId]) -> Result<ValueId> {
-        emit_plain(self.b, op, ins)
+        self.b.op(op, ins)
     }
 
     /// Emits the sizes of axes `start..end` as an int64 vector.
@@ -616,7 +617,7 @@ impl Emitter<'_, '_> {
         let zero = self.b.scalar(wide, 0.0);
         let share = self.b.div(dloss, total)?;
         let none = self.plain(&EQUAL, &[total, zero])?;
-        let share = choose(self.b, none, zero, share)?;
+        let share = self.b.eval(select(none, zero, share))?;
         self.b.cast(share, narrow)
     }
 

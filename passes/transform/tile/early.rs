@@ -8,10 +8,11 @@
 use crate::error::Result;
 use crate::ir::op::OpClass;
 use crate::ir::typing::Contents;
-use crate::ir::{Attrs, Builder, Dim, Graph, Node, NodeId, Same, SecondaryMap, ValueId};
+use crate::ir::{Attrs, Dim, Graph, Node, NodeId, Same, SecondaryMap, ValueId};
 use crate::ops::batch_axes::{FitCx, Rows, class_scores, fit};
 use crate::ops::shape::{RESHAPE, SHAPE, TRANSPOSE};
 use crate::ops::slice::SLICE;
+use crate::ops::{Builder, EmitExt};
 use crate::transform::dce::dce;
 use crate::transform::infer::infer;
 use crate::transform::order::append_after_operands;

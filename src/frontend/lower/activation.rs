@@ -3,6 +3,7 @@
 
 use super::call::{Call, Lowered, one};
 use ckpt_passes::ir::{Attrs, ValueId};
+use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ops::activation::{GELU, SIGMOID};
 use ckpt_passes::ops::piecewise::ELU;
 

@@ -7,6 +7,7 @@
 use super::call::{Call, Lowered, Out, same};
 use ckpt_passes::Result;
 use ckpt_passes::ir::{Attrs, DType, Tensor, ValueId};
+use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ops::activation::TANH;
 use ckpt_passes::ops::logic::{GREATER, LESS, LESS_OR_EQUAL, WHERE};
 use ckpt_passes::ops::matmul::MATMUL;

@@ -2,6 +2,7 @@
 
 use super::call::{Call, Lowered, one};
 use ckpt_passes::ir::{DType, Tensor};
+use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ops::arith::DIV;
 use ckpt_passes::ops::bits::BITWISE_NOT;
 use ckpt_passes::ops::logic::{AND, LESS, WHERE};

@@ -1,9 +1,10 @@
 //! The node that a recipe lowers: its operands, its attributes, and a builder that emits nodes in its place.
 
 use super::quantise::Quantised;
-use ckpt_passes::ir::{Attr, AttrKind, Builder, DType, Dim, Same, Tensor, Ty, ValueId};
+use ckpt_passes::ir::{Attr, AttrKind, DType, Dim, Same, Tensor, Ty, ValueId};
 use ckpt_passes::ops::random::{self, SEED};
 use ckpt_passes::ops::shape::IDENTITY;
+use ckpt_passes::ops::{Builder, EmitExt};
 use ckpt_passes::{Error, Result};
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};

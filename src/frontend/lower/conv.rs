@@ -5,6 +5,7 @@ use super::call::{Call, Lowered, one};
 use super::windows::{halves, pads_of, same_padding};
 use ckpt_passes::Result;
 use ckpt_passes::ir::{Attrs, Dim, ValueId};
+use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ops::arith::DIV;
 use ckpt_passes::ops::concat::PAD;
 use ckpt_passes::ops::conv::{CONV, CONV_TRANSPOSE};

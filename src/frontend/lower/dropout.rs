@@ -8,6 +8,7 @@
 use super::call::{Call, Lowered, Out, UNREAD};
 use ckpt_passes::ir::op::OpClass;
 use ckpt_passes::ir::{DType, Graph, NodeId};
+use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ops::logic::{GREATER_OR_EQUAL, WHERE};
 use ckpt_passes::ops::random::{DROPOUT, UNIFORM};
 use ckpt_passes::ops::shape::IDENTITY;

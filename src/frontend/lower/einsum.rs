@@ -7,6 +7,7 @@
 use super::call::{Call, Lowered, one};
 use ckpt_passes::Result;
 use ckpt_passes::ir::{Dim, Same, ValueId};
+use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ops::matmul::MATMUL;
 use ckpt_passes::ops::reduce::{REDUCE_SUM, reduce_axes};
 use ckpt_passes::ops::shape::RESHAPE;
@@ -195,7 +196,7 @@ fn sum_out(call: &mut Call, term: &mut Term, kept: &BTreeSet<Label>) -> Result<(
     let axes: Vec<usize> = (0..term.labels.len())
         .filter(|i| !kept.contains(&term.labels[*i]))
         .collect();
-    term.v = reduce_axes(call, &REDUCE_SUM, term.v, &axes, false)?;
+    term.v = reduce_axes(&mut call.b, &REDUCE_SUM, term.v, &axes, false)?;
     term.labels.retain(|l| kept.contains(l));
     Ok(())
 }

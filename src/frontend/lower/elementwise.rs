@@ -3,6 +3,7 @@
 
 use super::call::{Call, Lowered, from_start, one};
 use ckpt_passes::ir::Attrs;
+use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ops::arith::{ABS, MOD, SUM};
 use ckpt_passes::ops::logic::{EQUAL, GREATER, LESS, WHERE, XOR};
 use ckpt_passes::ops::select::ARG_MAX;

@@ -7,9 +7,9 @@
 
 use super::call::{Call, Lowered, from_start, one};
 use ckpt_passes::Result;
-use ckpt_passes::ir::{Builder, DType, ValueId};
+use ckpt_passes::ir::{DType, ValueId};
 use ckpt_passes::ops::matmul::MATMUL;
-use ckpt_passes::ops::{arith, logic, math};
+use ckpt_passes::ops::{Builder, EmitExt, arith, logic, math};
 
 /// Sign of the exponent.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -8,6 +8,7 @@ use super::call::{Call, Lowered, Out};
 use super::rotary::rotated_at;
 use ckpt_passes::Result;
 use ckpt_passes::ir::ValueId;
+use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ops::logic::{AND, LESS_OR_EQUAL};
 
 /// Fails unless a cache operand is absent or empty.

@@ -4,12 +4,12 @@
 use super::call::{Call, Lowered, one, same};
 use ckpt_passes::Result;
 use ckpt_passes::ir::{Attrs, DType, Dim, ValueId};
+use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ops::arith::{ABS, MOD};
 use ckpt_passes::ops::extreme::{CLIP, MAX};
 use ckpt_passes::ops::fill::RANGE;
 use ckpt_passes::ops::index::{GATHER_ELEMENTS, NON_ZERO};
 use ckpt_passes::ops::logic::{LESS, WHERE};
-use ckpt_passes::ops::rule::known_scalar;
 use ckpt_passes::ops::scatter::{ONE_HOT, SCATTER_ELEMENTS};
 
 /// `Compress`: the slices along an axis, or without one the elements, where a vector of booleans is true.
@@ -34,7 +34,7 @@ pub fn one_hot(call: &mut Call) -> Lowered {
     if !call.dtype(depth).is_float() {
         return Ok(None);
     }
-    let depth = match known_scalar(call, depth) {
+    let depth = match call.known_scalar(depth) {
         Some(n) => call.int(n as i64),
         None => call.cast(depth, DType::I64)?,
     };

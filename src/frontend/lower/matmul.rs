@@ -3,6 +3,7 @@
 use super::call::{Call, Lowered, one};
 use ckpt_passes::Result;
 use ckpt_passes::ir::ValueId;
+use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ops::matmul::MATMUL;
 
 /// alpha·(A or Aᵀ)·(B or Bᵀ); the last two axes are transposed.

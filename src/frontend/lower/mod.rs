@@ -35,7 +35,8 @@ pub use dropout::{Dropout, lost};
 
 use crate::onnx::versions::GREATEST_OPSET;
 use ckpt_passes::ir::typing::Contents;
-use ckpt_passes::ir::{Attrs, Builder, Graph, ValueId};
+use ckpt_passes::ir::{Attrs, Graph, ValueId};
+use ckpt_passes::ops::Builder;
 use ckpt_passes::{Error, Result};
 
 /// Emits the nodes of one foreign node.

@@ -3,6 +3,7 @@
 use super::call::{Call, Lowered, Out, UNREAD};
 use ckpt_passes::Result;
 use ckpt_passes::ir::{Attrs, DType, ValueId};
+use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ops::logic::EQUAL;
 use ckpt_passes::ops::norm::{LAYER_NORM, RMS_NORM};
 use ckpt_passes::ops::reduce::REDUCE_SUM;

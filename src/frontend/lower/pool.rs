@@ -7,6 +7,7 @@ use super::call::{Call, Lowered, Out, one};
 use super::windows::{halves, pads_of, same_padding};
 use ckpt_passes::Result;
 use ckpt_passes::ir::{Attrs, DType, OpDef, Tensor, ValueId};
+use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ops::arith::ABS;
 use ckpt_passes::ops::concat::PAD;
 use ckpt_passes::ops::conv::CONV;
@@ -217,7 +218,7 @@ pub fn max(call: &mut Call) -> Lowered {
 /// Reduces all spatial axes of `v` to size 1.
 fn over_all(call: &mut Call, op: &'static OpDef, v: ValueId) -> Result<ValueId> {
     let axes: Vec<usize> = call.spatial_axes(v)?.collect();
-    reduce_axes(call, op, v, &axes, true)
+    reduce_axes(&mut call.b, op, v, &axes, true)
 }
 
 /// `GlobalAveragePool`.

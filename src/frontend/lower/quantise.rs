@@ -10,6 +10,7 @@
 use super::call::{Call, Lowered, Out, from_start, one};
 use ckpt_passes::Result;
 use ckpt_passes::ir::{Attrs, DType, Def, Same, ValueId};
+use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ops::arith::{DIV, ROUND, ROUND_THROUGH};
 use ckpt_passes::ops::extreme::{CLIP, MAX, MIN};
 use ckpt_passes::ops::reduce::{REDUCE_MAX, REDUCE_MIN};

@@ -6,6 +6,7 @@
 use super::call::{Call, Lowered, one};
 use ckpt_passes::Result;
 use ckpt_passes::ir::{DType, ValueId};
+use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ops::logic::LESS;
 use ckpt_passes::ops::math::{COS, LOG, SQRT};
 use ckpt_passes::ops::random::UNIFORM;

@@ -7,6 +7,7 @@
 use super::call::{Call, Lowered, one};
 use ckpt_passes::Result;
 use ckpt_passes::ir::{DType, Def, ValueId};
+use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ops::cast::CAST;
 use ckpt_passes::ops::fill::RANGE;
 

@@ -7,6 +7,7 @@
 use super::call::{Call, Lowered, one};
 use ckpt_passes::Result;
 use ckpt_passes::ir::{DType, Dim, Same, Tensor, ValueId};
+use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ops::arith::DIV;
 use ckpt_passes::ops::logic::WHERE;
 use ckpt_passes::ops::matmul::MATMUL;

@@ -6,6 +6,7 @@
 use super::call::{Call, Lowered, one};
 use ckpt_passes::Result;
 use ckpt_passes::ir::ValueId;
+use ckpt_passes::ops::EmitExt;
 
 /// Which elements of a head form pairs, and how many of them rotate.
 struct Rotation {

@@ -7,6 +7,7 @@ use super::attention::{Heads, allowed_bias, grouped, merge_heads, scale_of, scor
 use super::call::{Call, Lowered, Out, UNREAD, same};
 use ckpt_passes::Result;
 use ckpt_passes::ir::{Attrs, DType, OpDef, ValueId};
+use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ops::concat::PAD;
 use ckpt_passes::ops::logic::{AND, GREATER, GREATER_OR_EQUAL, LESS, LESS_OR_EQUAL, WHERE};
 use ckpt_passes::ops::matmul::MATMUL;

@@ -6,6 +6,7 @@
 use super::call::{Call, Lowered, Out, UNREAD, one};
 use ckpt_passes::Result;
 use ckpt_passes::ir::{Attrs, DType, Tensor, ValueId};
+use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ops::concat::PAD;
 use ckpt_passes::ops::logic::{EQUAL, WHERE};
 use ckpt_passes::ops::math::{LOG, SQRT};
@@ -100,10 +101,10 @@ pub fn batch(call: &mut Call) -> Lowered {
         return Ok(Some(results));
     }
     let axes: Vec<usize> = (0..rank).filter(|a| *a != 1).collect();
-    let centre = reduce_axes(call, &REDUCE_MEAN, x, &axes, true)?;
+    let centre = reduce_axes(&mut call.b, &REDUCE_MEAN, x, &axes, true)?;
     let away = call.sub(x, centre)?;
     let square = call.mul(away, away)?;
-    let spread = reduce_axes(call, &REDUCE_MEAN, square, &axes, true)?;
+    let spread = reduce_axes(&mut call.b, &REDUCE_MEAN, square, &axes, true)?;
     let y = scaled(call, x, centre, spread, epsilon)?;
     let y = by_scale(call, y, scale, bias, dtype)?;
     let mut results = vec![Out::Value(y)];

@@ -9,7 +9,8 @@ use super::{names, upgrade};
 use crate::frontend::lower::{Call, Dropout, Out, recipe, run};
 use crate::onnx::proto::NodeProto;
 use ckpt_passes::ir::typing::Contents;
-use ckpt_passes::ir::{Builder, Graph, ValueId};
+use ckpt_passes::ir::{Graph, ValueId};
+use ckpt_passes::ops::Builder;
 use ckpt_passes::{Error, Result};
 use std::sync::Arc;
 

@@ -192,7 +192,7 @@ impl<'a> Importer<'a, '_> {
         for (out, (ty, _)) in trial.node(id).outs.clone().into_iter().zip(types) {
             trial.set_type(out, ty);
         }
-        let Some(Ok(body)) = ckpt_passes::ir::op::body_of(&trial, id) else {
+        let Some(Ok(body)) = ckpt_passes::ops::body_of(&trial, id) else {
             return Ok(false);
         };
         let mine = messages::function(&body, function.name(), trial.node(id))?;

@@ -1,8 +1,9 @@
 //! Small uses of the ops: types and known contents of the operands, and which of them are differentiated.
 
 use ckpt_passes::ir::op::GradCx;
-use ckpt_passes::ir::{Attrs, Builder, DType, Def, Dim, Graph, Tensor, Ty, ValueId};
+use ckpt_passes::ir::{Attrs, DType, Def, Dim, Graph, Tensor, Ty, ValueId};
 use ckpt_passes::ops;
+use ckpt_passes::ops::{Builder, EmitExt};
 
 /// Sizes of the named dims in every case.
 pub const SIZES: &[(&str, i64)] = &[("b", 2), ("s", 3), ("one", 1), ("n", 4)];

@@ -5,7 +5,7 @@ use super::pointwise::{float_self, unary_float};
 use super::signature::{Call, Op, along};
 use ckpt_passes::ir::{Attrs, DType, OpDef, Tensor, Ty, ValueId};
 use ckpt_passes::ops::random::SEED;
-use ckpt_passes::ops::{activation, arith, extreme, logic, piecewise, random, softmax};
+use ckpt_passes::ops::{EmitExt, activation, arith, extreme, logic, piecewise, random, softmax};
 use ckpt_passes::{Error, Result};
 
 pub const OPS: &[Op] = &[

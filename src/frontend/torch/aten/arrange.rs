@@ -6,7 +6,7 @@ use super::signature::{Call, Formula, Op};
 use crate::frontend::lower::standard;
 use ckpt_passes::Result;
 use ckpt_passes::ir::{Attrs, DType, Dim, Same, ValueId};
-use ckpt_passes::ops::{arith, concat, logic, slice};
+use ckpt_passes::ops::{EmitExt, arith, concat, logic, slice};
 
 pub const FORMULAS: &[Formula] = &[
     "diag(self: t, diagonal: i?) => dim(self) == 1 ? diag_embed(self, diagonal) : diagonal(self, diagonal)",

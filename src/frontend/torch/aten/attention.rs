@@ -14,7 +14,7 @@ use super::signature::{Call, Op};
 use ckpt_passes::Result;
 use ckpt_passes::ir::{Attrs, DType, Dim, Same, ValueId};
 use ckpt_passes::ops::reduce::REDUCE_MAX;
-use ckpt_passes::ops::{activation, logic, matmul, norm, shape, softmax};
+use ckpt_passes::ops::{EmitExt, activation, logic, matmul, norm, shape, softmax};
 
 pub const OPS: &[Op] = &[
     (

@@ -14,7 +14,7 @@ use ckpt_passes::Result;
 use ckpt_passes::ir::op::OpDef;
 use ckpt_passes::ir::{Attrs, DType, NodeId, Same, ValueId};
 use ckpt_passes::ops::loss::NEGATIVE_LOG_LIKELIHOOD_LOSS_GRAD;
-use ckpt_passes::ops::{activation, attention, gated, index, norm, piecewise, softmax};
+use ckpt_passes::ops::{EmitExt, activation, attention, gated, index, norm, piecewise, softmax};
 
 pub const FORMULAS: &[Formula] = &[
     // 2·(x − target), over the number of elements for a mean.
@@ -232,7 +232,7 @@ fn norm(c: &mut Call, op: &'static OpDef, grad: &'static OpDef, slots: i64) -> R
     let scale = scale(c, x, axes)?;
     let mut ins = vec![Some(c.value("grad_out")?), Some(x), Some(scale)];
     if op == &norm::LAYER_NORM && c.dtype(x) != DType::F64 {
-        let (mean, inv_std) = norm::statistics(c.low.b.graph, forward);
+        let (mean, inv_std) = norm::statistics(&mut c.low.b, forward);
         ins.extend([Some(mean), Some(inv_std)]);
     }
     let attrs = Attrs::new()

@@ -9,11 +9,11 @@ use super::lowering::{DEFAULT_FLOAT, Lowering, View};
 use super::signature::{Call, Op, along};
 use super::views::broadcast;
 use ckpt_passes::Result;
-use ckpt_passes::ir::build::same_dims;
+use ckpt_passes::ir::same_dims;
 use ckpt_passes::ir::{DType, Dim, ValueId};
 use ckpt_passes::ops::concat::{CONCAT, SPLIT};
 use ckpt_passes::ops::shape::{SQUEEZE, UNSQUEEZE};
-use ckpt_passes::ops::{arith, extreme, math};
+use ckpt_passes::ops::{EmitExt, arith, extreme, math};
 
 pub const OPS: &[Op] = &[
     ("abs(self: c)", |c| {

@@ -5,7 +5,7 @@ use super::lowering::DEFAULT_FLOAT;
 use super::signature::{Call, Op};
 use ckpt_passes::Result;
 use ckpt_passes::ir::{Attrs, DType, Dim, Tensor};
-use ckpt_passes::ops::{fill, logic};
+use ckpt_passes::ops::{EmitExt, fill, logic};
 
 /// The largest number of elements of a table that is written into the model.
 pub(super) const MAX_TABLE: i64 = 1 << 24;

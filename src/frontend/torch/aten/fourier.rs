@@ -6,6 +6,7 @@ use super::signature::{Call, Op};
 use crate::frontend::lower::fourier::{Roots, Scale, Sign, roots};
 use ckpt_passes::Result;
 use ckpt_passes::ir::{DType, Dim, Same};
+use ckpt_passes::ops::EmitExt;
 
 pub const OPS: &[Op] = &[
     ("fft_{fft,ifft}(self: ct, n: i?, dim: i?, norm: S?)", |c| {

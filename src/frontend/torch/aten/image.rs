@@ -8,6 +8,7 @@ use super::signature::{Call, Op, along};
 use crate::frontend::lower::standard;
 use ckpt_passes::Result;
 use ckpt_passes::ir::{Attrs, DType, Dim, OpDef, Tensor, ValueId};
+use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ops::arith::MOD;
 use ckpt_passes::ops::concat::CONCAT;
 use ckpt_passes::ops::conv::{CONV, CONV_TRANSPOSE};

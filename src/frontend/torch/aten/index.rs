@@ -7,10 +7,10 @@ use super::lowering::{DEFAULT_FLOAT, View, inverse};
 use super::signature::{Call, Formula, Op, along};
 use super::{reduce, views};
 use ckpt_passes::Result;
-use ckpt_passes::ir::build::same_dims;
+use ckpt_passes::ir::same_dims;
 use ckpt_passes::ir::{Attrs, DType, Dim, OpDef, ValueId};
 use ckpt_passes::ops::{
-    arith, extreme, fill, index, logic, reduce::REDUCE_SUM, scatter, select, shape,
+    EmitExt, arith, extreme, fill, index, logic, reduce::REDUCE_SUM, scatter, select, shape,
 };
 
 pub const FORMULAS: &[Formula] = &[

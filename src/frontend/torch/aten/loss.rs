@@ -6,7 +6,7 @@ use super::reduce::over;
 use super::signature::{Call, Formula, Op};
 use ckpt_passes::Result;
 use ckpt_passes::ir::{Attrs, Dim, OpDef};
-use ckpt_passes::ops::{arith, loss, reduce, shape};
+use ckpt_passes::ops::{EmitExt, arith, loss, reduce, shape};
 
 /// `reduce_loss` is the last row of [`OPS`].
 pub const FORMULAS: &[Formula] = &[

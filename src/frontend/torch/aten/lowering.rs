@@ -13,10 +13,10 @@
 
 use super::super::scalars;
 use super::super::value::{TensorId, Value};
-use ckpt_passes::ir::build::same_dims;
 use ckpt_passes::ir::op::{Grad, OpDef};
+use ckpt_passes::ir::same_dims;
 use ckpt_passes::ir::typing::Contents;
-use ckpt_passes::ir::{Attrs, Builder, DType, Dim, Graph, Loc, Origin, Same, Tensor, Ty, ValueId};
+use ckpt_passes::ir::{Attrs, DType, Dim, Graph, Loc, Origin, Same, Tensor, Ty, ValueId};
 use ckpt_passes::ops::concat::CONCAT;
 use ckpt_passes::ops::fill::RANGE;
 use ckpt_passes::ops::scatter::SCATTER_ELEMENTS;
@@ -24,6 +24,7 @@ use ckpt_passes::ops::shape::{
     EXPAND, IDENTITY, RESHAPE, SQUEEZE, STOP_GRADIENT, TRANSPOSE, UNSQUEEZE,
 };
 use ckpt_passes::ops::slice::SLICE;
+use ckpt_passes::ops::{Builder, EmitExt};
 use ckpt_passes::transform::sizes::Sizes;
 use ckpt_passes::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet};

@@ -6,7 +6,7 @@ use super::signature::{Call, Op};
 use ckpt_passes::Result;
 use ckpt_passes::ir::{Attrs, DType, Dim, ValueId};
 use ckpt_passes::ops::shape::RESHAPE;
-use ckpt_passes::ops::{math, norm, reduce};
+use ckpt_passes::ops::{EmitExt, math, norm, reduce};
 
 pub const OPS: &[Op] = &[
     (

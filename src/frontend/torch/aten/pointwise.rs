@@ -5,7 +5,7 @@ use super::signature::{Call, Op};
 use ckpt_passes::Result;
 use ckpt_passes::ir::op::OpDef;
 use ckpt_passes::ir::{Attrs, DType, Dim, ValueId};
-use ckpt_passes::ops::{activation, arith, bits, extreme, logic, math, power, trig};
+use ckpt_passes::ops::{EmitExt, activation, arith, bits, extreme, logic, math, power, trig};
 use std::f64::consts::PI;
 
 pub const OPS: &[Op] = &[

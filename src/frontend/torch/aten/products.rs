@@ -7,11 +7,11 @@ use super::reduce::over;
 use super::signature::{Call, Formula, Op};
 use crate::frontend::lower::standard;
 use ckpt_passes::Result;
-use ckpt_passes::ir::build::same_dims;
+use ckpt_passes::ir::same_dims;
 use ckpt_passes::ir::{Attrs, DType, Same, ValueId};
 use ckpt_passes::ops::reduce::REDUCE_SUM;
 use ckpt_passes::ops::scan::CUM_SUM;
-use ckpt_passes::ops::{arith, conv, logic, matmul, shape};
+use ckpt_passes::ops::{EmitExt, arith, conv, logic, matmul, shape};
 
 pub const FORMULAS: &[Formula] = &[
     "_cdist_forward(x1: t, x2: t, p: f, compute_mode: i?) => cdist(x1, x2, p)",

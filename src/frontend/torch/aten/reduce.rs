@@ -6,7 +6,9 @@ use super::signature::{Call, Op, along};
 use ckpt_passes::Result;
 use ckpt_passes::ir::op::OpDef;
 use ckpt_passes::ir::{Attrs, DType, Dim, ValueId};
-use ckpt_passes::ops::{arith, extreme, index, logic, math, power, reduce, scan, select, shape};
+use ckpt_passes::ops::{
+    EmitExt, arith, extreme, index, logic, math, power, reduce, scan, select, shape,
+};
 
 pub const OPS: &[Op] = &[
     (

@@ -21,6 +21,7 @@ use super::super::value::{TensorId, Value};
 use super::formula;
 use super::lowering::Lowering;
 use ckpt_passes::ir::{Attrs, DType, Dim, OpDef, ValueId};
+use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ops::concat::SPLIT;
 use ckpt_passes::ops::fill::RANGE;
 use ckpt_passes::ops::shape::RESHAPE;

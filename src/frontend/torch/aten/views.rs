@@ -7,7 +7,7 @@ use super::signature::{Call, Op, along};
 use ckpt_passes::Result;
 use ckpt_passes::ir::{DType, Dim, Same};
 use ckpt_passes::ops::concat::SPLIT;
-use ckpt_passes::ops::{arith, fill::RANGE, index, shape};
+use ckpt_passes::ops::{EmitExt, arith, fill::RANGE, index, shape};
 
 pub const OPS: &[Op] = &[
     ("{adjoint,mH,mT}(self: t)", |c| swap(c, -2, -1)),

@@ -10,6 +10,7 @@ use super::{
     loss, native, norm, pointwise, products, reduce, views,
 };
 use ckpt_passes::ir::Graph;
+use ckpt_passes::ops::EmitExt;
 use ckpt_passes::{Error, Result};
 use std::sync::LazyLock;
 

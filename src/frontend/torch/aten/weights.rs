@@ -8,6 +8,7 @@ use super::lowering::{Elements, Lowering};
 use bytes::Bytes;
 use ckpt_passes::ir::op::contiguous_strides;
 use ckpt_passes::ir::{Attrs, DType, Origin, Tensor};
+use ckpt_passes::ops::EmitExt;
 use ckpt_passes::{Error, Result};
 
 /// The role of a weight in its module.

@@ -10,6 +10,7 @@ pub mod aten;
 pub mod attention;
 pub mod batch_axes;
 pub mod bits;
+pub mod builder;
 pub mod cast;
 pub mod concat;
 pub mod conv;
@@ -21,6 +22,7 @@ pub mod logic;
 pub mod loss;
 pub mod math;
 pub mod matmul;
+pub mod names;
 pub mod norm;
 pub mod opaque;
 pub mod optimizer;
@@ -37,13 +39,17 @@ pub mod select;
 pub mod shape;
 pub mod slice;
 pub mod softmax;
-pub mod steps;
 pub mod sum_to;
 pub mod transfer;
 pub mod trig;
 
-use crate::ir::op::{Domain, OpDef};
-use crate::ir::{DType, Graph, NodeId};
+pub use builder::{Builder, body_of};
+pub use rule::EmitExt;
+
+use ckpt_ir::op::{Domain, OpDef};
+use ckpt_ir::{DType, Graph, NodeId};
+use rustc_hash::FxHashMap;
+use std::sync::LazyLock;
 
 /// Every family's rows.
 const FAMILIES: &[&[&OpDef]] = &[
@@ -90,12 +96,14 @@ pub fn all() -> impl Iterator<Item = &'static OpDef> {
 
 /// The row of that name in the text form.
 pub fn find(name: &str) -> Option<&'static OpDef> {
-    all().find(|op| op.name == name)
+    static BY_NAME: LazyLock<FxHashMap<&str, &OpDef>> =
+        LazyLock::new(|| all().map(|op| (op.name, op)).collect());
+    BY_NAME.get(name).copied()
 }
 
 /// The row that an ONNX op of that name, at the internal opset, is.
 pub fn find_onnx(name: &str) -> Option<&'static OpDef> {
-    all().find(|op| op.name == name && matches!(op.domain, Domain::Onnx { .. }))
+    find(name).filter(|op| matches!(op.domain, Domain::Onnx { .. }))
 }
 
 /// The first opset of the standard domain in which this node is valid: its row's, or later for its element types.
@@ -125,6 +133,13 @@ mod tests {
     fn rows_state_what_their_constructors_cannot_know() {
         for op in all() {
             assert!(rule::is_stated(op), "{} is not complete", op.name);
+        }
+    }
+
+    #[test]
+    fn every_name_is_that_of_one_row() {
+        for name in names::ALL {
+            assert_eq!(all().filter(|op| op.name == *name).count(), 1, "{name}");
         }
     }
 }

@@ -6,7 +6,6 @@
 //! lenses.
 
 pub mod attr;
-pub mod build;
 pub mod dim;
 pub mod edit;
 pub mod graph;
@@ -20,11 +19,12 @@ pub mod typing;
 pub mod verify;
 pub mod view;
 
+pub use ckpt_error as error;
+
 pub use attr::{Attr, AttrDefault, AttrKind, AttrSpec, Attrs};
-pub use build::Builder;
-pub use dim::{Atom, Dim, Same};
+pub use dim::{Atom, Dim, Same, same_dims};
 pub use graph::{Def, Graph, Loc, Node, Origin, Phase, Role, Use, Value};
 pub use id::{Arena, Id, NodeId, SecondaryMap, ValueId};
-pub use op::OpDef;
+pub use op::{Emit, OpDef, OpRef};
 pub use tensor::{Data, External, Tensor};
 pub use ty::{DType, Ty};
