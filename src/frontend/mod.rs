@@ -3,6 +3,13 @@
 //! A reader turns a file into a [`Graph`] of the op table's vocabulary and knows nothing of what happens to it then.
 //! Nothing a file contains is ever executed, and no byte of it is trusted.
 
+/// Returns an error of kind `Model` from the enclosing function: `bail!("name", "`{name}` is defined twice")`.
+macro_rules! bail {
+    ($code:literal, $($what:tt)+) => {
+        return Err(ckpt_passes::Error::model($code, format!($($what)+)))
+    };
+}
+
 pub mod ckir;
 pub mod file;
 pub mod given;

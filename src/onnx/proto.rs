@@ -5,6 +5,8 @@
 
 pub use generated::*;
 
+use std::collections::BTreeMap;
+
 #[allow(missing_docs, clippy::all, reason = "generated from onnx.proto")]
 mod generated {
     include!(concat!(env!("OUT_DIR"), "/onnx.rs"));
@@ -25,6 +27,12 @@ impl StringStringEntryProto {
 /// The value of a metadata key.
 pub fn prop<'a>(props: &'a [StringStringEntryProto], key: &str) -> Option<&'a str> {
     props.iter().find(|p| p.key() == key).map(|p| p.value())
+}
+
+/// Returns all metadata by key.
+pub fn to_map(props: &[StringStringEntryProto]) -> BTreeMap<String, String> {
+    let pairs = props.iter().map(|p| (p.key().into(), p.value().into()));
+    pairs.collect()
 }
 
 impl NodeProto {

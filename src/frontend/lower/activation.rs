@@ -6,6 +6,7 @@ use ckpt_passes::ir::{Attrs, ValueId};
 use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ops::activation::{GELU, SIGMOID};
 use ckpt_passes::ops::piecewise::ELU;
+use ckpt_passes::ops::rule::{Formulas, Term, unary_op};
 
 fn emit_gelu(call: &mut Call, x: ValueId, approximate: &str) -> Lowered {
     let attrs = Attrs::new().with("approximate", approximate);
@@ -45,13 +46,12 @@ pub fn swish(call: &mut Call) -> Lowered {
 }
 
 fn gated(call: &mut Call, default_alpha: f32) -> Lowered {
-    let x = call.need(0, "X")?;
+    let x = Term(call.need(0, "X")?);
     let steep = match call.attr_float("alpha", default_alpha)? {
-        1.0 => x,
-        alpha => call.scaled(x, f64::from(alpha))?,
+        1.0 => x.into(),
+        alpha => x * f64::from(alpha),
     };
-    let gate = call.op(&SIGMOID, &[steep])?;
-    one(call.mul(x, gate)?)
+    one(call.eval(x * unary_op(&SIGMOID, steep))?)
 }
 
 /// ONNX Selu-6: gamma·ELU of slope alpha.

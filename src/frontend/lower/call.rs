@@ -1,6 +1,5 @@
 //! The node that a recipe lowers: its operands, its attributes, and a builder that emits nodes in its place.
 
-use super::quantise::Quantised;
 use ckpt_passes::ir::{Attr, AttrKind, DType, Dim, Same, Tensor, Ty, ValueId};
 use ckpt_passes::ops::random::{self, SEED};
 use ckpt_passes::ops::shape::IDENTITY;
@@ -32,6 +31,22 @@ pub type Attributes = BTreeMap<String, Option<Attr>>;
 
 /// Values that nodes quantised, by the integers that came out.
 pub type QuantisedValues = BTreeMap<ValueId, Quantised>;
+
+/// The operands that quantised numbers were computed from.
+#[derive(Clone, Copy, Debug)]
+pub struct Quantised {
+    pub(super) real: ValueId,
+    pub(super) scale: ValueId,
+    pub(super) zero_point: Option<ValueId>,
+    pub(super) layout: Layout,
+}
+
+/// The axis along which scales vary, and the number of its elements that share one scale (0: none do).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Layout {
+    pub(super) axis: i64,
+    pub(super) block: i64,
+}
 
 /// A foreign node as a recipe sees it. It dereferences to the builder.
 pub struct Call<'c, 'g> {

@@ -6,6 +6,7 @@ use ckpt_passes::ir::Attrs;
 use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ops::arith::{ABS, MOD, SUM};
 use ckpt_passes::ops::logic::{EQUAL, GREATER, LESS, WHERE, XOR};
+use ckpt_passes::ops::rule::{Formulas, Term, binary_op, select, unary_op};
 use ckpt_passes::ops::select::ARG_MAX;
 
 /// `CastLike`: the first operand in the element type of the second.
@@ -63,10 +64,8 @@ pub fn mean(call: &mut Call) -> Lowered {
     while let Some(next) = call.opt(all.len()) {
         all.push(next);
     }
-    let n = all.len() as f64;
-    let sum = call.op(&SUM, &all)?;
-    let n = call.scalar_like(sum, n);
-    one(call.div(sum, n)?)
+    let sum = Term(call.op(&SUM, &all)?);
+    one(call.eval(sum / all.len() as f64)?)
 }
 
 /// x + bias below -lambd, x - bias above lambd, 0 between.
@@ -87,20 +86,15 @@ pub fn shrink(call: &mut Call) -> Lowered {
 
 /// x / (1 + |x|).
 pub fn softsign(call: &mut Call) -> Lowered {
-    let x = call.need(0, "input")?;
-    let size = call.op(&ABS, &[x])?;
-    let unit = call.scalar_like(x, 1.0);
-    let size = call.add(unit, size)?;
-    one(call.div(x, size)?)
+    let x = Term(call.need(0, "input")?);
+    one(call.eval(x / (1.0 + unary_op(&ABS, x)))?)
 }
 
 /// x above alpha, 0 elsewhere.
 pub fn thresholded_relu(call: &mut Call) -> Lowered {
-    let x = call.need(0, "X")?;
-    let alpha = call.attr_float("alpha", 1.0)?;
-    let [alpha, zero] = [f64::from(alpha), 0.0].map(|v| call.scalar_like(x, v));
-    let above = call.op(&GREATER, &[x, alpha])?;
-    one(call.op(&WHERE, &[above, x, zero])?)
+    let x = Term(call.need(0, "X")?);
+    let alpha = f64::from(call.attr_float("alpha", 1.0)?);
+    one(call.eval(select(binary_op(&GREATER, x, alpha), x, 0.0))?)
 }
 
 /// `EyeLike`: a matrix of the operand's shape with ones on diagonal `k`.

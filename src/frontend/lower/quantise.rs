@@ -7,29 +7,13 @@
 //! arXiv 1902.08153). Quantised numbers elsewhere are integers and have no gradient. Products of integers are refused,
 //! because their results cannot be trained.
 
-use super::call::{Call, Lowered, Out, from_start, one};
+use super::call::{Call, Layout, Lowered, Out, Quantised, from_start, one};
 use ckpt_passes::Result;
 use ckpt_passes::ir::{Attrs, DType, Def, Same, ValueId};
 use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ops::arith::{DIV, ROUND, ROUND_THROUGH};
 use ckpt_passes::ops::extreme::{CLIP, MAX, MIN};
 use ckpt_passes::ops::reduce::{REDUCE_MAX, REDUCE_MIN};
-
-/// The operands that quantised numbers were computed from.
-#[derive(Clone, Copy, Debug)]
-pub struct Quantised {
-    real: ValueId,
-    scale: ValueId,
-    zero_point: Option<ValueId>,
-    layout: Layout,
-}
-
-/// The axis along which scales vary, and the number of its elements that share one scale (0: none do).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Layout {
-    axis: i64,
-    block: i64,
-}
 
 /// `QuantizeLinear`: round(x / scale) + zero point, clipped to the range of the integer type.
 pub fn quantise(call: &mut Call) -> Lowered {

@@ -10,12 +10,13 @@ use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ops::logic::LESS;
 use ckpt_passes::ops::math::{COS, LOG, SQRT};
 use ckpt_passes::ops::random::UNIFORM;
+use ckpt_passes::ops::rule::{Formulas, Term, binary_op, cast, unary_op};
 use std::f64::consts::TAU;
 
 /// Draws float32 numbers in [0, 1).
-fn uniform01(call: &mut Call, shape: ValueId) -> Result<ValueId> {
+fn uniform01(call: &mut Call, shape: ValueId) -> Result<Term> {
     let (seed, stream) = (call.seed()?, call.stream());
-    call.op(&UNIFORM, &[shape, seed, stream])
+    call.op(&UNIFORM, &[shape, seed, stream]).map(Term)
 }
 
 /// Returns the shape and element type that the node asks for.
@@ -40,10 +41,8 @@ pub fn uniform(call: &mut Call) -> Lowered {
     let (low, high) = (call.attr_float("low", 0.0)?, call.attr_float("high", 1.0)?);
     let (shape, dtype) = wanted(call)?;
     let draw = uniform01(call, shape)?;
-    let wide = call.scaled(draw, f64::from(high) - f64::from(low))?;
-    let low = call.scalar(DType::F32, f64::from(low));
-    let y = call.add(wide, low)?;
-    one(call.cast(y, dtype)?)
+    let (low, width) = (f64::from(low), f64::from(high) - f64::from(low));
+    one(call.eval(cast(draw * width + low, dtype))?)
 }
 
 /// mean + scale·√(-2 ln(1 - u))·cos(2πv): G. Box and M. Muller, 1958.
@@ -54,18 +53,9 @@ pub fn normal(call: &mut Call) -> Lowered {
     );
     let (shape, dtype) = wanted(call)?;
     let (u, v) = (uniform01(call, shape)?, uniform01(call, shape)?);
-    let unit = call.scalar(DType::F32, 1.0);
-    let rest = call.sub(unit, u)?;
-    let log = call.op(&LOG, &[rest])?;
-    let radius = call.scaled(log, -2.0)?;
-    let radius = call.op(&SQRT, &[radius])?;
-    let angle = call.scaled(v, TAU)?;
-    let angle = call.op(&COS, &[angle])?;
-    let y = call.mul(radius, angle)?;
-    let y = call.scaled(y, f64::from(scale))?;
-    let mean = call.scalar(DType::F32, f64::from(mean));
-    let y = call.add(y, mean)?;
-    one(call.cast(y, dtype)?)
+    let radius = unary_op(&SQRT, unary_op(&LOG, 1.0 - u) * -2.0);
+    let y = radius * unary_op(&COS, v * TAU) * f64::from(scale) + f64::from(mean);
+    one(call.eval(cast(y, dtype))?)
 }
 
 /// `Bernoulli`: 1 with the probability that the operand gives, else 0.
@@ -75,7 +65,6 @@ pub fn bernoulli(call: &mut Call) -> Lowered {
     let dtype = call.attr_dtype("dtype")?.unwrap_or(call.dtype(p));
     let shape = call.shape(p)?;
     let draw = uniform01(call, shape)?;
-    let p = call.cast(p, DType::F32)?;
-    let hit = call.op(&LESS, &[draw, p])?;
-    one(call.cast(hit, dtype)?)
+    let hit = binary_op(&LESS, draw, cast(p, DType::F32));
+    one(call.eval(cast(hit, dtype))?)
 }

@@ -8,11 +8,12 @@ use ckpt_passes::Result;
 use ckpt_passes::ir::{Attrs, DType, Tensor, ValueId};
 use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ops::concat::PAD;
-use ckpt_passes::ops::logic::{EQUAL, WHERE};
+use ckpt_passes::ops::logic::EQUAL;
 use ckpt_passes::ops::math::{LOG, SQRT};
 use ckpt_passes::ops::norm::LAYER_NORM;
 use ckpt_passes::ops::power::POW;
 use ckpt_passes::ops::reduce::{REDUCE_L1, REDUCE_L2, REDUCE_MEAN, REDUCE_SUM, reduce_axes};
+use ckpt_passes::ops::rule::{Formulas, Term, binary_op, select, unary_op};
 use ckpt_passes::ops::slice::SLICE;
 
 /// Makes a vector over channels (axis 1) broadcast against `x`.
@@ -132,11 +133,8 @@ fn scaled(
     variance: ValueId,
     epsilon: f32,
 ) -> Result<ValueId> {
-    let epsilon = call.scalar_like(variance, f64::from(epsilon));
-    let away = call.sub(x, mean)?;
-    let spread = call.add(variance, epsilon)?;
-    let deviation = call.op(&SQRT, &[spread])?;
-    call.div(away, deviation)
+    let spread = Term(variance) + f64::from(epsilon);
+    call.eval((Term(x) - mean) / unary_op(&SQRT, spread))
 }
 
 fn by_scale(
@@ -160,10 +158,9 @@ pub fn local_response(call: &mut Call) -> Lowered {
         call.attr_float("beta", 0.75)?,
     );
     let bias = call.attr_float("bias", 1.0)?;
-    let dtype = call.dtype(x);
     let square = call.mul(x, x)?;
     let (before, after) = ((size - 1) / 2, size - 1 - (size - 1) / 2);
-    let zero = call.scalar(dtype, 0.0);
+    let zero = call.scalar_like(x, 0.0);
     let rank = call.rank(x);
     let mut pads = vec![0; 2 * rank];
     (pads[1], pads[rank + 1]) = (before, after);
@@ -180,12 +177,8 @@ pub fn local_response(call: &mut Call) -> Lowered {
     let Some(sum) = sum else {
         return Err(call.fail("attribute", "`size` is not positive"));
     };
-    let sum = call.scaled(sum, f64::from(alpha) / size as f64)?;
-    let bias = call.scalar(dtype, f64::from(bias));
-    let base = call.add(bias, sum)?;
-    let beta = call.scalar(dtype, f64::from(beta));
-    let divisor = call.op(&POW, &[base, beta])?;
-    one(call.div(x, divisor)?)
+    let base = f64::from(bias) + Term(sum) * (f64::from(alpha) / size as f64);
+    one(call.eval(Term(x) / binary_op(&POW, base, f64::from(beta)))?)
 }
 
 /// `MeanVarianceNormalization`: (x - mean) / (deviation + 1e-9) over the axes.
@@ -198,10 +191,7 @@ pub fn mean_variance(call: &mut Call) -> Lowered {
     let away = call.sub(x, mean)?;
     let square = call.mul(away, away)?;
     let variance = call.emit(&REDUCE_MEAN, &[square, axes], keep())?;
-    let deviation = call.op(&SQRT, &[variance])?;
-    let epsilon = call.scalar_like(x, 1e-9);
-    let deviation = call.add(deviation, epsilon)?;
-    one(call.div(away, deviation)?)
+    one(call.eval(Term(away) / (unary_op(&SQRT, variance) + 1e-9))?)
 }
 
 /// `LpNormalization`: divides by the 1- or 2-norm along an axis; a row of norm 0 gives zeros.
@@ -215,12 +205,9 @@ pub fn lp(call: &mut Call) -> Lowered {
     };
     let axes = call.ints(&[axis]);
     let size = call.emit(norm, &[x, axes], Attrs::new().with("keepdims", 1))?;
-    let dtype = call.dtype(x);
-    let (zero, unit) = (call.scalar(dtype, 0.0), call.scalar(dtype, 1.0));
-    let flat = call.op(&EQUAL, &[size, zero])?;
     // A zero row is divided by one, so no infinity enters the gradient.
-    let size = call.op(&WHERE, &[flat, unit, size])?;
-    one(call.div(x, size)?)
+    let divisor = select(binary_op(&EQUAL, size, 0.0), 1.0, size);
+    one(call.eval(Term(x) / divisor)?)
 }
 
 /// `ReduceLogSum`: the logarithm of a sum.

@@ -10,16 +10,13 @@ impl Importer<'_, '_> {
     /// `Constant`: its tensor, under the name of its result.
     pub(super) fn constant(&mut self, node: &NodeProto) -> Result<()> {
         let (Some(attribute), Some(name)) = (node.attribute.first(), node.output.first()) else {
-            return Err(Error::model("attribute", "Constant without a value"));
+            bail!("attribute", "Constant without a value");
         };
         let floats = |v: &[f32]| -> Vec<u8> { v.iter().flat_map(|x| x.to_le_bytes()).collect() };
         let tensor = match attribute.name() {
             "value" => {
                 let Some(tensor) = &attribute.t else {
-                    return Err(Error::model(
-                        "attribute",
-                        "Constant: `value` is not a tensor",
-                    ));
+                    bail!("attribute", "Constant: `value` is not a tensor");
                 };
                 (self.read)(tensor)?
             }
@@ -32,10 +29,7 @@ impl Importer<'_, '_> {
                 floats(&attribute.floats),
             ),
             other => {
-                return Err(Error::model(
-                    "attribute",
-                    format!("Constant: `{other}` is not supported"),
-                ));
+                bail!("attribute", "Constant: `{other}` is not supported");
             }
         };
         self.claim_name(name)?;

@@ -4,10 +4,11 @@
 //! readers learn the reason.
 
 use super::attributes::plain;
-use super::import::{Importer, role_of, to_map};
+use super::claims::role_of;
+use super::import::Importer;
 use super::{names, upgrade};
 use crate::frontend::lower::{Call, Dropout, Out, recipe, run};
-use crate::onnx::proto::NodeProto;
+use crate::onnx::proto::{NodeProto, to_map};
 use ckpt_passes::ir::typing::Contents;
 use ckpt_passes::ir::{Graph, ValueId};
 use ckpt_passes::ops::Builder;

@@ -63,7 +63,7 @@ pub fn decode(bytes: Bytes) -> Result<ModelProto> {
         .help("save the model with another version of its exporter"));
     }
     if model.opset_import.is_empty() {
-        return Err(Error::model("version", "the model names no operator set"));
+        bail!("version", "the model names no operator set");
     }
     Ok(model)
 }

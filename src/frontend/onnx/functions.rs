@@ -39,24 +39,22 @@ impl<'a> Importer<'a, '_> {
         depth: usize,
     ) -> Result<()> {
         if depth >= MAX_CALL_DEPTH {
-            return Err(Error::model(
+            bail!(
                 "function",
-                format!("functions call each other more than {MAX_CALL_DEPTH} deep"),
-            ));
+                "functions call each other more than {MAX_CALL_DEPTH} deep"
+            );
         }
         if node.domain() == Domain::CKPT && self.ours(node, index, function)? {
             return Ok(());
         }
         let ins = self.operands(node)?;
         if ins.len() > function.input.len() {
-            return Err(Error::model(
+            bail!(
                 "arity",
-                format!(
-                    "function {} takes {} operands",
-                    function.name(),
-                    function.input.len()
-                ),
-            ));
+                "function {} takes {} operands",
+                function.name(),
+                function.input.len()
+            );
         }
         let imports = domain_versions(&function.opset_import)?;
         let given: BTreeMap<&str, &AttributeProto> = function
@@ -108,10 +106,11 @@ impl<'a> Importer<'a, '_> {
             .filter(|(_, a)| !a.is_empty())
         {
             let Some(id) = inner.get(formal).copied() else {
-                return Err(Error::model(
+                bail!(
                     "function",
-                    format!("function {} never defines `{formal}`", function.name()),
-                ));
+                    "function {} never defines `{formal}`",
+                    function.name()
+                );
             };
             self.claim_name(actual)?;
             if self.graph.def_node(id).is_some() {

@@ -31,63 +31,39 @@ enum Rule {
 
 use Rule::{Channels, Flag, Like, Mask, Shaped};
 
-/// Op types and the rules of their results, in order.
-const RULES: &[(&[&str], &[Rule])] = &[
-    // The gradient of a pointwise op: (dy, what the op read or gave, …).
+/// Op types with spaces between, and the rules of their results, in order.
+const RULES: &[(&str, &[Rule])] = &[
+    // The gradient of a pointwise op: (dy, an operand or result of the op, …).
     (
-        &[
-            "AbsGrad",
-            "BiasFastGeluGrad_dX",
-            "BiasGeluGrad_dX",
-            "BitmaskDropoutGrad",
-            "DropoutGrad",
-            "EluGrad",
-            "FakeQuantGrad",
-            "FastGeluGrad",
-            "GeluGrad",
-            "HardSigmoidGrad",
-            "LeakyReluGrad",
-            "LogSoftmaxGrad",
-            "LogSoftmaxGrad_13",
-            "QuickGeluGrad",
-            "ReluGrad",
-            "ScaledSum",
-            "SigmoidGrad",
-            "SinGrad",
-            "SoftmaxDropoutGrad",
-            "SoftmaxGrad",
-            "SoftmaxGrad_13",
-            "TanhGrad",
-        ],
+        "AbsGrad BiasFastGeluGrad_dX BiasGeluGrad_dX BitmaskDropoutGrad DropoutGrad EluGrad FakeQuantGrad FastGeluGrad \
+         GeluGrad HardSigmoidGrad LeakyReluGrad LogSoftmaxGrad LogSoftmaxGrad_13 QuickGeluGrad ReluGrad ScaledSum \
+         SigmoidGrad SinGrad SoftmaxDropoutGrad SoftmaxGrad SoftmaxGrad_13 TanhGrad",
         &[Like(0)],
     ),
-    (&["Scale", "ZeroGradient", "InPlaceAccumulator"], &[Like(0)]),
-    (&["InPlaceAccumulatorV2"], &[Flag, Like(0)]),
+    ("Scale ZeroGradient InPlaceAccumulator", &[Like(0)]),
+    ("InPlaceAccumulatorV2", &[Flag, Like(0)]),
     // (dy, x, scale, mean, inverse deviation).
-    (&["LayerNormalizationGrad"], &[Like(1), Like(2), Like(2)]),
     (
-        &["InvertibleLayerNormalizationGrad", "BatchNormalizationGrad"],
+        "LayerNormalizationGrad InvertibleLayerNormalizationGrad BatchNormalizationGrad",
         &[Like(1), Like(2), Like(2)],
     ),
-    (&["SimplifiedLayerNormalizationGrad"], &[Like(1), Like(2)]),
+    ("SimplifiedLayerNormalizationGrad", &[Like(1), Like(2)]),
     // (dy, logarithms of probabilities, labels, …).
     (
-        &[
-            "SoftmaxCrossEntropyGrad",
-            "SoftmaxCrossEntropyLossGrad",
-            "SoftmaxCrossEntropyLossInternalGrad",
-            "SparseSoftmaxCrossEntropyGrad",
-        ],
+        "SoftmaxCrossEntropyGrad SoftmaxCrossEntropyLossGrad SoftmaxCrossEntropyLossInternalGrad \
+         SparseSoftmaxCrossEntropyGrad",
         &[Like(1)],
     ),
     // (shape, indices, dy), or dy first and the shape second.
-    (&["GatherGrad", "GatherNDGrad"], &[Shaped(0, 2)]),
-    (&["GatherElementsGrad", "SliceGrad"], &[Shaped(1, 0)]),
+    ("GatherGrad GatherNDGrad", &[Shaped(0, 2)]),
+    ("GatherElementsGrad SliceGrad", &[Shaped(1, 0)]),
     // (dy, x, w).
-    (&["ConvGrad"], &[Like(1), Like(2), Channels(0)]),
-    (&["ConvTransposeGrad"], &[Like(1), Like(2), Channels(0)]),
-    (&["DivGrad"], &[Like(1), Like(2)]),
-    (&["BiasDropout", "BitmaskDropout"], &[Like(0), Mask(0)]),
+    (
+        "ConvGrad ConvTransposeGrad",
+        &[Like(1), Like(2), Channels(0)],
+    ),
+    ("DivGrad", &[Like(1), Like(2)]),
+    ("BiasDropout BitmaskDropout", &[Like(0), Mask(0)]),
 ];
 
 /// Types of the results of a node, in order; `None` where they cannot be told.
@@ -102,7 +78,10 @@ pub fn types(domain: &str, node: &NodeProto, ins: &[Option<Operand>]) -> Vec<Opt
         "BroadcastGradientArgs" => return broadcast_axes(ins),
         _ => {}
     }
-    let Some((_, rules)) = RULES.iter().find(|(ops, _)| ops.contains(&op)) else {
+    let Some((_, rules)) = RULES
+        .iter()
+        .find(|(ops, _)| ops.split_whitespace().any(|o| o == op))
+    else {
         return Vec::new();
     };
     rules.iter().map(|rule| rule.apply(op, ins)).collect()

@@ -11,12 +11,12 @@ use crate::frontend::lower::{Dropout, QuantisedValues, lost};
 use crate::onnx::keys;
 use crate::onnx::proto::{
     AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto,
-    StringStringEntryProto, TensorProto,
+    StringStringEntryProto, TensorProto, to_map,
 };
 use ckpt_passes::ir::edit::NewNode;
 use ckpt_passes::ir::op::Domain;
 use ckpt_passes::ir::typing::{Contents, type_node};
-use ckpt_passes::ir::{Attr, Attrs, DType, Def, Graph, NodeId, OpDef, Role, Tensor, Ty, ValueId};
+use ckpt_passes::ir::{Attr, Attrs, DType, Def, Graph, NodeId, OpDef, Tensor, Ty, ValueId};
 use ckpt_passes::{Error, Result, ops};
 use prost::Message;
 use std::collections::{BTreeMap, BTreeSet};
@@ -44,10 +44,7 @@ pub fn import(model: &ModelProto, read: &mut ReadTensor) -> Result<Imported> {
         return Err(Error::model("onnx", "the file has no graph").help("is it an ONNX model?"));
     };
     if !file.sparse_initializer.is_empty() {
-        return Err(Error::model(
-            "onnx",
-            "sparse initializers are not supported",
-        ));
+        bail!("onnx", "sparse initializers are not supported");
     }
     let imports = domain_versions(&model.opset_import)?;
     let mut importer = Importer {
@@ -68,10 +65,7 @@ pub fn import(model: &ModelProto, read: &mut ReadTensor) -> Result<Imported> {
     for function in &model.functions {
         let key = function_key(function.domain(), function.name(), function.overload());
         if importer.functions.insert(key, function).is_some() {
-            return Err(Error::model(
-                "function",
-                format!("function {} is defined twice", function.name()),
-            ));
+            bail!("function", "function {} is defined twice", function.name());
         }
     }
     importer.model_meta(model);
@@ -96,14 +90,10 @@ pub fn import(model: &ModelProto, read: &mut ReadTensor) -> Result<Imported> {
     }
     importer.outputs(file)?;
     names::origins(&mut importer.graph, model, file);
-    importer.believe(copies);
-    let Importer {
-        graph,
-        mut warnings,
-        dropouts,
-        ..
-    } = importer;
-    warnings.append(&mut lost(&graph, &dropouts));
+    let unproved = claims::believe(&mut importer.graph, copies);
+    importer.warnings.extend(unproved);
+    let (graph, mut warnings) = (importer.graph, importer.warnings);
+    warnings.extend(lost(&graph, &importer.dropouts));
     Ok(Imported { graph, warnings })
 }
 
@@ -116,10 +106,7 @@ pub(super) fn domain_versions(imports: &[OperatorSetIdProto]) -> Result<BTreeMap
             .insert(domain.to_string(), import.version())
             .is_some_and(|v| v != import.version())
         {
-            return Err(Error::model(
-                "opset",
-                format!("domain \"{domain}\" is imported in two versions"),
-            ));
+            bail!("opset", "domain \"{domain}\" is imported in two versions");
         }
     }
     match versions.get("").copied() {
@@ -217,10 +204,10 @@ impl<'a> Importer<'a, '_> {
 
     pub(super) fn claim_name(&self, name: &str) -> Result<()> {
         if name.is_empty() {
-            return Err(Error::model("name", "an input or initializer has no name"));
+            bail!("name", "an input or initializer has no name");
         }
         if self.scope.contains_key(name) {
-            return Err(Error::model("name", format!("`{name}` is defined twice")));
+            bail!("name", "`{name}` is defined twice");
         }
         Ok(())
     }
@@ -379,10 +366,7 @@ impl<'a> Importer<'a, '_> {
         let mut attrs = Attrs::new();
         for (name, attribute) in raw {
             let Some(spec) = op.attrs.iter().find(|s| s.name == name) else {
-                return Err(Error::model(
-                    "attribute",
-                    format!("{} has no attribute `{name}`", op.name),
-                ));
+                bail!("attribute", "{} has no attribute `{name}`", op.name);
             };
             attrs.set(name, self.attribute(attribute, spec.kind)?);
         }
@@ -424,11 +408,11 @@ impl<'a> Importer<'a, '_> {
         for output in named.iter().filter(|n| !n.is_empty()) {
             self.claim_name(output)?;
             if !own.insert(output) {
-                return Err(Error::model("name", format!("`{output}` is defined twice")));
+                bail!("name", "`{output}` is defined twice");
             }
         }
         let mut props: BTreeMap<String, String> = to_map(&node.metadata_props);
-        let role = role_of(&props);
+        let role = claims::role_of(&props);
         let loc = Arc::new(names::within(&self.calls, names::loc(node, &props)));
         // These are the location now; the writer makes them anew.
         props.remove(keys::SCOPES);
@@ -476,10 +460,7 @@ impl<'a> Importer<'a, '_> {
         let raw = node.encode_to_vec();
         let domain = plain_domain(node.domain());
         let Some(version) = self.imports.get(domain).copied() else {
-            return Err(Error::model(
-                "opset",
-                format!("the file does not import domain \"{domain}\""),
-            ));
+            bail!("opset", "the file does not import domain \"{domain}\"");
         };
         let attrs = Attrs::new()
             .with("domain", domain)
@@ -519,22 +500,6 @@ impl<'a> Importer<'a, '_> {
         let operands: Vec<Option<gradients::Operand>> = ins.iter().map(operand).collect();
         gradients::types(domain, node, &operands)
     }
-}
-
-/// What a node says it is for.
-pub(super) fn role_of(props: &BTreeMap<String, String>) -> Role {
-    match props.get(keys::ROLE).map(String::as_str) {
-        Some("loss") => Role::Loss,
-        Some("backward" | "update") => Role::Backward,
-        _ => Role::Forward,
-    }
-}
-
-pub(super) fn to_map(props: &[StringStringEntryProto]) -> BTreeMap<String, String> {
-    props
-        .iter()
-        .map(|p| (p.key().to_string(), p.value().to_string()))
-        .collect()
 }
 
 fn describe(node: &NodeProto, index: usize) -> String {

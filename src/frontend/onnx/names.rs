@@ -4,10 +4,9 @@
 //! the kind of each initializer, the parameter a folded weight came from. The legacy exporter leaves module paths in
 //! node names. All of it is optional; nothing here is needed to compile a model, only to speak of it as its author does.
 
-use super::import::to_map;
 use super::legacy;
 use crate::onnx::keys;
-use crate::onnx::proto::{GraphProto, ModelProto, NodeProto};
+use crate::onnx::proto::{GraphProto, ModelProto, NodeProto, to_map};
 use ckpt_passes::ir::op::OpClass;
 use ckpt_passes::ir::{Graph, Loc, Origin, Use, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -161,14 +160,18 @@ fn literals(graph: &mut Graph, file: &GraphProto, ids: &BTreeMap<String, ValueId
         let bytes = value.tensor().and_then(|t| t.bytes());
         let repeats = bytes.is_some_and(|b| b.len() > size && b[size..] == b[..b.len() - size]);
         if repeats && value.ty().dtype.is_float() && !graph.origins.contains_key(id) {
-            let origin = Origin {
-                names: vec![value.name.clone()],
-                transposed: false,
-                is_parameter: Some(false),
-                frozen: false,
-            };
+            let origin = named(value.name.clone(), false);
             graph.origins.insert(*id, origin);
         }
+    }
+}
+
+/// Returns the origin of an initializer with a name of its own.
+fn named(name: String, is_parameter: bool) -> Origin {
+    Origin {
+        names: vec![name],
+        is_parameter: Some(is_parameter),
+        ..Origin::default()
     }
 }
 
@@ -190,12 +193,7 @@ fn exporter_origin(
 ) -> Option<Origin> {
     let name = graph.value(id).name.clone();
     if let Some(kind) = props.get(KIND) {
-        return Some(Origin {
-            names: vec![name],
-            transposed: false,
-            is_parameter: Some(kind == "PARAMETER"),
-            frozen: false,
-        });
+        return Some(named(name, kind == "PARAMETER"));
     }
     let sources = python_strings(props.get(FOLDED_FROM)?);
     let [source] = sources.as_slice() else {
@@ -261,12 +259,8 @@ fn aliases(graph: &mut Graph, file: &GraphProto, signature: &Signature) {
         for (traced, name) in &missing {
             if mentioned.contains(traced) {
                 let own = graph.value(*weight).name.clone();
-                let origin = graph.origins.entry(*weight).or_insert_with(|| Origin {
-                    names: vec![own],
-                    transposed: false,
-                    is_parameter: Some(true),
-                    frozen: false,
-                });
+                let origin = graph.origins.entry(*weight);
+                let origin = origin.or_insert_with(|| named(own, true));
                 if !origin.names.iter().any(|n| n == name) {
                     origin.names.push((*name).to_string());
                 }

@@ -22,15 +22,12 @@ impl Importer<'_, '_> {
                 }));
             };
             if !names.insert(name) {
-                return Err(Error::model(
-                    "name",
-                    format!("graph output `{name}` is listed twice"),
-                ));
+                bail!("name", "graph output `{name}` is listed twice");
             }
             found.push((name, id));
         }
         if found.is_empty() {
-            return Err(Error::model("onnx", "the graph has no outputs"));
+            bail!("onnx", "the graph has no outputs");
         }
         let wrong = |(name, id): &(&str, ValueId)| self.graph.value(*id).name != **name;
         let mut holders: BTreeMap<String, ValueId> = BTreeMap::new();

@@ -43,17 +43,11 @@ pub fn read(proto: &TensorProto, files: &mut Files) -> Result<Tensor> {
                 .found(format!("{dims:?}"))
         })?;
     if proto.segment.is_some() {
-        return Err(Error::model(
-            "data",
-            "tensors in segments are not supported",
-        ));
+        bail!("data", "tensors in segments are not supported");
     }
     let data = if proto.data_location() == tensor_proto::DataLocation::External {
         if fields(proto).next().is_some() {
-            return Err(Error::model(
-                "data",
-                "a tensor has both external and inline content",
-            ));
+            bail!("data", "a tensor has both external and inline content");
         }
         files.read(&proto.external_data, size_bytes)?
     } else {
@@ -66,10 +60,7 @@ pub fn read(proto: &TensorProto, files: &mut Files) -> Result<Tensor> {
         && let Data::Here { bytes, .. } = &data
         && bytes.iter().any(|b| *b > 1)
     {
-        return Err(Error::model(
-            "data",
-            "a boolean tensor holds bytes other than 0 and 1",
-        ));
+        bail!("data", "a boolean tensor holds bytes other than 0 and 1");
     }
     Ok(Tensor { dtype, dims, data })
 }
@@ -171,47 +162,39 @@ fn inline(proto: &TensorProto, dtype: DType, elements: u64, size_bytes: u64) -> 
     typed(proto, dtype).map(Bytes::from)
 }
 
-/// The bytes of a typed field, with every element checked to fit its type.
+/// Returns the bytes of a typed field. Fails if an element does not fit the type.
 fn typed(proto: &TensorProto, dtype: DType) -> Result<Vec<u8>> {
-    let range = |v: i128| Err(Error::model("data", format!("{v} does not fit {dtype}")));
+    let numbers: Vec<i128> = match dtype {
+        DType::F32 => {
+            return Ok(proto
+                .float_data
+                .iter()
+                .flat_map(|v| v.to_le_bytes())
+                .collect());
+        }
+        DType::F64 => {
+            return Ok(proto
+                .double_data
+                .iter()
+                .flat_map(|v| v.to_le_bytes())
+                .collect());
+        }
+        DType::I64 => proto.int64_data.iter().map(|v| i128::from(*v)).collect(),
+        DType::U32 | DType::U64 => proto.uint64_data.iter().map(|v| i128::from(*v)).collect(),
+        _ => proto.int32_data.iter().map(|v| i128::from(*v)).collect(),
+    };
+    let (least, greatest) = match (dtype, dtype.int_range()) {
+        (DType::U64, _) => (0, i128::from(u64::MAX)),
+        (_, Some((least, greatest))) => (least.into(), greatest.into()),
+        // 16-bit floats are unsigned integers with the same bits.
+        (_, None) => (0, u16::MAX.into()),
+    };
     let mut bytes = Vec::new();
-    match dtype {
-        DType::F32 => bytes.extend(proto.float_data.iter().flat_map(|v| v.to_le_bytes())),
-        DType::F64 => bytes.extend(proto.double_data.iter().flat_map(|v| v.to_le_bytes())),
-        DType::I64 => bytes.extend(proto.int64_data.iter().flat_map(|v| v.to_le_bytes())),
-        DType::U64 => bytes.extend(proto.uint64_data.iter().flat_map(|v| v.to_le_bytes())),
-        DType::U32 => {
-            for v in &proto.uint64_data {
-                match u32::try_from(*v) {
-                    Ok(v) => bytes.extend(v.to_le_bytes()),
-                    Err(_) => return range(*v as i128),
-                }
-            }
+    for v in numbers {
+        if !(least..=greatest).contains(&v) {
+            bail!("data", "{v} does not fit {dtype}");
         }
-        DType::I32 => bytes.extend(proto.int32_data.iter().flat_map(|v| v.to_le_bytes())),
-        DType::I16
-        | DType::I8
-        | DType::U16
-        | DType::U8
-        | DType::F16
-        | DType::BF16
-        | DType::Bool => {
-            let (low, high) = match dtype {
-                DType::I16 => (i16::MIN as i32, i16::MAX as i32),
-                DType::I8 => (i8::MIN as i32, i8::MAX as i32),
-                DType::U8 => (0, u8::MAX as i32),
-                DType::Bool => (0, 1),
-                // (b)float16 are converted bit-wise to unsigned integers.
-                _ => (0, u16::MAX as i32),
-            };
-            for v in &proto.int32_data {
-                if !(low..=high).contains(v) {
-                    return range(*v as i128);
-                }
-                let all = v.to_le_bytes();
-                bytes.extend_from_slice(&all[..dtype.size_bytes() as usize]);
-            }
-        }
+        bytes.extend_from_slice(&v.to_le_bytes()[..dtype.size_bytes() as usize]);
     }
     Ok(bytes)
 }

@@ -11,39 +11,29 @@ use ckpt_passes::ir::{Graph, OpDef, Tensor, ValueId};
 use ckpt_passes::{Error, Result};
 use std::collections::BTreeMap;
 
-/// Up to which opset an op took an operand as an attribute.
-struct Moved {
-    op: &'static str,
-    attribute: &'static str,
-    /// First opset in which it is an operand.
-    since: i64,
-    slot: usize,
-}
-
-const fn moved(op: &'static str, attribute: &'static str, since: i64, slot: usize) -> Moved {
-    Moved {
-        op,
-        attribute,
-        since,
-        slot,
-    }
-}
-
-const MOVED: &[Moved] = &[
-    moved("Squeeze", "axes", 13, 1),
-    moved("Unsqueeze", "axes", 13, 1),
-    moved("Split", "split", 13, 1),
-    moved("ReduceSum", "axes", 13, 1),
-    moved("ReduceMean", "axes", 18, 1),
-    moved("ReduceMax", "axes", 18, 1),
-    moved("ReduceMin", "axes", 18, 1),
-    moved("ReduceProd", "axes", 18, 1),
-    moved("ReduceL1", "axes", 18, 1),
-    moved("ReduceL2", "axes", 18, 1),
-    moved("ReduceLogSum", "axes", 18, 1),
-    moved("ReduceLogSumExp", "axes", 18, 1),
-    moved("ReduceSumSquare", "axes", 18, 1),
+/// Attributes that became operand 1: the ops, the attribute, and the first opset in which it is an operand.
+const MOVED: &[(&str, &str, i64)] = &[
+    ("Squeeze Unsqueeze ReduceSum", "axes", 13),
+    ("Split", "split", 13),
+    (
+        "ReduceMean ReduceMax ReduceMin ReduceProd ReduceL1 ReduceL2",
+        "axes",
+        18,
+    ),
+    ("ReduceLogSum ReduceLogSumExp ReduceSumSquare", "axes", 18),
 ];
+
+/// Returns true if an op is in a list of names with spaces between.
+fn is_listed(op: &str, names: &str) -> bool {
+    names.split(' ').any(|name| name == op)
+}
+
+/// Returns the error for a form of an op that is not supported.
+fn unsupported(what: String, expected: String, help: &str) -> Box<Error> {
+    Error::model("opset", what).expected(expected).help(help)
+}
+
+const CONVERT: &str = "convert it with onnx.version_converter, or export again";
 
 /// Rewrites attributes and operands of a node that a file of opset `opset` holds.
 ///
@@ -60,17 +50,18 @@ pub fn upgrade(
     refuse_older(op, opset)?;
     refuse_newer(op.name, opset)?;
     attributes.retain(|name, _| !(TYPE_ONLY.contains(&(op.name, name))));
-    for row in MOVED.iter().filter(|m| m.op == op.name && opset < m.since) {
-        let Some(attribute) = attributes.remove(row.attribute) else {
+    for (ops, name, since) in MOVED {
+        if !is_listed(op.name, ops) || opset >= *since {
+            continue;
+        }
+        let Some(attribute) = attributes.remove(name) else {
             continue;
         };
         let tensor = Tensor::ints(&attribute.ints);
-        let id = graph.add_init(&format!("{}.{}", op.name, row.attribute), tensor);
+        let id = graph.add_init(&format!("{}.{name}", op.name), tensor);
         contents.read_init(graph, id);
-        while ins.len() <= row.slot {
-            ins.push(None);
-        }
-        ins[row.slot] = Some(id);
+        ins.resize(ins.len().max(2), None);
+        ins[1] = Some(id);
     }
     if matches!(op.name, "Softmax" | "LogSoftmax") && opset < 13 {
         flattening_softmax(graph, op, attributes, ins)?;
@@ -80,31 +71,9 @@ pub fn upgrade(
 
 /// Ops that changed after the internal opset in the element types they take, or in an attribute that has a default and
 /// that is refused as unknown where it is given (the changelog of onnx 1.23.2, compared form by form).
-const SAME_FORM: &[&str] = &[
-    "Cast",
-    "CastLike",
-    "Celu",
-    "Compress",
-    "ConstantOfShape",
-    "DepthToSpace",
-    "DequantizeLinear",
-    "Einsum",
-    "Flatten",
-    "Identity",
-    "OneHot",
-    "Pad",
-    "QuantizeLinear",
-    "ReduceLogSum",
-    "ReduceLogSumExp",
-    "Reshape",
-    "Shape",
-    "Size",
-    "SpaceToDepth",
-    "Squeeze",
-    "TopK",
-    "Transpose",
-    "Unsqueeze",
-];
+const SAME_FORM: &str = "Cast CastLike Celu Compress ConstantOfShape DepthToSpace DequantizeLinear Einsum Flatten \
+    Identity OneHot Pad QuantizeLinear ReduceLogSum ReduceLogSumExp Reshape Shape Size SpaceToDepth Squeeze TopK Transpose \
+    Unsqueeze";
 
 /// Ops that are read in the forms they have since the internal opset, too, up to that of the number.
 const READ_NEWER: &[(&str, i64)] = &[
@@ -129,12 +98,11 @@ pub fn refuse_ancient(op: &str, opset: i64) -> Result<()> {
     if opset >= SETTLED_OPSET || versions::since(op, opset) == settled {
         return Ok(());
     }
-    Err(Error::model(
-        "opset",
+    Err(unsupported(
         format!("{op} as it was in opset {opset} is not supported"),
-    )
-    .expected(format!("opset {SETTLED_OPSET} or newer"))
-    .help("convert it with onnx.version_converter, or export again"))
+        format!("opset {SETTLED_OPSET} or newer"),
+        CONVERT,
+    ))
 }
 
 /// Refuses an op that means something else after the internal opset.
@@ -145,32 +113,26 @@ pub fn refuse_newer(op: &str, opset: i64) -> Result<()> {
     // `Swish` and the like are new, not changed.
     let is_new = versions::since(op, GREATEST_OPSET).is_none();
     let read = READ_NEWER.iter().any(|(o, to)| *o == op && since <= *to);
-    if since <= GREATEST_OPSET || is_new || read || SAME_FORM.contains(&op) {
+    if since <= GREATEST_OPSET || is_new || read || is_listed(op, SAME_FORM) {
         return Ok(());
     }
-    Err(Error::model(
-        "opset",
+    Err(unsupported(
         format!("{op} as it is since opset {since} is not supported"),
-    )
-    .expected(format!("opset {GREATEST_OPSET} or older"))
-    .help("export with an older opset"))
+        format!("opset {GREATEST_OPSET} or older"),
+        "export with an older opset",
+    ))
 }
 
 /// Refuses a form older than the row's, unless a rule above knows it.
 fn refuse_older(op: &'static OpDef, opset: i64) -> Result<()> {
-    let first = match op.domain {
-        Domain::Onnx { first, .. } => Some(first),
-        Domain::Ckpt | Domain::Opaque => None,
-    };
-    let known =
-        MOVED.iter().any(|m| m.op == op.name) || matches!(op.name, "Softmax" | "LogSoftmax");
-    match first {
-        Some(first) if opset < first && !known => Err(Error::model(
-            "opset",
+    let known = MOVED.iter().any(|(ops, ..)| is_listed(op.name, ops))
+        || matches!(op.name, "Softmax" | "LogSoftmax");
+    match op.domain {
+        Domain::Onnx { first, .. } if opset < first && !known => Err(unsupported(
             format!("{} as it was in opset {opset} is not supported", op.name),
-        )
-        .expected(format!("opset {first} or newer"))
-        .help("convert it with onnx.version_converter, or export again")),
+            format!("opset {first} or newer"),
+            CONVERT,
+        )),
         _ => Ok(()),
     }
 }
@@ -183,22 +145,15 @@ fn flattening_softmax(
     ins: &[Option<ValueId>],
 ) -> Result<()> {
     let axis = attributes.get("axis").map_or(1, |a| a.i());
-    let rank = ins
-        .first()
-        .copied()
-        .flatten()
-        .and_then(|v| graph.value(v).ty.as_ref())
-        .map(|t| t.rank() as i64);
-    if axis == -1 || rank.is_some_and(|r| axis == r - 1) {
+    let first = ins.first().copied().flatten();
+    let ty = first.and_then(|v| graph.value(v).ty.as_ref());
+    if axis == -1 || ty.is_some_and(|t| axis == t.rank() as i64 - 1) {
         return Ok(());
     }
-    Err(Error::model(
-        "opset",
-        format!(
-            "{} of opset 12 or older flattens the axes behind {axis}",
-            op.name
-        ),
-    )
-    .expected("the last axis")
-    .help("export with opset 13 or newer"))
+    let name = op.name;
+    Err(unsupported(
+        format!("{name} of opset 12 or older flattens the axes behind {axis}"),
+        "the last axis".into(),
+        "export with opset 13 or newer",
+    ))
 }

@@ -226,10 +226,7 @@ fn int(n: Dim) -> Result<Value> {
 /// A number out of range, and an expression that is too large.
 pub fn checked(n: Dim) -> Result<Dim> {
     if atoms(&n, 0) > MAX_ATOMS {
-        return Err(Error::model(
-            "size",
-            "an expression over sizes is too large",
-        ));
+        bail!("size", "an expression over sizes is too large");
     }
     match n.may_be_saturated() {
         true => Err(out_of_range()),

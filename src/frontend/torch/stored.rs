@@ -26,7 +26,7 @@ impl Window {
     pub fn of_pairs(&self) -> Result<Window> {
         let strides: Option<Vec<u64>> = self.strides.iter().map(|s| s.checked_mul(2)).collect();
         let (Some(offset), Some(mut strides)) = (self.offset.checked_mul(2), strides) else {
-            return Err(Error::model("data", "a tensor's strides are out of range"));
+            bail!("data", "a tensor's strides are out of range");
         };
         let mut sizes = self.sizes.clone();
         sizes.push(2);

@@ -1,56 +1,52 @@
 //! Activation functions, softmax, and dropout.
 
 use super::super::value::Value;
-use super::pointwise::{float_self, unary_float};
-use super::signature::{Call, Op, along};
-use ckpt_passes::ir::{Attrs, DType, OpDef, Tensor, Ty, ValueId};
+use super::pointwise::float_self;
+use super::signature::{Call, Formula, Op, along};
+use ckpt_passes::ir::{Attrs, DType, Tensor, Ty, ValueId};
 use ckpt_passes::ops::random::SEED;
-use ckpt_passes::ops::{EmitExt, activation, arith, extreme, logic, piecewise, random, softmax};
+use ckpt_passes::ops::{EmitExt, activation, arith, piecewise, random, softmax};
 use ckpt_passes::{Error, Result};
 
+pub const FORMULAS: &[Formula] = &[
+    // α·ELU(x/α), where the ELU has an alpha of 1.
+    "celu(self: t, alpha: s = 1.0) => x = floating(self); a = like(alpha, x); Mul(Elu(Div(x, a), alpha=1.0), a)",
+    // scale·x above 0 and scale·α·(exp(input_scale·x) − 1) below.
+    "elu(self: t, alpha: f = 1.0, scale: f = 1.0, input_scale: f = 1.0) => \
+     scale == 1.0 & input_scale == 1.0 ? Elu(floating(self), alpha=alpha) : \
+     (factor = alpha * scale; above = self > 0; \
+     low = elu(clamp_max(self, 0) * input_scale) * factor; where(above, self * scale, low))",
+    "hardsigmoid(self: t) => HardSigmoid(floating(self), alpha=1.0 / 6.0, beta=0.5)",
+    "hardswish(self: t) => HardSwish(floating(self))",
+    "hardtanh(self: t, min_val: s = -1.0, max_val: s = 1.0) => Clip(self, min_val, max_val)",
+    "leaky_relu(self: t, negative_slope: s = 0.01) => LeakyRelu(floating(self), alpha=negative_slope)",
+    // −softplus(−x).
+    "log_sigmoid(self: t) => Neg(Softplus(Neg(floating(self))))",
+    "mish(self: t) => Mish(floating(self))",
+    "relu(self: t) => is_float(self) ? Relu(self) : Max(self, 0.0)",
+    "relu6(self: t) => Clip(self, 0.0, 6.0)",
+    // The scale and alpha of Klambauer et al. 2017, arXiv 1706.02515.
+    "selu(self: t) => Mul(Elu(floating(self), alpha=1.6732632423543772), 1.0507009873554805)",
+    "sigmoid(self: t) => Sigmoid(floating(self))",
+    // x·σ(x), as exporters write it.
+    "silu(self: t) => x = floating(self); Mul(x, Sigmoid(x))",
+    // log(1 + e^(βx))/β, and x itself where βx is above the threshold.
+    "softplus(self: t, beta: s = 1.0, threshold: s = 20.0) => \
+     x = floating(self); b = like(beta, x); scaled = Mul(x, b); soft = Div(Softplus(scaled), b); \
+     Where(Greater(scaled, threshold), x, soft)",
+];
+
 pub const OPS: &[Op] = &[
-    ("celu(self: t, alpha: s?)", celu),
     ("dropout(input: t, p: f, train: b)", dropout),
-    ("elu(self: t, alpha: f?, scale: f?, input_scale: f?)", elu),
     ("gelu(self: t, *, approximate: S?)", gelu),
     ("glu(self: t, dim: i?)", glu),
-    ("hardsigmoid(self: t)", hard_sigmoid),
-    ("hardswish(self: t)", |c| {
-        unary_float(c, &piecewise::HARD_SWISH)
-    }),
-    ("hardtanh(self: t, min_val: s?, max_val: s?)", hard_tanh),
-    ("leaky_relu(self: t, negative_slope: s?)", leaky_relu),
-    ("log_sigmoid(self: t)", log_sigmoid),
-    ("mish(self: t)", |c| unary_float(c, &piecewise::MISH)),
     ("prelu(self: t, weight: t)", prelu),
-    ("relu(self: t)", relu),
-    ("relu6(self: t)", |c| clipped(c, 0.0, 6.0)),
-    ("selu(self: t)", selu),
-    ("sigmoid(self: t)", |c| unary_float(c, &activation::SIGMOID)),
-    ("silu(self: t)", silu),
     (
         "{softmax,log_softmax}(self: t, dim: i, dtype: d?); \
          {_softmax,_log_softmax}(self: t, dim: i, half_to_float: b)",
         softmax,
     ),
-    ("softplus(self: t, beta: s?, threshold: s?)", softplus),
 ];
-
-fn relu(c: &mut Call) -> Result<Value> {
-    let x = c.value("self")?;
-    if c.dtype(x).is_float() {
-        return unary_float(c, &activation::RELU);
-    }
-    let zero = c.scalar_like(x, 0.0);
-    c.result(&extreme::MAX, &[x, zero])
-}
-
-/// Lowers x·σ(x), as exporters write it.
-fn silu(c: &mut Call) -> Result<Value> {
-    let x = float_self(c)?;
-    let gate = c.emit(&activation::SIGMOID, &[x])?;
-    c.result(&arith::MUL, &[x, gate])
-}
 
 fn gelu(c: &mut Call) -> Result<Value> {
     let form = c.str("approximate", "none")?.to_string();
@@ -62,54 +58,6 @@ fn gelu(c: &mut Call) -> Result<Value> {
     c.result_with(&activation::GELU, &[x], attrs)
 }
 
-/// Emits an activation with a slope `alpha`.
-fn with_alpha(c: &mut Call, op: &'static OpDef, alpha: f64) -> Result<ValueId> {
-    let x = float_self(c)?;
-    c.emit_with(op, &[x], Attrs::new().with("alpha", alpha as f32))
-}
-
-fn leaky_relu(c: &mut Call) -> Result<Value> {
-    let slope = c.float("negative_slope", 0.01)?;
-    let y = with_alpha(c, &piecewise::LEAKY_RELU, slope)?;
-    c.made(y)
-}
-
-/// Lowers scale·x above 0 and scale·α·(exp(input_scale·x) − 1) below.
-fn elu(c: &mut Call) -> Result<Value> {
-    let (scale, slope) = (c.float("scale", 1.0)?, c.float("input_scale", 1.0)?);
-    let alpha = c.float("alpha", 1.0)?;
-    if (scale, slope) != (1.0, 1.0) {
-        return c.formula(
-            &[
-                ("slope", slope.into()),
-                ("factor", (alpha * scale).into()),
-                ("scale", scale.into()),
-            ],
-            "above = self > 0; low = elu(clamp_max(self, 0) * slope) * factor; where(above, self * scale, low)",
-        );
-    }
-    let y = with_alpha(c, &piecewise::ELU, alpha)?;
-    c.made(y)
-}
-
-/// Lowers SELU with the scale and alpha of Klambauer et al. 2017, arXiv 1706.02515.
-fn selu(c: &mut Call) -> Result<Value> {
-    let y = with_alpha(c, &piecewise::ELU, 1.673_263_242_354_377_2)?;
-    let scale = c.scalar_like(y, 1.050_700_987_355_480_5);
-    c.result(&arith::MUL, &[y, scale])
-}
-
-/// Lowers α·ELU(x/α), where the ELU has an alpha of 1.
-fn celu(c: &mut Call) -> Result<Value> {
-    let alpha = c.float("alpha", 1.0)?;
-    let x = float_self(c)?;
-    let alpha = c.scalar_like(x, alpha);
-    let x = c.low.b.div(x, alpha)?;
-    let attrs = Attrs::new().with("alpha", 1.0f32);
-    let y = c.emit_with(&piecewise::ELU, &[x], attrs)?;
-    c.result(&arith::MUL, &[y, alpha])
-}
-
 fn prelu(c: &mut Call) -> Result<Value> {
     let (x, mut slope) = (c.value("self")?, c.value("weight")?);
     let rank = c.rank(x);
@@ -119,46 +67,6 @@ fn prelu(c: &mut Call) -> Result<Value> {
         slope = c.low.unsqueeze(slope, &axes)?;
     }
     c.result(&piecewise::PRELU, &[x, slope])
-}
-
-fn hard_sigmoid(c: &mut Call) -> Result<Value> {
-    let x = float_self(c)?;
-    let attrs = Attrs::new()
-        .with("alpha", 1.0f32 / 6.0)
-        .with("beta", 0.5f32);
-    c.result_with(&piecewise::HARD_SIGMOID, &[x], attrs)
-}
-
-fn clipped(c: &mut Call, least: f64, most: f64) -> Result<Value> {
-    let x = c.value("self")?;
-    let (least, most) = (c.scalar_like(x, least), c.scalar_like(x, most));
-    c.result(&extreme::CLIP, &[x, least, most])
-}
-
-fn hard_tanh(c: &mut Call) -> Result<Value> {
-    let (least, most) = (c.float("min_val", -1.0)?, c.float("max_val", 1.0)?);
-    clipped(c, least, most)
-}
-
-/// Lowers log(1 + e^(βx))/β, and x itself where βx is above the threshold.
-fn softplus(c: &mut Call) -> Result<Value> {
-    let (beta, threshold) = (c.float("beta", 1.0)?, c.float("threshold", 20.0)?);
-    let x = float_self(c)?;
-    let factor = c.scalar_like(x, beta);
-    let scaled = c.low.b.mul(x, factor)?;
-    let soft = c.emit(&activation::SOFTPLUS, &[scaled])?;
-    let soft = c.low.b.div(soft, factor)?;
-    let limit = c.scalar_like(x, threshold);
-    let above = c.emit(&logic::GREATER, &[scaled, limit])?;
-    c.result(&logic::WHERE, &[above, x, soft])
-}
-
-/// Lowers −softplus(−x).
-fn log_sigmoid(c: &mut Call) -> Result<Value> {
-    let x = float_self(c)?;
-    let x = c.low.b.neg(x)?;
-    let y = c.emit(&activation::SOFTPLUS, &[x])?;
-    c.result(&arith::NEG, &[y])
 }
 
 fn glu(c: &mut Call) -> Result<Value> {

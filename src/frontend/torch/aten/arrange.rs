@@ -40,8 +40,10 @@ pub const OPS: &[Op] = &[
     ),
     ("dstack(tensors: l)", |c| stacked(c, "atleast_3d", 2)),
     ("flip(self: t, dims: I)", flip),
-    ("{h,v,d}split(self: t, sections: i)", split_along),
-    ("{h,v,d}split(self: t, indices: I)", split_along),
+    (
+        "{h,v,d}split(self: t, sections: i); {h,v,d}split(self: t, indices: I)",
+        split_along,
+    ),
     ("hstack(tensors: l)", hstack),
     ("kron(self: t, other: t)", kron),
     ("meshgrid(tensors: l, *, indexing: S?)", meshgrid),
@@ -61,8 +63,10 @@ pub const OPS: &[Op] = &[
     ("roll(self: t, shifts: I, dims: I?)", roll),
     ("rot90(self: t, k: i?, dims: I?)", rot90),
     ("stack(tensors: l, dim: i?)", stack),
-    ("tensor_split(self: t, sections: i, dim: i?)", split_at),
-    ("tensor_split(self: t, indices: I, dim: i?)", split_at),
+    (
+        "tensor_split(self: t, sections: i, dim: i?); tensor_split(self: t, indices: I, dim: i?)",
+        split_at,
+    ),
     ("{vstack,row_stack}(tensors: l)", |c| {
         stacked(c, "atleast_2d", 0)
     }),

@@ -7,7 +7,6 @@
 use super::super::value::Value;
 use super::activation::dropped;
 use super::arrange::repeated;
-use super::pointwise::truth;
 use super::products::affine;
 use super::reduce::over;
 use super::signature::{Call, Op};
@@ -224,7 +223,7 @@ fn encoder_mask(c: &mut Call, dtype: DType) -> Result<Option<ValueId>> {
         (1, 2) => c.low.unsqueeze(mask, &[1, 2])?,
         _ => return Err(c.unsupported(format!("a mask of type {kind} with {rank} axes"))),
     };
-    let hidden = truth(c, mask)?;
+    let hidden = c.low.truth(mask)?;
     let (zero, low) = biases(c, dtype);
     c.emit(&logic::WHERE, &[hidden, low, zero]).map(Some)
 }

@@ -14,7 +14,7 @@ use ckpt_passes::Result;
 use ckpt_passes::ir::op::OpDef;
 use ckpt_passes::ir::{Attrs, DType, NodeId, Same, ValueId};
 use ckpt_passes::ops::loss::NEGATIVE_LOG_LIKELIHOOD_LOSS_GRAD;
-use ckpt_passes::ops::{EmitExt, activation, attention, gated, index, norm, piecewise, softmax};
+use ckpt_passes::ops::{EmitExt, activation, attention, index, norm, softmax};
 
 pub const FORMULAS: &[Formula] = &[
     // 2·(x − target), over the number of elements for a mean.
@@ -25,8 +25,22 @@ pub const FORMULAS: &[Formula] = &[
      select_scatter(new_zeros(grad_output, input_sizes), grad_output, dim, index)",
     "slice_backward(grad_output: t, input_sizes: I, dim: i, start: i, end: i, step: i) => \
      slice_scatter(new_zeros(grad_output, input_sizes), grad_output, dim, start, end, step)",
+    // The slope of ELU below 0 is y + alpha.
+    "elu_backward(grad_output: t, alpha: s, scale: f, input_scale: f, is_result: b, self_or_result: t) => \
+     scale == 1.0 & input_scale == 1.0 ? (is_result ? (y = saved(self_or_result); \
+     below = grad_output * (y + alpha); where(y > 0, grad_output, below)) : \
+     EluGrad(saved(self_or_result), grad_output, alpha=alpha)) : unsupported('a scale')",
+    "hardswish_backward(grad_output: t, self: t) => HardSwishGrad(saved(self), grad_output)",
+    "leaky_relu_backward(grad_output: t, self: t, negative_slope: f, self_is_result: b) => \
+     LeakyReluGrad(saved(self), grad_output, alpha=negative_slope)",
+    "mish_backward(grad_output: t, self: t) => MishGrad(saved(self), grad_output)",
+    "sigmoid_backward(grad_output: t, output: t) => SigmoidGrad(saved(output), grad_output)",
+    "silu_backward(grad_output: t, self: t) => SiluGrad(saved(self), grad_output)",
     "softplus_backward(grad_output: t, self: t, beta: s, threshold: s) => \
      inner = self * beta; curved = grad_output * sigmoid(inner); where(inner > threshold, grad_output, curved)",
+    "tanh_backward(grad_output: t, output: t) => TanhGrad(saved(output), grad_output)",
+    "threshold_backward(grad_output: t, self: t, threshold: s) => \
+     threshold == 0 ? ReluGrad(saved(self), grad_output) : masked_fill(grad_output, self <= threshold, 0)",
 ];
 
 pub const OPS: &[Op] = &[
@@ -47,10 +61,6 @@ pub const OPS: &[Op] = &[
         |c| softmax(c, &softmax::SOFTMAX_GRAD),
     ),
     (
-        "elu_backward(grad_output: t, alpha: s, scale: f, input_scale: f, is_result: b, self_or_result: t)",
-        elu,
-    ),
-    (
         "embedding_dense_backward(grad_output: t, indices: t, num_weights: i, padding_idx: i, scale_grad_by_freq: b)",
         embedding,
     ),
@@ -59,23 +69,10 @@ pub const OPS: &[Op] = &[
         |c| {
             let form = c.str("approximate", "none")?.to_string();
             let attrs = Attrs::new().with("approximate", form.as_str());
-            pointwise(c, &activation::GELU_GRAD, "self", attrs)
+            let (x, dy) = (saved(c, "self")?, c.value("grad_output")?);
+            c.result_with(&activation::GELU_GRAD, &[x, dy], attrs)
         },
     ),
-    ("hardswish_backward(grad_output: t, self: t)", |c| {
-        pointwise(c, &piecewise::HARD_SWISH_GRAD, "self", Attrs::new())
-    }),
-    (
-        "leaky_relu_backward(grad_output: t, self: t, negative_slope: f, self_is_result: b)",
-        |c| {
-            let slope = c.float("negative_slope", 0.01)? as f32;
-            let attrs = Attrs::new().with("alpha", slope);
-            pointwise(c, &piecewise::LEAKY_RELU_GRAD, "self", attrs)
-        },
-    ),
-    ("mish_backward(grad_output: t, self: t)", |c| {
-        pointwise(c, &piecewise::MISH_GRAD, "self", Attrs::new())
-    }),
     (
         "native_layer_norm_backward(grad_out: t, input: t, normalized_shape: I, mean: _, rstd: _, weight: t?, bias: t?, output_mask: _)",
         |c| norm(c, &norm::LAYER_NORM, &norm::LAYER_NORM_GRAD, 3),
@@ -84,29 +81,7 @@ pub const OPS: &[Op] = &[
         "nll_loss_backward(grad_output: t, self: t, target: t, weight: t?, reduction: i, ignore_index: i, total_weight: _)",
         labelled,
     ),
-    ("sigmoid_backward(grad_output: t, output: t)", |c| {
-        pointwise(c, &activation::SIGMOID_GRAD, "output", Attrs::new())
-    }),
-    ("silu_backward(grad_output: t, self: t)", |c| {
-        pointwise(c, &gated::SILU_GRAD, "self", Attrs::new())
-    }),
-    ("tanh_backward(grad_output: t, output: t)", |c| {
-        pointwise(c, &activation::TANH_GRAD, "output", Attrs::new())
-    }),
-    (
-        "threshold_backward(grad_output: t, self: t, threshold: s)",
-        |c| match c.float("threshold", 0.0)? {
-            0.0 => pointwise(c, &activation::RELU_GRAD, "self", Attrs::new()),
-            _ => c.formula(&[], "masked_fill(grad_output, self <= threshold, 0)"),
-        },
-    ),
 ];
-
-/// Lowers a gradient row of a tensor that the forward pass read or made, and of the gradient of its result.
-fn pointwise(c: &mut Call, op: &'static OpDef, of: &str, attrs: Attrs) -> Result<Value> {
-    let (x, dy) = (saved(c, of)?, c.value("grad_output")?);
-    c.result_with(op, &[x, dy], attrs)
-}
 
 /// Returns a tensor that the forward pass saved.
 fn saved(c: &mut Call, name: &str) -> Result<ValueId> {
@@ -123,22 +98,6 @@ fn softmax(c: &mut Call, op: &'static OpDef) -> Result<Value> {
         dx = c.low.b.cast(dx, dtype)?;
     }
     c.made(dx)
-}
-
-/// Lowers the gradient of ELU, given its operand or its result y. The slope below 0 is y + alpha.
-fn elu(c: &mut Call) -> Result<Value> {
-    if (c.float("scale", 1.0)?, c.float("input_scale", 1.0)?) != (1.0, 1.0) {
-        return Err(c.unsupported("a scale"));
-    }
-    if !c.bool("is_result", false)? {
-        let attrs = Attrs::new().with("alpha", c.float("alpha", 1.0)? as f32);
-        return pointwise(c, &piecewise::ELU_GRAD, "self_or_result", attrs);
-    }
-    saved(c, "self_or_result")?;
-    c.formula(
-        &[],
-        "below = grad_output * (self_or_result + alpha); where(self_or_result > 0, grad_output, below)",
-    )
 }
 
 /// Lowers the gradient of an embedding. The padding row gets none.

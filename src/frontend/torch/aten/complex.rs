@@ -12,6 +12,7 @@ use ckpt_passes::Result;
 use ckpt_passes::ir::same_dims;
 use ckpt_passes::ir::{DType, Dim, ValueId};
 use ckpt_passes::ops::concat::{CONCAT, SPLIT};
+use ckpt_passes::ops::rule::{Formulas, Term};
 use ckpt_passes::ops::shape::{SQUEEZE, UNSQUEEZE};
 use ckpt_passes::ops::{EmitExt, arith, extreme, math};
 
@@ -31,12 +32,6 @@ pub const OPS: &[Op] = &[
         c.run("atan2", [im, re])
     }),
     ("cat(tensors: C, dim: i?)", |c| joined(c, 0)),
-    ("chunk(self: c, chunks: i, dim: i?)", |c| {
-        of_pairs(c, &["chunks", "dim"])
-    }),
-    ("{clone,contiguous}(self: c, *, memory_format)", |c| {
-        of_pairs(c, &[])
-    }),
     ("complex(real: t, imag: t)", |c| {
         let (re, im) = (c.value("real")?, c.value("imag")?);
         let dims = broadcast(c, &c.low.b.ty(re).dims, &c.low.b.ty(im).dims)?;
@@ -49,7 +44,21 @@ pub const OPS: &[Op] = &[
         Ok(Value::Complex(c.low.fresh(value)))
     }),
     ("{conj,real}(self: t)", |c| Ok(c.given("self"))),
-    ("{detach,neg,squeeze}(self: c)", |c| of_pairs(c, &[])),
+    // The axis of pairs is behind the indexed axes.
+    (
+        "chunk(self: c, chunks: i, dim: i?); \
+         {clone,contiguous}(self: c, *, memory_format); \
+         {detach,neg,squeeze}(self: c); \
+         index(self: c, indices: l); \
+         index_select(self: c, dim: i, index: t); \
+         narrow(self: c, dim: i, start: i, length: i); \
+         select(self: c, dim: i, index: i); \
+         slice(self: c, dim: i?, start: i?, end: i?, step: i?); \
+         split(self: c, split_size: iI, dim: i?); \
+         transpose(self: c, dim0: i, dim1: i); \
+         unbind(self: c, dim: i?)",
+        of_pairs,
+    ),
     (
         "div(self: c, other: cts); div(self: ts, other: c)",
         quotient,
@@ -81,21 +90,10 @@ pub const OPS: &[Op] = &[
         on_pairs(c, vec![axes.into()])
     }),
     ("imag(self: c)", |c| part(c, 1)),
-    // The axis of pairs is behind the indexed axes.
-    ("index(self: c, indices: l)", |c| of_pairs(c, &["indices"])),
-    ("index_select(self: c, dim: i, index: t)", |c| {
-        of_pairs(c, &["dim", "index"])
-    }),
-    ("select(self: c, dim: i, index: i)", |c| {
-        of_pairs(c, &["dim", "index"])
-    }),
     ("is_complex(self: c)", |_| Ok(true.into())),
     ("is_complex(self: t)", |_| Ok(false.into())),
     ("{mean,sum}(self: c, dim: I?, keepdim: b?)", reduced),
     ("mul(self: c, other: cts); mul(self: ts, other: c)", product),
-    ("narrow(self: c, dim: i, start: i, length: i)", |c| {
-        of_pairs(c, &["dim", "start", "length"])
-    }),
     ("numel(self: c)", |c| Ok(Dim::product(&sizes(c)?).into())),
     ("permute(self: c, dims: I)", |c| {
         let mut order = axes(c, "dims")?;
@@ -111,13 +109,6 @@ pub const OPS: &[Op] = &[
     ("reshape(self: c, shape: I)", |c| sized(c, "shape", 2)),
     ("{resolve_conj,resolve_neg}(self: ct)", |c| {
         Ok(c.given("self"))
-    }),
-    (
-        "slice(self: c, dim: i?, start: i?, end: i?, step: i?)",
-        |c| of_pairs(c, &["dim", "start", "end", "step"]),
-    ),
-    ("split(self: c, split_size: iI, dim: i?)", |c| {
-        of_pairs(c, &["split_size", "dim"])
     }),
     ("squeeze(self: c, dim: I)", |c| {
         if c.given("dim").members().is_empty() || rank(c)? == 0 {
@@ -141,10 +132,6 @@ pub const OPS: &[Op] = &[
          {to,_to_copy}(self: t, *, dtype: z, layout, device, pin_memory, non_blocking: b?, copy: b?, memory_format)",
         converted,
     ),
-    ("transpose(self: c, dim0: i, dim1: i)", |c| {
-        of_pairs(c, &["dim0", "dim1"])
-    }),
-    ("unbind(self: c, dim: i?)", |c| of_pairs(c, &["dim"])),
     ("unsqueeze(self: c, dim: i)", |c| {
         let axis = axis(c, "dim", 0, 1)?;
         on_pairs(c, vec![axis])
@@ -201,13 +188,18 @@ fn on_pairs(c: &mut Call, rest: Vec<Value>) -> Result<Value> {
 }
 
 /// Applies the same op with its own arguments to the pairs of `self`. Axes are counted from the first.
-fn of_pairs(c: &mut Call, names: &[&str]) -> Result<Value> {
-    let rest = names.iter().map(|name| match *name {
-        "dim" | "dim0" | "dim1" => axis(c, name, 0, 0),
-        name => Ok(c.given(name)),
-    });
-    let rest = rest.collect::<Result<_>>()?;
-    on_pairs(c, rest)
+fn of_pairs(c: &mut Call) -> Result<Value> {
+    const NAMES: &str = "chunks end index indices length split_size start step";
+    let given = NAMES.split(' ').filter(|name| c.has(name));
+    let mut kwargs: Vec<(&str, Value)> = given.map(|name| (name, c.given(name))).collect();
+    for name in ["dim", "dim0", "dim1"]
+        .into_iter()
+        .filter(|name| c.has(name))
+    {
+        kwargs.push((name, axis(c, name, 0, 0)?));
+    }
+    let (name, pair) = (c.name.clone(), pair(c, "self")?.into());
+    c.run_named(&name, vec![pair], kwargs).map(as_complex)
 }
 
 fn as_complex(value: Value) -> Value {
@@ -357,19 +349,14 @@ fn product(c: &mut Call) -> Result<Value> {
 }
 
 fn times(c: &mut Call, a: &Parts, b: &Parts) -> Result<(ValueId, ValueId)> {
-    let re = c.low.b.mul(a.re, b.re)?;
-    let (x, y) = match (a.im, b.im) {
-        (Some(ai), Some(bi)) => {
-            let both = c.low.b.mul(ai, bi)?;
-            let re = c.low.b.sub(re, both)?;
-            let (x, y) = (c.low.b.mul(a.re, bi)?, c.low.b.mul(ai, b.re)?);
-            return Ok((re, c.low.b.add(x, y)?));
-        }
-        (Some(im), None) => (im, b.re),
-        (None, Some(im)) => (a.re, im),
+    let (ar, br) = (Term(a.re), Term(b.re));
+    let (re, im) = match (a.im.map(Term), b.im.map(Term)) {
+        (Some(ai), Some(bi)) => (ar * br - ai * bi, ar * bi + ai * br),
+        (Some(ai), None) => (ar * br, ai * br),
+        (None, Some(bi)) => (ar * br, ar * bi),
         (None, None) => return Err(c.unsupported("a product of real tensors")),
     };
-    Ok((re, c.low.b.mul(x, y)?))
+    Ok((c.low.b.eval(re)?, c.low.b.eval(im)?))
 }
 
 /// Lowers `a / b`. A complex `b` becomes a product with its conjugate over the square of its size. The larger part of `b` is
@@ -388,9 +375,8 @@ fn quotient(c: &mut Call) -> Result<Value> {
                 im: Some(c.low.b.neg(bi)?),
             };
             let (re, im) = times(c, &a, &conjugate)?;
-            let (x, y) = (c.low.b.mul(br, br)?, c.low.b.mul(bi, bi)?);
-            let square = c.low.b.add(x, y)?;
-            (re, im, c.low.b.mul(square, larger)?)
+            let (br, bi) = (Term(br), Term(bi));
+            (re, im, c.low.b.eval((br * br + bi * bi) * larger)?)
         }
         (None, None) => return Err(c.unsupported("a quotient of real tensors")),
     };

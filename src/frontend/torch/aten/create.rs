@@ -2,13 +2,20 @@
 
 use super::super::value::{TensorId, Value};
 use super::lowering::DEFAULT_FLOAT;
-use super::signature::{Call, Op};
+use super::signature::{Call, Formula, Op};
 use ckpt_passes::Result;
 use ckpt_passes::ir::{Attrs, DType, Dim, Tensor};
 use ckpt_passes::ops::{EmitExt, fill, logic};
 
 /// The largest number of elements of a table that is written into the model.
 pub(super) const MAX_TABLE: i64 = 1 << 24;
+
+pub const FORMULAS: &[Formula] = &[
+    "bool(self: t) => to(self, bool)",
+    "double(self: t) => to(self, float64)",
+    "float(self: t) => to(self, float32)",
+    "long(self: t) => to(self, int64)",
+];
 
 pub const OPS: &[Op] = &[
     (
@@ -17,10 +24,11 @@ pub const OPS: &[Op] = &[
          arange(start: s, end: s, step: s, *, dtype: d?, layout, device, pin_memory)",
         arange,
     ),
-    ("bool(self: t)", |c| to_type(c, DType::Bool)),
-    ("clone(self: t, *, memory_format)", |c| copied(c, "self")),
-    ("copy(self: t, src: t, non_blocking)", |c| copied(c, "src")),
-    ("double(self: t)", |c| to_type(c, DType::F64)),
+    (
+        "{clone,lift,lift_fresh,lift_fresh_copy}(self: t, *, memory_format); \
+         copy(self: t, src: t, non_blocking)",
+        copied,
+    ),
     (
         "{empty,ones,zeros}(size: I, *, dtype: d?, layout, device, pin_memory, memory_format); \
          {empty,ones,zeros}_like(self: t, *, dtype: d?, layout, device, pin_memory, memory_format); \
@@ -34,16 +42,11 @@ pub const OPS: &[Op] = &[
          zero(self: t)",
         filled,
     ),
-    ("eye(n: i, *, dtype: d?, layout, device, pin_memory)", eye),
     (
-        "eye(n: i, m: i, *, dtype: d?, layout, device, pin_memory)",
+        "eye(n: i, *, dtype: d?, layout, device, pin_memory); \
+         eye(n: i, m: i, *, dtype: d?, layout, device, pin_memory)",
         eye,
     ),
-    ("float(self: t)", |c| to_type(c, DType::F32)),
-    ("{lift,lift_fresh,lift_fresh_copy}(self: t)", |c| {
-        copied(c, "self")
-    }),
-    ("long(self: t)", |c| to_type(c, DType::I64)),
     (
         "scalar_tensor(s: s, *, dtype: d?, layout, device, pin_memory)",
         |c| {
@@ -58,10 +61,10 @@ pub const OPS: &[Op] = &[
         to,
     ),
     (
-        "to(self: t, other: t, non_blocking: b?, copy: b?, memory_format)",
+        "to(self: t, other: t, non_blocking: b?, copy: b?, memory_format); \
+         type_as(self: t, other: t)",
         to_other,
     ),
-    ("type_as(self: t, other: t)", to_other),
     (
         "_to_copy(self: t, *, dtype: d?, layout, device, pin_memory, non_blocking: b?, memory_format)",
         |c| {
@@ -75,8 +78,8 @@ pub const OPS: &[Op] = &[
 ];
 
 /// Lowers a copy: the same value in memory of its own.
-fn copied(c: &mut Call, name: &str) -> Result<Value> {
-    let x = c.value(name)?;
+fn copied(c: &mut Call) -> Result<Value> {
+    let x = c.value(c.either(&["src", "self"]))?;
     c.made(x)
 }
 
@@ -187,12 +190,7 @@ fn to(c: &mut Call) -> Result<Value> {
 }
 
 fn to_other(c: &mut Call) -> Result<Value> {
-    let dtype = c.low.dtype(c.tensor("other")?);
-    to_type(c, dtype)
-}
-
-fn to_type(c: &mut Call, dtype: DType) -> Result<Value> {
-    let x = c.tensor("self")?;
+    let (x, dtype) = (c.tensor("self")?, c.low.dtype(c.tensor("other")?));
     converted(c, x, dtype)
 }
 

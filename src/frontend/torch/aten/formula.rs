@@ -7,16 +7,18 @@
 //! - `+ - * / < <= > >= == != & | ~`: PyTorch's ops of those names, or plain arithmetic if all operands are numbers
 //! - `c ? a : b`, where only one side is evaluated; `c` is a truth value or number, and `none` counts as false
 //! - calls of PyTorch's ops (`sum(x, -1)`, `std(x, keepdim=keepdim)`) and of the few [`helpers`](helper)
+//! - rows of the op table (`Elu(x, alpha=0.5)`), which are emitted as they are ([`row`])
 //! - `[a, b]`, `(a, b)`, `x[0]`, and `(a = x; a * a)`, a formula in brackets
 //!
 //! Operands are evaluated from left to right, which fixes the order of the nodes.
 
 use super::super::scalars;
 use super::super::value::Value;
-use super::lowering::Lowering;
-use ckpt_passes::ir::DType;
-use ckpt_passes::{Error, Result};
-use std::f64::consts::{LN_2, PI};
+use super::lowering::{DEFAULT_FLOAT, Lowering};
+use ckpt_passes::ir::{Attr, AttrKind, Attrs, DType, OpDef};
+use ckpt_passes::ops::EmitExt;
+use ckpt_passes::{Error, Result, ops};
+use std::f64::consts::{LN_2, LN_10, PI};
 
 /// Binary operators from the loosest to the tightest, longer ones first, with the names of their ops.
 const OPERATORS: [&[(&str, &str)]; 5] = [
@@ -34,17 +36,19 @@ const OPERATORS: [&[(&str, &str)]; 5] = [
     &[("*", "mul"), ("/", "div")],
 ];
 
-/// Evaluates a formula over named values.
+/// Evaluates the formula of an op over named values.
 ///
 /// # Errors
 /// Whatever an op of the formula refuses.
 pub fn evaluate(
     low: &mut Lowering,
+    op: &str,
     names: Vec<(&'static str, Value)>,
     text: &'static str,
 ) -> Result<Value> {
     let mut reader = Reader {
         low,
+        op,
         names,
         rest: text,
         skipping: false,
@@ -65,8 +69,12 @@ pub fn literal(text: &str) -> Value {
         "inf" => Value::Float(f64::INFINITY),
         "pi" => Value::Float(PI),
         "ln2" => Value::Float(LN_2),
+        "ln10" => Value::Float(LN_10),
+        "bool" => Value::DType(DType::Bool),
+        "float32" => Value::DType(DType::F32),
         "float64" => Value::DType(DType::F64),
         "int32" => Value::DType(DType::I32),
+        "int64" => Value::DType(DType::I64),
         _ => match (text.parse::<i64>(), text.parse::<f64>()) {
             (Ok(n), _) => Value::from(n),
             (_, Ok(x)) => Value::Float(x),
@@ -76,18 +84,122 @@ pub fn literal(text: &str) -> Value {
 }
 
 /// Calls a function that formulas have and PyTorch has not; returns nothing for any other name.
-fn helper(low: &Lowering, name: &str, args: &[Value]) -> Option<Value> {
-    Some(match (name, args) {
+fn helper(low: &mut Lowering, op: &str, name: &str, args: &[Value]) -> Result<Option<Value>> {
+    let given = || {
+        args.iter()
+            .filter(|v| **v != Value::None)
+            .collect::<Vec<_>>()
+    };
+    Ok(Some(match (name, args) {
         ("given", [x]) => Value::Bool(*x != Value::None),
         ("is_tensor", [x]) => Value::Bool(matches!(x, Value::Tensor(_))),
         ("is_float", [Value::Tensor(x)]) => Value::Bool(low.dtype(*x).is_float()),
+        ("is_bool", [Value::Tensor(x)]) => Value::Bool(low.dtype(*x) == DType::Bool),
         ("dtype", [Value::Tensor(x)]) => Value::DType(low.dtype(*x)),
-        _ => return None,
-    })
+        // The first operand in the type that all of them have in common.
+        ("typed", [x, ..]) => low.converted(x, low.promoted(&given())?)?,
+        // A number or tensor in the type of another one.
+        ("like", [x, Value::Tensor(like)]) => low.converted(x, low.dtype(*like))?,
+        // All operands in their common type, or in the floating-point type for it.
+        ("common" | "floating", args) => {
+            let dtype = match name {
+                "common" => low.promoted(&given())?,
+                _ => low.promoted_float(&given())?,
+            };
+            let typed = args.iter().map(|x| low.converted(x, dtype));
+            let typed: Vec<Value> = typed.collect::<Result<_>>()?;
+            match <[Value; 1]>::try_from(typed) {
+                Ok([one]) => one,
+                Err(several) => Value::Tuple(several),
+            }
+        }
+        ("times", [x, factor]) if *factor == Value::None || factor.number() == Some(1.0) => {
+            x.clone()
+        }
+        ("times", [Value::Tensor(x), factor]) => {
+            let (value, factor) = (low.read(*x)?, low.operand(factor, low.dtype(*x))?);
+            let value = low.b.mul(value, factor)?;
+            Value::Tensor(low.fresh(value))
+        }
+        // Whether each element is not 0.
+        ("truth", [Value::Tensor(x)]) => {
+            let value = low.read(*x)?;
+            let value = low.truth(value)?;
+            Value::Tensor(low.fresh(value))
+        }
+        // A tensor that the forward pass saved for its backward pass.
+        ("saved", [Value::Tensor(x)]) => {
+            let value = low.read(*x)?;
+            low.warn_of_detached(value);
+            Value::Tensor(*x)
+        }
+        ("unsupported", [Value::Str(what)]) => {
+            bail!("op", "{op}: {what} is not supported");
+        }
+        _ => return Ok(None),
+    }))
+}
+
+/// Emits a row of the op table. A tuple among the operands stands for its members, a number for a scalar in the type of the
+/// last tensor beside it, and a list for a vector of integers. Named arguments are attributes.
+fn row(
+    low: &mut Lowering,
+    op: &'static OpDef,
+    args: Vec<Value>,
+    named: Vec<(&str, Value)>,
+) -> Result<Value> {
+    let flat = args.into_iter().flat_map(|arg| match arg {
+        Value::Tuple(items) => items,
+        one => vec![one],
+    });
+    let args: Vec<Value> = flat.collect();
+    let dtype = args.iter().rev().find_map(|arg| match arg {
+        Value::Tensor(id) => Some(low.dtype(*id)),
+        _ => None,
+    });
+    let mut ins = Vec::with_capacity(args.len());
+    for arg in &args {
+        ins.push(match arg {
+            Value::None => None,
+            Value::Tensor(id) => Some(low.read(*id)?),
+            Value::List(_) => {
+                let numbers = arg.members().iter().filter_map(Value::number);
+                Some(low.b.ints(&numbers.map(|n| n as i64).collect::<Vec<_>>()))
+            }
+            number => {
+                let natural = match number {
+                    Value::Int(_) => DType::I64,
+                    _ => DEFAULT_FLOAT,
+                };
+                Some(low.operand(number, dtype.unwrap_or(natural))?)
+            }
+        });
+    }
+    let mut attrs = Attrs::new();
+    for (name, value) in named {
+        let kind = op
+            .attrs
+            .iter()
+            .find(|spec| spec.name == name)
+            .map(|spec| spec.kind);
+        let attr = match (kind, &value, value.number()) {
+            (Some(AttrKind::Float), _, Some(x)) => Attr::Float(x as f32),
+            (Some(AttrKind::Int), _, Some(n)) => Attr::Int(n as i64),
+            (Some(AttrKind::DType), Value::DType(dtype), _) => Attr::DType(*dtype),
+            _ => {
+                let what = format!("a formula gives {} no attribute `{name}`", op.name);
+                return Err(Error::bug("aten", what));
+            }
+        };
+        attrs.set(name, attr);
+    }
+    let value = low.b.emit_n(op, ins, attrs, 1)?[0];
+    Ok(Value::Tensor(low.fresh(value)))
 }
 
 struct Reader<'l, 'g> {
     low: &'l mut Lowering<'g>,
+    op: &'l str,
     names: Vec<(&'static str, Value)>,
     rest: &'static str,
     /// Whether the reader is in a branch that is not taken: nothing is evaluated there.
@@ -278,12 +390,17 @@ impl Reader<'_, '_> {
         self.call(op, operands, Vec::new())
     }
 
-    /// Calls a helper or one of PyTorch's ops.
+    /// Calls a row of the op table, a helper or one of PyTorch's ops.
     fn call(&mut self, op: &str, args: Vec<Value>, named: Vec<(&str, Value)>) -> Result<Value> {
         if self.skipping {
             return Ok(Value::None);
         }
-        match helper(self.low, op, &args) {
+        if op.starts_with(|c: char| c.is_ascii_uppercase())
+            && let Some(op) = ops::find(op)
+        {
+            return row(self.low, op, args, named);
+        }
+        match helper(self.low, self.op, op, &args)? {
             Some(value) => Ok(value),
             None => (self.low.run)(self.low, op, args, named),
         }
@@ -299,7 +416,7 @@ mod tests {
         let mut graph = Graph::new("main");
         let mut low = Lowering::new(&mut graph);
         let x = low.input("x", Ty::new(DType::F32, vec![Dim::from(2)]))?;
-        evaluate(&mut low, vec![("x", x.into()), ("n", 3.into())], text)
+        evaluate(&mut low, "op", vec![("x", x.into()), ("n", 3.into())], text)
     }
 
     #[test]
@@ -316,6 +433,8 @@ mod tests {
                 "dim(x) == 1 ? (x, unknown)[1] : nonsense(x)",
                 Value::Unknown,
             ),
+            ("dtype(Cast(floating(x), to=int32))", DType::I32.into()),
+            ("is_bool(Equal(common(x, n)))", Value::from(true)),
         ] {
             assert_eq!(evaluated(text).unwrap(), value, "{text}");
         }

@@ -14,6 +14,8 @@ use ckpt_passes::ops::{
 };
 
 pub const FORMULAS: &[Formula] = &[
+    "argsort(self: t, dim: i?, descending: b?) => sort(self, dim, descending)[1]",
+    "argsort(self: t, *, stable: b, dim: i?, descending: b?) => sort(self, stable=stable, dim=dim, descending=descending)[1]",
     "argwhere(self: t) => nonzero(self)",
     "masked_scatter(self: t, mask: t, source: t) => \
      mask = expand(mask, size(self)); places = clamp_min(cumsum(flatten(mask), 0) - 1, 0); \
@@ -30,17 +32,9 @@ pub const FORMULAS: &[Formula] = &[
 ];
 
 pub const OPS: &[Op] = &[
-    ("argsort(self: t, dim: i?, descending: b?)", argsort),
     (
-        "argsort(self: t, *, stable: b, dim: i?, descending: b?)",
-        argsort,
-    ),
-    ("{bitwise_left_shift,__lshift__}(self: ts, other: s)", |c| {
-        shifted(c, "mul")
-    }),
-    (
-        "{bitwise_right_shift,__rshift__}(self: ts, other: s)",
-        |c| shifted(c, "floor_divide"),
+        "{bitwise_left_shift,__lshift__,bitwise_right_shift,__rshift__}(self: ts, other: s)",
+        shifted,
     ),
     (
         "bucketize(self: ts, boundaries: t, *, out_int32: b?, right: b?)",
@@ -96,28 +90,25 @@ pub const OPS: &[Op] = &[
         let places = c.low.b.ints(&places);
         c.made(places)
     }),
-    ("scatter(self: t, dim: i, index: t, src: t)", |c| {
-        scattered(c, "src", "none")
-    }),
-    ("scatter(self: t, dim: i, index: t, value: s)", |c| {
-        scattered(c, "value", "none")
-    }),
+    (
+        "scatter(self: t, dim: i, index: t, src: t); \
+         scatter(self: t, dim: i, index: t, value: s); \
+         scatter_add(self: t, dim: i, index: t, src: t)",
+        scattered,
+    ),
     (
         "scatter(self: t, dim: i, index: t, src: ts, *, reduce: S); \
          scatter(self: t, dim: i, index: t, value: s, *, reduce: S); \
          scatter_reduce(self: t, dim: i, index: t, src: t, reduce: S, *, include_self: b?)",
         combined,
     ),
-    ("scatter_add(self: t, dim: i, index: t, src: t)", |c| {
-        scattered(c, "src", "add")
-    }),
     (
         "searchsorted(sorted_sequence: t, self: ts, *, out_int32: b?, right: b?, side: S?, sorter: t?)",
         |c| ranked(c, "sorted_sequence"),
     ),
-    ("sort(self: t, dim: i?, descending: b?)", sorted),
     (
-        "sort(self: t, *, stable: b?, dim: i?, descending: b?)",
+        "sort(self: t, dim: i?, descending: b?); \
+         sort(self: t, *, stable: b?, dim: i?, descending: b?)",
         sorted,
     ),
     ("take_along_dim(self: t, indices: t, dim: i?)", take_along),
@@ -301,10 +292,14 @@ fn rows_put(c: &mut Call, reduction: &str) -> Result<Value> {
     put(c, [front, at, rows], reduction, &perm)
 }
 
-fn scattered(c: &mut Call, source: &str, reduction: &str) -> Result<Value> {
+fn scattered(c: &mut Call) -> Result<Value> {
+    let reduction = match c.name.as_str() {
+        "scatter_add" => "add",
+        _ => "none",
+    };
     let (x, at) = (c.value("self")?, c.value("index")?);
     let axis = c.axis("dim", 0, c.rank(x))?;
-    let given = c.need(source)?;
+    let given = c.need(c.either(&["value", "src"]))?;
     let mut updates = c.low.operand(&given, c.dtype(x))?;
     if !matches!(given, Value::Tensor(_)) {
         updates = c.low.broadcast_to(updates, &c.shape_of(at))?;
@@ -362,11 +357,6 @@ fn sorted(c: &mut Call) -> Result<Value> {
     chosen(c, x, &size, down)
 }
 
-fn argsort(c: &mut Call) -> Result<Value> {
-    let pair = sorted(c)?;
-    Ok(pair.members()[1].clone())
-}
-
 /// Counts the elements in each of `bins` equal intervals of [min, max]. Other elements are not counted.
 fn histogram(c: &mut Call) -> Result<Value> {
     let x = c.value("self")?;
@@ -404,12 +394,16 @@ fn histogram(c: &mut Call) -> Result<Value> {
 }
 
 /// Lowers a shift to a product with a power of two, or to a rounded quotient.
-fn shifted(c: &mut Call, op: &str) -> Result<Value> {
+fn shifted(c: &mut Call) -> Result<Value> {
     let by = c.int("other", 0)?;
     let float = matches!(c.get("self"), Some(Value::Tensor(t)) if c.low.dtype(*t).is_float());
     if float || !(0..=62).contains(&by) {
         return Err(c.unsupported("this shift"));
     }
+    let op = match c.name.contains("right") || c.name.contains("rshift") {
+        true => "floor_divide",
+        false => "mul",
+    };
     c.run(op, [c.given("self"), (1i64 << by).into()])
 }
 

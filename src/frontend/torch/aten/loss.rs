@@ -1,12 +1,10 @@
 //! Losses.
 
 use super::super::value::Value;
-use super::pointwise::both;
-use super::reduce::over;
 use super::signature::{Call, Formula, Op};
 use ckpt_passes::Result;
 use ckpt_passes::ir::{Attrs, Dim, OpDef};
-use ckpt_passes::ops::{EmitExt, arith, loss, reduce, shape};
+use ckpt_passes::ops::{EmitExt, loss, shape};
 
 /// `reduce_loss` is the last row of [`OPS`].
 pub const FORMULAS: &[Formula] = &[
@@ -36,8 +34,15 @@ pub const FORMULAS: &[Formula] = &[
     "kl_div(self: t, target: t, reduction: i?, *, log_target: b?) => \
      reduce_loss(log_target ? (off = target - self; exp(target) * off) : \
      xlogy(target, target) - target * self, reduction)",
+    "l1_loss(self: t, target: t, reduction: i?) => reduce_loss(Abs(Sub(common(self, target))), reduction)",
     "margin_ranking_loss(input1: t, input2: t, target: t, margin: f = 0.0, reduction: i?) => \
      reduce_loss(clamp_min(rsub((input1 - input2) * target, margin), 0), reduction)",
+    "mse_loss(self: t, target: t, reduction: i?) => \
+     off = Sub(common(self, target)); reduce_loss(Mul(off, off), reduction)",
+    // Stirling's term of `full` is not there.
+    "poisson_nll_loss(input: t, target: t, log_input: b, full: b, eps: f, reduction: i) => \
+     rate = log_input ? exp(input) : input; logs = log_input ? input : log(input + eps); \
+     full ? unsupported('`full`') : reduce_loss(rate - target * logs, reduction)",
     "smooth_l1_loss(self: t, target: t, reduction: i?, beta: f = 1.0) => \
      off = abs(self - target); each = beta == 0.0 ? off : (square = off * off * (0.5 / beta); \
      line = off - 0.5 * beta; where(off < beta, square, line)); reduce_loss(each, reduction)",
@@ -53,14 +58,9 @@ pub const OPS: &[Op] = &[
         "cross_entropy_loss(self: t, target: t, weight: t?, reduction: i?, ignore_index: i?, label_smoothing: f?)",
         cross_entropy,
     ),
-    ("{l1,mse}_loss(self: t, target: t, reduction: i?)", distance),
     (
         "{nll_loss,nll_loss2d,nll_loss_nd}(self: t, target: t, weight: t?, reduction: i?, ignore_index: i?)",
         |c| labelled(c, &loss::NEGATIVE_LOG_LIKELIHOOD_LOSS),
-    ),
-    (
-        "poisson_nll_loss(input: t, target: t, log_input: b, full: b, eps: f, reduction: i)",
-        poisson,
     ),
     ("reduce_loss(each: t, reduction: i?)", |c| {
         let text = match reduction(c)? {
@@ -159,32 +159,3 @@ const SMOOTHED_LABELS: &str = "logs = log_softmax(self, axis); hard = nll_loss(l
      each = given(weight) ? index(weight, [masked_fill(target, skipped, 0)]) * counted : counted; \
      total = sum(each); sum(soft) / total); \
      soft = soft * smoothing / count; hard * (1.0 - smoothing) + soft";
-
-fn poisson(c: &mut Call) -> Result<Value> {
-    if c.bool("full", false)? {
-        return Err(c.unsupported("`full`"));
-    }
-    c.formula(
-        &[],
-        "rate = log_input ? exp(input) : input; logs = log_input ? input : log(input + eps); \
-         reduce_loss(rate - target * logs, reduction)",
-    )
-}
-
-/// Lowers `l1_loss` and `mse_loss`.
-fn distance(c: &mut Call) -> Result<Value> {
-    let [a, b] = both(c, "self", "target")?;
-    let off = c.low.b.sub(a, b)?;
-    let each = match c.name.as_str() {
-        "mse_loss" => c.low.b.mul(off, off)?,
-        _ => c.emit(&arith::ABS, &[off])?,
-    };
-    let axes: Vec<usize> = (0..c.rank(each)).collect();
-    let op = match reduction(c)? {
-        "none" => return c.made(each),
-        "sum" => &reduce::REDUCE_SUM,
-        _ => &reduce::REDUCE_MEAN,
-    };
-    let y = over(c, op, each, &axes, false)?;
-    c.made(y)
-}

@@ -19,6 +19,7 @@ use ckpt_passes::ir::typing::Contents;
 use ckpt_passes::ir::{Attrs, DType, Dim, Graph, Loc, Origin, Same, Tensor, Ty, ValueId};
 use ckpt_passes::ops::concat::CONCAT;
 use ckpt_passes::ops::fill::RANGE;
+use ckpt_passes::ops::logic::{EQUAL, NOT};
 use ckpt_passes::ops::scatter::SCATTER_ELEMENTS;
 use ckpt_passes::ops::shape::{
     EXPAND, IDENTITY, RESHAPE, SQUEEZE, STOP_GRADIENT, TRANSPOSE, UNSQUEEZE,
@@ -122,10 +123,10 @@ impl<'g> Lowering<'g> {
                 let fixed = self.b.graph.outputs().contains(&holder)
                     || self.b.graph.def_node(holder).is_none();
                 if name.is_empty() || fixed {
-                    return Err(Error::model(
+                    bail!(
                         "name",
-                        format!("an output is called `{name}`, and so is something else"),
-                    ));
+                        "an output is called `{name}`, and so is something else"
+                    );
                 }
                 self.b.graph.rename_value(holder, &format!("{name}.inner"));
             }
@@ -246,7 +247,7 @@ impl<'g> Lowering<'g> {
     /// A program without outputs.
     pub fn finish(mut self) -> Result<Vec<String>> {
         if self.b.graph.outputs().is_empty() {
-            return Err(Error::model("outputs", "the program returns no tensor"));
+            bail!("outputs", "the program returns no tensor");
         }
         self.warn_of_lost_writes();
         // Only the program's own parameters are parameters. The tables that ops are lowered with are not.
@@ -255,9 +256,8 @@ impl<'g> Lowering<'g> {
         for (value, name) in inits {
             self.b.graph.origins.entry(value).or_insert(Origin {
                 names: vec![name],
-                transposed: false,
                 is_parameter: Some(false),
-                frozen: false,
+                ..Origin::default()
             });
         }
         Ok(self.warnings)
@@ -266,7 +266,7 @@ impl<'g> Lowering<'g> {
     /// Fails if a name is empty or taken.
     pub(super) fn free_name(&self, name: &str) -> Result<()> {
         if name.is_empty() || self.b.graph.has_value_name(name) {
-            return Err(Error::model("name", format!("`{name}` is defined twice")));
+            bail!("name", "`{name}` is defined twice");
         }
         Ok(())
     }
@@ -766,6 +766,17 @@ impl Lowering<'_> {
         self.sizes.read(self.b.graph, value);
     }
 
+    /// Returns a tensor or a number as a tensor of an element type; `None` stays `None`.
+    pub(super) fn converted(&mut self, value: &Value, dtype: DType) -> Result<Value> {
+        match value {
+            Value::None => Ok(Value::None),
+            value => {
+                let value = self.operand(value, dtype)?;
+                Ok(Value::Tensor(self.fresh(value)))
+            }
+        }
+    }
+
     /// Inserts axes of size 1.
     pub(super) fn unsqueeze(&mut self, value: ValueId, axes: &[i64]) -> Result<ValueId> {
         match axes {
@@ -901,6 +912,17 @@ impl Lowering<'_> {
         let dtype = self.promoted(operands)?;
         let natural = Some(dtype).filter(|d| d.is_float());
         Ok(natural.unwrap_or(DEFAULT_FLOAT))
+    }
+
+    /// Returns true where an element is not 0.
+    pub(super) fn truth(&mut self, x: ValueId) -> Result<ValueId> {
+        let dtype = self.b.dtype(x);
+        if dtype == DType::Bool {
+            return Ok(x);
+        }
+        let zero = self.b.scalar(dtype, 0.0);
+        let y = self.emit(&EQUAL, &[x, zero])?;
+        self.emit(&NOT, &[y])
     }
 
     /// Expands `x` to these sizes.

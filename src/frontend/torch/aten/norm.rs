@@ -5,6 +5,7 @@ use super::reduce::{count, over};
 use super::signature::{Call, Op};
 use ckpt_passes::Result;
 use ckpt_passes::ir::{Attrs, DType, Dim, ValueId};
+use ckpt_passes::ops::rule::{Formulas, Term, unary_op};
 use ckpt_passes::ops::shape::RESHAPE;
 use ckpt_passes::ops::{EmitExt, math, norm, reduce};
 
@@ -105,11 +106,8 @@ fn affine(c: &mut Call, mut y: ValueId) -> Result<Value> {
 /// Emits (x − mean)/√(var + ε).
 fn normalised(c: &mut Call, x: ValueId, mean: ValueId, var: ValueId) -> Result<ValueId> {
     let eps = c.float("eps", 1e-5)?;
-    let off = c.low.b.sub(x, mean)?;
-    let eps = c.scalar_like(var, eps);
-    let var = c.low.b.add(var, eps)?;
-    let deviation = c.emit(&math::SQRT, &[var])?;
-    c.low.b.div(off, deviation)
+    let deviation = unary_op(&math::SQRT, Term(var) + eps);
+    c.low.b.eval((Term(x) - mean) / deviation)
 }
 
 /// Emits the mean and the population variance over axes that stay.

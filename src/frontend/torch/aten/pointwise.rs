@@ -1,101 +1,124 @@
 //! Ops of single elements: arithmetic, comparisons and functions, with PyTorch's promotion of element types.
 
 use super::super::value::Value;
-use super::signature::{Call, Op};
+use super::signature::{Call, Formula, Op};
 use ckpt_passes::Result;
-use ckpt_passes::ir::op::OpDef;
-use ckpt_passes::ir::{Attrs, DType, Dim, ValueId};
-use ckpt_passes::ops::{EmitExt, activation, arith, bits, extreme, logic, math, power, trig};
-use std::f64::consts::PI;
+use ckpt_passes::ir::ValueId;
+use ckpt_passes::ops::{EmitExt, arith, math, power};
+
+/// `ordered` and `erfinv_step` are of other formulas here.
+pub const FORMULAS: &[Formula] = &[
+    "abs(self: t) => Abs(self)",
+    "acos(self: t) => Acos(floating(self))",
+    "acosh(self: t) => Acosh(floating(self))",
+    // The sum of truth values is their disjunction.
+    "add(self: ts, other: ts, alpha: s?) => \
+     both = common(self, other); b = times(both[1], alpha); is_bool(b) ? Or(both[0], b) : Add(both[0], b)",
+    "addcdiv(self: t, tensor1: t, tensor2: t, value: s?) => \
+     all = common(self, tensor1, tensor2); Add(all[0], times(Div(all[1], all[2]), value))",
+    "addcmul(self: t, tensor1: t, tensor2: t, value: s?) => \
+     all = common(self, tensor1, tensor2); Add(all[0], times(Mul(all[1], all[2]), value))",
+    "asin(self: t) => Asin(floating(self))",
+    "asinh(self: t) => Asinh(floating(self))",
+    "atan(self: t) => Atan(floating(self))",
+    "atanh(self: t) => Atanh(floating(self))",
+    "{bitwise_and,__and__}(self: ts, other: ts) => \
+     both = common(self, other); is_bool(both[0]) ? And(both) : BitwiseAnd(both)",
+    "bitwise_not(self: t) => is_bool(self) ? Not(self) : BitwiseNot(self)",
+    "{bitwise_or,__or__}(self: ts, other: ts) => \
+     both = common(self, other); is_bool(both[0]) ? Or(both) : BitwiseOr(both)",
+    "{bitwise_xor,__xor__}(self: ts, other: ts) => \
+     both = common(self, other); is_bool(both[0]) ? Xor(both) : BitwiseXor(both)",
+    "ceil(self: t) => is_float(self) ? Ceil(self) : clone(self)",
+    "{clamp,clip}(self: t, min: ts?, max: ts?); clamp_max(self: t, max: ts); clamp_min(self: t, min: ts) => \
+     x = typed(self, min, max); is_tensor(min) | is_tensor(max) ? \
+     (x = given(min) ? Max(x, like(min, x)) : x; given(max) ? Min(x, like(max, x)) : x) : Clip(x, min, max)",
+    "cos(self: t) => Cos(floating(self))",
+    "cosh(self: t) => Cosh(floating(self))",
+    "eq(self: ts, other: ts) => Equal(common(self, other))",
+    "erf(self: t) => Erf(floating(self))",
+    "erfc(self: t) => Sub(1.0, Erf(floating(self)))",
+    // A first guess to 2·10⁻³ (S. Winitzki, 2008), then three steps of Newton's method, each of which squares the error. The
+    // derivative of the last step is that of the inverse. The inverse is ±∞ at ±1.
+    "erfinv(self: t) => \
+     y = floating(self); one = like(1.0, y); log = Log(Sub(one, Mul(y, y))); \
+     half = like(0.5, y); inverse = like(1.0 / 0.147, y); shift = like(2.0 / (pi * 0.147), y); \
+     first = Add(Mul(log, half), shift); second = Mul(log, inverse); \
+     size = Sqrt(Sub(Sqrt(Sub(Mul(first, first), second)), first)); sign = Sign(y); \
+     x = erfinv_step(erfinv_step(erfinv_step(Mul(sign, size), y), y), y); \
+     Where(Equal(Abs(y), one), Mul(sign, inf), x)",
+    // x − (erf(x) − y)·(√π/2)·exp(x²).
+    "erfinv_step(self: t, y: t) => \
+     Sub(self, Mul(Mul(Sub(Erf(self), y), Exp(Mul(self, self))), 0.8862269254527579))",
+    "exp(self: t) => Exp(floating(self))",
+    // 2·exp(x/2)·sinh(x/2), without cancellation near 0.
+    "expm1(self: t) => x = Mul(floating(self), 0.5); Mul(Mul(Exp(x), Sinh(x)), 2.0)",
+    "floor(self: t) => is_float(self) ? Floor(self) : clone(self)",
+    // Remainders have the sign of the dividend in `fmod`, and of the divisor in `remainder`. ONNX Mod takes floats only with
+    // that of the dividend.
+    "fmod(self: t, other: ts) => Mod(common(self, other), fmod=1)",
+    "{ge,greater_equal}(self: ts, other: ts) => GreaterOrEqual(ordered(self, other))",
+    "{gt,greater}(self: ts, other: ts) => Greater(ordered(self, other))",
+    // x − x is 0 for a finite number, and NaN for every other.
+    "isfinite(self: t) => x = floating(self); Not(IsNaN(Sub(x, x)))",
+    "isinf(self: t) => is_float(self) ? IsInf(self) : zeros_like(self, dtype=bool)",
+    "isnan(self: t) => is_float(self) ? IsNaN(self) : zeros_like(self, dtype=bool)",
+    "{le,less_equal}(self: ts, other: ts) => LessOrEqual(ordered(self, other))",
+    "lerp(self: t, end: t, weight: ts) => \
+     both = common(self, end); w = like(weight, both[0]); Add(both[0], Mul(Sub(both[1], both[0]), w))",
+    "log(self: t) => Log(floating(self))",
+    "log10(self: t) => Mul(Log(floating(self)), 1.0 / ln10)",
+    // x·log(u)/(u − 1) with u = 1 + x as it is rounded, and x where u is 1, without cancellation near 0 (W. Kahan, in HP-15C
+    // Advanced Functions Handbook, 1982).
+    "log1p(self: t) => \
+     x = floating(self); u = Add(x, 1.0); rounded = Sub(u, 1.0); tiny = Equal(u, 1.0); \
+     divisor = Where(tiny, 1.0, rounded); ratio = Div(Log(u), divisor); Mul(x, Where(tiny, 1.0, ratio))",
+    "log2(self: t) => Mul(Log(floating(self)), 1.0 / ln2)",
+    "logical_and(self: t, other: t) => And(truth(self), truth(other))",
+    "logical_not(self: t) => Not(truth(self))",
+    "logical_or(self: t, other: t) => Or(truth(self), truth(other))",
+    "logical_xor(self: t, other: t) => Xor(truth(self), truth(other))",
+    "{lt,less}(self: ts, other: ts) => Less(ordered(self, other))",
+    "masked_fill(self: t, mask: t, value: ts) => Where(mask, like(value, self), self)",
+    "maximum(self: t, other: t) => Max(common(self, other))",
+    "minimum(self: t, other: t) => Min(common(self, other))",
+    // The product of truth values is their conjunction.
+    "{mul,multiply}(self: ts, other: ts) => both = common(self, other); is_bool(both[0]) ? And(both) : Mul(both)",
+    "{ne,not_equal}(self: ts, other: ts) => Not(Equal(common(self, other)))",
+    "{neg,negative}(self: t) => Neg(self)",
+    // The order of truth values is that of their numbers.
+    "ordered(self: ts, other: ts) => \
+     both = common(self, other); is_bool(both[0]) ? (Cast(both[0], to=int32), Cast(both[1], to=int32)) : both",
+    "positive(self: t) => self",
+    "reciprocal(self: t) => Reciprocal(floating(self))",
+    "remainder(self: ts, other: ts) => \
+     both = common(self, other); \
+     is_float(both[0]) ? Sub(both[0], Mul(Floor(Div(both)), both[1])) : Mod(both, fmod=0)",
+    "round(self: t) => is_float(self) ? Round(self) : clone(self)",
+    "rsqrt(self: t) => Reciprocal(Sqrt(floating(self)))",
+    "rsub(self: t, other: ts, alpha: s?) => both = common(self, other); Sub(both[1], times(both[0], alpha))",
+    "sign(self: t) => Sign(self)",
+    "sin(self: t) => Sin(floating(self))",
+    "sinh(self: t) => Sinh(floating(self))",
+    "sqrt(self: t) => Sqrt(floating(self))",
+    "square(self: t) => Mul(self, self)",
+    "{sub,subtract}(self: ts, other: ts, alpha: s?) => both = common(self, other); Sub(both[0], times(both[1], alpha))",
+    "tan(self: t) => Tan(floating(self))",
+    "tanh(self: t) => Tanh(floating(self))",
+    "trunc(self: t) => is_float(self) ? (sign = Sign(self); Mul(sign, Floor(Abs(self)))) : clone(self)",
+    "where(condition: t, self: ts, other: ts) => hit = truth(condition); Where(hit, common(self, other))",
+];
 
 pub const OPS: &[Op] = &[
-    ("abs(self: t)", |c| unary(c, &arith::ABS)),
-    ("acos(self: t)", |c| unary_float(c, &trig::ACOS)),
-    ("acosh(self: t)", |c| unary_float(c, &trig::ACOSH)),
-    ("add(self: ts, other: ts, alpha: s?)", |c| {
-        scaled(c, &arith::ADD)
-    }),
-    ("addcdiv(self: t, tensor1: t, tensor2: t, value: s?)", |c| {
-        added(c, &arith::DIV)
-    }),
-    ("addcmul(self: t, tensor1: t, tensor2: t, value: s?)", |c| {
-        added(c, &arith::MUL)
-    }),
-    ("asin(self: t)", |c| unary_float(c, &trig::ASIN)),
-    ("asinh(self: t)", |c| unary_float(c, &trig::ASINH)),
-    ("atan(self: t)", |c| unary_float(c, &trig::ATAN)),
-    ("atanh(self: t)", |c| unary_float(c, &trig::ATANH)),
-    (
-        "{bitwise_and,__and__,bitwise_or,__or__,bitwise_xor,__xor__}(self: ts, other: ts)",
-        bitwise,
-    ),
-    ("bitwise_not(self: t)", bitwise_not),
-    ("ceil(self: t)", |c| rounded(c, &arith::CEIL)),
-    ("{clamp,clip}(self: t, min: ts?, max: ts?)", clamp),
-    ("clamp_max(self: t, max: ts)", clamp),
-    ("clamp_min(self: t, min: ts)", clamp),
-    ("cos(self: t)", |c| unary_float(c, &math::COS)),
-    ("cosh(self: t)", |c| unary_float(c, &trig::COSH)),
     (
         "{div,divide,true_divide}(self: ts, other: ts, rounding_mode: S?)",
         divide,
     ),
-    (
-        "{eq,ge,greater_equal,gt,greater,le,less_equal,lt,less}(self: ts, other: ts)",
-        compared,
-    ),
-    ("erf(self: t)", |c| unary_float(c, &math::ERF)),
-    ("erfc(self: t)", erfc),
-    ("erfinv(self: t)", erfinv),
-    ("exp(self: t)", |c| unary_float(c, &math::EXP)),
-    ("expm1(self: t)", expm1),
-    ("floor(self: t)", |c| rounded(c, &arith::FLOOR)),
     ("floor_divide(self: ts, other: ts)", |c| {
         whole_quotient(c, true)
     }),
-    ("fmod(self: t, other: ts)", |c| remainder(c, 1)),
-    ("isfinite(self: t)", isfinite),
-    ("isinf(self: t)", |c| special(c, &logic::IS_INF)),
-    ("isnan(self: t)", |c| special(c, &logic::IS_NAN)),
-    ("lerp(self: t, end: t, weight: ts)", lerp),
-    ("log(self: t)", |c| unary_float(c, &math::LOG)),
-    ("log10(self: t)", |c| log_of_base(c, 10.0)),
-    ("log1p(self: t)", log1p),
-    ("log2(self: t)", |c| log_of_base(c, 2.0)),
-    ("logical_{and,or,xor}(self: t, other: t)", logical),
-    ("logical_not(self: t)", logical_not),
-    ("masked_fill(self: t, mask: t, value: ts)", masked_fill),
-    ("maximum(self: t, other: t)", |c| binary(c, &extreme::MAX)),
-    ("minimum(self: t, other: t)", |c| binary(c, &extreme::MIN)),
-    ("{mul,multiply}(self: ts, other: ts)", product),
-    ("{ne,not_equal}(self: ts, other: ts)", not_equal),
-    ("{neg,negative}(self: t)", |c| unary(c, &arith::NEG)),
-    ("positive(self: t)", |c| Ok(c.given("self"))),
     ("pow(self: ts, exponent: ts)", power),
-    ("reciprocal(self: t)", |c| unary_float(c, &math::RECIPROCAL)),
-    ("remainder(self: ts, other: ts)", |c| remainder(c, 0)),
-    ("round(self: t)", |c| rounded(c, &arith::ROUND)),
-    ("rsqrt(self: t)", rsqrt),
-    ("rsub(self: t, other: ts, alpha: s?)", reversed_sub),
-    ("sign(self: t)", |c| unary(c, &arith::SIGN)),
-    ("sin(self: t)", |c| unary_float(c, &math::SIN)),
-    ("sinh(self: t)", |c| unary_float(c, &trig::SINH)),
-    ("sqrt(self: t)", |c| unary_float(c, &math::SQRT)),
-    ("square(self: t)", square),
-    ("{sub,subtract}(self: ts, other: ts, alpha: s?)", |c| {
-        scaled(c, &arith::SUB)
-    }),
-    ("tan(self: t)", |c| unary_float(c, &trig::TAN)),
-    ("tanh(self: t)", |c| unary_float(c, &activation::TANH)),
-    ("trunc(self: t)", truncate),
-    ("where(condition: t, self: ts, other: ts)", choice),
 ];
-
-/// Lowers `op(self)` in the operand's type.
-fn unary(c: &mut Call, op: &'static OpDef) -> Result<Value> {
-    let x = c.value("self")?;
-    c.result(op, &[x])
-}
 
 /// Returns `self` in floating point.
 pub(super) fn float_self(c: &mut Call) -> Result<ValueId> {
@@ -104,123 +127,9 @@ pub(super) fn float_self(c: &mut Call) -> Result<ValueId> {
     c.low.operand(&x, dtype)
 }
 
-/// Lowers `op(self)` and converts integers.
-pub(super) fn unary_float(c: &mut Call, op: &'static OpDef) -> Result<Value> {
-    let x = float_self(c)?;
-    c.result(op, &[x])
-}
-
-/// Lowers a rounding, which leaves integers as they are.
-fn rounded(c: &mut Call, op: &'static OpDef) -> Result<Value> {
-    let x = c.value("self")?;
-    match c.dtype(x).is_float() {
-        true => c.result(op, &[x]),
-        false => c.made(x),
-    }
-}
-
-fn truncate(c: &mut Call) -> Result<Value> {
-    let x = c.value("self")?;
-    let y = toward_zero(c, x)?;
-    c.made(y)
-}
-
-/// Rounds toward zero.
-fn toward_zero(c: &mut Call, x: ValueId) -> Result<ValueId> {
-    if !c.dtype(x).is_float() {
-        return Ok(x);
-    }
-    let sign = c.emit(&arith::SIGN, &[x])?;
-    let size = c.emit(&arith::ABS, &[x])?;
-    let size = c.emit(&arith::FLOOR, &[size])?;
-    c.low.b.mul(sign, size)
-}
-
-/// Returns several arguments in one element type.
-fn operands<const N: usize>(c: &mut Call, names: [&str; N], dtype: DType) -> Result<[ValueId; N]> {
-    let mut values = Vec::with_capacity(N);
-    for name in names {
-        values.push(c.low.operand(&c.given(name), dtype)?);
-    }
-    Ok(std::array::from_fn(|i| values[i]))
-}
-
-/// Returns the element type that arguments have in common.
-fn common<const N: usize>(c: &Call, names: [&str; N]) -> Result<DType> {
-    let given = names.map(|name| c.given(name));
-    c.low.promoted(&given.each_ref())
-}
-
-/// Returns both operands in their common type.
-pub(super) fn both(c: &mut Call, a: &str, b: &str) -> Result<[ValueId; 2]> {
-    let dtype = common(c, [a, b])?;
-    operands(c, [a, b], dtype)
-}
-
-pub(super) fn binary(c: &mut Call, op: &'static OpDef) -> Result<Value> {
-    let operands = both(c, "self", "other")?;
-    c.result(op, &operands)
-}
-
-/// Returns true if a factor is 1 or not given.
-pub(super) fn is_one(value: Option<&Value>) -> bool {
-    value.is_none_or(|v| v.number() == Some(1.0))
-}
-
-/// Multiplies `x` by a factor, unless that is 1.
-pub(super) fn times_factor(c: &mut Call, x: ValueId, name: &str) -> Result<ValueId> {
-    if is_one(c.get(name)) {
-        return Ok(x);
-    }
-    let factor = c.low.operand(&c.given(name), c.dtype(x))?;
-    c.low.b.mul(x, factor)
-}
-
-/// Lowers `self op alpha·other`. The sum of truth values is their disjunction.
-fn scaled(c: &mut Call, op: &'static OpDef) -> Result<Value> {
-    let [a, b] = both(c, "self", "other")?;
-    let b = times_factor(c, b, "alpha")?;
-    let op = match c.dtype(a) {
-        DType::Bool if op == &arith::ADD => &logic::OR,
-        _ => op,
-    };
-    c.result(op, &[a, b])
-}
-
-fn reversed_sub(c: &mut Call) -> Result<Value> {
-    let [a, b] = both(c, "self", "other")?;
-    let a = times_factor(c, a, "alpha")?;
-    c.result(&arith::SUB, &[b, a])
-}
-
-/// Lowers a product. The product of truth values is their conjunction.
-fn product(c: &mut Call) -> Result<Value> {
-    let [a, b] = both(c, "self", "other")?;
-    let op = match c.dtype(a) {
-        DType::Bool => &logic::AND,
-        _ => &arith::MUL,
-    };
-    c.result(op, &[a, b])
-}
-
-/// Lowers `self + value·(tensor1 op tensor2)`.
-fn added(c: &mut Call, op: &'static OpDef) -> Result<Value> {
-    let names = ["self", "tensor1", "tensor2"];
-    let dtype = common(c, names)?;
-    let [x, a, b] = operands(c, names, dtype)?;
-    let y = c.emit(op, &[a, b])?;
-    let y = times_factor(c, y, "value")?;
-    c.result(&arith::ADD, &[x, y])
-}
-
 fn divide(c: &mut Call) -> Result<Value> {
     match c.str("rounding_mode", "")? {
-        "" => {
-            let given = ["self", "other"].map(|name| c.given(name));
-            let dtype = c.low.promoted_float(&given.each_ref())?;
-            let [a, b] = operands(c, ["self", "other"], dtype)?;
-            c.result(&arith::DIV, &[a, b])
-        }
+        "" => c.formula(&[], "Div(floating(self, other))"),
         "floor" => whole_quotient(c, true),
         "trunc" => whole_quotient(c, false),
         other => Err(c.unsupported(format!("`rounding_mode` {other}"))),
@@ -232,11 +141,8 @@ fn whole_quotient(c: &mut Call, down: bool) -> Result<Value> {
     let [a, b] = both(c, "self", "other")?;
     if c.dtype(a).is_float() {
         let y = c.low.b.div(a, b)?;
-        let y = match down {
-            true => c.emit(&arith::FLOOR, &[y])?,
-            false => toward_zero(c, y)?,
-        };
-        return c.made(y);
+        let names = [("y", c.made(y)?)];
+        return c.formula(&names, if down { "Floor(y)" } else { "trunc(y)" });
     }
     // ONNX Div rounds integers toward zero. To round down, the remainder with the sign of the divisor comes off first.
     let at_least = |c: &Call, v: ValueId, least: i64| {
@@ -251,17 +157,26 @@ fn whole_quotient(c: &mut Call, down: bool) -> Result<Value> {
     c.result(&arith::DIV, &[a, b])
 }
 
-/// Lowers a remainder with the sign of the divisor (`fmod` 0) or of the dividend (`fmod` 1).
-fn remainder(c: &mut Call, fmod: i64) -> Result<Value> {
-    let [a, b] = both(c, "self", "other")?;
-    if fmod == 0 && c.dtype(a).is_float() {
-        // ONNX Mod takes floats only with the sign of the dividend.
-        let q = c.low.b.div(a, b)?;
-        let q = c.emit(&arith::FLOOR, &[q])?;
-        let whole = c.low.b.mul(q, b)?;
-        return c.result(&arith::SUB, &[a, whole]);
+/// Returns both operands in their common type.
+pub(super) fn both(c: &mut Call, a: &str, b: &str) -> Result<[ValueId; 2]> {
+    let given = [a, b].map(|name| c.given(name));
+    let dtype = c.low.promoted(&given.each_ref())?;
+    Ok([
+        c.low.operand(&given[0], dtype)?,
+        c.low.operand(&given[1], dtype)?,
+    ])
+}
+
+/// Multiplies `x` by a factor, unless that is 1 or not given.
+pub(super) fn times_factor(c: &mut Call, x: ValueId, name: &str) -> Result<ValueId> {
+    match c.get(name).cloned() {
+        None => Ok(x),
+        Some(factor) if factor.number() == Some(1.0) => Ok(x),
+        Some(factor) => {
+            let factor = c.low.operand(&factor, c.dtype(x))?;
+            c.low.b.mul(x, factor)
+        }
     }
-    c.result_with(&arith::MOD, &[a, b], Attrs::new().with("fmod", fmod))
 }
 
 fn power(c: &mut Call) -> Result<Value> {
@@ -277,240 +192,4 @@ fn power(c: &mut Call) -> Result<Value> {
             c.result(&power::POW, &[x, p])
         }
     }
-}
-
-fn square(c: &mut Call) -> Result<Value> {
-    let x = c.value("self")?;
-    c.result(&arith::MUL, &[x, x])
-}
-
-/// Lowers 1/√x, as exporters write it.
-fn rsqrt(c: &mut Call) -> Result<Value> {
-    let x = float_self(c)?;
-    let root = c.emit(&math::SQRT, &[x])?;
-    c.result(&math::RECIPROCAL, &[root])
-}
-
-/// Lowers 1 − erf(x).
-fn erfc(c: &mut Call) -> Result<Value> {
-    let x = float_self(c)?;
-    let y = c.emit(&math::ERF, &[x])?;
-    let one = c.scalar_like(y, 1.0);
-    c.result(&arith::SUB, &[one, y])
-}
-
-fn log_of_base(c: &mut Call, base: f64) -> Result<Value> {
-    let x = float_self(c)?;
-    let y = c.emit(&math::LOG, &[x])?;
-    let factor = c.scalar_like(y, 1.0 / base.ln());
-    c.result(&arith::MUL, &[y, factor])
-}
-
-fn lerp(c: &mut Call) -> Result<Value> {
-    let dtype = common(c, ["self", "end"])?;
-    let [a, b, w] = operands(c, ["self", "end", "weight"], dtype)?;
-    let way = c.low.b.sub(b, a)?;
-    let way = c.low.b.mul(way, w)?;
-    c.result(&arith::ADD, &[a, way])
-}
-
-fn clamp(c: &mut Call) -> Result<Value> {
-    let bounds = [c.get("min").cloned(), c.get("max").cloned()];
-    let x = c.need("self")?;
-    let mut all = vec![&x];
-    all.extend(bounds.iter().flatten());
-    let dtype = c.low.promoted(&all)?;
-    let mut y = c.low.operand(&x, dtype)?;
-    let is_tensor = |b: &Value| matches!(b, Value::Tensor(_));
-    if bounds.iter().flatten().any(is_tensor) {
-        for (bound, op) in bounds.iter().zip([&extreme::MAX, &extreme::MIN]) {
-            if let Some(bound) = bound {
-                let bound = c.low.operand(bound, dtype)?;
-                y = c.emit(op, &[y, bound])?;
-            }
-        }
-        return c.made(y);
-    }
-    let mut ins = vec![Some(y)];
-    for bound in &bounds {
-        let bound = bound.as_ref().map(|value| c.low.operand(value, dtype));
-        ins.push(bound.transpose()?);
-    }
-    let y = c.low.b.emit_n(&extreme::CLIP, ins, Attrs::new(), 1)?[0];
-    c.made(y)
-}
-
-/// Lowers a comparison. An order of truth values is that of their numbers.
-fn compared(c: &mut Call) -> Result<Value> {
-    let op = match c.name.as_str() {
-        "ge" | "greater_equal" => &logic::GREATER_OR_EQUAL,
-        "gt" | "greater" => &logic::GREATER,
-        "le" | "less_equal" => &logic::LESS_OR_EQUAL,
-        "lt" | "less" => &logic::LESS,
-        _ => &logic::EQUAL,
-    };
-    let [mut a, mut b] = both(c, "self", "other")?;
-    if c.name != "eq" && c.dtype(a) == DType::Bool {
-        (a, b) = (c.low.b.cast(a, DType::I32)?, c.low.b.cast(b, DType::I32)?);
-    }
-    c.result(op, &[a, b])
-}
-
-fn not_equal(c: &mut Call) -> Result<Value> {
-    let operands = both(c, "self", "other")?;
-    let y = c.emit(&logic::EQUAL, &operands)?;
-    c.result(&logic::NOT, &[y])
-}
-
-/// Returns true where an element is not 0.
-pub(super) fn truth(c: &mut Call, x: ValueId) -> Result<ValueId> {
-    let dtype = c.dtype(x);
-    if dtype == DType::Bool {
-        return Ok(x);
-    }
-    let zero = c.low.operand(&Value::Int(Dim::ZERO), dtype)?;
-    let y = c.emit(&logic::EQUAL, &[x, zero])?;
-    c.emit(&logic::NOT, &[y])
-}
-
-/// Returns the ops of truth values and of bits that the name of the call ends with.
-fn connective(c: &Call) -> (&'static OpDef, &'static OpDef) {
-    match c.name.trim_end_matches('_').rsplit('_').next() {
-        Some("and") => (&logic::AND, &bits::BITWISE_AND),
-        Some("or") => (&logic::OR, &bits::BITWISE_OR),
-        _ => (&logic::XOR, &bits::BITWISE_XOR),
-    }
-}
-
-fn logical(c: &mut Call) -> Result<Value> {
-    let (a, b) = (c.value("self")?, c.value("other")?);
-    let (a, b) = (truth(c, a)?, truth(c, b)?);
-    c.result(connective(c).0, &[a, b])
-}
-
-fn logical_not(c: &mut Call) -> Result<Value> {
-    let x = c.value("self")?;
-    let x = truth(c, x)?;
-    c.result(&logic::NOT, &[x])
-}
-
-fn bitwise(c: &mut Call) -> Result<Value> {
-    let [a, b] = both(c, "self", "other")?;
-    let (of_truth, of_bits) = connective(c);
-    let op = match c.dtype(a) {
-        DType::Bool => of_truth,
-        _ => of_bits,
-    };
-    c.result(op, &[a, b])
-}
-
-fn bitwise_not(c: &mut Call) -> Result<Value> {
-    let x = c.value("self")?;
-    let op = match c.dtype(x) {
-        DType::Bool => &logic::NOT,
-        _ => &bits::BITWISE_NOT,
-    };
-    c.result(op, &[x])
-}
-
-/// Lowers a test for special numbers. Integers are finite.
-fn special(c: &mut Call, op: &'static OpDef) -> Result<Value> {
-    let x = c.value("self")?;
-    if c.dtype(x).is_float() {
-        return c.result(op, &[x]);
-    }
-    let no = c.low.b.scalar(DType::Bool, 0.0);
-    let y = c.low.broadcast_to(no, &c.shape_of(x))?;
-    c.made(y)
-}
-
-fn isfinite(c: &mut Call) -> Result<Value> {
-    let x = float_self(c)?;
-    // x − x is 0 for a finite number, and NaN for every other.
-    let zero = c.emit(&arith::SUB, &[x, x])?;
-    let y = c.emit(&logic::IS_NAN, &[zero])?;
-    c.result(&logic::NOT, &[y])
-}
-
-fn masked_fill(c: &mut Call) -> Result<Value> {
-    let (x, mask) = (c.value("self")?, c.value("mask")?);
-    let value = c.low.operand(&c.given("value"), c.dtype(x))?;
-    c.result(&logic::WHERE, &[mask, value, x])
-}
-
-fn choice(c: &mut Call) -> Result<Value> {
-    let condition = c.value("condition")?;
-    let condition = truth(c, condition)?;
-    let [a, b] = both(c, "self", "other")?;
-    c.result(&logic::WHERE, &[condition, a, b])
-}
-
-/// Lowers exp(x) − 1 without cancellation near 0: 2·exp(x/2)·sinh(x/2).
-fn expm1(c: &mut Call) -> Result<Value> {
-    let x = float_self(c)?;
-    let (half, two) = (c.scalar_like(x, 0.5), c.scalar_like(x, 2.0));
-    let x = c.low.b.mul(x, half)?;
-    let grow = c.emit(&math::EXP, &[x])?;
-    let sinh = c.emit(&trig::SINH, &[x])?;
-    let y = c.low.b.mul(grow, sinh)?;
-    c.result(&arith::MUL, &[y, two])
-}
-
-/// Lowers log(1 + x) without cancellation near 0: x·log(u)/(u − 1) with u = 1 + x as it is rounded, and x where u is 1
-/// (W. Kahan, in HP-15C Advanced Functions Handbook, 1982).
-fn log1p(c: &mut Call) -> Result<Value> {
-    let x = float_self(c)?;
-    let one = c.scalar_like(x, 1.0);
-    let u = c.low.b.add(x, one)?;
-    let rounded = c.low.b.sub(u, one)?;
-    let tiny = c.emit(&logic::EQUAL, &[u, one])?;
-    let divisor = c.emit(&logic::WHERE, &[tiny, one, rounded])?;
-    let log = c.emit(&math::LOG, &[u])?;
-    let ratio = c.low.b.div(log, divisor)?;
-    let ratio = c.emit(&logic::WHERE, &[tiny, one, ratio])?;
-    c.result(&arith::MUL, &[x, ratio])
-}
-
-/// Lowers the inverse of erf: a first guess to 2·10⁻³ (S. Winitzki, 2008), then three steps of Newton's method, each of
-/// which squares the error. The derivative of the last step is that of the inverse.
-fn erfinv(c: &mut Call) -> Result<Value> {
-    const A: f64 = 0.147;
-    let y = float_self(c)?;
-    let one = c.scalar_like(y, 1.0);
-    let square = c.low.b.mul(y, y)?;
-    let rest = c.low.b.sub(one, square)?;
-    let log = c.emit(&math::LOG, &[rest])?;
-    let (half, inverse) = (c.scalar_like(y, 0.5), c.scalar_like(y, 1.0 / A));
-    let shift = c.scalar_like(y, 2.0 / (PI * A));
-    let half_log = c.low.b.mul(log, half)?;
-    let first = c.low.b.add(half_log, shift)?;
-    let second = c.low.b.mul(log, inverse)?;
-    let under = c.low.b.mul(first, first)?;
-    let under = c.low.b.sub(under, second)?;
-    let root = c.emit(&math::SQRT, &[under])?;
-    let size = c.low.b.sub(root, first)?;
-    let size = c.emit(&math::SQRT, &[size])?;
-    let sign = c.emit(&arith::SIGN, &[y])?;
-    let mut x = c.low.b.mul(sign, size)?;
-    for _ in 0..3 {
-        x = newton(c, x, y)?;
-    }
-    // The inverse is ±∞ at ±1.
-    let far = c.emit(&arith::ABS, &[y])?;
-    let far = c.emit(&logic::EQUAL, &[far, one])?;
-    let infinity = c.scalar_like(y, f64::INFINITY);
-    let infinity = c.low.b.mul(sign, infinity)?;
-    c.result(&logic::WHERE, &[far, infinity, x])
-}
-
-/// Returns x − (erf(x) − y)·(√π/2)·exp(x²).
-fn newton(c: &mut Call, x: ValueId, y: ValueId) -> Result<ValueId> {
-    let erf = c.emit(&math::ERF, &[x])?;
-    let off = c.low.b.sub(erf, y)?;
-    let square = c.low.b.mul(x, x)?;
-    let grow = c.emit(&math::EXP, &[square])?;
-    let factor = c.scalar_like(x, PI.sqrt() / 2.0);
-    let step = c.low.b.mul(off, grow)?;
-    let step = c.low.b.mul(step, factor)?;
-    c.low.b.sub(x, step)
 }

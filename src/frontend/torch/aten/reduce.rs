@@ -1,14 +1,17 @@
 //! Ops that reduce axes: sums, means, extremes, norms and deviations. Also cumulative sums.
 
 use super::super::value::Value;
-use super::pointwise::{binary, float_self, truth};
-use super::signature::{Call, Op, along};
+use super::pointwise::float_self;
+use super::signature::{Call, Formula, Op, along};
 use ckpt_passes::Result;
 use ckpt_passes::ir::op::OpDef;
 use ckpt_passes::ir::{Attrs, DType, Dim, ValueId};
-use ckpt_passes::ops::{
-    EmitExt, arith, extreme, index, logic, math, power, reduce, scan, select, shape,
-};
+use ckpt_passes::ops::{EmitExt, arith, index, logic, math, power, reduce, scan, select, shape};
+
+pub const FORMULAS: &[Formula] = &[
+    "max(self: t, other: t) => maximum(self, other)",
+    "min(self: t, other: t) => minimum(self, other)",
+];
 
 pub const OPS: &[Op] = &[
     (
@@ -35,10 +38,6 @@ pub const OPS: &[Op] = &[
         reduced(c, &reduce::REDUCE_LOG_SUM_EXP, x)
     }),
     ("{max,min}(self: t, dim: i, keepdim: b?)", extreme_at),
-    ("{max,min}(self: t, other: t)", |c| match is_max(c) {
-        true => binary(c, &extreme::MAX),
-        false => binary(c, &extreme::MIN),
-    }),
     (
         "{sum,mean,prod}(self: t, *, dtype: d?); \
          {sum,mean,prod}(self: t, dim: I?, keepdim: b?, *, dtype: d?)",
@@ -118,7 +117,7 @@ fn summed(c: &mut Call) -> Result<Value> {
 /// Lowers `all` and `any`.
 fn quantified(c: &mut Call) -> Result<Value> {
     let x = c.value("self")?;
-    let x = truth(c, x)?;
+    let x = c.low.truth(x)?;
     let x = c.low.b.cast(x, DType::I32)?;
     let op = match c.name.contains("all") {
         true => &reduce::REDUCE_MIN,

@@ -273,10 +273,7 @@ fn fit(low: &mut Lowering, kinds: &str, given: &Value) -> Result<Option<Value>> 
                 Some(dtype) => Some(Value::DType(dtype)),
                 None if code.as_const().and_then(complex_of_code).is_some() => None,
                 None => {
-                    return Err(Error::model(
-                        "type",
-                        format!("element type {code} is not supported"),
-                    ));
+                    bail!("type", "element type {code} is not supported");
                 }
             },
             ('I', Value::Int(_)) => Some(Value::List(vec![given.clone()])),
@@ -603,7 +600,7 @@ impl Call<'_, '_> {
         names: &[(&'static str, Value)],
         text: &'static str,
     ) -> Result<Value> {
-        formula::evaluate(self.low, [names, &self.args].concat(), text)
+        formula::evaluate(self.low, &self.name, [names, &self.args].concat(), text)
     }
 
     /// Returns a result in memory of its own.

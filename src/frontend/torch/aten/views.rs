@@ -3,11 +3,16 @@
 
 use super::super::value::{TensorId, Value};
 use super::lowering::View;
-use super::signature::{Call, Op, along};
+use super::signature::{Call, Formula, Op, along};
 use ckpt_passes::Result;
 use ckpt_passes::ir::{DType, Dim, Same};
 use ckpt_passes::ops::concat::SPLIT;
 use ckpt_passes::ops::{EmitExt, arith, fill::RANGE, index, shape};
+
+pub const FORMULAS: &[Formula] = &[
+    "expand_as(self: t, other: t) => expand(self, size(other))",
+    "{reshape_as,view_as}(self: t, other: t) => reshape(self, size(other))",
+];
 
 pub const OPS: &[Op] = &[
     ("{adjoint,mH,mT}(self: t)", |c| swap(c, -2, -1)),
@@ -15,9 +20,7 @@ pub const OPS: &[Op] = &[
         c.low.warn_of_aliases();
         Ok(c.given("self"))
     }),
-    ("atleast_1d(self: t)", |c| at_least(c, 1)),
-    ("atleast_2d(self: t)", |c| at_least(c, 2)),
-    ("atleast_3d(self: t)", |c| at_least(c, 3)),
+    ("atleast_{1,2,3}d(self: t)", at_least),
     ("broadcast_tensors(tensors: l)", broadcast_tensors),
     ("{chunk,unsafe_chunk}(self: t, chunks: i, dim: i?)", chunk),
     ("contiguous(self: t, *, memory_format)", contiguous),
@@ -29,13 +32,11 @@ pub const OPS: &[Op] = &[
         "{expand,broadcast_to}(self: t, size: I, *, implicit)",
         expand,
     ),
-    ("expand_as(self: t, other: t)", |c| {
-        let dims = c.sizes("other")?;
-        view(c, View::Expand(dims))
-    }),
     ("flatten(self: t, start_dim: i?, end_dim: i?)", flatten),
-    ("{item,_local_scalar_dense}(self: t)", |c| number(c, "self")),
-    ("{Int,ScalarImplicit}(a: t)", |c| number(c, "a")),
+    (
+        "{item,_local_scalar_dense}(self: t); {Int,ScalarImplicit}(a: t)",
+        number,
+    ),
     ("movedim(self: t, source: I, destination: I)", movedim),
     ("narrow(self: t, dim: i, start: i, length: i)", narrow),
     ("{numel,sym_numel}(self: t)", |c| {
@@ -49,12 +50,10 @@ pub const OPS: &[Op] = &[
     ("requires_grad_(self: t, requires_grad: b?)", |c| {
         Ok(c.given("self"))
     }),
-    ("reshape(self: t, shape: I)", reshape),
-    ("{view,_unsafe_view}(self: t, size: I)", reshape),
-    ("{reshape_as,view_as}(self: t, other: t)", |c| {
-        let dims = c.sizes("other")?;
-        reshaped(c, dims)
-    }),
+    (
+        "reshape(self: t, shape: I); {view,_unsafe_view}(self: t, size: I)",
+        reshape,
+    ),
     ("select(self: t, dim: i, index: i)", select),
     ("{size,sym_size}(self: t)", |c| Ok(c.sizes("self")?.into())),
     ("{size,sym_size}(self: t, dim: i)", |c| {
@@ -72,9 +71,9 @@ pub const OPS: &[Op] = &[
             equal_chunks(c, &each)
         },
     ),
-    ("split(self: t, split_size: I, dim: i?)", split_sizes),
     (
-        "{split,split_with_sizes,unsafe_split_with_sizes}(self: t, split_sizes: I, dim: i?)",
+        "split(self: t, split_size: I, dim: i?); \
+         {split,split_with_sizes,unsafe_split_with_sizes}(self: t, split_sizes: I, dim: i?)",
         split_sizes,
     ),
     ("squeeze(self: t); squeeze(self: t, dim: I)", squeeze),
@@ -121,8 +120,8 @@ fn reshaped(c: &mut Call, dims: Vec<Dim>) -> Result<Value> {
 }
 
 /// Returns the content of a tensor of one integer, if it is known before a run.
-fn number(c: &mut Call, name: &str) -> Result<Value> {
-    let x = c.tensor(name)?;
+fn number(c: &mut Call) -> Result<Value> {
+    let x = c.tensor(c.either(&["self", "a"]))?;
     let is_bool = c.low.dtype(x) == DType::Bool;
     Ok(match c.low.as_int(x)? {
         Some(n) if is_bool => n.as_const().map_or(Value::Unknown, |n| (n != 0).into()),
@@ -132,12 +131,14 @@ fn number(c: &mut Call, name: &str) -> Result<Value> {
 }
 
 /// Adds axes up to a rank. A vector becomes a row, and the third axis of a matrix follows the others.
-fn at_least(c: &mut Call, axes: usize) -> Result<Value> {
-    let new: Vec<i64> = match (rank(c)?, axes) {
-        (0, n) => (0..n as i64).collect(),
-        (1, 2) => vec![0],
-        (1, 3) => vec![0, 2],
-        (2, 3) => vec![2],
+fn at_least(c: &mut Call) -> Result<Value> {
+    let new = match (rank(c)?, c.name.as_str()) {
+        (0, "atleast_1d") => vec![0],
+        (0, "atleast_2d") => vec![0, 1],
+        (0, _) => vec![0, 1, 2],
+        (1, "atleast_2d") => vec![0],
+        (1, "atleast_3d") => vec![0, 2],
+        (2, "atleast_3d") => vec![2],
         _ => return Ok(c.given("self")),
     };
     view(c, View::Unsqueeze(new))

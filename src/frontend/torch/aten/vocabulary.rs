@@ -16,114 +16,68 @@ use std::sync::LazyLock;
 
 /// The ops of each family: those with a function, and those with a formula.
 const FAMILIES: &[(&[Op], &[Formula])] = &[
-    (activation::OPS, &[]),
+    (activation::OPS, activation::FORMULAS),
     (arrange::OPS, arrange::FORMULAS),
     (attention::OPS, &[]),
     (backward::OPS, backward::FORMULAS),
     (complex::OPS, &[]),
     (composed::OPS, composed::FORMULAS),
-    (create::OPS, &[]),
+    (create::OPS, create::FORMULAS),
     (fourier::OPS, &[]),
     (image::OPS, &[]),
     (index::OPS, index::FORMULAS),
     (loss::OPS, loss::FORMULAS),
     (&[], native::FORMULAS),
     (norm::OPS, &[]),
-    (pointwise::OPS, &[]),
+    (pointwise::OPS, pointwise::FORMULAS),
     (products::OPS, products::FORMULAS),
-    (reduce::OPS, &[]),
-    (views::OPS, &[]),
+    (reduce::OPS, reduce::FORMULAS),
+    (views::OPS, views::FORMULAS),
 ];
 
 static VOCABULARY: LazyLock<Vocabulary> = LazyLock::new(|| Vocabulary::new(FAMILIES));
 
 /// Ops whose results are views. Their in-place forms change the sizes of a tensor and write nothing.
-const VIEWS: &[&str] = &[
-    "squeeze",
-    "swapaxes",
-    "swapdims",
-    "t",
-    "transpose",
-    "unsqueeze",
+const VIEWS: &str = "squeeze swapaxes swapdims t transpose unsqueeze";
+
+/// Ops that are refused for a reason of their own: the names, and what to do instead.
+const REFUSED: &[&str] = &[
+    "_adaptive_avg_pool2d_backward avg_pool2d_backward convolution_backward max_pool2d_with_indices_backward \
+     native_group_norm_backward: it is of a backward pass; export the forward pass alone",
+    "_embedding_bag embedding_bag: use embedding, and sum or mean over an axis",
+    "_pdist_forward: use cdist, and the indices of its triangle",
+    "_thnn_fused_lstm_cell gru gru_cell lstm lstm_cell rnn_relu rnn_tanh: write its products and gates as ops of \
+     their own",
+    "_unique2 bincount unique_consecutive unique_dim: the size of its result depends on data; mask with \
+     torch.where, or compute it outside of the model",
+    "as_strided: it looks at memory by strides; use views of sizes, or unfold",
+    "bernoulli exponential exponential_ multinomial normal rand_like randn_like randperm uniform: it draws random \
+     numbers; draw them outside of the model and make them an input",
+    "bernoulli_ normal_ rand randint randn uniform_: it fills a tensor with random numbers, as initialising does; \
+     export the initialised model",
+    "ctc_loss _ctc_loss multi_margin_loss: compute it outside of the model, with --loss vjp",
+    "cummax: use max over windows that are masked",
+    "cummin: use min over windows that are masked",
+    "cumprod: use exp of cumsum of logarithms",
+    "digamma i0 lgamma special_i0 polygamma: there is no such function in ONNX; compute it outside of the model",
+    "diagonal_scatter: choose with where and eye instead",
+    "grid_sampler grid_sampler_2d: sample with gather and weights of your own",
+    "hamming_window hann_window blackman_window bartlett_window kaiser_window: a window is a constant: make it a \
+     buffer of the model",
+    "index_reduce: use scatter_reduce",
+    "linalg_cholesky linalg_cholesky_ex linalg_det linalg_inv linalg_inv_ex linalg_solve_triangular _linalg_det: \
+     factorise matrices outside of the model",
+    "logcumsumexp: use logsumexp over windows that are masked",
+    "mode: it has no gradient; compute it outside of the model",
+    "quantile: sort, and interpolate between the two in the middle",
+    "renorm: normalise the weights after the step instead",
+    "sym_storage_offset sym_stride stride: programs here have sizes and no strides; ask for sizes alone",
 ];
 
-/// Ops that are refused for a reason of their own: the names, with spaces between, and what to do instead.
-const REFUSED: &[(&str, &str)] = &[
-    (
-        "_adaptive_avg_pool2d_backward avg_pool2d_backward convolution_backward \
-         max_pool2d_with_indices_backward native_group_norm_backward",
-        "it is of a backward pass; export the forward pass alone",
-    ),
-    (
-        "_embedding_bag embedding_bag",
-        "use embedding, and sum or mean over an axis",
-    ),
-    (
-        "_pdist_forward",
-        "use cdist, and the indices of its triangle",
-    ),
-    (
-        "_thnn_fused_lstm_cell gru gru_cell lstm lstm_cell rnn_relu rnn_tanh",
-        "write its products and gates as ops of their own",
-    ),
-    (
-        "_unique2 bincount unique_consecutive unique_dim",
-        "the size of its result depends on data; mask with torch.where, or compute it outside of the model",
-    ),
-    (
-        "as_strided",
-        "it looks at memory by strides; use views of sizes, or unfold",
-    ),
-    (
-        "bernoulli exponential exponential_ multinomial normal rand_like randn_like randperm \
-         uniform",
-        "it draws random numbers; draw them outside of the model and make them an input",
-    ),
-    (
-        "bernoulli_ normal_ rand randint randn uniform_",
-        "it fills a tensor with random numbers, as initialising does; export the initialised model",
-    ),
-    (
-        "ctc_loss _ctc_loss multi_margin_loss",
-        "compute it outside of the model, with --loss vjp",
-    ),
-    ("cummax", "use max over windows that are masked"),
-    ("cummin", "use min over windows that are masked"),
-    ("cumprod", "use exp of cumsum of logarithms"),
-    (
-        "digamma i0 lgamma special_i0 polygamma",
-        "there is no such function in ONNX; compute it outside of the model",
-    ),
-    ("diagonal_scatter", "choose with where and eye instead"),
-    (
-        "grid_sampler grid_sampler_2d",
-        "sample with gather and weights of your own",
-    ),
-    (
-        "hamming_window hann_window blackman_window bartlett_window kaiser_window",
-        "a window is a constant: make it a buffer of the model",
-    ),
-    ("index_reduce", "use scatter_reduce"),
-    (
-        "linalg_cholesky linalg_cholesky_ex linalg_det linalg_inv linalg_inv_ex \
-         linalg_solve_triangular _linalg_det",
-        "factorise matrices outside of the model",
-    ),
-    ("logcumsumexp", "use logsumexp over windows that are masked"),
-    (
-        "mode",
-        "it has no gradient; compute it outside of the model",
-    ),
-    (
-        "quantile",
-        "sort, and interpolate between the two in the middle",
-    ),
-    ("renorm", "normalise the weights after the step instead"),
-    (
-        "sym_storage_offset sym_stride stride",
-        "programs here have sizes and no strides; ask for sizes alone",
-    ),
-];
+/// Returns true if a name is in a list of names with spaces between.
+fn is_listed(name: &str, list: &str) -> bool {
+    list.split_whitespace().any(|one| one == name)
+}
 
 impl<'g> Lowering<'g> {
     /// Returns a lowering into an empty graph.
@@ -143,8 +97,8 @@ fn run(
     if short.starts_with("_assert") {
         return Ok(Value::None);
     }
-    let refused = |names: &str| names.split_whitespace().any(|op| op == short);
-    if let Some((_, why)) = REFUSED.iter().find(|(names, _)| refused(names)) {
+    let mut refused = REFUSED.iter().filter_map(|text| text.split_once(": "));
+    if let Some((_, why)) = refused.find(|(names, _)| is_listed(short, names)) {
         return Err(unsupported(short, format!(": {why}")));
     }
     let bind = |low: &mut Lowering, name: &str| VOCABULARY.bind(low, name, &args, &kwargs);
@@ -153,7 +107,7 @@ fn run(
             let bound = bind(low, short)?;
             plain(low, short, bound)?
         }
-        Some(base) if VIEWS.contains(&base) => {
+        Some(base) if is_listed(base, VIEWS) => {
             let why = ": it changes the sizes of a tensor in place".to_string();
             return Err(unsupported(short, why).help(format!("use {base} in the model")));
         }
@@ -255,10 +209,7 @@ fn in_place(
             .help("write to what view_as_real gives of it, or make a new tensor"));
         }
         _ => {
-            return Err(Error::model(
-                "op",
-                format!("{base}_: there is no tensor to write to"),
-            ));
+            bail!("op", "{base}_: there is no tensor to write to");
         }
     };
     let Value::Tensor(result) = bound(low)?.lower(low, base)? else {
@@ -268,10 +219,7 @@ fn in_place(
     let value = low.b.cast(value, low.dtype(target))?;
     let dims = low.dims(target).to_vec();
     if low.b.rank(value) > dims.len() {
-        return Err(Error::model(
-            "shape",
-            format!("{base}_: the result does not fit the tensor"),
-        ));
+        bail!("shape", "{base}_: the result does not fit the tensor");
     }
     let value = low.broadcast_to(value, &dims)?;
     low.write(target, value)?;

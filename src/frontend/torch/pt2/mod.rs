@@ -118,10 +118,7 @@ fn sources(
     let module = &program.graph_module;
     let specs = &module.signature.input_specs;
     if specs.len() != module.graph.inputs.len() {
-        return Err(Error::model(
-            "pt2",
-            "the signature and the graph have different inputs",
-        ));
+        bail!("pt2", "the signature and the graph have different inputs");
     }
     for (spec, declared) in specs.iter().zip(&module.graph.inputs) {
         let own = match spec {
@@ -162,10 +159,7 @@ fn sources(
             },
             InputSpec::ConstantInput {} => {}
             InputSpec::CustomObj {} | InputSpec::Token {} => {
-                return Err(Error::model(
-                    "inputs",
-                    "objects and tokens as inputs are not supported",
-                ));
+                bail!("inputs", "objects and tokens as inputs are not supported");
             }
         }
     }
@@ -180,10 +174,7 @@ fn results(replay: &Replay, program: &Program) -> Result<(Results, Vec<String>)>
     let mut found = Results::new();
     let mut warnings = Vec::new();
     if module.signature.output_specs.len() != module.graph.outputs.len() {
-        return Err(Error::model(
-            "pt2",
-            "the signature and the graph have different outputs",
-        ));
+        bail!("pt2", "the signature and the graph have different outputs");
     }
     let specs = module.signature.output_specs.iter();
     for (spec, declared) in specs.zip(&module.graph.outputs) {
@@ -231,10 +222,7 @@ fn results(replay: &Replay, program: &Program) -> Result<(Results, Vec<String>)>
                 .help("export the forward pass"));
             }
             OutputSpec::Token {} => {
-                return Err(Error::model(
-                    "outputs",
-                    "tokens as outputs are not supported",
-                ));
+                bail!("outputs", "tokens as outputs are not supported");
             }
         }
     }

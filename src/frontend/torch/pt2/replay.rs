@@ -140,7 +140,7 @@ impl<'l, 'g> Replay<'l, 'g> {
             return self.arithmetic(op, node);
         }
         let Some(path) = target.strip_prefix("torch.ops.") else {
-            return Err(Error::model("op", format!("{target} is not supported")));
+            bail!("op", "{target} is not supported");
         };
         let mut parts = path.splitn(3, '.');
         let (Some(namespace), Some(name)) = (parts.next(), parts.next()) else {

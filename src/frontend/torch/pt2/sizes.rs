@@ -105,7 +105,7 @@ impl<'p> Sizes<'p> {
 
     fn set(&mut self, name: &str, to: &Dim) -> Result<()> {
         if self.known.len() >= MAX_KNOWN {
-            return Err(Error::model("pt2", "the program has too many named sizes"));
+            bail!("pt2", "the program has too many named sizes");
         }
         for known in self.known.values_mut() {
             *known = replaced(known, name, to)?;
@@ -231,10 +231,7 @@ fn replaced(dim: &Dim, from: &str, to: &Dim) -> Result<Dim> {
     // A power of a sum has as many terms as the sum to that power.
     let terms = to.terms().len().checked_pow(times);
     if terms.is_none_or(|n| n > 1 << 12) {
-        return Err(Error::model(
-            "size",
-            "an expression over sizes is too large",
-        ));
+        bail!("size", "an expression over sizes is too large");
     }
     checked(dim.substitute(&|atom| is_it(Dim::from_atom(atom.clone())).then(|| to.clone())))
 }

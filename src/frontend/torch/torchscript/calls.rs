@@ -6,7 +6,7 @@ use super::replay::{Frame, Replay, bad};
 use crate::frontend::torch::aten::{Lowering, Place, dtype_of_code};
 use crate::frontend::torch::scalars;
 use crate::frontend::torch::value::{TensorId, Value};
-use ckpt_passes::ir::{DType, Dim, Same};
+use ckpt_passes::ir::{DType, Dim};
 use ckpt_passes::{Error, Result};
 
 impl Replay<'_, '_> {
@@ -360,32 +360,22 @@ impl Replay<'_, '_> {
 
 /// Computes with integers in tensors, where the result is exact.
 fn number_op(name: &str, args: &[Item]) -> Result<Option<Dim>> {
-    let whole = |item: &Item| match item {
-        Item::Number(n) | Item::Value(Value::Int(n)) => Some(n.clone()),
+    let whole = args.iter().map(|item| match item {
+        Item::Number(n) | Item::Value(Value::Int(n)) => Some(Value::Int(n.clone())),
         _ => None,
+    });
+    let zero = Value::Int(Dim::ZERO);
+    let values = match (name, args, whole.collect::<Option<Vec<Value>>>()) {
+        _ if !args.iter().any(|a| matches!(a, Item::Number(_))) => return Ok(None),
+        ("detach" | "clone" | "contiguous", [Item::Number(a)], _) => return Ok(Some(a.clone())),
+        ("floor_divide" | "remainder", [_, _], Some(values)) if values[1] != zero => values,
+        ("neg", [_], Some(values)) | ("add" | "sub" | "mul", [_, _], Some(values)) => values,
+        _ => return Ok(None),
     };
-    if !args.iter().any(|a| matches!(a, Item::Number(_))) {
-        return Ok(None);
-    }
-    let result = match (name, args) {
-        ("neg", [a]) => whole(a).map(|a| Dim::ZERO.sub(&a)),
-        ("detach" | "clone" | "contiguous", [Item::Number(a)]) => Some(a.clone()),
-        ("add" | "sub" | "mul" | "floor_divide" | "remainder", [a, b]) => {
-            match (whole(a), whole(b)) {
-                (Some(a), Some(b)) => match name {
-                    "add" => Some(a.add(&b)),
-                    "sub" => Some(a.sub(&b)),
-                    "mul" => Some(a.mul(&b)),
-                    _ if b.same(&Dim::ZERO) == Same::Yes => None,
-                    "floor_divide" => Some(a.div(&b)),
-                    _ => Some(a.modulo(&b)),
-                },
-                _ => None,
-            }
-        }
+    Ok(match scalars::evaluate(name, &values)? {
+        Some(Value::Int(n)) => Some(n),
         _ => None,
-    };
-    result.map(scalars::checked).transpose()
+    })
 }
 
 /// Computes with floats in tensors, in float32.

@@ -176,7 +176,7 @@ impl Containers {
         depth: usize,
     ) -> Result<Value> {
         if depth > MAX_NESTING {
-            return Err(Error::model("code", "a list is nested too deeply"));
+            bail!("code", "a list is nested too deeply");
         }
         let mut all = |items: &[Item]| -> Result<Vec<Value>> {
             items
@@ -217,7 +217,7 @@ impl Containers {
     fn count(&mut self, more: usize) -> Result<()> {
         self.members += more;
         if self.members > MAX_MEMBERS {
-            return Err(Error::model("code", "the program makes too many lists"));
+            bail!("code", "the program makes too many lists");
         }
         Ok(())
     }

@@ -46,7 +46,7 @@ pub fn read(archive: &Archive, given: &Given) -> Result<Model> {
     let class = modules.class(&code, modules.root())?;
     let forward = class.as_ref().and_then(|c| c.method("forward"));
     let Some(forward) = forward else {
-        return Err(Error::model("code", "the model has no `forward`"));
+        bail!("code", "the model has no `forward`");
     };
     let signature = inputs::signature(forward.function(), given)
         .map_err(|e| e.at(forward.place(forward.function().line)))?;

@@ -90,10 +90,7 @@ impl Modules {
         };
         let root = modules.root();
         if modules.class_name(root).is_none() {
-            return Err(Error::model(
-                "pickle",
-                "the archive's root object is no module",
-            ));
+            bail!("pickle", "the archive's root object is no module");
         }
         walk.visit(&mut modules, root, "")?;
         Ok(modules)
@@ -188,7 +185,7 @@ impl Walk<'_> {
             };
             self.paths += 1;
             if self.paths > MAX_PATHS {
-                return Err(Error::model("pickle", "the model has too many modules"));
+                bail!("pickle", "the model has too many modules");
             }
             if let Some(tensor) = stored_tensor(&modules.pickle, value)? {
                 let listed = |list: &[super::ast::Name]| list.iter().any(|n| **n == *name);
