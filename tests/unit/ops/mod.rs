@@ -5,11 +5,11 @@ pub mod cases;
 mod layout_cases;
 
 use cases::{Built, Operand, SIZES, build, case, cases};
-use ckpt_passes::ir::same_dims;
 use ckpt_passes::ir::op::{CostCx, Domain, InferCx, Known, MemoryCx, Sized};
+use ckpt_passes::ir::same_dims;
 use ckpt_passes::ir::{Attrs, DType, Dim, Graph, Phase, Ty, verify::verify};
-use ckpt_passes::ops::{Builder, EmitExt};
 use ckpt_passes::ops::body_of;
+use ckpt_passes::ops::{Builder, EmitExt};
 use ckpt_passes::{Kind, ops};
 
 fn sized(ty: &Ty) -> Option<Sized> {
