@@ -8,26 +8,42 @@ use std::fmt;
 /// The value of an attribute.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Attr {
+    /// An integer.
     Int(i64),
+    /// A number.
     Float(f32),
+    /// A text.
     Str(String),
+    /// Integers.
     Ints(Vec<i64>),
+    /// Numbers.
     Floats(Vec<f32>),
+    /// Texts.
     Strs(Vec<String>),
+    /// An element type.
     DType(DType),
+    /// A tensor.
     Tensor(Tensor),
 }
 
 /// What kind of value an attribute takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttrKind {
+    /// An integer.
     Int,
+    /// A number.
     Float,
+    /// A text.
     Str,
+    /// Integers.
     Ints,
+    /// Numbers.
     Floats,
+    /// Texts.
     Strs,
+    /// An element type.
     DType,
+    /// A tensor.
     Tensor,
 }
 
@@ -72,8 +88,11 @@ impl From<&str> for Attr {
 
 /// One row of an op's attribute schema.
 pub struct AttrSpec {
+    /// Its name in the text form and in files.
     pub name: &'static str,
+    /// The kind of its value.
     pub kind: AttrKind,
+    /// What holds where it is not given.
     pub default: AttrDefault,
 }
 
@@ -84,8 +103,11 @@ pub enum AttrDefault {
     Required,
     /// Its absence means something of its own.
     Absent,
+    /// An integer.
     Int(i64),
+    /// A number.
     Float(f32),
+    /// A text.
     Str(&'static str),
 }
 
@@ -135,6 +157,7 @@ impl AttrSpec {
         }
     }
 
+    /// Returns the value that holds where the attribute is not given, if there is one.
     pub fn default_value(&self) -> Option<Attr> {
         match self.default {
             AttrDefault::Required | AttrDefault::Absent => None,
@@ -150,6 +173,7 @@ impl AttrSpec {
 pub struct Attrs(BTreeMap<String, Attr>);
 
 impl Attrs {
+    /// Returns no attributes.
     pub fn new() -> Attrs {
         Attrs::default()
     }
@@ -160,22 +184,27 @@ impl Attrs {
         self
     }
 
+    /// Sets an attribute.
     pub fn set(&mut self, name: &str, value: Attr) {
         self.0.insert(name.into(), value);
     }
 
+    /// Returns an attribute.
     pub fn get(&self, name: &str) -> Option<&Attr> {
         self.0.get(name)
     }
 
+    /// Removes an attribute and returns its value.
     pub fn remove(&mut self, name: &str) -> Option<Attr> {
         self.0.remove(name)
     }
 
+    /// Returns all attributes, sorted by name.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Attr)> {
         self.0.iter().map(|(k, v)| (k.as_str(), v))
     }
 
+    /// Returns true if there is no attribute.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -4,8 +4,8 @@
 //! (`?nonzero.0`), and the operations that polynomials cannot hold (floor division, remainder, min, max, broadcast).
 //! Two dims that are equal as polynomials are equal as Rust values, so hashing and comparison need no solver.
 //!
-//! Facts the arithmetic relies on: a named size is at least 1 (an input whose named dimension is 0 is refused when it
-//! is bound), a data-dependent size is at least 0. Equality has three answers, and `Unknown` is never taken for `Yes`.
+//! The arithmetic relies on two facts. A named size is at least 1: an input whose named dimension is 0 is refused. A
+//! data-dependent size is at least 0. Equality is yes, no or unknown, and unknown is never taken for yes.
 
 use super::name::Word;
 use std::collections::BTreeMap;
@@ -37,17 +37,22 @@ pub enum Atom {
     Div(Dim, Dim),
     /// Remainder with the sign of the divisor.
     Mod(Dim, Dim),
+    /// The smaller of two.
     Min(Dim, Dim),
+    /// The larger of two.
     Max(Dim, Dim),
-    /// The result of broadcasting two sizes: the other one where one is 1, else their common value.
+    /// The result of broadcasting two sizes: if one is 1 the other one, else their common value.
     Broadcast(Dim, Dim),
 }
 
 /// The answer to "are these equal in every valid run".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Same {
+    /// Equal in every valid run.
     Yes,
+    /// Different in every valid run.
     No,
+    /// Neither can be proven.
     Unknown,
 }
 
@@ -58,7 +63,9 @@ impl From<i64> for Dim {
 }
 
 impl Dim {
+    /// 0.
     pub const ZERO: Dim = Dim(Repr::Const(0));
+    /// 1.
     pub const ONE: Dim = Dim(Repr::Const(1));
 
     /// A named size.
@@ -71,7 +78,7 @@ impl Dim {
         Dim::from_atom(Atom::Data(name.into()))
     }
 
-    /// The dim that is just this atom.
+    /// Returns the size that consists of this atom.
     pub fn from_atom(atom: Atom) -> Dim {
         Dim(Repr::Poly(Arc::new(vec![(vec![atom], 1)])))
     }
@@ -94,6 +101,7 @@ impl Dim {
         }
     }
 
+    /// Returns the number, if the size is one.
     pub fn as_const(&self) -> Option<i64> {
         match self.0 {
             Repr::Const(n) => Some(n),
@@ -120,7 +128,7 @@ impl Dim {
         }
     }
 
-    /// Whether some number in here is the greatest or least there is: arithmetic may have stopped there.
+    /// Returns true if the expression holds the greatest or least int64: arithmetic may have saturated there.
     pub fn may_be_saturated(&self) -> bool {
         let edge = |n: i64| n == i64::MAX || n == i64::MIN;
         match &self.0 {
@@ -129,14 +137,17 @@ impl Dim {
         }
     }
 
+    /// Returns true if the size is the constant 1.
     pub fn is_one(&self) -> bool {
         *self == Dim::ONE
     }
 
+    /// Returns the sum.
     pub fn add(&self, other: &Dim) -> Dim {
         self.combine(other, 1)
     }
 
+    /// Returns the difference.
     pub fn sub(&self, other: &Dim) -> Dim {
         self.combine(other, -1)
     }
@@ -153,6 +164,7 @@ impl Dim {
         Dim::from_terms(terms)
     }
 
+    /// Returns the product.
     pub fn mul(&self, other: &Dim) -> Dim {
         match (self.as_const(), other.as_const()) {
             (Some(a), Some(b)) => return Dim::from(a.saturating_mul(b)),
@@ -180,7 +192,7 @@ impl Dim {
         dims.into_iter().fold(Dim::ONE, |acc, d| acc.mul(d))
     }
 
-    /// `self / other` when it divides exactly whatever the atoms are.
+    /// Returns `self / other` if the division is exact for all values of the atoms.
     pub fn exact_div(&self, other: &Dim) -> Option<Dim> {
         if other.as_const() == Some(0) {
             return None;
@@ -214,7 +226,7 @@ impl Dim {
         (rest == Dim::ZERO).then_some(quotient)
     }
 
-    /// Floor division. A division by zero stays as it is and has no value.
+    /// Returns the quotient, rounded down. A division by zero is not simplified and has no value.
     pub fn div(&self, other: &Dim) -> Dim {
         match (self.as_const(), other.as_const()) {
             (Some(a), Some(b)) if b != 0 => return Dim::from(floor_div(a, b)),
@@ -227,7 +239,7 @@ impl Dim {
             })
     }
 
-    /// Division that rounds up.
+    /// Returns the quotient, rounded up.
     pub fn ceil_div(&self, other: &Dim) -> Dim {
         self.exact_div(other)
             .unwrap_or_else(|| self.add(other).sub(&Dim::ONE).div(other))
@@ -245,6 +257,7 @@ impl Dim {
         }
     }
 
+    /// Returns the smaller of two.
     pub fn smaller(&self, other: &Dim) -> Dim {
         let gap = other.sub(self).bounds();
         if gap.0.is_some_and(|lo| lo >= 0) {
@@ -257,6 +270,7 @@ impl Dim {
         Dim::from_atom(Atom::Min(a, b))
     }
 
+    /// Returns the larger of two.
     pub fn larger(&self, other: &Dim) -> Dim {
         let gap = other.sub(self).bounds();
         if gap.0.is_some_and(|lo| lo >= 0) {
@@ -269,8 +283,8 @@ impl Dim {
         Dim::from_atom(Atom::Max(a, b))
     }
 
-    /// The two sizes that this is the smaller of: of `min(p, q)`, and of `n - max(a, b)`, which is the length of a
-    /// slice that begins so far from the end, `n - a` and `n - b`.
+    /// Returns `p` and `q` for `min(p, q)`, and `n - a` and `n - b` for `n - max(a, b)`, the length of a slice that
+    /// starts at `max(a, b)`.
     fn as_min(&self) -> Option<(Dim, Dim)> {
         if let Some(Atom::Min(p, q)) = self.as_atom() {
             return Some((p.clone(), q.clone()));
@@ -290,9 +304,9 @@ impl Dim {
         Some((n.sub(&a), n.sub(&b)))
     }
 
-    /// The size two broadcast sizes have together; `None` where no run can be valid.
+    /// Returns the broadcast of two sizes, or `None` if no run can be valid.
     ///
-    /// In a valid run the two are equal or one of them is 1, which lets a size that cannot be 1 win outright.
+    /// In a valid run the two are equal or one of them is 1. So if one cannot be 1, it is the result.
     pub fn broadcast(&self, other: &Dim) -> Option<Dim> {
         if self == other || other.is_one() {
             return Some(self.clone());
@@ -324,7 +338,7 @@ impl Dim {
         Some(Dim::from_atom(Atom::Broadcast(a, b)))
     }
 
-    /// Whether the two are equal in every run, in none, or one cannot tell.
+    /// Compares two sizes: equal in every run, in none, or unknown.
     pub fn same(&self, other: &Dim) -> Same {
         if self == other {
             return Same::Yes;
@@ -336,7 +350,7 @@ impl Dim {
         }
     }
 
-    /// Proven lower and upper bound, by interval arithmetic.
+    /// Returns a proven lower and upper bound, by interval arithmetic.
     pub fn bounds(&self) -> (Option<i64>, Option<i64>) {
         let (mut lo, mut hi) = (Some(0i64), Some(0i64));
         for (m, c) in self.terms() {
@@ -369,8 +383,8 @@ impl Dim {
         (lo, hi)
     }
 
-    /// The number this stands for once every size has one; `None` where a size is missing, a division is
-    /// by zero, or two sizes do not broadcast.
+    /// Returns the value at given sizes, or `None` if a size is missing, a division is by zero, or two sizes do not
+    /// broadcast.
     pub fn eval(&self, size_of: &dyn Fn(&str) -> Option<i64>) -> Option<i64> {
         let mut sum: i64 = 0;
         if let Repr::Const(n) = self.0 {
@@ -386,7 +400,7 @@ impl Dim {
         Some(sum)
     }
 
-    /// Replaces named and data-dependent sizes, simplifying again.
+    /// Replaces named and data-dependent sizes and simplifies the result.
     pub fn substitute(&self, replace: &dyn Fn(&Atom) -> Option<Dim>) -> Dim {
         if let Repr::Const(_) = self.0 {
             return self.clone();
@@ -406,7 +420,7 @@ impl Dim {
         is_known
     }
 
-    /// Calls `f` on every named or data-dependent size in here.
+    /// Calls `f` on every named or data-dependent size that occurs.
     pub fn for_each_leaf(&self, f: &mut dyn FnMut(&Atom)) {
         for (m, _) in self.terms() {
             for atom in &m {

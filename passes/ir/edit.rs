@@ -9,22 +9,27 @@ use super::ty::Ty;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What a new node is made of; see [`Graph::add_node`].
+/// Arguments of [`Graph::add_node`].
 pub struct NewNode<'a> {
+    /// Its row.
     pub op: &'static OpDef,
-    /// Wished name; made unique.
+    /// The requested name. It is made unique.
     pub name: &'a str,
+    /// Its attributes.
     pub attrs: Attrs,
+    /// Its operands.
     pub ins: Vec<Option<ValueId>>,
-    /// Wished names of the results (made unique) and their types, if known.
+    /// Requested names of the results, which are made unique, and their types, if known.
     pub outs: Vec<(String, Option<Ty>)>,
+    /// Its origin in the user's model.
     pub loc: Arc<Loc>,
+    /// Its part of the training step.
     pub role: Role,
 }
 
 impl Graph {
-    /// `wish`, or `wish.n` with the least free `n` if the numbers in use have no gaps; logarithmic in their count,
-    /// because an unfolded function may wish for one name a hundred thousand times.
+    /// Returns `wish`, or `wish.n` with the least free `n` if the numbers in use have no gaps. Takes time logarithmic
+    /// in their count, because an inlined function may request one name a hundred thousand times.
     fn unique(taken: &mut rustc_hash::FxHashSet<String>, wish: &str) -> String {
         if taken.insert(wish.to_string()) {
             return wish.to_string();
@@ -57,36 +62,40 @@ impl Graph {
         })
     }
 
-    /// Whether a value of that name exists.
+    /// Returns true if a value has that name.
     pub fn has_value_name(&self, name: &str) -> bool {
         self.value_names.contains(name)
     }
 
-    /// Whether a node of that name exists.
+    /// Returns true if a node has that name.
     pub fn has_node_name(&self, name: &str) -> bool {
         self.node_names.contains(name)
     }
 
+    /// Adds a graph input.
     pub fn add_input(&mut self, name: &str, ty: Option<Ty>) -> ValueId {
         let id = self.add_value(name, ty, Def::Input);
         self.inputs.push(id);
         id
     }
 
+    /// Adds an initializer.
     pub fn add_init(&mut self, name: &str, tensor: Tensor) -> ValueId {
         let ty = tensor.ty();
         self.add_value(name, Some(ty), Def::Init(tensor))
     }
 
+    /// Appends a graph output.
     pub fn add_output(&mut self, value: ValueId) {
         self.outputs.push(value);
     }
 
+    /// Replaces the graph outputs.
     pub fn set_outputs(&mut self, outputs: Vec<ValueId>) {
         self.outputs = outputs;
     }
 
-    /// Adds a node at the end of the order. Attributes that have a default and are not given are filled in.
+    /// Adds a node at the end of the order and fills in attributes that have a default.
     pub fn add_node(&mut self, new: NewNode<'_>) -> NodeId {
         let mut attrs = new.attrs;
         for spec in new.op.attrs {
@@ -138,7 +147,7 @@ impl Graph {
         id
     }
 
-    /// A copy of `original` at the end of the order, reading `ins`; named `<original>/recompute`.
+    /// Adds a node that recomputes `original` from `ins`, at the end of the order. Its name is `<original>/recompute`.
     pub fn add_again(
         &mut self,
         original: NodeId,
@@ -186,7 +195,7 @@ impl Graph {
         }
     }
 
-    /// Lets every reader of `old`, graph outputs included, read `new`.
+    /// Replaces `old` by `new` in every reader and among the graph outputs.
     pub fn replace_uses(&mut self, old: ValueId, new: ValueId) {
         if old == new {
             return;
@@ -202,7 +211,7 @@ impl Graph {
         }
     }
 
-    /// Removes nodes whose results nobody reads any more, and their results, in one sweep over the order.
+    /// Removes the nodes that `gone` selects and their results, which must have no other readers. Returns their number.
     pub fn remove_nodes(&mut self, gone: &dyn Fn(NodeId) -> bool) -> usize {
         let (dead, kept): (Vec<NodeId>, Vec<NodeId>) = self.order.iter().partition(|id| gone(**id));
         self.order = kept;
@@ -231,7 +240,7 @@ impl Graph {
         dead.len()
     }
 
-    /// Removes an input or initializer that nobody reads.
+    /// Removes an input or initializer without readers.
     pub fn remove_source(&mut self, id: ValueId) {
         assert!(
             self.values[id].uses.is_empty(),
@@ -251,34 +260,38 @@ impl Graph {
         self.order = order;
     }
 
+    /// Sets the type of a value.
     pub fn set_type(&mut self, id: ValueId, ty: Ty) {
         self.values[id].ty = Some(ty);
     }
 
+    /// Sets the origin of a node.
     pub fn set_loc(&mut self, id: NodeId, loc: Arc<Loc>) {
         self.nodes[id].loc = loc;
     }
 
+    /// Sets the role of a node.
     pub fn set_role(&mut self, id: NodeId, role: Role) {
         self.nodes[id].role = role;
     }
 
-    /// Claims that `id` computes `original` again; the verifier decides whether that is so.
+    /// Marks `id` as a recomputation of `original`. The verifier checks it.
     pub fn set_recompute_of(&mut self, id: NodeId, original: Option<NodeId>, segment: Option<u32>) {
         self.nodes[id].recompute_of = original;
         self.nodes[id].segment = segment;
     }
 
+    /// Sets an attribute of a node.
     pub fn set_attr(&mut self, id: NodeId, name: &str, value: super::attr::Attr) {
         self.nodes[id].attrs.set(name, value);
     }
 
-    /// Metadata of a node; see [`Node::meta`].
+    /// Returns the metadata of a node for change; see [`Node::meta`].
     pub fn meta_mut(&mut self, id: NodeId) -> &mut BTreeMap<String, String> {
         &mut self.nodes[id].meta
     }
 
-    /// Renames a value; the wish is made unique.
+    /// Renames a value. The requested name is made unique.
     pub fn rename_value(&mut self, id: ValueId, wish: &str) {
         let old = std::mem::take(&mut self.values[id].name);
         self.value_names.remove(&old);

@@ -1,8 +1,8 @@
-//! Nodes, values and the order they run in: read access.
+//! The graph and read access to it: nodes, values and the order in which nodes run.
 //!
-//! `order` is the schedule: it is data, it is what a planner decides, and it is the node order of the file we write.
-//! Recomputation is a field: a node with `again = Some(n)` is a copy of node `n`. Everything that can be computed from
-//! the graph is an analysis in a side table, never a field here.
+//! `order` is the schedule. A planner decides it, and the written file has its nodes in that order. A node with
+//! `recompute_of = Some(n)` recomputes node `n`. Whatever can be computed from the graph is kept in a side table, not
+//! in a field here.
 
 use super::attr::Attrs;
 use super::id::{Arena, NodeId, ValueId};
@@ -13,7 +13,7 @@ use rustc_hash::FxHashSet;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// How far a graph has come; a pass states what it takes and what it leaves.
+/// A stage of compilation. A pass states the phase that it takes and the phase that it leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     /// As the frontend read it; types may be missing.
@@ -26,18 +26,21 @@ pub enum Phase {
     Rewritten,
 }
 
-/// Which part of a training step a node belongs to.
+/// The part of a training step that a node belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
+    /// The model's own computation.
     Forward,
+    /// The loss.
     Loss,
+    /// Gradients and updates.
     Backward,
 }
 
-/// Where something comes from in the user's world. Gradients and copies inherit it from the forward node.
+/// The origin of a node in the user's model. Gradients and recompute nodes inherit it from the forward node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Loc {
-    /// Name of the node in the file; a node that comes from none has its own name here.
+    /// Name of the node in the file, or the node's own name if the file has none for it.
     pub node: String,
     /// Module path, outermost first: (`model.layers.0.mlp`, class `LlamaMLP` if known).
     pub scopes: Vec<(String, Option<String>)>,
@@ -46,18 +49,23 @@ pub struct Loc {
 /// An operation in the graph.
 #[derive(Clone, Debug)]
 pub struct Node {
+    /// Its row.
     pub op: &'static OpDef,
     /// Unique among nodes.
     pub name: String,
+    /// Its attributes, defaults included.
     pub attrs: Attrs,
-    /// One entry a slot of the op; `None` is an optional operand that is not given.
+    /// Operands by slot; `None` for an optional operand that is not given.
     pub ins: Vec<Option<ValueId>>,
+    /// Its results.
     pub outs: Vec<ValueId>,
+    /// Its origin in the user's model.
     pub loc: Arc<Loc>,
+    /// Its part of the training step.
     pub role: Role,
-    /// The node this one computes again.
+    /// The node that this one recomputes.
     pub recompute_of: Option<NodeId>,
-    /// The recompute segment a copy belongs to.
+    /// The segment of a recompute node.
     pub segment: Option<u32>,
     /// Metadata that travels with the node: the file's own, and `ckpt.*` notes for readers of the written file.
     pub meta: BTreeMap<String, String>,
@@ -74,7 +82,7 @@ impl Node {
         self.ins.iter().copied().flatten()
     }
 
-    /// Returns true for first computations of the forward pass: neither a copy nor part of a loss or a gradient.
+    /// Returns true for nodes of the forward pass that recompute nothing.
     pub fn is_forward(&self) -> bool {
         self.role == Role::Forward && self.recompute_of.is_none()
     }
@@ -83,15 +91,25 @@ impl Node {
 /// What defines a value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Def {
+    /// A graph input.
     Input,
+    /// A constant or parameter.
     Init(Tensor),
-    Node { node: NodeId, slot: usize },
+    /// A result of a node.
+    Node {
+        /// The node.
+        node: NodeId,
+        /// The result slot.
+        slot: usize,
+    },
 }
 
 /// One operand slot that reads a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Use {
+    /// The reader.
     pub node: NodeId,
+    /// The operand slot.
     pub slot: usize,
 }
 
@@ -102,23 +120,25 @@ pub struct Value {
     pub name: String,
     /// `None` only in phase `Imported`.
     pub ty: Option<Ty>,
+    /// What defines the value.
     pub def: Def,
     pub(super) uses: Vec<Use>,
 }
 
 impl Value {
-    /// Operand slots that read it, in no particular order. Graph outputs are not among them.
+    /// Returns the operand slots that read the value, in any order. Graph outputs are not among them.
     pub fn uses(&self) -> &[Use] {
         &self.uses
     }
 
-    /// The type; every value has one from phase `Typed` on.
+    /// Returns the type, which every value has from phase `Typed` on.
     pub fn ty(&self) -> &Ty {
         self.ty
             .as_ref()
             .unwrap_or_else(|| panic!("I5: value `{}` has no type", self.name))
     }
 
+    /// Returns the tensor of an initializer; `None` for any other value.
     pub fn tensor(&self) -> Option<&Tensor> {
         match &self.def {
             Def::Init(tensor) => Some(tensor),
@@ -127,14 +147,14 @@ impl Value {
     }
 }
 
-/// What the file tells about an initializer.
+/// Facts about an initializer that the file states.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Origin {
     /// The framework's parameter names; the first is the main one, the others are aliases of a tied weight.
     pub names: Vec<String>,
     /// The initializer is the transpose of the framework's parameter.
     pub transposed: bool,
-    /// Whether the framework calls it a parameter (`true`) or a buffer or constant (`false`), where the file tells.
+    /// True for a parameter, false for a buffer or constant, `None` where the file does not tell.
     pub is_parameter: Option<bool>,
     /// A parameter that the framework does not train (`requires_grad` is off).
     pub frozen: bool,
@@ -143,7 +163,9 @@ pub struct Origin {
 /// A model: values, the nodes between them, and the order they run in.
 #[derive(Clone, Default)]
 pub struct Graph {
+    /// The name of the model.
     pub name: String,
+    /// The stage of compilation.
     pub phase: Phase,
     pub(super) nodes: Arena<NodeId, Node>,
     pub(super) values: Arena<ValueId, Value>,
@@ -152,7 +174,7 @@ pub struct Graph {
     pub(super) outputs: Vec<ValueId>,
     pub(super) node_names: FxHashSet<String>,
     pub(super) value_names: FxHashSet<String>,
-    /// Initializers of which the file tells something.
+    /// Facts that the file states about initializers.
     pub origins: BTreeMap<ValueId, Origin>,
     /// Metadata of the file: producer, IR version (`ir_version`), the model's own properties.
     pub meta: BTreeMap<String, String>,
@@ -165,6 +187,7 @@ impl Default for Phase {
 }
 
 impl Graph {
+    /// Returns an empty graph.
     pub fn new(name: &str) -> Graph {
         Graph {
             name: name.into(),
@@ -172,63 +195,69 @@ impl Graph {
         }
     }
 
+    /// Returns a node.
     pub fn node(&self, id: NodeId) -> &Node {
         &self.nodes[id]
     }
 
+    /// Returns a value.
     pub fn value(&self, id: ValueId) -> &Value {
         &self.values[id]
     }
 
+    /// Returns true if the node exists.
     pub fn contains_node(&self, id: NodeId) -> bool {
         self.nodes.get(id).is_some()
     }
 
+    /// Returns true if the value exists.
     pub fn contains_value(&self, id: ValueId) -> bool {
         self.values.get(id).is_some()
     }
 
-    /// The type of a value; see [`Value::ty`].
+    /// Returns the type of a value; see [`Value::ty`].
     pub fn ty(&self, id: ValueId) -> &Ty {
         self.values[id].ty()
     }
 
-    /// Nodes in the order they run.
+    /// Returns the nodes in the order in which they run.
     pub fn order(&self) -> &[NodeId] {
         &self.order
     }
 
-    /// Graph inputs, initializers not among them.
+    /// Returns the graph inputs, without initializers.
     pub fn inputs(&self) -> &[ValueId] {
         &self.inputs
     }
 
+    /// Returns the graph outputs, in order.
     pub fn outputs(&self) -> &[ValueId] {
         &self.outputs
     }
 
+    /// Returns true if the value is a graph output.
     pub fn is_output(&self, id: ValueId) -> bool {
         self.outputs.contains(&id)
     }
 
-    /// Initializers, in the order they were added.
+    /// Returns the initializers in the order in which they were added.
     pub fn inits(&self) -> impl Iterator<Item = (ValueId, &Value)> {
         self.values
             .iter()
             .filter(|(_, v)| matches!(v.def, Def::Init(_)))
     }
 
-    /// All values, in the order they were added.
+    /// Returns all values in the order in which they were added.
     pub fn values(&self) -> impl Iterator<Item = (ValueId, &Value)> {
         self.values.iter()
     }
 
-    /// All nodes, in the order they were added (not the order they run in).
+    /// Returns all nodes in the order in which they were added, which is not the order in which they run.
     pub fn nodes(&self) -> impl Iterator<Item = (NodeId, &Node)> {
         self.nodes.iter()
     }
 
-    /// The node that defines a value, if one does.
+    /// Returns the node that defines a value, if one does.
     pub fn def_node(&self, id: ValueId) -> Option<NodeId> {
         match self.values[id].def {
             Def::Node { node, .. } => Some(node),
@@ -241,17 +270,17 @@ impl Graph {
         self.nodes[id].operands().filter_map(|v| self.def_node(v))
     }
 
-    /// Length of a table indexed by node.
+    /// Returns the length of a table indexed by node.
     pub fn node_bound(&self) -> usize {
         self.nodes.bound()
     }
 
-    /// Length of a table indexed by value.
+    /// Returns the length of a table indexed by value.
     pub fn value_bound(&self) -> usize {
         self.values.bound()
     }
 
-    /// The value of that name; linear, for tests, goldens and single requests.
+    /// Returns the value of that name. Takes linear time: for tests, goldens and single requests.
     pub fn find_value(&self, name: &str) -> Option<ValueId> {
         self.values
             .iter()
@@ -259,7 +288,7 @@ impl Graph {
             .map(|(id, _)| id)
     }
 
-    /// The node of that name; linear.
+    /// Returns the node of that name. Takes linear time.
     pub fn find_node(&self, name: &str) -> Option<NodeId> {
         self.nodes
             .iter()
@@ -267,7 +296,7 @@ impl Graph {
             .map(|(id, _)| id)
     }
 
-    /// The first in a chain of copies: the node itself unless it is a copy.
+    /// Returns the node that `id` recomputes, through any chain of recompute nodes, or `id` itself.
     pub fn original(&self, mut id: NodeId) -> NodeId {
         while let Some(earlier) = self.nodes[id].recompute_of {
             id = earlier;
@@ -275,7 +304,7 @@ impl Graph {
         id
     }
 
-    /// The value that `id` is a recomputation of, looking through copies and transfers; itself otherwise.
+    /// Returns the value that `id` recomputes or transfers, through any chain of both, or `id` itself.
     pub fn origin(&self, mut id: ValueId) -> ValueId {
         loop {
             let Def::Node { node, slot } = self.values[id].def else {
@@ -290,7 +319,7 @@ impl Graph {
         }
     }
 
-    /// One line for messages: `node "fc2/MatMul" (MatMul) in model.layers.0.mlp`.
+    /// Returns a node in one line, for messages: `node "fc2/MatMul" (MatMul) in model.layers.0.mlp`.
     pub fn describe(&self, id: NodeId) -> String {
         let node = &self.nodes[id];
         let scope = node

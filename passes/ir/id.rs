@@ -9,7 +9,9 @@ use std::ops::{Index, IndexMut};
 
 /// An index into an [`Arena`].
 pub trait Id: Copy + Eq + Ord {
+    /// Returns the id of the item at `index`.
     fn new(index: usize) -> Self;
+    /// Returns the index of the item.
     fn index(self) -> usize;
 }
 
@@ -56,19 +58,23 @@ impl<I: Id, T> Default for Arena<I, T> {
 }
 
 impl<I: Id, T> Arena<I, T> {
+    /// Appends an item and returns its id.
     pub fn push(&mut self, item: T) -> I {
         self.items.push(Some(item));
         I::new(self.items.len() - 1)
     }
 
+    /// Returns an item, unless it was removed.
     pub fn get(&self, id: I) -> Option<&T> {
         self.items.get(id.index())?.as_ref()
     }
 
+    /// Returns an item for change, unless it was removed.
     pub fn get_mut(&mut self, id: I) -> Option<&mut T> {
         self.items.get_mut(id.index())?.as_mut()
     }
 
+    /// Removes an item and returns it. Its id is not used again.
     pub fn remove(&mut self, id: I) -> Option<T> {
         self.items.get_mut(id.index())?.take()
     }
@@ -78,6 +84,7 @@ impl<I: Id, T> Arena<I, T> {
         self.items.len()
     }
 
+    /// Returns the ids of all items.
     pub fn ids(&self) -> impl Iterator<Item = I> + '_ {
         self.items
             .iter()
@@ -86,6 +93,7 @@ impl<I: Id, T> Arena<I, T> {
             .map(|(i, _)| I::new(i))
     }
 
+    /// Returns all items with their ids.
     pub fn iter(&self) -> impl Iterator<Item = (I, &T)> {
         self.items
             .iter()

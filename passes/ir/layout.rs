@@ -1,8 +1,8 @@
 //! Strides of views and the geometry of slices: pure functions on numbers that the memory model and the kernels share.
 //!
-//! Whether a change of shape is a view or a copy is decided here and nowhere else, by libtorch's own rules, so that
-//! what is predicted is what runs. Strides are in elements. The stride of an axis of size 1 carries no meaning: it may
-//! differ from libtorch's, and no decision here depends on it.
+//! This module alone decides whether a change of shape is a view or a copy, by libtorch's rules. Strides are in
+//! elements. The stride of an axis of size 1 has no meaning: it may differ from libtorch's, and nothing here depends on
+//! it.
 
 use super::op::contiguous_strides;
 
@@ -11,8 +11,8 @@ pub fn count(dims: &[i64]) -> i64 {
     dims.iter().fold(1, |n, d| n.saturating_mul(*d))
 }
 
-/// Strides that show a tensor of `dims` and `strides` as `new_dims` without moving anything; `None` where only a copy
-/// can (`at::detail::computeStride`). Both shapes have the same number of elements.
+/// Returns the strides with which a tensor of `dims` and `strides` is a view of shape `new_dims`, or `None` if that
+/// needs a copy (`at::detail::computeStride`). Both shapes have the same number of elements.
 pub fn view_strides(dims: &[i64], strides: &[i64], new_dims: &[i64]) -> Option<Vec<i64>> {
     if dims.contains(&0) {
         let unchanged = dims == new_dims;
@@ -67,7 +67,7 @@ pub fn expand_strides(dims: &[i64], strides: &[i64], new_dims: &[i64]) -> Vec<i6
     (0..new_dims.len()).map(own).collect()
 }
 
-/// Strides with axes of size 1 put in; `axes` are places in the result.
+/// Returns the strides after axes of size 1 are inserted. `axes` are axes of the result.
 pub fn unsqueeze_strides(dims: &[i64], strides: &[i64], axes: &[usize]) -> Vec<i64> {
     let rank = dims.len() + axes.len();
     let mut old = 0;

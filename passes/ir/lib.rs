@@ -1,9 +1,10 @@
-//! The graph: what a model is while we work on it.
+//! The graph that a model is compiled in.
 //!
-//! Arenas with typed ids ([`id`]), values with symbolic types ([`ty`], [`dim`]), constants that are never copied
-//! ([`tensor`]), nodes whose meaning is one row of the op table ([`op`]). [`graph`] is read access, [`edit`] holds the
-//! only mutators, [`verify`] the numbered invariants, [`layout`] the strides of views, [`view`] throw-away petgraph
-//! lenses.
+//! Nodes and values are in arenas with typed ids ([`id`]). Types are symbolic ([`ty`], [`dim`]), constants are never
+//! copied ([`tensor`]), and one row defines each op ([`op`]). [`graph`] is read access, [`edit`] holds the only
+//! mutators, [`typing`] infers types, and [`verify`] checks the numbered invariants. [`layout`] computes the strides of
+//! views, and [`view`] makes petgraph views.
+#![warn(missing_docs)]
 
 pub mod attr;
 pub mod dim;

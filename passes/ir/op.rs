@@ -204,15 +204,20 @@ impl Domain {
 /// One operand or result of an op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot {
+    /// Its name in the schema.
     pub name: &'static str,
+    /// Whether it may be left out or repeated.
     pub kind: SlotKind,
     /// A floating-point initializer that arrives here is a parameter, whatever the other operands are.
     pub weight: bool,
 }
 
+/// How often an operand or result slot occurs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SlotKind {
+    /// Exactly once.
     Required,
+    /// At most once.
     Optional,
     /// The last slot, any number of times (at least once).
     Variadic,
@@ -317,6 +322,7 @@ pub enum Body {
 /// One operand as typing sees it.
 #[derive(Clone, Copy)]
 pub struct Known<'a> {
+    /// Its type.
     pub ty: &'a Ty,
     /// Row-major contents of a small integer or boolean tensor, where known.
     pub ints: Option<&'a [Dim]>,
@@ -324,8 +330,11 @@ pub struct Known<'a> {
 
 /// What an `infer` or `fold` rule sees.
 pub struct InferCx<'a> {
+    /// The row of the node.
     pub op: &'static OpDef,
+    /// Its attributes.
     pub attrs: &'a Attrs,
+    /// Its operands; `None` for one that is not given.
     pub ins: &'a [Option<Known<'a>>],
     /// Names of the results: the base of names for data-dependent sizes.
     pub out_names: &'a [String],
@@ -343,6 +352,7 @@ impl<'a> InferCx<'a> {
         })
     }
 
+    /// Returns the type of an operand, if it is given.
     pub fn opt_ty(&self, slot: usize) -> Option<&'a Ty> {
         self.ins.get(slot).copied().flatten().map(|k| k.ty)
     }
@@ -418,7 +428,9 @@ pub fn no_fold(_: &InferCx, _: &[Ty]) -> Option<Vec<Vec<Dim>>> {
 /// One operand at known sizes.
 #[derive(Clone, Debug)]
 pub struct Sized {
+    /// The element type.
     pub dtype: DType,
+    /// The sizes.
     pub dims: Vec<i64>,
     /// In elements; 0 on expanded axes.
     pub strides: Vec<i64>,
@@ -427,6 +439,7 @@ pub struct Sized {
 }
 
 impl Sized {
+    /// Returns a row-major tensor.
     pub fn contiguous(dtype: DType, dims: Vec<i64>) -> Sized {
         let strides = contiguous_strides(&dims);
         Sized {
@@ -437,10 +450,12 @@ impl Sized {
         }
     }
 
+    /// Returns the number of elements.
     pub fn elements(&self) -> u64 {
         self.dims.iter().map(|d| *d as u64).product()
     }
 
+    /// Returns the size in bytes, without gaps.
     pub fn bytes(&self) -> u64 {
         self.elements() * self.dtype.size_bytes()
     }
@@ -474,14 +489,18 @@ pub fn contiguous_strides(dims: &[i64]) -> Vec<i64> {
 
 /// What a `cost` rule sees: everything at known sizes.
 pub struct CostCx<'a> {
+    /// Attributes of the node.
     pub attrs: &'a Attrs,
+    /// Its operands; `None` for one that is not given.
     pub ins: &'a [Option<Sized>],
+    /// Its results.
     pub outs: &'a [Sized],
 }
 
 /// The work of one run of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
+    /// Floating-point operations.
     pub flops: u64,
     /// Bytes read plus bytes written.
     pub bytes: u64,
@@ -536,7 +555,9 @@ pub fn moves(cx: &CostCx) -> Cost {
 
 /// What a `memory` rule sees: operands at known sizes and strides, results at known sizes.
 pub struct MemoryCx<'a> {
+    /// Attributes of the node.
     pub attrs: &'a Attrs,
+    /// Its operands; `None` for one that is not given.
     pub ins: &'a [Option<Sized>],
     /// Strides here are row-major; a view states its own.
     pub outs: &'a [Sized],
@@ -564,8 +585,13 @@ impl<'a> MemoryCx<'a> {
 pub enum Place {
     /// New storage, row-major.
     Fresh,
-    /// The storage of operand `of`, seen through `strides`.
-    View { of: usize, strides: Vec<i64> },
+    /// The storage of an operand.
+    View {
+        /// The operand.
+        of: usize,
+        /// Strides of the result in that storage, in elements.
+        strides: Vec<i64>,
+    },
     /// New storage, row-major, that is not in the device's memory.
     Outside,
 }
@@ -734,10 +760,12 @@ impl GradCx<'_> {
             .unwrap_or_else(|| panic!("I4: operand {i} is missing"))
     }
 
+    /// Returns the operand in slot `i`, if it is given.
     pub fn opt_x(&self, i: usize) -> Option<ValueId> {
         self.b.node(self.node).ins.get(i).copied().flatten()
     }
 
+    /// Returns result `i`.
     pub fn y(&self, i: usize) -> ValueId {
         self.b.node(self.node).outs[i]
     }
@@ -758,10 +786,12 @@ impl GradCx<'_> {
         self.wants.get(i).copied().unwrap_or(false)
     }
 
+    /// Returns the attributes of the node.
     pub fn attrs(&self) -> Attrs {
         self.b.node(self.node).attrs.clone()
     }
 
+    /// Returns the type of a value.
     pub fn ty(&self, v: ValueId) -> Ty {
         self.b.ty(v).clone()
     }
@@ -790,10 +820,12 @@ impl BodyCx<'_> {
         self.ins.get(i).copied().flatten()
     }
 
+    /// Returns the operand in slot `i`; bodies only ask for operands that the op requires.
     pub fn x(&self, i: usize) -> ValueId {
         self.ins[i].unwrap_or_else(|| panic!("I4: operand {i} is missing"))
     }
 
+    /// Returns the type of a value.
     pub fn ty(&self, v: ValueId) -> Ty {
         self.b.ty(v).clone()
     }

@@ -1,7 +1,7 @@
 //! Constant tensors: weights and small literals.
 //!
-//! Bytes are little-endian, row-major and shared, never copied: a weight stays a slice of the mapped model file from
-//! reader to writer. A weight whose file is absent is a constant all the same; only its bytes cannot be had.
+//! Bytes are little-endian, row-major and shared: a weight is a slice of the mapped model file from reader to writer. A
+//! weight whose file is absent is a constant without bytes.
 
 use super::dim::Dim;
 use super::ty::{DType, Ty};
@@ -11,17 +11,22 @@ use std::sync::Arc;
 /// A tensor whose content is part of the model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
+    /// The element type.
     pub dtype: DType,
+    /// The sizes.
     pub dims: Vec<u64>,
+    /// The contents.
     pub data: Data,
 }
 
 /// Where the content is.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Data {
-    /// In memory or mapped; `origin` tells the external file it is mapped from, if any.
+    /// In memory or mapped.
     Here {
+        /// Its bytes, row-major.
         bytes: Bytes,
+        /// The external file that they are mapped from, if any.
         origin: Option<External>,
     },
     /// In an external file that is not there.
@@ -33,7 +38,9 @@ pub enum Data {
 pub struct External {
     /// Path relative to the model's folder.
     pub location: Arc<str>,
+    /// Bytes before the contents in the file.
     pub offset: u64,
+    /// Bytes of the contents.
     pub length: u64,
 }
 
@@ -95,14 +102,17 @@ impl Tensor {
         Tensor::new(dtype, [], bytes)
     }
 
+    /// Returns the number of elements.
     pub fn elements(&self) -> u64 {
         self.dims.iter().fold(1u64, |n, d| n.saturating_mul(*d))
     }
 
+    /// Returns the size in bytes.
     pub fn size_bytes(&self) -> u64 {
         self.elements().saturating_mul(self.dtype.size_bytes())
     }
 
+    /// Returns the type.
     pub fn ty(&self) -> Ty {
         Ty::new(
             self.dtype,
@@ -113,6 +123,7 @@ impl Tensor {
         )
     }
 
+    /// Returns the contents, if they are in memory.
     pub fn bytes(&self) -> Option<&Bytes> {
         match &self.data {
             Data::Here { bytes, .. } => Some(bytes),

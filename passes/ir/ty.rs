@@ -6,22 +6,36 @@ use std::fmt;
 /// Element types; the names are those of the text form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DType {
+    /// float32.
     F32,
+    /// float64.
     F64,
+    /// float16.
     F16,
+    /// bfloat16.
     BF16,
+    /// int64.
     I64,
+    /// int32.
     I32,
+    /// int16.
     I16,
+    /// int8.
     I8,
+    /// uint64.
     U64,
+    /// uint32.
     U32,
+    /// uint16.
     U16,
+    /// uint8.
     U8,
+    /// bool, one byte an element.
     Bool,
 }
 
 impl DType {
+    /// All element types.
     pub const ALL: [DType; 13] = [
         DType::F32,
         DType::F64,
@@ -38,6 +52,7 @@ impl DType {
         DType::Bool,
     ];
 
+    /// Returns the name in the text form: `f32`, `i64`, `bool`.
     pub fn name(self) -> &'static str {
         match self {
             DType::F32 => "f32",
@@ -56,6 +71,7 @@ impl DType {
         }
     }
 
+    /// Returns the element type of that name.
     pub fn from_name(name: &str) -> Option<DType> {
         DType::ALL.into_iter().find(|d| d.name() == name)
     }
@@ -79,10 +95,12 @@ impl DType {
         }
     }
 
+    /// Returns the element type of an ONNX `TensorProto.DataType`.
     pub fn from_onnx_code(code: i32) -> Option<DType> {
         DType::ALL.into_iter().find(|d| d.onnx_code() == code)
     }
 
+    /// Returns the bytes of one element.
     pub fn size_bytes(self) -> u64 {
         match self {
             DType::F64 | DType::I64 | DType::U64 => 8,
@@ -140,11 +158,14 @@ impl fmt::Display for DType {
 /// An element type and one size an axis, outermost first. A scalar has no axes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Ty {
+    /// The element type.
     pub dtype: DType,
+    /// The sizes.
     pub dims: Vec<Dim>,
 }
 
 impl Ty {
+    /// Returns a type.
     pub fn new(dtype: DType, dims: impl Into<Vec<Dim>>) -> Ty {
         Ty {
             dtype,
@@ -152,10 +173,12 @@ impl Ty {
         }
     }
 
+    /// Returns the type of a tensor without axes.
     pub fn scalar(dtype: DType) -> Ty {
         Ty::new(dtype, [])
     }
 
+    /// Returns the number of axes.
     pub fn rank(&self) -> usize {
         self.dims.len()
     }
@@ -170,10 +193,12 @@ impl Ty {
         self.dims.iter().map(Dim::as_const).collect()
     }
 
+    /// Returns the type with other sizes.
     pub fn with_dims(&self, dims: impl Into<Vec<Dim>>) -> Ty {
         Ty::new(self.dtype, dims)
     }
 
+    /// Returns the type with another element type.
     pub fn with_dtype(&self, dtype: DType) -> Ty {
         Ty::new(dtype, self.dims.clone())
     }

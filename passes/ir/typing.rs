@@ -1,7 +1,7 @@
-//! Types one node at a time, and what is known of small integer tensors.
+//! Types of nodes, and known contents of small integer tensors.
 //!
-//! Shape arithmetic is data flow over tiny integer tensors; knowing their *contents* as [`Dim`]s is what gives
-//! `Reshape` a type. Contents are a side table: they are recomputed, never stored in the graph.
+//! Graphs compute shapes with small integer tensors. `Reshape` can be typed only if the contents of its shape operand
+//! are known, as [`Dim`]s. Contents are kept in a side table, not in the graph.
 
 use super::dim::Dim;
 use super::graph::{Def, Graph};
@@ -11,7 +11,7 @@ use super::ty::{DType, Ty};
 use crate::error::{Error, Result};
 use std::sync::Arc;
 
-/// Tensors above this many elements are never looked into.
+/// Contents of tensors with more elements are never known.
 pub const MAX_KNOWN_ELEMENTS: u64 = 64;
 
 /// Known contents of integer and boolean values, row-major; booleans are 0 and 1.
@@ -19,7 +19,7 @@ pub const MAX_KNOWN_ELEMENTS: u64 = 64;
 pub struct Contents(SecondaryMap<ValueId, Option<Arc<[Dim]>>>);
 
 impl Contents {
-    /// Contents of the initializers; nodes are filled in as they are typed.
+    /// Returns the contents of the initializers. Those of nodes are added as the nodes are typed.
     pub fn of(graph: &Graph) -> Contents {
         let mut contents = Contents(SecondaryMap::new(graph.value_bound(), None));
         for (id, _) in graph.inits() {
@@ -28,7 +28,7 @@ impl Contents {
         contents
     }
 
-    /// Contents of every value of a typed graph.
+    /// Returns the contents of every value of a typed graph.
     ///
     /// # Errors
     /// See [`type_node`].
@@ -46,7 +46,7 @@ impl Contents {
         Ok(contents)
     }
 
-    /// Looks into one initializer.
+    /// Adds the contents of one initializer.
     pub fn read_init(&mut self, graph: &Graph, id: ValueId) {
         let Def::Init(tensor) = &graph.value(id).def else {
             return;
@@ -60,10 +60,12 @@ impl Contents {
         self.0[id] = dims.map(Arc::from);
     }
 
+    /// Returns the known contents of a value.
     pub fn get(&self, id: ValueId) -> Option<&[Dim]> {
         self.0[id].as_deref()
     }
 
+    /// Sets what is known of the contents of a value.
     pub fn set(&mut self, id: ValueId, ints: Option<Vec<Dim>>) {
         self.0[id] = ints.map(Arc::from);
     }
@@ -155,8 +157,9 @@ pub fn type_node(
         .collect())
 }
 
-/// Whether a computed element is what the op computes, too. Dims neither wrap around nor know narrow types: a number that
-/// left its type, or that may have stopped at the end of 64 bits, is not known. One that an operand has is passed on.
+/// Returns true if the op computes exactly this element. [`Dim`] arithmetic saturates at 64 bits and ignores the
+/// element type, so a number out of the range of its type, or one that may have saturated, is not known. An element
+/// that an operand already has is known.
 fn holds(dtype: DType, element: &Dim, ins: &[Option<Known>]) -> bool {
     let in_range = match (dtype.int_range(), element.as_const()) {
         (None, _) => false,
@@ -171,7 +174,7 @@ fn holds(dtype: DType, element: &Dim, ins: &[Option<Known>]) -> bool {
     in_range && (!element.may_be_saturated() || passed_on())
 }
 
-/// Invariant I4: operand and result counts fit the op's slots.
+/// Checks that operand and result counts fit the op's slots (invariant I4).
 pub fn check_arity(graph: &Graph, id: NodeId) -> Result<()> {
     let node = graph.node(id);
     let (ins, outs) = (node.op.ins, node.op.outs);

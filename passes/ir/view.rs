@@ -1,7 +1,7 @@
-//! Throw-away petgraph lenses on a graph.
+//! Temporary petgraph views of a graph.
 //!
-//! petgraph is the toolbox (toposort, dominators, components), not the store: operand order, several results and
-//! repeated operands have no home there. A view is built in O(V+E), used and dropped.
+//! petgraph provides algorithms (topological order, dominators, components). It does not store the graph, because it
+//! has no operand order, no repeated operands and no nodes with several results. A view is built in O(V+E).
 
 use super::graph::Graph;
 use super::id::NodeId;

@@ -1,20 +1,18 @@
-//! Sums of narrow terms in a wide type: what gradients that are made part by part are added up with.
+//! Sums of narrow terms in a wider type. Gradients that are computed in chunks are added up with them.
 //!
-//! Written as `Cast` and `Add`, a sum holds a wide copy of every term beside itself; as a row of its own it widens some
-//! rows of the term at a time and is written over itself. A term that is a matrix product need not exist either: BLAS adds
-//! it to the sum, and where the sum is wider than the operands some rows and columns of these are widened at a time, so that
-//! no term is rounded to the narrow type before it is added: as many terms as there are parts would be as many roundings,
-//! where one product of all rows makes one.
+//! `Cast` and `Add` would hold a wide copy of every term. A row of its own casts some rows of the term at a time and
+//! overwrites the sum. If the term is a matrix product, BLAS adds it to the sum directly, so the product never exists
+//! as a tensor. If the sum is wider than the operands, some rows and columns of the operands are cast at a time. So no
+//! term is rounded to the narrow type before it is added.
 
 use super::matmul::{MatmulPlan, gemm_plan};
 use super::names::*;
 use super::rule::*;
 use ckpt_ir::error::Result;
-use ckpt_ir::op::{
-    BatchAxes, Cost, Footprint, Grad, GradCx, InferCx, MemoryCx, OpClass, OpDef, Sized, Slot, fresh,
-};
+use ckpt_ir::op::{Cost, Footprint, Grad, GradCx, InferCx, MemoryCx, OpDef, Sized, fresh};
 use ckpt_ir::{AttrSpec, Attrs, DType, Dim, Same, Ty};
 
+/// The rows of this family.
 pub const ROWS: &[&OpDef] = &[&ACCUMULATE, &ADD_PRODUCT];
 
 /// Elements that are widened at a time, in whole rows.
@@ -26,8 +24,8 @@ const PRODUCT_STRETCH: u64 = 1 << 22;
 
 /// sum + part, in the type of the sum: float32 where the part has 16 bits. Both have one shape.
 pub static ACCUMULATE: OpDef = OpDef {
-    ins: &[Slot::req("sum"), Slot::req("part")],
-    outs: &[Slot::req("total")],
+    ins: slots!["sum", "part"],
+    outs: slots!["total"],
     infer,
     grad: Grad::Rule(|cx| {
         let dy = cx.dy0();
@@ -39,7 +37,7 @@ pub static ACCUMULATE: OpDef = OpDef {
     }),
     cost: one_flop,
     memory,
-    ..ours("Accumulate", OpClass::Other, BatchAxes::Mixed, |cx| {
+    ..our_mixed("Accumulate", |cx| {
         let wide = cx.b.ty(cx.x(0)).dtype;
         let part = cx.b.cast(cx.x(1), wide)?;
         Ok(vec![cx.b.add(cx.x(0), part)?])
@@ -105,8 +103,8 @@ fn memory(cx: &MemoryCx) -> Footprint {
 /// an upper bound.
 pub static ADD_PRODUCT: OpDef = OpDef {
     attrs: &[AttrSpec::int("transA", 0), AttrSpec::int("transB", 0)],
-    ins: &[Slot::req("sum"), Slot::req("A"), Slot::req("B")],
-    outs: &[Slot::req("total")],
+    ins: slots!["sum", "A", "B"],
+    outs: slots!["total"],
     infer: infer_product,
     grad: Grad::Rule(grad_product),
     cost: |cx| {
@@ -125,7 +123,7 @@ pub static ADD_PRODUCT: OpDef = OpDef {
             .with_temp(buffers_bytes)
             .in_place_operands(cx, &[0])
     },
-    ..ours("AddProduct", OpClass::Other, BatchAxes::Mixed, |cx| {
+    ..our_mixed("AddProduct", |cx| {
         let (sum, a, b) = (cx.x(0), cx.x(1), cx.x(2));
         let wide = cx.b.ty(sum).dtype;
         let attrs = cx.attrs.clone();

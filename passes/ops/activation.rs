@@ -10,6 +10,7 @@ use ckpt_ir::op::{BodyCx, Grad, InferCx, OpClass, OpDef, fresh};
 use ckpt_ir::{AttrSpec, ValueId};
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, SQRT_2};
 
+/// The rows of this family.
 pub const ROWS: &[&OpDef] = &[
     &TANH,
     &TANH_GRAD,
@@ -23,6 +24,7 @@ pub const ROWS: &[&OpDef] = &[
     &ERF_GRAD,
 ];
 
+/// ONNX `Tanh`.
 pub static TANH: OpDef = OpDef {
     class: OpClass::Elementwise,
     ..unary_of_input(
@@ -43,6 +45,7 @@ pub static TANH_GRAD: OpDef = OpDef {
     })
 };
 
+/// ONNX `Sigmoid`.
 pub static SIGMOID: OpDef = unary(
     "Sigmoid",
     onnx(6, 13),
@@ -59,6 +62,7 @@ pub static SIGMOID_GRAD: OpDef = OpDef {
     })
 };
 
+/// ONNX `Relu`.
 pub static RELU: OpDef = OpDef {
     infer: unary_number,
     cost: one_flop,
@@ -81,6 +85,7 @@ pub static RELU_GRAD: OpDef = OpDef {
 
 const APPROXIMATE: &[AttrSpec] = &[AttrSpec::str("approximate", "none")];
 
+/// ONNX `Gelu`.
 pub static GELU: OpDef = OpDef {
     attrs: APPROXIMATE,
     infer: |cx| {
@@ -142,6 +147,7 @@ fn gelu_grad_body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
     narrow(cx, dy * slope)
 }
 
+/// ONNX `Softplus`.
 pub static SOFTPLUS: OpDef = OpDef {
     later_types: BF16_SINCE_22,
     ..unary(

@@ -8,6 +8,7 @@ use ckpt_ir::op::{
 };
 use ckpt_ir::{AttrSpec, DType, Dim, Ty};
 
+/// The rows of this family.
 pub const ROWS: &[&OpDef] = &[
     &ADD,
     &SUB,
@@ -24,6 +25,7 @@ pub const ROWS: &[&OpDef] = &[
     &ROUND_THROUGH,
 ];
 
+/// ONNX `Add`.
 pub static ADD: OpDef = OpDef {
     fold: |cx, ty| fold_elementwise(cx, ty, |x| exact(x[0].add(x[1]))),
     ..binary("Add", onnx(7, 14), &["aten.add"], Grad::Rule(grad_sum))
@@ -39,6 +41,7 @@ fn grad_sum(cx: &mut GradCx) -> Result<()> {
     Ok(())
 }
 
+/// ONNX `Sub`.
 pub static SUB: OpDef = OpDef {
     fold: |cx, ty| fold_elementwise(cx, ty, |x| exact(x[0].sub(x[1]))),
     ..binary(
@@ -57,6 +60,7 @@ pub static SUB: OpDef = OpDef {
     )
 };
 
+/// ONNX `Mul`.
 pub static MUL: OpDef = OpDef {
     fold: |cx, ty| fold_elementwise(cx, ty, |x| exact(x[0].mul(x[1]))),
     ..binary(
@@ -74,6 +78,7 @@ pub static MUL: OpDef = OpDef {
     )
 };
 
+/// ONNX `Div`.
 pub static DIV: OpDef = OpDef {
     fold: fold_div,
     ..binary("Div", onnx(7, 14), &["aten.div"], Grad::Rule(grad_div))
@@ -114,6 +119,7 @@ const fn number_function(
     }
 }
 
+/// ONNX `Neg`.
 pub static NEG: OpDef = OpDef {
     fold: |cx, ty| fold_elementwise(cx, ty, |x| exact(Dim::ZERO.sub(x[0]))),
     ..number_function(
@@ -124,9 +130,10 @@ pub static NEG: OpDef = OpDef {
     )
 };
 
+/// ONNX `Sum`.
 pub static SUM: OpDef = OpDef {
     ins: &[Slot::var("data_0")],
-    outs: &[Slot::req("sum")],
+    outs: slots!["sum"],
     infer: sum_types,
     fold: |cx, ty| {
         fold_elementwise(cx, ty, |x| {
@@ -145,6 +152,7 @@ fn sum_types(cx: &InferCx) -> Result<Vec<Ty>> {
     variadic_number(cx)
 }
 
+/// ONNX `Abs`.
 pub static ABS: OpDef = OpDef {
     fold: |cx, ty| {
         fold_elementwise(cx, ty, |x| match x[0].bounds() {
@@ -162,6 +170,7 @@ pub static ABS: OpDef = OpDef {
     )
 };
 
+/// ONNX `Sign`.
 pub static SIGN: OpDef = OpDef {
     ins: INPUT,
     outs: OUTPUT,
@@ -235,8 +244,10 @@ const fn rounding(name: &'static str, domain: Domain, aten: &'static [&'static s
     }
 }
 
+/// ONNX `Floor`.
 pub static FLOOR: OpDef = rounding("Floor", onnx(6, 13), &["aten.floor"]);
 
+/// ONNX `Ceil`.
 pub static CEIL: OpDef = rounding("Ceil", onnx(6, 13), &["aten.ceil"]);
 
 /// To the nearest integer, halves to even.
@@ -254,7 +265,7 @@ pub static ROUND_THROUGH: OpDef = OpDef {
     grad: Grad::First(|cx| Ok(cx.dy0())),
     cost: one_flop,
     memory: elementwise,
-    ..ours("RoundThrough", OpClass::Other, BatchAxes::Mixed, |cx| {
+    ..our_mixed("RoundThrough", |cx| {
         Ok(vec![cx.eval(unary_op(&ROUND, cx.x(0)))?])
     })
 };

@@ -1,4 +1,4 @@
-//! ATen's names for the rows of the table: what a user of PyTorch calls the ops that a policy is about.
+//! ATen's names for the rows of the table. Options that select ops accept them.
 //!
 //! Each row lists the ATen ops that exporters write as it, alone or with others: `aten.linear` selects the products that
 //! it becomes. A node that the file traces to an ATen op is matched by that name as well (see `plan::refine`).

@@ -18,7 +18,7 @@ mod body;
 pub mod plan;
 
 pub use body::repeated;
-pub use plan::{AttentionPlan, Band, Span};
+pub use plan::{AttentionPlan, Band, Span, empty_is_nan, groups};
 
 use super::rule::*;
 use ckpt_ir::error::Result;
@@ -28,6 +28,7 @@ use ckpt_ir::op::{
 };
 use ckpt_ir::{AttrKind, AttrSpec, Attrs, DType, Dim, Same, Ty};
 
+/// The rows of this family.
 pub const ROWS: &[&OpDef] = &[&ATTENTION, &ATTENTION_GRAD];
 
 const SCALE: AttrSpec = AttrSpec::float("scale", 1.0);
@@ -54,11 +55,6 @@ const SHARED: [&str; 6] = [
     "empty_rows",
 ];
 
-/// Whether a query that sees no key gives NaN.
-pub fn empty_is_nan(attrs: &Attrs) -> bool {
-    attrs.str("empty_rows") == "nan"
-}
-
 /// `q` [L…, Hq, Sq, D], `k` [L…, H, Sk, D], `v` [L…, H, Sk, Dv], `bias` (floating point or bool) broadcast to
 /// [L…, Hq, Sq, Sk]. Without a heads axis all have rank 2. `y` [L…, Hq, Sq, Dv]; `lse` [L…, Hq, Sq] is the log-sum-exp
 /// of the scores, −∞ for a query that sees no key, in the type computed in.
@@ -71,13 +67,8 @@ pub static ATTENTION: OpDef = OpDef {
         SOFTCAP,
         EMPTY_ROWS,
     ],
-    ins: &[
-        Slot::req("q"),
-        Slot::req("k"),
-        Slot::req("v"),
-        Slot::opt("bias"),
-    ],
-    outs: &[Slot::req("y"), Slot::opt("lse")],
+    ins: slots!["q", "k", "v"; "bias"],
+    outs: slots!["y"; "lse"],
     infer: |cx| infer_forward(cx, 0),
     grad: Grad::Rule(grad_attention),
     cost: |cx| match AttentionPlan::forward(cx.attrs, cx.ins) {
@@ -104,13 +95,7 @@ pub static ATTENTION_GRAD: OpDef = OpDef {
         EMPTY_ROWS,
         WANTS,
     ],
-    ins: &[
-        Slot::req("dy"),
-        Slot::req("q"),
-        Slot::req("k"),
-        Slot::req("v"),
-        Slot::opt("bias"),
-    ],
+    ins: slots!["dy", "q", "k", "v"; "bias"],
     outs: &[Slot::var("gradients")],
     infer: infer_backward,
     grad: Grad::Body,
@@ -124,12 +109,7 @@ pub static ATTENTION_GRAD: OpDef = OpDef {
         None => moves(cx),
     },
     memory: |cx| footprint(cx, AttentionPlan::backward(cx.attrs, cx.ins)),
-    ..ours(
-        "AttentionGrad",
-        OpClass::Other,
-        BatchAxes::Mixed,
-        body::backward,
-    )
+    ..our_mixed("AttentionGrad", body::backward)
 };
 
 /// Products over the size of a head and over that of a value, for each pair of a query and a key that it may see.
@@ -200,15 +180,6 @@ fn infer_forward(cx: &InferCx, q: usize) -> Result<Vec<Ty>> {
     y[at_d] = vt.dims[at_d].clone();
     let rows = qt.dims[..at_d].to_vec();
     Ok(vec![Ty::new(dtype, y), Ty::new(compute_type(dtype), rows)])
-}
-
-/// How many query heads read one key head, where that is known.
-pub fn groups(query_heads: &Dim, key_heads: &Dim) -> Option<i64> {
-    if query_heads.same(key_heads) == Same::Yes {
-        return Some(1);
-    }
-    let count = query_heads.exact_div(key_heads)?.as_const()?;
-    (count > 0).then_some(count)
 }
 
 fn check_attributes(cx: &InferCx) -> Result<()> {

@@ -1,11 +1,10 @@
-//! How ops treat rows: what a tiling may cut.
+//! How ops treat rows, which chunking cuts.
 //!
-//! Rows are tokens, or whatever else a batch consists of: some of a tensor's axes, of which the op treats every index
-//! alike. [`fit`] tells, from what is known of some operands or results of a node, how rows lie in all of them; [`cut`]
-//! emits the node for some of the rows only, their axes merged into one. An op that is not listed here mixes rows, or
-//! has not been looked at: a tiling stops at it.
+//! Rows are tokens or other elements of a batch: indices of some axes of a tensor, all of which the op treats alike. If
+//! the rows of some operands or results of a node are known, [`fit`] returns those of the others. [`cut`] emits the
+//! node for some of the rows, with the row axes merged into one. Chunking stops at an op without a rule here.
 //!
-//! A sum over rows is the sum of the sums over their parts but for rounding; everything else is exact.
+//! A sum over rows equals the sum over its chunks up to rounding. All other results are exact.
 
 mod cut;
 
@@ -35,13 +34,17 @@ pub enum Rows {
 /// How rows lie in the operands and results of a node; `None` where a value is the same for every row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fit {
+    /// How rows lie in each operand.
     pub ins: Vec<Option<Rows>>,
+    /// How rows lie in each result.
     pub outs: Vec<Rows>,
 }
 
 /// What [`fit`] looks at.
 pub struct FitCx<'a> {
+    /// The graph of the node.
     pub graph: &'a Graph,
+    /// Known contents of small integer values.
     pub contents: &'a Contents,
     /// How many rows there are.
     pub rows: &'a Dim,

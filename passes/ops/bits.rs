@@ -4,9 +4,10 @@
 
 use super::rule::*;
 use ckpt_ir::error::Result;
-use ckpt_ir::op::{InferCx, OpDef, Slot};
+use ckpt_ir::op::{InferCx, OpDef};
 use ckpt_ir::{AttrKind, AttrSpec, DType, Ty};
 
+/// The rows of this family.
 pub const ROWS: &[&OpDef] = &[
     &BITWISE_AND,
     &BITWISE_OR,
@@ -49,8 +50,8 @@ pub static BITWISE_NOT: OpDef = OpDef {
 pub static BIT_SHIFT: OpDef = OpDef {
     domain: onnx(11, 11),
     attrs: &[AttrSpec::required("direction", AttrKind::Str)],
-    ins: &[Slot::req("X"), Slot::req("Y")],
-    outs: &[Slot::req("Z")],
+    ins: slots!["X", "Y"],
+    outs: slots!["Z"],
     ..bits("BitShift", |cx| {
         cx.want_dtype(0, is_unsigned, "an unsigned integer type")?;
         match cx.attrs.str("direction") {

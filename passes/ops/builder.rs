@@ -16,11 +16,13 @@ use std::sync::Arc;
 
 /// A cursor at the end of a graph.
 pub struct Builder<'g> {
+    /// The graph that nodes are appended to.
     pub graph: &'g mut Graph,
     /// Known contents of small integer values.
     pub contents: Contents,
     /// Origin of what is emitted from here on.
     pub loc: Arc<Loc>,
+    /// Role of what is emitted from here on.
     pub role: Role,
     /// Emitted nodes are named `<prefix>/<Op>`, or `<Op>` where it is empty.
     pub prefix: String,
@@ -29,6 +31,7 @@ pub struct Builder<'g> {
 }
 
 impl<'g> Builder<'g> {
+    /// Returns a builder that knows the contents of all small initializers.
     pub fn new(graph: &'g mut Graph) -> Builder<'g> {
         let contents = Contents::of(graph);
         Builder::resume(graph, contents)

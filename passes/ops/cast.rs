@@ -3,8 +3,10 @@
 use super::rule::*;
 use ckpt_ir::op::{BatchAxes, Grad, Indices, OpClass, OpDef};
 use ckpt_ir::{AttrKind, AttrSpec, DType, Dim};
+/// The rows of this family.
 pub const ROWS: &[&OpDef] = &[&CAST];
 
+/// ONNX `Cast`.
 pub static CAST: OpDef = OpDef {
     aten: &["aten._to_copy", "aten.to"],
     attrs: &[AttrSpec::required("to", AttrKind::DType)],

@@ -1,4 +1,4 @@
-//! Ops that put tensors together and take them apart along an axis: `Concat`, `Split`, `Tile`, `Pad`.
+//! Ops that join and split tensors along an axis: `Concat`, `Split`, `Tile`, `Pad`.
 
 use super::names::*;
 use super::rule::*;
@@ -6,12 +6,13 @@ use super::shape::{give_shaped, reshape_like};
 use ckpt_ir::error::Result;
 use ckpt_ir::layout::count;
 use ckpt_ir::op::{
-    BatchAxes, Footprint, Grad, GradCx, Indices, InferCx, OpClass, OpDef, Place, Slot,
-    contiguous_strides, fresh,
+    BatchAxes, Footprint, Grad, GradCx, Indices, InferCx, OpDef, Place, Slot, contiguous_strides,
+    fresh,
 };
 use ckpt_ir::typing::MAX_KNOWN_ELEMENTS;
 use ckpt_ir::{AttrKind, AttrSpec, Attrs, DType, Dim, Same, Ty, ValueId};
 
+/// The rows of this family.
 pub const ROWS: &[&OpDef] = &[&CONCAT, &SPLIT, &TILE, &PAD];
 
 /// Operands one after another along an axis (ONNX Concat-13).
@@ -19,11 +20,11 @@ pub static CONCAT: OpDef = OpDef {
     aten: &["aten.cat", "aten.stack"],
     attrs: &[AttrSpec::required("axis", AttrKind::Int)],
     ins: &[Slot::var("inputs")],
-    outs: &[Slot::req("concat_result")],
+    outs: slots!["concat_result"],
     infer: infer_concat,
     fold: fold_concat,
     grad: Grad::Rule(grad_concat),
-    ..standard("Concat", onnx(4, 13), OpClass::Other, BatchAxes::Mixed)
+    ..mixed("Concat", onnx(4, 13))
 };
 
 fn infer_concat(cx: &InferCx) -> Result<Vec<Ty>> {
@@ -102,7 +103,7 @@ fn grad_concat(cx: &mut GradCx) -> Result<()> {
             for v in operands {
                 pieces.push(cx.b.sizes(v, axis..axis + 1)?);
             }
-            cx.b.emit(&CONCAT, &pieces, Attrs::new().with("axis", 0))?
+            cx.b.concat(&pieces, 0)?
         }
     };
     let attrs = Attrs::new().with("axis", axis as i64);
@@ -133,7 +134,7 @@ pub static SPLIT: OpDef = OpDef {
         AttrSpec::int("axis", 0),
         AttrSpec::optional("num_outputs", AttrKind::Int),
     ],
-    ins: &[Slot::req("input"), Slot::opt("split")],
+    ins: slots!["input"; "split"],
     outs: &[Slot::var("outputs")],
     fold: fold_split,
     grad: Grad::Rule(grad_split),
@@ -222,7 +223,7 @@ fn fold_split(cx: &InferCx, types: &[Ty]) -> Option<Vec<Vec<Dim>>> {
     Some(pieces)
 }
 
-/// The cotangents put together again, zeros where a piece does not reach the loss.
+/// Concatenates the cotangents, with zeros for a piece that does not reach the loss.
 fn grad_split(cx: &mut GradCx) -> Result<()> {
     let outs = cx.b.node(cx.node).outs.to_vec();
     let mut pieces = Vec::with_capacity(outs.len());
@@ -245,7 +246,7 @@ fn grad_split(cx: &mut GradCx) -> Result<()> {
 /// The operand repeated along each axis (ONNX Tile-13).
 pub static TILE: OpDef = OpDef {
     aten: &["aten.repeat"],
-    ins: &[Slot::req("input"), Slot::req("repeats")],
+    ins: slots!["input", "repeats"],
     outs: OUTPUT,
     infer: |cx| {
         let x = cx.ty(0)?;
@@ -263,7 +264,7 @@ pub static TILE: OpDef = OpDef {
     },
     fold: fold_tile,
     grad: Grad::Rule(grad_tile),
-    ..standard("Tile", onnx(6, 13), OpClass::Other, BatchAxes::Mixed)
+    ..mixed("Tile", onnx(6, 13))
 };
 
 fn fold_tile(cx: &InferCx, types: &[Ty]) -> Option<Vec<Vec<Dim>>> {
@@ -303,34 +304,26 @@ fn grad_tile(cx: &mut GradCx) -> Result<()> {
         split.extend([repeat, size]);
         kept.extend([one, size]);
     }
-    let along = Attrs::new().with("axis", 0);
-    let split = cx.b.emit(&CONCAT, &split, along.clone())?;
-    let kept = cx.b.emit(&CONCAT, &kept, along)?;
-    let paired =
-        cx.b.emit(&RESHAPE, &[dy, split], Attrs::new().with("allowzero", 1))?;
+    let (split, kept) = (cx.b.concat(&split, 0)?, cx.b.concat(&kept, 0)?);
+    let paired = cx.b.reshape_to(dy, split)?;
     let summed = cx.b.op(&SUM_TO_SHAPE, &[paired, kept])?;
     let d = reshape_like(cx, summed, x)?;
     cx.give(0, d);
     Ok(())
 }
 
-/// Elements put before and after, or, where a count is negative, taken away (ONNX Pad-18).
+/// Adds elements before and after each axis, or removes them where a count is negative (ONNX Pad-18).
 ///
-/// In the mode `constant` alone: the reader writes the others as gathers.
+/// Only in the mode `constant`. The reader rewrites the other modes as gathers.
 pub static PAD: OpDef = OpDef {
     aten: &["aten.constant_pad_nd", "aten.pad"],
     attrs: &[AttrSpec::str("mode", "constant")],
-    ins: &[
-        Slot::req("data"),
-        Slot::req("pads"),
-        Slot::opt("constant_value"),
-        Slot::opt("axes"),
-    ],
+    ins: slots!["data", "pads"; "constant_value", "axes"],
     outs: OUTPUT,
     indices: Indices::PassedOn,
     infer: infer_pad,
     grad: Grad::Rule(grad_pad),
-    ..standard("Pad", onnx(11, 18), OpClass::Other, BatchAxes::Mixed)
+    ..mixed("Pad", onnx(11, 18))
 };
 
 fn infer_pad(cx: &InferCx) -> Result<Vec<Ty>> {
@@ -369,7 +362,7 @@ fn infer_pad(cx: &InferCx) -> Result<Vec<Ty>> {
     Ok(vec![x.with_dims(dims)])
 }
 
-/// What was put on is taken off, and what was taken off comes back as zeros.
+/// The gradient removes what was added, and is 0 where elements were removed.
 fn grad_pad(cx: &mut GradCx) -> Result<()> {
     let pads = cx.x(1);
     if let Some(fill) = cx.opt_x(2).filter(|_| cx.wants(2)) {

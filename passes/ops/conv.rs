@@ -1,8 +1,9 @@
 //! Convolutions over any number of spatial axes and their gradients (ONNX Conv-11, ConvTranspose-11); [`plan`] says how
 //! they reach BLAS.
 //!
-//! Two rows of our own are the gradients: of the image, whose sizes a stride leaves open and an operand therefore tells,
-//! and of the weights. That of the bias is a sum. `auto_pad` of SAME_UPPER and SAME_LOWER is rewritten by the reader.
+//! Two rows of our own are the gradients for the image and the weights. The sizes of the image are an operand, because
+//! a stride does not determine them. The gradient of the bias is a sum. The reader rewrites `auto_pad` of SAME_UPPER
+//! and SAME_LOWER.
 
 mod body;
 pub mod plan;
@@ -19,6 +20,7 @@ use ckpt_ir::op::{
 use ckpt_ir::{AttrKind, AttrSpec, Attrs, DType, Dim, Same, Ty, ValueId};
 use plan::{Buffers, ConvPlan};
 
+/// The rows of this family.
 pub const ROWS: &[&OpDef] = &[&CONV, &CONV_TRANSPOSE, &CONV_INPUT_GRAD, &CONV_WEIGHT_GRAD];
 
 const fn ints(name: &'static str) -> AttrSpec {
@@ -383,7 +385,7 @@ fn grad_transpose(cx: &mut GradCx) -> Result<()> {
 /// `ConvInputGrad(dy, w, shape)`: the gradient of [`CONV`] for its first operand, of that shape.
 pub static CONV_INPUT_GRAD: OpDef = OpDef {
     attrs: &[DILATIONS, GROUP, PADS, STRIDES],
-    ins: &[Slot::req("dy"), Slot::req("w"), Slot::req("shape")],
+    ins: slots!["dy", "w", "shape"],
     outs: DX,
     infer: |cx| {
         let window = Window::checked(cx, 0, 1)?;
@@ -402,12 +404,7 @@ pub static CONV_INPUT_GRAD: OpDef = OpDef {
     grad: Grad::Rule(grad_input_grad),
     cost: |cx| priced(cx, spread_plan(cx.attrs, cx.ins, cx.outs)),
     memory: |cx| spreading(cx),
-    ..ours(
-        "ConvInputGrad",
-        OpClass::Other,
-        BatchAxes::Mixed,
-        body::input_grad,
-    )
+    ..our_mixed("ConvInputGrad", body::input_grad)
 };
 
 /// Linear in both: the convolution of what arrives, and its gradient for the weights.
@@ -428,8 +425,8 @@ fn grad_input_grad(cx: &mut GradCx) -> Result<()> {
 /// `ConvWeightGrad(x, dy, shape)`: the gradient of [`CONV`] for its weights, of that shape.
 pub static CONV_WEIGHT_GRAD: OpDef = OpDef {
     attrs: &[DILATIONS, GROUP, PADS, STRIDES],
-    ins: &[Slot::req("x"), Slot::req("dy"), Slot::req("shape")],
-    outs: &[Slot::req("dw")],
+    ins: slots!["x", "dy", "shape"],
+    outs: slots!["dw"],
     infer: |cx| {
         let window = Window::checked(cx, 0, 1)?;
         let (x, dy) = (cx.ty(0)?, cx.ty(1)?);
@@ -453,12 +450,7 @@ pub static CONV_WEIGHT_GRAD: OpDef = OpDef {
             plan.map(|(plan, dy)| (plan.clone(), plan.of_weights(dy))),
         )
     },
-    ..ours(
-        "ConvWeightGrad",
-        OpClass::Other,
-        BatchAxes::Mixed,
-        body::weight_grad,
-    )
+    ..our_mixed("ConvWeightGrad", body::weight_grad)
 };
 
 /// Linear in both, as above, with what arrives in the place of the weights.

@@ -6,6 +6,7 @@ use ckpt_ir::error::Result;
 use ckpt_ir::op::{BatchAxes, Grad, GradCx, Indices, InferCx, OpClass, OpDef, OpRef, Slot, fresh};
 use ckpt_ir::{Dim, Ty};
 
+/// The rows of this family.
 pub const ROWS: &[&OpDef] = &[&MAX, &MIN, &CLIP];
 
 const fn selection(name: &'static str, first: i64, aten: &'static [&'static str]) -> OpDef {
@@ -21,9 +22,10 @@ const fn selection(name: &'static str, first: i64, aten: &'static [&'static str]
     }
 }
 
+/// ONNX `Max`.
 pub static MAX: OpDef = OpDef {
     ins: &[Slot::var("data_0")],
-    outs: &[Slot::req("max")],
+    outs: slots!["max"],
     infer: variadic_number,
     fold: |cx, ty| {
         fold_elementwise(cx, ty, |x| {
@@ -35,9 +37,10 @@ pub static MAX: OpDef = OpDef {
     ..selection("Max", 8, &["aten.maximum"])
 };
 
+/// ONNX `Min`.
 pub static MIN: OpDef = OpDef {
     ins: &[Slot::var("data_0")],
-    outs: &[Slot::req("min")],
+    outs: slots!["min"],
     infer: variadic_number,
     fold: |cx, ty| {
         fold_elementwise(cx, ty, |x| {
@@ -92,7 +95,7 @@ fn grad_extreme(cx: &mut GradCx, loses: OpRef) -> Result<()> {
 
 /// `min(max(x, lo), hi)`: where `lo > hi`, every element is `hi`.
 pub static CLIP: OpDef = OpDef {
-    ins: &[Slot::req("input"), Slot::opt("min"), Slot::opt("max")],
+    ins: slots!["input"; "min", "max"],
     outs: OUTPUT,
     indices: Indices::PassedOn,
     infer: infer_clip,

@@ -2,10 +2,11 @@
 
 use super::rule::*;
 use ckpt_ir::error::Result;
-use ckpt_ir::op::{BatchAxes, Grad, InferCx, OpClass, OpDef, Slot};
+use ckpt_ir::op::{Grad, InferCx, OpDef};
 use ckpt_ir::typing::MAX_KNOWN_ELEMENTS;
 use ckpt_ir::{AttrKind, AttrSpec, Attrs, DType, Dim, Ty};
 
+/// The rows of this family.
 pub const ROWS: &[&OpDef] = &[&CONSTANT_OF_SHAPE, &RANGE, &TRILU];
 
 /// A shape filled with one value, float 0 where none is given (ONNX ConstantOfShape-9).
@@ -40,17 +41,12 @@ pub static CONSTANT_OF_SHAPE: OpDef = OpDef {
         Some(vec![vec![value; total as usize]])
     },
     grad: Grad::Zero("a shape does not change with the data"),
-    ..standard(
-        "ConstantOfShape",
-        onnx(9, 9),
-        OpClass::Other,
-        BatchAxes::Mixed,
-    )
+    ..mixed("ConstantOfShape", onnx(9, 9))
 };
 
 /// `start`, `start + delta`, … short of `limit` (ONNX Range-11).
 pub static RANGE: OpDef = OpDef {
-    ins: &[Slot::req("start"), Slot::req("limit"), Slot::req("delta")],
+    ins: slots!["start", "limit", "delta"],
     outs: OUTPUT,
     infer: infer_range,
     fold: |cx, types| {
@@ -63,7 +59,7 @@ pub static RANGE: OpDef = OpDef {
         Some(vec![(0..count).map(at).collect()])
     },
     grad: Grad::Zero("its bounds decide how many elements there are"),
-    ..standard("Range", onnx(11, 11), OpClass::Other, BatchAxes::Mixed)
+    ..mixed("Range", onnx(11, 11))
 };
 
 fn infer_range(cx: &InferCx) -> Result<Vec<Ty>> {
@@ -103,7 +99,7 @@ fn infer_range(cx: &InferCx) -> Result<Vec<Ty>> {
 pub static TRILU: OpDef = OpDef {
     aten: &["aten.tril", "aten.triu"],
     attrs: &[AttrSpec::int("upper", 1)],
-    ins: &[Slot::req("input"), Slot::opt("k")],
+    ins: slots!["input"; "k"],
     outs: OUTPUT,
     infer: |cx| {
         if cx.ty(0)?.rank() < 2 {
@@ -122,5 +118,5 @@ pub static TRILU: OpDef = OpDef {
         let d = cx.b.emit_n(&TRILU, ins, attrs, 1)?[0];
         Ok(d)
     }),
-    ..standard("Trilu", onnx(14, 14), OpClass::Other, BatchAxes::Mixed)
+    ..mixed("Trilu", onnx(14, 14))
 };

@@ -1,16 +1,16 @@
 //! Gates: `silu(x) = x·sigmoid(x)` (Elfwing, Uchibe and Doya 2017, arXiv 1702.03118) and `SwiGLU(gate, up) =
 //! silu(gate)·up` (Shazeer 2020, arXiv 2002.05202), each with its gradient.
 //!
-//! As rows of their own they keep only their operands for the gradient. Written as `Sigmoid` and `Mul` they also keep
-//! the sigmoid and the gate's result. Bodies compute the silu in float32 where the operands are narrower and round it,
-//! as the kernels do.
+//! For the gradient, these rows keep only their operands. `Sigmoid` and `Mul` would also keep the sigmoid and the
+//! result of the gate. Bodies compute the silu of 16-bit operands in float32 and round it, as the kernels do.
 
 use super::names::*;
 use super::rule::*;
 use ckpt_ir::ValueId;
 use ckpt_ir::error::Result;
-use ckpt_ir::op::{BatchAxes, BodyCx, Grad, GradCx, OpClass, OpDef, Slot, elementwise, fresh};
+use ckpt_ir::op::{BatchAxes, BodyCx, Grad, GradCx, OpClass, OpDef, elementwise, fresh};
 
+/// The rows of this family.
 pub const ROWS: &[&OpDef] = &[&SILU, &SILU_GRAD, &SWIGLU, &SWIGLU_GRAD];
 
 const fn gate(name: &'static str, body: BodyFn) -> OpDef {
@@ -22,6 +22,7 @@ const fn gate(name: &'static str, body: BodyFn) -> OpDef {
     }
 }
 
+/// ONNX `Silu`.
 pub static SILU: OpDef = OpDef {
     aten: &["aten.silu"],
     ins: SMALL_X,
@@ -43,7 +44,7 @@ pub static SILU_GRAD: OpDef = unary_grad("SiluGrad", |cx| {
 /// silu(gate)·up; the silu is rounded to the operands' type first.
 pub static SWIGLU: OpDef = OpDef {
     aten: &["aten.silu"],
-    ins: &[Slot::req("gate"), Slot::req("up")],
+    ins: slots!["gate", "up"],
     infer: two_alike,
     grad: Grad::Rule(grad_swiglu),
     memory: |cx| fresh(cx).in_place_operands(cx, &[0]),
@@ -72,8 +73,8 @@ fn grad_swiglu(cx: &mut GradCx) -> Result<()> {
 
 /// The gradients of [`SWIGLU`], each computed in its own result: dgate = silu'(gate)·(dy·up), dup = silu(gate)·dy.
 pub static SWIGLU_GRAD: OpDef = OpDef {
-    ins: &[Slot::req("gate"), Slot::req("up"), Slot::req("dy")],
-    outs: &[Slot::req("dgate"), Slot::req("dup")],
+    ins: slots!["gate", "up", "dy"],
+    outs: slots!["dgate", "dup"],
     infer: |cx| {
         two_alike(cx)?;
         cx.same_dtype(&[0, 2])?;

@@ -16,6 +16,7 @@ use ckpt_ir::op::{
 use ckpt_ir::typing::MAX_KNOWN_ELEMENTS;
 use ckpt_ir::{AttrSpec, Attrs, DType, Dim, Same, Ty, ValueId};
 
+/// The rows of this family.
 pub const ROWS: &[&OpDef] = &[
     &GATHER,
     &GATHER_ELEMENTS,
@@ -107,7 +108,7 @@ pub static GATHER: OpDef = OpDef {
                 .sum::<u64>(),
     },
     memory: |cx| fresh(cx).with_temp(cx.operand(1).map_or(0, index_bytes)),
-    ..standard("Gather", onnx(1, 13), OpClass::Other, BatchAxes::Mixed)
+    ..mixed("Gather", onnx(1, 13))
 };
 
 /// A constant index, from the end if negative, as `0..size`.
@@ -214,7 +215,7 @@ pub static GATHER_ND: OpDef = OpDef {
         let temp = tuple_bytes(indices) + copy_bytes(x, &by_position(x, indices, batch));
         fresh(cx).with_temp(temp)
     },
-    ..standard("GatherND", onnx(11, 13), OpClass::Other, BatchAxes::Mixed)
+    ..mixed("GatherND", onnx(11, 13))
 };
 
 /// Components of an index tuple.
@@ -273,19 +274,14 @@ pub fn named_axes(cx: &InferCx, indices: &Ty) -> Result<usize> {
     })
 }
 
-/// `GatherGrad(shape, indices, dy, sum)`: every slice of `dy` added at its index to `sum`, or to zeros of `shape`: the
-/// gradient of an embedding. With a sum that is not read again, only the rows that the indices name are touched: what a
-/// table gets from another reader, such as the head it is tied to, is not added up over all of it.
+/// `GatherGrad(shape, indices, dy, sum)`: the gradient of an embedding. Adds every slice of `dy` at its index to `sum`,
+/// or to zeros of `shape`. If `sum` is not read again, the kernel changes only the rows that the indices name. So the
+/// gradient of a tied table needs no addition over the whole table.
 ///
 /// Temporaries: the indices, normalised, and a copy of `dy` where its index axes cannot be seen as one.
 pub static GATHER_GRAD: OpDef = OpDef {
     attrs: &[AXIS_0],
-    ins: &[
-        Slot::req("shape"),
-        Slot::req("indices"),
-        Slot::req("dy"),
-        Slot::opt("sum"),
-    ],
+    ins: slots!["shape", "indices", "dy"; "sum"],
     outs: DX,
     infer: infer_gather_grad,
     grad: Grad::Rule(|cx| {
@@ -319,12 +315,7 @@ pub static GATHER_GRAD: OpDef = OpDef {
             .with_temp(index_bytes(indices) + copy_bytes(dy, &dims))
             .in_place_operands(cx, &[3])
     },
-    ..ours(
-        "GatherGrad",
-        OpClass::Other,
-        BatchAxes::Mixed,
-        gather_grad_body,
-    )
+    ..our_mixed("GatherGrad", gather_grad_body)
 };
 
 fn infer_gather_grad(cx: &InferCx) -> Result<Vec<Ty>> {
@@ -369,9 +360,9 @@ fn infer_gather_grad(cx: &InferCx) -> Result<Vec<Ty>> {
     Ok(vec![dx])
 }
 
-/// The index axes of `dy` become one, then every element is added at its index along it. `ScatterElements` and not
-/// `ScatterND`, though it takes an index for each element: ONNX Runtime's ScatterND adds from several threads at once,
-/// so where an index occurs twice one of the two may be lost (microsoft/onnxruntime#18048, #23396).
+/// Merges the index axes of `dy` into one and adds every element at its index along it. `ScatterND` would need fewer
+/// indices, but that of ONNX Runtime adds from several threads at once and may lose an addition where an index occurs
+/// twice (microsoft/onnxruntime#18048, #23396).
 fn gather_grad_body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
     let (shape, indices, dy) = (cx.x(0), cx.x(1), cx.x(2));
     let axis = cx.attrs.int("axis") as usize;
@@ -382,13 +373,11 @@ fn gather_grad_body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
         Some(sum) => sum,
         None => {
             let value = cx.b.scalar(cx.ty(dy).dtype, 0.0);
-            cx.b.op(&EXPAND, &[value, shape])?
+            cx.b.expand(value, shape)?
         }
     };
     let indices = cx.b.cast(indices, DType::I64)?;
-    let one_axis = cx.b.ints(&[-1]);
-    let reshape = &RESHAPE;
-    let flat = cx.b.emit(reshape, &[indices, one_axis], Attrs::new())?;
+    let flat = cx.b.reshape(indices, &[-1])?;
     let count = cx.b.shape(flat)?;
     let sizes = cx.b.shape(dy)?;
     let mut parts = Vec::new();
@@ -403,16 +392,12 @@ fn gather_grad_body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
             parts.push(cx.b.op(&GATHER, &[of, at])?);
         }
     }
-    let along = Attrs::new().with("axis", 0);
-    let target = cx.b.emit(&CONCAT, &parts, along)?;
-    // A size of 0 is a size, not a copy of the operand's.
-    let literal = Attrs::new().with("allowzero", 1);
-    let updates = cx.b.emit(reshape, &[dy, target], literal)?;
+    let target = cx.b.concat(&parts, 0)?;
+    let updates = cx.b.reshape_to(dy, target)?;
     let mut column = vec![1; rank];
     column[axis] = -1;
-    let column = cx.b.ints(&column);
-    let column = cx.b.emit(reshape, &[flat, column], Attrs::new())?;
-    let indices = cx.b.op(&EXPAND, &[column, target])?;
+    let column = cx.b.reshape(flat, &column)?;
+    let indices = cx.b.expand(column, target)?;
     let attrs = Attrs::new()
         .with("axis", axis as i64)
         .with("reduction", "add");
@@ -434,5 +419,5 @@ pub static NON_ZERO: OpDef = OpDef {
     grad: Grad::Zero("indices do not change with the data"),
     cost: |cx| cx.elementwise(1),
     memory: |cx| fresh(cx).with_temp(cx.outs.iter().map(Sized::bytes).sum()),
-    ..standard("NonZero", onnx(9, 13), OpClass::Other, BatchAxes::Mixed)
+    ..mixed("NonZero", onnx(9, 13))
 };

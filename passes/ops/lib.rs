@@ -2,6 +2,7 @@
 //!
 //! To add an op: write its row in the family's file, list it in that file's `ROWS`, and write its kernel in the file of
 //! the same name under `src/runtime/kernels`. Tests iterate the table, so a new op is tested by existing.
+#![warn(missing_docs)]
 
 pub mod accumulate;
 pub mod activation;

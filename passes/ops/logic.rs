@@ -5,11 +5,10 @@
 
 use super::rule::*;
 use ckpt_ir::error::Result;
-use ckpt_ir::op::{
-    BatchAxes, Domain, Grad, GradCx, Indices, InferCx, OpClass, OpDef, Slot, elementwise,
-};
+use ckpt_ir::op::{BatchAxes, Domain, Grad, GradCx, Indices, InferCx, OpClass, OpDef, elementwise};
 use ckpt_ir::{AttrSpec, DType, Dim, Same, Ty};
 
+/// The rows of this family.
 pub const ROWS: &[&OpDef] = &[
     &AND,
     &OR,
@@ -77,6 +76,7 @@ const fn comparison(
     piecewise_constant(name, domain, aten, why, infer)
 }
 
+/// ONNX `And`.
 pub static AND: OpDef = OpDef {
     fold: |cx, ty| {
         fold_elementwise(cx, ty, |x| match (x[0].as_const(), x[1].as_const()) {
@@ -93,6 +93,7 @@ pub static AND: OpDef = OpDef {
     )
 };
 
+/// ONNX `Or`.
 pub static OR: OpDef = OpDef {
     fold: |cx, ty| {
         fold_elementwise(cx, ty, |x| match (x[0].as_const(), x[1].as_const()) {
@@ -109,6 +110,7 @@ pub static OR: OpDef = OpDef {
     )
 };
 
+/// ONNX `Xor`.
 pub static XOR: OpDef = OpDef {
     fold: |cx, ty| {
         fold_elementwise(cx, ty, |x| {
@@ -118,6 +120,7 @@ pub static XOR: OpDef = OpDef {
     ..truth_value("Xor", onnx(7, 7), &["aten.logical_xor"], two_booleans)
 };
 
+/// ONNX `Not`.
 pub static NOT: OpDef = OpDef {
     ins: X,
     outs: Y,
@@ -133,6 +136,7 @@ pub static NOT: OpDef = OpDef {
     )
 };
 
+/// ONNX `Equal`.
 pub static EQUAL: OpDef = OpDef {
     fold: |cx, ty| {
         fold_elementwise(cx, ty, |x| match x[0].same(x[1]) {
@@ -144,26 +148,31 @@ pub static EQUAL: OpDef = OpDef {
     ..comparison("Equal", onnx(7, 13), &["aten.eq"], binary_compare)
 };
 
+/// ONNX `Less`.
 pub static LESS: OpDef = OpDef {
     fold: |cx, ty| fold_elementwise(cx, ty, |x| less(x[0], x[1])),
     ..comparison("Less", onnx(7, 13), &["aten.lt"], two_ordered)
 };
 
+/// ONNX `LessOrEqual`.
 pub static LESS_OR_EQUAL: OpDef = OpDef {
     fold: |cx, ty| fold_elementwise(cx, ty, |x| less(x[1], x[0]).map(negated)),
     ..comparison("LessOrEqual", onnx(12, 16), &["aten.le"], two_ordered)
 };
 
+/// ONNX `Greater`.
 pub static GREATER: OpDef = OpDef {
     fold: |cx, ty| fold_elementwise(cx, ty, |x| less(x[1], x[0])),
     ..comparison("Greater", onnx(7, 13), &["aten.gt"], two_ordered)
 };
 
+/// ONNX `GreaterOrEqual`.
 pub static GREATER_OR_EQUAL: OpDef = OpDef {
     fold: |cx, ty| fold_elementwise(cx, ty, |x| less(x[0], x[1]).map(negated)),
     ..comparison("GreaterOrEqual", onnx(12, 16), &["aten.ge"], two_ordered)
 };
 
+/// ONNX `IsNaN`.
 pub static IS_NAN: OpDef = OpDef {
     ins: X,
     outs: Y,
@@ -175,6 +184,7 @@ fn float_test(cx: &InferCx) -> Result<Vec<Ty>> {
     Ok(vec![cx.ty(0)?.with_dtype(DType::Bool)])
 }
 
+/// ONNX `IsInf`.
 pub static IS_INF: OpDef = OpDef {
     ins: X,
     outs: Y,
@@ -189,7 +199,7 @@ pub static IS_INF: OpDef = OpDef {
 /// `X` where the condition holds, else `Y`; all three broadcast.
 pub static WHERE: OpDef = OpDef {
     aten: &["aten.masked_fill", "aten.where"],
-    ins: &[Slot::req("condition"), Slot::req("X"), Slot::req("Y")],
+    ins: slots!["condition", "X", "Y"],
     outs: OUTPUT,
     indices: Indices::PassedOn,
     infer: |cx| {

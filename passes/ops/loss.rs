@@ -13,10 +13,11 @@ use super::rule::*;
 use ckpt_ir::error::{Error, Result};
 use ckpt_ir::op::{
     BatchAxes, BodyCx, Footprint, Grad, GradCx, Indices, InferCx, MemoryCx, OpClass, OpDef, Sized,
-    Slot, fresh,
+    fresh,
 };
 use ckpt_ir::{AttrKind, AttrSpec, Attrs, DType, Emit, Ty, ValueId};
 
+/// The rows of this family.
 pub const ROWS: &[&OpDef] = &[
     &SOFTMAX_CROSS_ENTROPY_LOSS,
     &SOFTMAX_CROSS_ENTROPY_LOSS_GRAD,
@@ -94,12 +95,8 @@ fn infer_loss_grad(cx: &InferCx) -> Result<Vec<Ty>> {
 pub static SOFTMAX_CROSS_ENTROPY_LOSS: OpDef = OpDef {
     aten: &["aten.cross_entropy_loss"],
     attrs: ATTRS,
-    ins: &[
-        Slot::req("scores"),
-        Slot::req("labels"),
-        Slot::opt("weights"),
-    ],
-    outs: &[Slot::req("output"), Slot::opt("log_prob")],
+    ins: slots!["scores", "labels"; "weights"],
+    outs: slots!["output"; "log_prob"],
     indices: Indices::Classes,
     infer: |cx| Ok(vec![loss_type(cx, 0)?, cx.ty(0)?.clone()]),
     grad: Grad::Rule(grad_cross_entropy),
@@ -135,16 +132,34 @@ fn weights_are_constants(cx: &GradCx) -> Box<Error> {
     error.help(format!("freeze them: --freeze '{}'", cx.b.name(v)))
 }
 
+/// Emits a gradient row with the scores, labels and weights of the loss.
+fn grad_of_scores(
+    cx: &mut GradCx,
+    op: &'static OpDef,
+    dloss: ValueId,
+    attrs: Attrs,
+) -> Result<ValueId> {
+    if cx.wants(2) {
+        return Err(weights_are_constants(cx));
+    }
+    let mut ins = vec![Some(dloss), Some(cx.x(0)), Some(cx.x(1))];
+    ins.extend(cx.opt_x(2).map(Some));
+    Ok(cx.b.emit_n(op, ins, attrs, 1)?[0])
+}
+
 fn grad_cross_entropy(cx: &mut GradCx) -> Result<()> {
     if cx.wants(2) {
         return Err(weights_are_constants(cx));
     }
     let mut dx = None;
     if let Some(dloss) = cx.dy(0) {
-        let mut ins = vec![Some(dloss), Some(cx.x(0)), Some(cx.x(1))];
-        ins.extend(cx.opt_x(2).map(Some));
         let attrs = cx.attrs();
-        dx = Some(cx.b.emit_n(&SOFTMAX_CROSS_ENTROPY_LOSS_GRAD, ins, attrs, 1)?[0]);
+        dx = Some(grad_of_scores(
+            cx,
+            &SOFTMAX_CROSS_ENTROPY_LOSS_GRAD,
+            dloss,
+            attrs,
+        )?);
     }
     if let Some(dlog) = cx.dy(1) {
         let axis = Attrs::new().with("axis", 1);
@@ -227,13 +242,8 @@ fn stretch_bytes(scores: &Sized) -> u64 {
 /// a time in float32, so that only the result is rounded.
 pub static SOFTMAX_CROSS_ENTROPY_LOSS_GRAD: OpDef = OpDef {
     attrs: ATTRS,
-    ins: &[
-        Slot::req("dloss"),
-        Slot::req("scores"),
-        Slot::req("labels"),
-        Slot::opt("weights"),
-    ],
-    outs: &[Slot::req("dscores")],
+    ins: slots!["dloss", "scores", "labels"; "weights"],
+    outs: slots!["dscores"],
     infer: infer_loss_grad,
     grad: Grad::Body,
     cost: |cx| cx.per_largest_operand(12),
@@ -277,17 +287,13 @@ pub static CLASS_LOSS: OpDef = OpDef {
         // Whether the scores are log-probabilities.
         AttrSpec::int("normalized", 0),
     ],
-    ins: &[
-        Slot::req("scores"),
-        Slot::req("labels"),
-        Slot::opt("weights"),
-    ],
-    outs: &[Slot::req("losses")],
+    ins: slots!["scores", "labels"; "weights"],
+    outs: slots!["losses"],
     infer: |cx| {
         let each = label_type(cx, 0)?;
         Ok(vec![Ty::new(compute_type(each.dtype), each.dims)])
     },
-    grad: Grad::Rule(grad_each),
+    grad: Grad::First(grad_each),
     cost: |cx| {
         cx.per_largest_operand(match cx.attrs.int("normalized") {
             0 => 10,
@@ -295,7 +301,7 @@ pub static CLASS_LOSS: OpDef = OpDef {
         })
     },
     memory: each_memory,
-    ..ours("ClassLoss", OpClass::Other, BatchAxes::Mixed, each_body)
+    ..our_mixed("ClassLoss", each_body)
 };
 
 /// What a label says, ready to broadcast against the scores.
@@ -318,7 +324,7 @@ fn label_factors(cx: &mut BodyCx) -> Result<Picks> {
     let span = Attrs::new().with("start", 1).with("end", 2);
     let n_classes = cx.b.emit(&SHAPE, &[scores], span)?;
     let (one, first) = (cx.b.int(1), cx.b.int(0));
-    let ones = cx.b.op(&EXPAND, &[one, n_classes])?;
+    let ones = cx.b.expand(one, n_classes)?;
     let from_zero = Attrs::new().with("exclusive", 1);
     let classes = cx.b.emit(&CUM_SUM, &[ones, first], from_zero)?;
     let classes = along_classes(cx, classes, rank)?;
@@ -380,7 +386,7 @@ pub fn label_weight(
             let first = b.int(0);
             let at = b.eval(select(counts, labels, cast(first, label_type)))?;
             let weights = b.cast(weights, dtype)?;
-            let each = b.emit(&GATHER, &[weights, at], Attrs::new().with("axis", 0))?;
+            let each = b.gather(weights, at, 0)?;
             b.eval(select(counts, each, 0.0))?
         }
     };
@@ -393,30 +399,21 @@ fn along_classes(cx: &mut BodyCx, v: ValueId, rank: usize) -> Result<ValueId> {
         return Ok(v);
     }
     let axes: Vec<i64> = (1..rank as i64 - 1).collect();
-    let axes = cx.b.ints(&axes);
-    cx.b.op(&UNSQUEEZE, &[v, axes])
+    cx.b.unsqueeze(v, &axes)
 }
 
 /// `aten::nll_loss_forward`.
 pub static NEGATIVE_LOG_LIKELIHOOD_LOSS: OpDef = OpDef {
     aten: &["aten.nll_loss", "aten.nll_loss_forward"],
     attrs: ATTRS,
-    ins: &[Slot::req("input"), Slot::req("target"), Slot::opt("weight")],
-    outs: &[Slot::req("loss")],
+    ins: slots!["input", "target"; "weight"],
+    outs: slots!["loss"],
     indices: Indices::Classes,
     later_types: BF16_SINCE_22,
     infer: |cx| Ok(vec![loss_type(cx, 0)?]),
-    grad: Grad::Rule(|cx| {
-        if cx.wants(2) {
-            return Err(weights_are_constants(cx));
-        }
-        let mut ins = vec![Some(cx.dy0()), Some(cx.x(0)), Some(cx.x(1))];
-        ins.extend(cx.opt_x(2).map(Some));
-        let attrs = cx.attrs();
-        let dx =
-            cx.b.emit_n(&NEGATIVE_LOG_LIKELIHOOD_LOSS_GRAD, ins, attrs, 1)?[0];
-        cx.give(0, dx);
-        Ok(())
+    grad: Grad::First(|cx| {
+        let (dloss, attrs) = (cx.dy0(), cx.attrs());
+        grad_of_scores(cx, &NEGATIVE_LOG_LIKELIHOOD_LOSS_GRAD, dloss, attrs)
     }),
     cost: one_flop,
     memory: |cx| loss_memory(cx, 0),
@@ -432,13 +429,8 @@ pub static NEGATIVE_LOG_LIKELIHOOD_LOSS: OpDef = OpDef {
 /// the gradient of what made them.
 pub static NEGATIVE_LOG_LIKELIHOOD_LOSS_GRAD: OpDef = OpDef {
     attrs: ATTRS,
-    ins: &[
-        Slot::req("dloss"),
-        Slot::req("input"),
-        Slot::req("target"),
-        Slot::opt("weight"),
-    ],
-    outs: &[Slot::req("dinput")],
+    ins: slots!["dloss", "input", "target"; "weight"],
+    outs: slots!["dinput"],
     infer: infer_loss_grad,
     grad: Grad::Body,
     memory: |cx| {
@@ -467,16 +459,10 @@ pub static NEGATIVE_LOG_LIKELIHOOD_LOSS_GRAD: OpDef = OpDef {
     )
 };
 
-/// That of the loss with no reduction.
-pub fn grad_each(cx: &mut GradCx) -> Result<()> {
-    if cx.wants(2) {
-        return Err(weights_are_constants(cx));
-    }
-    let dy = cx.dy0();
-    let narrow = cx.b.ty(cx.x(0)).dtype;
+/// The gradient of [`CLASS_LOSS`]: that of the loss with no reduction.
+fn grad_each(cx: &mut GradCx) -> Result<ValueId> {
+    let (dy, narrow) = (cx.dy0(), cx.b.dtype(cx.x(0)));
     let dloss = cx.b.cast(dy, narrow)?;
-    let mut ins = vec![Some(dloss), Some(cx.x(0)), Some(cx.x(1))];
-    ins.extend(cx.opt_x(2).map(Some));
     let own = cx.attrs();
     let mut attrs = Attrs::new().with("reduction", "none");
     if let Some(index) = own.opt_int("ignore_index") {
@@ -486,13 +472,11 @@ pub fn grad_each(cx: &mut GradCx) -> Result<()> {
         0 => &SOFTMAX_CROSS_ENTROPY_LOSS_GRAD,
         _ => &NEGATIVE_LOG_LIKELIHOOD_LOSS_GRAD,
     };
-    let dx = cx.b.emit_n(op, ins, attrs, 1)?[0];
-    cx.give(0, dx);
-    Ok(())
+    grad_of_scores(cx, op, dloss, attrs)
 }
 
 /// Some rows of scores and of losses, in the type computed in; labels and weights as libtorch wants them.
-pub fn each_memory(cx: &MemoryCx) -> Footprint {
+fn each_memory(cx: &MemoryCx) -> Footprint {
     let (Some(scores), Some(labels)) = (&cx.ins[0], &cx.ins[1]) else {
         return fresh(cx);
     };
@@ -509,8 +493,8 @@ pub fn each_memory(cx: &MemoryCx) -> Footprint {
     fresh(cx).with_temp(label_bytes(cx, 1) + weights + stretch_bytes(scores) + losses + wide)
 }
 
-/// In standard ops.
-pub fn each_body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
+/// [`CLASS_LOSS`] in standard ops.
+fn each_body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
     let mut scores = cx.b.widen(cx.x(0))?;
     let dtype = cx.ty(scores).dtype;
     if cx.attrs.int("normalized") == 0 {

@@ -7,8 +7,10 @@ use super::names::*;
 use super::rule::*;
 use ckpt_ir::op::{Grad, OpClass, OpDef};
 
+/// The rows of this family.
 pub const ROWS: &[&OpDef] = &[&EXP, &LOG, &SQRT, &RECIPROCAL, &ERF, &SIN, &COS];
 
+/// ONNX `Exp`.
 pub static EXP: OpDef = unary_of_input(
     "Exp",
     onnx(6, 13),
@@ -16,6 +18,7 @@ pub static EXP: OpDef = unary_of_input(
     Grad::First(|cx| cx.eval(cx.cotangent() * cx.result(0))),
 );
 
+/// ONNX `Log`.
 pub static LOG: OpDef = unary_of_input(
     "Log",
     onnx(6, 13),
@@ -23,6 +26,7 @@ pub static LOG: OpDef = unary_of_input(
     Grad::First(|cx| cx.eval(cx.cotangent() / cx.operand(0))),
 );
 
+/// ONNX `Sqrt`.
 pub static SQRT: OpDef = OpDef {
     class: OpClass::Power,
     ..unary(
@@ -33,6 +37,7 @@ pub static SQRT: OpDef = OpDef {
     )
 };
 
+/// ONNX `Reciprocal`.
 pub static RECIPROCAL: OpDef = OpDef {
     cost: one_flop,
     ..unary(
@@ -43,6 +48,7 @@ pub static RECIPROCAL: OpDef = OpDef {
     )
 };
 
+/// ONNX `Erf`.
 pub static ERF: OpDef = unary_of_input(
     "Erf",
     onnx(9, 13),
@@ -50,6 +56,7 @@ pub static ERF: OpDef = unary_of_input(
     Grad::First(|cx| cx.eval(binary_op(&ERF_GRAD, cx.operand(0), cx.cotangent()))),
 );
 
+/// ONNX `Sin`.
 pub static SIN: OpDef = OpDef {
     later_types: BF16_SINCE_22,
     ..unary_of_input(
@@ -60,6 +67,7 @@ pub static SIN: OpDef = OpDef {
     )
 };
 
+/// ONNX `Cos`.
 pub static COS: OpDef = OpDef {
     later_types: BF16_SINCE_22,
     ..unary_of_input(

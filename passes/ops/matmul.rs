@@ -9,10 +9,11 @@ use super::rule::*;
 use super::shape::{give_shaped, transpose, transposed};
 use ckpt_ir::error::Result;
 use ckpt_ir::op::{
-    BatchAxes, Cost, CostCx, Footprint, Grad, GradCx, InferCx, OpClass, OpDef, Place, Sized, Slot,
+    BatchAxes, Cost, CostCx, Footprint, Grad, GradCx, InferCx, OpClass, OpDef, Place, Sized,
 };
 use ckpt_ir::{AttrSpec, Attrs, Dim, Emit, Same, Ty, ValueId};
 
+/// The rows of this family.
 pub const ROWS: &[&OpDef] = &[&MATMUL, &GEMM];
 
 fn footprint(plan: Option<MatmulPlan>) -> Footprint {
@@ -88,21 +89,21 @@ fn grad_matmul(cx: &mut GradCx) -> Result<()> {
     let (a, b, dy) = (cx.x(0), cx.x(1), cx.dy0());
     let (ra, rb) = (cx.b.rank(a), cx.b.rank(b));
     // Vectors as matrices; `dy` lacks the axes that they lack.
-    let a2 = if ra == 1 { unsqueeze(cx.b, a, 0)? } else { a };
-    let b2 = if rb == 1 { unsqueeze(cx.b, b, 1)? } else { b };
+    let a2 = if ra == 1 { cx.b.unsqueeze(a, &[0])? } else { a };
+    let b2 = if rb == 1 { cx.b.unsqueeze(b, &[1])? } else { b };
     let mut dy2 = dy;
     if rb == 1 {
-        dy2 = unsqueeze(cx.b, dy2, -1)?;
+        dy2 = cx.b.unsqueeze(dy2, &[-1])?;
     }
     if ra == 1 {
-        dy2 = unsqueeze(cx.b, dy2, -2)?;
+        dy2 = cx.b.unsqueeze(dy2, &[-2])?;
     }
     let (ra2, rb2) = (ra.max(2), rb.max(2));
     if cx.wants(0) {
         let bt = swap_last(cx.b, b2)?;
         let da = cx.b.op(&MATMUL, &[dy2, bt])?;
         let da = cx.b.sum_to(da, a2)?;
-        let da = if ra == 1 { squeeze(cx.b, da, 0)? } else { da };
+        let da = if ra == 1 { cx.b.squeeze(da, &[0])? } else { da };
         give_shaped(cx, 0, da)?;
     }
     if cx.wants(1) {
@@ -118,7 +119,7 @@ fn grad_matmul(cx: &mut GradCx) -> Result<()> {
             let db = cx.b.op(&MATMUL, &[at, dy2])?;
             cx.b.sum_to(db, b2)?
         };
-        let db = if rb == 1 { squeeze(cx.b, db, 1)? } else { db };
+        let db = if rb == 1 { cx.b.squeeze(db, &[1])? } else { db };
         give_shaped(cx, 1, db)?;
     }
     Ok(())
@@ -133,16 +134,6 @@ fn weight_gradient(b: &mut dyn Emit, weight: ValueId, a: ValueId, dy: ValueId) -
     }
     let at = swap_last(b, a)?;
     b.op(&MATMUL, &[at, dy])
-}
-
-fn unsqueeze(b: &mut dyn Emit, v: ValueId, axis: i64) -> Result<ValueId> {
-    let axes = b.ints(&[axis]);
-    b.op(&UNSQUEEZE, &[v, axes])
-}
-
-fn squeeze(b: &mut dyn Emit, v: ValueId, axis: i64) -> Result<ValueId> {
-    let axes = b.ints(&[axis]);
-    b.op(&SQUEEZE, &[v, axes])
 }
 
 /// Each matrix transposed.
@@ -162,7 +153,7 @@ pub static GEMM: OpDef = OpDef {
         AttrSpec::int("transA", 0),
         AttrSpec::int("transB", 0),
     ],
-    ins: &[Slot::req("A"), Slot::req("B"), Slot::opt("C")],
+    ins: slots!["A", "B"; "C"],
     outs: Y,
     infer: infer_gemm,
     grad: Grad::Rule(grad_gemm),

@@ -24,6 +24,8 @@ names! {
     BITWISE_XOR = "BitwiseXor";
     CAST = "Cast";
     CONCAT = "Concat";
+    CONV = "Conv";
+    CONV_TRANSPOSE = "ConvTranspose";
     CUM_SUM = "CumSum";
     DIV = "Div";
     EQUAL = "Equal";
@@ -35,6 +37,7 @@ names! {
     GATHER = "Gather";
     GATHER_ELEMENTS = "GatherElements";
     GATHER_ND = "GatherND";
+    GATHER_GRAD = "GatherGrad";
     GEMM = "Gemm";
     GREATER = "Greater";
     GREATER_OR_EQUAL = "GreaterOrEqual";

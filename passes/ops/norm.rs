@@ -16,6 +16,7 @@ use ckpt_ir::op::{
 };
 use ckpt_ir::{AttrKind, AttrSpec, Attrs, DType, Dim, Emit, NodeId, Ty, ValueId, same_dims};
 
+/// The rows of this family.
 pub const ROWS: &[&OpDef] = &[&LAYER_NORM, &LAYER_NORM_GRAD, &RMS_NORM, &RMS_NORM_GRAD];
 
 const AXIS: AttrSpec = AttrSpec::int("axis", -1);
@@ -88,8 +89,8 @@ fn stats_dims(dims: &[Dim], axis: usize) -> Vec<Dim> {
 pub static LAYER_NORM: OpDef = OpDef {
     aten: &["aten.layer_norm", "aten.native_layer_norm"],
     attrs: &[AXIS, EPSILON, STASH_TYPE],
-    ins: &[Slot::req("X"), Slot::req("Scale"), Slot::opt("B")],
-    outs: &[Slot::req("Y"), Slot::opt("Mean"), Slot::opt("InvStdDev")],
+    ins: slots!["X", "Scale"; "B"],
+    outs: slots!["Y"; "Mean", "InvStdDev"],
     infer: |cx| {
         let axis = first_axis(cx, 0, 1)?;
         cx.same_dtype(&[0, 1])?;
@@ -231,13 +232,7 @@ pub fn statistics(b: &mut dyn Emit, node: NodeId) -> (ValueId, ValueId) {
 /// `aten::native_layer_norm_backward`. Without `mean` and `inv_std`, both are computed from `x` (`aten::var_mean`).
 pub static LAYER_NORM_GRAD: OpDef = OpDef {
     attrs: &[AXIS, EPSILON, WANTS],
-    ins: &[
-        Slot::req("dy"),
-        Slot::req("x"),
-        Slot::req("scale"),
-        Slot::opt("mean"),
-        Slot::opt("inv_std"),
-    ],
+    ins: slots!["dy", "x", "scale"; "mean", "inv_std"],
     outs: &[Slot::var("gradients")],
     infer: |cx| {
         let axis = first_axis(cx, 1, 2)?;
@@ -252,12 +247,7 @@ pub static LAYER_NORM_GRAD: OpDef = OpDef {
     grad: Grad::Body,
     cost: |cx| cx.per_largest_operand(14),
     memory: layer_norm_grad_memory,
-    ..ours(
-        "LayerNormGrad",
-        OpClass::Other,
-        BatchAxes::Mixed,
-        layer_norm_grad_body,
-    )
+    ..our_mixed("LayerNormGrad", layer_norm_grad_body)
 };
 
 /// Types of the wanted gradients; operands are dy, x, scale.
@@ -451,7 +441,7 @@ fn sum_to_scale(cx: &mut BodyCx, v: ValueId) -> Result<ValueId> {
 pub static RMS_NORM: OpDef = OpDef {
     aten: &["aten.rms_norm"],
     attrs: &[AXIS, EPSILON, STASH_TYPE],
-    ins: &[Slot::req("X"), Slot::req("scale")],
+    ins: slots!["X", "scale"],
     outs: Y,
     infer: |cx| {
         first_axis(cx, 0, 1)?;
@@ -477,7 +467,7 @@ pub static RMS_NORM: OpDef = OpDef {
 /// the CPU; ours works in one buffer beside its results, two for 16-bit operands, and one factor a row.
 pub static RMS_NORM_GRAD: OpDef = OpDef {
     attrs: &[AXIS, EPSILON, WANTS],
-    ins: &[Slot::req("dy"), Slot::req("x"), Slot::req("scale")],
+    ins: slots!["dy", "x", "scale"],
     outs: &[Slot::var("gradients")],
     infer: |cx| {
         first_axis(cx, 1, 2)?;
@@ -486,7 +476,7 @@ pub static RMS_NORM_GRAD: OpDef = OpDef {
     grad: Grad::Body,
     cost: |cx| cx.per_largest_operand(12),
     memory: rms_grad_memory,
-    ..ours("RMSNormGrad", OpClass::Other, BatchAxes::Mixed, |cx| {
+    ..our_mixed("RMSNormGrad", |cx| {
         let (dy, x, scale) = (cx.x(0), cx.x(1), cx.x(2));
         let wide = [dy, x, scale].iter().any(|v| cx.ty(*v).dtype == DType::F64);
         let dtype = if wide { DType::F64 } else { DType::F32 };

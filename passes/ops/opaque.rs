@@ -4,9 +4,11 @@
 //! never copied and has no gradient.
 
 use super::rule::*;
-use ckpt_ir::op::{BatchAxes, Body, Domain, Effect, Grad, OpClass, OpDef, Slot};
+use ckpt_ir::op::{Body, Domain, Effect, Grad, OpDef, Slot};
+/// The rows of this family.
 pub const ROWS: &[&OpDef] = &[&OPAQUE];
 
+/// ONNX `Opaque`.
 pub static OPAQUE: OpDef = OpDef {
     ins: &[Slot::opt("inputs"), Slot::var("more")],
     outs: &[Slot::var("outputs")],
@@ -14,5 +16,5 @@ pub static OPAQUE: OpDef = OpDef {
     infer: |cx| Err(cx.fail("op", "an unknown op has the types the file gives it")),
     grad: Grad::Missing("ckpt-opt does not know this op"),
     body: Body::None("written back as it was read"),
-    ..standard("Opaque", Domain::Opaque, OpClass::Other, BatchAxes::Mixed)
+    ..mixed("Opaque", Domain::Opaque)
 };

@@ -16,14 +16,22 @@ use ckpt_ir::op::{
 };
 use ckpt_ir::{AttrSpec, DType, Ty, ValueId};
 
+/// The rows of this family.
 pub const ROWS: &[&OpDef] = &[&SGD, &MOMENTUM, &ADAM_MEAN, &ADAM_SQUARE, &ADAMW];
 
+/// Attribute: the factor of the parameter in its gradient or decay.
 pub const WEIGHT_DECAY: &str = "weight_decay";
+/// Attribute: the factor of the old momentum.
 pub const MOMENTUM_FACTOR: &str = "momentum";
+/// Attribute: how much of the gradient the momentum leaves out.
 pub const DAMPENING: &str = "dampening";
+/// Attribute: the decay of a running mean.
 pub const BETA: &str = "beta";
+/// Attribute: the decay of the mean of gradients.
 pub const BETA1: &str = "beta1";
+/// Attribute: the decay of the mean of squared gradients.
 pub const BETA2: &str = "beta2";
+/// Attribute: what is added to the denominator.
 pub const EPS: &str = "eps";
 
 /// Elements that are worked on at a time where they need room beside operands and result.
@@ -34,7 +42,7 @@ const fn number(name: &'static str) -> AttrSpec {
     AttrSpec::float(name, 0.0)
 }
 
-const UPDATED: &[Slot] = &[Slot::req("updated")];
+const UPDATED: &[Slot] = slots!["updated"];
 
 const fn update(name: &'static str, body: BodyFn) -> OpDef {
     OpDef {
@@ -48,12 +56,7 @@ const fn update(name: &'static str, body: BodyFn) -> OpDef {
 /// whatever direction the step takes. `lr` is a floating-point scalar.
 pub static SGD: OpDef = OpDef {
     attrs: &[number(MOMENTUM_FACTOR), number(WEIGHT_DECAY)],
-    ins: &[
-        Slot::req("parameter"),
-        Slot::req("gradient"),
-        Slot::req("lr"),
-        Slot::opt("buffer"),
-    ],
+    ins: slots!["parameter", "gradient", "lr"; "buffer"],
     infer: |cx| infer(cx, &[1, 3], Some(2), None),
     cost: |cx| cx.elementwise(4),
     memory: |cx| memory(cx, &[0, 1, 3], 0),
@@ -77,12 +80,7 @@ pub static MOMENTUM: OpDef = OpDef {
         number(DAMPENING),
         number(WEIGHT_DECAY),
     ],
-    ins: &[
-        Slot::req("buffer"),
-        Slot::req("gradient"),
-        Slot::opt("parameter"),
-        Slot::opt("step"),
-    ],
+    ins: slots!["buffer", "gradient"; "parameter", "step"],
     infer: |cx| infer(cx, &[1, 2], None, Some(3)),
     cost: |cx| cx.elementwise(5),
     memory: |cx| memory(cx, &[0, 1, 2], 0),
@@ -108,7 +106,7 @@ pub static MOMENTUM: OpDef = OpDef {
 /// mean + (1 − beta)·(g − mean).
 pub static ADAM_MEAN: OpDef = OpDef {
     attrs: &[number(BETA)],
-    ins: &[Slot::req("mean"), Slot::req("gradient")],
+    ins: slots!["mean", "gradient"],
     infer: |cx| infer(cx, &[1], None, None),
     cost: |cx| cx.elementwise(3),
     memory: |cx| memory(cx, &[0, 1], 0),
@@ -122,7 +120,7 @@ pub static ADAM_MEAN: OpDef = OpDef {
 /// beta·square + (1 − beta)·g².
 pub static ADAM_SQUARE: OpDef = OpDef {
     attrs: &[number(BETA)],
-    ins: &[Slot::req("square"), Slot::req("gradient")],
+    ins: slots!["square", "gradient"],
     infer: |cx| infer(cx, &[1], None, None),
     cost: |cx| cx.elementwise(4),
     memory: |cx| memory(cx, &[0, 1], 0),
@@ -145,13 +143,7 @@ pub static ADAMW: OpDef = OpDef {
         number(EPS),
         number(WEIGHT_DECAY),
     ],
-    ins: &[
-        Slot::req("parameter"),
-        Slot::req("mean"),
-        Slot::req("square"),
-        Slot::req("lr"),
-        Slot::req("step"),
-    ],
+    ins: slots!["parameter", "mean", "square", "lr", "step"],
     infer: |cx| infer(cx, &[1, 2], Some(3), Some(4)),
     cost: |cx| cx.elementwise(12),
     memory: |cx| memory(cx, &[0, 1, 2], 1),

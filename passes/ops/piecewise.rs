@@ -4,9 +4,10 @@
 use super::names::*;
 use super::rule::*;
 use ckpt_ir::error::Result;
-use ckpt_ir::op::{BatchAxes, Grad, GradCx, InferCx, OpClass, OpDef, Slot, fresh};
+use ckpt_ir::op::{Grad, GradCx, InferCx, OpDef, fresh};
 use ckpt_ir::{AttrSpec, DType, Ty, ValueId};
 
+/// The rows of this family.
 pub const ROWS: &[&OpDef] = &[
     &LEAKY_RELU,
     &LEAKY_RELU_GRAD,
@@ -52,13 +53,13 @@ pub static LEAKY_RELU_GRAD: OpDef = OpDef {
 /// The kernel's result takes the strides of the operand, so the kernel copies one that is not row-major first.
 pub static PRELU: OpDef = OpDef {
     aten: &["aten.prelu"],
-    ins: &[Slot::req("X"), Slot::req("slope")],
+    ins: slots!["X", "slope"],
     outs: Y,
     infer: infer_prelu,
     grad: Grad::Rule(grad_prelu),
     cost: one_flop,
     memory: |cx| fresh(cx).with_temp(strided_bytes(cx, &[0])),
-    ..standard("PRelu", onnx(7, 16), OpClass::Other, BatchAxes::Mixed)
+    ..mixed("PRelu", onnx(7, 16))
 };
 
 fn infer_prelu(cx: &InferCx) -> Result<Vec<Ty>> {

@@ -6,11 +6,10 @@ use super::rule::*;
 use super::shape::reshape_like;
 use ckpt_ir::error::Result;
 use ckpt_ir::layout::count;
-use ckpt_ir::op::{
-    BatchAxes, Footprint, Grad, GradCx, InferCx, MemoryCx, OpClass, OpDef, Sized, Slot, fresh,
-};
+use ckpt_ir::op::{Footprint, Grad, GradCx, InferCx, MemoryCx, OpDef, Sized, fresh};
 use ckpt_ir::{AttrKind, AttrSpec, Attrs, DType, Dim, Ty};
 
+/// The rows of this family.
 pub const ROWS: &[&OpDef] = &[&MAX_POOL];
 
 /// `Y` [N, C, windows…], and in `Indices` where each of its elements stands in the row-major operand (with the last two
@@ -26,22 +25,27 @@ pub static MAX_POOL: OpDef = OpDef {
         AttrSpec::int("storage_order", 0),
     ],
     ins: X,
-    outs: &[Slot::req("Y"), Slot::opt("Indices")],
+    outs: slots!["Y"; "Indices"],
     later_types: BF16_SINCE_22,
     infer: infer_max_pool,
     grad: Grad::Rule(grad_max_pool),
     cost: |cx| cx.work(cx.outs[0].elements() * count(cx.attrs.ints("kernel_shape")) as u64),
     memory: max_pool_memory,
-    ..standard("MaxPool", onnx(1, 12), OpClass::Other, BatchAxes::Mixed)
+    ..mixed("MaxPool", onnx(1, 12))
 };
 
 /// The windows along one axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Windows {
+    /// Elements of a window.
     pub kernel: i64,
+    /// Distance of two windows.
     pub stride: i64,
+    /// Distance of two elements of a window.
     pub dilation: i64,
+    /// Padding before the axis.
     pub before: i64,
+    /// Padding after the axis.
     pub after: i64,
     ceil: bool,
 }
@@ -166,13 +170,12 @@ fn grad_max_pool(cx: &mut GradCx) -> Result<()> {
         Some(n) => cx.b.ints(&[n]),
         None => {
             let size = cx.b.op(&SIZE, &[x])?;
-            let vector = cx.b.ints(&[1]);
-            cx.b.op(&RESHAPE, &[size, vector])?
+            cx.b.reshape(size, &[1])?
         }
     };
     let dtype = cx.ty(dy).dtype;
     let zero = cx.b.scalar(dtype, 0.0);
-    let zeros = cx.b.op(&EXPAND, &[zero, size])?;
+    let zeros = cx.b.expand(zero, size)?;
     let indices = cx.b.op(&RESHAPE, &[indices, all])?;
     let dy = cx.b.op(&RESHAPE, &[dy, all])?;
     let attrs = Attrs::new().with("reduction", "add");

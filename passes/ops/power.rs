@@ -3,15 +3,17 @@
 use super::names::*;
 use super::rule::*;
 use ckpt_ir::error::Result;
-use ckpt_ir::op::{BatchAxes, Footprint, Grad, GradCx, MemoryCx, OpClass, OpDef, Slot, fresh};
+use ckpt_ir::op::{BatchAxes, Footprint, Grad, GradCx, MemoryCx, OpClass, OpDef, fresh};
 use ckpt_ir::{Dim, Ty};
 
+/// The rows of this family.
 pub const ROWS: &[&OpDef] = &[&POW];
 
+/// ONNX `Pow`.
 pub static POW: OpDef = OpDef {
     aten: &["aten.pow"],
-    ins: &[Slot::req("X"), Slot::req("Y")],
-    outs: &[Slot::req("Z")],
+    ins: slots!["X", "Y"],
+    outs: slots!["Z"],
     infer: |cx| {
         let dtype = cx.want_dtype(0, is_number, "a number type")?;
         cx.want_dtype(1, is_number, "a number type")?;

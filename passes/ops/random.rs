@@ -11,9 +11,10 @@
 use super::names::*;
 use super::rule::*;
 use ckpt_ir::error::Result;
-use ckpt_ir::op::{BatchAxes, BodyCx, Cost, CostCx, Effect, Grad, InferCx, OpClass, OpDef, Slot};
-use ckpt_ir::{Attrs, DType, Emit, Ty, ValueId};
+use ckpt_ir::op::{BatchAxes, BodyCx, Cost, CostCx, Effect, Grad, InferCx, OpClass, OpDef};
+use ckpt_ir::{DType, Emit, Ty, ValueId};
 
+/// The rows of this family.
 pub const ROWS: &[&OpDef] = &[&DROPOUT, &UNIFORM];
 
 /// Draws are whole multiples of 2⁻²⁴: what float32 holds exactly.
@@ -40,6 +41,7 @@ fn mix(mut word: u32) -> u32 {
 pub struct Key([u32; 2]);
 
 impl Key {
+    /// Returns the key of a stream of a seed.
     pub fn new(seed: i64, stream: i64) -> Key {
         let words = [seed, seed >> 32, stream, stream >> 32];
         let fold = |first: u32| words.iter().fold(first, |key, w| mix(key ^ *w as u32));
@@ -77,12 +79,7 @@ pub fn threshold(ratio: f32) -> u32 {
 /// `Dropout(data, ratio, seed, stream)`: elements are 0 with probability `ratio`, else divided by `1 - ratio` (ONNX
 /// Dropout in training mode). A ratio of 0 changes nothing.
 pub static DROPOUT: OpDef = OpDef {
-    ins: &[
-        Slot::req("data"),
-        Slot::req("ratio"),
-        Slot::req("seed"),
-        Slot::req("stream"),
-    ],
+    ins: slots!["data", "ratio", "seed", "stream"],
     outs: OUTPUT,
     effect: Effect::Seeded,
     infer: |cx| {
@@ -112,7 +109,7 @@ pub static DROPOUT: OpDef = OpDef {
 
 /// `SeededUniform(shape, seed, stream)`: float32 in [0, 1), multiples of 2⁻²⁴.
 pub static UNIFORM: OpDef = OpDef {
-    ins: &[Slot::req("shape"), Slot::req("seed"), Slot::req("stream")],
+    ins: slots!["shape", "seed", "stream"],
     outs: OUTPUT,
     effect: Effect::Seeded,
     infer: |cx| {
@@ -127,13 +124,13 @@ pub static UNIFORM: OpDef = OpDef {
     },
     grad: Grad::Zero("a draw depends on the seed alone"),
     cost: draws,
-    ..ours("SeededUniform", OpClass::Other, BatchAxes::Mixed, |cx| {
+    ..our_mixed("SeededUniform", |cx| {
         let shape = cx.b.cast(cx.x(0), DType::I64)?;
         let count = if cx.outs[0].rank() == 0 {
             cx.b.int(1)
         } else {
             let count = cx.b.op(&REDUCE_PROD, &[shape])?;
-            to_scalar(cx.b, count)?
+            cx.b.reshape(count, &[])?
         };
         Ok(vec![uniform(cx, shape, count, 1)?])
     })
@@ -183,12 +180,7 @@ fn uniform(cx: &mut BodyCx, shape: ValueId, count: ValueId, slot: usize) -> Resu
     let unit = b.int(1 << (32 - BITS));
     let draw = b.bind(cast(outer / unit, DType::F32))?;
     let draw = b.eval(draw * (1.0 / f64::from(1u32 << BITS)))?;
-    b.emit(&RESHAPE, &[draw, shape], Attrs::new().with("allowzero", 1))
-}
-
-fn to_scalar(b: &mut dyn Emit, v: ValueId) -> Result<ValueId> {
-    let shape = b.ints(&[]);
-    b.op(&RESHAPE, &[v, shape])
+    b.reshape_to(draw, shape)
 }
 
 /// [`Key::new`] of two operands: int64 [2].
@@ -198,7 +190,7 @@ fn key(cx: &mut BodyCx, slot: usize) -> Result<Term> {
     let (mask, word) = (b.int(WORD), b.int(WORD + 1));
     let mut key = Term(b.ints(&FIRST.map(i64::from)));
     for number in [seed, stream] {
-        let number = Term(to_scalar(b, number)?);
+        let number = Term(b.reshape(number, &[])?);
         let low = b.bind(binary_op(&BITWISE_AND, number, mask))?;
         // A multiple of 2³², so that the division is exact for negative numbers too.
         let high = b.bind(binary_op(&BITWISE_AND, (number - low) / word, mask))?;

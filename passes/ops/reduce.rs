@@ -12,6 +12,7 @@ use ckpt_ir::op::{
 };
 use ckpt_ir::{AttrSpec, Attrs, DType, Dim, Emit, Same, Ty, ValueId};
 
+/// The rows of this family.
 pub const ROWS: &[&OpDef] = &[
     &REDUCE_SUM,
     &REDUCE_MEAN,
@@ -187,7 +188,7 @@ fn with_kept_axes(cx: &mut GradCx, v: ValueId) -> Result<Term> {
 /// Broadcasts to the operand's shape: a view.
 fn spread(cx: &mut GradCx, v: ValueId) -> Result<ValueId> {
     let shape = cx.b.shape(cx.x(0))?;
-    cx.b.op(&EXPAND, &[v, shape])
+    cx.b.expand(v, shape)
 }
 
 /// `v` summed over `axes`, which stay as 1.
@@ -212,8 +213,8 @@ pub fn reduce_axes(
     b.emit(op, &[v, axes], Attrs::new().with("keepdims", keep as i64))
 }
 
-const DATA_AXES: &[Slot] = &[Slot::req("data"), Slot::opt("axes")];
-const REDUCED: &[Slot] = &[Slot::req("reduced")];
+const DATA_AXES: &[Slot] = slots!["data"; "axes"];
+const REDUCED: &[Slot] = slots!["reduced"];
 
 const fn reduction(
     name: &'static str,
@@ -234,6 +235,7 @@ const fn reduction(
     }
 }
 
+/// ONNX `ReduceSum`.
 pub static REDUCE_SUM: OpDef = OpDef {
     fold: |cx, ty| fold_reduce(cx, ty, Some(Dim::ZERO), Dim::add),
     memory: sum_memory,
@@ -249,6 +251,7 @@ pub static REDUCE_SUM: OpDef = OpDef {
     )
 };
 
+/// ONNX `ReduceMean`.
 pub static REDUCE_MEAN: OpDef = OpDef {
     memory: mean_memory,
     ..reduction(
@@ -349,6 +352,7 @@ pub fn count_along(cx: &mut GradCx, axes: &[usize]) -> Result<ValueId> {
     cx.b.cast(count, dtype)
 }
 
+/// ONNX `ReduceMax`.
 pub static REDUCE_MAX: OpDef = OpDef {
     later_types: &[(DType::Bool, 20)],
     infer: infer_extreme,
@@ -362,6 +366,7 @@ pub static REDUCE_MAX: OpDef = OpDef {
     )
 };
 
+/// ONNX `ReduceMin`.
 pub static REDUCE_MIN: OpDef = OpDef {
     later_types: &[(DType::Bool, 20)],
     infer: infer_extreme,
@@ -388,6 +393,7 @@ fn grad_extreme(cx: &mut GradCx) -> Result<ValueId> {
     cx.eval(select(chosen, share, 0.0))
 }
 
+/// ONNX `ReduceProd`.
 pub static REDUCE_PROD: OpDef = OpDef {
     fold: |cx, ty| fold_reduce(cx, ty, Some(Dim::ONE), Dim::mul),
     memory: product_memory,
@@ -482,7 +488,7 @@ pub static REDUCE_LOG_SUM_EXP: OpDef = OpDef {
 
 /// Each factor gets the product of all the others: the whole product over the factor, except where a factor is 0. If it
 /// is the only one, it gets the product of the rest, and the rest gets nothing; if it is not, nobody gets anything.
-pub fn grad_product(cx: &mut GradCx) -> Result<ValueId> {
+fn grad_product(cx: &mut GradCx) -> Result<ValueId> {
     let (x, axes) = (cx.operand(0), known_axes(cx)?);
     let dy = with_kept_axes(cx, cx.dy0())?;
     let [zero, one] = [0.0, 1.0].map(|n| cx.number(x, n));
@@ -500,7 +506,7 @@ pub fn grad_product(cx: &mut GradCx) -> Result<ValueId> {
 }
 
 /// `aten::prod` takes one axis at a time, from the last to the first; the last step writes into the result.
-pub fn product_memory(cx: &MemoryCx) -> Footprint {
+fn product_memory(cx: &MemoryCx) -> Footprint {
     let Some(x) = &cx.ins[0] else {
         return fresh(cx);
     };

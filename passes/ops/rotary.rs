@@ -7,25 +7,23 @@
 use super::names::*;
 use super::rule::*;
 use ckpt_ir::error::Result;
-use ckpt_ir::op::{
-    BatchAxes, BodyCx, Footprint, Grad, GradCx, InferCx, MemoryCx, OpClass, OpDef, Sized, Slot,
-    fresh,
-};
+use ckpt_ir::op::{BodyCx, Footprint, Grad, GradCx, InferCx, MemoryCx, OpDef, Sized, fresh};
 use ckpt_ir::{AttrSpec, Attrs, DType, Emit, Tensor, Ty, ValueId};
 
+/// The rows of this family.
 pub const ROWS: &[&OpDef] = &[&ROTARY];
 
 /// With halves x = (a, b): (a·cos − b·sin, b·cos + a·sin); with `inverse` the adjoint of that in x. Tables broadcast to
 /// x without enlarging it; their last axis is that of x, or half of it and then serves both halves.
 pub static ROTARY: OpDef = OpDef {
     attrs: &[AttrSpec::int("inverse", 0)],
-    ins: &[Slot::req("x"), Slot::req("cos"), Slot::req("sin")],
+    ins: slots!["x", "cos", "sin"],
     outs: SMALL_Y,
     infer,
     grad: Grad::Rule(gradient),
     cost: |cx| cx.elementwise(3),
     memory,
-    ..ours("Rotary", OpClass::Other, BatchAxes::Mixed, body)
+    ..our_mixed("Rotary", body)
 };
 
 fn infer(cx: &InferCx) -> Result<Vec<Ty>> {
@@ -114,6 +112,7 @@ fn body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
     narrow(cx, y)
 }
 
+/// Returns true for the rotation by the negative angles, which is the gradient.
 pub fn is_inverse(attrs: &Attrs) -> bool {
     attrs.int("inverse") != 0
 }

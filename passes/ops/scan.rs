@@ -1,14 +1,16 @@
 //! Running sums: `CumSum` (ONNX CumSum-14).
 
 use super::rule::*;
-use ckpt_ir::op::{BatchAxes, Footprint, Grad, MemoryCx, OpClass, OpDef, Slot, fresh};
+use ckpt_ir::op::{Footprint, Grad, MemoryCx, OpDef, fresh};
 use ckpt_ir::{AttrSpec, Attrs, Dim};
+/// The rows of this family.
 pub const ROWS: &[&OpDef] = &[&CUM_SUM];
 
+/// ONNX `CumSum`.
 pub static CUM_SUM: OpDef = OpDef {
     aten: &["aten.cumsum"],
     attrs: &[AttrSpec::int("exclusive", 0), AttrSpec::int("reverse", 0)],
-    ins: &[Slot::req("x"), Slot::req("axis")],
+    ins: slots!["x", "axis"],
     outs: SMALL_Y,
     infer: |cx| {
         cx.want_dtype(0, is_number, "a number type")?;
@@ -50,7 +52,7 @@ pub static CUM_SUM: OpDef = OpDef {
     }),
     cost: one_flop,
     memory: cum_sum_memory,
-    ..standard("CumSum", onnx(11, 14), OpClass::Other, BatchAxes::Mixed)
+    ..mixed("CumSum", onnx(11, 14))
 };
 
 /// `aten::cumsum` runs forward; a sum from the end is taken of the flipped operand, and flipped.

@@ -10,10 +10,11 @@ use super::names::*;
 use super::rule::*;
 use ckpt_ir::error::Result;
 use ckpt_ir::layout::count;
-use ckpt_ir::op::{BatchAxes, Grad, GradCx, Indices, InferCx, OpClass, OpDef, OpRef, Slot, fresh};
+use ckpt_ir::op::{BatchAxes, Grad, GradCx, Indices, InferCx, OpClass, OpDef, OpRef, fresh};
 use ckpt_ir::typing::MAX_KNOWN_ELEMENTS;
 use ckpt_ir::{AttrSpec, Attrs, DType, Dim, Same, Ty, ValueId};
 
+/// The rows of this family.
 pub const ROWS: &[&OpDef] = &[&SCATTER_ELEMENTS, &SCATTER_ND, &ONE_HOT];
 
 const REDUCTION: AttrSpec = AttrSpec::str("reduction", "none");
@@ -24,11 +25,7 @@ const REDUCTION: AttrSpec = AttrSpec::str("reduction", "none");
 pub static SCATTER_ELEMENTS: OpDef = OpDef {
     aten: &["aten.scatter", "aten.scatter_add"],
     attrs: &[AttrSpec::int("axis", 0), REDUCTION],
-    ins: &[
-        Slot::req("data"),
-        Slot::req("indices"),
-        Slot::req("updates"),
-    ],
+    ins: slots!["data", "indices", "updates"],
     outs: OUTPUT,
     indices: Indices::OfAxis,
     infer: |cx| {
@@ -71,11 +68,7 @@ pub static SCATTER_ELEMENTS: OpDef = OpDef {
 /// updates where they cannot be seen as (tuples, slice).
 pub static SCATTER_ND: OpDef = OpDef {
     attrs: &[REDUCTION],
-    ins: &[
-        Slot::req("data"),
-        Slot::req("indices"),
-        Slot::req("updates"),
-    ],
+    ins: slots!["data", "indices", "updates"],
     outs: OUTPUT,
     indices: Indices::Tuples,
     infer: |cx| {
@@ -114,7 +107,7 @@ pub static SCATTER_ND: OpDef = OpDef {
         let positions = tuples as u64 * DType::I64.size_bytes();
         fresh(cx).with_temp(copied + tuple_bytes(indices).max(positions + wide))
     },
-    ..standard("ScatterND", onnx(11, 18), OpClass::Other, BatchAxes::Mixed)
+    ..mixed("ScatterND", onnx(11, 18))
 };
 
 /// Types and the reduction of a scatter.
@@ -276,11 +269,7 @@ fn grad_product(cx: &mut GradCx, places: &Places) -> Result<()> {
 pub static ONE_HOT: OpDef = OpDef {
     aten: &["aten.one_hot"],
     attrs: &[AttrSpec::int("axis", -1)],
-    ins: &[
-        Slot::req("indices"),
-        Slot::req("depth"),
-        Slot::req("values"),
-    ],
+    ins: slots!["indices", "depth", "values"],
     outs: OUTPUT,
     indices: Indices::Depth,
     infer: |cx| {
@@ -329,21 +318,16 @@ fn grad_one_hot(cx: &mut GradCx) -> Result<()> {
     let mut sums = Vec::with_capacity(2);
     for chosen in [[1.0, 0.0], [0.0, 1.0]] {
         let [off, on] = chosen.map(|v| cx.b.scalar(dtype, v));
-        let first = cx.b.ints(&[1]);
-        let [off, on] = [
-            cx.b.op(&RESHAPE, &[off, first])?,
-            cx.b.op(&RESHAPE, &[on, first])?,
-        ];
-        let pair =
-            cx.b.emit(&CONCAT, &[off, on], Attrs::new().with("axis", 0))?;
+        let [off, on] = [cx.b.reshape(off, &[1])?, cx.b.reshape(on, &[1])?];
+        let pair = cx.b.concat(&[off, on], 0)?;
         let ins = [cx.x(0), cx.x(1), pair];
         let went = cx.b.emit(&ONE_HOT, &ins, Attrs::new().with("axis", axis))?;
         let part = cx.b.mul(dy, went)?;
         let sum =
             cx.b.emit(&REDUCE_SUM, &[part], Attrs::new().with("keepdims", 0))?;
-        sums.push(cx.b.op(&RESHAPE, &[sum, first])?);
+        sums.push(cx.b.reshape(sum, &[1])?);
     }
-    let d = cx.b.emit(&CONCAT, &sums, Attrs::new().with("axis", 0))?;
+    let d = cx.b.concat(&sums, 0)?;
     cx.give(2, d);
     Ok(())
 }

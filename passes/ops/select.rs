@@ -8,6 +8,7 @@ use ckpt_ir::op::{
 };
 use ckpt_ir::{AttrSpec, Attrs, DType, Dim, Ty};
 
+/// The rows of this family.
 pub const ROWS: &[&OpDef] = &[&ARG_MAX, &ARG_MIN, &TOP_K];
 
 const ARG_ATTRS: &[AttrSpec] = &[
@@ -35,8 +36,8 @@ fn arg_memory(cx: &MemoryCx) -> Footprint {
     fresh(cx).with_temp(if reversed { cx.bytes(0) } else { 0 })
 }
 
-const DATA: &[Slot] = &[Slot::req("data")];
-const REDUCED: &[Slot] = &[Slot::req("reduced")];
+const DATA: &[Slot] = slots!["data"];
+const REDUCED: &[Slot] = slots!["reduced"];
 
 /// The place of an extreme along an axis.
 const fn arg(name: &'static str, aten: &'static [&'static str]) -> OpDef {
@@ -49,12 +50,14 @@ const fn arg(name: &'static str, aten: &'static [&'static str]) -> OpDef {
         grad: Grad::Zero("an index is piecewise constant"),
         cost: |cx| cx.work(cx.elements(0)),
         memory: arg_memory,
-        ..standard(name, onnx(1, 13), OpClass::Other, BatchAxes::Mixed)
+        ..mixed(name, onnx(1, 13))
     }
 }
 
+/// ONNX `ArgMax`.
 pub static ARG_MAX: OpDef = arg("ArgMax", &["aten.argmax"]);
 
+/// ONNX `ArgMin`.
 pub static ARG_MIN: OpDef = arg("ArgMin", &["aten.argmin"]);
 
 /// The `K` largest (or smallest) elements along an axis and where they are. Of equal elements the first comes first.
@@ -68,8 +71,8 @@ pub static TOP_K: OpDef = OpDef {
         AttrSpec::int("largest", 1),
         AttrSpec::int("sorted", 1),
     ],
-    ins: &[Slot::req("X"), Slot::req("K")],
-    outs: &[Slot::req("Values"), Slot::req("Indices")],
+    ins: slots!["X", "K"],
+    outs: slots!["Values", "Indices"],
     data_sizes: DataSizes::LongestAxis,
     infer: infer_top_k,
     grad: Grad::Rule(grad_top_k),

@@ -6,11 +6,12 @@ use ckpt_ir::layout::{
     expand_strides, squeeze_strides, transpose_strides, unsqueeze_strides, view_strides,
 };
 use ckpt_ir::op::{
-    BatchAxes, Cost, CostCx, Footprint, Grad, GradCx, InferCx, MemoryCx, OpClass, OpDef, Slot,
-    contiguous_strides, free, fresh, moves,
+    BatchAxes, Cost, CostCx, Footprint, Grad, GradCx, InferCx, MemoryCx, OpDef, contiguous_strides,
+    free, fresh, moves,
 };
 use ckpt_ir::{AttrKind, AttrSpec, Attrs, DType, Dim, Emit, Same, Ty, ValueId, same_dims};
 
+/// The rows of this family.
 pub const ROWS: &[&OpDef] = &[
     &SHAPE,
     &SIZE,
@@ -24,13 +25,14 @@ pub const ROWS: &[&OpDef] = &[
     &STOP_GRADIENT,
 ];
 
+/// ONNX `Shape`.
 pub static SHAPE: OpDef = OpDef {
     attrs: &[
         AttrSpec::int("start", 0),
         AttrSpec::optional("end", AttrKind::Int),
     ],
-    ins: &[Slot::req("data")],
-    outs: &[Slot::req("shape")],
+    ins: slots!["data"],
+    outs: slots!["shape"],
     infer: |cx| {
         Ok(vec![Ty::new(
             DType::I64,
@@ -40,7 +42,7 @@ pub static SHAPE: OpDef = OpDef {
     fold: |cx, _| Some(vec![cx.ty(0).ok()?.dims[span(cx).ok()?].to_vec()]),
     grad: Grad::Zero("a shape does not change with the data"),
     cost: free,
-    ..standard("Shape", onnx(1, 15), OpClass::Other, BatchAxes::Mixed)
+    ..mixed("Shape", onnx(1, 15))
 };
 
 /// The axes `Shape` returns: `start..end`, clamped (ONNX Shape-15).
@@ -57,19 +59,19 @@ fn span(cx: &InferCx) -> Result<std::ops::Range<usize>> {
 
 /// The number of elements, as a scalar.
 pub static SIZE: OpDef = OpDef {
-    ins: &[Slot::req("data")],
-    outs: &[Slot::req("size")],
+    ins: slots!["data"],
+    outs: slots!["size"],
     infer: |_| Ok(vec![Ty::scalar(DType::I64)]),
     fold: |cx, _| Some(vec![vec![cx.ty(0).ok()?.elements()]]),
     grad: Grad::Zero("a shape does not change with the data"),
     cost: free,
-    ..standard("Size", onnx(1, 13), OpClass::Other, BatchAxes::Mixed)
+    ..mixed("Size", onnx(1, 13))
 };
 
 /// Broadcasts to a shape; a view of its operand.
 pub static EXPAND: OpDef = OpDef {
     aten: &["aten.expand"],
-    ins: &[Slot::req("input"), Slot::req("shape")],
+    ins: slots!["input", "shape"],
     outs: OUTPUT,
     fold: |cx, types| {
         let (out, dims) = (types.first()?.static_dims()?, cx.ty(0).ok()?.static_dims()?);
@@ -107,8 +109,8 @@ pub static RESHAPE: OpDef = OpDef {
         "aten.view",
     ],
     attrs: &[AttrSpec::int("allowzero", 0)],
-    ins: &[Slot::req("data"), Slot::req("shape")],
-    outs: &[Slot::req("reshaped")],
+    ins: slots!["data", "shape"],
+    outs: slots!["reshaped"],
     grad: Grad::Rule(grad_reshape),
     cost: reshape_cost,
     memory: reshape_memory,
@@ -199,7 +201,7 @@ fn grad_reshape(cx: &mut GradCx) -> Result<()> {
 /// `v` in the shape of `like`.
 pub fn reshape_like(cx: &mut GradCx, v: ValueId, like: ValueId) -> Result<ValueId> {
     let shape = cx.b.shape(like)?;
-    cx.b.emit(&RESHAPE, &[v, shape], Attrs::new().with("allowzero", 1))
+    cx.b.reshape_to(v, shape)
 }
 
 /// Sets the gradient of operand `i` to one that has its shape, if not always provably (sizes that are equal by other
@@ -261,8 +263,8 @@ pub static FLATTEN: OpDef = OpDef {
 pub static TRANSPOSE: OpDef = OpDef {
     aten: &["aten.permute", "aten.t", "aten.transpose"],
     attrs: &[AttrSpec::optional("perm", AttrKind::Ints)],
-    ins: &[Slot::req("data")],
-    outs: &[Slot::req("transposed")],
+    ins: slots!["data"],
+    outs: slots!["transposed"],
     fold: |cx, types| {
         let (out, dims) = (types.first()?.static_dims()?, cx.ty(0).ok()?.static_dims()?);
         let perm = permutation(cx.attrs, dims.len())?;
@@ -335,8 +337,8 @@ pub fn transposed(b: &dyn Emit, v: ValueId) -> Option<(ValueId, Vec<usize>)> {
 /// Leaves out axes of size 1; a view. Without `axes`, every axis of size 1.
 pub static SQUEEZE: OpDef = OpDef {
     aten: &["aten.squeeze"],
-    ins: &[Slot::req("data"), Slot::opt("axes")],
-    outs: &[Slot::req("squeezed")],
+    ins: slots!["data"; "axes"],
+    outs: slots!["squeezed"],
     grad: Grad::Rule(|cx| {
         let Some(axes) = cx.opt_x(1) else {
             return grad_reshape(cx);
@@ -397,8 +399,8 @@ fn squeezed_axes(cx: &InferCx) -> Result<Vec<usize>> {
 /// Puts in axes of size 1; a view.
 pub static UNSQUEEZE: OpDef = OpDef {
     aten: &["aten.unsqueeze"],
-    ins: &[Slot::req("data"), Slot::req("axes")],
-    outs: &[Slot::req("expanded")],
+    ins: slots!["data", "axes"],
+    outs: slots!["expanded"],
     grad: Grad::Rule(|cx| {
         let axes = cx.x(1);
         let d = cx.b.op(&SQUEEZE, &[cx.dy0(), axes])?;
@@ -450,7 +452,7 @@ pub static STOP_GRADIENT: OpDef = OpDef {
     grad: Grad::Zero("it is what stops the gradient"),
     cost: free,
     memory: |cx| view_of_first(cx, |x| x.strides.clone()),
-    ..ours("StopGradient", OpClass::Other, BatchAxes::Mixed, |cx| {
+    ..our_mixed("StopGradient", |cx| {
         Ok(vec![cx.b.op(&IDENTITY, &[cx.x(0)])?])
     })
 };

@@ -9,11 +9,12 @@ use super::rule::*;
 use ckpt_ir::error::Result;
 use ckpt_ir::layout::{slice_span, slice_strides};
 use ckpt_ir::op::{
-    BatchAxes, BodyCx, Cost, DataSizes, Footprint, Grad, GradCx, InferCx, MemoryCx, OpClass, OpDef,
-    Sized, Slot, contiguous_strides, fresh, moves,
+    BatchAxes, BodyCx, Cost, DataSizes, Footprint, Grad, GradCx, InferCx, MemoryCx, OpDef, Sized,
+    contiguous_strides, fresh, moves,
 };
 use ckpt_ir::{AttrKind, AttrSpec, Attrs, DType, Dim, Emit, Same, Ty, ValueId};
 
+/// The rows of this family.
 pub const ROWS: &[&OpDef] = &[&SLICE, &SLICE_GRAD];
 
 /// A constant bound as large as this means "to the end": exporters write the largest 32-bit or 64-bit integer.
@@ -22,13 +23,7 @@ const TO_THE_END: i64 = i32::MAX as i64;
 /// Every `steps`-th element from `starts` up to `ends` along `axes` (ONNX Slice-13).
 pub static SLICE: OpDef = OpDef {
     aten: &["aten.slice"],
-    ins: &[
-        Slot::req("data"),
-        Slot::req("starts"),
-        Slot::req("ends"),
-        Slot::opt("axes"),
-        Slot::opt("steps"),
-    ],
+    ins: slots!["data", "starts", "ends"; "axes", "steps"],
     outs: OUTPUT,
     data_sizes: DataSizes::LongestAxis,
     fold: fold_slice,
@@ -257,12 +252,7 @@ pub static SLICE_GRAD: OpDef = OpDef {
         AttrSpec::required("axes", AttrKind::Ints),
         AttrSpec::required("steps", AttrKind::Ints),
     ],
-    ins: &[
-        Slot::req("dy"),
-        Slot::req("shape"),
-        Slot::req("starts"),
-        Slot::req("ends"),
-    ],
+    ins: slots!["dy", "shape", "starts", "ends"],
     outs: DX,
     infer: infer_slice_grad,
     grad: Grad::First(|cx| {
@@ -280,12 +270,7 @@ pub static SLICE_GRAD: OpDef = OpDef {
             _ => 0,
         })
     },
-    ..ours(
-        "SliceGrad",
-        OpClass::Other,
-        BatchAxes::Mixed,
-        slice_grad_body,
-    )
+    ..our_mixed("SliceGrad", slice_grad_body)
 };
 
 fn infer_slice_grad(cx: &InferCx) -> Result<Vec<Ty>> {
@@ -336,7 +321,6 @@ fn slice_grad_body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
     );
     let mut d = cx.x(0);
     let (rank, dtype) = (cx.b.rank(d), cx.b.ty(d).dtype);
-    let along = Attrs::new().with("axis", 0);
     let part = |b: &mut dyn Emit, v: ValueId, from: i64, to: i64| {
         let (from, to) = (b.ints(&[from]), b.ints(&[to]));
         b.op(&SLICE, &[v, from, to])
@@ -345,8 +329,7 @@ fn slice_grad_body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
         let size = part(cx.b, shape, *axis, axis + 1)?;
         let zero_axis = cx.b.ints(&[0]);
         let limit = cx.b.op(&SQUEEZE, &[size, zero_axis])?;
-        let (zero, one) = (cx.b.int(0), cx.b.int(1));
-        let all = cx.b.op(&RANGE, &[zero, limit, one])?;
+        let all = cx.b.counted(limit)?;
         let start = part(cx.b, starts, i as i64, i as i64 + 1)?;
         let end = part(cx.b, ends, i as i64, i as i64 + 1)?;
         let step = cx.b.ints(&[step]);
@@ -355,14 +338,13 @@ fn slice_grad_body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
         let own = cx.b.shape(d)?;
         let mut column = vec![1; rank];
         column[*axis as usize] = -1;
-        let column = cx.b.ints(&column);
-        let taken = cx.b.op(&RESHAPE, &[taken, column])?;
-        let indices = cx.b.op(&EXPAND, &[taken, own])?;
+        let taken = cx.b.reshape(taken, &column)?;
+        let indices = cx.b.expand(taken, own)?;
         let before = part(cx.b, own, 0, *axis)?;
         let after = part(cx.b, own, axis + 1, rank as i64)?;
-        let target = cx.b.emit(&CONCAT, &[before, size, after], along.clone())?;
+        let target = cx.b.concat(&[before, size, after], 0)?;
         let value = cx.b.scalar(dtype, 0.0);
-        let zeros = cx.b.op(&EXPAND, &[value, target])?;
+        let zeros = cx.b.expand(value, target)?;
         let attrs = Attrs::new().with("axis", *axis);
         d = cx.b.emit(&SCATTER_ELEMENTS, &[zeros, indices, d], attrs)?;
     }

@@ -7,6 +7,7 @@ use ckpt_ir::AttrSpec;
 use ckpt_ir::error::Result;
 use ckpt_ir::op::{BatchAxes, BodyCx, Footprint, Grad, InferCx, MemoryCx, OpClass, OpDef};
 
+/// The rows of this family.
 pub const ROWS: &[&OpDef] = &[&SOFTMAX, &SOFTMAX_GRAD, &LOG_SOFTMAX, &LOG_SOFTMAX_GRAD];
 
 const LAST_AXIS: &[AttrSpec] = &[AttrSpec::int("axis", -1)];

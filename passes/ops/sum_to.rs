@@ -4,14 +4,15 @@ use super::names::*;
 use super::reduce::{per_input, reduce_axes, sum_kept, wide_sum_bytes};
 use super::rule::*;
 use ckpt_ir::error::Result;
-use ckpt_ir::op::{BatchAxes, Grad, InferCx, OpClass, OpDef, Slot, fresh};
-use ckpt_ir::{Attrs, DType, Dim, Emit, Same, Tensor, Ty, ValueId};
+use ckpt_ir::op::{BatchAxes, Grad, InferCx, OpClass, OpDef, fresh};
+use ckpt_ir::{DType, Dim, Emit, Same, Tensor, Ty, ValueId};
 
+/// The rows of this family.
 pub const ROWS: &[&OpDef] = &[&SUM_TO_SHAPE];
 
 /// `SumToShape(x, shape)`: `x` summed over the axes along which a tensor of `shape` was broadcast to the shape of `x`.
 pub static SUM_TO_SHAPE: OpDef = OpDef {
-    ins: &[Slot::req("x"), Slot::req("shape")],
+    ins: slots!["x", "shape"],
     outs: SMALL_Y,
     infer: infer_sum_to,
     grad: Grad::First(|cx| {
@@ -105,15 +106,13 @@ pub fn sum_down(
     // 1 also where the target is 0, which only an operand of size 0 has.
     let at_least_one = b.op(&MAX, &[shape, one])?;
     let groups = b.div(sizes, at_least_one)?;
-    let column = b.ints(&[1]);
-    let groups = b.op(&UNSQUEEZE, &[groups, column])?;
-    let kept = b.op(&UNSQUEEZE, &[shape, column])?;
+    let groups = b.unsqueeze(groups, &[1])?;
+    let kept = b.unsqueeze(shape, &[1])?;
     let first = Tensor::new(DType::Bool, [2], vec![1u8, 0]);
     let first = b.constant("const.first_of_two", first);
     let pairs = b.op(&WHERE, &[first, groups, kept])?;
-    let flat = b.ints(&[2 * rank as i64]);
-    let pairs = b.op(&RESHAPE, &[pairs, flat])?;
-    let x = b.emit(&RESHAPE, &[x, pairs], Attrs::new().with("allowzero", 1))?;
+    let pairs = b.reshape(pairs, &[2 * rank as i64])?;
+    let x = b.reshape_to(x, pairs)?;
     let group_axes: Vec<usize> = (0..rank).map(|i| 2 * i).collect();
     reduce_axes(b, &REDUCE_SUM, x, &group_axes, false)
 }

@@ -10,23 +10,24 @@
 use super::names::*;
 use super::rule::*;
 use ckpt_ir::error::Result;
-use ckpt_ir::op::{
-    BatchAxes, Footprint, Grad, InferCx, MemoryCx, OpClass, OpDef, Place, Slot, free,
-};
+use ckpt_ir::op::{BatchAxes, Footprint, Grad, InferCx, MemoryCx, OpClass, OpDef, Place, free};
 use ckpt_ir::{AttrSpec, Ty};
 
+/// The rows of this family.
 pub const ROWS: &[&OpDef] = &[&OFFLOAD, &RELEASE, &FETCH];
 
 /// Where the bytes wait: the host's memory, or a file. A run whose device is the CPU uses a file for both.
 pub const TO: &str = "to";
+/// Offloads to host memory.
 pub const TO_HOST: &str = "host";
+/// Offloads to a file.
 pub const TO_DISK: &str = "disk";
 
 /// A copy of its operand outside the device's memory.
 pub static OFFLOAD: OpDef = OpDef {
     attrs: &[AttrSpec::str(TO, TO_HOST)],
-    ins: &[Slot::req("value")],
-    outs: &[Slot::req("outside")],
+    ins: slots!["value"],
+    outs: slots!["outside"],
     infer: |cx| match cx.attrs.str(TO) {
         TO_HOST | TO_DISK => same(cx),
         other => Err(cx
@@ -42,8 +43,8 @@ pub static OFFLOAD: OpDef = OpDef {
 
 /// What is outside, once all of it is: its first operand is what left and is needed here no longer.
 pub static RELEASE: OpDef = OpDef {
-    ins: &[Slot::req("value"), Slot::req("outside")],
-    outs: &[Slot::req("outside")],
+    ins: slots!["value", "outside"],
+    outs: slots!["outside"],
     infer: |cx| match cx.ty(0)? == cx.ty(1)? {
         true => same(cx),
         false => Err(cx
@@ -58,7 +59,7 @@ pub static RELEASE: OpDef = OpDef {
             let (value, dtype) = (cx.x(0), cx.ty(cx.x(0)).dtype);
             let dims = cx.b.shape(value)?;
             let zero = cx.b.scalar(dtype, 0.0);
-            let zeros = cx.b.op(&EXPAND, &[zero, dims])?;
+            let zeros = cx.b.expand(zero, dims)?;
             cx.give(0, zeros);
         }
         Ok(())
@@ -80,8 +81,8 @@ pub static RELEASE: OpDef = OpDef {
 
 /// What was moved out, in the device's memory again.
 pub static FETCH: OpDef = OpDef {
-    ins: &[Slot::req("outside")],
-    outs: &[Slot::req("value")],
+    ins: slots!["outside"],
+    outs: slots!["value"],
     grad: Grad::First(|cx| Ok(cx.dy0())),
     ..ours("Fetch", OpClass::Transfer, BatchAxes::Mixed, |cx| {
         Ok(vec![cx.b.op(&IDENTITY, &[cx.x(0)])?])

@@ -5,6 +5,7 @@ use super::names::*;
 use super::rule::*;
 use ckpt_ir::op::{Domain, Grad, GradCx, OpDef};
 
+/// The rows of this family.
 pub const ROWS: &[&OpDef] = &[
     &TAN, &ASIN, &ACOS, &ATAN, &SINH, &COSH, &ASINH, &ACOSH, &ATANH,
 ];

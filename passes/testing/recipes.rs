@@ -3,17 +3,8 @@
 //! Tests over the op table (text, bodies, gradients, random models) draw from here, so a row without a recipe is a
 //! failing test, and a new op is tested by existing. Sizes are small and few, so that calls chain.
 
-/// Recipes, one a line: `Op results (operands) with [attributes];`.
-macro_rules! recipes {
-    (@attrs) => { &[] };
-    (@attrs [$($attr:expr),*]) => { &[$($attr),*] };
-    (@attrs $name:ident) => { &$name };
-    ($($op:ident $outs:literal ($($in:expr),*) $(with $attrs:tt)?;)*) => {
-        &[$(r(stringify!($op), $outs, &[$($in),*], recipes!(@attrs $($attrs)?))),*]
-    };
-}
-
 mod attention;
+mod call;
 mod conv;
 mod index;
 mod loss;
@@ -22,161 +13,15 @@ mod pool;
 mod random;
 mod scatter;
 
-use super::Random;
-use crate::ir::op::{Domain, Grad, OpDef};
-use crate::ir::{Attrs, DType, Tensor};
-use crate::ops;
+pub use call::{In, Recipe, Set, contents};
 
-/// One operand of a call.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum In {
-    /// An optional operand that is not given.
-    Not,
-    /// Floating point of the shape, anything but 0 and no two alike: no kink and no tie is near.
-    Real(&'static [i64]),
-    /// The same, above 0.
-    Positive(&'static [i64]),
-    /// The same, above 1.
-    Large(&'static [i64]),
-    /// Like `Real`, but with an axis where every row sums to 1: the result of a softmax.
-    Truth(&'static [i64]),
-    /// Constant int64 contents of a vector or, with no dims, of a scalar.
-    Ints(&'static [i64]),
-    Int(i64),
-    /// Constant int64 contents of any shape.
-    Table(&'static [i64], &'static [i64]),
-    /// Constant uint8 contents of any shape.
-    Bytes(&'static [i64], &'static [i64]),
-    /// Constant booleans.
-    Bools(&'static [i64], &'static [i64]),
-    /// A constant floating-point scalar.
-    Scalar(f64),
-}
-
-/// An attribute of a call.
-#[derive(Clone, Copy, Debug)]
-pub enum Set {
-    I(i64),
-    F(f32),
-    S(&'static str),
-    L(&'static [i64]),
-    D(DType),
-    /// A float64-or-narrower scalar in a one-element tensor of the model's type.
-    T(f64),
-}
-
-/// One call of an op.
-#[derive(Clone, Copy, Debug)]
-pub struct Recipe {
-    pub op: &'static str,
-    /// Results asked for.
-    pub outs: usize,
-    pub ins: &'static [In],
-    pub attrs: &'static [(&'static str, Set)],
-}
-
-impl Recipe {
-    pub fn row(&self) -> Option<&'static OpDef> {
-        ops::find(self.op)
-    }
-
-    /// Whether a training graph can be made of it whose sizes a plan can know. Gradients too: a model that takes them
-    /// itself is trained as any other.
-    pub fn is_trainable(&self) -> bool {
-        let is_sized = !matches!(self.op, "Range" | "NonZero");
-        is_sized
-            && self.row().is_some_and(|op| match op.grad {
-                Grad::Body => true,
-                Grad::Missing(_) => false,
-                _ => op.domain != Domain::Ckpt,
-            })
-    }
-
-    /// The attributes, tensors of `dtype`.
-    pub fn attrs(&self, dtype: DType) -> Attrs {
-        self.attrs
-            .iter()
-            .fold(Attrs::new(), |a, (name, set)| match *set {
-                Set::I(v) => a.with(name, v),
-                Set::F(v) => a.with(name, v),
-                Set::S(v) => a.with(name, v),
-                Set::L(v) => a.with(name, v.to_vec()),
-                Set::D(v) => a.with(name, v),
-                Set::T(v) => {
-                    let mut t = Tensor::scalar(dtype, v);
-                    t.dims = vec![1];
-                    let mut a = a;
-                    a.set(name, crate::ir::Attr::Tensor(t));
-                    a
-                }
-            })
-    }
-}
-
-/// Contents for a floating-point operand, row-major; `None` for the others.
-///
-/// Magnitudes lie between 0.3 and 1.3 and no two are closer than 0.4/n; `shift` sets operands of one call apart.
-pub fn contents(of: In, r: &mut Random, shift: usize) -> Option<Vec<f64>> {
-    let (dims, signed) = match of {
-        In::Real(dims) => (dims, true),
-        In::Positive(dims) | In::Large(dims) | In::Truth(dims) => (dims, false),
-        _ => return None,
-    };
-    let n = dims.iter().product::<i64>() as usize;
-    let mut ranks: Vec<usize> = (0..n).collect();
-    for i in (1..n).rev() {
-        ranks.swap(i, r.below(i + 1));
-    }
-    let mut values: Vec<f64> = ranks
-        .into_iter()
-        .map(|k| {
-            let v = 0.3 + (k as f64 + 0.1 + 0.13 * (shift % 6) as f64) / n.max(1) as f64;
-            let v = if matches!(of, In::Large(_)) {
-                v + 1.0
-            } else {
-                v
-            };
-            if signed && r.below(2) == 0 { -v } else { v }
-        })
-        .collect();
-    if let In::Truth(dims) = of {
-        let row = dims.last().map_or(1, |d| *d as usize).max(1);
-        for chunk in values.chunks_mut(row) {
-            let sum: f64 = chunk.iter().sum();
-            chunk.iter_mut().for_each(|v| *v /= sum);
-        }
-    }
-    Some(values)
-}
-
-const fn r(
-    op: &'static str,
-    outs: usize,
-    ins: &'static [In],
-    attrs: &'static [(&'static str, Set)],
-) -> Recipe {
-    Recipe {
-        op,
-        outs,
-        ins,
-        attrs,
-    }
-}
-
+use crate::ir::DType;
 use In::*;
 use Set::*;
+use call::{C234, M13, M23, M24, M34, S, V3, V4, r, recipes};
 
-/// Short names of the shapes below.
-const S: &[i64] = &[];
-const V3: &[i64] = &[3];
-const V4: &[i64] = &[4];
-const M23: &[i64] = &[2, 3];
-/// Attributes of a product whose left operand is turned.
+/// Attributes of a product whose left operand is transposed.
 const TURNED: [(&str, Set); 1] = [("transA", I(1))];
-const M34: &[i64] = &[3, 4];
-const M24: &[i64] = &[2, 4];
-const M13: &[i64] = &[1, 3];
-const C234: &[i64] = &[2, 3, 4];
 
 /// Every call.
 pub const ALL: &[Recipe] = &joined::<{ total() }>();

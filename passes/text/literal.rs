@@ -101,24 +101,15 @@ fn element(f: &mut fmt::Formatter<'_>, dtype: DType, b: &[u8]) -> fmt::Result {
         DType::F32 => float32(f, f32::from_le_bytes(le(b))),
         DType::F64 => {
             let v = f64::from_le_bytes(le(b));
-            if v.is_nan() {
-                return write!(f, "nan(0x{:x})", v.to_bits());
-            }
-            write!(f, "{v:?}")
+            float(f, v, v.is_nan().then_some(v.to_bits()))
         }
         DType::F16 => {
             let v = f16::from_le_bytes(le(b));
-            if v.is_nan() {
-                return write!(f, "nan(0x{:x})", v.to_bits());
-            }
-            float32(f, v.to_f32())
+            float(f, v.to_f32(), v.is_nan().then_some(v.to_bits()))
         }
         DType::BF16 => {
             let v = bf16::from_le_bytes(le(b));
-            if v.is_nan() {
-                return write!(f, "nan(0x{:x})", v.to_bits());
-            }
-            float32(f, v.to_f32())
+            float(f, v.to_f32(), v.is_nan().then_some(v.to_bits()))
         }
         DType::I64 => write!(f, "{}", i64::from_le_bytes(le(b))),
         DType::I32 => write!(f, "{}", i32::from_le_bytes(le(b))),
@@ -136,12 +127,17 @@ fn element(f: &mut fmt::Formatter<'_>, dtype: DType, b: &[u8]) -> fmt::Result {
     }
 }
 
-/// A float attribute or element; always tells itself from an integer.
-pub(super) fn float32(f: &mut impl Write, v: f32) -> fmt::Result {
-    if v.is_nan() {
-        return write!(f, "nan(0x{:x})", v.to_bits());
+/// Writes a float; a NaN as its bits.
+fn float(f: &mut impl Write, v: impl fmt::Debug, nan: Option<impl fmt::LowerHex>) -> fmt::Result {
+    match nan {
+        Some(bits) => write!(f, "nan(0x{bits:x})"),
+        None => write!(f, "{v:?}"),
     }
-    write!(f, "{v:?}")
+}
+
+/// Writes a float attribute or element, which never looks like an integer.
+pub(super) fn float32(f: &mut impl Write, v: f32) -> fmt::Result {
+    float(f, v, v.is_nan().then_some(v.to_bits()))
 }
 
 /// A float with the bits that were printed.
@@ -166,12 +162,21 @@ fn finite<T: std::str::FromStr>(s: &Scan, text: &str, value: Option<T>) -> Resul
         .ok_or_else(|| s.fail(format!("{text} is out of range")))
 }
 
-/// Fails where a finite number became infinite in a narrower type.
-fn same_range(s: &Scan, wide: f32, narrow: f32) -> Result<()> {
-    if wide.is_finite() && narrow.is_infinite() {
+/// Returns the bits of a number in a 16-bit float type, given its conversions.
+///
+/// # Errors
+/// Finite numbers that the type does not hold, and NaNs of more than 16 bits.
+fn half_bits(s: &Scan, n: Number, narrow: fn(f32) -> u16, widen: fn(u16) -> f32) -> Result<u16> {
+    if let Number::Nan(bits) = n {
+        let bits = u16::try_from(bits);
+        return bits.map_err(|_| s.fail("the bits of a NaN do not fit"));
+    }
+    let wide = to_f32(s, n)?;
+    let bits = narrow(wide);
+    if wide.is_finite() && widen(bits).is_infinite() {
         return Err(s.fail(format!("{wide} is out of range")));
     }
-    Ok(())
+    Ok(bits)
 }
 
 /// 64 bits that tell contents apart; not cryptographic. Four lanes of eight bytes, because weights are gigabytes.
@@ -207,36 +212,28 @@ pub(super) fn content(s: &mut Scan, dtype: DType, dims: Vec<u64>, fill: bool) ->
     let Some((elements, length)) = total else {
         return Err(s.fail("the constant is larger than any memory"));
     };
+    let elsewhere = |location: String, offset, length| Tensor {
+        dtype,
+        dims: dims.clone(),
+        data: Data::Absent(External {
+            location: Arc::from(location),
+            offset,
+            length,
+        }),
+    };
     if s.eat_word("hash") {
         let digits = s.string()?;
         if fill {
             return invent(s, dtype, dims, length, &digits);
         }
-        return Ok(Tensor {
-            dtype,
-            dims,
-            data: Data::Absent(External {
-                location: Arc::from(format!("{HASHED}{digits}")),
-                offset: 0,
-                length,
-            }),
-        });
+        return Ok(elsewhere(format!("{HASHED}{digits}"), 0, length));
     }
     if s.eat_word("file") {
-        let location = Arc::from(s.string()?);
+        let location = s.string()?;
         s.expect_word("offset")?;
         let offset = s.uint()?;
         s.expect_word("length")?;
-        let length = s.uint()?;
-        return Ok(Tensor {
-            dtype,
-            dims,
-            data: Data::Absent(External {
-                location,
-                offset,
-                length,
-            }),
-        });
+        return Ok(elsewhere(location, offset, s.uint()?));
     }
     let mut bytes = Vec::new();
     if s.eat_word("splat") {
@@ -316,11 +313,6 @@ fn read_element(s: &mut Scan, dtype: DType, to: &mut Vec<u8>) -> Result<()> {
         }
     }
     let n = s.number()?;
-    let nan = |bits: u64, width: u32| {
-        (width == 64 || bits >> width == 0)
-            .then_some(bits)
-            .ok_or_else(|| s.fail("the bits of a NaN do not fit"))
-    };
     match dtype {
         DType::F32 => to.extend(to_f32(s, n)?.to_le_bytes()),
         DType::F64 => {
@@ -334,28 +326,14 @@ fn read_element(s: &mut Scan, dtype: DType, to: &mut Vec<u8>) -> Result<()> {
             to.extend(v.to_le_bytes());
         }
         DType::F16 => {
-            let v = match n {
-                Number::Nan(bits) => f16::from_bits(nan(bits, 16)? as u16),
-                n => {
-                    let wide = to_f32(s, n)?;
-                    let narrow = f16::from_f32(wide);
-                    same_range(s, wide, narrow.to_f32())?;
-                    narrow
-                }
-            };
-            to.extend(v.to_le_bytes());
+            let narrow = |v| f16::from_f32(v).to_bits();
+            let bits = half_bits(s, n, narrow, |bits| f16::from_bits(bits).to_f32())?;
+            to.extend(bits.to_le_bytes());
         }
         DType::BF16 => {
-            let v = match n {
-                Number::Nan(bits) => bf16::from_bits(nan(bits, 16)? as u16),
-                n => {
-                    let wide = to_f32(s, n)?;
-                    let narrow = bf16::from_f32(wide);
-                    same_range(s, wide, narrow.to_f32())?;
-                    narrow
-                }
-            };
-            to.extend(v.to_le_bytes());
+            let narrow = |v| bf16::from_f32(v).to_bits();
+            let bits = half_bits(s, n, narrow, |bits| bf16::from_bits(bits).to_f32())?;
+            to.extend(bits.to_le_bytes());
         }
         _ => {
             let Number::Int(v) = n else {

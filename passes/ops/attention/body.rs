@@ -2,7 +2,7 @@
 //!
 //! For any ONNX runtime, which makes no promise on memory. Computed in the type that the kernel computes in.
 
-use super::{empty_is_nan, groups};
+use super::plan::{empty_is_nan, groups};
 use crate::names::*;
 use crate::reduce::{reduce_axes, sum_kept};
 use crate::rule::*;
@@ -10,7 +10,7 @@ use crate::shape::transpose;
 use crate::sum_to::sum_down;
 use ckpt_ir::error::Result;
 use ckpt_ir::op::BodyCx;
-use ckpt_ir::{Attrs, DType, Emit, ValueId};
+use ckpt_ir::{DType, Emit, ValueId};
 
 /// Operands, as many key heads as query heads, in the type computed in, and the probabilities.
 struct Rows {
@@ -29,6 +29,7 @@ struct Rows {
     sum: Term,
 }
 
+/// Builds attention in standard ops.
 pub fn forward(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
     let outs = cx.outs.clone();
     if has_no_keys(cx, 0) {
@@ -36,7 +37,7 @@ pub fn forward(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
         if outs.len() > 1 {
             let shape = cx.b.sizes(cx.x(0), 0..outs[1].rank())?;
             let none = cx.b.scalar(outs[1].dtype, f64::NEG_INFINITY);
-            results.push(cx.b.op(&EXPAND, &[none, shape])?);
+            results.push(cx.b.expand(none, shape)?);
         }
         return Ok(results);
     }
@@ -46,8 +47,7 @@ pub fn forward(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
     let mut results = vec![cx.eval(cast(product / divisor, outs[0].dtype))?];
     if outs.len() > 1 {
         let lse = cx.eval(unary_op(&LOG, rows.sum) + rows.top)?;
-        let last = cx.b.ints(&[-1]);
-        results.push(cx.b.op(&SQUEEZE, &[lse, last])?);
+        results.push(cx.b.squeeze(lse, &[-1])?);
     }
     Ok(results)
 }
@@ -119,10 +119,9 @@ fn zeros_of(cx: &mut BodyCx, q: usize, v: usize) -> Result<ValueId> {
     let ty = cx.ty(q);
     let rows = cx.b.sizes(q, 0..ty.rank() - 1)?;
     let size = cx.b.sizes(v, ty.rank() - 1..ty.rank())?;
-    let shape =
-        cx.b.emit(&CONCAT, &[rows, size], Attrs::new().with("axis", 0))?;
+    let shape = cx.b.concat(&[rows, size], 0)?;
     let zero = cx.b.scalar(ty.dtype, 0.0);
-    cx.b.op(&EXPAND, &[zero, shape])
+    cx.b.expand(zero, shape)
 }
 
 fn swap_last(cx: &mut BodyCx, v: Term) -> Result<Term> {
@@ -210,13 +209,11 @@ pub fn repeated(b: &mut dyn Emit, x: ValueId, times: i64) -> Result<ValueId> {
         return Ok(x);
     }
     let rank = b.rank(x);
-    let axis = Attrs::new().with("axis", 0);
-    let at = b.ints(&[rank as i64 - 2]);
-    let apart = b.op(&UNSQUEEZE, &[x, at])?;
+    let apart = b.unsqueeze(x, &[rank as i64 - 2])?;
     let mut group = vec![1; rank + 1];
     group[rank - 2] = times;
     let group = b.ints(&group);
-    let wide = b.op(&EXPAND, &[apart, group])?;
+    let wide = b.expand(apart, group)?;
     let heads = b.sizes(x, rank - 3..rank - 2)?;
     let times = b.ints(&[times]);
     let heads = b.mul(heads, times)?;
@@ -224,13 +221,8 @@ pub fn repeated(b: &mut dyn Emit, x: ValueId, times: i64) -> Result<ValueId> {
     if rank > 3 {
         shape.insert(0, b.sizes(x, 0..rank - 3)?);
     }
-    let shape = b.emit(&CONCAT, &shape, axis)?;
-    b.emit(&RESHAPE, &[wide, shape], Attrs::new().with("allowzero", 1))
-}
-
-fn reshaped(cx: &mut BodyCx, x: ValueId, shape: ValueId) -> Result<ValueId> {
-    let attrs = Attrs::new().with("allowzero", 1);
-    cx.b.emit(&RESHAPE, &[x, shape], attrs)
+    let shape = b.concat(&shape, 0)?;
+    b.reshape_to(wide, shape)
 }
 
 /// Undoes [`repeated`] for a gradient: summed over the queries of each key head. `like` has the key heads.
@@ -245,8 +237,8 @@ fn gathered(cx: &mut BodyCx, rows: &Rows, dx: ValueId, like: ValueId) -> Result<
         times,
         cx.b.sizes(like, rank - 2..rank)?,
     ];
-    let shape = cx.b.emit(&CONCAT, &shape, Attrs::new().with("axis", 0))?;
-    let apart = reshaped(cx, dx, shape)?;
+    let shape = cx.b.concat(&shape, 0)?;
+    let apart = cx.b.reshape_to(dx, shape)?;
     reduce_axes(cx.b, &REDUCE_SUM, apart, &[rank - 2], false)
 }
 
@@ -263,11 +255,11 @@ fn band(cx: &mut BodyCx, q: ValueId, k: ValueId) -> Result<Option<Term>> {
     }
     let (queries, keys) = (length(cx, q)?, length(cx, k)?);
     let back = cx.bind(Term(keys) - queries)?;
-    let rows = Term(positions(cx, queries)?);
+    let rows = Term(cx.b.counted(queries)?);
     let places = cx.bind(rows + back)?;
     let column = cx.b.ints(&[1]);
     let places = cx.bind(binary_op(&UNSQUEEZE, places, column))?;
-    let columns = positions(cx, keys)?;
+    let columns = cx.b.counted(keys)?;
     let mut seen = None;
     if let Some(n) = left {
         let n = cx.b.int(n);
@@ -288,12 +280,5 @@ fn band(cx: &mut BodyCx, q: ValueId, k: ValueId) -> Result<Option<Term>> {
 fn length(cx: &mut BodyCx, x: ValueId) -> Result<ValueId> {
     let rank = cx.b.rank(x);
     let size = cx.b.sizes(x, rank - 2..rank - 1)?;
-    let first = cx.b.ints(&[0]);
-    cx.b.op(&SQUEEZE, &[size, first])
-}
-
-/// 0, 1, … short of `count`.
-fn positions(cx: &mut BodyCx, count: ValueId) -> Result<ValueId> {
-    let (zero, one) = (cx.b.int(0), cx.b.int(1));
-    cx.b.op(&RANGE, &[zero, count, one])
+    cx.b.squeeze(size, &[0])
 }

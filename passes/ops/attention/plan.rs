@@ -3,11 +3,10 @@
 //! Decided here alone. The memory rule counts the workspace, and the kernel takes exactly it, as one block. The choice
 //! depends on sizes, strides and attributes only, never on the device or the number of threads.
 
-use super::empty_is_nan;
 use crate::rule::*;
 use ckpt_ir::layout::count;
 use ckpt_ir::op::{Sized, operand};
-use ckpt_ir::{Attrs, DType};
+use ckpt_ir::{Attrs, DType, Dim, Same};
 use std::ops::Range;
 
 /// Queries done at once. Fewer waste less on keys that causal queries do not see; more make larger products.
@@ -20,10 +19,26 @@ const TILE_ELEMENTS: i64 = 1 << 19;
 /// Buffers start at multiples of this many elements.
 const ALIGNMENT_ELEMENTS: u64 = 16;
 
+/// Returns true if a query that sees no key gives NaN.
+pub fn empty_is_nan(attrs: &Attrs) -> bool {
+    attrs.str("empty_rows") == "nan"
+}
+
+/// Returns the number of query heads that read one key head, where it is known.
+pub fn groups(query_heads: &Dim, key_heads: &Dim) -> Option<i64> {
+    if query_heads.same(key_heads) == Same::Yes {
+        return Some(1);
+    }
+    let count = query_heads.exact_div(key_heads)?.as_const()?;
+    (count > 0).then_some(count)
+}
+
 /// Which keys each query may see, by their places: `first(i) <= j < end(i)` for query `i`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Band {
+    /// Number of queries.
     pub queries: i64,
+    /// Number of keys.
     pub keys: i64,
     /// Keys before and after a query's own place that it sees; `None`: all.
     left: Option<i64>,
@@ -31,6 +46,7 @@ pub struct Band {
 }
 
 impl Band {
+    /// Returns the band that the attributes of an attention state.
     pub fn new(attrs: &Attrs, queries: i64, keys: i64) -> Band {
         let limit = |name: &str| Some(attrs.int(name)).filter(|n| *n >= 0);
         let right = match attrs.int("causal") {
@@ -98,7 +114,9 @@ fn sum_of_clamped(n: i64, start: i64, most: i64) -> i128 {
 /// A part of the workspace, in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
+    /// Its first element.
     pub start: u64,
+    /// Its length in elements.
     pub elements: u64,
 }
 
@@ -116,20 +134,27 @@ pub struct Buffers {
     pub bias: Option<Span>,
     /// [h, r, e], of the gradient [h, r, d].
     pub result: Option<Span>,
-    /// [h, r], at least 2: the largest score of a query, and the sum of its weights.
+    /// [h, r], at least 2: the largest score of a query.
     pub top: Option<Span>,
+    /// [h, r], at least 2: the sum of the weights of a query.
     pub sum: Option<Span>,
-    /// Operands that a product cannot read in place: [h, r, d], [h, n, d], [h, n, e], [h, r, e].
+    /// [h, r, d]: queries that a product cannot read in place.
     pub q: Option<Span>,
+    /// [h, n, d]: keys that a product cannot read in place.
     pub k: Option<Span>,
+    /// [h, n, e]: values that a product cannot read in place.
     pub v: Option<Span>,
+    /// [h, r, e]: cotangents that a product cannot read in place.
     pub dy: Option<Span>,
-    /// Gradients of 16-bit operands while they are summed: [h, n, d], [h, n, e], the bias's own shape.
+    /// [h, n, d]: the gradient of 16-bit keys while it is summed.
     pub dk: Option<Span>,
+    /// [h, n, e]: the gradient of 16-bit values while it is summed.
     pub dv: Option<Span>,
+    /// The same for the bias, in the shape of the bias.
     pub dbias: Option<Span>,
-    /// [r, r − 1], −∞ for what lies left of the band and right of it.
+    /// [r, r − 1], −∞ for what lies left of the band.
     pub left_edge: Option<Span>,
+    /// [r, r − 1], −∞ for what lies right of the band.
     pub right_edge: Option<Span>,
 }
 
@@ -142,14 +167,19 @@ pub struct AttentionPlan {
     pub heads: i64,
     /// Query heads of one key head.
     pub groups: i64,
+    /// Elements of a query and of a key.
     pub size: i64,
+    /// Elements of a value.
     pub value_size: i64,
+    /// The keys that each query sees.
     pub band: Band,
-    /// Key heads and queries done at once.
+    /// Key heads done at once.
     pub heads_at_once: i64,
+    /// Queries done at once.
     pub rows_at_once: i64,
     /// The type computed in.
     pub dtype: DType,
+    /// Where each buffer lies in the workspace.
     pub buffers: Buffers,
     workspace_elements: u64,
     /// Whether a query that sees no key gives NaN and a bias may hide keys.
@@ -288,6 +318,7 @@ impl AttentionPlan {
         self.workspace_elements * self.dtype.size_bytes()
     }
 
+    /// Returns the elements of all buffers.
     pub fn workspace_elements(&self) -> u64 {
         self.workspace_elements
     }

@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::builder::Builder;
-use crate::concat::CONCAT;
 use crate::rule::EmitExt;
 use ckpt_ir::Ty;
 use ckpt_ir::error::Result;
@@ -10,7 +9,9 @@ use ckpt_ir::op::BatchAxes;
 
 /// A node to be emitted for some of the rows.
 pub struct CutCx<'a, 'g> {
+    /// Where the node is emitted.
     pub b: &'a mut Builder<'g>,
+    /// The row of the node.
     pub op: &'static OpDef,
     /// The node's own, but for a reduction that the caller has changed.
     pub attrs: Attrs,
@@ -18,7 +19,9 @@ pub struct CutCx<'a, 'g> {
     pub ins: Vec<Option<ValueId>>,
     /// Types of the whole operands and results.
     pub in_types: Vec<Option<Ty>>,
+    /// Types of the whole results.
     pub out_types: Vec<Ty>,
+    /// How rows lie in operands and results.
     pub fit: &'a Fit,
     /// The axes that the node reduces, if it does.
     pub axes: Option<Vec<usize>>,
@@ -68,8 +71,7 @@ pub fn cut(mut cx: CutCx) -> Result<Vec<ValueId>> {
             return Ok(vec![x]);
         }
         let target: Vec<i64> = std::iter::once(-1).chain(row).collect();
-        let target = cx.b.ints(&target);
-        return Ok(vec![cx.b.op(&RESHAPE, &[x, target])?]);
+        return Ok(vec![cx.b.reshape(x, &target)?]);
     } else if op.axes == BatchAxes::Permuted && cx.fit.ins[0] != Some(Rows::Last) && lead_out > 0 {
         let rank = cx.out_types[0].rank();
         let perm = permutation(&cx.attrs, rank);
@@ -84,8 +86,7 @@ pub fn cut(mut cx: CutCx) -> Result<Vec<ValueId>> {
         let shape = if lead_out == 0 {
             row
         } else {
-            let axis = Attrs::new().with("axis", 0);
-            cx.b.emit(&CONCAT, &[cx.count, row], axis)?
+            cx.b.concat(&[cx.count, row], 0)?
         };
         cx.ins[1] = Some(shape);
     } else if let Some(axes) = &cx.axes {
@@ -115,8 +116,7 @@ pub fn cut(mut cx: CutCx) -> Result<Vec<ValueId>> {
         debug_assert!(shape.is_some(), "I4: Expand has a shape");
         let row = row_dims(&cx.out_types[0].dims[lead_out..]);
         let row = cx.b.ints(&row);
-        let axis = Attrs::new().with("axis", 0);
-        cx.ins[1] = Some(cx.b.emit(&CONCAT, &[cx.count, row], axis)?);
+        cx.ins[1] = Some(cx.b.concat(&[cx.count, row], 0)?);
     } else if op.axes == BatchAxes::OneHot {
         cx.attrs.set("axis", (-1).into());
     }
@@ -137,8 +137,7 @@ fn whole_operands(cx: &mut CutCx, trailing: usize) -> Result<()> {
         let over = cx.b.rank(v).saturating_sub(trailing);
         if over > 0 {
             let axes: Vec<i64> = (0..over as i64).collect();
-            let axes = cx.b.ints(&axes);
-            cx.ins[i] = Some(cx.b.op(&SQUEEZE, &[v, axes])?);
+            cx.ins[i] = Some(cx.b.squeeze(v, &axes)?);
         }
     }
     Ok(())

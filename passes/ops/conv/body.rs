@@ -1,6 +1,5 @@
 //! The gradients of convolutions in standard ops.
 
-use super::{CONV, CONV_TRANSPOSE};
 use crate::names::*;
 use crate::rule::*;
 use crate::shape::transpose;
@@ -8,22 +7,9 @@ use ckpt_ir::error::Result;
 use ckpt_ir::op::BodyCx;
 use ckpt_ir::{Attrs, ValueId};
 
-fn spatial_axes(rank: usize) -> Vec<i64> {
-    (2..rank as i64).collect()
-}
-
 /// The sizes of `v` from axis `start` on, as an int64 vector.
 fn sizes_from(cx: &mut BodyCx, v: ValueId, start: i64) -> Result<ValueId> {
     cx.b.emit(&SHAPE, &[v], Attrs::new().with("start", start))
-}
-
-fn concat(cx: &mut BodyCx, parts: &[ValueId]) -> Result<ValueId> {
-    cx.b.emit(&CONCAT, parts, Attrs::new().with("axis", 0))
-}
-
-fn slice(cx: &mut BodyCx, v: ValueId, bounds: [ValueId; 2], axes: &[i64]) -> Result<ValueId> {
-    let axes = cx.b.ints(axes);
-    cx.b.emit(&SLICE, &[v, bounds[0], bounds[1], axes], Attrs::new())
 }
 
 /// Padding before each spatial axis.
@@ -56,7 +42,7 @@ pub fn input_grad(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
     let lacking = cx.b.sub(lacking, reached)?;
     // Samples and channels are named too: ONNX Runtime turns a transposed `Pad` as if it had no `axes`.
     let others = cx.b.ints(&[0, 0]);
-    let pads = concat(cx, &[others, taken, others, lacking])?;
+    let pads = cx.b.concat(&[others, taken, others, lacking], 0)?;
     let dx = cx.b.op(&PAD, &[full, pads])?;
     narrow(cx, dx)
 }
@@ -90,7 +76,9 @@ pub fn weight_grad(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
     let (from, to) = (cx.b.ints(&[2]), cx.b.ints(&[rank as i64]));
     let first = cx.b.ints(&[0]);
     let kernel = cx.b.op(&SLICE, &[shape, from, to, first])?;
-    let dw = slice(cx, dw, [start, kernel], &spatial_axes(rank))?;
+    let axes: Vec<i64> = (2..rank as i64).collect();
+    let axes = cx.b.ints(&axes);
+    let dw = cx.b.op(&SLICE, &[dw, start, kernel, axes])?;
     let dw = transpose(cx.b, dw, exchanged)?;
     narrow(cx, dw)
 }
@@ -100,12 +88,12 @@ fn groups_as_channels(cx: &mut BodyCx, image: ValueId, groups: i64) -> Result<Va
     let rank = cx.b.rank(image) as i64;
     let apart = cx.b.ints(&[groups, -1]);
     let rest = sizes_from(cx, image, 1)?;
-    let shape = concat(cx, &[apart, rest])?;
+    let shape = cx.b.concat(&[apart, rest], 0)?;
     let split = cx.b.op(&RESHAPE, &[image, shape])?;
     let perm: Vec<i64> = [1, 0].into_iter().chain(2..=rank).collect();
     let turned = transpose(cx.b, split, perm)?;
     let together = cx.b.ints(&[0, -1]);
     let rest = sizes_from(cx, image, 2)?;
-    let shape = concat(cx, &[together, rest])?;
+    let shape = cx.b.concat(&[together, rest], 0)?;
     cx.b.op(&RESHAPE, &[turned, shape])
 }

@@ -16,11 +16,15 @@ const BLOCK_ELEMENTS: i64 = 1 << 20;
 /// How windows lie on the spatial axes of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Windows {
+    /// Elements of a window, for each spatial axis.
     pub kernel: Vec<i64>,
+    /// Distance of two windows.
     pub strides: Vec<i64>,
+    /// Distance of two elements of a window.
     pub dilations: Vec<i64>,
     /// Zeros put before and after each axis.
     pub before: Vec<i64>,
+    /// Padding after each spatial axis.
     pub after: Vec<i64>,
 }
 
@@ -76,6 +80,7 @@ impl Windows {
             .collect()
     }
 
+    /// Returns true if any axis is padded.
     pub fn has_pads(&self) -> bool {
         self.before.iter().chain(&self.after).any(|p| *p != 0)
     }
@@ -95,14 +100,19 @@ impl Windows {
 /// How a convolution or one of its gradients runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConvPlan {
+    /// The geometry of the windows.
     pub windows: Windows,
+    /// Number of samples.
     pub samples: i64,
+    /// Number of groups of channels.
     pub groups: i64,
     /// Channels of the image and of the filtered side, of one group.
     pub channels: i64,
+    /// Number of filters.
     pub filters: i64,
     /// Spatial sizes of the image, and places of windows on it.
     pub image: Vec<i64>,
+    /// Windows along each spatial axis.
     pub places: Vec<i64>,
     /// Rows of places, along the first spatial axis, that make a block.
     pub rows: i64,

@@ -1,4 +1,4 @@
-//! Index tuples as positions: what turns a lookup by tuples into a lookup along one axis.
+//! Index tuples as positions along one axis, which turns a lookup by tuples into a lookup along an axis.
 //!
 //! The gradient of `GatherND` could be `ScatterND` with `reduction` = add, which is shorter. Runtimes add its updates on
 //! several threads, though, and lose some where tuples repeat; the gradient of `Gather` has no such freedom.
@@ -26,14 +26,12 @@ pub fn grad_gather_nd(cx: &mut GradCx) -> Result<()> {
         rows = cx.b.mul(rows, size)?;
     }
     let rest = span(cx, x, named, cx.b.rank(x))?;
-    let flat =
-        cx.b.emit(&CONCAT, &[rows, rest], Attrs::new().with("axis", 0))?;
+    let flat = cx.b.concat(&[rows, rest], 0)?;
     let axis = Attrs::new().with("axis", 0);
     let operands = [flat, position, dy];
-    let dx = cx.b.emit(&super::GATHER_GRAD, &operands, axis)?;
+    let dx = cx.b.emit(&GATHER_GRAD, &operands, axis)?;
     let shape = cx.b.shape(x)?;
-    let literal = Attrs::new().with("allowzero", 1);
-    let dx = cx.b.emit(&RESHAPE, &[dx, shape], literal)?;
+    let dx = cx.b.reshape_to(dx, shape)?;
     cx.give(0, dx);
     Ok(())
 }
@@ -42,7 +40,6 @@ pub fn grad_gather_nd(cx: &mut GradCx) -> Result<()> {
 /// last axis.
 fn positions(cx: &mut GradCx, batch: usize, length: usize) -> Result<ValueId> {
     let (x, indices) = (cx.x(0), cx.x(1));
-    let along = || Attrs::new().with("axis", 0);
     let mut strides = Vec::new();
     let mut stride = cx.b.ints(&[1]);
     for axis in (batch..batch + length).rev() {
@@ -52,7 +49,7 @@ fn positions(cx: &mut GradCx, batch: usize, length: usize) -> Result<ValueId> {
     }
     let strides = match strides.is_empty() {
         true => cx.b.ints(&[]),
-        false => cx.b.emit(&CONCAT, &strides, along())?,
+        false => cx.b.concat(&strides, 0)?,
     };
     let sizes = span(cx, x, batch, batch + length)?;
     // A remainder has the sign of its divisor: -1 is the last.
@@ -69,16 +66,12 @@ fn positions(cx: &mut GradCx, batch: usize, length: usize) -> Result<ValueId> {
         let size = size(cx, indices, axis)?;
         batches = cx.b.mul(batches, size)?;
     }
-    let none = cx.b.ints(&[]);
-    let count = cx.b.op(&RESHAPE, &[batches, none])?;
-    let (zero, one) = (cx.b.int(0), cx.b.int(1));
-    let number = cx.b.op(&RANGE, &[zero, count, one])?;
+    let count = cx.b.reshape(batches, &[])?;
+    let number = cx.b.counted(count)?;
     let begin = cx.b.mul(number, stride)?;
     let head = span(cx, indices, 0, batch)?;
     let ones = cx.b.ints(&vec![1; last - batch]);
-    let shape = cx.b.emit(&CONCAT, &[head, ones], along())?;
-    let literal = Attrs::new().with("allowzero", 1);
-    let begin = cx.b.emit(&RESHAPE, &[begin, shape], literal)?;
+    let begin = cx.b.reshape_to_all(begin, &[head, ones])?;
     cx.b.add(own, begin)
 }
 

@@ -10,9 +10,11 @@ use ckpt_ir::op::{Sized, contiguous_strides};
 /// One matrix operand as BLAS sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MatrixOperand {
+    /// How the operand is copied before the product.
     pub copy: Copied,
     /// `[rows, columns]`, or `[batch, rows, columns]`; the operand (or its copy) seen through `strides`.
     pub dims: Vec<i64>,
+    /// Its strides, in elements.
     pub strides: Vec<i64>,
 }
 
@@ -30,7 +32,9 @@ pub enum Copied {
 /// How a matrix product runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MatmulPlan {
+    /// The left matrices.
     pub a: MatrixOperand,
+    /// The right matrices.
     pub b: MatrixOperand,
     /// The result, row-major, as the product writes it: `[m, n]` or `[batch, m, n]`.
     pub out: Vec<i64>,

@@ -52,14 +52,25 @@ pub const fn onnx(first: i64, since: i64) -> Domain {
 /// bfloat16 since opset 22: most ops that opset 21 still limits to older types.
 pub const BF16_SINCE_22: &[(DType, i64)] = &[(DType::BF16, 22)];
 
-/// Slots of one name each that must be given.
+/// Slots that must be given, then slots that may be left out: `slots!["x", "w"; "bias"]`.
 macro_rules! slots {
+    ($($given:literal),* $(; $($optional:literal),+)?) => {
+        &[
+            $(ckpt_ir::op::Slot::req($given),)*
+            $($(ckpt_ir::op::Slot::opt($optional),)+)?
+        ]
+    };
+}
+pub(crate) use slots;
+
+/// Slots of one name each that must be given.
+macro_rules! slot_lists {
     ($($name:ident = $($slot:literal),+;)+) => {$(
         #[doc = concat!("Slots that must be given: ", $("`", $slot, "` "),+, ".")]
         pub const $name: &[Slot] = &[$(Slot::req($slot)),+];
     )+};
 }
-slots! {
+slot_lists! {
     X = "X";
     Y = "Y";
     INPUT = "input";
@@ -98,6 +109,16 @@ pub const fn ours(name: &'static str, class: OpClass, axes: BatchAxes, body: Bod
         body: Body::Function(body),
         ..BLANK
     }
+}
+
+/// A standard op that passes know no role of, and that mixes rows or has no rule for them.
+pub const fn mixed(name: &'static str, domain: Domain) -> OpDef {
+    standard(name, domain, OpClass::Other, BatchAxes::Mixed)
+}
+
+/// An op of ours like [`mixed`].
+pub const fn our_mixed(name: &'static str, body: BodyFn) -> OpDef {
+    ours(name, OpClass::Other, BatchAxes::Mixed, body)
 }
 
 /// A function of each element, `X` to `Y`, floating point, of about ten FLOPs an element.

@@ -4,6 +4,7 @@ use ckpt_ir::error::{Error, Result};
 use ckpt_ir::op::{Cost, CostCx, Footprint, GradCx, InferCx, MemoryCx, Sized, fresh};
 use ckpt_ir::{DType, Dim, Same, Ty};
 
+/// Returns true for every element type but `bool`.
 pub fn is_number(d: DType) -> bool {
     d != DType::Bool
 }
@@ -106,6 +107,7 @@ pub fn broadcast_index(flat: i64, out: &[i64], dims: &[i64]) -> usize {
     index as usize
 }
 
+/// Cost of one floating-point operation for each element of the result.
 pub fn one_flop(cx: &CostCx) -> Cost {
     cx.elementwise(1)
 }

@@ -1,21 +1,21 @@
 //! Calls of rotary positions, attention and its gradient: masks, bands, groups of heads, ranks, and sizes of 0 and 1.
 
-use super::In::*;
-use super::Set::*;
-use super::{Recipe, r};
+use super::call::In::*;
+use super::call::Set::*;
+use super::call::{In, Recipe, Set, r, recipes};
 
-const Q: super::In = Real(&[2, 2, 3, 4]);
-const K: super::In = Real(&[2, 2, 4, 4]);
-const V: super::In = Real(&[2, 2, 4, 3]);
-const DY: super::In = Real(&[2, 2, 3, 3]);
-const CAUSAL: (&str, super::Set) = ("causal", I(1));
-const HALF: (&str, super::Set) = ("scale", F(0.5));
-const BACK: (&str, super::Set) = ("inverse", I(1));
-const ALL_FOUR: (&str, super::Set) = ("wants", L(&[0, 1, 2, 3]));
+const Q: In = Real(&[2, 2, 3, 4]);
+const K: In = Real(&[2, 2, 4, 4]);
+const V: In = Real(&[2, 2, 4, 3]);
+const DY: In = Real(&[2, 2, 3, 3]);
+const CAUSAL: (&str, Set) = ("causal", I(1));
+const HALF: (&str, Set) = ("scale", F(0.5));
+const BACK: (&str, Set) = ("inverse", I(1));
+const ALL_FOUR: (&str, Set) = ("wants", L(&[0, 1, 2, 3]));
 /// The second of three queries sees nothing.
-const MASK: super::In = Bools(&[3, 4], &[1, 0, 1, 1, 0, 0, 0, 0, 0, 1, 0, 1]);
+const MASK: In = Bools(&[3, 4], &[1, 0, 1, 1, 0, 0, 0, 0, 0, 1, 0, 1]);
 /// One entry a key of each of two batch entries, the first of which has no keys left.
-const PADDING: super::In = Bools(&[2, 1, 1, 4], &[0, 0, 0, 0, 1, 1, 0, 1]);
+const PADDING: In = Bools(&[2, 1, 1, 4], &[0, 0, 0, 0, 1, 1, 0, 1]);
 
 pub const CALLS: &[Recipe] = recipes! {
     Rotary 1 (Q, Real(&[3, 4]), Real(&[3, 4]));

@@ -1,8 +1,8 @@
 //! Calls of convolutions and their gradients.
 
-use super::In::*;
-use super::Set::*;
-use super::{C234, Recipe, V4, r};
+use super::call::In::*;
+use super::call::Set::*;
+use super::call::{C234, Recipe, V4, r, recipes};
 
 const C242: &[i64] = &[2, 4, 2];
 const C244: &[i64] = &[2, 4, 4];

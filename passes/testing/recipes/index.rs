@@ -1,8 +1,8 @@
 //! Calls of lookups by index.
 
-use super::In::{Int, Ints, Real, Table};
-use super::Set::I;
-use super::{C234, M23, M24, M34, Recipe, r};
+use super::call::In::{Int, Ints, Real, Table};
+use super::call::Set::I;
+use super::call::{C234, M23, M24, M34, Recipe, r, recipes};
 
 pub const CALLS: &[Recipe] = recipes! {
     Gather 1 (Real(M34), Table(&[2, 2], &[0, 2, -1, 0]));

@@ -1,8 +1,8 @@
 //! Calls of losses over classes: every reduction, labels that are ignored, weights, more axes than one.
 
-use super::In::*;
-use super::Set::*;
-use super::{C234, M24, Recipe, S as SCALAR, V4, r};
+use super::call::In::*;
+use super::call::Set::*;
+use super::call::{C234, M24, Recipe, S as SCALAR, V4, r, recipes};
 
 pub const CALLS: &[Recipe] = recipes! {
     SoftmaxCrossEntropyLoss 1 (Real(M24), Ints(&[3, 0]));

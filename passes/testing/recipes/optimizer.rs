@@ -1,11 +1,11 @@
 //! Calls of optimizer steps.
 
-use super::In::{Int, Not, Positive, Real, Scalar};
-use super::Set::F;
-use super::{M23, Recipe, S, V3, r};
+use super::call::In::{Int, Not, Positive, Real, Scalar};
+use super::call::Set::F;
+use super::call::{M23, Recipe, S, Set, V3, r, recipes};
 
-const DECAYS: (&str, super::Set) = ("weight_decay", F(0.1));
-const ADAM: [(&str, super::Set); 4] = [
+const DECAYS: (&str, Set) = ("weight_decay", F(0.1));
+const ADAM: [(&str, Set); 4] = [
     ("beta1", F(0.9)),
     ("beta2", F(0.999)),
     ("eps", F(1e-8)),

@@ -1,8 +1,8 @@
 //! Calls of pooling: padding, dilation, sizes rounded up, one to three spatial axes.
 
-use super::In::*;
-use super::Set::*;
-use super::{C234, Recipe, r};
+use super::call::In::*;
+use super::call::Set::*;
+use super::call::{C234, Recipe, r, recipes};
 
 pub const CALLS: &[Recipe] = recipes! {
     MaxPool 1 (Real(C234)) with [("kernel_shape", L(&[2]))];

@@ -1,7 +1,7 @@
 //! Calls of random ops, and of ops on bits, which their bodies are made of.
 
-use super::In::*;
-use super::{C234, In, M23, Recipe, S, Set, V3, r};
+use super::call::In::*;
+use super::call::{C234, In, M23, Recipe, S, Set, V3, r, recipes};
 
 const BITS: &[i64] = &[0, 5, -7, 1 << 40, 12, i64::MAX];
 const BYTES: In = Bytes(M23, &[1, 2, 3, 4, 5, 255]);

@@ -1,6 +1,6 @@
 //! Writing by index: every reduction, places that meet, axes counted from the end.
 
-use super::{In, Recipe, Set, r};
+use super::call::{In, Recipe, Set, r, recipes};
 
 pub const CALLS: &[Recipe] = recipes! {
     ScatterElements 1 (In::Real(&[2, 3]), In::Table(&[1, 3], &[0, 1, 1]), In::Real(&[1, 3]))
