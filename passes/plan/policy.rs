@@ -13,9 +13,10 @@
 
 use super::annotations::{OpAnnotations, OpRole};
 use super::constraint::{Constraint, Constraints, PolicyScope, check_constraints};
+use super::index::{ByOp, ByValue, OpIdx};
 use super::input::PlanInput;
 use super::plan::Plan;
-use super::problem::{OpPhase, Problem};
+use super::problem::{Op, OpPhase, Problem};
 use super::saved_set::{Pinned, pinned, schedule};
 use super::sub_blocks::SubBlocks;
 use ckpt_error::{Error, Result};
@@ -301,13 +302,13 @@ impl Policy {
             ..
         } = input;
         let retentions = self.retentions(problem, annotations, constraints)?;
-        let keep: Vec<bool> = retentions.iter().map(|r| r.keep).collect();
-        let reasons: Vec<String> = retentions.into_iter().map(|r| r.reason).collect();
+        let keep: ByValue<bool> = retentions.iter().map(|r| r.keep).collect();
+        let reasons: ByValue<String> = retentions.into_iter().map(|r| r.reason).collect();
         let schedule = schedule(problem, &keep);
         check_constraints(problem, &schedule, &constraints.by_op(problem))?;
         let name = format!("{self} {overrides}");
         let layer_of = &annotations.layer_of;
-        Plan::new(name.trim_end(), problem, schedule, layer_of, &reasons)
+        Plan::new(name.trim_end(), problem, &schedule, layer_of, &reasons)
     }
 
     /// Returns whether each storage is kept, by its owner, and why.
@@ -316,7 +317,7 @@ impl Policy {
         problem: &Problem,
         annotations: &OpAnnotations,
         constraints: &Constraints,
-    ) -> Result<Vec<Retention>> {
+    ) -> Result<ByValue<Retention>> {
         let unit = self.rule.unit;
         if unit.needs_layers() && constraints.layers == 0 {
             let what = format!("`{self}` needs layers, and no repeated layers were found");
@@ -324,10 +325,10 @@ impl Policy {
                 "use --policy selective, which works on any graph, or name modules with --layers",
             ));
         }
-        let ops = 0..problem.ops.len();
-        let scope = |op: usize| constraints.scope[op];
+        let ops = || problem.ops.indices();
+        let scope = |op: OpIdx| constraints.scope[op];
         // The group that an op is rebuilt with; what leaves it is kept.
-        let group_of = |op: usize| {
+        let group_of = |op: OpIdx| {
             let layer = scope(op).layer()?;
             let sub_block = annotations.sub_block_of[op];
             match unit {
@@ -342,20 +343,18 @@ impl Policy {
             }
         };
         // What an op of a layer is rebuilt with, in words.
-        let rebuilt_with = |op: usize| match unit {
+        let rebuilt_with = |op: OpIdx| match unit {
             Unit::SubBlock => group_of(op).map(|s| annotations.sub_blocks[s].as_str()),
             Unit::NamedSubBlock => self.sub_blocks.word_of(annotations, op),
             _ => group_of(op).map(|_| "layer"),
         };
-        let in_layer = |op: usize| scope(op).layer().is_some();
-        let is_found = ops
-            .clone()
-            .any(|op| in_layer(op) && rebuilt_with(op).is_some());
-        let by_op: Vec<Retention> = match unit {
-            Unit::Nothing => vec![Retention::keep("policy none keeps everything"); ops.len()],
+        let in_layer = |op: OpIdx| scope(op).layer().is_some();
+        let is_found = ops().any(|op| in_layer(op) && rebuilt_with(op).is_some());
+        let by_op: ByOp<Retention> = match unit {
+            Unit::Nothing => problem.by_op(Retention::keep("policy none keeps everything")),
             Unit::Op => selective(problem, annotations, constraints),
             Unit::NamedSubBlock if !is_found => return Err(no_sub_block(annotations, self)),
-            _ => ops
+            _ => ops()
                 .map(|op| match (scope(op), rebuilt_with(op)) {
                     (PolicyScope::Layer(_), Some(word)) => {
                         Retention::drop(&format!("inside a recomputed {word}"))
@@ -368,7 +367,7 @@ impl Policy {
                 .collect(),
         };
         let roots = problem.roots();
-        let mut retentions: Vec<Retention> = problem
+        let mut retentions: ByValue<Retention> = problem
             .values
             .iter()
             .map(|v| {
@@ -378,10 +377,10 @@ impl Policy {
                     })
             })
             .collect();
-        let forward = problem.ops.iter().enumerate();
-        let forward = forward.filter(|(_, op)| op.phase == OpPhase::Forward);
+        let is_forward = |(_, op): &(OpIdx, &Op)| op.phase == OpPhase::Forward;
+        let forward = || problem.ops.enumerated().filter(is_forward);
         // What another group, or anything outside the layers, reads is an output of the group.
-        for (o, op) in forward.clone() {
+        for (o, op) in forward() {
             for root in op.ins.iter().map(|v| roots[*v]) {
                 if let Some(group) = problem.values[root].producer.and_then(group_of)
                     && group_of(o) != Some(group)
@@ -391,7 +390,7 @@ impl Policy {
                 }
             }
         }
-        for (o, op) in forward {
+        for (o, op) in forward() {
             let Some(forced) = &constraints.forced[o] else {
                 continue;
             };
@@ -456,9 +455,9 @@ fn selective(
     problem: &Problem,
     annotations: &OpAnnotations,
     constraints: &Constraints,
-) -> Vec<Retention> {
+) -> ByOp<Retention> {
     let mut products = vec![0usize; constraints.layers.max(1)];
-    let retention = |o: usize| {
+    let retention = |o: OpIdx| {
         let layer = match constraints.scope[o] {
             PolicyScope::Layer(layer) => layer,
             PolicyScope::NoLayer if constraints.layers == 0 => 0,
@@ -482,7 +481,7 @@ fn selective(
             OpRole::Other => Retention::drop("not on the list of what stays"),
         }
     };
-    (0..problem.ops.len()).map(retention).collect()
+    problem.ops.indices().map(retention).collect()
 }
 
 impl PartialEq for Policy {

@@ -15,6 +15,7 @@ pub mod bound;
 pub mod compact;
 pub mod cut;
 pub mod exact;
+pub(crate) mod expanded;
 pub mod flow;
 pub mod given;
 pub mod incremental_liveness;

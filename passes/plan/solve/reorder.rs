@@ -11,6 +11,7 @@ use super::min_peak::{MinPeak, min_peak};
 use super::orders;
 use super::work::Effort;
 use crate::constraint::Constraint;
+use crate::index::{ByOp, OpIdx};
 use crate::objective::Objective;
 use crate::problem::Problem;
 use crate::schedule::evaluate;
@@ -20,7 +21,7 @@ use ckpt_error::Result;
 struct Moved {
     problem: Problem,
     /// The given index of each of its ops.
-    order: Vec<usize>,
+    order: ByOp<OpIdx>,
 }
 
 impl Moved {
@@ -28,15 +29,15 @@ impl Moved {
         let orders = orders::lower(problem).into_iter();
         let moved = orders.map(|order| Moved {
             problem: problem.in_order(&order),
-            order,
+            order: order.into(),
         });
         moved.collect()
     }
 
     /// Returns constraints by op in this order; none stay none.
-    fn constraints(&self, constraints: &[Option<Constraint>]) -> Vec<Option<Constraint>> {
+    fn constraints(&self, constraints: &ByOp<Option<Constraint>>) -> ByOp<Option<Constraint>> {
         match constraints.is_empty() {
-            true => Vec::new(),
+            true => ByOp::default(),
             false => self.order.iter().map(|o| constraints[*o]).collect(),
         }
     }
@@ -50,7 +51,7 @@ impl Moved {
         }
     }
 
-    fn schedule(&self, schedule: &[usize]) -> Vec<usize> {
+    fn schedule(&self, schedule: &[OpIdx]) -> Vec<OpIdx> {
         schedule.iter().map(|o| self.order[*o]).collect()
     }
 
@@ -158,7 +159,7 @@ pub fn frontier(
 /// A problem whose own order is not a schedule of it.
 pub fn min_peak_reordered(
     problem: &Problem,
-    constraints: &[Option<Constraint>],
+    constraints: &ByOp<Option<Constraint>>,
     effort: Effort,
 ) -> Result<MinPeak> {
     let mut lowest = min_peak(problem, constraints, effort)?;
