@@ -1,19 +1,19 @@
-//! The cheapest schedule of a small problem, by trying everything: what solvers are judged against in tests.
+//! Finds the cheapest schedule of a small problem by trying all of them. Tests compare the solvers with it.
 //!
-//! The class searched is the solvers' own: every op is computed at least once, first computations come in the given
-//! order, and anything computed before may be recomputed at any time and any number of times. A state is how many
-//! ops have had their first computation and which values are alive. Values are freed only where the next step would
-//! not fit otherwise, and then as few as possible: whatever a schedule holds alive at its steps, this holds at least
-//! that, so nothing is missed. Dijkstra's algorithm over these states gives an optimum, and no state means that no
-//! schedule of the class fits. Exponential in the number of values.
+//! The class of schedules is that of the solvers: every op runs at least once, first runs follow the given order, and
+//! everything that was computed may be recomputed at any time and any number of times. A state is the number of ops that
+//! have run for the first time and the set of values that are alive. Values are freed only where the next step would not fit
+//! otherwise, and then as few as possible. Whatever a schedule holds alive at its steps, some path of states holds too, so
+//! none is missed. Dijkstra's algorithm over these states finds an optimum. Without a path no schedule of the class fits.
+//! Exponential in the number of values.
 //!
-//! Where results may be offloaded, a state also says which do: an op that can be moved is, or is not, when it first runs;
-//! one that is moved does not run again, and all its results come back together, any number of times.
+//! Where results may be offloaded, a state also says whose are. An op whose results may leave has them offloaded at its first
+//! run or not. If it has, it does not run again, and all its results are fetched together, any number of times.
 //!
-//! A result that is written over a static value takes no bytes while nothing reads that value again, and its bytes otherwise:
-//! an update is tried both ways, and one that took none forbids all later readers of what it was written over.
+//! A result that is written over a static value takes no bytes unless something reads that value later. Both cases of an
+//! update are tried: one in which the result takes bytes, and one that forbids all later readers of the value.
 //!
-//! It shares no code with the solvers and, but for the last check in the tests, none with the evaluator.
+//! This module shares no code with the solvers. Only the last check of its tests uses the evaluation.
 
 use super::index::{ByOp, OpIdx, ValueIdx};
 use super::problem::{Problem, ValueKind};

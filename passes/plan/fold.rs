@@ -1,4 +1,4 @@
-//! Problems without views, and schedules of those taken back.
+//! Removes the views of a problem, and restores them in its schedules.
 
 use super::index::{ByValue, OpIdx, ValueIdx};
 use super::problem::{Op, Problem, ValueKind};
@@ -30,7 +30,7 @@ impl Problem {
             let of = |list: &[ValueIdx]| list.iter().map(|v| roots[*v]).collect();
             let owned = |v: &&ValueIdx| self.values[**v].view_of.is_none();
             folded.ops.push(Op {
-                // Nobody asks for names here, and there are many.
+                // Names are many, and the folded form needs none.
                 name: String::new(),
                 kind: String::new(),
                 ins: of(&op.ins),

@@ -26,7 +26,7 @@ use super::plan::{Certificate, Plan};
 use super::problem::Problem;
 use super::request::{Goal, OffloadSet, PlanRequest};
 use super::saved_set::SMALL_BYTES;
-use super::schedule::evaluate;
+use super::schedule::{evaluate, percent};
 use super::solve::bound::{CLASS, CLASS_MOVING};
 use super::solve::bound_moving;
 use super::solve::expanded::{ExpandedProblem, Price};
@@ -250,15 +250,8 @@ impl Offloading<'_> {
             ));
         };
         let (own, before) = (plan.after.cost, plan.before.cost);
-        let percent = |x: f64| {
-            if before > 0.0 {
-                100.0 * x / before
-            } else {
-                0.0
-            }
-        };
-        certificate.lower_bound_pct = percent(lower.min(own) - before);
-        certificate.gap_pct = percent((own - lower).max(0.0));
+        certificate.lower_bound_pct = percent(lower.min(own) - before, before);
+        certificate.gap_pct = percent((own - lower).max(0.0), before);
         certificate.class = format!("{CLASS}{CLASS_MOVING}");
         Ok(plan)
     }

@@ -1,10 +1,9 @@
-//! What a planner sees: operations in order with their costs, values with their bytes, and nothing else.
+//! What a planner sees: ops in order with their costs, and values with their bytes.
 //!
-//! The JSON form is the cost-graph format of the planner benches: `ops` in the given order, `values`, `outputs`. Fields
-//! that it does not have (temporaries, views, effects) are optional, so a cost graph made by anyone is a problem. In
-//! such a graph views are folded into the value that owns the storage; a problem made from our own graph keeps them,
-//! because a rewritten graph needs a copy of the view wherever it needs a copy of the storage. [`Problem::fold`] gives
-//! the folded form.
+//! The JSON form is the cost-graph format of the planner benches: `ops` in the given order, `values`, `outputs`. Temporaries,
+//! views and effects are optional, so every such cost graph is a problem. There views are folded into the value that owns the
+//! storage. A problem made from our own graph keeps them, because a rewritten graph needs a copy of the view wherever it
+//! needs a copy of the storage. [`Problem::fold`] gives the folded form.
 
 use super::index::{ByOp, ByValue, OpIdx, ValueIdx};
 use super::steps::Step;
@@ -57,7 +56,7 @@ pub struct Op {
     pub ins: Vec<ValueIdx>,
     pub outs: Vec<ValueIdx>,
     pub phase: OpPhase,
-    /// What the objective adds up: microseconds, unless the maker of the graph says otherwise.
+    /// The objective adds these up: microseconds, unless the maker of the graph says otherwise.
     pub cost: f64,
     #[serde(default)]
     pub flops: u64,
@@ -67,16 +66,16 @@ pub struct Op {
     /// Temporaries while it runs.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub temp_bytes: u64,
-    /// Operands that the first result is written over, if one of them is not read again: then it takes no bytes beside
-    /// that one. They have as many bytes as that result. A static one is resident whatever happens, so the result that is
-    /// written over it is listed without bytes: it takes as many as that one if that is read again, or is an output.
+    /// Operands that the first result may be written over. If one of them is not read again, the result takes no bytes
+    /// beside it. They have as many bytes as that result. A result that is written over a static operand is listed without
+    /// bytes: it takes as many as the operand if that is read again or is an output.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub in_place_operands: Vec<ValueIdx>,
     /// Whether running it again gives the same bits and is allowed.
     #[serde(default = "yes", skip_serializing_if = "is_yes")]
     pub recomputable: bool,
-    /// Whether it runs for the first time after every such op that is listed before it, in any order: it draws from a
-    /// generator, or acts on something outside.
+    /// Whether its first run comes after those of all such ops that are listed before it, in every order: it draws from a
+    /// generator, or has an effect outside.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ordered: bool,
 }
@@ -108,15 +107,15 @@ pub struct Problem {
     pub transfer: Option<Transfer>,
 }
 
-/// What moving a storage costs, each way.
+/// The cost of moving a storage, each way.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Transfer {
     pub us_per_megabyte: f64,
-    /// Beside the bytes.
+    /// The start of each transfer.
     pub start_us: f64,
-    /// The part of what the bytes take that is lost to ops beside it: 0 where an engine of its own copies, 1 where
-    /// nothing gets on meanwhile.
+    /// The share of the time of the bytes that other ops lose: 0 where an engine of its own copies, 1 where nothing else
+    /// runs meanwhile.
     #[serde(default, skip_serializing_if = "is_nothing")]
     pub busy_share: f64,
 }
@@ -170,13 +169,12 @@ impl Transfer {
         self.start_us + self.us_per_megabyte * bytes as f64 / 1e6
     }
 
-    /// Returns what of a transfer's cost no op can run beside.
+    /// Returns the part of a transfer's cost that no op can run beside.
     pub fn own_us(&self, cost: f64) -> f64 {
         self.start_us.min(cost) + self.busy_share * (cost - self.start_us).max(0.0)
     }
 
-    /// Returns what it takes of a step at least that so many bytes leave, and that they come back, where transfers run beside other
-    /// ops, and where they do not.
+    /// Returns the least that a step loses if so many bytes leave and return, with transfers `beside` other ops or not.
     pub fn wait(&self, bytes: u64, beside: bool) -> Wait {
         let whole_us = self.cost(bytes);
         match beside {
@@ -192,12 +190,12 @@ impl Transfer {
     }
 }
 
-/// What offloading takes of a step, for the results of one op.
+/// What a step loses by offloading the results of one op.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Wait {
-    /// Each way, what nothing runs beside.
+    /// Each way, the time that nothing runs beside.
     pub own_us: f64,
-    /// Each way, what a lane is taken for; 0 where nothing runs beside a transfer.
+    /// Each way, the time that the lane is taken; 0 where nothing runs beside a transfer.
     pub lane_us: f64,
 }
 
@@ -294,19 +292,19 @@ impl Problem {
                     None => return self.unknown_value(o, *v),
                 }
             }
-            let first = op.outs.first().map(|v| &self.values[*v]);
-            for v in &op.in_place_operands {
-                let fits =
-                    |out: &&Value| out.view_of.is_none() && out.kind == ValueKind::Activation;
-                if !op.ins.contains(v) || first.filter(fits).is_none() {
-                    return foreign(format!(
-                        "op {} has no result that could be written over value {v}",
-                        self.called(o)
-                    ));
-                }
+            let called = || self.called(o);
+            let owns = |v: &ValueIdx| {
+                let out = &self.values[*v];
+                out.view_of.is_none() && out.kind == ValueKind::Activation
+            };
+            let may_write_over = op.outs.first().is_some_and(owns);
+            let is_wrong = |v: &&ValueIdx| !op.ins.contains(v) || !may_write_over;
+            if let Some(v) = op.in_place_operands.iter().find(is_wrong) {
+                let what = format!("no result that could be written over value {v}");
+                return foreign(format!("op {} has {what}", called()));
             }
             if !op.cost.is_finite() || op.cost < 0.0 {
-                return foreign(format!("op {} has a cost of {}", self.called(o), op.cost));
+                return foreign(format!("op {} has a cost of {}", called(), op.cost));
             }
             cost += op.cost;
             flops = flops.saturating_add(op.flops);

@@ -33,20 +33,27 @@ pub struct Score {
 impl Score {
     /// Returns the extra cost over `base`, in percent.
     pub fn overhead_pct(&self, base: &Score) -> f64 {
-        percent(self.cost, base.cost)
+        percent(self.cost - base.cost, base.cost)
+    }
+
+    /// Returns the extra bytes read and written over `base`, in percent.
+    pub fn traffic_overhead_pct(&self, base: &Score) -> f64 {
+        let (own, other) = (self.traffic_bytes as f64, base.traffic_bytes as f64);
+        percent(own - other, other)
     }
 
     /// Returns the extra FLOPs over `base`, in percent.
     pub fn flops_overhead_pct(&self, base: &Score) -> f64 {
-        percent(self.flops as f64, base.flops as f64)
+        percent(self.flops as f64 - base.flops as f64, base.flops as f64)
     }
 }
 
-fn percent(value: f64, base: f64) -> f64 {
-    if base == 0.0 {
-        0.0
+/// Returns a part of a whole in percent; 0 of nothing.
+pub fn percent(part: f64, whole: f64) -> f64 {
+    if whole > 0.0 {
+        100.0 * part / whole
     } else {
-        100.0 * (value - base) / base
+        0.0
     }
 }
 

@@ -148,14 +148,6 @@ pub struct Row {
     pub lower_bound_pct: Option<f64>,
 }
 
-/// Extra bytes read and written, in percent.
-pub fn traffic_overhead_pct(score: &Score, before: &Score) -> f64 {
-    if before.traffic_bytes == 0 {
-        return 0.0;
-    }
-    100.0 * (score.traffic_bytes as f64 - before.traffic_bytes as f64) / before.traffic_bytes as f64
-}
-
 impl Report {
     /// Returns the report of a plan, with overhead by an objective.
     pub fn new(step: &TrainingStep, outcome: &PlanOutcome, objective: Objective) -> Report {
@@ -173,7 +165,7 @@ impl Report {
             traffic_after_bytes: after.traffic_bytes,
             cost_overhead_pct: after.overhead_pct(before),
             flops_overhead_pct: after.flops_overhead_pct(before),
-            traffic_overhead_pct: traffic_overhead_pct(after, before),
+            traffic_overhead_pct: after.traffic_overhead_pct(before),
             loss_parts: plan.loss_chunks,
             mlp_parts: plan.mlp_chunks,
             ops: input.problem.ops.len(),

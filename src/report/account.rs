@@ -13,9 +13,7 @@ use std::collections::BTreeMap;
 pub struct Account<'a> {
     pub step: &'a TrainingStep,
     pub plan: &'a Plan,
-    /// Seconds that planning took.
-    pub seconds: f64,
-    pub smallest_bytes: Option<u64>,
+    pub outcome: &'a PlanOutcome,
     pub before: Memory<'a>,
     pub after: Memory<'a>,
     pub verdicts: Vec<Verdict>,
@@ -90,8 +88,7 @@ impl<'a> Account<'a> {
         let mut account = Account {
             step,
             plan,
-            seconds: outcome.seconds,
-            smallest_bytes: outcome.min_peak_bytes,
+            outcome,
             before,
             after,
             verdicts,

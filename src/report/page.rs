@@ -160,12 +160,12 @@ fn facts(account: &Account) -> Vec<(String, String)> {
                 micros(plan.after.cost - plan.before.cost)
             ),
         ),
-        ("Planned in", format!("{:.3} s", account.seconds)),
+        ("Planned in", format!("{:.3} s", account.outcome.seconds)),
     ];
     if let Some(c) = &plan.certificate {
         rows.push(("Proof speaks of", c.class.clone()));
     }
-    if let Some(smallest) = account.smallest_bytes {
+    if let Some(smallest) = account.outcome.min_peak_bytes {
         let shown = training.shown(smallest);
         rows.push((
             "Smallest feasible",

@@ -1,6 +1,6 @@
 //! Reads the plan of a training graph back: its node order is the schedule, its metadata hold the reasons.
 //!
-//! The plan comes from the nodes and is judged again. Only reasons come from metadata.
+//! The plan comes from the nodes and is evaluated again. Only reasons come from metadata.
 
 use crate::planning::step::TrainingStep;
 use crate::provenance::keys;
@@ -9,6 +9,8 @@ use ckpt_passes::ir::{Graph, NodeId, SecondaryMap};
 use ckpt_passes::ops::transfer;
 use ckpt_passes::plan::steps::settled;
 use ckpt_passes::plan::{OpIdx, Plan, PlanOutcome, Step};
+use ckpt_passes::transform::infer::infer;
+use ckpt_passes::transform::joint::joint;
 use ckpt_passes::transform::remat::strip_again;
 use ckpt_passes::{Error, Result};
 
@@ -23,8 +25,10 @@ pub fn is_planned(graph: &Graph) -> bool {
 /// the sizes and the cost model.
 ///
 /// # Errors
-/// A graph that lacks the original of a copy, or does not run in its own order.
-pub fn read(graph: &Graph, request: &Request) -> Result<(TrainingStep, PlanOutcome)> {
+/// A graph without a backward pass, that lacks the original of a copy, or that does not run in its own order.
+pub fn read(graph: &mut Graph, request: &Request) -> Result<(TrainingStep, PlanOutcome)> {
+    infer(graph)?;
+    joint(graph)?;
     // The original of each node of the schedule, or the node whose results it moves, with the step that it is. All results
     // of a node move together.
     let mut steps: Vec<(NodeId, fn(OpIdx) -> Step)> = Vec::new();

@@ -81,14 +81,14 @@ fn only_results_of_enough_bytes_are_moved() {
 fn the_host_has_room_for_all_of_it_or_it_is_refused() {
     let p = chain(&[2000, 3000, 1]);
     let annotations = OpAnnotations::unknown(p.ops.len());
-    let wish = |bytes| Offload {
+    let within = |bytes| Offload {
         set: OffloadSet::All,
         host_bytes: Some(bytes),
         ..Offload::default()
     };
-    let plan = planned(&p, &annotations, wish(5000)).unwrap();
+    let plan = planned(&p, &annotations, within(5000)).unwrap();
     assert_eq!(plan.schedule.offloaded, schedule(&[0, 1]));
-    let error: Box<Error> = planned(&p, &annotations, wish(4999)).unwrap_err().into();
+    let error: Box<Error> = planned(&p, &annotations, within(4999)).unwrap_err().into();
     assert_eq!((error.code(), error.exit_code()), ("offload", 2));
 }
 
@@ -119,7 +119,7 @@ fn warned(annotations: &OpAnnotations, offload: Offload) -> Option<String> {
     warning(&input, &request)
 }
 
-/// A random problem, and the wish to have planned what is worth it, with no transfer too small.
+/// A random problem with transfers.
 fn random(r: &mut Random, ops: usize) -> Problem {
     let mut p = random_dag(r, ops, Shape::Training);
     p.transfer = Some(Transfer {

@@ -1,10 +1,9 @@
-//! A problem reduced to what the search needs: folded, indexed densely, costs as whole numbers.
+//! A problem reduced to what the search needs: folded, with dense indices and whole numbers as costs.
 //!
-//! Left out, because they never change a decision: static values, values without bytes (they stay for nothing), views.
-//! Every value that is left takes memory and has at most one maker. Costs become integers that add up to about
-//! [`SCALE`], so that sums are exact, equal costs compare equal, and flows are integral. A `weight` is at least 1, so
-//! that no plan repeats an op for nothing; a `price` is rounded down and never more than the true cost, so that a bound
-//! made of prices is a bound.
+//! Static values, values without bytes and views are left out, because they never change a decision. Every value that remains
+//! takes memory and has at most one maker. Costs become integers that add up to about [`SCALE`]. So sums are exact, equal
+//! costs compare equal, and flows are integral. A `weight` is at least 1, so that no plan repeats an op for nothing. A
+//! `price` is rounded down and never above the true cost, so that a bound made of prices is a bound.
 
 use crate::constraint::Constraint;
 use crate::index::{ByOp, OpIdx, ValueIdx};

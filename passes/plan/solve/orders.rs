@@ -1,11 +1,11 @@
 //! Finds other orders in which the ops of a problem may run once each, with smaller peaks.
 //!
-//! One engine lists ready ops, from the first step on or from the last one back, and always takes the one that changes
-//! what is alive the least: either any such op (greedy), or the next one of a known order unless another frees memory. No
-//! order made so is better for certain; [`evaluate`] decides. What an op frees is known exactly while the list grows:
-//! readers of a storage are counted, and the last one is found by the exclusive or of those that remain. O(n log n).
+//! An order is written from the first step on or from the last one back. The next op is always the ready one that changes the
+//! live bytes the least: any such op (greedy), or the next one of a known order unless another frees memory. No order made
+//! this way is better for certain; [`evaluate`] decides. What an op frees is known exactly: readers of a storage are
+//! counted, and the last one is the exclusive or of those that remain. O(n log n).
 //!
-//! Ops that must keep their turn do, and where no backward op runs before a forward one, none does afterwards.
+//! Ops that must keep their order keep it. Where all forward ops come before all backward ones, they still do.
 
 use crate::index::{OpIdx, ValueIdx};
 use crate::problem::{OpPhase, Problem, ValueKind};

@@ -12,7 +12,7 @@ use crate::constraint::{check_constraints, first_violation};
 use crate::index::OpIdx;
 use crate::objective::Objective;
 use crate::problem::Problem;
-use crate::schedule::{Score, evaluate};
+use crate::schedule::{Score, evaluate, percent};
 use ckpt_error::{Error, Result};
 use std::collections::BTreeMap;
 
@@ -162,12 +162,11 @@ impl<'a> Question<'a> {
         if found.optimal && objective == Objective::Cost {
             lower = own;
         }
-        let percent = |x: f64| if base > 0.0 { 100.0 * x / base } else { 0.0 };
-        let gap_pct = percent(own - lower).max(0.0);
+        let gap_pct = percent(own - lower, base).max(0.0);
         Solution {
             bound: Bound {
                 lower,
-                lower_pct: percent(lower - base),
+                lower_pct: percent(lower - base, base),
                 class: bound::CLASS,
                 met: gap_pct <= 1e-6,
             },

@@ -1,8 +1,8 @@
 //! Schedules whose first runs follow another order than the given one.
 //!
-//! The problem is solved in the given order and in a few others ([`orders`]), each as a problem of its own; the cheapest
-//! plan counts, so asking for it never makes a plan dearer. Its schedule is one of the given problem, judged there; only
-//! its bound speaks of another class.
+//! The problem is solved in the given order and in a few others ([`orders`]), each as a problem of its own. The cheapest plan
+//! counts, so `--reorder` never makes a plan dearer. Its schedule is evaluated on the given problem. Only its bound is about
+//! another class.
 
 use super::answer::{Bound, Query, Solution};
 use super::bound;

@@ -12,60 +12,15 @@ use super::simulate::{Simulation, drop_unread};
 use super::work::{Effort, Random, Work};
 use super::{bound, frontier, multi_cut_bound, solve};
 use crate::constraint::{Constraint, first_violation};
-use crate::index::{ByOp, OpIdx, ValueIdx};
+use crate::index::{ByOp, OpIdx};
 use crate::objective::Objective;
-use crate::problem::{Op, OpPhase, Problem, Value, ValueKind};
+use crate::problem::{OpPhase, Problem};
 use crate::schedule::evaluate;
-use crate::testing::random_schedule;
+use crate::testing::{Shape, random_dag, random_schedule};
 
-/// A problem of `ops` ops; later ops read earlier results, as in a step with a backward part.
+/// A random training step.
 fn random_problem(r: &mut Random, ops: usize) -> Problem {
-    let mut p = Problem::default();
-    let value = |bytes: usize, kind, producer| Value::new(bytes as u64, kind, producer);
-    for kind in [ValueKind::Static, ValueKind::Placeholder] {
-        p.values.push(value(1 + r.below(5), kind, None));
-    }
-    for o in 0..ops {
-        let near = |r: &mut Random, n: usize| ValueIdx(n - 1 - r.below(n.min(5)));
-        let mut ins: Vec<ValueIdx> = (0..r.below(3)).map(|_| near(r, p.values.len())).collect();
-        if o > ops / 2 {
-            ins.push(ValueIdx(r.below(p.values.len())));
-        }
-        let outs: Vec<ValueIdx> = (0..1 + r.below(5) / 4)
-            .map(|_| {
-                p.values
-                    .push(value(r.below(9), ValueKind::Activation, Some(OpIdx(o))))
-            })
-            .collect();
-        let takeable: Vec<ValueIdx> = ins
-            .iter()
-            .filter(|v| p.values[**v].kind == ValueKind::Activation && r.below(2) == 0)
-            .copied()
-            .collect();
-        if let Some(first) = takeable.first() {
-            p.values[outs[0]].bytes = p.values[*first].bytes;
-        }
-        let size = p.values[outs[0]].bytes;
-        let over = takeable.into_iter();
-        let over: Vec<ValueIdx> = over.filter(|v| p.values[*v].bytes == size).collect();
-        let phase = match o > ops / 2 {
-            true => OpPhase::Backward,
-            false => OpPhase::Forward,
-        };
-        let cost = r.below(9) as f64;
-        p.ops.push(Op {
-            in_place_operands: over,
-            flops: r.below(9) as u64,
-            bytes: r.below(9) as u64,
-            temp_bytes: (r.below(4) / 3) as u64,
-            recomputable: r.below(8) > 0,
-            ..Op::new(format!("op{o}"), ins, outs, phase, cost)
-        });
-    }
-    p.outputs = [p.values.len() - 1, r.below(p.values.len())]
-        .map(ValueIdx)
-        .into();
-    p
+    random_dag(r, ops, Shape::Training)
 }
 
 #[test]
@@ -341,7 +296,8 @@ fn a_larger_budget_never_costs_more_when_each_is_asked_for_by_itself() {
 fn choices_are_kept() {
     let mut r = Random::new(8);
     let (mut kept, mut dropped) = (0, 0);
-    for _ in 0..100 {
+    for n in 0..100 {
+        let tenths = [9, 10][n % 2];
         let p = random_problem(&mut r, 24);
         let before = evaluate(&p, &p.given_order()).unwrap();
         let mut choices = p.by_op(None);
@@ -356,11 +312,13 @@ fn choices_are_kept() {
             }
         }
         let request = Query {
-            budget_bytes: before.static_bytes + before.peak_above_static_bytes * 9 / 10,
+            budget_bytes: before.static_bytes + before.peak_above_static_bytes * tenths / 10,
             effort: Effort::Units(30_000),
             constraints: choices.clone(),
             ..Query::default()
         };
+        let lowest = min_peak(&p, &choices, Effort::Units(1_000)).unwrap();
+        assert_eq!(first_violation(&p, &lowest.schedule, &choices), None);
         let Ok(found) = solve(&p, &request).unwrap() else {
             continue;
         };
