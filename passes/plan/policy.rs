@@ -1,15 +1,16 @@
 //! The policies that people know, as a table: none, selective, full, every N-th layer, the first N layers, groups of
 //! layers, sub-blocks of layers.
 //!
-//! A policy says which forward results may stay. [`schedule`](super::saved_set) makes the schedule: a kept result that no
+//! A policy says which forward results are kept. [`schedule`](super::saved_set) makes the schedule: a kept result that no
 //! backward op reads costs nothing, and every copy has a reader. Everything outside the layers stays: embeddings, masks and
 //! rotary tables that layers share, the head and the loss. What other layers read of a layer (the residual stream, shared keys
 //! and values) stays too. Layers without trained parameters are left alone. [`Constraints`] may replace the layers by other
 //! modules, exclude some of them, and overrule the policy for single ops.
 //!
 //! `selective` is the per-op rule of TorchTitan and NeMo. It keeps attention (fused: its results; decomposed: the
-//! probabilities that its backward reads), convolutions, TopK, max reductions, products with a fused bias. Of the plain products of a layer it keeps the first, third, fifth, … in execution order. It recomputes
-//! everything else. In a Llama layer it keeps q, v, gate and down, and recomputes k, o and up.
+//! probabilities that its backward reads), convolutions, TopK, max reductions, and products with a fused bias. Of the plain
+//! products of a layer it keeps the first, third, fifth, … in execution order. It recomputes everything else. In a Llama layer
+//! it keeps q, v, gate and down, and recomputes k, o and up.
 
 use super::annotations::{OpAnnotations, OpRole};
 use super::constraint::{Constraint, Constraints, PolicyScope, check_constraints};
@@ -23,7 +24,7 @@ use ckpt_error::{Error, Result};
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// A row of [`POLICIES`]: what there is to say about a policy.
+/// A row of [`POLICIES`].
 pub struct PolicyDef {
     pub word: &'static str,
     /// Other words for the same policy.
@@ -34,6 +35,8 @@ pub struct PolicyDef {
     unit: Unit,
     /// The N at which budgeted plans are compared with the policy, given the number of layers; `None` leaves it out.
     compared_at: Option<fn(usize) -> usize>,
+    /// The options that users write instead, without N. Only comparisons use such a policy.
+    options: Option<&'static str>,
 }
 
 /// What follows the colon of a policy.
@@ -71,77 +74,91 @@ pub static POLICIES: [&PolicyDef; 8] = [
     &NONE, &SELECTIVE, &FULL, &EVERY, &FIRST, &GROUP, &SUBMODULE, &PARTS,
 ];
 
+/// Returns a row without synonyms, which comparisons leave out.
+const fn row(word: &'static str, argument: Argument, help: &'static str, unit: Unit) -> PolicyDef {
+    PolicyDef {
+        word,
+        aliases: &[],
+        argument,
+        help,
+        unit,
+        compared_at: None,
+        options: None,
+    }
+}
+
 static NONE: PolicyDef = PolicyDef {
-    word: "none",
     aliases: &["off", "false", "no", "disabled"],
-    argument: Argument::None,
-    help: "nothing",
-    unit: Unit::Nothing,
     compared_at: Some(|_| 0),
+    ..row("none", Argument::None, "nothing", Unit::Nothing)
 };
 
 static SELECTIVE: PolicyDef = PolicyDef {
-    word: "selective",
-    aliases: &[],
-    argument: Argument::None,
-    help: "cheap results; attention, convolutions and every second matrix product are kept",
-    unit: Unit::Op,
     compared_at: Some(|_| 0),
+    ..row(
+        "selective",
+        Argument::None,
+        "cheap results; attention, convolutions and every second matrix product are kept",
+        Unit::Op,
+    )
 };
 
 static FULL: PolicyDef = PolicyDef {
-    word: "full",
     aliases: &["on", "true", "yes", "enabled"],
-    argument: Argument::None,
-    help: "every layer; only its inputs are kept",
-    unit: Unit::Layers(|layer, _| Some(layer)),
     compared_at: Some(|_| 0),
+    ..row(
+        "full",
+        Argument::None,
+        "every layer; only its inputs are kept",
+        Unit::Layers(|layer, _| Some(layer)),
+    )
 };
 
 static EVERY: PolicyDef = PolicyDef {
-    word: "every",
-    aliases: &[],
-    argument: Argument::Layers,
-    help: "layers N, 2N, …, counted from 1",
-    unit: Unit::Layers(|layer, n| (layer + 1).is_multiple_of(n).then_some(layer)),
     compared_at: Some(|_| 2),
+    options: Some("--policy full --every"),
+    ..row(
+        "every",
+        Argument::Layers,
+        "layers N, 2N, …, counted from 1",
+        Unit::Layers(|layer, n| (layer + 1).is_multiple_of(n).then_some(layer)),
+    )
 };
 
 static FIRST: PolicyDef = PolicyDef {
-    word: "first",
-    aliases: &[],
-    argument: Argument::Layers,
-    help: "the first N layers",
-    unit: Unit::Layers(|layer, n| (layer < n).then_some(layer)),
     compared_at: Some(|layers| layers.div_ceil(2)),
+    options: Some("--policy full --first"),
+    ..row(
+        "first",
+        Argument::Layers,
+        "the first N layers",
+        Unit::Layers(|layer, n| (layer < n).then_some(layer)),
+    )
 };
 
 static GROUP: PolicyDef = PolicyDef {
-    word: "group",
-    aliases: &[],
-    argument: Argument::Layers,
-    help: "every N layers as one; only the input of the first is kept",
-    unit: Unit::Layers(|layer, n| Some(layer / n)),
     compared_at: Some(|_| 2),
+    ..row(
+        "group",
+        Argument::Layers,
+        "every N layers as one; only the input of the first is kept",
+        Unit::Layers(|layer, n| Some(layer / n)),
+    )
 };
 
-static SUBMODULE: PolicyDef = PolicyDef {
-    word: "submodule",
-    aliases: &[],
-    argument: Argument::None,
-    help: "every norm, attention and MLP of a layer; only their inputs are kept",
-    unit: Unit::SubBlock,
-    compared_at: None,
-};
+static SUBMODULE: PolicyDef = row(
+    "submodule",
+    Argument::None,
+    "every norm, attention and MLP of a layer; only their inputs are kept",
+    Unit::SubBlock,
+);
 
-static PARTS: PolicyDef = PolicyDef {
-    word: "parts",
-    aliases: &[],
-    argument: Argument::SubBlocks,
-    help: "these sub-blocks of layers only; norms and inner sub-blocks with their results",
-    unit: Unit::NamedSubBlock,
-    compared_at: None,
-};
+static PARTS: PolicyDef = row(
+    "parts",
+    Argument::SubBlocks,
+    "these sub-blocks of layers only; norms and inner sub-blocks with their results",
+    Unit::NamedSubBlock,
+);
 
 impl PolicyDef {
     /// Returns the word with a placeholder for its argument: `every:N`.
@@ -164,6 +181,12 @@ impl PolicyDef {
             words => format!("{} ({words})", self.form()),
         }
     }
+}
+
+/// Returns the policies that users write.
+fn offered() -> impl Iterator<Item = &'static PolicyDef> {
+    let all = POLICIES.into_iter();
+    all.filter(|rule| rule.options.is_none())
 }
 
 /// What to recompute: a row of [`POLICIES`] with its argument.
@@ -214,9 +237,15 @@ impl Policy {
         POLICIES.iter().filter_map(move |rule| example(rule).ok())
     }
 
-    /// Returns the forms of all policies in a sentence, for `--help`.
+    /// Returns the options that users write instead of the policy, if there are such.
+    pub fn options(&self) -> Option<String> {
+        let options = self.rule.options?;
+        Some(format!("{options} {}", self.n))
+    }
+
+    /// Returns the forms of all policies that users write in a sentence, for `--help`.
     pub fn help() -> String {
-        let forms: Vec<String> = POLICIES.iter().map(|rule| rule.form()).collect();
+        let forms: Vec<String> = offered().map(PolicyDef::form).collect();
         let sub_blocks: Vec<&str> = SubBlocks::words().collect();
         format!(
             "{} (N counts layers; WORD is {})",
@@ -231,7 +260,7 @@ impl Policy {
     /// `error[policy]` for any other word; the error lists the words.
     pub fn parse(text: &str) -> Result<Policy> {
         let unknown = || {
-            let forms: Vec<String> = POLICIES.iter().map(|r| r.form_with_synonyms()).collect();
+            let forms: Vec<String> = offered().map(PolicyDef::form_with_synonyms).collect();
             Error::usage("policy", format!("there is no policy `{text}`"))
                 .expected(forms.join(", "))
         };
@@ -557,7 +586,10 @@ mod tests {
             assert_eq!(e.exit_code(), 2, "{text}");
         }
         let unknown = Policy::parse("ful").unwrap_err().to_string();
-        assert!(unknown.contains("every:N, first:N, group:N"), "{unknown}");
+        assert!(
+            unknown.contains("enabled), group:N, submodule"),
+            "{unknown}"
+        );
     }
 
     #[test]
@@ -596,7 +628,7 @@ mod tests {
     fn the_guide_lists_every_policy() {
         let guide = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/guides/policies.md");
         let guide = std::fs::read_to_string(guide).unwrap();
-        for rule in POLICIES {
+        for rule in offered() {
             let row = format!("| `{}` | {} |", rule.form(), rule.help);
             assert!(guide.contains(&row), "the guide lacks the line\n{row}");
         }
