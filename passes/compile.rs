@@ -103,10 +103,10 @@ pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resul
 }
 
 /// Returns how many passes run when the pipeline stops after the one of that name.
-fn stop(pipeline: &Pipeline, wish: &str) -> Result<usize> {
-    let (name, count) = match wish.split_once(':') {
+fn stop(pipeline: &Pipeline, asked: &str) -> Result<usize> {
+    let (name, count) = match asked.split_once(':') {
         Some((name, count)) => (name, count.parse().unwrap_or(0)),
-        None => (wish, 1),
+        None => (asked, 1),
     };
     let mut at = pipeline
         .names()
@@ -119,7 +119,7 @@ fn stop(pipeline: &Pipeline, wish: &str) -> Result<usize> {
     }
     .ok_or_else(|| {
         let names: Vec<&str> = pipeline.names().collect();
-        Error::usage("pass", format!("there is no pass `{wish}` to stop after"))
+        Error::usage("pass", format!("there is no pass `{asked}` to stop after"))
             .found(names.join(","))
     })
 }

@@ -4,6 +4,7 @@ use super::{Request, compile};
 use crate::driver::{self, Cx, Pipeline, Planned, Watch};
 use crate::error::Result;
 use crate::ir::{Graph, Node, NodeId, Role};
+use crate::plan::OpIdx;
 use crate::plan::plan::Plan;
 use crate::plan::policy::Policy;
 use crate::testing::{Style, transformer};
@@ -158,15 +159,15 @@ fn a_stored_plan_is_replayed_only_on_its_own_problem() {
     // Without one copy its readers read the original, which lives that much longer.
     let mut edited = stored.clone();
     let copy = edited.segments[0].steps[0];
-    let op = edited.schedule.remove(copy);
+    let op = edited.schedule.steps.remove(copy).op();
     let judged = edited.replay(&input.problem, layer_of).unwrap();
     assert_eq!(judged.after.steps + 1, stored.after.steps);
     assert!(judged.decisions.iter().any(|d| d.op == op && d.kept));
     let mut broken = stored.clone();
-    broken.schedule.retain(|o| *o != op);
+    broken.schedule.steps.retain(|step| step.op() != op);
     assert!(broken.replay(&input.problem, layer_of).is_err());
     let mut other = input.problem.clone();
-    other.ops[0].kind = "Other".into();
+    other.ops[OpIdx(0)].kind = "Other".into();
     let e = stored.replay(&other, layer_of).unwrap_err();
     assert!(e.to_string().contains("made for another graph"), "{e}");
 }
@@ -175,8 +176,9 @@ fn sub_blocks(style: Style, policy: &str) -> Result<(Graph, Planned)> {
     compiled(style, 3, Policy::parse(policy)?)
 }
 
-fn op_of(planned: &Planned, id: NodeId) -> usize {
-    planned.bound.nodes.iter().position(|n| *n == id).unwrap()
+fn op_of(planned: &Planned, id: NodeId) -> OpIdx {
+    let at = planned.bound.nodes.iter().position(|n| *n == id);
+    OpIdx(at.unwrap())
 }
 
 /// Ops that are recomputed.

@@ -1,5 +1,7 @@
 //! What policies know of the ops of a problem beside their costs: layers, sub-blocks and roles.
 
+use super::index::ByOp;
+
 /// The role of an op, as far as policies care.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpRole {
@@ -27,21 +29,21 @@ pub struct OpAnnotations {
     /// The number of layers.
     pub layers: usize,
     /// The layer of each op.
-    pub layer_of: Vec<Option<usize>>,
+    pub layer_of: ByOp<Option<usize>>,
     /// The role of each op.
-    pub role_of: Vec<OpRole>,
+    pub role_of: ByOp<OpRole>,
     /// The kind of each sub-block: `norm`, `attention`, `mlp`, …
     pub sub_blocks: Vec<String>,
     /// The sub-block of each op, as an index into `sub_blocks`.
-    pub sub_block_of: Vec<Option<usize>>,
+    pub sub_block_of: ByOp<Option<usize>>,
     /// The inner sub-block of each op: `core-attn`, `mlp-act` or `moe-act`.
-    pub core_of: Vec<Option<String>>,
+    pub core_of: ByOp<Option<String>>,
     /// Whether a trained parameter flows into the op, directly or through others.
-    pub trained: Vec<bool>,
+    pub trained: ByOp<bool>,
     /// Whether the op makes the residual stream that a layer reads.
-    pub opens_layer: Vec<bool>,
+    pub opens_layer: ByOp<bool>,
     /// Whether the op makes an operand of the product that class scores come from.
-    pub feeds_scores: Vec<bool>,
+    pub feeds_scores: ByOp<bool>,
 }
 
 impl OpAnnotations {
@@ -49,14 +51,14 @@ impl OpAnnotations {
     pub fn unknown(ops: usize) -> OpAnnotations {
         OpAnnotations {
             layers: 0,
-            layer_of: vec![None; ops],
-            role_of: vec![OpRole::Other; ops],
+            layer_of: ByOp::filled(None, ops),
+            role_of: ByOp::filled(OpRole::Other, ops),
             sub_blocks: Vec::new(),
-            sub_block_of: vec![None; ops],
-            core_of: vec![None; ops],
-            trained: vec![true; ops],
-            opens_layer: vec![false; ops],
-            feeds_scores: vec![false; ops],
+            sub_block_of: ByOp::filled(None, ops),
+            core_of: ByOp::filled(None, ops),
+            trained: ByOp::filled(true, ops),
+            opens_layer: ByOp::filled(false, ops),
+            feeds_scores: ByOp::filled(false, ops),
         }
     }
 }

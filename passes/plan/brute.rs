@@ -1,20 +1,21 @@
-//! The cheapest schedule of a small problem, by trying everything: what solvers are judged against in tests.
+//! Finds the cheapest schedule of a small problem by trying all of them. Tests compare the solvers with it.
 //!
-//! The class searched is the solvers' own: every op is computed at least once, first computations come in the given
-//! order, and anything computed before may be recomputed at any time and any number of times. A state is how many
-//! ops have had their first computation and which values are alive. Values are freed only where the next step would
-//! not fit otherwise, and then as few as possible: whatever a schedule holds alive at its steps, this holds at least
-//! that, so nothing is missed. Dijkstra's algorithm over these states gives an optimum, and no state means that no
-//! schedule of the class fits. Exponential in the number of values.
+//! The class of schedules is that of the solvers: every op runs at least once, first runs follow the given order, and
+//! everything that was computed may be recomputed at any time and any number of times. A state is the number of ops that
+//! have run for the first time and the set of values that are alive. Values are freed only where the next step would not fit
+//! otherwise, and then as few as possible. Whatever a schedule holds alive at its steps, some path of states holds too, so
+//! none is missed. Dijkstra's algorithm over these states finds an optimum. Without a path no schedule of the class fits.
+//! Exponential in the number of values.
 //!
-//! Where results may be offloaded, a state also says which do: an op that can be moved is, or is not, when it first runs;
-//! one that is moved does not run again, and all its results come back together, any number of times.
+//! Where results may be offloaded, a state also says whose are. An op whose results may leave has them offloaded at its first
+//! run or not. If it has, it does not run again, and all its results are fetched together, any number of times.
 //!
-//! A result that is written over a static value takes no bytes while nothing reads that value again, and its bytes otherwise:
-//! an update is tried both ways, and one that took none forbids all later readers of what it was written over.
+//! A result that is written over a static value takes no bytes unless something reads that value later. Both cases of an
+//! update are tried: one in which the result takes bytes, and one that forbids all later readers of the value.
 //!
-//! It shares no code with the solvers and, but for the last check in the tests, none with the evaluator.
+//! This module shares no code with the solvers. Only the last check of its tests uses the evaluation.
 
+use super::index::{ByOp, OpIdx, ValueIdx};
 use super::problem::{Problem, ValueKind};
 use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
@@ -23,11 +24,11 @@ use std::collections::BinaryHeap;
 /// An optimal schedule.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Best {
-    pub schedule: Vec<usize>,
+    pub schedule: Vec<OpIdx>,
     /// Sum of the prices of all steps and transfers.
     pub price: f64,
     /// Ops whose results are moved, in the order of moving out. A fetch is not a step of the schedule.
-    pub moved: Vec<usize>,
+    pub moved: Vec<OpIdx>,
 }
 
 /// What moving the results of an op costs, each way.
@@ -44,8 +45,8 @@ type State = (usize, u64, u64, u64);
 /// What leads from one state to the next.
 #[derive(Clone, Copy)]
 enum Does {
-    Run(usize),
-    RunAndMove(usize),
+    Run(OpIdx),
+    RunAndMove(OpIdx),
     Fetch,
 }
 
@@ -70,18 +71,18 @@ impl Ord for Price {
 /// A problem in bits: one for each value that takes memory only while it is alive.
 struct Bits {
     bytes: Vec<u64>,
-    ins: Vec<u64>,
-    outs: Vec<u64>,
-    in_place_operands: Vec<u64>,
-    temp_bytes: Vec<u64>,
+    ins: ByOp<u64>,
+    outs: ByOp<u64>,
+    in_place_operands: ByOp<u64>,
+    temp_bytes: ByOp<u64>,
     start: u64,
     outputs: u64,
     /// Read by some op, or an output: the rest dies at once.
     useful: u64,
     /// Of each op: the static value that its first result is written over.
-    renews: Vec<Option<Renewal>>,
+    renews: ByOp<Option<Renewal>>,
     /// Of each op, and of the outputs: the static values among what is read that some op writes over.
-    reads: Vec<u64>,
+    reads: ByOp<u64>,
     shown: u64,
 }
 
@@ -100,21 +101,21 @@ impl Bits {
     /// # Panics
     /// For a problem with views, or with more than 64 values that are not static: a test that asks for the impossible.
     fn new(problem: &Problem) -> Bits {
-        let mut bit_of = vec![None; problem.values.len()];
+        let mut bit_of = problem.by_value(None);
         let mut bits = Bits {
             bytes: Vec::new(),
-            ins: Vec::new(),
-            outs: Vec::new(),
-            in_place_operands: Vec::new(),
-            temp_bytes: Vec::new(),
+            ins: ByOp::default(),
+            outs: ByOp::default(),
+            in_place_operands: ByOp::default(),
+            temp_bytes: ByOp::default(),
             start: 0,
             outputs: 0,
             useful: 0,
-            renews: Vec::new(),
-            reads: Vec::new(),
+            renews: ByOp::default(),
+            reads: ByOp::default(),
             shown: 0,
         };
-        for (v, value) in problem.values.iter().enumerate() {
+        for (v, value) in problem.values.enumerated() {
             assert!(value.view_of.is_none(), "fold the problem first");
             if value.kind == ValueKind::Static {
                 continue;
@@ -126,7 +127,7 @@ impl Bits {
             }
             bits.bytes.push(value.bytes);
         }
-        let mask = |list: &[usize]| {
+        let mask = |list: &[ValueIdx]| {
             let known = list.iter().filter_map(|v| bit_of[*v]);
             known.fold(0u64, |mask, bit| mask | 1 << bit)
         };
@@ -139,17 +140,17 @@ impl Bits {
             bits.temp_bytes.push(op.temp_bytes);
             bits.useful |= mask(&op.ins);
         }
-        let is_static = |v: &&usize| {
+        let is_static = |v: &&ValueIdx| {
             let value = &problem.values[**v];
             value.kind == ValueKind::Static && value.producer.is_none()
         };
-        let mut renewed: Vec<usize> = Vec::new();
+        let mut renewed: Vec<ValueIdx> = Vec::new();
         for op in &problem.ops {
             renewed.extend(op.in_place_operands.iter().find(is_static));
         }
         renewed.sort_unstable();
         renewed.dedup();
-        let among = |list: &[usize]| {
+        let among = |list: &[ValueIdx]| {
             let known = list.iter().filter_map(|v| renewed.binary_search(v).ok());
             known.fold(0u64, |mask, at| mask | 1 << at)
         };
@@ -240,8 +241,8 @@ impl Bits {
 ///
 /// # Panics
 /// See [`Bits::new`]; one price for each op is expected.
-pub fn cheapest(problem: &Problem, budget_bytes: u64, prices: &[f64]) -> Option<Best> {
-    cheapest_moving(problem, budget_bytes, prices, &vec![None; prices.len()])
+pub fn cheapest(problem: &Problem, budget_bytes: u64, prices: &ByOp<f64>) -> Option<Best> {
+    cheapest_moving(problem, budget_bytes, prices, &problem.by_op(None))
 }
 
 /// Returns the cheapest schedule where the results of some ops may be offloaded.
@@ -251,8 +252,8 @@ pub fn cheapest(problem: &Problem, budget_bytes: u64, prices: &[f64]) -> Option<
 pub fn cheapest_moving(
     problem: &Problem,
     budget_bytes: u64,
-    prices: &[f64],
-    moves: &[Option<Move>],
+    prices: &ByOp<f64>,
+    moves: &ByOp<Option<Move>>,
 ) -> Option<Best> {
     assert_eq!(
         (prices.len(), moves.len()),
@@ -300,9 +301,9 @@ pub fn cheapest_moving(
                 heap.push(Reverse((then, reached)));
             }
         };
-        for op in 0..ops.min(next + 1) {
-            let first = op == next;
-            if let (false, Some(way)) = (outside & 1 << op == 0, moves[op]) {
+        for op in (0..ops.min(next + 1)).map(OpIdx) {
+            let first = op.0 == next;
+            if let (false, Some(way)) = (outside & 1 << op.0 == 0, moves[op]) {
                 let then = Price(price.0 + way.back);
                 for others in bits.fitting((bits.outs[op], 0), alive, 0, budget_bytes) {
                     let alive = (others | bits.outs[op]) & bits.useful;
@@ -338,7 +339,7 @@ pub fn cheapest_moving(
                         reach((next, alive, outside, renewed), then, Does::Run(op));
                         if let (true, Some(way)) = (first, moves[op]) {
                             let then = Price(then.0 + way.out);
-                            let left = outside | 1 << op;
+                            let left = outside | 1 << op.0;
                             reach((next, alive, left, renewed), then, Does::RunAndMove(op));
                         }
                     }
@@ -358,7 +359,7 @@ pub fn cheapest_moving(
 /// # Panics
 /// See [`Bits::new`].
 pub fn smallest_peak(problem: &Problem) -> u64 {
-    let free = vec![0.0; problem.ops.len()];
+    let free = problem.by_op(0.0);
     // Everything kept: fits for sure.
     let bits = Bits::new(problem);
     let temp_bytes = bits.temp_bytes.iter().max().copied().unwrap_or(0);
@@ -380,24 +381,24 @@ mod tests {
     use crate::testing::Random;
     use crate::testing::{Shape, random_dag};
 
-    fn costs(p: &Problem) -> Vec<f64> {
+    fn costs(p: &Problem) -> ByOp<f64> {
         p.ops.iter().map(|op| op.cost).collect()
     }
 
     /// Visits all schedules of at most `extra` repeats, one by one.
-    fn every_schedule(p: &Problem, extra: usize, visit: &mut dyn FnMut(&[usize])) {
+    fn every_schedule(p: &Problem, extra: usize, visit: &mut dyn FnMut(&[OpIdx])) {
         fn go(
             p: &Problem,
             next: usize,
             extra: usize,
-            s: &mut Vec<usize>,
-            visit: &mut dyn FnMut(&[usize]),
+            s: &mut Vec<OpIdx>,
+            visit: &mut dyn FnMut(&[OpIdx]),
         ) {
             if next == p.ops.len() {
                 visit(s);
             }
-            for op in 0..p.ops.len().min(next + 1) {
-                let first = op == next;
+            for op in p.ops.indices().take(next + 1) {
+                let first = op.0 == next;
                 if first || (extra > 0 && p.ops[op].recomputable) {
                     s.push(op);
                     go(p, next + first as usize, extra - !first as usize, s, visit);

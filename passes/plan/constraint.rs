@@ -9,6 +9,7 @@
 //! storage is read as it is, and a view of a recomputed storage is recomputed.
 
 use super::annotations::{OpAnnotations, OpRole};
+use super::index::{ByOp, OpIdx};
 use super::problem::{OpPhase, Problem};
 use super::saved_set::pinned;
 use ckpt_error::{Error, Result};
@@ -62,8 +63,8 @@ impl PolicyScope {
 pub struct Constraints {
     /// The number of layers, or of modules that take their place. 0 where none were found and none were asked for.
     pub layers: usize,
-    pub scope: Vec<PolicyScope>,
-    pub forced: Vec<Option<Forced>>,
+    pub scope: ByOp<PolicyScope>,
+    pub forced: ByOp<Option<Forced>>,
 }
 
 impl Constraints {
@@ -106,13 +107,15 @@ impl Constraints {
     }
 
     /// Returns the hard constraints of a solver, by op: forced ones, and exempt ops are kept.
-    pub fn by_op(&self, problem: &Problem) -> Vec<Option<Constraint>> {
-        let constraint = |op: usize| match &self.forced[op] {
+    pub fn by_op(&self, problem: &Problem) -> ByOp<Option<Constraint>> {
+        let constraint = |op: OpIdx| match &self.forced[op] {
             Some(forced) => Some(forced.constraint),
             None => self.scope[op].is_exempt().then_some(Constraint::Keep),
         };
-        let decides = |op: usize| problem.ops[op].phase == OpPhase::Forward && !problem.is_view(op);
-        (0..problem.ops.len())
+        let decides = |op: OpIdx| problem.ops[op].phase == OpPhase::Forward && !problem.is_view(op);
+        problem
+            .ops
+            .indices()
             .map(|op| constraint(op).filter(|_| decides(op)))
             .collect()
     }
@@ -131,8 +134,8 @@ fn routing(role: &OpRole) -> Option<Forced> {
 /// A bug that names the first op whose constraint is violated.
 pub fn check_constraints(
     problem: &Problem,
-    schedule: &[usize],
-    constraints: &[Option<Constraint>],
+    schedule: &[OpIdx],
+    constraints: &ByOp<Option<Constraint>>,
 ) -> Result<()> {
     match first_violation(problem, schedule, constraints) {
         None => Ok(()),
@@ -149,14 +152,14 @@ pub fn check_constraints(
 /// Returns the first op whose constraint a valid schedule violates. Linear in the operands of the steps.
 pub fn first_violation(
     problem: &Problem,
-    schedule: &[usize],
-    constraints: &[Option<Constraint>],
-) -> Option<usize> {
+    schedule: &[OpIdx],
+    constraints: &ByOp<Option<Constraint>>,
+) -> Option<OpIdx> {
     let roots = problem.roots();
     let pins = pinned(problem);
-    let mut runs = vec![0u32; problem.ops.len()];
+    let mut runs = problem.by_op(0u32);
     // Which run of the op that owns the storage each value shows.
-    let mut shows = vec![0u32; problem.values.len()];
+    let mut shows = problem.by_value(0u32);
     let mut in_backward = false;
     for o in schedule {
         let op = &problem.ops[*o];

@@ -1,5 +1,6 @@
-//! Problems without views, and schedules of those taken back.
+//! Removes the views of a problem, and restores them in its schedules.
 
+use super::index::{ByValue, OpIdx, ValueIdx};
 use super::problem::{Op, Problem, ValueKind};
 use std::ops::Range;
 
@@ -9,15 +10,15 @@ impl Problem {
     ///
     /// What a view op reads beside its storage (a target shape) is not a use in the folded form; such values are a few
     /// bytes. [`Problem::unfold`] takes a schedule back, and [`super::evaluate`] on that is exact. Ops have no names there.
-    pub fn fold(&self) -> (Problem, Vec<usize>) {
+    pub fn fold(&self) -> (Problem, Vec<OpIdx>) {
         let roots = self.roots();
-        let ops: Vec<usize> = (0..self.ops.len()).filter(|o| !self.is_view(*o)).collect();
-        let mut new_index = vec![None; self.ops.len()];
+        let ops: Vec<OpIdx> = self.ops.indices().filter(|o| !self.is_view(*o)).collect();
+        let mut new_index = self.by_op(None);
         for (new, old) in ops.iter().enumerate() {
-            new_index[*old] = Some(new);
+            new_index[*old] = Some(OpIdx(new));
         }
         let mut folded = Problem {
-            ops: Vec::with_capacity(ops.len()),
+            ops: Vec::with_capacity(ops.len()).into(),
             values: self.values.clone(),
             outputs: self.outputs.iter().map(|v| roots[*v]).collect(),
             transfer: self.transfer,
@@ -26,10 +27,10 @@ impl Problem {
         folded.outputs.dedup();
         for old in &ops {
             let op = &self.ops[*old];
-            let of = |list: &[usize]| list.iter().map(|v| roots[*v]).collect();
-            let owned = |v: &&usize| self.values[**v].view_of.is_none();
+            let of = |list: &[ValueIdx]| list.iter().map(|v| roots[*v]).collect();
+            let owned = |v: &&ValueIdx| self.values[**v].view_of.is_none();
             folded.ops.push(Op {
-                // Nobody asks for names here, and there are many.
+                // Names are many, and the folded form needs none.
                 name: String::new(),
                 kind: String::new(),
                 ins: of(&op.ins),
@@ -60,19 +61,19 @@ impl Problem {
     /// Returns a schedule of [`Problem::fold`]'s problem as one of this problem: first computations of view ops stay where the
     /// given order has them unless nothing reads them there, and a view is recomputed wherever its storage was and it is
     /// read after that.
-    pub fn unfold(&self, folded_ops: &[usize], schedule: &[usize]) -> Vec<usize> {
+    pub fn unfold(&self, folded_ops: &[OpIdx], schedule: &[u32]) -> Vec<OpIdx> {
         let mut unfolding = Unfolding {
             problem: self,
             roots: self.roots(),
-            version: vec![0; self.values.len()],
-            shows: vec![0; self.values.len()],
+            version: self.by_value(0),
+            shows: self.by_value(0),
             out: Vec::with_capacity(schedule.len() + self.ops.len() - folded_ops.len()),
         };
         let mut next = 0;
         for step in schedule {
-            let op = folded_ops[*step];
-            unfolding.views(next..op);
-            next = next.max(op + 1);
+            let op = folded_ops[*step as usize];
+            unfolding.views(next..op.0);
+            next = next.max(op.0 + 1);
             unfolding.step(op);
             unfolding.renew(op);
         }
@@ -83,13 +84,13 @@ impl Problem {
 
     /// Returns the schedule without runs of view ops that nothing reads before the view is recomputed: a storage that is made
     /// again just after would live on for them.
-    fn without_unread_views(&self, schedule: Vec<usize>) -> Vec<usize> {
-        let mut is_read = vec![false; self.values.len()];
+    fn without_unread_views(&self, schedule: Vec<OpIdx>) -> Vec<OpIdx> {
+        let mut is_read = self.by_value(false);
         for v in &self.outputs {
             is_read[*v] = true;
         }
-        let mut runs_later = vec![false; self.ops.len()];
-        let mut kept: Vec<usize> = Vec::with_capacity(schedule.len());
+        let mut runs_later = self.by_op(false);
+        let mut kept: Vec<OpIdx> = Vec::with_capacity(schedule.len());
         for o in schedule.into_iter().rev() {
             let op = &self.ops[o];
             if runs_later[o] && self.is_view(o) && op.outs.iter().all(|v| !is_read[*v]) {
@@ -108,18 +109,18 @@ impl Problem {
 /// A schedule that is being taken back to a problem with views.
 struct Unfolding<'a> {
     problem: &'a Problem,
-    roots: Vec<usize>,
+    roots: ByValue<ValueIdx>,
     /// How often the storage of each root was computed so far.
-    version: Vec<u32>,
+    version: ByValue<u32>,
     /// Which computation of its storage each value shows.
-    shows: Vec<u32>,
-    out: Vec<usize>,
+    shows: ByValue<u32>,
+    out: Vec<OpIdx>,
 }
 
 impl Unfolding<'_> {
     /// Appends the view ops among `ops`.
     fn views(&mut self, ops: Range<usize>) {
-        for op in ops {
+        for op in ops.map(OpIdx) {
             if self.problem.is_view(op) {
                 self.step(op);
             }
@@ -127,13 +128,13 @@ impl Unfolding<'_> {
     }
 
     /// Makes stale views that `op` reads again, then appends `op`.
-    fn step(&mut self, op: usize) {
+    fn step(&mut self, op: OpIdx) {
         self.refresh(&self.problem.ops[op].ins);
         self.run(op);
     }
 
     /// Marks views of the storages that `op` owns as stale: the storages were computed anew.
-    fn renew(&mut self, op: usize) {
+    fn renew(&mut self, op: OpIdx) {
         for v in &self.problem.ops[op].outs {
             if self.problem.values[*v].view_of.is_none() {
                 self.version[*v] += 1;
@@ -143,7 +144,7 @@ impl Unfolding<'_> {
     }
 
     /// Makes those of `values` that are stale views again, and the stale views they were made from.
-    fn refresh(&mut self, values: &[usize]) {
+    fn refresh(&mut self, values: &[ValueIdx]) {
         let mut needed = Vec::new();
         let mut stack = values.to_vec();
         while let Some(v) = stack.pop() {
@@ -162,7 +163,7 @@ impl Unfolding<'_> {
         }
     }
 
-    fn run(&mut self, op: usize) {
+    fn run(&mut self, op: OpIdx) {
         self.out.push(op);
         for v in &self.problem.ops[op].outs {
             if self.problem.values[*v].view_of.is_some() {

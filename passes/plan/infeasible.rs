@@ -1,6 +1,7 @@
 //! A budget that no plan fits into, as data until somebody prints it.
 
 use super::budget::Basis;
+use super::index::ValueIdx;
 use super::input::PlanInput;
 use super::problem::Problem;
 use super::solve::min_peak::MinPeak;
@@ -63,7 +64,7 @@ impl Infeasible {
     /// Returns the numbers of a budget, given as a peak, that is below every peak known.
     pub fn new(input: &PlanInput, budget_bytes: u64, min_peak: &MinPeak) -> Infeasible {
         let problem = &input.problem;
-        let held = |(value, bytes): &(usize, u64)| Held {
+        let held = |(value, bytes): &(ValueIdx, u64)| Held {
             name: tensor_name(problem, *value),
             bytes: *bytes,
         };
@@ -123,7 +124,7 @@ impl Infeasible {
 }
 
 /// Returns the name of a value for people: that of the op that makes it.
-pub fn tensor_name(problem: &Problem, value: usize) -> String {
+pub fn tensor_name(problem: &Problem, value: ValueIdx) -> String {
     let Some(producer) = problem.values[value].producer else {
         return format!("value {value}, there from the start");
     };

@@ -4,6 +4,7 @@ use super::annotations::OpAnnotations;
 use super::budget::{Basis, Budget};
 use super::chunks::Chunks;
 use super::constraint::{Constraint, Constraints};
+use super::index::ByOp;
 use super::problem::Problem;
 use super::schedule::evaluate;
 use ckpt_error::Result;
@@ -53,10 +54,10 @@ impl PlanInput {
     }
 
     /// Returns the hard constraints of a solver, by op; empty where there are none.
-    pub fn hard_constraints(&self) -> Vec<Option<Constraint>> {
+    pub fn hard_constraints(&self) -> ByOp<Option<Constraint>> {
         let by_op = self.constraints.by_op(&self.problem);
         match by_op.iter().all(Option::is_none) {
-            true => Vec::new(),
+            true => ByOp::default(),
             false => by_op,
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! The user may fix the set (`cpu`, `disk`, `block-inputs`). That is a constraint: such a result is never in the device's
 //! memory from its last use in the forward pass to its first use in the backward pass. A policy or solver decides all else, on
-//! the [expanded](super::transfer_lowering) problem.
+//! a problem in which transfers are ops (`solve::expanded`).
 //!
 //! With `auto` the planner chooses the set, and the bound covers any choice. To move a byte costs the same for every
 //! result, while to recompute it costs more for some ops than for others. So in the order of that price there is one place to
@@ -15,7 +15,8 @@
 //! price; for `auto` it also counts the time of the outgoing transfers before a moment and of the incoming ones after it.
 
 use super::budget::Budget;
-use super::constraint::{Constraint, Constraints, Forced};
+use super::constraint::Constraint;
+use super::index::{ByOp, ByValue, OpIdx};
 use super::infeasible::Failure;
 use super::input::PlanInput;
 use super::objective::Objective;
@@ -25,14 +26,15 @@ use super::plan::{Certificate, Plan};
 use super::problem::Problem;
 use super::request::{Goal, OffloadSet, PlanRequest};
 use super::saved_set::SMALL_BYTES;
-use super::schedule::evaluate;
+use super::schedule::{evaluate, percent};
 use super::solve::bound::{CLASS, CLASS_MOVING};
 use super::solve::bound_moving;
+use super::solve::expanded::{ExpandedProblem, Price};
 use super::solve::work::Effort;
-use super::transfer_lowering::{ExpandedOp, ExpandedProblem, Price, movable, result_bytes};
+use super::steps::Step;
 use ckpt_error::{Error, Result};
 use rayon::prelude::*;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Plans, with offloading where the request asks for it.
 ///
@@ -55,7 +57,7 @@ pub fn plan(input: &PlanInput, request: &PlanRequest) -> Result<Plan, Failure> {
         _ => {
             let fixed = Some(Constraint::Recompute);
             let mut plan = offloading.moved(&offloading.candidates(), fixed)?;
-            offloading.check_room(&plan.offloaded)?;
+            offloading.check_room(&plan.schedule.offloaded)?;
             plan.offload_to = offload.to;
             Ok(plan)
         }
@@ -79,12 +81,12 @@ struct Offloading<'a> {
 
 impl Offloading<'_> {
     /// Returns the ops whose results may be moved and are asked for, in order.
-    fn candidates(&self) -> Vec<usize> {
+    fn candidates(&self) -> Vec<OpIdx> {
         let (offload, problem) = (&self.request.offload, &self.input.problem);
         let (annotations, constraints) = (&self.input.annotations, &self.input.constraints);
-        let movable = movable(problem);
-        let is_wanted = |op: &usize| {
-            let bytes = result_bytes(problem, *op);
+        let movable = problem.movable();
+        let is_wanted = |op: &OpIdx| {
+            let bytes = problem.result_bytes(*op);
             let outs = &problem.ops[*op].outs;
             let is_small = outs.iter().all(|v| problem.values[*v].integral) && bytes <= SMALL_BYTES;
             let is_settled =
@@ -96,13 +98,13 @@ impl Offloading<'_> {
                 && !annotations.feeds_scores[*op]
                 && (offload.set != OffloadSet::LayerInputs || annotations.opens_layer[*op])
         };
-        (0..problem.ops.len()).filter(is_wanted).collect()
+        problem.ops.indices().filter(is_wanted).collect()
     }
 
-    fn check_room(&self, offloaded: &[usize]) -> Result<()> {
+    fn check_room(&self, offloaded: &[OpIdx]) -> Result<()> {
         let bytes = offloaded
             .iter()
-            .map(|op| result_bytes(&self.input.problem, *op));
+            .map(|op| self.input.problem.result_bytes(*op));
         let bytes: u64 = bytes.sum();
         match self.request.offload.host_bytes {
             Some(room) if bytes > room => Err(Error::usage(
@@ -151,8 +153,8 @@ impl Offloading<'_> {
             offloaded: order[..(order.len() * share).div_ceil(CUTS)].to_vec(),
         };
         // What layers read is worth more together than one by one: with all of it outside, layers are rebuilt from there.
-        let opens_layer = |op: &&usize| input.annotations.opens_layer[**op];
-        let streams: Vec<usize> = order.iter().filter(opens_layer).copied().collect();
+        let opens_layer = |op: &&OpIdx| input.annotations.opens_layer[**op];
+        let streams: Vec<OpIdx> = order.iter().filter(opens_layer).copied().collect();
         let of_streams = |fixed| Trial {
             share: None,
             fixed,
@@ -199,12 +201,12 @@ impl Offloading<'_> {
             request: &settled,
         };
         let is_quick = request.effort == Effort::First;
-        let plan = match best.filter(|(_, plan)| !plan.offloaded.is_empty()) {
+        let plan = match best.filter(|(_, plan)| !plan.schedule.offloaded.is_empty()) {
             Some((_, found)) if is_quick => found,
             Some((trial, found)) => {
                 let (plain, found) = rayon::join(
                     || on_device::plan(input, &settled),
-                    || with_effort.moved(&found.offloaded, trial.fixed),
+                    || with_effort.moved(&found.schedule.offloaded, trial.fixed),
                 );
                 // More work may find that recomputation is cheaper after all.
                 match (plain, found) {
@@ -221,15 +223,15 @@ impl Offloading<'_> {
     }
 
     /// Returns a lower bound on the cost of every plan within the budget, whatever it moves; `None` if none fits.
-    fn lower(&self, candidates: &[usize], peak_bytes: u64) -> Result<Option<f64>> {
+    fn lower(&self, candidates: &[OpIdx], peak_bytes: u64) -> Result<Option<f64>> {
         let problem = &self.input.problem;
         let Some(transfer) = problem.transfer else {
             return Ok(None);
         };
-        let mut elsewhere = vec![None; problem.ops.len()];
+        let mut elsewhere = problem.by_op(None);
         for op in candidates {
             let streams = self.request.offload.streams;
-            elsewhere[*op] = Some(transfer.wait(result_bytes(problem, *op), streams));
+            elsewhere[*op] = Some(transfer.wait(problem.result_bytes(*op), streams));
         }
         let constraints = self.input.hard_constraints();
         bound_moving(problem, peak_bytes, &constraints, &elsewhere)
@@ -248,15 +250,8 @@ impl Offloading<'_> {
             ));
         };
         let (own, before) = (plan.after.cost, plan.before.cost);
-        let percent = |x: f64| {
-            if before > 0.0 {
-                100.0 * x / before
-            } else {
-                0.0
-            }
-        };
-        certificate.lower_bound_pct = percent(lower.min(own) - before);
-        certificate.gap_pct = percent((own - lower).max(0.0));
+        certificate.lower_bound_pct = percent(lower.min(own) - before, before);
+        certificate.gap_pct = percent((own - lower).max(0.0), before);
         certificate.class = format!("{CLASS}{CLASS_MOVING}");
         Ok(plan)
     }
@@ -265,19 +260,19 @@ impl Offloading<'_> {
     ///
     /// An op that `plan` recomputes costs what it does there, including ops that run again only for it. Another op costs its
     /// own cost.
-    fn dearest_first(&self, plan: Option<&Plan>, mut candidates: Vec<usize>) -> Vec<usize> {
+    fn dearest_first(&self, plan: Option<&Plan>, mut candidates: Vec<OpIdx>) -> Vec<OpIdx> {
         let problem = &self.input.problem;
         let recompute_costs = plan.map_or_else(
-            || vec![0.0; problem.ops.len()],
-            |plan| repeat_costs(problem, &plan.schedule),
+            || problem.by_op(0.0),
+            |plan| repeat_costs(problem, &plan.runs().collect::<Vec<_>>()),
         );
-        let price = |op: &usize| {
+        let price = |op: &OpIdx| {
             let cost = problem.ops[*op].cost.max(recompute_costs[*op]);
-            cost / result_bytes(problem, *op).max(1) as f64
+            cost / problem.result_bytes(*op).max(1) as f64
         };
         candidates.sort_by(|a, b| price(b).total_cmp(&price(a)).then(a.cmp(b)));
         let mut left = self.request.offload.host_bytes.unwrap_or(u64::MAX);
-        candidates.retain(|op| match left.checked_sub(result_bytes(problem, *op)) {
+        candidates.retain(|op| match left.checked_sub(problem.result_bytes(*op)) {
             Some(rest) => {
                 left = rest;
                 true
@@ -289,10 +284,11 @@ impl Offloading<'_> {
 
     /// Plans with results of these ops moved, or free to be: `fixed` is a constraint on their transfers. Results
     /// that gain nothing by it stay.
-    fn moved(&self, offloaded: &[usize], fixed: Option<Constraint>) -> Result<Plan, Failure> {
+    fn moved(&self, offloaded: &[OpIdx], fixed: Option<Constraint>) -> Result<Plan, Failure> {
         let whole = self.at_price(offloaded, fixed, Price::Whole)?;
         let busy_share = self.input.problem.transfer.map_or(0.0, |t| t.busy_share);
-        if !self.request.offload.streams || whole.offloaded.is_empty() || busy_share == 1.0 {
+        if !self.request.offload.streams || whole.schedule.offloaded.is_empty() || busy_share == 1.0
+        {
             return Ok(whole);
         }
         // What fits at one price fits at the other.
@@ -308,7 +304,7 @@ impl Offloading<'_> {
         };
         // For the same set of results both bounds hold.
         if let (Some(own), Some(proven)) = (&mut best.certificate, other.certificate)
-            && best.offloaded == other.offloaded
+            && best.schedule.offloaded == other.schedule.offloaded
             && own.lower_bound_pct < proven.lower_bound_pct
         {
             own.lower_bound_pct = proven.lower_bound_pct;
@@ -320,7 +316,7 @@ impl Offloading<'_> {
 
     fn at_price(
         &self,
-        offloaded: &[usize],
+        offloaded: &[OpIdx],
         fixed: Option<Constraint>,
         price: Price,
     ) -> Result<Plan, Failure> {
@@ -329,7 +325,7 @@ impl Offloading<'_> {
         // The certificate of the first plan for these results, and how much less is asked for because plans were over it.
         let (mut proven, mut less_bytes) = (None::<Certificate>, 0);
         for _ in 0..=offloaded.len() + RETRIES {
-            let brief = ExpandedProblem::brief(&input.problem, &offloaded, price)?;
+            let expanded = ExpandedProblem::new(&input.problem, &offloaded, price)?;
             let goal = match (&self.request.goal, &proven) {
                 (Goal::Budget(_), Some(proven)) => {
                     let peak_bytes = proven.budget_bytes.saturating_sub(less_bytes);
@@ -341,24 +337,21 @@ impl Offloading<'_> {
                 goal,
                 ..*self.request
             };
-            let mut plan = on_device::plan(&expanded_input(input, &brief, fixed), &request)?;
-            let used: Vec<usize> = brief
-                .fetches(&plan.schedule)
-                .into_iter()
-                .filter_map(|(op, fetches)| (fetches > 0).then_some(op))
-                .collect();
-            if used.len() < brief.offloaded.len() {
+            let mut plan = on_device::plan(&expanded.input(input, fixed), &request)?;
+            let steps = expanded.steps(plan.runs());
+            let fetched = steps.iter().filter(|step| matches!(step, Step::Fetch(_)));
+            let used: BTreeSet<OpIdx> = fetched.map(|step| step.op()).collect();
+            if used.len() < expanded.offloaded.len() {
                 // Without the others the problem is smaller, and what is proven of it is proven of this plan.
-                (offloaded, proven, less_bytes) = (used, None, 0);
+                (offloaded, proven, less_bytes) = (used.into_iter().collect(), None, 0);
                 continue;
             }
             if proven.is_some() {
                 plan.certificate = proven.clone();
             }
-            let expanded = ExpandedProblem::new(&input.problem, &brief.offloaded)?;
-            let schedule = overlap::late(&expanded, &expanded.translated(&brief, &plan.schedule))?;
+            let steps = overlap::late(&input.problem, &steps)?;
             // A solver may recompute something between an op and its transfer, while the results are held after all.
-            let peak_bytes = evaluate(&expanded.problem, &schedule)?.peak_bytes;
+            let peak_bytes = evaluate(&input.problem, &steps)?.peak_bytes;
             let budget_bytes = plan.certificate.as_ref().map(|c| c.budget_bytes);
             match budget_bytes.and_then(|budget| peak_bytes.checked_sub(budget)) {
                 Some(over_bytes) if over_bytes > 0 => {
@@ -370,14 +363,15 @@ impl Offloading<'_> {
                         peak_bytes: budget_bytes.unwrap_or(peak_bytes),
                         in_flight: offload.in_flight,
                     };
-                    let schedule = match offload.streams {
-                        true => overlap::spread(&expanded, &schedule, room)?,
-                        false => schedule,
+                    let steps = match offload.streams {
+                        true => overlap::spread(&input.problem, &steps, room)?,
+                        false => steps,
                     };
-                    let base = evaluate(&brief.problem, &brief.problem.given_order())?.cost;
+                    let problem = &expanded.problem;
+                    let base = evaluate(problem, &problem.given_order())?.cost;
                     let is_proven = !offload.streams || price == Price::Hidden;
                     let proves = is_proven.then_some(base);
-                    return Ok(self.settled(&expanded, (plan, schedule), proves)?);
+                    return Ok(self.replanned(plan, &steps, proves)?);
                 }
             }
         }
@@ -388,26 +382,21 @@ impl Offloading<'_> {
         )
     }
 
-    /// Returns a plan for the brief problem as one for the problem itself, with that schedule. The bound of the brief
-    /// plan is a share of the cost of the brief problem in its own order, given by `proves`; `None` where it proves nothing
+    /// Returns a plan for the expanded problem as one for the problem itself, with these steps. The bound of the former is a
+    /// share of the cost of the expanded problem in its own order, given by `proves`; `None` where it proves nothing
     /// about time. Without streams the cost is that of one transfer after the other.
-    fn settled(
-        &self,
-        expanded: &ExpandedProblem,
-        (plan, schedule): (Plan, Vec<usize>),
-        proves: Option<f64>,
-    ) -> Result<Plan> {
+    fn replanned(&self, plan: Plan, steps: &[Step], proves: Option<f64>) -> Result<Plan> {
         let problem = &self.input.problem;
-        let mut reasons = vec![String::new(); expanded.problem.values.len()];
-        for decision in &plan.decisions {
-            reasons[decision.value] = decision.reason.clone();
+        let mut reasons = problem.by_value(String::new());
+        for decision in plan.decisions {
+            if let Some(reason) = reasons.get_mut(decision.value.0) {
+                *reason = decision.reason;
+            }
         }
-        let layers = expanded.each(&self.input.annotations.layer_of);
-        let made = Plan::new(&plan.policy, &expanded.problem, schedule, &layers, &reasons)?;
-        let one_by_one_us = made.after.cost;
-        let mut whole = made.contracted(problem, expanded)?;
+        let layer_of = &self.input.annotations.layer_of;
+        let mut whole = Plan::new(&plan.policy, problem, steps, layer_of, &reasons)?;
         if !self.request.offload.streams {
-            whole.after.cost = one_by_one_us;
+            whole.after.cost = evaluate(problem, steps)?.cost;
         }
         let Some(mut certificate) = plan.certificate else {
             return Ok(whole);
@@ -426,7 +415,7 @@ impl Offloading<'_> {
             let overhead_pct = whole.after.overhead_pct(&whole.before);
             certificate.gap_pct = (overhead_pct - lower_pct).max(0.0);
         }
-        if !whole.offloaded.is_empty() {
+        if !whole.schedule.offloaded.is_empty() {
             certificate.class.push_str(", with these results offloaded");
         }
         whole.certify(certificate)?;
@@ -436,35 +425,6 @@ impl Offloading<'_> {
 
 /// How often a plan is asked for again that was over its budget once its transfers were placed.
 const RETRIES: usize = 4;
-
-/// Returns the input of the expanded problem, with a constraint on all transfers.
-fn expanded_input(
-    input: &PlanInput,
-    expanded: &ExpandedProblem,
-    fixed: Option<Constraint>,
-) -> PlanInput {
-    let mut constraints = Constraints {
-        layers: input.constraints.layers,
-        scope: expanded.each(&input.constraints.scope),
-        forced: expanded.each(&input.constraints.forced),
-    };
-    if let Some(constraint) = fixed {
-        for (forced, stage) in constraints.forced.iter_mut().zip(&expanded.expanded_ops) {
-            if matches!(stage, ExpandedOp::Transfer(_)) {
-                let by = "--offload".into();
-                *forced = Some(Forced { constraint, by });
-            }
-        }
-    }
-    PlanInput {
-        problem: expanded.problem.clone(),
-        annotations: expanded.annotations(&input.annotations),
-        constraints,
-        overrides: input.overrides.clone(),
-        chunks: Default::default(),
-        ..*input
-    }
-}
 
 /// The number of equal shares into which `auto` divides the order of candidates.
 const CUTS: usize = 8;
@@ -478,14 +438,14 @@ struct Trial {
     share: Option<usize>,
     /// The constraint on their transfers; without one the solver may leave results where they are.
     fixed: Option<Constraint>,
-    offloaded: Vec<usize>,
+    offloaded: Vec<OpIdx>,
 }
 
 /// Returns the cost of the repeats of each op in a schedule, with their share of the ops that run again only for them.
-fn repeat_costs(problem: &Problem, schedule: &[usize]) -> Vec<f64> {
+fn repeat_costs(problem: &Problem, schedule: &[OpIdx]) -> ByOp<f64> {
     // Which step made the value that each step reads.
-    let mut made_at: Vec<Option<usize>> = vec![None; problem.values.len()];
-    let mut ran = vec![false; problem.ops.len()];
+    let mut made_at: ByValue<Option<usize>> = problem.by_value(None);
+    let mut ran = problem.by_op(false);
     let mut is_repeat = Vec::with_capacity(schedule.len());
     let mut reads: Vec<Vec<usize>> = Vec::with_capacity(schedule.len());
     let mut readers = vec![0usize; schedule.len()];
@@ -501,7 +461,7 @@ fn repeat_costs(problem: &Problem, schedule: &[usize]) -> Vec<f64> {
         }
     }
     let mut through = vec![0.0; schedule.len()];
-    let mut cost = vec![0.0; problem.ops.len()];
+    let mut cost = problem.by_op(0.0);
     // The readers of a repeat share its cost; first runs bear none.
     for step in 0..schedule.len() {
         if !is_repeat[step] {

@@ -4,6 +4,7 @@
 //! fits. Bytes in here are peaks; what a user's number is on is the [`Basis`](super::budget::Basis).
 
 use super::budget::Budget;
+use super::index::{ByValue, OpIdx};
 use super::infeasible::{Failure, Infeasible};
 use super::input::PlanInput;
 use super::plan::{Certificate, Plan};
@@ -62,7 +63,7 @@ pub fn frontier(
     input: &PlanInput,
     request: &PlanRequest,
     budgets: &[u64],
-    known: Vec<Vec<usize>>,
+    known: Vec<Vec<OpIdx>>,
 ) -> Result<Vec<Option<Solution>>> {
     let mut query = query(input, request, 0);
     query.seeds.extend(known);
@@ -76,7 +77,9 @@ fn query(input: &PlanInput, request: &PlanRequest, budget_bytes: u64) -> Query {
         effort: request.effort,
         reorder: request.reorder,
         constraints: input.hard_constraints(),
-        seeds: policies(input).map(|(_, plan)| plan.schedule).collect(),
+        seeds: policies(input)
+            .map(|(_, plan)| plan.runs().collect())
+            .collect(),
     }
 }
 
@@ -99,7 +102,7 @@ fn certified(
     let mut plan = Plan::new(
         name.trim_end(),
         &input.problem,
-        schedule,
+        &schedule,
         layer_of,
         &reasons,
     )?;
@@ -145,8 +148,8 @@ pub fn policies_left_out(input: &PlanInput) -> Vec<String> {
 }
 
 /// Returns why each value is kept or not: the bytes it holds and the cost of its op.
-fn reasons(problem: &Problem, schedule: &[usize]) -> Vec<String> {
-    let mut runs = vec![0u32; problem.ops.len()];
+fn reasons(problem: &Problem, schedule: &[OpIdx]) -> ByValue<String> {
+    let mut runs = problem.by_op(0u32);
     for op in schedule {
         runs[*op] += 1;
     }

@@ -1,17 +1,19 @@
-//! Transfers that run beside other ops: how long a step takes with them, and where in it they begin and end.
+//! Transfers that run beside other ops: the time of a step with them, and where in it they begin and end.
 //!
-//! There is a lane out and a lane in. Each does one transfer after the other, in the order in which they begin, beside
-//! whatever runs. A step waits at a release until what it frees is outside, and at the first reader of what was fetched
-//! until that has arrived ([`elapsed_us`]); so a transfer that nothing can hide is paid for, and one lane never moves more
-//! than its bandwidth allows up to any moment.
+//! There is one lane out and one lane in. Each does one transfer after the other, in the order in which they begin, beside
+//! whatever runs. A step waits at a release until the results have left the device, and at the first reader of fetched
+//! results until they have arrived ([`elapsed_us`]). So a transfer that nothing hides costs time, and no lane exceeds its
+//! bandwidth.
 //!
-//! Where results are freed and where fetches begin is settled last ([`spread`]): a release comes as late and a fetch as
-//! early as the transfer needs to be hidden, while memory stays within what the plan may take anyway, no more than
-//! `in_flight` ops have results that are leaving, and no more fetches begin ahead. Bytes are held from where a fetch begins and until a release, whatever
-//! the speed of anything, so that the peak of the schedule is the peak of a run.
+//! Where results are freed and where fetches begin is decided last ([`spread`]). A release goes as late and a fetch as early as
+//! the transfer needs to be hidden, within the memory that the plan may take. At most `in_flight` ops have results that are
+//! leaving, and as many fetches begin ahead. Results take memory until their release and from the start of their fetch,
+//! whatever the speed of anything. So the peak of the schedule is the peak of a run.
 
+use super::index::{ByOp, OpIdx, ValueIdx};
+use super::problem::{Problem, Transfer};
 use super::schedule::{Timeline, evaluate};
-use super::transfer_lowering::{ExpandedOp, ExpandedProblem};
+use super::steps::{Step, settled};
 use ckpt_error::{Error, Result};
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -25,64 +27,81 @@ pub struct Room {
     pub in_flight: usize,
 }
 
-/// Returns the time of a schedule of an expanded problem whose transfers run beside other ops.
-pub fn elapsed_us(expanded: &ExpandedProblem, schedule: &[usize]) -> f64 {
-    let problem = &expanded.problem;
-    let (start_us, own_us) = parts(expanded);
-    // When what each op moved out is outside, and when what was fetched of each value is there.
-    let mut outside_us = vec![None::<f64>; problem.ops.len()];
-    let mut arrives_us = vec![None::<f64>; problem.values.len()];
+/// Returns the time of a schedule whose transfers run beside other ops.
+pub fn elapsed_us(problem: &Problem, steps: &[Step]) -> f64 {
+    let costs = TransferCosts::new(problem);
+    // By op: when its results have left. By value: when what was fetched arrives.
+    let mut left_us = problem.by_op(0.0f64);
+    let mut arrives_us = problem.by_value(0.0f64);
     let (mut now, mut out, mut back) = (0.0f64, 0.0f64, 0.0f64);
-    for step in schedule {
-        let op = &problem.ops[*step];
-        if let ExpandedOp::Release(_) = expanded.expanded_ops[*step] {
-            now = now.max(outside_us[step - 1].unwrap_or(0.0));
-            continue;
-        }
-        for v in &op.ins {
-            now = now.max(arrives_us[*v].take().unwrap_or(0.0));
-        }
-        if !matches!(expanded.expanded_ops[*step], ExpandedOp::Transfer(_)) {
-            now += op.cost;
-            continue;
-        }
-        // Beginning a transfer takes the step's own time, and so does what of it stops all else.
-        let begun = now + start_us.min(op.cost);
-        let moving_us = (op.cost - start_us).max(0.0);
-        now += own_us(op.cost);
-        match outside_us[*step] {
-            None => {
-                out = begun.max(out) + moving_us;
-                outside_us[*step] = Some(out);
+    for step in steps {
+        match *step {
+            Step::Run(o) => {
+                let op = &problem.ops[o];
+                for v in &op.ins {
+                    now = now.max(std::mem::take(&mut arrives_us[*v]));
+                }
+                now += op.cost;
             }
-            Some(there) => {
-                back = begun.max(back).max(there) + moving_us;
-                for v in &op.outs {
-                    arrives_us[*v] = Some(back);
+            Step::Release(op) => now = now.max(left_us[op]),
+            Step::Offload(op) | Step::Fetch(op) => {
+                // Beginning a transfer takes the step's own time, and so does its share that stops all else.
+                let cost = problem.cost(*step);
+                let begun = now + costs.start_us.min(cost);
+                now += costs.own_us(cost);
+                let moving_us = costs.moving_us(cost);
+                if let Step::Offload(_) = step {
+                    out = begun.max(out) + moving_us;
+                    left_us[op] = out;
+                    continue;
+                }
+                back = begun.max(back).max(left_us[op]) + moving_us;
+                for v in &problem.ops[op].outs {
+                    arrives_us[*v] = back;
                 }
             }
         }
     }
-    // What is never released or read is waited for in the end.
+    // The step ends when the last transfer does.
     now.max(out).max(back)
 }
 
-/// Returns what beginning a transfer takes, and what of a transfer's cost nothing runs beside.
-fn parts(expanded: &ExpandedProblem) -> (f64, impl Fn(f64) -> f64) {
-    let transfer = expanded.problem.transfer;
-    let own_us = move |cost: f64| transfer.map_or(cost, |t| t.own_us(cost));
-    (transfer.map_or(0.0, |t| t.start_us), own_us)
+/// What transfers cost a step.
+#[derive(Clone, Copy)]
+struct TransferCosts {
+    transfer: Option<Transfer>,
+    /// What beginning one takes.
+    start_us: f64,
 }
 
-/// Returns a settled schedule of an expanded problem, with releases and fetches moved to where they hide transfers; as it was where
-/// that gains nothing.
+impl TransferCosts {
+    fn new(problem: &Problem) -> TransferCosts {
+        TransferCosts {
+            transfer: problem.transfer,
+            start_us: problem.transfer.map_or(0.0, |t| t.start_us),
+        }
+    }
+
+    /// Returns the part of a transfer's cost that nothing runs beside.
+    fn own_us(self, cost: f64) -> f64 {
+        self.transfer.map_or(cost, |t| t.own_us(cost))
+    }
+
+    /// Returns the part of a transfer's cost that its lane is taken for.
+    fn moving_us(self, cost: f64) -> f64 {
+        (cost - self.start_us).max(0.0)
+    }
+}
+
+/// Returns a settled schedule with releases and fetches moved to where they hide transfers; as it was where that gains
+/// nothing.
 ///
 /// # Errors
 /// An invalid schedule; a bug where the result does not keep to `room`.
-pub fn spread(expanded: &ExpandedProblem, schedule: &[usize], room: Room) -> Result<Vec<usize>> {
-    let bare = late(expanded, schedule)?;
-    let spread = Spread::new(expanded, &bare, room)?.made();
-    let score = evaluate(&expanded.problem, &spread)?;
+pub fn spread(problem: &Problem, steps: &[Step], room: Room) -> Result<Vec<Step>> {
+    let bare = late(problem, steps)?;
+    let spread = Spread::new(problem, &bare, room)?.made();
+    let score = evaluate(problem, &spread)?;
     if score.peak_bytes > room.peak_bytes {
         return Err(Error::bug(
             "offload",
@@ -91,63 +110,54 @@ pub fn spread(expanded: &ExpandedProblem, schedule: &[usize], room: Room) -> Res
         .expected(format!("{} bytes", room.peak_bytes))
         .found(format!("{} bytes", score.peak_bytes)));
     }
-    match elapsed_us(expanded, &spread) < elapsed_us(expanded, &bare) {
+    match elapsed_us(problem, &spread) < elapsed_us(problem, &bare) {
         true => Ok(spread),
         false => Ok(bare),
     }
 }
 
-/// Returns the schedule with every fetch right before its first reader, if that takes no more memory, and every release right after
-/// moving out: nothing runs beside a transfer.
+/// Returns the schedule with every fetch right before its first reader, if that takes no more memory, and every release right
+/// after the `Offload`: nothing runs beside a transfer.
 ///
 /// # Errors
 /// An invalid schedule.
-pub fn late(expanded: &ExpandedProblem, schedule: &[usize]) -> Result<Vec<usize>> {
-    let problem = &expanded.problem;
-    let mut moves = vec![0usize; problem.ops.len()];
-    // The fetch that each value still waits for.
-    let mut pending = vec![None::<(usize, usize)>; problem.values.len()];
-    let mut late = Vec::with_capacity(schedule.len());
-    for (at, step) in schedule.iter().enumerate() {
-        match expanded.expanded_ops[*step] {
-            ExpandedOp::Release(_) => continue,
-            // Fetches keep their order.
-            ExpandedOp::Transfer(_) => {
-                moves[*step] += 1;
-                if moves[*step] > 1 {
-                    for v in &problem.ops[*step].outs {
-                        pending[*v] = Some((at, *step));
+pub fn late(problem: &Problem, steps: &[Step]) -> Result<Vec<Step>> {
+    // The fetch that each value waits for: its place and its op.
+    let mut pending = problem.by_value(None::<(usize, OpIdx)>);
+    let mut late = Vec::with_capacity(steps.len());
+    for (at, step) in steps.iter().enumerate() {
+        match *step {
+            Step::Release(_) => {}
+            Step::Fetch(op) => {
+                for v in &problem.ops[op].outs {
+                    pending[*v] = Some((at, op));
+                }
+            }
+            Step::Offload(_) => late.push(*step),
+            Step::Run(op) => {
+                let mut fetches: Vec<(usize, OpIdx)> = Vec::new();
+                for v in &problem.ops[op].ins {
+                    if let Some(fetch) = pending[*v] {
+                        for v in &problem.ops[fetch.1].outs {
+                            pending[*v] = None;
+                        }
+                        fetches.push(fetch);
                     }
-                    continue;
                 }
-            }
-            ExpandedOp::Run(_) => {}
-        }
-        let mut fetches: Vec<(usize, usize)> = Vec::new();
-        for v in &problem.ops[*step].ins {
-            if let Some(fetch) = pending[*v] {
-                for v in &problem.ops[fetch.1].outs {
-                    pending[*v] = None;
-                }
-                fetches.push(fetch);
+                // Fetches keep their order.
+                fetches.sort_unstable();
+                late.extend(fetches.into_iter().map(|(_, op)| Step::Fetch(op)));
+                late.push(*step);
             }
         }
-        fetches.sort_unstable();
-        late.extend(fetches.into_iter().map(|(_, fetch)| fetch));
-        late.push(*step);
     }
-    // What nothing reads any more need not come back.
-    let late = expanded.settled(&late);
-    // Without releases in between: what is held longer for one may have room.
-    let is_release = |step: &usize| matches!(expanded.expanded_ops[*step], ExpandedOp::Release(_));
-    let bare: Vec<usize> = schedule
-        .iter()
-        .copied()
-        .filter(|s| !is_release(s))
-        .collect();
-    let bare = expanded.settled(&bare);
-    let peak = |s: &[usize]| evaluate(problem, s).map(|score| score.peak_bytes);
-    // An op with several results brings back those too that nobody reads there, and is better early then.
+    // Fetches without readers are gone.
+    let late = settled(&late);
+    let is_release = |step: &&Step| matches!(step, Step::Release(_));
+    let bare: Vec<Step> = steps.iter().filter(|s| !is_release(s)).copied().collect();
+    let bare = settled(&bare);
+    let peak = |s: &[Step]| evaluate(problem, s).map(|score| score.peak_bytes);
+    // A fetch brings back all results of an op, also those that nothing reads there; such a fetch may be better early.
     match peak(&late)? <= peak(&bare)? {
         true => Ok(late),
         false => Ok(bare),
@@ -156,10 +166,9 @@ pub fn late(expanded: &ExpandedProblem, schedule: &[usize]) -> Result<Vec<usize>
 
 /// A late schedule, and what goes where instead.
 struct Spread<'a> {
-    expanded: &'a ExpandedProblem,
-    schedule: &'a [usize],
-    /// What each step does.
-    does: Vec<Does>,
+    problem: &'a Problem,
+    costs: TransferCosts,
+    steps: &'a [Step],
     /// Above static, at each step, what is held longer included.
     live_bytes: Vec<u64>,
     cap_bytes: u64,
@@ -167,17 +176,9 @@ struct Spread<'a> {
     /// When each step begins if nothing waits; one more for the end.
     start_us: Vec<f64>,
     /// Releases and then fetches that are put before each step, and before the end.
-    before: Vec<Vec<usize>>,
+    before: Vec<Vec<Step>>,
     /// Steps that are put elsewhere.
     is_gone: Vec<bool>,
-}
-
-#[derive(Clone, Copy, PartialEq)]
-enum Does {
-    Run,
-    Out,
-    Release,
-    Fetch,
 }
 
 /// A result that was moved out: its bytes, the last step at which it is alive if nothing holds it longer, and whether
@@ -200,89 +201,82 @@ impl Held {
 }
 
 impl<'a> Spread<'a> {
-    fn new(expanded: &'a ExpandedProblem, schedule: &'a [usize], room: Room) -> Result<Spread<'a>> {
-        let problem = &expanded.problem;
-        let (_, own_us) = parts(expanded);
-        let mut start_us = Vec::with_capacity(schedule.len() + 1);
+    fn new(problem: &'a Problem, steps: &'a [Step], room: Room) -> Result<Spread<'a>> {
+        let costs = TransferCosts::new(problem);
+        let mut start_us = Vec::with_capacity(steps.len() + 1);
         let mut now = 0.0;
-        let mut is_out = vec![false; problem.ops.len()];
-        let mut does = Vec::with_capacity(schedule.len());
-        for step in schedule {
+        for step in steps {
             start_us.push(now);
-            now += match expanded.expanded_ops[*step] {
-                ExpandedOp::Transfer(_) => own_us(problem.ops[*step].cost),
-                _ => problem.ops[*step].cost,
+            now += match step {
+                Step::Offload(_) | Step::Fetch(_) => costs.own_us(problem.cost(*step)),
+                Step::Run(_) | Step::Release(_) => problem.cost(*step),
             };
-            does.push(match expanded.expanded_ops[*step] {
-                ExpandedOp::Run(_) => Does::Run,
-                ExpandedOp::Release(_) => Does::Release,
-                ExpandedOp::Transfer(_) if std::mem::replace(&mut is_out[*step], true) => {
-                    Does::Fetch
-                }
-                ExpandedOp::Transfer(_) => Does::Out,
-            });
         }
         start_us.push(now);
-        let timeline = Timeline::new(problem, schedule)?;
+        let timeline = Timeline::new(problem, steps)?;
         let mut spread = Spread {
-            expanded,
-            schedule,
+            problem,
+            costs,
+            steps,
             live_bytes: timeline.live_bytes.clone(),
-            does,
             cap_bytes: room.peak_bytes.saturating_sub(problem.static_bytes()),
             in_flight: room.in_flight.max(1),
             start_us,
-            before: vec![Vec::new(); schedule.len() + 1],
-            is_gone: vec![false; schedule.len()],
+            before: vec![Vec::new(); steps.len() + 1],
+            is_gone: vec![false; steps.len()],
         };
         let released_at = spread.release(&timeline);
         spread.fetch(&released_at);
         Ok(spread)
     }
 
-    fn moving_us(&self, step: usize) -> f64 {
-        let (begin_us, _) = parts(self.expanded);
-        (self.expanded.problem.ops[step].cost - begin_us).max(0.0)
+    fn moving_us(&self, step: Step) -> f64 {
+        self.costs.moving_us(self.problem.cost(step))
     }
 
-    /// Returns whether a place is between an op and its moving out, or between that and the end of both.
+    /// Returns whether a place is between an op and its `Offload`, or between that and its `Release`.
     fn splits(&self, at: usize) -> bool {
-        matches!(self.does.get(at), Some(Does::Out | Does::Release))
+        matches!(
+            self.steps.get(at),
+            Some(Step::Offload(_) | Step::Release(_))
+        )
     }
 
     /// Puts the results of each offloaded op to where they are freed. Returns before which step that is, by op.
-    fn release(&mut self, timeline: &Timeline) -> Vec<usize> {
-        let (expanded, end) = (self.expanded, self.schedule.len());
-        // What moves out, in order, and the first fetch of each.
-        let mut outs = Vec::new();
-        let mut back_at = vec![end; expanded.expanded_ops.len()];
-        for (at, step) in self.schedule.iter().enumerate() {
-            match self.does[at] {
-                Does::Out => outs.push(at),
-                Does::Fetch => back_at[*step] = back_at[*step].min(at),
-                Does::Run | Does::Release => {}
+    fn release(&mut self, timeline: &Timeline) -> ByOp<usize> {
+        let end = self.steps.len();
+        // What leaves, in order, and the first fetch of each.
+        let mut outs: Vec<(usize, OpIdx)> = Vec::new();
+        let mut back_at = self.problem.by_op(end);
+        for (at, step) in self.steps.iter().enumerate() {
+            match *step {
+                Step::Offload(op) => outs.push((at, op)),
+                Step::Fetch(op) => back_at[op] = back_at[op].min(at),
+                Step::Run(_) | Step::Release(_) => {}
             }
         }
         let mut held: BTreeMap<usize, Vec<Held>> = BTreeMap::new();
         for (i, instance) in timeline.instances.iter().enumerate() {
             let Some(last) = instance.last else { continue };
-            if self.does.get(instance.born) == Some(&Does::Out) {
-                held.entry(instance.born).or_default().push(Held {
+            // An op and its `Offload` are neighbours.
+            let from = instance.born + 1;
+            let maker = self.problem.values[instance.value].producer;
+            if maker.is_some_and(|op| self.steps.get(from) == Some(&Step::Offload(op))) {
+                held.entry(from).or_default().push(Held {
                     bytes: instance.bytes,
                     last,
                     is_taken: timeline.written_over.get(last) == Some(&Some(i)),
                 });
             }
         }
-        let mut released_at = vec![0usize; expanded.expanded_ops.len()];
-        let (begin_us, _) = parts(expanded);
+        let mut released_at = self.problem.by_op(0usize);
         let mut lane_us = 0.0f64;
-        for (n, from) in outs.iter().enumerate() {
-            let step = self.schedule[*from];
-            lane_us = lane_us.max(self.start_us[*from] + begin_us) + self.moving_us(step);
+        for (n, (from, op)) in outs.iter().enumerate() {
+            let begun_us = self.start_us[*from] + self.costs.start_us;
+            lane_us = lane_us.max(begun_us) + self.moving_us(Step::Offload(*op));
             // Before the op whose results would be one too many under way.
-            let next = outs.get(n + self.in_flight).map_or(end, |next| next - 1);
-            let limit = next.min(back_at[step]);
+            let next = outs.get(n + self.in_flight).map_or(end, |next| next.0 - 1);
+            let limit = next.min(back_at[*op]);
             let held = held.get(from).map_or(&[][..], Vec::as_slice);
             let more_bytes = |at: usize| held.iter().map(|h| h.past(at)).sum::<u64>();
             let (least, mut to) = (from + 2, from + 2);
@@ -299,36 +293,39 @@ impl<'a> Spread<'a> {
                 self.live_bytes[at] += more_bytes(at);
             }
             self.is_gone[from + 1] = true;
-            self.before[to].push(step + 1);
-            released_at[step] = to;
+            self.before[to].push(Step::Release(*op));
+            released_at[*op] = to;
         }
         released_at
     }
 
     /// Puts each fetch to where it begins.
-    fn fetch(&mut self, released_at: &[usize]) {
-        let is_fetch = |at: &usize| self.does[*at] == Does::Fetch;
-        let fetches: Vec<usize> = (0..self.schedule.len()).filter(is_fetch).collect();
+    fn fetch(&mut self, released_at: &ByOp<usize>) {
+        let fetch = |(at, step): (usize, &Step)| match step {
+            Step::Fetch(op) => Some((at, *op)),
+            _ => None,
+        };
+        let fetches: Vec<(usize, OpIdx)> =
+            self.steps.iter().enumerate().filter_map(fetch).collect();
         let readers = self.readers();
         // By when it and all before it have arrived.
         let mut arrived: Vec<usize> = Vec::with_capacity(fetches.len());
-        for at in &fetches {
+        for (at, _) in &fetches {
             arrived.push(readers[at].max(arrived.last().copied().unwrap_or(0)));
         }
-        let problem = &self.expanded.problem;
+        let problem = self.problem;
         let mut lane_us = f64::INFINITY;
         for n in (0..fetches.len()).rev() {
-            let at = fetches[n];
-            let step = self.schedule[at];
-            let outs = &problem.ops[step].outs;
-            let bytes: u64 = outs.iter().map(|v| problem.values[*v].bytes).sum();
-            lane_us = lane_us.min(self.start_us[readers[&at]]) - self.moving_us(step);
+            let (at, op) = fetches[n];
+            let outs: &[ValueIdx] = &problem.ops[op].outs;
+            let bytes = problem.result_bytes(op);
+            lane_us = lane_us.min(self.start_us[readers[&at]]) - self.moving_us(Step::Fetch(op));
             // Not before enough of the others have arrived.
             let enough = n.checked_sub(self.in_flight).map_or(0, |n| arrived[n] + 1);
-            let earliest = enough.max(released_at[step]);
-            let touches = |at: usize| {
-                let op = &problem.ops[self.schedule[at]];
-                self.schedule[at] == step || op.ins.iter().any(|v| outs.contains(v))
+            let earliest = enough.max(released_at[op]);
+            let touches = |at: usize| match self.steps[at] {
+                Step::Run(other) => problem.ops[other].ins.iter().any(|v| outs.contains(v)),
+                moved => moved.op() == op,
             };
             let mut to = at;
             while to > earliest
@@ -343,7 +340,7 @@ impl<'a> Spread<'a> {
             }
             if to < at {
                 self.live_bytes[to..at].iter_mut().for_each(|b| *b += bytes);
-                self.before[to].push(step);
+                self.before[to].push(Step::Fetch(op));
                 self.is_gone[at] = true;
             }
         }
@@ -351,31 +348,29 @@ impl<'a> Spread<'a> {
 
     /// Of each fetch, by position, the step that reads it first; the last one where none does.
     fn readers(&self) -> BTreeMap<usize, usize> {
-        let problem = &self.expanded.problem;
-        let end = self.schedule.len();
-        let mut next = vec![end; problem.values.len()];
+        let end = self.steps.len();
+        let mut next = self.problem.by_value(end);
         let mut readers = BTreeMap::new();
-        for (at, step) in self.schedule.iter().enumerate().rev() {
-            let op = &problem.ops[*step];
-            if self.does[at] == Does::Fetch {
-                let reader = op
-                    .outs
-                    .iter()
-                    .map(|v| std::mem::replace(&mut next[*v], end));
-                readers.insert(at, reader.min().unwrap_or(end).min(end - 1));
-            }
-            for v in &op.ins {
-                next[*v] = at;
+        for (at, step) in self.steps.iter().enumerate().rev() {
+            let op = &self.problem.ops[step.op()];
+            match step {
+                Step::Run(_) => op.ins.iter().for_each(|v| next[*v] = at),
+                Step::Fetch(_) => {
+                    let outs = op.outs.iter();
+                    let reader = outs.map(|v| std::mem::replace(&mut next[*v], end)).min();
+                    readers.insert(at, reader.unwrap_or(end).min(end - 1));
+                }
+                Step::Offload(_) | Step::Release(_) => {}
             }
         }
         readers
     }
 
-    fn made(self) -> Vec<usize> {
-        let mut made = Vec::with_capacity(self.schedule.len());
+    fn made(self) -> Vec<Step> {
+        let mut made = Vec::with_capacity(self.steps.len());
         for (at, before) in self.before.iter().enumerate() {
             made.extend(before);
-            match self.schedule.get(at) {
+            match self.steps.get(at) {
                 Some(step) if !self.is_gone[at] => made.push(*step),
                 _ => {}
             }
@@ -385,24 +380,60 @@ impl<'a> Spread<'a> {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
-    use crate::problem::{Problem, Transfer};
+    use crate::problem::{OpPhase, Wait};
     use crate::saved_set;
     use crate::solve::bound_moving;
-    use crate::testing::Random;
-    use crate::testing::{Shape, random_dag};
-    use crate::transfer_lowering::{Price, movable, waits};
+    use crate::solve::expanded::{ExpandedProblem, Price};
+    use crate::testing::{Random, Shape, problem, random_dag};
+
+    /// Returns x → a → b → c → loss, and back through all of them: each backward op reads what its forward op read.
+    pub fn chain() -> Problem {
+        const LARGE: u64 = 1_000_000;
+        let ops: [(&str, &[usize], u64); 7] = [
+            ("a", &[0], LARGE),
+            ("b", &[1], LARGE),
+            ("c", &[2], LARGE),
+            ("loss", &[3], 4),
+            ("dc", &[2, 3, 4], LARGE),
+            ("db", &[1, 2, 5], LARGE),
+            ("da", &[1, 6], 5),
+        ];
+        let mut p = problem(&[5], &ops, &[4, 7]);
+        for op in &mut p.ops {
+            (op.cost, op.flops, op.bytes) = (100.0, 10, 10);
+            if op.name.starts_with('d') {
+                op.phase = OpPhase::Backward;
+            }
+        }
+        p.transfer = Some(Transfer {
+            us_per_megabyte: 40.0,
+            start_us: 1.0,
+            busy_share: 0.0,
+        });
+        p
+    }
+
+    /// Returns what each op would wait for if its results moved, for a bound. Without a lane nothing waits for it.
+    pub fn waits(problem: &Problem, transfer: &Transfer, has_lane: bool) -> ByOp<Option<Wait>> {
+        let movable = problem.movable();
+        let wait = |(o, may): (OpIdx, &bool)| {
+            let wait = transfer.wait(problem.result_bytes(o), true);
+            let lane_us = if has_lane { wait.lane_us } else { 0.0 };
+            may.then_some(Wait { lane_us, ..wait })
+        };
+        movable.enumerated().map(wait).collect()
+    }
 
     /// Returns the most ops at any step whose results have begun to leave and are not released.
-    fn most_in_flight(expanded: &ExpandedProblem, schedule: &[usize]) -> usize {
+    fn most_in_flight(steps: &[Step]) -> usize {
         let (mut out, mut most) = (0usize, 0usize);
-        let mut is_out = vec![false; expanded.expanded_ops.len()];
-        for step in schedule {
-            match expanded.expanded_ops[*step] {
-                ExpandedOp::Release(_) => out -= 1,
-                ExpandedOp::Transfer(_) if !std::mem::replace(&mut is_out[*step], true) => out += 1,
-                ExpandedOp::Transfer(_) | ExpandedOp::Run(_) => {}
+        for step in steps {
+            match step {
+                Step::Release(_) => out -= 1,
+                Step::Offload(_) => out += 1,
+                Step::Run(_) | Step::Fetch(_) => {}
             }
             most = most.max(out);
         }
@@ -424,66 +455,60 @@ mod tests {
         for n in 0..600 {
             let mut p: Problem = random_dag(&mut r, 6 + n % 12, Shape::Training);
             p.transfer = Some(transfer(&mut r));
-            let may = movable(&p);
-            let offloaded: Vec<usize> = (0..p.ops.len())
-                .filter(|o| may[*o] && r.below(2) == 0)
-                .collect();
-            let brief = ExpandedProblem::brief(&p, &offloaded, Price::Whole).unwrap();
+            let may = p.movable();
+            let chosen = may.indices().filter(|o| may[*o] && r.below(2) == 0);
+            let offloaded: Vec<OpIdx> = chosen.collect();
+            let expanded = ExpandedProblem::new(&p, &offloaded, Price::Whole).unwrap();
             // What is not kept comes back for the backward pass.
-            let keep: Vec<bool> = brief
-                .problem
-                .values
-                .iter()
-                .map(|_| r.below(3) == 0)
-                .collect();
-            let kept = saved_set::schedule(&brief.problem, &keep);
-            if evaluate(&brief.problem, &kept).is_err() {
+            let values = expanded.problem.values.iter();
+            let keep = values.map(|_| r.below(3) == 0).collect();
+            let kept = saved_set::schedule(&expanded.problem, &keep);
+            if evaluate(&expanded.problem, &kept).is_err() {
                 continue;
             }
-            let expanded = ExpandedProblem::new(&p, &offloaded).unwrap();
-            let schedule = expanded.translated(&brief, &kept);
-            let late = late(&expanded, &schedule).unwrap();
-            let serial = evaluate(&expanded.problem, &late).unwrap();
-            let given = evaluate(&expanded.problem, &schedule).unwrap();
+            let steps = expanded.steps(kept.iter().copied());
+            let late = late(&p, &steps).unwrap();
+            let serial = evaluate(&p, &late).unwrap();
+            let given = evaluate(&p, &steps).unwrap();
+            // The expanded problem takes the same memory and time.
+            let solved = evaluate(&expanded.problem, &kept).unwrap();
+            assert_eq!(solved.peak_bytes, given.peak_bytes, "graph {n}");
+            assert!((solved.cost - given.cost).abs() < 1e-6, "graph {n}");
             assert!(serial.peak_bytes <= given.peak_bytes);
-            assert!(elapsed_us(&expanded, &late) <= serial.cost + 1e-9);
+            assert!(elapsed_us(&p, &late) <= serial.cost + 1e-9);
             let in_flight = 1 + r.below(4);
             let room = Room {
                 peak_bytes: serial.peak_bytes + [0, 3, 1000][r.below(3)],
                 in_flight,
             };
-            let spread = spread(&expanded, &schedule, room).unwrap();
-            let score = evaluate(&expanded.problem, &spread).unwrap();
+            let spread = spread(&p, &steps, room).unwrap();
+            let score = evaluate(&p, &spread).unwrap();
             assert!(score.peak_bytes <= room.peak_bytes);
-            assert_eq!(expanded.settled(&spread), spread, "graph {n}");
-            let took = elapsed_us(&expanded, &spread);
+            assert_eq!(settled(&spread), spread, "graph {n}");
+            let took = elapsed_us(&p, &spread);
             assert!(took <= serial.cost + 1e-9);
-            assert!(most_in_flight(&expanded, &spread) <= in_flight, "graph {n}");
-            limited += (most_in_flight(&expanded, &spread) == in_flight && in_flight > 1) as usize;
+            assert!(most_in_flight(&spread) <= in_flight, "graph {n}");
+            limited += (most_in_flight(&spread) == in_flight && in_flight > 1) as usize;
             // No bandwidth is made up, and no op is skipped.
             let transfer = p.transfer.unwrap();
-            let start_us = transfer.start_us;
             let (mut runs, mut out, mut back) = (0.0, 0.0, 0.0);
-            let mut is_out = vec![false; expanded.expanded_ops.len()];
             for step in &spread {
-                let cost = expanded.problem.ops[*step].cost;
-                match expanded.expanded_ops[*step] {
-                    ExpandedOp::Run(_) => runs += cost,
-                    ExpandedOp::Release(_) => {}
-                    ExpandedOp::Transfer(_) => {
-                        runs += transfer.own_us(cost);
-                        match std::mem::replace(&mut is_out[*step], true) {
-                            true => back += cost - start_us,
-                            false => out += cost - start_us,
-                        }
-                    }
+                let cost = p.cost(*step);
+                match step {
+                    Step::Run(_) => runs += cost,
+                    Step::Release(_) => {}
+                    Step::Offload(_) => out += cost - transfer.start_us,
+                    Step::Fetch(_) => back += cost - transfer.start_us,
+                }
+                if matches!(step, Step::Offload(_) | Step::Fetch(_)) {
+                    runs += transfer.own_us(cost);
                 }
             }
             assert!(took + 1e-9 >= f64::max(runs, f64::max(out, back)));
             // Nor does any schedule take less than is proven of all within its memory.
             let lower = |has_lane: bool| {
                 let waits = waits(&p, &transfer, has_lane);
-                bound_moving(&p, score.peak_bytes, &[], &waits)
+                bound_moving(&p, score.peak_bytes, &ByOp::default(), &waits)
                     .unwrap()
                     .unwrap()
             };

@@ -1,9 +1,10 @@
 //! A plan as data: what is recomputed and offloaded, and why. It can be stored, read, edited and replayed.
 
+use super::index::{ByOp, ByValue, OpIdx, ValueIdx};
 use super::overlap::elapsed_us;
 use super::problem::{OpPhase, Problem, ValueKind, fingerprint};
 use super::schedule::{Score, evaluate};
-use super::transfer_lowering::{ExpandedOp, ExpandedProblem};
+use super::steps::{Schedule, Step, settled};
 use ckpt_error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -28,9 +29,8 @@ impl OffloadTarget {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Decision {
     /// The op that produces the value.
-    pub op: usize,
-    /// The value, by its index in the problem.
-    pub value: usize,
+    pub op: OpIdx,
+    pub value: ValueIdx,
     pub name: String,
     /// Whether the value is kept in the device's memory.
     pub kept: bool,
@@ -60,12 +60,8 @@ pub struct Plan {
     pub policy: String,
     /// The [`fingerprint`] of the problem that the plan is for.
     pub fingerprint: String,
-    /// Op indices; repeats are recomputation. With offloaded ops, indices of the [expanded](super::transfer_lowering)
-    /// problem.
-    pub schedule: Vec<usize>,
-    /// Ops whose results are offloaded.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub offloaded: Vec<usize>,
+    #[serde(flatten)]
+    pub schedule: Schedule,
     #[serde(default, skip_serializing_if = "OffloadTarget::is_host")]
     pub offload_to: OffloadTarget,
     /// The chunk count of the loss, on which the ops of the problem depend.
@@ -103,35 +99,34 @@ pub struct Certificate {
 }
 
 /// Why each storage is kept or not, by its owner; empty where the policy does not say.
-pub type Reasons = Vec<String>;
+pub type Reasons = ByValue<String>;
 
 impl Plan {
-    /// Evaluates a schedule and writes down what it does. `layer_of` gives the layer of each op.
+    /// Evaluates a schedule and writes down what it does. `layer_of` gives the layer of each op. With transfers, the cost is
+    /// the time if they run beside other ops.
     ///
     /// # Errors
     /// An invalid schedule.
-    pub fn new(
+    pub fn new<S: Copy + Into<Step>>(
         policy: &str,
         problem: &Problem,
-        schedule: Vec<usize>,
-        layer_of: &[Option<usize>],
+        schedule: &[S],
+        layer_of: &ByOp<Option<usize>>,
         reasons: &Reasons,
     ) -> Result<Plan> {
-        let after = evaluate(problem, &schedule)?;
-        let before = evaluate(problem, &problem.given_order())?;
+        let schedule = Schedule::new(schedule.iter().map(|step| (*step).into()).collect());
+        let mut after = evaluate(problem, &schedule.steps)?;
+        if !schedule.offloaded.is_empty() {
+            after.cost = elapsed_us(problem, &schedule.steps);
+        }
         Ok(Plan {
             policy: policy.into(),
             fingerprint: fingerprint(problem),
-            segments: segments(problem, &schedule, layer_of),
+            segments: segments(problem, &schedule.steps, layer_of),
             decisions: decisions(problem, &schedule, layer_of, reasons),
-            schedule,
-            offloaded: Vec::new(),
-            offload_to: OffloadTarget::Host,
-            loss_chunks: None,
-            mlp_chunks: None,
-            before,
+            before: evaluate(problem, &problem.given_order())?,
             after,
-            certificate: None,
+            ..Plan::bare(schedule)
         })
     }
 
@@ -149,51 +144,12 @@ impl Plan {
         Ok(())
     }
 
-    /// Returns a plan for an expanded problem as one for the problem that was expanded.
-    ///
-    /// # Errors
-    /// See [`evaluate`].
-    pub fn contracted(self, problem: &Problem, expanded: &ExpandedProblem) -> Result<Plan> {
-        let moves = |step: &usize| {
-            !matches!(
-                expanded.expanded_ops[self.schedule[*step]],
-                ExpandedOp::Run(_)
-            )
-        };
-        let mut segments = self.segments;
-        for segment in &mut segments {
-            segment.steps.retain(|step| !moves(step));
-        }
-        segments.retain(|s| !s.steps.is_empty());
-        let is_offloaded = |op: &usize| expanded.offloaded.binary_search(op).is_ok();
-        let mut decisions = self.decisions;
-        decisions.retain(|d| d.value < problem.values.len());
-        for decision in &mut decisions {
-            decision.op = expanded.expanded_ops[decision.op].op();
-            decision.name = problem.ops[decision.op].name.clone();
-            decision.offloaded = !decision.kept && is_offloaded(&decision.op);
-        }
-        Ok(Plan {
-            fingerprint: fingerprint(problem),
-            before: evaluate(problem, &problem.given_order())?,
-            after: Score {
-                cost: elapsed_us(expanded, &self.schedule),
-                ..self.after
-            },
-            offloaded: expanded.offloaded.clone(),
-            segments,
-            decisions,
-            ..self
-        })
-    }
-
     /// Returns a schedule without anything else, to be [replayed](Plan::replay) on a problem.
-    pub fn bare(schedule: Vec<usize>) -> Plan {
+    pub fn bare(schedule: Schedule) -> Plan {
         Plan {
             policy: "given".into(),
             fingerprint: String::new(),
             schedule,
-            offloaded: Vec::new(),
             offload_to: OffloadTarget::Host,
             loss_chunks: None,
             mlp_chunks: None,
@@ -210,7 +166,7 @@ impl Plan {
     ///
     /// # Errors
     /// A plan for another problem, or an invalid schedule.
-    pub fn replay(self, problem: &Problem, layer_of: &[Option<usize>]) -> Result<Plan> {
+    pub fn replay(self, problem: &Problem, layer_of: &ByOp<Option<usize>>) -> Result<Plan> {
         let found = fingerprint(problem);
         if !self.fingerprint.is_empty() && self.fingerprint != found {
             return Err(Error::usage("plan", "this plan was made for another graph")
@@ -218,56 +174,28 @@ impl Plan {
                 .found(found)
                 .help("plan again, or use the model and options that the plan was made with"));
         }
-        let mut reasons: Reasons = vec![String::new(); problem.values.len()];
+        let mut reasons: Reasons = problem.by_value(String::new());
         for decision in self.decisions {
-            if let Some(reason) = reasons.get_mut(decision.value) {
+            if let Some(reason) = reasons.get_mut(decision.value.0) {
                 *reason = decision.reason;
             }
         }
-        if self.offloaded.is_empty() {
-            return Plan::new(&self.policy, problem, self.schedule, layer_of, &reasons);
-        }
-        let expanded = ExpandedProblem::new(problem, &self.offloaded)?;
-        reasons.resize(expanded.problem.values.len(), String::new());
-        let schedule = match self
-            .schedule
-            .iter()
-            .all(|s| *s < expanded.expanded_ops.len())
-        {
-            true => expanded.settled(&self.schedule),
-            false => self.schedule,
-        };
-        let layer_of = expanded.each(layer_of);
-        let judged = Plan::new(
-            &self.policy,
-            &expanded.problem,
-            schedule,
-            &layer_of,
-            &reasons,
-        )?;
+        let Schedule { steps, offloaded } = self.schedule;
+        problem.check_movable(&offloaded)?;
+        let plan = Plan::new(&self.policy, problem, &settled(&steps), layer_of, &reasons)?;
         Ok(Plan {
-            offload_to: self.offload_to,
-            ..judged.contracted(problem, &expanded)?
+            offload_to: match offloaded.is_empty() {
+                true => OffloadTarget::Host,
+                false => self.offload_to,
+            },
+            ..plan
         })
     }
 
-    /// Returns the op of the problem behind a step of the schedule. In a plan that offloads it is the op that the step runs or
-    /// whose results it moves.
-    pub fn op_of(&self, step: usize) -> usize {
-        // Every offloaded op before it adds two ops in front: its transfer and its release.
-        let (mut low, mut high) = (0, self.offloaded.len());
-        while low < high {
-            let middle = (low + high) / 2;
-            match self.offloaded[middle] + 2 * middle < step {
-                true => low = middle + 1,
-                false => high = middle,
-            }
-        }
-        match low.checked_sub(1) {
-            // One of the three ops that an offloaded op became, or one behind them.
-            Some(last) => self.offloaded[last].max(step.saturating_sub(2 * low)),
-            None => step,
-        }
+    /// Returns the ops in the order in which they run.
+    pub fn runs(&self) -> impl Iterator<Item = OpIdx> + '_ {
+        let steps = self.schedule.steps.iter();
+        steps.filter(|step| !step.is_move()).map(|step| step.op())
     }
 
     /// Returns the bytes saved at the peak.
@@ -281,75 +209,79 @@ impl Plan {
     }
 }
 
-/// Returns whether each step is a copy: a later run of its op than the first.
-pub fn copies(problem: &Problem, schedule: &[usize]) -> Vec<bool> {
-    let mut seen = vec![false; problem.ops.len()];
-    schedule
-        .iter()
-        .map(|op| {
-            seen.get_mut(*op)
-                .is_some_and(|s| std::mem::replace(s, true))
-        })
-        .collect()
+/// Returns whether each step is a copy: a later run of its op than the first, or a fetch.
+pub fn copies(problem: &Problem, steps: &[Step]) -> Vec<bool> {
+    let mut has_run = problem.by_op(false);
+    let is_copy = |step: &Step| match step {
+        Step::Run(op) => std::mem::replace(&mut has_run[*op], true),
+        Step::Fetch(_) => true,
+        Step::Offload(_) | Step::Release(_) => false,
+    };
+    steps.iter().map(is_copy).collect()
 }
 
 /// Returns one segment for each layer and each round of recomputing it. Where no layer is known, returns one for each run of
 /// copies.
-fn segments(problem: &Problem, schedule: &[usize], layer_of: &[Option<usize>]) -> Vec<Segment> {
+fn segments(problem: &Problem, steps: &[Step], layer_of: &ByOp<Option<usize>>) -> Vec<Segment> {
     let mut segments: Vec<Segment> = Vec::new();
     let mut of_layer: BTreeMap<(usize, usize), usize> = BTreeMap::new();
     let mut open_run: Option<usize> = None;
-    let mut runs = vec![0usize; problem.ops.len()];
-    for (step, op) in schedule.iter().enumerate() {
-        runs[*op] += 1;
-        if runs[*op] == 1 {
+    let (mut runs, mut moves) = (problem.by_op(0usize), problem.by_op(0usize));
+    for (at, step) in steps.iter().enumerate() {
+        let op = step.op();
+        let rounds = match step {
+            Step::Run(_) => &mut runs[op],
+            _ => &mut moves[op],
+        };
+        if !matches!(step, Step::Release(_)) {
+            *rounds += 1;
+        }
+        if *rounds == 1 {
             open_run = None;
             continue;
         }
-        let layer = layer_of[*op];
-        let at = match layer {
-            Some(l) => *of_layer.entry((l, runs[*op])).or_insert(segments.len()),
+        let layer = layer_of[op];
+        let segment = match layer {
+            Some(l) => *of_layer.entry((l, *rounds)).or_insert(segments.len()),
             None => *open_run.get_or_insert(segments.len()),
         };
-        if at == segments.len() {
+        if segment == segments.len() {
             segments.push(Segment {
                 block: layer,
                 steps: Vec::new(),
             });
         }
-        segments[at].steps.push(step);
+        // A fetch has its place among the copies of its layer, but is none.
+        if !step.is_move() {
+            segments[segment].steps.push(at);
+        }
     }
+    segments.retain(|segment| !segment.steps.is_empty());
     segments
 }
 
-/// Returns one entry for each forward storage that a backward op reads or that is recomputed, in the given order.
+/// Returns one entry for each forward storage that a backward op reads or that is recomputed or fetched, in the given order.
 fn decisions(
     problem: &Problem,
-    schedule: &[usize],
-    layer_of: &[Option<usize>],
+    schedule: &Schedule,
+    layer_of: &ByOp<Option<usize>>,
     reasons: &Reasons,
 ) -> Vec<Decision> {
     let roots = problem.roots();
-    let is_copy = copies(problem, schedule);
-    let (mut read, mut recomputed) = (
-        vec![false; problem.values.len()],
-        vec![false; problem.values.len()],
-    );
-    for (step, op) in schedule.iter().enumerate() {
-        let op = &problem.ops[*op];
-        if is_copy[step] {
-            for out in &op.outs {
-                recomputed[*out] = true;
-            }
+    let is_copy = copies(problem, &schedule.steps);
+    let mut is_read = problem.by_value(false);
+    let mut is_made_again = problem.by_value(false);
+    for (step, is_copy) in schedule.steps.iter().zip(is_copy) {
+        let op = &problem.ops[step.op()];
+        if is_copy {
+            op.outs.iter().for_each(|v| is_made_again[*v] = true);
         }
-        if is_copy[step] || op.phase == OpPhase::Backward {
-            for v in &op.ins {
-                read[roots[*v]] = true;
-            }
+        if !step.is_move() && (is_copy || op.phase == OpPhase::Backward) {
+            op.ins.iter().for_each(|v| is_read[roots[*v]] = true);
         }
     }
     let mut list = Vec::new();
-    for (o, op) in problem.ops.iter().enumerate() {
+    for (o, op) in problem.ops.enumerated() {
         if op.phase == OpPhase::Backward {
             continue;
         }
@@ -357,44 +289,22 @@ fn decisions(
             let value = &problem.values[*v];
             if value.kind != ValueKind::Activation
                 || value.view_of.is_some()
-                || !(read[*v] || recomputed[*v])
+                || !(is_read[*v] || is_made_again[*v])
             {
                 continue;
             }
+            let kept = !is_made_again[*v];
             list.push(Decision {
                 op: o,
                 value: *v,
                 name: op.name.clone(),
-                kept: !recomputed[*v],
-                offloaded: false,
+                kept,
+                offloaded: !kept && schedule.offloaded.binary_search(&o).is_ok(),
                 bytes: value.bytes,
                 block: layer_of[o],
-                reason: reasons.get(*v).cloned().unwrap_or_default(),
+                reason: reasons.at(*v).cloned().unwrap_or_default(),
             });
         }
     }
     list
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::transfer_lowering::tests::chain;
-
-    #[test]
-    fn a_plan_knows_the_ops_of_its_steps() {
-        let p = chain();
-        let expanded = ExpandedProblem::new(&p, &[0, 2]).unwrap();
-        for (index, stage) in expanded.expanded_ops.iter().enumerate() {
-            assert_eq!(expanded.index(*stage), Some(index));
-        }
-        assert_eq!(expanded.index(ExpandedOp::Transfer(1)), None);
-        let plan = Plan {
-            offloaded: expanded.offloaded.clone(),
-            ..Plan::bare(Vec::new())
-        };
-        for (step, stage) in expanded.expanded_ops.iter().enumerate() {
-            assert_eq!(plan.op_of(step), stage.op());
-        }
-    }
 }

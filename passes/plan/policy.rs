@@ -1,28 +1,30 @@
 //! The policies that people know, as a table: none, selective, full, every N-th layer, the first N layers, groups of
 //! layers, sub-blocks of layers.
 //!
-//! A policy says which forward results may stay. [`schedule`](super::saved_set) makes the schedule: a kept result that no
+//! A policy says which forward results are kept. [`schedule`](super::saved_set) makes the schedule: a kept result that no
 //! backward op reads costs nothing, and every copy has a reader. Everything outside the layers stays: embeddings, masks and
 //! rotary tables that layers share, the head and the loss. What other layers read of a layer (the residual stream, shared keys
 //! and values) stays too. Layers without trained parameters are left alone. [`Constraints`] may replace the layers by other
 //! modules, exclude some of them, and overrule the policy for single ops.
 //!
 //! `selective` is the per-op rule of TorchTitan and NeMo. It keeps attention (fused: its results; decomposed: the
-//! probabilities that its backward reads), convolutions, TopK, max reductions, products with a fused bias. Of the plain products of a layer it keeps the first, third, fifth, … in execution order. It recomputes
-//! everything else. In a Llama layer it keeps q, v, gate and down, and recomputes k, o and up.
+//! probabilities that its backward reads), convolutions, TopK, max reductions, and products with a fused bias. Of the plain
+//! products of a layer it keeps the first, third, fifth, … in execution order. It recomputes everything else. In a Llama layer
+//! it keeps q, v, gate and down, and recomputes k, o and up.
 
 use super::annotations::{OpAnnotations, OpRole};
 use super::constraint::{Constraint, Constraints, PolicyScope, check_constraints};
+use super::index::{ByOp, ByValue, OpIdx};
 use super::input::PlanInput;
 use super::plan::Plan;
-use super::problem::{OpPhase, Problem};
+use super::problem::{Op, OpPhase, Problem};
 use super::saved_set::{Pinned, pinned, schedule};
 use super::sub_blocks::SubBlocks;
 use ckpt_error::{Error, Result};
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// A row of [`POLICIES`]: what there is to say about a policy.
+/// A row of [`POLICIES`].
 pub struct PolicyDef {
     pub word: &'static str,
     /// Other words for the same policy.
@@ -33,6 +35,8 @@ pub struct PolicyDef {
     unit: Unit,
     /// The N at which budgeted plans are compared with the policy, given the number of layers; `None` leaves it out.
     compared_at: Option<fn(usize) -> usize>,
+    /// The options that users write instead, without N. Only comparisons use such a policy.
+    options: Option<&'static str>,
 }
 
 /// What follows the colon of a policy.
@@ -70,77 +74,91 @@ pub static POLICIES: [&PolicyDef; 8] = [
     &NONE, &SELECTIVE, &FULL, &EVERY, &FIRST, &GROUP, &SUBMODULE, &PARTS,
 ];
 
+/// Returns a row without synonyms, which comparisons leave out.
+const fn row(word: &'static str, argument: Argument, help: &'static str, unit: Unit) -> PolicyDef {
+    PolicyDef {
+        word,
+        aliases: &[],
+        argument,
+        help,
+        unit,
+        compared_at: None,
+        options: None,
+    }
+}
+
 static NONE: PolicyDef = PolicyDef {
-    word: "none",
     aliases: &["off", "false", "no", "disabled"],
-    argument: Argument::None,
-    help: "nothing",
-    unit: Unit::Nothing,
     compared_at: Some(|_| 0),
+    ..row("none", Argument::None, "nothing", Unit::Nothing)
 };
 
 static SELECTIVE: PolicyDef = PolicyDef {
-    word: "selective",
-    aliases: &[],
-    argument: Argument::None,
-    help: "cheap results; attention, convolutions and every second matrix product are kept",
-    unit: Unit::Op,
     compared_at: Some(|_| 0),
+    ..row(
+        "selective",
+        Argument::None,
+        "cheap results; attention, convolutions and every second matrix product are kept",
+        Unit::Op,
+    )
 };
 
 static FULL: PolicyDef = PolicyDef {
-    word: "full",
     aliases: &["on", "true", "yes", "enabled"],
-    argument: Argument::None,
-    help: "every layer; only its inputs are kept",
-    unit: Unit::Layers(|layer, _| Some(layer)),
     compared_at: Some(|_| 0),
+    ..row(
+        "full",
+        Argument::None,
+        "every layer; only its inputs are kept",
+        Unit::Layers(|layer, _| Some(layer)),
+    )
 };
 
 static EVERY: PolicyDef = PolicyDef {
-    word: "every",
-    aliases: &[],
-    argument: Argument::Layers,
-    help: "layers N, 2N, …, counted from 1",
-    unit: Unit::Layers(|layer, n| (layer + 1).is_multiple_of(n).then_some(layer)),
     compared_at: Some(|_| 2),
+    options: Some("--policy full --every"),
+    ..row(
+        "every",
+        Argument::Layers,
+        "layers N, 2N, …, counted from 1",
+        Unit::Layers(|layer, n| (layer + 1).is_multiple_of(n).then_some(layer)),
+    )
 };
 
 static FIRST: PolicyDef = PolicyDef {
-    word: "first",
-    aliases: &[],
-    argument: Argument::Layers,
-    help: "the first N layers",
-    unit: Unit::Layers(|layer, n| (layer < n).then_some(layer)),
     compared_at: Some(|layers| layers.div_ceil(2)),
+    options: Some("--policy full --first"),
+    ..row(
+        "first",
+        Argument::Layers,
+        "the first N layers",
+        Unit::Layers(|layer, n| (layer < n).then_some(layer)),
+    )
 };
 
 static GROUP: PolicyDef = PolicyDef {
-    word: "group",
-    aliases: &[],
-    argument: Argument::Layers,
-    help: "every N layers as one; only the input of the first is kept",
-    unit: Unit::Layers(|layer, n| Some(layer / n)),
     compared_at: Some(|_| 2),
+    ..row(
+        "group",
+        Argument::Layers,
+        "every N layers as one; only the input of the first is kept",
+        Unit::Layers(|layer, n| Some(layer / n)),
+    )
 };
 
-static SUBMODULE: PolicyDef = PolicyDef {
-    word: "submodule",
-    aliases: &[],
-    argument: Argument::None,
-    help: "every norm, attention and MLP of a layer; only their inputs are kept",
-    unit: Unit::SubBlock,
-    compared_at: None,
-};
+static SUBMODULE: PolicyDef = row(
+    "submodule",
+    Argument::None,
+    "every norm, attention and MLP of a layer; only their inputs are kept",
+    Unit::SubBlock,
+);
 
-static PARTS: PolicyDef = PolicyDef {
-    word: "parts",
-    aliases: &[],
-    argument: Argument::SubBlocks,
-    help: "these sub-blocks of layers only; norms and inner sub-blocks with their results",
-    unit: Unit::NamedSubBlock,
-    compared_at: None,
-};
+static PARTS: PolicyDef = row(
+    "parts",
+    Argument::SubBlocks,
+    "these sub-blocks of layers only; norms and inner sub-blocks with their results",
+    Unit::NamedSubBlock,
+);
 
 impl PolicyDef {
     /// Returns the word with a placeholder for its argument: `every:N`.
@@ -163,6 +181,12 @@ impl PolicyDef {
             words => format!("{} ({words})", self.form()),
         }
     }
+}
+
+/// Returns the policies that users write.
+fn offered() -> impl Iterator<Item = &'static PolicyDef> {
+    let all = POLICIES.into_iter();
+    all.filter(|rule| rule.options.is_none())
 }
 
 /// What to recompute: a row of [`POLICIES`] with its argument.
@@ -213,9 +237,15 @@ impl Policy {
         POLICIES.iter().filter_map(move |rule| example(rule).ok())
     }
 
-    /// Returns the forms of all policies in a sentence, for `--help`.
+    /// Returns the options that users write instead of the policy, if there are such.
+    pub fn options(&self) -> Option<String> {
+        let options = self.rule.options?;
+        Some(format!("{options} {}", self.n))
+    }
+
+    /// Returns the forms of all policies that users write in a sentence, for `--help`.
     pub fn help() -> String {
-        let forms: Vec<String> = POLICIES.iter().map(|rule| rule.form()).collect();
+        let forms: Vec<String> = offered().map(PolicyDef::form).collect();
         let sub_blocks: Vec<&str> = SubBlocks::words().collect();
         format!(
             "{} (N counts layers; WORD is {})",
@@ -230,7 +260,7 @@ impl Policy {
     /// `error[policy]` for any other word; the error lists the words.
     pub fn parse(text: &str) -> Result<Policy> {
         let unknown = || {
-            let forms: Vec<String> = POLICIES.iter().map(|r| r.form_with_synonyms()).collect();
+            let forms: Vec<String> = offered().map(PolicyDef::form_with_synonyms).collect();
             Error::usage("policy", format!("there is no policy `{text}`"))
                 .expected(forms.join(", "))
         };
@@ -301,13 +331,13 @@ impl Policy {
             ..
         } = input;
         let retentions = self.retentions(problem, annotations, constraints)?;
-        let keep: Vec<bool> = retentions.iter().map(|r| r.keep).collect();
-        let reasons: Vec<String> = retentions.into_iter().map(|r| r.reason).collect();
+        let keep: ByValue<bool> = retentions.iter().map(|r| r.keep).collect();
+        let reasons: ByValue<String> = retentions.into_iter().map(|r| r.reason).collect();
         let schedule = schedule(problem, &keep);
         check_constraints(problem, &schedule, &constraints.by_op(problem))?;
         let name = format!("{self} {overrides}");
         let layer_of = &annotations.layer_of;
-        Plan::new(name.trim_end(), problem, schedule, layer_of, &reasons)
+        Plan::new(name.trim_end(), problem, &schedule, layer_of, &reasons)
     }
 
     /// Returns whether each storage is kept, by its owner, and why.
@@ -316,7 +346,7 @@ impl Policy {
         problem: &Problem,
         annotations: &OpAnnotations,
         constraints: &Constraints,
-    ) -> Result<Vec<Retention>> {
+    ) -> Result<ByValue<Retention>> {
         let unit = self.rule.unit;
         if unit.needs_layers() && constraints.layers == 0 {
             let what = format!("`{self}` needs layers, and no repeated layers were found");
@@ -324,10 +354,10 @@ impl Policy {
                 "use --policy selective, which works on any graph, or name modules with --layers",
             ));
         }
-        let ops = 0..problem.ops.len();
-        let scope = |op: usize| constraints.scope[op];
+        let ops = || problem.ops.indices();
+        let scope = |op: OpIdx| constraints.scope[op];
         // The group that an op is rebuilt with; what leaves it is kept.
-        let group_of = |op: usize| {
+        let group_of = |op: OpIdx| {
             let layer = scope(op).layer()?;
             let sub_block = annotations.sub_block_of[op];
             match unit {
@@ -342,20 +372,18 @@ impl Policy {
             }
         };
         // What an op of a layer is rebuilt with, in words.
-        let rebuilt_with = |op: usize| match unit {
+        let rebuilt_with = |op: OpIdx| match unit {
             Unit::SubBlock => group_of(op).map(|s| annotations.sub_blocks[s].as_str()),
             Unit::NamedSubBlock => self.sub_blocks.word_of(annotations, op),
             _ => group_of(op).map(|_| "layer"),
         };
-        let in_layer = |op: usize| scope(op).layer().is_some();
-        let is_found = ops
-            .clone()
-            .any(|op| in_layer(op) && rebuilt_with(op).is_some());
-        let by_op: Vec<Retention> = match unit {
-            Unit::Nothing => vec![Retention::keep("policy none keeps everything"); ops.len()],
+        let in_layer = |op: OpIdx| scope(op).layer().is_some();
+        let is_found = ops().any(|op| in_layer(op) && rebuilt_with(op).is_some());
+        let by_op: ByOp<Retention> = match unit {
+            Unit::Nothing => problem.by_op(Retention::keep("policy none keeps everything")),
             Unit::Op => selective(problem, annotations, constraints),
             Unit::NamedSubBlock if !is_found => return Err(no_sub_block(annotations, self)),
-            _ => ops
+            _ => ops()
                 .map(|op| match (scope(op), rebuilt_with(op)) {
                     (PolicyScope::Layer(_), Some(word)) => {
                         Retention::drop(&format!("inside a recomputed {word}"))
@@ -368,7 +396,7 @@ impl Policy {
                 .collect(),
         };
         let roots = problem.roots();
-        let mut retentions: Vec<Retention> = problem
+        let mut retentions: ByValue<Retention> = problem
             .values
             .iter()
             .map(|v| {
@@ -378,10 +406,10 @@ impl Policy {
                     })
             })
             .collect();
-        let forward = problem.ops.iter().enumerate();
-        let forward = forward.filter(|(_, op)| op.phase == OpPhase::Forward);
+        let is_forward = |(_, op): &(OpIdx, &Op)| op.phase == OpPhase::Forward;
+        let forward = || problem.ops.enumerated().filter(is_forward);
         // What another group, or anything outside the layers, reads is an output of the group.
-        for (o, op) in forward.clone() {
+        for (o, op) in forward() {
             for root in op.ins.iter().map(|v| roots[*v]) {
                 if let Some(group) = problem.values[root].producer.and_then(group_of)
                     && group_of(o) != Some(group)
@@ -391,7 +419,7 @@ impl Policy {
                 }
             }
         }
-        for (o, op) in forward {
+        for (o, op) in forward() {
             let Some(forced) = &constraints.forced[o] else {
                 continue;
             };
@@ -456,9 +484,9 @@ fn selective(
     problem: &Problem,
     annotations: &OpAnnotations,
     constraints: &Constraints,
-) -> Vec<Retention> {
+) -> ByOp<Retention> {
     let mut products = vec![0usize; constraints.layers.max(1)];
-    let retention = |o: usize| {
+    let retention = |o: OpIdx| {
         let layer = match constraints.scope[o] {
             PolicyScope::Layer(layer) => layer,
             PolicyScope::NoLayer if constraints.layers == 0 => 0,
@@ -482,7 +510,7 @@ fn selective(
             OpRole::Other => Retention::drop("not on the list of what stays"),
         }
     };
-    (0..problem.ops.len()).map(retention).collect()
+    problem.ops.indices().map(retention).collect()
 }
 
 impl PartialEq for Policy {
@@ -558,7 +586,10 @@ mod tests {
             assert_eq!(e.exit_code(), 2, "{text}");
         }
         let unknown = Policy::parse("ful").unwrap_err().to_string();
-        assert!(unknown.contains("every:N, first:N, group:N"), "{unknown}");
+        assert!(
+            unknown.contains("enabled), group:N, submodule"),
+            "{unknown}"
+        );
     }
 
     #[test]
@@ -597,7 +628,7 @@ mod tests {
     fn the_guide_lists_every_policy() {
         let guide = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/guides/policies.md");
         let guide = std::fs::read_to_string(guide).unwrap();
-        for rule in POLICIES {
+        for rule in offered() {
             let row = format!("| `{}` | {} |", rule.form(), rule.help);
             assert!(guide.contains(&row), "the guide lacks the line\n{row}");
         }

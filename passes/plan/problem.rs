@@ -1,11 +1,12 @@
-//! What a planner sees: operations in order with their costs, values with their bytes, and nothing else.
+//! What a planner sees: ops in order with their costs, and values with their bytes.
 //!
-//! The JSON form is the cost-graph format of the planner benches: `ops` in the given order, `values`, `outputs`. Fields
-//! that it does not have (temporaries, views, effects) are optional, so a cost graph made by anyone is a problem. In
-//! such a graph views are folded into the value that owns the storage; a problem made from our own graph keeps them,
-//! because a rewritten graph needs a copy of the view wherever it needs a copy of the storage. [`Problem::fold`] gives
-//! the folded form.
+//! The JSON form is the cost-graph format of the planner benches: `ops` in the given order, `values`, `outputs`. Temporaries,
+//! views and effects are optional, so every such cost graph is a problem. There views are folded into the value that owns the
+//! storage. A problem made from our own graph keeps them, because a rewritten graph needs a copy of the view wherever it
+//! needs a copy of the storage. [`Problem::fold`] gives the folded form.
 
+use super::index::{ByOp, ByValue, OpIdx, ValueIdx};
+use super::steps::Step;
 use ckpt_error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
@@ -52,10 +53,10 @@ pub struct Op {
     #[serde(default, alias = "target", skip_serializing_if = "String::is_empty")]
     pub kind: String,
     /// Values read; a value that is read twice is listed twice.
-    pub ins: Vec<usize>,
-    pub outs: Vec<usize>,
+    pub ins: Vec<ValueIdx>,
+    pub outs: Vec<ValueIdx>,
     pub phase: OpPhase,
-    /// What the objective adds up: microseconds, unless the maker of the graph says otherwise.
+    /// The objective adds these up: microseconds, unless the maker of the graph says otherwise.
     pub cost: f64,
     #[serde(default)]
     pub flops: u64,
@@ -65,16 +66,16 @@ pub struct Op {
     /// Temporaries while it runs.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub temp_bytes: u64,
-    /// Operands that the first result is written over, if one of them is not read again: then it takes no bytes beside
-    /// that one. They have as many bytes as that result. A static one is resident whatever happens, so the result that is
-    /// written over it is listed without bytes: it takes as many as that one if that is read again, or is an output.
+    /// Operands that the first result may be written over. If one of them is not read again, the result takes no bytes
+    /// beside it. They have as many bytes as that result. A result that is written over a static operand is listed without
+    /// bytes: it takes as many as the operand if that is read again or is an output.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub in_place_operands: Vec<usize>,
+    pub in_place_operands: Vec<ValueIdx>,
     /// Whether running it again gives the same bits and is allowed.
     #[serde(default = "yes", skip_serializing_if = "is_yes")]
     pub recomputable: bool,
-    /// Whether it runs for the first time after every such op that is listed before it, in any order: it draws from a
-    /// generator, or acts on something outside.
+    /// Whether its first run comes after those of all such ops that are listed before it, in every order: it draws from a
+    /// generator, or has an effect outside.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ordered: bool,
 }
@@ -85,10 +86,10 @@ pub struct Value {
     /// Bytes of its storage; 0 for a view, whose storage is another value's.
     pub bytes: u64,
     pub kind: ValueKind,
-    pub producer: Option<usize>,
+    pub producer: Option<OpIdx>,
     /// The operand of its producer that it is a view of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub view_of: Option<usize>,
+    pub view_of: Option<ValueIdx>,
     /// An integer or boolean value: indices, masks, shapes.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub integral: bool,
@@ -97,24 +98,24 @@ pub struct Value {
 /// A training step as a planner sees it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Problem {
-    pub ops: Vec<Op>,
-    pub values: Vec<Value>,
+    pub ops: ByOp<Op>,
+    pub values: ByValue<Value>,
     /// Values that must be alive at the end.
-    pub outputs: Vec<usize>,
+    pub outputs: Vec<ValueIdx>,
     /// What moving bytes out of this memory or back costs; `None` where nothing can be moved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transfer: Option<Transfer>,
 }
 
-/// What moving a storage costs, each way.
+/// The cost of moving a storage, each way.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Transfer {
     pub us_per_megabyte: f64,
-    /// Beside the bytes.
+    /// The start of each transfer.
     pub start_us: f64,
-    /// The part of what the bytes take that is lost to ops beside it: 0 where an engine of its own copies, 1 where
-    /// nothing gets on meanwhile.
+    /// The share of the time of the bytes that other ops lose: 0 where an engine of its own copies, 1 where nothing else
+    /// runs meanwhile.
     #[serde(default, skip_serializing_if = "is_nothing")]
     pub busy_share: f64,
 }
@@ -127,16 +128,16 @@ impl Op {
     /// Returns an op that may be recomputed, with no work but its cost.
     pub fn new(
         name: impl Into<String>,
-        ins: impl Into<Vec<usize>>,
-        outs: impl Into<Vec<usize>>,
+        ins: impl IntoIterator<Item = impl Into<ValueIdx>>,
+        outs: impl IntoIterator<Item = impl Into<ValueIdx>>,
         phase: OpPhase,
         cost: f64,
     ) -> Op {
         Op {
             name: name.into(),
             kind: String::new(),
-            ins: ins.into(),
-            outs: outs.into(),
+            ins: ins.into_iter().map(Into::into).collect(),
+            outs: outs.into_iter().map(Into::into).collect(),
             phase,
             cost,
             flops: 0,
@@ -151,7 +152,7 @@ impl Op {
 
 impl Value {
     /// Returns a value that is no view.
-    pub fn new(bytes: u64, kind: ValueKind, producer: Option<usize>) -> Value {
+    pub fn new(bytes: u64, kind: ValueKind, producer: Option<OpIdx>) -> Value {
         Value {
             bytes,
             kind,
@@ -168,13 +169,12 @@ impl Transfer {
         self.start_us + self.us_per_megabyte * bytes as f64 / 1e6
     }
 
-    /// Returns what of a transfer's cost no op can run beside.
+    /// Returns the part of a transfer's cost that no op can run beside.
     pub fn own_us(&self, cost: f64) -> f64 {
         self.start_us.min(cost) + self.busy_share * (cost - self.start_us).max(0.0)
     }
 
-    /// Returns what it takes of a step at least that so many bytes leave, and that they come back, where transfers run beside other
-    /// ops, and where they do not.
+    /// Returns the least that a step loses if so many bytes leave and return, with transfers `beside` other ops or not.
     pub fn wait(&self, bytes: u64, beside: bool) -> Wait {
         let whole_us = self.cost(bytes);
         match beside {
@@ -190,12 +190,12 @@ impl Transfer {
     }
 }
 
-/// What offloading takes of a step, for the results of one op.
+/// What a step loses by offloading the results of one op.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Wait {
-    /// Each way, what nothing runs beside.
+    /// Each way, the time that nothing runs beside.
     pub own_us: f64,
-    /// Each way, what a lane is taken for; 0 where nothing runs beside a transfer.
+    /// Each way, the time that the lane is taken; 0 where nothing runs beside a transfer.
     pub lane_us: f64,
 }
 
@@ -215,10 +215,10 @@ impl Problem {
     /// # Errors
     /// A value that two ops make, or one op twice; a producer that the file claims and that is not true.
     pub fn settle_producers(&mut self) -> Result<()> {
-        let mut maker: Vec<Option<usize>> = vec![None; self.values.len()];
-        for (o, op) in self.ops.iter().enumerate() {
+        let mut maker: ByValue<Option<OpIdx>> = self.by_value(None);
+        for (o, op) in self.ops.enumerated() {
             for v in &op.outs {
-                let Some(place) = maker.get_mut(*v) else {
+                let Some(place) = maker.get_mut(v.0) else {
                     return self.unknown_value(o, *v);
                 };
                 if let Some(first) = place.replace(o) {
@@ -239,14 +239,14 @@ impl Problem {
         Ok(())
     }
 
-    fn unknown_value<T>(&self, op: usize, value: usize) -> Result<T> {
+    fn unknown_value<T>(&self, op: OpIdx, value: ValueIdx) -> Result<T> {
         let op = self.called(op);
         foreign(format!("op {op} names value {value}, which does not exist"))
     }
 
     /// Returns an op as errors name it.
-    fn called(&self, op: usize) -> String {
-        match self.ops.get(op) {
+    fn called(&self, op: OpIdx) -> String {
+        match self.ops.at(op) {
             Some(known) if !known.name.is_empty() => format!("{op} (`{}`)", known.name),
             _ => op.to_string(),
         }
@@ -261,14 +261,14 @@ impl Problem {
         let (mut flops, mut traffic_bytes, mut cost) = (0u64, 0u64, 0.0f64);
         let mut temp_bytes = 0;
         // Whether each value exists yet.
-        let mut there: Vec<bool> = self
+        let mut there: ByValue<bool> = self
             .values
             .iter()
             .map(|v| v.producer.is_none() && v.kind != ValueKind::Activation)
             .collect();
-        for (o, op) in self.ops.iter().enumerate() {
+        for (o, op) in self.ops.enumerated() {
             for v in &op.ins {
-                match there.get(*v) {
+                match there.at(*v) {
                     Some(true) => {}
                     None => return self.unknown_value(o, *v),
                     Some(false) => {
@@ -286,36 +286,36 @@ impl Problem {
                 }
             }
             for v in &op.outs {
-                match self.values.get(*v) {
+                match self.values.at(*v) {
                     Some(value) if value.producer == Some(o) => there[*v] = true,
                     Some(_) => return foreign(format!("value {v} is not made by its producer")),
                     None => return self.unknown_value(o, *v),
                 }
             }
-            let first = op.outs.first().map(|v| &self.values[*v]);
-            for v in &op.in_place_operands {
-                let fits =
-                    |out: &&Value| out.view_of.is_none() && out.kind == ValueKind::Activation;
-                if !op.ins.contains(v) || first.filter(fits).is_none() {
-                    return foreign(format!(
-                        "op {} has no result that could be written over value {v}",
-                        self.called(o)
-                    ));
-                }
+            let called = || self.called(o);
+            let owns = |v: &ValueIdx| {
+                let out = &self.values[*v];
+                out.view_of.is_none() && out.kind == ValueKind::Activation
+            };
+            let may_write_over = op.outs.first().is_some_and(owns);
+            let is_wrong = |v: &&ValueIdx| !op.ins.contains(v) || !may_write_over;
+            if let Some(v) = op.in_place_operands.iter().find(is_wrong) {
+                let what = format!("no result that could be written over value {v}");
+                return foreign(format!("op {} has {what}", called()));
             }
             if !op.cost.is_finite() || op.cost < 0.0 {
-                return foreign(format!("op {} has a cost of {}", self.called(o), op.cost));
+                return foreign(format!("op {} has a cost of {}", called(), op.cost));
             }
             cost += op.cost;
             flops = flops.saturating_add(op.flops);
             traffic_bytes = traffic_bytes.saturating_add(op.bytes);
             temp_bytes = temp_bytes.max(op.temp_bytes);
         }
-        if let Some(v) = self.outputs.iter().find(|v| **v >= self.values.len()) {
+        if let Some(v) = self.outputs.iter().find(|v| v.0 >= self.values.len()) {
             return foreign(format!("output value {v} does not exist"));
         }
         let roots = self.roots();
-        for (o, op) in self.ops.iter().enumerate() {
+        for (o, op) in self.ops.enumerated() {
             for v in &op.in_place_operands {
                 let (root, result) = (&self.values[roots[*v]], &self.values[op.outs[0]]);
                 let fits = |bytes| root.bytes == bytes || root.bytes == bytes + op.temp_bytes;
@@ -332,9 +332,9 @@ impl Problem {
             }
         }
         let mut bytes = temp_bytes;
-        for (i, value) in self.values.iter().enumerate() {
+        for (i, value) in self.values.enumerated() {
             let op = match value.producer {
-                Some(p) => match self.ops.get(p) {
+                Some(p) => match self.ops.at(p) {
                     Some(op) if there[i] => Some(op),
                     _ => return foreign(format!("value {i} is not made by its producer")),
                 },
@@ -388,9 +388,86 @@ impl Problem {
         Ok(())
     }
 
+    /// Returns a table with the same entry for each op.
+    pub fn by_op<T: Clone>(&self, entry: T) -> ByOp<T> {
+        ByOp::filled(entry, self.ops.len())
+    }
+
+    /// Returns a table with the same entry for each value.
+    pub fn by_value<T: Clone>(&self, entry: T) -> ByValue<T> {
+        ByValue::filled(entry, self.values.len())
+    }
+
+    /// Returns the bytes of the results of an op.
+    pub fn result_bytes(&self, op: OpIdx) -> u64 {
+        let outs = self.ops[op].outs.iter();
+        outs.map(|v| self.values[*v].bytes).sum()
+    }
+
+    /// Returns what a step adds to the cost of a schedule, if nothing runs beside a transfer.
+    pub fn cost(&self, step: Step) -> f64 {
+        match step {
+            Step::Run(op) => self.ops[op].cost,
+            Step::Offload(op) | Step::Fetch(op) => {
+                let bytes = self.result_bytes(op);
+                self.transfer.map_or(0.0, |transfer| transfer.cost(bytes))
+            }
+            Step::Release(_) => 0.0,
+        }
+    }
+
+    /// Returns whether the results of each op may be offloaded: storages of the forward pass that the op owns, all of them
+    /// read, none a graph output.
+    pub fn movable(&self) -> ByOp<bool> {
+        let mut is_read = self.by_value(false);
+        for v in self.ops.iter().flat_map(|op| &op.ins) {
+            is_read[*v] = true;
+        }
+        let roots = self.roots();
+        let mut is_output = self.by_value(false);
+        for v in &self.outputs {
+            is_output[roots[*v]] = true;
+        }
+        let moves = |v: &ValueIdx| {
+            let value = &self.values[*v];
+            let is_owned = value.kind == ValueKind::Activation && value.view_of.is_none();
+            is_owned && is_read[*v] && !is_output[*v]
+        };
+        let movable = |op: &Op| {
+            op.phase == OpPhase::Forward && !op.outs.is_empty() && op.outs.iter().all(&moves)
+        };
+        self.ops.iter().map(movable).collect()
+    }
+
+    /// Checks that the results of these ops can be offloaded.
+    ///
+    /// # Errors
+    /// An op whose results cannot be moved, or a problem that does not say what transfers cost.
+    pub fn check_movable(&self, offloaded: &[OpIdx]) -> Result<()> {
+        if offloaded.is_empty() {
+            return Ok(());
+        }
+        let movable = self.movable();
+        if let Some(op) = offloaded.iter().find(|op| movable.at(**op) != Some(&true)) {
+            let name = self.ops.at(*op).map_or("?", |o| o.name.as_str());
+            let what = format!("the results of op {op} (`{name}`) cannot be moved");
+            return Err(Error::usage("offload", what).expected(
+                "activations of the forward part that something reads and that are no outputs",
+            ));
+        }
+        match self.transfer {
+            Some(_) => Ok(()),
+            None => Err(Error::usage(
+                "offload",
+                "this problem does not say what moving values costs",
+            )
+            .expected("`transfer`: {us_per_megabyte, start_us}")),
+        }
+    }
+
     /// Returns the value that owns each value's storage; itself for what is not a view. Linear.
-    pub fn roots(&self) -> Vec<usize> {
-        let mut roots: Vec<usize> = (0..self.values.len()).collect();
+    pub fn roots(&self) -> ByValue<ValueIdx> {
+        let mut roots: ByValue<ValueIdx> = self.values.indices().collect();
         for op in &self.ops {
             for out in &op.outs {
                 if let Some(base) = self.values[*out].view_of {
@@ -402,7 +479,7 @@ impl Problem {
     }
 
     /// Returns whether an op only makes views.
-    pub fn is_view(&self, op: usize) -> bool {
+    pub fn is_view(&self, op: OpIdx) -> bool {
         self.ops[op]
             .outs
             .iter()
@@ -410,8 +487,8 @@ impl Problem {
     }
 
     /// Returns the order of the problem itself: every op once.
-    pub fn given_order(&self) -> Vec<usize> {
-        (0..self.ops.len()).collect()
+    pub fn given_order(&self) -> Vec<OpIdx> {
+        self.ops.indices().collect()
     }
 
     /// Returns the bytes that are resident throughout.
@@ -424,10 +501,10 @@ impl Problem {
     }
 
     /// Returns the same problem with its ops listed in another order in which they can run. Values keep their indices.
-    pub fn in_order(&self, order: &[usize]) -> Problem {
-        let mut place = vec![0; self.ops.len()];
+    pub fn in_order(&self, order: &[OpIdx]) -> Problem {
+        let mut place = self.by_op(OpIdx(0));
         for (new, old) in order.iter().enumerate() {
-            place[*old] = new;
+            place[*old] = OpIdx(new);
         }
         let mut values = self.values.clone();
         for value in &mut values {
@@ -454,7 +531,7 @@ pub fn fingerprint(problem: &Problem) -> String {
         feed(op.kind.as_bytes());
         feed(&[0]);
         for v in op.ins.iter().chain(&op.outs) {
-            feed(&(*v as u64).to_le_bytes());
+            feed(&(v.0 as u64).to_le_bytes());
         }
     }
     format!("{hash:016x}")

@@ -6,6 +6,7 @@
 //!
 //! Views are free: a view of a kept storage is read as it is, and a view of a recomputed storage is recomputed.
 
+use super::index::{ByValue, OpIdx, ValueIdx};
 use super::problem::{OpPhase, Problem, ValueKind};
 
 /// Why a result is kept whatever the policy says.
@@ -41,9 +42,9 @@ impl Pinned {
 }
 
 /// Returns, for the owner of each storage, why it is kept whatever a policy says. `None` where the policy decides.
-pub fn pinned(problem: &Problem) -> Vec<Option<Pinned>> {
+pub fn pinned(problem: &Problem) -> ByValue<Option<Pinned>> {
     let roots = problem.roots();
-    let mut pins: Vec<Option<Pinned>> = problem
+    let mut pins: ByValue<Option<Pinned>> = problem
         .values
         .iter()
         .map(|value| {
@@ -75,20 +76,20 @@ pub fn pinned(problem: &Problem) -> Vec<Option<Pinned>> {
 }
 
 /// Returns the schedule that keeps the pinned storages and those that `keep` names, by owner; entries of views are ignored.
-pub fn schedule(problem: &Problem, keep: &[bool]) -> Vec<usize> {
+pub fn schedule(problem: &Problem, keep: &ByValue<bool>) -> Vec<OpIdx> {
     let roots = problem.roots();
     let pins = pinned(problem);
     // Whether a backward op may read the value as it is.
-    let mut ready: Vec<bool> = roots
+    let mut ready: ByValue<bool> = roots
         .iter()
         .map(|r| keep[*r] || pins[*r].is_some())
         .collect();
     let mut schedule = Vec::with_capacity(problem.ops.len());
-    let mut listed = vec![false; problem.ops.len()];
-    for (o, op) in problem.ops.iter().enumerate() {
+    let mut listed = problem.by_op(false);
+    for (o, op) in problem.ops.enumerated() {
         if op.phase == OpPhase::Backward {
             let mut missing = Vec::new();
-            let mut stack: Vec<usize> = op.ins.clone();
+            let mut stack: Vec<ValueIdx> = op.ins.clone();
             while let Some(v) = stack.pop() {
                 let Some(producer) = problem.values[v].producer else {
                     continue;

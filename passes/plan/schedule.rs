@@ -1,14 +1,17 @@
-//! Schedules and the only judge of them.
+//! Evaluates schedules: peak, cost, and what is alive at every step.
 //!
-//! A schedule is a list of ops; repeats are recomputation. A use reads the most recent computation of its value; an
-//! instance is freed right after its last use; while an op runs, its operands, results and temporaries are all alive.
-//! These are the rules of the planner benches' judge, with views, temporaries and results written over operands added:
-//! an instance of a view keeps the instance of the storage it was made from, and a result takes no bytes while it is made
-//! if an operand that it may be written over is read there for the last time. A result that is written over a static value
-//! takes none at all unless that is read later or is an output: then it takes as many as that one. On problems without them the two give the
-//! same numbers.
+//! A schedule is a list of ops or of [`Step`]s; repeats are recomputation. A use reads the most recent computation of its
+//! value. An instance is freed right after its last use. While an op runs, its operands, results and temporaries are all alive.
+//! An instance of a view keeps the instance of the storage it was made from. A result takes no bytes while it is made if it is
+//! written over an operand that is read there for the last time. A result that is written over a static value takes none at
+//! all, unless that value is read later or is an output: then it takes as many bytes as that value.
+//!
+//! Offloaded results are alive until their `Release`, and again from each `Fetch` on. On problems without views, temporaries
+//! and results written over operands, the planner benches give the same numbers.
 
+use super::index::{ByValue, ValueIdx};
 use super::problem::{Problem, ValueKind};
+use super::steps::Step;
 use ckpt_error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
@@ -30,20 +33,27 @@ pub struct Score {
 impl Score {
     /// Returns the extra cost over `base`, in percent.
     pub fn overhead_pct(&self, base: &Score) -> f64 {
-        percent(self.cost, base.cost)
+        percent(self.cost - base.cost, base.cost)
+    }
+
+    /// Returns the extra bytes read and written over `base`, in percent.
+    pub fn traffic_overhead_pct(&self, base: &Score) -> f64 {
+        let (own, other) = (self.traffic_bytes as f64, base.traffic_bytes as f64);
+        percent(own - other, other)
     }
 
     /// Returns the extra FLOPs over `base`, in percent.
     pub fn flops_overhead_pct(&self, base: &Score) -> f64 {
-        percent(self.flops as f64, base.flops as f64)
+        percent(self.flops as f64 - base.flops as f64, base.flops as f64)
     }
 }
 
-fn percent(value: f64, base: f64) -> f64 {
-    if base == 0.0 {
-        0.0
+/// Returns a part of a whole in percent; 0 of nothing.
+pub fn percent(part: f64, whole: f64) -> f64 {
+    if whole > 0.0 {
+        100.0 * part / whole
     } else {
-        100.0 * (value - base) / base
+        0.0
     }
 }
 
@@ -51,7 +61,7 @@ fn percent(value: f64, base: f64) -> f64 {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Instance {
     /// The value that owns the storage.
-    pub value: usize,
+    pub value: ValueIdx,
     pub bytes: u64,
     /// The step that makes it; 0 for a placeholder.
     pub born: usize,
@@ -60,28 +70,33 @@ pub struct Instance {
     pub last: Option<usize>,
 }
 
-/// Judges a schedule. Linear in the operands of its steps.
+/// Evaluates a schedule of ops or steps. Linear in the operands of its steps.
 ///
 /// # Errors
 /// A step that reads a value before anything computed it, repeats an op that must not be, or names none; an output or an
 /// op that is never computed.
-pub fn evaluate(problem: &Problem, schedule: &[usize]) -> Result<Score> {
+pub fn evaluate<S: Copy + Into<Step>>(problem: &Problem, schedule: &[S]) -> Result<Score> {
     let timeline = Timeline::new(problem, schedule)?;
     let mut score = Score {
         static_bytes: problem.static_bytes(),
         steps: schedule.len(),
         ..Score::default()
     };
-    for (step, op) in schedule.iter().enumerate() {
-        let live = timeline.live_bytes[step];
+    for (at, step) in schedule.iter().enumerate() {
+        let live = timeline.live_bytes[at];
         if live > score.peak_above_static_bytes {
             score.peak_above_static_bytes = live;
-            score.at_step = Some(step);
+            score.at_step = Some(at);
         }
-        let op = &problem.ops[*op];
-        score.cost += op.cost;
-        score.flops = score.flops.saturating_add(op.flops);
-        score.traffic_bytes = score.traffic_bytes.saturating_add(op.bytes);
+        let step: Step = (*step).into();
+        let (flops, bytes) = match step {
+            Step::Run(op) => (problem.ops[op].flops, problem.ops[op].bytes),
+            Step::Offload(op) | Step::Fetch(op) => (0, problem.result_bytes(op)),
+            Step::Release(_) => (0, 0),
+        };
+        score.cost += problem.cost(step);
+        score.flops = score.flops.saturating_add(flops);
+        score.traffic_bytes = score.traffic_bytes.saturating_add(bytes);
     }
     score.peak_bytes = score.static_bytes + score.peak_above_static_bytes;
     Ok(score)
@@ -97,17 +112,20 @@ pub struct Timeline {
     pub written_over: Vec<Option<usize>>,
 }
 
+/// The instance of a static value or of a view of one.
+const STATIC: usize = usize::MAX;
+
 impl Timeline {
     /// # Errors
     /// See [`evaluate`].
-    pub fn new(problem: &Problem, schedule: &[usize]) -> Result<Timeline> {
+    pub fn new<S: Copy + Into<Step>>(problem: &Problem, schedule: &[S]) -> Result<Timeline> {
         let values = &problem.values;
         let mut instances: Vec<Instance> = Vec::new();
-        // The instance a use of each value reads; for a static value or a view of one, `STATIC`.
-        let mut current: Vec<Option<usize>> = vec![None; values.len()];
-        const STATIC: usize = usize::MAX;
-        let mut runs = vec![0u32; problem.ops.len()];
-        for (v, value) in values.iter().enumerate() {
+        // The instance that a use of each value reads.
+        let mut current: ByValue<Option<usize>> = problem.by_value(None);
+        let mut runs = problem.by_op(0u32);
+        let mut has_left = problem.by_op(false);
+        for (v, value) in values.enumerated() {
             match value.kind {
                 ValueKind::Static if value.producer.is_none() => current[v] = Some(STATIC),
                 ValueKind::Placeholder => {
@@ -125,44 +143,57 @@ impl Timeline {
         // Steps that may write over an operand, and its instance.
         let mut over: Vec<(usize, usize)> = Vec::new();
         // Steps whose result is written over a static value: the step, that value and the instance of the result.
-        let mut renewals: Vec<(usize, usize, usize)> = Vec::new();
+        let mut renewals: Vec<(usize, ValueIdx, usize)> = Vec::new();
         let refuse = |text: String| Err(Error::usage("schedule", text));
-        for (step, o) in schedule.iter().enumerate() {
-            let Some(op) = problem.ops.get(*o) else {
-                return refuse(format!(
-                    "step {step} names op {o}; there are {}",
-                    problem.ops.len()
-                ));
+        for (at, step) in schedule.iter().enumerate() {
+            let step: Step = (*step).into();
+            let o = step.op();
+            let Some(op) = problem.ops.at(o) else {
+                let ops = problem.ops.len();
+                return refuse(format!("step {at} names op {o}; there are {ops}"));
             };
-            runs[*o] += 1;
-            if runs[*o] > 1 && !op.recomputable {
+            let (reads, makes, is_again) = match step {
+                Step::Run(_) => (&op.ins[..], &op.outs[..], runs[o] > 0),
+                Step::Offload(_) | Step::Release(_) => (&op.outs[..], &[][..], false),
+                Step::Fetch(_) => (&[][..], &op.outs[..], false),
+            };
+            if is_again && (!op.recomputable || has_left[o]) {
                 return refuse(format!(
-                    "step {step} repeats `{}`, which must not be",
+                    "step {at} repeats `{}`, which must not be",
                     op.name
                 ));
             }
-            for v in &op.ins {
+            match step {
+                Step::Run(_) => runs[o] += 1,
+                Step::Offload(_) => has_left[o] = true,
+                Step::Release(_) | Step::Fetch(_) if has_left[o] => {}
+                _ => {
+                    return refuse(format!(
+                        "step {at} moves results of `{}` that have not left",
+                        op.name
+                    ));
+                }
+            }
+            for v in reads {
                 match current[*v] {
                     None => {
                         return refuse(format!(
-                            "step {step} (`{}`) reads value {v} before anything computed it",
+                            "step {at} (`{}`) reads value {v} before anything computed it",
                             op.name
                         ));
                     }
                     Some(STATIC) => {}
-                    Some(i) => instances[i].last = Some(step),
+                    Some(i) => instances[i].last = Some(at),
                 }
             }
-            let instance = |v: &usize| current[*v].filter(|i| *i != STATIC);
-            over.extend(
-                op.in_place_operands
-                    .iter()
-                    .filter_map(instance)
-                    .map(|i| (step, i)),
-            );
+            let written: &[ValueIdx] = match step {
+                Step::Run(_) => &op.in_place_operands,
+                _ => &[],
+            };
+            let instances_of = written.iter().filter_map(|v| current[*v]);
+            over.extend(instances_of.filter(|i| *i != STATIC).map(|i| (at, i)));
             // All operands are looked up before any result replaces them.
-            let places: Vec<usize> = op
-                .outs
+            let places: Vec<usize> = makes
                 .iter()
                 .map(|v| match (values[*v].view_of, values[*v].kind) {
                     (Some(base), _) => current[base].unwrap_or(STATIC),
@@ -171,24 +202,22 @@ impl Timeline {
                         instances.push(Instance {
                             value: *v,
                             bytes: values[*v].bytes,
-                            born: step,
-                            last: Some(step),
+                            born: at,
+                            last: Some(at),
                         });
                         instances.len() - 1
                     }
                 })
                 .collect();
-            let renewed = |v: &&usize| current[**v] == Some(STATIC);
-            if let (Some(v), Some(place)) =
-                (op.in_place_operands.iter().find(renewed), places.first())
-            {
-                renewals.push((step, *v, *place));
+            let is_static = |v: &&ValueIdx| current[**v] == Some(STATIC);
+            if let (Some(v), Some(place)) = (written.iter().find(is_static), places.first()) {
+                renewals.push((at, *v, *place));
             }
-            for (v, place) in op.outs.iter().zip(places) {
+            for (v, place) in makes.iter().zip(places) {
                 current[*v] = Some(place);
             }
         }
-        if let Some(o) = runs.iter().position(|n| *n == 0) {
+        if let Some((o, _)) = runs.enumerated().find(|(_, n)| **n == 0) {
             return refuse(format!(
                 "op {o} (`{}`) is never computed",
                 problem.ops[o].name
@@ -204,12 +233,12 @@ impl Timeline {
         }
         if !renewals.is_empty() {
             let roots = problem.roots();
-            let mut last = vec![0; values.len()];
-            for (step, o) in schedule.iter().enumerate() {
-                problem.ops[*o]
-                    .ins
-                    .iter()
-                    .for_each(|v| last[roots[*v]] = step);
+            let mut last = problem.by_value(0);
+            for (at, step) in schedule.iter().enumerate() {
+                if let Step::Run(op) = (*step).into() {
+                    let ins = problem.ops[op].ins.iter();
+                    ins.for_each(|v| last[roots[*v]] = at);
+                }
             }
             problem.outputs.iter().for_each(|v| last[roots[*v]] = steps);
             for (step, v, instance) in renewals {
@@ -236,12 +265,16 @@ impl Timeline {
         }
         let mut live = 0;
         let mut live_bytes = Vec::with_capacity(steps);
-        for (step, o) in schedule.iter().enumerate() {
-            live += births[step];
-            let taken: Option<usize> = written_over[step];
+        for (at, step) in schedule.iter().enumerate() {
+            live += births[at];
+            let taken: Option<usize> = written_over[at];
             let taken_bytes = taken.map_or(0, |i| instances[i].bytes);
-            live_bytes.push(live + problem.ops[*o].temp_bytes - taken_bytes);
-            live -= deaths[step];
+            let temp_bytes = match (*step).into() {
+                Step::Run(op) => problem.ops[op].temp_bytes,
+                _ => 0,
+            };
+            live_bytes.push(live + temp_bytes - taken_bytes);
+            live -= deaths[at];
         }
         Ok(Timeline {
             live_bytes,
@@ -254,14 +287,16 @@ impl Timeline {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::index::OpIdx;
     use crate::problem::{Op, OpPhase, Value};
-    use crate::testing::Random;
+    use crate::steps::settled;
+    use crate::testing::{Random, problem, schedule};
 
     /// Judges a schedule as the benches do: no views, no temporaries; every allocation on a list.
-    fn reference(p: &Problem, schedule: &[usize]) -> Option<(u64, Option<usize>, f64)> {
-        let mut current: std::collections::BTreeMap<usize, usize> = Default::default();
+    fn reference(p: &Problem, schedule: &[OpIdx]) -> Option<(u64, Option<usize>, f64)> {
+        let mut current: std::collections::BTreeMap<ValueIdx, usize> = Default::default();
         let mut inst: Vec<(u64, i64, i64)> = Vec::new();
-        for (j, v) in p.values.iter().enumerate() {
+        for (j, v) in p.values.enumerated() {
             if v.kind == ValueKind::Placeholder {
                 current.insert(j, inst.len());
                 inst.push((v.bytes, 0, -1));
@@ -309,12 +344,11 @@ mod tests {
         }
         for o in 0..2 + r.below(8) {
             let ins: Vec<usize> = (0..r.below(4)).map(|_| r.below(p.values.len())).collect();
-            let outs: Vec<usize> = (0..1 + r.below(2))
+            let outs: Vec<ValueIdx> = (0..1 + r.below(2))
                 .map(|_| {
                     let bytes = r.below(9) as u64;
-                    p.values
-                        .push(Value::new(bytes, ValueKind::Activation, Some(o)));
-                    p.values.len() - 1
+                    let out = Value::new(bytes, ValueKind::Activation, Some(OpIdx(o)));
+                    p.values.push(out)
                 })
                 .collect();
             let cost = r.below(5) as f64;
@@ -325,7 +359,7 @@ mod tests {
             });
         }
         for _ in 0..r.below(3) {
-            p.outputs.push(r.below(p.values.len()));
+            p.outputs.push(ValueIdx(r.below(p.values.len())));
         }
         p
     }
@@ -339,7 +373,7 @@ mod tests {
             p.check().unwrap();
             let mut schedule = p.given_order();
             for _ in 0..r.below(6) {
-                let op = r.below(p.ops.len());
+                let op = OpIdx(r.below(p.ops.len()));
                 let first = schedule.iter().position(|o| *o == op).unwrap();
                 let at = first + 1 + r.below(schedule.len() - first);
                 schedule.insert(at, op);
@@ -355,85 +389,98 @@ mod tests {
         assert!(repeated > 1000);
     }
 
-    fn value(bytes: u64, producer: Option<usize>, view_of: Option<usize>) -> Value {
-        let kind = match producer {
-            Some(_) => ValueKind::Activation,
-            None => ValueKind::Static,
-        };
-        Value {
-            view_of,
-            ..Value::new(bytes, kind, producer)
-        }
-    }
-
-    fn op(name: &str, ins: &[usize], outs: &[usize], temp_bytes: u64) -> Op {
-        Op {
-            temp_bytes,
-            recomputable: name != "rng",
-            ..Op::new(name, ins, outs, OpPhase::Forward, 1.0)
-        }
-    }
-
     #[test]
     fn a_view_keeps_the_storage_it_was_made_from() {
-        // x -> a (10 bytes) -> view v; b reads x (5 bytes); c reads v.
-        let p = Problem {
-            ops: vec![
-                op("a", &[0], &[1], 0),
-                op("v", &[1], &[2], 0),
-                op("b", &[0], &[3], 7),
-                op("c", &[2, 3], &[4], 0),
-            ],
-            values: vec![
-                value(100, None, None),
-                value(10, Some(0), None),
-                value(0, Some(1), Some(1)),
-                value(5, Some(2), None),
-                value(1, Some(3), None),
-            ],
-            outputs: vec![4],
-            transfer: None,
-        };
+        // `v` is a view of what `a` makes.
+        let ops: [(&str, &[usize], u64); 4] = [
+            ("a", &[0], 10),
+            ("v", &[1], 0),
+            ("b", &[0], 5),
+            ("c", &[2, 3], 1),
+        ];
+        let mut p = problem(&[100], &ops, &[4]);
+        p.values[ValueIdx(2)].view_of = Some(ValueIdx(1));
+        p.ops[OpIdx(2)].temp_bytes = 7;
         p.check().unwrap();
         let given = evaluate(&p, &p.given_order()).unwrap();
         assert_eq!((given.peak_above_static_bytes, given.peak_bytes), (22, 122));
+        let peak = |ops: &[OpIdx]| evaluate(&p, ops).unwrap().peak_above_static_bytes;
         // Computing `a` again without its view changes nothing for c: the first storage stays.
-        assert_eq!(
-            evaluate(&p, &[0, 1, 2, 0, 3])
-                .unwrap()
-                .peak_above_static_bytes,
-            25
-        );
+        assert_eq!(peak(&schedule(&[0, 1, 2, 0, 3])), 25);
         // With the view recomputed the first storage is gone when `b` takes its temporaries.
-        assert_eq!(
-            evaluate(&p, &[0, 1, 2, 0, 1, 3])
-                .unwrap()
-                .peak_above_static_bytes,
-            16
-        );
+        assert_eq!(peak(&schedule(&[0, 1, 2, 0, 1, 3])), 16);
         let (folded, ops) = p.fold();
-        assert_eq!(ops, [0, 2, 3]);
+        assert_eq!(ops, schedule(&[0, 2, 3]));
         folded.check().unwrap();
-        // The first view is made for nobody: it would only keep the first storage.
-        let schedule = p.unfold(&ops, &[0, 1, 0, 2]);
-        assert_eq!(schedule, [0, 2, 0, 1, 3]);
-        let score = evaluate(&p, &schedule).unwrap();
-        assert_eq!(score.peak_above_static_bytes, 16);
+        // The first view has no reader: it would only keep the first storage.
+        let unfolded = p.unfold(&ops, &[0, 1, 0, 2]);
+        assert_eq!(unfolded, schedule(&[0, 2, 0, 1, 3]));
+        assert_eq!(peak(&unfolded), 16);
     }
 
     #[test]
     fn invalid_schedules_are_refused() {
-        let p = Problem {
-            ops: vec![op("rng", &[], &[0], 0), op("b", &[0], &[1], 0)],
-            values: vec![value(4, Some(0), None), value(4, Some(1), None)],
-            outputs: vec![1],
-            transfer: None,
-        };
-        let text = |s: &[usize]| evaluate(&p, s).unwrap_err().to_string();
+        let mut p = problem(&[], &[("rng", &[], 4), ("b", &[0], 4)], &[1]);
+        p.ops[OpIdx(0)].recomputable = false;
+        let text = |s: &[usize]| evaluate(&p, &schedule(s)).unwrap_err().to_string();
         assert!(text(&[1, 0]).contains("before anything computed it"));
         assert!(text(&[0, 0, 1]).contains("must not be"));
         assert!(text(&[0]).contains("never computed"));
         assert!(text(&[0, 2]).contains("names op 2"));
-        assert!(evaluate(&p, &[0, 1]).is_ok());
+        assert!(evaluate(&p, &schedule(&[0, 1])).is_ok());
+        assert!(evaluate(&p, &[Step::Fetch(OpIdx(0))]).is_err());
+    }
+
+    #[test]
+    fn offloaded_results_take_memory_until_their_release_and_from_their_fetch_on() {
+        let p = crate::overlap::tests::chain();
+        p.check().unwrap();
+        let plain = evaluate(&p, &p.given_order()).unwrap();
+        assert_eq!(plain.peak_above_static_bytes, 4_000_004);
+        let run = |ops: &[usize]| {
+            ops.iter()
+                .map(|op| Step::Run(OpIdx(*op)))
+                .collect::<Vec<_>>()
+        };
+        let a = OpIdx(0);
+        let steps = [
+            run(&[0]),
+            vec![Step::Offload(a), Step::Release(a)],
+            run(&[1, 2, 3, 4]),
+            vec![Step::Fetch(a)],
+            run(&[5, 6]),
+        ]
+        .concat();
+        let score = evaluate(&p, &steps).unwrap();
+        assert_eq!(score.peak_above_static_bytes, 4_000_004);
+        assert_eq!(score.cost, 7.0 * 100.0 + 2.0 * 41.0);
+        assert_eq!(score.flops, plain.flops);
+        let live = Timeline::new(&p, &steps).unwrap().live_bytes;
+        assert_eq!(live[6], 3_000_004);
+        assert_eq!(settled(&steps), steps);
+        // A release waits where it is, but for no fetch, and happens once.
+        let mut late = steps.clone();
+        late.remove(2);
+        late.insert(5, Step::Release(a));
+        assert_eq!(settled(&late), late);
+        let score = evaluate(&p, &late).unwrap();
+        assert_eq!(score.peak_above_static_bytes, 4_000_004);
+        let mut after = steps.clone();
+        after.remove(2);
+        after.insert(8, Step::Release(a));
+        assert_eq!(settled(&after), steps);
+        after.insert(2, Step::Release(a));
+        assert_eq!(settled(&after), steps);
+    }
+
+    #[test]
+    fn outputs_and_gradients_are_not_moved() {
+        let mut p = crate::overlap::tests::chain();
+        let movable: Vec<bool> = p.movable().iter().copied().collect();
+        assert_eq!(movable, [true, true, true, false, false, false, false]);
+        let code = |p: &Problem, op: usize| p.check_movable(&[OpIdx(op)]).unwrap_err().code();
+        assert_eq!(code(&p, 4), "offload");
+        p.transfer = None;
+        assert_eq!(code(&p, 0), "offload");
     }
 }

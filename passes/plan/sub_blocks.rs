@@ -1,6 +1,7 @@
 //! The words for sub-blocks of layers that the policy `parts:…` takes.
 
 use super::annotations::OpAnnotations;
+use super::index::OpIdx;
 use ckpt_error::{Error, Result};
 use std::fmt;
 
@@ -76,7 +77,7 @@ impl SubBlocks {
     }
 
     /// Returns the word of this set that an op falls under: its sub-block, else its inner sub-block.
-    pub fn word_of(self, annotations: &OpAnnotations, op: usize) -> Option<&str> {
+    pub fn word_of(self, annotations: &OpAnnotations, op: OpIdx) -> Option<&str> {
         let whole = annotations.sub_block_of[op].map(|s| annotations.sub_blocks[s].as_str());
         let whole = whole.filter(|word| self.contains(word));
         let inner = annotations.core_of[op].as_deref();

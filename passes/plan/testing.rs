@@ -3,6 +3,7 @@
 
 pub use crate::solve::work::Random;
 
+use crate::index::{OpIdx, ValueIdx};
 use crate::problem::{Op, OpPhase, Problem, Value, ValueKind};
 
 /// What a random problem looks like.
@@ -31,13 +32,13 @@ pub fn random_dag(r: &mut Random, ops: usize, shape: Shape) -> Problem {
         Shape::Training => ops.div_ceil(2),
     };
     // Forward results that the backward part has not reached yet.
-    let mut stack: Vec<usize> = Vec::new();
+    let mut stack: Vec<ValueIdx> = Vec::new();
     for o in 0..ops {
         let backward = o >= forward;
         let known = p.values.len();
         let mut ins = Vec::new();
         if shape == Shape::Training && known > 0 {
-            ins.push(known - 1);
+            ins.push(ValueIdx(known - 1));
             if backward && let Some(v) = stack.pop() {
                 ins.push(v);
             }
@@ -50,10 +51,10 @@ pub fn random_dag(r: &mut Random, ops: usize, shape: Shape) -> Problem {
         for _ in 0..wanted.min(known) {
             // Mostly what was made last.
             let reach = if r.below(2) == 0 { known.min(4) } else { known };
-            ins.push(known - 1 - r.below(reach));
+            ins.push(ValueIdx(known - 1 - r.below(reach)));
         }
-        let outs: Vec<usize> = (0..[1, 1, 1, 2, 3][r.below(5)])
-            .map(|_| value(r, &mut p, ValueKind::Activation, Some(o), largest))
+        let outs: Vec<ValueIdx> = (0..[1, 1, 1, 2, 3][r.below(5)])
+            .map(|_| value(r, &mut p, ValueKind::Activation, Some(OpIdx(o)), largest))
             .collect();
         // Every third op could write over what it reads.
         let mut over = Vec::new();
@@ -63,7 +64,7 @@ pub fn random_dag(r: &mut Random, ops: usize, shape: Shape) -> Problem {
                 over = vec![*v];
             }
         }
-        let alike = |v: &&usize| {
+        let alike = |v: &&ValueIdx| {
             p.values[**v].bytes == p.values[outs[0]].bytes
                 && p.values[**v].kind != ValueKind::Static
         };
@@ -91,11 +92,11 @@ pub fn random_dag(r: &mut Random, ops: usize, shape: Shape) -> Problem {
         });
     }
     if !p.values.is_empty() && r.below(8) > 0 {
-        p.outputs.push(p.values.len() - 1);
+        p.outputs.push(ValueIdx(p.values.len() - 1));
     }
     for _ in 0..r.below(3) {
         if !p.values.is_empty() {
-            p.outputs.push(r.below(p.values.len()));
+            p.outputs.push(ValueIdx(r.below(p.values.len())));
         }
     }
     p.outputs.sort_unstable();
@@ -107,10 +108,46 @@ fn value(
     r: &mut Random,
     p: &mut Problem,
     kind: ValueKind,
-    producer: Option<usize>,
+    producer: Option<OpIdx>,
     largest: usize,
-) -> usize {
+) -> ValueIdx {
     p.values
-        .push(Value::new(r.below(largest + 1) as u64, kind, producer));
-    p.values.len() - 1
+        .push(Value::new(r.below(largest + 1) as u64, kind, producer))
+}
+
+/// Returns a problem in which every op makes one value, from static values and ops: name, operands and bytes of the result. Ops
+/// run forward at a cost of 1.
+pub fn problem(statics: &[u64], ops: &[(&str, &[usize], u64)], outputs: &[usize]) -> Problem {
+    let mut p = Problem::default();
+    for bytes in statics {
+        p.values.push(Value::new(*bytes, ValueKind::Static, None));
+    }
+    for (name, ins, bytes) in ops {
+        let producer = Some(OpIdx(p.ops.len()));
+        let out = Value::new(*bytes, ValueKind::Activation, producer);
+        let out = p.values.push(out);
+        let ins = ins.iter().copied();
+        p.ops
+            .push(Op::new(*name, ins, [out], OpPhase::Forward, 1.0));
+    }
+    p.outputs = outputs.iter().copied().map(ValueIdx).collect();
+    p
+}
+
+/// Returns a valid schedule: the given order, in which fewer than `most` ops run again at any place after their first run.
+pub fn random_schedule(r: &mut Random, p: &Problem, most: usize) -> Vec<OpIdx> {
+    let mut schedule = p.given_order();
+    for _ in 0..r.below(most) {
+        let op = OpIdx(r.below(p.ops.len()));
+        if p.ops[op].recomputable {
+            let first = schedule.iter().position(|o| *o == op).unwrap_or(0);
+            schedule.insert(first + 1 + r.below(schedule.len() - first), op);
+        }
+    }
+    schedule
+}
+
+/// Returns a schedule of ops.
+pub fn schedule(ops: &[usize]) -> Vec<OpIdx> {
+    ops.iter().copied().map(OpIdx).collect()
 }

@@ -97,6 +97,7 @@ impl Times {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::index::OpIdx;
 
     fn times(dims: &[(&str, i64)], nodes_us: &[(&str, f64)]) -> Times {
         Times {
@@ -127,7 +128,7 @@ mod tests {
         let problem: Problem = serde_json::from_str(text).unwrap();
         let mut p = problem.clone();
         let warning = times(&[], &[("b", 7.5), ("c", 1.0)]).price(&mut p).unwrap();
-        assert_eq!((p.ops[0].cost, p.ops[1].cost), (1.0, 7.5));
+        assert_eq!((p.ops[OpIdx(0)].cost, p.ops[OpIdx(1)].cost), (1.0, 7.5));
         assert!(warning.unwrap().contains("1 of 2 nodes"));
         let all = times(&[], &[("a", 0.0), ("b", 2.0)]);
         assert_eq!(all.price(&mut p).unwrap(), None);

@@ -13,6 +13,7 @@ use crate::ir::op::OpClass;
 use crate::ir::{Graph, NodeId, SecondaryMap, ValueId};
 use crate::ops::batch_axes::compared_scores;
 use crate::plan::annotations::{OpAnnotations, OpRole};
+use crate::plan::index::{ByOp, ByValue, ValueIdx};
 use crate::plan::input::PlanInput;
 use crate::plan::times::Times;
 
@@ -23,10 +24,10 @@ pub struct BoundGraph {
     pub layers: Layers,
     pub sub_blocks: SubBlocks,
     /// The node of each op of the problem.
-    pub nodes: Vec<NodeId>,
+    pub nodes: ByOp<NodeId>,
     /// The graph's value of each value of the problem.
-    pub values: Vec<ValueId>,
-    index_of: SecondaryMap<ValueId, Option<u32>>,
+    pub values: ByValue<ValueId>,
+    index_of: SecondaryMap<ValueId, Option<ValueIdx>>,
     pub device: Device,
     /// Ops that the measured times do not know; a warning.
     pub warning: Option<String>,
@@ -95,8 +96,8 @@ impl BoundGraph {
     }
 
     /// Returns the problem's index of a graph value; `None` for a value that is newer than the problem.
-    pub fn index(&self, value: ValueId) -> Option<usize> {
-        self.index_of[value].map(|i| i as usize)
+    pub fn index(&self, value: ValueId) -> Option<ValueIdx> {
+        self.index_of[value]
     }
 }
 
@@ -105,7 +106,7 @@ fn annotations(
     graph: &Graph,
     layers: &Layers,
     sub_blocks: &SubBlocks,
-    nodes: &[NodeId],
+    nodes: &ByOp<NodeId>,
 ) -> Result<OpAnnotations> {
     let cores = cores(graph, layers, sub_blocks)?;
     let trained = trained(graph);

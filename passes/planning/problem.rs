@@ -4,6 +4,7 @@ use crate::analysis::{Costs, Device, MemoryProfile, Sizes};
 use crate::error::{Error, Result};
 use crate::ir::op::Effect;
 use crate::ir::{Graph, NodeId, Role, SecondaryMap, ValueId};
+use crate::plan::index::{ByOp, ByValue, OpIdx, ValueIdx};
 use crate::plan::problem::{Op, OpPhase, Problem, Transfer, Value, ValueKind};
 
 /// The problem of a graph, and how its indices correspond to the ids of the graph.
@@ -11,12 +12,15 @@ use crate::plan::problem::{Op, OpPhase, Problem, Transfer, Value, ValueKind};
 pub struct GraphProblem {
     pub problem: Problem,
     /// The node of each op: `order` when the problem was made.
-    pub nodes: Vec<NodeId>,
+    pub nodes: ByOp<NodeId>,
     /// The graph's value of each value of the problem.
-    pub values: Vec<ValueId>,
+    pub values: ByValue<ValueId>,
     /// The problem's index of each graph value.
-    pub index_of: SecondaryMap<ValueId, Option<u32>>,
+    pub index_of: SecondaryMap<ValueId, Option<ValueIdx>>,
 }
+
+/// No value: a check of the problem refuses it.
+const UNKNOWN: ValueIdx = ValueIdx(usize::MAX);
 
 impl GraphProblem {
     /// Builds the problem of a graph without copies, at the sizes that `sizes` was made for.
@@ -38,11 +42,10 @@ impl GraphProblem {
             }),
             ..Problem::default()
         };
-        let mut values = Vec::new();
+        let mut values = ByValue::default();
         let mut index_of = SecondaryMap::new(graph.value_bound(), None);
         for (id, value) in graph.values() {
-            index_of[id] = Some(values.len() as u32);
-            values.push(id);
+            index_of[id] = Some(values.push(id));
             let storage = memory.storage(id);
             let producer = graph.def_node(id).is_some();
             problem.values.push(Value {
@@ -54,7 +57,7 @@ impl GraphProblem {
                     true => ValueKind::Static,
                     false => ValueKind::Activation,
                 },
-                producer: producer.then_some(usize::MAX),
+                producer: producer.then_some(OpIdx(usize::MAX)),
                 view_of: None,
                 integral: !value.ty().dtype.is_float(),
             });
@@ -66,10 +69,10 @@ impl GraphProblem {
                     Error::bug("plan", "the graph is planned already").at(graph.describe(*id))
                 );
             }
-            let index = |v: &ValueId| index_of[*v].map_or(usize::MAX, |i| i as usize);
+            let index = |v: &ValueId| index_of[*v].unwrap_or(UNKNOWN);
             for out in &node.outs {
                 let value = &mut problem.values[index(out)];
-                value.producer = Some(at);
+                value.producer = Some(OpIdx(at));
                 value.view_of = memory
                     .layout(*out)
                     .view_of
@@ -101,11 +104,11 @@ impl GraphProblem {
         problem.outputs = graph
             .outputs()
             .iter()
-            .map(|v| index_of[*v].map_or(usize::MAX, |i| i as usize))
+            .map(|v| index_of[*v].unwrap_or(UNKNOWN))
             .collect();
         Ok(GraphProblem {
             problem,
-            nodes: graph.order().to_vec(),
+            nodes: graph.order().to_vec().into(),
             values,
             index_of,
         })
@@ -133,7 +136,9 @@ mod tests {
             let p = GraphProblem::new(&g, &sizes, &m, &Device::default())
                 .unwrap()
                 .problem;
-            let overrides: Vec<Option<Constraint>> = (0..p.ops.len())
+            let overrides: ByOp<Option<Constraint>> = p
+                .ops
+                .indices()
                 .map(|o| match r.below(3) {
                     _ if p.ops[o].phase == OpPhase::Backward => None,
                     0 => None,
@@ -141,7 +146,7 @@ mod tests {
                     _ => Some(Constraint::Recompute),
                 })
                 .collect();
-            let keep_all = |dropped: Constraint| -> Vec<bool> {
+            let keep_all = |dropped: Constraint| -> ByValue<bool> {
                 let constraint = |v: &Value| v.producer.and_then(|o| overrides[o]);
                 p.values
                     .iter()
@@ -155,11 +160,11 @@ mod tests {
             );
             // Keeping nothing runs ops again that were to run once.
             let none = schedule(&p, &keep_all(Constraint::Keep));
-            let mut runs = vec![0; p.ops.len()];
+            let mut runs = p.by_op(0);
             none.iter().for_each(|o| runs[*o] += 1);
             let twice =
-                |o: usize| runs[o] > 1 && overrides[o] == Some(Constraint::Keep) && !p.is_view(o);
-            if (0..p.ops.len()).any(twice) {
+                |o: OpIdx| runs[o] > 1 && overrides[o] == Some(Constraint::Keep) && !p.is_view(o);
+            if p.ops.indices().any(twice) {
                 refused_keep += 1;
                 assert!(
                     first_violation(&p, &none, &overrides).is_some(),
@@ -192,7 +197,7 @@ mod tests {
             let p = GraphProblem::new(&g, &sizes, &m, &Device::default())
                 .unwrap()
                 .problem;
-            let keep: Vec<bool> = p.values.iter().map(|_| r.below(2) == 0).collect();
+            let keep: ByValue<bool> = p.values.iter().map(|_| r.below(2) == 0).collect();
             let s = schedule(&p, &keep);
             let (before, after) = (
                 evaluate(&p, &p.given_order()).unwrap(),
@@ -201,7 +206,7 @@ mod tests {
             copies += s.len() - p.ops.len();
             lower += (after.peak_bytes < before.peak_bytes) as usize;
             // First computations come in the given order, and no op runs more than twice.
-            let mut runs = vec![0; p.ops.len()];
+            let mut runs = p.by_op(0);
             let mut firsts = Vec::new();
             for (t, o) in s.iter().enumerate() {
                 runs[*o] += 1;
@@ -219,7 +224,7 @@ mod tests {
                 );
             }
             assert_eq!(firsts, p.given_order());
-            let all = vec![true; p.values.len()];
+            let all = p.by_value(true);
             assert_eq!(schedule(&p, &all), p.given_order());
         }
         assert!(copies > 500 && lower > 20, "{copies} {lower}");

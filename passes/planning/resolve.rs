@@ -12,6 +12,7 @@ use crate::near::nearest;
 use crate::ops::{self, aten};
 use crate::plan::annotations::{OpAnnotations, OpRole};
 use crate::plan::constraint::{Constraint, Constraints, Forced, PolicyScope};
+use crate::plan::index::{ByOp, ByValue, OpIdx, ValueIdx};
 use crate::plan::problem::{OpPhase, Problem};
 use crate::plan::saved_set::{Pinned, pinned};
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,19 +24,20 @@ const MOST_NAMES: usize = 40;
 pub struct Subject<'a> {
     pub graph: &'a Graph,
     /// The node of each op of the problem.
-    pub nodes: &'a [NodeId],
+    pub nodes: &'a ByOp<NodeId>,
     pub layers: &'a Layers,
     pub problem: &'a Problem,
     pub annotations: &'a OpAnnotations,
 }
 
 impl<'a> Subject<'a> {
-    fn node(&self, op: usize) -> &'a Node {
+    fn node(&self, op: OpIdx) -> &'a Node {
         self.graph.node(self.nodes[op])
     }
 
-    fn forward(&self) -> impl Iterator<Item = usize> {
-        (0..self.problem.ops.len()).filter(|op| self.problem.ops[*op].phase == OpPhase::Forward)
+    fn forward(&self) -> impl Iterator<Item = OpIdx> {
+        let ops = self.problem.ops.indices();
+        ops.filter(|op| self.problem.ops[*op].phase == OpPhase::Forward)
     }
 }
 
@@ -72,9 +74,9 @@ pub fn resolve(overrides: &PolicyOverrides, subject: &Subject) -> Result<Constra
 }
 
 /// Returns the layer of each op after `--layers` and `--scope`.
-fn scopes(overrides: &PolicyOverrides, subject: &Subject) -> Result<Vec<PolicyScope>> {
+fn scopes(overrides: &PolicyOverrides, subject: &Subject) -> Result<ByOp<PolicyScope>> {
     let (graph, annotations) = (subject.graph, subject.annotations);
-    let mut scopes: Vec<PolicyScope> = if overrides.layers.is_empty() {
+    let mut scopes: ByOp<PolicyScope> = if overrides.layers.is_empty() {
         let scope = |layer: &Option<usize>| match layer {
             Some(layer) => PolicyScope::Layer(*layer),
             // Without layers a scope counts as one.
@@ -105,10 +107,10 @@ fn scopes(overrides: &PolicyOverrides, subject: &Subject) -> Result<Vec<PolicySc
             .collect()
     };
     if !overrides.scope.is_empty() {
-        let mut inside = vec![false; subject.nodes.len()];
+        let mut inside = subject.problem.by_op(false);
         for pattern in &overrides.scope {
             let modules = Modules::new(graph, &|path, class| chosen(pattern, path, class));
-            let hits: Vec<usize> = subject
+            let hits: Vec<OpIdx> = subject
                 .forward()
                 .filter(|op| {
                     modules.of[subject.nodes[*op]].is_some() || named(pattern, subject.node(*op))
@@ -175,11 +177,11 @@ fn force(
     rule: &Override,
     subject: &Subject,
     constraints: &mut Constraints,
-    pins: &[Option<Pinned>],
-    roots: &[usize],
+    pins: &ByValue<Option<Pinned>>,
+    roots: &ByValue<ValueIdx>,
 ) -> Result<()> {
     let problem = subject.problem;
-    let found: Vec<usize> = subject
+    let found: Vec<OpIdx> = subject
         .forward()
         .filter(|op| is_meant(rule, subject, *op))
         .collect();
@@ -188,8 +190,8 @@ fn force(
     }
     // A module or node that is named is meant wherever it lies; an op only where the policy applies.
     let by_name = matches!(rule.target, Target::Modules(_));
-    let subject_to = |op: &usize| !constraints.scope[*op].is_exempt();
-    let there: Vec<usize> = found
+    let subject_to = |op: &OpIdx| !constraints.scope[*op].is_exempt();
+    let there: Vec<OpIdx> = found
         .iter()
         .copied()
         .filter(|op| by_name || subject_to(op))
@@ -230,14 +232,14 @@ fn force(
 }
 
 /// Returns the forward ops that own the storages of an op's results: the op itself, unless it makes views.
-fn owners(problem: &Problem, roots: &[usize], op: usize) -> BTreeSet<usize> {
+fn owners(problem: &Problem, roots: &ByValue<ValueIdx>, op: OpIdx) -> BTreeSet<OpIdx> {
     let storages = problem.ops[op].outs.iter().map(|v| roots[*v]);
     storages
         .filter_map(|root| problem.values[root].producer)
         .collect()
 }
 
-fn is_meant(rule: &Override, subject: &Subject, op: usize) -> bool {
+fn is_meant(rule: &Override, subject: &Subject, op: OpIdx) -> bool {
     let node = subject.node(op);
     match &rule.target {
         Target::Row(row) => node.op == *row,

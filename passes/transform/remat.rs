@@ -14,10 +14,11 @@ use crate::error::{Error, Result};
 use crate::ir::edit::NewNode;
 use crate::ir::{Attr, Attrs, Graph, Node, NodeId, OpDef, Phase, Role, SecondaryMap, ValueId};
 use crate::ops::transfer;
+use crate::plan::index::{ByOp, OpIdx};
 use crate::plan::input::PlanInput;
 use crate::plan::plan::{OffloadTarget, Plan};
 use crate::plan::schedule::evaluate;
-use crate::plan::transfer_lowering::{ExpandedOp, ExpandedProblem};
+use crate::plan::steps::Step;
 use std::collections::BTreeMap;
 
 /// The metadata keys this pass owns.
@@ -36,26 +37,23 @@ pub const META_KEYS: [&str; 7] = [
 ///
 /// # Errors
 /// A plan that does not fit the problem: an op that never runs, a result read before it is computed.
-pub fn remat(graph: &mut Graph, input: &PlanInput, nodes: &[NodeId], plan: &Plan) -> Result<usize> {
+pub fn remat(
+    graph: &mut Graph,
+    input: &PlanInput,
+    nodes: &ByOp<NodeId>,
+    plan: &Plan,
+) -> Result<usize> {
     let problem = &input.problem;
-    let expanded = match plan.offloaded[..] {
-        [] => None,
-        _ => Some(ExpandedProblem::new(problem, &plan.offloaded)?),
-    };
-    let expanded_op = |op: usize| {
-        expanded
-            .as_ref()
-            .map_or(ExpandedOp::Run(op), |s| s.expanded_ops[op])
-    };
-    let expanded = expanded.as_ref().map_or(problem, |s| &s.problem);
-    evaluate(expanded, &plan.schedule)?;
-    if nodes != graph.order() {
+    let steps = &plan.schedule.steps;
+    problem.check_movable(&plan.schedule.offloaded)?;
+    evaluate(problem, steps)?;
+    if **nodes != *graph.order() {
         return Err(Error::bug(
             "remat",
             "the graph changed since its problem was made",
         ));
     }
-    let mut segment_of: Vec<Option<u32>> = vec![None; plan.schedule.len()];
+    let mut segment_of: Vec<Option<u32>> = vec![None; steps.len()];
     for (i, segment) in plan.segments.iter().enumerate() {
         for step in &segment.steps {
             segment_of[*step] = Some(i as u32);
@@ -66,24 +64,23 @@ pub fn remat(graph: &mut Graph, input: &PlanInput, nodes: &[NodeId], plan: &Plan
         SecondaryMap::new(graph.value_bound(), None);
     let latest =
         |current: &SecondaryMap<ValueId, Option<ValueId>>, v: ValueId| current[v].unwrap_or(v);
-    let mut ran = vec![false; problem.ops.len()];
+    let mut ran = problem.by_op(false);
     let mut transfers = Transfers::default();
-    let mut order = Vec::with_capacity(plan.schedule.len());
-    for (step, op) in plan.schedule.iter().enumerate() {
-        let op = match expanded_op(*op) {
-            ExpandedOp::Run(op) => op,
-            stage @ (ExpandedOp::Transfer(op) | ExpandedOp::Release(op)) => {
-                let original = nodes[op];
-                match stage {
-                    ExpandedOp::Release(_) => transfers.release(graph, original, &mut order),
-                    _ => {
-                        transfers.apply(graph, original, plan.offload_to, &mut current, &mut order)
-                    }
-                }
+    let mut order = Vec::with_capacity(steps.len());
+    for (at, step) in steps.iter().enumerate() {
+        let op = step.op();
+        let original = nodes[op];
+        match step {
+            Step::Run(_) => {}
+            Step::Release(_) => {
+                transfers.release(graph, original, &mut order);
                 continue;
             }
-        };
-        let original = nodes[op];
+            Step::Offload(_) | Step::Fetch(_) => {
+                transfers.apply(graph, original, plan.offload_to, &mut current, &mut order);
+                continue;
+            }
+        }
         let ins: Vec<Option<ValueId>> = graph
             .node(original)
             .ins
@@ -99,7 +96,7 @@ pub fn remat(graph: &mut Graph, input: &PlanInput, nodes: &[NodeId], plan: &Plan
             order.push(original);
             continue;
         }
-        let copy = graph.add_again(original, ins, segment_of[step]);
+        let copy = graph.add_again(original, ins, segment_of[at]);
         for slot in 0..graph.node(original).outs.len() {
             current[graph.node(original).outs[slot]] = Some(graph.node(copy).outs[slot]);
         }
@@ -231,13 +228,13 @@ fn swap_names(graph: &mut Graph, from: ValueId, to: ValueId) {
     graph.rename_value(from, &b);
 }
 
-fn annotate(graph: &mut Graph, input: &PlanInput, nodes: &[NodeId], plan: &Plan) {
+fn annotate(graph: &mut Graph, input: &PlanInput, nodes: &ByOp<NodeId>, plan: &Plan) {
     let problem = &input.problem;
-    let mut op_of: SecondaryMap<NodeId, usize> = SecondaryMap::new(graph.node_bound(), usize::MAX);
-    for (op, node) in nodes.iter().enumerate() {
+    let mut op_of = SecondaryMap::new(graph.node_bound(), OpIdx(usize::MAX));
+    for (op, node) in nodes.enumerated() {
         op_of[*node] = op;
     }
-    let mut reason_of: Vec<Option<String>> = vec![None; problem.ops.len()];
+    let mut reason_of: ByOp<Option<String>> = problem.by_op(None);
     for decision in &plan.decisions {
         let verb = match (decision.kept, decision.offloaded) {
             (true, _) => "kept",
@@ -260,11 +257,7 @@ fn annotate(graph: &mut Graph, input: &PlanInput, nodes: &[NodeId], plan: &Plan)
         let moved = graph.node(id).outs.first().filter(|_| moves);
         let maker = moved.and_then(|v| graph.def_node(graph.origin(*v)));
         let op = op_of[maker.unwrap_or(graph.original(id))];
-        let bytes: u64 = problem.ops[op]
-            .outs
-            .iter()
-            .map(|v| problem.values[*v].bytes)
-            .sum();
+        let bytes = problem.result_bytes(op);
         let node = graph.node(id);
         let of = node.recompute_of.map(|n| graph.node(n).name.clone());
         let place = (is_moved && of.is_none() && !moves).then(|| op.to_string());
@@ -378,11 +371,13 @@ mod tests {
     use super::*;
     use crate::analysis::{Binding, Device, MemoryProfile, Sizes};
     use crate::ir::verify::verify;
+    use crate::plan::plan::Reasons;
     use crate::plan::{
-        Budget, Effort, Offload, OffloadSet, OpAnnotations, PlanRequest, Policy, Problem,
-        ValueKind, plan, saved_set,
+        Budget, Effort, Offload, OffloadSet, OpAnnotations, PlanRequest, Policy, ValueKind, plan,
+        saved_set,
     };
     use crate::planning::GraphProblem;
+    use crate::testing::dags::random_schedule;
     use crate::testing::{Random, random_graph};
 
     fn measure(g: &Graph) -> (Sizes, MemoryProfile) {
@@ -391,24 +386,11 @@ mod tests {
         (sizes, memory)
     }
 
-    fn planning_input(g: &Graph) -> (PlanInput, Vec<NodeId>) {
+    fn planning_input(g: &Graph) -> (PlanInput, ByOp<NodeId>) {
         let (sizes, memory) = measure(g);
         let made = GraphProblem::new(g, &sizes, &memory, &Device::default()).unwrap();
         let annotations = OpAnnotations::unknown(made.problem.ops.len());
         (PlanInput::new(made.problem, annotations), made.nodes)
-    }
-
-    /// Random valid schedules: some ops of either part run again somewhere after their first run.
-    fn anything(p: &Problem, r: &mut Random) -> Vec<usize> {
-        let mut schedule = p.given_order();
-        for _ in 0..r.below(12) {
-            let op = r.below(p.ops.len());
-            if p.ops[op].recomputable {
-                let first = schedule.iter().position(|o| *o == op).unwrap();
-                schedule.insert(first + 1 + r.below(schedule.len() - first), op);
-            }
-        }
-        schedule
     }
 
     #[test]
@@ -429,17 +411,17 @@ mod tests {
             };
             let (before, order) = (names(&g), g.order().to_vec());
             let schedule = if n % 2 == 0 {
-                let keep: Vec<bool> = p.values.iter().map(|_| r.below(3) == 0).collect();
+                let keep = p.values.iter().map(|_| r.below(3) == 0).collect();
                 saved_set::schedule(p, &keep)
             } else {
-                anything(p, &mut r)
+                random_schedule(&mut r, p, 12)
             };
-            let none = vec![None; p.ops.len()];
-            let plan = Plan::new("test", p, schedule, &none, &Vec::new()).unwrap();
+            let none = p.by_op(None);
+            let plan = Plan::new("test", p, &schedule, &none, &Reasons::default()).unwrap();
             let outputs = g.outputs().to_vec();
             let copies = remat(&mut g, &input, &nodes, &plan).unwrap();
             verify(&g).unwrap();
-            assert_eq!(copies, plan.schedule.len() - p.ops.len());
+            assert_eq!(copies, plan.schedule.steps.len() - p.ops.len());
             assert_eq!(names(&g), before);
             nested += g
                 .nodes()
@@ -502,10 +484,10 @@ mod tests {
                 let overhead = plan.after.overhead_pct(&plan.before);
                 assert!(overhead + 1e-6 >= certificate.lower_bound_pct, "graph {n}");
             }
-            chosen += (n % 3 == 0 && !plan.offloaded.is_empty()) as usize;
-            moved += plan.offloaded.len();
+            chosen += (n % 3 == 0 && !plan.schedule.offloaded.is_empty()) as usize;
+            moved += plan.schedule.offloaded.len();
             let (outputs, order) = (g.outputs().to_vec(), g.order().to_vec());
-            let none = vec![None; p.ops.len()];
+            let none = p.by_op(None);
             let copies = remat(&mut g, &input, &nodes, &plan).unwrap();
             verify(&g).unwrap();
             let (_, after) = measure(&g);
@@ -515,7 +497,7 @@ mod tests {
                 .filter(|(_, n)| n.op == &transfer::OFFLOAD)
                 .count();
             let back = g.nodes().filter(|(_, n)| n.op == &transfer::FETCH).count();
-            assert_eq!(out, plan.offloaded.len());
+            assert_eq!(out, plan.schedule.offloaded.len());
             assert_eq!(after.outside_peak_bytes > 0, out > 0);
             fetched_often += (back > out) as usize;
             let text = serde_json::to_string(&plan).unwrap();

@@ -9,8 +9,6 @@ use ckpt_opt::report::account::Account;
 use ckpt_opt::report::explain::{Explanation, decisions};
 use ckpt_opt::report::written;
 use ckpt_passes::plan::{Plan, PlanOutcome};
-use ckpt_passes::transform::infer::infer;
-use ckpt_passes::transform::joint::joint;
 use ckpt_passes::{Error, Result};
 
 pub fn run(args: &ExplainArgs) -> Result<()> {
@@ -66,9 +64,7 @@ fn planned(args: &ExplainArgs) -> Result<(TrainingStep, PlanOutcome)> {
     } else {
         let mut model = load(&args.source, &given)?;
         if !args.goal.is_given() && written::is_planned(&model.graph) {
-            infer(&mut model.graph)?;
-            joint(&mut model.graph)?;
-            let (mut step, outcome) = written::read(&model.graph, &request)?;
+            let (mut step, outcome) = written::read(&mut model.graph, &request)?;
             step.warnings.splice(0..0, model.warnings);
             return Ok((step, outcome));
         }

@@ -17,8 +17,6 @@ use ckpt_opt::report::svg::svg;
 use ckpt_opt::report::written;
 use ckpt_passes::compile::Request;
 use ckpt_passes::plan::{Budget, Goal, Plan};
-use ckpt_passes::transform::infer::infer;
-use ckpt_passes::transform::joint::joint;
 use ckpt_passes::{Error, Result};
 
 pub fn run(args: &PlanArgs) -> Result<()> {
@@ -119,12 +117,12 @@ fn stored(args: &DiffArgs, path: &std::path::Path) -> Result<Plan> {
         return read::plan(path);
     }
     let mut model = load(path, &Given::default())?;
-    infer(&mut model.graph)?;
-    joint(&mut model.graph).map_err(|e| e.at(path.display().to_string()))?;
     let request = Request {
         dims: args.dims.clone(),
         ..Request::default()
     };
     warn(&model.warnings);
-    Ok(written::read(&model.graph, &request)?.1.plan)
+    let read = written::read(&mut model.graph, &request);
+    let (_, outcome) = read.map_err(|e| e.at(path.display().to_string()))?;
+    Ok(outcome.plan)
 }

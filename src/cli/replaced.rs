@@ -1,6 +1,7 @@
-//! Options that were renamed. Their old spelling is an error that names the new one.
+//! Options and policies that were renamed. Their old spelling is an error that names the new one.
 
 use ckpt_passes::Error;
+use ckpt_passes::plan::Policy;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Command (any, where empty), old spelling without dashes, and new spelling. The first that fits counts.
@@ -20,6 +21,12 @@ pub fn spelling(verb: &str, old: &str) -> Option<&'static str> {
         .iter()
         .find(|(of, name, _)| (of.is_empty() || *of == verb) && *name == old);
     found.map(|(.., new)| *new)
+}
+
+/// Returns what to write instead of a policy, if it is only for comparisons: these options go with every policy.
+pub fn policy(policy: &Policy) -> Option<String> {
+    let instead = policy.options()?;
+    Some(format!("`{policy}` is no policy of its own any more: write {instead}"))
 }
 
 /// Returns an error that names the new spelling, if the option parser stopped at an old one.

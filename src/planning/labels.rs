@@ -7,7 +7,7 @@ use ckpt_passes::analysis::gradients;
 use ckpt_passes::analysis::params::{Selection, parameters};
 use ckpt_passes::ir::{Def, Graph, ValueId};
 use ckpt_passes::plan::infeasible::tensor_name;
-use ckpt_passes::plan::{Problem, ValueKind};
+use ckpt_passes::plan::{ByOp, ByValue, Problem, ValueKind};
 use ckpt_passes::planning::BoundGraph;
 
 /// The role of a value in the training step.
@@ -49,14 +49,14 @@ pub struct Labels {
     /// Name of the graph.
     pub graph: String,
     /// By value.
-    pub names: Vec<String>,
+    pub names: ByValue<String>,
     /// By value: `f32[2, 7, 24]`; empty where only bytes are known.
-    pub types: Vec<String>,
+    pub types: ByValue<String>,
     /// By value: the role of its storage.
-    pub roles: Vec<Role>,
+    pub roles: ByValue<Role>,
     pub layers: Vec<Layer>,
     /// By op: its innermost module.
-    pub modules: Vec<Option<String>>,
+    pub modules: ByOp<Option<String>>,
     /// Number of parameters with a gradient, and of all others.
     pub trained: usize,
     pub frozen: usize,
@@ -71,8 +71,8 @@ impl Labels {
             graph: graph.name.clone(),
             ..Labels::default()
         };
-        let mut roles = vec![Role::Inner; problem.values.len()];
-        for (i, id) in bound.values.iter().enumerate() {
+        let mut roles = problem.by_value(Role::Inner);
+        for (i, id) in bound.values.enumerated() {
             let value = graph.value(*id);
             labels.names.push(value.name.clone());
             let size = bound.sizes.of(*id);
@@ -127,7 +127,7 @@ impl Labels {
 
     /// Returns the labels of a cost graph, which names only ops.
     pub fn unknown(problem: &Problem) -> Labels {
-        let mut roles: Vec<Role> = problem
+        let mut roles: ByValue<Role> = problem
             .values
             .iter()
             .map(|v| match v.kind {
@@ -143,12 +143,14 @@ impl Labels {
             }
         }
         Labels {
-            names: (0..problem.values.len())
+            names: problem
+                .values
+                .indices()
                 .map(|v| tensor_name(problem, v))
                 .collect(),
-            types: vec![String::new(); problem.values.len()],
+            types: problem.by_value(String::new()),
             roles,
-            modules: vec![None; problem.ops.len()],
+            modules: problem.by_op(None),
             ..Labels::default()
         }
     }

@@ -10,7 +10,7 @@
 use super::step::TrainingStep;
 use ckpt_passes::compile::Request;
 use ckpt_passes::ir::Graph;
-use ckpt_passes::plan::{Budget, PlanOutcome, PlanRequest, Policy, ValueKind, plan};
+use ckpt_passes::plan::{Budget, PlanOutcome, PlanRequest, Policy, ValueIdx, ValueKind, plan};
 use ckpt_passes::{Error, Kind, Result};
 use serde::Serialize;
 
@@ -252,8 +252,8 @@ impl Search<'_> {
 fn held_at_once_bytes(step: &TrainingStep) -> u64 {
     let problem = &step.input.problem;
     let roots = problem.roots();
-    let mut seen = vec![usize::MAX; problem.values.len()];
-    let mut sum = |values: &mut dyn Iterator<Item = usize>, mark: usize| {
+    let mut seen = problem.by_value(usize::MAX);
+    let mut sum = |values: &mut dyn Iterator<Item = ValueIdx>, mark: usize| {
         let mut bytes = 0u64;
         for v in values {
             let root = roots[v];

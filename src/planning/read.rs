@@ -3,7 +3,7 @@
 //! Nothing in a file is believed: sizes are bounded before they are read, every index, size and price is checked, and
 //! what is wrong is named. A cost graph must run in its own order; see [`Problem`] for the format.
 
-use ckpt_passes::plan::{Plan, Problem};
+use ckpt_passes::plan::{Plan, Problem, Schedule};
 use ckpt_passes::{Error, Result};
 use flate2::read::GzDecoder;
 use serde::Deserialize;
@@ -43,7 +43,7 @@ pub fn cost_graph(path: &Path) -> Result<Problem> {
 #[serde(untagged)]
 enum Stored {
     Whole(Box<Plan>),
-    Bare { schedule: Vec<usize> },
+    Bare(Schedule),
 }
 
 /// Reads a plan. A bare schedule is taken as a plan for whatever it is used on.
@@ -53,7 +53,7 @@ enum Stored {
 pub fn plan(path: &Path) -> Result<Plan> {
     Ok(match json(path, "plan", "a plan")? {
         Stored::Whole(plan) => *plan,
-        Stored::Bare { schedule } => Plan::bare(schedule),
+        Stored::Bare(schedule) => Plan::bare(schedule),
     })
 }
 

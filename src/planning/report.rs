@@ -72,7 +72,7 @@ impl PlanReport {
             bound_class: certificate.map(|c| c.class.clone()),
             smallest_feasible_bytes: outcome.min_peak_bytes.map(|b| step.shown(b)),
             plan_seconds: outcome.seconds,
-            offloaded: plan.offloaded.len(),
+            offloaded: plan.schedule.offloaded.len(),
             parts_tried: trials::list(step.input.chunks.tried.as_ref()),
             segments: plan.segments.len(),
             blocks: step.input.annotations.layers,
@@ -148,21 +148,12 @@ pub struct Row {
     pub lower_bound_pct: Option<f64>,
 }
 
-/// Extra bytes read and written, in percent.
-pub fn traffic_overhead_pct(score: &Score, before: &Score) -> f64 {
-    if before.traffic_bytes == 0 {
-        return 0.0;
-    }
-    100.0 * (score.traffic_bytes as f64 - before.traffic_bytes as f64) / before.traffic_bytes as f64
-}
-
 impl Report {
     /// Returns the report of a plan, with overhead by an objective.
     pub fn new(step: &TrainingStep, outcome: &PlanOutcome, objective: Objective) -> Report {
         let (input, plan) = (&step.input, &outcome.plan);
         let (before, after) = (&plan.before, &plan.after);
-        let at = after.at_step.and_then(|at| plan.schedule.get(at));
-        let peak_at = at.map(|at| plan.op_of(*at));
+        let peak_at = after.at_step.and_then(|at| plan.schedule.steps.get(at));
         Report {
             plan: PlanReport::new(step, outcome, objective),
             objective: objective.word(),
@@ -174,12 +165,12 @@ impl Report {
             traffic_after_bytes: after.traffic_bytes,
             cost_overhead_pct: after.overhead_pct(before),
             flops_overhead_pct: after.flops_overhead_pct(before),
-            traffic_overhead_pct: traffic_overhead_pct(after, before),
+            traffic_overhead_pct: after.traffic_overhead_pct(before),
             loss_parts: plan.loss_chunks,
             mlp_parts: plan.mlp_chunks,
             ops: input.problem.ops.len(),
-            steps: plan.schedule.len(),
-            peak_at: peak_at.map(|op| input.problem.ops[op].name.clone()),
+            steps: plan.schedule.steps.len(),
+            peak_at: peak_at.map(|step| input.problem.ops[step.op()].name.clone()),
             device: step.device.name.clone(),
             compare: None,
             compare_left_out: None,

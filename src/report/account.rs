@@ -5,7 +5,7 @@ use super::terms::Terms;
 use super::verdict::{Fate, Verdict, verdicts};
 use crate::planning::step::TrainingStep;
 use ckpt_passes::Result;
-use ckpt_passes::plan::{OpPhase, Plan, PlanOutcome};
+use ckpt_passes::plan::{OpPhase, Plan, PlanOutcome, Schedule, Step};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -13,9 +13,7 @@ use std::collections::BTreeMap;
 pub struct Account<'a> {
     pub step: &'a TrainingStep,
     pub plan: &'a Plan,
-    /// Seconds that planning took.
-    pub seconds: f64,
-    pub smallest_bytes: Option<u64>,
+    pub outcome: &'a PlanOutcome,
     pub before: Memory<'a>,
     pub after: Memory<'a>,
     pub verdicts: Vec<Verdict>,
@@ -68,9 +66,14 @@ impl<'a> Account<'a> {
     /// A plan that does not fit the step; a bug where the memory differs from the prediction.
     pub fn new(step: &'a TrainingStep, outcome: &'a PlanOutcome) -> Result<Account<'a>> {
         let (input, plan) = (&step.input, &outcome.plan);
-        let terms = Terms::plain(&input.problem, &input.annotations, &step.labels);
-        let after = Memory::new(terms.of(plan)?, plan.schedule.clone())?;
-        let before = Memory::new(terms, input.problem.given_order())?;
+        let terms = Terms {
+            problem: &input.problem,
+            annotations: &input.annotations,
+            labels: &step.labels,
+        };
+        let after = Memory::new(terms, plan.schedule.clone())?;
+        let given = input.problem.ops.indices().map(Step::Run);
+        let before = Memory::new(terms, Schedule::new(given.collect()))?;
         for (memory, score) in [(&before, &plan.before), (&after, &plan.after)] {
             if memory.peak_bytes != score.peak_bytes {
                 return Err(ckpt_passes::Error::bug(
@@ -85,8 +88,7 @@ impl<'a> Account<'a> {
         let mut account = Account {
             step,
             plan,
-            seconds: outcome.seconds,
-            smallest_bytes: outcome.min_peak_bytes,
+            outcome,
             before,
             after,
             verdicts,
@@ -117,27 +119,28 @@ impl<'a> Account<'a> {
             })
             .collect();
         let layer_of = &terms.annotations.layer_of;
-        for (o, op) in problem.ops.iter().enumerate() {
-            if let (Some(layer), OpPhase::Forward, false) =
-                (layer_of[o], op.phase, terms.is_move(o))
-            {
+        for (o, op) in problem.ops.enumerated() {
+            if let (Some(layer), OpPhase::Forward) = (layer_of[o], op.phase) {
                 rows[layer].ops += 1;
             }
         }
-        let mut is_counted = vec![false; problem.ops.len()];
-        for (step, o) in self.after.schedule.iter().enumerate() {
-            match (
-                terms.is_move(*o),
-                self.after.is_recompute[step],
-                layer_of[*o],
-            ) {
-                (true, _, Some(layer)) => rows[layer].transfer_us += problem.ops[*o].cost,
-                (false, true, Some(layer)) => {
-                    rows[layer].recompute_us += problem.ops[*o].cost;
-                    rows[layer].recomputed_ops +=
-                        !std::mem::replace(&mut is_counted[*o], true) as usize;
-                }
-                _ => {}
+        let mut is_counted = problem.by_op(false);
+        for (step, is_recompute) in self
+            .after
+            .schedule
+            .steps
+            .iter()
+            .zip(&self.after.is_recompute)
+        {
+            let Some(layer) = layer_of[step.op()] else {
+                continue;
+            };
+            if step.is_move() {
+                rows[layer].transfer_us += problem.cost(*step);
+            } else if *is_recompute {
+                rows[layer].recompute_us += problem.cost(*step);
+                let is_known = std::mem::replace(&mut is_counted[step.op()], true);
+                rows[layer].recomputed_ops += usize::from(!is_known);
             }
         }
         for verdict in &self.verdicts {

@@ -1,7 +1,7 @@
 //! `diff`: the differences between two plans for the same graph.
 
 use crate::units::bytes;
-use ckpt_passes::plan::Plan;
+use ckpt_passes::plan::{OpIdx, Plan};
 use ckpt_passes::{Error, Result};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -29,7 +29,7 @@ pub struct Difference {
 /// One op that runs more or less often in B.
 #[derive(Clone, Debug, Serialize)]
 pub struct Change {
-    pub op: usize,
+    pub op: OpIdx,
     /// The name from a decision about it.
     pub name: Option<String>,
     pub bytes: Option<u64>,
@@ -37,10 +37,10 @@ pub struct Change {
     pub runs_b: usize,
 }
 
-fn runs(plan: &Plan) -> BTreeMap<usize, usize> {
+fn runs(plan: &Plan) -> BTreeMap<OpIdx, usize> {
     let mut runs = BTreeMap::new();
-    for step in &plan.schedule {
-        *runs.entry(plan.op_of(*step)).or_insert(0) += 1;
+    for step in &plan.schedule.steps {
+        *runs.entry(step.op()).or_insert(0) += 1;
     }
     runs
 }
@@ -59,17 +59,17 @@ impl Difference {
                     .found(b.fingerprint.clone()),
             );
         }
-        let named: BTreeMap<usize, (&str, u64)> = a
+        let named: BTreeMap<OpIdx, (&str, u64)> = a
             .decisions
             .iter()
             .chain(&b.decisions)
             .map(|d| (d.op, (d.name.as_str(), d.bytes)))
             .collect();
         let (runs_a, runs_b) = (runs(a), runs(b));
-        let mut ops: Vec<usize> = runs_a.keys().chain(runs_b.keys()).copied().collect();
+        let mut ops: Vec<OpIdx> = runs_a.keys().chain(runs_b.keys()).copied().collect();
         ops.sort_unstable();
         ops.dedup();
-        let count = |runs: &BTreeMap<usize, usize>, op| runs.get(op).copied().unwrap_or(0);
+        let count = |runs: &BTreeMap<OpIdx, usize>, op| runs.get(op).copied().unwrap_or(0);
         let changed = ops
             .iter()
             .filter(|op| count(&runs_a, op) != count(&runs_b, op));
@@ -82,8 +82,8 @@ impl Difference {
             cost_b: b.after.cost,
             flops_a: a.after.flops,
             flops_b: b.after.flops,
-            steps_a: a.schedule.len(),
-            steps_b: b.schedule.len(),
+            steps_a: a.schedule.steps.len(),
+            steps_b: b.schedule.steps.len(),
             changed: changed
                 .map(|op| Change {
                     op: *op,

@@ -1,7 +1,6 @@
 //! `frontier`: the overhead at every budget, from the smallest feasible one to the one that needs no recomputation.
 
 use super::ablation::{Technique, spread};
-use crate::planning::report::traffic_overhead_pct;
 use crate::planning::step::TrainingStep;
 use crate::units::bytes;
 use ckpt_passes::Result;
@@ -93,7 +92,7 @@ impl Frontier {
                 gap_pct: s.map(|s| s.gap_pct),
                 cost_overhead_pct: s.map(|s| s.score.overhead_pct(before)),
                 flops_overhead_pct: s.map(|s| s.score.flops_overhead_pct(before)),
-                traffic_overhead_pct: s.map(|s| traffic_overhead_pct(&s.score, before)),
+                traffic_overhead_pct: s.map(|s| s.score.traffic_overhead_pct(before)),
             }
         });
         let points = points.collect();

@@ -9,7 +9,7 @@ use crate::planning::labels::Role;
 use ckpt_passes::Result;
 use ckpt_passes::plan::plan::copies;
 use ckpt_passes::plan::schedule::Timeline;
-use ckpt_passes::plan::{OpPhase, ValueKind};
+use ckpt_passes::plan::{OpIdx, OpPhase, Schedule, Step, ValueIdx, ValueKind};
 use serde::Serialize;
 
 words! {
@@ -44,8 +44,8 @@ pub const KINDS: usize = Kind::ALL.len();
 /// A storage, and the steps over which it is held.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tenant {
-    /// The value that owns it, by its index in the problem.
-    pub value: usize,
+    /// The value that owns it.
+    pub value: ValueIdx,
     pub kind: Kind,
     /// The layer that makes it.
     pub layer: Option<usize>,
@@ -71,7 +71,7 @@ pub struct Held {
 #[derive(Clone)]
 pub struct Memory<'a> {
     pub terms: Terms<'a>,
-    pub schedule: Vec<usize>,
+    pub schedule: Schedule,
     /// By step: true if it recomputes its op.
     pub is_recompute: Vec<bool>,
     /// Static storages first, then in the order of their steps.
@@ -91,23 +91,25 @@ impl<'a> Memory<'a> {
     ///
     /// # Errors
     /// A schedule that cannot run; see [`ckpt_passes::plan::evaluate`].
-    pub fn new(terms: Terms<'a>, schedule: Vec<usize>) -> Result<Memory<'a>> {
-        let (problem, labels) = (&*terms.problem, &*terms.labels);
+    pub fn new(terms: Terms<'a>, schedule: Schedule) -> Result<Memory<'a>> {
+        let (problem, labels) = (terms.problem, terms.labels);
         let layer_of = &terms.annotations.layer_of;
         let Timeline {
             live_bytes,
             instances,
             written_over,
-        } = Timeline::new(problem, &schedule)?;
-        let is_recompute = copies(problem, &schedule);
-        let steps = schedule.len();
+        } = Timeline::new(problem, &schedule.steps)?;
+        let is_recompute = copies(problem, &schedule.steps);
+        let steps = schedule.steps.len();
         // An in-place result takes the storage of an operand, which is gone when the step begins.
         let mut is_taken_over = vec![false; instances.len()];
         for i in written_over.into_iter().flatten() {
             is_taken_over[i] = true;
         }
+        // Results that are about to leave count as temporaries of their kernel.
+        let leaves = |op: OpIdx| schedule.offloaded.binary_search(&op).is_ok();
         let mut tenants = Vec::new();
-        for (v, value) in problem.values.iter().enumerate() {
+        for (v, value) in problem.values.enumerated() {
             if value.kind == ValueKind::Static && value.producer.is_none() {
                 tenants.push(Tenant {
                     value: v,
@@ -132,9 +134,10 @@ impl<'a> Memory<'a> {
                 (None, ..) => Kind::Inputs,
                 (Some(_), _, Role::Gradient) => Kind::Gradients,
                 (_, true, _) => Kind::Outputs,
-                (Some(op), ..) if is_recompute[instance.born] => match terms.is_move(op) {
-                    true => Kind::Fetched,
-                    false => Kind::Recomputed,
+                (Some(_), ..) if is_recompute[instance.born] => match schedule.steps[instance.born]
+                {
+                    Step::Fetch(_) => Kind::Fetched,
+                    _ => Kind::Recomputed,
                 },
                 (Some(op), ..) if problem.ops[op].phase == OpPhase::Backward => Kind::Cotangents,
                 _ => Kind::Activations,
@@ -144,7 +147,10 @@ impl<'a> Memory<'a> {
                 kind,
                 layer: op.and_then(|op| layer_of[op]),
                 bytes: instance.bytes,
-                from: instance.born,
+                from: match op {
+                    Some(op) if leaves(op) && !is_recompute[instance.born] => instance.born + 1,
+                    _ => instance.born,
+                },
                 until: if is_taken_over {
                     last
                 } else {
@@ -155,11 +161,14 @@ impl<'a> Memory<'a> {
         }
         let static_bytes = problem.static_bytes();
         let live_bytes: Vec<u64> = live_bytes.iter().map(|b| b + static_bytes).collect();
+        let temp_bytes = |step: &Step| match *step {
+            Step::Run(op) if leaves(op) => problem.ops[op].temp_bytes + problem.result_bytes(op),
+            Step::Run(op) => problem.ops[op].temp_bytes,
+            Step::Offload(_) | Step::Release(_) | Step::Fetch(_) => 0,
+        };
+        let temp_bytes = schedule.steps.iter().map(temp_bytes).collect();
         let mut memory = Memory {
-            temp_bytes: schedule
-                .iter()
-                .map(|o| problem.ops[*o].temp_bytes)
-                .collect(),
+            temp_bytes,
             terms,
             schedule,
             is_recompute,
@@ -190,7 +199,7 @@ impl<'a> Memory<'a> {
 
     /// Returns the storages held at a step; without steps, the static storages.
     pub fn tenants_at(&self, step: usize) -> impl Iterator<Item = &Tenant> {
-        let is_empty = self.schedule.is_empty();
+        let is_empty = self.schedule.steps.is_empty();
         self.tenants
             .iter()
             .filter(move |t| is_empty || t.from <= step && step < t.until)
@@ -198,14 +207,14 @@ impl<'a> Memory<'a> {
 
     /// Returns the bytes by kind at every step.
     pub fn kinds(&self) -> Vec<[u64; KINDS]> {
-        let mut change = vec![[0i64; KINDS]; self.schedule.len() + 1];
+        let mut change = vec![[0i64; KINDS]; self.schedule.steps.len() + 1];
         for t in &self.tenants {
             change[t.from][t.kind as usize] += t.bytes as i64;
             change[t.until][t.kind as usize] -= t.bytes as i64;
         }
         let mut now = [0i64; KINDS];
-        let mut all = Vec::with_capacity(self.schedule.len());
-        for (step, change) in change.iter().take(self.schedule.len()).enumerate() {
+        let mut all = Vec::with_capacity(self.schedule.steps.len());
+        for (step, change) in change.iter().take(self.schedule.steps.len()).enumerate() {
             for (now, change) in now.iter_mut().zip(change) {
                 *now += change;
             }
@@ -231,7 +240,7 @@ impl<'a> Memory<'a> {
             && *temp > 0
         {
             all.push(Held {
-                name: problem.ops[self.schedule[step]].name.clone(),
+                name: problem.ops[self.schedule.steps[step].op()].name.clone(),
                 kind: Kind::Temporaries,
                 layer: None,
                 bytes: *temp,
@@ -244,7 +253,7 @@ impl<'a> Memory<'a> {
     /// Returns the name of the node that runs at the peak.
     pub fn peak_node(&self) -> Option<&str> {
         let step = self.peak_step?;
-        Some(&self.terms.node(self.schedule[step]).name)
+        Some(&self.terms.problem.ops[self.schedule.steps[step].op()].name)
     }
 }
 
@@ -302,11 +311,17 @@ mod tests {
             let labels = Labels::unknown(&problem);
             let annotations = OpAnnotations::unknown(problem.ops.len());
             let input = PlanInput::new(problem.clone(), annotations.clone());
-            let keep: Vec<bool> = problem.values.iter().map(|_| r.below(3) == 0).collect();
+            let keep = problem.values.iter().map(|_| r.below(3) == 0).collect();
             let none = Policy::NONE.plan(&input).unwrap();
-            for schedule in [none.schedule, saved_set::schedule(&problem, &keep)] {
-                let score = evaluate(&problem, &schedule).unwrap();
-                let terms = Terms::plain(&problem, &annotations, &labels);
+            let kept = saved_set::schedule(&problem, &keep);
+            let kept = Schedule::new(kept.iter().map(Step::from).collect());
+            for schedule in [none.schedule, kept] {
+                let score = evaluate(&problem, &schedule.steps).unwrap();
+                let terms = Terms {
+                    problem: &problem,
+                    annotations: &annotations,
+                    labels: &labels,
+                };
                 let memory = Memory::new(terms, schedule).unwrap();
                 assert_eq!(
                     (memory.peak_bytes, memory.peak_step),

@@ -11,7 +11,7 @@ use super::memory::{Kind, Memory};
 use super::verdict::Fate;
 use crate::report::frontier::Frontier;
 use crate::units::{bytes, flops, micros};
-use ckpt_passes::plan::{Budget, Effort, Objective, OpPhase, PlanRequest};
+use ckpt_passes::plan::{Budget, Effort, Objective, OpIdx, OpPhase, PlanRequest, Step};
 use ckpt_passes::{Error, Result};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -155,17 +155,17 @@ fn facts(account: &Account) -> Vec<(String, String)> {
                 training.input.problem.ops.len(),
                 flops(plan.before.flops),
                 micros(plan.before.cost),
-                plan.schedule.len(),
+                plan.schedule.steps.len(),
                 flops(plan.recompute_flops()),
                 micros(plan.after.cost - plan.before.cost)
             ),
         ),
-        ("Planned in", format!("{:.3} s", account.seconds)),
+        ("Planned in", format!("{:.3} s", account.outcome.seconds)),
     ];
     if let Some(c) = &plan.certificate {
         rows.push(("Proof speaks of", c.class.clone()));
     }
-    if let Some(smallest) = account.smallest_bytes {
+    if let Some(smallest) = account.outcome.min_peak_bytes {
         let shown = training.shown(smallest);
         rows.push((
             "Smallest feasible",
@@ -246,20 +246,24 @@ fn data(account: &Account) -> Result<Value> {
     let problem = &terms.problem;
     let (mut kinds, mut modules, mut texts) =
         (Texts::default(), Texts::default(), Texts::default());
-    let ops = || problem.ops.iter();
-    let indices = || 0..problem.ops.len();
-    let numbers: Vec<usize> = indices().map(|o| kinds.of(&terms.node(o).kind)).collect();
-    let phase = |o: usize| match (terms.is_move(o), problem.ops[o].phase) {
+    // As in files of plans, an offloaded op counts three: it runs, its results leave, and they are released.
+    let schedule = &account.after.schedule;
+    let rows = problem.ops.indices().flat_map(|op| {
+        let all = [Step::Run(op), Step::Offload(op), Step::Release(op)];
+        let is_offloaded = schedule.offloaded.binary_search(&op).is_ok();
+        all.into_iter().take(if is_offloaded { 3 } else { 1 })
+    });
+    let rows: Vec<Step> = rows.collect();
+    let ops = || rows.iter().map(|row| &problem.ops[row.op()]);
+    let numbers: Vec<usize> = ops().map(|op| kinds.of(&op.kind)).collect();
+    let phase = |row: &Step| match (row.is_move(), problem.ops[row.op()].phase) {
         (true, _) => 2,
         (false, OpPhase::Backward) => 1,
         (false, OpPhase::Forward) => 0,
     };
-    let module_of: Vec<usize> = terms
-        .labels
-        .modules
-        .iter()
-        .map(|m| modules.of(m.as_deref().unwrap_or("")))
-        .collect();
+    let module = |row: &Step| terms.labels.modules[row.op()].as_deref();
+    let module_of = rows.iter().map(|row| modules.of(module(row).unwrap_or("")));
+    let module_of: Vec<usize> = module_of.collect();
     let values = || account.verdicts.iter();
     let why: Vec<usize> = values().map(|v| texts.of(&v.reason)).collect();
     let peak_bytes = plan.after.peak_bytes;
@@ -268,8 +272,13 @@ fn data(account: &Account) -> Result<Value> {
         None => texts.of(""),
     });
     let other: Vec<usize> = other.collect();
-    let unplanned = account.before.schedule.iter().map(|o| terms.op(*o));
-    let unplanned: Vec<usize> = unplanned.collect();
+    let unplanned = account.before.schedule.steps.iter();
+    let unplanned: Vec<usize> = unplanned.map(|step| schedule.number(*step)).collect();
+    // The row that makes a value: where it is offloaded, the one that moves it.
+    let row_of = |op: OpIdx| match schedule.offloaded.binary_search(&op) {
+        Ok(_) => schedule.number(Step::Offload(op)),
+        Err(_) => schedule.number(Step::Run(op)),
+    };
     Ok(json!({
         "kinds": Kind::ALL.map(Kind::word),
         "fates": Fate::ALL.map(Fate::word),
@@ -279,18 +288,18 @@ fn data(account: &Account) -> Result<Value> {
         "modules": modules.list,
         "texts": texts.list,
         "ops": {
-            "n": indices().map(|o| terms.node(o).name.as_str()).collect::<Vec<_>>(),
+            "n": ops().map(|op| op.name.as_str()).collect::<Vec<_>>(),
             "k": numbers,
-            "l": terms.annotations.layer_of.iter().map(|l| layer(*l)).collect::<Vec<_>>(),
+            "l": rows.iter().map(|row| layer(terms.annotations.layer_of[row.op()])).collect::<Vec<_>>(),
             "m": module_of,
-            "p": indices().map(phase).collect::<Vec<_>>(),
-            "us": ops().map(|o| (o.cost * 1e3).round() / 1e3).collect::<Vec<_>>(),
+            "p": rows.iter().map(phase).collect::<Vec<_>>(),
+            "us": rows.iter().map(|row| (problem.cost(*row) * 1e3).round() / 1e3).collect::<Vec<_>>(),
         },
         "before": memory(&account.before, &unplanned),
-        "after": memory(&account.after, &account.after.schedule),
+        "after": memory(&account.after, &schedule.numbers()),
         "values": {
             "v": values().map(|v| v.value).collect::<Vec<_>>(),
-            "o": values().map(|v| v.at).collect::<Vec<_>>(),
+            "o": values().map(|v| row_of(v.at)).collect::<Vec<_>>(),
             "f": values().map(|v| v.fate as usize).collect::<Vec<_>>(),
             "b": values().map(|v| v.bytes).collect::<Vec<_>>(),
             "r": values().map(|v| v.runs).collect::<Vec<_>>(),

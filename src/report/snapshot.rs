@@ -97,9 +97,7 @@ fn pieces<'a>(account: &'a Account, memory: &Memory) -> Vec<(Piece<'a>, Option<u
     for t in &memory.tenants {
         let layer = t.layer.map_or(String::new(), |l| format!(", layer {l}"));
         let node = problem.values[t.value].producer;
-        let node = node.map_or(String::new(), |o| {
-            format!(" by {}", account.terms().node(o).name)
-        });
+        let node = node.map_or(String::new(), |o| format!(" by {}", problem.ops[o].name));
         let piece = Piece {
             name: &labels.names[t.value],
             what: format!("{}{node}{layer}", t.kind.word()),
@@ -115,7 +113,7 @@ fn pieces<'a>(account: &'a Account, memory: &Memory) -> Vec<(Piece<'a>, Option<u
         .enumerate()
         .filter(|(_, b)| **b > 0)
     {
-        let op = &problem.ops[memory.schedule[step]];
+        let op = &problem.ops[memory.schedule.steps[step].op()];
         let piece = Piece {
             name: &op.name,
             what: "temporaries inside the kernel".into(),

@@ -7,7 +7,7 @@
 use super::account::Account;
 use super::memory::{Kind, Memory};
 use super::verdict::Fate;
-use ckpt_passes::plan::OpPhase;
+use ckpt_passes::plan::{OpPhase, Step};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::io::{Result, Write};
@@ -109,41 +109,37 @@ pub fn predicted(account: &Account) -> Trace {
 
 fn slices(trace: &mut Trace, account: &Account, memory: &Memory, track: Track) {
     let terms = &memory.terms;
-    let problem = &terms.problem;
+    let problem = terms.problem;
     let kinds = memory.kinds();
     let mut fates: BTreeMap<&str, Fate> = BTreeMap::new();
     for v in &account.verdicts {
         fates.entry(&v.node).or_insert(v.fate);
     }
     let mut now_us = 0.0;
-    for (step, o) in memory.schedule.iter().enumerate() {
-        let op = &problem.ops[*o];
-        let node = terms.node(*o);
-        let category = match (memory.is_recompute[step], op.phase) {
-            (true, _) if terms.is_move(*o) => "fetch",
-            (false, _) if terms.is_move(*o) => "offload",
-            (true, _) => "recompute",
-            (_, OpPhase::Forward) => "forward",
-            (_, OpPhase::Backward) => "backward",
+    for (at, step) in memory.schedule.steps.iter().enumerate() {
+        let node = &problem.ops[step.op()];
+        let (category, flops) = match (step, node.phase) {
+            (Step::Fetch(_), _) => ("fetch", 0),
+            (Step::Offload(_) | Step::Release(_), _) => ("offload", 0),
+            (Step::Run(_), _) if memory.is_recompute[at] => ("recompute", node.flops),
+            (Step::Run(_), OpPhase::Forward) => ("forward", node.flops),
+            (Step::Run(_), OpPhase::Backward) => ("backward", node.flops),
         };
         let mut args = Map::new();
-        args.insert("step".into(), step.into());
+        args.insert("step".into(), at.into());
         args.insert("op".into(), node.kind.as_str().into());
-        args.insert("flops".into(), op.flops.into());
-        args.insert("live_bytes".into(), memory.live_bytes[step].into());
-        if let Some(layer) = terms.annotations.layer_of[*o] {
+        args.insert("flops".into(), flops.into());
+        args.insert("live_bytes".into(), memory.live_bytes[at].into());
+        if let Some(layer) = terms.annotations.layer_of[step.op()] {
             args.insert("layer".into(), layer.into());
         }
         if let Some(fate) = fates.get(node.name.as_str()) {
             args.insert("decision".into(), fate.word().into());
         }
-        let values: BTreeMap<&'static str, u64> = Kind::ALL
-            .iter()
-            .map(|k| k.word())
-            .zip(kinds[step])
-            .collect();
+        let values: BTreeMap<&'static str, u64> =
+            Kind::ALL.iter().map(|k| k.word()).zip(kinds[at]).collect();
         trace.counter(track.process, "memory", now_us, &values);
-        let end_us = now_us + op.cost;
+        let end_us = now_us + problem.cost(*step);
         trace.slice(track, (&node.name, category), (now_us, end_us), args);
         now_us = end_us;
     }

@@ -9,7 +9,9 @@ use super::terms::Terms;
 use super::words::words;
 use crate::planning::labels::Role;
 use crate::units::{bytes, micros};
-use ckpt_passes::plan::{OpAnnotations, OpPhase, Plan, Problem, ValueKind};
+use ckpt_passes::plan::{
+    ByOp, ByValue, OpAnnotations, OpIdx, OpPhase, Plan, Problem, Step, ValueIdx, ValueKind,
+};
 use rustc_hash::FxHashSet;
 use serde::Serialize;
 
@@ -81,11 +83,11 @@ pub struct Verdict {
     pub held_steps: usize,
     pub alternative: Option<Alternative>,
     pub reason: String,
-    /// The value and the op that makes it (where it is offloaded, the one that moves it), by their index in the problem.
+    /// The value and the op that makes it.
     #[serde(skip)]
-    pub value: usize,
+    pub value: ValueIdx,
     #[serde(skip)]
-    pub at: usize,
+    pub at: OpIdx,
 }
 
 fn is_zero(n: &usize) -> bool {
@@ -96,25 +98,34 @@ struct Looker<'a> {
     terms: &'a Terms<'a>,
     problem: &'a Problem,
     memory: &'a Memory<'a>,
-    roots: Vec<usize>,
-    /// By value: the first step it is held and the one after the last, for each computation.
-    held: Vec<Vec<(usize, usize)>>,
-    runs: Vec<usize>,
-    /// By value: the first step that reads it from the backward part or in order to compute something again.
-    needed: Vec<Option<usize>>,
+    roots: ByValue<ValueIdx>,
+    /// The first step it is held and the one after the last, for each computation.
+    held: ByValue<Vec<(usize, usize)>>,
+    runs: ByOp<usize>,
+    /// How often the results of each op are moved, out and in, and the last step that does.
+    moves: ByOp<usize>,
+    last_move: ByOp<usize>,
+    /// The first step that reads it from the backward pass or in order to recompute something.
+    needed: ByValue<Option<usize>>,
 }
 
 impl Looker<'_> {
-    /// Time and number of ops of computing `value` at a step, where it is not there; `None` where that cannot be.
-    fn chain(&self, value: usize, step: usize) -> Option<(f64, usize)> {
-        let mut seen: FxHashSet<usize> = FxHashSet::default();
+    /// Returns time and number of ops of computing `value` at a step, where it is not held; `None` where that is impossible.
+    fn chain(&self, value: ValueIdx, step: usize) -> Option<(f64, usize)> {
+        let mut seen: FxHashSet<OpIdx> = FxHashSet::default();
         let mut open = vec![self.problem.values[value].producer?];
         seen.insert(open[0]);
         let mut us = 0.0;
         while let Some(o) = open.pop() {
             let op = &self.problem.ops[o];
-            if !op.recomputable || seen.len() > MAX_CHAIN {
+            let is_outside = self.moves[o] > 0 && step <= self.last_move[o];
+            let may_run = op.recomputable && self.moves[o] == 0;
+            if !(is_outside || may_run) || seen.len() > MAX_CHAIN {
                 return None;
+            }
+            if is_outside {
+                us += self.problem.cost(Step::Fetch(o));
+                continue;
             }
             us += op.cost;
             for v in &op.ins {
@@ -137,49 +148,55 @@ impl Looker<'_> {
 /// What becomes of every value that an op makes, in the given order.
 pub fn verdicts(plan: &Plan, memory: &Memory) -> Vec<Verdict> {
     let terms = &memory.terms;
-    let (problem, annotations, labels) = (&*terms.problem, &*terms.annotations, &*terms.labels);
+    let (problem, annotations, labels) = (terms.problem, terms.annotations, terms.labels);
     let mut looker = Looker {
         terms,
         problem,
         memory,
         roots: problem.roots(),
-        held: vec![Vec::new(); problem.values.len()],
-        runs: vec![0; problem.ops.len()],
-        needed: vec![None; problem.values.len()],
+        held: problem.by_value(Vec::new()),
+        runs: problem.by_op(0),
+        moves: problem.by_op(0),
+        last_move: problem.by_op(0),
+        needed: problem.by_value(None),
     };
     for t in &memory.tenants {
         looker.held[t.value].push((t.from, t.until));
     }
-    for (step, o) in memory.schedule.iter().enumerate() {
-        looker.runs[*o] += 1;
-        let op = &problem.ops[*o];
-        if memory.is_recompute[step] || op.phase == OpPhase::Backward {
-            for v in &op.ins {
-                looker.needed[looker.roots[*v]].get_or_insert(step);
+    for (at, step) in memory.schedule.steps.iter().enumerate() {
+        match *step {
+            Step::Run(o) => {
+                looker.runs[o] += 1;
+                let op = &problem.ops[o];
+                if memory.is_recompute[at] || op.phase == OpPhase::Backward {
+                    for v in &op.ins {
+                        looker.needed[looker.roots[*v]].get_or_insert(at);
+                    }
+                }
             }
+            Step::Offload(op) | Step::Fetch(op) => {
+                looker.moves[op] += 1;
+                looker.last_move[op] = at;
+            }
+            Step::Release(_) => {}
         }
     }
-    let mut planned: Vec<&str> = vec![""; problem.values.len()];
+    let mut planned: ByValue<&str> = problem.by_value("");
     for decision in &plan.decisions {
         planned[decision.value] = &decision.reason;
     }
     let highest = Highest::new(&memory.live_bytes);
     let mut all = Vec::new();
-    for (o, op) in problem.ops.iter().enumerate() {
-        // What waits outside is no value of the model's.
-        let outs = op.outs.iter().filter(|v| !terms.is_outside(**v));
-        for v in outs {
+    for (o, op) in problem.ops.enumerated() {
+        for v in &op.outs {
             let value = &problem.values[*v];
-            let is_moved = terms.is_move(o);
-            let node = terms.computes(o);
             let role = labels.roles[*v];
             let fate = if value.view_of.is_some() || value.kind == ValueKind::Static {
                 Fate::View
+            } else if looker.moves[o] > 1 {
+                Fate::Offloaded
             } else if looker.runs[o] > 1 {
-                match is_moved {
-                    true => Fate::Offloaded,
-                    false => Fate::Recomputed,
-                }
+                Fate::Recomputed
             } else if matches!(role, Role::Output | Role::Gradient) {
                 Fate::Output
             } else if op.phase == OpPhase::Backward {
@@ -199,16 +216,16 @@ pub fn verdicts(plan: &Plan, memory: &Memory) -> Vec<Verdict> {
             all.push(Verdict {
                 name: labels.names[*v].clone(),
                 ty: labels.types[*v].clone(),
-                node: problem.ops[node].name.clone(),
-                op: problem.ops[node].kind.clone(),
+                node: op.name.clone(),
+                op: op.kind.clone(),
                 layer: annotations.layer_of[o],
-                part: part(annotations, node),
-                module: labels.modules[node].clone(),
+                part: part(annotations, o),
+                module: labels.modules[o].clone(),
                 fate,
                 bytes: value.bytes,
-                us: problem.ops[node].cost,
-                runs: looker.runs[node],
-                moves: if is_moved { looker.runs[o] } else { 0 },
+                us: op.cost,
+                runs: looker.runs[o],
+                moves: looker.moves[o],
                 held_steps: looker.held[*v].iter().map(|(a, b)| b - a).sum(),
                 alternative,
                 reason: planned[*v].into(),
@@ -224,7 +241,7 @@ pub fn verdicts(plan: &Plan, memory: &Memory) -> Vec<Verdict> {
     all
 }
 
-fn part(annotations: &OpAnnotations, op: usize) -> Option<String> {
+fn part(annotations: &OpAnnotations, op: OpIdx) -> Option<String> {
     let core = annotations.core_of[op].clone();
     let part = annotations.sub_block_of[op].map(|s| annotations.sub_blocks[s].clone());
     core.or(part)
@@ -245,7 +262,7 @@ fn dearest(all: &[Verdict]) -> f64 {
 
 impl Looker<'_> {
     /// Keeping what an op makes: all its results, or it would run again all the same.
-    fn kept(&self, highest: &Highest, op: usize) -> Alternative {
+    fn kept(&self, highest: &Highest, op: OpIdx) -> Alternative {
         // When each result is not there between its computations, and its bytes.
         let mut gaps: Vec<(usize, usize, u64)> = Vec::new();
         let mut held_bytes = 0;
@@ -265,15 +282,10 @@ impl Looker<'_> {
         Alternative::Keep {
             bytes: held_bytes,
             peak_bytes: stretches.fold(self.memory.peak_bytes, u64::max),
-            saved_us: self.problem.ops[op].cost * self.spared(op) as f64,
-        }
-    }
-
-    /// Runs of an op that keeping its results would spare: moving them out, too.
-    fn spared(&self, op: usize) -> usize {
-        match self.terms.is_move(op) {
-            true => self.runs[op],
-            false => self.runs[op] - 1,
+            saved_us: match self.moves[op] {
+                0 => self.problem.ops[op].cost * (self.runs[op] - 1) as f64,
+                moves => self.problem.cost(Step::Offload(op)) * moves as f64,
+            },
         }
     }
 

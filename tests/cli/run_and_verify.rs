@@ -224,12 +224,14 @@ fn every_policy_changes_no_bit_on_every_model() {
         let source = fixture(model, "model.onnx");
         let source = source.to_str().unwrap();
         let more: &[&str] = if model == "gpt2" {
-            &["none", "every:2", "group:2"]
+            &["none", "full --every 2", "group:2"]
         } else {
             &[]
         };
         for policy in ["full", "selective"].iter().chain(more) {
-            let made = call(dir.path(), &[source, "-o", "t.onnx", "--policy", policy]);
+            let words: Vec<&str> = policy.split(' ').collect();
+            let args = [&[source, "-o", "t.onnx", "--policy"][..], &words].concat();
+            let made = call(dir.path(), &args);
             assert_eq!(code(&made), 0, "{model} {policy}: {}", stderr(&made));
             let args = [
                 "verify", source, "t.onnx", "--dim", "batch=2", "--dim", "seq=6", "--format",

@@ -8,9 +8,8 @@ use ckpt_passes::error::{Kind, Result};
 use ckpt_passes::ir::Graph;
 use ckpt_passes::plan::brute::{Move, cheapest_moving};
 use ckpt_passes::plan::constraint::PolicyScope;
-use ckpt_passes::plan::transfer_lowering::{movable, result_bytes};
 use ckpt_passes::plan::{
-    Budget, Effort, Offload, OffloadSet, PlanInput, PlanRequest, Policy, evaluate,
+    Budget, ByOp, Effort, Offload, OffloadSet, OpIdx, PlanInput, PlanRequest, Policy, evaluate,
 };
 use ckpt_passes::testing::Random;
 use ckpt_passes::text;
@@ -129,10 +128,10 @@ fn best(input: &PlanInput, budget_bytes: u64) -> Option<(f64, bool, bool)> {
     } = input;
     let above_static_bytes = budget_bytes.checked_sub(problem.static_bytes())?;
     let (mut folded, ops) = problem.fold();
-    let prices: Vec<f64> = folded.ops.iter().map(|op| op.cost).collect();
+    let prices: ByOp<f64> = folded.ops.iter().map(|op| op.cost).collect();
     // What feeds the head stays, and what nothing trained flows into (plan/offload.rs, plan/constraint.rs).
-    let mut may = movable(&folded);
-    for (o, op) in ops.iter().enumerate() {
+    let mut may = folded.movable();
+    for (o, op) in folded.ops.indices().zip(&ops) {
         if constraints.scope[*op] == PolicyScope::Frozen {
             folded.ops[o].recomputable = false;
             may[o] = false;
@@ -140,14 +139,14 @@ fn best(input: &PlanInput, budget_bytes: u64) -> Option<(f64, bool, bool)> {
         may[o] &= !annotations.feeds_scores[*op];
     }
     let transfer = problem.transfer.unwrap();
-    let way = |o: usize| {
-        let each = transfer.cost(result_bytes(&folded, o));
+    let way = |o: OpIdx| {
+        let each = transfer.cost(folded.result_bytes(o));
         may[o].then_some(Move {
             out: each,
             back: each,
         })
     };
-    let moves: Vec<Option<Move>> = (0..ops.len()).map(way).collect();
+    let moves: ByOp<Option<Move>> = folded.ops.indices().map(way).collect();
     let best = cheapest_moving(&folded, above_static_bytes, &prices, &moves)?;
     let repeats = best.schedule.len() > folded.ops.len();
     Some((best.price, repeats, !best.moved.is_empty()))

@@ -156,14 +156,14 @@ fn rewrite(g: &mut Graph, cx: &Cx, r: &mut Random) -> usize {
     let binding = Binding::new(g, &cx.request.dims).unwrap();
     let bound = BoundGraph::new(g, &binding, cx.request.planning_options()).unwrap();
     let p = &bound.input.problem;
-    let kept: Vec<bool> = p.values.iter().map(|_| r.below(5) == 0).collect();
-    let none = vec![None; p.ops.len()];
+    let kept = p.values.iter().map(|_| r.below(5) == 0).collect();
+    let none = p.by_op(None);
     let plan = Plan::new(
         "random",
         p,
-        saved_set::schedule(p, &kept),
+        &saved_set::schedule(p, &kept),
         &none,
-        &Vec::new(),
+        &Default::default(),
     )
     .unwrap();
     let copies = remat(g, &bound.input, &bound.nodes, &plan).unwrap();

@@ -9,7 +9,7 @@ use ckpt_passes::ir::Graph;
 use ckpt_passes::plan::solve::answer::Query;
 use ckpt_passes::plan::solve::solve;
 use ckpt_passes::plan::{
-    Budget, Effort, Objective, Offload, OffloadSet, OpAnnotations, Plan, PlanRequest, Policy,
+    Budget, ByOp, Effort, Objective, Offload, OffloadSet, OpAnnotations, Plan, PlanRequest, Policy,
     Problem, evaluate, plan,
 };
 use ckpt_passes::testing::Random;
@@ -54,7 +54,7 @@ fn budgeted(bytes: u64, objective: Objective, effort: Effort) -> PlanRequest {
 }
 
 /// A plan is what its JSON says, and replaying that gives the plan again, without the proof.
-fn reads_back(plan: &Plan, problem: &Problem, block_of: &[Option<usize>], name: &str) {
+fn reads_back(plan: &Plan, problem: &Problem, block_of: &ByOp<Option<usize>>, name: &str) {
     let text = serde_json::to_string(plan).unwrap();
     let read: Plan = serde_json::from_str(&text).unwrap();
     assert_eq!(&read, plan, "{name}");
@@ -205,9 +205,9 @@ fn random_steps_at_every_percent() {
                     let plan = Plan::new(
                         "budget",
                         &p,
-                        solution.schedule,
+                        &solution.schedule,
                         &annotations.layer_of,
-                        &vec![String::new(); p.values.len()],
+                        &p.by_value(String::new()),
                     );
                     reads_back(&plan.unwrap(), &p, &annotations.layer_of, &name);
                     planned += 1;
@@ -255,7 +255,7 @@ fn moving_what_pays_never_makes_a_model_slower() {
                     auto.after.cost <= none.after.cost * (1.0 + 1e-12),
                     "{model} {percent} % {us_per_megabyte} {busy_share}"
                 );
-                moving += usize::from(!auto.offloaded.is_empty());
+                moving += usize::from(!auto.schedule.offloaded.is_empty());
             }
         }
     }

@@ -104,9 +104,9 @@ fn runs_as_the_unplanned_step(model: &str, percent: f64, open: Tiles, fuse_optim
     assert!(ours.outputs == theirs.outputs);
     let has = |end: &str| ours.outputs.keys().any(|n| n.ends_with(end));
     assert!(has(".updated") && has(".grad") != fuse_optimizer);
-    assert!(!done.tiled.is_empty() && !plan.offloaded.is_empty());
+    assert!(!done.tiled.is_empty() && !plan.schedule.offloaded.is_empty());
     assert_eq!(done.tiled_mlps.is_empty(), open.mlp == Tile::Off);
-    assert!(plan.schedule.len() > made.bound.input.problem.ops.len());
+    assert!(plan.schedule.steps.len() > made.bound.input.problem.ops.len());
     // Parts do not hide the head from what says which results stay for it.
     assert_eq!(
         made.bound

@@ -16,9 +16,11 @@ use ckpt_passes::analysis::{Binding, Device, MemoryProfile, Sizes};
 use ckpt_passes::compile::Request;
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::{Graph, NodeId, Tensor};
+use ckpt_passes::plan::plan::Reasons;
 use ckpt_passes::plan::{Budget, Effort, OpAnnotations, Plan, PlanInput, PlanRequest, Policy};
 use ckpt_passes::planning::GraphProblem;
 use ckpt_passes::testing::Random;
+use ckpt_passes::testing::dags::random_schedule;
 use ckpt_passes::testing::updates::random_updates;
 use ckpt_passes::transform::optimizer::Optimizer;
 use ckpt_passes::transform::remat::remat;
@@ -238,14 +240,9 @@ fn no_schedule_makes_an_update_wrong() {
         let annotations = OpAnnotations::unknown(made.problem.ops.len());
         let input = PlanInput::new(made.problem, annotations);
         let p = &input.problem;
-        let mut schedule = p.given_order();
-        for _ in 0..r.below(10) {
-            let op = r.below(p.ops.len());
-            let first = schedule.iter().position(|o| *o == op).unwrap();
-            schedule.insert(first + 1 + r.below(schedule.len() - first), op);
-        }
-        let none = vec![None; p.ops.len()];
-        let plan = Plan::new("test", p, schedule, &none, &Vec::new()).unwrap();
+        let schedule = random_schedule(&mut r, p, 10);
+        let none = p.by_op(None);
+        let plan = Plan::new("test", p, &schedule, &none, &Reasons::default()).unwrap();
         remat(&mut planned, &input, &made.nodes, &plan).unwrap();
         // All updates at the end, every one over nothing that is read again.
         let mut last = plain.clone();

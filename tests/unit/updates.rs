@@ -4,11 +4,11 @@
 use ckpt_passes::analysis::{Binding, Device, MemoryProfile, Sizes};
 use ckpt_passes::ir::verify::verify;
 use ckpt_passes::ir::{Graph, NodeId, ValueId};
-use ckpt_passes::plan::{
-    Budget, Effort, OpAnnotations, Plan, PlanInput, PlanRequest, Problem, plan,
-};
+use ckpt_passes::plan::plan::Reasons;
+use ckpt_passes::plan::{Budget, ByOp, Effort, OpAnnotations, Plan, PlanInput, PlanRequest, plan};
 use ckpt_passes::planning::GraphProblem;
 use ckpt_passes::testing::Random;
+use ckpt_passes::testing::dags::random_schedule;
 use ckpt_passes::testing::updates::random_updates;
 use ckpt_passes::transform::remat::{remat, strip_again};
 
@@ -18,21 +18,11 @@ fn measure(g: &Graph) -> (Sizes, MemoryProfile) {
     (sizes, memory)
 }
 
-fn planning_input(g: &Graph) -> (PlanInput, Vec<NodeId>) {
+fn planning_input(g: &Graph) -> (PlanInput, ByOp<NodeId>) {
     let (sizes, memory) = measure(g);
     let made = GraphProblem::new(g, &sizes, &memory, &Device::default()).unwrap();
     let annotations = OpAnnotations::unknown(made.problem.ops.len());
     (PlanInput::new(made.problem, annotations), made.nodes)
-}
-
-fn anything(p: &Problem, r: &mut Random) -> Vec<usize> {
-    let mut schedule = p.given_order();
-    for _ in 0..r.below(10) {
-        let op = r.below(p.ops.len());
-        let first = schedule.iter().position(|o| *o == op).unwrap();
-        schedule.insert(first + 1 + r.below(schedule.len() - first), op);
-    }
-    schedule
 }
 
 /// Bytes of updates that are not written over what they update, counted here: a node reads it later, or an output shows it.
@@ -79,9 +69,9 @@ fn a_late_reader_costs_the_bytes_of_a_second_tensor_and_never_more() {
         let plan = Plan::new(
             "test",
             p,
-            anything(p, &mut r),
-            &vec![None; p.ops.len()],
-            &Vec::new(),
+            &random_schedule(&mut r, p, 10),
+            &p.by_op(None),
+            &Reasons::default(),
         );
         let plan = plan.unwrap();
         assert_eq!(plan.before.peak_bytes, memory.peak_bytes);
@@ -125,7 +115,7 @@ fn the_solver_keeps_budgets_that_updates_count_in() {
         );
         (plans, repeats) = (
             plans + 1,
-            repeats + (plan.schedule.len() > p.ops.len()) as usize,
+            repeats + (plan.schedule.steps.len() > p.ops.len()) as usize,
         );
         remat(&mut g, &input, &nodes, &plan).unwrap();
         verify(&g).unwrap();

@@ -12,8 +12,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FIXTURES = ROOT / "fixtures"
-POLICIES = ("none", "full", "selective", "submodule", "every:2", "first:1", "group:2", "parts:core-attn")
-"""One policy of each kind."""
+POLICIES = (
+    "none",
+    "full",
+    "selective",
+    "submodule",
+    "full --every 2",
+    "full --first 1",
+    "group:2",
+    "parts:core-attn",
+)
+"""One policy of each kind, with the options that belong to it."""
 REFERENCE_CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "ckpt-opt-reference"
 
 

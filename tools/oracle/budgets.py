@@ -81,7 +81,7 @@ def sweep(compiler: Compiler, name: str, model: Path, args: argparse.Namespace) 
             try:
                 # How hard to search is for budgets.
                 report = compiler.call_json(
-                    "optimize", model, "-o", out, kind, value, *(plan if kind == "--budget" else dims)
+                    "optimize", model, "-o", out, kind, *value.split(), *(plan if kind == "--budget" else dims)
                 )
                 run = compiler.call_json("run", out, "--seed", 0, *sizes)
             except Refused as refused:

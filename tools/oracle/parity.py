@@ -46,9 +46,13 @@ NUMBERS = (
 # Strings in written files whose spelling has changed: (pattern, replacement), applied in order.
 RENAMED = [
     (re.compile(r"/again\b"), "/recompute"),
+    (re.compile(r"^full --(every|first) (\d+)$"), r"\1:\2"),
 ]
-# Policies whose word has changed, newest spelling first; the first that a build accepts is used.
-SPELLINGS = {"parts:core-attn": ["parts:core-attn"]}
+# Policies whose spelling has changed, newest first; the first that a build accepts is used.
+SPELLINGS = {
+    "every:2": ["full --every 2", "every:2"],
+    "first:1": ["full --first 1", "first:1"],
+}
 
 
 def rename(message) -> None:
@@ -95,7 +99,7 @@ def optimize(binary: str, model: Path, kind: str, value: str) -> dict:
                 "-o",
                 str(out),
                 kind,
-                spelling,
+                *spelling.split(),
                 "--format",
                 "json",
                 *missing_inputs(model),
@@ -111,7 +115,8 @@ def optimize(binary: str, model: Path, kind: str, value: str) -> dict:
 
 
 def sweep(binary: str, models: list[tuple[str, Path]], jobs: int) -> dict[str, dict]:
-    wanted = [("--policy", p) for p in options.POLICIES] + [("--budget", b) for b in BUDGETS]
+    names = {spellings[0]: name for name, spellings in SPELLINGS.items()}
+    wanted = [("--policy", names.get(p, p)) for p in options.POLICIES] + [("--budget", b) for b in BUDGETS]
     calls = [(f"{name} {kind} {value}", path, kind, value) for name, path in models for kind, value in wanted]
     with ThreadPoolExecutor(jobs) as pool:
         answers = pool.map(lambda c: optimize(binary, *c[1:]), calls)

@@ -4,12 +4,12 @@ use super::*;
 use crate::annotations::OpAnnotations;
 use crate::brute::{Move, cheapest_moving};
 use crate::budget::Budget;
+use crate::index::ValueIdx;
+use crate::overlap::tests::waits;
 use crate::policy::Policy;
 use crate::problem::{Op, OpPhase, Problem, Transfer, Value, ValueKind};
 use crate::request::Offload;
-use crate::testing::Random;
-use crate::testing::{Shape, random_dag};
-use crate::transfer_lowering::waits;
+use crate::testing::{Random, Shape, random_dag, schedule};
 
 /// Forward ops of one result each, and a backward op for each that reads it.
 fn chain(result_bytes: &[u64]) -> Problem {
@@ -28,12 +28,12 @@ fn chain(result_bytes: &[u64]) -> Problem {
         ins.extend((!is_forward && o > n).then_some(at));
         let bytes = if is_forward { result_bytes[at] } else { 1 };
         p.values
-            .push(Value::new(bytes, ValueKind::Activation, Some(o)));
+            .push(Value::new(bytes, ValueKind::Activation, Some(OpIdx(o))));
         let phase = [OpPhase::Backward, OpPhase::Forward][usize::from(is_forward)];
         p.ops
             .push(Op::new(format!("op{o}"), ins, [o], phase, 100.0));
     }
-    p.outputs = vec![2 * n - 1];
+    p.outputs = vec![ValueIdx(2 * n - 1)];
     p.check().unwrap();
     p
 }
@@ -55,34 +55,40 @@ fn only_results_of_enough_bytes_are_moved() {
         set: OffloadSet::All,
         ..Offload::default()
     };
-    assert_eq!(planned(&p, &annotations, all).unwrap().offloaded, [1, 2]);
+    assert_eq!(
+        planned(&p, &annotations, all).unwrap().schedule.offloaded,
+        schedule(&[1, 2])
+    );
     let less = Offload {
         min_bytes: 1023,
         ..all
     };
     assert_eq!(
-        planned(&p, &annotations, less).unwrap().offloaded,
-        [0, 1, 2]
+        planned(&p, &annotations, less).unwrap().schedule.offloaded,
+        schedule(&[0, 1, 2])
     );
     let more = Offload {
         min_bytes: 1025,
         ..all
     };
-    assert_eq!(planned(&p, &annotations, more).unwrap().offloaded, [2]);
+    assert_eq!(
+        planned(&p, &annotations, more).unwrap().schedule.offloaded,
+        schedule(&[2])
+    );
 }
 
 #[test]
 fn the_host_has_room_for_all_of_it_or_it_is_refused() {
     let p = chain(&[2000, 3000, 1]);
     let annotations = OpAnnotations::unknown(p.ops.len());
-    let wish = |bytes| Offload {
+    let within = |bytes| Offload {
         set: OffloadSet::All,
         host_bytes: Some(bytes),
         ..Offload::default()
     };
-    let plan = planned(&p, &annotations, wish(5000)).unwrap();
-    assert_eq!(plan.offloaded, [0, 1]);
-    let error: Box<Error> = planned(&p, &annotations, wish(4999)).unwrap_err().into();
+    let plan = planned(&p, &annotations, within(5000)).unwrap();
+    assert_eq!(plan.schedule.offloaded, schedule(&[0, 1]));
+    let error: Box<Error> = planned(&p, &annotations, within(4999)).unwrap_err().into();
     assert_eq!((error.code(), error.exit_code()), ("offload", 2));
 }
 
@@ -96,9 +102,12 @@ fn what_feeds_the_head_stays_and_no_head_is_told() {
     };
     assert!(warned(&annotations, all).is_some());
     assert_eq!(warned(&annotations, Offload::default()), None);
-    annotations.feeds_scores[1] = true;
+    annotations.feeds_scores[OpIdx(1)] = true;
     assert_eq!(warned(&annotations, all), None);
-    assert_eq!(planned(&p, &annotations, all).unwrap().offloaded, [0]);
+    assert_eq!(
+        planned(&p, &annotations, all).unwrap().schedule.offloaded,
+        schedule(&[0])
+    );
 }
 
 fn warned(annotations: &OpAnnotations, offload: Offload) -> Option<String> {
@@ -110,7 +119,7 @@ fn warned(annotations: &OpAnnotations, offload: Offload) -> Option<String> {
     warning(&input, &request)
 }
 
-/// A random problem, and the wish to have planned what is worth it, with no transfer too small.
+/// A random problem with transfers.
 fn random(r: &mut Random, ops: usize) -> Problem {
     let mut p = random_dag(r, ops, Shape::Training);
     p.transfer = Some(Transfer {
@@ -185,7 +194,9 @@ fn what_comes_back_beside_a_short_backward_part_is_proven_to_take_time() {
     let transfer = p.transfer.unwrap();
     let lower = |has_lane: bool| {
         let waits = waits(&p, &transfer, has_lane);
-        bound_moving(&p, budget, &[], &waits).unwrap().unwrap()
+        bound_moving(&p, budget, &ByOp::default(), &waits)
+            .unwrap()
+            .unwrap()
     };
     // All that leaves fits beside the forward part, so that the lane out proves nothing.
     let (free, laned) = (lower(false), lower(true));
@@ -201,22 +212,22 @@ fn no_choice_beats_the_bound_and_few_beat_the_plan() {
     let mut lanes = 0;
     for n in 0..400 {
         let p = random(&mut r, 4 + n % 6);
-        let prices: Vec<f64> = p.ops.iter().map(|op| op.cost).collect();
+        let prices: ByOp<f64> = p.ops.iter().map(|op| op.cost).collect();
         let unplanned = evaluate(&p, &p.given_order()).unwrap();
         let peak = unplanned.peak_above_static_bytes;
         let above_bytes = (peak as f64 * [0.6, 0.75, 0.9][n % 3]) as u64;
         let transfer = p.transfer.unwrap();
-        let may = movable(&p);
-        let ways = |price: &dyn Fn(usize) -> f64| -> Vec<Option<Move>> {
-            let way = |o: usize| {
+        let may = p.movable();
+        let ways = |price: &dyn Fn(OpIdx) -> f64| -> ByOp<Option<Move>> {
+            let way = |o: OpIdx| {
                 may[o].then(|| Move {
                     out: price(o),
                     back: price(o),
                 })
             };
-            (0..p.ops.len()).map(way).collect()
+            p.ops.indices().map(way).collect()
         };
-        let serial = ways(&|o| transfer.cost(result_bytes(&p, o)));
+        let serial = ways(&|o| transfer.cost(p.result_bytes(o)));
         let best = cheapest_moving(&p, above_bytes, &prices, &serial);
         let budget = above_bytes + p.static_bytes();
         let plan = budgeted(&p, auto(false), budget, Effort::Normal);
@@ -248,17 +259,19 @@ fn no_choice_beats_the_bound_and_few_beat_the_plan() {
         instances += 1;
         optimal += (plan.after.cost <= best.price + slack) as usize;
         moving += !best.moved.is_empty() as usize;
-        gained += !plan.offloaded.is_empty() as usize;
+        gained += !plan.schedule.offloaded.is_empty() as usize;
 
         // Beside other ops transfers take no less than what none runs beside.
-        let hidden = ways(&|o| transfer.own_us(transfer.cost(result_bytes(&p, o))));
+        let hidden = ways(&|o| transfer.own_us(transfer.cost(p.result_bytes(o))));
         let best = cheapest_moving(&p, above_bytes, &prices, &hidden).unwrap();
         let plan = budgeted(&p, auto(true), budget, Effort::Normal).unwrap();
         assert!(plan.after.cost + slack >= best.price, "graph {n}: hidden");
         // With a lane of any speed nothing but those is certain; with the lane there is more, and no plan is below it.
         let lower = |has_lane: bool| {
             let waits = waits(&p, &transfer, has_lane);
-            bound_moving(&p, budget, &[], &waits).unwrap().unwrap()
+            bound_moving(&p, budget, &ByOp::default(), &waits)
+                .unwrap()
+                .unwrap()
         };
         let (free, laned) = (lower(false), lower(true));
         assert!(free <= best.price + slack, "graph {n}: {free}");

@@ -2,6 +2,7 @@
 
 use super::work::Effort;
 use crate::constraint::Constraint;
+use crate::index::{ByOp, OpIdx};
 use crate::objective::Objective;
 use crate::schedule::Score;
 
@@ -13,10 +14,10 @@ pub struct Query {
     pub objective: Objective,
     pub effort: Effort,
     /// Hard constraints, by op of the problem; empty for none.
-    pub constraints: Vec<Option<Constraint>>,
+    pub constraints: ByOp<Option<Constraint>>,
     /// Schedules to start from, such as those of policies. The answer is never worse than one that fits and honours
     /// the constraints.
-    pub seeds: Vec<Vec<usize>>,
+    pub seeds: Vec<Vec<OpIdx>>,
     /// Whether first runs may follow another order than the given one.
     pub reorder: bool,
 }
@@ -38,7 +39,7 @@ pub struct Bound {
 #[derive(Clone, Debug)]
 pub struct Solution {
     /// Op indices; repeats are recomputation.
-    pub schedule: Vec<usize>,
+    pub schedule: Vec<OpIdx>,
     pub score: Score,
     pub bound: Bound,
     /// What the plan may be above the best of its class, in percent of running every op once.

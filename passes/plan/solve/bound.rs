@@ -1,14 +1,16 @@
-//! A lower bound on what any schedule within the budget costs.
+//! A lower bound on the cost of every schedule within the budget.
 //!
-//! Take the moment at which the op at position p of the given order first runs. Whatever later first computations or
-//! outputs read and earlier ops made is resident then, or its maker runs again afterwards, and so on for what that
-//! reads. Resident bytes fit into the budget. Dropping everything else that a schedule must satisfy, and giving the
-//! budget a price λ (Lagrange), leaves one minimum cut; its value minus λ · budget is a lower bound for every λ ≥ 0, and
-//! the hull gives the best λ. The bound holds for any number of recomputations. The best of several positions counts.
+//! Take the moment at which the op at position p of the given order first runs. Some values that earlier ops made are read by
+//! later first runs, or are outputs. Each of these is resident at that moment, or its maker runs again afterwards; the
+//! same holds for what that run reads. Resident bytes fit into the budget. All other demands on a schedule are dropped. With
+//! a price λ for a byte of the budget (a Lagrange multiplier) what remains is one minimum cut. Its value minus λ · budget is a
+//! lower bound for every λ ≥ 0, and the hull gives the best λ. The bound holds for any number of recomputations. The
+//! best of several positions counts.
 //!
-//! What is offloaded at that moment has left before it, through one lane, and the time until then is no less than what
-//! that takes, and no less than what earlier ops take. Of a share μ of the one and 1 − μ of the other, the sum is a lower
-//! bound too. So it is after that moment with a share ν of the lane back, beside what later ops and repeats take ([`Way`]).
+//! Results that are offloaded at that moment have left before it, through one lane. So the time until that moment is at least
+//! the time of these transfers, and at least the time of the earlier ops. For a share μ of the one and 1 − μ of the
+//! other, the sum is a lower bound too. The same holds after the moment with a share ν of the lane back, against later ops
+//! and repeats ([`Way`]).
 
 use super::compact::Dag;
 use super::cut::{Bend, Cut, Scene};

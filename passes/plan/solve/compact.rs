@@ -1,12 +1,12 @@
-//! A problem reduced to what the search needs: folded, indexed densely, costs as whole numbers.
+//! A problem reduced to what the search needs: folded, with dense indices and whole numbers as costs.
 //!
-//! Left out, because they never change a decision: static values, values without bytes (they stay for nothing), views.
-//! Every value that is left takes memory and has at most one maker. Costs become integers that add up to about
-//! [`SCALE`], so that sums are exact, equal costs compare equal, and flows are integral. A `weight` is at least 1, so
-//! that no plan repeats an op for nothing; a `price` is rounded down and never more than the true cost, so that a bound
-//! made of prices is a bound.
+//! Static values, values without bytes and views are left out, because they never change a decision. Every value that remains
+//! takes memory and has at most one maker. Costs become integers that add up to about [`SCALE`]. So sums are exact, equal
+//! costs compare equal, and flows are integral. A `weight` is at least 1, so that no plan repeats an op for nothing. A
+//! `price` is rounded down and never above the true cost, so that a bound made of prices is a bound.
 
 use crate::constraint::Constraint;
+use crate::index::{ByOp, OpIdx, ValueIdx};
 use crate::objective::Objective;
 use crate::problem::{Op, OpPhase, Problem, ValueKind};
 use crate::saved_set::pinned;
@@ -78,9 +78,9 @@ pub struct Dag {
     /// Objective units for one unit of weight.
     pub unit: f64,
     /// The index of each value in the problem.
-    pub value_in_problem: Vec<u32>,
+    pub value_in_problem: Vec<ValueIdx>,
     /// The op of the unfolded problem.
-    pub op_in_problem: Vec<usize>,
+    pub op_in_problem: Vec<OpIdx>,
 }
 
 impl Dag {
@@ -89,7 +89,7 @@ impl Dag {
     pub fn new(
         problem: &Problem,
         objective: Objective,
-        constraints: &[Option<Constraint>],
+        constraints: &ByOp<Option<Constraint>>,
     ) -> Result<Dag> {
         let (folded, op_in_problem) = problem.fold();
         let mut sum = 0u64;
@@ -106,7 +106,7 @@ impl Dag {
                     Error::model("cost-graph", "sizes add up to more than 2^61 bytes")
                 })?;
         }
-        let mut index = vec![NONE; folded.values.len()];
+        let mut index = folded.by_value(NONE);
         let mut dag = Dag {
             ins: Lists::default(),
             outs: Lists::default(),
@@ -128,20 +128,20 @@ impl Dag {
             value_in_problem: Vec::new(),
             op_in_problem,
         };
-        for (v, value) in folded.values.iter().enumerate() {
+        for (v, value) in folded.values.enumerated() {
             if value.kind != ValueKind::Static && value.bytes > 0 {
                 index[v] = dag.size.len() as u32;
                 if value.kind == ValueKind::Placeholder {
                     dag.placeholders.push(index[v]);
                 }
                 dag.size.push(value.bytes as i64);
-                dag.value_in_problem.push(v as u32);
+                dag.value_in_problem.push(v);
             }
         }
         dag.maker = vec![NONE; dag.size.len()];
         dag.dropped = vec![false; dag.size.len()];
         for (o, op) in folded.ops.iter().enumerate() {
-            let known = |v: &usize| Some(index[*v]).filter(|i| *i != NONE);
+            let known = |v: &ValueIdx| Some(index[*v]).filter(|i| *i != NONE);
             dag.ins.push(op.ins.iter().filter_map(known));
             dag.outs.push(op.outs.iter().filter_map(known));
             dag.in_place_operands
@@ -181,17 +181,17 @@ impl Dag {
         Ok(dag)
     }
 
-    fn constrain(&mut self, problem: &Problem, constraints: &[Option<Constraint>]) {
+    fn constrain(&mut self, problem: &Problem, constraints: &ByOp<Option<Constraint>>) {
         if constraints.is_empty() {
             return;
         }
         let pins = pinned(problem);
         for (o, op) in self.op_in_problem.iter().enumerate() {
-            match constraints.get(*op) {
+            match constraints.at(*op) {
                 Some(Some(Constraint::Keep)) => self.repeatable[o] = false,
                 Some(Some(Constraint::Recompute)) => {
                     for v in self.outs.of(o as u32) {
-                        let pin = &pins[self.value_in_problem[*v as usize] as usize];
+                        let pin = &pins[self.value_in_problem[*v as usize]];
                         self.dropped[*v as usize] = pin.is_none();
                     }
                 }
@@ -199,7 +199,7 @@ impl Dag {
             }
         }
         if self.dropped.contains(&true) {
-            let backward = |o: &usize| problem.ops[*o].phase == OpPhase::Backward;
+            let backward = |o: &OpIdx| problem.ops[*o].phase == OpPhase::Backward;
             let turn = self.op_in_problem.iter().position(backward);
             self.turn = turn.map_or(NONE, |o| o as u32);
         }
@@ -290,15 +290,13 @@ impl Dag {
     }
 
     /// Returns a schedule of the unfolded problem as one of this one: steps that only make views fall away.
-    pub fn from_problem(&self, schedule: &[usize]) -> Vec<u32> {
-        let end = self.op_in_problem.last().map_or(0, |last| last + 1);
-        let mut index = vec![NONE; end];
+    pub fn from_problem(&self, schedule: &[OpIdx]) -> Vec<u32> {
+        let end = self.op_in_problem.last().map_or(0, |last| last.0 + 1);
+        let mut index = ByOp::filled(NONE, end);
         for (o, op) in self.op_in_problem.iter().enumerate() {
             index[*op] = o as u32;
         }
-        schedule
-            .iter()
-            .filter_map(|op| index.get(*op).copied().filter(|i| *i != NONE))
-            .collect()
+        let known = |op: &OpIdx| index.at(*op).copied().filter(|i| *i != NONE);
+        schedule.iter().filter_map(known).collect()
     }
 }

@@ -7,15 +7,14 @@
 //! - `weight(o)` where `R(o)`, an arc `R(o) → sink`;
 //! - and `R(o)` needs `A(u)` of every operand u, an unlimited arc `R(o) → A(u)`.
 //!
-//! So the best choice for a price λ of a byte is one minimum cut, chains of recomputation and what they share priced
-//! exactly. The price is found by interpolation on the convex hull of (bytes kept, weight recomputed), whose points the
-//! cuts are. A value whose last use lies before τ may be kept longer; the same cut decides it.
+//! So the best choice for a price λ of a byte is one minimum cut, in which chains of recomputation and shared operands are priced
+//! exactly. The price is found by interpolation on the convex hull of (bytes kept, weight recomputed); the cuts are its points.
+//! The same cut decides whether to keep a value longer whose last use lies before τ.
 //!
-//! Where results may be offloaded, a value that is there may cost what bringing it from there does, if that is less: it
-//! takes no bytes at τ then.
+//! Where results may be offloaded, a value may be fetched instead, if that costs less. It takes no bytes at τ then.
 //!
-//! The cut prices each op at most once and looks at no other step. Both are what the search around it is for: [`repair`]
-//! (super::repair) cuts again wherever the new schedule still does not fit.
+//! The cut pays each op at most once and looks at one step. The search makes up for both: [`repair`](super::repair)
+//! cuts again wherever the new schedule still does not fit.
 
 use super::compact::{Dag, NONE};
 use super::flow::{Builder, Network, UNLIMITED};

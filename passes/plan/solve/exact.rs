@@ -1,9 +1,9 @@
-//! Small problems, solved exactly: the cheapest way through states (first computations done, values resident).
+//! Solves small problems exactly: finds the cheapest path through states (first runs done, values resident).
 //!
-//! A step runs the next op of the given order, or any earlier one again; its operands are resident. Values are dropped
-//! only when a step has no room, and then as few as make room (any set that does, without a superfluous member): keeping
-//! a value that turns out useless costs nothing until then. Dijkstra's order makes the first arrival at the end optimal
-//! over all schedules whose first computations follow the given order.
+//! A step runs the next op of the given order, or any earlier one again. Its operands are resident. Values are dropped
+//! only when a step has no room, and then as few as make room: any set that does and has no superfluous member. Until then
+//! keeping a useless value costs nothing. In Dijkstra's order the first arrival at the end is optimal over all schedules whose
+//! first runs follow the given order.
 
 use super::compact::{Dag, NONE};
 use super::work::Work;

@@ -1,9 +1,8 @@
-//! Maximum flow by Dinic's blocking flows, made for a sweep over prices: arcs keep their place, capacities that only
-//! grow keep the flow found so far.
+//! Maximum flow by Dinic's blocking flows, for a sweep over rising prices.
 //!
-//! Distances are counted from the sink, so a search never enters a dead end of an earlier phase. A flow that was
-//! feasible stays feasible when capacities grow, so a higher price starts from the flow of a lower one
-//! ([`Network::grow`]) and pays only for the difference.
+//! Distances are counted from the sink, so a search never enters a dead end of an earlier phase. Arcs keep their place. A flow
+//! stays feasible when capacities grow, so a higher price starts from the flow of a lower one ([`Network::grow`]) and
+//! pays only for the difference.
 
 /// Arcs before they are sorted by source.
 #[derive(Default)]

@@ -1,9 +1,9 @@
-//! A schedule whose repeats can be taken out one by one, with the peak known after each: the incremental evaluator.
+//! A schedule whose repeats can be taken out one by one, with the peak known after each.
 //!
-//! Steps keep their slots. For each value the ledger holds its events, makings and uses, in order; live bytes are a
-//! segment tree over slots (add to a range, largest of all). Taking out a repeat moves the readers of its results to the
-//! instance before and shortens the life of what it read; each is one range, so a removal costs
-//! O(operands · log steps). Every change is logged and can be undone.
+//! Steps keep their slots. For each value the ledger holds its events in order: where it is made and where it is used. Live bytes
+//! are a segment tree over slots (add to a range, largest of all). Taking out a repeat moves the readers of its results to
+//! the instance before and shortens the life of what it read. Each is one range, so a removal costs O(operands · log
+//! steps). Every change is logged and can be undone.
 
 use super::compact::{Dag, NONE};
 use super::simulate::{Simulation, first_runs};

@@ -1,4 +1,4 @@
-//! Searches for a cheap schedule within a cap: makes first plans from several cuts, then tears up and rebuilds stretches.
+//! Searches for a cheap schedule within a cap: makes first plans from several cuts, then removes stretches and rebuilds them.
 
 use super::bound;
 use super::compact::{Dag, NONE};

@@ -6,6 +6,7 @@ use super::local_search::{EXACT_UNITS, Search};
 use super::work::{Effort, Work};
 use super::writer::with_drops;
 use crate::constraint::Constraint;
+use crate::index::{ByOp, OpIdx, ValueIdx};
 use crate::objective::Objective;
 use crate::problem::Problem;
 use crate::schedule::{Score, evaluate};
@@ -19,12 +20,12 @@ pub struct MinPeak {
     /// The smallest peak for which a plan was found.
     pub reached_bytes: u64,
     /// A plan with that peak.
-    pub schedule: Vec<usize>,
+    pub schedule: Vec<OpIdx>,
     pub static_bytes: u64,
     /// The op whose working set is the largest; `None` where the outputs together are larger.
-    pub op: Option<usize>,
+    pub op: Option<OpIdx>,
     /// What it needs beside static values, largest first: values of the problem and their bytes.
-    pub tensors: Vec<(usize, u64)>,
+    pub tensors: Vec<(ValueIdx, u64)>,
 }
 
 impl MinPeak {
@@ -41,7 +42,7 @@ impl MinPeak {
 /// A problem whose own order is not a schedule of it.
 pub fn min_peak(
     problem: &Problem,
-    constraints: &[Option<Constraint>],
+    constraints: &ByOp<Option<Constraint>>,
     effort: Effort,
 ) -> Result<MinPeak> {
     let before = evaluate(problem, &problem.given_order())?;
@@ -103,20 +104,17 @@ pub fn of_dag(problem: &Problem, dag: &Dag, before: &Score, effort: Effort) -> R
         Effort::Units(n) => units.min(n),
     };
     let (least, op) = working_set_bytes(dag);
-    let mut tensors: Vec<(usize, u64)> = if op == NONE {
-        dag.outputs
-            .iter()
-            .map(|v| *v as usize)
-            .map(|v| (v, 0))
-            .collect()
-    } else {
-        let both = dag.ins(op).iter().chain(dag.outs(op));
-        both.map(|v| (*v as usize, 0)).collect()
+    let held: Vec<u32> = match op {
+        NONE => dag.outputs.clone(),
+        op => dag.ins(op).iter().chain(dag.outs(op)).copied().collect(),
     };
-    for (v, bytes) in &mut tensors {
-        *bytes = dag.size[*v] as u64;
-        *v = dag.value_in_problem[*v] as usize;
-    }
+    let tensor = |v: &u32| {
+        (
+            dag.value_in_problem[*v as usize],
+            dag.size[*v as usize] as u64,
+        )
+    };
+    let mut tensors: Vec<(ValueIdx, u64)> = held.iter().map(tensor).collect();
     tensors.sort_by_key(|(v, bytes)| (std::cmp::Reverse(*bytes), *v));
     let mut found = MinPeak {
         least_bytes: before.static_bytes + least as u64,
@@ -131,7 +129,6 @@ pub fn of_dag(problem: &Problem, dag: &Dag, before: &Score, effort: Effort) -> R
         tensors,
     };
     let mut note = |steps: Vec<u32>| -> Result<i64> {
-        let steps: Vec<usize> = steps.iter().map(|o| *o as usize).collect();
         let schedule = problem.unfold(&dag.op_in_problem, &steps);
         let score = evaluate(problem, &schedule)?;
         if score.peak_bytes < found.reached_bytes {

@@ -1,20 +1,25 @@
-//! The solver: the cheapest schedule known within a budget on the true peak, with a proof of how far from the best it is.
+//! The solver: the cheapest schedule that it finds within a budget on the true peak, with a proof of how far it is from the best.
 //!
-//! [`evaluate`](super::schedule::evaluate) measures everything on the problem as it was given; the search itself works on a
-//! reduced form ([`compact`]). A plan grows in steps, each in its own file. Minimum cuts at full steps make the given order
-//! fit ([`cut`], [`repair`]). Repeats that the budget has room to avoid are taken out ([`incremental_liveness`]). Then the search tears
-//! up stretches of the schedule and rebuilds them while the work lasts ([`local_search`]). Small problems are solved exactly
-//! ([`exact`]). [`bound`] proves a lower bound; the search stops when the plan meets it. Where the gap stays wide,
-//! [`multi_cut_bound`] proves a better one. [`steps`] looks at smaller budgets, [`reorder`] at other orders of first runs, and
-//! [`moving`] bounds schedules that may offload.
+//! [`evaluate`](super::schedule::evaluate) measures every result on the problem as it was given. The search works on a reduced
+//! form ([`compact`]). A plan is made in stages, each in its own file:
 //!
-//! Work is counted in steps, never in seconds, and nothing depends on threads: the same query gives the same plan.
+//! - Minimum cuts at full steps make the given order fit ([`cut`], [`repair`]).
+//! - Repeats that the budget has room to avoid are taken out ([`incremental_liveness`]).
+//! - The search removes stretches of the schedule and rebuilds them while the work lasts ([`local_search`]).
+//! - Small problems are solved exactly ([`exact`]).
+//!
+//! [`bound`] proves a lower bound, and the search stops when the plan meets it. Where the gap stays wide, [`multi_cut_bound`]
+//! proves a better one. [`steps`] tries smaller budgets, [`reorder`] other orders of first runs, and [`moving`] bounds schedules
+//! that may offload. `expanded` is the form in which the solver sees offloading.
+//!
+//! Work is counted in units, never in seconds, and nothing depends on threads: the same query gives the same plan.
 
 pub mod answer;
 pub mod bound;
 pub mod compact;
 pub mod cut;
 pub mod exact;
+pub(crate) mod expanded;
 pub mod flow;
 pub mod given;
 pub mod incremental_liveness;

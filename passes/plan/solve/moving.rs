@@ -4,6 +4,7 @@ use super::bound;
 use super::compact::Dag;
 use super::work::{BOUND_OPS, Work};
 use crate::constraint::Constraint;
+use crate::index::ByOp;
 use crate::objective::Objective;
 use crate::problem::{Problem, Wait};
 use crate::schedule::evaluate;
@@ -18,8 +19,8 @@ use ckpt_error::Result;
 pub fn bound_moving(
     problem: &Problem,
     budget_bytes: u64,
-    constraints: &[Option<Constraint>],
-    elsewhere: &[Option<Wait>],
+    constraints: &ByOp<Option<Constraint>>,
+    elsewhere: &ByOp<Option<Wait>>,
 ) -> Result<Option<f64>> {
     let before = evaluate(problem, &problem.given_order())?;
     let dag = Dag::new(problem, Objective::Cost, constraints)?;
@@ -30,12 +31,11 @@ pub fn bound_moving(
     let unit = dag.unit.max(f64::MIN_POSITIVE);
     let has_lane = elsewhere.iter().flatten().any(|w| w.lane_us > 0.0);
     let elsewhere = |v: usize, shares: f64| {
-        let value = &problem.values[dag.value_in_problem[v] as usize];
+        let value = &problem.values[dag.value_in_problem[v]];
         let maker = value.producer?;
-        let wait = elsewhere.get(maker).copied().flatten()?;
+        let wait = elsewhere.at(maker).copied().flatten()?;
         let cost = (2.0 - shares) * wait.own_us + shares * wait.lane_us;
-        let outs = problem.ops[maker].outs.iter();
-        let all: u64 = outs.map(|v| problem.values[*v].bytes).sum();
+        let all = problem.result_bytes(maker);
         Some((cost / unit * value.bytes as f64 / all.max(1) as f64 * (1.0 - 1e-12)) as i64)
     };
     let way = |out: f64, back: f64| bound::Way {
@@ -57,7 +57,7 @@ pub fn bound_moving(
         sum += op.cost;
         before
     });
-    let sums: Vec<f64> = sums.collect();
+    let sums: ByOp<f64> = sums.collect();
     let mut ahead: Vec<f64> = dag.op_in_problem.iter().map(|o| sums[*o] / unit).collect();
     ahead.push(sum / unit);
     let moving = bound::Moving {

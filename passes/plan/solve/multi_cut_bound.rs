@@ -1,19 +1,19 @@
 //! A lower bound from several positions at once.
 //!
-//! [`super::bound`] looks at one moment. Here are several, p₁ < p₂ < …, the moments at which these ops of the given order
-//! first run. For each k, `N_k(v)`: value v is there when it is needed after p_k, and `R_k(o)`: op o, made by then, runs
-//! again after p_k. Each position alone demands what it demands in the bound of one position, with its own price λ_k of a
-//! byte. What joins them: an op that runs again after p_k+1 runs again after p_k, so the weight of an op is paid once, by
-//! the first position after its first run, and an unlimited arc `R_k+1(o) → R_k(o)` says the rest. So all positions
-//! together are one minimum cut; its value minus Σ λ_k · room_k is a lower bound for every λ ≥ 0. The λ are improved by
-//! subgradient steps of Polyak's length ("Minimization of unsmooth functionals", 1969), which the weight of a known
-//! plan sets.
+//! [`super::bound`] looks at one moment. Here there are several, p₁ < p₂ < …: the moments at which these ops of the given order
+//! first run. For each k, `N_k(v)` means that value v is there when it is needed after p_k, and `R_k(o)` that op o, which has
+//! run by then, runs again after p_k. Each position demands what it demands in the bound of one position, with its own price
+//! λ_k of a byte. Positions are joined by one fact: an op that runs again after p_k+1 runs again after p_k. So the weight of an
+//! op is paid once, at the first position after its first run, and an unlimited arc `R_k+1(o) → R_k(o)` states the fact. All
+//! positions together are one minimum cut. Its value minus Σ λ_k · room_k is a lower bound for every λ ≥ 0. The λ are
+//! improved by subgradient steps of Polyak's length ("Minimization of unsmooth functionals", 1969), which the weight of a
+//! known plan sets.
 //!
-//! What prices cannot see is that an op runs again or does not: two half recomputations may cost less than the one that
-//! is needed. So the most undecided op is tried both ways, the ascent goes on in each, and the smaller of the two values
-//! is a bound; again, where the bound is lowest, while the work lasts (branch and bound).
+//! Prices allow half a recomputation: two halves may cost less than the one that is needed. So the least decided op is fixed
+//! both ways, the ascent goes on in each, and the smaller of the two values is a bound. This repeats where the bound is lowest,
+//! while the work lasts (branch and bound).
 //!
-//! An op that must run again more than once is still paid once; the bound does not see that.
+//! An op that must run again more than once is still paid once, so the bound can be too low there.
 
 use super::bound::single;
 use super::compact::{Dag, NONE};

@@ -1,12 +1,13 @@
 //! Finds other orders in which the ops of a problem may run once each, with smaller peaks.
 //!
-//! One engine lists ready ops, from the first step on or from the last one back, and always takes the one that changes
-//! what is alive the least: either any such op (greedy), or the next one of a known order unless another frees memory. No
-//! order made so is better for certain; [`evaluate`] decides. What an op frees is known exactly while the list grows:
-//! readers of a storage are counted, and the last one is found by the exclusive or of those that remain. O(n log n).
+//! An order is written from the first step on or from the last one back. The next op is always the ready one that changes the
+//! live bytes the least: any such op (greedy), or the next one of a known order unless another frees memory. No order made
+//! this way is better for certain; [`evaluate`] decides. What an op frees is known exactly: readers of a storage are
+//! counted, and the last one is the exclusive or of those that remain. O(n log n).
 //!
-//! Ops that must keep their turn do, and where no backward op runs before a forward one, none does afterwards.
+//! Ops that must keep their order keep it. Where all forward ops come before all backward ones, they still do.
 
+use crate::index::{OpIdx, ValueIdx};
 use crate::problem::{OpPhase, Problem, ValueKind};
 use crate::schedule::evaluate;
 use std::collections::BTreeSet;
@@ -15,9 +16,9 @@ use std::collections::BTreeSet;
 const MOST_ORDERS: usize = 2;
 
 /// Returns the orders whose peak is below that of the given one, the lowest first, each a permutation of all ops.
-pub fn lower(problem: &Problem) -> Vec<Vec<usize>> {
+pub fn lower(problem: &Problem) -> Vec<Vec<OpIdx>> {
     let given = problem.given_order();
-    let peak = |order: &Vec<usize>| evaluate(problem, order).ok().map(|s| s.peak_bytes);
+    let peak = |order: &Vec<OpIdx>| evaluate(problem, order).ok().map(|s| s.peak_bytes);
     let Some(most) = peak(&given) else {
         return Vec::new();
     };
@@ -26,7 +27,7 @@ pub fn lower(problem: &Problem) -> Vec<Vec<usize>> {
     let late = facts.list(&given, Direction::Back, false);
     let both = facts.list(&early, Direction::Back, false);
     let greedy = [Direction::Forth, Direction::Back].map(|way| facts.list(&given, way, true));
-    let mut found: Vec<(u64, Vec<usize>)> = Vec::new();
+    let mut found: Vec<(u64, Vec<OpIdx>)> = Vec::new();
     for order in [both, early, late].into_iter().chain(greedy) {
         match peak(&order) {
             Some(bytes) if bytes < most && found.iter().all(|f| f.1 != order) => {
@@ -79,16 +80,16 @@ impl Facts {
             is_divided: true,
         };
         for v in &problem.outputs {
-            facts.is_output[roots[*v]] = true;
+            facts.is_output[roots[*v].0] = true;
         }
         let mut last_in_turn = None;
         for (o, op) in problem.ops.iter().enumerate() {
-            let moves = |v: &usize| problem.values[roots[*v]].kind != ValueKind::Static;
-            let made = |v: &&usize| problem.values[**v].producer.is_some();
+            let moves = |v: &ValueIdx| problem.values[roots[*v]].kind != ValueKind::Static;
+            let made = |v: &&ValueIdx| problem.values[**v].producer.is_some();
             let makers = op.ins.iter().filter(made);
             let mut before: Vec<u32> = makers
                 .filter_map(|v| problem.values[*v].producer)
-                .map(|p| p as u32)
+                .map(|p| p.0 as u32)
                 .collect();
             if op.ordered {
                 before.extend(last_in_turn.replace(o as u32));
@@ -99,11 +100,11 @@ impl Facts {
                 facts.after[*p as usize].push(o as u32);
             }
             facts.before[o] = before;
-            let owned = |v: &&usize| problem.values[**v].view_of.is_none();
+            let owned = |v: &&ValueIdx| problem.values[**v].view_of.is_none();
             let own = op.outs.iter().filter(owned).copied().filter(moves);
-            facts.makes[o] = own.map(|v| v as u32).collect();
+            facts.makes[o] = own.map(|v| v.0 as u32).collect();
             let read = op.ins.iter().copied().filter(moves);
-            let mut read: Vec<u32> = read.map(|v| roots[v] as u32).collect();
+            let mut read: Vec<u32> = read.map(|v| roots[v].0 as u32).collect();
             read.sort_unstable();
             read.dedup();
             for root in &read {
@@ -119,7 +120,7 @@ impl Facts {
 
     /// Returns an order of all ops that starts from `known`, which is one. Ties go to the op that `known` has first, or last
     /// where the list is written from the end.
-    fn list(&self, known: &[usize], way: Direction, is_greedy: bool) -> Vec<usize> {
+    fn list(&self, known: &[OpIdx], way: Direction, is_greedy: bool) -> Vec<OpIdx> {
         let ops = known.len();
         let mut list = List {
             facts: self,
@@ -134,7 +135,7 @@ impl Facts {
             change: vec![None; ops],
         };
         for (place, o) in known.iter().enumerate() {
-            list.rank[*o] = match way {
+            list.rank[o.0] = match way {
                 Direction::Forth => place as u32,
                 Direction::Back => (ops - place) as u32,
             };
@@ -161,7 +162,7 @@ impl Facts {
         }
         while let Some((_, _, o)) = list.ready.pop_first() {
             let o = o as usize;
-            order.push(o);
+            order.push(OpIdx(o));
             list.run(o);
             if waits_for_half(o) == 0 {
                 first_half -= 1;
@@ -299,7 +300,7 @@ mod tests {
                     all.sort_unstable();
                     assert_eq!(all, given, "problem {n}");
                     evaluate(&p, &order).unwrap();
-                    let turns: Vec<usize> = order
+                    let turns: Vec<OpIdx> = order
                         .iter()
                         .copied()
                         .filter(|o| p.ops[*o].ordered)

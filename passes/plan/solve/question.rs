@@ -9,9 +9,10 @@ use super::min_peak::{MinPeak, of_dag};
 use super::multi_cut_bound;
 use super::work::{BOUND_OPS, Effort, WIDE_GAP, Work};
 use crate::constraint::{check_constraints, first_violation};
+use crate::index::OpIdx;
 use crate::objective::Objective;
 use crate::problem::Problem;
-use crate::schedule::{Score, evaluate};
+use crate::schedule::{Score, evaluate, percent};
 use ckpt_error::{Error, Result};
 use std::collections::BTreeMap;
 
@@ -36,7 +37,7 @@ impl<'a> Question<'a> {
         query: &'a Query,
         before: &'a Score,
     ) -> Question<'a> {
-        let allowed = |s: &&Vec<usize>| {
+        let allowed = |s: &&Vec<OpIdx>| {
             evaluate(problem, s).is_ok()
                 && (query.constraints.is_empty()
                     || first_violation(problem, s, &query.constraints).is_none())
@@ -104,8 +105,7 @@ impl<'a> Question<'a> {
                 break;
             };
             let optimal = search.optimal && inner == cap;
-            let steps: Vec<usize> = reduced.iter().map(|o| *o as usize).collect();
-            let schedule = problem.unfold(&dag.op_in_problem, &steps);
+            let schedule = problem.unfold(&dag.op_in_problem, &reduced);
             let score = evaluate(problem, &schedule)?;
             if score.peak_bytes <= budget_bytes {
                 if !self.query.constraints.is_empty() {
@@ -162,12 +162,11 @@ impl<'a> Question<'a> {
         if found.optimal && objective == Objective::Cost {
             lower = own;
         }
-        let percent = |x: f64| if base > 0.0 { 100.0 * x / base } else { 0.0 };
-        let gap_pct = percent(own - lower).max(0.0);
+        let gap_pct = percent(own - lower, base).max(0.0);
         Solution {
             bound: Bound {
                 lower,
-                lower_pct: percent(lower - base),
+                lower_pct: percent(lower - base, base),
                 class: bound::CLASS,
                 met: gap_pct <= 1e-6,
             },
@@ -224,7 +223,7 @@ pub const JOINT_UNITS_AN_OP: u64 = 3_000;
 
 /// A plan that a search found.
 pub struct Found {
-    pub schedule: Vec<usize>,
+    pub schedule: Vec<OpIdx>,
     pub score: Score,
     pub optimal: bool,
 }

@@ -1,8 +1,8 @@
 //! Schedules whose first runs follow another order than the given one.
 //!
-//! The problem is solved in the given order and in a few others ([`orders`]), each as a problem of its own; the cheapest
-//! plan counts, so asking for it never makes a plan dearer. Its schedule is one of the given problem, judged there; only
-//! its bound speaks of another class.
+//! The problem is solved in the given order and in a few others ([`orders`]), each as a problem of its own. The cheapest plan
+//! counts, so `--reorder` never makes a plan dearer. Its schedule is evaluated on the given problem. Only its bound is about
+//! another class.
 
 use super::answer::{Bound, Query, Solution};
 use super::bound;
@@ -11,6 +11,7 @@ use super::min_peak::{MinPeak, min_peak};
 use super::orders;
 use super::work::Effort;
 use crate::constraint::Constraint;
+use crate::index::{ByOp, OpIdx};
 use crate::objective::Objective;
 use crate::problem::Problem;
 use crate::schedule::evaluate;
@@ -20,7 +21,7 @@ use ckpt_error::Result;
 struct Moved {
     problem: Problem,
     /// The given index of each of its ops.
-    order: Vec<usize>,
+    order: ByOp<OpIdx>,
 }
 
 impl Moved {
@@ -28,15 +29,15 @@ impl Moved {
         let orders = orders::lower(problem).into_iter();
         let moved = orders.map(|order| Moved {
             problem: problem.in_order(&order),
-            order,
+            order: order.into(),
         });
         moved.collect()
     }
 
     /// Returns constraints by op in this order; none stay none.
-    fn constraints(&self, constraints: &[Option<Constraint>]) -> Vec<Option<Constraint>> {
+    fn constraints(&self, constraints: &ByOp<Option<Constraint>>) -> ByOp<Option<Constraint>> {
         match constraints.is_empty() {
-            true => Vec::new(),
+            true => ByOp::default(),
             false => self.order.iter().map(|o| constraints[*o]).collect(),
         }
     }
@@ -50,7 +51,7 @@ impl Moved {
         }
     }
 
-    fn schedule(&self, schedule: &[usize]) -> Vec<usize> {
+    fn schedule(&self, schedule: &[OpIdx]) -> Vec<OpIdx> {
         schedule.iter().map(|o| self.order[*o]).collect()
     }
 
@@ -158,7 +159,7 @@ pub fn frontier(
 /// A problem whose own order is not a schedule of it.
 pub fn min_peak_reordered(
     problem: &Problem,
-    constraints: &[Option<Constraint>],
+    constraints: &ByOp<Option<Constraint>>,
     effort: Effort,
 ) -> Result<MinPeak> {
     let mut lowest = min_peak(problem, constraints, effort)?;

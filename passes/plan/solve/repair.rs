@@ -1,9 +1,9 @@
-//! Makes a schedule fit: a cut at the first place that does not, and again, until all do.
+//! Makes a schedule fit: cuts at the first place that does not, and repeats until all do.
 //!
-//! The fullest step of the first stretch above the budget is cut; what the cut drops is recomputed as late as possible.
-//! Steps before τ are left as they are, so the place moves to the right, except where a value that was dead is kept
-//! longer; that is allowed twice for one op, and then only where the steps before have room. An op that is dropped
-//! repeatedly gets dearer, so that two steps do not trade the same bytes back and forth.
+//! The fullest step τ of the first stretch above the budget is cut. What the cut drops is recomputed as late as possible. Steps
+//! before τ stay as they are, so the place moves to the right. The exception is a dead value that is kept longer: that is
+//! allowed twice for one op, and then only where the steps before have room. An op that is dropped repeatedly gets dearer, so
+//! that two steps do not trade the same bytes forever.
 
 use super::compact::Dag;
 use super::cut::{Bend, Cut, Scene};

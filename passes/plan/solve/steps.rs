@@ -1,10 +1,10 @@
-//! A larger budget never costs more: plans at smaller budgets are looked at as well.
+//! Plans at smaller budgets, so that a larger budget never costs more.
 //!
-//! A plan for a smaller budget fits a larger one, and a search that is short of the best may do better there by luck. So
-//! the budgets below the one asked for are searched too, at whole percents of what the unplanned step takes above static
-//! bytes, from the largest down, each as if it had been asked for. Between two such budgets the larger then never costs
-//! more, by construction. It ends where a bound proves that nothing smaller is cheaper: with plans near the bound, at
-//! once. The work in all is limited, so on large problems with wide gaps the promise can lapse.
+//! A plan for a smaller budget fits a larger one, and an imperfect search may happen to do better there. So the budgets below
+//! the requested one are searched too: at whole percents of what the unplanned step takes above static bytes, from the
+//! largest down, each as if it had been requested. Between two such budgets the larger then never costs more. The
+//! search ends where a bound proves that nothing smaller is cheaper. With plans near the bound that is at once. The work is
+//! limited, so on large problems with wide gaps the guarantee can lapse.
 
 use super::local_search::FIRST_UNITS;
 use super::multi_cut_bound;

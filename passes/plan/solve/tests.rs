@@ -12,71 +12,15 @@ use super::simulate::{Simulation, drop_unread};
 use super::work::{Effort, Random, Work};
 use super::{bound, frontier, multi_cut_bound, solve};
 use crate::constraint::{Constraint, first_violation};
+use crate::index::{ByOp, OpIdx};
 use crate::objective::Objective;
-use crate::problem::{Op, OpPhase, Problem, Value, ValueKind};
+use crate::problem::{OpPhase, Problem};
 use crate::schedule::evaluate;
+use crate::testing::{Shape, random_dag, random_schedule};
 
-/// A problem of `ops` ops; later ops read earlier results, as in a step with a backward part.
+/// A random training step.
 fn random_problem(r: &mut Random, ops: usize) -> Problem {
-    let mut p = Problem::default();
-    let value = |bytes: usize, kind, producer| Value::new(bytes as u64, kind, producer);
-    for kind in [ValueKind::Static, ValueKind::Placeholder] {
-        p.values.push(value(1 + r.below(5), kind, None));
-    }
-    for o in 0..ops {
-        let near = |r: &mut Random, n: usize| n - 1 - r.below(n.min(5));
-        let mut ins: Vec<usize> = (0..r.below(3)).map(|_| near(r, p.values.len())).collect();
-        if o > ops / 2 {
-            ins.push(r.below(p.values.len()));
-        }
-        let outs: Vec<usize> = (0..1 + r.below(5) / 4)
-            .map(|_| {
-                p.values
-                    .push(value(r.below(9), ValueKind::Activation, Some(o)));
-                p.values.len() - 1
-            })
-            .collect();
-        let takeable: Vec<usize> = ins
-            .iter()
-            .filter(|v| p.values[**v].kind == ValueKind::Activation && r.below(2) == 0)
-            .copied()
-            .collect();
-        if let Some(first) = takeable.first() {
-            p.values[outs[0]].bytes = p.values[*first].bytes;
-        }
-        let size = p.values[outs[0]].bytes;
-        let over = takeable.into_iter();
-        let over: Vec<usize> = over.filter(|v| p.values[*v].bytes == size).collect();
-        let phase = match o > ops / 2 {
-            true => OpPhase::Backward,
-            false => OpPhase::Forward,
-        };
-        let cost = r.below(9) as f64;
-        p.ops.push(Op {
-            in_place_operands: over,
-            flops: r.below(9) as u64,
-            bytes: r.below(9) as u64,
-            temp_bytes: (r.below(4) / 3) as u64,
-            recomputable: r.below(8) > 0,
-            ..Op::new(format!("op{o}"), ins, outs, phase, cost)
-        });
-    }
-    p.outputs = vec![p.values.len() - 1, r.below(p.values.len())];
-    p
-}
-
-/// A valid schedule with repeats.
-fn random_schedule(r: &mut Random, p: &Problem) -> Vec<usize> {
-    let mut schedule = p.given_order();
-    for _ in 0..r.below(2 * p.ops.len()) {
-        let op = r.below(p.ops.len());
-        if p.ops[op].recomputable {
-            let first = schedule.iter().position(|o| *o == op).unwrap();
-            let at = first + 1 + r.below(schedule.len() - first);
-            schedule.insert(at, op);
-        }
-    }
-    schedule
+    random_dag(r, ops, Shape::Training)
 }
 
 #[test]
@@ -84,8 +28,8 @@ fn the_simulation_agrees_with_the_judge() {
     let mut r = Random::new(3);
     for n in 0..2000 {
         let p = random_problem(&mut r, 2 + n % 12);
-        let dag = Dag::new(&p, Objective::Cost, &[]).unwrap();
-        let schedule = random_schedule(&mut r, &p);
+        let dag = Dag::new(&p, Objective::Cost, &ByOp::default()).unwrap();
+        let schedule = random_schedule(&mut r, &p, 2 * p.ops.len());
         let mut simulation = Simulation::default();
         let mut reduced = dag.from_problem(&schedule);
         simulation.run(&dag, &reduced);
@@ -103,8 +47,8 @@ fn the_ledger_agrees_with_the_simulation() {
     let (mut removed, mut undone) = (0, 0);
     for n in 0..2000 {
         let p = random_problem(&mut r, 3 + n % 20);
-        let dag = Dag::new(&p, Objective::Cost, &[]).unwrap();
-        let mut schedule = dag.from_problem(&random_schedule(&mut r, &p));
+        let dag = Dag::new(&p, Objective::Cost, &ByOp::default()).unwrap();
+        let mut schedule = dag.from_problem(&random_schedule(&mut r, &p, 2 * p.ops.len()));
         drop_unread(&dag, &mut schedule);
         let mut simulation = Simulation::default();
         let mut ledger = Ledger::new(&dag, &schedule);
@@ -196,7 +140,7 @@ fn cuts_are_the_best_choice_at_their_price() {
     let mut mixed = 0;
     for n in 0..1500 {
         let p = random_problem(&mut r, 4 + n % 7);
-        let dag = Dag::new(&p, Objective::Cost, &[]).unwrap();
+        let dag = Dag::new(&p, Objective::Cost, &ByOp::default()).unwrap();
         let given: Vec<u32> = (0..dag.ops() as u32).collect();
         let step = r.below(given.len());
         let scene = Scene::new(&dag, &given, step);
@@ -223,7 +167,7 @@ fn plans_fit_bounds_hold_and_small_problems_are_solved() {
     let (mut feasible, mut equal, mut searched, mut joined) = (0, 0, 0, 0);
     for n in 0..300 {
         let p = random_problem(&mut r, 4 + n % 6);
-        let dag = Dag::new(&p, Objective::Cost, &[]).unwrap();
+        let dag = Dag::new(&p, Objective::Cost, &ByOp::default()).unwrap();
         let before = evaluate(&p, &p.given_order()).unwrap();
         let peak = before.peak_above_static_bytes;
         let cap = peak * (70 + r.below(30) as u64) / 100;
@@ -241,7 +185,7 @@ fn plans_fit_bounds_hold_and_small_problems_are_solved() {
             Outcome::Unknown => panic!("too large"),
         };
         feasible += 1;
-        let best: Vec<usize> = best
+        let best: Vec<OpIdx> = best
             .iter()
             .map(|o| dag.op_in_problem[*o as usize])
             .collect();
@@ -267,7 +211,7 @@ fn plans_fit_bounds_hold_and_small_problems_are_solved() {
         // The search alone, without the exact part.
         let mut work = Work::new(200_000);
         if let Some(made) = Search::new(&dag, cap as i64, &mut work).approximate(&[]) {
-            let made: Vec<usize> = made
+            let made: Vec<OpIdx> = made
                 .iter()
                 .map(|o| dag.op_in_problem[*o as usize])
                 .collect();
@@ -289,7 +233,7 @@ fn a_larger_budget_never_costs_more_and_plans_repeat() {
     let mut r = Random::new(6);
     for _ in 0..4 {
         let p = random_problem(&mut r, 40);
-        let floor = min_peak(&p, &[], Effort::Normal).unwrap();
+        let floor = min_peak(&p, &ByOp::default(), Effort::Normal).unwrap();
         let before = evaluate(&p, &p.given_order()).unwrap();
         assert!(floor.least_bytes <= floor.reached_bytes);
         let budgets: Vec<u64> = (floor.reached_bytes..=before.peak_bytes).collect();
@@ -309,7 +253,7 @@ fn a_larger_budget_never_costs_more_and_plans_repeat() {
         }
         assert!(line.last().unwrap().is_some());
         let again = frontier(&p, &request, &budgets).unwrap();
-        let schedules = |line: &[Option<Solution>]| -> Vec<Option<Vec<usize>>> {
+        let schedules = |line: &[Option<Solution>]| -> Vec<Option<Vec<OpIdx>>> {
             line.iter()
                 .map(|s| s.as_ref().map(|s| s.schedule.clone()))
                 .collect()
@@ -325,7 +269,7 @@ fn a_larger_budget_never_costs_more_when_each_is_asked_for_by_itself() {
     for _ in 0..12 {
         let p = random_problem(&mut r, 20);
         let before = evaluate(&p, &p.given_order()).unwrap();
-        let dag = Dag::new(&p, Objective::Cost, &[]).unwrap();
+        let dag = Dag::new(&p, Objective::Cost, &ByOp::default()).unwrap();
         let mut last = f64::INFINITY;
         for percent in (70..100).step_by(3) {
             let request = Query {
@@ -352,13 +296,14 @@ fn a_larger_budget_never_costs_more_when_each_is_asked_for_by_itself() {
 fn choices_are_kept() {
     let mut r = Random::new(8);
     let (mut kept, mut dropped) = (0, 0);
-    for _ in 0..100 {
+    for n in 0..100 {
+        let tenths = [9, 10][n % 2];
         let p = random_problem(&mut r, 24);
         let before = evaluate(&p, &p.given_order()).unwrap();
-        let mut choices = vec![None; p.ops.len()];
-        for (o, choice) in choices.iter_mut().enumerate() {
+        let mut choices = p.by_op(None);
+        for o in p.ops.indices() {
             if p.ops[o].phase == OpPhase::Forward {
-                *choice = [
+                choices[o] = [
                     None,
                     None,
                     Some(Constraint::Keep),
@@ -367,18 +312,20 @@ fn choices_are_kept() {
             }
         }
         let request = Query {
-            budget_bytes: before.static_bytes + before.peak_above_static_bytes * 9 / 10,
+            budget_bytes: before.static_bytes + before.peak_above_static_bytes * tenths / 10,
             effort: Effort::Units(30_000),
             constraints: choices.clone(),
             ..Query::default()
         };
+        let lowest = min_peak(&p, &choices, Effort::Units(1_000)).unwrap();
+        assert_eq!(first_violation(&p, &lowest.schedule, &choices), None);
         let Ok(found) = solve(&p, &request).unwrap() else {
             continue;
         };
         assert_eq!(first_violation(&p, &found.schedule, &choices), None);
-        let mut runs = vec![0; p.ops.len()];
+        let mut runs = p.by_op(0);
         found.schedule.iter().for_each(|o| runs[*o] += 1);
-        for (o, choice) in choices.iter().enumerate() {
+        for (o, choice) in choices.enumerated() {
             kept += (*choice == Some(Constraint::Keep)) as usize;
             dropped += (*choice == Some(Constraint::Recompute) && runs[o] > 1) as usize;
         }

@@ -1,4 +1,4 @@
-//! Work that is counted in units, and random numbers from a fixed seed: the same request does the same steps on every machine.
+//! Work counted in units, and random numbers from a fixed seed: the same request does the same steps on every machine.
 
 /// The share of the whole cost above which a gap is worth more work.
 pub const WIDE_GAP: f64 = 0.003;

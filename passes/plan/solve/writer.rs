@@ -1,5 +1,5 @@
-//! Writes a schedule in which whatever a step reads is there: what is missing is recomputed right before it. Values that
-//! must not stay for the backward pass are gone when it begins.
+//! Writes a schedule in which every step finds its operands: missing ones are recomputed right before it. Values that must not
+//! stay for the backward pass are dropped when it begins.
 
 use super::compact::{Dag, NONE};
 

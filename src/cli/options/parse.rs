@@ -1,5 +1,6 @@
 //! Readers of option values.
 
+use crate::cli::replaced;
 use ckpt_passes::plan::{Budget, Effort, Policy};
 
 /// Turns a reader of the library into one for the option parser.
@@ -20,9 +21,13 @@ fn one_line(error: Box<ckpt_passes::Error>) -> String {
 
 /// Reads a policy.
 pub fn policy(text: &str) -> Result<Policy, String> {
-    match text.trim().eq_ignore_ascii_case("budget") {
-        true => Err("write --budget auto".into()),
-        false => Policy::parse(text).map_err(one_line),
+    if text.trim().eq_ignore_ascii_case("budget") {
+        return Err("write --budget auto".into());
+    }
+    let policy = Policy::parse(text).map_err(one_line)?;
+    match replaced::policy(&policy) {
+        Some(instead) => Err(instead),
+        None => Ok(policy),
     }
 }
 
@@ -93,6 +98,8 @@ mod tests {
         assert_eq!(policy("FULL").unwrap(), Policy::FULL);
         assert!(policy("Budget").unwrap_err().contains("--budget auto"));
         assert!(policy("ful").unwrap_err().contains("there is no policy"));
+        let every = policy("every:3").unwrap_err();
+        assert!(every.contains("write --policy full --every 3"), "{every}");
     }
 
     #[test]
