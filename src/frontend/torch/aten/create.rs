@@ -4,7 +4,7 @@ use super::super::value::{TensorId, Value};
 use super::lowering::DEFAULT_FLOAT;
 use super::signature::{Call, Formula, Op};
 use ckpt_passes::Result;
-use ckpt_passes::ir::{Attrs, DType, Dim, Tensor};
+use ckpt_passes::ir::{DType, Dim, Tensor};
 use ckpt_passes::ops::{fill, logic};
 
 /// The largest number of elements of a table that is written into the model.
@@ -15,6 +15,8 @@ pub const FORMULAS: &[Formula] = &[
     "double(self: t) => to(self, float64)",
     "float(self: t) => to(self, float32)",
     "long(self: t) => to(self, int64)",
+    "tril(self: t, diagonal: i = 0) => Trilu(self, whole(diagonal), upper=0)",
+    "triu(self: t, diagonal: i = 0) => Trilu(self, whole(diagonal), upper=1)",
 ];
 
 pub const OPS: &[Op] = &[
@@ -73,8 +75,6 @@ pub const OPS: &[Op] = &[
             c.made(y)
         },
     ),
-    ("tril(self: t, diagonal: i?)", |c| triangle(c, 0)),
-    ("triu(self: t, diagonal: i?)", |c| triangle(c, 1)),
 ];
 
 /// Lowers a copy: the same value in memory of its own.
@@ -192,12 +192,4 @@ fn to(c: &mut Call) -> Result<Value> {
 fn to_other(c: &mut Call) -> Result<Value> {
     let (x, dtype) = (c.tensor("self")?, c.low.dtype(c.tensor("other")?));
     converted(c, x, dtype)
-}
-
-fn triangle(c: &mut Call, upper: i64) -> Result<Value> {
-    let x = c.value("self")?;
-    let k = c.dim("diagonal", 0)?;
-    let k = c.low.int_scalar(&k)?;
-    let attrs = Attrs::new().with("upper", upper);
-    c.result_with(&fill::TRILU, &[x, k], attrs)
 }
