@@ -257,49 +257,39 @@ impl<'a> Importer<'a, '_> {
         Ok(())
     }
 
+    /// Reads a node, at `depth` calls of local functions.
     pub(super) fn node(&mut self, node: &NodeProto, index: usize, depth: usize) -> Result<()> {
-        let place = || describe(node, index);
+        self.read_node(node, index, depth)
+            .map_err(|e| e.at(describe(node, index)))
+    }
+
+    fn read_node(&mut self, node: &NodeProto, index: usize, depth: usize) -> Result<()> {
         let key = function_key(node.domain(), node.op_type(), node.overload());
-        for attribute in &node.attribute {
-            if attribute.g.is_some() || !attribute.graphs.is_empty() {
-                return Err(
-                    Error::model("op", format!("{} holds a nested graph", node.op_type()))
-                        .at(place())
-                        .help("control flow is not supported: export with it unrolled"),
-                );
-            }
+        let nested = |a: &AttributeProto| a.g.is_some() || !a.graphs.is_empty();
+        if node.attribute.iter().any(nested) {
+            let what = format!("{} holds a nested graph", node.op_type());
+            return Err(Error::model("op", what)
+                .help("control flow is not supported: export with it unrolled"));
         }
         if let Some(function) = self.functions.get(&key).copied() {
-            return self
-                .call(node, index, function, depth)
-                .map_err(|e| e.at(place()));
+            return self.call(node, index, function, depth);
         }
-        if key.0.is_empty() {
-            upgrade::refuse_ancient(node.op_type(), self.imports[""]).map_err(|e| e.at(place()))?;
-        }
-        if key.0.is_empty() && node.op_type() == "Constant" {
-            return self.constant(node).map_err(|e| e.at(place()));
+        let standard = key.0.is_empty();
+        if standard {
+            upgrade::refuse_ancient(node.op_type(), self.imports[""])?;
+            if node.op_type() == "Constant" {
+                return self.constant(node);
+            }
         }
         let ins = self.operands(node)?;
-        if depth == 0 && self.another_name(node, &key.0, &ins)? {
-            return Ok(());
-        }
-        if self
-            .decompose(node, &key.0, index, &ins)
-            .map_err(|e| e.at(place()))?
+        if depth == 0 && self.another_name(node, &key.0, &ins)?
+            || self.decompose(node, &key.0, index, &ins)?
         {
             return Ok(());
         }
-        let op = if key.0.is_empty() {
-            ops::find_onnx(node.op_type())
-        } else {
-            None
-        };
-        match op {
-            Some(op) => self.known(node, index, op, ins).map_err(|e| e.at(place())),
-            None => self
-                .opaque(node, index, ins, depth)
-                .map_err(|e| e.at(place())),
+        match ops::find_onnx(node.op_type()).filter(|_| standard) {
+            Some(op) => self.known(node, index, op, ins),
+            None => self.opaque(node, index, ins, depth),
         }
     }
 

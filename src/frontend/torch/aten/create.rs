@@ -5,7 +5,7 @@ use super::lowering::DEFAULT_FLOAT;
 use super::signature::{Call, Formula, Op};
 use ckpt_passes::Result;
 use ckpt_passes::ir::{DType, Dim, Tensor};
-use ckpt_passes::ops::{fill, logic};
+use ckpt_passes::ops::fill;
 
 /// The largest number of elements of a table that is written into the model.
 pub(super) const MAX_TABLE: i64 = 1 << 24;
@@ -13,6 +13,11 @@ pub(super) const MAX_TABLE: i64 = 1 << 24;
 pub const FORMULAS: &[Formula] = &[
     "bool(self: t) => to(self, bool)",
     "double(self: t) => to(self, float64)",
+    "eye(n: i, *, dtype: d?, layout, device, pin_memory); \
+     eye(n: i, m: i, *, dtype: d?, layout, device, pin_memory) => \
+     rows = whole(n); zero = whole(0); one = whole(1); down = Range(zero, rows, one); \
+     columns = given(m) ? whole(m) : rows; across = Range(zero, columns, one); \
+     in_type(Equal(Unsqueeze(down, [1]), across), given(dtype) ? dtype : float32)",
     "float(self: t) => to(self, float32)",
     "long(self: t) => to(self, int64)",
     "tril(self: t, diagonal: i = 0) => Trilu(self, whole(diagonal), upper=0)",
@@ -43,11 +48,6 @@ pub const OPS: &[Op] = &[
          new_full(self: t, size: I, fill_value: s, *, dtype: d?, layout, device, pin_memory); \
          zero(self: t)",
         filled,
-    ),
-    (
-        "eye(n: i, *, dtype: d?, layout, device, pin_memory); \
-         eye(n: i, m: i, *, dtype: d?, layout, device, pin_memory)",
-        eye,
     ),
     (
         "scalar_tensor(s: s, *, dtype: d?, layout, device, pin_memory)",
@@ -161,16 +161,6 @@ fn filled(c: &mut Call) -> Result<Value> {
         None => c.sizes("self")?,
     };
     of_sizes(c, &number, dtype, &dims)
-}
-
-fn eye(c: &mut Call) -> Result<Value> {
-    let dtype = c.dtype_or(DEFAULT_FLOAT)?;
-    let (rows, columns) = (c.dim("n", 0)?, c.dim(c.either(&["m", "n"]), 0)?);
-    let (down, across) = (c.numbers_to(&rows)?, c.numbers_to(&columns)?);
-    let down = c.low.unsqueeze(down, &[1])?;
-    let y = c.emit(&logic::EQUAL, &[down, across])?;
-    let y = c.low.b.cast(y, dtype)?;
-    c.made(y)
 }
 
 /// Returns a tensor in another element type, or itself if it has that type already.

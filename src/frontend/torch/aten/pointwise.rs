@@ -169,15 +169,3 @@ pub(super) fn both(c: &mut Call, a: &str, b: &str) -> Result<[ValueId; 2]> {
         c.low.operand(&given[1], dtype)?,
     ])
 }
-
-/// Multiplies `x` by a factor, unless that is 1 or not given.
-pub(super) fn times_factor(c: &mut Call, x: ValueId, name: &str) -> Result<ValueId> {
-    match c.get(name).cloned() {
-        None => Ok(x),
-        Some(factor) if factor.number() == Some(1.0) => Ok(x),
-        Some(factor) => {
-            let factor = c.low.operand(&factor, c.dtype(x))?;
-            c.low.b.mul(x, factor)
-        }
-    }
-}
