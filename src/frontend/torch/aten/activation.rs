@@ -3,6 +3,7 @@
 use super::super::value::Value;
 use super::pointwise::float_self;
 use super::signature::{Call, Formula, Op};
+use crate::frontend::lower::by_channel;
 use ckpt_passes::ir::{Attrs, DType, Tensor, Ty, ValueId};
 use ckpt_passes::ops::random::SEED;
 use ckpt_passes::ops::{activation, piecewise, random};
@@ -63,11 +64,8 @@ fn gelu(c: &mut Call) -> Result<Value> {
 
 fn prelu(c: &mut Call) -> Result<Value> {
     let (x, mut slope) = (c.value("self")?, c.value("weight")?);
-    let rank = c.rank(x);
-    if rank > 2 && c.rank(slope) == 1 {
-        // Each channel has a slope. The axis of channels follows the batch.
-        let axes: Vec<i64> = (1..rank as i64 - 1).collect();
-        slope = c.low.unsqueeze(slope, &axes)?;
+    if c.rank(x) > 2 && c.rank(slope) == 1 {
+        slope = by_channel(&mut c.low.b, slope, x)?;
     }
     c.result(&piecewise::PRELU, &[x, slope])
 }

@@ -11,6 +11,8 @@ use ckpt_passes::ops::fill;
 pub(super) const MAX_TABLE: i64 = 1 << 24;
 
 pub const FORMULAS: &[Formula] = &[
+    "_to_copy(self: t, *, dtype: d?, layout, device, pin_memory, non_blocking: b?, memory_format) => \
+     given(dtype) ? in_type(self, dtype) : clone(self)",
     "bool(self: t) => to(self, bool)",
     "double(self: t) => to(self, float64)",
     "eye(n: i, *, dtype: d?, layout, device, pin_memory); \
@@ -20,6 +22,7 @@ pub const FORMULAS: &[Formula] = &[
      in_type(Equal(Unsqueeze(down, [1]), across), given(dtype) ? dtype : float32)",
     "float(self: t) => to(self, float32)",
     "long(self: t) => to(self, int64)",
+    "scalar_tensor(s: s, *, dtype: d?, layout, device, pin_memory) => in_type(s, given(dtype) ? dtype : float32)",
     "tril(self: t, diagonal: i = 0) => Trilu(self, whole(diagonal), upper=0)",
     "triu(self: t, diagonal: i = 0) => Trilu(self, whole(diagonal), upper=1)",
 ];
@@ -50,13 +53,6 @@ pub const OPS: &[Op] = &[
         filled,
     ),
     (
-        "scalar_tensor(s: s, *, dtype: d?, layout, device, pin_memory)",
-        |c| {
-            let dtype = c.dtype_or(DEFAULT_FLOAT)?;
-            of_sizes(c, &c.given("s"), dtype, &[])
-        },
-    ),
-    (
         "to(self: t, dtype: d, non_blocking: b?, copy: b?, memory_format); \
          to(self: t, device: p?, dtype: d?, non_blocking: b?, copy: b?, memory_format); \
          to(self: t, *, dtype: d?, layout, device, pin_memory, non_blocking: b?, copy: b?, memory_format)",
@@ -66,14 +62,6 @@ pub const OPS: &[Op] = &[
         "to(self: t, other: t, non_blocking: b?, copy: b?, memory_format); \
          type_as(self: t, other: t)",
         to_other,
-    ),
-    (
-        "_to_copy(self: t, *, dtype: d?, layout, device, pin_memory, non_blocking: b?, memory_format)",
-        |c| {
-            let x = c.value("self")?;
-            let y = c.low.b.cast(x, c.dtype_or(c.dtype(x))?)?;
-            c.made(y)
-        },
     ),
 ];
 

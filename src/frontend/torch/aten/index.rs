@@ -29,6 +29,9 @@ pub const FORMULAS: &[Formula] = &[
      mask = expand(mask, size(self)); places = clamp_min(cumsum(flatten(mask), 0) - 1, 0); \
      taken = reshape(take(source, places), size(self)); where(mask, taken, self)",
     "masked_select(self: t, mask: t) => both = broadcast_tensors([self, mask]); index(both[0], [both[1]])",
+    "one_hot(self: t, num_classes: i = -1) => \
+     num_classes == -1 ? unsupported('a number of classes that the data decides') : \
+     OneHot(self, whole(num_classes), [0, 1], axis=-1)",
     "put(self: t, index: t, source: t, accumulate: b?) => \
      y = index_put(flatten(self), [flatten(index)], flatten(source), accumulate); reshape(y, size(self))",
     "scatter(self: t, dim: i, index: t, src: t) => \
@@ -92,7 +95,6 @@ pub const OPS: &[Op] = &[
         },
     ),
     ("nonzero(self: t)", nonzero),
-    ("one_hot(self: t, num_classes: i?)", one_hot),
     (
         "repeat_interleave(self: t, repeats: t, dim: i?, *, output_size: i?)",
         repeated,
@@ -288,18 +290,6 @@ fn nonzero(c: &mut Call) -> Result<Value> {
     c.low.read_sizes(places);
     let y = shape::transpose(&mut c.low.b, places, vec![1, 0])?;
     c.made(y)
-}
-
-fn one_hot(c: &mut Call) -> Result<Value> {
-    let x = c.value("self")?;
-    let classes = c.dim("num_classes", -1)?;
-    if classes == Dim::from(-1) {
-        return Err(c.unsupported("a number of classes that the data decides"));
-    }
-    let classes = c.low.int_scalar(&classes)?;
-    let values = c.low.b.ints(&[0, 1]);
-    let attrs = Attrs::new().with("axis", -1);
-    c.result_with(&scatter::ONE_HOT, &[x, classes, values], attrs)
 }
 
 /// Lowers a shift to a product with a power of two, or to a rounded quotient.

@@ -114,16 +114,21 @@ pub(super) fn affine(
     }
 }
 
-/// Returns a list with one entry for each axis. A single number counts for all axes.
+/// Returns a list with one entry for each axis, which all have the same default. A single number counts for all axes.
 fn per_axis(c: &Call, name: &str, default: i64, axes: usize) -> Result<Vec<i64>> {
-    let list = c.ints(name)?.unwrap_or_else(|| vec![default]);
+    each(c, name, &vec![default; axes])
+}
+
+/// Returns a list with one entry for each axis. A single number counts for all axes, an empty list for `default`.
+pub(super) fn each(c: &Call, name: &str, default: &[i64]) -> Result<Vec<i64>> {
+    let list = c.ints(name)?.unwrap_or_default();
     match list.len() {
-        1 => Ok(vec![list[0]; axes]),
-        n if n == axes => Ok(list),
-        0 => Ok(vec![default; axes]),
+        0 => Ok(default.to_vec()),
+        1 => Ok(vec![list[0]; default.len()]),
+        n if n == default.len() => Ok(list),
         n => Err(c
             .fail("shape", format!("`{name}` has {n} entries"))
-            .expected(format!("{axes}"))),
+            .expected(default.len().to_string())),
     }
 }
 
