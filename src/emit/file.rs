@@ -1,10 +1,9 @@
-//! Output files that appear whole or not at all.
+//! Writes output files completely or not at all.
 //!
-//! A [`Batch`] writes each file to a temporary one in its target's folder, forces them to disk, and only then renames
-//! them all into place, the model last: a reader that finds the model finds its sidecar too. Whatever fails, no
-//! temporary file stays, and files that appeared before a failing rename are taken back. A link is followed: what it
-//! points to is replaced. What is no regular file (a pipe, `/dev/null`) is written to as it stands, for it cannot be
-//! replaced.
+//! A [`Batch`] writes each file to a temporary file in the folder of its target and flushes it to disk. Then it renames all of
+//! them, the model last, so that a reader that finds the model also finds its sidecar. If anything fails, no temporary file
+//! remains, and new files of the batch are removed again. A link is followed: its target is replaced. A pipe or device
+//! (`/dev/null`) is written to directly, because it cannot be replaced.
 
 use ckpt_passes::{Error, Result};
 use std::fs::File;
@@ -12,13 +11,13 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
-/// Files that are to appear together.
+/// Files that appear together.
 #[derive(Default)]
 pub struct Batch {
     files: Vec<(PathBuf, NamedTempFile)>,
 }
 
-/// Where a name leads: to a file that can be replaced, or to something else.
+/// The target of a path: a file that can be replaced, or something else.
 enum Target {
     File(PathBuf),
     Stream,
@@ -32,7 +31,7 @@ fn target(path: &Path) -> Target {
     }
 }
 
-/// The error for output that the operating system refuses, a full disk among the reasons.
+/// Returns the error for output that the operating system refuses, for example because the disk is full.
 fn write_error(path: &Path, e: &std::io::Error) -> Box<Error> {
     let error = Error::environment("write", format!("cannot write the output: {e}"))
         .at(path.display().to_string());
@@ -45,7 +44,8 @@ fn write_error(path: &Path, e: &std::io::Error) -> Box<Error> {
     }
 }
 
-fn folder(path: &Path) -> &Path {
+/// Returns the folder of a file.
+pub fn folder(path: &Path) -> &Path {
     match path.parent() {
         Some(p) if !p.as_os_str().is_empty() => p,
         _ => Path::new("."),
@@ -57,11 +57,10 @@ impl Batch {
         Batch::default()
     }
 
-    /// Writes one file of the batch; nothing is visible under its name before [`Batch::publish`]. What is no file gets its
-    /// content at once.
+    /// Writes one file of the batch. It gets its name in [`Batch::publish`]. A pipe or device gets its content now.
     ///
     /// # Errors
-    /// Kind `Environment` where the file cannot be written; kind `Usage` where the name is a folder's.
+    /// Kind `Environment` for a file that cannot be written, kind `Usage` for the name of a folder.
     pub fn add(
         &mut self,
         path: &Path,
@@ -85,7 +84,7 @@ impl Batch {
         builder.prefix(".ckpt-opt-");
         #[cfg(unix)]
         {
-            // The umask applies, as to any other file a user creates.
+            // The umask applies, as for any other new file.
             use std::os::unix::fs::PermissionsExt;
             builder.permissions(std::fs::Permissions::from_mode(0o666));
         }
@@ -99,18 +98,18 @@ impl Batch {
         Ok(())
     }
 
-    /// Makes all files visible, in the order they were added.
+    /// Gives all files their names, in the order in which they were added.
     ///
     /// # Errors
-    /// Kind `Environment` if a rename fails. Files that did not exist before are then removed again; one that was
-    /// replaced before the failure stays replaced, for its old content is gone.
+    /// Kind `Environment` if a rename fails. New files are removed then. A file that was replaced before the failure stays
+    /// replaced, because its old content is gone.
     pub fn publish(self) -> Result<()> {
         let mut created: Vec<PathBuf> = Vec::new();
         for (path, temporary) in self.files {
             let is_new = std::fs::symlink_metadata(&path).is_err();
             if let Err(e) = temporary.persist(&path) {
                 for gone in &created {
-                    // Best effort: the error that matters is the one we report.
+                    // An error here is ignored: the first one is reported.
                     let _ = std::fs::remove_file(gone);
                 }
                 return Err(write_error(&path, &e.error));
@@ -118,7 +117,7 @@ impl Batch {
             if is_new {
                 created.push(path.clone());
             }
-            // The rename itself must reach the disk; a file system that cannot sync folders still has the file.
+            // The rename must reach the disk, too. Some file systems cannot sync folders.
             if let Ok(dir) = File::open(folder(&path)) {
                 let _ = dir.sync_all();
             }
@@ -127,7 +126,7 @@ impl Batch {
     }
 }
 
-/// Writes one file whole or not at all.
+/// Writes one file completely or not at all.
 ///
 /// # Errors
 /// As [`Batch::add`] and [`Batch::publish`].
@@ -137,10 +136,10 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     batch.publish()
 }
 
-/// Fails if writing `output` would replace one of `inputs`: the model, or a file its weights are mapped from.
+/// Fails if writing `output` would replace one of `inputs`: the model, or a file with its mapped weights.
 ///
 /// # Errors
-/// `usage[output]`, naming the file.
+/// `usage[output]` with the file.
 pub fn refuse_overwrite(output: &Path, inputs: &[PathBuf]) -> Result<()> {
     let Ok(output_id) = std::fs::canonicalize(output) else {
         return Ok(());

@@ -1,10 +1,10 @@
-//! A graph to its files: the model, and a sidecar for the weights of a large one.
+//! Writes a graph to its files: the model, and a sidecar for many weights.
 //!
-//! Weights go inside the model file up to [`INSIDE_LIMIT_BYTES`] and into one sidecar beyond. They may stay in the
-//! input's own files (`--link-weights`) only where the output shares the input's folder, because external paths never
-//! leave the model's folder. A weight whose file is absent refers to the same absent file again.
+//! Up to [`INSIDE_LIMIT_BYTES`] of weights go into the model file, more go into one sidecar. With `--link-weights` they stay
+//! in the files of the input. This requires that the output is in the input's folder, because external paths never leave the
+//! model's folder. A weight whose file is missing refers to the same file again.
 
-use super::file::{Batch, refuse_overwrite};
+use super::file::{Batch, folder, refuse_overwrite};
 use super::onnx::{Weights, package};
 use crate::onnx::proto::MAX_MODEL_BYTES;
 use ckpt_passes::ir::{Data, Graph};
@@ -13,33 +13,30 @@ use prost::Message;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// Above this many bytes of weights, they go into a sidecar.
+/// More bytes of weights than these go into a sidecar.
 pub const INSIDE_LIMIT_BYTES: u64 = 1 << 30;
 
 /// How to write a graph.
 #[derive(Clone, Copy, Debug)]
 pub struct Saving<'a> {
-    /// The file the graph was read from, which must not be replaced while its weights are mapped.
+    /// The file that the graph was read from. It must not be replaced while its weights are mapped.
     pub input: Option<&'a Path>,
-    /// Leave weights in the input's external files.
+    /// Leave weights in the external files of the input.
     pub link_weights: bool,
     /// Usually [`INSIDE_LIMIT_BYTES`].
     pub inside_limit_bytes: u64,
 }
 
-fn folder(path: &Path) -> PathBuf {
-    let parent = match path.parent() {
-        Some(p) if !p.as_os_str().is_empty() => p,
-        _ => Path::new("."),
-    };
-    std::fs::canonicalize(parent).unwrap_or_else(|_| parent.to_path_buf())
+/// Returns the folder of a file without links.
+fn real_folder(path: &Path) -> PathBuf {
+    std::fs::canonicalize(folder(path)).unwrap_or_else(|_| folder(path).to_path_buf())
 }
 
-/// Writes `graph` to `output`, with a sidecar `<output>.data` if it needs one; returns what was written.
+/// Writes `graph` to `output`, with a sidecar `<output>.data` if it needs one. Returns the written files.
 ///
 /// # Errors
-/// Kind `Usage` where the output would replace an input, or where weights are to be linked across folders; kind
-/// `Environment` where the disk refuses. Nothing is left behind then.
+/// Kind `Usage` if the output would replace an input, or if weights would be linked across folders; kind `Environment` if
+/// a file cannot be written. No file is left behind then.
 pub fn save(graph: &Graph, output: &Path, how: &Saving) -> Result<Vec<PathBuf>> {
     let mut inside_bytes: u64 = 0;
     let mut locations: BTreeSet<&str> = BTreeSet::new();
@@ -66,7 +63,7 @@ pub fn save(graph: &Graph, output: &Path, how: &Saving) -> Result<Vec<PathBuf>> 
     let weights = if how.link_weights {
         let shared = how
             .input
-            .is_some_and(|input| folder(input) == folder(output));
+            .is_some_and(|input| real_folder(input) == real_folder(output));
         if !shared {
             return Err(Error::usage(
                 "output",
@@ -92,7 +89,7 @@ pub fn save(graph: &Graph, output: &Path, how: &Saving) -> Result<Vec<PathBuf>> 
     }
     if let Some(input) = how.input {
         let mut inputs = vec![input.to_path_buf()];
-        inputs.extend(locations.iter().map(|l| folder(input).join(l)));
+        inputs.extend(locations.iter().map(|l| real_folder(input).join(l)));
         refuse_overwrite(output, &inputs)?;
         if has_sidecar {
             refuse_overwrite(&sidecar_path, &inputs)?;

@@ -24,11 +24,6 @@ impl StringStringEntryProto {
     }
 }
 
-/// The value of a metadata key.
-pub fn prop<'a>(props: &'a [StringStringEntryProto], key: &str) -> Option<&'a str> {
-    props.iter().find(|p| p.key() == key).map(|p| p.value())
-}
-
 /// Returns all metadata by key.
 pub fn to_map(props: &[StringStringEntryProto]) -> BTreeMap<String, String> {
     let pairs = props.iter().map(|p| (p.key().into(), p.value().into()));
@@ -42,22 +37,5 @@ impl NodeProto {
             "" => format!("{}_{index}", self.op_type()),
             name => name.to_string(),
         }
-    }
-
-    /// One line for messages: `node "fc/MatMul" (MatMul)`.
-    pub fn describe(&self) -> String {
-        let domain = match self.domain() {
-            "" | "ai.onnx" => String::new(),
-            d => format!("{d}::"),
-        };
-        let name = match self.name() {
-            "" => self
-                .output
-                .iter()
-                .find(|o| !o.is_empty())
-                .map_or("", |o| o.as_str()),
-            n => n,
-        };
-        format!("node \"{name}\" ({domain}{})", self.op_type())
     }
 }

@@ -11,6 +11,7 @@ use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ops::activation::TANH;
 use ckpt_passes::ops::logic::{GREATER, LESS, LESS_OR_EQUAL, WHERE};
 use ckpt_passes::ops::matmul::MATMUL;
+use ckpt_passes::ops::rule::{Formulas, Term, unary_op};
 use ckpt_passes::ops::softmax::SOFTMAX;
 
 /// Operands of attention, with the heads in an axis of their own.
@@ -55,9 +56,8 @@ pub(super) fn score(call: &mut Call, heads: &Heads) -> Result<Scores> {
     let raw = call.op(&MATMUL, &[q, k])?;
     let mut scores = raw;
     if heads.softcap != 0.0 {
-        let small = call.scaled(scores, 1.0 / heads.softcap)?;
-        let capped = call.op(&TANH, &[small])?;
-        scores = call.scaled(capped, heads.softcap)?;
+        let small = Term(scores) * (1.0 / heads.softcap);
+        scores = call.eval(unary_op(&TANH, small) * heads.softcap)?;
     }
     let capped = scores;
     if let Some(bias) = heads.bias {

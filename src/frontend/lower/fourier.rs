@@ -9,7 +9,8 @@ use super::call::{Call, Lowered, from_start, one};
 use ckpt_passes::Result;
 use ckpt_passes::ir::{DType, ValueId};
 use ckpt_passes::ops::matmul::MATMUL;
-use ckpt_passes::ops::{Builder, EmitExt, arith, logic, math};
+use ckpt_passes::ops::rule::{Formulas, Term, binary_op, cast};
+use ckpt_passes::ops::{EmitExt, arith, logic, math};
 
 /// Sign of the exponent.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -51,12 +52,9 @@ pub fn roots(
 ) -> Result<Roots> {
     let (down, across) = (b.counted(rows)?, b.counted(columns)?);
     let down = b.unsqueeze(down, &[1])?;
-    let turns = b.mul(down, across)?;
-    let turns = b.op(&arith::MOD, &[turns, n])?;
-    let (turns, n) = (b.cast(turns, DType::F64)?, b.cast(n, DType::F64)?);
-    let circle = b.scalar(DType::F64, std::f64::consts::TAU);
-    let step = b.div(circle, n)?;
-    let angles = b.mul(turns, step)?;
+    let turns = binary_op(&arith::MOD, Term(down) * across, n);
+    let (turns, n) = (b.bind(cast(turns, DType::F64))?, b.cast(n, DType::F64)?);
+    let angles = b.eval(turns * (std::f64::consts::TAU / Term(n)))?;
     let by = match scale {
         Scale::One => None,
         Scale::Root => Some(b.op(&math::SQRT, &[n])?),

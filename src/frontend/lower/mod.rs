@@ -32,6 +32,7 @@ mod windows;
 
 pub use call::{Attributes, Call, Lowered, Out, QuantisedValues};
 pub use dropout::{Dropout, lost};
+pub use statistics::by_channel;
 
 use crate::onnx::versions::GREATEST_OPSET;
 use ckpt_passes::ir::typing::Contents;

@@ -7,6 +7,7 @@ use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ops::logic::EQUAL;
 use ckpt_passes::ops::norm::{LAYER_NORM, RMS_NORM};
 use ckpt_passes::ops::reduce::REDUCE_SUM;
+use ckpt_passes::ops::rule::{Formulas, binary_op, cast};
 
 const STATISTICS: &str = "the statistics of a fused normalisation are not computed";
 
@@ -112,9 +113,7 @@ fn mask_index(call: &mut Call, ids: ValueId, mask: Option<ValueId>) -> Result<Va
         return call.expand(zero, batch);
     };
     call.want_rank(mask, &[2], "mask")?;
-    let one = call.scalar_like(mask, 1.0);
-    let words = call.op(&EQUAL, &[mask, one])?;
-    let words = call.cast(words, DType::I32)?;
+    let words = call.eval(cast(binary_op(&EQUAL, mask, 1.0), DType::I32))?;
     let axis = call.ints(&[1]);
     let attrs = Attrs::new().with("keepdims", 0);
     call.emit(&REDUCE_SUM, &[words, axis], attrs)

@@ -14,6 +14,7 @@ use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ops::arith::{DIV, ROUND, ROUND_THROUGH};
 use ckpt_passes::ops::extreme::{CLIP, MAX, MIN};
 use ckpt_passes::ops::reduce::{REDUCE_MAX, REDUCE_MIN};
+use ckpt_passes::ops::rule::{Expr, Formulas, binary_op, cast, unary_op};
 
 /// `QuantizeLinear`: round(x / scale) + zero point, clipped to the range of the integer type.
 pub fn quantise(call: &mut Call) -> Lowered {
@@ -217,20 +218,13 @@ pub fn dynamic(call: &mut Call) -> Lowered {
     if call.ty(x).elements().same(&0.into()) == Same::Yes {
         return Err(call.fail("shape", "nothing to quantise"));
     }
-    let real = call.dtype(x);
-    let (zero, top) = (call.scalar(real, 0.0), call.scalar(real, 255.0));
-    let all = || Attrs::new().with("keepdims", 0);
-    let high = call.emit(&REDUCE_MAX, &[x], all())?;
-    let high = call.op(&MAX, &[high, zero])?;
-    let low = call.emit(&REDUCE_MIN, &[x], all())?;
-    let low = call.op(&MIN, &[low, zero])?;
-    let range = call.sub(high, low)?;
-    let scale = call.div(range, top)?;
-    let below = call.sub(zero, low)?;
-    let steps = call.div(below, scale)?;
-    let steps = call.op(&CLIP, &[steps, zero, top])?;
-    let steps = call.op(&ROUND, &[steps])?;
-    let zero_point = call.cast(steps, DType::U8)?;
+    let all = |op| Expr::Node(op, vec![x.into()], Attrs::new().with("keepdims", 0));
+    let high = call.bind(binary_op(&MAX, all(&REDUCE_MAX), 0.0))?;
+    let low = call.bind(binary_op(&MIN, all(&REDUCE_MIN), 0.0))?;
+    let scale = call.bind((high - low) / 255.0)?;
+    let ends = vec![(0.0 - low) / scale, 0.0.into(), 255.0.into()];
+    let steps = unary_op(&ROUND, Expr::Node(&CLIP, ends, Attrs::new()));
+    let (scale, zero_point) = (scale.0, call.eval(cast(steps, DType::U8))?);
     let layout = Layout { axis: 1, block: 0 };
     let integers = integers_of(call, x, scale, Some(zero_point), layout, DType::U8)?;
     call.quantised = Some(Quantised {

@@ -5,8 +5,8 @@
 
 use super::call::{Call, Lowered, Out, UNREAD, one};
 use ckpt_passes::Result;
-use ckpt_passes::ir::{Attrs, DType, Tensor, ValueId};
 use ckpt_passes::ops::EmitExt;
+use ckpt_passes::ir::{Attrs, DType, Tensor, ValueId};
 use ckpt_passes::ops::concat::PAD;
 use ckpt_passes::ops::logic::EQUAL;
 use ckpt_passes::ops::math::{LOG, SQRT};
@@ -17,9 +17,12 @@ use ckpt_passes::ops::rule::{Formulas, Term, binary_op, select, unary_op};
 use ckpt_passes::ops::slice::SLICE;
 
 /// Makes a vector over channels (axis 1) broadcast against `x`.
-fn by_channel(call: &mut Call, v: ValueId, x: ValueId) -> Result<ValueId> {
-    let axes: Vec<i64> = (1..call.rank(x) as i64 - 1).collect();
-    call.unsqueeze(v, &axes)
+///
+/// # Errors
+/// What `Unsqueeze` refuses.
+pub fn by_channel(b: &mut Builder, v: ValueId, x: ValueId) -> Result<ValueId> {
+    let axes: Vec<i64> = (1..b.rank(x) as i64 - 1).collect();
+    b.unsqueeze(v, &axes)
 }
 
 /// Returns x·scale + bias; both are vectors over channels.
@@ -116,11 +119,8 @@ pub fn batch(call: &mut Call) -> Lowered {
         }
         let new = call.reshape(new, &[-1])?;
         let new = call.cast_like(new, old)?;
-        let (old, new) = (
-            call.scaled(old, momentum)?,
-            call.scaled(new, 1.0 - momentum)?,
-        );
-        results.push(Out::Value(call.add(old, new)?));
+        let updated = Term(old) * momentum + Term(new) * (1.0 - momentum);
+        results.push(Out::Value(call.eval(updated)?));
     }
     Ok(Some(results))
 }

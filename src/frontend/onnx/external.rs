@@ -1,9 +1,9 @@
 //! Weights in external files (ONNX, "External Data").
 //!
-//! A model may name any path, so the path is the attack: it must be relative, name no parent, and go through no
-//! symbolic link below the model's folder; the file must be a regular one with a single hard link. It is opened once,
-//! without following links, checked as opened, and mapped; tensors are slices of the mapping. A file that is absent
-//! leaves its tensors [`Data::Absent`]: such a model can be inspected, planned and rewritten.
+//! A hostile model could name any path. So the path must be relative, name no parent, and go through no symbolic link below
+//! the model's folder. The file must be a regular one with a single hard link. It is opened once without following links,
+//! checked after it is open, and mapped. Tensors are slices of the mapping. If a file is missing, its tensors are
+//! [`Data::Absent`]: such a model can still be inspected, planned and rewritten.
 
 use crate::frontend::file::{io_error, map_file};
 use crate::onnx::proto::StringStringEntryProto;
@@ -18,12 +18,12 @@ use std::sync::Arc;
 /// The external files of one model, each mapped at most once.
 pub struct Files {
     folder: PathBuf,
-    /// `None` for a file that is not there.
+    /// `None` for a file that does not exist.
     mapped: BTreeMap<Arc<str>, Option<Bytes>>,
 }
 
 impl Files {
-    /// The files beside a model.
+    /// Returns the files in the folder of a model.
     pub fn beside(model: &Path) -> Files {
         let folder = match model.parent() {
             Some(p) if !p.as_os_str().is_empty() => p.to_path_buf(),
@@ -35,11 +35,11 @@ impl Files {
         }
     }
 
-    /// The content that a tensor's `external_data` entries describe; `size_bytes` is what its type and shape need.
+    /// Returns the content that the `external_data` entries of a tensor of `size_bytes` describe.
     ///
     /// # Errors
-    /// `external` for a location that leaves the folder or goes through a link, for numbers that are none, for a
-    /// length that is not the tensor's, and for a file that ends before the tensor does.
+    /// `external` for a location that leaves the folder or goes through a link, damaged numbers, a length other than that of
+    /// the tensor, and a file that ends before the tensor does.
     pub fn read(&mut self, entries: &[StringStringEntryProto], size_bytes: u64) -> Result<Data> {
         let mut location = None;
         let mut offset = 0;
@@ -49,7 +49,7 @@ impl Files {
                 "location" => location = Some(entry.value()),
                 "offset" => offset = number(entry.key(), entry.value())?,
                 "length" => length = number(entry.key(), entry.value())?,
-                // "checksum", and keys of exporters' own.
+                // "checksum", and keys that exporters add.
                 _ => {}
             }
         }
@@ -102,17 +102,17 @@ fn number(key: &str, text: &str) -> Result<u64> {
     })
 }
 
-/// Names in messages are cut and escaped: they come from the file.
+/// Returns a text of the file for messages, cut and escaped.
 fn shown(text: &str) -> String {
     let cut: String = text.chars().take(80).collect();
     cut.escape_debug().to_string()
 }
 
-/// A location as the path components below the model's folder.
+/// Returns the components of a location below the model's folder.
 ///
 /// # Errors
-/// A location that is empty or absolute, names a parent, or holds a backslash, a colon at its second place or a NUL
-/// (a path that means something else on another system).
+/// A location that is empty or absolute, names a parent, or contains a backslash, a NUL or a colon as its second character.
+/// The latter mean something else on other systems.
 pub fn check_location(location: &str) -> Result<Vec<String>> {
     let refuse = |why: &str| {
         Err(
@@ -139,7 +139,7 @@ pub fn check_location(location: &str) -> Result<Vec<String>> {
     Ok(parts)
 }
 
-/// Opens and maps a file below `folder`; `None` if it is not there.
+/// Opens and maps a file below `folder`; returns `None` if it does not exist.
 fn open_below(folder: &Path, parts: &[String]) -> Result<Option<Bytes>> {
     let mut path = folder.to_path_buf();
     for (i, part) in parts.iter().enumerate() {
@@ -190,7 +190,7 @@ fn link_error(path: &Path, what: &str) -> Box<Error> {
 #[cfg(unix)]
 fn open_without_links(path: &Path) -> Result<File> {
     use std::os::unix::fs::OpenOptionsExt;
-    // Non-blocking, so that a pipe in the file's place cannot hang us before we see what it is.
+    // Opening a pipe would block until another process writes to it.
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     OpenOptions::new()
         .read(true)

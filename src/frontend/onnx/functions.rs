@@ -1,8 +1,8 @@
 //! Calls of model-local functions.
 //!
-//! A function of our own domain becomes a row of the op table if its body is the one we would write; any other body is
-//! read in place of the call. Depth and size of what functions bring are limited: a file of a few lines can ask for
-//! more nodes than there are atoms.
+//! A call in our own domain becomes a node of the op table if the body of the function equals the one that we would write.
+//! Any other call is inlined. The depth of calls and the number of inlined nodes are limited, because the number of nodes
+//! may grow exponentially with the size of the file.
 
 use super::import::{Importer, domain_versions};
 use crate::onnx::messages;
@@ -15,10 +15,10 @@ use ckpt_passes::{Error, Result, ops};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Local functions may call each other this deep.
+/// The largest depth of calls.
 const MAX_CALL_DEPTH: usize = 64;
 
-/// All calls together may bring this many nodes: a hundred times the largest model we know.
+/// The largest number of inlined nodes: a hundred times that of the largest model we know.
 const MAX_INLINED_NODES: usize = 250_000;
 
 fn too_large() -> Box<Error> {
@@ -30,7 +30,7 @@ fn too_large() -> Box<Error> {
 }
 
 impl<'a> Importer<'a, '_> {
-    /// A call of a local function: our row if the body is ours, else its nodes in place.
+    /// Reads a call of a local function: as a node of the op table, or by inlining it.
     pub(super) fn call(
         &mut self,
         node: &NodeProto,
@@ -127,7 +127,8 @@ impl<'a> Importer<'a, '_> {
         Ok(())
     }
 
-    /// Tries to read a call of a function in our domain as a row. `ckpt.TanhGrad_1` names the row `TanhGrad`.
+    /// Tries to read a call in our domain as a node of a row: `ckpt.TanhGrad_1` is of the row `TanhGrad`. Returns false if
+    /// the body is another one.
     fn ours(&mut self, node: &NodeProto, index: usize, function: &FunctionProto) -> Result<bool> {
         let row = node.op_type().split('_').next().unwrap_or("");
         let Some(op) = ops::find(row).filter(|op| op.domain == Domain::Ckpt) else {
@@ -142,7 +143,7 @@ impl<'a> Importer<'a, '_> {
         if (ins.len() > op.ins.len() && !variadic) || !typed {
             return Ok(false);
         }
-        // Try on a graph of its own: the file's graph must not change if the body is someone else's.
+        // The trial uses a graph of its own, because the graph of the file must not change if the bodies differ.
         let mut trial = Graph::new("trial");
         let mut trial_ins = Vec::new();
         for value in &ins {
@@ -178,7 +179,7 @@ impl<'a> Importer<'a, '_> {
         {
             return Ok(false);
         }
-        // A body may depend on the types of the results.
+        // The body may depend on the types of the results.
         let mut contents = Contents::of(&trial);
         for (value, operand) in ins.iter().zip(trial.node(id).ins.clone()) {
             if let (Some(value), Some(operand)) = (*value, operand) {
@@ -213,7 +214,7 @@ impl<'a> Importer<'a, '_> {
     }
 }
 
-/// Attributes of a function's node that refer to attributes of the call.
+/// Replaces references to attributes of the call by their values.
 fn bind_attributes(step: &mut NodeProto, given: &BTreeMap<&str, &AttributeProto>) {
     step.attribute.retain_mut(|attribute| {
         let Some(wanted) = attribute.ref_attr_name.clone().filter(|n| !n.is_empty()) else {
@@ -226,7 +227,7 @@ fn bind_attributes(step: &mut NodeProto, given: &BTreeMap<&str, &AttributeProto>
                 attribute.name = name;
                 true
             }
-            // Not given and without a default: the node's own default holds.
+            // The call does not give it, so the default of the node's op counts.
             None => false,
         }
     });

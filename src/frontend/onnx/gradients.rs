@@ -1,31 +1,31 @@
-//! Result types of the ops that ONNX Runtime's training graphs are made of (contrib operators of onnxruntime 1.19,
+//! Result types of the ops in ONNX Runtime's training graphs (contrib operators of onnxruntime 1.19,
 //! `orttraining/core/graph/training_op_defs.cc`).
 //!
-//! Such a graph holds its backward: it is planned as it is, its gradient nodes opaque, that is never differentiated, never
-//! copied, and written back as they were read. Their results need a type all the same, which the files do not give. What
-//! the table does not know keeps the type that the file gives, or has none.
+//! Such a graph contains its backward pass and is planned as it is. Its gradient nodes are opaque: they are never
+//! differentiated or recomputed, and are written as they were read. Planning needs the types of their results, which the
+//! files do not give. An op that is not in the table keeps the types of the file, or has none.
 
 use crate::onnx::proto::NodeProto;
 use ckpt_passes::ir::{DType, Dim, Ty};
 
-/// What is known of an operand.
+/// An operand as far as it is known.
 pub struct Operand<'a> {
     pub ty: &'a Ty,
-    /// Contents of a small integer tensor.
+    /// The contents of a small integer tensor.
     pub ints: Option<&'a [Dim]>,
 }
 
-/// The type of one result.
+/// A rule for the type of one result. Numbers are slots of operands.
 enum Rule {
-    /// That of the operand at this place.
+    /// The type of this operand.
     Like(usize),
-    /// The shape that this operand holds, in the element type of the other.
+    /// The shape in the first operand, with the element type of the second.
     Shaped(usize, usize),
-    /// One number for each channel: axis 1 of the operand.
+    /// A vector with one element for each channel, which is axis 1 of the operand.
     Channels(usize),
-    /// Whether something was done.
+    /// A vector of one bool.
     Flag,
-    /// The shape of the operand, as a mask.
+    /// A bool tensor of the operand's shape.
     Mask(usize),
 }
 
@@ -66,9 +66,9 @@ const RULES: &[(&str, &[Rule])] = &[
     ("BiasDropout BitmaskDropout", &[Like(0), Mask(0)]),
 ];
 
-/// Types of the results of a node, in order; `None` where they cannot be told.
+/// Returns the types of the results of a node, in order; `None` for those that are not known.
 pub fn types(domain: &str, node: &NodeProto, ins: &[Option<Operand>]) -> Vec<Option<Ty>> {
-    // The gradient of the standard loss is registered in the standard domain.
+    // ONNX Runtime registers the gradient of the standard loss in the standard domain.
     if !matches!(domain, "com.microsoft" | "") {
         return Vec::new();
     }
@@ -104,14 +104,14 @@ impl Rule {
                 ty.with_dims([ty.dims.get(1)?.clone()])
             }
             Flag => Ty::new(DType::Bool, [Dim::ONE]),
-            // Bits packed into words have another shape.
+            // These masks are bits packed into words, in another shape.
             Mask(_) if op.starts_with("Bitmask") => return None,
             Mask(slot) => operand(ins, slot)?.ty.with_dtype(DType::Bool),
         })
     }
 }
 
-/// `Concat`, and the size of each operand along its axis.
+/// Returns the types for `ConcatTraining`: the joined tensor, and the sizes of the operands along the axis.
 fn joined(node: &NodeProto, ins: &[Option<Operand>]) -> Vec<Option<Ty>> {
     let axis = node.attribute.iter().find(|a| a.name() == "axis");
     let whole = || -> Option<Ty> {
@@ -131,7 +131,8 @@ fn joined(node: &NodeProto, ins: &[Option<Operand>]) -> Vec<Option<Ty>> {
     vec![whole(), Some(sizes)]
 }
 
-/// The axes along which the gradients of two broadcast operands, of which the shapes are given, are summed.
+/// Returns the types for `BroadcastGradientArgs`: for each of two operands, the axes along which its gradient is summed. The
+/// op reads the shapes of the operands.
 fn broadcast_axes(ins: &[Option<Operand>]) -> Vec<Option<Ty>> {
     let shapes = operand(ins, 0)
         .and_then(|o| o.ints)
@@ -144,7 +145,7 @@ fn broadcast_axes(ins: &[Option<Operand>]) -> Vec<Option<Ty>> {
         Some(at) => dims[at].clone(),
         None => Dim::ONE,
     };
-    // Summed where the operand has one element and the result, or what is missing of the operand, may have more.
+    // An axis is summed if the operand lacks it, or has one element there and the other operand has more.
     let count = |own: &[Dim], other: &[Dim]| -> Option<Ty> {
         let mut summed = rank - own.len();
         for axis in summed..rank {
@@ -154,7 +155,7 @@ fn broadcast_axes(ins: &[Option<Operand>]) -> Vec<Option<Ty>> {
                 (Some(1), Some(_)) => summed += 1,
                 (Some(_), _) if mine.as_const() != Some(1) => {}
                 (_, Some(1)) => {}
-                // One of them is a size that may be 1.
+                // One of the sizes is not known and may be 1.
                 _ => return None,
             }
         }

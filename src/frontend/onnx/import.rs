@@ -1,9 +1,8 @@
-//! `ModelProto` to [`Graph`]: names, initializers, nodes in the file's order.
+//! Builds the [`Graph`] of a `ModelProto`: names, initializers, and nodes in the order of the file.
 //!
-//! Nodes are normalised into the internal vocabulary (`upgrade.rs`), local functions are inlined, except our own, which
-//! become rows of the op table if their body is the one we would write. Every name is resolved here, so a cycle, a
-//! missing definition or a second one is found before anything else looks at the graph. Metadata that claims a node is
-//! a recomputation is believed only if the verifier proves it. Nothing in the file is executed.
+//! Nodes become rows of the op table at its opset (`upgrade.rs`). Calls of local functions are inlined, except those of our
+//! own domain (`functions.rs`). Every name is resolved here, so cycles, missing definitions and second definitions are found
+//! before any other code sees the graph. Nothing in the file is executed.
 
 use super::types::{input_type, lenient_type};
 use super::{claims, gradients, names, upgrade};
@@ -22,14 +21,13 @@ use prost::Message;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Oldest and newest opset of the standard domain that we normalise. Of opsets before 7, only ops that did not change
-/// until then are read.
+/// The opsets of the standard domain that are read. Before opset 7, only ops that did not change until then are read.
 pub const OPSETS: std::ops::RangeInclusive<i64> = 1..=28;
 
-/// Turns the bytes of a tensor message into a tensor; external data is the caller's business.
+/// Reads the tensor of a message. The caller reads external data.
 pub type ReadTensor<'a> = dyn FnMut(&TensorProto) -> Result<Tensor> + 'a;
 
-/// A graph and what is worth telling about how it was read.
+/// A graph, and warnings about how it was read.
 pub struct Imported {
     pub graph: Graph,
     pub warnings: Vec<String>,
@@ -38,7 +36,7 @@ pub struct Imported {
 /// Builds the graph of a decoded model.
 ///
 /// # Errors
-/// Anything the file gets wrong or uses that we do not support; the error names the node or value.
+/// A file that is not valid or uses what is not supported. The error names the node or value.
 pub fn import(model: &ModelProto, read: &mut ReadTensor) -> Result<Imported> {
     let Some(file) = &model.graph else {
         return Err(Error::model("onnx", "the file has no graph").help("is it an ONNX model?"));
@@ -97,7 +95,10 @@ pub fn import(model: &ModelProto, read: &mut ReadTensor) -> Result<Imported> {
     Ok(Imported { graph, warnings })
 }
 
-/// Versions of the imported domains; the standard one must be there and one we normalise.
+/// Returns the versions of the imported domains.
+///
+/// # Errors
+/// A file that does not import the standard domain, or a version of it that is not read.
 pub(super) fn domain_versions(imports: &[OperatorSetIdProto]) -> Result<BTreeMap<String, i64>> {
     let mut versions = BTreeMap::new();
     for import in imports {
@@ -117,10 +118,10 @@ pub(super) fn domain_versions(imports: &[OperatorSetIdProto]) -> Result<BTreeMap
         )
         .expected(format!("{} to {}", OPSETS.start(), OPSETS.end()))
         .help("convert it with onnx.version_converter, or export again")),
-        None => Err(Error::model(
+        None => bail!(
             "opset",
-            "the file does not say which opset of the standard domain it uses",
-        )),
+            "the file does not say which opset of the standard domain it uses"
+        ),
     }
 }
 
@@ -128,7 +129,7 @@ fn plain_domain(domain: &str) -> &str {
     if domain == "ai.onnx" { "" } else { domain }
 }
 
-/// Domain, name and overload: what a function is called by.
+/// The domain, name and overload of a function.
 type FunctionKey = (String, String, String);
 
 fn function_key(domain: &str, name: &str, overload: &str) -> FunctionKey {
@@ -141,26 +142,26 @@ fn function_key(domain: &str, name: &str, overload: &str) -> FunctionKey {
 
 pub(super) struct Importer<'a, 'r> {
     pub(super) graph: Graph,
-    /// What each name of the file stands for; inside a function, its formal names.
+    /// The values by their names in the file, or by their formal names inside a function.
     pub(super) scope: BTreeMap<String, ValueId>,
-    /// Types the file claims; only believed for ops we do not know.
+    /// The types that the file gives for results. They count only for ops that are not in the op table.
     pub(super) declared: BTreeMap<String, Ty>,
     pub(super) functions: BTreeMap<FunctionKey, &'a FunctionProto>,
-    /// For typing on the way, which our own functions need.
+    /// Known contents of integer values. Typing needs them.
     pub(super) contents: Contents,
     pub(super) warnings: Vec<String>,
     pub(super) read: &'a mut ReadTensor<'r>,
-    /// Versions of the domains that the graph or function being read imports; the standard one is "".
+    /// Versions of the domains that the current graph or function imports. The standard domain is "".
     pub(super) imports: BTreeMap<String, i64>,
-    /// Nodes that calls of functions have brought so far.
+    /// The number of nodes that calls of functions have inlined so far.
     pub(super) inlined: usize,
-    /// Calls of local functions that are being read, outermost first: a path made of the call's name, and the function.
+    /// The open calls of local functions, outermost first: the path of the call, and the name of the function.
     pub(super) calls: Vec<(String, String)>,
-    /// Names of results that we do not compute, and why.
+    /// Names of results that are not computed, with the reasons.
     pub(super) absent: BTreeMap<String, String>,
-    /// Every dropout of the file, for what an export lost.
+    /// All dropouts of the file, for warnings about dropouts that an export lost.
     pub(super) dropouts: Vec<Dropout>,
-    /// What the integers of quantising nodes were made of.
+    /// The operands of quantising nodes, by their results.
     pub(super) quantised: QuantisedValues,
 }
 
@@ -179,7 +180,8 @@ impl<'a> Importer<'a, '_> {
         }
     }
 
-    /// Graph inputs and initializers. An input with an initializer is that initializer, which a caller may override.
+    /// Adds graph inputs and initializers. An input with the name of an initializer is that initializer, which a caller may
+    /// override.
     fn sources(&mut self, file: &'a GraphProto) -> Result<()> {
         let initial: BTreeSet<&str> = file.initializer.iter().map(|t| t.name()).collect();
         for input in &file.input {
@@ -212,7 +214,7 @@ impl<'a> Importer<'a, '_> {
         Ok(())
     }
 
-    /// The error for a result that a node could give but that we do not compute.
+    /// Returns the error for a result of a fused op that is not computed.
     pub(super) fn undefined(&self, name: &str) -> Option<Box<Error>> {
         let why = self.absent.get(name)?;
         Some(
@@ -222,7 +224,7 @@ impl<'a> Importer<'a, '_> {
         )
     }
 
-    /// Every operand of a top-level node is defined before it.
+    /// Fails unless every operand of a top-level node is defined before the node.
     fn resolve_all(
         &self,
         node: &NodeProto,
@@ -257,54 +259,43 @@ impl<'a> Importer<'a, '_> {
         Ok(())
     }
 
+    /// Reads a node, at `depth` calls of local functions.
     pub(super) fn node(&mut self, node: &NodeProto, index: usize, depth: usize) -> Result<()> {
-        let place = || describe(node, index);
+        self.read_node(node, index, depth)
+            .map_err(|e| e.at(describe(node, index)))
+    }
+
+    fn read_node(&mut self, node: &NodeProto, index: usize, depth: usize) -> Result<()> {
         let key = function_key(node.domain(), node.op_type(), node.overload());
-        for attribute in &node.attribute {
-            if attribute.g.is_some() || !attribute.graphs.is_empty() {
-                return Err(
-                    Error::model("op", format!("{} holds a nested graph", node.op_type()))
-                        .at(place())
-                        .help("control flow is not supported: export with it unrolled"),
-                );
-            }
+        let nested = |a: &AttributeProto| a.g.is_some() || !a.graphs.is_empty();
+        if node.attribute.iter().any(nested) {
+            let what = format!("{} holds a nested graph", node.op_type());
+            return Err(Error::model("op", what)
+                .help("control flow is not supported: export with it unrolled"));
         }
         if let Some(function) = self.functions.get(&key).copied() {
-            return self
-                .call(node, index, function, depth)
-                .map_err(|e| e.at(place()));
+            return self.call(node, index, function, depth);
         }
-        if key.0.is_empty() {
-            upgrade::refuse_ancient(node.op_type(), self.imports[""]).map_err(|e| e.at(place()))?;
-        }
-        if key.0.is_empty() && node.op_type() == "Constant" {
-            return self.constant(node).map_err(|e| e.at(place()));
+        let standard = key.0.is_empty();
+        if standard {
+            upgrade::refuse_ancient(node.op_type(), self.imports[""])?;
+            if node.op_type() == "Constant" {
+                return self.constant(node);
+            }
         }
         let ins = self.operands(node)?;
-        if depth == 0 && self.another_name(node, &key.0, &ins)? {
-            return Ok(());
-        }
-        if self
-            .decompose(node, &key.0, index, &ins)
-            .map_err(|e| e.at(place()))?
+        if depth == 0 && self.another_name(node, &key.0, &ins)?
+            || self.decompose(node, &key.0, index, &ins)?
         {
             return Ok(());
         }
-        let op = if key.0.is_empty() {
-            ops::find_onnx(node.op_type())
-        } else {
-            None
-        };
-        match op {
-            Some(op) => self.known(node, index, op, ins).map_err(|e| e.at(place())),
-            None => self
-                .opaque(node, index, ins, depth)
-                .map_err(|e| e.at(place())),
+        match ops::find_onnx(node.op_type()).filter(|_| standard) {
+            Some(op) => self.known(node, index, op, ins),
+            None => self.opaque(node, index, ins, depth),
         }
     }
 
-    /// An `Identity` of an initializer, which the legacy exporter writes for a weight that it stores once, is no node but
-    /// another name: each layer then reads its weight alike.
+    /// Reads an `Identity` of an initializer as another name of it. The legacy exporter writes it for tied weights.
     fn another_name(
         &mut self,
         node: &NodeProto,
@@ -341,7 +332,7 @@ impl<'a> Importer<'a, '_> {
         node.input.iter().map(find).collect()
     }
 
-    /// A node whose op is a row of the table.
+    /// Reads a node whose op is a row of the op table.
     fn known(
         &mut self,
         node: &NodeProto,
@@ -371,14 +362,14 @@ impl<'a> Importer<'a, '_> {
             attrs.set(name, self.attribute(attribute, spec.kind)?);
         }
         if op == &ops::concat::SPLIT && self.imports[""] < 18 && ins.len() < 2 {
-            // Equal parts, as many as there are results, before their number became an attribute.
+            // Before opset 18, the number of results says into how many equal chunks to split.
             attrs.set("num_outputs", (node.output.len() as i64).into());
         }
         self.add(node, index, op, attrs, ins)?;
         Ok(())
     }
 
-    /// Adds a node under the file's names, and types it if its operands are typed.
+    /// Adds a node under the names of the file. Infers the types of its results if its operands have types.
     pub(super) fn add(
         &mut self,
         node: &NodeProto,
@@ -393,7 +384,7 @@ impl<'a> Importer<'a, '_> {
             named.pop();
         }
         let outs = named.iter().enumerate().map(|(slot, n)| {
-            // A result the file leaves out still has a place.
+            // A result without a name keeps its slot.
             (
                 if n.is_empty() {
                     format!("{name}:{slot}")
@@ -414,7 +405,7 @@ impl<'a> Importer<'a, '_> {
         let mut props: BTreeMap<String, String> = to_map(&node.metadata_props);
         let role = claims::role_of(&props);
         let loc = Arc::new(names::within(&self.calls, names::loc(node, &props)));
-        // These are the location now; the writer makes them anew.
+        // The location holds these now, and the writer writes them from there.
         props.remove(keys::SCOPES);
         props.remove(keys::SOURCE);
         let id = self.graph.add_node(NewNode {
@@ -449,7 +440,7 @@ impl<'a> Importer<'a, '_> {
         Ok(id)
     }
 
-    /// An op we do not know: it travels through, with the types that are known of its kind, or that the file gives.
+    /// Adds an opaque node for an op that is not in the op table. Its types are those of `gradients.rs` or of the file.
     fn opaque(
         &mut self,
         node: &NodeProto,
@@ -474,7 +465,7 @@ impl<'a> Importer<'a, '_> {
         let id = self.add(node, index, &ops::opaque::OPAQUE, attrs, ins)?;
         let results = self.graph.node(id).outs.clone();
         for (slot, (name, value)) in node.output.iter().zip(results).enumerate() {
-            // The file's types are of its own names, not of those inside a function.
+            // The file gives types for its own names, not for names inside a function.
             let given = || self.declared.get(name).filter(|_| depth == 0).cloned();
             let known = known.get(slot).cloned().flatten();
             if let Some(ty) = known.or_else(given) {

@@ -1,18 +1,18 @@
-//! Names of parameters in files of the legacy exporter, which keeps no trail to them.
+//! Names of parameters in files of the legacy exporter, which writes no metadata about them.
 //!
-//! It folds the transpose of a linear layer's weight into an initializer `onnx::MatMul_424`, and stores weights that held
-//! equal values once, with an `Identity` under each further name. What is left are the names of biases and the module
-//! paths in node names. Best effort: nothing is guessed where they do not single out one name.
+//! It folds the transpose of a linear layer's weight into an initializer `onnx::MatMul_424`. Weights with equal values are
+//! stored once, with an `Identity` for each further name. The names of biases and the module paths in names of nodes still
+//! tell the names of weights. A weight gets a name only if there is exactly one candidate.
 
 use crate::onnx::proto::{GraphProto, NodeProto};
 use ckpt_passes::ir::{Graph, Origin, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What the exporter calls a weight that it folded a transpose into begins so.
+/// Prefix of the names that the exporter gives to weights with a folded transpose.
 const FOLDED: &str = "onnx::MatMul_";
 
-/// Adds to `graph.origins` what the shape of the file tells: further names of shared initializers, and names of folded
-/// weights by the bias added to their product, else by the scope whose only product reads them.
+/// Adds names to `graph.origins`: further names of shared initializers, and names of folded weights. The latter come from the
+/// bias that is added to the product, or else from a scope with a single product.
 pub fn names(graph: &mut Graph, file: &GraphProto) {
     let ids: BTreeMap<String, ValueId> =
         graph.inits().map(|(id, v)| (v.name.clone(), id)).collect();
@@ -53,7 +53,7 @@ pub fn names(graph: &mut Graph, file: &GraphProto) {
     }
 }
 
-/// One more name of an initializer; a folded weight's own is none.
+/// Adds a name of an initializer. The name of a folded weight in the file does not count as one.
 fn add(graph: &mut Graph, id: ValueId, name: &str, transposed: bool) {
     let own = graph.value(id).name.clone();
     let origin = graph.origins.entry(id).or_insert_with(|| Origin {
@@ -70,13 +70,13 @@ fn add(graph: &mut Graph, id: ValueId, name: &str, transposed: bool) {
     }
 }
 
-/// `enc/layers.0/linear1` of `/enc/layers.0/linear1/MatMul`.
+/// Returns the scope of a node: `enc/layers.0/linear1` for `/enc/layers.0/linear1/MatMul`.
 fn scope_of(node: &NodeProto) -> Option<&str> {
     let path = node.name().strip_prefix('/')?;
     path.rsplit_once('/').map(|(scope, _)| scope)
 }
 
-/// Results of `Identity` that are initializers by another name.
+/// Returns the results of `Identity` nodes that are initializers by another name.
 fn identities(ids: &BTreeMap<String, ValueId>, file: &GraphProto) -> BTreeMap<String, ValueId> {
     let mut shared: BTreeMap<String, ValueId> = BTreeMap::new();
     for node in file.node.iter().filter(|n| n.op_type() == "Identity") {
@@ -90,7 +90,8 @@ fn identities(ids: &BTreeMap<String, ValueId>, file: &GraphProto) -> BTreeMap<St
     shared
 }
 
-/// The bias that is added to a value, without its ending `bias`: `enc.layers.0.linear1.`, `enc.self_attn.in_proj_`.
+/// Returns the bias that is added to each value, without its ending `bias`: `enc.layers.0.linear1.`,
+/// `enc.self_attn.in_proj_`.
 fn biases(file: &GraphProto, ids: &BTreeMap<String, ValueId>) -> BTreeMap<String, String> {
     let mut stems = BTreeMap::new();
     for node in file.node.iter().filter(|n| n.op_type() == "Add") {

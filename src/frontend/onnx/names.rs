@@ -1,8 +1,8 @@
-//! What the file tells about names: module scopes of nodes, and the framework's names of parameters.
+//! Reads the module scopes of nodes and the framework's names of parameters.
 //!
-//! The dynamo exporter leaves a trail in metadata (`pkg.torch.onnx.*`): cumulative module paths with classes on nodes,
-//! the kind of each initializer, the parameter a folded weight came from. The legacy exporter leaves module paths in
-//! node names. All of it is optional; nothing here is needed to compile a model, only to speak of it as its author does.
+//! The dynamo exporter writes metadata (`pkg.torch.onnx.*`): module paths and classes of nodes, kinds of initializers, and
+//! the parameter of each folded weight. The legacy exporter writes module paths into the names of nodes. All of it is
+//! optional. It selects layers and parameters by name and appears in reports, but no result depends on it.
 
 use super::legacy;
 use crate::onnx::keys;
@@ -18,7 +18,7 @@ const KIND: &str = "pkg.torch.export.graph_signature.InputSpec.kind";
 const FOLDED_FROM: &str = "pkg.onnxscript.optimizer.folded_from";
 const SIGNATURE: &str = "pkg.torch.export.ExportedProgram.graph_signature";
 
-/// Where a node comes from.
+/// Returns the location of a node in the model: its name there, and its modules with classes.
 pub fn loc(node: &NodeProto, props: &BTreeMap<String, String>) -> Loc {
     let source = props
         .get(keys::SOURCE)
@@ -71,7 +71,7 @@ pub fn loc(node: &NodeProto, props: &BTreeMap<String, String>) -> Loc {
     }
 }
 
-/// The location of a node inside calls of local functions: a call is a module, and the function is its class.
+/// Returns the location of a node inside calls of local functions. A call counts as a module of the function's class.
 pub fn within(calls: &[(String, String)], mut loc: Loc) -> Loc {
     for (depth, (path, class)) in calls.iter().enumerate() {
         match loc.scopes.iter_mut().find(|(p, _)| p == path) {
@@ -86,7 +86,7 @@ pub fn within(calls: &[(String, String)], mut loc: Loc) -> Loc {
     loc
 }
 
-/// The strings of a Python list literal such as `['', 'model', "it's"]`.
+/// Returns the strings of a Python list literal such as `['', 'model', "it's"]`.
 pub fn python_strings(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut chars = text.chars();
@@ -104,9 +104,9 @@ pub fn python_strings(text: &str) -> Vec<String> {
     found
 }
 
-/// One line of the exporter's graph signature: the traced name and the framework's, for a parameter.
+/// The exporter's graph signature.
 struct Signature {
-    /// `p_model_norm_weight` to `model.norm.weight`.
+    /// The names of parameters by their traced names: `p_model_norm_weight` is `model.norm.weight`.
     parameters: BTreeMap<String, String>,
 }
 
@@ -126,7 +126,7 @@ fn signature(model: &ModelProto, file: &GraphProto) -> Signature {
     Signature { parameters }
 }
 
-/// Fills `graph.origins` for every initializer of which the file tells something.
+/// Fills `graph.origins` for every initializer that the file describes.
 pub fn origins(graph: &mut Graph, model: &ModelProto, file: &GraphProto) {
     let signature = signature(model, file);
     let real: BTreeSet<&str> = signature.parameters.values().map(String::as_str).collect();
@@ -148,8 +148,8 @@ pub fn origins(graph: &mut Graph, model: &ModelProto, file: &GraphProto) {
     legacy::names(graph, file);
 }
 
-/// A `Constant` node that repeats one number was written by an exporter in the place of an operand that the model does
-/// not have (a norm without bias): it is no parameter. Parameters are initializers, or hold different numbers.
+/// Marks `Constant` nodes that repeat one number as no parameters. Exporters write them for operands that the model does
+/// not have, such as the bias of a norm. Parameters are initializers, or hold different numbers.
 fn literals(graph: &mut Graph, file: &GraphProto, ids: &BTreeMap<String, ValueId>) {
     for node in file.node.iter().filter(|n| n.op_type() == "Constant") {
         let Some(id) = node.output.first().and_then(|name| ids.get(name)) else {
@@ -206,8 +206,8 @@ fn exporter_origin(
     if is_parameter != Some(true) && !source.contains('.') {
         return None;
     }
-    // Linear layers hold [out, in]; the exporter folds the transpose that MatMul needs into the weight. A table of a
-    // lookup keeps its layout.
+    // The weight of a linear layer is [out, in], and the exporter folds the transpose for MatMul into it. The table of an
+    // embedding keeps its layout.
     let value = graph.value(id);
     let multiplies = |u: &Use| graph.node(u.node).op.class == OpClass::Product;
     let transposed = value.ty().rank() == 2 && value.uses().iter().any(multiplies);
@@ -219,8 +219,8 @@ fn exporter_origin(
     })
 }
 
-/// Tied weights: the file keeps one of the names; the other one is a traced placeholder that no initializer answers
-/// to, but that a node reading the weight still mentions.
+/// Finds the other names of tied weights. The file stores such a weight under one name. The traced name of another one still
+/// occurs in the metadata of nodes that read the weight.
 fn aliases(graph: &mut Graph, file: &GraphProto, signature: &Signature) {
     let mut answered: BTreeSet<String> = graph
         .origins

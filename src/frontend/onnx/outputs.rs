@@ -1,4 +1,4 @@
-//! Graph outputs keep the names that the file gives them, whatever became of the values.
+//! Adds the graph outputs under the names that the file gives them.
 
 use super::import::Importer;
 use crate::onnx::proto::GraphProto;
@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 impl Importer<'_, '_> {
-    /// The graph outputs, under the names that the file gives them: a value that a function passes through, or whose
-    /// name was taken by one inside a function, is called something else so far.
+    /// Adds the graph outputs and renames their values. A value has another name so far if a function only passes it through,
+    /// or if a value inside a function has its name.
     pub(super) fn outputs(&mut self, file: &GraphProto) -> Result<()> {
         let mut names = BTreeSet::new();
         let mut found = Vec::new();
@@ -53,7 +53,7 @@ impl Importer<'_, '_> {
         Ok(())
     }
 
-    /// The same value once more, as the result of a node.
+    /// Adds an `Identity` of a value and returns its result.
     fn same_as(&mut self, id: ValueId, name: &str) -> ValueId {
         let ty = self.graph.value(id).ty.clone();
         let node = self.graph.add_node(NewNode {

@@ -1,15 +1,15 @@
-//! Types as the file states them: of graph inputs, which must be right, and of intermediates, which may be.
+//! Types that the file gives: those of graph inputs must be valid, those of results are only used where they are.
 
 use crate::onnx::proto::{TypeProto, ValueInfoProto, tensor_shape_proto::dimension, type_proto};
 use ckpt_passes::ir::{DType, Dim, Ty};
 use ckpt_passes::text::parse_dim_param;
 use ckpt_passes::{Error, Result};
 
-/// The type of a graph input; a dimension without a name gets the input's name and axis. `None` where the file gives
-/// no shape: the user may.
+/// Returns the type of a graph input; `None` if the file gives no shape, because the user may give it. A size without a name
+/// is named after the input and the axis.
 ///
 /// # Errors
-/// What is no tensor, an element type we do not have, a negative size.
+/// An input that is no tensor, an element type that is not supported, a negative size.
 pub fn input_type(input: &ValueInfoProto, ty: &TypeProto) -> Result<Option<Ty>> {
     let wrong =
         |what: String| Error::model("type", format!("graph input `{}`: {what}", input.name()));
@@ -36,7 +36,7 @@ pub fn input_type(input: &ValueInfoProto, ty: &TypeProto) -> Result<Option<Ty>> 
     Ok(Some(Ty::new(dtype, dims)))
 }
 
-/// A type claimed for an intermediate; `None` where any part of it cannot be used.
+/// Returns the type of a result; `None` if any part of it is missing or not valid.
 pub fn lenient_type(ty: &TypeProto) -> Option<Ty> {
     let Some(type_proto::Value::TensorType(tensor)) = &ty.value else {
         return None;

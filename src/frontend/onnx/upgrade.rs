@@ -1,7 +1,7 @@
-//! Older forms of standard ops, rewritten into the rows' form (opset 23).
+//! Rewrites older forms of standard ops into the form of the op table (opset 23).
 //!
-//! Most changes between opsets moved an attribute into an operand: those are one table. A form that neither the table
-//! nor a rule below knows is refused, never guessed.
+//! Most changes between opsets turned an attribute into an operand. A table lists these. A form that neither the table nor a
+//! rule below covers is refused.
 
 use crate::onnx::proto::AttributeProto;
 use crate::onnx::versions::{self, GREATEST_OPSET};
@@ -35,10 +35,10 @@ fn unsupported(what: String, expected: String, help: &str) -> Box<Error> {
 
 const CONVERT: &str = "convert it with onnx.version_converter, or export again";
 
-/// Rewrites attributes and operands of a node that a file of opset `opset` holds.
+/// Rewrites the attributes and operands of a node in a file of opset `opset`.
 ///
 /// # Errors
-/// A form that has no equal in the internal opset.
+/// A form that has no equivalent in the opset of the op table.
 pub fn upgrade(
     graph: &mut Graph,
     contents: &mut Contents,
@@ -69,13 +69,13 @@ pub fn upgrade(
     Ok(())
 }
 
-/// Ops that changed after the internal opset in the element types they take, or in an attribute that has a default and
-/// that is refused as unknown where it is given (the changelog of onnx 1.23.2, compared form by form).
+/// Ops whose changes after the opset of the op table do not matter: new element types, or a new attribute with a default,
+/// which is refused as unknown if a file gives it (the changelog of onnx 1.23.2).
 const SAME_FORM: &str = "Cast CastLike Celu Compress ConstantOfShape DepthToSpace DequantizeLinear Einsum Flatten \
     Identity OneHot Pad QuantizeLinear ReduceLogSum ReduceLogSumExp Reshape Shape Size SpaceToDepth Squeeze TopK Transpose \
     Unsqueeze";
 
-/// Ops that are read in the forms they have since the internal opset, too, up to that of the number.
+/// Ops that are also read in newer forms than those of the op table, up to that of this opset.
 const READ_NEWER: &[(&str, i64)] = &[
     ("Attention", 25),
     ("BitShift", 28),
@@ -86,13 +86,13 @@ const READ_NEWER: &[(&str, i64)] = &[
     ("ReverseSequence", 28),
 ];
 
-/// The opset from which on every older form that we read is known.
+/// The first opset in which broadcasting needs no attribute.
 const SETTLED_OPSET: i64 = 7;
 
-/// Attributes that only say something about element types that we do not have: how to round to 8-bit floats.
+/// Attributes that matter only to element types that are not supported: how to round to 8-bit floats.
 const TYPE_ONLY: &[(&str, &str)] = &[("Cast", "round_mode"), ("Cast", "saturate")];
 
-/// Refuses an op that means something else before [`SETTLED_OPSET`]: broadcasting by attribute, and the like.
+/// Fails for an op that means something else before [`SETTLED_OPSET`], such as one that broadcasts by an attribute.
 pub fn refuse_ancient(op: &str, opset: i64) -> Result<()> {
     let settled = versions::since(op, SETTLED_OPSET);
     if opset >= SETTLED_OPSET || versions::since(op, opset) == settled {
@@ -105,7 +105,7 @@ pub fn refuse_ancient(op: &str, opset: i64) -> Result<()> {
     ))
 }
 
-/// Refuses an op that means something else after the internal opset.
+/// Fails for an op that means something else after the opset of the op table.
 pub fn refuse_newer(op: &str, opset: i64) -> Result<()> {
     let Some(since) = versions::since(op, opset) else {
         return Ok(());
@@ -123,7 +123,7 @@ pub fn refuse_newer(op: &str, opset: i64) -> Result<()> {
     ))
 }
 
-/// Refuses a form older than the row's, unless a rule above knows it.
+/// Fails for a form that is older than the row's, unless a rule above covers it.
 fn refuse_older(op: &'static OpDef, opset: i64) -> Result<()> {
     let known = MOVED.iter().any(|(ops, ..)| is_listed(op.name, ops))
         || matches!(op.name, "Softmax" | "LogSoftmax");
@@ -137,7 +137,8 @@ fn refuse_older(op: &'static OpDef, opset: i64) -> Result<()> {
     }
 }
 
-/// Before opset 13 softmax flattened its operand behind `axis` (default 1): the same thing on the last axis only.
+/// Fails unless an older softmax works on the last axis. Before opset 13, softmax flattened the axes from `axis` (default 1)
+/// on, which means the same for the last axis only.
 fn flattening_softmax(
     graph: &Graph,
     op: &'static OpDef,

@@ -216,13 +216,12 @@ impl<'a> Machine<'a> {
             b')' => self.push(Object::Tuple(Vec::new()))?,
             b']' => self.push(Object::List(Vec::new()))?,
             b'}' => self.push(Object::Dict(Vec::new()))?,
-            b't' => {
+            b't' | b'l' => {
                 let items = self.pop_mark()?;
-                self.push(Object::Tuple(items))?;
-            }
-            b'l' => {
-                let items = self.pop_mark()?;
-                self.push(Object::List(items))?;
+                self.push(match op {
+                    b't' => Object::Tuple(items),
+                    _ => Object::List(items),
+                })?;
             }
             b'd' => {
                 let items = self.pop_mark()?;

@@ -81,11 +81,7 @@ fn binary(name: &str, a: &Value, b: &Value) -> Result<Option<Value>> {
         }
     }
     if let (Value::Str(x), Value::Str(y)) = (a, b) {
-        return Ok(match name {
-            "eq" => Some(Value::Bool(x == y)),
-            "ne" => Some(Value::Bool(x != y)),
-            _ => None,
-        });
+        return Ok(compared(name, x, y).filter(|_| matches!(name, "eq" | "ne")));
     }
     if let (Some(x), Some(y)) = (as_int(a), as_int(b)) {
         return ints(name, &x, &y);
@@ -169,14 +165,20 @@ fn floats(name: &str, a: f64, b: f64) -> Option<Value> {
         "pow" => Value::Float(a.powf(b)),
         "min" => Value::Float(a.min(b)),
         "max" => Value::Float(a.max(b)),
-        "eq" => Value::Bool(a == b),
-        "ne" => Value::Bool(a != b),
-        "lt" => Value::Bool(a < b),
-        "le" => Value::Bool(a <= b),
-        "gt" => Value::Bool(a > b),
-        "ge" => Value::Bool(a >= b),
-        _ => return None,
+        _ => return compared(name, a, b),
     })
+}
+
+fn compared<T: PartialOrd>(name: &str, a: T, b: T) -> Option<Value> {
+    Some(Value::Bool(match name {
+        "eq" => a == b,
+        "ne" => a != b,
+        "lt" => a < b,
+        "le" => a <= b,
+        "gt" => a > b,
+        "ge" => a >= b,
+        _ => return None,
+    }))
 }
 
 /// Returns whether a value counts as true; nothing if only a run can tell.

@@ -2,10 +2,11 @@
 
 use super::super::value::Value;
 use super::pointwise::float_self;
-use super::signature::{Call, Formula, Op, along};
+use super::signature::{Call, Formula, Op};
+use crate::frontend::lower::by_channel;
 use ckpt_passes::ir::{Attrs, DType, Tensor, Ty, ValueId};
 use ckpt_passes::ops::random::SEED;
-use ckpt_passes::ops::{EmitExt, activation, arith, piecewise, random, softmax};
+use ckpt_passes::ops::{EmitExt, activation, piecewise, random};
 use ckpt_passes::{Error, Result};
 
 pub const FORMULAS: &[Formula] = &[
@@ -16,12 +17,18 @@ pub const FORMULAS: &[Formula] = &[
      scale == 1.0 & input_scale == 1.0 ? Elu(floating(self), alpha=alpha) : \
      (factor = alpha * scale; above = self > 0; \
      low = elu(clamp_max(self, 0) * input_scale) * factor; where(above, self * scale, low))",
+    "glu(self: t, dim: i = -1) => \
+     x = floating(self); halves = Split(x, axis=axis(x, dim), num_outputs=2, results=2); \
+     Mul(halves[0], Sigmoid(halves[1]))",
     "hardsigmoid(self: t) => HardSigmoid(floating(self), alpha=1.0 / 6.0, beta=0.5)",
     "hardswish(self: t) => HardSwish(floating(self))",
     "hardtanh(self: t, min_val: s = -1.0, max_val: s = 1.0) => Clip(self, min_val, max_val)",
     "leaky_relu(self: t, negative_slope: s = 0.01) => LeakyRelu(floating(self), alpha=negative_slope)",
     // −softplus(−x).
     "log_sigmoid(self: t) => Neg(Softplus(Neg(floating(self))))",
+    "log_softmax(self: t, dim: i, dtype: d?); _log_softmax(self: t, dim: i, half_to_float: b) => \
+     half_to_float ? unsupported('`half_to_float`') : \
+     (x = in_type(floating(self), dtype); LogSoftmax(x, axis=axis(x, dim)))",
     "mish(self: t) => Mish(floating(self))",
     "relu(self: t) => is_float(self) ? Relu(self) : Max(self, 0.0)",
     "relu6(self: t) => Clip(self, 0.0, 6.0)",
@@ -30,6 +37,9 @@ pub const FORMULAS: &[Formula] = &[
     "sigmoid(self: t) => Sigmoid(floating(self))",
     // x·σ(x), as exporters write it.
     "silu(self: t) => x = floating(self); Mul(x, Sigmoid(x))",
+    "softmax(self: t, dim: i, dtype: d?); _softmax(self: t, dim: i, half_to_float: b) => \
+     half_to_float ? unsupported('`half_to_float`') : \
+     (x = in_type(floating(self), dtype); Softmax(x, axis=axis(x, dim)))",
     // log(1 + e^(βx))/β, and x itself where βx is above the threshold.
     "softplus(self: t, beta: s = 1.0, threshold: s = 20.0) => \
      x = floating(self); b = like(beta, x); scaled = Mul(x, b); soft = Div(Softplus(scaled), b); \
@@ -39,13 +49,7 @@ pub const FORMULAS: &[Formula] = &[
 pub const OPS: &[Op] = &[
     ("dropout(input: t, p: f, train: b)", dropout),
     ("gelu(self: t, *, approximate: S?)", gelu),
-    ("glu(self: t, dim: i?)", glu),
     ("prelu(self: t, weight: t)", prelu),
-    (
-        "{softmax,log_softmax}(self: t, dim: i, dtype: d?); \
-         {_softmax,_log_softmax}(self: t, dim: i, half_to_float: b)",
-        softmax,
-    ),
 ];
 
 fn gelu(c: &mut Call) -> Result<Value> {
@@ -60,36 +64,10 @@ fn gelu(c: &mut Call) -> Result<Value> {
 
 fn prelu(c: &mut Call) -> Result<Value> {
     let (x, mut slope) = (c.value("self")?, c.value("weight")?);
-    let rank = c.rank(x);
-    if rank > 2 && c.rank(slope) == 1 {
-        // Each channel has a slope. The axis of channels follows the batch.
-        let axes: Vec<i64> = (1..rank as i64 - 1).collect();
-        slope = c.low.unsqueeze(slope, &axes)?;
+    if c.rank(x) > 2 && c.rank(slope) == 1 {
+        slope = by_channel(&mut c.low.b, slope, x)?;
     }
     c.result(&piecewise::PRELU, &[x, slope])
-}
-
-fn glu(c: &mut Call) -> Result<Value> {
-    let x = float_self(c)?;
-    let axis = c.axis("dim", -1, c.rank(x))?;
-    let halves = c.split(x, axis as i64, 2)?;
-    let gate = c.emit(&activation::SIGMOID, &[halves[1]])?;
-    c.result(&arith::MUL, &[halves[0], gate])
-}
-
-fn softmax(c: &mut Call) -> Result<Value> {
-    let op = match c.name.contains("log") {
-        true => &softmax::LOG_SOFTMAX,
-        false => &softmax::SOFTMAX,
-    };
-    let x = float_self(c)?;
-    if c.bool("half_to_float", false)? {
-        return Err(c.unsupported("`half_to_float`"));
-    }
-    let dtype = c.dtype_or(c.dtype(x))?;
-    let x = c.low.b.cast(x, dtype)?;
-    let axis = c.axis("dim", -1, c.rank(x))?;
-    c.result_with(op, &[x], along(axis))
 }
 
 fn dropout(c: &mut Call) -> Result<Value> {

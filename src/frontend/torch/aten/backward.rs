@@ -14,9 +14,13 @@ use ckpt_passes::Result;
 use ckpt_passes::ir::op::OpDef;
 use ckpt_passes::ir::{Attrs, DType, NodeId, Same, ValueId};
 use ckpt_passes::ops::loss::NEGATIVE_LOG_LIKELIHOOD_LOSS_GRAD;
-use ckpt_passes::ops::{EmitExt, activation, attention, index, norm, softmax};
+use ckpt_passes::ops::{EmitExt, activation, attention, index, norm};
 
 pub const FORMULAS: &[Formula] = &[
+    "_log_softmax_backward_data(grad_output: t, output: t, dim: i, input_dtype: d) => \
+     in_type(LogSoftmaxGrad(saved(output), grad_output, axis=axis(output, dim)), input_dtype)",
+    "_softmax_backward_data(grad_output: t, output: t, dim: i, input_dtype: d) => \
+     in_type(SoftmaxGrad(saved(output), grad_output, axis=axis(output, dim)), input_dtype)",
     // 2·(x − target), over the number of elements for a mean.
     "mse_loss_backward(grad_output: t, self: t, target: t, reduction: i) => \
      d = (self - target) * 2.0; (reduction == 1 ? d / numel(self) : d) * grad_output",
@@ -49,16 +53,8 @@ pub const OPS: &[Op] = &[
         |c| norm(c, &norm::RMS_NORM, &norm::RMS_NORM_GRAD, 2),
     ),
     (
-        "_log_softmax_backward_data(grad_output: t, output: t, dim: i, input_dtype: d)",
-        |c| softmax(c, &softmax::LOG_SOFTMAX_GRAD),
-    ),
-    (
         "_scaled_dot_product_flash_attention_for_cpu_backward(grad_out: t, query: t, key: t, value: t, out: t, logsumexp: _, dropout_p: f, is_causal: b, *, attn_mask: t?, scale: f?)",
         attention,
-    ),
-    (
-        "_softmax_backward_data(grad_output: t, output: t, dim: i, input_dtype: d)",
-        |c| softmax(c, &softmax::SOFTMAX_GRAD),
     ),
     (
         "embedding_dense_backward(grad_output: t, indices: t, num_weights: i, padding_idx: i, scale_grad_by_freq: b)",
@@ -88,16 +84,6 @@ fn saved(c: &mut Call, name: &str) -> Result<ValueId> {
     let x = c.value(name)?;
     c.low.warn_of_detached(x);
     Ok(x)
-}
-
-fn softmax(c: &mut Call, op: &'static OpDef) -> Result<Value> {
-    let (y, dy) = (saved(c, "output")?, c.value("grad_output")?);
-    let axis = c.axis("dim", -1, c.rank(y))?;
-    let mut dx = c.emit_with(op, &[y, dy], along(axis))?;
-    if let Some(dtype) = c.opt_dtype("input_dtype")? {
-        dx = c.low.b.cast(dx, dtype)?;
-    }
-    c.made(dx)
 }
 
 /// Lowers the gradient of an embedding. The padding row gets none.

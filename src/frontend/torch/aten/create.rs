@@ -4,17 +4,28 @@ use super::super::value::{TensorId, Value};
 use super::lowering::DEFAULT_FLOAT;
 use super::signature::{Call, Formula, Op};
 use ckpt_passes::Result;
-use ckpt_passes::ir::{Attrs, DType, Dim, Tensor};
-use ckpt_passes::ops::{EmitExt, fill, logic};
+use ckpt_passes::ops::EmitExt;
+use ckpt_passes::ir::{DType, Dim, Tensor};
+use ckpt_passes::ops::fill;
 
 /// The largest number of elements of a table that is written into the model.
 pub(super) const MAX_TABLE: i64 = 1 << 24;
 
 pub const FORMULAS: &[Formula] = &[
+    "_to_copy(self: t, *, dtype: d?, layout, device, pin_memory, non_blocking: b?, memory_format) => \
+     given(dtype) ? in_type(self, dtype) : clone(self)",
     "bool(self: t) => to(self, bool)",
     "double(self: t) => to(self, float64)",
+    "eye(n: i, *, dtype: d?, layout, device, pin_memory); \
+     eye(n: i, m: i, *, dtype: d?, layout, device, pin_memory) => \
+     rows = whole(n); zero = whole(0); one = whole(1); down = Range(zero, rows, one); \
+     columns = given(m) ? whole(m) : rows; across = Range(zero, columns, one); \
+     in_type(Equal(Unsqueeze(down, [1]), across), given(dtype) ? dtype : float32)",
     "float(self: t) => to(self, float32)",
     "long(self: t) => to(self, int64)",
+    "scalar_tensor(s: s, *, dtype: d?, layout, device, pin_memory) => in_type(s, given(dtype) ? dtype : float32)",
+    "tril(self: t, diagonal: i = 0) => Trilu(self, whole(diagonal), upper=0)",
+    "triu(self: t, diagonal: i = 0) => Trilu(self, whole(diagonal), upper=1)",
 ];
 
 pub const OPS: &[Op] = &[
@@ -43,18 +54,6 @@ pub const OPS: &[Op] = &[
         filled,
     ),
     (
-        "eye(n: i, *, dtype: d?, layout, device, pin_memory); \
-         eye(n: i, m: i, *, dtype: d?, layout, device, pin_memory)",
-        eye,
-    ),
-    (
-        "scalar_tensor(s: s, *, dtype: d?, layout, device, pin_memory)",
-        |c| {
-            let dtype = c.dtype_or(DEFAULT_FLOAT)?;
-            of_sizes(c, &c.given("s"), dtype, &[])
-        },
-    ),
-    (
         "to(self: t, dtype: d, non_blocking: b?, copy: b?, memory_format); \
          to(self: t, device: p?, dtype: d?, non_blocking: b?, copy: b?, memory_format); \
          to(self: t, *, dtype: d?, layout, device, pin_memory, non_blocking: b?, copy: b?, memory_format)",
@@ -65,16 +64,6 @@ pub const OPS: &[Op] = &[
          type_as(self: t, other: t)",
         to_other,
     ),
-    (
-        "_to_copy(self: t, *, dtype: d?, layout, device, pin_memory, non_blocking: b?, memory_format)",
-        |c| {
-            let x = c.value("self")?;
-            let y = c.low.b.cast(x, c.dtype_or(c.dtype(x))?)?;
-            c.made(y)
-        },
-    ),
-    ("tril(self: t, diagonal: i?)", |c| triangle(c, 0)),
-    ("triu(self: t, diagonal: i?)", |c| triangle(c, 1)),
 ];
 
 /// Lowers a copy: the same value in memory of its own.
@@ -163,16 +152,6 @@ fn filled(c: &mut Call) -> Result<Value> {
     of_sizes(c, &number, dtype, &dims)
 }
 
-fn eye(c: &mut Call) -> Result<Value> {
-    let dtype = c.dtype_or(DEFAULT_FLOAT)?;
-    let (rows, columns) = (c.dim("n", 0)?, c.dim(c.either(&["m", "n"]), 0)?);
-    let (down, across) = (c.numbers_to(&rows)?, c.numbers_to(&columns)?);
-    let down = c.low.unsqueeze(down, &[1])?;
-    let y = c.emit(&logic::EQUAL, &[down, across])?;
-    let y = c.low.b.cast(y, dtype)?;
-    c.made(y)
-}
-
 /// Returns a tensor in another element type, or itself if it has that type already.
 fn converted(c: &mut Call, x: TensorId, dtype: DType) -> Result<Value> {
     if c.low.dtype(x) == dtype && !c.bool("copy", false)? {
@@ -192,12 +171,4 @@ fn to(c: &mut Call) -> Result<Value> {
 fn to_other(c: &mut Call) -> Result<Value> {
     let (x, dtype) = (c.tensor("self")?, c.low.dtype(c.tensor("other")?));
     converted(c, x, dtype)
-}
-
-fn triangle(c: &mut Call, upper: i64) -> Result<Value> {
-    let x = c.value("self")?;
-    let k = c.dim("diagonal", 0)?;
-    let k = c.low.int_scalar(&k)?;
-    let attrs = Attrs::new().with("upper", upper);
-    c.result_with(&fill::TRILU, &[x, k], attrs)
 }

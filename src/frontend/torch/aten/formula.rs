@@ -14,9 +14,10 @@
 
 use super::super::scalars;
 use super::super::value::Value;
+use super::axes;
 use super::lowering::{DEFAULT_FLOAT, Lowering};
-use ckpt_passes::ir::{Attr, AttrKind, Attrs, DType, OpDef};
 use ckpt_passes::ops::EmitExt;
+use ckpt_passes::ir::{Attr, AttrKind, Attrs, DType, Dim, OpDef};
 use ckpt_passes::{Error, Result, ops};
 use std::f64::consts::{LN_2, LN_10, PI};
 
@@ -113,6 +114,36 @@ fn helper(low: &mut Lowering, op: &str, name: &str, args: &[Value]) -> Result<Op
                 Err(several) => Value::Tuple(several),
             }
         }
+        ("in_type", [x, Value::DType(dtype)]) => low.converted(x, *dtype)?,
+        ("in_type", [x, Value::None]) => x.clone(),
+        // An operand of a sum: in `dtype` if that is given, else integers in int64.
+        ("summand", [x @ Value::Tensor(id), dtype]) => {
+            let own = low.dtype(*id);
+            let natural = if own.is_float() { own } else { DType::I64 };
+            let dtype = match dtype {
+                Value::DType(dtype) => *dtype,
+                _ => natural,
+            };
+            low.converted(x, dtype)?
+        }
+        // An integer as an int64 scalar.
+        ("whole", [Value::Int(n)]) => low.number(n)?.into(),
+        // An axis of a tensor, counted from the front; several, or all if none is given; how many elements they have.
+        ("axis", [Value::Tensor(x), axis]) => {
+            let at = axes::in_rank(op, fixed(op, axis)?, low.dims(*x).len())?;
+            Value::from(at as i64)
+        }
+        ("axes", [Value::Tensor(x), list]) => {
+            let listed = list.members().iter().map(|axis| fixed(op, axis));
+            let listed: Vec<i64> = listed.collect::<Result<_>>()?;
+            let all = axes::chosen(op, &listed, low.dims(*x).len())?;
+            all.into_iter().map(|a| a as i64).collect::<Vec<_>>().into()
+        }
+        ("count", [Value::Tensor(x), axes]) => {
+            let axes = axes.members().iter().filter_map(Value::number);
+            let sizes = axes.map(|axis| &low.dims(*x)[axis as usize]);
+            sizes.fold(Dim::ONE, |n, size| n.mul(size)).into()
+        }
         ("times", [x, factor]) if *factor == Value::None || factor.number() == Some(1.0) => {
             x.clone()
         }
@@ -140,8 +171,18 @@ fn helper(low: &mut Lowering, op: &str, name: &str, args: &[Value]) -> Result<Op
     }))
 }
 
+/// Returns a number that the file must fix.
+fn fixed(op: &str, value: &Value) -> Result<i64> {
+    value.number().map(|n| n as i64).ok_or_else(|| {
+        Error::model("op", format!("{op}: an axis is not of the right kind"))
+            .expected("a number that the file fixes")
+            .found(value.kind())
+    })
+}
+
 /// Emits a row of the op table. A tuple among the operands stands for its members, a number for a scalar in the type of the
-/// last tensor beside it, and a list for a vector of integers. Named arguments are attributes.
+/// last tensor beside it, and a list for a vector of integers. Named arguments are attributes; a flag that is not given is 0.
+/// `results=2` makes a tuple of that many results.
 fn row(
     low: &mut Lowering,
     op: &'static OpDef,
@@ -162,9 +203,12 @@ fn row(
         ins.push(match arg {
             Value::None => None,
             Value::Tensor(id) => Some(low.read(*id)?),
-            Value::List(_) => {
-                let numbers = arg.members().iter().filter_map(Value::number);
-                Some(low.b.ints(&numbers.map(|n| n as i64).collect::<Vec<_>>()))
+            Value::List(items) => {
+                let dims = items.iter().filter_map(|item| match item {
+                    Value::Int(dim) => Some(dim.clone()),
+                    _ => None,
+                });
+                Some(low.int_vector(&dims.collect::<Vec<_>>())?)
             }
             number => {
                 let natural = match number {
@@ -175,8 +219,12 @@ fn row(
             }
         });
     }
-    let mut attrs = Attrs::new();
+    let (mut attrs, mut results) = (Attrs::new(), None);
     for (name, value) in named {
+        if name == "results" {
+            results = value.number().map(|n| n as usize);
+            continue;
+        }
         let kind = op
             .attrs
             .iter()
@@ -185,6 +233,9 @@ fn row(
         let attr = match (kind, &value, value.number()) {
             (Some(AttrKind::Float), _, Some(x)) => Attr::Float(x as f32),
             (Some(AttrKind::Int), _, Some(n)) => Attr::Int(n as i64),
+            (Some(AttrKind::Int), Value::Bool(flag), _) => Attr::Int((*flag).into()),
+            (Some(AttrKind::Int), Value::None, _) => Attr::Int(0),
+            (Some(AttrKind::Str), Value::Str(word), _) => Attr::Str(word.clone()),
             (Some(AttrKind::DType), Value::DType(dtype), _) => Attr::DType(*dtype),
             _ => {
                 let what = format!("a formula gives {} no attribute `{name}`", op.name);
@@ -193,8 +244,13 @@ fn row(
         };
         attrs.set(name, attr);
     }
-    let value = low.b.emit_n(op, ins, attrs, 1)?[0];
-    Ok(Value::Tensor(low.fresh(value)))
+    let values = low.b.emit_n(op, ins, attrs, results.unwrap_or(1))?;
+    let tensors = values.into_iter().map(|v| Value::Tensor(low.fresh(v)));
+    let tensors: Vec<Value> = tensors.collect();
+    Ok(match results {
+        Some(_) => Value::Tuple(tensors),
+        None => tensors[0].clone(),
+    })
 }
 
 struct Reader<'l, 'g> {

@@ -3,6 +3,7 @@
 
 use super::super::value::Value;
 use super::lowering::View;
+use super::products;
 use super::reduce::over;
 use super::signature::{Call, Op, along};
 use crate::frontend::lower::standard;
@@ -86,17 +87,12 @@ const MAX_LENGTH: i64 = 1 << 30;
 
 /// Returns a list with one length for each axis. A single number counts for all axes, an empty list for `default`.
 fn each(c: &Call, name: &str, default: &[i64]) -> Result<Vec<i64>> {
-    let list = c.ints(name)?.unwrap_or_default();
-    if let Some(bad) = list.iter().find(|n| !(0..=MAX_LENGTH).contains(*n)) {
-        return Err(c
+    let list = products::each(c, name, default)?;
+    match list.iter().find(|n| !(0..=MAX_LENGTH).contains(*n)) {
+        None => Ok(list),
+        Some(bad) => Err(c
             .fail("shape", format!("`{name}` is no list of lengths"))
-            .found(bad.to_string()));
-    }
-    match list.len() {
-        0 => Ok(default.to_vec()),
-        1 => Ok(vec![list[0]; default.len()]),
-        n if n == default.len() => Ok(list),
-        n => Err(c.fail("shape", format!("`{name}` has {n} entries"))),
+            .found(bad.to_string())),
     }
 }
 

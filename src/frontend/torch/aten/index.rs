@@ -5,29 +5,52 @@ use super::arrange::id;
 use super::create::{MAX_TABLE, table};
 use super::lowering::{DEFAULT_FLOAT, View, inverse};
 use super::signature::{Call, Formula, Op, along};
-use super::{reduce, views};
+use super::views;
 use ckpt_passes::Result;
 use ckpt_passes::ir::same_dims;
-use ckpt_passes::ir::{Attrs, DType, Dim, OpDef, ValueId};
-use ckpt_passes::ops::{
-    EmitExt, arith, extreme, fill, index, logic, reduce::REDUCE_SUM, scatter, select, shape,
-};
+use ckpt_passes::ir::{Attrs, DType, Dim, ValueId};
+use ckpt_passes::ops::{EmitExt, extreme, index, logic, scatter, shape};
 
 pub const FORMULAS: &[Formula] = &[
     "argsort(self: t, dim: i?, descending: b?) => sort(self, dim, descending)[1]",
     "argsort(self: t, *, stable: b, dim: i?, descending: b?) => sort(self, stable=stable, dim=dim, descending=descending)[1]",
     "argwhere(self: t) => nonzero(self)",
+    "gather(self: t, dim: i, index: t, *, sparse_grad: b?) => GatherElements(self, index, axis=axis(self, dim))",
+    // The number of elements in each of `bins` equal intervals of [min, max], of which the last one includes its end.
+    "histc(self: t, bins: i = 100, min: f = 0.0, max: f = 0.0) => is_float(self) & min < max & bins >= 1 ? \
+     (x = Reshape(self, [-1]); low = like(min, x); high = like(max, x); \
+     place = Min(Floor(Div(Mul(Sub(x, low), bins), max - min)), bins - 1); \
+     counts = And(GreaterOrEqual(x, low), LessOrEqual(x, high)); \
+     place = Unsqueeze(Where(counts, place, -1.0), [1]); zero = whole(0); one = whole(1); \
+     numbers = Cast(Range(zero, whole(bins), one), to=dtype(x)); hits = Cast(Equal(place, numbers), to=dtype(x)); \
+     ReduceSum(hits, [0], keepdims=0, noop_with_empty_axes=1)) : unsupported('a range that the data decides')",
+    "index_select(self: t, dim: i, index: t) => Gather(self, index, axis=axis(self, dim))",
     "masked_scatter(self: t, mask: t, source: t) => \
      mask = expand(mask, size(self)); places = clamp_min(cumsum(flatten(mask), 0) - 1, 0); \
      taken = reshape(take(source, places), size(self)); where(mask, taken, self)",
     "masked_select(self: t, mask: t) => both = broadcast_tensors([self, mask]); index(both[0], [both[1]])",
+    "one_hot(self: t, num_classes: i = -1) => \
+     num_classes == -1 ? unsupported('a number of classes that the data decides') : \
+     OneHot(self, whole(num_classes), [0, 1], axis=-1)",
     "put(self: t, index: t, source: t, accumulate: b?) => \
      y = index_put(flatten(self), [flatten(index)], flatten(source), accumulate); reshape(y, size(self))",
+    "scatter(self: t, dim: i, index: t, src: t) => \
+     ScatterElements(self, index, like(src, self), axis=axis(self, dim), reduction='none')",
+    "scatter(self: t, dim: i, index: t, value: s) => updates = expand(like(value, self), size(index)); \
+     ScatterElements(self, index, updates, axis=axis(self, dim), reduction='none')",
+    "scatter_add(self: t, dim: i, index: t, src: t) => \
+     ScatterElements(self, index, like(src, self), axis=axis(self, dim), reduction='add')",
     "select_scatter(self: t, src: t, dim: i, index: i) => \
      copy = clone(self); copy_(select(copy, dim, index), src); copy",
     "slice_scatter(self: t, src: t, dim: i?, start: i?, end: i?, step: i?) => \
      copy = clone(self); copy_(slice(copy, dim, start, end, step), src); copy",
+    // Equal elements keep their order, which PyTorch promises only for stable sorts.
+    "sort(self: t, dim: i = -1, descending: b?); \
+     sort(self: t, *, stable: b?, dim: i = -1, descending: b?) => \
+     TopK(self, [size(self, dim)], axis=axis(self, dim), largest=descending, sorted=1, results=2)",
     "take(self: t, index: t) => index(flatten(self), [index])",
+    "topk(self: t, k: i, dim: i = -1, largest: b = true, sorted: b?) => \
+     TopK(self, [k], axis=axis(self, dim), largest=largest, sorted=1, results=2)",
     "where(condition: t) => unbind(nonzero(condition), 1)",
 ];
 
@@ -44,11 +67,6 @@ pub const OPS: &[Op] = &[
         "embedding(weight: t, indices: t, padding_idx: i?, scale_grad_by_freq: b?, sparse: b?)",
         embedding,
     ),
-    (
-        "gather(self: t, dim: i, index: t, *, sparse_grad: b?)",
-        |c| gather(c, &index::GATHER_ELEMENTS),
-    ),
-    ("histc(self: t, bins: i?, min: f?, max: f?)", histogram),
     ("index(self: t, indices: l)", by_tensors),
     (
         "index_add(self: t, dim: i, index: t, source: t, *, alpha: s?)",
@@ -65,9 +83,6 @@ pub const OPS: &[Op] = &[
         "index_put(self: t, indices: l, values: t, accumulate: b?)",
         index_put,
     ),
-    ("index_select(self: t, dim: i, index: t)", |c| {
-        gather(c, &index::GATHER)
-    }),
     (
         "linspace(start: f, end: f, steps: i, *, dtype: d?, layout, device, pin_memory)",
         |c| spaced(c, None),
@@ -80,7 +95,6 @@ pub const OPS: &[Op] = &[
         },
     ),
     ("nonzero(self: t)", nonzero),
-    ("one_hot(self: t, num_classes: i?)", one_hot),
     (
         "repeat_interleave(self: t, repeats: t, dim: i?, *, output_size: i?)",
         repeated,
@@ -91,12 +105,6 @@ pub const OPS: &[Op] = &[
         c.made(places)
     }),
     (
-        "scatter(self: t, dim: i, index: t, src: t); \
-         scatter(self: t, dim: i, index: t, value: s); \
-         scatter_add(self: t, dim: i, index: t, src: t)",
-        scattered,
-    ),
-    (
         "scatter(self: t, dim: i, index: t, src: ts, *, reduce: S); \
          scatter(self: t, dim: i, index: t, value: s, *, reduce: S); \
          scatter_reduce(self: t, dim: i, index: t, src: t, reduce: S, *, include_self: b?)",
@@ -106,16 +114,7 @@ pub const OPS: &[Op] = &[
         "searchsorted(sorted_sequence: t, self: ts, *, out_int32: b?, right: b?, side: S?, sorter: t?)",
         |c| ranked(c, "sorted_sequence"),
     ),
-    (
-        "sort(self: t, dim: i?, descending: b?); \
-         sort(self: t, *, stable: b?, dim: i?, descending: b?)",
-        sorted,
-    ),
     ("take_along_dim(self: t, indices: t, dim: i?)", take_along),
-    (
-        "topk(self: t, k: i, dim: i?, largest: b?, sorted: b?)",
-        topk,
-    ),
     (
         "tri{l,u}_indices(row: i, col: i, offset: i?, *, dtype: d?, layout, device, pin_memory)",
         triangle,
@@ -138,13 +137,6 @@ fn embedding(c: &mut Call) -> Result<Value> {
         y = c.emit(&logic::WHERE, &[is_padding, fixed, y])?;
     }
     c.made(y)
-}
-
-/// Lowers a lookup along the axis `dim`.
-fn gather(c: &mut Call, op: &'static OpDef) -> Result<Value> {
-    let (x, at) = (c.value("self")?, c.value("index")?);
-    let axis = c.axis("dim", 0, c.rank(x))?;
-    c.result_with(op, &[x, at], along(axis))
 }
 
 /// The axes that an index by several tensors replaces, and the indices along each of them.
@@ -292,104 +284,11 @@ fn rows_put(c: &mut Call, reduction: &str) -> Result<Value> {
     put(c, [front, at, rows], reduction, &perm)
 }
 
-fn scattered(c: &mut Call) -> Result<Value> {
-    let reduction = match c.name.as_str() {
-        "scatter_add" => "add",
-        _ => "none",
-    };
-    let (x, at) = (c.value("self")?, c.value("index")?);
-    let axis = c.axis("dim", 0, c.rank(x))?;
-    let given = c.need(c.either(&["value", "src"]))?;
-    let mut updates = c.low.operand(&given, c.dtype(x))?;
-    if !matches!(given, Value::Tensor(_)) {
-        updates = c.low.broadcast_to(updates, &c.shape_of(at))?;
-    }
-    let attrs = along(axis).with("reduction", reduction);
-    c.result_with(&scatter::SCATTER_ELEMENTS, &[x, at, updates], attrs)
-}
-
 fn nonzero(c: &mut Call) -> Result<Value> {
     let x = c.value("self")?;
     let places = c.emit(&index::NON_ZERO, &[x])?;
     c.low.read_sizes(places);
     let y = shape::transpose(&mut c.low.b, places, vec![1, 0])?;
-    c.made(y)
-}
-
-fn one_hot(c: &mut Call) -> Result<Value> {
-    let x = c.value("self")?;
-    let classes = c.dim("num_classes", -1)?;
-    if classes == Dim::from(-1) {
-        return Err(c.unsupported("a number of classes that the data decides"));
-    }
-    let classes = c.low.int_scalar(&classes)?;
-    let values = c.low.b.ints(&[0, 1]);
-    let attrs = Attrs::new().with("axis", -1);
-    c.result_with(&scatter::ONE_HOT, &[x, classes, values], attrs)
-}
-
-/// Lowers the k largest or smallest elements along `dim`, in order, and their indices.
-fn chosen(c: &mut Call, x: ValueId, k: &Dim, largest: bool) -> Result<Value> {
-    let axis = c.axis("dim", -1, c.rank(x))?;
-    let k = c.low.int_vector(std::slice::from_ref(k))?;
-    let attrs = along(axis)
-        .with("largest", i64::from(largest))
-        .with("sorted", 1);
-    let ins = vec![Some(x), Some(k)];
-    let outs = c.low.b.emit_n(&select::TOP_K, ins, attrs, 2)?;
-    Ok(Value::Tuple(vec![c.made(outs[0])?, c.made(outs[1])?]))
-}
-
-fn topk(c: &mut Call) -> Result<Value> {
-    let x = c.value("self")?;
-    let k = c.dim("k", 1)?;
-    let largest = c.bool("largest", true)?;
-    chosen(c, x, &k, largest)
-}
-
-/// Lowers a sort. Equal elements keep their order, which PyTorch promises only for stable sorts.
-fn sorted(c: &mut Call) -> Result<Value> {
-    let x = c.value("self")?;
-    let axis = c.axis("dim", -1, c.rank(x))?;
-    let size = c.shape_of(x).get(axis).cloned();
-    let size = size.ok_or_else(|| c.unsupported("a scalar"))?;
-    let down = c.bool("descending", false)?;
-    chosen(c, x, &size, down)
-}
-
-/// Counts the elements in each of `bins` equal intervals of [min, max]. Other elements are not counted.
-fn histogram(c: &mut Call) -> Result<Value> {
-    let x = c.value("self")?;
-    let dtype = c.low.b.ty(x).dtype;
-    let bins = c.int("bins", 100)?;
-    let (least, most) = (c.float("min", 0.0)?, c.float("max", 0.0)?);
-    if least >= most || bins < 1 || !dtype.is_float() {
-        return Err(c.unsupported("a range that the data decides"));
-    }
-    let x = c.flattened(x)?;
-    let (low, high) = (c.low.b.scalar(dtype, least), c.low.b.scalar(dtype, most));
-    let off = c.low.b.sub(x, low)?;
-    let factor = c.low.b.scalar(dtype, bins as f64);
-    let scaled = c.low.b.mul(off, factor)?;
-    let width = c.low.b.scalar(dtype, most - least);
-    let place = c.low.b.div(scaled, width)?;
-    let place = c.emit(&arith::FLOOR, &[place])?;
-    // The last interval includes its end.
-    let last = c.low.b.scalar(dtype, (bins - 1) as f64);
-    let place = c.emit(&extreme::MIN, &[place, last])?;
-    let above = c.emit(&logic::GREATER_OR_EQUAL, &[x, low])?;
-    let below = c.emit(&logic::LESS_OR_EQUAL, &[x, high])?;
-    let counts = c.emit(&logic::AND, &[above, below])?;
-    let none = c.low.b.scalar(dtype, -1.0);
-    let place = c.emit(&logic::WHERE, &[counts, place, none])?;
-    let place = c.low.unsqueeze(place, &[1])?;
-    let (zero, one) = (c.low.b.int(0), c.low.b.int(1));
-    let end = c.low.b.int(bins);
-    let numbers = c.emit(&fill::RANGE, &[zero, end, one])?;
-    let numbers = c.low.b.cast(numbers, dtype)?;
-    let hits = c.emit(&logic::EQUAL, &[place, numbers])?;
-    let hits = c.low.b.cast(hits, dtype)?;
-    let y = reduce::over(c, &REDUCE_SUM, hits, &[0], false)?;
     c.made(y)
 }
 

@@ -14,6 +14,7 @@
 mod activation;
 mod arrange;
 mod attention;
+mod axes;
 mod backward;
 mod complex;
 mod composed;

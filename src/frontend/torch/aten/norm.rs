@@ -3,6 +3,7 @@
 use super::super::value::Value;
 use super::reduce::{count, over};
 use super::signature::{Call, Op};
+use crate::frontend::lower::by_channel;
 use ckpt_passes::Result;
 use ckpt_passes::ir::{Attrs, DType, Dim, ValueId};
 use ckpt_passes::ops::rule::{Formulas, Term, unary_op};
@@ -84,20 +85,14 @@ fn rms_norm(c: &mut Call) -> Result<Value> {
     c.result_with(&norm::RMS_NORM, &[x, scale], attrs)
 }
 
-/// Reshapes a vector [channels] to [channels, 1, …], so that it broadcasts behind the batch axis of `x`.
-fn channels(c: &mut Call, v: ValueId, x: ValueId) -> Result<ValueId> {
-    let axes: Vec<i64> = (1..c.rank(x) as i64 - 1).collect();
-    c.low.unsqueeze(v, &axes)
-}
-
 /// Applies `weight` and `bias`, if they are given.
 fn affine(c: &mut Call, mut y: ValueId) -> Result<Value> {
     if let Some(weight) = c.opt_value("weight")? {
-        let weight = channels(c, weight, y)?;
+        let weight = by_channel(&mut c.low.b, weight, y)?;
         y = c.low.b.mul(y, weight)?;
     }
     if let Some(bias) = c.opt_value("bias")? {
-        let bias = channels(c, bias, y)?;
+        let bias = by_channel(&mut c.low.b, bias, y)?;
         y = c.low.b.add(y, bias)?;
     }
     c.made(y)
@@ -145,7 +140,8 @@ fn reshaped_like(c: &mut Call, x: ValueId, like: ValueId) -> Result<ValueId> {
 
 /// Normalises by the running statistics of the channels.
 fn by_running(c: &mut Call, x: ValueId, mean: ValueId, var: ValueId) -> Result<ValueId> {
-    let (mean, var) = (channels(c, mean, x)?, channels(c, var, x)?);
+    let mean = by_channel(&mut c.low.b, mean, x)?;
+    let var = by_channel(&mut c.low.b, var, x)?;
     normalised(c, x, mean, var)
 }
 

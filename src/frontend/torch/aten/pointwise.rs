@@ -3,8 +3,9 @@
 use super::super::value::Value;
 use super::signature::{Call, Formula, Op};
 use ckpt_passes::Result;
+use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ir::ValueId;
-use ckpt_passes::ops::{EmitExt, arith, math, power};
+use ckpt_passes::ops::arith;
 
 /// `ordered` and `erfinv_step` are of other formulas here.
 pub const FORMULAS: &[Formula] = &[
@@ -90,6 +91,10 @@ pub const FORMULAS: &[Formula] = &[
     "ordered(self: ts, other: ts) => \
      both = common(self, other); is_bool(both[0]) ? (Cast(both[0], to=int32), Cast(both[1], to=int32)) : both",
     "positive(self: t) => self",
+    // A whole exponent keeps its type, because float32 does not hold every integer.
+    "pow(self: ts, exponent: ts) => \
+     x = typed(self, exponent); is_tensor(exponent) ? Pow(x, like(exponent, x)) : exponent == 1 ? x : \
+     exponent == 0.5 & is_float(x) ? Sqrt(x) : Pow(x, exponent)",
     "reciprocal(self: t) => Reciprocal(floating(self))",
     "remainder(self: ts, other: ts) => \
      both = common(self, other); \
@@ -117,7 +122,6 @@ pub const OPS: &[Op] = &[
     ("floor_divide(self: ts, other: ts)", |c| {
         whole_quotient(c, true)
     }),
-    ("pow(self: ts, exponent: ts)", power),
 ];
 
 /// Returns `self` in floating point.
@@ -165,31 +169,4 @@ pub(super) fn both(c: &mut Call, a: &str, b: &str) -> Result<[ValueId; 2]> {
         c.low.operand(&given[0], dtype)?,
         c.low.operand(&given[1], dtype)?,
     ])
-}
-
-/// Multiplies `x` by a factor, unless that is 1 or not given.
-pub(super) fn times_factor(c: &mut Call, x: ValueId, name: &str) -> Result<ValueId> {
-    match c.get(name).cloned() {
-        None => Ok(x),
-        Some(factor) if factor.number() == Some(1.0) => Ok(x),
-        Some(factor) => {
-            let factor = c.low.operand(&factor, c.dtype(x))?;
-            c.low.b.mul(x, factor)
-        }
-    }
-}
-
-fn power(c: &mut Call) -> Result<Value> {
-    let (base, exponent) = (c.need("self")?, c.need("exponent")?);
-    let dtype = c.low.promoted(&[&base, &exponent])?;
-    let x = c.low.operand(&base, dtype)?;
-    match exponent.number() {
-        Some(1.0) => c.made(x),
-        Some(0.5) if dtype.is_float() => c.result(&math::SQRT, &[x]),
-        // A whole exponent keeps its type, because float32 does not hold every integer.
-        _ => {
-            let p = c.low.operand(&exponent, dtype)?;
-            c.result(&power::POW, &[x, p])
-        }
-    }
 }

@@ -2,7 +2,6 @@
 
 use super::super::value::{TensorId, Value};
 use super::arrange::{id, promoted};
-use super::pointwise::times_factor;
 use super::reduce::over;
 use super::signature::{Call, Formula, Op};
 use crate::frontend::lower::standard;
@@ -11,24 +10,34 @@ use ckpt_passes::ir::same_dims;
 use ckpt_passes::ir::{Attrs, DType, Same, ValueId};
 use ckpt_passes::ops::reduce::REDUCE_SUM;
 use ckpt_passes::ops::scan::CUM_SUM;
-use ckpt_passes::ops::{EmitExt, arith, conv, logic, matmul, shape};
+use ckpt_passes::ops::{EmitExt, conv, logic, matmul, shape};
 
 pub const FORMULAS: &[Formula] = &[
     "_cdist_forward(x1: t, x2: t, p: f, compute_mode: i?) => cdist(x1, x2, p)",
     // With β = 0, nothing of `self` counts.
+    "addmm(self: t, mat1: t, mat2: t, *, beta: s?, alpha: s?) => \
+     y = times(MatMul(mat1, mat2), alpha); \
+     given(beta) ? beta == 0 ? y : Add(y, times(self, beta)) : Add(y, self)",
     "addmv(self: t, mat: t, vec: t, *, beta: s?, alpha: s?) => \
      y = mv(mat, vec); y = given(alpha) ? y * alpha : y; \
      given(beta) ? beta == 0 ? y : self * beta + y : self + y",
     "addr(self: t, vec1: t, vec2: t, *, beta: s?, alpha: s?) => \
      y = outer(vec1, vec2); y = given(alpha) ? y * alpha : y; \
      given(beta) ? beta == 0 ? y : self * beta + y : self + y",
+    "baddbmm(self: t, batch1: t, batch2: t, *, beta: s?, alpha: s?) => \
+     y = times(MatMul(batch1, batch2), alpha); \
+     given(beta) ? beta == 0 ? y : Add(y, times(self, beta)) : Add(y, self)",
+    "{bmm,mm}(self: t, mat2: t) => MatMul(self, mat2)",
     // The root of equal rows has no slope, so their gradient is 0.
     "cdist(x1: t, x2: t, p: f = 2.0, compute_mode: i?) => \
      off = unsqueeze(x1, -2) - unsqueeze(x2, -3); \
      p != 2.0 ? linalg_vector_norm(off, p, -1) : (square = sum(off * off, -1); zero = square == 0; \
      where(zero, 0.0, sqrt(where(zero, 1.0, square))))",
+    "dot(self: t, tensor: t) => MatMul(self, tensor)",
     "ger(self: t, vec2: t) => outer(self, vec2)",
     "linalg_vecdot(x: t, y: t, *, dim: i = -1) => sum(x * y, dim)",
+    "matmul(self: t, other: t) => MatMul(self, other)",
+    "mv(self: t, vec: t) => MatMul(self, vec)",
     "outer(self: t, vec2: t) => unsqueeze(self, 1) * vec2",
     "vdot(self: t, other: t) => dot(self, other)",
 ];
@@ -59,21 +68,13 @@ pub const OPS: &[Op] = &[
         trilinear,
     ),
     (
-        "addmm(self: t, mat1: t, mat2: t, *, beta: s?, alpha: s?)",
-        |c| added_product(c, "mat1", "mat2"),
-    ),
-    (
-        "baddbmm(self: t, batch1: t, batch2: t, *, beta: s?, alpha: s?)",
-        |c| added_product(c, "batch1", "batch2"),
-    ),
-    (
         "bilinear(input1: t, input2: t, weight: t, bias: t?)",
         bilinear,
     ),
-    ("{bmm,mm}(self: t, mat2: t)", |c| product(c, "mat2")),
-    ("chain_matmul(matrices: l)", chained),
-    ("linalg_multi_dot(tensors: l)", chained),
-    ("dot(self: t, tensor: t)", |c| product(c, "tensor")),
+    (
+        "chain_matmul(matrices: l); linalg_multi_dot(tensors: l)",
+        chained,
+    ),
     ("einsum(equation: S, tensors: l, *, path: I?)", |c| {
         let tensors = c.tensors("tensors")?;
         let equation = c.str("equation", "")?.to_string();
@@ -85,8 +86,6 @@ pub const OPS: &[Op] = &[
         let y = affine(c, x, weight, bias)?;
         c.made(y)
     }),
-    ("matmul(self: t, other: t)", |c| product(c, "other")),
-    ("mv(self: t, vec: t)", |c| product(c, "vec")),
     (
         "tensordot(self: t, other: t, dims_self: I, dims_other: I)",
         tensordot,
@@ -96,11 +95,6 @@ pub const OPS: &[Op] = &[
         |c| grouped(c, "input", "weight"),
     ),
 ];
-
-fn product(c: &mut Call, other: &str) -> Result<Value> {
-    let (a, b) = (c.value("self")?, c.value(other)?);
-    c.result(&matmul::MATMUL, &[a, b])
-}
 
 /// Emits `x·wᵀ + bias`. The weight stays as it is stored and is read through a transpose.
 pub(super) fn affine(
@@ -120,34 +114,21 @@ pub(super) fn affine(
     }
 }
 
-/// Returns true if a factor is given and 0.
-fn is_zero(value: Option<&Value>) -> bool {
-    value.and_then(Value::number) == Some(0.0)
-}
-
-/// Lowers β·self + α·a·b. With β = 0, nothing of `self` counts, not even a NaN.
-fn added_product(c: &mut Call, a: &str, b: &str) -> Result<Value> {
-    let (a, b) = (c.value(a)?, c.value(b)?);
-    let y = c.emit(&matmul::MATMUL, &[a, b])?;
-    let y = times_factor(c, y, "alpha")?;
-    if is_zero(c.get("beta")) {
-        return c.made(y);
-    }
-    let term = c.value("self")?;
-    let term = times_factor(c, term, "beta")?;
-    c.result(&arith::ADD, &[y, term])
-}
-
-/// Returns a list with one entry for each axis. A single number counts for all axes.
+/// Returns a list with one entry for each axis, which all have the same default. A single number counts for all axes.
 fn per_axis(c: &Call, name: &str, default: i64, axes: usize) -> Result<Vec<i64>> {
-    let list = c.ints(name)?.unwrap_or_else(|| vec![default]);
+    each(c, name, &vec![default; axes])
+}
+
+/// Returns a list with one entry for each axis. A single number counts for all axes, an empty list for `default`.
+pub(super) fn each(c: &Call, name: &str, default: &[i64]) -> Result<Vec<i64>> {
+    let list = c.ints(name)?.unwrap_or_default();
     match list.len() {
-        1 => Ok(vec![list[0]; axes]),
-        n if n == axes => Ok(list),
-        0 => Ok(vec![default; axes]),
+        0 => Ok(default.to_vec()),
+        1 => Ok(vec![list[0]; default.len()]),
+        n if n == default.len() => Ok(list),
         n => Err(c
             .fail("shape", format!("`{name}` has {n} entries"))
-            .expected(format!("{axes}"))),
+            .expected(default.len().to_string())),
     }
 }
 

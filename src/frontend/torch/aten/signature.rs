@@ -18,8 +18,8 @@
 //! TorchScript does not name overloads.
 
 use super::super::value::{TensorId, Value};
-use super::formula;
 use super::lowering::Lowering;
+use super::{axes, formula};
 use ckpt_passes::ir::{Attrs, DType, Dim, OpDef, ValueId};
 use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ops::concat::SPLIT;
@@ -432,14 +432,7 @@ impl Call<'_, '_> {
     /// # Errors
     /// An axis that a tensor of that rank does not have.
     pub fn in_rank(&self, axis: i64, rank: usize) -> Result<usize> {
-        let r = rank.max(1) as i64;
-        let at = if axis < 0 { axis + r } else { axis };
-        if (0..r).contains(&at) {
-            return Ok(at as usize);
-        }
-        Err(self
-            .fail("axis", format!("axis {axis} is out of range"))
-            .expected(format!("-{r}..{r}")))
+        axes::in_rank(&self.name, axis, rank)
     }
 
     /// Returns `self` and the axis `dim` of it, the first by default.
@@ -504,17 +497,7 @@ impl Call<'_, '_> {
 
     /// Returns axes in `0..rank`; all of them if the list is empty or not given.
     pub fn axes(&self, name: &str, rank: usize) -> Result<Vec<usize>> {
-        let list = self.listed_axes(name, rank)?;
-        for (i, axis) in list.iter().enumerate() {
-            if list[..i].contains(axis) && rank > 0 {
-                return Err(self.fail("axis", format!("axis {axis} is listed twice")));
-            }
-        }
-        // A scalar has no axis to name.
-        match list.is_empty() || rank == 0 {
-            true => Ok((0..rank).collect()),
-            false => Ok(list),
-        }
+        axes::chosen(&self.name, &self.ints(name)?.unwrap_or_default(), rank)
     }
 
     /// Returns a truth value.

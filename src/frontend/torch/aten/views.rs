@@ -77,18 +77,19 @@ pub const OPS: &[Op] = &[
         split_sizes,
     ),
     ("squeeze(self: t); squeeze(self: t, dim: I)", squeeze),
-    ("swapaxes(self: t, axis0: i, axis1: i)", |c| {
-        let (a, b) = (c.int("axis0", 0)?, c.int("axis1", 0)?);
-        swap(c, a, b)
-    }),
     ("t(self: t)", |c| {
         let last = rank(c)? as i64 - 1;
         swap(c, 0, last.clamp(0, 1))
     }),
-    ("{transpose,swapdims}(self: t, dim0: i, dim1: i)", |c| {
-        let (a, b) = (c.int("dim0", 0)?, c.int("dim1", 0)?);
-        swap(c, a, b)
-    }),
+    (
+        "{transpose,swapdims}(self: t, dim0: i, dim1: i); \
+         swapaxes(self: t, axis0: i, axis1: i)",
+        |c| {
+            let names = [c.either(&["dim0", "axis0"]), c.either(&["dim1", "axis1"])];
+            let (a, b) = (c.int(names[0], 0)?, c.int(names[1], 0)?);
+            swap(c, a, b)
+        },
+    ),
     ("unbind(self: t, dim: i?)", unbind),
     ("unflatten(self: t, dim: i, sizes: I)", unflatten),
     ("unfold(self: t, dimension: i, size: i, step: i)", unfold),

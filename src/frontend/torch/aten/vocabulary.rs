@@ -225,3 +225,23 @@ fn in_place(
     low.write(target, value)?;
     Ok(Value::Tensor(target))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ckpt_passes::ops;
+
+    #[test]
+    fn formulas_call_rows_that_exist() {
+        let texts = FAMILIES.iter().flat_map(|(_, formulas)| formulas.iter());
+        for text in texts {
+            let (_, body) = text.split_once(") => ").expect(text);
+            for (at, _) in body.match_indices('(') {
+                let before = body[..at].rsplit(|c: char| !c.is_ascii_alphanumeric());
+                let name = before.into_iter().next().unwrap_or("");
+                let is_row = name.starts_with(|c: char| c.is_ascii_uppercase());
+                assert!(!is_row || ops::find(name).is_some(), "{name} in {text}");
+            }
+        }
+    }
+}

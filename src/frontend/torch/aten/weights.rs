@@ -106,10 +106,7 @@ impl Lowering<'_> {
         *copied = copied.saturating_add(bytes);
         match *copied <= MAX_COPIES.saturating_mul(weight.bytes.len() as u64) {
             true => Ok(()),
-            false => Err(Error::model(
-                "data",
-                "too many weights are strided parts of one storage",
-            )),
+            false => bail!("data", "too many weights are strided parts of one storage"),
         }
     }
 }

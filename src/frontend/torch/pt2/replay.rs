@@ -302,10 +302,11 @@ impl<'l, 'g> Replay<'l, 'g> {
             }
             Argument::AsBool(b) => Ok(Value::Bool(*b)),
             Argument::AsBools(all) => Ok(all.clone().into()),
-            other => Err(Error::model(
+            other => bail!(
                 "op",
-                format!("an argument that is {} is not supported", other.kind()),
-            )),
+                "an argument that is {} is not supported",
+                other.kind()
+            ),
         }
     }
 

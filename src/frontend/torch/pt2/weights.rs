@@ -154,20 +154,18 @@ fn pickled(lowering: &mut Lowering, stored: &Stored, name: &str, parameter: bool
 pub fn check_rank(meta: &TensorMeta) -> Result<()> {
     match meta.sizes.len() <= MAX_RANK && meta.strides.len() <= MAX_RANK {
         true => Ok(()),
-        false => Err(Error::model(
+        false => bail!(
             "type",
-            format!("a tensor of {} axes is not supported", meta.sizes.len()),
-        )),
+            "a tensor of {} axes is not supported",
+            meta.sizes.len()
+        ),
     }
 }
 
 fn number(size: &Size) -> Result<u64> {
     match size {
         Size::AsInt(n) if *n >= 0 => Ok(*n as u64),
-        _ => Err(Error::model(
-            "data",
-            "a size, stride or offset is no number",
-        )),
+        _ => bail!("data", "a size, stride or offset is no number"),
     }
 }
 
