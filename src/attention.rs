@@ -1,18 +1,18 @@
-//! Which kernels of attention a run may take.
+//! The attention kernels that a run may use.
 //!
-//! PyTorch has fused ones for CUDA devices. They round otherwise than our tiles do, so that a choice among them changes
-//! bits: it is made once, from sizes and types alone, and can be switched off.
+//! PyTorch has fused kernels for CUDA devices. They round differently from our tiles, so the choice changes bits. It depends
+//! only on sizes and types, and it can be switched off.
 
 use ckpt_passes::{Error, Result};
 use std::fmt;
 
-/// Where the kernels of `Attention` and its gradient come from.
+/// The kernels for `Attention` and its gradient.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Attention {
-    /// On a CUDA device PyTorch's fused kernels where they mean the same, tiles elsewhere.
+    /// PyTorch's fused kernels where a CUDA device has equivalent ones, else tiles.
     #[default]
     Auto,
-    /// Ours, tile by tile.
+    /// Our kernels, in tiles.
     Tiles,
 }
 

@@ -1,12 +1,12 @@
-//! By what rule random ops draw when a graph runs.
+//! The source of random numbers in a run.
 //!
-//! A written graph says what is random and by which seed, not how bits are made of it: its functions in standard ops
-//! hold the counter rule, which every device and runtime can follow. The other two are for comparison, on our runtime.
+//! A written graph fixes the seed of each random op. Its functions in standard ops implement the counter rule, which every
+//! device and runtime can follow. The other two sources exist only in our runtime, for comparison.
 
 use ckpt_passes::{Error, Result};
 use std::fmt;
 
-/// Where random bits come from.
+/// A source of random bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Rng {
     /// The integer hash of seed, node and element that the written graph holds: the same bits everywhere.
@@ -14,7 +14,7 @@ pub enum Rng {
     Counter,
     /// libtorch's generator, seeded for each node by its seed and stream.
     Native,
-    /// libtorch's generator, seeded once: nodes draw in turn, as the modules of a PyTorch model do.
+    /// libtorch's generator, seeded once. Nodes draw in turn, like the modules of a PyTorch model.
     Eager,
 }
 

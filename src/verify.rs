@@ -1,10 +1,11 @@
-//! Proves that two graphs compute the same values, by running both on the same inputs.
+//! Checks that two graphs compute the same values, by running both on the same inputs.
 //!
-//! Two forward graphs, or two training graphs, are compared output by output. A forward graph and a training graph that
-//! was made from it are compared after the first is differentiated as the second records that it was, unplanned: the
-//! proof that a plan changed no bit of any gradient. Both run in our runtime, on one device, with the same threads.
+//! Two forward graphs, or two training graphs, are compared output by output. To compare a forward graph with a training graph
+//! made from it, the forward graph is first differentiated, by the record in the training graph and without a plan. Equality
+//! then proves that the plan changed no bit of any gradient. Both run in our runtime, on one device, with the same threads.
 
 use crate::comparison::{Pair, PairRequest};
+use crate::measure::at_sizes;
 use crate::provenance::keys;
 use crate::runtime::sdpa_choice::AttentionKernels;
 use crate::tensors::compare::{Comparison, Tolerance, compare};
@@ -17,44 +18,44 @@ use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// How far rounding may take two tensors apart: relative to the largest element of the tensor, and to that of all.
+/// Tolerance for rounding: relative to the largest element of the tensor, and to the largest element of all tensors.
 pub const ROUNDING: (f64, f64) = (1e-5, 1e-7);
 
 /// One of the two graphs, and the memory of its run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Ran {
-    /// Of the file, weights that lie in other files not included.
+    /// Hash of the file, without weights in other files.
     pub sha256: String,
     pub predicted_peak_bytes: u64,
-    /// Measured; 0 where the device does not say.
+    /// Measured; 0 where the device does not report it.
     pub peak_bytes: u64,
     pub static_bytes: u64,
-    /// Which kernels its nodes of attention ran by.
+    /// The kernels of its attention nodes.
     pub attention: AttentionKernels,
 }
 
-/// What was compared and how it came out. Serialised, this is the certificate.
+/// What was compared, and the result. `verify` writes it as JSON.
 #[derive(Clone, Debug, Serialize)]
 pub struct Certificate {
     pub a: String,
     pub b: String,
-    /// What was run: A, then B.
+    /// The runs of A and B.
     pub runs: [Ran; 2],
     /// `forward`, `training`, or `gradients` where A was differentiated for the comparison.
     pub kind: &'static str,
     pub equal: bool,
-    /// `bits`, `tolerance` (as asked for), or `rounding` (of what was fused in one of the two).
+    /// `bits`, `tolerance` (as requested), or `rounding` (if only one of the two was fused).
     pub by: &'static str,
     pub tolerance: Tolerance,
     pub loss: Option<String>,
-    /// Sizes that both ran at.
+    /// Sizes of both runs.
     pub dims: BTreeMap<String, i64>,
-    /// Inputs that were made from the seed.
+    /// Inputs that were generated from the seed.
     pub made_inputs: Vec<String>,
     pub seed: u64,
     pub device: String,
     pub threads: Option<u16>,
-    /// What random ops drew from.
+    /// The source of random numbers.
     pub rng: String,
     pub version: &'static str,
     /// Outputs of A that B does not have.
@@ -65,8 +66,8 @@ pub struct Certificate {
     pub warnings: Vec<String>,
 }
 
-/// Runs and compares. A difference is not an error here: the certificate says it. Without a tolerance bits must be equal;
-/// between training graphs of which one was fused and the other not, each tensor within rounding ([`ROUNDING`]).
+/// Runs and compares two graphs. The certificate reports a difference; it is no error here. Without a tolerance, bits must be
+/// equal. If only one of two training graphs was fused, each tensor must be equal within rounding ([`ROUNDING`]).
 ///
 /// # Errors
 /// Graphs that cannot be compared or run.
@@ -88,7 +89,7 @@ pub fn verify(request: &PairRequest, tolerance: Option<Tolerance>) -> Result<Cer
         .collect();
     let binding = random::fill(&b, &mut feed, &request.dims, request.seed)?;
     let run = |graph: &Graph, path: &Path| {
-        // An input that only one of them has would be a different question for each.
+        // Both graphs must read the same inputs.
         let unknown = graph
             .inputs()
             .iter()
@@ -191,7 +192,7 @@ pub fn verify(request: &PairRequest, tolerance: Option<Tolerance>) -> Result<Cer
     })
 }
 
-/// In hexadecimal digits.
+/// Returns the hash of a file in hexadecimal digits.
 fn sha256(path: &Path) -> Result<String> {
     let unread = |e: std::io::Error| {
         Error::usage("file", format!("cannot read the file: {e}")).at(path.display().to_string())
@@ -202,7 +203,7 @@ fn sha256(path: &Path) -> Result<String> {
     Ok(hash.finalize().iter().map(|b| format!("{b:02x}")).collect())
 }
 
-/// The largest magnitude of a tensor's finite elements.
+/// Returns the largest magnitude of a tensor's finite elements.
 fn largest(tensor: &Tensor) -> f64 {
     let elements = (0..tensor.elements() as usize).filter_map(|i| tensor.get_f64(i));
     elements
@@ -212,7 +213,7 @@ fn largest(tensor: &Tensor) -> f64 {
 }
 
 impl Certificate {
-    /// A difference as an error that names the first one.
+    /// Returns an error that names the first difference, if there is one.
     ///
     /// # Errors
     /// Kind `Verification` unless everything is equal.
@@ -258,7 +259,7 @@ impl Certificate {
         })
     }
 
-    /// One line for people.
+    /// Formats the result as one line.
     pub fn human(&self) -> String {
         let elements: u64 = self.outputs.iter().map(|c| c.elements).sum();
         let how = match (
@@ -275,19 +276,10 @@ impl Certificate {
             Some(loss) => format!("gradients and outputs (loss {loss})"),
             None => format!("{} outputs", self.kind),
         };
-        let dims: Vec<String> = self
-            .dims
-            .iter()
-            .map(|(n, size)| format!("{n}={size}"))
-            .collect();
-        let at = if dims.is_empty() {
-            String::new()
-        } else {
-            format!(" at {}", dims.join(", "))
-        };
         format!(
-            "{what}: {} tensors, {elements} values {how}{at}\n",
-            self.outputs.len()
+            "{what}: {} tensors, {elements} values {how}{}\n",
+            self.outputs.len(),
+            at_sizes(&self.dims)
         )
     }
 }

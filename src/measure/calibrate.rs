@@ -1,12 +1,12 @@
 //! Measures a device: the rates of its roofline, the launch cost of a node, the allocator's granularity.
 //!
 //! Each figure comes from a small graph that our runtime executes:
-//! - Arithmetic: products of growing square matrices in each floating-point type, until one takes long enough to time.
-//! - Bandwidth: a sum of vectors that no cache holds.
-//! - Offloading: such a vector moved out of the device's memory and back, alone and beside products.
+//! - Arithmetic: products of square matrices in each floating-point type, growing until one takes long enough to time.
+//! - Bandwidth: a sum of vectors that do not fit into any cache.
+//! - Offloading: such a vector moved out of the device's memory and back, alone and overlapping products.
 //! - Launch cost: a chain of sums of a few numbers.
 //!
-//! So the rates are what a plan can count on in this runtime with these threads, not what the vendor states.
+//! So the rates are those that a plan gets in this runtime with these threads, not the vendor's.
 
 use super::median;
 use crate::place::Place;
@@ -26,13 +26,13 @@ use std::fmt::Write;
 pub struct Request {
     pub place: Place,
     pub threads: Option<u16>,
-    /// What to call the device; `None`: what it calls itself.
+    /// A name for the device; its own name if `None`.
     pub name: Option<String>,
-    /// Runs that a median is of.
+    /// Runs per median.
     pub runs: u32,
-    /// Matrices grow to at most this many rows.
+    /// The largest number of rows of a matrix.
     pub max_rows: u64,
-    /// Elements of a vector whose sum is timed; all that is read and written should be larger than any cache.
+    /// Elements of the vectors whose sum is timed. All three vectors together should exceed every cache.
     pub vector: u64,
 }
 
@@ -56,19 +56,19 @@ impl Request {
     }
 }
 
-/// A graph of ours in text form.
+/// Parses a graph in text form.
 fn parse(source: &str) -> Result<Graph> {
     text::parse(source).map_err(|e| Error::bug("calibrate", e.to_string()))
 }
 
 const MIN_ROWS: u64 = 256;
-/// A product that takes this long is timed well enough.
+/// A product of this duration is long enough to time.
 const LONG_US: f64 = 20_000.0;
-/// Nodes of the chain that shows what one takes at least.
+/// Nodes of the chain that measures the launch cost.
 const CHAIN: usize = 512;
 const BLOCKS: u64 = 64;
 
-/// Measures.
+/// Measures a device.
 ///
 /// # Errors
 /// A device that cannot be opened or has too little memory.
@@ -129,12 +129,12 @@ pub fn calibrate(request: &Request) -> Result<Device> {
         granularity_bytes,
         sources,
     };
-    // What is written must be readable.
+    // Checks that the written profile can be read.
     let written = serde_json::to_string(&device).map_err(|e| Error::bug("json", e.to_string()))?;
     Device::parse(&written)
 }
 
-/// Median times of the nodes of a graph in text form, on random inputs.
+/// Returns the median times of the nodes of a graph in text form, on random inputs.
 fn times(request: &Request, source: &str) -> Result<Vec<f64>> {
     let graph = parse(source)?;
     let inputs = random::inputs(&graph, &[], 0)?;
@@ -147,7 +147,7 @@ fn times(request: &Request, source: &str) -> Result<Vec<f64>> {
         .collect())
 }
 
-/// 10¹² operations a second of a matrix product, and how that was found.
+/// Returns the rate of a matrix product in 10¹² operations per second, and its source.
 fn arithmetic(request: &Request, dtype: DType) -> Result<(f64, String)> {
     let mut rows = MIN_ROWS.min(request.max_rows);
     loop {
@@ -157,7 +157,7 @@ fn arithmetic(request: &Request, dtype: DType) -> Result<(f64, String)> {
         );
         let time_us = times(request, &source)?.iter().sum::<f64>().max(1e-3);
         if time_us < LONG_US && rows < request.max_rows {
-            // A product of twice the rows takes eight times as long.
+            // Twice the rows take eight times as long.
             rows = (2 * rows).min(request.max_rows);
             continue;
         }
@@ -170,7 +170,7 @@ fn arithmetic(request: &Request, dtype: DType) -> Result<(f64, String)> {
     }
 }
 
-/// 10⁹ bytes a second of a sum of two vectors: two are read, one is written.
+/// Returns the bandwidth of a sum of two vectors in 10⁹ bytes per second: two are read, one is written.
 fn bandwidth(request: &Request) -> Result<(f64, String)> {
     let vector = format!("f32[{}]", request.vector);
     let source = format!(
@@ -186,7 +186,7 @@ fn bandwidth(request: &Request) -> Result<(f64, String)> {
     Ok((bytes / time_us / 1e3, how))
 }
 
-/// 10⁹ bytes a second of moving a vector out of the device's memory and back: the slower of the two ways.
+/// Returns the rate of transfers in 10⁹ bytes per second, in the slower direction.
 fn transfer(request: &Request) -> Result<(f64, String)> {
     let vector = format!("f32[{}]", request.vector);
     let source = format!(
@@ -201,8 +201,8 @@ fn transfer(request: &Request) -> Result<(f64, String)> {
     Ok((bytes as f64 / slower_us / 1e3, how))
 }
 
-/// The part of a transfer's time that is lost to nodes beside it, and how that was found: from two products, alone and with a
-/// vector that leaves by the first and comes back by the second, beside them or in between.
+/// Returns the share of a transfer's time that overlapping nodes lose, and its source. Times two products alone, with a vector
+/// offloaded during the first and fetched during the second, and with the same transfers between them.
 fn beside(request: &Request) -> Result<(f64, String)> {
     let vector = format!("f32[{}]", request.vector);
     let bytes = 4 * request.vector;
@@ -221,7 +221,7 @@ fn beside(request: &Request) -> Result<(f64, String)> {
         let (plain, moving) = (graph("", "", "")?, graph(&leaves, &comes, ", %y")?);
         let inputs = random::inputs(&plain, &[], 0)?;
         let (plain, mut moving) = (request.session(&plain)?, request.session(&moving)?);
-        // Alone, in between, beside: in turns, the first of each unseen.
+        // Alone, between, overlapping: in turns; the first run of each is dropped.
         let mut times_us = [const { Vec::new() }; 3];
         for run in 0..=request.runs {
             let mut of = |n: usize, time_us: u64| {
@@ -238,7 +238,7 @@ fn beside(request: &Request) -> Result<(f64, String)> {
         let [alone_us, between_us, beside_us] = times_us.map(median);
         let moving_us = (between_us - alone_us).max(1e-3);
         if alone_us < moving_us && rows < request.max_rows {
-            // Less could not hide all of it.
+            // A shorter product cannot hide the whole transfer.
             rows = (2 * rows).min(request.max_rows);
             continue;
         }
@@ -252,7 +252,7 @@ fn beside(request: &Request) -> Result<(f64, String)> {
     }
 }
 
-/// Microseconds of a node with next to nothing to do.
+/// Returns the microseconds of a node with almost no work.
 fn dispatch(request: &Request) -> Result<f64> {
     let mut source = String::from("graph @chain typed (%v0: f32[8]) -> (");
     let _ = writeln!(source, "%v{CHAIN}) {{");
@@ -263,7 +263,7 @@ fn dispatch(request: &Request) -> Result<f64> {
     Ok(median(times(request, &source)?))
 }
 
-/// What blocks are rounded up to, as the allocator counts them.
+/// Returns the number of bytes to whose multiples the allocator rounds blocks up.
 fn granularity(request: &Request) -> Result<u64> {
     let outputs: Vec<String> = (0..BLOCKS).map(|i| format!("%y{i}")).collect();
     let mut source = format!(
@@ -299,7 +299,7 @@ mod tests {
         let device = calibrate(&request).unwrap();
         let t = device.teraflops;
         for rate in [Some(t.f32), t.f64, t.f16, t.bf16] {
-            // From a machine of the nineties to one that does not exist.
+            // Bounds for any plausible machine.
             assert!((1e-6..1e4).contains(&rate.unwrap()), "{device:?}");
         }
         assert!((1e-3..1e6).contains(&device.gigabytes_per_s), "{device:?}");

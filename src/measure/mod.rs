@@ -1,18 +1,28 @@
-//! What planning may rest on instead of assumptions, measured in our own runtime: [`calibrate`] a device, [`profile`] the
-//! nodes of a model; and what came of a plan, the [`overhead`] of its step.
+//! Measurements in our own runtime: [`calibrate`] a device, [`profile`] the nodes of a model, and the [`overhead`] of a plan.
 //!
-//! All run graphs through the executor that runs everything else, so that a time contains what a node really takes
-//! here: dispatch, the kernel, first touches of fresh memory, and giving memory back.
+//! All run graphs through the same executor as `run`. So a time contains everything that a node costs: dispatch, the kernel,
+//! first touches of fresh memory, and freeing memory.
 
 pub mod calibrate;
 pub mod overhead;
 pub mod profile;
 
-/// The median; of an even number of samples the lower one of the middle. Samples are finite.
+use std::collections::BTreeMap;
+
+/// Returns the median of finite samples; for an even number, the lower of the two in the middle.
 fn median(mut samples: Vec<f64>) -> f64 {
     samples.sort_by(f64::total_cmp);
     let middle = samples.len().saturating_sub(1) / 2;
     samples.get(middle).copied().unwrap_or(0.0)
+}
+
+/// Formats sizes as ` at batch=2, seq=7`; empty without sizes.
+pub fn at_sizes(dims: &BTreeMap<String, i64>) -> String {
+    let dims: Vec<String> = dims.iter().map(|(n, size)| format!("{n}={size}")).collect();
+    match dims.is_empty() {
+        true => String::new(),
+        false => format!(" at {}", dims.join(", ")),
+    }
 }
 
 #[cfg(test)]

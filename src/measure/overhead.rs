@@ -1,16 +1,14 @@
-//! Measures what one graph takes more than another, step by step in turns.
+//! Measures how much longer a step of one graph takes than a step of another.
 //!
-//! Both are loaded, and run once so that their pages are there. Then they take turns, and who begins changes from pair to
-//! pair (AB, BA, AB, …): what slows a machine for longer than a step falls on both, and a drift cancels. A pair says how
-//! many times longer B took than A. Whatever slows a step is as likely to meet one of a pair as the other, so the logarithms
-//! of these ratios lie symmetrically about that of the true one. Nothing else is assumed of the noise, but that pairs are
-//! independent. Their centre is
-//! estimated as Hodges and Lehmann do (Estimates of Location Based on Rank Tests, 1963), by the median of the means of each
-//! two of them, and the interval that holds it 19 times of 20 is Tukey's, of the signed-rank test (Hollander, Wolfe and
-//! Chicken, Nonparametric Statistical Methods, 2014, §3.2 and §3.3). How long to measure is said beforehand, since who
-//! stops when the answer pleases gets it too often.
+//! Both graphs run once, so that their pages are mapped. Then they run in turns, in the order AB, BA, AB, …, so that slow
+//! phases of the machine affect both and drifts cancel. Each pair gives the ratio of the two times. A disturbance is as
+//! likely to slow one step of a pair as the other, so the logarithms of the ratios are distributed symmetrically around the
+//! logarithm of the true ratio. The method further assumes only that pairs are independent. The centre is the Hodges–Lehmann
+//! estimate (Estimates of Location Based on Rank Tests, 1963): the median of the means of all pairs of samples. The 95 %
+//! interval is Tukey's, from the signed-rank test (Hollander, Wolfe and Chicken, Nonparametric Statistical Methods, 2014,
+//! §3.2 and §3.3). The duration is fixed beforehand, because stopping at a pleasing result would bias it.
 
-use super::median;
+use super::{at_sizes, median};
 use crate::comparison::{Pair, PairRequest};
 use crate::runtime::device;
 use crate::runtime::session::{self, Session};
@@ -22,41 +20,41 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Fewer cannot tell a centre with a confidence of 95 %.
+/// The fewest pairs that give an interval with 95 % confidence.
 pub const LEAST_PAIRS: usize = 6;
-/// What is computed of them grows by the square of their number.
+/// The evaluation takes time quadratic in the number of pairs.
 pub const MOST_PAIRS: usize = 1000;
 
 /// One of the two graphs.
 #[derive(Clone, Debug, Serialize)]
 pub struct Ran {
     pub file: String,
-    /// Of the median step: microseconds that passed, and of all processors.
+    /// Elapsed and processor time of the median step, in microseconds.
     pub step_time_us: f64,
     pub step_cpu_us: f64,
     pub peak_bytes: u64,
     pub static_bytes: u64,
 }
 
-/// What B takes more, in percent of A's step.
+/// How much more B takes, in percent of A's step.
 #[derive(Clone, Debug, Serialize)]
 pub struct More {
     pub pct: f64,
-    /// It lies between these with a confidence of 95 %.
+    /// The 95 % confidence interval.
     pub low_pct: f64,
     pub high_pct: f64,
 }
 
-/// What came of it.
+/// The result of a measurement.
 #[derive(Clone, Debug, Serialize)]
 pub struct Measured {
     pub a: Ran,
     pub b: Ran,
     pub pairs: usize,
     pub time: More,
-    /// The same of processor time, which other load disturbs less, but which counts a thread that waits as busy.
+    /// The same for processor time. Other load disturbs it less, but it counts waiting threads as busy.
     pub cpu: More,
-    /// How far two steps of A after each other lie apart, in percent: the median.
+    /// The median difference of two consecutive steps of A, in percent.
     pub noise_pct: f64,
     pub dims: BTreeMap<String, i64>,
     pub device: String,
@@ -64,10 +62,10 @@ pub struct Measured {
     pub warnings: Vec<String>,
 }
 
-/// Microseconds that passed, and of all processors.
+/// Elapsed and processor time, in microseconds.
 type Took = [f64; 2];
 
-/// Measures two graphs. Pairs begin until so much time has passed, and there are [`LEAST_PAIRS`] of them, or [`MOST_PAIRS`].
+/// Measures two graphs. New pairs begin until `time` has passed and there are [`LEAST_PAIRS`], at most [`MOST_PAIRS`].
 ///
 /// # Errors
 /// Graphs that are not a pair, or that cannot be run.
@@ -134,18 +132,18 @@ pub fn overhead(request: &PairRequest, time: Duration) -> Result<Measured> {
     })
 }
 
-/// How much more `b` is.
+/// Returns how much larger `b` is, in percent.
 fn percent(a: f64, b: f64) -> f64 {
     100.0 * (b / a.max(f64::MIN_POSITIVE) - 1.0)
 }
 
-/// What the second of each pair takes more, and how well that is known.
+/// Estimates how much more the second of each pair takes, with its confidence interval.
 fn more(pairs: &[(f64, f64)]) -> More {
     let logs: Vec<f64> = pairs
         .iter()
         .map(|(a, b)| (b.max(f64::MIN_POSITIVE) / a.max(f64::MIN_POSITIVE)).ln())
         .collect();
-    // Walsh's averages: of each two samples, and of each with itself.
+    // Walsh averages: the means of all pairs of samples, each sample with itself included.
     let mut means: Vec<f64> = (0..logs.len())
         .flat_map(|i| logs[i..].iter().map(move |y| (i, y)))
         .map(|(i, y)| (logs[i] + y) / 2.0)
@@ -161,16 +159,16 @@ fn more(pairs: &[(f64, f64)]) -> More {
     }
 }
 
-/// How many of the smallest means of two of `n` samples, and of the largest, may be left out so that the rest still encloses
-/// the centre with a confidence of 95 %: at most so many is the sum of ranks that fair coins choose in 2.5 % of all throws.
+/// Returns how many Walsh averages of `n` samples to drop at each end for a 95 % interval of the centre: the 2.5 % quantile of
+/// the signed-rank sum.
 fn left_out(n: usize) -> usize {
     if n > 50 {
-        // The sum is normal to a fraction of a percent.
+        // The normal approximation is exact to a fraction of a percent.
         let n = n as f64;
         let deviation = (n * (n + 1.0) * (2.0 * n + 1.0) / 24.0).sqrt();
         return (n * (n + 1.0) / 4.0 - 1.96 * deviation) as usize;
     }
-    // Shares of all throws by sum, of the first ranks.
+    // The distribution of the sum of the first ranks.
     let mut shares = vec![1.0];
     for rank in 1..=n {
         let mut longer = vec![0.0; shares.len() + rank];
@@ -198,7 +196,7 @@ impl More {
 }
 
 impl Measured {
-    /// A few lines for people.
+    /// Formats the result in a few lines.
     pub fn human(&self) -> String {
         let ran = |name: &str, ran: &Ran| {
             format!(
@@ -208,16 +206,14 @@ impl Measured {
                 ran.file
             )
         };
-        let dims: Vec<String> = self.dims.iter().map(|(n, s)| format!("{n}={s}")).collect();
         format!(
-            "{}{}B takes {} more time, {} more processor time\nof {} pairs of steps{}{}, with 95 % intervals; steps of A after each other are {:.1} % apart\n",
+            "{}{}B takes {} more time, {} more processor time\nof {} pairs of steps{}, with 95 % intervals; steps of A after each other are {:.1} % apart\n",
             ran("A", &self.a),
             ran("B", &self.b),
             self.time.human(),
             self.cpu.human(),
             self.pairs,
-            if dims.is_empty() { "" } else { " at " },
-            dims.join(", "),
+            at_sizes(&self.dims),
             self.noise_pct
         )
     }

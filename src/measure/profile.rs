@@ -1,10 +1,10 @@
-//! Measures what each node of a training graph takes, by the names that planning knows.
+//! Measures the time of each node of a training graph, under the names that planning uses.
 //!
-//! A forward graph is differentiated as `plan` would and run without a plan. A graph that has its backward is run as it
-//! is: where the unplanned step does not fit into memory, a planned file can be measured instead, whose copies count as
-//! samples of what they copy. Times are medians over warm runs.
+//! A forward graph is differentiated as `plan` does and run without a plan. A training graph is run as it is. If the unplanned
+//! step does not fit into memory, a planned file can be measured; its recompute nodes count as samples of their originals.
+//! Times are medians over warm runs.
 
-use super::median;
+use super::{at_sizes, median};
 use crate::attention::Attention;
 use crate::comparison::ready;
 use crate::frontend::given::Given;
@@ -24,37 +24,37 @@ use ckpt_passes::{Error, Result};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// What to measure, and on what.
+/// What to measure, and where.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// The training step; what it says about plans is left aside.
+    /// The training step; its plan is ignored.
     pub step: compile::Request,
-    /// A file of tensors; what it lacks is made from the seed.
+    /// A file of tensors; missing inputs are generated from the seed.
     pub inputs: Option<PathBuf>,
     pub seed: u64,
     pub threads: Option<u16>,
     pub place: Place,
-    /// Runs that a median is of, and runs before them.
+    /// Runs per median, and warm-up runs before them.
     pub runs: u32,
     pub warm_up: u32,
     pub attention: Attention,
 }
 
-/// A profile with what a reader wants to see of it.
+/// A profile and its summary.
 #[derive(Clone, Debug)]
 pub struct Measured {
     pub profile: Profile,
-    /// Microseconds of a whole step, copies of a planned file included: the median of the sums.
+    /// Microseconds of a whole step, recomputations included: the median of the sums.
     pub step_us: f64,
-    /// Microseconds by op, largest first, of all nodes that are one: medians summed.
+    /// Microseconds by op, largest first: the sums of the medians of its nodes.
     pub ops_us: Vec<(String, f64)>,
     pub warnings: Vec<String>,
 }
 
-/// Measures a model; `given` says what the file does not.
+/// Measures a model; `given` completes what the file lacks.
 ///
 /// # Errors
-/// What compiling or running it refuses.
+/// Those of compiling and running it.
 pub fn profile(path: &Path, given: &Given, request: &Request) -> Result<Measured> {
     let mut model = load(path, given)?;
     let graph = &mut model.graph;
@@ -123,7 +123,7 @@ fn lost() -> Box<Error> {
     Error::bug("profile", "a node was not timed")
 }
 
-/// The name of a node; of a copy, that of what it copies.
+/// Returns the name of a node; for a recompute node, that of its original.
 fn origin(graph: &Graph, mut id: NodeId) -> &str {
     while let Some(of) = graph.node(id).recompute_of {
         id = of;
@@ -132,19 +132,17 @@ fn origin(graph: &Graph, mut id: NodeId) -> &str {
 }
 
 impl Measured {
-    /// A few lines for people: where the time goes.
+    /// Formats a summary: the total, and the most expensive ops.
     pub fn human(&self) -> String {
         use std::fmt::Write;
         let p = &self.profile;
-        let dims: Vec<String> = p.dims.iter().map(|(n, s)| format!("{n}={s}")).collect();
         let mut out = format!(
-            "{} nodes on {}, threads {}, median of {} steps{}{}\n",
+            "{} nodes on {}, threads {}, median of {} steps{}\n",
             p.nodes_us.len(),
             p.device,
             p.threads,
             p.steps,
-            if dims.is_empty() { "" } else { " at " },
-            dims.join(", ")
+            at_sizes(&p.dims)
         );
         let _ = writeln!(out, "step {:.3} ms\n", self.step_us / 1e3);
         let whole = self.ops_us.iter().map(|(_, t)| t).sum::<f64>().max(1e-9);

@@ -1,7 +1,7 @@
-//! What the CPU and a CUDA device do differently, as one interface.
+//! The interface to the CPU and to CUDA devices.
 //!
-//! [`cpu`](super::cpu) and [`cuda`](super::cuda) implement it. Executor and kernels are shared and ask it; nothing else
-//! asks which device runs. [`device`](super::device) finds the backend of a place.
+//! [`cpu`](super::cpu) and [`cuda`](super::cuda) implement it, and [`device`](super::device) finds the backend of a place.
+//! Executor and kernels ask only this interface about the device.
 
 use super::recorder::Recorder;
 use super::sdpa_backends::SdpaBackends;
@@ -10,13 +10,13 @@ use ckpt_passes::Result;
 use std::rc::Rc;
 use tch::{Device, Kind, Tensor};
 
-/// Bytes at a place, as its allocator counts them.
+/// Counters of a place's allocator.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Bytes {
     pub live: u64,
-    /// The most that were alive since the last [`Backend::reset_peak`].
+    /// The largest `live` since the last [`Backend::reset_peak`].
     pub peak: u64,
-    /// The largest sum of requested bytes, before blocks were rounded, and the sum now.
+    /// Peak and current sum of requested bytes, before blocks are rounded.
     pub requested_peak: u64,
     pub requested_live: u64,
 }
@@ -49,60 +49,66 @@ pub trait Backend: Sync {
     /// The device fails.
     fn bytes(&self) -> Result<Bytes>;
 
-    /// Starts new peaks at what is alive now.
+    /// Resets peaks to the live bytes.
     ///
     /// # Errors
     /// The device fails.
     fn reset_peak(&self) -> Result<()>;
 
-    /// How much memory there is; `None` where the system does not say.
+    /// Returns the memory of the place; `None` where the system does not report it.
     ///
     /// # Errors
     /// The device fails.
     fn memory(&self) -> Result<Option<Memory>>;
 
-    /// Waits until everything that was sent to the place is done.
+    /// Waits until the place has finished all submitted work.
     ///
     /// # Errors
     /// A kernel that failed meanwhile.
     fn synchronize(&self) -> Result<()>;
 
-    /// Bytes of library workspaces outside the framework's allocator; `None` where they come out of it.
+    /// Returns the bytes of library workspaces outside libtorch's allocator; `None` if they come from it.
     fn workspace_bytes(&self) -> Option<u64>;
 
-    /// A new row-major tensor, not filled.
+    /// Makes a row-major tensor, not filled.
     ///
     /// # Errors
     /// Not enough memory.
     fn empty(&self, dims: &[i64], kind: Kind) -> Result<Tensor>;
 
-    /// Edits the bytes of a row-major tensor of the place, on the host.
+    /// Edits the bytes of a row-major tensor on the host.
     ///
     /// # Errors
     /// A bool tensor; not enough memory.
     fn edit_bytes(&self, x: &mut Tensor, edit: &mut dyn FnMut(&mut [u8])) -> Result<()>;
 
-    /// PyTorch's fused attention kernels that the place has.
+    /// Returns PyTorch's fused attention kernels for the place.
     fn sdpa_backends(&self) -> SdpaBackends;
 
-    /// The recorder of steps.
+    /// Returns the recorder of steps.
     ///
     /// # Errors
     /// Why there is none.
     fn recorder(&self) -> std::result::Result<Rc<dyn Recorder>, String>;
 
-    /// The transfers of one program.
+    /// Makes the transfers of a program.
     fn transfers(&self) -> Box<dyn Transfers>;
 
-    /// Whether tensors lie in the host's memory, so that kernels read numbers without waiting.
+    /// Returns whether tensors lie in the host's memory, so that kernels read numbers without waiting.
     fn is_host(&self) -> bool;
 
-    /// Whether products of 16-bit matrices are added to float32 sums without widened copies.
-    fn adds_narrow_products(&self) -> bool;
+    /// Returns whether products of 16-bit matrices are added to float32 sums without widened copies.
+    fn adds_narrow_products(&self) -> bool {
+        !self.is_host()
+    }
 
-    /// Whether our own kernels for float32 products and attention run here.
-    fn has_own_products(&self) -> bool;
+    /// Returns whether our own kernels for float32 products and attention run here.
+    fn has_own_products(&self) -> bool {
+        false
+    }
 
-    /// Whether libtorch's `index_add_` makes the host wait for the device.
-    fn index_add_waits(&self) -> bool;
+    /// Returns whether libtorch's `index_add_` makes the host wait for the device.
+    fn index_add_waits(&self) -> bool {
+        !self.is_host()
+    }
 }

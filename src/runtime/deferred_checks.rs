@@ -1,8 +1,8 @@
 //! Checks of device values that the host evaluates after a step.
 //!
-//! The host must not wait for the device during a captured step. So a kernel that would read indices to refuse some defers
-//! the check: it records their smallest and largest, and goes on in a way that is safe for any index. A captured step
-//! writes these numbers to one tensor, which the host reads after each replay.
+//! The host must not wait for the device during a captured step. So a kernel that checks indices defers the check: it records
+//! their smallest and largest, and continues in a way that is safe for any index. A captured step writes these numbers to one
+//! tensor, which the host reads after each replay.
 
 use super::convert::tch_error;
 use ckpt_passes::{Error, Result};

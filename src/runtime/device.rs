@@ -1,4 +1,4 @@
-//! The backend of each place, and what all places share.
+//! Finds the backend of a place.
 
 use super::backend::Backend;
 use super::convert::tch_error;
@@ -23,7 +23,7 @@ static CUDA: [Cuda; MOST_DEVICES] = {
     devices
 };
 
-/// The backend of a place.
+/// Returns the backend of a place.
 ///
 /// # Panics
 /// A CUDA device whose number libtorch cannot express; [`Place::parse`] refuses it.
@@ -34,7 +34,7 @@ pub fn of(place: Place) -> &'static dyn Backend {
     }
 }
 
-/// The backend where a tensor lies.
+/// Returns the backend where a tensor lies.
 pub fn at(device: Device) -> &'static dyn Backend {
     match device {
         Device::Cuda(n) => &CUDA[n],
@@ -42,7 +42,7 @@ pub fn at(device: Device) -> &'static dyn Backend {
     }
 }
 
-/// The tensor at a place: itself if it is there already, else a copy.
+/// Returns the tensor at a place: itself if it lies there, else a copy.
 ///
 /// # Errors
 /// Not enough memory there.
@@ -54,8 +54,7 @@ pub fn moved(tensor: Tensor, to: Place) -> Result<Tensor> {
     tensor.f_to_device(device).map_err(|e| tch_error(&e))
 }
 
-/// Refuses to allocate more than all the memory of a place. The system might grant it, and end the process once it is
-/// used.
+/// Refuses a run that needs more memory than a place has. The system might grant the memory and kill the process at its use.
 ///
 /// # Errors
 /// `environment[memory]`; the device fails.

@@ -1,4 +1,4 @@
-//! libtorch itself, whichever device runs: its version, its allocator, and where its libraries were found.
+//! Opens libtorch: checks its version and installs the counting allocator.
 
 use super::convert::torch_error;
 use ckpt_passes::{Error, Result};
@@ -14,7 +14,7 @@ pub fn open() -> Result<()> {
     Ok(())
 }
 
-/// Refuses another libtorch than the one we were built with: its C++ interface changes between releases.
+/// Refuses any libtorch but the one we were built with, because its C++ interface changes between releases.
 fn expect_version(found: &str) -> Result<()> {
     let wanted = version::built_with();
     if found == wanted {
@@ -26,7 +26,7 @@ fn expect_version(found: &str) -> Result<()> {
         .help("take other libraries out of LD_LIBRARY_PATH and LD_PRELOAD, or build again after tools/get-libtorch"))
 }
 
-/// The folders in which the loader looks for libraries, for a message.
+/// Lists the directories in which the loader looks for libraries, for a message.
 pub fn folders() -> String {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let loaded = maps.lines().find_map(|line| {

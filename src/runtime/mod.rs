@@ -1,12 +1,11 @@
-//! Executes a graph on libtorch, exactly in its order. The only part of the project that knows `tch`.
+//! Executes a graph on libtorch, exactly in its order. No other part of the project uses `tch`.
 //!
-//! [`session`] is what the rest of the project calls. [`executor`] turns a graph into a program and runs it;
-//! [`specialization`] compiles the program for given input sizes. [`kernels`] mirrors `passes/ops`: one file per family,
-//! one kernel per op. The allocator hook of `ckpt-torch` counts memory: a run measures what `analysis::memory` predicts.
+//! [`session`] is the interface for the rest of the project. [`executor`] turns a graph into a program and runs it, and
+//! [`specialization`] compiles the program for given input sizes. [`kernels`] mirrors `passes/ops`: one file per family, one
+//! kernel per op. The allocator of `ckpt-torch` measures the memory that `analysis::memory` predicts.
 //!
-//! [`backend`] is the interface to a place that runs kernels. `cpu` and `cuda` implement it, [`device`] finds the one of a
-//! place, and everything else is shared. [`swap_store`] holds offloaded tensors, and [`transfers`] moves them while other
-//! nodes run.
+//! [`backend`] is the interface to a place that runs kernels. `cpu` and `cuda` implement it, and everything else is shared.
+//! [`swap_store`] holds offloaded tensors, and [`transfers`] moves them while other nodes run.
 
 pub mod backend;
 mod capture;
@@ -39,8 +38,8 @@ use ckpt_passes::Result;
 use ckpt_passes::ir::{Graph, Tensor};
 use std::collections::BTreeMap;
 
-/// Runs a graph once on the CPU, in its order. Returns outputs and measurements beside the predictions. `inputs` are named
-/// like the graph's inputs, and their shapes bind its named sizes. Bytes are those of all tensors of the process.
+/// Runs a graph once on the CPU, in its order. Returns outputs, measurements and predictions. `inputs` have the names of the
+/// graph's inputs, and their shapes bind its named sizes. Bytes are those of all tensors of the process.
 ///
 /// # Errors
 /// An input that is missing or has another type; an op without a kernel; no memory.

@@ -1,14 +1,13 @@
 //! Storage for offloaded tensors: a file each, or the host's memory beside a device.
 //!
-//! A file has no name, so that nothing is left of it after success, error or signal. Its blocks are reserved before they
-//! are mapped, so that a full disk is an error and not a fault.
+//! A file has no name, so it disappears after success, error or signal. Its blocks are reserved before they are mapped, so a
+//! full disk is an error and not a fault.
 //!
-//! Stored bytes are counted by what is mapped. Touching fresh pages costs more than copying bytes into them. So a free
-//! mapping is kept for the next tensor of its length, as long as stored and free bytes together do not exceed the most
-//! bytes that were ever stored at once.
+//! Touching fresh pages costs more than copying bytes into them. So a free mapping is kept for the next tensor of its
+//! length, as long as stored and free bytes together do not exceed the largest number of bytes that were stored at once.
 //!
-//! Beside a device, the host's pages are locked while they are mapped, as long as the system allows it. Transfers are then
-//! fast and can run beside other nodes.
+//! For a device, the host's pages are locked while they are mapped, if the system allows it. Transfers from locked pages are
+//! fast and overlap other nodes.
 
 use super::convert::{self, torch_error};
 use ckpt_passes::{Error, Result};
@@ -42,7 +41,7 @@ struct Pages {
 impl Drop for Pages {
     fn drop(&mut self) {
         if self.is_locked {
-            // They are unmapped whatever the runtime answers, and nothing reads them any more.
+            // The pages are unmapped in any case, and nothing reads them any more.
             drop(cuda::unpin(&mut self.map));
         }
     }
@@ -68,7 +67,7 @@ struct Mapped {
 
 impl Mappings {
     fn lock(&self) -> MutexGuard<'_, Mapped> {
-        // Numbers and mappings are whole after any panic.
+        // The data is consistent after any panic.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -85,7 +84,7 @@ impl Mapped {
             self.free_bytes -= len as u64;
         }
         while self.live_bytes + self.free_bytes > self.most_bytes {
-            // The largest, so that few are unmapped.
+            // Unmaps the largest, so that few mappings are lost.
             let Some(mut last) = self.free.last_entry() else {
                 break;
             };
@@ -162,64 +161,44 @@ impl Drop for Reservation {
     }
 }
 
-/// Stored bytes, freed with the tensor over them.
-struct StoredBytes(Reservation);
-
-impl AsRef<[u8]> for StoredBytes {
+impl AsRef<[u8]> for Reservation {
     fn as_ref(&self) -> &[u8] {
-        self.0.pages.as_ref().map_or(&[], |pages| &pages.map)
+        self.pages.as_ref().map_or(&[], |pages| &pages.map)
     }
 }
 
-/// An offload whose bytes are counted but not written yet.
-pub struct Offload {
+/// A tensor in the store. Its bytes are counted, and written or about to be written.
+pub struct Stored {
     reservation: Reservation,
     kind: tch::Kind,
     dims: Vec<i64>,
 }
 
-impl Offload {
-    /// Copies the bytes of a contiguous CPU tensor to the store. Any thread may do it, for it only copies bytes.
+impl Stored {
+    /// Copies the bytes of a contiguous CPU tensor to the store. Any thread may call this.
     ///
     /// # Errors
-    /// Exit code 5: the folder cannot be written to, or has no room.
+    /// Exit code 5: the directory cannot be written to, or has no room.
     pub fn write(mut self, tensor: &Tensor) -> Result<Stored> {
         bytes::read_into(tensor, &mut self.reservation.pages()?.map).map_err(torch_error)?;
-        Ok(self.stored())
+        Ok(self)
     }
 
-    /// Returns the bytes in locked pages, for the caller to fill; `None` where they are not locked.
+    /// Maps the bytes for the caller to fill; `None` if their pages are not locked.
     ///
     /// # Errors
     /// Exit code 5: no memory.
     pub fn locked(mut self) -> Result<Option<Stored>> {
         let is_locked = self.reservation.pages()?.is_locked;
-        Ok(is_locked.then(|| self.stored()))
+        Ok(is_locked.then_some(self))
     }
 
-    fn stored(self) -> Stored {
-        Stored {
-            waiting: StoredBytes(self.reservation),
-            kind: self.kind,
-            dims: self.dims,
-        }
-    }
-}
-
-/// A stored tensor.
-pub struct Stored {
-    waiting: StoredBytes,
-    kind: tch::Kind,
-    dims: Vec<i64>,
-}
-
-impl Stored {
     /// Returns a read-only tensor on the CPU over the stored bytes.
     ///
     /// # Errors
     /// Not enough memory.
     pub fn tensor(self) -> Result<Tensor> {
-        bytes::from_bytes(Arc::new(self.waiting), self.kind, &self.dims).map_err(torch_error)
+        bytes::from_bytes(Arc::new(self.reservation), self.kind, &self.dims).map_err(torch_error)
     }
 }
 
@@ -239,14 +218,14 @@ impl SwapStore {
         mapped.peak_bytes = mapped.live_bytes;
     }
 
-    /// Begins to offload a tensor to a file or to the host's memory: counts its bytes.
+    /// Reserves bytes for a tensor in a file or in the host's memory.
     ///
     /// # Errors
     /// An element type without plain bytes.
-    pub fn begin(&self, tensor: &Tensor, to_file: bool) -> Result<Offload> {
+    pub fn begin(&self, tensor: &Tensor, to_file: bool) -> Result<Stored> {
         let element = bytes::element_bytes(tensor.kind()).map_err(torch_error)?;
         let folder = to_file.then(|| self.folder.clone().unwrap_or_else(std::env::temp_dir));
-        Ok(Offload {
+        Ok(Stored {
             reservation: Reservation::new(self, folder, tensor.numel() * element),
             kind: tensor.kind(),
             dims: tensor.size(),
@@ -340,7 +319,7 @@ mod tests {
     use std::io::{Read, Seek, Write};
 
     #[test]
-    fn files_have_no_name_whatever_the_file_system_can_do() {
+    fn files_have_no_name_on_any_file_system() {
         let folder = tempfile::tempdir().unwrap();
         let empty = || std::fs::read_dir(folder.path()).unwrap().count() == 0;
         for make in [nameless, unlinked] {
@@ -355,8 +334,9 @@ mod tests {
         }
         assert!(nameless(&folder.path().join("none")).is_err());
     }
+
     #[test]
-    fn what_is_free_again_is_taken_again_and_never_more_is_mapped_than_waited_at_once() {
+    fn free_mappings_are_reused_and_bounded_by_the_peak() {
         let folder = tempfile::tempdir().unwrap();
         let store = SwapStore {
             folder: Some(folder.path().into()),

@@ -38,7 +38,7 @@ impl Program<'_> {
         let mut last: Option<(u64, Instant)> = None;
         let run = self.watched(inputs, &mut |at| {
             device::of(self.place()).synchronize()?;
-            // Processor time is read outside of what it bounds.
+            // Reads processor time outside the elapsed time that it bounds.
             let (now, now_cpu_ns) = (Instant::now(), cpu_ns());
             if let (Some((last_cpu_ns, last)), true) = (last, at > 0) {
                 let passed_us = (now - last).as_secs_f64() * 1e6;

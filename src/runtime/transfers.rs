@@ -1,8 +1,8 @@
-//! Transfers between the device's memory and the swap store, while other nodes run.
+//! Transfers between the device's memory and the swap store, which overlap other nodes.
 //!
-//! A transfer occupies the memory that the graph says. An offloaded result is alive until its `Release`, which waits for
-//! the transfer. A fetched value has its memory from its `Fetch` on, and its first reader waits. So the bytes alive at a
-//! step do not depend on how fast transfers are.
+//! The graph determines the memory of a transfer. An offloaded result is alive until its `Release`, which waits for the
+//! transfer. A fetched value has its memory from its `Fetch` on, and its first reader waits. So live bytes do not depend on
+//! the speed of transfers.
 
 use super::swap_store::SwapStore;
 use ckpt_passes::Result;
@@ -10,9 +10,9 @@ use ckpt_passes::ir::{Graph, NodeId};
 use ckpt_passes::ops::transfer::{FETCH, OFFLOAD, RELEASE};
 use tch::Tensor;
 
-/// The transfers under way during a run, by the slot of the value that each makes.
+/// The running transfers, by the slot of the value that each makes.
 pub trait Transfers {
-    /// Begins to offload a tensor, to a file if `to_disk`; `false` where that must be done at once.
+    /// Begins to offload a tensor, to a file if `to_disk`. Returns `false` if that cannot overlap other nodes.
     ///
     /// # Errors
     /// The device fails; no memory; no thread.
@@ -24,14 +24,13 @@ pub trait Transfers {
         slot: usize,
     ) -> Result<bool>;
 
-    /// Waits for an offload: the stored tensor, or `None` if the offload was done at once.
+    /// Waits for an offload and returns the stored tensor; `None` if the offload did not overlap.
     ///
     /// # Errors
     /// The transfer's.
     fn finish_offload(&mut self, slot: usize) -> Result<Option<Tensor>>;
 
-    /// Begins to fetch a stored tensor: the tensor on the device that it will fill, or `None` where that must be done at
-    /// once.
+    /// Begins to fetch a stored tensor. Returns the tensor that it fills; `None` if that cannot overlap other nodes.
     ///
     /// # Errors
     /// The device fails; no memory; no thread.
@@ -48,15 +47,15 @@ pub trait Transfers {
     /// The transfer's.
     fn finish_fetch(&mut self, slot: usize) -> Result<()>;
 
-    /// Waits for every transfer; none is under way afterwards, whatever the outcome.
+    /// Waits for every transfer, also after an error.
     ///
     /// # Errors
-    /// The first that a transfer reports.
+    /// The first error of a transfer.
     fn finish(&mut self) -> Result<()>;
 }
 
-/// Whether a node is a transfer, or the end of one, that may run beside the nodes after it. An `Offload` must have no
-/// reader but its `Release`, and a `Fetch` must have a reader.
+/// Returns whether a node is a transfer, or the end of one, that may overlap later nodes. An `Offload` must have no reader but
+/// its `Release`, and a `Fetch` must have a reader.
 pub fn may_overlap(graph: &Graph, id: NodeId) -> bool {
     let node = graph.node(id);
     let out = node.outs[0];

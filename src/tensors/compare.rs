@@ -1,9 +1,9 @@
-//! Whether two tensors are equal: bit for bit, or within tolerances.
+//! Compares tensors, bit for bit or within tolerances.
 
 use ckpt_passes::ir::Tensor;
 use serde::Serialize;
 
-/// What counts as equal. Without tolerances, bits do.
+/// The largest allowed differences. Both are 0 for a comparison of bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Tolerance {
     pub rtol: f64,
@@ -16,21 +16,21 @@ impl Tolerance {
     }
 }
 
-/// How two tensors of one name compare.
+/// The comparison of two tensors of one name.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comparison {
     pub name: String,
     pub equal: bool,
     pub elements: u64,
     pub different: u64,
-    /// Over finite differences of floats and integers.
+    /// The largest finite difference.
     pub max_abs_difference: f64,
     pub first: Option<Difference>,
-    /// Where types or shapes differ, what they are.
+    /// Both types, if types or shapes differ.
     pub types: Option<(String, String)>,
 }
 
-/// One pair of values that is not equal.
+/// A pair of elements that are not equal.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Difference {
     pub index: Vec<u64>,
@@ -38,8 +38,8 @@ pub struct Difference {
     pub b: f64,
 }
 
-/// Compares `b` with `a`, the right one by definition: `|b − a| ≤ atol + rtol·|a|`, or equal bits where both are 0.
-/// Two NaN are within any tolerance; an element whose bits are equal is equal whatever it is.
+/// Compares `b` with the reference `a`. Elements are equal if their bits are. With a tolerance, they are also equal if
+/// `|b − a| ≤ atol + rtol·|a|` or both are NaN.
 pub fn compare(name: &str, a: &Tensor, b: &Tensor, tolerance: Tolerance) -> Comparison {
     let mut result = Comparison {
         name: name.into(),
@@ -96,7 +96,7 @@ pub fn compare(name: &str, a: &Tensor, b: &Tensor, tolerance: Tolerance) -> Comp
     result
 }
 
-/// Position of element `at` in a row-major tensor.
+/// Returns the indices of element `at` of a row-major tensor.
 fn index(mut at: u64, dims: &[u64]) -> Vec<u64> {
     let mut index = vec![0; dims.len()];
     for (i, d) in index.iter_mut().zip(dims).rev() {
@@ -110,6 +110,10 @@ fn index(mut at: u64, dims: &[u64]) -> Vec<u64> {
 mod tests {
     use super::*;
     use ckpt_passes::ir::DType;
+
+    fn within(rtol: f64, atol: f64) -> Tolerance {
+        Tolerance { rtol, atol }
+    }
 
     fn floats(values: &[f32]) -> Tensor {
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
@@ -128,39 +132,17 @@ mod tests {
             (false, 2, 0.5)
         );
         assert_eq!(exact.first.unwrap().index, [0, 0]);
-        let loose = compare(
-            "x",
-            &a,
-            &b,
-            Tolerance {
-                rtol: 0.0,
-                atol: 0.4,
-            },
-        );
+        let loose = compare("x", &a, &b, within(0.0, 0.4));
         assert_eq!(
             (loose.different, loose.first.unwrap().index),
             (1, vec![1, 1])
         );
-        assert!(
-            compare(
-                "x",
-                &a,
-                &b,
-                Tolerance {
-                    rtol: 0.25,
-                    atol: 0.0
-                }
-            )
-            .equal
-        );
+        assert!(compare("x", &a, &b, within(0.25, 0.0)).equal);
     }
 
     #[test]
     fn infinities_and_nans_are_not_close_to_numbers() {
-        let wide = Tolerance {
-            rtol: 1.0,
-            atol: 1e9,
-        };
+        let wide = within(1.0, 1e9);
         let (a, b) = (floats(&[1.0, 1.0]), floats(&[f32::NAN, 1.0]));
         assert!(!compare("x", &a, &b, wide).equal && !compare("x", &b, &a, wide).equal);
         let b = floats(&[f32::INFINITY, 1.0]);
@@ -173,15 +155,7 @@ mod tests {
             floats(&[1.0, 1.0]),
             Tensor::new(DType::F32, [2], vec![0; 8]),
         );
-        let c = compare(
-            "x",
-            &a,
-            &b,
-            Tolerance {
-                rtol: 1.0,
-                atol: 1e9,
-            },
-        );
+        let c = compare("x", &a, &b, within(1.0, 1e9));
         assert_eq!((c.equal, c.types.unwrap().1.as_str()), (false, "f32[2]"));
     }
 }

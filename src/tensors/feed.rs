@@ -1,9 +1,9 @@
-//! Which tensor of a file is which input of a graph.
+//! Matches the tensors of a file to the inputs of a graph.
 //!
-//! Keys are input names, `in.NAME`, or `cot.NAME` for the input `NAME.cotangent`; the name of an initializer replaces
-//! that weight. A tensor that fits nothing is ignored, and a note says so.
+//! Keys are input names, `in.NAME`, or `cot.NAME` for the input `NAME.cotangent`. A tensor with the name of an initializer
+//! replaces that weight. A tensor that matches nothing is ignored, and a note lists it.
 
-use super::Tensors;
+use super::named::Tensors;
 use ckpt_passes::analysis::gradients::{self, STEP};
 use ckpt_passes::ir::{Graph, Tensor, Ty, ValueId};
 use ckpt_passes::{Error, Result};
@@ -14,11 +14,11 @@ use std::collections::BTreeMap;
 pub struct Feed {
     pub inputs: Tensors,
     pub weights: Tensors,
-    /// What was not used.
+    /// Notes about unused tensors.
     pub notes: Vec<String>,
 }
 
-/// The types of tensors by the input names that they may be for.
+/// Returns the types of tensors, by the names of the inputs that they may match.
 pub fn input_types(tensors: &Tensors) -> BTreeMap<String, Ty> {
     let name = |key: &str| key.strip_prefix("in.").unwrap_or(key).to_string();
     tensors
@@ -29,7 +29,7 @@ pub fn input_types(tensors: &Tensors) -> BTreeMap<String, Ty> {
 }
 
 impl Feed {
-    /// Sorts `tensors` by what they are for in `graph`, a typed one.
+    /// Matches `tensors` to inputs and weights of a typed graph.
     ///
     /// # Errors
     /// A tensor of the wrong element type or shape; two for one input.
@@ -79,7 +79,7 @@ impl Feed {
         Ok(feed)
     }
 
-    /// What training starts from where nothing else is given: states of an optimizer that are zeros, and step 1.
+    /// Sets missing optimizer states to zeros and a missing step number to 1.
     pub fn start_training(&mut self, graph: &Graph) {
         for id in gradients::states(graph) {
             let (name, ty) = (&graph.value(id).name, graph.ty(id));
@@ -96,7 +96,7 @@ impl Feed {
         }
     }
 
-    /// Inputs that no tensor was given for.
+    /// Returns the inputs without a tensor.
     pub fn missing<'g>(&self, graph: &'g Graph) -> Vec<(&'g str, &'g Ty)> {
         let all = graph
             .inputs()
@@ -106,8 +106,10 @@ impl Feed {
             .collect()
     }
 
+    /// Checks that no input is missing.
+    ///
     /// # Errors
-    /// Any missing input; the error lists all of them with their types.
+    /// Lists all missing inputs with their types.
     pub fn complete(&self, graph: &Graph) -> Result<()> {
         let missing = self.missing(graph);
         if missing.is_empty() {
@@ -132,7 +134,7 @@ impl Feed {
         ))
     }
 
-    /// Numbers of the named sizes that the given inputs fix.
+    /// Returns the named sizes that the given inputs determine.
     pub fn sizes(&self, graph: &Graph) -> BTreeMap<String, i64> {
         let mut sizes = BTreeMap::new();
         for id in graph.inputs() {
@@ -211,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_wrong_is_said_with_its_type() {
+    fn errors_state_the_types_of_missing_and_wrong_inputs() {
         let g = graph();
         let one = Feed::new(&g, [("x".to_string(), floats(&[1, 2]))].into()).unwrap();
         let e = one.complete(&g).unwrap_err();

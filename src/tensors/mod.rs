@@ -1,11 +1,12 @@
-//! Files of named tensors: what `run` and `verify` read and write.
+//! Files of named tensors, which `run` and `verify` read and write.
 //!
-//! [`npz`] is NumPy's archive, [`safetensors`](mod@safetensors) the only one that has bfloat16. Which of them a file is
-//! shows in its first bytes; which to write, in its name. [`feed`] matches tensors to a graph's inputs, [`random`] makes
-//! those that nobody gives, [`compare`](mod@compare) says whether two are equal.
+//! The formats are [`npz`], NumPy's archive, and [`safetensors`](mod@safetensors), the only one with bfloat16. Reading
+//! recognises a format by its first bytes, and writing chooses it by the file name. [`feed`] matches tensors to a graph's
+//! inputs, [`random`] generates missing ones, and [`compare`](mod@compare) compares two tensors.
 
 pub mod compare;
 pub mod feed;
+mod named;
 pub mod npy;
 pub mod npz;
 pub mod random;
@@ -13,13 +14,9 @@ pub mod safetensors;
 
 use crate::emit::file::write_whole;
 use crate::frontend::file::{io_error, map};
-use ckpt_passes::ir::Tensor;
 use ckpt_passes::{Error, Result};
-use std::collections::BTreeMap;
+pub use named::Tensors;
 use std::path::Path;
-
-/// Tensors by name.
-pub type Tensors = BTreeMap<String, Tensor>;
 
 /// Reads all tensors of a file.
 ///
@@ -62,16 +59,17 @@ pub fn write(path: &Path, tensors: &Tensors) -> Result<()> {
     write_whole(path, &bytes)
 }
 
-/// The content of a tensor; all tensors here have theirs in memory.
-///
-/// # Errors
-/// A tensor whose file is absent.
-fn content<'a>(name: &str, tensor: &'a Tensor) -> Result<&'a [u8]> {
-    match tensor.bytes() {
-        Some(bytes) => Ok(bytes),
-        None => Err(Error::environment(
-            "weights",
-            format!("the file that holds `{name}` is absent"),
-        )),
+#[cfg(test)]
+mod tests {
+    use ckpt_passes::ir::DType;
+    use std::path::Path;
+
+    #[test]
+    fn the_fixtures_are_read() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/gpt2/case.npz");
+        let tensors = super::read(Path::new(path)).unwrap();
+        assert_eq!(tensors["in.input_ids"].dtype, DType::I64);
+        assert_eq!(tensors["in.input_ids"].dims, [2, 7]);
+        assert!(tensors.contains_key("cot.logits"));
     }
 }

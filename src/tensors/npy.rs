@@ -6,7 +6,7 @@ use ckpt_passes::ir::{DType, Tensor};
 use ckpt_passes::{Error, Result};
 
 const MAGIC: &[u8] = b"\x93NUMPY";
-/// Content begins at a multiple of this.
+/// Alignment of the content.
 const ALIGN_BYTES: usize = 64;
 
 fn bad(what: impl Into<String>) -> Box<Error> {
@@ -50,7 +50,7 @@ pub fn read(bytes: &[u8]) -> Result<Tensor> {
     Ok(Tensor::new(dtype, dims, content))
 }
 
-/// The dictionary of the header: `{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }`.
+/// Parses the dictionary of the header: `{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }`.
 fn fields(header: &str) -> Result<(DType, bool, Vec<u64>)> {
     let after = |key: &str| {
         let at = header
@@ -103,7 +103,7 @@ fn dtype(word: &str) -> Result<DType> {
     })
 }
 
-/// NumPy's name of an element type; bfloat16 has none.
+/// Returns NumPy's name of an element type; bfloat16 has none.
 fn code(dtype: DType) -> &'static str {
     match dtype {
         DType::F32 => "<f4",
@@ -122,7 +122,7 @@ fn code(dtype: DType) -> &'static str {
     }
 }
 
-/// Column-major content as row-major.
+/// Converts column-major content to row-major.
 fn row_major(content: &[u8], dtype: DType, dims: &[u64]) -> Vec<u8> {
     let size = dtype.size_bytes() as usize;
     let mut out = Vec::with_capacity(content.len());
@@ -146,7 +146,7 @@ fn row_major(content: &[u8], dtype: DType, dims: &[u64]) -> Vec<u8> {
     out
 }
 
-/// The header of an array; its content follows as it is.
+/// Writes the header of an array; the raw content follows it in the file.
 ///
 /// # Errors
 /// bfloat16, which NumPy does not have.

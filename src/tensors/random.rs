@@ -1,11 +1,11 @@
-//! Inputs that nobody gives: made from a seed, valid for the graph.
+//! Generates missing inputs from a seed, so that they are valid for the graph.
 //!
-//! Floats are uniform in [-1, 1); integers are at least 0 and stay below what they index: the smallest table or number
-//! of classes that they reach through layout ops, else 2. What an optimizer reads is what it can be: small learning rates,
-//! steps from 1, squares that are not negative. Each input depends on the seed and its own name only.
+//! Floats are uniform in [-1, 1). Integers are at least 0 and less than the size of what they index: the smallest table or
+//! number of classes that they reach through layout ops, else 2. Inputs of an optimizer are plausible: small learning rates,
+//! step numbers from 1, squares that are not negative. Each input depends only on the seed and its own name.
 
-use super::Tensors;
 use super::feed::Feed;
+use super::named::Tensors;
 use ckpt_passes::Result;
 use ckpt_passes::analysis::{Binding, Sizes};
 use ckpt_passes::ir::op::Indices;
@@ -13,7 +13,7 @@ use ckpt_passes::ir::{DType, Graph, NodeId, Tensor, ValueId};
 use half::{bf16, f16};
 use std::collections::BTreeMap;
 
-/// Fills the inputs that `feed` lacks. Named sizes are those of the inputs it has, then those of `dims`, then defaults.
+/// Generates the inputs that `feed` lacks. Named sizes come from its inputs, then from `dims`, then from defaults.
 ///
 /// # Errors
 /// Sizes that cannot be bound.
@@ -42,11 +42,11 @@ pub fn fill(graph: &Graph, feed: &mut Feed, dims: &[(String, i64)], seed: u64) -
     Ok(binding)
 }
 
-/// What the numbers of an input are.
+/// The meaning of an input's numbers.
 #[derive(Clone, Copy, PartialEq)]
 enum Numbers {
     Any,
-    /// Of an optimizer: a learning rate, the number of a step, a mean of squares.
+    /// A learning rate, a step number, or a mean of squares, for an optimizer.
     Rate,
     Step,
     Square,
@@ -66,7 +66,7 @@ fn kind(graph: &Graph, input: ValueId) -> Numbers {
     }
 }
 
-/// Only the inputs, for a graph that shares its names with another one.
+/// Generates all inputs of a graph.
 ///
 /// # Errors
 /// See [`fill`].
@@ -76,7 +76,7 @@ pub fn inputs(graph: &Graph, dims: &[(String, i64)], seed: u64) -> Result<Tensor
     Ok(feed.inputs)
 }
 
-/// For each integer input that indexes something: one more than the largest index that is valid everywhere.
+/// Returns one more than the largest valid index, for each integer input that is used as an index.
 fn index_bounds(graph: &Graph, sizes: &Sizes) -> BTreeMap<ValueId, i64> {
     let mut bounds = BTreeMap::new();
     for input in graph
@@ -103,7 +103,7 @@ fn index_bounds(graph: &Graph, sizes: &Sizes) -> BTreeMap<ValueId, i64> {
     bounds
 }
 
-/// The length of the axis that operand `slot` of a node indexes, if it does.
+/// Returns the length of the axis that operand `slot` of a node indexes; `None` if it indexes nothing.
 fn indexed(graph: &Graph, sizes: &Sizes, id: NodeId, slot: usize) -> Option<i64> {
     let node = graph.node(id);
     let dims = |slot: usize| node.ins.get(slot).copied().flatten().map(|v| sizes.dims(v));
@@ -125,7 +125,7 @@ fn indexed(graph: &Graph, sizes: &Sizes, id: NodeId, slot: usize) -> Option<i64>
     }
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014), started from a seed and a name.
+/// SplitMix64 (Steele, Lea, Flood 2014), seeded by a number and a name.
 struct Source {
     state: u64,
     kind: Numbers,
@@ -150,7 +150,8 @@ impl Source {
         z ^ (z >> 31)
     }
 
-    /// Uniform in [-1, 1), a multiple of 2⁻²³: exact in float32. Squares are its magnitude, learning rates a 128th of that.
+    /// Returns a multiple of 2⁻²³ (exact in float32), uniform in [-1, 1). Squares are its magnitude, learning rates a 128th of
+    /// that.
     fn float(&mut self) -> f64 {
         let x = (self.next() >> 40) as f64 / (1 << 23) as f64 - 1.0;
         match self.kind {
@@ -164,7 +165,7 @@ impl Source {
         let n = dims.iter().product::<u64>();
         let mut bytes = Vec::with_capacity((n * dtype.size_bytes()) as usize);
         for _ in 0..n {
-            // A table of no rows has no valid index; 0 then is as good as any.
+            // An empty table has no valid index; any number will do.
             let int = (self.next() % below.max(1) as u64) as i64;
             let int = int + i64::from(self.kind == Numbers::Step);
             match dtype {

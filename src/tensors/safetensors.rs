@@ -1,6 +1,6 @@
-//! The safetensors format: the one of the two that has bfloat16.
+//! The safetensors format, which supports bfloat16.
 
-use super::{Tensors, content};
+use super::named::{Tensors, content};
 use ::safetensors::tensor::TensorView;
 use ::safetensors::{Dtype, SafeTensors};
 use ckpt_passes::ir::{DType, Tensor};
@@ -61,10 +61,10 @@ pub fn read(bytes: &[u8]) -> Result<Tensors> {
     Ok(tensors)
 }
 
-/// All tensors as one file.
+/// Writes all tensors as one file.
 ///
 /// # Errors
-/// A tensor whose content is not there.
+/// A tensor whose content is missing.
 pub fn write(tensors: &Tensors) -> Result<Vec<u8>> {
     let failed = |e: ::safetensors::SafeTensorError| Error::bug("safetensors", e.to_string());
     let mut views = Vec::new();

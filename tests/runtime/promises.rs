@@ -71,20 +71,8 @@ fn check(
 ) -> Vec<String> {
     let node = graph.node(id);
     let ins: Vec<Option<&Tensor>> = node.ins.iter().map(|v| v.map(|v| &values[&v])).collect();
-    let cx = kernels::KernelCx {
-        op: node.op,
-        attrs: &node.attrs,
-        ins: &ins,
-        host: &[],
-        draws: &Draws::default(),
-        store: &SwapStore::default(),
-        known: &[],
-        slots: &[],
-        n_outs: node.outs.len(),
-        overwrites: None,
-        pair: None,
-        deferred: None,
-    };
+    let state = (&Draws::default(), &SwapStore::default());
+    let cx = kernels::KernelCx::new(node.op, &node.attrs, &ins, node.outs.len(), state);
     let kernel = kernels::find(node.op).unwrap();
     memory::reset_peak();
     let before = memory::live_bytes();

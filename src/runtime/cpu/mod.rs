@@ -1,4 +1,4 @@
-//! The CPU: its allocator counts every byte, and every kernel is done when its call returns.
+//! The CPU. Its allocator counts every byte, and every kernel has finished when its call returns.
 
 mod transfer_queue;
 
@@ -53,7 +53,7 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    /// What the machine has or, if that is less, what the control group of this process may have (Linux).
+    /// The memory of the machine, or the limit of this process's control group if that is smaller (Linux).
     fn memory(&self) -> Result<Option<Memory>> {
         let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let Some(machine) = machine_memory(&text) else {
@@ -88,7 +88,7 @@ impl Backend for Cpu {
         bytes::edit(x, edit).map_err(torch_error)
     }
 
-    /// None: a run on the CPU computes attention in tiles.
+    /// None, because a run on the CPU computes attention in tiles.
     fn sdpa_backends(&self) -> SdpaBackends {
         SdpaBackends::default()
     }
@@ -105,20 +105,12 @@ impl Backend for Cpu {
         true
     }
 
-    fn adds_narrow_products(&self) -> bool {
-        false
-    }
-
     fn has_own_products(&self) -> bool {
         product::is_ours()
     }
-
-    fn index_add_waits(&self) -> bool {
-        false
-    }
 }
 
-/// Where Linux states the limit and the use of a control group, in its versions 2 and 1.
+/// The files with limit and use of a control group, for cgroup versions 2 and 1.
 const CONTROL_GROUPS: [(&str, &str); 2] = [
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     (
@@ -134,7 +126,7 @@ fn field_bytes(text: &str, name: &str) -> Option<u64> {
     kibibytes.checked_mul(1024)
 }
 
-/// What `/proc/meminfo` says.
+/// Reads the memory of the machine from `/proc/meminfo`.
 fn machine_memory(text: &str) -> Option<Memory> {
     let total_bytes = field_bytes(text, "MemTotal:")?;
     Some(Memory {
@@ -143,7 +135,7 @@ fn machine_memory(text: &str) -> Option<Memory> {
     })
 }
 
-/// Bytes of this process's own pages (not of files) that are in memory; `None` where the system does not say (Linux does).
+/// Returns the resident bytes of this process's own pages (not of files); `None` where the system does not report them.
 pub fn resident_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/status").ok()?;
     field_bytes(&text, "RssAnon:")

@@ -1,7 +1,6 @@
-//! Transfers on the CPU: a queue out and a queue in, each a thread that copies one tensor after the other.
+//! Transfers on the CPU: one queue for offloads and one for fetches, each a thread that copies tensors in turn.
 //!
-//! A queue copies only bytes: it runs no operator and allocates nothing from libtorch. It accepts a few transfers ahead,
-//! then the run waits.
+//! A queue copies only bytes: it runs no operator and allocates nothing from libtorch. If a queue is full, the run waits.
 
 use crate::runtime::convert::torch_error;
 use crate::runtime::swap_store::{Stored, SwapStore, new_tensor};
@@ -13,10 +12,10 @@ use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
 use tch::Tensor;
 
-/// Transfers that a queue accepts before the run waits.
+/// Transfers that a queue holds before the run waits.
 const CAPACITY: usize = 16;
 
-/// See the module.
+/// The transfers of one program.
 #[derive(Default)]
 pub struct TransferQueues {
     out: TransferQueue,
@@ -26,7 +25,7 @@ pub struct TransferQueues {
 }
 
 impl Transfers for TransferQueues {
-    /// The memory of a CPU run is the host's, so that only a file is outside it.
+    /// Offloads to a file, because the host's memory is the memory of the run.
     fn begin_offload(
         &mut self,
         store: &SwapStore,
@@ -37,11 +36,11 @@ impl Transfers for TransferQueues {
         if !tensor.is_contiguous() || tensor.numel() == 0 {
             return Ok(false);
         }
-        let offload = store.begin(tensor, true)?;
+        let stored = store.begin(tensor, true)?;
         let tensor = tensor.shallow_clone();
         let work = move || {
-            let stored = offload.write(&tensor);
-            // Whoever waits then holds the only reference.
+            let stored = stored.write(&tensor);
+            // The waiting thread then holds the only reference.
             drop(tensor);
             stored
         };
@@ -73,7 +72,7 @@ impl Transfers for TransferQueues {
         let offloads = std::mem::take(&mut self.offloads).into_values();
         let fetched = fetches.map(|f| wait(&f));
         let stored = offloads.map(|o| wait(&o).map(drop));
-        // Every one is waited for, whatever another reports.
+        // Waits for all of them, also after an error.
         fetched.chain(stored).fold(Ok(()), Result::and)
     }
 }
@@ -104,7 +103,7 @@ impl TransferQueue {
         let (done, result) = channel();
         let job: Job = Box::new(move || {
             let outcome = work();
-            // Nothing waits for a run that was abandoned.
+            // Nobody waits if the run was abandoned.
             drop(done.send(outcome));
         });
         if self.running.is_none() {

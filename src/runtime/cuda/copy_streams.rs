@@ -1,11 +1,11 @@
-//! Transfers on a CUDA device: one copy stream out and one in, which the host only fills.
+//! Transfers on a CUDA device: one copy stream for offloads and one for fetches.
 //!
-//! The device waits, not the host. A `Release` makes everything sent afterwards wait for the offload, and the first reader
-//! of a fetched value does the same for the fetch. So memory that is free by then is not used earlier, although the host
-//! is ahead. A stored tensor is held until the fetch from it was waited for. So a mapping is reused only by transfers that
-//! wait for all earlier reads of it.
+//! The host only submits copies and waits; the device does the waiting. A `Release` makes all later work wait for the offload,
+//! and the first reader of a fetched value makes it wait for the fetch. So the device reuses freed memory only after the
+//! transfer, although the host runs ahead. A stored tensor is held until the fetch from it was waited for, so a mapping is
+//! reused only after all earlier reads of it.
 //!
-//! Only pages that are locked in the host's memory are copied while kernels run. Other transfers are done at once.
+//! Only locked host pages are copied while kernels run. Other transfers are done at once.
 
 use crate::runtime::convert::{self, tch_error, torch_error};
 use crate::runtime::swap_store::SwapStore;
@@ -15,7 +15,7 @@ use ckpt_torch::cuda::{self, CopyStream, Done};
 use std::collections::BTreeMap;
 use tch::{Device, Tensor};
 
-/// See the module.
+/// The transfers of one program.
 pub struct CopyStreams {
     device: usize,
     out: Option<CopyStream>,
@@ -83,9 +83,9 @@ impl Transfers for CopyStreams {
         slot: usize,
     ) -> Result<Option<Tensor>> {
         let is_float = convert::dtype(from.kind()).is_some_and(|d| d.is_float());
-        // The host may need integers as well.
+        // The host may need integers too.
         if !store.pins || !is_float {
-            // The host reads the stored tensor now: it must be there.
+            // The host reads the stored tensor now, so the offload must have finished.
             cuda::synchronize(self.device).map_err(torch_error)?;
             return Ok(None);
         }

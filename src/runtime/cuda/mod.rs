@@ -1,8 +1,8 @@
 //! A CUDA device.
 //!
-//! It is opened before anything else asks libtorch about CUDA. Kernels are deterministic there, in the full precision of
-//! their types. The CUDA allocator reports its blocks. Library workspaces (cuBLAS) come from it too and stay, so that they
-//! are alive before the first step that is measured.
+//! The device is opened before libtorch's first CUDA query. Kernels are deterministic and use the full precision of their
+//! types. The CUDA allocator reports its blocks. Library workspaces (cuBLAS) come from it too and are kept, so they are
+//! allocated before the first measured step.
 
 mod copy_streams;
 mod recorder;
@@ -140,17 +140,5 @@ impl Backend for Cuda {
 
     fn is_host(&self) -> bool {
         false
-    }
-
-    fn adds_narrow_products(&self) -> bool {
-        true
-    }
-
-    fn has_own_products(&self) -> bool {
-        false
-    }
-
-    fn index_add_waits(&self) -> bool {
-        true
     }
 }

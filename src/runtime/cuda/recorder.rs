@@ -5,11 +5,11 @@ use crate::runtime::recorder::{Recorder, Recording, Work};
 use ckpt_passes::Result;
 use ckpt_torch::graph::{CaptureStream, Graph};
 
-/// Captures on a stream of its own: the default stream cannot be captured.
+/// Captures on its own stream, because the default stream cannot be captured.
 pub struct GraphRecorder(CaptureStream);
 
 impl GraphRecorder {
-    /// A recorder for a device.
+    /// Creates a recorder for a device.
     ///
     /// # Errors
     /// Why the device or this libtorch has no graphs.
@@ -27,7 +27,7 @@ impl Recorder for GraphRecorder {
 
     fn capture(&self, work: Work) -> Result<Box<dyn Recording>> {
         let mut graph = self.0.begin().map_err(torch_error)?;
-        // The first error is the reason; what CUDA reports about the capture then follows from it.
+        // Reports the first error; CUDA's errors about the capture follow from it.
         work()?;
         graph.end().map_err(torch_error)?;
         Ok(Box::new(graph))

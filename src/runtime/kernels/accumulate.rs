@@ -1,4 +1,4 @@
-//! Sums of narrow terms, widened a few rows at a time, and sums of products that are never materialised whole.
+//! Sums of 16-bit terms, which are widened a few rows at a time, and sums of products that are never stored whole.
 
 use super::arith;
 use super::context::*;
@@ -24,7 +24,7 @@ fn accumulate(cx: &KernelCx) -> Result<Vec<Tensor>> {
     Ok(vec![out])
 }
 
-/// A buffer for some rows of `size`, in the type of the sum.
+/// Makes a buffer for some rows of `size`, in the type of the sum.
 fn wide_rows(size: &[i64], sum: &Tensor) -> Result<Tensor> {
     let mut dims = size.to_vec();
     if let Some(rows) = dims.first_mut() {
@@ -33,24 +33,21 @@ fn wide_rows(size: &[i64], sum: &Tensor) -> Result<Tensor> {
     empty(&dims, sum.kind(), sum.device())
 }
 
-/// sum + part into `out`, as many rows at a time as `buffer` has.
+/// Writes sum + part into `out`, as many rows at a time as `buffer` has.
 fn add_widened(sum: &Tensor, part: &Tensor, out: &Tensor, buffer: &Tensor) -> Result<()> {
     let size = part.size();
     let total = size.first().copied().unwrap_or(1);
     let most = buffer.size().first().copied().unwrap_or(1);
-    let mut at = 0;
-    while at < total {
-        let count = most.min(total - at);
+    for (at, count) in stretches(total, most) {
         let wide = rows(buffer, 0, count)?;
         copy_into(&wide, &rows(part, at, count)?)?;
         let (own, target) = (rows(sum, at, count)?, rows(out, at, count)?);
         write("aten::add.out", args![&own, &wide, 1, &target])?;
-        at += count;
     }
     Ok(())
 }
 
-/// sum + A'·B', in one call where all have one type.
+/// Computes sum + A'·B', in one call if all have one type.
 fn add_product(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (sum, a, b) = (cx.x(0)?, cx.x(1)?, cx.x(2)?);
     let plan = gemm_plan(&sized(a)?, &sized(b)?, cx.flag("transA"), cx.flag("transB"));
@@ -76,13 +73,13 @@ fn add_product(cx: &KernelCx) -> Result<Vec<Tensor>> {
     Ok(vec![out])
 }
 
-/// Whether libtorch adds a product of such matrices to such a sum without rounding it or widening them: 16 bits to
-/// float32, where the backend has such a kernel.
+/// Returns whether libtorch adds a product of 16-bit matrices to a float32 sum without rounding the product or widening the
+/// matrices.
 fn adds_narrow(sum: &Tensor, a: &Tensor) -> bool {
     backend(sum).adds_narrow_products() && is_narrow(a.kind()) && sum.kind() == Kind::Float
 }
 
-/// sum + a·b into `out`.
+/// Writes sum + a·b into `out`.
 fn add_matrices(sum: &Tensor, a: &Tensor, b: &Tensor, out: &Tensor) -> Result<()> {
     Product {
         sum: Some((sum, 1.0)),
@@ -91,30 +88,24 @@ fn add_matrices(sum: &Tensor, a: &Tensor, b: &Tensor, out: &Tensor) -> Result<()
     .write()
 }
 
-/// As [`add_matrices`] for narrower operands, some rows of A' and columns of B' at a time.
+/// As [`add_matrices`] for 16-bit operands, some rows of A' and columns of B' at a time.
 fn add_widened_product(cx: &KernelCx, out: &Tensor) -> Result<()> {
     let sum = cx.x(0)?;
-    let mut left = Widened::new(cx.x(1)?, sum, !cx.flag("transA"))?;
-    let mut right = Widened::new(cx.x(2)?, sum, cx.flag("transB"))?;
+    let left = Widened::new(cx.x(1)?, sum, !cx.flag("transA"))?;
+    let right = Widened::new(cx.x(2)?, sum, cx.flag("transB"))?;
     check_inner(cx, left.of, right.of, left.inner, right.inner)?;
-    let mut column = 0;
-    while column < right.count {
-        let columns = right.most.min(right.count - column);
+    for (column, columns) in stretches(right.count, right.most) {
         let b = transposed(&right.take(column, columns)?)?;
-        let mut row = 0;
-        while row < left.count {
-            let rows = left.most.min(left.count - row);
+        for (row, rows) in stretches(left.count, left.most) {
             let a = left.take(row, rows)?;
             let block = |x: &Tensor| narrow(&narrow(x, 0, row, rows)?, 1, column, columns);
             add_matrices(&block(sum)?, &a, &b, &block(out)?)?;
-            row += rows;
         }
-        column += columns;
     }
     Ok(())
 }
 
-/// An operand of a product. Some vectors at a time are widened: rows of A' or columns of B'.
+/// An operand of a product that is widened some vectors at a time: rows of A' or columns of B'.
 struct Widened<'a> {
     of: &'a Tensor,
     /// The axis that counts the vectors.
@@ -147,8 +138,8 @@ impl<'a> Widened<'a> {
         })
     }
 
-    /// Some vectors, widened, as rows.
-    fn take(&mut self, at: i64, count: i64) -> Result<Tensor> {
+    /// Returns some widened vectors as rows.
+    fn take(&self, at: i64, count: i64) -> Result<Tensor> {
         let some = narrow(&self.buffer, self.axis, 0, count)?;
         copy_into(&some, &narrow(self.of, self.axis, at, count)?)?;
         match self.axis {
@@ -162,7 +153,7 @@ fn transposed(x: &Tensor) -> Result<Tensor> {
     call("aten::t", args![x])
 }
 
-/// Rows of a tensor; all of it where it has none.
+/// Returns rows of a tensor, or all of a tensor of rank 0.
 fn rows(x: &Tensor, at: i64, count: i64) -> Result<Tensor> {
     match x.dim() {
         0 => Ok(x.alias()),

@@ -4,32 +4,28 @@ use super::arith::{gradient, unary};
 use super::context::*;
 use ckpt_passes::ops::activation::*;
 
-pub const KERNELS: &[(&OpDef, Kernel)] = &[
-    (&TANH, |cx| unary(cx, "aten::tanh.out", &[])),
-    (&TANH_GRAD, |cx| {
-        gradient(cx, "aten::tanh_backward.grad_input", &[])
-    }),
-    (&SIGMOID, |cx| unary(cx, "aten::sigmoid.out", &[])),
-    (&SIGMOID_GRAD, |cx| {
-        gradient(cx, "aten::sigmoid_backward.grad_input", &[])
-    }),
+kernels! {
+    TANH => unary("aten::tanh.out", &[]);
+    TANH_GRAD => gradient("aten::tanh_backward.grad_input", &[]);
+    SIGMOID => unary("aten::sigmoid.out", &[]);
+    SIGMOID_GRAD => gradient("aten::sigmoid_backward.grad_input", &[]);
     // `relu` itself has no form that writes into a given result.
-    (&RELU, |cx| unary(cx, "aten::clamp_min.out", args![0])),
-    (&RELU_GRAD, |cx| {
-        gradient(cx, "aten::threshold_backward.grad_input", args![0])
-    }),
-    (&GELU, |cx| {
-        unary(cx, "aten::gelu.out", args![cx.attrs.str("approximate")])
-    }),
-    (&GELU_GRAD, |cx| {
-        let approximate = cx.attrs.str("approximate");
-        gradient(cx, "aten::gelu_backward.grad_input", args![approximate])
-    }),
-    (&SOFTPLUS, |cx| {
-        unary(cx, "aten::softplus.out", args![1, 20])
-    }),
-    (&ERF_GRAD, erf_grad),
-];
+    RELU => unary("aten::clamp_min.out", args![0]);
+    RELU_GRAD => gradient("aten::threshold_backward.grad_input", args![0]);
+    GELU => gelu;
+    GELU_GRAD => gelu_grad;
+    SOFTPLUS => unary("aten::softplus.out", args![1, 20]);
+    ERF_GRAD => erf_grad;
+}
+
+fn gelu(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    unary(cx, "aten::gelu.out", args![cx.attrs.str("approximate")])
+}
+
+fn gelu_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    let approximate = args![cx.attrs.str("approximate")];
+    gradient(cx, "aten::gelu_backward.grad_input", approximate)
+}
 
 /// 2/√π · e^(−x²) · dy, computed in the result.
 fn erf_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {

@@ -1,26 +1,26 @@
 //! Arithmetic: elementwise with broadcasting, into row-major results.
 //!
-//! libtorch may give the result of an elementwise op the strides of its operands, but our results are always row-major.
-//! So the result is allocated here, or is an operand that dies, and the operator writes into it.
+//! libtorch may give the result of an elementwise op the strides of its operands, but our results are always row-major. So the
+//! operator writes into a tensor that is allocated here, or over an operand that is not read again.
 
 use super::context::*;
 use ckpt_passes::ops::arith::*;
 
-pub const KERNELS: &[(&OpDef, Kernel)] = &[
-    (&ADD, |cx| binary(cx, "aten::add.out", args![1])),
-    (&SUB, |cx| binary(cx, "aten::sub.out", args![1])),
-    (&MUL, |cx| binary(cx, "aten::mul.out", &[])),
-    (&DIV, div),
-    (&NEG, |cx| unary(cx, "aten::neg.out", &[])),
-    (&SUM, sum),
-    (&ABS, |cx| unary(cx, "aten::abs.out", &[])),
-    (&SIGN, |cx| unary(cx, "aten::sign.out", &[])),
-    (&MOD, modulo),
-    (&FLOOR, |cx| unary(cx, "aten::floor.out", &[])),
-    (&CEIL, |cx| unary(cx, "aten::ceil.out", &[])),
-    (&ROUND, |cx| unary(cx, "aten::round.out", &[])),
-    (&ROUND_THROUGH, |cx| unary(cx, "aten::round.out", &[])),
-];
+kernels! {
+    ADD => binary("aten::add.out", args![1]);
+    SUB => binary("aten::sub.out", args![1]);
+    MUL => binary("aten::mul.out", &[]);
+    DIV => div;
+    NEG => unary("aten::neg.out", &[]);
+    SUM => sum;
+    ABS => unary("aten::abs.out", &[]);
+    SIGN => unary("aten::sign.out", &[]);
+    MOD => modulo;
+    FLOOR => unary("aten::floor.out", &[]);
+    CEIL => unary("aten::ceil.out", &[]);
+    ROUND => unary("aten::round.out", &[]);
+    ROUND_THROUGH => unary("aten::round.out", &[]);
+}
 
 /// Calls `name(a, b, extra…, out)`.
 pub fn binary(cx: &KernelCx, name: &str, extra: &[Arg]) -> Result<Vec<Tensor>> {

@@ -1,9 +1,9 @@
-//! Attention and its gradient in tiles: a few queries of a few heads at a time, as `ops::attention::plan` says.
+//! Attention and its gradient in tiles: a few queries of a few heads at a time, as `ops::attention::plan` plans them.
 //!
-//! One block of memory holds every buffer. Keys that no query of a tile may see are not read. Gradients are summed in one
+//! One block of memory holds all buffers. Keys that no query of a tile may see are not read. Gradients are summed in one
 //! order, whatever the number of threads.
 //!
-//! A node to which one of PyTorch's fused kernels is pinned runs by that instead ([`sdpa`]).
+//! A node with a pinned fused kernel of PyTorch runs that kernel instead ([`sdpa`]).
 
 pub mod check;
 mod fused;
@@ -53,7 +53,7 @@ fn attention(cx: &KernelCx) -> Result<Vec<Tensor>> {
     Ok([y].into_iter().chain(lse).collect())
 }
 
-/// A tile of the result and of the log-sum-exp.
+/// Computes a tile of the result and of the log-sum-exp.
 fn attend(work: &Work, x: &Operands, tile: &Tile, y: &Tensor, lse: Option<&Tensor>) -> Result<()> {
     let y = work.of_tile(y, tile);
     let lse = lse.map(|lse| work.of_tile(lse, tile));
@@ -83,7 +83,7 @@ fn attend(work: &Work, x: &Operands, tile: &Tile, y: &Tensor, lse: Option<&Tenso
     copy_into(&y, &result)
 }
 
-/// Where the gradients go, with heads axes; sums in the type computed in.
+/// The targets of the gradients, with heads axes; sums in the compute type.
 struct Gradients {
     dq: Option<Tensor>,
     dk: Option<Tensor>,
@@ -246,7 +246,7 @@ fn add_summed(
         }
         let single = size.iter().product::<i64>() == size[axis];
         size[axis] = 1;
-        // For a single result libtorch would allocate memory for each thread.
+        // For a single result libtorch allocates memory for each thread, so the sum is computed twice.
         let (from, axis, size) = match single {
             true => (
                 x.view([-1]).expand([2, x.numel() as i64], false),

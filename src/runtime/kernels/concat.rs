@@ -3,12 +3,12 @@
 use super::context::*;
 use ckpt_passes::ops::concat::*;
 
-pub const KERNELS: &[(&OpDef, Kernel)] = &[
-    (&CONCAT, concat),
-    (&SPLIT, split),
-    (&TILE, tile),
-    (&PAD, pad),
-];
+kernels! {
+    CONCAT => concat;
+    SPLIT => split;
+    TILE => tile;
+    PAD => pad;
+}
 
 fn concat(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let parts = cx.all();
@@ -64,7 +64,7 @@ fn pad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let n = axes.len();
     let size = x.size();
     let mut out_size = size.clone();
-    // Source and destination of the part that survives; a negative pad cuts.
+    // Source and target of the part that is kept; a negative pad cuts.
     let mut kept = x.alias();
     let mut place_at = vec![0; size.len()];
     for (i, axis) in axes.iter().enumerate() {
@@ -96,7 +96,7 @@ fn tile(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let repeats = cx.ints(1)?;
     let dims: Vec<i64> = x.size().iter().zip(&repeats).map(|(d, r)| d * r).collect();
     let out = empty(&dims, x.kind(), x.device())?;
-    // Every axis as (repeats, size): one copy of a broadcast view.
+    // Views every axis as (repeats, size), so that one copy of a broadcast view suffices.
     let mut tiles = Vec::new();
     for (size, times) in x.size().iter().zip(&repeats) {
         tiles.extend([*times, *size]);

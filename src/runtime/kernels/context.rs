@@ -1,4 +1,4 @@
-//! What every kernel uses: its node's operands and attributes, calls of ATen operators, and new tensors.
+//! Operands and attributes of a node, calls of ATen operators, and new tensors, for all kernels.
 //!
 //! Kernel files import all of it: `use super::context::*`.
 
@@ -23,18 +23,29 @@ pub use tch::{Device, Kind, Tensor};
 /// Computes the results of one node.
 pub type Kernel = fn(&KernelCx) -> Result<Vec<Tensor>>;
 
-/// What a kernel sees of its node.
+/// Defines `KERNELS`, the kernels of a family. Each line names a row and its kernel, or a function of [`KernelCx`] and more
+/// arguments.
+macro_rules! kernels {
+    (@ $kernel:ident) => { $kernel };
+    (@ $kernel:ident, $($arg:expr),*) => { |cx| $kernel(cx, $($arg),*) };
+    ($($row:ident => $kernel:ident $(($($arg:expr),*))?;)*) => {
+        pub const KERNELS: &[(&OpDef, Kernel)] = &[$((&$row, kernels!(@ $kernel $(, $($arg),*)?))),*];
+    };
+}
+pub(crate) use kernels;
+
+/// The input of a kernel: its node and the state of the run.
 pub struct KernelCx<'a> {
     pub op: &'static OpDef,
     pub attrs: &'a Attrs,
     pub ins: &'a [Option<&'a Tensor>],
-    /// Copies on the CPU of small integer operands, where the graph runs elsewhere; may be shorter than `ins`.
+    /// CPU copies of small integer operands, for a run on a device; may be shorter than `ins`.
     pub host: &'a [Option<&'a Tensor>],
     /// The generators of random ops.
     pub draws: &'a Draws,
     /// Where offloaded tensors are stored.
     pub store: &'a SwapStore,
-    /// Contents of the small integer values that follow from the input sizes, row-major, by slot; may be shorter.
+    /// Row-major contents of small integer values that depend on the input sizes alone, by slot; may be shorter.
     pub known: &'a [Option<Box<[i64]>>],
     /// The slot of each operand in `known`; may be shorter than `ins`.
     pub slots: &'a [Option<usize>],
@@ -43,49 +54,75 @@ pub struct KernelCx<'a> {
     pub overwrites: Option<usize>,
     /// PyTorch's attention kernels that are pinned to the node.
     pub pair: Option<SdpaBackend>,
-    /// Collects checks of device values, in a step during which the host must not wait for the device.
+    /// Collects deferred checks, in a step during which the host must not wait for the device.
     pub deferred: Option<&'a DeferredChecks>,
 }
 
+impl<'a> KernelCx<'a> {
+    /// A node on its own: on the host, without facts from a specialization.
+    pub fn new(
+        op: &'static OpDef,
+        attrs: &'a Attrs,
+        ins: &'a [Option<&'a Tensor>],
+        n_outs: usize,
+        (draws, store): (&'a Draws, &'a SwapStore),
+    ) -> KernelCx<'a> {
+        KernelCx {
+            op,
+            attrs,
+            ins,
+            host: &[],
+            draws,
+            store,
+            known: &[],
+            slots: &[],
+            n_outs,
+            overwrites: None,
+            pair: None,
+            deferred: None,
+        }
+    }
+}
+
 impl KernelCx<'_> {
-    /// Operand `i`, which the op requires.
+    /// Returns operand `i`, which the op requires.
     pub fn x(&self, i: usize) -> Result<&Tensor> {
         self.opt(i)
             .ok_or_else(|| self.bug(format!("operand {i} is missing")))
     }
 
-    /// Operand `i`, if it is given.
+    /// Returns operand `i` if it is given.
     pub fn opt(&self, i: usize) -> Option<&Tensor> {
         self.ins.get(i).copied().flatten()
     }
 
-    /// All operands that are given.
+    /// Returns all operands that are given.
     pub fn all(&self) -> Vec<&Tensor> {
         self.ins.iter().flatten().copied().collect()
     }
 
-    /// A float attribute.
+    /// Returns a float attribute.
     pub fn number(&self, name: &str) -> f64 {
         f64::from(self.attrs.float(name))
     }
 
-    /// An integer attribute as a truth value.
+    /// Returns an integer attribute as a boolean.
     pub fn flag(&self, name: &str) -> bool {
         self.attrs.int(name) != 0
     }
 
-    /// The attribute `axis`, in `0..rank`.
+    /// Returns the attribute `axis`, in `0..rank`.
     pub fn axis(&self, rank: usize) -> usize {
         in_rank(self.attrs.int("axis"), rank)
     }
 
-    /// The axes that operand `i` lists, each in `0..rank`; `None` if it is not given.
+    /// Returns the axes in operand `i`, each in `0..rank`; `None` if it is not given.
     pub fn axes(&self, i: usize, rank: usize) -> Result<Option<Vec<usize>>> {
         let list = self.opt(i).map(|_| self.ints(i)).transpose()?;
         Ok(list.map(|axes| axes_of(&axes, rank)))
     }
 
-    /// The tensor that receives the first result: a new row-major one, not filled, or the operand that it overwrites.
+    /// Returns the tensor for the first result: a new row-major one, not filled, or the operand that the result overwrites.
     pub fn result(&self, dims: &[i64], kind: Kind, device: Device) -> Result<Tensor> {
         let Some(slot) = self.overwrites else {
             return empty(dims, kind, device);
@@ -103,7 +140,7 @@ impl KernelCx<'_> {
         self.result(&x.size(), x.kind(), x.device())
     }
 
-    /// The contents of an integer operand, row-major. Waits for the device where it was computed there.
+    /// Returns the row-major contents of an integer operand. Waits for the device if they were computed there.
     pub fn ints(&self, i: usize) -> Result<Vec<i64>> {
         let slot = self.slots.get(i).copied().flatten();
         if let Some(ints) = slot.and_then(|s| self.known.get(s)?.as_deref()) {
@@ -117,23 +154,23 @@ impl KernelCx<'_> {
             .map_err(|e| self.bug(format!("operand {i}: {e}")))
     }
 
-    /// Sizes and strides of operand `i` and those after it, as rules see them.
+    /// Returns sizes and strides of the operands from `i` on, as rules see them.
     pub fn sized_from(&self, i: usize) -> Result<Vec<Option<Sized>>> {
         let ins = self.ins.get(i..).unwrap_or_default().iter();
         ins.map(|x| x.map(sized).transpose()).collect()
     }
 
-    /// A kernel bug, naming the op.
+    /// Makes the error for a bug in the kernel; it names the op.
     pub fn bug(&self, what: impl std::fmt::Display) -> Box<Error> {
         Error::bug("kernel", format!("{}: {what}", self.op.name))
     }
 
-    /// An error of the model: what is wrong with the operands' shapes.
+    /// Makes an error of the model about the operands' shapes.
     pub fn shape_error(&self, what: impl std::fmt::Display) -> Box<Error> {
         Error::model("shape", format!("{}: {what}", self.op.name))
     }
 
-    /// An error of the model: sizes that do not fit each other.
+    /// Makes an error of the model about sizes that do not fit.
     pub fn misfit(&self, what: impl std::fmt::Display) -> Box<Error> {
         self.shape_error(format!("the sizes do not fit: {what}"))
     }
@@ -144,7 +181,7 @@ pub fn call(name: &str, args: &[Arg]) -> Result<Tensor> {
     dispatched(name, args, Op::call_one)
 }
 
-/// Calls an ATen operator that writes into one of its arguments; what it returns is that argument.
+/// Calls an ATen operator that writes into one of its arguments, and drops what it returns.
 pub fn write(name: &str, args: &[Arg]) -> Result<()> {
     dispatched(name, args, Op::run)
 }
@@ -159,7 +196,7 @@ pub fn write_with(name: &str, first: &[Arg], extra: &[Arg], out: &Tensor) -> Res
     write(name, &[first, extra, args![out]].concat())
 }
 
-/// The first `N` results of an operator, all tensors.
+/// Returns the first `N` results of an operator, all tensors.
 pub fn call_tensors<const N: usize>(name: &str, args: &[Arg]) -> Result<[Tensor; N]> {
     let mut tensors = Vec::with_capacity(N);
     for result in call_n(name, args)?.into_iter().take(N) {
@@ -169,8 +206,8 @@ pub fn call_tensors<const N: usize>(name: &str, args: &[Arg]) -> Result<[Tensor;
         .map_err(|found| Error::bug("kernel", format!("{name} returned {} tensors", found.len())))
 }
 
-/// Numbers of ours lie on the CPU ([`scalar`]), and most operators accept them beside a device's tensors. Where one does
-/// not, it gets copies on the device.
+/// Calls an operator. Our scalars lie on the CPU ([`scalar`]), and most operators accept them together with a device's tensors.
+/// An operator that does not is called again with copies on the device.
 fn dispatched<T>(
     name: &str,
     args: &[Arg],
@@ -201,12 +238,12 @@ fn dispatched<T>(
     call(&op, &there).map_err(torch_error)
 }
 
-/// The backend of the place where a tensor lies.
+/// Returns the backend of the place where a tensor lies.
 pub fn backend(x: &Tensor) -> &'static dyn Backend {
     device::at(x.device())
 }
 
-/// A new row-major tensor, not filled.
+/// Makes a row-major tensor, not filled.
 ///
 /// # Errors
 /// Not enough memory.
@@ -214,29 +251,29 @@ pub fn empty(dims: &[i64], kind: Kind, device: Device) -> Result<Tensor> {
     device::at(device).empty(dims, kind)
 }
 
-/// A new row-major tensor of the same sizes and type, not filled.
+/// Makes a row-major tensor of the same sizes and type, not filled.
 pub fn empty_like(x: &Tensor) -> Result<Tensor> {
     empty_as(x, x.kind())
 }
 
-/// A new row-major tensor of the same sizes and another type, not filled.
+/// Makes a row-major tensor of the same sizes and another type, not filled.
 pub fn empty_as(x: &Tensor, kind: Kind) -> Result<Tensor> {
     empty(&x.size(), kind, x.device())
 }
 
-/// A row-major copy in the type `kind`.
+/// Makes a row-major copy in the type `kind`.
 pub fn copied_as(x: &Tensor, kind: Kind) -> Result<Tensor> {
     let out = empty_as(x, kind)?;
     copy_into(&out, x)?;
     Ok(out)
 }
 
-/// The tensor itself if it is row-major, else a row-major copy. Rows declare the copy.
+/// Returns the tensor itself if it is row-major, else a row-major copy. Rows declare the copy.
 pub fn dense(x: &Tensor) -> Result<Tensor> {
     dense_as(x, x.kind())
 }
 
-/// The tensor itself if it is row-major and of type `kind`, else a row-major copy of that type.
+/// Returns the tensor itself if it is row-major and of type `kind`, else a row-major copy of that type.
 pub fn dense_as(x: &Tensor, kind: Kind) -> Result<Tensor> {
     match x.kind() == kind && x.is_contiguous() {
         true => Ok(x.alias()),
@@ -244,22 +281,22 @@ pub fn dense_as(x: &Tensor, kind: Kind) -> Result<Tensor> {
     }
 }
 
-/// Whether the type has 16 bits and is computed in float32.
+/// Returns whether the type has 16 bits and is computed in float32.
 pub fn is_narrow(kind: Kind) -> bool {
     matches!(kind, Kind::Half | Kind::BFloat16)
 }
 
-/// The type in which a kernel computes operands of this type: float32 for 16-bit types.
+/// Returns the type in which kernels compute operands of a type: float32 for 16-bit types.
 pub fn compute_kind(kind: Kind) -> Kind {
     if is_narrow(kind) { Kind::Float } else { kind }
 }
 
-/// Whether the type is a floating-point type.
+/// Returns whether the type is a floating-point type.
 pub fn is_float(kind: Kind) -> bool {
     is_narrow(kind) || matches!(kind, Kind::Float | Kind::Double)
 }
 
-/// Sizes and strides of a tensor, as rules see them.
+/// Returns sizes and strides of a tensor, as rules see them.
 pub fn sized(x: &Tensor) -> Result<Sized> {
     Ok(Sized {
         dtype: dtype_of(x.kind())?,
@@ -269,18 +306,18 @@ pub fn sized(x: &Tensor) -> Result<Sized> {
     })
 }
 
-/// Our name of an element type.
+/// Returns our name of an element type.
 pub fn dtype_of(kind: Kind) -> Result<DType> {
     dtype(kind).ok_or_else(|| Error::bug("kernel", format!("a tensor of element type {kind:?}")))
 }
 
-/// A number as a tensor of rank 0, in bytes that the allocator does not count. libtorch would allocate a temporary for a
-/// bare number in `mul_.Scalar` and the like.
+/// Makes a tensor of rank 0 in bytes that the allocator does not count. For a plain number, `mul_.Scalar` and the like would
+/// allocate a temporary.
 pub fn scalar(kind: Kind, value: f64) -> Result<Tensor> {
     lent_scalar(&Constant::scalar(dtype_of(kind)?, value))
 }
 
-/// The only element of a constant, as [`scalar`].
+/// As [`scalar`], from the only element of a constant.
 pub fn lent_scalar(constant: &Constant) -> Result<Tensor> {
     #[repr(align(64))]
     struct Aligned([u8; 64]);
@@ -299,7 +336,7 @@ pub fn lent_scalar(constant: &Constant) -> Result<Tensor> {
     bytes::from_bytes(owner, kind(constant.dtype)?, &[]).map_err(torch_error)
 }
 
-/// A number of ours where a device reads it like any tensor. The host waits for nothing.
+/// Returns a scalar at a place, as a copy if it is not there. The host does not wait.
 pub fn number_at(number: &Tensor, device: Device) -> Result<Tensor> {
     if number.device() == device {
         return Ok(number.shallow_clone());
@@ -312,7 +349,7 @@ pub fn number_at(number: &Tensor, device: Device) -> Result<Tensor> {
 /// Copies `from` into `to`, converting and broadcasting.
 pub fn copy_into(to: &Tensor, from: &Tensor) -> Result<()> {
     if from.dim() == 0 && backend(from).is_host() && !backend(to).is_host() {
-        // A copy would expand the number on the host to the size of `to`, and wait for the transfer.
+        // A copy would expand the number on the host to the size of `to` and wait for the transfer.
         return fill(to, from);
     }
     write("aten::copy_", args![to, from, false])
@@ -348,32 +385,38 @@ pub fn div_into(to: &Tensor, x: &Tensor) -> Result<()> {
     write("aten::div_.Tensor", args![to, x])
 }
 
-/// `count` places of an axis from place `at` on, as a view.
+/// Returns a view of `count` places of an axis, from place `at` on.
 pub fn narrow(x: &Tensor, axis: i64, at: i64, count: i64) -> Result<Tensor> {
     call("aten::narrow", args![x, axis, at, count])
 }
 
-/// `x` seen through other sizes and strides, from its first element.
+/// Returns a view of other sizes and strides that begins at the first element.
 pub fn strided(x: &Tensor, dims: &[i64], strides: &[i64]) -> Result<Tensor> {
     call("aten::as_strided", args![x, dims, strides, Arg::None])
 }
 
-/// `x` with some axes reversed, as a new tensor.
+/// Returns a copy with some axes reversed.
 pub fn flip(x: &Tensor, axes: &[i64]) -> Result<Tensor> {
     call("aten::flip", args![x, axes])
 }
 
-/// An axis in `0..rank`; a negative one counts from the end.
+/// Splits `0..total` into stretches of at most `most` places. Returns the first place and the length of each.
+pub fn stretches(total: i64, most: i64) -> impl Iterator<Item = (i64, i64)> {
+    let starts = (0..total).step_by(most.max(1) as usize);
+    starts.map(move |at| (at, most.min(total - at)))
+}
+
+/// Returns an axis in `0..rank`; a negative one counts from the end.
 pub fn in_rank(axis: i64, rank: usize) -> usize {
     (if axis < 0 { axis + rank as i64 } else { axis }) as usize
 }
 
-/// Axes in `0..rank`; negative ones count from the end.
+/// Returns axes in `0..rank`; negative ones count from the end.
 pub fn axes_of(axes: &[i64], rank: usize) -> Vec<usize> {
     axes.iter().map(|a| in_rank(*a, rank)).collect()
 }
 
-/// The shape that tensors broadcast to; the operator itself refuses what does not fit.
+/// Returns the shape that tensors broadcast to. Does not check that they fit; the operators do.
 pub fn broadcast(tensors: &[&Tensor]) -> Vec<i64> {
     let rank = tensors.iter().map(|t| t.dim()).max().unwrap_or(0);
     let mut dims = vec![1; rank];

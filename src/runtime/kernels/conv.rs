@@ -1,6 +1,6 @@
 //! Convolutions as products of matrices, in the blocks and buffers that `ops::conv` plans.
 //!
-//! No memory is taken beside these buffers, and sums have one order, whatever the number of threads.
+//! The kernels allocate only these buffers and results. Sums have one order, whatever the number of threads.
 
 use super::context::*;
 use super::product::Product;
@@ -8,24 +8,24 @@ use ckpt_passes::ir::op::contiguous_strides;
 use ckpt_passes::ops::conv::plan::{Buffers, ConvPlan};
 use ckpt_passes::ops::conv::*;
 
-pub const KERNELS: &[(&OpDef, Kernel)] = &[
-    (&CONV, conv),
-    (&CONV_TRANSPOSE, conv_transpose),
-    (&CONV_INPUT_GRAD, input_grad),
-    (&CONV_WEIGHT_GRAD, weight_grad),
-];
+kernels! {
+    CONV => conv;
+    CONV_TRANSPOSE => conv_transpose;
+    CONV_INPUT_GRAD => input_grad;
+    CONV_WEIGHT_GRAD => weight_grad;
+}
 
 /// `target = a·b`, or `target += a·b`.
 fn product(target: &Tensor, a: &Tensor, b: &Tensor, add: bool) -> Result<()> {
     Product::onto(target, a, b, 1.0, add).write()
 }
 
-/// A buffer seen as a row-major tensor of these sizes.
+/// Returns a buffer as a row-major tensor of these sizes.
 fn laid(buffer: &Tensor, size: &[i64]) -> Result<Tensor> {
     strided(buffer, size, &contiguous_strides(size))
 }
 
-/// The buffers of a plan, in the type computed in, and the walk over samples, groups and blocks.
+/// The buffers of a plan, in the compute type, and the loops over groups and blocks.
 struct Work<'a> {
     plan: &'a ConvPlan,
     weights: Option<Tensor>,
@@ -50,7 +50,7 @@ impl<'a> Work<'a> {
         })
     }
 
-    /// The weights of one group as a matrix [filters, window].
+    /// Returns the weights of each group as a matrix [filters, window].
     fn weights(&self, w: &Tensor) -> Result<Vec<Tensor>> {
         let plan = self.plan;
         let source = match &self.weights {
@@ -76,7 +76,7 @@ impl<'a> Work<'a> {
         size
     }
 
-    /// The buffer for a padded sample: all of it, and the part inside the padding.
+    /// Returns the buffer for a padded sample, and the part inside the padding.
     fn padded(&self) -> Result<Option<(Tensor, Tensor)>> {
         let Some(buffer) = &self.image else {
             return Ok(None);
@@ -90,15 +90,12 @@ impl<'a> Work<'a> {
         Ok(Some((all, inner)))
     }
 
-    /// First row and number of rows of each block.
+    /// Returns the first row and the number of rows of each block.
     fn blocks(&self) -> impl Iterator<Item = (i64, i64)> + use<> {
-        let (rows, all) = (self.plan.rows, self.plan.places[0]);
-        (0..all)
-            .step_by(rows.max(1) as usize)
-            .map(move |first| (first, rows.min(all - first)))
+        stretches(self.plan.places[0], self.plan.rows)
     }
 
-    /// The windows of a block on one group of a sample (with its padding): [channels, kernel…, places…].
+    /// Returns the windows of a block on one group of a padded sample: [channels, kernel…, places…].
     fn windows_of(&self, image: &Tensor, group: i64, (first, rows): (i64, i64)) -> Result<Tensor> {
         let (plan, w) = (self.plan, &self.plan.windows);
         let image = image.narrow(0, group * plan.channels, plan.channels).slice(
@@ -122,7 +119,7 @@ impl<'a> Work<'a> {
         strided(&image, &size, &walk)
     }
 
-    /// The block of windows as a matrix [window, places] and as [channels, kernel…, places…]; not filled.
+    /// Returns the buffer for a block of windows as a matrix [window, places] and as [channels, kernel…, places…].
     fn block(&self, rows: i64) -> Result<Option<(Tensor, Tensor)>> {
         let Some(buffer) = &self.windows else {
             return Ok(None);
@@ -136,7 +133,7 @@ impl<'a> Work<'a> {
         Ok(Some((laid(buffer, &matrix)?, laid(buffer, &size)?)))
     }
 
-    /// A block's windows as a matrix: copied into the buffer, or in place.
+    /// Returns a block's windows as a matrix, copied into the buffer or in place.
     fn columns(&self, image: &Tensor, group: i64, block: (i64, i64)) -> Result<Tensor> {
         let lying = self.windows_of(image, group, block)?;
         if let Some((matrix, windows)) = self.block(block.1)? {
@@ -147,7 +144,7 @@ impl<'a> Work<'a> {
         strided(&lying, &size, &[lying.stride()[0], 1])
     }
 
-    /// The filtered side of a sample as matrices [filters, places], one per group: in place, or copied.
+    /// Returns the filtered side of a sample as matrices [filters, places], one per group, in place or copied.
     fn filtered_of(&self, y: &Tensor, sample: i64) -> Result<Tensor> {
         let plan = self.plan;
         let places = plan.places[0] * plan.row();
@@ -165,7 +162,7 @@ impl<'a> Work<'a> {
     }
 }
 
-/// Fails where an operand is smaller than the kernel, which symbolic sizes may have hidden.
+/// Fails if an operand is smaller than the kernel, which typing cannot see for symbolic sizes.
 fn check_places(cx: &KernelCx, plan: &ConvPlan) -> Result<()> {
     let room = plan.windows.padded(&plan.image);
     let fits = room
@@ -249,7 +246,7 @@ fn check_channels(cx: &KernelCx, found: i64, expected: i64) -> Result<()> {
         .found(found.to_string()))
 }
 
-/// The bias over a result [samples, channels, …], or zeros.
+/// Fills a result [samples, channels, …] with the bias, or with zeros.
 fn filled(out: &Tensor, bias: Option<&Tensor>) -> Result<()> {
     match bias {
         Some(bias) => copy_into(out, &over_channels(bias, out.dim(), 1)),
@@ -257,14 +254,14 @@ fn filled(out: &Tensor, bias: Option<&Tensor>) -> Result<()> {
     }
 }
 
-/// A vector along the axis of the channels of something of that rank.
+/// Returns a vector as a tensor of rank `rank`, along the axis of the channels.
 fn over_channels(bias: &Tensor, rank: usize, axis: usize) -> Tensor {
     let mut size = vec![1; rank];
     size[axis] = bias.size()[0];
     bias.reshape(size)
 }
 
-/// Adds windows of `y` back into an image of that size, beginning with the bias or zeros.
+/// Adds windows of `y` back into an image of that size, which starts as the bias or zeros.
 fn spread(
     cx: &KernelCx,
     y: &Tensor,
@@ -320,8 +317,8 @@ fn spread(
     Ok(vec![out])
 }
 
-/// Adds windows [channels, kernel…, places…] to the image: all at once along axes on which they do not overlap, one kernel
-/// element after the other along the others.
+/// Adds windows [channels, kernel…, places…] to the image. Axes on which windows do not overlap are added at once, the others
+/// one kernel element at a time.
 fn add_back(plan: &ConvPlan, lying: &Tensor, windows: &Tensor) -> Result<()> {
     let axes = 0..plan.windows.kernel.len();
     let shared: Vec<usize> = axes.filter(|axis| plan.windows.overlaps(*axis)).collect();

@@ -3,11 +3,11 @@
 use super::context::*;
 use ckpt_passes::ops::extreme::*;
 
-pub const KERNELS: &[(&OpDef, Kernel)] = &[
-    (&MAX, |cx| fold(cx, "aten::maximum.out")),
-    (&MIN, |cx| fold(cx, "aten::minimum.out")),
-    (&CLIP, clip),
-];
+kernels! {
+    MAX => fold("aten::maximum.out");
+    MIN => fold("aten::minimum.out");
+    CLIP => clip;
+}
 
 /// Any number of operands, folded into one result in place.
 fn fold(cx: &KernelCx, name: &str) -> Result<Vec<Tensor>> {

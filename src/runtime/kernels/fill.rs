@@ -4,11 +4,11 @@ use super::context::*;
 use crate::runtime::convert;
 use ckpt_passes::ops::fill::*;
 
-pub const KERNELS: &[(&OpDef, Kernel)] = &[
-    (&CONSTANT_OF_SHAPE, constant_of_shape),
-    (&RANGE, range),
-    (&TRILU, trilu),
-];
+kernels! {
+    CONSTANT_OF_SHAPE => constant_of_shape;
+    RANGE => range;
+    TRILU => trilu;
+}
 
 fn trilu(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let x = cx.x(0)?;
@@ -21,7 +21,7 @@ fn trilu(cx: &KernelCx) -> Result<Vec<Tensor>> {
         false => "aten::tril.out",
     };
     let out = empty_like(x)?;
-    // libtorch copies an operand that is not row-major; in place it does not.
+    // libtorch copies an operand that is not row-major, but not if it works in place.
     let mut source = x;
     if !x.is_contiguous() {
         copy_into(&out, x)?;

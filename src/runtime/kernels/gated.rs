@@ -4,16 +4,14 @@ use super::arith::{gradient, unary};
 use super::context::*;
 use ckpt_passes::ops::gated::*;
 
-pub const KERNELS: &[(&OpDef, Kernel)] = &[
-    (&SILU, |cx| unary(cx, "aten::silu.out", &[])),
-    (&SILU_GRAD, |cx| {
-        gradient(cx, "aten::silu_backward.grad_input", &[])
-    }),
-    (&SWIGLU, swiglu),
-    (&SWIGLU_GRAD, swiglu_grad),
-];
+kernels! {
+    SILU => unary("aten::silu.out", &[]);
+    SILU_GRAD => gradient("aten::silu_backward.grad_input", &[]);
+    SWIGLU => swiglu;
+    SWIGLU_GRAD => swiglu_grad;
+}
 
-/// silu(gate) in `out`, then times `by`.
+/// Computes silu(gate)·by in `out`.
 fn gated(gate: &Tensor, by: &Tensor, out: Tensor) -> Result<Tensor> {
     write("aten::silu.out", args![gate, &out])?;
     mul_into(&out, by)?;

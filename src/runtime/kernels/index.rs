@@ -1,19 +1,18 @@
-//! Lookups. ONNX indices may be negative and libtorch's may not, so they are wrapped first. The rows declare the
-//! temporary of the indices' size.
+//! Lookups. ONNX allows negative indices and libtorch does not, so indices are wrapped in a copy, which the rows declare.
 
 use super::context::*;
 use ckpt_passes::ops::index::*;
 
-pub const KERNELS: &[(&OpDef, Kernel)] = &[
-    (&GATHER, gather),
-    (&GATHER_GRAD, gather_grad),
-    (&GATHER_ELEMENTS, gather_elements),
-    (&GATHER_ND, gather_nd),
-    (&NON_ZERO, non_zero),
-];
+kernels! {
+    GATHER => gather;
+    GATHER_GRAD => gather_grad;
+    GATHER_ELEMENTS => gather_elements;
+    GATHER_ND => gather_nd;
+    NON_ZERO => non_zero;
+}
 
-/// Indices into an axis of size `n`, all in `0..n`, as int64. Always a new row-major tensor, so that a kernel's memory does
-/// not depend on the data.
+/// Returns indices into an axis of size `n`, all in `0..n`, as int64. Always makes a new row-major tensor, so that the memory
+/// does not depend on the data.
 pub fn wrapped(cx: &KernelCx, indices: &Tensor, n: i64) -> Result<Tensor> {
     let at = copied_as(indices, Kind::Int64)?;
     if let (Some(deferred), true) = (cx.deferred, n > 0 && at.numel() > 0) {
@@ -51,8 +50,8 @@ fn wrap(at: &Tensor, n: i64) -> Result<()> {
     write("aten::remainder_.Tensor", args![at, &n])
 }
 
-/// Writes `values` at row-major places of `out`, or adds them there. libtorch's deterministic kernels on a device do the
-/// same, but wait for the device to check the places.
+/// Writes `values` at row-major places of `out`, or adds them there. libtorch's own deterministic kernels make the host wait for
+/// a check of the places.
 pub fn put(out: &Tensor, at: &Tensor, values: &Tensor, add: bool) -> Result<()> {
     let flat = call("aten::view", args![out, &[-1]])?;
     put_along(&flat, 0, at, values, add)
@@ -84,7 +83,7 @@ fn gather(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let mut lines = size.clone();
     lines[axis] = at.numel() as i64;
     let target = out.view(lines.as_slice());
-    // Along axis 1 libtorch copies an operand that is not row-major; along any other it does not.
+    // libtorch copies an operand that is not row-major along axis 1, but along no other axis.
     let aside = axis == 1 && !data.is_contiguous();
     let (data, target) = match aside {
         true => (data.unsqueeze(0), target.unsqueeze(0)),
@@ -97,7 +96,7 @@ fn gather(cx: &KernelCx) -> Result<Vec<Tensor>> {
     Ok(vec![out])
 }
 
-/// Adds rows of `dy` to zeros, in the order of the indices: the same bits every time.
+/// Adds rows of `dy` to zeros, in the order of the indices, so bits are reproducible.
 fn gather_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (size, indices, dy) = (cx.ints(0)?, cx.x(1)?, cx.x(2)?);
     let axis = cx.axis(size.len());
@@ -117,7 +116,7 @@ fn gather_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let mut rows = size.clone();
     rows[axis] = at.numel() as i64;
     let dy = dy.reshape(rows.as_slice());
-    // Along axis 0 libtorch adds 16-bit rows in buffers of its own, for each thread; along any other in place.
+    // Along axis 0 libtorch adds 16-bit rows in per-thread buffers, along other axes in place.
     let lines = out.unsqueeze(0);
     let dy = dy.unsqueeze(0);
     if cx.deferred.is_some() && backend(&out).index_add_waits() {
@@ -143,7 +142,7 @@ fn gather_elements(cx: &KernelCx) -> Result<Vec<Tensor>> {
     Ok(vec![out])
 }
 
-/// Row-major positions of index tuples (last axis of `indices`) in the leading axes of `size` behind `batch_dims`.
+/// Returns row-major positions of index tuples (last axis of `indices`) in the axes of `size` after `batch_dims`.
 pub fn nd_positions(
     cx: &KernelCx,
     indices: &Tensor,
@@ -202,7 +201,7 @@ fn gather_nd(cx: &KernelCx) -> Result<Vec<Tensor>> {
     Ok(vec![out])
 }
 
-/// One column for each element that is not zero, one row per axis.
+/// Returns the indices of the non-zero elements: one column per element, one row per axis.
 fn non_zero(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let found = call("aten::nonzero", args![cx.x(0)?])?;
     Ok(vec![copied_as(&found.transpose(0, 1), Kind::Int64)?])
@@ -213,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_put_lies_where_a_scatter_puts_it() {
+    fn put_agrees_with_scatter() {
         let zeros = || Tensor::zeros([2, 3], (Kind::Float, Device::Cpu));
         let (places, values) = (
             Tensor::from_slice(&[4i64, 0]),

@@ -4,20 +4,20 @@ use super::arith::{binary, unary};
 use super::context::*;
 use ckpt_passes::ops::logic::*;
 
-pub const KERNELS: &[(&OpDef, Kernel)] = &[
-    (&AND, |cx| binary(cx, "aten::logical_and.out", &[])),
-    (&OR, |cx| binary(cx, "aten::logical_or.out", &[])),
-    (&XOR, |cx| binary(cx, "aten::logical_xor.out", &[])),
-    (&NOT, |cx| unary(cx, "aten::logical_not.out", &[])),
-    (&EQUAL, |cx| compare(cx, "aten::eq.Tensor_out")),
-    (&LESS, |cx| compare(cx, "aten::lt.Tensor_out")),
-    (&LESS_OR_EQUAL, |cx| compare(cx, "aten::le.Tensor_out")),
-    (&GREATER, |cx| compare(cx, "aten::gt.Tensor_out")),
-    (&GREATER_OR_EQUAL, |cx| compare(cx, "aten::ge.Tensor_out")),
-    (&IS_NAN, is_nan),
-    (&IS_INF, is_inf),
-    (&WHERE, select),
-];
+kernels! {
+    AND => binary("aten::logical_and.out", &[]);
+    OR => binary("aten::logical_or.out", &[]);
+    XOR => binary("aten::logical_xor.out", &[]);
+    NOT => unary("aten::logical_not.out", &[]);
+    EQUAL => compare("aten::eq.Tensor_out");
+    LESS => compare("aten::lt.Tensor_out");
+    LESS_OR_EQUAL => compare("aten::le.Tensor_out");
+    GREATER => compare("aten::gt.Tensor_out");
+    GREATER_OR_EQUAL => compare("aten::ge.Tensor_out");
+    IS_NAN => is_nan;
+    IS_INF => is_inf;
+    WHERE => select;
+}
 
 fn compare(cx: &KernelCx, name: &str) -> Result<Vec<Tensor>> {
     let (a, b) = (cx.x(0)?, cx.x(1)?);
@@ -26,7 +26,7 @@ fn compare(cx: &KernelCx, name: &str) -> Result<Vec<Tensor>> {
     Ok(vec![out])
 }
 
-/// NaN is what differs from itself: one comparison, no temporary.
+/// Only NaN differs from itself, so one comparison without a temporary suffices.
 fn is_nan(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let x = cx.x(0)?;
     let out = empty_as(x, Kind::Bool)?;
@@ -34,7 +34,7 @@ fn is_nan(cx: &KernelCx) -> Result<Vec<Tensor>> {
     Ok(vec![out])
 }
 
-/// Where both signs count, the second comparison is the declared temporary.
+/// If both signs count, the second comparison is the declared temporary.
 fn is_inf(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let x = cx.x(0)?;
     let equals = |number: f64| -> Result<Tensor> {

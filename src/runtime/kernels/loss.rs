@@ -1,4 +1,4 @@
-//! Class losses and their gradients. The class axis is axis 1 (ONNX), as libtorch has it.
+//! Class losses and their gradients. The class axis is axis 1, in ONNX and in libtorch.
 
 use super::context::*;
 use super::index::put;
@@ -15,7 +15,7 @@ pub const KERNELS: &[(&OpDef, Kernel)] = &[
     (&CLASS_LOSS, class_loss),
 ];
 
-/// libtorch's "ignore nothing": no label is this.
+/// libtorch's default `ignore_index`, which no label has.
 const NO_INDEX: i64 = -100;
 
 fn ignore_index(cx: &KernelCx) -> i64 {
@@ -35,7 +35,7 @@ fn labels(cx: &KernelCx, slot: usize) -> Result<Tensor> {
     dense_as(cx.x(slot)?, Kind::Int64)
 }
 
-/// Scores as `[N, C]` or, with more axes, `[N, C, 1, rest]`; labels alike. Views, since both are row-major.
+/// Returns views of row-major scores as `[N, C]` or, with more axes, `[N, C, 1, rest]`, and of labels alike.
 fn folded(scores: &Tensor, labels: &Tensor) -> (Tensor, Tensor) {
     let size = scores.size();
     if size.len() <= 2 {
@@ -48,14 +48,14 @@ fn folded(scores: &Tensor, labels: &Tensor) -> (Tensor, Tensor) {
     )
 }
 
-/// The negative log-likelihood of row-major log-probabilities.
+/// Computes the negative log-likelihood of row-major log-probabilities.
 fn nll(cx: &KernelCx, log_prob: &Tensor) -> Result<Tensor> {
     let labels = labels(cx, 1)?;
     let weights = cx.opt(2).map(dense).transpose()?;
     nll_forward(cx, log_prob, &labels, weights.as_ref(), reduction(cx)?)
 }
 
-/// As [`nll`], for other operands than the node's.
+/// As [`nll`], for any operands.
 fn nll_forward(
     cx: &KernelCx,
     log_prob: &Tensor,
@@ -92,40 +92,22 @@ fn rows(x: &Tensor, at: i64, count: i64) -> Result<Tensor> {
     narrow(x, 0, at, count)
 }
 
-/// A few rows of scores at a time, in the type computed in; the caller may overwrite them.
-struct Stretches<'a> {
-    scores: &'a Tensor,
-    buffer: Tensor,
-    next: i64,
+/// Calls `each` with the position of some rows of scores and the rows themselves, in the type computed in. `each` may
+/// overwrite them.
+fn for_stretches(scores: &Tensor, mut each: impl FnMut(i64, &Tensor) -> Result<()>) -> Result<()> {
+    let mut dims = scores.size();
+    let total = dims[0];
+    dims[0] = score_stretch(&dims);
+    let buffer = empty(&dims, compute_kind(scores.kind()), scores.device())?;
+    for (at, count) in stretches(total, dims[0]) {
+        let wide = rows(&buffer, 0, count)?;
+        copy_into(&wide, &rows(scores, at, count)?)?;
+        each(at, &wide)?;
+    }
+    Ok(())
 }
 
-impl<'a> Stretches<'a> {
-    fn new(scores: &'a Tensor) -> Result<Stretches<'a>> {
-        let mut dims = scores.size();
-        dims[0] = score_stretch(&dims);
-        let buffer = empty(&dims, compute_kind(scores.kind()), scores.device())?;
-        Ok(Stretches {
-            scores,
-            buffer,
-            next: 0,
-        })
-    }
-
-    /// Returns the next rows and the position of the first of them.
-    fn next(&mut self) -> Result<Option<(i64, Tensor)>> {
-        let (at, dims) = (self.next, self.scores.size());
-        let count = self.buffer.size()[0].min(dims[0] - at);
-        if count <= 0 {
-            return Ok(None);
-        }
-        let wide = rows(&self.buffer, 0, count)?;
-        copy_into(&wide, &rows(self.scores, at, count)?)?;
-        self.next += count;
-        Ok(Some((at, wide)))
-    }
-}
-
-/// `aten::_softmax` or its logarithm along axis 1, written over its operand.
+/// Replaces `x` by its `aten::_softmax` or `aten::_log_softmax` along axis 1.
 fn normalize(name: &str, x: &Tensor) -> Result<()> {
     write(name, args![x, 1, false, x])
 }
@@ -138,27 +120,26 @@ fn class_loss(cx: &KernelCx) -> Result<Vec<Tensor>> {
         return Ok(vec![out]);
     }
     let weights = cx.opt(2).map(|w| dense(&w.to_kind(kind))).transpose()?;
-    let mut stretches = Stretches::new(scores)?;
-    while let Some((at, wide)) = stretches.next()? {
+    for_stretches(scores, |at, wide| {
         if cx.attrs.int("normalized") == 0 {
-            normalize("aten::_log_softmax.out", &wide)?;
+            normalize("aten::_log_softmax.out", wide)?;
         }
         let own = rows(&labels, at, wide.size()[0])?;
-        let losses = nll_forward(cx, &wide, &own, weights.as_ref(), 0)?;
-        copy_into(&rows(&out, at, wide.size()[0])?, &losses)?;
-    }
+        let losses = nll_forward(cx, wide, &own, weights.as_ref(), 0)?;
+        copy_into(&rows(&out, at, wide.size()[0])?, &losses)
+    })?;
     Ok(vec![out])
 }
 
-/// The factors of the scores' gradient.
+/// The factors in the gradient of the scores.
 struct Factors {
-    /// The labels; ignored ones out of range count as some class. `[N, 1, …]`.
+    /// The labels, clamped to the classes: an ignored label may be out of range. `[N, 1, …]`.
     at: Tensor,
-    /// The weight of the label's class times the cotangent, 0 where the label is ignored. `[N, 1, …]`, in the type computed in.
+    /// The weight of the label's class times the cotangent; 0 for an ignored label. `[N, 1, …]`, in the compute type.
     factor: Tensor,
 }
 
-/// Computes the factors, in float32 at least.
+/// Computes the factors, in float32 or float64.
 fn factors(cx: &KernelCx, scores: &Tensor) -> Result<Factors> {
     let (dloss, labels) = (cx.x(0)?, labels(cx, 2)?);
     let kind = compute_kind(scores.kind());
@@ -189,7 +170,7 @@ fn factors(cx: &KernelCx, scores: &Tensor) -> Result<Factors> {
     if cx.attrs.str("reduction") == "mean" {
         let total = factor.sum(kind);
         write("aten::div_.Tensor", args![&factor, &total])?;
-        // Where every label is ignored the loss is 0/0; its gradient is 0, as PyTorch's.
+        // If every label is ignored, the loss is 0/0. Its gradient is 0, as in PyTorch.
         if cx.deferred.is_some() {
             let zero = scalar(kind, 0.0)?;
             let is_none = call("aten::eq.Tensor", args![&total, &zero])?;
@@ -207,7 +188,7 @@ fn factors(cx: &KernelCx, scores: &Tensor) -> Result<Factors> {
     })
 }
 
-/// d scores = (softmax − one-hot)·factor, computed in the result; for 16-bit scores, a few rows at a time in float32.
+/// Computes (softmax − one-hot)·factor in the result; for 16-bit scores, a few rows at a time in float32.
 fn cross_entropy_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let x = cx.x(1)?;
     if x.kind() == compute_kind(x.kind()) {
@@ -223,18 +204,17 @@ fn cross_entropy_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
         return Ok(vec![out]);
     }
     let Factors { at, factor } = factors(cx, x)?;
-    let mut stretches = Stretches::new(x)?;
-    while let Some((first, wide)) = stretches.next()? {
-        normalize("aten::_softmax.out", &wide)?;
+    for_stretches(x, |first, wide| {
+        normalize("aten::_softmax.out", wide)?;
         let count = wide.size()[0];
         let (at, factor) = (rows(&at, first, count)?, rows(&factor, first, count)?);
-        take_labels(cx, &wide, &at, &factor)?;
-        copy_into(&rows(&out, first, count)?, &wide)?;
-    }
+        take_labels(cx, wide, &at, &factor)?;
+        copy_into(&rows(&out, first, count)?, wide)
+    })?;
     Ok(vec![out])
 }
 
-/// Multiplies probabilities by the factors, and subtracts these from the labels' probabilities. Negates the factors.
+/// Multiplies probabilities by the factors and subtracts the factors from the labels' elements. Negates the factors.
 fn take_labels(cx: &KernelCx, probabilities: &Tensor, at: &Tensor, factor: &Tensor) -> Result<()> {
     write("aten::mul_.Tensor", args![probabilities, factor])?;
     write("aten::neg_", args![factor])?;
@@ -244,7 +224,7 @@ fn take_labels(cx: &KernelCx, probabilities: &Tensor, at: &Tensor, factor: &Tens
     write("aten::scatter_add_", args![probabilities, 1, at, factor])
 }
 
-/// The row-major places of the elements that `at` picks along axis 1, one for each place of the other axes.
+/// Returns the row-major places of the elements that `at` selects along axis 1.
 fn places(of: &Tensor, at: &Tensor) -> Result<Tensor> {
     let size = of.size();
     let inner: i64 = size[2..].iter().product();

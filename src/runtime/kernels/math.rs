@@ -4,12 +4,12 @@ use super::arith::unary;
 use super::context::*;
 use ckpt_passes::ops::math::*;
 
-pub const KERNELS: &[(&OpDef, Kernel)] = &[
-    (&EXP, |cx| unary(cx, "aten::exp.out", &[])),
-    (&LOG, |cx| unary(cx, "aten::log.out", &[])),
-    (&SQRT, |cx| unary(cx, "aten::sqrt.out", &[])),
-    (&RECIPROCAL, |cx| unary(cx, "aten::reciprocal.out", &[])),
-    (&ERF, |cx| unary(cx, "aten::erf.out", &[])),
-    (&SIN, |cx| unary(cx, "aten::sin.out", &[])),
-    (&COS, |cx| unary(cx, "aten::cos.out", &[])),
-];
+kernels! {
+    EXP => unary("aten::exp.out", &[]);
+    LOG => unary("aten::log.out", &[]);
+    SQRT => unary("aten::sqrt.out", &[]);
+    RECIPROCAL => unary("aten::reciprocal.out", &[]);
+    ERF => unary("aten::erf.out", &[]);
+    SIN => unary("aten::sin.out", &[]);
+    COS => unary("aten::cos.out", &[]);
+}

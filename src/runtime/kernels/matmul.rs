@@ -1,4 +1,4 @@
-//! Matrix products as `ops::matmul` plans them: operands that BLAS cannot read are copied, and nothing else is.
+//! Matrix products as `ops::matmul` plans them. Only operands that BLAS cannot read are copied.
 
 use super::context::*;
 use super::product::Product;
@@ -6,7 +6,7 @@ use ckpt_passes::ops::matmul::*;
 
 pub const KERNELS: &[(&OpDef, Kernel)] = &[(&MATMUL, matmul), (&GEMM, gemm)];
 
-/// The operand as the plan wants it: copied if the plan says so, then seen through the plan's strides.
+/// Returns an operand with the strides of the plan, copied first if the plan says so.
 pub fn prepared(x: &Tensor, plan: &MatrixOperand) -> Result<Tensor> {
     let base = match &plan.copy {
         Copied::No => x.alias(),
@@ -34,7 +34,7 @@ fn matmul(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (sa, sb) = (a.size(), b.size());
     check_inner(cx, a, b, sa[sa.len() - 1], sb[sb.len().saturating_sub(2)])?;
     let plan = matmul_plan(&sized(a)?, &sized(b)?);
-    // The result's own shape: batch axes broadcast, then rows and columns where the operand has them.
+    // The shape of the result: broadcast batch axes, then rows and columns if the operands have them.
     let lead_a = &sa[..sa.len().saturating_sub(2)];
     let lead_b = &sb[..sb.len().saturating_sub(2)];
     let rank = lead_a.len().max(lead_b.len());
@@ -60,7 +60,7 @@ fn matmul(cx: &KernelCx) -> Result<Vec<Tensor>> {
     Ok(vec![out])
 }
 
-/// α·A'·B' + β·C in one call; C is broadcast.
+/// Computes α·A'·B' + β·C in one call; C is broadcast.
 fn gemm(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (a, b) = (cx.x(0)?, cx.x(1)?);
     let plan = gemm_plan(&sized(a)?, &sized(b)?, cx.flag("transA"), cx.flag("transB"));

@@ -1,8 +1,8 @@
 //! One kernel per op, in files that mirror `passes/ops`.
 //!
-//! A kernel keeps the promise of its row's `memory` rule. Results are new and row-major unless the rule says "view", and
-//! temporaries take at most `temp_bytes`. Where the rule names in-place operands, the kernel takes its first result from
-//! [`KernelCx::result`]. An op without a kernel is executed through its body.
+//! A kernel follows its row's `memory` rule exactly. Results are new and row-major unless the rule says "view", and
+//! temporaries take `temp_bytes`. If the rule names in-place operands, the kernel gets the tensor of its first result from
+//! [`KernelCx::result`].
 
 use ckpt_passes::ir::OpDef;
 use ckpt_passes::ops;
@@ -81,7 +81,7 @@ const FAMILIES: &[&[(&OpDef, Kernel)]] = &[
     trig::KERNELS,
 ];
 
-/// The kernel of an op.
+/// Returns the kernel of an op.
 pub fn find(op: &OpDef) -> Option<Kernel> {
     let mut kernels = FAMILIES.iter().copied().flatten();
     kernels
@@ -89,7 +89,7 @@ pub fn find(op: &OpDef) -> Option<Kernel> {
         .map(|(_, kernel)| *kernel)
 }
 
-/// Whether a result that is a view begins where its operand does, so that sizes and strides describe it completely.
+/// Returns whether a view begins where its operand begins, so that sizes and strides describe it completely.
 pub fn begins_with_operand(op: &OpDef) -> bool {
     op.is_layout() && op != &ops::slice::SLICE && op != &ops::concat::SPLIT
 }

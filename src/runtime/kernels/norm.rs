@@ -1,21 +1,20 @@
 //! Layer and RMS normalisation and their gradients.
 //!
-//! libtorch's layer norm takes a scale of exactly one row and, for 16-bit operands, parameters and statistics in
-//! float32. Any other scale is applied after normalising. libtorch has no backward of RMS norm on the CPU, so it is
-//! computed op by op.
+//! libtorch's layer norm takes a scale of exactly one row and, for 16-bit operands, parameters and statistics in float32. Any
+//! other scale is applied after normalisation. libtorch has no backward of RMS norm on the CPU, so it is computed op by op.
 
 use super::context::*;
 use super::reduce::{sum, sum_to};
 use ckpt_passes::ops::norm::*;
 
-pub const KERNELS: &[(&OpDef, Kernel)] = &[
-    (&LAYER_NORM, layer_norm),
-    (&LAYER_NORM_GRAD, layer_norm_grad),
-    (&RMS_NORM, rms_norm),
-    (&RMS_NORM_GRAD, rms_norm_grad),
-];
+kernels! {
+    LAYER_NORM => layer_norm;
+    LAYER_NORM_GRAD => layer_norm_grad;
+    RMS_NORM => rms_norm;
+    RMS_NORM_GRAD => rms_norm_grad;
+}
 
-/// Sizes of the statistics: 1 on the normalised axes.
+/// Returns the sizes of the statistics: 1 on the normalised axes.
 fn stats_size(size: &[i64], axis: usize) -> Vec<i64> {
     let kept = size[..axis].iter().copied();
     kept.chain(size[axis..].iter().map(|_| 1)).collect()
@@ -35,7 +34,7 @@ fn layer_norm(cx: &KernelCx) -> Result<Vec<Tensor>> {
             Some(dense_as(scale, kind)?),
             bias.map(|b| dense_as(b, kind)).transpose()?,
         ),
-        // Statistics in float32 come with a scale in float32 only.
+        // libtorch returns statistics in float32 only for a scale in float32.
         false if is_narrow(x.kind()) => {
             let ones = empty(row, kind, x.device())?;
             fill(&ones, &scalar(kind, 1.0)?)?;
@@ -58,7 +57,7 @@ fn layer_norm(cx: &KernelCx) -> Result<Vec<Tensor>> {
     Ok(outs)
 }
 
-/// Result, mean and 1/σ of `aten::native_layer_norm`; the statistics in `kind`.
+/// Returns result, mean and 1/σ of `aten::native_layer_norm`; the statistics have type `kind`.
 fn normalised(
     x: &Tensor,
     axis: usize,
@@ -69,7 +68,7 @@ fn normalised(
 ) -> Result<[Tensor; 3]> {
     let size = x.size();
     if x.numel() == 0 {
-        // libtorch wants a row of at least one element; the statistics of none are not numbers.
+        // libtorch requires a row of at least one element; the statistics of an empty row are NaN.
         let stats = empty(&stats_size(&size, axis), kind, x.device())?;
         fill(&stats, &scalar(kind, f64::NAN)?)?;
         return Ok([empty_like(x)?, stats.copy(), stats]);
@@ -79,7 +78,7 @@ fn normalised(
 }
 
 /// With x̂ = (x − μ)·s and g = dy·scale: dx = s·(g − mean g − x̂·mean(g·x̂)), dscale = Σ dy·x̂, dB = Σ dy. libtorch's
-/// kernel computes dx. Its memory for the sums depends on the number of threads, so they are computed here.
+/// kernel computes dx. The sums are computed here, because the memory of libtorch's sums depends on the number of threads.
 fn layer_norm_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let scale = cx.x(2)?;
     let (target, size) = (cx.x(1)?.kind(), cx.x(1)?.size());
@@ -152,8 +151,8 @@ fn mul_to(a: &Tensor, b: &Tensor, out: &Tensor) -> Result<()> {
     write("aten::mul.out", args![a, b, out])
 }
 
-/// Σ dy, or Σ dy·(x − μ)·s with `normal` = (x, μ, s), over rows, as `like`. A few rows at a time
-/// (`ops::norm::rows_at_once`), so that the terms take little memory.
+/// Returns Σ dy, or Σ dy·(x − μ)·s with `normal` = (x, μ, s), over rows, in sizes and type of `like`. Computes the terms of a
+/// few rows at a time (`ops::norm::rows_at_once`), so that they take little memory.
 fn row_sums(
     dy: &Tensor,
     normal: Option<&(Tensor, Tensor, Tensor)>,
@@ -174,9 +173,7 @@ fn row_sums(
     let block = || empty(&[step, width], kind, device);
     let terms = (narrow || normal.is_some()).then(block).transpose()?;
     let wide_dy = (narrow && normal.is_some()).then(block).transpose()?;
-    let mut start = 0;
-    while start < rows {
-        let count = step.min(rows - start);
+    for (start, count) in stretches(rows, step) {
         let these = |t: &Tensor| t.narrow(0, start, count);
         let first = |t: &Tensor| t.narrow(0, 0, count);
         let mut summands = these(dy);
@@ -204,7 +201,6 @@ fn row_sums(
             }
             _ => sum(&summands, &[0], false, &total)?,
         }
-        start += count;
     }
     if like.kind() != kind {
         copy_into(&out.view([width]), &total)?;
@@ -212,7 +208,7 @@ fn row_sums(
     Ok(out)
 }
 
-/// The sum over the axes along which `like` was broadcast, of the type of `like`.
+/// Returns the sum over the axes along which `like` was broadcast, in the type of `like`.
 fn summed_like(x: &Tensor, like: &Tensor) -> Result<Tensor> {
     let out = empty_like(like)?;
     if like.kind() == x.kind() {
@@ -225,7 +221,7 @@ fn summed_like(x: &Tensor, like: &Tensor) -> Result<Tensor> {
     Ok(out)
 }
 
-/// The mean over the normalised axes, kept.
+/// Returns the mean over the normalised axes, which are kept.
 fn row_means(x: &Tensor, axis: usize) -> Result<Tensor> {
     let out = empty(&stats_size(&x.size(), axis), x.kind(), x.device())?;
     let axes: Vec<i64> = (axis..x.dim()).map(|a| a as i64).collect();
@@ -235,7 +231,7 @@ fn row_means(x: &Tensor, axis: usize) -> Result<Tensor> {
     Ok(out)
 }
 
-/// 1/√(mean x² + ε) over the normalised axes; `buffer` is overwritten, and may be `x`.
+/// Returns 1/√(mean x² + ε) over the normalised axes. Overwrites `buffer`, which may be `x`.
 fn root_factor(x: &Tensor, buffer: &Tensor, axis: usize, epsilon: f64) -> Result<Tensor> {
     mul_to(x, x, buffer)?;
     let factor = row_means(buffer, axis)?;
@@ -317,7 +313,7 @@ fn rms_norm_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     Ok(dx.into_iter().chain(dscale).collect())
 }
 
-/// The tensor itself, whatever its strides, if it is of type `kind`; else a row-major copy of that type.
+/// Returns the tensor itself if it is of type `kind`, whatever its strides; else a row-major copy of that type.
 fn laid_as(x: &Tensor, kind: Kind) -> Result<Tensor> {
     match x.kind() == kind {
         true => Ok(x.alias()),

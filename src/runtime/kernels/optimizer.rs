@@ -1,17 +1,17 @@
-//! Optimizer steps, a block of elements at a time. Blocks of 16-bit tensors are widened, computed and rounded once.
+//! Optimizer steps, a block of elements at a time. Blocks of 16-bit tensors are widened, updated and rounded once.
 
 use super::context::*;
 use ckpt_passes::ops::optimizer::*;
 
 use Factor::{Here, There};
 
-pub const KERNELS: &[(&OpDef, Kernel)] = &[
-    (&SGD, sgd),
-    (&MOMENTUM, momentum),
-    (&ADAM_MEAN, adam_mean),
-    (&ADAM_SQUARE, adam_square),
-    (&ADAMW, adamw),
-];
+kernels! {
+    SGD => sgd;
+    MOMENTUM => momentum;
+    ADAM_MEAN => adam_mean;
+    ADAM_SQUARE => adam_square;
+    ADAMW => adamw;
+}
 
 fn attr(cx: &KernelCx, name: &str) -> f64 {
     decimal(cx.attrs.float(name))
@@ -20,17 +20,17 @@ fn attr(cx: &KernelCx, name: &str) -> f64 {
 /// A factor of a formula.
 enum Factor {
     Here(f64),
-    /// On the device, as one element of the type computed in, so that the host does not wait for it.
+    /// One element of the compute type on the device, so that the host does not wait for it.
     There(Tensor),
 }
 
-/// Returns whether learning rate and step number stay on the device. They always do on a device, so that captured steps
-/// compute the same bits as others.
+/// Returns whether learning rate and step number stay on the device. On a device they always do, so that captured and other
+/// steps compute the same bits.
 fn leaves_numbers(cx: &KernelCx) -> Result<bool> {
     Ok(cx.deferred.is_some() || !backend(cx.x(0)?).is_host())
 }
 
-/// An operand of one element, in float64, where it is.
+/// Returns an operand of one element in float64, at its place.
 fn number(cx: &KernelCx, slot: usize) -> Result<Tensor> {
     let x = call("aten::reshape", args![cx.x(slot)?, Arg::Ints(&[])])?;
     x.f_to_kind(Kind::Double).map_err(|e| tch_error(&e))
@@ -40,19 +40,19 @@ fn times(x: &Tensor, by: f64) -> Result<Tensor> {
     call("aten::mul.Scalar", args![x, by])
 }
 
-/// 1 − x.
+/// Returns 1 − x.
 fn rest(x: &Tensor) -> Result<Tensor> {
     call("aten::rsub.Scalar", args![x, 1.0, 1])
 }
 
-/// A number as a factor on the device, in the type computed in.
+/// Converts a number to a factor on the device, in the compute type.
 fn there(cx: &KernelCx, x: &Tensor) -> Result<Factor> {
     let x = x.f_to_kind(compute_kind(cx.x(0)?.kind()));
     Ok(There(x.map_err(|e| tch_error(&e))?))
 }
 
 fn learning_rate(cx: &KernelCx, slot: usize) -> Result<f64> {
-    // Read in its own type: a conversion would allocate a temporary.
+    // Read in its own type, because a conversion would allocate a temporary.
     let lr = cx.x(slot)?.f_double_value(&[]);
     lr.map_err(|e| tch_error(&e))
 }
@@ -66,13 +66,13 @@ fn is_step(n: Option<i64>) -> Result<()> {
     }
 }
 
-/// The number of the step, from 1.
+/// Returns the step number, from 1.
 fn step_number(cx: &KernelCx, slot: usize) -> Result<f64> {
     let first = cx.ints(slot)?.first().copied();
     is_step(first).map(|()| first.unwrap_or(1) as f64)
 }
 
-/// The number of the step where it is, checked.
+/// Returns the step number at its place, checked.
 fn step_there(cx: &KernelCx, slot: usize) -> Result<Tensor> {
     match cx.deferred {
         None => drop(step_number(cx, slot)?),
@@ -101,7 +101,7 @@ fn sgd(cx: &KernelCx) -> Result<Vec<Tensor>> {
             (Here(1.0 - lr * decay), Here(-lr), Here(-lr * momentum))
         }
     };
-    stretches(cx, &[1, 3], 0, &|to, given, _| {
+    in_blocks(cx, &[1, 3], 0, &|to, given, _| {
         scale(to, &keep)?;
         add_scaled(to, &given[0], &down)?;
         match given.get(1) {
@@ -129,7 +129,7 @@ fn momentum(cx: &KernelCx) -> Result<Vec<Tensor>> {
             (Here(weight), Here(weight * decay))
         }
     };
-    stretches(cx, &[1, 2], 0, &|to, given, _| {
+    in_blocks(cx, &[1, 2], 0, &|to, given, _| {
         scale(to, &Here(factor))?;
         add_scaled(to, &given[0], &weight)?;
         match given.get(1) {
@@ -141,22 +141,22 @@ fn momentum(cx: &KernelCx) -> Result<Vec<Tensor>> {
 
 fn adam_mean(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let weight = 1.0 - attr(cx, BETA);
-    stretches(cx, &[1], 0, &|to, given, _| {
+    in_blocks(cx, &[1], 0, &|to, given, _| {
         write("aten::lerp_.Scalar", args![to, &given[0], weight])
     })
 }
 
 fn adam_square(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let beta = attr(cx, BETA);
-    stretches(cx, &[1], 0, &|to, given, _| {
+    in_blocks(cx, &[1], 0, &|to, given, _| {
         scale(to, &Here(beta))?;
         let g = Arg::Tensor(&given[0]);
         write("aten::addcmul_", args![to, g, g, 1.0 - beta])
     })
 }
 
-/// The factors that all elements of a step share: the negated step size, the divisor of the root of the square, and the
-/// share of the parameter that is kept.
+/// Returns the factors of a step: the negated step size, the divisor of the root of the square, and the share of the parameter
+/// that is kept.
 fn adamw_numbers(cx: &KernelCx) -> Result<[Factor; 3]> {
     let (beta1, beta2, decay) = (attr(cx, BETA1), attr(cx, BETA2), attr(cx, WEIGHT_DECAY));
     if !leaves_numbers(cx)? {
@@ -180,9 +180,9 @@ fn adamw_numbers(cx: &KernelCx) -> Result<[Factor; 3]> {
 fn adamw(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let [size, root, keep] = adamw_numbers(cx)?;
     let eps = attr(cx, EPS);
-    stretches(cx, &[1, 2], 1, &|to, given, room| {
+    in_blocks(cx, &[1, 2], 1, &|to, given, room| {
         let (mean, square) = (&given[0], &given[1]);
-        // The square's own block where that is a widened copy.
+        // A widened copy of the square may be overwritten.
         let spread = room.unwrap_or(square);
         write("aten::sqrt.out", args![square, spread])?;
         div_into(spread, &root.tensor(spread.kind())?)?;
@@ -221,13 +221,13 @@ fn add_scaled(to: &Tensor, what: &Tensor, by: &Factor) -> Result<()> {
     }
 }
 
-/// Changes a block of the first operand, given the blocks of the others and, on request, a buffer of that size.
+/// Updates a block of the first operand, given the blocks of the others and, if requested, a buffer of the same size.
 type Formula<'a> = &'a dyn Fn(&Tensor, &[Tensor], Option<&Tensor>) -> Result<()>;
 
-/// Runs a formula over the first operand, block by block: in place where the result overwrites it, else on copies.
-/// `others` are slots of tensors of its type; missing ones are skipped. `buffers` is 1 for a formula that needs a buffer.
-/// With 16-bit types the formula may overwrite the widened blocks.
-fn stretches(
+/// Applies a formula to the first operand, block by block: in place if the result overwrites it, else to copies. `others` are
+/// slots of tensors of its type; missing ones are skipped. `buffers` is 1 for a formula that needs a buffer. For 16-bit types
+/// the formula may overwrite the widened blocks.
+fn in_blocks(
     cx: &KernelCx,
     others: &[usize],
     buffers: usize,
@@ -259,8 +259,7 @@ fn stretches(
         .map(|_| empty(&dims, wide, old.device()))
         .collect::<Result<Vec<Tensor>>>()?;
     let is_in_place = cx.overwrites.is_some();
-    for at in (0..length).step_by(most as usize) {
-        let n = most.min(length - at);
+    for (at, n) in stretches(length, most) {
         let part = |t: &Tensor, at: i64| narrow(t, 0, at, n);
         let (own, target) = (part(&from, at)?, part(&to, at)?);
         if is_narrow {

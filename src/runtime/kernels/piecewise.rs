@@ -1,33 +1,37 @@
 //! Piecewise activations and their gradients.
 //!
-//! libtorch has no form of `_prelu_kernel`, `hardswish_backward` and `mish_backward` that writes into a given result:
-//! theirs has the strides of the operands, so these are made row-major first.
+//! `_prelu_kernel`, `hardswish_backward` and `mish_backward` cannot write into a given result, and their results have the
+//! strides of the operands. So the operands are made row-major first.
 
 use super::arith::{gradient, unary};
 use super::context::*;
 use ckpt_passes::ops::piecewise::*;
 
-pub const KERNELS: &[(&OpDef, Kernel)] = &[
-    (&LEAKY_RELU, |cx| {
-        unary(cx, "aten::leaky_relu.out", args![cx.number("alpha")])
-    }),
-    (&LEAKY_RELU_GRAD, |cx| {
-        let args = [Arg::from(cx.number("alpha")), Arg::from(false)];
-        gradient(cx, "aten::leaky_relu_backward.grad_input", &args)
-    }),
-    (&PRELU, prelu),
-    (&ELU, |cx| {
-        unary(cx, "aten::elu.out", args![cx.number("alpha"), 1.0, 1.0])
-    }),
-    (&ELU_GRAD, elu_grad),
-    (&HARD_SIGMOID, hard_sigmoid),
-    (&HARD_SWISH, |cx| unary(cx, "aten::hardswish.out", &[])),
-    (&HARD_SWISH_GRAD, |cx| {
-        like_operands(cx, "aten::hardswish_backward")
-    }),
-    (&MISH, |cx| unary(cx, "aten::mish.out", &[])),
-    (&MISH_GRAD, |cx| like_operands(cx, "aten::mish_backward")),
-];
+kernels! {
+    LEAKY_RELU => leaky_relu;
+    LEAKY_RELU_GRAD => leaky_relu_grad;
+    PRELU => prelu;
+    ELU => elu;
+    ELU_GRAD => elu_grad;
+    HARD_SIGMOID => hard_sigmoid;
+    HARD_SWISH => unary("aten::hardswish.out", &[]);
+    HARD_SWISH_GRAD => like_operands("aten::hardswish_backward");
+    MISH => unary("aten::mish.out", &[]);
+    MISH_GRAD => like_operands("aten::mish_backward");
+}
+
+fn leaky_relu(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    unary(cx, "aten::leaky_relu.out", args![cx.number("alpha")])
+}
+
+fn leaky_relu_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    let args = args![cx.number("alpha"), false];
+    gradient(cx, "aten::leaky_relu_backward.grad_input", args)
+}
+
+fn elu(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    unary(cx, "aten::elu.out", args![cx.number("alpha"), 1.0, 1.0])
+}
 
 fn elu_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (x, dy) = (cx.x(0)?, cx.x(1)?);

@@ -5,8 +5,7 @@ use ckpt_passes::ops::pool::*;
 
 pub const KERNELS: &[(&OpDef, Kernel)] = &[(&MAX_POOL, max_pool)];
 
-/// Axis by axis from the last: of equal elements the one on the earliest row stays, on it the earliest, and so on, which
-/// is the first in row-major order.
+/// Reduces axis by axis from the last. Of equal elements this selects the first in row-major order.
 fn max_pool(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let x = cx.x(0)?;
     let all = Windows::of(cx.attrs);
@@ -23,7 +22,7 @@ fn max_pool(cx: &KernelCx) -> Result<Vec<Tensor>> {
     for (i, windows) in all.iter().enumerate().rev() {
         let axis = i + 2;
         let size = x.size();
-        // How far apart neighbours along this axis are in the whole operand.
+        // The distance of neighbours along this axis in the image.
         let step: i64 = if by_column {
             size[2..axis].iter().product()
         } else {
@@ -34,7 +33,7 @@ fn max_pool(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let Some(places) = places else {
         return Ok(vec![values]);
     };
-    // So far within one image of one channel.
+    // Places so far are within one image of one channel.
     let image: i64 = x.size()[2..].iter().product();
     let images = x.size()[0] * x.size()[1];
     let mut column = vec![1; x.dim()];
@@ -49,8 +48,8 @@ fn scale_and_add(to: &Tensor, from: &Tensor, factor: i64) -> Result<()> {
     write("aten::add_.Tensor", args![to, from, factor])
 }
 
-/// The largest of each window along one axis, and its place: `step` times the one along the axis, plus the one that
-/// `places` says.
+/// Returns the largest element of each window along one axis, and its place: `step` times its index on the axis, plus its entry
+/// in `places`.
 fn along(
     x: &Tensor,
     places: Option<Tensor>,
@@ -87,8 +86,8 @@ fn along(
         args![&view, size.len() as i64, false, &values, &taps],
     )?;
     drop((view, padded));
-    // The place along this axis: tap·dilation + window·stride − padding. Padding is only ever as large as the largest
-    // where that is the least number there is; the nearest element is then as good.
+    // The index on the axis is tap·dilation + window·stride − padding. If padding is selected, all elements are −∞, and the index
+    // is clamped to the nearest element.
     let mut column = vec![1; size.len()];
     column[axis] = count;
     let starts = Tensor::arange(count, (Kind::Int64, x.device())).view(column.as_slice());

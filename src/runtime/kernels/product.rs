@@ -1,6 +1,6 @@
-//! Matrix products by the fastest code that the processor has: ours or the library's.
+//! Matrix products by the fastest code for the processor: ours or the library's.
 //!
-//! Processor, element type and layout alone decide, so that a node and its recomputation take the same code.
+//! The choice depends only on processor, element type and layout, so a node and its recomputation run the same code.
 
 use super::context::*;
 use ckpt_torch::{memory, product};
@@ -10,7 +10,7 @@ pub struct Product<'a> {
     pub a: &'a Tensor,
     pub b: &'a Tensor,
     pub alpha: f64,
-    /// The summand c, which may be `out` itself, and beta. With a beta of 0, what `out` held is not read.
+    /// The summand c, which may be `out` itself, and beta. If beta is 0, c is not read.
     pub sum: Option<(&'a Tensor, f64)>,
     pub out: &'a Tensor,
 }
@@ -27,7 +27,7 @@ impl<'a> Product<'a> {
         }
     }
 
-    /// `out` = `alpha`·`a`·`b`, added to what `out` holds if `add`.
+    /// `out` = `alpha`·`a`·`b`, added to `out` if `add`.
     pub fn onto(out: &'a Tensor, a: &'a Tensor, b: &'a Tensor, alpha: f64, add: bool) -> Self {
         Product {
             alpha,
@@ -36,8 +36,8 @@ impl<'a> Product<'a> {
         }
     }
 
-    /// Computes the product. libtorch copies none of the operands (see `ops::matmul::plan`), and what the library below
-    /// it packs comes from its workspace.
+    /// Computes the product. libtorch copies no operand (see `ops::matmul::plan`), and the library below it packs operands in
+    /// its workspace.
     pub fn write(&self) -> Result<()> {
         if self.is_ours() {
             return self.write_ours();
@@ -76,7 +76,6 @@ impl<'a> Product<'a> {
     fn write_ours(&self) -> Result<()> {
         let dims = self.out.size();
         let (c, beta) = self.sum.filter(|(_, beta)| *beta != 0.0).unzip();
-        // Broadcast, which makes a view.
         let c = c.map(|c| call("aten::expand", args![c, &dims, false]));
         let (c, beta) = (c.transpose()?, beta.unwrap_or(0.0));
         product::write(self.a, self.b, c.as_ref(), self.alpha, beta, self.out).map_err(torch_error)

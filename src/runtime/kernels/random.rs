@@ -1,8 +1,8 @@
-//! Random numbers: one loop over the result's elements, no temporaries.
+//! Random numbers, in one loop over the elements of the result and without temporaries.
 //!
-//! The hash is integer arithmetic of ours. It runs on the host, on as many threads as libtorch may use, and a result for a
-//! device is copied there. An element depends on its index alone, so any split of the work gives the same bits. `native`
-//! and `eager` draw with libtorch's kernels instead, which allocate an int32 for each element drawn at once.
+//! Our hash is integer arithmetic. It runs on the host, on as many threads as libtorch may use, and results for a device are
+//! copied there. An element depends only on its index, so every split of the work gives the same bits. `native` and `eager`
+//! use libtorch's kernels instead, which allocate an int32 for each element of a call.
 
 use super::context::*;
 use crate::rng::Rng;
@@ -12,17 +12,17 @@ use half::{bf16, f16};
 
 pub const KERNELS: &[(&OpDef, Kernel)] = &[(&DROPOUT, dropout), (&UNIFORM, uniform)];
 
-/// Fewer elements than this are not worth a thread.
+/// The fewest elements per thread.
 const LEAST_OF_A_THREAD: usize = 1 << 16;
 
-/// What `native` draws at once: bounds the temporaries of libtorch's kernel.
+/// Elements per call in `native`, which bounds the temporaries of libtorch's kernel.
 const DRAWN_AT_ONCE: i64 = 1 << 16;
 
 fn key(cx: &KernelCx, slot: usize) -> Result<Key> {
     Ok(Key::new(cx.ints(slot)?[0], cx.ints(slot + 1)?[0]))
 }
 
-/// The tensor with its bytes edited on the host.
+/// Edits the bytes of a tensor on the host.
 fn edited(mut out: Tensor, edit: &mut dyn FnMut(&mut [u8])) -> Result<Vec<Tensor>> {
     backend(&out).edit_bytes(&mut out, edit)?;
     Ok(vec![out])
@@ -61,7 +61,7 @@ fn dropout(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let kind = x.kind();
     let out = copied_as(x, kind)?;
     let off = |index: u64| key.draw(index) < least;
-    // A kept element is scaled in the type computed in and rounded once. The row takes floating-point types only.
+    // A kept element is scaled in the compute type and rounded once. The row takes floating-point types only.
     edited(out, &mut |all| match kind {
         Kind::Double => drop_out(all, off, |e| (f64::from_le_bytes(e) * wide).to_le_bytes()),
         Kind::Float => drop_out(all, off, |e| (f32::from_le_bytes(e) * scale).to_le_bytes()),
@@ -83,7 +83,7 @@ fn drop_out<const N: usize>(
     each(bytes, |i, e| if off(i) { [0; N] } else { keep(e) })
 }
 
-/// Fills a new CPU tensor: calls `draw` with the generator and all of the tensor, or one block after the other.
+/// Fills a new CPU tensor by calling `draw` with the generator and the whole tensor (`eager`) or each block in turn.
 fn drawn(
     cx: &KernelCx,
     slot: usize,
@@ -93,7 +93,7 @@ fn drawn(
     let out = empty(dims, kind, Device::Cpu)?;
     let flat = out.view(-1);
     let step = match cx.draws.rng() {
-        // PyTorch fills a tensor at once.
+        // PyTorch fills a tensor in one call.
         Rng::Eager => flat.numel() as i64,
         _ => DRAWN_AT_ONCE,
     };
@@ -110,7 +110,7 @@ fn drawn(
 fn torch_dropout(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (x, ratio) = (cx.x(0)?, cx.x(1)?);
     let ratio = match ratio.kind() {
-        // The number that the model's author wrote: 0.1, not the float32 next to it.
+        // The model's author wrote 0.1, not the nearest float32.
         Kind::Float => as_written(ratio.double_value(&vec![0; ratio.dim()]) as f32),
         _ => ratio.double_value(&vec![0; ratio.dim()]),
     };
@@ -133,7 +133,7 @@ fn torch_dropout(cx: &KernelCx) -> Result<Vec<Tensor>> {
     Ok(vec![out])
 }
 
-/// The shortest decimal number that rounds to `ratio`.
+/// Returns the shortest decimal number that rounds to `ratio`.
 fn as_written(ratio: f32) -> f64 {
     ratio.to_string().parse().unwrap_or(f64::from(ratio))
 }

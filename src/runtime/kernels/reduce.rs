@@ -3,33 +3,17 @@
 use super::context::*;
 use ckpt_passes::ops::reduce::*;
 
-pub const KERNELS: &[(&OpDef, Kernel)] = &[
-    (&REDUCE_SUM, |cx| reduce(cx, sum)),
-    (&REDUCE_MEAN, |cx| reduce(cx, mean)),
-    (&REDUCE_MAX, |cx| {
-        reduce(cx, |x, axes, keep, out| {
-            extreme("aten::amax.out", f64::NEG_INFINITY, x, axes, keep, out)
-        })
-    }),
-    (&REDUCE_MIN, |cx| {
-        reduce(cx, |x, axes, keep, out| {
-            extreme("aten::amin.out", f64::INFINITY, x, axes, keep, out)
-        })
-    }),
-    (&REDUCE_PROD, |cx| reduce(cx, product)),
-    (&REDUCE_SUM_SQUARE, |cx| reduce(cx, sum_square)),
-    (&REDUCE_L1, |cx| {
-        reduce(cx, |x, axes, keep, out| norm(1, x, axes, keep, out))
-    }),
-    (&REDUCE_L2, |cx| {
-        reduce(cx, |x, axes, keep, out| norm(2, x, axes, keep, out))
-    }),
-    (&REDUCE_LOG_SUM_EXP, |cx| {
-        reduce(cx, |x, axes, keep, out| {
-            write("aten::logsumexp.out", args![x, axes, keep, out])
-        })
-    }),
-];
+kernels! {
+    REDUCE_SUM => reduce(sum);
+    REDUCE_MEAN => reduce(mean);
+    REDUCE_MAX => reduce(|x, axes, keep, out| extreme("aten::amax.out", f64::NEG_INFINITY, x, axes, keep, out));
+    REDUCE_MIN => reduce(|x, axes, keep, out| extreme("aten::amin.out", f64::INFINITY, x, axes, keep, out));
+    REDUCE_PROD => reduce(product);
+    REDUCE_SUM_SQUARE => reduce(sum_square);
+    REDUCE_L1 => reduce(|x, axes, keep, out| norm(1, x, axes, keep, out));
+    REDUCE_L2 => reduce(|x, axes, keep, out| norm(2, x, axes, keep, out));
+    REDUCE_LOG_SUM_EXP => reduce(|x, axes, keep, out| write("aten::logsumexp.out", args![x, axes, keep, out]));
+}
 
 /// Reduces `x` over `axes` (at least one) into `out`.
 type Reduction = fn(&Tensor, &[i64], bool, &Tensor) -> Result<()>;
@@ -63,7 +47,7 @@ fn sum_square(x: &Tensor, axes: &[i64], keep: bool, out: &Tensor) -> Result<()> 
     sum(&square, axes, keep, out)
 }
 
-/// `of_nothing` is the result of an empty group: the end of the element type's range on that side.
+/// `of_nothing` is the result for an empty group: an end of the element type's range.
 fn extreme(
     name: &str,
     of_nothing: f64,
@@ -87,7 +71,7 @@ fn norm(order: i64, x: &Tensor, axes: &[i64], keep: bool, out: &Tensor) -> Resul
     write("aten::linalg_vector_norm.out", args)
 }
 
-/// The sum over the number of elements; `aten::mean` computes 16-bit operands in float32.
+/// Divides the sum by the number of elements. 16-bit operands go to `aten::mean`, which computes in float32.
 fn mean(x: &Tensor, axes: &[i64], keep: bool, out: &Tensor) -> Result<()> {
     if is_narrow(x.kind()) {
         return write("aten::mean.out", args![x, axes, keep, Arg::None, out]);
@@ -98,7 +82,7 @@ fn mean(x: &Tensor, axes: &[i64], keep: bool, out: &Tensor) -> Result<()> {
     div_into(out, &scalar(out.kind(), n as f64)?)
 }
 
-/// libtorch multiplies along one axis at a time: from the last axis to the first, the last step into the result.
+/// Multiplies along one axis at a time, from the last to the first, as libtorch can. The last step writes into the result.
 fn product(x: &Tensor, axes: &[i64], keep: bool, out: &Tensor) -> Result<()> {
     let mut sorted = axes.to_vec();
     sorted.sort_unstable();

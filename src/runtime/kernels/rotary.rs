@@ -1,4 +1,4 @@
-//! Rotary positions, one half of the last axis after the other, computed in the result.
+//! Rotary positions, computed in the result, one half of the last axis at a time.
 //!
 //! 16-bit operands are widened, so that a rotation is rounded once.
 
@@ -12,7 +12,7 @@ fn rotary(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let size = x.size();
     let width = *size.last().unwrap_or(&0);
     for table in [cos, sin] {
-        // The last axis may be half of that of x; the others must not enlarge it.
+        // The last axis may be half of that of x; other axes must not enlarge x.
         let mut seen = size.clone();
         let last = *table.size().last().unwrap_or(&0);
         if let Some(end) = seen.last_mut().filter(|_| last != 1) {
@@ -50,7 +50,7 @@ fn rotary(cx: &KernelCx) -> Result<Vec<Tensor>> {
     for which in [0, 1] {
         let (own, other) = (part(x, which, half)?, part(x, 1 - which, half)?);
         let target = part(&out, which, half)?;
-        // The sine that turns the other half into this one.
+        // The sine for the other half.
         let sine = table(&sin, if inverse { 1 - which } else { which })?;
         let sign = if (which == 0) == inverse { 1 } else { -1 };
         let cosine = table(&cos, which)?;
@@ -71,7 +71,7 @@ fn rotary(cx: &KernelCx) -> Result<Vec<Tensor>> {
     Ok(vec![out])
 }
 
-/// Whether a tensor of `dims` broadcasts to `size` and no further.
+/// Returns whether `dims` broadcast to exactly `size`.
 fn fits(dims: &[i64], size: &[i64]) -> bool {
     let lead = size.len() - dims.len();
     dims.iter()
@@ -83,7 +83,7 @@ fn part(x: &Tensor, which: i64, half: i64) -> Result<Tensor> {
     narrow(x, -1, which * half, half)
 }
 
-/// to += sign·a·b.
+/// Computes to += sign·a·b.
 fn add_product(to: &Tensor, a: &Tensor, b: &Tensor, sign: i64) -> Result<()> {
     write("aten::addcmul.out", args![to, a, b, sign, to])
 }

@@ -5,8 +5,8 @@ use ckpt_passes::ops::scan::*;
 
 pub const KERNELS: &[(&OpDef, Kernel)] = &[(&CUM_SUM, cum_sum)];
 
-/// libtorch sums forward and includes the element. Backward: flipped, summed, flipped back. Exclusive: summed over the
-/// operand shifted by one, zeros coming in.
+/// libtorch sums forward and includes each element itself. A reverse sum flips operand and result. An exclusive sum shifts the
+/// operand by one and fills with zeros.
 fn cum_sum(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let x = cx.x(0)?;
     let axis = axes_of(&cx.ints(1)?, x.dim())[0] as i64;
@@ -36,6 +36,6 @@ fn cum_sum(cx: &KernelCx) -> Result<Vec<Tensor>> {
         total(&source, &out)?;
         drop(source);
     }
-    // The result of a flip lies as its operand does: row-major.
+    // A flip keeps the layout, so the result is row-major.
     Ok(vec![if reverse { flip(&out, &[axis])? } else { out }])
 }

@@ -1,16 +1,16 @@
-//! Writes at indices. Repeated indices add up in their order: the same bits every time.
+//! Writes at indices. Repeated indices are added in their order, so bits are reproducible.
 
 use super::context::*;
 use super::index::{flat, nd_positions, wrapped};
 use ckpt_passes::ops::scatter::*;
 
-pub const KERNELS: &[(&OpDef, Kernel)] = &[
-    (&SCATTER_ELEMENTS, scatter_elements),
-    (&SCATTER_ND, scatter_nd),
-    (&ONE_HOT, one_hot),
-];
+kernels! {
+    SCATTER_ELEMENTS => scatter_elements;
+    SCATTER_ND => scatter_nd;
+    ONE_HOT => one_hot;
+}
 
-/// libtorch's name of a reduction.
+/// Returns libtorch's name of a reduction.
 fn reduction(cx: &KernelCx, name: &str) -> Result<&'static str> {
     match name {
         "mul" => Ok("prod"),

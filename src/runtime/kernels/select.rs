@@ -3,13 +3,13 @@
 use super::context::*;
 use ckpt_passes::ops::select::*;
 
-pub const KERNELS: &[(&OpDef, Kernel)] = &[
-    (&ARG_MAX, |cx| arg(cx, "aten::argmax.out")),
-    (&ARG_MIN, |cx| arg(cx, "aten::argmin.out")),
-    (&TOP_K, top_k),
-];
+kernels! {
+    ARG_MAX => arg("aten::argmax.out");
+    ARG_MIN => arg("aten::argmin.out");
+    TOP_K => top_k;
+}
 
-/// libtorch finds the first of several. The last one is the first of the reversed operand, counted from the end.
+/// libtorch finds the first of equal elements. The last one is the first of the flipped operand, counted from the end.
 fn arg(cx: &KernelCx, name: &str) -> Result<Vec<Tensor>> {
     let x = cx.x(0)?;
     let mut dims = x.size();

@@ -1,4 +1,4 @@
-//! Shapes and views. Views are real libtorch views; a reshape that cannot be one is a row-major copy.
+//! Shapes and views. Results are libtorch views; a reshape that cannot be a view is a row-major copy.
 
 use super::context::*;
 use ckpt_passes::ops::shape::*;
@@ -27,7 +27,7 @@ fn shape(cx: &KernelCx) -> Result<Vec<Tensor>> {
     Ok(vec![Tensor::from_slice(&size[start..end.max(start)])])
 }
 
-/// ONNX Reshape: 0 copies the operand's size unless `allowzero`, one −1 takes what is left.
+/// ONNX Reshape: 0 copies the operand's size unless `allowzero`, and −1 is inferred from the rest.
 fn reshape(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let x = cx.x(0)?;
     let (size, mut target) = (x.size(), cx.ints(1)?);
@@ -41,7 +41,7 @@ fn reshape(cx: &KernelCx) -> Result<Vec<Tensor>> {
         }
     }
     if let Some(at) = target.iter().position(|d| *d == -1) {
-        // The other sizes: two signs cancel.
+        // The product of the other sizes; the sign of −1 cancels.
         let rest = -target.iter().product::<i64>();
         let total = x.numel() as i64;
         if rest == 0 || total % rest != 0 {

@@ -1,4 +1,4 @@
-//! Slices: views where every step is positive, copies otherwise; and the gradient of a slice.
+//! Slices and their gradient. A slice is a view if every step is positive, else a copy.
 
 use super::context::*;
 use ckpt_passes::ir::layout::slice_span;
@@ -14,7 +14,7 @@ struct Span {
     length: i64,
 }
 
-/// What a slice takes along each axis of a tensor of `size`.
+/// Returns the span that a slice takes of each axis of a tensor of `size`.
 fn spans(
     cx: &KernelCx,
     size: &[i64],
@@ -60,13 +60,13 @@ fn slice(cx: &KernelCx) -> Result<Vec<Tensor>> {
     Ok(vec![flip(&dense(&view)?, &backward)?])
 }
 
-/// The axes that a slice walks backward.
+/// Returns the axes with negative steps.
 fn backward(spans: &[Span]) -> Vec<i64> {
     let backward = spans.iter().filter(|s| s.step < 0);
     backward.map(|s| s.axis as i64).collect()
 }
 
-/// The view of a slice; axes that are walked backward are in ascending order.
+/// Returns the view of a slice, with all steps taken as positive.
 fn view_of(x: &Tensor, spans: &[Span]) -> Result<Tensor> {
     let mut view = x.alias();
     for span in spans {
@@ -83,7 +83,7 @@ fn view_of(x: &Tensor, spans: &[Span]) -> Result<Tensor> {
     Ok(view)
 }
 
-/// Zeros of the operand's shape, with the cotangent at the slice.
+/// Makes zeros of the operand's shape with the cotangent at the slice.
 fn slice_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let dy = cx.x(0)?;
     let size = cx.ints(1)?;

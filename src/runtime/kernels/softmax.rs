@@ -3,16 +3,12 @@
 use super::context::*;
 use ckpt_passes::ops::softmax::*;
 
-pub const KERNELS: &[(&OpDef, Kernel)] = &[
-    (&SOFTMAX, |cx| forward(cx, "aten::_softmax.out")),
-    (&LOG_SOFTMAX, |cx| forward(cx, "aten::_log_softmax.out")),
-    (&SOFTMAX_GRAD, |cx| {
-        backward(cx, "aten::_softmax_backward_data.out")
-    }),
-    (&LOG_SOFTMAX_GRAD, |cx| {
-        backward(cx, "aten::_log_softmax_backward_data.out")
-    }),
-];
+kernels! {
+    SOFTMAX => forward("aten::_softmax.out");
+    LOG_SOFTMAX => forward("aten::_log_softmax.out");
+    SOFTMAX_GRAD => backward("aten::_softmax_backward_data.out");
+    LOG_SOFTMAX_GRAD => backward("aten::_log_softmax_backward_data.out");
+}
 
 fn forward(cx: &KernelCx, name: &str) -> Result<Vec<Tensor>> {
     let x = dense(cx.x(0)?)?;

@@ -6,7 +6,7 @@ use ckpt_passes::ops::sum_to::*;
 
 pub const KERNELS: &[(&OpDef, Kernel)] = &[(&SUM_TO_SHAPE, sum_to_shape)];
 
-/// Sums over the axes along which a tensor of the target shape was broadcast.
+/// Sums over the axes along which the target shape was broadcast.
 fn sum_to_shape(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let x = cx.x(0)?;
     let (size, target) = (x.size(), cx.ints(1)?);

@@ -1,4 +1,4 @@
-//! Offload and fetch, done at once. The executor leaves what was offloaded where it is.
+//! Offload and fetch without overlap. The executor leaves an offloaded tensor in the store.
 
 use super::context::*;
 use crate::runtime::swap_store::new_tensor;
@@ -7,7 +7,7 @@ use ckpt_passes::ops::transfer::*;
 pub const KERNELS: &[(&OpDef, Kernel)] =
     &[(&OFFLOAD, offload), (&RELEASE, release), (&FETCH, fetch)];
 
-/// The memory of a run on the host is the host's, so that only a file is outside it.
+/// A run on the host offloads to a file, because the host's memory is the memory of the run.
 fn offload(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let x = cx.x(0)?;
     let to_file = cx.attrs.str(TO) == TO_DISK || backend(x).is_host();
@@ -20,7 +20,7 @@ fn release(cx: &KernelCx) -> Result<Vec<Tensor>> {
     Ok(vec![cx.x(1)?.shallow_clone()])
 }
 
-/// A new tensor on the host; the executor moves it to the device.
+/// Makes a tensor on the host; the executor moves it to the device.
 fn fetch(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let stored = cx.x(0)?;
     let here = new_tensor(stored)?;

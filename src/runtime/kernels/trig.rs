@@ -4,14 +4,14 @@ use super::arith::unary;
 use super::context::*;
 use ckpt_passes::ops::trig::*;
 
-pub const KERNELS: &[(&OpDef, Kernel)] = &[
-    (&TAN, |cx| unary(cx, "aten::tan.out", &[])),
-    (&ASIN, |cx| unary(cx, "aten::asin.out", &[])),
-    (&ACOS, |cx| unary(cx, "aten::acos.out", &[])),
-    (&ATAN, |cx| unary(cx, "aten::atan.out", &[])),
-    (&SINH, |cx| unary(cx, "aten::sinh.out", &[])),
-    (&COSH, |cx| unary(cx, "aten::cosh.out", &[])),
-    (&ASINH, |cx| unary(cx, "aten::asinh.out", &[])),
-    (&ACOSH, |cx| unary(cx, "aten::acosh.out", &[])),
-    (&ATANH, |cx| unary(cx, "aten::atanh.out", &[])),
-];
+kernels! {
+    TAN => unary("aten::tan.out", &[]);
+    ASIN => unary("aten::asin.out", &[]);
+    ACOS => unary("aten::acos.out", &[]);
+    ATAN => unary("aten::atan.out", &[]);
+    SINH => unary("aten::sinh.out", &[]);
+    COSH => unary("aten::cosh.out", &[]);
+    ASINH => unary("aten::asinh.out", &[]);
+    ACOSH => unary("aten::acosh.out", &[]);
+    ATANH => unary("aten::atanh.out", &[]);
+}

@@ -1,4 +1,4 @@
-//! How PyTorch's fused attention kernels read an operand: in place, or from a row-major copy.
+//! Whether PyTorch's fused attention kernels can read an operand in place.
 
 use ckpt_passes::ir::layout::view_strides;
 use ckpt_passes::ir::op::contiguous_strides;
@@ -9,9 +9,9 @@ pub const ALIGNMENT_ELEMENTS: i64 = 8;
 /// Batch, heads, rows, columns.
 pub type Axes = [i64; 4];
 
-/// Strides in which the library reads an operand in place, its leading axes seen as one; `None` where it has to be
-/// copied. Columns lie side by side, all else is a multiple of 16 bytes apart, nothing is repeated, and the batch is
-/// outermost. An axis of size 1 gets the stride that it would have in a row-major tensor.
+/// Returns the strides in which the library reads an operand in place, with its leading axes as one; `None` if it must be
+/// copied. Columns must be contiguous, other strides positive multiples of 16 bytes, and the batch outermost. An axis of size 1
+/// gets its row-major stride.
 pub fn strides_in_place(dims: &[i64], strides: &[i64]) -> Option<Axes> {
     let axes = axes(dims)?;
     let mut seen: Axes = view_strides(dims, strides, &axes)?.try_into().ok()?;
@@ -28,7 +28,7 @@ pub fn strides_in_place(dims: &[i64], strides: &[i64]) -> Option<Axes> {
     in_place.then_some(seen)
 }
 
-/// Leading axes as one, an axis of size 1 for heads that are not there.
+/// Returns dims with the leading axes as one, and an axis of size 1 for missing heads.
 pub fn axes(dims: &[i64]) -> Option<Axes> {
     match dims {
         [rows, columns] => Some([1, 1, *rows, *columns]),

@@ -1,30 +1,30 @@
-//! What a pair takes beside the results of a node: blocks that libtorch's allocator gives out while the node runs.
+//! The temporaries of a fused kernel: blocks beside the results of a node from libtorch's allocator.
 //!
-//! Read from PyTorch's sources, of which [`super`] says where they are, and measured on no device yet. What is kept is the
-//! largest sum of blocks alive at once. An operand that a pair reads in place but that begins at no multiple of 16 bytes is
-//! copied too, and not counted: where a view begins is known when it runs. What the CPU's pair takes inside is not counted.
+//! The sizes were read from PyTorch's sources ([`super`] names the files) and have not been measured on a device. The result is
+//! the largest sum of live blocks. Not counted are the temporaries inside the CPU's kernels, and copies of operands that could
+//! be read in place but are not aligned to 16 bytes, which is known only at run time.
 
 use super::layout::{Axes, axes, strides_in_place};
 use super::{Facts, SdpaBackend, SdpaBackends};
 use ckpt_passes::analysis::device::round_up;
 use ckpt_passes::ir::op::{Sized, contiguous_strides};
 
-/// A node, as far as its memory goes.
+/// The properties of a node that its memory depends on.
 pub struct Node<'a> {
     pub facts: &'a Facts,
     pub q: &'a Sized,
     pub k: &'a Sized,
     pub v: &'a Sized,
-    /// Of a gradient.
+    /// The cotangent, for a gradient.
     pub dy: Option<&'a Sized>,
     /// Operands whose gradients are wanted.
     pub wants: &'a [i64],
     pub wants_lse: bool,
 }
 
-/// An operand as the library sees it.
+/// An operand in the library's layout.
 struct Seen {
-    /// Of the tensor itself, rounded.
+    /// Rounded bytes of the tensor itself.
     bytes: u64,
     copied_bytes: u64,
     dims: Axes,
@@ -47,12 +47,12 @@ impl Seen {
         })
     }
 
-    /// Whether the heads of a row lie side by side, so that a result that is laid out like it is not row-major.
+    /// Returns whether the heads of a row lie side by side, so that a result in this layout is not row-major.
     fn has_heads_inside(&self) -> bool {
         self.dims[1] > 1 && self.dims[2] > 1 && self.strides[1] < self.strides[2]
     }
 
-    /// Bytes of a copy with the heads of each row side by side, without gaps; 0 where it lies so.
+    /// Returns the bytes of a copy with the heads of each row side by side, without gaps; 0 if it has that layout.
     fn copied_inside_bytes(&self) -> u64 {
         let [batch, heads, rows, columns] = self.dims;
         let expected = contiguous_strides(&[batch, rows, heads, columns]);
@@ -64,7 +64,7 @@ impl Seen {
     }
 }
 
-/// How an allocator rounds.
+/// The rounding of an allocator.
 #[derive(Clone, Copy)]
 struct Layers(u64);
 
@@ -73,14 +73,14 @@ impl Layers {
         round_up(bytes, self.0)
     }
 
-    /// Of float32.
+    /// Returns the bytes of a float32 tensor.
     fn floats(self, dims: &[i64]) -> u64 {
         let count = dims.iter().fold(1u64, |n, d| n.saturating_mul(*d as u64));
         self.of(count.saturating_mul(4))
     }
 }
 
-/// Bytes beside the results; `None` for operands that typing refuses.
+/// Returns the bytes of temporaries; `None` for operands that typing refuses.
 pub fn bytes(
     pair: SdpaBackend,
     available: &SdpaBackends,
@@ -105,7 +105,7 @@ pub fn bytes(
             0
         };
     let lse = blocks.floats(&[f.batch, heads, rows]);
-    // The state of the generator, two blocks, from either.
+    // The generator's state: two blocks.
     let state = if pair == SdpaBackend::Cpu {
         0
     } else {
@@ -113,7 +113,7 @@ pub fn bytes(
     };
     let made = q.copied_bytes + k.copied_bytes + v.copied_bytes + y + lse + state;
     let forward = made + accumulators(pair, available, f, blocks);
-    // Results of efficient have heads inside, those of flash lie as the operands do.
+    // Results of efficient have the heads of a row side by side; those of flash have the layout of the operands.
     let is_turned = |x: &Seen| match pair {
         SdpaBackend::Flash => x.has_heads_inside(),
         _ => x.dims[1] > 1 && x.dims[2] > 1,
@@ -161,7 +161,7 @@ pub fn bytes(
     Some(forward.max(back).max(last).saturating_sub(results))
 }
 
-/// What a forward sums in beside its results.
+/// Returns the bytes of the accumulators of a forward.
 fn accumulators(pair: SdpaBackend, available: &SdpaBackends, f: &Facts, blocks: Layers) -> u64 {
     let heads = f.query_heads();
     match pair {
@@ -173,7 +173,7 @@ fn accumulators(pair: SdpaBackend, available: &SdpaBackends, f: &Facts, blocks: 
                 blocks.floats(&rows) + blocks.floats(&[n, f.batch, heads, f.queries, columns])
             }
         },
-        // Values that registers do not hold.
+        // The result does not fit into registers.
         SdpaBackend::Efficient if f.size.max(f.value_size) > 128 => {
             blocks.floats(&[f.batch, heads, f.queries, f.value_size])
         }
@@ -181,7 +181,7 @@ fn accumulators(pair: SdpaBackend, available: &SdpaBackends, f: &Facts, blocks: 
     }
 }
 
-/// The size of a head as flash's tiles have it.
+/// Returns the size of a head rounded up as in flash's tiles.
 fn rounded_size(size: i64) -> i64 {
     match up(size, 32) {
         n if n < 224 => n,
@@ -197,8 +197,8 @@ fn ceil(n: i64, by: i64) -> i64 {
     n.saturating_add(by - 1) / by
 }
 
-/// Into how many parts flash cuts the keys where queries alone do not fill the device: the fewest whose last round is used
-/// at least 85% as well as that of the best number of parts, each part being as long as no other number makes it.
+/// Returns the number of parts into which flash splits the keys if queries alone do not fill the device: the smallest number
+/// whose utilisation is at least 85% of the best. Numbers that give the same part length as a smaller one are skipped.
 fn key_splits(available: &SdpaBackends, f: &Facts) -> i64 {
     let work = f.batch * f.query_heads() * ceil(f.queries, 64);
     let places = 2 * available.processors;

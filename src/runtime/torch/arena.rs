@@ -1,8 +1,8 @@
-//! One reserved stretch of CPU memory in which libtorch's blocks go where a plan has them.
+//! A reserved range of CPU memory in which libtorch's blocks lie at planned offsets.
 //!
-//! While places are offered, what this thread allocates goes to the first of them that is for so many bytes and free.
-//! What finds none comes from malloc as ever: the allocator never hands out memory twice, whatever the plan says. Needs
-//! [`crate::memory::install`]. The memory is given back when the arena is dropped and its last block has died.
+//! While places are offered, an allocation of this thread goes to the first free place for that many bytes. An allocation
+//! without a place comes from malloc, so even a wrong plan never hands out memory twice. Needs [`crate::memory::install`]. The
+//! memory is released when the arena is dropped and its last block is freed.
 
 use crate::error::TorchError;
 use crate::handle;
@@ -10,24 +10,24 @@ use crate::sys;
 pub use crate::sys::Place;
 use std::marker::PhantomData;
 
-/// Bytes that a block takes beside its contents, and what blocks begin at multiples of.
+/// Bytes of a block's header, and the alignment of blocks.
 pub const HEADER_BYTES: u64 = 64;
 
-/// See the module.
+/// A reserved range of memory.
 #[derive(Debug)]
 pub struct Arena {
     handle: *mut sys::CkArena,
     bytes: u64,
 }
 
-/// Places are on offer to this thread while it lives.
+/// Offers places to this thread while it lives.
 pub struct Offer<'a>(PhantomData<(&'a Arena, *const ())>);
 
 impl Arena {
-    /// Reserves memory; the system gives it page by page, as it is first used.
+    /// Reserves memory. The system provides each page at its first use.
     ///
     /// # Errors
-    /// `OutOfMemory` where so much cannot be reserved.
+    /// `OutOfMemory` if the range cannot be reserved.
     pub fn new(bytes: u64) -> Result<Arena, TorchError> {
         let length = i64::try_from(bytes.max(1))
             .map_err(|_| TorchError::refused(format!("an arena of {bytes} bytes")))?;
@@ -36,21 +36,21 @@ impl Arena {
         Ok(Arena { handle, bytes })
     }
 
-    /// Bytes reserved.
+    /// Returns the reserved bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Blocks that found a place so far.
+    /// Returns how many blocks found a place so far.
     pub fn placed(&self) -> u64 {
         // SAFETY: the arena lives.
         unsafe { sys::ck_arena_placed(self.handle) }.unsigned_abs()
     }
 
-    /// Offers places to this thread, in place of those offered before.
+    /// Offers places to this thread, instead of earlier ones.
     ///
     /// # Panics
-    /// A place that is not within the arena or does not begin at a multiple of [`HEADER_BYTES`]: our bug.
+    /// A place outside the arena or not aligned to [`HEADER_BYTES`], which is a bug.
     pub fn offer<'a>(&'a self, places: &'a [Place]) -> Offer<'a> {
         let aligned = |p: &Place| p.from.unsigned_abs().is_multiple_of(HEADER_BYTES);
         let within = |p: &Place| 0 <= p.from && p.from <= p.to && p.to as u64 <= self.bytes;
@@ -73,7 +73,7 @@ impl Drop for Offer<'_> {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: nothing can be offered any more; blocks that live keep the memory.
+        // SAFETY: no offer is alive, because offers borrow the arena; live blocks keep the memory.
         unsafe { sys::ck_arena_free(self.handle) };
     }
 }

@@ -1,7 +1,7 @@
-//! Raw bytes in and out of tensors: little-endian elements, row-major, as ONNX, npz and safetensors hold them.
+//! Raw bytes of tensors: little-endian elements, row-major, as in ONNX, npz and safetensors.
 //!
-//! libtorch's kernels may assume 64-byte alignment for speed and choose other code paths without it, so that bytes that
-//! are not so aligned are copied: the same weights give the same bits whether they were mapped or read.
+//! libtorch's kernels may take other code paths for data that is not 64-byte aligned. Such bytes are copied, so that the same
+//! weights give the same bits whether they were mapped or read.
 
 use crate::error::{TorchError, check};
 use crate::handle;
@@ -12,17 +12,17 @@ use std::ptr;
 use std::sync::Arc;
 use tch::{Kind, Tensor};
 
-/// Bytes that a tensor may be laid over; the tensor keeps the owner alive.
+/// Owner of the bytes of a tensor; the tensor keeps it alive.
 pub type Owner = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
-/// What a fresh storage of libtorch is aligned to.
+/// Alignment of libtorch's own storages.
 pub const ALIGNMENT_BYTES: usize = 64;
 
-/// A CPU tensor over the owner's bytes: without a copy where they are aligned to [`ALIGNMENT_BYTES`], else as
+/// Makes a CPU tensor over the owner's bytes, without a copy if they are aligned to [`ALIGNMENT_BYTES`], else as
 /// [`copy_from`]. Lent bytes do not count in [`crate::memory`].
 ///
-/// A tensor over lent bytes is read-only. [`crate::Op::call`] and [`write()`] refuse to write to it; tch's own in-place
-/// methods do not know, and must not be used on it.
+/// A tensor over lent bytes is read-only. [`crate::Op::call`] and [`copy`] refuse to write to it. tch's in-place methods
+/// do not check this and must not be used on it.
 ///
 /// # Errors
 /// As [`copy_from`].
@@ -34,9 +34,8 @@ pub fn from_bytes(owner: Owner, kind: Kind, dims: &[i64]) -> Result<Tensor, Torc
     }
     let data = bytes.as_ptr();
     let context = Box::into_raw(Box::new(owner));
-    // SAFETY: the bytes stay where they are while the owner lives: the box holds a share of it, and with a share out
-    // nobody gets it mutably. The C++ side drops the box once, when the storage dies or if making the tensor fails.
-    // The dims and the number of bytes agree.
+    // SAFETY: the box shares the owner, so the bytes stay in place and unchanged. The C++ side drops the box once, when the
+    // storage is freed or the tensor cannot be made. Dims and number of bytes agree.
     handle::new_tensor(|tensor| unsafe {
         sys::ck_tensor_borrow(
             data.cast(),
@@ -55,7 +54,7 @@ extern "C" fn drop_owner(context: *mut c_void) {
     drop(unsafe { Box::from_raw(context.cast::<Owner>()) });
 }
 
-/// A new CPU tensor holding a copy of `bytes`.
+/// Makes a CPU tensor with a copy of `bytes`.
 ///
 /// # Errors
 /// `Refused` if a dim is negative, if the number of bytes is not what `kind` and `dims` need, if a bool is neither 0
@@ -79,7 +78,7 @@ fn copy_checked(bytes: &[u8], kind: Kind, dims: &[i64]) -> Result<Tensor, TorchE
     })
 }
 
-/// The bytes of a contiguous CPU tensor.
+/// Returns the bytes of a contiguous CPU tensor.
 ///
 /// # Errors
 /// `Refused` if the tensor is not contiguous, not on the CPU, or of a kind that has no plain bytes.
@@ -111,32 +110,11 @@ pub fn read_into(tensor: &Tensor, to: &mut [u8]) -> Result<(), TorchError> {
     Ok(())
 }
 
-/// Overwrites the bytes of a contiguous CPU tensor.
+/// Overwrites the bytes of a contiguous CPU tensor with those of another of its kind. Runs no operator and allocates
+/// nothing, so any thread may do it.
 ///
 /// # Errors
-/// As [`read`]; and `Refused` if the number of bytes differs, if a bool is neither 0 nor 1, or if the tensor's bytes
-/// are lent.
-pub fn write(tensor: &mut Tensor, bytes: &[u8]) -> Result<(), TorchError> {
-    let (data, len) = span(tensor, true)?;
-    if bytes.len() != len {
-        return Err(TorchError::refused(format!(
-            "the tensor has {len} bytes, {} were given",
-            bytes.len()
-        )));
-    }
-    check_bools(bytes, tensor.kind())?;
-    if len > 0 {
-        // SAFETY: the span is the tensor's; `copy` allows `bytes` to overlap it.
-        unsafe { ptr::copy(bytes.as_ptr(), data, len) };
-    }
-    Ok(())
-}
-
-/// Overwrites the bytes of a contiguous CPU tensor with those of another of its kind. Neither runs an operator nor
-/// allocates, so that any thread may do it.
-///
-/// # Errors
-/// As [`write()`]; and `Refused` if the kinds differ.
+/// As [`read`]; and `Refused` if kinds or numbers of bytes differ, or if the target's bytes are lent.
 pub fn copy(from: &Tensor, to: &mut Tensor) -> Result<(), TorchError> {
     let (source, source_len) = span(from, false)?;
     let (data, len) = span(to, true)?;
@@ -154,7 +132,7 @@ pub fn copy(from: &Tensor, to: &mut Tensor) -> Result<(), TorchError> {
     Ok(())
 }
 
-/// Changes the bytes of a contiguous CPU tensor in place; nothing else may see its storage meanwhile.
+/// Changes the bytes of a contiguous CPU tensor in place. Nothing else may use its storage meanwhile.
 ///
 /// # Errors
 /// As [`read`]; and `Refused` if the tensor's bytes are lent, or for a bool, whose bytes may only be 0 or 1.
@@ -166,8 +144,7 @@ pub fn edit(tensor: &mut Tensor, change: impl FnOnce(&mut [u8])) -> Result<(), T
         ));
     }
     if len > 0 {
-        // SAFETY: the span is the tensor's, which is borrowed for the call; libtorch's own threads are at rest between
-        // calls.
+        // SAFETY: the span is the tensor's, which is borrowed for the call; libtorch's threads are idle between calls.
         change(unsafe { std::slice::from_raw_parts_mut(data, len) });
     }
     Ok(())
@@ -188,28 +165,19 @@ fn span(tensor: &Tensor, for_writing: bool) -> Result<(*mut u8, usize), TorchErr
     Ok((data.cast(), usize::try_from(len).unwrap_or(0)))
 }
 
-/// The bytes of one element of a kind that has plain bytes.
+/// Returns the bytes per element of a kind that has plain bytes.
 ///
 /// # Errors
 /// `Refused` for complex and quantized kinds.
 pub fn element_bytes(kind: Kind) -> Result<usize, TorchError> {
     match kind {
-        Kind::Uint8
-        | Kind::Int8
-        | Kind::Bool
-        | Kind::Float8e5m2
-        | Kind::Float8e4m3fn
-        | Kind::Float8e5m2fnuz
-        | Kind::Float8e4m3fnuz => Ok(1),
-        Kind::Int16 | Kind::Half | Kind::BFloat16 => Ok(2),
-        Kind::Int | Kind::Float => Ok(4),
-        Kind::Int64 | Kind::Double => Ok(8),
         Kind::ComplexHalf
         | Kind::ComplexFloat
         | Kind::ComplexDouble
         | Kind::QInt8
         | Kind::QUInt8
         | Kind::QInt32 => Err(TorchError::refused(format!("{kind:?} has no plain bytes"))),
+        _ => Ok(kind.elt_size_in_bytes()),
     }
 }
 
@@ -232,7 +200,7 @@ fn check_bytes(bytes: &[u8], kind: Kind, dims: &[i64]) -> Result<(), TorchError>
     }
 }
 
-/// Any other byte in a bool is undefined behaviour in C++.
+/// Refuses bytes other than 0 and 1, which are undefined behaviour for a bool in C++.
 fn check_bools(bytes: &[u8], kind: Kind) -> Result<(), TorchError> {
     if kind != Kind::Bool {
         return Ok(());

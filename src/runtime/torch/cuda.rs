@@ -1,8 +1,8 @@
-//! CUDA, loaded when it is asked for.
+//! CUDA, loaded on demand.
 //!
-//! [`open`] must come before anything else asks libtorch about CUDA (also through tch): libtorch remembers that there
-//! was none. It chooses deterministic kernels and full precision for the whole process. Streams are libtorch's default
-//! one, so that kernels run in the order of their calls; only transfers run beside it, on a [`CopyStream`].
+//! [`load`] must run before libtorch's first CUDA query, also through tch, because libtorch caches its result. [`open`]
+//! enables deterministic kernels and full precision for the whole process. Kernels run on libtorch's default stream, in the
+//! order of their calls. Only transfers overlap them, on a [`CopyStream`].
 
 use crate::error::{ErrorKind, TorchError, check};
 use crate::handle;
@@ -11,27 +11,27 @@ use std::ffi::c_void;
 use std::sync::OnceLock;
 use tch::Tensor;
 
-/// The allocator's figures at one moment, in bytes.
+/// The allocator's counters, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stats {
-    /// Blocks that are in use, as large as the allocator made them.
+    /// Live blocks, rounded up by the allocator.
     pub live_bytes: u64,
     /// The largest `live_bytes` since the last [`reset_peak`].
     pub peak_bytes: u64,
-    /// What was asked for of the blocks in use.
+    /// Requested bytes of the live blocks.
     pub requested_live_bytes: u64,
     pub requested_peak_bytes: u64,
 }
 
-/// Loads libtorch's CUDA library; further calls do nothing. Returns how many devices there are.
+/// Loads libtorch's CUDA library once and returns the number of devices.
 ///
 /// # Errors
-/// The loader's own words where the library, or one that it needs, cannot be loaded.
+/// The loader's message if the library, or one that it needs, cannot be loaded.
 pub fn load() -> Result<usize, TorchError> {
     static LOADED: OnceLock<Result<usize, String>> = OnceLock::new();
     let loaded = LOADED.get_or_init(|| {
         let mut devices = 0;
-        // SAFETY: a place to write to. Loading runs the library's own initialisers, as linking it would.
+        // SAFETY: a place to write to. Loading runs the library's initialisers, as linking would.
         match check(unsafe { sys::ck_cuda_load(&mut devices) }) {
             Ok(()) => Ok(usize::try_from(devices).unwrap_or(0)),
             Err(error) => Err(error.message),
@@ -40,22 +40,22 @@ pub fn load() -> Result<usize, TorchError> {
     loaded.clone().map_err(TorchError::refused)
 }
 
-/// Makes a device current and ready: deterministic kernels, no reduced precision.
+/// Makes a device current and enables deterministic kernels in full precision.
 ///
 /// # Errors
-/// Whatever the driver refuses.
+/// The driver's.
 pub fn open(device: usize) -> Result<(), TorchError> {
     // SAFETY: no memory is passed.
     check(unsafe { sys::ck_cuda_prepare(device as i64) })
 }
 
-/// Whether a kernel that has no deterministic form is refused from now on; it is after [`open`].
+/// Sets whether libtorch refuses kernels without a deterministic form; [`open`] turns it on.
 pub fn refuse_nondeterministic(refuse: bool) {
     // SAFETY: sets a flag of libtorch's.
     unsafe { sys::ck_cuda_refuse_nondeterministic(refuse.into()) }
 }
 
-/// Whether an operator was refused because it has no deterministic form.
+/// Returns whether an operator was refused because it has no deterministic form.
 pub fn is_nondeterministic(error: &TorchError) -> bool {
     error.kind == ErrorKind::Refused
         && error
@@ -63,7 +63,7 @@ pub fn is_nondeterministic(error: &TorchError) -> bool {
             .contains("does not have a deterministic implementation")
 }
 
-/// Waits until everything that was sent to the device is done.
+/// Waits until the device has finished all submitted work.
 ///
 /// # Errors
 /// A kernel that failed since the last call.
@@ -72,7 +72,7 @@ pub fn synchronize(device: usize) -> Result<(), TorchError> {
     check(unsafe { sys::ck_cuda_synchronize(device as i64) })
 }
 
-/// Reads the allocator's figures.
+/// Reads the allocator's counters.
 ///
 /// # Errors
 /// A device that was not opened.
@@ -92,7 +92,7 @@ pub fn stats(device: usize) -> Result<Stats, TorchError> {
     })
 }
 
-/// Starts new peaks at what is alive now.
+/// Resets peaks to the current values.
 ///
 /// # Errors
 /// A device that was not opened.
@@ -101,7 +101,7 @@ pub fn reset_peak(device: usize) -> Result<(), TorchError> {
     check(unsafe { sys::ck_cuda_memory_reset_peak(device as i64) })
 }
 
-/// What a device is.
+/// Properties of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Properties {
     /// Major and minor as one number: 8.6 is 86.
@@ -110,8 +110,10 @@ pub struct Properties {
     pub processors: i64,
 }
 
+/// Reads the properties of a device.
+///
 /// # Errors
-/// No CUDA runtime was loaded, or it does not say.
+/// No CUDA runtime is loaded, or it refuses.
 pub fn properties(device: usize) -> Result<Properties, TorchError> {
     let (mut capability, mut processors) = (0, 0);
     // SAFETY: two places to write to.
@@ -133,7 +135,7 @@ pub fn memory_info(device: usize) -> Result<(u64, u64), TorchError> {
     Ok((free.unsigned_abs(), total.unsigned_abs()))
 }
 
-/// Locks pages of the host in its memory, so that transfers from and to them run beside whatever else the device does.
+/// Locks pages of host memory, so that transfers from and to them overlap kernels.
 ///
 /// # Errors
 /// No CUDA runtime was loaded, or it refuses: a limit, or pages that are locked already.
@@ -151,32 +153,33 @@ pub fn unpin(bytes: &mut [u8]) -> Result<(), TorchError> {
     check(unsafe { sys::ck_cuda_unpin(bytes.as_mut_ptr().cast()) })
 }
 
-/// Transfers one after the other, beside what else the device does.
+/// A stream of transfers, which overlap kernels.
 pub struct CopyStream {
-    lane: *mut c_void,
+    stream: *mut c_void,
     device: usize,
 }
 
 impl CopyStream {
+    /// Creates a stream.
+    ///
     /// # Errors
     /// A device that was not opened.
     pub fn new(device: usize) -> Result<CopyStream, TorchError> {
         // SAFETY: a place to write to.
-        let lane = handle::made(|lane| unsafe { sys::ck_cuda_lane(device as i64, lane) })?;
-        Ok(CopyStream { lane, device })
+        let stream = handle::made(|made| unsafe { sys::ck_cuda_copy_stream(device as i64, made) })?;
+        Ok(CopyStream { stream, device })
     }
 
-    /// Begins to copy one tensor over another of its type and dims, both row-major, one of them on the device and one in
-    /// pages that are [locked](pin). It begins after all that was sent to the device before. The caller keeps both tensors
-    /// as they are until [`Done::wait`].
+    /// Begins to copy one row-major tensor over another of the same type and dims. One is on the device, the other in
+    /// [locked](pin) pages. The copy starts after all work submitted before it. The caller changes neither tensor until
+    /// [`Done::wait`].
     ///
     /// # Errors
     /// Tensors that do not fit each other.
     pub fn copy(&self, from: &Tensor, to: &Tensor) -> Result<Done, TorchError> {
-        // SAFETY: the lane is ours, and the tensors are lent for the call; the copy holds on to what it needs of them as
-        // the caller promises.
+        // SAFETY: the stream is ours and the tensors are lent for the call. The caller keeps their bytes until the end.
         let done = handle::made(|done| unsafe {
-            sys::ck_cuda_lane_copy(self.lane, handle::lend(from), handle::lend(to), done)
+            sys::ck_cuda_copy_stream_copy(self.stream, handle::lend(from), handle::lend(to), done)
         })?;
         Ok(Done {
             done,
@@ -187,8 +190,8 @@ impl CopyStream {
 
 impl Drop for CopyStream {
     fn drop(&mut self) {
-        // SAFETY: made by `new` and dropped once. What is under way goes on: the stream is libtorch's.
-        unsafe { sys::ck_cuda_lane_drop(self.lane) }
+        // SAFETY: made by `new` and dropped once. Running copies continue, because libtorch owns the stream.
+        unsafe { sys::ck_cuda_copy_stream_drop(self.stream) }
     }
 }
 
@@ -199,7 +202,7 @@ pub struct Done {
 }
 
 impl Done {
-    /// Lets all that is sent to the device from now on wait for it. The host does not wait.
+    /// Makes work submitted from now on wait for the transfer. The host does not wait.
     ///
     /// # Errors
     /// The device fails.
@@ -212,6 +215,6 @@ impl Done {
 impl Drop for Done {
     fn drop(&mut self) {
         // SAFETY: made by `copy` and dropped once.
-        unsafe { sys::ck_cuda_done_drop(self.done) }
+        unsafe { sys::ck_cuda_copy_done_drop(self.done) }
     }
 }

@@ -1,6 +1,6 @@
-//! CUDA graphs: what a step sends to a device, written down once and sent as one from then on.
+//! CUDA graphs: captures the work that a step submits to a device and replays it in one call.
 //!
-//! CUDA must have been opened ([`crate::cuda::open`]).
+//! CUDA must be open ([`crate::cuda::open`]).
 
 use crate::error::{TorchError, check};
 use crate::handle;
@@ -8,7 +8,7 @@ use crate::sys;
 use std::ffi::c_void;
 use std::rc::Rc;
 
-/// A stream for steps that are captured.
+/// A stream for captures.
 #[derive(Clone)]
 pub struct CaptureStream(Rc<Stream>);
 
@@ -16,22 +16,23 @@ struct Stream(*mut c_void);
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // SAFETY: made by `CaptureStream::new` and dropped once, after all that holds on to it.
-        unsafe { sys::ck_graph_side_drop(self.0) }
+        // SAFETY: made by `CaptureStream::new` and dropped once, with its last owner.
+        unsafe { sys::ck_graph_stream_drop(self.0) }
     }
 }
 
 impl CaptureStream {
+    /// Creates a stream.
+    ///
     /// # Errors
-    /// A device that was not opened; a libtorch without what this needs of it.
+    /// A device that was not opened; a libtorch that lacks a function that graphs need.
     pub fn new(device: usize) -> Result<CaptureStream, TorchError> {
         // SAFETY: a place to write to.
-        let stream = handle::made(|stream| unsafe { sys::ck_graph_side(device as i64, stream) })?;
+        let stream = handle::made(|stream| unsafe { sys::ck_graph_stream(device as i64, stream) })?;
         Ok(CaptureStream(Rc::new(Stream(stream))))
     }
 
-    /// From here on what this thread sends to the device goes to this stream, until the guard is dropped. Guards are
-    /// dropped in reverse.
+    /// Makes the stream current for this thread until the guard is dropped. Guards must be dropped in reverse order.
     ///
     /// # Errors
     /// The device fails.
@@ -40,8 +41,8 @@ impl CaptureStream {
         handle::made(|guard| unsafe { sys::ck_graph_enter(self.0.0, guard) }).map(On)
     }
 
-    /// Begins to write down what this thread sends to this stream, which it must have [entered](CaptureStream::enter). Nothing of it
-    /// is done. The device is idle.
+    /// Starts to capture the work that this thread submits to the stream, which must be [current](CaptureStream::enter).
+    /// Captured work is not executed. The device must be idle.
     ///
     /// # Errors
     /// The device fails.
@@ -55,7 +56,7 @@ impl CaptureStream {
     }
 }
 
-/// While it lives, work goes to a [`CaptureStream`].
+/// Keeps a [`CaptureStream`] current while it lives.
 pub struct On(*mut c_void);
 
 impl Drop for On {
@@ -65,17 +66,17 @@ impl Drop for On {
     }
 }
 
-/// What was written down, or is being. Dropped while it is, it is abandoned, and nothing of it was done.
+/// A captured step, or one that is being captured. Dropping it during the capture abandons the capture.
 pub struct Graph {
     graph: *mut c_void,
     _stream: CaptureStream,
 }
 
 impl Graph {
-    /// Ends the capture; returns how many kernels and copies it holds. The graph is to be dropped where it fails.
+    /// Ends the capture and returns the number of its kernels and copies. After an error, the graph must be dropped.
     ///
     /// # Errors
-    /// The host waited for the device meanwhile or asked it something, which cannot be captured; nothing was sent.
+    /// The host waited for the device or queried it, which cannot be captured; nothing was submitted.
     pub fn end(&mut self) -> Result<u64, TorchError> {
         let mut nodes = 0;
         // SAFETY: made by `begin`; a place to write to.
@@ -83,10 +84,10 @@ impl Graph {
         Ok(nodes.unsigned_abs())
     }
 
-    /// Sends it to its stream. The host does not wait.
+    /// Submits the graph to its stream. The host does not wait.
     ///
     /// # Errors
-    /// The device fails; the capture has not ended.
+    /// The device fails; the capture did not end.
     pub fn replay(&self) -> Result<(), TorchError> {
         // SAFETY: made by `begin`.
         check(unsafe { sys::ck_graph_replay(self.graph) })
@@ -100,10 +101,10 @@ impl Drop for Graph {
     }
 }
 
-/// Whether libtorch's CUDA library, which must be loaded, has all that graphs need of it.
+/// Checks that libtorch's CUDA library, which must be loaded, has every function that graphs need.
 ///
 /// # Errors
-/// The first name that it lacks.
+/// The first missing function.
 pub fn find() -> Result<(), TorchError> {
     // SAFETY: nothing is passed.
     check(unsafe { sys::ck_graph_find() })

@@ -1,20 +1,20 @@
-//! What the runtime needs of libtorch and tch does not give, over a small C++ layer (`cpp/`).
+//! The parts of libtorch that the runtime needs and tch lacks, over a small C++ layer (`cpp/`).
 //!
-//! - [`Op`]: any ATen operator by name, through the dispatcher. tch binds only part of them (no op with an output mask,
-//!   no mixed returns), and one path for all means one place where arguments are checked and converted.
+//! - [`Op`]: calls any ATen operator by name, through the dispatcher. tch binds only some operators (none with an output mask
+//!   or mixed results). One path for all operators checks and converts all arguments.
 //! - [`memory`]: a counting CPU allocator, so that live and peak bytes are exact and independent of malloc.
-//! - [`arena`]: one reserved stretch of memory in which blocks go where a plan has them.
-//! - [`storage`]: which tensors share memory. Memory is counted in storages, never in tensors.
-//! - [`bytes`]: tensors over foreign memory (a mapped weight file) without a copy; raw bytes in and out.
-//! - [`cuda`]: libtorch's CUDA library, loaded when it is asked for; its memory, its determinism.
-//! - [`graph`]: steps on a CUDA device that are captured once and sent as one.
-//! - [`product`]: products of matrices where the library's are slow.
+//! - [`arena`]: a reserved range of memory with planned offsets.
+//! - [`storage`]: which tensors share memory. Memory is counted in storages, not in tensors.
+//! - [`bytes`]: tensors over foreign memory (a mapped weight file) without a copy, and raw bytes of tensors.
+//! - [`cuda`]: libtorch's CUDA library, loaded on demand.
+//! - [`graph`]: CUDA graphs.
+//! - [`product`]: matrix products for processors on which the library's are slow.
 //! - [`attention`]: tiles of attention on top of them.
-//! - [`rng`]: seeds, states and separate generators.
-//! - [`version`]: which libtorch was loaded.
+//! - [`rng`]: separate random generators.
+//! - [`version`]: the version of the loaded libtorch.
 //!
-//! Every C++ exception comes back as a [`TorchError`]. Nothing here records for autograd: the graphs we run are
-//! already differentiated.
+//! Every C++ exception is returned as a [`TorchError`]. Nothing is recorded for autograd, because graphs are already
+//! differentiated.
 #![cfg(feature = "libtorch")]
 
 pub mod arena;
@@ -34,5 +34,5 @@ pub mod version;
 
 pub use error::{ErrorKind, TorchError};
 pub use op::{Arg, Op, Ret};
-pub use storage::{empty, storage_bytes, storage_id, view};
+pub use storage::{empty, storage_id, view};
 pub use tch;

@@ -1,26 +1,24 @@
-//! Exact accounting of CPU memory: every block libtorch asks of its allocator, in requested bytes.
+//! Exact counters of CPU memory: the requested bytes of every block from libtorch's allocator.
 //!
-//! The counters are process-wide and cover all threads, kernels' temporaries included. They do not cover scratch that
-//! a library (oneDNN, MKL) takes past libtorch's allocator or inside a [`Scratch`], nor tensors made before [`install`], nor bytes lent by
-//! [`crate::bytes::from_bytes`]. Rounding and headers are not counted: the numbers are those a plan can predict.
+//! The counters are process-wide and cover all threads and the temporaries of kernels. They do not cover memory that a library
+//! (oneDNN, MKL) allocates itself or inside a [`Scratch`], tensors made before [`install`], and bytes lent by
+//! [`crate::bytes::from_bytes`]. They exclude rounding and headers, because a plan cannot predict these.
 
 use crate::sys;
 use std::marker::PhantomData;
 use std::sync::Once;
 
-/// Makes libtorch allocate CPU memory through the counting allocator from now on. Call it before any tensor is made;
-/// further calls do nothing.
+/// Installs the counting allocator. Must be called before any tensor is made; further calls do nothing.
 pub fn install() {
     static INSTALL: Once = Once::new();
-    // SAFETY: libtorch keeps the allocator for the process's life, and it is never freed. Blocks of the allocator
-    // that was there before carry their own deleter.
+    // SAFETY: the allocator is never freed. Blocks of the previous allocator carry their own deleter.
     INSTALL.call_once(|| unsafe { sys::ck_memory_install() });
 }
 
-/// The counters at one moment.
+/// Values of the counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stats {
-    /// Bytes of the blocks alive now.
+    /// Bytes of live blocks.
     pub live_bytes: u64,
     /// The largest `live_bytes` since the start or the last [`reset_peak`].
     pub peak_bytes: u64,
@@ -41,24 +39,24 @@ pub fn stats() -> Stats {
     }
 }
 
-/// Bytes alive now.
+/// Returns the live bytes.
 pub fn live_bytes() -> u64 {
     stats().live_bytes
 }
 
-/// The largest number of bytes alive at once since the start or the last [`reset_peak`].
+/// Returns the largest number of live bytes since the start or the last [`reset_peak`].
 pub fn peak_bytes() -> u64 {
     stats().peak_bytes
 }
 
-/// What libraries take in the calls of this thread, one block at a time, comes from the thread's workspace while this
-/// lives: oneDNN's packed operands of 16-bit products, whose bytes depend on the processor and the number of threads.
-/// A workspace stays from call to call, beside the counted bytes; [`workspace_bytes`] tells its size.
+/// While it lives, one block at a time that a library allocates in this thread comes from the thread's workspace. oneDNN
+/// packs operands of 16-bit products there, and their size depends on the processor and the number of threads. Workspaces are
+/// kept between calls and not counted as live bytes ([`workspace_bytes`]).
 #[must_use]
 pub struct Scratch(PhantomData<*const ()>);
 
 impl Scratch {
-    /// Only around a call that makes no tensors: its result must be given.
+    /// Begins a scope. The calls inside it must not make tensors.
     pub fn begin() -> Scratch {
         // SAFETY: counts scopes of the calling thread; `Scratch` does not leave it.
         unsafe { sys::ck_memory_scratch(1) };
@@ -73,23 +71,14 @@ impl Drop for Scratch {
     }
 }
 
-/// Bytes of the workspaces of all threads.
+/// Returns the bytes of all workspaces.
 pub fn workspace_bytes() -> u64 {
     // SAFETY: reads an atomic.
     unsafe { sys::ck_memory_workspace_bytes() }.unsigned_abs()
 }
 
-/// Starts a new peak at what is alive now.
+/// Resets the peak to the live bytes.
 pub fn reset_peak() {
     // SAFETY: touches atomics only.
     unsafe { sys::ck_memory_reset_peak() }
-}
-
-/// Blocks of `threshold_bytes` and more are mapped and unmapped one by one, so that resident memory follows live bytes
-/// closely; `None`, the start, leaves all to malloc. It costs time (fresh pages: 12 times at 1 MiB), hence is for
-/// measuring resident memory, not for measuring time.
-pub fn set_mmap_threshold(threshold_bytes: Option<u64>) {
-    let bytes = threshold_bytes.map_or(i64::MAX, |bytes| i64::try_from(bytes).unwrap_or(i64::MAX));
-    // SAFETY: touches an atomic only; each block remembers where it came from.
-    unsafe { sys::ck_memory_set_mmap_threshold(bytes) }
 }

@@ -1,4 +1,4 @@
-//! Which tensors share memory: a storage is what is allocated and freed, a tensor only a view of one.
+//! Storages: the memory blocks of tensors, which views share.
 
 use crate::error::{TorchError, check};
 use crate::handle;
@@ -6,7 +6,7 @@ use crate::op::scalar_type;
 use crate::sys;
 use tch::{Kind, Tensor};
 
-/// A new row-major tensor on the CPU, not filled.
+/// Makes a row-major tensor on the CPU, not filled.
 ///
 /// # Errors
 /// `Refused` for a negative dim; `OutOfMemory` as it says.
@@ -18,10 +18,10 @@ pub fn empty(dims: &[i64], kind: Kind) -> Result<Tensor, TorchError> {
     })
 }
 
-/// The tensor's storage from where the tensor begins, seen with other dims and strides (in elements).
+/// Makes a view with other dims and strides (in elements) that begins where the tensor begins.
 ///
 /// # Errors
-/// `Refused` for as many strides as dims there are not, for a negative one, and for what would leave the storage.
+/// `Refused` if dims and strides differ in number, a stride is negative, or the view leaves the storage.
 pub fn view(tensor: &Tensor, dims: &[i64], strides: &[i64]) -> Result<Tensor, TorchError> {
     if dims.len() != strides.len() {
         return Err(TorchError::refused(format!(
@@ -42,29 +42,17 @@ pub fn view(tensor: &Tensor, dims: &[i64], strides: &[i64]) -> Result<Tensor, To
     })
 }
 
-/// Identifies a storage while it lives; once freed, its number may be given again.
+/// Identifies a live storage. The number may be reused once the storage is freed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StorageId(i64);
 
-/// The storage that `tensor` is a view of.
+/// Returns the storage of a tensor.
 ///
 /// # Errors
 /// `Refused` if the tensor is undefined or has no storage (a sparse one).
 pub fn storage_id(tensor: &Tensor) -> Result<StorageId, TorchError> {
-    read(tensor).map(|(id, _)| StorageId(id))
-}
-
-/// The bytes of the whole storage that `tensor` is a view of, however little of it the view shows.
-///
-/// # Errors
-/// As [`storage_id`].
-pub fn storage_bytes(tensor: &Tensor) -> Result<u64, TorchError> {
-    read(tensor).map(|(_, bytes)| bytes.unsigned_abs())
-}
-
-fn read(tensor: &Tensor) -> Result<(i64, i64), TorchError> {
-    let (mut id, mut bytes) = (0, 0);
-    // SAFETY: the tensor is lent for the call, and there are two places to write to.
-    check(unsafe { sys::ck_tensor_storage(handle::lend(tensor), &mut id, &mut bytes) })?;
-    Ok((id, bytes))
+    let mut id = 0;
+    // SAFETY: the tensor is lent for the call, and there is a place to write to.
+    check(unsafe { sys::ck_tensor_storage(handle::lend(tensor), &mut id) })?;
+    Ok(StorageId(id))
 }

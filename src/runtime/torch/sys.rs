@@ -122,7 +122,6 @@ unsafe extern "C" {
     pub fn ck_attend_back(tile: *const CkTile, gradients: *const CkTileGradients) -> i32;
 
     pub fn ck_memory_install();
-    pub fn ck_memory_set_mmap_threshold(bytes: i64);
     pub fn ck_memory_stats(live_bytes: *mut i64, peak_bytes: *mut i64, allocations: *mut i64);
     pub fn ck_memory_reset_peak();
     pub fn ck_memory_scratch(begin: i32);
@@ -170,20 +169,20 @@ unsafe extern "C" {
         data: *mut *mut c_void,
         len: *mut i64,
     ) -> i32;
-    pub fn ck_tensor_storage(tensor: *const c_void, id: *mut i64, bytes: *mut i64) -> i32;
+    pub fn ck_tensor_storage(tensor: *const c_void, id: *mut i64) -> i32;
 
     pub fn ck_cuda_pin(data: *mut c_void, len: i64) -> i32;
     pub fn ck_cuda_unpin(data: *mut c_void) -> i32;
-    pub fn ck_cuda_lane(device: i64, lane: *mut *mut c_void) -> i32;
-    pub fn ck_cuda_lane_drop(lane: *mut c_void);
-    pub fn ck_cuda_lane_copy(
-        lane: *mut c_void,
+    pub fn ck_cuda_copy_stream(device: i64, stream: *mut *mut c_void) -> i32;
+    pub fn ck_cuda_copy_stream_drop(stream: *mut c_void);
+    pub fn ck_cuda_copy_stream_copy(
+        stream: *mut c_void,
         from: *const c_void,
         to: *const c_void,
         done: *mut *mut c_void,
     ) -> i32;
     pub fn ck_cuda_await(done: *const c_void, device: i64) -> i32;
-    pub fn ck_cuda_done_drop(done: *mut c_void);
+    pub fn ck_cuda_copy_done_drop(done: *mut c_void);
 
     pub fn ck_cuda_load(devices: *mut i64) -> i32;
     pub fn ck_cuda_prepare(device: i64) -> i32;
@@ -201,20 +200,16 @@ unsafe extern "C" {
     pub fn ck_cuda_memory_info(device: i64, free_bytes: *mut i64, total_bytes: *mut i64) -> i32;
 
     pub fn ck_graph_find() -> i32;
-    pub fn ck_graph_side(device: i64, side: *mut *mut c_void) -> i32;
-    pub fn ck_graph_side_drop(side: *mut c_void);
-    pub fn ck_graph_enter(side: *const c_void, guard: *mut *mut c_void) -> i32;
+    pub fn ck_graph_stream(device: i64, stream: *mut *mut c_void) -> i32;
+    pub fn ck_graph_stream_drop(stream: *mut c_void);
+    pub fn ck_graph_enter(stream: *const c_void, guard: *mut *mut c_void) -> i32;
     pub fn ck_graph_leave(guard: *mut c_void);
-    pub fn ck_graph_begin(side: *const c_void, made: *mut *mut c_void) -> i32;
+    pub fn ck_graph_begin(stream: *const c_void, made: *mut *mut c_void) -> i32;
     pub fn ck_graph_end(made: *mut c_void, nodes: *mut i64) -> i32;
     pub fn ck_graph_replay(made: *mut c_void) -> i32;
     pub fn ck_graph_drop(made: *mut c_void);
 
-    pub fn ck_rng_seed(seed: u64) -> i32;
-    pub fn ck_rng_state(tensor: *mut *mut c_void) -> i32;
-    pub fn ck_rng_set_state(tensor: *const c_void) -> i32;
     pub fn ck_generator_new(seed: u64, generator: *mut *mut c_void) -> i32;
-    pub fn ck_generator_seed(generator: *mut c_void, seed: u64) -> i32;
     pub fn ck_generator_clone(generator: *mut c_void, clone: *mut *mut c_void) -> i32;
     pub fn ck_generator_free(generator: *mut c_void);
 }

@@ -4,7 +4,7 @@ use crate::support::torch::alone;
 use ckpt_torch::arena::{Arena, Place};
 use ckpt_torch::memory::{self, live_bytes, peak_bytes, reset_peak};
 use ckpt_torch::tch::{Device, Kind, Tensor};
-use ckpt_torch::{ErrorKind, Op, args, bytes, rng, storage_bytes, storage_id};
+use ckpt_torch::{ErrorKind, Op, args, bytes, storage_id};
 
 fn empty(bytes: i64) -> Tensor {
     Op::find("aten::empty.memory_format")
@@ -59,7 +59,6 @@ fn an_operators_results_and_views_count_by_storage() {
     let row = view.call_one(args![&y, 0, 3]).unwrap();
     assert_eq!(storage_id(&row).unwrap(), storage_id(&y).unwrap());
     assert_ne!(storage_id(&row).unwrap(), storage_id(&x).unwrap());
-    assert_eq!(storage_bytes(&row).unwrap(), 1024);
     drop(y);
     assert_eq!(live_bytes() - base, 2048, "the view keeps the storage");
     drop(row);
@@ -105,7 +104,6 @@ fn calls_do_not_leak_whether_they_succeed_or_fail() {
             .unwrap()
             .call(args![&complex])
             .unwrap_err();
-        drop(rng::state().unwrap());
     }
     assert_eq!(live_bytes(), with_inputs);
     drop((x, complex));
@@ -123,25 +121,6 @@ fn blocks_may_die_on_another_thread() {
             scope.spawn(move || drop(tensor));
         }
     });
-    assert_eq!(live_bytes(), base);
-}
-
-#[test]
-fn mapped_blocks_count_the_same_and_hold_their_bytes() {
-    let _turn = alone();
-    let base = live_bytes();
-    memory::set_mmap_threshold(Some(100_000));
-    let contents: Vec<u8> = (0..300_001u32).map(|k| (k % 251) as u8).collect();
-    let mapped = bytes::copy_from(&contents, Kind::Uint8, &[300_001]).unwrap();
-    let small = bytes::copy_from(&contents[..10], Kind::Uint8, &[10]).unwrap();
-    memory::set_mmap_threshold(None);
-    let after = bytes::copy_from(&contents, Kind::Uint8, &[300_001]).unwrap();
-    assert_eq!(live_bytes() - base, 600_012);
-    for tensor in [&mapped, &small, &after] {
-        assert_eq!(tensor.data_ptr() as usize % bytes::ALIGNMENT_BYTES, 0);
-    }
-    assert_eq!(bytes::read(&mapped).unwrap(), contents);
-    drop((mapped, small, after));
     assert_eq!(live_bytes(), base);
 }
 
@@ -217,7 +196,6 @@ fn lent_bytes_do_not_count() {
     )
     .unwrap();
     assert_eq!(live_bytes(), base);
-    assert_eq!(storage_bytes(&lent).unwrap(), 1024);
     let copied = bytes::from_bytes(
         std::sync::Arc::new(Part(owner, start + 4)),
         Kind::Float,

@@ -1,17 +1,16 @@
-//! Whether a pair keeps on a device what is assumed of it: a small problem, forward and back, twice by the pair and once
-//! by tiles. Both runs have the same bits, and differ from the tiles by no more than rounding can.
+//! Checks a fused kernel on a device: runs a small problem, forward and backward, twice by the kernel and once in tiles. Both
+//! runs of the kernel must have the same bits and may differ from the tiles only by rounding.
 //!
-//! The bound is that of the roundings themselves, element by element. With u the unit roundoff of the operands' type, and
-//! in `unit` beside it the error of sums and exponentials in the type computed in:
-//! - The log-sum-exp: exponentials of numbers that are rounded after may be as inexact as that rounding, u.
-//! - y: probabilities rounded for the product, and either result: 3u of Σ p|v|.
-//! - dv: the same, and each query head of a group: 4u of Σ p|dy|.
-//! - The slopes p·(dy·v − dy·y): y is that rounded result, the slopes are rounded for their products. Both are parts of
-//!   A = p·(|dy|·|v| + |dy|·Σ p|v|): 4u of A.
-//! - dq: that, and either result: 6u of A|k|. dk: with each query head of a group: 7u of Aᵀ|q|.
+//! The bounds follow from the roundings of each element. Let u be the unit roundoff of the operands' type; `unit` adds the
+//! error of sums and exponentials in the compute type.
+//! - Log-sum-exp: u, because exponentials need not be more accurate than the later rounding.
+//! - y: 3u of Σ p|v|, for probabilities rounded for the product and for either result.
+//! - dv: 4u of Σ p|dy|, for the same roundings and the sum over the query heads of a group.
+//! - Slopes p·(dy·v − dy·y): 4u of A = p·(|dy|·|v| + |dy|·Σ p|v|), because y is rounded and slopes are rounded for products.
+//! - dq: 6u of A|k|, for the slopes and either result. dk: 7u of Aᵀ|q|, with the sum over the query heads of a group.
 //!
-//! One more of each covers what is of second order. A pair that fails or is refused costs speed: tiles take its place in
-//! this process, and `run` says why.
+//! One more u of each covers second-order terms. If a kernel fails or is refused, tiles replace it in this process, which
+//! costs only speed, and `run` reports the reason.
 
 use super::sdpa;
 use crate::runtime::convert;
@@ -29,7 +28,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use tch::{Device, Kind, Tensor};
 
-/// What is checked apart: other nodes of the same kind run the same kernels.
+/// The properties that select a kernel. Nodes with equal properties share one check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CheckedCase {
     pub dtype: DType,
@@ -51,43 +50,43 @@ impl CheckedCase {
     }
 }
 
-/// Verdicts of this process, by pair, number of the device (−1: the CPU) and kind.
+/// Verdicts of this process, by backend, device number (−1 for the CPU) and case.
 static VERDICTS: Mutex<BTreeMap<(SdpaBackend, i64, CheckedCase), Option<String>>> =
     Mutex::new(BTreeMap::new());
 
-/// Whether the pair may be taken; checked at the first question of its kind in a process.
+/// Checks a backend for a node. Runs the check once per case in a process.
 ///
 /// # Errors
-/// Why it may not, for people.
+/// Why the backend is not used, for people.
 pub fn admitted(
     pair: SdpaBackend,
     facts: &Facts,
     device: Device,
 ) -> std::result::Result<(), String> {
-    let kindred = CheckedCase::of(facts);
+    let case = CheckedCase::of(facts);
     let number = match device {
         Device::Cuda(n) => n as i64,
         _ => -1,
     };
     let mut verdicts = VERDICTS.lock().unwrap_or_else(PoisonError::into_inner);
     let verdict = verdicts
-        .entry((pair, number, kindred))
-        .or_insert_with(|| judge(kindred, device, &|cx| sdpa::run(pair, cx)).err());
+        .entry((pair, number, case))
+        .or_insert_with(|| judge(case, device, &|cx| sdpa::run(pair, cx)).err());
     match verdict {
         None => Ok(()),
         Some(why) => Err(format!(
             "attention runs in tiles, not by {}: {why} (heads of {}, {})",
             pair.names()[0],
-            kindred.size,
-            kindred.dtype
+            case.size,
+            case.dtype
         )),
     }
 }
 
-/// Places of the batch, key heads, queries and keys: no multiples of the library's blocks.
+/// Batch, key heads, queries and keys; queries and keys are no multiples of the library's blocks.
 const SMALL: [i64; 4] = [2, 2, 150, 190];
 
-/// Numbers between −1 and 1 that look random, laid out with heads inside as a projection leaves them.
+/// Makes pseudo-random numbers between −1 and 1, with the heads of a row side by side as after a projection.
 fn numbers(dims: [i64; 4], salt: u32, kind: Kind, device: Device) -> Result<Tensor> {
     let [batch, heads, rows, columns] = dims;
     let count = (batch * heads * rows * columns) as u32;
@@ -103,7 +102,7 @@ fn numbers(dims: [i64; 4], salt: u32, kind: Kind, device: Device) -> Result<Tens
     Ok(there.transpose(1, 2))
 }
 
-/// A small problem and what tiles make of it.
+/// A small attention problem.
 struct Problem {
     attrs: Attrs,
     /// dy, q, k, v.
@@ -111,16 +110,16 @@ struct Problem {
 }
 
 impl Problem {
-    fn new(kindred: CheckedCase, device: Device) -> Result<Problem> {
+    fn new(case: CheckedCase, device: Device) -> Result<Problem> {
         let [batch, heads, queries, keys] = SMALL;
-        let keys = if kindred.causal { queries } else { keys };
-        let query_heads = heads * if kindred.grouped { 2 } else { 1 };
-        let kind = convert::kind(kindred.dtype)?;
+        let keys = if case.causal { queries } else { keys };
+        let query_heads = heads * if case.grouped { 2 } else { 1 };
+        let kind = convert::kind(case.dtype)?;
         let make =
             |heads, rows, columns, salt| numbers([batch, heads, rows, columns], salt, kind, device);
         let mut attrs = Attrs::new()
-            .with("scale", 2.0 / (kindred.size as f32).sqrt())
-            .with("causal", i64::from(kindred.causal))
+            .with("scale", 2.0 / (case.size as f32).sqrt())
+            .with("causal", i64::from(case.causal))
             .with("wants", vec![0, 1, 2]);
         for spec in ATTENTION.attrs {
             if let (None, Some(value)) = (attrs.get(spec.name), spec.default_value()) {
@@ -130,33 +129,26 @@ impl Problem {
         Ok(Problem {
             attrs,
             ins: [
-                make(query_heads, queries, kindred.value_size, 1)?,
-                make(query_heads, queries, kindred.size, 2)?,
-                make(heads, keys, kindred.size, 3)?,
-                make(heads, keys, kindred.value_size, 4)?,
+                make(query_heads, queries, case.value_size, 1)?,
+                make(query_heads, queries, case.size, 2)?,
+                make(heads, keys, case.size, 3)?,
+                make(heads, keys, case.value_size, 4)?,
             ],
         })
     }
 
-    /// y, the log-sum-exp, dq, dk and dv, on the CPU.
+    /// Computes y, the log-sum-exp, dq, dk and dv, and moves them to the CPU.
     fn results(&self, attend: &dyn Fn(&KernelCx) -> Result<Vec<Tensor>>) -> Result<Vec<Tensor>> {
         let [dy, q, k, v] = &self.ins;
         let (draws, store) = (Draws::default(), SwapStore::default());
         let run = |op: &'static OpDef, ins: &[Option<&Tensor>], n_outs| {
-            attend(&KernelCx {
+            attend(&KernelCx::new(
                 op,
-                attrs: &self.attrs,
+                &self.attrs,
                 ins,
-                host: &[],
-                draws: &draws,
-                store: &store,
-                known: &[],
-                slots: &[],
                 n_outs,
-                overwrites: None,
-                pair: None,
-                deferred: None,
-            })
+                (&draws, &store),
+            ))
         };
         let mut all = run(&ATTENTION, &[Some(q), Some(k), Some(v)], 2)?;
         let back = [Some(dy), Some(q), Some(k), Some(v)];
@@ -164,8 +156,8 @@ impl Problem {
         Ok(all.iter().map(|x| x.to_device(Device::Cpu)).collect())
     }
 
-    /// How far rounding may take each result from that of the tiles.
-    fn allowed(&self, kindred: CheckedCase) -> Result<[Tensor; 5]> {
+    /// Returns how far rounding may move each result from that of the tiles.
+    fn allowed(&self, case: CheckedCase) -> Result<[Tensor; 5]> {
         let wide = |x: &Tensor| x.to_device(Device::Cpu).to_kind(Kind::Double);
         let [dy, q, k, v] = self.ins.each_ref().map(wide);
         let groups = q.size()[1] / k.size()[1];
@@ -174,26 +166,20 @@ impl Problem {
         let turned = |x: &Tensor| x.transpose(2, 3);
         let scale = f64::from(self.attrs.float("scale"));
         let mut scores = q.matmul(&turned(&k)) * scale;
-        if kindred.causal {
+        if case.causal {
             let hidden = scores.ones_like().triu(1).to_kind(Kind::Bool);
             scores = scores.masked_fill(&hidden, f64::NEG_INFINITY);
         }
         let p = scores.softmax(-1, Kind::Double);
         let (q, k, v, dy) = (q.abs(), k.abs(), v.abs(), dy.abs());
         let largest = (q.matmul(&turned(&k)) * scale).max().double_value(&[]);
-        let (roundoff, computed) = (
-            roundoff(kindred.dtype),
-            roundoff(compute_type(kindred.dtype)),
-        );
-        let (size, keys) = (
-            kindred.size.max(kindred.value_size) as f64,
-            k.size()[2] as f64,
-        );
+        let (roundoff, computed) = (roundoff(case.dtype), roundoff(compute_type(case.dtype)));
+        let (size, keys) = (case.size.max(case.value_size) as f64, k.size()[2] as f64);
         let unit = roundoff + (size + keys + size * largest) * computed;
         let y = p.matmul(&v);
         let along = (&dy * &y).sum_dim_intlist([-1i64].as_slice(), true, Kind::Double);
         let slopes = &p * (dy.matmul(&turned(&v)) + along);
-        // Of all query heads of a group.
+        // Sums over the query heads of a group.
         let gathered = |x: Tensor| {
             let size = x.size();
             let apart = [size[0], size[1] / groups, groups, size[2], size[3]];
@@ -211,7 +197,7 @@ impl Problem {
     }
 }
 
-/// Half of what lies between 1 and the next number.
+/// Returns half the distance between 1 and the next larger number.
 fn roundoff(dtype: DType) -> f64 {
     match dtype {
         DType::BF16 => 2f64.powi(-8),
@@ -221,12 +207,12 @@ fn roundoff(dtype: DType) -> f64 {
     }
 }
 
-/// Checks kernels of attention on a small problem of a kind.
+/// Checks attention kernels on a small problem.
 ///
 /// # Errors
-/// What they do that they must not.
+/// The first violation.
 pub fn judge(
-    kindred: CheckedCase,
+    case: CheckedCase,
     device: Device,
     attend: &dyn Fn(&KernelCx) -> Result<Vec<Tensor>>,
 ) -> std::result::Result<(), String> {
@@ -236,7 +222,7 @@ pub fn judge(
         let line = text.lines().next().unwrap_or_default();
         format!("it failed in a check: {line}")
     };
-    let problem = Problem::new(kindred, device).map_err(failed)?;
+    let problem = Problem::new(case, device).map_err(failed)?;
     let first = problem.results(attend).map_err(failed)?;
     let second = problem.results(attend).map_err(failed)?;
     let tiles = |cx: &KernelCx| {
@@ -247,7 +233,7 @@ pub fn judge(
         kernel(cx)
     };
     let expected = problem.results(&tiles).map_err(failed)?;
-    let allowed = problem.allowed(kindred).map_err(failed)?;
+    let allowed = problem.allowed(case).map_err(failed)?;
     let names = ["the result", "the log-sum-exp", "dq", "dk", "dv"];
     for (i, name) in names.into_iter().enumerate() {
         let (a, b, c) = (&first[i], &second[i], &expected[i]);

@@ -10,7 +10,7 @@ use ckpt_passes::ops::attention::Span;
 use ckpt_torch::attention::{Gradients, Tile as Fused, attend, attend_back};
 use tch::{Kind, Tensor};
 
-/// The buffers of a call: views of the block, as the plan divides it.
+/// The buffers of a call, views of the planned block.
 struct Buffers {
     scores: Tensor,
     sums: Option<Tensor>,
@@ -65,7 +65,7 @@ impl Buffers {
     }
 }
 
-/// A tile of the result and of the log-sum-exp.
+/// Computes a tile of the result and of the log-sum-exp.
 pub fn forward(
     work: &Work,
     x: &Operands,

@@ -1,8 +1,8 @@
-//! Attention by one of PyTorch's fused kernels: one call forward, one call backward.
+//! Attention by one of PyTorch's fused kernels: one call for the forward pass, one for the backward pass.
 //!
-//! Operands are passed as the library reads them, and results are laid out as our rows promise. Nothing here waits for the
-//! device or copies between it and the host. The gradient recomputes the result and the log-sum-exp, by the same kernel on
-//! the same operands, so that neither is kept for it.
+//! Operands are passed in the library's layout, and results have the layout of our row. Nothing here waits for the device or
+//! copies between it and the host. The gradient recomputes the result and the log-sum-exp by the same kernel on the same
+//! operands, so neither is kept.
 
 use crate::runtime::kernels::context::*;
 use crate::runtime::sdpa_backends::SdpaBackend;
@@ -10,7 +10,7 @@ use crate::runtime::sdpa_backends::layout::{ALIGNMENT_ELEMENTS, axes, strides_in
 use ckpt_passes::ops::attention::ATTENTION_GRAD;
 use ckpt_torch::Ret;
 
-/// An operand as the library reads it: in place, or a row-major copy.
+/// Returns an operand as the library reads it: in place, or as a row-major copy.
 fn readable(x: &Tensor) -> Result<Tensor> {
     let dims = x.size();
     let lost = || Error::bug("kernel", "an operand of attention without rows and columns");
@@ -25,7 +25,7 @@ fn readable(x: &Tensor) -> Result<Tensor> {
         .map_err(|e| tch_error(&e))
 }
 
-/// Row-major, in dims of our own.
+/// Returns a row-major tensor of the given dims.
 fn row_major(x: Tensor, dims: &[i64]) -> Result<Tensor> {
     dense(&x)?.f_view(dims).map_err(|e| tch_error(&e))
 }
@@ -39,7 +39,7 @@ struct Operands {
 }
 
 impl Operands {
-    /// They start at slot `at`.
+    /// Reads the operands from slot `at` on.
     fn new(cx: &KernelCx, at: usize) -> Result<Operands> {
         Ok(Operands {
             q: readable(cx.x(at)?)?,
@@ -51,16 +51,16 @@ impl Operands {
     }
 }
 
-/// What a forward leaves for its backward.
+/// The results of a forward kernel that its backward reads.
 struct Done {
     y: Tensor,
     lse: Tensor,
-    /// Further results, which only the backward understands.
+    /// Further results, opaque to us.
     rest: Vec<Ret>,
 }
 
 impl SdpaBackend {
-    /// The names of forward and backward.
+    /// Returns the names of the forward and the backward operator.
     pub fn names(self) -> [&'static str; 2] {
         match self {
             SdpaBackend::Flash => [
@@ -82,7 +82,7 @@ impl SdpaBackend {
         let mut args = args![&x.q, &x.k, &x.v].to_vec();
         let (dropout, causal) = (Arg::from(0.0), Arg::from(x.causal));
         match self {
-            // The last of them: no probabilities for debugging.
+            // The last argument asks for no probabilities for debugging.
             SdpaBackend::Flash => args.extend(args![dropout, causal, false]),
             // No bias, with the log-sum-exp.
             SdpaBackend::Efficient => args.extend(args![Arg::None, true, dropout, causal]),
@@ -99,7 +99,7 @@ impl SdpaBackend {
         })
     }
 
-    /// Gradients of q, k and v.
+    /// Computes the gradients of q, k and v.
     fn attend_back(self, x: &Operands, dy: &Tensor, done: &Done) -> Result<[Tensor; 3]> {
         let mut args = args![dy, &x.q, &x.k, &x.v].to_vec();
         if self == SdpaBackend::Efficient {
@@ -110,12 +110,12 @@ impl SdpaBackend {
         let (dropout, causal) = (Arg::from(0.0), Arg::from(x.causal));
         let rest = |n: usize| done.rest.get(n).map_or(Arg::NoTensor, passed_on);
         match self {
-            // Where sequences of several lengths begin (nowhere), the largest lengths; the state of the generator.
+            // Offsets of sequences of different lengths (none), the largest lengths, and the state of the generator.
             SdpaBackend::Flash => {
                 args.extend((0..4).map(rest));
                 args.extend([dropout, causal, rest(4), rest(5)]);
             }
-            // The state of the generator; no gradient of a bias.
+            // The state of the generator, and no gradient of a bias.
             SdpaBackend::Efficient => {
                 let mask = &[true, true, true, false];
                 args.extend(args![rest(0), rest(1), dropout, mask, causal]);
@@ -139,7 +139,7 @@ fn taken(result: Option<Ret>) -> Result<Tensor> {
     }
 }
 
-/// A result as the argument that it becomes.
+/// Converts a result of the forward to an argument of the backward.
 fn passed_on(result: &Ret) -> Arg<'_> {
     match result {
         Ret::Tensor(tensor) => Arg::Tensor(tensor),
@@ -148,10 +148,10 @@ fn passed_on(result: &Ret) -> Arg<'_> {
     }
 }
 
-/// The results of a node by a pair.
+/// Computes the results of a node by a backend's kernels.
 ///
 /// # Errors
-/// What the library refuses.
+/// The library's.
 pub fn run(pair: SdpaBackend, cx: &KernelCx) -> Result<Vec<Tensor>> {
     match cx.op == &ATTENTION_GRAD {
         true => backward(pair, cx),
@@ -166,7 +166,7 @@ fn forward(pair: SdpaBackend, cx: &KernelCx) -> Result<Vec<Tensor>> {
     let Done { y, lse, .. } = pair.attend(&Operands::new(cx, 0)?)?;
     let lse = match cx.n_outs > 1 {
         true => {
-            // Efficient makes it longer, for loads of whole blocks.
+            // Efficient pads it, for loads of whole blocks.
             let queries = dims[rows.len() - 1];
             let lse = lse.f_narrow(2, 0, queries).map_err(|e| tch_error(&e))?;
             Some(row_major(lse, &rows)?)

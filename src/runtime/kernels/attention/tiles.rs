@@ -1,4 +1,4 @@
-//! Tiles of attention: the operands, queries and keys of each, and the weights of a tile.
+//! Tiles of attention: their operands, their queries and keys, and the softmax weights of a tile.
 
 use crate::runtime::convert;
 use crate::runtime::kernels::context::*;
@@ -6,7 +6,7 @@ use crate::runtime::kernels::product::Product;
 use ckpt_passes::ops::attention::*;
 use std::ops::Range;
 
-/// Operands with a heads axis, and everything that all tiles share.
+/// The operands, with a heads axis, and the state that all tiles share.
 pub struct Work {
     pub plan: AttentionPlan,
     pub q: Tensor,
@@ -18,15 +18,15 @@ pub struct Work {
     pub scale: f64,
     pub softcap: f64,
     pub empty_is_nan: bool,
-    /// Whether a tile is one call (`fused`) instead of one libtorch call per step.
+    /// Whether a tile is one call (`fused`) and not one libtorch call per step.
     pub is_fused: bool,
     pub block: Tensor,
-    /// Numbers as tensors, since libtorch would allocate memory for bare numbers.
+    /// Scalars as tensors, because libtorch allocates memory for plain numbers.
     pub cap: Tensor,
     pub nothing: Tensor,
 }
 
-/// Some heads of one group of queries, at one place of the leading axes.
+/// Some heads of one group of queries, at one index of the leading axes.
 #[derive(Clone, Copy)]
 pub struct Part {
     pub lead: i64,
@@ -53,14 +53,14 @@ impl Tile {
     }
 }
 
-/// The matrices of a tile as products read them. Where a tile is one call, the queries are passed in place.
+/// The matrices of a tile as products read them. If a tile is one call, the queries are passed in place.
 pub struct Operands {
     pub q: Tensor,
     pub k: Tensor,
     pub v: Tensor,
 }
 
-/// `x` at place `lead` of its leading axes: [heads, rows, columns]. Axes of size 1 are broadcast.
+/// Returns `x` at index `lead` of its leading axes: [heads, rows, columns]. Axes of size 1 are broadcast.
 pub fn at_lead(x: &Tensor, dims: &[i64], lead: i64) -> Tensor {
     let mut at = x.alias();
     let (mut rest, mut after) = (lead, dims.iter().product::<i64>());
@@ -73,7 +73,7 @@ pub fn at_lead(x: &Tensor, dims: &[i64], lead: i64) -> Tensor {
     at
 }
 
-/// With an axis for heads, of size 1 where there is none.
+/// Returns `x` with an axis for heads, of size 1 if it has none.
 pub fn with_heads(x: &Tensor) -> Tensor {
     if x.dim() == 2 {
         x.unsqueeze(0)
@@ -82,8 +82,8 @@ pub fn with_heads(x: &Tensor) -> Tensor {
     }
 }
 
-/// A reduction of [h, r, n] over n into the first h·r elements of `out`: `name(x, [-1], true, rest…, out)`. libtorch would
-/// allocate a buffer a thread for a single result, so a single result is computed twice.
+/// Reduces [h, r, n] over n into the first h·r elements of `out`, by `name(x, [-1], true, rest…, out)`. For a single result
+/// libtorch allocates a buffer per thread, so a single result is computed twice.
 fn along_keys(name: &str, x: &Tensor, rest: &[Arg], out: &Tensor) -> Result<()> {
     let size = x.size();
     let x = match size[0] * size[1] {
@@ -94,18 +94,18 @@ fn along_keys(name: &str, x: &Tensor, rest: &[Arg], out: &Tensor) -> Result<()> 
     write_with(name, args![&x, &[-1], true], rest, &out)
 }
 
-/// The first elements of a buffer, row-major.
+/// Returns the first elements of a buffer as a row-major tensor.
 pub fn seen_as(buffer: &Tensor, dims: &[i64]) -> Tensor {
     buffer.narrow(0, 0, dims.iter().product()).view(dims)
 }
 
-/// out = alpha·a·b, added to `out` if `add`.
+/// Writes alpha·a·b to `out`, or adds it if `add`.
 pub fn product(out: &Tensor, a: &Tensor, b: &Tensor, alpha: f64, add: bool) -> Result<()> {
     Product::onto(out, a, b, alpha, add).write()
 }
 
 impl Work {
-    /// Operands start at slot `at`. `may_fuse`: nothing is wanted that only separate steps give.
+    /// Reads the operands from slot `at` on. `may_fuse` is false if a result is wanted that only separate steps compute.
     pub fn new(cx: &KernelCx, plan: AttentionPlan, at: usize, may_fuse: bool) -> Result<Work> {
         let (q, k, v) = (cx.x(at)?, cx.x(at + 1)?, cx.x(at + 2)?);
         let (size, keys) = (q.size(), k.size());
@@ -159,13 +159,13 @@ impl Work {
             .narrow(0, span.start as i64, span.elements as i64)
     }
 
-    /// A buffer that the plan has.
+    /// Returns a planned buffer.
     pub fn buffer(&self, span: Option<Span>) -> Result<Tensor> {
         span.map(|span| self.part_of_block(span))
             .ok_or_else(|| Error::bug("kernel", "a buffer that was not planned"))
     }
 
-    /// −∞ where the column is not below the row (right), or is (left).
+    /// Fills the masks of the edges: −∞ for columns not below the row (right), or below it (left).
     pub fn fill_edges(&mut self) -> Result<()> {
         let (rows, buffers) = (self.plan.rows_at_once, self.plan.buffers);
         for (span, name, diagonal) in [
@@ -181,7 +181,7 @@ impl Work {
         Ok(())
     }
 
-    /// What belongs to the query heads of a part: [heads, queries, columns], or [1, …] of what has one for all heads.
+    /// Returns the query heads of a part: [heads, queries, columns], or [1, …] if `x` has one for all heads.
     pub fn of_part(&self, x: &Tensor, part: Part) -> Tensor {
         let (heads, groups) = (self.plan.heads, self.plan.groups);
         let at = at_lead(x, &self.plan.lead, part.lead);
@@ -198,7 +198,7 @@ impl Work {
         at.narrow(0, part.head, part.heads)
     }
 
-    /// The same for the queries of a tile; one row where it has one for all queries.
+    /// As [`Work::of_part`], for the queries of a tile; one row if `x` has one for all queries.
     pub fn of_tile(&self, x: &Tensor, tile: &Tile) -> Tensor {
         let x = self.of_part(x, tile.part);
         match x.size()[1] == self.plan.band.queries {
@@ -207,12 +207,12 @@ impl Work {
         }
     }
 
-    /// What belongs to the key heads of a part: [heads, keys, columns].
+    /// Returns the key heads of a part: [heads, keys, columns].
     pub fn of_keys(&self, x: &Tensor, part: Part) -> Tensor {
         at_lead(x, &self.plan.lead, part.lead).narrow(0, part.head, part.heads)
     }
 
-    /// As a product reads it: in place, or copied into its buffer.
+    /// Returns `x` as a product reads it: in place, or copied into its buffer.
     pub fn readable(&self, x: Tensor, span: Option<Span>) -> Result<Tensor> {
         let Some(span) = span else { return Ok(x) };
         let copy = seen_as(&self.part_of_block(span), &x.size());
@@ -220,8 +220,8 @@ impl Work {
         Ok(copy)
     }
 
-    /// Runs `each` for all tiles. `start` and `end` are for each place of the leading axes and each set of heads: the
-    /// part has the first group.
+    /// Runs `each` for all tiles. Calls `start` and `end` once per set of heads and index of the leading axes, with the part of
+    /// the first group.
     pub fn for_all(
         &self,
         mut start: impl FnMut(Part) -> Result<()>,
@@ -230,9 +230,7 @@ impl Work {
     ) -> Result<()> {
         let plan = &self.plan;
         for lead in 0..plan.lead_count() {
-            let mut head = 0;
-            while head < plan.heads {
-                let heads = plan.heads_at_once.min(plan.heads - head);
+            for (head, heads) in stretches(plan.heads, plan.heads_at_once) {
                 let mut part = Part {
                     lead,
                     head,
@@ -248,7 +246,6 @@ impl Work {
                 }
                 part.group = 0;
                 end(part)?;
-                head += heads;
             }
         }
         Ok(())
@@ -262,10 +259,8 @@ impl Work {
         each: &mut impl FnMut(&Operands, &Tile) -> Result<()>,
     ) -> Result<()> {
         let (queries, step) = (self.plan.band.queries, self.plan.rows_at_once);
-        let mut first = 0;
-        while first < queries {
-            let rows = first..queries.min(first + step);
-            first = rows.end;
+        for (first, count) in stretches(queries, step) {
+            let rows = first..first + count;
             let keys = self.plan.keys_of(rows.clone());
             let tile = Tile { part, rows, keys };
             let mut q = self.of_tile(&self.q, &tile);
@@ -279,8 +274,8 @@ impl Work {
         Ok(())
     }
 
-    /// exp(score − largest score) of a tile, [heads, rows, keys]; the largest and the sums are in their buffers. The
-    /// tanh of capped scores is kept where there is a buffer for it.
+    /// Returns exp(score − largest score) of a tile, [heads, rows, keys]. Leaves the largest scores, the sums and, if there is
+    /// a buffer for it, the tanh of capped scores in their buffers.
     pub fn weights(&self, x: &Operands, tile: &Tile) -> Result<Tensor> {
         let buffers = &self.plan.buffers;
         let dims = [tile.part.heads, tile.count(), tile.key_count()];
@@ -303,7 +298,7 @@ impl Work {
         self.hide_outside(&scores, tile)?;
         let top = self.buffer(buffers.top)?;
         along_keys("aten::amax.out", &scores, &[], &top)?;
-        // A query that sees no key: its weights are then 0, not NaN.
+        // Makes the weights of a query that sees no key 0, not NaN.
         let lowest = match self.kind {
             Kind::Double => f64::MIN,
             _ => f64::from(f32::MIN),
@@ -317,7 +312,7 @@ impl Work {
         Ok(scores)
     }
 
-    /// Adds a bias, or hides what is false.
+    /// Adds a bias, or sets scores to −∞ where a mask is false.
     pub fn apply(&self, scores: &Tensor, bias: &Tensor) -> Result<()> {
         if bias.kind() == Kind::Bool {
             let nothing = number_at(&self.nothing, scores.device())?;
@@ -330,11 +325,11 @@ impl Work {
         add_into(scores, &bias)
     }
 
-    /// Hides the keys of a tile that lie outside the band of some of its queries.
+    /// Sets scores to −∞ for keys outside the band of their query.
     pub fn hide_outside(&self, scores: &Tensor, tile: &Tile) -> Result<()> {
         let (buffers, band) = (&self.plan.buffers, &self.plan.band);
         let step = self.plan.rows_at_once;
-        // Column c of an edge is the key `c` places after the one where the first query's band starts or ends.
+        // Column c of an edge is the key `c` places after the start or end of the first query's band.
         for (span, start, all_before) in [
             (buffers.right_edge, band.end(tile.rows.start), false),
             (buffers.left_edge, band.first(tile.rows.start), true),
@@ -363,11 +358,11 @@ impl Work {
         Ok(())
     }
 
-    /// The sums of a tile as divisors, [heads, rows, 1].
+    /// Returns the sums of a tile as divisors, [heads, rows, 1].
     pub fn divisors(&self, tile: &Tile) -> Result<Tensor> {
         let sum = self.buffer(self.plan.buffers.sum)?;
         if !self.empty_is_nan {
-            // The largest score of a query has the weight 1, so that its sum is 0 or at least 1.
+            // The largest score of a query has weight 1, so its sum is 0 or at least 1.
             write("aten::clamp_min_", args![&sum, 1.0])?;
         }
         Ok(seen_as(&sum, &[tile.part.heads, tile.count(), 1]))

@@ -1,8 +1,8 @@
 // The C interface between these sources and the Rust side. `sys.rs` mirrors it: change both together.
 //
-// Rules: nothing throws across it; a function that can fail returns a Status and leaves the reason in
-// ck_last_message() of the same thread; a `void*` tensor is an `at::Tensor*`, lent when passed in and owned by the
-// caller when handed out; other memory handed out is freed with ck_free.
+// Rules: no function throws. A function that can fail returns a Status and leaves the reason in ck_last_message() of the same
+// thread. A `void*` tensor is an `at::Tensor*`, lent when it is an argument and owned by the caller when it is a result. Other
+// returned memory is freed with ck_free.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -40,19 +40,18 @@ struct CkValue {
 struct CkOp;
 struct CkArena;
 
-// A stretch of an arena, and the size of the one block that it is for; where `bytes` is negative, it is for any blocks of
-// at least as many.
+// A range of an arena for one block of `bytes`. A negative `bytes` admits any blocks of at least `-bytes`.
 struct CkPlace {
   int64_t from;
   int64_t to;
   int64_t bytes;
 };
 
-// Some queries of some heads of an attention, and the keys that they may see. Tensors of three axes, lent: `q` [h, r, d],
-// `k` [h, n, d], `v` [h, n, e] (float32; a gradient reads values for dq and dk only), `bias` (float32, or bool) [h, r, n]
-// or null. Buffers of float32: `scores` [h, r, n], `sums` [h, r, 1] for the result only, `result` [h, r, e] (of the gradient
-// [h, r, d]), `q_copy` [h, r, d] where `q` is of another type, else null. Row i sees keys from `first` + i (INT64_MIN: all)
-// to `end` + i (INT64_MAX: all).
+// A tile of attention: some queries of some heads, and the keys that they may see. All tensors are lent and have three axes.
+// Operands: `q` [h, r, d], `k` [h, n, d], `v` [h, n, e] (float32; a gradient reads `v` for dq and dk only), `bias` [h, r, n]
+// (float32 or bool) or null. Buffers of float32: `scores` [h, r, n], `sums` [h, r, 1] for the result only, `result` [h, r, e]
+// ([h, r, d] for a gradient), `q_copy` [h, r, d] if `q` has another type, else null. Row i sees the keys from `first` + i
+// (INT64_MIN: all) to `end` + i (INT64_MAX: all).
 struct CkTile {
   const void *q, *k, *v, *bias;
   const void *scores, *sums, *result, *q_copy;
@@ -61,9 +60,9 @@ struct CkTile {
   int32_t empty_is_nan;
 };
 
-// What a tile gives of the gradients; null where one is not wanted. `dy` [h, r, e], `dq` [h, r, d] is written, `dk` and `dv`
-// (float32, as k and v) are added to. Buffers of float32: `dy_copy` as `q_copy`, `slopes` [h, r, n] for dq and dk, `capped`
-// [h, r, n] where scores are.
+// The contribution of a tile to the gradients; null for gradients that are not wanted. `dy` is [h, r, e]. `dq` [h, r, d] is
+// written; `dk` and `dv` (float32, shaped as k and v) are added to. Buffers of float32: `dy_copy` like `q_copy`, `slopes`
+// [h, r, n] for dq and dk, `capped` [h, r, n] for capped scores.
 struct CkTileGradients {
   const void *dy, *dy_copy, *slopes, *capped;
   const void *dq, *dk, *dv;
@@ -76,29 +75,28 @@ const char* ck_version_built_with();
 int32_t ck_version_loaded(char** version);
 
 int32_t ck_op_find(const char* name, const char* overload, CkOp** op, char** schema, int64_t* returns);
-// Without `results` what the operator returns is dropped and `result_count` left alone.
+// If `results` is null, the operator's results are dropped and `result_count` is not written.
 int32_t ck_op_call(const CkOp* op, const CkValue* args, int64_t arg_count, CkValue* results, int64_t capacity,
                    int64_t* result_count);
 
 int32_t ck_gemm_is_ours();
 int32_t ck_gemm(const void* a, const void* b, const void* c, double alpha, double beta, const void* out);
-// Where products are ours. `lse` (float32, [h, r, 1]) may be null.
+// Available only if ck_gemm_is_ours. `lse` (float32, [h, r, 1]) may be null.
 int32_t ck_attend(const CkTile* tile, const void* y, const void* lse);
 int32_t ck_attend_back(const CkTile* tile, const CkTileGradients* gradients);
 
 void ck_memory_install();
-void ck_memory_set_mmap_threshold(int64_t bytes);
 void ck_memory_stats(int64_t* live_bytes, int64_t* peak_bytes, int64_t* allocations);
 void ck_memory_reset_peak();
 void ck_memory_scratch(int32_t begin);
 int64_t ck_memory_workspace_bytes();
 
-// One reserved stretch of memory; it goes when `ck_arena_free` was called and its last block died.
+// Reserves an arena. It is released once `ck_arena_free` was called and its last block is freed.
 int32_t ck_arena_new(int64_t bytes, CkArena** arena);
 void ck_arena_free(CkArena* arena);
-// Blocks given out so far.
+// Counts the blocks allocated so far.
 int64_t ck_arena_placed(CkArena* arena);
-// Until it is withdrawn, what this thread allocates goes there where it fits. The places are lent.
+// Directs this thread's allocations to the places that fit, until `ck_arena_withdraw`. The places are lent.
 void ck_arena_offer(CkArena* arena, const CkPlace* places, int64_t count);
 void ck_arena_withdraw();
 
@@ -109,7 +107,7 @@ int32_t ck_tensor_copy(const void* data, int64_t len, const int64_t* dims, int64
 int32_t ck_tensor_empty(const int64_t* dims, int64_t rank, int32_t scalar_type, void** tensor);
 int32_t ck_tensor_view(const void* tensor, const int64_t* dims, const int64_t* strides, int64_t rank, void** view);
 int32_t ck_tensor_bytes(const void* tensor, int32_t for_writing, void** data, int64_t* len);
-int32_t ck_tensor_storage(const void* tensor, int64_t* id, int64_t* bytes);
+int32_t ck_tensor_storage(const void* tensor, int64_t* id);
 
 int32_t ck_cuda_load(int64_t* devices);
 int32_t ck_cuda_prepare(int64_t device);
@@ -121,20 +119,16 @@ int32_t ck_cuda_memory_reset_peak(int64_t device);
 int32_t ck_cuda_memory_info(int64_t device, int64_t* free_bytes, int64_t* total_bytes);
 
 int32_t ck_graph_find();
-int32_t ck_graph_side(int64_t device, void** side);
-void ck_graph_side_drop(void* side);
-int32_t ck_graph_enter(const void* side, void** guard);
+int32_t ck_graph_stream(int64_t device, void** capture_stream);
+void ck_graph_stream_drop(void* capture_stream);
+int32_t ck_graph_enter(const void* capture_stream, void** guard);
 void ck_graph_leave(void* guard);
-int32_t ck_graph_begin(const void* side, void** made);
+int32_t ck_graph_begin(const void* capture_stream, void** made);
 int32_t ck_graph_end(void* made, int64_t* nodes);
 int32_t ck_graph_replay(void* made);
 void ck_graph_drop(void* made);
 
-int32_t ck_rng_seed(uint64_t seed);
-int32_t ck_rng_state(void** tensor);
-int32_t ck_rng_set_state(const void* tensor);
 int32_t ck_generator_new(uint64_t seed, void** generator);
-int32_t ck_generator_seed(void* generator, uint64_t seed);
 int32_t ck_generator_clone(void* generator, void** clone);
 void ck_generator_free(void* generator);
 }

@@ -1,19 +1,17 @@
 // A CPU allocator for libtorch that counts requested bytes exactly.
 //
-// libtorch's own statistics are per thread (profiler hooks) or absent (CPU); resident memory includes what malloc keeps.
-// Here every block carries its size in a header, so that live bytes are known whichever thread frees it.
+// libtorch's own statistics are per thread (profiler hooks) or absent (CPU), and resident memory includes pages that malloc
+// keeps. Here every block carries its size in a header, so any thread can free it and live bytes stay exact.
 //
-// Libraries below libtorch take scratch through the same allocator: oneDNN packs the operands of 16-bit products, in
-// bytes that follow from the processor's caches, its instructions and the number of threads, not from the product alone.
-// No plan can state them. Inside a scratch scope such a block comes from a workspace, as a device's libraries have one:
-// one block a thread, kept from call to call and counted apart.
+// Libraries below libtorch use the same allocator for scratch. oneDNN packs the operands of 16-bit products, and the size of
+// the packed data depends on the processor's caches, its instructions and the number of threads, so no plan can predict it.
+// Inside a scratch scope such a block comes from a workspace: one block per thread, kept between calls and counted separately.
 //
-// An arena is one reserved stretch of memory. What a thread allocates while places in it are offered goes to the first
-// place that takes so many bytes and is free; whatever finds none comes from malloc, so that a plan that is wrong costs
-// memory and time, never a value.
+// An arena is one reserved range of addresses. While places in it are offered, a thread's allocation goes to the first free
+// place for that many bytes. An allocation without a place comes from malloc, so a wrong plan costs memory and time but never
+// changes a value.
 #include <c10/core/Allocator.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -35,16 +33,16 @@ constexpr size_t kAlignment = 64;
 struct Workspace;
 
 struct alignas(kAlignment) Header {
-  int64_t bytes;         // what the caller asked for: the number that is counted
-  size_t mapped_length;  // 0: the block came from malloc or an arena
-  Workspace* workspace;  // whose block it is; null for all others
-  CkArena* arena;        // null: the block came from elsewhere
+  int64_t bytes;         // requested bytes, which are counted
+  Workspace* workspace;  // null unless the block is a workspace's
+  CkArena* arena;        // null unless the block is in an arena
 };
-static_assert(sizeof(Header) == kAlignment, "data follows the header at once");
+static_assert(sizeof(Header) == kAlignment, "data follows the header directly");
 
 }  // namespace
 
-// Blocks by where they begin, headers included, and where they end. Lives until its owner and its last block are gone.
+// `blocks` maps the start of each block, header included, to its end. The arena lives until its owner has dropped it and its
+// last block is freed.
 struct CkArena {
   char* base;
   size_t length;
@@ -53,7 +51,7 @@ struct CkArena {
   bool owned = true;
   int64_t placed = 0;
 
-  // A block of `length` bytes within from..to, if there is room; null without.
+  // Returns a block of `length` bytes within from..to, or null if there is no room.
   void* place(size_t from, size_t to, size_t length) {
     const std::lock_guard<std::mutex> guard(mutex);
     auto next = blocks.upper_bound(from);
@@ -97,7 +95,7 @@ struct CkArena {
 
 namespace {
 
-// What the running thread is offered.
+// The places that are offered to the running thread.
 struct Offer {
   CkArena* arena = nullptr;
   const CkPlace* places = nullptr;
@@ -121,13 +119,11 @@ void* placed(size_t bytes) {
 std::atomic<int64_t> live_bytes{0};
 std::atomic<int64_t> peak_bytes{0};
 std::atomic<int64_t> allocations{0};
-// Blocks from this size on are mapped, and so go back to the system the moment they die.
-std::atomic<int64_t> mmap_threshold{std::numeric_limits<int64_t>::max()};
 
 // Bytes of all workspaces.
 std::atomic<int64_t> workspace_bytes{0};
 
-// A thread's block for libraries' scratch. A block that is still lent when its thread ends is left alone.
+// A thread's block for scratch of libraries. A block that is in use when its thread ends is leaked.
 struct Workspace {
   Header* block = nullptr;
   std::atomic<bool> lent{false};
@@ -144,14 +140,14 @@ struct Workspace {
     block = nullptr;
   }
 
-  // The block if it is free, grown to `bytes`; null if it is lent or there is no memory.
+  // Returns the block, grown to `bytes`; null if it is in use or there is no memory.
   void* lend(size_t bytes) {
     if (lent.load()) return nullptr;
     if (block == nullptr || static_cast<size_t>(block->bytes) < bytes) {
       drop();
       void* fresh = nullptr;
       if (posix_memalign(&fresh, kAlignment, bytes + sizeof(Header)) != 0) return nullptr;
-      block = new (fresh) Header{static_cast<int64_t>(bytes), 0, this, nullptr};
+      block = new (fresh) Header{static_cast<int64_t>(bytes), this, nullptr};
       workspace_bytes.fetch_add(block->bytes, std::memory_order_relaxed);
     }
     lent.store(true);
@@ -179,8 +175,6 @@ void release(void* data) {
   live_bytes.fetch_sub(header->bytes, std::memory_order_relaxed);
   if (header->arena != nullptr) {
     header->arena->drop(header);
-  } else if (header->mapped_length != 0) {
-    munmap(header, header->mapped_length);
   } else {
     std::free(header);
   }
@@ -191,28 +185,18 @@ class CountingAllocator final : public c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     const c10::Device cpu(c10::DeviceType::CPU);
     if (bytes == 0) return {nullptr, nullptr, &release, cpu};
-    // Sizes near the top of the address space come from overflowed shapes; leave room to round up.
+    // Sizes near the top of the address space come from overflowed shapes. The limit leaves room to round up.
     constexpr size_t kLargest = static_cast<size_t>(std::numeric_limits<int64_t>::max()) / 2;
     TORCH_CHECK_WITH(OutOfMemoryError, bytes < kLargest, "cannot allocate ", bytes, " bytes");
-    // A second block at once is no scratch: it is counted like any other.
+    // A second block at the same time is counted like any other.
     if (workspace.scopes > 0) {
       if (void* data = workspace.lend(bytes)) return {data, data, &release, cpu};
     }
     void* block = offer.count > 0 ? placed(bytes) : nullptr;
     CkArena* arena = block == nullptr ? nullptr : offer.arena;
-    size_t mapped_length = 0;
-    if (block != nullptr) {
-      // Taken from the arena.
-    } else if (static_cast<int64_t>(bytes) >= mmap_threshold.load(std::memory_order_relaxed)) {
-      static const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-      mapped_length = (bytes + sizeof(Header) + page - 1) / page * page;
-      block = mmap(nullptr, mapped_length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-      if (block == MAP_FAILED) block = nullptr;
-    } else if (posix_memalign(&block, kAlignment, bytes + sizeof(Header)) != 0) {
-      block = nullptr;
-    }
+    if (block == nullptr && posix_memalign(&block, kAlignment, bytes + sizeof(Header)) != 0) block = nullptr;
     TORCH_CHECK_WITH(OutOfMemoryError, block != nullptr, "cannot allocate ", bytes, " bytes");
-    Header* header = new (block) Header{static_cast<int64_t>(bytes), mapped_length, nullptr, arena};
+    Header* header = new (block) Header{static_cast<int64_t>(bytes), nullptr, arena};
     count(header->bytes);
     void* data = header + 1;
     return {data, data, &release, cpu};
@@ -234,10 +218,8 @@ void count_workspace(int64_t bytes) { workspace_bytes.fetch_add(bytes, std::memo
 
 extern "C" {
 
-// Never freed: storages point at it until the process ends.
+// The allocator is never freed, because storages point at it until the process ends.
 void ck_memory_install() { c10::SetAllocator(c10::DeviceType::CPU, new CountingAllocator, /*priority=*/10); }
-
-void ck_memory_set_mmap_threshold(int64_t bytes) { mmap_threshold.store(bytes, std::memory_order_relaxed); }
 
 void ck_memory_stats(int64_t* live, int64_t* peak, int64_t* count) {
   *live = live_bytes.load(std::memory_order_relaxed);
@@ -245,7 +227,7 @@ void ck_memory_stats(int64_t* live, int64_t* peak, int64_t* count) {
   *count = allocations.load(std::memory_order_relaxed);
 }
 
-// Scopes nest; they are the calling thread's.
+// Begins or ends a scratch scope of the calling thread. Scopes nest.
 void ck_memory_scratch(int32_t begin) { workspace.scopes += begin != 0 ? 1 : -1; }
 
 int64_t ck_memory_workspace_bytes() { return workspace_bytes.load(std::memory_order_relaxed); }

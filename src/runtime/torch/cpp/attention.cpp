@@ -1,8 +1,8 @@
-// A tile of attention, some queries of some heads, and its part in the gradients: products, mask, softmax and sums in one
-// go, where libtorch's ops would each pass over the scores and let the threads meet (the exact algorithm is that of Rabe
-// and Staats 2021, arXiv 2112.05682, and Dao et al. 2022, arXiv 2205.14135).
+// A tile of attention (some queries of some heads) and its contribution to the gradients, computed in one call: products,
+// mask, softmax and sums. Separate libtorch ops would each pass over the scores and synchronize the threads. The algorithm is
+// that of Rabe and Staats 2021 (arXiv 2112.05682) and Dao et al. 2022 (arXiv 2205.14135).
 //
-// Computed in float32; operands and results may be of a 16-bit type and have any strides. Each element is a sum in one
+// Tiles are computed in float32. Operands and results may have a 16-bit type and any strides. Each element is summed in one
 // order, whatever the number of threads.
 #include <ATen/core/Tensor.h>
 
@@ -40,7 +40,7 @@ Cube cube(const void* tensor, const char* what, std::initializer_list<int64_t> d
   return {data, x.scalar_type(), x.size(0), x.size(1), x.size(2), x.stride(0), x.stride(1), x.stride(2)};
 }
 
-// The same, of float32 whose rows have no gaps: what products are written to.
+// As `cube`, for a float32 buffer with contiguous rows, to which products can be written.
 Cube buffer(const void* tensor, const char* what, std::initializer_list<int64_t> dims) {
   const Cube x = cube(tensor, what, dims, true);
   TORCH_CHECK(x.is_null() || (x.type == at::kFloat && (x.column == 1 || x.columns == 1)), what,
@@ -48,7 +48,7 @@ Cube buffer(const void* tensor, const char* what, std::initializer_list<int64_t>
   return x;
 }
 
-// Some queries of some heads, and the keys that they may see.
+// CkTile after its checks.
 struct Tile {
   int64_t heads, rows, keys, size, value_size;
   Cube q, k, v, bias;
@@ -81,18 +81,18 @@ struct Tile {
     TORCH_CHECK(size > 0 && keys > 0, "a tile without keys");
   }
 
-  // As a product reads them.
+  // The queries of a head as an operand of a product.
   Matrix queries(int64_t h) const { return q_copy.is_null() ? q.matrix(h) : q_copy.matrix(h); }
 
   int64_t work() const { return heads * rows * keys * (size + value_size); }
 
-  // How many parts the rows of a head are cut into so that all threads have as much to do.
+  // Into how many parts to split the `of` rows of a head, so that all threads get equal work.
   int64_t parts(int64_t threads, int64_t of) const {
     if (heads >= 4 * threads) return 1;
     return std::clamp<int64_t>(threads / std::gcd(threads, heads), 1, std::max<int64_t>(of / kRows, 1));
   }
 
-  // The weights exp(score − largest score) of rows i0 to i1; `each` is told a row, the largest and the sum.
+  // Computes the weights exp(score − largest score) of rows i0 to i1. Calls `each` with the row and its Softmax.
   template <class Each>
   void weigh(int64_t h, int64_t i0, int64_t i1, const Cube& capped, Each&& each) const {
     if (!q_copy.is_null()) {
@@ -111,7 +111,7 @@ struct Tile {
     }
   }
 
-  // The largest score has the weight 1, so that a sum is 0 or at least 1.
+  // The largest score has weight 1, so a sum is 0 or at least 1.
   float divisor(float sum) const { return empty_is_nan || !(sum < 1.0f) ? sum : 1.0f; }
 };
 

@@ -41,7 +41,7 @@ bool is_borrowed(const at::Tensor& tensor) {
 
 extern "C" {
 
-// Takes over `owner` whatever the outcome. The caller has checked that the dims and the bytes agree.
+// Takes ownership of `owner`, also on failure. The caller has checked that dims and bytes agree.
 int32_t ck_tensor_borrow(const void* data, const int64_t* dims, int64_t rank, int32_t scalar_type, void* owner,
                          void (*drop_owner)(void*), void** tensor) {
   auto* context = new (std::nothrow) Owner{owner, drop_owner};
@@ -50,7 +50,7 @@ int32_t ck_tensor_borrow(const void* data, const int64_t* dims, int64_t rank, in
     return ckpt::report(CK_OUT_OF_MEMORY, "out of memory");
   }
   return ckpt::guarded([&] {
-    // From `context` on, the maker owns it: it is released if making the tensor fails.
+    // The maker owns `context` and releases it if the tensor cannot be made.
     auto maker = at::for_blob(const_cast<void*>(data), at::IntArrayRef(dims, static_cast<size_t>(rank)));
     maker.context(context, &release_owner).options(cpu_options(scalar_type));
     *tensor = new at::Tensor(maker.make_tensor());
@@ -68,7 +68,7 @@ int32_t ck_tensor_copy(const void* data, int64_t len, const int64_t* dims, int64
   });
 }
 
-// The dispatcher would take as long as the work: on a small step most calls are these two.
+// Bypasses the dispatcher, whose overhead would dominate here. In a small step most calls are this one and ck_tensor_view.
 int32_t ck_tensor_empty(const int64_t* dims, int64_t rank, int32_t scalar_type, void** tensor) {
   return ckpt::guarded([&] {
     const auto kind = static_cast<at::ScalarType>(scalar_type);
@@ -76,7 +76,7 @@ int32_t ck_tensor_empty(const int64_t* dims, int64_t rank, int32_t scalar_type, 
   });
 }
 
-// A view from where `tensor` begins; libtorch checks that it stays within the storage.
+// Makes a view that begins where the tensor begins; libtorch checks that it stays within the storage.
 int32_t ck_tensor_view(const void* handle, const int64_t* dims, const int64_t* strides, int64_t rank, void** view) {
   return ckpt::guarded([&] {
     const at::IntArrayRef size(dims, static_cast<size_t>(rank)), stride(strides, static_cast<size_t>(rank));
@@ -97,12 +97,11 @@ int32_t ck_tensor_bytes(const void* handle, int32_t for_writing, void** data, in
   });
 }
 
-int32_t ck_tensor_storage(const void* handle, int64_t* id, int64_t* bytes) {
+int32_t ck_tensor_storage(const void* handle, int64_t* id) {
   return ckpt::guarded([&] {
     const at::Tensor& tensor = tensor_of(handle);
     TORCH_CHECK(tensor.defined() && tensor.has_storage(), "the tensor has no storage");
     *id = static_cast<int64_t>(reinterpret_cast<intptr_t>(tensor.storage().unsafeGetStorageImpl()));
-    *bytes = static_cast<int64_t>(tensor.storage().nbytes());
   });
 }
 }

@@ -1,9 +1,9 @@
-// The door to CUDA, without one line that needs CUDA's headers.
+// CUDA through libtorch's device-neutral interface; needs none of CUDA's headers.
 //
-// libtorch's CUDA library is loaded when it is asked for, so that programs that stay on the CPU neither need it nor pay
-// for it (0.3 s and 240 MB). It registers its kernels and hooks as it is loaded; from then on libtorch's device-neutral
-// interface serves all that we need: allocator statistics, synchronisation, the device's memory, and the switches for
-// deterministic kernels. Hooks are cached at the first CUDA query of a process: the library must be loaded before it.
+// libtorch's CUDA library is loaded on demand, because loading takes 0.3 s and 240 MB. The library registers its kernels
+// and hooks while it loads. Afterwards libtorch's own interface gives allocator statistics, synchronisation, the device's
+// memory and the switches for deterministic kernels. libtorch caches the hooks at a process's first CUDA query, so the
+// library must be loaded before that query.
 #include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/core/Tensor.h>
@@ -29,8 +29,8 @@ int64_t sum_of(const c10::CachingAllocator::StatArray& stats, bool peak) {
   return peak ? all.peak : all.current;
 }
 
-// A stream beside the one that kernels run on.
-struct Lane {
+// A stream for copies that overlap kernels.
+struct CopyStream {
   c10::Stream stream;
 };
 
@@ -38,11 +38,11 @@ struct Lane {
 
 extern "C" {
 
-// Loads the library and leaves the number of devices. A library that is missing or does not fit is CK_REFUSED with the
-// loader's own words; a machine without a device or driver has 0 devices.
+// Loads the library and counts the devices: 0 on a machine without a device or driver. Returns CK_REFUSED with the loader's
+// message if the library is missing or does not fit.
 int32_t ck_cuda_load(int64_t* devices) {
   return ckpt::guarded([&] {
-    // RTLD_GLOBAL: the libraries that it loads later (linear algebra) look for its symbols.
+    // RTLD_GLOBAL: the linear algebra libraries that it loads later look up its symbols.
     static void* const library = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL);
     if (library == nullptr) {
       const char* reason = dlerror();
@@ -54,8 +54,8 @@ int32_t ck_cuda_load(int64_t* devices) {
   });
 }
 
-// Makes `device` current, and chooses kernels that give the same bits every time, in the full precision of the type.
-// cuBLAS reads CUBLAS_WORKSPACE_CONFIG when it is first used; the caller has set it.
+// Makes `device` current and enables deterministic kernels in the full precision of the type. The caller has set
+// CUBLAS_WORKSPACE_CONFIG, which cuBLAS reads at its first use.
 int32_t ck_cuda_prepare(int64_t device) {
   return ckpt::guarded([&] {
     auto& context = at::globalContext();
@@ -73,17 +73,17 @@ int32_t ck_cuda_prepare(int64_t device) {
   });
 }
 
-// Whether a kernel that has no deterministic form is refused.
+// Sets whether libtorch refuses kernels without a deterministic form.
 void ck_cuda_refuse_nondeterministic(int32_t refuse) {
   at::globalContext().setDeterministicAlgorithms(refuse != 0, /*warn_only=*/false);
 }
 
-// Waits until everything that was sent to the device is done.
+// Waits until the device has finished all submitted work.
 int32_t ck_cuda_synchronize(int64_t device) {
   return ckpt::guarded([&] { at::accelerator::synchronizeDevice(index_of(device)); });
 }
 
-// Bytes of the allocator's blocks, and what of them was asked for; each now and at most since the last reset.
+// Reads the bytes of the allocator's blocks and the requested bytes in them: current values and peaks since the last reset.
 int32_t ck_cuda_memory_stats(int64_t device, int64_t* live, int64_t* peak, int64_t* requested_live,
                              int64_t* requested_peak) {
   return ckpt::guarded([&] {
@@ -99,7 +99,7 @@ int32_t ck_cuda_memory_reset_peak(int64_t device) {
   return ckpt::guarded([&] { at::getDeviceAllocator(at::kCUDA)->resetPeakStats(index_of(device)); });
 }
 
-// The compute capability as one number (8.6 is 86), and how many multiprocessors there are.
+// Reads the compute capability as one number (8.6 is 86) and the number of multiprocessors.
 int32_t ck_cuda_properties(int64_t device, int64_t* capability, int64_t* processors) {
   return ckpt::guarded([&] {
     static const auto attribute = runtime_function<int (*)(int*, int, int)>("cudaDeviceGetAttribute");
@@ -117,7 +117,7 @@ int32_t ck_cuda_properties(int64_t device, int64_t* capability, int64_t* process
   });
 }
 
-// Free and total bytes of the device itself.
+// Reads free and total bytes of the device.
 int32_t ck_cuda_memory_info(int64_t device, int64_t* free_bytes, int64_t* total_bytes) {
   return ckpt::guarded([&] {
     const auto info = at::getDeviceAllocator(at::kCUDA)->getMemoryInfo(index_of(device));
@@ -126,15 +126,15 @@ int32_t ck_cuda_memory_info(int64_t device, int64_t* free_bytes, int64_t* total_
   });
 }
 
-// Locks pages of the host in its memory, so that the device copies from and to them beside whatever else runs. The pages
-// must be unlocked before they are unmapped.
+// Locks pages of host memory, so that copies from and to them overlap kernels. The pages must be unlocked before they are
+// unmapped.
 int32_t ck_cuda_pin(void* data, int64_t len) {
   return ckpt::guarded([&] {
     static const auto lock = runtime_function<int (*)(void*, size_t, unsigned)>("cudaHostRegister");
     static const auto last_error = runtime_function<int (*)()>("cudaGetLastError");
     TORCH_CHECK(lock != nullptr && last_error != nullptr, "the CUDA runtime cannot lock pages");
     const int code = lock(data, static_cast<size_t>(len), 0);
-    // A refusal is remembered and would be taken for that of the next kernel.
+    // Clears the error, which would otherwise be reported for the next kernel.
     if (code != 0) last_error();
     TORCH_CHECK(code == 0, "the CUDA runtime does not lock ", len, " bytes: error ", code);
   });
@@ -144,27 +144,27 @@ int32_t ck_cuda_unpin(void* data) {
   return ckpt::guarded([&] {
     static const auto unlock = runtime_function<int (*)(void*)>("cudaHostUnregister");
     TORCH_CHECK(unlock != nullptr, "the CUDA runtime cannot unlock pages");
-    // Nothing that was sent to the device may still use them.
+    // Submitted work may still use the pages.
     at::accelerator::synchronizeDevice(at::accelerator::getDeviceIndex());
     const int code = unlock(data);
     TORCH_CHECK(code == 0, "the CUDA runtime does not unlock pages: error ", code);
   });
 }
 
-int32_t ck_cuda_lane(int64_t device, void** lane) {
+int32_t ck_cuda_copy_stream(int64_t device, void** copy_stream) {
   return ckpt::guarded([&] {
     const c10::impl::VirtualGuardImpl guard(at::kCUDA);
-    *lane = new Lane{guard.getNewStream(c10::Device(at::kCUDA, index_of(device)))};
+    *copy_stream = new CopyStream{guard.getNewStream(c10::Device(at::kCUDA, index_of(device)))};
   });
 }
 
-void ck_cuda_lane_drop(void* lane) { delete static_cast<Lane*>(lane); }
+void ck_cuda_copy_stream_drop(void* copy_stream) { delete static_cast<CopyStream*>(copy_stream); }
 
-// Copies the bytes of one tensor over another of its type and dims, after all that was sent to the device before, beside all
-// that is sent after. `done` is what to wait for. One of the two is on the device, the other in locked pages.
-int32_t ck_cuda_lane_copy(void* lane, const void* from, const void* to, void** done) {
+// Copies one tensor over another of the same type and dims. The copy starts after all work submitted before it and overlaps
+// work submitted later; `done` is an event to wait for. One tensor is on the device, the other in locked pages.
+int32_t ck_cuda_copy_stream_copy(void* copy_stream, const void* from, const void* to, void** done) {
   return ckpt::guarded([&] {
-    const auto& stream = static_cast<Lane*>(lane)->stream;
+    const auto& stream = static_cast<CopyStream*>(copy_stream)->stream;
     const auto& source = *static_cast<const at::Tensor*>(from);
     const at::Tensor target = *static_cast<const at::Tensor*>(to);
     TORCH_CHECK(source.sizes() == target.sizes() && source.scalar_type() == target.scalar_type() &&
@@ -183,12 +183,12 @@ int32_t ck_cuda_lane_copy(void* lane, const void* from, const void* to, void** d
   });
 }
 
-// Lets what is sent to the device from now on wait until a copy is done.
+// Makes work submitted from now on wait for a copy.
 int32_t ck_cuda_await(const void* done, int64_t device) {
   return ckpt::guarded([&] {
     static_cast<const c10::Event*>(done)->block(at::accelerator::getCurrentStream(index_of(device)));
   });
 }
 
-void ck_cuda_done_drop(void* done) { delete static_cast<c10::Event*>(done); }
+void ck_cuda_copy_done_drop(void* done) { delete static_cast<c10::Event*>(done); }
 }

@@ -1,8 +1,7 @@
 // Any ATen operator by name, through the dispatcher's boxed calling convention.
 //
-// The boxed convention itself checks neither the number of arguments nor, everywhere, their types: a wrong stack is
-// undefined behaviour. So each operator's schema is read once, when it is looked up, and every call is checked and
-// converted against it.
+// The boxed convention does not check the number of arguments, nor all of their types, and a wrong stack is undefined
+// behaviour. So each operator's schema is read once, at its lookup, and every call is checked and converted against it.
 #include <ATen/core/Generator.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -24,7 +23,7 @@
 
 namespace {
 
-// What an argument's declared type accepts.
+// The kind of value that a parameter's declared type accepts.
 enum class Accepts { Tensor, Int, Double, Bool, Number, Str, Device, Generator, Ints, Doubles, Bools, Numbers, Tensors, OptTensors, Nothing };
 
 struct Parameter {
@@ -109,7 +108,7 @@ void check_writable(const Parameter& parameter, const at::Tensor& tensor) {
               "` is written, but its bytes are lent and must not be");
 }
 
-// `value` as the IValue that `parameter` wants, or none where the types do not fit.
+// Converts `value` to the IValue that `parameter` wants. Returns none if the types do not fit.
 std::optional<c10::IValue> convert(const Parameter& parameter, const CkValue& value) {
   const Accepts accepts = parameter.accepts;
   switch (value.tag) {
@@ -202,7 +201,7 @@ void free_tensors(const at::Tensor* const* tensors, size_t count) noexcept {
   for (size_t k = 0; k < count; k++) delete tensors[k];
 }
 
-// Owned handles to `tensors`.
+// Stores owned handles to `tensors` in `out`.
 void own_tensors(const std::vector<at::Tensor>& tensors, CkValue& out) {
   auto* handles = static_cast<const at::Tensor**>(std::malloc(tensors.size() * sizeof(void*) + 1));
   if (handles == nullptr) throw std::bad_alloc();
@@ -223,7 +222,8 @@ void own_tensors(const std::vector<at::Tensor>& tensors, CkValue& out) {
   out.p = handles;
 }
 
-// The kinds of results that ATen's operators have, less complex numbers, quantisation schemes and dictionaries.
+// Stores a result in `out`. Supports every kind of result of ATen's operators except complex numbers, quantisation schemes
+// and dictionaries.
 void own(const c10::IValue& value, CkValue& out) {
   out.len = 0;
   out.i = 0;
@@ -286,8 +286,7 @@ void fill(torch::jit::Stack& stack, const CkOp& op, const CkValue* args, size_t 
   }
 }
 
-// The arguments and results of one call at a time, in memory that a thread keeps between calls; empty outside calls,
-// whichever way a call ends.
+// The stack of one call, in memory that the thread keeps between calls. It is empty outside calls.
 class Call {
  public:
   Call() : stack_(kept()) {}
@@ -308,7 +307,7 @@ class Call {
 
 extern "C" {
 
-// The operator is never freed: the Rust side keeps one per name for the life of the process.
+// The operator is never freed. The Rust side keeps one per name for the life of the process.
 int32_t ck_op_find(const char* name, const char* overload, CkOp** op, char** schema, int64_t* returns) {
   return ckpt::guarded([&] {
     std::optional<c10::OperatorHandle> handle = c10::Dispatcher::singleton().findSchema({name, overload});
@@ -334,7 +333,7 @@ int32_t ck_op_call(const CkOp* op, const CkValue* args, int64_t arg_count, CkVal
     torch::jit::Stack& stack = call.stack();
     fill(stack, *op, args, static_cast<size_t>(arg_count));
     {
-      // The graph we run is already differentiated: autograd must neither record nor cost.
+      // The graph is already differentiated, so autograd must not record and need not cost anything.
       at::AutoDispatchBelowADInplaceOrView below_autograd;
       op->handle.callBoxed(stack);
     }

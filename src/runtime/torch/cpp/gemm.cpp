@@ -1,11 +1,10 @@
-// Products of float32 matrices where the library's are slow: on processors with AVX-512 that are not Intel's, MKL runs
-// code for AVX2.
+// Products of float32 matrices for processors with AVX-512 that are not Intel's. There MKL runs its slower AVX2 code.
 //
 // Panels of both operands are packed into blocks that fit the caches, and a small kernel multiplies a panel of `a` by one
-// of `b` in registers (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", 2008). Operands may
-// have any strides, which packing evens out: nothing is copied whole, and the bits of an element follow from its row,
-// its column and the inner size alone, whatever the layout and the number of threads. Threads own rectangles of the
-// result; they are those of libtorch's OpenMP.
+// of `b` in registers (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", 2008). Operands may have
+// any strides, because packing reads them; no operand is copied whole. The bits of an element depend only on its row, its
+// column and the inner size, not on layout or number of threads. Each thread computes rectangles of the result, on
+// libtorch's OpenMP threads.
 #include "gemm.h"
 
 #include <ATen/core/Tensor.h>
@@ -29,16 +28,16 @@ using ckpt::kRows;
 using ckpt::Matrix;
 using ckpt::Product;
 
-// Columns of the kernel's rectangle: with its rows 24 of the 32 registers hold sums.
+// Columns of the kernel's rectangle. With kRows rows, 24 of the 32 registers hold sums.
 constexpr int64_t kColumns = 32;
-// Of a block: inner size, columns of `b` (in the second cache with one panel of `a` in the first), rows of `a`.
+// A block's inner size, columns of `b` (they stay in the L2 cache, one panel of `a` in L1), and rows of `a`.
 constexpr int64_t kInner = 384;
 constexpr int64_t kBlockColumns = 384;
 constexpr int64_t kBlockRows = 128 * kRows;
-// With no more rows than this, `b` is read where it lies if its rows are: packing it would cost more than it gains.
+// With at most this many rows, contiguous rows of `b` are read in place, because packing them costs more than it gains.
 constexpr int64_t kFewRows = 4 * kRows;
 
-// As many products as `count` says, of one shape; each operand's matrices are that far apart.
+// `count` products of one shape. The other fields are the distances between an operand's matrices.
 struct Batch {
   Product first;
   int64_t count, a, b, c, out;
@@ -50,7 +49,7 @@ struct Batch {
   }
 };
 
-// Packed blocks of a thread, kept from call to call.
+// A thread's packed blocks, kept between calls.
 struct Blocks {
   float* memory = nullptr;
   static constexpr size_t kBytes = sizeof(float) * kInner * (kBlockRows + kBlockColumns);
@@ -72,7 +71,7 @@ struct Blocks {
 };
 thread_local Blocks blocks;
 
-// `rows` rows of 16 elements, at most 16 of them, as 16 rows of that many elements.
+// Transposes `rows` (at most 16) rows of 16 elements.
 CKPT_AVX512 void transpose(const float* from, int64_t from_row, int64_t rows, float* to, int64_t to_row) {
   __m512 x[16], y[16];
   for (int r = 0; r < 16; ++r) x[r] = r < rows ? _mm512_loadu_ps(from + r * from_row) : _mm512_setzero_ps();
@@ -98,7 +97,7 @@ CKPT_AVX512 void transpose(const float* from, int64_t from_row, int64_t rows, fl
   }
 }
 
-// Panels of `kRows` rows, one after the other, each k-major; the last has as many rows as there are.
+// Packs rows into consecutive panels of `kRows` rows, each k-major. The last panel may have fewer rows.
 CKPT_AVX512 void pack_rows(const Matrix& a, int64_t i0, int64_t rows, int64_t k0, int64_t inner, float* to) {
   for (int64_t i = 0; i < rows; i += kRows) {
     const int64_t height = std::min(kRows, rows - i);
@@ -119,7 +118,7 @@ CKPT_AVX512 void pack_rows(const Matrix& a, int64_t i0, int64_t rows, int64_t k0
   }
 }
 
-// A panel of `kColumns` columns, k-major, filled up with zeros.
+// Packs a k-major panel of `kColumns` columns, padded with zeros.
 CKPT_AVX512 void pack_columns(const Matrix& b, int64_t k0, int64_t inner, int64_t j0, int64_t columns, float* to) {
   const float* from = b.at(k0, j0);
   if (b.column == 1) {
@@ -144,7 +143,7 @@ CKPT_AVX512 void pack_columns(const Matrix& b, int64_t k0, int64_t inner, int64_
   }
 }
 
-// The term that is added to an element: what is there already, or that of `c`.
+// How a sum becomes an element of `out`: alpha·sum, plus beta times the term of `c`.
 struct Epilogue {
   float alpha, beta;
   const float* c;  // null: nothing is added
@@ -175,7 +174,7 @@ CKPT_AVX512 inline void finish(const Epilogue& e, int64_t i, int64_t first, __m5
   _mm512_mask_storeu_ps(e.out + i * e.out_row + first, mask, sum);
 }
 
-// `Rows` rows of a panel by a panel of columns whose rows are `b_row` apart.
+// Multiplies `Rows` rows of a panel by a panel of columns whose rows are `b_row` apart.
 template <int Rows>
 CKPT_AVX512 void multiply(const float* a, const float* b, int64_t b_row, int64_t inner, const Epilogue& e) {
   __m512 sums[Rows][2];
@@ -253,17 +252,17 @@ namespace {
 void multiply_all(const Batch& batch) {
   const Product& p = batch.first;
   const int64_t threads = ckpt::threads_for(batch.count * p.m * p.n * p.k);
-  // Whole products where there are enough to share them out evenly, else rectangles of each.
+  // Threads take whole products if these divide evenly, else rectangles of each product.
   const int64_t each = batch.count % threads == 0 ? 1 : threads;
   int64_t down = 1, across = each;
-  // The split for which least is packed.
+  // Chooses the split that packs the fewest elements.
   for (int64_t rows = 1; rows <= each; ++rows) {
     if (each % rows == 0 && p.m / rows + p.n / (each / rows) < p.m / down + p.n / across) {
       down = rows, across = each / rows;
     }
   }
   ckpt::share_out(threads, batch.count * each, [&](int64_t unit) {
-    // Whole panels, so that threads change no bit.
+    // Bounds are whole panels, so the bits do not depend on the number of threads.
     const auto cut = [](int64_t size, int64_t panel, int64_t i, int64_t of) {
       const int64_t panels = (size + panel - 1) / panel;
       return std::min(size, panels * i / of * panel);
@@ -275,7 +274,7 @@ void multiply_all(const Batch& batch) {
   });
 }
 
-// A matrix, or a batch of them.
+// Whether `x` is a matrix or a batch of matrices that products can read.
 bool is_readable(const at::Tensor& x, int64_t rank) {
   return x.defined() && x.dim() == rank && x.scalar_type() == at::kFloat && x.is_cpu() && x.layout() == at::kStrided;
 }
@@ -291,8 +290,8 @@ int32_t ck_gemm_is_ours() {
   return ours ? 1 : 0;
 }
 
-// out = alpha a b + beta c, of matrices or of batches of them; `c` may be null, and is broadcast as its strides say: it has
-// the result's dims.
+// out = alpha a b + beta c, for matrices or batches of matrices. `c` may be null; it has the result's dims, and strides of 0
+// broadcast it.
 int32_t ck_gemm(const void* a, const void* b, const void* c, double alpha, double beta, const void* out) {
   return ckpt::guarded([&] {
     const auto& x = *static_cast<const at::Tensor*>(a);

@@ -1,10 +1,10 @@
-// Products of float32 matrices of our own, for what is built on them. Only where `ck_gemm_is_ours`.
+// Our own products of float32 matrices, for the code that is built on them. Available only if `ck_gemm_is_ours`.
 #pragma once
 #include <cstdint>
 
 #if defined(__x86_64__)
 #if defined(__GNUC__) && !defined(__clang__)
-// GCC 12 takes the "undefined" operands within its own intrinsics for ours.
+// GCC 12 warns about the undefined operands inside its own intrinsics.
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
@@ -31,10 +31,10 @@ struct Product {
   int64_t out_row;
 };
 
-// Rows of the result that are multiplied at once: the bounds of a rectangle are best multiples of them.
+// Rows of the result that the kernel computes at once. Rectangle bounds should be multiples of this.
 constexpr int64_t kRows = 12;
 
-// Rows i0 to i1 and columns j0 to j1 of the result, by this thread. Its bits do not depend on the bounds. Throws
+// Computes rows i0 to i1 and columns j0 to j1 of the result in this thread. The bits do not depend on the bounds. Throws
 // OutOfMemoryError.
 void multiply_rectangle(const Product& product, int64_t i0, int64_t i1, int64_t j0, int64_t j1);
 

@@ -1,9 +1,9 @@
-// CUDA graphs: what a step sends to a stream is written down once and then sent as one.
+// CUDA graphs: captures the work that a step submits to a stream and replays it in one call.
 //
-// libtorch's own class does it, which keeps the memory that a graph uses away from everybody else. The class lives in
-// libtorch's CUDA library, which is not linked and whose headers ask for CUDA's: its members are called by the names that
-// they have there, with the object first, as the C++ ABI of Linux has it. The library is of the release that these sources
-// were written for, or nothing is opened (`version.cpp`).
+// libtorch's own class is used, because it keeps a private memory pool for each graph. The class is in libtorch's CUDA
+// library, which is not linked and whose headers need CUDA's. So its members are called through their mangled names, with the
+// object as first argument, as in the C++ ABI of Linux. `version.cpp` ensures that the library is of the release that these
+// sources were written for.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/CachingDeviceAllocator.h>
@@ -23,7 +23,7 @@ using ckpt::runtime_function;
 
 // Values of the CUDA runtime's enumerations.
 constexpr int SUCCESS = 0;
-// What other threads do with the device is no part of a capture and does not spoil it.
+// Other threads may use the device during a capture.
 constexpr int CAPTURE_MODE_THREAD_LOCAL = 1;
 
 // The members of at::cuda::CUDAGraph that are called.
@@ -76,11 +76,11 @@ const Library& library() {
   return found;
 }
 
-// A stream that graphs are captured on: not the default one, which cannot be captured.
-struct Side {
+// A stream for captures; the default stream cannot be captured.
+struct CaptureStream {
   c10::Stream stream;
   void* handle;
-  // Something to write to.
+  // The target of a dummy kernel.
   at::Tensor token;
 };
 
@@ -90,32 +90,32 @@ struct alignas(alignof(std::max_align_t)) Room {
 };
 
 struct Graph {
-  const Side* side;
+  const CaptureStream* stream;
   std::unique_ptr<Room> room;
   bool is_capturing;
 };
 
-// Lets go of an object that never began to capture or has ended its capture.
+// Destroys a graph that is not capturing.
 void destroy(Graph& graph) {
   if (graph.room) library().destruct(graph.room.get());
   graph.room.reset();
 }
 
-// Ends a capture that failed. libtorch ends its part only where CUDA's capture ends well, and a spoiled one does not: that
-// one is ended without it, and an empty one in its place with it. Where even that fails the object stays, since the
-// allocator goes on to ask it.
+// Ends a failed capture. libtorch cleans up only if CUDA's capture ends without error, and a failed capture does not. So this
+// ends the failed capture through CUDA, then captures one dummy kernel and ends that capture through libtorch. If this fails
+// too, the object is leaked, because the allocator still refers to it.
 void abandon(Graph& graph) noexcept {
   graph.is_capturing = false;
   try {
     const auto& cuda = library();
-    const c10::StreamGuard here(graph.side->stream);
+    const c10::StreamGuard here(graph.stream->stream);
     void* spoiled = nullptr;
-    cuda.end_capture(graph.side->handle, &spoiled);
+    cuda.end_capture(graph.stream->handle, &spoiled);
     if (spoiled != nullptr) cuda.graph_destroy(spoiled);
-    // A refusal is remembered and would be taken for that of the next kernel.
+    // Clears the error, which would otherwise be reported for the next kernel.
     cuda.last_error();
-    TORCH_CHECK(cuda.begin_capture(graph.side->handle, CAPTURE_MODE_THREAD_LOCAL) == SUCCESS);
-    graph.side->token.zero_();
+    TORCH_CHECK(cuda.begin_capture(graph.stream->handle, CAPTURE_MODE_THREAD_LOCAL) == SUCCESS);
+    graph.stream->token.zero_();
     cuda.capture_end(graph.room.get());
     destroy(graph);
   } catch (...) {
@@ -127,13 +127,13 @@ void abandon(Graph& graph) noexcept {
 
 extern "C" {
 
-// Whether every name is there, once the library is loaded.
+// Checks that the loaded library has every name.
 int32_t ck_graph_find() {
   return ckpt::guarded([] { library(); });
 }
 
-// A new stream for steps that are captured; CK_REFUSED where a name is missing.
-int32_t ck_graph_side(int64_t device, void** side) {
+// Creates a stream for captures. Returns CK_REFUSED if a name is missing.
+int32_t ck_graph_stream(int64_t device, void** capture_stream) {
   return ckpt::guarded([&] {
     library();
     const c10::impl::VirtualGuardImpl guard(at::kCUDA);
@@ -142,27 +142,27 @@ int32_t ck_graph_side(int64_t device, void** side) {
     TORCH_CHECK(stream != guard.getDefaultStream(place), "there is no stream beside the default one");
     const c10::StreamGuard here(stream);
     auto token = at::zeros({1}, at::TensorOptions().device(place));
-    *side = new Side{stream, guard.getStreamNativeHandle(stream), std::move(token)};
+    *capture_stream = new CaptureStream{stream, guard.getStreamNativeHandle(stream), std::move(token)};
   });
 }
 
-void ck_graph_side_drop(void* side) { delete static_cast<Side*>(side); }
+void ck_graph_stream_drop(void* capture_stream) { delete static_cast<CaptureStream*>(capture_stream); }
 
-// From here on what this thread sends to the device goes to the stream, until `ck_graph_leave`.
-int32_t ck_graph_enter(const void* side, void** guard) {
-  return ckpt::guarded([&] { *guard = new c10::StreamGuard(static_cast<const Side*>(side)->stream); });
+// Makes the stream current for this thread until `ck_graph_leave`.
+int32_t ck_graph_enter(const void* capture_stream, void** guard) {
+  return ckpt::guarded([&] { *guard = new c10::StreamGuard(static_cast<const CaptureStream*>(capture_stream)->stream); });
 }
 
 void ck_graph_leave(void* guard) { delete static_cast<c10::StreamGuard*>(guard); }
 
-// Begins to write down what this thread sends to the stream, which is the current one; nothing of it is done. Memory is new
-// and stays the graph's own. The device is idle.
-int32_t ck_graph_begin(const void* side, void** made) {
+// Starts to capture the work that this thread submits to the stream, which must be current. Captured work is not executed.
+// Its memory comes from a new pool of the graph. The device must be idle.
+int32_t ck_graph_begin(const void* capture_stream, void** made) {
   return ckpt::guarded([&] {
     const auto& cuda = library();
     auto graph = std::make_unique<Graph>();
-    graph->side = static_cast<const Side*>(side);
-    // What is free belongs to others from now on, and cannot be given back while a capture runs.
+    graph->stream = static_cast<const CaptureStream*>(capture_stream);
+    // The graph cannot use cached free blocks, and they cannot be released during a capture.
     at::getDeviceAllocator(at::kCUDA)->emptyCache();
     graph->room = std::make_unique<Room>();
     cuda.construct(graph->room.get(), /*keep_graph=*/true);
@@ -177,7 +177,7 @@ int32_t ck_graph_begin(const void* side, void** made) {
   });
 }
 
-// Ends the capture and makes it ready to be sent. `nodes`: how many kernels and copies it holds.
+// Ends the capture and instantiates the graph. `nodes` counts its kernels and copies.
 int32_t ck_graph_end(void* made, int64_t* nodes) {
   return ckpt::guarded([&] {
     const auto& cuda = library();
@@ -197,16 +197,16 @@ int32_t ck_graph_end(void* made, int64_t* nodes) {
   });
 }
 
-// Sends it to the stream. The host does not wait.
+// Submits the graph to its stream. The host does not wait.
 int32_t ck_graph_replay(void* made) {
   return ckpt::guarded([&] {
     auto& graph = *static_cast<Graph*>(made);
-    const c10::StreamGuard here(graph.side->stream);
+    const c10::StreamGuard here(graph.stream->stream);
     library().replay(graph.room.get());
   });
 }
 
-// Whatever became of it: a capture that runs is abandoned. The device has done what it was sent.
+// Frees a graph in any state; a running capture is abandoned. The device must have finished the graph's work.
 void ck_graph_drop(void* made) {
   const std::unique_ptr<Graph> graph(static_cast<Graph*>(made));
   if (graph->is_capturing) {
@@ -214,7 +214,7 @@ void ck_graph_drop(void* made) {
     return;
   }
   destroy(*graph);
-  // What instantiation refused is remembered too.
+  // Clears an error of the instantiation.
   library().last_error();
 }
 }

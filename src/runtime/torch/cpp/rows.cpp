@@ -14,7 +14,7 @@ using ckpt::first_lanes;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// The nearest bfloat16, ties to even; NaN stays NaN.
+// Rounds to the nearest bfloat16, ties to even. NaN stays NaN.
 CKPT_AVX512 inline __m256i to_bfloat16(__m512 x) {
   const __m512i bits = _mm512_castps_si512(x);
   const __m512i odd = _mm512_and_epi32(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -27,7 +27,7 @@ CKPT_AVX512 inline __m256i to_bfloat16(__m512 x) {
 // exp(x), to about one unit in the last place: x = n·ln 2 + r, and a polynomial for exp(r) (coefficients of Cephes' expf).
 // 0 from −104 down, NaN for NaN.
 CKPT_AVX512 inline __m512 exponential(__m512 x) {
-  // The second operand where one is NaN.
+  // max returns its second operand if one is NaN.
   x = _mm512_max_ps(_mm512_set1_ps(-104.0f), x);
   const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT);
   __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
@@ -43,7 +43,7 @@ CKPT_AVX512 inline __m512 exponential(__m512 x) {
   return _mm512_scalef_ps(p, n);
 }
 
-// tanh(x): an odd polynomial for small x (coefficients of Cephes' tanhf), else from an exponential.
+// tanh(x): an odd polynomial for small x (coefficients of Cephes' tanhf), else computed from an exponential.
 CKPT_AVX512 inline __m512 hyperbolic_tangent(__m512 x) {
   const __m512 square = _mm512_mul_ps(x, x);
   __m512 p = _mm512_set1_ps(-5.70498872745e-3f);

@@ -1,5 +1,5 @@
-// Rows of a tile of attention: element types, softmax and its gradient, sixteen elements at a time. Sums are made in one
-// order, which follows from the length of a row alone.
+// Row operations of attention tiles: type conversion, softmax and its gradient, sixteen elements at a time. The order of a
+// sum depends only on the length of the row.
 #pragma once
 #include <c10/core/ScalarType.h>
 
@@ -26,29 +26,29 @@ struct Cube {
   bool is_null() const { return data == nullptr; }
 };
 
-// A row as float32.
+// Reads a row as float32.
 void read_row(const Cube& x, int64_t h, int64_t i, float* to);
 
-// A row of float32, in the type of `y`.
+// Writes a row of float32 in the type of `y`.
 void write_row(const Cube& y, int64_t h, int64_t i, const float* from);
 
-// scores = cap·tanh(scores); the tanh is kept in `kept` if that is not null.
+// scores = cap·tanh(scores). Stores the tanh in `kept` unless that is null.
 void cap_row(float* scores, float* kept, int64_t n, float cap);
 
-// Adds a row of a bias, or hides what is false.
+// Adds a row of a bias, or sets scores to −∞ where a mask is false.
 void apply_row(const Cube& bias, int64_t h, int64_t i, float* scores, int64_t n);
 
 struct Softmax {
   float top, sum;
 };
 
-// exp(score − largest score) in place, for scores `first` to `end` of `n`; 0 for the others. The largest is at least the
-// lowest number, so that the weights of a query that sees no key are 0 and not NaN.
+// Replaces scores `first` to `end` of `n` by exp(score − largest score) and the others by 0. The largest score is clamped to
+// the lowest finite number, so a query that sees no key has weights of 0 and not NaN.
 Softmax exponentials(float* scores, int64_t first, int64_t end, int64_t n);
 
 void divide(float* x, int64_t n, float divisor);
 
-// slopes = p·(slopes − Σ p·slopes), and times 1 − tanh² where scores were capped, else `capped` is null.
+// slopes = p·(slopes − Σ p·slopes), times 1 − tanh² for capped scores. `capped` is null for others.
 void slopes_of_scores(float* slopes, const float* p, const float* capped, int64_t n);
 
 }  // namespace ckpt

@@ -9,12 +9,12 @@
 
 namespace {
 
-// By default the order of MKL's sums depends on the number of threads (seen with AVX2 and 3 threads). Its strict
-// reproducible mode fixes the order; MKL reads the variable at its first product, so it is set when this library loads. A
-// value that the user chose stays.
+// By default the order of MKL's sums depends on the number of threads (seen with AVX2 and 3 threads). MKL's strict
+// reproducible mode fixes the order. MKL reads the variable at its first product, so it is set when this library loads. A
+// value that the user set stays.
 __attribute__((constructor)) void fix_order_of_sums() { setenv("MKL_CBWR", "AUTO,STRICT", 0); }
 
-// OpenMP's library is in the process with libtorch's; without it one thread does all.
+// libtorch loads OpenMP's library into the process. Without it, one thread does all work.
 struct OpenMp {
   void (*parallel)(void (*)(void*), void*, unsigned, unsigned);
   int (*thread)();
@@ -32,7 +32,7 @@ const OpenMp& open_mp() {
   return found;
 }
 
-// Fewer multiplications than this are not worth a second thread.
+// Products with fewer multiplications run on one thread.
 constexpr int64_t kLeastWork = 1 << 18;
 
 struct Team {
@@ -49,7 +49,7 @@ struct Team {
 };
 
 void run(void* data) {
-  // A team may be smaller than was asked for.
+  // The team may be smaller than requested.
   static_cast<Team*>(data)->run(open_mp().thread(), open_mp().threads());
 }
 
