@@ -26,7 +26,9 @@ pub fn spelling(verb: &str, old: &str) -> Option<&'static str> {
 /// Returns what to write instead of a policy, if it is only for comparisons: these options go with every policy.
 pub fn policy(policy: &Policy) -> Option<String> {
     let instead = policy.options()?;
-    Some(format!("`{policy}` is no policy of its own any more: write {instead}"))
+    Some(format!(
+        "`{policy}` is no policy of its own any more: write {instead}"
+    ))
 }
 
 /// Returns an error that names the new spelling, if the option parser stopped at an old one.

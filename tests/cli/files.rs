@@ -21,7 +21,10 @@ fn a_refined_policy_is_recorded_and_a_wrong_wish_is_refused() {
     assert_eq!(half["policy"], "full --every 2");
     let every = ["model.onnx", "-o", "t.onnx", "--policy", "every:2"];
     let refused = stderr(&call(dir.path(), &every));
-    assert!(refused.contains("write --policy full --every 2"), "{refused}");
+    assert!(
+        refused.contains("write --policy full --every 2"),
+        "{refused}"
+    );
     assert!(again(&half) < again(&full) && again(&half) > 0);
     let last_wins = ["none", "--recompute-ops", "Gemm", "--save-ops=aten.addmm"];
     assert_eq!(report(&last_wins)["recompute_flops"], 0);

@@ -10,7 +10,7 @@ use ckpt_passes::Result;
 use ckpt_passes::ir::{DType, ValueId};
 use ckpt_passes::ops::matmul::MATMUL;
 use ckpt_passes::ops::rule::{Formulas, Term, binary_op, cast};
-use ckpt_passes::ops::{EmitExt, arith, logic, math};
+use ckpt_passes::ops::{Builder, EmitExt, arith, logic, math};
 
 /// Sign of the exponent.
 #[derive(Clone, Copy, PartialEq, Eq)]

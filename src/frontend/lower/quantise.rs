@@ -9,7 +9,7 @@
 
 use super::call::{Call, Layout, Lowered, Out, Quantised, from_start, one};
 use ckpt_passes::Result;
-use ckpt_passes::ir::{Attrs, DType, Def, Same, ValueId};
+use ckpt_passes::ir::{Attrs, DType, Def, OpDef, Same, ValueId};
 use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ops::arith::{DIV, ROUND, ROUND_THROUGH};
 use ckpt_passes::ops::extreme::{CLIP, MAX, MIN};
@@ -218,12 +218,14 @@ pub fn dynamic(call: &mut Call) -> Lowered {
     if call.ty(x).elements().same(&0.into()) == Same::Yes {
         return Err(call.fail("shape", "nothing to quantise"));
     }
-    let all = |op| Expr::Node(op, vec![x.into()], Attrs::new().with("keepdims", 0));
+    let all = |op: &'static OpDef| {
+        Expr::Node(op.into(), vec![x.into()], Attrs::new().with("keepdims", 0))
+    };
     let high = call.bind(binary_op(&MAX, all(&REDUCE_MAX), 0.0))?;
     let low = call.bind(binary_op(&MIN, all(&REDUCE_MIN), 0.0))?;
     let scale = call.bind((high - low) / 255.0)?;
     let ends = vec![(0.0 - low) / scale, 0.0.into(), 255.0.into()];
-    let steps = unary_op(&ROUND, Expr::Node(&CLIP, ends, Attrs::new()));
+    let steps = unary_op(&ROUND, Expr::Node((&CLIP).into(), ends, Attrs::new()));
     let (scale, zero_point) = (scale.0, call.eval(cast(steps, DType::U8))?);
     let layout = Layout { axis: 1, block: 0 };
     let integers = integers_of(call, x, scale, Some(zero_point), layout, DType::U8)?;

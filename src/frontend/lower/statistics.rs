@@ -5,7 +5,6 @@
 
 use super::call::{Call, Lowered, Out, UNREAD, one};
 use ckpt_passes::Result;
-use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ir::{Attrs, DType, Tensor, ValueId};
 use ckpt_passes::ops::concat::PAD;
 use ckpt_passes::ops::logic::EQUAL;
@@ -15,6 +14,7 @@ use ckpt_passes::ops::power::POW;
 use ckpt_passes::ops::reduce::{REDUCE_L1, REDUCE_L2, REDUCE_MEAN, REDUCE_SUM, reduce_axes};
 use ckpt_passes::ops::rule::{Formulas, Term, binary_op, select, unary_op};
 use ckpt_passes::ops::slice::SLICE;
+use ckpt_passes::ops::{Builder, EmitExt};
 
 /// Makes a vector over channels (axis 1) broadcast against `x`.
 ///

@@ -4,8 +4,8 @@ use super::super::value::{TensorId, Value};
 use super::lowering::DEFAULT_FLOAT;
 use super::signature::{Call, Formula, Op};
 use ckpt_passes::Result;
-use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ir::{DType, Dim, Tensor};
+use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ops::fill;
 
 /// The largest number of elements of a table that is written into the model.

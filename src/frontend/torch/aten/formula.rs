@@ -16,8 +16,8 @@ use super::super::scalars;
 use super::super::value::Value;
 use super::axes;
 use super::lowering::{DEFAULT_FLOAT, Lowering};
-use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ir::{Attr, AttrKind, Attrs, DType, Dim, OpDef};
+use ckpt_passes::ops::EmitExt;
 use ckpt_passes::{Error, Result, ops};
 use std::f64::consts::{LN_2, LN_10, PI};
 

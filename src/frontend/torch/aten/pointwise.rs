@@ -3,8 +3,8 @@
 use super::super::value::Value;
 use super::signature::{Call, Formula, Op};
 use ckpt_passes::Result;
-use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ir::ValueId;
+use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ops::arith;
 
 /// `ordered` and `erfinv_step` are of other formulas here.

@@ -3,9 +3,9 @@
 use super::super::value::Value;
 use super::signature::{Call, Formula, Op};
 use ckpt_passes::Result;
-use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ir::op::OpDef;
 use ckpt_passes::ir::{Attrs, DType, Dim, ValueId};
+use ckpt_passes::ops::EmitExt;
 
 /// A reduction over no axes leaves the tensor as it is (`noop_with_empty_axes`).
 pub const FORMULAS: &[Formula] = &[
