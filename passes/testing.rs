@@ -1,5 +1,5 @@
-//! What tests share: a small random number generator, calls of every op ([`recipes`]), and random graphs: typed ones over
-//! all rows ([`models`]), and training-like ones over vectors for the planner.
+//! Shared by tests: a small random number generator, calls of every op ([`recipes`]), random typed graphs over all rows
+//! ([`models`]), and random training graphs over vectors for the planner.
 //!
 //! Compiled for this crate's tests and under the feature `testing` only.
 
@@ -28,7 +28,7 @@ pub static LOOK: OpDef = OpDef {
     ..test_op("Look")
 };
 
-/// Like an addition, but never run twice.
+/// Like an addition, but stateful: it is never recomputed.
 pub static ONCE: OpDef = OpDef {
     ins: &[Slot::req("a"), Slot::req("b")],
     outs: SMALL_Y,
@@ -45,7 +45,8 @@ const fn test_op(name: &'static str) -> OpDef {
     }
 }
 
-/// A forward part of `forward` ops over vectors of four sizes, then backward ops that read it in rough reverse.
+/// Returns a graph of `forward` forward ops over vectors of four sizes, and backward ops that read these roughly in
+/// reverse.
 pub fn random_graph(r: &mut Random, forward: usize) -> Graph {
     let mut g = Graph::new("random");
     let mut values: Vec<Vec<ValueId>> = (0..4)

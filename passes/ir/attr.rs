@@ -112,49 +112,37 @@ pub enum AttrDefault {
 }
 
 impl AttrSpec {
-    /// An integer with a default.
-    pub const fn int(name: &'static str, default: i64) -> AttrSpec {
+    const fn new(name: &'static str, kind: AttrKind, default: AttrDefault) -> AttrSpec {
         AttrSpec {
             name,
-            kind: AttrKind::Int,
-            default: AttrDefault::Int(default),
+            kind,
+            default,
         }
+    }
+
+    /// An integer with a default.
+    pub const fn int(name: &'static str, default: i64) -> AttrSpec {
+        AttrSpec::new(name, AttrKind::Int, AttrDefault::Int(default))
     }
 
     /// A number with a default.
     pub const fn float(name: &'static str, default: f32) -> AttrSpec {
-        AttrSpec {
-            name,
-            kind: AttrKind::Float,
-            default: AttrDefault::Float(default),
-        }
+        AttrSpec::new(name, AttrKind::Float, AttrDefault::Float(default))
     }
 
     /// A word with a default.
     pub const fn str(name: &'static str, default: &'static str) -> AttrSpec {
-        AttrSpec {
-            name,
-            kind: AttrKind::Str,
-            default: AttrDefault::Str(default),
-        }
+        AttrSpec::new(name, AttrKind::Str, AttrDefault::Str(default))
     }
 
     /// An attribute that must be given.
     pub const fn required(name: &'static str, kind: AttrKind) -> AttrSpec {
-        AttrSpec {
-            name,
-            kind,
-            default: AttrDefault::Required,
-        }
+        AttrSpec::new(name, kind, AttrDefault::Required)
     }
 
     /// An attribute whose absence has a meaning of its own.
     pub const fn optional(name: &'static str, kind: AttrKind) -> AttrSpec {
-        AttrSpec {
-            name,
-            kind,
-            default: AttrDefault::Absent,
-        }
+        AttrSpec::new(name, kind, AttrDefault::Absent)
     }
 
     /// Returns the value that holds where the attribute is not given, if there is one.

@@ -281,11 +281,6 @@ impl Graph {
         self.nodes[id].segment = segment;
     }
 
-    /// Sets an attribute of a node.
-    pub fn set_attr(&mut self, id: NodeId, name: &str, value: super::attr::Attr) {
-        self.nodes[id].attrs.set(name, value);
-    }
-
     /// Returns the metadata of a node for change; see [`Node::meta`].
     pub fn meta_mut(&mut self, id: NodeId) -> &mut BTreeMap<String, String> {
         &mut self.nodes[id].meta

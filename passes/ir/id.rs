@@ -1,7 +1,7 @@
 //! Typed ids and the tables indexed by them.
 //!
 //! `NodeId` and `ValueId` are different types, so one cannot be used for the other. An id is never reused, so a stale
-//! id finds nothing instead of something else.
+//! id never finds another item.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -41,7 +41,7 @@ id!(/// A node of the graph.
 id!(/// A value of the graph. 
     ValueId, "v");
 
-/// Owns entities; removal leaves a hole.
+/// Owns items. Removed items leave holes.
 #[derive(Clone)]
 pub struct Arena<I, T> {
     items: Vec<Option<T>>,
@@ -79,7 +79,7 @@ impl<I: Id, T> Arena<I, T> {
         self.items.get_mut(id.index())?.take()
     }
 
-    /// One more than the largest id ever given out: the length of a side table.
+    /// Returns the length of a side table: one more than the largest id so far.
     pub fn bound(&self) -> usize {
         self.items.len()
     }
@@ -116,7 +116,7 @@ impl<I: Id + fmt::Debug, T> IndexMut<I> for Arena<I, T> {
     }
 }
 
-/// A table with one entry an id: what every analysis returns. Ids it has never heard of read as the default.
+/// A table with one entry for each id, the usual result of an analysis. Unknown ids have the default.
 #[derive(Clone, Debug)]
 pub struct SecondaryMap<I, T> {
     items: Vec<T>,

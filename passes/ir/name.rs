@@ -1,8 +1,8 @@
-//! How names are written in text: bare where they can be, quoted where not.
+//! How names are written in text: quoted only if they have to be.
 //!
-//! Names come from files and may hold anything. A name that the text form could misread is put in quotes, with escapes
-//! for quotes, backslashes and control characters, so that every name can be read back exactly. The escapes are our
-//! own, not those of Rust's `Debug`, whose tables change with the Unicode version.
+//! Names come from files and may hold anything. A name that the text form could misread is quoted, with escapes for
+//! quotes, backslashes and control characters. So every name can be read back exactly. Rust's `Debug` is not used,
+//! because its escapes change with the Unicode version.
 
 use std::fmt::{self, Write};
 

@@ -76,7 +76,7 @@ impl DType {
         DType::ALL.into_iter().find(|d| d.name() == name)
     }
 
-    /// The number ONNX's `TensorProto.DataType` gives it.
+    /// Returns the ONNX `TensorProto.DataType` of the element type.
     pub fn onnx_code(self) -> i32 {
         match self {
             DType::F32 => 1,
@@ -115,7 +115,7 @@ impl DType {
         matches!(self, DType::F32 | DType::F64 | DType::F16 | DType::BF16)
     }
 
-    /// The most by which rounding to a floating-point type may change a number, relative to it; 0 for others.
+    /// Returns the largest relative error of rounding to a floating-point type; 0 for other types.
     pub fn roundoff(self) -> f64 {
         let digits = match self {
             DType::F64 => 53,
@@ -127,7 +127,7 @@ impl DType {
         0.5f64.powi(digits)
     }
 
-    /// Least and greatest number of an integer or boolean type, as far as 64 bits with a sign go; `None` for floats.
+    /// Returns the least and greatest number of an integer or boolean type, limited to int64; `None` for floats.
     pub fn int_range(self) -> Option<(i64, i64)> {
         Some(match self {
             DType::I64 => (i64::MIN, i64::MAX),
@@ -155,7 +155,7 @@ impl fmt::Display for DType {
     }
 }
 
-/// An element type and one size an axis, outermost first. A scalar has no axes.
+/// An element type and the size of each axis, outermost first. A scalar has no axes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Ty {
     /// The element type.

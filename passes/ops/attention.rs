@@ -1,13 +1,13 @@
 //! Attention as one op: softmax(cap(scale·q·kᵀ) + bias)·v, for every head and query, and its gradient.
 //!
-//! The scores never exist as a tensor of the graph: the kernel makes them for a few queries at a time ([`plan`]), in
-//! float32 for the 16-bit types, in the operands' type else. Heads stand on the axis before the queries; query head `h`
-//! reads key head `h / (query heads / key heads)`.
+//! The scores are no tensor of the graph. The kernel computes them for a few queries at a time ([`plan`]), in float32
+//! for 16-bit types and else in the operands' type. Heads stand on the axis before the queries; query head `h` reads
+//! key head `h / (query heads / key heads)`.
 //!
 //! A query `i` may see key `j` if `j <= i + keys − queries` (causal), within `window_left` keys before and
-//! `window_right` after that place, and where a boolean bias is true; a floating-point bias is added. What a query gives
-//! that may see no key is the attribute `empty_rows`: zeros, as guarded graphs do and ONNX Attention says, or NaN, as the
-//! bare softmax of a row of −∞ does. Low but finite biases hide nothing: such a row is a softmax like any other.
+//! `window_right` after that place, and where a boolean bias is true; a floating-point bias is added. For a query
+//! without keys, the attribute `empty_rows` selects zeros, as in guarded graphs and ONNX Attention, or NaN, as in a
+//! softmax over −∞. A finite bias hides no key.
 //!
 //! The gradient computes the probabilities again from scores, row by row, rather than from the saved log-sum-exp: exact
 //! also where a bias of −10000 or the lowest finite number has swallowed the digits of the log-sum-exp, and then neither

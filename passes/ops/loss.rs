@@ -1,10 +1,9 @@
 //! Losses over classes and their gradients (ONNX SoftmaxCrossEntropyLoss-13, NegativeLogLikelihoodLoss-13).
 //!
-//! The class axis is 1. The gradient of `SoftmaxCrossEntropyLoss` reads the scores and takes the softmax again, in its
-//! result: so what lives between forward and backward is the scores, which a model's output keeps alive anyway, and
-//! the backward's peak is scores plus gradient. (PyTorch keeps log-probabilities and needs one more buffer of that
-//! size in the backward.) Labels equal to `ignore_index` count nothing; if all are, the mean is 0/0 = NaN and the
-//! gradient 0, as in PyTorch.
+//! The class axis is 1. The gradient of `SoftmaxCrossEntropyLoss` reads the scores and recomputes the softmax in its
+//! result. So only the scores are kept for the backward pass, whose peak is scores plus gradient. PyTorch keeps
+//! log-probabilities and needs one more buffer of that size. Labels equal to `ignore_index` have weight 0. If all
+//! labels are ignored, the mean is 0/0 = NaN and the gradient is 0, as in PyTorch.
 
 use super::index::widened_bytes;
 use super::names::*;
@@ -31,7 +30,8 @@ const ATTRS: &[AttrSpec] = &[
     AttrSpec::optional("ignore_index", AttrKind::Int),
 ];
 
-/// Checks scores `[N, C, …]`, labels `[N, …]`, weights `[C]` in the slots from `at` on; returns the type of a loss each label.
+/// Checks scores `[N, C, …]`, labels `[N, …]` and weights `[C]` in the slots from `at` on. Returns the type of a loss
+/// with one element for each label.
 fn label_type(cx: &InferCx, at: usize) -> Result<Ty> {
     let dtype = cx.want_dtype(at, DType::is_float, "a floating-point type")?;
     let is_label = |d| matches!(d, DType::I32 | DType::I64);
@@ -64,7 +64,7 @@ fn label_type(cx: &InferCx, at: usize) -> Result<Ty> {
     Ok(Ty::new(dtype, dims))
 }
 
-/// The type of the loss, of which the operands begin at `at`.
+/// Returns the type of the loss whose operands begin at slot `at`.
 fn loss_type(cx: &InferCx, at: usize) -> Result<Ty> {
     let each = label_type(cx, at)?;
     match cx.attrs.str("reduction") {
@@ -77,7 +77,7 @@ fn loss_type(cx: &InferCx, at: usize) -> Result<Ty> {
     }
 }
 
-/// Types of a gradient row: operands are dloss, then those of the loss; the result is like the scores.
+/// Types of a gradient row. Its operands are dloss and those of the loss; its result has the type of the scores.
 fn infer_loss_grad(cx: &InferCx) -> Result<Vec<Ty>> {
     let loss = loss_type(cx, 1)?;
     let dloss = cx.ty(0)?;
@@ -114,13 +114,13 @@ pub static SOFTMAX_CROSS_ENTROPY_LOSS: OpDef = OpDef {
     )
 };
 
-/// Whether an operand is the weights of classes: a setting of the loss, which nothing trains.
+/// Returns true if an operand is the class weights of a loss, which are not trained.
 pub fn is_class_weight(op: &OpDef, slot: usize) -> bool {
     let is_loss = op == &SOFTMAX_CROSS_ENTROPY_LOSS || op == &NEGATIVE_LOG_LIKELIHOOD_LOSS;
     slot == 2 && (is_loss || op == &CLASS_LOSS)
 }
 
-/// A gradient of class weights was asked for; PyTorch has none, either.
+/// Returns the error for a gradient of class weights. PyTorch has none either.
 fn weights_are_constants(cx: &GradCx) -> Box<Error> {
     let error = no_rule(cx, "class weights of a loss are taken as constants");
     let mut v = cx.x(2);
@@ -190,9 +190,9 @@ fn label_bytes(cx: &MemoryCx, slot: usize) -> u64 {
     }
 }
 
-/// Temporaries of a loss gradient: labels within range and one factor a label in the type computed in; beside them, one
-/// after the other, class weights and cotangent in that type, a mark on ignored labels and the sum of factors. When all
-/// these are made `last_bytes` are taken, factors included.
+/// Temporaries of a loss gradient: labels clamped to the classes, and one factor for each label in the type computed
+/// in. Beside them exist, one after the other, class weights in that type, a mask of ignored labels, the sum of
+/// factors, and the cotangent in that type. `last_bytes` is what the last step takes, factors included.
 fn loss_grad_memory(cx: &MemoryCx, last_bytes: u64) -> Footprint {
     let (Some(dloss), Some(x), Some(labels)) = (&cx.ins[0], &cx.ins[1], &cx.ins[2]) else {
         return fresh(cx);
@@ -222,10 +222,10 @@ fn loss_grad_memory(cx: &MemoryCx, last_bytes: u64) -> Footprint {
     fresh(cx).with_temp(label_bytes(cx, 2) + 8 * labels + most)
 }
 
-/// Elements of scores that are worked on at a time in the type computed in, in whole rows.
+/// Elements of scores that are processed at a time in the type computed in, in whole rows.
 const STRETCH: i64 = 1 << 20;
 
-/// How many rows of scores `[N, C, …]` are worked on at a time.
+/// Returns the number of rows of scores `[N, C, …]` that are processed at a time.
 pub fn score_stretch(dims: &[i64]) -> i64 {
     let row: i64 = dims.iter().skip(1).product();
     let rows = dims.first().copied().unwrap_or(1).max(1);
@@ -238,8 +238,8 @@ fn stretch_bytes(scores: &Sized) -> u64 {
     (score_stretch(&scores.dims) * row) as u64 * compute_type(scores.dtype).size_bytes()
 }
 
-/// The gradient of the scores. The kernel takes `aten::_softmax` into its result and works there; of 16-bit scores some rows at
-/// a time in float32, so that only the result is rounded.
+/// The gradient of the scores. The kernel computes `aten::_softmax` in its result and continues there. It processes
+/// some rows of 16-bit scores at a time in float32, so that only the result is rounded.
 pub static SOFTMAX_CROSS_ENTROPY_LOSS_GRAD: OpDef = OpDef {
     attrs: ATTRS,
     ins: slots!["dloss", "scores", "labels"; "weights"],
@@ -277,10 +277,10 @@ pub static SOFTMAX_CROSS_ENTROPY_LOSS_GRAD: OpDef = OpDef {
     )
 };
 
-/// The loss of every label by itself, in float32 at least: what a tiled loss adds up. As `SoftmaxCrossEntropyLoss`, or of
-/// log-probabilities as `NegativeLogLikelihoodLoss`, with no reduction, but that sums of 16-bit losses need no other op and
-/// that there may be no rows: other runtimes refuse such operands of those two. The kernel works on some rows at a time, so
-/// that no second tensor as large as the scores exists.
+/// The loss of every label, in float32 or float64. A chunked loss adds these up. Equals `SoftmaxCrossEntropyLoss`, or
+/// `NegativeLogLikelihoodLoss` for log-probabilities, without reduction. Unlike those it returns float32 for 16-bit
+/// scores and takes scores without rows, which other runtimes refuse. The kernel processes some rows at a time, so no
+/// second tensor of the size of the scores exists.
 pub static CLASS_LOSS: OpDef = OpDef {
     attrs: &[
         AttrSpec::optional("ignore_index", AttrKind::Int),
@@ -304,7 +304,7 @@ pub static CLASS_LOSS: OpDef = OpDef {
     ..our_mixed("ClassLoss", each_body)
 };
 
-/// What a label says, ready to broadcast against the scores.
+/// Labels in a form that broadcasts against the scores.
 struct Picks {
     /// `[N, C, …]`: whether the class is the label and the label counts.
     hot: Term,
@@ -357,7 +357,7 @@ fn sum_of_all(b: &mut dyn Emit, v: ValueId) -> Result<ValueId> {
     b.emit(&REDUCE_SUM, &[v], Attrs::new().with("keepdims", 0))
 }
 
-/// For each label, whether it counts: it is not `ignore_index`.
+/// Returns for each label whether it counts, that is, differs from `ignore_index`.
 fn counting(b: &mut dyn Emit, labels: ValueId, attrs: &Attrs) -> Result<ValueId> {
     let Some(index) = attrs.opt_int("ignore_index") else {
         return b.eval(binary_op(&EQUAL, labels, labels));
@@ -368,8 +368,7 @@ fn counting(b: &mut dyn Emit, labels: ValueId, attrs: &Attrs) -> Result<ValueId>
     b.eval(unary_op(&NOT, ignored))
 }
 
-/// The weight of all labels that count, as a scalar of `dtype`: what a mean divides by. For a loss or its gradient with these
-/// labels, class weights and attributes.
+/// Returns the weight of all labels that count, as a scalar of `dtype`. A mean divides by it.
 pub fn label_weight(
     b: &mut dyn Emit,
     labels: ValueId,
@@ -425,8 +424,8 @@ pub static NEGATIVE_LOG_LIKELIHOOD_LOSS: OpDef = OpDef {
     )
 };
 
-/// The gradient of the log-probabilities, whose values it does not read, only their shape: they are alive anyway for
-/// the gradient of what made them.
+/// The gradient of the log-probabilities. It reads only their shape. The gradient of the op that computes them keeps
+/// them alive anyway.
 pub static NEGATIVE_LOG_LIKELIHOOD_LOSS_GRAD: OpDef = OpDef {
     attrs: ATTRS,
     ins: slots!["dloss", "input", "target"; "weight"],

@@ -83,8 +83,8 @@ fn infer_matmul(cx: &InferCx) -> Result<Vec<Ty>> {
 
 /// dA = dY·Bᵀ and dB = Aᵀ·dY, summed over broadcast batch axes.
 ///
-/// A matrix right of a batch is a weight: its gradient is one product over the batch and the rows together, so that no
-/// batch of weight gradients exists at any time.
+/// If A has batch axes and B is a matrix, B is a weight. Its gradient is one product over batch and rows together, so
+/// no gradient for each batch entry exists.
 fn grad_matmul(cx: &mut GradCx) -> Result<()> {
     let (a, b, dy) = (cx.x(0), cx.x(1), cx.dy0());
     let (ra, rb) = (cx.b.rank(a), cx.b.rank(b));
@@ -125,7 +125,8 @@ fn grad_matmul(cx: &mut GradCx) -> Result<()> {
     Ok(())
 }
 
-/// Aᵀ·dY for matrices: where `b` is a transposed weight as (dYᵀ·A)ᵀ, so that the gradient lies in memory as the weight does.
+/// Returns Aᵀ·dY for matrices. For a transposed weight it is computed as (dYᵀ·A)ᵀ, so that the gradient has the
+/// weight's strides.
 fn weight_gradient(b: &mut dyn Emit, weight: ValueId, a: ValueId, dy: ValueId) -> Result<ValueId> {
     if transposed(b, weight).is_some() {
         let dyt = swap_last(b, dy)?;

@@ -1,9 +1,9 @@
 //! Normalisation: `LayerNormalization`, `RMSNormalization` and their gradients (ONNX LayerNormalization-17,
 //! RMSNormalization-23).
 //!
-//! Statistics are kept in float32 for 16-bit operands. The gradient of `LayerNormalization` reads the mean and the
-//! inverse deviation, which are as small as one row in `normalized` elements, so its rule makes the forward node return
-//! them. For float64 ONNX has no output type that holds them exactly; there they are computed again from the operand.
+//! Statistics are float32 for 16-bit operands. The gradient of `LayerNormalization` reads the mean and the inverse
+//! deviation, of which there is one for each row. Its rule makes the forward node return them. For float64, ONNX has no
+//! output type that holds them exactly, so they are recomputed from the operand.
 
 use super::names::*;
 use super::reduce::{count_along, reduce_axes};
@@ -47,7 +47,7 @@ fn axis_of(attrs: &Attrs, rank: usize) -> usize {
     (if axis < 0 { axis + rank as i64 } else { axis }) as usize
 }
 
-/// How many times the statistics are taken.
+/// Returns the number of rows that are normalised.
 fn rows_of(attrs: &Attrs, x: &Sized) -> u64 {
     let outer = &x.dims[..axis_of(attrs, x.dims.len())];
     outer.iter().map(|d| *d as u64).product()
@@ -135,8 +135,8 @@ fn grad_layer_norm(cx: &mut GradCx) -> Result<()> {
     Ok(())
 }
 
-/// Gives the first operand what it gets from readers of the statistics. With mean μ and inverse deviation s of rows of
-/// n elements: dx = dμ/n − (x − μ)·ds·s³/n.
+/// Emits the gradient of the first operand that comes from readers of the statistics. With mean μ and inverse deviation
+/// s of rows of n elements: dx = dμ/n − (x − μ)·ds·s³/n.
 fn give_through_statistics(cx: &mut GradCx) -> Result<()> {
     if cx.dy(1).is_none() && cx.dy(2).is_none() {
         return Ok(());
@@ -168,7 +168,7 @@ fn give_through_statistics(cx: &mut GradCx) -> Result<()> {
     Ok(())
 }
 
-/// What the operands get from readers of `Y`.
+/// Emits the gradients that come from readers of `Y`.
 fn grad_of_normalized(cx: &mut GradCx, dy: ValueId) -> Result<()> {
     let (x, scale) = (cx.x(0), cx.x(1));
     // A bias of another shape than the scale (both may broadcast) is summed on its own.
@@ -211,7 +211,7 @@ fn give_wanted(
     Ok(())
 }
 
-/// `Mean` and `InvStdDev` of a [`LAYER_NORM`] node, which returns them from now on.
+/// Returns `Mean` and `InvStdDev` of a [`LAYER_NORM`] node, and adds them to its results if they are missing.
 pub fn statistics(b: &mut dyn Emit, node: NodeId) -> (ValueId, ValueId) {
     let n = b.node(node);
     let (x, y) = (n.ins[0], n.outs[0]);

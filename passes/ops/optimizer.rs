@@ -1,12 +1,11 @@
-//! Steps of optimizers: what a parameter, or the state kept for it, becomes once its gradient is there.
+//! Optimizer steps: the update of a parameter, or of optimizer state, by its gradient.
 //!
 //! Formulas are those of `torch.optim.SGD` and `torch.optim.AdamW` (decoupled weight decay: Loshchilov and Hutter,
-//! arXiv 1711.05101; bias correction: Kingma and Ba, arXiv 1412.6980), one row for each tensor that changes, worked out in
-//! float32 for 16-bit types and rounded once. As functions they may run anywhere and in any order. Where nothing reads
-//! the old tensor afterwards the new one is written over it, static or not ([`is_update`]): memory then needs no room for
-//! it, and where something does, memory is what is paid, never a wrong value.
+//! arXiv 1711.05101; bias correction: Kingma and Ba, arXiv 1412.6980), with one row for each tensor that changes.
+//! 16-bit types are computed in float32 and rounded once. Rows are functions of the old tensor, so they may run in any
+//! order. If nothing reads the old tensor afterwards, the result overwrites it and takes no memory ([`is_update`]).
 //!
-//! Numbers in attributes are 32 bits wide; what is meant is the shortest decimal that reads as them ([`decimal`]).
+//! Attributes are 32-bit numbers. They mean the shortest decimal that rounds to them ([`decimal`]).
 
 use super::names::*;
 use super::rule::*;
@@ -34,7 +33,7 @@ pub const BETA2: &str = "beta2";
 /// Attribute: what is added to the denominator.
 pub const EPS: &str = "eps";
 
-/// Elements that are worked on at a time where they need room beside operands and result.
+/// Elements that are processed at a time if that takes memory beside operands and result.
 const STRETCH: i64 = 1 << 18;
 
 /// A number, 0 where it is not given.
@@ -150,7 +149,7 @@ pub static ADAMW: OpDef = OpDef {
     ..update("AdamW", adamw)
 };
 
-/// What an attribute means: the shortest decimal that reads as its 32 bits. 0.999 is not 0.99900001287…
+/// Returns the shortest decimal that rounds to a 32-bit number, for example 0.999 and not 0.99900001287…
 pub fn decimal(x: f32) -> f64 {
     x.to_string().parse().unwrap_or(f64::from(x))
 }
@@ -235,7 +234,8 @@ fn infer(cx: &InferCx, alike: &[usize], lr: Option<usize>, step: Option<usize>) 
     Ok(vec![old.clone()])
 }
 
-/// How many elements are worked on at a time, of tensors of `dims`: any number where all lie row-major, else whole rows.
+/// Returns the number of elements that are processed at a time: any number if all tensors are row-major, else whole
+/// rows.
 pub fn stretch(dims: &[i64], is_flat: bool) -> i64 {
     let elements: i64 = dims.iter().product();
     let row: i64 = match is_flat {

@@ -88,7 +88,7 @@ impl Windows {
         room.ceil_div(&stride).add(&Dim::ONE).smaller(&started)
     }
 
-    /// How many there are along an axis of a known size.
+    /// Returns the number of windows along an axis of a known size.
     pub fn count(&self, size: i64) -> i64 {
         self.places(&Dim::from(size)).as_const().unwrap_or(0)
     }
@@ -153,7 +153,7 @@ fn infer_max_pool(cx: &InferCx) -> Result<Vec<Ty>> {
     Ok(vec![y, indices])
 }
 
-/// What was the largest gets the cotangent, of every window that it is the largest of.
+/// Adds the cotangent of every window to its largest element.
 fn grad_max_pool(cx: &mut GradCx) -> Result<()> {
     let Some(dy) = cx.dy(0) else { return Ok(()) };
     let (x, attrs) = (cx.x(0), cx.attrs());

@@ -1,8 +1,8 @@
-//! Random numbers: functions of a seed, a stream and the place of the element, and of nothing else.
+//! Random numbers as functions of a seed, a stream and the index of the element.
 //!
-//! A stream is a number of its own for each random node (see [`stream`]); the seed is an input of the graph. So a copy of
-//! a node draws the bits of its original, in any order, with any number of threads, on any device and in any runtime,
-//! and nothing random is ever saved: the gradient of a dropout is the same dropout of the cotangent.
+//! Each random node has its own stream number (see [`stream`]). The seed is a graph input. So a recompute node draws
+//! the same bits as its original, whatever the order, threads, device or runtime. No mask is saved: the gradient of a
+//! dropout is the same dropout of the cotangent.
 //!
 //! The generator is an integer hash over 32-bit words: two rounds of a mixer with low bias (C. Wellons, "Prospecting for
 //! hash functions", 2018) over the index of the element, keyed by 64 bits that four rounds make of seed and stream. The
@@ -27,7 +27,7 @@ const WORD: i64 = 0xffff_ffff;
 const FIRST: [u32; 2] = [0x9e37_79b9, 0x85eb_ca6b];
 const MULTIPLIERS: [u32; 2] = [0x7feb_352d, 0x846c_a68b];
 
-/// A bijection of 32-bit words that looks random.
+/// A bijection of 32-bit words that mixes their bits.
 fn mix(mut word: u32) -> u32 {
     word ^= word >> 16;
     word = word.wrapping_mul(MULTIPLIERS[0]);
@@ -36,7 +36,7 @@ fn mix(mut word: u32) -> u32 {
     word ^ (word >> 16)
 }
 
-/// What the draws of one node are made with.
+/// The key of the draws of one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key([u32; 2]);
 
@@ -48,12 +48,12 @@ impl Key {
         Key(FIRST.map(fold))
     }
 
-    /// Both words as one number, to seed another generator with.
+    /// Returns both words as one number, the seed of another generator.
     pub fn number(self) -> u64 {
         u64::from(self.0[0]) | u64::from(self.0[1]) << 32
     }
 
-    /// The draw for element `index` (row-major): a whole number below 2²⁴.
+    /// Returns the draw for element `index` (row-major), an integer below 2²⁴.
     pub fn draw(self, index: u64) -> u32 {
         let inner = mix(index as u32 ^ self.0[0]);
         let outer = inner.wrapping_add((index >> 32) as u32);
@@ -61,7 +61,7 @@ impl Key {
     }
 }
 
-/// The number of the stream of a node of that name: its FNV-1a hash, without the sign bit.
+/// Returns the stream number of a node: the FNV-1a hash of its name, without the sign bit.
 pub fn stream(name: &str) -> i64 {
     let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)

@@ -1,7 +1,7 @@
 //! Reductions (ONNX operator specifications of those names, axes as an operand).
 //!
-//! Typing needs the axes' contents, except where every axis is kept. Gradients bring the cotangent back to the
-//! operand's rank, do what arithmetic they can on it while it is small, and broadcast last.
+//! Typing needs the contents of the axes operand, unless every axis is kept. Gradients bring the cotangent to the
+//! operand's rank, compute as much as possible while it is small, and broadcast last.
 
 use super::names::*;
 use super::rule::*;
@@ -323,8 +323,8 @@ fn grad_mean(cx: &mut GradCx) -> Result<ValueId> {
     spread(cx, dx)
 }
 
-/// How many elements of the first operand each group along `axes` has: a scalar or a vector of one element, of the type
-/// that kernels compute in.
+/// Returns the number of elements in each group along `axes` of the first operand, as a scalar or a vector of one
+/// element of the type that kernels compute in.
 pub fn count_along(cx: &mut GradCx, axes: &[usize]) -> Result<ValueId> {
     let x = cx.x(0);
     let ty = cx.ty(x);
@@ -486,8 +486,8 @@ pub static REDUCE_LOG_SUM_EXP: OpDef = OpDef {
     )
 };
 
-/// Each factor gets the product of all the others: the whole product over the factor, except where a factor is 0. If it
-/// is the only one, it gets the product of the rest, and the rest gets nothing; if it is not, nobody gets anything.
+/// The gradient of each factor is the product of all others: the whole product over the factor. If one factor is 0, its
+/// gradient is the product of the rest, and all others are 0. If several are 0, all gradients are 0.
 fn grad_product(cx: &mut GradCx) -> Result<ValueId> {
     let (x, axes) = (cx.operand(0), known_axes(cx)?);
     let dy = with_kept_axes(cx, cx.dy0())?;

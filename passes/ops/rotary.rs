@@ -1,8 +1,9 @@
-//! Rotary positions (Su et al. 2021, RoFormer, arXiv 2104.09864): pairs of elements, one from each half of the last axis,
-//! turned by an angle whose cosine and sine are operands.
+//! Rotary positions (Su et al. 2021, RoFormer, arXiv 2104.09864): rotates pairs of elements, one from each half of the
+//! last axis, by angles whose cosines and sines are operands.
 //!
-//! As a row of its own a turn is rounded once and keeps nothing for its gradient but the tables; written as products,
-//! slices and a join it makes four tensors of its operand's size. Its adjoint is the turn back, which is the same row.
+//! As one row, a rotation is rounded once and keeps only the tables for its gradient. Products, slices and a
+//! concatenation would make four tensors of the operand's size. The gradient is the rotation by the negative angles,
+//! which is the same row.
 
 use super::names::*;
 use super::rule::*;

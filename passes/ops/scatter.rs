@@ -1,7 +1,7 @@
 //! Writing by index: `ScatterElements`, `ScatterND`, `OneHot`.
 //!
-//! The result is a row-major copy of the data into which the updates go. Where two updates meet at one place and the
-//! reduction is `none`, ONNX leaves open which one stays; a gradient is only defined where they do not meet.
+//! The result is a row-major copy of the data with the updates written into it. If two updates have the same index and
+//! the reduction is `none`, ONNX does not say which one stays, and the gradient is not defined.
 
 use super::index::{
     by_position, copy_bytes, index_bytes, named_axes, tuple_bytes, want_index, widened_bytes,
@@ -188,7 +188,8 @@ fn grad_scatter(cx: &mut GradCx, scatter: OpRef, gather: OpRef, attrs: Attrs) ->
     }
 }
 
-/// An update gets the cotangent from where it went; the data gets it where no update replaced it.
+/// The gradient of an update is the cotangent at its index. That of the data is the cotangent where no update replaced
+/// it.
 fn grad_written(cx: &mut GradCx, places: &Places, added: bool) -> Result<()> {
     let (updates, dy) = (cx.x(2), cx.cotangent());
     if cx.wants(0) {
@@ -308,7 +309,7 @@ pub static ONE_HOT: OpDef = OpDef {
     ..standard("OneHot", onnx(11, 11), OpClass::Other, BatchAxes::OneHot)
 };
 
-/// Each value of the pair gets the cotangents of where it went; indices get nothing, they only choose.
+/// The gradient of each of the two values is the sum of the cotangents where it was written. Indices have no gradient.
 fn grad_one_hot(cx: &mut GradCx) -> Result<()> {
     if !cx.wants(2) {
         return Ok(());

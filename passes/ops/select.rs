@@ -120,7 +120,7 @@ fn top_k_memory(cx: &MemoryCx) -> Footprint {
     fresh(cx).with_temp(x.bytes() + (x.elements() + row) * DType::I64.size_bytes())
 }
 
-/// What was selected gets the gradient, the rest nothing; the indices of one selection are all different.
+/// The gradient is the cotangent at selected elements and 0 elsewhere. The indices of one selection are all different.
 fn grad_top_k(cx: &mut GradCx) -> Result<()> {
     let Some(dy) = cx.dy(0) else { return Ok(()) };
     let zeros = cx.b.filled_like(cx.x(0), 0.0)?;

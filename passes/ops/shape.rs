@@ -190,7 +190,7 @@ fn infer_reshape(cx: &InferCx) -> Result<Vec<Ty>> {
     Ok(vec![x.with_dims(dims)])
 }
 
-/// The gradient in the operand's shape. Sizes are all given, so zeros among them are sizes.
+/// Emits the gradient in the operand's shape. All sizes are given, so 0 means 0.
 fn grad_reshape(cx: &mut GradCx) -> Result<()> {
     let x = cx.x(0);
     let d = reshape_like(cx, cx.dy0(), x)?;
@@ -198,14 +198,13 @@ fn grad_reshape(cx: &mut GradCx) -> Result<()> {
     Ok(())
 }
 
-/// `v` in the shape of `like`.
+/// Reshapes `v` to the shape of `like`.
 pub fn reshape_like(cx: &mut GradCx, v: ValueId, like: ValueId) -> Result<ValueId> {
     let shape = cx.b.shape(like)?;
     cx.b.reshape_to(v, shape)
 }
 
-/// Sets the gradient of operand `i` to one that has its shape, if not always provably (sizes that are equal by other
-/// names); then a `Reshape` states it.
+/// Sets the gradient of operand `i`. If the shapes are equal but not provably so, it adds a `Reshape`.
 pub fn give_shaped(cx: &mut GradCx, i: usize, gradient: ValueId) -> Result<()> {
     let x = cx.x(i);
     let proven = same_dims(&cx.b.ty(gradient).dims, &cx.b.ty(x).dims);
@@ -217,7 +216,7 @@ pub fn give_shaped(cx: &mut GradCx, i: usize, gradient: ValueId) -> Result<()> {
     Ok(())
 }
 
-/// Nothing where the result is a view, else one read and one write of everything.
+/// No cost for a view, else one read and one write of all elements.
 pub fn reshape_cost(cx: &CostCx) -> Cost {
     match (cx.ins.first(), cx.outs.first()) {
         (Some(Some(x)), Some(y)) if view_strides(&x.dims, &x.strides, &y.dims).is_none() => {
@@ -315,7 +314,7 @@ fn permutation(attrs: &Attrs, rank: usize) -> Option<Vec<usize>> {
     (perm.len() == rank).then(|| perm.iter().map(|p| *p as usize).collect())
 }
 
-/// `v` with its axes permuted; `v` itself where nothing moves. What is permuted twice is permuted once.
+/// Permutes the axes of `v`. Returns `v` for the identity, and merges two permutations into one.
 pub fn transpose(b: &mut dyn Emit, v: ValueId, perm: Vec<i64>) -> Result<ValueId> {
     if let Some((x, first)) = transposed(b, v) {
         let both = perm.iter().map(|p| first[*p as usize] as i64).collect();
@@ -327,7 +326,7 @@ pub fn transpose(b: &mut dyn Emit, v: ValueId, perm: Vec<i64>) -> Result<ValueId
     b.emit(&TRANSPOSE, &[v], Attrs::new().with("perm", perm))
 }
 
-/// What `v` is a permutation of, and the permutation; `None` if it is none.
+/// Returns the operand and the permutation if `v` is the result of a `Transpose`.
 pub fn transposed(b: &dyn Emit, v: ValueId) -> Option<(ValueId, Vec<usize>)> {
     let node = b.node(b.def_node(v)?);
     let x = (node.op == &TRANSPOSE).then_some(node.ins[0])??;

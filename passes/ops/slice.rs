@@ -1,8 +1,7 @@
 //! `Slice` and its adjoint: parts of a tensor along some axes.
 //!
-//! Bounds are data and may be symbolic; which axes and which steps is known when a model is typed, or the model is
-//! refused: a slice with positive steps is a view, one with a negative step is a copy, and both the memory model and the
-//! kernels have to know which.
+//! Bounds are operands and may be symbolic. Axes and steps must be constants, else the model is refused: a slice with
+//! positive steps is a view and one with a negative step is a copy, and the memory rule must know which.
 
 use super::names::*;
 use super::rule::*;
@@ -311,8 +310,8 @@ fn infer_slice_grad(cx: &InferCx) -> Result<Vec<Ty>> {
     Ok(vec![dy.with_dims(dims)])
 }
 
-/// One axis after another: the positions that the slice took, found by slicing the positions themselves, tell where the
-/// elements go among zeros. `Slice` itself resolves the bounds, so that both agree on every clamp.
+/// Works on one axis at a time. Slicing the positions `0, 1, …` returns the positions that the slice took, and the
+/// elements are scattered there into zeros. `Slice` itself clamps the bounds, so both agree.
 fn slice_grad_body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
     let (shape, starts, ends) = (cx.x(1), cx.x(2), cx.x(3));
     let (axes, steps) = (

@@ -1,5 +1,4 @@
-//! Random planning problems that are small enough to try every schedule of: what solvers are compared with brute force
-//! on.
+//! Random planning problems that are small enough to try every schedule. Solvers are compared with brute force on them.
 
 pub use crate::solve::work::Random;
 

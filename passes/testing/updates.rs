@@ -1,5 +1,4 @@
-//! Random training steps with updates of parameters and states in them, at random places: some before readers of what
-//! they update.
+//! Random training steps with updates of parameters and states at random places, some before readers of the old values.
 
 use super::Random;
 use crate::ir::{Attrs, DType, Graph, NodeId, Phase, Role, Tensor, Ty, ValueId};

@@ -1,7 +1,7 @@
 //! Sizes and types as text, and the expressions that exporters write as names of dimensions.
 //!
-//! Reading builds with the arithmetic of [`Dim`], so what is read is canonical at once and `1 + seq` is `seq + 1`.
-//! Nesting and the size of polynomials are bounded, because a short text can spell out an enormous product.
+//! Sizes are built with the arithmetic of [`Dim`], so they are canonical: `1 + seq` is `seq + 1`. Nesting and the size
+//! of polynomials are limited, because a short text can describe an enormous product.
 
 use super::scan::Scan;
 use crate::error::Result;
@@ -27,7 +27,7 @@ pub fn parse_dim(text: &str) -> Result<Dim> {
     Ok(dim)
 }
 
-/// A size from the name that a model file gives a dimension: `seq`, but also `seq + 1` or `2*s0 - 1`.
+/// Reads the name that a model file gives a dimension: `seq`, or an expression such as `seq + 1` or `2*s0 - 1`.
 ///
 /// Exporters print sums with spaces around the sign, so a name such as `sequence-length` stays one name. Whatever
 /// cannot be read as an expression is a name as a whole.

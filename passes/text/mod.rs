@@ -1,7 +1,7 @@
 //! `.ckir`: the graph as text.
 //!
-//! A language, not a dump: [`parse`] reads what [`print`] writes and gives back an equal graph, and printing a parsed
-//! canonical text gives the same text. So an expected output in a test is itself an input for the next test.
+//! [`parse`] reads what [`print`] writes and returns an equal graph. Printing a parsed canonical text returns the same
+//! text. So the expected output of one test is a valid input of another.
 //!
 //! ```text
 //! graph @mlp training (%x: f32[batch, 64]) -> (%loss) {
@@ -16,15 +16,15 @@
 //! }
 //! ```
 //!
-//! - One node a line, in the order of the schedule: results, op, operands (`_` is an optional one that is not given),
-//!   attributes (sorted; those that equal their default are left out), types of the results (`?` is unknown).
-//! - Then, each only where it says something: `name "…"` (a node is named as its first result unless it says
-//!   otherwise), `recompute_of %v segment N` (a copy of the node of `%v`; older files say `again`), `@place` (where it comes from: unless it
-//!   says otherwise itself, and a copy from where its original comes from), `meta {…}`.
-//! - `forward:`, `loss:`, `backward:` and `scope …:` lines hold until the next of their kind; a graph starts in
-//!   `forward:` with no scope. A module is `"path"`, or `"path" is "Class"`. A copy has role and scope of its original
-//!   wherever it stands; one that has others says so: `role loss`, `scope "path"`.
-//! - A name is bare where it can be and quoted where not. Comments run from `;` to the end of the line.
+//! - Each line is a node, in schedule order: results, op, operands (`_` for an optional operand that is not given),
+//!   attributes (sorted, without those that equal their default), types of the results (`?` for unknown).
+//! - Clauses follow, each only where it differs from the default: `name "…"` (default: the name of the first result),
+//!   `recompute_of %v segment N` (the node recomputes that of `%v`; older files say `again`), `@place` (the origin of
+//!   the node; default: its own name, or the origin of the node that it recomputes), `meta {…}`.
+//! - `forward:`, `loss:`, `backward:` and `scope …:` lines hold until the next of their kind. A graph starts in
+//!   `forward:` without a scope. A module is `"path"`, or `"path" is "Class"`. A recompute node has the role and scope
+//!   of its original, unless it states others: `role loss`, `scope "path"`.
+//! - Names are quoted only if they have to be. Comments run from `;` to the end of the line.
 //! - Sizes are sums of products of integers, words, `?words` (data decides) and `floordiv`, `mod`, `min`, `max`,
 //!   `broadcast`.
 //! - Small constants show their contents, row-major; `splat x` is one value everywhere. A large one shows a `hash` of

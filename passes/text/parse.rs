@@ -1,8 +1,8 @@
 //! Text to graph. The language is described in [the module](super).
 //!
-//! Reading is one sweep over the lines. Whatever the text breaks is reported where it stands: names that are taken or
-//! not defined yet, operands, attributes and copies that do not fit. Types are checked by the verifier at the end, so
-//! a graph that comes out of here holds every invariant.
+//! The parser reads each line once. It reports names that are taken or undefined, and operands, attributes and
+//! recompute nodes that do not fit, with line and column. The verifier checks the rest at the end, so a parsed graph
+//! satisfies every invariant.
 
 use super::dims;
 use super::literal::{content, to_f32};
@@ -21,7 +21,7 @@ use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Reads a graph. A constant that is given as a hash is one whose bytes cannot be had.
+/// Reads a graph. A constant that is given as a hash has no bytes.
 ///
 /// # Errors
 /// `error[parse]`, or the code of the rule that a line breaks (`I2` use before definition, `arity`, `attribute`, …),
@@ -30,12 +30,13 @@ pub fn parse(text: &str) -> Result<Graph> {
     Parser::new(text, false).graph()
 }
 
-/// [`parse`], with invented content for constants that are given as a hash: the same hash, the same content.
+/// Reads a graph like [`parse`], with invented contents for constants that are given as a hash. The same hash has the
+/// same contents.
 pub fn parse_filled(text: &str) -> Result<Graph> {
     Parser::new(text, true).graph()
 }
 
-/// The role that a word names.
+/// Returns the role that a word names.
 fn role_of(word: &str) -> Option<Role> {
     let roles = [Role::Forward, Role::Loss, Role::Backward];
     roles.into_iter().find(|r| role_word(*r) == word)
@@ -568,7 +569,7 @@ impl<'a> Parser<'a> {
         Ok((ty.dtype, dims))
     }
 
-    /// A value that this text defines here.
+    /// Reads the name of a value that is defined here.
     fn new_name(&mut self) -> Result<String> {
         self.s.blanks();
         let at = self.s.at;

@@ -1,28 +1,28 @@
 //! Graph to text. The language is described in [the module](super).
 //!
-//! Printing never fails and never looks at anything but the graph, so a graph that breaks its invariants prints too (a
-//! dump of it is what one wants to see); only then may the text not read back.
+//! Printing never fails. A graph that breaks its invariants is printed too, for dumps, but its text may not be
+//! readable.
 
 use super::literal::{Content, Show, float32, hash};
 use crate::ir::name::{Name, Quoted, Word};
 use crate::ir::{Attr, Graph, Id, Loc, NodeId, Origin, Phase, Role, Ty, ValueId};
 use std::fmt::{self, Write};
 
-/// A header line longer than this is broken into one line an input and one an output.
+/// A longer header has one line for each input and output.
 const MAX_HEADER_CHARS: usize = 110;
 
-/// The graph as text; large constants as hashes.
+/// Returns the graph as text, with hashes of large constants.
 pub fn print(graph: &Graph) -> String {
     text(graph, Show::Short)
 }
 
-/// The graph as text with the contents of all constants that are present.
+/// Returns the graph as text, with the contents of all constants that are present.
 pub fn print_full(graph: &Graph) -> String {
     text(graph, Show::Full)
 }
 
-/// A number that changes when anything in the graph does; contents of constants count by where they are, not by what
-/// they hold, so it is cheap. Comparable within one run only.
+/// Returns a hash of the graph. It is cheap, because constants count by the address of their contents. Hashes of
+/// different runs cannot be compared.
 pub fn digest(graph: &Graph) -> u64 {
     hash(text(graph, Show::Identity).as_bytes())
 }
@@ -45,7 +45,7 @@ struct Printer<'a> {
     out: &'a mut String,
 }
 
-/// The word of a phase in the text form.
+/// Returns the word for a phase in the text form.
 pub fn phase_word(phase: Phase) -> &'static str {
     match phase {
         Phase::Imported => "imported",
@@ -55,7 +55,7 @@ pub fn phase_word(phase: Phase) -> &'static str {
     }
 }
 
-/// The word of a role in the text form.
+/// Returns the word for a role in the text form.
 pub(super) fn role_word(role: Role) -> &'static str {
     match role {
         Role::Forward => "forward",

@@ -1,6 +1,6 @@
-//! A cursor over the text: words, names, strings, numbers, and errors that know their line and column.
+//! A cursor over the text: words, names, strings, numbers, and errors with line and column.
 //!
-//! It never panics and never looks back; every loop consumes text, so reading is linear in its length.
+//! It never panics. Every loop consumes text, so reading takes linear time.
 
 use crate::error::{Error, Result};
 use crate::ir::name::{is_name_byte, is_word_byte};
@@ -13,7 +13,7 @@ pub(super) struct Scan<'a> {
     pub at: usize,
 }
 
-/// A number as it stands; what it may be depends on where it stands.
+/// A number as it is written.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Number {
     Int(i128),
@@ -61,7 +61,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Whether nothing but a comment is left on this line.
+    /// Returns true if only a comment is left on this line.
     pub fn at_line_end(&mut self) -> bool {
         self.blanks();
         matches!(self.peek(), None | Some(b'\n' | b';'))
@@ -105,7 +105,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// The word that comes next, left where it is; empty if there is none.
+    /// Returns the next word without reading it; empty if there is none.
     pub fn peek_word(&mut self) -> &'a str {
         self.blanks();
         &self.rest()[..self.word_len()]
@@ -135,7 +135,7 @@ impl<'a> Scan<'a> {
         Err(self.unexpected(&format!("`{word}`")))
     }
 
-    /// A word, or a string where it would not be one.
+    /// Reads a word, or a string for anything that is not a word.
     pub fn word_or_string(&mut self, what: &str) -> Result<String> {
         self.blanks();
         if self.peek() == Some(b'"') {
@@ -144,7 +144,7 @@ impl<'a> Scan<'a> {
         Ok(self.word(what)?.to_string())
     }
 
-    /// A name after its sigil.
+    /// Reads a name after its sigil.
     pub fn name(&mut self, sigil: &str, what: &str) -> Result<String> {
         if !self.eat(sigil) {
             return Err(self.unexpected(what));
@@ -162,7 +162,7 @@ impl<'a> Scan<'a> {
         Ok(name.to_string())
     }
 
-    /// A string in quotes.
+    /// Reads a string in quotes.
     pub fn string(&mut self) -> Result<String> {
         self.blanks();
         let start = self.at;
@@ -216,7 +216,7 @@ impl<'a> Scan<'a> {
         })
     }
 
-    /// A non-negative number below 2^64.
+    /// Reads a non-negative integer below 2^64.
     pub fn uint(&mut self) -> Result<u64> {
         self.blanks();
         let digits = self.digits();
@@ -235,7 +235,7 @@ impl<'a> Scan<'a> {
         &rest[..n]
     }
 
-    /// Any number.
+    /// Reads a number of any kind.
     pub fn number(&mut self) -> Result<Number> {
         self.blanks();
         let start = self.at;
@@ -305,12 +305,12 @@ impl<'a> Scan<'a> {
         format!("line {line}, column {column}\n{}", shown.trim_end())
     }
 
-    /// An error here.
+    /// Returns an error at this place.
     pub fn fail(&self, message: impl Into<String>) -> Box<Error> {
         self.fail_at(self.at, message)
     }
 
-    /// An error at an earlier place.
+    /// Returns an error at an earlier place.
     pub fn fail_at(&self, at: usize, message: impl Into<String>) -> Box<Error> {
         Error::model("parse", message).at(self.place_of(at))
     }

@@ -1,7 +1,7 @@
-//! How attention runs: which keys a few queries can see, how many queries and heads are done at once, and every buffer.
+//! How attention runs: the keys that a block of queries sees, the size of a block, and its buffers.
 //!
-//! Decided here alone. The memory rule counts the workspace, and the kernel takes exactly it, as one block. The choice
-//! depends on sizes, strides and attributes only, never on the device or the number of threads.
+//! Memory rule and kernel use the same plan. The kernel takes the workspace as one block. The plan depends on sizes,
+//! strides and attributes only, not on the device or the number of threads.
 
 use crate::rule::*;
 use ckpt_ir::layout::count;

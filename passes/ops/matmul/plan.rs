@@ -1,8 +1,7 @@
 //! How matrix products reach BLAS: which operand is copied, and the strides that BLAS is given.
 //!
-//! BLAS takes a matrix whose rows or columns lie one after another; anything else is first copied. That is decided here
-//! alone: the memory model counts these copies, the kernels make exactly them and hand BLAS the strides that the plan
-//! states, so that libtorch has nothing left to copy by itself.
+//! BLAS takes a matrix with contiguous rows or columns. Any other matrix is copied first. Memory rule and kernel use
+//! the same plan: the rule counts these copies, and the kernel makes them and passes the planned strides to BLAS.
 
 use ckpt_ir::layout::{count, expand_strides, view_strides};
 use ckpt_ir::op::{Sized, contiguous_strides};
