@@ -380,51 +380,12 @@ impl<'a> Spread<'a> {
 }
 
 #[cfg(test)]
-pub mod tests {
+mod tests {
     use super::*;
-    use crate::problem::{OpPhase, Wait};
     use crate::saved_set;
     use crate::solve::bound_moving;
     use crate::solve::expanded::{ExpandedProblem, Price};
-    use crate::testing::{Random, Shape, problem, random_dag};
-
-    /// Returns x → a → b → c → loss, and back through all of them: each backward op reads what its forward op read.
-    pub fn chain() -> Problem {
-        const LARGE: u64 = 1_000_000;
-        let ops: [(&str, &[usize], u64); 7] = [
-            ("a", &[0], LARGE),
-            ("b", &[1], LARGE),
-            ("c", &[2], LARGE),
-            ("loss", &[3], 4),
-            ("dc", &[2, 3, 4], LARGE),
-            ("db", &[1, 2, 5], LARGE),
-            ("da", &[1, 6], 5),
-        ];
-        let mut p = problem(&[5], &ops, &[4, 7]);
-        for op in &mut p.ops {
-            (op.cost, op.flops, op.bytes) = (100.0, 10, 10);
-            if op.name.starts_with('d') {
-                op.phase = OpPhase::Backward;
-            }
-        }
-        p.transfer = Some(Transfer {
-            us_per_megabyte: 40.0,
-            start_us: 1.0,
-            busy_share: 0.0,
-        });
-        p
-    }
-
-    /// Returns what each op would wait for if its results moved, for a bound. Without a lane nothing waits for it.
-    pub fn waits(problem: &Problem, transfer: &Transfer, has_lane: bool) -> ByOp<Option<Wait>> {
-        let movable = problem.movable();
-        let wait = |(o, may): (OpIdx, &bool)| {
-            let wait = transfer.wait(problem.result_bytes(o), true);
-            let lane_us = if has_lane { wait.lane_us } else { 0.0 };
-            may.then_some(Wait { lane_us, ..wait })
-        };
-        movable.enumerated().map(wait).collect()
-    }
+    use crate::testing::{Random, Shape, random_dag, waits};
 
     /// Returns the most ops at any step whose results have begun to leave and are not released.
     fn most_in_flight(steps: &[Step]) -> usize {

@@ -54,7 +54,7 @@ pub struct Segment {
 }
 
 /// The result of a policy or solver.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
     /// The policy, or `budget`, with the options that constrained it.
     pub policy: String,
@@ -126,7 +126,8 @@ impl Plan {
             decisions: decisions(problem, &schedule, layer_of, reasons),
             before: evaluate(problem, &problem.given_order())?,
             after,
-            ..Plan::bare(schedule)
+            schedule,
+            ..Plan::default()
         })
     }
 
@@ -148,16 +149,8 @@ impl Plan {
     pub fn bare(schedule: Schedule) -> Plan {
         Plan {
             policy: "given".into(),
-            fingerprint: String::new(),
             schedule,
-            offload_to: OffloadTarget::Host,
-            loss_chunks: None,
-            mlp_chunks: None,
-            segments: Vec::new(),
-            decisions: Vec::new(),
-            before: Score::default(),
-            after: Score::default(),
-            certificate: None,
+            ..Plan::default()
         }
     }
 

@@ -317,17 +317,14 @@ impl Problem {
         let roots = self.roots();
         for (o, op) in self.ops.enumerated() {
             for v in &op.in_place_operands {
-                let (root, result) = (&self.values[roots[*v]], &self.values[op.outs[0]]);
-                let fits = |bytes| root.bytes == bytes || root.bytes == bytes + op.temp_bytes;
+                let (root, bytes) = (&self.values[roots[*v]], self.values[op.outs[0]].bytes);
                 let fits = match root.kind {
-                    ValueKind::Static => result.bytes == 0 && root.producer.is_none(),
-                    _ => fits(result.bytes),
+                    ValueKind::Static => bytes == 0 && root.producer.is_none(),
+                    _ => root.bytes == bytes || root.bytes == bytes + op.temp_bytes,
                 };
                 if !fits {
-                    return foreign(format!(
-                        "op {} writes over value {v}, which is not of its result's size",
-                        self.called(o)
-                    ));
+                    let what = format!("value {v}, which is not of its result's size");
+                    return foreign(format!("op {} writes over {what}", self.called(o)));
                 }
             }
         }

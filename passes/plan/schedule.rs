@@ -290,7 +290,7 @@ mod tests {
     use crate::index::OpIdx;
     use crate::problem::{Op, OpPhase, Value};
     use crate::steps::settled;
-    use crate::testing::{Random, problem, schedule};
+    use crate::testing::{Random, chain, problem, schedule};
 
     /// Judges a schedule as the benches do: no views, no temporaries; every allocation on a list.
     fn reference(p: &Problem, schedule: &[OpIdx]) -> Option<(u64, Option<usize>, f64)> {
@@ -433,7 +433,7 @@ mod tests {
 
     #[test]
     fn offloaded_results_take_memory_until_their_release_and_from_their_fetch_on() {
-        let p = crate::overlap::tests::chain();
+        let p = chain();
         p.check().unwrap();
         let plain = evaluate(&p, &p.given_order()).unwrap();
         assert_eq!(plain.peak_above_static_bytes, 4_000_004);
@@ -475,7 +475,7 @@ mod tests {
 
     #[test]
     fn outputs_and_gradients_are_not_moved() {
-        let mut p = crate::overlap::tests::chain();
+        let mut p = chain();
         let movable: Vec<bool> = p.movable().iter().copied().collect();
         assert_eq!(movable, [true, true, true, false, false, false, false]);
         let code = |p: &Problem, op: usize| p.check_movable(&[OpIdx(op)]).unwrap_err().code();

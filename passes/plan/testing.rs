@@ -2,8 +2,8 @@
 
 pub use crate::solve::work::Random;
 
-use crate::index::{OpIdx, ValueIdx};
-use crate::problem::{Op, OpPhase, Problem, Value, ValueKind};
+use crate::index::{ByOp, OpIdx, ValueIdx};
+use crate::problem::{Op, OpPhase, Problem, Transfer, Value, ValueKind, Wait};
 
 /// What a random problem looks like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,6 +131,50 @@ pub fn problem(statics: &[u64], ops: &[(&str, &[usize], u64)], outputs: &[usize]
     }
     p.outputs = outputs.iter().copied().map(ValueIdx).collect();
     p
+}
+
+/// Returns x → a → b → c → loss, and back through all of them: each backward op reads what its forward op read.
+pub fn chain() -> Problem {
+    const LARGE: u64 = 1_000_000;
+    let ops: [(&str, &[usize], u64); 7] = [
+        ("a", &[0], LARGE),
+        ("b", &[1], LARGE),
+        ("c", &[2], LARGE),
+        ("loss", &[3], 4),
+        ("dc", &[2, 3, 4], LARGE),
+        ("db", &[1, 2, 5], LARGE),
+        ("da", &[1, 6], 5),
+    ];
+    let mut p = problem(&[5], &ops, &[4, 7]);
+    train(&mut p, 4);
+    p
+}
+
+/// Makes a training step of a problem: all ops from `backward` on are the backward pass, every op costs 100 µs, and a transfer
+/// takes 1 µs and 40 µs a megabyte.
+pub fn train(p: &mut Problem, backward: usize) {
+    for (o, op) in p.ops.iter_mut().enumerate() {
+        (op.cost, op.flops) = (100.0, 10);
+        if o >= backward {
+            op.phase = OpPhase::Backward;
+        }
+    }
+    p.transfer = Some(Transfer {
+        us_per_megabyte: 40.0,
+        start_us: 1.0,
+        busy_share: 0.0,
+    });
+}
+
+/// Returns what each op would wait for if its results moved, for a bound. Without a lane nothing waits for it.
+pub fn waits(problem: &Problem, transfer: &Transfer, has_lane: bool) -> ByOp<Option<Wait>> {
+    let movable = problem.movable();
+    let wait = |(o, may): (OpIdx, &bool)| {
+        let wait = transfer.wait(problem.result_bytes(o), true);
+        let lane_us = if has_lane { wait.lane_us } else { 0.0 };
+        may.then_some(Wait { lane_us, ..wait })
+    };
+    movable.enumerated().map(wait).collect()
 }
 
 /// Returns a valid schedule: the given order, in which fewer than `most` ops run again at any place after their first run.

@@ -4,36 +4,24 @@ use super::*;
 use crate::annotations::OpAnnotations;
 use crate::brute::{Move, cheapest_moving};
 use crate::budget::Budget;
-use crate::index::ValueIdx;
-use crate::overlap::tests::waits;
 use crate::policy::Policy;
-use crate::problem::{Op, OpPhase, Problem, Transfer, Value, ValueKind};
+use crate::problem::{OpPhase, Problem, Transfer};
 use crate::request::Offload;
-use crate::testing::{Random, Shape, random_dag, schedule};
+use crate::testing::{Random, Shape, problem, random_dag, schedule, train, waits};
 
 /// Forward ops of one result each, and a backward op for each that reads it.
 fn chain(result_bytes: &[u64]) -> Problem {
-    let mut p = Problem {
-        transfer: Some(Transfer {
-            us_per_megabyte: 40.0,
-            start_us: 1.0,
-            busy_share: 0.0,
-        }),
-        ..Problem::default()
-    };
     let n = result_bytes.len();
-    for o in 0..2 * n {
-        let (is_forward, at) = (o < n, if o < n { o } else { 2 * n - 1 - o });
-        let mut ins: Vec<usize> = o.checked_sub(1).into_iter().collect();
-        ins.extend((!is_forward && o > n).then_some(at));
-        let bytes = if is_forward { result_bytes[at] } else { 1 };
-        p.values
-            .push(Value::new(bytes, ValueKind::Activation, Some(OpIdx(o))));
-        let phase = [OpPhase::Backward, OpPhase::Forward][usize::from(is_forward)];
-        p.ops
-            .push(Op::new(format!("op{o}"), ins, [o], phase, 100.0));
-    }
-    p.outputs = vec![ValueIdx(2 * n - 1)];
+    let ins = |o: usize| -> Vec<usize> {
+        let before = o.checked_sub(1).into_iter();
+        before.chain((o > n).then(|| 2 * n - 1 - o)).collect()
+    };
+    let ins: Vec<Vec<usize>> = (0..2 * n).map(ins).collect();
+    let bytes = |o: usize| result_bytes.get(o).copied().unwrap_or(1);
+    let ops: Vec<(&str, &[usize], u64)> =
+        (0..2 * n).map(|o| ("op", &ins[o][..], bytes(o))).collect();
+    let mut p = problem(&[], &ops, &[2 * n - 1]);
+    train(&mut p, n);
     p.check().unwrap();
     p
 }
