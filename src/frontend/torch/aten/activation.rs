@@ -23,7 +23,7 @@ pub const FORMULAS: &[Formula] = &[
     "hardsigmoid(self: t) => HardSigmoid(floating(self), alpha=1.0 / 6.0, beta=0.5)",
     "hardswish(self: t) => HardSwish(floating(self))",
     "hardtanh(self: t, min_val: s = -1.0, max_val: s = 1.0) => Clip(self, min_val, max_val)",
-    "leaky_relu(self: t, negative_slope: s = 0.01) => LeakyRelu(floating(self), alpha=negative_slope)",
+    "leaky_relu(self: t, negative_slope: f = 0.01) => LeakyRelu(floating(self), alpha=negative_slope)",
     // −softplus(−x).
     "log_sigmoid(self: t) => Neg(Softplus(Neg(floating(self))))",
     "log_softmax(self: t, dim: i, dtype: d?); _log_softmax(self: t, dim: i, half_to_float: b) => \

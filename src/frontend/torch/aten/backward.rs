@@ -30,7 +30,7 @@ pub const FORMULAS: &[Formula] = &[
     "slice_backward(grad_output: t, input_sizes: I, dim: i, start: i, end: i, step: i) => \
      slice_scatter(new_zeros(grad_output, input_sizes), grad_output, dim, start, end, step)",
     // The slope of ELU below 0 is y + alpha.
-    "elu_backward(grad_output: t, alpha: s, scale: f, input_scale: f, is_result: b, self_or_result: t) => \
+    "elu_backward(grad_output: t, alpha: f, scale: f, input_scale: f, is_result: b, self_or_result: t) => \
      scale == 1.0 & input_scale == 1.0 ? (is_result ? (y = saved(self_or_result); \
      below = grad_output * (y + alpha); where(y > 0, grad_output, below)) : \
      EluGrad(saved(self_or_result), grad_output, alpha=alpha)) : unsupported('a scale')",

@@ -6,7 +6,7 @@
 //! here and nowhere else.
 //!
 //! Each family of ops is one file. An op is one line of its table: a signature ([`signature`]) with a function, or with a
-//! formula over other ops ([`formula`]).
+//! formula over rows and other ops ([`formula`]).
 //!
 //! Whatever is known when the file is read stays a number or an expression over named sizes. It becomes a value of the
 //! graph only if an op needs one.

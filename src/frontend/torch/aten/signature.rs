@@ -35,7 +35,7 @@ pub type Lower = fn(&mut Call) -> Result<Value>;
 /// A line of the vocabulary: a signature, or several with semicolons, and the function that lowers the op.
 pub type Op = (&'static str, Lower);
 
-/// A line of the vocabulary: a signature, and the op written in other ops ([`formula`]):
+/// A line of the vocabulary: a signature, or several with semicolons, and the op written in rows and other ops ([`formula`]):
 /// `dist(self: t, other: t, p: f = 2.0) => norm(self - other, p)`.
 pub type Formula = &'static str;
 
