@@ -14,7 +14,7 @@ use crate::transform::fuse::Fused;
 use crate::transform::joint;
 use crate::transform::loss::Loss;
 use crate::transform::optimizer::Updates;
-use crate::transform::remat::strip_again;
+use crate::transform::remat::strip_plan;
 use crate::transform::rng_streams;
 
 pub use crate::request::Request;
@@ -52,7 +52,7 @@ const FROM_TRAINING: &str = "infer,strip,simplify,tile,optimizer,plan,remat";
 pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Result<Compiled> {
     let mut loss = request.loss.clone();
     if gradients::has_backward(graph) && matches!(loss, Loss::Output(_)) {
-        loss = joint::forward_again(graph, &loss)?;
+        loss = joint::as_forward(graph, &loss)?;
     }
     let forward = !gradients::has_backward(graph);
     if forward && graph.phase > Phase::Typed {
@@ -72,7 +72,7 @@ pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resul
     }
     if forward {
         // Copies in a forward graph are an earlier plan for inference; training plans anew.
-        strip_again(graph);
+        strip_plan(graph);
     } else {
         joint::joint(graph)?;
         drop_outputs(graph, &request.drop_outputs)?;

@@ -13,7 +13,7 @@ use ckpt_passes::compile::{Request, compile};
 use ckpt_passes::driver::{Timings, Watch};
 use ckpt_passes::ir::{Data, Graph, Phase};
 use ckpt_passes::plan::PlanOutcome;
-use ckpt_passes::transform::remat::strip_again;
+use ckpt_passes::transform::remat::strip_plan;
 use ckpt_passes::{Result, text};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -81,7 +81,7 @@ pub fn optimize(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resu
         return Ok(outcome);
     };
     let mut unplanned = graph.clone();
-    strip_again(&mut unplanned);
+    strip_plan(&mut unplanned);
     let step = TrainingStep {
         loss: compiled.loss.as_ref().map(|l| l.to_string()),
         is_measured: request.times.is_some(),

@@ -129,7 +129,7 @@ static STRIP: Pass = Pass {
     follows: None,
     idempotent: true,
     run: |graph, _| {
-        transform::remat::strip_again(graph);
+        transform::remat::strip_plan(graph);
         Ok(Changed::Yes)
     },
 };

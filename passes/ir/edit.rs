@@ -148,7 +148,7 @@ impl Graph {
     }
 
     /// Adds a node that recomputes `original` from `ins`, at the end of the order. Its name is `<original>/recompute`.
-    pub fn add_again(
+    pub fn add_recompute(
         &mut self,
         original: NodeId,
         ins: Vec<Option<ValueId>>,

@@ -5,7 +5,7 @@
 //! again, so that one of its outputs is the loss of another differentiation.
 
 use super::loss::{Loss, Seeds, add_loss};
-use super::remat::strip_again;
+use super::remat::strip_plan;
 use crate::analysis::gradients::{gradient_outputs, has_backward, training_outputs};
 use crate::error::{Error, Result};
 use crate::glob;
@@ -54,7 +54,7 @@ const BEFORE: &str = "before.";
 ///
 /// # Errors
 /// A graph that updates its parameters; a new name that the model uses.
-pub fn forward_again(graph: &mut Graph, loss: &Loss) -> Result<Loss> {
+pub fn as_forward(graph: &mut Graph, loss: &Loss) -> Result<Loss> {
     if let Some((id, _)) = graph.nodes().find(|(_, n)| n.op.is_update()) {
         return Err(Error::usage(
             "loss",
@@ -63,7 +63,7 @@ pub fn forward_again(graph: &mut Graph, loss: &Loss) -> Result<Loss> {
         .at(graph.describe(id))
         .help("make the training graph without --optimizer"));
     }
-    strip_again(graph);
+    strip_plan(graph);
     let outputs = graph.outputs().iter().copied();
     let mut earlier = gradient_outputs(graph);
     earlier.extend(outputs.filter(|v| graph.value(*v).name == "loss"));

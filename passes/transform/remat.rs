@@ -2,13 +2,13 @@
 //! order of the graph becomes the schedule.
 //!
 //! In: `Training`. Out: `Rewritten`. Nothing but `order`, operands and metadata changes; every original stays, so the
-//! plan can be taken back by [`strip_again`]. Offloaded results leave the device right after their op
+//! plan can be taken back by [`strip_plan`]. Offloaded results leave the device right after their op
 //! (`Offload`), are held until they are outside (`Release`) and come back where the schedule says (`Fetch`). The memory of the result is what the plan's score says, byte for byte,
 //! because `evaluate` and the memory analysis follow the same rules.
 //!
 //! Every node gets the metadata that a reader of the written file wants: `ckpt.role`, and where they apply `ckpt.of`,
 //! `ckpt.segment`, `ckpt.block`, `ckpt.bytes` (of the storage the node makes) and `ckpt.reason`. Where a first computation
-//! runs later than the graph had it, `ckpt.place` is the place that each node had, for [`strip_again`].
+//! runs later than the graph had it, `ckpt.place` is the place that each node had, for [`strip_plan`].
 
 use crate::error::{Error, Result};
 use crate::ir::edit::NewNode;
@@ -96,7 +96,7 @@ pub fn remat(
             order.push(original);
             continue;
         }
-        let copy = graph.add_again(original, ins, segment_of[at]);
+        let copy = graph.add_recompute(original, ins, segment_of[at]);
         for slot in 0..graph.node(original).outs.len() {
             current[graph.node(original).outs[slot]] = Some(graph.node(copy).outs[slot]);
         }
@@ -305,7 +305,7 @@ pub fn role_word(node: &Node) -> &'static str {
 /// the number of copies.
 ///
 /// The order that remains is the one that was planned, so planning the result again starts where the first plan did.
-pub fn strip_again(graph: &mut Graph) -> usize {
+pub fn strip_plan(graph: &mut Graph) -> usize {
     let mut goes = SecondaryMap::new(graph.node_bound(), false);
     let mut copies = 0;
     let mut is_output = SecondaryMap::new(graph.value_bound(), false);
@@ -436,7 +436,7 @@ mod tests {
                     .all(|(_, n)| n.recompute_of.is_none() || n.segment.is_some())
             );
 
-            assert_eq!(strip_again(&mut g), copies);
+            assert_eq!(strip_plan(&mut g), copies);
             verify(&g).unwrap();
             assert_eq!((names(&g), g.order()), (before, order.as_slice()));
             assert_eq!(measure(&g).1.peak_bytes, memory.peak_bytes);
@@ -508,7 +508,7 @@ mod tests {
                 (&plan.after, &plan.schedule)
             );
 
-            assert_eq!(strip_again(&mut g), copies);
+            assert_eq!(strip_plan(&mut g), copies);
             verify(&g).unwrap();
             assert_eq!(
                 (g.outputs(), g.order()),

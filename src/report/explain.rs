@@ -279,7 +279,7 @@ pub fn alternative(other: &Alternative, peak_bytes: u64) -> String {
             saved_us,
         } => match peak.saturating_sub(peak_bytes) {
             0 => format!(
-                "keeping {} would not raise the peak and save {}",
+                "keeping {} would save {} and not raise the peak",
                 bytes(*held),
                 micros(*saved_us)
             ),

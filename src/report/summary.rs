@@ -13,7 +13,7 @@ use ckpt_passes::Result;
 use ckpt_passes::analysis::gradients::{training_outputs, updated};
 use ckpt_passes::analysis::{Binding, Breakdown, Device, MemoryProfile, Sizes};
 use ckpt_passes::compile::Compiled;
-use ckpt_passes::ir::Graph;
+use ckpt_passes::ir::{Graph, ValueId};
 use ckpt_passes::plan::{Objective, PlanOutcome};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -81,6 +81,12 @@ impl Measured {
     }
 }
 
+/// Returns true if the value that leaves the graph is the result of a recompute node.
+fn is_recomputed(graph: &Graph, output: ValueId) -> bool {
+    let node = graph.def_node(output);
+    node.is_some_and(|id| graph.node(id).recompute_of.is_some())
+}
+
 impl Summary {
     /// Returns the summary of a rewritten graph. `account` is of its plan, `unplanned` the graph before it was rewritten.
     ///
@@ -105,11 +111,11 @@ impl Summary {
             .found(format!("{} bytes", after.memory.peak_bytes)));
         }
         let training = training_outputs(graph);
-        let named = |v: &ckpt_passes::ir::ValueId| graph.value(*v).name.clone();
+        let named = |v: &ValueId| graph.value(*v).name.clone();
         let kept = graph
             .outputs()
             .iter()
-            .filter(|v| !training.contains(v) && named(v) != "loss");
+            .filter(|v| !training.contains(v) && named(v) != "loss" && !is_recomputed(graph, **v));
         let objective = plan.certificate.as_ref().map(|c| c.objective.clone());
         let by = objective
             .as_deref()

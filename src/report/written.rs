@@ -11,7 +11,7 @@ use ckpt_passes::plan::steps::settled;
 use ckpt_passes::plan::{OpIdx, Plan, PlanOutcome, Step};
 use ckpt_passes::transform::infer::infer;
 use ckpt_passes::transform::joint::joint;
-use ckpt_passes::transform::remat::strip_again;
+use ckpt_passes::transform::remat::strip_plan;
 use ckpt_passes::{Error, Result};
 
 /// Returns true for a graph with recomputations or transfers.
@@ -50,7 +50,7 @@ pub fn read(graph: &mut Graph, request: &Request) -> Result<(TrainingStep, PlanO
         steps.push((maker, step));
     }
     let mut training = graph.clone();
-    strip_again(&mut training);
+    strip_plan(&mut training);
     let training_step = TrainingStep::of_training(&training, request)?;
     let problem = &training_step.input.problem;
     let mut op_of: SecondaryMap<NodeId, Option<OpIdx>> =

@@ -8,7 +8,7 @@ use ckpt_passes::driver::Planned;
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::{Graph, Loc, NodeId};
 use ckpt_passes::plan::Policy;
-use ckpt_passes::transform::{infer::infer, loss::Loss, remat::strip_again};
+use ckpt_passes::transform::{infer::infer, loss::Loss, remat::strip_plan};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -127,7 +127,7 @@ fn what_a_plan_predicts_is_the_memory_of_what_it_writes() {
                 "{model} {policy}"
             );
             // A plan may be taken back.
-            strip_again(&mut graph);
+            strip_plan(&mut graph);
             assert_eq!(peak(&graph, &done.binding), unplanned, "{model} {policy}");
         }
     }

@@ -10,7 +10,7 @@ use ckpt_passes::planning::GraphProblem;
 use ckpt_passes::testing::Random;
 use ckpt_passes::testing::dags::random_schedule;
 use ckpt_passes::testing::updates::random_updates;
-use ckpt_passes::transform::remat::{remat, strip_again};
+use ckpt_passes::transform::remat::{remat, strip_plan};
 
 fn measure(g: &Graph) -> (Sizes, MemoryProfile) {
     let sizes = Sizes::new(g, &Binding::new(g, &[]).unwrap()).unwrap();
@@ -85,7 +85,7 @@ fn a_late_reader_costs_the_bytes_of_a_second_tensor_and_never_more() {
         let bytes: u64 = made.map(|s| s.bytes).sum();
         assert_eq!(bytes, paid_bytes(&g), "graph {n}");
         (free, paid) = (free + (bytes == 0) as usize, paid + (bytes > 0) as usize);
-        strip_again(&mut g);
+        strip_plan(&mut g);
         assert_eq!(g.order(), order);
     }
     assert!(free > 20 && paid > 200, "{free} {paid}");

@@ -251,7 +251,7 @@ bytes are then on the peak above static. Exit code 3: no plan fits, and the erro
 /// Options of `plan`.
 #[derive(Args)]
 pub struct PlanArgs {
-    /// The model (ONNX, .ckir) or cost graph (.json, .json.gz)
+    /// The model (ONNX, TorchScript, torch.export or .ckir) or cost graph (.json, .json.gz)
     pub source: PathBuf,
     #[command(flatten)]
     pub goal: Goal,
@@ -283,7 +283,7 @@ Examples:
 /// Options of `frontier`.
 #[derive(Args)]
 pub struct FrontierArgs {
-    /// The model (ONNX, .ckir) or cost graph (.json, .json.gz)
+    /// The model (ONNX, TorchScript, torch.export or .ckir) or cost graph (.json, .json.gz)
     pub source: PathBuf,
     /// How many budgets, in equal steps from the smallest feasible one to the unplanned peak
     #[arg(long, value_name = "N", default_value = "16", value_parser = clap::value_parser!(u16).range(2..=1000),

@@ -208,7 +208,7 @@ with its copies: use one where the unplanned step does not fit into memory.";
 /// Options of `profile`.
 #[derive(Args)]
 pub struct ProfileArgs {
-    /// The model (ONNX, .ckir), with or without its backward
+    /// The model (ONNX, TorchScript, torch.export or .ckir), with or without its backward
     pub model: PathBuf,
     #[command(flatten)]
     pub training: Training,
