@@ -9,7 +9,6 @@
 pub mod attr;
 pub mod dim;
 pub mod edit;
-pub mod error;
 pub mod graph;
 pub mod id;
 pub mod layout;
@@ -20,6 +19,8 @@ pub mod ty;
 pub mod typing;
 pub mod verify;
 pub mod view;
+
+pub use ckpt_error as error;
 
 pub use attr::{Attr, AttrDefault, AttrKind, AttrSpec, Attrs};
 pub use dim::{Atom, Dim, Same, same_dims};

@@ -1,4 +1,5 @@
-//! Random planning problems that are small enough to try every schedule. Solvers are compared with brute force on them.
+//! Random planning problems that are small enough to try every schedule of: what solvers are compared with brute force
+//! on.
 
 use super::Random;
 use crate::plan::problem::{Op, OpPhase, Problem, Value, ValueKind};

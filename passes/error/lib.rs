@@ -4,6 +4,9 @@
 //! apart at a glance: `error[...]` is the user's model, request or environment, `bug[...]` is ours. The kind fixes the
 //! exit code, so that no caller has to guess it.
 
+pub mod glob;
+pub mod near;
+
 use serde::Serialize;
 use std::fmt;
 
@@ -37,7 +40,6 @@ pub struct Error {
 /// A budget that no plan fits into, in numbers.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Shortfall {
-    /// The budget that was asked for.
     pub budget_bytes: u64,
     /// The smallest budget for which a plan is known.
     pub smallest_feasible_bytes: u64,
@@ -45,7 +47,6 @@ pub struct Shortfall {
     pub is_proven: bool,
     /// What the two are on: `peak`, or `peak above static` for a cost graph.
     pub budget_on: &'static str,
-    /// Bytes that are alive during the whole step.
     pub static_bytes: u64,
     /// The node whose operands, results and temporaries set it; `None` where the outputs together are larger.
     pub peak_at: Option<String>,
@@ -56,13 +57,10 @@ pub struct Shortfall {
 /// A tensor that takes memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Held {
-    /// Name of the tensor.
     pub name: String,
-    /// Its size.
     pub bytes: u64,
 }
 
-/// The result of a fallible function of the compiler.
 pub type Result<T, E = Box<Error>> = std::result::Result<T, E>;
 
 impl Error {
@@ -81,7 +79,6 @@ impl Error {
         Error::new(Kind::Model, code, message)
     }
 
-    /// The request is wrong: an option, a name, a pattern.
     pub fn usage(code: &'static str, message: impl Into<String>) -> Box<Error> {
         Error::new(Kind::Usage, code, message)
     }
@@ -91,17 +88,14 @@ impl Error {
         Error::new(Kind::Bug, code, message)
     }
 
-    /// No plan fits the budget.
     pub fn budget(message: impl Into<String>) -> Box<Error> {
         Error::new(Kind::Budget, "budget", message)
     }
 
-    /// Two graphs that should agree do not.
     pub fn verification(message: impl Into<String>) -> Box<Error> {
         Error::new(Kind::Verification, "verify", message)
     }
 
-    /// The environment lacks something: memory, disk, a device, libtorch.
     pub fn environment(code: &'static str, message: impl Into<String>) -> Box<Error> {
         Error::new(Kind::Environment, code, message)
     }
@@ -116,12 +110,10 @@ impl Error {
         self.note("at", place)
     }
 
-    /// What was expected.
     pub fn expected(self: Box<Self>, text: impl Into<String>) -> Box<Error> {
         self.note("expected", text)
     }
 
-    /// What was found.
     pub fn found(self: Box<Self>, text: impl Into<String>) -> Box<Error> {
         self.note("found", text)
     }
@@ -137,22 +129,18 @@ impl Error {
         self
     }
 
-    /// Returns the numbers of a budget that nothing fits into.
     pub fn shortfall(&self) -> Option<&Shortfall> {
         self.shortfall.as_deref()
     }
 
-    /// Returns who has to act.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// Returns the code, which names the broken rule.
     pub fn code(&self) -> &'static str {
         self.code
     }
 
-    /// Returns the message without its notes.
     pub fn message(&self) -> &str {
         &self.message
     }
@@ -164,7 +152,6 @@ impl Error {
             .map(|(label, text)| (*label, text.as_str()))
     }
 
-    /// Returns the exit code of the command line.
     pub fn exit_code(&self) -> i32 {
         match self.kind {
             Kind::Bug => 1,
