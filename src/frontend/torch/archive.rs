@@ -134,6 +134,11 @@ impl Archive {
         self.entries.contains_key(name)
     }
 
+    /// Returns the size of an entry's content by the directory. Reading the entry verifies it.
+    pub fn size_bytes(&self, name: &str) -> Option<u64> {
+        self.entries.get(name).map(|e| e.size_bytes)
+    }
+
     /// Returns the content of an entry of at most `limit_bytes` and verifies its checksum.
     ///
     /// # Errors
