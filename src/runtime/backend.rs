@@ -7,19 +7,9 @@ use super::recorder::Recorder;
 use super::sdpa_backends::SdpaBackends;
 use super::transfers::Transfers;
 use ckpt_passes::Result;
+pub use ckpt_torch::cuda::Stats;
 use std::rc::Rc;
 use tch::{Device, Kind, Tensor};
-
-/// Counters of a place's allocator.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Bytes {
-    pub live: u64,
-    /// The largest `live` since the last [`Backend::reset_peak`].
-    pub peak: u64,
-    /// Peak and current sum of requested bytes, before blocks are rounded.
-    pub requested_peak: u64,
-    pub requested_live: u64,
-}
 
 /// The memory of a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +37,7 @@ pub trait Backend: Sync {
     ///
     /// # Errors
     /// The device fails.
-    fn bytes(&self) -> Result<Bytes>;
+    fn bytes(&self) -> Result<Stats>;
 
     /// Resets peaks to the live bytes.
     ///

@@ -6,6 +6,7 @@ use super::cpu::Cpu;
 use super::cuda::Cuda;
 use crate::place::Place;
 use ckpt_passes::{Error, Result};
+use std::sync::LazyLock;
 use tch::{Device, Tensor};
 
 pub use super::cpu::resident_bytes;
@@ -13,15 +14,7 @@ pub use super::cpu::resident_bytes;
 /// libtorch numbers devices in a signed byte.
 const MOST_DEVICES: usize = 128;
 
-static CUDA: [Cuda; MOST_DEVICES] = {
-    let mut devices = [Cuda(0); MOST_DEVICES];
-    let mut n = 0;
-    while n < MOST_DEVICES {
-        devices[n] = Cuda(n);
-        n += 1;
-    }
-    devices
-};
+static CUDA: LazyLock<Vec<Cuda>> = LazyLock::new(|| (0..MOST_DEVICES).map(Cuda).collect());
 
 /// Returns the backend of a place.
 ///

@@ -474,7 +474,7 @@ impl<'g> Program<'g> {
         watch: Watch,
     ) -> Result<StepStats> {
         let base = device::of(self.place).bytes()?;
-        let mut peak = (base.live, None);
+        let mut peak = (base.live_bytes, None);
         let mut nondeterministic = BTreeSet::new();
         watch(0)?;
         for (at, step) in self.steps.iter().enumerate() {
@@ -497,17 +497,17 @@ impl<'g> Program<'g> {
                 .and_then(|()| step.run(form, given, values, &mut nondeterministic))
                 .map_err(|e| e.at(self.graph.describe(step.id)))?;
             drop(offer);
-            let reached = device::of(self.place).bytes()?.peak;
+            let reached = device::of(self.place).bytes()?.peak_bytes;
             if reached > peak.0 {
                 peak = (reached, Some(at));
             }
             values.clear(&step.frees);
             watch(at + 1)?;
         }
-        let most = device::of(self.place).bytes()?.requested_peak;
+        let most = device::of(self.place).bytes()?.requested_peak_bytes;
         Ok(StepStats {
-            peak_bytes: peak.0 - base.live,
-            requested_bytes: most.saturating_sub(base.requested_live),
+            peak_bytes: peak.0 - base.live_bytes,
+            requested_bytes: most.saturating_sub(base.requested_live_bytes),
             peak_at: peak.1,
             nondeterministic,
         })

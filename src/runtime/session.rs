@@ -212,10 +212,10 @@ impl<'g> Session<'g> {
         let place = self.program.place();
         let specialization = self.program.specialization(&given)?;
         if !device::of(place).is_host() && self.workspace_bytes.get().is_none() {
-            let before = device::of(place).bytes()?.live;
+            let before = device::of(place).bytes()?.live_bytes;
             drop(self.program.run(&given)?);
             self.program.go_on(self.goes_on);
-            let grown = device::of(place).bytes()?.live.saturating_sub(before);
+            let grown = device::of(place).bytes()?.live_bytes.saturating_sub(before);
             let workspace_bytes = grown.saturating_sub(self.program.staying_bytes());
             self.workspace_bytes.set(Some(workspace_bytes));
         }

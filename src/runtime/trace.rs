@@ -63,7 +63,7 @@ impl Program<'_> {
     pub fn run_traced(&self, inputs: &BTreeMap<String, Tensor>) -> Result<(Run, Vec<Moment>)> {
         let mut moments: Vec<Moment> = Vec::with_capacity(self.nodes());
         let (start, mut last, mut last_cpu_us) = (Instant::now(), 0.0, cpu_us());
-        let base = device::of(self.place()).bytes()?.live;
+        let base = device::of(self.place()).bytes()?.live_bytes;
         let run = self.watched(inputs, &mut |at| {
             device::of(self.place()).synchronize()?;
             let (now, now_cpu_us) = (start.elapsed().as_secs_f64() * 1e6, cpu_us());
@@ -72,7 +72,10 @@ impl Program<'_> {
                     start_us: last,
                     time_us: now - last,
                     cpu_us: now_cpu_us - last_cpu_us,
-                    live_bytes: device::of(self.place()).bytes()?.live.saturating_sub(base),
+                    live_bytes: device::of(self.place())
+                        .bytes()?
+                        .live_bytes
+                        .saturating_sub(base),
                 });
             }
             (last, last_cpu_us) = (now, now_cpu_us);

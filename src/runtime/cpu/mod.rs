@@ -2,7 +2,7 @@
 
 mod transfer_queue;
 
-use super::backend::{Backend, Bytes, Memory};
+use super::backend::{Backend, Memory, Stats};
 use super::convert::torch_error;
 use super::library;
 use super::recorder::Recorder;
@@ -38,13 +38,13 @@ impl Backend for Cpu {
         )
     }
 
-    fn bytes(&self) -> Result<Bytes> {
+    fn bytes(&self) -> Result<Stats> {
         let stats = memory::stats();
-        Ok(Bytes {
-            live: stats.live_bytes,
-            peak: stats.peak_bytes,
-            requested_peak: stats.peak_bytes,
-            requested_live: stats.live_bytes,
+        Ok(Stats {
+            live_bytes: stats.live_bytes,
+            peak_bytes: stats.peak_bytes,
+            requested_live_bytes: stats.live_bytes,
+            requested_peak_bytes: stats.peak_bytes,
         })
     }
 

@@ -7,7 +7,7 @@
 mod copy_streams;
 mod recorder;
 
-use super::backend::{Backend, Bytes, Memory};
+use super::backend::{Backend, Memory, Stats};
 use super::convert::{tch_error, torch_error};
 use super::library;
 use super::recorder::Recorder;
@@ -78,14 +78,8 @@ impl Backend for Cuda {
         Place::Cuda(self.0).to_string()
     }
 
-    fn bytes(&self) -> Result<Bytes> {
-        let stats = cuda::stats(self.0).map_err(torch_error)?;
-        Ok(Bytes {
-            live: stats.live_bytes,
-            peak: stats.peak_bytes,
-            requested_peak: stats.requested_peak_bytes,
-            requested_live: stats.requested_live_bytes,
-        })
+    fn bytes(&self) -> Result<Stats> {
+        cuda::stats(self.0).map_err(torch_error)
     }
 
     fn reset_peak(&self) -> Result<()> {

@@ -418,13 +418,19 @@ pub fn axes_of(axes: &[i64], rank: usize) -> Vec<usize> {
 
 /// Returns the shape that tensors broadcast to. Does not check that they fit; the operators do.
 pub fn broadcast(tensors: &[&Tensor]) -> Vec<i64> {
-    let rank = tensors.iter().map(|t| t.dim()).max().unwrap_or(0);
+    let sizes: Vec<Vec<i64>> = tensors.iter().map(|t| t.size()).collect();
+    broadcast_sizes(&sizes)
+}
+
+/// As [`broadcast`], for sizes. Where sizes do not fit, the last one that is not 1 counts.
+pub fn broadcast_sizes(sizes: &[impl AsRef<[i64]>]) -> Vec<i64> {
+    let sizes = sizes.iter().map(AsRef::as_ref);
+    let rank = sizes.clone().map(<[i64]>::len).max().unwrap_or(0);
     let mut dims = vec![1; rank];
-    for tensor in tensors {
-        let size = tensor.size();
+    for size in sizes {
         for (dim, found) in dims[rank - size.len()..].iter_mut().zip(size) {
-            if found != 1 {
-                *dim = found;
+            if *found != 1 {
+                *dim = *found;
             }
         }
     }

@@ -37,13 +37,7 @@ fn matmul(cx: &KernelCx) -> Result<Vec<Tensor>> {
     // The shape of the result: broadcast batch axes, then rows and columns if the operands have them.
     let lead_a = &sa[..sa.len().saturating_sub(2)];
     let lead_b = &sb[..sb.len().saturating_sub(2)];
-    let rank = lead_a.len().max(lead_b.len());
-    let at = |lead: &[i64], i: usize| (i + lead.len()).checked_sub(rank).map_or(1, |j| lead[j]);
-    let broadcast = |i: usize| match at(lead_a, i) {
-        1 => at(lead_b, i),
-        size => size,
-    };
-    let mut dims: Vec<i64> = (0..rank).map(broadcast).collect();
+    let mut dims = broadcast_sizes(&[lead_b, lead_a]);
     if sa.len() > 1 {
         dims.push(sa[sa.len() - 2]);
     }

@@ -18,7 +18,7 @@ fn rotary(cx: &KernelCx) -> Result<Vec<Tensor>> {
         if let Some(end) = seen.last_mut().filter(|_| last != 1) {
             *end = last;
         }
-        if broadcast(&[table]).len() > seen.len() || !fits(&table.size(), &seen) {
+        if table.dim() > seen.len() || !fits(&table.size(), &seen) {
             let table = table.size();
             let what = format!("a table of {table:?} does not broadcast to {size:?}");
             return Err(cx.shape_error(what));

@@ -1,23 +1,22 @@
 //! PyTorch's fused attention kernels (SDPA backends), each a forward and a backward, and the nodes that may use them.
 //!
-//! A backend is used only where the library's arguments mean exactly what our row means. The choice is a pure function of
-//! the device and of the sizes, type and attributes of a node. Recomputations and the gradient share these, so all of them
-//! use the same backend. The choice does not depend on layouts: operands that a backend cannot read in place are copied
-//! for it (`kernels/attention/sdpa`). It is made when a program is compiled for its sizes and kept with it
-//! (`sdpa_choice`), after a check on the device that it keeps these assumptions
-//! (`kernels/attention/check`).
+//! A backend is used only if the library's arguments mean exactly what our row means. The choice is a pure function of the
+//! device and of the sizes, type and attributes of a node. Recomputations and the gradient share these, so all of them use the
+//! same backend. The choice does not depend on layouts: operands that a backend cannot read in place are copied
+//! (`kernels/attention/sdpa`). It is made when a program is compiled for its sizes (`sdpa_choice`), after a check of these
+//! assumptions on the device (`kernels/attention/check`).
 //!
-//! What is assumed, and where PyTorch 2.11 says so (`aten/src/ATen/native/transformers/cuda`):
+//! The assumptions, with their sources in PyTorch 2.11 (`aten/src/ATen/native/transformers/cuda`):
 //! - Both backwards are deterministic under `setDeterministicAlgorithms(true)`: flash sums dq in parts of its own
 //!   (`_flash_attention_backward`), efficient does not split keys (`_efficient_attention_backward`).
-//! - Both are for 16-bit types here. Flash knows no others. Efficient multiplies float32 by tensor cores in three parts of
-//!   TF32, whatever the switches for TF32 say (`DefaultGemmType`, `OpMultiplyAddFastF32`): no full precision.
-//! - Without a mask, and with a causal one where queries and keys are equally many, every query sees a key, and the
-//!   library's alignment of the causal mask (flash's is at the last key, efficient's at the first) does not matter.
+//! - Both are used for 16-bit types only. Flash supports no others. Efficient multiplies float32 on tensor cores in three parts
+//!   of TF32, regardless of the TF32 switches (`DefaultGemmType`, `OpMultiplyAddFastF32`), which is not full precision.
+//! - There is no mask, or a causal one with equally many queries and keys. So every query sees a key, and the alignment of the
+//!   causal mask does not matter (flash aligns it to the last key, efficient to the first).
 //! - The log-sum-exp is a natural logarithm in float32.
-//! - No bias: the backwards take probabilities from the saved log-sum-exp, in which a bias such as the lowest number, the
-//!   usual mask for padding, leaves no digit of the scores; a query whose keys are all hidden gives NaN there.
-//! - No scale of 0 or below: flash looks for the largest score before it scales.
+//! - There is no bias. The backwards compute probabilities from the saved log-sum-exp. A bias of the lowest number, the usual
+//!   mask for padding, leaves no digit of the scores in it, and a query whose keys are all hidden gives NaN.
+//! - The scale is positive, because flash searches the largest score before it scales.
 
 pub mod layout;
 pub mod scratch;
@@ -171,10 +170,9 @@ impl SdpaBackends {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn facts() -> Facts {
+impl Facts {
+    /// A causal node that every backend of a CUDA device accepts.
+    fn example() -> Facts {
         Facts {
             dtype: DType::BF16,
             batch: 2,
@@ -191,6 +189,11 @@ mod tests {
             has_bias: false,
         }
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
 
     /// What an H200 chooses after a change of the facts.
     fn chosen(change: impl Fn(&mut Facts)) -> Option<SdpaBackend> {
@@ -198,7 +201,7 @@ mod tests {
     }
 
     fn chosen_by(capability: i64, change: impl Fn(&mut Facts)) -> Option<SdpaBackend> {
-        let mut facts = facts();
+        let mut facts = Facts::example();
         change(&mut facts);
         SdpaBackends::cuda(capability, 132).choose(&facts)
     }
@@ -252,7 +255,7 @@ mod tests {
         for capability in [0, 70, 75, 130] {
             assert_eq!(chosen_by(capability, |_| ()), None, "{capability}");
         }
-        assert_eq!(SdpaBackends::default().choose(&facts()), None);
+        assert_eq!(SdpaBackends::default().choose(&Facts::example()), None);
     }
 
     #[test]

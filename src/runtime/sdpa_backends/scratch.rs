@@ -261,13 +261,11 @@ fn efficient_back(f: &Facts, blocks: Layers) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ckpt_passes::ir::DType;
 
     const MIB: u64 = 1 << 20;
 
     fn facts(batch: i64, heads: i64, groups: i64, rows: i64, size: i64) -> Facts {
         Facts {
-            dtype: DType::BF16,
             batch,
             heads,
             groups,
@@ -275,11 +273,7 @@ mod tests {
             keys: rows,
             size,
             value_size: size,
-            scale: 0.125,
-            causal: true,
-            has_window: false,
-            has_softcap: false,
-            has_bias: false,
+            ..Facts::example()
         }
     }
 

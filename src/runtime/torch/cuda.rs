@@ -18,7 +18,7 @@ pub struct Stats {
     pub live_bytes: u64,
     /// The largest `live_bytes` since the last [`reset_peak`].
     pub peak_bytes: u64,
-    /// Requested bytes of the live blocks.
+    /// Requested bytes of the live blocks, before rounding.
     pub requested_live_bytes: u64,
     pub requested_peak_bytes: u64,
 }

@@ -1,11 +1,11 @@
-//! Handles that cross the C interface: tensors lent and taken over, and calls that leave a handle behind.
+//! Handles that cross the C interface: lent tensors, owned tensors, and calls that return a handle.
 
 use crate::error::{TorchError, check};
 use crate::sys;
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
 
-/// The `at::Tensor*` inside a tch tensor, lent.
+/// Returns the `at::Tensor*` of a tch tensor, lent.
 pub fn lend(tensor: &tch::Tensor) -> *const c_void {
     tensor.as_ptr().cast()
 }
@@ -15,7 +15,7 @@ pub fn lend_opt(tensor: Option<&tch::Tensor>) -> *const c_void {
     tensor.map_or(ptr::null(), lend)
 }
 
-/// Takes over an `at::Tensor*` that the C++ side handed out.
+/// Takes ownership of an `at::Tensor*` that the C++ side returned.
 ///
 /// # Safety
 /// `handle` is such a pointer, not null, and nobody else owns it.
@@ -23,23 +23,23 @@ pub unsafe fn own(handle: *const c_void) -> tch::Tensor {
     unsafe { tch::Tensor::from_ptr(handle.cast_mut().cast()) }
 }
 
-/// Runs a call that leaves a handle in the place it is given.
+/// Runs a call that writes a handle to its argument.
 pub fn made<T>(call: impl FnOnce(*mut *mut T) -> i32) -> Result<*mut T, TorchError> {
     let mut handle = ptr::null_mut();
     check(call(&mut handle))?;
     Ok(handle)
 }
 
-/// Runs a call that leaves a new tensor in the place it is given.
+/// Runs a call that writes a new tensor to its argument.
 pub fn new_tensor(call: impl FnOnce(*mut *mut c_void) -> i32) -> Result<tch::Tensor, TorchError> {
-    // SAFETY: every such call hands out a tensor that nobody else owns.
+    // SAFETY: the tensor of such a call has no other owner.
     made(call).map(|tensor| unsafe { own(tensor) })
 }
 
 /// Copies a text and frees the original.
 ///
 /// # Safety
-/// `text` is a NUL-terminated string that the C++ side handed out, not freed yet.
+/// `text` is a NUL-terminated string from the C++ side, not freed yet.
 pub unsafe fn take_string(text: *mut c_char) -> String {
     unsafe {
         let copy = CStr::from_ptr(text).to_string_lossy().into_owned();

@@ -13,9 +13,9 @@ use std::slice;
 use std::sync::{PoisonError, RwLock};
 use tch::{Device, Kind, Tensor};
 
-/// An argument of an operator; [`args!`](crate::args) converts plain values. The operator's schema decides what fits:
-/// an `Int` also serves as `float` and `Scalar`, and as each element of a list of fixed length (`int[2]`). A `Double`
-/// or `Bool` also serves as `Scalar`. `None` needs an optional type.
+/// An argument of an operator; [`args!`](crate::args) converts plain values. The operator's schema decides what fits. An `Int`
+/// also fits `float` and `Scalar`, and stands for all elements of a list of fixed length (`int[2]`). A `Double` or `Bool` also
+/// fits `Scalar`. `None` needs an optional type.
 #[derive(Debug, Clone, Copy)]
 pub enum Arg<'a> {
     None,
@@ -32,15 +32,14 @@ pub enum Arg<'a> {
     OptTensors(&'a [Option<&'a Tensor>]),
     /// For a `ScalarType` argument.
     Dtype(Kind),
-    /// CPU or CUDA; others are refused.
+    /// CPU or CUDA.
     Device(Device),
     Generator(&'a Generator),
-    /// An undefined tensor where the schema wants a required one. A forward may return undefined tensors that its
-    /// backward takes.
+    /// An undefined tensor for a required parameter. Some forward operators return undefined tensors that their backward takes.
     NoTensor,
 }
 
-/// The arguments of an operator from plain values: tensors, numbers, lists, texts, and [`Arg`]s as they are.
+/// Makes the arguments of an operator from tensors, numbers, lists, texts and [`Arg`]s.
 #[macro_export]
 macro_rules! args {
     ($($arg:expr),* $(,)?) => {
@@ -93,7 +92,7 @@ where
     }
 }
 
-/// A result. An undefined tensor is `None`, as for a gradient that an output mask left out.
+/// A result. An undefined tensor is `None`, for example a gradient that an output mask excludes.
 #[derive(Debug)]
 pub enum Ret {
     None,
@@ -105,7 +104,7 @@ pub enum Ret {
 }
 
 impl Ret {
-    /// The tensor, or an error naming what is there instead.
+    /// Returns the tensor, or an error that names the actual result.
     pub fn into_tensor(self) -> Result<Tensor, TorchError> {
         match self {
             Ret::Tensor(tensor) => Ok(tensor),
@@ -116,7 +115,7 @@ impl Ret {
     }
 }
 
-/// An operator of libtorch. Cheap to copy; looked up once per name and overload and kept for the process's life.
+/// An operator of libtorch. Cheap to copy; looked up once per name and overload and kept for the life of the process.
 #[derive(Clone, Copy)]
 pub struct Op(&'static Entry);
 
@@ -137,10 +136,10 @@ const NOTHING: Value = Value {
     payload: Payload { i: 0 },
 };
 
-/// Calls with at most so many arguments allocate nothing for them.
+/// Calls with at most this many arguments allocate nothing for them.
 const FEW_ARGUMENTS: usize = 10;
 
-/// Every operator looked up so far, by full name. A program uses a few hundred operators at most: they are never freed.
+/// All operators looked up so far, by full name. They are never freed; a program uses a few hundred at most.
 static FOUND: RwLock<HashMap<String, &'static Entry, FxBuildHasher>> =
     RwLock::new(HashMap::with_hasher(FxBuildHasher));
 
@@ -188,44 +187,44 @@ impl Op {
         Ok(Op(found.entry(full_name.to_owned()).or_insert_with(leak)))
     }
 
-    /// `aten::add.Tensor`.
+    /// Returns the full name, such as `aten::add.Tensor`.
     pub fn name(&self) -> &'static str {
         &self.0.name
     }
 
-    /// The schema as libtorch prints it, with alias marks and defaults:
+    /// Returns the schema as libtorch prints it, with alias marks and defaults:
     /// `aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor`.
     pub fn schema(&self) -> &'static str {
         &self.0.schema
     }
 
-    /// Calls the operator. Arguments stand in the order of the schema; those left out at the end take their defaults.
+    /// Calls the operator. Arguments are in the order of the schema; missing ones at the end take their defaults.
     ///
     /// # Errors
-    /// `Refused` for arguments that do not fit the schema, for whatever libtorch refuses, for a write to a tensor whose
-    /// bytes are lent ([`crate::bytes::from_bytes`]), and for a result of a type [`Ret`] does not have (a complex
-    /// number, a dictionary); `OutOfMemory` as it says.
+    /// `Refused` for arguments that do not fit the schema or that libtorch refuses, for a write to a tensor whose bytes are lent
+    /// ([`crate::bytes::from_bytes`]), and for a result of a type that [`Ret`] lacks (a complex number, a dictionary);
+    /// `OutOfMemory`.
     pub fn call(&self, args: &[Arg<'_>]) -> Result<Vec<Ret>, TorchError> {
         let mut results = vec![NOTHING; self.0.returns];
         let mut count = 0;
         self.dispatch(args, &mut results, &mut count)?;
         results.truncate(usize::try_from(count).unwrap_or(0));
-        // SAFETY: the call succeeded, so that each result is ours, once.
+        // SAFETY: the call succeeded, so we own each result once.
         Ok(results
             .into_iter()
             .map(|value| unsafe { take(value) })
             .collect())
     }
 
-    /// Calls the operator for what it writes into its arguments; what it returns is dropped.
+    /// Calls the operator and drops its results, for an operator that writes into its arguments.
     ///
     /// # Errors
-    /// As [`Op::call`], less those about results.
+    /// As [`Op::call`], except errors about results.
     pub fn run(&self, args: &[Arg<'_>]) -> Result<(), TorchError> {
         self.dispatch(args, &mut [], &mut 0)
     }
 
-    /// Into `results`, unless there is room for none.
+    /// Calls the operator. Stores the results in `results` unless that is empty.
     fn dispatch(
         &self,
         args: &[Arg<'_>],
@@ -250,8 +249,8 @@ impl Op {
             0 => ptr::null_mut(),
             _ => results.as_mut_ptr(),
         };
-        // SAFETY: `values` points only to what `args` and `handles` keep alive during the call, and `results` has room
-        // for as many as are announced.
+        // SAFETY: `args` and `handles` keep alive during the call what `values` points to, and `results` has room for
+        // `capacity` results.
         check(unsafe {
             sys::ck_op_call(
                 self.0.handle,
@@ -289,7 +288,7 @@ impl fmt::Debug for Op {
     }
 }
 
-/// The argument as the C interface takes it. Lists of tensors become lists of handles, which `handles` keeps.
+/// Converts an argument for the C interface. Lists of tensors become lists of handles, which `handles` keeps alive.
 fn value_of(arg: &Arg<'_>, handles: &mut Vec<Vec<*const c_void>>) -> Result<Value, TorchError> {
     let single = |tag, payload| Value {
         tag,
@@ -352,7 +351,7 @@ fn value_of(arg: &Arg<'_>, handles: &mut Vec<Vec<*const c_void>>) -> Result<Valu
     })
 }
 
-/// The number of `kind` in c10::ScalarType.
+/// Returns the number of `kind` in c10::ScalarType.
 pub(crate) fn scalar_type(kind: Kind) -> i32 {
     match kind {
         Kind::Uint8 => 0,

@@ -1,6 +1,9 @@
-//! The C interface of `cpp/`, declared as `cpp/abi.h` has it; the rules of ownership stand there.
+//! The C interface of `cpp/`. `cpp/abi.h` has the types and the rules of ownership.
 
 use std::ffi::{c_char, c_void};
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+use tch::Tensor;
 
 pub const OK: i32 = 0;
 pub const OUT_OF_MEMORY: i32 = 2;
@@ -36,13 +39,13 @@ pub struct Value {
     pub payload: Payload,
 }
 
-/// An operator on the C++ side; only ever behind a pointer.
+/// An operator on the C++ side, used only through a pointer.
 #[repr(C)]
 pub struct CkOp {
     _opaque: [u8; 0],
 }
 
-/// An arena on the C++ side; only ever behind a pointer.
+/// An arena on the C++ side, used only through a pointer.
 #[repr(C)]
 pub struct CkArena {
     _opaque: [u8; 0],
@@ -58,32 +61,59 @@ pub struct Place {
     pub bytes: i64,
 }
 
+/// A tensor that is lent to a C call; `None` of an option is null.
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+pub struct Lent<'a>(NonNull<c_void>, PhantomData<&'a Tensor>);
+
+impl<'a> From<&'a Tensor> for Lent<'a> {
+    fn from(tensor: &'a Tensor) -> Lent<'a> {
+        // SAFETY: tch's handles are never null.
+        let handle = unsafe { NonNull::new_unchecked(tensor.as_ptr().cast_mut().cast()) };
+        Lent(handle, PhantomData)
+    }
+}
+
+/// `r` queries of `h` heads, and the `n` keys that any of them may see. `CkTile` of `cpp/abi.h`.
 #[repr(C)]
-pub struct CkTile {
-    pub q: *const c_void,
-    pub k: *const c_void,
-    pub v: *const c_void,
-    pub bias: *const c_void,
-    pub scores: *const c_void,
-    pub sums: *const c_void,
-    pub result: *const c_void,
-    pub q_copy: *const c_void,
+pub struct Tile<'a> {
+    /// [h, r, d], in float32 or a 16-bit type.
+    pub q: Lent<'a>,
+    /// [h, n, d] and [h, n, e], float32; a gradient reads values for `dq` and `dk` only.
+    pub k: Lent<'a>,
+    pub v: Lent<'a>,
+    /// [h, r, n], added to the scores; a boolean bias hides the keys for which it is false.
+    pub bias: Option<Lent<'a>>,
+    /// Buffers of float32: [h, r, n]; [h, r, 1], for the result only; [h, r, e], or [h, r, d] for a gradient; as `q`, if `q`
+    /// has another type.
+    pub scores: Lent<'a>,
+    pub sums: Option<Lent<'a>>,
+    pub result: Option<Lent<'a>>,
+    pub q_copy: Option<Lent<'a>>,
+    /// Scores are softcap·tanh(scale/softcap·q·k), or scale·q·k if `softcap` is 0.
     pub scale: f64,
     pub softcap: f64,
+    /// Row `i` sees the keys from `first + i` (`i64::MIN`: all) and below `end + i` (`i64::MAX`: all).
     pub first: i64,
     pub end: i64,
+    /// Whether a query that sees no key gives NaN; otherwise it gives zeros.
     pub empty_is_nan: i32,
 }
 
+/// The gradients of a tile. `CkTileGradients` of `cpp/abi.h`.
 #[repr(C)]
-pub struct CkTileGradients {
-    pub dy: *const c_void,
-    pub dy_copy: *const c_void,
-    pub slopes: *const c_void,
-    pub capped: *const c_void,
-    pub dq: *const c_void,
-    pub dk: *const c_void,
-    pub dv: *const c_void,
+pub struct Gradients<'a> {
+    /// [h, r, e].
+    pub dy: Lent<'a>,
+    /// Buffers of float32: as `dy`, if that has another type; [h, r, n], for `dq` and `dk`; the same, for capped scores.
+    pub dy_copy: Option<Lent<'a>>,
+    pub slopes: Option<Lent<'a>>,
+    pub capped: Option<Lent<'a>>,
+    /// Written.
+    pub dq: Option<Lent<'a>>,
+    /// Added to; float32.
+    pub dk: Option<Lent<'a>>,
+    pub dv: Option<Lent<'a>>,
 }
 
 unsafe extern "C" {
@@ -118,8 +148,8 @@ unsafe extern "C" {
         out: *const c_void,
     ) -> i32;
 
-    pub fn ck_attend(tile: *const CkTile, y: *const c_void, lse: *const c_void) -> i32;
-    pub fn ck_attend_back(tile: *const CkTile, gradients: *const CkTileGradients) -> i32;
+    pub fn ck_attend(tile: &Tile, y: Lent, lse: Option<Lent>) -> i32;
+    pub fn ck_attend_back(tile: &Tile, gradients: &Gradients) -> i32;
 
     pub fn ck_memory_install();
     pub fn ck_memory_stats(live_bytes: *mut i64, peak_bytes: *mut i64, allocations: *mut i64);

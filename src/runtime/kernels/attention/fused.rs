@@ -1,14 +1,17 @@
-//! Tiles in one call each, where our own products run, with the buffers of the plan.
+//! Tiles in one call each, on processors with our own products, in the planned buffers.
 //!
-//! Processor, types, sizes and requested results alone decide whether tiles run this way, so that a node and its
-//! recomputation run the same way.
+//! The choice depends only on processor, types, sizes and requested results, so a node and its recomputation make the same.
 
 use super::tiles::*;
 use crate::runtime::convert::torch_error;
 use ckpt_passes::Result;
 use ckpt_passes::ops::attention::Span;
-use ckpt_torch::attention::{Gradients, Tile as Fused, attend, attend_back};
+use ckpt_torch::attention::{Gradients, Lent, Tile as Fused, attend, attend_back};
 use tch::{Kind, Tensor};
+
+fn lent(tensor: &Option<Tensor>) -> Option<Lent<'_>> {
+    tensor.as_ref().map(Lent::from)
+}
 
 /// The buffers of a call, views of the planned block.
 struct Buffers {
@@ -47,20 +50,24 @@ impl Buffers {
 
     fn tile<'a>(&'a self, work: &Work, x: &'a Operands, tile: &Tile) -> Fused<'a> {
         let within = |at: i64| at.saturating_sub(tile.keys.start);
+        let (first, end) = (
+            work.plan.band.first(tile.rows.start),
+            work.plan.band.end(tile.rows.start),
+        );
         Fused {
-            q: &x.q,
-            k: &x.k,
-            v: &x.v,
-            bias: self.bias.as_ref(),
+            q: Lent::from(&x.q),
+            k: Lent::from(&x.k),
+            v: Lent::from(&x.v),
+            bias: lent(&self.bias),
+            scores: Lent::from(&self.scores),
+            sums: lent(&self.sums),
+            result: lent(&self.result),
+            q_copy: lent(&self.q_copy),
             scale: work.scale,
             softcap: work.softcap,
-            first: work.plan.band.first(tile.rows.start).map(within),
-            end: work.plan.band.end(tile.rows.start).map(within),
-            empty_is_nan: work.empty_is_nan,
-            scores: &self.scores,
-            sums: self.sums.as_ref(),
-            result: self.result.as_ref(),
-            q_copy: self.q_copy.as_ref(),
+            first: first.map_or(i64::MIN, within),
+            end: end.map_or(i64::MAX, within),
+            empty_is_nan: work.empty_is_nan.into(),
         }
     }
 }
@@ -74,7 +81,7 @@ pub fn forward(
     lse: Option<&Tensor>,
 ) -> Result<()> {
     let buffers = Buffers::new(work, x, tile, work.plan.value_size)?;
-    attend(&buffers.tile(work, x, tile), y, lse).map_err(torch_error)
+    attend(&buffers.tile(work, x, tile), y.into(), lse.map(Lent::from)).map_err(torch_error)
 }
 
 /// Adds a tile's contribution to the gradients of queries, keys and values; `dk` and `dv` hold all keys of the part.
@@ -98,13 +105,13 @@ pub fn backward(
     let (slopes, capped) = (seen(spans.slopes, &scores), seen(spans.capped, &scores));
     let dy_copy = seen(spans.dy, &dy.size());
     let gradients = Gradients {
-        dy,
-        dq,
-        dk: dk.as_ref(),
-        dv: dv.as_ref(),
-        dy_copy: dy_copy.as_ref(),
-        slopes: slopes.as_ref(),
-        capped: capped.as_ref(),
+        dy: dy.into(),
+        dy_copy: lent(&dy_copy),
+        slopes: lent(&slopes),
+        capped: lent(&capped),
+        dq: dq.map(Lent::from),
+        dk: lent(&dk),
+        dv: lent(&dv),
     };
     attend_back(&buffers.tile(work, x, tile), &gradients).map_err(torch_error)
 }

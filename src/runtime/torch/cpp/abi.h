@@ -1,4 +1,5 @@
-// The C interface between these sources and the Rust side. `sys.rs` mirrors it: change both together.
+// The types of the C interface between these sources and the Rust side. The functions are the `extern "C"` ones in the
+// sources. `sys.rs` declares all of them: change both together.
 //
 // Rules: no function throws. A function that can fail returns a Status and leaves the reason in ck_last_message() of the same
 // thread. A `void*` tensor is an `at::Tensor*`, lent when it is an argument and owned by the caller when it is a result. Other
@@ -67,68 +68,3 @@ struct CkTileGradients {
   const void *dy, *dy_copy, *slopes, *capped;
   const void *dq, *dk, *dv;
 };
-
-extern "C" {
-const char* ck_last_message();
-void ck_free(void* memory);
-const char* ck_version_built_with();
-int32_t ck_version_loaded(char** version);
-
-int32_t ck_op_find(const char* name, const char* overload, CkOp** op, char** schema, int64_t* returns);
-// If `results` is null, the operator's results are dropped and `result_count` is not written.
-int32_t ck_op_call(const CkOp* op, const CkValue* args, int64_t arg_count, CkValue* results, int64_t capacity,
-                   int64_t* result_count);
-
-int32_t ck_gemm_is_ours();
-int32_t ck_gemm(const void* a, const void* b, const void* c, double alpha, double beta, const void* out);
-// Available only if ck_gemm_is_ours. `lse` (float32, [h, r, 1]) may be null.
-int32_t ck_attend(const CkTile* tile, const void* y, const void* lse);
-int32_t ck_attend_back(const CkTile* tile, const CkTileGradients* gradients);
-
-void ck_memory_install();
-void ck_memory_stats(int64_t* live_bytes, int64_t* peak_bytes, int64_t* allocations);
-void ck_memory_reset_peak();
-void ck_memory_scratch(int32_t begin);
-int64_t ck_memory_workspace_bytes();
-
-// Reserves an arena. It is released once `ck_arena_free` was called and its last block is freed.
-int32_t ck_arena_new(int64_t bytes, CkArena** arena);
-void ck_arena_free(CkArena* arena);
-// Counts the blocks allocated so far.
-int64_t ck_arena_placed(CkArena* arena);
-// Directs this thread's allocations to the places that fit, until `ck_arena_withdraw`. The places are lent.
-void ck_arena_offer(CkArena* arena, const CkPlace* places, int64_t count);
-void ck_arena_withdraw();
-
-int32_t ck_tensor_borrow(const void* data, const int64_t* dims, int64_t rank, int32_t scalar_type, void* owner,
-                         void (*drop_owner)(void*), void** tensor);
-int32_t ck_tensor_copy(const void* data, int64_t len, const int64_t* dims, int64_t rank, int32_t scalar_type,
-                       void** tensor);
-int32_t ck_tensor_empty(const int64_t* dims, int64_t rank, int32_t scalar_type, void** tensor);
-int32_t ck_tensor_view(const void* tensor, const int64_t* dims, const int64_t* strides, int64_t rank, void** view);
-int32_t ck_tensor_bytes(const void* tensor, int32_t for_writing, void** data, int64_t* len);
-int32_t ck_tensor_storage(const void* tensor, int64_t* id);
-
-int32_t ck_cuda_load(int64_t* devices);
-int32_t ck_cuda_prepare(int64_t device);
-void ck_cuda_refuse_nondeterministic(int32_t refuse);
-int32_t ck_cuda_synchronize(int64_t device);
-int32_t ck_cuda_memory_stats(int64_t device, int64_t* live, int64_t* peak, int64_t* requested_live,
-                             int64_t* requested_peak);
-int32_t ck_cuda_memory_reset_peak(int64_t device);
-int32_t ck_cuda_memory_info(int64_t device, int64_t* free_bytes, int64_t* total_bytes);
-
-int32_t ck_graph_find();
-int32_t ck_graph_stream(int64_t device, void** capture_stream);
-void ck_graph_stream_drop(void* capture_stream);
-int32_t ck_graph_enter(const void* capture_stream, void** guard);
-void ck_graph_leave(void* guard);
-int32_t ck_graph_begin(const void* capture_stream, void** made);
-int32_t ck_graph_end(void* made, int64_t* nodes);
-int32_t ck_graph_replay(void* made);
-void ck_graph_drop(void* made);
-
-int32_t ck_generator_new(uint64_t seed, void** generator);
-int32_t ck_generator_clone(void* generator, void** clone);
-void ck_generator_free(void* generator);
-}

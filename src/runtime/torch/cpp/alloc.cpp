@@ -232,6 +232,7 @@ void ck_memory_scratch(int32_t begin) { workspace.scopes += begin != 0 ? 1 : -1;
 
 int64_t ck_memory_workspace_bytes() { return workspace_bytes.load(std::memory_order_relaxed); }
 
+// Reserves an arena. It is released once `ck_arena_free` was called and its last block is freed.
 int32_t ck_arena_new(int64_t bytes, CkArena** arena) {
   return ckpt::guarded([&] {
     const auto length = static_cast<size_t>(bytes);
@@ -246,11 +247,13 @@ int32_t ck_arena_new(int64_t bytes, CkArena** arena) {
 
 void ck_arena_free(CkArena* arena) { arena->disown(); }
 
+// Counts the blocks that were placed so far.
 int64_t ck_arena_placed(CkArena* arena) {
   const std::lock_guard<std::mutex> guard(arena->mutex);
   return arena->placed;
 }
 
+// Directs this thread's allocations to the places that fit, until `ck_arena_withdraw`. The places are lent.
 void ck_arena_offer(CkArena* arena, const CkPlace* places, int64_t count) { offer = Offer{arena, places, count}; }
 
 void ck_arena_withdraw() { offer = Offer{}; }

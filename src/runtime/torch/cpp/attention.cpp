@@ -124,6 +124,7 @@ int64_t bound(int64_t size, int64_t part, int64_t parts) {
 
 extern "C" {
 
+// Available only if ck_gemm_is_ours. `statistics` is the log-sum-exp (float32, [h, r, 1]) or null.
 int32_t ck_attend(const CkTile* of, const void* to, const void* statistics) {
   return ckpt::guarded([&] {
     const Tile tile(*of);

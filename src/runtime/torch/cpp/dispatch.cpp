@@ -103,6 +103,13 @@ c10::ArrayRef<T> slice(const CkValue& value) {
   return {static_cast<const T*>(value.p), static_cast<size_t>(value.len)};
 }
 
+template <class To, class From>
+c10::IValue list(const CkValue& value) {
+  c10::List<To> list;
+  for (From element : slice<From>(value)) list.push_back(To(element));
+  return c10::IValue(std::move(list));
+}
+
 void check_writable(const Parameter& parameter, const at::Tensor& tensor) {
   TORCH_CHECK(!parameter.written || !ckpt::is_borrowed(tensor), "argument `", parameter.name,
               "` is written, but its bytes are lent and must not be");
@@ -141,26 +148,14 @@ std::optional<c10::IValue> convert(const Parameter& parameter, const CkValue& va
       break;
     case CK_INTS:
       if (accepts == Accepts::Ints) return c10::IValue(c10::List<int64_t>(slice<int64_t>(value)));
-      if (accepts == Accepts::Numbers) {
-        c10::List<at::Scalar> list;
-        for (int64_t element : slice<int64_t>(value)) list.push_back(at::Scalar(element));
-        return c10::IValue(std::move(list));
-      }
+      if (accepts == Accepts::Numbers) return list<at::Scalar, int64_t>(value);
       break;
     case CK_DOUBLES:
       if (accepts == Accepts::Doubles) return c10::IValue(c10::List<double>(slice<double>(value)));
-      if (accepts == Accepts::Numbers) {
-        c10::List<at::Scalar> list;
-        for (double element : slice<double>(value)) list.push_back(at::Scalar(element));
-        return c10::IValue(std::move(list));
-      }
+      if (accepts == Accepts::Numbers) return list<at::Scalar, double>(value);
       break;
     case CK_BOOLS:
-      if (accepts == Accepts::Bools) {
-        c10::List<bool> list;
-        for (uint8_t element : slice<uint8_t>(value)) list.push_back(element != 0);
-        return c10::IValue(std::move(list));
-      }
+      if (accepts == Accepts::Bools) return list<bool, uint8_t>(value);
       break;
     case CK_STR:
       if (accepts == Accepts::Str)
@@ -326,6 +321,7 @@ int32_t ck_op_find(const char* name, const char* overload, CkOp** op, char** sch
   });
 }
 
+// If `results` is null, the operator's results are dropped and `result_count` is not written.
 int32_t ck_op_call(const CkOp* op, const CkValue* args, int64_t arg_count, CkValue* results, int64_t capacity,
                    int64_t* result_count) {
   return ckpt::guarded([&] {
