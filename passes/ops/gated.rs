@@ -22,7 +22,7 @@ const fn gate(name: &'static str, body: BodyFn) -> OpDef {
     }
 }
 
-/// ONNX `Silu`.
+/// `x·sigmoid(x)`.
 pub static SILU: OpDef = OpDef {
     aten: &["aten.silu"],
     ins: SMALL_X,

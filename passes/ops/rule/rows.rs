@@ -32,10 +32,12 @@ const BLANK: OpDef = OpDef {
 
 const UNSTATED: &str = "the row states no gradient";
 
-/// Returns whether a row states what its constructor cannot know: operands, results and a gradient.
+/// Returns whether a row states what its constructor cannot know: operands, results, a gradient, and a body for an op of
+/// ours.
 pub fn is_stated(op: &OpDef) -> bool {
     let grad = !matches!(op.grad, Grad::Missing(UNSTATED));
-    grad && !op.ins.is_empty() && !op.outs.is_empty()
+    let body = op.domain != Domain::Ckpt || !matches!(op.body, Body::Standard);
+    grad && body && !op.ins.is_empty() && !op.outs.is_empty()
 }
 
 /// The builder of a body.

@@ -27,7 +27,7 @@ pub enum In {
     Positive(&'static [i64]),
     /// The same, above 1.
     Large(&'static [i64]),
-    /// Like `Real`, but with an axis where every row sums to 1: the result of a softmax.
+    /// Above 0, and every row of the last axis sums to 1: the result of a softmax.
     Truth(&'static [i64]),
     /// Constant int64 contents of a vector or, with no dims, of a scalar.
     Ints(&'static [i64]),

@@ -5,7 +5,7 @@ pub mod cases;
 mod layout_cases;
 
 use cases::{Built, Operand, SIZES, build, case, cases};
-use ckpt_passes::ir::op::{CostCx, Domain, InferCx, Known, MemoryCx, Sized};
+use ckpt_passes::ir::op::{CostCx, Domain, Grad, InferCx, Known, MemoryCx, Sized};
 use ckpt_passes::ir::same_dims;
 use ckpt_passes::ir::{Attrs, DType, Dim, Graph, Phase, Ty, verify::verify};
 use ckpt_passes::ops::body_of;
@@ -38,6 +38,25 @@ fn gradients_have_the_operands_types() {
         graph.phase = Phase::Training;
         verify(&graph).unwrap_or_else(|e| panic!("{}: {e}", case.name));
     }
+}
+
+#[test]
+fn rows_with_a_gradient_rule_are_compared_with_pytorch() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/tools/oracle/");
+    let read = |name: &str| std::fs::read_to_string(format!("{root}{name}")).unwrap();
+    let examples = read("autograd_examples.py") + &read("autograd.py");
+    let mut rules = 0;
+    for op in ops::all() {
+        if let Grad::Rule(_) | Grad::First(_) = op.grad {
+            rules += 1;
+            assert!(
+                examples.contains(&format!("\"{}\"", op.name)),
+                "{}: tools/oracle has neither an example nor a reason in LEFT_OUT",
+                op.name
+            );
+        }
+    }
+    assert!(rules > 80, "{rules} rules");
 }
 
 #[test]
