@@ -3,6 +3,7 @@
 //! Every run happens under `catch_unwind`, a clock and an allocator that counts: a reader that panics, calls an input
 //! our bug, is slow, or takes far more memory than its input is worth is a finding.
 
+mod common;
 mod json;
 pub mod mutate;
 #[path = "../../unit/exported_hostile/program.rs"]
@@ -12,10 +13,11 @@ mod saved;
 mod torch;
 
 use ckpt_opt::frontend::onnx;
-use ckpt_passes::{Kind, text, transform};
+use ckpt_passes::{text, transform};
+use common::{files, ours, root};
 use mutate::Random;
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -174,10 +176,6 @@ pub fn guarded(target: &Target, input: &[u8]) -> Result<bool, String> {
     Ok(accepted)
 }
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
-
 fn onnx_seeds() -> Vec<Vec<u8>> {
     let mut seeds = mutate::small_models();
     seeds.push(planned_model());
@@ -213,32 +211,6 @@ fn planned_model() -> Vec<u8> {
 
 fn text_seeds() -> Vec<Vec<u8>> {
     files(&root().join("tests/golden"), "ckir")
-}
-
-/// All files with that ending, in the order of their paths.
-fn files(folder: &Path, ending: &str) -> Vec<Vec<u8>> {
-    let Ok(entries) = std::fs::read_dir(folder) else {
-        return Vec::new();
-    };
-    let mut paths: Vec<PathBuf> = entries.filter_map(|e| Some(e.ok()?.path())).collect();
-    paths.sort();
-    let mut found = Vec::new();
-    for path in paths {
-        if path.is_dir() {
-            found.extend(files(&path, ending));
-        } else if path.extension().is_some_and(|e| e == ending) {
-            found.extend(std::fs::read(path));
-        }
-    }
-    found
-}
-
-fn ours(e: &ckpt_passes::Error) -> Result<bool, String> {
-    if e.kind() == Kind::Bug {
-        Err(e.to_string())
-    } else {
-        Ok(false)
-    }
 }
 
 /// Decodes, imports, types, verifies, and writes what was accepted.

@@ -1,6 +1,6 @@
 //! Targets of the readers of PyTorch's archives: the zip, the pickle in it, the code, and the JSON of programs.
 
-use crate::ours;
+use crate::common::{files, ours, root};
 use crate::program::Program;
 use crate::saved::{Saved, zip};
 use bytes::Bytes;
@@ -140,7 +140,7 @@ fn seed_of(archive: &Archive) -> Option<Vec<u8>> {
 
 pub fn programs() -> Vec<Vec<u8>> {
     let small = zip(&Program::rich().entries());
-    let fixtures = crate::files(&crate::root().join("fixtures/exported"), "pt2");
+    let fixtures = files(&root().join("fixtures/exported"), "pt2");
     let all = [small].into_iter().chain(fixtures);
     // What is small is mutated more often: it runs faster, and its parts are hit more often.
     let seeds: Vec<Vec<u8>> = all
