@@ -3,7 +3,7 @@
 //! Formulas are those of `torch.optim.SGD` and `torch.optim.AdamW` (decoupled weight decay: Loshchilov and Hutter,
 //! arXiv 1711.05101; bias correction: Kingma and Ba, arXiv 1412.6980), with one row for each tensor that changes.
 //! 16-bit types are computed in float32 and rounded once. Rows are functions of the old tensor, so they may run in any
-//! order. If nothing reads the old tensor afterwards, the result overwrites it and takes no memory ([`is_update`]).
+//! order. If nothing reads the old tensor afterwards, the result overwrites it and takes no memory ([`OpDef::is_update`]).
 //!
 //! Attributes are 32-bit numbers. They mean the shortest decimal that rounds to them ([`decimal`]).
 

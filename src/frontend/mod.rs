@@ -1,6 +1,6 @@
 //! Readers of foreign files: one folder a format, all behind [`Frontend`].
 //!
-//! A reader turns a file into a [`Graph`] of the op table's vocabulary and knows nothing of what happens to it then.
+//! A reader turns a file into a [`Graph`](ckpt_passes::ir::Graph) of the op table's vocabulary and knows nothing of what happens to it then.
 //! Nothing a file contains is ever executed, and no byte of it is trusted.
 
 /// Returns an error of kind `Model` from the enclosing function: `bail!("name", "`{name}` is defined twice")`.

@@ -280,7 +280,7 @@ impl<'g> Program<'g> {
     /// Returns the program compiled for inputs of these sizes. It is kept until inputs have other sizes.
     ///
     /// # Errors
-    /// As [`Program::bind`]; a size that has no number.
+    /// An input that is missing or does not fit its type; a size that has no number.
     pub fn specialization(&self, inputs: &BTreeMap<String, Tensor>) -> Result<Rc<Specialization>> {
         let dims = inputs::bind(&self.inputs, inputs)?.into_iter().collect();
         let row_major = self.inputs.iter().all(|i| inputs[&i.name].is_contiguous());
@@ -301,7 +301,7 @@ impl<'g> Program<'g> {
     /// Runs the graph once. Where sizes depend on data, every node runs its own kernel.
     ///
     /// # Errors
-    /// As [`Program::bind`], or a kernel that fails; the error names the node.
+    /// An input that is missing or does not fit its type; a kernel that fails: the error names the node.
     pub fn run(&self, inputs: &BTreeMap<String, Tensor>) -> Result<Run> {
         self.run_watched(inputs, None)
     }

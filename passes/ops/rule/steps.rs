@@ -276,7 +276,7 @@ pub trait EmitExt: Emit {
         self.op(&RANGE, &[zero, count, one])
     }
 
-    /// Returns `0, 1, …` below the size of an axis: int64 [size].
+    /// Returns `0, 1, …` below the size of an axis: int64 `[size]`.
     fn positions(&mut self, v: ValueId, axis: usize) -> Result<ValueId> {
         let (zero, one) = (self.int(0), self.int(1));
         let size = self.axis_size(v, axis)?;
