@@ -152,7 +152,9 @@ fn count(overrides: &PolicyOverrides, constraints: &mut Constraints) -> Result<(
         .help("name modules with --layers"));
     }
     let counted = |layer: usize| {
-        overrides.every.is_none_or(|n| (layer + 1) % n == 0)
+        overrides
+            .every
+            .is_none_or(|n| (layer + 1).is_multiple_of(n))
             && overrides.first.is_none_or(|n| layer < n)
     };
     for scope in &mut constraints.scope {
