@@ -23,6 +23,7 @@ pub use crate::request::Request;
 pub struct Compiled {
     /// The plan; `None` where the pipeline had none, or was stopped before it.
     pub planned: Option<Planned>,
+    /// The parameters that `autodiff` found; empty where it did not run.
     pub parameters: Vec<Parameter>,
     /// The loss that was meant; `None` for a graph that had its backward.
     pub loss: Option<Loss>,
@@ -36,7 +37,9 @@ pub struct Compiled {
     pub tried: Option<Tried>,
     /// What the optimizer updates; nothing without an optimizer.
     pub updates: Updates,
+    /// Time and effect of each pass that ran, in order.
     pub timings: Timings,
+    /// Warnings of the passes, and those about tied weights.
     pub warnings: Vec<String>,
 }
 

@@ -84,6 +84,7 @@ impl Pipeline {
         Ok(phase)
     }
 
+    /// Returns the names of the passes in the order they run.
     pub fn names(&self) -> impl Iterator<Item = &'static str> + '_ {
         self.0.iter().map(|p| p.name)
     }
@@ -104,10 +105,15 @@ pub struct Watch<'a> {
 /// One line of the timing table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timing {
+    /// Name of the pass, as pipelines write it.
     pub pass: &'static str,
+    /// Whether the text of the graph differs after the pass.
     pub changed: bool,
+    /// Nodes in the graph after the pass.
     pub nodes: usize,
+    /// Time of the pass itself, in microseconds.
     pub run_us: f64,
+    /// Time of the checks after the pass, in microseconds.
     pub verify_us: f64,
 }
 

@@ -14,6 +14,7 @@ use crate::transform::tile::Tiles;
 /// A request to compile a graph.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
+    /// What is differentiated.
     pub loss: Loss,
     /// Which parameters are trained.
     pub selection: Selection,
@@ -33,11 +34,13 @@ pub struct Request {
     pub optimizer: Option<Optimizer>,
     /// Whether each update runs as soon as its gradient is complete; gradients are no outputs then.
     pub fuse_optimizer: bool,
+    /// Device whose rates and memory the cost model and automatic budgets use.
     pub device: Device,
     /// Measured times of nodes, instead of the cost model's.
     pub times: Option<Times>,
     /// Where the policy applies, and the ops that it has no say about.
     pub overrides: PolicyOverrides,
+    /// Policy or budget to plan by, with objective, effort and offloading.
     pub plan: PlanRequest,
     /// Names of passes to run instead of the usual ones.
     pub passes: Option<String>,

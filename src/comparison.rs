@@ -31,12 +31,17 @@ pub struct PairRequest {
     pub b: PathBuf,
     /// A file of tensors; missing inputs are made from the seed.
     pub inputs: Option<PathBuf>,
+    /// Seed of the inputs that the file does not give.
     pub seed: u64,
     /// Numbers for named sizes that no tensor of the file fixes.
     pub dims: Vec<(String, i64)>,
+    /// Threads that one kernel may use; `None` keeps libtorch's default.
     pub threads: Option<u16>,
+    /// Device that runs both graphs.
     pub place: Place,
+    /// Source of random numbers for both graphs.
     pub rng: Rng,
+    /// Kernels that run the attention nodes of both graphs.
     pub attention: Attention,
 }
 
@@ -69,12 +74,15 @@ impl PairRequest {
 
 /// Two graphs of the same order of differentiation.
 pub struct Pair {
+    /// The reference; with `kind` `gradients`, the training graph made from it.
     pub a: Graph,
+    /// The graph to compare with A.
     pub b: Graph,
     /// `forward`, `training`, or `gradients` where A was differentiated for the comparison.
     pub kind: &'static str,
     /// The loss of that differentiation.
     pub loss: Option<String>,
+    /// Warnings about both files, those about A first.
     pub warnings: Vec<String>,
 }
 

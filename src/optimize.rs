@@ -59,7 +59,9 @@ pub struct Outcome {
     pub summary: Option<Summary>,
     /// The step and its plan, for reports; `None` where the pipeline was stopped before it planned.
     pub planned: Option<(TrainingStep, PlanOutcome)>,
+    /// Time of each pass and of its verification.
     pub timings: Timings,
+    /// Warnings of the passes, in the order they were found.
     pub warnings: Vec<String>,
 }
 

@@ -6,6 +6,7 @@ use std::fmt;
 /// A device of the runtime.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Place {
+    /// The CPU, in the host's memory.
     #[default]
     Cpu,
     /// A CUDA device, by its number.

@@ -26,9 +26,11 @@ pub const ROUNDING: (f64, f64) = (1e-5, 1e-7);
 pub struct Ran {
     /// Hash of the file, without weights in other files.
     pub sha256: String,
+    /// Peak that the memory plan predicts, static bytes included.
     pub predicted_peak_bytes: u64,
     /// Measured; 0 where the device does not report it.
     pub peak_bytes: u64,
+    /// Bytes that are resident throughout: weights, constants and inputs.
     pub static_bytes: u64,
     /// The kernels of its attention nodes.
     pub attention: AttentionKernels,
@@ -37,32 +39,43 @@ pub struct Ran {
 /// What was compared, and the result. `verify` writes it as JSON.
 #[derive(Clone, Debug, Serialize)]
 pub struct Certificate {
+    /// Path of graph A.
     pub a: String,
+    /// Path of graph B.
     pub b: String,
     /// The runs of A and B.
     pub runs: [Ran; 2],
     /// `forward`, `training`, or `gradients` where A was differentiated for the comparison.
     pub kind: &'static str,
+    /// Whether both have the same outputs, and each agrees within what `by` allows.
     pub equal: bool,
     /// `bits`, `tolerance` (as requested), or `rounding` (if only one of the two was fused).
     pub by: &'static str,
+    /// Tolerance as requested; zeros where none was given.
     pub tolerance: Tolerance,
+    /// The loss for which A was differentiated; `None` unless `kind` is `gradients`.
     pub loss: Option<String>,
     /// Sizes of both runs.
     pub dims: BTreeMap<String, i64>,
     /// Inputs that were generated from the seed.
     pub made_inputs: Vec<String>,
+    /// Seed of the inputs in `made_inputs`.
     pub seed: u64,
+    /// Device on which both graphs ran.
     pub device: String,
+    /// Number of threads as requested; `None` for libtorch's own choice.
     pub threads: Option<u16>,
     /// The source of random numbers.
     pub rng: String,
+    /// Version of ckpt-opt that compared the graphs.
     pub version: &'static str,
     /// Outputs of A that B does not have.
     pub missing: Vec<String>,
     /// Outputs of B that A does not have.
     pub unknown: Vec<String>,
+    /// One comparison for each output that both graphs have.
     pub outputs: Vec<Comparison>,
+    /// Warnings about the files and their inputs, and about attention kernels that were not used.
     pub warnings: Vec<String>,
 }
 

@@ -39,7 +39,9 @@ const TEMP_HEADERS: u64 = 16;
 /// A range `from..to`, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
+    /// Offset of the first byte in the arena.
     pub from: u64,
+    /// Offset right after the last byte.
     pub to: u64,
 }
 

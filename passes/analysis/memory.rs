@@ -32,6 +32,7 @@ pub struct StorageId(pub u32);
 /// Lifetime and size of one storage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Storage {
+    /// Size in bytes, rounded up to the profile's granularity unless the storage is outside.
     pub bytes: u64,
     /// The value that was made with it; others are views.
     pub first: ValueId,
@@ -53,6 +54,7 @@ pub struct Storage {
 /// Where a value lives and how it is laid out there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
+    /// The storage that holds the elements; a view shares that of its operand.
     pub storage: StorageId,
     /// In elements; row-major for what is not a view.
     pub strides: Vec<i64>,
@@ -71,6 +73,7 @@ enum Lasting {
 /// The memory of one run.
 #[derive(Clone, Debug)]
 pub struct MemoryProfile {
+    /// All storages of the run, indexed by [`StorageId`].
     pub storages: Vec<Storage>,
     /// Blocks are multiples of this.
     pub granularity_bytes: u64,
@@ -392,6 +395,7 @@ impl MemoryProfile {
         })
     }
 
+    /// Returns the storage of a value. Panics like [`MemoryProfile::layout`].
     pub fn storage(&self, value: ValueId) -> &Storage {
         &self.storages[self.layout(value).storage.0 as usize]
     }

@@ -15,7 +15,9 @@ use crate::transform::optimizer::Updates;
 /// What running a pass did, by its own account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Changed {
+    /// The pass may have changed the graph.
     Yes,
+    /// The graph is the same as before; the driver checks this.
     No,
 }
 
@@ -28,21 +30,27 @@ impl From<bool> for Changed {
 /// The phase a pass leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum After {
+    /// The phase that the graph had before.
     Same,
+    /// This phase, or the one before the pass where that is later.
     AtLeast(Phase),
+    /// This phase, whatever the one before.
     Exactly(Phase),
 }
 
 /// One pass: a name, the phases it goes between, and the function.
 pub struct Pass {
+    /// Word for the pass in pipelines, dumps and timings.
     pub name: &'static str,
     /// Phases it takes.
     pub from: &'static [Phase],
+    /// Phase it leaves; the driver checks this after the run.
     pub to: After,
     /// The pass that must come right before it, because it reads what that one left in the [`Cx`].
     pub follows: Option<&'static str>,
     /// A second run changes nothing.
     pub idempotent: bool,
+    /// Runs the pass on a graph of one of the phases in `from`.
     pub run: fn(&mut Graph, &mut Cx) -> Result<Changed>,
 }
 
@@ -59,14 +67,18 @@ impl Pass {
 
 /// A plan with the graph that it was made for.
 pub struct Planned {
+    /// The plan, and what planning took.
     pub outcome: PlanOutcome,
+    /// The graph at the sizes of `binding`, with the problem that was planned.
     pub bound: BoundGraph,
+    /// The sizes at which the graph was planned.
     pub binding: Binding,
 }
 
 /// The context of passes: the request, and what one pass leaves for the next.
 #[derive(Default)]
 pub struct Cx {
+    /// What the user asked for; passes only read it.
     pub request: Request,
     /// Warnings for the user.
     pub warnings: Vec<String>,

@@ -14,9 +14,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// A stage of compilation. A pass states the phase that it takes and the phase that it leaves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Phase {
     /// As the frontend read it; types may be missing.
+    #[default]
     Imported,
     /// Every value has a type.
     Typed,
@@ -178,12 +179,6 @@ pub struct Graph {
     pub origins: BTreeMap<ValueId, Origin>,
     /// Metadata of the file: producer, IR version (`ir_version`), the model's own properties.
     pub meta: BTreeMap<String, String>,
-}
-
-impl Default for Phase {
-    fn default() -> Self {
-        Phase::Imported
-    }
 }
 
 impl Graph {

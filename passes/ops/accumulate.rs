@@ -118,7 +118,7 @@ pub static ADD_PRODUCT: OpDef = OpDef {
         }
     },
     memory: |cx| {
-        let buffers_bytes = product(cx.attrs, &cx.ins).map_or(0, |(_, bytes)| bytes);
+        let buffers_bytes = product(cx.attrs, cx.ins).map_or(0, |(_, bytes)| bytes);
         fresh(cx)
             .with_temp(buffers_bytes)
             .in_place_operands(cx, &[0])
@@ -128,7 +128,7 @@ pub static ADD_PRODUCT: OpDef = OpDef {
         let wide = cx.b.ty(sum).dtype;
         let attrs = cx.attrs.clone();
         let (a, b) = (cx.b.cast(a, wide)?, cx.b.cast(b, wide)?);
-        let part = cx.b.emit(&GEMM, &[a, b], attrs)?;
+        let part = cx.b.emit(GEMM, &[a, b], attrs)?;
         Ok(vec![cx.b.add(sum, part)?])
     })
 };
@@ -203,7 +203,7 @@ fn grad_product(cx: &mut GradCx) -> Result<()> {
             0 => (product(0, 1 - flip_b), [dy, b]),
             _ => (product(flip_b, 1), [b, dy]),
         };
-        let da = cx.b.emit(&GEMM, &ins, attrs)?;
+        let da = cx.b.emit(GEMM, &ins, attrs)?;
         cx.give(1, da);
     }
     if cx.wants(2) {
@@ -211,7 +211,7 @@ fn grad_product(cx: &mut GradCx) -> Result<()> {
             0 => (product(1 - flip_a, 0), [a, dy]),
             _ => (product(1, flip_a), [dy, a]),
         };
-        let db = cx.b.emit(&GEMM, &ins, attrs)?;
+        let db = cx.b.emit(GEMM, &ins, attrs)?;
         cx.give(2, db);
     }
     Ok(())

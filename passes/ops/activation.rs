@@ -78,7 +78,7 @@ pub static RELU: OpDef = OpDef {
 pub static RELU_GRAD: OpDef = OpDef {
     ins: Y_DY,
     ..unary_grad("ReluGrad", |cx| {
-        let off = binary_op(&LESS_OR_EQUAL, cx.x(0), 0.0);
+        let off = binary_op(LESS_OR_EQUAL, cx.x(0), 0.0);
         Ok(vec![cx.eval(select(off, 0.0, cx.x(1)))?])
     })
 };
@@ -137,10 +137,10 @@ fn gelu_grad_body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
         left + x * half * dt * du
     } else {
         let root_half = cx.number(x, FRAC_1_SQRT_2);
-        let cdf = cx.bind((unary_op(&ERF, x * root_half) + one) * half)?;
+        let cdf = cx.bind((unary_op(ERF, x * root_half) + one) * half)?;
         let minus_half = cx.number(x, -0.5);
         let density = FRAC_2_SQRT_PI * FRAC_1_SQRT_2 * 0.5;
-        let pdf = cx.bind(unary_op(&EXP, x * x * minus_half) * density)?;
+        let pdf = cx.bind(unary_op(EXP, x * x * minus_half) * density)?;
         cdf + x * pdf
     };
     let slope = cx.bind(slope)?;
@@ -168,7 +168,7 @@ pub static ERF_GRAD: OpDef = OpDef {
     memory: |cx| fresh(cx).in_place_operands(cx, &[0]),
     ..unary_grad("ErfGrad", |cx| {
         let [x, dy] = wide(cx)?;
-        let bell = unary_op(&EXP, -(x * x));
+        let bell = unary_op(EXP, -(x * x));
         narrow(cx, dy * (bell * FRAC_2_SQRT_PI))
     })
 };

@@ -298,7 +298,7 @@ fn grad_tile(cx: &mut GradCx) -> Result<()> {
     let (mut split, mut kept) = (Vec::new(), Vec::new());
     for axis in 0..rank {
         let (from, to) = (cx.b.ints(&[axis as i64]), cx.b.ints(&[axis as i64 + 1]));
-        let repeat = cx.b.op(&SLICE, &[repeats, from, to])?;
+        let repeat = cx.b.op(SLICE, &[repeats, from, to])?;
         let repeat = cx.b.cast(repeat, DType::I64)?;
         let size = cx.b.sizes(x, axis..axis + 1)?;
         split.extend([repeat, size]);
@@ -306,7 +306,7 @@ fn grad_tile(cx: &mut GradCx) -> Result<()> {
     }
     let (split, kept) = (cx.b.concat(&split, 0)?, cx.b.concat(&kept, 0)?);
     let paired = cx.b.reshape_to(dy, split)?;
-    let summed = cx.b.op(&SUM_TO_SHAPE, &[paired, kept])?;
+    let summed = cx.b.op(SUM_TO_SHAPE, &[paired, kept])?;
     let d = reshape_like(cx, summed, x)?;
     cx.give(0, d);
     Ok(())

@@ -265,7 +265,7 @@ fn grad_conv(cx: &mut GradCx) -> Result<()> {
 fn grad_bias(cx: &mut GradCx, dy: ValueId) -> Result<()> {
     if cx.wants(2) {
         let axes: Vec<usize> = (0..cx.b.rank(dy)).filter(|axis| *axis != 1).collect();
-        let db = reduce_axes(cx.b, &REDUCE_SUM, dy, &axes, false)?;
+        let db = reduce_axes(cx.b, REDUCE_SUM, dy, &axes, false)?;
         give_shaped(cx, 2, db)?;
     }
     Ok(())

@@ -61,7 +61,7 @@ fn grad_extreme(cx: &mut GradCx, loses: OpRef) -> Result<()> {
     }
     if n == 2 {
         // As PyTorch: with a NaN on either side no comparison holds and both get the gradient.
-        let tie = cx.bind(binary_op(&EQUAL, cx.operand(0), cx.operand(1)))?;
+        let tie = cx.bind(binary_op(EQUAL, cx.operand(0), cx.operand(1)))?;
         let shared = cx.bind(select(tie, dy * 0.5, dy))?;
         for i in 0..2 {
             if cx.wants(i) {
@@ -75,7 +75,7 @@ fn grad_extreme(cx: &mut GradCx, loses: OpRef) -> Result<()> {
     let mut chosen = Vec::with_capacity(n);
     let mut count: Option<Term> = None;
     for i in 0..n {
-        let mask = cx.bind(binary_op(&EQUAL, cx.operand(i), cx.result(0)))?;
+        let mask = cx.bind(binary_op(EQUAL, cx.operand(i), cx.result(0)))?;
         let one = cx.bind(cast(mask, dtype))?;
         count = Some(match count {
             None => one,
@@ -149,18 +149,18 @@ fn grad_clip(cx: &mut GradCx) -> Result<()> {
     if let Some(lo) = lo
         && cx.wants(1)
     {
-        let mut chosen = binary_op(&LESS, x, lo);
+        let mut chosen = binary_op(LESS, x, lo);
         if let Some(hi) = hi {
-            chosen = binary_op(&AND, chosen, binary_op(&LESS, lo, hi));
+            chosen = binary_op(AND, chosen, binary_op(LESS, lo, hi));
         }
         cx.give_summed(1, select(chosen, dy, zero))?;
     }
     if let Some(hi) = hi
         && cx.wants(2)
     {
-        let mut chosen = binary_op(&GREATER, x, hi);
+        let mut chosen = binary_op(GREATER, x, hi);
         if let Some(lo) = lo {
-            chosen = binary_op(&OR, chosen, binary_op(&LESS, hi, lo));
+            chosen = binary_op(OR, chosen, binary_op(LESS, hi, lo));
         }
         cx.give_summed(2, select(chosen, dy, zero))?;
     }

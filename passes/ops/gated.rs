@@ -104,7 +104,7 @@ pub static SWIGLU_GRAD: OpDef = OpDef {
 /// silu(x), x and sigmoid(x) of operand `i`, in the type computed in.
 fn silu(cx: &mut BodyCx, i: usize) -> Result<(Term, Term, Term)> {
     let x = cx.widened(cx.x(i))?;
-    let s = cx.bind(unary_op(&SIGMOID, x))?;
+    let s = cx.bind(unary_op(SIGMOID, x))?;
     Ok((cx.bind(x * s)?, x, s))
 }
 

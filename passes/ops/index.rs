@@ -165,7 +165,7 @@ pub static GATHER_ELEMENTS: OpDef = OpDef {
         let attrs = Attrs::new()
             .with("axis", cx.attrs().int("axis"))
             .with("reduction", "add");
-        cx.b.emit(&SCATTER_ELEMENTS, &[zeros, indices, cx.dy0()], attrs)
+        cx.b.emit(SCATTER_ELEMENTS, &[zeros, indices, cx.dy0()], attrs)
     }),
     memory: |cx| {
         let indices = cx.operand(1).map_or(0, index_bytes);
@@ -197,7 +197,7 @@ pub static GATHER_ND: OpDef = OpDef {
             && cx.attrs().int("batch_dims") == 0
         {
             let last = cx.b.ints(&[-1]);
-            let flat = cx.b.op(&SQUEEZE, &[indices, last])?;
+            let flat = cx.b.op(SQUEEZE, &[indices, last])?;
             let shape = cx.b.shape(x)?;
             let operands = [shape, flat, cx.dy0()];
             let d =
@@ -402,7 +402,7 @@ fn gather_grad_body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
         .with("axis", axis as i64)
         .with("reduction", "add");
     let operands = [base, indices, updates];
-    Ok(vec![cx.b.emit(&SCATTER_ELEMENTS, &operands, attrs)?])
+    Ok(vec![cx.b.emit(SCATTER_ELEMENTS, &operands, attrs)?])
 }
 
 /// Indices of the elements that are not zero, one column each (ONNX NonZero-13); how many, only the data decides.

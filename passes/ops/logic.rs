@@ -52,8 +52,8 @@ fn less(a: &Dim, b: &Dim) -> Option<Dim> {
     }
 }
 
-fn negated(truth_value: Dim) -> Dim {
-    Dim::ONE.sub(&truth_value)
+fn negated(truth_value: &Dim) -> Dim {
+    Dim::ONE.sub(truth_value)
 }
 
 const fn truth_value(
@@ -156,7 +156,11 @@ pub static LESS: OpDef = OpDef {
 
 /// ONNX `LessOrEqual`.
 pub static LESS_OR_EQUAL: OpDef = OpDef {
-    fold: |cx, ty| fold_elementwise(cx, ty, |x| less(x[1], x[0]).map(negated)),
+    fold: |cx, ty| {
+        fold_elementwise(cx, ty, |x| {
+            less(x[1], x[0]).map(|truth_value| negated(&truth_value))
+        })
+    },
     ..comparison("LessOrEqual", onnx(12, 16), &["aten.le"], two_ordered)
 };
 
@@ -168,7 +172,11 @@ pub static GREATER: OpDef = OpDef {
 
 /// ONNX `GreaterOrEqual`.
 pub static GREATER_OR_EQUAL: OpDef = OpDef {
-    fold: |cx, ty| fold_elementwise(cx, ty, |x| less(x[0], x[1]).map(negated)),
+    fold: |cx, ty| {
+        fold_elementwise(cx, ty, |x| {
+            less(x[0], x[1]).map(|truth_value| negated(&truth_value))
+        })
+    },
     ..comparison("GreaterOrEqual", onnx(12, 16), &["aten.ge"], two_ordered)
 };
 

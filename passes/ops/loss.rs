@@ -163,7 +163,7 @@ fn grad_cross_entropy(cx: &mut GradCx) -> Result<()> {
     }
     if let Some(dlog) = cx.dy(1) {
         let axis = Attrs::new().with("axis", 1);
-        let through = cx.b.emit(&LOG_SOFTMAX_GRAD, &[cx.y(1), dlog], axis)?;
+        let through = cx.b.emit(LOG_SOFTMAX_GRAD, &[cx.y(1), dlog], axis)?;
         dx = Some(match dx {
             None => through,
             Some(dx) => cx.b.add(dx, through)?,
@@ -270,7 +270,7 @@ pub static SOFTMAX_CROSS_ENTROPY_LOSS_GRAD: OpDef = OpDef {
             let scores = cx.widened(cx.x(1))?;
             let picks = label_factors(cx)?;
             let classes = Attrs::new().with("axis", 1);
-            let probability = Term(cx.b.emit(&SOFTMAX, &[scores.0], classes)?);
+            let probability = Term(cx.b.emit(SOFTMAX, &[scores.0], classes)?);
             let slope = select(picks.hot, probability - 1.0, probability);
             narrow_as(cx, 1, slope * picks.factor)
         },
@@ -318,17 +318,17 @@ fn label_factors(cx: &mut BodyCx) -> Result<Picks> {
     let (rank, dtype) = (cx.ty(scores).rank(), cx.ty(dloss.0).dtype);
     let labels = cx.b.cast(cx.x(2), DType::I64)?;
     let class_axis = cx.b.ints(&[1]);
-    let labels = cx.b.op(&UNSQUEEZE, &[labels, class_axis])?;
+    let labels = cx.b.op(UNSQUEEZE, &[labels, class_axis])?;
     let counts = counting(cx.b, labels, cx.attrs)?;
     // 0, 1, …, C − 1 along the class axis: a running sum of ones.
     let span = Attrs::new().with("start", 1).with("end", 2);
-    let n_classes = cx.b.emit(&SHAPE, &[scores], span)?;
+    let n_classes = cx.b.emit(SHAPE, &[scores], span)?;
     let (one, first) = (cx.b.int(1), cx.b.int(0));
     let ones = cx.b.expand(one, n_classes)?;
     let from_zero = Attrs::new().with("exclusive", 1);
-    let classes = cx.b.emit(&CUM_SUM, &[ones, first], from_zero)?;
+    let classes = cx.b.emit(CUM_SUM, &[ones, first], from_zero)?;
     let classes = along_classes(cx, classes, rank)?;
-    let hot = binary_op(&AND, binary_op(&EQUAL, labels, classes), counts);
+    let hot = binary_op(AND, binary_op(EQUAL, labels, classes), counts);
     let hot = cx.bind(hot)?;
     let zero = cx.number(dloss, 0.0);
     let weight = match cx.opt_x(3) {
@@ -341,7 +341,7 @@ fn label_factors(cx: &mut BodyCx) -> Result<Picks> {
     };
     let weight = Term(weight);
     let factor = match cx.attrs.str("reduction") {
-        "none" => weight * binary_op(&UNSQUEEZE, dloss, class_axis),
+        "none" => weight * binary_op(UNSQUEEZE, dloss, class_axis),
         "sum" => weight * dloss,
         _ => {
             let total = sum_of_all(cx.b, weight.0)?;
@@ -354,18 +354,18 @@ fn label_factors(cx: &mut BodyCx) -> Result<Picks> {
 
 /// The sum of all elements, as a scalar.
 fn sum_of_all(b: &mut dyn Emit, v: ValueId) -> Result<ValueId> {
-    b.emit(&REDUCE_SUM, &[v], Attrs::new().with("keepdims", 0))
+    b.emit(REDUCE_SUM, &[v], Attrs::new().with("keepdims", 0))
 }
 
 /// Returns for each label whether it counts, that is, differs from `ignore_index`.
 fn counting(b: &mut dyn Emit, labels: ValueId, attrs: &Attrs) -> Result<ValueId> {
     let Some(index) = attrs.opt_int("ignore_index") else {
-        return b.eval(binary_op(&EQUAL, labels, labels));
+        return b.eval(binary_op(EQUAL, labels, labels));
     };
     let index = b.int(index);
     let dtype = b.ty(labels).dtype;
-    let ignored = binary_op(&EQUAL, labels, cast(index, dtype));
-    b.eval(unary_op(&NOT, ignored))
+    let ignored = binary_op(EQUAL, labels, cast(index, dtype));
+    b.eval(unary_op(NOT, ignored))
 }
 
 /// Returns the weight of all labels that count, as a scalar of `dtype`. A mean divides by it.
@@ -498,7 +498,7 @@ fn each_body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
     let dtype = cx.ty(scores).dtype;
     if cx.attrs.int("normalized") == 0 {
         scores =
-            cx.b.emit(&LOG_SOFTMAX, &[scores], Attrs::new().with("axis", 1))?;
+            cx.b.emit(LOG_SOFTMAX, &[scores], Attrs::new().with("axis", 1))?;
     }
     let labels = cx.b.cast(cx.x(1), DType::I64)?;
     // Labels that are ignored may be no class at all.
@@ -512,12 +512,12 @@ fn each_body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
     };
     let along = |axis: i64| Attrs::new().with("axis", axis);
     let axis = cx.b.ints(&[1]);
-    let at = cx.eval(binary_op(&UNSQUEEZE, labels, axis))?;
-    let picked = cx.b.emit(&GATHER_ELEMENTS, &[scores, at], along(1))?;
-    let mut loss = cx.bind(-binary_op(&SQUEEZE, picked, axis))?;
+    let at = cx.eval(binary_op(UNSQUEEZE, labels, axis))?;
+    let picked = cx.b.emit(GATHER_ELEMENTS, &[scores, at], along(1))?;
+    let mut loss = cx.bind(-binary_op(SQUEEZE, picked, axis))?;
     if let Some(weights) = cx.opt_x(2) {
         let weights = cx.b.cast(weights, dtype)?;
-        let weight = cx.b.emit(&GATHER, &[weights, labels], along(0))?;
+        let weight = cx.b.emit(GATHER, &[weights, labels], along(0))?;
         loss = cx.bind(loss * weight)?;
     }
     if let Some(counts) = counts {

@@ -53,7 +53,7 @@ pub static ERF: OpDef = unary_of_input(
     "Erf",
     onnx(9, 13),
     &["aten.erf"],
-    Grad::First(|cx| cx.eval(binary_op(&ERF_GRAD, cx.operand(0), cx.cotangent()))),
+    Grad::First(|cx| cx.eval(binary_op(ERF_GRAD, cx.operand(0), cx.cotangent()))),
 );
 
 /// ONNX `Sin`.

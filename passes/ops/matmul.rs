@@ -109,8 +109,8 @@ fn grad_matmul(cx: &mut GradCx) -> Result<()> {
     if cx.wants(1) {
         let db = if rb2 == 2 && ra2 > 2 {
             let last = Attrs::new().with("axis", ra2 as i64 - 1);
-            let a_flat = cx.b.emit(&FLATTEN, &[a2], last.clone())?;
-            let dy_flat = cx.b.emit(&FLATTEN, &[dy2], last)?;
+            let a_flat = cx.b.emit(FLATTEN, &[a2], last.clone())?;
+            let dy_flat = cx.b.emit(FLATTEN, &[dy2], last)?;
             weight_gradient(cx.b, b2, a_flat, dy_flat)?
         } else if rb2 == 2 && ra2 == 2 {
             weight_gradient(cx.b, b2, a2, dy2)?

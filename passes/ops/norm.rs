@@ -149,7 +149,7 @@ fn give_through_statistics(cx: &mut GradCx) -> Result<()> {
     if let Some(dmean) = cx.dy(1) {
         let share = cx.eval(cast(dmean, dtype) / count)?;
         let shape = cx.b.shape(cx.x(0))?;
-        dx = Some(cx.bind(binary_op(&EXPAND, share, shape))?);
+        dx = Some(cx.bind(binary_op(EXPAND, share, shape))?);
     }
     if let Some(ds) = cx.dy(2) {
         let ds = cx.bind(cast(ds, dtype))?;
@@ -369,9 +369,9 @@ fn layer_norm_grad_body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
     let (mean, inv_std) = match (cx.opt_x(3), cx.opt_x(4)) {
         (Some(mean), Some(inv_std)) => (mean, inv_std),
         _ => {
-            let mean = reduce_axes(cx.b, &REDUCE_MEAN, x, &axes, true)?;
+            let mean = reduce_axes(cx.b, REDUCE_MEAN, x, &axes, true)?;
             let centred = cx.bind(x - mean)?;
-            let variance = reduce_axes(cx.b, &REDUCE_MEAN, centred * centred, &axes, true)?;
+            let variance = reduce_axes(cx.b, REDUCE_MEAN, centred * centred, &axes, true)?;
             (mean, inverse_root(cx, variance)?.0)
         }
     };
@@ -390,8 +390,8 @@ fn normalized_axes(cx: &BodyCx) -> Vec<usize> {
 /// 1/√(v + epsilon).
 fn inverse_root(cx: &mut BodyCx, v: ValueId) -> Result<Term> {
     let epsilon = f64::from(cx.attrs.float("epsilon"));
-    let root = unary_op(&SQRT, Term(v) + epsilon);
-    cx.bind(unary_op(&RECIPROCAL, root))
+    let root = unary_op(SQRT, Term(v) + epsilon);
+    cx.bind(unary_op(RECIPROCAL, root))
 }
 
 /// The wanted gradients, given the normalised operand and the factor it was scaled by.
@@ -410,10 +410,10 @@ fn norm_gradients(
         let (wide, like) = match *want {
             0 => {
                 let g = cx.bind(dy * cast(scale, dtype))?;
-                let along = reduce_axes(cx.b, &REDUCE_MEAN, g * normal, axes, true)?;
+                let along = reduce_axes(cx.b, REDUCE_MEAN, g * normal, axes, true)?;
                 let mut rest = cx.bind(g - normal * along)?;
                 if centred {
-                    let mean = reduce_axes(cx.b, &REDUCE_MEAN, g, axes, true)?;
+                    let mean = reduce_axes(cx.b, REDUCE_MEAN, g, axes, true)?;
                     rest = cx.bind(rest - mean)?;
                 }
                 (cx.eval(rest * factor)?, cx.x(1))
@@ -482,7 +482,7 @@ pub static RMS_NORM_GRAD: OpDef = OpDef {
         let dtype = if wide { DType::F64 } else { DType::F32 };
         let (dy, x) = (cx.bind(cast(dy, dtype))?, cx.bind(cast(x, dtype))?);
         let axes = normalized_axes(cx);
-        let mean = reduce_axes(cx.b, &REDUCE_MEAN, x * x, &axes, true)?;
+        let mean = reduce_axes(cx.b, REDUCE_MEAN, x * x, &axes, true)?;
         let factor = inverse_root(cx, mean)?;
         let normal = cx.bind(x * factor)?;
         norm_gradients(cx, dy, normal, factor, &axes, false)

@@ -93,7 +93,7 @@ pub static MOMENTUM: OpDef = OpDef {
         let mut weight = cx.number(direction, undampened);
         if let Some(step) = cx.opt_x(3) {
             let (one, full) = (cx.b.int(1), cx.number(direction, 1.0));
-            let is_later = binary_op(&GREATER, step, one);
+            let is_later = binary_op(GREATER, step, one);
             weight = cx.bind(select(is_later, weight, full))?;
         }
         let buffer = cx.widened(cx.x(0))?;
@@ -181,18 +181,18 @@ fn adamw(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
     let attrs = cx.attrs;
     let mut correction = |name: &str| {
         let beta = cx.number(lr, decimal(attrs.float(name)));
-        cx.bind(one - binary_op(&POW, beta, step))
+        cx.bind(one - binary_op(POW, beta, step))
     };
     let (of_mean, of_square) = (correction(BETA1)?, correction(BETA2)?);
     let size = cx.bind(cast(lr / of_mean, wide_type))?;
-    let root = cx.bind(cast(unary_op(&SQRT, of_square), wide_type))?;
+    let root = cx.bind(cast(unary_op(SQRT, of_square), wide_type))?;
     let mut updated = p;
     let decay = decimal(attrs.float(WEIGHT_DECAY));
     if decay != 0.0 {
         let decay = cx.number(lr, decay);
         updated = cx.bind(p * cast(one - lr * decay, wide_type))?;
     }
-    let spread = cx.bind(unary_op(&SQRT, square) / root)?;
+    let spread = cx.bind(unary_op(SQRT, square) / root)?;
     let eps = cx.number(p, decimal(attrs.float(EPS)));
     narrow(cx, updated - size * (mean / (spread + eps)))
 }

@@ -44,7 +44,7 @@ pub static LEAKY_RELU_GRAD: OpDef = OpDef {
         let [x, dy] = wide(cx)?;
         let alpha = f64::from(cx.attrs.float("alpha"));
         let [zero, alpha] = [0.0, alpha].map(|n| cx.number(x, n));
-        narrow(cx, select(binary_op(&GREATER, x, zero), dy, dy * alpha))
+        narrow(cx, select(binary_op(GREATER, x, zero), dy, dy * alpha))
     })
 };
 
@@ -80,7 +80,7 @@ fn infer_prelu(cx: &InferCx) -> Result<Vec<Ty>> {
 fn grad_prelu(cx: &mut GradCx) -> Result<()> {
     let (x, slope, dy) = (cx.operand(0), cx.operand(1), cx.cotangent());
     let zero = cx.number(x, 0.0);
-    let rising = cx.bind(binary_op(&GREATER, x, zero))?;
+    let rising = cx.bind(binary_op(GREATER, x, zero))?;
     if cx.wants(0) {
         cx.give_summed(0, select(rising, dy, dy * slope))?;
     }
@@ -109,9 +109,9 @@ pub static ELU_GRAD: OpDef = OpDef {
         let [x, dy] = wide(cx)?;
         let alpha = f64::from(cx.attrs.float("alpha"));
         let [zero, alpha] = [0.0, alpha].map(|n| cx.number(x, n));
-        let rising = cx.bind(binary_op(&GREATER, x, zero))?;
+        let rising = cx.bind(binary_op(GREATER, x, zero))?;
         // Where it rises the power is not read. It could overflow there, and its gradient would be NaN.
-        let slope = cx.bind(unary_op(&EXP, select(rising, zero, x)) * alpha)?;
+        let slope = cx.bind(unary_op(EXP, select(rising, zero, x)) * alpha)?;
         narrow(cx, select(rising, dy, dy * slope))
     })
 };
@@ -137,8 +137,8 @@ fn grad_hard_sigmoid(cx: &mut GradCx) -> Result<ValueId> {
     let [zero, one] = [0.0, 1.0].map(|n| cx.number(y, n));
     let alpha = cx.attrs().float("alpha").into();
     let alpha = Term(cx.b.scalar(compute_type(dtype), alpha));
-    let above = binary_op(&GREATER, y, zero);
-    let inside = cx.bind(binary_op(&AND, above, binary_op(&LESS, y, one)))?;
+    let above = binary_op(GREATER, y, zero);
+    let inside = cx.bind(binary_op(AND, above, binary_op(LESS, y, one)))?;
     let scaled = cx.widened(dy.0)? * alpha;
     cx.eval(select(inside, cast(scaled, dtype), zero))
 }
@@ -164,8 +164,8 @@ pub static HARD_SWISH_GRAD: OpDef = OpDef {
         let [low, high, zero, half] = [-3.0, 3.0, 0.0, 0.5].map(|n| cx.number(x, n));
         let inner = cx.bind(x / high + half)?;
         let inner = cx.bind(dy * inner)?;
-        let linear = cx.bind(select(binary_op(&GREATER, x, high), dy, inner))?;
-        narrow(cx, select(binary_op(&LESS_OR_EQUAL, x, low), zero, linear))
+        let linear = cx.bind(select(binary_op(GREATER, x, high), dy, inner))?;
+        narrow(cx, select(binary_op(LESS_OR_EQUAL, x, low), zero, linear))
     })
 };
 
@@ -186,8 +186,8 @@ pub static MISH_GRAD: OpDef = OpDef {
     ..unary_grad("MishGrad", |cx| {
         let [x, dy] = wide(cx)?;
         let one = cx.number(x, 1.0);
-        let t = cx.bind(unary_op(&TANH, unary_op(&SOFTPLUS, x)))?;
-        let sigmoid = cx.bind(unary_op(&SIGMOID, x))?;
+        let t = cx.bind(unary_op(TANH, unary_op(SOFTPLUS, x)))?;
+        let sigmoid = cx.bind(unary_op(SIGMOID, x))?;
         let rest = cx.bind(one - t * t)?;
         narrow(cx, dy * (t + x * sigmoid * rest))
     })

@@ -169,17 +169,17 @@ fn grad_max_pool(cx: &mut GradCx) -> Result<()> {
     let size = match cx.ty(x).elements().as_const() {
         Some(n) => cx.b.ints(&[n]),
         None => {
-            let size = cx.b.op(&SIZE, &[x])?;
+            let size = cx.b.op(SIZE, &[x])?;
             cx.b.reshape(size, &[1])?
         }
     };
     let dtype = cx.ty(dy).dtype;
     let zero = cx.b.scalar(dtype, 0.0);
     let zeros = cx.b.expand(zero, size)?;
-    let indices = cx.b.op(&RESHAPE, &[indices, all])?;
-    let dy = cx.b.op(&RESHAPE, &[dy, all])?;
+    let indices = cx.b.op(RESHAPE, &[indices, all])?;
+    let dy = cx.b.op(RESHAPE, &[dy, all])?;
     let attrs = Attrs::new().with("reduction", "add");
-    let dx = cx.b.emit(&SCATTER_ELEMENTS, &[zeros, indices, dy], attrs)?;
+    let dx = cx.b.emit(SCATTER_ELEMENTS, &[zeros, indices, dy], attrs)?;
     let dx = reshape_like(cx, dx, x)?;
     cx.give(0, dx);
     Ok(())

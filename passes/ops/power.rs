@@ -66,10 +66,10 @@ fn grad_pow(cx: &mut GradCx) -> Result<()> {
         }
     }
     if cx.wants(1) {
-        let slope = cx.bind(cx.result(0) * unary_op(&LOG, x))?;
+        let slope = cx.bind(cx.result(0) * unary_op(LOG, x))?;
         let zero = cx.number(x, 0.0);
-        let at_zero = cx.bind(binary_op(&EQUAL, x, zero))?;
-        let flat = binary_op(&AND, at_zero, binary_op(&GREATER_OR_EQUAL, e, 0.0));
+        let at_zero = cx.bind(binary_op(EQUAL, x, zero))?;
+        let flat = binary_op(AND, at_zero, binary_op(GREATER_OR_EQUAL, e, 0.0));
         let slope = cx.bind(select(flat, zero, slope))?;
         let exponent_type = cx.ty(e.0).dtype;
         cx.give_summed(1, cast(dy * slope, exponent_type))?;
@@ -116,6 +116,6 @@ fn grad_of_base(cx: &mut GradCx, x: Term, e: Term) -> Result<Term> {
     let power = cx.bind(binary_op(&POW, x, float_e - one))?;
     let slope = cx.bind(power * cast(float_e, dtype))?;
     let dx = cx.bind(cx.cotangent() * slope)?;
-    let constant = binary_op(&EQUAL, float_e, zero_e);
+    let constant = binary_op(EQUAL, float_e, zero_e);
     cx.bind(select(constant, 0.0, dx))
 }

@@ -96,9 +96,9 @@ pub static DROPOUT: OpDef = OpDef {
     ..ours("Dropout", OpClass::Elementwise, BatchAxes::Mixed, |cx| {
         let (x, ratio) = (cx.x(0), cx.x(1));
         let shape = cx.b.shape(x)?;
-        let count = cx.eval(unary_op(&SIZE, x))?;
+        let count = cx.eval(unary_op(SIZE, x))?;
         let draw = uniform(cx, shape, count, 2)?;
-        let off = cx.bind(binary_op(&LESS, draw, cast(ratio, DType::F32)))?;
+        let off = cx.bind(binary_op(LESS, draw, cast(ratio, DType::F32)))?;
         let x = cx.widened(x)?;
         let computed = cx.ty(x.0).dtype;
         let [one, zero] = [1.0, 0.0].map(|n| cx.number(x, n));
@@ -129,7 +129,7 @@ pub static UNIFORM: OpDef = OpDef {
         let count = if cx.outs[0].rank() == 0 {
             cx.b.int(1)
         } else {
-            let count = cx.b.op(&REDUCE_PROD, &[shape])?;
+            let count = cx.b.op(REDUCE_PROD, &[shape])?;
             cx.b.reshape(count, &[])?
         };
         Ok(vec![uniform(cx, shape, count, 1)?])
@@ -169,13 +169,13 @@ fn uniform(cx: &mut BodyCx, shape: ValueId, count: ValueId, slot: usize) -> Resu
     let b = &mut *cx.b;
     let [zero, one] = [0, 1].map(|n| b.int(n));
     let (mask, word) = (b.int(WORD), b.int(WORD + 1));
-    let index = Term(b.op(&RANGE, &[zero, count, one])?);
-    let low = b.bind(binary_op(&BITWISE_AND, index, mask))?;
+    let index = Term(b.op(RANGE, &[zero, count, one])?);
+    let low = b.bind(binary_op(BITWISE_AND, index, mask))?;
     let high = b.bind(index / word)?;
-    let inner = binary_op(&BITWISE_XOR, low, binary_op(&GATHER, key, zero));
+    let inner = binary_op(BITWISE_XOR, low, binary_op(GATHER, key, zero));
     let inner = mixed(b, inner)?;
-    let outer = b.bind(binary_op(&BITWISE_AND, inner + high, mask))?;
-    let outer = binary_op(&BITWISE_XOR, outer, binary_op(&GATHER, key, one));
+    let outer = b.bind(binary_op(BITWISE_AND, inner + high, mask))?;
+    let outer = binary_op(BITWISE_XOR, outer, binary_op(GATHER, key, one));
     let outer = mixed(b, outer)?;
     let unit = b.int(1 << (32 - BITS));
     let draw = b.bind(cast(outer / unit, DType::F32))?;
@@ -191,11 +191,11 @@ fn key(cx: &mut BodyCx, slot: usize) -> Result<Term> {
     let mut key = Term(b.ints(&FIRST.map(i64::from)));
     for number in [seed, stream] {
         let number = Term(b.reshape(number, &[])?);
-        let low = b.bind(binary_op(&BITWISE_AND, number, mask))?;
+        let low = b.bind(binary_op(BITWISE_AND, number, mask))?;
         // A multiple of 2³², so that the division is exact for negative numbers too.
-        let high = b.bind(binary_op(&BITWISE_AND, (number - low) / word, mask))?;
+        let high = b.bind(binary_op(BITWISE_AND, (number - low) / word, mask))?;
         for part in [low, high] {
-            key = mixed(b, binary_op(&BITWISE_XOR, key, part))?;
+            key = mixed(b, binary_op(BITWISE_XOR, key, part))?;
         }
     }
     Ok(key)
@@ -212,11 +212,11 @@ fn mixed(b: &mut dyn Emit, word: Expr) -> Result<Term> {
     ];
     for (shift, multiplier) in steps {
         let unit = b.int(1 << shift);
-        word = b.bind(binary_op(&BITWISE_XOR, word, word / unit))?;
+        word = b.bind(binary_op(BITWISE_XOR, word, word / unit))?;
         if let Some(multiplier) = multiplier {
             // As a signed number it is the same multiplier modulo 2³², and small enough.
             let multiplier = b.int(i64::from(multiplier as i32));
-            word = b.bind(binary_op(&BITWISE_AND, word * multiplier, mask))?;
+            word = b.bind(binary_op(BITWISE_AND, word * multiplier, mask))?;
         }
     }
     Ok(word)

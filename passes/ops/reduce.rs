@@ -182,7 +182,7 @@ fn with_kept_axes(cx: &mut GradCx, v: ValueId) -> Result<Term> {
         return Ok(Term(v));
     }
     let axes = cx.b.ints(&axes);
-    cx.bind(binary_op(&UNSQUEEZE, v, axes))
+    cx.bind(binary_op(UNSQUEEZE, v, axes))
 }
 
 /// Broadcasts to the operand's shape: a view.
@@ -338,7 +338,7 @@ pub fn count_along(cx: &mut GradCx, axes: &[usize]) -> Result<ValueId> {
         }
         let at = *axis as i64;
         let span = Attrs::new().with("start", at).with("end", at + 1);
-        let n = cx.b.emit(&SHAPE, &[x], span)?;
+        let n = cx.b.emit(SHAPE, &[x], span)?;
         count = Some(match count {
             None => n,
             Some(so_far) => cx.b.mul(so_far, n)?,
@@ -386,7 +386,7 @@ fn grad_extreme(cx: &mut GradCx) -> Result<ValueId> {
     let dtype = cx.ty(cx.x(0)).dtype;
     let y = with_kept_axes(cx, cx.y(0))?;
     let dy = with_kept_axes(cx, cx.dy0())?;
-    let chosen = cx.bind(binary_op(&EQUAL, cx.operand(0), y))?;
+    let chosen = cx.bind(binary_op(EQUAL, cx.operand(0), y))?;
     let count = sum_kept(cx.b, cast(chosen, compute_type(dtype)), &axes)?;
     let share = cx.widened(dy.0)? / count;
     let share = cx.bind(cast(share, dtype))?;
@@ -438,7 +438,7 @@ pub static REDUCE_L1: OpDef = OpDef {
         &["aten.linalg_vector_norm"],
         Grad::First(|cx| {
             let dy = with_kept_axes(cx, cx.dy0())?;
-            cx.eval(unary_op(&SIGN, cx.operand(0)) * dy)
+            cx.eval(unary_op(SIGN, cx.operand(0)) * dy)
         }),
     )
 };
@@ -456,7 +456,7 @@ pub static REDUCE_L2: OpDef = OpDef {
             let y = with_kept_axes(cx, cx.y(0))?;
             let zero = cx.number(y, 0.0);
             let ratio = cx.bind(dy / y)?;
-            let slope = select(binary_op(&EQUAL, y, zero), zero, ratio);
+            let slope = select(binary_op(EQUAL, y, zero), zero, ratio);
             cx.eval(cx.operand(0) * slope)
         }),
     )
@@ -481,7 +481,7 @@ pub static REDUCE_LOG_SUM_EXP: OpDef = OpDef {
         Grad::First(|cx| {
             let dy = with_kept_axes(cx, cx.dy0())?;
             let y = with_kept_axes(cx, cx.y(0))?;
-            cx.eval(unary_op(&EXP, cx.operand(0) - y) * dy)
+            cx.eval(unary_op(EXP, cx.operand(0) - y) * dy)
         }),
     )
 };
@@ -492,15 +492,15 @@ fn grad_product(cx: &mut GradCx) -> Result<ValueId> {
     let (x, axes) = (cx.operand(0), known_axes(cx)?);
     let dy = with_kept_axes(cx, cx.dy0())?;
     let [zero, one] = [0.0, 1.0].map(|n| cx.number(x, n));
-    let is_zero = cx.bind(binary_op(&EQUAL, x, zero))?;
+    let is_zero = cx.bind(binary_op(EQUAL, x, zero))?;
     let rest = cx.bind(select(is_zero, one, x))?;
     let product = reduce_axes(cx.b, &REDUCE_PROD, rest, &axes, true)?;
     let each = cx.bind(dy * product / rest)?;
     // Counted in int64: exact for groups of any size.
     let zeros = Term(sum_kept(cx.b, cast(is_zero, DType::I64), &axes)?);
     let [none, single] = [0, 1].map(|n| cx.b.int(n));
-    let none = cx.bind(binary_op(&EQUAL, zeros, none))?;
-    let single = binary_op(&EQUAL, zeros, single);
+    let none = cx.bind(binary_op(EQUAL, zeros, none))?;
+    let single = binary_op(EQUAL, zeros, single);
     let reached = select(is_zero, single, none);
     cx.eval(select(reached, each, zero))
 }

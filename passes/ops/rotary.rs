@@ -80,7 +80,7 @@ fn memory(cx: &MemoryCx) -> Footprint {
 
 fn halves(b: &mut dyn Emit, v: ValueId) -> Result<[Term; 2]> {
     let attrs = Attrs::new().with("axis", -1).with("num_outputs", 2);
-    let parts = b.emit_n(&SPLIT, vec![Some(v)], attrs, 2)?;
+    let parts = b.emit_n(SPLIT, vec![Some(v)], attrs, 2)?;
     Ok([Term(parts[0]), Term(parts[1])])
 }
 
@@ -109,7 +109,7 @@ fn body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
         _ => (cx.eval(ac + bs)?, cx.eval(bc - a_s)?),
     };
     let last = Attrs::new().with("axis", -1);
-    let y = cx.b.emit(&CONCAT, &[first, second], last)?;
+    let y = cx.b.emit(CONCAT, &[first, second], last)?;
     narrow(cx, y)
 }
 

@@ -215,8 +215,8 @@ fn grad_extreme(cx: &mut GradCx, places: &Places) -> Result<()> {
     let (y, dy) = (cx.result(0), cx.cotangent());
     let dtype = cx.ty(dy.0).dtype;
     let reached = places.read(cx, y)?;
-    let of_data = cx.bind(binary_op(&EQUAL, data, y))?;
-    let of_updates = cx.bind(binary_op(&EQUAL, updates, reached))?;
+    let of_data = cx.bind(binary_op(EQUAL, data, y))?;
+    let of_updates = cx.bind(binary_op(EQUAL, updates, reached))?;
     let (counted, more) = (cast(of_data, dtype), cast(of_updates, dtype));
     let count = places.write(cx, "add", counted, more)?;
     let share = cx.bind(dy / count)?;
@@ -236,16 +236,16 @@ fn grad_extreme(cx: &mut GradCx, places: &Places) -> Result<()> {
 fn grad_product(cx: &mut GradCx, places: &Places) -> Result<()> {
     let (data, updates, dy) = (cx.operand(0), cx.operand(2), cx.cotangent());
     let [zero, one] = [0.0, 1.0].map(|n| cx.number(dy, n));
-    let bare_data = cx.bind(binary_op(&EQUAL, data, zero))?;
-    let bare_updates = cx.bind(binary_op(&EQUAL, updates, zero))?;
+    let bare_data = cx.bind(binary_op(EQUAL, data, zero))?;
+    let bare_updates = cx.bind(binary_op(EQUAL, updates, zero))?;
     let data_rest = cx.bind(select(bare_data, one, data))?;
     let updates_rest = cx.bind(select(bare_updates, one, updates))?;
     // Zeros are counted in int64, exactly.
     let (ones, more) = (cast(bare_data, DType::I64), cast(bare_updates, DType::I64));
     let zeros = places.write(cx, "add", ones, more)?;
     let [none, single] = [0, 1].map(|n| cx.b.int(n));
-    let none = cx.bind(binary_op(&EQUAL, zeros, none))?;
-    let single = cx.bind(binary_op(&EQUAL, zeros, single))?;
+    let none = cx.bind(binary_op(EQUAL, zeros, none))?;
+    let single = cx.bind(binary_op(EQUAL, zeros, single))?;
     let product = places.write(cx, "mul", data_rest, updates_rest)?;
     let dy = cx.bind(dy * product)?;
     if cx.wants(0) {
@@ -325,7 +325,7 @@ fn grad_one_hot(cx: &mut GradCx) -> Result<()> {
         let went = cx.b.emit(&ONE_HOT, &ins, Attrs::new().with("axis", axis))?;
         let part = cx.b.mul(dy, went)?;
         let sum =
-            cx.b.emit(&REDUCE_SUM, &[part], Attrs::new().with("keepdims", 0))?;
+            cx.b.emit(REDUCE_SUM, &[part], Attrs::new().with("keepdims", 0))?;
         sums.push(cx.b.reshape(sum, &[1])?);
     }
     let d = cx.b.concat(&sums, 0)?;

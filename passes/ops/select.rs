@@ -125,7 +125,7 @@ fn grad_top_k(cx: &mut GradCx) -> Result<()> {
     let Some(dy) = cx.dy(0) else { return Ok(()) };
     let zeros = cx.b.filled_like(cx.x(0), 0.0)?;
     let axis = Attrs::new().with("axis", cx.attrs().int("axis"));
-    let dx = cx.b.emit(&SCATTER_ELEMENTS, &[zeros, cx.y(1), dy], axis)?;
+    let dx = cx.b.emit(SCATTER_ELEMENTS, &[zeros, cx.y(1), dy], axis)?;
     cx.give(0, dx);
     Ok(())
 }

@@ -327,7 +327,7 @@ fn slice_grad_body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
     for (i, (axis, step)) in axes.iter().zip(steps).enumerate() {
         let size = part(cx.b, shape, *axis, axis + 1)?;
         let zero_axis = cx.b.ints(&[0]);
-        let limit = cx.b.op(&SQUEEZE, &[size, zero_axis])?;
+        let limit = cx.b.op(SQUEEZE, &[size, zero_axis])?;
         let all = cx.b.counted(limit)?;
         let start = part(cx.b, starts, i as i64, i as i64 + 1)?;
         let end = part(cx.b, ends, i as i64, i as i64 + 1)?;
@@ -345,7 +345,7 @@ fn slice_grad_body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
         let value = cx.b.scalar(dtype, 0.0);
         let zeros = cx.b.expand(value, target)?;
         let attrs = Attrs::new().with("axis", *axis);
-        d = cx.b.emit(&SCATTER_ELEMENTS, &[zeros, indices, d], attrs)?;
+        d = cx.b.emit(SCATTER_ELEMENTS, &[zeros, indices, d], attrs)?;
     }
     Ok(vec![d])
 }

@@ -88,5 +88,5 @@ pub static LOG_SOFTMAX: OpDef = along_axis(
 pub static LOG_SOFTMAX_GRAD: OpDef = along_axis_grad("LogSoftmaxGrad", |cx| {
     let (axis, [y, dy]) = (axis_of(cx), wide(cx)?);
     let sum = sum_kept(cx.b, dy, &[axis])?;
-    narrow(cx, dy - unary_op(&EXP, y) * sum)
+    narrow(cx, dy - unary_op(EXP, y) * sum)
 });

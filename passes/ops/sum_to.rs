@@ -17,7 +17,7 @@ pub static SUM_TO_SHAPE: OpDef = OpDef {
     infer: infer_sum_to,
     grad: Grad::First(|cx| {
         let shape = cx.b.shape(cx.x(0))?;
-        cx.b.op(&EXPAND, &[cx.dy0(), shape])
+        cx.b.op(EXPAND, &[cx.dy0(), shape])
     }),
     cost: per_input,
     memory: |cx| {
@@ -82,7 +82,7 @@ pub fn sum_down(
     let from = b.ty(x).dims.clone();
     let lead = from.len() - target.len();
     let leading: Vec<usize> = (0..lead).collect();
-    let x = reduce_axes(b, &REDUCE_SUM, x, &leading, false)?;
+    let x = reduce_axes(b, REDUCE_SUM, x, &leading, false)?;
     let from = &from[lead..];
     let mut summed = Vec::new();
     let mut open = false;
@@ -104,15 +104,15 @@ pub fn sum_down(
     let sizes = b.shape(x)?;
     let one = b.int(1);
     // 1 also where the target is 0, which only an operand of size 0 has.
-    let at_least_one = b.op(&MAX, &[shape, one])?;
+    let at_least_one = b.op(MAX, &[shape, one])?;
     let groups = b.div(sizes, at_least_one)?;
     let groups = b.unsqueeze(groups, &[1])?;
     let kept = b.unsqueeze(shape, &[1])?;
     let first = Tensor::new(DType::Bool, [2], vec![1u8, 0]);
     let first = b.constant("const.first_of_two", first);
-    let pairs = b.op(&WHERE, &[first, groups, kept])?;
+    let pairs = b.op(WHERE, &[first, groups, kept])?;
     let pairs = b.reshape(pairs, &[2 * rank as i64])?;
     let x = b.reshape_to(x, pairs)?;
     let group_axes: Vec<usize> = (0..rank).map(|i| 2 * i).collect();
-    reduce_axes(b, &REDUCE_SUM, x, &group_axes, false)
+    reduce_axes(b, REDUCE_SUM, x, &group_axes, false)
 }

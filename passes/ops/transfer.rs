@@ -37,7 +37,7 @@ pub static OFFLOAD: OpDef = OpDef {
     grad: Grad::First(|cx| Ok(cx.dy0())),
     memory: |cx: &MemoryCx| Footprint::new(vec![Place::Outside]).with_temp(strided_bytes(cx, &[0])),
     ..ours("Offload", OpClass::Transfer, BatchAxes::Mixed, |cx| {
-        Ok(vec![cx.b.op(&IDENTITY, &[cx.x(0)])?])
+        Ok(vec![cx.b.op(IDENTITY, &[cx.x(0)])?])
     })
 };
 
@@ -75,7 +75,7 @@ pub static RELEASE: OpDef = OpDef {
         })
     },
     ..ours("Release", OpClass::Transfer, BatchAxes::Mixed, |cx| {
-        Ok(vec![cx.b.op(&IDENTITY, &[cx.x(1)])?])
+        Ok(vec![cx.b.op(IDENTITY, &[cx.x(1)])?])
     })
 };
 
@@ -85,7 +85,7 @@ pub static FETCH: OpDef = OpDef {
     outs: slots!["value"],
     grad: Grad::First(|cx| Ok(cx.dy0())),
     ..ours("Fetch", OpClass::Transfer, BatchAxes::Mixed, |cx| {
-        Ok(vec![cx.b.op(&IDENTITY, &[cx.x(0)])?])
+        Ok(vec![cx.b.op(IDENTITY, &[cx.x(0)])?])
     })
 };
 

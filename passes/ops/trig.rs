@@ -29,7 +29,7 @@ fn square(x: Term) -> Expr {
 
 /// dy/√(1 − x²).
 fn over_root(cx: &GradCx) -> Expr {
-    cx.cotangent() / unary_op(&SQRT, -square(cx.operand(0)) + 1.0)
+    cx.cotangent() / unary_op(SQRT, -square(cx.operand(0)) + 1.0)
 }
 
 /// Gradient dy·(1 + y²).

@@ -24,6 +24,7 @@ use std::collections::BinaryHeap;
 /// An optimal schedule.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Best {
+    /// The ops to compute, in order; an op that occurs again is a recomputation.
     pub schedule: Vec<OpIdx>,
     /// Sum of the prices of all steps and transfers.
     pub price: f64,
@@ -34,7 +35,9 @@ pub struct Best {
 /// What moving the results of an op costs, each way.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Move {
+    /// The price of the transfer out of device memory.
     pub out: f64,
+    /// The price of one fetch.
     pub back: f64,
 }
 

@@ -11,6 +11,7 @@ use std::fmt;
 /// A budget as asked for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Budget {
+    /// Bytes, counted as the [`Basis`] of the input says.
     Bytes(u64),
     /// Of what the unplanned step takes above static, in percent.
     Percent(f64),
@@ -47,6 +48,7 @@ impl Basis {
         }
     }
 
+    /// Returns the words that reports use for what budgets in bytes limit.
     pub fn name(self) -> &'static str {
         match self {
             Basis::Peak => "peak",

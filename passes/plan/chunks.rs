@@ -32,6 +32,7 @@ pub struct Trial {
     pub overhead_pct: Option<f64>,
     /// The lower bound that was proven for these chunk counts, in the same terms.
     pub lower_bound_pct: Option<f64>,
+    /// Whether the planner took these chunk counts; where nothing fits, the counts with the smallest peak.
     pub chosen: bool,
 }
 
@@ -52,6 +53,7 @@ impl Trial {
 /// Chunk counts that were planned, ascending.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tried {
+    /// One trial for each pair of chunk counts that was planned.
     pub trials: Vec<Trial>,
     /// The peak that all of them were planned for.
     pub budget_bytes: u64,

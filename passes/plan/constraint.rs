@@ -26,7 +26,9 @@ pub enum Constraint {
 /// A constraint and the option that it comes from (`--save-ops MatMul`), for reasons.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Forced {
+    /// The constraint that the op must obey.
     pub constraint: Constraint,
+    /// The option as text, or the planner's own reason for an op that must run once.
     pub by: String,
 }
 
@@ -63,7 +65,9 @@ impl PolicyScope {
 pub struct Constraints {
     /// The number of layers, or of modules that take their place. 0 where none were found and none were asked for.
     pub layers: usize,
+    /// Whether the policy applies to each op.
     pub scope: ByOp<PolicyScope>,
+    /// The constraint on each op; `None` leaves it to the policy or solver.
     pub forced: ByOp<Option<Forced>>,
 }
 

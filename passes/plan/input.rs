@@ -12,8 +12,11 @@ use ckpt_error::Result;
 /// A problem and its annotations.
 #[derive(Clone, Debug)]
 pub struct PlanInput {
+    /// The ops and values to schedule.
     pub problem: Problem,
+    /// Layers, sub-blocks and roles of the problem's ops.
     pub annotations: OpAnnotations,
+    /// What the overrides settle: the scope of policies and forced choices, by op.
     pub constraints: Constraints,
     /// The options that the constraints come from; part of a plan's name.
     pub overrides: String,

@@ -16,6 +16,7 @@ pub enum OffloadTarget {
     /// The host's memory; a file where the run is on the CPU.
     #[default]
     Host,
+    /// Files, also where the run is on a GPU.
     Disk,
 }
 
@@ -30,16 +31,21 @@ impl OffloadTarget {
 pub struct Decision {
     /// The op that produces the value.
     pub op: OpIdx,
+    /// The value that is decided on, an index into the problem.
     pub value: ValueIdx,
+    /// Name of the op that produces the value.
     pub name: String,
     /// Whether the value is kept in the device's memory.
     pub kept: bool,
     /// Whether the value is offloaded.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub offloaded: bool,
+    /// Size of the value in bytes.
     pub bytes: u64,
+    /// The layer of `op`; `None` where no layer is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block: Option<usize>,
+    /// Why the value is kept or not, for people; empty where nothing is known.
     pub reason: String,
 }
 
@@ -60,8 +66,10 @@ pub struct Plan {
     pub policy: String,
     /// The [`fingerprint`] of the problem that the plan is for.
     pub fingerprint: String,
+    /// The steps to run, and the ops whose results are offloaded.
     #[serde(flatten)]
     pub schedule: Schedule,
+    /// Where offloaded results are kept; `Host` where nothing is offloaded.
     #[serde(default, skip_serializing_if = "OffloadTarget::is_host")]
     pub offload_to: OffloadTarget,
     /// The chunk count of the loss, on which the ops of the problem depend.
@@ -74,9 +82,13 @@ pub struct Plan {
     /// The chunk count of chains of ops on tokens.
     #[serde(default, rename = "mlp_parts", skip_serializing_if = "Option::is_none")]
     pub mlp_chunks: Option<usize>,
+    /// The recomputations of the schedule, one segment for each layer and round of recomputing it.
     pub segments: Vec<Segment>,
+    /// One entry for each forward result that the backward pass reads or that is recomputed or fetched.
     pub decisions: Vec<Decision>,
+    /// Score of the unplanned step: every op once, in the given order.
     pub before: Score,
+    /// Score of the schedule.
     pub after: Score,
     /// The solver's proof; absent for policies and for plans that were read.
     #[serde(default, skip_serializing_if = "Option::is_none")]

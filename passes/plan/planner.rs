@@ -13,6 +13,7 @@ use std::time::Instant;
 /// A plan, with what making it took.
 #[derive(Clone, Debug)]
 pub struct PlanOutcome {
+    /// The plan, for the problem of the [`PlanInput`].
     pub plan: Plan,
     /// The time that planning took, in seconds.
     pub seconds: f64,

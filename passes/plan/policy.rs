@@ -26,9 +26,11 @@ use std::fmt;
 
 /// A row of [`POLICIES`].
 pub struct PolicyDef {
+    /// Word for the policy in options and reports, without its argument: `group`.
     pub word: &'static str,
     /// Other words for the same policy.
     pub aliases: &'static [&'static str],
+    /// What must follow the word.
     pub argument: Argument,
     /// What the policy recomputes, for `--help` and the guide.
     pub help: &'static str,
@@ -42,6 +44,7 @@ pub struct PolicyDef {
 /// What follows the colon of a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Argument {
+    /// Nothing: the word stands without a colon.
     None,
     /// A number of layers, at least 1.
     Layers,
@@ -199,9 +202,13 @@ pub struct Policy {
 }
 
 impl Policy {
+    /// Keeps every result.
     pub const NONE: Policy = Policy::of(&NONE, 0);
+    /// Keeps attention, convolutions and every second matrix product of a layer, by the per-op rule.
     pub const SELECTIVE: Policy = Policy::of(&SELECTIVE, 0);
+    /// Recomputes every layer from its inputs.
     pub const FULL: Policy = Policy::of(&FULL, 0);
+    /// Recomputes every norm, attention and MLP of a layer from its inputs.
     pub const SUBMODULE: Policy = Policy::of(&SUBMODULE, 0);
 
     const fn of(rule: &'static PolicyDef, n: usize) -> Policy {

@@ -13,8 +13,10 @@ use serde::{Deserialize, Serialize};
 /// The pass of the step that an op belongs to; the loss counts as forward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OpPhase {
+    /// The forward pass and the loss.
     #[serde(rename = "fwd")]
     Forward,
+    /// The backward pass and optimizer updates.
     #[serde(rename = "bwd")]
     Backward,
 }
@@ -48,16 +50,20 @@ fn is_zero(n: &u64) -> bool {
 /// One operation at known sizes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Op {
+    /// Name of the node; in a foreign cost graph the name that its maker gave.
     pub name: String,
     /// The op's name in the table (`MatMul`); a foreign cost graph's own word.
     #[serde(default, alias = "target", skip_serializing_if = "String::is_empty")]
     pub kind: String,
     /// Values read; a value that is read twice is listed twice.
     pub ins: Vec<ValueIdx>,
+    /// Values produced; an op is the producer of each.
     pub outs: Vec<ValueIdx>,
+    /// Pass that the op belongs to.
     pub phase: OpPhase,
     /// The objective adds these up: microseconds, unless the maker of the graph says otherwise.
     pub cost: f64,
+    /// Floating-point operations of one run.
     #[serde(default)]
     pub flops: u64,
     /// Bytes read and written.
@@ -85,7 +91,9 @@ pub struct Op {
 pub struct Value {
     /// Bytes of its storage; 0 for a view, whose storage is another value's.
     pub bytes: u64,
+    /// How long the bytes are alive.
     pub kind: ValueKind,
+    /// Op that computes it; `None` for a value that is there from the start.
     pub producer: Option<OpIdx>,
     /// The operand of its producer that it is a view of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -98,7 +106,9 @@ pub struct Value {
 /// A training step as a planner sees it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Problem {
+    /// In the given order: each op comes after those whose results it reads.
     pub ops: ByOp<Op>,
+    /// All values; the `ins` and `outs` of ops are indices into them.
     pub values: ByValue<Value>,
     /// Values that must be alive at the end.
     pub outputs: Vec<ValueIdx>,
@@ -111,6 +121,7 @@ pub struct Problem {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Transfer {
+    /// Microseconds to move a million bytes one way.
     pub us_per_megabyte: f64,
     /// The start of each transfer.
     pub start_us: f64,

@@ -11,7 +11,9 @@ use std::fmt;
 /// What decides a plan.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Goal {
+    /// Recompute what a policy says.
     Policy(Policy),
+    /// Stay within a memory budget, at the least overhead by the objective.
     Budget(Budget),
     /// A plan that was made before, judged again.
     Stored(Box<Plan>),
@@ -20,11 +22,15 @@ pub enum Goal {
 /// A request to the planner.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlanRequest {
+    /// A policy, a budget or a stored plan.
     pub goal: Goal,
+    /// What a plan within a budget minimizes: cost or FLOPs.
     pub objective: Objective,
+    /// The work that the search for a plan may take.
     pub effort: Effort,
     /// Whether first runs of ops may follow another order than the graph's.
     pub reorder: bool,
+    /// Which results are offloaded, and how; by default none.
     pub offload: Offload,
 }
 
@@ -80,6 +86,7 @@ impl PlanRequest {
 /// Which results are offloaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OffloadSet {
+    /// Offloading is off.
     #[default]
     Nothing,
     /// The results that the planner finds worth it.
@@ -93,7 +100,9 @@ pub enum OffloadSet {
 /// Options of offloading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offload {
+    /// The results to offload.
     pub set: OffloadSet,
+    /// Where offloaded results are kept: in the host's memory or on disk.
     pub to: OffloadTarget,
     /// Results of an op with fewer bytes together stay on the device.
     pub min_bytes: u64,

@@ -18,15 +18,22 @@ use serde::{Deserialize, Serialize};
 /// What a schedule costs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Score {
+    /// The most bytes alive at any step, static bytes included.
     pub peak_bytes: u64,
+    /// Bytes of parameters and other static values, which are resident throughout.
     pub static_bytes: u64,
+    /// The peak without the static bytes; 0 if nothing else is ever alive.
     pub peak_above_static_bytes: u64,
     /// The first step at which the peak is reached.
     pub at_step: Option<usize>,
+    /// Sum of the costs of all steps: microseconds, unless the maker of the graph says otherwise.
+    /// In a plan with transfers, the time if they run beside other ops.
     pub cost: f64,
+    /// FLOPs of all runs of ops, recomputation included.
     pub flops: u64,
     /// Bytes read and written.
     pub traffic_bytes: u64,
+    /// Length of the schedule: runs of ops and moves.
     pub steps: usize,
 }
 
@@ -62,6 +69,7 @@ pub fn percent(part: f64, whole: f64) -> f64 {
 pub struct Instance {
     /// The value that owns the storage.
     pub value: ValueIdx,
+    /// Size of the storage.
     pub bytes: u64,
     /// The step that makes it; 0 for a placeholder.
     pub born: usize,

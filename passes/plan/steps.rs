@@ -53,6 +53,7 @@ impl From<&Step> for Step {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Numbers", into = "Numbers")]
 pub struct Schedule {
+    /// Runs of ops and moves of their results, in order.
     pub steps: Vec<Step>,
     /// Ops whose results are offloaded, in order.
     pub offloaded: Vec<OpIdx>,

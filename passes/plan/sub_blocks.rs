@@ -42,6 +42,7 @@ const fn row(
 pub struct SubBlocks(u8);
 
 impl SubBlocks {
+    /// The set without sub-blocks.
     pub const EMPTY: SubBlocks = SubBlocks(0);
 
     /// Reads words separated by commas, in lower case with `-` for `_`.

@@ -19,15 +19,20 @@ use crate::plan::times::Times;
 
 /// A graph at known sizes, with what planning it takes and what applies its plan.
 pub struct BoundGraph {
+    /// The problem that the planner solves, with its annotations and constraints.
     pub input: PlanInput,
+    /// Shapes and bytes of all values of the graph at the binding.
     pub sizes: Sizes,
+    /// The layers of the graph, and the role of each node in them.
     pub layers: Layers,
+    /// Sub-blocks of `layers`, and the sub-block of each node.
     pub sub_blocks: SubBlocks,
     /// The node of each op of the problem.
     pub nodes: ByOp<NodeId>,
     /// The graph's value of each value of the problem.
     pub values: ByValue<ValueId>,
     index_of: SecondaryMap<ValueId, Option<ValueIdx>>,
+    /// The device whose cost model and memory the input uses.
     pub device: Device,
     /// Ops that the measured times do not know; a warning.
     pub warning: Option<String>,
@@ -36,9 +41,11 @@ pub struct BoundGraph {
 /// What a graph is planned for.
 #[derive(Clone, Copy)]
 pub struct PlanningOptions<'a> {
+    /// The device whose cost model, usable memory and block size count.
     pub device: &'a Device,
     /// Measured times of nodes, instead of the cost model's.
     pub times: Option<&'a Times>,
+    /// The user's choices of layers and ops; they become the constraints of the input.
     pub overrides: &'a PolicyOverrides,
 }
 

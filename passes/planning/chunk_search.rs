@@ -28,7 +28,9 @@ pub struct Question<'a> {
     pub graph: &'a Graph,
     /// What was asked for; the search decides what is [`Tile::Auto`].
     pub tiles: Tiles,
+    /// The budget of every trial; a percentage is of the step cut by the rules.
     pub budget: Budget,
+    /// How each trial is planned; its objective ranks the trials.
     pub request: &'a PlanRequest,
     /// Cuts a graph; returns the largest chunk counts of a loss and of a chain.
     pub cut: &'a dyn Fn(&mut Graph, Tiles) -> Result<(usize, usize)>,

@@ -72,7 +72,9 @@ pub enum Target {
     Row(&'static OpDef),
     /// An op in ATen's spelling: its name (`aten.mm`) and overload, if one was given.
     Traced {
+        /// Namespace and name: `aten.mm`.
         name: String,
+        /// Name of the overload; `None` and `default` match every overload.
         overload: Option<String>,
     },
     /// Nodes by name.
@@ -144,7 +146,9 @@ impl fmt::Display for Target {
 /// One override of a policy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Override {
+    /// Whether the results of the ops are kept or recomputed.
     pub constraint: Constraint,
+    /// The ops that the constraint applies to.
     pub target: Target,
 }
 

@@ -10,6 +10,7 @@ use crate::plan::problem::{Op, OpPhase, Problem, Transfer, Value, ValueKind};
 /// The problem of a graph, and how its indices correspond to the ids of the graph.
 #[derive(Clone, Debug)]
 pub struct GraphProblem {
+    /// The problem that planners solve; it knows ops and values by index only.
     pub problem: Problem,
     /// The node of each op: `order` when the problem was made.
     pub nodes: ByOp<NodeId>,

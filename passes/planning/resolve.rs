@@ -22,11 +22,15 @@ const MOST_NAMES: usize = 40;
 
 /// The graph that overrides are about.
 pub struct Subject<'a> {
+    /// The graph that names in overrides refer to.
     pub graph: &'a Graph,
     /// The node of each op of the problem.
     pub nodes: &'a ByOp<NodeId>,
+    /// The layers of the graph, as found in its dataflow.
     pub layers: &'a Layers,
+    /// The planning problem of the graph.
     pub problem: &'a Problem,
+    /// Layer and role of each op of the problem.
     pub annotations: &'a OpAnnotations,
 }
 
@@ -152,7 +156,9 @@ fn count(overrides: &PolicyOverrides, constraints: &mut Constraints) -> Result<(
         .help("name modules with --layers"));
     }
     let counted = |layer: usize| {
-        overrides.every.is_none_or(|n| (layer + 1) % n == 0)
+        overrides
+            .every
+            .is_none_or(|n| (layer + 1).is_multiple_of(n))
             && overrides.first.is_none_or(|n| layer < n)
     };
     for scope in &mut constraints.scope {
@@ -276,7 +282,7 @@ fn never(rule: &Override, subject: &Subject) -> Box<Error> {
             "selection",
             format!("{rule}: the model has no {}", row.name),
         )
-        .found(format!("ops {}", listed(row.name, ops))),
+        .found(format!("ops {}", listed(row.name, &ops))),
         Target::Traced { name, .. } => {
             let traced = nodes()
                 .filter_map(|n| modules::traced(n))
@@ -285,7 +291,7 @@ fn never(rule: &Override, subject: &Subject) -> Box<Error> {
                 aten::is_attention(name) && !subject.layers.attentions.is_empty()
                     || aten::rows(name).iter().any(|row| ops.contains(row.name))
             };
-            let here = traced
+            let here: BTreeSet<&str> = traced
                 .chain(aten::names().into_iter().filter(is_here))
                 .collect();
             let known = aten::names().contains(name.as_str());
@@ -293,21 +299,21 @@ fn never(rule: &Override, subject: &Subject) -> Box<Error> {
                 true => format!("{rule}: the model has no op that {name} becomes"),
                 false => format!("{rule}: there is no op `{name}` that we know"),
             };
-            Error::usage("selection", what).found(format!("ops {}", listed(name, here)))
+            Error::usage("selection", what).found(format!("ops {}", listed(name, &here)))
         }
         Target::Nodes(pattern) => {
             let word = pattern.text();
             if word.contains(['*', '?', '/']) {
-                let names = nodes().map(|n| n.name.as_str()).collect();
+                let names: BTreeSet<&str> = nodes().map(|n| n.name.as_str()).collect();
                 return Error::usage("selection", format!("{rule} matches no node"))
-                    .found(format!("nodes {}", listed(word, names)));
+                    .found(format!("nodes {}", listed(word, &names)));
             }
             let rows = nearest(word, ops::all().map(|row| row.name), 3);
             let e = Error::usage(
                 "selection",
                 format!("{rule}: no op and no node has that name"),
             )
-            .found(format!("ops {}", listed(word, ops)));
+            .found(format!("ops {}", listed(word, &ops)));
             match rows.as_slice() {
                 [] => e.help("ONNX (MatMul) and ATen (aten.mm) spellings and node names are known"),
                 near => e.help(format!("did you mean {}?", near.join(" or "))),
@@ -344,13 +350,13 @@ fn no_module(subject: &Subject, pattern: &NamePattern, option: &str) -> Box<Erro
         e = e.found(format!("classes {}", cut(&all)));
     }
     if !paths.is_empty() {
-        return e.found(format!("modules {}", listed(text, paths)));
+        return e.found(format!("modules {}", listed(text, &paths)));
     }
     let names = subject.nodes.iter().map(|n| graph.node(*n).name.as_str());
     let names: BTreeSet<&str> = names.collect();
     e = e.found(format!(
         "no module names in this file; nodes {}",
-        listed(text, names)
+        listed(text, &names)
     ));
     match subject.annotations.layers {
         0 => e,
@@ -361,7 +367,7 @@ fn no_module(subject: &Subject, pattern: &NamePattern, option: &str) -> Box<Erro
 }
 
 /// Returns names for a message: near misses first, then in alphabetical order.
-fn listed(word: &str, names: BTreeSet<&str>) -> String {
+fn listed(word: &str, names: &BTreeSet<&str>) -> String {
     let near = nearest(word, names.iter().copied(), 3);
     let rest = names.iter().copied().filter(|n| !near.contains(n));
     let all: Vec<String> = near

@@ -14,6 +14,7 @@ pub const SIZES: [(&str, i64); 3] = [("two", 2), ("three", 3), ("four", 4)];
 
 /// A graph and what to run it on.
 pub struct Model {
+    /// The graph to run.
     pub graph: Graph,
     /// Row-major contents of each input, in the order of the inputs, with its sizes.
     pub feeds: Vec<(ValueId, Vec<i64>, Vec<f64>)>,

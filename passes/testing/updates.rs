@@ -89,7 +89,7 @@ fn any_op(r: &mut Random, b: &mut Builder, from: &[ValueId]) -> ValueId {
 /// Moves the nodes from `first` on to random places behind what they read.
 fn spread(g: &mut Graph, r: &mut Random, first: usize) {
     let mut order: Vec<NodeId> = g.order()[..first].to_vec();
-    for id in g.order()[first..].to_vec() {
+    for id in g.order()[first..].iter().copied() {
         let operands = g.node(id).ins.iter().flatten();
         let makers: Vec<NodeId> = operands.filter_map(|v| g.def_node(*v)).collect();
         let is_maker = |id: &NodeId| makers.contains(id);

@@ -53,6 +53,7 @@ pub fn folder(path: &Path) -> &Path {
 }
 
 impl Batch {
+    /// Returns a batch without files.
     pub fn new() -> Batch {
         Batch::default()
     }

@@ -43,6 +43,7 @@ pub enum Weights {
 
 /// The content of the files to write.
 pub struct Package {
+    /// Content of the model file; weights in other files are references there.
     pub model: ModelProto,
     /// Content of the sidecar: slices with their offsets in bytes.
     pub sidecar: Vec<(u64, Bytes)>,

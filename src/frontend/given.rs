@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 /// The type of one graph input, said by the user: `x:f32[batch, 3, 224]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InputType {
+    /// Name of the graph input, as the model has it.
     pub name: String,
+    /// Its element type and sizes; named sizes are allowed.
     pub ty: Ty,
 }
 
@@ -121,7 +123,7 @@ impl Given {
             return Err(
                 Error::usage("output-names", "the model has another number of outputs")
                     .expected(format!("{count} names"))
-                    .found(format!("{}", self.output_names.join(", "))),
+                    .found(self.output_names.join(", ")),
             );
         }
         Ok(self.output_names.clone())

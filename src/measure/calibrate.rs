@@ -24,7 +24,9 @@ use std::fmt::Write;
 /// What to measure, and how.
 #[derive(Clone, Debug)]
 pub struct Request {
+    /// The device to measure.
     pub place: Place,
+    /// CPU threads that one kernel may use; libtorch's default if `None`.
     pub threads: Option<u16>,
     /// A name for the device; its own name if `None`.
     pub name: Option<String>,

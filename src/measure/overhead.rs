@@ -28,37 +28,51 @@ pub const MOST_PAIRS: usize = 1000;
 /// One of the two graphs.
 #[derive(Clone, Debug, Serialize)]
 pub struct Ran {
+    /// Path of the graph's file, as it was given.
     pub file: String,
     /// Elapsed and processor time of the median step, in microseconds.
     pub step_time_us: f64,
+    /// Processor time of all threads.
     pub step_cpu_us: f64,
+    /// Measured peak of a step; 0 where the device does not say.
     pub peak_bytes: u64,
+    /// Bytes of inputs and weights, which are part of the peak.
     pub static_bytes: u64,
 }
 
 /// How much more B takes, in percent of A's step.
 #[derive(Clone, Debug, Serialize)]
 pub struct More {
+    /// The estimate; negative where B takes less.
     pub pct: f64,
     /// The 95 % confidence interval.
     pub low_pct: f64,
+    /// Upper end of the interval.
     pub high_pct: f64,
 }
 
 /// The result of a measurement.
 #[derive(Clone, Debug, Serialize)]
 pub struct Measured {
+    /// The graph that B is compared with.
     pub a: Ran,
+    /// The graph whose overhead is measured.
     pub b: Ran,
+    /// Steps that each graph took, beside one before that is not counted.
     pub pairs: usize,
+    /// What B takes more of elapsed time, pair by pair.
     pub time: More,
     /// The same for processor time. Other load disturbs it less, but it counts waiting threads as busy.
     pub cpu: More,
     /// The median difference of two consecutive steps of A, in percent.
     pub noise_pct: f64,
+    /// Named sizes of the run.
     pub dims: BTreeMap<String, i64>,
+    /// Name of the device that both graphs ran on.
     pub device: String,
+    /// Threads that one kernel may use.
     pub threads: usize,
+    /// Warnings from loading the graphs and their tensors.
     pub warnings: Vec<String>,
 }
 

@@ -31,23 +31,30 @@ pub struct Request {
     pub step: compile::Request,
     /// A file of tensors; missing inputs are generated from the seed.
     pub inputs: Option<PathBuf>,
+    /// Seed of the inputs that are generated.
     pub seed: u64,
+    /// Threads that one kernel may use; `None` for all cores.
     pub threads: Option<u16>,
+    /// The device that the nodes run on.
     pub place: Place,
     /// Runs per median, and warm-up runs before them.
     pub runs: u32,
+    /// Runs before those that are measured.
     pub warm_up: u32,
+    /// The kernels that attention nodes run.
     pub attention: Attention,
 }
 
 /// A profile and its summary.
 #[derive(Clone, Debug)]
 pub struct Measured {
+    /// The times by node, as `plan` reads them.
     pub profile: Profile,
     /// Microseconds of a whole step, recomputations included: the median of the sums.
     pub step_us: f64,
     /// Microseconds by op, largest first: the sums of the medians of its nodes.
     pub ops_us: Vec<(String, f64)>,
+    /// Warnings from loading, compiling and filling in inputs.
     pub warnings: Vec<String>,
 }
 

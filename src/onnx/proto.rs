@@ -16,6 +16,7 @@ mod generated {
 pub const MAX_MODEL_BYTES: u64 = i32::MAX as u64;
 
 impl StringStringEntryProto {
+    /// Returns an entry of a metadata list, such as `metadata_props`.
     pub fn new(key: &str, value: &str) -> Self {
         StringStringEntryProto {
             key: Some(key.into()),

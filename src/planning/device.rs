@@ -33,7 +33,9 @@ pub fn device(word: &str) -> Result<Device> {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
+    /// Name of the device that the nodes ran on.
     pub device: String,
+    /// Threads that one kernel was allowed.
     pub threads: usize,
     /// Steps measured; a time is the median.
     pub steps: u32,

@@ -13,7 +13,9 @@ use ckpt_passes::planning::BoundGraph;
 /// The role of a value in the training step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
+    /// An initializer, trained or not.
     Parameter,
+    /// An input of the graph that holds no optimizer state.
     Input,
     /// An input with the optimizer state of a parameter.
     State,
@@ -21,6 +23,7 @@ pub enum Role {
     Gradient,
     /// Another output of the graph.
     Output,
+    /// Any other value: a result that only nodes read.
     Inner,
 }
 
@@ -29,7 +32,9 @@ pub enum Role {
 pub struct Layer {
     /// `attention+mlp` and the like.
     pub kind: String,
+    /// Module path; `None` where the file names none, or where two layers share it.
     pub path: Option<String>,
+    /// Module class; `None` where the file names none.
     pub class: Option<String>,
     /// Equal layers have the same number.
     pub run: usize,
@@ -54,11 +59,13 @@ pub struct Labels {
     pub types: ByValue<String>,
     /// By value: the role of its storage.
     pub roles: ByValue<Role>,
+    /// In model order; empty for a cost graph.
     pub layers: Vec<Layer>,
     /// By op: its innermost module.
     pub modules: ByOp<Option<String>>,
     /// Number of parameters with a gradient, and of all others.
     pub trained: usize,
+    /// Number of parameters without a gradient.
     pub frozen: usize,
 }
 

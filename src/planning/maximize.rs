@@ -22,6 +22,7 @@ const MAX_SIZE: i64 = 1 << 31;
 
 /// The size to maximize. The budget is the request's.
 pub struct Goal<'a> {
+    /// Name of the dim to maximize.
     pub dim: &'a str,
     /// By the objective, in percent.
     pub max_overhead_pct: Option<f64>,
@@ -30,7 +31,9 @@ pub struct Goal<'a> {
 /// The largest size, and how far that is proven.
 #[derive(Clone, Debug, Serialize)]
 pub struct Maximized {
+    /// Name of the dim that was maximized.
     pub dim: String,
+    /// Largest size that was found to have a plan within budget and overhead limit.
     pub size: i64,
     /// From this size on it is proven that nothing fits; null where no such size was found.
     pub impossible_from: Option<i64>,
@@ -38,10 +41,12 @@ pub struct Maximized {
     pub is_exhaustive: bool,
     /// Sizes planned.
     pub tried: usize,
+    /// The goal's overhead limit, by the objective, in percent; null without a limit.
     pub max_overhead_pct: Option<f64>,
 }
 
 impl Maximized {
+    /// Returns one line for people: the size, how far it is proven, and the sizes planned.
     pub fn human(&self) -> String {
         let proof = match (self.impossible_from, self.is_exhaustive) {
             (Some(n), true) if n == self.size + 1 => "one more is impossible".into(),

@@ -20,21 +20,31 @@ use std::fmt::Write;
 pub struct PlanReport {
     /// The policy, or `budget`, with the options that constrain it.
     pub policy: String,
+    /// The budget, on the peak or, for a cost graph, on the peak above static.
     pub budget_bytes: Option<u64>,
+    /// Peak of the step in its given order, static bytes included.
     pub peak_before_bytes: u64,
+    /// Peak of the plan, static bytes included.
     pub peak_after_bytes: u64,
     /// Parameters and inputs: resident throughout.
     pub static_bytes: u64,
+    /// Peak before less peak after; 0 where the plan needs more.
     pub saved_bytes: u64,
+    /// FLOPs that the plan adds by recomputation.
     pub recompute_flops: u64,
+    /// FLOPs of the unplanned step.
     pub forward_backward_flops: u64,
     /// By the objective, in percent of the unplanned step; so are the next two.
     pub overhead_pct: f64,
+    /// Overhead that no plan of `bound_class` within the budget goes below.
     pub lower_bound_pct: Option<f64>,
+    /// The most that the plan may be above the best of its class.
     pub gap_pct: Option<f64>,
     /// The schedules that the bound covers.
     pub bound_class: Option<String>,
+    /// The smallest budget for which a plan is known, counted as `budget_bytes`.
     pub smallest_feasible_bytes: Option<u64>,
+    /// The time that planning took.
     pub plan_seconds: f64,
     /// The number of ops whose results are offloaded.
     pub offloaded: usize,
@@ -44,6 +54,7 @@ pub struct PlanReport {
     pub segments: usize,
     /// The number of layers.
     pub blocks: usize,
+    /// Layers whose keys or values other layers read; empty for cost graphs.
     pub kv_sharing: Vec<KvSharing>,
     /// The sizes that the figures are for.
     pub dims: BTreeMap<String, i64>,
@@ -97,54 +108,75 @@ impl PlanReport {
 /// What `plan` prints.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
+    /// The figures that `optimize` reports too.
     #[serde(flatten)]
     pub plan: PlanReport,
     /// What overhead, bound and gap are measured in: `cost` or `flops`.
     pub objective: &'static str,
     /// What `budget_bytes` and `smallest_feasible_bytes` are on: `peak`, or `peak above static` for a cost graph.
     pub budget_on: &'static str,
+    /// Peak of the unplanned step without its static bytes.
     pub peak_above_static_before_bytes: u64,
+    /// Peak of the plan without its static bytes.
     pub peak_above_static_after_bytes: u64,
+    /// Cost of the unplanned step: microseconds, unless the maker of a cost graph says otherwise.
     pub cost_before: f64,
+    /// Cost of the plan, transfers included, in the unit of `cost_before`.
     pub cost_after: f64,
+    /// Bytes that the plan reads, writes and transfers.
     pub traffic_after_bytes: u64,
+    /// Extra cost over the unplanned step, in percent of it.
     pub cost_overhead_pct: f64,
+    /// Extra FLOPs over the unplanned step, in percent of it.
     pub flops_overhead_pct: f64,
+    /// Extra bytes read and written over the unplanned step, in percent of it.
     pub traffic_overhead_pct: f64,
     /// The chunk count of the loss.
     pub loss_parts: Option<usize>,
     /// The chunk count of chains of ops on tokens.
     pub mlp_parts: Option<usize>,
+    /// The number of ops of the unplanned step.
     pub ops: usize,
+    /// The number of steps of the plan: runs of ops, recomputation included, and moves.
     pub steps: usize,
     /// The op at which the peak is reached.
     pub peak_at: Option<String>,
+    /// Name of the device whose rates the costs are for.
     pub device: String,
+    /// With `--compare`: policies beside budgeted plans of the same peak.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compare: Option<Vec<Row>>,
+    /// With `--compare`: policies that do not apply; `None` if all do.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compare_left_out: Option<LeftOut>,
+    /// With `--maximize`: the largest size that fits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub maximized: Option<super::maximize::Maximized>,
+    /// Remarks for the user; empty if there are none.
     pub warnings: Vec<String>,
 }
 
 /// Policies that mean nothing here.
 #[derive(Clone, Debug, Serialize)]
 pub struct LeftOut {
+    /// Words of the policies, as users write them.
     pub policies: Vec<String>,
+    /// Why they do not apply, as a clause for people.
     pub because: &'static str,
 }
 
 /// A policy beside the best that is known at its peak.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
+    /// The policy as users write it, or `offload cpu` for all results offloaded.
     pub policy: String,
     /// In the terms of budgets.
     pub peak_bytes: u64,
+    /// Overhead of the policy by the objective, in percent of the unplanned step.
     pub overhead_pct: f64,
     /// What a budgeted plan of the same peak takes, and what nothing goes below.
     pub budget_overhead_pct: Option<f64>,
+    /// Overhead that no plan of that peak goes below, in percent; `None` where none is known to fit.
     pub lower_bound_pct: Option<f64>,
 }
 

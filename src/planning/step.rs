@@ -20,19 +20,25 @@ use std::path::Path;
 
 /// What is planned, and the facts that reports show beside its plan.
 pub struct TrainingStep {
+    /// The problem with its annotations and constraints.
     pub input: PlanInput,
+    /// The device whose rates price the ops.
     pub device: Device,
     /// The score of the given order.
     pub before: Score,
     /// The sizes that the figures are for; none for a cost graph.
     pub dims: BTreeMap<String, i64>,
+    /// Names of the sizes in `dims` that nobody gave; none for a cost graph.
     pub assumed_dims: Vec<String>,
+    /// Layers whose keys or values other layers read; none for a cost graph.
     pub kv_sharing: Vec<KvSharing>,
+    /// Names, types and modules of the ops and values of the problem.
     pub labels: Labels,
     /// The loss that was differentiated, where that was done here.
     pub loss: Option<String>,
     /// Whether times of nodes were measured.
     pub is_measured: bool,
+    /// Warnings from before planning, which reports show.
     pub warnings: Vec<String>,
 }
 

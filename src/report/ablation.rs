@@ -18,20 +18,26 @@ use serde::Serialize;
 /// One technique at every budget.
 #[derive(Clone, Debug, Serialize)]
 pub struct Technique {
+    /// `recompute`, `chunks`, `offload`, `fused optimizer` or `all`.
     pub technique: &'static str,
     /// The smallest peak of a known plan.
     pub smallest_feasible_bytes: u64,
+    /// One point for each budget, smallest first; all techniques share the budgets.
     pub points: Vec<AblationPoint>,
 }
 
 /// One budget; the other fields are null where no plan fits.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct AblationPoint {
+    /// The budget, as a peak with static bytes.
     pub budget_bytes: u64,
+    /// Peak of the plan, at most the budget.
     pub peak_bytes: Option<u64>,
+    /// Overhead of the plan by the objective, in percent of the plain step.
     pub overhead_pct: Option<f64>,
     /// Chunk counts of the loss and of chains of ops on tokens.
     pub loss_parts: Option<usize>,
+    /// Chunk count of those chains; null where they are whole.
     pub mlp_parts: Option<usize>,
 }
 

@@ -11,26 +11,36 @@ use std::collections::BTreeMap;
 
 /// A plan with its effect on memory, values and layers.
 pub struct Account<'a> {
+    /// The step without the plan: its problem, labels and device.
     pub step: &'a TrainingStep,
+    /// The plan of `outcome`.
     pub plan: &'a Plan,
+    /// The result of planning, with figures beside the plan itself.
     pub outcome: &'a PlanOutcome,
+    /// Memory of the given order, without recomputation or transfers.
     pub before: Memory<'a>,
+    /// Memory of the plan's schedule.
     pub after: Memory<'a>,
+    /// What the plan does with each value, and why.
     pub verdicts: Vec<Verdict>,
+    /// One row for each layer, in model order.
     pub layers: Vec<LayerRow>,
 }
 
 /// The effect of a plan on one layer.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct LayerRow {
+    /// Position in model order, from 0.
     pub index: usize,
     /// Module path or class where the file names them, else its kind.
     pub name: String,
+    /// Sub-blocks of the layer: `attention+mlp` and the like.
     pub kind: String,
     /// Equal layers have the same number.
     pub run: usize,
-    /// Forward ops, and how many of them are recomputed.
+    /// Forward ops.
     pub ops: usize,
+    /// Ops that the plan runs again; each counts once.
     pub recomputed_ops: usize,
     /// Forward results held for the backward pass.
     pub kept_bytes: u64,
@@ -42,8 +52,9 @@ pub struct LayerRow {
     pub recompute_us: f64,
     /// Time of its transfers, out and back.
     pub transfer_us: f64,
-    /// Bytes that it holds at the peak, without and with the plan.
+    /// Bytes that it holds at the peak of the unplanned step.
     pub peak_before_bytes: u64,
+    /// Bytes that it holds at the peak of the planned step.
     pub peak_after_bytes: u64,
 }
 
@@ -52,8 +63,11 @@ pub struct LayerRow {
 pub struct AtPeak {
     /// The node that runs.
     pub node: Option<String>,
+    /// Position of the peak in the schedule, from 0; `None` where nothing above static is ever held.
     pub step: Option<usize>,
+    /// All bytes live at the peak, static bytes included.
     pub bytes: u64,
+    /// Bytes by what they are for; they add up to `bytes`.
     pub kinds: BTreeMap<&'static str, u64>,
     /// Largest first.
     pub largest: Vec<Held>,

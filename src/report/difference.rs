@@ -10,15 +10,25 @@ use std::fmt::Write;
 /// The differences of plan B from plan A.
 #[derive(Clone, Debug, Serialize)]
 pub struct Difference {
+    /// Policy of plan A, or `budget`, with the options that constrain it.
     pub policy_a: String,
+    /// Policy of plan B, in the same form.
     pub policy_b: String,
+    /// Peak of plan A, static bytes included.
     pub peak_a_bytes: u64,
+    /// Peak of plan B, static bytes included.
     pub peak_b_bytes: u64,
+    /// Cost of plan A, recomputation included: microseconds, unless the maker of a cost graph says otherwise.
     pub cost_a: f64,
+    /// Cost of plan B, in the unit of `cost_a`.
     pub cost_b: f64,
+    /// FLOPs of plan A, recomputation included.
     pub flops_a: u64,
+    /// FLOPs of plan B, recomputation included.
     pub flops_b: u64,
+    /// Steps of plan A: runs of ops and moves.
     pub steps_a: usize,
+    /// Steps of plan B: runs of ops and moves.
     pub steps_b: usize,
     /// Ops that run more or less often in B, in the model's order.
     pub changed: Vec<Change>,
@@ -29,11 +39,15 @@ pub struct Difference {
 /// One op that runs more or less often in B.
 #[derive(Clone, Debug, Serialize)]
 pub struct Change {
+    /// Index of the op in the problem that both plans are for.
     pub op: OpIdx,
     /// The name from a decision about it.
     pub name: Option<String>,
+    /// Bytes of the value of that decision; `None` where no decision is about the op.
     pub bytes: Option<u64>,
+    /// Steps of plan A that run the op or move its results.
     pub runs_a: usize,
+    /// Steps of plan B that run the op or move its results.
     pub runs_b: usize,
 }
 

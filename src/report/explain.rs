@@ -19,25 +19,41 @@ const SHOWN: usize = 20;
 /// The answer. Bytes are predicted; times come from the cost model or from measurements.
 #[derive(Clone, Debug, Serialize)]
 pub struct Explanation {
+    /// The policy, or `budget`, with the options that constrained it.
     pub policy: String,
+    /// The loss that was differentiated; null where that was not done here.
     pub loss: Option<String>,
+    /// Name of the device that times and memory are predicted for.
     pub device: String,
+    /// Numbers of named sizes that the figures are for.
     pub dims: BTreeMap<String, i64>,
+    /// The budget of the plan; null for policies and for plans that were read.
     pub budget_bytes: Option<u64>,
+    /// Peak of a step without the plan, static bytes included.
     pub peak_before_bytes: u64,
+    /// Peak of a step with the plan, static bytes included.
     pub peak_after_bytes: u64,
+    /// Parameters and inputs: resident throughout.
     pub static_bytes: u64,
-    /// Microseconds of a step without the plan, and what the plan adds.
+    /// Microseconds of a step without the plan.
     pub step_us: f64,
+    /// Microseconds that recomputations and transfers of the plan add.
     pub recompute_us: f64,
+    /// The added time, in percent of `step_us`.
     pub overhead_pct: f64,
+    /// Proven least overhead of any such plan within the budget, by the objective; null without a proof.
     pub lower_bound_pct: Option<f64>,
+    /// The most that the plan may be above the best one, in the same percent; null without a proof.
     pub gap_pct: Option<f64>,
-    /// Chunk counts of the loss and of MLPs, and the counts that the planner tried (`auto` only).
+    /// Chunk count of the loss; null where it is whole.
     pub loss_parts: Option<usize>,
+    /// Chunk count of chains of ops on tokens; null where they are whole.
     pub mlp_parts: Option<usize>,
+    /// Chunk counts that the planner tried (`auto` only); empty where they were given.
     pub parts_tried: Vec<Trial>,
+    /// What is held at the peak without the plan.
     pub at_peak_before: AtPeak,
+    /// What is held at the peak with the plan.
     pub at_peak_after: AtPeak,
     /// The name in the question; null for everything.
     pub about: Option<String>,
@@ -117,7 +133,7 @@ impl Explanation {
                 layer_table(&mut out, &self.layers);
                 match self.values.as_slice() {
                     few if few.len() <= 3 => few.iter().for_each(|v| self.one(&mut out, v)),
-                    many => value_table(&mut out, many.iter().collect(), usize::MAX),
+                    many => value_table(&mut out, &many.iter().collect::<Vec<_>>(), usize::MAX),
                 }
             }
         }
@@ -175,7 +191,7 @@ impl Explanation {
             })
             .collect();
         decided.sort_by_key(|v| std::cmp::Reverse(v.bytes));
-        value_table(out, decided, SHOWN);
+        value_table(out, &decided, SHOWN);
         self.peak(out);
     }
 
@@ -344,7 +360,7 @@ fn layer_table(out: &mut String, layers: &[LayerRow]) {
     out.push('\n');
 }
 
-fn value_table(out: &mut String, values: Vec<&Verdict>, most: usize) {
+fn value_table(out: &mut String, values: &[&Verdict], most: usize) {
     let _ = writeln!(
         out,
         "  {:<44}{:<12}{:>10}{:>12}  {:<10}because",

@@ -40,7 +40,9 @@ const ENDS: [(&str, Form); 7] = [
 /// A file to write, and its viewer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
+    /// Where to write the view, as the user named it.
     pub path: PathBuf,
+    /// Viewer that the end of the file name selects.
     pub form: Form,
 }
 

@@ -14,46 +14,69 @@ use std::time::Instant;
 /// The whole curve. Bytes are in the terms of budgets ([`Frontier::bytes_on`]); percentages are of the objective.
 #[derive(Clone, Debug, Serialize)]
 pub struct Frontier {
+    /// What overhead is measured in: `cost` or `flops`.
     pub objective: &'static str,
+    /// What bytes of budgets and peaks count: the whole peak, or the part above static bytes.
     pub bytes_on: &'static str,
+    /// Parameters and inputs: resident throughout.
     pub static_bytes: u64,
     /// The peak without any recomputation.
     pub unplanned_bytes: u64,
+    /// Smallest peak that a schedule was found for.
     pub smallest_feasible_bytes: u64,
     /// Lower bound on the peak of any schedule.
     pub floor_bytes: u64,
     /// From the smallest budget to the largest.
     pub points: Vec<Point>,
+    /// Policies that apply to the step, for comparison with the curve.
     pub policies: Vec<PolicyPoint>,
     /// Each memory-saving technique alone, and all together; empty unless asked for.
     pub ablation: Vec<Technique>,
+    /// The schedules that the lower bounds cover; `None` if no budget is feasible.
     pub bound_class: Option<String>,
+    /// Number of ops of the unplanned step.
     pub ops: usize,
+    /// Number of layers.
     pub blocks: usize,
+    /// Name of the device that the step is planned for.
     pub device: String,
+    /// The sizes that the figures are for; empty for a cost graph.
     pub dims: BTreeMap<String, i64>,
+    /// Wall-clock time of planning all points, in seconds.
     pub plan_seconds: f64,
+    /// Warnings from reading and binding the step.
     pub warnings: Vec<String>,
 }
 
 /// One budget; the other fields are null where no plan fits.
 #[derive(Clone, Debug, Serialize)]
 pub struct Point {
+    /// The largest peak that the plan may have.
     pub budget_bytes: u64,
+    /// Peak of the plan; at most the budget.
     pub peak_bytes: Option<u64>,
+    /// Extra cost of the plan over the unplanned step, by the objective.
     pub overhead_pct: Option<f64>,
+    /// Lower bound on the overhead of any schedule of the bound class at this budget.
     pub lower_bound_pct: Option<f64>,
+    /// The most that the plan may be above the best of its class, in the same percent.
     pub gap_pct: Option<f64>,
+    /// Extra time by the cost model, or as measured, whatever the objective.
     pub cost_overhead_pct: Option<f64>,
+    /// Extra FLOPs, whatever the objective.
     pub flops_overhead_pct: Option<f64>,
+    /// Extra bytes read and written.
     pub traffic_overhead_pct: Option<f64>,
 }
 
 /// A policy at its own peak, by the same judge.
 #[derive(Clone, Debug, Serialize)]
 pub struct PolicyPoint {
+    /// The policy as the command line spells it.
     pub policy: String,
+    /// Peak of the plan that the policy gives.
     pub peak_bytes: u64,
+    /// Extra cost of that plan over the unplanned step, by the objective.
     pub overhead_pct: f64,
 }
 

@@ -22,45 +22,68 @@ use std::fmt::Write;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Size {
+    /// A size that the model fixes.
     Fixed(i64),
+    /// A named size, or an expression over named sizes.
     Named(String),
 }
 
+/// An input or output of the graph.
 #[derive(Clone, Debug, Serialize)]
 pub struct Port {
+    /// Name of the value in the graph.
     pub name: String,
+    /// Name of the element type, as in `f32`.
     pub dtype: &'static str,
+    /// One size for each axis; empty for a scalar.
     pub shape: Vec<Size>,
 }
 
+/// A parameter of the model, under the framework's name and the file's.
 #[derive(Clone, Debug, Serialize)]
 pub struct Parameter {
+    /// The framework's name, where the file tells it; else the initializer's.
     pub name: String,
+    /// Name of the initializer in the graph.
     pub initializer: String,
+    /// Other names of a tied weight.
     pub aliases: Vec<String>,
+    /// Whether it is stored as the transpose of the framework's parameter.
     pub transposed: bool,
+    /// Whether it gets a gradient; in a forward graph, whether it would.
     pub trainable: bool,
+    /// Name of the initializer's element type.
     pub dtype: &'static str,
+    /// Sizes of the initializer as stored.
     pub shape: Vec<Size>,
     #[serde(skip)]
     size_bytes: u64,
 }
 
+/// A layer of the model.
 #[derive(Clone, Debug, Serialize)]
 pub struct Block {
+    /// Its number, in model order.
     pub index: usize,
     /// Module class and path, where the file names them.
     pub class: Option<String>,
+    /// Module path; `None` where the file names none, or where two layers share it.
     pub path: Option<String>,
     /// Equal layers have the same number.
     pub run: usize,
+    /// Kinds of its sub-blocks: `attention+mlp` and the like.
     pub kind: String,
+    /// Number of its nodes.
     pub nodes: usize,
+    /// Name of its first node.
     pub first: String,
+    /// Name of the node of the residual stream that closes it.
     pub last: String,
+    /// Its sub-blocks: norms, attention, MLP and the like.
     pub parts: Vec<SubBlock>,
 }
 
+/// A named size, and the number that planning uses for it.
 #[derive(Clone, Debug, Serialize)]
 pub struct NamedDim {
     /// `batch` or `sequence`.
@@ -72,21 +95,31 @@ pub struct NamedDim {
 /// Everything that is known about a model without running it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Inspection {
+    /// Name of the graph in the file; may be empty.
     pub name: String,
     /// `forward`, `training` (it has a backward pass) or `planned` (it has recompute nodes too).
     pub graph: &'static str,
+    /// All inputs, those with optimizer state included.
     pub inputs: Vec<Port>,
+    /// All outputs, gradients and updated parameters included.
     pub outputs: Vec<Port>,
+    /// In the order of the initializers.
     pub parameters: Vec<Parameter>,
+    /// The layers, in order.
     pub blocks: Vec<Block>,
+    /// All attentions of the forward pass, in order.
     pub attentions: Vec<AttentionSummary>,
+    /// Layers whose keys or values other layers read.
     pub kv_sharing: Vec<KvSharing>,
+    /// Parameters that several layers read.
     pub shared_weights: Vec<WeightSharing>,
     /// How often each op occurs.
     pub ops: BTreeMap<String, usize>,
+    /// Named sizes, by name.
     pub dims: BTreeMap<String, NamedDim>,
     /// The file's metadata, with the record of an earlier rewrite.
     pub meta: BTreeMap<String, String>,
+    /// Warnings about how the file was read, and about tied weights.
     pub warnings: Vec<String>,
     #[serde(skip)]
     nodes: [usize; 4],

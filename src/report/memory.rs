@@ -46,12 +46,15 @@ pub const KINDS: usize = Kind::ALL.len();
 pub struct Tenant {
     /// The value that owns it.
     pub value: ValueIdx,
+    /// What the storage is used for.
     pub kind: Kind,
     /// The layer that makes it.
     pub layer: Option<usize>,
+    /// Size of the storage.
     pub bytes: u64,
     /// The first step at which it is held, and the one after the last.
     pub from: usize,
+    /// The step after the last at which it is held.
     pub until: usize,
     /// True if it is never freed: an output, or resident from the start.
     pub stays: bool,
@@ -62,15 +65,20 @@ pub struct Tenant {
 pub struct Held {
     /// The value, or the op whose kernel takes temporaries.
     pub name: String,
+    /// What it is used for.
     pub kind: Kind,
+    /// The layer that makes it; `None` outside of layers, for static storages and for temporaries.
     pub layer: Option<usize>,
+    /// Size of the storage, or of all temporaries together.
     pub bytes: u64,
 }
 
 /// The memory of one schedule.
 #[derive(Clone)]
 pub struct Memory<'a> {
+    /// The problem that the schedule is for, with its labels.
     pub terms: Terms<'a>,
+    /// The schedule whose steps all the lists go by.
     pub schedule: Schedule,
     /// By step: true if it recomputes its op.
     pub is_recompute: Vec<bool>,
@@ -80,7 +88,9 @@ pub struct Memory<'a> {
     pub temp_bytes: Vec<u64>,
     /// By step: all bytes held, static bytes and temporaries included.
     pub live_bytes: Vec<u64>,
+    /// Bytes of static storages, which are held throughout.
     pub static_bytes: u64,
+    /// The most bytes held at any step, static bytes included.
     pub peak_bytes: u64,
     /// The first step that reaches the peak; `None` where nothing above static is ever held.
     pub peak_step: Option<usize>,
@@ -264,6 +274,7 @@ pub struct Highest {
 }
 
 impl Highest {
+    /// Builds the search tree of a list, in linear time.
     pub fn new(list: &[u64]) -> Highest {
         let leaves = list.len().max(1);
         let mut tree = vec![0; 2 * leaves];

@@ -6,12 +6,17 @@ use std::io::{Result, Write};
 
 /// A value of Python.
 pub enum Item<'a> {
+    /// A dict with text keys, written in this order.
     Dict(Vec<(&'static str, Item<'a>)>),
+    /// A list of items, which may be of different kinds.
     List(Vec<Item<'a>>),
     /// A tuple of two numbers.
     Pair(u64, u64),
+    /// A `str` of less than 4 GiB in UTF-8.
     Text(&'a str),
+    /// A non-negative `int`.
     Number(u64),
+    /// A `bool`.
     Truth(bool),
 }
 

@@ -16,9 +16,13 @@ pub struct SubBlock {
     pub kind: &'static str,
     /// Module path and class of most of its nodes, where the file names them.
     pub path: Option<String>,
+    /// Module class of that path; `None` where the file names none.
     pub class: Option<String>,
+    /// The number of its nodes.
     pub nodes: usize,
+    /// Name of its first node in the graph's order.
     pub first: String,
+    /// Name of its last node in the graph's order.
     pub last: String,
     /// The node that adds the sub-block to the residual stream, where it ends with one.
     pub residual: Option<String>,

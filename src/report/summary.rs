@@ -22,6 +22,7 @@ use std::fmt::Write;
 /// What `optimize` prints: the figures of the plan, and of the graph that it rewrote.
 #[derive(Clone, Debug, Serialize)]
 pub struct Summary {
+    /// The figures of the plan; their keys stand at the top level of the JSON.
     #[serde(flatten)]
     pub plan: PlanReport,
     /// The loss that was differentiated; null where the file had its backward.
@@ -36,6 +37,7 @@ pub struct Summary {
     pub optimizer: Option<String>,
     /// Whether each update runs as soon as its gradient is complete, so that gradients are no outputs.
     pub fuse_optimizer: bool,
+    /// Number of parameters that the graph itself updates; 0 without an optimizer.
     pub updated_parameters: usize,
     /// The objective of a budgeted plan: `cost` or `flops`.
     pub objective: Option<String>,
@@ -45,14 +47,19 @@ pub struct Summary {
     pub bounded_dims: BTreeMap<String, i64>,
     /// Forward outputs that the training graph keeps, and the bytes each holds to the end.
     pub kept_outputs: BTreeMap<String, u64>,
+    /// Bytes live at the peak of the unplanned graph, by row of the table.
     pub at_peak_before: BTreeMap<&'static str, u64>,
+    /// Bytes live at the peak of the rewritten graph, by the same rows.
     pub at_peak_after: BTreeMap<&'static str, u64>,
     /// The largest storages that are alive at the peak, largest first; at most [`LARGEST`].
     pub largest_at_peak: Vec<Held>,
+    /// Number of parameters with a gradient.
     pub trained_parameters: usize,
+    /// Number of parameters without a gradient.
     pub frozen_parameters: usize,
     /// Forward results that are freed and recomputed.
     pub recomputed_bytes: u64,
+    /// Warnings of the passes.
     pub warnings: Vec<String>,
 }
 
@@ -61,8 +68,11 @@ pub const LARGEST: usize = 5;
 
 /// The memory table of a graph at a binding, on a device.
 pub struct Measured {
+    /// Shapes and bytes of all values at the binding.
     pub sizes: Sizes,
+    /// Memory profile at the device's block size.
     pub memory: MemoryProfile,
+    /// Bytes live at the peak of `memory`, by what they are for.
     pub rows: Breakdown,
 }
 

@@ -15,7 +15,9 @@ use std::io::{Result, Write};
 /// A track of the viewer, which calls it a thread of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Track {
+    /// The `pid` of its events; tracks of one process share counters.
     pub process: u32,
+    /// The `tid` of its events, unique within the process.
     pub thread: u32,
 }
 
@@ -31,6 +33,7 @@ fn rounded(us: f64) -> f64 {
 }
 
 impl Trace {
+    /// Builds a trace without events.
     pub fn new() -> Trace {
         Trace::default()
     }
@@ -52,7 +55,7 @@ impl Trace {
         track: Track,
         (name, category): (&str, &str),
         (start_us, end_us): (f64, f64),
-        args: Map<String, Value>,
+        args: &Map<String, Value>,
     ) {
         let start = rounded(start_us);
         self.events.push(json!({
@@ -140,7 +143,7 @@ fn slices(trace: &mut Trace, account: &Account, memory: &Memory, track: Track) {
             Kind::ALL.iter().map(|k| k.word()).zip(kinds[at]).collect();
         trace.counter(track.process, "memory", now_us, &values);
         let end_us = now_us + problem.cost(*step);
-        trace.slice(track, (&node.name, category), (now_us, end_us), args);
+        trace.slice(track, (&node.name, category), (now_us, end_us), &args);
         now_us = end_us;
     }
 }

@@ -43,12 +43,20 @@ words! {
 #[serde(tag = "choice", rename_all = "snake_case")]
 pub enum Alternative {
     /// For a kept value: the time and the number of ops to recompute.
-    Recompute { us: f64, ops: usize },
+    Recompute {
+        /// Time of the ops that would run again or be fetched, in µs.
+        us: f64,
+        /// Number of those ops.
+        ops: usize,
+    },
     /// For a recomputed or offloaded value: the bytes of its node's results held longer, the peak with them, and the time
     /// saved.
     Keep {
+        /// Bytes of all results of the node, for as long as they would be held.
         bytes: u64,
+        /// Peak of the plan if they were kept; at least the present peak.
         peak_bytes: u64,
+        /// Time of the recomputations or transfers that would be saved, in µs.
         saved_us: f64,
     },
 }
@@ -63,12 +71,15 @@ pub struct Verdict {
     pub ty: String,
     /// The node that computes it.
     pub node: String,
+    /// The node's op: its name in the op table, or a cost graph's own word.
     pub op: String,
+    /// Index of the layer that its node is in; `None` outside the layers.
     pub layer: Option<usize>,
     /// The part of the layer: `norm`, `attention`, `mlp`, …
     pub part: Option<String>,
     /// The innermost module, where the file names it.
     pub module: Option<String>,
+    /// What the plan does with it.
     pub fate: Fate,
     /// Of its storage; 0 for a view.
     pub bytes: u64,
@@ -81,11 +92,14 @@ pub struct Verdict {
     pub moves: usize,
     /// Steps at which it is held, over all its computations.
     pub held_steps: usize,
+    /// Cost of the other choice, with all else unchanged; `None` where there is no choice or it has no cost.
     pub alternative: Option<Alternative>,
+    /// Why, in a phrase for people.
     pub reason: String,
     /// The value and the op that makes it.
     #[serde(skip)]
     pub value: ValueIdx,
+    /// The op that computes it.
     #[serde(skip)]
     pub at: OpIdx,
 }

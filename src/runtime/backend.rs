@@ -14,6 +14,7 @@ use tch::{Device, Kind, Tensor};
 /// The memory of a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
+    /// All bytes of the place, in use or not; on the host at most the limit of its control group.
     pub total_bytes: u64,
     /// The bytes in use, by any process.
     pub used_bytes: u64,

@@ -43,6 +43,10 @@ pub const NONDETERMINISTIC: &str = "nondeterministic";
 
 /// Converts a failure inside libtorch. Running out of memory is an environment error; anything else is a wrong call of
 /// ours.
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "`map_err` gives the error by value"
+)]
 pub fn torch_error(error: TorchError) -> Box<Error> {
     match error.kind {
         ckpt_torch::ErrorKind::OutOfMemory => Error::environment("memory", error.to_string()),

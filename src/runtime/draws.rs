@@ -33,6 +33,7 @@ struct Beginning {
 }
 
 impl Draws {
+    /// Returns generators from which nothing has been drawn.
     pub fn new(rng: Rng) -> Draws {
         Draws {
             rng,
@@ -89,6 +90,7 @@ impl Draws {
         .help("run with --rng counter")
     }
 
+    /// Returns the source of random numbers.
     pub fn rng(&self) -> Rng {
         self.rng
     }

@@ -73,6 +73,7 @@ pub struct Run {
     pub outside_peak_bytes: u64,
     /// The step at which the peak was first reached.
     pub peak_at: Option<String>,
+    /// Elapsed time of the steps and their transfers, in µs, without moving inputs and checking results.
     pub time_us: u64,
     /// Processor time of all threads during the run.
     pub cpu_us: u64,

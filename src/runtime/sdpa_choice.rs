@@ -14,8 +14,11 @@ use std::collections::BTreeSet;
 /// How many attention nodes use which kernels, gradients and recomputations included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct AttentionKernels {
+    /// Nodes that run PyTorch's flash kernels, those for the CPU included.
     pub flash: u64,
+    /// Nodes that run PyTorch's memory-efficient kernels.
     pub efficient: u64,
+    /// Nodes that run in tiles, without a kernel of PyTorch.
     pub tiles: u64,
 }
 
@@ -34,6 +37,7 @@ impl AttentionKernels {
 pub struct SdpaChoice {
     /// The backend of each node, in order; `None` for tiles.
     pub backends: Vec<Option<SdpaBackend>>,
+    /// How many of the attention nodes use which kernels.
     pub taken: AttentionKernels,
     /// Bytes that backends need beside results, by position.
     pub temporaries: Vec<(usize, u64)>,

@@ -34,14 +34,19 @@ pub struct Session<'g> {
 /// The measurements of one run, beside the predictions.
 #[derive(Clone, Debug)]
 pub struct Measured {
+    /// Outputs of the graph by name; empty where they were not asked for.
     pub outputs: BTreeMap<String, Tensor>,
+    /// Peak that the memory plan predicts, static bytes included.
     pub predicted_peak_bytes: u64,
+    /// The most bytes alive at once, static bytes included.
     pub peak_bytes: u64,
     /// The largest sum of requested bytes, before the device's allocator rounded blocks.
     pub requested_peak_bytes: u64,
     /// The most bytes in the swap store, measured and predicted.
     pub outside_peak_bytes: u64,
+    /// The most bytes in the swap store at once, as predicted.
     pub predicted_outside_bytes: u64,
+    /// Bytes that are resident throughout: weights, constants and inputs.
     pub static_bytes: u64,
     /// Bytes of library workspaces beside the peak: on a device all that libraries allocated in a first step, on the CPU
     /// the blocks into which products pack their operands.
@@ -59,6 +64,7 @@ pub struct Measured {
     pub attention_refused: BTreeSet<String>,
     /// The node at which the peak was first reached.
     pub peak_at: Option<String>,
+    /// Wall-clock time of the step, without the copying of inputs.
     pub time_us: u64,
     /// Processor time of all threads.
     pub cpu_us: u64,

@@ -213,6 +213,7 @@ impl SwapStore {
         self.mappings.lock().refused.clone()
     }
 
+    /// Sets the peak to the bytes that are stored now.
     pub fn reset_peak(&self) {
         let mut mapped = self.mappings.lock();
         mapped.peak_bytes = mapped.live_bytes;

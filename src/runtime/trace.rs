@@ -16,7 +16,9 @@ use tch::Tensor;
 /// The measurements of one node in a traced run.
 #[derive(Clone, Copy, Debug)]
 pub struct Moment {
+    /// When the node began, in microseconds after the run was started.
     pub start_us: f64,
+    /// Elapsed time of the node, in microseconds.
     pub time_us: f64,
     /// Processor time of all threads.
     pub cpu_us: u64,

@@ -6,11 +6,14 @@ use serde::Serialize;
 /// The largest allowed differences. Both are 0 for a comparison of bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Tolerance {
+    /// Allowed difference relative to the magnitude of the reference element.
     pub rtol: f64,
+    /// Allowed absolute difference, in addition to the relative one.
     pub atol: f64,
 }
 
 impl Tolerance {
+    /// Returns whether elements must be equal bit for bit.
     pub fn is_exact(&self) -> bool {
         self.rtol == 0.0 && self.atol == 0.0
     }
@@ -19,12 +22,17 @@ impl Tolerance {
 /// The comparison of two tensors of one name.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comparison {
+    /// Name that both tensors have.
     pub name: String,
+    /// Whether types and shapes are the same and all elements are equal within the tolerance.
     pub equal: bool,
+    /// Number of elements of the reference.
     pub elements: u64,
+    /// Number of elements outside the tolerance; 0 where types or shapes differ.
     pub different: u64,
     /// The largest finite difference.
     pub max_abs_difference: f64,
+    /// First element outside the tolerance, in row-major order; `None` where there is none.
     pub first: Option<Difference>,
     /// Both types, if types or shapes differ.
     pub types: Option<(String, String)>,
@@ -33,8 +41,11 @@ pub struct Comparison {
 /// A pair of elements that are not equal.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Difference {
+    /// Index of the element along each axis.
     pub index: Vec<u64>,
+    /// Element of the reference, as float64.
     pub a: f64,
+    /// Element of the compared tensor, as float64.
     pub b: f64,
 }
 

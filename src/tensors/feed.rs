@@ -12,7 +12,9 @@ use std::collections::BTreeMap;
 /// Tensors matched to a graph.
 #[derive(Clone, Debug, Default)]
 pub struct Feed {
+    /// Tensors for inputs of the graph, by input name without prefix.
     pub inputs: Tensors,
+    /// Tensors that replace weights of the graph, by initializer name.
     pub weights: Tensors,
     /// Notes about unused tensors.
     pub notes: Vec<String>,

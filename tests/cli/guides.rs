@@ -255,7 +255,7 @@ impl Reader {
             ("text" | "rust", "") => {}
             _ => self.fails(at, &format!("a fence `{info}` is not known")),
         }
-        if !(kind == "console") {
+        if kind != "console" {
             self.blessed.truncate(start);
             for line in body {
                 let _ = writeln!(self.blessed, "{line}");

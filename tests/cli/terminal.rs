@@ -23,6 +23,10 @@ fn terminal() -> (File, OwnedFd) {
     };
     // SAFETY: both numbers are written before they are used, and each becomes the property of one owner.
     unsafe {
+        #[allow(
+            clippy::unnecessary_mut_passed,
+            reason = "the size is a mutable pointer on macOS"
+        )]
         let done = libc::openpty(
             &mut ours,
             &mut theirs,

@@ -237,8 +237,10 @@ fn a_call_of_a_function_is_a_module_of_its_class() {
         .iter()
         .map(|n| again.node(*n).loc.scopes.clone());
     assert_eq!(kept.collect::<Vec<_>>(), scopes);
-    let mut request = Request::default();
-    request.plan = ckpt_passes::plan::Policy::FULL.into();
+    let mut request = Request {
+        plan: ckpt_passes::plan::Policy::FULL.into(),
+        ..Request::default()
+    };
     request.overrides.layers =
         vec![ckpt_passes::planning::overrides::NamePattern::parse("F").unwrap()];
     compile(&mut graph, &request, &mut Watch::default()).unwrap_or_else(|e| panic!("{e}"));

@@ -334,7 +334,7 @@ impl<'g> Reader<'_, 'g> {
         let rank = self.dims.len();
         let known = match self.elements.ask(value, self.dims) {
             Element::Bool(condition) if keep => Shown::of(&condition, rank),
-            Element::Bool(condition) => Shown::of(&condition.not(), rank),
+            Element::Bool(condition) => Shown::of(&condition.negated(), rank),
             _ => Shown::default(),
         };
         Piece {
@@ -356,7 +356,7 @@ impl<'g> Reader<'_, 'g> {
                 {
                     return self.conjunction(boolean, same);
                 }
-                let condition = if keep { condition } else { condition.not() };
+                let condition = if keep { condition } else { condition.negated() };
                 let mut known = Shown::of(&condition, self.dims.len());
                 known.exact &= fill <= HIDDEN;
                 match self.summands(value).filter(|_| !known.exact) {

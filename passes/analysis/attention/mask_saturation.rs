@@ -48,7 +48,7 @@ pub fn may_hide(graph: &Graph, flow: &Flow, elements: &mut Elements, bias: Value
 
 /// Returns true for vast numbers of either sign: a mask may be subtracted, or multiplied by a negative number.
 fn is_vast(number: f64) -> bool {
-    !(number.abs() < VAST)
+    number.is_nan() || number.abs() >= VAST
 }
 
 /// Returns the operands whose numbers the result `v` of a node is made of.

@@ -44,7 +44,7 @@ impl Condition {
     /// Returns the condition that both are equal; `None` where it is too large to follow.
     pub fn same(self, other: Condition) -> Option<Condition> {
         let both = self.clone().and(other.clone())?;
-        both.or(self.not().and(other.not())?)
+        both.or(self.negated().and(other.negated())?)
     }
 
     fn join(a: Condition, b: Condition, all: bool) -> Option<Condition> {
@@ -82,7 +82,7 @@ impl Condition {
     }
 
     /// Returns the negation.
-    pub fn not(self) -> Condition {
+    pub fn negated(self) -> Condition {
         match self {
             Condition::Is(x) => Condition::Is(!x),
             // Integers: not (d >= 0) is -d - 1 >= 0.
@@ -92,8 +92,8 @@ impl Condition {
                 at,
                 holds: !holds,
             },
-            Condition::All(list) => Condition::Any(list.into_iter().map(Self::not).collect()),
-            Condition::Any(list) => Condition::All(list.into_iter().map(Self::not).collect()),
+            Condition::All(list) => Condition::Any(list.into_iter().map(Self::negated).collect()),
+            Condition::Any(list) => Condition::All(list.into_iter().map(Self::negated).collect()),
         }
     }
 

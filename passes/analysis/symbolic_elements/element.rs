@@ -57,12 +57,12 @@ pub(super) fn choose(condition: Condition, x: Element, y: Element) -> Option<Ele
         // Where(c, Where(d, a, b), b) is Where(c and d, a, b), and so on.
         (c, Element::Either(d, a, b), y) => match y.number()? {
             y if y == b => Some(Element::Either(c.and(d)?, a, b)),
-            y if y == a => Some(Element::Either(c.and(d.not())?, b, a)),
+            y if y == a => Some(Element::Either(c.and(d.negated())?, b, a)),
             _ => None,
         },
         (c, x, Element::Either(d, a, b)) => match x.number()? {
             x if x == a => Some(Element::Either(c.or(d)?, a, b)),
-            x if x == b => Some(Element::Either(c.or(d.not())?, b, a)),
+            x if x == b => Some(Element::Either(c.or(d.negated())?, b, a)),
             _ => None,
         },
         (c, x, y) => Some(Element::Either(c, x.number()?, y.number()?)),
@@ -73,7 +73,7 @@ pub(super) fn choose(condition: Condition, x: Element, y: Element) -> Option<Ele
 pub(super) fn choose_bool(c: Condition, then: bool, otherwise: bool) -> Element {
     Element::Bool(match (then, otherwise) {
         (true, false) => c,
-        (false, true) => c.not(),
+        (false, true) => c.negated(),
         (same, _) => Condition::Is(same),
     })
 }
@@ -127,7 +127,7 @@ pub(super) fn apply(op: &OpDef, from: DType, to: DType, known: &[Element]) -> Op
 fn add_masks(op: &OpDef, known: &[Element]) -> Option<Element> {
     let shown = |e: &Element| match e {
         Element::Either(c, 0.0, b) if *b == f64::NEG_INFINITY => Some(c.clone()),
-        Element::Either(c, a, 0.0) if *a == f64::NEG_INFINITY => Some(c.clone().not()),
+        Element::Either(c, a, 0.0) if *a == f64::NEG_INFINITY => Some(c.clone().negated()),
         _ => None,
     };
     match known {

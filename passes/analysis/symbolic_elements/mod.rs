@@ -635,7 +635,7 @@ impl<'g> Elements<'g> {
             let mut conditions = places.iter().map(|(x, at)| self.condition(*x, at));
             let condition = conditions.next()?;
             if op == &logic::NOT {
-                return Some(Element::Bool(condition.not()));
+                return Some(Element::Bool(condition.negated()));
             }
             if op == &logic::WHERE {
                 let [_, (x, at_x), (y, at_y)] = places.as_slice() else {
@@ -647,7 +647,7 @@ impl<'g> Elements<'g> {
                 }
                 let (x, y) = (self.condition(*x, at_x), self.condition(*y, at_y));
                 let then = condition.clone().and(x)?;
-                return then.or(condition.not().and(y)?).map(Element::Bool);
+                return then.or(condition.negated().and(y)?).map(Element::Bool);
             }
             let (b, None) = (conditions.next()?, conditions.next()) else {
                 return None;
@@ -657,7 +657,7 @@ impl<'g> Elements<'g> {
             } else if op == &logic::OR {
                 condition.or(b)
             } else if op == &logic::XOR {
-                condition.same(b.not())
+                condition.same(b.negated())
             } else {
                 // `Equal` of two booleans.
                 condition.same(b)
@@ -748,7 +748,7 @@ impl<'g> Elements<'g> {
             (Element::Int(d), DType::Bool) if d.as_const().is_none() => {
                 let up = self.at_least_0(d.clone());
                 let is_zero = up.and(self.at_least_0(Dim::ZERO.sub(&d)))?;
-                Some(Element::Bool(is_zero.not()))
+                Some(Element::Bool(is_zero.negated()))
             }
             (known, DType::Bool) => Some(Element::constant(to, known.number()?)),
             (Element::Int(d), _) if d.as_const().is_none() => {

@@ -42,11 +42,11 @@ pub fn forward(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
         return Ok(results);
     }
     let rows = rows_of(cx, 0)?;
-    let product = cx.bind(binary_op(&MATMUL, rows.weights, rows.v))?;
+    let product = cx.bind(binary_op(MATMUL, rows.weights, rows.v))?;
     let divisor = divisor_of(cx, &rows)?;
     let mut results = vec![cx.eval(cast(product / divisor, outs[0].dtype))?];
     if outs.len() > 1 {
-        let lse = cx.eval(unary_op(&LOG, rows.sum) + rows.top)?;
+        let lse = cx.eval(unary_op(LOG, rows.sum) + rows.top)?;
         results.push(cx.b.squeeze(lse, &[-1])?);
     }
     Ok(results)
@@ -70,7 +70,7 @@ pub fn backward(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
     let p = cx.bind(rows.weights / divisor)?;
     let last = rows.rank - 1;
     let v = swap_last(cx, rows.v)?;
-    let dp = cx.bind(binary_op(&MATMUL, dy, v))?;
+    let dp = cx.bind(binary_op(MATMUL, dy, v))?;
     let along = sum_kept(cx.b, p * dp, &[last])?;
     let slopes = cx.bind(p * (dp - along))?;
     let inner = match rows.capped {
@@ -85,15 +85,15 @@ pub fn backward(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
     for want in wants {
         let like = cx.x(want as usize + 1);
         let wide = match want {
-            0 => cx.eval(binary_op(&MATMUL, inner, rows.k) * scale)?,
+            0 => cx.eval(binary_op(MATMUL, inner, rows.k) * scale)?,
             1 => {
                 let flipped = swap_last(cx, inner)?;
-                let dk = cx.eval(binary_op(&MATMUL, flipped, rows.q) * scale)?;
+                let dk = cx.eval(binary_op(MATMUL, flipped, rows.q) * scale)?;
                 gathered(cx, &rows, dk, like)?
             }
             2 => {
                 let flipped = swap_last(cx, p)?;
-                let dv = cx.eval(binary_op(&MATMUL, flipped, dy))?;
+                let dv = cx.eval(binary_op(MATMUL, flipped, dy))?;
                 gathered(cx, &rows, dv, like)?
             }
             _ => {
@@ -137,7 +137,7 @@ fn divisor_of(cx: &mut BodyCx, rows: &Rows) -> Result<Term> {
         return Ok(rows.sum);
     }
     // The largest score of a query has the weight 1, so that its sum is 0 or at least 1.
-    cx.bind(binary_op(&MAX, rows.sum, 1.0))
+    cx.bind(binary_op(MAX, rows.sum, 1.0))
 }
 
 /// Scores, masked, and their weights; operands start at slot `at`.
@@ -154,12 +154,12 @@ fn rows_of(cx: &mut BodyCx, at: usize) -> Result<Rows> {
     let dtype = cx.ty(q.0).dtype;
     let keys = swap_last(cx, k)?;
     let scale = f64::from(cx.attrs.float("scale"));
-    let mut scores = cx.bind(binary_op(&MATMUL, q, keys) * scale)?;
+    let mut scores = cx.bind(binary_op(MATMUL, q, keys) * scale)?;
     let cap = f64::from(cx.attrs.float("softcap"));
     let mut capped = None;
     if cap != 0.0 {
         let cap = cx.number(scores, cap);
-        let tanh = cx.bind(unary_op(&TANH, scores / cap))?;
+        let tanh = cx.bind(unary_op(TANH, scores / cap))?;
         scores = cx.bind(tanh * cap)?;
         capped = Some(tanh);
     }
@@ -172,10 +172,10 @@ fn rows_of(cx: &mut BodyCx, at: usize) -> Result<Rows> {
     if let Some(seen) = band(cx, q.0, k.0)? {
         scores = hidden(cx, scores, seen.0)?;
     }
-    let top = reduce_axes(cx.b, &REDUCE_MAX, scores, &[rank - 1], true)?;
+    let top = reduce_axes(cx.b, REDUCE_MAX, scores, &[rank - 1], true)?;
     // A row of −∞ alone: its weights are then 0, not NaN.
-    let top = cx.bind(binary_op(&MAX, top, lowest(dtype)))?;
-    let weights = cx.bind(unary_op(&EXP, scores - top))?;
+    let top = cx.bind(binary_op(MAX, top, lowest(dtype)))?;
+    let weights = cx.bind(unary_op(EXP, scores - top))?;
     let sum = Term(sum_kept(cx.b, weights, &[rank - 1])?);
     Ok(Rows {
         q,
@@ -239,7 +239,7 @@ fn gathered(cx: &mut BodyCx, rows: &Rows, dx: ValueId, like: ValueId) -> Result<
     ];
     let shape = cx.b.concat(&shape, 0)?;
     let apart = cx.b.reshape_to(dx, shape)?;
-    reduce_axes(cx.b, &REDUCE_SUM, apart, &[rank - 2], false)
+    reduce_axes(cx.b, REDUCE_SUM, apart, &[rank - 2], false)
 }
 
 /// Which keys a query may see by their places, bool [Sq, Sk]; `None` where that is all of them.
@@ -258,18 +258,18 @@ fn band(cx: &mut BodyCx, q: ValueId, k: ValueId) -> Result<Option<Term>> {
     let rows = Term(cx.b.counted(queries)?);
     let places = cx.bind(rows + back)?;
     let column = cx.b.ints(&[1]);
-    let places = cx.bind(binary_op(&UNSQUEEZE, places, column))?;
+    let places = cx.bind(binary_op(UNSQUEEZE, places, column))?;
     let columns = cx.b.counted(keys)?;
     let mut seen = None;
     if let Some(n) = left {
         let n = cx.b.int(n);
-        seen = Some(cx.bind(binary_op(&GREATER_OR_EQUAL, columns, places - n))?);
+        seen = Some(cx.bind(binary_op(GREATER_OR_EQUAL, columns, places - n))?);
     }
     if let Some(n) = right {
         let n = cx.b.int(n);
-        let before = cx.bind(binary_op(&LESS_OR_EQUAL, columns, places + n))?;
+        let before = cx.bind(binary_op(LESS_OR_EQUAL, columns, places + n))?;
         seen = Some(match seen {
-            Some(after) => cx.bind(binary_op(&AND, after, before))?,
+            Some(after) => cx.bind(binary_op(AND, after, before))?,
             None => before,
         });
     }

@@ -29,7 +29,7 @@ pub fn grad_gather_nd(cx: &mut GradCx) -> Result<()> {
     let flat = cx.b.concat(&[rows, rest], 0)?;
     let axis = Attrs::new().with("axis", 0);
     let operands = [flat, position, dy];
-    let dx = cx.b.emit(&GATHER_GRAD, &operands, axis)?;
+    let dx = cx.b.emit(GATHER_GRAD, &operands, axis)?;
     let shape = cx.b.shape(x)?;
     let dx = cx.b.reshape_to(dx, shape)?;
     cx.give(0, dx);
@@ -53,10 +53,10 @@ fn positions(cx: &mut GradCx, batch: usize, length: usize) -> Result<ValueId> {
     };
     let sizes = span(cx, x, batch, batch + length)?;
     // A remainder has the sign of its divisor: -1 is the last.
-    let inside = cx.b.op(&MOD, &[indices, sizes])?;
+    let inside = cx.b.op(MOD, &[indices, sizes])?;
     let scaled = cx.b.mul(inside, strides)?;
     let last = cx.b.rank(indices) - 1;
-    let own = reduce_axes(cx.b, &REDUCE_SUM, scaled, &[last], false)?;
+    let own = reduce_axes(cx.b, REDUCE_SUM, scaled, &[last], false)?;
     if batch == 0 {
         return Ok(own);
     }
@@ -80,7 +80,7 @@ fn span(cx: &mut GradCx, v: ValueId, from: usize, to: usize) -> Result<ValueId> 
     let attrs = Attrs::new()
         .with("start", from as i64)
         .with("end", to as i64);
-    cx.b.emit(&SHAPE, &[v], attrs)
+    cx.b.emit(SHAPE, &[v], attrs)
 }
 
 /// The size of one axis: int64 [1].

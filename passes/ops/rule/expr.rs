@@ -88,14 +88,14 @@ operator!(Div, div, DIV);
 impl Neg for Expr {
     type Output = Expr;
     fn neg(self) -> Expr {
-        unary_op(&NEG, self)
+        unary_op(NEG, self)
     }
 }
 
 impl Neg for Term {
     type Output = Expr;
     fn neg(self) -> Expr {
-        unary_op(&NEG, self)
+        unary_op(NEG, self)
     }
 }
 

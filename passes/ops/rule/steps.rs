@@ -62,7 +62,7 @@ pub trait EmitExt: Emit {
             return Ok(v);
         }
         let shape = self.shape(like)?;
-        self.op(&SUM_TO_SHAPE, &[v, shape])
+        self.op(SUM_TO_SHAPE, &[v, shape])
     }
 
     /// Casts `v` to an element type; returns `v` where it has that type.
@@ -70,7 +70,7 @@ pub trait EmitExt: Emit {
         if self.ty(v).dtype == dtype {
             return Ok(v);
         }
-        self.emit(&CAST, &[v], Attrs::new().with("to", dtype))
+        self.emit(CAST, &[v], Attrs::new().with("to", dtype))
     }
 
     /// Returns a tensor of the shape and element type of `like`, filled with one value.
@@ -78,32 +78,32 @@ pub trait EmitExt: Emit {
         let dtype = self.ty(like).dtype;
         let shape = self.shape(like)?;
         let scalar = self.scalar(dtype, value);
-        self.op(&EXPAND, &[scalar, shape])
+        self.op(EXPAND, &[scalar, shape])
     }
 
     /// Adds two values.
     fn add(&mut self, a: ValueId, b: ValueId) -> Result<ValueId> {
-        self.op(&ADD, &[a, b])
+        self.op(ADD, &[a, b])
     }
 
     /// Subtracts `b` from `a`.
     fn sub(&mut self, a: ValueId, b: ValueId) -> Result<ValueId> {
-        self.op(&SUB, &[a, b])
+        self.op(SUB, &[a, b])
     }
 
     /// Multiplies two values.
     fn mul(&mut self, a: ValueId, b: ValueId) -> Result<ValueId> {
-        self.op(&MUL, &[a, b])
+        self.op(MUL, &[a, b])
     }
 
     /// Divides `a` by `b`.
     fn div(&mut self, a: ValueId, b: ValueId) -> Result<ValueId> {
-        self.op(&DIV, &[a, b])
+        self.op(DIV, &[a, b])
     }
 
     /// Negates a value.
     fn neg(&mut self, a: ValueId) -> Result<ValueId> {
-        self.op(&NEG, &[a])
+        self.op(NEG, &[a])
     }
 
     /// Emits a node with one result and no attributes that differ from their defaults.
@@ -159,12 +159,12 @@ pub trait EmitExt: Emit {
     /// Reshapes `v`; 0 copies a size and -1 infers one (ONNX Reshape, `allowzero` = 0).
     fn reshape(&mut self, v: ValueId, dims: &[i64]) -> Result<ValueId> {
         let dims = self.ints(dims);
-        self.op(&RESHAPE, &[v, dims])
+        self.op(RESHAPE, &[v, dims])
     }
 
     /// Reshapes `v` to an int64 vector of sizes, in which 0 means 0.
     fn reshape_to(&mut self, v: ValueId, shape: ValueId) -> Result<ValueId> {
-        self.emit(&RESHAPE, &[v, shape], Attrs::new().with("allowzero", 1))
+        self.emit(RESHAPE, &[v, shape], Attrs::new().with("allowzero", 1))
     }
 
     /// Reshapes `v` to sizes that are int64 vectors, joined in order.
@@ -178,7 +178,7 @@ pub trait EmitExt: Emit {
 
     /// Permutes the axes of `v`.
     fn transpose(&mut self, v: ValueId, perm: &[i64]) -> Result<ValueId> {
-        self.emit(&TRANSPOSE, &[v], Attrs::new().with("perm", perm.to_vec()))
+        self.emit(TRANSPOSE, &[v], Attrs::new().with("perm", perm.to_vec()))
     }
 
     /// Swaps an axis with the last one; returns `v` where `axis` is the last.
@@ -198,42 +198,42 @@ pub trait EmitExt: Emit {
             return Ok(v);
         }
         let axes = self.ints(axes);
-        self.op(&UNSQUEEZE, &[v, axes])
+        self.op(UNSQUEEZE, &[v, axes])
     }
 
     /// Removes axes of size 1.
     fn squeeze(&mut self, v: ValueId, axes: &[i64]) -> Result<ValueId> {
         let axes = self.ints(axes);
-        self.op(&SQUEEZE, &[v, axes])
+        self.op(SQUEEZE, &[v, axes])
     }
 
     /// Broadcasts `v` to an int64 vector of sizes.
     fn expand(&mut self, v: ValueId, shape: ValueId) -> Result<ValueId> {
-        self.op(&EXPAND, &[v, shape])
+        self.op(EXPAND, &[v, shape])
     }
 
     /// Gathers the slices of `v` at `places` along an axis.
     fn gather(&mut self, v: ValueId, places: ValueId, axis: usize) -> Result<ValueId> {
         let attrs = Attrs::new().with("axis", axis as i64);
-        self.emit(&GATHER, &[v, places], attrs)
+        self.emit(GATHER, &[v, places], attrs)
     }
 
     /// Concatenates values along an axis.
     fn concat(&mut self, pieces: &[ValueId], axis: i64) -> Result<ValueId> {
-        self.emit(&CONCAT, pieces, Attrs::new().with("axis", axis))
+        self.emit(CONCAT, pieces, Attrs::new().with("axis", axis))
     }
 
     /// Splits `v` along an axis into pieces of these sizes.
     fn split(&mut self, v: ValueId, sizes: &[i64], axis: i64) -> Result<Vec<ValueId>> {
         let ins = vec![Some(v), Some(self.ints(sizes))];
         let attrs = Attrs::new().with("axis", axis);
-        self.emit_n(&SPLIT, ins, attrs, sizes.len())
+        self.emit_n(SPLIT, ins, attrs, sizes.len())
     }
 
     /// Slices one axis of `v`; `start` and `end` are int64 vectors of one element.
     fn slice(&mut self, v: ValueId, [start, end]: [ValueId; 2], axis: usize) -> Result<ValueId> {
         let axis = self.ints(&[axis as i64]);
-        self.op(&SLICE, &[v, start, end, axis])
+        self.op(SLICE, &[v, start, end, axis])
     }
 
     /// Returns the size of one axis as an int64 scalar.
@@ -241,7 +241,7 @@ pub trait EmitExt: Emit {
         if let Some(n) = self.dims(v)[axis].as_const() {
             return Ok(self.int(n));
         }
-        let all = self.op(&SHAPE, &[v])?;
+        let all = self.op(SHAPE, &[v])?;
         let at = self.int(axis as i64);
         self.gather(all, at, 0)
     }
@@ -267,20 +267,20 @@ pub trait EmitExt: Emit {
         }
         let (start, end) = (axes.start as i64, axes.end as i64);
         let attrs = Attrs::new().with("start", start).with("end", end);
-        self.emit(&SHAPE, &[v], attrs)
+        self.emit(SHAPE, &[v], attrs)
     }
 
     /// Returns `0, 1, …` below an int64 scalar.
     fn counted(&mut self, count: ValueId) -> Result<ValueId> {
         let (zero, one) = (self.int(0), self.int(1));
-        self.op(&RANGE, &[zero, count, one])
+        self.op(RANGE, &[zero, count, one])
     }
 
     /// Returns `0, 1, …` below the size of an axis: int64 `[size]`.
     fn positions(&mut self, v: ValueId, axis: usize) -> Result<ValueId> {
         let (zero, one) = (self.int(0), self.int(1));
         let size = self.axis_size(v, axis)?;
-        self.op(&RANGE, &[zero, size, one])
+        self.op(RANGE, &[zero, size, one])
     }
 }
 

@@ -11,7 +11,9 @@ use crate::schedule::Score;
 pub struct Query {
     /// The budget on the peak, static bytes included.
     pub budget_bytes: u64,
+    /// What to minimize: cost or FLOPs.
     pub objective: Objective,
+    /// The work that the search may take.
     pub effort: Effort,
     /// Hard constraints, by op of the problem; empty for none.
     pub constraints: ByOp<Option<Constraint>>,
@@ -40,7 +42,9 @@ pub struct Bound {
 pub struct Solution {
     /// Op indices; repeats are recomputation.
     pub schedule: Vec<OpIdx>,
+    /// Peak, cost and FLOPs of the schedule.
     pub score: Score,
+    /// What no schedule of its class within the budget goes below.
     pub bound: Bound,
     /// What the plan may be above the best of its class, in percent of running every op once.
     pub gap_pct: f64,

@@ -66,14 +66,19 @@ pub struct Dag {
     pub dropped: Vec<bool>,
     /// The first op of the backward pass; [`NONE`] without one, and where nothing is dropped.
     pub turn: u32,
+    /// Bytes of each value; always positive.
     pub size: Vec<i64>,
     /// The op that makes a value, [`NONE`] for a placeholder.
     pub maker: Vec<u32>,
+    /// Values that exist from the start and are freed after their last use.
     pub placeholders: Vec<u32>,
+    /// Values that must be alive at the end, each once.
     pub outputs: Vec<u32>,
+    /// Whether each value is in `outputs`.
     pub is_output: Vec<bool>,
     /// Of all ops once.
     pub total_weight: i64,
+    /// The sum of `price` over all ops.
     pub total_price: i64,
     /// Objective units for one unit of weight.
     pub unit: f64,
@@ -235,10 +240,12 @@ impl Dag {
         self.turn != NONE && self.outs(op).iter().any(|v| self.dropped[*v as usize])
     }
 
+    /// Returns the number of ops, those of the folded problem.
     pub fn ops(&self) -> usize {
         self.weight.len()
     }
 
+    /// Returns the number of values, those that take memory.
     pub fn values(&self) -> usize {
         self.size.len()
     }

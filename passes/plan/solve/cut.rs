@@ -63,6 +63,7 @@ pub struct Scene {
 }
 
 impl Scene {
+    /// Builds the scene of the step at position `step` of `schedule`, which is τ.
     pub fn new(dag: &Dag, schedule: &[u32], step: usize) -> Scene {
         let values = dag.values();
         let mut last_touch = vec![NONE; values];
@@ -186,12 +187,15 @@ pub struct Cut<'a> {
 
 /// One point of the hull.
 pub struct Point {
-    /// Bytes kept, as they are and bent.
+    /// Bytes kept, as they are.
     pub kept: i64,
+    /// The same bytes, with the distance and jitter of [`Bend`].
     pub bent: f64,
+    /// Weight of the ops that run again and of the values that are offloaded.
     pub weight: i64,
     /// What the cut at its price is worth: a lower bound of weight + λ·bytes.
     pub worth: f64,
+    /// The price λ of a resident byte, in weight per byte.
     pub price: f64,
     side: Vec<bool>,
     state: Vec<i64>,

@@ -13,6 +13,7 @@ use std::collections::BinaryHeap;
 
 /// The outcome of an exact search.
 pub enum Outcome {
+    /// The cheapest schedule: ops in the order in which they run.
     Optimal(Vec<u32>),
     /// No schedule of the class fits.
     Infeasible,

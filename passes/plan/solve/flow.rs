@@ -108,6 +108,7 @@ impl Network {
         state.extend(self.arcs.iter().map(|arc| arc.left));
     }
 
+    /// Sets the residual capacities to those that [`Network::save`] or [`Network::state`] took.
     pub fn restore(&mut self, state: &[i64]) {
         for (arc, left) in self.arcs.iter_mut().zip(state) {
             arc.left = *left;

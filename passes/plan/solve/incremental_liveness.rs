@@ -189,6 +189,7 @@ pub struct Ledger<'a> {
 const GONE: i64 = i64::MIN / 8;
 
 impl<'a> Ledger<'a> {
+    /// Builds the ledger of `schedule`; its slots are the positions in that schedule, and all of them run.
     pub fn new(dag: &'a Dag, schedule: &[u32]) -> Ledger<'a> {
         let mut simulation = Simulation::default();
         simulation.run(dag, schedule);
@@ -206,6 +207,7 @@ impl<'a> Ledger<'a> {
         }
     }
 
+    /// Returns the peak of the slots that still run, in bytes above static.
     pub fn peak(&self) -> i64 {
         self.peaks.peak()
     }
@@ -215,14 +217,17 @@ impl<'a> Ledger<'a> {
         (0..self.ops.len()).filter(|t| self.alive[*t] && !self.first[*t])
     }
 
+    /// Returns the op of a slot, whether or not the slot still runs.
     pub fn op(&self, slot: usize) -> u32 {
         self.ops[slot]
     }
 
+    /// Returns true if a slot still runs.
     pub fn is_alive(&self, slot: usize) -> bool {
         self.alive[slot]
     }
 
+    /// Returns the ops of the slots that still run, in order.
     pub fn schedule(&self) -> Vec<u32> {
         (0..self.ops.len())
             .filter(|t| self.alive[*t])

@@ -50,6 +50,7 @@ const LEAST_PATIENCE: u64 = 4;
 pub const EXACT_UNITS: u64 = 20_000_000;
 
 impl<'a> Search<'a> {
+    /// Builds a search for schedules that peak at `cap` bytes above static at most; it stops at the limit of `work`.
     pub fn new(dag: &'a Dag, cap: i64, work: &'a mut Work) -> Search<'a> {
         Search {
             dag,

@@ -21,6 +21,7 @@ pub struct MinPeak {
     pub reached_bytes: u64,
     /// A plan with that peak.
     pub schedule: Vec<OpIdx>,
+    /// Bytes of static values, which are resident throughout; both peaks include them.
     pub static_bytes: u64,
     /// The op whose working set is the largest; `None` where the outputs together are larger.
     pub op: Option<OpIdx>,

@@ -19,18 +19,23 @@ use std::collections::BTreeMap;
 /// A query with what is known of its problem, and what the search found so far.
 pub struct Question<'a> {
     problem: &'a Problem,
+    /// The problem in reduced form, made for the objective and constraints of `query`.
     pub dag: &'a Dag,
+    /// The budget, objective, effort, constraints and seeds.
     pub query: &'a Query,
+    /// Score of the unplanned step, the base of overheads.
     pub before: &'a Score,
     /// Seeds that are schedules and honour the constraints.
     seeds: Vec<Vec<u32>>,
     min_peak: Option<MinPeak>,
     /// Bounds of one position, by the cap they are for; `None` where nothing fits.
     bounds: BTreeMap<i64, Option<i64>>,
+    /// Units of work that the searches at budgets took so far.
     pub work: u64,
 }
 
 impl<'a> Question<'a> {
+    /// Returns a question without results yet. Drops seeds that do not run or that break a constraint.
     pub fn new(
         problem: &'a Problem,
         dag: &'a Dag,
@@ -219,11 +224,15 @@ pub fn next_multiple(x: f64, step: u64) -> f64 {
 
 /// Work of the bound of several positions.
 const JOINT_UNITS: u64 = 80_000_000;
+/// Additional units of work of the bound of several positions, for each op of the reduced problem.
 pub const JOINT_UNITS_AN_OP: u64 = 3_000;
 
 /// A plan that a search found.
 pub struct Found {
+    /// The ops in the order they run, repeats included; indices into the problem.
     pub schedule: Vec<OpIdx>,
+    /// Score of `schedule` on the whole problem, not on its reduced form.
     pub score: Score,
+    /// Whether the search proved `schedule` optimal for the budget, within the class that bounds cover.
     pub optimal: bool,
 }

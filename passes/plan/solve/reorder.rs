@@ -55,7 +55,7 @@ impl Moved {
         schedule.iter().map(|o| self.order[*o]).collect()
     }
 
-    fn solution(&self, given: &Problem, own: Solution) -> Result<Solution> {
+    fn solution(&self, given: &Problem, own: &Solution) -> Result<Solution> {
         let schedule = self.schedule(&own.schedule);
         Ok(Solution {
             score: evaluate(given, &schedule)?,
@@ -64,7 +64,7 @@ impl Moved {
                 class: bound::CLASS_REORDERED,
                 ..own.bound
             },
-            ..own
+            ..*own
         })
     }
 
@@ -112,7 +112,7 @@ pub fn solve(problem: &Problem, query: &Query) -> Result<Result<Solution, Box<Mi
             break;
         }
         let other = match solve_given(&moved.problem, &moved.query(query))? {
-            Ok(other) => Ok(moved.solution(problem, other)?),
+            Ok(other) => Ok(moved.solution(problem, &other)?),
             Err(other) => Err(moved.min_peak(*other)),
         };
         best = match (best, other) {
@@ -141,7 +141,7 @@ pub fn frontier(
             let Some(other) = other else {
                 continue;
             };
-            let other = moved.solution(problem, other)?;
+            let other = moved.solution(problem, &other)?;
             if own
                 .as_ref()
                 .is_none_or(|own| is_better(query.objective, &other, own))

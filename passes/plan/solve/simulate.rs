@@ -11,6 +11,7 @@ use super::compact::{Dag, NONE};
 pub struct Simulation {
     /// Bytes above static while each step runs.
     pub live: Vec<i64>,
+    /// The largest number in `live`.
     pub peak: i64,
     /// Bytes that are released after each step, while simulating.
     death: Vec<i64>,

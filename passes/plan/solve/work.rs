@@ -44,7 +44,9 @@ pub const BOUND_OPS: usize = 1_000_000;
 /// Units of work: about one arc, operand or tree node looked at each.
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
+    /// Units spent so far.
     pub done: u64,
+    /// Units after which the work is spent.
     pub limit: u64,
     /// The limit while the plan may still be far from the best.
     pub stretched: u64,
@@ -53,6 +55,7 @@ pub struct Work {
 }
 
 impl Work {
+    /// Returns work of `limit` units, none of which is done.
     pub fn new(limit: u64) -> Work {
         Work {
             done: 0,
@@ -62,10 +65,12 @@ impl Work {
         }
     }
 
+    /// Adds units to those done.
     pub fn spend(&mut self, units: u64) {
         self.done += units;
     }
 
+    /// Returns whether the limit is reached.
     pub fn spent(&self) -> bool {
         self.done >= self.limit
     }
@@ -76,10 +81,12 @@ impl Work {
 pub struct Random(pub u64);
 
 impl Random {
+    /// Returns a generator with a state from the seed; the state is never 0.
     pub fn new(seed: u64) -> Random {
         Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
+    /// Returns the next 64 random bits.
     pub fn draw(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;

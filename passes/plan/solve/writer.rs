@@ -6,7 +6,9 @@ use super::compact::{Dag, NONE};
 /// A schedule so far, and what is present after it.
 pub struct Writer<'a> {
     dag: &'a Dag,
+    /// Ops in the order in which they run, repeats included.
     pub schedule: Vec<u32>,
+    /// By value: whether it is present after the schedule.
     pub present: Vec<bool>,
     stack: Vec<(u32, usize)>,
     /// Whether missing operands are made last first.
@@ -16,6 +18,7 @@ pub struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
+    /// Returns a writer that continues `schedule`, after which the values of `present` are there.
     pub fn new(dag: &'a Dag, schedule: Vec<u32>, present: Vec<bool>) -> Writer<'a> {
         Writer {
             turned: dag.turn == NONE || schedule.contains(&dag.turn),

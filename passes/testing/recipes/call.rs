@@ -31,6 +31,7 @@ pub enum In {
     Truth(&'static [i64]),
     /// Constant int64 contents of a vector or, with no dims, of a scalar.
     Ints(&'static [i64]),
+    /// A constant int64 scalar.
     Int(i64),
     /// Constant int64 contents of any shape.
     Table(&'static [i64], &'static [i64]),
@@ -45,10 +46,15 @@ pub enum In {
 /// An attribute of a call.
 #[derive(Clone, Copy, Debug)]
 pub enum Set {
+    /// An integer.
     I(i64),
+    /// A float32 number.
     F(f32),
+    /// A string.
     S(&'static str),
+    /// A list of integers.
     L(&'static [i64]),
+    /// An element type.
     D(DType),
     /// A float64-or-narrower scalar in a one-element tensor of the model's type.
     T(f64),
@@ -57,14 +63,18 @@ pub enum Set {
 /// One call of an op.
 #[derive(Clone, Copy, Debug)]
 pub struct Recipe {
+    /// The name of the op.
     pub op: &'static str,
     /// Results asked for.
     pub outs: usize,
+    /// Operands, in the order of the op's slots.
     pub ins: &'static [In],
+    /// Attributes with their names; the rest have their defaults.
     pub attrs: &'static [(&'static str, Set)],
 }
 
 impl Recipe {
+    /// Returns the definition of the op, if there is one with this name.
     pub fn row(&self) -> Option<&'static OpDef> {
         ops::find(self.op)
     }

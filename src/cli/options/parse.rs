@@ -11,6 +11,11 @@ pub fn by<T: 'static>(
 }
 
 /// Returns the message and the notes of an error in one line.
+#[expect(
+    clippy::boxed_local,
+    clippy::needless_pass_by_value,
+    reason = "`map_err` gives the error by value"
+)]
 fn one_line(error: Box<ckpt_passes::Error>) -> String {
     let mut text = error.message().to_string();
     for (label, note) in error.notes() {

@@ -10,6 +10,7 @@ use std::ops::{Deref, DerefMut};
 
 /// One result of a lowered node.
 pub enum Out {
+    /// A value of the graph that is being built.
     Value(ValueId),
     /// A result that is not computed, and the reason, for errors about its readers.
     Absent(&'static str),
@@ -50,6 +51,7 @@ pub(super) struct Layout {
 
 /// A foreign node as a recipe sees it. It dereferences to the builder.
 pub struct Call<'c, 'g> {
+    /// Emits nodes in place of the foreign node.
     pub b: Builder<'g>,
     op_type: &'c str,
     attributes: Attributes,

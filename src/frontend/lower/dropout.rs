@@ -21,6 +21,7 @@ const RATIO: f32 = 0.5;
 pub struct Dropout {
     /// The node's name in the file.
     pub node: String,
+    /// False if its training mode is absent or known to be off: the node then becomes an identity.
     pub active: bool,
 }
 

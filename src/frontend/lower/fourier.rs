@@ -24,6 +24,7 @@ pub enum Sign {
 /// The divisor of a transform of `n` numbers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Scale {
+    /// 1: nothing is divided.
     One,
     /// √n.
     Root,
@@ -34,7 +35,9 @@ pub enum Scale {
 /// Cosines and sines of the angles `2π·j·k/n`, `j` down and `k` across, divided by the scale.
 #[derive(Clone, Copy)]
 pub struct Roots {
+    /// Cosines divided by the scale, as a matrix of `[rows, columns]`.
     pub cos: ValueId,
+    /// Sines divided by the scale, as a matrix of `[rows, columns]`.
     pub sin: ValueId,
 }
 

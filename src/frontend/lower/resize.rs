@@ -161,7 +161,7 @@ fn by_scales(
     let mut y = x;
     for (i, (at, scale)) in axes.iter().zip(scales).enumerate() {
         let roi = roi_of(call, roi, axes.len(), i)?;
-        if !(*scale > 0.0) {
+        if scale.is_nan() || *scale <= 0.0 {
             return Err(call.fail("attribute", format!("the scale {scale}")));
         }
         if *scale == 1.0 && roi == (0.0, 1.0) {

@@ -95,7 +95,8 @@ impl Importer<'_, '_> {
                 }
             }
         }
-        for id in self.graph.order()[first..].to_vec() {
+        let added = self.graph.order()[first..].to_vec();
+        for id in added {
             self.graph.meta_mut(id).clone_from(&props);
         }
         Ok(true)

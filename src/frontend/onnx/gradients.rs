@@ -147,8 +147,9 @@ fn broadcast_axes(ins: &[Option<Operand>]) -> Vec<Option<Ty>> {
     };
     // An axis is summed if the operand lacks it, or has one element there and the other operand has more.
     let count = |own: &[Dim], other: &[Dim]| -> Option<Ty> {
-        let mut summed = rank - own.len();
-        for axis in summed..rank {
+        let lacking = rank - own.len();
+        let mut summed = lacking;
+        for axis in lacking..rank {
             let (mine, theirs) = (size(own, axis), size(other, axis));
             match (mine.as_const(), theirs.as_const()) {
                 _ if mine == theirs => {}
@@ -244,7 +245,10 @@ mod tests {
         };
         let (n, one, four) = (Dim::symbol("n"), Dim::ONE, Dim::from(4));
         let whole = [n.clone(), Dim::from(2), four.clone()];
-        assert_eq!(axes(&whole, &[four.clone()]), ["i64[0]", "i64[2]"]);
+        assert_eq!(
+            axes(&whole, std::slice::from_ref(&four)),
+            ["i64[0]", "i64[2]"]
+        );
         assert_eq!(
             axes(&[Dim::from(3), one.clone()], &[one, four]),
             ["i64[1]", "i64[1]"]

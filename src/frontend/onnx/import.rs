@@ -29,7 +29,9 @@ pub type ReadTensor<'a> = dyn FnMut(&TensorProto) -> Result<Tensor> + 'a;
 
 /// A graph, and warnings about how it was read.
 pub struct Imported {
+    /// The graph of the model, with calls of local functions inlined.
     pub graph: Graph,
+    /// Warnings for the user, such as dropouts that the export lost.
     pub warnings: Vec<String>,
 }
 
@@ -68,7 +70,7 @@ pub fn import(model: &ModelProto, read: &mut ReadTensor) -> Result<Imported> {
     }
     importer.model_meta(model);
     for info in file.value_info.iter().chain(&file.output) {
-        if let Some(ty) = info.r#type.as_ref().and_then(|t| lenient_type(t)) {
+        if let Some(ty) = info.r#type.as_ref().and_then(lenient_type) {
             importer.declared.insert(info.name().to_string(), ty);
         }
     }

@@ -22,31 +22,47 @@ pub struct Ref(u32);
 /// An object of a pickle.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Object {
+    /// Python's `None`.
     None,
+    /// A `bool`.
     Bool(bool),
+    /// An `int`, at most 64 bits wide.
     Int(i64),
+    /// A `float`.
     Float(f64),
+    /// A `str`, from UTF-8.
     Str(String),
+    /// A `bytes` object.
     Bytes(Vec<u8>),
+    /// A `tuple`, by its members.
     Tuple(Vec<Ref>),
+    /// A `list`, by its members.
     List(Vec<Ref>),
     /// A `dict` or `OrderedDict`, in the order of insertion.
     Dict(Vec<(Ref, Ref)>),
     /// A name that an unpickler would import.
     Global {
+        /// Dotted path of the Python module: `torch._utils`.
         module: String,
+        /// Name in that module; on the caller's list of allowed names.
         name: String,
     },
     /// `function(*arguments)`, with the state that a `BUILD` sets on the result.
     Call {
+        /// The callable, a [`Global`](Object::Global).
         function: Ref,
+        /// The positional arguments, a [`Tuple`](Object::Tuple).
         arguments: Ref,
+        /// What `BUILD` sets; `None` without a `BUILD`.
         state: Option<Ref>,
     },
     /// A new object of a class (`NEWOBJ`), with the state that a `BUILD` sets on it.
     Instance {
+        /// The class, a [`Global`](Object::Global).
         class: Ref,
+        /// The arguments of `__new__`, a [`Tuple`](Object::Tuple).
         arguments: Ref,
+        /// What `BUILD` sets; `None` without a `BUILD`.
         state: Option<Ref>,
     },
     /// An object outside the pickle, such as a storage.

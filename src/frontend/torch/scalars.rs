@@ -165,11 +165,11 @@ fn floats(name: &str, a: f64, b: f64) -> Option<Value> {
         "pow" => Value::Float(a.powf(b)),
         "min" => Value::Float(a.min(b)),
         "max" => Value::Float(a.max(b)),
-        _ => return compared(name, a, b),
+        _ => return compared(name, &a, &b),
     })
 }
 
-fn compared<T: PartialOrd>(name: &str, a: T, b: T) -> Option<Value> {
+fn compared<T: PartialOrd>(name: &str, a: &T, b: &T) -> Option<Value> {
     Some(Value::Bool(match name {
         "eq" => a == b,
         "ne" => a != b,

@@ -13,8 +13,11 @@ pub const MAX_RANK: usize = 64;
 /// The place of a tensor in its storage. Offset and strides count elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
+    /// Position of the first element, in elements from the start of the storage.
     pub offset: u64,
+    /// Length of each axis.
     pub sizes: Vec<u64>,
+    /// Elements between neighbors along each axis; as many as `sizes`.
     pub strides: Vec<u64>,
 }
 
@@ -44,10 +47,15 @@ impl Window {
 pub struct StoredTensor {
     /// The name of the storage, unique in its pickle.
     pub key: String,
+    /// Element type of the storage; for a complex tensor, that of its real and imaginary parts.
     pub dtype: DType,
+    /// Whether it is complex: the last axis of `window` then holds the two parts.
     pub is_complex: bool,
+    /// Elements of the whole storage; a complex number counts as two.
     pub storage_elements: u64,
+    /// The part of the storage that the tensor covers.
     pub window: Window,
+    /// PyTorch's flag of the same name, as stored in the pickle.
     pub requires_grad: bool,
 }
 

@@ -9,16 +9,21 @@ pub struct TensorId(pub(super) u32);
 /// An argument or a result of a call.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
+    /// A real tensor of the program.
     Tensor(TensorId),
     /// A complex tensor, as a real tensor whose last axis holds the real and the imaginary part.
     Complex(TensorId),
     /// A number, or an expression over named sizes.
     Int(Dim),
+    /// A floating-point number that is known before a run.
     Float(f64),
+    /// A truth value that is known before a run.
     Bool(bool),
+    /// Text, such as a mode or an equation.
     Str(String),
     /// An argument that is not given.
     None,
+    /// An element type of real tensors.
     DType(DType),
     /// The element type of a complex tensor, given by the type of its parts.
     ComplexType(DType),
@@ -26,7 +31,9 @@ pub enum Value {
     Place,
     /// A number or truth value that is known only in a run. An op that needs it is refused.
     Unknown,
+    /// Values in order; any of them may be of another variant.
     List(Vec<Value>),
+    /// The results of a call with several, or a tuple of the program.
     Tuple(Vec<Value>),
 }
 

@@ -7,6 +7,7 @@ use super::product::Product;
 use ckpt_passes::ops::accumulate::*;
 use ckpt_passes::ops::matmul::gemm_plan;
 
+/// The kernels of this family, by op.
 pub const KERNELS: &[(&OpDef, Kernel)] = &[(&ACCUMULATE, accumulate), (&ADD_PRODUCT, add_product)];
 
 fn accumulate(cx: &KernelCx) -> Result<Vec<Tensor>> {

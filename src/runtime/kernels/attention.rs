@@ -17,6 +17,7 @@ use ckpt_passes::ir::op::Sized;
 use ckpt_passes::ops::attention::*;
 use tiles::*;
 
+/// Kernels for attention and its gradient, fused or in tiles.
 pub const KERNELS: &[(&OpDef, Kernel)] =
     &[(&ATTENTION, attention), (&ATTENTION_GRAD, attention_grad)];
 

@@ -29,6 +29,7 @@ macro_rules! kernels {
     (@ $kernel:ident) => { $kernel };
     (@ $kernel:ident, $($arg:expr),*) => { |cx| $kernel(cx, $($arg),*) };
     ($($row:ident => $kernel:ident $(($($arg:expr),*))?;)*) => {
+        /// The kernels of this family, by op.
         pub const KERNELS: &[(&OpDef, Kernel)] = &[$((&$row, kernels!(@ $kernel $(, $($arg),*)?))),*];
     };
 }
@@ -36,8 +37,11 @@ pub(crate) use kernels;
 
 /// The input of a kernel: its node and the state of the run.
 pub struct KernelCx<'a> {
+    /// The op of the node; one kernel may serve several.
     pub op: &'static OpDef,
+    /// Attributes of the node.
     pub attrs: &'a Attrs,
+    /// Operands in order; `None` for an optional one that is absent.
     pub ins: &'a [Option<&'a Tensor>],
     /// CPU copies of small integer operands, for a run on a device; may be shorter than `ins`.
     pub host: &'a [Option<&'a Tensor>],
@@ -49,6 +53,7 @@ pub struct KernelCx<'a> {
     pub known: &'a [Option<Box<[i64]>>],
     /// The slot of each operand in `known`; may be shorter than `ins`.
     pub slots: &'a [Option<usize>],
+    /// Number of results that the node declares; optional ones at the end may be absent.
     pub n_outs: usize,
     /// The operand that the first result overwrites: no later node reads it.
     pub overwrites: Option<usize>,

@@ -67,6 +67,7 @@ fn put_along(out: &Tensor, axis: usize, at: &Tensor, values: &Tensor, add: bool)
     )
 }
 
+/// Returns the elements in row-major order along one axis; a view where the strides allow one.
 pub fn flat(x: &Tensor) -> Tensor {
     x.reshape([-1])
 }

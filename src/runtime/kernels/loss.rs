@@ -5,6 +5,7 @@ use super::index::put;
 use ckpt_passes::ir::Tensor as Constant;
 use ckpt_passes::ops::loss::*;
 
+/// Kernels of class losses and of their gradients.
 pub const KERNELS: &[(&OpDef, Kernel)] = &[
     (&SOFTMAX_CROSS_ENTROPY_LOSS, cross_entropy),
     (&SOFTMAX_CROSS_ENTROPY_LOSS_GRAD, cross_entropy_grad),

@@ -4,6 +4,7 @@ use super::context::*;
 use super::product::Product;
 use ckpt_passes::ops::matmul::*;
 
+/// The kernels of this family, by op.
 pub const KERNELS: &[(&OpDef, Kernel)] = &[(&MATMUL, matmul), (&GEMM, gemm)];
 
 /// Returns an operand with the strides of the plan, copied first if the plan says so.

@@ -3,6 +3,7 @@
 use super::context::*;
 use ckpt_passes::ops::pool::*;
 
+/// The kernel for max pooling; its gradient consists of other ops.
 pub const KERNELS: &[(&OpDef, Kernel)] = &[(&MAX_POOL, max_pool)];
 
 /// Reduces axis by axis from the last. Of equal elements this selects the first in row-major order.

@@ -4,6 +4,7 @@ use super::context::*;
 use crate::runtime::convert;
 use ckpt_passes::ops::power::*;
 
+/// The kernel for powers.
 pub const KERNELS: &[(&OpDef, Kernel)] = &[(&POW, pow)];
 
 /// The result has the base's element type. An exponent that fits that type is converted to it; else the power is

@@ -10,6 +10,7 @@ use ckpt_passes::ops::random::*;
 use ckpt_torch::rng::Generator;
 use half::{bf16, f16};
 
+/// Kernels of the ops that draw random numbers.
 pub const KERNELS: &[(&OpDef, Kernel)] = &[(&DROPOUT, dropout), (&UNIFORM, uniform)];
 
 /// The fewest elements per thread.

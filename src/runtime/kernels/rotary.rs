@@ -5,6 +5,7 @@
 use super::context::*;
 use ckpt_passes::ops::rotary::*;
 
+/// The kernel of rotary positions.
 pub const KERNELS: &[(&OpDef, Kernel)] = &[(&ROTARY, rotary)];
 
 fn rotary(cx: &KernelCx) -> Result<Vec<Tensor>> {

@@ -3,6 +3,7 @@
 use super::context::*;
 use ckpt_passes::ops::scan::*;
 
+/// The kernels of this family, by op.
 pub const KERNELS: &[(&OpDef, Kernel)] = &[(&CUM_SUM, cum_sum)];
 
 /// libtorch sums forward and includes each element itself. A reverse sum flips operand and result. An exclusive sum shifts the

@@ -3,6 +3,7 @@
 use super::context::*;
 use ckpt_passes::ops::shape::*;
 
+/// Kernels for ops that read or change a shape; most return a view and copy nothing.
 pub const KERNELS: &[(&OpDef, Kernel)] = &[
     (&SHAPE, shape),
     (&SIZE, |cx| Ok(vec![Tensor::from(cx.x(0)?.numel() as i64)])),

@@ -4,6 +4,7 @@ use super::context::*;
 use ckpt_passes::ir::layout::slice_span;
 use ckpt_passes::ops::slice::*;
 
+/// The kernels for slices and their gradient.
 pub const KERNELS: &[(&OpDef, Kernel)] = &[(&SLICE, slice), (&SLICE_GRAD, slice_grad)];
 
 /// One axis of a slice: first position, step, and how many.

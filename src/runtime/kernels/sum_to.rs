@@ -4,6 +4,7 @@ use super::context::*;
 use super::reduce::sum_to;
 use ckpt_passes::ops::sum_to::*;
 
+/// The kernel of `SumToShape`.
 pub const KERNELS: &[(&OpDef, Kernel)] = &[(&SUM_TO_SHAPE, sum_to_shape)];
 
 /// Sums over the axes along which the target shape was broadcast.

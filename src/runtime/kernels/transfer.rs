@@ -4,6 +4,7 @@ use super::context::*;
 use crate::runtime::swap_store::new_tensor;
 use ckpt_passes::ops::transfer::*;
 
+/// Kernels of `Offload`, `Release` and `Fetch`, for transfers that do not overlap other nodes.
 pub const KERNELS: &[(&OpDef, Kernel)] =
     &[(&OFFLOAD, offload), (&RELEASE, release), (&FETCH, fetch)];
 

@@ -40,20 +40,31 @@ pub enum SdpaBackend {
 /// The properties of a node that the choice depends on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Facts {
+    /// Element type of the queries.
     pub dtype: DType,
     /// The product of the axes before the heads.
     pub batch: i64,
-    /// Key heads, and query heads per key head.
+    /// Key heads.
     pub heads: i64,
+    /// Query heads of one key head.
     pub groups: i64,
+    /// Query positions of one head.
     pub queries: i64,
+    /// Key positions of one head.
     pub keys: i64,
+    /// Elements of a query and of a key.
     pub size: i64,
+    /// Elements of a value.
     pub value_size: i64,
+    /// Factor on the products of queries and keys, before the softmax.
     pub scale: f32,
+    /// Whether a causal mask hides later keys.
     pub causal: bool,
+    /// Whether a sliding window limits keys on either side.
     pub has_window: bool,
+    /// Whether scores are capped before the softmax.
     pub has_softcap: bool,
+    /// Whether the node has a bias or mask operand.
     pub has_bias: bool,
 }
 
@@ -78,6 +89,7 @@ impl Facts {
         })
     }
 
+    /// Returns the number of query heads: key heads times query heads per key head.
     pub fn query_heads(&self) -> i64 {
         self.heads.saturating_mul(self.groups)
     }
@@ -112,9 +124,11 @@ impl Facts {
 /// The backends that a run may use, and the properties of its device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SdpaBackends {
+    /// Backends in order of preference; empty where attention always runs in tiles.
     pub list: Vec<SdpaBackend>,
-    /// Compute capability of a CUDA device, 8.6 as 86, and its multiprocessors; 0 elsewhere.
+    /// Compute capability of a CUDA device, 8.6 as 86; 0 elsewhere.
     pub capability: i64,
+    /// Streaming multiprocessors of a CUDA device; 0 elsewhere.
     pub processors: i64,
     /// Why there are none although there should be.
     pub refused: Option<String>,

@@ -11,14 +11,19 @@ use ckpt_passes::ir::op::{Sized, contiguous_strides};
 
 /// The properties of a node that its memory depends on.
 pub struct Node<'a> {
+    /// The properties that the choice of the kernels depends on.
     pub facts: &'a Facts,
+    /// Element type, sizes and strides of the queries.
     pub q: &'a Sized,
+    /// Element type, sizes and strides of the keys.
     pub k: &'a Sized,
+    /// Element type, sizes and strides of the values.
     pub v: &'a Sized,
     /// The cotangent, for a gradient.
     pub dy: Option<&'a Sized>,
     /// Operands whose gradients are wanted.
     pub wants: &'a [i64],
+    /// Whether a forward node returns the log-sum-exp of each row too; false for a gradient.
     pub wants_lse: bool,
 }
 

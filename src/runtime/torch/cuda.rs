@@ -20,6 +20,7 @@ pub struct Stats {
     pub peak_bytes: u64,
     /// Requested bytes of the live blocks, before rounding.
     pub requested_live_bytes: u64,
+    /// The largest `requested_live_bytes` since the last [`reset_peak`].
     pub requested_peak_bytes: u64,
 }
 

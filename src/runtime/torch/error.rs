@@ -16,7 +16,9 @@ pub enum ErrorKind {
 /// A failed call, with libtorch's own message where it has one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TorchError {
+    /// Whether the call was refused or memory ran out.
     pub kind: ErrorKind,
+    /// Message of libtorch, or of the check in front of it.
     pub message: String,
 }
 

@@ -18,22 +18,35 @@ use tch::{Device, Kind, Tensor};
 /// fits `Scalar`. `None` needs an optional type.
 #[derive(Debug, Clone, Copy)]
 pub enum Arg<'a> {
+    /// The absent value of an optional argument.
     None,
+    /// A tensor, lent for the call.
     Tensor(&'a Tensor),
+    /// A tensor, or `None` for an argument of type `Tensor?`.
     OptTensor(Option<&'a Tensor>),
+    /// For `int`, and wherever an integer stands for another type.
     Int(i64),
+    /// For `float` or `Scalar`.
     Double(f64),
+    /// For `bool` or `Scalar`.
     Bool(bool),
+    /// For `int[]` and `SymInt[]`, such as sizes and axes.
     Ints(&'a [i64]),
+    /// For `float[]`.
     Doubles(&'a [f64]),
+    /// For `bool[]`, such as an output mask.
     Bools(&'a [bool]),
+    /// For `str`, such as a rounding mode.
     Str(&'a str),
+    /// For `Tensor[]`; the tensors are lent for the call.
     Tensors(&'a [&'a Tensor]),
+    /// For `Tensor?[]`, such as the indices of `aten::index.Tensor`.
     OptTensors(&'a [Option<&'a Tensor>]),
     /// For a `ScalarType` argument.
     Dtype(Kind),
     /// CPU or CUDA.
     Device(Device),
+    /// For `Generator?`: the state that a random operator draws from and advances.
     Generator(&'a Generator),
     /// An undefined tensor for a required parameter. Some forward operators return undefined tensors that their backward takes.
     NoTensor,
@@ -95,11 +108,17 @@ where
 /// A result. An undefined tensor is `None`, for example a gradient that an output mask excludes.
 #[derive(Debug)]
 pub enum Ret {
+    /// An undefined tensor, or no value.
     None,
+    /// A tensor, which may be a view of an argument.
     Tensor(Tensor),
+    /// A result of type `int`.
     Int(i64),
+    /// A result of type `float`.
     Double(f64),
+    /// A result of type `bool`.
     Bool(bool),
+    /// A result of type `Tensor[]`, such as the parts of a split.
     Tensors(Vec<Tensor>),
 }
 

@@ -56,8 +56,11 @@ pub struct CkArena {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
+    /// First byte, from the start of the arena.
     pub from: i64,
+    /// End of the range, exclusive.
     pub to: i64,
+    /// Size of the block without its header; if negative, any block of at least `-bytes` fits.
     pub bytes: i64,
 }
 
@@ -79,22 +82,27 @@ impl<'a> From<&'a Tensor> for Lent<'a> {
 pub struct Tile<'a> {
     /// [h, r, d], in float32 or a 16-bit type.
     pub q: Lent<'a>,
-    /// [h, n, d] and [h, n, e], float32; a gradient reads values for `dq` and `dk` only.
+    /// [h, n, d], float32.
     pub k: Lent<'a>,
+    /// [h, n, e], float32; a gradient reads it for `dq` and `dk` only.
     pub v: Lent<'a>,
     /// [h, r, n], added to the scores; a boolean bias hides the keys for which it is false.
     pub bias: Option<Lent<'a>>,
-    /// Buffers of float32: [h, r, n]; [h, r, 1], for the result only; [h, r, e], or [h, r, d] for a gradient; as `q`, if `q`
-    /// has another type.
+    /// Buffer of float32, [h, r, n].
     pub scores: Lent<'a>,
+    /// Buffer of float32, [h, r, 1]; required for the result, unused by a gradient.
     pub sums: Option<Lent<'a>>,
+    /// Buffer of float32, [h, r, e], or [h, r, d] for a gradient.
     pub result: Option<Lent<'a>>,
+    /// Buffer of float32, [h, r, d]; required if `q` has another type.
     pub q_copy: Option<Lent<'a>>,
     /// Scores are softcap·tanh(scale/softcap·q·k), or scale·q·k if `softcap` is 0.
     pub scale: f64,
+    /// The largest magnitude of a score before the bias; 0 for no cap.
     pub softcap: f64,
-    /// Row `i` sees the keys from `first + i` (`i64::MIN`: all) and below `end + i` (`i64::MAX`: all).
+    /// Row `i` sees the keys from `first + i`; `i64::MIN` for all.
     pub first: i64,
+    /// Row `i` sees the keys below `end + i`; `i64::MAX` for all.
     pub end: i64,
     /// Whether a query that sees no key gives NaN; otherwise it gives zeros.
     pub empty_is_nan: i32,
@@ -105,14 +113,17 @@ pub struct Tile<'a> {
 pub struct Gradients<'a> {
     /// [h, r, e].
     pub dy: Lent<'a>,
-    /// Buffers of float32: as `dy`, if that has another type; [h, r, n], for `dq` and `dk`; the same, for capped scores.
+    /// Buffer of float32, [h, r, e]; required if `dy` has another type.
     pub dy_copy: Option<Lent<'a>>,
+    /// Buffer of float32, [h, r, n]; required for `dq` and `dk`.
     pub slopes: Option<Lent<'a>>,
+    /// Buffer of float32, [h, r, n]; for capped scores, if `softcap` is not 0.
     pub capped: Option<Lent<'a>>,
     /// Written.
     pub dq: Option<Lent<'a>>,
     /// Added to; float32.
     pub dk: Option<Lent<'a>>,
+    /// [h, n, e], float32; added to. `None` if it is not wanted.
     pub dv: Option<Lent<'a>>,
 }
 

@@ -148,7 +148,7 @@ fn expression(random: &mut Random, depth: usize) -> String {
                 "Symbol('s{}', positive=True, integer=True)",
                 random.below(4)
             ),
-            1 => format!("Integer({})", random.next() as i64 >> random.below(64)),
+            1 => format!("Integer({})", random.next_u64() as i64 >> random.below(64)),
             _ => format!("Integer({})", random.below(8)),
         };
     }

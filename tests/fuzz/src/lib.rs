@@ -56,6 +56,7 @@ unsafe impl GlobalAlloc for Counting {
 
 /// Something to fuzz.
 pub struct Target {
+    /// Name of the target on the command line.
     pub name: &'static str,
     seeds: fn() -> Vec<Vec<u8>>,
     mutate: fn(&mut Random, &[Vec<u8>]) -> Vec<u8>,
@@ -63,6 +64,7 @@ pub struct Target {
     run: fn(&[u8]) -> Result<bool, String>,
 }
 
+/// All readers that are fuzzed.
 pub const TARGETS: [Target; 6] = [
     Target {
         name: "onnx",
@@ -106,14 +108,19 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// An input that a reader does not survive as it should.
 pub struct Finding {
+    /// The panic, the limit exceeded, or the error that is a bug.
     pub what: String,
+    /// The bytes that the target was given.
     pub input: Vec<u8>,
 }
 
+/// The result of fuzzing one target.
 pub struct Report {
+    /// Inputs that were tried, accepted or not.
     pub runs: u64,
     /// Inputs that the reader took for good.
     pub accepted: u64,
+    /// Inputs that failed, in the order they were found; at most ten.
     pub findings: Vec<Finding>,
 }
 

@@ -10,11 +10,13 @@ use prost::Message;
 pub struct Random(u64);
 
 impl Random {
+    /// Returns a generator whose numbers depend on the seed alone.
     pub fn new(seed: u64) -> Random {
         Random(seed)
     }
 
-    pub fn next(&mut self) -> u64 {
+    /// Returns the next number, uniform over all of `u64`.
+    pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -24,7 +26,7 @@ impl Random {
 
     /// Below `n`, which is not 0.
     pub fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
+        (self.next_u64() % n as u64) as usize
     }
 }
 
@@ -169,7 +171,7 @@ fn change(random: &mut Random, bytes: &[u8], donor: &[u8], depth: usize) -> Vec<
             }
             _ => {
                 out.extend(tag);
-                out.extend(inner.iter().map(|_| random.next() as u8));
+                out.extend(inner.iter().map(|_| random.next_u64() as u8));
             }
         }
     }
@@ -181,15 +183,15 @@ fn change(random: &mut Random, bytes: &[u8], donor: &[u8], depth: usize) -> Vec<
 fn garble(random: &mut Random, bytes: &[u8]) -> Vec<u8> {
     let mut out = bytes.to_vec();
     if out.is_empty() {
-        return vec![random.next() as u8];
+        return vec![random.next_u64() as u8];
     }
     for _ in 0..=random.below(3) {
         let at = random.below(out.len());
         match random.below(5) {
             0 => out[at] ^= 1 << random.below(8),
-            1 => out[at] = random.next() as u8,
+            1 => out[at] = random.next_u64() as u8,
             2 => out.truncate(at.max(1)),
-            3 => out.insert(at, random.next() as u8),
+            3 => out.insert(at, random.next_u64() as u8),
             _ => {
                 let end = (at + 1 + random.below(16)).min(out.len());
                 let piece = out[at..end].to_vec();

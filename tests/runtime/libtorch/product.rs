@@ -55,7 +55,7 @@ fn products_are_right_in_every_layout_and_with_any_threads() {
             };
             let mut right = a.to_kind(Kind::Double).matmul(&b.to_kind(Kind::Double)) * alpha;
             if let Some(c) = &c {
-                right = right + c.to_kind(Kind::Double) * beta;
+                right += c.to_kind(Kind::Double) * beta;
             }
             let mut bits: Option<Tensor> = None;
             for threads in [1, 2, 3] {

@@ -42,7 +42,7 @@ pub fn node(target: &str, args: &[(&str, Value)], out: Value) -> Value {
         .iter()
         .map(|(name, arg)| json!({"name": name, "arg": arg, "kind": 1}))
         .collect();
-    json!({"target": target, "inputs": inputs, "outputs": [out], "metadata": {"nn_module_stack": "L__self__,,m.M"}})
+    json!({"target": target, "inputs": inputs, "outputs": Value::Array(vec![out]), "metadata": {"nn_module_stack": "L__self__,,m.M"}})
 }
 
 impl Program {

@@ -11,6 +11,7 @@ use ckpt_passes::ir::{Attrs, DType, Dim, Graph, Phase, Ty, verify::verify};
 use ckpt_passes::ops::body_of;
 use ckpt_passes::ops::{Builder, EmitExt};
 use ckpt_passes::{Kind, ops};
+use std::slice::from_ref;
 
 fn sized(ty: &Ty) -> Option<Sized> {
     let size_of = |name: &str| SIZES.iter().find(|(n, _)| *n == name).map(|(_, v)| *v);
@@ -190,11 +191,7 @@ fn sizes_fold() {
     let next = s.add(&Dim::ONE);
     let none = Attrs::new;
     let two = |op: &str, x: &Dim, y: &Dim| {
-        contents(
-            op,
-            none(),
-            &[(i, &[1], &[x.clone()]), (i, &[], &[y.clone()])],
-        )
+        contents(op, none(), &[(i, &[1], from_ref(x)), (i, &[], from_ref(y))])
     };
     assert_eq!(two("Equal", &s, &s), Some(ints(&[1])));
     assert_eq!(two("Equal", &s, &next), Some(ints(&[0])));
@@ -213,7 +210,7 @@ fn sizes_fold() {
     assert_eq!(two("Pow", &s, &Dim::from(2)), Some(vec![s.mul(&s)]));
     let data = Dim::data("k");
     assert_eq!(
-        contents("Sign", none(), &[(i, &[], &[s.clone()])]),
+        contents("Sign", none(), &[(i, &[], from_ref(&s))]),
         Some(ints(&[1]))
     );
     assert_eq!(contents("Sign", none(), &[(i, &[], &[data])]), None);
@@ -238,7 +235,7 @@ fn sizes_fold() {
         none(),
         &[
             (b, &[2], &ints(&[1, 0])),
-            (i, &[1], &[s.clone()]),
+            (i, &[1], from_ref(&s)),
             (i, &[2], &ints(&[8, 9])),
         ],
     );

@@ -155,7 +155,7 @@ fn repacked(
     lead: &[Dim],
     apart: [&Dim; 5],
     order: [i64; 5],
-    tail: [Dim; 3],
+    tail: &[Dim; 3],
 ) -> Result<Value> {
     let n = lead.len() as i64;
     let perm: Vec<i64> = (0..n).chain(order.map(|axis| n + axis)).collect();
@@ -163,7 +163,7 @@ fn repacked(
         &[
             ("apart", [lead, &apart.map(Dim::clone)].concat().into()),
             ("perm", perm.into()),
-            ("sizes", [lead, &tail].concat().into()),
+            ("sizes", [lead, tail].concat().into()),
         ],
         "reshape(permute(reshape(self, apart), perm), sizes)",
     )
@@ -180,7 +180,7 @@ fn pixel_shuffle(c: &mut Call) -> Result<Value> {
     let r = Dim::from(r);
     let tail = [channels.clone(), height.mul(&r), width.mul(&r)];
     let apart = [&channels, &r, &r, height, width];
-    repacked(c, lead, apart, [0, 3, 1, 4, 2], tail)
+    repacked(c, lead, apart, [0, 3, 1, 4, 2], &tail)
 }
 
 /// Lowers the inverse of `pixel_shuffle`.
@@ -194,7 +194,7 @@ fn pixel_unshuffle(c: &mut Call) -> Result<Value> {
     let r = Dim::from(r);
     let tail = [channels.mul(&r).mul(&r), height.clone(), width.clone()];
     let apart = [channels, &height, &r, &width, &r];
-    repacked(c, lead, apart, [0, 2, 4, 1, 3], tail)
+    repacked(c, lead, apart, [0, 2, 4, 1, 3], &tail)
 }
 
 /// Concatenates tensors along `axis`, each lifted to a rank by `lift`.

@@ -564,7 +564,7 @@ impl Call<'_, '_> {
 impl Call<'_, '_> {
     /// Calls another op of PyTorch's, by which this one is defined.
     pub fn run<const N: usize>(&mut self, name: &str, args: [Value; N]) -> Result<Value> {
-        self.run_named(name, args.to_vec(), Vec::new())
+        self.run_named(name, Vec::from(args), Vec::new())
     }
 
     /// Calls another op of PyTorch's with some arguments by name.

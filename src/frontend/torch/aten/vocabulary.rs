@@ -87,6 +87,10 @@ impl<'g> Lowering<'g> {
 }
 
 /// Replays a call. Its result has no gradient if gradients are off.
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "a `Run`: other dialects consume the arguments"
+)]
 fn run(
     low: &mut Lowering,
     name: &str,
@@ -99,7 +103,7 @@ fn run(
     }
     let mut refused = REFUSED.iter().filter_map(|text| text.split_once(": "));
     if let Some((_, why)) = refused.find(|(names, _)| is_listed(short, names)) {
-        return Err(unsupported(short, format!(": {why}")));
+        return Err(unsupported(short, &format!(": {why}")));
     }
     let bind = |low: &mut Lowering, name: &str| VOCABULARY.bind(low, name, &args, &kwargs);
     let value = match short.strip_suffix('_') {
@@ -108,12 +112,12 @@ fn run(
             plain(low, short, bound)?
         }
         Some(base) if is_listed(base, VIEWS) => {
-            let why = ": it changes the sizes of a tensor in place".to_string();
+            let why = ": it changes the sizes of a tensor in place";
             return Err(unsupported(short, why).help(format!("use {base} in the model")));
         }
         Some(base) if VOCABULARY.has(base) => {
             let named = kwargs.iter().find(|(n, _)| *n == "self" || *n == "input");
-            let target = args.first().or(named.map(|(_, value)| value)).cloned();
+            let target = args.first().or(named.map(|(_, value)| value));
             let bound = |low: &mut Lowering| bind(low, base);
             in_place(low, base, target, bound)?
         }
@@ -135,7 +139,7 @@ fn run(
     }
 }
 
-fn unsupported(name: &str, why: String) -> Box<Error> {
+fn unsupported(name: &str, why: &str) -> Box<Error> {
     Error::model("op", format!("PyTorch's op {name} is not supported{why}"))
 }
 
@@ -196,11 +200,11 @@ fn copied(low: &mut Lowering, view: Value) -> Result<Value> {
 fn in_place(
     low: &mut Lowering,
     base: &str,
-    target: Option<Value>,
+    target: Option<&Value>,
     bound: impl Fn(&mut Lowering) -> Result<Bound>,
 ) -> Result<Value> {
     let target = match target {
-        Some(Value::Tensor(id)) => id,
+        Some(Value::Tensor(id)) => *id,
         Some(Value::Complex(_)) => {
             return Err(Error::model(
                 "op",
@@ -213,7 +217,7 @@ fn in_place(
         }
     };
     let Value::Tensor(result) = bound(low)?.lower(low, base)? else {
-        return Err(unsupported(&format!("{base}_"), String::new()));
+        return Err(unsupported(&format!("{base}_"), ""));
     };
     let value = low.read(result)?;
     let value = low.b.cast(value, low.dtype(target))?;

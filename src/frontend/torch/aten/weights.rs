@@ -14,8 +14,14 @@ use ckpt_passes::{Error, Result};
 /// The role of a weight in its module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    Parameter { trainable: bool },
+    /// An `nn.Parameter` of a module.
+    Parameter {
+        /// The parameter's `requires_grad` in PyTorch; false freezes the weight.
+        trainable: bool,
+    },
+    /// A registered buffer of a module.
     Buffer,
+    /// A tensor that no module registers as parameter or buffer.
     Constant,
 }
 
@@ -24,12 +30,15 @@ pub enum Kind {
 pub struct Weight<'a> {
     /// The name in PyTorch: `model.layers.0.mlp.up_proj.weight`.
     pub name: &'a str,
+    /// Whether the tensor is a parameter, buffer or constant.
     pub kind: Kind,
     /// The name of the storage. Weights in one storage share memory.
     pub storage: &'a str,
     /// The bytes of the whole storage, little-endian.
     pub bytes: Bytes,
+    /// Element type that the bytes are read as.
     pub dtype: DType,
+    /// Sizes of the axes, in elements.
     pub dims: &'a [u64],
     /// Strides in elements.
     pub strides: &'a [u64],

@@ -12,6 +12,7 @@ use crate::frontend::given::Given;
 use ckpt_passes::ir::{Dim, Same, Ty};
 use ckpt_passes::{Error, Result};
 use std::collections::BTreeMap;
+use std::fmt::Display;
 
 /// The largest depth of graphs in graphs.
 const MAX_NESTING: usize = 16;
@@ -117,7 +118,7 @@ impl<'l, 'g> Replay<'l, 'g> {
     /// Whatever an op refuses, with the node.
     pub fn run(&mut self, graph: &Graph, nesting: usize) -> Result<()> {
         if nesting > MAX_NESTING {
-            return Err(damaged("graphs are nested too deeply".into()));
+            return Err(damaged("graphs are nested too deeply"));
         }
         for (index, node) in graph.nodes.iter().enumerate() {
             let place = || format!("node {index} ({})", node.target.escape_debug());
@@ -144,7 +145,7 @@ impl<'l, 'g> Replay<'l, 'g> {
         };
         let mut parts = path.splitn(3, '.');
         let (Some(namespace), Some(name)) = (parts.next(), parts.next()) else {
-            return Err(damaged("a target has no name".into()));
+            return Err(damaged("a target has no name"));
         };
         let name = format!("{namespace}::{name}");
         let mut args = Vec::new();
@@ -178,7 +179,7 @@ impl<'l, 'g> Replay<'l, 'g> {
             _ => None,
         });
         let Some((at, inner)) = graphs.next() else {
-            return Err(damaged("a region has no graph".into()));
+            return Err(damaged("a region has no graph"));
         };
         let (before, operands) = (&node.inputs[..at], &node.inputs[at + 1..]);
         let enabled = before.iter().find_map(|i| match i.arg {
@@ -186,9 +187,7 @@ impl<'l, 'g> Replay<'l, 'g> {
             _ => None,
         });
         let Some(enabled) = enabled else {
-            return Err(damaged(
-                "a region does not say whether its mode is on".into(),
-            ));
+            return Err(damaged("a region does not say whether its mode is on"));
         };
         let autocast = node.target == AUTOCAST;
         if autocast && enabled {
@@ -198,13 +197,13 @@ impl<'l, 'g> Replay<'l, 'g> {
             );
         }
         if inner.inputs.len() != operands.len() {
-            return Err(damaged("a region has other operands than its graph".into()));
+            return Err(damaged("a region has other operands than its graph"));
         }
         // The inner graph sees its operands and nothing else.
         let mut bound = BTreeMap::new();
         for (formal, actual) in inner.inputs.iter().zip(operands) {
             let Some(name) = output_name(formal) else {
-                return Err(damaged("an operand of a region has no name".into()));
+                return Err(damaged("an operand of a region has no name"));
             };
             let value = self.argument(&actual.arg)?;
             if bound.insert(name.to_string(), value).is_some() {
@@ -274,7 +273,7 @@ impl<'l, 'g> Replay<'l, 'g> {
         };
         let float = |x: &super::schema::Float| {
             let value = x.value().map(Value::Float);
-            value.ok_or_else(|| damaged("a number is damaged".into()))
+            value.ok_or_else(|| damaged("a number is damaged"))
         };
         let list = |items: Result<Vec<Value>>| items.map(Value::List);
         match arg {
@@ -352,12 +351,12 @@ impl<'l, 'g> Replay<'l, 'g> {
             let own = self.lowering.sizes_of(&value).unwrap_or_default();
             let own = Ty::new(self.lowering.dtype(*id), own.to_vec());
             let is_complex = matches!(value, Value::Complex(_));
-            self.check(own, is_complex, name, meta)?;
+            self.check(&own, is_complex, name, meta)?;
         }
         self.define(name, value)
     }
 
-    fn check(&self, found: Ty, is_complex: bool, name: &str, meta: &TensorMeta) -> Result<()> {
+    fn check(&self, found: &Ty, is_complex: bool, name: &str, meta: &TensorMeta) -> Result<()> {
         let parts = weights::complex_of(meta.dtype);
         if parts.is_some() != is_complex {
             let kind = |is_complex| match is_complex {
@@ -392,7 +391,7 @@ impl<'l, 'g> Replay<'l, 'g> {
 }
 
 /// Returns an error about a damaged program.
-pub fn damaged(what: String) -> Box<Error> {
+pub fn damaged(what: impl Display) -> Box<Error> {
     Error::model("pt2", format!("the program is damaged: {what}"))
 }
 

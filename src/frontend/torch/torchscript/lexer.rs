@@ -38,10 +38,8 @@ pub fn tokens(text: &str) -> Result<Vec<(Token, u32)>> {
         tokens: Vec::new(),
     };
     while !lexer.rest.is_empty() {
-        if lexer.open == 0 && lexer.at_line_start() {
-            if !lexer.indentation()? {
-                continue;
-            }
+        if lexer.open == 0 && lexer.at_line_start() && !lexer.indentation()? {
+            continue;
         }
         lexer.token()?;
     }

@@ -137,11 +137,9 @@ impl Parser {
         let line = self.line();
         let name = self.name()?;
         let mut base: Name = "".into();
-        if self.mark("(") {
-            if !self.mark(")") {
-                base = self.name()?;
-                self.need(")")?;
-            }
+        if self.mark("(") && !self.mark(")") {
+            base = self.name()?;
+            self.need(")")?;
         }
         let mut class = Class {
             name,

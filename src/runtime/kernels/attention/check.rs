@@ -31,10 +31,15 @@ use tch::{Device, Kind, Tensor};
 /// The properties that select a kernel. Nodes with equal properties share one check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CheckedCase {
+    /// Element type of the operands q, k and v.
     pub dtype: DType,
+    /// Elements of a head in q and k.
     pub size: i64,
+    /// Elements of a head in v and the result.
     pub value_size: i64,
+    /// Whether queries see no later keys.
     pub causal: bool,
+    /// Whether several query heads share a key head.
     pub grouped: bool,
 }
 

@@ -26,8 +26,8 @@ fn readable(x: &Tensor) -> Result<Tensor> {
 }
 
 /// Returns a row-major tensor of the given dims.
-fn row_major(x: Tensor, dims: &[i64]) -> Result<Tensor> {
-    dense(&x)?.f_view(dims).map_err(|e| tch_error(&e))
+fn row_major(x: &Tensor, dims: &[i64]) -> Result<Tensor> {
+    dense(x)?.f_view(dims).map_err(|e| tch_error(&e))
 }
 
 struct Operands {
@@ -169,11 +169,11 @@ fn forward(pair: SdpaBackend, cx: &KernelCx) -> Result<Vec<Tensor>> {
             // Efficient pads it, for loads of whole blocks.
             let queries = dims[rows.len() - 1];
             let lse = lse.f_narrow(2, 0, queries).map_err(|e| tch_error(&e))?;
-            Some(row_major(lse, &rows)?)
+            Some(row_major(&lse, &rows)?)
         }
         false => None,
     };
-    Ok([row_major(y, &dims)?].into_iter().chain(lse).collect())
+    Ok([row_major(&y, &dims)?].into_iter().chain(lse).collect())
 }
 
 fn backward(pair: SdpaBackend, cx: &KernelCx) -> Result<Vec<Tensor>> {
@@ -193,7 +193,7 @@ fn backward(pair: SdpaBackend, cx: &KernelCx) -> Result<Vec<Tensor>> {
                 format!("a pair has no gradient of operand {want}"),
             )
         })?;
-        outs.push(row_major(gradient, &cx.x(*want as usize + 1)?.size())?);
+        outs.push(row_major(&gradient, &cx.x(*want as usize + 1)?.size())?);
     }
     Ok(outs)
 }
