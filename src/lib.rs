@@ -2,7 +2,7 @@
 //!
 //! The compiler itself is `ckpt_passes`. This crate holds everything around it that touches files, devices and the console.
 //!
-//! [`frontend`] reads foreign files into graphs, [`optimize`] turns a graph into a training graph with recomputations and a
+//! [`frontend`] reads foreign files into graphs, [`optimize()`] turns a graph into a training graph with recomputations and a
 //! report, [`planning`] plans without writing a model, [`emit`] writes graphs to files, [`report`] shows plans.
 //!
 //! The main calls are [`load`], [`optimize()`], [`plan()`], [`save`] and, with feature `torch`, `run`.

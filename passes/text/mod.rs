@@ -1,6 +1,6 @@
 //! `.ckir`: the graph as text.
 //!
-//! [`parse`] reads what [`print`] writes and returns an equal graph. Printing a parsed canonical text returns the same
+//! [`parse`] reads what [`print()`] writes and returns an equal graph. Printing a parsed canonical text returns the same
 //! text. So the expected output of one test is a valid input of another.
 //!
 //! ```text

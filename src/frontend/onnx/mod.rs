@@ -1,6 +1,6 @@
 //! ONNX files: protobuf on disk to [`Graph`](ckpt_passes::ir::Graph).
 //!
-//! [`file`] maps and decodes, [`external`] and [`tensor`] bring weights without copying them, [`import`] builds the
+//! [`mod@file`] maps and decodes, [`external`] and [`tensor`] bring weights without copying them, [`import`] builds the
 //! graph: [`attributes`] of its nodes, [`types`] of its values, [`upgrade`] for older forms, [`decompose`] for foreign ops,
 //! [`names`] and [`legacy`] for what the file tells about names.
 
