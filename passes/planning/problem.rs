@@ -125,18 +125,22 @@ mod tests {
     use crate::plan::schedule::evaluate;
     use crate::testing::{Random, random_graph};
 
+    /// Returns a random graph, its problem and its memory profile.
+    fn random_problem(r: &mut Random, forward: usize) -> (Graph, Problem, MemoryProfile) {
+        let g = random_graph(r, forward);
+        let sizes = Sizes::new(&g, &Binding::new(&g, &[]).unwrap()).unwrap();
+        let memory = MemoryProfile::new(&g, &sizes).unwrap();
+        let made = GraphProblem::new(&g, &sizes, &memory, &Device::default()).unwrap();
+        (g, made.problem, memory)
+    }
+
     /// A schedule made from constraints honours them, and for every constraint some schedule violates it.
     #[test]
     fn schedules_made_from_constraints_honour_them() {
         let mut r = Random(5);
         let (mut refused_keep, mut refused_recompute) = (0, 0);
         for n in 0..300 {
-            let g = random_graph(&mut r, 3 + n % 25);
-            let sizes = Sizes::new(&g, &Binding::new(&g, &[]).unwrap()).unwrap();
-            let m = MemoryProfile::new(&g, &sizes).unwrap();
-            let p = GraphProblem::new(&g, &sizes, &m, &Device::default())
-                .unwrap()
-                .problem;
+            let (_, p, _) = random_problem(&mut r, 3 + n % 25);
             let overrides: ByOp<Option<Constraint>> = p
                 .ops
                 .indices()
@@ -192,12 +196,7 @@ mod tests {
         let mut r = Random(11);
         let (mut copies, mut lower) = (0, 0);
         for n in 0..400 {
-            let g = random_graph(&mut r, 3 + n % 25);
-            let sizes = Sizes::new(&g, &Binding::new(&g, &[]).unwrap()).unwrap();
-            let m = MemoryProfile::new(&g, &sizes).unwrap();
-            let p = GraphProblem::new(&g, &sizes, &m, &Device::default())
-                .unwrap()
-                .problem;
+            let (_, p, _) = random_problem(&mut r, 3 + n % 25);
             let keep: ByValue<bool> = p.values.iter().map(|_| r.below(2) == 0).collect();
             let s = schedule(&p, &keep);
             let (before, after) = (
@@ -235,12 +234,7 @@ mod tests {
     fn the_problem_of_a_graph_in_its_own_order_has_the_graphs_peak() {
         let mut r = Random(3);
         for n in 0..300 {
-            let g = random_graph(&mut r, 3 + n % 20);
-            let sizes = Sizes::new(&g, &Binding::new(&g, &[]).unwrap()).unwrap();
-            let m = MemoryProfile::new(&g, &sizes).unwrap();
-            let problem = GraphProblem::new(&g, &sizes, &m, &Device::default())
-                .unwrap()
-                .problem;
+            let (g, problem, m) = random_problem(&mut r, 3 + n % 20);
             problem.check().unwrap();
             let score = evaluate(&problem, &problem.given_order()).unwrap();
             assert_eq!(
