@@ -1,8 +1,8 @@
 //! Transfers that run beside other ops: the time of a step with them, and where in it they begin and end.
 //!
-//! There is one lane out and one lane in. Each does one transfer after the other, in the order in which they begin, beside
-//! whatever runs. A step waits at a release until the results have left the device, and at the first reader of fetched
-//! results until they have arrived ([`elapsed_us`]). So a transfer that nothing hides costs time, and no lane exceeds its
+//! One queue moves results off the device and one moves them back. Each runs its transfers one after another, beside the ops.
+//! The step waits at a release until the results have left the device, and before the first reader of fetched results until
+//! they have arrived ([`elapsed_us`]). A transfer that no op overlaps therefore costs time, and a queue never exceeds its
 //! bandwidth.
 //!
 //! Where results are freed and where fetches begin is decided last ([`spread`]). A release goes as late and a fetch as early as

@@ -1,7 +1,7 @@
 //! Makes the input of a planner from a graph: its problem, what the ops are, and what the user's options mean in it.
 //!
-//! [`problem`] is the graph as ops and values, [`bound_graph`] adds layers and roles, [`overrides`] are the user's words about
-//! single ops and modules, [`resolve`] finds what they mean in a graph, [`chunk_search`] tries chunk counts.
+//! [`problem`] is the graph as ops and values, [`bound_graph`] adds layers and roles, [`overrides`] parses the
+//! options that refine a policy, [`resolve`] turns them into constraints on ops, [`chunk_search`] tries chunk counts.
 
 pub mod bound_graph;
 pub mod chunk_search;

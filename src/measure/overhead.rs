@@ -58,9 +58,9 @@ pub struct Measured {
     pub a: Ran,
     /// The graph whose overhead is measured.
     pub b: Ran,
-    /// Steps that each graph took, beside one before that is not counted.
+    /// Steps that each graph ran. A warm-up step before them is not counted.
     pub pairs: usize,
-    /// What B takes more of elapsed time, pair by pair.
+    /// How much more elapsed time B takes than A, measured for each pair of steps.
     pub time: More,
     /// The same for processor time. Other load disturbs it less, but it counts waiting threads as busy.
     pub cpu: More,

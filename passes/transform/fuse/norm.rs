@@ -1,8 +1,8 @@
 //! Fuses `RMSNormalization` and `LayerNormalization`.
 //!
-//! Both searches start at the mean of a square: of the operand, or of the operand minus its mean. Then follow one over the
-//! root of that mean plus epsilon, in any spelling, a product with the operand, perhaps a cast back, a scale of one row
-//! and, for a layer norm, perhaps a bias. A norm without a scale stays as it is: the op requires one, and a row of ones
+//! Both searches start at the mean of a square: of the operand, or of the operand minus its mean. They then
+//! match `1 / sqrt(mean + epsilon)` in any equivalent form, the product with the operand, an optional cast back, the scale and,
+//! for a layer norm, an optional bias. A norm without a scale stays as it is: the op requires one, and a row of ones
 //! would look like a parameter.
 
 use super::pattern::{Found, Pattern};

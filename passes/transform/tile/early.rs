@@ -1,9 +1,9 @@
 //! Rewrites before autodiff that let rows stay rows from the head to the loss.
 //!
 //! In and out: `Typed`. Tokens that a loss drops are dropped before the head's product, not after it: a slice of scores is
-//! the product of a slice of the activations. Classes that were moved behind the batch for an op that wants them there
-//! (`[N, C, …]`) stay last, with all other axes as one. Both save work. Values change by the rounding of a product with
-//! fewer rows only.
+//! the product of a slice of the activations. If a model moves the classes behind the batch axis (`[N, C, …]`), because its
+//! loss op requires that, the pass keeps them last and merges all other axes into one. Both rewrites save work. Values change
+//! only by the rounding of a product with fewer rows.
 
 use crate::error::Result;
 use crate::ir::op::OpClass;

@@ -211,8 +211,8 @@ pub fn call_tensors<const N: usize>(name: &str, args: &[Arg]) -> Result<[Tensor;
         .map_err(|found| Error::bug("kernel", format!("{name} returned {} tensors", found.len())))
 }
 
-/// Calls an operator. Our scalars lie on the CPU ([`scalar`]), and most operators accept them together with a device's tensors.
-/// An operator that does not is called again with copies on the device.
+/// Calls an operator. Scalars are CPU tensors ([`scalar`]), and most operators accept them together with tensors on a device.
+/// If an operator refuses them, it is called again with copies of the scalars on the device.
 fn dispatched<T>(
     name: &str,
     args: &[Arg],

@@ -47,7 +47,7 @@ fn sum_square(x: &Tensor, axes: &[i64], keep: bool, out: &Tensor) -> Result<()> 
     sum(&square, axes, keep, out)
 }
 
-/// `of_nothing` is the result for an empty group: an end of the element type's range.
+/// Reduces to the smallest or largest element. An empty group gives `of_nothing`, the lowest or highest number of the type.
 fn extreme(
     name: &str,
     of_nothing: f64,
