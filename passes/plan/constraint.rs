@@ -4,9 +4,10 @@
 //! rule, a solver takes it as a hard constraint, and [`first_violation`] checks a schedule against it, so that all three
 //! mean the same.
 //!
-//! A constraint has no effect where no schedule has a choice: on pinned results (graph outputs, ops that must not run
-//! twice), on results without bytes, on results that no backward op reads, and on ops that only make views. A view of a kept
-//! storage is read as it is, and a view of a recomputed storage is recomputed.
+//! A constraint has no effect where no schedule has a choice: on ops that must not run twice, on results without bytes, on
+//! results that no backward op reads, and on ops that only make views. A view of a kept storage is read as it is, and a view
+//! of a recomputed storage is recomputed. Policies have no choice about any pinned result; budgets do about graph outputs
+//! and results of the backward pass.
 
 use super::annotations::{OpAnnotations, OpRole};
 use super::index::{ByOp, OpIdx};

@@ -101,7 +101,7 @@ static SELECTIVE: PolicyDef = PolicyDef {
     ..row(
         "selective",
         Argument::None,
-        "cheap results; attention, convolutions and every second matrix product are kept",
+        "cheap results; attention, convolutions, products with a bias and every second other matrix product are kept",
         Unit::Op,
     )
 };

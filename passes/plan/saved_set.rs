@@ -9,7 +9,7 @@
 use super::index::{ByValue, OpIdx, ValueIdx};
 use super::problem::{OpPhase, Problem, ValueKind};
 
-/// Why a result is kept whatever the policy says.
+/// Why a policy keeps a result whatever its rule says. Solvers follow [`Pinned::OnceOnly`] only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pinned {
     /// A parameter or input: resident throughout.
@@ -41,7 +41,7 @@ impl Pinned {
     }
 }
 
-/// Returns, for the owner of each storage, why it is kept whatever a policy says. `None` where the policy decides.
+/// Returns, for the owner of each storage, why a policy keeps it whatever its rule says. `None` where the rule decides.
 pub fn pinned(problem: &Problem) -> ByValue<Option<Pinned>> {
     let roots = problem.roots();
     let mut pins: ByValue<Option<Pinned>> = problem
