@@ -27,6 +27,8 @@ pub struct Compiled {
     pub parameters: Vec<Parameter>,
     /// The loss that was meant; `None` for a graph that had its backward.
     pub loss: Option<Loss>,
+    /// The initializers that were tied: the one that stayed, and its copy.
+    pub tied: Vec<(String, String)>,
     /// The ops that were fused, and how often; empty without fusion.
     pub fused: Fused,
     /// What was tiled: the node that makes the scores, and the chunk count.
@@ -44,8 +46,9 @@ pub struct Compiled {
 }
 
 /// From a forward graph with and without fusion, and from a training graph, planned or not.
-const FROM_FORWARD: &str = "infer,simplify,fuse,loss,autodiff,simplify,tile,optimizer,plan,remat";
-const UNFUSED: &str = "infer,simplify,loss,autodiff,simplify,tile,optimizer,plan,remat";
+const FROM_FORWARD: &str =
+    "infer,tie,simplify,fuse,loss,autodiff,simplify,tile,optimizer,plan,remat";
+const UNFUSED: &str = "infer,tie,simplify,loss,autodiff,simplify,tile,optimizer,plan,remat";
 const FROM_TRAINING: &str = "infer,strip,simplify,tile,optimizer,plan,remat";
 
 /// Turns `graph` into its checkpointed training graph.
@@ -95,6 +98,7 @@ pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resul
         planned: cx.planned,
         parameters: cx.parameters,
         loss: cx.loss,
+        tied: cx.tied,
         fused: cx.fused,
         tiled: cx.tiled,
         tiled_mlps: cx.tiled_mlps,

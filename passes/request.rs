@@ -2,6 +2,7 @@
 
 use crate::analysis::Device;
 use crate::analysis::params::Selection;
+use crate::analysis::tied_weights::TieRequest;
 use crate::plan::request::PlanRequest;
 use crate::plan::times::Times;
 use crate::planning::bound_graph::PlanningOptions;
@@ -18,6 +19,8 @@ pub struct Request {
     pub loss: Loss,
     /// Which parameters are trained.
     pub selection: Selection,
+    /// Which copies of a weight are trained as one.
+    pub ties: TieRequest,
     /// Numbers for named sizes, for planning only.
     pub dims: Vec<(String, i64)>,
     /// Patterns of forward outputs that the training graph leaves out.

@@ -5,6 +5,7 @@
 use crate::frontend::given::{Given, list_text, read_list};
 use ckpt_passes::analysis::gradients::has_backward;
 use ckpt_passes::analysis::params::Selection;
+use ckpt_passes::analysis::tied_weights::TieRequest;
 use ckpt_passes::compile::{Compiled, Request};
 use ckpt_passes::ir::Graph;
 use ckpt_passes::transform::loss::Loss;
@@ -40,6 +41,8 @@ pub mod keys {
     pub const TRAINABLE: &str = "ckpt.trainable";
     /// A JSON list of patterns of frozen parameters.
     pub const FREEZE: &str = "ckpt.freeze";
+    /// A JSON list of `KEPT=COPY`: the initializers that were tied.
+    pub const TIE: &str = "ckpt.tie";
     /// A JSON list of patterns of dropped outputs.
     pub const DROP_OUTPUT: &str = "ckpt.drop_output";
     /// A JSON list of `NAME=PATTERN,…`.
@@ -59,6 +62,17 @@ pub fn record(graph: &mut Graph, request: &Request, compiled: &Compiled, earlier
     let fused = !compiled.fused.is_empty();
     write_record(graph, request, policy, compiled.loss.as_ref(), fused);
     let meta = &mut graph.meta;
+    if compiled.loss.is_some() {
+        let pairs = compiled
+            .tied
+            .iter()
+            .map(|(kept, copy)| format!("{kept}={copy}"));
+        let pairs: Vec<String> = pairs.collect();
+        meta.remove(keys::TIE);
+        if !pairs.is_empty() {
+            meta.insert(keys::TIE.into(), list_text(&pairs));
+        }
+    }
     for (key, tiled) in [
         (keys::TILE, &compiled.tiled),
         (keys::TILE_MLP, &compiled.tiled_mlps),
@@ -195,6 +209,13 @@ pub fn read_record(meta: &BTreeMap<String, String>) -> Result<(Request, Given)> 
         selection: Selection {
             trainable: list(keys::TRAINABLE)?,
             freeze: list(keys::FREEZE)?,
+        },
+        ties: TieRequest {
+            leave: true,
+            pairs: list(keys::TIE)?
+                .iter()
+                .map(|t| TieRequest::parse_pair(t))
+                .collect::<Result<_>>()?,
         },
         drop_outputs: list(keys::DROP_OUTPUT)?,
         rng_streams: list(keys::RNG_STREAM)?

@@ -1,6 +1,6 @@
 //! What a training graph trains: gradients by their names, optimizer updates, and the states that updates keep.
 
-use crate::ir::{Def, Graph, Node, NodeId, Role, ValueId};
+use crate::ir::{Def, Graph, Node, NodeId, Origin, Role, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Suffixes of gradient names: ours, then those of ONNX Runtime with and without its accumulation buffer. Parameters of
@@ -26,6 +26,36 @@ fn named_gradients(graph: &Graph) -> Vec<(ValueId, ValueId)> {
         Some((*sources.get(source)?, *output))
     };
     graph.outputs().iter().filter_map(with_source).collect()
+}
+
+/// The name and layout that the framework has for a result of training.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FrameworkName {
+    /// `fc.weight.grad` for `val_39.grad`.
+    pub name: String,
+    /// The result is the transpose of the framework's.
+    pub transposed: bool,
+}
+
+/// Returns the framework's names of results that are called after an initializer: gradients, updated parameters, and states
+/// of optimizers. Initializers without a name from the file have none.
+pub fn framework_names(graph: &Graph) -> impl Fn(&str) -> Option<FrameworkName> {
+    let origins = graph.origins.iter();
+    let origins = origins.filter(|(id, o)| graph.contains_value(**id) && !o.names.is_empty());
+    let of: BTreeMap<&str, &Origin> = origins
+        .map(|(id, origin)| (graph.value(*id).name.as_str(), origin))
+        .collect();
+    move |name| {
+        let ends = name.match_indices('.').map(|(at, _)| at).rev();
+        let mut ends = std::iter::once(name.len()).chain(ends);
+        ends.find_map(|end| {
+            let origin = of.get(&name[..end])?;
+            Some(FrameworkName {
+                name: format!("{}{}", origin.names[0], &name[end..]),
+                transposed: origin.transposed,
+            })
+        })
+    }
 }
 
 /// Returns the outputs that are the gradient of an initializer or input by their name (`<initializer>.grad`).

@@ -25,11 +25,13 @@ pub struct Parameter {
     pub aliases: Vec<String>,
     /// The initializer is the transpose of the framework's parameter.
     pub transposed: bool,
+    /// The framework's parameters from which the exporter computed the initializer, which is none of them.
+    pub folded_from: Vec<String>,
     /// It gets a gradient.
     pub trainable: bool,
 }
 
-/// Patterns over parameter names: framework names, aliases, and names of initializers.
+/// Patterns over parameter names: framework names, aliases, parameters that were folded, and names of initializers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selection {
     /// Patterns of the only parameters that are trained, if there are any patterns.
@@ -64,6 +66,7 @@ pub fn parameters(graph: &Graph, selection: &Selection) -> Result<Vec<Parameter>
             name,
             aliases: names,
             transposed,
+            folded_from: origin.map_or(Vec::new(), |o| o.folded_from.clone()),
             trainable: !origin.is_some_and(|o| o.frozen),
         });
     }
@@ -92,6 +95,7 @@ fn mark(
         let mut names = parameter
             .aliases
             .iter()
+            .chain(&parameter.folded_from)
             .chain([&parameter.name, initializer]);
         if names.any(|name| glob::matches(pattern, name)) {
             parameter.trainable = trainable;

@@ -82,6 +82,8 @@ pub struct Cx {
     pub request: Request,
     /// Warnings for the user.
     pub warnings: Vec<String>,
+    /// The initializers that `tie` replaced: the one that stays, and its copy.
+    pub tied: Vec<(String, String)>,
     /// The ops that `fuse` added, and how often.
     pub fused: Fused,
     /// What `tile` cut: the node that makes the scores, and the chunk count.

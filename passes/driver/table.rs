@@ -27,7 +27,8 @@ const ANY: &[Phase] = &[
 
 /// Every pass.
 pub static ALL: &[&Pass] = &[
-    &INFER, &SIMPLIFY, &FUSE, &LOSS, &AUTODIFF, &STRIP, &TILE, &OPTIMIZER, &PLAN, &REMAT, &DCE,
+    &INFER, &TIE, &SIMPLIFY, &FUSE, &LOSS, &AUTODIFF, &STRIP, &TILE, &OPTIMIZER, &PLAN, &REMAT,
+    &DCE,
 ];
 
 static INFER: Pass = Pass {
@@ -39,6 +40,20 @@ static INFER: Pass = Pass {
     run: |graph, _| {
         transform::infer::infer(graph)?;
         Ok(Changed::Yes)
+    },
+};
+
+static TIE: Pass = Pass {
+    name: "tie",
+    from: &[Phase::Typed],
+    to: After::Same,
+    follows: None,
+    idempotent: true,
+    run: |graph, cx| {
+        let tied = transform::tie::tie(graph, &cx.request.selection, &cx.request.ties)?;
+        cx.warnings.extend(tied.lines);
+        cx.tied.extend(tied.pairs);
+        Ok((!cx.tied.is_empty()).into())
     },
 };
 

@@ -159,6 +159,9 @@ pub struct Origin {
     pub is_parameter: Option<bool>,
     /// A parameter that the framework does not train (`requires_grad` is off).
     pub frozen: bool,
+    /// The framework's parameters from which an exporter computed the initializer. It is none of them, and its gradient is
+    /// the gradient of none.
+    pub folded_from: Vec<String>,
 }
 
 /// A model: values, the nodes between them, and the order they run in.

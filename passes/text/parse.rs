@@ -217,10 +217,30 @@ impl<'a> Parser<'a> {
         if !self.s.eat_word("origin") {
             return Ok(());
         }
-        let mut origin = Origin::default();
+        let mut origin = Origin {
+            names: self.names()?,
+            ..Origin::default()
+        };
+        origin.transposed = self.s.eat_word("transposed");
+        if self.s.eat_word("parameter") {
+            origin.is_parameter = Some(true);
+        } else if self.s.eat_word("buffer") {
+            origin.is_parameter = Some(false);
+        }
+        origin.frozen = self.s.eat_word("frozen");
+        if self.s.eat_word("folded") {
+            origin.folded_from = self.names()?;
+        }
+        self.graph.origins.insert(id, origin);
+        Ok(())
+    }
+
+    /// Quoted names, perhaps none.
+    fn names(&mut self) -> Result<Vec<String>> {
+        let mut names = Vec::new();
         self.s.blanks();
         while self.s.peek() == Some(b'"') {
-            origin.names.push(self.s.string()?);
+            names.push(self.s.string()?);
             // In a list of inputs the comma may belong to the list.
             let mut ahead = self.s.clone();
             ahead.eat(",");
@@ -229,15 +249,7 @@ impl<'a> Parser<'a> {
                 self.s = ahead;
             }
         }
-        origin.transposed = self.s.eat_word("transposed");
-        if self.s.eat_word("parameter") {
-            origin.is_parameter = Some(true);
-        } else if self.s.eat_word("buffer") {
-            origin.is_parameter = Some(false);
-        }
-        origin.frozen = self.s.eat_word("frozen");
-        self.graph.origins.insert(id, origin);
-        Ok(())
+        Ok(names)
     }
 
     /// Modules, perhaps none.

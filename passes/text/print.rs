@@ -309,6 +309,10 @@ impl Printer<'_> {
         if origin.frozen {
             self.out.push_str(" frozen");
         }
+        for (i, name) in origin.folded_from.iter().enumerate() {
+            self.out.push_str(if i > 0 { ", " } else { " folded " });
+            write!(self.out, "{}", Quoted(name))?;
+        }
         Ok(())
     }
 

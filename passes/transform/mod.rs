@@ -12,4 +12,5 @@ pub mod remat;
 pub mod rng_streams;
 pub mod simplify;
 pub mod sizes;
+pub mod tie;
 pub mod tile;

@@ -11,6 +11,7 @@ use ckpt_opt::runtime::sdpa_choice::AttentionKernels;
 use ckpt_opt::runtime::session::Session;
 use ckpt_opt::runtime::trace::chrome;
 use ckpt_opt::tensors::feed::{self, Feed};
+use ckpt_opt::tensors::framework::in_framework;
 use ckpt_opt::tensors::{self, Tensors, random};
 use ckpt_opt::units::bytes;
 use ckpt_passes::analysis::gradients::{STEP, counts_steps};
@@ -146,7 +147,10 @@ pub fn run(args: &RunArgs) -> Result<()> {
         write_json(path, &chrome(&model.graph, &moments, run.static_bytes))?;
     }
     if let Some(path) = &args.outputs {
-        tensors::write(path, &run.outputs)?;
+        match args.framework_names {
+            true => tensors::write(path, &in_framework(&model.graph, &run.outputs))?,
+            false => tensors::write(path, &run.outputs)?,
+        }
     }
     let report = Report {
         predicted_peak_bytes: run.predicted_peak_bytes,

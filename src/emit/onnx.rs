@@ -16,7 +16,7 @@ use crate::onnx::proto::{
 };
 use crate::onnx::versions::{self, GREATEST_OPSET, LEAST_OPSET};
 use bytes::Bytes;
-use ckpt_passes::analysis::gradients::trained;
+use ckpt_passes::analysis::gradients::{framework_names, trained};
 use ckpt_passes::ir::op::Domain;
 use ckpt_passes::ir::{Data, External, Graph, NodeId, Tensor, Ty, ValueId};
 use ckpt_passes::ops::body_of;
@@ -97,6 +97,9 @@ pub fn package(graph: &Graph, weights: &Weights) -> Result<Package> {
             if origin.frozen {
                 tell(keys::FROZEN, "true");
             }
+            if !origin.folded_from.is_empty() {
+                tell(keys::FOLDED_FROM, &json(&origin.folded_from)?);
+            }
             file.value_info.push(info);
         }
     }
@@ -119,8 +122,16 @@ pub fn package(graph: &Graph, weights: &Weights) -> Result<Package> {
             }
         }
     }
+    let framework = framework_names(graph);
     for output in graph.outputs() {
-        file.output.push(value_info(graph, *output));
+        let mut info = value_info(graph, *output);
+        if let Some(own) = framework(info.name()).filter(|own| own.name != info.name()) {
+            info.metadata_props = vec![
+                StringStringEntryProto::new(keys::NAMES, &json(&[own.name])?),
+                StringStringEntryProto::new(keys::TRANSPOSED, &own.transposed.to_string()),
+            ];
+        }
+        file.output.push(info);
     }
     let opset = opset_for_foreign(graph, opset)?;
     let mut imports = vec![opset_import("", opset)];

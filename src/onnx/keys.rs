@@ -14,6 +14,8 @@ pub const TRANSPOSED: &str = "ckpt.transposed";
 pub const PARAMETER: &str = "ckpt.parameter";
 /// `true` for a parameter that the framework froze.
 pub const FROZEN: &str = "ckpt.frozen";
+/// A JSON list: the framework's parameters from which an exporter computed an initializer that is none of them.
+pub const FOLDED_FROM: &str = "ckpt.folded_from";
 /// A JSON list of module paths with classes, outermost first.
 pub const SCOPES: &str = "ckpt.scopes";
 /// The name of the node in the file that the model was first read from.

@@ -50,6 +50,8 @@ pub struct Parameter {
     pub aliases: Vec<String>,
     /// Whether it is stored as the transpose of the framework's parameter.
     pub transposed: bool,
+    /// The framework's parameters from which the exporter computed it, where it is none of them.
+    pub folded_from: Vec<String>,
     /// Whether it gets a gradient; in a forward graph, whether it would.
     pub trainable: bool,
     /// Name of the initializer's element type.
@@ -162,6 +164,7 @@ impl Inspection {
                 initializer: value.name.clone(),
                 aliases: p.aliases,
                 transposed: p.transposed,
+                folded_from: p.folded_from,
                 dtype: value.ty().dtype.name(),
                 shape: shape(value.ty()),
                 size_bytes: value.tensor().map_or(0, |t| t.size_bytes()),
@@ -311,6 +314,9 @@ impl Inspection {
             }
             if p.transposed {
                 notes.push("transposed".into());
+            }
+            if !p.folded_from.is_empty() {
+                notes.push(format!("folded from {}", p.folded_from.join(", ")));
             }
             if !p.aliases.is_empty() {
                 notes.push(format!("also {}", p.aliases.join(", ")));

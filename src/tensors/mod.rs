@@ -3,9 +3,11 @@
 //! The formats are [`npz`], NumPy's archive, and [`safetensors`](mod@safetensors), the only one with bfloat16. Reading
 //! recognises a format by its first bytes, and writing chooses it by the file name. [`feed`] matches tensors to a graph's
 //! inputs, [`random`] generates missing ones, and [`compare`](mod@compare) compares two tensors.
+//! [`framework`] gives results the framework's names.
 
 pub mod compare;
 pub mod feed;
+pub mod framework;
 mod named;
 pub mod npy;
 pub mod npz;

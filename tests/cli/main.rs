@@ -7,6 +7,7 @@ mod explain;
 mod exported;
 mod faults;
 mod files;
+mod folded;
 mod guides;
 mod help;
 mod hostile;

@@ -6,6 +6,7 @@ use ckpt_opt::frontend::given::{Given, InputType};
 use ckpt_opt::tensors::{self, feed};
 use ckpt_passes::Result;
 use ckpt_passes::analysis::params::Selection;
+use ckpt_passes::analysis::tied_weights::TieRequest;
 use ckpt_passes::compile::Request;
 use ckpt_passes::transform::loss::Loss;
 use ckpt_passes::transform::optimizer::Optimizer;
@@ -56,6 +57,13 @@ pub struct Trained {
     /// Do not train parameters whose name matches; wins over --trainable
     #[arg(long, value_name = "PATTERN")]
     pub freeze: Vec<String>,
+    /// Train two initializers as one weight. They must hold the same values, or one the transpose of the other. Copies that
+    /// an exporter wrote of a tied weight are found without this
+    #[arg(long = "tie", value_name = "KEPT=COPY", value_parser = by(TieRequest::parse_pair))]
+    pub pairs: Vec<(String, String)>,
+    /// Train each copy of a tied weight by itself
+    #[arg(long)]
+    pub no_tie: bool,
 }
 
 impl Trained {
@@ -63,6 +71,13 @@ impl Trained {
         Selection {
             trainable: self.trainable.clone(),
             freeze: self.freeze.clone(),
+        }
+    }
+
+    pub fn ties(&self) -> TieRequest {
+        TieRequest {
+            leave: self.no_tie,
+            pairs: self.pairs.clone(),
         }
     }
 }
@@ -115,6 +130,7 @@ impl Training {
         Request {
             loss: self.loss.clone().unwrap_or_default(),
             selection: self.trained.selection(),
+            ties: self.trained.ties(),
             dims: self.dims.clone(),
             drop_outputs: self.drop_outputs.clone(),
             rng_streams: self.rng_streams.clone(),

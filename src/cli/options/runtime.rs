@@ -96,6 +96,10 @@ pub struct RunArgs {
     /// Write all graph outputs to this file (npz; safetensors if the name ends so)
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub outputs: Option<PathBuf>,
+    /// Write gradients, updated weights and optimizer states under the framework's names of the parameters and in its
+    /// layout: fc.weight.grad, not val_39.grad, which is transposed
+    #[arg(long, requires = "outputs", help_heading = "Output")]
+    pub framework_names: bool,
     /// Write a trace of one more step, for chrome://tracing or Perfetto: each node's times, and the bytes alive
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub trace: Option<PathBuf>,

@@ -5,7 +5,7 @@
 //! before any other code sees the graph. Nothing in the file is executed.
 
 use super::types::{input_type, lenient_type};
-use super::{claims, gradients, names, upgrade};
+use super::{claims, exported, gradients, legacy, names, upgrade};
 use crate::frontend::lower::{Dropout, QuantisedValues, lost};
 use crate::onnx::keys;
 use crate::onnx::proto::{
@@ -47,6 +47,8 @@ pub fn import(model: &ModelProto, read: &mut ReadTensor) -> Result<Imported> {
         bail!("onnx", "sparse initializers are not supported");
     }
     let imports = domain_versions(&model.opset_import)?;
+    let parted = exported::unmerge(model, file, read)?;
+    let file = parted.as_ref().unwrap_or(file);
     let mut importer = Importer {
         graph: Graph::new(file.name.as_deref().unwrap_or("graph")),
         scope: BTreeMap::new(),
@@ -89,7 +91,8 @@ pub fn import(model: &ModelProto, read: &mut ReadTensor) -> Result<Imported> {
         copies.extend(claims::claims(&importer.graph, first));
     }
     importer.outputs(file)?;
-    names::origins(&mut importer.graph, model, file);
+    let folded = names::origins(&mut importer.graph, model, file)?;
+    importer.warnings.extend(folded);
     let unproved = claims::believe(&mut importer.graph, copies);
     importer.warnings.extend(unproved);
     let (graph, mut warnings) = (importer.graph, importer.warnings);
@@ -297,7 +300,8 @@ impl<'a> Importer<'a, '_> {
         }
     }
 
-    /// Reads an `Identity` of an initializer as another name of it. The legacy exporter writes it for tied weights.
+    /// Reads an `Identity` of an initializer as another name of it. The legacy exporter writes it for tied weights, and for
+    /// constants of equal contents: these are initializers of their own again.
     fn another_name(
         &mut self,
         node: &NodeProto,
@@ -317,7 +321,13 @@ impl<'a> Importer<'a, '_> {
             return Ok(false);
         }
         self.claim_name(name)?;
-        self.scope.insert(name.clone(), *weight);
+        let tensor = self.graph.value(*weight).tensor();
+        let merged = tensor.filter(|t| t.dtype.is_float() && exported::holds_one_number(t));
+        let id = match merged.filter(|_| legacy::is_parameter_name(name)).cloned() {
+            Some(tensor) => self.graph.add_init(name, tensor),
+            None => *weight,
+        };
+        self.scope.insert(name.clone(), id);
         Ok(true)
     }
 

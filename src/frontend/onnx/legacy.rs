@@ -1,18 +1,18 @@
 //! Names of parameters in files of the legacy exporter, which writes no metadata about them.
 //!
-//! It folds the transpose of a linear layer's weight into an initializer `onnx::MatMul_424`. Weights with equal values are
-//! stored once, with an `Identity` for each further name. The names of biases and the module paths in names of nodes still
+//! It folds the transpose of a linear layer's weight into an initializer `onnx::MatMul_424`, and reshapes the weights of group
+//! norms. Weights with equal values are stored once, with an `Identity` for each further name. The names of biases and the module paths in names of nodes still
 //! tell the names of weights. A weight gets a name only if there is exactly one candidate.
 
 use crate::onnx::proto::{GraphProto, NodeProto};
-use ckpt_passes::ir::{Graph, Origin, ValueId};
+use ckpt_passes::ir::{Graph, Origin, Ty, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Prefix of the names that the exporter gives to weights with a folded transpose.
-const FOLDED: &str = "onnx::MatMul_";
+/// Prefix of the names that the exporter gives to folded initializers. The op that reads one follows.
+pub const FOLDED: &str = "onnx::";
 
 /// Adds names to `graph.origins`: further names of shared initializers, and names of folded weights. The latter come from the
-/// bias that is added to the product, or else from a scope with a single product.
+/// bias that is added to the product, or else from a scope with a single product, or from a scope with a norm.
 pub fn names(graph: &mut Graph, file: &GraphProto) {
     let ids: BTreeMap<String, ValueId> =
         graph.inits().map(|(id, v)| (v.name.clone(), id)).collect();
@@ -20,37 +20,63 @@ pub fn names(graph: &mut Graph, file: &GraphProto) {
     let told: BTreeSet<ValueId> = graph.origins.keys().copied().collect();
     for (name, id) in &shared {
         let is_float = graph.value(*id).ty().dtype.is_float();
-        if is_float && !told.contains(id) && name.contains('.') && !name.contains(['/', ':']) {
+        if is_float && !told.contains(id) && is_parameter_name(name) {
             add(graph, *id, name, false);
         }
     }
-    let mut of_scope: BTreeMap<&str, usize> = BTreeMap::new();
-    let products = || file.node.iter().filter(|n| n.op_type() == "MatMul");
-    for scope in products().filter_map(scope_of) {
-        *of_scope.entry(scope).or_insert(0) += 1;
+    let mut products_of: BTreeMap<&str, usize> = BTreeMap::new();
+    let products = file.node.iter().filter(|n| n.op_type() == "MatMul");
+    for scope in products.filter_map(scope_of) {
+        *products_of.entry(scope).or_insert(0) += 1;
     }
+    let norms = file
+        .node
+        .iter()
+        .filter(|n| n.op_type() == "InstanceNormalization");
+    let norms: BTreeSet<&str> = norms.filter_map(scope_of).collect();
     let biases = biases(file, &ids);
-    for node in products() {
-        let Some(weight) = node.input.get(1) else {
-            continue;
-        };
-        let Some(id) = ids.get(weight).or_else(|| shared.get(weight)).copied() else {
-            continue;
-        };
-        let value = graph.value(id);
-        let folded = value.name.starts_with(FOLDED) && value.ty().rank() == 2;
-        if !folded || told.contains(&id) {
-            continue;
-        }
-        let by_bias = biases.get(node.output.first().map_or("", String::as_str));
-        let by_scope = scope_of(node)
-            .filter(|scope| of_scope[scope] == 1)
-            .map(|scope| format!("{}.weight", scope.replace('/', ".")));
-        let name = by_bias.map(|stem| format!("{stem}weight")).or(by_scope);
-        if let Some(name) = name.filter(|n| !ids.contains_key(n) && !shared.contains_key(n)) {
-            add(graph, id, &name, true);
+    for node in &file.node {
+        for operand in &node.input {
+            let Some(id) = ids.get(operand).or_else(|| shared.get(operand)).copied() else {
+                continue;
+            };
+            let value = graph.value(id);
+            if !value.name.starts_with(FOLDED) || told.contains(&id) {
+                continue;
+            }
+            let scope = scope_of(node);
+            let of_scope =
+                |kind: &str| scope.map(|scope| format!("{}.{kind}", scope.replace('/', ".")));
+            let in_norm = scope.is_some_and(|s| norms.contains(s)) && is_column(value.ty());
+            let matrix = value.ty().rank() == 2;
+            let name = match node.op_type() {
+                "MatMul" if matrix => {
+                    let by_bias = biases.get(node.output.first().map_or("", String::as_str));
+                    let by_bias = by_bias.map(|stem| format!("{stem}weight"));
+                    let alone = scope.is_some_and(|s| products_of[s] == 1);
+                    by_bias.or_else(|| of_scope("weight").filter(|_| alone))
+                }
+                "PRelu" => of_scope("weight"),
+                "Mul" if in_norm => of_scope("weight"),
+                "Add" if in_norm => of_scope("bias"),
+                _ => None,
+            };
+            if let Some(name) = name.filter(|n| !ids.contains_key(n) && !shared.contains_key(n)) {
+                add(graph, id, &name, node.op_type() == "MatMul");
+            }
         }
     }
+}
+
+/// Returns true for a name that a module gave to a parameter.
+pub fn is_parameter_name(name: &str) -> bool {
+    name.contains('.') && !name.contains(['/', ':'])
+}
+
+/// Returns true if all sizes but one are 1.
+fn is_column(ty: &Ty) -> bool {
+    let sizes = ty.static_dims().unwrap_or_default();
+    sizes.iter().filter(|n| **n != 1).count() <= 1
 }
 
 /// Adds a name of an initializer. The name of a folded weight in the file does not count as one.
@@ -62,8 +88,7 @@ fn add(graph: &mut Graph, id: ValueId, name: &str, transposed: bool) {
             false => vec![own],
         },
         transposed,
-        is_parameter: None,
-        frozen: false,
+        ..Origin::default()
     });
     if !origin.names.iter().any(|n| n == name) {
         origin.names.push(name.to_string());
@@ -83,7 +108,9 @@ fn identities(ids: &BTreeMap<String, ValueId>, file: &GraphProto) -> BTreeMap<St
         let (Some(from), Some(to)) = (node.input.first(), node.output.first()) else {
             continue;
         };
-        if let Some(id) = ids.get(from).or_else(|| shared.get(from)).copied() {
+        let source = ids.get(from).or_else(|| shared.get(from)).copied();
+        // A merged constant is an initializer of its own again.
+        if let Some(id) = source.filter(|_| !ids.contains_key(to)) {
             shared.insert(to.clone(), id);
         }
     }
@@ -141,8 +168,7 @@ mod tests {
                 let origin = Origin {
                     names,
                     transposed: true,
-                    is_parameter: None,
-                    frozen: false,
+                    ..Origin::default()
                 };
                 graph.origins.insert(id, origin);
             }

@@ -2,11 +2,13 @@
 //!
 //! [`mod@file`] maps and decodes, [`external`] and [`tensor`] bring weights without copying them, [`import`] builds the
 //! graph: [`attributes`] of its nodes, [`types`] of its values, [`upgrade`] for older forms, [`decompose`] for foreign ops,
-//! [`names`] and [`legacy`] for what the file tells about names.
+//! [`names`] and [`legacy`] for what the file tells about names, [`exported`] and [`restored`] for parameters that the exporter
+//! folded or merged.
 
 mod attributes;
 mod claims;
 mod decompose;
+mod exported;
 pub mod external;
 pub mod file;
 mod functions;
@@ -15,6 +17,7 @@ pub mod import;
 mod legacy;
 pub mod names;
 mod outputs;
+mod restored;
 pub mod tensor;
 pub mod types;
 pub mod upgrade;

@@ -1,22 +1,21 @@
 //! Reads the module scopes of nodes and the framework's names of parameters.
 //!
-//! The dynamo exporter writes metadata (`pkg.torch.onnx.*`): module paths and classes of nodes, kinds of initializers, and
-//! the parameter of each folded weight. The legacy exporter writes module paths into the names of nodes. All of it is
-//! optional. It selects layers and parameters by name and appears in reports, but no result depends on it.
+//! The dynamo exporter writes metadata (`pkg.torch.onnx.*`): module paths and classes of nodes, and what [`exported`]
+//! reads about parameters. The legacy exporter writes module paths into the names of nodes. All of it is optional. It
+//! selects layers and parameters by name and appears in reports.
+//!
+//! [`exported`]: super::exported
 
-use super::legacy;
+use super::exported::{Export, holds_one_number};
+use super::{legacy, restored};
 use crate::onnx::keys;
 use crate::onnx::proto::{GraphProto, ModelProto, NodeProto, to_map};
-use ckpt_passes::ir::op::OpClass;
-use ckpt_passes::ir::{Graph, Loc, Origin, Use, ValueId};
-use std::collections::{BTreeMap, BTreeSet};
+use ckpt_passes::Result;
+use ckpt_passes::ir::{Graph, Loc, Origin, ValueId};
+use std::collections::BTreeMap;
 
 const SCOPES: &str = "pkg.torch.onnx.name_scopes";
 const CLASSES: &str = "pkg.torch.onnx.class_hierarchy";
-const FX_NODE: &str = "pkg.torch.onnx.fx_node";
-const KIND: &str = "pkg.torch.export.graph_signature.InputSpec.kind";
-const FOLDED_FROM: &str = "pkg.onnxscript.optimizer.folded_from";
-const SIGNATURE: &str = "pkg.torch.export.ExportedProgram.graph_signature";
 
 /// Returns the location of a node in the model: its name there, and its modules with classes.
 pub fn loc(node: &NodeProto, props: &BTreeMap<String, String>) -> Loc {
@@ -104,48 +103,38 @@ pub fn python_strings(text: &str) -> Vec<String> {
     found
 }
 
-/// The exporter's graph signature.
-struct Signature {
-    /// The names of parameters by their traced names: `p_model_norm_weight` is `model.norm.weight`.
-    parameters: BTreeMap<String, String>,
-}
-
-fn signature(model: &ModelProto, file: &GraphProto) -> Signature {
-    let mut parameters = BTreeMap::new();
-    let props = file.metadata_props.iter().chain(&model.metadata_props);
-    for prop in props.filter(|p| p.key() == SIGNATURE) {
-        for line in prop.value().lines() {
-            let Some((traced, rest)) = line.trim().split_once(": PARAMETER target=") else {
-                continue;
-            };
-            if let Some(name) = python_strings(rest).into_iter().next() {
-                parameters.insert(traced.to_string(), name);
-            }
-        }
-    }
-    Signature { parameters }
-}
-
-/// Fills `graph.origins` for every initializer that the file describes.
-pub fn origins(graph: &mut Graph, model: &ModelProto, file: &GraphProto) {
-    let signature = signature(model, file);
-    let real: BTreeSet<&str> = signature.parameters.values().map(String::as_str).collect();
+/// Fills `graph.origins` for every initializer that the file describes, and undoes what can be undone of an exporter's
+/// folding. Returns warnings about the parameters that cannot be trained.
+///
+/// # Errors
+/// See [`restored::restore`].
+pub fn origins(graph: &mut Graph, model: &ModelProto, file: &GraphProto) -> Result<Vec<String>> {
+    let export = Export::read(model, file);
     let ids: BTreeMap<String, ValueId> =
         graph.inits().map(|(id, v)| (v.name.clone(), id)).collect();
-    for info in &file.value_info {
-        let Some(id) = ids.get(info.name()).copied() else {
-            continue;
-        };
-        let props = to_map(&info.metadata_props);
-        if let Some(origin) =
-            our_origin(&props).or_else(|| exporter_origin(graph, id, &props, &real))
-        {
-            graph.origins.insert(id, origin);
+    for (name, id) in &ids {
+        if let Some(origin) = export.origin(name, graph.ty(*id).rank()) {
+            graph.origins.insert(*id, origin);
         }
     }
-    aliases(graph, file, &signature);
+    for (initializer, names) in export.aliases(file) {
+        let origin = ids
+            .get(initializer)
+            .and_then(|id| graph.origins.get_mut(id));
+        if let Some(origin) = origin.filter(|o| !o.names.is_empty()) {
+            origin.names.extend(names.into_iter().map(str::to_string));
+        }
+    }
+    for info in &file.value_info {
+        let origin = our_origin(&to_map(&info.metadata_props));
+        if let (Some(id), Some(origin)) = (ids.get(info.name()), origin) {
+            graph.origins.insert(*id, origin);
+        }
+    }
     literals(graph, file, &ids);
     legacy::names(graph, file);
+    restored::restore(graph, &export)?;
+    Ok(restored::warnings(graph, &export))
 }
 
 /// Marks `Constant` nodes that repeat one number as no parameters. Exporters write them for operands that the model does
@@ -156,22 +145,16 @@ fn literals(graph: &mut Graph, file: &GraphProto, ids: &BTreeMap<String, ValueId
             continue;
         };
         let value = graph.value(*id);
-        let size = value.ty().dtype.size_bytes() as usize;
-        let bytes = value.tensor().and_then(|t| t.bytes());
-        let repeats = bytes.is_some_and(|b| b.len() > size && b[size..] == b[..b.len() - size]);
+        let tensor = value.tensor().filter(|t| t.elements() > 1);
+        let repeats = tensor.is_some_and(holds_one_number);
         if repeats && value.ty().dtype.is_float() && !graph.origins.contains_key(id) {
-            let origin = named(value.name.clone(), false);
+            let origin = Origin {
+                names: vec![value.name.clone()],
+                is_parameter: Some(false),
+                ..Origin::default()
+            };
             graph.origins.insert(*id, origin);
         }
-    }
-}
-
-/// Returns the origin of an initializer with a name of its own.
-fn named(name: String, is_parameter: bool) -> Origin {
-    Origin {
-        names: vec![name],
-        is_parameter: Some(is_parameter),
-        ..Origin::default()
     }
 }
 
@@ -182,91 +165,11 @@ fn our_origin(props: &BTreeMap<String, String>) -> Option<Origin> {
         transposed: props.get(keys::TRANSPOSED).is_some_and(|t| t == "true"),
         is_parameter: props.get(keys::PARAMETER).map(|p| p == "true"),
         frozen: props.get(keys::FROZEN).is_some_and(|f| f == "true"),
+        folded_from: props
+            .get(keys::FOLDED_FROM)
+            .and_then(|list| serde_json::from_str(list).ok())
+            .unwrap_or_default(),
     })
-}
-
-fn exporter_origin(
-    graph: &Graph,
-    id: ValueId,
-    props: &BTreeMap<String, String>,
-    real: &BTreeSet<&str>,
-) -> Option<Origin> {
-    let name = graph.value(id).name.clone();
-    if let Some(kind) = props.get(KIND) {
-        return Some(named(name, kind == "PARAMETER"));
-    }
-    let sources = python_strings(props.get(FOLDED_FROM)?);
-    let [source] = sources.as_slice() else {
-        return None;
-    };
-    let is_parameter = match (real.is_empty(), real.contains(source.as_str())) {
-        (false, known) => Some(known),
-        (true, _) => None,
-    };
-    if is_parameter != Some(true) && !source.contains('.') {
-        return None;
-    }
-    // The weight of a linear layer is [out, in], and the exporter folds the transpose for MatMul into it. The table of an
-    // embedding keeps its layout.
-    let value = graph.value(id);
-    let multiplies = |u: &Use| graph.node(u.node).op.class == OpClass::Product;
-    let transposed = value.ty().rank() == 2 && value.uses().iter().any(multiplies);
-    Some(Origin {
-        names: vec![source.clone()],
-        transposed,
-        is_parameter,
-        frozen: false,
-    })
-}
-
-/// Finds the other names of tied weights. The file stores such a weight under one name. The traced name of another one still
-/// occurs in the metadata of nodes that read the weight.
-fn aliases(graph: &mut Graph, file: &GraphProto, signature: &Signature) {
-    let mut answered: BTreeSet<String> = graph
-        .origins
-        .values()
-        .flat_map(|o| o.names.iter().cloned())
-        .collect();
-    answered.extend(graph.inits().map(|(_, v)| v.name.clone()));
-    let missing: BTreeMap<&str, &str> = signature
-        .parameters
-        .iter()
-        .filter(|(_, name)| !answered.contains(*name))
-        .map(|(traced, name)| (traced.as_str(), name.as_str()))
-        .collect();
-    if missing.is_empty() {
-        return;
-    }
-    let ids: BTreeMap<String, ValueId> =
-        graph.inits().map(|(id, v)| (v.name.clone(), id)).collect();
-    for node in &file.node {
-        let Some(traced) = node.metadata_props.iter().find(|p| p.key() == FX_NODE) else {
-            continue;
-        };
-        let weights: Vec<_> = node
-            .input
-            .iter()
-            .filter_map(|n| ids.get(n).copied())
-            .filter(|id| graph.value(*id).ty().dtype.is_float() && graph.value(*id).ty().rank() > 0)
-            .collect();
-        let [weight] = weights.as_slice() else {
-            continue;
-        };
-        let mentioned: BTreeSet<&str> = traced
-            .value()
-            .split(|c: char| !(c.is_alphanumeric() || c == '_'))
-            .collect();
-        for (traced, name) in &missing {
-            if mentioned.contains(traced) {
-                let own = graph.value(*weight).name.clone();
-                let origin = graph.origins.entry(*weight);
-                let origin = origin.or_insert_with(|| named(own, true));
-                if !origin.names.iter().any(|n| n == name) {
-                    origin.names.push((*name).to_string());
-                }
-            }
-        }
-    }
 }
 
 #[cfg(test)]

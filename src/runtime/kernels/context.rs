@@ -357,7 +357,22 @@ pub fn copy_into(to: &Tensor, from: &Tensor) -> Result<()> {
         // A copy would expand the number on the host to the size of `to` and wait for the transfer.
         return fill(to, from);
     }
+    if backend(to).is_host() && is_turned(to, from) {
+        return bytes::copy_transposed(from, to).map_err(torch_error);
+    }
     write("aten::copy_", args![to, from, false])
+}
+
+/// Returns true for a row-major and a column-major matrix of one kind and size, between which libtorch copies with a buffer.
+fn is_turned(to: &Tensor, from: &Tensor) -> bool {
+    let size = from.size();
+    from.dim() == 2
+        && to.size() == size
+        && to.kind() == from.kind()
+        && from.stride() == [1, size[0]]
+        && size[1] > 1
+        && to.is_contiguous()
+        && backend(from).is_host()
 }
 
 /// Sets all elements to a number, a tensor of one element.

@@ -132,6 +132,66 @@ pub fn copy(from: &Tensor, to: &mut Tensor) -> Result<(), TorchError> {
     Ok(())
 }
 
+/// Rows and columns of the blocks that [`copy_transposed`] copies, so that a block of each tensor stays in the cache.
+const BLOCK: usize = 32;
+
+/// Overwrites a contiguous matrix on the CPU with one of its kind and sizes that lies in column-major order. Allocates
+/// nothing; `aten::copy_` takes a block of 60 × 60 elements for it.
+///
+/// # Errors
+/// As [`copy`]; and `Refused` for tensors that are no such matrices.
+pub fn copy_transposed(from: &Tensor, to: &Tensor) -> Result<(), TorchError> {
+    let turned = from
+        .f_transpose(0, 1)
+        .map_err(|e| TorchError::refused(e.to_string()))?;
+    let (source, source_len) = span(&turned, false)?;
+    let (data, len) = span(to, true)?;
+    let &[rows, columns] = to.size().as_slice() else {
+        return Err(TorchError::refused("this is no matrix".to_string()));
+    };
+    if from.kind() != to.kind() || from.size() != to.size() || source_len != len {
+        return Err(TorchError::refused(format!(
+            "{:?} of {:?} does not fill {:?} of {:?}",
+            from.size(),
+            from.kind(),
+            to.size(),
+            to.kind()
+        )));
+    }
+    if len == 0 {
+        return Ok(());
+    }
+    let sizes = (rows as usize, columns as usize);
+    // SAFETY: the spans are the tensors', which live through the call; results never share a storage with what they copy.
+    let (source, data) = unsafe {
+        (
+            std::slice::from_raw_parts(source, len),
+            std::slice::from_raw_parts_mut(data, len),
+        )
+    };
+    match element_bytes(to.kind())? {
+        1 => transpose::<1>(source, data, sizes),
+        2 => transpose::<2>(source, data, sizes),
+        4 => transpose::<4>(source, data, sizes),
+        _ => transpose::<8>(source, data, sizes),
+    }
+    Ok(())
+}
+
+/// Writes the transpose of `columns` × `rows` elements as `rows` × `columns`.
+fn transpose<const SIZE: usize>(source: &[u8], data: &mut [u8], (rows, columns): (usize, usize)) {
+    let (source, data) = (source.as_chunks::<SIZE>().0, data.as_chunks_mut::<SIZE>().0);
+    for top in (0..rows).step_by(BLOCK) {
+        for left in (0..columns).step_by(BLOCK) {
+            for row in top..rows.min(top + BLOCK) {
+                for column in left..columns.min(left + BLOCK) {
+                    data[row * columns + column] = source[column * rows + row];
+                }
+            }
+        }
+    }
+}
+
 /// Changes the bytes of a contiguous CPU tensor in place. Nothing else may use its storage meanwhile.
 ///
 /// # Errors

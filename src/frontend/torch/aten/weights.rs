@@ -92,6 +92,7 @@ impl Lowering<'_> {
                 transposed,
                 is_parameter: Some(matches!(weight.kind, Kind::Parameter { .. })),
                 frozen: weight.kind == Kind::Parameter { trainable: false },
+                folded_from: Vec::new(),
             },
         );
         let seen = if transposed {

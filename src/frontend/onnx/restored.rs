@@ -1,0 +1,228 @@
+//! Undoes functions that an exporter applied to parameters ahead of time, and warns about what cannot be undone.
+//!
+//! `exp(logit_scale)` is stored as its result. [`restore`] inverts the function, stores the parameter under its own name,
+//! and adds the function as a node, so that the parameter is trained and not the result. Folded rows of a table or a batch
+//! norm that was multiplied into a convolution cannot be inverted: [`warnings`] names them.
+
+use super::exported::{Export, Relation};
+use super::legacy::FOLDED;
+use ckpt_passes::Result;
+use ckpt_passes::analysis::params::{Selection, parameters};
+use ckpt_passes::ir::{Graph, OpDef, Origin, Tensor, ValueId};
+use ckpt_passes::ops::{self, Builder, EmitExt};
+use std::collections::BTreeSet;
+
+/// A function of one number with its inverse.
+struct Function {
+    /// PyTorch's name.
+    name: &'static str,
+    row: &'static OpDef,
+    inverse: fn(f64) -> f64,
+}
+
+const FUNCTIONS: &[Function] = &[
+    Function {
+        name: "exp",
+        row: &ops::math::EXP,
+        inverse: f64::ln,
+    },
+    Function {
+        name: "log",
+        row: &ops::math::LOG,
+        inverse: f64::exp,
+    },
+    Function {
+        name: "neg",
+        row: &ops::arith::NEG,
+        inverse: |y| -y,
+    },
+    Function {
+        name: "reciprocal",
+        row: &ops::math::RECIPROCAL,
+        inverse: f64::recip,
+    },
+    Function {
+        name: "sigmoid",
+        row: &ops::activation::SIGMOID,
+        inverse: |y| (y / (1.0 - y)).ln(),
+    },
+    Function {
+        name: "tanh",
+        row: &ops::activation::TANH,
+        inverse: f64::atanh,
+    },
+];
+
+/// An inverted parameter may differ from the exact one by this many units of rounding, relative to the larger of 1 and its
+/// magnitude.
+const ROUNDINGS: f64 = 2.0;
+
+/// Replaces initializers that hold a function of a parameter by the parameter and the function.
+///
+/// # Errors
+/// See [`Builder::op`].
+pub fn restore(graph: &mut Graph, export: &Export) -> Result<()> {
+    let folded: Vec<ValueId> = graph.origins.keys().copied().collect();
+    let mut first = Vec::new();
+    for id in folded {
+        let Some([parameter]) = graph.origins.get(&id).map(|o| o.folded_from.as_slice()) else {
+            continue;
+        };
+        let (parameter, value) = (parameter.clone(), graph.value(id));
+        let relation = export.relation(&value.name, value.ty().rank());
+        let Relation::Applied {
+            functions,
+            transposed,
+        } = relation
+        else {
+            continue;
+        };
+        let known = |name: &String| FUNCTIONS.iter().find(|f| f.name == name);
+        let Some(chain) = in_order(&functions, &value.name)
+            .and_then(|order| order.iter().map(known).collect::<Option<Vec<_>>>())
+        else {
+            continue;
+        };
+        let original = value.tensor().and_then(|t| invert(t, &chain));
+        let Some(original) = original.filter(|_| !graph.is_output(id)) else {
+            continue;
+        };
+        let source = match graph.find_value(&parameter) {
+            Some(held) if graph.value(held).tensor().is_some() && !transposed => held,
+            Some(_) => continue,
+            None => {
+                let held = graph.add_init(&parameter, original);
+                let origin = Origin {
+                    names: vec![parameter],
+                    transposed,
+                    is_parameter: Some(true),
+                    ..Origin::default()
+                };
+                graph.origins.insert(held, origin);
+                held
+            }
+        };
+        let before = graph.order().len();
+        let mut builder = Builder::new(graph);
+        let mut result = source;
+        for function in chain {
+            result = builder.op(function.row, &[result])?;
+        }
+        graph.replace_uses(id, result);
+        graph.remove_source(id);
+        first.extend_from_slice(&graph.order()[before..]);
+    }
+    if !first.is_empty() {
+        let added: BTreeSet<_> = first.iter().copied().collect();
+        let rest = graph.order().iter().copied();
+        let rest: Vec<_> = rest.filter(|n| !added.contains(n)).collect();
+        graph.set_order([first, rest].concat());
+    }
+    Ok(())
+}
+
+/// Returns the functions in the order of their application. The initializer is named after the last one, so two have one
+/// order; more are not told apart.
+fn in_order(functions: &[String], initializer: &str) -> Option<Vec<String>> {
+    let is_last = |f: &&String| {
+        let rest = initializer.strip_prefix(f.as_str());
+        rest.is_some_and(|r| r.is_empty() || r.starts_with('_'))
+    };
+    match functions {
+        [_] => Some(functions.to_vec()),
+        [a, b] if a != b => match (is_last(&a), is_last(&b)) {
+            (true, false) => Some(vec![b.clone(), a.clone()]),
+            (false, true) => Some(vec![a.clone(), b.clone()]),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// Returns the tensor to which the functions were applied; `None` where rounding has destroyed it.
+fn invert(tensor: &Tensor, chain: &[&Function]) -> Option<Tensor> {
+    let rounding = match tensor.dtype.size_bytes() {
+        8 => f64::EPSILON,
+        4 => f64::from(f32::EPSILON),
+        _ => return None,
+    };
+    let back = |y: f64| chain.iter().rev().fold(y, |y, f| (f.inverse)(y));
+    let mut bytes = Vec::new();
+    for i in 0..usize::try_from(tensor.elements()).ok()? {
+        let y = tensor.get_f64(i)?;
+        let x = back(y);
+        let (below, above) = (
+            back(y - y.abs() * rounding / 2.0),
+            back(y + y.abs() * rounding / 2.0),
+        );
+        let spread = (above - below).abs() / 2.0;
+        let is_exact = x.is_finite() && spread <= ROUNDINGS * rounding * x.abs().max(1.0);
+        if !is_exact {
+            return None;
+        }
+        bytes.extend_from_slice(Tensor::scalar(tensor.dtype, x).bytes()?);
+    }
+    Some(Tensor::new(tensor.dtype, tensor.dims.clone(), bytes))
+}
+
+/// Returns warnings about parameters that get no gradient of their own.
+pub fn warnings(graph: &Graph, export: &Export) -> Vec<String> {
+    let mut folded: Vec<String> = Vec::new();
+    let mut held: BTreeSet<&str> = BTreeSet::new();
+    for (id, origin) in &graph.origins {
+        held.extend(origin.names.iter().map(String::as_str));
+        if let [_, ..] = origin.folded_from.as_slice() {
+            let sources: Vec<String> = origin.folded_from.iter().map(|p| quoted(p)).collect();
+            let initializer = &graph.value(*id).name;
+            folded.push(match sources.as_slice() {
+                [one] if *one == quoted(initializer) => one.clone(),
+                _ => format!("{} (in {})", sources.join(" and "), quoted(initializer)),
+            });
+            held.extend(origin.folded_from.iter().map(String::as_str));
+        }
+    }
+    let (traced, unused) = export.missing(&held);
+    folded.extend(traced.iter().map(|p| quoted(p)));
+    let mut lines = Vec::new();
+    if !folded.is_empty() {
+        lines.push(format!(
+            "the exporter folded parameters into constants, so these get no gradient of their own: {}; export with \
+             optimize=False, or as .pt2 with torch.export.save",
+            folded.join(", ")
+        ));
+    }
+    let unknown = unknown(graph);
+    if !unknown.is_empty() {
+        lines.push(format!(
+            "the file does not tell from which parameters the exporter computed {}: these are trained in their place; \
+             export as .pt2 with torch.export.save to train the parameters",
+            unknown.join(", ")
+        ));
+    }
+    if !unused.is_empty() {
+        let names: Vec<String> = unused.iter().map(|p| quoted(p)).collect();
+        lines.push(format!(
+            "the file does not hold these parameters of the model, because no output depends on them or the exporter \
+             folded them: {}",
+            names.join(", ")
+        ));
+    }
+    lines
+}
+
+/// Returns the trained initializers of the legacy exporter's folding that have no name.
+fn unknown(graph: &Graph) -> Vec<String> {
+    let is_typed = graph.values().all(|(_, v)| v.ty.is_some());
+    let all = match is_typed {
+        true => parameters(graph, &Selection::default()).unwrap_or_default(),
+        false => Vec::new(),
+    };
+    let unknown = all
+        .iter()
+        .filter(|p| p.trainable && p.name.starts_with(FOLDED) && p.folded_from.is_empty());
+    unknown.map(|p| quoted(&p.name)).collect()
+}
+
+fn quoted(name: &str) -> String {
+    format!("`{name}`")
+}
