@@ -256,6 +256,48 @@ fn every_row_alone() {
     none_broken(broken);
 }
 
+/// Matrices of several thousand elements. libtorch copies and transposes those by other code than small ones.
+#[test]
+fn every_row_of_matrices_with_large_ones() {
+    let _turn = torch::alone();
+    let mut r = Random(31);
+    let mut broken = BTreeSet::new();
+    let mut tried = BTreeSet::new();
+    for recipe in recipes::ALL {
+        let larger = |operand: &In| -> Option<In> {
+            let dims: fn(&'static [i64]) -> Option<&'static [i64]> = |dims| {
+                let sizes = dims.iter().map(|d| if *d > 1 { d * 25 } else { *d });
+                (dims.len() <= 2).then(|| &*Vec::leak(sizes.collect()))
+            };
+            Some(match *operand {
+                In::Real(of) => In::Real(dims(of)?),
+                In::Positive(of) => In::Positive(dims(of)?),
+                In::Large(of) => In::Large(dims(of)?),
+                In::Truth(of) => In::Truth(dims(of)?),
+                In::Not | In::Scalar(_) => *operand,
+                _ => return None,
+            })
+        };
+        let Some(ins) = recipe.ins.iter().map(larger).collect::<Option<Vec<In>>>() else {
+            continue;
+        };
+        let ins: &'static [In] = ins.leak();
+        let recipe = recipes::Recipe { ins, ..*recipe };
+        for dtype in [DType::F32, DType::BF16] {
+            // An attribute may hold a size.
+            let Ok(model) = single(&recipe, dtype, &mut r) else {
+                continue;
+            };
+            tried.insert(recipe.op);
+            for lie in [Lie::RowMajor, Lie::Reversed] {
+                broken.extend(check_all(&model, &[], lie));
+            }
+        }
+    }
+    assert!(tried.len() > 60, "{} rows tried", tried.len());
+    none_broken(broken);
+}
+
 /// Sizes at which libtorch uses several threads, and sums that take several blocks: what a kernel takes depends on
 /// neither.
 #[test]
@@ -385,6 +427,17 @@ type Call = (
 const WIDE: In = In::Real(&[3, 200, 256]);
 const ROW: In = In::Real(&[256]);
 const LARGE: &[Call] = &[
+    (
+        "GatherGrad",
+        1,
+        &[
+            In::Ints(&[80, 60]),
+            In::Ints(&[7, 3]),
+            In::Real(&[2, 60]),
+            In::Real(&[80, 60]),
+        ],
+        &[],
+    ),
     ("LayerNormalization", 3, &[WIDE, ROW, ROW], &[]),
     (
         "LayerNormGrad",

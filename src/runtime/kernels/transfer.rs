@@ -12,7 +12,7 @@ pub const KERNELS: &[(&OpDef, Kernel)] =
 fn offload(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let x = cx.x(0)?;
     let to_file = cx.attrs.str(TO) == TO_DISK || backend(x).is_host();
-    let x = x.f_contiguous().map_err(|e| tch_error(&e))?;
+    let x = dense(x)?;
     Ok(vec![cx.store.keep(&x, to_file)?])
 }
 
