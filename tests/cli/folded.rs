@@ -71,10 +71,11 @@ fn a_name_is_claimed_only_by_the_parameter_itself() {
     let of = |p: &&Value| p["folded_from"] == serde_json::json!(["positions.weight"]);
     let all = found["parameters"].as_array().unwrap();
     assert_eq!(all.iter().filter(of).count(), 1);
-    // A pattern means what was folded too.
-    let frozen = inspected("folded", &["--freeze", "positions.*"]);
-    let all = frozen["parameters"].as_array().unwrap();
     assert_eq!(all.iter().find(of).unwrap()["trainable"], false);
+    // A pattern means what was folded too.
+    let trained = inspected("folded", &["--trainable", "positions.*"]);
+    let all = trained["parameters"].as_array().unwrap();
+    assert_eq!(all.iter().find(of).unwrap()["trainable"], true);
 }
 
 #[test]
@@ -157,7 +158,7 @@ mod runs {
                 "--loss",
                 "vjp",
                 "--policy",
-                "full",
+                "selective",
             ],
             options,
         ]
@@ -210,10 +211,7 @@ mod runs {
     #[test]
     fn every_parameter_that_the_file_holds_gets_pytorchs_gradient() {
         // Not the convolution, its batch norm and the positions.
-        assert_eq!(
-            gradients("folded", &["--freeze", "conv.*", "--freeze", "positions.*"]),
-            7
-        );
+        assert_eq!(gradients("folded", &["--freeze", "conv.*"]), 7);
         assert_eq!(gradients("fresh", &[]), 24);
         assert_eq!(gradients("legacy", &[]), 24);
     }

@@ -9,7 +9,7 @@
 //! [`unmerge`] gives merged constants back to each of their parameters.
 
 use super::import::ReadTensor;
-use super::names::python_strings;
+use super::names::{SCOPES, python_strings};
 use crate::onnx::proto::{
     GraphProto, ModelProto, NodeProto, StringStringEntryProto, TensorProto, ValueInfoProto,
 };
@@ -182,7 +182,10 @@ impl<'a> Export<'a> {
                 origin.names = vec![one.to_string()];
                 origin.transposed = transposed;
             }
-            (several, _) => origin.folded_from = several.iter().map(|p| p.to_string()).collect(),
+            (several, _) => {
+                origin.folded_from = several.iter().map(|p| p.to_string()).collect();
+                origin.frozen = !several.is_empty();
+            }
         }
         Some(origin)
     }
@@ -239,6 +242,7 @@ impl<'a> Export<'a> {
             };
             found = match target {
                 "linear" => Lowering::Transposes,
+                "index" if indexes_first_axes(traced.unwrap_or_default()) => Lowering::Keeps,
                 target if KEEPING.contains(&target) => Lowering::Keeps,
                 _ => return Lowering::Changes,
             };
@@ -275,12 +279,7 @@ impl<'a> Export<'a> {
     /// Returns the operands that stand for parameters which the file stores under the name of another parameter: index of
     /// the node, slot, and the framework's name.
     fn stand_ins(&self, file: &'a GraphProto) -> Vec<(usize, usize, &str)> {
-        let known: BTreeSet<&str> = self
-            .kinds
-            .keys()
-            .copied()
-            .chain(self.sources.keys().flat_map(|n| self.parameters_of(n)))
-            .collect();
+        let known = self.known();
         let mut found = Vec::new();
         for (index, node) in file.node.iter().enumerate() {
             let Some(traced) = prop(&node.metadata_props, FX_NODE) else {
@@ -316,18 +315,49 @@ impl<'a> Export<'a> {
         found
     }
 
-    /// Returns further names of initializers: of tied weights, which the file stores under one of their names.
+    /// Returns further names of initializers: of tied weights, which the file stores under one of their names. A node was
+    /// traced with the other name, or stands in the module that has it.
     pub fn aliases(&self, file: &'a GraphProto) -> BTreeMap<&'a str, Vec<&str>> {
         let mut found: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-        for (index, slot, name) in self.stand_ins(file) {
-            let names = found
-                .entry(file.node[index].input[slot].as_str())
-                .or_default();
+        let mut add = |initializer: &'a str, name| {
+            let names = found.entry(initializer).or_default();
             if !names.contains(&name) {
                 names.push(name);
             }
+        };
+        for (index, slot, name) in self.stand_ins(file) {
+            add(file.node[index].input[slot].as_str(), name);
+        }
+        let (known, all) = (self.known(), self.parameters());
+        for (initializer, readers) in &self.readers {
+            if self.kinds.get(initializer) != Some(&true) {
+                continue;
+            }
+            let kind = initializer.rsplit('.').next().unwrap_or_default();
+            for scopes in readers
+                .iter()
+                .filter_map(|n| prop(&n.metadata_props, SCOPES))
+            {
+                // The last entry is the traced operation.
+                let paths = python_strings(scopes);
+                let module = paths
+                    .iter()
+                    .rev()
+                    .nth(1)
+                    .map(|path| format!("{path}.{kind}"));
+                let name = module.and_then(|name| all.get(name.as_str()).copied());
+                if let Some(name) = name.filter(|name| !known.contains(name)) {
+                    add(initializer, name);
+                }
+            }
         }
         found
+    }
+
+    /// Returns the parameters that the file holds under their own names, or from which initializers were folded.
+    fn known(&self) -> BTreeSet<&str> {
+        let folded = self.sources.keys().flat_map(|n| self.parameters_of(n));
+        self.kinds.keys().copied().chain(folded).collect()
     }
 }
 
@@ -422,6 +452,18 @@ fn words(traced: &str) -> Vec<&str> {
 fn target(traced: &str) -> Option<&str> {
     let (_, rest) = traced.split_once("target=torch.ops.aten.")?;
     rest.split(['.', ']']).next()
+}
+
+/// Returns true if the indices of a traced `index` stand before the axes without one. The lowering transposes the operand
+/// otherwise.
+fn indexes_first_axes(traced: &str) -> bool {
+    let list = traced
+        .split_once(", [")
+        .and_then(|(_, rest)| rest.split_once(']'));
+    list.is_some_and(|(indices, _)| {
+        let mut after = indices.split(", ").skip_while(|i| i.starts_with('%'));
+        indices.starts_with('%') && after.all(|i| !i.starts_with('%'))
+    })
 }
 
 /// Returns true for names that the exporter gives to values within the lowering of an op: `val_12`.

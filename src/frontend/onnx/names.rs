@@ -14,7 +14,8 @@ use ckpt_passes::Result;
 use ckpt_passes::ir::{Graph, Loc, Origin, ValueId};
 use std::collections::BTreeMap;
 
-const SCOPES: &str = "pkg.torch.onnx.name_scopes";
+/// The key of a node's module paths, outermost first, and the traced operation.
+pub const SCOPES: &str = "pkg.torch.onnx.name_scopes";
 const CLASSES: &str = "pkg.torch.onnx.class_hierarchy";
 
 /// Returns the location of a node in the model: its name there, and its modules with classes.

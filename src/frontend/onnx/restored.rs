@@ -57,6 +57,9 @@ const FUNCTIONS: &[Function] = &[
 /// magnitude.
 const ROUNDINGS: f64 = 2.0;
 
+/// Most initializers without a name that a warning lists.
+const SHOWN: usize = 6;
+
 /// Replaces initializers that hold a function of a parameter by the parameter and the function.
 ///
 /// # Errors
@@ -176,7 +179,11 @@ pub fn warnings(graph: &Graph, export: &Export) -> Vec<String> {
             let initializer = &graph.value(*id).name;
             folded.push(match sources.as_slice() {
                 [one] if *one == quoted(initializer) => one.clone(),
-                _ => format!("{} (in {})", sources.join(" and "), quoted(initializer)),
+                _ => format!(
+                    "{} (in {}, which is not trained)",
+                    sources.join(" and "),
+                    quoted(initializer)
+                ),
             });
             held.extend(origin.folded_from.iter().map(String::as_str));
         }
@@ -196,14 +203,14 @@ pub fn warnings(graph: &Graph, export: &Export) -> Vec<String> {
         lines.push(format!(
             "the file does not tell from which parameters the exporter computed {}: these are trained in their place; \
              export as .pt2 with torch.export.save to train the parameters",
-            unknown.join(", ")
+            shown(&unknown)
         ));
     }
     if !unused.is_empty() {
         let names: Vec<String> = unused.iter().map(|p| quoted(p)).collect();
         lines.push(format!(
-            "the file does not hold these parameters of the model, because no output depends on them or the exporter \
-             folded them: {}",
+            "no node of the file was made with these parameters of the model, because they are tied to others, unused or \
+             folded: {}",
             names.join(", ")
         ));
     }
@@ -221,6 +228,20 @@ fn unknown(graph: &Graph) -> Vec<String> {
         .iter()
         .filter(|p| p.trainable && p.name.starts_with(FOLDED) && p.folded_from.is_empty());
     unknown.map(|p| quoted(&p.name)).collect()
+}
+
+/// Returns a list with the first of its items.
+fn shown(all: &[String]) -> String {
+    let first = all
+        .iter()
+        .take(SHOWN)
+        .cloned()
+        .collect::<Vec<_>>()
+        .join(", ");
+    match all.len().saturating_sub(SHOWN) {
+        0 => first,
+        more => format!("{first} and {more} more"),
+    }
 }
 
 fn quoted(name: &str) -> String {
