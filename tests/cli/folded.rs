@@ -44,6 +44,7 @@ fn a_name_is_claimed_only_by_the_parameter_itself() {
         ("scale", "scale"),
         ("rates", "rates"),
         ("gate", "gate"),
+        ("raised", "raised"),
         ("head.weight", "val_"),
     ] {
         let p = parameter(&found, name).unwrap_or_else(|| panic!("no {name}"));
@@ -63,6 +64,7 @@ fn a_name_is_claimed_only_by_the_parameter_itself() {
     ] {
         assert!(warned.contains(folded), "{folded}: {warned}");
     }
+    assert!(warned.contains("added a constant to `raised`"), "{warned}");
     for kept in ["groups", "scale", "rates", "gate", "head"] {
         assert!(!warned.contains(kept), "{kept}: {warned}");
     }
@@ -211,7 +213,7 @@ mod runs {
     #[test]
     fn every_parameter_that_the_file_holds_gets_pytorchs_gradient() {
         // Not the convolution, its batch norm and the positions.
-        assert_eq!(gradients("folded", &["--freeze", "conv.*"]), 7);
+        assert_eq!(gradients("folded", &["--freeze", "conv.*"]), 8);
         assert_eq!(gradients("fresh", &[]), 24);
         assert_eq!(gradients("legacy", &[]), 24);
     }

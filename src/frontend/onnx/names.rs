@@ -134,8 +134,8 @@ pub fn origins(graph: &mut Graph, model: &ModelProto, file: &GraphProto) -> Resu
     }
     literals(graph, file, &ids);
     legacy::names(graph, file);
-    restored::restore(graph, &export)?;
-    Ok(restored::warnings(graph, &export))
+    let raised = restored::restore(graph, &export)?;
+    Ok(restored::warnings(graph, &export, &raised))
 }
 
 /// Marks `Constant` nodes that repeat one number as no parameters. Exporters write them for operands that the model does

@@ -8,7 +8,7 @@ use super::exported::{Export, Relation};
 use super::legacy::FOLDED;
 use ckpt_passes::Result;
 use ckpt_passes::analysis::params::{Selection, parameters};
-use ckpt_passes::ir::{Graph, OpDef, Origin, Tensor, ValueId};
+use ckpt_passes::ir::{Graph, Origin, Tensor, ValueId};
 use ckpt_passes::ops::{self, Builder, EmitExt};
 use std::collections::BTreeSet;
 
@@ -16,42 +16,54 @@ use std::collections::BTreeSet;
 struct Function {
     /// PyTorch's name.
     name: &'static str,
-    row: &'static OpDef,
+    apply: fn(&mut Builder, ValueId) -> Result<ValueId>,
     inverse: fn(f64) -> f64,
 }
 
 const FUNCTIONS: &[Function] = &[
     Function {
+        name: ADD,
+        apply: |b, x| {
+            let one = b.scalar_like(x, 1.0);
+            b.add(x, one)
+        },
+        inverse: |y| y - 1.0,
+    },
+    Function {
         name: "exp",
-        row: &ops::math::EXP,
+        apply: |b, x| b.op(&ops::math::EXP, &[x]),
         inverse: f64::ln,
     },
     Function {
         name: "log",
-        row: &ops::math::LOG,
+        apply: |b, x| b.op(&ops::math::LOG, &[x]),
         inverse: f64::exp,
     },
     Function {
         name: "neg",
-        row: &ops::arith::NEG,
+        apply: |b, x| b.neg(x),
         inverse: |y| -y,
     },
     Function {
         name: "reciprocal",
-        row: &ops::math::RECIPROCAL,
+        apply: |b, x| b.op(&ops::math::RECIPROCAL, &[x]),
         inverse: f64::recip,
     },
     Function {
         name: "sigmoid",
-        row: &ops::activation::SIGMOID,
+        apply: |b, x| b.op(&ops::activation::SIGMOID, &[x]),
         inverse: |y| (y / (1.0 - y)).ln(),
     },
     Function {
         name: "tanh",
-        row: &ops::activation::TANH,
+        apply: |b, x| b.op(&ops::activation::TANH, &[x]),
         inverse: f64::atanh,
     },
 ];
+
+/// PyTorch's addition. The file does not hold the other operand, a constant. Norms add 1 to their weight, so it is taken to be
+/// 1, with a warning. The gradient is right for any constant.
+const ADD: &str = "add";
 
 /// An inverted parameter may differ from the exact one by this many units of rounding, relative to the larger of 1 and its
 /// magnitude.
@@ -60,11 +72,13 @@ const ROUNDINGS: f64 = 2.0;
 /// Most initializers without a name that a warning lists.
 const SHOWN: usize = 6;
 
-/// Replaces initializers that hold a function of a parameter by the parameter and the function.
+/// Replaces initializers that hold a function of a parameter by the parameter and the function. Returns the names of the
+/// parameters to which a constant was added.
 ///
 /// # Errors
-/// See [`Builder::op`].
-pub fn restore(graph: &mut Graph, export: &Export) -> Result<()> {
+/// Those of type inference: our bug.
+pub fn restore(graph: &mut Graph, export: &Export) -> Result<Vec<String>> {
+    let mut raised = Vec::new();
     let folded: Vec<ValueId> = graph.origins.keys().copied().collect();
     let mut first = Vec::new();
     for id in folded {
@@ -90,6 +104,9 @@ pub fn restore(graph: &mut Graph, export: &Export) -> Result<()> {
         let Some(original) = original.filter(|_| !graph.is_output(id)) else {
             continue;
         };
+        if chain.iter().any(|f| f.name == ADD) {
+            raised.push(quoted(&parameter));
+        }
         let source = match graph.find_value(&parameter) {
             Some(held) if graph.value(held).tensor().is_some() && !transposed => held,
             Some(_) => continue,
@@ -109,7 +126,7 @@ pub fn restore(graph: &mut Graph, export: &Export) -> Result<()> {
         let mut builder = Builder::new(graph);
         let mut result = source;
         for function in chain {
-            result = builder.op(function.row, &[result])?;
+            result = (function.apply)(&mut builder, result)?;
         }
         graph.replace_uses(id, result);
         graph.remove_source(id);
@@ -121,7 +138,7 @@ pub fn restore(graph: &mut Graph, export: &Export) -> Result<()> {
         let rest: Vec<_> = rest.filter(|n| !added.contains(n)).collect();
         graph.set_order([first, rest].concat());
     }
-    Ok(())
+    Ok(raised)
 }
 
 /// Returns the functions in the order of their application. The initializer is named after the last one, so two have one
@@ -168,8 +185,8 @@ fn invert(tensor: &Tensor, chain: &[&Function]) -> Option<Tensor> {
     Some(Tensor::new(tensor.dtype, tensor.dims.clone(), bytes))
 }
 
-/// Returns warnings about parameters that get no gradient of their own.
-pub fn warnings(graph: &Graph, export: &Export) -> Vec<String> {
+/// Returns warnings about parameters that get no gradient of their own, and about those to which a constant was added.
+pub fn warnings(graph: &Graph, export: &Export, raised: &[String]) -> Vec<String> {
     let mut folded: Vec<String> = Vec::new();
     let mut held: BTreeSet<&str> = BTreeSet::new();
     for (id, origin) in &graph.origins {
@@ -196,6 +213,13 @@ pub fn warnings(graph: &Graph, export: &Export) -> Vec<String> {
             "the exporter folded parameters into constants, so these get no gradient of their own: {}; export with \
              optimize=False, or as .pt2 with torch.export.save",
             folded.join(", ")
+        ));
+    }
+    if !raised.is_empty() {
+        lines.push(format!(
+            "the exporter added a constant to {}, which the file does not hold: it is taken to be 1; export with \
+             optimize=False, or as .pt2 with torch.export.save, if it is not",
+            shown(raised)
         ));
     }
     let unknown = unknown(graph);
