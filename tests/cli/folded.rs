@@ -45,6 +45,7 @@ fn a_name_is_claimed_only_by_the_parameter_itself() {
         ("rates", "rates"),
         ("gate", "gate"),
         ("raised", "raised"),
+        ("token", "token"),
         ("head.weight", "val_"),
     ] {
         let p = parameter(&found, name).unwrap_or_else(|| panic!("no {name}"));
@@ -65,7 +66,7 @@ fn a_name_is_claimed_only_by_the_parameter_itself() {
         assert!(warned.contains(folded), "{folded}: {warned}");
     }
     assert!(warned.contains("added a constant to `raised`"), "{warned}");
-    for kept in ["groups", "scale", "rates", "gate", "head"] {
+    for kept in ["groups", "scale", "rates", "gate", "head", "token"] {
         assert!(!warned.contains(kept), "{kept}: {warned}");
     }
     let positions = parameter(&found, "positions.weight");
@@ -213,7 +214,7 @@ mod runs {
     #[test]
     fn every_parameter_that_the_file_holds_gets_pytorchs_gradient() {
         // Not the convolution, its batch norm and the positions.
-        assert_eq!(gradients("folded", &["--freeze", "conv.*"]), 8);
+        assert_eq!(gradients("folded", &["--freeze", "conv.*"]), 9);
         assert_eq!(gradients("fresh", &[]), 24);
         assert_eq!(gradients("legacy", &[]), 24);
     }

@@ -65,6 +65,9 @@ const FUNCTIONS: &[Function] = &[
 /// 1, with a warning. The gradient is right for any constant.
 const ADD: &str = "add";
 
+/// PyTorch's ops that repeat a tensor along axes, such as the token of a class for each image.
+const REPEATS: &[&str] = &["expand", "repeat"];
+
 /// An inverted parameter may differ from the exact one by this many units of rounding, relative to the larger of 1 and its
 /// magnitude.
 const ROUNDINGS: f64 = 2.0;
@@ -94,16 +97,25 @@ pub fn restore(graph: &mut Graph, export: &Export) -> Result<Vec<String>> {
         else {
             continue;
         };
+        let is_repeat = |name: &String| REPEATS.contains(&name.as_str());
+        let (repeats, functions): (Vec<String>, _) = functions.into_iter().partition(is_repeat);
         let known = |name: &String| FUNCTIONS.iter().find(|f| f.name == name);
         let Some(chain) = in_order(&functions, &value.name)
             .and_then(|order| order.iter().map(known).collect::<Option<Vec<_>>>())
         else {
             continue;
         };
-        let original = value.tensor().and_then(|t| invert(t, &chain));
-        let Some(original) = original.filter(|_| !graph.is_output(id)) else {
+        let Some(stored) = value.tensor().filter(|_| !graph.is_output(id)).cloned() else {
             continue;
         };
+        let single = match repeats.is_empty() {
+            true => Some(stored.clone()),
+            false => without_repeats(&stored),
+        };
+        let Some(original) = single.and_then(|t| invert(&t, &chain)) else {
+            continue;
+        };
+        let is_repeated = original.dims != stored.dims;
         if chain.iter().any(|f| f.name == ADD) {
             raised.push(quoted(&parameter));
         }
@@ -128,6 +140,11 @@ pub fn restore(graph: &mut Graph, export: &Export) -> Result<Vec<String>> {
         for function in chain {
             result = (function.apply)(&mut builder, result)?;
         }
+        if is_repeated {
+            let sizes: Vec<i64> = stored.dims.iter().map(|d| *d as i64).collect();
+            let shape = builder.ints(&sizes);
+            result = builder.op(&ops::shape::EXPAND, &[result, shape])?;
+        }
         graph.replace_uses(id, result);
         graph.remove_source(id);
         first.extend_from_slice(&graph.order()[before..]);
@@ -149,7 +166,7 @@ fn in_order(functions: &[String], initializer: &str) -> Option<Vec<String>> {
         rest.is_some_and(|r| r.is_empty() || r.starts_with('_'))
     };
     match functions {
-        [_] => Some(functions.to_vec()),
+        [] | [_] => Some(functions.to_vec()),
         [a, b] if a != b => match (is_last(&a), is_last(&b)) {
             (true, false) => Some(vec![b.clone(), a.clone()]),
             (false, true) => Some(vec![a.clone(), b.clone()]),
@@ -157,6 +174,24 @@ fn in_order(functions: &[String], initializer: &str) -> Option<Vec<String>> {
         },
         _ => None,
     }
+}
+
+/// Returns the first slice along the first axis whose slices are all equal; the tensor itself where there is none.
+fn without_repeats(tensor: &Tensor) -> Option<Tensor> {
+    let bytes = tensor.bytes()?;
+    for (axis, length) in tensor.dims.iter().enumerate().filter(|(_, n)| **n > 1) {
+        let inner = tensor.dims[axis + 1..].iter().product::<u64>() * tensor.dtype.size_bytes();
+        let (inner, length) = (usize::try_from(inner).ok()?, usize::try_from(*length).ok()?);
+        let mut slices = bytes.chunks_exact(inner * length);
+        if inner > 0 && slices.all(|s| s[inner..] == s[..inner * (length - 1)]) {
+            let first = bytes.chunks_exact(inner * length).flat_map(|s| &s[..inner]);
+            let mut dims = tensor.dims.clone();
+            dims[axis] = 1;
+            let first: Vec<u8> = first.copied().collect();
+            return Some(Tensor::new(tensor.dtype, dims, first));
+        }
+    }
+    Some(tensor.clone())
 }
 
 /// Returns the tensor to which the functions were applied; `None` where rounding has destroyed it.
