@@ -8,6 +8,7 @@ use crate::emit::save::{INSIDE_LIMIT_BYTES, Saving, save};
 use crate::planning::step::TrainingStep;
 use crate::provenance::{derivative_order, record};
 use crate::report::account::Account;
+use crate::report::advice::advice;
 use crate::report::summary::Summary;
 use ckpt_passes::compile::{Request, compile};
 use ckpt_passes::driver::{Timings, Watch};
@@ -95,6 +96,7 @@ pub fn optimize(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resu
         let shown = (&found.outcome, &account);
         let summary = Summary::new(graph, &unplanned, &compiled, &found.binding, shown)?;
         outcome.summary = Some(summary);
+        outcome.warnings.extend(advice(&step, &found.outcome)?);
     }
     outcome.planned = Some((step, found.outcome));
     Ok(outcome)

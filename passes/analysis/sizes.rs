@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::ir::op::{DataSizes, Domain, Sized};
 use crate::ir::typing::{Contents, type_node};
 use crate::ir::{Atom, DType, Dim, Graph, NodeId, Phase, SecondaryMap, ValueId};
+use crate::near::nearest;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The kind of a named size, which decides its default.
@@ -100,12 +101,7 @@ impl Binding {
         for (name, size) in given {
             let is_data = name.starts_with('?');
             if !is_data && !kinds.contains_key(name) {
-                let known: Vec<&str> = kinds.keys().map(String::as_str).collect();
-                let what = format!("no input has a dimension named `{name}`");
-                return Err(Error::usage("dim", what).expected(match known.is_empty() {
-                    true => "no name: all sizes of this model are fixed".to_string(),
-                    false => format!("one of {}", known.join(", ")),
-                }));
+                return Err(unknown(graph, name, &kinds));
             }
             let least = if is_data { 0 } else { 1 };
             if *size < least {
@@ -261,6 +257,36 @@ impl Binding {
             .iter()
             .map(|(name, kind)| (name.as_str(), self.sizes[name], *kind))
     }
+}
+
+/// Returns the error for a name that no size has, with how to give a fixed size that name.
+fn unknown(graph: &Graph, name: &str, kinds: &BTreeMap<String, DimKind>) -> Box<Error> {
+    let known: Vec<&str> = kinds.keys().map(String::as_str).collect();
+    let what = format!("no input has a dimension named `{name}`");
+    let error = Error::usage("dim", what).expected(match known.is_empty() {
+        true => "no name: all sizes of this model are fixed".to_string(),
+        false => format!("one of {}", known.join(", ")),
+    });
+    if let Some(near) = nearest(name, known, 1).first() {
+        return error.help(format!("did you mean {near}?"));
+    }
+    let export = "export the model with dynamic sizes (dynamic_shapes of torch.export and torch.onnx.export)";
+    let mut types = graph.inputs().iter().filter_map(|v| {
+        let value = graph.value(*v);
+        Some((value.name.as_str(), value.ty.as_ref()?))
+    });
+    let fixed = types.find(|(_, ty)| ty.dims.first().is_some_and(|dim| dim.as_const().is_some()));
+    error.help(match fixed {
+        None => export.to_string(),
+        Some((input, ty)) => {
+            let rest = ty.dims[1..].iter().map(|dim| format!(",{dim}"));
+            let rest: String = rest.collect();
+            format!(
+                "name the size that is to vary, such as --input '{input}:{}[{name}{rest}]'; where nodes fix it too, {export}",
+                ty.dtype
+            )
+        }
+    })
 }
 
 /// Types of all values as numbers.

@@ -274,7 +274,7 @@ static PLAN: Pass = Pass {
             mlp: most(&cx.tiled_mlps),
             tried: cx.tried.clone(),
         };
-        cx.warnings.extend(bound.warning.take());
+        cx.warnings.append(&mut bound.warnings);
         cx.warnings
             .extend(offload::warning(&bound.input, &cx.request.plan));
         let outcome = plan(&bound.input, &cx.request.plan)?;

@@ -1,7 +1,7 @@
 //! The only mutators of a graph. Each keeps use lists and names exact (invariants I1, I3, I8).
 
 use super::attr::Attrs;
-use super::graph::{Def, Graph, Loc, Node, Role, Use, Value};
+use super::graph::{Def, FusedNode, Graph, Loc, Node, Role, Use, Value};
 use super::id::{NodeId, ValueId};
 use super::op::OpDef;
 use super::tensor::Tensor;
@@ -121,6 +121,7 @@ impl Graph {
             role: new.role,
             recompute_of: None,
             segment: None,
+            fused_from: Vec::new(),
             meta: BTreeMap::new(),
         });
         let outs = new
@@ -268,6 +269,11 @@ impl Graph {
     /// Sets the origin of a node.
     pub fn set_loc(&mut self, id: NodeId, loc: Arc<Loc>) {
         self.nodes[id].loc = loc;
+    }
+
+    /// Sets the nodes that a node was fused from.
+    pub fn set_fused_from(&mut self, id: NodeId, parts: Vec<FusedNode>) {
+        self.nodes[id].fused_from = parts;
     }
 
     /// Sets the role of a node.

@@ -6,10 +6,11 @@
 
 use super::attr::Attrs;
 use super::id::{Arena, NodeId, ValueId};
-use super::op::OpDef;
+use super::op::{Domain, OpDef};
 use super::tensor::Tensor;
 use super::ty::Ty;
 use rustc_hash::FxHashSet;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -47,6 +48,17 @@ pub struct Loc {
     pub scopes: Vec<(String, Option<String>)>,
 }
 
+/// A node of the user's model that is part of a fused op now.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FusedNode {
+    /// The name that it had.
+    pub name: String,
+    /// The origin that it had.
+    pub loc: Arc<Loc>,
+    /// Its row.
+    pub op: &'static OpDef,
+}
+
 /// An operation in the graph.
 #[derive(Clone, Debug)]
 pub struct Node {
@@ -68,6 +80,8 @@ pub struct Node {
     pub recompute_of: Option<NodeId>,
     /// The segment of a recompute node.
     pub segment: Option<u32>,
+    /// The nodes that it was fused from, for messages; neither text nor files have them.
+    pub fused_from: Vec<FusedNode>,
     /// Metadata that travels with the node: the file's own, and `ckpt.*` notes for readers of the written file.
     pub meta: BTreeMap<String, String>,
 }
@@ -81,6 +95,18 @@ impl Node {
     /// Returns the operands that are given, in slot order.
     pub fn operands(&self) -> impl DoubleEndedIterator<Item = ValueId> + '_ {
         self.ins.iter().copied().flatten()
+    }
+
+    /// Returns the op's name, for messages: of an op that the table does not have, the name in its file, with its domain.
+    pub fn op_name(&self) -> Cow<'static, str> {
+        let part = |key| self.attrs.opt_str(key).unwrap_or_default();
+        match (self.op.domain, part("op_type")) {
+            (Domain::Opaque, op_type) if !op_type.is_empty() => match part("domain") {
+                "" => format!("ai.onnx::{op_type}").into(),
+                domain => format!("{domain}::{op_type}").into(),
+            },
+            _ => self.op.name.into(),
+        }
     }
 
     /// Returns true for nodes of the forward pass that recompute nothing.
@@ -333,6 +359,6 @@ impl Graph {
         } else {
             format!(", from \"{}\"", node.loc.node)
         };
-        format!("node \"{}\" ({}){from}{place}", node.name, node.op.name)
+        format!("node \"{}\" ({}){from}{place}", node.name, node.op_name())
     }
 }

@@ -24,7 +24,7 @@ pub use ckpt_error as error;
 
 pub use attr::{Attr, AttrDefault, AttrKind, AttrSpec, Attrs};
 pub use dim::{Atom, Dim, Same, same_dims};
-pub use graph::{Def, Graph, Loc, Node, Origin, Phase, Role, Use, Value};
+pub use graph::{Def, FusedNode, Graph, Loc, Node, Origin, Phase, Role, Use, Value};
 pub use id::{Arena, Id, NodeId, SecondaryMap, ValueId};
 pub use op::{Emit, OpDef, OpRef};
 pub use tensor::{Data, External, Tensor};

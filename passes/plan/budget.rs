@@ -1,4 +1,4 @@
-//! Budgets as people write them: `8GiB`, `750MB`, plain bytes, `60%`, `auto`.
+//! Budgets as people write them: `8GiB`, `750MB`, plain bytes, `60%`, `auto`; and sizes in the same units.
 //!
 //! A budget is on the peak, parameters and inputs included, because that is what a device has. `P%` means the static
 //! part plus `P` percent of what the unplanned step takes above it. A bare cost graph has no device to fit into: there a
@@ -57,53 +57,106 @@ impl Basis {
     }
 }
 
+/// Units in lower case; upper case means the same. `k` alone is decimal, as in `kB`.
 const UNITS: &[(&str, u64)] = &[
     ("", 1),
-    ("B", 1),
-    ("kB", 1_000),
-    ("KB", 1_000),
-    ("MB", 1_000_000),
-    ("GB", 1_000_000_000),
-    ("TB", 1_000_000_000_000),
-    ("KiB", 1 << 10),
-    ("MiB", 1 << 20),
-    ("GiB", 1 << 30),
-    ("TiB", 1 << 40),
+    ("b", 1),
+    ("k", 1_000),
+    ("kb", 1_000),
+    ("m", 1_000_000),
+    ("mb", 1_000_000),
+    ("g", 1_000_000_000),
+    ("gb", 1_000_000_000),
+    ("t", 1_000_000_000_000),
+    ("tb", 1_000_000_000_000),
+    ("ki", 1 << 10),
+    ("kib", 1 << 10),
+    ("mi", 1 << 20),
+    ("mib", 1 << 20),
+    ("gi", 1 << 30),
+    ("gib", 1 << 30),
+    ("ti", 1 << 40),
+    ("tib", 1 << 40),
 ];
 
-const FORMS: &str =
-    "auto, a percentage (60%), or bytes with a unit: B, KB, MB, GB, TB, KiB, MiB, GiB, TiB (8GiB)";
+const SIZE_FORMS: &str =
+    "bytes with a unit: B, KB, MB, GB, TB, KiB, MiB, GiB, TiB (8GiB), in upper or lower case";
+
+/// A number of bytes without a unit up to this one is likelier a percentage.
+const LIKELY_PERCENT: f64 = 100.0;
+
+/// Returns the percentage that a number without a unit was likely meant as.
+fn likely_percent(number: f64) -> Option<String> {
+    let percent = if number < 1.0 { 100.0 * number } else { number };
+    (percent > 0.0 && percent <= LIKELY_PERCENT).then(|| format!("did you mean {percent}%?"))
+}
+
+/// Returns the question to ask about a budget of so few bytes.
+pub fn question(bytes: u64) -> Option<String> {
+    let likely = likely_percent(bytes as f64)?;
+    Some(format!("{likely} {bytes} without a unit is bytes"))
+}
+
+/// Splits a size into its number, with `.` for the fraction, and its unit.
+fn split(text: &str) -> Result<(String, &str), &'static str> {
+    let word = text.trim();
+    let end = word
+        .find(|c: char| !(c.is_ascii_digit() || c == '.' || c == '_'))
+        .unwrap_or(word.len());
+    let number = word[..end].replace('_', "");
+    match number.is_empty() {
+        true => Err("it does not start with a number"),
+        false => Ok((number, word[end..].trim())),
+    }
+}
+
+/// Reads a number of bytes with a unit.
+///
+/// # Errors
+/// `error[budget-form]`: anything else, a negative number, more bytes than can be counted.
+pub fn parse_bytes(text: &str) -> Result<u64> {
+    bytes(text).map_err(|what| {
+        Error::usage("budget-form", format!("`{text}` is not a size: {what}")).expected(SIZE_FORMS)
+    })
+}
+
+fn bytes(text: &str) -> Result<u64, String> {
+    let (number, unit) = split(text)?;
+    let wanted = unit.to_ascii_lowercase();
+    let (_, size) = UNITS
+        .iter()
+        .find(|(name, _)| *name == wanted)
+        .ok_or_else(|| format!("there is no unit `{unit}`"))?;
+    scaled(&number, *size).ok_or_else(|| "this is no number of bytes".into())
+}
 
 impl Budget {
     /// Reads a budget.
     ///
     /// # Errors
-    /// `error[budget-form]`: anything else, a negative number, more bytes than can be counted.
+    /// `error[budget-form]`: anything else, a negative number, more bytes than can be counted, and a small fraction without
+    /// a unit.
     pub fn parse(text: &str) -> Result<Budget> {
         let bad = |what: &str| {
-            Error::usage("budget-form", format!("`{text}` is not a budget: {what}")).expected(FORMS)
+            Error::usage("budget-form", format!("`{text}` is not a budget: {what}"))
+                .expected(format!("auto, a percentage (60%), or {SIZE_FORMS}"))
         };
-        let word = text.trim();
-        if word.eq_ignore_ascii_case("auto") {
+        if text.trim().eq_ignore_ascii_case("auto") {
             return Ok(Budget::Auto);
         }
-        let end = word
-            .find(|c: char| !(c.is_ascii_digit() || c == '.' || c == '_'))
-            .unwrap_or(word.len());
-        let (number, unit) = (word[..end].replace('_', ""), word[end..].trim());
-        if number.is_empty() {
-            return Err(bad("it does not start with a number"));
-        }
+        let (number, unit) = split(text).map_err(bad)?;
         if unit == "%" {
             let percent: f64 = number.parse().map_err(|_| bad("this is not a number"))?;
             return Ok(Budget::Percent(percent));
         }
-        let (_, size) = UNITS
-            .iter()
-            .find(|(name, _)| *name == unit)
-            .ok_or_else(|| bad(&format!("there is no unit `{unit}`")))?;
-        let bytes = scaled(&number, *size).ok_or_else(|| bad("this is no number of bytes"))?;
-        Ok(Budget::Bytes(bytes))
+        let fraction = number.parse().ok().filter(|_| number.contains('.'));
+        if let Some(question) = fraction
+            .filter(|_| unit.is_empty())
+            .and_then(likely_percent)
+        {
+            return Err(bad("a part of a byte").help(question));
+        }
+        Ok(Budget::Bytes(bytes(text).map_err(|what| bad(&what))?))
     }
 
     /// Returns the largest peak that this budget allows, for a step whose unplanned score is `before`, on a device that has
@@ -169,6 +222,12 @@ mod tests {
             ("1_000", Budget::Bytes(1000)),
             ("18446744073709551615", Budget::Bytes(u64::MAX)),
             ("0", Budget::Bytes(0)),
+            ("8gib", Budget::Bytes(8 << 30)),
+            ("8G", Budget::Bytes(8_000_000_000)),
+            ("700k", Budget::Bytes(700_000)),
+            ("1.5 GB", Budget::Bytes(1_500_000_000)),
+            ("64 mi", Budget::Bytes(64 << 20)),
+            ("60", Budget::Bytes(60)),
             ("60%", Budget::Percent(60.0)),
             ("12.5 %", Budget::Percent(12.5)),
             ("Auto", Budget::Auto),
@@ -182,8 +241,9 @@ mod tests {
             "GiB",
             "-1",
             "-5%",
-            "8G",
-            "8gib",
+            "0.5",
+            ".6",
+            "60.0",
             "1e9",
             "nan",
             "inf",
@@ -198,7 +258,19 @@ mod tests {
         ] {
             let e = Budget::parse(text).unwrap_err();
             assert_eq!((e.code(), e.exit_code()), ("budget-form", 2), "{text}");
+            if !text.starts_with(['0', '.', '6']) || text.contains('x') {
+                let e = parse_bytes(text).unwrap_err();
+                assert_eq!((e.code(), e.exit_code()), ("budget-form", 2), "{text}");
+            }
         }
+        assert_eq!(parse_bytes("1GiB").unwrap(), 1 << 30);
+        assert!(parse_bytes("60%").is_err() && parse_bytes("auto").is_err());
+        for (text, question) in [("0.5", "50%?"), ("60.5", "60.5%?")] {
+            let e = Budget::parse(text).unwrap_err().to_string();
+            assert!(e.contains(&format!("did you mean {question}")), "{e}");
+        }
+        assert!(question(60).unwrap().starts_with("did you mean 60%?"));
+        assert_eq!((question(101), question(0)), (None, None));
     }
 
     #[test]

@@ -6,14 +6,15 @@
 //!
 //! A constraint has no effect where no schedule has a choice: on ops that must not run twice, on results without bytes, on
 //! results that no backward op reads, and on ops that only make views. A view of a kept storage is read as it is, and a view
-//! of a recomputed storage is recomputed. Policies have no choice about any pinned result; budgets do about graph outputs
-//! and results of the backward pass.
+//! of a recomputed storage is recomputed. Policies keep every pinned result. Solvers may recompute graph outputs, which then
+//! leave the graph from a later run than the first, and results of the backward pass.
 
 use super::annotations::{OpAnnotations, OpRole};
-use super::index::{ByOp, OpIdx};
+use super::index::{ByOp, ByValue, OpIdx};
 use super::problem::{OpPhase, Problem};
-use super::saved_set::pinned;
+use super::saved_set::{Pinned, pinned};
 use ckpt_error::{Error, Result};
+use std::collections::BTreeMap;
 
 /// The constraint on one op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +59,16 @@ impl PolicyScope {
     /// Returns whether the user or the lack of training takes the op out of the policy's reach.
     pub fn is_exempt(self) -> bool {
         matches!(self, PolicyScope::Excluded | PolicyScope::Frozen)
+    }
+
+    /// Returns why an op in this scope that no policy rebuilds is kept.
+    pub fn reason(self) -> &'static str {
+        match self {
+            PolicyScope::Layer(_) => "this layer is left alone",
+            PolicyScope::NoLayer => "outside the layers",
+            PolicyScope::Excluded => "outside what was asked for",
+            PolicyScope::Frozen => "nothing trained flows into it",
+        }
     }
 }
 
@@ -111,18 +122,62 @@ impl Constraints {
         }
     }
 
+    /// Returns the constraint on an op with the reason for it: a forced one, or an exempt op is kept.
+    fn on(&self, problem: &Problem, op: OpIdx) -> Option<(Constraint, &str)> {
+        let decides = problem.ops[op].phase == OpPhase::Forward && !problem.is_view(op);
+        let constraint = match &self.forced[op] {
+            Some(forced) => Some((forced.constraint, forced.by.as_str())),
+            None => {
+                let scope = self.scope[op];
+                let keep = (Constraint::Keep, scope.reason());
+                scope.is_exempt().then_some(keep)
+            }
+        };
+        constraint.filter(|_| decides)
+    }
+
+    /// Returns why `constraint` holds for an op, if it does.
+    pub fn reason(&self, problem: &Problem, op: OpIdx, constraint: Constraint) -> Option<&str> {
+        let found = self.on(problem, op);
+        found
+            .filter(|found| found.0 == constraint)
+            .map(|found| found.1)
+    }
+
     /// Returns the hard constraints of a solver, by op: forced ones, and exempt ops are kept.
     pub fn by_op(&self, problem: &Problem) -> ByOp<Option<Constraint>> {
-        let constraint = |op: OpIdx| match &self.forced[op] {
-            Some(forced) => Some(forced.constraint),
-            None => self.scope[op].is_exempt().then_some(Constraint::Keep),
-        };
-        let decides = |op: OpIdx| problem.ops[op].phase == OpPhase::Forward && !problem.is_view(op);
-        problem
-            .ops
-            .indices()
-            .map(|op| constraint(op).filter(|_| decides(op)))
-            .collect()
+        let ops = problem.ops.indices();
+        ops.map(|op| Some(self.on(problem, op)?.0)).collect()
+    }
+
+    /// Returns the constraints that a policy can follow, by op. A policy keeps graph outputs, so it recomputes none.
+    ///
+    /// # Errors
+    /// `error[selection]` for an override that demands the recomputation of outputs alone.
+    pub fn of_policy(&self, problem: &Problem) -> Result<ByOp<Option<Constraint>>> {
+        let pins = pinned(problem);
+        let mut by_op = self.by_op(problem);
+        // Each override that demands a recomputation, and whether a policy can honour it somewhere.
+        let mut demands: BTreeMap<&str, bool> = BTreeMap::new();
+        for (op, constraint) in by_op.iter_mut().enumerate() {
+            let op = OpIdx(op);
+            let Some((Constraint::Recompute, by)) = self.on(problem, op) else {
+                continue;
+            };
+            let outs = &problem.ops[op].outs;
+            *demands.entry(by).or_default() |= outs.iter().any(|v| pins[*v].is_none());
+            if outs.iter().any(|v| pins[*v] == Some(Pinned::Output)) {
+                *constraint = None;
+            }
+        }
+        match demands.iter().find(|(_, is_free)| !**is_free) {
+            None => Ok(by_op),
+            Some((by, _)) => Err(Error::usage(
+                "selection",
+                format!("{by} matches only graph outputs, which policies keep"),
+            )
+            .help("with --budget in place of --policy they are recomputed")),
+        }
     }
 }
 
@@ -161,7 +216,7 @@ pub fn first_violation(
     constraints: &ByOp<Option<Constraint>>,
 ) -> Option<OpIdx> {
     let roots = problem.roots();
-    let pins = pinned(problem);
+    let must_go = droppable(problem);
     let mut runs = problem.by_op(0u32);
     // Which run of the op that owns the storage each value shows.
     let mut shows = problem.by_value(0u32);
@@ -179,8 +234,7 @@ pub fn first_violation(
                 let root = roots[*v];
                 if let Some(producer) = problem.values[root].producer
                     && constraints[producer] == Some(Constraint::Recompute)
-                    && pins[root].is_none()
-                    && problem.values[root].bytes > 0
+                    && must_go[root]
                     && shows[*v] < 2
                 {
                     return Some(producer);
@@ -191,5 +245,18 @@ pub fn first_violation(
             shows[*v] = problem.values[*v].view_of.map_or(runs[*o], |b| shows[b]);
         }
     }
-    None
+    let outputs = problem.outputs.iter().filter(|_| in_backward);
+    let early = outputs.filter(|v| must_go[roots[**v]] && shows[**v] < 2);
+    let mut makers = early.filter_map(|v| problem.values[roots[*v]].producer);
+    makers.find(|op| constraints[*op] == Some(Constraint::Recompute))
+}
+
+/// Returns, for the owner of each storage, whether a solver can be asked to recompute it.
+pub fn droppable(problem: &Problem) -> ByValue<bool> {
+    let is_free = |pin: &Option<Pinned>| pin.is_none_or(|pin| pin == Pinned::Output);
+    let pins = pinned(problem);
+    let values = pins.iter().zip(problem.values.iter());
+    values
+        .map(|(pin, value)| is_free(pin) && value.bytes > 0)
+        .collect()
 }

@@ -1,6 +1,6 @@
 //! A budget that no plan fits into, as data until somebody prints it.
 
-use super::budget::Basis;
+use super::budget::{self, Basis};
 use super::index::ValueIdx;
 use super::input::PlanInput;
 use super::problem::Problem;
@@ -116,6 +116,9 @@ impl Infeasible {
         error = error
             .found(found.join("\n"))
             .help(format!("--budget {smallest}"));
+        if let Some(question) = budget::question(why.budget_bytes) {
+            error = error.help(question);
+        }
         if self.is_constrained {
             error = error.help("what --layers, --save-ops and the like settle was taken as given");
         }

@@ -27,7 +27,7 @@ use super::problem::Problem;
 use super::request::{Goal, OffloadSet, PlanRequest};
 use super::saved_set::SMALL_BYTES;
 use super::schedule::{evaluate, percent};
-use super::solve::bound::{CLASS, CLASS_MOVING};
+use super::solve::bound::{CLASS, CLASS_MOVING, class};
 use super::solve::bound_moving;
 use super::solve::expanded::{ExpandedProblem, Price};
 use super::solve::work::Effort;
@@ -252,7 +252,8 @@ impl Offloading<'_> {
         let (own, before) = (plan.after.cost, plan.before.cost);
         certificate.lower_bound_pct = percent(lower.min(own) - before, before);
         certificate.gap_pct = percent((own - lower).max(0.0), before);
-        certificate.class = format!("{CLASS}{CLASS_MOVING}");
+        let is_overridden = !self.input.overrides.is_empty();
+        certificate.class = class(CLASS, is_overridden) + CLASS_MOVING;
         Ok(plan)
     }
 

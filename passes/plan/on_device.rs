@@ -4,17 +4,20 @@
 //! fits. Bytes in here are peaks; what a user's number is on is the [`Basis`](super::budget::Basis).
 
 use super::budget::Budget;
-use super::index::{ByValue, OpIdx};
+use super::constraint::Constraint;
+use super::index::{ByValue, OpIdx, ValueIdx};
 use super::infeasible::{Failure, Infeasible};
 use super::input::PlanInput;
-use super::plan::{Certificate, Plan};
+use super::plan::{Certificate, Plan, made_again};
 use super::policy::Policy;
-use super::problem::{OpPhase, Problem, Value, ValueKind};
+use super::problem::{OpPhase, Value, ValueKind};
 use super::request::{Goal, PlanRequest};
 use super::solve::answer::{Query, Solution};
+use super::solve::bound;
 use super::solve::min_peak::{MinPeak, min_peak};
 use super::solve::reorder::min_peak_reordered;
 use super::solve::{self, solve};
+use super::steps::Step;
 use ckpt_error::Result;
 
 /// Plans what stays on the device.
@@ -96,7 +99,7 @@ fn certified(
         gap_pct,
         ..
     } = solution;
-    let reasons = reasons(&input.problem, &schedule);
+    let reasons = reasons(input, &schedule);
     let layer_of = &input.annotations.layer_of;
     let name = format!("budget {}", input.overrides);
     let mut plan = Plan::new(
@@ -111,7 +114,7 @@ fn certified(
         budget_bytes,
         lower_bound_pct: bound.lower_pct,
         gap_pct,
-        class: bound.class.into(),
+        class: bound::class(bound.class, !input.overrides.is_empty()),
     })?;
     Ok(plan)
 }
@@ -147,26 +150,50 @@ pub fn policies_left_out(input: &PlanInput) -> Vec<String> {
         .collect()
 }
 
-/// Returns why each value is kept or not: the bytes it holds and the cost of its op.
-fn reasons(problem: &Problem, schedule: &[OpIdx]) -> ByValue<String> {
+/// Returns why each value is kept or not: the override that settles it, else the bytes it holds and the cost of its op.
+fn reasons(input: &PlanInput, schedule: &[OpIdx]) -> ByValue<String> {
+    let problem = &input.problem;
     let mut runs = problem.by_op(0u32);
     for op in schedule {
         runs[*op] += 1;
     }
-    let reason = |v: &Value| {
-        let op = match v.producer {
-            Some(p) if v.kind == ValueKind::Activation => p,
+    let steps: Vec<Step> = schedule.iter().map(Step::from).collect();
+    let made_again = made_again(problem, &steps);
+    let reason = |(v, value): (ValueIdx, &Value)| {
+        let op = match value.producer {
+            Some(p) if value.kind == ValueKind::Activation => p,
             _ => return String::new(),
         };
+        let constraint = match made_again[v] {
+            true => Constraint::Recompute,
+            false => Constraint::Keep,
+        };
+        // Without overrides, what is settled is no choice of the user's.
+        let settled = input.constraints.reason(problem, op, constraint);
+        if let Some(why) = settled.filter(|_| !input.overrides.is_empty()) {
+            return why.into();
+        }
         let known = &problem.ops[op];
         if known.phase == OpPhase::Backward && runs[op] < 2 {
             return String::new();
         }
-        let (bytes, cost) = (v.bytes, known.cost);
-        match runs[op] {
-            0 | 1 => format!("holds {bytes} bytes; its op costs {cost:.3}"),
-            n => format!("gives {bytes} bytes back; its op costs {cost:.3} and runs {n} times"),
+        let (bytes, cost) = (value.bytes, known.cost);
+        match made_again[v] {
+            false => format!("{HOLDS} {bytes} bytes; its op costs {cost:.3}"),
+            true => format!(
+                "{GIVES} {bytes} bytes back; its op costs {cost:.3} and runs {} times",
+                runs[op]
+            ),
         }
     };
-    problem.values.iter().map(reason).collect()
+    problem.values.enumerated().map(reason).collect()
+}
+
+const HOLDS: &str = "holds";
+const GIVES: &str = "gives";
+
+/// Returns whether the reason of a budgeted plan is the price of the choice, and no override.
+pub fn is_price(reason: &str) -> bool {
+    let first = reason.split(' ').next();
+    first.is_some_and(|word| [HOLDS, GIVES].contains(&word))
 }

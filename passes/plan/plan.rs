@@ -225,6 +225,34 @@ pub fn copies(problem: &Problem, steps: &[Step]) -> Vec<bool> {
     steps.iter().map(is_copy).collect()
 }
 
+/// Returns whether each value is made again for someone: whether a later run of its op is what an op or the caller reads, or
+/// whether it is fetched. An op that runs again for one of its results makes the others too, without a use for them.
+pub fn made_again(problem: &Problem, steps: &[Step]) -> ByValue<bool> {
+    let roots = problem.roots();
+    let mut is_copy = problem.by_value(false);
+    let mut made_again = problem.by_value(false);
+    for (step, is_again) in steps.iter().zip(copies(problem, steps)) {
+        let op = &problem.ops[step.op()];
+        match step {
+            Step::Offload(_) | Step::Release(_) => {}
+            Step::Fetch(_) => op.outs.iter().for_each(|v| made_again[*v] = true),
+            Step::Run(_) => {
+                for v in op.ins.iter().filter(|v| is_copy[**v]) {
+                    made_again[roots[*v]] = true;
+                }
+                for v in &op.outs {
+                    let base = problem.values[*v].view_of;
+                    is_copy[*v] = base.map_or(is_again, |base| is_copy[base]);
+                }
+            }
+        }
+    }
+    for v in problem.outputs.iter().filter(|v| is_copy[**v]) {
+        made_again[roots[*v]] = true;
+    }
+    made_again
+}
+
 /// Returns one segment for each layer and each round of recomputing it. Where no layer is known, returns one for each run of
 /// copies.
 fn segments(problem: &Problem, steps: &[Step], layer_of: &ByOp<Option<usize>>) -> Vec<Segment> {
@@ -274,13 +302,10 @@ fn decisions(
 ) -> Vec<Decision> {
     let roots = problem.roots();
     let is_copy = copies(problem, &schedule.steps);
+    let is_made_again = made_again(problem, &schedule.steps);
     let mut is_read = problem.by_value(false);
-    let mut is_made_again = problem.by_value(false);
     for (step, is_copy) in schedule.steps.iter().zip(is_copy) {
         let op = &problem.ops[step.op()];
-        if is_copy {
-            op.outs.iter().for_each(|v| is_made_again[*v] = true);
-        }
         if !step.is_move() && (is_copy || op.phase == OpPhase::Backward) {
             op.ins.iter().for_each(|v| is_read[roots[*v]] = true);
         }

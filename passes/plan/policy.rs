@@ -337,11 +337,12 @@ impl Policy {
             annotations,
             ..
         } = input;
+        let hard = constraints.of_policy(problem)?;
         let retentions = self.retentions(problem, annotations, constraints)?;
         let keep: ByValue<bool> = retentions.iter().map(|r| r.keep).collect();
         let reasons: ByValue<String> = retentions.into_iter().map(|r| r.reason).collect();
         let schedule = schedule(problem, &keep);
-        check_constraints(problem, &schedule, &constraints.by_op(problem))?;
+        check_constraints(problem, &schedule, &hard)?;
         let name = format!("{self} {overrides}");
         let layer_of = &annotations.layer_of;
         Plan::new(name.trim_end(), problem, &schedule, layer_of, &reasons)
@@ -398,7 +399,7 @@ impl Policy {
                     (PolicyScope::Layer(_), None) if matches!(unit, Unit::NamedSubBlock) => {
                         Retention::keep("in no part that was asked for")
                     }
-                    (scope, _) => untouched(scope),
+                    (scope, _) => Retention::keep(scope.reason()),
                 })
                 .collect(),
         };
@@ -457,16 +458,6 @@ fn no_sub_block(annotations: &OpAnnotations, policy: Policy) -> Box<Error> {
     .found(format!("sub-blocks {}", found.join(", ")))
 }
 
-/// Returns why an op that no policy rebuilds is kept.
-fn untouched(scope: PolicyScope) -> Retention {
-    Retention::keep(match scope {
-        PolicyScope::Layer(_) => "this layer is left alone",
-        PolicyScope::NoLayer => "outside the layers",
-        PolicyScope::Excluded => "outside what was asked for",
-        PolicyScope::Frozen => "nothing trained flows into it",
-    })
-}
-
 /// Whether a result is kept, and why.
 #[derive(Clone, Debug)]
 struct Retention {
@@ -497,7 +488,7 @@ fn selective(
         let layer = match constraints.scope[o] {
             PolicyScope::Layer(layer) => layer,
             PolicyScope::NoLayer if constraints.layers == 0 => 0,
-            scope => return untouched(scope),
+            scope => return Retention::keep(scope.reason()),
         };
         match annotations.role_of[o] {
             OpRole::PlainProduct => {

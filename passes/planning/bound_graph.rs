@@ -34,8 +34,8 @@ pub struct BoundGraph {
     index_of: SecondaryMap<ValueId, Option<ValueIdx>>,
     /// The device whose cost model and memory the input uses.
     pub device: Device,
-    /// Ops that the measured times do not know; a warning.
-    pub warning: Option<String>,
+    /// Warnings: ops that the measured times do not know, overrides that do not reach nodes inside fused ops.
+    pub warnings: Vec<String>,
 }
 
 /// What a graph is planned for.
@@ -69,10 +69,10 @@ impl BoundGraph {
             values,
             index_of,
         } = GraphProblem::new(graph, &sizes, &memory, device)?;
-        let mut warning = None;
+        let mut warnings = Vec::new();
         if let Some(times) = times {
             times.check_dims(binding.iter())?;
-            warning = times.price(&mut problem)?;
+            warnings.extend(times.price(&mut problem)?);
         }
         let sub_blocks = SubBlocks::new(graph, &layers)?;
         let annotations = annotations(graph, &layers, &sub_blocks, &nodes)?;
@@ -89,7 +89,7 @@ impl BoundGraph {
             values,
             index_of,
             device: device.clone(),
-            warning,
+            warnings,
         };
         let subject = resolve::Subject {
             graph,
@@ -98,7 +98,10 @@ impl BoundGraph {
             problem: &bound.input.problem,
             annotations: &bound.input.annotations,
         };
-        bound.input.constraints = resolve::resolve(overrides, &subject)?;
+        let constraints = resolve::resolve(overrides, &subject)?;
+        let missed = resolve::missed(overrides, &subject, &constraints);
+        bound.input.constraints = constraints;
+        bound.warnings.extend(missed);
         Ok(bound)
     }
 

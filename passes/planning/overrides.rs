@@ -7,7 +7,7 @@
 use crate::error::{Error, Result};
 use crate::glob;
 use crate::ir::OpDef;
-use crate::ops;
+use crate::ops::{self, aten};
 use crate::plan::constraint::Constraint;
 use std::fmt;
 
@@ -114,6 +114,23 @@ impl Target {
         Ok(match ops::find(word) {
             Some(row) => Target::Row(row),
             None => Target::Nodes(pattern),
+        })
+    }
+
+    /// Returns what a plain word means as PyTorch's name of an op: `addmm`, `torch.addmm` and `F.gelu` as `aten.addmm` and
+    /// `aten.gelu`. `None` for any other word.
+    pub fn alias(&self) -> Option<Target> {
+        let Target::Nodes(pattern) = self else {
+            return None;
+        };
+        let word = pattern.text();
+        let modules = ["torch.nn.functional.", "torch.", "F."];
+        let plain = modules.iter().find_map(|m| word.strip_prefix(m));
+        let name = format!("aten.{}", plain.unwrap_or(word).to_lowercase());
+        let is_known = aten::names().contains(name.as_str());
+        is_known.then_some(Target::Traced {
+            name,
+            overload: None,
         })
     }
 

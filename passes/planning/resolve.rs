@@ -7,7 +7,7 @@ use super::overrides::{NamePattern, Override, PolicyOverrides, Target};
 use crate::analysis::Layers;
 use crate::analysis::modules::{self, Modules};
 use crate::error::{Error, Result};
-use crate::ir::{Graph, Node, NodeId};
+use crate::ir::{FusedNode, Graph, Node, NodeId};
 use crate::near::nearest;
 use crate::ops::{self, aten};
 use crate::plan::annotations::{OpAnnotations, OpRole};
@@ -161,6 +161,19 @@ fn count(overrides: &PolicyOverrides, constraints: &mut Constraints) -> Result<(
             .is_none_or(|n| (layer + 1).is_multiple_of(n))
             && overrides.first.is_none_or(|n| layer < n)
     };
+    let layers = constraints.layers;
+    if !(0..layers).any(counted) {
+        let options = PolicyOverrides {
+            every: overrides.every,
+            first: overrides.first,
+            ..PolicyOverrides::default()
+        };
+        return Err(
+            Error::usage("selection", format!("{options} leaves no layer"))
+                .expected(format!("a number of at most {layers}"))
+                .found(format!("{layers} layers")),
+        );
+    }
     for scope in &mut constraints.scope {
         // Ops in no layer are excluded too.
         if !scope.layer().is_some_and(counted) {
@@ -187,10 +200,7 @@ fn force(
     roots: &ByValue<ValueIdx>,
 ) -> Result<()> {
     let problem = subject.problem;
-    let found: Vec<OpIdx> = subject
-        .forward()
-        .filter(|op| is_meant(rule, subject, *op))
-        .collect();
+    let found = meant(&rule.target, subject);
     if found.is_empty() {
         return Err(never(rule, subject));
     }
@@ -216,7 +226,8 @@ fn force(
     let mut settled = false;
     for op in there {
         for owner in owners(problem, roots, op) {
-            let stuck = problem.ops[owner].outs.iter().all(|v| pins[*v].is_some());
+            let is_stuck = |v: &ValueIdx| pins[*v].is_some_and(|pin| pin != Pinned::Output);
+            let stuck = problem.ops[owner].outs.iter().all(is_stuck);
             if rule.constraint == Constraint::Recompute && (owner != op || stuck) {
                 continue;
             }
@@ -232,7 +243,7 @@ fn force(
             "selection",
             format!("{rule} matches only what is never recomputed"),
         )
-        .found("views, graph outputs, small integer values, or ops that must not run twice"));
+        .found("views, small integer values, or ops that must not run twice"));
     }
     Ok(())
 }
@@ -245,9 +256,22 @@ fn owners(problem: &Problem, roots: &ByValue<ValueIdx>, op: OpIdx) -> BTreeSet<O
         .collect()
 }
 
-fn is_meant(rule: &Override, subject: &Subject, op: OpIdx) -> bool {
+/// Returns the forward ops that a target means. A name that no node has may be PyTorch's for an op (`addmm`).
+fn meant(target: &Target, subject: &Subject) -> Vec<OpIdx> {
+    let of = |target: &Target| -> Vec<OpIdx> {
+        let ops = subject.forward();
+        ops.filter(|op| is_meant(target, subject, *op)).collect()
+    };
+    let found = of(target);
+    match target.alias().filter(|_| found.is_empty()) {
+        Some(alias) => of(&alias),
+        None => found,
+    }
+}
+
+fn is_meant(target: &Target, subject: &Subject, op: OpIdx) -> bool {
     let node = subject.node(op);
-    match &rule.target {
+    match target {
         Target::Row(row) => node.op == *row,
         Target::Nodes(pattern) => named(pattern, node),
         Target::Modules(pattern) => {
@@ -273,10 +297,115 @@ fn is_meant(rule: &Override, subject: &Subject, op: OpIdx) -> bool {
     }
 }
 
+/// Returns whether a target means a node that was fused with others.
+fn is_fused(target: &Target, part: &FusedNode) -> bool {
+    match target {
+        Target::Row(row) => part.op == *row,
+        Target::Traced { name, .. } => aten::rows(name).contains(&part.op),
+        Target::Nodes(pattern) => pattern.matches(&part.name) || pattern.matches(&part.loc.node),
+        Target::Modules(pattern) => {
+            let mut scopes = part.loc.scopes.iter();
+            scopes.any(|(path, _)| pattern.matches_path(path))
+                || is_fused(&Target::Nodes(pattern.clone()), part)
+        }
+    }
+}
+
+/// Returns the nodes that a target means among those that were fused, each with the op that it is part of.
+fn fused<'a>(target: &Target, subject: &'a Subject) -> Vec<(OpIdx, &'a FusedNode)> {
+    let alias = target.alias();
+    let is_part = |part: &FusedNode| {
+        is_fused(target, part) || alias.as_ref().is_some_and(|alias| is_fused(alias, part))
+    };
+    let mut found = Vec::new();
+    for op in subject.forward() {
+        let parts = subject.node(op).fused_from.iter();
+        found.extend(parts.filter(|part| is_part(part)).map(|part| (op, part)));
+    }
+    found
+}
+
+/// Returns the names of fused ops, each once.
+fn names_of(parts: &[(OpIdx, &FusedNode)], subject: &Subject) -> Vec<&'static str> {
+    let names = parts.iter().map(|(op, _)| subject.node(*op).op.name);
+    let names: BTreeSet<&str> = names.collect();
+    names.into_iter().collect()
+}
+
+/// Returns a warning for each override that means nodes which are part of fused ops now, where no override settles these.
+pub fn missed(
+    overrides: &PolicyOverrides,
+    subject: &Subject,
+    constraints: &Constraints,
+) -> Vec<String> {
+    let rules = overrides.overrides.iter();
+    let of_ops = rules.filter(|rule| !matches!(rule.target, Target::Modules(_)));
+    let warning = |rule: &Override| {
+        let mut parts = fused(&rule.target, subject);
+        parts.retain(|(op, _)| constraints.forced[*op].is_none());
+        let names = names_of(&parts, subject);
+        (!parts.is_empty()).then(|| {
+            format!(
+                "{rule} does not reach {} nodes that were fused into {}: {} {} means the fused ops, and --fuse off leaves the \
+                 nodes as the model has them",
+                parts.len(),
+                names.join(", "),
+                rule.option(),
+                names.join(",")
+            )
+        })
+    };
+    of_ops.filter_map(warning).collect()
+}
+
+/// Returns the error for a target that means only nodes that are part of fused ops now, if it does.
+fn only_fused(option: &str, target: &Target, subject: &Subject) -> Option<Box<Error>> {
+    let parts = fused(target, subject);
+    if parts.is_empty() {
+        return None;
+    }
+    let names = names_of(&parts, subject);
+    let what = format!(
+        "{option} {target} matches only nodes that were fused into {}",
+        names.join(", ")
+    );
+    let means = match target {
+        Target::Modules(_) => String::new(),
+        _ => format!("{option} {} means the fused ops; ", names.join(",")),
+    };
+    let found: Vec<String> = parts
+        .iter()
+        .map(|(op, part)| {
+            let node = subject.node(*op);
+            format!("`{}` in `{}` ({})", part.name, node.name, node.op.name)
+        })
+        .collect();
+    Some(
+        Error::usage("selection", what)
+            .found(cut(&found))
+            .help(format!(
+                "{means}--fuse off leaves the nodes as the model has them"
+            )),
+    )
+}
+
 /// Returns the error for an override that matches nothing, with what it could have been.
 fn never(rule: &Override, subject: &Subject) -> Box<Error> {
+    if let Some(error) = only_fused(rule.option(), &rule.target, subject) {
+        return error;
+    }
     let nodes = || subject.forward().map(|op| subject.node(op));
     let ops: BTreeSet<&str> = nodes().map(|n| n.op.name).collect();
+    let is_here = |name: &&str| {
+        aten::is_attention(name) && !subject.layers.attentions.is_empty()
+            || aten::rows(name).iter().any(|row| ops.contains(row.name))
+    };
+    let traced = nodes()
+        .filter_map(|n| modules::traced(n))
+        .map(|(name, _)| name);
+    let names_here: BTreeSet<&str> = traced
+        .chain(aten::names().into_iter().filter(is_here))
+        .collect();
     match &rule.target {
         Target::Row(row) => Error::usage(
             "selection",
@@ -284,37 +413,35 @@ fn never(rule: &Override, subject: &Subject) -> Box<Error> {
         )
         .found(format!("ops {}", listed(row.name, &ops))),
         Target::Traced { name, .. } => {
-            let traced = nodes()
-                .filter_map(|n| modules::traced(n))
-                .map(|(name, _)| name);
-            let is_here = |name: &&str| {
-                aten::is_attention(name) && !subject.layers.attentions.is_empty()
-                    || aten::rows(name).iter().any(|row| ops.contains(row.name))
-            };
-            let here: BTreeSet<&str> = traced
-                .chain(aten::names().into_iter().filter(is_here))
-                .collect();
             let known = aten::names().contains(name.as_str());
             let what = match known {
                 true => format!("{rule}: the model has no op that {name} becomes"),
                 false => format!("{rule}: there is no op `{name}` that we know"),
             };
-            Error::usage("selection", what).found(format!("ops {}", listed(name, &here)))
+            Error::usage("selection", what).found(format!("ops {}", listed(name, &names_here)))
         }
         Target::Nodes(pattern) => {
             let word = pattern.text();
+            let in_backward = subject.problem.ops.indices().filter(|op| {
+                subject.problem.ops[*op].phase == OpPhase::Backward
+                    && named(pattern, subject.node(*op))
+            });
+            if in_backward.count() > 0 {
+                let what = format!("{rule} matches only nodes of the backward pass");
+                return Error::usage("selection", what)
+                    .expected("ops whose results the backward pass reads");
+            }
             if word.contains(['*', '?', '/']) {
                 let names: BTreeSet<&str> = nodes().map(|n| n.name.as_str()).collect();
                 return Error::usage("selection", format!("{rule} matches no node"))
                     .found(format!("nodes {}", listed(word, &names)));
             }
-            let rows = nearest(word, ops::all().map(|row| row.name), 3);
             let e = Error::usage(
                 "selection",
                 format!("{rule}: no op and no node has that name"),
             )
             .found(format!("ops {}", listed(word, &ops)));
-            match rows.as_slice() {
+            match near_ops(word, &ops, &names_here).as_slice() {
                 [] => e.help("ONNX (MatMul) and ATen (aten.mm) spellings and node names are known"),
                 near => e.help(format!("did you mean {}?", near.join(" or "))),
             }
@@ -323,8 +450,52 @@ fn never(rule: &Override, subject: &Subject) -> Box<Error> {
     }
 }
 
+/// Returns the ops that a misspelled word may mean, with the rows that PyTorch's names stand for: those of the model, else
+/// those of the op table.
+fn near_ops(word: &str, ops: &BTreeSet<&str>, names_here: &BTreeSet<&str>) -> Vec<String> {
+    let here = near_spellings(word, ops, names_here);
+    match here.is_empty() {
+        false => here,
+        true => near_spellings(
+            word,
+            &ops::all().map(|row| row.name).collect(),
+            &aten::names(),
+        ),
+    }
+}
+
+fn near_spellings(word: &str, ops: &BTreeSet<&str>, names: &BTreeSet<&str>) -> Vec<String> {
+    let aliases = names.iter().filter_map(|name| name.strip_prefix("aten."));
+    let mut found = Vec::new();
+    let mut meant: BTreeSet<&str> = BTreeSet::new();
+    for near in nearest(word, ops.iter().copied().chain(aliases), 3) {
+        let name = format!("aten.{near}");
+        let rows: Vec<&str> = match ops.contains(near) {
+            true => vec![near],
+            false => aten::rows(&name).iter().map(|row| row.name).collect(),
+        };
+        if rows.iter().any(|row| meant.contains(row)) {
+            continue;
+        }
+        found.push(match ops.contains(near) || rows.is_empty() {
+            true => near.to_string(),
+            false => format!("{name} ({})", rows.join(", ")),
+        });
+        meant.extend(rows);
+    }
+    found
+}
+
 /// Returns the error for a pattern that matches no module, with the classes, modules or nodes that exist.
 fn no_module(subject: &Subject, pattern: &NamePattern, option: &str) -> Box<Error> {
+    let target = Target::Modules(pattern.clone());
+    let of_nodes = option != "--layers";
+    if let Some(error) = of_nodes
+        .then(|| only_fused(option, &target, subject))
+        .flatten()
+    {
+        return error;
+    }
     let graph = subject.graph;
     let what = match option {
         "--layers" => "no module class or path",

@@ -15,7 +15,7 @@
 
 use super::loss::Seed;
 use crate::error::{Error, Result};
-use crate::ir::op::{Body, BodyCx, Domain, Grad, GradCx};
+use crate::ir::op::{Body, BodyCx, Grad, GradCx};
 use crate::ir::typing::Contents;
 use crate::ir::{Attrs, Graph, Id, NodeId, Phase, Role, Same, SecondaryMap, ValueId};
 use crate::ops;
@@ -232,10 +232,7 @@ impl Reverse<'_, '_> {
 
 fn missing(graph: &Graph, id: NodeId, why: &str) -> Box<Error> {
     let node = graph.node(id);
-    let op = match node.op.domain {
-        Domain::Opaque => node.attrs.opt_str("op_type").unwrap_or(node.op.name),
-        _ => node.op.name,
-    };
+    let op = node.op_name();
     Error::model("gradient", format!("{op} has no gradient here: {why}"))
         .at(graph.describe(id))
         .help("freeze the parameters before it with --freeze, or export the model without this op")

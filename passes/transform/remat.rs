@@ -16,7 +16,7 @@ use crate::ir::{Attr, Attrs, Graph, Node, NodeId, OpDef, Phase, Role, SecondaryM
 use crate::ops::transfer;
 use crate::plan::index::{ByOp, OpIdx};
 use crate::plan::input::PlanInput;
-use crate::plan::plan::{OffloadTarget, Plan};
+use crate::plan::plan::{Decision, OffloadTarget, Plan};
 use crate::plan::schedule::evaluate;
 use crate::plan::steps::Step;
 use std::collections::BTreeMap;
@@ -234,18 +234,11 @@ fn annotate(graph: &mut Graph, input: &PlanInput, nodes: &ByOp<NodeId>, plan: &P
     for (op, node) in nodes.enumerated() {
         op_of[*node] = op;
     }
-    let mut reason_of: ByOp<Option<String>> = problem.by_op(None);
+    let mut decided: ByOp<Vec<&Decision>> = problem.by_op(Vec::new());
     for decision in &plan.decisions {
-        let verb = match (decision.kept, decision.offloaded) {
-            (true, _) => "kept",
-            (false, true) => "offloaded",
-            (false, false) => "recomputed",
-        };
-        reason_of[decision.op].get_or_insert(match decision.reason.as_str() {
-            "" => verb.to_string(),
-            why => format!("{verb}: {why}"),
-        });
+        decided[decision.op].push(decision);
     }
+    let reason_of: ByOp<Option<String>> = decided.iter().map(|list| reason_text(list)).collect();
     let originals = graph.order().iter().filter(|id| {
         let node = graph.node(**id);
         node.recompute_of.is_none() && !node.op.is_transfer()
@@ -285,6 +278,39 @@ fn annotate(graph: &mut Graph, input: &PlanInput, nodes: &ByOp<NodeId>, plan: &P
             }
         }
     }
+}
+
+/// Stands in `ckpt.reason` between what is kept of a node and what is not.
+const BUT: &str = "; its other results are ";
+
+/// Returns what `ckpt.reason` says of a node, given the decisions about its results: that about the first, and where a node
+/// that keeps a result runs again for another, that about the other.
+fn reason_text(decisions: &[&Decision]) -> Option<String> {
+    let text = |decision: &Decision| {
+        let verb = match (decision.kept, decision.offloaded) {
+            (true, _) => "kept",
+            (false, true) => "offloaded",
+            (false, false) => "recomputed",
+        };
+        match decision.reason.as_str() {
+            "" => verb.to_string(),
+            why => format!("{verb}: {why}"),
+        }
+    };
+    let first = decisions.first()?;
+    let kept = decisions.iter().find(|d| d.kept);
+    let other = decisions.iter().find(|d| !d.kept);
+    Some(match (kept, other) {
+        (Some(kept), Some(other)) => format!("{}{BUT}{}", text(kept), text(other)),
+        _ => text(first),
+    })
+}
+
+/// Returns why a result is kept, or is not, from what `ckpt.reason` says of its node.
+pub fn reason_in(text: &str, is_kept: bool) -> &str {
+    let (kept, other) = text.split_once(BUT).unwrap_or((text, text));
+    let text = if is_kept { kept } else { other };
+    text.split_once(": ").map_or("", |(_, why)| why)
 }
 
 /// Returns what `ckpt.role` says of a node.

@@ -26,7 +26,8 @@ impl RngStream {
     /// Parses `NAME=PATTERN` or `NAME=PATTERN,PATTERN`.
     ///
     /// # Errors
-    /// An empty name or one with other characters than letters, digits, `.`, `_`, `-`; an empty pattern.
+    /// An empty name or one with other characters than letters, digits, `.`, `_`, `-`; a pattern that is empty, given twice or
+    /// a stream of its own.
     pub fn parse(text: &str) -> Result<RngStream> {
         let (name, patterns) = text.split_once('=').unwrap_or((text, ""));
         let patterns: Vec<String> = patterns.split(',').map(|p| p.trim().to_string()).collect();
@@ -39,6 +40,22 @@ impl RngStream {
                     .found(text),
             );
         }
+        if let Some(second) = patterns.iter().find(|p| p.contains('=')) {
+            let what = format!("`{second}` is a second stream in one --rng-stream");
+            let each = format!(
+                "--rng-stream '{name}={}' --rng-stream '{second}'",
+                patterns[0]
+            );
+            return Err(Error::usage("rng", what)
+                .help(format!("give each stream an option of its own: {each}"))
+                .found(text));
+        }
+        for (i, pattern) in patterns.iter().enumerate() {
+            if patterns[..i].contains(pattern) {
+                let what = format!("the stream `{name}` has the pattern `{pattern}` twice");
+                return Err(Error::usage("rng", what).found(text));
+            }
+        }
         Ok(RngStream {
             name: name.into(),
             patterns,
@@ -46,9 +63,7 @@ impl RngStream {
     }
 
     fn matches(&self, node: &Node) -> bool {
-        let scopes = node.loc.scopes.iter().map(|(path, _)| path.as_str());
-        let mut names = scopes.chain([node.name.as_str(), node.loc.node.as_str()]);
-        names.any(|name| self.patterns.iter().any(|p| glob::matches(p, name)))
+        self.patterns.iter().any(|pattern| is_named(pattern, node))
     }
 }
 
@@ -56,6 +71,13 @@ impl fmt::Display for RngStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}={}", self.name, self.patterns.join(","))
     }
+}
+
+/// Returns whether a pattern matches the name of a node or the path of a module that it is in.
+fn is_named(pattern: &str, node: &Node) -> bool {
+    let scopes = node.loc.scopes.iter().map(|(path, _)| path.as_str());
+    let mut names = scopes.chain([node.name.as_str(), node.loc.node.as_str()]);
+    names.any(|name| glob::matches(pattern, name))
 }
 
 /// Returns the slots in which a random node reads its seed and the number of its draws.
@@ -70,7 +92,7 @@ fn slots(node: &Node) -> Option<(usize, usize)> {
 /// Divides the random nodes of a graph into streams.
 ///
 /// # Errors
-/// A name given twice, or taken in the graph; a stream without a node, a node in two streams.
+/// A name given twice, or taken in the graph; a pattern without a node, a node in two streams.
 pub fn divide(graph: &mut Graph, streams: &[RngStream]) -> Result<()> {
     if streams.is_empty() {
         return Ok(());
@@ -94,8 +116,10 @@ pub fn divide(graph: &mut Graph, streams: &[RngStream]) -> Result<()> {
             let mut nodes = random[number].iter();
             nodes.any(|n| stream.matches(graph.node(*n)))
         });
-        if own.is_empty() {
-            return Err(no_match(graph, &random, stream));
+        let nodes = || own.iter().flat_map(|number| &random[number]);
+        let is_void = |p: &&String| !nodes().any(|n| is_named(p, graph.node(*n)));
+        if let Some(pattern) = stream.patterns.iter().find(is_void) {
+            return Err(no_match(graph, &random, stream, pattern));
         }
         for number in &own {
             if let Some(other) = taken.insert(*number, stream) {
@@ -126,16 +150,20 @@ pub fn divide(graph: &mut Graph, streams: &[RngStream]) -> Result<()> {
     Ok(())
 }
 
-/// Builds the error for a stream without nodes.
+/// Builds the error for a pattern without nodes.
 fn no_match(
     graph: &Graph,
     random: &BTreeMap<ValueId, Vec<NodeId>>,
     stream: &RngStream,
+    pattern: &str,
 ) -> Box<Error> {
     const SHOWN: usize = 12;
     let names = random.values().map(|nodes| &graph.node(nodes[0]).name[..]);
     let names: Vec<&str> = names.take(SHOWN).collect();
-    let what = format!("--rng-stream `{stream}` matches no random node");
+    let what = match stream.patterns.len() {
+        1 => format!("--rng-stream `{stream}` matches no random node"),
+        _ => format!("`{pattern}` of --rng-stream `{stream}` matches no random node"),
+    };
     Error::usage("rng", what).found(match random.len() {
         0 => "the model draws nothing at random".into(),
         n => format!("{n} random nodes, such as {}", names.join(", ")),
@@ -218,7 +246,17 @@ scope \"mlp\":
 
     #[test]
     fn refusals() {
-        for wrong in ["", "tp", "tp=", "=attn", "t p=attn", "tp=a,,b"] {
+        for wrong in [
+            "",
+            "tp",
+            "tp=",
+            "=attn",
+            "t p=attn",
+            "tp=a,,b",
+            "a=d1,b=d2",
+            "a=d,a=d",
+            "tp=d,d",
+        ] {
             assert_eq!(
                 RngStream::parse(wrong).unwrap_err().exit_code(),
                 2,
@@ -233,6 +271,12 @@ scope \"mlp\":
         assert!(message(&["tp=attn", "tp=mlp"]).contains("names `tp` twice"));
         assert!(message(&["tp=*", "q=mlp"]).contains("belongs to two streams, `tp` and `q`"));
         assert!(message(&["tp=layers.*"]).contains("2 random nodes, such as"));
+        assert!(message(&["tp=attn,layers.*"]).contains("`layers.*` of --rng-stream `tp=attn"));
+        let second = RngStream::parse("a=d1,b=d2").unwrap_err().to_string();
+        assert!(
+            second.contains("--rng-stream 'a=d1' --rng-stream 'b=d2'"),
+            "{second}"
+        );
         let mut taken = model();
         taken.add_input("rng_seed.tp", Some(Ty::scalar(DType::I64)));
         let e = divide(&mut taken, &streams(&["tp=attn"])).unwrap_err();

@@ -23,11 +23,14 @@ mod verify;
 
 use ckpt_opt::place::Place;
 use ckpt_passes::error::{Kind, Shortfall};
+use ckpt_passes::near::nearest;
 use ckpt_passes::{Error, Result};
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{Command, CommandFactory, Parser, Subcommand};
 use options::{plan as plans, runtime};
 use output::{Console, print, print_error, print_json};
+use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Mutex;
 
@@ -37,8 +40,8 @@ const STACK_BYTES: usize = 256 << 20;
 const EXAMPLES: &str = "\
 `ckpt-opt MODEL -o OUT` is short for `ckpt-opt optimize MODEL -o OUT`.
 
-`--config FILE` adds options from a file: {\"budget\": \"60%\", \"dim\": [\"batch=8\"]}, long names without dashes. Options on the
-command line win, and options that the command does not have are skipped.
+`--config FILE` adds options from a TOML or JSON file: {\"budget\": \"60%\", \"dim\": [\"batch=8\"]}, long names without dashes.
+Options on the command line win, lists of both are added up, and options that the command does not have are skipped.
 
 Examples:
   ckpt-opt model.onnx -o train.onnx --loss causal-lm --dim batch=8 --dim seq=128
@@ -52,6 +55,9 @@ Exit codes: 0 good, 1 a bug in ckpt-opt, 2 wrong usage or a bad model, 3 no plan
 #[derive(Parser)]
 #[command(name = "ckpt-opt", version, after_help = EXAMPLES, arg_required_else_help = true)]
 struct Cli {
+    /// Take options that are not given here from this file, TOML (.toml) or JSON: long names without dashes
+    #[arg(long, value_name = "FILE", global = true)]
+    config: Option<PathBuf>,
     #[command(subcommand)]
     verb: Verb,
 }
@@ -175,16 +181,18 @@ impl Verb {
 
 /// Parses the command line, runs the command, and turns its result into an exit code.
 pub fn main() -> ExitCode {
-    let words = with_verb(std::env::args_os().collect());
-    let verb = words.get(1).cloned().unwrap_or_default();
-    let parsed = config::applied(words, &Cli::command()).map(Cli::try_parse_from);
-    let cli = match parsed {
-        Ok(Ok(cli)) => cli,
-        Ok(Err(error)) => match replaced::explained(&verb.to_string_lossy(), &error) {
-            Some(error) => return failed(&error),
-            None => error.exit(),
-        },
-        Err(error) => return failed(&error),
+    let mut words: Vec<OsString> = std::env::args_os().collect();
+    let cli = match parsed(&mut words) {
+        Ok(cli) => cli,
+        Err(Unparsed::Told(error)) if !error.use_stderr() => error.exit(),
+        Err(unparsed) => {
+            let error = unparsed.error();
+            tell(&error, wants_json(&words));
+            match unparsed {
+                Unparsed::Refused(error) => return failed(&error),
+                Unparsed::Told(error) => error.exit(),
+            }
+        }
     };
     tell_cublas(cli.verb.place());
     let console = cli.verb.console();
@@ -192,12 +200,22 @@ pub fn main() -> ExitCode {
     match guarded(move || cli.verb.run()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            if console.is_some_and(Console::is_json) && error.kind() == Kind::Budget {
-                // Where stdout is closed or full, stderr and the exit code still report the error.
-                let _ = print_json(&Refusal::of(&error));
-            }
+            // A verification that fails has printed its certificate.
+            let has_printed = error.kind() == Kind::Verification;
+            tell(
+                &error,
+                console.is_some_and(Console::is_json) && !has_printed,
+            );
             failed(&error)
         }
+    }
+}
+
+/// Prints an error as the one JSON object on stdout.
+fn tell(error: &Error, is_json: bool) {
+    if is_json {
+        // Where stdout is closed or full, stderr and the exit code still report the error.
+        let _ = print_json(&Refusal::of(error));
     }
 }
 
@@ -206,33 +224,137 @@ fn failed(error: &Error) -> ExitCode {
     ExitCode::from(error.exit_code() as u8)
 }
 
+/// Why a command line was not read.
+enum Unparsed {
+    /// We refuse it.
+    Refused(Box<Error>),
+    /// The option parser does, or it was asked for help.
+    Told(clap::Error),
+}
+
+impl From<Box<Error>> for Unparsed {
+    fn from(error: Box<Error>) -> Unparsed {
+        Unparsed::Refused(error)
+    }
+}
+
+impl Unparsed {
+    fn error(&self) -> Box<Error> {
+        match self {
+            Unparsed::Refused(error) => error.clone(),
+            Unparsed::Told(error) => of_parser(error, "option"),
+        }
+    }
+}
+
+/// Reads the command line. `words` gets the verb, where it is left out, and the options of a file.
+fn parsed(words: &mut Vec<OsString>) -> Result<Cli, Unparsed> {
+    let cli = Cli::command();
+    let at = config::verb_at(words);
+    add_verb(words, at, &cli)?;
+    let verb = words.get(at).cloned().unwrap_or_default();
+    let applied = config::applied(words.clone(), at, &cli)?;
+    words.clone_from(&applied.words);
+    Cli::try_parse_from(&applied.words).map_err(|error| {
+        match replaced::explained(&verb.to_string_lossy(), &error) {
+            Some(error) => Unparsed::Refused(error),
+            None => match applied.place(&error) {
+                Some(file) => {
+                    let error = of_parser(&error, "config");
+                    Unparsed::Refused(error.at(file.display().to_string()))
+                }
+                None => Unparsed::Told(error),
+            },
+        }
+    })
+}
+
+/// Returns an error of the option parser as one of ours: its first paragraph and its tips.
+fn of_parser(error: &clap::Error, code: &'static str) -> Box<Error> {
+    let text = error.render().to_string();
+    let (what, rest) = text.split_once("\n\n").unwrap_or((&text, ""));
+    let what = what.strip_prefix("error: ").unwrap_or(what);
+    let tips = rest
+        .lines()
+        .filter_map(|line| line.trim_start().strip_prefix("tip: "));
+    tips.fold(Error::usage(code, what.trim_end()), |error, tip| {
+        error.help(tip)
+    })
+}
+
+/// Returns whether the words ask for JSON.
+fn wants_json(words: &[OsString]) -> bool {
+    let words = words.split(|w| w == "--").next().unwrap_or_default();
+    let pairs = words.windows(2);
+    words.iter().any(|w| w == "--format=json")
+        || pairs
+            .into_iter()
+            .any(|w| w[0] == "--format" && w[1] == "json")
+}
+
 /// Inserts the verb where it is left out: `ckpt-opt MODEL -o OUT`.
-fn with_verb(mut args: Vec<OsString>) -> Vec<OsString> {
-    let Some(first) = args.get(1) else {
-        return args;
+///
+/// # Errors
+/// `error[command]` for a word that can only be a misspelled verb.
+fn add_verb(words: &mut Vec<OsString>, at: usize, cli: &Command) -> Result<()> {
+    let Some(first) = words.get(at) else {
+        return Ok(());
     };
     let word = first.to_string_lossy();
     let is_about_us = matches!(word.as_ref(), "help" | "-h" | "--help" | "-V" | "--version");
-    if !is_about_us && Cli::command().find_subcommand(word.as_ref()).is_none() {
-        args.insert(1, "optimize".into());
+    if is_about_us || cli.find_subcommand(word.as_ref()).is_some() {
+        return Ok(());
     }
-    args
+    let is_plain = word.starts_with(|c: char| c.is_ascii_alphabetic())
+        && word
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || "-_".contains(c));
+    if is_plain && !Path::new(first).exists() {
+        let what = format!("there is no command and no file `{word}`");
+        return Err(no_command(what, &word, cli));
+    }
+    words.insert(at, "optimize".into());
+    Ok(())
 }
 
-/// A budget without a plan, as the one JSON object on stdout.
+/// Returns the error for a word that is no verb, with the verbs.
+fn no_command(what: String, word: &str, cli: &Command) -> Box<Error> {
+    let names: Vec<&str> = cli.get_subcommands().map(Command::get_name).collect();
+    let error = Error::usage("command", what).expected(names.join(", "));
+    match nearest(word, names, 1).first() {
+        None => error,
+        Some(near) => error.help(format!("did you mean {near}?")),
+    }
+}
+
+/// An error, as the one JSON object on stdout.
 #[derive(serde::Serialize)]
 struct Refusal<'a> {
     error: &'static str,
     message: &'a str,
+    /// The lines below the message, by their labels; none where there are numbers instead.
+    #[serde(flatten)]
+    notes: BTreeMap<&'static str, String>,
     #[serde(flatten)]
     shortfall: Option<&'a Shortfall>,
 }
 
 impl Refusal<'_> {
     fn of(error: &Error) -> Refusal<'_> {
+        let mut notes: BTreeMap<&'static str, String> = BTreeMap::new();
+        // The notes about a budget are its numbers in words.
+        let is_told = error.shortfall().is_some();
+        for (label, text) in error.notes().filter(|_| !is_told) {
+            let note = notes.entry(label).or_default();
+            *note = match note.as_str() {
+                "" => text.into(),
+                first => format!("{first}\n{text}"),
+            };
+        }
         Refusal {
             error: error.code(),
             message: error.message(),
+            notes,
             shortfall: error.shortfall(),
         }
     }
@@ -288,11 +410,8 @@ fn manual(verb: Option<&str>) -> Result<()> {
     let mut command = Cli::command();
     if let Some(name) = verb {
         let Some(found) = command.find_subcommand(name) else {
-            let names: Vec<&str> = command.get_subcommands().map(|c| c.get_name()).collect();
-            return Err(
-                Error::usage("command", format!("there is no command `{name}`"))
-                    .expected(names.join(", ")),
-            );
+            let what = format!("there is no command `{name}`");
+            return Err(no_command(what, name, &command));
         };
         command = found.clone().display_name(format!("ckpt-opt-{name}"));
     }
@@ -315,20 +434,22 @@ mod tests {
     #[test]
     fn the_verb_may_be_left_out() {
         let fill = |words: &[&str]| {
-            let args = std::iter::once("ckpt-opt")
-                .chain(words.iter().copied())
-                .map(Into::into)
-                .collect();
-            with_verb(args)
-                .into_iter()
-                .skip(1)
-                .map(|w| w.into_string().unwrap())
-                .collect::<Vec<_>>()
+            let words = std::iter::once("ckpt-opt").chain(words.iter().copied());
+            let mut words: Vec<OsString> = words.map(Into::into).collect();
+            let at = config::verb_at(&words);
+            add_verb(&mut words, at, &Cli::command()).unwrap();
+            let text = |w: OsString| w.into_string().unwrap();
+            words.into_iter().skip(1).map(text).collect::<Vec<_>>()
         };
         assert_eq!(fill(&["m.onnx", "-o", "t.onnx"])[0], "optimize");
         assert_eq!(fill(&["--policy", "full", "m.onnx"])[0], "optimize");
         assert_eq!(fill(&["inspect", "m.onnx"])[0], "inspect");
         assert_eq!(fill(&["--help"]), ["--help"]);
+        assert_eq!(
+            fill(&["--config", "c.toml", "m.onnx"]),
+            ["--config", "c.toml", "optimize", "m.onnx"]
+        );
+        assert_eq!(fill(&["--config=c.toml", "plan"])[1], "plan");
         assert!(fill(&[]).is_empty());
     }
 

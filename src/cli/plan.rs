@@ -11,6 +11,7 @@ use ckpt_opt::planning::read;
 use ckpt_opt::planning::report::{Report, compare, left_out};
 use ckpt_opt::planning::step::TrainingStep;
 use ckpt_opt::report::ablation::ablation;
+use ckpt_opt::report::advice::advice;
 use ckpt_opt::report::difference::Difference;
 use ckpt_opt::report::frontier::Frontier;
 use ckpt_opt::report::svg::svg;
@@ -46,6 +47,7 @@ pub fn run(args: &PlanArgs) -> Result<()> {
     };
     let mut report = Report::new(&step, &outcome, args.goal.search.objective);
     report.maximized = maximized;
+    report.warnings.extend(advice(&step, &outcome)?);
     if args.compare {
         report.compare = Some(compare(&step, &request.plan)?);
         report.compare_left_out = left_out(&step);

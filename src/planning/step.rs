@@ -129,7 +129,7 @@ impl TrainingStep {
     pub fn of_training(graph: &Graph, request: &Request) -> Result<TrainingStep> {
         let binding = Binding::new(graph, &request.dims)?;
         let mut bound = BoundGraph::new(graph, &binding, request.planning_options())?;
-        let mut warnings: Vec<String> = bound.warning.take().into_iter().collect();
+        let mut warnings = std::mem::take(&mut bound.warnings);
         warnings.extend(offload::warning(&bound.input, &request.plan));
         Ok(TrainingStep {
             is_measured: request.times.is_some(),

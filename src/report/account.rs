@@ -98,7 +98,7 @@ impl<'a> Account<'a> {
                 .found(format!("{} bytes", memory.peak_bytes)));
             }
         }
-        let verdicts = verdicts(plan, &after);
+        let verdicts = verdicts(plan, &after, &input.constraints);
         let mut account = Account {
             step,
             plan,

@@ -141,10 +141,15 @@ impl Explanation {
     }
 
     fn whole(&self, out: &mut String) {
+        let goal = match self.budget_bytes {
+            Some(n) => self
+                .policy
+                .replacen("budget", &format!("budget {}", bytes(n)), 1),
+            None => self.policy.clone(),
+        };
         let _ = writeln!(
             out,
-            "{}: peak {} -> {}, {} more time ({:.2} % by the cost model)\n",
-            self.policy,
+            "{goal}: peak {} -> {}, {} more time ({:.2} % by the cost model)\n",
             bytes(self.peak_before_bytes),
             bytes(self.peak_after_bytes),
             micros(self.recompute_us),

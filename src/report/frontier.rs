@@ -4,7 +4,9 @@ use super::ablation::{Technique, spread};
 use crate::planning::step::TrainingStep;
 use crate::units::bytes;
 use ckpt_passes::Result;
+use ckpt_passes::plan::budget::question;
 use ckpt_passes::plan::on_device::{frontier, policies, smallest_peak};
+use ckpt_passes::plan::solve::bound::class;
 use ckpt_passes::plan::{Budget, PlanRequest, Score};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -118,7 +120,17 @@ impl Frontier {
                 traffic_overhead_pct: s.map(|s| s.score.traffic_overhead_pct(before)),
             }
         });
-        let points = points.collect();
+        let points: Vec<Point> = points.collect();
+        let mut warnings = step.warnings.clone();
+        let is_void = |n: u64| {
+            points
+                .iter()
+                .any(|p| p.budget_bytes == n && p.peak_bytes.is_none())
+        };
+        warnings.extend(given.iter().filter_map(|budget| match budget {
+            Budget::Bytes(n) if is_void(*n) => question(*n),
+            _ => None,
+        }));
         let policies = policies(input).map(|(policy, plan)| PolicyPoint {
             policy: policy.to_string(),
             peak_bytes: step.shown(plan.after.peak_bytes),
@@ -138,13 +150,13 @@ impl Frontier {
                 .iter()
                 .flatten()
                 .next()
-                .map(|s| s.bound.class.into()),
+                .map(|s| class(s.bound.class, !input.overrides.is_empty())),
             ops: input.problem.ops.len(),
             blocks: input.annotations.layers,
             device: step.device.name.clone(),
             dims: step.dims.clone(),
             plan_seconds: started.elapsed().as_secs_f64(),
-            warnings: step.warnings.clone(),
+            warnings,
         })
     }
 

@@ -1,7 +1,7 @@
 //! Everything that people look at.
 //!
 //! Reports of commands: [`inspection`] (`inspect`), [`summary`] (`optimize`), [`frontier`] with its picture ([`svg`]) and the
-//! [`ablation`] of memory-saving techniques, [`difference`] (`diff`), [`explain`].
+//! [`ablation`] of memory-saving techniques, [`difference`] (`diff`), [`explain`]. [`advice`] warns of plans that save nothing.
 //!
 //! Views of one plan print an [`account`], which holds all data and is computed once: memory over the schedule before and
 //! after ([`memory`]), the fate of every value and its reason ([`verdict`]), and totals for each layer. [`terms`] maps
@@ -12,6 +12,7 @@
 
 pub mod ablation;
 pub mod account;
+pub mod advice;
 pub mod console;
 pub mod difference;
 pub mod dot;

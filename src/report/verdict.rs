@@ -9,8 +9,11 @@ use super::terms::Terms;
 use super::words::words;
 use crate::planning::labels::Role;
 use crate::units::{bytes, micros};
+use ckpt_passes::plan::on_device::is_price;
+use ckpt_passes::plan::plan::made_again;
 use ckpt_passes::plan::{
-    ByOp, ByValue, OpAnnotations, OpIdx, OpPhase, Plan, Problem, Step, ValueIdx, ValueKind,
+    ByOp, ByValue, Constraint, Constraints, OpAnnotations, OpIdx, OpPhase, Plan, Problem, Step,
+    ValueIdx, ValueKind,
 };
 use rustc_hash::FxHashSet;
 use serde::Serialize;
@@ -52,7 +55,7 @@ pub enum Alternative {
     /// For a recomputed or offloaded value: the bytes of its node's results held longer, the peak with them, and the time
     /// saved.
     Keep {
-        /// Bytes of all results of the node, for as long as they would be held.
+        /// Bytes of all such results of the node, for as long as they would be held.
         bytes: u64,
         /// Peak of the plan if they were kept; at least the present peak.
         peak_bytes: u64,
@@ -112,10 +115,13 @@ struct Looker<'a> {
     terms: &'a Terms<'a>,
     problem: &'a Problem,
     memory: &'a Memory<'a>,
+    constraints: &'a Constraints,
     roots: ByValue<ValueIdx>,
     /// The first step it is held and the one after the last, for each computation.
     held: ByValue<Vec<(usize, usize)>>,
     runs: ByOp<usize>,
+    /// Whether a later computation than the first is used.
+    made_again: ByValue<bool>,
     /// How often the results of each op are moved, out and in, and the last step that does.
     moves: ByOp<usize>,
     last_move: ByOp<usize>,
@@ -160,16 +166,18 @@ impl Looker<'_> {
 }
 
 /// What becomes of every value that an op makes, in the given order.
-pub fn verdicts(plan: &Plan, memory: &Memory) -> Vec<Verdict> {
+pub fn verdicts(plan: &Plan, memory: &Memory, constraints: &Constraints) -> Vec<Verdict> {
     let terms = &memory.terms;
     let (problem, annotations, labels) = (terms.problem, terms.annotations, terms.labels);
     let mut looker = Looker {
         terms,
         problem,
         memory,
+        constraints,
         roots: problem.roots(),
         held: problem.by_value(Vec::new()),
         runs: problem.by_op(0),
+        made_again: made_again(problem, &memory.schedule.steps),
         moves: problem.by_op(0),
         last_move: problem.by_op(0),
         needed: problem.by_value(None),
@@ -209,7 +217,7 @@ pub fn verdicts(plan: &Plan, memory: &Memory) -> Vec<Verdict> {
                 Fate::View
             } else if looker.moves[o] > 1 {
                 Fate::Offloaded
-            } else if looker.runs[o] > 1 {
+            } else if looker.made_again[*v] {
                 Fate::Recomputed
             } else if matches!(role, Role::Output | Role::Gradient) {
                 Fate::Output
@@ -250,7 +258,7 @@ pub fn verdicts(plan: &Plan, memory: &Memory) -> Vec<Verdict> {
     }
     let dearest = dearest(&all);
     for verdict in &mut all {
-        verdict.reason = looker.reason(plan, verdict, dearest);
+        verdict.reason = looker.reason(verdict, dearest);
     }
     all
 }
@@ -275,12 +283,13 @@ fn dearest(all: &[Verdict]) -> f64 {
 }
 
 impl Looker<'_> {
-    /// Keeping what an op makes: all its results, or it would run again all the same.
+    /// Keeping what an op makes: all its results that are recomputed, or it would run again all the same.
     fn kept(&self, highest: &Highest, op: OpIdx) -> Alternative {
         // When each result is not there between its computations, and its bytes.
         let mut gaps: Vec<(usize, usize, u64)> = Vec::new();
         let mut held_bytes = 0;
-        for v in &self.problem.ops[op].outs {
+        let outs = self.problem.ops[op].outs.iter();
+        for v in outs.filter(|v| self.made_again[**v]) {
             let bytes = self.problem.values[*v].bytes;
             held_bytes += bytes;
             let between = self.held[*v].windows(2).map(|w| (w[0].1, w[1].0));
@@ -303,21 +312,46 @@ impl Looker<'_> {
         }
     }
 
-    fn reason(&self, plan: &Plan, v: &Verdict, dearest: f64) -> String {
-        // A rule's reason is the rule; a budget's is its prices.
-        let rule = plan.certificate.is_none() && !v.reason.is_empty();
-        match (v.fate, &v.alternative) {
-            (Fate::View, _) => match self.problem.values[v.value].view_of {
+    fn reason(&self, v: &Verdict, dearest: f64) -> String {
+        match v.fate {
+            Fate::View => match self.problem.values[v.value].view_of {
                 Some(base) => format!(
                     "a view of {}: it has no memory of its own",
                     self.terms.labels.names[self.roots[base]]
                 ),
                 None => "there from the start".into(),
             },
-            (Fate::Backward, _) => "part of the backward".into(),
-            (Fate::Output, _) => "an output of the graph: it stays to the end".into(),
-            (Fate::Freed, _) => "the backward does not read it".into(),
+            Fate::Backward => "part of the backward".into(),
+            Fate::Output => "an output of the graph: it stays to the end".into(),
+            Fate::Freed => "the backward does not read it".into(),
+            Fate::Kept if v.runs > 1 => {
+                let outs = self.problem.ops[v.at].outs.iter();
+                let others = outs.filter(|o| self.made_again[**o]);
+                let names = &self.terms.labels.names;
+                let others: Vec<&str> = others.map(|o| names[*o].as_str()).collect();
+                format!(
+                    "{}; its node runs again for {}",
+                    self.choice(v, dearest),
+                    others.join(", ")
+                )
+            }
+            _ => self.choice(v, dearest),
+        }
+    }
+
+    /// Returns why a value that the planner decides about is kept or is not: a rule, what was settled beforehand, or a
+    /// budget's prices.
+    fn choice(&self, v: &Verdict, dearest: f64) -> String {
+        let rule = !v.reason.is_empty() && !is_price(&v.reason);
+        let constraint = match v.fate {
+            Fate::Recomputed => Constraint::Recompute,
+            _ => Constraint::Keep,
+        };
+        let settled = self.constraints.reason(self.problem, v.at, constraint);
+        let settled = settled.filter(|_| v.moves == 0);
+        match (v.fate, &v.alternative) {
             _ if rule => v.reason.clone(),
+            _ if settled.is_some() => settled.unwrap_or_default().into(),
             (Fate::Recomputed, _) if v.bytes > 0 => format!(
                 "gives {} back for {} ({:.3} µs a MiB)",
                 bytes(v.bytes),
@@ -330,11 +364,16 @@ impl Looker<'_> {
                 micros(*saved_us),
                 rate(*saved_us, v.bytes)
             ),
-            (Fate::Kept, Some(Alternative::Recompute { us, .. }))
+            (Fate::Kept, Some(Alternative::Recompute { us, ops }))
                 if rate(*us, v.bytes) > dearest =>
             {
+                let others = match ops.saturating_sub(1) {
+                    0 => String::new(),
+                    1 => ", with 1 other op".into(),
+                    n => format!(", with {n} other ops"),
+                };
                 format!(
-                    "computing it again is dearer ({:.3} µs a MiB) than anything that this plan recomputes",
+                    "computing it again is dearer ({:.3} µs a MiB{others}) than anything that this plan recomputes",
                     rate(*us, v.bytes)
                 )
             }

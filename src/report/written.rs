@@ -7,11 +7,13 @@ use crate::provenance::keys;
 use ckpt_passes::compile::Request;
 use ckpt_passes::ir::{Graph, NodeId, SecondaryMap};
 use ckpt_passes::ops::transfer;
+use ckpt_passes::plan::on_device::is_price;
+use ckpt_passes::plan::plan::made_again;
 use ckpt_passes::plan::steps::settled;
 use ckpt_passes::plan::{OpIdx, Plan, PlanOutcome, Step};
 use ckpt_passes::transform::infer::infer;
 use ckpt_passes::transform::joint::joint;
-use ckpt_passes::transform::remat::strip_plan;
+use ckpt_passes::transform::remat::{reason_in, strip_plan};
 use ckpt_passes::{Error, Result};
 
 /// Returns true for a graph with recomputations or transfers.
@@ -65,20 +67,23 @@ pub fn read(graph: &mut Graph, request: &Request) -> Result<(TrainingStep, PlanO
     steps.dedup_by(|a, b| a == b && a.is_move());
     let policy = graph.meta.get(keys::POLICY);
     let name = policy.map_or("as the file has it", String::as_str);
+    let steps = settled(&steps);
+    let made_again = made_again(problem, &steps);
     let mut reasons = problem.by_value(String::new());
-    // The reasons of a budget are its costs, which are computed anew.
-    let is_rule = !name.starts_with("budget");
-    for (op, node) in problem.ops.iter().zip(training.order()).filter(|_| is_rule) {
+    for (op, node) in problem.ops.iter().zip(training.order()) {
         let Some(text) = graph.node(*node).meta.get("ckpt.reason") else {
             continue;
         };
-        let reason = text.split_once(": ").map_or("", |(_, why)| why);
         for v in &op.outs {
-            reasons[*v] = reason.into();
+            let reason = reason_in(text, !made_again[*v]);
+            // Prices are computed anew.
+            if !is_price(reason) {
+                reasons[*v] = reason.into();
+            }
         }
     }
     let layer_of = &training_step.input.annotations.layer_of;
-    let plan = Plan::new(name, problem, &settled(&steps), layer_of, &reasons)?;
+    let plan = Plan::new(name, problem, &steps, layer_of, &reasons)?;
     Ok((
         training_step,
         PlanOutcome {

@@ -138,7 +138,7 @@ impl<'g> Program<'g> {
             let Some(kernel) = kernels::find(node.op) else {
                 return Err(Error::model(
                     "op",
-                    format!("the runtime cannot execute {}", node.op.name),
+                    format!("the runtime cannot execute {}", node.op_name()),
                 )
                 .at(graph.describe(*id)));
             };

@@ -192,6 +192,164 @@ fn a_planned_file_is_explained_as_it_is() {
     }
 }
 
+fn value<'a>(all: &'a Value, name: &str) -> &'a Value {
+    let mut values = all["values"].as_array().unwrap().iter();
+    values.find(|v| v["name"] == name).unwrap()
+}
+
+/// An op that runs again for one of its results leaves the others as they are: in the decision, in the table of layers and
+/// in the written file.
+#[test]
+fn a_result_that_is_held_is_kept_whatever_its_node_does() {
+    let dir = workplace();
+    let plan = ["--dim", "batch=8", "--policy", "submodule"];
+    let all = explain(dir.path(), &[&["model.onnx"], &plan[..]].concat());
+    let norm = value(&all, "layer_norm");
+    assert_eq!((&norm["fate"], &norm["runs"]), (&"kept".into(), &2.into()));
+    let reason = norm["reason"].as_str().unwrap();
+    assert!(
+        reason.starts_with("other layers read it; its node runs again for "),
+        "{reason}"
+    );
+    let statistics = reason.rsplit_once(" for ").unwrap().1.split(", ");
+    for name in statistics {
+        let v = value(&all, name);
+        assert_eq!(
+            (&v["fate"], &v["node"]),
+            (&"recomputed".into(), &norm["node"])
+        );
+        assert_eq!(v["reason"], "inside a recomputed norm");
+        // To keep them holds their own bytes, and not those of the result that is held anyway.
+        assert!(n(&v["alternative"], "bytes") < n(norm, "bytes") / 4, "{v}");
+    }
+    for layer in all["layers"].as_array().unwrap() {
+        for (fate, key) in [("kept", "kept_bytes"), ("recomputed", "recomputed_bytes")] {
+            let inside = all["values"].as_array().unwrap().iter();
+            let inside = inside.filter(|v| v["layer"] == layer["index"] && v["fate"] == fate);
+            assert_eq!(n(layer, key), sum(inside.map(|v| &v["bytes"])));
+        }
+    }
+    // Held throughout: at every step from where it is made to its last reader.
+    let again = explain(
+        dir.path(),
+        &["model.onnx", "--dim", "batch=8", "--policy", "none"],
+    );
+    assert!(n(norm, "held_steps") > n(value(&again, "layer_norm"), "held_steps") / 2);
+
+    let write = [&["model.onnx", "-o", "t.onnx"], &plan[..]].concat();
+    assert_eq!(code(&call(dir.path(), &write)), 0);
+    let written = explain(dir.path(), &["t.onnx", "--dim", "batch=8"]);
+    for v in all["values"].as_array().unwrap() {
+        let same = value(&written, v["name"].as_str().unwrap());
+        assert_eq!(
+            (&same["fate"], &same["reason"]),
+            (&v["fate"], &v["reason"]),
+            "{v}"
+        );
+    }
+    let file = std::fs::read(dir.path().join("t.onnx")).unwrap();
+    let file = String::from_utf8_lossy(&file);
+    assert!(file.contains(
+        "kept: other layers read it; its other results are recomputed: inside a recomputed norm"
+    ));
+}
+
+#[test]
+fn a_budgeted_plan_names_what_the_user_settled() {
+    let dir = workplace();
+    let base = [
+        "model.onnx",
+        "--dim",
+        "batch=8",
+        "--budget",
+        "60%",
+        "--effort",
+        "first",
+    ];
+    let with = |options: &[&'static str]| [&base[..], options].concat();
+    let ops = with(&["--save-ops", "Gelu", "--recompute-ops", "aten.addmm"]);
+    let all = explain(dir.path(), &ops);
+    let mut named = 0;
+    for v in all["values"].as_array().unwrap() {
+        let by = match (v["op"].as_str().unwrap(), v["fate"].as_str().unwrap()) {
+            ("Gelu", "kept") => "--save-ops Gelu",
+            ("Gemm", "recomputed") => "--recompute-ops aten.addmm",
+            _ => continue,
+        };
+        assert_eq!(v["reason"], by, "{v}");
+        named += 1;
+    }
+    assert!(named >= 4, "{named}");
+    let wide = [
+        "model.onnx",
+        "--dim",
+        "batch=8",
+        "--budget",
+        "95%",
+        "--effort",
+        "first",
+    ];
+    let outside = explain(dir.path(), &[&wide[..], &["--first", "1"]].concat());
+    let gelu = outside["values"].as_array().unwrap().iter();
+    let mut gelu = gelu.filter(|v| v["op"] == "Gelu" && v["layer"] == 1);
+    assert_eq!(gelu.next().unwrap()["reason"], "outside what was asked for");
+
+    let human = |args: &[&str]| {
+        let done = call(dir.path(), &[&["explain"], args].concat());
+        String::from_utf8(done.stdout).unwrap()
+    };
+    let text = human(&ops);
+    let first = text.lines().next().unwrap();
+    assert!(
+        first.starts_with("budget 3.") && first.contains(" MiB --save-ops Gelu"),
+        "{first}"
+    );
+    // The same from the file that is written.
+    let write = [&ops[..], &["-o", "t.onnx"]].concat();
+    assert_eq!(code(&call(dir.path(), &write)), 0);
+    let written = explain(dir.path(), &["t.onnx", "--dim", "batch=8"]);
+    let gelu = all["values"].as_array().unwrap().iter();
+    for v in gelu.filter(|v| v["op"] == "Gelu" && v["fate"] == "kept") {
+        assert_eq!(
+            value(&written, v["name"].as_str().unwrap())["reason"],
+            v["reason"]
+        );
+    }
+}
+
+/// A price of several ops says so: it is not that of the op beside it.
+#[test]
+fn a_price_of_several_ops_says_how_many() {
+    let dir = workplace();
+    let base = [
+        "model.onnx",
+        "--dim",
+        "batch=8",
+        "--effort",
+        "first",
+        "--budget",
+    ];
+    let mut chains = 0;
+    for budget in ["90%", "80%", "70%", "60%"] {
+        let all = explain(dir.path(), &[&base[..], &[budget]].concat());
+        for v in all["values"].as_array().unwrap() {
+            let reason = v["reason"].as_str().unwrap();
+            let (true, Some(ops)) = (reason.contains("dearer"), v["alternative"]["ops"].as_u64())
+            else {
+                continue;
+            };
+            let others = match ops {
+                1 => "µs a MiB)".into(),
+                2 => "with 1 other op)".into(),
+                n => format!("with {} other ops)", n - 1),
+            };
+            assert!(reason.contains(&others), "{reason}");
+            chains += usize::from(ops > 1);
+        }
+    }
+    assert!(chains > 0);
+}
+
 #[test]
 fn a_stored_plan_says_what_it_can() {
     let dir = workplace();

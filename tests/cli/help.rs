@@ -123,6 +123,86 @@ fn options_come_from_a_file_too() {
 }
 
 #[test]
+fn a_file_and_the_command_line_add_up() {
+    let dir = workplace();
+    let file = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+    let report = |line: &str| {
+        let words: Vec<&str> = line.split(' ').collect();
+        json(&call(dir.path(), &words))
+    };
+    file(
+        "c.json",
+        r#"{"policy": true, "dim": ["seq=16", "batch=4"], "freeze": ["*wpe*"], "format": "json"}"#,
+    );
+    file(
+        "c.toml",
+        "policy = true\nfreeze = '*wpe*'\nformat = 'json'\n[dim]\nseq = 16\nbatch = 4\n",
+    );
+    for name in ["c.json", "c.toml"] {
+        let found = report(&format!("plan model.onnx --dim batch=2 --config {name}"));
+        let dims = (&found["dims"]["batch"], &found["dims"]["seq"]);
+        assert_eq!(dims, (&2.into(), &16.into()), "{name}");
+        assert_eq!(found["policy"], "full");
+        let frozen = |line: &str| report(line)["frozen_parameters"].as_u64().unwrap();
+        let one = frozen(&format!("model.onnx -o t.onnx --config {name}"));
+        let two = frozen(&format!(
+            "--config {name} model.onnx -o t.onnx --freeze *ln_f*"
+        ));
+        assert!(0 < one && one < two, "{name}: {one} {two}");
+    }
+    file("c.json", r#"{"policy": false, "format": "json"}"#);
+    assert_eq!(report("plan model.onnx --config c.json")["policy"], "none");
+    file("c.json", r#"{"output": "a.onnx", "policy": "none"}"#);
+    let done = call(
+        dir.path(),
+        &["model.onnx", "-o", "b.onnx", "--config", "c.json"],
+    );
+    assert_eq!(code(&done), 0, "{}", stderr(&done));
+    assert!(dir.path().join("b.onnx").exists() && !dir.path().join("a.onnx").exists());
+    // What the parser refuses in the file is told to be there.
+    for text in [
+        r#"{"budget": "lots"}"#,
+        r#"{"every": 0}"#,
+        r#"{"reorder": "yes"}"#,
+        r#"{"offload-streams": false}"#,
+        r#"{"dims": ["batch=2"]}"#,
+    ] {
+        file("c.json", text);
+        let done = call(dir.path(), &["plan", "model.onnx", "--config", "c.json"]);
+        assert_eq!(code(&done), 2, "{text}");
+        let told = stderr(&done);
+        assert!(
+            told.contains("error[config]") && told.contains("at: c.json"),
+            "{told}"
+        );
+    }
+}
+
+#[test]
+fn every_command_names_the_file_of_options_in_its_help() {
+    let dir = workplace();
+    for verb in [
+        "optimize",
+        "inspect",
+        "plan",
+        "frontier",
+        "explain",
+        "diff",
+        "run",
+        "verify",
+        "calibrate",
+        "profile",
+        "overhead",
+        "doctor",
+        "completions",
+        "man",
+    ] {
+        let help = String::from_utf8(call(dir.path(), &[verb, "--help"]).stdout).unwrap();
+        assert!(help.contains("--config <FILE>"), "{verb}: {help}");
+    }
+}
+
+#[test]
 fn help_groups_options_by_question() {
     let dir = workplace();
     let help = call(dir.path(), &["optimize", "--help"]);

@@ -16,6 +16,7 @@ mod loss_chunks;
 mod measuring;
 #[cfg(feature = "torch")]
 mod offload_files;
+mod options;
 mod planning;
 mod reordering;
 mod reports;

@@ -246,6 +246,56 @@ fn a_refusal_is_as_published() {
     refused(none);
 }
 
+/// What we refuse and what the option parser refuses, from the command line and from a file.
+#[test]
+fn every_error_is_one_object() {
+    let dir = workplace();
+    let text = "policy = \"ful\"\nformat = \"json\"\n";
+    std::fs::write(dir.path().join("c.toml"), text).unwrap();
+    for (args, error, says) in [
+        ("plan model.onnx --nope --format json", "option", "--nope"),
+        (
+            "plan model.onnx --format=json --budget lots",
+            "option",
+            "lots",
+        ),
+        ("plan --format json", "option", "required"),
+        (
+            "plan model.onnx --save-ops Gelo --format json",
+            "selection",
+            "Gelo",
+        ),
+        ("paln model.onnx --format json", "command", "paln"),
+        (
+            "run t.onnx --no-arena --format json",
+            "option",
+            "--no-arena",
+        ),
+        (
+            "plan model.onnx --config none.json --format json",
+            "file",
+            "read",
+        ),
+        ("plan model.onnx --config c.toml", "config", "ful"),
+        (
+            "inspect graph.json.gz --format json",
+            "format",
+            "not a model",
+        ),
+    ] {
+        let done = call(dir.path(), &args.split(' ').collect::<Vec<_>>());
+        assert_eq!(code(&done), 2, "{args}: {}", stderr(&done));
+        let value: Value = serde_json::from_slice(&done.stdout).expect("one JSON object");
+        satisfies(&value, "refusal.json");
+        assert_eq!(value["error"], error, "{args}");
+        let message = value["message"].as_str().unwrap();
+        assert!(message.contains(says), "{args}: {message}");
+        assert!(!stderr(&done).is_empty());
+    }
+    let human = call(dir.path(), &["plan", "model.onnx", "--nope"]);
+    assert!(human.stdout.is_empty() && code(&human) == 2);
+}
+
 #[test]
 fn what_is_read_is_as_published() {
     let packed = std::fs::File::open(fixture("graphs", "layers.json.gz")).unwrap();

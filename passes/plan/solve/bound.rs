@@ -17,15 +17,24 @@ use super::cut::{Bend, Cut, Scene};
 use super::simulate::Simulation;
 use super::work::Work;
 
-/// The schedules that the bound covers.
+/// The schedules that the bound covers; see [`class`].
 pub const CLASS: &str =
-    "every schedule whose first computations follow the given order, any number of recomputations";
+    "whose first computations follow the given order, any number of recomputations";
 
 /// The schedules that the bound covers where another order than the given one was chosen.
-pub const CLASS_REORDERED: &str = "every schedule whose first computations follow the order of this plan, any number of recomputations";
+pub const CLASS_REORDERED: &str =
+    "whose first computations follow the order of this plan, any number of recomputations";
 
 /// Added to a class where results may also be offloaded.
 pub const CLASS_MOVING: &str = ", any of the results that may leave offloaded";
+
+/// Returns a class of schedules in words. Overrides are hard constraints: the bound says nothing of schedules against them.
+pub fn class(of: &str, is_overridden: bool) -> String {
+    match is_overridden {
+        true => format!("every schedule that obeys the overrides and {of}"),
+        false => format!("every schedule {of}"),
+    }
+}
 
 /// Returns a bound in weight over the cost of running every op once; `None` if no schedule of the class fits.
 pub fn one_position(

@@ -5,11 +5,10 @@
 //! costs compare equal, and flows are integral. A `weight` is at least 1, so that no plan repeats an op for nothing. A
 //! `price` is rounded down and never above the true cost, so that a bound made of prices is a bound.
 
-use crate::constraint::Constraint;
+use crate::constraint::{Constraint, droppable};
 use crate::index::{ByOp, OpIdx, ValueIdx};
 use crate::objective::Objective;
 use crate::problem::{Op, OpPhase, Problem, ValueKind};
-use crate::saved_set::pinned;
 use ckpt_error::{Error, Result};
 
 /// What all ops together weigh, about.
@@ -190,14 +189,13 @@ impl Dag {
         if constraints.is_empty() {
             return;
         }
-        let pins = pinned(problem);
+        let may_go = droppable(problem);
         for (o, op) in self.op_in_problem.iter().enumerate() {
             match constraints.at(*op) {
                 Some(Some(Constraint::Keep)) => self.repeatable[o] = false,
                 Some(Some(Constraint::Recompute)) => {
                     for v in self.outs.of(o as u32) {
-                        let pin = &pins[self.value_in_problem[*v as usize]];
-                        self.dropped[*v as usize] = pin.is_none();
+                        self.dropped[*v as usize] = may_go[self.value_in_problem[*v as usize]];
                     }
                 }
                 _ => {}

@@ -18,7 +18,7 @@ mod rotary;
 use crate::analysis::matcher::Matcher;
 use crate::analysis::residual_stream::Flow;
 use crate::error::Result;
-use crate::ir::{Graph, NodeId, Role, SecondaryMap, ValueId};
+use crate::ir::{FusedNode, Graph, NodeId, Role, SecondaryMap, ValueId};
 use crate::ops::Builder;
 use crate::transform::dce::dce;
 use crate::transform::infer::infer;
@@ -66,8 +66,10 @@ pub fn fuse(graph: &mut Graph) -> Result<Fused> {
     for found in all {
         splice.replace(&mut fused, found)?;
     }
-    splice.finish()?;
+    let heads = splice.finish()?;
+    let parts = parts(graph, &heads);
     dce(graph);
+    keep_parts(graph, parts);
     // New nodes may read shapes of values that are no longer made, and sizes may have changed their spelling.
     simplify(graph)?;
     for id in constants {
@@ -87,6 +89,8 @@ struct Splice<'g> {
     /// The new value that replaced an old one.
     replaced: FxHashMap<ValueId, ValueId>,
     first_new: usize,
+    /// The node that a pattern ended in, and the one that stands for all of it.
+    heads: Vec<(NodeId, NodeId)>,
 }
 
 impl<'g> Splice<'g> {
@@ -99,6 +103,7 @@ impl<'g> Splice<'g> {
             placed,
             replaced: FxHashMap::default(),
             first_new,
+            heads: Vec::new(),
         })
     }
 
@@ -122,6 +127,9 @@ impl<'g> Splice<'g> {
         *fused.entry(found.pattern.plural()).or_insert(0) += 1;
         let new = found.pattern.build(&mut self.b)?;
         let made = self.b.graph.order()[before..].to_vec();
+        let is_op = |id: &&NodeId| !self.b.graph.node(**id).op.is_layout();
+        let head = made.iter().rev().find(is_op).or(made.last());
+        self.heads.extend(head.map(|head| (anchor, *head)));
         self.placed[anchor].extend(made);
         let name = self.b.graph.value(old).name.clone();
         self.b.graph.rename_value(old, &format!("{name}/parts"));
@@ -131,8 +139,9 @@ impl<'g> Splice<'g> {
         Ok(())
     }
 
-    /// Moves new nodes to their places, operands first.
-    fn finish(self) -> Result<()> {
+    /// Moves new nodes to their places, operands first. Returns the nodes that patterns ended in, with those that stand for
+    /// the patterns.
+    fn finish(self) -> Result<Vec<(NodeId, NodeId)>> {
         let graph = self.b.graph;
         let old = graph.order()[..self.first_new].to_vec();
         let mut order = Vec::with_capacity(graph.order().len());
@@ -143,6 +152,54 @@ impl<'g> Splice<'g> {
             }
         }
         graph.set_order(order);
-        Ok(())
+        Ok(self.heads)
+    }
+}
+
+/// Returns the nodes that a pattern may have been made of, each with the node that stands for the pattern. Those that
+/// [`dce`] leaves have other readers, and are no parts.
+fn parts(graph: &Graph, heads: &[(NodeId, NodeId)]) -> Vec<(NodeId, NodeId, FusedNode)> {
+    let mut head_of: SecondaryMap<NodeId, Option<NodeId>> =
+        SecondaryMap::new(graph.node_bound(), None);
+    for (anchor, head) in heads {
+        head_of[*anchor] = Some(*head);
+    }
+    let mut parts = Vec::new();
+    for id in graph.order().iter().rev() {
+        let node = graph.node(*id);
+        let mut readers = node.outs.iter().flat_map(|v| graph.value(*v).uses());
+        let head = head_of[*id].or_else(|| readers.find_map(|reader| head_of[reader.node]));
+        head_of[*id] = head;
+        if let Some(head) = head {
+            let part = FusedNode {
+                name: node.name.clone(),
+                loc: node.loc.clone(),
+                op: node.op,
+            };
+            parts.push((*id, head, part));
+        }
+    }
+    parts
+}
+
+/// Notes at each fused node what it was made of.
+fn keep_parts(graph: &mut Graph, parts: Vec<(NodeId, NodeId, FusedNode)>) {
+    let head_of: FxHashMap<NodeId, NodeId> =
+        parts.iter().map(|(id, head, _)| (*id, *head)).collect();
+    let mut by_head: BTreeMap<NodeId, Vec<FusedNode>> = BTreeMap::new();
+    for (id, mut head, part) in parts.into_iter().rev() {
+        if graph.contains_node(id) {
+            continue;
+        }
+        // A fused op may be a part of a larger one.
+        while let Some(outer) = head_of.get(&head).filter(|_| !graph.contains_node(head)) {
+            head = *outer;
+        }
+        if graph.contains_node(head) {
+            by_head.entry(head).or_default().push(part);
+        }
+    }
+    for (head, parts) in by_head {
+        graph.set_fused_from(head, parts);
     }
 }

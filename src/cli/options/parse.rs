@@ -1,7 +1,9 @@
 //! Readers of option values.
 
 use crate::cli::replaced;
-use ckpt_passes::plan::{Budget, Effort, Policy};
+use ckpt_passes::plan::budget::parse_bytes;
+use ckpt_passes::plan::{Effort, Policy};
+use std::ops::RangeInclusive;
 
 /// Turns a reader of the library into one for the option parser.
 pub fn by<T: 'static>(
@@ -78,9 +80,20 @@ pub fn not_negative(text: &str) -> Result<f64, String> {
 
 /// Reads a number of bytes, such as 16GiB.
 pub fn bytes(text: &str) -> Result<u64, String> {
-    match Budget::parse(text).map_err(one_line)? {
-        Budget::Bytes(bytes) => Ok(bytes),
-        _ => Err("expected a number of bytes, such as 16GiB".into()),
+    parse_bytes(text).map_err(one_line)
+}
+
+/// Reads a number of bytes in a range.
+pub fn bytes_in(
+    range: RangeInclusive<u64>,
+) -> impl Fn(&str) -> Result<u64, String> + Clone + Send + Sync + 'static {
+    move |text| match bytes(text)? {
+        n if range.contains(&n) => Ok(n),
+        n => Err(format!(
+            "{n} bytes are not in {}..={}",
+            range.start(),
+            range.end()
+        )),
     }
 }
 
@@ -116,5 +129,8 @@ mod tests {
         let number = not_negative;
         assert!(number("-1").is_err() && number("nan").is_err() && number("1e-5").is_ok());
         assert!(count("0").is_err() && switch("yes").is_err() && bytes("60%").is_err());
+        let some = bytes_in(4..=1 << 20);
+        assert_eq!((some("700k"), some("1 MiB")), (Ok(700_000), Ok(1 << 20)));
+        assert!(some("3").is_err() && some("2MiB").is_err());
     }
 }

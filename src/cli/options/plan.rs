@@ -59,8 +59,8 @@ pub struct Offloads {
     /// file) or block-inputs (what layers read). A run on the CPU uses a file for all of these
     #[arg(long, value_name = "WHAT", default_value = "none", value_parser = by(Offload::parse))]
     pub offload: (OffloadSet, OffloadTarget),
-    /// Keep the results of a node that take fewer bytes together
-    #[arg(long, value_name = "BYTES", default_value_t = MIN_BYTES)]
+    /// Keep the results of a node that take fewer bytes together: 1KiB, 700k, plain bytes
+    #[arg(long, value_name = "B", default_value_t = MIN_BYTES, value_parser = bytes)]
     pub min_offload_bytes: u64,
     /// The most bytes that may be offloaded at once: 16GiB, 750MB, plain bytes
     #[arg(long, value_name = "B", value_parser = bytes)]

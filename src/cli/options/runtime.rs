@@ -1,7 +1,7 @@
 //! Options of the commands that execute graphs.
 
 use super::model::Training;
-use super::parse::{by, dim, not_negative, switch};
+use super::parse::{by, bytes_in, dim, not_negative, switch};
 use crate::cli::output::Console;
 use ckpt_opt::attention::Attention;
 use ckpt_opt::place::Place;
@@ -191,8 +191,8 @@ pub struct CalibrateArgs {
     /// Time products of matrices of at most so many rows
     #[arg(long, value_name = "N", default_value = "8192", value_parser = clap::value_parser!(u64).range(1..=65536))]
     pub max_rows: u64,
-    /// Bytes of the vector whose sum shows the bandwidth; three of them should be more than any cache holds
-    #[arg(long, value_name = "N", default_value = "67108864", value_parser = clap::value_parser!(u64).range(4..=1 << 36))]
+    /// Bytes of the vector whose sum shows the bandwidth, such as 64MiB; three of them should be more than any cache holds
+    #[arg(long, value_name = "B", default_value = "64MiB", value_parser = bytes_in(4..=1 << 36))]
     pub vector_bytes: u64,
     /// Write the device profile, as --device-profile reads it
     #[arg(short, long, value_name = "FILE", help_heading = "Output")]
