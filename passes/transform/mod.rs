@@ -13,3 +13,4 @@ pub mod rng_streams;
 pub mod simplify;
 pub mod sizes;
 pub mod tile;
+pub mod widen;

@@ -148,6 +148,11 @@ impl<'g> Elements<'g> {
         self.extreme(d, true)
     }
 
+    /// Returns `d` where it is smallest over all indices; see [`Elements::largest`].
+    pub fn smallest(&self, d: &Dim) -> Dim {
+        self.extreme(d, false)
+    }
+
     /// Returns `d` with every index variable of known direction at the end that makes it smallest, or largest.
     fn extreme(&self, d: &Dim, largest: bool) -> Dim {
         let mut out = d.clone();
