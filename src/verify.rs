@@ -30,9 +30,9 @@ use std::path::Path;
 /// of all tensors.
 pub const ROUNDING: (f64, f64) = (1e-5, 1e-7);
 
-/// A graph with 16-bit numbers is compared with float64. Its error may be so many times that of the other graph, and one unit
-/// in the last place of the tensor's largest element more.
-pub const HALF_FACTOR: f64 = 1.1;
+/// A graph with 16-bit numbers is compared with float64. Its largest error in a tensor may be so many times that of the other
+/// graph, and so many units in the last place of the tensor's largest element more: the largest of few errors is chance.
+pub const HALF: (f64, f64) = (1.1, 4.0);
 
 /// One of the graphs, and the memory of its run.
 #[derive(Clone, Debug, Serialize)]
@@ -347,9 +347,12 @@ impl Measure {
             Measure::Rounding(None) => Some(format!(
                 "{own:e} of the tensor's largest element and {all:e} of the largest of all"
             )),
-            Measure::Rounding(Some(_)) => Some(format!(
-                "{HALF_FACTOR} times the error that the other graph has against float64, and one unit in the last place of the tensor's largest element"
-            )),
+            Measure::Rounding(Some(_)) => {
+                let (factor, units) = HALF;
+                Some(format!(
+                    "against float64 {factor} times the error of the other graph, and {units} units in the last place of the tensor's largest element"
+                ))
+            }
         }
     }
 
@@ -376,7 +379,8 @@ impl Measure {
                     Some((exact, unit)) => {
                         let other = wide_tensor(name, a)?;
                         let error = compare(name, exact, &other, Tolerance::default());
-                        let atol = HALF_FACTOR * error.max_abs_difference + unit * largest(exact);
+                        let atol =
+                            HALF.0 * error.max_abs_difference + HALF.1 * unit * largest(exact);
                         (exact.clone(), wide_tensor(name, b)?, atol)
                     }
                 }
@@ -464,17 +468,16 @@ impl Compared {
         let Some(first) = wrong.first() else {
             return Err(Error::bug("verify", "a difference without a place"));
         };
-        let from = match self.against {
-            Against::A => String::new(),
-            other => format!(" from {}", other.words()),
-        };
         let head = format!(
-            "{} of {} outputs differ{from}, first `{}`",
+            "{} of {} outputs differ, first `{}`",
             wrong.len(),
             self.outputs.len(),
             first.name
         );
         let mut error = Error::verification("verify", head).at(place);
+        if self.against != Against::A {
+            error = error.at(format!("compared with {}", self.against.words()));
+        }
         if let Some(rounding) = &self.rounding {
             error = error.expected(format!("differences within {rounding}"));
         }

@@ -343,9 +343,13 @@ mod tests {
 
     #[test]
     fn every_op_with_indices_is_bounded() {
-        for lookup in [
-            "%p = Gather %table, %at {axis = 0}",
-            "%tuples = Unsqueeze %at, %last\n  %p = GatherND %table, %tuples",
+        for (spread, lookup) in [
+            ("Expand %row, %both", "%p = Gather %table, %at {axis = 0}"),
+            ("Tile %row, %times", "%p = Gather %table, %at {axis = 0}"),
+            (
+                "Tile %row, %times",
+                "%tuples = Unsqueeze %at, %last\n  %p = GatherND %table, %tuples",
+            ),
         ] {
             let source = format!(
                 "graph @g imported (%x: f32[batch, seq, 2]) -> (%y) {{
@@ -355,13 +359,15 @@ mod tests {
   init %two : i64[] = 2
   init %first : i64[1] = [0]
   init %last : i64[1] = [-1]
+  init %count : i64[1] = [1]
   %s = Shape %x {{start = 1, end = 2}}
   %b = Shape %x {{start = 0, end = 1}}
   %n = Squeeze %s
   %i = Range %zero, %n, %one
   %row = Unsqueeze %i, %first
   %both = Concat %b, %s {{axis = 0}}
-  %all = Expand %row, %both
+  %times = Concat %b, %count {{axis = 0}}
+  %all = {spread}
   %at = Add %all, %two
   {lookup}
   %y = Add %x, %p
@@ -369,7 +375,11 @@ mod tests {
 "
             );
             let (bound, found) = only(&source);
-            assert_eq!((found, bound.is_certain), (Some(4), true), "{lookup}");
+            assert_eq!(
+                (found, bound.is_certain),
+                (Some(4), true),
+                "{spread} {lookup}"
+            );
         }
     }
 

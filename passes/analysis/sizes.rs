@@ -9,7 +9,7 @@
 
 use crate::analysis::baked_sizes::baked_sizes;
 use crate::analysis::index_bounds::{IndexBound, index_bounds};
-use crate::analysis::{planned_sizes, ranges};
+use crate::analysis::ranges;
 use crate::error::{Error, Result};
 use crate::ir::op::{DataSizes, Domain, Sized};
 use crate::ir::typing::{Contents, type_node};
@@ -81,11 +81,11 @@ pub fn dim_kinds(graph: &Graph) -> BTreeMap<String, DimKind> {
 impl Binding {
     /// Returns the given sizes, and defaults for the named sizes that are not given.
     ///
-    /// Defaults are those that the graph was planned for ([`planned_sizes`]), else as large as their kind says. They are
-    /// moved into their range, and are at most as large as the tables of the model allow ([`index_bounds`]). Where the model was traced at fixed sizes ([`baked_sizes`]), defaults fit these.
+    /// Defaults are as large as their kind says, moved into their range, and at most as large as the tables of the model allow
+    /// ([`index_bounds`]). Where the model was traced at fixed sizes ([`baked_sizes`]), defaults fit these.
     ///
     /// # Errors
-    /// Damaged metadata; a size below 1 or outside its range ([`ranges`]); a name that no input has (data-dependent sizes are written
+    /// A size below 1 or outside its range ([`ranges`]); a name that no input has (data-dependent sizes are written
     /// `?name`); sizes at which the model reads beyond a table, or at which a traced model does not run.
     pub fn new(graph: &Graph, given: &[(String, i64)]) -> Result<Binding> {
         Binding::within(graph, given, index_bounds)
@@ -111,7 +111,6 @@ impl Binding {
     ) -> Result<Binding> {
         let kinds = dim_kinds(graph);
         let ranges = ranges::of(graph)?;
-        let planned = planned_sizes::of(graph)?;
         let mut binding = Binding::default();
         for (name, size) in given {
             let is_data = name.starts_with('?');
@@ -132,9 +131,8 @@ impl Binding {
         }
         for (name, kind) in kinds {
             if !binding.sizes.contains_key(&name) {
-                let wanted = planned.get(&name).copied();
                 let (least, most) = ranges.get(&name).copied().unwrap_or((1, i64::MAX));
-                let size = wanted.unwrap_or(kind.default_size()).min(most).max(least);
+                let size = kind.default_size().min(most).max(least);
                 binding.sizes.insert(name.clone(), size);
                 binding.assumed.insert(name, kind);
             }

@@ -7,21 +7,28 @@
 use super::feed::Feed;
 use super::named::Tensors;
 use ckpt_passes::Result;
-use ckpt_passes::analysis::{Binding, Sizes};
+use ckpt_passes::analysis::sizes::dim_kinds;
+use ckpt_passes::analysis::{Binding, Sizes, planned_sizes};
 use ckpt_passes::ir::op::Indices;
 use ckpt_passes::ir::{DType, Graph, NodeId, Tensor, ValueId};
 use half::{bf16, f16};
 use std::collections::BTreeMap;
 
-/// Generates the inputs that `feed` lacks. Named sizes come from its inputs, then from `dims`, then from defaults: those
-/// that the graph was planned for, if it records them.
+/// Generates the inputs that `feed` lacks. Named sizes come from its inputs, then from `dims`, then from those that the graph
+/// was planned for, then from defaults.
 ///
 /// # Errors
-/// Sizes that cannot be bound.
+/// Sizes that cannot be bound; a damaged record of sizes.
 pub fn fill(graph: &Graph, feed: &mut Feed, dims: &[(String, i64)], seed: u64) -> Result<Binding> {
     let mut given = feed.sizes(graph);
     for (name, size) in dims {
         given.entry(name.clone()).or_insert(*size);
+    }
+    let named = dim_kinds(graph);
+    for (name, size) in planned_sizes::of(graph)? {
+        if named.contains_key(&name) {
+            given.entry(name).or_insert(size);
+        }
     }
     let given: Vec<(String, i64)> = given.into_iter().collect();
     let binding = match feed.missing(graph).is_empty() {
@@ -217,6 +224,18 @@ mod tests {
         assert!(all.iter().any(|i| *i > 100), "the whole table is in reach");
         assert_eq!(inputs(&graph, &dims, 7).unwrap(), made);
         assert_ne!(inputs(&graph, &dims, 8).unwrap(), made);
+    }
+
+    #[test]
+    fn sizes_are_those_that_the_graph_was_planned_for() {
+        let source =
+            "graph @g typed (%x: f32[batch, seq]) -> (%y) {\n  %y = Tanh %x : f32[batch, seq]\n}\n";
+        let mut graph = ckpt_passes::text::parse(source).unwrap();
+        let planned = [("batch", 4), ("seq", 9), ("gone", 2)];
+        planned_sizes::record(&mut graph, planned.into_iter());
+        assert_eq!(inputs(&graph, &[], 0).unwrap()["x"].dims, [4, 9]);
+        let given = [("seq".to_string(), 5)];
+        assert_eq!(inputs(&graph, &given, 0).unwrap()["x"].dims, [4, 5]);
     }
 
     #[test]

@@ -446,7 +446,7 @@ fn an_index_beyond_its_table_is_not_our_bug() {
     assert_eq!(code(&done), 2, "{}", stderr(&done));
     for part in [
         "error[data]: input `input_ids` holds 9999999 at [0, 0]",
-        "`transformer.wte.weight`, from 0 to 346",
+        "`lm_head.weight`, from 0 to 346",
     ] {
         assert!(stderr(&done).contains(part), "{}", stderr(&done));
     }

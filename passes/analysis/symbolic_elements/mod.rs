@@ -382,7 +382,7 @@ impl<'g> Elements<'g> {
         } else if op == &concat::TILE {
             at.iter()
                 .zip(&from)
-                .map(|(i, d)| if d.is_one() { Dim::ZERO } else { i.modulo(d) })
+                .map(|(i, d)| self.divided(i, d).1)
                 .collect()
         } else if op == &index::GATHER {
             let indices = node.operand(1)?;
