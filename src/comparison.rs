@@ -1,7 +1,8 @@
 //! A pair of graphs to compare, for example a model and its planned training graph.
 //!
 //! Two forward graphs or two training graphs are compared as they are. A forward graph and a training graph made from it
-//! are compared by gradients: the first is differentiated by the record of the second, without a plan.
+//! are compared by gradients: the first is differentiated by the record of the second, without a plan. Where that fuses or
+//! tiles ops, the model as exported can be differentiated beside it, with neither.
 
 use crate::attention::Attention;
 use crate::frontend::given::Given;
@@ -12,12 +13,13 @@ use crate::rng::Rng;
 use crate::runtime::session::Session;
 use crate::tensors::{self, Tensors, feed};
 use ckpt_passes::analysis::gradients::has_backward;
-use ckpt_passes::compile::compile;
+use ckpt_passes::compile::{Request, compile};
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::verify::verify as check_invariants;
 use ckpt_passes::ir::{Graph, Tensor};
 use ckpt_passes::transform::infer::infer;
 use ckpt_passes::transform::joint::joint;
+use ckpt_passes::transform::tile::Tiles;
 use ckpt_passes::{Error, Result};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -84,6 +86,8 @@ pub struct Pair {
     pub loss: Option<String>,
     /// Warnings about both files, those about A first.
     pub warnings: Vec<String>,
+    /// A as it was read, and the record that it was differentiated by, where that fuses or tiles ops.
+    rounded: Option<(Graph, Request)>,
 }
 
 /// Types a graph and checks it for the runtime.
@@ -119,7 +123,7 @@ impl Pair {
         ready(&mut a.graph, path_a)?;
         let mut warnings = std::mem::take(&mut a.warnings);
         warnings.append(&mut b.warnings);
-        let mut loss = None;
+        let (mut loss, mut rounded) = (None, None);
         let (order_a, order_b) = (derivative_order(&a.graph)?, derivative_order(&b.graph)?);
         if order_b > order_a + 1 {
             return Err(Error::usage(
@@ -150,6 +154,9 @@ impl Pair {
                     a = load(path_a, &recorded)?;
                 }
                 loss = Some(record.loss.to_string());
+                if record.fuse || record.tile != Tiles::default() {
+                    rounded = Some((a.graph.clone(), record.clone()));
+                }
                 compile(&mut a.graph, &record, &mut Watch::default())?;
                 "gradients"
             }
@@ -160,6 +167,26 @@ impl Pair {
             kind,
             loss,
             warnings,
+            rounded,
         })
+    }
+
+    /// Returns the gradients of A as it was exported: not fused, not tiled. `None` where [`Pair::a`] is that already, or
+    /// was not differentiated here.
+    ///
+    /// # Errors
+    /// What any pass refuses.
+    pub fn exported(&self) -> Result<Option<Graph>> {
+        let Some((source, record)) = &self.rounded else {
+            return Ok(None);
+        };
+        let mut graph = source.clone();
+        let request = Request {
+            fuse: false,
+            tile: Tiles::default(),
+            ..record.clone()
+        };
+        compile(&mut graph, &request, &mut Watch::default())?;
+        Ok(Some(graph))
     }
 }

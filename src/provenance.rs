@@ -5,6 +5,7 @@
 use crate::frontend::given::{Given, list_text, read_list};
 use ckpt_passes::analysis::gradients::has_backward;
 use ckpt_passes::analysis::params::Selection;
+use ckpt_passes::analysis::planned_sizes;
 use ckpt_passes::analysis::tied_weights::TieRequest;
 use ckpt_passes::compile::{Compiled, Request};
 use ckpt_passes::ir::Graph;
@@ -48,6 +49,8 @@ pub mod keys {
     /// A JSON list of `NAME=PATTERN,…`.
     pub const RNG_STREAM: &str = "ckpt.rng_stream";
     pub use crate::frontend::given::{INPUT_KEY as INPUT, OUTPUT_NAMES_KEY as OUTPUT_NAMES};
+    /// The sizes that the plan was made for.
+    pub use ckpt_passes::analysis::planned_sizes::KEY as DIMS;
 }
 
 /// Writes into the metadata of a compiled graph how it was made. `earlier` is how often it was differentiated before.
@@ -61,6 +64,9 @@ pub fn record(graph: &mut Graph, request: &Request, compiled: &Compiled, earlier
     };
     let fused = !compiled.fused.is_empty();
     write_record(graph, request, policy, compiled.loss.as_ref(), fused);
+    if let Some(planned) = &compiled.planned {
+        planned_sizes::record(graph, planned.binding.iter());
+    }
     let meta = &mut graph.meta;
     if compiled.loss.is_some() {
         let pairs = compiled

@@ -5,6 +5,14 @@ pub fn bytes(n: u64) -> String {
     scaled(n, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"])
 }
 
+/// Returns the words before a figure that is an upper bound; none before others.
+pub fn at_most(is_bound: bool) -> &'static str {
+    match is_bound {
+        true => "at most ",
+        false => "",
+    }
+}
+
 /// Formats floating-point operations in decimal units.
 pub fn flops(n: u64) -> String {
     scaled(

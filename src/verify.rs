@@ -1,27 +1,40 @@
 //! Checks that two graphs compute the same values, by running both on the same inputs.
 //!
-//! Two forward graphs, or two training graphs, are compared output by output. To compare a forward graph with a training graph
-//! made from it, the forward graph is first differentiated, by the record in the training graph and without a plan. Equality
-//! then proves that the plan changed no bit of any gradient. Both run in our runtime, on one device, with the same threads.
+//! Two forward graphs, or two training graphs, are compared output by output. A training graph is compared with the forward
+//! graph that it was made from in two ways:
+//! - With the forward graph differentiated by the record in the training graph, without a plan. Equality of all bits proves
+//!   that the plan changed nothing.
+//! - Where ops were fused or tiled, which rounds differently: with the forward graph as it was exported, differentiated
+//!   without either, within a stated tolerance.
+//!
+//! All run in our runtime, on one device, with the same threads and at the same sizes: those that the training graph was
+//! planned for, unless others are given.
 
 use crate::comparison::{Pair, PairRequest};
 use crate::measure::at_sizes;
 use crate::provenance::keys;
 use crate::runtime::sdpa_choice::AttentionKernels;
-use crate::tensors::compare::{Comparison, Tolerance, compare};
+use crate::tensors::compare::{Comparison, Difference, Tolerance, compare};
 use crate::tensors::feed::Feed;
 use crate::tensors::{Tensors, random};
-use ckpt_passes::ir::{Graph, Tensor};
+use ckpt_passes::error::Kind;
+use ckpt_passes::ir::{DType, Graph, Tensor};
+use ckpt_passes::transform::widen::{wide_tensor, widened};
 use ckpt_passes::{Error, Result};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Tolerance for rounding: relative to the largest element of the tensor, and to the largest element of all tensors.
+/// Tolerance for rounding in float32 and float64: relative to the largest element of the tensor, and to the largest element
+/// of all tensors.
 pub const ROUNDING: (f64, f64) = (1e-5, 1e-7);
 
-/// One of the two graphs, and the memory of its run.
+/// A graph with 16-bit numbers is compared with float64. Its largest error in a tensor may be so many times that of the other
+/// graph, and so many units in the last place of the tensor's largest element more: the largest of few errors is chance.
+pub const HALF: (f64, f64) = (1.1, 4.0);
+
+/// One of the graphs, and the memory of its run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Ran {
     /// Hash of the file, without weights in other files.
@@ -36,6 +49,65 @@ pub struct Ran {
     pub attention: AttentionKernels,
 }
 
+/// What the outputs of B were compared with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Against {
+    /// Those of A, as it is.
+    A,
+    /// Those of A, differentiated as B records, with the same ops fused and tiled, without a plan.
+    Unplanned,
+    /// Those of A as it was exported, differentiated with nothing fused or tiled, without a plan.
+    Exported,
+}
+
+impl Against {
+    fn words(self) -> &'static str {
+        match self {
+            Against::A => "A",
+            Against::Unplanned => "the same graph without a plan",
+            Against::Exported => "the model as exported: not planned, not fused, not tiled",
+        }
+    }
+}
+
+/// The largest difference, as a share of what is allowed.
+#[derive(Clone, Debug, Serialize)]
+pub struct Largest {
+    /// The output.
+    pub name: String,
+    /// The elements.
+    #[serde(flatten)]
+    pub at: Difference,
+    /// The difference of the two.
+    pub difference: f64,
+    /// What is allowed there.
+    pub allowed: f64,
+}
+
+/// The comparison of B's outputs with those of one other graph.
+#[derive(Clone, Debug, Serialize)]
+pub struct Compared {
+    /// The other graph.
+    pub against: Against,
+    /// Whether both have the same outputs, and each agrees within what `by` allows.
+    pub agrees: bool,
+    /// `bits`, `tolerance` (as requested), or `rounding` (if only one of the two was fused or tiled).
+    pub by: &'static str,
+    /// Tolerance as requested; zeros where none was given.
+    pub tolerance: Tolerance,
+    /// Tolerance for rounding, in words; `None` unless `by` is `rounding`.
+    pub rounding: Option<String>,
+    /// The difference that is nearest to its tolerance or farthest beyond it; `None` where all bits are equal.
+    pub largest: Option<Largest>,
+    /// Outputs of the other graph that B does not have.
+    pub missing: Vec<String>,
+    /// Outputs of B that the other graph does not have.
+    pub unknown: Vec<String>,
+    /// One comparison for each output that both graphs have.
+    pub outputs: Vec<Comparison>,
+}
+
 /// What was compared, and the result. `verify` writes it as JSON.
 #[derive(Clone, Debug, Serialize)]
 pub struct Certificate {
@@ -43,25 +115,26 @@ pub struct Certificate {
     pub a: String,
     /// Path of graph B.
     pub b: String,
-    /// The runs of A and B.
-    pub runs: [Ran; 2],
+    /// The runs of A and B, and of A as exported where that is a third.
+    pub runs: Vec<Ran>,
     /// `forward`, `training`, or `gradients` where A was differentiated for the comparison.
     pub kind: &'static str,
-    /// Whether both have the same outputs, and each agrees within what `by` allows.
+    /// Whether every comparison agrees.
     pub equal: bool,
-    /// `bits`, `tolerance` (as requested), or `rounding` (if only one of the two was fused).
-    pub by: &'static str,
-    /// Tolerance as requested; zeros where none was given.
-    pub tolerance: Tolerance,
+    /// The first comparison.
+    #[serde(flatten)]
+    pub compared: Compared,
+    /// The comparison with the model as exported, where the first one is with ops fused or tiled.
+    pub exported: Option<Compared>,
     /// The loss for which A was differentiated; `None` unless `kind` is `gradients`.
     pub loss: Option<String>,
-    /// Sizes of both runs.
+    /// Sizes of all runs.
     pub dims: BTreeMap<String, i64>,
     /// Inputs that were generated from the seed.
     pub made_inputs: Vec<String>,
     /// Seed of the inputs in `made_inputs`.
     pub seed: u64,
-    /// Device on which both graphs ran.
+    /// Device on which the graphs ran.
     pub device: String,
     /// Number of threads as requested; `None` for libtorch's own choice.
     pub threads: Option<u16>,
@@ -69,125 +142,85 @@ pub struct Certificate {
     pub rng: String,
     /// Version of ckpt-opt that compared the graphs.
     pub version: &'static str,
-    /// Outputs of A that B does not have.
-    pub missing: Vec<String>,
-    /// Outputs of B that A does not have.
-    pub unknown: Vec<String>,
-    /// One comparison for each output that both graphs have.
-    pub outputs: Vec<Comparison>,
-    /// Warnings about the files and their inputs, and about attention kernels that were not used.
+    /// Warnings about the files and their inputs, about attention kernels that were not used, and about comparisons that
+    /// could not be made.
     pub warnings: Vec<String>,
 }
 
 /// Runs and compares two graphs. The certificate reports a difference; it is no error here. Without a tolerance, bits must be
-/// equal. If only one of two training graphs was fused, each tensor must be equal within rounding ([`ROUNDING`]).
+/// equal, and outputs that were rounded differently within [`ROUNDING`].
 ///
 /// # Errors
 /// Graphs that cannot be compared or run.
 pub fn verify(request: &PairRequest, tolerance: Option<Tolerance>) -> Result<Certificate> {
     let tensors = request.tensors()?;
-    let Pair {
-        a,
-        b,
-        kind,
-        loss,
-        mut warnings,
-    } = Pair::load(&request.a, &request.b, &tensors)?;
-    let mut feed = Feed::new(&b, tensors)?;
+    let mut pair = Pair::load(&request.a, &request.b, &tensors)?;
+    let mut warnings = std::mem::take(&mut pair.warnings);
+    let mut feed = Feed::new(&pair.b, tensors)?;
     warnings.append(&mut feed.notes);
     let made_inputs: Vec<String> = feed
-        .missing(&b)
+        .missing(&pair.b)
         .iter()
         .map(|(n, _)| n.to_string())
         .collect();
-    let binding = random::fill(&b, &mut feed, &request.dims, request.seed)?;
-    let run = |graph: &Graph, path: &Path| {
-        // Both graphs must read the same inputs.
-        let unknown = graph
-            .inputs()
-            .iter()
-            .map(|v| &graph.value(*v).name)
-            .find(|n| !feed.inputs.contains_key(*n));
-        if let Some(name) = unknown {
-            return Err(Error::verification(format!(
-                "A has an input `{name}` that B does not have"
-            ))
-            .at(path.display().to_string()));
-        }
-        let session = request.open(graph, &feed.weights)?;
-        let done = session
-            .run(&feed.inputs)
-            .map_err(|e| e.at(path.display().to_string()))?;
-        if done.nondeterministic.is_empty() {
-            let ran = Ran {
-                sha256: sha256(path)?,
-                predicted_peak_bytes: done.predicted_peak_bytes,
-                peak_bytes: done.peak_bytes,
-                static_bytes: done.static_bytes,
-                attention: done.attention,
-            };
-            return Ok((done.outputs, ran, done.attention_refused));
-        }
-        let ops: Vec<&str> = done.nondeterministic.into_iter().collect();
-        Err(Error::usage(
-            "nondeterministic",
-            format!(
-                "{} cannot prove anything about these ops: it has no deterministic kernel for them",
-                request.place
-            ),
-        )
-        .at(path.display().to_string())
-        .found(ops.join(", "))
-        .help("verify on the CPU: --device cpu"))
-    };
-    let (left, ran_a, mut refused) = run(&a, &request.a)?;
-    let (right, ran_b, also) = run(&b, &request.b)?;
+    let binding = random::fill(&pair.b, &mut feed, &request.dims, request.seed)?;
+    let run = |graph: &Graph, path: &Path| run(request, &feed, graph, path);
+    let (left, ran_a, mut refused) = run(&pair.a, &request.a)?;
+    let (right, ran_b, also) = run(&pair.b, &request.b)?;
     refused.extend(also);
-    warnings.extend(refused);
-    let only = |x: &Tensors, y: &Tensors| {
-        x.keys()
-            .filter(|n| !y.contains_key(*n))
-            .cloned()
-            .collect::<Vec<String>>()
-    };
-    let (missing, unknown) = (only(&left, &right), only(&right, &left));
-    let pairs = right
-        .iter()
-        .filter_map(|(name, b)| Some((name, left.get(name)?, b)));
+    let mut runs = vec![ran_a, ran_b];
+    let exported = pair.exported()?;
     let made = |graph: &Graph| {
         [keys::FUSE, keys::TILE, keys::TILE_MLP].map(|key| graph.meta.get(key).cloned())
     };
-    let rounding = tolerance.is_none() && kind == "training" && made(&a) != made(&b);
-    let tolerance = tolerance.unwrap_or_default();
-    let most = if rounding {
-        left.values().map(largest).fold(0.0, f64::max)
-    } else {
-        0.0
+    let measure = match (tolerance, pair.kind) {
+        (Some(tolerance), _) => Measure::Given(tolerance),
+        (None, "training") if made(&pair.a) != made(&pair.b) => {
+            Measure::rounding(request, &feed, &pair.a)?
+        }
+        (None, _) => Measure::Given(Tolerance::default()),
     };
-    let allowed = |a: &Tensor| match rounding {
-        true => Tolerance {
-            rtol: 0.0,
-            atol: ROUNDING.0 * largest(a) + ROUNDING.1 * most,
-        },
-        false => tolerance,
+    let against = match (pair.kind, &exported) {
+        ("gradients", Some(_)) => Against::Unplanned,
+        ("gradients", None) => Against::Exported,
+        _ => Against::A,
     };
-    let outputs: Vec<Comparison> = pairs
-        .map(|(n, a, b)| compare(n, a, b, allowed(a)))
-        .collect();
-    let equal = missing.is_empty() && unknown.is_empty() && outputs.iter().all(|c| c.equal);
+    let compared = Compared::new(against, &left, &right, &measure)?;
+    drop(left);
+    let with_exported = |graph: Graph| -> Result<(Compared, Ran, Vec<String>)> {
+        let (values, ran, also) = run(&graph, &request.a)?;
+        let measure = match tolerance {
+            Some(given) if !given.is_exact() => Measure::Given(given),
+            _ => Measure::rounding(request, &feed, &graph)?,
+        };
+        let compared = Compared::new(Against::Exported, &values, &right, &measure)?;
+        Ok((compared, ran, also))
+    };
+    let exported = match exported.map(with_exported).transpose() {
+        Ok(None) => None,
+        Ok(Some((compared, ran, also))) => {
+            refused.extend(also);
+            runs.push(ran);
+            Some(compared)
+        }
+        // Tiling may be why the planned graph fits at all.
+        Err(e) if e.kind() == Kind::Environment => {
+            let other = Against::Exported.words();
+            warnings.push(format!("not compared with {other}: {}", e.message()));
+            None
+        }
+        Err(e) => return Err(e),
+    };
+    warnings.extend(refused);
     Ok(Certificate {
         a: request.a.display().to_string(),
         b: request.b.display().to_string(),
-        runs: [ran_a, ran_b],
-        kind,
-        equal,
-        by: match (rounding, tolerance.is_exact()) {
-            (true, _) => "rounding",
-            (_, true) => "bits",
-            _ => "tolerance",
-        },
-        tolerance,
-        loss,
+        runs,
+        kind: pair.kind,
+        equal: compared.agrees && exported.as_ref().is_none_or(|c| c.agrees),
+        compared,
+        exported,
+        loss: pair.loss,
         dims: binding
             .iter()
             .map(|(n, size)| (n.to_string(), size))
@@ -198,11 +231,56 @@ pub fn verify(request: &PairRequest, tolerance: Option<Tolerance>) -> Result<Cer
         threads: request.threads,
         rng: request.rng.to_string(),
         version: env!("CARGO_PKG_VERSION"),
-        missing,
-        unknown,
-        outputs,
         warnings,
     })
+}
+
+/// Runs one graph. Returns its outputs, its memory, and why attention kernels were not used.
+fn run(
+    request: &PairRequest,
+    feed: &Feed,
+    graph: &Graph,
+    path: &Path,
+) -> Result<(Tensors, Ran, Vec<String>)> {
+    // All graphs must read the same inputs.
+    let unknown = graph
+        .inputs()
+        .iter()
+        .map(|v| &graph.value(*v).name)
+        .find(|n| !feed.inputs.contains_key(*n));
+    if let Some(name) = unknown {
+        return Err(Error::verification(
+            "verify",
+            format!("A has an input `{name}` that B does not have"),
+        )
+        .at(path.display().to_string()));
+    }
+    let session = request.open(graph, &feed.weights)?;
+    let done = session
+        .run(&feed.inputs)
+        .map_err(|e| e.at(path.display().to_string()))?;
+    if done.nondeterministic.is_empty() {
+        let ran = Ran {
+            sha256: sha256(path)?,
+            predicted_peak_bytes: done.predicted_peak_bytes,
+            peak_bytes: done.peak_bytes,
+            static_bytes: done.static_bytes,
+            attention: done.attention,
+        };
+        let refused = done.attention_refused.into_iter().collect();
+        return Ok((done.outputs, ran, refused));
+    }
+    let ops: Vec<&str> = done.nondeterministic.into_iter().collect();
+    Err(Error::usage(
+        "nondeterministic",
+        format!(
+            "{} cannot prove anything about these ops: it has no deterministic kernel for them",
+            request.place
+        ),
+    )
+    .at(path.display().to_string())
+    .found(ops.join(", "))
+    .help("verify on the CPU: --device cpu"))
 }
 
 /// Returns the hash of a file in hexadecimal digits.
@@ -225,27 +303,166 @@ fn largest(tensor: &Tensor) -> f64 {
         .fold(0.0, f64::max)
 }
 
-impl Certificate {
+/// What differences are allowed.
+enum Measure {
+    Given(Tolerance),
+    /// Those of rounding.
+    Rounding(Option<Truth>),
+}
+
+/// What a graph with 16-bit numbers gives in float64.
+struct Truth {
+    values: Tensors,
+    /// The unit in the last place of 1 in its coarsest type.
+    unit: f64,
+}
+
+impl Measure {
+    /// Returns the measure for what is rounded otherwise than in `graph`.
+    fn rounding(request: &PairRequest, feed: &Feed, graph: &Graph) -> Result<Measure> {
+        let unit = |dtype: DType| match dtype {
+            DType::F16 => 2f64.powi(-10),
+            DType::BF16 => 2f64.powi(-7),
+            _ => 0.0,
+        };
+        let types = graph.values().map(|(_, value)| value.ty().dtype);
+        let unit = types.map(unit).fold(0.0, f64::max);
+        if unit == 0.0 {
+            return Ok(Measure::Rounding(None));
+        }
+        let wide = widened(graph)?;
+        let tensors = |list: &Tensors| -> Result<Tensors> {
+            let wide = |(name, t): (&String, &Tensor)| Ok((name.clone(), wide_tensor(name, t)?));
+            list.iter().map(wide).collect()
+        };
+        let session = request.open(&wide, &tensors(&feed.weights)?)?;
+        let values = session.run(&tensors(&feed.inputs)?)?.outputs;
+        Ok(Measure::Rounding(Some(Truth { values, unit })))
+    }
+
+    fn words(&self) -> Option<String> {
+        let (own, all) = ROUNDING;
+        match self {
+            Measure::Given(_) => None,
+            Measure::Rounding(None) => Some(format!(
+                "{own:e} of the tensor's largest element and {all:e} of the largest of all"
+            )),
+            Measure::Rounding(Some(_)) => {
+                let (factor, units) = HALF;
+                Some(format!(
+                    "against float64 {factor} times the error of the other graph, and {units} units in the last place of the tensor's largest element"
+                ))
+            }
+        }
+    }
+
+    /// Compares an output of B with that of the other graph. Returns what is allowed too. `of_all` is the largest element of
+    /// all outputs.
+    fn compare(
+        &self,
+        name: &str,
+        a: &Tensor,
+        b: &Tensor,
+        of_all: f64,
+    ) -> Result<(Comparison, Tolerance)> {
+        let (reference, found, tolerance) = match self {
+            Measure::Given(tolerance) => return Ok((compare(name, a, b, *tolerance), *tolerance)),
+            Measure::Rounding(truth) => {
+                let truth = truth
+                    .as_ref()
+                    .and_then(|t| Some((t.values.get(name)?, t.unit)));
+                match truth.filter(|_| a.dtype == b.dtype) {
+                    None => {
+                        let atol = ROUNDING.0 * largest(a) + ROUNDING.1 * of_all;
+                        (a.clone(), b.clone(), atol)
+                    }
+                    Some((exact, unit)) => {
+                        let other = wide_tensor(name, a)?;
+                        let error = compare(name, exact, &other, Tolerance::default());
+                        let atol =
+                            HALF.0 * error.max_abs_difference + HALF.1 * unit * largest(exact);
+                        (exact.clone(), wide_tensor(name, b)?, atol)
+                    }
+                }
+            }
+        };
+        let tolerance = Tolerance {
+            rtol: 0.0,
+            atol: tolerance,
+        };
+        Ok((compare(name, &reference, &found, tolerance), tolerance))
+    }
+}
+
+impl Compared {
+    fn new(
+        against: Against,
+        left: &Tensors,
+        right: &Tensors,
+        measure: &Measure,
+    ) -> Result<Compared> {
+        let only = |x: &Tensors, y: &Tensors| {
+            x.keys()
+                .filter(|n| !y.contains_key(*n))
+                .cloned()
+                .collect::<Vec<String>>()
+        };
+        let of_all = match measure {
+            Measure::Rounding(_) => left.values().map(largest).fold(0.0, f64::max),
+            Measure::Given(_) => 0.0,
+        };
+        let (mut outputs, mut nearest): (Vec<Comparison>, Option<(f64, Largest)>) = (vec![], None);
+        for (name, b) in right {
+            let Some(a) = left.get(name) else { continue };
+            let (compared, tolerance) = measure.compare(name, a, b, of_all)?;
+            if let Some(at) = &compared.largest {
+                let difference = compared.max_abs_difference;
+                let allowed = tolerance.atol + tolerance.rtol * at.a.abs();
+                let share = difference / allowed;
+                if nearest.as_ref().is_none_or(|(most, _)| share > *most) {
+                    let found = Largest {
+                        name: name.clone(),
+                        at: at.clone(),
+                        difference,
+                        allowed,
+                    };
+                    nearest = Some((share, found));
+                }
+            }
+            outputs.push(compared);
+        }
+        let (missing, unknown) = (only(left, right), only(right, left));
+        let (by, tolerance) = match measure {
+            Measure::Rounding(_) => ("rounding", Tolerance::default()),
+            Measure::Given(tolerance) if tolerance.is_exact() => ("bits", *tolerance),
+            Measure::Given(tolerance) => ("tolerance", *tolerance),
+        };
+        Ok(Compared {
+            against,
+            agrees: missing.is_empty() && unknown.is_empty() && outputs.iter().all(|c| c.equal),
+            by,
+            tolerance,
+            rounding: measure.words(),
+            largest: nearest.map(|(_, largest)| largest),
+            missing,
+            unknown,
+            outputs,
+        })
+    }
+
     /// Returns an error that names the first difference, if there is one.
-    ///
-    /// # Errors
-    /// Kind `Verification` unless everything is equal.
-    pub fn judge(&self) -> Result<()> {
-        if self.equal {
+    fn judge(&self, place: String) -> Result<()> {
+        if self.agrees {
             return Ok(());
         }
-        let place = format!("{} against {}", self.b, self.a);
         let list = |names: &[String]| names.join(", ");
         if !self.missing.is_empty() || !self.unknown.is_empty() {
-            return Err(
-                Error::verification("the graphs do not have the same outputs")
-                    .at(place)
-                    .found(format!(
-                        "only in A: [{}]; only in B: [{}]",
-                        list(&self.missing),
-                        list(&self.unknown)
-                    )),
-            );
+            let what = "the graphs do not have the same outputs";
+            return Err(Error::verification("verify", what).at(place).found(format!(
+                "only in A: [{}]; only in B: [{}]",
+                list(&self.missing),
+                list(&self.unknown)
+            )));
         }
         let wrong: Vec<&Comparison> = self.outputs.iter().filter(|c| !c.equal).collect();
         let Some(first) = wrong.first() else {
@@ -257,7 +474,13 @@ impl Certificate {
             self.outputs.len(),
             first.name
         );
-        let error = Error::verification(head).at(place);
+        let mut error = Error::verification("verify", head).at(place);
+        if self.against != Against::A {
+            error = error.at(format!("compared with {}", self.against.words()));
+        }
+        if let Some(rounding) = &self.rounding {
+            error = error.expected(format!("differences within {rounding}"));
+        }
         Err(match (&first.types, &first.first) {
             (Some((a, b)), _) => error.expected(a.clone()).found(b.clone()),
             (None, Some(d)) => {
@@ -273,26 +496,57 @@ impl Certificate {
     }
 
     /// Formats the result as one line.
-    pub fn human(&self) -> String {
-        let elements: u64 = self.outputs.iter().map(|c| c.elements).sum();
-        let how = match (
-            self.by,
-            self.outputs
-                .iter()
-                .map(|c| c.max_abs_difference)
-                .fold(0.0, f64::max),
-        ) {
-            ("bits", _) => "equal bit for bit".to_string(),
-            (how, most) => format!("equal within {how}, {most:e} apart at most"),
+    fn human(&self) -> String {
+        let other = self.against.words();
+        let how = match self.by {
+            "bits" => return format!("equal bit for bit to {other}\n"),
+            how => format!("equal within {how} to {other}"),
         };
+        let Some(at) = &self.largest else {
+            return format!("{how}; no bit differs\n");
+        };
+        let allowed = match &self.rounding {
+            Some(words) => format!("{:.1e} is allowed: {words}", at.allowed),
+            None => format!("{:.1e} is allowed", at.allowed),
+        };
+        format!(
+            "{how}\n    the largest difference is {:.1e}, in {} at {:?} ({allowed})\n",
+            at.difference, at.name, at.at.index
+        )
+    }
+}
+
+impl Certificate {
+    /// Returns an error that names the first difference, if there is one.
+    ///
+    /// # Errors
+    /// Kind `Verification` unless everything is equal.
+    pub fn judge(&self) -> Result<()> {
+        let place = || format!("{} against {}", self.b, self.a);
+        let all = [Some(&self.compared), self.exported.as_ref()];
+        all.into_iter().flatten().try_for_each(|c| c.judge(place()))
+    }
+
+    /// Formats the result: what was compared, then one line for each comparison.
+    pub fn human(&self) -> String {
+        let outputs = &self.compared.outputs;
+        let elements: u64 = outputs.iter().map(|c| c.elements).sum();
         let what = match &self.loss {
             Some(loss) => format!("gradients and outputs (loss {loss})"),
             None => format!("{} outputs", self.kind),
         };
-        format!(
-            "{what}: {} tensors, {elements} values {how}{}\n",
-            self.outputs.len(),
+        let mut out = format!(
+            "{what}: {} tensors, {elements} values{}\n",
+            outputs.len(),
             at_sizes(&self.dims)
-        )
+        );
+        for compared in [Some(&self.compared), self.exported.as_ref()]
+            .into_iter()
+            .flatten()
+        {
+            out.push_str("  ");
+            out.push_str(&compared.human());
+        }
+        out
     }
 }

@@ -1,6 +1,7 @@
 //! The bytes at the peak by purpose: the rows of a before/after table.
 //!
-//! The rows count the storages that are live at the node where the peak is reached, and add up to the peak.
+//! The rows count the storages that are live at the node where the peak is reached, and add up to the peak. Offloaded
+//! results are outside the device's memory and are in no row.
 
 use crate::analysis::gradients::{states, trained};
 use crate::analysis::memory::MemoryProfile;
@@ -46,7 +47,7 @@ impl Breakdown {
         for id in states(graph) {
             is_state[id] = true;
         }
-        for storage in &memory.storages {
+        for storage in memory.storages.iter().filter(|s| !s.is_outside) {
             let value = graph.value(storage.first);
             let node = match &value.def {
                 Def::Init(_) => {
@@ -121,5 +122,25 @@ mod tests {
             filled.inputs += rows.inputs;
         }
         assert!(filled.activations > 0 && filled.cotangents > 0 && filled.inputs > 0);
+    }
+
+    #[test]
+    fn what_is_outside_is_in_no_row() {
+        let source = "graph @g typed (%x: f32[4]) -> (%z) {
+  %a = Tanh %x : f32[4]
+  %out = Offload %a : f32[4]
+  %left = Release %a, %out : f32[4]
+  %b = Exp %x : f32[4]
+  %c = Neg %b : f32[4]
+  %back = Fetch %left : f32[4]
+  %z = Add %c, %back : f32[4]
+}
+";
+        let g = crate::text::parse(source).unwrap();
+        let sizes = Sizes::new(&g, &Binding::new(&g, &[]).unwrap()).unwrap();
+        let memory = MemoryProfile::new(&g, &sizes).unwrap();
+        let rows = Breakdown::new(&g, &memory);
+        assert_eq!(memory.outside_peak_bytes, 16);
+        assert_eq!(rows.total(), memory.peak_bytes);
     }
 }

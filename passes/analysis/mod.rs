@@ -2,10 +2,11 @@
 //!
 //! | question | modules |
 //! |---|---|
-//! | numbers for symbolic sizes, and sizes a model cannot take | [`sizes`], [`ranges`], [`index_bounds`], [`baked_sizes`] |
+//! | numbers for symbolic sizes, and sizes a model cannot take | [`sizes`], [`planned_sizes`], [`ranges`], [`index_bounds`], [`index_spans`], [`baked_sizes`] |
 //! | storages, lifetimes and the peak | [`memory`], [`arena`], [`breakdown`] |
 //! | price and time of nodes | [`cost`], [`device`] |
-//! | parameters, gradients and optimizer states | [`params`], [`gradients`], [`tied_weights`] |
+//! | parameters, gradients and optimizer states | [`params`], [`gradients`], [`zero_gradients`], [`tied_weights`] |
+//! | the scores that a loss is of | [`class_scores`] |
 //! | layers and sub-blocks | [`layers`], [`residual_stream`], [`repeats`], [`sub_blocks`], [`cores`], [`sharing`], [`modules`] |
 //! | attentions and their masks | [`attention`], [`matcher`], [`symbolic_elements`] |
 
@@ -13,17 +14,20 @@ pub mod arena;
 pub mod attention;
 pub mod baked_sizes;
 pub mod breakdown;
+pub mod class_scores;
 pub mod cores;
 pub mod cost;
 pub mod device;
 pub mod gradients;
 pub mod index_bounds;
+pub mod index_spans;
 pub mod layers;
 pub mod liveness;
 pub mod matcher;
 pub mod memory;
 pub mod modules;
 pub mod params;
+pub mod planned_sizes;
 pub mod ranges;
 pub mod repeats;
 pub mod residual_stream;
@@ -32,6 +36,7 @@ pub mod sizes;
 pub mod sub_blocks;
 pub mod symbolic_elements;
 pub mod tied_weights;
+pub mod zero_gradients;
 
 pub use breakdown::Breakdown;
 pub use cost::Costs;

@@ -9,7 +9,7 @@
 
 use crate::analysis::baked_sizes::baked_sizes;
 use crate::analysis::index_bounds::{IndexBound, index_bounds};
-use crate::analysis::ranges::{self, Ranges};
+use crate::analysis::ranges;
 use crate::error::{Error, Result};
 use crate::ir::op::{DataSizes, Domain, Sized};
 use crate::ir::typing::{Contents, type_node};
@@ -33,12 +33,6 @@ impl DimKind {
             DimKind::Batch => 1,
             DimKind::Sequence => 128,
         }
-    }
-
-    /// Returns the default of the size `name` of this kind, moved into its range.
-    pub fn default_within(self, ranges: &Ranges, name: &str) -> i64 {
-        let (least, most) = ranges.get(name).copied().unwrap_or((1, i64::MAX));
-        self.default_size().min(most).max(least)
     }
 }
 
@@ -88,13 +82,34 @@ pub fn dim_kinds(graph: &Graph) -> BTreeMap<String, DimKind> {
 impl Binding {
     /// Returns the given sizes, and defaults for the named sizes that are not given.
     ///
-    /// Defaults are as large as their kind says, moved into their range, or as large as the tables of the model allow
+    /// Defaults are as large as their kind says, moved into their range, and at most as large as the tables of the model allow
     /// ([`index_bounds`]). Where the model was traced at fixed sizes ([`baked_sizes`]), defaults fit these.
     ///
     /// # Errors
     /// A size below 1 or outside its range ([`ranges`]); a name that no input has (data-dependent sizes are written
     /// `?name`); sizes at which the model reads beyond a table, or at which a traced model does not run.
     pub fn new(graph: &Graph, given: &[(String, i64)]) -> Result<Binding> {
+        Binding::within(graph, given, index_bounds)
+    }
+
+    /// As [`Binding::new`], for a run whose data is known. Whether that reads beyond a table is left to the run, where
+    /// sizes alone do not tell.
+    ///
+    /// # Errors
+    /// As [`Binding::new`].
+    pub fn of_run(graph: &Graph, given: &[(String, i64)]) -> Result<Binding> {
+        Binding::within(graph, given, |graph| {
+            let mut bounds = index_bounds(graph)?;
+            bounds.retain(|bound| bound.is_certain);
+            Ok(bounds)
+        })
+    }
+
+    fn within(
+        graph: &Graph,
+        given: &[(String, i64)],
+        bounds: impl Fn(&Graph) -> Result<Vec<IndexBound>>,
+    ) -> Result<Binding> {
         let kinds = dim_kinds(graph);
         let ranges = ranges::of(graph)?;
         let mut binding = Binding::default();
@@ -112,13 +127,14 @@ impl Binding {
         }
         for (name, kind) in kinds {
             if !binding.sizes.contains_key(&name) {
-                let size = kind.default_within(&ranges, &name);
+                let (least, most) = ranges.get(&name).copied().unwrap_or((1, i64::MAX));
+                let size = kind.default_size().min(most).max(least);
                 binding.sizes.insert(name.clone(), size);
                 binding.assumed.insert(name, kind);
             }
         }
         if graph.phase >= Phase::Typed {
-            let bounds = index_bounds(graph)?;
+            let bounds = bounds(graph)?;
             for bound in &bounds {
                 binding.shrink_to(graph, bound)?;
             }
@@ -169,8 +185,8 @@ impl Binding {
         let error = Error::usage(
             "dim",
             format!(
-                "the model looks up a table of {} rows, and would read row {index} of it at {}",
-                bound.rows,
+                "the model looks up {}, and would read row {index} of it at {}",
+                bound.describe(graph),
                 given.join(", ")
             ),
         )
@@ -446,6 +462,11 @@ impl Sizes {
     /// Returns the element type of a value.
     pub fn dtype(&self, value: ValueId) -> DType {
         self.of(value).dtype
+    }
+
+    /// Returns whether data decides some sizes, which are taken at their upper bounds. Memory is then an upper bound too.
+    pub fn is_bound(&self) -> bool {
+        !self.bounded.is_empty()
     }
 
     /// Returns the bytes of the value, were it row-major and alone.

@@ -3,6 +3,7 @@
 use super::pass::{After, Changed, Pass, Planned};
 use crate::analysis::params::parameters;
 use crate::analysis::sizes::Binding;
+use crate::analysis::zero_gradients::zero_gradients;
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Phase, ValueId};
 use crate::plan::chunks::Chunks;
@@ -93,6 +94,7 @@ static LOSS: Pass = Pass {
         let made =
             transform::joint::loss_and_outputs(graph, &cx.request.loss, &cx.request.drop_outputs)?;
         cx.seeds = made.seeds;
+        cx.warnings.extend(made.warnings);
         let mut changed = graph.outputs() != outputs || made.loss == Loss::Vjp;
         if cx.request.tile.loss != Tile::Off {
             let instead = tile::early::settle_rows(graph)?;
@@ -126,6 +128,16 @@ static AUTODIFF: Pass = Pass {
                 .help("see `ckpt-opt inspect MODEL`, --trainable and --freeze"));
         }
         let bodies = transform::autodiff::autodiff(graph, &cx.seeds, &trained)?;
+        let zero: Vec<String> = zero_gradients(graph)
+            .into_iter()
+            .map(|v| format!("`{}`", graph.value(v).name))
+            .collect();
+        if !zero.is_empty() {
+            cx.warnings.push(format!(
+                "the loss does not depend on {}, or multiplies by 0: the gradient is zero; leave them out with --freeze",
+                zero.join(", ")
+            ));
+        }
         if !bodies.is_empty() {
             let each: Vec<String> = bodies.iter().map(|(op, n)| format!("{n} {op}")).collect();
             cx.warnings.push(format!(
@@ -252,7 +264,7 @@ static OPTIMIZER: Pass = Pass {
             updates
                 .unreached
                 .iter()
-                .map(|name| format!("the loss does not depend on `{name}`: it is not updated")),
+                .map(|name| format!("`{name}` has no gradient: it is not updated")),
         );
         cx.updates = updates;
         Ok(Changed::Yes)

@@ -21,7 +21,7 @@ pub enum Kind {
     Bug,
     /// No plan fits the budget. Exit 3.
     Budget,
-    /// Two graphs that should agree do not. Exit 4.
+    /// Two graphs that should agree do not, or numbers of a run are not finite. Exit 4.
     Verification,
     /// No memory, no disk, no device, no libtorch. Exit 5.
     Environment,
@@ -99,9 +99,9 @@ impl Error {
         Error::new(Kind::Budget, "budget", message)
     }
 
-    /// Two graphs that should agree do not.
-    pub fn verification(message: impl Into<String>) -> Box<Error> {
-        Error::new(Kind::Verification, "verify", message)
+    /// Two graphs that should agree do not, or a run gave numbers that it should not.
+    pub fn verification(code: &'static str, message: impl Into<String>) -> Box<Error> {
+        Error::new(Kind::Verification, code, message)
     }
 
     /// The environment lacks something: memory, disk, a device, libtorch.

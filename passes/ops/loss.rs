@@ -289,6 +289,7 @@ pub static CLASS_LOSS: OpDef = OpDef {
     ],
     ins: slots!["scores", "labels"; "weights"],
     outs: slots!["losses"],
+    indices: Indices::Classes,
     infer: |cx| {
         let each = label_type(cx, 0)?;
         Ok(vec![Ty::new(compute_type(each.dtype), each.dims)])

@@ -90,6 +90,9 @@ pub struct Plan {
     pub before: Score,
     /// Score of the schedule.
     pub after: Score,
+    /// Whether the peaks of both scores are upper bounds, for data decides some sizes.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub peak_is_bound: bool,
     /// The solver's proof; absent for policies and for plans that were read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate: Option<Certificate>,
@@ -138,6 +141,7 @@ impl Plan {
             decisions: decisions(problem, &schedule, layer_of, reasons),
             before: evaluate(problem, &problem.given_order())?,
             after,
+            peak_is_bound: problem.is_bound,
             schedule,
             ..Plan::default()
         })

@@ -115,6 +115,9 @@ pub struct Problem {
     /// What moving bytes out of this memory or back costs; `None` where nothing can be moved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transfer: Option<Transfer>,
+    /// Whether bytes of values are upper bounds, for data decides some sizes.
+    #[serde(skip)]
+    pub is_bound: bool,
 }
 
 /// The cost of moving a storage, each way.
@@ -523,6 +526,7 @@ impl Problem {
             values,
             outputs: self.outputs.clone(),
             transfer: self.transfer,
+            is_bound: self.is_bound,
         }
     }
 }

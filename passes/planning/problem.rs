@@ -41,6 +41,7 @@ impl GraphProblem {
                 start_us: device.launch_us,
                 busy_share: device.outside_busy_share,
             }),
+            is_bound: sizes.is_bound(),
             ..Problem::default()
         };
         let mut values = ByValue::default();

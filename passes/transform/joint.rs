@@ -4,7 +4,7 @@
 //! marked as backward, every node that only gradients depend on becomes one. A training graph can become a forward graph
 //! again, so that one of its outputs is the loss of another differentiation.
 
-use super::loss::{Loss, Seeds, add_loss};
+use super::loss::{Loss, Seeds, add_loss, head};
 use super::remat::strip_plan;
 use crate::analysis::gradients::{gradient_outputs, has_backward, training_outputs};
 use crate::error::{Error, Result};
@@ -115,7 +115,8 @@ pub fn matching_outputs(graph: &Graph, patterns: &[String]) -> Result<Vec<ValueI
 }
 
 /// Adds the loss and drops the outputs that match `patterns`. The loss applies to the outputs that stay. If it fits none
-/// of them, it applies to a dropped one: the logits of a language model need not stay an output to be trained on.
+/// of them, or the scores of classes are dropped, it applies to a dropped one: the logits of a language model need not
+/// stay an output to be trained on, and its caches are no scores.
 ///
 /// # Errors
 /// See [`matching_outputs`] and [`add_loss`].
@@ -125,12 +126,15 @@ pub fn loss_and_outputs(graph: &mut Graph, loss: &Loss, patterns: &[String]) -> 
         return add_loss(graph, loss);
     }
     let all = graph.outputs().to_vec();
-    let kept = all.iter().filter(|v| !dropped.contains(v));
-    graph.set_outputs(kept.copied().collect());
-    if let Ok(seeds) = add_loss(graph, loss) {
-        return Ok(seeds);
+    let head = head(graph, loss);
+    if !head.is_some_and(|v| dropped.contains(&v)) {
+        let kept = all.iter().filter(|v| !dropped.contains(v));
+        graph.set_outputs(kept.copied().collect());
+        if let Ok(seeds) = add_loss(graph, loss) {
+            return Ok(seeds);
+        }
+        graph.set_outputs(all);
     }
-    graph.set_outputs(all);
     let seeds = add_loss(graph, loss)?;
     // Training reports the loss itself; an output with a cotangent of its own may be dropped.
     let own = seeds.seeds.iter().filter(|s| s.cotangent.is_none());
@@ -146,6 +150,38 @@ pub fn loss_and_outputs(graph: &mut Graph, loss: &Loss, patterns: &[String]) -> 
 mod tests {
     use super::*;
     use crate::text;
+
+    /// A cache that stays an output is no candidate, and neither are two.
+    #[test]
+    fn a_loss_of_classes_is_of_the_head_even_where_it_is_dropped() {
+        for outputs in ["%k, %logits", "%k, %hidden, %logits", "%hidden, %logits"] {
+            let source = format!(
+                "graph @g typed (%x: f32[b, s, 4]) -> ({outputs}) {{
+  init %wk : f32[4, 4] = splat 0.5
+  init %head : f32[4, 7] = splat 0.5
+  %k = MatMul %x, %wk : f32[b, s, 4]
+  %hidden = Add %x, %k : f32[b, s, 4]
+  %logits = MatMul %hidden, %head : f32[b, s, 7]
+}}
+"
+            );
+            for dropped in [vec![], vec!["logits".to_string()]] {
+                let mut g = text::parse(&source).unwrap();
+                let seeds = loss_and_outputs(&mut g, &Loss::CausalLm, &dropped).unwrap();
+                assert_eq!(seeds.seeds.len(), 1);
+                let labels = g.inputs().iter().find(|v| g.value(**v).name == "labels");
+                assert_eq!(g.ty(*labels.unwrap()).rank(), 2);
+                let read: Vec<&str> = g
+                    .nodes()
+                    .filter(|(_, n)| n.role == Role::Loss)
+                    .flat_map(|(_, n)| n.operands().map(|v| g.value(v).name.as_str()))
+                    .collect();
+                assert!(read.contains(&"logits") && !read.contains(&"k"), "{read:?}");
+                let is_output = g.outputs().iter().any(|v| g.value(*v).name == "logits");
+                assert_eq!(is_output, dropped.is_empty());
+            }
+        }
+    }
 
     #[test]
     fn gradients_of_another_tool_are_told_by_their_names() {

@@ -3,7 +3,11 @@
 //! In: `Typed`. Out: `Typed`, with nodes of role `Loss`. The result lists seeds: values and their cotangents. Losses are
 //! computed in float32 whatever the logits are; `labels` and `target` are new graph inputs. The causal loss shifts the
 //! labels, not the logits, because a shifted view of the logits would have to be copied before it can be flattened.
+//!
+//! A loss over classes takes the one output that fits, or the one that comes out of the head ([`class_scores`]). What its
+//! shape or its maker shows to be senseless is refused; what may be meant gets a warning.
 
+use crate::analysis::class_scores::{Normalized, heads, is_read, normalized};
 use crate::error::{Error, Result};
 use crate::ir::{Attrs, DType, Graph, Role, Ty, ValueId};
 use crate::ops;
@@ -20,6 +24,8 @@ pub enum Loss {
     CausalLm,
     /// Cross-entropy of logits `[.., classes]` against `labels`; −100 is ignored.
     CrossEntropy,
+    /// Negative log-likelihood of log-probabilities `[.., classes]` against `labels`; −100 is ignored.
+    Nll,
     /// Mean squared error against `target`.
     Mse,
     /// An output of the model that is a scalar already.
@@ -29,10 +35,11 @@ pub enum Loss {
 }
 
 /// The losses that one word names.
-const WORDS: [(&str, Loss); 5] = [
+const WORDS: [(&str, Loss); 6] = [
     ("auto", Loss::Auto),
     ("causal-lm", Loss::CausalLm),
     ("cross-entropy", Loss::CrossEntropy),
+    ("nll", Loss::Nll),
     ("mse", Loss::Mse),
     ("vjp", Loss::Vjp),
 ];
@@ -50,7 +57,7 @@ impl Loss {
             .or_else(|| Some(Loss::Output(output()?.into())))
             .ok_or_else(|| {
                 Error::usage("loss", format!("there is no loss `{text}`"))
-                    .expected("causal-lm, cross-entropy, mse, output:NAME or vjp")
+                    .expected("causal-lm, cross-entropy, nll, mse, output:NAME or vjp")
             })
     }
 }
@@ -81,6 +88,8 @@ pub struct Seeds {
     pub seeds: Vec<Seed>,
     /// The loss that was added, with `Auto` resolved.
     pub loss: Loss,
+    /// What may not be meant.
+    pub warnings: Vec<String>,
 }
 
 impl Seeds {
@@ -89,6 +98,7 @@ impl Seeds {
         Seeds {
             seeds: vec![Seed { value, cotangent }],
             loss,
+            warnings: Vec::new(),
         }
     }
 }
@@ -144,16 +154,33 @@ pub fn add_loss(graph: &mut Graph, loss: &Loss) -> Result<Seeds> {
             Ok(Seeds {
                 seeds,
                 loss: Loss::Vjp,
+                warnings: Vec::new(),
             })
         }
-        Loss::Mse => {
-            let value = only(graph, &floats, 0, loss)?;
-            mse(graph, value)
+        Loss::Mse => match floats[..] {
+            [value] => mse(graph, value),
+            _ => Err(ambiguous(graph, &floats, floats.len(), loss)),
+        },
+        Loss::CausalLm | Loss::CrossEntropy | Loss::Nll => {
+            let value = class_scores(graph, &floats, loss)?;
+            let warnings = doubts(graph, value, &floats, loss)?;
+            let seeds = class_loss(graph, value, loss)?;
+            Ok(Seeds { warnings, ..seeds })
         }
-        Loss::CausalLm | Loss::CrossEntropy => {
-            let rank = if *loss == Loss::CausalLm { 2 } else { 1 };
-            let value = only(graph, &floats, rank, loss)?;
-            cross_entropy(graph, value, loss)
+    }
+}
+
+impl Loss {
+    /// Returns whether it is a loss of scores of classes against labels.
+    pub fn is_of_classes(&self) -> bool {
+        matches!(self, Loss::CausalLm | Loss::CrossEntropy | Loss::Nll)
+    }
+
+    /// Returns the fewest axes of the scores, and their names.
+    fn axes(&self) -> (usize, &'static str) {
+        match self {
+            Loss::CausalLm => (3, "[batch, sequence, classes]"),
+            _ => (1, "[.., classes]"),
         }
     }
 }
@@ -162,20 +189,100 @@ fn is_scalar(graph: &Graph, value: ValueId) -> bool {
     graph.ty(value).elements().is_one()
 }
 
-/// Returns the one output with at least `rank` axes.
-fn only(graph: &Graph, floats: &[ValueId], rank: usize, loss: &Loss) -> Result<ValueId> {
-    let mut fit = floats.to_vec();
-    fit.retain(|v| graph.ty(*v).rank() >= rank && (rank == 0 || !is_scalar(graph, *v)));
-    if let [one] = fit[..] {
-        return Ok(one);
-    }
+/// Returns the error for a loss that several outputs, or none, fit.
+fn ambiguous(graph: &Graph, floats: &[ValueId], count: usize, loss: &Loss) -> Box<Error> {
     let line = |v: &ValueId| format!("{}: {}", graph.value(*v).name, graph.ty(*v));
     let all: Vec<String> = floats.iter().map(line).collect();
-    let count = fit.len();
     let what = format!("{loss} needs exactly one output it can apply to, {count} fit");
-    Err(Error::usage("loss", what)
-        .found(format!("outputs {}", all.join(", ")))
-        .help("drop the others with --drop-output, or use --loss vjp"))
+    let error = Error::usage("loss", what).found(format!("outputs {}", all.join(", ")));
+    let (rank, axes) = loss.axes();
+    match (count, loss.is_of_classes()) {
+        (0, true) if *loss == Loss::CausalLm && floats.iter().any(|v| graph.ty(*v).rank() >= 2) => {
+            error
+                .expected(format!(
+                    "scores {axes}: at least {rank} axes, one of them the sequence"
+                ))
+                .help("use --loss cross-entropy for one label a row")
+        }
+        (0, true) => error
+            .expected(format!("scores {axes}"))
+            .help("use --loss vjp, or mse"),
+        _ => error.help("drop the others with --drop-output, or use --loss vjp"),
+    }
+}
+
+/// Returns the output of scores: the only one that fits, else the one that comes out of the head, else the only one that
+/// nothing else reads.
+fn class_scores(graph: &Graph, floats: &[ValueId], loss: &Loss) -> Result<ValueId> {
+    let fit = fitting(graph, floats, loss);
+    let mut unread = fit.clone();
+    unread.retain(|v| !is_read(graph, *v));
+    for found in [&fit, &heads(graph, &fit), &unread] {
+        if let [one] = found[..] {
+            return Ok(one);
+        }
+    }
+    Err(ambiguous(graph, floats, fit.len(), loss))
+}
+
+/// Returns the outputs whose shape fits scores; of log-probabilities those that a log-softmax makes, if it makes some.
+fn fitting(graph: &Graph, floats: &[ValueId], loss: &Loss) -> Vec<ValueId> {
+    let mut fit = floats.to_vec();
+    fit.retain(|v| graph.ty(*v).rank() >= loss.axes().0 && !is_scalar(graph, *v));
+    let is_log = |v: &ValueId| normalized(graph, *v) == Some(Normalized::LogSoftmax);
+    if *loss == Loss::Nll && fit.iter().any(is_log) {
+        fit.retain(is_log);
+    }
+    fit
+}
+
+/// Returns the one output that comes out of the head, whether or not it stays an output.
+pub fn head(graph: &Graph, loss: &Loss) -> Option<ValueId> {
+    let mut floats = graph.outputs().to_vec();
+    floats.retain(|v| graph.ty(*v).dtype.is_float());
+    match heads(graph, &fitting(graph, &floats, loss))[..] {
+        [one] if loss.is_of_classes() => Some(one),
+        _ => None,
+    }
+}
+
+/// Returns what may not be meant by a loss of these scores.
+///
+/// # Errors
+/// A loss that no data can make sense of.
+fn doubts(graph: &Graph, scores: ValueId, floats: &[ValueId], loss: &Loss) -> Result<Vec<String>> {
+    let (name, ty) = (&graph.value(scores).name, graph.ty(scores));
+    let classes = &ty.dims[ty.rank() - 1];
+    if classes.is_one() {
+        let what =
+            format!("`{name}` scores one class: its {loss} is 0 whatever the model computes");
+        return Err(Error::usage("loss", what)
+            .found(ty.to_string())
+            .help("use --loss mse, or a loss in the model and --loss output:NAME"));
+    }
+    let mut doubts = Vec::new();
+    if fitting(graph, floats, loss).len() > 1 {
+        doubts.push(format!("the loss {loss} is of output `{name}`: {ty}"));
+    }
+    match (normalized(graph, scores), *loss == Loss::Nll) {
+        (Some(Normalized::Softmax), true) => {
+            let what = format!("nll takes log-probabilities, and a softmax makes `{name}`");
+            return Err(Error::usage("loss", what)
+                .expected("the output of a log-softmax")
+                .help("export the scores before the softmax and use --loss cross-entropy, or log_softmax instead of softmax"));
+        }
+        (Some(Normalized::Softmax), false) => doubts.push(format!(
+            "{loss} takes the softmax of `{name}`, which a softmax makes already: gradients vanish. Export the scores before it, or their log_softmax with --loss nll"
+        )),
+        (Some(Normalized::LogSoftmax), false) => doubts.push(format!(
+            "{loss} takes the log-softmax of `{name}`, which a log-softmax makes already: the same numbers, computed twice. Use --loss nll"
+        )),
+        (None, true) => doubts.push(format!(
+            "nll takes log-probabilities, and no log-softmax makes `{name}`: if these are scores, use --loss cross-entropy"
+        )),
+        (Some(Normalized::LogSoftmax), true) | (None, false) => {}
+    }
+    Ok(doubts)
 }
 
 fn new_input(graph: &mut Graph, name: &str, ty: Ty) -> Result<ValueId> {
@@ -248,7 +355,7 @@ fn mse(graph: &mut Graph, value: ValueId) -> Result<Seeds> {
     finish(graph, scalar, Loss::Mse)
 }
 
-fn cross_entropy(graph: &mut Graph, logits: ValueId, loss: &Loss) -> Result<Seeds> {
+fn class_loss(graph: &mut Graph, logits: ValueId, loss: &Loss) -> Result<Seeds> {
     let ty = graph.ty(logits).clone();
     let classes = ty.dims[ty.rank() - 1].clone();
     let label_dims = ty.dims[..ty.rank() - 1].to_vec();
@@ -282,6 +389,53 @@ fn cross_entropy(graph: &mut Graph, logits: ValueId, loss: &Loss) -> Result<Seed
         .with("reduction", "mean")
         .with("ignore_index", -100);
     let ins = vec![Some(scores), Some(wanted)];
-    let scalar = b.emit_n(&ops::loss::SOFTMAX_CROSS_ENTROPY_LOSS, ins, attrs, 1)?[0];
+    let op = match loss {
+        Loss::Nll => &ops::loss::NEGATIVE_LOG_LIKELIHOOD_LOSS,
+        _ => &ops::loss::SOFTMAX_CROSS_ENTROPY_LOSS,
+    };
+    let scalar = b.emit_n(op, ins, attrs, 1)?[0];
     finish(graph, scalar, loss.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text;
+
+    fn warnings(maker: &str, loss: &Loss) -> Vec<String> {
+        let source = format!(
+            "graph @g typed (%x: f32[n, 4]) -> (%y) {{
+  init %w : f32[4, 10] = splat 0.5
+  %s = MatMul %x, %w : f32[n, 10]
+  %y = {maker} %s : f32[n, 10]
+}}
+"
+        );
+        let mut graph = text::parse(&source).unwrap();
+        add_loss(&mut graph, loss).unwrap().warnings
+    }
+
+    #[test]
+    fn a_loss_of_what_a_softmax_made_is_told() {
+        let doubt = |maker: &str, loss: Loss| warnings(maker, &loss).join("; ");
+        let vanishing = doubt("Softmax", Loss::CrossEntropy);
+        assert!(vanishing.contains("gradients vanish") && vanishing.contains("--loss nll"));
+        assert!(doubt("LogSoftmax", Loss::CrossEntropy).contains("--loss nll"));
+        assert!(doubt("Tanh", Loss::Nll).contains("--loss cross-entropy"));
+        assert_eq!(doubt("Tanh", Loss::CrossEntropy), "");
+        assert_eq!(doubt("LogSoftmax", Loss::Nll), "");
+    }
+
+    #[test]
+    fn a_softmax_over_another_axis_makes_no_probabilities() {
+        let doubt = warnings("Softmax", &Loss::CrossEntropy);
+        assert_eq!(doubt.len(), 1);
+        let source = "graph @g typed (%x: f32[n, 10]) -> (%y) {
+  %y = Softmax %x {axis = 0} : f32[n, 10]
+}
+";
+        let mut graph = text::parse(source).unwrap();
+        let seeds = add_loss(&mut graph, &Loss::CrossEntropy).unwrap();
+        assert!(seeds.warnings.is_empty());
+    }
 }

@@ -14,3 +14,4 @@ pub mod simplify;
 pub mod sizes;
 pub mod tie;
 pub mod tile;
+pub mod widen;

@@ -48,7 +48,7 @@ Examples:
   ckpt-opt inspect model.onnx
   ckpt-opt verify model.onnx train.onnx
 
-Exit codes: 0 good, 1 a bug in ckpt-opt, 2 wrong usage or a bad model, 3 no plan fits, 4 verification failed,
+Exit codes: 0 good, 1 a bug in ckpt-opt, 2 wrong usage or a bad model, 3 no plan fits, 4 verification failed or not finite,
 5 the environment (no memory, no disk, no libtorch).";
 
 /// Compiles an exported model into a training graph that fits a memory budget.

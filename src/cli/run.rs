@@ -13,17 +13,20 @@ use ckpt_opt::runtime::trace::chrome;
 use ckpt_opt::tensors::feed::{self, Feed};
 use ckpt_opt::tensors::framework::in_framework;
 use ckpt_opt::tensors::{self, Tensors, random};
-use ckpt_opt::units::bytes;
-use ckpt_passes::analysis::gradients::{STEP, counts_steps};
-use ckpt_passes::ir::Tensor;
+use ckpt_opt::units::{at_most, bytes};
+use ckpt_passes::analysis::gradients::{STEP, counts_steps, training_outputs};
 use ckpt_passes::ir::op::Effect;
+use ckpt_passes::ir::{Graph, Tensor, ValueId};
 use ckpt_passes::{Error, Result};
 use serde::Serialize;
+use std::collections::BTreeSet;
 
 /// What a run took, beside what was predicted.
 #[derive(Serialize)]
 struct Report {
     predicted_peak_bytes: u64,
+    /// Whether the prediction is an upper bound, for data decides some sizes.
+    peak_is_bound: bool,
     measured_peak_bytes: u64,
     static_bytes: u64,
     /// The peak before the device's allocator rounds blocks up; on a CPU nothing is rounded.
@@ -44,10 +47,14 @@ struct Report {
     step_time_us: u64,
     /// Processor time of all threads, of the median step.
     step_cpu_us: u64,
+    /// Steps before those in `steps`, which are not counted.
+    warm_up: u32,
     /// Every step in turn.
     steps: Vec<Took>,
     /// How many of them were replayed as CUDA graphs.
     replayed_steps: usize,
+    /// The loss and gradients of the last step that hold NaN or an infinity.
+    not_finite: Vec<String>,
     warnings: Vec<String>,
 }
 
@@ -101,9 +108,13 @@ pub fn run(args: &RunArgs) -> Result<()> {
     session.attend_by(execution.kernels.attention);
     session.use_graphs(args.cuda_graphs);
     session.go_on(true);
+    session.watch(watched(&model.graph));
     let counts_steps = counts_steps(&model.graph);
     if let Some(folder) = &args.offload_dir {
         session.wait_in(folder.clone());
+    }
+    for _ in 0..args.warm_up {
+        session.warm_up(&feed.inputs)?;
     }
     let (mut steps, mut replayed_steps) = (Vec::new(), 0);
     let mut last = None;
@@ -118,6 +129,9 @@ pub fn run(args: &RunArgs) -> Result<()> {
             cpu_us: run.cpu_us,
         });
         replayed_steps += usize::from(run.is_replayed);
+        if args.check_finite && !run.not_finite.is_empty() {
+            return Err(not_finite(step, &run.not_finite));
+        }
         last = Some(run);
     }
     let Some(run) = last else {
@@ -130,6 +144,10 @@ pub fn run(args: &RunArgs) -> Result<()> {
             execution.on.device,
             ops.join(", ")
         ));
+    }
+    if !run.not_finite.is_empty() {
+        let names = shown(&run.not_finite);
+        warnings.push(format!("NaN or infinities after the last step in {names}"));
     }
     warnings.extend(session.pins_warning());
     warnings.extend(run.attention_refused);
@@ -154,6 +172,7 @@ pub fn run(args: &RunArgs) -> Result<()> {
     }
     let report = Report {
         predicted_peak_bytes: run.predicted_peak_bytes,
+        peak_is_bound: run.peak_is_bound,
         measured_peak_bytes: run.peak_bytes,
         static_bytes: run.static_bytes,
         requested_peak_bytes: run.requested_peak_bytes,
@@ -167,12 +186,42 @@ pub fn run(args: &RunArgs) -> Result<()> {
         peak_at: run.peak_at,
         step_time_us: median(&steps, |s| s.time_us),
         step_cpu_us: median(&steps, |s| s.cpu_us),
+        warm_up: args.warm_up,
         steps,
         replayed_steps,
+        not_finite: run.not_finite,
         warnings,
     };
     args.console
         .print(&report, &report.warnings, || report.human())
+}
+
+/// Names the outputs that ought to be finite: loss and gradients, or all of a forward graph.
+fn watched(graph: &Graph) -> BTreeSet<String> {
+    let training = training_outputs(graph);
+    let is_watched = |v: &&ValueId| {
+        let ty = graph.ty(**v);
+        ty.dtype.is_float() && (training.is_empty() || training.contains(v) || ty.rank() == 0)
+    };
+    let outputs = graph.outputs().iter().filter(is_watched);
+    outputs.map(|v| graph.value(*v).name.clone()).collect()
+}
+
+/// Lists the first few names.
+fn shown(names: &[String]) -> String {
+    const SHOWN: usize = 5;
+    let first: Vec<String> = names.iter().take(SHOWN).map(|n| format!("`{n}`")).collect();
+    match names.len().saturating_sub(SHOWN) {
+        0 => first.join(", "),
+        more => format!("{} and {more} more", first.join(", ")),
+    }
+}
+
+fn not_finite(step: u32, names: &[String]) -> Box<Error> {
+    let what = format!("step {step} gave NaN or infinities");
+    Error::verification("finite", what)
+        .found(shown(names))
+        .help("run without --check-finite to write the outputs with --outputs FILE")
 }
 
 impl Report {
@@ -193,8 +242,9 @@ impl Report {
             }
         };
         format!(
-            "peak {} measured, {} predicted; {} of it resident throughout\nreached at {}\n{workspace}{attention}step {:.3} ms\n",
+            "peak {} measured, {}{} predicted; {} of it resident throughout\nreached at {}\n{workspace}{attention}step {:.3} ms\n",
             bytes(self.measured_peak_bytes),
+            at_most(self.peak_is_bound),
             bytes(self.predicted_peak_bytes),
             bytes(self.static_bytes),
             self.peak_at.as_deref().unwrap_or("no node"),

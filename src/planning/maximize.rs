@@ -170,7 +170,7 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Returns the step at that size; `None` where the model itself does not work at it.
+    /// Returns the step at that size; `None` where the model itself does not work at it, or would read beyond a table.
     fn step(&self, size: i64) -> Result<Option<TrainingStep>> {
         let mut request = self.request.clone();
         if let Some(last) = request.dims.last_mut() {
@@ -178,7 +178,7 @@ impl Search<'_> {
         }
         match TrainingStep::of_training(self.training, &request) {
             Ok(step) => Ok(Some(step)),
-            Err(e) if e.kind() == Kind::Model => Ok(None),
+            Err(e) if e.kind() == Kind::Model || e.code() == "dim" => Ok(None),
             Err(e) => Err(e),
         }
     }

@@ -2,7 +2,7 @@
 
 use super::step::TrainingStep;
 use super::trials;
-use crate::units::{bytes, flops};
+use crate::units::{at_most, bytes, flops};
 use ckpt_passes::Result;
 use ckpt_passes::analysis::sharing::KvSharing;
 use ckpt_passes::plan::on_device::{frontier, policies, policies_left_out};
@@ -26,6 +26,8 @@ pub struct PlanReport {
     pub peak_before_bytes: u64,
     /// Peak of the plan, static bytes included.
     pub peak_after_bytes: u64,
+    /// Whether peaks are upper bounds, for data decides some sizes.
+    pub peak_is_bound: bool,
     /// Parameters and inputs: resident throughout.
     pub static_bytes: u64,
     /// Peak before less peak after; 0 where the plan needs more.
@@ -73,6 +75,7 @@ impl PlanReport {
             budget_bytes: certificate.map(|c| step.shown(c.budget_bytes)),
             peak_before_bytes: before.peak_bytes,
             peak_after_bytes: after.peak_bytes,
+            peak_is_bound: plan.peak_is_bound,
             static_bytes: after.static_bytes,
             saved_bytes: plan.saved_bytes(),
             recompute_flops: plan.recompute_flops(),
@@ -226,10 +229,11 @@ impl Report {
             "{}{budget}: {} ops, {} layers, {} steps, planned in {:.3} s",
             self.plan.policy, self.ops, self.plan.blocks, self.steps, self.plan.plan_seconds
         );
+        let most = at_most(self.plan.peak_is_bound);
         let line = |out: &mut String, what: &str, before: u64, after: u64| {
             let _ = writeln!(
                 out,
-                "  {what:<20}{:>12} -> {:>10}   {:.1} % less",
+                "  {what:<20}{most}{:>12} -> {most}{:>10}   {:.1} % less",
                 bytes(before),
                 bytes(after),
                 100.0 * (before as f64 - after as f64) / (before as f64).max(1.0)
@@ -280,7 +284,7 @@ impl Report {
         out.push_str(&trials::human(&self.plan.parts_tried));
         out.push_str(&self.plan.smallest_line());
         if let Some(rows) = &self.compare {
-            out.push_str(&table(rows));
+            out.push_str(&table(rows, self.plan.peak_is_bound));
         }
         if let Some(left_out) = &self.compare_left_out {
             let words = left_out.policies.join(", ");
@@ -291,12 +295,13 @@ impl Report {
 }
 
 /// Policies beside budgeted plans of the same peak.
-pub fn table(rows: &[Row]) -> String {
+pub fn table(rows: &[Row], peak_is_bound: bool) -> String {
     let mut out = String::new();
+    let peak = format!("{}peak", at_most(peak_is_bound));
     let _ = writeln!(
         out,
         "\n  {:<14}{:>12}{:>12}{:>22}{:>14}",
-        "policy", "peak", "overhead", "budgeted, same peak", "lower bound"
+        "policy", peak, "overhead", "budgeted, same peak", "lower bound"
     );
     let percent = |x: Option<f64>| x.map_or("-".into(), |x| format!("{x:.2} %"));
     for row in rows {

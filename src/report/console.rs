@@ -1,15 +1,20 @@
 //! Parts of the console output: bars of the peak before and after, and the largest storages at the peak.
 
 use super::memory::Held;
-use crate::units::bytes;
+use crate::units::{at_most, bytes};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
 /// Width of the longest bar.
 const WIDTH: usize = 40;
 
-/// Draws two bars and the mark of a budget on one axis.
-pub fn bars(before_bytes: u64, after_bytes: u64, budget_bytes: Option<u64>) -> String {
+/// Draws two bars and the mark of a budget on one axis. Peaks may be upper bounds.
+pub fn bars(
+    before_bytes: u64,
+    after_bytes: u64,
+    budget_bytes: Option<u64>,
+    is_bound: bool,
+) -> String {
     let most = before_bytes
         .max(after_bytes)
         .max(budget_bytes.unwrap_or(0))
@@ -19,7 +24,8 @@ pub fn bars(before_bytes: u64, after_bytes: u64, budget_bytes: Option<u64>) -> S
     for (name, size) in [("before", before_bytes), ("after", after_bytes)] {
         let filled = cells(size);
         let bar = format!("{}{}", "█".repeat(filled), "·".repeat(WIDTH - filled));
-        let _ = writeln!(out, "  {name:<8}{bar} {}", bytes(size));
+        let most = at_most(is_bound);
+        let _ = writeln!(out, "  {name:<8}{bar} {most}{}", bytes(size));
     }
     if let Some(budget) = budget_bytes {
         let at = cells(budget).max(1);
@@ -84,13 +90,13 @@ mod tests {
 
     #[test]
     fn bars_share_an_axis() {
-        let text = bars(400, 100, Some(200));
+        let text = bars(400, 100, Some(200), false);
         let lines: Vec<&str> = text.lines().collect();
         let filled = |line: &str| line.matches('█').count();
         assert_eq!((filled(lines[0]), filled(lines[1])), (40, 10));
         assert_eq!(lines[2].find('^'), Some(10 + 19));
-        assert_eq!(bars(0, 0, None).lines().count(), 2);
-        assert!(bars(1, 2, None).contains("2 B"));
-        assert_eq!(bars(u64::MAX, u64::MAX, Some(1)).lines().count(), 3);
+        assert_eq!(bars(0, 0, None, false).lines().count(), 2);
+        assert!(bars(1, 2, None, true).contains("at most 2 B"));
+        assert_eq!(bars(u64::MAX, u64::MAX, Some(1), false).lines().count(), 3);
     }
 }

@@ -1,6 +1,6 @@
 //! `diff`: the differences between two plans for the same graph.
 
-use crate::units::bytes;
+use crate::units::{at_most, bytes};
 use ckpt_passes::plan::{OpIdx, Plan};
 use ckpt_passes::{Error, Result};
 use serde::Serialize;
@@ -18,6 +18,8 @@ pub struct Difference {
     pub peak_a_bytes: u64,
     /// Peak of plan B, static bytes included.
     pub peak_b_bytes: u64,
+    /// Whether the peaks of A and B are upper bounds, for data decides some sizes.
+    pub peak_is_bound: [bool; 2],
     /// Cost of plan A, recomputation included: microseconds, unless the maker of a cost graph says otherwise.
     pub cost_a: f64,
     /// Cost of plan B, in the unit of `cost_a`.
@@ -92,6 +94,7 @@ impl Difference {
             policy_b: b.policy.clone(),
             peak_a_bytes: a.after.peak_bytes,
             peak_b_bytes: b.after.peak_bytes,
+            peak_is_bound: [a.peak_is_bound, b.peak_is_bound],
             cost_a: a.after.cost,
             cost_b: b.after.cost,
             flops_a: a.after.flops,
@@ -117,19 +120,45 @@ impl Difference {
             return "the plans are the same\n".into();
         }
         let mut out = String::new();
-        let _ = writeln!(out, "  {:<10}{:>20}{:>20}", "", "A", "B");
-        let mut row = |what: &str, a: String, b: String| {
-            let _ = writeln!(out, "  {what:<10}{a:>20}{b:>20}");
+        let most = |is_bound, size| format!("{}{}", at_most(is_bound), bytes(size));
+        let rows = [
+            ["".into(), "A".into(), "B".into()],
+            [
+                "policy".into(),
+                self.policy_a.clone(),
+                self.policy_b.clone(),
+            ],
+            [
+                "peak".into(),
+                most(self.peak_is_bound[0], self.peak_a_bytes),
+                most(self.peak_is_bound[1], self.peak_b_bytes),
+            ],
+            [
+                "cost".into(),
+                format!("{:.1}", self.cost_a),
+                format!("{:.1}", self.cost_b),
+            ],
+            [
+                "FLOPs".into(),
+                self.flops_a.to_string(),
+                self.flops_b.to_string(),
+            ],
+            [
+                "steps".into(),
+                self.steps_a.to_string(),
+                self.steps_b.to_string(),
+            ],
+        ];
+        let width = |column: usize| {
+            let cells = rows
+                .iter()
+                .map(|row: &[String; 3]| row[column].chars().count());
+            cells.max().unwrap_or(0).max(18)
         };
-        row("policy", self.policy_a.clone(), self.policy_b.clone());
-        row("peak", bytes(self.peak_a_bytes), bytes(self.peak_b_bytes));
-        row(
-            "cost",
-            format!("{:.1}", self.cost_a),
-            format!("{:.1}", self.cost_b),
-        );
-        row("FLOPs", self.flops_a.to_string(), self.flops_b.to_string());
-        row("steps", self.steps_a.to_string(), self.steps_b.to_string());
+        let (a, b) = (width(1), width(2));
+        for [what, left, right] in &rows {
+            let _ = writeln!(out, "  {what:<10}  {left:>a$}  {right:>b$}");
+        }
         if self.changed.is_empty() {
             out.push_str("\n  the same ops run the same number of times, in another order\n");
         } else {
@@ -148,5 +177,38 @@ impl Difference {
             let _ = writeln!(out, "  {name}{size}: {what}");
         }
         out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_stay_apart() {
+        let policy = "selective --save-ops aten.mm,aten.addmm --layers 0-3";
+        let difference = Difference {
+            policy_a: policy.into(),
+            policy_b: policy.into(),
+            peak_a_bytes: 1 << 20,
+            peak_b_bytes: 1 << 10,
+            peak_is_bound: [false, true],
+            cost_a: 1e30,
+            cost_b: 1.0,
+            flops_a: u64::MAX,
+            flops_b: u64::MAX,
+            steps_a: 1,
+            steps_b: 2,
+            changed: Vec::new(),
+            is_same: false,
+        };
+        let text = difference.human();
+        let rows: Vec<&str> = text.lines().take(6).collect();
+        let width = rows[0].chars().count();
+        for row in &rows {
+            assert_eq!(row.chars().count(), width, "{text}");
+        }
+        assert!(rows[1].contains(&format!("  {policy}  {policy}")), "{text}");
+        assert!(rows[4].contains(&format!("  {}  ", u64::MAX)), "{text}");
     }
 }

@@ -3,7 +3,7 @@
 //! Equal neighbours share a box. Nodes are left out, because a graph of all nodes is unreadable.
 
 use super::account::{Account, LayerRow};
-use crate::units::{bytes, micros};
+use crate::units::{at_most, bytes, micros};
 use std::fmt::Write;
 
 fn quoted(text: &str) -> String {
@@ -21,10 +21,11 @@ fn fill(row: &LayerRow) -> String {
 
 /// Returns the graph as DOT text.
 pub fn dot(account: &Account, title: &str) -> String {
+    let most = at_most(account.plan.peak_is_bound);
     let mut out = String::from("digraph layers {\n");
     let _ = writeln!(
         out,
-        "  label=\"{}: peak {} to {}\"; labelloc=t; rankdir=TB;",
+        "  label=\"{}: peak {most}{} to {most}{}\"; labelloc=t; rankdir=TB;",
         quoted(title),
         bytes(account.plan.before.peak_bytes),
         bytes(account.plan.after.peak_bytes)

@@ -4,7 +4,7 @@ use super::account::{Account, AtPeak, LayerRow};
 use super::console::{cut, largest, layer_name};
 use super::verdict::{Alternative, Fate, Verdict};
 use crate::planning::trials;
-use crate::units::{bytes, micros};
+use crate::units::{at_most, bytes, micros};
 use ckpt_passes::glob;
 use ckpt_passes::near::nearest;
 use ckpt_passes::plan::{Plan, Trial};
@@ -33,6 +33,8 @@ pub struct Explanation {
     pub peak_before_bytes: u64,
     /// Peak of a step with the plan, static bytes included.
     pub peak_after_bytes: u64,
+    /// Whether peaks are upper bounds, for data decides some sizes.
+    pub peak_is_bound: bool,
     /// Parameters and inputs: resident throughout.
     pub static_bytes: u64,
     /// Microseconds of a step without the plan.
@@ -107,6 +109,7 @@ impl Explanation {
             budget_bytes: certificate.map(|c| training.shown(c.budget_bytes)),
             peak_before_bytes: plan.before.peak_bytes,
             peak_after_bytes: plan.after.peak_bytes,
+            peak_is_bound: plan.peak_is_bound,
             static_bytes: plan.after.static_bytes,
             step_us: plan.before.cost,
             recompute_us: plan.after.cost - plan.before.cost,
@@ -147,9 +150,10 @@ impl Explanation {
                 .replacen("budget", &format!("budget {}", bytes(n)), 1),
             None => self.policy.clone(),
         };
+        let most = at_most(self.peak_is_bound);
         let _ = writeln!(
             out,
-            "{goal}: peak {} -> {}, {} more time ({:.2} % by the cost model)\n",
+            "{goal}: peak {most}{} -> {most}{}, {} more time ({:.2} % by the cost model)\n",
             bytes(self.peak_before_bytes),
             bytes(self.peak_after_bytes),
             micros(self.recompute_us),
@@ -204,7 +208,8 @@ impl Explanation {
         let at = &self.at_peak_after;
         let _ = writeln!(
             out,
-            "\nat the peak, {} while `{}` runs",
+            "\nat the peak, {}{} while `{}` runs",
+            at_most(self.peak_is_bound),
             bytes(at.bytes),
             at.node.as_deref().unwrap_or("-")
         );
@@ -250,9 +255,10 @@ impl Explanation {
 /// Returns the decisions of a stored plan as text. Costs would need the model.
 pub fn decisions(plan: &Plan) -> String {
     let mut out = String::new();
+    let most = at_most(plan.peak_is_bound);
     let _ = writeln!(
         out,
-        "{}: peak {} -> {}, {:.2} % more time by the cost model\n",
+        "{}: peak {most}{} -> {most}{}, {:.2} % more time by the cost model\n",
         plan.policy,
         bytes(plan.before.peak_bytes),
         bytes(plan.after.peak_bytes),
@@ -351,7 +357,7 @@ fn layer_table(out: &mut String, layers: &[LayerRow]) {
         };
         let _ = writeln!(
             out,
-            "  {number:<6}{:<26}{:<18}{:>10}{:>12}{}{:>12}{:>14}{:>12}",
+            "  {number:<5} {:<26}{:<17} {:>10} {:>11}{} {:>11} {:>13} {:>11}",
             cut(&first.name, 25),
             first.kind,
             bytes(first.kept_bytes),
@@ -379,7 +385,7 @@ fn value_table(out: &mut String, values: &[&Verdict], most: usize) {
         };
         let _ = writeln!(
             out,
-            "  {:<44}{:<12}{:>10}{time:>12}  {layer:<10}{}",
+            "  {:<44}{:<12}{:>10} {time:>11}  {layer:<9} {}",
             cut(&v.name, 43),
             v.fate.word(),
             bytes(v.bytes),

@@ -2,7 +2,7 @@
 
 use super::ablation::{Technique, spread};
 use crate::planning::step::TrainingStep;
-use crate::units::bytes;
+use crate::units::{at_most, bytes};
 use ckpt_passes::Result;
 use ckpt_passes::plan::budget::question;
 use ckpt_passes::plan::on_device::{frontier, policies, smallest_peak};
@@ -24,6 +24,8 @@ pub struct Frontier {
     pub static_bytes: u64,
     /// The peak without any recomputation.
     pub unplanned_bytes: u64,
+    /// Whether peaks are upper bounds, for data decides some sizes.
+    pub peak_is_bound: bool,
     /// Smallest peak that a schedule was found for.
     pub smallest_feasible_bytes: u64,
     /// Lower bound on the peak of any schedule.
@@ -141,6 +143,7 @@ impl Frontier {
             bytes_on: input.basis.name(),
             static_bytes: before.static_bytes,
             unplanned_bytes: step.shown(before.peak_bytes),
+            peak_is_bound: input.problem.is_bound,
             smallest_feasible_bytes: step.shown(floor.reached_bytes),
             floor_bytes: step.shown(floor.least_bytes),
             points,
@@ -165,9 +168,10 @@ impl Frontier {
         let mut out = String::new();
         let _ = writeln!(
             out,
-            "{} ops, {} layers; bytes are the {}; overhead is {}; planned in {:.3} s\n",
+            "{} ops, {} layers; bytes are {}the {}; overhead is {}; planned in {:.3} s\n",
             self.ops,
             self.blocks,
+            at_most(self.peak_is_bound),
             self.bytes_on,
             match self.objective {
                 "flops" => "FLOPs",

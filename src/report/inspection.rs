@@ -6,11 +6,11 @@ use crate::units::bytes;
 use ckpt_passes::Result;
 use ckpt_passes::analysis::attention::summary::{AttentionSummary, summaries};
 use ckpt_passes::analysis::gradients::{gradient_of, has_backward, trained};
+use ckpt_passes::analysis::index_bounds::index_bounds;
 use ckpt_passes::analysis::params::{Selection, parameters};
-use ckpt_passes::analysis::ranges;
 use ckpt_passes::analysis::sharing::KvSharing;
 use ckpt_passes::analysis::sizes::dim_kinds;
-use ckpt_passes::analysis::{DimKind, Layers, tied_weights};
+use ckpt_passes::analysis::{Binding, DimKind, Layers, tied_weights};
 use ckpt_passes::ir::op::Domain;
 use ckpt_passes::ir::{Dim, Graph, Role, Ty, ValueId};
 use ckpt_passes::transform::optimizer::{STATES, UPDATED};
@@ -92,6 +92,8 @@ pub struct NamedDim {
     pub kind: &'static str,
     /// The size that planning assumes without `--dim`.
     pub default: i64,
+    /// The largest size at which the model reads no row beyond its tables, such as learned positions; null without one.
+    pub largest: Option<i64>,
 }
 
 /// Everything that is known about a model without running it.
@@ -214,20 +216,21 @@ impl Inspection {
                 (None, Role::Backward) => 2,
             }] += 1;
         }
-        let ranges = ranges::of(graph)?;
+        let assumed = Binding::new(graph, &[]).ok();
+        let bounds = index_bounds(graph)?;
         let dims = dim_kinds(graph).into_iter().map(|(name, kind)| {
             let word = match kind {
                 DimKind::Batch => "batch",
                 DimKind::Sequence => "sequence",
             };
-            let default = kind.default_within(&ranges, &name);
-            (
-                name,
-                NamedDim {
-                    kind: word,
-                    default,
-                },
-            )
+            let assumed = assumed.as_ref().and_then(|binding| binding.get(&name));
+            let sizes = bounds.iter().filter_map(|b| b.largest_size(&name));
+            let dim = NamedDim {
+                kind: word,
+                default: assumed.unwrap_or(kind.default_size()),
+                largest: sizes.min(),
+            };
+            (name, dim)
         });
         Ok(Inspection {
             name: graph.name.clone(),
@@ -292,10 +295,13 @@ impl Inspection {
             let _ = writeln!(out, "\nnamed sizes");
         }
         for (name, dim) in &self.dims {
+            let most = dim.largest.map(|n| format!(", at most {n}"));
             let _ = writeln!(
                 out,
-                "  {name:<28} {} size, {} unless --dim {name}=N",
-                dim.kind, dim.default
+                "  {name:<28} {} size, {} unless --dim {name}=N{}",
+                dim.kind,
+                dim.default,
+                most.unwrap_or_default()
             );
         }
         let all: u64 = self.parameters.iter().map(|p| p.size_bytes).sum();

@@ -10,7 +10,7 @@ use super::explain::alternative;
 use super::memory::{Kind, Memory};
 use super::verdict::Fate;
 use crate::report::frontier::Frontier;
-use crate::units::{bytes, flops, micros};
+use crate::units::{at_most, bytes, flops, micros};
 use ckpt_passes::plan::{Budget, Effort, Objective, OpIdx, OpPhase, PlanRequest, Step};
 use ckpt_passes::{Error, Result};
 use serde_json::{Value, json};
@@ -106,9 +106,16 @@ fn figures(account: &Account) -> Vec<(String, String)> {
     let plan = account.plan;
     let (before, after) = (plan.before.peak_bytes, plan.after.peak_bytes);
     let less = 100.0 * (before as f64 - after as f64) / (before.max(1)) as f64;
+    let most = at_most(plan.peak_is_bound);
     let mut rows = vec![
-        ("Peak, unplanned".to_string(), bytes(before)),
-        ("Peak, planned".to_string(), bytes(after)),
+        (
+            "Peak, unplanned".to_string(),
+            format!("{most}{}", bytes(before)),
+        ),
+        (
+            "Peak, planned".to_string(),
+            format!("{most}{}", bytes(after)),
+        ),
         ("Less memory".to_string(), format!("{less:.1} %")),
         (
             "More time".to_string(),
@@ -282,6 +289,7 @@ fn data(account: &Account) -> Result<Value> {
     Ok(json!({
         "kinds": Kind::ALL.map(Kind::word),
         "fates": Fate::ALL.map(Fate::word),
+        "most": at_most(plan.peak_is_bound),
         "budget": plan.certificate.as_ref().map(|c| c.budget_bytes),
         "names": terms.labels.names,
         "opkinds": kinds.list,

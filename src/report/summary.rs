@@ -192,7 +192,10 @@ impl Summary {
         let _ = writeln!(
             out,
             "  {:<22}{:>14}{:>14}   {:.1} % less",
-            "peak",
+            match self.plan.peak_is_bound {
+                true => "peak, at most",
+                false => "peak",
+            },
             bytes(self.plan.peak_before_bytes),
             bytes(self.plan.peak_after_bytes),
             percent(self.plan.saved_bytes, self.plan.peak_before_bytes)
@@ -202,6 +205,7 @@ impl Summary {
             self.plan.peak_before_bytes,
             self.plan.peak_after_bytes,
             self.plan.budget_bytes,
+            self.plan.peak_is_bound,
         ));
         let _ = writeln!(out, "\n  largest at the peak");
         out.push_str(&console::largest(&self.largest_at_peak));

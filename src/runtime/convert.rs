@@ -53,7 +53,7 @@ pub fn torch_error(error: TorchError) -> Box<Error> {
         _ if ckpt_torch::cuda::is_nondeterministic(&error) => {
             Error::usage(NONDETERMINISTIC, error.to_string())
         }
-        _ if is_lookup_failure(&error.to_string()) => Error::usage("index", error.to_string())
+        _ if is_lookup_failure(&error.to_string()) => Error::model("index", error.to_string())
             .help("a tensor holds an index that what it looks up does not have; look at the inputs and sizes"),
         _ => Error::bug("torch", error.to_string()),
     }

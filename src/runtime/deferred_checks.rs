@@ -62,11 +62,11 @@ impl DeferredChecks {
 }
 
 impl CheckResults {
-    /// Reads the numbers and applies the checks. `place` describes the node at a position of the order.
+    /// Reads the numbers and applies the checks. `explained` completes the error of the node at a position of the order.
     ///
     /// # Errors
     /// The first check's; the device fails.
-    pub fn verify(&self, place: impl Fn(usize) -> String) -> Result<()> {
+    pub fn verify(&self, explained: impl Fn(usize, Box<Error>) -> Box<Error>) -> Result<()> {
         let Some(numbers) = &self.numbers else {
             return Ok(());
         };
@@ -75,7 +75,7 @@ impl CheckResults {
         let here = Vec::<i64>::try_from(here)
             .map_err(|e| Error::bug("run", format!("deferred checks: {e}")))?;
         for ((at, check), seen) in self.checks.iter().zip(here.chunks_exact(2)) {
-            check(seen[0], seen[1]).map_err(|e| e.at(place(*at)))?;
+            check(seen[0], seen[1]).map_err(|e| explained(*at, e))?;
         }
         Ok(())
     }

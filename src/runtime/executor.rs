@@ -13,6 +13,7 @@ use super::convert;
 use super::deferred_checks::{CheckResults, DeferredChecks};
 use super::device;
 use super::draws::Draws;
+use super::index_errors;
 use super::inputs::{self, Input};
 use super::kernels::{self, copy_into};
 use super::recorder::Recorder;
@@ -392,10 +393,13 @@ impl<'g> Program<'g> {
         device::of(self.place).synchronize()?;
         let time_us = start.elapsed().as_micros() as u64;
         let cpu_us = cpu_us() - start_cpu_us;
-        let place = |at: usize| self.graph.describe(self.steps[at].id);
+        let explained = |at: usize, error| {
+            let id = self.steps[at].id;
+            index_errors::explained(self.graph, id, values, error).at(self.graph.describe(id))
+        };
         match (&checks, is_replayed) {
-            (Some(checks), _) => checks.verify(place)?,
-            (None, true) => captures.ready()?.checks.verify(place)?,
+            (Some(checks), _) => checks.verify(explained)?,
+            (None, true) => captures.ready()?.checks.verify(explained)?,
             (None, false) => {}
         }
         values.train_state.keep(&values.tensors)?;
@@ -496,6 +500,7 @@ impl<'g> Program<'g> {
                 .try_for_each(|s| values.transfers.finish_fetch(*s));
             arrived
                 .and_then(|()| step.run(form, given, values, &mut nondeterministic))
+                .map_err(|e| index_errors::explained(self.graph, step.id, values, e))
                 .map_err(|e| e.at(self.graph.describe(step.id)))?;
             drop(offer);
             let reached = device::of(self.place).bytes()?.peak_bytes;

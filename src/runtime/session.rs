@@ -25,6 +25,8 @@ pub fn threads() -> usize {
 pub struct Session<'g> {
     program: Program<'g>,
     goes_on: bool,
+    /// Names of the outputs that are checked for numbers that are not finite.
+    watched: BTreeSet<String>,
     /// Bytes of library workspaces from the device's allocator; known after the first step.
     workspace_bytes: Cell<Option<u64>>,
     /// Resident bytes after the weights were loaded.
@@ -36,8 +38,12 @@ pub struct Session<'g> {
 pub struct Measured {
     /// Outputs of the graph by name; empty where they were not asked for.
     pub outputs: BTreeMap<String, Tensor>,
+    /// Watched outputs that hold NaN or an infinity, in the graph's order.
+    pub not_finite: Vec<String>,
     /// Peak that the memory plan predicts, static bytes included.
     pub predicted_peak_bytes: u64,
+    /// Whether that is an upper bound, for data decides some sizes.
+    pub peak_is_bound: bool,
     /// The most bytes alive at once, static bytes included.
     pub peak_bytes: u64,
     /// The largest sum of requested bytes, before the device's allocator rounded blocks.
@@ -100,6 +106,7 @@ impl<'g> Session<'g> {
         let mut session = Session {
             program,
             goes_on: false,
+            watched: BTreeSet::new(),
             workspace_bytes: Cell::new(None),
             resident_before: device::resident_bytes(),
         };
@@ -124,6 +131,21 @@ impl<'g> Session<'g> {
     pub fn go_on(&mut self, wanted: bool) {
         self.goes_on = wanted;
         self.program.go_on(wanted);
+    }
+
+    /// Sets the outputs that are checked for numbers that are not finite, after each step; none by default.
+    pub fn watch(&mut self, outputs: BTreeSet<String>) {
+        self.watched = outputs;
+    }
+
+    /// Runs a step whose results and measurements are dropped. The next step starts from what is given, as the first.
+    ///
+    /// # Errors
+    /// See [`Program::run`].
+    pub fn warm_up(&self, inputs: &BTreeMap<String, Tensor>) -> Result<()> {
+        self.step(inputs, false)?;
+        self.program.go_on(self.goes_on);
+        Ok(())
     }
 
     /// Runs a step and returns the measurements of each node, in order.
@@ -226,6 +248,12 @@ impl<'g> Session<'g> {
             self.workspace_bytes.set(Some(workspace_bytes));
         }
         let run = self.program.run(&given)?;
+        let mut not_finite = Vec::new();
+        for (name, tensor) in &run.outputs {
+            if self.watched.contains(name) && !is_finite(tensor)? {
+                not_finite.push(name.clone());
+            }
+        }
         let mut outputs = BTreeMap::new();
         for (name, tensor) in run.outputs.iter().filter(|_| wanted) {
             let tensor = device::moved(tensor.contiguous(), Place::Cpu)?;
@@ -241,7 +269,9 @@ impl<'g> Session<'g> {
         }
         Ok(Measured {
             outputs,
+            not_finite,
             predicted_peak_bytes: specialization.memory.peak_bytes,
+            peak_is_bound: specialization.peak_is_bound,
             peak_bytes: run.peak_bytes,
             requested_peak_bytes: run.requested_peak_bytes,
             workspace_bytes: device::of(place)
@@ -264,4 +294,11 @@ impl<'g> Session<'g> {
             is_replayed: run.is_replayed,
         })
     }
+}
+
+/// Returns whether no element is NaN or an infinity.
+fn is_finite(tensor: &tch::Tensor) -> Result<bool> {
+    let all = tensor.f_isfinite().and_then(|each| each.f_all());
+    let all = all.map_err(|e| convert::tch_error(&e))?;
+    bool::try_from(all).map_err(|e| convert::tch_error(&e))
 }

@@ -40,6 +40,8 @@ pub struct Specialization {
     pub(super) is_static: bool,
     /// The predicted memory of a run.
     pub memory: MemoryProfile,
+    /// Whether that is an upper bound, for data decides some sizes.
+    pub peak_is_bound: bool,
     /// The contents of integer values, by slot.
     pub(super) known: Vec<Option<Box<[i64]>>>,
     /// The form of each node, in order.
@@ -136,14 +138,14 @@ impl Specialization {
         use_arena: bool,
         available: &SdpaBackends,
     ) -> Result<Specialization> {
-        let binding = Binding::new(graph, &key.dims)?;
+        let binding = Binding::of_run(graph, &key.dims)?;
         let sizes = Sizes::new(graph, &binding)?;
         let mut memory = MemoryProfile::rounded(graph, &sizes, place.granularity_bytes())?;
         let pinned = SdpaChoice::new(graph, &sizes, &memory, place, available);
         memory.replace_temporaries(graph, &pinned.temporaries);
         device::expect_room(place, memory.peak_bytes - memory.static_bytes)?;
         let mut known: Vec<Option<Box<[i64]>>> = vec![None; graph.value_bound()];
-        let is_static = sizes.bounded.is_empty() && key.row_major;
+        let is_static = !sizes.is_bound() && key.row_major;
         if is_static {
             for (id, _) in graph.values() {
                 let ints = sizes.of(id).ints.as_deref();
@@ -173,6 +175,7 @@ impl Specialization {
             key,
             pinned,
             is_static,
+            peak_is_bound: sizes.is_bound(),
             arena,
             overwrites,
             memory,

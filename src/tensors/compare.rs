@@ -32,6 +32,8 @@ pub struct Comparison {
     pub different: u64,
     /// The largest finite difference.
     pub max_abs_difference: f64,
+    /// The first element with that difference; `None` where all are equal or types or shapes differ.
+    pub largest: Option<Difference>,
     /// First element outside the tolerance, in row-major order; `None` where there is none.
     pub first: Option<Difference>,
     /// Both types, if types or shapes differ.
@@ -58,6 +60,7 @@ pub fn compare(name: &str, a: &Tensor, b: &Tensor, tolerance: Tolerance) -> Comp
         elements: a.elements(),
         different: 0,
         max_abs_difference: 0.0,
+        largest: None,
         first: None,
         types: None,
     };
@@ -86,8 +89,14 @@ pub fn compare(name: &str, a: &Tensor, b: &Tensor, tolerance: Tolerance) -> Comp
             b.get_f64(i).unwrap_or(f64::NAN),
         );
         let difference = (y - x).abs();
-        if difference.is_finite() {
-            result.max_abs_difference = result.max_abs_difference.max(difference);
+        let here = || Difference {
+            index: index(i as u64, &a.dims),
+            a: x,
+            b: y,
+        };
+        if difference.is_finite() && difference > result.max_abs_difference {
+            result.max_abs_difference = difference;
+            result.largest = Some(here());
         }
         let within =
             difference <= tolerance.atol + tolerance.rtol * x.abs() || (x.is_nan() && y.is_nan());
@@ -97,11 +106,7 @@ pub fn compare(name: &str, a: &Tensor, b: &Tensor, tolerance: Tolerance) -> Comp
         result.equal = false;
         result.different += 1;
         if result.first.is_none() {
-            result.first = Some(Difference {
-                index: index(i as u64, &a.dims),
-                a: x,
-                b: y,
-            });
+            result.first = Some(here());
         }
     }
     result
@@ -143,6 +148,7 @@ mod tests {
             (false, 2, 0.5)
         );
         assert_eq!(exact.first.unwrap().index, [0, 0]);
+        assert_eq!(exact.largest.unwrap().index, [1, 1]);
         let loose = compare("x", &a, &b, within(0.0, 0.4));
         assert_eq!(
             (loose.different, loose.first.unwrap().index),

@@ -7,22 +7,34 @@
 use super::feed::Feed;
 use super::named::Tensors;
 use ckpt_passes::Result;
-use ckpt_passes::analysis::{Binding, Sizes};
+use ckpt_passes::analysis::sizes::dim_kinds;
+use ckpt_passes::analysis::{Binding, Sizes, planned_sizes};
 use ckpt_passes::ir::op::Indices;
 use ckpt_passes::ir::{DType, Graph, NodeId, Tensor, ValueId};
 use half::{bf16, f16};
 use std::collections::BTreeMap;
 
-/// Generates the inputs that `feed` lacks. Named sizes come from its inputs, then from `dims`, then from defaults.
+/// Generates the inputs that `feed` lacks. Named sizes come from its inputs, then from `dims`, then from those that the graph
+/// was planned for, then from defaults.
 ///
 /// # Errors
-/// Sizes that cannot be bound.
+/// Sizes that cannot be bound; a damaged record of sizes.
 pub fn fill(graph: &Graph, feed: &mut Feed, dims: &[(String, i64)], seed: u64) -> Result<Binding> {
     let mut given = feed.sizes(graph);
     for (name, size) in dims {
         given.entry(name.clone()).or_insert(*size);
     }
-    let binding = Binding::new(graph, &given.into_iter().collect::<Vec<_>>())?;
+    let named = dim_kinds(graph);
+    for (name, size) in planned_sizes::of(graph)? {
+        if named.contains_key(&name) {
+            given.entry(name).or_insert(size);
+        }
+    }
+    let given: Vec<(String, i64)> = given.into_iter().collect();
+    let binding = match feed.missing(graph).is_empty() {
+        true => Binding::of_run(graph, &given)?,
+        false => Binding::new(graph, &given)?,
+    };
     let sizes = Sizes::new(graph, &binding)?;
     let bounds = index_bounds(graph, &sizes);
     for id in graph.inputs() {
@@ -191,6 +203,10 @@ impl Source {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ckpt_passes::compile::{Request, compile};
+    use ckpt_passes::driver::Watch;
+    use ckpt_passes::transform::loss::Loss;
+    use ckpt_passes::transform::tile::{Tile, Tiles};
 
     #[test]
     fn indices_stay_below_the_smallest_table() {
@@ -208,6 +224,50 @@ mod tests {
         assert!(all.iter().any(|i| *i > 100), "the whole table is in reach");
         assert_eq!(inputs(&graph, &dims, 7).unwrap(), made);
         assert_ne!(inputs(&graph, &dims, 8).unwrap(), made);
+    }
+
+    #[test]
+    fn sizes_are_those_that_the_graph_was_planned_for() {
+        let source =
+            "graph @g typed (%x: f32[batch, seq]) -> (%y) {\n  %y = Tanh %x : f32[batch, seq]\n}\n";
+        let mut graph = ckpt_passes::text::parse(source).unwrap();
+        let planned = [("batch", 4), ("seq", 9), ("gone", 2)];
+        planned_sizes::record(&mut graph, planned.into_iter());
+        assert_eq!(inputs(&graph, &[], 0).unwrap()["x"].dims, [4, 9]);
+        let given = [("seq".to_string(), 5)];
+        assert_eq!(inputs(&graph, &given, 0).unwrap()["x"].dims, [4, 5]);
+    }
+
+    #[test]
+    fn inputs_do_not_depend_on_how_the_step_is_computed() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/gpt2/model.onnx");
+        let made = |loss: Loss, tile: Tiles, fuse: bool| {
+            let mut graph = crate::frontend::read(std::path::Path::new(path))
+                .unwrap()
+                .graph;
+            let request = Request {
+                loss,
+                tile,
+                fuse,
+                drop_outputs: vec!["logits".into()],
+                ..Request::default()
+            };
+            compile(&mut graph, &request, &mut Watch::default()).unwrap();
+            inputs(&graph, &[("batch".into(), 2), ("seq".into(), 6)], 1).unwrap()
+        };
+        let cut = |loss: Tile, mlp: Tile| Tiles { loss, mlp };
+        for loss in [Loss::CausalLm, Loss::CrossEntropy] {
+            let whole = made(loss.clone(), Tiles::default(), true);
+            let labels = &whole["labels"];
+            assert!((0..12).any(|i| labels.get_i64(i) > Some(100)), "{labels:?}");
+            for (tile, fuse) in [
+                (cut(Tile::Chunks(3), Tile::Off), true),
+                (cut(Tile::Chunks(3), Tile::Chunks(2)), true),
+                (cut(Tile::Off, Tile::Chunks(2)), false),
+            ] {
+                assert!(made(loss.clone(), tile, fuse) == whole, "{tile:?}");
+            }
+        }
     }
 
     #[test]

@@ -443,7 +443,7 @@ fn codes() -> BTreeSet<(String, String)> {
             }
             let text = std::fs::read_to_string(&path).unwrap();
             let shipped = text.find("#[cfg(test)]\nmod tests").unwrap_or(text.len());
-            for kind in ["model", "usage", "environment"] {
+            for kind in ["model", "usage", "verification", "environment"] {
                 for after in text[..shipped].split(&format!("Error::{kind}(")).skip(1) {
                     let code = after.trim_start().strip_prefix('"');
                     let code = code.and_then(|c| c.split_once('"'));
@@ -462,6 +462,7 @@ fn every_error_has_its_entry() {
     let sections = [
         ("## The request", "usage"),
         ("## The model", "model"),
+        ("## A check failed", "verification"),
         ("## The environment", "environment"),
     ];
     let mut told = BTreeSet::new();

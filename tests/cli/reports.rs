@@ -254,3 +254,78 @@ fn the_snapshot_is_a_pickle_with_the_totals_of_the_plan() {
         assert_eq!(text.trim(), format!("{peak} {peak}"));
     }
 }
+
+/// How many rows pass a mask, only the data decides.
+const MASKED: &str = "graph @g imported (%x: f32[n, 64], %m: bool[n]) -> (%total) {
+  init %w : f32[64, 64] = splat 0.5
+  init %axis : i64[1] = [0]
+  %found = NonZero %m
+  %rows = Squeeze %found, %axis
+  %r = Gather %x, %rows {axis = 0}
+  %y = MatMul %r, %w
+  %z = Tanh %y
+  %total = ReduceSum %z {keepdims = 0}
+}
+";
+
+#[test]
+fn a_peak_that_data_decides_is_called_a_bound_wherever_it_is_shown() {
+    let dir = workplace();
+    std::fs::write(dir.path().join("masked.ckir"), MASKED).unwrap();
+    let run = |args: &str| {
+        let done = call(dir.path(), &args.split(' ').collect::<Vec<_>>());
+        assert_eq!(code(&done), 0, "{args}: {}", stderr(&done));
+        String::from_utf8(done.stdout).unwrap()
+    };
+    let goal = "--dim n=256 --policy selective";
+    let shown = [
+        format!("plan masked.ckir {goal} --plan-out p.json --report p.html --report p.dot"),
+        format!("plan masked.ckir {goal} --compare"),
+        format!("masked.ckir -o t.ckir {goal}"),
+        format!("explain masked.ckir {goal}"),
+        "explain p.json".into(),
+        "plan masked.ckir --dim n=256 --policy none --plan-out other.json".into(),
+        "diff p.json other.json".into(),
+        "frontier masked.ckir --dim n=256 --points 2 --effort first".into(),
+    ];
+    for args in &shown {
+        let text = run(args);
+        assert!(text.contains("at most"), "{args}:\n{text}");
+    }
+    assert!(read(dir.path(), "p.html").contains("<dd>at most "));
+    assert!(read(dir.path(), "p.html").contains("\"most\":\"at most \""));
+    assert!(read(dir.path(), "p.dot").contains("peak at most "));
+    for args in [&shown[0], &shown[2], &shown[3], &shown[7]] {
+        let said: Value = serde_json::from_str(&run(&format!("{args} --format json"))).unwrap();
+        assert_eq!(said["peak_is_bound"], true, "{args}");
+        let fixed = args
+            .replace("masked.ckir", "model.onnx")
+            .replace("n=256", "seq=8");
+        let fixed = fixed
+            .replace("t.ckir", "u.onnx")
+            .replace("p.json", "q.json");
+        let said: Value = serde_json::from_str(&run(&format!("{fixed} --format json"))).unwrap();
+        assert_eq!(said["peak_is_bound"], false, "{fixed}");
+    }
+    if cfg!(feature = "torch") {
+        assert!(run("run t.ckir --seed 1").contains("measured, at most "));
+        let said: Value = serde_json::from_str(&run("run t.ckir --seed 1 --format json")).unwrap();
+        assert_eq!(said["peak_is_bound"], true);
+    }
+}
+
+#[test]
+fn the_summary_counts_what_is_in_memory_only() {
+    let dir = workplace();
+    let args = "model.onnx -o t.onnx --dim batch=8 --policy none --offload cpu --format json";
+    let said = json(&call(dir.path(), &args.split(' ').collect::<Vec<_>>()));
+    assert!(said["outside_peak_bytes"].as_u64() > Some(0), "{said}");
+    for (rows, peak) in [
+        ("at_peak_before", "peak_before_bytes"),
+        ("at_peak_after", "peak_after_bytes"),
+    ] {
+        let rows = said[rows].as_object().unwrap().values();
+        let sum: u64 = rows.map(|v| v.as_u64().unwrap()).sum();
+        assert_eq!(Some(sum), said[peak].as_u64(), "{said}");
+    }
+}

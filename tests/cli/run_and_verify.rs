@@ -189,7 +189,7 @@ fn run_says_what_it_lacks() {
     );
     assert_eq!(code(&refused), 2);
     assert!(
-        stderr(&refused).contains("error[index]"),
+        stderr(&refused).contains("error[data]"),
         "{}",
         stderr(&refused)
     );
@@ -444,7 +444,12 @@ fn an_index_beyond_its_table_is_not_our_bug() {
     let args = ["run", "model.onnx", "--inputs", "ids.npz", "--seed", "0"];
     let done = call(dir.path(), &args);
     assert_eq!(code(&done), 2, "{}", stderr(&done));
-    assert!(stderr(&done).contains("error[index]"), "{}", stderr(&done));
+    for part in [
+        "error[data]: input `input_ids` holds 9999999 at [0, 0]",
+        "`lm_head.weight`, from 0 to 346",
+    ] {
+        assert!(stderr(&done).contains(part), "{}", stderr(&done));
+    }
     let long = ["run", "model.onnx", "--seed", "0", "--dim", "seq=500"];
     let done = call(dir.path(), &long);
     assert_eq!(code(&done), 2, "{}", stderr(&done));
@@ -452,5 +457,223 @@ fn an_index_beyond_its_table_is_not_our_bug() {
         stderr(&done).contains("--dim seq=128 at most"),
         "{}",
         stderr(&done)
+    );
+}
+
+/// The inputs of the fixture's case, with labels of which the one at [1, 3] is `label`.
+fn labelled(label: i64) -> Tensors {
+    let case = tensors::read(&fixture("gpt2", "case.npz")).unwrap();
+    let ids = case["in.input_ids"].clone();
+    let width = ids.dims[1] as usize;
+    let labels: Vec<u8> = (0..ids.elements() as usize)
+        .map(|i| if i == width + 3 { label } else { 7 })
+        .flat_map(i64::to_le_bytes)
+        .collect();
+    let labels = Tensor::new(DType::I64, ids.dims.clone(), labels);
+    [
+        ("input_ids".to_string(), ids),
+        ("labels".to_string(), labels),
+    ]
+    .into()
+}
+
+#[test]
+fn a_label_out_of_range_is_named_with_its_place() {
+    let dir = workplace();
+    for (label, good) in [
+        (400, false),
+        (-1, false),
+        (347, false),
+        (346, true),
+        (-100, true),
+    ] {
+        tensors::write(&dir.path().join(format!("l{label}.npz")), &labelled(label)).unwrap();
+        for loss in ["causal-lm", "cross-entropy", "causal-lm --tile-loss 3"] {
+            let made =
+                format!("model.onnx -o t.onnx --drop-output logits --policy none --loss {loss}");
+            let made = call(dir.path(), &made.split(' ').collect::<Vec<_>>());
+            assert_eq!(code(&made), 0, "{}", stderr(&made));
+            let inputs = format!("l{label}.npz");
+            let done = call(dir.path(), &["run", "t.onnx", "--inputs", &inputs]);
+            let said = stderr(&done);
+            if good {
+                assert_eq!(code(&done), 0, "{loss}: {said}");
+                continue;
+            }
+            assert_eq!(code(&done), 2, "{loss}: {said}");
+            for part in [
+                &format!("error[data]: input `labels` holds {label} at [1, 3]"),
+                "a class from 0 to 346, or -100",
+            ] {
+                assert!(said.contains(part), "{loss}: {said}");
+            }
+        }
+    }
+}
+
+#[test]
+fn numbers_that_are_not_finite_are_named() {
+    let dir = workplace();
+    let made = [
+        "model.onnx",
+        "-o",
+        "t.onnx",
+        "--loss",
+        "causal-lm",
+        "--policy",
+        "full",
+    ];
+    assert_eq!(code(&call(dir.path(), &made)), 0);
+    let mut inputs = labelled(7);
+    let good = call_run(dir.path(), &inputs, &["--check-finite"]);
+    assert_eq!(code(&good), 0, "{}", stderr(&good));
+    let nans: Vec<u8> = [f32::NAN; 128 * 24]
+        .iter()
+        .flat_map(|x| x.to_le_bytes())
+        .collect();
+    let nans = Tensor::new(DType::F32, [128, 24], nans);
+    inputs.insert("transformer.wpe.weight".into(), nans);
+    let checked = call_run(dir.path(), &inputs, &["--check-finite"]);
+    assert_eq!(code(&checked), 4, "{}", stderr(&checked));
+    for part in [
+        "error[finite]: step 1 gave NaN or infinities",
+        "`loss`",
+        "more",
+    ] {
+        assert!(stderr(&checked).contains(part), "{}", stderr(&checked));
+    }
+    let told = call_run(dir.path(), &inputs, &["--format", "json"]);
+    let report = json(&told);
+    assert_eq!(report["not_finite"][0], "loss");
+    assert!(
+        report["warnings"].to_string().contains("`loss`"),
+        "{report}"
+    );
+}
+
+fn call_run(dir: &Path, inputs: &Tensors, more: &[&str]) -> std::process::Output {
+    tensors::write(&dir.join("given.npz"), inputs).unwrap();
+    let run = ["run", "t.onnx", "--inputs", "given.npz"];
+    call(dir, &[&run[..], more].concat())
+}
+
+#[test]
+fn the_first_step_that_counts_is_warm_and_starts_from_what_was_given() {
+    let dir = workplace();
+    let made = [
+        "model.onnx",
+        "-o",
+        "t.onnx",
+        "--loss",
+        "causal-lm",
+        "--optimizer",
+        "adamw",
+        "--dim",
+        "seq=6",
+    ];
+    assert_eq!(code(&call(dir.path(), &made)), 0);
+    let run = |warm_up: &[&str], out: &str| {
+        let args = [
+            "run",
+            "t.onnx",
+            "--seed",
+            "1",
+            "--outputs",
+            out,
+            "--format",
+            "json",
+        ];
+        let report = json(&call(dir.path(), &[&args[..], warm_up].concat()));
+        let outputs = tensors::read(&dir.path().join(out)).unwrap();
+        (report, outputs)
+    };
+    let (report, outputs) = run(&[], "a.npz");
+    assert_eq!(report["warm_up"], 1);
+    assert_eq!(report["steps"].as_array().unwrap().len(), 1);
+    for count in ["0", "2"] {
+        let (report, other) = run(&["--warm-up", count], "b.npz");
+        assert_eq!(report["warm_up"].to_string(), count);
+        assert!(outputs == other, "{count}");
+    }
+}
+
+#[test]
+fn a_certificate_states_what_was_compared_at_the_planned_sizes() {
+    let dir = workplace();
+    let args = "model.onnx -o t.onnx --loss causal-lm --drop-output logits --tile-loss 3 --tile-mlp 2 --dim batch=2 --dim seq=12 --policy full";
+    let made = call(dir.path(), &args.split(' ').collect::<Vec<_>>());
+    assert_eq!(code(&made), 0, "{}", stderr(&made));
+    let proof = json(&call(
+        dir.path(),
+        &["verify", "model.onnx", "t.onnx", "--format", "json"],
+    ));
+    assert_eq!(proof["dims"], serde_json::json!({"batch": 2, "seq": 12}));
+    assert_eq!(
+        (
+            &proof["equal"],
+            &proof["against"],
+            &proof["by"],
+            &proof["largest"]
+        ),
+        (
+            &true.into(),
+            &"unplanned".into(),
+            &"bits".into(),
+            &serde_json::Value::Null
+        )
+    );
+    let exported = &proof["exported"];
+    assert_eq!(
+        (&exported["agrees"], &exported["against"], &exported["by"]),
+        (&true.into(), &"exported".into(), &"rounding".into())
+    );
+    assert_eq!(
+        exported["outputs"].as_array().unwrap().len(),
+        proof["outputs"].as_array().unwrap().len()
+    );
+    let n = |key: &str| exported["largest"][key].as_f64().unwrap();
+    assert!(
+        n("difference") > 0.0 && n("difference") <= n("allowed"),
+        "{exported}"
+    );
+    assert!(!exported["largest"]["index"].as_array().unwrap().is_empty());
+    assert_eq!(proof["runs"].as_array().unwrap().len(), 3);
+    let said = call(
+        dir.path(),
+        &["verify", "model.onnx", "t.onnx", "--dim", "seq=5"],
+    );
+    let said = String::from_utf8_lossy(&said.stdout).to_string();
+    for part in [
+        "at batch=2, seq=5",
+        "equal bit for bit to the same graph without a plan",
+        "to the model as exported: not planned, not fused, not tiled",
+        "the largest difference is",
+        "is allowed",
+    ] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    // Nothing fused or tiled: one comparison says both.
+    let args = "model.onnx -o u.onnx --fuse off --policy full --dim seq=6";
+    assert_eq!(
+        code(&call(dir.path(), &args.split(' ').collect::<Vec<_>>())),
+        0
+    );
+    let proof = json(&call(
+        dir.path(),
+        &["verify", "model.onnx", "u.onnx", "--format", "json"],
+    ));
+    assert_eq!(
+        (
+            &proof["against"],
+            &proof["by"],
+            &proof["exported"],
+            &proof["dims"]["seq"]
+        ),
+        (
+            &"exported".into(),
+            &"bits".into(),
+            &serde_json::Value::Null,
+            &6.into()
+        )
     );
 }

@@ -148,6 +148,11 @@ impl<'g> Elements<'g> {
         self.extreme(d, true)
     }
 
+    /// Returns `d` where it is smallest over all indices; see [`Elements::largest`].
+    pub fn smallest(&self, d: &Dim) -> Dim {
+        self.extreme(d, false)
+    }
+
     /// Returns `d` with every index variable of known direction at the end that makes it smallest, or largest.
     fn extreme(&self, d: &Dim, largest: bool) -> Dim {
         let mut out = d.clone();
@@ -377,7 +382,7 @@ impl<'g> Elements<'g> {
         } else if op == &concat::TILE {
             at.iter()
                 .zip(&from)
-                .map(|(i, d)| if d.is_one() { Dim::ZERO } else { i.modulo(d) })
+                .map(|(i, d)| self.divided(i, d).1)
                 .collect()
         } else if op == &index::GATHER {
             let indices = node.operand(1)?;

@@ -88,11 +88,12 @@ impl Trained {
 pub struct Training {
     #[command(flatten)]
     pub source: Source,
-    /// Number for a named size, for planning only; a written graph stays as dynamic as the model
+    /// Number for a named size, for planning only; a written graph stays as dynamic as the model, and records the number
+    /// as the default for `run` and `verify`
     #[arg(long = "dim", value_name = "NAME=N", value_parser = dim)]
     pub dims: Vec<(String, i64)>,
-    /// causal-lm, cross-entropy, mse, output:NAME or vjp [default: the backward that the file has, else its only
-    /// scalar output, else vjp]
+    /// causal-lm, cross-entropy, nll (of log-probabilities), mse, output:NAME or vjp [default: the backward that the file
+    /// has, else its only scalar output, else vjp]
     #[arg(long, value_parser = by(Loss::parse))]
     pub loss: Option<Loss>,
     #[command(flatten)]

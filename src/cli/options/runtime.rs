@@ -43,7 +43,8 @@ pub struct Execution {
     pub rng: Rng,
     #[command(flatten)]
     pub kernels: Kernels,
-    /// Number for a named size, for inputs made from a seed
+    /// Number for a named size, for inputs made from a seed [default: the size that the graph was planned for, else 1 for
+    /// batches and 128 for sequences, or less where a table of the model is shorter]
     #[arg(long = "dim", value_name = "NAME=N", value_parser = dim, help_heading = "Inputs")]
     pub dims: Vec<(String, i64)>,
     /// Tensors (npz or safetensors) under input names, `in.NAME`, or `cot.NAME` for the cotangent of an output; an
@@ -72,6 +73,18 @@ pub struct RunArgs {
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..),
           help_heading = "Execution")]
     pub steps: u32,
+    /// Steps before those, which are not timed and leave no state: the first one has costs of its own
+    #[arg(
+        long,
+        value_name = "N",
+        default_value = "1",
+        help_heading = "Execution"
+    )]
+    pub warm_up: u32,
+    /// End with exit code 4 at the first step whose loss or gradients hold NaN or an infinity (all outputs, for a graph
+    /// without a backward pass). Without it there is a warning
+    #[arg(long, help_heading = "Execution")]
+    pub check_finite: bool,
     /// Place tensors at planned offsets of one block: on or off (each tensor comes from malloc)
     #[arg(long, value_name = "WORD", default_value = "on", value_parser = switch, action = ArgAction::Set,
           help_heading = "Execution")]

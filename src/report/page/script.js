@@ -129,8 +129,8 @@
     c.stroke();
     c.textAlign = "left"; c.fillStyle = css("--ink");
     const names = shown === after ? ["planned", "unplanned"] : ["unplanned", "planned"];
-    c.fillText("areas: " + names[0] + ", peak " + bytes(shown.total[shown.peak]), pad.left, 10);
-    c.fillText("line: " + names[1] + ", peak " + bytes(other.total[other.peak]), pad.left + (w > 560 ? 250 : 0), w > 560 ? 10 : 26);
+    c.fillText("areas: " + names[0] + ", peak " + d.most + bytes(shown.total[shown.peak]), pad.left, 10);
+    c.fillText("line: " + names[1] + ", peak " + d.most + bytes(other.total[other.peak]), pad.left + (w > 560 ? 250 : 0), w > 560 ? 10 : 26);
     if (d.budget) {
       c.strokeStyle = css("--budget"); c.setLineDash([6, 4]); c.lineWidth = 1.4;
       c.beginPath(); c.moveTo(pad.left, y(d.budget)); c.lineTo(w - pad.right, y(d.budget)); c.stroke();
@@ -191,7 +191,7 @@
   // What is alive at both peaks.
   for (const [id, m] of [["after", after], ["before", before]]) {
     const held = heldAt(m, m.peak), most = held.length ? held[0].bytes : 1;
-    if (m.n) $("top-" + id + "-title").textContent += ": " + bytes(m.total[m.peak]) + ", while " + d.ops.n[m.s[m.peak]] + " runs";
+    if (m.n) $("top-" + id + "-title").textContent += ": " + d.most + bytes(m.total[m.peak]) + ", while " + d.ops.n[m.s[m.peak]] + " runs";
     fill("top-" + id, held.slice(0, 14).map((t) => {
       const meter = el("span", undefined, "meter");
       meter.style.width = (100 * t.bytes / Math.max(1, most)) + "%";

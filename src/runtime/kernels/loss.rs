@@ -16,11 +16,11 @@ pub const KERNELS: &[(&OpDef, Kernel)] = &[
     (&CLASS_LOSS, class_loss),
 ];
 
-/// libtorch's default `ignore_index`, which no label has.
-const NO_INDEX: i64 = -100;
+/// PyTorch's label of a row that does not count, which holds where a loss names none.
+pub const NO_LABEL: i64 = -100;
 
 fn ignore_index(cx: &KernelCx) -> i64 {
-    cx.attrs.opt_int("ignore_index").unwrap_or(NO_INDEX)
+    cx.attrs.opt_int("ignore_index").unwrap_or(NO_LABEL)
 }
 
 fn reduction(cx: &KernelCx) -> Result<i64> {
@@ -34,6 +34,44 @@ fn reduction(cx: &KernelCx) -> Result<i64> {
 
 fn labels(cx: &KernelCx, slot: usize) -> Result<Tensor> {
     dense_as(cx.x(slot)?, Kind::Int64)
+}
+
+/// Returns the labels of a loss, each of which is a class or ignored.
+fn checked_labels(cx: &KernelCx) -> Result<Tensor> {
+    let (labels, classes, ignored) = (labels(cx, 1)?, cx.x(0)?.size()[1], ignore_index(cx));
+    if labels.numel() == 0 {
+        return Ok(labels);
+    }
+    let op = cx.op.name;
+    if let Some(deferred) = cx.deferred {
+        // The smallest and the largest label do not tell those between from the ignored one.
+        let (least, most) = (ignored.min(0), ignored.max(classes - 1));
+        let check = move |low: i64, high: i64| match (low < least, high > most) {
+            (true, _) => check_labels(op, &[low], classes, ignored),
+            (_, true) => check_labels(op, &[high], classes, ignored),
+            _ => Ok(()),
+        };
+        deferred.defer(&labels, Box::new(check))?;
+        return Ok(labels);
+    }
+    let found =
+        Vec::<i64>::try_from(labels.view([-1])).map_err(|e| cx.bug(format!("labels: {e}")))?;
+    check_labels(op, &found, classes, ignored)?;
+    Ok(labels)
+}
+
+/// Checks that labels are classes, or are ignored.
+///
+/// # Errors
+/// The first label that is neither.
+fn check_labels(op: &str, labels: &[i64], classes: i64, ignored: i64) -> Result<()> {
+    let is_class = |label: &i64| (0..classes).contains(label) || *label == ignored;
+    let Some(row) = labels.iter().position(|label| !is_class(label)) else {
+        return Ok(());
+    };
+    Err(Error::model("index", format!("{op}: a label is no class"))
+        .expected(format!("0 to {}, or {ignored}", classes - 1))
+        .found(format!("{} in row {row}", labels[row])))
 }
 
 /// Returns views of row-major scores as `[N, C]` or, with more axes, `[N, C, 1, rest]`, and of labels alike.
@@ -51,7 +89,7 @@ fn folded(scores: &Tensor, labels: &Tensor) -> (Tensor, Tensor) {
 
 /// Computes the negative log-likelihood of row-major log-probabilities.
 fn nll(cx: &KernelCx, log_prob: &Tensor) -> Result<Tensor> {
-    let labels = labels(cx, 1)?;
+    let labels = checked_labels(cx)?;
     let weights = cx.opt(2).map(dense).transpose()?;
     nll_forward(cx, log_prob, &labels, weights.as_ref(), reduction(cx)?)
 }
@@ -114,7 +152,7 @@ fn normalize(name: &str, x: &Tensor) -> Result<()> {
 }
 
 fn class_loss(cx: &KernelCx) -> Result<Vec<Tensor>> {
-    let (scores, labels) = (cx.x(0)?, labels(cx, 1)?);
+    let (scores, labels) = (cx.x(0)?, checked_labels(cx)?);
     let kind = compute_kind(scores.kind());
     let out = empty_as(&labels, kind)?;
     if labels.numel() == 0 {
