@@ -15,6 +15,7 @@ pub mod import;
 mod legacy;
 pub mod names;
 mod outputs;
+mod sequences;
 pub mod tensor;
 pub mod types;
 pub mod upgrade;
