@@ -28,7 +28,7 @@
 //! let summary = done.summary.expect("the pipeline ran to its end");
 //! assert!(summary.plan.peak_after_bytes <= summary.plan.budget_bytes.unwrap());
 //! assert!(summary.plan.peak_after_bytes < summary.plan.peak_before_bytes);
-//! save(&model.graph, source, &target, false)?;
+//! save(&model.graph, source, &target, Default::default())?;
 //! assert!(target.exists());
 //! # Ok(())
 //! # }

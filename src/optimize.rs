@@ -4,7 +4,7 @@
 //! original in the same way and compare.
 
 use crate::emit::file::{refuse_overwrite, write_whole};
-use crate::emit::save::{INSIDE_LIMIT_BYTES, Saving, save};
+use crate::emit::save::{INSIDE_LIMIT_BYTES, Saving, WeightOptions, save};
 use crate::planning::step::TrainingStep;
 use crate::provenance::{derivative_order, record};
 use crate::report::account::Account;
@@ -28,7 +28,7 @@ pub fn write(
     graph: &Graph,
     source: &Path,
     output: &Path,
-    link_weights: bool,
+    weights: WeightOptions,
 ) -> Result<Vec<String>> {
     if output.extension().is_some_and(|e| e == "ckir") {
         refuse_overwrite(output, &[source.to_path_buf()])?;
@@ -37,7 +37,7 @@ pub fn write(
     }
     let how = Saving {
         input: Some(source),
-        link_weights,
+        weights,
         inside_limit_bytes: INSIDE_LIMIT_BYTES,
     };
     save(graph, output, &how)?;
@@ -117,10 +117,16 @@ mod tests {
         let graph = text::parse(source).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("g.ckir");
-        write(&graph, Path::new("none.onnx"), &path, false).unwrap();
+        write(
+            &graph,
+            Path::new("none.onnx"),
+            &path,
+            WeightOptions::default(),
+        )
+        .unwrap();
         let back = read(&path).unwrap().graph;
         assert_eq!(text::print_full(&back), text::print_full(&graph));
-        let again = write(&graph, &path, &path, false).unwrap_err();
+        let again = write(&graph, &path, &path, WeightOptions::default()).unwrap_err();
         assert_eq!((again.code(), again.exit_code()), ("output", 2));
     }
 }

@@ -161,7 +161,34 @@ impl Dim {
             let entry = terms.entry(m).or_insert(0);
             *entry = entry.saturating_add(c.saturating_mul(sign));
         }
-        Dim::from_terms(terms)
+        let sum = Dim::from_terms(terms);
+        sum.with_quotient().unwrap_or(sum)
+    }
+
+    /// Returns a sum that contains `n mod b - n` or its opposite with `b·floor(n / b)` instead. So a size that is rounded up by
+    /// padding, `s + -s mod b`, is a multiple of `b`.
+    fn with_quotient(&self) -> Option<Dim> {
+        let Repr::Poly(terms) = &self.0 else {
+            return None;
+        };
+        let has = |m: &Monomial, c: i64| terms.iter().any(|(own, k)| own == m && *k == c);
+        let cancels = |sign: i64, (m, k): &(Monomial, i64)| {
+            m.is_empty() || k.checked_mul(-sign).is_some_and(|c| has(m, c))
+        };
+        terms.iter().find_map(|(m, sign)| {
+            let [Atom::Mod(n, by)] = m.as_slice() else {
+                return None;
+            };
+            let fits = sign.abs() == 1 && n.as_const().is_none();
+            if !fits || !n.terms().iter().all(|term| cancels(*sign, term)) {
+                return None;
+            }
+            // sign·(n mod b) = sign·(n - b·floor(n / b)).
+            let quotient = n.div(by).mul(by).mul(&Dim::from(-sign));
+            let others = terms.iter().filter(|(own, _)| own != m).cloned().collect();
+            let others = Dim::from_terms(others).combine(&n.mul(&Dim::from(*sign)), 1);
+            Some(others.combine(&quotient, 1))
+        })
     }
 
     /// Returns the product.
@@ -226,11 +253,47 @@ impl Dim {
         (rest == Dim::ZERO).then_some(quotient)
     }
 
+    /// Returns `q` if this is `b·q` and a rest that is never a whole `b`.
+    fn multiples_of(&self, other: &Dim) -> Option<Dim> {
+        let b = other.as_const().filter(|b| *b > 1)?;
+        let is_multiple = |(_, c): &(Monomial, i64)| c % b == 0;
+        let (multiples, rest): (Vec<_>, Vec<_>) = self.terms().into_iter().partition(is_multiple);
+        let (least, most) = Dim::from_terms(rest.into_iter().collect()).bounds();
+        let within = least.is_some_and(|n| n >= 0) && most.is_some_and(|n| n < b);
+        let quotients = multiples.into_iter().map(|(m, c)| (m, c / b));
+        within.then(|| Dim::from_terms(quotients.collect()))
+    }
+
+    /// Returns a size of the same remainder: `n` instead of `n mod other`, and no multiples of a number `other`.
+    fn without_remainders(&self, other: &Dim) -> Dim {
+        let mut sum = Dim::ZERO;
+        for (m, c) in self.terms() {
+            let term = match (m.as_slice(), other.as_const()) {
+                ([Atom::Mod(n, by)], _) if by == other => n.mul(&Dim::from(c)),
+                (_, Some(b)) if b > 0 && c % b == 0 => continue,
+                _ => Dim::from_terms(BTreeMap::from([(m, c)])),
+            };
+            sum = sum.add(&term);
+        }
+        sum
+    }
+
     /// Returns the quotient, rounded down. A division by zero is not simplified and has no value.
     pub fn div(&self, other: &Dim) -> Dim {
         match (self.as_const(), other.as_const()) {
             (Some(a), Some(b)) if b != 0 => return Dim::from(floor_div(a, b)),
             _ => {}
+        }
+        if let Some(whole) = self.multiples_of(other) {
+            return whole;
+        }
+        // ⌊-a / b⌋ is -⌈a / b⌉, and ⌈a / b⌉ is ⌊(a + b - 1) / b⌋.
+        let is_negative = |(_, c): &(Monomial, i64)| *c < 0;
+        if other.as_const().is_some_and(|b| b > 0)
+            && self.as_const().is_none()
+            && self.terms().iter().all(is_negative)
+        {
+            return Dim::ZERO.sub(&Dim::ZERO.sub(self).ceil_div(other));
         }
         self.exact_div(other)
             .unwrap_or_else(|| match lowest_terms(self, other) {
@@ -251,10 +314,14 @@ impl Dim {
             (Some(a), Some(b)) if b != 0 => return Dim::from(floor_mod(a, b)),
             _ => {}
         }
-        match self.exact_div(other) {
-            Some(_) => Dim::ZERO,
-            None => Dim::from_atom(Atom::Mod(self.clone(), other.clone())),
+        if self.exact_div(other).is_some() {
+            return Dim::ZERO;
         }
+        let inner = self.without_remainders(other);
+        if inner != *self {
+            return inner.modulo(other);
+        }
+        Dim::from_atom(Atom::Mod(self.clone(), other.clone()))
     }
 
     /// Returns the smaller of two.

@@ -84,11 +84,12 @@ pub static DIV: OpDef = OpDef {
     ..binary("Div", onnx(7, 14), &["aten.div"], Grad::Rule(grad_div))
 };
 
-/// ONNX integer division truncates. It equals floor division where neither side is negative.
+/// ONNX integer division truncates. It equals floor division where neither side is negative, or nothing is left.
 fn fold_div(cx: &InferCx, types: &[Ty]) -> Option<Vec<Vec<Dim>>> {
     fold_elementwise(cx, types, |x| {
         let positive = |d: &Dim, least: i64| d.bounds().0.is_some_and(|lo| lo >= least);
-        (positive(x[0], 0) && positive(x[1], 1)).then(|| x[0].div(x[1]))
+        let is_floor = || positive(x[0], 0) || x[0].exact_div(x[1]).is_some();
+        (positive(x[1], 1) && is_floor()).then(|| x[0].div(x[1]))
     })
 }
 
@@ -206,8 +207,8 @@ pub static MOD: OpDef = OpDef {
     fold: |cx, ty| {
         let truncates = cx.attrs.int("fmod") == 1;
         fold_elementwise(cx, ty, |x| {
-            let (a, b) = (x[0].bounds().0?, x[1].bounds().0?);
-            (b >= 1 && (a >= 0 || !truncates)).then(|| x[0].modulo(x[1]))
+            let at_least = |d: &Dim, least: i64| d.bounds().0.is_some_and(|lo| lo >= least);
+            (at_least(x[1], 1) && (!truncates || at_least(x[0], 0))).then(|| x[0].modulo(x[1]))
         })
     },
     cost: ten_flops,

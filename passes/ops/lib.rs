@@ -45,7 +45,8 @@ pub mod trig;
 pub use builder::{Builder, body_of};
 pub use rule::EmitExt;
 
-use ckpt_ir::op::{Domain, OpDef};
+use ckpt_ir::op::{BatchAxes, Domain, OpClass, OpDef};
+use ckpt_ir::typing::Contents;
 use ckpt_ir::{DType, Graph, NodeId};
 use rustc_hash::FxHashMap;
 use std::sync::LazyLock;
@@ -122,6 +123,29 @@ pub fn first_opset(graph: &Graph, node: NodeId) -> i64 {
         .filter(|(dtype, _)| types.contains(dtype))
         .map(|(_, opset)| *opset)
         .fold(since, i64::max)
+}
+
+/// Returns true if the first result of a node is its first operand whenever both have the same type: casts, and views that
+/// neither permute nor flip.
+pub fn keeps_elements(graph: &Graph, node: NodeId, contents: &Contents) -> bool {
+    let n = graph.node(node);
+    let steps = || n.ins.get(slice::STEPS).copied().flatten();
+    let forward = |v| {
+        let steps = contents.get(v);
+        steps.is_some_and(|s| {
+            s.iter()
+                .all(|step| step.bounds().0.is_some_and(|lo| lo > 0))
+        })
+    };
+    match (n.op.class, n.op.axes) {
+        (OpClass::Cast, _) => true,
+        (OpClass::Layout, _) if n.op == &slice::SLICE => steps().is_none_or(forward),
+        (OpClass::Layout, axes) => matches!(
+            axes,
+            BatchAxes::Pointwise | BatchAxes::Regrouped | BatchAxes::Broadcast
+        ),
+        _ => false,
+    }
 }
 
 #[cfg(test)]

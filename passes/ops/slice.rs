@@ -19,6 +19,9 @@ pub const ROWS: &[&OpDef] = &[&SLICE, &SLICE_GRAD];
 /// A constant bound as large as this means "to the end": exporters write the largest 32-bit or 64-bit integer.
 const TO_THE_END: i64 = i32::MAX as i64;
 
+/// The operand of [`SLICE`] that holds the steps.
+pub const STEPS: usize = 4;
+
 /// Every `steps`-th element from `starts` up to `ends` along `axes` (ONNX Slice-13).
 pub static SLICE: OpDef = OpDef {
     aten: &["aten.slice"],
@@ -27,12 +30,12 @@ pub static SLICE: OpDef = OpDef {
     data_sizes: DataSizes::LongestAxis,
     fold: fold_slice,
     grad: Grad::Rule(grad_slice),
-    cost: |cx| match steps_of(cx.ins.get(4)) {
+    cost: |cx| match steps_of(cx.ins.get(STEPS)) {
         Some(steps) if steps.iter().any(|s| *s < 0) => moves(cx),
         _ => Cost::default(),
     },
     memory: |cx| {
-        let steps = steps_of(cx.ins.get(4));
+        let steps = steps_of(cx.ins.get(STEPS));
         if let (Some(steps), Some(Some(x))) = (steps, cx.ins.first())
             && steps.iter().any(|s| *s < 0)
         {

@@ -4,11 +4,15 @@
 //! would keep `x` alive for its shape alone. Every small integer value whose contents are known is therefore replaced:
 //! by a constant where the contents are numbers, else by one shared computation from `Shape` of a graph input. The
 //! graph stays as dynamic as it was. A second run changes nothing.
+//!
+//! Ops whose result is their operand, such as a cast to the same type, are left out. Besides their cost, ONNX Runtime's
+//! default optimizer corrupts a graph that has one before a dropout (1.31: `DivMulFusion` reads the result it removed).
 
 use super::dce::dce;
 use super::sizes::Sizes;
 use crate::error::Result;
 use crate::ir::op::{Domain, Effect};
+use crate::ir::typing::Contents;
 use crate::ir::{DType, Def, Dim, Graph, NodeId, SecondaryMap, Tensor, ValueId};
 use crate::ops;
 use crate::ops::Builder;
@@ -18,12 +22,48 @@ use std::collections::BTreeMap;
 /// Type, shape and contents. Two small integer values with the same key are the same.
 type Key = (DType, Vec<i64>, Vec<Dim>);
 
-/// Replaces known integer values. Returns whether anything changed.
+/// Replaces known integer values and leaves out ops that change nothing. Returns whether anything changed.
 ///
 /// # Errors
 /// See [`infer`].
 pub fn simplify(graph: &mut Graph) -> Result<bool> {
     let contents = infer(graph)?;
+    let bypassed = bypass(graph, &contents);
+    Ok(replace_known(graph, &contents)? || bypassed)
+}
+
+/// Makes the readers of every result that equals the first operand read that operand. Returns whether there were any. A
+/// graph output keeps its node, because its name belongs to it.
+fn bypass(graph: &mut Graph, contents: &Contents) -> bool {
+    let equal: Vec<(NodeId, ValueId)> = graph
+        .order()
+        .iter()
+        .filter_map(|id| {
+            let node = graph.node(*id);
+            let (Some(x), [y]) = (node.operand(0), node.outs.as_slice()) else {
+                return None;
+            };
+            let fixed = node.recompute_of.is_some() || graph.is_output(*y);
+            let same = graph.ty(x) == graph.ty(*y) && ops::keeps_elements(graph, *id, contents);
+            (same && !fixed).then_some((*id, *y))
+        })
+        .collect();
+    let mut changed = false;
+    for (node, y) in equal {
+        changed |= !graph.value(y).uses().is_empty();
+        // In schedule order, the operand has been replaced already if it is such a result itself.
+        if let Some(x) = graph.node(node).operand(0) {
+            graph.replace_uses(y, x);
+        }
+    }
+    changed && {
+        dce(graph);
+        true
+    }
+}
+
+/// Replaces known integer values. Returns whether anything changed.
+fn replace_known(graph: &mut Graph, contents: &Contents) -> Result<bool> {
     let mut known: Vec<(ValueId, Key)> = Vec::new();
     for id in graph.order() {
         let node = graph.node(*id);

@@ -132,14 +132,20 @@ impl Sizes {
         let (Some(x), Some(y)) = (self.piece(b, left)?, self.piece(b, right)?) else {
             return Ok(None);
         };
-        // ONNX integer division truncates, which is floor where neither side is negative.
-        let is_floor =
-            left.bounds().0.is_some_and(|lo| lo >= 0) && right.bounds().0.is_some_and(|lo| lo >= 1);
-        let op = match atom {
-            Atom::Div(..) if is_floor => &ops::arith::DIV,
-            Atom::Mod(..) if is_floor => &ops::arith::MOD,
-            Atom::Min(..) => &ops::extreme::MIN,
-            Atom::Max(..) => &ops::extreme::MAX,
+        let at_least = |dim: &Dim, least: i64| dim.bounds().0.is_some_and(|lo| lo >= least);
+        let (op, x) = match atom {
+            Atom::Div(..) | Atom::Mod(..) if !at_least(right, 1) => return Ok(None),
+            Atom::Mod(..) => (&ops::arith::MOD, x),
+            // ONNX integer division truncates, which is floor where neither side is negative, or nothing is left.
+            Atom::Div(..) if at_least(left, 0) => (&ops::arith::DIV, x),
+            Atom::Div(..) => {
+                let Some(rest) = self.piece(b, &left.modulo(right))? else {
+                    return Ok(None);
+                };
+                (&ops::arith::DIV, b.sub(x, rest)?)
+            }
+            Atom::Min(..) => (&ops::extreme::MIN, x),
+            Atom::Max(..) => (&ops::extreme::MAX, x),
             _ => return Ok(None),
         };
         b.emit(op, &[x, y], Attrs::new()).map(Some)

@@ -4,6 +4,7 @@ use super::options::plan::OptimizeArgs;
 use super::output::{print, print_json, warn, write_json, wrote};
 use super::progress;
 use ckpt_opt::emit::file::write_whole;
+use ckpt_opt::emit::save::WeightOptions;
 use ckpt_opt::frontend::load;
 use ckpt_opt::optimize::{Outcome, optimize, write};
 use ckpt_passes::driver::Watch;
@@ -43,7 +44,11 @@ pub fn run(args: &OptimizeArgs) -> Result<()> {
     warnings.extend(outcome.warnings);
     if let Some(output) = &args.output {
         let _progress = progress::step("writing");
-        warnings.extend(write(&model.graph, &args.model, output, args.link_weights)?);
+        let weights = WeightOptions {
+            link: args.link_weights,
+            as_inputs: args.weights_as_inputs,
+        };
+        warnings.extend(write(&model.graph, &args.model, output, weights)?);
     }
     if let Some((step, planned)) = &outcome.planned {
         if let Some(path) = &args.plan_out {

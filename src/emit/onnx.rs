@@ -2,8 +2,8 @@
 //!
 //! The opset is the lowest that the graph needs, at least 18. The IR version is 10, or that of the file that was read if it
 //! is higher. Ops of our own become calls of model-local functions named `<Op>_<n>`; nodes with equal bodies share one.
-//! String metadata says what every node is (see [`keys`]). Trained initializers are graph inputs too, so that a caller can
-//! override them. Weights are not copied: bytes are shared with the mapped file they come from.
+//! String metadata says what every node is (see [`keys`]). Initializers are no graph inputs, unless
+//! [`Package::declare_trained`] makes them so. Weights are not copied: bytes are shared with the mapped file they come from.
 
 use crate::onnx::keys;
 use crate::onnx::messages::{function, header, inline, needed_opset, node, opset_import};
@@ -49,6 +49,18 @@ pub struct Package {
     pub sidecar: Vec<(u64, Bytes)>,
 }
 
+impl Package {
+    /// Lists the trained initializers of `graph` among the inputs too, so that a caller can override them.
+    pub fn declare_trained(&mut self, graph: &Graph) {
+        let trained = trained(graph);
+        let inits = graph.inits().map(|(id, _)| id);
+        let inputs = inits.filter(|id| trained.contains_key(id));
+        if let Some(file) = &mut self.model.graph {
+            file.input.extend(inputs.map(|id| value_info(graph, id)));
+        }
+    }
+}
+
 /// Alignment of weights in a sidecar, for kernels and mapped reads.
 const ALIGN_BYTES: u64 = 64;
 /// Smaller tensors stay in the model file, because they are shape constants that readers need.
@@ -68,7 +80,6 @@ pub fn package(graph: &Graph, weights: &Weights) -> Result<Package> {
     for input in graph.inputs() {
         file.input.push(value_info(graph, *input));
     }
-    let trained = trained(graph);
     for (id, value) in graph.inits() {
         let Some(tensor) = value.tensor() else {
             continue;
@@ -80,9 +91,6 @@ pub fn package(graph: &Graph, weights: &Weights) -> Result<Package> {
             &mut sidecar,
             &mut end,
         ));
-        if trained.contains_key(&id) {
-            file.input.push(value_info(graph, id));
-        }
         if let Some(origin) = graph.origins.get(&id) {
             let mut info = value_info(graph, id);
             let mut tell = |key, value: &str| {

@@ -16,13 +16,23 @@ use std::path::{Path, PathBuf};
 /// More bytes of weights than these go into a sidecar.
 pub const INSIDE_LIMIT_BYTES: u64 = 1 << 30;
 
+/// How to write weights.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct WeightOptions {
+    /// Leave weights in the external files of the input.
+    pub link: bool,
+    /// List trained weights among the graph inputs, so that a caller can replace them. ONNX Runtime then warns of each one
+    /// and folds none into other constants.
+    pub as_inputs: bool,
+}
+
 /// How to write a graph.
 #[derive(Clone, Copy, Debug)]
 pub struct Saving<'a> {
     /// The file that the graph was read from. It must not be replaced while its weights are mapped.
     pub input: Option<&'a Path>,
-    /// Leave weights in the external files of the input.
-    pub link_weights: bool,
+    /// Where weights lie and how they are declared.
+    pub weights: WeightOptions,
     /// Usually [`INSIDE_LIMIT_BYTES`].
     pub inside_limit_bytes: u64,
 }
@@ -60,7 +70,7 @@ pub fn save(graph: &Graph, output: &Path, how: &Saving) -> Result<Vec<PathBuf>> 
     };
     let sidecar_name = format!("{name}.data");
     let sidecar_path = output.with_file_name(&sidecar_name);
-    let weights = if how.link_weights {
+    let weights = if how.weights.link {
         let shared = how
             .input
             .is_some_and(|input| real_folder(input) == real_folder(output));
@@ -95,7 +105,10 @@ pub fn save(graph: &Graph, output: &Path, how: &Saving) -> Result<Vec<PathBuf>> 
             refuse_overwrite(&sidecar_path, &inputs)?;
         }
     }
-    let made = package(graph, &weights)?;
+    let mut made = package(graph, &weights)?;
+    if how.weights.as_inputs {
+        made.declare_trained(graph);
+    }
     let size_bytes = made.model.encoded_len() as u64;
     if size_bytes > MAX_MODEL_BYTES {
         return Err(Error::model(

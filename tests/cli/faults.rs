@@ -149,7 +149,7 @@ fn heavy(dir: &Path) {
     graph.set_outputs(vec![y]);
     let how = Saving {
         input: None,
-        link_weights: false,
+        weights: Default::default(),
         inside_limit_bytes: INSIDE_LIMIT_BYTES,
     };
     save(&graph, &dir.join("heavy.onnx"), &how).unwrap();

@@ -278,7 +278,7 @@ fn fixtures_and_what_we_write_of_them() {
             let path = dir.path().join(name);
             let how = Saving {
                 input: Some(&fixture),
-                link_weights: false,
+                weights: Default::default(),
                 inside_limit_bytes,
             };
             save(&graph, &path, &how).unwrap_or_else(|e| panic!("{e}"));
@@ -303,7 +303,7 @@ fn our_functions() {
     let path = dir.path().join("m.onnx");
     let how = Saving {
         input: None,
-        link_weights: false,
+        weights: Default::default(),
         inside_limit_bytes: INSIDE_LIMIT_BYTES,
     };
     save(&g, &path, &how).unwrap_or_else(|e| panic!("{e}"));

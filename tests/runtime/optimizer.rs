@@ -195,7 +195,7 @@ fn a_written_file_keeps_its_updates_and_is_never_written_to() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("train.onnx");
     let graph = compiled("gpt2", &request("adamw", true, Some(70.0))).unwrap();
-    write(&graph, &path("gpt2"), &file, false).unwrap();
+    write(&graph, &path("gpt2"), &file, Default::default()).unwrap();
     let bytes = std::fs::read(&file).unwrap();
     let mut back = load(&file, &Given::default()).unwrap().graph;
     ckpt_opt::comparison::ready(&mut back, &file).unwrap();

@@ -297,13 +297,13 @@ mod runs {
         let earlier = earlier.map(|(k, v)| (k.to_string(), v.to_string()));
         graph.meta.extend(earlier);
         let once = here.join("once.onnx");
-        write(&graph, &once, &once, false).unwrap();
+        write(&graph, &once, &once, Default::default()).unwrap();
         let given = Default::default();
         let mut read = load(&once, &given).unwrap().graph;
         let request = request(Loss::Output("penalty".into()));
         optimize(&mut read, &request, &mut Watch::default()).unwrap();
         let twice = here.join("twice.onnx");
-        write(&read, &once, &twice, false).unwrap();
+        write(&read, &once, &twice, Default::default()).unwrap();
         let read = load(&twice, &given).unwrap().graph;
         let said = |key: &str| read.meta.get(key).map(String::as_str);
         assert_eq!(said(keys::ORDER), Some("2"));

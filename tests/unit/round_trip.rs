@@ -1,6 +1,6 @@
 //! Written files read back equal: the fixtures, and small models with weights inside, in a sidecar, linked and absent.
 
-use ckpt_opt::emit::save::{INSIDE_LIMIT_BYTES, Saving, save};
+use ckpt_opt::emit::save::{INSIDE_LIMIT_BYTES, Saving, WeightOptions, save};
 use ckpt_opt::frontend;
 use ckpt_passes::ir::{Attrs, DType, Data, External, Graph, Tensor, Ty};
 use ckpt_passes::ops::{Builder, EmitExt};
@@ -29,7 +29,7 @@ fn typed(path: &Path) -> Graph {
 fn plain(input: Option<&Path>) -> Saving<'_> {
     Saving {
         input,
-        link_weights: false,
+        weights: Default::default(),
         inside_limit_bytes: INSIDE_LIMIT_BYTES,
     }
 }
@@ -155,7 +155,10 @@ fn a_sidecar_holds_large_weights_and_appears_with_the_model() {
     // Linked: the second model refers to the first one's sidecar.
     let linked = dir.path().join("linked.onnx");
     let how = Saving {
-        link_weights: true,
+        weights: WeightOptions {
+            link: true,
+            ..Default::default()
+        },
         ..plain(Some(&path))
     };
     assert_eq!(
@@ -240,5 +243,39 @@ fn planned_fixtures_read_back_equal() {
         assert!(!copies(&graph).is_empty(), "{what}: nothing is recomputed");
         assert_eq!(copies(&graph), copies(&read.graph), "{what}");
         assert_equal(&graph, &typed(&path), &what);
+    }
+}
+
+#[test]
+fn trained_weights_are_inputs_on_request_only() {
+    let graph = text::parse(
+        "graph @g training (%x: f32[2]) -> (%y, %w.grad) {
+  init %w : f32[2] = [1.0, 2.0]
+  init %frozen : f32[2] = [3.0, 4.0]
+  %s = Add %x, %frozen : f32[2]
+  %y = Mul %s, %w : f32[2]
+backward:
+  %w.grad = Neg %s : f32[2]
+}
+",
+    )
+    .unwrap_or_else(|e| panic!("{e}"));
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.onnx");
+    for (as_inputs, inputs) in [(false, vec!["x"]), (true, vec!["x", "w"])] {
+        let weights = WeightOptions {
+            as_inputs,
+            ..Default::default()
+        };
+        let how = Saving {
+            weights,
+            ..plain(None)
+        };
+        save(&graph, &path, &how).unwrap_or_else(|e| panic!("{e}"));
+        let file = frontend::onnx::file::open(&path).unwrap_or_else(|e| panic!("{e}"));
+        let listed = file.graph.unwrap().input;
+        let listed: Vec<&str> = listed.iter().map(|i| i.name()).collect();
+        assert_eq!(listed, inputs);
+        assert_equal(&graph, &typed(&path), "either form");
     }
 }

@@ -44,6 +44,8 @@ class OpCase:
     opset: int = 23
     names: dict[tuple[int, int], str] = field(default_factory=dict)
     """Symbolic sizes: (operand, axis) to name."""
+    constants: tuple[int, ...] = ()
+    """Operands that are part of the file besides scalars."""
     instead: Callable[[list[Array]], list[Array]] | None = None
     """Makes operands of the same meaning for ONNX Runtime, where it has no kernel for these."""
 
@@ -66,7 +68,7 @@ class OpCase:
             names.append("" if value is None else f"x{i}")
             if value is None:
                 continue
-            if value.ndim == 0:
+            if value.ndim == 0 or i in self.constants:
                 weights.append(numpy_helper.from_array(value, f"x{i}"))
                 continue
             dims = [self.names.get((i, axis), size) for axis, size in enumerate(value.shape)]
@@ -90,7 +92,8 @@ class OpCase:
 
     def feeds(self) -> dict[str, np.ndarray]:
         trained = self.trained()
-        given = {f"x{i}": v for i, v in enumerate(self.operands) if v is not None and v.ndim and i != trained}
+        stored = (trained, *self.constants)
+        given = {f"x{i}": v for i, v in enumerate(self.operands) if v is not None and v.ndim and i not in stored}
         return given | {"raw": self.operands[trained]}
 
 
@@ -305,6 +308,30 @@ def cases(rng: np.random.Generator) -> Iterator[OpCase]:
         yield OpCase(f"{op}, pads{suffix}", "", op, [image, kernel], wide | more, names=names)
     yield OpCase(f"{op}, output shape", "", op, [image, kernel], wide | {"output_shape": [13, 16]})
     yield OpCase(f"{op} of one axis", "", op, [f(2, 3, 5), f(3, 2, 4), f(2)], {"strides": [2], "pads": [1, 1]})
+
+    op, images = "GridSample", f(2, 3, 4, 5)
+    inside, beyond = np.tanh(f(2, 3, 2, 2)), f(2, 3, 2, 2) * 2
+    dynamic = {(0, 0): "b", (0, 2): "h", (0, 3): "w", (1, 0): "b", (1, 1): "s"}
+    for corners in (0, 1):
+        for outside in ("zeros", "border", "reflection"):
+            for mode in ("linear", "nearest"):
+                how = {"mode": mode, "padding_mode": outside, "align_corners": corners}
+                label = f"{op}, {mode}, {outside}{', corners' if corners else ''}"
+                yield OpCase(label, "", op, [images, beyond], how)
+                yield OpCase(f"{label}, dynamic", "", op, [images, inside], how, names=dynamic)
+    yield OpCase(f"{op} of volumes", "", op, [f(2, 3, 4, 5, 2), np.tanh(f(2, 3, 1, 2, 3))])
+
+    op, block = "Col2Im", np.array([2, 3])
+    yield OpCase(op, "", op, [f(2, 18, 12), np.array([5, 5]), block], constants=(1, 2))
+    how = {"strides": [2, 1], "pads": [1, 0, 0, 2], "dilations": [1, 2]}
+    yield OpCase(f"{op}, strides", "", op, [f(2, 6, 6), np.array([4, 5]), block], how, constants=(1, 2))
+
+    op, pads, zero = "Pad", np.array([1, -1, 0, 2]), np.array(0.5, np.float32)
+    for label, operands in (
+        ("some axes", [f(2, 3, 4), pads, None, np.array([-1, 0])]),
+        ("some axes and a value", [f(2, 3, 4), pads, zero, np.array([0, 1])]),
+    ):
+        yield OpCase(f"{op}, {label}", "", op, operands, constants=(1, 3))
 
     half, off = np.array(0.5, np.float32), np.array(False)
     yield OpCase("Dropout", "", "Dropout", [f(b, s, d)], {}, (0, 1), opset=22)

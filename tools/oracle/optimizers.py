@@ -127,7 +127,7 @@ def trial(
 ) -> list[tuple[str, Worst]]:
     words, make, settings = setting
     train = folder / "train.onnx"
-    optimizing = Compiler(compiler.binary, options=("--optimizer", words, "--drop-output", "*"))
+    optimizing = Compiler(compiler.binary, options=("--optimizer", words, "--drop-output", "*", "--weights-as-inputs"))
     optimizing.optimize(options.FIXTURES / model / "model.onnx", train, "none", loss, {"batch": 2, "seq": 8})
     case = read_tensors(options.FIXTURES / model / "case.npz")
     inspected = compiler.inspect(train)

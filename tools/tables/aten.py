@@ -182,7 +182,7 @@ form("F.softmax", lambda x: F.softmax(x, -1) + F.softmax(x, 1) + F.softmin(x, 0)
 form("F.log_softmax", lambda x: F.log_softmax(x, -1), X)
 form("F.rrelu", lambda x: F.rrelu(x), X)
 form("nn.PReLU", nn.PReLU(5), X)
-form("F.gumbel_softmax", lambda x: F.gumbel_softmax(x), X)
+form("F.gumbel_softmax", lambda x: F.gumbel_softmax(x) * 0 + x, X)
 form("softmax dtype", lambda x: torch.softmax(x, -1, dtype=torch.float64).float(), X)
 
 # Reductions.
@@ -199,7 +199,8 @@ form("any all", lambda x: x * (x > 2).any(-1, keepdim=True) + x * (x < 9).all() 
 form("cumsum", lambda x: x.cumsum(1), X)
 form("cumprod", lambda x: x.sigmoid().cumprod(1), X)
 form("logcumsumexp", lambda x: x.logcumsumexp(1), X)
-form("cummax", lambda x: x.cummax(1).values, X)
+form("cummax", lambda x: x.cummax(1).values + x.cummin(2).values * x.cummax(0).indices, X)
+form("linalg_norm", lambda x: torch.linalg.norm(x) + torch.linalg.norm(x, 1, (1, 2)) + torch.linalg.norm(x[0], -torch.inf) + torch.linalg.matrix_norm(x), X)
 form("topk", lambda x: x.topk(3, -1).values.sum(-1) + x.topk(2, -1, largest=False)[0].sum(-1), X)
 form("sort", lambda x: x.sort(-1).values * torch.arange(6) + x.argsort(-1, descending=True), X)
 form("kthvalue", lambda x: x.kthvalue(2, -1).values, X)
@@ -231,6 +232,8 @@ form("unbind", lambda x: x.unbind(1)[2] + x.select(1, 0) + x.narrow(1, 2, 1)[:, 
 form("unflatten", lambda x: x.unflatten(-1, (2, -1)).sum(-1), X)
 form("unfold", lambda x: x.unfold(1, 3, 2), X)
 form("as_strided", lambda x: torch.as_strided(x.contiguous(), (3, 4), (6, 1), 2), X)
+form("as_strided windows", lambda x: x.transpose(0, 1).as_strided((2, 2, 3, 6), (30, 12, 6, 1)), X)
+form("views in place", lambda x: (x * 2).unsqueeze_(1).transpose_(0, 2).squeeze_(1), X)
 form("diagonal", lambda x: x.diagonal(dim1=1, dim2=2) + x.diagonal(1, 1, 2).sum(), X)
 form("diag", lambda x, y: torch.diag(y) * 2 + torch.diag(x[0, :5, :5]).sum(), X, V)
 form("diag_embed", lambda x: torch.diag_embed(x), X)
@@ -354,6 +357,11 @@ form("interpolate linear", lambda x: F.interpolate(x, size=9, mode="linear"), X)
 form("interpolate antialias", lambda x: F.interpolate(x, size=(4, 5), mode="bilinear", antialias=True), IMAGE)
 form("interpolate area", lambda x: F.interpolate(x, size=(4, 5), mode="area"), IMAGE)
 form("grid_sample", lambda x, g: F.grid_sample(x, g.tanh(), align_corners=False), IMAGE, (2, 4, 5, 2))
+form("grid_sample border", lambda x, g: F.grid_sample(x, g, padding_mode="border", align_corners=True), IMAGE, (2, 4, 5, 2))
+form("grid_sample reflection", lambda x, g: F.grid_sample(x, g * 2, padding_mode="reflection", align_corners=False), IMAGE, (2, 4, 5, 2))
+form("grid_sample nearest", lambda x, g: F.grid_sample(x, g, "nearest", align_corners=False), IMAGE, (2, 4, 5, 2))
+form("grid_sample volumes", lambda x, g: F.grid_sample(x.unflatten(1, (1, 3)), g.tanh(), align_corners=True), IMAGE, (2, 2, 4, 5, 3))
+form("interpolate scales", lambda x: F.interpolate(x, scale_factor=1.3, mode="bilinear"), IMAGE)
 form("F.unfold", lambda x: F.unfold(x, 3, padding=1, stride=2), IMAGE)
 form("F.fold", lambda x: F.fold(x, (4, 5), 2), (2, 12, 12))
 
@@ -481,14 +489,15 @@ form("fft odd", lambda x: torch.fft.irfft(torch.fft.rfft(x, dim=1), n=5, dim=1) 
 form("fft axes", lambda x: torch.fft.fftn(x, dim=(1, 2)).real + torch.fft.ifft2(torch.fft.fft2(x, norm="ortho")).real, X)
 form("fft norms", lambda x: torch.fft.fft(x, norm="forward").imag + torch.fft.ifft(x, norm="ortho").real + torch.fft.ifftn(x, s=(5, 6)).real, X)
 form("outputs", lambda x: {"a": x * 2, "b": (x + 1, [x - 1])}, X)
-form("stft window", lambda x: x * torch.hann_window(6), X)
+form("stft window", lambda x: x * torch.hann_window(6) + torch.hamming_window(6, False), X)
 form("linalg", lambda x: torch.linalg.inv(x[:, :5, :5] + 3 * torch.eye(5)), X)
 form("det", lambda x: torch.linalg.det(x[:, :5, :5]), X)
 form("solve_triangular", lambda x: torch.linalg.solve_triangular(x[:, :5, :5].tril() + 3 * torch.eye(5), x[:, :5, 5:], upper=False), X)
 form("cholesky", lambda x: torch.linalg.cholesky(x @ x.mT + 3 * torch.eye(5)), X)
 form("dropout train shapes", lambda x: x.sigmoid().bernoulli() * 0 + x, X)
 form("multinomial", lambda x: x * torch.multinomial(x.detach().softmax(-1)[0], 1).sum() * 0, X)
-form("randn", lambda x: x + torch.randn_like(x) * 0, X)
+form("randn", lambda x: x + torch.randn_like(x) * 0 + torch.rand(5, 6) * 0 + torch.randint(2, 4, (6,)) * 0 + torch.randperm(6) * 0, X)
+form("random in place", lambda x: x + torch.empty_like(x).normal_(1.0, 2.0) * 0 + torch.empty(6).uniform_(1, 2) * 0 + torch.empty_like(x).exponential_() * 0, X)
 # fmt: on
 
 RANDOM = "random numbers belong outside of the model"
@@ -499,17 +508,17 @@ RECURRENT = "recurrence is exported step by step"
 STATISTICS = "decomposed, it reads statistics that the forward pass does not keep here"
 REFUSED = {
     "lgamma": NO_ROW, "digamma": NO_ROW, "i0": NO_ROW,
-    "F.gumbel_softmax": RANDOM, "dropout train shapes": RANDOM, "multinomial": RANDOM, "randn": RANDOM,
-    "cumprod": "cumsum of logarithms instead", "logcumsumexp": "no running logsumexp", "cummax": "no running maximum",
+    "multinomial": RANDOM,
+    "cumprod": "cumsum of logarithms instead", "logcumsumexp": "no running logsumexp",
     "mode": "no gradient", "quantile": "sort and interpolate instead", "renorm": "belongs outside of the model", "bincount": DATA, "unique": DATA, "where index": "a bound for it with --dim",
-    "as_strided": "memory by strides", "view dtype": "memory by bits", "index_reduce": "scatter_reduce instead",
+    "view dtype": "memory by bits", "index_reduce": "scatter_reduce instead",
     "diagonal_scatter": "where and eye instead", "F.embedding_bag": "embedding and a sum instead",
-    "F.embedding_bag sum": "embedding and a sum instead", "grid_sample": "no gradient in the table",
+    "F.embedding_bag sum": "embedding and a sum instead",
     "nn.LSTM": RECURRENT, "nn.GRU": RECURRENT, "nn.RNN": RECURRENT, "nn.LSTM two ways": RECURRENT,
     "nn.LSTMCell": RECURRENT, "nn.GRUCell": RECURRENT, "multi_margin_loss": "rare; --loss vjp instead",
     "ctc_loss": "--loss vjp instead", "linalg": FACTORS, "det": FACTORS,
     "backward layer_norm": STATISTICS, "backward layer_norm part": STATISTICS,
-    "solve_triangular": FACTORS, "cholesky": FACTORS, "stft window": "a window is a constant of the model",
+    "solve_triangular": FACTORS, "cholesky": FACTORS,
 }  # fmt: skip
 """Forms that the frontends refuse, and why; in some kind of file at least each must still be refused by name."""
 

@@ -102,3 +102,29 @@ fn evaluation_agrees_with_arithmetic() {
     assert_eq!(s("x").eval(&env), None);
     assert_eq!(s("b").broadcast(&s("s")).unwrap().eval(&env), None);
 }
+
+#[test]
+fn a_size_that_is_rounded_by_padding_is_a_multiple() {
+    // s + (4 - s mod 4) mod 4, as a model pads its sequence to chunks of 4.
+    let (size, by) = (s("s"), n(4));
+    let pad = by.sub(&size.modulo(&by)).modulo(&by);
+    assert_eq!(pad.to_string(), "mod(-s, 4)");
+    let padded = size.add(&pad);
+    assert_eq!(padded.to_string(), "4*floordiv(s + 3, 4)");
+    assert_eq!(padded.div(&padded.div(&by)), by);
+    assert_eq!(padded.bounds().0, Some(4));
+    assert_eq!(padded.add(&pad).div(&by), padded.div(&by));
+    assert_eq!(size.sub(&size.modulo(&by)).to_string(), "4*floordiv(s, 4)");
+    assert_eq!(n(7).sub(&size).div(&by).to_string(), "floordiv(-s + 7, 4)");
+    assert_eq!(n(0).sub(&size).div(&by).to_string(), "-floordiv(s + 3, 4)");
+    for value in 1..20 {
+        let env = |_: &str| Some(value);
+        let up = (value + 3) / 4 * 4;
+        assert_eq!(
+            (padded.eval(&env), pad.eval(&env)),
+            (Some(up), Some(up - value))
+        );
+        let both = size.mul(&n(3)).modulo(&by).sub(&size).add(&n(1));
+        assert_eq!(both.eval(&env), Some(3 * value % 4 - value + 1));
+    }
+}

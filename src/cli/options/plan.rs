@@ -185,6 +185,9 @@ pub struct OptimizeArgs {
     /// Refer to the model's external weight files instead of copying them; OUT must be in the same folder
     #[arg(long, help_heading = "Output")]
     pub link_weights: bool,
+    /// List trained weights among the inputs of OUT, so that a training loop in ONNX Runtime can feed updated ones
+    #[arg(long, help_heading = "Output")]
+    pub weights_as_inputs: bool,
     /// Write the plan as JSON
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub plan_out: Option<PathBuf>,

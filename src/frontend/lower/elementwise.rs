@@ -1,20 +1,64 @@
-//! Elementwise ops that are short formulas of rows: `CastLike`, `Hardmax`, `Mean`, `Mod` of floats, `Shrink`, `Softsign`,
+//! Elementwise ops that are short formulas of rows: `Cast` of constants, `CastLike`, `Hardmax`, `Mean`, `Mod` of floats, `Shrink`, `Softsign`,
 //! `ThresholdedRelu`, `EyeLike` (ONNX operator specifications of those names).
 
 use super::call::{Call, Lowered, from_start, one};
-use ckpt_passes::ir::Attrs;
+use ckpt_passes::ir::typing::MAX_KNOWN_ELEMENTS;
+use ckpt_passes::ir::{Attrs, DType, Tensor, ValueId};
 use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ops::arith::{ABS, MOD, SUM};
 use ckpt_passes::ops::logic::{EQUAL, GREATER, LESS, WHERE, XOR};
 use ckpt_passes::ops::rule::{Formulas, Term, binary_op, select, unary_op};
 use ckpt_passes::ops::select::ARG_MAX;
 
+/// `Cast` of a floating-point constant to integers, which may be a shape or a bound: the constant in that type.
+pub fn cast(call: &mut Call) -> Lowered {
+    let x = call.need(0, "input")?;
+    let Some(dtype) = call.attr_dtype("to")? else {
+        return Ok(None);
+    };
+    call.ignore_attr("saturate"); // Both matter to 8-bit floats only, which we do not have.
+    call.ignore_attr("round_mode");
+    match whole(call, x, dtype) {
+        Some(constant) => one(constant),
+        None => Ok(None),
+    }
+}
+
+/// Returns a small floating-point constant as integers, rounded toward zero, or as truth values. A number that the type does
+/// not hold is left to the runtime.
+fn whole(call: &mut Call, x: ValueId, dtype: DType) -> Option<ValueId> {
+    let tensor = call.graph.value(x).tensor()?;
+    let is_small = tensor.elements() <= MAX_KNOWN_ELEMENTS;
+    if !is_small || !tensor.dtype.is_float() {
+        return None;
+    }
+    let (least, greatest) = dtype.int_range()?;
+    let mut bytes = Vec::new();
+    for i in 0..tensor.elements() as usize {
+        let number = match (tensor.get_f64(i)?, dtype) {
+            (x, DType::Bool) => f64::from(u8::from(x != 0.0)),
+            (x, _) => x.trunc(),
+        };
+        // Larger doubles do not tell neighbours apart.
+        let fits = number.abs() <= (1_i64 << 53) as f64;
+        let number = Some(number as i64).filter(|n| fits && (least..=greatest).contains(n))?;
+        bytes.extend_from_slice(Tensor::scalar_int(dtype, number).bytes()?);
+    }
+    let folded = Tensor::new(dtype, tensor.dims.clone(), bytes);
+    let name = format!("{}.{dtype}", call.graph.value(x).name);
+    Some(call.constant(&name, folded))
+}
+
 /// `CastLike`: the first operand in the element type of the second.
 pub fn cast_like(call: &mut Call) -> Lowered {
     let [x, like] = call.operands(["input", "target_type"])?;
     call.ignore_attr("saturate"); // Both matter to 8-bit floats only, which we do not have.
     call.ignore_attr("round_mode");
-    one(call.cast_like(x, like)?)
+    let dtype = call.dtype(like);
+    match whole(call, x, dtype) {
+        Some(constant) => one(constant),
+        None => one(call.cast(x, dtype)?),
+    }
 }
 
 /// `Mod` of floating-point operands with the sign of the divisor (ONNX Mod-28, `fmod` = 0). It takes the remainder with the

@@ -1,11 +1,13 @@
 //! Ops that read or write at computed places, as gathers and scatters: `Compress`, `OneHot` of a fractional depth, `Pad`
-//! with the operand's own elements, `ReverseSequence`, `Scatter`, `TensorScatter` (ONNX operator specifications).
+//! of some axes or with the operand's own elements, `ReverseSequence`, `Scatter`, `TensorScatter` (ONNX operator
+//! specifications).
 
 use super::call::{Call, Lowered, one, same};
 use ckpt_passes::Result;
 use ckpt_passes::ir::{Attrs, DType, Dim, ValueId};
 use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ops::arith::{ABS, MOD};
+use ckpt_passes::ops::concat::PAD;
 use ckpt_passes::ops::extreme::{CLIP, MAX};
 use ckpt_passes::ops::fill::RANGE;
 use ckpt_passes::ops::index::{GATHER_ELEMENTS, NON_ZERO};
@@ -42,16 +44,17 @@ pub fn one_hot(call: &mut Call) -> Lowered {
     one(call.emit(&ONE_HOT, &[indices, depth, values], attrs)?)
 }
 
-/// `Pad` in the modes `edge`, `reflect` and `wrap`: one gather an axis.
+/// `Pad` in the modes `edge`, `reflect` and `wrap`: one gather an axis. `Pad` in the mode `constant` of some axes: of all,
+/// because ONNX Runtime turns a transposed `Pad` as if it had no `axes`.
 pub fn pad(call: &mut Call) -> Lowered {
     let mode = call.attr_text("mode", "constant")?;
-    if mode == "constant" {
-        return Ok(None);
-    }
     let mut x = call.need(0, "data")?;
-    call.opt(2); // The fill value, which these modes do not use.
+    let fill = call.opt(2); // The other modes do not use it.
     let rank = call.rank(x);
     let pads = call.need(1, "pads")?;
+    if mode == "constant" && call.opt(3).is_none() {
+        return Ok(None);
+    }
     let axes = match call.opt(3) {
         None => (0..rank).collect(),
         Some(axes) => {
@@ -64,6 +67,11 @@ pub fn pad(call: &mut Call) -> Lowered {
     };
     let count = call.ty(pads).elements();
     if same(&count, &Dim::from(2 * axes.len() as i64)) {
+        if mode == "constant" {
+            let pads = pads_of_all(call, pads, &axes, rank)?;
+            let ins = vec![Some(x), Some(pads), fill];
+            return one(call.emit_n(&PAD, ins, Attrs::new(), 1)?[0]);
+        }
         for (i, axis) in axes.iter().enumerate() {
             x = pad_axis(call, x, *axis, &mode, [(pads, i), (pads, i + axes.len())])?;
         }
@@ -73,6 +81,26 @@ pub fn pad(call: &mut Call) -> Lowered {
         .fail("shape", "`pads` does not have two entries an axis")
         .expected((2 * axes.len()).to_string())
         .found(count.to_string()))
+}
+
+/// Returns the paddings of all axes, those of `axes` being given: 0 for the others.
+fn pads_of_all(call: &mut Call, pads: ValueId, axes: &[usize], rank: usize) -> Result<ValueId> {
+    if let Some(known) = call.known_ints(pads) {
+        let mut all = vec![0; 2 * rank];
+        for (i, axis) in axes.iter().enumerate() {
+            (all[*axis], all[rank + axis]) = (known[i], known[i + axes.len()]);
+        }
+        return Ok(call.ints(&all));
+    }
+    let zero = call.ints(&[0]);
+    let mut all = vec![zero; 2 * rank];
+    for (i, axis) in axes.iter().enumerate() {
+        for (slot, at) in [(*axis, i), (rank + axis, i + axes.len())] {
+            let at = call.ints(&[at as i64]);
+            all[slot] = call.gather(pads, at, 0)?;
+        }
+    }
+    call.concat(&all, 0)
 }
 
 /// Returns entry `at` of an int64 vector as a scalar.

@@ -16,6 +16,7 @@ mod dropout;
 mod einsum;
 mod elementwise;
 pub mod fourier;
+mod grid_sample;
 mod grouped;
 mod index;
 mod matmul;
@@ -26,6 +27,7 @@ mod random;
 mod range;
 mod resize;
 mod rotary;
+mod sequence;
 mod standard_attention;
 mod statistics;
 mod windows;
@@ -33,6 +35,7 @@ mod windows;
 pub use call::{Attributes, Call, Lowered, Out, QuantisedValues};
 pub use dropout::{Dropout, lost};
 pub use statistics::by_channel;
+pub use windows::copies;
 
 use crate::onnx::versions::GREATEST_OPSET;
 use ckpt_passes::ir::typing::Contents;
@@ -53,12 +56,15 @@ const RECIPES: &[(&str, &str, Recipe)] = &[
     ("", "Bernoulli", random::bernoulli),
     ("", "BitShift", bits::shift),
     ("", "CastLike", elementwise::cast_like),
+    ("", "Cast", elementwise::cast),
     ("", "Celu", activation::celu),
+    ("", "Col2Im", windows::folded),
     ("", "Compress", index::compress),
     ("", "Conv", conv::conv),
     ("", "ConvTranspose", conv::transpose),
     ("", "DFT", fourier::dft),
     ("", "DepthToSpace", statistics::depth_to_space),
+    ("", "ConcatFromSequence", sequence::concat),
     ("", "ConvInteger", quantise::integer_product),
     ("", "DequantizeLinear", quantise::dequantise),
     ("", "Dropout", dropout::dropout),
@@ -68,6 +74,7 @@ const RECIPES: &[(&str, &str, Recipe)] = &[
     ("", "GlobalAveragePool", pool::global_average),
     ("", "GlobalLpPool", pool::global_lp),
     ("", "GlobalMaxPool", pool::global_max),
+    ("", "GridSample", grid_sample::grid_sample),
     ("", "GroupNormalization", statistics::group),
     ("", "Hardmax", elementwise::hardmax),
     ("", "InstanceNormalization", statistics::instance),
@@ -99,6 +106,7 @@ const RECIPES: &[(&str, &str, Recipe)] = &[
     ("", "SimplifiedLayerNormalization", norm::simplified),
     ("", "Softsign", elementwise::softsign),
     ("", "SpaceToDepth", statistics::space_to_depth),
+    ("", "SplitToSequence", sequence::split),
     ("", "Swish", activation::swish),
     ("", "TensorScatter", index::tensor_scatter),
     ("", "ThresholdedRelu", elementwise::thresholded_relu),

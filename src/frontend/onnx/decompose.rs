@@ -12,11 +12,12 @@ use crate::onnx::proto::{NodeProto, to_map};
 use ckpt_passes::ir::typing::Contents;
 use ckpt_passes::ir::{Graph, ValueId};
 use ckpt_passes::ops::Builder;
-use ckpt_passes::{Error, Result};
+use ckpt_passes::{Error, Result, ops};
 use std::sync::Arc;
 
 impl Importer<'_, '_> {
-    /// Lowers a foreign node by its recipe. Returns false where there is none, or where an operand has no type.
+    /// Lowers a foreign node by its recipe and names its results. Returns false where there is none, or where an operand has
+    /// no type.
     pub(super) fn decompose(
         &mut self,
         node: &NodeProto,
@@ -24,20 +25,59 @@ impl Importer<'_, '_> {
         index: usize,
         ins: &[Option<ValueId>],
     ) -> Result<bool> {
-        let Some(recipe) = recipe(domain, node.op_type()) else {
+        let Some(outs) = self.lowered(node, domain, index, ins)? else {
             return Ok(false);
+        };
+        if outs.len() < node.output.len() {
+            return Err(Error::model(
+                "arity",
+                format!("{}: more results than the op has", node.op_type()),
+            )
+            .expected(format!("at most {}", outs.len()))
+            .found(node.output.len().to_string()));
+        }
+        for (name, out) in node.output.iter().zip(outs) {
+            match out {
+                _ if name.is_empty() => {}
+                Out::Value(id) => {
+                    self.claim_name(name)?;
+                    self.graph.rename_value(id, name);
+                    self.scope.insert(name.clone(), id);
+                }
+                Out::Absent(why) => {
+                    let why = format!("{} of \"{}\": {why}", node.op_type(), node.name());
+                    self.absent.insert(name.clone(), why);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Lowers a foreign node by its recipe and returns its results. Returns nothing where there is none, or where an operand
+    /// has no type.
+    pub(super) fn lowered(
+        &mut self,
+        node: &NodeProto,
+        domain: &str,
+        index: usize,
+        ins: &[Option<ValueId>],
+    ) -> Result<Option<Vec<Out>>> {
+        let Some(recipe) = recipe(domain, node.op_type()) else {
+            return Ok(None);
         };
         if domain.is_empty() {
             upgrade::refuse_newer(node.op_type(), self.imports[""])?;
         }
         let mut given = ins.iter().flatten();
         if given.any(|v| self.graph.value(*v).ty.is_none()) {
-            self.warnings.push(format!(
-                "{} \"{}\" is not taken apart: a type of its operands is not known",
-                node.op_type(),
-                node.name()
-            ));
-            return Ok(false);
+            if ops::find_onnx(node.op_type()).is_none() {
+                self.warnings.push(format!(
+                    "{} \"{}\" is not taken apart: a type of its operands is not known",
+                    node.op_type(),
+                    node.name()
+                ));
+            }
+            return Ok(None);
         }
         let first = self.graph.order().len();
         let props = to_map(&node.metadata_props);
@@ -62,7 +102,7 @@ impl Importer<'_, '_> {
         let (dropout, quantised) = (call.dropout, call.quantised);
         self.contents = call.b.contents;
         let Some(outs) = outs? else {
-            return Ok(false);
+            return Ok(None);
         };
         if let Some(active) = dropout {
             self.dropouts.push(Dropout {
@@ -73,32 +113,10 @@ impl Importer<'_, '_> {
         if let (Some(quantised), Some(Out::Value(integers))) = (quantised, outs.first()) {
             self.quantised.insert(*integers, quantised);
         }
-        if outs.len() < node.output.len() {
-            return Err(Error::model(
-                "arity",
-                format!("{}: more results than the op has", node.op_type()),
-            )
-            .expected(format!("at most {}", outs.len()))
-            .found(node.output.len().to_string()));
-        }
-        for (name, out) in node.output.iter().zip(outs) {
-            match out {
-                _ if name.is_empty() => {}
-                Out::Value(id) => {
-                    self.claim_name(name)?;
-                    self.graph.rename_value(id, name);
-                    self.scope.insert(name.clone(), id);
-                }
-                Out::Absent(why) => {
-                    let why = format!("{} of \"{}\": {why}", node.op_type(), node.name());
-                    self.absent.insert(name.clone(), why);
-                }
-            }
-        }
         let added = self.graph.order()[first..].to_vec();
         for id in added {
             self.graph.meta_mut(id).clone_from(&props);
         }
-        Ok(true)
+        Ok(Some(outs))
     }
 }

@@ -70,9 +70,16 @@ impl<'a> Importer<'a, '_> {
             .zip(ins)
             .filter_map(|(name, v)| Some((name.clone(), v?)))
             .collect();
+        let lists = function.input.iter().zip(&node.input);
+        let lists = lists.filter_map(|(formal, actual)| {
+            let list = self.sequences.get(actual)?;
+            Some((formal.clone(), list.clone()))
+        });
+        let lists: BTreeMap<String, Vec<ValueId>> = lists.collect();
         let path = base.trim_start_matches('/').replace('/', ".");
         self.calls.push((path, function.name().to_string()));
         let outer = std::mem::replace(&mut self.scope, inner);
+        let outer_sequences = std::mem::replace(&mut self.sequences, lists);
         let outer_imports = std::mem::replace(&mut self.imports, imports);
         let mut done = Ok(());
         for (i, step) in function.node.iter().enumerate() {
@@ -96,6 +103,7 @@ impl<'a> Importer<'a, '_> {
             }
         }
         let inner = std::mem::replace(&mut self.scope, outer);
+        let mut lists = std::mem::replace(&mut self.sequences, outer_sequences);
         self.imports = outer_imports;
         self.calls.pop();
         done?;
@@ -105,6 +113,11 @@ impl<'a> Importer<'a, '_> {
             .zip(&node.output)
             .filter(|(_, a)| !a.is_empty())
         {
+            if let Some(list) = lists.remove(formal) {
+                self.claim_name(actual)?;
+                self.sequences.insert(actual.clone(), list);
+                continue;
+            }
             let Some(id) = inner.get(formal).copied() else {
                 bail!(
                     "function",

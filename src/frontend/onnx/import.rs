@@ -52,6 +52,7 @@ pub fn import(model: &ModelProto, read: &mut ReadTensor) -> Result<Imported> {
     let mut importer = Importer {
         graph: Graph::new(file.name.as_deref().unwrap_or("graph")),
         scope: BTreeMap::new(),
+        sequences: BTreeMap::new(),
         declared: BTreeMap::new(),
         functions: BTreeMap::new(),
         contents: Contents::of(&Graph::new("")),
@@ -149,6 +150,8 @@ pub(super) struct Importer<'a, 'r> {
     pub(super) graph: Graph,
     /// The values by their names in the file, or by their formal names inside a function.
     pub(super) scope: BTreeMap<String, ValueId>,
+    /// The elements of values of sequence type, by the names of these like `scope`.
+    pub(super) sequences: BTreeMap<String, Vec<ValueId>>,
     /// The types that the file gives for results. They count only for ops that are not in the op table.
     pub(super) declared: BTreeMap<String, Ty>,
     pub(super) functions: BTreeMap<FunctionKey, &'a FunctionProto>,
@@ -213,10 +216,15 @@ impl<'a> Importer<'a, '_> {
         if name.is_empty() {
             bail!("name", "an input or initializer has no name");
         }
-        if self.scope.contains_key(name) {
+        if self.is_defined(name) {
             bail!("name", "`{name}` is defined twice");
         }
         Ok(())
+    }
+
+    /// Returns true if a tensor or sequence has that name.
+    fn is_defined(&self, name: &str) -> bool {
+        self.scope.contains_key(name) || self.sequences.contains_key(name)
     }
 
     /// Returns the error for a result of a fused op that is not computed.
@@ -237,7 +245,7 @@ impl<'a> Importer<'a, '_> {
         producers: &BTreeMap<&str, usize>,
     ) -> Result<()> {
         for name in node.input.iter().filter(|n| !n.is_empty()) {
-            if self.scope.contains_key(name.as_str()) {
+            if self.is_defined(name) {
                 continue;
             }
             let place = describe(node, index);
@@ -286,6 +294,9 @@ impl<'a> Importer<'a, '_> {
             upgrade::refuse_ancient(node.op_type(), self.imports[""])?;
             if node.op_type() == "Constant" {
                 return self.constant(node);
+            }
+            if self.sequence(node, index)? {
+                return Ok(());
             }
         }
         let ins = self.operands(node)?;
@@ -336,6 +347,8 @@ impl<'a> Importer<'a, '_> {
             "" => Ok(None),
             name => match self.scope.get(name) {
                 Some(id) => Ok(Some(*id)),
+                // Only calls and ops of sequences get here with one.
+                None if self.sequences.contains_key(name) => Ok(None),
                 None => Err(self
                     .undefined(name)
                     .unwrap_or_else(|| Error::model("name", format!("nothing defines `{name}`")))),

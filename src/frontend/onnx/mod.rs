@@ -18,6 +18,7 @@ mod legacy;
 pub mod names;
 mod outputs;
 mod restored;
+mod sequences;
 pub mod tensor;
 pub mod types;
 pub mod upgrade;

@@ -17,6 +17,9 @@ impl Importer<'_, '_> {
         for output in &file.output {
             let name = output.name();
             let Some(id) = self.scope.get(name).copied() else {
+                if self.sequences.contains_key(name) {
+                    bail!("outputs", "graph output `{name}` is a sequence of tensors");
+                }
                 return Err(self.undefined(name).unwrap_or_else(|| {
                     Error::model("name", format!("graph output `{name}` is never defined"))
                 }));

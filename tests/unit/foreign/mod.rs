@@ -8,6 +8,7 @@ mod conv;
 mod dropout;
 mod numbers;
 mod one;
+mod sequences;
 
 use ckpt_passes::ir::{DType, Graph};
 use one::*;

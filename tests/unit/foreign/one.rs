@@ -74,12 +74,7 @@ pub fn input(name: &str, dtype: DType, dims: &[&str]) -> ValueInfoProto {
 
 impl One {
     pub fn int(self, name: &str, value: i64) -> One {
-        self.attribute(AttributeProto {
-            name: Some(name.into()),
-            r#type: Some(AttributeType::Int as i32),
-            i: Some(value),
-            ..AttributeProto::default()
-        })
+        self.attribute(int(name, value))
     }
 
     pub fn float(self, name: &str, value: f32) -> One {
@@ -107,6 +102,29 @@ impl One {
             name: Some(name.into()),
             data_type: Some(DType::Bool.onnx_code()),
             raw_data: Some(vec![u8::from(on)].into()),
+            ..TensorProto::default()
+        });
+        self
+    }
+
+    /// An int64 scalar that is part of the file.
+    pub fn whole(self, name: &str, number: i64) -> One {
+        self.stored(name, &[], &[number])
+    }
+
+    /// An int64 vector that is part of the file.
+    pub fn list(self, name: &str, numbers: &[i64]) -> One {
+        self.stored(name, &[numbers.len() as i64], numbers)
+    }
+
+    fn stored(mut self, name: &str, dims: &[i64], numbers: &[i64]) -> One {
+        self.inputs.retain(|i| i.name() != name);
+        let bytes: Vec<u8> = numbers.iter().flat_map(|n| n.to_le_bytes()).collect();
+        self.initializers.push(TensorProto {
+            name: Some(name.into()),
+            data_type: Some(DType::I64.onnx_code()),
+            dims: dims.to_vec(),
+            raw_data: Some(bytes.into()),
             ..TensorProto::default()
         });
         self
@@ -188,6 +206,15 @@ pub fn text(name: &str, value: &'static str) -> AttributeProto {
         name: Some(name.into()),
         r#type: Some(AttributeType::String as i32),
         s: Some(value.as_bytes().into()),
+        ..AttributeProto::default()
+    }
+}
+
+pub fn int(name: &str, value: i64) -> AttributeProto {
+    AttributeProto {
+        name: Some(name.into()),
+        r#type: Some(AttributeType::Int as i32),
+        i: Some(value),
         ..AttributeProto::default()
     }
 }

@@ -22,6 +22,12 @@ pub const FORMULAS: &[Formula] = &[
      columns = given(m) ? whole(m) : rows; across = Range(zero, columns, one); \
      in_type(Equal(Unsqueeze(down, [1]), across), given(dtype) ? dtype : float32)",
     "float(self: t) => to(self, float32)",
+    "hamming_window(window_length: i, periodic: b = true, *, dtype: d?, layout, device, pin_memory) => \
+     raised_cosine(window_length, periodic, 0.54, dtype)",
+    "hann_window(window_length: i, periodic: b = true, *, dtype: d?, layout, device, pin_memory) => \
+     raised_cosine(window_length, periodic, 0.5, dtype)",
+    "raised_cosine(length: i, periodic: b, middle: f, dtype: d?) => period = periodic ? length : length - 1; \
+     in_type(middle - cos(arange(length) * (2.0 * pi / period)) * (1.0 - middle), given(dtype) ? dtype : float32)",
     "long(self: t) => to(self, int64)",
     "scalar_tensor(s: s, *, dtype: d?, layout, device, pin_memory) => in_type(s, given(dtype) ? dtype : float32)",
     "tril(self: t, diagonal: i = 0) => Trilu(self, whole(diagonal), upper=0)",

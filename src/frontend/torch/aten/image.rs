@@ -6,13 +6,13 @@ use super::lowering::View;
 use super::products;
 use super::reduce::over;
 use super::signature::{Call, Op, along};
-use crate::frontend::lower::standard;
+use crate::frontend::lower::{copies, standard};
 use ckpt_passes::Result;
 use ckpt_passes::ir::{Attrs, DType, Dim, OpDef, Tensor, ValueId};
 use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ops::arith::MOD;
 use ckpt_passes::ops::concat::CONCAT;
-use ckpt_passes::ops::conv::{CONV, CONV_TRANSPOSE};
+use ckpt_passes::ops::conv::CONV;
 use ckpt_passes::ops::reduce::{REDUCE_MAX, REDUCE_MEAN};
 use ckpt_passes::ops::shape::SQUEEZE;
 
@@ -32,6 +32,10 @@ pub const OPS: &[Op] = &[
     (
         "col2im(self: t, output_size: I, kernel_size: I, dilation: I, padding: I, stride: I)",
         folded,
+    ),
+    (
+        "{grid_sampler,grid_sampler_2d,grid_sampler_3d,_grid_sampler_2d_cpu_fallback}(input: t, grid: t, interpolation_mode: i, padding_mode: i, align_corners: b)",
+        grid_sampler,
     ),
     (
         "im2col(self: t, kernel_size: I, dilation: I, padding: I, stride: I)",
@@ -237,25 +241,9 @@ fn pooled(
 
 /// Returns the weights of a convolution with one channel for each element of a window, a copy of that element.
 fn window_weights(c: &mut Call, dtype: DType, channels: i64) -> Result<ValueId> {
-    let (kernel, count) = window(c, 2)?;
-    let elements = channels
-        .checked_mul(count)
-        .and_then(|n| n.checked_mul(count))
-        .filter(|n| *n <= 1 << 26)
-        .ok_or_else(|| c.fail("shape", "the windows are too many"))?;
-    let (zero, one) = (Tensor::scalar(dtype, 0.0), Tensor::scalar(dtype, 1.0));
-    let (Some(zero), Some(one)) = (zero.bytes(), one.bytes()) else {
-        return Err(c.fail("type", "windows need numbers"));
-    };
-    let mut bytes = Vec::with_capacity(elements as usize * zero.len());
-    for i in 0..elements {
-        // Row r of [channels·count, 1, kernel…] looks at element r mod count.
-        let looks = i % count == (i / count) % count;
-        bytes.extend_from_slice(if looks { one } else { zero });
-    }
-    let mut dims = vec![(channels * count) as u64, 1];
-    dims.extend(kernel.iter().map(|k| *k as u64));
-    Ok(c.low.b.constant("windows", Tensor::new(dtype, dims, bytes)))
+    let (kernel, _) = window(c, 2)?;
+    let weights = copies(&mut c.low.b, dtype, channels, &kernel);
+    weights.ok_or_else(|| c.fail("shape", "the windows are too many"))
 }
 
 /// Returns a size that must be a fixed number.
@@ -291,37 +279,32 @@ fn patches(c: &mut Call) -> Result<Value> {
 /// Lowers `col2im`, the sum of windows at their places: the adjoint of [`patches`].
 fn folded(c: &mut Call) -> Result<Value> {
     let (x, more) = batched(c, "self", 1)?;
-    let dims = c.shape_of(x);
-    let wanted = each(c, "output_size", &[1, 1])?;
-    let (kernel, count) = window(c, 2)?;
-    let (strides, dilations, pads) = (
-        each(c, "stride", &[1, 1])?,
-        each(c, "dilation", &[1, 1])?,
-        each(c, "padding", &[0, 0])?,
-    );
-    let rows = number(c, &dims[1], "the number of channels")?;
-    if rows % count != 0 {
-        return Err(c.fail("shape", "the windows do not divide the channels"));
-    }
-    let channels = rows / count;
-    let mut windows = Vec::with_capacity(2);
-    let mut beyond = Vec::with_capacity(2);
-    for i in 0..2 {
-        let room = wanted[i] + 2 * pads[i] - dilations[i] * (kernel[i] - 1) - 1;
-        if room < 0 || strides[i] < 1 {
-            return Err(c.fail("shape", "the windows do not fit the result"));
-        }
-        windows.push(Dim::from(room / strides[i] + 1));
-        beyond.push(room % strides[i]);
-    }
-    let image = [&dims[..2], &windows].concat();
-    let x = c.reshape(x, &image)?;
-    let weights = window_weights(c, c.dtype(x), channels)?;
-    let attrs = window_attrs(c, 2)?
-        .with("group", channels)
-        .with("output_padding", beyond);
-    let y = c.emit_with(&CONV_TRANSPOSE, &[x, weights], attrs)?;
+    let image = each(c, "output_size", &[1, 1])?;
+    let (kernel, _) = window(c, 2)?;
+    let (image, kernel) = (c.low.b.ints(&image), c.low.b.ints(&kernel));
+    let ins = [Some(x), Some(image), Some(kernel)];
+    let attrs = window_attrs(c, 2)?;
+    let y = standard(&mut c.low.b, "Col2Im", &attrs, &ins, 1)?[0];
     unbatched(c, y, more)
+}
+
+/// Lowers `grid_sampler`, whose modes are numbers (torch.nn.functional.grid_sample).
+fn grid_sampler(c: &mut Call) -> Result<Value> {
+    let word = |c: &Call, name: &str, words: &[&'static str]| {
+        let number = c.int(name, 0)?;
+        let word = usize::try_from(number).ok().and_then(|n| words.get(n));
+        word.copied()
+            .ok_or_else(|| c.unsupported(format!("`{name}` {number}")))
+    };
+    let mode = word(c, "interpolation_mode", &["linear", "nearest", "cubic"])?;
+    let padding = word(c, "padding_mode", &["zeros", "border", "reflection"])?;
+    let attrs = Attrs::new()
+        .with("mode", mode)
+        .with("padding_mode", padding)
+        .with("align_corners", i64::from(c.bool("align_corners", false)?));
+    let ins = [Some(c.value("input")?), Some(c.value("grid")?)];
+    let y = standard(&mut c.low.b, "GridSample", &attrs, &ins, 1)?[0];
+    c.made(y)
 }
 
 /// Returns the scales of a call, from a list or from one argument for each axis. A scale that is not given is 0.
@@ -339,8 +322,9 @@ fn scales(c: &Call, axes: usize) -> Result<Vec<f64>> {
     names.iter().map(|name| c.float(name, 0.0)).collect()
 }
 
-/// Lowers `upsample`. PyTorch maps the coordinates of a result to those of the operand by the scale of a call, ONNX by the
-/// sizes. A call for which the two differ is refused, because its results would be close and wrong.
+/// Lowers `upsample`. Coordinates of the result become those of the operand by the scale of a call, if it gives one, else by
+/// the ratio of the sizes. PyTorch multiplies by a rounded scale, which may select other neighbours than a division: where
+/// the result is the nearest element, such a scale is refused.
 fn resized(c: &mut Call) -> Result<Value> {
     let axes = spatial_axes(c);
     let antialias = c.name.ends_with("_aa");
@@ -394,13 +378,23 @@ fn resized(c: &mut Call) -> Result<Value> {
         let whole = dim.mul(&Dim::from(*scale as i64));
         *scale == 0.0 || scale.fract() == 0.0 && whole == *size
     });
-    if !by_sizes && !corners {
+    let ins = if by_sizes || corners {
+        let sizes = c.low.int_vector(&sizes)?;
+        [Some(x), None, None, Some(sizes)]
+    } else if rounding.is_some() || given.contains(&0.0) {
         return Err(c
             .unsupported("a scale that is not the ratio of the sizes")
             .help("give the size of the result, or recompute_scale_factor=True"));
-    }
-    let sizes = c.low.int_vector(&sizes)?;
-    let ins = [Some(x), None, None, Some(sizes)];
+    } else {
+        let bytes: Vec<u8> = given.iter().flat_map(|s| s.to_le_bytes()).collect();
+        let scales = Tensor::new(DType::F64, [given.len() as u64], bytes);
+        [
+            Some(x),
+            None,
+            Some(c.low.b.constant("scales", scales)),
+            None,
+        ]
+    };
     let y = standard(&mut c.low.b, "Resize", &attrs, &ins, 1)?[0];
     unbatched(c, y, more)
 }

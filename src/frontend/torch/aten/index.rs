@@ -25,6 +25,11 @@ pub const FORMULAS: &[Formula] = &[
      numbers = Cast(Range(zero, whole(bins), one), to=dtype(x)); hits = Cast(Equal(place, numbers), to=dtype(x)); \
      ReduceSum(hits, [0], keepdims=0, noop_with_empty_axes=1)) : unsupported('a range that the data decides')",
     "index_select(self: t, dim: i, index: t) => Gather(self, index, axis=axis(self, dim))",
+    // Both halves count from their own end, as PyTorch's do.
+    "linspace(start: ts, end: ts, steps: i, *, dtype: d?, layout, device, pin_memory) => \
+     kind = given(dtype) ? dtype : float32; at = arange(steps, dtype=kind); last = steps - 1; \
+     step = (end - start) / (last == 0 ? 1 : last); first = at * step + start; second = end - (last - at) * step; \
+     in_type(where(at < steps / 2, first, second), kind)",
     "masked_scatter(self: t, mask: t, source: t) => \
      mask = expand(mask, size(self)); places = clamp_min(cumsum(flatten(mask), 0) - 1, 0); \
      taken = reshape(take(source, places), size(self)); where(mask, taken, self)",
@@ -51,6 +56,13 @@ pub const FORMULAS: &[Formula] = &[
     "take(self: t, index: t) => index(flatten(self), [index])",
     "topk(self: t, k: i, dim: i = -1, largest: b = true, sorted: b?) => \
      TopK(self, [k], axis=axis(self, dim), largest=largest, sorted=1, results=2)",
+    // A run of equal elements starts at the first one and at each that differs from the one before it.
+    "unique_consecutive(self: t, return_inverse: b?, return_counts: b?) => \
+     x = flatten(self); later = narrow(x, 0, 1, numel(x) - 1) != narrow(x, 0, 0, numel(x) - 1); \
+     first = cat([ones([1], dtype=bool), later], 0); at = flatten(nonzero(first)); \
+     bounds = cat([at, reshape(whole(numel(x)), [1])], 0); \
+     ends = index_select(bounds, 0, arange(size(at, 0)) + 1); \
+     (index_select(x, 0, at), reshape(cumsum(first, 0) - 1, size(self)), ends - at)",
     "where(condition: t) => unbind(nonzero(condition), 1)",
 ];
 

@@ -312,6 +312,8 @@ struct Handle {
     ty: Ty,
     /// Whether the tensor is certainly row-major.
     dense: bool,
+    /// The tensor that this one reshapes, which may share its memory. The root is another one then.
+    reshaped: Option<TensorId>,
     /// The value of the tensor at `version` of the root.
     value: ValueId,
     version: u64,
@@ -372,9 +374,19 @@ impl Lowering<'_> {
             root,
             ty: self.b.ty(value).clone(),
             dense: true,
+            reshaped: None,
             value,
             version: 0,
         })
+    }
+
+    /// Returns the tensor that this one is seen in, and how, if it is a view, or a reshape that may be one.
+    pub(super) fn seen_through(&self, id: TensorId) -> Option<(TensorId, View)> {
+        let handle = self.memory.handle(id);
+        match handle.reshaped {
+            Some(of) => Some((of, View::Reshape(handle.ty.dims.clone()))),
+            None => handle.parent.clone(),
+        }
     }
 
     /// Returns true if the tensor is certainly row-major.
@@ -440,6 +452,20 @@ impl Lowering<'_> {
         Ok(self.view_as(of, view, value))
     }
 
+    /// Makes a tensor the given view of itself, as `unsqueeze_` does. Views that were made of it before keep what they see.
+    pub(super) fn become_view(&mut self, target: TensorId, view: TensorId) {
+        let before = self.memory.add(self.memory.handle(target).clone());
+        for handle in &mut self.memory.handles {
+            if let Some((parent, _)) = &mut handle.parent
+                && *parent == target
+            {
+                *parent = before;
+            }
+        }
+        let now = self.memory.handle(view).clone();
+        *self.memory.handle_mut(target) = now;
+    }
+
     /// Returns a view of a tensor whose present value is known.
     pub(super) fn view_as(&mut self, of: TensorId, view: View, value: ValueId) -> TensorId {
         let handle = self.memory.handle(of);
@@ -459,6 +485,7 @@ impl Lowering<'_> {
             root,
             ty: self.b.ty(value).clone(),
             dense,
+            reshaped: None,
             value,
             version,
         })
@@ -472,7 +499,9 @@ impl Lowering<'_> {
         }
         let value = self.read(of)?;
         let value = self.apply(&View::Reshape(dims), value)?;
-        Ok(self.perhaps_shared(of, value))
+        let new = self.perhaps_shared(of, value);
+        self.memory.handle_mut(new).reshaped = Some(of);
+        Ok(new)
     }
 
     /// Returns a row-major tensor that may share the memory of `of`.

@@ -30,6 +30,7 @@ pub const FORMULAS: &[Formula] = &[
      (size = Abs(x); ord == inf ? ReduceMax(size, a, keepdims=keepdim, noop_with_empty_axes=1) : ord == -inf ? ReduceMin(size, a, keepdims=keepdim, noop_with_empty_axes=1) : \
      ord == 0.0 ? to(sum(self != 0, dim, keepdim), dtype(x)) : \
      Pow(ReduceSum(Pow(size, ord), a, keepdims=keepdim, noop_with_empty_axes=1), 1.0 / ord))",
+    "frobenius_norm(self: t, dim: I?, keepdim: b?) => linalg_vector_norm(self, 2.0, dim, keepdim)",
     "logsumexp(self: t, dim: I, keepdim: b?) => \
      ReduceLogSumExp(floating(self), axes(self, dim), keepdims=keepdim, noop_with_empty_axes=1)",
     "max(self: t) => amax(self)",
@@ -53,12 +54,116 @@ pub const FORMULAS: &[Formula] = &[
      ReduceSum(summand(self, dtype), axes(self, dim), keepdims=keepdim, noop_with_empty_axes=1)",
 ];
 
-pub const OPS: &[Op] = &[(
-    "{std,var}(self: t, unbiased: b?); \
-     {std,var}(self: t, dim: I?, unbiased: b?, keepdim: b?); \
-     {std,var}(self: t, dim: I?, *, correction: f?, keepdim: b?)",
-    deviation,
-)];
+pub const OPS: &[Op] = &[
+    ("{cummax,cummin}(self: t, dim: i)", running_extreme),
+    (
+        "linalg_norm(self: t, ord: f?, dim: I?, keepdim: b?, *, dtype: d?); \
+         linalg_norm(self: t, ord: S, dim: I?, keepdim: b?, *, dtype: d?); \
+         linalg_matrix_norm(self: t, ord: fS?, dim: I?, keepdim: b?, *, dtype: d?)",
+        matrix_norm,
+    ),
+    (
+        "{std,var}(self: t, unbiased: b?); \
+         {std,var}(self: t, dim: I?, unbiased: b?, keepdim: b?); \
+         {std,var}(self: t, dim: I?, *, correction: f?, keepdim: b?)",
+        deviation,
+    ),
+];
+
+/// Lowers `cummax` and `cummin`: the extreme of the elements so far, and the place of the last element that equals it. Each
+/// round covers twice as many elements as the one before.
+fn running_extreme(c: &mut Call) -> Result<Value> {
+    let (x, axis) = c.self_axis()?;
+    let dims = c.low.dims(x).to_vec();
+    let Some(size) = dims.get(axis).map_or(Some(1), Dim::as_const) else {
+        return Err(c
+            .fail("shape", "the size along the axis is not known")
+            .help("export with a fixed size along it"));
+    };
+    let column = vec![1; dims.len().saturating_sub(axis + 1)];
+    let names = [
+        ("axis", Value::from(axis as i64)),
+        ("column", [vec![size], column].concat().into()),
+        ("size", size.into()),
+    ];
+    let mut at = c.formula(&names, "expand(reshape(arange(size), column), size(self))")?;
+    let mut best = c.run("detach", [c.given("self")])?;
+    let largest = c.name == "cummax";
+    let mut covered = 1;
+    while covered < size {
+        let names = [
+            ("axis", Value::from(axis as i64)),
+            ("covered", covered.into()),
+            ("rest", (size - covered).into()),
+            ("best", best),
+            ("at", at),
+            ("largest", largest.into()),
+        ];
+        let both = c.formula(
+            &names,
+            "early = narrow(best, axis, 0, rest); late = narrow(best, axis, covered, rest); \
+             wins = (largest ? late >= early : late <= early) | isnan(late); \
+             value = where(wins, late, early); \
+             place = where(wins, narrow(at, axis, covered, rest), narrow(at, axis, 0, rest)); \
+             (cat([narrow(best, axis, 0, covered), value], axis), cat([narrow(at, axis, 0, covered), place], axis))",
+        )?;
+        let [value, place] = both.members() else {
+            return Err(c.fail("op", "a round has two results"));
+        };
+        (best, at) = (value.clone(), place.clone());
+        covered *= 2;
+    }
+    let names = [("axis", (axis as i64).into()), ("at", at)];
+    c.formula(
+        &names,
+        "dim(self) == 0 ? (clone(self), at) : (gather(self, axis, at), at)",
+    )
+}
+
+/// Lowers norms of vectors, of matrices (two axes), and of all elements.
+fn matrix_norm(c: &mut Call) -> Result<Value> {
+    let rank = c.sizes("self")?.len();
+    let order = match c.given("ord") {
+        Value::Str(word) if word == "fro" => None,
+        Value::Str(word) => return Err(c.unsupported(format!("the norm `{word}`"))),
+        number => number.number(),
+    };
+    let natural = match c.name.as_str() {
+        "linalg_matrix_norm" => vec![-2, -1],
+        // An order for a matrix is one of its rows or columns.
+        _ if order.is_some() && rank == 2 => vec![0, 1],
+        _ => Vec::new(),
+    };
+    let axes = c.ints("dim")?.unwrap_or(natural);
+    let names = |rows: i64, columns: i64| {
+        [
+            ("rows", Value::from(rows)),
+            ("columns", Value::from(columns)),
+            ("all", axes.clone().into()),
+            ("size", order.map_or(Value::Float(2.0), Value::Float)),
+        ]
+    };
+    let (Some(order), [rows, columns]) = (order, axes.as_slice()) else {
+        return c.formula(
+            &names(0, 0),
+            "linalg_vector_norm(self, size, all, keepdim, dtype=dtype)",
+        );
+    };
+    // The largest or smallest sum of a row or column.
+    let (summed, compared) = if order.abs() == 1.0 {
+        (rows, columns)
+    } else {
+        (columns, rows)
+    };
+    if order.abs() != 1.0 && order.is_finite() {
+        return Err(c.unsupported(format!("the norm {order} of a matrix")));
+    }
+    c.formula(
+        &names(*summed, *compared),
+        "sums = linalg_vector_norm(self, 1.0, rows, true, dtype=dtype); \
+         y = size > 0 ? amax(sums, columns, true) : amin(sums, columns, true); keepdim ? y : squeeze(y, all)",
+    )
+}
 
 /// Lowers `var`, the variance about the mean, and `std`, its root.
 fn deviation(c: &mut Call) -> Result<Value> {

@@ -7,7 +7,7 @@ use super::lowering::{Lowering, View};
 use super::signature::{Bound, Formula, Op, Vocabulary};
 use super::{
     activation, arrange, attention, backward, complex, composed, create, fourier, image, index,
-    loss, native, norm, pointwise, products, reduce, views,
+    loss, native, norm, pointwise, products, random, reduce, strided, views,
 };
 use ckpt_passes::ir::Graph;
 use ckpt_passes::ops::EmitExt;
@@ -31,13 +31,15 @@ const FAMILIES: &[(&[Op], &[Formula])] = &[
     (norm::OPS, &[]),
     (pointwise::OPS, pointwise::FORMULAS),
     (products::OPS, products::FORMULAS),
+    (random::OPS, random::FORMULAS),
     (reduce::OPS, reduce::FORMULAS),
+    (strided::OPS, &[]),
     (views::OPS, views::FORMULAS),
 ];
 
 static VOCABULARY: LazyLock<Vocabulary> = LazyLock::new(|| Vocabulary::new(FAMILIES));
 
-/// Ops whose results are views. Their in-place forms change the sizes of a tensor and write nothing.
+/// Ops whose results are views. Their in-place forms make the tensor such a view of its memory and write nothing.
 const VIEWS: &str = "squeeze swapaxes swapdims t transpose unsqueeze";
 
 /// Ops that are refused for a reason of their own: the names, and what to do instead.
@@ -48,21 +50,14 @@ const REFUSED: &[&str] = &[
     "_pdist_forward: use cdist, and the indices of its triangle",
     "_thnn_fused_lstm_cell gru gru_cell lstm lstm_cell rnn_relu rnn_tanh: write its products and gates as ops of \
      their own",
-    "_unique2 bincount unique_consecutive unique_dim: the size of its result depends on data; mask with \
+    "_unique2 bincount unique_dim: the size of its result depends on data; mask with \
      torch.where, or compute it outside of the model",
-    "as_strided: it looks at memory by strides; use views of sizes, or unfold",
-    "bernoulli exponential exponential_ multinomial normal rand_like randn_like randperm uniform: it draws random \
-     numbers; draw them outside of the model and make them an input",
-    "bernoulli_ normal_ rand randint randn uniform_: it fills a tensor with random numbers, as initialising does; \
-     export the initialised model",
+    "multinomial: it draws random numbers; draw them outside of the model and make them an input",
     "ctc_loss _ctc_loss multi_margin_loss: compute it outside of the model, with --loss vjp",
-    "cummax: use max over windows that are masked",
-    "cummin: use min over windows that are masked",
     "cumprod: use exp of cumsum of logarithms",
     "digamma i0 lgamma special_i0 polygamma: there is no such function in ONNX; compute it outside of the model",
     "diagonal_scatter: choose with where and eye instead",
-    "grid_sampler grid_sampler_2d: sample with gather and weights of your own",
-    "hamming_window hann_window blackman_window bartlett_window kaiser_window: a window is a constant: make it a \
+    "blackman_window bartlett_window kaiser_window: a window is a constant: make it a \
      buffer of the model",
     "index_reduce: use scatter_reduce",
     "linalg_cholesky linalg_cholesky_ex linalg_det linalg_inv linalg_inv_ex linalg_solve_triangular _linalg_det: \
@@ -112,14 +107,14 @@ fn run(
             plain(low, short, bound)?
         }
         Some(base) if is_listed(base, VIEWS) => {
-            let why = ": it changes the sizes of a tensor in place";
-            return Err(unsupported(short, why).help(format!("use {base} in the model")));
+            let bound = bind(low, base)?;
+            viewed_in_place(low, base, bound)?
         }
-        Some(base) if VOCABULARY.has(base) => {
+        Some(base) if let Some(base) = in_place_base(short, base) => {
             let named = kwargs.iter().find(|(n, _)| *n == "self" || *n == "input");
             let target = args.first().or(named.map(|(_, value)| value));
-            let bound = |low: &mut Lowering| bind(low, base);
-            in_place(low, base, target, bound)?
+            let bound = |low: &mut Lowering| bind(low, &base);
+            in_place(low, &base, target, bound)?
         }
         None if let Some(base) = short.strip_suffix("_copy")
             && VOCABULARY.has(base) =>
@@ -162,14 +157,29 @@ fn detached(low: &mut Lowering, value: Value) -> Result<Value> {
     }
 }
 
+/// Ops whose results are row-major, whatever their operands are (ATen/native): products and what else allocates its result
+/// itself.
+const ROW_MAJOR: &str = "_log_softmax _softmax addmm baddbmm bmm embedding gather index_select layer_norm linear \
+    log_softmax matmul mm native_layer_norm new_empty new_full new_ones new_zeros softmax";
+
+/// Returns true if a result of this rank is row-major, whatever the operands are.
+fn makes_row_major(name: &str, rank: usize) -> bool {
+    // Images with their channels last stay so when they are padded.
+    let padded = rank < 4 && is_listed(name, "constant_pad_nd pad");
+    padded || is_listed(name, ROW_MAJOR)
+}
+
 fn plain(low: &mut Lowering, name: &str, bound: Bound) -> Result<Value> {
     let operands = bound.tensors();
-    let dense = operands.iter().all(|t| low.is_dense(*t));
+    // The second operand of `type_as` only lends its element type.
+    let ordered = if name == "type_as" { 1 } else { operands.len() };
+    let mut first = operands.iter().take(ordered);
+    let dense = first.all(|t| strided::is_ordered(low, *t));
     let value = bound.lower(low, name)?;
     if !dense {
         // Elementwise kernels keep the order that their operands have in memory.
         for id in value.tensors() {
-            if !operands.contains(&id) {
+            if !operands.contains(&id) && !makes_row_major(name, low.dims(id).len()) {
                 low.set_strided(id);
             }
         }
@@ -194,6 +204,27 @@ fn copied(low: &mut Lowering, view: Value) -> Result<Value> {
         }
         other => other,
     })
+}
+
+/// Returns the op of which `name` is the in-place form: `add_` of `base`, `__ior__` of `__or__`.
+fn in_place_base(name: &str, base: &str) -> Option<String> {
+    let operator = name.strip_prefix("__i").and_then(|n| n.strip_suffix("__"));
+    let names = operator.map_or(vec![base.to_string()], |operator| {
+        vec![format!("__{operator}__"), operator.to_string()]
+    });
+    names.into_iter().find(|name| VOCABULARY.has(name))
+}
+
+/// Makes a tensor the view of its memory that `op` returns.
+fn viewed_in_place(low: &mut Lowering, op: &str, bound: Bound) -> Result<Value> {
+    let targets = bound.tensors();
+    match (targets.as_slice(), plain(low, op, bound)?) {
+        ([target], Value::Tensor(view)) => {
+            low.become_view(*target, view);
+            Ok(Value::Tensor(*target))
+        }
+        _ => Err(unsupported(&format!("{op}_"), "")),
+    }
 }
 
 /// Writes the result of `x.op(…)` into `x`, in the element type and sizes of `x`.
