@@ -39,8 +39,8 @@ fn warnings(found: &Value) -> String {
 fn a_name_is_claimed_only_by_the_parameter_itself() {
     let found = inspected("folded", &[]);
     for (name, initializer) in [
-        ("groups.weight", "val_"),
-        ("groups.bias", "val_"),
+        ("groups.weight", "groups.weight"),
+        ("groups.bias", "groups.bias"),
         ("scale", "scale"),
         ("rates", "rates"),
         ("gate", "gate"),

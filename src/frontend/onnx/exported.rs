@@ -26,15 +26,19 @@ const PARAMETER: &str = "PARAMETER";
 /// The ops of PyTorch that the exporter lowers in such a way that their parameters only change layout or precision.
 const KEEPING: &[&str] = &[
     "_fused_rms_norm",
+    "layer_norm",
+    "native_layer_norm",
+    "rms_norm",
+];
+
+/// Those of them whose parameters are vectors, one number for each channel.
+const VECTORS: &[&str] = &[
     "_prelu_kernel",
     "batch_norm",
     "group_norm",
     "instance_norm",
-    "layer_norm",
     "native_group_norm",
-    "native_layer_norm",
     "prelu",
-    "rms_norm",
 ];
 
 /// The ops of PyTorch that keep elements and their order. `cast` is what the exporter calls a conversion.
@@ -56,6 +60,19 @@ const RESHAPING: &[&str] = &[
     "view",
 ];
 
+/// Those of them that keep sizes, or add an axis of size 1.
+const KEEPS_SIZES: &[&str] = &[
+    "_to_copy",
+    "alias",
+    "clone",
+    "contiguous",
+    "detach",
+    "lift_fresh_copy",
+    "to",
+    "type_as",
+    "unsqueeze",
+];
+
 /// The ops of PyTorch that transpose a matrix.
 const TURNING: &[&str] = &["numpy_t", "permute", "t", "transpose"];
 
@@ -66,6 +83,8 @@ pub enum Relation {
     Same {
         /// The initializer is the transpose.
         transposed: bool,
+        /// Axes of size 1 that it has and the parameter lacks.
+        added_axes: usize,
     },
     /// It holds elementwise functions of the parameter, applied in this order.
     Applied {
@@ -84,6 +103,8 @@ enum Lowering {
     Transposes,
     /// It changes shape or precision at most.
     Keeps,
+    /// It adds axes of size 1 to a vector.
+    MakesColumns,
     /// It may change values.
     Changes,
     /// The file does not tell the op.
@@ -178,7 +199,7 @@ impl<'a> Export<'a> {
         };
         match (parameters.as_slice(), self.relation(name, rank)) {
             ([], _) if !is_listed => return None,
-            ([one], Relation::Same { transposed }) => {
+            ([one], Relation::Same { transposed, .. }) => {
                 origin.names = vec![one.to_string()];
                 origin.transposed = transposed;
             }
@@ -199,11 +220,12 @@ impl<'a> Export<'a> {
         let traced = |s: &&String| s != parameter && !is_internal(s);
         let sources = &self.sources[name];
         let mut steps: Vec<&str> = sources.iter().filter(traced).map(|s| plain(s)).collect();
-        let mut turns = 0;
+        let (mut turns, mut added_axes) = (0, 0);
         if is_internal(name) {
             match self.lowering(name) {
                 Lowering::Transposes => turns += 1,
                 Lowering::Keeps => {}
+                Lowering::MakesColumns => added_axes = rank.saturating_sub(1),
                 // Without metadata of nodes, only weights of products are recognised.
                 Lowering::Unknown if rank == 2 && self.is_factor(name) => turns += 1,
                 Lowering::Unknown | Lowering::Changes => return Relation::Other,
@@ -223,8 +245,18 @@ impl<'a> Export<'a> {
             return Relation::Other;
         }
         let transposed = rank == 2 && turns % 2 == 1;
+        let unsqueezes = steps.iter().filter(|s| **s == "unsqueeze").count();
+        let others = steps
+            .iter()
+            .any(|s| RESHAPING.contains(s) && !KEEPS_SIZES.contains(s));
+        if turns == 0 && unsqueezes > 0 && !others {
+            added_axes = unsqueezes;
+        }
         match functions.is_empty() {
-            true => Relation::Same { transposed },
+            true => Relation::Same {
+                transposed,
+                added_axes,
+            },
             false => Relation::Applied {
                 functions,
                 transposed,
@@ -243,6 +275,7 @@ impl<'a> Export<'a> {
             found = match target {
                 "linear" => Lowering::Transposes,
                 "index" if indexes_first_axes(traced.unwrap_or_default()) => Lowering::Keeps,
+                target if VECTORS.contains(&target) => Lowering::MakesColumns,
                 target if KEEPING.contains(&target) => Lowering::Keeps,
                 _ => return Lowering::Changes,
             };

@@ -85,18 +85,21 @@ pub fn restore(graph: &mut Graph, export: &Export) -> Result<Vec<String>> {
     let folded: Vec<ValueId> = graph.origins.keys().copied().collect();
     let mut first = Vec::new();
     for id in folded {
-        let Some([parameter]) = graph.origins.get(&id).map(|o| o.folded_from.as_slice()) else {
-            continue;
-        };
-        let (parameter, value) = (parameter.clone(), graph.value(id));
+        let (origin, value) = (&graph.origins[&id], graph.value(id));
         let relation = export.relation(&value.name, value.ty().rank());
-        let Relation::Applied {
-            functions,
-            transposed,
-        } = relation
-        else {
+        let ([parameter], functions, transposed, added_axes) = (match relation {
+            Relation::Applied {
+                functions,
+                transposed,
+            } => (origin.folded_from.as_slice(), functions, transposed, 0),
+            Relation::Same { added_axes, .. } if added_axes > 0 => {
+                (origin.names.as_slice(), Vec::new(), false, added_axes)
+            }
+            Relation::Same { .. } | Relation::Other => continue,
+        }) else {
             continue;
         };
+        let parameter = parameter.clone();
         let is_repeat = |name: &String| REPEATS.contains(&name.as_str());
         let (repeats, functions): (Vec<String>, _) = functions.into_iter().partition(is_repeat);
         let known = |name: &String| FUNCTIONS.iter().find(|f| f.name == name);
@@ -115,7 +118,11 @@ pub fn restore(graph: &mut Graph, export: &Export) -> Result<Vec<String>> {
         let Some(original) = single.and_then(|t| invert(&t, &chain)) else {
             continue;
         };
-        let is_repeated = original.dims != stored.dims;
+        let Some(original) = without_axes(original, added_axes) else {
+            continue;
+        };
+        let is_reshaped = added_axes > 0;
+        let is_repeated = !is_reshaped && original.dims != stored.dims;
         if chain.iter().any(|f| f.name == ADD) {
             raised.push(quoted(&parameter));
         }
@@ -140,10 +147,12 @@ pub fn restore(graph: &mut Graph, export: &Export) -> Result<Vec<String>> {
         for function in chain {
             result = (function.apply)(&mut builder, result)?;
         }
+        let sizes: Vec<i64> = stored.dims.iter().map(|d| *d as i64).collect();
         if is_repeated {
-            let sizes: Vec<i64> = stored.dims.iter().map(|d| *d as i64).collect();
             let shape = builder.ints(&sizes);
             result = builder.op(&ops::shape::EXPAND, &[result, shape])?;
+        } else if is_reshaped {
+            result = builder.reshape(result, &sizes)?;
         }
         graph.replace_uses(id, result);
         graph.remove_source(id);
@@ -176,6 +185,18 @@ fn in_order(functions: &[String], initializer: &str) -> Option<Vec<String>> {
     }
 }
 
+/// Returns the tensor without `count` axes of size 1; `None` where it has fewer.
+fn without_axes(tensor: Tensor, count: usize) -> Option<Tensor> {
+    let mut left = count;
+    let mut dims = tensor.dims.clone();
+    dims.retain(|d| {
+        let goes = *d == 1 && left > 0;
+        left -= usize::from(goes);
+        !goes
+    });
+    (left == 0).then_some(Tensor { dims, ..tensor })
+}
+
 /// Returns the first slice along the first axis whose slices are all equal; the tensor itself where there is none.
 fn without_repeats(tensor: &Tensor) -> Option<Tensor> {
     let bytes = tensor.bytes()?;
@@ -196,6 +217,9 @@ fn without_repeats(tensor: &Tensor) -> Option<Tensor> {
 
 /// Returns the tensor to which the functions were applied; `None` where rounding has destroyed it.
 fn invert(tensor: &Tensor, chain: &[&Function]) -> Option<Tensor> {
+    if chain.is_empty() {
+        return Some(tensor.clone());
+    }
     let rounding = match tensor.dtype.size_bytes() {
         8 => f64::EPSILON,
         4 => f64::from(f32::EPSILON),
