@@ -165,8 +165,12 @@ impl Constraints {
                 continue;
             };
             let outs = &problem.ops[op].outs;
-            *demands.entry(by).or_default() |= outs.iter().any(|v| pins[*v].is_none());
-            if outs.iter().any(|v| pins[*v] == Some(Pinned::Output)) {
+            let is_free = outs.iter().any(|v| pins[*v].is_none());
+            let is_output = outs.iter().any(|v| pins[*v] == Some(Pinned::Output));
+            if is_free || is_output {
+                *demands.entry(by).or_default() |= is_free;
+            }
+            if is_output {
                 *constraint = None;
             }
         }

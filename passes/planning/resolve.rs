@@ -313,14 +313,11 @@ fn is_fused(target: &Target, part: &FusedNode) -> bool {
 
 /// Returns the nodes that a target means among those that were fused, each with the op that it is part of.
 fn fused<'a>(target: &Target, subject: &'a Subject) -> Vec<(OpIdx, &'a FusedNode)> {
-    let alias = target.alias();
-    let is_part = |part: &FusedNode| {
-        is_fused(target, part) || alias.as_ref().is_some_and(|alias| is_fused(alias, part))
-    };
     let mut found = Vec::new();
     for op in subject.forward() {
         let parts = subject.node(op).fused_from.iter();
-        found.extend(parts.filter(|part| is_part(part)).map(|part| (op, part)));
+        let meant = parts.filter(|part| is_fused(target, part));
+        found.extend(meant.map(|part| (op, part)));
     }
     found
 }
@@ -333,13 +330,14 @@ fn names_of(parts: &[(OpIdx, &FusedNode)], subject: &Subject) -> Vec<&'static st
 }
 
 /// Returns a warning for each override that means nodes which are part of fused ops now, where no override settles these.
+/// PyTorch's names mean more rows than were written for the op, so they are left out.
 pub fn missed(
     overrides: &PolicyOverrides,
     subject: &Subject,
     constraints: &Constraints,
 ) -> Vec<String> {
     let rules = overrides.overrides.iter();
-    let of_ops = rules.filter(|rule| !matches!(rule.target, Target::Modules(_)));
+    let of_ops = rules.filter(|rule| matches!(rule.target, Target::Row(_) | Target::Nodes(_)));
     let warning = |rule: &Override| {
         let mut parts = fused(&rule.target, subject);
         parts.retain(|(op, _)| constraints.forced[*op].is_none());
@@ -360,7 +358,10 @@ pub fn missed(
 
 /// Returns the error for a target that means only nodes that are part of fused ops now, if it does.
 fn only_fused(option: &str, target: &Target, subject: &Subject) -> Option<Box<Error>> {
-    let parts = fused(target, subject);
+    let mut parts = fused(target, subject);
+    if let Some(alias) = target.alias().filter(|_| parts.is_empty()) {
+        parts = fused(&alias, subject);
+    }
     if parts.is_empty() {
         return None;
     }

@@ -213,7 +213,7 @@ scope \"mlp\":
         divide(&mut g, &streams(&["tp=attn"])).unwrap();
         assert_eq!(seeds(&g), ["rng_seed.tp", SEED]);
         let mut g = model();
-        divide(&mut g, &streams(&["a=attn", "b=q,z*"])).unwrap();
+        divide(&mut g, &streams(&["a=attn", "b=mlp,z*"])).unwrap();
         assert_eq!(seeds(&g), ["rng_seed.a", "rng_seed.b"]);
         assert!(g.find_value(SEED).is_none());
     }

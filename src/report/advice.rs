@@ -39,14 +39,13 @@ pub fn advice(step: &TrainingStep, outcome: &PlanOutcome) -> Result<Option<Strin
         return Ok(Some(cost));
     };
     let op = memory.schedule.steps[at].op();
-    let mut text = format!(
-        "{cost}: it peaks while `{}` runs, {}",
-        input.problem.ops[op].name,
-        match input.annotations.layer_of[op] {
-            Some(layer) => format!("in layer {layer}"),
-            None => "outside the layers".into(),
-        }
-    );
+    // The layers of backward nodes are not known.
+    let place = match input.annotations.layer_of[op] {
+        Some(layer) => format!(", in layer {layer}"),
+        None => String::new(),
+    };
+    let node = &input.problem.ops[op].name;
+    let mut text = format!("{cost}: it peaks while `{node}` runs{place}");
     for (count, (bytes_there, help)) in helps(step, outcome, &memory, (at, op)).iter().enumerate() {
         let link = if count == 0 {
             "; what would help: "

@@ -150,8 +150,9 @@ fn a_name_that_fusing_took_away_leads_to_the_fused_op() {
         );
         found["warnings"].to_string()
     };
-    assert!(warned("Mul").contains("does not reach") && warned("Mul").contains("fused into Gelu"));
-    assert_eq!(warned("Mul,Gelu"), "[]");
+    assert!(warned("Mul").contains("does not reach 12 nodes that were fused into Attention, Gelu"));
+    assert!(warned("Mul,Gelu").contains("fused into Attention: --save-ops Attention means"));
+    assert_eq!(warned("Mul,Gelu,Attention"), "[]");
     assert_eq!(warned("aten.addmm"), "[]");
 }
 
@@ -213,7 +214,7 @@ fn a_policy_that_saves_nothing_says_so() {
     let head = "plan head.ckir --policy selective --loss cross-entropy --dim n=16";
     let text_of_head = wasted(head).unwrap();
     assert!(
-        text_of_head.contains("outside the layers; what would help: --tile-loss auto ("),
+        text_of_head.contains("runs; what would help: --tile-loss auto ("),
         "{text_of_head}"
     );
     assert!(text_of_head.contains("--drop-output y ("), "{text_of_head}");
