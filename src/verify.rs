@@ -100,6 +100,8 @@ pub struct Compared {
     pub rounding: Option<String>,
     /// The difference that is nearest to its tolerance or farthest beyond it; `None` where all bits are equal.
     pub largest: Option<Largest>,
+    /// Elements that are NaN in the other graph. Where `by` is `rounding`, they are not compared.
+    pub undefined: u64,
     /// Outputs of the other graph that B does not have.
     pub missing: Vec<String>,
     /// Outputs of B that the other graph does not have.
@@ -390,8 +392,34 @@ impl Measure {
             rtol: 0.0,
             atol: tolerance,
         };
+        let found = with_undefined(&reference, found);
         Ok((compare(name, &reference, &found, tolerance), tolerance))
     }
+}
+
+/// Returns the indices of the elements that are NaN, in row-major order.
+fn undefined(tensor: &Tensor) -> impl Iterator<Item = usize> + '_ {
+    let is_nan = |i: &usize| tensor.get_f64(*i).is_some_and(f64::is_nan);
+    (0..tensor.elements() as usize).filter(is_nan)
+}
+
+/// Returns `found` with the reference's NaNs. A fused op is defined where the ops that it replaces divide 0 by 0, such as a
+/// softmax of a row that is masked as a whole: there is nothing to compare with.
+fn with_undefined(reference: &Tensor, found: Tensor) -> Tensor {
+    let size = reference.dtype.size_bytes() as usize;
+    let (Some(from), Some(to)) = (reference.bytes(), found.bytes()) else {
+        return found;
+    };
+    let mut at = undefined(reference).peekable();
+    if at.peek().is_none() || reference.dtype != found.dtype || reference.dims != found.dims {
+        return found;
+    }
+    let mut bytes = to.to_vec();
+    for i in at {
+        let element = i * size..(i + 1) * size;
+        bytes[element.clone()].copy_from_slice(&from[element]);
+    }
+    Tensor::new(found.dtype, found.dims.clone(), bytes)
 }
 
 impl Compared {
@@ -444,6 +472,7 @@ impl Compared {
             tolerance,
             rounding: measure.words(),
             largest: nearest.map(|(_, largest)| largest),
+            undefined: left.values().map(|t| undefined(t).count() as u64).sum(),
             missing,
             unknown,
             outputs,
@@ -502,15 +531,19 @@ impl Compared {
             "bits" => return format!("equal bit for bit to {other}\n"),
             how => format!("equal within {how} to {other}"),
         };
+        let left_out = match self.undefined {
+            0 => String::new(),
+            n => format!("    {n} values are NaN there and were not compared\n"),
+        };
         let Some(at) = &self.largest else {
-            return format!("{how}; no bit differs\n");
+            return format!("{how}; no bit differs\n{left_out}");
         };
         let allowed = match &self.rounding {
             Some(words) => format!("{:.1e} is allowed: {words}", at.allowed),
             None => format!("{:.1e} is allowed", at.allowed),
         };
         format!(
-            "{how}\n    the largest difference is {:.1e}, in {} at {:?} ({allowed})\n",
+            "{how}\n    the largest difference is {:.1e}, in {} at {:?} ({allowed})\n{left_out}",
             at.difference, at.name, at.at.index
         )
     }
@@ -548,5 +581,74 @@ impl Certificate {
             out.push_str(&compared.human());
         }
         out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn floats(values: &[f32]) -> Tensors {
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let tensor = Tensor::new(DType::F32, [values.len() as u64], bytes);
+        [("g".to_string(), tensor)].into()
+    }
+
+    fn compared(left: &[f32], right: &[f32], measure: &Measure) -> Compared {
+        let (left, right) = (floats(left), floats(right));
+        Compared::new(Against::Exported, &left, &right, measure).unwrap()
+    }
+
+    #[test]
+    fn rounding_is_told_from_a_difference() {
+        let rounding = Measure::Rounding(None);
+        let near = compared(&[1.0, 100.0], &[1.0, 100.0005], &rounding);
+        let largest = near.largest.unwrap();
+        assert!(near.agrees && largest.difference < largest.allowed);
+        assert_eq!(largest.at.index, [1]);
+        let far = compared(&[1.0, 100.0], &[1.01, 100.0], &rounding);
+        assert!(!far.agrees && far.largest.unwrap().at.index == [0]);
+    }
+
+    #[test]
+    fn what_is_undefined_is_counted_and_left_out() {
+        let rounding = Measure::Rounding(None);
+        let nan = compared(&[f32::NAN, 2.0], &[1.0, 2.0], &rounding);
+        assert_eq!((nan.agrees, nan.undefined), (true, 1));
+        assert!(nan.human().contains("1 values are NaN"));
+        let ours = compared(&[1.0, 2.0], &[f32::NAN, 2.0], &rounding);
+        assert_eq!((ours.agrees, ours.undefined), (false, 0));
+        let bits = Measure::Given(Tolerance::default());
+        assert!(!compared(&[f32::NAN, 2.0], &[1.0, 2.0], &bits).agrees);
+    }
+
+    #[test]
+    fn sixteen_bits_are_measured_by_their_error() {
+        let exact = Tensor::new(
+            DType::F64,
+            [2],
+            [1.0f64, 3.0].map(f64::to_le_bytes).concat(),
+        );
+        let half = |a: f32, b: f32| -> Tensors {
+            let bytes = [a, b]
+                .map(|x| half::bf16::from_f32(x).to_le_bytes())
+                .concat();
+            [("g".to_string(), Tensor::new(DType::BF16, [2], bytes))].into()
+        };
+        let measure = |unit| {
+            Measure::Rounding(Some(Truth {
+                values: [("g".to_string(), exact.clone())].into(),
+                unit,
+            }))
+        };
+        let judged = |a: f32, b: f32, unit: f64| {
+            let (left, right) = (half(1.0, 3.125), half(a, b));
+            Compared::new(Against::Exported, &left, &right, &measure(unit))
+                .unwrap()
+                .agrees
+        };
+        // The other graph is off by an eighth.
+        assert!(judged(1.125, 3.0, 0.0) && !judged(1.25, 3.0, 0.0));
+        assert!(judged(1.25, 3.0, 1.0 / 64.0));
     }
 }
