@@ -48,6 +48,10 @@ class Matching:
     from a parameter."""
     table: list[dict] = field(default_factory=list)
 
+    def initializers(self) -> set[str]:
+        """Returns the initializers that hold a parameter, or a part of one."""
+        return {piece.initializer for pieces, _ in self.groups for piece in pieces}
+
     def gradients(self, outputs: Tensors, wanted: Tensors) -> tuple[Tensors, Tensors]:
         """Ours and those of `wanted` by group, in PyTorch's layout.
 

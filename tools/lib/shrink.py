@@ -1,0 +1,273 @@
+"""Small configurations of transformers' architectures: widths, depths, vocabularies and images, cut by the names of fields.
+
+A field is recognised by its name, in the configuration and in all that are inside it, so an architecture that nobody has
+looked at is cut as well. Relations between fields hold because equal kinds get equal numbers: every width is 32, every model
+has 4 heads of 8, and so on. Where that fails, a weaker cut is tried (`CUTS`), and `OVERRIDES` names what no rule can guess.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+VOCABULARY = 160
+WIDTH = 32
+HEADS = 4
+HEAD_WIDTH = 8
+INNER = 64
+LAYERS = 2
+MOST_LAYERS = 6
+LENGTH = 64
+PATCH = 8
+IMAGE = 32
+IMAGE_OF_STAGES = 64
+"""Images of models without patches: stages halve them up to five times."""
+FIRST_SPECIAL_TOKEN = 120
+"""Token ids from here to the end of the vocabulary stand for images, sounds and the like; random tokens are smaller."""
+
+CUTS = ("all", "named", "depth")
+"""All rules; all but the one for other widths; depth, vocabulary and lengths only."""
+
+Rule = tuple[str, Callable[[int], int]]
+
+
+def exactly(number: int) -> Callable[[int], int]:
+    return lambda _: number
+
+
+def at_most(number: int) -> Callable[[int], int]:
+    return lambda value: min(value, number)
+
+
+DEPTHS: list[Rule] = [
+    (r"vision_feature_layer|feature_layer|insert_layer_id|spatial_vision_layer|conditional_layer|accept_hidden_layer",
+     lambda value: max(min(value, 0), -LAYERS)),
+    (r"(first_k_dense_replace|num_nextn_predict_layers|num_dense_layers|(attn|expert)_layer_offset|max_window_layers"
+     r"|num_sparse_(encoder|decoder)_layers|num_kv_shared_layers|mlp_only_layers|moe_layer_start_index)", at_most(1)),
+    (r".*(layer_period|_interval|_frequency|every_n_layers|layer_freq|sliding_window_pattern|_step|group_size)", at_most(2)),
+    (r"(.*_)?(layers?|blocks|depth|num_hidden_groups|num_residual_layers)(_per_(stack|group))?", at_most(LAYERS)),
+]  # fmt: skip
+SIZES: list[Rule] = [
+    (r"(.*_)?(type_vocab_size|vocab_size_per_layer_input)", at_most(VOCABULARY)),
+    (r"(.*_)?vocab_size|.*num_hash_buckets|ngram_vocab_size_base|.*group_vocab", at_most(VOCABULARY)),
+    (r"num_(character|bpe|wordpiece)_labels|num_(qa|object|attr)_labels|num_classes|num_clusters", at_most(10)),
+    (r"(.*_)?max(_2d|_position|_source|_target|_text|_speech|_grid\w+|_encoder|_decoder|_seq|_ep|_relative)*_(positions?|embeddings|len|length)"
+     r"|n_positions|n_ctx|max_length|(model_)?max_seq(_len|_length)?|seq_len(gth)?|task_seq_len|model_max_length|position_embedding_size"
+     r"|.*max_position_embeddings|.*_n_ctx|.*context_length|max_pos_emb|max_img_size|prompt_length", at_most(LENGTH)),
+    (r"max_source_positions", at_most(16)),
+    (r"num_position_embeddings", at_most(16)),
+    (r"pos_emb_(height|width)", at_most(8)),
+    (r"(.*_)?(sliding_window|window_size|attention_window|local_attention|block_size|chunk_size|local_radius|context_size"
+     r"|chunk_size_input|sliding_window_size|attention_chunk_size|attn_chunk_length|local_transformer_stride)", at_most(4)),
+    (r"index_topk|.*index_topk_blocks", at_most(4)),
+    (r"(pretrain_)?(image|img|input|crop|spec)_size|resolution", at_most(IMAGE)),
+    (r"patch_size|patch_stride|encoder_stride", at_most(PATCH)),
+    (r"num_frames|frames_per_clip", at_most(4)),
+    (r"(n_mel|num_mel|mel)_?(bins|dim)?|num_mel_bins|n_mel_bins|mel_dim|input_feat_per_channel|input_feat_size", at_most(16)),
+    (r"image_seq_length|num_image_tokens|mm_tokens_per_image|vision_soft_tokens_per_image", at_most(16)),
+    (r"num_queries|two_stage_num_proposals|latent_query_num|num_query_tokens|.*n(um)?_latents(_2d)?|num_landmarks", at_most(6)),
+    (r"num_denoising|inference_num_steps|train_num_points", at_most(4)),
+]  # fmt: skip
+WIDTHS: list[Rule] = [
+    (r"(.*_)?(qk_rope_head_dim|qk_nope_head_dim|v_head_dim|head_dim|d_kv|dim_head|d_head|kv_channels|head_size"
+     r"|attention_head_(dim|size)|headdim|rotary_dim)", at_most(HEAD_WIDTH)),
+    (r"qk_head_dim|index_head_dim", at_most(2 * HEAD_WIDTH)),
+    (r"(.*_)?mamba_(n|num)_heads|n_mamba_heads", lambda value: 2 * HEADS if value > 2 else value),
+    (r"linear_num_key_heads", at_most(2)),
+    (r"(.*_)?((num_)?(key_value|kv)(_attention)?_heads|n_kv_heads|kv_n_heads)", at_most(HEADS)),
+    (r"(.*_)?(n_head|n_heads|num_heads|heads|attention_heads|n_attn_heads)", at_most(HEADS)),
+    (r"(.*_)?(intermediate_(size|dim)|ffn_dim|d_ff|dff|dim_ff|n_inner|mlp_dim|ffn_hidden_size|d_inner|dim_feedforward|feedforward_dim"
+     r"|feed_forward_size|linear_units|mlp_hidden_size|feed_forward_hidden_size|intermediate_size_mlp)", at_most(INNER)),
+    (r"n_routed_experts|num_local_experts|(moe_)?num_experts|num_experts_total", at_most(HEADS)),
+    (r".*num_experts_per_tok(en)?|moe_top_?k|moe_k|n_shared_experts|num_experts_per_token", at_most(2)),
+    (r"n_group|num_expert_group", at_most(2)),
+    (r"topk_group|expert_capacity", at_most(1)),
+    (r"(mamba_)?n_?groups", at_most(1)),
+    (r"num_groups|.*num_conv_pos_embedding_groups|upsample_groups", at_most(4)),
+    (r"num_conv_pos_embeddings|relative_attention_max_distance", at_most(16)),
+    (r"(ssm_)?state_size|mamba_d_state", at_most(HEAD_WIDTH)),
+    (r"mamba_d_head", at_most(HEAD_WIDTH)),
+    (r"mamba_d_ssm|lru_width", at_most(INNER)),
+    (r"time_step_rank|mamba_dt_rank", at_most(4)),
+    (r"(.*_)?(q|kv|o)_lora_rank|.*_rank|hc_lowrank", at_most(16)),
+    (r"(.*_)?(hidden_size|d_model|n_embd|embed_dim|emb_dim|embedding_size|hidden_dim|d_embed|dim|width|embedding_dim)", at_most(WIDTH)),
+    (r"num_codevectors_per_group|codebook_size|num_embeddings|n_codebooks|num_codebooks|quantization_dim", at_most(8)),
+    (r"query_pre_attn_scalar", at_most(HEAD_WIDTH)),
+]  # fmt: skip
+OTHER_WIDTHS: list[Rule] = [
+    (r".*(_size|_dims?|_channels?|_hidden|_units|_features|_filters|_feats|num_filters|hidden_dimension|_size_global|dim_base|d_latents)",
+     at_most(WIDTH)),
+]  # fmt: skip
+RULES = {
+    "all": [*DEPTHS, *SIZES, *WIDTHS, *OTHER_WIDTHS],
+    "named": [*DEPTHS, *SIZES, *WIDTHS],
+    "depth": [*DEPTHS, *SIZES],
+}
+FIXED = re.compile(
+    r"id2label|label2id|.*sampling_rate|.*sample_rate|num_channels|in_channels|.*kernel_size|chunk_size_feed_forward|.*temperature"
+    r"|head_ratio|.*theta|patch_length|.*ignore_.*|seed|.*_stride|context_length|prediction_length|feature_size|.*_id"
+    r"|num_labels|depth_multiplier|.*divisible_by|.*num_attention_heads_per_stage|spectrogram_bins"
+)
+"""Fields that no rule touches. Token ids have a rule of their own."""
+TOKEN = re.compile(r".*(token_id|token_index|_token_ids|lang_id|unk_index|mask_index)")
+STAGE_WIDTHS = re.compile(
+    r"(hidden_sizes|embed_dims?|dims|neck_hidden_sizes|conv_dim|encoder_hidden_sizes|.*_channels|out_features|tdnn_dim)"
+)
+STAGE_HEADS = re.compile(r"(num_heads|num_attention_heads|.*attention_heads|num_groups)")
+STAGE_DEPTHS = re.compile(
+    r"(depths?|layers|num_blocks|num_block_repeats|stage_num_blocks|block_sizes|blocks_per_stage)"
+)
+
+
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "align_text_model": dict(),
+}
+"""Fields by model type that no rule can guess; they win over every rule."""
+
+
+def small(config: Any, cut: str) -> Any:
+    """Returns a smaller configuration of the same type, with those inside it cut in the same way."""
+    return type(config)(**changes(config, cut))
+
+
+def changes(config: Any, cut: str) -> dict[str, Any]:
+    """Returns the arguments of the constructor that differ from a default configuration's fields."""
+    values = {name: getattr(config, name, None) for name in type(config).__dataclass_fields__}
+    chosen = layers_to_keep(values)
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if hasattr(value, "to_dict"):
+            found[name] = small(value, cut)
+            continue
+        new = smaller(name, value, cut, values, chosen)
+        if new != value:
+            found[name] = new
+    return found | OVERRIDES.get(config.model_type, {})
+
+
+def depth_of(values: dict[str, Any]) -> int:
+    names = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth", "decoder_layers", "encoder_layers")
+    return next((values[n] for n in names if isinstance(values.get(n), int)), 0)
+
+
+def layers_to_keep(values: dict[str, Any]) -> list[int]:
+    """Returns the layers that show every kind of layer that lists of the length of the depth name, at least two."""
+    depth = depth_of(values)
+    kept: dict[int, None] = {}
+    for name, value in values.items():
+        if depth > LAYERS and isinstance(value, (list, tuple)) and len(value) == depth and "types" in name + "s":
+            first: dict[str, int] = {}
+            for i, kind in enumerate(value):
+                first.setdefault(str(kind), i)
+            kept |= dict.fromkeys(first.values())
+    if not kept:
+        return []
+    others = [i for i in range(depth) if i not in kept]
+    return sorted([*kept][:MOST_LAYERS] + others[: max(LAYERS - len(kept), 0)])
+
+
+def smaller(name: str, value: Any, cut: str, values: dict[str, Any], chosen: list[int]) -> Any:
+    """Returns the value of one field in a small configuration."""
+    if isinstance(value, bool) or value is None:
+        return value
+    if TOKEN.fullmatch(name):
+        return token(name, value)
+    if FIXED.fullmatch(name):
+        return value
+    if isinstance(value, dict):
+        return small_rope(value, cut) if name.startswith("rope") else value
+    if isinstance(value, (list, tuple)):
+        return small_list(name, list(value), cut, values, chosen)
+    if isinstance(value, int):
+        return small_int(name, value, cut, values, chosen)
+    return value
+
+
+def token(name: str, value: Any) -> Any:
+    """Returns an id inside the small vocabulary: that of a name is the same in all configurations of a model."""
+    if isinstance(value, (list, tuple)):
+        return [token(f"{name}{i}", one) for i, one in enumerate(value)]
+    if not isinstance(value, int) or value < FIRST_SPECIAL_TOKEN:
+        return value
+    plain = name.replace("token_index", "token_id")
+    return FIRST_SPECIAL_TOKEN + sum(ord(letter) * (i + 1) for i, letter in enumerate(plain)) % (
+        VOCABULARY - FIRST_SPECIAL_TOKEN
+    )
+
+
+def small_int(name: str, value: int, cut: str, values: dict[str, Any], chosen: list[int]) -> int:
+    if name in ("image_size", "img_size", "input_size") and not isinstance(values.get("patch_size"), int):
+        return min(value, IMAGE_OF_STAGES)
+    for pattern, rule in RULES[cut]:
+        if re.fullmatch(pattern, name):
+            new = rule(value)
+            if chosen and new == LAYERS and value == depth_of(values):
+                return len(chosen)
+            if "head" in name and new == HEADS and re.search(r"key_value|kv", name):
+                return HEADS // 2 if value < max_heads(values) else HEADS
+            return new
+    return value
+
+
+def max_heads(values: dict[str, Any]) -> int:
+    names = [n for n in values if re.fullmatch(r"(.*_)?(n_heads?|num_heads|attention_heads)", n)]
+    return max((values[n] for n in names if isinstance(values[n], int)), default=0)
+
+
+def small_list(name: str, value: list, cut: str, values: dict[str, Any], chosen: list[int]) -> list:
+    numbers = bool(value) and all(isinstance(v, int) and not isinstance(v, bool) for v in value)
+    if chosen and len(value) == depth_of(values):
+        kept = [value[i] for i in chosen]
+        return [smaller(name, v, cut, values, chosen) for v in kept] if numbers else kept
+    if not numbers:
+        return value
+    if name in ("image_size", "img_size", "input_size"):
+        return [min(v, IMAGE_OF_STAGES) for v in value]
+    if STAGE_DEPTHS.fullmatch(name):
+        return [min(v, LAYERS) for v in value]
+    if re.search(r"(indices|indexes|index|_ids|_idx|block_indexes)$", name):
+        return value if max(value) < LAYERS else [LAYERS - 1]
+    if cut == "depth":
+        return value
+    if STAGE_WIDTHS.fullmatch(name):
+        return stage_widths(value)
+    if STAGE_HEADS.fullmatch(name):
+        widths = next(
+            (v for n, v in values.items() if re.fullmatch(r"hidden_sizes|embed_dims?", n) and isinstance(v, list)), None
+        )
+        if widths and len(widths) == len(value):
+            return [max(1, w // HEAD_WIDTH) for w in stage_widths(widths)]
+        return [HEADS * v // value[0] for v in value]
+    return value
+
+
+def stage_widths(widths: list[int]) -> list[int]:
+    """Returns widths of at most 64 in the same proportions, each a multiple of 8."""
+    return [
+        max(HEAD_WIDTH, round(w * INNER / max(widths) / HEAD_WIDTH) * HEAD_WIDTH) if w > HEAD_WIDTH else w
+        for w in widths
+    ]
+
+
+def small_rope(parameters: dict, cut: str) -> dict:
+    """Returns the parameters of a rotary embedding; sections of a head are cut as heads are."""
+    made = dict(parameters)
+    for key, value in parameters.items():
+        if isinstance(value, dict):
+            made[key] = small_rope(value, cut)
+        elif key.endswith("section") and isinstance(value, (list, tuple)) and cut != "depth":
+            made[key] = shared_out(HEAD_WIDTH // 2, len(value))
+        elif key == "original_max_position_embeddings":
+            made[key] = LENGTH // 2
+    return made
+
+
+def shared_out(total: int, parts: int) -> list[int]:
+    """Returns `parts` numbers of at least 1 where that is possible, whose sum is `total`."""
+    return [total // parts + (i < total % parts) for i in range(parts)]
+
+
+def parameters_of(modules: Iterable[Any]) -> int:
+    return sum(math.prod(parameter.shape) for parameter in modules)
