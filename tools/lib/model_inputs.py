@@ -44,7 +44,7 @@ class Maker:
         """Returns the first of these fields that the configuration, or one inside it, has."""
         for name in names:
             for config in self.configs:
-                value = getattr(config, name, None)
+                value = shrink.read(config, name)
                 if value is not None:
                     return value
         return default
@@ -75,6 +75,11 @@ class Maker:
                 yield from self.with_text(others)
         for main in self.main_inputs():
             yield from self.completed(main)
+        books = self.field("num_codebooks", "num_quantizers")
+        if "input_ids" in self.names and isinstance(books, int):
+            batch, seq = self.sizes.batch, self.sizes.seq
+            for shape in ((batch * books, seq), (batch, books, seq), (batch, seq, books)):
+                yield from self.completed({"input_ids": self.ints(8, *shape)})
 
     def with_text(self, others: Tensors) -> Iterator[Tensors]:
         counts: list[int] = [0]
@@ -111,6 +116,11 @@ class Maker:
                 made = self.named(name, length)
                 if made is not None:
                     extra[name] = made
+        if "visual_feats" in self.names:
+            extra["visual_feats"] = self.floats(
+                self.sizes.batch, 6, self.field("visual_feat_dim", default=shrink.WIDTH)
+            )
+            extra["visual_pos"] = self.floats(self.sizes.batch, 6, 4)
         if "bbox" in self.names:
             extra["bbox"] = self.boxes(length)
         if (
@@ -139,7 +149,7 @@ class Maker:
                 return self.mask(length)
             case "pixel_values":
                 return next(self.images())
-            case "input_ids":
+            case "input_ids" | "qformer_input_ids":
                 return self.tokens(length)
             case "encoder_hidden_states" | "inputs_embeds" | "hidden_states":
                 return self.floats(batch, length, width)

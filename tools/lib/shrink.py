@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 VOCABULARY = 160
+WINDOW_OF_STAGES = 2
+"""Windows of models with stages: the last stage of a small image is as small."""
 WIDTH = 32
 HEADS = 4
 HEAD_WIDTH = 8
@@ -27,8 +29,8 @@ IMAGE_OF_STAGES = 64
 FIRST_SPECIAL_TOKEN = 120
 """Token ids from here to the end of the vocabulary stand for images, sounds and the like; random tokens are smaller."""
 
-CUTS = ("all", "named", "depth")
-"""All rules; all but the one for other widths; depth, vocabulary and lengths only."""
+CUTS = ("all", "named", "depth", "none")
+"""All rules; all but the one for other widths; depth, vocabulary and lengths only; token ids only."""
 
 Rule = tuple[str, Callable[[int], int]]
 
@@ -64,7 +66,7 @@ SIZES: list[Rule] = [
     (r"index_topk|.*index_topk_blocks", at_most(4)),
     (r"(pretrain_)?(image|img|input|crop|spec)_size|resolution", at_most(IMAGE)),
     (r"patch_size|patch_stride|encoder_stride", at_most(PATCH)),
-    (r"num_frames|frames_per_clip", at_most(4)),
+    (r"num_frames|frames_per_clip|num_windows", at_most(4)),
     (r"(n_mel|num_mel|mel)_?(bins|dim)?|num_mel_bins|n_mel_bins|mel_dim|input_feat_per_channel|input_feat_size", at_most(16)),
     (r"image_seq_length|num_image_tokens|mm_tokens_per_image|vision_soft_tokens_per_image", at_most(16)),
     (r"num_queries|two_stage_num_proposals|latent_query_num|num_query_tokens|.*n(um)?_latents(_2d)?|num_landmarks", at_most(6)),
@@ -104,6 +106,7 @@ RULES = {
     "all": [*DEPTHS, *SIZES, *WIDTHS, *OTHER_WIDTHS],
     "named": [*DEPTHS, *SIZES, *WIDTHS],
     "depth": [*DEPTHS, *SIZES],
+    "none": [],
 }
 FIXED = re.compile(
     r"id2label|label2id|.*sampling_rate|.*sample_rate|num_channels|in_channels|.*kernel_size|chunk_size_feed_forward|.*temperature"
@@ -121,20 +124,67 @@ STAGE_DEPTHS = re.compile(
 )
 
 
-OVERRIDES: dict[str, dict[str, Any]] = {
-    "align_text_model": dict(),
-}
+SERIES = dict(prediction_length=4, context_length=8, lags_sequence=[1, 2, 3])
+EXPERTS = dict(n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1)
+SECTIONS = dict(rope_parameters=dict(rope_type="default", rope_theta=10000.0, mrope_section=[2, 1, 1]))
+EFFICIENT = dict(
+    in_channels=[32, 16, 24, 40, 80, 112, 192], out_channels=[16, 24, 40, 80, 112, 192, 320], width_coefficient=0.25,
+    depth_coefficient=0.2, hidden_dim=1280 // 4,
+)  # fmt: skip
+GLOBAL_HEADS = dict(global_head_dim=2 * HEAD_WIDTH, num_global_key_value_heads=2)
+
+OVERRIDES: dict[str, dict[str, Any] | Callable[[], dict[str, Any]]] = {
+    "autoformer": SERIES,
+    "blip-2": dict(image_token_index=FIRST_SPECIAL_TOKEN),
+    "align_vision_model": EFFICIENT,
+    "chameleon": dict(vocabulary_map={"<image>": FIRST_SPECIAL_TOKEN}),
+    "cvt": dict(depth=[1, 2, 3]),
+    "deepseek_v2": EXPERTS,
+    "dots1": EXPERTS,
+    "efficientnet": EFFICIENT,
+    "emu3": dict(vocabulary_map={"<image>": FIRST_SPECIAL_TOKEN}),
+    "glm46v_text": SECTIONS,
+    "glm4v_text": SECTIONS,
+    "glm_ocr_text": SECTIONS,
+    "esm": dict(vocab_size=33, mask_token_id=32, pad_token_id=1),
+    "gemma3n_text": dict(
+        num_hidden_layers=4, num_kv_shared_layers=2, intermediate_size=[INNER] * 4, activation_sparsity_pattern=[0.95, 0.0, 0.0, 0.0],
+        layer_types=["sliding_attention", "full_attention"] * 2,
+    ),
+    "gemma4_text": GLOBAL_HEADS,
+    "gemma4_unified_text": GLOBAL_HEADS,
+    "gpt_neo": dict(attention_types=[[["global", "local"], 1]], attention_layers=["global", "local"]),
+    "informer": SERIES,
+    "instructblip": dict(image_token_index=FIRST_SPECIAL_TOKEN),
+    "lfm2_moe": dict(layer_types=["conv", "full_attention"], num_hidden_layers=2, num_dense_layers=1),
+    "mamba2": dict(num_heads=2 * HEADS),
+    "nystromformer": dict(num_landmarks=4, segment_means_seq_len=8),
+    "depth_pro": dict(patch_size=IMAGE),
+    "xmod": dict(default_language="en_XX"),
+    "nemotron": dict(num_key_value_heads=2, head_dim=HEAD_WIDTH),
+    "qwen2_5_vl_text": SECTIONS,
+    "qwen2_vl_text": SECTIONS,
+    "time_series_transformer": SERIES,
+}  # fmt: skip
 """Fields by model type that no rule can guess; they win over every rule."""
 
 
 def small(config: Any, cut: str) -> Any:
     """Returns a smaller configuration of the same type, with those inside it cut in the same way."""
-    return type(config)(**changes(config, cut))
+    kind = type(config)
+    return kind(**changes(config, default(kind), cut))
 
 
-def changes(config: Any, cut: str) -> dict[str, Any]:
-    """Returns the arguments of the constructor that differ from a default configuration's fields."""
-    values = {name: getattr(config, name, None) for name in type(config).__dataclass_fields__}
+def default(kind: Any) -> Any:
+    try:
+        return kind()
+    except Exception:
+        return None
+
+
+def changes(config: Any, base: Any, cut: str) -> dict[str, Any]:
+    """Returns the arguments of the constructor for a smaller `config`: the fields that differ from those of `base`."""
+    values = {name: read(config, name) for name in type(config).__dataclass_fields__}
     chosen = layers_to_keep(values)
     found: dict[str, Any] = {}
     for name, value in values.items():
@@ -142,26 +192,53 @@ def changes(config: Any, cut: str) -> dict[str, Any]:
             found[name] = small(value, cut)
             continue
         new = smaller(name, value, cut, values, chosen)
-        if new != value:
+        if new != read(base, name):
             found[name] = new
-    return found | OVERRIDES.get(config.model_type, {})
+    found |= kept_stages(config, values, found)
+    own = OVERRIDES.get(config.model_type, {})
+    return found | (own() if callable(own) else own)
+
+
+def read(config: Any, name: str) -> Any:
+    """Returns a field's value; none where it differs between layers and cannot be read as one."""
+    try:
+        return getattr(config, name, None)
+    except Exception:
+        return None
+
+
+def depth_name(values: dict[str, Any]) -> str:
+    names = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth", "decoder_layers", "encoder_layers")
+    return next((name for name in names if isinstance(values.get(name), int)), "")
 
 
 def depth_of(values: dict[str, Any]) -> int:
-    names = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth", "decoder_layers", "encoder_layers")
-    return next((values[n] for n in names if isinstance(values.get(n), int)), 0)
+    return values.get(depth_name(values), 0)
+
+
+def kept_stages(config: Any, values: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """Returns the stages that a backbone gives to the model around it, and as many layers where a layer is a stage."""
+    stages, names = read(config, "out_indices"), read(config, "stage_names")
+    if not stages or not names:
+        return {}
+    name, depth = depth_name(values), depth_of(values)
+    if depth > found.get(name, depth) and len(names) == depth + 1:
+        layers = max(LAYERS, len(stages))
+        return {name: layers, "out_indices": list(range(layers - len(stages) + 1, layers + 1))}
+    return {"out_indices": list(stages)}
 
 
 def layers_to_keep(values: dict[str, Any]) -> list[int]:
     """Returns the layers that show every kind of layer that lists of the length of the depth name, at least two."""
     depth = depth_of(values)
     kept: dict[int, None] = {}
-    for name, value in values.items():
-        if depth > LAYERS and isinstance(value, (list, tuple)) and len(value) == depth and "types" in name + "s":
+    for value in values.values():
+        if depth > LAYERS and isinstance(value, (list, tuple)) and len(value) == depth:
             first: dict[str, int] = {}
             for i, kind in enumerate(value):
                 first.setdefault(str(kind), i)
-            kept |= dict.fromkeys(first.values())
+            if len(first) <= MOST_LAYERS:
+                kept |= dict.fromkeys(first.values())
     if not kept:
         return []
     others = [i for i in range(depth) if i not in kept]
@@ -170,6 +247,8 @@ def layers_to_keep(values: dict[str, Any]) -> list[int]:
 
 def smaller(name: str, value: Any, cut: str, values: dict[str, Any], chosen: list[int]) -> Any:
     """Returns the value of one field in a small configuration."""
+    if value is None and name == "head_dim" and cut != "depth" and depth_of(values):
+        return HEAD_WIDTH
     if isinstance(value, bool) or value is None:
         return value
     if TOKEN.fullmatch(name):
@@ -178,7 +257,7 @@ def smaller(name: str, value: Any, cut: str, values: dict[str, Any], chosen: lis
         return value
     if isinstance(value, dict):
         return small_rope(value, cut) if name.startswith("rope") else value
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple)) and cut != "none":
         return small_list(name, list(value), cut, values, chosen)
     if isinstance(value, int):
         return small_int(name, value, cut, values, chosen)
@@ -198,7 +277,10 @@ def token(name: str, value: Any) -> Any:
 
 
 def small_int(name: str, value: int, cut: str, values: dict[str, Any], chosen: list[int]) -> int:
-    if name in ("image_size", "img_size", "input_size") and not isinstance(values.get("patch_size"), int):
+    if name == "window_size" and isinstance(values.get("depths"), (list, tuple)) and cut != "none":
+        return min(value, WINDOW_OF_STAGES)
+    stages = isinstance(values.get("depths"), (list, tuple)) or not isinstance(values.get("patch_size"), int)
+    if name in ("image_size", "img_size", "input_size") and stages and cut != "none":
         return min(value, IMAGE_OF_STAGES)
     for pattern, rule in RULES[cut]:
         if re.fullmatch(pattern, name):
@@ -254,6 +336,8 @@ def stage_widths(widths: list[int]) -> list[int]:
 def small_rope(parameters: dict, cut: str) -> dict:
     """Returns the parameters of a rotary embedding; sections of a head are cut as heads are."""
     made = dict(parameters)
+    if not any(isinstance(value, dict) for value in parameters.values()) and made.get("rope_theta") is None:
+        made["rope_theta"] = 10000.0
     for key, value in parameters.items():
         if isinstance(value, dict):
             made[key] = small_rope(value, cut)

@@ -15,6 +15,8 @@ import torch
 
 from tools.lib import shrink
 
+SERIES = ("time_series_transformer", "informer", "autoformer")
+"""Model types of time series that no mapping of such models names."""
 TASKS = (
     ("multimodal", ("IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM", "VISUAL_QUESTION_ANSWERING", "RETRIEVAL",
                     "ZERO_SHOT_IMAGE_CLASSIFICATION")),
@@ -110,6 +112,7 @@ def in_transformers() -> tuple[Architecture, ...]:
             named = next((m[model_type] for m in mappings if model_type in m), None)
             if named:
                 maker = named if isinstance(named, str) else named[0]
+                group = "time series" if model_type in SERIES else group
                 if maker not in found or is_named_for(maker, model_type):
                     found[maker] = Architecture(model_type, "transformers", group, maker)
                 break
@@ -143,7 +146,7 @@ def transformers_models(architecture: Architecture) -> Iterator[tuple[torch.nn.M
     reasons = []
     for cut in shrink.CUTS:
         try:
-            config = shrink.small(CONFIG_MAPPING[architecture.name](), cut)
+            config = shrink.small((model_class.config_class or CONFIG_MAPPING[architecture.name])(), cut)
             without_cache(config)
             with torch.device("meta"):
                 count = shrink.parameters_of(model_class(config).parameters())

@@ -19,7 +19,7 @@ with random cotangents. The columns of a result:
   peak       the predicted peak is the measured one, unplanned and planned
 
 A result is one line of JSON in FILE, appended at once. What FILE has already is skipped; `--retry-failed` repeats what has
-failed. Every export runs in a process with a limit of memory and time. `sweep-table` makes a page of FILE. The most used
+failed. Every export runs in a process with a limit of memory and of CPU seconds. `sweep-table` makes a page of FILE. The most used
 architectures come first. Exit code 0 if nothing is silently wrong.
 """
 
@@ -39,8 +39,6 @@ from tools.oracle.sweep_job import FORMATS, Row
 
 FAMILIES = ("transformers", "timm")
 SILENT = ("different", "missing", "split", "stranger")
-PATIENCE = 60
-"""Seconds that a process may take beyond its limit before it is ended from outside."""
 
 
 def read(path: Path) -> list[Row]:
@@ -72,13 +70,13 @@ def sweep_model(architecture: Architecture, jobs: list[tuple[str, bool]], args: 
     """Runs one model in a process of its own, which has a process for each format, and prints and stores each result."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    limits = (args.memory_gib, float(args.seconds))
+    limits = (args.memory_gib, args.seconds)
     process = context.Process(target=sweep_job.run_model, args=(architecture, jobs, args.ckpt_opt, limits, theirs))
     process.start()
     theirs.close()
     rows = []
     while True:
-        if not ours.poll(args.seconds + PATIENCE):
+        if not ours.poll(2 * sweep_job.PATIENCE * args.seconds):
             process.kill()
             break
         try:
@@ -116,7 +114,7 @@ def main() -> int:
     parser.add_argument("--format", type=options.words_of(FORMATS), default=list(FORMATS))
     parser.add_argument("--dynamic", action="store_true", help="export with named sizes")
     parser.add_argument("--memory-gib", type=float, default=8.0, metavar="N", help="[default: 8]")
-    options.add_counts(parser, seconds=240)
+    options.add_counts(parser, seconds=120)
     parser.add_argument("--retry-failed", action="store_true", help="run failures again")
     parser.add_argument("--list", action="store_true", help="print the architectures and end")
     args = parser.parse_args()

@@ -19,6 +19,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,8 @@ ONLY_BATCH = Sizes(3, 8)
 ONLY_SEQ = Sizes(2, 11)
 BUDGET = "budget:50%"
 CAUSE_LETTERS = 160
+PATIENCE = 10
+"""How many seconds may pass for a second of CPU time, on a machine that has other work."""
 Tensors = dict[str, np.ndarray]
 Row = dict[str, Any]
 
@@ -158,19 +161,31 @@ def runs(model: Wrapper, inputs: dict[str, torch.Tensor]) -> bool:
     return True
 
 
-def subject_of(architecture: Architecture) -> Subject:
-    """Returns the first small model that runs on inputs that we can make, and has gradients."""
-    reason = "no inputs fit"
+def subjects_of(architecture: Architecture) -> Iterator[Subject]:
+    """Yields the first small model that runs on inputs that we can make and has gradients, then the same with text only."""
+    reasons = []
     for model, variant in architecture.candidates():
         for inputs in Maker(model, EXPORTED, architecture.group).candidates():
             wrapper = Wrapper(model, list(inputs))
             try:
                 truth = differentiate(wrapper, inputs)
             except Exception as error:
-                reason = f"{type(error).__name__}: {error}"
+                reasons.append(f"{type(error).__name__}: {error}")
                 continue
-            return Subject(architecture, wrapper, variant, {EXPORTED: truth})
-    raise Unbuilt(reason)
+            yield Subject(architecture, wrapper, variant, {EXPORTED: truth})
+            if "input_ids" in inputs and any(value.dim() > 2 for value in inputs.values()):
+                yield from text_only(architecture, model, variant)
+            return
+    raise Unbuilt(reasons[0] if reasons else "no inputs fit")
+
+
+def text_only(architecture: Architecture, model: torch.nn.Module, variant: str) -> Iterator[Subject]:
+    for inputs in Maker(model, EXPORTED, architecture.group).with_text({}):
+        wrapper = Wrapper(model, list(inputs))
+        with contextlib.suppress(Exception):
+            truth = differentiate(wrapper, inputs)
+            yield Subject(architecture, wrapper, f"{variant}, text only", {EXPORTED: truth})
+            return
 
 
 def differentiate(model: Wrapper, inputs: dict[str, torch.Tensor], cotangents: list[np.ndarray] | None = None) -> Truth:
@@ -229,30 +244,38 @@ def export(subject: Subject, form: str, dynamic: bool, path: Path) -> Callable[.
 
 
 def run_model(
-    architecture: Architecture, jobs: list[tuple[str, bool]], binary: Path, limits: tuple[float, float], to: Connection
+    architecture: Architecture, jobs: list[tuple[str, bool]], binary: Path, limits: tuple[float, int], to: Connection
 ) -> None:
-    """Checks one model in all formats, each in a process of its own. Sends one row for each, or one if there is no model."""
-    limit(limits[0])
-    start = time.monotonic()
+    """Checks one model in all formats, each in a process of its own. Sends one row for each, or one if there is no model.
+
+    Where PyTorch cannot export a model with its images or sounds, the model is checked with text only.
+    """
+    limit(*limits)
     row: Row = {"model": architecture.name, "family": architecture.family, "group": architecture.group}
+    several = (EXPORTED, OTHER, ONLY_BATCH, ONLY_SEQ) if any(dynamic for _, dynamic in jobs) else (EXPORTED,)
     try:
         with quiet():
-            subject = subject_of(architecture)
-            dynamic = any(dynamic for _, dynamic in jobs)
-            subject.differentiate_at((EXPORTED, OTHER, ONLY_BATCH, ONLY_SEQ) if dynamic else (EXPORTED,))
+            subjects = list(subjects_of(architecture))
+            for subject in subjects:
+                subject.differentiate_at(several)
     except Exception as error:
         words = str(error) if isinstance(error, Unbuilt) else f"{type(error).__name__}: {error}"
         to.send(row | {"format": "-", "sizes": "-", "cause": {"built": normalised(words)}, "detail": words[:400]})
         return
-    inputs = {name: list(tensor.shape) for name, tensor in subject.at[EXPORTED].inputs.items()}
-    row |= {"variant": subject.variant, "inputs": inputs, "parameters": len(subject.at[EXPORTED].reference.full)}
-    to.send(row | {"format": "+", "sizes": "-", "seconds": round(time.monotonic() - start, 1)})
+    to.send(row | {"format": "+", "sizes": "-"})
     for form, dynamic in jobs:
-        own = row | {"format": form, "sizes": "dynamic" if dynamic else "static"}
-        to.send(in_process(lambda r, c: check(subject, form, dynamic, binary, r, c), own, limits[1]))  # noqa: B023
+        for subject in subjects:
+            inputs = {name: list(tensor.shape) for name, tensor in subject.at[EXPORTED].inputs.items()}
+            count = len(subject.at[EXPORTED].reference.full)
+            own = row | {"variant": subject.variant, "inputs": inputs, "parameters": count, "format": form}
+            own |= {"sizes": "dynamic" if dynamic else "static"}
+            found = in_process(partial(check, subject, form, dynamic, binary), own, limits[1])
+            if found.get("exported") == "yes":
+                break
+        to.send(found)
 
 
-def in_process(work: Callable[[Row, Connection], None], row: Row, seconds: float) -> Row:
+def in_process(work: Callable[[Row, Connection], None], row: Row, seconds: int) -> Row:
     """Runs `work` in a forked process, which sends its row after every column; returns the last, with the reason if the
     process died.
     """
@@ -270,9 +293,9 @@ def in_process(work: Callable[[Row, Connection], None], row: Row, seconds: float
     theirs.close()
     last, reason = row, ""
     while not reason:
-        left = start + seconds - time.monotonic()
+        left = start + PATIENCE * seconds - time.monotonic()
         if left <= 0 or not ours.poll(left):
-            reason = f"no answer after {seconds:.0f} s"
+            reason = f"no answer after {PATIENCE * seconds} s"
             break
         try:
             last = ours.recv()
@@ -283,16 +306,18 @@ def in_process(work: Callable[[Row, Connection], None], row: Row, seconds: float
             os.killpg(process.pid, signal.SIGKILL)
     process.join()
     if not reason and process.exitcode:
-        reason = f"the process ended with {process.exitcode}"
+        over = process.exitcode in (-signal.SIGXCPU, -signal.SIGKILL)
+        reason = f"more than {seconds} CPU seconds" if over else f"the process ended with {process.exitcode}"
     if reason:
         column = next((c for c in COLUMNS if c not in last), "peak")
         last = last | {column: "no", "cause": last.get("cause", {}) | {column: reason}}
     return last | {"seconds": round(time.monotonic() - start, 1)}
 
 
-def limit(gib: float) -> None:
-    """Limits the memory of this process and of each that it starts. Mapped files do not count."""
+def limit(gib: float, seconds: int) -> None:
+    """Limits the memory and the CPU seconds of this process, and of each that it starts. Mapped files do not count."""
     resource.setrlimit(resource.RLIMIT_DATA, (int(gib * 2**30), int(gib * 2**30)))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
 
 
 @contextlib.contextmanager
@@ -356,7 +381,7 @@ class Check:
     def run(self) -> None:
         """Fills the columns in their order, until one fails that the next ones need."""
         try:
-            program = export(self.subject, self.form, self.dynamic, self.file)
+            program = self.export()
         except Exception as error:
             self.note("exported", "no", f"{type(error).__name__}: {error}")
             return
@@ -375,6 +400,18 @@ class Check:
         self.gradients(table, report, out, truth, feeds, program)
         if self.row["exported"] == "yes":
             self.plan(out, self.dims(table, truth))
+
+    def export(self) -> Callable[..., Any] | None:
+        """Exports the model; a mixture of experts that cannot be exported is tried again with batched products."""
+        try:
+            return export(self.subject, self.form, self.dynamic, self.file)
+        except Exception:
+            model = self.subject.model.model
+            if not has_experts(model):
+                raise
+            model.set_experts_implementation("batched_mm")
+            self.row["variant"] += ", batched_mm"
+            return export(self.subject, self.form, self.dynamic, self.file)
 
     def sizes(self, table: dict) -> Sizes:
         """Returns sizes that differ from those of the export in every axis that the file leaves open."""
@@ -549,6 +586,11 @@ class Check:
             self.note("peak", "yes")
 
 
+def has_experts(model: Any) -> bool:
+    """Returns true for a model whose experts can be computed in several ways."""
+    return any("expert" in name for name, _ in model.named_modules()) and hasattr(model, "set_experts_implementation")
+
+
 def code_and_line(refused: Refused) -> str:
     """Returns the error code and the first sentence of a refusal."""
     text = re.sub(r"^exit \d+: ", "", str(refused))
@@ -560,7 +602,7 @@ def code_and_line(refused: Refused) -> str:
 def check(subject: Subject, form: str, dynamic: bool, binary: Path, row: Row, to: Connection) -> None:
     """Checks one file and sends the row after every column."""
     with tempfile.TemporaryDirectory() as folder:
-        compiler = Compiler(binary, timeout_s=120, options=("--effort", "first"))
+        compiler = Compiler(binary, timeout_s=600, options=("--effort", "first"))
         made = Check(subject, form, dynamic, compiler, Path(folder), dict(row), to)
         try:
             made.run()
