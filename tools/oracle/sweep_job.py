@@ -55,16 +55,22 @@ class Deviates(Exception):
 
 
 class Wrapper(torch.nn.Module):
-    """A model as a function from named tensors to all outputs that are differentiable."""
+    """A model as a function from named tensors to all its outputs that are differentiable."""
 
     def __init__(self, model: torch.nn.Module, names: list[str]) -> None:
         super().__init__()
         self.model = model
+        self.kept: list[int] | None = None
+        """The places of the outputs with a gradient, each tensor once; found by the first call."""
         taken = inspect.signature(model.forward).parameters
         fixed: dict[str, Any] = {k: v for k, v in {"use_cache": False, "return_dict": True}.items() if k in taken}
 
         def forward(*args: torch.Tensor, **kwargs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            return tuple(differentiable(model(**dict(zip(names, args)), **kwargs, **fixed)))
+            found = list(floats_in(model(**dict(zip(names, args)), **kwargs, **fixed)))
+            if self.kept is None:
+                first = {id(tensor): i for i, tensor in reversed(list(enumerate(found)))}
+                self.kept = sorted(i for i in first.values() if found[i].requires_grad)
+            return tuple(found[i] for i in self.kept)
 
         forward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
@@ -72,20 +78,14 @@ class Wrapper(torch.nn.Module):
         self.forward = forward
 
 
-def differentiable(answer: Any) -> Iterator[torch.Tensor]:
-    """Yields all tensors of an output that have a gradient, each once, in their order."""
-    seen: set[int] = set()
-    stack = [answer]
-    while stack:
-        one = stack.pop(0)
-        if isinstance(one, torch.Tensor):
-            if one.is_floating_point() and one.requires_grad and id(one) not in seen:
-                seen.add(id(one))
-                yield one
-        elif isinstance(one, dict):
-            stack = [*one.values(), *stack]
-        elif isinstance(one, (list, tuple)):
-            stack = [*one, *stack]
+def floats_in(answer: Any) -> Iterator[torch.Tensor]:
+    """Yields all floating-point tensors of an output, in their order."""
+    if isinstance(answer, torch.Tensor):
+        if answer.is_floating_point():
+            yield answer
+    elif isinstance(answer, (dict, list, tuple)):
+        for part in answer.values() if isinstance(answer, dict) else answer:
+            yield from floats_in(part)
 
 
 @dataclass
@@ -337,6 +337,7 @@ def normalised(text: str) -> str:
     """Returns the first line of a message without what differs between models: names, numbers, addresses."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     line = re.sub(r"`[^`]*`|'[^']*'|\"[^\"]*\"", "…", line)
+    line = re.sub(r"\?[\w.]+", "?…", line)
     line = re.sub(r"0x[0-9a-f]+|\b[su]\d+\b|\d+(\.\d+)?(e[-+]?\d+)?", "N", line)
     return line[:CAUSE_LETTERS]
 
