@@ -99,6 +99,14 @@ class Maker:
             text = {"input_ids": ids} | others
             if "mm_token_type_ids" in self.names and count:
                 text["mm_token_type_ids"] = (ids == special).long()
+            if "pixel_values" in others and "image_embeds_position_mask" in self.names:
+                place = torch.zeros_like(ids)
+                place[:, 1 : 1 + self.field("latent_query_num", default=count)] = 1
+                text["image_embeds_position_mask"] = place
+            if "pixel_values" in others and "image_attention_mask" in self.names:
+                text["image_attention_mask"] = torch.ones(
+                    *ids.shape, others["pixel_values"].shape[1], dtype=torch.int64
+                )
             yield from self.completed(text)
 
     def completed(self, main: Tensors) -> Iterator[Tensors]:

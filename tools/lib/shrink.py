@@ -73,9 +73,9 @@ SIZES: list[Rule] = [
     (r"num_denoising|inference_num_steps|train_num_points", at_most(4)),
 ]  # fmt: skip
 WIDTHS: list[Rule] = [
+    (r"qk_head_dim|index_head_dim", at_most(2 * HEAD_WIDTH)),
     (r"(.*_)?(qk_rope_head_dim|qk_nope_head_dim|v_head_dim|head_dim|d_kv|dim_head|d_head|kv_channels|head_size"
      r"|attention_head_(dim|size)|headdim|rotary_dim)", at_most(HEAD_WIDTH)),
-    (r"qk_head_dim|index_head_dim", at_most(2 * HEAD_WIDTH)),
     (r"(.*_)?mamba_(n|num)_heads|n_mamba_heads", lambda value: 2 * HEADS if value > 2 else value),
     (r"linear_num_key_heads", at_most(2)),
     (r"(.*_)?((num_)?(key_value|kv)(_attention)?_heads|n_kv_heads|kv_n_heads)", at_most(HEADS)),
@@ -99,6 +99,7 @@ WIDTHS: list[Rule] = [
     (r"query_pre_attn_scalar", at_most(HEAD_WIDTH)),
 ]  # fmt: skip
 OTHER_WIDTHS: list[Rule] = [
+    (r"qk_head_dim|index_head_dim", at_most(2 * HEAD_WIDTH)),
     (r".*(_size|_dims?|_channels?|_hidden|_units|_features|_filters|_feats|num_filters|hidden_dimension|_size_global|dim_base|d_latents)",
      at_most(WIDTH)),
 ]  # fmt: skip
@@ -133,19 +134,17 @@ EFFICIENT = dict(
 )  # fmt: skip
 GLOBAL_HEADS = dict(global_head_dim=2 * HEAD_WIDTH, num_global_key_value_heads=2)
 
-OVERRIDES: dict[str, dict[str, Any] | Callable[[], dict[str, Any]]] = {
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "align_vision_model": EFFICIENT,
     "autoformer": SERIES,
     "blip-2": dict(image_token_index=FIRST_SPECIAL_TOKEN),
-    "align_vision_model": EFFICIENT,
     "chameleon": dict(vocabulary_map={"<image>": FIRST_SPECIAL_TOKEN}),
     "cvt": dict(depth=[1, 2, 3]),
     "deepseek_v2": EXPERTS,
+    "depth_pro": dict(patch_size=IMAGE),
     "dots1": EXPERTS,
     "efficientnet": EFFICIENT,
     "emu3": dict(vocabulary_map={"<image>": FIRST_SPECIAL_TOKEN}),
-    "glm46v_text": SECTIONS,
-    "glm4v_text": SECTIONS,
-    "glm_ocr_text": SECTIONS,
     "esm": dict(vocab_size=33, mask_token_id=32, pad_token_id=1),
     "gemma3n_text": dict(
         num_hidden_layers=4, num_kv_shared_layers=2, intermediate_size=[INNER] * 4, activation_sparsity_pattern=[0.95, 0.0, 0.0, 0.0],
@@ -153,18 +152,21 @@ OVERRIDES: dict[str, dict[str, Any] | Callable[[], dict[str, Any]]] = {
     ),
     "gemma4_text": GLOBAL_HEADS,
     "gemma4_unified_text": GLOBAL_HEADS,
+    "glm46v_text": SECTIONS,
+    "glm4v_text": SECTIONS,
+    "glm_ocr_text": SECTIONS,
     "gpt_neo": dict(attention_types=[[["global", "local"], 1]], attention_layers=["global", "local"]),
     "informer": SERIES,
     "instructblip": dict(image_token_index=FIRST_SPECIAL_TOKEN),
     "lfm2_moe": dict(layer_types=["conv", "full_attention"], num_hidden_layers=2, num_dense_layers=1),
     "mamba2": dict(num_heads=2 * HEADS),
-    "nystromformer": dict(num_landmarks=4, segment_means_seq_len=8),
-    "depth_pro": dict(patch_size=IMAGE),
-    "xmod": dict(default_language="en_XX"),
     "nemotron": dict(num_key_value_heads=2, head_dim=HEAD_WIDTH),
+    "nystromformer": dict(num_landmarks=4, segment_means_seq_len=8),
     "qwen2_5_vl_text": SECTIONS,
     "qwen2_vl_text": SECTIONS,
     "time_series_transformer": SERIES,
+    "xmod": dict(default_language="en_XX"),
+    "zamba": dict(num_hidden_layers=4, layers_block_type=["mamba", "hybrid"] * 2),
 }  # fmt: skip
 """Fields by model type that no rule can guess; they win over every rule."""
 
@@ -195,8 +197,7 @@ def changes(config: Any, base: Any, cut: str) -> dict[str, Any]:
         if new != read(base, name):
             found[name] = new
     found |= kept_stages(config, values, found)
-    own = OVERRIDES.get(config.model_type, {})
-    return found | (own() if callable(own) else own)
+    return found | OVERRIDES.get(config.model_type, {})
 
 
 def read(config: Any, name: str) -> Any:

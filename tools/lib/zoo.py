@@ -113,15 +113,16 @@ def in_transformers() -> tuple[Architecture, ...]:
             if named:
                 maker = named if isinstance(named, str) else named[0]
                 group = "time series" if model_type in SERIES else group
-                if maker not in found or is_named_for(maker, model_type):
+                if maker not in found or shared_name(maker, model_type) > shared_name(maker, found[maker].name):
                     found[maker] = Architecture(model_type, "transformers", group, maker)
                 break
     return tuple(found.values())
 
 
-def is_named_for(maker: str, model_type: str) -> bool:
+def shared_name(maker: str, model_type: str) -> int:
+    """Returns how many letters of the class's name are the model type; 0 if the class is not named for it."""
     words = model_type.replace("-", "").replace("_", "").lower()
-    return maker.lower().split("for")[0].removesuffix("model") == words
+    return len(words) if maker.lower().startswith(words) else 0
 
 
 def mapping_of(task: str) -> str:

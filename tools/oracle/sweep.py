@@ -118,7 +118,10 @@ def main() -> int:
     parser.add_argument("--retry-failed", action="store_true", help="run failures again")
     parser.add_argument("--list", action="store_true", help="print the architectures and end")
     args = parser.parse_args()
-    chosen = [a for a in architectures(args.family) if a.group in args.group and (not args.only or a.name in args.only)]
+    known = architectures(args.family)
+    if unknown := sorted(set(args.only) - {a.name for a in known}):
+        parser.error(f"no architecture {', '.join(unknown)}; --list prints all")
+    chosen = [a for a in known if a.group in args.group and (not args.only or a.name in args.only)]
     if args.list:
         print("\n".join(f"{a.group}\t{a.name}\t{a.maker}" for a in chosen))
         return 0
