@@ -114,7 +114,7 @@ def match(table: list[dict], truth: Reference, contents: Contents | None) -> Mat
 def search(value: np.ndarray, stored: Tensors, initializers: list[str]) -> Iterator[list[Piece]]:
     """Yields initializers that hold `value`: whole ones first, then slices of initializers of a multiple of its size."""
     for whole in (True, False):
-        for name in initializers:
+        for name in (name for name in initializers if name in stored):
             for piece in candidates(name, value.shape, stored[name].shape, whole):
                 if np.array_equal(piece.of(stored[name]), value):
                     yield [piece]

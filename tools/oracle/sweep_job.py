@@ -384,7 +384,7 @@ class Check:
         try:
             program = self.export()
         except Exception as error:
-            self.note("exported", "no", f"{type(error).__name__}: {error}")
+            self.note("exported", "no", root_cause(error))
             return
         self.note("exported", "yes")
         try:
@@ -501,11 +501,12 @@ class Check:
         try:
             ours, theirs = replace(found, table=[]).gradients(used, truth.reference.full)
         except ValueError as error:
-            return "missing", str(error)
+            return "stranger" if "has no parameter for" in str(error) else "missing", str(error)
         if ours:
             worst = tolerance.compare(ours, theirs, tolerance.largest(theirs))
             if not worst.agrees and not self.nearer(outputs, ours, truth, names):
-                return "different", f"gradients differ: {worst}"
+                what = "a gradient has another shape" if "shape" in worst.problem else "gradients differ"
+                return "different", f"{what}: {worst}"
         for verdict, wrong, words in (
             ("missing", missing, "parameters have no gradient, and no warning names them"),
             ("split", split, "parameters have copies that get part of the gradient"),
@@ -590,6 +591,13 @@ class Check:
 def has_experts(model: Any) -> bool:
     """Returns true for a model whose experts can be computed in several ways."""
     return any("expert" in name for name, _ in model.named_modules()) and hasattr(model, "set_experts_implementation")
+
+
+def root_cause(error: BaseException) -> str:
+    """Returns the error that exporters wrap in their own."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {error}"
 
 
 def code_and_line(refused: Refused) -> str:
