@@ -403,16 +403,24 @@ class Check:
             self.plan(out, self.dims(table, truth))
 
     def export(self) -> Callable[..., Any] | None:
-        """Exports the model; a mixture of experts that cannot be exported is tried again with batched products."""
-        try:
-            return export(self.subject, self.form, self.dynamic, self.file)
-        except Exception:
-            model = self.subject.model.model
-            if not has_experts(model):
-                raise
-            model.set_experts_implementation("batched_mm")
-            self.row["variant"] += ", batched_mm"
-            return export(self.subject, self.form, self.dynamic, self.file)
+        """Exports the model; where that fails, without gradients, which selects other kernels, and then with a mixture of
+        experts as batched products.
+        """
+        model = self.subject.model.model
+        ways = ["", "no_grad", *(["batched_mm"] if has_experts(model) else [])]
+        for way in ways:
+            try:
+                with torch.set_grad_enabled(not way):
+                    if way == "batched_mm":
+                        model.set_experts_implementation(way)
+                    program = export(self.subject, self.form, self.dynamic, self.file)
+            except Exception:
+                if way == ways[-1]:
+                    raise
+                continue
+            self.row["variant"] += f", {way}" if way else ""
+            return program
+        return None
 
     def sizes(self, table: dict) -> Sizes:
         """Returns sizes that differ from those of the export in every axis that the file leaves open."""

@@ -14,7 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tools.lib import options
-from tools.oracle.sweep import SILENT, read
+from tools.lib.zoo import architectures
+from tools.oracle.sweep import FAMILIES, SILENT, read
 from tools.oracle.sweep_job import COLUMNS, FORMATS, Row
 
 EXAMPLES = 6
@@ -128,7 +129,9 @@ def page(rows: list[Row]) -> Iterable[str]:
     yield "Made by `python tools sweep-table --out docs/sweep.md` from the results of `python tools sweep`, whose `--help`"
     yield f"describes the columns. {pins()}."
     yield ""
-    yield f"{len(tried)} architectures were tried. Of {len(unbuilt)} no small model was built, or PyTorch does not differentiate it."
+    known = len(architectures(list(FAMILIES)))
+    yield f"{len(tried)} of {known} architectures were tried. Of {len(unbuilt)} of them no small model was built, or PyTorch does not"
+    yield "differentiate it."
     yield "Rates are over what PyTorch exports and differentiates. *Gradients* are PyTorch's wherever they are found;"
     yield "*under their names*: the file or `inspect` also tells the name of each parameter, or a warning names it."
     yield ""
