@@ -38,7 +38,7 @@ def main() -> int:
                 if file.parent.name == folder:
                     print(f"  {name:18} {summary(file)}")
         return 0
-    name = sys.argv[1]
+    name = sys.argv[1].replace("-", "_")
     if name not in known:
         print(f"tools: no command `{name}`; `python tools` lists them", file=sys.stderr)
         return 2

@@ -48,6 +48,10 @@ class Matching:
     from a parameter."""
     table: list[dict] = field(default_factory=list)
 
+    def initializers(self) -> set[str]:
+        """Returns the initializers that hold a parameter, or a part of one."""
+        return {piece.initializer for pieces, _ in self.groups for piece in pieces}
+
     def gradients(self, outputs: Tensors, wanted: Tensors) -> tuple[Tensors, Tensors]:
         """Ours and those of `wanted` by group, in PyTorch's layout.
 
@@ -110,7 +114,7 @@ def match(table: list[dict], truth: Reference, contents: Contents | None) -> Mat
 def search(value: np.ndarray, stored: Tensors, initializers: list[str]) -> Iterator[list[Piece]]:
     """Yields initializers that hold `value`: whole ones first, then slices of initializers of a multiple of its size."""
     for whole in (True, False):
-        for name in initializers:
+        for name in (name for name in initializers if name in stored):
             for piece in candidates(name, value.shape, stored[name].shape, whole):
                 if np.array_equal(piece.of(stored[name]), value):
                     yield [piece]

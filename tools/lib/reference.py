@@ -178,12 +178,17 @@ def contents(case: Case, generator: ModuleType) -> tuple[dict[str, np.ndarray], 
     """Returns the values of PyTorch's parameters and buffers, and of the file's initializers, by name."""
     model = generator.fresh(case.name, "tiny").model
     values = {name: as_array(value) for name, value in [*model.named_parameters(), *model.named_buffers()]}
-    graph = onnx.load(case.model).graph
+    return values, stored_tensors(case.model)
+
+
+def stored_tensors(file: Path) -> dict[str, np.ndarray]:
+    """Returns the initializers and constants of an ONNX file by name."""
+    graph = onnx.load(file).graph
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
     for node in graph.node:
         if node.op_type == "Constant" and node.attribute[0].name == "value":
             stored[node.output[0]] = numpy_helper.to_array(node.attribute[0].t)
-    return values, stored
+    return stored
 
 
 def differentiate(
