@@ -370,7 +370,7 @@ fn wrong_usage_is_exit_2_and_says_what_is_right() {
         ),
         (
             &["model.onnx", "-o", "t.onnx", "--stop-after", "nothing"],
-            "infer,simplify",
+            "infer,tie,simplify",
         ),
         (&["model.onnx", "-o", "model.onnx"], "replace an input"),
         (&["model.onnx", "-o", "."], "file name"),
