@@ -2,6 +2,7 @@
 //! `ThresholdedRelu`, `EyeLike` (ONNX operator specifications of those names).
 
 use super::call::{Call, Lowered, from_start, one};
+use super::known::number;
 use ckpt_passes::ir::typing::MAX_KNOWN_ELEMENTS;
 use ckpt_passes::ir::{Attrs, DType, Tensor, ValueId};
 use ckpt_passes::ops::EmitExt;
@@ -24,27 +25,37 @@ pub fn cast(call: &mut Call) -> Lowered {
     }
 }
 
-/// Returns a small floating-point constant as integers, rounded toward zero, or as truth values. A number that the type does
-/// not hold is left to the runtime.
+/// Returns small floating-point constants, or one number that is known, as integers rounded toward zero or as truth values. A
+/// number that the type does not hold is left to the runtime.
 fn whole(call: &mut Call, x: ValueId, dtype: DType) -> Option<ValueId> {
-    let tensor = call.graph.value(x).tensor()?;
-    let is_small = tensor.elements() <= MAX_KNOWN_ELEMENTS;
-    if !is_small || !tensor.dtype.is_float() {
+    if !call.dtype(x).is_float() {
         return None;
     }
+    let tensor = call.graph.value(x).tensor();
+    let small = tensor.filter(|t| t.elements() <= MAX_KNOWN_ELEMENTS);
+    let (dims, numbers) = match small {
+        Some(tensor) => {
+            let numbers = (0..tensor.elements() as usize).map(|i| tensor.get_f64(i));
+            (tensor.dims.clone(), numbers.collect::<Option<Vec<f64>>>()?)
+        }
+        None => {
+            let one = number(call.graph, &call.contents, x)?;
+            (vec![1; call.rank(x)], vec![one])
+        }
+    };
     let (least, greatest) = dtype.int_range()?;
     let mut bytes = Vec::new();
-    for i in 0..tensor.elements() as usize {
-        let number = match (tensor.get_f64(i)?, dtype) {
-            (x, DType::Bool) => f64::from(u8::from(x != 0.0)),
-            (x, _) => x.trunc(),
+    for number in numbers {
+        let number = match dtype {
+            DType::Bool => f64::from(u8::from(number != 0.0)),
+            _ => number.trunc(),
         };
         // Larger doubles do not tell neighbours apart.
         let fits = number.abs() <= (1_i64 << 53) as f64;
         let number = Some(number as i64).filter(|n| fits && (least..=greatest).contains(n))?;
         bytes.extend_from_slice(Tensor::scalar_int(dtype, number).bytes()?);
     }
-    let folded = Tensor::new(dtype, tensor.dims.clone(), bytes);
+    let folded = Tensor::new(dtype, dims, bytes);
     let name = format!("{}.{dtype}", call.graph.value(x).name);
     Some(call.constant(&name, folded))
 }

@@ -19,6 +19,7 @@ pub mod fourier;
 mod grid_sample;
 mod grouped;
 mod index;
+mod known;
 mod matmul;
 mod norm;
 mod pool;
@@ -34,6 +35,7 @@ mod windows;
 
 pub use call::{Attributes, Call, Lowered, Out, QuantisedValues};
 pub use dropout::{Dropout, lost};
+pub use known::number;
 pub use statistics::by_channel;
 pub use windows::copies;
 

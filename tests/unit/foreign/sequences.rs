@@ -111,3 +111,19 @@ fn padding_of_some_axes_is_one_of_all() {
     let pads: Vec<i64> = (0..6).filter_map(|i| pads.get_i64(i)).collect();
     assert_eq!((pads, pad.ins.get(3)), (vec![0, 1, 0, 0, 2, 0], None));
 }
+
+#[test]
+fn bounds_that_are_computed_in_floating_point() {
+    let mut model = one("", "Cast", &[("n", DType::I64, &[])], &["f"]).int("to", 1);
+    model = model.whole("n", 7).whole("zero", 0).whole("unit", 1);
+    let mut back = node("Cast", &["c"], "m");
+    back.attribute.push(int("to", 7));
+    model.more = vec![
+        node("Div", &["f", "two"], "h"),
+        node("Ceil", &["h"], "c"),
+        back,
+        node("Range", &["zero", "m", "unit"], "y"),
+    ];
+    let graph = read(model.number("two", 2.0).outputs(&["y"]));
+    assert_eq!(output(&graph, 0), ("y".into(), "i64[4]".into()));
+}

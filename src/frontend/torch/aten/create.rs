@@ -164,7 +164,7 @@ fn converted(c: &mut Call, x: TensorId, dtype: DType) -> Result<Value> {
         return Ok(Value::Tensor(x));
     }
     let value = c.low.read(x)?;
-    let y = c.low.b.cast(value, dtype)?;
+    let y = c.low.cast(value, dtype)?;
     c.made(y)
 }
 

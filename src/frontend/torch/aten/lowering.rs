@@ -13,6 +13,7 @@
 
 use super::super::scalars;
 use super::super::value::{TensorId, Value};
+use crate::frontend::lower::number;
 use ckpt_passes::ir::op::{Grad, OpDef};
 use ckpt_passes::ir::same_dims;
 use ckpt_passes::ir::typing::Contents;
@@ -820,6 +821,22 @@ impl Lowering<'_> {
             return Ok(None);
         }
         self.known_scalar(tensor)
+    }
+
+    /// Returns a value in another element type. A number that the file fixes becomes a known integer.
+    pub(super) fn cast(&mut self, value: ValueId, dtype: DType) -> Result<ValueId> {
+        let is_float = self.b.dtype(value).is_float();
+        if is_float
+            && dtype.is_int()
+            && let Some(number) = number(self.b.graph, &self.b.contents, value)
+            && number.is_finite()
+        {
+            let whole = self.b.int(number as i64);
+            let shape = vec![Dim::ONE; self.b.rank(value)];
+            let whole = self.broadcast_to(whole, &shape)?;
+            return self.b.cast(whole, dtype);
+        }
+        self.b.cast(value, dtype)
     }
 
     /// Returns the content of a tensor of one element, if it is known.
