@@ -292,17 +292,17 @@ fn unknown(graph: &Graph, name: &str, kinds: &BTreeMap<String, DimKind>) -> Box<
         Some((value.name.as_str(), value.ty.as_ref()?))
     });
     let fixed = types.find(|(_, ty)| ty.dims.first().is_some_and(|dim| dim.as_const().is_some()));
-    error.help(match fixed {
-        None => export.to_string(),
+    match fixed {
         Some((input, ty)) => {
-            let rest = ty.dims[1..].iter().map(|dim| format!(",{dim}"));
-            let rest: String = rest.collect();
-            format!(
-                "name the size that is to vary, such as --input '{input}:{}[{name}{rest}]'; where nodes fix it too, {export}",
-                ty.dtype
-            )
+            let rest: String = ty.dims[1..].iter().map(|dim| format!(",{dim}")).collect();
+            let input = format!("--input '{input}:{}[{name}{rest}]'", ty.dtype);
+            error.help(format!(
+                "name the size that is to vary, such as {input}; where nodes fix it too, {export}"
+            ))
         }
-    })
+        None if kinds.is_empty() => error.help(export),
+        None => error,
+    }
 }
 
 /// Types of all values as numbers.
