@@ -158,9 +158,9 @@ fn detached(low: &mut Lowering, value: Value) -> Result<Value> {
 }
 
 /// Ops whose results are row-major, whatever their operands are (ATen/native): products and what else allocates its result
-/// itself.
+/// itself. `matmul` of a matrix and a batch returns the transpose of a product, so it is none of them.
 const ROW_MAJOR: &str = "_log_softmax _softmax addmm baddbmm bmm embedding gather index_select layer_norm linear \
-    log_softmax matmul mm native_layer_norm new_empty new_full new_ones new_zeros softmax";
+    log_softmax mm native_layer_norm new_empty new_full new_ones new_zeros softmax";
 
 /// Returns true if a result of this rank is row-major, whatever the operands are.
 fn makes_row_major(name: &str, rank: usize) -> bool {
