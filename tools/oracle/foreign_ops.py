@@ -315,16 +315,16 @@ def cases(rng: np.random.Generator) -> Iterator[OpCase]:
     for corners in (0, 1):
         for outside in ("zeros", "border", "reflection"):
             for mode in ("linear", "nearest"):
-                how = {"mode": mode, "padding_mode": outside, "align_corners": corners}
+                sampled: dict[str, Any] = {"mode": mode, "padding_mode": outside, "align_corners": corners}
                 label = f"{op}, {mode}, {outside}{', corners' if corners else ''}"
-                yield OpCase(label, "", op, [images, beyond], how)
-                yield OpCase(f"{label}, dynamic", "", op, [images, inside], how, names=dynamic)
+                yield OpCase(label, "", op, [images, beyond], sampled)
+                yield OpCase(f"{label}, dynamic", "", op, [images, inside], sampled, names=dynamic)
     yield OpCase(f"{op} of volumes", "", op, [f(2, 3, 4, 5, 2), np.tanh(f(2, 3, 1, 2, 3))])
 
     op, block = "Col2Im", np.array([2, 3])
     yield OpCase(op, "", op, [f(2, 18, 12), np.array([5, 5]), block], constants=(1, 2))
-    how = {"strides": [2, 1], "pads": [1, 0, 0, 2], "dilations": [1, 2]}
-    yield OpCase(f"{op}, strides", "", op, [f(2, 6, 6), np.array([4, 5]), block], how, constants=(1, 2))
+    spread: dict[str, Any] = {"strides": [2, 1], "pads": [1, 0, 0, 2], "dilations": [1, 2]}
+    yield OpCase(f"{op}, strides", "", op, [f(2, 6, 6), np.array([4, 5]), block], spread, constants=(1, 2))
 
     op, pads, zero = "Pad", np.array([1, -1, 0, 2]), np.array(0.5, np.float32)
     for label, operands in (
