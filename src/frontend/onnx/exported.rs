@@ -287,7 +287,7 @@ impl<'a> Export<'a> {
     fn is_factor(&self, name: &str) -> bool {
         let is_product = |n: &&NodeProto| matches!(n.op_type(), "MatMul" | "Gemm");
         let readers = self.readers.get(name);
-        readers.is_some_and(|all| all.iter().all(|n| is_product(n)))
+        readers.is_some_and(|all| all.iter().all(is_product))
     }
 
     /// Returns the parameters that the file neither holds nor was folded from, by whether a node was traced with them.
