@@ -8,8 +8,7 @@
 //! An initializer gets a parameter's name only if it holds that parameter, perhaps in another layout ([`Relation`]).
 //! [`unmerge`] gives merged constants back to each of their parameters.
 
-use super::import::ReadTensor;
-use super::names::{SCOPES, python_strings};
+use super::tensor::ReadTensor;
 use crate::onnx::proto::{
     GraphProto, ModelProto, NodeProto, StringStringEntryProto, TensorProto, ValueInfoProto,
 };
@@ -17,6 +16,8 @@ use ckpt_passes::Result;
 use ckpt_passes::ir::{Origin, Tensor};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// The key of a node's module paths, outermost first, and the traced operation.
+pub const SCOPES: &str = "pkg.torch.onnx.name_scopes";
 const FX_NODE: &str = "pkg.torch.onnx.fx_node";
 const KIND: &str = "pkg.torch.export.graph_signature.InputSpec.kind";
 const FOLDED_FROM: &str = "pkg.onnxscript.optimizer.folded_from";
@@ -510,5 +511,37 @@ fn plain(name: &str) -> &str {
     match name.rsplit_once('_') {
         Some((op, n)) if !op.is_empty() && n.bytes().all(|b| b.is_ascii_digit()) => op,
         _ => name,
+    }
+}
+
+/// Returns the strings of a Python list literal such as `['', 'model', "it's"]`.
+pub fn python_strings(text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut chars = text.chars();
+    while let Some(quote) = chars.find(|c| *c == '\'' || *c == '"') {
+        let mut item = String::new();
+        while let Some(c) = chars.next() {
+            match c {
+                c if c == quote => break,
+                '\\' => item.extend(chars.next()),
+                c => item.push(c),
+            }
+        }
+        found.push(item);
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::python_strings;
+
+    #[test]
+    fn list_literals() {
+        assert_eq!(
+            python_strings(r#"['', 'model.layers.0', "it's", 'a\'b']"#),
+            ["", "model.layers.0", "it's", "a'b"]
+        );
+        assert!(python_strings("[]").is_empty());
     }
 }

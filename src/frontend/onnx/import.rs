@@ -4,13 +4,14 @@
 //! own domain (`functions.rs`). Every name is resolved here, so cycles, missing definitions and second definitions are found
 //! before any other code sees the graph. Nothing in the file is executed.
 
+use super::tensor::ReadTensor;
 use super::types::{input_type, lenient_type};
 use super::{claims, exported, gradients, legacy, names, upgrade};
 use crate::frontend::lower::{Dropout, QuantisedValues, lost};
 use crate::onnx::keys;
 use crate::onnx::proto::{
     AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto,
-    StringStringEntryProto, TensorProto, to_map,
+    StringStringEntryProto, to_map,
 };
 use ckpt_passes::ir::edit::NewNode;
 use ckpt_passes::ir::op::Domain;
@@ -23,9 +24,6 @@ use std::sync::Arc;
 
 /// The opsets of the standard domain that are read. Before opset 7, only ops that did not change until then are read.
 pub const OPSETS: std::ops::RangeInclusive<i64> = 1..=28;
-
-/// Reads the tensor of a message. The caller reads external data.
-pub type ReadTensor<'a> = dyn FnMut(&TensorProto) -> Result<Tensor> + 'a;
 
 /// A graph, and warnings about how it was read.
 pub struct Imported {

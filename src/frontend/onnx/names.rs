@@ -6,7 +6,7 @@
 //!
 //! [`exported`]: super::exported
 
-use super::exported::{Export, holds_one_number};
+use super::exported::{Export, SCOPES, holds_one_number, python_strings};
 use super::{legacy, restored};
 use crate::onnx::keys;
 use crate::onnx::proto::{GraphProto, ModelProto, NodeProto, to_map};
@@ -14,8 +14,6 @@ use ckpt_passes::Result;
 use ckpt_passes::ir::{Graph, Loc, Origin, ValueId};
 use std::collections::BTreeMap;
 
-/// The key of a node's module paths, outermost first, and the traced operation.
-pub const SCOPES: &str = "pkg.torch.onnx.name_scopes";
 const CLASSES: &str = "pkg.torch.onnx.class_hierarchy";
 
 /// Returns the location of a node in the model: its name there, and its modules with classes.
@@ -86,24 +84,6 @@ pub fn within(calls: &[(String, String)], mut loc: Loc) -> Loc {
     loc
 }
 
-/// Returns the strings of a Python list literal such as `['', 'model', "it's"]`.
-pub fn python_strings(text: &str) -> Vec<String> {
-    let mut found = Vec::new();
-    let mut chars = text.chars();
-    while let Some(quote) = chars.find(|c| *c == '\'' || *c == '"') {
-        let mut item = String::new();
-        while let Some(c) = chars.next() {
-            match c {
-                c if c == quote => break,
-                '\\' => item.extend(chars.next()),
-                c => item.push(c),
-            }
-        }
-        found.push(item);
-    }
-    found
-}
-
 /// Fills `graph.origins` for every initializer that the file describes, and undoes what can be undone of an exporter's
 /// folding. Returns warnings about the parameters that cannot be trained.
 ///
@@ -171,18 +151,4 @@ fn our_origin(props: &BTreeMap<String, String>) -> Option<Origin> {
             .and_then(|list| serde_json::from_str(list).ok())
             .unwrap_or_default(),
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::python_strings;
-
-    #[test]
-    fn list_literals() {
-        assert_eq!(
-            python_strings(r#"['', 'model.layers.0', "it's", 'a\'b']"#),
-            ["", "model.layers.0", "it's", "a'b"]
-        );
-        assert!(python_strings("[]").is_empty());
-    }
 }

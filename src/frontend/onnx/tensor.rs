@@ -9,6 +9,9 @@ use bytes::Bytes;
 use ckpt_passes::ir::{DType, Data, Tensor};
 use ckpt_passes::{Error, Result};
 
+/// Reads the tensor of a message. The caller reads external data.
+pub type ReadTensor<'a> = dyn FnMut(&TensorProto) -> Result<Tensor> + 'a;
+
 /// Element type of an ONNX code.
 ///
 /// # Errors

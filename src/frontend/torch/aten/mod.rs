@@ -29,6 +29,7 @@ mod native;
 mod norm;
 mod pointwise;
 mod products;
+mod promotion;
 mod random;
 mod reduce;
 mod signature;
