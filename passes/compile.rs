@@ -209,7 +209,7 @@ mod tests {
             ..request(Loss::Vjp, &[])
         };
         let done = compile(&mut g, &stop("simplify:2"), &mut Watch::default()).unwrap();
-        assert_eq!(done.timings.0.len(), 5);
+        assert_eq!(done.timings.0.len(), 6);
         assert!(done.planned.is_none() && g.phase == Phase::Training);
         for wrong in ["simplify:3", "simplify:0", "nothing"] {
             let mut g = text::parse(MODEL).unwrap();
