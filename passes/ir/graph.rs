@@ -48,7 +48,7 @@ pub struct Loc {
     pub scopes: Vec<(String, Option<String>)>,
 }
 
-/// A node of the user's model that is part of a fused op now.
+/// A node of the model that a fused op replaced.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FusedNode {
     /// The name that it had.

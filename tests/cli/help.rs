@@ -4,6 +4,22 @@ use crate::support::command;
 
 use command::{call, code, json, stderr, workplace};
 
+/// The commands that work on a model or a device.
+const VERBS: &[&str] = &[
+    "optimize",
+    "inspect",
+    "plan",
+    "frontier",
+    "explain",
+    "diff",
+    "run",
+    "verify",
+    "calibrate",
+    "profile",
+    "overhead",
+    "doctor",
+];
+
 #[test]
 fn help_examples_run() {
     let dir = workplace();
@@ -11,22 +27,8 @@ fn help_examples_run() {
     std::fs::copy(command::fixture("exported", "block.pt"), traced).unwrap();
     let runtime = if cfg!(feature = "torch") { 0 } else { 5 };
     let mut ran = 0;
-    for verb in [
-        "",
-        "optimize",
-        "inspect",
-        "plan",
-        "frontier",
-        "explain",
-        "diff",
-        "run",
-        "verify",
-        "calibrate",
-        "profile",
-        "overhead",
-        "doctor",
-    ] {
-        let mut args = vec![verb, "--help"];
+    for verb in [""].iter().chain(VERBS) {
+        let mut args = vec![*verb, "--help"];
         args.retain(|a| !a.is_empty());
         let help = call(dir.path(), &args);
         assert_eq!(code(&help), 0);
@@ -181,22 +183,7 @@ fn a_file_and_the_command_line_add_up() {
 #[test]
 fn every_command_names_the_file_of_options_in_its_help() {
     let dir = workplace();
-    for verb in [
-        "optimize",
-        "inspect",
-        "plan",
-        "frontier",
-        "explain",
-        "diff",
-        "run",
-        "verify",
-        "calibrate",
-        "profile",
-        "overhead",
-        "doctor",
-        "completions",
-        "man",
-    ] {
+    for verb in VERBS.iter().chain(&["completions", "man"]) {
         let help = String::from_utf8(call(dir.path(), &[verb, "--help"]).stdout).unwrap();
         assert!(help.contains("--config <FILE>"), "{verb}: {help}");
     }

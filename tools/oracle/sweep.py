@@ -141,7 +141,7 @@ def main() -> int:
 def start_torch() -> None:
     """Imports what every process needs before it is forked, for one thread and no device.
 
-    An export imports modules and fills tables, which takes seconds: so one is made here, before any process is forked.
+    The first export takes seconds, because it imports modules. It is made here, before the first fork.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"

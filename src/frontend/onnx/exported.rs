@@ -116,6 +116,8 @@ enum Lowering {
 pub struct Export<'a> {
     /// The framework's names of parameters, by traced names: `p_model_norm_weight` is `model.norm.weight`.
     parameters: BTreeMap<String, String>,
+    /// The framework's names alone.
+    names: BTreeSet<String>,
     /// True for a parameter, by the names of initializers that were model inputs of the traced program.
     kinds: BTreeMap<&'a str, bool>,
     /// The values from which each folded initializer was computed, intermediate values included.
@@ -127,8 +129,10 @@ pub struct Export<'a> {
 impl<'a> Export<'a> {
     /// Reads the metadata of a file. Files of other exporters have none.
     pub fn read(model: &ModelProto, file: &'a GraphProto) -> Export<'a> {
+        let parameters = signature(model, file);
         let mut export = Export {
-            parameters: signature(model, file),
+            names: parameters.values().cloned().collect(),
+            parameters,
             kinds: BTreeMap::new(),
             sources: BTreeMap::new(),
             readers: BTreeMap::new(),
@@ -156,16 +160,10 @@ impl<'a> Export<'a> {
         export
     }
 
-    /// Returns the framework's names of all parameters of the traced program; empty where the file does not list them.
-    pub fn parameters(&self) -> BTreeSet<&str> {
-        self.parameters.values().map(String::as_str).collect()
-    }
-
     /// Returns the parameters that a folded initializer was computed from.
     fn parameters_of(&self, name: &str) -> Vec<&str> {
-        let real = self.parameters();
-        let is_parameter = |s: &&str| match real.is_empty() {
-            false => real.contains(s),
+        let is_parameter = |s: &&str| match self.names.is_empty() {
+            false => self.names.contains(*s),
             true => s.contains('.'),
         };
         let sources = self.sources.get(name).into_iter().flatten();
@@ -182,7 +180,7 @@ impl<'a> Export<'a> {
             });
         }
         let is_listed = !self.parameters.is_empty();
-        if !self.kinds.is_empty() && self.parameters().contains(name) {
+        if !self.kinds.is_empty() && self.names.contains(name) {
             // A rewrite, such as that of a batch norm into the convolution before it, replaced the contents.
             return Some(Origin {
                 folded_from: vec![name.to_string()],
@@ -362,7 +360,7 @@ impl<'a> Export<'a> {
         for (index, slot, name) in self.stand_ins(file) {
             add(file.node[index].input[slot].as_str(), name);
         }
-        let (known, all) = (self.known(), self.parameters());
+        let known = self.known();
         for (initializer, readers) in &self.readers {
             if self.kinds.get(initializer) != Some(&true) {
                 continue;
@@ -379,7 +377,7 @@ impl<'a> Export<'a> {
                     .rev()
                     .nth(1)
                     .map(|path| format!("{path}.{kind}"));
-                let name = module.and_then(|name| all.get(name.as_str()).copied());
+                let name = module.and_then(|name| self.names.get(&name).map(String::as_str));
                 if let Some(name) = name.filter(|name| !known.contains(name)) {
                     add(initializer, name);
                 }

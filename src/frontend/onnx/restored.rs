@@ -61,11 +61,11 @@ const FUNCTIONS: &[Function] = &[
     },
 ];
 
-/// PyTorch's addition. The file does not hold the other operand, a constant. Norms add 1 to their weight, so it is taken to be
-/// 1, with a warning. The gradient is right for any constant.
+/// PyTorch's addition of a constant, which the file no longer holds. The constant is assumed to be 1, as in norms that compute
+/// `1 + weight`, and a warning says so. The gradient is right for any constant.
 const ADD: &str = "add";
 
-/// PyTorch's ops that repeat a tensor along axes, such as the token of a class for each image.
+/// PyTorch's ops that repeat a tensor along an axis. A vision model repeats its class token once for each image.
 const REPEATS: &[&str] = &["expand", "repeat"];
 
 /// An inverted parameter may differ from the exact one by this many units of rounding, relative to the larger of 1 and its
