@@ -60,7 +60,8 @@ pub static ARG_MAX: OpDef = arg("ArgMax", &["aten.argmax"]);
 /// ONNX `ArgMin`.
 pub static ARG_MIN: OpDef = arg("ArgMin", &["aten.argmin"]);
 
-/// The `K` largest (or smallest) elements along an axis and where they are. Of equal elements the first comes first.
+/// The `K` largest (or smallest) elements along an axis and where they are. Of equal elements the first comes first, and a run on
+/// the CPU names the nodes that have such elements.
 ///
 /// `aten::topk` leaves the order of equal elements open, so the kernel sorts, stably: values and places of the whole axis
 /// are temporaries.

@@ -145,6 +145,13 @@ pub fn run(args: &RunArgs) -> Result<()> {
             ops.join(", ")
         ));
     }
+    if !run.ties.is_empty() {
+        let names: Vec<String> = run.ties.iter().cloned().collect();
+        warnings.push(format!(
+            "equal values compete in {}: the first of them is taken here, PyTorch may take another",
+            shown(&names)
+        ));
+    }
     if !run.not_finite.is_empty() {
         let names = shown(&run.not_finite);
         warnings.push(format!("NaN or infinities after the last step in {names}"));

@@ -10,9 +10,9 @@ use super::deferred_checks::CheckResults;
 use super::device;
 use super::recorder::{Recorder, Recording};
 use super::specialization::Specialization;
+use super::step::Observed;
 use crate::place::Place;
 use ckpt_passes::{Error, Result};
-use std::collections::BTreeSet;
 use std::rc::Rc;
 use tch::Tensor;
 
@@ -31,7 +31,7 @@ pub(super) struct StepStats {
     pub peak_bytes: u64,
     pub requested_bytes: u64,
     pub peak_at: Option<usize>,
-    pub nondeterministic: BTreeSet<&'static str>,
+    pub observed: Observed,
 }
 
 /// How a step is run.

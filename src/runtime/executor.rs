@@ -19,7 +19,7 @@ use super::kernels::{self, copy_into};
 use super::recorder::Recorder;
 use super::sdpa_backends::SdpaBackends;
 use super::specialization::{NodeForm, Specialization, SpecializationKey};
-use super::step::{Given, Step};
+use super::step::{Given, Observed, Step};
 use super::transfers;
 use super::values::{Uploads, Values};
 use crate::place::Place;
@@ -82,6 +82,8 @@ pub struct Run {
     pub resident_bytes: Option<u64>,
     /// Ops for which the device has no deterministic kernel.
     pub nondeterministic: BTreeSet<&'static str>,
+    /// Names of nodes that chose among equal elements, where PyTorch leaves the choice open.
+    pub ties: BTreeSet<String>,
     /// Whether the step was replayed as a CUDA graph. Its memory figures are then those of the captured step.
     pub is_replayed: bool,
 }
@@ -423,7 +425,13 @@ impl<'g> Program<'g> {
             time_us,
             cpu_us,
             resident_bytes: device::resident_bytes(),
-            nondeterministic: stats.nondeterministic,
+            ties: stats
+                .observed
+                .ties
+                .iter()
+                .map(|id| self.graph.node(*id).name.clone())
+                .collect(),
+            nondeterministic: stats.observed.nondeterministic,
             is_replayed,
         })
     }
@@ -480,7 +488,7 @@ impl<'g> Program<'g> {
     ) -> Result<StepStats> {
         let base = device::of(self.place).bytes()?;
         let mut peak = (base.live_bytes, None);
-        let mut nondeterministic = BTreeSet::new();
+        let mut observed = Observed::default();
         watch(0)?;
         for (at, step) in self.steps.iter().enumerate() {
             if let Some(deferred) = deferred {
@@ -499,7 +507,7 @@ impl<'g> Program<'g> {
                 .iter()
                 .try_for_each(|s| values.transfers.finish_fetch(*s));
             arrived
-                .and_then(|()| step.run(form, given, values, &mut nondeterministic))
+                .and_then(|()| step.run(form, given, values, &mut observed))
                 .map_err(|e| index_errors::explained(self.graph, step.id, values, e))
                 .map_err(|e| e.at(self.graph.describe(step.id)))?;
             drop(offer);
@@ -515,7 +523,7 @@ impl<'g> Program<'g> {
             peak_bytes: peak.0 - base.live_bytes,
             requested_bytes: most.saturating_sub(base.requested_live_bytes),
             peak_at: peak.1,
-            nondeterministic,
+            observed,
         })
     }
 

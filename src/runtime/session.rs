@@ -64,6 +64,8 @@ pub struct Measured {
     pub resident_bytes: Option<u64>,
     /// Ops for which the device has no deterministic kernel.
     pub nondeterministic: BTreeSet<&'static str>,
+    /// Nodes that chose among equal elements, where PyTorch leaves the choice open; found on the CPU only.
+    pub ties: BTreeSet<String>,
     /// How many attention nodes use which kernels.
     pub attention: AttentionKernels,
     /// Why PyTorch's attention kernels are not used where they could be.
@@ -280,6 +282,7 @@ impl<'g> Session<'g> {
             outside_peak_bytes: run.outside_peak_bytes,
             predicted_outside_bytes: specialization.memory.outside_peak_bytes,
             nondeterministic: run.nondeterministic,
+            ties: run.ties,
             attention: specialization.taken(),
             attention_refused: specialization.pinned.refused.clone(),
             arena_bytes: specialization.arena_bytes(),

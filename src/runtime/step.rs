@@ -12,6 +12,7 @@ use ckpt_passes::ir::{Node, NodeId};
 use ckpt_passes::ops::transfer::{FETCH, OFFLOAD, RELEASE, TO, TO_DISK};
 use ckpt_passes::{Error, Result};
 use ckpt_torch::cuda;
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use tch::Tensor;
 
@@ -43,14 +44,23 @@ pub(super) struct Given<'a> {
     pub deferred: Option<&'a DeferredChecks>,
 }
 
+/// What a step lets happen that its caller should know.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Observed {
+    /// Ops for which the device has no deterministic kernel.
+    pub nondeterministic: BTreeSet<&'static str>,
+    /// Nodes that chose among equal elements, where PyTorch leaves the choice open.
+    pub ties: BTreeSet<NodeId>,
+}
+
 impl Step<'_> {
-    /// Runs the node. A kernel without a deterministic form runs as it is, and its op is added to `nondeterministic`.
+    /// Runs the node. A kernel without a deterministic form runs as it is, and its op is added to `seen`.
     pub fn run(
         &self,
         form: &NodeForm,
         given: Given,
         values: &mut Values,
-        nondeterministic: &mut BTreeSet<&'static str>,
+        seen: &mut Observed,
     ) -> Result<()> {
         match form {
             NodeForm::View {
@@ -72,11 +82,11 @@ impl Step<'_> {
             }
             NodeForm::Constant { contents, to } => values.set(*to, contents.tensor()?),
             NodeForm::Kernel if self.may_overlap && self.begin_transfer(values)? => Ok(()),
-            NodeForm::Kernel => match self.execute(given, values) {
+            NodeForm::Kernel => match self.execute(given, values, seen) {
                 Err(e) if e.code() == convert::NONDETERMINISTIC => {
-                    nondeterministic.insert(self.node.op.name);
+                    seen.nondeterministic.insert(self.node.op.name);
                     cuda::refuse_nondeterministic(false);
-                    let done = self.execute(given, values);
+                    let done = self.execute(given, values, seen);
                     cuda::refuse_nondeterministic(true);
                     done
                 }
@@ -118,7 +128,7 @@ impl Step<'_> {
         Error::bug("run", format!("an operand of {name} is gone"))
     }
 
-    fn execute(&self, given: Given, values: &mut Values) -> Result<()> {
+    fn execute(&self, given: Given, values: &mut Values, seen: &mut Observed) -> Result<()> {
         let mut deferred = given.deferred;
         let mut ins = Operands::new(&self.ins, &values.tensors);
         let mut host = Operands::new(&[], &values.host);
@@ -136,6 +146,7 @@ impl Step<'_> {
                 deferred = None;
             }
         }
+        let ties = Cell::new(false);
         let cx = KernelCx {
             op: self.node.op,
             attrs: &self.node.attrs,
@@ -149,8 +160,12 @@ impl Step<'_> {
             overwrites: given.overwrites,
             pair: given.pair,
             deferred,
+            ties: Some(&ties),
         };
         let results = (self.kernel)(&cx)?;
+        if ties.get() {
+            seen.ties.insert(self.id);
+        }
         if results.len() != self.outs.len() {
             return Err(Error::bug(
                 "kernel",

@@ -279,3 +279,30 @@ fn a_repeated_choice_of_experts_is_the_same() {
         }
     }
 }
+
+/// PyTorch leaves open which of equal elements `topk` takes, so a run names the nodes that had to choose.
+#[test]
+fn a_choice_among_equal_elements_is_reported() {
+    let _turn = torch::alone();
+    let source = "graph @g typed (%x: f32[2, 5]) -> (%best, %which) {
+  init %two : i64[1] = [2]
+  %best, %which = TopK %x, %two {axis=-1} : f32[2, 2], i64[2, 2]
+}
+";
+    let graph = ckpt_passes::text::parse(source).unwrap();
+    for (row, tied) in [
+        ([5.0, 4.0, 3.0, 2.0, 1.0], false),
+        // Equal elements that are not taken change nothing.
+        ([5.0, 4.0, 1.0, 1.0, 1.0], false),
+        ([5.0, 5.0, 3.0, 2.0, 1.0], true),
+        ([5.0, 3.0, 1.0, 3.0, 1.0], true),
+        ([1.0, 0.0, -0.0, -2.0, -1.0], true),
+    ] {
+        let x = Tensor::from_slice(&[[9.0f32, 8.0, 7.0, 6.0, 5.0], row].concat()).reshape([2, 5]);
+        let run = Program::new(&graph)
+            .unwrap()
+            .run(&BTreeMap::from([("x".into(), x)]))
+            .unwrap();
+        assert_eq!(!run.ties.is_empty(), tied, "{row:?}");
+    }
+}

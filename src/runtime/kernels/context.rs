@@ -12,6 +12,7 @@ use crate::runtime::swap_store::SwapStore;
 use ckpt_passes::ir::op::Sized;
 use ckpt_passes::ir::{Attrs, DType, Tensor as Constant};
 use ckpt_torch::{Op, Ret, TorchError, bytes};
+use std::cell::Cell;
 use std::sync::Arc;
 
 pub use crate::runtime::convert::{tch_error, torch_error};
@@ -61,6 +62,8 @@ pub struct KernelCx<'a> {
     pub pair: Option<SdpaBackend>,
     /// Collects deferred checks, in a step during which the host must not wait for the device.
     pub deferred: Option<&'a DeferredChecks>,
+    /// Set by a kernel that has chosen among equal elements, where PyTorch leaves the choice open.
+    pub ties: Option<&'a Cell<bool>>,
 }
 
 impl<'a> KernelCx<'a> {
@@ -85,6 +88,7 @@ impl<'a> KernelCx<'a> {
             overwrites: None,
             pair: None,
             deferred: None,
+            ties: None,
         }
     }
 }

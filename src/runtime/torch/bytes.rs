@@ -83,12 +83,20 @@ fn copy_checked(bytes: &[u8], kind: Kind, dims: &[i64]) -> Result<Tensor, TorchE
 /// # Errors
 /// `Refused` if the tensor is not contiguous, not on the CPU, or of a kind that has no plain bytes.
 pub fn read(tensor: &Tensor) -> Result<Vec<u8>, TorchError> {
+    look(tensor, <[u8]>::to_vec)
+}
+
+/// Calls `look` with the bytes of a contiguous CPU tensor, without a copy.
+///
+/// # Errors
+/// As [`read`].
+pub fn look<T>(tensor: &Tensor, look: impl FnOnce(&[u8]) -> T) -> Result<T, TorchError> {
     let (data, len) = span(tensor, false)?;
     if len == 0 {
-        return Ok(Vec::new());
+        return Ok(look(&[]));
     }
     // SAFETY: the span is the tensor's, which lives through the call.
-    Ok(unsafe { std::slice::from_raw_parts(data, len) }.to_vec())
+    Ok(look(unsafe { std::slice::from_raw_parts(data, len) }))
 }
 
 /// Copies the bytes of a contiguous CPU tensor.
