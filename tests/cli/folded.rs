@@ -46,6 +46,8 @@ fn a_name_is_claimed_only_by_the_parameter_itself() {
         ("gate", "gate"),
         ("raised", "raised"),
         ("token", "token"),
+        ("mixed", "mixed"),
+        ("sinks", "sinks"),
         ("head.weight", "val_"),
     ] {
         let p = parameter(&found, name).unwrap_or_else(|| panic!("no {name}"));
@@ -66,9 +68,17 @@ fn a_name_is_claimed_only_by_the_parameter_itself() {
         assert!(warned.contains(folded), "{folded}: {warned}");
     }
     assert!(warned.contains("added a constant to `raised`"), "{warned}");
-    for kept in ["groups", "scale", "rates", "gate", "head", "token"] {
+    assert!(
+        warned.contains("other than in `token` [1, 1, 16], `sinks` [16]"),
+        "{warned}"
+    );
+    for kept in ["groups", "scale", "rates", "gate", "head", "mixed"] {
         assert!(!warned.contains(kept), "{kept}: {warned}");
     }
+    // The kernel is multiplied by a batch norm.
+    assert!(parameter(&found, "conv.weight").is_none());
+    let kernel = parameter(&found, "conv.weight.folded").unwrap();
+    assert_eq!(kernel["folded_from"], serde_json::json!(["conv.weight"]));
     let positions = parameter(&found, "positions.weight");
     assert!(positions.is_none(), "{positions:?}");
     let of = |p: &&Value| p["folded_from"] == serde_json::json!(["positions.weight"]);
@@ -214,7 +224,7 @@ mod runs {
     #[test]
     fn every_parameter_that_the_file_holds_gets_pytorchs_gradient() {
         // Not the convolution, its batch norm and the positions.
-        assert_eq!(gradients("folded", &["--freeze", "conv.*"]), 9);
+        assert_eq!(gradients("folded", &["--freeze", "conv.*"]), 11);
         assert_eq!(gradients("fresh", &[]), 24);
         assert_eq!(gradients("legacy", &[]), 24);
     }

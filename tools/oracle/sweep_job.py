@@ -490,7 +490,8 @@ class Check:
         forward = tolerance.compare(outputs, want)
         if not forward.agrees and not self.nearer(outputs, {}, truth, names):
             return "different", f"outputs differ: {forward}"
-        trained = [entry for entry in table["parameters"] if entry["trainable"]]
+        # What holds a folded parameter has no name of PyTorch's, and a warning says so.
+        trained = [entry for entry in table["parameters"] if entry["trainable"] and not entry["folded_from"]]
         by_name = matching.match(trained, truth.reference, None)
         found = by_name
         if self.form.startswith("onnx"):
@@ -510,6 +511,11 @@ class Check:
             ours, theirs = replace(found, table=[]).gradients(used, truth.reference.full)
         except ValueError as error:
             return "stranger" if "has no parameter for" in str(error) else "missing", str(error)
+        # Axes of size 1 that a file cannot tell are named by a warning.
+        for label in (n for n in ours if n in said and ours[n].size == theirs[n].size):
+            if ours[label].shape != theirs[label].shape:
+                ours[label] = ours[label].reshape(theirs[label].shape)
+                warned.append(label)
         if ours:
             worst = tolerance.compare(ours, theirs, tolerance.largest(theirs))
             if not worst.agrees and not self.nearer(outputs, ours, truth, names):
@@ -519,8 +525,8 @@ class Check:
             ("missing", missing, "parameters have no gradient, and no warning names them"),
             ("split", split, "parameters have copies that get part of the gradient"),
             ("stranger", strangers, "constants are trained that are no parameters of PyTorch's"),
-            ("unnamed", found.by_contents, "parameters have no name in the file, only their contents"),
-            ("warned", warned, "parameters have no gradient, and a warning names them"),
+            ("unnamed", [name for name in found.by_contents if name not in said], "parameters have no name in the file, only their contents"),
+            ("warned", warned, "parameters have no gradient or an uncertain shape, and a warning names them"),
         ):
             if wrong:
                 return verdict, f"{words}: {len(wrong)}, {', '.join(wrong[:4])}"

@@ -77,6 +77,9 @@ const KEEPS_SIZES: &[&str] = &[
 /// The ops of PyTorch that transpose a matrix.
 const TURNING: &[&str] = &["numpy_t", "permute", "t", "transpose"];
 
+/// The ops of PyTorch that make a constant operand of another.
+const CONSTANTS: &[&str] = &["full", "scalar_tensor"];
+
 /// How an initializer follows from the one parameter that it was computed from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Relation {
@@ -85,7 +88,7 @@ pub enum Relation {
         /// The initializer is the transpose.
         transposed: bool,
         /// Axes of size 1 that it has and the parameter lacks.
-        added_axes: usize,
+        added_axes: AddedAxes,
     },
     /// It holds elementwise functions of the parameter, applied in this order.
     Applied {
@@ -93,9 +96,26 @@ pub enum Relation {
         functions: Vec<String>,
         /// The initializer is transposed.
         transposed: bool,
+        /// Axes of size 1 that it has and the parameter lacks.
+        added_axes: AddedAxes,
     },
     /// It holds something else, such as rows of a table.
     Other,
+}
+
+/// Axes of size 1 that an initializer has and its parameter lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AddedAxes {
+    /// So many.
+    Count(usize),
+    /// The file does not tell, for PyTorch changed the shape by `view` or `reshape`. A parameter with one axis that is longer
+    /// than 1 is taken to be a vector.
+    Viewed,
+}
+
+impl AddedAxes {
+    /// The shape is the parameter's.
+    pub const NONE: AddedAxes = AddedAxes::Count(0);
 }
 
 /// What the lowering of an op of PyTorch does to a parameter.
@@ -180,10 +200,14 @@ impl<'a> Export<'a> {
             });
         }
         let is_listed = !self.parameters.is_empty();
-        if !self.kinds.is_empty() && self.names.contains(name) {
-            // A rewrite, such as that of a batch norm into the convolution before it, replaced the contents.
+        // A rewrite, such as that of a batch norm into the convolution before it, replaced the contents, and may add a bias.
+        let rewritten = name.strip_suffix("_bias").unwrap_or(name);
+        let rewritten = [name, rewritten].into_iter().find(|n| {
+            !self.kinds.is_empty() && self.names.contains(*n) && !self.kinds.contains_key(*n)
+        });
+        if let Some(parameter) = rewritten {
             return Some(Origin {
-                folded_from: vec![name.to_string()],
+                folded_from: vec![parameter.to_string()],
                 is_parameter: Some(true),
                 ..Origin::default()
             });
@@ -219,12 +243,14 @@ impl<'a> Export<'a> {
         let traced = |s: &&String| s != parameter && !is_internal(s);
         let sources = &self.sources[name];
         let mut steps: Vec<&str> = sources.iter().filter(traced).map(|s| plain(s)).collect();
-        let (mut turns, mut added_axes) = (0, 0);
+        let (mut turns, mut added_axes) = (0, AddedAxes::NONE);
         if is_internal(name) {
             match self.lowering(name) {
                 Lowering::Transposes => turns += 1,
                 Lowering::Keeps => {}
-                Lowering::MakesColumns => added_axes = rank.saturating_sub(1),
+                Lowering::MakesColumns => {
+                    added_axes = AddedAxes::Count(rank.saturating_sub(1));
+                }
                 // Without metadata of nodes, only weights of products are recognised.
                 Lowering::Unknown if rank == 2 && self.is_factor(name) => turns += 1,
                 Lowering::Unknown | Lowering::Changes => return Relation::Other,
@@ -233,7 +259,8 @@ impl<'a> Export<'a> {
             steps.push(plain(name));
         }
         turns += steps.iter().filter(|s| TURNING.contains(s)).count();
-        let known = |s: &str| RESHAPING.contains(&s) || TURNING.contains(&s);
+        let known =
+            |s: &str| RESHAPING.contains(&s) || TURNING.contains(&s) || CONSTANTS.contains(&s);
         let functions: Vec<String> = steps
             .iter()
             .filter(|s| !known(s))
@@ -245,11 +272,15 @@ impl<'a> Export<'a> {
         }
         let transposed = rank == 2 && turns % 2 == 1;
         let unsqueezes = steps.iter().filter(|s| **s == "unsqueeze").count();
-        let others = steps
+        let mut others = steps
             .iter()
-            .any(|s| RESHAPING.contains(s) && !KEEPS_SIZES.contains(s));
-        if turns == 0 && unsqueezes > 0 && !others {
-            added_axes = unsqueezes;
+            .filter(|s| RESHAPING.contains(s) && !KEEPS_SIZES.contains(s));
+        if turns == 0 {
+            match others.next() {
+                None if unsqueezes > 0 => added_axes = AddedAxes::Count(unsqueezes),
+                Some(_) => added_axes = AddedAxes::Viewed,
+                None => {}
+            }
         }
         match functions.is_empty() {
             true => Relation::Same {
@@ -259,6 +290,7 @@ impl<'a> Export<'a> {
             false => Relation::Applied {
                 functions,
                 transposed,
+                added_axes,
             },
         }
     }
@@ -506,10 +538,11 @@ fn is_internal(name: &str) -> bool {
 
 /// Returns the op after which a traced value is named: `exp` for `exp_1`.
 fn plain(name: &str) -> &str {
-    match name.rsplit_once('_') {
+    let op = match name.rsplit_once('_') {
         Some((op, n)) if !op.is_empty() && n.bytes().all(|b| b.is_ascii_digit()) => op,
         _ => name,
-    }
+    };
+    op.strip_suffix("_default").unwrap_or(op)
 }
 
 /// Returns the strings of a Python list literal such as `['', 'model', "it's"]`.

@@ -114,8 +114,21 @@ pub fn origins(graph: &mut Graph, model: &ModelProto, file: &GraphProto) -> Resu
     }
     literals(graph, file, &ids);
     legacy::names(graph, file);
-    let raised = restored::restore(graph, &export)?;
-    Ok(restored::warnings(graph, &export, &raised))
+    let assumed = restored::restore(graph, &export)?;
+    disown(graph);
+    Ok(restored::warnings(graph, &export, &assumed))
+}
+
+/// Renames initializers that are called after the parameter that an exporter folded into them, for only the parameter itself
+/// has its name.
+fn disown(graph: &mut Graph) {
+    let folded: Vec<ValueId> = graph.origins.keys().copied().collect();
+    for id in folded {
+        let name = graph.value(id).name.clone();
+        if graph.origins[&id].folded_from.contains(&name) {
+            graph.rename_value(id, &format!("{name}.folded"));
+        }
+    }
 }
 
 /// Marks `Constant` nodes that repeat one number as no parameters. Exporters write them for operands that the model does

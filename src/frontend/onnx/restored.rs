@@ -4,13 +4,13 @@
 //! and adds the function as a node, so that the parameter is trained and not the result. Folded rows of a table or a batch
 //! norm that was multiplied into a convolution cannot be inverted: [`warnings`] names them.
 
-use super::exported::{Export, Relation};
+use super::exported::{AddedAxes, Export, Relation};
 use super::legacy::FOLDED;
 use ckpt_passes::Result;
 use ckpt_passes::analysis::params::{Selection, parameters};
-use ckpt_passes::ir::{Graph, Origin, Tensor, ValueId};
+use ckpt_passes::ir::{DType, Graph, Origin, Tensor, ValueId};
 use ckpt_passes::ops::{self, Builder, EmitExt};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A function of one number with its inverse.
 struct Function {
@@ -61,6 +61,89 @@ const FUNCTIONS: &[Function] = &[
     },
 ];
 
+/// A function of a number and a constant, which the file does not hold. It follows from the parameter, where the file holds that
+/// too, and is 1 in `1 - time_mix`.
+struct WithConstant {
+    /// PyTorch's name.
+    name: &'static str,
+    value: fn(x: f64, constant: f64) -> f64,
+    constant: fn(x: f64, value: f64) -> f64,
+    apply: fn(&mut Builder, ValueId, ValueId) -> Result<ValueId>,
+}
+
+const WITH_CONSTANT: &[WithConstant] = &[
+    WithConstant {
+        name: ADD,
+        value: |x, c| x + c,
+        constant: |x, y| y - x,
+        apply: |b, x, c| b.add(x, c),
+    },
+    WithConstant {
+        name: "sub",
+        value: |x, c| c - x,
+        constant: |x, y| y + x,
+        apply: |b, x, c| b.sub(c, x),
+    },
+    WithConstant {
+        name: "sub",
+        value: |x, c| x - c,
+        constant: |x, y| x - y,
+        apply: |b, x, c| b.sub(x, c),
+    },
+    WithConstant {
+        name: "mul",
+        value: |x, c| x * c,
+        constant: |x, y| y / x,
+        apply: |b, x, c| b.mul(x, c),
+    },
+    WithConstant {
+        name: "div",
+        value: |x, c| x / c,
+        constant: |x, y| x / y,
+        apply: |b, x, c| b.div(x, c),
+    },
+];
+
+impl WithConstant {
+    /// Returns the constant with which the function makes `stored` of `parameter`, up to rounding; `None` if there is none.
+    fn solve(&self, parameter: &Tensor, stored: &Tensor) -> Option<f64> {
+        let count = usize::try_from(stored.elements()).ok()?;
+        if parameter.dims != stored.dims || parameter.dtype != stored.dtype {
+            return None;
+        }
+        let at = |i: usize| Some((parameter.get_f64(i)?, stored.get_f64(i)?));
+        let largest = |a: &usize, b: &usize| {
+            let size = |i: usize| at(i).map_or(0.0, |(x, _)| x.abs());
+            size(*a).total_cmp(&size(*b))
+        };
+        let (x, y) = at((0..count).max_by(largest)?)?;
+        let exact = (self.constant)(x, y);
+        // A constant that people write has few digits.
+        let short = (exact * SHORT).round() / SHORT;
+        let rounding = tensor_rounding(stored)?;
+        let fits = |c: f64| {
+            let agrees = |(x, y): (f64, f64)| {
+                let scale = x.abs().max(y.abs()).max(c.abs());
+                ((self.value)(x, c) - y).abs() <= rounding * scale
+            };
+            c.is_finite() && (0..count).all(|i| at(i).is_some_and(agrees))
+        };
+        [short, exact].into_iter().find(|c| fits(*c))
+    }
+}
+
+/// Constants are first tried as multiples of one over this.
+const SHORT: f64 = 1e4;
+
+/// Returns the relative rounding error of a tensor's type; `None` for types of half precision and integers.
+fn tensor_rounding(tensor: &Tensor) -> Option<f64> {
+    match tensor.dtype {
+        DType::F64 => Some(f64::EPSILON),
+        DType::F32 => Some(f64::from(f32::EPSILON)),
+        _ => None,
+    }
+}
+
 /// PyTorch's addition of a constant, which the file no longer holds. The constant is assumed to be 1, as in norms that compute
 /// `1 + weight`, and a warning says so. The gradient is right for any constant.
 const ADD: &str = "add";
@@ -72,16 +155,24 @@ const REPEATS: &[&str] = &["expand", "repeat"];
 /// magnitude.
 const ROUNDINGS: f64 = 2.0;
 
-/// Most initializers without a name that a warning lists.
+/// Most initializers that a warning lists.
 const SHOWN: usize = 6;
 
-/// Replaces initializers that hold a function of a parameter by the parameter and the function. Returns the names of the
-/// parameters to which a constant was added.
+/// What [`restore`] had to assume.
+#[derive(Default)]
+pub struct Assumptions {
+    /// Parameters to which a constant was added that the file does not hold.
+    raised: Vec<String>,
+    /// Parameters of which the file does not tell how many axes of size 1 they have.
+    reshaped: Vec<String>,
+}
+
+/// Replaces initializers that hold a function of a parameter by the parameter and the function.
 ///
 /// # Errors
 /// Those of type inference: our bug.
-pub fn restore(graph: &mut Graph, export: &Export) -> Result<Vec<String>> {
-    let mut raised = Vec::new();
+pub fn restore(graph: &mut Graph, export: &Export) -> Result<Assumptions> {
+    let mut assumed = Assumptions::default();
     let folded: Vec<ValueId> = graph.origins.keys().copied().collect();
     let mut first = Vec::new();
     for id in folded {
@@ -91,8 +182,14 @@ pub fn restore(graph: &mut Graph, export: &Export) -> Result<Vec<String>> {
             Relation::Applied {
                 functions,
                 transposed,
-            } => (origin.folded_from.as_slice(), functions, transposed, 0),
-            Relation::Same { added_axes, .. } if added_axes > 0 => {
+                added_axes,
+            } => (
+                origin.folded_from.as_slice(),
+                functions,
+                transposed,
+                added_axes,
+            ),
+            Relation::Same { added_axes, .. } if added_axes != AddedAxes::NONE => {
                 (origin.names.as_slice(), Vec::new(), false, added_axes)
             }
             Relation::Same { .. } | Relation::Other => continue,
@@ -103,6 +200,27 @@ pub fn restore(graph: &mut Graph, export: &Export) -> Result<Vec<String>> {
         let is_repeat = |name: &String| REPEATS.contains(&name.as_str());
         let (repeats, functions): (Vec<String>, _) = functions.into_iter().partition(is_repeat);
         let known = |name: &String| FUNCTIONS.iter().find(|f| f.name == name);
+        let held = graph.find_value(&parameter);
+        let held = held.filter(|h| graph.value(*h).tensor().is_some() && !transposed);
+        let constant = held.zip(functions.first()).and_then(|(held, name)| {
+            let [_] = functions.as_slice() else {
+                return None;
+            };
+            let (x, y) = (graph.value(held).tensor()?, value.tensor()?);
+            let of = WITH_CONSTANT.iter().filter(|f| f.name == name);
+            let mut solved = of.filter_map(|f| Some((held, f, f.solve(x, y)?)));
+            solved.next().filter(|_| !graph.is_output(id))
+        });
+        if let Some((held, function, constant)) = constant {
+            let before = graph.order().len();
+            let mut builder = Builder::new(graph);
+            let constant = builder.scalar_like(held, constant);
+            let result = (function.apply)(&mut builder, held, constant)?;
+            graph.replace_uses(id, result);
+            graph.remove_source(id);
+            first.extend_from_slice(&graph.order()[before..]);
+            continue;
+        }
         let Some(chain) = in_order(&functions, &value.name)
             .and_then(|order| order.iter().map(known).collect::<Option<Vec<_>>>())
         else {
@@ -118,13 +236,24 @@ pub fn restore(graph: &mut Graph, export: &Export) -> Result<Vec<String>> {
         let Some(original) = single.and_then(|t| invert(&t, &chain)) else {
             continue;
         };
+        let single_dims = original.dims.clone();
         let Some(original) = without_axes(original, added_axes) else {
             continue;
         };
-        let is_reshaped = added_axes > 0;
-        let is_repeated = !is_reshaped && original.dims != stored.dims;
+        let is_reshaped = original.dims != single_dims;
+        if chain.is_empty() && original.dims == stored.dims {
+            continue;
+        }
         if chain.iter().any(|f| f.name == ADD) {
-            raised.push(quoted(&parameter));
+            assumed.raised.push(quoted(&parameter));
+        }
+        let has_unknown_axes = added_axes == AddedAxes::Viewed || !repeats.is_empty();
+        if has_unknown_axes && original.dims.len().max(single_dims.len()) > 1 && held.is_none() {
+            let shape = original.dims.iter().map(u64::to_string);
+            let shape = shape.collect::<Vec<_>>().join(", ");
+            assumed
+                .reshaped
+                .push(format!("{} [{shape}]", quoted(&parameter)));
         }
         let source = match graph.find_value(&parameter) {
             Some(held) if graph.value(held).tensor().is_some() && !transposed => held,
@@ -147,12 +276,13 @@ pub fn restore(graph: &mut Graph, export: &Export) -> Result<Vec<String>> {
         for function in chain {
             result = (function.apply)(&mut builder, result)?;
         }
-        let sizes: Vec<i64> = stored.dims.iter().map(|d| *d as i64).collect();
-        if is_repeated {
-            let shape = builder.ints(&sizes);
+        let sizes = |dims: &[u64]| dims.iter().map(|d| *d as i64).collect::<Vec<i64>>();
+        if is_reshaped {
+            result = builder.reshape(result, &sizes(&single_dims))?;
+        }
+        if single_dims != stored.dims {
+            let shape = builder.ints(&sizes(&stored.dims));
             result = builder.op(&ops::shape::EXPAND, &[result, shape])?;
-        } else if is_reshaped {
-            result = builder.reshape(result, &sizes)?;
         }
         graph.replace_uses(id, result);
         graph.remove_source(id);
@@ -164,7 +294,7 @@ pub fn restore(graph: &mut Graph, export: &Export) -> Result<Vec<String>> {
         let rest: Vec<_> = rest.filter(|n| !added.contains(n)).collect();
         graph.set_order([first, rest].concat());
     }
-    Ok(raised)
+    Ok(assumed)
 }
 
 /// Returns the functions in the order of their application. The initializer is named after the last one, so two have one
@@ -185,10 +315,14 @@ fn in_order(functions: &[String], initializer: &str) -> Option<Vec<String>> {
     }
 }
 
-/// Returns the tensor without `count` axes of size 1; `None` where it has fewer.
-fn without_axes(tensor: Tensor, count: usize) -> Option<Tensor> {
-    let mut left = count;
+/// Returns the tensor without the axes of size 1 that were added; `None` where it has fewer.
+fn without_axes(tensor: Tensor, added: AddedAxes) -> Option<Tensor> {
     let mut dims = tensor.dims.clone();
+    let mut left = match added {
+        AddedAxes::Count(count) => count,
+        AddedAxes::Viewed if dims.iter().filter(|d| **d != 1).count() == 1 => dims.len() - 1,
+        AddedAxes::Viewed => 0,
+    };
     dims.retain(|d| {
         let goes = *d == 1 && left > 0;
         left -= usize::from(goes);
@@ -197,22 +331,44 @@ fn without_axes(tensor: Tensor, count: usize) -> Option<Tensor> {
     (left == 0).then_some(Tensor { dims, ..tensor })
 }
 
-/// Returns the first slice along the first axis whose slices are all equal; the tensor itself where there is none.
+/// Returns the tensor without repeats: its first slice along each axis whose slices are all equal. Of a tensor of equal numbers
+/// only the first such axis is known to be repeated, for a parameter may begin with equal numbers.
 fn without_repeats(tensor: &Tensor) -> Option<Tensor> {
+    let size = usize::try_from(tensor.dtype.size_bytes()).ok()?;
     let bytes = tensor.bytes()?;
-    for (axis, length) in tensor.dims.iter().enumerate().filter(|(_, n)| **n > 1) {
-        let inner = tensor.dims[axis + 1..].iter().product::<u64>() * tensor.dtype.size_bytes();
-        let (inner, length) = (usize::try_from(inner).ok()?, usize::try_from(*length).ok()?);
-        let mut slices = bytes.chunks_exact(inner * length);
-        if inner > 0 && slices.all(|s| s[inner..] == s[..inner * (length - 1)]) {
-            let first = bytes.chunks_exact(inner * length).flat_map(|s| &s[..inner]);
-            let mut dims = tensor.dims.clone();
-            dims[axis] = 1;
-            let first: Vec<u8> = first.copied().collect();
-            return Some(Tensor::new(tensor.dtype, dims, first));
+    let is_constant = bytes.get(size..) == bytes.get(..bytes.len().saturating_sub(size));
+    let mut single = tensor.clone();
+    for axis in 0..tensor.dims.len() {
+        if let Some(slice) = first_of_equal(&single, axis) {
+            single = slice;
+            if is_constant {
+                break;
+            }
         }
     }
-    Some(tensor.clone())
+    Some(single)
+}
+
+/// Returns the first slice along an axis, if there are several and all are equal.
+fn first_of_equal(tensor: &Tensor, axis: usize) -> Option<Tensor> {
+    let bytes = tensor.bytes()?;
+    let inner = tensor.dims[axis + 1..].iter().product::<u64>() * tensor.dtype.size_bytes();
+    let (inner, length) = (
+        usize::try_from(inner).ok()?,
+        usize::try_from(tensor.dims[axis]).ok()?,
+    );
+    if inner == 0 || length < 2 {
+        return None;
+    }
+    let slices = || bytes.chunks_exact(inner * length);
+    slices()
+        .all(|s| s[inner..] == s[..inner * (length - 1)])
+        .then(|| {
+            let first: Vec<u8> = slices().flat_map(|s| &s[..inner]).copied().collect();
+            let mut dims = tensor.dims.clone();
+            dims[axis] = 1;
+            Tensor::new(tensor.dtype, dims, first)
+        })
 }
 
 /// Returns the tensor to which the functions were applied; `None` where rounding has destroyed it.
@@ -220,11 +376,7 @@ fn invert(tensor: &Tensor, chain: &[&Function]) -> Option<Tensor> {
     if chain.is_empty() {
         return Some(tensor.clone());
     }
-    let rounding = match tensor.dtype.size_bytes() {
-        8 => f64::EPSILON,
-        4 => f64::from(f32::EPSILON),
-        _ => return None,
-    };
+    let rounding = tensor_rounding(tensor)?;
     let back = |y: f64| chain.iter().rev().fold(y, |y, f| (f.inverse)(y));
     let mut bytes = Vec::new();
     for i in 0..usize::try_from(tensor.elements()).ok()? {
@@ -244,25 +396,37 @@ fn invert(tensor: &Tensor, chain: &[&Function]) -> Option<Tensor> {
     Some(Tensor::new(tensor.dtype, tensor.dims.clone(), bytes))
 }
 
-/// Returns warnings about parameters that get no gradient of their own, and about those to which a constant was added.
-pub fn warnings(graph: &Graph, export: &Export, raised: &[String]) -> Vec<String> {
-    let mut folded: Vec<String> = Vec::new();
+/// Returns warnings about parameters that get no gradient of their own, and about what was assumed.
+pub fn warnings(graph: &Graph, export: &Export, assumed: &Assumptions) -> Vec<String> {
+    let mut holders: BTreeMap<(Vec<String>, bool), Vec<String>> = BTreeMap::new();
     let mut held: BTreeSet<&str> = BTreeSet::new();
     for (id, origin) in &graph.origins {
         held.extend(origin.names.iter().map(String::as_str));
-        if let [_, ..] = origin.folded_from.as_slice() {
-            let sources: Vec<String> = origin.folded_from.iter().map(|p| quoted(p)).collect();
-            let initializer = &graph.value(*id).name;
-            folded.push(match sources.as_slice() {
-                [one] if *one == quoted(initializer) => one.clone(),
-                _ => format!(
-                    "{} (in {}, which is not trained)",
-                    sources.join(" and "),
-                    quoted(initializer)
-                ),
-            });
-            held.extend(origin.folded_from.iter().map(String::as_str));
+        held.extend(origin.folded_from.iter().map(String::as_str));
+        if !origin.folded_from.is_empty() {
+            let key = (origin.folded_from.clone(), origin.frozen);
+            let all = holders.entry(key).or_default();
+            all.push(quoted(&graph.value(*id).name));
         }
+    }
+    let mut folded: Vec<String> = Vec::new();
+    for ((sources, is_frozen), initializers) in &holders {
+        let sources: Vec<String> = sources.iter().map(|p| quoted(p)).collect();
+        if holders.len() > SHOWN {
+            folded.extend(sources);
+            continue;
+        }
+        folded.push(format!(
+            "{} (in {}, {} {})",
+            sources.join(" and "),
+            initializers.join(" and "),
+            if initializers.len() > 1 {
+                "which are"
+            } else {
+                "which is"
+            },
+            if *is_frozen { "not trained" } else { "trained" },
+        ));
     }
     let (traced, unused) = export.missing(&held);
     folded.extend(traced.iter().map(|p| quoted(p)));
@@ -274,11 +438,18 @@ pub fn warnings(graph: &Graph, export: &Export, raised: &[String]) -> Vec<String
             folded.join(", ")
         ));
     }
-    if !raised.is_empty() {
+    if !assumed.reshaped.is_empty() {
+        lines.push(format!(
+            "the file does not tell the shapes of parameters that the exporter repeated or reshaped; axes of size 1 may be \
+             other than in {}",
+            assumed.reshaped.join(", ")
+        ));
+    }
+    if !assumed.raised.is_empty() {
         lines.push(format!(
             "the exporter added a constant to {}, which the file does not hold: it is taken to be 1; export with \
              optimize=False, or as .pt2 with torch.export.save, if it is not",
-            shown(raised)
+            shown(&assumed.raised)
         ));
     }
     let unknown = unknown(graph);
