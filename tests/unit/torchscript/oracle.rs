@@ -88,8 +88,39 @@ fn writes_change_nothing_that_was_read_before_and_everything_read_after() {
         "c = torch.clone(h)\n_0 = torch.mul_(c, 2.)\nreturn torch.add(h, c)",
         // A loop of writes.
         "for i in range(3):\n  _0 = torch.add_(torch.select(h, 0, i), torch.select(h, 0, torch.add(i, 1)))\nreturn torch.mul(h, x)",
+        // The rows that data chooses, as a trace takes experts: three of them here.
+        "chosen = torch.nonzero(torch.gt(torch.sum(x, [1]), 1.2))\na, b, c, = torch.unbind(chosen)\ni = int(torch.select(a, 0, 0))\nj = int(torch.select(b, 0, 0))\nk = int(torch.select(c, 0, 0))\nreturn torch.mul(torch.add(torch.select(h, 0, i), torch.select(h, 0, k)), torch.select(w, 0, j))",
     ];
     for program in programs {
         check(program);
+    }
+}
+
+/// A trace of chosen experts holds for data that chooses as many; another number is an error, never a part of the sum.
+#[test]
+fn another_number_of_chosen_rows_is_an_error() {
+    let _turn = torch::alone();
+    let body = "a, b, = torch.unbind(torch.nonzero(torch.gt(x, 0.)))\nreturn torch.mul(a, b)";
+    let archive =
+        Archive::read(Bytes::from(Saved::new("x: Tensor -> Tensor", body).zip())).unwrap();
+    let model = read(&archive, &given(&["x:f32[4]"])).unwrap();
+    assert!(
+        model.warnings[0].contains("took 2 parts"),
+        "{:?}",
+        model.warnings
+    );
+    for (x, ends_well) in [
+        ([1.0, 0.0, 2.0, 0.0], true),
+        ([1.0, 0.0, 0.0, 0.0], false),
+        ([1.0, 1.0, 2.0, 0.0], false),
+    ] {
+        let x = torch::tensor(ckpt_passes::ir::DType::F32, &[4], &x);
+        let ran = Program::new(&model.graph)
+            .unwrap()
+            .run(&BTreeMap::from([("x".to_string(), x)]));
+        assert_eq!(ran.is_ok(), ends_well);
+        if let Err(e) = ran {
+            assert_eq!(e.code(), "shape", "{e}");
+        }
     }
 }

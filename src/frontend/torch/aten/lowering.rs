@@ -72,6 +72,8 @@ pub struct Lowering<'g> {
     /// Tensors that stand for plain numbers. Type promotion treats them as numbers.
     plain: BTreeSet<TensorId>,
     warnings: Vec<String>,
+    /// How many results the program takes from the op that is called, where it says so.
+    pub(in crate::frontend::torch) results: Option<usize>,
 }
 
 impl<'g> Lowering<'g> {
@@ -85,6 +87,7 @@ impl<'g> Lowering<'g> {
             memory: Memory::default(),
             weights: BTreeMap::new(),
             copied_bytes: BTreeMap::new(),
+            results: None,
             depends: BTreeMap::new(),
             grad_enabled: true,
             seed: None,
@@ -759,7 +762,7 @@ impl Lowering<'_> {
         );
     }
 
-    fn warn_once(&mut self, text: &str) {
+    pub(super) fn warn_once(&mut self, text: &str) {
         if !self.warnings.iter().any(|w| w == text) {
             self.warnings.push(text.into());
         }

@@ -127,8 +127,14 @@ impl Vocabulary {
                 return Ok(Bound { meaning, args });
             }
         }
-        let given = args.iter().map(|v| v.kind().to_string());
-        let named = kwargs.iter().map(|(n, v)| format!("{n} = {}", v.kind()));
+        let kind = |v: &Value| match v {
+            Value::Tensor(t) if low.dims(*t).is_empty() && low.dtype(*t) == DType::I64 => {
+                "an integer tensor, whose number only a run can tell".to_string()
+            }
+            v => v.kind().to_string(),
+        };
+        let given = args.iter().map(kind);
+        let named = kwargs.iter().map(|(n, v)| format!("{n} = {}", kind(v)));
         let given: Vec<String> = given.chain(named).collect();
         let texts: Vec<&str> = overloads.iter().map(|s| s.text.as_str()).collect();
         Err(

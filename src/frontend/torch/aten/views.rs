@@ -55,6 +55,7 @@ pub const OPS: &[Op] = &[
         reshape,
     ),
     ("select(self: t, dim: i, index: i)", select),
+    ("select(self: t, dim: i, index: t)", select_by_data),
     ("{size,sym_size}(self: t)", |c| Ok(c.sizes("self")?.into())),
     ("{size,sym_size}(self: t, dim: i)", |c| {
         let (x, axis) = c.self_axis()?;
@@ -393,6 +394,13 @@ fn select(c: &mut Call) -> Result<Value> {
     c.low.view(row, squeezed).map(Value::Tensor)
 }
 
+/// As [`select`] of an element that only a run can tell, such as the weights of an expert: a copy.
+fn select_by_data(c: &mut Call) -> Result<Value> {
+    let (_, axis) = c.self_axis()?;
+    let (x, at) = (c.value("self")?, c.value("index")?);
+    c.result_with(&index::GATHER, &[x, at], along(axis))
+}
+
 /// Returns views of chunks of these sizes along an axis, all by one node.
 fn chunks(c: &mut Call, x: TensorId, axis: usize, sizes: &[Dim]) -> Result<Vec<TensorId>> {
     let total = sizes.iter().fold(Dim::ZERO, |sum, s| sum.add(s));
@@ -456,7 +464,17 @@ fn split_sizes(c: &mut Call) -> Result<Value> {
 fn unbind(c: &mut Call) -> Result<Value> {
     let (x, axis) = c.self_axis()?;
     let size = c.size(x, axis)?;
-    let Some(count) = size.as_const().filter(|n| (1..=1 << 16).contains(n)) else {
+    let taken = c.low.results.and_then(|n| i64::try_from(n).ok());
+    let count = size.as_const().or(taken);
+    if size.as_const().is_none() && taken.is_some() {
+        let line = format!(
+            "{}: the trace took {} parts; in a run in which the data gives another number of them, it is an error",
+            c.name,
+            count.unwrap_or_default()
+        );
+        c.low.warn_once(&line);
+    }
+    let Some(count) = count.filter(|n| (1..=1 << 16).contains(n)) else {
         return Err(c
             .fail("shape", "the number of results is not known")
             .found(size.to_string())

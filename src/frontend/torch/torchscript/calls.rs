@@ -119,8 +119,17 @@ impl Replay<'_, '_> {
         }
     }
 
+    /// Returns `int(x)`. An integer that only a run can tell stays in its tensor, which may index another.
     fn as_int(&mut self, value: &Item) -> Result<Item> {
-        Ok(Item::int_or_unknown(self.int(value)?))
+        let number = self.int(value)?;
+        match value {
+            Item::Value(Value::Tensor(tensor))
+                if number.is_none() && self.lowering.dtype(*tensor) == DType::I64 =>
+            {
+                Ok(value.clone())
+            }
+            _ => Ok(Item::int_or_unknown(number)),
+        }
     }
 
     fn as_scalar(&mut self, name: &str, value: &Item) -> Result<Item> {
@@ -163,6 +172,7 @@ impl Replay<'_, '_> {
 
     /// Calls an op of the language, of numbers, or of tensors.
     fn call_op(&mut self, frame: &mut Frame, name: &str, call: &Call) -> Result<Item> {
+        let unpacked = self.unpacked.take();
         let (args, keywords) = self.arguments(frame, call)?;
         if let Some(item) = self.language_op(name, &args)? {
             return Ok(item);
@@ -202,7 +212,10 @@ impl Replay<'_, '_> {
             scopes: self.scopes.clone(),
             source: String::new(),
         };
-        let result = self.lowering.call(name, None, values, named, &place)?;
+        self.lowering.results = unpacked;
+        let result = self.lowering.call(name, None, values, named, &place);
+        self.lowering.results = None;
+        let result = result?;
         self.containers.result(result)
     }
 
@@ -222,6 +235,7 @@ impl Replay<'_, '_> {
             }
             ("prim::NumToTensor", [value]) => match self.int(value)? {
                 Some(n) if !is_float(value) => Item::Number(n),
+                None if matches!(value, Item::Value(Value::Tensor(_))) => value.clone(),
                 _ => return Err(bad("a tensor is made of a number that only a run can tell")),
             },
             ("aten::device" | "prim::device" | "prim::layout", _) => Item::Value(Value::Place),

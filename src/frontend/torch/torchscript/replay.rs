@@ -49,8 +49,18 @@ pub struct Replay<'a, 'g> {
     pub(super) constants: Option<Pickle>,
     pub(super) tensors: BTreeMap<Ref, TensorId>,
     pub(super) warnings: Vec<String>,
+    /// How many names take the results of the op that is called next.
+    pub(super) unpacked: Option<usize>,
     depth: usize,
     steps: u64,
+}
+
+/// Returns true for a call of the op that takes a tensor apart, so that the number of names tells the number of its results.
+fn is_unbind(expr: &Expr) -> bool {
+    let ExprKind::Call(call) = &expr.kind else {
+        return false;
+    };
+    call.function.dotted().as_deref() == Some("torch.unbind")
 }
 
 pub(super) fn bad(message: impl Into<String>) -> Box<Error> {
@@ -71,6 +81,7 @@ impl<'a, 'g> Replay<'a, 'g> {
             lowering,
             containers: Containers::default(),
             scopes: Vec::new(),
+            unpacked: None,
             constants: None,
             tensors: BTreeMap::new(),
             warnings: Vec::new(),
@@ -220,6 +231,7 @@ impl<'a, 'g> Replay<'a, 'g> {
                 frame.variables.insert(name.clone(), item);
             }
             StmtKind::Unpack(names, value) => {
+                self.unpacked = is_unbind(value).then_some(names.len());
                 let item = self.expr(frame, value)?;
                 let items = match self.containers.items(&item) {
                     Some(items) if items.len() == names.len() => items.to_vec(),
