@@ -47,7 +47,7 @@ pub use rule::EmitExt;
 
 use ckpt_ir::op::{BatchAxes, Domain, OpClass, OpDef};
 use ckpt_ir::typing::Contents;
-use ckpt_ir::{DType, Graph, NodeId};
+use ckpt_ir::{DType, Graph, NodeId, ValueId};
 use rustc_hash::FxHashMap;
 use std::sync::LazyLock;
 
@@ -125,8 +125,8 @@ pub fn first_opset(graph: &Graph, node: NodeId) -> i64 {
         .fold(since, i64::max)
 }
 
-/// Returns true if the first result of a node is its first operand whenever both have the same type: casts, and views that
-/// neither permute nor flip.
+/// Returns true if the first result of a node is its first operand whenever both have the same type: casts, views that
+/// neither permute nor flip, and sums and products with a constant that changes nothing (up to the sign of zero).
 pub fn keeps_elements(graph: &Graph, node: NodeId, contents: &Contents) -> bool {
     let n = graph.node(node);
     let steps = || n.ins.get(slice::STEPS).copied().flatten();
@@ -144,8 +144,18 @@ pub fn keeps_elements(graph: &Graph, node: NodeId, contents: &Contents) -> bool 
             axes,
             BatchAxes::Pointwise | BatchAxes::Regrouped | BatchAxes::Broadcast
         ),
-        _ => false,
+        _ => match n.op {
+            op if op == &arith::ADD || op == &arith::SUB => is_number(graph, n.operand(1), 0.0),
+            op if op == &arith::MUL || op == &arith::DIV => is_number(graph, n.operand(1), 1.0),
+            _ => false,
+        },
     }
+}
+
+/// Returns true for a constant of one element, which is `number`.
+fn is_number(graph: &Graph, value: Option<ValueId>, number: f64) -> bool {
+    let tensor = value.and_then(|v| graph.value(v).tensor());
+    tensor.is_some_and(|t| t.elements() == 1 && t.get_f64(0) == Some(number))
 }
 
 #[cfg(test)]

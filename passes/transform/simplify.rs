@@ -10,6 +10,8 @@
 
 use super::dce::dce;
 use super::sizes::Sizes;
+use crate::analysis::gradients::trained;
+use crate::analysis::params::{Selection, parameters};
 use crate::error::Result;
 use crate::ir::op::{Domain, Effect};
 use crate::ir::typing::Contents;
@@ -17,7 +19,7 @@ use crate::ir::{DType, Def, Dim, Graph, NodeId, SecondaryMap, Tensor, ValueId};
 use crate::ops;
 use crate::ops::Builder;
 use crate::transform::infer::infer;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Type, shape and contents. Two small integer values with the same key are the same.
 type Key = (DType, Vec<i64>, Vec<Dim>);
@@ -28,13 +30,19 @@ type Key = (DType, Vec<i64>, Vec<Dim>);
 /// See [`infer`].
 pub fn simplify(graph: &mut Graph) -> Result<bool> {
     let contents = infer(graph)?;
-    let bypassed = bypass(graph, &contents);
+    let trained: BTreeSet<ValueId> = parameters(graph, &Selection::default())?
+        .into_iter()
+        .filter(|p| p.trainable)
+        .map(|p| p.value)
+        .chain(trained(graph).into_keys())
+        .collect();
+    let bypassed = bypass(graph, &contents, &trained);
     Ok(replace_known(graph, &contents)? || bypassed)
 }
 
 /// Makes the readers of every result that equals the first operand read that operand. Returns whether there were any. A
-/// graph output keeps its node, because its name belongs to it.
-fn bypass(graph: &mut Graph, contents: &Contents) -> bool {
+/// graph output keeps its node, because its name belongs to it, and so does a trained operand that changes nothing yet.
+fn bypass(graph: &mut Graph, contents: &Contents, trained: &BTreeSet<ValueId>) -> bool {
     let equal: Vec<(NodeId, ValueId)> = graph
         .order()
         .iter()
@@ -43,7 +51,9 @@ fn bypass(graph: &mut Graph, contents: &Contents) -> bool {
             let (Some(x), [y]) = (node.operand(0), node.outs.as_slice()) else {
                 return None;
             };
-            let fixed = node.recompute_of.is_some() || graph.is_output(*y);
+            let fixed = node.recompute_of.is_some()
+                || graph.is_output(*y)
+                || node.operands().skip(1).any(|v| trained.contains(&v));
             let same = graph.ty(x) == graph.ty(*y) && ops::keeps_elements(graph, *id, contents);
             (same && !fixed).then_some((*id, *y))
         })
