@@ -1,8 +1,8 @@
 """Exports every architecture of transformers and timm, and compares ckpt-opt with PyTorch on each file.
 
     python tools sweep --ckpt-opt BINARY --results FILE [--only a,b] [--family transformers,timm]
-        [--group decoder,encoder,…] [--format pt2,onnx,onnx-raw,traced] [--dynamic] [--memory-gib N] [--seconds N]
-        [--retry-failed] [--list]
+        [--group decoder,encoder,…] [--format pt2,onnx,onnx-raw,onnx-legacy,traced] [--dynamic] [--onnxruntime]
+        [--memory-gib N] [--seconds N] [--retry-failed] [--list]
 
 Builds a small model of each architecture from a configuration (tools/lib/shrink.py), with random weights; nothing is
 downloaded. PyTorch exports it in each format, with fixed sizes, or with `--dynamic` with named ones, and differentiates it
@@ -17,6 +17,7 @@ with random cotangents. The columns of a result:
              copies of a parameter get a part each; stranger, where a constant gets a gradient
   planned    a plan of half the budget equals the unplanned graph bit for bit
   peak       the predicted peak is the measured one, unplanned and planned
+  onnxruntime  with that option: ONNX Runtime runs the planned file, with its default optimization and with none, and agrees
 
 A result is one line of JSON in FILE, appended at once. What FILE has already is skipped; `--retry-failed` repeats what has
 failed. Every export runs in a process with a limit of memory and of CPU seconds. `sweep-table` makes a page of FILE. The most used
@@ -50,8 +51,11 @@ def read(path: Path) -> list[Row]:
 
 
 def failed(row: Row) -> bool:
-    return "built" in row.get("cause", {}) or any(
-        row.get(c, "no") not in ("yes", "equal", "warned") for c in sweep_job.COLUMNS
+    good = ("yes", "equal", "warned")
+    return (
+        "built" in row.get("cause", {})
+        or any(row.get(c, "no") not in good for c in sweep_job.COLUMNS)
+        or row.get(sweep_job.RUNTIME) == "no"
     )
 
 
@@ -71,7 +75,9 @@ def sweep_model(architecture: Architecture, jobs: list[tuple[str, bool]], args: 
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     limits = (args.memory_gib, args.seconds)
-    process = context.Process(target=sweep_job.run_model, args=(architecture, jobs, args.ckpt_opt, limits, theirs))
+    process = context.Process(
+        target=sweep_job.run_model, args=(architecture, jobs, args.ckpt_opt, args.onnxruntime, limits, theirs)
+    )
     process.start()
     theirs.close()
     rows = []
@@ -99,7 +105,7 @@ def sweep_model(architecture: Architecture, jobs: list[tuple[str, bool]], args: 
 def store(row: Row, results: Path) -> None:
     with results.open("a") as file:
         file.write(json.dumps(row) + "\n")
-    columns = " ".join(f"{c}={row[c]}" for c in sweep_job.COLUMNS if c in row)
+    columns = " ".join(f"{c}={row[c]}" for c in (*sweep_job.COLUMNS, sweep_job.RUNTIME) if c in row)
     cause = "; ".join(f"{c}: {text}" for c, text in row.get("cause", {}).items())
     print(f"{row['model']} {row['format']} {row['sizes']} {row.get('seconds', '')}s {columns} {cause}", flush=True)
 
@@ -112,6 +118,7 @@ def main() -> int:
     parser.add_argument("--family", type=options.words_of(FAMILIES), default=list(FAMILIES))
     parser.add_argument("--group", type=options.words_of(GROUPS), default=list(GROUPS))
     parser.add_argument("--format", type=options.words_of(FORMATS), default=list(FORMATS))
+    parser.add_argument("--onnxruntime", action="store_true", help="run planned files in ONNX Runtime as well")
     parser.add_argument("--dynamic", action="store_true", help="export with named sizes")
     parser.add_argument("--memory-gib", type=float, default=8.0, metavar="N", help="[default: 8]")
     options.add_counts(parser, seconds=120)

@@ -14,6 +14,7 @@ import os
 import re
 import resource
 import signal
+import sys
 import tempfile
 import time
 import warnings
@@ -25,19 +26,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import torch
+from torch.onnx import symbolic_helper, symbolic_opset11
 
 from tools.lib import matching, tolerance
 from tools.lib.compiler import Compiler, Refused, read_tensors, write_tensors
 from tools.lib.feeds import COTANGENT, SEED
 from tools.lib.model_inputs import Maker, Sizes
-from tools.lib.onnx_runtime import run_ort
+from tools.lib.onnx_runtime import OPTIMISED, UNOPTIMISED, run_ort
 from tools.lib.reference import Reference, as_array, stored_tensors
 from tools.lib.zoo import Architecture, Unbuilt
 
-FORMATS = ("pt2", "onnx", "onnx-raw", "traced")
-SUFFIX = {"pt2": ".pt2", "onnx": ".onnx", "onnx-raw": ".onnx", "traced": ".pt"}
+SUFFIX = {"pt2": ".pt2", "onnx": ".onnx", "onnx-raw": ".onnx", "onnx-legacy": ".onnx", "traced": ".pt"}
+FORMATS = tuple(SUFFIX)
 COLUMNS = ("exported", "imported", "gradients", "planned", "peak")
+OPSET = 17
+"""That of the TorchScript exporter's files."""
+RUNTIME = "onnxruntime"
+"""The column of `--onnxruntime`."""
 EXPORTED = Sizes(2, 8)
 OTHER = Sizes(3, 11)
 ONLY_BATCH = Sizes(3, 8)
@@ -235,6 +242,12 @@ def export(subject: Subject, form: str, dynamic: bool, path: Path) -> Callable[.
         program = torch.export.export(model, (), kwargs=dict(inputs), dynamic_shapes=shapes, strict=False)
         torch.export.save(program, path)
         return program.module()
+    if form == "onnx-legacy":
+        names = {"input_names": list(inputs), "dynamic_axes": subject.varying() if dynamic else None}
+        torch.onnx.register_custom_op_symbolic("aten::diff", difference, OPSET)
+        torch.onnx.register_custom_op_symbolic("aten::cumsum", running_sum, OPSET)
+        torch.onnx.export(model, tuple(inputs.values()), path, dynamo=False, opset_version=OPSET, **names)
+        return None
     written = torch.onnx.export(
         model, (), kwargs=dict(inputs), dynamo=True, dynamic_shapes=shapes, optimize=form == "onnx", verbose=False
     )
@@ -243,8 +256,36 @@ def export(subject: Subject, form: str, dynamic: bool, path: Path) -> Callable[.
     return None
 
 
+def difference(g: Any, x: Any, count: Any, axis: Any, before: Any, after: Any) -> Any:
+    """Writes `torch.diff` of first order for the TorchScript exporter, which lacks it; masks of transformers are made by it."""
+    number = symbolic_helper._get_const
+    if number(count, "i", "n") != 1:
+        return symbolic_helper._unimplemented("diff", "a higher order")
+    axis = number(axis, "i", "dim")
+    parts = [part for part in (before, x, after) if not symbolic_helper._is_none(part)]
+    whole = g.op("Concat", *parts, axis_i=axis) if len(parts) > 1 else x
+
+    def part(first: int, last: int) -> Any:
+        ends = (g.op("Constant", value_t=torch.tensor([n])) for n in (first, last, axis))
+        return g.op("Slice", whole, *ends)
+
+    return g.op("Sub", part(1, sys.maxsize), part(0, -1))
+
+
+def running_sum(g: Any, x: Any, axis: Any, dtype: Any) -> Any:
+    """Writes `torch.cumsum` of booleans as of integers, which the TorchScript exporter leaves out."""
+    if symbolic_helper._is_bool(x):
+        x = g.op("Cast", x, to_i=onnx.TensorProto.INT64)
+    return symbolic_opset11.cumsum(g, x, axis, dtype)
+
+
 def run_model(
-    architecture: Architecture, jobs: list[tuple[str, bool]], binary: Path, limits: tuple[float, int], to: Connection
+    architecture: Architecture,
+    jobs: list[tuple[str, bool]],
+    binary: Path,
+    onnx_runtime: bool,
+    limits: tuple[float, int],
+    to: Connection,
 ) -> None:
     """Checks one model in all formats, each in a process of its own. Sends one row for each, or one if there is no model.
 
@@ -269,7 +310,7 @@ def run_model(
             count = len(subject.at[EXPORTED].reference.full)
             own = row | {"variant": subject.variant, "inputs": inputs, "parameters": count, "format": form}
             own |= {"sizes": "dynamic" if dynamic else "static"}
-            found = in_process(partial(check, subject, form, dynamic, binary), own, limits[1])
+            found = in_process(partial(check, subject, form, dynamic, binary, onnx_runtime), own, limits[1])
             if found.get("exported") == "yes":
                 break
         to.send(found)
@@ -353,6 +394,7 @@ class Check:
     folder: Path
     row: Row
     to: Connection
+    onnx_runtime: bool = False
 
     @property
     def file(self) -> Path:
@@ -525,7 +567,11 @@ class Check:
             ("missing", missing, "parameters have no gradient, and no warning names them"),
             ("split", split, "parameters have copies that get part of the gradient"),
             ("stranger", strangers, "constants are trained that are no parameters of PyTorch's"),
-            ("unnamed", [name for name in found.by_contents if name not in said], "parameters have no name in the file, only their contents"),
+            (
+                "unnamed",
+                [name for name in found.by_contents if name not in said],
+                "parameters have no name in the file, only their contents",
+            ),
             ("warned", warned, "parameters have no gradient or an uncertain shape, and a warning names them"),
         ):
             if wrong:
@@ -598,8 +644,25 @@ class Check:
         ]
         if off:
             self.note("peak", "no", f"predicted and measured peak differ ({', '.join(off)})", str(peaks))
-        else:
-            self.note("peak", "yes")
+            return
+        self.note("peak", "yes")
+        if self.onnx_runtime:
+            self.run_elsewhere(out)
+
+    def run_elsewhere(self, planned: Path) -> None:
+        """Fills `onnxruntime`: it runs the planned file with its default optimization and with none, and agrees with us."""
+        feeds, ours = read_tensors(self.folder / "feeds.npz"), read_tensors(self.folder / "out.npz")
+        for level in (OPTIMISED, UNOPTIMISED):
+            try:
+                theirs = run_ort(planned, feeds, level)
+            except Exception as error:
+                self.note(RUNTIME, "no", f"{level.name}: {error}")
+                return
+            worst = tolerance.compare(theirs, ours, tolerance.largest(ours))
+            if not worst.agrees:
+                self.note(RUNTIME, "no", f"{level.name}: results differ", str(worst))
+                return
+        self.note(RUNTIME, "yes")
 
 
 def has_experts(model: Any) -> bool:
@@ -622,11 +685,13 @@ def code_and_line(refused: Refused) -> str:
     return re.split(r" (?:at|expected|found|help): ", line)[0]
 
 
-def check(subject: Subject, form: str, dynamic: bool, binary: Path, row: Row, to: Connection) -> None:
+def check(
+    subject: Subject, form: str, dynamic: bool, binary: Path, onnx_runtime: bool, row: Row, to: Connection
+) -> None:
     """Checks one file and sends the row after every column."""
     with tempfile.TemporaryDirectory() as folder:
         compiler = Compiler(binary, timeout_s=600, options=("--effort", "first"))
-        made = Check(subject, form, dynamic, compiler, Path(folder), dict(row), to)
+        made = Check(subject, form, dynamic, compiler, Path(folder), dict(row), to, onnx_runtime)
         try:
             made.run()
         except Deviates as error:

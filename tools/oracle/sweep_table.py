@@ -16,11 +16,11 @@ from pathlib import Path
 from tools.lib import options
 from tools.lib.zoo import architectures
 from tools.oracle.sweep import FAMILIES, SILENT, read
-from tools.oracle.sweep_job import COLUMNS, FORMATS, Row
+from tools.oracle.sweep_job import COLUMNS, FORMATS, RUNTIME, Row
 
 EXAMPLES = 6
 GOOD = ("yes", "equal", "warned")
-KEPT = ("model", "group", "variant", "format", "sizes", *COLUMNS, "cause", "fixed", "seconds")
+KEPT = ("model", "group", "variant", "format", "sizes", *COLUMNS, RUNTIME, "cause", "fixed", "seconds")
 """What `--compact` keeps."""
 
 
@@ -34,7 +34,7 @@ def verdict(row: Row) -> str:
             return (
                 "not exported" if column == "exported" else value if column == "gradients" and value != "no" else column
             )
-    return "yes"
+    return RUNTIME if row.get(RUNTIME) == "no" else "yes"
 
 
 def counted(rows: list[Row], column: str) -> int:
@@ -44,8 +44,8 @@ def counted(rows: list[Row], column: str) -> int:
 def totals(rows: list[Row]) -> list[str]:
     """Returns the table of rates, one line for each format and kind of sizes."""
     lines = [
-        "| format | sizes | tried | exported | imported | gradients | under their names | planned | peak | all |",
-        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "| format | sizes | tried | exported | imported | gradients | under their names | planned | peak | all | in ONNX Runtime |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for form in FORMATS:
         for sizes in ("static", "dynamic"):
@@ -65,6 +65,8 @@ def totals(rows: list[Row]) -> list[str]:
                 every,
             ]
             cells = [f"{count} ({100 * count / len(exported):.1f} %)" for count in counts]
+            run = [row for row in exported if RUNTIME in row]
+            cells.append(f"{counted(run, RUNTIME)} of {len(run)}" if run else "")
             lines.append(f"| {form} | {sizes} | {len(own)} | {len(exported)} | {' | '.join(cells)} |")
     return lines
 
@@ -75,7 +77,7 @@ def groups(rows: list[Row]) -> list[str]:
     for row in rows:
         word = verdict(row)
         if word != "yes":
-            column = next((c for c in ("built", *COLUMNS) if c in row.get("cause", {})), "")
+            column = next((c for c in ("built", *COLUMNS, RUNTIME) if c in row.get("cause", {})), "")
             found[word, row.get("cause", {}).get(column, "")].append(row)
     order = [
         *SILENT,
@@ -84,6 +86,7 @@ def groups(rows: list[Row]) -> list[str]:
         "peak",
         "planned",
         "imported",
+        RUNTIME,
         "not exported",
         "not built",
     ]
