@@ -481,6 +481,8 @@ class Check:
     def feeds(self, table: dict, truth: Truth) -> Tensors:
         """Returns inputs under the file's names, and cotangents under those of its outputs."""
         names = [entry["name"] for entry in table["inputs"]]
+        if not SEED.keys().isdisjoint(names):
+            raise Deviates("the model draws random numbers, so no two runs of it agree")
         arrays = {name: as_array(value) for name, value in truth.inputs.items()}
         given = arrays if set(names) <= set(arrays) else dict(zip(names, arrays.values()))
         outputs = [entry["name"] for entry in table["outputs"]]
