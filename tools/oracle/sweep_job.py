@@ -540,8 +540,12 @@ class Check:
         found = by_name
         if self.form.startswith("onnx"):
             found = matching.match(trained, truth.reference, self.contents)
-        missing = [name for name in found.missing if name not in said]
-        warned = [name for name in found.missing if name in said]
+
+        def is_told(name: str) -> bool:
+            return name in said or f"(module `{name.rpartition('.')[0]}`)" in said
+
+        missing = [name for name in found.missing if not is_told(name)]
+        warned = [name for name in found.missing if is_told(name)]
         named, known = by_name.initializers(), found.initializers()
         split = [
             ", ".join(names)
@@ -571,7 +575,7 @@ class Check:
             ("stranger", strangers, "constants are trained that are no parameters of PyTorch's"),
             (
                 "unnamed",
-                [name for name in found.by_contents if name not in said],
+                [name for name in found.by_contents if not is_told(name)],
                 "parameters have no name in the file, only their contents",
             ),
             ("warned", warned, "parameters have no gradient or an uncertain shape, and a warning names them"),

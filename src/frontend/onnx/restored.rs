@@ -7,7 +7,7 @@
 use super::exported::{AddedAxes, Export, Relation};
 use super::legacy::FOLDED;
 use ckpt_passes::Result;
-use ckpt_passes::analysis::params::{Selection, parameters};
+use ckpt_passes::analysis::params::{Parameter, Selection, parameters};
 use ckpt_passes::ir::{DType, Graph, Origin, Tensor, ValueId};
 use ckpt_passes::ops::{self, Builder, EmitExt};
 use std::collections::{BTreeMap, BTreeSet};
@@ -155,7 +155,7 @@ const REPEATS: &[&str] = &["expand", "repeat"];
 /// magnitude.
 const ROUNDINGS: f64 = 2.0;
 
-/// Most initializers that a warning lists.
+/// Most initializers for which a warning lists where they are.
 const SHOWN: usize = 6;
 
 /// What [`restore`] had to assume.
@@ -449,7 +449,7 @@ pub fn warnings(graph: &Graph, export: &Export, assumed: &Assumptions) -> Vec<St
         lines.push(format!(
             "the exporter added a constant to {}, which the file does not hold: it is taken to be 1; export with \
              optimize=False, or as .pt2 with torch.export.save, if it is not",
-            shown(&assumed.raised)
+            assumed.raised.join(", ")
         ));
     }
     let unknown = unknown(graph);
@@ -457,7 +457,7 @@ pub fn warnings(graph: &Graph, export: &Export, assumed: &Assumptions) -> Vec<St
         lines.push(format!(
             "the file does not tell from which parameters the exporter computed {}: these are trained in their place; \
              export as .pt2 with torch.export.save to train the parameters",
-            shown(&unknown)
+            unknown.join(", ")
         ));
     }
     if !unused.is_empty() {
@@ -481,21 +481,21 @@ fn unknown(graph: &Graph) -> Vec<String> {
     let unknown = all
         .iter()
         .filter(|p| p.trainable && p.name.starts_with(FOLDED) && p.folded_from.is_empty());
-    unknown.map(|p| quoted(&p.name)).collect()
+    let shown = |p: &Parameter| match module_of(graph, p.value) {
+        Some(module) => format!("{} (module {})", quoted(&p.name), quoted(&module)),
+        None => quoted(&p.name),
+    };
+    unknown.map(shown).collect()
 }
 
-/// Returns a list with the first of its items.
-fn shown(all: &[String]) -> String {
-    let first = all
-        .iter()
-        .take(SHOWN)
-        .cloned()
-        .collect::<Vec<_>>()
-        .join(", ");
-    match all.len().saturating_sub(SHOWN) {
-        0 => first,
-        more => format!("{first} and {more} more"),
-    }
+/// Returns the module path in the name of a node that reads a value, as the legacy exporter writes it.
+fn module_of(graph: &Graph, value: ValueId) -> Option<String> {
+    let mut uses = graph.value(value).uses().iter();
+    uses.find_map(|reader| {
+        let path = graph.node(reader.node).name.strip_prefix('/')?;
+        let (scope, _) = path.rsplit_once('/')?;
+        Some(scope.replace('/', "."))
+    })
 }
 
 fn quoted(name: &str) -> String {
