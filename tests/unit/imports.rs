@@ -323,6 +323,22 @@ fn a_split_of_an_older_opset_is_into_equal_parts() {
     }
 }
 
+/// The TorchScript exporter writes such axes, and ONNX Runtime refuses them, so they are counted from the front in our files.
+#[test]
+fn axes_of_a_transpose_may_be_counted_from_the_back() {
+    let mut transpose = node("t", "Transpose", &["x"], &["t"]);
+    transpose.attribute.push(AttributeProto {
+        name: Some("perm".into()),
+        ints: vec![-1, 0],
+        r#type: Some(AttributeType::Ints as i32),
+        ..AttributeProto::default()
+    });
+    let file = model(vec![transpose], vec![float("t", &["2", "n"])]);
+    let graph = reread(&read(&file).unwrap().graph);
+    let (_, node) = graph.nodes().next().unwrap();
+    assert_eq!(node.attrs.opt_ints("perm"), Some(&[1, 0][..]));
+}
+
 #[test]
 fn an_identity_of_a_weight_is_another_name_of_it() {
     let nodes = || {

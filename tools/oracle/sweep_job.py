@@ -554,6 +554,7 @@ class Check:
         ]
         known |= set(found.buffers)
         strangers = [e["initializer"] for e in trained if e["initializer"] not in known]
+        strangers = [name for name in strangers if f"`{name}` (module" not in said]
         used = {name: value for name, value in outputs.items() if name.removesuffix(".grad") in known}
         try:
             ours, theirs = replace(found, table=[]).gradients(used, truth.reference.full)

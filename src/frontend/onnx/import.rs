@@ -388,6 +388,14 @@ impl<'a> Importer<'a, '_> {
             // Before opset 18, the number of results says into how many equal chunks to split.
             attrs.set("num_outputs", (node.output.len() as i64).into());
         }
+        if op == &ops::shape::TRANSPOSE
+            && let Some(perm) = attrs.opt_ints("perm").map(<[i64]>::to_vec)
+        {
+            // The TorchScript exporter counts some axes from the back, which ONNX does not allow.
+            let rank = perm.len() as i64;
+            let from_front = perm.iter().map(|p| if *p < 0 { p + rank } else { *p });
+            attrs.set("perm", from_front.collect::<Vec<i64>>().into());
+        }
         self.add(node, index, op, attrs, ins)?;
         Ok(())
     }
