@@ -542,7 +542,8 @@ class Check:
             found = matching.match(trained, truth.reference, self.contents)
 
         def is_told(name: str) -> bool:
-            return name in said or f"(module `{name.rpartition('.')[0]}`)" in said
+            modules = (name.rsplit(".", levels)[0] for levels in (1, 2, 3))
+            return name in said or any(f"(module `{module}`)" in said for module in modules)
 
         missing = [name for name in found.missing if not is_told(name)]
         warned = [name for name in found.missing if is_told(name)]

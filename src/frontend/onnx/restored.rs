@@ -5,10 +5,10 @@
 //! norm that was multiplied into a convolution cannot be inverted: [`warnings`] names them.
 
 use super::exported::{AddedAxes, Export, Relation};
-use super::legacy::FOLDED;
+use super::legacy::{FOLDED, is_parameter_name};
 use ckpt_passes::Result;
-use ckpt_passes::analysis::params::{Parameter, Selection, parameters};
-use ckpt_passes::ir::{DType, Graph, Origin, Tensor, ValueId};
+use ckpt_passes::analysis::params::{Selection, parameters};
+use ckpt_passes::ir::{DType, Graph, Origin, Tensor, Value, ValueId};
 use ckpt_passes::ops::{self, Builder, EmitExt};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -177,7 +177,15 @@ pub fn restore(graph: &mut Graph, export: &Export) -> Result<Assumptions> {
     let mut first = Vec::new();
     for id in folded {
         let (origin, value) = (&graph.origins[&id], graph.value(id));
-        let relation = export.relation(&value.name, value.ty().rank());
+        let is_named_column = value.name.starts_with(FOLDED) && !origin.transposed;
+        let relation = match is_named_column && !origin.names.is_empty() {
+            // The legacy exporter adds axes to the weights of group norms.
+            true => Relation::Same {
+                transposed: false,
+                added_axes: AddedAxes::Viewed,
+            },
+            false => export.relation(&value.name, value.ty().rank()),
+        };
         let ([parameter], functions, transposed, added_axes) = (match relation {
             Relation::Applied {
                 functions,
@@ -452,12 +460,19 @@ pub fn warnings(graph: &Graph, export: &Export, assumed: &Assumptions) -> Vec<St
             assumed.raised.join(", ")
         ));
     }
-    let unknown = unknown(graph);
+    let (unknown, left) = unnamed(graph);
     if !unknown.is_empty() {
         lines.push(format!(
             "the file does not tell from which parameters the exporter computed {}: these are trained in their place; \
              export as .pt2 with torch.export.save to train the parameters",
             unknown.join(", ")
+        ));
+    }
+    if !left.is_empty() {
+        lines.push(format!(
+            "the file does not tell whether constants are parameters, and these are not trained: {}; export as .pt2 with \
+             torch.export.save if one ought to be",
+            left.join(", ")
         ));
     }
     if !unused.is_empty() {
@@ -471,21 +486,56 @@ pub fn warnings(graph: &Graph, export: &Export, assumed: &Assumptions) -> Vec<St
     lines
 }
 
-/// Returns the trained initializers of the legacy exporter's folding that have no name.
-fn unknown(graph: &Graph) -> Vec<String> {
+/// Returns what the legacy exporter folded without a name that is trained, and what may be a parameter and is not trained.
+fn unnamed(graph: &Graph) -> (Vec<String>, Vec<String>) {
     let is_typed = graph.values().all(|(_, v)| v.ty.is_some());
-    let all = match is_typed {
-        true => parameters(graph, &Selection::default()).unwrap_or_default(),
-        false => Vec::new(),
+    let is_legacy = graph.nodes().any(|(_, n)| n.name.starts_with('/'));
+    if !is_typed || !is_legacy {
+        return (Vec::new(), Vec::new());
+    }
+    let all = parameters(graph, &Selection::default()).unwrap_or_default();
+    let shown = |id: ValueId| {
+        let name = quoted(&graph.value(id).name);
+        match module_of(graph, id) {
+            Some(module) => format!("{name} (module {})", quoted(&module)),
+            None => name,
+        }
     };
-    let unknown = all
+    let trained = all
         .iter()
         .filter(|p| p.trainable && p.name.starts_with(FOLDED) && p.folded_from.is_empty());
-    let shown = |p: &Parameter| match module_of(graph, p.value) {
-        Some(module) => format!("{} (module {})", quoted(&p.name), quoted(&module)),
-        None => quoted(&p.name),
+    let listed: BTreeSet<ValueId> = all.iter().map(|p| p.value).collect();
+    let left = graph.inits().filter(|(id, value)| {
+        let is_told = listed.contains(id) || graph.origins.contains_key(id);
+        let is_named = value.name.starts_with(FOLDED) || is_parameter_name(&value.name);
+        let is_read = !value.uses().is_empty() || graph.is_output(*id);
+        let is_float = value.ty().dtype.is_float();
+        !is_told && is_named && is_read && is_float && !is_statistic(&value.name) && !is_mask(value)
+    });
+    (
+        trained.map(|p| shown(p.value)).collect(),
+        left.map(|(id, _)| shown(id)).collect(),
+    )
+}
+
+/// Returns true for the running mean or variance of a batch norm, by PyTorch's name of it.
+fn is_statistic(name: &str) -> bool {
+    name.ends_with(".running_mean") || name.ends_with(".running_var")
+}
+
+/// Returns true for a tensor of at most two different numbers, such as 0 and the least one.
+fn is_mask(value: &Value) -> bool {
+    let Some(tensor) = value.tensor().filter(|t| t.elements() > 1) else {
+        return false;
     };
-    unknown.map(shown).collect()
+    let mut seen: Vec<f64> = Vec::new();
+    (0..usize::try_from(tensor.elements()).unwrap_or(0)).all(|i| {
+        let number = tensor.get_f64(i).unwrap_or(f64::NAN);
+        if !seen.contains(&number) {
+            seen.push(number);
+        }
+        seen.len() <= 2
+    })
 }
 
 /// Returns the module path in the name of a node that reads a value, as the legacy exporter writes it.

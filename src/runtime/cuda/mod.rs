@@ -29,6 +29,8 @@ const CUBLAS_DETERMINISTIC: [&str; 2] = [":4096:8", ":16:8"];
 
 impl Backend for Cuda {
     fn open(&self) -> Result<()> {
+        // Before the version is checked: libtorch then looks for CUDA, once for the whole process.
+        let loaded = cuda::load();
         library::open()?;
         let index = self.0;
         let (name, wanted) = Place::CUBLAS_SETTING;
@@ -43,7 +45,7 @@ impl Backend for Cuda {
                     }),
             );
         }
-        let devices = cuda::load().map_err(|e| {
+        let devices = loaded.and_then(|()| cuda::count()).map_err(|e| {
             Error::environment("cuda", "libtorch's CUDA library cannot be loaded")
                 .expected(format!("libtorch_cuda.so and the CUDA libraries that it needs, in {}", library::folders()))
                 .found(e.message)

@@ -24,21 +24,28 @@ pub struct Stats {
     pub requested_peak_bytes: u64,
 }
 
-/// Loads libtorch's CUDA library once and returns the number of devices.
+/// Loads libtorch's CUDA library once. Calls nothing else of libtorch.
 ///
 /// # Errors
 /// The loader's message if the library, or one that it needs, cannot be loaded.
-pub fn load() -> Result<usize, TorchError> {
-    static LOADED: OnceLock<Result<usize, String>> = OnceLock::new();
+pub fn load() -> Result<(), TorchError> {
+    static LOADED: OnceLock<Result<(), String>> = OnceLock::new();
     let loaded = LOADED.get_or_init(|| {
-        let mut devices = 0;
-        // SAFETY: a place to write to. Loading runs the library's initialisers, as linking would.
-        match check(unsafe { sys::ck_cuda_load(&mut devices) }) {
-            Ok(()) => Ok(usize::try_from(devices).unwrap_or(0)),
-            Err(error) => Err(error.message),
-        }
+        // SAFETY: no memory is passed. Loading runs the library's initialisers, as linking would.
+        check(unsafe { sys::ck_cuda_load() }).map_err(|e| e.message)
     });
     loaded.clone().map_err(TorchError::refused)
+}
+
+/// Returns the number of devices, after [`load`].
+///
+/// # Errors
+/// libtorch asked for CUDA before the library was loaded, and remembers that there is none.
+pub fn count() -> Result<usize, TorchError> {
+    let mut devices = 0;
+    // SAFETY: a place to write to.
+    check(unsafe { sys::ck_cuda_count(&mut devices) })?;
+    Ok(usize::try_from(devices).unwrap_or(0))
 }
 
 /// Makes a device current and enables deterministic kernels in full precision.

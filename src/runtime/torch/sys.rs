@@ -225,7 +225,8 @@ unsafe extern "C" {
     pub fn ck_cuda_await(done: *const c_void, device: i64) -> i32;
     pub fn ck_cuda_copy_done_drop(done: *mut c_void);
 
-    pub fn ck_cuda_load(devices: *mut i64) -> i32;
+    pub fn ck_cuda_load() -> i32;
+    pub fn ck_cuda_count(devices: *mut i64) -> i32;
     pub fn ck_cuda_prepare(device: i64) -> i32;
     pub fn ck_cuda_refuse_nondeterministic(refuse: i32);
     pub fn ck_cuda_synchronize(device: i64) -> i32;

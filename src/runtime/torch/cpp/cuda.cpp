@@ -14,6 +14,7 @@
 
 #include <cstdlib>
 #include <memory>
+#include <stdexcept>
 
 #include "runtime.h"
 #include "status.h"
@@ -38,16 +39,21 @@ struct CopyStream {
 
 extern "C" {
 
-// Loads the library and counts the devices: 0 on a machine without a device or driver. Returns CK_REFUSED with the loader's
-// message if the library is missing or does not fit.
-int32_t ck_cuda_load(int64_t* devices) {
-  return ckpt::guarded([&] {
+// Loads the library. Calls nothing of libtorch, so that its version may be checked afterwards, which asks for CUDA. Returns
+// CK_REFUSED with the loader's message if the library is missing or does not fit.
+int32_t ck_cuda_load() {
+  return ckpt::guarded([] {
     // RTLD_GLOBAL: the linear algebra libraries that it loads later look up its symbols.
-    static void* const library = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL);
-    if (library == nullptr) {
+    if (dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL) == nullptr) {
       const char* reason = dlerror();
-      TORCH_CHECK(false, reason == nullptr ? "libtorch_cuda.so could not be loaded" : reason);
+      throw std::runtime_error(reason == nullptr ? "libtorch_cuda.so could not be loaded" : reason);
     }
+  });
+}
+
+// Counts the devices, once the library is loaded: 0 on a machine without a device or driver.
+int32_t ck_cuda_count(int64_t* devices) {
+  return ckpt::guarded([&] {
     // hasCUDA would also ask for a device.
     TORCH_CHECK(at::Context::hasCUDART(), "libtorch_cuda.so was loaded, but libtorch asked for CUDA before and found none");
     *devices = at::hasCUDA() ? at::accelerator::deviceCount() : 0;
