@@ -65,6 +65,62 @@ fn a_device_that_is_not_there_is_told_and_ends_with_5() {
     assert_eq!(code(&wrong), 2);
 }
 
+/// A CUDA library for libtorch that has hooks and no device, as PyTorch's on a machine without a GPU.
+const NO_DEVICE: &str = "
+#include <ATen/detail/CUDAHooksInterface.h>
+struct CUDAHooks : at::CUDAHooksInterface {
+  explicit CUDAHooks(at::CUDAHooksArgs) {}
+  bool hasCUDA() const override { return false; }
+  bool hasCUDART() const override { return true; }
+};
+using at::CUDAHooksRegistry;
+using at::RegistererCUDAHooksRegistry;
+REGISTER_CUDA_HOOKS(CUDAHooks);
+";
+
+/// libtorch looks for CUDA once in a process, also to tell its version. The library must be loaded before.
+#[test]
+fn the_cuda_library_is_loaded_before_libtorch_looks_for_it() {
+    let dir = workplace();
+    let libtorch = std::env::var("LIBTORCH").unwrap();
+    std::fs::write(dir.path().join("cuda.cpp"), NO_DEVICE).unwrap();
+    let compiled = std::process::Command::new("c++")
+        .args([
+            "-std=c++20",
+            "-shared",
+            "-fPIC",
+            "cuda.cpp",
+            "-o",
+            "libtorch_cuda.so",
+        ])
+        .arg(format!("-I{libtorch}/include"))
+        .current_dir(dir.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&compiled.stderr);
+    assert!(compiled.status.success(), "{said}");
+    let folders = format!("{}:{libtorch}/lib", dir.path().display());
+    let run = [
+        "run",
+        "model.onnx",
+        "--inputs",
+        "case.npz",
+        "--device",
+        "cuda",
+    ];
+    for (args, status) in [(&run[..], 5), (&["doctor"][..], 0)] {
+        let mut command = command::command(dir.path());
+        command.args(args).env("LD_LIBRARY_PATH", &folders);
+        let done = command.output().unwrap();
+        let said = format!("{}{}", String::from_utf8_lossy(&done.stdout), stderr(&done));
+        assert_eq!(code(&done), status, "{said}");
+        assert!(
+            said.contains("library is loaded and sees 0 devices"),
+            "{said}"
+        );
+    }
+}
+
 #[test]
 fn a_setting_that_is_not_deterministic_is_refused() {
     let dir = workplace();
