@@ -96,6 +96,25 @@ fn writes_change_nothing_that_was_read_before_and_everything_read_after() {
     }
 }
 
+#[test]
+fn recurrent_layers_are_those_of_libtorch() {
+    let _turn = torch::alone();
+    let start = "s = torch.unsqueeze(torch.slice(torch.slice(h, 0, 0, 2), 1, 0, 2), 0)\n";
+    let lstm = "v = torch.view(w, [8, 3])\ny, hn, cn, = torch.lstm(torch.view(x, [4, 2, 3]), [s, s], \
+        [v, torch.slice(v, 1, 0, 2)], False, 1, 0., False, False, False)\nreturn torch.add(torch.mul(y, hn), cn)";
+    // Two directions with biases, the first axis the batch.
+    let gru = "v = torch.view(w, [6, 4])\nu = torch.slice(v, 1, 0, 2)\nb = torch.select(v, 1, 3)\n\
+        all = [v, u, b, b, torch.neg(v), u, b, b]\n\
+        y, hn, = torch.gru(torch.view(x, [2, 3, 4]), torch.cat([s, s], 0), all, True, 1, 0., False, True, True)\n\
+        return torch.mul(torch.select(y, 1, 1), torch.cat([torch.select(hn, 0, 0), torch.select(hn, 0, 1)], 1))";
+    let two = "v = torch.view(w, [6, 4])\nu = torch.slice(v, 0, 0, 2)\nt = torch.slice(u, 1, 0, 2)\n\
+        y, hn, = torch.rnn_tanh(torch.view(x, [3, 2, 4]), torch.cat([s, s], 0), [u, t, t, torch.neg(t)], False, 2, 0., \
+        False, False, False)\nreturn torch.add(y, torch.select(hn, 0, 1))";
+    for program in [lstm, gru, two] {
+        check(&format!("{start}{program}"));
+    }
+}
+
 /// A trace of chosen experts holds for data that chooses as many; another number is an error, never a part of the sum.
 #[test]
 fn another_number_of_chosen_rows_is_an_error() {

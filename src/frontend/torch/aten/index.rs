@@ -30,7 +30,7 @@ pub const FORMULAS: &[Formula] = &[
      kind = given(dtype) ? dtype : float32; at = arange(steps, dtype=kind); last = steps - 1; \
      step = (end - start) / (last == 0 ? 1 : last); first = at * step + start; second = end - (last - at) * step; \
      in_type(where(at < steps / 2, first, second), kind)",
-    "masked_scatter(self: t, mask: t, source: t) => \
+    "masked_scatter_from(self: t, mask: t, source: t) => \
      mask = expand(mask, size(self)); places = clamp_min(cumsum(flatten(mask), 0) - 1, 0); \
      taken = reshape(take(source, places), size(self)); where(mask, taken, self)",
     "masked_select(self: t, mask: t) => both = broadcast_tensors([self, mask]); index(both[0], [both[1]])",
@@ -95,6 +95,22 @@ pub const OPS: &[Op] = &[
         "index_put(self: t, indices: l, values: t, accumulate: b?)",
         index_put,
     ),
+    ("masked_scatter(self: t, mask: t, source: t)", |c| {
+        // With no element marked, the source may be empty, and every element looks one up all the same.
+        let source = c.sizes("source")?;
+        let is_filled = source
+            .iter()
+            .all(|d| d.bounds().0.is_some_and(|least| least > 0));
+        c.formula(
+            &[],
+            match is_filled {
+                true => "masked_scatter_from(self, mask, source)",
+                false => {
+                    "masked_scatter_from(self, mask, cat([flatten(source), zeros([1], dtype=dtype(source))], 0))"
+                }
+            },
+        )
+    }),
     (
         "linspace(start: f, end: f, steps: i, *, dtype: d?, layout, device, pin_memory)",
         |c| spaced(c, None),

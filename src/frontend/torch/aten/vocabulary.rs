@@ -7,7 +7,7 @@ use super::lowering::{Lowering, View};
 use super::signature::{Bound, Formula, Op, Vocabulary};
 use super::{
     activation, arrange, attention, backward, complex, composed, create, fourier, image, index,
-    loss, native, norm, pointwise, products, random, reduce, strided, views,
+    loss, native, norm, pointwise, products, random, recurrent, reduce, strided, views,
 };
 use ckpt_passes::ir::Graph;
 use ckpt_passes::ops::EmitExt;
@@ -32,6 +32,7 @@ const FAMILIES: &[(&[Op], &[Formula])] = &[
     (pointwise::OPS, pointwise::FORMULAS),
     (products::OPS, products::FORMULAS),
     (random::OPS, random::FORMULAS),
+    (recurrent::OPS, recurrent::FORMULAS),
     (reduce::OPS, reduce::FORMULAS),
     (strided::OPS, &[]),
     (views::OPS, views::FORMULAS),
@@ -48,7 +49,7 @@ const REFUSED: &[&str] = &[
      native_group_norm_backward: it is of a backward pass; export the forward pass alone",
     "_embedding_bag embedding_bag: use embedding, and sum or mean over an axis",
     "_pdist_forward: use cdist, and the indices of its triangle",
-    "_thnn_fused_lstm_cell gru gru_cell lstm lstm_cell rnn_relu rnn_tanh: write its products and gates as ops of \
+    "_thnn_fused_lstm_cell: write its products and gates as ops of \
      their own",
     "_unique2 bincount unique_dim: the size of its result depends on data; mask with \
      torch.where, or compute it outside of the model",

@@ -322,9 +322,14 @@ impl<'l, 'g> Replay<'l, 'g> {
                 Ok(())
             }
             (outputs, Value::List(items) | Value::Tuple(items)) if outputs.len() == items.len() => {
-                for (output, item) in outputs.iter().zip(items) {
-                    if let Some(name) = output_name(output) {
-                        self.name(graph, name, item)?;
+                for (at, (output, item)) in outputs.iter().zip(items).enumerate() {
+                    let Some(name) = output_name(output) else {
+                        continue;
+                    };
+                    // torch.export writes a wrong shape of the last states (oneDNN's, of one layer at a time).
+                    match node.target == "torch.ops.aten.lstm.input" && at > 0 {
+                        true => self.define(name, item)?,
+                        false => self.name(graph, name, item)?,
                     }
                 }
                 Ok(())
