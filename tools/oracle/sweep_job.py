@@ -43,6 +43,8 @@ FORMATS = tuple(SUFFIX)
 COLUMNS = ("exported", "imported", "gradients", "planned", "peak")
 OPSET = 17
 """That of the TorchScript exporter's files."""
+TIES = "equal values compete"
+"""Of the warning that a run gives where PyTorch may choose otherwise."""
 RUNTIME = "onnxruntime"
 """The column of `--onnxruntime`."""
 EXPORTED = Sizes(2, 8)
@@ -526,6 +528,8 @@ class Check:
             if deviation:
                 self.note("exported", "no", "the exported program computes something else than the model", deviation)
                 return
+        if verdict == "different" and any(TIES in line for line in answer["warnings"]):
+            verdict, cause = "warned", f"a choice among equal values, which a warning tells: {cause}"
         self.note("gradients", verdict, cause)
 
     def judge(self, table: dict, said: str, outputs: Tensors, truth: Truth) -> tuple[str, str]:
@@ -555,7 +559,8 @@ class Check:
             if any(p.initializer in named for p in pieces) and any(p.initializer not in named for p in pieces)
         ]
         known |= set(found.buffers)
-        strangers = [e["initializer"] for e in trained if e["initializer"] not in known]
+        frozen = {name for name, p in self.subject.model.named_parameters() if not p.requires_grad}
+        strangers = [e["initializer"] for e in trained if e["initializer"] not in known and e["name"] not in frozen]
         strangers = [name for name in strangers if f"`{name}` (module" not in said]
         used = {name: value for name, value in outputs.items() if name.removesuffix(".grad") in known}
         try:

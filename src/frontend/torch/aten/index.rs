@@ -23,7 +23,10 @@ pub const FORMULAS: &[Formula] = &[
      counts = And(GreaterOrEqual(x, low), LessOrEqual(x, high)); \
      place = Unsqueeze(Where(counts, place, -1.0), [1]); zero = whole(0); one = whole(1); \
      numbers = Cast(Range(zero, whole(bins), one), to=dtype(x)); hits = Cast(Equal(place, numbers), to=dtype(x)); \
-     ReduceSum(hits, [0], keepdims=0, noop_with_empty_axes=1)) : unsupported('a range that the data decides')",
+     ReduceSum(hits, [0], keepdims=0, noop_with_empty_axes=1)) : \
+     is_float(self) & min == max & bins == 1 ? \
+     (x = Reshape(self, [-1]); ReduceSum(Cast(Equal(x, x), to=dtype(x)), [0], keepdims=1, noop_with_empty_axes=1)) : \
+     unsupported('a range that the data decides')",
     "index_select(self: t, dim: i, index: t) => Gather(self, index, axis=axis(self, dim))",
     // Both halves count from their own end, as PyTorch's do.
     "linspace(start: ts, end: ts, steps: i, *, dtype: d?, layout, device, pin_memory) => \
