@@ -34,7 +34,7 @@ from tools.lib import matching, tolerance
 from tools.lib.compiler import Compiler, Refused, read_tensors, write_tensors
 from tools.lib.feeds import COTANGENT, SEED
 from tools.lib.model_inputs import Maker, Sizes
-from tools.lib.onnx_runtime import OPTIMISED, UNOPTIMISED, run_ort
+from tools.lib.onnx_runtime import OPTIMISED, UNOPTIMISED, run_ort, session_of
 from tools.lib.reference import Reference, as_array, stored_tensors
 from tools.lib.zoo import Architecture, Unbuilt
 
@@ -436,7 +436,11 @@ class Check:
             out = self.folder / "none.onnx"
             report = self.compiler.call_json(self.file, "-o", out, "--policy", "none", "--loss", "vjp", *self.types())
         except Refused as refused:
-            self.note("imported", "no", code_and_line(refused), str(refused))
+            invalid = self.invalid() if self.form.startswith("onnx") else ""
+            if invalid:
+                self.note("exported", "no", "ONNX Runtime refuses the file too", invalid)
+            else:
+                self.note("imported", "no", code_and_line(refused), str(refused))
             return
         self.note("imported", "yes")
         sizes = self.sizes(table)
@@ -465,6 +469,14 @@ class Check:
             self.row["variant"] += f", {way}" if way else ""
             return program
         return None
+
+    def invalid(self) -> str:
+        """Returns what ONNX Runtime has against the file; nothing if it loads it."""
+        try:
+            session_of(self.file)
+        except Exception as error:
+            return str(error)
+        return ""
 
     def sizes(self, table: dict) -> Sizes:
         """Returns sizes that differ from those of the export in every axis that the file leaves open."""
