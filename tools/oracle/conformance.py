@@ -67,7 +67,7 @@ UNSUPPORTED: dict[str, str] = {
         "SplitToSequence StringConcat StringNormalizer StringSplit TfIdfVectorizer",
         "classical machine learning, and optimizers as nodes": "Adagrad Adam ArrayFeatureExtractor Binarizer "
         "LabelEncoder Momentum TreeEnsemble",
-        "recurrence over time": "GRU LSTM RNN CausalConvWithState LinearAttention",
+        "recurrence over time": "CausalConvWithState LinearAttention",
         "signals and images": "BlackmanWindow HammingWindow HannWindow ImageDecoder MelWeightMatrix STFT",
         "detection and warping": "AffineGrid CenterCropPad Col2Im DeformConv GridSample MaxRoiPool MaxUnpool "
         "NonMaxSuppression RoiAlign",

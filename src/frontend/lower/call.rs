@@ -247,6 +247,13 @@ impl<'c, 'g> Call<'c, 'g> {
         })
     }
 
+    pub(super) fn attr_texts(&mut self, name: &str) -> Result<Option<Vec<String>>> {
+        Ok(match self.attr(name, AttrKind::Strs)? {
+            Some(Attr::Strs(list)) => Some(list),
+            _ => None,
+        })
+    }
+
     /// Returns the element type that an attribute names by ONNX's number.
     pub(super) fn attr_dtype(&mut self, name: &str) -> Result<Option<DType>> {
         let Some(code) = self.attr_opt_int(name)? else {

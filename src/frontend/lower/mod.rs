@@ -26,6 +26,7 @@ mod pool;
 mod quantise;
 mod random;
 mod range;
+mod recurrent;
 mod resize;
 mod rotary;
 mod sequence;
@@ -73,6 +74,7 @@ const RECIPES: &[(&str, &str, Recipe)] = &[
     ("", "DynamicQuantizeLinear", quantise::dynamic),
     ("", "Einsum", einsum::einsum),
     ("", "EyeLike", elementwise::eye_like),
+    ("", "GRU", recurrent::gru),
     ("", "GlobalAveragePool", pool::global_average),
     ("", "GlobalLpPool", pool::global_lp),
     ("", "GlobalMaxPool", pool::global_max),
@@ -80,6 +82,7 @@ const RECIPES: &[(&str, &str, Recipe)] = &[
     ("", "GroupNormalization", statistics::group),
     ("", "Hardmax", elementwise::hardmax),
     ("", "InstanceNormalization", statistics::instance),
+    ("", "LSTM", recurrent::lstm),
     ("", "LRN", statistics::local_response),
     ("", "LpNormalization", statistics::lp),
     ("", "LpPool", pool::lp),
@@ -93,6 +96,7 @@ const RECIPES: &[(&str, &str, Recipe)] = &[
     ("", "QLinearConv", quantise::integer_product),
     ("", "QLinearMatMul", quantise::integer_product),
     ("", "QuantizeLinear", quantise::quantise),
+    ("", "RNN", recurrent::rnn),
     ("", "RandomNormal", random::normal),
     ("", "RandomNormalLike", random::normal),
     ("", "RandomUniform", random::uniform),
