@@ -6,8 +6,8 @@ use super::shape::{give_shaped, reshape_like};
 use ckpt_ir::error::Result;
 use ckpt_ir::layout::count;
 use ckpt_ir::op::{
-    BatchAxes, Footprint, Grad, GradCx, Indices, InferCx, OpDef, Place, Slot, contiguous_strides,
-    fresh,
+    BatchAxes, DataSizes, Footprint, Grad, GradCx, Indices, InferCx, OpDef, Place, Slot,
+    contiguous_strides, fresh,
 };
 use ckpt_ir::typing::MAX_KNOWN_ELEMENTS;
 use ckpt_ir::{AttrKind, AttrSpec, Attrs, DType, Dim, Same, Ty, ValueId};
@@ -136,6 +136,7 @@ pub static SPLIT: OpDef = OpDef {
     ],
     ins: slots!["input"; "split"],
     outs: &[Slot::var("outputs")],
+    data_sizes: DataSizes::LongestAxis,
     fold: fold_split,
     grad: Grad::Rule(grad_split),
     memory: |cx| match cx.ins.first() {

@@ -504,7 +504,6 @@ RANDOM = "random numbers belong outside of the model"
 DATA = "sizes that depend on data"
 NO_ROW = "no such function in ONNX"
 FACTORS = "factorisations belong outside of the model"
-RECURRENT = "recurrence is exported step by step"
 STATISTICS = "decomposed, it reads statistics that the forward pass does not keep here"
 REFUSED = {
     "lgamma": NO_ROW, "digamma": NO_ROW, "i0": NO_ROW,
@@ -514,8 +513,7 @@ REFUSED = {
     "view dtype": "memory by bits", "index_reduce": "scatter_reduce instead",
     "diagonal_scatter": "where and eye instead", "F.embedding_bag": "embedding and a sum instead",
     "F.embedding_bag sum": "embedding and a sum instead",
-    "nn.LSTM": RECURRENT, "nn.GRU": RECURRENT, "nn.RNN": RECURRENT, "nn.LSTM two ways": RECURRENT,
-    "nn.LSTMCell": RECURRENT, "nn.GRUCell": RECURRENT, "multi_margin_loss": "rare; --loss vjp instead",
+    "multi_margin_loss": "rare; --loss vjp instead",
     "ctc_loss": "--loss vjp instead", "linalg": FACTORS, "det": FACTORS,
     "backward layer_norm": STATISTICS, "backward layer_norm part": STATISTICS,
     "solve_triangular": FACTORS, "cholesky": FACTORS,
