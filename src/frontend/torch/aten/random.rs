@@ -16,7 +16,7 @@ pub const FORMULAS: &[Formula] = &[
     // The logarithm of a number above 0 and below 1, so that a result is neither 0 nor infinite.
     "exponential(self: t, lambd: f = 1.0, *, generator) => \
      log(1.0 - rand_like(self) - 4.4703484e-8) * (-1.0 / lambd)",
-    "normal(self: t, mean: f, std: f, *, generator) => randn_like(self) * std + mean",
+    "{normal,normal_functional}(self: t, mean: f, std: f, *, generator) => randn_like(self) * std + mean",
     "normal(mean: t, std: ts = 1.0, *, generator) => randn_like(mean) * std + mean",
     "normal(mean: f, std: t, *, generator) => randn_like(std) * std + mean",
     "normal(mean: f, std: f, size: I, *, generator, dtype: d?, layout, device, pin_memory) => \
