@@ -8,9 +8,9 @@
 
 use super::deferred_checks::CheckResults;
 use super::device;
+use super::observed::Observed;
 use super::recorder::{Recorder, Recording};
 use super::specialization::Specialization;
-use super::step::Observed;
 use crate::place::Place;
 use ckpt_passes::{Error, Result};
 use std::rc::Rc;

@@ -20,6 +20,7 @@ mod index_errors;
 mod inputs;
 pub mod kernels;
 mod library;
+mod observed;
 mod operands;
 pub mod recorder;
 pub mod sdpa_backends;

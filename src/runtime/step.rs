@@ -4,6 +4,7 @@ use super::convert;
 use super::deferred_checks::DeferredChecks;
 use super::device;
 use super::kernels::{self, KernelCx};
+use super::observed::Observed;
 use super::operands::Operands;
 use super::sdpa_backends::SdpaBackend;
 use super::specialization::NodeForm;
@@ -13,7 +14,6 @@ use ckpt_passes::ops::transfer::{FETCH, OFFLOAD, RELEASE, TO, TO_DISK};
 use ckpt_passes::{Error, Result};
 use ckpt_torch::cuda;
 use std::cell::Cell;
-use std::collections::BTreeSet;
 use tch::Tensor;
 
 /// A node and the slots of its values.
@@ -42,15 +42,6 @@ pub(super) struct Given<'a> {
     pub pair: Option<SdpaBackend>,
     /// Collects deferred checks, in a step that must not wait for the device.
     pub deferred: Option<&'a DeferredChecks>,
-}
-
-/// What a step lets happen that its caller should know.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Observed {
-    /// Ops for which the device has no deterministic kernel.
-    pub nondeterministic: BTreeSet<&'static str>,
-    /// Nodes that chose among equal elements, where PyTorch leaves the choice open.
-    pub ties: BTreeSet<NodeId>,
 }
 
 impl Step<'_> {

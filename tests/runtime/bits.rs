@@ -306,3 +306,35 @@ fn a_choice_among_equal_elements_is_reported() {
         assert_eq!(!run.ties.is_empty(), tied, "{row:?}");
     }
 }
+
+/// libtorch adds 16-bit numbers along a last axis in wider buffers, which no row declares.
+#[test]
+fn gradients_of_lookups_take_what_is_predicted_along_every_axis() {
+    let _turn = torch::alone();
+    for dtype in ["bf16", "f16", "f32"] {
+        for (axis, table, dy) in [
+            (0, "[6]", vec![3]),
+            (0, "[6, 2]", vec![3, 2]),
+            (1, "[2, 6]", vec![2, 3]),
+            (1, "[2, 6, 4]", vec![2, 3, 4]),
+        ] {
+            let rank = table.split(',').count();
+            let source = format!(
+                "graph @g typed (%dy: {dtype}{dy:?}) -> (%dx) {{
+  init %shape : i64[{rank}] = {table}
+  init %at : i64[3] = [5, 0, 5]
+  %dx = GatherGrad %shape, %at, %dy {{axis={axis}}} : {dtype}{table}
+}}
+"
+            );
+            let graph = ckpt_passes::text::parse(&source).unwrap();
+            let kind = convert::kind(graph.ty(graph.inputs()[0]).dtype).unwrap();
+            let dy = Tensor::ones(dy, (kind, tch::Device::Cpu));
+            let given = BTreeMap::from([("dy".to_string(), dy)]);
+            let run = Program::new(&graph).unwrap().run(&given).unwrap();
+            let sizes = Sizes::new(&graph, &Binding::new(&graph, &[]).unwrap()).unwrap();
+            let predicted = MemoryProfile::new(&graph, &sizes).unwrap().peak_bytes;
+            assert_eq!(run.peak_bytes, predicted, "{dtype} {table} axis {axis}");
+        }
+    }
+}

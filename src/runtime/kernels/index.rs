@@ -117,9 +117,11 @@ fn gather_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let mut rows = size.clone();
     rows[axis] = at.numel() as i64;
     let dy = dy.reshape(rows.as_slice());
-    // Along axis 0 libtorch adds 16-bit rows in per-thread buffers, along other axes in place.
-    let lines = out.unsqueeze(0);
-    let dy = dy.unsqueeze(0);
+    // Along the first or last axis libtorch adds 16-bit numbers in wider buffers, along other axes in place.
+    let (mut lines, mut dy) = (out.unsqueeze(0), dy.unsqueeze(0));
+    if is_narrow(out.kind()) && axis + 1 == size.len() {
+        (lines, dy) = (lines.unsqueeze(-1), dy.unsqueeze(-1));
+    }
     if cx.deferred.is_some() && backend(&out).index_add_waits() {
         put_along(&lines, axis + 1, &at, &dy, true)?;
         return Ok(vec![out]);
