@@ -210,16 +210,9 @@ pub fn restore(graph: &mut Graph, export: &Export) -> Result<Assumptions> {
         let known = |name: &String| FUNCTIONS.iter().find(|f| f.name == name);
         let held = graph.find_value(&parameter);
         let held = held.filter(|h| graph.value(*h).tensor().is_some() && !transposed);
-        let constant = held.zip(functions.first()).and_then(|(held, name)| {
-            let [_] = functions.as_slice() else {
-                return None;
-            };
-            let (x, y) = (graph.value(held).tensor()?, value.tensor()?);
-            let of = WITH_CONSTANT.iter().filter(|f| f.name == name);
-            let mut solved = of.filter_map(|f| Some((held, f, f.solve(x, y)?)));
-            solved.next().filter(|_| !graph.is_output(id))
-        });
-        if let Some((held, function, constant)) = constant {
+        if let (Some(held), [name], false) = (held, functions.as_slice(), graph.is_output(id))
+            && let Some((function, constant)) = with_constant(graph, name, held, id)
+        {
             let before = graph.order().len();
             let mut builder = Builder::new(graph);
             let constant = builder.scalar_like(held, constant);
@@ -252,6 +245,15 @@ pub fn restore(graph: &mut Graph, export: &Export) -> Result<Assumptions> {
         if chain.is_empty() && original.dims == stored.dims {
             continue;
         }
+        let agrees = |h: ValueId| {
+            graph
+                .value(h)
+                .tensor()
+                .is_some_and(|t| is_near(t, &original))
+        };
+        if held.is_some_and(|h| !agrees(h)) {
+            continue;
+        }
         if chain.iter().any(|f| f.name == ADD) {
             assumed.raised.push(quoted(&parameter));
         }
@@ -263,10 +265,10 @@ pub fn restore(graph: &mut Graph, export: &Export) -> Result<Assumptions> {
                 .reshaped
                 .push(format!("{} [{shape}]", quoted(&parameter)));
         }
-        let source = match graph.find_value(&parameter) {
-            Some(held) if graph.value(held).tensor().is_some() && !transposed => held,
-            Some(_) => continue,
-            None => {
+        let source = match (held, graph.find_value(&parameter)) {
+            (Some(held), _) => held,
+            (None, Some(_)) => continue,
+            (None, None) => {
                 let held = graph.add_init(&parameter, original);
                 let origin = Origin {
                     names: vec![parameter],
@@ -303,6 +305,29 @@ pub fn restore(graph: &mut Graph, export: &Export) -> Result<Assumptions> {
         graph.set_order([first, rest].concat());
     }
     Ok(assumed)
+}
+
+/// Returns the function of that name and the constant with which it makes an initializer of a parameter that the file holds.
+fn with_constant(
+    graph: &Graph,
+    name: &str,
+    held: ValueId,
+    id: ValueId,
+) -> Option<(&'static WithConstant, f64)> {
+    let (x, y) = (graph.value(held).tensor()?, graph.value(id).tensor()?);
+    let mut of = WITH_CONSTANT.iter().filter(|f| f.name == name);
+    of.find_map(|f| Some((f, f.solve(x, y)?)))
+}
+
+/// Returns true if two tensors of one shape are equal up to the rounding of an inversion.
+fn is_near(a: &Tensor, b: &Tensor) -> bool {
+    let rounding = tensor_rounding(a).unwrap_or(0.0);
+    let near = |i: usize| match (a.get_f64(i), b.get_f64(i)) {
+        (Some(x), Some(y)) => (x - y).abs() <= 2.0 * ROUNDINGS * rounding * x.abs().max(1.0),
+        _ => false,
+    };
+    let count = usize::try_from(a.elements()).unwrap_or(0);
+    a.dtype == b.dtype && a.dims == b.dims && (0..count).all(near)
 }
 
 /// Returns the functions in the order of their application. The initializer is named after the last one, so two have one
