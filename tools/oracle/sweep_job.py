@@ -540,9 +540,19 @@ class Check:
             if deviation:
                 self.note("exported", "no", "the exported program computes something else than the model", deviation)
                 return
+            if self.form.startswith("onnx") and self.stops_gradients():
+                self.note("exported", "no", "ONNX does not tell where gradients stop (detach, no_grad)", cause)
+                return
         if verdict == "different" and any(TIES in line for line in answer["warnings"]):
             verdict, cause = "warned", f"a choice among equal values, which a warning tells: {cause}"
         self.note("gradients", verdict, cause)
+
+    def stops_gradients(self) -> bool:
+        """Returns true if the model detaches tensors or computes without gradients, which a file of ONNX cannot tell."""
+        inputs = dict(self.subject.at[EXPORTED].inputs)
+        program = torch.export.export(self.subject.model, (), kwargs=inputs, strict=False)
+        targets = (str(node.target) for node in program.graph.nodes)
+        return any("set_grad_enabled" in target or "aten.detach" in target for target in targets)
 
     def judge(self, table: dict, said: str, outputs: Tensors, truth: Truth) -> tuple[str, str]:
         """Compares outputs and gradients with PyTorch's; returns a verdict and what is wrong."""
