@@ -548,11 +548,19 @@ class Check:
         self.note("gradients", verdict, cause)
 
     def stops_gradients(self) -> bool:
-        """Returns true if the model detaches tensors or computes without gradients, which a file of ONNX cannot tell."""
+        """Returns true if the model detaches tensors, or computes with parameters but without their gradients, which a file
+        of ONNX cannot tell.
+        """
         inputs = dict(self.subject.at[EXPORTED].inputs)
         program = torch.export.export(self.subject.model, (), kwargs=inputs, strict=False)
-        targets = (str(node.target) for node in program.graph.nodes)
-        return any("set_grad_enabled" in target or "aten.detach" in target for target in targets)
+        parameters = set(program.graph_signature.inputs_to_parameters)
+
+        def stops(node: torch.fx.Node) -> bool:
+            target = str(node.target)
+            reads = {operand.name for operand in node.all_input_nodes}
+            return "aten.detach" in target or ("set_grad_enabled" in target and not reads.isdisjoint(parameters))
+
+        return any(stops(node) for node in program.graph.nodes)
 
     def judge(self, table: dict, said: str, outputs: Tensors, truth: Truth) -> tuple[str, str]:
         """Compares outputs and gradients with PyTorch's; returns a verdict and what is wrong."""
