@@ -323,6 +323,36 @@ fn a_split_of_an_older_opset_is_into_equal_parts() {
     }
 }
 
+/// The weights of an interpolation are made here, and are no parameters of the model.
+#[test]
+fn tables_that_a_node_is_lowered_with_are_not_trained() {
+    let mut resize = node("r", "Resize", &["x", "", "scales"], &["r"]);
+    resize.attribute.push(AttributeProto {
+        name: Some("mode".into()),
+        s: Some(b"linear".to_vec()),
+        r#type: Some(AttributeType::String as i32),
+        ..AttributeProto::default()
+    });
+    let nodes = vec![node("m", "MatMul", &["r", "w"], &["y"]), resize];
+    let mut file = model(
+        nodes.into_iter().rev().collect(),
+        vec![float("y", &["n", "2"])],
+    );
+    let graph = file.graph.as_mut().unwrap();
+    graph.input[0] = float("x", &["3", "1"]);
+    graph.initializer.push(TensorProto {
+        name: Some("scales".into()),
+        dims: vec![2],
+        data_type: Some(1),
+        float_data: vec![1.0, 2.0],
+        ..TensorProto::default()
+    });
+    let graph = read(&file).unwrap().graph;
+    let trained = parameters(&graph, &Selection::default()).unwrap();
+    let names: Vec<&str> = trained.iter().map(|p| p.name.as_str()).collect();
+    assert_eq!(names, ["w"]);
+}
+
 /// The TorchScript exporter writes such axes, and ONNX Runtime refuses them, so they are counted from the front in our files.
 #[test]
 fn axes_of_a_transpose_may_be_counted_from_the_back() {

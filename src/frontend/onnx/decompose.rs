@@ -10,7 +10,7 @@ use super::{names, upgrade};
 use crate::frontend::lower::{Call, Dropout, Out, recipe, run};
 use crate::onnx::proto::{NodeProto, to_map};
 use ckpt_passes::ir::typing::Contents;
-use ckpt_passes::ir::{Graph, ValueId};
+use ckpt_passes::ir::{Def, Graph, Id, Origin, ValueId};
 use ckpt_passes::ops::Builder;
 use ckpt_passes::{Error, Result, ops};
 use std::sync::Arc;
@@ -79,7 +79,7 @@ impl Importer<'_, '_> {
             }
             return Ok(None);
         }
-        let first = self.graph.order().len();
+        let (first, first_value) = (self.graph.order().len(), self.graph.value_bound());
         let props = to_map(&node.metadata_props);
         let contents = std::mem::replace(&mut self.contents, Contents::of(&Graph::new("")));
         let mut b = Builder::resume(&mut self.graph, contents);
@@ -117,6 +117,24 @@ impl Importer<'_, '_> {
         for id in added {
             self.graph.meta_mut(id).clone_from(&props);
         }
+        self.disown(first_value);
         Ok(Some(outs))
+    }
+
+    /// Marks the tables with which a node was lowered, such as the weights of an interpolation, as no parameters.
+    fn disown(&mut self, first: usize) {
+        for id in (first..self.graph.value_bound()).map(ValueId::new) {
+            let is_table = self.graph.contains_value(id)
+                && matches!(self.graph.value(id).def, Def::Init(_))
+                && self.graph.value(id).ty().dtype.is_float();
+            if is_table {
+                let origin = Origin {
+                    names: vec![self.graph.value(id).name.clone()],
+                    is_parameter: Some(false),
+                    ..Origin::default()
+                };
+                self.graph.origins.entry(id).or_insert(origin);
+            }
+        }
     }
 }
