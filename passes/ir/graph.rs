@@ -190,6 +190,17 @@ pub struct Origin {
     pub folded_from: Vec<String>,
 }
 
+impl Origin {
+    /// The origin of a constant that is no parameter.
+    pub fn constant(name: &str) -> Origin {
+        Origin {
+            names: vec![name.to_string()],
+            is_parameter: Some(false),
+            ..Origin::default()
+        }
+    }
+}
+
 /// A model: values, the nodes between them, and the order they run in.
 #[derive(Clone, Default)]
 pub struct Graph {

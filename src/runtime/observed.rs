@@ -1,4 +1,4 @@
-//! What the nodes of a step let happen that their caller should know.
+//! Events of a step that its caller reports.
 
 use ckpt_passes::ir::NodeId;
 use std::collections::BTreeSet;

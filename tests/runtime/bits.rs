@@ -307,7 +307,7 @@ fn a_choice_among_equal_elements_is_reported() {
     }
 }
 
-/// libtorch adds 16-bit numbers along a last axis in wider buffers, which no row declares.
+/// Along the last axis, libtorch adds 16-bit numbers in float32 buffers, which the predicted peak does not count.
 #[test]
 fn gradients_of_lookups_take_what_is_predicted_along_every_axis() {
     let _turn = torch::alone();

@@ -18,6 +18,15 @@ use command::{call, code, fixture, json, stderr, workplace};
 use serde_json::Value;
 use std::path::Path;
 
+const RUN: [&str; 6] = [
+    "run",
+    "model.onnx",
+    "--inputs",
+    "case.npz",
+    "--device",
+    "cuda",
+];
+
 const NEEDS: &str = "run tools/cuda-checks on a machine with an NVIDIA device";
 
 fn train(folder: &Path, policy: &str, out: &str) {
@@ -65,7 +74,7 @@ fn a_device_that_is_not_there_is_told_and_ends_with_5() {
     assert_eq!(code(&wrong), 2);
 }
 
-/// A CUDA library for libtorch that has hooks and no device, as PyTorch's on a machine without a GPU.
+/// A stand-in for libtorch's CUDA library. Like PyTorch's on a machine without a GPU, it finds no device.
 const NO_DEVICE: &str = "
 #include <ATen/detail/CUDAHooksInterface.h>
 struct CUDAHooks : at::CUDAHooksInterface {
@@ -100,15 +109,7 @@ fn the_cuda_library_is_loaded_before_libtorch_looks_for_it() {
     let said = String::from_utf8_lossy(&compiled.stderr);
     assert!(compiled.status.success(), "{said}");
     let folders = format!("{}:{libtorch}/lib", dir.path().display());
-    let run = [
-        "run",
-        "model.onnx",
-        "--inputs",
-        "case.npz",
-        "--device",
-        "cuda",
-    ];
-    for (args, status) in [(&run[..], 5), (&["doctor"][..], 0)] {
+    for (args, status) in [(&RUN[..], 5), (&["doctor"][..], 0)] {
         let mut command = command::command(dir.path());
         command.args(args).env("LD_LIBRARY_PATH", &folders);
         let done = command.output().unwrap();
@@ -125,14 +126,7 @@ fn the_cuda_library_is_loaded_before_libtorch_looks_for_it() {
 fn a_setting_that_is_not_deterministic_is_refused() {
     let dir = workplace();
     let mut command = command::command(dir.path());
-    command.args([
-        "run",
-        "model.onnx",
-        "--inputs",
-        "case.npz",
-        "--device",
-        "cuda",
-    ]);
+    command.args(RUN);
     let done = command
         .env("CUBLAS_WORKSPACE_CONFIG", ":0:0")
         .output()

@@ -1,6 +1,6 @@
-//! `LSTM`, `GRU` and `RNN` (ONNX operator specifications), unrolled: one step of the cell for each place of the sequence.
+//! `LSTM`, `GRU` and `RNN` (ONNX operator specifications), unrolled: one cell for each time step.
 //!
-//! The products with the input are one product for all places. Refused: a sequence whose length is not fixed, sequences of
+//! The input is multiplied by its weights once, for all time steps. Refused: a sequence whose length is not fixed, sequences of
 //! different lengths, clipping, and other activations than the usual ones.
 
 use super::call::{Call, Lowered, Out};
@@ -35,7 +35,7 @@ struct Weights {
     of_state: ValueId,
     /// The bias of the state's product, where it cannot be added to that of the input's.
     state_bias: Option<ValueId>,
-    /// By how much of the cell state the input, output and forget gates of an LSTM grow.
+    /// Peephole weights of the input, output and forget gates of an LSTM.
     peepholes: Option<Vec<ValueId>>,
     hidden: i64,
 }

@@ -117,22 +117,18 @@ impl Importer<'_, '_> {
         for id in added {
             self.graph.meta_mut(id).clone_from(&props);
         }
-        self.disown(first_value);
+        self.mark_tables(first_value);
         Ok(Some(outs))
     }
 
     /// Marks the tables with which a node was lowered, such as the weights of an interpolation, as no parameters.
-    fn disown(&mut self, first: usize) {
+    fn mark_tables(&mut self, first: usize) {
         for id in (first..self.graph.value_bound()).map(ValueId::new) {
             let is_table = self.graph.contains_value(id)
                 && matches!(self.graph.value(id).def, Def::Init(_))
                 && self.graph.value(id).ty().dtype.is_float();
             if is_table {
-                let origin = Origin {
-                    names: vec![self.graph.value(id).name.clone()],
-                    is_parameter: Some(false),
-                    ..Origin::default()
-                };
+                let origin = Origin::constant(&self.graph.value(id).name);
                 self.graph.origins.entry(id).or_insert(origin);
             }
         }

@@ -77,7 +77,7 @@ const KEEPS_SIZES: &[&str] = &[
 /// The ops of PyTorch that transpose a matrix.
 const TURNING: &[&str] = &["numpy_t", "permute", "t", "transpose"];
 
-/// The ops of PyTorch that make a constant operand of another.
+/// PyTorch's ops that create constants.
 const CONSTANTS: &[&str] = &["full", "scalar_tensor"];
 
 /// How an initializer follows from the one parameter that it was computed from.

@@ -142,11 +142,7 @@ fn literals(graph: &mut Graph, file: &GraphProto, ids: &BTreeMap<String, ValueId
         let tensor = value.tensor().filter(|t| t.elements() > 1);
         let repeats = tensor.is_some_and(holds_one_number);
         if repeats && value.ty().dtype.is_float() && !graph.origins.contains_key(id) {
-            let origin = Origin {
-                names: vec![value.name.clone()],
-                is_parameter: Some(false),
-                ..Origin::default()
-            };
+            let origin = Origin::constant(&value.name);
             graph.origins.insert(*id, origin);
         }
     }

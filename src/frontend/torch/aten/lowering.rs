@@ -259,11 +259,8 @@ impl<'g> Lowering<'g> {
         let inits = self.b.graph.inits();
         let inits: Vec<(ValueId, String)> = inits.map(|(id, v)| (id, v.name.clone())).collect();
         for (value, name) in inits {
-            self.b.graph.origins.entry(value).or_insert(Origin {
-                names: vec![name],
-                is_parameter: Some(false),
-                ..Origin::default()
-            });
+            let origin = Origin::constant(&name);
+            self.b.graph.origins.entry(value).or_insert(origin);
         }
         Ok(self.warnings)
     }

@@ -1,6 +1,6 @@
-//! Recurrent layers, unrolled: one step of the cell for each place of the sequence.
+//! Recurrent layers, unrolled: one cell for each time step.
 //!
-//! The products with the input are one product for all places. A sequence whose length is not fixed cannot be unrolled.
+//! The input is multiplied by its weights once, for all time steps. A sequence whose length is not fixed cannot be unrolled.
 
 use super::super::value::Value;
 use super::signature::{Call, Formula, Op};

@@ -49,8 +49,7 @@ const REFUSED: &[&str] = &[
      native_group_norm_backward: it is of a backward pass; export the forward pass alone",
     "_embedding_bag embedding_bag: use embedding, and sum or mean over an axis",
     "_pdist_forward: use cdist, and the indices of its triangle",
-    "_thnn_fused_lstm_cell: write its products and gates as ops of \
-     their own",
+    "_thnn_fused_lstm_cell: write its products and gates as ops of their own",
     "_unique2 bincount unique_dim: the size of its result depends on data; mask with \
      torch.where, or compute it outside of the model",
     "multinomial: it draws random numbers; draw them outside of the model and make them an input",

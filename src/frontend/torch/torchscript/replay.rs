@@ -49,13 +49,13 @@ pub struct Replay<'a, 'g> {
     pub(super) constants: Option<Pickle>,
     pub(super) tensors: BTreeMap<Ref, TensorId>,
     pub(super) warnings: Vec<String>,
-    /// How many names take the results of the op that is called next.
+    /// The number of variables to which the results of the next op are assigned.
     pub(super) unpacked: Option<usize>,
     depth: usize,
     steps: u64,
 }
 
-/// Returns true for a call of the op that takes a tensor apart, so that the number of names tells the number of its results.
+/// Returns true for a call of `torch.unbind`, whose number of results is that of the variables they are assigned to.
 fn is_unbind(expr: &Expr) -> bool {
     let ExprKind::Call(call) = &expr.kind else {
         return false;
