@@ -14,6 +14,8 @@ pub struct Sizes {
     /// A value and its axis, by the size.
     sources: BTreeMap<Atom, (ValueId, usize)>,
     cache: BTreeMap<Dim, Option<ValueId>>,
+    /// The sizes that one-element tensors hold.
+    held: BTreeMap<ValueId, Dim>,
 }
 
 impl Sizes {
@@ -37,6 +39,30 @@ impl Sizes {
                 self.cache.retain(|_, built| built.is_some());
             }
         }
+    }
+
+    /// Returns the size that an int64 tensor of one element holds in a run: that of a range of so many numbers, because
+    /// only the axis of a value makes a size known to typing.
+    ///
+    /// # Errors
+    /// What typing refuses: a value that does not hold one int64.
+    pub fn held(&mut self, b: &mut Builder, value: ValueId) -> Result<Dim> {
+        if let Some(dim) = self.held.get(&value) {
+            return Ok(dim.clone());
+        }
+        let scalar = match b.rank(value) {
+            0 => value,
+            _ => {
+                let shape = b.ints(&[]);
+                b.emit(&ops::shape::RESHAPE, &[value, shape], Attrs::new())?
+            }
+        };
+        let [zero, one] = [0, 1].map(|n| b.int(n));
+        let range = b.emit(&ops::fill::RANGE, &[zero, scalar, one], Attrs::new())?;
+        self.read(b.graph, range);
+        let dim = b.graph.ty(range).dims[0].clone();
+        self.held.insert(value, dim.clone());
+        Ok(dim)
     }
 
     /// Builds an int64 vector, or a scalar, with these contents. Returns `None` where some size has no source, or is what

@@ -52,6 +52,8 @@ OTHER = Sizes(3, 11)
 ONLY_BATCH = Sizes(3, 8)
 ONLY_SEQ = Sizes(2, 11)
 BUDGET = "budget:50%"
+LARGEST = 64
+"""The largest number of a size that only data decides, where its op tells none."""
 CAUSE_LETTERS = 160
 PATIENCE = 10
 """How many seconds may pass for a second of CPU time, on a machine that has other work."""
@@ -397,6 +399,8 @@ class Check:
     row: Row
     to: Connection
     onnx_runtime: bool = False
+    # Options that bound the sizes that only data decides.
+    bounds: list[str] = field(default_factory=list)
 
     @property
     def file(self) -> Path:
@@ -423,6 +427,17 @@ class Check:
             words += ["--input", f"{name}:{codes[tensor.dtype]}[{','.join(extents)}]"]
         return words
 
+    def accepted(self, call: Callable[..., Any], *words: Any) -> Any:
+        """Calls the compiler. Where it asks for the largest number of a size that only data decides, gives one."""
+        while True:
+            try:
+                return call(*words, *self.types(), *self.bounds)
+            except Refused as refused:
+                asked = re.search(r"--dim '(\?[^=']+)=N'", str(refused))
+                if not asked or f"{asked[1]}={LARGEST}" in self.bounds:
+                    raise
+                self.bounds += ["--dim", f"{asked[1]}={LARGEST}"]
+
     def run(self) -> None:
         """Fills the columns in their order, until one fails that the next ones need."""
         try:
@@ -432,9 +447,10 @@ class Check:
             return
         self.note("exported", "yes")
         try:
-            table = self.compiler.call_json("inspect", self.file, *self.types())
+            table = self.accepted(self.compiler.call_json, "inspect", self.file)
             out = self.folder / "none.onnx"
-            report = self.compiler.call_json(self.file, "-o", out, "--policy", "none", "--loss", "vjp", *self.types())
+            words = (self.file, "-o", out, "--policy", "none", "--loss", "vjp")
+            report = self.accepted(self.compiler.call_json, *words)
         except Refused as refused:
             invalid = self.invalid() if self.form.startswith("onnx") else ""
             if invalid:
@@ -670,7 +686,8 @@ class Check:
         """Fills `planned` and `peak`: a plan within half the budget equals the unplanned graph bit for bit."""
         out, inputs = self.folder / "planned.onnx", self.folder / "feeds.npz"
         try:
-            Compiler(self.compiler.binary, self.compiler.timeout_s, (*self.compiler.options, *self.types())).optimize(
+            options = (*self.compiler.options, *self.types(), *self.bounds)
+            Compiler(self.compiler.binary, self.compiler.timeout_s, options).optimize(
                 self.file, out, BUDGET, "vjp", dims
             )
             self.compiler.call("verify", plain, out, "--inputs", inputs, "--threads", "1")

@@ -36,9 +36,9 @@ pub const FORMULAS: &[Formula] = &[
 
 pub const OPS: &[Op] = &[
     (
-        "arange(end: s, *, dtype: d?, layout, device, pin_memory); \
-         arange(start: s, end: s, *, dtype: d?, layout, device, pin_memory); \
-         arange(start: s, end: s, step: s, *, dtype: d?, layout, device, pin_memory)",
+        "arange(end: sn, *, dtype: d?, layout, device, pin_memory); \
+         arange(start: sn, end: sn, *, dtype: d?, layout, device, pin_memory); \
+         arange(start: sn, end: sn, step: s, *, dtype: d?, layout, device, pin_memory)",
         arange,
     ),
     (
@@ -47,15 +47,15 @@ pub const OPS: &[Op] = &[
         copied,
     ),
     (
-        "{empty,ones,zeros}(size: I, *, dtype: d?, layout, device, pin_memory, memory_format); \
+        "{empty,ones,zeros}(size: N, *, dtype: d?, layout, device, pin_memory, memory_format); \
          {empty,ones,zeros}_like(self: t, *, dtype: d?, layout, device, pin_memory, memory_format); \
-         empty_permuted(size: I, physical_layout: I, *, dtype: d?, layout, device, pin_memory); \
-         empty_strided(size: I, stride: I, *, dtype: d?, layout, device, pin_memory); \
+         empty_permuted(size: N, physical_layout: I, *, dtype: d?, layout, device, pin_memory); \
+         empty_strided(size: N, stride: I, *, dtype: d?, layout, device, pin_memory); \
          fill(self: t, value: ts); \
-         full(size: I, fill_value: s, *, dtype: d?, layout, device, pin_memory); \
+         full(size: N, fill_value: s, *, dtype: d?, layout, device, pin_memory); \
          full_like(self: t, fill_value: s, *, dtype: d?, layout, device, pin_memory, memory_format); \
-         new_{empty,ones,zeros}(self: t, size: I, *, dtype: d?, layout, device, pin_memory); \
-         new_full(self: t, size: I, fill_value: s, *, dtype: d?, layout, device, pin_memory); \
+         new_{empty,ones,zeros}(self: t, size: N, *, dtype: d?, layout, device, pin_memory); \
+         new_full(self: t, size: N, fill_value: s, *, dtype: d?, layout, device, pin_memory); \
          zero(self: t)",
         filled,
     ),

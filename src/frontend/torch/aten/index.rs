@@ -7,8 +7,7 @@ use super::lowering::{DEFAULT_FLOAT, View, inverse};
 use super::signature::{Call, Formula, Op, along};
 use super::views;
 use ckpt_passes::Result;
-use ckpt_passes::ir::same_dims;
-use ckpt_passes::ir::{Attrs, DType, Dim, ValueId};
+use ckpt_passes::ir::{Attrs, DType, Dim, Same, ValueId, same_dims};
 use ckpt_passes::ops::{EmitExt, extreme, index, logic, scatter, shape};
 
 pub const FORMULAS: &[Formula] = &[
@@ -38,7 +37,7 @@ pub const FORMULAS: &[Formula] = &[
      taken = reshape(take(source, places), size(self)); where(mask, taken, self)",
     "masked_select(self: t, mask: t) => both = broadcast_tensors([self, mask]); index(both[0], [both[1]])",
     "one_hot(self: t, num_classes: i = -1) => \
-     num_classes == -1 ? unsupported('a number of classes that the data decides') : \
+     num_classes == -1 ? to(unsqueeze(self, -1) == arange(max(self) + 1), int64) : \
      OneHot(self, whole(num_classes), [0, 1], axis=-1)",
     "put(self: t, index: t, source: t, accumulate: b?) => \
      y = index_put(flatten(self), [flatten(index)], flatten(source), accumulate); reshape(y, size(self))",
@@ -131,9 +130,7 @@ pub const OPS: &[Op] = &[
         repeated,
     ),
     ("repeat_interleave(repeats: t, *, output_size: i?)", |c| {
-        let places = repeats(c)?.1;
-        let places = c.low.b.ints(&places);
-        c.made(places)
+        Ok(repeats(c)?.1)
     }),
     (
         "scatter(self: t, dim: i, index: t, src: ts, *, reduce: S); \
@@ -388,8 +385,8 @@ fn spaced(c: &mut Call, base: Option<f64>) -> Result<Value> {
     table(c, dtype, all)
 }
 
-/// Returns the numbers of a known vector `repeats`, and each of its indices as often as its number says.
-fn repeats(c: &mut Call) -> Result<(Vec<i64>, Vec<i64>)> {
+/// Returns the numbers of the vector `repeats` if they are known, and each of its indices as often as its number says.
+fn repeats(c: &mut Call) -> Result<(Option<Vec<i64>>, Value)> {
     let times = c.tensor("repeats")?;
     let known = c.low.known(times)?;
     let numbers: Option<Vec<i64>> = known.and_then(|k| k.iter().map(Dim::as_const).collect());
@@ -398,33 +395,35 @@ fn repeats(c: &mut Call) -> Result<(Vec<i64>, Vec<i64>)> {
         n.iter().all(|n| *n >= 0) && all.is_some_and(|sum| sum <= MAX_TABLE)
     };
     let Some(numbers) = numbers.filter(few) else {
-        return Err(c
-            .unsupported("a number of repeats that the data decides")
-            .help("repeat by a number, or gather by indices that are an input"));
+        // As many of the repeats end before a place as its index says.
+        let text = "searchsorted(cumsum(repeats, 0), arange(sum(repeats)), right=true)";
+        return Ok((None, c.formula(&[], text)?));
     };
     let each = numbers.iter().enumerate();
     let places = each.flat_map(|(i, n)| std::iter::repeat_n(i as i64, *n as usize));
-    let places = places.collect();
-    Ok((numbers, places))
+    let places = c.low.b.ints(&places.collect::<Vec<_>>());
+    Ok((Some(numbers), c.made(places)?))
 }
 
-/// Repeats each slice along an axis as often as a known vector says.
+/// Repeats each slice along an axis as often as a vector says.
 fn repeated(c: &mut Call) -> Result<Value> {
     let (numbers, places) = repeats(c)?;
     let (x, axis) = match c.has("dim") {
         true => (c.given("self"), c.int("dim", 0)?),
         false => (c.run("flatten", [c.given("self")])?, 0),
     };
-    if let [one] = numbers.as_slice() {
+    let dims = c.low.dims(id(c, &x)?).to_vec();
+    let size = c.size_in(&dims, c.in_rank(axis, dims.len())?)?;
+    let count = c.size(c.tensor("repeats")?, 0)?;
+    if let Some([one]) = numbers.as_deref() {
         return c.run("repeat_interleave", [x, (*one).into(), axis.into()]);
     }
-    let dims = c.low.dims(id(c, &x)?).to_vec();
-    let at = c.in_rank(axis, dims.len())?;
-    if dims.get(at) != Some(&Dim::from(numbers.len() as i64)) {
-        return Err(c.fail("shape", "`repeats` does not fit the axis"));
+    if size.same(&count) != Same::Yes {
+        return Err(c
+            .fail("shape", "`repeats` does not fit the axis")
+            .expected(size.to_string())
+            .found(count.to_string()));
     }
-    let places = c.low.b.ints(&places);
-    let places = c.made(places)?;
     c.run("index_select", [x, axis.into(), places])
 }
 

@@ -816,6 +816,21 @@ impl Lowering<'_> {
         }
     }
 
+    /// Returns the content that a tensor has now; later writes to it do not change the copy.
+    pub fn snapshot(&mut self, tensor: TensorId) -> Result<TensorId> {
+        let value = self.read(tensor)?;
+        Ok(self.fresh(value))
+    }
+
+    /// Returns the size that an integer tensor of one element holds in a run; nothing for any other tensor.
+    pub(super) fn size_in_run(&mut self, tensor: TensorId) -> Result<Option<Dim>> {
+        if self.dtype(tensor) != DType::I64 || !self.dims(tensor).iter().all(Dim::is_one) {
+            return Ok(None);
+        }
+        let value = self.read(tensor)?;
+        self.sizes.held(&mut self.b, value).map(Some)
+    }
+
     /// Returns the content of an integer tensor of one element, if it is known.
     pub(super) fn as_int(&mut self, tensor: TensorId) -> Result<Option<Dim>> {
         if self.dtype(tensor).is_float() {

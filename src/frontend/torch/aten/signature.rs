@@ -12,6 +12,7 @@
 //! | `s` | number | `z` | complex element type |
 //! | `i` | integer | `p` | device |
 //! | `I` | list of integers | `_` | anything; it has no effect here |
+//! | `n` | size; a run may be what tells it | `N` | list of sizes |
 //!
 //! `?` marks a parameter that need not be given, `= 0.5` one with a default. Parameters behind `*` are given by name only.
 //! An op with several overloads has several signatures. A call means the first one that its arguments fit, because
@@ -282,9 +283,15 @@ fn fit(low: &mut Lowering, kinds: &str, given: &Value) -> Result<Option<Value>> 
                     bail!("type", "element type {code} is not supported");
                 }
             },
-            ('I', Value::Int(_)) => Some(Value::List(vec![given.clone()])),
-            ('I', _) if is_list => {
-                let ints = members.iter().map(|item| fit(low, "i", item));
+            ('n', Value::Int(_)) => Some(given.clone()),
+            ('n', Value::Tensor(id)) => match low.as_int(*id)? {
+                Some(known) => Some(Value::Int(known)),
+                None => low.size_in_run(*id)?.map(Value::Int),
+            },
+            ('I' | 'N', Value::Int(_)) => Some(Value::List(vec![given.clone()])),
+            ('I' | 'N', _) if is_list => {
+                let each = if kind == 'I' { "i" } else { "n" };
+                let ints = members.iter().map(|item| fit(low, each, item));
                 let ints: Option<Vec<Value>> = ints.collect::<Result<_>>()?;
                 ints.map(Value::List)
             }

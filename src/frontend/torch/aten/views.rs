@@ -5,8 +5,8 @@ use super::super::value::{TensorId, Value};
 use super::lowering::View;
 use super::signature::{Call, Formula, Op, along};
 use ckpt_passes::Result;
-use ckpt_passes::ir::{DType, Dim, Same};
-use ckpt_passes::ops::concat::SPLIT;
+use ckpt_passes::ir::{DType, Dim, Same, ValueId};
+use ckpt_passes::ops::concat::{CONCAT, SPLIT};
 use ckpt_passes::ops::{EmitExt, arith, fill::RANGE, index, shape};
 
 pub const FORMULAS: &[Formula] = &[
@@ -77,6 +77,11 @@ pub const OPS: &[Op] = &[
          {split,split_with_sizes,unsafe_split_with_sizes}(self: t, split_sizes: I, dim: i?)",
         split_sizes,
     ),
+    (
+        "split(self: t, split_size: l, dim: i?); \
+         {split,split_with_sizes,unsafe_split_with_sizes}(self: t, split_sizes: l, dim: i?)",
+        split_by_data,
+    ),
     ("squeeze(self: t); squeeze(self: t, dim: I)", squeeze),
     ("t(self: t)", |c| {
         let last = rank(c)? as i64 - 1;
@@ -121,13 +126,15 @@ fn reshaped(c: &mut Call, dims: Vec<Dim>) -> Result<Value> {
     c.low.reshaped(x, dims).map(Value::Tensor)
 }
 
-/// Returns the content of a tensor of one integer, if it is known before a run.
+/// Returns the content of a tensor of one integer. One that only a run can tell stays in its tensor, which may index
+/// another or tell a size; later writes to that tensor do not change the number.
 fn number(c: &mut Call) -> Result<Value> {
     let x = c.tensor(c.either(&["self", "a"]))?;
     let is_bool = c.low.dtype(x) == DType::Bool;
     Ok(match c.low.as_int(x)? {
         Some(n) if is_bool => n.as_const().map_or(Value::Unknown, |n| (n != 0).into()),
         Some(n) => Value::Int(n),
+        None if c.low.dtype(x) == DType::I64 => Value::Tensor(c.low.snapshot(x)?),
         None => Value::Unknown,
     })
 }
@@ -411,14 +418,26 @@ fn chunks(c: &mut Call, x: TensorId, axis: usize, sizes: &[Dim]) -> Result<Vec<T
             .expected(size.to_string())
             .found(total.to_string()));
     }
-    let value = c.low.read(x)?;
     let cuts = c.low.int_vector(sizes)?;
-    let ins = vec![Some(value), Some(cuts)];
-    let values = c.low.b.emit_n(&SPLIT, ins, along(axis), sizes.len())?;
+    cut(c, x, axis, cuts, sizes.len())
+}
+
+/// Returns `count` views of chunks along an axis, whose sizes a vector holds.
+fn cut(
+    c: &mut Call,
+    x: TensorId,
+    axis: usize,
+    sizes: ValueId,
+    count: usize,
+) -> Result<Vec<TensorId>> {
+    let value = c.low.read(x)?;
+    let ins = vec![Some(value), Some(sizes)];
+    let values = c.low.b.emit_n(&SPLIT, ins, along(axis), count)?;
     let mut start = Dim::ZERO;
-    let mut views = Vec::with_capacity(sizes.len());
-    for (size, value) in sizes.iter().zip(values) {
-        let end = start.add(size);
+    let mut views = Vec::with_capacity(count);
+    for value in values {
+        c.low.read_sizes(value);
+        let end = start.add(&c.low.b.ty(value).dims[axis]);
         let view = View::range(axis, start, end.clone());
         views.push(c.low.view_as(x, view, value));
         start = end;
@@ -459,6 +478,20 @@ fn split_sizes(c: &mut Call) -> Result<Value> {
     let named = c.either(&["split_sizes", "split_size"]);
     let sizes = c.dims(named)?.unwrap_or_default();
     Ok(chunks(c, x, axis, &sizes)?.into())
+}
+
+/// Lowers a split whose sizes a run tells: each is in a tensor of one integer.
+fn split_by_data(c: &mut Call) -> Result<Value> {
+    let (x, axis) = c.self_axis()?;
+    let mut sizes = Vec::new();
+    for size in c.tensors(c.either(&["split_sizes", "split_size"]))? {
+        let size = c.low.read(size)?;
+        let size = c.low.b.cast(size, DType::I64)?;
+        sizes.push(c.reshape(size, &[Dim::ONE])?);
+    }
+    let count = sizes.len();
+    let sizes = c.emit_with(&CONCAT, &sizes, along(0))?;
+    Ok(cut(c, x, axis, sizes, count)?.into())
 }
 
 fn unbind(c: &mut Call) -> Result<Value> {

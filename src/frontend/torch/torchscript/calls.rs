@@ -126,7 +126,8 @@ impl Replay<'_, '_> {
             Item::Value(Value::Tensor(tensor))
                 if number.is_none() && self.lowering.dtype(*tensor) == DType::I64 =>
             {
-                Ok(value.clone())
+                let number = self.lowering.snapshot(*tensor)?;
+                Ok(Item::Value(Value::Tensor(number)))
             }
             _ => Ok(Item::int_or_unknown(number)),
         }
