@@ -1,5 +1,6 @@
 //! The device that runs a graph: the CPU or one CUDA device.
 
+use ckpt_passes::ir::op::DeviceKind;
 use ckpt_passes::{Error, Result};
 use std::fmt;
 
@@ -37,6 +38,14 @@ impl Place {
                 Error::usage("device", format!("there is no device `{text}`"))
                     .expected("cpu, cuda or cuda:N"),
             ),
+        }
+    }
+
+    /// Returns the kind of device.
+    pub fn kind(self) -> DeviceKind {
+        match self {
+            Place::Cpu => DeviceKind::Cpu,
+            Place::Cuda(_) => DeviceKind::Cuda,
         }
     }
 

@@ -6,7 +6,7 @@
 
 use crate::error::{Error, Result};
 use crate::ir::DType;
-use crate::ir::op::Cost;
+use crate::ir::op::{Cost, DeviceKind};
 use serde::{Deserialize, Serialize};
 
 /// Arithmetic in 10¹² floating-point operations a second, by element type.
@@ -48,6 +48,9 @@ impl Teraflops {
 pub struct Device {
     /// Name for reports.
     pub name: String,
+    /// The kind of device.
+    #[serde(default, with = "Kind")]
+    pub kind: DeviceKind,
     /// Arithmetic rates.
     pub teraflops: Teraflops,
     /// Memory traffic, in 10⁹ bytes a second.
@@ -73,6 +76,14 @@ pub struct Device {
     /// The origin of each figure.
     #[serde(default)]
     pub sources: Vec<String>,
+}
+
+/// How files call the kinds of devices.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "DeviceKind", rename_all = "lowercase")]
+enum Kind {
+    Cpu,
+    Cuda,
 }
 
 fn one() -> u64 {
@@ -101,6 +112,7 @@ impl Default for Device {
     fn default() -> Device {
         Device {
             name: "reference".into(),
+            kind: DeviceKind::Cpu,
             teraflops: Teraflops {
                 f32: 600.0,
                 f64: Some(600.0),

@@ -22,7 +22,7 @@ use crate::analysis::device::round_up;
 use crate::analysis::liveness::Liveness;
 use crate::analysis::sizes::Sizes;
 use crate::error::{Error, Result};
-use crate::ir::op::{Footprint, MemoryCx, Place, Sized, contiguous_strides};
+use crate::ir::op::{DeviceKind, Footprint, MemoryCx, Place, Sized, contiguous_strides};
 use crate::ir::{Def, Graph, NodeId, SecondaryMap, ValueId};
 
 /// A block of memory that one or more values live in.
@@ -75,6 +75,8 @@ enum Lasting {
 pub struct MemoryProfile {
     /// All storages of the run, indexed by [`StorageId`].
     pub storages: Vec<Storage>,
+    /// The kind of device that kernels run on.
+    pub device: DeviceKind,
     /// Blocks are multiples of this.
     pub granularity_bytes: u64,
     layouts: SecondaryMap<ValueId, Option<Layout>>,
@@ -107,16 +109,22 @@ impl MemoryProfile {
     /// # Errors
     /// A `bug` where a rule describes results that its node does not have.
     pub fn new(graph: &Graph, sizes: &Sizes) -> Result<MemoryProfile> {
-        MemoryProfile::rounded(graph, sizes, 1)
+        MemoryProfile::of_device(graph, sizes, DeviceKind::Cpu, 1)
     }
 
-    /// Memory in blocks that an allocator rounds up to a multiple of `granularity_bytes`. How many blocks the
-    /// temporaries of a kernel are is not known: they are rounded as one.
+    /// Memory on a kind of device, in blocks that its allocator rounds up to a multiple of `granularity_bytes`. How many
+    /// blocks the temporaries of a kernel are is not known: they are rounded as one.
     ///
     /// # Errors
     /// See [`MemoryProfile::new`].
-    pub fn rounded(graph: &Graph, sizes: &Sizes, granularity_bytes: u64) -> Result<MemoryProfile> {
+    pub fn of_device(
+        graph: &Graph,
+        sizes: &Sizes,
+        device: DeviceKind,
+        granularity_bytes: u64,
+    ) -> Result<MemoryProfile> {
         let mut profile = MemoryProfile {
+            device,
             granularity_bytes,
             storages: Vec::new(),
             layouts: SecondaryMap::new(graph.value_bound(), None),
@@ -188,6 +196,7 @@ impl MemoryProfile {
             attrs: &node.attrs,
             ins: &ins,
             outs: &outs,
+            device: self.device,
         });
         let bug = |what: &str| {
             Err(Error::bug(

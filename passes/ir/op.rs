@@ -553,6 +553,31 @@ pub fn moves(cx: &CostCx) -> Cost {
     cx.work(0)
 }
 
+/// The kind of device that kernels run on, as far as the memory they take depends on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// Blocks of elements fit into the caches.
+    #[default]
+    Cpu,
+    /// Blocks of elements are large: each one costs several kernel launches, and must fill the device.
+    Cuda,
+}
+
+impl DeviceKind {
+    /// The least elements of a block on a CUDA device: 256 MiB of float32.
+    const CUDA_BLOCK: i64 = 1 << 26;
+
+    /// Rows, of `rows` rows of `width` elements, that a kernel works on at a time, where it needs memory for them beside
+    /// operands and results. On a CPU they have at most `elements` elements, but there is always one row.
+    pub fn rows_at_once(self, elements: i64, rows: i64, width: i64) -> i64 {
+        let most = match self {
+            DeviceKind::Cpu => elements,
+            DeviceKind::Cuda => elements.max(DeviceKind::CUDA_BLOCK),
+        };
+        (most / width.max(1)).clamp(1, rows.max(1))
+    }
+}
+
 /// What a `memory` rule sees: operands at known sizes and strides, results at known sizes.
 pub struct MemoryCx<'a> {
     /// Attributes of the node.
@@ -561,6 +586,8 @@ pub struct MemoryCx<'a> {
     pub ins: &'a [Option<Sized>],
     /// Strides here are row-major; a view states its own.
     pub outs: &'a [Sized],
+    /// The device that it runs on.
+    pub device: DeviceKind,
 }
 
 impl<'a> MemoryCx<'a> {

@@ -9,18 +9,20 @@ use super::matmul::{MatmulPlan, gemm_plan};
 use super::names::*;
 use super::rule::*;
 use ckpt_ir::error::Result;
-use ckpt_ir::op::{Cost, Footprint, Grad, GradCx, InferCx, MemoryCx, OpDef, Sized, fresh};
+use ckpt_ir::op::{
+    Cost, DeviceKind, Footprint, Grad, GradCx, InferCx, MemoryCx, OpDef, Sized, fresh,
+};
 use ckpt_ir::{AttrSpec, Attrs, DType, Dim, Same, Ty};
 
 /// The rows of this family.
 pub const ROWS: &[&OpDef] = &[&ACCUMULATE, &ADD_PRODUCT];
 
-/// Elements that are widened at a time, in whole rows.
-const STRETCH: u64 = 1 << 20;
+/// Elements that are widened at a time on a CPU, in whole rows.
+const BLOCK_ELEMENTS: i64 = 1 << 20;
 
 /// Elements of each operand of a product that are widened at a time, in whole rows of A' and columns of B': enough that
 /// widening them costs little beside the product.
-const PRODUCT_STRETCH: u64 = 1 << 22;
+const PRODUCT_BLOCK_ELEMENTS: i64 = 1 << 22;
 
 /// sum + part, in the type of the sum: float32 where the part has 16 bits. Both have one shape.
 pub static ACCUMULATE: OpDef = OpDef {
@@ -70,19 +72,14 @@ fn infer(cx: &InferCx) -> Result<Vec<Ty>> {
 }
 
 /// How many rows of a tensor of `dims` are widened at a time.
-pub fn stretch(dims: &[i64]) -> i64 {
-    rows_of(STRETCH, dims)
+pub fn rows_at_once(device: DeviceKind, dims: &[i64]) -> i64 {
+    let rows = dims.first().copied().unwrap_or(1);
+    device.rows_at_once(BLOCK_ELEMENTS, rows, dims.iter().skip(1).product())
 }
 
 /// How many rows of A', or columns of B', are widened at a time where there are `count` of them with `inner` elements each.
-pub fn product_stretch(count: i64, inner: i64) -> i64 {
-    rows_of(PRODUCT_STRETCH, &[count, inner])
-}
-
-fn rows_of(elements: u64, dims: &[i64]) -> i64 {
-    let row: i64 = dims.iter().skip(1).product();
-    let rows = elements as i64 / row.max(1);
-    rows.clamp(1, dims.first().copied().unwrap_or(1).max(1))
+pub fn product_rows_at_once(count: i64, inner: i64) -> i64 {
+    DeviceKind::Cpu.rows_at_once(PRODUCT_BLOCK_ELEMENTS, count, inner)
 }
 
 fn memory(cx: &MemoryCx) -> Footprint {
@@ -92,7 +89,7 @@ fn memory(cx: &MemoryCx) -> Footprint {
     let row: i64 = part.dims.iter().skip(1).product();
     let temp_bytes = match sum.dtype == part.dtype || part.elements() == 0 {
         true => 0,
-        false => (stretch(&part.dims) * row) as u64 * sum.dtype.size_bytes(),
+        false => (rows_at_once(cx.device, &part.dims) * row) as u64 * sum.dtype.size_bytes(),
     };
     fresh(cx).with_temp(temp_bytes).in_place_operands(cx, &[0])
 }
@@ -143,7 +140,7 @@ fn product(attrs: &Attrs, ins: &[Option<Sized>]) -> Option<(MatmulPlan, u64)> {
         return Some((plan, copies_bytes));
     }
     let inner = a.dims[usize::from(!flip("transA"))];
-    let widened = |count: i64| (product_stretch(count, inner) * inner) as u64;
+    let widened = |count: i64| (product_rows_at_once(count, inner) * inner) as u64;
     let elements = match plan.is_empty() {
         true => 0,
         false => widened(plan.out[0]) + widened(plan.out[1]),

@@ -11,8 +11,8 @@ use super::reduce::sum_kept;
 use super::rule::*;
 use ckpt_ir::error::{Error, Result};
 use ckpt_ir::op::{
-    BatchAxes, BodyCx, Footprint, Grad, GradCx, Indices, InferCx, MemoryCx, OpClass, OpDef, Sized,
-    fresh,
+    BatchAxes, BodyCx, DeviceKind, Footprint, Grad, GradCx, Indices, InferCx, MemoryCx, OpClass,
+    OpDef, Sized, fresh,
 };
 use ckpt_ir::{AttrKind, AttrSpec, Attrs, DType, Emit, Ty, ValueId};
 
@@ -222,20 +222,19 @@ fn loss_grad_memory(cx: &MemoryCx, last_bytes: u64) -> Footprint {
     fresh(cx).with_temp(label_bytes(cx, 2) + 8 * labels + most)
 }
 
-/// Elements of scores that are processed at a time in the type computed in, in whole rows.
-const STRETCH: i64 = 1 << 20;
+/// Elements of scores that are processed at a time on a CPU in the type computed in, in whole rows.
+const BLOCK_ELEMENTS: i64 = 1 << 20;
 
 /// Returns the number of rows of scores `[N, C, …]` that are processed at a time.
-pub fn score_stretch(dims: &[i64]) -> i64 {
-    let row: i64 = dims.iter().skip(1).product();
-    let rows = dims.first().copied().unwrap_or(1).max(1);
-    (STRETCH / row.max(1)).clamp(1, rows)
+pub fn rows_at_once(device: DeviceKind, dims: &[i64]) -> i64 {
+    let rows = dims.first().copied().unwrap_or(1);
+    device.rows_at_once(BLOCK_ELEMENTS, rows, dims.iter().skip(1).product())
 }
 
 /// Bytes of that many rows of scores in the type computed in.
-fn stretch_bytes(scores: &Sized) -> u64 {
+fn block_bytes(device: DeviceKind, scores: &Sized) -> u64 {
     let row: i64 = scores.dims.iter().skip(1).product();
-    (score_stretch(&scores.dims) * row) as u64 * compute_type(scores.dtype).size_bytes()
+    (rows_at_once(device, &scores.dims) * row) as u64 * compute_type(scores.dtype).size_bytes()
 }
 
 /// The gradient of the scores. The kernel computes `aten::_softmax` in its result and continues there. It processes
@@ -254,7 +253,7 @@ pub static SOFTMAX_CROSS_ENTROPY_LOSS_GRAD: OpDef = OpDef {
             Some(x) if !wide && x.elements() > 0 => {
                 let labels = cx.elements(2);
                 let factors = labels * compute_type(x.dtype).size_bytes();
-                (0, factors + stretch_bytes(x))
+                (0, factors + block_bytes(cx.device, x))
             }
             _ => (strided_bytes(cx, &[1]), 0),
         };
@@ -489,8 +488,9 @@ fn each_memory(cx: &MemoryCx) -> Footprint {
         _ => strided_bytes(cx, &[2]),
     };
     let row: i64 = labels.dims.iter().skip(1).product();
-    let losses = (score_stretch(&scores.dims) * row) as u64 * wide;
-    fresh(cx).with_temp(label_bytes(cx, 1) + weights + stretch_bytes(scores) + losses + wide)
+    let losses = (rows_at_once(cx.device, &scores.dims) * row) as u64 * wide;
+    fresh(cx)
+        .with_temp(label_bytes(cx, 1) + weights + block_bytes(cx.device, scores) + losses + wide)
 }
 
 /// [`CLASS_LOSS`] in standard ops.

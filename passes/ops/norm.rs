@@ -11,8 +11,8 @@ use super::rule::*;
 use super::sum_to::sum_down;
 use ckpt_ir::error::Result;
 use ckpt_ir::op::{
-    BatchAxes, BodyCx, Footprint, Grad, GradCx, InferCx, MemoryCx, OpClass, OpDef, Sized, Slot,
-    fresh,
+    BatchAxes, BodyCx, DeviceKind, Footprint, Grad, GradCx, InferCx, MemoryCx, OpClass, OpDef,
+    Sized, Slot, fresh,
 };
 use ckpt_ir::{AttrKind, AttrSpec, Attrs, DType, Dim, Emit, NodeId, Ty, ValueId, same_dims};
 
@@ -298,12 +298,12 @@ fn layer_norm_memory(cx: &MemoryCx) -> Footprint {
         .with_temp(strided_bytes(cx, &[0]) + parameters + temporary * rows_of(cx.attrs, x) * wide)
 }
 
-/// The most elements of a block of rows in which [`LAYER_NORM_GRAD`] sums its terms.
+/// The most elements of a block of rows in which [`LAYER_NORM_GRAD`] sums its terms on a CPU.
 const BLOCK_ELEMENTS: i64 = 1 << 16;
 
 /// Rows that [`LAYER_NORM_GRAD`] sums at once, of `rows` rows of `width` elements.
-pub fn rows_at_once(rows: i64, width: i64) -> i64 {
-    (BLOCK_ELEMENTS / width.max(1)).clamp(1, rows.max(1))
+pub fn rows_at_once(device: DeviceKind, rows: i64, width: i64) -> i64 {
+    device.rows_at_once(BLOCK_ELEMENTS, rows, width)
 }
 
 /// As the forward, whose result is made again where the statistics are not given. Gradients of scale and bias are
@@ -340,7 +340,7 @@ fn layer_norm_grad_memory(cx: &MemoryCx) -> Footprint {
         None => base + if fused { x.bytes() } else { all },
     };
     let width = x.elements() / rows.max(1);
-    let at_once = rows_at_once(rows as i64, width as i64) as u64;
+    let at_once = rows_at_once(cx.device, rows as i64, width as i64) as u64;
     let block = at_once * width * wide;
     // A sum in the type computed in, and one for the block beside the total.
     let total = if narrow { scale.elements() * wide } else { 0 };

@@ -11,7 +11,8 @@ use super::names::*;
 use super::rule::*;
 use ckpt_ir::error::Result;
 use ckpt_ir::op::{
-    BatchAxes, BodyCx, Footprint, Grad, InferCx, MemoryCx, OpClass, OpDef, Sized, Slot, fresh,
+    BatchAxes, BodyCx, DeviceKind, Footprint, Grad, InferCx, MemoryCx, OpClass, OpDef, Sized, Slot,
+    fresh,
 };
 use ckpt_ir::{AttrSpec, DType, Ty, ValueId};
 
@@ -33,8 +34,8 @@ pub const BETA2: &str = "beta2";
 /// Attribute: what is added to the denominator.
 pub const EPS: &str = "eps";
 
-/// Elements that are processed at a time if that takes memory beside operands and result.
-const STRETCH: i64 = 1 << 18;
+/// Elements that are processed at a time on a CPU if that takes memory beside operands and result.
+const BLOCK_ELEMENTS: i64 = 1 << 18;
 
 /// A number, 0 where it is not given.
 const fn number(name: &'static str) -> AttrSpec {
@@ -236,20 +237,20 @@ fn infer(cx: &InferCx, alike: &[usize], lr: Option<usize>, step: Option<usize>) 
 
 /// Returns the number of elements that are processed at a time: any number if all tensors are row-major, else whole
 /// rows.
-pub fn stretch(dims: &[i64], is_flat: bool) -> i64 {
+pub fn block_elements(device: DeviceKind, dims: &[i64], is_flat: bool) -> i64 {
     let elements: i64 = dims.iter().product();
-    let row: i64 = match is_flat {
+    let width: i64 = match is_flat {
         true => 1,
         false => dims.iter().skip(1).product(),
     };
-    (STRETCH / row.max(1))
-        .max(1)
-        .saturating_mul(row)
+    device
+        .rows_at_once(BLOCK_ELEMENTS, elements / width.max(1), width)
+        .saturating_mul(width)
         .min(elements)
 }
 
-/// Written over the first of the tensors in `slots`. For 16-bit types a stretch of each of them exists widened, for wider
-/// ones `buffers` stretches beside them.
+/// Written over the first of the tensors in `slots`. For 16-bit types a block of each of them exists widened, for wider
+/// ones `buffers` blocks beside them.
 fn memory(cx: &MemoryCx, slots: &[usize], buffers: u64) -> Footprint {
     let given = slots.iter().filter_map(|i| cx.ins.get(*i)?.as_ref());
     let tensors: Vec<&Sized> = given.collect();
@@ -263,6 +264,6 @@ fn memory(cx: &MemoryCx, slots: &[usize], buffers: u64) -> Footprint {
         false => tensors.len() as u64,
     };
     fresh(cx)
-        .with_temp(count * stretch(&old.dims, is_flat) as u64 * wide.size_bytes())
+        .with_temp(count * block_elements(cx.device, &old.dims, is_flat) as u64 * wide.size_bytes())
         .in_place_operands(cx, &[0])
 }

@@ -61,7 +61,8 @@ impl BoundGraph {
             overrides,
         } = options;
         let sizes = Sizes::new(graph, binding)?;
-        let memory = MemoryProfile::rounded(graph, &sizes, device.granularity_bytes)?;
+        let memory =
+            MemoryProfile::of_device(graph, &sizes, device.kind, device.granularity_bytes)?;
         let layers = Layers::new(graph)?;
         let GraphProblem {
             mut problem,

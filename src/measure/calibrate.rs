@@ -121,6 +121,7 @@ pub fn calibrate(request: &Request) -> Result<Device> {
     };
     let device = Device {
         name: request.name.clone().unwrap_or(own_name),
+        kind: request.place.kind(),
         teraflops,
         gigabytes_per_s,
         outside_gigabytes_per_s,

@@ -81,7 +81,8 @@ impl Measured {
     /// A size without a number.
     pub fn new(graph: &Graph, binding: &Binding, device: &Device) -> Result<Measured> {
         let sizes = Sizes::new(graph, binding)?;
-        let memory = MemoryProfile::rounded(graph, &sizes, device.granularity_bytes)?;
+        let memory =
+            MemoryProfile::of_device(graph, &sizes, device.kind, device.granularity_bytes)?;
         let rows = Breakdown::new(graph, &memory);
         Ok(Measured {
             sizes,

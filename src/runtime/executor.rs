@@ -28,7 +28,7 @@ use crate::rng::Rng;
 use ckpt_passes::analysis::device::round_up;
 use ckpt_passes::analysis::liveness::Liveness;
 use ckpt_passes::error::Kind;
-use ckpt_passes::ir::op::Effect;
+use ckpt_passes::ir::op::{DeviceKind, Effect};
 use ckpt_passes::ir::{Def, Graph, Id, Ty, ValueId};
 use ckpt_passes::{Error, Result};
 use std::cell::RefCell;
@@ -251,6 +251,12 @@ impl<'g> Program<'g> {
         *self.specialization.get_mut() = None;
     }
 
+    /// Sets the kind of device whose blocks kernels use, instead of that of the place.
+    pub fn use_blocks_of(&mut self, device: DeviceKind) {
+        self.values.get_mut().blocks_of = device;
+        *self.specialization.get_mut() = None;
+    }
+
     /// Sets the fused kernels that attention may use; none by default.
     pub fn attend_with(&mut self, available: SdpaBackends) {
         self.available = available;
@@ -296,8 +302,14 @@ impl<'g> Program<'g> {
         {
             return Ok(specialization.clone());
         }
-        let specialization =
-            Specialization::new(self.graph, self.place, key, self.use_arena, &self.available)?;
+        let blocks_of = self.values.borrow().blocks_of;
+        let specialization = Specialization::new(
+            self.graph,
+            (self.place, blocks_of),
+            key,
+            self.use_arena,
+            &self.available,
+        )?;
         let specialization = Rc::new(specialization);
         *kept = Some(specialization.clone());
         Ok(specialization)

@@ -18,6 +18,7 @@ use super::sdpa_choice::{AttentionKernels, SdpaChoice};
 use crate::place::Place;
 use ckpt_passes::analysis::arena::Span;
 use ckpt_passes::analysis::{self, Binding, MemoryProfile, Sizes};
+use ckpt_passes::ir::op::DeviceKind;
 use ckpt_passes::ir::{DType, Graph, Id, Node, NodeId, ValueId};
 use ckpt_passes::{Error, Result};
 use ckpt_torch::arena::{self, Arena, Offer};
@@ -133,14 +134,15 @@ impl Specialization {
     /// A size that these input sizes do not determine; more memory than there is.
     pub fn new(
         graph: &Graph,
-        place: Place,
+        (place, blocks_of): (Place, DeviceKind),
         key: SpecializationKey,
         use_arena: bool,
         available: &SdpaBackends,
     ) -> Result<Specialization> {
         let binding = Binding::of_run(graph, &key.dims)?;
         let sizes = Sizes::new(graph, &binding)?;
-        let mut memory = MemoryProfile::rounded(graph, &sizes, place.granularity_bytes())?;
+        let mut memory =
+            MemoryProfile::of_device(graph, &sizes, blocks_of, place.granularity_bytes())?;
         let pinned = SdpaChoice::new(graph, &sizes, &memory, place, available);
         memory.replace_temporaries(graph, &pinned.temporaries);
         device::expect_room(place, memory.peak_bytes - memory.static_bytes)?;

@@ -149,6 +149,7 @@ impl Step<'_> {
             slots: &self.ins,
             n_outs: self.outs.len(),
             overwrites: given.overwrites,
+            device: values.blocks_of,
             pair: given.pair,
             deferred,
             ties: Some(&ties),

@@ -10,6 +10,7 @@ use super::train_state::TrainState;
 use super::transfers::Transfers;
 use crate::place::Place;
 use ckpt_passes::ir::Graph;
+use ckpt_passes::ir::op::DeviceKind;
 use ckpt_passes::{Error, Result};
 use std::collections::BTreeMap;
 use tch::{Device, Tensor};
@@ -25,6 +26,8 @@ fn is_small(tensor: &Tensor) -> bool {
 /// The tensors of a program.
 pub(super) struct Values {
     pub place: Place,
+    /// The kind of device whose blocks kernels use.
+    pub blocks_of: DeviceKind,
     pub tensors: Vec<Option<Tensor>>,
     /// Copies of small integer values that the host knows, for a run on a device.
     pub host: Vec<Option<Tensor>>,
@@ -45,6 +48,7 @@ impl Values {
         let nothing = || (0..graph.value_bound()).map(|_| None).collect();
         Values {
             place,
+            blocks_of: place.kind(),
             tensors: nothing(),
             host: nothing(),
             draws: Draws::default(),

@@ -9,6 +9,7 @@ mod arena;
 mod attention;
 #[cfg(feature = "torch")]
 mod bits;
+mod blocks;
 #[cfg(feature = "torch")]
 mod cuda;
 #[cfg(feature = "torch")]

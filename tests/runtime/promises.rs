@@ -95,6 +95,7 @@ fn check(
         attrs: &node.attrs,
         ins: &sized_ins,
         outs: &outs,
+        device: cx.device,
     });
     let mut fresh_bytes = 0;
     for (i, (place, x)) in footprint.outs.iter().zip(&results).enumerate() {

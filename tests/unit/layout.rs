@@ -1,7 +1,7 @@
 //! Shape arithmetic as exporters write it, sizes that typing finds, and wrong operands of the layout and index ops.
 
 use crate::ops::cases::{self, Case, Operand, case};
-use ckpt_passes::ir::op::{MemoryCx, Place, Sized};
+use ckpt_passes::ir::op::{DeviceKind, MemoryCx, Place, Sized};
 use ckpt_passes::ir::{Attrs, DType, Dim, Graph, Tensor, Ty, ValueId};
 use ckpt_passes::ops::{Builder, EmitExt};
 use ckpt_passes::{Kind, ops};
@@ -213,6 +213,7 @@ fn views_and_copies() {
             attrs: &attrs,
             ins: &ins,
             outs: &outs,
+            device: DeviceKind::Cpu,
         };
         match (ops::find(op).unwrap().memory)(&cx).outs.remove(0) {
             Place::View { of: 0, strides } => Some(strides),

@@ -4,6 +4,7 @@ use super::arith;
 use super::context::*;
 use super::matmul::{check_inner, prepared};
 use super::product::Product;
+use ckpt_passes::ir::op::DeviceKind;
 use ckpt_passes::ops::accumulate::*;
 use ckpt_passes::ops::matmul::gemm_plan;
 
@@ -20,16 +21,16 @@ fn accumulate(cx: &KernelCx) -> Result<Vec<Tensor>> {
     if part.numel() == 0 {
         return Ok(vec![out]);
     }
-    let buffer = wide_rows(&size, sum)?;
+    let buffer = wide_rows(cx.device, &size, sum)?;
     add_widened(sum, part, &out, &buffer)?;
     Ok(vec![out])
 }
 
 /// Makes a buffer for some rows of `size`, in the type of the sum.
-fn wide_rows(size: &[i64], sum: &Tensor) -> Result<Tensor> {
+fn wide_rows(device: DeviceKind, size: &[i64], sum: &Tensor) -> Result<Tensor> {
     let mut dims = size.to_vec();
     if let Some(rows) = dims.first_mut() {
-        *rows = stretch(size);
+        *rows = rows_at_once(device, size);
     }
     empty(&dims, sum.kind(), sum.device())
 }
@@ -39,7 +40,7 @@ fn add_widened(sum: &Tensor, part: &Tensor, out: &Tensor, buffer: &Tensor) -> Re
     let size = part.size();
     let total = size.first().copied().unwrap_or(1);
     let most = buffer.size().first().copied().unwrap_or(1);
-    for (at, count) in stretches(total, most) {
+    for (at, count) in blocks(total, most) {
         let wide = rows(buffer, 0, count)?;
         copy_into(&wide, &rows(part, at, count)?)?;
         let (own, target) = (rows(sum, at, count)?, rows(out, at, count)?);
@@ -95,9 +96,9 @@ fn add_widened_product(cx: &KernelCx, out: &Tensor) -> Result<()> {
     let left = Widened::new(cx.x(1)?, sum, !cx.flag("transA"))?;
     let right = Widened::new(cx.x(2)?, sum, cx.flag("transB"))?;
     check_inner(cx, left.of, right.of, left.inner, right.inner)?;
-    for (column, columns) in stretches(right.count, right.most) {
+    for (column, columns) in blocks(right.count, right.most) {
         let b = transposed(&right.take(column, columns)?)?;
-        for (row, rows) in stretches(left.count, left.most) {
+        for (row, rows) in blocks(left.count, left.most) {
             let a = left.take(row, rows)?;
             let block = |x: &Tensor| narrow(&narrow(x, 0, row, rows)?, 1, column, columns);
             add_matrices(&block(sum)?, &a, &b, &block(out)?)?;
@@ -123,7 +124,7 @@ impl<'a> Widened<'a> {
         let size = of.size();
         let axis = i64::from(!is_first);
         let (count, inner) = (size[usize::from(!is_first)], size[usize::from(is_first)]);
-        let most = product_stretch(count, inner);
+        let most = product_rows_at_once(count, inner);
         let dims = match is_first {
             true => [most, inner],
             false => [inner, most],

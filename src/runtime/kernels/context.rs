@@ -9,7 +9,7 @@ use crate::runtime::device;
 use crate::runtime::draws::Draws;
 use crate::runtime::sdpa_backends::SdpaBackend;
 use crate::runtime::swap_store::SwapStore;
-use ckpt_passes::ir::op::Sized;
+use ckpt_passes::ir::op::{DeviceKind, Sized};
 use ckpt_passes::ir::{Attrs, DType, Tensor as Constant};
 use ckpt_torch::{Op, Ret, TorchError, bytes};
 use std::cell::Cell;
@@ -58,6 +58,8 @@ pub struct KernelCx<'a> {
     pub n_outs: usize,
     /// The operand that the first result overwrites: no later node reads it.
     pub overwrites: Option<usize>,
+    /// The kind of device whose blocks kernels use.
+    pub device: DeviceKind,
     /// PyTorch's attention kernels that are pinned to the node.
     pub pair: Option<SdpaBackend>,
     /// Collects deferred checks, in a step during which the host must not wait for the device.
@@ -86,6 +88,7 @@ impl<'a> KernelCx<'a> {
             slots: &[],
             n_outs,
             overwrites: None,
+            device: DeviceKind::Cpu,
             pair: None,
             deferred: None,
             ties: None,
@@ -215,6 +218,15 @@ pub fn call_tensors<const N: usize>(name: &str, args: &[Arg]) -> Result<[Tensor;
         .map_err(|found| Error::bug("kernel", format!("{name} returned {} tensors", found.len())))
 }
 
+thread_local! {
+    static CALLS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Returns how many operators of libtorch this thread has called by name.
+pub fn calls() -> u64 {
+    CALLS.get()
+}
+
 /// Calls an operator. Scalars are CPU tensors ([`scalar`]), and most operators accept them together with tensors on a device.
 /// If an operator refuses them, it is called again with copies of the scalars on the device.
 fn dispatched<T>(
@@ -222,6 +234,7 @@ fn dispatched<T>(
     args: &[Arg],
     call: impl Fn(&Op, &[Arg]) -> Result<T, TorchError>,
 ) -> Result<T> {
+    CALLS.set(CALLS.get() + 1);
     let op = Op::find(name).map_err(torch_error)?;
     let refusal = match call(&op, args) {
         Ok(done) => return Ok(done),
@@ -424,8 +437,8 @@ pub fn flip(x: &Tensor, axes: &[i64]) -> Result<Tensor> {
     call("aten::flip", args![x, axes])
 }
 
-/// Splits `0..total` into stretches of at most `most` places. Returns the first place and the length of each.
-pub fn stretches(total: i64, most: i64) -> impl Iterator<Item = (i64, i64)> {
+/// Splits `0..total` into blocks of at most `most` places. Returns the first place and the length of each.
+pub fn blocks(total: i64, most: i64) -> impl Iterator<Item = (i64, i64)> {
     let starts = (0..total).step_by(most.max(1) as usize);
     starts.map(move |at| (at, most.min(total - at)))
 }

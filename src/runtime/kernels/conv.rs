@@ -92,7 +92,7 @@ impl<'a> Work<'a> {
 
     /// Returns the first row and the number of rows of each block.
     fn blocks(&self) -> impl Iterator<Item = (i64, i64)> + use<> {
-        stretches(self.plan.places[0], self.plan.rows)
+        blocks(self.plan.places[0], self.plan.rows)
     }
 
     /// Returns the windows of a block on one group of a padded sample: [channels, kernel…, places…].

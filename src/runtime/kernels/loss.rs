@@ -133,12 +133,16 @@ fn rows(x: &Tensor, at: i64, count: i64) -> Result<Tensor> {
 
 /// Calls `each` with the position of some rows of scores and the rows themselves, in the type computed in. `each` may
 /// overwrite them.
-fn for_stretches(scores: &Tensor, mut each: impl FnMut(i64, &Tensor) -> Result<()>) -> Result<()> {
+fn for_blocks(
+    cx: &KernelCx,
+    scores: &Tensor,
+    mut each: impl FnMut(i64, &Tensor) -> Result<()>,
+) -> Result<()> {
     let mut dims = scores.size();
     let total = dims[0];
-    dims[0] = score_stretch(&dims);
+    dims[0] = rows_at_once(cx.device, &dims);
     let buffer = empty(&dims, compute_kind(scores.kind()), scores.device())?;
-    for (at, count) in stretches(total, dims[0]) {
+    for (at, count) in blocks(total, dims[0]) {
         let wide = rows(&buffer, 0, count)?;
         copy_into(&wide, &rows(scores, at, count)?)?;
         each(at, &wide)?;
@@ -159,7 +163,7 @@ fn class_loss(cx: &KernelCx) -> Result<Vec<Tensor>> {
         return Ok(vec![out]);
     }
     let weights = cx.opt(2).map(|w| dense(&w.to_kind(kind))).transpose()?;
-    for_stretches(scores, |at, wide| {
+    for_blocks(cx, scores, |at, wide| {
         if cx.attrs.int("normalized") == 0 {
             normalize("aten::_log_softmax.out", wide)?;
         }
@@ -243,7 +247,7 @@ fn cross_entropy_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
         return Ok(vec![out]);
     }
     let Factors { at, factor } = factors(cx, x)?;
-    for_stretches(x, |first, wide| {
+    for_blocks(cx, x, |first, wide| {
         normalize("aten::_softmax.out", wide)?;
         let count = wide.size()[0];
         let (at, factor) = (rows(&at, first, count)?, rows(&factor, first, count)?);

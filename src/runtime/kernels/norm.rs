@@ -132,7 +132,7 @@ fn layer_norm_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
                 let flat = |t: &Tensor| t.reshape([rows, -1]);
                 let normal = (flat(&x), flat(&mean), flat(&inv_std));
                 let normal = (*want == 1).then_some(&normal);
-                row_sums(&flat(&dy), normal, kind, scale)?
+                row_sums(cx, &flat(&dy), normal, kind, scale)?
             }
             (1, false) => {
                 let terms = empty(&size, kind, device)?;
@@ -154,13 +154,14 @@ fn mul_to(a: &Tensor, b: &Tensor, out: &Tensor) -> Result<()> {
 /// Returns Σ dy, or Σ dy·(x − μ)·s with `normal` = (x, μ, s), over rows, in sizes and type of `like`. Computes the terms of a
 /// few rows at a time (`ops::norm::rows_at_once`), so that they take little memory.
 fn row_sums(
+    cx: &KernelCx,
     dy: &Tensor,
     normal: Option<&(Tensor, Tensor, Tensor)>,
     kind: Kind,
     like: &Tensor,
 ) -> Result<Tensor> {
     let (rows, width, device) = (dy.size()[0], dy.size()[1], dy.device());
-    let step = rows_at_once(rows, width);
+    let step = rows_at_once(cx.device, rows, width);
     let out = empty(&like.size(), like.kind(), device)?;
     let total = match like.kind() == kind {
         true => out.view([width]),
@@ -173,7 +174,7 @@ fn row_sums(
     let block = || empty(&[step, width], kind, device);
     let terms = (narrow || normal.is_some()).then(block).transpose()?;
     let wide_dy = (narrow && normal.is_some()).then(block).transpose()?;
-    for (start, count) in stretches(rows, step) {
+    for (start, count) in blocks(rows, step) {
         let these = |t: &Tensor| t.narrow(0, start, count);
         let first = |t: &Tensor| t.narrow(0, 0, count);
         let mut summands = these(dy);

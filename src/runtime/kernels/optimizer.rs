@@ -249,7 +249,7 @@ fn in_blocks(
     let others: Vec<Tensor> = others.into_iter().map(laid).collect::<Result<_>>()?;
     let length = from.size()[0];
     let row = elements / length;
-    let most = stretch(&old.size(), is_flat) / row;
+    let most = block_elements(cx.device, &old.size(), is_flat) / row;
     let wide = compute_kind(old.kind());
     let is_narrow = wide != old.kind();
     let mut dims = from.size();
@@ -259,7 +259,7 @@ fn in_blocks(
         .map(|_| empty(&dims, wide, old.device()))
         .collect::<Result<Vec<Tensor>>>()?;
     let is_in_place = cx.overwrites.is_some();
-    for (at, n) in stretches(length, most) {
+    for (at, n) in blocks(length, most) {
         let part = |t: &Tensor, at: i64| narrow(t, 0, at, n);
         let (own, target) = (part(&from, at)?, part(&to, at)?);
         if is_narrow {

@@ -5,7 +5,7 @@ pub mod cases;
 mod layout_cases;
 
 use cases::{Built, Operand, SIZES, build, case, cases};
-use ckpt_passes::ir::op::{CostCx, Domain, Grad, InferCx, Known, MemoryCx, Sized};
+use ckpt_passes::ir::op::{CostCx, DeviceKind, Domain, Grad, InferCx, Known, MemoryCx, Sized};
 use ckpt_passes::ir::same_dims;
 use ckpt_passes::ir::{Attrs, DType, Dim, Graph, Phase, Ty, verify::verify};
 use ckpt_passes::ops::body_of;
@@ -123,6 +123,7 @@ fn costs(graph: &Graph) -> Vec<(String, u64, u64)> {
             attrs,
             ins: &ins,
             outs: &outs,
+            device: DeviceKind::Cpu,
         });
         assert_eq!(footprint.outs.len(), outs.len(), "{}", op.name);
         all.push((op.name.to_string(), cost.bytes, footprint.temp_bytes));

@@ -230,7 +230,7 @@ impl Work {
     ) -> Result<()> {
         let plan = &self.plan;
         for lead in 0..plan.lead_count() {
-            for (head, heads) in stretches(plan.heads, plan.heads_at_once) {
+            for (head, heads) in blocks(plan.heads, plan.heads_at_once) {
                 let mut part = Part {
                     lead,
                     head,
@@ -259,7 +259,7 @@ impl Work {
         each: &mut impl FnMut(&Operands, &Tile) -> Result<()>,
     ) -> Result<()> {
         let (queries, step) = (self.plan.band.queries, self.plan.rows_at_once);
-        for (first, count) in stretches(queries, step) {
+        for (first, count) in blocks(queries, step) {
             let rows = first..first + count;
             let keys = self.plan.keys_of(rows.clone());
             let tile = Tile { part, rows, keys };

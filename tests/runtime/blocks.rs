@@ -1,0 +1,124 @@
+//! Kernels that work on some rows at a time: a CUDA device takes larger blocks than a CPU, in the memory that is predicted
+//! for it, and with fewer calls of libtorch. Here the CPU runs the blocks of both.
+
+use crate::support::torch;
+
+use ckpt_opt::runtime::executor::{Program, Run};
+use ckpt_opt::runtime::{convert, kernels};
+use ckpt_opt::tensors::random;
+use ckpt_passes::compile::{Request, compile};
+use ckpt_passes::driver::Watch;
+use ckpt_passes::ir::op::DeviceKind;
+use ckpt_passes::ir::{Attrs, DType, Dim, Graph, Ty};
+use ckpt_passes::ops::{Builder, EmitExt, matmul, norm};
+use ckpt_passes::plan::Policy;
+use ckpt_passes::testing::{Style, models, transformer};
+use ckpt_passes::transform::loss::Loss;
+use ckpt_passes::transform::optimizer::Optimizer;
+use ckpt_passes::transform::tile::{Tile, Tiles};
+use std::collections::BTreeMap;
+
+/// A norm and a head. Gradients of the norm, the loss and the optimizer take several blocks of a CPU.
+fn norm_and_head(dtype: DType) -> Graph {
+    let (width, classes) = (256, 6000);
+    let mut graph = Graph::new("head");
+    let x = graph.add_input(
+        "x",
+        Some(Ty::new(
+            dtype,
+            [Dim::symbol("b"), Dim::symbol("s"), width.into()],
+        )),
+    );
+    let mut weight = |name: &str, dims: &[i64]| {
+        let count = dims.iter().product::<i64>();
+        let values: Vec<f64> = (0..count).map(|i| (i % 13) as f64 / 16.0 - 0.375).collect();
+        graph.add_init(name, models::tensor(dtype, dims, &values))
+    };
+    let [scale, bias] = ["scale", "bias"].map(|name| weight(name, &[width]));
+    let head = weight("head", &[width, classes]);
+    let mut b = Builder::new(&mut graph);
+    let normal = b.emit(&norm::LAYER_NORM, &[x, scale, bias], Attrs::new());
+    let logits = b.emit(&matmul::MATMUL, &[normal.unwrap(), head], Attrs::new());
+    let logits = logits.unwrap();
+    graph.rename_value(logits, "logits");
+    graph.set_outputs(vec![logits]);
+    graph
+}
+
+fn step(mut graph: Graph, loss: &str, chunks: Tile, optimizer: Option<&str>) -> Graph {
+    let request = Request {
+        loss: Loss::parse(loss).unwrap(),
+        plan: Policy::NONE.into(),
+        dims: [("b", 2), ("s", 256)]
+            .map(|(name, n)| (name.to_string(), n))
+            .to_vec(),
+        tile: Tiles {
+            loss: chunks,
+            ..Tiles::default()
+        },
+        drop_outputs: vec!["logits".into()],
+        optimizer: optimizer.map(|text| Optimizer::parse(text).unwrap()),
+        ..Request::default()
+    };
+    compile(&mut graph, &request, &mut Watch::default()).unwrap_or_else(|e| panic!("{e}"));
+    graph
+}
+
+/// Runs a graph with the blocks of a device. Returns the run, how often it called libtorch, and the predicted peak.
+fn run(graph: &Graph, device: DeviceKind) -> (Run, u64, u64) {
+    let dims = [("b", 2), ("s", 256)].map(|(name, n)| (name.to_string(), n));
+    let given = random::inputs(graph, &dims, 3).unwrap();
+    let tensors = given
+        .iter()
+        .map(|(name, t)| (name.clone(), convert::tensor(name, t).unwrap()));
+    let inputs = tensors.collect::<BTreeMap<_, _>>();
+    let mut program = Program::new(graph).unwrap();
+    program.use_blocks_of(device);
+    let before = kernels::calls();
+    let done = program.run(&inputs).unwrap_or_else(|e| panic!("{e}"));
+    let calls = kernels::calls() - before;
+    let predicted = program.specialization(&inputs).unwrap().memory.peak_bytes;
+    (done, calls, predicted)
+}
+
+#[test]
+fn a_device_takes_larger_blocks_in_the_memory_predicted() {
+    let _turn = torch::alone();
+    for (dtype, optimizer) in [(DType::F32, "adamw"), (DType::BF16, "sgd:momentum=0.9")] {
+        let graph = step(
+            norm_and_head(dtype),
+            "causal-lm",
+            Tile::Off,
+            Some(optimizer),
+        );
+        let both = [DeviceKind::Cpu, DeviceKind::Cuda].map(|device| {
+            let (done, calls, predicted) = run(&graph, device);
+            assert_eq!(done.peak_bytes, predicted, "{dtype:?} {device:?}");
+            (done, calls)
+        });
+        let [(cpu, often), (cuda, seldom)] = &both;
+        assert!(*often > seldom + 40, "{dtype:?}: {often} {seldom}");
+        // Only sums over blocks are rounded in another order.
+        for ((name, a), (_, b)) in cpu.outputs.iter().zip(&cuda.outputs) {
+            let [a, b] = [a, b].map(torch::numbers);
+            let largest = a.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+            let off = a.iter().zip(&b).map(|(a, b)| (a - b).abs());
+            let most = if dtype == DType::F32 { 1e-6 } else { 1e-2 };
+            assert!(off.fold(0.0, f64::max) <= most * largest, "{name}");
+        }
+    }
+}
+
+/// On a device each call costs the host time, so a loss in chunks must not make many more of them.
+#[test]
+fn a_loss_in_chunks_adds_few_calls() {
+    let _turn = torch::alone();
+    let [whole, chunks] = [Tile::Off, Tile::Chunks(16)].map(|chunks| {
+        let graph = step(transformer(16, Style::PreNorm), "causal-lm", chunks, None);
+        run(&graph, DeviceKind::Cuda).1
+    });
+    assert!(
+        10 * chunks <= 13 * whole,
+        "{chunks} calls, {whole} with the loss as a whole"
+    );
+}
