@@ -199,7 +199,9 @@ def text_only(architecture: Architecture, model: torch.nn.Module, variant: str) 
             return
 
 
-def differentiate(model: Wrapper, inputs: dict[str, torch.Tensor], cotangents: list[np.ndarray] | None = None) -> Truth:
+def differentiate(
+    model: torch.nn.Module, inputs: dict[str, torch.Tensor], cotangents: list[np.ndarray] | None = None
+) -> Truth:
     """Runs a model and computes the gradients of Σ output · cotangent, by random cotangents or given ones."""
     model.zero_grad(set_to_none=True)
     torch.manual_seed(1)
@@ -559,6 +561,12 @@ class Check:
             if self.form.startswith("onnx") and self.stops_gradients():
                 self.note("exported", "no", "ONNX does not tell where gradients stop (detach, no_grad)", cause)
                 return
+            lost = self.lost_gradients(truth)
+            if lost:
+                self.note(
+                    "exported", "no", "torch.export loses a backward pass of the model's own (autograd.Function)", lost
+                )
+                return
         if verdict == "different" and any(TIES in line for line in answer["warnings"]):
             verdict, cause = "warned", f"a choice among equal values, which a warning tells: {cause}"
         self.note("gradients", verdict, cause)
@@ -577,6 +585,17 @@ class Check:
             return "aten.detach" in target or ("set_grad_enabled" in target and not reads.isdisjoint(parameters))
 
         return any(stops(node) for node in program.graph.nodes)
+
+    def lost_gradients(self, truth: Truth) -> str:
+        """Returns how the gradients of the exported program, by PyTorch, differ from the model's; nothing if they do not."""
+        try:
+            inputs = dict(truth.inputs)
+            program = torch.export.export(self.subject.model, (), kwargs=inputs, strict=False).module()
+            found = differentiate(program, inputs, truth.cotangents)
+        except Exception:
+            return ""
+        worst = tolerance.compare(found.reference.full, truth.reference.full)
+        return "" if worst.agrees or (not worst.problem and worst.ratio < 10) else str(worst)
 
     def judge(self, table: dict, said: str, outputs: Tensors, truth: Truth) -> tuple[str, str]:
         """Compares outputs and gradients with PyTorch's; returns a verdict and what is wrong."""
