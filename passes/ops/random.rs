@@ -11,7 +11,10 @@
 use super::names::*;
 use super::rule::*;
 use ckpt_ir::error::Result;
-use ckpt_ir::op::{BatchAxes, BodyCx, Cost, CostCx, Effect, Grad, InferCx, OpClass, OpDef};
+use ckpt_ir::op::{
+    BatchAxes, BodyCx, Cost, CostCx, DeviceKind, Effect, Grad, InferCx, OpClass, OpDef, Sized,
+    fresh,
+};
 use ckpt_ir::{DType, Emit, Ty, ValueId};
 
 /// The rows of this family.
@@ -25,7 +28,17 @@ pub const SEED: &str = "rng_seed";
 
 const WORD: i64 = 0xffff_ffff;
 const FIRST: [u32; 2] = [0x9e37_79b9, 0x85eb_ca6b];
-const MULTIPLIERS: [u32; 2] = [0x7feb_352d, 0x846c_a68b];
+/// What the mixer multiplies words by, in this order, after shifts by 16 and by 15.
+pub const MULTIPLIERS: [u32; 2] = [0x7feb_352d, 0x846c_a68b];
+
+/// Elements whose draws are made at a time, of `elements`. On a CPU each draw is used at once. A device makes a block of
+/// them; its size is a power of two, so that all indices of a block have the same high word.
+pub fn drawn_at_once(device: DeviceKind, elements: u64) -> u64 {
+    match device {
+        DeviceKind::Cpu => 0,
+        DeviceKind::Cuda => elements.min(1 << 24),
+    }
+}
 
 /// A bijection of 32-bit words that mixes their bits.
 fn mix(mut word: u32) -> u32 {
@@ -46,6 +59,11 @@ impl Key {
         let words = [seed, seed >> 32, stream, stream >> 32];
         let fold = |first: u32| words.iter().fold(first, |key, w| mix(key ^ *w as u32));
         Key(FIRST.map(fold))
+    }
+
+    /// Returns the two words.
+    pub fn words(self) -> [u32; 2] {
+        self.0
     }
 
     /// Returns both words as one number, the seed of another generator.
@@ -93,6 +111,11 @@ pub static DROPOUT: OpDef = OpDef {
         cx.b.op(&DROPOUT, &ins)
     }),
     cost: draws,
+    // Two words and a mask for each draw of a block.
+    memory: |cx| {
+        let at_once = drawn_at_once(cx.device, cx.elements(0));
+        fresh(cx).with_temp(9 * at_once)
+    },
     ..ours("Dropout", OpClass::Elementwise, BatchAxes::Mixed, |cx| {
         let (x, ratio) = (cx.x(0), cx.x(1));
         let shape = cx.b.shape(x)?;
@@ -124,6 +147,10 @@ pub static UNIFORM: OpDef = OpDef {
     },
     grad: Grad::Zero("a draw depends on the seed alone"),
     cost: draws,
+    memory: |cx| {
+        let elements = cx.outs.first().map_or(0, Sized::elements);
+        fresh(cx).with_temp(8 * drawn_at_once(cx.device, elements))
+    },
     ..our_mixed("SeededUniform", |cx| {
         let shape = cx.b.cast(cx.x(0), DType::I64)?;
         let count = if cx.outs[0].rank() == 0 {

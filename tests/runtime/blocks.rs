@@ -10,7 +10,7 @@ use ckpt_passes::compile::{Request, compile};
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::op::DeviceKind;
 use ckpt_passes::ir::{Attrs, DType, Dim, Graph, Ty};
-use ckpt_passes::ops::{Builder, EmitExt, matmul, norm};
+use ckpt_passes::ops::{Builder, EmitExt, matmul, norm, random as rng};
 use ckpt_passes::plan::Policy;
 use ckpt_passes::testing::{Style, models, transformer};
 use ckpt_passes::transform::loss::Loss;
@@ -121,4 +121,39 @@ fn a_loss_in_chunks_adds_few_calls() {
         10 * chunks <= 13 * whole,
         "{chunks} calls, {whole} with the loss as a whole"
     );
+}
+
+/// What a device draws by libtorch's ops are the draws of our loop, bit for bit.
+#[test]
+fn a_device_drops_the_same_elements() {
+    let _turn = torch::alone();
+    for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
+        let mut graph = Graph::new("drop");
+        let dims = ["b", "s"].map(Dim::symbol);
+        let x = graph.add_input("x", Some(Ty::new(dtype, dims)));
+        let mut b = Builder::new(&mut graph);
+        let [seed, stream] = [-7, 1 << 40].map(|n| b.int(n));
+        let (rows, ratio) = (b.ints(&[5, 77]), b.scalar(dtype, 0.3));
+        let drawn = b
+            .emit(&rng::UNIFORM, &[rows, seed, stream], Attrs::new())
+            .unwrap();
+        let kept = b
+            .emit(&rng::DROPOUT, &[x, ratio, seed, stream], Attrs::new())
+            .unwrap();
+        graph.set_outputs(vec![drawn, kept]);
+        let both = [DeviceKind::Cpu, DeviceKind::Cuda].map(|device| {
+            let (done, _, predicted) = run(&graph, device);
+            // Scalars of libtorch's ops lie in the host's memory, which is measured here.
+            let scalars_bytes = if device == DeviceKind::Cuda { 16 } else { 0 };
+            let bounds = predicted..=predicted + scalars_bytes;
+            assert!(bounds.contains(&done.peak_bytes), "{dtype:?} {device:?}");
+            done.outputs
+        });
+        for ((name, a), (_, b)) in both[0].iter().zip(&both[1]) {
+            assert!(a.equal(b), "{dtype:?} {name}");
+        }
+        let kept = torch::numbers(&both[0][1].1);
+        let share = kept.iter().filter(|x| **x == 0.0).count() as f64 / kept.len() as f64;
+        assert!((0.2..0.4).contains(&share), "{share}");
+    }
 }

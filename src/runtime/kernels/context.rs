@@ -11,7 +11,7 @@ use crate::runtime::sdpa_backends::SdpaBackend;
 use crate::runtime::swap_store::SwapStore;
 use ckpt_passes::ir::op::{DeviceKind, Sized};
 use ckpt_passes::ir::{Attrs, DType, Tensor as Constant};
-use ckpt_torch::{Op, Ret, TorchError, bytes};
+use ckpt_torch::{Op, Ret, TorchError, bytes, cuda};
 use std::cell::Cell;
 use std::sync::Arc;
 
@@ -196,6 +196,19 @@ pub fn call(name: &str, args: &[Arg]) -> Result<Tensor> {
 /// Calls an ATen operator that writes into one of its arguments, and drops what it returns.
 pub fn write(name: &str, args: &[Arg]) -> Result<()> {
     dispatched(name, args, Op::run)
+}
+
+/// As [`write`], for writes by index into the first argument of which no two meet. Their order makes no difference then,
+/// so on a device they need not be sorted, as libtorch's deterministic kernels do.
+pub fn write_apart(name: &str, args: &[Arg]) -> Result<()> {
+    let is_there = matches!(args.first(), Some(Arg::Tensor(out)) if !backend(out).is_host());
+    if !is_there {
+        return write(name, args);
+    }
+    cuda::refuse_nondeterministic(false);
+    let done = write(name, args);
+    cuda::refuse_nondeterministic(true);
+    done
 }
 
 /// Calls an ATen operator that returns several values.

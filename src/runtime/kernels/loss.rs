@@ -1,7 +1,6 @@
 //! Class losses and their gradients. The class axis is axis 1, in ONNX and in libtorch.
 
 use super::context::*;
-use super::index::put;
 use ckpt_passes::ir::Tensor as Constant;
 use ckpt_passes::ops::loss::*;
 
@@ -239,7 +238,7 @@ fn cross_entropy_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
         let out = cx.result_like(&scores)?;
         write("aten::_softmax.out", args![&scores, 1, false, &out])?;
         let Factors { at, factor } = factors(cx, &scores)?;
-        take_labels(cx, &out, &at, &factor)?;
+        take_labels(&out, &at, &factor)?;
         return Ok(vec![out]);
     }
     let out = cx.result_like(x)?;
@@ -251,41 +250,17 @@ fn cross_entropy_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
         normalize("aten::_softmax.out", wide)?;
         let count = wide.size()[0];
         let (at, factor) = (rows(&at, first, count)?, rows(&factor, first, count)?);
-        take_labels(cx, wide, &at, &factor)?;
+        take_labels(wide, &at, &factor)?;
         copy_into(&rows(&out, first, count)?, wide)
     })?;
     Ok(vec![out])
 }
 
 /// Multiplies probabilities by the factors and subtracts the factors from the labels' elements. Negates the factors.
-fn take_labels(cx: &KernelCx, probabilities: &Tensor, at: &Tensor, factor: &Tensor) -> Result<()> {
+fn take_labels(probabilities: &Tensor, at: &Tensor, factor: &Tensor) -> Result<()> {
     write("aten::mul_.Tensor", args![probabilities, factor])?;
     write("aten::neg_", args![factor])?;
-    if cx.deferred.is_some() {
-        return put(probabilities, &places(probabilities, at)?, factor, true);
-    }
-    write("aten::scatter_add_", args![probabilities, 1, at, factor])
-}
-
-/// Returns the row-major places of the elements that `at` selects along axis 1.
-fn places(of: &Tensor, at: &Tensor) -> Result<Tensor> {
-    let size = of.size();
-    let inner: i64 = size[2..].iter().product();
-    let options = (Kind::Int64, of.device());
-    let along = |count: i64, step: i64, dims: &[i64]| {
-        let numbers = Tensor::f_arange(count, options)?;
-        numbers.f_mul_scalar(step)?.f_view(dims)
-    };
-    let mut first = vec![1; size.len()];
-    first[0] = size[0];
-    let mut rest = size.clone();
-    (rest[0], rest[1]) = (1, 1);
-    let all = (|| {
-        let scaled = at.f_mul_scalar(inner)?;
-        let scaled = scaled.f_add(&along(size[0], size[1] * inner, &first)?)?;
-        scaled.f_add(&along(inner, 1, &rest)?)
-    })();
-    all.map_err(|e: tch::TchError| tch_error(&e))
+    write_apart("aten::scatter_add_", args![probabilities, 1, at, factor])
 }
 
 fn nll_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
@@ -296,10 +271,6 @@ fn nll_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     write("aten::neg_", args![&factor])?;
     let narrow = factor.to_kind(scores.kind());
     drop(factor);
-    if cx.deferred.is_some() {
-        put(&out, &places(&out, &at)?, &narrow, false)?;
-        return Ok(vec![out]);
-    }
-    write("aten::scatter_.src", args![&out, 1, &at, &narrow])?;
+    write_apart("aten::scatter_.src", args![&out, 1, &at, &narrow])?;
     Ok(vec![out])
 }

@@ -1,11 +1,12 @@
-//! Random numbers, in one loop over the elements of the result and without temporaries.
+//! Random numbers.
 //!
-//! Our hash is integer arithmetic. It runs on the host, on as many threads as libtorch may use, and results for a device are
-//! copied there. An element depends only on its index, so every split of the work gives the same bits. `native` and `eager`
-//! use libtorch's kernels instead, which allocate an int32 for each element of a call.
+//! Our hash is integer arithmetic. On a CPU it runs in a loop of ours, on as many threads as libtorch may use; on a device, in
+//! libtorch's ops on blocks of words. An element depends only on its index, so every split of the work gives the same bits.
+//! `native` and `eager` use libtorch's kernels instead, which allocate an int32 for each element of a call.
 
 use super::context::*;
 use crate::rng::Rng;
+use ckpt_passes::ir::op::DeviceKind;
 use ckpt_passes::ops::random::*;
 use ckpt_torch::rng::Generator;
 use half::{bf16, f16};
@@ -50,6 +51,71 @@ fn each<const N: usize>(bytes: &mut [u8], change: impl Fn(u64, [u8; N]) -> [u8; 
     });
 }
 
+/// Calls `each` with every block of `out` and its draws.
+fn for_draws(key: Key, out: &Tensor, each: impl Fn(&Tensor, &Tensor) -> Result<()>) -> Result<()> {
+    let flat = call("aten::view", args![out, &[-1]])?;
+    let total = flat.size()[0];
+    if total == 0 {
+        return Ok(());
+    }
+    let most = drawn_at_once(DeviceKind::Cuda, total as u64) as i64;
+    let room = || empty(&[most], Kind::Int, out.device());
+    let (words, spare) = (room()?, room()?);
+    for (first, count) in blocks(total, most) {
+        let [words, spare] = [&words, &spare].map(|room| narrow(room, 0, 0, count));
+        let words = words?;
+        draw(key, first as u64, &words, &spare?)?;
+        each(&narrow(&flat, 0, first, count)?, &words)?;
+    }
+    Ok(())
+}
+
+/// Fills a vector of int32 with the draws from index `first` on, which all have one high word ([`Key::draw`]). `spare` is of
+/// the same size.
+fn draw(key: Key, first: u64, words: &Tensor, spare: &Tensor) -> Result<()> {
+    // Words are signed here. Their sums and products have the same bits.
+    let signed = |word: u32| i64::from(word as i32);
+    let shifted = |by: i64, to: &Tensor| {
+        write(
+            "aten::bitwise_right_shift.Tensor_Scalar_out",
+            args![words, by, to],
+        )?;
+        // The sign was shifted in.
+        write(
+            "aten::bitwise_and_.Scalar",
+            args![to, (1i64 << (32 - by)) - 1],
+        )
+    };
+    let mix = || -> Result<()> {
+        for (by, multiplier) in [
+            (16, Some(MULTIPLIERS[0])),
+            (15, Some(MULTIPLIERS[1])),
+            (16, None),
+        ] {
+            shifted(by, spare)?;
+            write("aten::bitwise_xor_.Tensor", args![words, spare])?;
+            if let Some(multiplier) = multiplier {
+                write("aten::mul_.Scalar", args![words, signed(multiplier)])?;
+            }
+        }
+        Ok(())
+    };
+    let add = |word: u32| write("aten::add_.Scalar", args![words, signed(word), 1]);
+    let xor = |word: u32| write("aten::bitwise_xor_.Scalar", args![words, signed(word)]);
+    let [inner, outer] = key.words();
+    write(
+        "aten::arange.start_out",
+        args![0, words.size()[0], 1, words],
+    )?;
+    add(first as u32)?;
+    xor(inner)?;
+    mix()?;
+    add((first >> 32) as u32)?;
+    xor(outer)?;
+    mix()?;
+    shifted(i64::from(32 - BITS), words)
+}
+
 /// Copies the operand into the result and changes it there. 16-bit elements are computed in float32 and rounded once.
 fn dropout(cx: &KernelCx) -> Result<Vec<Tensor>> {
     if cx.draws.rng() != Rng::Counter {
@@ -61,6 +127,20 @@ fn dropout(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (wide, scale) = (1.0 / (1.0 - ratio), 1.0 / (1.0 - ratio as f32));
     let kind = x.kind();
     let out = copied_as(x, kind)?;
+    if cx.device == DeviceKind::Cuda {
+        let scale = if kind == Kind::Double {
+            wide
+        } else {
+            f64::from(scale)
+        };
+        mul_into(&out, &scalar(Kind::Double, scale)?)?;
+        for_draws(key, &out, |part, draws| {
+            let off = empty(&draws.size(), Kind::Bool, draws.device())?;
+            write("aten::lt.Scalar_out", args![draws, i64::from(least), &off])?;
+            write("aten::masked_fill_.Scalar", args![part, &off, 0.0])
+        })?;
+        return Ok(vec![out]);
+    }
     let off = |index: u64| key.draw(index) < least;
     // A kept element is scaled in the compute type and rounded once. The row takes floating-point types only.
     edited(out, &mut |all| match kind {
@@ -150,6 +230,11 @@ fn uniform(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let key = key(cx, 1)?;
     let out = empty(&cx.ints(0)?, Kind::Float, cx.x(0)?.device())?;
     let step = 1.0 / (1u32 << BITS) as f32;
+    if cx.device == DeviceKind::Cuda {
+        for_draws(key, &out, |part, draws| copy_into(part, draws))?;
+        mul_into(&out, &scalar(Kind::Double, f64::from(step))?)?;
+        return Ok(vec![out]);
+    }
     edited(out, &mut |all| {
         each(all, |i, _: [u8; 4]| {
             (key.draw(i) as f32 * step).to_le_bytes()
