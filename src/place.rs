@@ -19,6 +19,13 @@ impl Place {
     /// on reproducibility.
     pub const CUBLAS_SETTING: (&str, &str) = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8");
 
+    /// Environment variable by which libtorch's CUDA allocator splits its segments at 512 bytes; otherwise blocks keep
+    /// remainders of up to 1 MiB. It must be set before the first use.
+    pub const ALLOCATOR_SETTING: (&str, &str) = ("PYTORCH_ALLOC_CONF", "expandable_segments:True");
+
+    /// The older name of that variable.
+    pub const OLD_ALLOCATOR_VARIABLE: &str = "PYTORCH_CUDA_ALLOC_CONF";
+
     /// Reads `cpu`, `cuda` or `cuda:N`.
     ///
     /// # Errors

@@ -194,7 +194,7 @@ pub fn main() -> ExitCode {
             }
         }
     };
-    tell_cublas(cli.verb.place());
+    set_up_cuda(cli.verb.place());
     let console = cli.verb.console();
     progress::set_quiet(console.is_some_and(|c| c.quiet));
     match guarded(move || cli.verb.run()) {
@@ -360,10 +360,17 @@ impl Refusal<'_> {
     }
 }
 
-/// Sets what cuBLAS reads from the environment at its first use, unless the user has set it.
-fn tell_cublas(place: Place) {
-    let (name, value) = Place::CUBLAS_SETTING;
-    if place != Place::Cpu && std::env::var_os(name).is_none() {
+/// Sets what CUDA libraries read from the environment at their first use, unless the user has set it.
+fn set_up_cuda(place: Place) {
+    if place == Place::Cpu {
+        return;
+    }
+    let is_set = |name: &str| std::env::var_os(name).is_some();
+    let mut settings = vec![Place::CUBLAS_SETTING];
+    if !is_set(Place::OLD_ALLOCATOR_VARIABLE) {
+        settings.push(Place::ALLOCATOR_SETTING);
+    }
+    for (name, value) in settings.into_iter().filter(|(name, _)| !is_set(name)) {
         // SAFETY: this is the only thread so far.
         unsafe { std::env::set_var(name, value) };
     }

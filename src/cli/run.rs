@@ -31,6 +31,10 @@ struct Report {
     static_bytes: u64,
     /// The peak before the device's allocator rounds blocks up; on a CPU nothing is rounded.
     requested_peak_bytes: u64,
+    /// What the plan predicts of it.
+    predicted_requested_bytes: u64,
+    /// What the device's allocator held for blocks; null on the CPU.
+    reserved_bytes: Option<u64>,
     /// Workspaces of libraries beside the peak.
     workspace_bytes: Option<u64>,
     /// Bytes of the arena for results and temporaries; 0 without an arena.
@@ -183,6 +187,8 @@ pub fn run(args: &RunArgs) -> Result<()> {
         measured_peak_bytes: run.peak_bytes,
         static_bytes: run.static_bytes,
         requested_peak_bytes: run.requested_peak_bytes,
+        predicted_requested_bytes: run.predicted_requested_bytes,
+        reserved_bytes: run.reserved_bytes,
         workspace_bytes: run.workspace_bytes,
         arena_bytes: run.arena_bytes,
         resident_bytes: run.resident_bytes,

@@ -41,6 +41,8 @@ pub struct SdpaChoice {
     pub taken: AttentionKernels,
     /// Bytes that backends need beside results, by position.
     pub temporaries: Vec<(usize, u64)>,
+    /// The same in requested bytes, before the allocator rounds blocks up.
+    pub requested_temporaries: Vec<(usize, u64)>,
     /// Why backends are not used that could be.
     pub refused: BTreeSet<String>,
 }
@@ -113,9 +115,10 @@ impl SdpaChoice {
             wants: node.attrs.opt_ints("wants").unwrap_or_default(),
             wants_lse: dy.is_none() && node.outs.len() > 1,
         };
-        let granularity_bytes = place.granularity_bytes();
-        let bytes = scratch::bytes(pair, available, &shape, granularity_bytes)?;
+        let bytes_in = |granularity| scratch::bytes(pair, available, &shape, granularity);
+        let (bytes, requested_bytes) = (bytes_in(place.granularity_bytes())?, bytes_in(1)?);
         self.temporaries.push((at, bytes));
+        self.requested_temporaries.push((at, requested_bytes));
         Some(pair)
     }
 }

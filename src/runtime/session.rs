@@ -48,6 +48,10 @@ pub struct Measured {
     pub peak_bytes: u64,
     /// The largest sum of requested bytes, before the device's allocator rounded blocks.
     pub requested_peak_bytes: u64,
+    /// What the memory plan predicts of `requested_peak_bytes`.
+    pub predicted_requested_bytes: u64,
+    /// The most bytes that the device's allocator held for blocks; `None` on the CPU.
+    pub reserved_bytes: Option<u64>,
     /// The most bytes in the swap store, measured and predicted.
     pub outside_peak_bytes: u64,
     /// The most bytes in the swap store at once, as predicted.
@@ -250,6 +254,7 @@ impl<'g> Session<'g> {
             self.workspace_bytes.set(Some(workspace_bytes));
         }
         let run = self.program.run(&given)?;
+        let reserved_bytes = device::of(place).bytes()?.reserved_peak_bytes;
         let mut not_finite = Vec::new();
         for (name, tensor) in &run.outputs {
             if self.watched.contains(name) && !is_finite(tensor)? {
@@ -276,6 +281,8 @@ impl<'g> Session<'g> {
             peak_is_bound: specialization.peak_is_bound,
             peak_bytes: run.peak_bytes,
             requested_peak_bytes: run.requested_peak_bytes,
+            predicted_requested_bytes: run.static_bytes + specialization.requested_growth_bytes,
+            reserved_bytes,
             workspace_bytes: device::of(place)
                 .workspace_bytes()
                 .or(self.workspace_bytes.get()),

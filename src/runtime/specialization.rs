@@ -43,6 +43,8 @@ pub struct Specialization {
     pub memory: MemoryProfile,
     /// Whether that is an upper bound, for data decides some sizes.
     pub peak_is_bound: bool,
+    /// The predicted peak above static in requested bytes, before the allocator rounds blocks up.
+    pub requested_growth_bytes: u64,
     /// The contents of integer values, by slot.
     pub(super) known: Vec<Option<Box<[i64]>>>,
     /// The form of each node, in order.
@@ -145,6 +147,8 @@ impl Specialization {
             MemoryProfile::of_device(graph, &sizes, blocks_of, place.granularity_bytes())?;
         let pinned = SdpaChoice::new(graph, &sizes, &memory, place, available);
         memory.replace_temporaries(graph, &pinned.temporaries);
+        let mut requested = MemoryProfile::new(graph, &sizes)?;
+        requested.replace_temporaries(graph, &pinned.requested_temporaries);
         device::expect_room(place, memory.peak_bytes - memory.static_bytes)?;
         let mut known: Vec<Option<Box<[i64]>>> = vec![None; graph.value_bound()];
         let is_static = !sizes.is_bound() && key.row_major;
@@ -177,6 +181,7 @@ impl Specialization {
             key,
             pinned,
             is_static,
+            requested_growth_bytes: requested.peak_bytes - requested.static_bytes,
             peak_is_bound: sizes.is_bound(),
             arena,
             overwrites,

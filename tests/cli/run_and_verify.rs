@@ -75,6 +75,9 @@ fn run_reports_and_writes_what_the_contract_lists() {
         .map(|e| e["args"]["live_bytes"].as_u64().unwrap());
     let peak = report["measured_peak_bytes"].as_u64().unwrap();
     assert!(live.max().unwrap() <= peak && peak > report["static_bytes"].as_u64().unwrap());
+    // A CPU's allocator rounds nothing and holds nothing back.
+    assert_eq!(report["predicted_requested_bytes"], peak);
+    assert!(report["reserved_bytes"].is_null());
     has_keys(
         &report,
         &[

@@ -1,4 +1,5 @@
-//! The CUDA door from outside. What needs a device is skipped by name where there is none; `tools/cuda-checks` runs it.
+//! The CUDA door from outside. What needs a device is ignored; where there is one, add `-- --include-ignored`. `tools/cuda-checks`
+//! makes the same checks without Rust.
 
 use crate::support::command;
 use crate::support::torch;
@@ -27,7 +28,7 @@ const RUN: [&str; 6] = [
     "cuda",
 ];
 
-const NEEDS: &str = "run tools/cuda-checks on a machine with an NVIDIA device";
+const NEEDS: &str = "this test needs a machine with an NVIDIA device";
 
 fn train(folder: &Path, policy: &str, out: &str) {
     let args = [
@@ -77,9 +78,15 @@ fn a_device_that_is_not_there_is_told_and_ends_with_5() {
 /// A stand-in for libtorch's CUDA library. Like PyTorch's on a machine without a GPU, it finds no device.
 const NO_DEVICE: &str = "
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <cstdio>
+#include <cstdlib>
 struct CUDAHooks : at::CUDAHooksInterface {
   explicit CUDAHooks(at::CUDAHooksArgs) {}
-  bool hasCUDA() const override { return false; }
+  bool hasCUDA() const override {
+    for (const char* name : {\"PYTORCH_ALLOC_CONF\", \"PYTORCH_CUDA_ALLOC_CONF\"})
+      if (const char* value = std::getenv(name)) std::fprintf(stderr, \"%s=%s\\n\", name, value);
+    return false;
+  }
   bool hasCUDART() const override { return true; }
 };
 using at::CUDAHooksRegistry;
@@ -109,9 +116,21 @@ fn the_cuda_library_is_loaded_before_libtorch_looks_for_it() {
     let said = String::from_utf8_lossy(&compiled.stderr);
     assert!(compiled.status.success(), "{said}");
     let folders = format!("{}:{libtorch}/lib", dir.path().display());
-    for (args, status) in [(&RUN[..], 5), (&["doctor"][..], 0)] {
+    const NEW: &str = "PYTORCH_ALLOC_CONF=expandable_segments:True";
+    const OLD: &str = "PYTORCH_CUDA_ALLOC_CONF=backend:native";
+    for (args, set_by_user, status) in [
+        (&RUN[..], false, 5),
+        (&RUN[..], true, 5),
+        (&["doctor"][..], false, 0),
+    ] {
         let mut command = command::command(dir.path());
         command.args(args).env("LD_LIBRARY_PATH", &folders);
+        command.env_remove("PYTORCH_ALLOC_CONF");
+        command.env_remove("PYTORCH_CUDA_ALLOC_CONF");
+        if set_by_user {
+            let (name, value) = OLD.split_once('=').unwrap();
+            command.env(name, value);
+        }
         let done = command.output().unwrap();
         let said = format!("{}{}", String::from_utf8_lossy(&done.stdout), stderr(&done));
         assert_eq!(code(&done), status, "{said}");
@@ -119,6 +138,9 @@ fn the_cuda_library_is_loaded_before_libtorch_looks_for_it() {
             said.contains("library is loaded and sees 0 devices"),
             "{said}"
         );
+        // Set before libtorch initializes CUDA, unless the user has set it.
+        assert_eq!(said.contains(NEW), !set_by_user, "{said}");
+        assert_eq!(said.contains(OLD), set_by_user, "{said}");
     }
 }
 

@@ -13,6 +13,8 @@ mod blocks;
 #[cfg(feature = "torch")]
 mod cuda;
 #[cfg(feature = "torch")]
+mod cuda_checks;
+#[cfg(feature = "torch")]
 mod kernels;
 #[cfg(feature = "torch")]
 mod libtorch;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import resource
@@ -10,15 +11,9 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 
 from tools.lib.options import dim_options
-
-SAFETENSORS = {
-    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16, "I64": np.int64,
-    "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8, "BOOL": np.bool_,
-}  # fmt: skip
 
 NO_PLAN_FITS = 3
 """The exit code for a budget that no plan fits into."""
@@ -132,6 +127,18 @@ def sha256_of(path: Path) -> str:
     return digest
 
 
+@functools.cache
+def safetensors_dtypes() -> dict[str, type]:
+    """Returns numpy's types by their names in safetensors files."""
+    # Only here: all else works without this package.
+    import ml_dtypes
+
+    return {
+        "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16, "I64": np.int64,
+        "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8, "BOOL": np.bool_,
+    }  # fmt: skip
+
+
 def read_tensors(path: Path) -> dict[str, np.ndarray]:
     """Reads npz or safetensors, by suffix."""
     if path.suffix == ".npz":
@@ -144,7 +151,7 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
     for name, entry in json.loads(data[8 : 8 + header_bytes]).items():
         if name != "__metadata__":
             begin, end = entry["data_offsets"]
-            flat = np.frombuffer(body[begin:end], SAFETENSORS[entry["dtype"]])
+            flat = np.frombuffer(body[begin:end], safetensors_dtypes()[entry["dtype"]])
             tensors[name] = flat.reshape(entry["shape"])
     return tensors
 
@@ -154,7 +161,7 @@ def write_tensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
     if path.suffix == ".npz":
         np.savez(path, **tensors)
         return
-    codes = {np.dtype(kind): code for code, kind in SAFETENSORS.items()}
+    codes = {np.dtype(kind): code for code, kind in safetensors_dtypes().items()}
     header, blobs, offset = {}, [], 0
     for name, tensor in tensors.items():
         blob = np.ascontiguousarray(tensor).tobytes()

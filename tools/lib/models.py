@@ -23,6 +23,13 @@ LLAMA_1B = dict(
 )  # fmt: skip
 LLAMA_TINY = LLAMA_1B | dict(vocab_size=347, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
                              num_attention_heads=4, num_key_value_heads=2, head_dim=8)  # fmt: skip
+# That of `fixtures/llama32`.
+LLAMA_FIXTURE = LLAMA_1B | dict(
+    vocab_size=347, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=6, max_position_embeddings=256, rms_norm_eps=1e-5,
+    rope_parameters=dict(rope_type="llama3", rope_theta=500000.0, factor=32.0, low_freq_factor=1.0,
+                         high_freq_factor=4.0, original_max_position_embeddings=8192),
+)  # fmt: skip
 # A large vocabulary beside a narrow model, as in Llama-3.2-1B.
 LLAMA_SMALL = LLAMA_1B | dict(vocab_size=32768, hidden_size=512, intermediate_size=2048, num_hidden_layers=4,
                               num_attention_heads=8, num_key_value_heads=2)  # fmt: skip
@@ -38,6 +45,7 @@ MODELS: dict[str, tuple[type, tf.PretrainedConfig, str]] = {
     ),
     "llama1b": (tf.LlamaForCausalLM, tf.LlamaConfig(use_cache=False, **LLAMA_1B), "causal-lm"),
     "llama_small": (tf.LlamaForCausalLM, tf.LlamaConfig(use_cache=False, **LLAMA_SMALL), "causal-lm"),
+    "llama_fixture": (tf.LlamaForCausalLM, tf.LlamaConfig(use_cache=False, **LLAMA_FIXTURE), "causal-lm"),
     "llama_tiny": (tf.LlamaForCausalLM, tf.LlamaConfig(use_cache=False, **LLAMA_TINY), "causal-lm"),
 }
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}

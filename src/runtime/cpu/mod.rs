@@ -45,6 +45,7 @@ impl Backend for Cpu {
             peak_bytes: stats.peak_bytes,
             requested_live_bytes: stats.live_bytes,
             requested_peak_bytes: stats.peak_bytes,
+            reserved_peak_bytes: None,
         })
     }
 

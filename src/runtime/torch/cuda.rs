@@ -22,6 +22,8 @@ pub struct Stats {
     pub requested_live_bytes: u64,
     /// The largest `requested_live_bytes` since the last [`reset_peak`].
     pub requested_peak_bytes: u64,
+    /// The most bytes that the allocator held for blocks since the last [`reset_peak`]; `None` where it reserves none.
+    pub reserved_peak_bytes: Option<u64>,
 }
 
 /// Loads libtorch's CUDA library once. Calls nothing else of libtorch.
@@ -85,18 +87,26 @@ pub fn synchronize(device: usize) -> Result<(), TorchError> {
 /// # Errors
 /// A device that was not opened.
 pub fn stats(device: usize) -> Result<Stats, TorchError> {
-    let mut found = [0i64; 4];
-    let [live, peak, requested_live, requested_peak] = &mut found;
-    // SAFETY: four places to write to.
+    let mut found = [0i64; 5];
+    let [live, peak, requested_live, requested_peak, reserved_peak] = &mut found;
+    // SAFETY: five places to write to.
     check(unsafe {
-        sys::ck_cuda_memory_stats(device as i64, live, peak, requested_live, requested_peak)
+        sys::ck_cuda_memory_stats(
+            device as i64,
+            live,
+            peak,
+            requested_live,
+            requested_peak,
+            reserved_peak,
+        )
     })?;
-    let [live, peak, requested_live, requested_peak] = found.map(i64::unsigned_abs);
+    let [live, peak, requested_live, requested_peak, reserved_peak] = found.map(i64::unsigned_abs);
     Ok(Stats {
         live_bytes: live,
         peak_bytes: peak,
         requested_live_bytes: requested_live,
         requested_peak_bytes: requested_peak,
+        reserved_peak_bytes: Some(reserved_peak),
     })
 }
 

@@ -236,6 +236,7 @@ unsafe extern "C" {
         peak_bytes: *mut i64,
         requested_live_bytes: *mut i64,
         requested_peak_bytes: *mut i64,
+        reserved_peak_bytes: *mut i64,
     ) -> i32;
     pub fn ck_cuda_memory_reset_peak(device: i64) -> i32;
     pub fn ck_cuda_properties(device: i64, capability: *mut i64, processors: *mut i64) -> i32;

@@ -89,15 +89,17 @@ int32_t ck_cuda_synchronize(int64_t device) {
   return ckpt::guarded([&] { at::accelerator::synchronizeDevice(index_of(device)); });
 }
 
-// Reads the bytes of the allocator's blocks and the requested bytes in them: current values and peaks since the last reset.
+// Reads the bytes of the allocator's blocks and the requested bytes in them: current values and peaks since the last reset;
+// then the peak of the bytes that it reserved for blocks.
 int32_t ck_cuda_memory_stats(int64_t device, int64_t* live, int64_t* peak, int64_t* requested_live,
-                             int64_t* requested_peak) {
+                             int64_t* requested_peak, int64_t* reserved_peak) {
   return ckpt::guarded([&] {
     const auto stats = at::getDeviceAllocator(at::kCUDA)->getDeviceStats(index_of(device));
     *live = sum_of(stats.allocated_bytes, false);
     *peak = sum_of(stats.allocated_bytes, true);
     *requested_live = sum_of(stats.requested_bytes, false);
     *requested_peak = sum_of(stats.requested_bytes, true);
+    *reserved_peak = sum_of(stats.reserved_bytes, true);
   });
 }
 
