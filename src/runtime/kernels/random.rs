@@ -231,7 +231,7 @@ fn uniform(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let out = empty(&cx.ints(0)?, Kind::Float, cx.x(0)?.device())?;
     let step = 1.0 / (1u32 << BITS) as f32;
     if cx.device == DeviceKind::Cuda {
-        for_draws(key, &out, |part, draws| copy_into(part, draws))?;
+        for_draws(key, &out, copy_into)?;
         mul_into(&out, &scalar(Kind::Double, f64::from(step))?)?;
         return Ok(vec![out]);
     }
