@@ -564,7 +564,7 @@ class Check:
             lost = self.lost_gradients(truth)
             if lost:
                 self.note(
-                    "exported", "no", "torch.export loses a backward pass of the model's own (autograd.Function)", lost
+                    "exported", "no", "PyTorch differentiates the exported program otherwise than the model", lost
                 )
                 return
         if verdict == "different" and any(TIES in line for line in answer["warnings"]):
