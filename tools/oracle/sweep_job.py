@@ -201,13 +201,17 @@ def text_only(architecture: Architecture, model: torch.nn.Module, variant: str) 
 
 
 def differentiate(
-    model: torch.nn.Module, inputs: dict[str, torch.Tensor], cotangents: list[np.ndarray] | None = None
+    model: torch.nn.Module,
+    inputs: dict[str, torch.Tensor],
+    cotangents: list[np.ndarray] | None = None,
+    by_name: bool = True,
 ) -> Truth:
     """Runs a model and computes the gradients of Σ output · cotangent, by random cotangents or given ones."""
     forget_caches(model)
     model.zero_grad(set_to_none=True)
     torch.manual_seed(1)
-    outputs = model(**{name: value.clone() for name, value in inputs.items()})
+    given = {name: value.clone() for name, value in inputs.items()}
+    outputs = model(**given) if by_name else model(*given.values())
     if not outputs:
         raise ValueError("no output has a gradient")
     rng = np.random.default_rng(3)
@@ -246,10 +250,11 @@ def forget_caches(model: torch.nn.Module) -> None:
 
 
 def gradients_of_program(path: Path, inputs: Tensors, cotangents: list[np.ndarray]) -> Tensors:
-    """Returns the gradients that PyTorch computes for the exported program in this file."""
-    program = torch.export.load(path).module()
+    """Returns the gradients that PyTorch computes for the exported or traced program in this file."""
     tensors = {name: torch.from_numpy(value) for name, value in inputs.items()}
-    return differentiate(program, tensors, cotangents).reference.full
+    if path.suffix == SUFFIX["traced"]:
+        return differentiate(torch.jit.load(path), tensors, cotangents, by_name=False).reference.full
+    return differentiate(torch.export.load(path).module(), tensors, cotangents).reference.full
 
 
 def export(subject: Subject, form: str, dynamic: bool, path: Path) -> Callable[..., Any] | None:
@@ -616,11 +621,13 @@ class Check:
         A process of its own differentiates: autograd runs in none that was forked from one where it ran.
         """
         inputs = dict(truth.inputs)
-        path = self.folder / "program.pt2"
+        path = self.file
         arrays = {name: as_array(value) for name, value in inputs.items()}
         try:
-            forget_caches(self.subject.model)
-            torch.export.save(torch.export.export(self.subject.model, (), kwargs=inputs, strict=False), path)
+            if self.form.startswith("onnx"):
+                path = self.folder / "program.pt2"
+                forget_caches(self.subject.model)
+                torch.export.save(torch.export.export(self.subject.model, (), kwargs=inputs, strict=False), path)
             with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
                 found = pool.submit(gradients_of_program, path, arrays, truth.cotangents).result()
         except Exception:
