@@ -409,3 +409,24 @@ return torch.reshape(torch.slice(x, 1, 0, int(torch.mul(r, r))), [-1, int(r), in
     );
     refused(&saved, &["x:f32[n, m]"], &["only a run can tell"]);
 }
+
+#[test]
+fn padding_to_the_same_size_is_known() {
+    // As timm computes it: (ceil(x / stride) − 1) · stride + window − x, but not below 0.
+    let body = "\
+n = ops.prim.NumToTensor(torch.size(x, 1))
+rows = torch.ceil(torch.div(n, CONSTANTS.c1))
+used = torch.add(torch.mul(torch.sub(rows, CONSTANTS.c0), CONSTANTS.c1), CONSTANTS.c2)
+pad = torch.clamp(torch.sub(used, n), 0)
+left = torch.floor_divide(pad, CONSTANTS.c1)
+return torch.pad(x, [int(left), int(torch.sub(pad, left))], \"constant\", 0.)";
+    let saved = Saved::new("x: Tensor -> Tensor", body).constants(&[1, 2, 3]);
+    for (length, padded) in [(8, 9), (9, 11)] {
+        assert_eq!(
+            outputs(&saved, &[&format!("x:f32[4, {length}]")]),
+            [format!("output_0: f32[4, {padded}]")]
+        );
+    }
+    let saved = Saved::new("x: Tensor -> Tensor", body).constants(&[1, 2, -3]);
+    assert_eq!(outputs(&saved, &["x:f32[4, 9]"]), ["output_0: f32[4, 9]"]);
+}

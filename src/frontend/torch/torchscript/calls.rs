@@ -429,6 +429,18 @@ fn real_op(name: &str, args: &[Item]) -> Result<Option<Item>> {
             }
         }
         ("sqrt", [x]) => known(x).map(f64::sqrt),
+        ("clamp", [x, bounds @ ..]) if is_real(x) => {
+            let mut clamped = known(x);
+            for (bound, choose) in bounds
+                .iter()
+                .zip([f64::max as fn(f64, f64) -> f64, f64::min])
+            {
+                if !matches!(bound, Item::Value(Value::None)) {
+                    clamped = clamped.zip(known(bound)).map(|(x, bound)| choose(x, bound));
+                }
+            }
+            clamped
+        }
         (_, [x]) if is_real(x) => known(x).and_then(|x| {
             Some(match name {
                 "neg" => -x,
