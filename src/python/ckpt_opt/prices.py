@@ -1,0 +1,139 @@
+"""What a node of a graph costs: its time by a model of the device or by measurement, its arithmetic and its traffic."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch._prims.rng_prims import run_and_save_rng_state
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._pytree import tree_map
+from torch.utils.flop_counter import flop_registry
+
+from ckpt_opt.joint import bytes_of, number, tensors_of
+
+# Peak TFLOP/s of matrix products in float32 (as PyTorch runs them) and in 16-bit types, and GB/s of memory. From NVIDIA's
+# data sheets, dense, at 70 % of the peak for products.
+DEVICES = {
+    "H200": (47.0, 692.0, 4800.0),
+    "H100": (47.0, 692.0, 3350.0),
+    "A100": (14.0, 218.0, 1935.0),
+    "L40": (63.0, 127.0, 864.0),
+    "L4": (21.0, 85.0, 300.0),
+    "RTX 4090": (58.0, 116.0, 1008.0),
+}
+OTHER_GPU = (20.0, 100.0, 1000.0)
+CPU = (0.1, 0.1, 20.0)
+LAUNCH_US = 1.0
+FUSED_TRAFFIC = 0.3
+"""Share of the traffic of a node without products that is left where a compiler fuses it with its neighbours."""
+
+
+class Prices:
+    """Prices of nodes.
+
+    Args:
+        measure: Run each op once for its sizes and take the time; otherwise a model of the device.
+        fused: The graph is compiled, and neighbours without products are fused.
+    """
+
+    def __init__(self, measure: bool, fused: bool) -> None:
+        self._measures = measure
+        self._fused = fused
+        self._times: dict[Any, float] = {}
+
+    def __call__(self, node: fx.Node) -> tuple[float, int, int]:
+        """Returns microseconds, floating-point operations, and bytes read and written."""
+        target, args, result = node.target, node.args, node.meta.get("val")
+        if target is run_and_save_rng_state:
+            target, args, result = args[0], args[1:], node.meta["val"][1]
+        values = fx.node.map_arg((args, node.kwargs), lambda operand: operand.meta.get("val"))
+        flops = flops_of(target, values, result)
+        operands = [t for operand in node.all_input_nodes for t in tensors_of(operand.meta.get("val"))]
+        moved = sum(bytes_of(t) for t in [*operands, *tensors_of(result)])
+        us = self._measured(target, values) if self._measures else None
+        return (self._modelled(flops, moved, tensors_of(result)) if us is None else us), flops, moved
+
+    def _modelled(self, flops: int, moved: int, results: list[torch.Tensor]) -> float:
+        single, half, bandwidth = rates(results[0].device if results else torch.device("cpu"))
+        peak = half if results and results[0].dtype in (torch.float16, torch.bfloat16) else single
+        share = FUSED_TRAFFIC if self._fused and not flops else 1.0
+        return LAUNCH_US + max(flops / (peak * 1e6), share * moved / (bandwidth * 1e3))
+
+    def _measured(self, target: Any, values: Any) -> float | None:
+        """Returns the median time of a few runs on made-up data; nothing if the op does not run on such."""
+        key = (str(target), repr(tree_map(described, values)))
+        if key not in self._times:
+            try:
+                with unset_fake_temporarily(), torch.no_grad(), torch.random.fork_rng():
+                    args, kwargs = tree_map(filled, values)
+                    self._times[key] = median_us(lambda: target(*args, **kwargs))
+            except Exception:
+                return None
+        return self._times[key]
+
+
+def rates(device: torch.device) -> tuple[float, float, float]:
+    """Returns TFLOP/s in float32 and in 16-bit types, and GB/s."""
+    if device.type != "cuda":
+        return CPU
+    name = torch.cuda.get_device_name(device) if torch.cuda.is_available() else ""
+    return next((figures for word, figures in DEVICES.items() if word in name), OTHER_GPU)
+
+
+def flops_of(target: Any, values: Any, result: Any) -> int:
+    """Returns the floating-point operations of an op by PyTorch's formulas, with corrections; 0 if it has none.
+
+    PyTorch's formula for the backward pass of a grouped convolution counts each group as if it had all channels.
+    """
+    packet = getattr(target, "_overloadpacket", target)
+    formula = flop_registry.get(packet)
+    if formula is None:
+        return 0
+    args, kwargs = values
+    try:
+        count = number(formula(*args, **kwargs, out_val=result))
+    except Exception:
+        return 0
+    if packet is torch.ops.aten.convolution_backward:
+        grad, x, weight, *_, mask = args
+        transposed = bool(args[7])
+        moved = x if transposed else grad
+        each = 2 * number(moved.numel()) * number(weight.numel()) // number(weight.shape[0])
+        return each * (int(mask[0]) + int(mask[1]))
+    return count
+
+
+def described(value: Any) -> Any:
+    """Returns what the time of an op depends on."""
+    if isinstance(value, torch.Tensor):
+        return tuple(map(number, value.shape)), tuple(map(number, value.stride())), value.dtype, value.device
+    return repr(value)
+
+
+def filled(value: Any) -> Any:
+    """Returns a tensor with data in place of one without, and a number in place of a symbolic size."""
+    if isinstance(value, torch.SymInt):
+        return number(value)
+    if not isinstance(value, torch.Tensor):
+        return value
+    shape, strides = tuple(map(number, value.shape)), tuple(map(number, value.stride()))
+    made = torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device)
+    return made.normal_() if value.is_floating_point() else made.zero_()
+
+
+def median_us(work: Callable[[], Any], seconds: float = 0.02) -> float:
+    """Returns the median time of at least three runs in microseconds."""
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    taken: list[float] = []
+    start = time.perf_counter()
+    while len(taken) < 3 or (time.perf_counter() - start < seconds and len(taken) < 20):
+        wait()
+        before = time.perf_counter()
+        work()
+        wait()
+        taken.append(time.perf_counter() - before)
+    return 1e6 * sorted(taken)[len(taken) // 2]

@@ -1,0 +1,204 @@
+"""Training through `ckpt_opt.backend` gives the gradients of PyTorch, in the memory that was predicted."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import warnings
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+import ckpt_opt
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch.set_num_threads(1)
+    ckpt_opt.last_plans.clear()
+    yield
+    torch._dynamo.reset()
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.dropout(self.down(F.gelu(self.up(self.norm(x)))))
+
+
+class Net(nn.Module):
+    """Residual layers of a width, with what partitioners are known to break."""
+
+    def __init__(
+        self, layers: int = 6, width: int = 32, dropout: float = 0.0, batch_norm: bool = False, breaks: bool = False
+    ) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block(width, dropout) for _ in range(layers))
+        self.norm = nn.BatchNorm1d(width) if batch_norm else None
+        self.breaks = breaks
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        half = len(self.layers) // 2
+        for layer in self.layers[:half]:
+            x = layer(x)
+        if self.breaks:
+            torch._dynamo.graph_break()
+        for layer in self.layers[half:]:
+            x = layer(x)
+        return torch.tanh(self.norm(x)) if self.norm is not None else x
+
+
+Step = Callable[[torch.Tensor], torch.Tensor]
+
+
+def train(step: Step, model: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Returns the result, all gradients and all buffers of one step."""
+    model.zero_grad(set_to_none=True)
+    torch.manual_seed(3)
+    y = step(x)
+    y.float().pow(2).mean().backward()
+    found = {"result": y.detach().clone()}
+    found |= {f"{name}.grad": p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return found | {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+
+def rows(count: int, width: int = 32) -> torch.Tensor:
+    return torch.randn(count, width, generator=torch.Generator().manual_seed(count))
+
+
+def assert_same_bits(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    different = [name for name in expected if not torch.equal(found[name], expected[name])]
+    assert not different
+
+
+def measured_peak(step: Step, model: nn.Module, x: torch.Tensor) -> int:
+    """Returns the most bytes that a step holds above what was there before, by the allocations that PyTorch's profiler sees."""
+    model.zero_grad(set_to_none=True)
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        step(x).backward()
+    events = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
+    live = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        live += event.nbytes()
+        peak = max(peak, live)
+    return peak
+
+
+def recomputed(plans: list[ckpt_opt.Plan]) -> int:
+    return sum(sum(plan.recomputed.values()) for plan in plans)
+
+
+@pytest.mark.parametrize("budget", ["100%", "60%", "45%"])
+def test_gradients_are_those_of_eager_bit_for_bit(budget: str) -> None:
+    torch.manual_seed(0)
+    model = Net()
+    expected = train(model, model, rows(512))
+    step = torch.compile(model, backend=ckpt_opt.backend(budget, inner="aot_eager"))
+    assert_same_bits(train(step, model, rows(512)), expected)
+    (plan,) = ckpt_opt.last_plans
+    assert (plan.overhead_pct > 0) == (budget != "100%")
+    assert plan.lower_bound_pct <= plan.overhead_pct + 1e-9
+    share = float(budget[:-1]) / 100
+    assert plan.peak_bytes - plan.static_bytes <= share * (plan.unplanned_peak_bytes - plan.static_bytes) + 1
+
+
+@pytest.mark.parametrize("budget", ["100%", "70%", "50%", "35%"])
+def test_the_peak_is_the_predicted_one(budget: str) -> None:
+    torch.manual_seed(0)
+    model = Net()
+    backend = ckpt_opt.backend(budget, inner="aot_eager")
+    step = torch.compile(lambda x: model(x).pow(2).mean(), backend=backend)
+    step(rows(2048)).backward()
+    (plan,) = ckpt_opt.last_plans
+    assert abs(measured_peak(step, model, rows(2048)) - (plan.peak_bytes - plan.static_bytes)) <= 64
+
+
+@pytest.mark.parametrize("kind", ["dropout", "batch norm", "frozen", "dynamic rows"])
+def test_what_partitioners_break(kind: str) -> None:
+    torch.manual_seed(0)
+    model = Net(dropout=0.3 if kind == "dropout" else 0.0, batch_norm=kind == "batch norm")
+    if kind == "frozen":
+        for parameter in list(model.parameters())[:9]:
+            parameter.requires_grad_(False)
+    other = copy.deepcopy(model)
+    step = torch.compile(
+        model, backend=ckpt_opt.backend("45%", inner="aot_eager"), dynamic=True if kind == "dynamic rows" else None
+    )
+    for count in (512, 640, 384) if kind == "dynamic rows" else (512, 512):
+        assert_same_bits(train(step, model, rows(count)), train(other, other, rows(count)))
+    assert recomputed(ckpt_opt.last_plans) > 0
+
+
+def test_a_dropout_is_recomputed_from_the_state_of_the_generator() -> None:
+    torch.manual_seed(0)
+    model = Net(dropout=0.3)
+    other = copy.deepcopy(model)
+    step = torch.compile(model, backend=ckpt_opt.backend("20%", inner="aot_eager", on_infeasible="smallest"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ckpt_opt.PlanWarning)
+        found = train(step, model, rows(4096))
+    assert_same_bits(found, train(other, other, rows(4096)))
+    draws = [op for op in ckpt_opt.last_plans[0].graph["ops"] if op["kind"].startswith("aten.native_dropout")]
+    assert any(op["name"] in ckpt_opt.last_plans[0].recomputed for op in draws)
+
+
+def test_several_graphs_share_a_budget() -> None:
+    torch.manual_seed(0)
+    model = Net(layers=12, breaks=True)
+    expected = train(model, model, rows(512))
+    whole = ckpt_opt.backend("100%", inner="aot_eager")
+    train(torch.compile(model, backend=whole), model, rows(512))
+    first, second = ckpt_opt.last_plans
+    limit = int(0.9 * (second.peak_bytes + first.saved_bytes + first.static_bytes))
+    torch._dynamo.reset()
+    ckpt_opt.last_plans.clear()
+    step = torch.compile(model, backend=ckpt_opt.backend(limit, inner="aot_eager"))
+    assert_same_bits(train(step, model, rows(512)), expected)
+    first, second = ckpt_opt.last_plans
+    assert first.saved_bytes + first.static_bytes + second.peak_bytes <= limit
+    assert recomputed(ckpt_opt.last_plans) > 0
+
+
+def test_a_budget_that_nothing_fits_into_says_the_smallest_one() -> None:
+    model = Net()
+    step = torch.compile(model, backend=ckpt_opt.backend(400_000, inner="aot_eager"))
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="smallest possible peak is") as raised:
+        train(step, model, rows(512))
+    # torch.compile wraps what a backend raises.
+    error = raised.value.inner_exception
+    assert isinstance(error, ckpt_opt.BudgetError) and error.smallest_bytes is not None
+    torch._dynamo.reset()
+    step = torch.compile(model, backend=ckpt_opt.backend(error.smallest_bytes, inner="aot_eager"))
+    train(step, model, rows(512))
+    assert ckpt_opt.last_plans[-1].peak_bytes <= error.smallest_bytes
+
+
+@pytest.mark.parametrize("budget", [60, "0.5", "6 potatoes", -1, True, None])
+def test_a_budget_that_means_nothing_is_refused(budget: object) -> None:
+    with pytest.raises(ValueError, match="budget"):
+        ckpt_opt.backend(budget)  # type: ignore[arg-type]
+
+
+def test_inductor_trains_within_the_plan() -> None:
+    torch.manual_seed(0)
+    model = Net()
+    other = copy.deepcopy(model)
+    found = train(torch.compile(model, backend=ckpt_opt.backend("50%")), model, rows(256))
+    expected = train(other, other, rows(256))
+    assert found.keys() == expected.keys()
+    largest = max(float(tensor.abs().max()) for name, tensor in expected.items() if name.endswith(".grad"))
+    for name, tensor in expected.items():
+        assert float((found[name] - tensor).abs().max()) <= 1e-5 * float(tensor.abs().max()) + 1e-6 * largest, name
+    assert recomputed(ckpt_opt.last_plans) > 0
