@@ -27,7 +27,6 @@ __all__ = [
     "last_plans",
     "partitioner",
 ]
-__version__ = "0.1.0"
 
 # Names that need PyTorch, by the module that has them.
 _WITH_TORCH = {

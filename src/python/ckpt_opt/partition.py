@@ -90,28 +90,28 @@ class Partitioner:
         module.recompile()
         joint = Joint(module, num_fwd_outputs)
         graph = joint.cost_graph(self._prices)
-        schedule, report = self._solve(graph)
+        decisions, report = self._solve(graph)
+        schedule = decisions["schedule"]
         runs = Counter(schedule)
         repeated = {joint.ops[op].node for op, count in runs.items() if count > 1}
         # A draw that runs once needs no copy of the generator's state.
-        for op in joint.ops:
-            if op.takes_state and op.node not in repeated:
-                graph["values"][joint.state(op.node)]["bytes"] = 0
+        unread = {joint.state(op.node) for op in joint.ops if op.takes_state and op.node not in repeated}
+        written = graph | {"values": [v | {"bytes": 0} if i in unread else v for i, v in enumerate(graph["values"])]}
         # The forward pass ends after the last op of it that runs for the first time.
         first = {op: at for at, op in reversed(list(enumerate(schedule)))}
         end = max((first[op] for op in range(joint.boundary)), default=-1) + 1
         split = Split(module, joint, repeated, num_fwd_outputs)
         forward, backward, saved = split.write(schedule[:end], schedule[end:])
         plan = Plan(
-            peak_bytes=peak_of(graph, schedule),
-            unplanned_peak_bytes=peak_of(graph, list(range(len(joint.ops)))),
+            peak_bytes=peak_of(written, schedule),
+            unplanned_peak_bytes=peak_of(written, list(range(len(joint.ops)))),
             static_bytes=static_bytes(graph),
             saved_bytes=sum(joint.sizes[storage] for storage in saved),
             overhead_pct=report["overhead_pct"],
             flops_overhead_pct=report["flops_overhead_pct"],
             lower_bound_pct=report["lower_bound_pct"],
             recomputed={joint.ops[op].node.name: count - 1 for op, count in runs.items() if count > 1},
-            schedule=schedule,
+            decisions=decisions,
             forward_steps=end,
             seconds=time.monotonic() - start,
             graph=graph,
@@ -121,7 +121,7 @@ class Partitioner:
         last_plans.append(plan)
         return forward, backward
 
-    def _solve(self, graph: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:
+    def _solve(self, graph: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Plans a graph within what is left of the budget."""
         budget = self.options.budget
         if isinstance(budget, int) and self.plans:

@@ -73,8 +73,9 @@ class Plan:
     """No plan within this budget has a smaller overhead."""
     recomputed: dict[str, int]
     """Ops by name that run more than once, and how many times more."""
-    schedule: list[int] = field(repr=False)
-    """Ops of `graph` in the order in which they run; one that occurs again is recomputed."""
+    decisions: dict[str, Any] = field(repr=False)
+    """The plan, in the form that `ckpt-opt plan --plan-out` writes: `schedule` holds the ops of `graph` in the order in which
+    they run; one that occurs again is recomputed."""
     forward_steps: int
     """So many steps of the schedule belong to the forward pass."""
     seconds: float
@@ -88,11 +89,12 @@ class Plan:
         Path(path).write_text(json.dumps(self.graph))
 
     def html(self, path: str | Path) -> None:
-        """Writes a page that shows memory over the step, and what is recomputed."""
+        """Writes a page that shows memory over the step, and what is recomputed. The name ends in `.html`."""
         with tempfile.TemporaryDirectory(prefix="ckpt-opt-") as folder:
-            source = Path(folder, "graph.json")
+            source, plan = Path(folder, "graph.json"), Path(folder, "plan.json")
             self.save(source)
-            call("plan", source, "--budget", str(max(1, self.peak_bytes - self.static_bytes)), "--html", Path(path))
+            plan.write_text(json.dumps(self.decisions))
+            call("plan", source, "--plan-in", plan, "--report", Path(path))
 
     def __str__(self) -> str:
         return (
@@ -112,8 +114,10 @@ def static_bytes(graph: dict[str, Any]) -> int:
     return sum(value["bytes"] for value in graph["values"] if value["kind"] == "static")
 
 
-def solve(graph: dict[str, Any], budget: int | str, objective: str, effort: str) -> tuple[list[int], dict[str, Any]]:
-    """Plans a cost graph; returns the schedule and the planner's report.
+def solve(
+    graph: dict[str, Any], budget: int | str, objective: str, effort: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Plans a cost graph; returns the plan and the planner's report.
 
     Args:
         graph: The cost graph.
@@ -141,7 +145,7 @@ def solve(graph: dict[str, Any], budget: int | str, objective: str, effort: str)
             smallest = error.answer.get("smallest_feasible_bytes")
             smallest = None if smallest is None else int(smallest) + static
             raise BudgetError(refusal(budget, smallest, static, error.answer), smallest) from None
-        return json.loads(out.read_text())["schedule"], report
+        return json.loads(out.read_text()), report
 
 
 def refusal(budget: int | str, smallest: int | None, static: int, answer: dict[str, Any]) -> str:
