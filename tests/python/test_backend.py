@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
+import importlib
+import re
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -40,17 +42,25 @@ class Net(nn.Module):
     """Residual layers of a width, with what partitioners are known to break."""
 
     def __init__(
-        self, layers: int = 6, width: int = 32, dropout: float = 0.0, batch_norm: bool = False, breaks: bool = False
+        self,
+        layers: int = 6,
+        width: int = 32,
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+        breaks: bool = False,
+        breaks_in_loop: bool = False,
     ) -> None:
         super().__init__()
         self.layers = nn.ModuleList(Block(width, dropout) for _ in range(layers))
         self.norm = nn.BatchNorm1d(width) if batch_norm else None
-        self.breaks = breaks
+        self.breaks, self.breaks_in_loop = breaks, breaks_in_loop
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         half = len(self.layers) // 2
         for layer in self.layers[:half]:
             x = layer(x)
+            if self.breaks_in_loop:
+                torch._dynamo.graph_break()
         if self.breaks:
             torch._dynamo.graph_break()
         for layer in self.layers[half:]:
@@ -189,6 +199,156 @@ def test_a_budget_that_nothing_fits_into_says_the_smallest_one() -> None:
 def test_a_budget_that_means_nothing_is_refused(budget: object) -> None:
     with pytest.raises(ValueError, match="budget"):
         ckpt_opt.backend(budget)  # type: ignore[arg-type]
+
+
+def trained_by_inductor(model: nn.Module, budget: str | int, count: int = 2048, **options: object) -> ckpt_opt.Plan:
+    """Takes two steps, of which the second has the peak that was computed; returns the plan."""
+    step = torch.compile(lambda x: model(x).pow(2).mean(), backend=ckpt_opt.backend(budget, **options))  # type: ignore[arg-type]
+    step(rows(count)).backward()
+    (plan,) = ckpt_opt.last_plans
+    assert plan.compiled_peak_bytes is not None
+    assert abs(measured_peak(step, model, rows(count)) - (plan.compiled_peak_bytes - plan.static_bytes)) <= 64
+    return plan
+
+
+@pytest.mark.parametrize("budget", ["100%", "50%", "25%"])
+def test_inductor_takes_what_was_computed_and_within_the_budget(budget: str) -> None:
+    torch.manual_seed(0)
+    plan = trained_by_inductor(Net(), budget)
+    assert plan.compiled_peak_bytes is not None and plan.limit_bytes is not None
+    assert plan.compiled_peak_bytes <= plan.limit_bytes
+
+
+class Attention(nn.Module):
+    """Its kernel takes scratch, and a convolution has its own layout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.qkv = nn.Conv2d(3, 32, 4, 4), nn.Linear(32, 96)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.patches(x.view(-1, 3, 32, 32)).flatten(2).transpose(1, 2)
+        q, k, v = self.qkv(x).view(x.shape[0], -1, 2, 48).transpose(1, 2).split(16, -1)
+        return F.scaled_dot_product_attention(q, k, v).sin().flatten(1)
+
+
+def test_inductor_takes_what_was_computed_with_libraries_of_kernels() -> None:
+    torch.manual_seed(0)
+    model = Attention()
+    step = torch.compile(lambda x: model(x).pow(2).mean(), backend=ckpt_opt.backend("10MB"))
+    images = torch.randn(8, 3, 32, 32)
+    step(images).backward()
+    (plan,) = ckpt_opt.last_plans
+    assert plan.compiled_peak_bytes is not None
+    assert abs(measured_peak(step, model, images) - (plan.compiled_peak_bytes - plan.static_bytes)) <= 64
+
+
+def test_what_inductor_takes_above_the_budget_is_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ckpt_opt import inductor
+
+    torch.manual_seed(0)
+    monkeypatch.setattr(inductor, "dry_run", lambda *args: int(1.3 * dry_run(*args)))
+    dry_run = importlib.import_module("ckpt_opt.dry_run").dry_run
+    model = Net()
+    step = torch.compile(lambda x: model(x).pow(2).mean(), backend=ckpt_opt.backend("40%"))
+    step(rows(2048)).backward()
+    (plan,) = ckpt_opt.last_plans
+    assert plan.compiled_peak_bytes is not None and plan.limit_bytes is not None
+    assert plan.compiled_peak_bytes <= plan.limit_bytes
+    assert plan.peak_bytes < 0.9 * plan.limit_bytes
+
+
+def test_what_inductor_cannot_compile_within_the_budget_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ckpt_opt import inductor
+
+    monkeypatch.setattr(inductor, "dry_run", lambda *args: 10**9)
+    model = Net(layers=2)
+    step = torch.compile(model, backend=ckpt_opt.backend("50%"))
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="compiled by inductor") as raised:
+        train(step, model, rows(512))
+    error = raised.value.inner_exception
+    assert isinstance(error, ckpt_opt.BudgetError) and error.smallest_bytes is not None and error.smallest_bytes > 10**9
+    assert not ckpt_opt.last_plans
+    torch._dynamo.reset()
+    step = torch.compile(model, backend=ckpt_opt.backend("50%", on_infeasible="smallest"))
+    with pytest.warns(ckpt_opt.PlanWarning, match="compiled by inductor"):
+        train(step, model, rows(512))
+    assert len(ckpt_opt.last_plans) == 1
+
+
+def test_an_unknown_peak_of_compiled_code_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ckpt_opt import inductor
+
+    def fails(*_: object) -> int:
+        raise TypeError("no Python code")
+
+    monkeypatch.setattr(inductor, "dry_run", fails)
+    model = Net(layers=1)
+    step = torch.compile(model, backend=ckpt_opt.backend("100%"))
+    with pytest.warns(ckpt_opt.PlanWarning, match="could not be computed .*no Python code"):
+        train(step, model, rows(64))
+
+
+def test_layers_that_call_one_graph_share_a_budget() -> None:
+    torch.manual_seed(0)
+    model = Net(layers=8, breaks_in_loop=True)
+    expected = train(model, model, rows(512))
+    free = ckpt_opt.backend(10**9, inner="aot_eager")
+    assert_same_bits(train(torch.compile(model, backend=free), model, rows(512)), expected)
+    largest = max(plan.peak_bytes for plan in ckpt_opt.last_plans)
+    torch._dynamo.reset()
+    step = torch.compile(model, backend=ckpt_opt.backend(2 * largest, inner="aot_eager"))
+    with pytest.raises(ckpt_opt.BudgetError, match="wait for their backward pass"):
+        train(step, model, rows(512))
+    torch._dynamo.reset()
+    step = torch.compile(model, backend=ckpt_opt.backend(2 * largest, inner="aot_eager", on_infeasible="smallest"))
+    with pytest.warns(ckpt_opt.PlanWarning, match="wait for their backward pass"):
+        assert_same_bits(train(step, model, rows(512)), expected)
+
+
+def test_a_graph_that_is_compiled_again_has_the_whole_budget() -> None:
+    model = Net()
+    step = torch.compile(model, backend=ckpt_opt.backend(10**8, inner="aot_eager"), dynamic=False)
+    for count in (512, 256):
+        train(step, model, rows(count))
+    step(rows(128))  # Its results are dropped.
+    train(step, model, rows(64))
+    assert [plan.held_bytes for plan in ckpt_opt.last_plans] == [0] * 4
+
+
+class Tail(nn.Module):
+    """Layers, and after a break a head with many parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.head = Net(), nn.Linear(32, 8192)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layers(x)
+        torch._dynamo.graph_break()
+        return self.head(x.mean(0))
+
+
+def test_graphs_after_a_break_need_a_reserve() -> None:
+    torch.manual_seed(0)
+    model, limit = Tail(), 4_000_000
+    expected = train(model, model, rows(512))
+    step = torch.compile(model, backend=ckpt_opt.backend(limit, inner="aot_eager"))
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="help: reserve=") as raised:
+        train(step, model, rows(512))
+    reserve = int(re.findall(r"reserve=(\d+)", str(raised.value))[0])
+    torch._dynamo.reset()
+    ckpt_opt.last_plans.clear()
+    step = torch.compile(model, backend=ckpt_opt.backend(limit, inner="aot_eager", reserve=reserve))
+    assert_same_bits(train(step, model, rows(512)), expected)
+    first, second = ckpt_opt.last_plans
+    assert first.peak_bytes + second.static_bytes + second.gradient_bytes <= limit
+    assert first.static_bytes + first.saved_bytes + second.peak_bytes <= limit
+
+
+def test_a_reserve_of_a_share_is_refused() -> None:
+    with pytest.raises(ValueError, match="reserve"):
+        ckpt_opt.backend("60%", reserve="1GiB")
 
 
 def test_inductor_trains_within_the_plan() -> None:

@@ -22,8 +22,9 @@ COLLECTIVES = ("_c10d_functional", "c10d_functional", "c10d", "fsdp", "_dtensor"
 REPEATABLE_HIGHER_ORDER = ("flex_attention", "flex_attention_backward")
 COPY = torch.ops.aten.copy_.default
 
-Price = Callable[[fx.Node], tuple[float, int, int]]
-"""Returns the time of a node in microseconds, its floating-point operations, and the bytes that it reads and writes."""
+Price = Callable[[fx.Node], tuple[float, int, int, int]]
+"""Returns the time of a node in microseconds, its floating-point operations, the bytes that it reads and writes, and those
+that it takes while it runs besides operands and results."""
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
@@ -242,11 +243,15 @@ class Joint:
         moved = [node for node in order[end:] if node in late]
         return order[:end] + moved, [node for node in order[end:] if node not in late]
 
+    def gradient_bytes(self) -> int:
+        """Returns the bytes of what the backward pass returns."""
+        return sum(self.sizes[s] for s in self.results(self.backward_results) if self.kinds[s] == "act")
+
     def cost_graph(self, price: Price) -> dict[str, Any]:
         """Returns the cost graph that `ckpt-opt plan` reads."""
         ops = []
         for i, op in enumerate(self.ops):
-            cost, flops, moved = (0.0, 0, 0) if op.takes_state else price(op.node)
+            cost, flops, moved, scratch = (0.0, 0, 0, 0) if op.takes_state else price(op.node)
             reads = self.reads(op)
             may_repeat = op.draws and not op.takes_state if op.draws else is_repeatable(op.node)
             ops.append(
@@ -258,6 +263,7 @@ class Joint:
                     "cost": cost,
                     "flops": flops,
                     "bytes": moved,
+                    "temp_bytes": scratch,
                     "phase": "fwd" if i < self.boundary else "bwd",
                     "recomputable": may_repeat and self.written.isdisjoint(reads),
                 }

@@ -10,7 +10,9 @@ import hashlib
 import time
 import warnings
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from ckpt_opt.binary import executable
 from ckpt_opt.joint import Joint, is_mutable, keep_states
 from ckpt_opt.planner import BudgetError, Plan, PlanWarning, bytes_of, last_plans, mib, peak_of, solve, static_bytes
 from ckpt_opt.prices import Prices
+from ckpt_opt.running import Running, need
 from ckpt_opt.writer import Writer
 
 OBJECTIVES = ("cost", "flops")
@@ -43,9 +46,13 @@ class Options:
     measure: bool = False
     fused: bool = False
     on_infeasible: str = "raise"
+    reserve: int | str = 0
 
     def __post_init__(self) -> None:
         self.budget = bytes_of(self.budget)
+        self.reserve = bytes_of(self.reserve) if self.reserve != 0 else 0
+        if self.reserve != 0 and not (isinstance(self.reserve, int) and isinstance(self.budget, int)):
+            raise ValueError("reserve: expected bytes, of a budget in bytes")
         for name, value, known in (
             ("objective", self.objective, OBJECTIVES),
             ("effort", self.effort, EFFORTS),
@@ -56,18 +63,42 @@ class Options:
 
 
 @dataclass
+class Solved:
+    """A plan as the planner gives it, and what it was asked for. Sizes are in bytes, those of `Plan`."""
+
+    decisions: dict[str, Any]
+    report: dict[str, Any]
+    limit_bytes: int | None
+    held_bytes: int
+    is_smallest: bool
+
+
 class Partitioner:
     """A `partition_fn` for AOTAutograd: takes a joint graph, returns forward and backward pass.
 
     One partitioner may see several graphs, where a model breaks into several. They share its budget: while one of them
     runs, what the others saved is alive.
+
+    Attributes:
+        plans: One for each graph.
+        running: Forward passes whose backward pass has not run, where it is told of them.
     """
 
-    options: Options
-    plans: list[Plan] = field(default_factory=list)
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.plans: list[Plan] = []
+        self.prices = Prices(options.measure, options.fused)
+        self.running = Running(self._check)
+        self._target: int | None = None
 
-    def __post_init__(self) -> None:
-        self._prices = Prices(self.options.measure, self.options.fused)
+    @contextmanager
+    def aim(self, target: int | None) -> Iterator[None]:
+        """Plans for a smaller peak than the budget allows, in bytes, if it is given."""
+        self._target = target
+        try:
+            yield
+        finally:
+            self._target = None
 
     def key(self) -> str:
         """Returns a text that differs wherever plans may differ: for caches of compiled code."""
@@ -75,8 +106,8 @@ class Partitioner:
         for path in sorted(Path(__file__).parent.glob("*.py")):
             code.update(path.read_bytes())
         command = executable().stat()
-        before = [plan.saved_bytes for plan in self.plans]
-        return repr((self.options, before, command.st_mtime_ns, command.st_size, code.hexdigest()))
+        before = [plan.saved_bytes for plan in self.running.plans()]
+        return repr((self.options, before, self._target, command.st_mtime_ns, command.st_size, code.hexdigest()))
 
     def __call__(
         self, module: fx.GraphModule, joint_inputs: Any = None, *, num_fwd_outputs: int, **kwargs: Any
@@ -89,9 +120,9 @@ class Partitioner:
         keep_states(module)
         module.recompile()
         joint = Joint(module, num_fwd_outputs)
-        graph = joint.cost_graph(self._prices)
-        decisions, report = self._solve(graph)
-        schedule = decisions["schedule"]
+        graph = joint.cost_graph(self.prices)
+        solved = self._solve(graph, joint.gradient_bytes())
+        schedule = solved.decisions["schedule"]
         runs = Counter(schedule)
         repeated = {joint.ops[op].node for op, count in runs.items() if count > 1}
         # A draw that runs once needs no copy of the generator's state.
@@ -106,54 +137,135 @@ class Partitioner:
             peak_bytes=peak_of(written, schedule),
             unplanned_peak_bytes=peak_of(written, list(range(len(joint.ops)))),
             static_bytes=static_bytes(graph),
-            saved_bytes=sum(joint.sizes[storage] for storage in saved),
-            overhead_pct=report["overhead_pct"],
-            flops_overhead_pct=report["flops_overhead_pct"],
-            lower_bound_pct=report["lower_bound_pct"],
+            saved_bytes=sum(joint.sizes[s] for s in saved.storages),
+            overhead_pct=solved.report["overhead_pct"],
+            flops_overhead_pct=solved.report["flops_overhead_pct"],
+            lower_bound_pct=solved.report["lower_bound_pct"],
             recomputed={joint.ops[op].node.name: count - 1 for op, count in runs.items() if count > 1},
-            decisions=decisions,
+            decisions=solved.decisions,
             forward_steps=end,
+            forward_outputs=num_fwd_outputs,
+            saved_tensors=saved.tensors,
+            gradient_bytes=joint.gradient_bytes(),
+            limit_bytes=solved.limit_bytes,
+            held_bytes=solved.held_bytes,
+            is_smallest=solved.is_smallest,
             seconds=time.monotonic() - start,
             graph=graph,
-            report=report,
+            report=solved.report,
         )
         self.plans.append(plan)
         last_plans.append(plan)
         return forward, backward
 
-    def _solve(self, graph: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _solve(self, graph: dict[str, Any], gradient_bytes: int) -> Solved:
         """Plans a graph within what is left of the budget."""
-        budget = self.options.budget
-        if isinstance(budget, int) and self.plans:
-            budget = self._rest(budget, graph)
+        budget, held = self.options.budget, 0
+        if isinstance(budget, int):
+            held = self._held(budget, static_bytes(graph) + gradient_bytes)
+            limit: int | None = budget - held
+        else:
+            limit = limit_of(budget, graph)
+        asked = limit
+        if limit is not None and self._target is not None:
+            # As little as can be asked for: the answer is the smallest budget.
+            asked = min(limit, max(self._target, static_bytes(graph) + 1))
+        ask: int | str = budget if asked is None or (isinstance(budget, str) and asked == limit) else asked
+        ways = self.options.objective, self.options.effort
         try:
-            return solve(graph, budget, self.options.objective, self.options.effort)
+            return Solved(*solve(graph, ask, *ways), limit, held, is_smallest=False)
         except BudgetError as error:
-            if self.options.on_infeasible != "smallest" or error.smallest_bytes is None:
+            # What misses a target does not yet miss the budget.
+            misses_budget = asked == limit
+            if error.smallest_bytes is None or (misses_budget and self.options.on_infeasible != "smallest"):
+                if self.running.plans() and isinstance(self.options.reserve, int):
+                    missing = 0 if error.smallest_bytes is None or limit is None else error.smallest_bytes - limit
+                    raise BudgetError(
+                        f"{error}, or reserve={self.options.reserve + missing} and more, so that graphs before this one, "
+                        f"which hold {mib(held)}, leave more to it",
+                        error.smallest_bytes and error.smallest_bytes + held,
+                    ) from None
                 raise
-            lines = str(error).splitlines()[:2]
-            warnings.warn(f"{'; '.join(lines)}: planned for that", PlanWarning, stacklevel=3)
-            return solve(graph, error.smallest_bytes, self.options.objective, self.options.effort)
+            if misses_budget:
+                lines = str(error).splitlines()[:2]
+                warnings.warn(f"{'; '.join(lines)}: planned for that", PlanWarning, stacklevel=3)
+            return Solved(*solve(graph, error.smallest_bytes, *ways), limit, held, is_smallest=True)
 
-    def _rest(self, budget: int, graph: dict[str, Any]) -> int:
-        """Returns what other graphs of the same model leave of a budget to this one.
+    def _held(self, budget: int, own: int) -> int:
+        """Returns what of a budget is taken by others than this graph: the reserve, and graphs that wait for their backward pass.
+
+        Args:
+            budget: The budget in bytes.
+            own: The parameters, inputs and gradients of this graph.
 
         Raises:
-            BudgetError: Earlier graphs have no room for what this one holds: their plans are made already.
+            BudgetError: The plans of graphs before this one, which are made already, leave no room for it.
         """
-        held = sum(plan.saved_bytes + plan.static_bytes for plan in self.plans)
-        if budget - held <= 0:
+        assert isinstance(self.options.reserve, int)
+        before = self.running.plans()
+        reserve = self.options.reserve
+        after_the_first = own + sum(plan.static_bytes + plan.gradient_bytes for plan in before[1:])
+        if before:
+            # The first graph left the reserve for those after it.
+            reserve = max(0, reserve - after_the_first)
+        held = reserve + sum(plan.saved_bytes + plan.static_bytes for plan in before)
+        advice = (
+            "help: torch.compile(model, fullgraph=True) shows what breaks the model; a share such as '60%' applies to each "
+            "graph"
+        )
+        if budget <= held:
             raise BudgetError(
-                f"the model breaks into several graphs, and those before this one hold {mib(held)} of the budget of "
-                f"{mib(budget)}\nhelp: torch.compile(model, fullgraph=True) shows what breaks it; a share such as '60%' "
-                "applies to each graph"
+                f"the model breaks into several graphs; {mib(held)} of the budget of {mib(budget)} are reserved or held by "
+                f"those before this one\n{advice}"
             )
-        return budget - held
+        reached = need(before) + own + reserve if before else 0
+        if reached > budget and self.options.on_infeasible != "smallest":
+            raise BudgetError(
+                f"the model breaks into several graphs: while the backward passes of those before this one run, parameters and "
+                f"gradients of this one take {own} bytes more, {mib(reached)} in all; the budget is {mib(budget)}\n"
+                f"help: reserve={max(after_the_first, self.options.reserve + reached - budget)} leaves room for them; {advice[6:]}"
+            )
+        return held
+
+    def _check(self, plans: list[Plan]) -> None:
+        """Compares what several calls take together with the budget."""
+        budget = self.options.budget
+        if not isinstance(budget, int):
+            return
+        taken = need(plans)
+        if taken <= budget:
+            return
+        message = (
+            f"{len(plans)} calls of compiled graphs wait for their backward pass, as where several layers call one graph; "
+            f"together they take {mib(taken)} of a budget of {mib(budget)}"
+        )
+        if self.options.on_infeasible != "smallest":
+            raise BudgetError(
+                f"{message}\nhelp: torch.compile(model, fullgraph=True) shows what breaks the model", taken
+            )
+        warnings.warn(message, PlanWarning, stacklevel=3)
+
+
+def limit_of(share: str, graph: dict[str, Any]) -> int | None:
+    """Returns the bytes of a share of the unplanned peak, static bytes included; nothing for `auto`."""
+    if share == "auto":
+        return None
+    static = static_bytes(graph)
+    above = peak_of(graph, list(range(len(graph["ops"])))) - static
+    return static + int(above * float(share[:-1]) / 100)
 
 
 def has_effect(node: fx.Node) -> bool:
     """Returns true if a node stays though nothing reads it."""
     return node.op in ("placeholder", "output") or is_mutable(node)
+
+
+@dataclass
+class Saved:
+    """What the forward pass saves: so many tensors, and of their storages those that are not there throughout."""
+
+    tensors: int
+    storages: list[int]
 
 
 class Split:
@@ -165,8 +277,8 @@ class Split:
         self._repeated = repeated
         self._forward_outputs = forward_outputs
 
-    def write(self, first: list[int], second: list[int]) -> tuple[fx.GraphModule, fx.GraphModule, list[int]]:
-        """Returns forward and backward pass, and the storages that the one saves for the other, without static ones."""
+    def write(self, first: list[int], second: list[int]) -> tuple[fx.GraphModule, fx.GraphModule, Saved]:
+        """Returns forward and backward pass, and what the one saves for the other."""
         joint = self._joint
         handed = self._handed_over(second)
         saved = [joint.holder[s] for s in handed if joint.kinds[s] != "ph" and joint.holder[s].op != "get_attr"]
@@ -200,7 +312,8 @@ class Split:
             writer.run(joint.ops[op])
         backward = writer.finish(list(joint.backward_results), list(described[3]))
         make = fx._lazy_graph_module._make_graph_module
-        return make(self._module, forward), make(self._module, backward), [s for s in handed if joint.kinds[s] == "act"]
+        kept = Saved(len(saved), [s for s in handed if joint.kinds[s] == "act"])
+        return make(self._module, forward), make(self._module, backward), kept
 
     def _handed_over(self, second: list[int]) -> list[int]:
         """Returns the storages that the backward pass reads before it computes them."""

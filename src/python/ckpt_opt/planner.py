@@ -78,11 +78,25 @@ class Plan:
     they run; one that occurs again is recomputed."""
     forward_steps: int
     """So many steps of the schedule belong to the forward pass."""
+    forward_outputs: int
+    """So many results of the forward pass are the model's."""
+    saved_tensors: int
+    """So many tensors the forward pass returns after them, for the backward pass."""
+    gradient_bytes: int
+    """What the backward pass returns."""
+    limit_bytes: int | None
+    """What the budget allows this graph; `None` for a budget of `auto`."""
+    held_bytes: int
+    """What the budget has lost to other graphs of the model that are alive at the same time."""
+    is_smallest: bool
+    """The limit could not be met, and this is the plan with the smallest peak."""
     seconds: float
     graph: dict[str, Any] = field(repr=False)
     """The cost graph, in the form that `ckpt-opt plan` reads."""
     report: dict[str, Any] = field(repr=False)
     """What `ckpt-opt plan --format json` prints."""
+    compiled_peak_bytes: int | None = None
+    """The peak of the code that inductor made of the plan; `None` without inductor."""
 
     def save(self, path: str | Path) -> None:
         """Writes the cost graph; `ckpt-opt plan PATH` and `ckpt-opt frontier PATH` read it."""
@@ -97,9 +111,12 @@ class Plan:
             call("plan", source, "--plan-in", plan, "--report", Path(path))
 
     def __str__(self) -> str:
+        compiled = (
+            "" if self.compiled_peak_bytes is None else f"; {mib(self.compiled_peak_bytes)} as compiled by inductor"
+        )
         return (
             f"peak {mib(self.peak_bytes)} (unplanned {mib(self.unplanned_peak_bytes)}, of which "
-            f"{mib(self.static_bytes)} are parameters and inputs); overhead {self.overhead_pct:.1f} %, at least "
+            f"{mib(self.static_bytes)} are parameters and inputs){compiled}; overhead {self.overhead_pct:.1f} %, at least "
             f"{self.lower_bound_pct:.1f} % at this budget; {sum(self.recomputed.values())} ops are recomputed"
         )
 
@@ -180,6 +197,6 @@ def peak_of(graph: dict[str, Any], schedule: list[int]) -> int:
     live = peak = sum(v["bytes"] for v in values if v["kind"] == "static" or (v["kind"] == "ph"))
     for at, op in enumerate(schedule):
         live += sum(values[value]["bytes"] for value in ops[op]["outs"])
-        peak = max(peak, live)
+        peak = max(peak, live + ops[op].get("temp_bytes", 0))
         live -= sum(values[value]["bytes"] for value in freed[at] if values[value]["kind"] != "static")
     return peak

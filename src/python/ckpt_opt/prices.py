@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 from torch import fx
 from torch._prims.rng_prims import run_and_save_rng_state
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.utils._pytree import tree_map
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
 from ckpt_opt.joint import bytes_of, number, tensors_of
@@ -43,10 +45,12 @@ class Prices:
     def __init__(self, measure: bool, fused: bool) -> None:
         self._measures = measure
         self._fused = fused
-        self._times: dict[Any, float] = {}
+        self._times: dict[Any, float | None] = {}
+        self._scratch: dict[Any, int | None] = {}
+        self._device = torch.device("cpu")
 
-    def __call__(self, node: fx.Node) -> tuple[float, int, int]:
-        """Returns microseconds, floating-point operations, and bytes read and written."""
+    def __call__(self, node: fx.Node) -> tuple[float, int, int, int]:
+        """Returns microseconds, floating-point operations, bytes read and written, and bytes of scratch."""
         target, args, result = node.target, node.args, node.meta.get("val")
         if target is run_and_save_rng_state:
             target, args, result = args[0], args[1:], node.meta["val"][1]
@@ -54,8 +58,18 @@ class Prices:
         flops = flops_of(target, values, result)
         operands = [t for operand in node.all_input_nodes for t in tensors_of(operand.meta.get("val"))]
         moved = sum(bytes_of(t) for t in [*operands, *tensors_of(result)])
-        us = self._measured(target, values) if self._measures else None
-        return (self._modelled(flops, moved, tensors_of(result)) if us is None else us), flops, moved
+        for tensor in tensors_of(result):
+            self._device = tensor.device
+        us = self._tried(self._times, target, values, median_us) if self._measures else None
+        # Kernels that a compiler makes of pointwise ops take none.
+        scratch = self.scratch(target, *values) if self._measures or flops else 0
+        return (self._modelled(flops, moved, tensors_of(result)) if us is None else us), flops, moved, scratch
+
+    def scratch(self, target: Any, args: Any, kwargs: Any) -> int:
+        """Returns the bytes that an op takes while it runs, besides operands and results; 0 if it does not run on made-up data."""
+        if not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves((args, kwargs))):
+            return 0
+        return self._tried(self._scratch, target, (args, kwargs), scratch_bytes) or 0
 
     def _modelled(self, flops: int, moved: int, results: list[torch.Tensor]) -> float:
         single, half, bandwidth = rates(results[0].device if results else torch.device("cpu"))
@@ -63,17 +77,17 @@ class Prices:
         share = FUSED_TRAFFIC if self._fused and not flops else 1.0
         return LAUNCH_US + max(flops / (peak * 1e6), share * moved / (bandwidth * 1e3))
 
-    def _measured(self, target: Any, values: Any) -> float | None:
-        """Returns the median time of a few runs on made-up data; nothing if the op does not run on such."""
+    def _tried(self, known: dict[Any, Any], target: Any, values: Any, look: Callable[[Callable[[], Any]], Any]) -> Any:
+        """Returns what is seen as an op runs on made-up data, once for its sizes; `None` if it does not run on such."""
         key = (str(target), repr(tree_map(described, values)))
-        if key not in self._times:
+        if key not in known:
             try:
                 with unset_fake_temporarily(), torch.no_grad(), torch.random.fork_rng():
-                    args, kwargs = tree_map(filled, values)
-                    self._times[key] = median_us(lambda: target(*args, **kwargs))
+                    args, kwargs = tree_map(lambda value: filled(value, self._device), values)
+                    known[key] = look(lambda: target(*args, **kwargs))
             except Exception:
-                return None
-        return self._times[key]
+                known[key] = None
+        return known[key]
 
 
 def rates(device: torch.device) -> tuple[float, float, float]:
@@ -110,18 +124,22 @@ def flops_of(target: Any, values: Any, result: Any) -> int:
 def described(value: Any) -> Any:
     """Returns what the time of an op depends on."""
     if isinstance(value, torch.Tensor):
-        return tuple(map(number, value.shape)), tuple(map(number, value.stride())), value.dtype, value.device
+        return tuple(map(number, value.shape)), tuple(map(number, value.stride())), value.dtype
     return repr(value)
 
 
-def filled(value: Any) -> Any:
-    """Returns a tensor with data in place of one without, and a number in place of a symbolic size."""
+def filled(value: Any, device: torch.device) -> Any:
+    """Returns a tensor with data in place of one without, and a number in place of a symbolic size.
+
+    A tensor on PyTorch's `meta` device is made on the given one.
+    """
     if isinstance(value, torch.SymInt):
         return number(value)
     if not isinstance(value, torch.Tensor):
         return value
     shape, strides = tuple(map(number, value.shape)), tuple(map(number, value.stride()))
-    made = torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device)
+    place = device if value.device.type == "meta" else value.device
+    made = torch.empty_strided(shape, strides, dtype=value.dtype, device=place)
     return made.normal_() if value.is_floating_point() else made.zero_()
 
 
@@ -137,3 +155,25 @@ def median_us(work: Callable[[], Any], seconds: float = 0.02) -> float:
         wait()
         taken.append(time.perf_counter() - before)
     return 1e6 * sorted(taken)[len(taken) // 2]
+
+
+def scratch_bytes(work: Callable[[], Any]) -> int:
+    """Returns how many bytes more are allocated during a run than after it."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        kept = work()
+        scratch = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
+        del kept
+        return int(scratch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+            kept = work()
+    events = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
+    live = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        live += event.nbytes()
+        peak = max(peak, live)
+    del kept
+    return peak - live

@@ -1,0 +1,182 @@
+"""Compiles a planned graph by inductor, within the budget.
+
+Inductor fuses kernels and chooses their order, so its peak is not the plan's. The order is taken from the plan where that is
+the smaller one, the peak of the generated code is computed before the first step, and a graph that misses its budget is
+planned again for less.
+"""
+
+from __future__ import annotations
+
+import heapq
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch import config as functorch_config
+from torch._inductor import config
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+from ckpt_opt.dry_run import dry_run
+from ckpt_opt.partition import Partitioner
+from ckpt_opt.planner import BudgetError, Plan, PlanWarning, last_plans, mib
+
+ATTEMPTS = 5
+
+
+def compile_fused(
+    partition: Partitioner, module: fx.GraphModule, inputs: list[Any], options: dict[str, Any]
+) -> tuple[Callable[..., Any], Plan | None]:
+    """Compiles a graph by inductor; returns the function, and the plan if there is one.
+
+    Raises:
+        BudgetError: However it is planned, the compiled code takes more than the budget.
+    """
+    target: int | None = None
+    best: tuple[int, Callable[..., Any], Plan] | None = None
+    for _ in range(ATTEMPTS):
+        compiled, plan = compile_once(partition, module, inputs, options, target)
+        if plan is None or plan.compiled_peak_bytes is None or plan.limit_bytes is None:
+            return compiled, plan
+        excess = plan.compiled_peak_bytes - plan.limit_bytes
+        if excess <= 0:
+            return compiled, plan
+        if best is None or plan.compiled_peak_bytes < best[0]:
+            best = plan.compiled_peak_bytes, compiled, plan
+        partition.plans.remove(plan)
+        last_plans.remove(plan)
+        if plan.is_smallest:
+            break
+        target = min(plan.peak_bytes, target or plan.peak_bytes) - excess
+    assert best is not None
+    reached, compiled, plan = best
+    message = (
+        f"compiled by inductor, the step takes {reached} bytes ({mib(reached)}) at least, as far as was tried; the budget "
+        f"leaves {plan.limit_bytes} bytes ({mib(plan.limit_bytes or 0)})"
+    )
+    if partition.options.on_infeasible != "smallest":
+        raise BudgetError(
+            f"{message}\nhelp: a larger budget, inner='aot_eager', or on_infeasible='smallest'",
+            reached + plan.held_bytes,
+        )
+    warnings.warn(f"{message}: compiled for that", PlanWarning, stacklevel=3)
+    partition.plans.append(plan)
+    last_plans.append(plan)
+    return compiled, plan
+
+
+def compile_once(
+    partition: Partitioner, module: fx.GraphModule, inputs: list[Any], options: dict[str, Any], target: int | None
+) -> tuple[Callable[..., Any], Plan | None]:
+    """Plans and compiles a graph for a target, and computes the peak of what was generated."""
+    before = len(partition.plans)
+    passes: list[tuple[fx.GraphModule, Any]] = []
+
+    def compile_pass(graph: fx.GraphModule, example_inputs: Any, **kwargs: Any) -> Any:
+        compiled = compile_fx_inner(graph, example_inputs, **kwargs)
+        passes.append((graph, compiled))
+        return compiled
+
+    with ExitStack() as stack:
+        stack.enter_context(partition.aim(target))
+        stack.enter_context(
+            config.patch(
+                custom_partitioner_fn=InductorPartitioner(partition),
+                # It runs after the pass below, and would undo it.
+                reorder_for_peak_memory=False,
+                _post_fusion_custom_pass=better_order,
+                # The pass above is not part of its key.
+                fx_graph_cache=False,
+            )
+        )
+        # The backward pass is compiled at once, and by this planner, not found in a cache.
+        stack.enter_context(functorch_config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True))
+        compiled = compile_fx(module, inputs, inner_compile=compile_pass, **options)
+    if len(partition.plans) == before:
+        return compiled, None
+    plan = partition.plans[-1]
+    if len(passes) != 2:
+        unchecked(plan, f"{len(passes)} passes were compiled")
+        return compiled, plan
+    try:
+        peak = dry_run(passes[0], passes[1], plan.forward_outputs, plan.saved_tensors, partition.prices.scratch)
+        plan.compiled_peak_bytes = plan.static_bytes + peak
+    except Exception as error:
+        unchecked(plan, f"{type(error).__name__}: {error}")
+    return compiled, plan
+
+
+def unchecked(plan: Plan, reason: str) -> None:
+    """Warns that the peak of compiled code is not known."""
+    warnings.warn(
+        f"the peak of the compiled code could not be computed ({reason}); planned are {mib(plan.peak_bytes)}",
+        PlanWarning,
+        stacklevel=4,
+    )
+
+
+class InductorPartitioner(CustomPartitionerFn):
+    """The form in which inductor takes a partitioner, with what its caches need to know of it."""
+
+    def __init__(self, partition: Partitioner) -> None:
+        self._partition = partition
+
+    def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Splits a joint graph."""
+        return self._partition(gm, joint_inputs, **kwargs)
+
+    def uuid(self) -> str:
+        """Returns what compiled code depends on besides the graph."""
+        return self._partition.key()
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        # Caches pickle the configuration to hash it.
+        return str, (self.uuid(),)
+
+
+def better_order(nodes: list[Any]) -> list[Any]:
+    """Orders fused kernels as the plan has them or as inductor would, whichever has the smaller peak by inductor's estimate."""
+    from torch._inductor import memory
+    from torch._inductor.virtualized import V
+
+    scheduler = V.graph.scheduler
+    inputs, outputs = (
+        torch.utils._ordered_set.OrderedSet(names) for names in (V.graph.graph_inputs, V.graph.get_output_names())
+    )
+    # In a planned order, the estimate is for the order as given.
+    planned = planned_order(nodes)
+    _, freeable = memory.prepare_planning_info(
+        planned, scheduler.name_to_buf, scheduler.name_to_fused_node, inputs, outputs
+    )
+    theirs = memory.reorder_for_peak_memory(nodes, scheduler.name_to_buf, scheduler.name_to_fused_node, inputs, outputs)
+    peaks = [memory.estimate_peak_memory(order, freeable, outputs)[0] for order in (planned, theirs)]
+    return planned if peaks[0] <= peaks[1] else theirs
+
+
+def planned_order(nodes: list[Any]) -> list[Any]:
+    """Orders fused kernels by the places of what they compute in the plan.
+
+    Inductor numbers kernels in the order of the graph, which is the plan's. A fused kernel cannot run before its last part.
+    """
+    made_by = {name: node for node in nodes for name in node.get_buffer_names()}
+    before = {node: {made_by[d.name] for d in node.unmet_dependencies if d.name in made_by} - {node} for node in nodes}
+    after: dict[Any, list[Any]] = {node: [] for node in nodes}
+    for node, earlier in before.items():
+        for other in earlier:
+            after[other].append(node)
+    place = {node: (max(part.min_order for part in node.get_nodes()), i) for i, node in enumerate(nodes)}
+    ready = [(place[node], i) for i, node in enumerate(nodes) if not before[node]]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        node = nodes[heapq.heappop(ready)[1]]
+        order.append(node)
+        for later in after[node]:
+            before[later].discard(node)
+            if not before[later]:
+                heapq.heappush(ready, (place[later], place[later][1]))
+    # Inductor's order holds where dependencies are of a kind that is not known here.
+    return order if len(order) == len(nodes) else nodes
