@@ -10,11 +10,14 @@ from __future__ import annotations
 import heapq
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import fx
+from torch._functorch import aot_autograd
 from torch._functorch import config as functorch_config
 from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
@@ -92,8 +95,9 @@ def compile_once(
                 fx_graph_cache=False,
             )
         )
-        # The backward pass is compiled at once, and by this planner, not found in a cache.
-        stack.enter_context(functorch_config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True))
+        # This planner decides, not a cache.
+        stack.enter_context(functorch_config.patch(enable_autograd_cache=False))
+        stack.enter_context(backward_at_once())
         compiled = compile_fx(module, inputs, inner_compile=compile_pass, **options)
     if len(partition.plans) == before:
         return compiled, None
@@ -107,6 +111,16 @@ def compile_once(
     except Exception as error:
         unchecked(plan, f"{type(error).__name__}: {error}")
     return compiled, plan
+
+
+def backward_at_once() -> AbstractContextManager[Any]:
+    """Lets PyTorch compile the backward pass with the forward pass, not in the first step."""
+    option = "force_non_lazy_backward_lowering"
+    if hasattr(functorch_config, option):
+        return functorch_config.patch(option, True)
+    # PyTorch 2.9 has it as an argument only.
+    prepare = aot_autograd.prepare_aot_module_simplified
+    return mock.patch.object(aot_autograd, "prepare_aot_module_simplified", partial(prepare, **{option: True}))
 
 
 def unchecked(plan: Plan, reason: str) -> None:

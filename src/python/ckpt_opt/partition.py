@@ -19,10 +19,7 @@ from typing import Any
 from torch import SymBool, SymFloat, SymInt, fx
 from torch._functorch import config as functorch_config
 from torch._functorch import partitioners as aot
-from torch._functorch._aot_autograd.descriptors import (
-    SavedForBackwardsAOTOutput,
-    SavedForBackwardsNoVcCheckAOTOutput,
-)
+from torch._functorch._aot_autograd import descriptors
 
 from ckpt_opt.binary import executable
 from ckpt_opt.joint import Joint, is_mutable, keep_states
@@ -290,9 +287,9 @@ class Split:
         # Tensors that may change in place after they were saved come last.
         saved.sort(key=is_unchecked)
         marks = [
-            SavedForBackwardsNoVcCheckAOTOutput(i)
+            descriptors.SavedForBackwardsNoVcCheckAOTOutput(i)
             if i < len(saved) and is_unchecked(node)
-            else SavedForBackwardsAOTOutput(i)
+            else descriptors.SavedForBackwardsAOTOutput(i)
             for i, node in enumerate([*saved, *sizes])
         ]
         inputs = [node for node in joint.nodes if node.op == "placeholder"]
@@ -343,5 +340,5 @@ class Split:
 
 
 def is_unchecked(node: fx.Node) -> bool:
-    """Returns true for a tensor that PyTorch saves without a check for changes in place."""
+    """Returns true for a tensor that PyTorch saves without a check for changes in place, as it does from 2.10 on."""
     return bool(node.meta.get("saved_tensor_with_no_vc_check", False))

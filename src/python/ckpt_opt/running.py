@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -37,7 +36,7 @@ class Running:
     def watched(self, compiled: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
         """Returns a compiled graph whose calls are counted."""
 
-        @functools.wraps(compiled)
+        # No copy of attributes: some of them let PyTorch call the compiled graph instead.
         def run(*args: Any) -> Any:
             results = compiled(*args)
             node = backward_node(results)
