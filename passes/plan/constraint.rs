@@ -84,6 +84,20 @@ pub struct Constraints {
 }
 
 impl Constraints {
+    /// Returns the constraints without any override: those of [`Constraints::none`], and of ops that must be recomputed.
+    pub fn of(problem: &Problem, annotations: &OpAnnotations) -> Constraints {
+        let mut constraints = Constraints::none(annotations);
+        for (op, forced) in problem.ops.iter().zip(constraints.forced.iter_mut()) {
+            if op.must_recompute && forced.is_none() {
+                *forced = Some(Forced {
+                    constraint: Constraint::Recompute,
+                    by: "the cost graph asks for it".into(),
+                });
+            }
+        }
+        constraints
+    }
+
     /// Returns the constraints without any override: layers without training are exempt, and ops that pick elements by
     /// size (the experts of a token) run once. A copy that picked other experts would send gradients to experts that did not
     /// run.

@@ -43,6 +43,7 @@ impl Problem {
                 temp_bytes: op.temp_bytes,
                 in_place_operands: of(&op.in_place_operands),
                 recomputable: op.recomputable,
+                must_recompute: op.must_recompute,
                 ordered: op.ordered,
             });
         }

@@ -32,7 +32,7 @@ impl PlanInput {
     /// Returns an input without overrides, with budgets on the whole peak and no known device.
     pub fn new(problem: Problem, annotations: OpAnnotations) -> PlanInput {
         PlanInput {
-            constraints: Constraints::none(&annotations),
+            constraints: Constraints::of(&problem, &annotations),
             problem,
             annotations,
             overrides: String::new(),

@@ -80,6 +80,9 @@ pub struct Op {
     /// Whether running it again gives the same bits and is allowed.
     #[serde(default = "yes", skip_serializing_if = "is_yes")]
     pub recomputable: bool,
+    /// Whether backward ops read its results only from a later run than the first: the maker of the graph wants it so.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub must_recompute: bool,
     /// Whether its first run comes after those of all such ops that are listed before it, in every order: it draws from a
     /// generator, or has an effect outside.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -159,6 +162,7 @@ impl Op {
             temp_bytes: 0,
             in_place_operands: Vec::new(),
             recomputable: true,
+            must_recompute: false,
             ordered: false,
         }
     }

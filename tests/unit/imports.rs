@@ -502,3 +502,21 @@ fn a_backward_of_contrib_ops_is_typed_and_planned_around() {
         graph = reread(&graph);
     }
 }
+
+#[test]
+fn a_gradient_stops_where_an_export_says_so() {
+    let nodes = vec![
+        node("a", "MatMul", &["x", "w"], &["h"]),
+        in_domain(node("b", "StopGradient", &["h"], &["d"]), "ckpt"),
+        node("c", "Add", &["d", "x"], &["y"]),
+    ];
+    let mut file = model(nodes, vec![float("y", &["n", "2"])]);
+    file.opset_import.push(import_of("ckpt", 1));
+    let graph = import(&file, None).unwrap().graph;
+    let stops = graph
+        .order()
+        .iter()
+        .map(|id| graph.node(*id).op.name)
+        .filter(|name| *name == "StopGradient");
+    assert_eq!(stops.count(), 1);
+}

@@ -17,6 +17,7 @@ use ckpt_passes::ir::edit::NewNode;
 use ckpt_passes::ir::op::Domain;
 use ckpt_passes::ir::typing::{Contents, type_node};
 use ckpt_passes::ir::{Attr, Attrs, DType, Def, Graph, NodeId, OpDef, Tensor, Ty, ValueId};
+use ckpt_passes::ops::shape::STOP_GRADIENT;
 use ckpt_passes::{Error, Result, ops};
 use prost::Message;
 use std::collections::{BTreeMap, BTreeSet};
@@ -303,7 +304,13 @@ impl<'a> Importer<'a, '_> {
         {
             return Ok(());
         }
-        match ops::find_onnx(node.op_type()).filter(|_| standard) {
+        let op = match key.0.as_str() {
+            "" => ops::find_onnx(node.op_type()),
+            // As `ckpt_opt.stop_gradient` has it exported. Other ops of ours come with a function.
+            Domain::CKPT if node.op_type() == STOP_GRADIENT.name => Some(&STOP_GRADIENT),
+            _ => None,
+        };
+        match op {
             Some(op) => self.known(node, index, op, ins),
             None => self.opaque(node, index, ins, depth),
         }

@@ -18,20 +18,27 @@ from ckpt_opt.planner import BudgetError, Plan, PlanWarning, last_plans
 
 if TYPE_CHECKING:
     from ckpt_opt.backends import backend, partitioner
+    from ckpt_opt.modules import export, plan_module, stop_gradient
 
 __all__ = [
     "BudgetError",
     "Plan",
     "PlanWarning",
     "backend",
+    "export",
     "last_plans",
     "partitioner",
+    "plan_module",
+    "stop_gradient",
 ]
 
 # Names that need PyTorch, by the module that has them.
 _WITH_TORCH = {
     "backend": "backends",
+    "export": "modules",
     "partitioner": "backends",
+    "plan_module": "modules",
+    "stop_gradient": "modules",
 }
 
 

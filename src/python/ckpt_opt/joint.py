@@ -266,6 +266,7 @@ class Joint:
                     "temp_bytes": scratch,
                     "phase": "fwd" if i < self.boundary else "bwd",
                     "recomputable": may_repeat and self.written.isdisjoint(reads),
+                    "must_recompute": op.node.meta.get("recompute") is aot.CheckpointPolicy.MUST_RECOMPUTE,
                 }
             )
         values = [

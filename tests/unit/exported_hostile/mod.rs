@@ -563,3 +563,30 @@ fn ranges_hold_for_what_is_planned() {
         .graph;
     assert!(ranges::of(&fixed).unwrap().is_empty());
 }
+
+/// The program with names for its sizes.
+fn named(names: &Value) -> Vec<u8> {
+    let mut entries = plain().entries();
+    let entry = ("extra/ckpt_opt.json", names.to_string());
+    let folder = entries[0].0.split('/').next().unwrap().to_string();
+    entries.push((format!("{folder}/{}", entry.0), entry.1.into_bytes()));
+    zip(&entries)
+}
+
+#[test]
+fn sizes_have_the_names_that_an_export_gave_them() {
+    let model = model(named(&json!({"sizes": {"s0": "batch"}})), &[]).unwrap();
+    let output = model.graph.outputs()[0];
+    assert_eq!(model.graph.ty(output).to_string(), "f32[batch, 3]");
+    for bad in ["", "s0", "a b", "../x", "1"] {
+        refused(
+            named(&json!({"sizes": {"s0": bad}})),
+            &["cannot be the name"],
+        );
+    }
+    refused(
+        named(&json!({"sizes": {"s0": "n", "s1": "n"}})),
+        &["cannot be the name"],
+    );
+    refused(named(&json!([])), &["names of sizes are damaged"]);
+}

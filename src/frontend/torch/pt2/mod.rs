@@ -22,9 +22,10 @@ use ckpt_passes::{Error, Result};
 use replay::{Replay, damaged, output_name};
 use schema::{Argument, InputSpec, OutputSpec, Program};
 use sizes::Sizes;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 const MODEL: &str = "models/model.json";
+const NAMES: &str = "extra/ckpt_opt.json";
 
 /// The largest JSON that is read. A program of a few thousand nodes takes a few megabytes.
 const MAX_JSON_BYTES: u64 = 512 << 20;
@@ -44,7 +45,11 @@ pub fn is_program(archive: &Archive) -> bool {
 pub fn read(archive: &Archive, given: &Given) -> Result<Model> {
     let text = archive.content(MODEL, MAX_JSON_BYTES)?;
     let program = parse(&text)?;
-    build(&program, &weights::Weights::read(archive)?, given)
+    let names = match archive.contains(NAMES) {
+        true => size_names(&archive.content(NAMES, MAX_JSON_BYTES)?)?,
+        false => BTreeMap::new(),
+    };
+    build(&program, &names, &weights::Weights::read(archive)?, given)
 }
 
 /// Reads the JSON of a program.
@@ -70,17 +75,31 @@ pub fn parse(text: &[u8]) -> Result<Program> {
         .map_err(|e| Error::model("pt2", format!("the program is damaged: {e}")))
 }
 
-/// Replays a program with its weights.
+/// Reads the names of sizes that `ckpt_opt.export` writes beside a program, which has only PyTorch's own (`s27`).
+fn size_names(text: &[u8]) -> Result<BTreeMap<String, String>> {
+    let names: schema::Names = serde_json::from_slice(text).map_err(|e| {
+        Error::model("pt2", format!("the names of sizes are damaged: {e}")).at(NAMES)
+    })?;
+    Ok(names.sizes)
+}
+
+/// Replays a program with its weights. `names` has other names for its named sizes.
 ///
 /// # Errors
 /// See [`read`].
-pub fn build(program: &Program, weights: &weights::Weights, given: &Given) -> Result<Model> {
+pub fn build(
+    program: &Program,
+    names: &BTreeMap<String, String>,
+    weights: &weights::Weights,
+    given: &Given,
+) -> Result<Model> {
     let mut graph = Graph::new("main");
     graph.phase = Phase::Imported;
     let mut lowering = Lowering::new(&mut graph);
     let module = &program.graph_module;
     let mut replay = Replay::new(&mut lowering, Sizes::new(&program.range_constraints));
     replay.sizes.learn(&module.graph)?;
+    replay.sizes.rename(names)?;
     replay.say(&module.graph, given)?;
     sources(&mut replay, program, weights, given)?;
     replay.run(&module.graph, 0)?;

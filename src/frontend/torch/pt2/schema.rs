@@ -408,3 +408,11 @@ pub struct Payload {
     /// Type of raw bytes. Ignored, and may be `None`, for a file of `torch.save`.
     pub tensor_meta: Option<TensorMeta>,
 }
+
+/// What `ckpt_opt.export` writes beside a program.
+#[derive(Deserialize)]
+pub struct Names {
+    /// Names that the user gave to sizes, by PyTorch's own.
+    #[serde(deserialize_with = "table")]
+    pub sizes: Table<String>,
+}

@@ -4,9 +4,10 @@ use super::super::scalars::checked;
 use super::schema::{Argument, Graph, Range, Size, SymArgument};
 use super::sympy;
 use ckpt_passes::analysis::ranges::{self, Ranges};
+use ckpt_passes::ir::name::is_word;
 use ckpt_passes::ir::{Dim, Same, Ty};
 use ckpt_passes::{Error, Result};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The largest number of named sizes that stand for others. A program has a handful of names.
 const MAX_KNOWN: usize = 4096;
@@ -80,6 +81,27 @@ impl<'p> Sizes<'p> {
                     self.unite(&a, &b)?;
                 }
                 _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives named sizes other names.
+    ///
+    /// # Errors
+    /// A name that is none, or that another size has.
+    pub fn rename(&mut self, names: &BTreeMap<String, String>) -> Result<()> {
+        let mut taken: BTreeSet<&str> = self.ranges.keys().map(String::as_str).collect();
+        for (own, name) in names {
+            if !is_word(name) || !taken.insert(name) {
+                return Err(Error::model(
+                    "pt2",
+                    format!("`{name}` cannot be the name of the size {own}"),
+                )
+                .expected("letters, digits and underscores, and another name for each size"));
+            }
+            if !self.known.contains_key(own) {
+                self.set(own, &Dim::symbol(name))?;
             }
         }
         Ok(())

@@ -1,0 +1,124 @@
+"""Plans without a compiler, files for the command line, and `stop_gradient`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+import ckpt_opt
+
+
+class Head(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.up, self.down = nn.Embedding(16, 8), nn.Linear(8, 32), nn.Linear(32, 16)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.down(F.gelu(self.up(self.table(ids))))
+
+
+def command(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([os.environ["CKPT_OPT_BIN"], *map(str, words)], capture_output=True, text=True, check=True)
+
+
+def test_a_plan_without_compiling_is_that_of_the_backend() -> None:
+    torch.manual_seed(0)
+    model, ids = Head(), torch.randint(0, 16, (64, 32))
+    plan = ckpt_opt.plan_module(model, ids, budget="80%", loss=lambda y: y.pow(2).mean())
+    assert not any(parameter.grad is not None for parameter in model.parameters())
+    torch._dynamo.reset()
+    step = torch.compile(lambda ids: model(ids).pow(2).mean(), backend=ckpt_opt.backend("80%", inner="aot_eager"))
+    step(ids)
+    assert plan.peak_bytes == ckpt_opt.last_plans[-1].peak_bytes
+    assert plan.static_bytes == ckpt_opt.last_plans[-1].static_bytes
+    assert ckpt_opt.plan_module(model, budget="80%", kwargs={"ids": ids}).gradient_bytes == plan.gradient_bytes
+
+
+def test_a_model_without_gradients_has_no_plan() -> None:
+    model = Head().requires_grad_(False)
+    with pytest.raises(ValueError, match="no backward pass"):
+        ckpt_opt.plan_module(model, torch.zeros(2, 3, dtype=torch.long), budget="100%")
+
+
+def test_an_exported_model_has_its_names_sizes_and_loss(tmp_path: Path) -> None:
+    ids = torch.randint(0, 16, (4, 6))
+    file = ckpt_opt.export(
+        Head(), (ids,), tmp_path / "head.pt2", loss=lambda y: y.pow(2).mean(), dynamic={"ids": {0: "batch", 1: "seq"}}
+    )
+    seen = json.loads(command("inspect", file, "--format", "json").stdout)
+    text = json.dumps(seen)
+    assert all(name in text for name in ("table.weight", "up.bias", "down.weight"))
+    plan = json.loads(
+        command("plan", file, "--dim", "batch=32", "--dim", "seq=8", "--budget", "90%", "--format", "json").stdout
+    )
+    assert plan["peak_after_bytes"] < plan["peak_before_bytes"]
+
+
+def test_an_export_with_wrong_names_is_refused(tmp_path: Path) -> None:
+    ids = torch.randint(0, 16, (4, 6))
+    with pytest.raises(ValueError, match="found tokens"):
+        ckpt_opt.export(Head(), (ids,), tmp_path / "a.pt2", dynamic={"tokens": {0: "batch"}})
+    with pytest.raises(ValueError, match="pt2"):
+        ckpt_opt.export(Head(), (ids,), tmp_path / "a.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+class Stopped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(ckpt_opt.stop_gradient(self.first(x))).pow(2).mean()
+
+
+def test_an_onnx_export_keeps_where_a_gradient_stops(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    model, x = Stopped(), torch.randn(2, 4)
+    model(x).backward()
+    assert model.first.weight.grad is None and model.second.weight.grad is not None
+    file = tmp_path / "stopped.onnx"
+    torch.onnx.export(model, (x,), file, dynamo=True, verbose=False)
+    said = command("plan", file, "--policy", "none").stderr
+    assert "first.weight" in said and "second.weight" not in said
+
+
+def test_tags_of_selective_checkpointing_are_honoured() -> None:
+    def policy(_: object, op: object, *args: object, **kwargs: object) -> CheckpointPolicy:
+        return CheckpointPolicy.MUST_SAVE if op == torch.ops.aten.mm.default else CheckpointPolicy.MUST_RECOMPUTE
+
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    ckpt_opt.last_plans.clear()
+    layers = [nn.Sequential(nn.Linear(8, 32, bias=False), nn.GELU(), nn.Linear(32, 8, bias=False)) for _ in range(3)]
+    contexts = partial(create_selective_checkpoint_contexts, policy)
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        for layer in layers:
+            x = x + checkpoint(layer, x, use_reentrant=False, context_fn=contexts)
+        return x.pow(2).mean()
+
+    x = torch.randn(64, 8)
+    torch.compile(model, backend=ckpt_opt.backend("100%", inner="aot_eager"))(x).backward()
+    found = [p.grad.clone() for layer in layers for p in layer.parameters() if p.grad is not None]
+    (plan,) = ckpt_opt.last_plans
+    names = [op["name"] for op in plan.graph["ops"] if op["kind"] == "aten.gelu.default"]
+    assert len(names) == 3 and all(name in plan.recomputed for name in names)
+    assert not any(name.startswith("mm") for name in plan.recomputed)
+    for layer in layers:
+        layer.zero_grad()
+    model(x).backward()
+    assert all(
+        torch.equal(p.grad, g)
+        for p, g in zip((p for la in layers for p in la.parameters()), found, strict=True)
+        if p.grad is not None
+    )
