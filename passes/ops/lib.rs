@@ -17,6 +17,7 @@ pub mod extreme;
 pub mod fill;
 pub mod gated;
 pub mod index;
+pub mod linalg;
 pub mod logic;
 pub mod loss;
 pub mod math;
@@ -65,6 +66,7 @@ const FAMILIES: &[&[&OpDef]] = &[
     fill::ROWS,
     gated::ROWS,
     index::ROWS,
+    linalg::ROWS,
     logic::ROWS,
     loss::ROWS,
     math::ROWS,

@@ -138,7 +138,7 @@ fn weight_gradient(b: &mut dyn Emit, weight: ValueId, a: ValueId, dy: ValueId) -
 }
 
 /// Each matrix transposed.
-fn swap_last(b: &mut dyn Emit, v: ValueId) -> Result<ValueId> {
+pub(super) fn swap_last(b: &mut dyn Emit, v: ValueId) -> Result<ValueId> {
     let rank = b.rank(v);
     let mut perm: Vec<i64> = (0..rank as i64).collect();
     perm.swap(rank - 1, rank - 2);

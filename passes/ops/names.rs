@@ -78,6 +78,7 @@ names! {
     SUM_TO_SHAPE = "SumToShape";
     TANH = "Tanh";
     TRANSPOSE = "Transpose";
+    TRILU = "Trilu";
     UNSQUEEZE = "Unsqueeze";
     WHERE = "Where";
 }

@@ -175,6 +175,10 @@ const GENERAL: &[Recipe] = recipes! {
     Gemm 1 (Real(M23), Real(M34), Real(V4));
     Gemm 1 (Real(M23), Real(&[4, 3])) with [("transB", I(1)), ("alpha", F(0.5))];
     Gemm 1 (Real(&[3, 2]), Real(M34), Real(M24)) with [("transA", I(1)), ("beta", F(2.0))];
+    SolveTriangular 1 (Real(&[3, 3]), Real(M34));
+    SolveTriangular 1 (Real(&[2, 3, 3]), Real(M34)) with [("upper", I(0)), ("unitriangular", I(1))];
+    SolveTriangular 1 (Real(&[3, 3]), Real(&[2, 4, 3])) with [("upper", I(0)), ("left", I(0))];
+    SolveTriangular 1 (Real(&[2, 5, 5]), Real(&[2, 4, 5])) with [("left", I(0)), ("unitriangular", I(1))];
     LayerNormalization 1 (Real(C234), Real(V4), Real(V4));
     LayerNormalization 1 (Real(C234), Real(M34)) with [("axis", I(1))];
     LayerNormalization 3 (Real(M23), Real(V3), Real(V3)) with [("epsilon", F(1e-3))];

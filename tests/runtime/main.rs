@@ -19,6 +19,8 @@ mod kernels;
 #[cfg(feature = "torch")]
 mod libtorch;
 #[cfg(feature = "torch")]
+mod linalg;
+#[cfg(feature = "torch")]
 mod long_runs;
 #[cfg(feature = "torch")]
 mod masks;

@@ -61,6 +61,7 @@ LEFT_OUT = {
     "Accumulate": "made by tiling, of gradients; tests/properties/numeric.rs differentiates it",
     "AddProduct": "made by tiling, of gradients; tests/properties/numeric.rs differentiates it",
     "ClassLoss": "made by tiling, of losses; tests/properties/numeric.rs differentiates it",
+    "SolveTriangular": "of no ONNX op; tests/runtime/linalg.rs compares it with libtorch's autograd",
     "Attention": "made by fusion; the examples of ONNX Attention are fused into it",
     "Offload": "made by planning; tests/properties/numeric.rs differentiates it",
     "Fetch": "made by planning; tests/properties/numeric.rs differentiates it",

@@ -517,7 +517,7 @@ REFUSED = {
     "multi_margin_loss": "rare; --loss vjp instead",
     "ctc_loss": "--loss vjp instead", "linalg": FACTORS, "det": FACTORS,
     "backward layer_norm": STATISTICS, "backward layer_norm part": STATISTICS,
-    "solve_triangular": FACTORS, "cholesky": FACTORS,
+    "cholesky": FACTORS,
 }  # fmt: skip
 """Forms that the frontends refuse, and why; in some kind of file at least each must still be refused by name."""
 

@@ -21,6 +21,7 @@ pub mod extreme;
 pub mod fill;
 pub mod gated;
 pub mod index;
+pub mod linalg;
 pub mod logic;
 pub mod loss;
 pub mod math;
@@ -58,6 +59,7 @@ const FAMILIES: &[&[(&OpDef, Kernel)]] = &[
     fill::KERNELS,
     gated::KERNELS,
     index::KERNELS,
+    linalg::KERNELS,
     logic::KERNELS,
     loss::KERNELS,
     math::KERNELS,

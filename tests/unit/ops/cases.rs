@@ -271,6 +271,14 @@ pub fn cases() -> Vec<Case> {
             .with("reverse", reverse);
         all.push(case("CumSum", vec![In("f32[b, s]"), Int(-1)]).attrs(attrs));
     }
+    for (a, b, upper, left) in [
+        ("f32[s, s]", "f32[s, 4]", 1i64, 1i64),
+        ("f32[b, 4, 4]", "f32[4, s]", 0, 1),
+        ("f32[n, n]", "f32[b, s, n]", 0, 0),
+    ] {
+        let attrs = Attrs::new().with("upper", upper).with("left", left);
+        all.push(case("SolveTriangular", vec![In(a), In(b)]).attrs(attrs));
+    }
     // Sums down: provable, undecidable and mixed targets; a scalar; equal at run time though not provably.
     for (from, to) in [
         ("f32[b, s, 4]", "f32[s, 1]"),

@@ -35,6 +35,8 @@ pub const FORMULAS: &[Formula] = &[
      where(zero, 0.0, sqrt(where(zero, 1.0, square))))",
     "dot(self: t, tensor: t) => MatMul(self, tensor)",
     "ger(self: t, vec2: t) => outer(self, vec2)",
+    "linalg_solve_triangular(self: t, B: t, *, upper: b, left: b = true, unitriangular: b = false) => \
+     SolveTriangular(self, B, upper=upper, left=left, unitriangular=unitriangular)",
     "linalg_vecdot(x: t, y: t, *, dim: i = -1) => sum(x * y, dim)",
     "matmul(self: t, other: t) => MatMul(self, other)",
     "mv(self: t, vec: t) => MatMul(self, vec)",

@@ -60,7 +60,7 @@ const REFUSED: &[&str] = &[
     "blackman_window bartlett_window kaiser_window: a window is a constant: make it a \
      buffer of the model",
     "index_reduce: use scatter_reduce",
-    "linalg_cholesky linalg_cholesky_ex linalg_det linalg_inv linalg_inv_ex linalg_solve_triangular _linalg_det: \
+    "linalg_cholesky linalg_cholesky_ex linalg_det linalg_inv linalg_inv_ex _linalg_det: \
      factorise matrices outside of the model",
     "logcumsumexp: use logsumexp over windows that are masked",
     "mode: it has no gradient; compute it outside of the model",
