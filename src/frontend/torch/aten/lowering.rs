@@ -391,6 +391,12 @@ impl Lowering<'_> {
         }
     }
 
+    /// Returns true if a write to one tensor may be a write to the other.
+    pub fn may_share(&self, a: TensorId, b: TensorId) -> bool {
+        let group = |id| self.memory.roots[self.memory.handle(id).root].group;
+        group(a) == group(b)
+    }
+
     /// Returns true if the tensor is certainly row-major.
     pub(super) fn is_dense(&self, id: TensorId) -> bool {
         self.memory.handle(id).dense

@@ -1,7 +1,7 @@
 //! Calls: of methods, functions of the archive, ops, and the few functions of the language.
 
 use super::ast::{Call, Expr, ExprKind, Name};
-use super::item::{Content, Item, Real};
+use super::item::{Content, Item, Real, Shared};
 use super::replay::{Frame, Replay, bad};
 use crate::frontend::torch::aten::{Lowering, Place, dtype_of_code};
 use crate::frontend::torch::scalars;
@@ -138,7 +138,7 @@ impl Replay<'_, '_> {
             Item::Value(Value::Tensor(_)) | Item::Number(_) => {
                 self.int(value)?.map_or(Value::Unknown, Value::Int)
             }
-            Item::Real(real) => Value::Float(real.value),
+            Item::Real(real) => Value::Float(real.get().value),
             Item::Value(value) => value.clone(),
             other => return Err(bad(format!("{} is no number", other.kind()))),
         };
@@ -184,17 +184,31 @@ impl Replay<'_, '_> {
         {
             return Ok(item);
         }
-        if let [Item::Number(_) | Item::Real(_), ..] = args.as_slice()
-            && name.ends_with('_')
-            && !name.ends_with("__")
+        let is_write = name.ends_with('_') && !name.ends_with("__");
+        if let [target @ (Item::Number(_) | Item::Real(_)), ..] = args.as_slice()
+            && is_write
         {
-            return Err(
-                bad(format!("{name} changes a size that was computed before"))
-                    .help("export the model without in-place arithmetic on sizes"),
-            );
+            let result = match (short, keywords.as_slice()) {
+                (Some(short), []) => self.scalar_op(short.trim_end_matches('_'), &args)?,
+                _ => None,
+            };
+            let is_written = match (target, result) {
+                (Item::Number(held), Some(Item::Number(new))) => held.write(new.get()),
+                (Item::Real(held), Some(Item::Real(new))) => held.write(new.get()),
+                _ => false,
+            };
+            return match is_written {
+                true => Ok(target.clone()),
+                false => Err(changed_size(name)),
+            };
         }
         let lowering = &mut *self.lowering;
-        let mut number = |item: &Item| in_tensor(lowering, item).map(Value::Tensor);
+        let mut lent = Vec::new();
+        let mut number = |item: &Item| {
+            let tensor = in_tensor(lowering, item)?;
+            lent.push((item.clone(), tensor));
+            Ok(Value::Tensor(tensor))
+        };
         let mut values = Vec::with_capacity(args.len());
         for arg in &args {
             values.push(self.containers.argument(arg, &mut number)?);
@@ -213,10 +227,23 @@ impl Replay<'_, '_> {
             scopes: self.scopes.clone(),
             source: String::new(),
         };
+        if let Some(Value::Tensor(target)) = values.first()
+            && is_write
+            && (self.viewed.iter()).any(|view| self.lowering.may_share(*view, *target))
+        {
+            return Err(changed_size(name));
+        }
         self.lowering.results = unpacked;
         let result = self.lowering.call(name, None, values, named, &place);
         self.lowering.results = None;
         let result = result?;
+        for (item, tensor) in lent {
+            let mut results = result.tensors().into_iter();
+            if results.any(|result| self.lowering.may_share(tensor, result)) {
+                fixed(&item);
+                self.viewed.push(tensor);
+            }
+        }
         self.containers.result(result)
     }
 
@@ -235,7 +262,7 @@ impl Replay<'_, '_> {
                 );
             }
             ("prim::NumToTensor", [value]) => match self.int(value)? {
-                Some(n) if !is_float(value) => Item::Number(n),
+                Some(n) if !is_float(value) => Item::Number(Shared::new(n)),
                 None if matches!(value, Item::Value(Value::Tensor(_))) => value.clone(),
                 _ => return Err(bad("a tensor is made of a number that only a run can tell")),
             },
@@ -355,10 +382,17 @@ impl Replay<'_, '_> {
 
     /// Calls an op on numbers: those of the program, or those that a trace keeps in tensors.
     fn scalar_op(&mut self, name: &str, args: &[Item]) -> Result<Option<Item>> {
+        if let ("detach" | "contiguous", [number @ Item::Number(_)]) = (name, args) {
+            return Ok(Some(number.clone()));
+        }
         if let Some(result) = number_op(name, args)? {
-            return Ok(Some(Item::Number(result)));
+            return Ok(Some(Item::Number(Shared::new(result))));
         }
         if let Some(result) = real_op(name, args)? {
+            // A conversion to the same type returns the tensor itself.
+            if name == "to" {
+                args.iter().chain([&result]).for_each(fixed);
+            }
             return Ok(Some(result));
         }
         let values = args.iter().map(|arg| match arg {
@@ -376,13 +410,14 @@ impl Replay<'_, '_> {
 /// Computes with integers in tensors, where the result is exact.
 fn number_op(name: &str, args: &[Item]) -> Result<Option<Dim>> {
     let whole = args.iter().map(|item| match item {
-        Item::Number(n) | Item::Value(Value::Int(n)) => Some(Value::Int(n.clone())),
+        Item::Number(n) => Some(Value::Int(n.get())),
+        Item::Value(Value::Int(n)) => Some(Value::Int(n.clone())),
         _ => None,
     });
     let zero = Value::Int(Dim::ZERO);
     let values = match (name, args, whole.collect::<Option<Vec<Value>>>()) {
         _ if !args.iter().any(|a| matches!(a, Item::Number(_))) => return Ok(None),
-        ("detach" | "clone" | "contiguous", [Item::Number(a)], _) => return Ok(Some(a.clone())),
+        ("clone", [Item::Number(a)], _) => return Ok(Some(a.get())),
         ("floor_divide" | "remainder", [_, _], Some(values)) if values[1] != zero => values,
         ("neg", [_], Some(values)) | ("add" | "sub" | "mul", [_, _], Some(values)) => values,
         _ => return Ok(None),
@@ -406,9 +441,10 @@ fn real_op(name: &str, args: &[Item]) -> Result<Option<Item>> {
         return Ok(None);
     }
     let known = |item: &Item| match item {
-        Item::Real(real) => Some(real.value),
+        Item::Real(real) => Some(real.get().value),
         Item::Value(Value::Float(x)) => Some(*x),
-        Item::Number(n) | Item::Value(Value::Int(n)) => n.as_const().map(|n| n as f64),
+        Item::Number(n) => n.get().as_const().map(|n| n as f64),
+        Item::Value(Value::Int(n)) => n.as_const().map(|n| n as f64),
         _ => None,
     };
     let result = match (name, args) {
@@ -420,7 +456,7 @@ fn real_op(name: &str, args: &[Item]) -> Result<Option<Item>> {
                 Some(DType::I64) => {
                     let whole = scalars::to_int(&Value::Float(x))?;
                     return Ok(match whole {
-                        Value::Int(n) if is_real(&args[0]) => Some(Item::Number(n)),
+                        Value::Int(n) if is_real(&args[0]) => Some(Item::Number(Shared::new(n))),
                         _ => None,
                     });
                 }
@@ -471,23 +507,40 @@ fn real_op(name: &str, args: &[Item]) -> Result<Option<Item>> {
         _ => None,
     };
     Ok(result.map(|x| {
-        Item::Real(Real {
+        Item::Real(Shared::new(Real {
             value: f64::from(x as f32),
             plain: false,
-        })
+        }))
     }))
 }
 
 /// Returns a number in a tensor as a tensor of the graph.
 pub(super) fn in_tensor(lowering: &mut Lowering, item: &Item) -> Result<TensorId> {
     match item {
-        Item::Number(n) => lowering.number(n),
-        Item::Real(real) => Ok(lowering.real(real.value, real.plain)),
+        Item::Number(n) => lowering.number(&n.get()),
+        Item::Real(real) => {
+            let Real { value, plain } = real.get();
+            Ok(lowering.real(value, plain))
+        }
         other => Err(Error::bug(
             "torchscript",
             format!("{} is no number", other.kind()),
         )),
     }
+}
+
+/// Forbids writes to a number.
+fn fixed(item: &Item) {
+    match item {
+        Item::Number(n) => drop(n.clone().fix()),
+        Item::Real(real) => drop(real.clone().fix()),
+        _ => {}
+    }
+}
+
+fn changed_size(name: &str) -> Box<Error> {
+    bad(format!("{name} changes a size that was computed before"))
+        .help("export the model without in-place arithmetic on sizes")
 }
 
 fn is_float(item: &Item) -> bool {

@@ -8,6 +8,7 @@ use crate::frontend::torch::pickle::Ref;
 use crate::frontend::torch::value::Value;
 use ckpt_passes::ir::Dim;
 use ckpt_passes::{Error, Result};
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 /// The largest depth of containers that become one value.
@@ -22,14 +23,45 @@ pub enum Item {
     /// Any value but a list or tuple.
     Value(Value),
     /// A 0-d int64 tensor with a known value. A trace computes sizes with these.
-    Number(Dim),
+    Number(Shared<Dim>),
     /// A 0-d float tensor with a known value.
-    Real(Real),
+    Real(Shared<Real>),
     Container(Container),
     /// An object of the model, and the path that led to it.
     Module(Ref, Rc<str>),
     /// A function of the archive, by its qualified name.
     Function(Rc<str>),
+}
+
+/// The content of a tensor. All clones see what is written to one.
+#[derive(Clone, Debug)]
+pub struct Shared<T>(Rc<(RefCell<T>, Cell<bool>)>);
+
+impl<T: Clone> Shared<T> {
+    /// Returns a tensor of its own.
+    pub fn new(value: T) -> Shared<T> {
+        Shared(Rc::new((RefCell::new(value), Cell::new(false))))
+    }
+
+    /// Returns the present content.
+    pub fn get(&self) -> T {
+        self.0.0.borrow().clone()
+    }
+
+    /// Replaces the content, and returns true unless the tensor is fixed.
+    pub fn write(&self, value: T) -> bool {
+        let is_fixed = self.0.1.get();
+        if !is_fixed {
+            self.0.0.replace(value);
+        }
+        !is_fixed
+    }
+
+    /// Forbids later writes: other tensors, which do not see them, share the memory.
+    pub fn fix(self) -> Shared<T> {
+        self.0.1.set(true);
+        self
+    }
 }
 
 /// A float in a tensor.

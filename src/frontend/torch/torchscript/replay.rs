@@ -51,6 +51,8 @@ pub struct Replay<'a, 'g> {
     pub(super) warnings: Vec<String>,
     /// The number of variables to which the results of the next op are assigned.
     pub(super) unpacked: Option<usize>,
+    /// Tensors of the graph that share memory with a number of the program.
+    pub(super) viewed: Vec<TensorId>,
     depth: usize,
     steps: u64,
 }
@@ -82,6 +84,7 @@ impl<'a, 'g> Replay<'a, 'g> {
             containers: Containers::default(),
             scopes: Vec::new(),
             unpacked: None,
+            viewed: Vec::new(),
             constants: None,
             tensors: BTreeMap::new(),
             warnings: Vec::new(),
@@ -369,8 +372,8 @@ impl<'a, 'g> Replay<'a, 'g> {
                 }
                 truth => Ok(truth),
             },
-            Item::Number(n) => Ok(scalars::truth(&Value::Int(n.clone()))),
-            Item::Real(real) => Ok(Some(real.value != 0.0)),
+            Item::Number(n) => Ok(scalars::truth(&Value::Int(n.get()))),
+            Item::Real(real) => Ok(Some(real.get().value != 0.0)),
             other => Err(bad(format!("{} is no condition", other.kind()))),
         }
     }
@@ -378,9 +381,9 @@ impl<'a, 'g> Replay<'a, 'g> {
     /// Returns `int(x)`; nothing if only a run can tell.
     pub(super) fn int(&mut self, item: &Item) -> Result<Option<Dim>> {
         let value = match item {
-            Item::Number(n) => return Ok(Some(n.clone())),
+            Item::Number(n) => return Ok(Some(n.get())),
             Item::Value(Value::Tensor(tensor)) => return self.lowering.known_scalar(*tensor),
-            Item::Real(real) => Value::Float(real.value),
+            Item::Real(real) => Value::Float(real.get().value),
             Item::Value(value) => value.clone(),
             _ => return Ok(None),
         };

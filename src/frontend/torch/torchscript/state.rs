@@ -1,7 +1,7 @@
 //! The contents of a saved model's objects: attributes, tensors of its state, constants of its code.
 
 use super::ast::Name;
-use super::item::{Content, Item, Real};
+use super::item::{Content, Item, Real, Shared};
 use super::modules::read_pickle;
 use super::replay::{Replay, bad};
 use crate::frontend::torch::aten::{Kind, Weight};
@@ -207,11 +207,14 @@ impl Replay<'_, '_> {
             return Ok(None);
         };
         Ok(Some(match tensor.dtype {
-            DType::I64 => Item::Number(Dim::from(i64::from_le_bytes(*number))),
-            _ => Item::Real(Real {
-                value: f64::from_le_bytes(*number),
-                plain: true,
-            }),
+            DType::I64 => {
+                let number = Dim::from(i64::from_le_bytes(*number));
+                Item::Number(Shared::new(number).fix())
+            }
+            _ => {
+                let value = f64::from_le_bytes(*number);
+                Item::Real(Shared::new(Real { value, plain: true }).fix())
+            }
         }))
     }
 }
