@@ -127,6 +127,22 @@ return (d[\"a\"], torch.len(parts), None, (parts)[-1])";
 }
 
 #[test]
+fn numbers_that_data_decides_are_refused_with_a_way_out() {
+    refused(
+        &Saved::new(
+            "x: Tensor -> Tensor",
+            "n = torch.max(torch.to(x, 4))\nreturn torch.slice(x, 0, 0, int(n), 1)",
+        ),
+        &["x:f32[4]"],
+        &[
+            "slice: these arguments",
+            "only a run can tell",
+            "mask with torch.where",
+        ],
+    );
+}
+
+#[test]
 fn control_flow_that_data_decides_is_refused_with_its_line() {
     let branch = "\
 if bool(x):

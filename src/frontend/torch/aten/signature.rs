@@ -128,21 +128,24 @@ impl Vocabulary {
                 return Ok(Bound { meaning, args });
             }
         }
+        const IN_RUN: &str = "an integer tensor, whose number only a run can tell";
         let kind = |v: &Value| match v {
-            Value::Tensor(t) if low.dims(*t).is_empty() && low.dtype(*t) == DType::I64 => {
-                "an integer tensor, whose number only a run can tell".to_string()
-            }
-            v => v.kind().to_string(),
+            Value::Tensor(t) if low.dims(*t).is_empty() && low.dtype(*t) == DType::I64 => IN_RUN,
+            v => v.kind(),
         };
-        let given = args.iter().map(kind);
+        let given = args.iter().map(|v| kind(v).to_string());
         let named = kwargs.iter().map(|(n, v)| format!("{n} = {}", kind(v)));
         let given: Vec<String> = given.chain(named).collect();
         let texts: Vec<&str> = overloads.iter().map(|s| s.text.as_str()).collect();
-        Err(
-            Error::model("op", format!("{name}: these arguments are not supported"))
-                .expected(texts.join(" or "))
-                .found(given.join(", ")),
-        )
+        let found = given.join(", ");
+        let e = Error::model("op", format!("{name}: these arguments are not supported"))
+            .expected(texts.join(" or "));
+        Err(match found.contains(IN_RUN) {
+            true => e
+                .found(found)
+                .help("compute that number outside of the model, or keep the size and mask with torch.where"),
+            false => e.found(found),
+        })
     }
 }
 

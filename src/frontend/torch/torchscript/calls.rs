@@ -240,7 +240,7 @@ impl Replay<'_, '_> {
         for (item, tensor) in lent {
             let mut results = result.tensors().into_iter();
             if results.any(|result| self.lowering.may_share(tensor, result)) {
-                fixed(&item);
+                fix(&item);
                 self.viewed.push(tensor);
             }
         }
@@ -391,7 +391,7 @@ impl Replay<'_, '_> {
         if let Some(result) = real_op(name, args)? {
             // A conversion to the same type returns the tensor itself.
             if name == "to" {
-                args.iter().chain([&result]).for_each(fixed);
+                args.iter().chain([&result]).for_each(fix);
             }
             return Ok(Some(result));
         }
@@ -530,10 +530,10 @@ pub(super) fn in_tensor(lowering: &mut Lowering, item: &Item) -> Result<TensorId
 }
 
 /// Forbids writes to a number.
-fn fixed(item: &Item) {
+fn fix(item: &Item) {
     match item {
-        Item::Number(n) => drop(n.clone().fix()),
-        Item::Real(real) => drop(real.clone().fix()),
+        Item::Number(n) => n.fix(),
+        Item::Real(real) => real.fix(),
         _ => {}
     }
 }

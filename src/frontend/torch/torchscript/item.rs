@@ -43,6 +43,11 @@ impl<T: Clone> Shared<T> {
         Shared(Rc::new((RefCell::new(value), Cell::new(false))))
     }
 
+    /// Returns a tensor that is not written to.
+    pub fn fixed(value: T) -> Shared<T> {
+        Shared(Rc::new((RefCell::new(value), Cell::new(true))))
+    }
+
     /// Returns the present content.
     pub fn get(&self) -> T {
         self.0.0.borrow().clone()
@@ -58,9 +63,8 @@ impl<T: Clone> Shared<T> {
     }
 
     /// Forbids later writes: other tensors, which do not see them, share the memory.
-    pub fn fix(self) -> Shared<T> {
+    pub fn fix(&self) {
         self.0.1.set(true);
-        self
     }
 }
 

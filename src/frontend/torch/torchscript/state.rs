@@ -209,11 +209,11 @@ impl Replay<'_, '_> {
         Ok(Some(match tensor.dtype {
             DType::I64 => {
                 let number = Dim::from(i64::from_le_bytes(*number));
-                Item::Number(Shared::new(number).fix())
+                Item::Number(Shared::fixed(number))
             }
             _ => {
                 let value = f64::from_le_bytes(*number);
-                Item::Real(Shared::new(Real { value, plain: true }).fix())
+                Item::Real(Shared::fixed(Real { value, plain: true }))
             }
         }))
     }
