@@ -10,6 +10,7 @@
 //! [`MemoryProfile`](super::MemoryProfile) applies these rules to storages: a storage dies with the last of its values.
 //! The executor applies them to tensors, which hold their storage. So a run frees what the profile predicts.
 
+use crate::analysis::fused_updates::FusedUpdate;
 use crate::ir::{Graph, SecondaryMap, ValueId};
 use crate::ops::transfer::{FETCH, OFFLOAD, RELEASE};
 
@@ -52,6 +53,16 @@ impl Liveness {
         let unread = made.filter_map(|value| under_way[*value]);
         for value in graph.outputs().iter().copied().chain(unread) {
             liveness.lives_on[value] = true;
+        }
+        liveness
+    }
+
+    /// As [`Liveness::new`], for a device that computes some updates in one call each, which reads the gradient.
+    pub fn with_updates(graph: &Graph, updates: &[FusedUpdate]) -> Liveness {
+        let mut liveness = Liveness::new(graph);
+        for update in updates {
+            let last_use = &mut liveness.last_use[update.gradient];
+            *last_use = (*last_use).max(Some(update.at));
         }
         liveness
     }

@@ -19,11 +19,12 @@
 //! operands.
 
 use crate::analysis::device::round_up;
+use crate::analysis::fused_updates::{self, FusedUpdate, UpdateFormula};
 use crate::analysis::liveness::Liveness;
 use crate::analysis::sizes::Sizes;
 use crate::error::{Error, Result};
 use crate::ir::op::{DeviceKind, Footprint, MemoryCx, Place, Sized, contiguous_strides};
-use crate::ir::{Def, Graph, NodeId, SecondaryMap, ValueId};
+use crate::ir::{DType, Def, Graph, NodeId, SecondaryMap, ValueId};
 
 /// A block of memory that one or more values live in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -98,6 +99,8 @@ pub struct MemoryProfile {
     pub in_place_operands: Vec<Vec<usize>>,
     /// The one of them that it does write over.
     pub taken: Vec<Option<usize>>,
+    /// Updates that the device computes in one call each.
+    pub fused_updates: Vec<FusedUpdate>,
     /// By storage: the last position that makes or reads it, whether it dies there or not; `usize::MAX` for one that is
     /// needed at the end.
     last_read: Vec<usize>,
@@ -137,6 +140,7 @@ impl MemoryProfile {
             frees: vec![Vec::new(); graph.order().len()],
             in_place_operands: Vec::with_capacity(graph.order().len()),
             taken: vec![None; graph.order().len()],
+            fused_updates: Vec::new(),
             last_read: Vec::new(),
         };
         for (value, v) in graph.values() {
@@ -151,6 +155,9 @@ impl MemoryProfile {
         }
         for (position, id) in graph.order().iter().enumerate() {
             profile.place(graph, *id, sizes, position)?;
+        }
+        if device == DeviceKind::Cuda {
+            profile.fuse_updates(graph, sizes);
         }
         profile.end_lives(graph);
         profile.take_over(graph);
@@ -287,9 +294,36 @@ impl MemoryProfile {
             && node.ins.iter().filter(|v| reads_it(v)).count() == 1
     }
 
+    /// Finds updates whose tensors are all row-major, of static tensors by one that is not. They take no memory but the number of the step in float32.
+    fn fuse_updates(&mut self, graph: &Graph, sizes: &Sizes) {
+        let mut found = fused_updates::find(graph);
+        found.retain(|update| {
+            let old = |at: &usize| graph.node(graph.order()[*at]).operand(0);
+            let states = update.states.iter().filter_map(old);
+            let mut written = states.chain([update.parameter]);
+            let is_static = |v: ValueId| self.storage(v).is_static;
+            let is_row_major = |v: ValueId| self.operand(sizes, v).is_contiguous();
+            sizes.of(update.parameter).elements() > 0
+                && is_row_major(update.gradient)
+                && !is_static(update.gradient)
+                && written.all(|v| is_row_major(v) && is_static(v))
+        });
+        for update in &found {
+            for at in &update.states {
+                self.temp_bytes[*at] = 0;
+            }
+            let step_bytes = match update.formula {
+                UpdateFormula::AdamW { .. } => DType::F32.size_bytes(),
+                UpdateFormula::Sgd { .. } => 0,
+            };
+            self.temp_bytes[update.at] = round_up(step_bytes, self.granularity_bytes);
+        }
+        self.fused_updates = found;
+    }
+
     /// Ends the life of each storage with the last of its values.
     fn end_lives(&mut self, graph: &Graph) {
-        let liveness = Liveness::new(graph);
+        let liveness = Liveness::with_updates(graph, &self.fused_updates);
         for (value, _) in graph.values() {
             let Some(layout) = &self.layouts[value] else {
                 continue;
@@ -414,7 +448,7 @@ impl MemoryProfile {
 mod tests {
     use super::*;
     use crate::analysis::Binding;
-    use crate::ir::{Attrs, DType, Dim, Ty};
+    use crate::ir::{Attrs, Dim, Ty};
     use crate::ops::{Builder, EmitExt};
     use crate::testing::LOOK;
 

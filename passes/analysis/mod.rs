@@ -5,7 +5,7 @@
 //! | numbers for symbolic sizes, and sizes a model cannot take | [`sizes`], [`planned_sizes`], [`ranges`], [`index_bounds`], [`index_spans`], [`baked_sizes`] |
 //! | storages, lifetimes and the peak | [`memory`], [`arena`], [`breakdown`] |
 //! | price and time of nodes | [`cost`], [`device`] |
-//! | parameters, gradients and optimizer states | [`params`], [`gradients`], [`zero_gradients`], [`tied_weights`] |
+//! | parameters, gradients and optimizer states | [`params`], [`gradients`], [`zero_gradients`], [`tied_weights`], [`fused_updates`] |
 //! | the scores that a loss is of | [`class_scores`] |
 //! | layers and sub-blocks | [`layers`], [`residual_stream`], [`repeats`], [`sub_blocks`], [`cores`], [`sharing`], [`modules`] |
 //! | attentions and their masks | [`attention`], [`matcher`], [`symbolic_elements`] |
@@ -18,6 +18,7 @@ pub mod class_scores;
 pub mod cores;
 pub mod cost;
 pub mod device;
+pub mod fused_updates;
 pub mod gradients;
 pub mod index_bounds;
 pub mod index_spans;

@@ -104,6 +104,17 @@ impl GraphProblem {
                 ordered: !matches!(node.op.effect, Effect::Pure),
             });
         }
+        for update in &memory.fused_updates {
+            // A copy of one of its nodes would read what only the call completes.
+            for at in update.states.iter().copied().chain([update.at]) {
+                problem.ops[OpIdx(at)].recomputable = false;
+            }
+            let gradient = index_of[update.gradient].unwrap_or(UNKNOWN);
+            let ins = &mut problem.ops[OpIdx(update.at)].ins;
+            if !ins.contains(&gradient) {
+                ins.push(gradient);
+            }
+        }
         problem.outputs = graph
             .outputs()
             .iter()

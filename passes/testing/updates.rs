@@ -5,21 +5,25 @@ use crate::ir::{Attrs, DType, Graph, NodeId, Phase, Role, Tensor, Ty, ValueId};
 use crate::ops::activation::TANH;
 use crate::ops::arith::{ADD, MUL, NEG};
 use crate::ops::matmul::MATMUL;
-use crate::ops::optimizer::{MOMENTUM, MOMENTUM_FACTOR, SGD, WEIGHT_DECAY};
+use crate::ops::optimizer::{
+    ADAM_MEAN, ADAM_SQUARE, ADAMW, MOMENTUM, MOMENTUM_FACTOR, SGD, WEIGHT_DECAY,
+};
 use crate::ops::shape::TRANSPOSE;
 use crate::ops::{Builder, EmitExt};
 
 /// Rows and columns of every matrix.
 const SIZE: i64 = 3;
 
-/// Four parameters `w0` … (initializers), of which two have a state `b0`, `b1` (inputs), an input `x` and a learning rate
-/// `lr`; `ops` ops over matrices, half of them backward. Every parameter is updated once. Outputs are what updates make, the
+/// Four parameters `w0` … (initializers), of which two have a state `b0`, `b1` (inputs) and a third one two, an input `x`,
+/// a learning rate `lr` and a `step`; `ops` ops over matrices, half of them backward. Every parameter is updated once. Outputs are what updates make, the
 /// last result, and perhaps a view of a parameter.
 pub fn random_updates(r: &mut Random, ops: usize) -> Graph {
     let mut g = Graph::new("updates");
     let matrix = || Some(Ty::new(DType::F32, [SIZE.into(), SIZE.into()]));
     let x = g.add_input("x", matrix());
     let lr = g.add_input("lr", Some(Ty::new(DType::F32, [])));
+    let step = g.add_input("step", Some(Ty::new(DType::I64, [])));
+    let moments = [g.add_input("m2", matrix()), g.add_input("v2", matrix())];
     let states = [g.add_input("b0", matrix()), g.add_input("b1", matrix())];
     let mut weight = |i: usize| {
         let n = SIZE as u64;
@@ -59,6 +63,14 @@ pub fn random_updates(r: &mut Random, ops: usize) -> Graph {
                 .with(WEIGHT_DECAY, 0.25f32);
             from = b.emit_n(&MOMENTUM, ins, attrs, 1).unwrap()[0];
             outputs.push(from);
+        }
+        if i == 2 {
+            let [mean, square] = [(&ADAM_MEAN, moments[0]), (&ADAM_SQUARE, moments[1])]
+                .map(|(op, state)| b.emit(op, &[state, gradient], Attrs::new()).unwrap());
+            let ins = [*w, mean, square, lr, step];
+            let updated = b.emit(&ADAMW, &ins, Attrs::new()).unwrap();
+            outputs.extend([mean, square, updated]);
+            continue;
         }
         let updated = b.emit(&SGD, &[*w, from, lr], Attrs::new()).unwrap();
         outputs.push(updated);

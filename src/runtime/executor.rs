@@ -528,7 +528,7 @@ impl<'g> Program<'g> {
             if reached > peak.0 {
                 peak = (reached, Some(at));
             }
-            values.clear(&step.frees);
+            values.clear(specialization.map_or(&step.frees, |s| &s.frees[at]));
             watch(at + 1)?;
         }
         let most = device::of(self.place).bytes()?.requested_peak_bytes;

@@ -16,6 +16,7 @@ pub mod deferred_checks;
 pub mod device;
 pub mod draws;
 pub mod executor;
+mod fused_updates;
 mod index_errors;
 mod inputs;
 pub mod kernels;

@@ -9,6 +9,7 @@ use super::trace::Moment;
 use crate::attention::Attention;
 use crate::place::Place;
 use crate::rng::Rng;
+use ckpt_passes::ir::op::DeviceKind;
 use ckpt_passes::ir::{Graph, Tensor};
 use ckpt_passes::{Error, Result};
 use ckpt_torch::bytes;
@@ -123,6 +124,11 @@ impl<'g> Session<'g> {
     /// Sets whether results and temporaries lie in an arena, where one can be planned; on by default.
     pub fn use_arena(&mut self, wanted: bool) {
         self.program.use_arena(wanted);
+    }
+
+    /// Sets the kind of device whose blocks kernels use, instead of that of the place.
+    pub fn use_blocks_of(&mut self, device: DeviceKind) {
+        self.program.use_blocks_of(device);
     }
 
     /// Sets the kernels that attention may use; by default PyTorch's where a device has them.

@@ -12,11 +12,13 @@
 
 use super::convert::{self, torch_error};
 use super::device;
+use super::fused_updates::{self, UpdateCall};
 use super::kernels;
 use super::sdpa_backends::SdpaBackends;
 use super::sdpa_choice::{AttentionKernels, SdpaChoice};
 use crate::place::Place;
 use ckpt_passes::analysis::arena::Span;
+use ckpt_passes::analysis::liveness::Liveness;
 use ckpt_passes::analysis::{self, Binding, MemoryProfile, Sizes};
 use ckpt_passes::ir::op::DeviceKind;
 use ckpt_passes::ir::{DType, Graph, Id, Node, NodeId, ValueId};
@@ -51,6 +53,8 @@ pub struct Specialization {
     pub(super) forms: Vec<NodeForm>,
     /// The operand that the first result of each node overwrites.
     pub(super) overwrites: Vec<Option<usize>>,
+    /// Slots that no node after each position reads.
+    pub(super) frees: Vec<Vec<usize>>,
     /// The attention kernels that are pinned to nodes.
     pub(super) pinned: SdpaChoice,
     /// The addresses of results and temporaries.
@@ -113,6 +117,10 @@ pub(super) enum NodeForm {
         to: usize,
         contents: Contents,
     },
+    /// A node of an update that a later call computes.
+    DeferredUpdate,
+    /// The last node of updates that one call computes.
+    Updates(UpdateCall),
 }
 
 /// The elements of a small tensor.
@@ -147,7 +155,7 @@ impl Specialization {
             MemoryProfile::of_device(graph, &sizes, blocks_of, place.granularity_bytes())?;
         let pinned = SdpaChoice::new(graph, &sizes, &memory, place, available);
         memory.replace_temporaries(graph, &pinned.temporaries);
-        let mut requested = MemoryProfile::new(graph, &sizes)?;
+        let mut requested = MemoryProfile::of_device(graph, &sizes, blocks_of, 1)?;
         requested.replace_temporaries(graph, &pinned.requested_temporaries);
         device::expect_room(place, memory.peak_bytes - memory.static_bytes)?;
         let mut known: Vec<Option<Box<[i64]>>> = vec![None; graph.value_bound()];
@@ -167,12 +175,18 @@ impl Specialization {
                 false => NodeForm::Kernel,
             });
         }
+        for (at, call) in fused_updates::calls(graph, &memory) {
+            forms[at] = call.map_or(NodeForm::DeferredUpdate, NodeForm::Updates);
+        }
         let may_take = |(id, slot): (&NodeId, &Option<usize>)| {
             let renews = |v: &ValueId| memory.storage(*v).renews.is_some();
             slot.filter(|_| is_static || graph.node(*id).outs.first().is_some_and(renews))
         };
         let overwrites = graph.order().iter().zip(&memory.taken).map(may_take);
         let overwrites = overwrites.collect();
+        let frees = Liveness::with_updates(graph, &memory.fused_updates).frees(graph);
+        let slots = |values: Vec<ValueId>| values.into_iter().map(Id::index).collect();
+        let frees = frees.into_iter().map(slots).collect();
         let arena = match use_arena && is_static && device::of(place).is_host() {
             true => ArenaPlan::new(&memory)?,
             false => None,
@@ -185,6 +199,7 @@ impl Specialization {
             peak_is_bound: sizes.is_bound(),
             arena,
             overwrites,
+            frees,
             memory,
             known,
             forms,

@@ -3,6 +3,7 @@
 use super::convert;
 use super::deferred_checks::DeferredChecks;
 use super::device;
+use super::fused_updates;
 use super::kernels::{self, KernelCx};
 use super::observed::Observed;
 use super::operands::Operands;
@@ -72,6 +73,14 @@ impl Step<'_> {
                 Ok(())
             }
             NodeForm::Constant { contents, to } => values.set(*to, contents.tensor()?),
+            NodeForm::DeferredUpdate => self.make_updated(given, values),
+            NodeForm::Updates(call) => {
+                self.make_updated(given, values)?;
+                let tensors = call.tensors(&values.tensors)?;
+                let update =
+                    |cx: &KernelCx| kernels::optimizer::update(cx, &call.formula, &tensors);
+                self.with_operands(given, values, seen, update)
+            }
             NodeForm::Kernel if self.may_overlap && self.begin_transfer(values)? => Ok(()),
             NodeForm::Kernel => match self.execute(given, values, seen) {
                 Err(e) if e.code() == convert::NONDETERMINISTIC => {
@@ -114,12 +123,46 @@ impl Step<'_> {
         Ok(began)
     }
 
+    fn make_updated(&self, given: Given, values: &mut Values) -> Result<()> {
+        let old = self.ins[0].ok_or_else(|| self.gone())?;
+        fused_updates::make_result(
+            (old, self.outs[0]),
+            given.overwrites.is_some(),
+            &mut values.tensors,
+        )
+    }
+
     fn gone(&self) -> Box<Error> {
         let name = self.node.op.name;
         Error::bug("run", format!("an operand of {name} is gone"))
     }
 
     fn execute(&self, given: Given, values: &mut Values, seen: &mut Observed) -> Result<()> {
+        let results = self.with_operands(given, values, seen, self.kernel)?;
+        if results.len() != self.outs.len() {
+            return Err(Error::bug(
+                "kernel",
+                format!("{} returned {} results", self.node.op.name, results.len()),
+            ));
+        }
+        for (slot, tensor) in self.outs.iter().zip(results) {
+            if self.node.op.is_transfer() && self.node.op != &FETCH {
+                values.tensors[*slot] = Some(tensor);
+            } else {
+                values.set(*slot, tensor)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Calls a kernel with the node's operands and attributes.
+    fn with_operands<T>(
+        &self,
+        given: Given,
+        values: &Values,
+        seen: &mut Observed,
+        kernel: impl Fn(&KernelCx) -> Result<T>,
+    ) -> Result<T> {
         let mut deferred = given.deferred;
         let mut ins = Operands::new(&self.ins, &values.tensors);
         let mut host = Operands::new(&[], &values.host);
@@ -154,23 +197,10 @@ impl Step<'_> {
             deferred,
             ties: Some(&ties),
         };
-        let results = (self.kernel)(&cx)?;
+        let results = kernel(&cx)?;
         if ties.get() {
             seen.ties.insert(self.id);
         }
-        if results.len() != self.outs.len() {
-            return Err(Error::bug(
-                "kernel",
-                format!("{} returned {} results", self.node.op.name, results.len()),
-            ));
-        }
-        for (slot, tensor) in self.outs.iter().zip(results) {
-            if self.node.op.is_transfer() && self.node.op != &FETCH {
-                values.tensors[*slot] = Some(tensor);
-            } else {
-                values.set(*slot, tensor)?;
-            }
-        }
-        Ok(())
+        Ok(results)
     }
 }

@@ -64,8 +64,16 @@ fn step(mut graph: Graph, loss: &str, chunks: Tile, optimizer: Option<&str>) -> 
     graph
 }
 
-/// Runs a graph with the blocks of a device. Returns the run, how often it called libtorch, and the predicted peak.
-fn run(graph: &Graph, device: DeviceKind) -> (Run, u64, u64) {
+/// How often each operator of libtorch was called.
+type Calls = BTreeMap<&'static str, u64>;
+
+fn total(calls: &Calls) -> u64 {
+    calls.values().sum()
+}
+
+/// Runs a graph with the blocks of a device. Returns the first step, the calls of the
+/// second, and the predicted peak.
+fn run(graph: &Graph, device: DeviceKind) -> (Run, Calls, u64) {
     let dims = [("b", 2), ("s", 256)].map(|(name, n)| (name.to_string(), n));
     let given = random::inputs(graph, &dims, 3).unwrap();
     let tensors = given
@@ -74,9 +82,15 @@ fn run(graph: &Graph, device: DeviceKind) -> (Run, u64, u64) {
     let inputs = tensors.collect::<BTreeMap<_, _>>();
     let mut program = Program::new(graph).unwrap();
     program.use_blocks_of(device);
-    let before = kernels::calls();
+    program.go_on(true);
     let done = program.run(&inputs).unwrap_or_else(|e| panic!("{e}"));
-    let calls = kernels::calls() - before;
+    // Training goes on: a second step copies no parameters that were given.
+    let before = kernels::calls();
+    program.run(&inputs).unwrap_or_else(|e| panic!("{e}"));
+    let mut calls = kernels::calls();
+    for (name, count) in before {
+        *calls.get_mut(name).unwrap() -= count;
+    }
     let predicted = program.specialization(&inputs).unwrap().memory.peak_bytes;
     (done, calls, predicted)
 }
@@ -84,7 +98,7 @@ fn run(graph: &Graph, device: DeviceKind) -> (Run, u64, u64) {
 #[test]
 fn a_device_takes_larger_blocks_in_the_memory_predicted() {
     let _turn = torch::alone();
-    for (dtype, optimizer) in [(DType::F32, "adamw"), (DType::BF16, "sgd:momentum=0.9")] {
+    for (dtype, optimizer) in [(DType::F32, "adamw"), (DType::BF16, "adamw")] {
         let graph = step(
             norm_and_head(dtype),
             "causal-lm",
@@ -94,7 +108,7 @@ fn a_device_takes_larger_blocks_in_the_memory_predicted() {
         let both = [DeviceKind::Cpu, DeviceKind::Cuda].map(|device| {
             let (done, calls, predicted) = run(&graph, device);
             assert_eq!(done.peak_bytes, predicted, "{dtype:?} {device:?}");
-            (done, calls)
+            (done, total(&calls))
         });
         let [(cpu, often), (cuda, seldom)] = &both;
         assert!(*often > seldom + 40, "{dtype:?}: {often} {seldom}");
@@ -115,12 +129,59 @@ fn a_loss_in_chunks_adds_few_calls() {
     let _turn = torch::alone();
     let [whole, chunks] = [Tile::Off, Tile::Chunks(16)].map(|chunks| {
         let graph = step(transformer(16, Style::PreNorm), "causal-lm", chunks, None);
-        run(&graph, DeviceKind::Cuda).1
+        total(&run(&graph, DeviceKind::Cuda).1)
     });
     assert!(
         10 * chunks <= 13 * whole,
         "{chunks} calls, {whole} with the loss as a whole"
     );
+}
+
+/// One call updates all parameters of a step, whatever the formula.
+#[test]
+fn a_device_updates_all_parameters_in_one_call() {
+    let _turn = torch::alone();
+    let of = |optimizer| {
+        step(
+            transformer(2, Style::PreNorm),
+            "causal-lm",
+            Tile::Off,
+            optimizer,
+        )
+    };
+    let without = total(&run(&of(None), DeviceKind::Cuda).1);
+    for optimizer in [
+        "adamw",
+        "adamw:beta1=0.8,weight_decay=0,eps=1e-6",
+        "sgd",
+        "sgd:weight_decay=0.1",
+        "sgd:momentum=0.9,weight_decay=0.1",
+        "sgd:momentum=0.9,nesterov=true,weight_decay=0.1",
+    ] {
+        let graph = of(Some(optimizer));
+        let (cpu, ..) = run(&graph, DeviceKind::Cpu);
+        let (cuda, calls, predicted) = run(&graph, DeviceKind::Cuda);
+        assert_eq!(cuda.peak_bytes, predicted, "{optimizer}");
+        // AdamW converts the number of the step.
+        let (name, others) = match optimizer.starts_with("adamw") {
+            true => ("aten::_fused_adamw_.tensor_lr", 1),
+            false => ("aten::_fused_sgd_.tensor_lr", 0),
+        };
+        assert_eq!(calls[name], 1, "{optimizer}");
+        assert_eq!(total(&calls), without + 1 + others, "{optimizer}");
+        let mut updated = 0;
+        for ((name, a), (_, b)) in cpu.outputs.iter().zip(&cuda.outputs) {
+            let [a, b] = [a, b].map(torch::numbers);
+            let largest = a.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+            let off = a.iter().zip(&b).map(|(a, b)| (a - b).abs());
+            assert!(
+                off.fold(0.0, f64::max) <= 2e-6 * largest,
+                "{optimizer} {name}"
+            );
+            updated += name.ends_with(".updated") as usize;
+        }
+        assert!(updated > 10);
+    }
 }
 
 /// What a device draws by libtorch's ops are the draws of our loop, bit for bit.

@@ -15,6 +15,7 @@ use ckpt_passes::analysis::sizes::dim_kinds;
 use ckpt_passes::analysis::{Binding, Device, MemoryProfile, Sizes};
 use ckpt_passes::compile::Request;
 use ckpt_passes::driver::Watch;
+use ckpt_passes::ir::op::DeviceKind;
 use ckpt_passes::ir::{Graph, NodeId, Tensor};
 use ckpt_passes::plan::plan::Reasons;
 use ckpt_passes::plan::{Budget, Effort, OpAnnotations, Plan, PlanInput, PlanRequest, Policy};
@@ -73,16 +74,29 @@ fn session(graph: &Graph) -> Session<'_> {
     Session::new(graph, &Default::default(), None, Place::Cpu, Rng::default()).unwrap()
 }
 
-fn run(graph: &Graph, arena: bool) -> Measured {
-    let _turn = torch::alone();
+/// The sizes that a graph names.
+fn named_dims(graph: &Graph) -> Vec<(String, i64)> {
     let named = dim_kinds(graph);
-    let dims: Vec<(String, i64)> = dims()
-        .into_iter()
-        .filter(|(name, _)| named.iter().any(|(n, _)| n == name))
-        .collect();
-    let inputs = random::inputs(graph, &dims, 3).unwrap();
+    let is_named = |(name, _): &(String, i64)| named.iter().any(|(n, _)| n == name);
+    dims().into_iter().filter(is_named).collect()
+}
+
+fn memory(graph: &Graph, device: DeviceKind) -> MemoryProfile {
+    let binding = Binding::new(graph, &named_dims(graph)).unwrap();
+    MemoryProfile::of_device(graph, &Sizes::new(graph, &binding).unwrap(), device, 1).unwrap()
+}
+
+fn run(graph: &Graph, arena: bool) -> Measured {
+    run_as(graph, arena, DeviceKind::Cpu)
+}
+
+/// Runs a graph on the CPU, with the kernels and blocks of a kind of device.
+fn run_as(graph: &Graph, arena: bool, device: DeviceKind) -> Measured {
+    let _turn = torch::alone();
+    let inputs = random::inputs(graph, &named_dims(graph), 3).unwrap();
     let mut session = session(graph);
     session.use_arena(arena);
+    session.use_blocks_of(device);
     let first = session.run(&inputs).unwrap();
     let again = session.run(&inputs).unwrap();
     // A run starts from what was given, whatever the one before has written.
@@ -231,11 +245,12 @@ fn a_written_file_keeps_its_updates_and_is_never_written_to() {
 fn no_schedule_makes_an_update_wrong() {
     let mut r = Random(47);
     let mut later = 0;
-    for n in 0..60 {
+    for n in 0..80 {
         let plain = random_updates(&mut r, 4 + n % 20);
         let mut planned = plain.clone();
         let sizes = Sizes::new(&plain, &Binding::new(&plain, &[]).unwrap()).unwrap();
-        let memory = MemoryProfile::new(&plain, &sizes).unwrap();
+        let device = [DeviceKind::Cpu, DeviceKind::Cuda][n % 2];
+        let memory = MemoryProfile::of_device(&plain, &sizes, device, 1).unwrap();
         let made = GraphProblem::new(&plain, &sizes, &memory, &Device::default()).unwrap();
         let annotations = OpAnnotations::unknown(made.problem.ops.len());
         let input = PlanInput::new(made.problem, annotations);
@@ -251,7 +266,7 @@ fn no_schedule_makes_an_update_wrong() {
             plain.order().iter().partition(|id| is_update(id));
         last.set_order([others, updates].concat());
         let [plain, planned, last] = [plain, planned, last].map(|graph| {
-            let done = run(&graph, n % 2 == 0);
+            let done = run_as(&graph, n % 4 < 2, device);
             assert_eq!(done.peak_bytes, done.predicted_peak_bytes, "graph {n}");
             done
         });
@@ -260,6 +275,47 @@ fn no_schedule_makes_an_update_wrong() {
         later += (planned.peak_bytes > last.peak_bytes) as usize;
     }
     assert!(later > 5, "{later}");
+}
+
+/// On a device an update is one call that reads the gradient. Planned and unplanned, applied at once or at the end, it
+/// computes the same bits in the memory that the planner counts.
+#[test]
+fn a_device_plans_and_runs_updates_of_one_call() {
+    for (name, optimizer) in [
+        ("gpt2", "sgd:momentum=0.9"),
+        ("llama32_bf16", "adamw"),
+        ("bert", "adamw"),
+        ("gemma3n", "sgd"),
+    ] {
+        let on_device = |fuse, budget| Request {
+            device: Device {
+                kind: DeviceKind::Cuda,
+                ..Device::default()
+            },
+            ..request(optimizer, fuse, budget)
+        };
+        let mut expected = None;
+        for (fuse, budget) in [(false, None), (false, Some(60.0)), (true, Some(60.0))] {
+            let mut graph = load(&path(name), &Given::default()).unwrap().graph;
+            let request = on_device(fuse, budget);
+            let done = optimize(&mut graph, &request, &mut Watch::default()).unwrap();
+            let run = run_as(&graph, !fuse, DeviceKind::Cuda);
+            let what = format!("{name} fused {fuse} at {budget:?}");
+            assert_eq!(run.peak_bytes, run.predicted_peak_bytes, "{what}");
+            let memory = memory(&graph, DeviceKind::Cuda);
+            let fused = memory.fused_updates.iter().map(|u| 1 + u.states.len());
+            let updates = graph.nodes().filter(|(_, n)| n.op.is_update());
+            assert_eq!(fused.sum::<usize>(), updates.count(), "{what}");
+            let planned = &done.planned.as_ref().unwrap().1.plan;
+            assert_eq!(run.peak_bytes, planned.after.peak_bytes, "{what}");
+            let updated = run.outputs.into_iter();
+            let updated: Tensors = updated.filter(|(n, _)| n.ends_with(".updated")).collect();
+            assert!(
+                updated == *expected.get_or_insert_with(|| updated.clone()),
+                "{what}"
+            );
+        }
+    }
 }
 
 /// `plan` prices the step with its updates in it.

@@ -2,6 +2,7 @@
 //! rewritten graph agree, whoever reads what was updated afterwards; plans of the solver keep their budgets.
 
 use ckpt_passes::analysis::{Binding, Device, MemoryProfile, Sizes};
+use ckpt_passes::ir::op::DeviceKind;
 use ckpt_passes::ir::verify::verify;
 use ckpt_passes::ir::{Graph, NodeId, ValueId};
 use ckpt_passes::plan::plan::Reasons;
@@ -12,14 +13,14 @@ use ckpt_passes::testing::dags::random_schedule;
 use ckpt_passes::testing::updates::random_updates;
 use ckpt_passes::transform::remat::{remat, strip_plan};
 
-fn measure(g: &Graph) -> (Sizes, MemoryProfile) {
+fn measure(g: &Graph, device: DeviceKind) -> (Sizes, MemoryProfile) {
     let sizes = Sizes::new(g, &Binding::new(g, &[]).unwrap()).unwrap();
-    let memory = MemoryProfile::new(g, &sizes).unwrap();
+    let memory = MemoryProfile::of_device(g, &sizes, device, 1).unwrap();
     (sizes, memory)
 }
 
-fn planning_input(g: &Graph) -> (PlanInput, ByOp<NodeId>) {
-    let (sizes, memory) = measure(g);
+fn planning_input(g: &Graph, device: DeviceKind) -> (PlanInput, ByOp<NodeId>) {
+    let (sizes, memory) = measure(g, device);
     let made = GraphProblem::new(g, &sizes, &memory, &Device::default()).unwrap();
     let annotations = OpAnnotations::unknown(made.problem.ops.len());
     (PlanInput::new(made.problem, annotations), made.nodes)
@@ -62,8 +63,9 @@ fn a_late_reader_costs_the_bytes_of_a_second_tensor_and_never_more() {
     for n in 0..500 {
         let mut g = random_updates(&mut r, 4 + n % 20);
         verify(&g).unwrap();
-        let (_, memory) = measure(&g);
-        let (input, nodes) = planning_input(&g);
+        let device = [DeviceKind::Cpu, DeviceKind::Cuda][n % 2];
+        let (_, memory) = measure(&g, device);
+        let (input, nodes) = planning_input(&g, device);
         let p = &input.problem;
         p.check().unwrap();
         let plan = Plan::new(
@@ -79,7 +81,7 @@ fn a_late_reader_costs_the_bytes_of_a_second_tensor_and_never_more() {
         let order = g.order().to_vec();
         remat(&mut g, &input, &nodes, &plan).unwrap();
         verify(&g).unwrap();
-        let (_, after) = measure(&g);
+        let (_, after) = measure(&g, device);
         assert_eq!(after.peak_bytes, plan.after.peak_bytes, "graph {n}");
         let made = after.storages.iter().filter(|s| s.renews.is_some());
         let bytes: u64 = made.map(|s| s.bytes).sum();
@@ -97,7 +99,8 @@ fn the_solver_keeps_budgets_that_updates_count_in() {
     let (mut plans, mut repeats) = (0, 0);
     for n in 0..150 {
         let mut g = random_updates(&mut r, 6 + n % 24);
-        let (input, nodes) = planning_input(&g);
+        let device = [DeviceKind::Cpu, DeviceKind::Cuda][n % 2];
+        let (input, nodes) = planning_input(&g, device);
         let p = &input.problem;
         let budget = Budget::Percent(50.0 + 10.0 * r.below(5) as f64);
         let request = PlanRequest {
@@ -119,7 +122,8 @@ fn the_solver_keeps_budgets_that_updates_count_in() {
         );
         remat(&mut g, &input, &nodes, &plan).unwrap();
         verify(&g).unwrap();
-        assert_eq!(measure(&g).1.peak_bytes, plan.after.peak_bytes, "graph {n}");
+        let after = measure(&g, device).1.peak_bytes;
+        assert_eq!(after, plan.after.peak_bytes, "graph {n}");
     }
     assert!(plans > 40 && repeats > 20, "{plans} {repeats}");
 }

@@ -12,7 +12,8 @@ use crate::runtime::swap_store::SwapStore;
 use ckpt_passes::ir::op::{DeviceKind, Sized};
 use ckpt_passes::ir::{Attrs, DType, Tensor as Constant};
 use ckpt_torch::{Op, Ret, TorchError, bytes, cuda};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 pub use crate::runtime::convert::{tch_error, torch_error};
@@ -232,12 +233,12 @@ pub fn call_tensors<const N: usize>(name: &str, args: &[Arg]) -> Result<[Tensor;
 }
 
 thread_local! {
-    static CALLS: Cell<u64> = const { Cell::new(0) };
+    static CALLS: RefCell<BTreeMap<&'static str, u64>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// Returns how many operators of libtorch this thread has called by name.
-pub fn calls() -> u64 {
-    CALLS.get()
+/// Returns how often this thread has called each operator of libtorch by its name.
+pub fn calls() -> BTreeMap<&'static str, u64> {
+    CALLS.with_borrow(Clone::clone)
 }
 
 /// Calls an operator. Scalars are CPU tensors ([`scalar`]), and most operators accept them together with tensors on a device.
@@ -247,8 +248,8 @@ fn dispatched<T>(
     args: &[Arg],
     call: impl Fn(&Op, &[Arg]) -> Result<T, TorchError>,
 ) -> Result<T> {
-    CALLS.set(CALLS.get() + 1);
     let op = Op::find(name).map_err(torch_error)?;
+    CALLS.with_borrow_mut(|calls| *calls.entry(op.name()).or_default() += 1);
     let refusal = match call(&op, args) {
         Ok(done) => return Ok(done),
         Err(e) if !e.message.contains("same device") => return Err(torch_error(e)),

@@ -1,6 +1,7 @@
 //! Optimizer steps, a block of elements at a time. Blocks of 16-bit tensors are widened, updated and rounded once.
 
 use super::context::*;
+use ckpt_passes::analysis::fused_updates::UpdateFormula;
 use ckpt_passes::ops::optimizer::*;
 
 use Factor::{Here, There};
@@ -72,16 +73,19 @@ fn step_number(cx: &KernelCx, slot: usize) -> Result<f64> {
     is_step(first).map(|()| first.unwrap_or(1) as f64)
 }
 
+/// Checks the step number, after the step where the host must not wait for the device.
+fn check_step(cx: &KernelCx, slot: usize) -> Result<()> {
+    let Some(deferred) = cx.deferred else {
+        return step_number(cx, slot).map(drop);
+    };
+    let wide = cx.x(slot)?.f_to_kind(Kind::Int64);
+    let wide = wide.map_err(|e| tch_error(&e))?;
+    deferred.defer(&wide, Box::new(|low, _| is_step(Some(low))))
+}
+
 /// Returns the step number at its place, checked.
 fn step_there(cx: &KernelCx, slot: usize) -> Result<Tensor> {
-    match cx.deferred {
-        None => drop(step_number(cx, slot)?),
-        Some(deferred) => {
-            let wide = cx.x(slot)?.f_to_kind(Kind::Int64);
-            let wide = wide.map_err(|e| tch_error(&e))?;
-            deferred.defer(&wide, Box::new(|low, _| is_step(Some(low))))?;
-        }
-    }
+    check_step(cx, slot)?;
     number(cx, slot)
 }
 
@@ -175,6 +179,61 @@ fn adamw_numbers(cx: &KernelCx) -> Result<[Factor; 3]> {
         there(cx, &root)?,
         there(cx, &rest(&times(&lr, decay)?)?)?,
     ])
+}
+
+/// The tensors of an update that is computed in one call: all row-major, parameter and states to be overwritten.
+pub struct UpdatedTensors {
+    /// The parameter.
+    pub parameter: Tensor,
+    /// Its gradient.
+    pub gradient: Tensor,
+    /// Its states, in the order of the formula.
+    pub states: Vec<Tensor>,
+}
+
+/// Computes updates in one call of a fused kernel. `cx` is a node of one of them, which gives learning rate and step number.
+pub fn update(cx: &KernelCx, formula: &UpdateFormula, updates: &[UpdatedTensors]) -> Result<()> {
+    let parameters: Vec<&Tensor> = updates.iter().map(|u| &u.parameter).collect();
+    let gradients = updates.iter().map(|u| dense(&u.gradient));
+    let gradients = gradients.collect::<Result<Vec<Tensor>>>()?;
+    let gradients: Vec<&Tensor> = gradients.iter().collect();
+    let states = |i: usize| -> Vec<&Tensor> {
+        let states = updates.iter().filter_map(|u| u.states.get(i));
+        states.collect()
+    };
+    let both = [Arg::Tensors(&parameters), Arg::Tensors(&gradients)];
+    match *formula {
+        UpdateFormula::Sgd {
+            momentum,
+            weight_decay,
+            nesterov,
+        } => {
+            let (buffers, lr) = (states(0), cx.x(2)?);
+            let is_narrow = parameters.iter().any(|p| is_narrow(p.kind()));
+            if is_narrow && !buffers.is_empty() && backend(lr).is_host() {
+                let text = "libtorch 2.11 updates 16-bit momentum wrongly on a CPU";
+                return Err(cx.bug(text));
+            }
+            let numbers = args![weight_decay, momentum, lr, 0.0, nesterov, false, false];
+            let all = [&both[..], args![&buffers], &numbers[..]].concat();
+            write("aten::_fused_sgd_.tensor_lr", &all)
+        }
+        UpdateFormula::AdamW {
+            beta1,
+            beta2,
+            eps,
+            weight_decay,
+        } => {
+            check_step(cx, 4)?;
+            let step = copied_as(cx.x(4)?, Kind::Float)?;
+            let (means, squares, lr) = (states(0), states(1), cx.x(3)?);
+            let steps = vec![&step; updates.len()];
+            let lists = [&means[..], &squares, &[], &steps].map(Arg::Tensors);
+            let numbers = args![lr, beta1, beta2, weight_decay, eps, false, false];
+            let all = [&both[..], &lists[..], &numbers[..]].concat();
+            write("aten::_fused_adamw_.tensor_lr", &all)
+        }
+    }
 }
 
 fn adamw(cx: &KernelCx) -> Result<Vec<Tensor>> {
