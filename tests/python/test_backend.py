@@ -13,9 +13,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
 
 import ckpt_opt
+from ckpt_opt.prices import allocated_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -96,14 +96,7 @@ def measured_peak(step: Step, model: nn.Module, x: torch.Tensor) -> int:
     """Returns the most bytes that a step holds above what was there before, by the allocations that PyTorch's profiler sees."""
     model.zero_grad(set_to_none=True)
     gc.collect()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        step(x).backward()
-    events = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
-    live = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        live += event.nbytes()
-        peak = max(peak, live)
-    return peak
+    return allocated_bytes(lambda: step(x).backward())[0]
 
 
 def recomputed(plans: list[ckpt_opt.Plan]) -> int:

@@ -166,6 +166,12 @@ def scratch_bytes(work: Callable[[], Any]) -> int:
         scratch = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
         del kept
         return int(scratch)
+    peak, left = allocated_bytes(work)
+    return peak - left
+
+
+def allocated_bytes(work: Callable[[], Any]) -> tuple[int, int]:
+    """Returns how many bytes more are allocated than before a run on the CPU: at most, and with the run's result at its end."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
@@ -176,4 +182,4 @@ def scratch_bytes(work: Callable[[], Any]) -> int:
         live += event.nbytes()
         peak = max(peak, live)
     del kept
-    return peak - live
+    return peak, live
