@@ -326,11 +326,10 @@ impl Dim {
 
     /// Returns the smaller of two.
     pub fn smaller(&self, other: &Dim) -> Dim {
-        let gap = other.sub(self).bounds();
-        if gap.0.is_some_and(|lo| lo >= 0) {
+        if other.is_at_least(self) {
             return self.clone();
         }
-        if gap.1.is_some_and(|hi| hi <= 0) {
+        if self.is_at_least(other) {
             return other.clone();
         }
         let (a, b) = ordered(self, other);
@@ -339,15 +338,46 @@ impl Dim {
 
     /// Returns the larger of two.
     pub fn larger(&self, other: &Dim) -> Dim {
-        let gap = other.sub(self).bounds();
-        if gap.0.is_some_and(|lo| lo >= 0) {
+        if other.is_at_least(self) {
             return other.clone();
         }
-        if gap.1.is_some_and(|hi| hi <= 0) {
+        if self.is_at_least(other) {
             return self.clone();
         }
         let (a, b) = ordered(self, other);
         Dim::from_atom(Atom::Max(a, b))
+    }
+
+    /// Returns true if the size is proven to be no less than another one in every run.
+    fn is_at_least(&self, other: &Dim) -> bool {
+        let gap = self.sub(other);
+        let is_proven = |gap: &Dim| gap.bounds().0.is_some_and(|least| least >= 0);
+        is_proven(&gap)
+            || gap
+                .without_quotients()
+                .is_some_and(|least| is_proven(&least))
+    }
+
+    /// Returns a sum that is no larger, in which the multiples of a number `b·floor(n / b)` are `n - b + 1`, or `n` where they
+    /// are subtracted. So a size that is rounded and the size itself cancel. Returns nothing without such multiples.
+    fn without_quotients(&self) -> Option<Dim> {
+        let (mut sum, mut found) = (Dim::ZERO, false);
+        for (m, c) in self.terms() {
+            let by = match m.as_slice() {
+                [Atom::Div(_, by)] => by.as_const().filter(|by| *by > 0 && c % by == 0),
+                _ => None,
+            };
+            let term = match (m.as_slice(), by) {
+                ([Atom::Div(n, _)], Some(by)) => {
+                    found = true;
+                    let lost = if c > 0 { by - 1 } else { 0 };
+                    n.sub(&Dim::from(lost)).mul(&Dim::from(c / by))
+                }
+                _ => Dim::from_terms(BTreeMap::from([(m, c)])),
+            };
+            sum = sum.add(&term);
+        }
+        found.then_some(sum)
     }
 
     /// Returns `p` and `q` for `min(p, q)`, and `n - a` and `n - b` for `n - max(a, b)`, the length of a slice that

@@ -117,6 +117,21 @@ fn a_size_that_is_rounded_by_padding_is_a_multiple() {
     assert_eq!(size.sub(&size.modulo(&by)).to_string(), "4*floordiv(s, 4)");
     assert_eq!(n(7).sub(&size).div(&by).to_string(), "floordiv(-s + 7, 4)");
     assert_eq!(n(0).sub(&size).div(&by).to_string(), "-floordiv(s + 3, 4)");
+    // What is rounded up is no less than the size, and what is rounded down no more.
+    let down = size.div(&by).mul(&by);
+    assert_eq!(
+        (padded.smaller(&size), padded.larger(&size)),
+        (size.clone(), padded.clone())
+    );
+    assert_eq!(
+        (down.smaller(&size), down.larger(&size)),
+        (down.clone(), size.clone())
+    );
+    assert_eq!(padded.smaller(&size.add(&n(3))), padded);
+    assert_eq!(
+        padded.smaller(&size.add(&n(2))).to_string(),
+        "min(s + 2, 4*floordiv(s + 3, 4))"
+    );
     for value in 1..20 {
         let env = |_: &str| Some(value);
         let up = (value + 3) / 4 * 4;

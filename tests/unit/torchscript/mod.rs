@@ -407,6 +407,19 @@ return (torch.mul(i, CONSTANTS.c1), torch.mul(x, CONSTANTS.c1), torch.mul(i, a),
 }
 
 #[test]
+fn a_sequence_that_is_padded_to_chunks_and_cut_again_keeps_its_size() {
+    let body = "\
+n = ops.prim.NumToTensor(torch.size(x, 1))
+pad = torch.remainder(torch.sub(CONSTANTS.c0, torch.remainder(n, CONSTANTS.c0)), CONSTANTS.c0)
+y = torch.pad(x, [0, int(pad)])
+chunks = torch.reshape(y, [torch.size(y, 0), -1, 64])
+z = torch.reshape(chunks, [torch.size(y, 0), -1])
+return torch.slice(z, 1, 0, int(n))";
+    let saved = Saved::new("x: Tensor -> Tensor", body).constants(&[64]);
+    assert_eq!(outputs(&saved, &["x:f32[b, s]"]), ["output_0: f32[b, s]"]);
+}
+
+#[test]
 fn sizes_change_in_place() {
     // Two names of one tensor see the change; a copy, a result and a number that was read do not.
     let body = "\
