@@ -3,7 +3,10 @@
 
 use crate::support::torch;
 
+use ckpt_opt::frontend::given::Given;
+use ckpt_opt::frontend::load;
 use ckpt_opt::runtime::executor::{Program, Run};
+use ckpt_opt::runtime::sdpa_backends::{SdpaBackend, SdpaBackends};
 use ckpt_opt::runtime::{convert, kernels};
 use ckpt_opt::tensors::random;
 use ckpt_passes::compile::{Request, compile};
@@ -17,6 +20,7 @@ use ckpt_passes::transform::loss::Loss;
 use ckpt_passes::transform::optimizer::Optimizer;
 use ckpt_passes::transform::tile::{Tile, Tiles};
 use std::collections::BTreeMap;
+use std::path::Path;
 
 /// A norm and a head. Gradients of the norm, the loss and the optimizer take several blocks of a CPU.
 fn norm_and_head(dtype: DType) -> Graph {
@@ -75,13 +79,23 @@ fn total(calls: &Calls) -> u64 {
 /// second, and the predicted peak.
 fn run(graph: &Graph, device: DeviceKind) -> (Run, Calls, u64) {
     let dims = [("b", 2), ("s", 256)].map(|(name, n)| (name.to_string(), n));
-    let given = random::inputs(graph, &dims, 3).unwrap();
+    run_at(graph, device, &dims)
+}
+
+fn run_at(graph: &Graph, device: DeviceKind, dims: &[(String, i64)]) -> (Run, Calls, u64) {
+    let given = random::inputs(graph, dims, 3).unwrap();
     let tensors = given
         .iter()
         .map(|(name, t)| (name.clone(), convert::tensor(name, t).unwrap()));
     let inputs = tensors.collect::<BTreeMap<_, _>>();
     let mut program = Program::new(graph).unwrap();
     program.use_blocks_of(device);
+    if device == DeviceKind::Cuda {
+        program.attend_with(SdpaBackends {
+            list: vec![SdpaBackend::Cpu],
+            ..SdpaBackends::default()
+        });
+    }
     program.go_on(true);
     let done = program.run(&inputs).unwrap_or_else(|e| panic!("{e}"));
     // Training goes on: a second step copies no parameters that were given.
@@ -182,6 +196,46 @@ fn a_device_updates_all_parameters_in_one_call() {
         }
         assert!(updated > 10);
     }
+}
+
+/// The calls of a step of the GPT-2 fixture in eager PyTorch, as `python tools eager_calls` counts them: kernels, and
+/// together with views.
+const EAGER_CALLS: [u64; 2] = [122, 276];
+
+/// Operators that only make views.
+const VIEWS: [&str; 6] = [
+    "aten::as_strided",
+    "aten::expand",
+    "aten::narrow",
+    "aten::reshape",
+    "aten::slice.Tensor",
+    "aten::view",
+];
+
+#[test]
+fn gpt2_makes_hardly_more_calls_than_eager_pytorch() {
+    let _turn = torch::alone();
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/gpt2/model.onnx");
+    let mut graph = load(&file, &Given::default()).unwrap().graph;
+    let dims = [("batch", 2), ("seq", 24)].map(|(name, n)| (name.to_string(), n));
+    let request = Request {
+        loss: Loss::parse("causal-lm").unwrap(),
+        plan: Policy::NONE.into(),
+        dims: dims.to_vec(),
+        fuse: true,
+        drop_outputs: vec!["*".into()],
+        ..Request::default()
+    };
+    compile(&mut graph, &request, &mut Watch::default()).unwrap();
+    let (_, calls, _) = run_at(&graph, DeviceKind::Cuda, &dims);
+    let views: u64 = VIEWS.iter().filter_map(|name| calls.get(name)).sum();
+    let ours = [total(&calls) - views, total(&calls)];
+    let is_few = |(ours, eager): (u64, u64)| 5 * ours <= 6 * eager;
+    let few = ours.into_iter().zip(EAGER_CALLS).all(is_few);
+    assert!(
+        few,
+        "{ours:?}, {EAGER_CALLS:?} in eager PyTorch: {calls:#?}"
+    );
 }
 
 /// What a device draws by libtorch's ops are the draws of our loop, bit for bit.

@@ -187,8 +187,13 @@ fn row_sums(
                         copy_into(&first(wide), &summands)?;
                         summands = first(wide);
                     }
-                    copy_into(&terms, &these(x))?;
-                    sub_into(&terms, &these(mean))?;
+                    match narrow {
+                        true => {
+                            copy_into(&terms, &these(x))?;
+                            sub_into(&terms, &these(mean))?;
+                        }
+                        false => write("aten::sub.out", args![&these(x), &these(mean), 1, &terms])?,
+                    }
                     mul_into(&terms, &these(inv_std))?;
                     mul_into(&terms, &summands)?;
                 }
