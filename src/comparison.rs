@@ -10,6 +10,7 @@ use crate::frontend::load;
 use crate::place::Place;
 use crate::provenance::{derivative_order, read_record};
 use crate::rng::Rng;
+use crate::runtime::generated;
 use crate::runtime::session::Session;
 use crate::tensors::{self, Tensors, feed};
 use ckpt_passes::analysis::gradients::has_backward;
@@ -21,6 +22,7 @@ use ckpt_passes::transform::infer::infer;
 use ckpt_passes::transform::joint::joint;
 use ckpt_passes::transform::tile::Tiles;
 use ckpt_passes::{Error, Result};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -45,6 +47,8 @@ pub struct PairRequest {
     pub rng: Rng,
     /// Kernels that run the attention nodes of both graphs.
     pub attention: Attention,
+    /// Whether a device computes chains of ops with generated kernels.
+    pub fused_kernels: bool,
 }
 
 impl PairRequest {
@@ -57,6 +61,15 @@ impl PairRequest {
             Some(path) => tensors::read(path),
             None => Ok(Tensors::new()),
         }
+    }
+
+    /// Returns a graph as it runs: with fused chains, where they are wanted and the device has them.
+    pub fn on_device<'g>(&self, graph: &'g Graph) -> Cow<'g, Graph> {
+        let mut graph = Cow::Borrowed(graph);
+        if self.fused_kernels && self.place != Place::Cpu {
+            generated::fuse_for(self.place, graph.to_mut());
+        }
+        graph
     }
 
     /// Opens one of the graphs to run; `weights` replace initializers of the same name.

@@ -257,7 +257,8 @@ fn run(
         )
         .at(path.display().to_string()));
     }
-    let session = request.open(graph, &feed.weights)?;
+    let graph = request.on_device(graph);
+    let session = request.open(&graph, &feed.weights)?;
     let done = session
         .run(&feed.inputs)
         .map_err(|e| e.at(path.display().to_string()))?;

@@ -3,9 +3,10 @@
 //! Nodes and values are in arenas with typed ids ([`id`]). Types are symbolic ([`ty`], [`dim`]), constants are never
 //! copied ([`tensor`]), and one row defines each op ([`op`]). [`graph`] is read access, [`edit`] holds the only
 //! mutators, [`typing`] infers types, and [`verify`] checks the numbered invariants. [`layout`] computes the strides of
-//! views, and [`view`] makes petgraph views.
+//! views, and [`view`] makes petgraph views. [`arithmetic`] states ops as functions of single elements.
 #![warn(missing_docs)]
 
+pub mod arithmetic;
 pub mod attr;
 pub mod dim;
 pub mod edit;

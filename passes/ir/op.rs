@@ -4,6 +4,7 @@
 //! forgotten rule and an impossible one never look alike. The vocabulary is ONNX's standard ops at one opset, which
 //! frontends normalise into, plus a few ops of our own with bodies in standard ops.
 
+use super::arithmetic::{Expr, ScalarCx};
 use super::attr::{AttrSpec, Attrs};
 use super::dim::Dim;
 use super::id::{NodeId, ValueId};
@@ -50,6 +51,8 @@ pub struct OpDef {
     pub memory: fn(&MemoryCx) -> Footprint,
     /// The op in standard ONNX.
     pub body: Body,
+    /// Each result as arithmetic on elements, from which kernels are generated; `None` where it is not.
+    pub scalar: fn(&ScalarCx) -> Option<Vec<Expr>>,
 }
 
 impl OpDef {

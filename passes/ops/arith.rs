@@ -28,6 +28,7 @@ pub const ROWS: &[&OpDef] = &[
 /// ONNX `Add`.
 pub static ADD: OpDef = OpDef {
     fold: |cx, ty| fold_elementwise(cx, ty, |x| exact(x[0].add(x[1]))),
+    scalar: |_| Some(vec![scalar::x(0) + scalar::x(1)]),
     ..binary("Add", onnx(7, 14), &["aten.add"], Grad::Rule(grad_sum))
 };
 
@@ -44,6 +45,7 @@ fn grad_sum(cx: &mut GradCx) -> Result<()> {
 /// ONNX `Sub`.
 pub static SUB: OpDef = OpDef {
     fold: |cx, ty| fold_elementwise(cx, ty, |x| exact(x[0].sub(x[1]))),
+    scalar: |_| Some(vec![scalar::x(0) - scalar::x(1)]),
     ..binary(
         "Sub",
         onnx(7, 14),
@@ -63,6 +65,7 @@ pub static SUB: OpDef = OpDef {
 /// ONNX `Mul`.
 pub static MUL: OpDef = OpDef {
     fold: |cx, ty| fold_elementwise(cx, ty, |x| exact(x[0].mul(x[1]))),
+    scalar: |_| Some(vec![scalar::x(0) * scalar::x(1)]),
     ..binary(
         "Mul",
         onnx(7, 14),
@@ -81,6 +84,7 @@ pub static MUL: OpDef = OpDef {
 /// ONNX `Div`.
 pub static DIV: OpDef = OpDef {
     fold: fold_div,
+    scalar: |_| Some(vec![scalar::x(0) / scalar::x(1)]),
     ..binary("Div", onnx(7, 14), &["aten.div"], Grad::Rule(grad_div))
 };
 
@@ -123,6 +127,7 @@ const fn number_function(
 /// ONNX `Neg`.
 pub static NEG: OpDef = OpDef {
     fold: |cx, ty| fold_elementwise(cx, ty, |x| exact(Dim::ZERO.sub(x[0]))),
+    scalar: |_| Some(vec![-scalar::x(0)]),
     ..number_function(
         "Neg",
         onnx(6, 13),
@@ -144,6 +149,10 @@ pub static SUM: OpDef = OpDef {
     grad: Grad::Rule(grad_sum),
     cost: |cx| cx.elementwise(cx.ins.len() as u64),
     memory: |cx| fresh(cx).in_place_operands(cx, &[0]),
+    scalar: |cx| {
+        let sum = (1..cx.ins.len()).fold(scalar::x(0), |sum, i| sum.round() + scalar::x(i));
+        Some(vec![sum])
+    },
     ..standard("Sum", onnx(8, 13), OpClass::Other, BatchAxes::Pointwise)
 };
 
@@ -162,6 +171,7 @@ pub static ABS: OpDef = OpDef {
             _ => None,
         })
     },
+    scalar: |_| Some(vec![scalar::apply(scalar::Op::Abs, [scalar::x(0)])]),
     ..number_function(
         "Abs",
         onnx(6, 13),

@@ -40,5 +40,6 @@ pub static CAST: OpDef = OpDef {
         cx.b.cast(cx.dy0(), dtype)
     }),
     cost: one_flop,
+    scalar: |_| Some(vec![scalar::x(0)]),
     ..standard("Cast", onnx(9, 13), OpClass::Cast, BatchAxes::Pointwise)
 };

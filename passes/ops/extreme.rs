@@ -22,6 +22,12 @@ const fn selection(name: &'static str, first: i64, aten: &'static [&'static str]
     }
 }
 
+/// The result of `op` on one operand after the other.
+fn extreme(cx: &scalar::ScalarCx, op: scalar::Op) -> Option<Vec<scalar::Expr>> {
+    let all = (0..cx.ins.len()).map(scalar::x);
+    Some(vec![all.reduce(|best, x| scalar::apply(op, [best, x]))?])
+}
+
 /// ONNX `Max`.
 pub static MAX: OpDef = OpDef {
     ins: &[Slot::var("data_0")],
@@ -32,6 +38,7 @@ pub static MAX: OpDef = OpDef {
             Some(x[1..].iter().fold(x[0].clone(), |best, d| best.larger(d)))
         })
     },
+    scalar: |cx| extreme(cx, scalar::Op::Max),
     grad: Grad::Rule(|cx| grad_extreme(cx, (&LESS).into())),
     cost: |cx| cx.elementwise(cx.ins.len() as u64),
     ..selection("Max", 8, &["aten.maximum"])
@@ -47,6 +54,7 @@ pub static MIN: OpDef = OpDef {
             Some(x[1..].iter().fold(x[0].clone(), |best, d| best.smaller(d)))
         })
     },
+    scalar: |cx| extreme(cx, scalar::Op::Min),
     grad: Grad::Rule(|cx| grad_extreme(cx, (&GREATER).into())),
     cost: |cx| cx.elementwise(cx.ins.len() as u64),
     ..selection("Min", 8, &["aten.minimum"])

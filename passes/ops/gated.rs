@@ -27,6 +27,7 @@ pub static SILU: OpDef = OpDef {
     aten: &["aten.silu"],
     ins: SMALL_X,
     infer: unary_float,
+    scalar: |_| Some(vec![silu_of(scalar::x(0))]),
     grad: Grad::First(|cx| cx.eval(binary_op(&SILU_GRAD, cx.operand(0), cx.cotangent()))),
     ..gate("Silu", |cx| {
         let (y, _, _) = silu(cx, 0)?;
@@ -35,11 +36,28 @@ pub static SILU: OpDef = OpDef {
 };
 
 /// dy·s·(1 + x·(1 − s)) with s = sigmoid(x); `aten::silu_backward`.
-pub static SILU_GRAD: OpDef = unary_grad("SiluGrad", |cx| {
-    let dy = cx.widened(cx.x(1))?;
-    let dx = slope(cx, dy)?;
-    narrow(cx, dx)
-});
+pub static SILU_GRAD: OpDef = OpDef {
+    scalar: |_| Some(vec![silu_grad_of(scalar::x(0), scalar::x(1))]),
+    ..unary_grad("SiluGrad", |cx| {
+        let dy = cx.widened(cx.x(1))?;
+        let dx = slope(cx, dy)?;
+        narrow(cx, dx)
+    })
+};
+
+/// x / (1 + e^(−x)).
+fn silu_of(x: scalar::Expr) -> scalar::Expr {
+    let below = scalar::number(1.0) + scalar::library("exp", -x.clone());
+    scalar::call("silu", [x.clone()], x / below)
+}
+
+/// dy·s·(1 + x·(1 − s)) with s = sigmoid(x).
+fn silu_grad_of(x: scalar::Expr, dy: scalar::Expr) -> scalar::Expr {
+    let one = || scalar::number(1.0);
+    let s = one() / (one() + scalar::library("exp", -x.clone()));
+    let slope = one() + x.clone() * (one() - s.clone());
+    scalar::call("silu_grad", [x, dy.clone()], dy * s * slope)
+}
 
 /// silu(gate)·up; the silu is rounded to the operands' type first.
 pub static SWIGLU: OpDef = OpDef {
@@ -47,6 +65,7 @@ pub static SWIGLU: OpDef = OpDef {
     ins: slots!["gate", "up"],
     infer: two_alike,
     grad: Grad::Rule(grad_swiglu),
+    scalar: |_| Some(vec![silu_of(scalar::x(0)).round() * scalar::x(1)]),
     memory: |cx| fresh(cx).in_place_operands(cx, &[0]),
     ..gate("SwiGlu", |cx| {
         let (y, _, _) = silu(cx, 0)?;
@@ -89,6 +108,14 @@ pub static SWIGLU_GRAD: OpDef = OpDef {
     },
     cost: |cx| cx.elementwise(20),
     memory: |cx| fresh(cx).in_place_operands(cx, &[1]),
+    scalar: |_| {
+        let [gate, up, dy] = [0, 1, 2].map(scalar::x);
+        let through = (dy.clone() * up).round();
+        Some(vec![
+            silu_grad_of(gate.clone(), through),
+            silu_of(gate).round() * dy,
+        ])
+    },
     ..unary_grad("SwiGluGrad", |cx| {
         let (gate, up, dy) = (cx.x(0), Term(cx.x(1)), Term(cx.x(2)));
         let dtype = cx.ty(gate).dtype;

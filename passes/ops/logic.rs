@@ -151,6 +151,12 @@ pub static EQUAL: OpDef = OpDef {
 /// ONNX `Less`.
 pub static LESS: OpDef = OpDef {
     fold: |cx, ty| fold_elementwise(cx, ty, |x| less(x[0], x[1])),
+    scalar: |_| {
+        Some(vec![scalar::apply(
+            scalar::Op::Less,
+            [scalar::x(0), scalar::x(1)],
+        )])
+    },
     ..comparison("Less", onnx(7, 13), &["aten.lt"], two_ordered)
 };
 
@@ -161,12 +167,24 @@ pub static LESS_OR_EQUAL: OpDef = OpDef {
             less(x[1], x[0]).map(|truth_value| negated(&truth_value))
         })
     },
+    scalar: |_| {
+        Some(vec![scalar::apply(
+            scalar::Op::LessOrEqual,
+            [scalar::x(0), scalar::x(1)],
+        )])
+    },
     ..comparison("LessOrEqual", onnx(12, 16), &["aten.le"], two_ordered)
 };
 
 /// ONNX `Greater`.
 pub static GREATER: OpDef = OpDef {
     fold: |cx, ty| fold_elementwise(cx, ty, |x| less(x[1], x[0])),
+    scalar: |_| {
+        Some(vec![scalar::apply(
+            scalar::Op::Less,
+            [scalar::x(1), scalar::x(0)],
+        )])
+    },
     ..comparison("Greater", onnx(7, 13), &["aten.gt"], two_ordered)
 };
 
@@ -176,6 +194,12 @@ pub static GREATER_OR_EQUAL: OpDef = OpDef {
         fold_elementwise(cx, ty, |x| {
             less(x[0], x[1]).map(|truth_value| negated(&truth_value))
         })
+    },
+    scalar: |_| {
+        Some(vec![scalar::apply(
+            scalar::Op::LessOrEqual,
+            [scalar::x(1), scalar::x(0)],
+        )])
     },
     ..comparison("GreaterOrEqual", onnx(12, 16), &["aten.ge"], two_ordered)
 };
@@ -216,6 +240,13 @@ pub static WHERE: OpDef = OpDef {
         Ok(vec![Ty::new(dtype, broadcast_dims(cx, 0..3)?)])
     },
     fold: fold_where,
+    scalar: |_| {
+        Some(vec![scalar::select(
+            scalar::x(0),
+            scalar::x(1),
+            scalar::x(2),
+        )])
+    },
     grad: Grad::Rule(grad_where),
     cost: one_flop,
     memory: elementwise,

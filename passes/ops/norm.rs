@@ -455,6 +455,10 @@ pub static RMS_NORM: OpDef = OpDef {
     }),
     cost: |cx| cx.per_largest_operand(5),
     memory: rms_memory,
+    scalar: |cx| {
+        let factor = rms_factor(cx, 0)?;
+        Some(vec![scalar::x(0) * factor * scalar::x(1)])
+    },
     ..standard(
         "RMSNormalization",
         onnx(23, 23),
@@ -476,6 +480,16 @@ pub static RMS_NORM_GRAD: OpDef = OpDef {
     grad: Grad::Body,
     cost: |cx| cx.per_largest_operand(12),
     memory: rms_grad_memory,
+    scalar: |cx| {
+        // The gradient of the scale is a sum over rows.
+        if cx.attrs.ints("wants") != [0] {
+            return None;
+        }
+        let (factor, g) = (rms_factor(cx, 1)?, scalar::x(0) * scalar::x(2));
+        let normal = scalar::x(1) * factor.clone();
+        let along = (normal.clone() * g.clone()).row_mean();
+        Some(vec![(g - normal * along) * factor])
+    },
     ..our_mixed("RMSNormGrad", |cx| {
         let (dy, x, scale) = (cx.x(0), cx.x(1), cx.x(2));
         let wide = [dy, x, scale].iter().any(|v| cx.ty(*v).dtype == DType::F64);
@@ -488,6 +502,14 @@ pub static RMS_NORM_GRAD: OpDef = OpDef {
         norm_gradients(cx, dy, normal, factor, &axes, false)
     })
 };
+
+/// 1/√(mean x² + ε), for rows along the last axis.
+fn rms_factor(cx: &scalar::ScalarCx, slot: usize) -> Option<scalar::Expr> {
+    let epsilon = scalar::number(cx.attrs.float("epsilon").into());
+    let mean = (scalar::x(slot) * scalar::x(slot)).row_mean();
+    let factor = scalar::library("rsqrt", mean + epsilon);
+    cx.is_last_axis(slot).then_some(factor)
+}
 
 /// The type computed in.
 fn rms_type(x: &Sized, scale: &Sized) -> DType {

@@ -24,6 +24,7 @@ pub static ROTARY: OpDef = OpDef {
     grad: Grad::Rule(gradient),
     cost: |cx| cx.elementwise(3),
     memory,
+    scalar: arithmetic,
     ..our_mixed("Rotary", body)
 };
 
@@ -111,6 +112,28 @@ fn body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
     let last = Attrs::new().with("axis", -1);
     let y = cx.b.emit(CONCAT, &[first, second], last)?;
     narrow(cx, y)
+}
+
+/// x·cos ∓ x'·sin for the first half, x·cos ± x'·sin for the second, with x' in the other half. The gradient takes the sine of
+/// the other half.
+fn arithmetic(cx: &scalar::ScalarCx) -> Option<Vec<scalar::Expr>> {
+    let (own, partner) = (scalar::x(0), scalar::Expr::Partner(0));
+    let turned = |name, op, sine: &scalar::Expr| {
+        let start = own.clone() * scalar::x(1);
+        let value = scalar::apply(op, [start.clone(), partner.clone() * sine.clone()]);
+        scalar::call(name, [start, partner.clone(), sine.clone()], value)
+    };
+    let sine = match is_inverse(cx.attrs) {
+        false => scalar::x(2),
+        true => scalar::Expr::Partner(2),
+    };
+    let minus = turned("sub_product", scalar::Op::Sub, &sine);
+    let plus = turned("add_product", scalar::Op::Add, &sine);
+    let (first, second) = match is_inverse(cx.attrs) {
+        false => (minus, plus),
+        true => (plus, minus),
+    };
+    Some(vec![scalar::select(scalar::Expr::FirstHalf, first, second)])
 }
 
 /// Returns true for the rotation by the negative angles, which is the gradient.

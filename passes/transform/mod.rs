@@ -1,6 +1,7 @@
 //! Passes: graph to graph, one per file. Each states the phase it takes and the phase it leaves.
 
 pub mod autodiff;
+pub mod chains;
 pub mod dce;
 pub mod fuse;
 pub mod infer;

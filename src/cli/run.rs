@@ -7,6 +7,7 @@ use ckpt_opt::comparison::ready;
 use ckpt_opt::frontend::given::Given;
 use ckpt_opt::frontend::load;
 use ckpt_opt::rng::Rng;
+use ckpt_opt::runtime::generated;
 use ckpt_opt::runtime::sdpa_choice::AttentionKernels;
 use ckpt_opt::runtime::session::Session;
 use ckpt_opt::runtime::trace::chrome;
@@ -98,6 +99,9 @@ pub fn run(args: &RunArgs) -> Result<()> {
         None => feed.complete(&model.graph)?,
     }
     warnings.append(&mut feed.notes);
+    if execution.fused_kernels {
+        generated::fuse_for(execution.on.device, &mut model.graph);
+    }
     let _step = progress::step("running");
     let mut session = Session::new(
         &model.graph,

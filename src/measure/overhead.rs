@@ -96,7 +96,8 @@ pub fn overhead(request: &PairRequest, time: Duration) -> Result<Measured> {
         session.go_on(true);
         Ok(session)
     };
-    let sessions = [open(&pair.a)?, open(&pair.b)?];
+    let graphs = [&pair.a, &pair.b].map(|graph| request.on_device(graph));
+    let sessions = [open(&graphs[0])?, open(&graphs[1])?];
     let files = [&request.a, &request.b];
     let mut steps: [Vec<Took>; 2] = Default::default();
     let mut peaks = [(0, 0); 2];

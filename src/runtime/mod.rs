@@ -17,6 +17,7 @@ pub mod device;
 pub mod draws;
 pub mod executor;
 mod fused_updates;
+pub mod generated;
 mod index_errors;
 mod inputs;
 pub mod kernels;

@@ -15,6 +15,8 @@ mod cuda;
 #[cfg(feature = "torch")]
 mod cuda_checks;
 #[cfg(feature = "torch")]
+mod fused;
+#[cfg(feature = "torch")]
 mod kernels;
 #[cfg(feature = "torch")]
 mod libtorch;

@@ -157,6 +157,51 @@ def cuda_graphs(cx: Context) -> None:
         cx.same(f"{case}: {STEPS} replayed steps give the bits of steps node by node", *files)
 
 
+CHAIN = """graph @g imported (%x: {0}[40, 300], %y: {0}[40, 300], %b: {0}[300], %dy: {0}[40, 300]) -> (%d, %e, %r) {{
+  %s = Add %x, %b
+  %p = Mul %s, %y
+  %r = Relu %p
+  %q = Sub %r, %x
+  %d = Div %q, %y
+  %e = ReluGrad %r, %dy
+}}
+"""
+"""Ops that round each result once, whatever the kernel."""
+
+
+def fused_kernels(cx: Context) -> None:
+    """Compares generated kernels with PyTorch's, and planned with unplanned steps that both use generated ones."""
+    for dtype in ("f32", "bf16"):
+        graph = cx.folder / f"chain.{dtype}.ckir"
+        graph.write_text(CHAIN.format(dtype))
+        files = [cx.folder / f"chain.{dtype}.{switch}.safetensors" for switch in ("off", "on")]
+        for file, switch in zip(files, ("off", "on")):
+            words = ("--outputs", file, "--fused-kernels", switch)
+            cx.run(f"chain {dtype}, fused kernels {switch}", graph, ["--seed", "1"], *words)
+        cx.same(f"chain {dtype}: fused kernels give the bits of PyTorch's", *files)
+    for name in ("gpt2", "llama32"):
+        graph = cx.train(name, "fused", "--policy", "full")
+        files = [cx.folder / f"{name}.{run}.npz" for run in ("off", "on", "again")]
+        for file, switch in zip(files, ("off", "on", "on")):
+            words = ("--outputs", file, "--fused-kernels", switch)
+            cx.run(f"{name}, {file.stem}, fused kernels {switch}", graph, cx.feed(name), *words)
+        cx.same(f"{name}, fused kernels: a second run gives the same bits", *files[1:])
+        # PyTorch's own kernels contract products and sums.
+        plain, fused = read_tensors(files[0]), read_tensors(files[1])
+        gradients = {n: t for n, t in plain.items() if n.endswith(".grad")}
+        worst = tolerance.compare(fused, plain, tolerance.largest(gradients))
+        cx.records.condition(f"{name}: fused kernels agree with PyTorch's", worst.agrees, worst)
+    for name in ("gpt2", "llama32", "llama32_bf16"):
+        planned = cx.train(name, "fused", "--policy", "full")
+        words = ["--device", cx.device, "--fused-kernels", "on"]
+        try:
+            report = cx.compiler.call_json("verify", cx.fixture(name), planned, *cx.feed(name), *words)
+            equal, found = report["equal"], f"{len(report['outputs'])} tensors"
+        except Refused as refused:
+            equal, found = False, str(refused)
+        cx.records.condition(f"{name}, fused kernels: planned = unplanned bit for bit", equal, found)
+
+
 WAYS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("streams", ()), ("no streams", ("--async-transfers", "off")), ("not locked", ("--pin-memory", "off")),
 )  # fmt: skip

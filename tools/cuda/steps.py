@@ -18,6 +18,7 @@ STEPS = [
     Step("repeat", TOGETHER, 75, correctness.repeat),
     Step("offload", TOGETHER, 75, correctness.offload),
     Step("CUDA graphs", TOGETHER, 75, correctness.cuda_graphs),
+    Step("fused kernels", TOGETHER, 60, correctness.fused_kernels),
     Step("attention", TOGETHER, 45, correctness.attention),
     Step("16-bit products", TOGETHER, 30, correctness.products),
     Step("llama unplanned", TRAINING, 40, training.ours(LLAMA, UNPLANNED)),

@@ -12,3 +12,5 @@ pub use expr::*;
 pub use rows::*;
 pub use steps::*;
 pub use typing::*;
+
+pub use ckpt_ir::arithmetic as scalar;

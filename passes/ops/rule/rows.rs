@@ -1,6 +1,7 @@
 //! Constructors of rows, one per family. A row writes down its exceptions: `OpDef { cost: one_flop, ..unary(...) }`.
 
 use super::*;
+use ckpt_ir::arithmetic::no_scalar;
 use ckpt_ir::error::Result;
 use ckpt_ir::op::{
     BatchAxes, Body, BodyCx, DataSizes, Domain, Effect, Grad, Indices, InferCx, OpClass, OpDef,
@@ -28,6 +29,7 @@ const BLANK: OpDef = OpDef {
     cost: moves,
     memory: fresh,
     body: Body::Standard,
+    scalar: no_scalar,
 };
 
 const UNSTATED: &str = "the row states no gradient";

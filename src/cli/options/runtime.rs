@@ -43,6 +43,10 @@ pub struct Execution {
     pub rng: Rng,
     #[command(flatten)]
     pub kernels: Kernels,
+    /// On a CUDA device, compute elementwise ops, rotary positions and RMS norms with generated kernels, chains of them with
+    /// one each: on or off. The CPU has no such kernels. This has not been run on a device yet
+    #[arg(long, value_name = "WORD", default_value = "off", value_parser = switch, action = ArgAction::Set)]
+    pub fused_kernels: bool,
     /// Number for a named size, for inputs made from a seed [default: the size that the graph was planned for, else 1 for
     /// batches and 128 for sequences, or less where a table of the model is shorter]
     #[arg(long = "dim", value_name = "NAME=N", value_parser = dim, help_heading = "Inputs")]
@@ -148,6 +152,7 @@ impl PairArgs {
             place: run.on.device,
             rng: run.rng,
             attention: run.kernels.attention,
+            fused_kernels: run.fused_kernels,
         }
     }
 }

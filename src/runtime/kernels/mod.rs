@@ -19,6 +19,7 @@ mod context;
 pub mod conv;
 pub mod extreme;
 pub mod fill;
+pub mod fused;
 pub mod gated;
 pub mod index;
 pub mod linalg;
@@ -57,6 +58,7 @@ const FAMILIES: &[&[(&OpDef, Kernel)]] = &[
     conv::KERNELS,
     extreme::KERNELS,
     fill::KERNELS,
+    fused::KERNELS,
     gated::KERNELS,
     index::KERNELS,
     linalg::KERNELS,

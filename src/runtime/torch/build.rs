@@ -6,7 +6,7 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 12] = [
+const SOURCES: [&str; 13] = [
     "alloc.cpp",
     "attention.cpp",
     "bytes.cpp",
@@ -14,6 +14,7 @@ const SOURCES: [&str; 12] = [
     "dispatch.cpp",
     "gemm.cpp",
     "graph.cpp",
+    "kernel.cpp",
     "rng.cpp",
     "rows.cpp",
     "status.cpp",

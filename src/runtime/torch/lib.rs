@@ -8,6 +8,7 @@
 //! - [`bytes`]: tensors over foreign memory (a mapped weight file) without a copy, and raw bytes of tensors.
 //! - [`cuda`]: libtorch's CUDA library, loaded on demand.
 //! - [`graph`]: CUDA graphs.
+//! - [`kernel`]: CUDA kernels from generated source.
 //! - [`product`]: matrix products for processors on which the library's are slow.
 //! - [`attention`]: tiles of attention on top of them.
 //! - [`rng`]: separate random generators.
@@ -24,6 +25,7 @@ pub mod cuda;
 mod error;
 pub mod graph;
 mod handle;
+pub mod kernel;
 pub mod memory;
 mod op;
 pub mod product;

@@ -252,6 +252,23 @@ unsafe extern "C" {
     pub fn ck_graph_replay(made: *mut c_void) -> i32;
     pub fn ck_graph_drop(made: *mut c_void);
 
+    pub fn ck_kernel_compile(
+        source: *const c_char,
+        capability: i64,
+        take: extern "C" fn(*mut c_void, *const c_char, i64),
+        to: *mut c_void,
+    ) -> i32;
+    pub fn ck_kernel_load(binary: *const c_void, kernel: *mut *mut c_void) -> i32;
+    pub fn ck_kernel_launch(
+        kernel: *mut c_void,
+        device: i64,
+        tensors: *const *const c_void,
+        count: i64,
+        space: *const c_void,
+        blocks: i64,
+        threads: i64,
+    ) -> i32;
+
     pub fn ck_generator_new(seed: u64, generator: *mut *mut c_void) -> i32;
     pub fn ck_generator_clone(generator: *mut c_void, clone: *mut *mut c_void) -> i32;
     pub fn ck_generator_free(generator: *mut c_void);
