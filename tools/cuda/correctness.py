@@ -193,9 +193,9 @@ def fused_kernels(cx: Context) -> None:
         cx.records.condition(f"{name}: fused kernels agree with PyTorch's", worst.agrees, worst)
     for name in ("gpt2", "llama32", "llama32_bf16"):
         planned = cx.train(name, "fused", "--policy", "full")
-        words = ["--device", cx.device, "--fused-kernels", "on"]
+        options = ["--device", cx.device, "--fused-kernels", "on"]
         try:
-            report = cx.compiler.call_json("verify", cx.fixture(name), planned, *cx.feed(name), *words)
+            report = cx.compiler.call_json("verify", cx.fixture(name), planned, *cx.feed(name), *options)
             equal, found = report["equal"], f"{len(report['outputs'])} tensors"
         except Refused as refused:
             equal, found = False, str(refused)
