@@ -512,7 +512,7 @@ fn a_gradient_stops_where_an_export_says_so() {
     ];
     let mut file = model(nodes, vec![float("y", &["n", "2"])]);
     file.opset_import.push(import_of("ckpt", 1));
-    let graph = import(&file, None).unwrap().graph;
+    let graph = read(&file).unwrap().graph;
     let stops = graph
         .order()
         .iter()
