@@ -132,6 +132,9 @@ pub enum Expr {
     Round(Box<Expr>),
     /// The sum over the last axis.
     RowSum(Box<Expr>),
+    /// A whole result that is the sum over the axes along which it is smaller than the first one. Its terms are added in
+    /// float32, by a node of their own.
+    SumToResult(Box<Expr>),
     /// A function that libraries compute as one, with its arithmetic. A function of [`LIBRARY`] has none.
     Call(&'static str, Vec<Expr>, Option<Box<Expr>>),
 }

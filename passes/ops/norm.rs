@@ -481,14 +481,16 @@ pub static RMS_NORM_GRAD: OpDef = OpDef {
     cost: |cx| cx.per_largest_operand(12),
     memory: rms_grad_memory,
     scalar: |cx| {
-        // The gradient of the scale is a sum over rows.
-        if cx.attrs.ints("wants") != [0] {
-            return None;
-        }
         let (factor, g) = (rms_factor(cx, 1)?, scalar::x(0) * scalar::x(2));
         let normal = scalar::x(1) * factor.clone();
         let along = (normal.clone() * g.clone()).row_mean();
-        Some(vec![(g - normal * along) * factor])
+        let dx = (g - normal.clone() * along) * factor;
+        let dscale = scalar::Expr::SumToResult(Box::new(scalar::x(0) * normal));
+        match cx.attrs.ints("wants") {
+            [0] => Some(vec![dx]),
+            [0, 1] => Some(vec![dx, dscale]),
+            _ => None,
+        }
     },
     ..our_mixed("RMSNormGrad", |cx| {
         let (dy, x, scale) = (cx.x(0), cx.x(1), cx.x(2));

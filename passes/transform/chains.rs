@@ -12,9 +12,12 @@ use crate::ir::arithmetic::{Expr, Program, ScalarCx, Source, is_scalar_type};
 use crate::ir::edit::NewNode;
 use crate::ir::op::{Body, Domain, Effect, Grad, MemoryCx, OpClass, OpDef, Slot, fresh};
 use crate::ir::{
-    Attr, AttrKind, AttrSpec, Attrs, DType, Def, Dim, Graph, Loc, NodeId, Ty, ValueId, same_dims,
+    Attr, AttrKind, AttrSpec, Attrs, DType, Def, Dim, Graph, Loc, NodeId, Tensor, Ty, ValueId,
+    same_dims,
 };
+use crate::ops::cast::CAST;
 use crate::ops::rule::standard;
+use crate::ops::sum_to::SUM_TO_SHAPE;
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 
@@ -67,10 +70,7 @@ pub fn arithmetic(graph: &Graph, id: NodeId) -> Option<Vec<Expr>> {
     let space = &outs.first()?.dims;
     let fits = ins.iter().flatten().chain(&outs);
     let is_pure = node.op.effect == Effect::Pure;
-    if !is_pure
-        || !fits.clone().all(|ty| is_scalar_type(ty.dtype))
-        || !outs.iter().all(|ty| same_dims(&ty.dims, space))
-    {
+    if !is_pure || !fits.clone().all(|ty| is_scalar_type(ty.dtype)) {
         return None;
     }
     let cx = ScalarCx {
@@ -78,7 +78,12 @@ pub fn arithmetic(graph: &Graph, id: NodeId) -> Option<Vec<Expr>> {
         ins: &ins,
         outs: &outs,
     };
-    (node.op.scalar)(&cx).filter(|exprs| exprs.len() == outs.len())
+    let exprs = (node.op.scalar)(&cx).filter(|exprs| exprs.len() == outs.len())?;
+    let fits = |(e, ty): (&Expr, &&Ty)| match e {
+        Expr::SumToResult(_) => ty.static_dims().is_some(),
+        _ => same_dims(&ty.dims, space),
+    };
+    exprs.iter().zip(&outs).all(fits).then_some(exprs)
 }
 
 /// Nodes of one shape that are computed together.
@@ -90,6 +95,8 @@ struct Chain {
     program: Program,
     /// Results of the members, with their steps.
     made: Vec<(ValueId, usize)>,
+    /// Results of which the chain makes the terms; they are summed after it.
+    summed: Vec<ValueId>,
 }
 
 impl Chain {
@@ -100,6 +107,7 @@ impl Chain {
             inputs: Vec::new(),
             program: Program::default(),
             made: Vec::new(),
+            summed: Vec::new(),
         };
         empty.with(graph, id)
     }
@@ -116,6 +124,15 @@ impl Chain {
         }
         let exprs = arithmetic(graph, id)?;
         let mut chain = self.clone();
+        let mut of_chain = |(e, v): (Expr, &ValueId)| match e {
+            Expr::SumToResult(terms) => {
+                chain.summed.push(*v);
+                (*terms, DType::F32)
+            }
+            e => (e, graph.ty(*v).dtype),
+        };
+        let (exprs, types): (Vec<Expr>, Vec<DType>) =
+            exprs.into_iter().zip(&node.outs).map(&mut of_chain).unzip();
         let mut source = |value: ValueId| {
             let made = chain.made.iter().find(|(v, _)| *v == value);
             if let Some((_, step)) = made {
@@ -128,7 +145,6 @@ impl Chain {
             }))
         };
         let operands: Vec<Option<Source>> = node.ins.iter().map(|v| v.map(&mut source)).collect();
-        let types: Vec<DType> = node.outs.iter().map(|v| graph.ty(*v).dtype).collect();
         let steps = chain.program.inline(&exprs, &operands, &types)?;
         chain.made.extend(node.outs.iter().copied().zip(steps));
         chain.members.push(id);
@@ -139,7 +155,8 @@ impl Chain {
     /// As [`Chain::with`], for a node that reads a result of the chain, unless the chain would then take more memory than its
     /// nodes one by one.
     fn joined(&self, graph: &Graph, id: NodeId) -> Option<Chain> {
-        let reads = graph.node(id).operands().any(|v| self.makes(v));
+        // Terms of a sum are alive until the chain ends.
+        let reads = self.summed.is_empty() && graph.node(id).operands().any(|v| self.makes(v));
         let chain = self.with(graph, id).filter(|_| reads)?;
         (chain.bytes(graph) <= chain.bytes_one_by_one(graph)).then_some(chain)
     }
@@ -159,9 +176,17 @@ impl Chain {
             && v.uses().iter().all(|u| readers.contains(&u.node))
     }
 
+    /// Returns the type of a value as the chain stores it: of a sum, that of its terms.
+    fn stored(&self, graph: &Graph, value: ValueId) -> Ty {
+        match self.summed.contains(&value) {
+            true => Ty::new(DType::F32, self.space.clone()),
+            false => graph.ty(value).clone(),
+        }
+    }
+
     /// Returns the bytes of a value for one element of the chain's shape; 0 for a value that is broadcast.
     fn element_bytes(&self, graph: &Graph, value: ValueId) -> u64 {
-        let ty = graph.ty(value);
+        let ty = self.stored(graph, value);
         match same_dims(&ty.dims, &self.space) {
             true => ty.dtype.size_bytes(),
             false => 0,
@@ -252,15 +277,15 @@ fn close(chain: Option<Chain>, chains: &mut Vec<Chain>, order: &mut Vec<NodeId>)
 fn replace(
     graph: &mut Graph,
     mut chain: Chain,
-    order: &mut [NodeId],
+    order: &mut Vec<NodeId>,
     renewed: &mut FxHashMap<ValueId, ValueId>,
 ) {
     for input in &mut chain.inputs {
         *input = renewed.get(input).copied().unwrap_or(*input);
     }
     let results = chain.results(graph);
-    let of = |graph: &Graph, v: ValueId| (graph.value(v).name.clone(), graph.ty(v).clone());
-    let old: Vec<(String, Ty)> = results.iter().map(|(v, _)| of(graph, *v)).collect();
+    let of = |v: ValueId| (graph.value(v).name.clone(), chain.stored(graph, v));
+    let old: Vec<(String, Ty)> = results.iter().map(|(v, _)| of(*v)).collect();
     let steps = results.iter().map(|(_, step)| *step);
     chain.program.results = steps.zip(old.iter().map(|(_, ty)| ty.dtype)).collect();
     let last = *chain.members.last().expect("a chain has a node");
@@ -279,7 +304,13 @@ fn replace(
         loc,
         role,
     });
-    let outs = graph.node(new).outs.clone();
+    let mut nodes = vec![new];
+    let outs: Vec<ValueId> = (graph.node(new).outs.clone().into_iter().zip(&results))
+        .map(|(made, (old, _))| match chain.summed.contains(old) {
+            true => sum_to(graph, made, *old, &mut nodes),
+            false => made,
+        })
+        .collect();
     for ((old, _), new) in results.iter().zip(&outs) {
         graph.replace_uses(*old, *new);
         renewed.insert(*old, *new);
@@ -297,7 +328,35 @@ fn replace(
     for ((name, _), new) in old.iter().zip(&outs) {
         graph.rename_value(*new, name);
     }
-    if let Some(at) = order.iter_mut().find(|id| **id == last) {
-        *at = new;
+    if let Some(at) = order.iter().position(|id| *id == last) {
+        order.splice(at..=at, nodes);
+    }
+}
+
+/// Adds the nodes that sum terms to the sizes and the type of a result.
+fn sum_to(graph: &mut Graph, terms: ValueId, like: ValueId, nodes: &mut Vec<NodeId>) -> ValueId {
+    let ty = graph.ty(like).clone();
+    let maker = graph.node(nodes[0]);
+    let (loc, role) = (maker.loc.clone(), maker.role);
+    let shape = Tensor::ints(&ty.static_dims().unwrap_or_default());
+    let shape = graph.add_init("shape", shape);
+    let mut add = |op: &'static OpDef, ins: &[ValueId], attrs: Attrs, dtype: DType| {
+        let name = graph.value(like).name.clone();
+        let id = graph.add_node(NewNode {
+            op,
+            name: &name,
+            attrs,
+            ins: ins.iter().map(|v| Some(*v)).collect(),
+            outs: vec![(name.clone(), Some(ty.with_dtype(dtype)))],
+            loc: loc.clone(),
+            role,
+        });
+        nodes.push(id);
+        graph.node(id).outs[0]
+    };
+    let sum = add(&SUM_TO_SHAPE, &[terms, shape], Attrs::new(), DType::F32);
+    match ty.dtype {
+        DType::F32 => sum,
+        dtype => add(&CAST, &[sum], Attrs::new().with("to", dtype), dtype),
     }
 }

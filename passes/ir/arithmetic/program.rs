@@ -122,6 +122,8 @@ impl Program {
                 return Some(self.round(narrow, step));
             }
             Expr::RowSum(e) => Step::RowSum(self.expr(e, from, narrow)?),
+            // No kernel adds elements of several rows.
+            Expr::SumToResult(_) => return None,
             Expr::Call(name, operands, arithmetic) => Step::Call {
                 name: (*name).into(),
                 operands: all(self, operands)?,
