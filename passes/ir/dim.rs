@@ -26,6 +26,9 @@ enum Repr {
 /// A product of atoms, sorted; a power is a repetition; the empty product is the constant term.
 pub type Monomial = Vec<Atom>;
 
+/// How many choices and quotients in a sum are replaced by their operands, one after the other, to prove a bound.
+const MAX_CASES_DEPTH: u32 = 4;
+
 /// What a polynomial is made of.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Atom {
@@ -350,34 +353,7 @@ impl Dim {
 
     /// Returns true if the size is proven to be no less than another one in every run.
     fn is_at_least(&self, other: &Dim) -> bool {
-        let gap = self.sub(other);
-        let is_proven = |gap: &Dim| gap.bounds().0.is_some_and(|least| least >= 0);
-        is_proven(&gap)
-            || gap
-                .without_quotients()
-                .is_some_and(|least| is_proven(&least))
-    }
-
-    /// Returns a sum that is no larger, in which the multiples of a number `b·floor(n / b)` are `n - b + 1`, or `n` where they
-    /// are subtracted. So a size that is rounded and the size itself cancel. Returns nothing without such multiples.
-    fn without_quotients(&self) -> Option<Dim> {
-        let (mut sum, mut found) = (Dim::ZERO, false);
-        for (m, c) in self.terms() {
-            let by = match m.as_slice() {
-                [Atom::Div(_, by)] => by.as_const().filter(|by| *by > 0 && c % by == 0),
-                _ => None,
-            };
-            let term = match (m.as_slice(), by) {
-                ([Atom::Div(n, _)], Some(by)) => {
-                    found = true;
-                    let lost = if c > 0 { by - 1 } else { 0 };
-                    n.sub(&Dim::from(lost)).mul(&Dim::from(c / by))
-                }
-                _ => Dim::from_terms(BTreeMap::from([(m, c)])),
-            };
-            sum = sum.add(&term);
-        }
-        found.then_some(sum)
+        self.sub(other).bounds().0.is_some_and(|least| least >= 0)
     }
 
     /// Returns `p` and `q` for `min(p, q)`, and `n - a` and `n - b` for `n - max(a, b)`, the length of a slice that
@@ -411,6 +387,10 @@ impl Dim {
         if self.is_one() {
             return Some(other.clone());
         }
+        if self.same(other) == Same::Yes {
+            let is_shorter = other.terms().len() < self.terms().len();
+            return Some(if is_shorter { other } else { self }.clone());
+        }
         let (a1, b1) = (self.same(&Dim::ONE), other.same(&Dim::ONE));
         if a1 == Same::No && b1 == Same::No && self.same(other) == Same::No {
             return None;
@@ -441,19 +421,39 @@ impl Dim {
             return Same::Yes;
         }
         match self.sub(other).bounds() {
+            (Some(0), Some(0)) => Same::Yes,
             (Some(lo), _) if lo > 0 => Same::No,
             (_, Some(hi)) if hi < 0 => Same::No,
             _ => Same::Unknown,
         }
     }
 
-    /// Returns a proven lower and upper bound, by interval arithmetic.
+    /// Returns a proven lower and upper bound.
     pub fn bounds(&self) -> (Option<i64>, Option<i64>) {
+        self.bounds_within(MAX_CASES_DEPTH)
+    }
+
+    fn bounds_within(&self, depth: u32) -> (Option<i64>, Option<i64>) {
+        let (lo, hi) = self.interval(depth / 2);
+        if depth == 0 {
+            return (lo, hi);
+        }
+        let best = |a: Option<i64>, b: Option<i64>| [a, b].into_iter().flatten().max();
+        let negative = |n: Option<i64>| n.and_then(i64::checked_neg);
+        let less = Dim::ZERO.sub(self).least_by_case(depth - 1);
+        (
+            best(lo, self.least_by_case(depth - 1)),
+            negative(best(negative(hi), less)),
+        )
+    }
+
+    /// Returns the bounds that follow from the bounds of each atom alone.
+    fn interval(&self, depth: u32) -> (Option<i64>, Option<i64>) {
         let (mut lo, mut hi) = (Some(0i64), Some(0i64));
         for (m, c) in self.terms() {
             let (mut mlo, mut mhi) = (Some(1i64), Some(1i64));
             for atom in &m {
-                let (alo, ahi) = atom.bounds();
+                let (alo, ahi) = atom.bounds(depth);
                 // Products are only bounded for factors that cannot be negative.
                 match alo {
                     Some(l) if l >= 0 && mlo.is_some_and(|x| x >= 0) => {
@@ -478,6 +478,50 @@ impl Dim {
                 .map(|(x, y)| x.saturating_add(y.saturating_mul(c)));
         }
         (lo, hi)
+    }
+
+    /// Returns a lower bound from sums with an operand of a choice or a quotient in its place, so that it may cancel with
+    /// other terms. Choices whose operands must both be tried come first, and quotients, which may be what cancels, last.
+    fn least_by_case(&self, depth: u32) -> Option<i64> {
+        let rank = |(atom, factor): &(Atom, i64)| match atom {
+            Atom::Min(..) if *factor < 0 => Some(1),
+            Atom::Max(..) if *factor > 0 => Some(1),
+            Atom::Min(..) | Atom::Max(..) | Atom::Broadcast(..) => Some(0),
+            Atom::Div(_, by) => by
+                .as_const()
+                .filter(|by| *by > 0 && factor % by == 0)
+                .map(|_| 2),
+            Atom::Sym(_) | Atom::Data(_) | Atom::Mod(..) => None,
+        };
+        let single = |(m, factor): (Monomial, i64)| match m.as_slice() {
+            [atom] => Some((atom.clone(), factor)),
+            _ => None,
+        };
+        let cases = self.terms().into_iter().filter_map(single);
+        let (_, (atom, factor)) = cases
+            .filter_map(|case| Some((rank(&case)?, case)))
+            .min_by_key(|(rank, _)| *rank)?;
+        let rest = self.sub(&Dim::from_atom(atom.clone()).mul(&Dim::from(factor)));
+        let with = |operand: &Dim, factor: i64| {
+            let sum = rest.add(&operand.mul(&Dim::from(factor)));
+            sum.bounds_within(depth).0
+        };
+        match &atom {
+            // The smaller of two is no larger than each of them.
+            Atom::Min(a, b) if factor < 0 => with(a, factor).max(with(b, factor)),
+            Atom::Max(a, b) if factor > 0 => with(a, factor).max(with(b, factor)),
+            Atom::Min(a, b) | Atom::Max(a, b) | Atom::Broadcast(a, b) => {
+                let (a, b) = (with(a, factor)?, with(b, factor)?);
+                Some(a.min(b))
+            }
+            // `b·floor(n / b)` is at most `n`, and at least `n - b + 1`.
+            Atom::Div(n, by) => {
+                let by = by.as_const()?;
+                let lost = if factor > 0 { by - 1 } else { 0 };
+                with(&n.sub(&Dim::from(lost)), factor / by)
+            }
+            Atom::Sym(_) | Atom::Data(_) | Atom::Mod(..) => None,
+        }
     }
 
     /// Returns the value at given sizes, or `None` if a size is missing, a division is by zero, or two sizes do not
@@ -538,36 +582,36 @@ impl Dim {
 }
 
 impl Atom {
-    fn bounds(&self) -> (Option<i64>, Option<i64>) {
+    fn bounds(&self, depth: u32) -> (Option<i64>, Option<i64>) {
         match self {
             Atom::Sym(_) => (Some(1), None),
             Atom::Data(_) => (Some(0), None),
-            Atom::Div(a, b) => match (a.bounds(), b.bounds()) {
+            Atom::Div(a, b) => match (a.bounds_within(depth), b.bounds_within(depth)) {
                 ((Some(alo), ahi), (Some(blo), bhi)) if alo >= 0 && blo >= 1 => {
                     (Some(bhi.map_or(0, |h| alo / h)), ahi.map(|h| h / blo))
                 }
                 _ => (None, None),
             },
-            Atom::Mod(_, b) => match b.bounds() {
+            Atom::Mod(_, b) => match b.bounds_within(depth) {
                 (Some(blo), bhi) if blo >= 1 => (Some(0), bhi.map(|h| h - 1)),
                 _ => (None, None),
             },
             Atom::Min(a, b) => {
-                let ((alo, ahi), (blo, bhi)) = (a.bounds(), b.bounds());
+                let ((alo, ahi), (blo, bhi)) = (a.bounds_within(depth), b.bounds_within(depth));
                 (
                     alo.zip(blo).map(|(x, y)| x.min(y)),
                     [ahi, bhi].into_iter().flatten().min(),
                 )
             }
             Atom::Max(a, b) => {
-                let ((alo, ahi), (blo, bhi)) = (a.bounds(), b.bounds());
+                let ((alo, ahi), (blo, bhi)) = (a.bounds_within(depth), b.bounds_within(depth));
                 (
                     [alo, blo].into_iter().flatten().max(),
                     ahi.zip(bhi).map(|(x, y)| x.max(y)),
                 )
             }
             Atom::Broadcast(a, b) => {
-                let ((alo, ahi), (blo, bhi)) = (a.bounds(), b.bounds());
+                let ((alo, ahi), (blo, bhi)) = (a.bounds_within(depth), b.bounds_within(depth));
                 (
                     alo.zip(blo).map(|(x, y)| x.min(y)),
                     ahi.zip(bhi).map(|(x, y)| x.max(y)),

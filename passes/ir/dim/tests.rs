@@ -143,3 +143,72 @@ fn a_size_that_is_rounded_by_padding_is_a_multiple() {
         assert_eq!(both.eval(&env), Some(3 * value % 4 - value + 1));
     }
 }
+
+/// Bounds of sums whose choices and quotients cancel with other terms.
+#[test]
+fn bounds_see_what_cancels() {
+    let q = s("s").div(&n(4));
+    let first = q.smaller(&n(1));
+    assert_eq!(first.smaller(&q), first);
+    assert_eq!(first.larger(&q), q);
+    // All but the first, written in two ways.
+    let (rest, other) = (q.sub(&first), q.sub(&n(1)).larger(&n(0)));
+    assert_eq!(rest.same(&other), Same::Yes);
+    assert_eq!(rest.broadcast(&other), Some(other.clone()));
+    assert_eq!(first.add(&other).same(&q), Same::Yes);
+    // The padding of a window of 3 by steps of 2.
+    let covered = s("s").add(&n(1)).div(&n(2)).mul(&n(2));
+    let total = covered.add(&n(1)).sub(&s("s"));
+    assert_eq!(total.bounds(), (Some(1), Some(2)));
+    assert_eq!(total.div(&n(2)).bounds(), (Some(0), Some(1)));
+    assert_eq!(n(0).sub(&total).bounds(), (Some(-2), Some(-1)));
+}
+
+/// Bounds hold, and equality does, for random expressions at all small sizes.
+#[test]
+fn bounds_hold() {
+    let mut state = 7u64;
+    let mut random = |below: u64| {
+        state = state
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
+        (state >> 33) % below
+    };
+    for _ in 0..4000 {
+        let mut pool = vec![s("a"), s("b"), Dim::data("d"), n(1), n(3)];
+        for _ in 0..6 {
+            let pick = |i: u64| pool[i as usize % pool.len()].clone();
+            let (x, y) = (pick(random(100)), pick(random(100)));
+            let by = n(random(4) as i64 + 1);
+            pool.push(match random(8) {
+                0 => x.add(&y),
+                1 | 2 => x.sub(&y),
+                3 => x.mul(&by),
+                4 => x.div(&by),
+                5 => x.modulo(&by),
+                6 => x.smaller(&y),
+                _ => x.larger(&y),
+            });
+        }
+        let (x, y) = (&pool[pool.len() - 1], &pool[pool.len() - 2]);
+        let ((lo, hi), same) = (x.bounds(), x.same(y));
+        for (a, b, d) in (1..7).flat_map(|a| (1..7).map(move |b| (a, b, (a * b) % 5))) {
+            let size = |name: &str| match name {
+                "a" => Some(a),
+                "b" => Some(b),
+                _ => Some(d),
+            };
+            let (found, other) = (x.eval(&size).unwrap(), y.eval(&size).unwrap());
+            let holds = lo.is_none_or(|lo| lo <= found) && hi.is_none_or(|hi| found <= hi);
+            assert!(
+                holds,
+                "{x} is {found} at {a}, {b}, {d}, not within {lo:?}, {hi:?}"
+            );
+            match same {
+                Same::Yes => assert_eq!(found, other, "{x} and {y} at {a}, {b}, {d}"),
+                Same::No => assert_ne!(found, other, "{x} and {y} at {a}, {b}, {d}"),
+                Same::Unknown => {}
+            }
+        }
+    }
+}
