@@ -3,9 +3,9 @@
 //! Ranges are part of what a file says about its sizes, and hold for every graph that is made from it. They travel in the
 //! metadata of the graph (`ckpt.ranges`, `name=least..most,…`) and of the written file.
 
-use crate::ir::Graph;
+use crate::ir::{Atom, Dim, Graph};
 use crate::{Error, Result};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The metadata key.
 pub const KEY: &str = "ckpt.ranges";
@@ -33,6 +33,48 @@ pub fn record(graph: &mut Graph, ranges: &Ranges) -> Result<()> {
     }
     Ok(())
 }
+
+/// Narrows the recorded range of a named size. Returns false, and changes nothing, if fewer than two sizes would be left.
+///
+/// # Errors
+/// As [`record`] and [`of`].
+pub fn narrow(graph: &mut Graph, name: &str, (least, most): (i64, i64)) -> Result<bool> {
+    let mut all = of(graph)?;
+    let range = all.entry(name.to_string()).or_insert((1, i64::MAX));
+    *range = (range.0.max(least), range.1.min(most));
+    if range.0 >= range.1 {
+        return Ok(false);
+    }
+    record(graph, &all)?;
+    Ok(true)
+}
+
+/// Returns the one named size of an expression and a range of it in which the expression is not negative; nothing for
+/// expressions over several sizes, or over none.
+pub fn of_natural(dim: &Dim) -> Option<(String, (i64, i64))> {
+    let mut leaves = BTreeSet::new();
+    dim.for_each_leaf(&mut |leaf| {
+        leaves.insert(leaf.clone());
+    });
+    let mut leaves = leaves.into_iter();
+    let (Some(Atom::Sym(name)), None) = (leaves.next(), leaves.next()) else {
+        return None;
+    };
+    let is_natural = |n: &i64| dim.eval(&|_| Some(*n)).is_some_and(|at| at >= 0);
+    let least = (1..=MAX_TRIED).find(is_natural)?;
+    let most = (least..=MAX_TRIED).take_while(is_natural).last()?;
+    // Beyond what was tried it needs a proof.
+    let moved = Dim::symbol(&name).add(&Dim::from(least - 1));
+    let from_least = dim.substitute(&|atom| matches!(atom, Atom::Sym(_)).then(|| moved.clone()));
+    let is_open = from_least.bounds().0.is_some_and(|n| n >= 0);
+    Some((
+        name.to_string(),
+        (least, if is_open { i64::MAX } else { most }),
+    ))
+}
+
+/// The largest size that [`of_natural`] tries.
+const MAX_TRIED: i64 = 1 << 16;
 
 /// Returns the ranges that a graph records.
 ///
@@ -96,6 +138,28 @@ mod tests {
         assert_eq!(graph.meta[KEY], format!("rows=3..{},seq=1..40", i64::MAX));
         assert_eq!(of(&graph).unwrap()["seq"], (1, 40));
         assert!(of(&Graph::new("g")).unwrap().is_empty());
+    }
+
+    #[test]
+    fn they_are_narrowed() {
+        let mut graph = ranged();
+        assert!(narrow(&mut graph, "seq", (4, i64::MAX)).unwrap());
+        assert!(narrow(&mut graph, "free", (1, 9)).unwrap());
+        assert!(!narrow(&mut graph, "seq", (40, 50)).unwrap());
+        let found = of(&graph).unwrap();
+        assert_eq!((found["seq"], found["free"]), ((4, 40), (1, 9)));
+    }
+
+    #[test]
+    fn sizes_at_which_an_expression_is_not_negative() {
+        let (s, n) = (Dim::symbol("s"), |n: i64| Dim::from(n));
+        let of = |dim: &Dim| of_natural(dim).map(|(_, range)| range);
+        assert_eq!(of(&n(64).sub(&s)), Some((1, 64)));
+        assert_eq!(of(&s.smaller(&n(8)).sub(&n(4))), Some((4, i64::MAX)));
+        assert_eq!(of(&s.div(&n(2)).sub(&n(3))), Some((6, i64::MAX)));
+        assert_eq!(of(&n(-1).sub(&s)), None);
+        assert_eq!(of(&s.sub(&Dim::symbol("t"))), None);
+        assert_eq!(of(&s.sub(&Dim::data("d"))), None);
     }
 
     #[test]

@@ -256,6 +256,17 @@ impl Dim {
         (rest == Dim::ZERO).then_some(quotient)
     }
 
+    /// Returns the exact quotient by a size that may be 0. There the quotient has no value, so it counts as 1 or more.
+    fn exact_div_by_positive(&self, other: &Dim) -> Option<Dim> {
+        let atom = other.as_atom().filter(|_| other.bounds().0 == Some(0))?;
+        let rest = Dim::data("divisor - 1");
+        let positive = rest.add(&Dim::ONE);
+        let moved = self.substitute(&|a| (a == atom).then(|| positive.clone()));
+        let quotient = moved.exact_div(&positive)?;
+        let is_rest = |a: &Atom| rest.as_atom() == Some(a);
+        Some(quotient.substitute(&|a| is_rest(a).then(|| other.sub(&Dim::ONE))))
+    }
+
     /// Returns `q` if this is `b·q` and a rest that is never a whole `b`.
     fn multiples_of(&self, other: &Dim) -> Option<Dim> {
         let b = other.as_const().filter(|b| *b > 1)?;
@@ -299,6 +310,7 @@ impl Dim {
             return Dim::ZERO.sub(&Dim::ZERO.sub(self).ceil_div(other));
         }
         self.exact_div(other)
+            .or_else(|| self.exact_div_by_positive(other))
             .unwrap_or_else(|| match lowest_terms(self, other) {
                 Some((a, b)) => a.div(&b),
                 None => Dim::from_atom(Atom::Div(self.clone(), other.clone())),

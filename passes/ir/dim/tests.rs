@@ -41,6 +41,11 @@ fn division_cancels_products() {
         "floordiv(3, s)"
     );
     assert_eq!(lowest(s("b").mul(&n(3)), squared), "floordiv(3, b)");
+    // A quotient has a value only where its divisor is 1 or more.
+    let chunks = s("s").div(&n(4));
+    let more = chunks.mul(&n(4)).add(&n(4)).smaller(&n(8));
+    let rows = chunks.mul(&n(4)).sub(&more).add(&n(8));
+    assert_eq!(rows.div(&chunks), n(4));
     // A size that depends on data may be 0: then there is no quotient.
     let data = Dim::data("nz");
     assert_eq!(
@@ -164,49 +169,64 @@ fn bounds_see_what_cancels() {
     assert_eq!(n(0).sub(&total).bounds(), (Some(-2), Some(-1)));
 }
 
-/// Bounds hold, and equality does, for random expressions at all small sizes.
+/// Random expressions have the values of their arithmetic at all small sizes; bounds and equality hold.
 #[test]
-fn bounds_hold() {
+fn random_expressions_keep_their_values() {
     let mut state = 7u64;
     let mut random = |below: u64| {
-        state = state
-            .wrapping_mul(6364136223846793005)
-            .wrapping_add(1442695040888963407);
+        let (factor, more) = (6364136223846793005, 1442695040888963407);
+        state = state.wrapping_mul(factor).wrapping_add(more);
         (state >> 33) % below
     };
+    let pairs = (1..7i64).flat_map(|a| (1..7i64).map(move |b| (a, b)));
+    let sizes: Vec<[i64; 3]> = pairs.map(|(a, b)| [a, b, (a * b) % 5]).collect();
+    let column = |i: usize| sizes.iter().map(|of| Some(of[i])).collect::<Vec<_>>();
     for _ in 0..4000 {
-        let mut pool = vec![s("a"), s("b"), Dim::data("d"), n(1), n(3)];
+        let number = |value: i64| (n(value), vec![Some(value); sizes.len()]);
+        let mut pool = vec![
+            (s("a"), column(0)),
+            (s("b"), column(1)),
+            (Dim::data("d"), column(2)),
+            number(1),
+            number(3),
+        ];
         for _ in 0..6 {
-            let pick = |i: u64| pool[i as usize % pool.len()].clone();
-            let (x, y) = (pick(random(100)), pick(random(100)));
-            let by = n(random(4) as i64 + 1);
+            let (x, y) = (random(99) as usize, random(99) as usize);
+            let ((x, xs), (y, ys)) = (&pool[x % pool.len()], &pool[y % pool.len()]);
+            let by = random(4) as i64 + 1;
+            let both = |f: fn(i64, i64) -> Option<i64>| {
+                let pairs = xs.iter().zip(ys);
+                pairs.map(|(x, y)| f((*x)?, (*y)?)).collect::<Vec<_>>()
+            };
+            let each = |f: &dyn Fn(i64) -> i64| xs.iter().map(|x| x.map(f)).collect::<Vec<_>>();
             pool.push(match random(8) {
-                0 => x.add(&y),
-                1 | 2 => x.sub(&y),
-                3 => x.mul(&by),
-                4 => x.div(&by),
-                5 => x.modulo(&by),
-                6 => x.smaller(&y),
-                _ => x.larger(&y),
+                0 => (x.add(y), both(|x, y| Some(x + y))),
+                1 | 2 => (x.sub(y), both(|x, y| Some(x - y))),
+                3 => (x.mul(&n(by)), each(&|x| x * by)),
+                4 if y.bounds().0.is_some_and(|lo| lo >= 0) => {
+                    let quotient = |x, y| (y > 0).then(|| floor_div(x, y));
+                    (x.div(y), both(quotient))
+                }
+                4 => (x.div(&n(by)), each(&|x| floor_div(x, by))),
+                5 => (x.modulo(&n(by)), each(&|x| x.rem_euclid(by))),
+                6 => (x.smaller(y), both(|x, y| Some(x.min(y)))),
+                _ => (x.larger(y), both(|x, y| Some(x.max(y)))),
             });
         }
-        let (x, y) = (&pool[pool.len() - 1], &pool[pool.len() - 2]);
+        let ((x, xs), (y, ys)) = (&pool[pool.len() - 1], &pool[pool.len() - 2]);
         let ((lo, hi), same) = (x.bounds(), x.same(y));
-        for (a, b, d) in (1..7).flat_map(|a| (1..7).map(move |b| (a, b, (a * b) % 5))) {
-            let size = |name: &str| match name {
-                "a" => Some(a),
-                "b" => Some(b),
-                _ => Some(d),
+        for (of, (found, other)) in sizes.iter().zip(xs.iter().zip(ys)) {
+            // A division by zero has no value.
+            let (Some(found), Some(other)) = (*found, *other) else {
+                continue;
             };
-            let (found, other) = (x.eval(&size).unwrap(), y.eval(&size).unwrap());
+            let size = |name: &str| Some(of[["a", "b", "d"].iter().position(|n| *n == name)?]);
+            assert_eq!(x.eval(&size), Some(found), "{x} at {of:?}");
             let holds = lo.is_none_or(|lo| lo <= found) && hi.is_none_or(|hi| found <= hi);
-            assert!(
-                holds,
-                "{x} is {found} at {a}, {b}, {d}, not within {lo:?}, {hi:?}"
-            );
+            assert!(holds, "{x} is {found} at {of:?}, not in {lo:?}, {hi:?}");
             match same {
-                Same::Yes => assert_eq!(found, other, "{x} and {y} at {a}, {b}, {d}"),
-                Same::No => assert_ne!(found, other, "{x} and {y} at {a}, {b}, {d}"),
+                Same::Yes => assert_eq!(found, other, "{x} and {y} at {of:?}"),
+                Same::No => assert_ne!(found, other, "{x} and {y} at {of:?}"),
                 Same::Unknown => {}
             }
         }

@@ -15,6 +15,7 @@ use ckpt_opt::frontend::given::{Given, InputType};
 use ckpt_opt::frontend::torch::archive::Archive;
 use ckpt_opt::frontend::torch::read;
 use ckpt_passes::Result;
+use ckpt_passes::analysis::ranges;
 
 fn given(types: &[&str]) -> Given {
     Given {
@@ -474,6 +475,30 @@ return torch.reshape(torch.slice(x, 1, 0, int(torch.mul(r, r))), [-1, int(r), in
         ["output_0: f32[4, 4, 4, 1, 1]"]
     );
     refused(&saved, &["x:f32[n, m]"], &["only a run can tell"]);
+}
+
+/// The sign of an index decides what it means. Sizes at which it is the other one are refused.
+#[test]
+fn sizes_that_decide_the_sign_of_an_index_are_limited() {
+    // The last rows of a table of 8, as many as the sequence has; and all but the last 5 of the sequence.
+    let body = "\
+n = ops.prim.NumToTensor(torch.size(x, 1))
+first = int(torch.sub(CONSTANTS.c0, n))
+more = int(torch.sub(n, CONSTANTS.c1))
+return (torch.slice(t, 0, first, 9223372036854775807, 1), torch.slice(x, 1, 0, more, 1))";
+    let saved =
+        Saved::new("x: Tensor, t: Tensor -> Tuple[Tensor, Tensor]", body).constants(&[8, 5]);
+    let types = ["x:f32[4,seq]", "t:f32[8]"];
+    let model = model(&saved, &types).unwrap();
+    assert_eq!(
+        outputs(&saved, &types),
+        [
+            "output_0: f32[min(8, seq)]",
+            "output_1: f32[4, max(0, seq - 5)]"
+        ]
+    );
+    assert_eq!(ranges::of(&model.graph).unwrap()["seq"], (5, 8));
+    assert_eq!(model.warnings.len(), 2, "{:?}", model.warnings);
 }
 
 #[test]

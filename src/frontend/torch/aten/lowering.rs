@@ -15,6 +15,7 @@ use super::super::scalars;
 use super::super::value::{TensorId, Value};
 use super::promotion::{combine, promote};
 use crate::frontend::lower::number;
+use ckpt_passes::analysis::ranges;
 use ckpt_passes::ir::op::{Grad, OpDef};
 use ckpt_passes::ir::same_dims;
 use ckpt_passes::ir::typing::Contents;
@@ -763,6 +764,27 @@ impl Lowering<'_> {
             "the program was decomposed, which turns `detach` into `alias`: what was detached is trained here; \
              save it as torch.export gives it if it detaches anything",
         );
+    }
+
+    /// Limits a named size so that `dim`, which tells whether the index `at` is negative, is not negative, and says so.
+    /// Returns false if that cannot be done.
+    pub(super) fn assume_not_negative(&mut self, dim: &Dim, at: &Dim) -> Result<bool> {
+        let Some((name, range)) = ranges::of_natural(dim) else {
+            return Ok(false);
+        };
+        if !ranges::narrow(self.b.graph, &name, range)? {
+            return Ok(false);
+        }
+        let sizes = match range {
+            (least, i64::MAX) => format!("below {least}"),
+            (1, most) => format!("above {most}"),
+            (least, most) => format!("outside {least} to {most}"),
+        };
+        self.warn_once(&format!(
+            "sizes of `{name}` {sizes} are refused: the index {at} of the program has another sign there, \
+             and only a negative one counts from the end"
+        ));
+        Ok(true)
     }
 
     pub(super) fn warn_once(&mut self, text: &str) {

@@ -318,10 +318,14 @@ fn squeeze(c: &mut Call) -> Result<Value> {
 }
 
 /// Returns an index along an axis of `size` elements, counted from its end if it is negative, and clamped.
-fn inside(c: &Call, at: &Dim, size: &Dim) -> Result<Dim> {
-    let at = match at.bounds() {
-        (Some(least), _) if least >= 0 => at.clone(),
-        (_, Some(most)) if most < 0 => size.add(at).larger(&Dim::ZERO),
+///
+/// If sizes decide whether it is negative, sizes at which it is are refused from here on; or the others, if no two would be left.
+fn inside(c: &mut Call, at: &Dim, size: &Dim) -> Result<Dim> {
+    let is_negative = match at.bounds() {
+        (Some(least), _) if least >= 0 => false,
+        (_, Some(most)) if most < 0 => true,
+        _ if c.low.assume_not_negative(at, at)? => false,
+        _ if c.low.assume_not_negative(&Dim::from(-1).sub(at), at)? => true,
         _ => {
             return Err(c
                 .fail(
@@ -330,6 +334,10 @@ fn inside(c: &Call, at: &Dim, size: &Dim) -> Result<Dim> {
                 )
                 .found(at.to_string()));
         }
+    };
+    let at = match is_negative {
+        true => size.add(at).larger(&Dim::ZERO),
+        false => at.larger(&Dim::ZERO),
     };
     Ok(match at.same(size) {
         Same::Yes => size.clone(),

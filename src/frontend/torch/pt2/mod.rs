@@ -118,8 +118,11 @@ pub fn build(
     }
     warnings.extend(lowering.finish()?);
     let kinds = dim_kinds(&graph);
-    let ranges = ranges.into_iter().filter(|(n, _)| kinds.contains_key(n));
-    ranges::record(&mut graph, &ranges.collect())?;
+    for (name, range) in ranges {
+        if kinds.contains_key(&name) && !ranges::narrow(&mut graph, &name, range)? {
+            bail!("pt2", "no size `{name}` is within its range");
+        }
+    }
     Ok(Model {
         graph,
         warnings,
