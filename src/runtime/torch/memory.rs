@@ -49,8 +49,8 @@ pub fn peak_bytes() -> u64 {
     stats().peak_bytes
 }
 
-/// While it lives, one block at a time that a library allocates in this thread comes from the thread's workspace. oneDNN
-/// packs operands of 16-bit products there, and their size depends on the processor and the number of threads. Workspaces are
+/// While it lives, blocks that a library allocates in this thread come from the thread's workspace, up to four at a time.
+/// oneDNN packs operands of 16-bit products there, and their size depends on the processor and the number of threads. Workspaces are
 /// kept between calls and not counted as live bytes ([`workspace_bytes`]).
 #[must_use]
 pub struct Scratch(PhantomData<*const ()>);

@@ -5,7 +5,8 @@
 //
 // Libraries below libtorch use the same allocator for scratch. oneDNN packs the operands of 16-bit products, and the size of
 // the packed data depends on the processor's caches, its instructions and the number of threads, so no plan can predict it.
-// Inside a scratch scope such a block comes from a workspace: one block per thread, kept between calls and counted separately.
+// Inside a scratch scope such a block comes from a workspace: a few blocks per thread, kept between calls and counted
+// separately. With AMX, oneDNN takes two at once.
 //
 // An arena is one reserved range of addresses. While places in it are offered, a thread's allocation goes to the first free
 // place for that many bytes. An allocation without a place comes from malloc, so a wrong plan costs memory and time but never
@@ -14,6 +15,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <iterator>
@@ -30,12 +32,12 @@ namespace {
 // libtorch's kernels assume 64-byte alignment of fresh storages; the header keeps it.
 constexpr size_t kAlignment = 64;
 
-struct Workspace;
+struct WorkspaceBlock;
 
 struct alignas(kAlignment) Header {
-  int64_t bytes;         // requested bytes, which are counted
-  Workspace* workspace;  // null unless the block is a workspace's
-  CkArena* arena;        // null unless the block is in an arena
+  int64_t bytes;              // requested bytes, which are counted
+  WorkspaceBlock* workspace;  // null unless the block is a workspace's
+  CkArena* arena;             // null unless the block is in an arena
 };
 static_assert(sizeof(Header) == kAlignment, "data follows the header directly");
 
@@ -123,13 +125,12 @@ std::atomic<int64_t> allocations{0};
 // Bytes of all workspaces.
 std::atomic<int64_t> workspace_bytes{0};
 
-// A thread's block for scratch of libraries. A block that is in use when its thread ends is leaked.
-struct Workspace {
+// A block for scratch of libraries. If it is in use when its thread ends, it is leaked.
+struct WorkspaceBlock {
   Header* block = nullptr;
   std::atomic<bool> lent{false};
-  int scopes = 0;
 
-  ~Workspace() {
+  ~WorkspaceBlock() {
     if (!lent.load()) drop();
   }
 
@@ -152,6 +153,19 @@ struct Workspace {
     }
     lent.store(true);
     return block + 1;
+  }
+};
+
+// A thread's blocks. Calls ask for them in the same order, so each keeps to one purpose and its size.
+struct Workspace {
+  std::array<WorkspaceBlock, 4> blocks;
+  int scopes = 0;
+
+  void* lend(size_t bytes) {
+    for (WorkspaceBlock& block : blocks) {
+      if (void* data = block.lend(bytes)) return data;
+    }
+    return nullptr;
   }
 };
 
@@ -188,7 +202,7 @@ class CountingAllocator final : public c10::Allocator {
     // Sizes near the top of the address space come from overflowed shapes. The limit leaves room to round up.
     constexpr size_t kLargest = static_cast<size_t>(std::numeric_limits<int64_t>::max()) / 2;
     TORCH_CHECK_WITH(OutOfMemoryError, bytes < kLargest, "cannot allocate ", bytes, " bytes");
-    // A second block at the same time is counted like any other.
+    // What the workspace does not have is counted like any other block.
     if (workspace.scopes > 0) {
       if (void* data = workspace.lend(bytes)) return {data, data, &release, cpu};
     }
