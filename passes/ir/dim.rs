@@ -278,6 +278,19 @@ impl Dim {
         within.then(|| Dim::from_terms(quotients.collect()))
     }
 
+    /// Returns `q` and `r` for `b·q + r`, if some terms but not all are multiples of the number `b`.
+    fn without_multiples(&self, other: &Dim) -> Option<(Dim, Dim)> {
+        let b = other.as_const().filter(|b| *b > 1)?;
+        let is_multiple = |(_, c): &(Monomial, i64)| c % b == 0;
+        let (multiples, rest): (Vec<_>, Vec<_>) = self.terms().into_iter().partition(is_multiple);
+        let quotients = multiples.iter().map(|(m, c)| (m.clone(), c / b));
+        let parts = (
+            Dim::from_terms(quotients.collect()),
+            Dim::from_terms(rest.into_iter().collect()),
+        );
+        (!multiples.is_empty() && parts.1 != Dim::ZERO).then_some(parts)
+    }
+
     /// Returns a size of the same remainder: `n` instead of `n mod other`, and no multiples of a number `other`.
     fn without_remainders(&self, other: &Dim) -> Dim {
         let mut sum = Dim::ZERO;
@@ -300,6 +313,9 @@ impl Dim {
         }
         if let Some(whole) = self.multiples_of(other) {
             return whole;
+        }
+        if let Some((multiples, rest)) = self.without_multiples(other) {
+            return multiples.add(&rest.div(other));
         }
         // ⌊-a / b⌋ is -⌈a / b⌉, and ⌈a / b⌉ is ⌊(a + b - 1) / b⌋.
         let is_negative = |(_, c): &(Monomial, i64)| *c < 0;
@@ -349,6 +365,15 @@ impl Dim {
         }
         let (a, b) = ordered(self, other);
         Dim::from_atom(Atom::Min(a, b))
+    }
+
+    /// Returns the smaller of an index and the size of an axis, which is not negative.
+    pub fn clamped(&self, size: &Dim) -> Dim {
+        let is_inside = |at: &Dim| at.as_const().is_some_and(|n| n <= 0) || size.is_at_least(at);
+        match self.as_atom() {
+            Some(Atom::Max(a, b)) if is_inside(a) && is_inside(b) => self.clone(),
+            _ => self.smaller(size),
+        }
     }
 
     /// Returns the larger of two.
@@ -414,6 +439,10 @@ impl Dim {
             return Some(other.clone());
         }
         for (x, y) in [(self, other), (other, self)] {
+            // No size is negative.
+            if matches!(x.as_atom(), Some(Atom::Max(a, b)) if *a == Dim::ZERO && b == y) {
+                return Some(y.clone());
+            }
             // min(y, k) against y: where it is 1, y is the result; where it is y, too; else the run is not valid. But
             // a minimum of 0 against y = 1 is 0.
             if let Some((p, q)) = x.as_min()
@@ -499,10 +528,7 @@ impl Dim {
             Atom::Min(..) if *factor < 0 => Some(1),
             Atom::Max(..) if *factor > 0 => Some(1),
             Atom::Min(..) | Atom::Max(..) | Atom::Broadcast(..) => Some(0),
-            Atom::Div(_, by) => by
-                .as_const()
-                .filter(|by| *by > 0 && factor % by == 0)
-                .map(|_| 2),
+            Atom::Div(_, by) => by.as_const().filter(|by| *by > 0).map(|_| 2),
             Atom::Sym(_) | Atom::Data(_) | Atom::Mod(..) => None,
         };
         let single = |(m, factor): (Monomial, i64)| match m.as_slice() {
@@ -529,6 +555,10 @@ impl Dim {
             // `b·floor(n / b)` is at most `n`, and at least `n - b + 1`.
             Atom::Div(n, by) => {
                 let by = by.as_const()?;
+                if factor % by != 0 {
+                    let least = self.mul(&Dim::from(by)).least_by_case(depth)?;
+                    return Some(-floor_div(-least, by));
+                }
                 let lost = if factor > 0 { by - 1 } else { 0 };
                 with(&n.sub(&Dim::from(lost)), factor / by)
             }

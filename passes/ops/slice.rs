@@ -173,7 +173,7 @@ fn span_length(dim: &Dim, start: &Dim, end: &Dim, step: i64) -> Option<Dim> {
         match end {
             Bound::Below => return Some(Dim::ZERO),
             Bound::Above => dim.sub(&first),
-            Bound::At(at) => at.smaller(dim).sub(&first),
+            Bound::At(at) => at.clamped(dim).sub(&first),
         }
     } else {
         let first = match start {

@@ -485,7 +485,7 @@ class Check:
             invalid = self.invalid() if self.form.startswith("onnx") else ""
             if invalid:
                 self.note("exported", "no", "ONNX Runtime refuses the file too", invalid)
-            else:
+            elif not self.is_fixed_trace(program):
                 self.note("imported", "no", code_and_line(refused), str(refused))
             return
         self.note("imported", "yes")
@@ -739,6 +739,13 @@ class Check:
             good = tolerance.compare_pooled(ours, theirs, wide)
         self.row["float64"] = str(good)
         return good.agrees
+
+    def is_fixed_trace(self, program: Callable[..., Any] | None) -> bool:
+        """Returns true, and notes it, if a trace with named sizes computes the model at the traced sizes only."""
+        truth = self.subject.at.get(OTHER)
+        if self.form != "traced" or not self.dynamic or truth is None:
+            return False
+        return self.is_other_program(program, truth, truth.outputs)
 
     def is_other_program(self, program: Callable[..., Any] | None, truth: Truth, ours: list[np.ndarray]) -> bool:
         """Returns true, and notes it, if the exported program computes something else than the model."""

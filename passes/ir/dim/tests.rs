@@ -169,6 +169,19 @@ fn bounds_see_what_cancels() {
     assert_eq!(n(0).sub(&total).bounds(), (Some(-2), Some(-1)));
 }
 
+/// What a convolution with a kernel of 2 adds to a sequence is cut off again: both have the size that the sequence had.
+#[test]
+fn no_size_is_negative() {
+    let frames = s("s").sub(&n(10)).div(&n(5)).add(&n(1));
+    assert_eq!(frames.to_string(), "floordiv(s, 5) - 1");
+    let longer = frames.add(&n(1));
+    let cut = longer.sub(&n(1)).larger(&n(0)).clamped(&longer);
+    assert_eq!(cut.to_string(), "max(0, floordiv(s, 5) - 1)");
+    assert_eq!(cut.broadcast(&frames), Some(frames.clone()));
+    assert_eq!(frames.broadcast(&cut), Some(frames));
+    assert_eq!(s("s").clamped(&n(4)).to_string(), "min(4, s)");
+}
+
 /// Random expressions have the values of their arithmetic at all small sizes; bounds and equality hold.
 #[test]
 fn random_expressions_keep_their_values() {

@@ -493,12 +493,23 @@ return (torch.slice(t, 0, first, 9223372036854775807, 1), torch.slice(x, 1, 0, m
     assert_eq!(
         outputs(&saved, &types),
         [
-            "output_0: f32[min(8, seq)]",
+            "output_0: f32[-max(0, -seq + 8) + 8]",
             "output_1: f32[4, max(0, seq - 5)]"
         ]
     );
     assert_eq!(ranges::of(&model.graph).unwrap()["seq"], (5, 8));
     assert_eq!(model.warnings.len(), 2, "{:?}", model.warnings);
+}
+
+/// XLNet counts its positions down in floats.
+#[test]
+fn ranges_of_whole_floats_have_known_sizes() {
+    let body = "\
+n = ops.prim.NumToTensor(torch.size(x, 0))
+m = torch.neg(n)
+return torch.arange(annotate(number, n), annotate(number, m), -1., dtype=6, layout=None, device=torch.device(\"cpu\"), pin_memory=False)";
+    let saved = Saved::new("x: Tensor -> Tensor", body);
+    assert_eq!(outputs(&saved, &["x:f32[seq]"]), ["output_0: f32[2*seq]"]);
 }
 
 #[test]

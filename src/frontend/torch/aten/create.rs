@@ -92,6 +92,18 @@ fn arange(c: &mut Call) -> Result<Value> {
     if let (true, [Some(start), Some(end), Some(step)]) = (floats, known) {
         return progression(c, dtype, start, end, step);
     }
+    // Whole numbers are counted as such, so that the size of the result is known.
+    let whole = |number: &Value| match number {
+        Value::Int(n) => Some(Value::Int(n.clone())),
+        Value::Float(x) if x.fract() == 0.0 && x.abs() < MAX_TABLE as f64 => {
+            Some(Value::from(*x as i64))
+        }
+        _ => None,
+    };
+    let (computed, numbers) = match numbers.each_ref().map(whole) {
+        [Some(start), Some(end), Some(step)] => (DType::I64, [start, end, step]),
+        _ => (computed, numbers),
+    };
     let mut ins = Vec::with_capacity(3);
     for number in &numbers {
         ins.push(c.low.operand(number, computed)?);

@@ -341,7 +341,7 @@ fn inside(c: &mut Call, at: &Dim, size: &Dim) -> Result<Dim> {
     };
     Ok(match at.same(size) {
         Same::Yes => size.clone(),
-        _ => at.smaller(size),
+        _ => at.clamped(size),
     })
 }
 
