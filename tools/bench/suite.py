@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -127,7 +128,9 @@ def compared(name: str, peers: list[str]) -> Iterator[Row]:
 
     model, inputs = built(name)
     with ExitStack() as stack:
-        traced = aot_export_joint_with_descriptors(stack, WithLoss(model), (), inputs)
+        # As under torch.compile, so that models do not look into their data.
+        with mock.patch.object(torch.compiler, "_is_compiling_flag", True):
+            traced = aot_export_joint_with_descriptors(stack, WithLoss(model), (), inputs)
         module = traced.graph_module
         module.graph.eliminate_dead_code()
         module.graph = fx_graph_cse(module.graph)
