@@ -64,12 +64,15 @@ impl PairRequest {
     }
 
     /// Returns a graph as it runs: with fused chains, where they are wanted and the device has them.
-    pub fn on_device<'g>(&self, graph: &'g Graph) -> Cow<'g, Graph> {
+    ///
+    /// # Errors
+    /// `error[nvrtc]` if fused chains cannot be compiled.
+    pub fn on_device<'g>(&self, graph: &'g Graph) -> Result<Cow<'g, Graph>> {
         let mut graph = Cow::Borrowed(graph);
         if self.fused_kernels && self.place != Place::Cpu {
-            generated::fuse_for(self.place, graph.to_mut());
+            generated::fuse_for(self.place, graph.to_mut())?;
         }
-        graph
+        Ok(graph)
     }
 
     /// Opens one of the graphs to run; `weights` replace initializers of the same name.

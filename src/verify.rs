@@ -257,7 +257,7 @@ fn run(
         )
         .at(path.display().to_string()));
     }
-    let graph = request.on_device(graph);
+    let graph = request.on_device(graph)?;
     let session = request.open(&graph, &feed.weights)?;
     let done = session
         .run(&feed.inputs)

@@ -100,7 +100,7 @@ pub fn run(args: &RunArgs) -> Result<()> {
     }
     warnings.append(&mut feed.notes);
     if execution.fused_kernels {
-        generated::fuse_for(execution.on.device, &mut model.graph);
+        generated::fuse_for(execution.on.device, &mut model.graph)?;
     }
     let _step = progress::step("running");
     let mut session = Session::new(

@@ -96,7 +96,7 @@ pub fn overhead(request: &PairRequest, time: Duration) -> Result<Measured> {
         session.go_on(true);
         Ok(session)
     };
-    let graphs = [&pair.a, &pair.b].map(|graph| request.on_device(graph));
+    let graphs = [request.on_device(&pair.a)?, request.on_device(&pair.b)?];
     let sessions = [open(&graphs[0])?, open(&graphs[1])?];
     let files = [&request.a, &request.b];
     let mut steps: [Vec<Took>; 2] = Default::default();

@@ -9,7 +9,7 @@ use super::device;
 use crate::place::Place;
 use ckpt_passes::ir::arithmetic::{LIBRARY, Program, Step};
 use ckpt_passes::ir::{DType, Graph};
-use ckpt_passes::transform::chains::fuse_chains;
+use ckpt_passes::transform::chains::{self, fuse_chains};
 use ckpt_passes::{Error, Result};
 use ckpt_torch::kernel::{self, Kernel};
 use std::collections::BTreeMap;
@@ -243,10 +243,31 @@ static KERNELS: Mutex<Kernels> = Mutex::new(BTreeMap::new());
 
 /// Replaces chains of nodes by fused ones on a place that computes them with generated kernels: a CUDA device. On the CPU the
 /// graph stays as it is.
-pub fn fuse_for(place: Place, graph: &mut Graph) {
+///
+/// # Errors
+/// `error[nvrtc]` if NVRTC cannot be loaded.
+pub fn fuse_for(place: Place, graph: &mut Graph) -> Result<()> {
     if !device::of(place).is_host() {
+        check_compiler()?;
         fuse_chains(graph);
     }
+    Ok(())
+}
+
+/// Checks that kernels can be compiled here.
+///
+/// # Errors
+/// `error[nvrtc]` if NVRTC cannot be loaded.
+pub fn check_compiler() -> Result<()> {
+    let empty = "extern \"C\" __global__ void fused() {}";
+    let Err(error) = kernel::compile(empty, 80) else {
+        return Ok(());
+    };
+    Err(
+        Error::environment("nvrtc", "NVRTC, which compiles fused kernels, cannot be used")
+            .found(error.to_string())
+            .help("put the folder of libnvrtc.so on LD_LIBRARY_PATH (PyTorch's CUDA wheels bring it), or leave out --fused-kernels"),
+    )
 }
 
 /// Returns the program of a text, which is read once.
@@ -259,9 +280,7 @@ pub fn program(text: &str) -> Result<Arc<Program>> {
     if let Some(program) = read.get(text) {
         return Ok(program.clone());
     }
-    let program: Program = text
-        .parse()
-        .map_err(|what: String| Error::bug("fused", what))?;
+    let program = chains::program(text)?;
     Ok(read.entry(text.into()).or_insert(Arc::new(program)).clone())
 }
 

@@ -6,7 +6,7 @@ use ckpt_opt::comparison::ready;
 use ckpt_opt::frontend;
 use ckpt_opt::runtime::convert;
 use ckpt_opt::runtime::executor::Program;
-use ckpt_opt::runtime::generated::{Operand, Shape, compiled_bytes, source};
+use ckpt_opt::runtime::generated::{Operand, Shape, check_compiler, compiled_bytes, source};
 use ckpt_opt::runtime::kernels::fused::{Libtorch, on_host, space};
 use ckpt_opt::tensors::{self, feed::Feed};
 use ckpt_passes::compile::{Request, compile};
@@ -16,11 +16,15 @@ use ckpt_passes::ir::{DType, Graph, same_dims};
 use ckpt_passes::plan::Policy;
 use ckpt_passes::testing::models::{Model, random, single};
 use ckpt_passes::testing::{Random, recipes};
-use ckpt_passes::transform::chains::{FUSED, arithmetic, fuse_chains, program};
+use ckpt_passes::transform::chains::{FUSED, PROGRAM, arithmetic, fuse_chains, program};
 use ckpt_passes::transform::loss::Loss;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use tch::Tensor;
+
+/// Makes libtorch's sigmoid and others give the same bits in every layout. Its code for AVX gives others at the end of a row,
+/// where too few elements are left for a vector.
+const LAYOUT_FREE: (&str, &str) = ("ATEN_CPU_CAPABILITY", "default");
 
 fn outputs(graph: &Graph, inputs: &BTreeMap<String, Tensor>) -> BTreeMap<String, Tensor> {
     let run = Program::new(graph).unwrap().run(inputs);
@@ -50,6 +54,29 @@ fn with_results(graph: &Graph, names: &[String]) -> Graph {
     graph
 }
 
+/// Checks that sizes and peak of both graphs are known before they run, and that the fused one takes no more.
+fn check_peaks(graph: &Graph, fused: &Graph, inputs: &BTreeMap<String, Tensor>) {
+    let peak = |graph: &Graph| {
+        let program = Program::new(graph).unwrap();
+        let specialization = program.specialization(inputs);
+        let specialization =
+            specialization.unwrap_or_else(|e| panic!("{}: {e}", torch::ops(graph)));
+        specialization.requested_growth_bytes
+    };
+    let (apart, together) = (peak(graph), peak(fused));
+    assert!(
+        together <= apart,
+        "{together} bytes, not {apart}: {}",
+        torch::ops(graph)
+    );
+}
+
+/// Returns whether two tensors have the same bits; all NaNs are equal.
+fn same(x: &Tensor, y: &Tensor) -> bool {
+    let numbers = |x: &Tensor| x.where_self(&x.isnan().logical_not(), &x.zeros_like());
+    torch::same_bits(&x.isnan(), &y.isnan()) && torch::same_bits(&numbers(x), &numbers(y))
+}
+
 /// Names the results of chains, and the outputs, in which the fused graph differs from the graph.
 fn differing(graph: &Graph, fused: &Graph, inputs: &BTreeMap<String, Tensor>) -> Vec<String> {
     let chains = fused.order().iter().map(|id| fused.node(*id));
@@ -57,6 +84,7 @@ fn differing(graph: &Graph, fused: &Graph, inputs: &BTreeMap<String, Tensor>) ->
     let names = results.map(|v| fused.value(*v).name.clone());
     // Terms of a sum are no value of the graph.
     let names: Vec<String> = names.filter(|n| graph.find_value(n).is_some()).collect();
+    check_peaks(graph, fused, inputs);
     let of = |graph: &Graph| outputs(&with_results(graph, &names), inputs);
     let (expected, found) = (of(graph), of(fused));
     assert!(expected.keys().eq(found.keys()));
@@ -66,7 +94,7 @@ fn differing(graph: &Graph, fused: &Graph, inputs: &BTreeMap<String, Tensor>) ->
     let differs = |(name, x): (&String, &Tensor)| {
         let most = (x.to_kind(tch::Kind::Double) - found[name].to_kind(tch::Kind::Double)).abs();
         let most = f64::try_from(most.max()).unwrap_or_default();
-        (!torch::same_bits(x, &found[name])).then(|| format!("`{name}` by {most:e}"))
+        (!same(x, &found[name])).then(|| format!("`{name}` by {most:e}"))
     };
     all.map(|name| (name, &expected[name]))
         .filter_map(differs)
@@ -116,6 +144,12 @@ fn operands(model: &Model) -> Vec<Tensor> {
 
 #[test]
 fn rows_compute_what_their_kernels_compute() {
+    if !torch::is_process_with(
+        "fused::rows_compute_what_their_kernels_compute",
+        &[LAYOUT_FREE],
+    ) {
+        return;
+    }
     let _turn = torch::alone();
     let mut r = Random(23);
     let (mut tried, mut broken) = (BTreeSet::new(), BTreeSet::new());
@@ -149,7 +183,7 @@ fn the_arithmetic_of_libtorchs_functions_is_theirs_but_for_rounding() {
         let model = single(recipe, DType::F32, &mut r).unwrap();
         let (fused, _) = fused(&model.graph);
         let [id] = fused.order() else { continue };
-        let program = program(&fused.node(*id).attrs).unwrap();
+        let program = program(fused.node(*id).attrs.str(PROGRAM)).unwrap();
         let operands = operands(&model);
         let operands: Vec<&Tensor> = operands.iter().collect();
         let dims = space(&operands);
@@ -167,6 +201,12 @@ fn the_arithmetic_of_libtorchs_functions_is_theirs_but_for_rounding() {
 
 #[test]
 fn random_chains_give_the_bits_of_their_nodes() {
+    if !torch::is_process_with(
+        "fused::random_chains_give_the_bits_of_their_nodes",
+        &[LAYOUT_FREE],
+    ) {
+        return;
+    }
     let _turn = torch::alone();
     let mut r = Random(31);
     let (mut longer, mut broken) = (0, Vec::new());
@@ -184,6 +224,25 @@ fn random_chains_give_the_bits_of_their_nodes() {
     }
     assert!(longer > 300, "{longer}");
     assert!(broken.is_empty(), "{} {broken:#?}", broken.len());
+}
+
+/// A node whose result nobody reads keeps its place, and takes part in no chain.
+#[test]
+fn nodes_that_nothing_reads_stay() {
+    let text = "graph @g typed (%x: f32[4]) -> (%y) {
+  %dead = Exp %x : f32[4]
+  %half = Sin %x : f32[4]
+  %y = Cos %half : f32[4]
+}
+";
+    let graph = ckpt_passes::text::parse(text).unwrap();
+    let (fused, joined) = fused(&graph);
+    let ops: Vec<&str> = fused
+        .order()
+        .iter()
+        .map(|id| fused.node(*id).op.name)
+        .collect();
+    assert_eq!((ops.as_slice(), joined), (["Exp", "Fused"].as_slice(), 1));
 }
 
 /// A graph of a fixture, with its name and its inputs' file.
@@ -244,6 +303,12 @@ fn fixtures() -> Vec<Fixture> {
 
 #[test]
 fn training_steps_of_the_fixtures_give_the_same_bits_fused() {
+    if !torch::is_process_with(
+        "fused::training_steps_of_the_fixtures_give_the_same_bits_fused",
+        &[LAYOUT_FREE],
+    ) {
+        return;
+    }
     let _turn = torch::alone();
     let (mut chains, mut broken) = (0, Vec::new());
     for (name, graph, file) in fixtures() {
@@ -267,6 +332,12 @@ fn training_steps_of_the_fixtures_give_the_same_bits_fused() {
 /// The chains of all fixtures, forward and backward, and of all rows, for every architecture. Compiling needs no device.
 #[test]
 fn generated_kernels_compile() {
+    if let Err(error) = check_compiler() {
+        assert_eq!(error.code(), "nvrtc");
+        assert!(std::env::var_os("CI").is_none(), "{error}");
+        println!("skipped: {error}");
+        return;
+    }
     let mut kernels: BTreeMap<(String, Vec<DType>), Shape> = BTreeMap::new();
     let mut add = |graph: &Graph| {
         let (fused, _) = fused(graph);
@@ -283,7 +354,7 @@ fn generated_kernels_compile() {
             };
             let types = shape.operands.iter().map(|x| x.dtype).collect();
             kernels
-                .entry((node.attrs.str("program").to_string(), types))
+                .entry((node.attrs.str(PROGRAM).to_string(), types))
                 .or_insert(shape);
         }
     };
@@ -302,10 +373,6 @@ fn generated_kernels_compile() {
         for capability in [80, 90, 100] {
             match compiled_bytes(&program, &shape, capability) {
                 Ok(bytes) => assert!(bytes > 1000, "{text}"),
-                Err(e) if e.to_string().contains("could not be loaded") => {
-                    println!("skipped: libnvrtc is not in the loader's path");
-                    return;
-                }
                 Err(e) => panic!("{e}\n{text}{}", source(&program, &shape)),
             }
         }
@@ -319,8 +386,8 @@ fn programs_are_read_as_they_are_written() {
         let model = single(recipe, DType::BF16, &mut r).unwrap();
         let (fused, _) = fused(&model.graph);
         for (_, node) in fused.nodes().filter(|(_, n)| n.op == &FUSED) {
-            let text = program(&node.attrs).unwrap().to_string();
-            assert_eq!(text, node.attrs.str("program"), "{}", recipe.op);
+            let text = program(node.attrs.str(PROGRAM)).unwrap().to_string();
+            assert_eq!(text, node.attrs.str(PROGRAM), "{}", recipe.op);
         }
     }
 }

@@ -19,6 +19,11 @@ pub fn alone() -> MutexGuard<'static, ()> {
 
 /// Returns true in a process that runs only the test `name`; elsewhere runs it in one and returns false.
 pub fn is_own_process(name: &str) -> bool {
+    is_process_with(name, &[])
+}
+
+/// As [`is_own_process`], with environment variables that libtorch reads when it is loaded.
+pub fn is_process_with(name: &str, variables: &[(&str, &str)]) -> bool {
     const MARK: &str = "CKPT_OPT_TEST_ALONE";
     if std::env::var_os(MARK).is_some_and(|alone| alone == name) {
         return true;
@@ -27,6 +32,7 @@ pub fn is_own_process(name: &str) -> bool {
     let done = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", name, "--nocapture"])
         .env(MARK, name)
+        .envs(variables.iter().copied())
         .output()
         .unwrap();
     let shown = |text: &[u8]| String::from_utf8_lossy(text).into_owned();

@@ -43,8 +43,8 @@ pub struct Execution {
     pub rng: Rng,
     #[command(flatten)]
     pub kernels: Kernels,
-    /// On a CUDA device, compute elementwise ops, rotary positions and RMS norms with generated kernels, chains of them with
-    /// one each: on or off. The CPU has no such kernels. This has not been run on a device yet
+    /// On a CUDA device, compute elementwise ops, rotary positions and RMS norms with generated kernels, one for each chain of
+    /// such ops: on or off. Needs NVRTC. No effect on the CPU. Not yet run on a device
     #[arg(long, value_name = "WORD", default_value = "off", value_parser = switch, action = ArgAction::Set)]
     pub fused_kernels: bool,
     /// Number for a named size, for inputs made from a seed [default: the size that the graph was planned for, else 1 for
