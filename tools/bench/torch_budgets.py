@@ -1,6 +1,6 @@
 """Trains models of transformers and timm through the Python package, at many budgets, and measures the peak of each step.
 
-    python tools torch-budgets --ckpt-opt BINARY [--inner aot_eager,inductor] [--model llama,…] [--budget 100%,…]
+    python tools torch-budgets --ckpt-opt BINARY [--inner aot_eager,inductor] [--model llama,…] [--budget smallest,50%,…]
         [--results FILE.jsonl] [--page FILE.md]
 
 Each row is a small model, a way to compile it, and a budget. Its figures are bytes above parameters and inputs:
@@ -9,9 +9,10 @@ Each row is a small model, a way to compile it, and a budget. Its figures are by
   measured   what PyTorch's profiler sees in the second step
   limit      what the budget allows
 
+A budget is a share of the way from the smallest peak that was found for the model to that of the unplanned step.
 A row fails if measured and predicted differ by more than 64 bytes, if the step takes more than the limit, or if a gradient
 is not that of eager PyTorch: bit for bit with aot_eager, within 1e-4 of the largest with inductor. A budget that is refused
-with a reason does not fail; `smallest` is the plan with the smallest peak. Rows in the results file are not measured again.
+with a reason does not fail. Rows in the results file are not measured again.
 PyTorch is needed (tools/requirements-torch.txt). Exit code 0 if no row fails, else 1.
 """
 
@@ -37,7 +38,8 @@ import ckpt_opt
 from ckpt_opt.prices import allocated_bytes
 
 MODELS = "llama,qwen3,mistral,gemma3_text,olmo,bert,roberta,vit,t5,whisper,mamba,timm/resnet,timm/convnext,timm/swin_transformer"
-BUDGETS = "100%,80%,65%,50%,40%,30%,20%,smallest"
+SMALLEST = "smallest"
+BUDGETS = f"{SMALLEST},5%,15%,30%,45%,60%,80%,100%"
 INNER = ("aot_eager", "inductor")
 SIZES = Sizes(4, 32)
 TOLERANCE_BYTES = 64
@@ -71,14 +73,14 @@ def gradients(model: torch.nn.Module, step: Callable[[], torch.Tensor]) -> dict[
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def measure(model: torch.nn.Module, inputs: dict[str, torch.Tensor], inner: str, budget: str) -> Row:
-    """Trains two steps at a budget."""
+def measure(model: torch.nn.Module, inputs: dict[str, torch.Tensor], inner: str, budget_bytes: int | None) -> Row:
+    """Trains two steps at a budget; without one, by the plan with the smallest peak."""
     expected = gradients(model, lambda: loss_of(model(**inputs)))
     torch._dynamo.reset()
     ckpt_opt.last_plans.clear()
-    smallest = budget == "smallest"
+    smallest = budget_bytes is None
     backend = ckpt_opt.backend(
-        "1%" if smallest else budget, inner=inner, on_infeasible="smallest" if smallest else "raise"
+        "1%" if smallest else budget_bytes, inner=inner, on_infeasible="smallest" if smallest else "raise"
     )
     step = torch.compile(lambda **named: loss_of(model(**named)), backend=backend, fullgraph=True, dynamic=False)
     with warnings.catch_warnings(record=True) as seen:
@@ -103,6 +105,7 @@ def measure(model: torch.nn.Module, inputs: dict[str, torch.Tensor], inner: str,
         "measured": measured,
         "limit": None if smallest or plan.limit_bytes is None else plan.limit_bytes - plan.static_bytes,
         "unplanned": plan.unplanned_peak_bytes - plan.static_bytes,
+        "static": plan.static_bytes,
         "overhead_pct": plan.overhead_pct,
         "flops_overhead_pct": plan.flops_overhead_pct,
         "worst": worst / largest,
@@ -130,7 +133,7 @@ def wrong(row: Row) -> str:
 
 
 def rows(models: list[str], inners: list[str], budgets: list[str], known: dict[str, Row]) -> Iterator[Row]:
-    """Yields the rows that are not known yet."""
+    """Yields the rows that are not known yet. The caller adds each to `known`."""
     for name in models:
         made: tuple[torch.nn.Module, dict[str, torch.Tensor]] | None = None
         for inner in inners:
@@ -138,7 +141,16 @@ def rows(models: list[str], inners: list[str], budgets: list[str], known: dict[s
                 if key(row := {"model": name, "inner": inner, "budget": budget}) in known:
                     continue
                 made = made or built(name)
-                yield row | measure(*made, inner, budget)
+                if budget == SMALLEST:
+                    yield row | measure(*made, inner, None)
+                    continue
+                least = known.get(key(row | {"budget": SMALLEST}), {})
+                if "measured" not in least:
+                    yield row | {"failed": "the smallest peak is not known"}
+                    continue
+                way = max(0, least["unplanned"] - least["predicted"])
+                above = least["predicted"] + round(float(budget.rstrip("%")) / 100 * way)
+                yield row | measure(*made, inner, least["static"] + above)
 
 
 def key(row: Row) -> str:
