@@ -80,7 +80,7 @@ def measure(model: torch.nn.Module, inputs: dict[str, torch.Tensor], inner: str,
     ckpt_opt.last_plans.clear()
     smallest = budget_bytes is None
     backend = ckpt_opt.backend(
-        "1%" if smallest else budget_bytes, inner=inner, on_infeasible="smallest" if smallest else "raise"
+        "1%" if budget_bytes is None else budget_bytes, inner=inner, on_infeasible="smallest" if smallest else "raise"
     )
     step = torch.compile(lambda **named: loss_of(model(**named)), backend=backend, fullgraph=True, dynamic=False)
     with warnings.catch_warnings(record=True) as seen:
