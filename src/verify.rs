@@ -13,10 +13,10 @@
 use crate::comparison::{Pair, PairRequest};
 use crate::measure::at_sizes;
 use crate::provenance::keys;
-use crate::runtime::sdpa_choice::AttentionKernels;
 use crate::tensors::compare::{Comparison, Difference, Tolerance, compare};
 use crate::tensors::feed::Feed;
 use crate::tensors::{Tensors, random};
+use ckpt_passes::analysis::sdpa::choice::AttentionKernels;
 use ckpt_passes::error::Kind;
 use ckpt_passes::ir::{DType, Graph, Tensor};
 use ckpt_passes::transform::widen::{wide_tensor, widened};

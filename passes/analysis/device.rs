@@ -73,6 +73,12 @@ pub struct Device {
     /// The allocator rounds blocks up to a multiple of this.
     #[serde(default = "one")]
     pub granularity_bytes: u64,
+    /// Compute capability of a CUDA device, 8.6 as 86. Left out: attention is planned in tiles.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capability: Option<i64>,
+    /// Streaming multiprocessors of a CUDA device. Left out: attention is planned in tiles.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub processors: Option<i64>,
     /// The origin of each figure.
     #[serde(default)]
     pub sources: Vec<String>,
@@ -126,6 +132,8 @@ impl Default for Device {
             memory_bytes: None,
             reserved_bytes: 0,
             granularity_bytes: 1,
+            capability: None,
+            processors: None,
             sources: vec![
                 "an assumption: the device that the planner benches are priced with".into(),
             ],
@@ -173,6 +181,16 @@ impl Device {
                     .expected("0 to 1")
                     .found(device.outside_busy_share.to_string()),
             );
+        }
+        for (what, number) in [
+            ("capability", device.capability),
+            ("processors", device.processors),
+        ] {
+            if let Some(found) = number.filter(|n| !(1..=10_000).contains(n)) {
+                return Err(Error::usage("device", format!("`{what}` is out of range"))
+                    .expected("1 to 10000")
+                    .found(found.to_string()));
+            }
         }
         if !device.launch_us.is_finite() || device.launch_us < 0.0 {
             let launch_us = device.launch_us;

@@ -9,6 +9,7 @@
 //! | the scores that a loss is of | [`class_scores`] |
 //! | layers and sub-blocks | [`layers`], [`residual_stream`], [`repeats`], [`sub_blocks`], [`cores`], [`sharing`], [`modules`] |
 //! | attentions and their masks | [`attention`], [`matcher`], [`symbolic_elements`] |
+//! | attention kernels of a device | [`sdpa`] |
 
 pub mod arena;
 pub mod attention;
@@ -32,6 +33,7 @@ pub mod planned_sizes;
 pub mod ranges;
 pub mod repeats;
 pub mod residual_stream;
+pub mod sdpa;
 pub mod sharing;
 pub mod sizes;
 pub mod sub_blocks;

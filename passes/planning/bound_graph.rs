@@ -6,8 +6,9 @@ use super::resolve;
 use crate::analysis::attention;
 use crate::analysis::cores::cores;
 use crate::analysis::gradients;
+use crate::analysis::sdpa::choice::memory_on;
 use crate::analysis::sub_blocks::SubBlocks;
-use crate::analysis::{Binding, Device, Layers, MemoryProfile, Sizes};
+use crate::analysis::{Binding, Device, Layers, Sizes};
 use crate::error::Result;
 use crate::ir::op::OpClass;
 use crate::ir::{Graph, NodeId, SecondaryMap, ValueId};
@@ -61,8 +62,7 @@ impl BoundGraph {
             overrides,
         } = options;
         let sizes = Sizes::new(graph, binding)?;
-        let memory =
-            MemoryProfile::of_device(graph, &sizes, device.kind, device.granularity_bytes)?;
+        let (memory, _) = memory_on(graph, &sizes, device)?;
         let layers = Layers::new(graph)?;
         let GraphProblem {
             mut problem,

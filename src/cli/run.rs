@@ -8,7 +8,6 @@ use ckpt_opt::frontend::given::Given;
 use ckpt_opt::frontend::load;
 use ckpt_opt::rng::Rng;
 use ckpt_opt::runtime::generated;
-use ckpt_opt::runtime::sdpa_choice::AttentionKernels;
 use ckpt_opt::runtime::session::Session;
 use ckpt_opt::runtime::trace::chrome;
 use ckpt_opt::tensors::feed::{self, Feed};
@@ -16,6 +15,7 @@ use ckpt_opt::tensors::framework::in_framework;
 use ckpt_opt::tensors::{self, Tensors, random};
 use ckpt_opt::units::{at_most, bytes};
 use ckpt_passes::analysis::gradients::{STEP, counts_steps, training_outputs};
+use ckpt_passes::analysis::sdpa::choice::AttentionKernels;
 use ckpt_passes::ir::op::Effect;
 use ckpt_passes::ir::{Graph, Tensor, ValueId};
 use ckpt_passes::{Error, Result};
@@ -247,17 +247,8 @@ impl Report {
             None | Some(0) => String::new(),
             Some(n) => format!("workspaces of libraries beside it: {}\n", bytes(n)),
         };
-        let AttentionKernels {
-            flash,
-            efficient,
-            tiles,
-        } = self.attention;
-        let attention = match flash + efficient {
-            0 => String::new(),
-            _ => {
-                format!("attention: {flash} by flash, {efficient} by efficient, {tiles} in tiles\n")
-            }
-        };
+        let attention = self.attention.line();
+        let attention = attention.map_or(String::new(), |line| format!("{line}\n"));
         format!(
             "peak {} measured, {}{} predicted; {} of it resident throughout\nreached at {}\n{workspace}{attention}step {:.3} ms\n",
             bytes(self.measured_peak_bytes),

@@ -119,6 +119,11 @@ pub fn calibrate(request: &Request) -> Result<Device> {
         Place::Cpu => format!("{}, {threads} threads", device::of(request.place).name()),
         Place::Cuda(_) => device::of(request.place).name(),
     };
+    let found = device::of(request.place).sdpa_backends();
+    let attention = (found.capability > 0).then_some((found.capability, found.processors));
+    if attention.is_some() {
+        sources.push("capability and processors: as the driver says".into());
+    }
     let device = Device {
         name: request.name.clone().unwrap_or(own_name),
         kind: request.place.kind(),
@@ -130,6 +135,8 @@ pub fn calibrate(request: &Request) -> Result<Device> {
         memory_bytes: memory.map(|m| m.total_bytes),
         reserved_bytes: memory.map_or(0, |m| m.used_bytes),
         granularity_bytes,
+        capability: attention.map(|(capability, _)| capability),
+        processors: attention.map(|(_, processors)| processors),
         sources,
     };
     // Checks that the written profile can be read.

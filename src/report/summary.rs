@@ -11,6 +11,7 @@ use crate::report::verdict::Fate;
 use crate::units::{bytes, flops, percent};
 use ckpt_passes::Result;
 use ckpt_passes::analysis::gradients::{training_outputs, updated};
+use ckpt_passes::analysis::sdpa::choice::{AttentionKernels, memory_on};
 use ckpt_passes::analysis::{Binding, Breakdown, Device, MemoryProfile, Sizes};
 use ckpt_passes::compile::Compiled;
 use ckpt_passes::ir::{Graph, ValueId};
@@ -41,6 +42,8 @@ pub struct Summary {
     pub updated_parameters: usize,
     /// The objective of a budgeted plan: `cost` or `flops`.
     pub objective: Option<String>,
+    /// How many attention nodes are counted with which kernels of the device, gradients and recomputations included.
+    pub attention: AttentionKernels,
     /// The most bytes that are offloaded at once.
     pub outside_peak_bytes: u64,
     /// Sizes only the data decides, and the upper bounds that stand for them: the figures are upper bounds then.
@@ -72,6 +75,8 @@ pub struct Measured {
     pub sizes: Sizes,
     /// Memory profile at the device's block size.
     pub memory: MemoryProfile,
+    /// How many attention nodes are counted with which kernels.
+    pub attention: AttentionKernels,
     /// Bytes live at the peak of `memory`, by what they are for.
     pub rows: Breakdown,
 }
@@ -81,12 +86,12 @@ impl Measured {
     /// A size without a number.
     pub fn new(graph: &Graph, binding: &Binding, device: &Device) -> Result<Measured> {
         let sizes = Sizes::new(graph, binding)?;
-        let memory =
-            MemoryProfile::of_device(graph, &sizes, device.kind, device.granularity_bytes)?;
+        let (memory, attention) = memory_on(graph, &sizes, device)?;
         let rows = Breakdown::new(graph, &memory);
         Ok(Measured {
             sizes,
             memory,
+            attention,
             rows,
         })
     }
@@ -145,6 +150,7 @@ impl Summary {
             fuse_optimizer: graph.meta.contains_key(keys::FUSE_OPTIMIZER),
             updated_parameters: updated(graph).len(),
             objective,
+            attention: after.attention,
             outside_peak_bytes: after.memory.outside_peak_bytes,
             bounded_dims: after.sizes.bounded.clone(),
             kept_outputs: kept.map(|v| (named(v), after.sizes.bytes(*v))).collect(),
@@ -219,6 +225,9 @@ impl Summary {
             percent(self.plan.recompute_flops, self.plan.forward_backward_flops),
             self.plan.overhead_pct
         );
+        if let Some(line) = self.attention.line() {
+            let _ = writeln!(out, "  {line}");
+        }
         if self.plan.offloaded > 0 {
             let _ = writeln!(
                 out,

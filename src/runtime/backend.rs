@@ -4,9 +4,9 @@
 //! Executor and kernels ask only this interface about the device.
 
 use super::recorder::Recorder;
-use super::sdpa_backends::SdpaBackends;
 use super::transfers::Transfers;
 use ckpt_passes::Result;
+use ckpt_passes::analysis::sdpa::SdpaBackends;
 pub use ckpt_torch::cuda::Stats;
 use std::rc::Rc;
 use tch::{Device, Kind, Tensor};

@@ -25,8 +25,6 @@ mod library;
 mod observed;
 mod operands;
 pub mod recorder;
-pub mod sdpa_backends;
-pub mod sdpa_choice;
 pub mod session;
 pub mod specialization;
 mod step;

@@ -3,12 +3,12 @@
 use super::convert::{self, torch_error};
 use super::device;
 use super::executor::Program;
-use super::sdpa_backends::SdpaBackends;
-use super::sdpa_choice::AttentionKernels;
 use super::trace::Moment;
 use crate::attention::Attention;
 use crate::place::Place;
 use crate::rng::Rng;
+use ckpt_passes::analysis::sdpa::SdpaBackends;
+use ckpt_passes::analysis::sdpa::choice::AttentionKernels;
 use ckpt_passes::ir::op::DeviceKind;
 use ckpt_passes::ir::{Graph, Tensor};
 use ckpt_passes::{Error, Result};

@@ -14,11 +14,12 @@ use super::convert::{self, torch_error};
 use super::device;
 use super::fused_updates::{self, UpdateCall};
 use super::kernels;
-use super::sdpa_backends::SdpaBackends;
-use super::sdpa_choice::{AttentionKernels, SdpaChoice};
+use super::kernels::attention::check;
 use crate::place::Place;
 use ckpt_passes::analysis::arena::Span;
 use ckpt_passes::analysis::liveness::Liveness;
+use ckpt_passes::analysis::sdpa::SdpaBackends;
+use ckpt_passes::analysis::sdpa::choice::{AttentionKernels, SdpaChoice};
 use ckpt_passes::analysis::{self, Binding, MemoryProfile, Sizes};
 use ckpt_passes::ir::op::DeviceKind;
 use ckpt_passes::ir::{DType, Graph, Id, Node, NodeId, ValueId};
@@ -153,7 +154,9 @@ impl Specialization {
         let sizes = Sizes::new(graph, &binding)?;
         let mut memory =
             MemoryProfile::of_device(graph, &sizes, blocks_of, place.granularity_bytes())?;
-        let pinned = SdpaChoice::new(graph, &sizes, &memory, place, available);
+        let pinned = SdpaChoice::new(graph, &sizes, &memory, available, |backend, facts| {
+            check::admitted(backend, facts, device::of(place).device())
+        });
         memory.replace_temporaries(graph, &pinned.temporaries);
         let mut requested = MemoryProfile::of_device(graph, &sizes, blocks_of, 1)?;
         requested.replace_temporaries(graph, &pinned.requested_temporaries);

@@ -497,3 +497,67 @@ fn policies_that_mean_nothing_for_a_graph_are_named() {
     assert!(moved["peak_bytes"].as_u64() < rows[0]["peak_bytes"].as_u64());
     assert!(report["compare_left_out"].is_null(), "{report}");
 }
+
+/// A plan for a device counts the temporaries of the attention kernels that a run there uses, not those of our tiles.
+#[test]
+fn attention_is_planned_with_the_kernels_of_the_device() {
+    let dir = tempfile::tempdir().unwrap();
+    let layer = |i: usize, x: &str| {
+        format!(
+            "  %h{i} = Tanh {x} : bf16[2, 4, 512, 64]
+  %a{i} = Attention %h{i}, %h{i}, {x} {{causal=1, scale=0.125}} : bf16[2, 4, 512, 64]
+  %x{i} = Add %a{i}, {x} : bf16[2, 4, 512, 64]\n"
+        )
+    };
+    let graph = format!(
+        "graph @g typed (%x: bf16[2, 4, 512, 64]) -> (%x2) {{\n  init %w : bf16[64] = [{}]\n  %x0 = Mul %x, %w : bf16[2, 4, 512, 64]\n{}{}}}\n",
+        ["0.5"; 64].join(", "),
+        layer(1, "%x0"),
+        layer(2, "%x1")
+    );
+    std::fs::write(dir.path().join("g.ckir"), graph).unwrap();
+    let n = |of: &Value, key: &str| of[key].as_u64().unwrap();
+    let with = |device: &str, budget: &str| {
+        let words = [
+            "g.ckir",
+            "-o",
+            "o.ckir",
+            "--loss",
+            "vjp",
+            "--device-profile",
+            device,
+        ];
+        let words = [&words[..], &["--budget", budget, "--format", "json"]].concat();
+        json(&call(dir.path(), &words))
+    };
+    let fast = with("H100", "100%");
+    assert_eq!(
+        fast["attention"],
+        json!({"flash": 4, "efficient": 0, "tiles": 0})
+    );
+    // The same device as far as memory goes, with its attention kernels unknown.
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/passes/analysis/devices/h100.json"
+    );
+    let mut device: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    device.as_object_mut().unwrap().remove("capability");
+    std::fs::write(dir.path().join("d.json"), device.to_string()).unwrap();
+    let tiled = with("d.json", "100%");
+    assert_eq!(
+        tiled["attention"],
+        json!({"flash": 0, "efficient": 0, "tiles": 4})
+    );
+    assert_ne!(
+        n(&fast, "peak_before_bytes"),
+        n(&tiled, "peak_before_bytes")
+    );
+    // Recomputed attention takes the same kernels, and the written graph has the peak of its plan.
+    let tight = with("H100", &format!("{}", n(&fast, "smallest_feasible_bytes")));
+    assert_eq!(
+        n(&tight, "peak_after_bytes"),
+        n(&fast, "smallest_feasible_bytes")
+    );
+    assert!(tight["attention"]["flash"].as_u64() >= Some(4));
+    assert_eq!(tight["attention"]["tiles"], 0);
+}

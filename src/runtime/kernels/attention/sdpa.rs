@@ -5,8 +5,8 @@
 //! operands, so neither is kept.
 
 use crate::runtime::kernels::context::*;
-use crate::runtime::sdpa_backends::SdpaBackend;
-use crate::runtime::sdpa_backends::layout::{ALIGNMENT_ELEMENTS, axes, strides_in_place};
+use ckpt_passes::analysis::sdpa::SdpaBackend;
+use ckpt_passes::analysis::sdpa::layout::{ALIGNMENT_ELEMENTS, axes, strides_in_place};
 use ckpt_passes::ops::attention::ATTENTION_GRAD;
 use ckpt_torch::Ret;
 
@@ -59,74 +59,59 @@ struct Done {
     rest: Vec<Ret>,
 }
 
-impl SdpaBackend {
-    /// Returns the names of the forward and the backward operator.
-    pub fn names(self) -> [&'static str; 2] {
-        match self {
-            SdpaBackend::Flash => [
-                "aten::_scaled_dot_product_flash_attention",
-                "aten::_scaled_dot_product_flash_attention_backward",
-            ],
-            SdpaBackend::Efficient => [
-                "aten::_scaled_dot_product_efficient_attention",
-                "aten::_scaled_dot_product_efficient_attention_backward",
-            ],
-            SdpaBackend::Cpu => [
-                "aten::_scaled_dot_product_flash_attention_for_cpu",
-                "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
-            ],
-        }
+fn attend(backend: SdpaBackend, x: &Operands) -> Result<Done> {
+    let mut args = args![&x.q, &x.k, &x.v].to_vec();
+    let (dropout, causal) = (Arg::from(0.0), Arg::from(x.causal));
+    match backend {
+        // The last argument asks for no probabilities for debugging.
+        SdpaBackend::Flash => args.extend(args![dropout, causal, false]),
+        // No bias, with the log-sum-exp.
+        SdpaBackend::Efficient => args.extend(args![Arg::None, true, dropout, causal]),
+        // No mask.
+        SdpaBackend::Cpu => args.extend(args![dropout, causal, Arg::None]),
     }
+    args.push(Arg::from(x.scale));
+    let mut results = call_n(backend.names()[0], &args)?.into_iter();
+    let (y, lse) = (taken(results.next())?, taken(results.next())?);
+    Ok(Done {
+        y,
+        lse,
+        rest: results.collect(),
+    })
+}
 
-    fn attend(self, x: &Operands) -> Result<Done> {
-        let mut args = args![&x.q, &x.k, &x.v].to_vec();
-        let (dropout, causal) = (Arg::from(0.0), Arg::from(x.causal));
-        match self {
-            // The last argument asks for no probabilities for debugging.
-            SdpaBackend::Flash => args.extend(args![dropout, causal, false]),
-            // No bias, with the log-sum-exp.
-            SdpaBackend::Efficient => args.extend(args![Arg::None, true, dropout, causal]),
-            // No mask.
-            SdpaBackend::Cpu => args.extend(args![dropout, causal, Arg::None]),
-        }
-        args.push(Arg::from(x.scale));
-        let mut results = call_n(self.names()[0], &args)?.into_iter();
-        let (y, lse) = (taken(results.next())?, taken(results.next())?);
-        Ok(Done {
-            y,
-            lse,
-            rest: results.collect(),
-        })
+/// Computes the gradients of q, k and v.
+fn attend_back(
+    backend: SdpaBackend,
+    x: &Operands,
+    dy: &Tensor,
+    done: &Done,
+) -> Result<[Tensor; 3]> {
+    let mut args = args![dy, &x.q, &x.k, &x.v].to_vec();
+    if backend == SdpaBackend::Efficient {
+        // No bias.
+        args.push(Arg::NoTensor);
     }
-
-    /// Computes the gradients of q, k and v.
-    fn attend_back(self, x: &Operands, dy: &Tensor, done: &Done) -> Result<[Tensor; 3]> {
-        let mut args = args![dy, &x.q, &x.k, &x.v].to_vec();
-        if self == SdpaBackend::Efficient {
-            // No bias.
-            args.push(Arg::NoTensor);
+    args.extend(args![&done.y, &done.lse]);
+    let (dropout, causal) = (Arg::from(0.0), Arg::from(x.causal));
+    let rest = |n: usize| done.rest.get(n).map_or(Arg::NoTensor, passed_on);
+    match backend {
+        // Offsets of sequences of different lengths (none), the largest lengths, and the state of the generator.
+        SdpaBackend::Flash => {
+            args.extend((0..4).map(rest));
+            args.extend([dropout, causal, rest(4), rest(5)]);
         }
-        args.extend(args![&done.y, &done.lse]);
-        let (dropout, causal) = (Arg::from(0.0), Arg::from(x.causal));
-        let rest = |n: usize| done.rest.get(n).map_or(Arg::NoTensor, passed_on);
-        match self {
-            // Offsets of sequences of different lengths (none), the largest lengths, and the state of the generator.
-            SdpaBackend::Flash => {
-                args.extend((0..4).map(rest));
-                args.extend([dropout, causal, rest(4), rest(5)]);
-            }
-            // The state of the generator, and no gradient of a bias.
-            SdpaBackend::Efficient => {
-                let mask = &[true, true, true, false];
-                args.extend(args![rest(0), rest(1), dropout, mask, causal]);
-            }
-            SdpaBackend::Cpu => args.extend(args![dropout, causal, Arg::None]),
+        // The state of the generator, and no gradient of a bias.
+        SdpaBackend::Efficient => {
+            let mask = &[true, true, true, false];
+            args.extend(args![rest(0), rest(1), dropout, mask, causal]);
         }
-        args.push(Arg::from(x.scale));
-        let mut results = call_n(self.names()[1], &args)?.into_iter();
-        let mut next = || taken(results.next());
-        Ok([next()?, next()?, next()?])
+        SdpaBackend::Cpu => args.extend(args![dropout, causal, Arg::None]),
     }
+    args.push(Arg::from(x.scale));
+    let mut results = call_n(backend.names()[1], &args)?.into_iter();
+    let mut next = || taken(results.next());
+    Ok([next()?, next()?, next()?])
 }
 
 fn taken(result: Option<Ret>) -> Result<Tensor> {
@@ -163,7 +148,7 @@ fn forward(pair: SdpaBackend, cx: &KernelCx) -> Result<Vec<Tensor>> {
     let mut dims = cx.x(0)?.size();
     let rows = dims[..dims.len() - 1].to_vec();
     dims[rows.len()] = cx.x(2)?.size()[rows.len()];
-    let Done { y, lse, .. } = pair.attend(&Operands::new(cx, 0)?)?;
+    let Done { y, lse, .. } = attend(pair, &Operands::new(cx, 0)?)?;
     let lse = match cx.n_outs > 1 {
         true => {
             // Efficient pads it, for loads of whole blocks.
@@ -179,9 +164,9 @@ fn forward(pair: SdpaBackend, cx: &KernelCx) -> Result<Vec<Tensor>> {
 fn backward(pair: SdpaBackend, cx: &KernelCx) -> Result<Vec<Tensor>> {
     let gradients = {
         let x = Operands::new(cx, 1)?;
-        let done = pair.attend(&x)?;
+        let done = attend(pair, &x)?;
         let dy = readable(cx.x(0)?)?;
-        pair.attend_back(&x, &dy, &done)?
+        attend_back(pair, &x, &dy, &done)?
     };
     let mut gradients = gradients.map(Some);
     let mut outs = Vec::new();
@@ -244,8 +229,8 @@ mod tests {
                 lse: x.q.shallow_clone(),
                 rest,
             };
-            let forward = pair.attend(&x).err().unwrap();
-            let backward = pair.attend_back(&x, &x.q, &done).err().unwrap();
+            let forward = attend(pair, &x).err().unwrap();
+            let backward = attend_back(pair, &x, &x.q, &done).err().unwrap();
             for (error, name) in [forward, backward].iter().zip(pair.names()) {
                 let text = error.to_string();
                 assert!(

@@ -6,8 +6,8 @@
 
 use super::layout::{Axes, axes, strides_in_place};
 use super::{Facts, SdpaBackend, SdpaBackends};
-use ckpt_passes::analysis::device::round_up;
-use ckpt_passes::ir::op::{Sized, contiguous_strides};
+use crate::analysis::device::round_up;
+use crate::ir::op::{Sized, contiguous_strides};
 
 /// The properties of a node that its memory depends on.
 pub struct Node<'a> {

@@ -1,7 +1,7 @@
 //! Whether PyTorch's fused attention kernels can read an operand in place.
 
-use ckpt_passes::ir::layout::view_strides;
-use ckpt_passes::ir::op::contiguous_strides;
+use crate::ir::layout::view_strides;
+use crate::ir::op::contiguous_strides;
 
 /// Sizes of heads and rows are multiples of this many 16-bit elements, 16 bytes.
 pub const ALIGNMENT_ELEMENTS: i64 = 8;

@@ -1,13 +1,11 @@
 //! The attention kernel of each node, chosen once for the sizes of the inputs.
 
-use super::device;
-use super::kernels::attention::check;
-use super::sdpa_backends::{Facts, SdpaBackend, SdpaBackends, scratch};
-use crate::place::Place;
-use ckpt_passes::analysis::{MemoryProfile, Sizes};
-use ckpt_passes::ir::op::Sized;
-use ckpt_passes::ir::{Graph, Node};
-use ckpt_passes::ops::attention::{ATTENTION, ATTENTION_GRAD};
+use super::{Facts, SdpaBackend, SdpaBackends, scratch};
+use crate::analysis::{Device, MemoryProfile, Sizes};
+use crate::error::Result;
+use crate::ir::op::Sized;
+use crate::ir::{Graph, Node};
+use crate::ops::attention::{ATTENTION, ATTENTION_GRAD};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
@@ -23,6 +21,18 @@ pub struct AttentionKernels {
 }
 
 impl AttentionKernels {
+    /// Returns a line for people; nothing if all attention runs in tiles.
+    pub fn line(&self) -> Option<String> {
+        let AttentionKernels {
+            flash,
+            efficient,
+            tiles,
+        } = self;
+        (flash + efficient > 0).then(|| {
+            format!("attention: {flash} by flash, {efficient} by efficient, {tiles} in tiles")
+        })
+    }
+
     fn count(&mut self, pair: Option<SdpaBackend>) {
         *match pair {
             Some(SdpaBackend::Flash | SdpaBackend::Cpu) => &mut self.flash,
@@ -30,6 +40,23 @@ impl AttentionKernels {
             None => &mut self.tiles,
         } += 1;
     }
+}
+
+/// Returns the memory on the device of a profile, whose attention nodes run by PyTorch's kernels where these accept them.
+///
+/// # Errors
+/// See [`MemoryProfile::new`].
+pub fn memory_on(
+    graph: &Graph,
+    sizes: &Sizes,
+    device: &Device,
+) -> Result<(MemoryProfile, AttentionKernels)> {
+    let granularity = device.granularity_bytes;
+    let mut memory = MemoryProfile::of_device(graph, sizes, device.kind, granularity)?;
+    let available = SdpaBackends::of_profile(device);
+    let choice = SdpaChoice::new(graph, sizes, &memory, &available, |_, _| Ok(()));
+    memory.replace_temporaries(graph, &choice.temporaries);
+    Ok((memory, choice.taken))
 }
 
 /// The choice for each node of a program.
@@ -48,13 +75,14 @@ pub struct SdpaChoice {
 }
 
 impl SdpaChoice {
-    /// Chooses by the operands' layouts in `memory`. Where sizes depend on data, attention runs in tiles.
+    /// Chooses by the operands' layouts in `memory`, and counts blocks of its size. Where sizes depend on data, attention runs
+    /// in tiles. `admit` says why a backend is not used for a node that it accepts.
     pub fn new(
         graph: &Graph,
         sizes: &Sizes,
         memory: &MemoryProfile,
-        place: Place,
         available: &SdpaBackends,
+        admit: impl Fn(SdpaBackend, &Facts) -> std::result::Result<(), String>,
     ) -> SdpaChoice {
         let mut pinned = SdpaChoice {
             refused: available.refused.iter().cloned().collect(),
@@ -65,7 +93,7 @@ impl SdpaChoice {
             let is_attention = node.op == &ATTENTION || node.op == &ATTENTION_GRAD;
             let mut pair = None;
             if is_attention && sizes.bounded.is_empty() && !available.list.is_empty() {
-                pair = pinned.choose(at, node, (sizes, memory), place, available);
+                pair = pinned.choose(at, node, (sizes, memory), available, &admit);
             }
             if is_attention {
                 pinned.taken.count(pair);
@@ -80,8 +108,8 @@ impl SdpaChoice {
         at: usize,
         node: &Node,
         (sizes, memory): (&Sizes, &MemoryProfile),
-        place: Place,
         available: &SdpaBackends,
+        admit: &impl Fn(SdpaBackend, &Facts) -> std::result::Result<(), String>,
     ) -> Option<SdpaBackend> {
         let mut ins: Vec<Option<Sized>> = node
             .ins
@@ -99,7 +127,7 @@ impl SdpaChoice {
         };
         let facts = Facts::of(&node.attrs, &ins)?;
         let pair = available.choose(&facts)?;
-        if let Err(why) = check::admitted(pair, &facts, device::of(place).device()) {
+        if let Err(why) = admit(pair, &facts) {
             self.refused.insert(why);
             return None;
         }
@@ -116,7 +144,7 @@ impl SdpaChoice {
             wants_lse: dy.is_none() && node.outs.len() > 1,
         };
         let bytes_in = |granularity| scratch::bytes(pair, available, &shape, granularity);
-        let (bytes, requested_bytes) = (bytes_in(place.granularity_bytes())?, bytes_in(1)?);
+        let (bytes, requested_bytes) = (bytes_in(memory.granularity_bytes)?, bytes_in(1)?);
         self.temporaries.push((at, bytes));
         self.requested_temporaries.push((at, requested_bytes));
         Some(pair)

@@ -3,8 +3,8 @@
 //! A backend is used only if the library's arguments mean exactly what our row means. The choice is a pure function of the
 //! device and of the sizes, type and attributes of a node. Recomputations and the gradient share these, so all of them use the
 //! same backend. The choice does not depend on layouts: operands that a backend cannot read in place are copied
-//! (`kernels/attention/sdpa`). It is made when a program is compiled for its sizes (`sdpa_choice`), after a check of these
-//! assumptions on the device (`kernels/attention/check`).
+//! (the runtime's `kernels/attention/sdpa`). The planner chooses for a device profile, and a run for its device when a program is
+//! compiled for its sizes, after a check of these assumptions on the device (`kernels/attention/check`). Both use [`choice`].
 //!
 //! The assumptions, with their sources in PyTorch 2.11 (`aten/src/ATen/native/transformers/cuda`):
 //! - Both backwards are deterministic under `setDeterministicAlgorithms(true)`: flash sums dq in parts of its own
@@ -18,12 +18,14 @@
 //!   mask for padding, leaves no digit of the scores in it, and a query whose keys are all hidden gives NaN.
 //! - The scale is positive, because flash searches the largest score before it scales.
 
+pub mod choice;
 pub mod layout;
 pub mod scratch;
 
-use ckpt_passes::ir::op::Sized;
-use ckpt_passes::ir::{Attrs, DType};
-use ckpt_passes::ops::attention::AttentionPlan;
+use crate::analysis::Device;
+use crate::ir::op::{DeviceKind, Sized};
+use crate::ir::{Attrs, DType};
+use crate::ops::attention::AttentionPlan;
 use layout::ALIGNMENT_ELEMENTS;
 
 /// A fused forward kernel and its backward.
@@ -35,6 +37,26 @@ pub enum SdpaBackend {
     Efficient,
     /// `aten::_scaled_dot_product_flash_attention_for_cpu`. Only tests use it: it follows the same path without a device.
     Cpu,
+}
+
+impl SdpaBackend {
+    /// Returns the names of PyTorch's forward and backward operators.
+    pub fn names(self) -> [&'static str; 2] {
+        match self {
+            SdpaBackend::Flash => [
+                "aten::_scaled_dot_product_flash_attention",
+                "aten::_scaled_dot_product_flash_attention_backward",
+            ],
+            SdpaBackend::Efficient => [
+                "aten::_scaled_dot_product_efficient_attention",
+                "aten::_scaled_dot_product_efficient_attention_backward",
+            ],
+            SdpaBackend::Cpu => [
+                "aten::_scaled_dot_product_flash_attention_for_cpu",
+                "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+            ],
+        }
+    }
 }
 
 /// The properties of a node that the choice depends on.
@@ -145,6 +167,16 @@ impl SdpaBackends {
             capability,
             processors,
             refused: None,
+        }
+    }
+
+    /// The backends that a run on the device of a profile may use; none on a CPU.
+    pub fn of_profile(device: &Device) -> SdpaBackends {
+        match (device.kind, device.capability, device.processors) {
+            (DeviceKind::Cuda, Some(capability), Some(processors)) => {
+                SdpaBackends::cuda(capability, processors)
+            }
+            _ => SdpaBackends::default(),
         }
     }
 
