@@ -228,9 +228,15 @@ impl MemoryProfile {
                         return bug("gives a view the wrong number of strides");
                     }
                     let storage = self.layout(operand).storage;
+                    let cut = cut_by_data(graph, sizes, (operand, value));
+                    let strides = strides.into_iter().enumerate();
+                    let with_gaps = |(axis, stride)| match cut.is_some_and(|cut| axis < cut) {
+                        true => 2 * stride,
+                        false => stride,
+                    };
                     self.layouts[value] = Some(Layout {
                         storage,
-                        strides,
+                        strides: strides.map(with_gaps).collect(),
                         view_of: Some(of),
                     });
                 }
@@ -442,6 +448,18 @@ impl MemoryProfile {
     pub fn storage(&self, value: ValueId) -> &Storage {
         &self.storages[self.layout(value).storage.0 as usize]
     }
+}
+
+/// Returns the last axis of which a view takes a part, if data decides how much. At its bound the part is whole, but in a run
+/// there are gaps between its rows, and kernels may copy it. So it is given gaps.
+fn cut_by_data(graph: &Graph, sizes: &Sizes, (from, to): (ValueId, ValueId)) -> Option<usize> {
+    if !sizes.is_bound() {
+        return None;
+    }
+    let (from, to) = (&graph.ty(from).dims, &graph.ty(to).dims);
+    let is_cut = |axis: &usize| from[*axis] != to[*axis] && !to[*axis].is_over_names();
+    let same_rank = from.len() == to.len();
+    (0..to.len()).rev().filter(|_| same_rank).find(is_cut)
 }
 
 #[cfg(test)]

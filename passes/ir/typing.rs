@@ -11,8 +11,11 @@ use super::ty::{DType, Ty};
 use crate::error::{Error, Result};
 use std::sync::Arc;
 
-/// Contents of tensors with more elements are never known.
+/// Contents of tensors with more elements are not known.
 pub const MAX_KNOWN_ELEMENTS: u64 = 64;
+
+/// Contents of constant lists with more elements are not known, such as the sizes of the parts of a long sequence.
+const MAX_KNOWN_LIST: u64 = 4096;
 
 /// Known contents of integer and boolean values, row-major; booleans are 0 and 1.
 #[derive(Clone)]
@@ -51,7 +54,11 @@ impl Contents {
         let Def::Init(tensor) = &graph.value(id).def else {
             return;
         };
-        if tensor.dtype.is_float() || tensor.elements() > MAX_KNOWN_ELEMENTS {
+        let limit = match tensor.dims.len() {
+            1 => MAX_KNOWN_LIST,
+            _ => MAX_KNOWN_ELEMENTS,
+        };
+        if tensor.dtype.is_float() || tensor.elements() > limit {
             return;
         }
         let dims: Option<Vec<Dim>> = (0..tensor.elements() as usize)
