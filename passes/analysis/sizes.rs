@@ -9,12 +9,13 @@
 
 use crate::analysis::baked_sizes::baked_sizes;
 use crate::analysis::index_bounds::{IndexBound, index_bounds};
-use crate::analysis::ranges;
+use crate::analysis::ranges::{self, Ranges};
 use crate::error::{Error, Result};
 use crate::ir::op::{DataSizes, Domain, Sized};
 use crate::ir::typing::{Contents, type_node};
 use crate::ir::{Atom, DType, Dim, Graph, NodeId, Phase, SecondaryMap, ValueId};
 use crate::near::nearest;
+use crate::ops::conv::CONV;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The kind of a named size, which decides its default.
@@ -139,6 +140,7 @@ impl Binding {
                 binding.shrink_to(graph, bound)?;
             }
             binding.fit_baked_sizes(graph, &bounds)?;
+            binding.grow(graph, &bounds, &ranges);
         }
         for (name, size) in &binding.sizes {
             if let Some((least, most)) = ranges.get(name)
@@ -210,6 +212,35 @@ impl Binding {
             0 => error.help("choose smaller sizes with --dim"),
             _ => error.help(format!("{} at most", advice.join(" "))),
         })
+    }
+
+    /// Doubles assumed sequence sizes as long as a tensor would have a negative size, or a convolution no result: audio
+    /// models shorten their input many times.
+    fn grow(&mut self, graph: &Graph, bounds: &[IndexBound], ranges: &Ranges) {
+        let is_sequence =
+            |(name, kind): (&String, &DimKind)| (*kind == DimKind::Sequence).then(|| name.clone());
+        let names: Vec<String> = self.assumed.iter().filter_map(is_sequence).collect();
+        let mut sizes = self.sizes.clone();
+        while !names.is_empty() && self.sizes[&names[0]] < MAX_ASSUMED {
+            let at = |name: &str| sizes.get(name).copied();
+            let fits_range = |name: &String| {
+                let (least, most) = ranges.get(name).copied().unwrap_or((1, i64::MAX));
+                (least..=most).contains(&sizes[name])
+            };
+            if !names.iter().all(fits_range) || bounds.iter().any(|b| b.exceeded(&at).is_some()) {
+                return;
+            }
+            if !is_too_short(graph, &at) {
+                self.sizes = sizes;
+                return;
+            }
+            for name in &names {
+                sizes.insert(name.clone(), sizes[name].saturating_mul(2));
+            }
+            if sizes[&names[0]] > MAX_ASSUMED {
+                return;
+            }
+        }
     }
 
     /// Changes assumed sizes to ones at which a traced model runs: the smallest batch, then the largest sequence.
@@ -303,6 +334,26 @@ fn unknown(graph: &Graph, name: &str, kinds: &BTreeMap<String, DimKind>) -> Box<
         None if kinds.is_empty() => error.help(export),
         None => error,
     }
+}
+
+/// The largest size that is assumed for a sequence.
+const MAX_ASSUMED: i64 = 1 << 17;
+
+/// Returns whether a tensor would have a negative size at these sizes, or a convolution an empty result.
+fn is_too_short(graph: &Graph, at: &dyn Fn(&str) -> Option<i64>) -> bool {
+    let is_below = |value: ValueId, least: i64| {
+        let ty = graph.value(value).ty.as_ref();
+        ty.is_some_and(|ty| {
+            ty.dims
+                .iter()
+                .any(|d| d.eval(at).is_some_and(|n| n < least))
+        })
+    };
+    graph.order().iter().any(|id| {
+        let node = graph.node(*id);
+        let least = i64::from(node.op == &CONV);
+        node.outs.iter().any(|v| is_below(*v, least))
+    })
 }
 
 /// Types of all values as numbers.
@@ -496,6 +547,19 @@ mod tests {
         let shape = b.shape(z).unwrap();
         g.set_outputs(vec![z, shape]);
         g
+    }
+
+    #[test]
+    fn defaults_grow_until_a_convolution_has_a_result() {
+        let text = "graph @g imported (%x: f32[batch, 1, seq], %w: f32[1, 1, 300]) -> (%y) {
+  %y = Conv %x, %w {strides=[100]}
+}
+";
+        let mut graph = crate::text::parse(text).unwrap();
+        crate::transform::infer::infer(&mut graph).unwrap();
+        let at = |given: &[(String, i64)]| Binding::new(&graph, given).unwrap().get("seq");
+        assert_eq!(at(&[]), Some(512));
+        assert_eq!(at(&[("seq".into(), 128)]), Some(128));
     }
 
     #[test]

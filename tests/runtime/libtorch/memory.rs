@@ -138,43 +138,45 @@ fn too_much_is_out_of_memory_and_leaves_no_trace() {
 }
 
 #[test]
-fn scratch_comes_from_one_block_a_thread_that_stays() {
+fn scratch_comes_from_four_blocks_a_thread_that_stay() {
     let _turn = alone();
     let (base, kept) = (live_bytes(), memory::workspace_bytes());
+    let in_workspaces = || memory::workspace_bytes() - kept;
     reset_peak();
-    let larger = kept as i64 + 1000;
-    let scope = memory::Scratch::begin();
-    let inner = memory::Scratch::begin();
-    let first = empty(larger);
-    let start = first.data_ptr();
-    assert_eq!(start as usize % bytes::ALIGNMENT_BYTES, 0);
-    // Only one block at a time is scratch; another is a tensor like any.
-    let second = empty(100);
-    assert_eq!(live_bytes() - base, 100);
-    drop((first, second, inner));
-    let again = empty(10);
-    assert_eq!(again.data_ptr(), start);
-    drop(scope);
-    let outside = empty(7);
-    assert_eq!((live_bytes() - base, peak_bytes() - base), (7, 100));
-    assert_eq!(memory::workspace_bytes(), larger as u64);
-    // The block may be given back later than the scope ends.
-    drop((again, outside));
-    let _scope = memory::Scratch::begin();
-    assert_eq!(empty(20).data_ptr(), start);
-    assert_eq!(
-        (live_bytes(), memory::workspace_bytes()),
-        (base, larger as u64)
-    );
-    // A thread's block goes with it.
-    std::thread::spawn(|| {
-        let _scope = memory::Scratch::begin();
-        drop(empty(1 << 20));
-        assert!(memory::workspace_bytes() >= 1 << 20);
-    })
-    .join()
-    .unwrap();
-    assert_eq!(memory::workspace_bytes(), larger as u64);
+    // A thread of its own has no blocks yet.
+    std::thread::scope(|threads| {
+        let work = || {
+            let scope = memory::Scratch::begin();
+            let inner = memory::Scratch::begin();
+            let blocks: Vec<Tensor> = [1000, 200, 30, 4].map(empty).into_iter().collect();
+            let starts: Vec<_> = blocks.iter().map(Tensor::data_ptr).collect();
+            assert!(
+                starts
+                    .iter()
+                    .all(|p| *p as usize % bytes::ALIGNMENT_BYTES == 0)
+            );
+            assert_eq!((live_bytes() - base, in_workspaces()), (0, 1234));
+            // A fifth one at the same time is a tensor like any.
+            let fifth = empty(100);
+            assert_eq!(live_bytes() - base, 100);
+            drop((blocks, fifth, inner));
+            let again = empty(10);
+            assert_eq!(again.data_ptr(), starts[0]);
+            drop(scope);
+            let outside = empty(7);
+            assert_eq!((live_bytes() - base, peak_bytes() - base), (7, 100));
+            // A block may be given back later than the scope ends.
+            drop((again, outside));
+            let _scope = memory::Scratch::begin();
+            let [first, second] = [20, 300].map(empty);
+            assert_eq!(first.data_ptr(), starts[0]);
+            drop((first, second));
+            assert_eq!((live_bytes(), in_workspaces()), (base, 1334));
+        };
+        threads.spawn(work).join().unwrap();
+    });
+    // A thread's blocks go with it.
+    assert_eq!(memory::workspace_bytes(), kept);
 }
 
 #[test]
