@@ -1,7 +1,7 @@
 """Compares plans with PyTorch's partitioners on training graphs of models, at the peaks that those reach.
 
     python tools suite --ckpt-opt BINARY --results FILE.jsonl [--model llama,timm/resnet,…] [--peer default,mincut:dp:0.5,…]
-        [--minutes 10] [--page FILE.md]
+        [--minutes 10] [--page FILE.md] [--picture FILE.svg]
 
 Models of transformers and timm are built at the sizes of their own configuration, with few layers, and traced with sizes
 only. A peer splits the joint graph of forward and backward pass:
@@ -18,6 +18,7 @@ fails if ours has more. Rows in the results file are not made again. Each model 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import multiprocessing
@@ -52,6 +53,8 @@ TIMM = "timm/resnet,timm/efficientnet,timm/convnext,timm/swin_transformer,timm/v
 PEERS = "default,mincut," + ",".join(f"mincut:{s}:{b}" for s in ("dp", "greedy", "ilp") for b in (0.75, 0.5, 0.25, 0.1))
 LAYERS = 4
 SIZES = Sizes(4, 512)
+SHORT = Sizes(4, 64)
+"""Where positions end before."""
 ROUNDING_PCT = 1e-6
 Row = dict[str, Any]
 
@@ -61,9 +64,24 @@ def built(name: str) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
     (architecture,) = [a for a in zoo.architectures(["transformers", "timm"]) if a.name == name]
     with torch.device("meta"):
         model = real_timm(architecture.maker) if architecture.family == "timm" else real_transformers(architecture)
-    made = next(Maker(model, SIZES, architecture.group).candidates())
-    # Masks are looked into, and here is no data.
-    return model.eval(), {key: value.to("meta") for key, value in made.items() if "mask" not in key}
+    model.eval()
+    if architecture.family == "timm":
+        return model, {"x": torch.empty(SIZES.batch, *model.default_cfg["input_size"], device="meta")}
+    for sizes in (SIZES, SHORT):
+        for made in Maker(model, sizes, architecture.group).candidates():
+            # Masks are looked into, and here is no data.
+            inputs = {key: value.to("meta") for key, value in made.items() if "mask" not in key}
+            with contextlib.suppress(Exception), as_compiled():
+                loss_of(model(**inputs))
+                return model, inputs
+    raise zoo.Unbuilt(f"{name}: no inputs fit")
+
+
+@contextlib.contextmanager
+def as_compiled() -> Iterator[None]:
+    """Runs models as torch.compile does, so that they do not look into their data."""
+    with mock.patch.object(torch.compiler, "_is_compiling_flag", True):
+        yield
 
 
 def real_timm(module: str) -> torch.nn.Module:
@@ -128,8 +146,7 @@ def compared(name: str, peers: list[str]) -> Iterator[Row]:
 
     model, inputs = built(name)
     with ExitStack() as stack:
-        # As under torch.compile, so that models do not look into their data.
-        with mock.patch.object(torch.compiler, "_is_compiling_flag", True):
+        with as_compiled():
             traced = aot_export_joint_with_descriptors(stack, WithLoss(model), (), inputs)
         module = traced.graph_module
         module.graph.eliminate_dead_code()
@@ -240,6 +257,53 @@ def table(rows: list[Row]) -> list[str]:
     return lines
 
 
+SIDE, EDGE = 420, 50
+COLORS = {"dp": "#0072b2", "greedy": "#d55e00", "ilp": "#009e73", "": "#555555"}
+
+
+def picture(rows: list[Row]) -> str:
+    """Returns a scatter plot: for each graph and peer, the FLOPs that the peer adds, and those that we add at its peak."""
+    planned = [row for row in rows if "ours_peak" in row]
+    most = max(max(row["flops_pct"], row["ours_flops_pct"]) for row in planned)
+
+    def at(percent: float) -> float:
+        """Square roots keep small percentages apart."""
+        return (max(percent, 0) / most) ** 0.5 * SIDE
+
+    bottom = EDGE + SIDE
+    marks = [tick for tick in (0, 1, 5, 10, 20, 50, 100, 200) if tick <= most]
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {SIDE + 2 * EDGE} {SIDE + 2 * EDGE}" '
+        'font-family="sans-serif" font-size="12">',
+        f'<rect width="{SIDE + 2 * EDGE}" height="{SIDE + 2 * EDGE}" fill="white"/>',
+        f'<path d="M{EDGE},{EDGE}V{bottom}H{EDGE + SIDE}M{EDGE},{bottom}L{EDGE + SIDE},{EDGE}" fill="none" stroke="#999"/>',
+    ]
+    for tick in marks:
+        lines.append(f'<text x="{EDGE + at(tick):.0f}" y="{bottom + 16}" text-anchor="middle">{tick}</text>')
+        lines.append(f'<text x="{EDGE - 6}" y="{bottom - at(tick) + 4:.0f}" text-anchor="end">{tick}</text>')
+    for row in planned:
+        solver = row["peer"].split(":")[1] if ":" in row["peer"] else ""
+        x, y = EDGE + at(row["flops_pct"]), bottom - at(row["ours_flops_pct"])
+        name = f"{row['model']}, {row['peer']}: {row['flops_pct']:.2f} %, ours {row['ours_flops_pct']:.2f} %"
+        lines.append(
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{COLORS[solver]}" fill-opacity="0.6"><title>{name}</title></circle>'
+        )
+    lines.append(
+        f'<text x="{EDGE + SIDE / 2}" y="{bottom + 36}" text-anchor="middle">FLOPs that the peer adds, %</text>'
+    )
+    lines.append(
+        f'<text x="14" y="{EDGE + SIDE / 2}" text-anchor="middle" transform="rotate(-90 14 {EDGE + SIDE / 2})">'
+        "ours at the same peak, %</text>"
+    )
+    for i, (solver, color) in enumerate(COLORS.items()):
+        y = EDGE + 6 + 18 * i
+        lines.append(f'<circle cx="{EDGE + 16}" cy="{y}" r="4" fill="{color}"/>')
+        lines.append(
+            f'<text x="{EDGE + 26}" y="{y + 4}">{f"min-cut, {solver}" if solver else "default, min-cut"}</text>'
+        )
+    return "\n".join([*lines, "</svg>", ""])
+
+
 def main() -> int:
     arguments = options.with_binary(__doc__)
     arguments.add_argument("--results", type=Path, required=True, metavar="FILE.jsonl", help="keep rows here")
@@ -247,6 +311,7 @@ def main() -> int:
     arguments.add_argument("--peer", type=options.words, default=options.words(PEERS), help=f"[default: {PEERS}]")
     options.add_counts(arguments, minutes=10)
     options.add_page(arguments)
+    arguments.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the rows")
     given = arguments.parse_args()
     os.environ["CKPT_OPT_BIN"] = str(given.ckpt_opt)
 
@@ -269,9 +334,14 @@ def main() -> int:
     rows = [row for row in read() if row["model"] in given.model]
     lines = table(rows)
     print("\n".join(lines))
+    if given.picture:
+        given.picture.write_text(picture(rows))
     notes = [f"{row['model']} {row['peer']}: {row['failed']}" for row in rows if "failed" in row]
     failures = [f"{row['model']} {row['peer']}: {text}" for row in rows if (text := wrong(row))]
-    head = page.head(f"PyTorch {torch.__version__}, batch {SIZES.batch}, {SIZES.seq} tokens, {LAYERS} layers", 1)
+    graphs = len({row["model"] for row in rows if "ours_peak" in row})
+    head = page.head(
+        f"{graphs} models, PyTorch {torch.__version__}, batch {SIZES.batch}, {SIZES.seq} tokens, {LAYERS} layers", 1
+    )
     return page.finish("Plans and PyTorch's partitioners", [head, "", *lines], notes, failures, given.page)
 
 
