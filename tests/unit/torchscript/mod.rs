@@ -501,6 +501,32 @@ return (torch.slice(t, 0, first, 9223372036854775807, 1), torch.slice(x, 1, 0, m
     assert_eq!(model.warnings.len(), 2, "{:?}", model.warnings);
 }
 
+/// Mimi pads frames as it computes them in floats: (ceil((n − window) / stride + 1) − 1) · stride + window − n.
+#[test]
+fn sizes_that_are_rounded_in_floats_are_known() {
+    let body = "\
+n = ops.prim.NumToTensor(torch.size(x, 1))
+frames = torch.add(torch.div(torch.sub(n, CONSTANTS.c2), CONSTANTS.c1), CONSTANTS.c0)
+whole = torch.sub(torch.to(torch.ceil(frames), 4), CONSTANTS.c0)
+used = torch.add(torch.mul(whole, CONSTANTS.c1), CONSTANTS.c2)
+return torch.pad(x, [0, int(torch.sub(used, n))], \"constant\", 0.)";
+    let saved = Saved::new("x: Tensor -> Tensor", body).constants(&[1, 4, 7]);
+    assert_eq!(
+        outputs(&saved, &["x:f32[2,seq]"]),
+        ["output_0: f32[2, 4*floordiv(seq, 4) + 3]"]
+    );
+    for (length, padded) in [(7, 7), (8, 11), (11, 11), (12, 15)] {
+        let found = outputs(&saved, &[&format!("x:f32[2, {length}]")]);
+        assert_eq!(found, [format!("output_0: f32[2, {padded}]")]);
+    }
+    // A ratio that is no size stays a tensor.
+    let body = "\
+n = ops.prim.NumToTensor(torch.size(x, 0))
+return torch.mul(x, torch.div(n, CONSTANTS.c0))";
+    let saved = Saved::new("x: Tensor -> Tensor", body).constants(&[3]);
+    assert_eq!(outputs(&saved, &["x:f32[seq]"]), ["output_0: f32[seq]"]);
+}
+
 /// XLNet counts its positions down in floats.
 #[test]
 fn ranges_of_whole_floats_have_known_sizes() {

@@ -20,6 +20,7 @@ use ckpt_passes::ir::op::{Grad, OpDef};
 use ckpt_passes::ir::same_dims;
 use ckpt_passes::ir::typing::Contents;
 use ckpt_passes::ir::{Attrs, DType, Dim, Graph, Loc, Origin, Same, Tensor, Ty, ValueId};
+use ckpt_passes::ops::arith::DIV;
 use ckpt_passes::ops::concat::CONCAT;
 use ckpt_passes::ops::fill::RANGE;
 use ckpt_passes::ops::logic::{EQUAL, NOT};
@@ -245,6 +246,15 @@ impl<'g> Lowering<'g> {
             self.plain.insert(tensor);
         }
         tensor
+    }
+
+    /// Returns a 0-d float32 tensor that holds a size by a number.
+    pub fn ratio(&mut self, of: &Dim, by: i64) -> Result<TensorId> {
+        let of = self.int_scalar(of)?;
+        let of = self.b.cast(of, DType::F32)?;
+        let by = self.b.scalar(DType::F32, by as f64);
+        let value = self.b.emit(&DIV, &[of, by], Attrs::new())?;
+        Ok(self.fresh(value))
     }
 
     /// Ends the program. Returns warnings for the user, each one line.

@@ -1,7 +1,7 @@
 //! Calls: of methods, functions of the archive, ops, and the few functions of the language.
 
 use super::ast::{Call, Expr, ExprKind, Name};
-use super::item::{Content, Item, Real, Shared};
+use super::item::{Content, Item, Ratio, Real, Shared};
 use super::replay::{Frame, Replay, bad};
 use crate::frontend::torch::aten::{Lowering, Place, dtype_of_code};
 use crate::frontend::torch::scalars;
@@ -139,6 +139,7 @@ impl Replay<'_, '_> {
                 self.int(value)?.map_or(Value::Unknown, Value::Int)
             }
             Item::Real(real) => Value::Float(real.get().value),
+            Item::Ratio(_) => Value::Unknown,
             Item::Value(value) => value.clone(),
             other => return Err(bad(format!("{} is no number", other.kind()))),
         };
@@ -286,7 +287,7 @@ impl Replay<'_, '_> {
                 let dims = dims.to_vec();
                 return self.size(dims, axis).map(Some);
             }
-            ("aten::size", [Item::Number(_) | Item::Real(_)]) => {
+            ("aten::size", [Item::Number(_) | Item::Real(_) | Item::Ratio(_)]) => {
                 self.containers.add(Content::List(Vec::new()))?
             }
             ("aten::numel", [Item::Value(Value::Tensor(tensor))]) => {
@@ -380,11 +381,39 @@ impl Replay<'_, '_> {
         }))
     }
 
+    /// Returns operands with numbers for integer tensors of one known element, if a size is computed with them: modules
+    /// keep a stride, for example, in a buffer.
+    fn with_known_scalars(&mut self, args: &[Item]) -> Result<Option<Vec<Item>>> {
+        let is_size = |item: &Item| matches!(item, Item::Number(_) | Item::Ratio(_));
+        let [a, b] = args else { return Ok(None) };
+        if is_size(a) == is_size(b) {
+            return Ok(None);
+        }
+        let mut numbers = Vec::with_capacity(args.len());
+        for arg in args {
+            numbers.push(match arg {
+                Item::Value(Value::Tensor(tensor)) => {
+                    let is_scalar = self.lowering.dims(*tensor).is_empty()
+                        && self.lowering.dtype(*tensor) == DType::I64;
+                    let known = self.lowering.known_scalar(*tensor)?;
+                    match known.filter(|_| is_scalar) {
+                        Some(number) => Item::Number(Shared::fixed(number)),
+                        None => return Ok(None),
+                    }
+                }
+                other => other.clone(),
+            });
+        }
+        Ok(Some(numbers))
+    }
+
     /// Calls an op on numbers: those of the program, or those that a trace keeps in tensors.
     fn scalar_op(&mut self, name: &str, args: &[Item]) -> Result<Option<Item>> {
         if let ("detach" | "contiguous", [number @ Item::Number(_)]) = (name, args) {
             return Ok(Some(number.clone()));
         }
+        let known = self.with_known_scalars(args)?;
+        let args = known.as_deref().unwrap_or(args);
         if let Some(result) = number_op(name, args)? {
             return Ok(Some(Item::Number(Shared::new(result))));
         }
@@ -393,6 +422,9 @@ impl Replay<'_, '_> {
             if name == "to" {
                 args.iter().chain([&result]).for_each(fix);
             }
+            return Ok(Some(result));
+        }
+        if let Some(result) = ratio_op(name, args) {
             return Ok(Some(result));
         }
         let values = args.iter().map(|arg| match arg {
@@ -514,6 +546,62 @@ fn real_op(name: &str, args: &[Item]) -> Result<Option<Item>> {
     }))
 }
 
+/// Computes with sizes that were divided by a number.
+fn ratio_op(name: &str, args: &[Item]) -> Option<Item> {
+    let ratio = |item: &Item| {
+        let of = match item {
+            Item::Ratio(ratio) => return Some(ratio.clone()),
+            Item::Number(n) => n.get(),
+            Item::Value(Value::Int(n)) => n.clone(),
+            Item::Real(real) if real.get().value.fract() == 0.0 => {
+                Dim::from(real.get().value as i64)
+            }
+            Item::Value(Value::Float(x)) if x.fract() == 0.0 => Dim::from(*x as i64),
+            _ => return None,
+        };
+        Some(Ratio { of, by: 1 })
+    };
+    let is_ratio = |item: &Item| matches!(item, Item::Ratio(_));
+    let scaled = |r: &Ratio, by: i64| r.of.mul(&Dim::from(by));
+    let result = match (name, args) {
+        ("div", [a @ (Item::Ratio(_) | Item::Number(_)), b]) if !is_ratio(b) => {
+            let (a, by) = (ratio(a)?, ratio(b)?.of.as_const().filter(|by| *by > 0)?);
+            let by = a.by.checked_mul(by)?;
+            Ratio { of: a.of, by }
+        }
+        (_, [a, b]) if name != "to" && (is_ratio(a) || is_ratio(b)) => {
+            let (a, b) = (ratio(a)?, ratio(b)?);
+            let by = a.by.checked_mul(b.by)?;
+            let of = match name {
+                "add" => scaled(&a, b.by).add(&scaled(&b, a.by)),
+                "sub" => scaled(&a, b.by).sub(&scaled(&b, a.by)),
+                "mul" => a.of.mul(&b.of),
+                _ => return None,
+            };
+            Ratio { of, by }
+        }
+        ("neg", [Item::Ratio(a)]) => Ratio {
+            of: Dim::ZERO.sub(&a.of),
+            by: a.by,
+        },
+        ("floor", [Item::Ratio(a)]) => Ratio {
+            of: a.floor(),
+            by: 1,
+        },
+        ("ceil", [Item::Ratio(a)]) => Ratio {
+            of: a.of.ceil_div(&Dim::from(a.by)),
+            by: 1,
+        },
+        ("to", [Item::Ratio(a), Item::Value(Value::Int(code)), ..])
+            if dtype_of_code(code.as_const()?) == Some(DType::I64) =>
+        {
+            return a.whole().map(|n| Item::Number(Shared::new(n)));
+        }
+        _ => return None,
+    };
+    Some(Item::Ratio(result))
+}
+
 /// Returns a number in a tensor as a tensor of the graph.
 pub(super) fn in_tensor(lowering: &mut Lowering, item: &Item) -> Result<TensorId> {
     match item {
@@ -522,6 +610,7 @@ pub(super) fn in_tensor(lowering: &mut Lowering, item: &Item) -> Result<TensorId
             let Real { value, plain } = real.get();
             Ok(lowering.real(value, plain))
         }
+        Item::Ratio(ratio) => lowering.ratio(&ratio.of, ratio.by),
         other => Err(Error::bug(
             "torchscript",
             format!("{} is no number", other.kind()),

@@ -26,6 +26,8 @@ pub enum Item {
     Number(Shared<Dim>),
     /// A 0-d float tensor with a known value.
     Real(Shared<Real>),
+    /// A 0-d float tensor with a size by a number, such as frames of a stride that are rounded up later.
+    Ratio(Ratio),
     Container(Container),
     /// An object of the model, and the path that led to it.
     Module(Ref, Rc<str>),
@@ -78,6 +80,27 @@ pub struct Real {
     pub plain: bool,
 }
 
+/// `of / by`, a float32 in a tensor. It is exact as long as sizes are below 2²⁴.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ratio {
+    pub of: Dim,
+    /// At least 1.
+    pub by: i64,
+}
+
+impl Ratio {
+    /// Returns the number rounded down.
+    pub fn floor(&self) -> Dim {
+        self.of.div(&Dim::from(self.by))
+    }
+
+    /// Returns the number without its fraction, if it is known not to be negative or to have none.
+    pub fn whole(&self) -> Option<Dim> {
+        let is_natural = self.of.bounds().0.is_some_and(|least| least >= 0);
+        (self.by == 1 || is_natural).then(|| self.floor())
+    }
+}
+
 impl Item {
     pub const NONE: Item = Item::Value(Value::None);
 
@@ -112,7 +135,7 @@ impl Item {
     pub fn kind(&self) -> &'static str {
         match self {
             Item::Value(value) => value.kind(),
-            Item::Number(_) | Item::Real(_) => "a number in a tensor",
+            Item::Number(_) | Item::Real(_) | Item::Ratio(_) => "a number in a tensor",
             Item::Container(_) => "a list, tuple or dictionary",
             Item::Module(..) => "a module",
             Item::Function(_) => "a function",
@@ -222,7 +245,7 @@ impl Containers {
         };
         match item {
             Item::Value(value) => Ok(value.clone()),
-            Item::Number(_) | Item::Real(_) => number(item),
+            Item::Number(_) | Item::Real(_) | Item::Ratio(_) => number(item),
             Item::Container(at) => match self.get(*at) {
                 Content::List(items) => Ok(Value::List(all(items)?)),
                 Content::Tuple(items) => Ok(Value::Tuple(all(items)?)),

@@ -92,7 +92,7 @@ impl Replay<'_, '_> {
         };
         match item {
             Item::Value(Value::Tensor(tensor)) => tensors.push(*tensor),
-            Item::Number(_) | Item::Real(_) => {
+            Item::Number(_) | Item::Real(_) | Item::Ratio(_) => {
                 tensors.push(calls::in_tensor(self.lowering, item)?);
             }
             Item::Value(Value::Int(n)) => tensors.push(self.lowering.number(n)?),

@@ -374,6 +374,7 @@ impl<'a, 'g> Replay<'a, 'g> {
             },
             Item::Number(n) => Ok(scalars::truth(&Value::Int(n.get()))),
             Item::Real(real) => Ok(Some(real.get().value != 0.0)),
+            Item::Ratio(ratio) => Ok(scalars::truth(&Value::Int(ratio.of.clone()))),
             other => Err(bad(format!("{} is no condition", other.kind()))),
         }
     }
@@ -384,6 +385,7 @@ impl<'a, 'g> Replay<'a, 'g> {
             Item::Number(n) => return Ok(Some(n.get())),
             Item::Value(Value::Tensor(tensor)) => return self.lowering.known_scalar(*tensor),
             Item::Real(real) => Value::Float(real.get().value),
+            Item::Ratio(ratio) => return Ok(ratio.whole()),
             Item::Value(value) => value.clone(),
             _ => return Ok(None),
         };
