@@ -336,13 +336,18 @@ def main() -> int:
     print("\n".join(lines))
     if given.picture:
         given.picture.write_text(picture(rows))
-    notes = [f"{row['model']} {row['peer']}: {row['failed']}" for row in rows if "failed" in row]
+    # The peers of a model fail alike.
+    notes = list(dict.fromkeys(f"{row['model']}: {row['failed']}" for row in rows if "failed" in row))
     failures = [f"{row['model']} {row['peer']}: {text}" for row in rows if (text := wrong(row))]
     graphs = len({row["model"] for row in rows if "ours_peak" in row})
     head = page.head(
         f"{graphs} models, PyTorch {torch.__version__}, batch {SIZES.batch}, {SIZES.seq} tokens, {LAYERS} layers", 1
     )
-    return page.finish("Plans and PyTorch's partitioners", [head, "", *lines], notes, failures, given.page)
+    drawn = []
+    if given.picture:
+        drawn = [f"![FLOPs that peers add, and ours at the same peaks](pictures/{given.picture.name})", ""]
+    lines = [head, "", *drawn, *lines]
+    return page.finish("Plans and PyTorch's partitioners", lines, notes, failures, given.page)
 
 
 if __name__ == "__main__":
