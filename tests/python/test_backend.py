@@ -8,6 +8,7 @@ import importlib
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -337,6 +338,16 @@ def test_graphs_after_a_break_need_a_reserve() -> None:
     first, second = ckpt_opt.last_plans
     assert first.peak_bytes + second.static_bytes + second.gradient_bytes <= limit
     assert first.static_bytes + first.saved_bytes + second.peak_bytes <= limit
+
+
+def test_a_page_is_written_for_each_graph(tmp_path: Path) -> None:
+    model = Net(breaks=True)
+    backend = ckpt_opt.backend("70%", inner="aot_eager", report=tmp_path / "plan.html")
+    train(torch.compile(model, backend=backend), model, rows(64))
+    assert sorted(page.name for page in tmp_path.iterdir()) == ["plan-2.html", "plan.html"]
+    assert all("<html" in page.read_text() for page in tmp_path.iterdir())
+    with pytest.raises(ValueError, match=r"ends in \.html, found 'plan.pdf'"):
+        ckpt_opt.backend("70%", report="plan.pdf")
 
 
 def test_a_reserve_of_a_share_is_refused() -> None:

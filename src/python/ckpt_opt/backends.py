@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ def backend(
     measure: bool | None = None,
     on_infeasible: str = "raise",
     reserve: int | str = 0,
+    report: str | Path | None = None,
 ) -> Callable[..., Any]:
     """Returns a backend for `torch.compile` that trains within a memory budget.
 
@@ -44,6 +46,7 @@ def backend(
         on_infeasible: What to do if no plan fits: `'raise'` a `BudgetError`, or warn and plan for the `'smallest'` peak.
         reserve: Bytes of the budget that are left to others: the states of an optimizer, or parameters and gradients of graphs
             that follow this one.
+        report: The page `plan.html` to write when a graph is planned; `plan-2.html` for a second graph, and so on.
 
     Raises:
         ValueError: An argument is none of the above.
@@ -52,6 +55,10 @@ def backend(
     """
     if inner not in INNER:
         raise ValueError(f"inner: expected one of {', '.join(INNER)}, found {inner!r}")
+    page = None if report is None else Path(report)
+    if page is not None and page.suffix != ".html":
+        raise ValueError(f"report: expected a name that ends in .html, found {str(report)!r}")
+    reported = 0
     fused = inner == "inductor"
     measure = not fused if measure is None else measure
     partition = partitioner(
@@ -65,11 +72,15 @@ def backend(
     )
 
     def compile_graph(module: fx.GraphModule, inputs: list[Any], **kwargs: Any) -> Callable[..., Any]:
+        nonlocal reported
         if fused:
             compiled, plan = compile_fused(partition, module, inputs, kwargs)
         else:
             compiled, plan = compile_plain(partition, module, inputs)
         if plan is not None:
+            if page is not None:
+                reported += 1
+                plan.html(page if reported == 1 else page.with_stem(f"{page.stem}-{reported}"))
             return partition.running.watched(compiled, plan)
         if torch.is_grad_enabled() and learns(module, inputs):
             warnings.warn(
