@@ -584,8 +584,8 @@ class Check:
         if verdict in ("different", "no"):
             if self.is_other_program(program, truth, [outputs[entry["name"]] for entry in table["outputs"]]):
                 return
-            if self.is_equal_in_float64(truth):
-                self.note("gradients", "equal")
+            if exact := self.verdict_in_float64(truth):
+                self.note("gradients", exact)
                 return
             if self.form.startswith("onnx") and self.stops_gradients():
                 self.note("exported", "no", "ONNX does not tell where gradients stop (detach, no_grad)", cause)
@@ -635,13 +635,13 @@ class Check:
         worst = tolerance.compare(found, truth.reference.full, tolerance.largest(truth.reference.full))
         return "" if worst.agrees or (not worst.problem and worst.ratio < 10) else str(worst)
 
-    def is_equal_in_float64(self, truth: Truth) -> bool:
-        """Returns true if outputs and gradients are PyTorch's where the same model is exported and run in float64.
+    def verdict_in_float64(self, truth: Truth) -> str:
+        """Returns the verdict where the same model is exported and run in float64, if that is not wrong; else nothing.
 
         In float32 an activation that lies within rounding of a kink, as of a ReLU, takes either slope.
         """
         if truth.exact is None:
-            return False
+            return ""
         forget_caches(self.subject.model)
         wide = Wrapper(copy.deepcopy(self.subject.model.model).double(), list(truth.exact.inputs))
         wide.kept = self.subject.model.kept
@@ -652,7 +652,8 @@ class Check:
         check = Check(subject, self.form, False, self.compiler, folder, {"variant": ""}, bounds=self.bounds)
         check.run()
         self.row["float64"] = f"gradients in float64: {check.row.get('gradients', 'none')}"
-        return check.row.get("gradients") == "equal"
+        verdict = str(check.row.get("gradients", ""))
+        return verdict if verdict in ("equal", "warned") else ""
 
     def judge(self, table: dict, said: str, outputs: Tensors, truth: Truth) -> tuple[str, str]:
         """Compares outputs and gradients with PyTorch's; returns a verdict and what is wrong."""
