@@ -153,7 +153,7 @@ fn scratch_comes_from_four_blocks_a_thread_that_stay() {
             assert!(
                 starts
                     .iter()
-                    .all(|p| *p as usize % bytes::ALIGNMENT_BYTES == 0)
+                    .all(|p| (*p as usize).is_multiple_of(bytes::ALIGNMENT_BYTES))
             );
             assert_eq!((live_bytes() - base, in_workspaces()), (0, 1234));
             // A fifth one at the same time is a tensor like any.
