@@ -6,6 +6,7 @@ parts of a tuple, sizes) cost nothing and are written where they are read; all o
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -53,12 +54,22 @@ def schema_of(node: fx.Node) -> Any:
 
 def is_view(node: fx.Node) -> bool:
     """Returns true if every tensor that the node returns has the storage of its first operand."""
-    if node.target in (operator.getitem, torch.ops.aten._unsafe_view.default):
+    if node.target in (operator.getitem, torch.ops.aten._unsafe_view.default) or is_wait(node):
         return True
     schema = schema_of(node)
     if schema is None or schema.is_mutable or not schema.returns:
         return False
     return all(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns)
+
+
+def is_collective(node: fx.Node) -> bool:
+    """Returns true if the node communicates with other processes."""
+    return getattr(node.target, "namespace", "") in COLLECTIVES
+
+
+def is_wait(node: fx.Node) -> bool:
+    """Returns true if the node waits for a collective. It returns its operand, though its schema does not say so."""
+    return is_collective(node) and getattr(node.target, "_opname", "") == "wait_tensor"
 
 
 def is_mutable(node: fx.Node) -> bool:
@@ -105,7 +116,7 @@ def is_repeatable(node: fx.Node) -> bool:
     """Returns true if the node gives the same bits when it runs again, and may run again."""
     if aot._must_be_in_forward(node) or aot._must_be_in_backward(node):
         return False
-    if getattr(node.target, "namespace", "") in COLLECTIVES:
+    if is_collective(node):
         return False
     if node.meta.get("recompute") is aot.CheckpointPolicy.MUST_SAVE:
         return False
@@ -219,6 +230,9 @@ class Joint:
         elif tensors_of(value) and is_view(node) and node.all_input_nodes:
             base = self.storages(node.all_input_nodes[0])[0]
             self._trees[node] = tree_map(lambda _: base, value)
+            if is_wait(node) and self.kinds[base] == "act":
+                # What is handed over has arrived.
+                self.holder[base] = node
         elif node.target is COPY:
             assert isinstance(node.args[0], fx.Node)
             self._trees[node] = self._trees[node.args[0]]
@@ -249,7 +263,7 @@ class Joint:
 
     def cost_graph(self, price: Price) -> dict[str, Any]:
         """Returns the cost graph that `ckpt-opt plan` reads."""
-        ops = []
+        ops: list[dict[str, Any]] = []
         for i, op in enumerate(self.ops):
             cost, flops, moved, scratch = (0.0, 0, 0, 0) if op.takes_state else price(op.node)
             reads = self.reads(op)
@@ -273,6 +287,13 @@ class Joint:
             {"bytes": size, "kind": kind, "producer": maker}
             for size, kind, maker in zip(self.sizes, self.kinds, self.made_by)
         ]
+        # Processes that call collectives in different orders wait for each other forever: each one reads a value without
+        # bytes that the one before it makes.
+        calls = [i for i, op in enumerate(self.ops) if is_collective(op.node)]
+        for before, after in itertools.pairwise(calls):
+            ops[before]["outs"] = [*ops[before]["outs"], len(values)]
+            ops[after]["ins"] = [*ops[after]["ins"], len(values)]
+            values.append({"bytes": 0, "kind": "act", "producer": before})
         outputs = self.results([*self.forward_results, *self.backward_results])
         return {"ops": ops, "values": values, "outputs": sorted(outputs)}
 
