@@ -47,9 +47,10 @@ pub struct Compiled {
 
 /// From a forward graph with and without fusion, and from a training graph, planned or not.
 const FROM_FORWARD: &str =
-    "infer,tie,simplify,fuse,loss,autodiff,simplify,tile,optimizer,plan,remat";
-const UNFUSED: &str = "infer,tie,simplify,loss,autodiff,simplify,tile,optimizer,plan,remat";
-const FROM_TRAINING: &str = "infer,strip,simplify,tile,optimizer,plan,remat";
+    "infer,tie,simplify,fuse,loss,autodiff,simplify,attention,tile,optimizer,plan,remat";
+const UNFUSED: &str =
+    "infer,tie,simplify,loss,autodiff,simplify,attention,tile,optimizer,plan,remat";
+const FROM_TRAINING: &str = "infer,strip,simplify,attention,tile,optimizer,plan,remat";
 
 /// Turns `graph` into its checkpointed training graph.
 ///

@@ -28,8 +28,8 @@ const ANY: &[Phase] = &[
 
 /// Every pass.
 pub static ALL: &[&Pass] = &[
-    &INFER, &TIE, &SIMPLIFY, &FUSE, &LOSS, &AUTODIFF, &STRIP, &TILE, &OPTIMIZER, &PLAN, &REMAT,
-    &DCE,
+    &INFER, &TIE, &SIMPLIFY, &FUSE, &LOSS, &AUTODIFF, &STRIP, &ATTENTION, &TILE, &OPTIMIZER, &PLAN,
+    &REMAT, &DCE,
 ];
 
 static INFER: Pass = Pass {
@@ -158,6 +158,19 @@ static STRIP: Pass = Pass {
     run: |graph, _| {
         transform::remat::strip_plan(graph);
         Ok(Changed::Yes)
+    },
+};
+
+static ATTENTION: Pass = Pass {
+    name: "attention",
+    from: &[Phase::Training],
+    to: After::Same,
+    follows: None,
+    idempotent: true,
+    run: |graph, cx| {
+        let binding = Binding::new(graph, &cx.request.dims)?;
+        let device = &cx.request.device;
+        Ok(transform::saved_attention::save_attention(graph, &binding, device)?.into())
     },
 };
 

@@ -181,8 +181,10 @@ impl Graph {
         id
     }
 
-    /// Makes slot `slot` of `node` read `value`.
+    /// Makes slot `slot` of `node` read `value`. Slots before it that the node did not have are empty.
     pub fn set_operand(&mut self, node: NodeId, slot: usize, value: Option<ValueId>) {
+        let count = self.nodes[node].ins.len().max(slot + 1);
+        self.nodes[node].ins.resize(count, None);
         if let Some(old) = self.nodes[node].ins[slot] {
             let gone = Use { node, slot };
             let uses = &mut self.values[old].uses;

@@ -11,8 +11,8 @@
 //!
 //! The gradient computes the probabilities again from scores, row by row, rather than from the saved log-sum-exp: exact
 //! also where a bias of −10000 or the lowest finite number has swallowed the digits of the log-sum-exp, and then neither
-//! the result nor the log-sum-exp has to stay for it (Rabe and Staats 2021, arXiv 2112.05682; Dao et al. 2022, arXiv
-//! 2205.14135 keep both).
+//! the result nor the log-sum-exp has to stay for it (Rabe and Staats 2021, arXiv 2112.05682). The fused kernels of a device
+//! read both (Dao et al. 2022, arXiv 2205.14135): for such a device they are operands of the gradient.
 
 mod body;
 pub mod plan;
@@ -46,7 +46,7 @@ const EMPTY_ROWS: AttrSpec = AttrSpec::str("empty_rows", "zeros");
 const WANTS: AttrSpec = AttrSpec::required("wants", AttrKind::Ints);
 
 /// Names of what [`ATTENTION`] and [`ATTENTION_GRAD`] have in common.
-const SHARED: [&str; 6] = [
+pub const SHARED: [&str; 6] = [
     "scale",
     "causal",
     "window_left",
@@ -54,6 +54,11 @@ const SHARED: [&str; 6] = [
     "softcap",
     "empty_rows",
 ];
+
+/// The slot of the saved result among the operands of [`ATTENTION_GRAD`].
+pub const Y: usize = 5;
+/// The slot of the saved log-sum-exp among the operands of [`ATTENTION_GRAD`].
+pub const LSE: usize = 6;
 
 /// `q` [L…, Hq, Sq, D], `k` [L…, H, Sk, D], `v` [L…, H, Sk, Dv], `bias` (floating point or bool) broadcast to
 /// [L…, Hq, Sq, Sk]. Without a heads axis all have rank 2. `y` [L…, Hq, Sq, Dv]; `lse` [L…, Hq, Sq] is the log-sum-exp
@@ -84,7 +89,8 @@ pub static ATTENTION: OpDef = OpDef {
     )
 };
 
-/// Gradients of [`ATTENTION`] for the operands in `wants` (0 q, 1 k, 2 v, 3 bias), in that order.
+/// Gradients of [`ATTENTION`] for the operands in `wants` (0 q, 1 k, 2 v, 3 bias), in that order. `y` and `lse` are the
+/// results of the forward node; they change what a kernel has to compute, and not what it returns.
 pub static ATTENTION_GRAD: OpDef = OpDef {
     attrs: &[
         SCALE,
@@ -95,7 +101,7 @@ pub static ATTENTION_GRAD: OpDef = OpDef {
         EMPTY_ROWS,
         WANTS,
     ],
-    ins: slots!["dy", "q", "k", "v"; "bias"],
+    ins: slots!["dy", "q", "k", "v"; "bias", "y", "lse"],
     outs: &[Slot::var("gradients")],
     infer: infer_backward,
     grad: Grad::Body,
@@ -270,13 +276,20 @@ fn grad_attention(cx: &mut GradCx) -> Result<()> {
 }
 
 fn infer_backward(cx: &InferCx) -> Result<Vec<Ty>> {
-    let y = infer_forward(cx, 1)?.swap_remove(0);
-    let dy = cx.ty(0)?;
-    if dy.dtype != y.dtype || !may_be_same(&dy.dims, &y.dims) {
-        return Err(cx
-            .fail("shape", "`dy` is not of the result's type")
-            .expected(y.to_string())
-            .found(dy.to_string()));
+    let types = infer_forward(cx, 1)?;
+    for (slot, name, result) in [(0, "dy", 0), (Y, "y", 0), (LSE, "lse", 1)] {
+        let expected = &types[result];
+        let found = match slot {
+            0 => Some(cx.ty(0)?),
+            _ => cx.opt_ty(slot),
+        };
+        let Some(found) = found else { continue };
+        if found.dtype != expected.dtype || !may_be_same(&found.dims, &expected.dims) {
+            return Err(cx
+                .fail("shape", format!("`{name}` is not of the result's type"))
+                .expected(expected.to_string())
+                .found(found.to_string()));
+        }
     }
     let wants = cx.attrs.ints("wants");
     if wants.windows(2).any(|w| w[0] >= w[1]) || wants.iter().any(|w| !(0..4).contains(w)) {

@@ -11,6 +11,7 @@ pub mod optimizer;
 pub mod order;
 pub mod remat;
 pub mod rng_streams;
+pub mod saved_attention;
 pub mod simplify;
 pub mod sizes;
 pub mod tie;

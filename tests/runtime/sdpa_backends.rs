@@ -5,9 +5,9 @@ use ckpt_opt::frontend::given::Given;
 use ckpt_opt::frontend::load;
 use ckpt_opt::runtime::convert;
 use ckpt_opt::runtime::executor::Program;
-use ckpt_opt::runtime::kernels::KernelCx;
 use ckpt_opt::runtime::kernels::attention::check::{CheckedCase, judge};
 use ckpt_opt::runtime::kernels::attention::sdpa;
+use ckpt_opt::runtime::kernels::{self, KernelCx};
 use ckpt_opt::tensors::random;
 use ckpt_passes::analysis::sdpa::choice::AttentionKernels;
 use ckpt_passes::analysis::sdpa::{SdpaBackend, SdpaBackends};
@@ -17,6 +17,7 @@ use ckpt_passes::ir::{Attrs, DType, Graph, OpDef, Phase, Ty};
 use ckpt_passes::ops::attention::{ATTENTION, ATTENTION_GRAD};
 use ckpt_passes::ops::{Builder, EmitExt};
 use ckpt_passes::plan::Policy;
+use ckpt_passes::text;
 use ckpt_passes::transform::loss::Loss;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -100,8 +101,8 @@ fn a_broken_pair_is_refused() {
         x * (1.0 + f64::from(calls.get()) * 2e-7)
     });
     assert!(why.contains("other bits"), "{why}");
-    let why = verdict(DType::F32, 0, |x| x.to_kind(Kind::Double));
-    assert!(why.contains("the result is no row-major Float"), "{why}");
+    let why = verdict(DType::F32, 2, |x| x.to_kind(Kind::Double));
+    assert!(why.contains("dq is no row-major Float"), "{why}");
     let refusal = |_: &KernelCx| Err(ckpt_passes::Error::bug("torch", "not on this device"));
     let why = judge(kindred(DType::F32, 64, true, false), Device::Cpu, &refusal).unwrap_err();
     assert!(why.contains("not on this device"), "{why}");
@@ -362,4 +363,78 @@ fn a_plan_changes_no_bit_of_a_pair() {
         other_bits += u32::from(!torch::same_bits(x, &tiles[name]));
     }
     assert!(other_bits > 0, "the pair was never run");
+}
+
+/// A step compiled for a device whose kernels read the saved result and log-sum-exp: each forward runs once without a plan,
+/// and a plan that computes it again changes no bit.
+#[test]
+fn a_gradient_reads_saved_results() {
+    let _turn = torch::alone();
+    let mut source = String::from("graph @g imported (%x0: bf16[2, 4, 70, 16]) -> (%x3) {\n");
+    for i in 0..3 {
+        for name in ["q", "k", "v", "o"] {
+            source += &format!("  init %w{name}{i} : bf16[16, 16] = splat 0.0625\n");
+        }
+        source += &format!(
+            "  %q{i} = MatMul %x{i}, %wq{i}
+  %k{i} = MatMul %x{i}, %wk{i}
+  %v{i} = MatMul %x{i}, %wv{i}
+  %y{i} = Attention %q{i}, %k{i}, %v{i} {{causal=1, scale=0.25}}
+  %o{i} = MatMul %y{i}, %wo{i}
+  %x{} = Add %x{i}, %o{i}
+",
+            i + 1
+        );
+    }
+    source += "}\n";
+    let compiled = |policy: Policy, device: ckpt_passes::analysis::Device| {
+        let mut graph = text::parse(&source).unwrap();
+        let request = Request {
+            loss: Loss::Vjp,
+            plan: policy.into(),
+            device,
+            ..Request::default()
+        };
+        compile(&mut graph, &request, &mut Watch::default()).unwrap();
+        graph
+    };
+    let run = |graph: &Graph, available: SdpaBackends| {
+        let inputs = random::inputs(graph, &[], 3).unwrap();
+        let inputs: BTreeMap<String, Tensor> = inputs
+            .iter()
+            .map(|(name, x)| (name.clone(), convert::tensor(name, x).unwrap()))
+            .collect();
+        let mut program = Program::new(graph).unwrap();
+        let is_fused = !available.list.is_empty();
+        program.attend_with(available);
+        let predicted = program.specialization(&inputs).unwrap().memory.peak_bytes;
+        let before = kernels::calls();
+        let done = program.run(&inputs).unwrap();
+        // Blocks inside the CPU's kernels are not counted.
+        assert!(is_fused || done.peak_bytes == predicted);
+        let calls = kernels::calls();
+        let often = SdpaBackend::Cpu.names().map(|name| {
+            let count = |calls: &BTreeMap<&str, u64>| calls.get(name).copied().unwrap_or(0);
+            count(&calls) - count(&before)
+        });
+        (done.outputs, often)
+    };
+    let h100 = ckpt_passes::analysis::Device::built_in("h100").unwrap();
+    let [plain, again] = [Policy::NONE, Policy::FULL].map(|p| compiled(p, h100.clone()));
+    let for_a_cpu = compiled(Policy::NONE, Default::default());
+    let (expected, [forward, backward]) = run(&for_a_cpu, of_the_cpu());
+    assert_eq!([forward, backward], [6, 3]);
+    for (graph, forwards) in [(&plain, backward), (&again, 2 * backward)] {
+        let (found, often) = run(graph, of_the_cpu());
+        assert_eq!(often, [forwards, backward]);
+        for ((name, a), (_, b)) in expected.iter().zip(&found) {
+            assert!(torch::same_bits(a, b), "{name}");
+        }
+        // Tiles do not read the operands.
+        let (tiles, often) = run(graph, SdpaBackends::default());
+        assert_eq!(often, [0, 0]);
+        for ((name, a), (_, b)) in tiles.iter().zip(&found) {
+            close(a, b, Kind::BFloat16, name);
+        }
+    }
 }

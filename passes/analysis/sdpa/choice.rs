@@ -5,7 +5,7 @@ use crate::analysis::{Device, MemoryProfile, Sizes};
 use crate::error::Result;
 use crate::ir::op::Sized;
 use crate::ir::{Graph, Node};
-use crate::ops::attention::{ATTENTION, ATTENTION_GRAD};
+use crate::ops::attention::{ATTENTION, ATTENTION_GRAD, LSE};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
@@ -51,12 +51,25 @@ pub fn memory_on(
     sizes: &Sizes,
     device: &Device,
 ) -> Result<(MemoryProfile, AttentionKernels)> {
-    let granularity = device.granularity_bytes;
-    let mut memory = MemoryProfile::of_device(graph, sizes, device.kind, granularity)?;
-    let available = SdpaBackends::of_profile(device);
-    let choice = SdpaChoice::new(graph, sizes, &memory, &available, |_, _| Ok(()));
+    let (mut memory, choice) = choice_on(graph, sizes, device)?;
     memory.replace_temporaries(graph, &choice.temporaries);
     Ok((memory, choice.taken))
+}
+
+/// Returns the choice for the device of a profile, and the memory if all attention ran in tiles.
+///
+/// # Errors
+/// See [`MemoryProfile::new`].
+pub fn choice_on(
+    graph: &Graph,
+    sizes: &Sizes,
+    device: &Device,
+) -> Result<(MemoryProfile, SdpaChoice)> {
+    let granularity = device.granularity_bytes;
+    let memory = MemoryProfile::of_device(graph, sizes, device.kind, granularity)?;
+    let available = SdpaBackends::of_profile(device);
+    let choice = SdpaChoice::new(graph, sizes, &memory, &available, |_, _| Ok(()));
+    Ok((memory, choice))
 }
 
 /// The choice for each node of a program.
@@ -142,6 +155,7 @@ impl SdpaChoice {
             dy: dy.as_ref(),
             wants: node.attrs.opt_ints("wants").unwrap_or_default(),
             wants_lse: dy.is_none() && node.outs.len() > 1,
+            reads_results: dy.is_some() && node.operand(LSE).is_some(),
         };
         let bytes_in = |granularity| scratch::bytes(pair, available, &shape, granularity);
         let (bytes, requested_bytes) = (bytes_in(memory.granularity_bytes)?, bytes_in(1)?);

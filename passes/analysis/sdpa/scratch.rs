@@ -25,6 +25,8 @@ pub struct Node<'a> {
     pub wants: &'a [i64],
     /// Whether a forward node returns the log-sum-exp of each row too; false for a gradient.
     pub wants_lse: bool,
+    /// Whether a gradient has the result and the log-sum-exp as operands, so that the forward does not run for it.
+    pub reads_results: bool,
 }
 
 /// An operand in the library's layout.
@@ -139,6 +141,16 @@ pub fn bytes(
     };
     let dy = Seen::new(dy, blocks)?;
     let gradients = q.bytes + k.bytes + v.bytes;
+    // The kernels read the result with the heads of a row side by side, and those of efficient padded rows.
+    let turned_y = if heads == 1 || f.queries == 1 { 0 } else { y };
+    let (forward, made) = match node.reads_results {
+        true => {
+            let padded = if rows == f.queries { 0 } else { lse };
+            let copied = q.copied_bytes + k.copied_bytes + v.copied_bytes;
+            (0, copied + turned_y + padded)
+        }
+        false => (forward, made),
+    };
     let back = made
         + dy.copied_bytes
         + gradients
@@ -146,10 +158,10 @@ pub fn bytes(
             SdpaBackend::Cpu => 0,
             SdpaBackend::Efficient => dy.copied_inside_bytes() + efficient_back(f, blocks),
             SdpaBackend::Flash => {
-                let turned = if is_turned(&q) || heads == 1 || f.queries == 1 {
+                let turned = if node.reads_results || is_turned(&q) {
                     0
                 } else {
-                    y
+                    turned_y
                 };
                 dy.copied_inside_bytes() + turned + flash_back(available, f, blocks)
             }
@@ -283,6 +295,10 @@ mod tests {
     }
 
     fn found(pair: SdpaBackend, f: &Facts, inside: bool, back: bool) -> u64 {
+        taken(pair, f, inside, back, false)
+    }
+
+    fn taken(pair: SdpaBackend, f: &Facts, inside: bool, back: bool, reads_results: bool) -> u64 {
         let sized = |heads: i64, rows: i64, size: i64| {
             let mut x = Sized::contiguous(f.dtype, vec![f.batch, heads, rows, size]);
             if inside {
@@ -304,6 +320,7 @@ mod tests {
             dy: back.then_some(&dy),
             wants: &[0, 1, 2],
             wants_lse: false,
+            reads_results,
         };
         bytes(pair, &SdpaBackends::cuda(90, 132), &node, 512).unwrap()
     }
@@ -322,6 +339,13 @@ mod tests {
         assert_eq!(
             found(SdpaBackend::Flash, &f, true, true),
             back - 2 * 16 * MIB
+        );
+        // With the result as an operand: dy and result with heads inside, sums, dq; no result, no state.
+        let read = 2 * 16 * MIB + lse + 2 * 32 * MIB;
+        assert_eq!(taken(SdpaBackend::Flash, &f, false, true, true), read);
+        assert_eq!(
+            taken(SdpaBackend::Flash, &f, true, true, true),
+            read - 16 * MIB
         );
         // Four query heads of each key head: dk and dv of every one of them beside.
         let grouped = facts(8, 4, 4, 1024, 64);
@@ -346,6 +370,16 @@ mod tests {
         let tiles = 8 * 16 * 16 * (64 * 64 + 4) * 4;
         let back = 8 * MIB + MIB / 2 + 1024 + 8 * MIB + MIB / 2 + tiles;
         assert_eq!(found(SdpaBackend::Efficient, &f, false, true), back);
+        let read = |f: &Facts| taken(SdpaBackend::Efficient, f, false, true, true);
+        assert_eq!(read(&f), back - MIB / 2 - 1024);
+        // Rows that are padded to 1024 are copied; there are as many tiles.
+        let odd = Facts {
+            queries: 1000,
+            ..f.clone()
+        };
+        let y = 8 * 16 * 1000 * 32 * 2;
+        let sums = 8 * 16 * 1000 * 4;
+        assert_eq!(read(&odd), 2 * y + MIB / 2 + sums + tiles);
     }
 
     #[test]
@@ -379,6 +413,7 @@ mod tests {
             dy: None,
             wants: &[],
             wants_lse: true,
+            reads_results: false,
         };
         let taken = bytes(SdpaBackend::Flash, &SdpaBackends::cuda(90, 132), &node, 512);
         assert_eq!(taken, Some(16 * MIB + 1024));

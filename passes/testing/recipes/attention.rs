@@ -48,6 +48,8 @@ pub const CALLS: &[Recipe] = recipes! {
     AttentionGrad 4 (DY, Q, K, V, Real(&[2, 3, 4])) with [ALL_FOUR, HALF, ("softcap", F(0.7))];
     AttentionGrad 4 (DY, Q, K, V, Real(&[3, 1])) with [ALL_FOUR, CAUSAL];
     AttentionGrad 1 (DY, Q, K, V, Real(&[1])) with [("wants", L(&[3]))];
+    // A saved result, which changes nothing.
+    AttentionGrad 4 (DY, Q, K, V, Real(&[3, 4]), DY) with [ALL_FOUR, HALF];
     AttentionGrad 1 (DY, Q, K, V) with [("wants", L(&[2])), CAUSAL];
     AttentionGrad 1 (DY, Q, K, V, MASK) with [("wants", L(&[0]))];
     AttentionGrad 2 (DY, Q, K, V, PADDING)

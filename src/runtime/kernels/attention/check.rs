@@ -142,7 +142,7 @@ impl Problem {
         })
     }
 
-    /// Computes y, the log-sum-exp, dq, dk and dv, and moves them to the CPU.
+    /// Computes y, the log-sum-exp, and dq, dk and dv without and with these as operands, and moves all to the CPU.
     fn results(&self, attend: &dyn Fn(&KernelCx) -> Result<Vec<Tensor>>) -> Result<Vec<Tensor>> {
         let [dy, q, k, v] = &self.ins;
         let (draws, store) = (Draws::default(), SwapStore::default());
@@ -156,8 +156,12 @@ impl Problem {
             ))
         };
         let mut all = run(&ATTENTION, &[Some(q), Some(k), Some(v)], 2)?;
-        let back = [Some(dy), Some(q), Some(k), Some(v)];
-        all.extend(run(&ATTENTION_GRAD, &back, 3)?);
+        let back = [dy, q, k, v].map(Some);
+        let gradients = run(&ATTENTION_GRAD, &back, 3)?;
+        let saved = [None, Some(&all[0]), Some(&all[1])];
+        let from_saved = run(&ATTENTION_GRAD, &[&back[..], &saved].concat(), 3)?;
+        all.extend(gradients);
+        all.extend(from_saved);
         Ok(all.iter().map(|x| x.to_device(Device::Cpu)).collect())
     }
 
@@ -240,8 +244,11 @@ pub fn judge(
     let expected = problem.results(&tiles).map_err(failed)?;
     let allowed = problem.allowed(case).map_err(failed)?;
     let names = ["the result", "the log-sum-exp", "dq", "dk", "dv"];
-    for (i, name) in names.into_iter().enumerate() {
-        let (a, b, c) = (&first[i], &second[i], &expected[i]);
+    for i in 0..first.len() {
+        // The gradients come twice.
+        let of = if i < names.len() { i } else { i - 3 };
+        let name = names[of];
+        let (a, b, c) = (&first[i], &second[i], &expected[of]);
         if a.size() != c.size() || a.kind() != c.kind() || !a.is_contiguous() {
             return Err(format!(
                 "{name} is no row-major {:?} of {:?}",
@@ -254,7 +261,7 @@ pub fn judge(
         }
         let gap = (a.to_kind(Kind::Double) - c.to_kind(Kind::Double)).abs();
         // NaN is within nothing.
-        let within = gap.le_tensor(&allowed[i]).all();
+        let within = gap.le_tensor(&allowed[of]).all();
         if !bool::try_from(within).unwrap_or(false) {
             let most = gap.max().double_value(&[]);
             return Err(format!(

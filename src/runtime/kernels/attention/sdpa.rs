@@ -1,13 +1,13 @@
 //! Attention by one of PyTorch's fused kernels: one call for the forward pass, one for the backward pass.
 //!
 //! Operands are passed in the library's layout, and results have the layout of our row. Nothing here waits for the device or
-//! copies between it and the host. The gradient recomputes the result and the log-sum-exp by the same kernel on the same
-//! operands, so neither is kept.
+//! copies between it and the host. Where the result and the log-sum-exp are no operands of the gradient, as in a graph that was
+//! compiled for another device, it recomputes them by the same kernel on the same operands.
 
 use crate::runtime::kernels::context::*;
 use ckpt_passes::analysis::sdpa::SdpaBackend;
 use ckpt_passes::analysis::sdpa::layout::{ALIGNMENT_ELEMENTS, axes, strides_in_place};
-use ckpt_passes::ops::attention::ATTENTION_GRAD;
+use ckpt_passes::ops::attention::{ATTENTION_GRAD, LSE, Y};
 use ckpt_torch::Ret;
 
 /// Returns an operand as the library reads it: in place, or as a row-major copy.
@@ -77,6 +77,37 @@ fn attend(backend: SdpaBackend, x: &Operands) -> Result<Done> {
         y,
         lse,
         rest: results.collect(),
+    })
+}
+
+/// The alignment of the rows of a log-sum-exp that efficient reads, in elements.
+const LSE_ROWS: i64 = 32;
+
+/// Returns saved results as the backward kernels read them. Without dropout they read no state of a generator.
+fn saved(backend: SdpaBackend, x: &Operands, y: &Tensor, lse: &Tensor) -> Result<Done> {
+    let e = |e| tch_error(&e);
+    let dims = x.q.size();
+    let (batch, heads, queries) = (dims[0], dims[1], dims[2]);
+    let (keys, value_size) = (x.k.size()[2], x.v.size()[3]);
+    let y = row_major(y, &[batch, heads, queries, value_size])?;
+    let mut lse = row_major(lse, &[batch, heads, queries])?;
+    let heads_inside = dense(&y.f_transpose(1, 2).map_err(e)?)?;
+    let mut rest = Vec::new();
+    match backend {
+        SdpaBackend::Flash => {
+            rest = vec![Ret::None, Ret::None, Ret::Int(queries), Ret::Int(keys)];
+        }
+        SdpaBackend::Efficient if queries % LSE_ROWS != 0 => {
+            // Rows that do not exist weigh exp(−∞).
+            let missing = [0, -queries & (LSE_ROWS - 1)];
+            lse = lse.f_pad(missing, "constant", f64::INFINITY).map_err(e)?;
+        }
+        _ => {}
+    }
+    Ok(Done {
+        y: heads_inside.f_transpose(1, 2).map_err(e)?,
+        lse,
+        rest,
     })
 }
 
@@ -164,7 +195,10 @@ fn forward(pair: SdpaBackend, cx: &KernelCx) -> Result<Vec<Tensor>> {
 fn backward(pair: SdpaBackend, cx: &KernelCx) -> Result<Vec<Tensor>> {
     let gradients = {
         let x = Operands::new(cx, 1)?;
-        let done = attend(pair, &x)?;
+        let done = match (cx.opt(Y), cx.opt(LSE)) {
+            (Some(y), Some(lse)) => saved(pair, &x, y, lse)?,
+            _ => attend(pair, &x)?,
+        };
         let dy = readable(cx.x(0)?)?;
         attend_back(pair, &x, &dy, &done)?
     };
