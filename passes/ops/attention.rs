@@ -90,7 +90,8 @@ pub static ATTENTION: OpDef = OpDef {
 };
 
 /// Gradients of [`ATTENTION`] for the operands in `wants` (0 q, 1 k, 2 v, 3 bias), in that order. `y` and `lse` are the
-/// results of the forward node; they change what a kernel has to compute, and not what it returns.
+/// results of the forward node; they change what a kernel has to compute, and not what it returns. A `y` of another rank has
+/// the elements in the order [L…, Sq, Hq, Dv], as what follows attention usually reads them.
 pub static ATTENTION_GRAD: OpDef = OpDef {
     attrs: &[
         SCALE,
@@ -284,6 +285,9 @@ fn infer_backward(cx: &InferCx) -> Result<Vec<Ty>> {
             _ => cx.opt_ty(slot),
         };
         let Some(found) = found else { continue };
+        if slot == Y && found.dtype == expected.dtype && found.rank() != expected.rank() {
+            continue;
+        }
         if found.dtype != expected.dtype || !may_be_same(&found.dims, &expected.dims) {
             return Err(cx
                 .fail("shape", format!("`{name}` is not of the result's type"))

@@ -7,9 +7,10 @@ use crate::analysis::sdpa::choice::choice_on;
 use crate::analysis::sizes::Binding;
 use crate::analysis::{Device, Sizes};
 use crate::error::Result;
-use crate::ir::{Graph, NodeId, Ty, ValueId};
+use crate::ir::{Graph, Id, Node, NodeId, Ty, ValueId};
 use crate::ops::attention::{ATTENTION, ATTENTION_GRAD, LSE, SHARED, Y};
 use crate::ops::rule::compute_type;
+use crate::ops::shape::{FLATTEN, RESHAPE, TRANSPOSE};
 
 /// Settles the operands of every gradient of attention for the device of a profile. Returns whether any changed.
 ///
@@ -25,6 +26,10 @@ pub fn save_attention(graph: &mut Graph, binding: &Binding, device: &Device) -> 
     }
     let sizes = Sizes::new(graph, binding)?;
     let (_, choice) = choice_on(graph, &sizes, device)?;
+    let mut places = vec![usize::MAX; graph.node_bound()];
+    for (at, id) in graph.order().iter().enumerate() {
+        places[Id::index(*id)] = at;
+    }
     let mut changed = false;
     for (at, id) in gradients {
         let forward = match choice.backends[at] {
@@ -35,6 +40,7 @@ pub fn save_attention(graph: &mut Graph, binding: &Binding, device: &Device) -> 
         match forward {
             Some(forward) if !has => {
                 let [y, lse] = results(graph, forward);
+                let y = turned(graph, y, |id| places[Id::index(id)] < at).unwrap_or(y);
                 graph.set_operand(id, Y, Some(y));
                 graph.set_operand(id, LSE, Some(lse));
             }
@@ -63,6 +69,26 @@ fn forward_of(graph: &Graph, id: NodeId) -> Option<NodeId> {
     };
     let readers = graph.value(gradient.operand(1)?).uses().iter();
     readers.map(|reader| reader.node).find(is_forward)
+}
+
+/// Finds a copy of a result with the heads of each row side by side, which is made before the gradient. What
+/// follows attention usually reads this copy, also in the backward pass, and so do the kernels.
+fn turned(graph: &Graph, y: ValueId, is_before: impl Fn(NodeId) -> bool) -> Option<ValueId> {
+    let rank = graph.ty(y).rank();
+    let mut swapped: Vec<i64> = (0..rank as i64).collect();
+    swapped.swap(rank.checked_sub(3)?, rank - 2);
+    let is_swap =
+        |node: &Node| node.op == &TRANSPOSE && node.attrs.opt_ints("perm") == Some(&swapped);
+    let is_copy = |node: &Node| {
+        let other_rank = || graph.ty(node.outs[0]).rank() != rank;
+        (node.op == &RESHAPE || node.op == &FLATTEN) && other_rank()
+    };
+    let readers = |value: ValueId| graph.value(value).uses().iter().map(|r| r.node);
+    readers(y)
+        .filter(|id| is_swap(graph.node(*id)))
+        .flat_map(|id| readers(graph.node(id).outs[0]))
+        .find(|id| is_copy(graph.node(*id)) && is_before(*id))
+        .map(|id| graph.node(id).outs[0])
 }
 
 /// Returns the result and the log-sum-exp of a node, which gets the latter if it has none.
@@ -129,6 +155,25 @@ mod tests {
         assert!(saved(&mut graph, "cpu"));
         assert_eq!(operands(&graph), [None; 3]);
         assert!(!saved(&mut graph, "cpu"));
+        infer(&mut graph).unwrap();
+    }
+
+    #[test]
+    fn a_copy_with_heads_inside_is_read_instead() {
+        let source = "graph @g imported (%dy: bf16[2, 4, 70, 16], %q: bf16[2, 4, 70, 16]) -> (%rows, %z, %dq) {
+  init %shape : i64[2] = [140, 64]
+  %y = Attention %q, %q, %q {scale=0.25}
+  %t = Transpose %y {perm=[0, 2, 1, 3]}
+  %z = Tanh %t
+  %rows = Reshape %t, %shape
+  %dq = AttentionGrad %dy, %q, %q, %q {scale=0.25, wants=[0]}
+  %late = Reshape %t, %shape
+}
+";
+        let mut graph = text::parse(source).unwrap();
+        infer(&mut graph).unwrap();
+        assert!(saved(&mut graph, "h100"));
+        assert_eq!(operands(&graph), [None, Some("rows"), Some("y.lse")]);
         infer(&mut graph).unwrap();
     }
 

@@ -5,7 +5,8 @@ use crate::analysis::{Device, MemoryProfile, Sizes};
 use crate::error::Result;
 use crate::ir::op::Sized;
 use crate::ir::{Graph, Node};
-use crate::ops::attention::{ATTENTION, ATTENTION_GRAD, LSE};
+use crate::ops::attention::{ATTENTION, ATTENTION_GRAD, LSE, Y};
+use scratch::ForwardResult;
 use serde::Serialize;
 use std::collections::BTreeSet;
 
@@ -147,6 +148,13 @@ impl SdpaChoice {
         let [Some(q), Some(k), Some(v)] = ins.get(..3)? else {
             return None;
         };
+        let result = match (&dy, node.operand(Y), node.operand(LSE)) {
+            (Some(dy), Some(y), Some(_)) => match sizes.of(y).dims.len() == dy.dims.len() {
+                true => ForwardResult::RowMajor,
+                false => ForwardResult::HeadsInside,
+            },
+            _ => ForwardResult::Recomputed,
+        };
         let shape = scratch::Node {
             facts: &facts,
             q,
@@ -155,7 +163,7 @@ impl SdpaChoice {
             dy: dy.as_ref(),
             wants: node.attrs.opt_ints("wants").unwrap_or_default(),
             wants_lse: dy.is_none() && node.outs.len() > 1,
-            reads_results: dy.is_some() && node.operand(LSE).is_some(),
+            result,
         };
         let bytes_in = |granularity| scratch::bytes(pair, available, &shape, granularity);
         let (bytes, requested_bytes) = (bytes_in(memory.granularity_bytes)?, bytes_in(1)?);

@@ -25,8 +25,19 @@ pub struct Node<'a> {
     pub wants: &'a [i64],
     /// Whether a forward node returns the log-sum-exp of each row too; false for a gradient.
     pub wants_lse: bool,
-    /// Whether a gradient has the result and the log-sum-exp as operands, so that the forward does not run for it.
-    pub reads_results: bool,
+    /// How a gradient gets the result of the forward.
+    pub result: ForwardResult,
+}
+
+/// How a gradient gets the result and the log-sum-exp of the forward.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum ForwardResult {
+    /// It runs the forward again.
+    Recomputed,
+    /// They are operands, the result in its own layout.
+    RowMajor,
+    /// They are operands, the result with the heads of a row side by side.
+    HeadsInside,
 }
 
 /// An operand in the library's layout.
@@ -143,13 +154,15 @@ pub fn bytes(
     let gradients = q.bytes + k.bytes + v.bytes;
     // The kernels read the result with the heads of a row side by side, and those of efficient padded rows.
     let turned_y = if heads == 1 || f.queries == 1 { 0 } else { y };
-    let (forward, made) = match node.reads_results {
-        true => {
+    let is_recomputed = node.result == ForwardResult::Recomputed;
+    let (forward, made) = match is_recomputed {
+        true => (forward, made),
+        false => {
             let padded = if rows == f.queries { 0 } else { lse };
             let copied = q.copied_bytes + k.copied_bytes + v.copied_bytes;
-            (0, copied + turned_y + padded)
+            let is_turned = node.result == ForwardResult::HeadsInside;
+            (0, copied + padded + if is_turned { 0 } else { turned_y })
         }
-        false => (forward, made),
     };
     let back = made
         + dy.copied_bytes
@@ -158,10 +171,10 @@ pub fn bytes(
             SdpaBackend::Cpu => 0,
             SdpaBackend::Efficient => dy.copied_inside_bytes() + efficient_back(f, blocks),
             SdpaBackend::Flash => {
-                let turned = if node.reads_results || is_turned(&q) {
-                    0
-                } else {
+                let turned = if is_recomputed && !is_turned(&q) {
                     turned_y
+                } else {
+                    0
                 };
                 dy.copied_inside_bytes() + turned + flash_back(available, f, blocks)
             }
@@ -295,10 +308,10 @@ mod tests {
     }
 
     fn found(pair: SdpaBackend, f: &Facts, inside: bool, back: bool) -> u64 {
-        taken(pair, f, inside, back, false)
+        taken(pair, f, inside, back, ForwardResult::Recomputed)
     }
 
-    fn taken(pair: SdpaBackend, f: &Facts, inside: bool, back: bool, reads_results: bool) -> u64 {
+    fn taken(pair: SdpaBackend, f: &Facts, inside: bool, back: bool, result: ForwardResult) -> u64 {
         let sized = |heads: i64, rows: i64, size: i64| {
             let mut x = Sized::contiguous(f.dtype, vec![f.batch, heads, rows, size]);
             if inside {
@@ -320,7 +333,7 @@ mod tests {
             dy: back.then_some(&dy),
             wants: &[0, 1, 2],
             wants_lse: false,
-            reads_results,
+            result,
         };
         bytes(pair, &SdpaBackends::cuda(90, 132), &node, 512).unwrap()
     }
@@ -342,11 +355,10 @@ mod tests {
         );
         // With the result as an operand: dy and result with heads inside, sums, dq; no result, no state.
         let read = 2 * 16 * MIB + lse + 2 * 32 * MIB;
-        assert_eq!(taken(SdpaBackend::Flash, &f, false, true, true), read);
-        assert_eq!(
-            taken(SdpaBackend::Flash, &f, true, true, true),
-            read - 16 * MIB
-        );
+        let saved = |inside, result| taken(SdpaBackend::Flash, &f, inside, true, result);
+        assert_eq!(saved(false, ForwardResult::RowMajor), read);
+        assert_eq!(saved(false, ForwardResult::HeadsInside), read - 16 * MIB);
+        assert_eq!(saved(true, ForwardResult::RowMajor), read - 16 * MIB);
         // Four query heads of each key head: dk and dv of every one of them beside.
         let grouped = facts(8, 4, 4, 1024, 64);
         assert_eq!(
@@ -370,7 +382,15 @@ mod tests {
         let tiles = 8 * 16 * 16 * (64 * 64 + 4) * 4;
         let back = 8 * MIB + MIB / 2 + 1024 + 8 * MIB + MIB / 2 + tiles;
         assert_eq!(found(SdpaBackend::Efficient, &f, false, true), back);
-        let read = |f: &Facts| taken(SdpaBackend::Efficient, f, false, true, true);
+        let read = |f: &Facts| {
+            taken(
+                SdpaBackend::Efficient,
+                f,
+                false,
+                true,
+                ForwardResult::RowMajor,
+            )
+        };
         assert_eq!(read(&f), back - MIB / 2 - 1024);
         // Rows that are padded to 1024 are copied; there are as many tiles.
         let odd = Facts {
@@ -413,7 +433,7 @@ mod tests {
             dy: None,
             wants: &[],
             wants_lse: true,
-            reads_results: false,
+            result: ForwardResult::Recomputed,
         };
         let taken = bytes(SdpaBackend::Flash, &SdpaBackends::cuda(90, 132), &node, 512);
         assert_eq!(taken, Some(16 * MIB + 1024));

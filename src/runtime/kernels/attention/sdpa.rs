@@ -83,15 +83,27 @@ fn attend(backend: SdpaBackend, x: &Operands) -> Result<Done> {
 /// The alignment of the rows of a log-sum-exp that efficient reads, in elements.
 const LSE_ROWS: i64 = 32;
 
-/// Returns saved results as the backward kernels read them. Without dropout they read no state of a generator.
-fn saved(backend: SdpaBackend, x: &Operands, y: &Tensor, lse: &Tensor) -> Result<Done> {
+/// Returns saved results as the backward kernels read them. Without dropout they read no state of a generator. A `y` that
+/// `is_turned` has the heads of each row side by side.
+fn saved(
+    backend: SdpaBackend,
+    x: &Operands,
+    y: &Tensor,
+    is_turned: bool,
+    lse: &Tensor,
+) -> Result<Done> {
     let e = |e| tch_error(&e);
     let dims = x.q.size();
     let (batch, heads, queries) = (dims[0], dims[1], dims[2]);
     let (keys, value_size) = (x.k.size()[2], x.v.size()[3]);
-    let y = row_major(y, &[batch, heads, queries, value_size])?;
+    let heads_inside = match is_turned {
+        true => row_major(y, &[batch, queries, heads, value_size])?,
+        false => {
+            let y = row_major(y, &[batch, heads, queries, value_size])?;
+            dense(&y.f_transpose(1, 2).map_err(e)?)?
+        }
+    };
     let mut lse = row_major(lse, &[batch, heads, queries])?;
-    let heads_inside = dense(&y.f_transpose(1, 2).map_err(e)?)?;
     let mut rest = Vec::new();
     match backend {
         SdpaBackend::Flash => {
@@ -196,7 +208,10 @@ fn backward(pair: SdpaBackend, cx: &KernelCx) -> Result<Vec<Tensor>> {
     let gradients = {
         let x = Operands::new(cx, 1)?;
         let done = match (cx.opt(Y), cx.opt(LSE)) {
-            (Some(y), Some(lse)) => saved(pair, &x, y, lse)?,
+            (Some(y), Some(lse)) => {
+                let is_turned = y.dim() != cx.x(0)?.dim();
+                saved(pair, &x, y, is_turned, lse)?
+            }
             _ => attend(pair, &x)?,
         };
         let dy = readable(cx.x(0)?)?;
