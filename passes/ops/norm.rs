@@ -274,14 +274,14 @@ pub fn scale_is_row(attrs: &Attrs, x: &[i64], scale: &[i64]) -> bool {
     x.get(axis_of(attrs, x.len())..) == Some(scale)
 }
 
-/// 16-bit operands: scale and bias in float32, since the kernel takes statistics and parameters of one type. Where
-/// the scale is not one row, the kernel normalises first (16-bit operands with a scale of ones) and then scales in its
-/// result. It always makes both statistics, in the type computed in; those that are not results are temporary.
+/// 16-bit operands: scale and bias in float32, since the kernel of a CPU takes statistics and parameters of one type. Where
+/// the scale is not one row, the kernel normalises first (on a CPU 16-bit operands with a scale of ones) and then scales in
+/// its result. It always makes both statistics, in the type computed in; those that are not results are temporary.
 fn layer_norm_memory(cx: &MemoryCx) -> Footprint {
     let (Some(x), Some(scale)) = (&cx.ins[0], &cx.ins[1]) else {
         return fresh(cx);
     };
-    let narrow = x.dtype.size_bytes() == 2;
+    let narrow = converts_parameters(cx.device, x);
     let bias = cx.operand(2);
     let row = x.dims.get(axis_of(cx.attrs, x.dims.len())..).unwrap_or(&[]);
     let fused = scale_is_row(cx.attrs, &x.dims, &scale.dims) && bias.is_none_or(|b| b.dims == row);
@@ -296,6 +296,21 @@ fn layer_norm_memory(cx: &MemoryCx) -> Footprint {
     let temporary = if wide == 4 { 2 - given } else { 2 };
     fresh(cx)
         .with_temp(strided_bytes(cx, &[0]) + parameters + temporary * rows_of(cx.attrs, x) * wide)
+}
+
+/// Returns whether libtorch's kernels take parameters of 16-bit operands in float32.
+fn converts_parameters(device: DeviceKind, x: &Sized) -> bool {
+    device == DeviceKind::Cpu && x.dtype.size_bytes() == 2
+}
+
+/// The most rows for which libtorch's kernel sums the gradients of scale and bias on a CUDA device. For more it may keep sums
+/// of some rows in the operands' type.
+const MOST_SUMMED_ROWS: i64 = 1 << 16;
+
+/// Returns whether one call of libtorch computes all gradients of [`LAYER_NORM`]. `fused` says that the scale is one row. On
+/// a CPU the memory of its sums depends on the number of threads.
+pub fn sums_by_library(device: DeviceKind, fused: bool, rows: i64) -> bool {
+    device == DeviceKind::Cuda && fused && rows <= MOST_SUMMED_ROWS
 }
 
 /// The most elements of a block of rows in which [`LAYER_NORM_GRAD`] sums its terms on a CPU.
@@ -324,7 +339,7 @@ fn layer_norm_grad_memory(cx: &MemoryCx) -> Footprint {
         (false, true) => 2 * all,
         _ => strided_bytes(cx, &[0, 1]),
     };
-    let weight = match narrow {
+    let weight = match narrow && !(fused && cx.device == DeviceKind::Cuda) {
         true => scale.elements() * wide,
         false => strided_bytes(cx, &[2]),
     };
@@ -345,9 +360,11 @@ fn layer_norm_grad_memory(cx: &MemoryCx) -> Footprint {
     // A sum in the type computed in, and one for the block beside the total.
     let total = if narrow { scale.elements() * wide } else { 0 };
     let sums = total + if at_once < rows { width * wide } else { 0 };
+    let by_library = sums_by_library(cx.device, fused, rows as i64);
     let mut results = 0;
     for (want, out) in cx.attrs.ints("wants").iter().zip(cx.outs) {
         let buffers = match (want, fused) {
+            _ if by_library => 0,
             (0, true) => 0,
             (0, false) => all + if narrow { all } else { 0 },
             (1, true) => block + sums + if narrow { block } else { 0 },

@@ -1,11 +1,13 @@
 //! Layer and RMS normalisation and their gradients.
 //!
-//! libtorch's layer norm takes a scale of exactly one row and, for 16-bit operands, parameters and statistics in float32. Any
-//! other scale is applied after normalisation. libtorch has no backward of RMS norm on the CPU, so it is computed op by op.
+//! libtorch's layer norm takes a scale of exactly one row. For 16-bit operands statistics are in float32; its kernels take
+//! parameters in float32 too on a CPU, and in the operands' type on a CUDA device. Any other scale is applied after
+//! normalisation. libtorch has no backward of RMS norm on the CPU, so it is computed op by op.
 
 use super::context::*;
 use super::reduce::{sum, sum_to};
 use ckpt_passes::ops::norm::*;
+use ckpt_torch::Ret;
 
 kernels! {
     LAYER_NORM => layer_norm;
@@ -20,6 +22,14 @@ fn stats_size(size: &[i64], axis: usize) -> Vec<i64> {
     kept.chain(size[axis..].iter().map(|_| 1)).collect()
 }
 
+/// Returns the type in which libtorch's kernels take the parameters of an operand.
+fn parameter_kind(x: &Tensor) -> Kind {
+    match x.device().is_cuda() {
+        true => x.kind(),
+        false => compute_kind(x.kind()),
+    }
+}
+
 fn layer_norm(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let x = dense(cx.x(0)?)?;
     let size = x.size();
@@ -31,11 +41,11 @@ fn layer_norm(cx: &KernelCx) -> Result<Vec<Tensor>> {
         scale_is_row(cx.attrs, &size, &scale.size()) && bias.is_none_or(|b| b.size() == row);
     let (weight, offset) = match fused {
         true => (
-            Some(dense_as(scale, kind)?),
-            bias.map(|b| dense_as(b, kind)).transpose()?,
+            Some(dense_as(scale, parameter_kind(&x))?),
+            bias.map(|b| dense_as(b, parameter_kind(&x))).transpose()?,
         ),
-        // libtorch returns statistics in float32 only for a scale in float32.
-        false if is_narrow(x.kind()) => {
+        // Without a scale in float32, the statistics have the type of `x`.
+        false if parameter_kind(&x) != x.kind() => {
             let ones = empty(row, kind, x.device())?;
             fill(&ones, &scalar(kind, 1.0)?)?;
             (Some(ones), None)
@@ -100,7 +110,7 @@ fn layer_norm_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
         true => (dense(cx.x(0)?)?, dense(cx.x(1)?)?),
         false => (dense_as(cx.x(0)?, kind)?, dense_as(cx.x(1)?, kind)?),
     };
-    let weight = dense_as(scale, kind)?;
+    let weight = dense_as(scale, if fused { parameter_kind(&x) } else { kind })?;
     let gamma = fused.then_some(&weight);
     let (mean, inv_std) = match (cx.opt(3), cx.opt(4)) {
         (Some(mean), Some(inv_std)) => (dense_as(mean, kind)?, dense_as(inv_std, kind)?),
@@ -110,6 +120,25 @@ fn layer_norm_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
             (mean, inv_std)
         }
     };
+    let rows: i64 = size[..axis].iter().product();
+    if let Some(weight) = gamma.filter(|_| sums_by_library(cx.device, fused, rows)) {
+        let mask = [0, 1, 2].map(|slot| wants.contains(&slot));
+        let row = &size[axis..];
+        // A bias has the sizes of the scale, and its values do not matter.
+        let args = args![&dy, &x, row, &mean, &inv_std, weight, weight, &mask];
+        let results = call_n("aten::native_layer_norm_backward", args)?;
+        let mut outs = Vec::new();
+        for (slot, result) in results.into_iter().enumerate() {
+            match result {
+                Ret::Tensor(gradient) if mask[slot] => {
+                    let like = if slot == 0 { target } else { scale.kind() };
+                    outs.push(dense_as(&gradient, like)?);
+                }
+                _ => {}
+            }
+        }
+        return Ok(outs);
+    }
     let mut outs = Vec::new();
     for want in wants {
         outs.push(match (want, fused) {
@@ -128,7 +157,6 @@ fn layer_norm_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
                 dense_as(&dx, target)?
             }
             (_, true) => {
-                let rows: i64 = size[..axis].iter().product();
                 let flat = |t: &Tensor| t.reshape([rows, -1]);
                 let normal = (flat(&x), flat(&mean), flat(&inv_std));
                 let normal = (*want == 1).then_some(&normal);
