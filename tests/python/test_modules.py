@@ -7,6 +7,7 @@ import os
 import subprocess
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import ckpt_opt
+from ckpt_opt.prices import allocated_bytes
 
 
 class Head(nn.Module):
@@ -122,3 +124,54 @@ def test_tags_of_selective_checkpointing_are_honoured() -> None:
         for p, g in zip((p for la in layers for p in la.parameters()), found, strict=True)
         if p.grad is not None
     )
+
+
+class Layer(nn.Module):
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.drop(self.down(torch.tanh(self.up(self.norm(x)))))
+
+
+def test_a_checkpoint_keeps_what_the_plan_keeps() -> None:
+    torch.manual_seed(0)
+    layers = nn.Sequential(*(Layer() for _ in range(6)))
+    x = torch.randn(512, 64)
+
+    def stepped(context: Any) -> tuple[list[torch.Tensor], int]:
+        """Returns gradients and the peak."""
+
+        def step() -> None:
+            y = x
+            for layer in layers:
+                y = layer(y) if context is None else checkpoint(layer, y, use_reentrant=False, context_fn=context)
+            y.square().mean().backward()
+
+        layers.zero_grad()
+        torch.manual_seed(1)
+        step()
+        found = [p.grad.clone() for p in layers.parameters() if p.grad is not None]
+        layers.zero_grad()
+        return found, allocated_bytes(step)[0]
+
+    plain, most = stepped(None)
+    peaks = []
+    for budget in ("100%", "70%", "40%"):
+        keep = ckpt_opt.checkpoint_policy(ckpt_opt.plan_module(layers, x, budget=budget))
+        found, peak = stepped(keep)
+        assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
+        peaks.append(peak)
+    assert peaks[2] < peaks[1] < peaks[0] <= most
+
+
+def test_a_checkpoint_of_another_model_recomputes_all() -> None:
+    other = ckpt_opt.plan_module(Layer(32), torch.randn(8, 32), budget="100%")
+    layer, x = Layer().eval(), torch.randn(512, 64)
+    layer(x).sum().backward()
+    expected = [p.grad.clone() for p in layer.parameters() if p.grad is not None]
+    layer.zero_grad()
+    checkpoint(layer, x, use_reentrant=False, context_fn=ckpt_opt.checkpoint_policy(other)).sum().backward()
+    assert all(torch.equal(p.grad, e) for p, e in zip(layer.parameters(), expected, strict=True) if p.grad is not None)

@@ -18,6 +18,7 @@ from ckpt_opt.planner import BudgetError, Plan, PlanWarning, last_plans
 
 if TYPE_CHECKING:
     from ckpt_opt.backends import backend, partitioner
+    from ckpt_opt.checkpoint import checkpoint_policy
     from ckpt_opt.modules import export, plan_module, stop_gradient
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Plan",
     "PlanWarning",
     "backend",
+    "checkpoint_policy",
     "export",
     "last_plans",
     "partitioner",
@@ -35,6 +37,7 @@ __all__ = [
 # Names that need PyTorch, by the module that has them.
 _WITH_TORCH = {
     "backend": "backends",
+    "checkpoint_policy": "checkpoint",
     "export": "modules",
     "partitioner": "backends",
     "plan_module": "modules",

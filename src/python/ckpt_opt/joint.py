@@ -52,6 +52,13 @@ def schema_of(node: fx.Node) -> Any:
     return getattr(node.target, "_schema", None)
 
 
+def signature(target: Any, values: Any) -> str:
+    """Returns the name of an op and the shapes of its operands, as `aten::mm(8x16, 16x4)`."""
+    shapes = ["x".join(str(number(n)) for n in tensor.shape) for tensor in tensors_of(values)]
+    schema = getattr(target, "_schema", None)
+    return f"{target if schema is None else schema.name}({', '.join(shapes)})"
+
+
 def is_view(node: fx.Node) -> bool:
     """Returns true if every tensor that the node returns has the storage of its first operand."""
     if node.target in (operator.getitem, torch.ops.aten._unsafe_view.default) or is_wait(node):
@@ -260,6 +267,19 @@ class Joint:
     def gradient_bytes(self) -> int:
         """Returns the bytes of what the backward pass returns."""
         return sum(self.sizes[s] for s in self.results(self.backward_results) if self.kinds[s] == "act")
+
+    def kept_calls(self, saved: set[int]) -> dict[str, tuple[int, int]]:
+        """Returns how many calls of an op keep most of their results in `saved` storages, of how many, by signature."""
+        found: dict[str, tuple[int, int]] = {}
+        for op in self.ops[: self.boundary]:
+            made = self.makes(op)
+            keeps = 2 * sum(self.sizes[s] for s in made if s in saved) > sum(self.sizes[s] for s in made)
+            name = signature(
+                op.node.target, fx.node.map_arg((op.node.args, op.node.kwargs), lambda n: n.meta.get("val"))
+            )
+            kept, total = found.get(name, (0, 0))
+            found[name] = kept + keeps, total + 1
+        return found
 
     def cost_graph(self, price: Price) -> dict[str, Any]:
         """Returns the cost graph that `ckpt-opt plan` reads."""

@@ -138,6 +138,7 @@ class Partitioner:
             overhead_pct=solved.report["overhead_pct"],
             flops_overhead_pct=solved.report["flops_overhead_pct"],
             lower_bound_pct=solved.report["lower_bound_pct"],
+            kept_calls=joint.kept_calls(set(saved.storages)),
             recomputed={joint.ops[op].node.name: count - 1 for op, count in runs.items() if count > 1},
             decisions=solved.decisions,
             forward_steps=end,

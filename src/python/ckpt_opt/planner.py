@@ -71,6 +71,8 @@ class Plan:
     flops_overhead_pct: float
     lower_bound_pct: float
     """No plan within this budget has a smaller overhead."""
+    kept_calls: dict[str, tuple[int, int]] = field(repr=False)
+    """Calls in the forward pass whose results are kept, and all calls, by op and shapes of operands."""
     recomputed: dict[str, int]
     """Ops by name that run more than once, and how many times more."""
     decisions: dict[str, Any] = field(repr=False)
