@@ -1,6 +1,8 @@
 //! What policies know of the ops of a problem beside their costs: layers, sub-blocks and roles.
 
 use super::index::ByOp;
+use super::problem::Problem;
+use std::collections::BTreeSet;
 
 /// The role of an op, as far as policies care.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +49,20 @@ pub struct OpAnnotations {
 }
 
 impl OpAnnotations {
-    /// Returns annotations that know nothing of any op, for a bare cost graph. Every op counts as trained.
+    /// Returns what a cost graph says of its ops: their layers. Every op counts as trained.
+    pub fn of_cost_graph(problem: &Problem) -> OpAnnotations {
+        let known: BTreeSet<usize> = problem.ops.iter().filter_map(|op| op.layer).collect();
+        let known: Vec<usize> = known.into_iter().collect();
+        let place = |layer: usize| known.binary_search(&layer).ok();
+        let layer_of = problem.ops.iter().map(|op| op.layer.and_then(place));
+        OpAnnotations {
+            layers: known.len(),
+            layer_of: layer_of.collect(),
+            ..OpAnnotations::unknown(problem.ops.len())
+        }
+    }
+
+    /// Returns annotations that know nothing of any op. Every op counts as trained.
     pub fn unknown(ops: usize) -> OpAnnotations {
         OpAnnotations {
             layers: 0,

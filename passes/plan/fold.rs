@@ -45,6 +45,7 @@ impl Problem {
                 recomputable: op.recomputable,
                 must_recompute: op.must_recompute,
                 ordered: op.ordered,
+                layer: op.layer,
             });
         }
         for value in &mut folded.values {

@@ -87,6 +87,10 @@ pub struct Op {
     /// generator, or has an effect outside.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ordered: bool,
+    /// The number of the layer that it belongs to, where the maker of a cost graph knows it: policies by layer read it. For a model
+    /// [`super::annotations::OpAnnotations`] say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layer: Option<usize>,
 }
 
 /// One value at known sizes.
@@ -164,6 +168,7 @@ impl Op {
             recomputable: true,
             must_recompute: false,
             ordered: false,
+            layer: None,
         }
     }
 }

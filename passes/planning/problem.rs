@@ -102,6 +102,7 @@ impl GraphProblem {
                 recomputable: node.op.effect.recomputable(),
                 must_recompute: false,
                 ordered: !matches!(node.op.effect, Effect::Pure),
+                layer: None,
             });
         }
         for update in &memory.fused_updates {

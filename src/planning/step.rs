@@ -78,7 +78,7 @@ impl TrainingStep {
         if let Some(times) = &request.times {
             warnings.extend(times.price(&mut problem)?);
         }
-        let annotations = OpAnnotations::unknown(problem.ops.len());
+        let annotations = OpAnnotations::of_cost_graph(&problem);
         let input = PlanInput {
             basis: Basis::AboveStatic,
             usable_bytes: request.device.usable_bytes(),

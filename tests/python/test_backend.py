@@ -366,3 +366,43 @@ def test_inductor_trains_within_the_plan() -> None:
     for name, tensor in expected.items():
         assert float((found[name] - tensor).abs().max()) <= 1e-5 * float(tensor.abs().max()) + 1e-6 * largest, name
     assert recomputed(ckpt_opt.last_plans) > 0
+
+
+class Residual(nn.Module):
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(F.gelu(self.up(x)))
+
+
+@pytest.mark.parametrize("inner", ["aot_eager", "inductor"])
+def test_a_policy_takes_the_place_of_a_budget(inner: str) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*(Residual() for _ in range(4))), torch.randn(512, 64)
+    model(x).pow(2).mean().backward()
+    expected = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    peaks = {}
+    for policy in ("none", "full", "group:2", "selective"):
+        model.zero_grad()
+        torch._dynamo.reset()
+        torch.compile(model, backend=ckpt_opt.backend(policy=policy, inner=inner))(x).pow(2).mean().backward()
+        plan = ckpt_opt.last_plans[-1]
+        assert plan.lower_bound_pct is None and str(plan)
+        assert bool(plan.recomputed) == (policy != "none")
+        peaks[policy] = plan.peak_bytes
+        for p, wanted in zip(model.parameters(), expected, strict=True):
+            assert p.grad is not None
+            assert torch.equal(p.grad, wanted) if inner == "aot_eager" else torch.allclose(p.grad, wanted, atol=1e-6)
+    assert peaks["full"] < peaks["none"]
+
+
+def test_a_policy_that_means_nothing_is_an_error() -> None:
+    with pytest.raises(ValueError, match="either a budget or a policy"):
+        ckpt_opt.backend()
+    with pytest.raises(ValueError, match="either a budget or a policy"):
+        ckpt_opt.backend("60%", policy="full")
+    for policy, reason in (("everything", "everything"), ("full", "needs layers")):
+        with pytest.raises(ValueError, match=reason):
+            ckpt_opt.plan_module(nn.Linear(8, 8), torch.randn(4, 8), policy=policy)

@@ -17,13 +17,13 @@ from ckpt_opt.planner import Plan, PlanWarning
 INNER = ("inductor", "aot_eager")
 
 
-def partitioner(budget: int | str, **options: Any) -> Partitioner:
+def partitioner(budget: int | str | None = None, **options: Any) -> Partitioner:
     """Returns a `partition_fn` for `torch._functorch.aot_autograd`; the arguments are those of `backend`."""
     return Partitioner(Options(budget, **options))
 
 
 def backend(
-    budget: int | str,
+    budget: int | str | None = None,
     inner: str = "inductor",
     objective: str = "cost",
     effort: str = "normal",
@@ -31,6 +31,7 @@ def backend(
     on_infeasible: str = "raise",
     reserve: int | str = 0,
     report: str | Path | None = None,
+    policy: str | None = None,
 ) -> Callable[..., Any]:
     """Returns a backend for `torch.compile` that trains within a memory budget.
 
@@ -46,10 +47,12 @@ def backend(
         on_infeasible: What to do if no plan fits: `'raise'` a `BudgetError`, or warn and plan for the `'smallest'` peak.
         reserve: Bytes of the budget that are left to others: the states of an optimizer, or parameters and gradients of graphs
             that follow this one.
+        policy: A rule instead of a budget: `'none'`, `'selective'`, `'full'` (every layer is recomputed) or `'group:N'` (N layers
+            at a time). Layers are the numbered modules, such as those of a `ModuleList`.
         report: The page `plan.html` to write when a graph is planned; `plan-2.html` for a second graph, and so on.
 
     Raises:
-        ValueError: An argument is none of the above.
+        ValueError: An argument is none of the above, or a policy needs layers and finds none.
 
     While a step runs, a `BudgetError` says that several compiled graphs, or several calls of one, exceed the budget together.
     """
@@ -63,6 +66,7 @@ def backend(
     measure = not fused if measure is None else measure
     partition = partitioner(
         budget,
+        policy=policy,
         objective=objective,
         effort=effort,
         measure=measure,

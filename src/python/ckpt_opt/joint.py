@@ -6,8 +6,8 @@ parts of a tuple, sizes) cost nothing and are written where they are read; all o
 
 from __future__ import annotations
 
-import itertools
 import operator
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 COLLECTIVES = ("_c10d_functional", "c10d_functional", "c10d", "fsdp", "_dtensor")
 REPEATABLE_HIGHER_ORDER = ("flex_attention", "flex_attention_backward")
+NUMBERED = re.compile(r"""[.\['"]\d+['"\]]*$""")
 COPY = torch.ops.aten.copy_.default
 
 Price = Callable[[fx.Node], tuple[float, int, int, int]]
@@ -50,6 +51,13 @@ def bytes_of(tensor: torch.Tensor) -> int:
 def schema_of(node: fx.Node) -> Any:
     """Returns the schema of a node's op, or `None` for a higher-order op or a Python function."""
     return getattr(node.target, "_schema", None)
+
+
+def layer_of(node: fx.Node) -> str | None:
+    """Returns the path of the outermost module around a node that has a number, as a `ModuleList` gives it."""
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = (str(path) for path, _ in stack.values())
+    return next((path for path in paths if NUMBERED.search(path)), None)
 
 
 def signature(target: Any, values: Any) -> str:
@@ -283,11 +291,13 @@ class Joint:
 
     def cost_graph(self, price: Price) -> dict[str, Any]:
         """Returns the cost graph that `ckpt-opt plan` reads."""
-        ops: list[dict[str, Any]] = []
+        ops = []
+        layers: dict[str, int] = {}
         for i, op in enumerate(self.ops):
             cost, flops, moved, scratch = (0.0, 0, 0, 0) if op.takes_state else price(op.node)
             reads = self.reads(op)
             may_repeat = op.draws and not op.takes_state if op.draws else is_repeatable(op.node)
+            path = layer_of(op.node) if i < self.boundary else None
             ops.append(
                 {
                     "name": f"{op.node.name} (state)" if op.takes_state else op.node.name,
@@ -298,8 +308,11 @@ class Joint:
                     "flops": flops,
                     "bytes": moved,
                     "temp_bytes": scratch,
+                    "layer": None if path is None else layers.setdefault(path, len(layers)),
                     "phase": "fwd" if i < self.boundary else "bwd",
                     "recomputable": may_repeat and self.written.isdisjoint(reads),
+                    # Processes that call collectives in different orders wait for each other forever.
+                    "ordered": is_collective(op.node),
                     "must_recompute": op.node.meta.get("recompute") is aot.CheckpointPolicy.MUST_RECOMPUTE,
                 }
             )
@@ -307,13 +320,6 @@ class Joint:
             {"bytes": size, "kind": kind, "producer": maker}
             for size, kind, maker in zip(self.sizes, self.kinds, self.made_by)
         ]
-        # Processes that call collectives in different orders wait for each other forever: each one reads a value without
-        # bytes that the one before it makes.
-        calls = [i for i, op in enumerate(self.ops) if is_collective(op.node)]
-        for before, after in itertools.pairwise(calls):
-            ops[before]["outs"] = [*ops[before]["outs"], len(values)]
-            ops[after]["ins"] = [*ops[after]["ins"], len(values)]
-            values.append({"bytes": 0, "kind": "act", "producer": before})
         outputs = self.results([*self.forward_results, *self.backward_results])
         return {"ops": ops, "values": values, "outputs": sorted(outputs)}
 

@@ -22,7 +22,7 @@ from ckpt_opt.planner import Plan
 def plan_module(
     model: nn.Module,
     *inputs: Any,
-    budget: int | str,
+    budget: int | str | None = None,
     kwargs: dict[str, Any] | None = None,
     loss: Callable[..., torch.Tensor] | None = None,
     **options: Any,
@@ -32,7 +32,7 @@ def plan_module(
     Args:
         model: The model. Its forward pass is traced with sizes only, and must be one graph.
         inputs: What the model is called with; only types and sizes matter.
-        budget: As of `backend`.
+        budget: As of `backend`. A policy by layers finds none here: layers are known where a model is compiled.
         kwargs: Named arguments of the model.
         loss: What is differentiated, from the model's result; the results themselves if not given.
         options: More arguments of `backend`, but for `inner`.

@@ -23,7 +23,18 @@ from torch._functorch._aot_autograd import descriptors
 
 from ckpt_opt.binary import executable
 from ckpt_opt.joint import Joint, is_mutable, keep_states
-from ckpt_opt.planner import BudgetError, Plan, PlanWarning, bytes_of, last_plans, mib, peak_of, solve, static_bytes
+from ckpt_opt.planner import (
+    BudgetError,
+    Plan,
+    PlanWarning,
+    bytes_of,
+    follow,
+    last_plans,
+    mib,
+    peak_of,
+    solve,
+    static_bytes,
+)
 from ckpt_opt.prices import Prices
 from ckpt_opt.running import Running, need
 from ckpt_opt.writer import Writer
@@ -37,7 +48,8 @@ ON_INFEASIBLE = ("raise", "smallest")
 class Options:
     """What a plan is asked for; `backend` describes each."""
 
-    budget: int | str
+    budget: int | str | None
+    policy: str | None = None
     objective: str = "cost"
     effort: str = "normal"
     measure: bool = False
@@ -46,7 +58,9 @@ class Options:
     reserve: int | str = 0
 
     def __post_init__(self) -> None:
-        self.budget = bytes_of(self.budget)
+        if (self.budget is None) == (self.policy is None):
+            raise ValueError("expected either a budget or a policy")
+        self.budget = "auto" if self.budget is None else bytes_of(self.budget)
         self.reserve = bytes_of(self.reserve) if self.reserve != 0 else 0
         if self.reserve != 0 and not (isinstance(self.reserve, int) and isinstance(self.budget, int)):
             raise ValueError("reserve: expected bytes, of a budget in bytes")
@@ -137,7 +151,7 @@ class Partitioner:
             saved_bytes=sum(joint.sizes[s] for s in saved.storages),
             overhead_pct=solved.report["overhead_pct"],
             flops_overhead_pct=solved.report["flops_overhead_pct"],
-            lower_bound_pct=solved.report["lower_bound_pct"],
+            lower_bound_pct=solved.report.get("lower_bound_pct"),
             kept_calls=joint.kept_calls(set(saved.storages)),
             recomputed={joint.ops[op].node.name: count - 1 for op, count in runs.items() if count > 1},
             decisions=solved.decisions,
@@ -159,6 +173,9 @@ class Partitioner:
     def _solve(self, graph: dict[str, Any], gradient_bytes: int) -> Solved:
         """Plans a graph within what is left of the budget."""
         budget, held = self.options.budget, 0
+        assert budget is not None
+        if self.options.policy is not None:
+            return Solved(*follow(graph, self.options.policy), None, 0, is_smallest=False)
         if isinstance(budget, int):
             held = self._held(budget, static_bytes(graph) + gradient_bytes)
             limit: int | None = budget - held

@@ -69,8 +69,8 @@ class Plan:
     overhead_pct: float
     """The cost of recomputation, in percent of the unplanned step's cost."""
     flops_overhead_pct: float
-    lower_bound_pct: float
-    """No plan within this budget has a smaller overhead."""
+    lower_bound_pct: float | None
+    """No plan within this budget has a smaller overhead; `None` for a plan by a policy."""
     kept_calls: dict[str, tuple[int, int]] = field(repr=False)
     """Calls in the forward pass whose results are kept, and all calls, by op and shapes of operands."""
     recomputed: dict[str, int]
@@ -116,10 +116,11 @@ class Plan:
         compiled = (
             "" if self.compiled_peak_bytes is None else f"; {mib(self.compiled_peak_bytes)} as compiled by inductor"
         )
+        bound = "" if self.lower_bound_pct is None else f", at least {self.lower_bound_pct:.1f} % at this budget"
         return (
             f"peak {mib(self.peak_bytes)} (unplanned {mib(self.unplanned_peak_bytes)}, of which "
-            f"{mib(self.static_bytes)} are parameters and inputs){compiled}; overhead {self.overhead_pct:.1f} %, at least "
-            f"{self.lower_bound_pct:.1f} % at this budget; {sum(self.recomputed.values())} ops are recomputed"
+            f"{mib(self.static_bytes)} are parameters and inputs){compiled}; overhead {self.overhead_pct:.1f} %{bound}; "
+            f"{sum(self.recomputed.values())} ops are recomputed"
         )
 
 
@@ -133,10 +134,26 @@ def static_bytes(graph: dict[str, Any]) -> int:
     return sum(value["bytes"] for value in graph["values"] if value["kind"] == "static")
 
 
+def follow(graph: dict[str, Any], policy: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Plans a cost graph by a policy instead of a budget; returns the plan and the planner's report.
+
+    Raises:
+        ValueError: The policy is unknown, or needs layers where none are known.
+    """
+    with tempfile.TemporaryDirectory(prefix="ckpt-opt-") as folder:
+        source, out = Path(folder, "graph.json"), Path(folder, "plan.json")
+        source.write_text(json.dumps(graph))
+        try:
+            report = call("plan", source, "--policy", policy, "--plan-out", out)
+        except CommandError as error:
+            raise ValueError(f"policy={policy!r}: {error}") from None
+        return json.loads(out.read_text()), report
+
+
 def solve(
     graph: dict[str, Any], budget: int | str, objective: str, effort: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Plans a cost graph; returns the plan and the planner's report.
+    """Plans a cost graph within a budget; returns the plan and the planner's report.
 
     Args:
         graph: The cost graph.
