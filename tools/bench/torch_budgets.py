@@ -52,11 +52,11 @@ def loss_of(result: Any) -> torch.Tensor:
     return torch.stack([t.pow(2).mean() for t in tensors if t.is_floating_point() and t.requires_grad]).sum()
 
 
-def built(name: str) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+def built(name: str, sizes: Sizes = SIZES) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
     """Returns a small model and inputs that it runs with."""
     (architecture,) = [a for a in zoo.architectures(["transformers", "timm"]) if a.name == name]
     for model, _ in architecture.candidates():
-        for inputs in Maker(model, SIZES, architecture.group).candidates():
+        for inputs in Maker(model, sizes, architecture.group).candidates():
             try:
                 loss_of(model(**inputs)).backward()
             except Exception:

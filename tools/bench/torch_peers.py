@@ -1,0 +1,242 @@
+"""Compares training through the Python package with PyTorch's own ways to save memory, at their own peaks.
+
+    python tools torch-peers --ckpt-opt BINARY [--model llama,…] [--size 8x64] [--results FILE.jsonl] [--page FILE.md]
+
+Each row is a small model of transformers or timm and a peer:
+
+  min-cut B   PyTorch's partitioner with `activation_memory_budget` B, on the same joint graph
+  checkpoint  `gradient_checkpointing_enable()`: every layer is recomputed
+
+Our plan gets the peer's measured peak as its budget, and minimizes what the column compares: FLOPs, or time. Columns:
+
+  peak     the peer's, in percent of the unplanned peak; both above parameters and inputs
+  FLOPs    what each adds to the unplanned step, in percent
+  step     the time of our step over that of the peer's, both run op by op; the median of interleaved steps
+
+A row fails if our step takes more memory than the peer's by more than 64 bytes, or adds more FLOPs.
+Rows in the results file are not measured again. PyTorch is needed (tools/requirements-torch.txt).
+Exit code 0 if no row fails, else 1.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import itertools
+import json
+import os
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.backends.debugging import boxed_nop
+from torch._functorch import config
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.utils.flop_counter import FlopCounterMode
+
+from tools.bench.torch_budgets import MODELS, TOLERANCE_BYTES, built, loss_of
+from tools.lib import options, page
+from tools.lib.model_inputs import Sizes
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src/python"))
+
+import ckpt_opt
+from ckpt_opt.prices import allocated_bytes, flops_of
+
+MIN_CUT = {"min-cut 1": 1.0, "min-cut 0.5": 0.5, "min-cut 0.25": 0.25, "min-cut 0.1": 0.1}
+CHECKPOINT = "checkpoint"
+PEERS = (*MIN_CUT, CHECKPOINT)
+OBJECTIVES = ("flops", "cost")
+"""What our plans minimize; the last is timed."""
+ROUNDS = 9
+NUMBERS = itertools.count()
+Step = Callable[[], torch.Tensor]
+Row = dict[str, Any]
+
+
+def compiled(model: torch.nn.Module, inputs: dict[str, torch.Tensor], backend: Any) -> Step:
+    """Returns a step that is compiled by a backend, and has run once."""
+
+    def run(**named: torch.Tensor) -> torch.Tensor:
+        return loss_of(model(**named))
+
+    # Compiled code is looked up by code object, whatever the backend.
+    run.__code__ = run.__code__.replace(co_name=f"run_{next(NUMBERS)}")
+    step = torch.compile(run, backend=backend, fullgraph=True, dynamic=False)
+    step(**inputs).backward()
+    return lambda: step(**inputs)
+
+
+def min_cut(model: torch.nn.Module, inputs: dict[str, torch.Tensor], budget: float) -> tuple[Step, int]:
+    """Returns a step that PyTorch's partitioner planned, on the joint graph that ours gets, and its FLOPs."""
+    flops = 0
+
+    def partition(*args: Any, **kwargs: Any) -> Any:
+        nonlocal flops
+        passes = min_cut_rematerialization_partition(*args, **kwargs)
+        flops = sum(node_flops(node) for module in passes for node in module.graph.nodes if node.op == "call_function")
+        return passes
+
+    backend = aot_autograd(fw_compiler=boxed_nop, bw_compiler=boxed_nop, partition_fn=partition)
+    with config.patch(activation_memory_budget=budget):
+        return compiled(model, inputs, backend), flops
+
+
+def node_flops(node: torch.fx.Node) -> int:
+    values = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+    return flops_of(node.target, values, node.meta.get("val"))
+
+
+def plan_flops(plan: ckpt_opt.Plan, schedule: Iterable[int]) -> int:
+    return sum(plan.graph["ops"][op]["flops"] for op in schedule)
+
+
+def eager_flops(model: torch.nn.Module, step: Step) -> int:
+    """Returns the FLOPs of a step that is not compiled."""
+    model.zero_grad(set_to_none=True)
+    with FlopCounterMode(display=False) as counter:
+        step().backward()
+    return counter.get_total_flops()
+
+
+def peak_of(model: torch.nn.Module, step: Step) -> int:
+    model.zero_grad(set_to_none=True)
+    gc.collect()
+    return allocated_bytes(lambda: step().backward())[0]
+
+
+def step_ratio(ours: tuple[torch.nn.Module, Step], theirs: tuple[torch.nn.Module, Step]) -> float:
+    """Returns the time of our step over that of the peer's, each with its model."""
+    seconds: tuple[list[float], list[float]] = [], []
+    for _ in range(ROUNDS):
+        for (model, step), taken in zip((ours, theirs), seconds, strict=True):
+            model.zero_grad(set_to_none=True)
+            start = time.perf_counter()
+            step().backward()
+            taken.append(time.perf_counter() - start)
+    return statistics.median(seconds[0]) / statistics.median(seconds[1])
+
+
+def compare(model: torch.nn.Module, inputs: dict[str, torch.Tensor], peer: str) -> Row:
+    """Measures a peer, and our plans within its peak."""
+    torch._dynamo.reset()
+    # Layers are recomputed in training only.
+    model.train()
+    unplanned = peak_of(model, compiled(model, inputs, ckpt_opt.backend(policy="none", inner="aot_eager")))
+    plan = ckpt_opt.last_plans[-1]
+    least = plan_flops(plan, range(len(plan.graph["ops"])))
+    other: Any = model
+    if peer == CHECKPOINT:
+        if not getattr(model, "supports_gradient_checkpointing", False):
+            return {"left_out": "the model offers no checkpointing"}
+        other = copy.deepcopy(model)
+        other.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        theirs = lambda: loss_of(other(**inputs))  # noqa: E731
+        eager = eager_flops(model, lambda: loss_of(model(**inputs)))
+        added = eager_flops(other, theirs) / eager - 1 if eager else 0
+        if not added:
+            return {"left_out": "no layer is recomputed"}
+    else:
+        theirs, flops = min_cut(model, inputs, MIN_CUT[peer])
+        added = flops / least - 1 if least else 0
+    peak = peak_of(other, theirs)
+    row: Row = {"unplanned": unplanned, "peak": peak, "flops_pct": 100 * added}
+    for objective in OBJECTIVES:
+        ask: dict[str, Any] = {"inner": "aot_eager", "objective": objective, "on_infeasible": "smallest"}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ours = compiled(model, inputs, ckpt_opt.backend(plan.static_bytes + peak, **ask))
+        found = ckpt_opt.last_plans[-1]
+        flops = plan_flops(found, found.decisions["schedule"])
+        row[objective] = {"peak": peak_of(model, ours), "flops_pct": 100 * (flops / least - 1) if least else 0}
+    return row | {"step": round(step_ratio((model, ours), (other, theirs)), 3)}
+
+
+def wrong(row: Row) -> str:
+    """Returns what is wrong with a row, if anything is."""
+    if "failed" in row:
+        return str(row["failed"])
+    if "left_out" in row:
+        return ""
+    found = [
+        f"{row[objective]['peak']} bytes, {row['peak']} by the peer"
+        for objective in OBJECTIVES
+        if row[objective]["peak"] > row["peak"] + TOLERANCE_BYTES
+    ]
+    if row["flops"]["flops_pct"] > row["flops_pct"] + 1e-9:
+        found.append(f"+{row['flops']['flops_pct']:.2f} % FLOPs, +{row['flops_pct']:.2f} % by the peer")
+    return "; ".join(found)
+
+
+def key(row: Row) -> str:
+    return f"{row['model']} {row['peer']} {row['size']}"
+
+
+def table(measured_rows: list[Row]) -> list[str]:
+    lines = [
+        "| model | peer | peak, % | its FLOPs, % | our FLOPs, % | step |",
+        "|---|---|--:|--:|--:|--:|",
+    ]
+    for row in measured_rows:
+        if "peak" not in row or "left_out" in row:
+            continue
+        lines.append(
+            f"| {row['model']} | {row['peer']} | {100 * row['peak'] / row['unplanned']:.0f} | +{row['flops_pct']:.1f} "
+            f"| +{row['flops']['flops_pct']:.1f} | {row['step']:.2f} |"
+        )
+    return lines
+
+
+def size_of(text: str) -> Sizes:
+    batch, rows = text.split("x")
+    return Sizes(int(batch), int(rows))
+
+
+def main() -> int:
+    arguments = options.with_binary(__doc__)
+    arguments.add_argument("--model", type=options.words, default=options.words(MODELS), help=f"[default: {MODELS}]")
+    arguments.add_argument("--peer", type=options.words_of(PEERS), default=list(PEERS), help=",".join(PEERS))
+    arguments.add_argument(
+        "--size", type=size_of, default=size_of("8x64"), metavar="BATCHxLENGTH", help="[default: 8x64]"
+    )
+    arguments.add_argument("--results", type=Path, metavar="FILE.jsonl", help="keep rows here, and measure others only")
+    options.add_page(arguments)
+    given = arguments.parse_args()
+    os.environ["CKPT_OPT_BIN"] = str(given.ckpt_opt)
+    torch.set_num_threads(1)
+    known: dict[str, Row] = {}
+    if given.results and given.results.exists():
+        known = {key(row): row for row in map(json.loads, given.results.read_text().splitlines())}
+    rows: list[Row] = []
+    for name in given.model:
+        made = None
+        for peer in given.peer:
+            row: Row = {"model": name, "peer": peer, "size": f"{given.size.batch}x{given.size.seq}"}
+            if key(row) not in known:
+                made = made or built(name, given.size)
+                try:
+                    row |= compare(*made, peer)
+                except Exception as error:
+                    row["failed"] = f"{type(error).__name__}: {error}".split("\n")[0][:200]
+                if given.results:
+                    with given.results.open("a") as file:
+                        file.write(json.dumps(row) + "\n")
+                print(f"{key(row)}: {wrong(row) or row.get('left_out') or 'good'}", file=sys.stderr, flush=True)
+                known[key(row)] = row
+            rows.append(known[key(row)])
+    lines = table(rows)
+    print("\n".join(lines))
+    notes = [f"{key(row)}: {row['left_out']}" for row in rows if "left_out" in row]
+    failures = [f"{key(row)}: {text}" for row in rows if (text := wrong(row))]
+    head = page.head(f"PyTorch {torch.__version__}, batch {given.size.batch}, length {given.size.seq}", 1)
+    return page.finish("Peers in PyTorch", [head, "", *lines], notes, failures, given.page)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
