@@ -17,6 +17,7 @@ use ckpt_passes::compile::Request;
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::op::DeviceKind;
 use ckpt_passes::ir::{Graph, NodeId, Tensor};
+use ckpt_passes::ops::norm::LAYER_NORM_GRAD;
 use ckpt_passes::plan::plan::Reasons;
 use ckpt_passes::plan::{Budget, Effort, OpAnnotations, Plan, PlanInput, PlanRequest, Policy};
 use ckpt_passes::planning::GraphProblem;
@@ -277,6 +278,13 @@ fn no_schedule_makes_an_update_wrong() {
     assert!(later > 5, "{later}");
 }
 
+/// The buffers of the kernel that stands for a device's on a CPU: sums of scale and bias for each thread, in float32.
+fn norm_buffer_bytes(graph: &Graph) -> u64 {
+    let norms = graph.nodes().filter(|(_, n)| n.op == &LAYER_NORM_GRAD);
+    let widths = norms.filter_map(|(_, n)| graph.ty(n.operand(2)?).dims.last()?.as_const());
+    widths.max().unwrap_or(0) as u64 * 8 * u64::try_from(tch::get_num_threads()).unwrap()
+}
+
 /// On a device an update is one call that reads the gradient. Planned and unplanned, applied at once or at the end, it
 /// computes the same bits in the memory that the planner counts.
 #[test]
@@ -301,13 +309,15 @@ fn a_device_plans_and_runs_updates_of_one_call() {
             let done = optimize(&mut graph, &request, &mut Watch::default()).unwrap();
             let run = run_as(&graph, !fuse, DeviceKind::Cuda);
             let what = format!("{name} fused {fuse} at {budget:?}");
-            assert_eq!(run.peak_bytes, run.predicted_peak_bytes, "{what}");
+            let predicted = run.predicted_peak_bytes;
+            let bounds = predicted..=predicted + norm_buffer_bytes(&graph);
+            assert!(bounds.contains(&run.peak_bytes), "{what}");
             let memory = memory(&graph, DeviceKind::Cuda);
             let fused = memory.fused_updates.iter().map(|u| 1 + u.states.len());
             let updates = graph.nodes().filter(|(_, n)| n.op.is_update());
             assert_eq!(fused.sum::<usize>(), updates.count(), "{what}");
             let planned = &done.planned.as_ref().unwrap().1.plan;
-            assert_eq!(run.peak_bytes, planned.after.peak_bytes, "{what}");
+            assert_eq!(predicted, planned.after.peak_bytes, "{what}");
             let updated = run.outputs.into_iter();
             let updated: Tensors = updated.filter(|(n, _)| n.ends_with(".updated")).collect();
             assert!(
