@@ -41,12 +41,16 @@ def executable() -> Path:
 
 
 def call(*words: str | Path) -> dict[str, Any]:
-    """Runs the command with `--format json` and returns what it prints; raises `CommandError` if it refuses."""
-    run = subprocess.run([executable(), *words, "--format", "json"], capture_output=True, text=True)
+    """Runs the command with `--format json` and returns what it prints; raises `CommandError` if it refuses.
+
+    On a terminal, the command shows its progress there.
+    """
+    shown = None if os.isatty(2) else subprocess.PIPE
+    run = subprocess.run([executable(), *words, "--format", "json"], stdout=subprocess.PIPE, stderr=shown, text=True)
     try:
-        answer = json.loads(run.stdout if run.returncode == 0 else run.stdout or run.stderr)
+        answer = json.loads(run.stdout if run.returncode == 0 else run.stdout or run.stderr or "")
     except json.JSONDecodeError:
-        said = (run.stderr or run.stdout).strip()
+        said = (run.stderr or run.stdout or "").strip()
         message = f"ckpt-opt ended with exit code {run.returncode} and said: {said[:2000]}"
         raise CommandError({"error": "command", "message": message}) from None
     if run.returncode:
