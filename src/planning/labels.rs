@@ -6,6 +6,7 @@
 use ckpt_passes::analysis::gradients;
 use ckpt_passes::analysis::params::{Selection, parameters};
 use ckpt_passes::ir::{Def, Graph, ValueId};
+use ckpt_passes::plan::OpAnnotations;
 use ckpt_passes::plan::infeasible::tensor_name;
 use ckpt_passes::plan::{ByOp, ByValue, Problem, ValueKind};
 use ckpt_passes::planning::BoundGraph;
@@ -59,7 +60,7 @@ pub struct Labels {
     pub types: ByValue<String>,
     /// By value: the role of its storage.
     pub roles: ByValue<Role>,
-    /// In model order; empty for a cost graph.
+    /// In model order.
     pub layers: Vec<Layer>,
     /// By op: its innermost module.
     pub modules: ByOp<Option<String>>,
@@ -132,7 +133,7 @@ impl Labels {
         labels
     }
 
-    /// Returns the labels of a cost graph, which names only ops.
+    /// Returns the labels of a cost graph, which names ops and numbers layers.
     pub fn unknown(problem: &Problem) -> Labels {
         let mut roles: ByValue<Role> = problem
             .values
@@ -149,6 +150,10 @@ impl Labels {
                 roles[roots[*output]] = Role::Output;
             }
         }
+        let layer = Layer {
+            kind: "layer".into(),
+            ..Layer::default()
+        };
         Labels {
             names: problem
                 .values
@@ -158,6 +163,7 @@ impl Labels {
             types: problem.by_value(String::new()),
             roles,
             modules: problem.by_op(None),
+            layers: vec![layer; OpAnnotations::of_cost_graph(problem).layers],
             ..Labels::default()
         }
     }

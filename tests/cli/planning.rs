@@ -60,6 +60,35 @@ fn close(a: &Value, b: f64) -> bool {
 }
 
 #[test]
+fn a_cost_graph_that_numbers_its_layers_is_planned_and_shown_by_layer() {
+    let dir = workplace();
+    let mut graph = layers();
+    let path = dir.path().join("numbered.json");
+    let plan = |graph: &Value| {
+        std::fs::write(&path, graph.to_string()).unwrap();
+        let words = ["--policy", "full", "--report", "page.html"];
+        let words = [
+            &["plan", "numbered.json"],
+            &words[..],
+            &["--format", "json"],
+        ]
+        .concat();
+        call(dir.path(), &words)
+    };
+    assert_eq!(code(&plan(&graph)), 2);
+    let ops = graph["ops"].as_array_mut().unwrap();
+    let forward = ops.iter_mut().filter(|op| op["phase"] == "fwd");
+    for (i, op) in forward.enumerate() {
+        // Numbers may have gaps.
+        op["layer"] = json!(7 * (i / 20));
+    }
+    let report = json(&plan(&graph));
+    assert!(report["recompute_flops"].as_u64().unwrap() > 0);
+    let page = std::fs::read_to_string(dir.path().join("page.html")).unwrap();
+    assert!(!page.contains("of 0 layers"));
+}
+
+#[test]
 fn plans_of_a_cost_graph_have_the_judges_numbers() {
     let dir = workplace();
     let graph = layers();
