@@ -143,7 +143,10 @@ def compare(model: torch.nn.Module, inputs: dict[str, torch.Tensor], peer: str) 
         if not added:
             return {"left_out": "no layer is recomputed"}
     else:
-        theirs, flops = min_cut(model, inputs, MIN_CUT[peer])
+        try:
+            theirs, flops = min_cut(model, inputs, MIN_CUT[peer])
+        except RuntimeError as error:
+            return {"left_out": f"the peer fails: {error}".split("\n")[0][:120]}
         added = flops / least - 1 if least else 0
     peak = peak_of(other, theirs)
     row: Row = {"unplanned": unplanned, "peak": peak, "flops_pct": 100 * added}
