@@ -87,6 +87,23 @@ pub fn stream(name: &str) -> i64 {
     (hash & i64::MAX as u64) as i64
 }
 
+/// Returns the slots in which a random op reads its seed and the number of its stream.
+pub fn key_slots(op: &OpDef) -> Option<(usize, usize)> {
+    match op.effect {
+        Effect::Seeded => Some((slot_of(op, "seed")?, slot_of(op, "stream")?)),
+        _ => None,
+    }
+}
+
+/// Returns the slot of the scalar that a random op reads beside its key: the ratio of a dropout.
+pub fn ratio_slot(op: &OpDef) -> Option<usize> {
+    slot_of(op, "ratio")
+}
+
+fn slot_of(op: &OpDef, name: &str) -> Option<usize> {
+    op.ins.iter().position(|slot| slot.name == name)
+}
+
 /// The least draw that is not below `ratio`: an element is dropped if its draw is less.
 pub fn threshold(ratio: f32) -> u32 {
     let scaled = f64::from(ratio) * f64::from(1u32 << BITS);

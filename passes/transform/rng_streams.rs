@@ -7,9 +7,8 @@
 
 use crate::error::{Error, Result};
 use crate::glob;
-use crate::ir::op::Effect;
 use crate::ir::{DType, Graph, Node, NodeId, Ty, ValueId};
-use crate::ops::random::SEED;
+use crate::ops::random::{SEED, key_slots};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -80,15 +79,6 @@ fn is_named(pattern: &str, node: &Node) -> bool {
     names.any(|name| glob::matches(pattern, name))
 }
 
-/// Returns the slots in which a random node reads its seed and the number of its draws.
-fn slots(node: &Node) -> Option<(usize, usize)> {
-    let slot = |name: &str| node.op.ins.iter().position(|s| s.name == name);
-    match node.op.effect {
-        Effect::Seeded => Some((slot("seed")?, slot("stream")?)),
-        _ => None,
-    }
-}
-
 /// Divides the random nodes of a graph into streams.
 ///
 /// # Errors
@@ -100,7 +90,7 @@ pub fn divide(graph: &mut Graph, streams: &[RngStream]) -> Result<()> {
     // Random nodes, by the number of their draws.
     let mut random: BTreeMap<ValueId, Vec<NodeId>> = BTreeMap::new();
     for (id, node) in graph.nodes() {
-        if let Some(number) = slots(node).and_then(|(_, at)| node.ins[at]) {
+        if let Some(number) = key_slots(node.op).and_then(|(_, at)| node.ins[at]) {
             random.entry(number).or_default().push(id);
         }
     }
@@ -136,7 +126,7 @@ pub fn divide(graph: &mut Graph, streams: &[RngStream]) -> Result<()> {
         }
         let seed = graph.add_input(&name, Some(Ty::scalar(DType::I64)));
         for id in own.iter().flat_map(|number| &random[number]) {
-            if let Some((slot, _)) = slots(graph.node(*id)) {
+            if let Some((slot, _)) = key_slots(graph.node(*id).op) {
                 graph.set_operand(*id, slot, Some(seed));
             }
         }

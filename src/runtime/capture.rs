@@ -30,6 +30,8 @@ pub(super) struct CapturedStep {
 pub(super) struct StepStats {
     pub peak_bytes: u64,
     pub requested_bytes: u64,
+    /// The most bytes in the swap store.
+    pub outside_bytes: u64,
     pub peak_at: Option<usize>,
     pub observed: Observed,
 }

@@ -6,6 +6,7 @@
 //! changes no bit.
 
 use super::convert::torch_error;
+use super::fixed_draws::FixedDraws;
 use crate::rng::Rng;
 use ckpt_passes::ir::OpDef;
 use ckpt_passes::ops::random::Key;
@@ -14,11 +15,14 @@ use ckpt_torch::rng::Generator;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::rc::Rc;
 
 /// The generators of one run.
 #[derive(Default)]
 pub struct Draws {
     rng: Rng,
+    /// `counter`: keys and ratios for a step that must not wait for the device.
+    pub fixed: Option<Rc<FixedDraws>>,
     /// `eager`: the generator of each seed of the graph, in its current state.
     generators: RefCell<BTreeMap<i64, Generator>>,
     /// By seed and stream.

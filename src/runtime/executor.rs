@@ -13,15 +13,16 @@ use super::convert;
 use super::deferred_checks::{CheckResults, DeferredChecks};
 use super::device;
 use super::draws::Draws;
+use super::fixed_draws::FixedDraws;
 use super::index_errors;
 use super::inputs::{self, Input};
-use super::kernels::{self, copy_into};
+use super::kernels::{self, copy_into, scalar_number};
 use super::observed::Observed;
 use super::recorder::Recorder;
 use super::specialization::{NodeForm, Specialization, SpecializationKey};
 use super::step::{Given, Step};
 use super::transfers;
-use super::values::{Uploads, Values};
+use super::values::Values;
 use crate::place::Place;
 use crate::rng::Rng;
 use ckpt_passes::analysis::device::round_up;
@@ -235,8 +236,7 @@ impl<'g> Program<'g> {
     /// Returns the bytes that stay on the device between runs for the sake of captured steps.
     pub fn staying_bytes(&self) -> u64 {
         let values = self.values.borrow();
-        let uploads = values.uploads.iter().flat_map(Uploads::tensors);
-        let all = values.train_state.places().chain(uploads);
+        let all = values.train_state.places().chain(values.staying());
         all.map(|t| self.block_bytes(t)).sum()
     }
 
@@ -343,7 +343,7 @@ impl<'g> Program<'g> {
         let mut values = self.values.borrow_mut();
         let mut captures = self.captures.borrow_mut();
         let mode = captures.mode(watch.is_some(), specialization.as_ref(), || {
-            self.uncaptured(specialization.as_deref(), self.rng)
+            self.uncaptured(specialization.as_deref(), &values)
         });
         values.prepare(mode);
         let mut unwatched = |_| Ok(());
@@ -398,6 +398,9 @@ impl<'g> Program<'g> {
         }
         let weights = &mut values.tensors;
         values.train_state.own_weights(weights, self.place)?;
+        if let Some(specialization) = specialization.filter(|_| mode != StepMode::Plain) {
+            self.fix_draws(specialization, inputs, values)?;
+        }
         device::of(self.place).synchronize()?;
         device::of(self.place).reset_peak()?;
         values.store.reset_peak();
@@ -426,14 +429,13 @@ impl<'g> Program<'g> {
             outputs.push((name.clone(), tensor.shallow_clone()));
         }
         // These tensors stay for the sake of a capture.
-        let uploads = values.uploads.iter().flat_map(Uploads::tensors);
-        static_bytes += uploads.map(|t| self.block_bytes(t)).sum::<u64>();
+        static_bytes += values.staying().map(|t| self.block_bytes(t)).sum::<u64>();
         Ok(Run {
             outputs,
             static_bytes,
             peak_bytes: static_bytes + stats.peak_bytes,
             requested_peak_bytes: static_bytes + stats.requested_bytes,
-            outside_peak_bytes: values.store.peak_bytes(),
+            outside_peak_bytes: stats.outside_bytes,
             peak_at: stats.peak_at.map(|at| self.steps[at].node.name.clone()),
             time_us,
             cpu_us,
@@ -476,6 +478,8 @@ impl<'g> Program<'g> {
                 Err(e) => {
                     captures.give_up(&e);
                     values.uploads = None;
+                    values.store.maps = true;
+                    drop(values.transfers.finish());
                     values.clear(self.steps.iter().flat_map(|step| &step.outs));
                     device::of(self.place).reset_peak()?;
                     return Ok((
@@ -535,6 +539,7 @@ impl<'g> Program<'g> {
         Ok(StepStats {
             peak_bytes: peak.0 - base.live_bytes,
             requested_bytes: most.saturating_sub(base.requested_live_bytes),
+            outside_bytes: values.store.peak_bytes(),
             peak_at: peak.1,
             observed,
         })
@@ -574,9 +579,12 @@ impl<'g> Program<'g> {
                 self.steps_of(Some(specialization), values, Some(&deferred), &mut |_| {
                     Ok(())
                 })?;
+            // The copies that nothing waited for belong to the step.
+            values.transfers.join()?;
             made = Some((stats, deferred.results()?));
             Ok(())
         })?;
+        values.store.maps = true;
         let (stats, checks) =
             made.ok_or_else(|| Error::bug("run", "what was captured is no step"))?;
         let outlive = self.outputs.iter().map(|(_, slot)| *slot);
@@ -618,23 +626,73 @@ impl<'g> Program<'g> {
         Ok(())
     }
 
+    /// Computes what random nodes draw by, for a step that must not wait for the device.
+    fn fix_draws(
+        &self,
+        specialization: &Specialization,
+        inputs: &BTreeMap<String, Tensor>,
+        values: &mut Values,
+    ) -> Result<()> {
+        let random = || self.steps.iter().filter_map(|step| step.key());
+        if random().next().is_none() {
+            return Ok(());
+        }
+        let fixed = match &values.fixed_draws {
+            Some(fixed) => fixed.clone(),
+            None => {
+                let mut ratios = BTreeMap::new();
+                for slot in self.steps.iter().filter_map(Step::ratio) {
+                    if let Some(ratio) = &values.tensors[slot] {
+                        ratios.insert(slot, scalar_number(ratio)?);
+                    }
+                }
+                let device = device::of(self.place).device();
+                Rc::new(FixedDraws::new(random(), ratios, device)?)
+            }
+        };
+        fixed.fill(|slot| {
+            let unknown = || Error::bug("run", "the host does not know a seed or a stream");
+            let Some(input) = self.inputs.iter().find(|input| input.slot == slot) else {
+                return specialization.number(slot).ok_or_else(unknown);
+            };
+            let given = &inputs[&input.name];
+            let number = given.f_int64_value(&vec![0; given.dim()]);
+            number.map_err(|e| convert::tch_error(&e))
+        })?;
+        values.draws.fixed = Some(fixed.clone());
+        values.fixed_draws = Some(fixed);
+        Ok(())
+    }
+
     /// Returns why no step of these sizes can be captured.
-    pub(super) fn uncaptured(
+    fn uncaptured(
         &self,
         specialization: Option<&Specialization>,
-        rng: Rng,
+        values: &Values,
     ) -> Option<String> {
-        if !specialization.is_some_and(|s| s.is_static) {
+        let Some(specialization) = specialization.filter(|s| s.is_static) else {
             return Some("sizes depend on data, or an input is not row-major".into());
-        }
-        let mut ops = self.steps.iter().map(|step| step.node.op);
-        if let Some(op) = ops.clone().find(|op| op.is_transfer()) {
-            return Some(format!("{} moves results by way of the host", op.name));
-        }
-        let random = ops.find(|op| op.effect == Effect::Seeded)?;
-        Some(match rng {
-            Rng::Counter => format!("{} draws on the host", random.name),
-            _ => format!("{} draws from a generator on the host", random.name),
+        };
+        let mut steps = self.steps.iter();
+        steps.find_map(|step| {
+            let name = step.node.op.name;
+            if step.node.op.is_transfer() {
+                let reason = step.uncaptured(values)?;
+                return Some(format!("{name} moves results by way of the host: {reason}"));
+            }
+            if step.node.op.effect != Effect::Seeded {
+                return None;
+            }
+            if self.rng != Rng::Counter {
+                return Some(format!("{name} draws from a generator on the host"));
+            }
+            let is_input = |slot| self.inputs.iter().any(|input| input.slot == slot);
+            let is_known = |slot| is_input(slot) || specialization.number(slot).is_some();
+            // A weight stays on the device between runs.
+            let is_weight = |slot| !self.passing.contains(&slot);
+            let has_key = step.key().is_some_and(|(a, b)| is_known(a) && is_known(b));
+            let draws_by_weights = has_key && step.ratio().is_none_or(is_weight);
+            (!draws_by_weights).then(|| format!("{name} draws by numbers that the step computes"))
         })
     }
 }

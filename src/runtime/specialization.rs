@@ -219,6 +219,11 @@ impl Specialization {
         self.arena.as_ref().map_or(0, |a| a.arena.placed())
     }
 
+    /// Returns the first element of an integer value that the sizes determine.
+    pub(super) fn number(&self, slot: usize) -> Option<i64> {
+        self.known[slot].as_deref()?.first().copied()
+    }
+
     /// Counts the attention nodes by kernel.
     pub fn taken(&self) -> AttentionKernels {
         self.pinned.taken

@@ -11,6 +11,7 @@ use super::specialization::NodeForm;
 use super::values::Values;
 use ckpt_passes::analysis::sdpa::SdpaBackend;
 use ckpt_passes::ir::{Node, NodeId};
+use ckpt_passes::ops::random::{key_slots, ratio_slot};
 use ckpt_passes::ops::transfer::{FETCH, OFFLOAD, RELEASE, TO, TO_DISK};
 use ckpt_passes::{Error, Result};
 use ckpt_torch::cuda;
@@ -101,15 +102,14 @@ impl Step<'_> {
             return Ok(false);
         }
         let (transfers, store) = (&mut values.transfers, &values.store);
-        let operand = |n: usize| self.ins.get(n).copied().flatten();
-        let tensor = |n: usize| operand(n).and_then(|s| values.tensors[s].as_ref());
+        let tensor = |n: usize| self.operand(n).and_then(|s| values.tensors[s].as_ref());
         let (moved, slot) = (tensor(0).ok_or_else(|| self.gone())?, self.outs[0]);
         let result = match self.node.op {
             op if op == &OFFLOAD => {
                 let to_disk = self.node.attrs.str(TO) == TO_DISK;
                 return transfers.begin_offload(store, moved, to_disk, slot);
             }
-            op if op == &RELEASE => match operand(1) {
+            op if op == &RELEASE => match self.operand(1) {
                 Some(stored) => transfers.finish_offload(stored)?,
                 None => None,
             },
@@ -121,6 +121,35 @@ impl Step<'_> {
             values.tensors[slot] = result;
         }
         Ok(began)
+    }
+
+    /// Returns the slots of seed and stream of a random node.
+    pub fn key(&self) -> Option<(usize, usize)> {
+        let (seed, stream) = key_slots(self.node.op)?;
+        Some((self.operand(seed)?, self.operand(stream)?))
+    }
+
+    /// Returns the slot of a dropout's ratio.
+    pub fn ratio(&self) -> Option<usize> {
+        self.operand(ratio_slot(self.node.op)?)
+    }
+
+    fn operand(&self, n: usize) -> Option<usize> {
+        self.ins.get(n).copied().flatten()
+    }
+
+    /// Returns why a transfer cannot be part of a captured step.
+    pub fn uncaptured(&self, values: &Values) -> Option<&'static str> {
+        if !values.overlap_transfers {
+            return Some("transfers run one after the other");
+        }
+        if self.node.op == &OFFLOAD && self.node.attrs.str(TO) == TO_DISK {
+            return Some("a file cannot be written from within a graph");
+        }
+        if !self.may_overlap {
+            return Some("other nodes read the stored result, or none the fetched one");
+        }
+        values.transfers.uncaptured(&values.store)
     }
 
     fn make_updated(&self, given: Given, values: &mut Values) -> Result<()> {

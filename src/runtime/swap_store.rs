@@ -22,13 +22,26 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::{Device, Tensor};
 
 /// The offloaded tensors of a program.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct SwapStore {
     /// The directory for files; the system's temporary directory if `None`.
     pub folder: Option<PathBuf>,
     /// Whether the host's pages are locked, for a device.
     pub pins: bool,
+    /// Whether pages may be mapped and unmapped. They may not while a step is captured, which uses those of its warm-up.
+    pub maps: bool,
     mappings: Arc<Mappings>,
+}
+
+impl Default for SwapStore {
+    fn default() -> SwapStore {
+        SwapStore {
+            folder: None,
+            pins: false,
+            maps: true,
+            mappings: Arc::default(),
+        }
+    }
 }
 
 /// Mapped pages.
@@ -73,8 +86,8 @@ impl Mappings {
 }
 
 impl Mapped {
-    /// Counts a tensor and finds a free mapping for it. Unmaps free mappings that exceed the limit.
-    fn take(&mut self, folder: &Option<PathBuf>, len: usize) -> Option<Pages> {
+    /// Counts a tensor and finds a free mapping for it. Unmaps free mappings that exceed the limit, if it may.
+    fn take(&mut self, folder: &Option<PathBuf>, len: usize, unmaps: bool) -> Option<Pages> {
         self.live_bytes += len as u64;
         self.peak_bytes = self.peak_bytes.max(self.live_bytes);
         self.most_bytes = self.most_bytes.max(self.live_bytes);
@@ -83,7 +96,7 @@ impl Mapped {
         if found.is_some() {
             self.free_bytes -= len as u64;
         }
-        while self.live_bytes + self.free_bytes > self.most_bytes {
+        while unmaps && self.live_bytes + self.free_bytes > self.most_bytes {
             // Unmaps the largest, so that few mappings are lost.
             let Some(mut last) = self.free.last_entry() else {
                 break;
@@ -103,17 +116,19 @@ struct Reservation {
     /// The directory of the file; `None` for the host's memory.
     folder: Option<PathBuf>,
     pins: bool,
+    maps: bool,
     mappings: Arc<Mappings>,
     pages: Option<Pages>,
 }
 
 impl Reservation {
     fn new(store: &SwapStore, folder: Option<PathBuf>, len: usize) -> Reservation {
-        let pages = store.mappings.lock().take(&folder, len);
+        let pages = store.mappings.lock().take(&folder, len, store.maps);
         Reservation {
             len,
             folder,
             pins: store.pins,
+            maps: store.maps,
             mappings: store.mappings.clone(),
             pages,
         }
@@ -123,6 +138,15 @@ impl Reservation {
     fn pages(&mut self) -> Result<&mut Pages> {
         let pages = match (self.pages.take(), &self.folder) {
             (Some(pages), _) => pages,
+            (None, _) if !self.maps => {
+                return Err(Error::bug(
+                    "offload",
+                    format!(
+                        "a captured step needs {} bytes in which its warm-up left nothing",
+                        self.len
+                    ),
+                ));
+            }
             (None, Some(folder)) => Pages {
                 map: file(folder, self.len)?,
                 is_locked: false,
@@ -368,6 +392,15 @@ mod tests {
             assert_eq!(mapped(&store), (0, 13_000));
         }
         assert!(places[0] == places[1] && places[1] == places[2]);
+        // A captured step maps and unmaps nothing.
+        let fixed = SwapStore {
+            maps: false,
+            ..store.clone()
+        };
+        assert_eq!(fixed.keep(&of(3000, 4), true).unwrap(), of(3000, 4));
+        let told = fixed.keep(&of(4000, 4), true).err().unwrap().to_string();
+        assert!(told.contains("4000 bytes"), "{told}");
+        assert_eq!(mapped(&store), (0, 13_000));
         // Another length fits only in the place of others.
         let other = store.keep(&of(7000, 9), true).unwrap();
         let (live, free) = mapped(&store);

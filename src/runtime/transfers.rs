@@ -47,6 +47,15 @@ pub trait Transfers {
     /// The transfer's.
     fn finish_fetch(&mut self, slot: usize) -> Result<()>;
 
+    /// Returns why no captured step can contain transfers; `None` if one can.
+    fn uncaptured(&self, store: &SwapStore) -> Option<&'static str>;
+
+    /// Makes all work submitted from now on wait for every transfer.
+    ///
+    /// # Errors
+    /// The first error of a transfer.
+    fn join(&mut self) -> Result<()>;
+
     /// Waits for every transfer, also after an error.
     ///
     /// # Errors

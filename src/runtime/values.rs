@@ -4,6 +4,7 @@ use super::capture::StepMode;
 use super::convert;
 use super::device;
 use super::draws::Draws;
+use super::fixed_draws::FixedDraws;
 use super::kernels::{copy_into, empty};
 use super::swap_store::SwapStore;
 use super::train_state::TrainState;
@@ -13,6 +14,7 @@ use ckpt_passes::ir::Graph;
 use ckpt_passes::ir::op::DeviceKind;
 use ckpt_passes::{Error, Result};
 use std::collections::BTreeMap;
+use std::rc::Rc;
 use tch::{Device, Tensor};
 
 /// The host keeps no copies of integer values with more elements than this.
@@ -41,6 +43,8 @@ pub(super) struct Values {
     pub train_state: TrainState,
     /// What the host sends to the device, for a step that is captured.
     pub uploads: Option<Uploads>,
+    /// What random nodes draw by in a step that is captured.
+    pub fixed_draws: Option<Rc<FixedDraws>>,
 }
 
 impl Values {
@@ -57,11 +61,16 @@ impl Values {
             overlap_transfers: true,
             train_state: TrainState::new(graph),
             uploads: None,
+            fixed_draws: None,
         }
     }
 
     /// Prepares for a run what stays from run to run.
     pub fn prepare(&mut self, mode: StepMode) {
+        self.store.maps = mode != StepMode::Capture;
+        if !matches!(mode, StepMode::Capture | StepMode::Replay) {
+            self.fixed_draws = None;
+        }
         match (mode, &mut self.uploads) {
             (StepMode::Plain, _) => {
                 self.train_state.stay(false);
@@ -75,6 +84,12 @@ impl Values {
             (StepMode::Capture, Some(uploads)) => uploads.is_whole = true,
             (StepMode::Capture | StepMode::Replay, _) => {}
         }
+    }
+
+    /// Returns the tensors that stay on the device for the sake of a capture, beside parameters and inputs.
+    pub fn staying(&self) -> impl Iterator<Item = &Tensor> {
+        let keys = self.fixed_draws.iter().map(|fixed| fixed.words());
+        self.uploads.iter().flat_map(Uploads::tensors).chain(keys)
     }
 
     /// Frees the tensors of some slots.
@@ -142,7 +157,7 @@ impl Uploads {
     }
 
     /// Returns the tensors on the device.
-    pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+    fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         self.known.values().map(|(_, there)| there)
     }
 }

@@ -67,6 +67,14 @@ impl Transfers for TransferQueues {
         self.fetches.remove(&slot).map_or(Ok(()), |f| wait(&f))
     }
 
+    fn uncaptured(&self, _: &SwapStore) -> Option<&'static str> {
+        None
+    }
+
+    fn join(&mut self) -> Result<()> {
+        self.finish()
+    }
+
     fn finish(&mut self) -> Result<()> {
         let fetches = std::mem::take(&mut self.fetches).into_values();
         let offloads = std::mem::take(&mut self.offloads).into_values();

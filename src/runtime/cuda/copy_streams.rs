@@ -6,6 +6,9 @@
 //! reused only after all earlier reads of it.
 //!
 //! Only locked host pages are copied while kernels run. Other transfers are done at once.
+//!
+//! Copies can be captured in a CUDA graph: a copy stream joins the capture when it waits for the captured stream, and leaves
+//! it when the captured stream waits for the copy. The pages stay mapped and locked while the graph may be replayed.
 
 use crate::runtime::convert::{self, tch_error, torch_error};
 use crate::runtime::swap_store::SwapStore;
@@ -102,6 +105,20 @@ impl Transfers for CopyStreams {
             Some((done, _)) => done.wait().map_err(torch_error),
             None => Ok(()),
         }
+    }
+
+    fn uncaptured(&self, store: &SwapStore) -> Option<&'static str> {
+        (!store.pins).then_some("the host's memory in which results wait is not locked")
+    }
+
+    fn join(&mut self) -> Result<()> {
+        let fetches = std::mem::take(&mut self.fetches).into_values();
+        let offloads = std::mem::take(&mut self.offloads).into_values();
+        let all = fetches.map(|(done, _)| done);
+        for done in all.chain(offloads.map(|(done, _, _)| done)) {
+            done.wait().map_err(torch_error)?;
+        }
+        Ok(())
     }
 
     fn finish(&mut self) -> Result<()> {

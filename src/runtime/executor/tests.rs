@@ -14,12 +14,14 @@ use ckpt_passes::analysis::sizes::dim_kinds;
 use ckpt_passes::compile::Request;
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::{Graph, Tensor as Constant};
+use ckpt_passes::plan::{Offload, OffloadSet, OffloadTarget, PlanRequest, Policy};
 use ckpt_passes::text;
 use ckpt_passes::transform::optimizer::Optimizer;
 use ckpt_torch::bytes;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::path::Path;
+use tch::{Device, Kind};
 
 /// A recorder without a device: a replay does the step again and puts its results where they were.
 #[derive(Default)]
@@ -272,12 +274,139 @@ fn an_index_out_of_range_is_told_after_a_replay_as_before() {
     assert!(run.is_replayed && bits(&run) == bits(&plain.run(&given([3, 2, 1])).unwrap()));
 }
 
+/// Two streams of one seed, one of another, and a stream that is drawn twice.
+const RANDOM: &str =
+    "graph @g imported (%x: f32[3, 40], %seed: i64[], %other: i64[1]) -> (%a, %b, %c, %u) {
+  init %one : i64[] = 1
+  init %two : i64[] = 5000000000
+  init %low : f32[] = 0.1
+  init %high : f32[] = 0.5
+  init %dims : i64[2] = [7, 9]
+  %a = Dropout %x, %low, %seed, %one
+  %n = Neg %a
+  %b = Dropout %n, %low, %seed, %one
+  %c = Dropout %b, %high, %other, %two
+  %u = SeededUniform %dims, %seed, %two
+}
+";
+
+#[test]
+fn replays_draw_by_the_seeds_of_their_step() {
+    let mut graph = text::parse(RANDOM).unwrap();
+    ckpt_passes::transform::infer::infer(&mut graph).unwrap();
+    // As a device draws, and as a CPU does.
+    let (mut program, double) = captured(&graph, false);
+    program.use_blocks_of(DeviceKind::Cuda);
+    let plain = Program::new(&graph).unwrap();
+    let mut seen = BTreeSet::new();
+    for step in 0..6i64 {
+        let x = Tensor::ones([3, 40], (Kind::Float, Device::Cpu)) * (step + 1);
+        let seeds = [("seed", step / 2 - (1 << 40)), ("other", step % 2)];
+        let mut given = Inputs::from([("x".into(), x)]);
+        given.insert(seeds[0].0.into(), Tensor::from(seeds[0].1));
+        given.insert(seeds[1].0.into(), Tensor::from_slice(&[seeds[1].1]));
+        let run = program.run(&given).unwrap();
+        assert_eq!(run.is_replayed, step > 0);
+        let same = plain.run(&given).unwrap();
+        assert!(bits(&run) == bits(&same), "step {step}");
+        let masks = run.outputs.iter().map(|(_, y)| y.ne(0.));
+        seen.insert(format!(
+            "{:?}",
+            masks
+                .map(|m| Vec::<bool>::try_from(m.view([-1])).unwrap())
+                .collect::<Vec<_>>()
+        ));
+        let keys = 3 * 2 * 4;
+        assert_eq!(program.staying_bytes(), keys + 480 + 8 + 8, "step {step}");
+    }
+    assert_eq!(seen.len(), 6, "a seed was not read again");
+    assert_eq!((double.captures.get(), double.replays.get()), (1, 5));
+    assert_eq!(program.graphs_refused(), None);
+}
+
+#[test]
+fn kernels_of_a_device_do_not_wait_for_it_in_a_captured_step() {
+    for name in ["gpt2", "bert", "llama32", "llama32_mask"] {
+        let graph = training(name, Some("adamw"));
+        let (mut program, _) = captured(&graph, false);
+        program.use_blocks_of(DeviceKind::Cuda);
+        let mut plain = Program::new(&graph).unwrap();
+        plain.use_blocks_of(DeviceKind::Cuda);
+        for step in 0..3 {
+            let given = inputs(&graph, (2, 8), step as u64, step + 1);
+            let run = program
+                .run(&given)
+                .unwrap_or_else(|e| panic!("{name}: {e}"));
+            assert_eq!(run.is_replayed, step > 0, "{name}");
+            assert!(run.outputs.len() == plain.run(&given).unwrap().outputs.len());
+        }
+    }
+}
+
+/// A training graph of GPT-2 that offloads the inputs of its blocks.
+fn offloading(target: OffloadTarget) -> Graph {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/gpt2/model.onnx");
+    let mut graph = load(&root, &Given::default()).unwrap().graph;
+    let request = Request {
+        fuse: true,
+        drop_outputs: vec!["*".into()],
+        plan: PlanRequest {
+            offload: Offload {
+                set: OffloadSet::LayerInputs,
+                to: target,
+                ..Offload::default()
+            },
+            ..Policy::NONE.into()
+        },
+        dims: vec![("batch".into(), 2), ("seq".into(), 8)],
+        ..Request::default()
+    };
+    optimize(&mut graph, &request, &mut Watch::default()).unwrap();
+    graph
+}
+
+#[test]
+fn a_captured_step_offloads_to_the_pages_of_its_warm_up() {
+    let graph = offloading(OffloadTarget::Host);
+    let (program, double) = captured(&graph, false);
+    let plain = Program::new(&graph).unwrap();
+    for step in 0..5 {
+        let given = inputs(&graph, (2, 8), step as u64, 1);
+        let (run, same) = (program.run(&given).unwrap(), plain.run(&given).unwrap());
+        assert_eq!(run.is_replayed, step > 0);
+        assert!(bits(&run) == bits(&same), "{step}");
+        assert!(run.outside_peak_bytes > 0);
+        assert_eq!(run.outside_peak_bytes, same.outside_peak_bytes);
+    }
+    assert_eq!((double.captures.get(), double.replays.get()), (1, 4));
+    assert_eq!(program.graphs_refused(), None);
+}
+
+#[test]
+fn transfers_that_cannot_be_captured_say_why() {
+    for (target, streams, reason) in [
+        (OffloadTarget::Disk, true, "a file cannot be written"),
+        (OffloadTarget::Host, false, "run one after the other"),
+    ] {
+        let graph = offloading(target);
+        let (mut program, double) = captured(&graph, false);
+        program.use_streams(streams);
+        for _ in 0..3 {
+            let given = inputs(&graph, (2, 8), 1, 1);
+            assert!(!program.run(&given).unwrap().is_replayed);
+        }
+        let why = program.graphs_refused().unwrap();
+        assert!(why.contains(reason) && double.captures.get() == 0, "{why}");
+    }
+}
+
 #[test]
 fn what_cannot_be_captured_says_why() {
     let random = "graph @g imported (%x: f32[4], %seed: i64[]) -> (%y) {
   init %stream : i64[] = 1
   init %ratio : f32[] = 0.5
-  %y = Dropout %x, %ratio, %seed, %stream
+  %next = Add %seed, %stream
+  %y = Dropout %x, %ratio, %next, %stream
 }
 ";
     let sized_by_data = "graph @g imported (%x: f32[4]) -> (%y) {
@@ -285,7 +414,7 @@ fn what_cannot_be_captured_says_why() {
 }
 ";
     for (source, reason) in [
-        (random, "draws on the host"),
+        (random, "draws by numbers that the step computes"),
         (sized_by_data, "depend on data"),
     ] {
         let mut graph = text::parse(source).unwrap_or_else(|e| panic!("{e}"));

@@ -153,18 +153,38 @@ impl KernelCx<'_> {
         self.result(&x.size(), x.kind(), x.device())
     }
 
+    /// Returns the slot of operand `i` in `known`.
+    pub fn slot(&self, i: usize) -> Option<usize> {
+        self.slots.get(i).copied().flatten()
+    }
+
     /// Returns the row-major contents of an integer operand. Waits for the device if they were computed there.
+    ///
+    /// # Errors
+    /// The step must not wait for the device.
     pub fn ints(&self, i: usize) -> Result<Vec<i64>> {
-        let slot = self.slots.get(i).copied().flatten();
-        if let Some(ints) = slot.and_then(|s| self.known.get(s)?.as_deref()) {
+        if let Some(ints) = self.slot(i).and_then(|s| self.known.get(s)?.as_deref()) {
             return Ok(ints.to_vec());
         }
         let tensor = match self.host.get(i).copied().flatten() {
             Some(copy) => copy,
-            None => self.x(i)?,
+            None => self.awaited(i)?,
         };
         Vec::<i64>::try_from(tensor.to_kind(Kind::Int64).contiguous().reshape([-1]))
             .map_err(|e| self.bug(format!("operand {i}: {e}")))
+    }
+
+    /// Returns operand `i`, for the host to read it from the device.
+    ///
+    /// # Errors
+    /// The step must not wait for the device.
+    pub fn awaited(&self, i: usize) -> Result<&Tensor> {
+        if self.deferred.is_some() && self.device == DeviceKind::Cuda {
+            return Err(self.bug(format!(
+                "operand {i} would be read from the device in a step that must not wait for it"
+            )));
+        }
+        self.x(i)
     }
 
     /// Returns sizes and strides of the operands from `i` on, as rules see them.
@@ -370,6 +390,12 @@ pub fn lent_scalar(constant: &Constant) -> Result<Tensor> {
     block.0[..size].copy_from_slice(number);
     let owner = Arc::new(Number(block, size));
     bytes::from_bytes(owner, kind(constant.dtype)?, &[]).map_err(torch_error)
+}
+
+/// Returns the number in a tensor of one element. Waits for the device.
+pub fn scalar_number(x: &Tensor) -> Result<f64> {
+    x.f_double_value(&vec![0; x.dim()])
+        .map_err(|e| tch_error(&e))
 }
 
 /// Returns a scalar at a place, as a copy if it is not there. The host does not wait.

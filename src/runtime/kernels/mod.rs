@@ -6,7 +6,7 @@
 
 use ckpt_passes::ir::OpDef;
 use ckpt_passes::ops;
-pub use context::{Kernel, KernelCx, calls, copy_into, empty};
+pub use context::{Kernel, KernelCx, calls, copy_into, empty, scalar_number};
 
 pub mod accumulate;
 pub mod activation;

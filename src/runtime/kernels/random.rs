@@ -24,6 +24,49 @@ fn key(cx: &KernelCx, slot: usize) -> Result<Key> {
     Ok(Key::new(cx.ints(slot)?[0], cx.ints(slot + 1)?[0]))
 }
 
+/// The two words of a key for kernels of a device.
+enum Words<'a> {
+    Known([u32; 2]),
+    /// Scalars on the device.
+    There(&'a [Tensor; 2]),
+}
+
+impl Words<'_> {
+    /// Combines int32 elements with word `at`.
+    fn xor_into(&self, to: &Tensor, at: usize) -> Result<()> {
+        match self {
+            Words::Known(words) => write("aten::bitwise_xor_.Scalar", args![to, signed(words[at])]),
+            Words::There(words) => write("aten::bitwise_xor_.Tensor", args![to, &words[at]]),
+        }
+    }
+}
+
+/// Words are signed in tensors. Their sums and products have the same bits.
+fn signed(word: u32) -> i64 {
+    i64::from(word as i32)
+}
+
+/// Returns the key of seed and stream in `slot` and the next one.
+fn words<'a>(cx: &'a KernelCx, slot: usize) -> Result<Words<'a>> {
+    let fixed = cx.draws.fixed.as_deref();
+    let there = fixed.and_then(|fixed| fixed.key(cx.slot(slot)?, cx.slot(slot + 1)?));
+    // What the host computes by itself reads its own numbers.
+    let device = cx.x(slot)?.device();
+    match there.filter(|words| words[0].device() == device) {
+        Some(words) => Ok(Words::There(words)),
+        None => Ok(Words::Known(key(cx, slot)?.words())),
+    }
+}
+
+/// Returns the ratio of a dropout.
+fn ratio(cx: &KernelCx) -> Result<f64> {
+    let fixed = cx.draws.fixed.as_deref();
+    match fixed.and_then(|fixed| fixed.ratio(cx.slot(1)?)) {
+        Some(ratio) => Ok(ratio),
+        None => scalar_number(cx.awaited(1)?),
+    }
+}
+
 /// Edits the bytes of a tensor on the host.
 fn edited(mut out: Tensor, edit: &mut dyn FnMut(&mut [u8])) -> Result<Vec<Tensor>> {
     backend(&out).edit_bytes(&mut out, edit)?;
@@ -52,7 +95,11 @@ fn each<const N: usize>(bytes: &mut [u8], change: impl Fn(u64, [u8; N]) -> [u8; 
 }
 
 /// Calls `each` with every block of `out` and its draws.
-fn for_draws(key: Key, out: &Tensor, each: impl Fn(&Tensor, &Tensor) -> Result<()>) -> Result<()> {
+fn for_draws(
+    key: &Words,
+    out: &Tensor,
+    each: impl Fn(&Tensor, &Tensor) -> Result<()>,
+) -> Result<()> {
     let flat = call("aten::view", args![out, &[-1]])?;
     let total = flat.size()[0];
     if total == 0 {
@@ -72,9 +119,7 @@ fn for_draws(key: Key, out: &Tensor, each: impl Fn(&Tensor, &Tensor) -> Result<(
 
 /// Fills a vector of int32 with the draws from index `first` on, which all have one high word ([`Key::draw`]). `spare` is of
 /// the same size.
-fn draw(key: Key, first: u64, words: &Tensor, spare: &Tensor) -> Result<()> {
-    // Words are signed here. Their sums and products have the same bits.
-    let signed = |word: u32| i64::from(word as i32);
+fn draw(key: &Words, first: u64, words: &Tensor, spare: &Tensor) -> Result<()> {
     let shifted = |by: i64, to: &Tensor| {
         write(
             "aten::bitwise_right_shift.Tensor_Scalar_out",
@@ -101,17 +146,15 @@ fn draw(key: Key, first: u64, words: &Tensor, spare: &Tensor) -> Result<()> {
         Ok(())
     };
     let add = |word: u32| write("aten::add_.Scalar", args![words, signed(word), 1]);
-    let xor = |word: u32| write("aten::bitwise_xor_.Scalar", args![words, signed(word)]);
-    let [inner, outer] = key.words();
     write(
         "aten::arange.start_out",
         args![0, words.size()[0], 1, words],
     )?;
     add(first as u32)?;
-    xor(inner)?;
+    key.xor_into(words, 0)?;
     mix()?;
     add((first >> 32) as u32)?;
-    xor(outer)?;
+    key.xor_into(words, 1)?;
     mix()?;
     shifted(i64::from(32 - BITS), words)
 }
@@ -121,8 +164,7 @@ fn dropout(cx: &KernelCx) -> Result<Vec<Tensor>> {
     if cx.draws.rng() != Rng::Counter {
         return torch_dropout(cx);
     }
-    let (x, key) = (cx.x(0)?, key(cx, 2)?);
-    let ratio = cx.x(1)?.double_value(&vec![0; cx.x(1)?.dim()]);
+    let (x, ratio) = (cx.x(0)?, ratio(cx)?);
     let least = threshold(ratio as f32);
     let (wide, scale) = (1.0 / (1.0 - ratio), 1.0 / (1.0 - ratio as f32));
     let kind = x.kind();
@@ -134,13 +176,14 @@ fn dropout(cx: &KernelCx) -> Result<Vec<Tensor>> {
             f64::from(scale)
         };
         mul_into(&out, &scalar(Kind::Double, scale)?)?;
-        for_draws(key, &out, |part, draws| {
+        for_draws(&words(cx, 2)?, &out, |part, draws| {
             let off = empty(&draws.size(), Kind::Bool, draws.device())?;
             write("aten::lt.Scalar_out", args![draws, i64::from(least), &off])?;
             write("aten::masked_fill_.Scalar", args![part, &off, 0.0])
         })?;
         return Ok(vec![out]);
     }
+    let key = key(cx, 2)?;
     let off = |index: u64| key.draw(index) < least;
     // A kept element is scaled in the compute type and rounded once. The row takes floating-point types only.
     edited(out, &mut |all| match kind {
@@ -192,8 +235,8 @@ fn torch_dropout(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (x, ratio) = (cx.x(0)?, cx.x(1)?);
     let ratio = match ratio.kind() {
         // The model's author wrote 0.1, not the nearest float32.
-        Kind::Float => as_written(ratio.double_value(&vec![0; ratio.dim()]) as f32),
-        _ => ratio.double_value(&vec![0; ratio.dim()]),
+        Kind::Float => as_written(scalar_number(ratio)? as f32),
+        _ => scalar_number(ratio)?,
     };
     let (dims, kind) = (x.size(), x.kind());
     if !(ratio > 0.0 && ratio < 1.0) || x.numel() == 0 {
@@ -227,14 +270,14 @@ fn uniform(cx: &KernelCx) -> Result<Vec<Tensor>> {
         })?;
         return Ok(vec![drawn.to_device(cx.x(0)?.device())]);
     }
-    let key = key(cx, 1)?;
     let out = empty(&cx.ints(0)?, Kind::Float, cx.x(0)?.device())?;
     let step = 1.0 / (1u32 << BITS) as f32;
     if cx.device == DeviceKind::Cuda {
-        for_draws(key, &out, copy_into)?;
+        for_draws(&words(cx, 1)?, &out, copy_into)?;
         mul_into(&out, &scalar(Kind::Double, f64::from(step))?)?;
         return Ok(vec![out]);
     }
+    let key = key(cx, 1)?;
     edited(out, &mut |all| {
         each(all, |i, _: [u8; 4]| {
             (key.draw(i) as f32 * step).to_le_bytes()
