@@ -144,6 +144,40 @@ fn the_cuda_library_is_loaded_before_libtorch_looks_for_it() {
     }
 }
 
+/// The folder of pip's packages, in the environment.
+const WHEELS: &str = "CKPT_OPT_WHEELS";
+
+#[test]
+#[ignore = "needs CKPT_OPT_WHEELS, a site-packages folder with torch 2.11.0 and its nvidia packages, and no CUDA device"]
+fn pips_cuda_libraries_see_no_device() {
+    let dir = workplace();
+    let wheels = std::env::var_os(WHEELS).unwrap_or_else(|| panic!("{WHEELS} is not set"));
+    let wheels = Path::new(&wheels);
+    let mut folders = vec![wheels.join("torch/lib")];
+    for package in std::fs::read_dir(wheels.join("nvidia")).unwrap() {
+        folders.push(package.unwrap().path().join("lib"));
+    }
+    let folders = std::env::join_paths(folders).unwrap();
+    for (args, status) in [
+        (&RUN[..], 5),
+        (
+            &["verify", "model.onnx", "model.onnx", "--device", "cuda"][..],
+            5,
+        ),
+        (&["doctor"][..], 0),
+    ] {
+        let mut command = command::command(dir.path());
+        let done = command.args(args).env("LD_LIBRARY_PATH", &folders).output();
+        let done = done.unwrap();
+        let said = format!("{}{}", String::from_utf8_lossy(&done.stdout), stderr(&done));
+        assert_eq!(code(&done), status, "{said}");
+        assert!(
+            said.contains("library is loaded and sees 0 devices"),
+            "{said}"
+        );
+    }
+}
+
 #[test]
 fn a_setting_that_is_not_deterministic_is_refused() {
     let dir = workplace();

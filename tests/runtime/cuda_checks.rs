@@ -157,7 +157,7 @@ fn a_bad_step_hides_no_other(kit: &Path, out: &Path, hanging: &Path) {
     let results = results(out);
     for (step, end, words) in [
         ("environment", "failed", "no version"),
-        ("doctor", "out of time", "stopped after 15 s"),
+        ("doctor", "out of time", "stopped after 25 s"),
         ("16-bit products", "good", "sums are exact"),
         ("llama PyTorch compiled", "dropped", "s of 60 s were left"),
     ] {

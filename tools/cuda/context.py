@@ -32,6 +32,12 @@ def torch_folder() -> Path | None:
     return Path(found.submodule_search_locations[0]) if found and found.submodule_search_locations else None
 
 
+def lacks_peers() -> str:
+    """Returns why steps cannot run PyTorch, or an empty text."""
+    lacking = [name for name in ("torch", "transformers", "onnx") if importlib.util.find_spec(name) is None]
+    return f"this Python has no {', '.join(lacking)}" if lacking else ""
+
+
 def torch_version() -> str:
     folder = torch_folder()
     if folder is None:

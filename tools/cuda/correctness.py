@@ -9,9 +9,10 @@ import platform
 import shutil
 import subprocess
 import sys
+import time
 
 from tools.cuda import context, models
-from tools.cuda.context import Context
+from tools.cuda.context import Context, Skipped
 from tools.lib import tolerance
 from tools.lib.compiler import Refused, read_tensors
 
@@ -94,6 +95,22 @@ def weights(cx: Context) -> None:
         cx.records.add(weights=name, bytes=written)
 
 
+def pytorch(cx: Context) -> None:
+    """Records what PyTorch sees. Its files are in the system's cache afterwards, for the steps that measure it."""
+    if lacking := context.lacks_peers():
+        raise Skipped(lacking)
+    begun = time.monotonic()
+    import torch
+
+    from tools.lib import models as modules
+
+    version = f"{torch.__version__}, CUDA {torch.version.cuda}, {len(modules.MODELS)} models"
+    cx.records.add(machine={"PyTorch": f"{version}, loaded in {time.monotonic() - begun:.1f} s"})
+    ones = torch.ones(64, 64, device=cx.device)
+    total = float((ones @ ones).sum())
+    cx.records.condition("PyTorch computes on the device", total == 64.0**3, total)
+
+
 def verify(cx: Context) -> None:
     """Compares planned with unplanned steps."""
     for name, policy, attention in VERIFIED:
@@ -139,20 +156,36 @@ TRAININGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("gpt2", "sgd", ("--optimizer", "sgd:momentum=0.9,weight_decay=0.1", "--fuse-optimizer")),
     ("llama32_bf16", "gradients", ()),
     ("llama32", "adamw apart", ("--optimizer", "adamw")),
+    ("llama32", "offload", ("--offload", "block-inputs")),
 )
+RANDOM = """graph @g imported (%x: bf16[60, 1000], %rng_seed: i64[]) -> (%y, %u) {
+  init %ratio : f32[] = 0.1
+  init %one : i64[] = 1
+  init %two : i64[] = 2
+  init %dims : i64[2] = [30, 70]
+  %d = Dropout %x, %ratio, %rng_seed, %one
+  %y = Dropout %d, %ratio, %rng_seed, %two
+  %u = SeededUniform %dims, %rng_seed, %two
+}
+"""
+"""Draws that a replay makes by keys in the device's memory."""
 
 
 def cuda_graphs(cx: Context) -> None:
     """Compares steps replayed as CUDA graphs with steps that run node by node."""
-    for name, what, options in TRAININGS:
-        case = f"{name}, {what}"
-        graph = cx.train(name, what.replace(" ", "-"), "--policy", "full", *options)
+    random = cx.folder / "random.ckir"
+    random.write_text(RANDOM)
+    graphs = [
+        (f"{name}, {what}", cx.train(name, what.replace(" ", "-"), "--policy", "full", *options), cx.feed(name))
+        for name, what, options in TRAININGS
+    ]
+    for case, graph, feed in [("random numbers", random, ["--seed", "1"]), *graphs]:
         files = []
         for switch in ("off", "on"):
             file = graph.with_suffix(f".{switch}.safetensors")
             files.append(file)
             words = ("--outputs", file, "--steps", STEPS, "--cuda-graphs", switch)
-            report = cx.run(f"{case}, CUDA graphs {switch}", graph, cx.feed(name), *words)
+            report = cx.run(f"{case}, CUDA graphs {switch}", graph, feed, *words)
         cx.replayed(case, report)
         cx.same(f"{case}: {STEPS} replayed steps give the bits of steps node by node", *files)
 

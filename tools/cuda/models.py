@@ -17,6 +17,7 @@ ALIGNMENT_BYTES = 64
 CHUNK_ELEMENTS = 1 << 24
 ITEM_BYTES = {"f32": 4, "bf16": 2}
 NORM_SPREAD = 0.02
+LEARNING_RATE = np.float32(1e-3)
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,13 @@ PLANS: dict[str, tuple[str, ...]] = {
     "tiled-loss": ("--budget", PEAK, "--tile-loss", "8"),
     "offload": ("--policy", "full", "--offload", "block-inputs"),
 }
+SGD = ("--optimizer", "sgd", "--fuse-optimizer")
+WHOLE_STEPS: dict[str, tuple[str, ...]] = {
+    "sgd": ("--policy", "none", "--optimizer", "sgd"),
+    "sgd-14.5GB": ("--budget", "14.5GB", "--tile-loss", "8", *SGD),
+    "sgd-8GB": ("--budget", "8GB", "--tile-loss", "8", *SGD),
+}
+"""Plans of the larger model that update its parameters."""
 SAME_BITS = ("planned", "offload")
 """Plans that change no bit."""
 
@@ -103,5 +111,5 @@ def fill(folder: Path, dims: dict[str, int], classes: int) -> int:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             written = sum(pool.map(write, jobs))
     tokens = np.random.default_rng(1).integers(3, classes, (dims["batch"], dims["seq"]))
-    np.savez(folder / FEED, input_ids=tokens, labels=tokens)
+    np.savez(folder / FEED, input_ids=tokens, labels=tokens, lr=LEARNING_RATE)
     return written

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 from tools.cuda import models
-from tools.cuda.models import MODELS, PEAK, PLANS, SMALL, Model
+from tools.cuda.models import MODELS, NAMES, PEAK, PLANS, SMALL, WHOLE_STEPS, Model
 from tools.lib.compiler import Compiler
 from tools.lib.options import FIXTURES, ROOT, dim_options
 
@@ -75,7 +75,8 @@ def packed(compiler: Compiler, model: Model, folder: Path) -> dict:
     chosen = ["--loss", "causal-lm", "--drop-output", "logits", *dim_options(model.dims), *PLANNED_FOR, *effort]
     full = compiler.call_json("plan", exported, "--policy", "full", *chosen)
     plans = {}
-    for name, options in PLANS.items():
+    wanted = PLANS | (WHOLE_STEPS if model.name == NAMES[0] else {})
+    for name, options in wanted.items():
         words = [str(full["peak_after_bytes"]) if word == PEAK else word for word in options]
         report = compiler.call_json(exported, "-o", folder / f"{name}.onnx", *words, *chosen)
         plans[name] = {"options": words} | {key: report[key] for key in REPORTED}

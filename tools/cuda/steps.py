@@ -5,19 +5,22 @@ from __future__ import annotations
 from tools.cuda import correctness, training
 from tools.cuda.models import NAMES, UNPLANNED
 from tools.cuda.runner import TOGETHER, Step
+from tools.cuda.training import FUSED, GRAPHS
 
 LLAMA, GPT2 = NAMES
 FIRST, TRAINING = "machine", "training"
 
+# The first steps read gigabytes of libraries from a disk that has none of them in its cache.
 STEPS = [
-    Step("environment", FIRST, 15, correctness.environment),
-    Step("doctor", FIRST, 15, correctness.doctor),
-    Step("fixture", FIRST, 30, correctness.fixture),
+    Step("environment", FIRST, 20, correctness.environment),
+    Step("doctor", FIRST, 25, correctness.doctor),
+    Step("fixture", FIRST, 60, correctness.fixture),
     Step("weights", TOGETHER, 60, correctness.weights),
+    Step("PyTorch", TOGETHER, 60, correctness.pytorch),
     Step("verify", TOGETHER, 75, correctness.verify),
     Step("repeat", TOGETHER, 75, correctness.repeat),
     Step("offload", TOGETHER, 75, correctness.offload),
-    Step("CUDA graphs", TOGETHER, 75, correctness.cuda_graphs),
+    Step("CUDA graphs", TOGETHER, 90, correctness.cuda_graphs),
     Step("fused kernels", TOGETHER, 60, correctness.fused_kernels),
     Step("attention", TOGETHER, 45, correctness.attention),
     Step("16-bit products", TOGETHER, 30, correctness.products),
@@ -25,16 +28,22 @@ STEPS = [
     Step("llama planned", TRAINING, 35, training.ours(LLAMA, "planned")),
     Step("llama tiled loss", TRAINING, 35, training.ours(LLAMA, "tiled-loss")),
     Step("llama offload", TRAINING, 35, training.ours(LLAMA, "offload")),
-    Step("llama CUDA graphs", TRAINING, 25, training.ours(LLAMA, "planned", cuda_graphs=True)),
-    Step("llama PyTorch eager", TRAINING, 30, training.theirs(LLAMA, "eager")),
+    Step("llama CUDA graphs", TRAINING, 25, training.ours(LLAMA, "planned", GRAPHS)),
+    Step("llama PyTorch eager", TRAINING, 40, training.theirs(LLAMA, "eager")),
     Step("llama gradients", TRAINING, 40, training.gradients(LLAMA)),
+    Step("llama fused kernels", TRAINING, 25, training.ours(LLAMA, UNPLANNED, FUSED)),
+    Step("llama whole step", TRAINING, 25, training.ours(LLAMA, "sgd")),
+    Step("llama whole step in 14.5 GB", TRAINING, 25, training.ours(LLAMA, "sgd-14.5GB")),
+    Step("llama whole step in 8 GB", TRAINING, 25, training.ours(LLAMA, "sgd-8GB")),
     Step("llama PyTorch checkpointed", TRAINING, 30, training.theirs(LLAMA, "checkpointed")),
     Step("llama PyTorch memory budget", TRAINING, 70, training.theirs(LLAMA, "memory budget")),
     Step("gpt2 unplanned", TRAINING, 15, training.ours(GPT2, UNPLANNED)),
     Step("gpt2 planned", TRAINING, 15, training.ours(GPT2, "planned")),
     Step("gpt2 tiled loss", TRAINING, 15, training.ours(GPT2, "tiled-loss")),
     Step("gpt2 offload", TRAINING, 15, training.ours(GPT2, "offload")),
-    Step("gpt2 CUDA graphs", TRAINING, 15, training.ours(GPT2, "planned", cuda_graphs=True)),
+    Step("gpt2 CUDA graphs", TRAINING, 15, training.ours(GPT2, "planned", GRAPHS)),
+    Step("gpt2 fused kernels", TRAINING, 15, training.ours(GPT2, UNPLANNED, FUSED)),
+    Step("gpt2 fused kernels and CUDA graphs", TRAINING, 15, training.ours(GPT2, UNPLANNED, FUSED, GRAPHS)),
     Step("gpt2 PyTorch eager", TRAINING, 20, training.theirs(GPT2, "eager")),
     Step("gpt2 gradients", TRAINING, 25, training.gradients(GPT2)),
     Step("gpt2 PyTorch checkpointed", TRAINING, 20, training.theirs(GPT2, "checkpointed")),

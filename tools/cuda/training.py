@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import mmap
 import statistics
@@ -14,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tools.cuda import models
-from tools.cuda.context import PREFIX, Context, Skipped
-from tools.cuda.models import SAME_BITS, UNPLANNED
+from tools.cuda.context import PREFIX, Context, Skipped, lacks_peers
+from tools.cuda.models import SAME_BITS, UNPLANNED, WHOLE_STEPS
 from tools.lib import tolerance
 
 if TYPE_CHECKING:
@@ -29,27 +28,35 @@ WIDER = {"bf16": "float32", "f32": "float64"}
 MEMORY_BUDGET = 0.5
 
 
+GRAPHS, FUSED = "CUDA graphs", "fused kernels"
+SWITCHES = {GRAPHS: ("--cuda-graphs", "on"), FUSED: ("--fused-kernels", "on")}
+
+
 def outputs(cx: Context, model: str, plan: str) -> Path:
     return cx.work / "models" / model / f"{plan}.safetensors"
 
 
-def ours(model: str, plan: str, cuda_graphs: bool = False) -> Callable[[Context], None]:
+def ours(model: str, plan: str, *switches: str) -> Callable[[Context], None]:
     """Returns a step that runs a plan, compares its bits with the unplanned ones, and its memory with the prediction."""
 
     def step(cx: Context) -> None:
         folder = cx.work / "models" / model
-        case = f"{model}, {plan}{', CUDA graphs' if cuda_graphs else ''}"
-        words: list[str | Path | int] = ["--steps", STEPS, "--outputs", outputs(cx, model, plan)]
-        if cuda_graphs:
-            words += ["--cuda-graphs", "on"]
+        case = ", ".join((model, plan, *switches))
+        words: list[str | Path | int] = ["--steps", STEPS]
+        for switch in switches:
+            words += SWITCHES[switch]
+        # Fused kernels round otherwise, and gradients that nothing is compared with are not written.
+        is_kept = FUSED not in switches and plan not in WHOLE_STEPS
+        if is_kept:
+            words += ["--outputs", outputs(cx, model, plan)]
         report = cx.run(case, folder / f"{plan}.onnx", ["--inputs", folder / models.FEED], *words)
         cx.records.add(plan=case, **cx.about["models"][model]["plans"][plan])
         cx.records.condition(f"{case}: loss and gradients are finite", not report["not_finite"], report["not_finite"])
-        if cuda_graphs:
+        if GRAPHS in switches:
             cx.replayed(case, report)
-        if plan in SAME_BITS:
+        if is_kept and plan in SAME_BITS:
             cx.same(f"{case}: the bits of the unplanned step", outputs(cx, model, plan), outputs(cx, model, UNPLANNED))
-        if plan != UNPLANNED:
+        if is_kept and plan != UNPLANNED:
             outputs(cx, model, plan).unlink()
 
     return step
@@ -59,9 +66,8 @@ class Peer:
     """PyTorch's side of a comparison: the model that was exported, with the weights and tokens of the kit."""
 
     def __init__(self, cx: Context, model: str) -> None:
-        for needed in ("torch", "transformers", "onnx"):
-            if importlib.util.find_spec(needed) is None:
-                raise Skipped(f"this Python has no {needed}")
+        if lacking := lacks_peers():
+            raise Skipped(lacking)
         import torch
 
         self.cx = cx
