@@ -67,7 +67,7 @@ class Prices:
 
     def scratch(self, target: Any, args: Any, kwargs: Any) -> int:
         """Returns the bytes that an op takes while it runs, besides operands and results; 0 if it does not run on made-up data."""
-        if not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves((args, kwargs))):
+        if self._device.type == "meta" or not any(isinstance(t, torch.Tensor) for t in tree_leaves((args, kwargs))):
             return 0
         return self._tried(self._scratch, target, (args, kwargs), scratch_bytes) or 0
 
