@@ -18,7 +18,7 @@ pub struct PlanOutcome {
     /// The time that planning took, in seconds.
     pub seconds: f64,
     /// The smallest peak for which a plan is known. Only for budgets, and not with [`Effort::First`]: the search for it
-    /// takes longer than a first plan.
+    /// takes longer than a first plan. `None` also where the request leaves the search out.
     pub min_peak_bytes: Option<u64>,
 }
 
@@ -42,7 +42,7 @@ pub fn plan(input: &PlanInput, request: &PlanRequest) -> Result<PlanOutcome, Fai
     }
     let seconds = started.elapsed().as_secs_f64();
     let min_peak_bytes = match request.budget() {
-        Some(_) if request.effort != Effort::First => {
+        Some(_) if request.wants_min_peak && request.effort != Effort::First => {
             let reached_bytes = smallest_peak(input, request)?.reached_bytes;
             Some(reached_bytes.min(plan.after.peak_bytes))
         }

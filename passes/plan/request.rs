@@ -32,6 +32,8 @@ pub struct PlanRequest {
     pub reorder: bool,
     /// Which results are offloaded, and how; by default none.
     pub offload: Offload,
+    /// Whether the smallest feasible peak is searched for beside the plan. Most plans take less time than this search.
+    pub wants_min_peak: bool,
 }
 
 impl Default for PlanRequest {
@@ -48,6 +50,7 @@ impl From<Goal> for PlanRequest {
             effort: Effort::default(),
             reorder: false,
             offload: Offload::default(),
+            wants_min_peak: true,
         }
     }
 }

@@ -23,6 +23,7 @@ use ckpt_passes::{Error, Result};
 pub fn run(args: &PlanArgs) -> Result<()> {
     let mut request = args.step.request();
     args.goal.apply(&mut request)?;
+    request.plan.wants_min_peak = !args.no_smallest;
     let (step, outcome, maximized) = match &args.maximize {
         Some(dim) => {
             if read::is_cost_graph(&args.source) {

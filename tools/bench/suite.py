@@ -1,10 +1,10 @@
 """Compares plans with PyTorch's partitioners on training graphs of models, at the peaks that those reach.
 
     python tools suite --ckpt-opt BINARY --results FILE.jsonl [--model llama,timm/resnet,…] [--peer default,mincut:dp:0.5,…]
-        [--minutes 10] [--page FILE.md] [--picture FILE.svg]
+        [--graphs DIR] [--replan] [--minutes 10] [--page FILE.md] [--picture FILE.svg]
 
-Models of transformers and timm are built at the sizes of their own configuration, with few layers, and traced with sizes
-only. A peer splits the joint graph of forward and backward pass:
+Models of transformers, timm and diffusers are built at the sizes of their own configuration, with few layers, and traced with
+sizes only. A peer splits the joint graph of forward and backward pass:
 
   default          saves what the backward pass reads
   mincut           PyTorch's min-cut partitioner as torch.compile calls it
@@ -12,20 +12,28 @@ only. A peer splits the joint graph of forward and backward pass:
 
 One judge computes the peak and the added floating-point operations of each schedule: `peak_of` of the Python package, which
 the package's tests compare with measured peaks. At the peak that a peer reaches, we plan for the least added operations. A row
-fails if ours has more. Rows in the results file are not made again. Each model runs in a process of its own for at most
-`--minutes`. PyTorch is needed (tools/requirements-torch.txt). Exit code 0 if no row fails, else 1.
+fails if ours has more. Further rows plan within multiples of the smallest peak above parameters and inputs that we reach.
+
+Peers count operations by the formulas that we use (`ckpt_opt.prices`), which correct PyTorch's. Seconds are CPU time. A peer's
+are those of its partitioner, which also writes both passes (all that `default` does). Ours are those of reading the joint
+graph, and of the command: JSON in both directions, its start, the plan and its bound.
+
+Rows in the results file are not made again. `--graphs` keeps cost graphs, and `--replan` plans all rows again from these,
+without models and peers. Each model runs in a process of its own for at most `--minutes`. PyTorch is needed
+(tools/requirements-torch.txt). Exit code 0 if no row fails, else 1.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import gzip
 import json
 import multiprocessing
 import os
+import resource
 import statistics
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -42,7 +50,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src/python"))
 
 from ckpt_opt.joint import Joint
 from ckpt_opt.planner import BudgetError, peak_of, solve, static_bytes
-from ckpt_opt.prices import Prices
+from ckpt_opt.prices import FORMULAS, Prices
 
 TRANSFORMERS = (
     "llama,qwen3,mistral,gemma3_text,gemma2,phi3,gpt2,gpt_neox,opt,bloom,falcon,olmo2,starcoder2,granite,cohere2,qwen3_moe,mixtral,"
@@ -50,17 +58,28 @@ TRANSFORMERS = (
     "dinov2,swin,convnext,detr,segformer,mask2former,sam,clip,siglip,blip-2"
 )
 TIMM = "timm/resnet,timm/efficientnet,timm/convnext,timm/swin_transformer,timm/vision_transformer,timm/densenet,timm/regnet"
+DIFFUSERS = "diffusers/unet,diffusers/autoencoder,diffusers/dit,diffusers/sd3,diffusers/flux,diffusers/pixart"
+MODELS = f"{TRANSFORMERS},{TIMM},{DIFFUSERS}"
 PEERS = "default,mincut," + ",".join(f"mincut:{s}:{b}" for s in ("dp", "greedy", "ilp") for b in (0.75, 0.5, 0.25, 0.1))
 LAYERS = 4
 SIZES = Sizes(4, 512)
 SHORT = Sizes(4, 64)
 """Where positions end before."""
 ROUNDING_PCT = 1e-6
+MULTIPLES = (1.0, 1.02, 1.05, 1.1, 1.25, 1.5, 2.0)
+"""Of the smallest peak above what is static: budgets without a peer."""
+OURS = "ours"
+ABOUT = ("model", "ops", "unplanned", "static", "graph_seconds")
+"""What the rows of a graph share."""
 Row = dict[str, Any]
 
 
 def built(name: str) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
     """Returns a model without data at the sizes of its configuration, with `LAYERS` layers, and inputs for it."""
+    if name.startswith("diffusers/"):
+        with torch.device("meta"):
+            model, inputs = real_diffusers(name.removeprefix("diffusers/"))
+        return model.eval(), inputs
     (architecture,) = [a for a in zoo.architectures(["transformers", "timm"]) if a.name == name]
     with torch.device("meta"):
         model = real_timm(architecture.maker) if architecture.family == "timm" else real_transformers(architecture)
@@ -88,6 +107,50 @@ def real_timm(module: str) -> torch.nn.Module:
     import timm
 
     return timm.create_model(timm.list_models(module=module)[0])
+
+
+def real_diffusers(name: str) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """Returns a model at the sizes of Stable Diffusion, DiT, Stable Diffusion 3, Flux or PixArt, and inputs for it."""
+    import diffusers
+
+    batch = SIZES.batch
+    times = {"timestep": torch.zeros(batch), "return_dict": False}
+    if name == "unet":
+        unet = diffusers.UNet2DConditionModel(sample_size=64, cross_attention_dim=768)
+        return unet, times | {
+            "sample": torch.empty(batch, 4, 64, 64),
+            "encoder_hidden_states": torch.empty(batch, 77, 768),
+        }
+    if name == "autoencoder":
+        kinds = {"down_block_types": ("DownEncoderBlock2D",) * 4, "up_block_types": ("UpDecoderBlock2D",) * 4}
+        coder = diffusers.AutoencoderKL(block_out_channels=(128, 256, 512, 512), layers_per_block=2, **kinds)
+        return coder, {"sample": torch.empty(batch, 3, 256, 256), "return_dict": False}
+    if name == "dit":
+        labels = torch.zeros(batch, dtype=torch.long)
+        noise = {"hidden_states": torch.empty(batch, 4, 32, 32)}
+        return diffusers.DiTTransformer2DModel(num_layers=LAYERS), times | noise | {"class_labels": labels}
+    if name == "sd3":
+        return diffusers.SD3Transformer2DModel(num_layers=LAYERS), times | {
+            "hidden_states": torch.empty(batch, 16, 128, 128),
+            "encoder_hidden_states": torch.empty(batch, 154, 4096),
+            "pooled_projections": torch.empty(batch, 2048),
+        }
+    if name == "flux":
+        return diffusers.FluxTransformer2DModel(num_layers=LAYERS // 2, num_single_layers=LAYERS // 2), times | {
+            "hidden_states": torch.empty(batch, 1024, 64),
+            "encoder_hidden_states": torch.empty(batch, 512, 4096),
+            "pooled_projections": torch.empty(batch, 768),
+            "img_ids": torch.empty(1024, 3),
+            "txt_ids": torch.empty(512, 3),
+        }
+    if name == "pixart":
+        model = diffusers.PixArtTransformer2DModel(num_layers=LAYERS, sample_size=64, caption_channels=4096)
+        return model, times | {
+            "hidden_states": torch.empty(batch, 4, 64, 64),
+            "encoder_hidden_states": torch.empty(batch, 120, 4096),
+            "added_cond_kwargs": {"resolution": None, "aspect_ratio": None},
+        }
+    raise zoo.Unbuilt(name)
 
 
 def real_transformers(architecture: zoo.Architecture) -> torch.nn.Module:
@@ -138,60 +201,127 @@ def partitions(peer: str) -> tuple[Callable[..., Any], dict[str, Any]]:
     return min_cut_rematerialization_partition, settings
 
 
-def compared(name: str, peers: list[str]) -> Iterator[Row]:
-    """Yields a row for each peer."""
-    from torch._functorch import config
+def corrected() -> Any:
+    """Lets PyTorch count operations by our formulas where its own are missing or wrong."""
+    from torch.utils.flop_counter import flop_registry
+
+    known = {}
+    for name, formula in FORMULAS.items():
+        namespace, op = name.split(".")
+        if (packet := getattr(getattr(torch.ops, namespace), op, None)) is not None:
+            known[packet] = formula
+    return mock.patch.dict(flop_registry, known)
+
+
+def cpu_seconds() -> float:
+    """Returns the CPU time of this process and of those that it waited for."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(u.ru_utime + u.ru_stime for u in used)
+
+
+def joint_of(model: torch.nn.Module, inputs: dict[str, Any], stack: ExitStack) -> torch.fx.GraphModule:
+    """Returns the joint graph of forward and backward pass, from which partitioners start."""
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
     from torch._functorch.partitioners import fx_graph_cse
 
+    with as_compiled():
+        traced = aot_export_joint_with_descriptors(stack, WithLoss(model), (), inputs)
+    module = traced.graph_module
+    module.graph.eliminate_dead_code()
+    module.graph = fx_graph_cse(module.graph)
+    module.recompile()
+    return module
+
+
+def split(module: torch.fx.GraphModule, peer: str) -> tuple[Any, float]:
+    """Returns what a peer's partitioner makes of a joint graph, and its CPU time."""
+    from torch._functorch import config
+
+    partition, settings = partitions(peer)
+    own = copy.deepcopy(module)
+    start = cpu_seconds()
+    with config.patch(settings), corrected():
+        return partition(own, None, num_fwd_outputs=1), cpu_seconds() - start
+
+
+def warm_up(peers: list[str]) -> None:
+    """Lets the partitioners import what they import when they are first called."""
+    with ExitStack() as stack:
+        module = joint_of(torch.nn.Linear(2, 2, device="meta"), {"input": torch.empty(2, 2, device="meta")}, stack)
+        for peer in peers:
+            with contextlib.suppress(Exception):
+                split(module, peer)
+
+
+def compared(name: str, peers: list[str]) -> tuple[list[Row], dict[str, Any]]:
+    """Returns a row for each peer, and the cost graph."""
+    rows: list[Row] = []
     model, inputs = built(name)
     with ExitStack() as stack:
-        with as_compiled():
-            traced = aot_export_joint_with_descriptors(stack, WithLoss(model), (), inputs)
-        module = traced.graph_module
-        module.graph.eliminate_dead_code()
-        module.graph = fx_graph_cse(module.graph)
-        module.recompile()
-        outputs = 1
-        joint = Joint(module, outputs)
+        module = joint_of(model, inputs, stack)
+        start = cpu_seconds()
+        joint = Joint(module, 1)
         graph = joint.cost_graph(Prices(measure=False, fused=False))
+        about = {
+            "model": name,
+            "ops": len(joint.ops),
+            "unplanned": peak_of(graph, list(range(len(joint.ops)))),
+            "static": static_bytes(graph),
+            "graph_seconds": round(cpu_seconds() - start, 4),
+        }
         places = {op.node.name: i for i, op in enumerate(joint.ops)}
         once = sum(op["flops"] for op in graph["ops"])
-        ours: dict[int, Row] = {}
         for peer in peers:
-            partition, settings = partitions(peer)
-            start = time.process_time()
             try:
-                with config.patch(settings):
-                    halves = partition(copy.deepcopy(module), None, num_fwd_outputs=outputs)
+                halves, seconds = split(module, peer)
             except Exception as error:
-                yield {"model": name, "peer": peer, "failed": f"{type(error).__name__}: {error}".split("\n")[0][:200]}
+                rows.append(failed(name, peer, error))
                 continue
-            seconds = time.process_time() - start
             # What is handed over is an input of the same name.
             nodes = [node for half in halves for node in half.graph.nodes if node.op != "placeholder"]
             schedule = [places[node.name] for node in nodes if node.name in places]
-            peak = peak_of(graph, schedule)
             added = 100 * (sum(graph["ops"][op]["flops"] for op in schedule) / max(once, 1) - 1)
-            if peak not in ours:
-                ours[peak] = own_plan(graph, peak)
-            yield {
-                "model": name,
-                "ops": len(joint.ops),
-                "peer": peer,
-                "peak": peak,
-                "unplanned": peak_of(graph, list(range(len(joint.ops)))),
-                "static": static_bytes(graph),
-                "flops_pct": added,
-                "seconds": round(seconds, 2),
-                "repeated": sum(Counter(schedule).values()) - len(set(schedule)),
-                **ours[peak],
-            }
+            planned = {"peak": peak_of(graph, schedule), "flops_pct": added, "seconds": round(seconds, 4)}
+            rows.append(about | {"peer": peer} | planned)
+    return rows, graph
+
+
+def failed(name: str, peer: str, error: Exception) -> Row:
+    return {"model": name, "peer": peer, "failed": f"{type(error).__name__}: {error}".split("\n")[0][:200]}
+
+
+def with_ours(rows: list[Row], graph: dict[str, Any]) -> list[Row]:
+    """Returns the rows of peers with our plans at their peaks, and rows of our own."""
+    rows = [{k: v for k, v in row.items() if not k.startswith("ours_")} for row in rows if row["peer"] != OURS]
+    about = next(({k: row[k] for k in ABOUT} for row in rows if "peak" in row), None)
+    if about is None:
+        return rows
+    above = smallest_peak(graph) - about["static"]
+    for times in MULTIPLES:
+        peak = about["static"] + int(above * times)
+        if peak < about["unplanned"]:
+            rows.append(about | {"peer": OURS, "multiple": times, "peak": peak})
+    ours: dict[int, Row] = {}
+    for row in rows:
+        if "peak" in row:
+            if row["peak"] not in ours:
+                ours[row["peak"]] = own_plan(graph, row["peak"])
+            row |= ours[row["peak"]]
+    return rows
+
+
+def smallest_peak(graph: dict[str, Any]) -> int:
+    """Returns the smallest peak that the planner knows a plan for."""
+    try:
+        solve(graph, static_bytes(graph) + 1, "flops", "normal")
+    except BudgetError as error:
+        return error.smallest_bytes or 0
+    return static_bytes(graph) + 1
 
 
 def own_plan(graph: dict[str, Any], peak: int) -> Row:
     """Plans within a peak for the least added operations."""
-    start = time.monotonic()
+    start = cpu_seconds()
     try:
         decisions, report = solve(graph, peak, "flops", "normal")
     except BudgetError as error:
@@ -200,22 +330,47 @@ def own_plan(graph: dict[str, Any], peak: int) -> Row:
         "ours_peak": peak_of(graph, decisions["schedule"]),
         "ours_flops_pct": report["flops_overhead_pct"],
         "ours_bound_pct": report["lower_bound_pct"],
-        "ours_seconds": round(time.monotonic() - start, 2),
+        "ours_seconds": round(cpu_seconds() - start, 4),
     }
 
 
-def work(name: str, peers: list[str], results: Path) -> None:
+def work(name: str, peers: list[str], results: Path, graphs: Path | None) -> None:
     """Appends the rows of a model to the results; a model that cannot be traced is one row."""
+    torch.set_num_threads(1)
     try:
-        for row in compared(name, peers):
-            append(results, row)
+        warm_up(peers)
+        rows, graph = compared(name, peers)
+        if graphs:
+            kept(graphs, name).write_bytes(gzip.compress(json.dumps(graph).encode()))
+        rows = with_ours(rows, graph)
     except Exception as error:
-        append(results, {"model": name, "peer": "", "failed": f"{type(error).__name__}: {error}".split("\n")[0][:200]})
+        rows = [failed(name, "", error)]
+    append(results, rows)
 
 
-def append(results: Path, row: Row) -> None:
+def kept(graphs: Path, name: str) -> Path:
+    return graphs / f"{name.replace('/', '-')}.json.gz"
+
+
+def plan_again(results: Path, graphs: Path, models: list[str]) -> None:
+    """Plans the rows of models again from the cost graphs that were kept."""
+    for name in models:
+        rows = read(results)
+        own = [row for row in rows if row["model"] == name]
+        if kept(graphs, name).exists() and own:
+            own = with_ours(own, json.loads(gzip.decompress(kept(graphs, name).read_bytes())))
+            results.write_text("")
+            append(results, [*(row for row in rows if row["model"] != name), *own])
+            print(f"{name}: planned again", file=sys.stderr, flush=True)
+
+
+def read(results: Path) -> list[Row]:
+    return [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+
+
+def append(results: Path, rows: list[Row]) -> None:
     with results.open("a") as file:
-        file.write(json.dumps(row) + "\n")
+        file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
 def wrong(row: Row) -> str:
@@ -226,7 +381,7 @@ def wrong(row: Row) -> str:
         return str(row["ours_failed"])
     if row["ours_peak"] > row["peak"]:
         return f"the plan's peak is {row['ours_peak']} bytes"
-    if row["ours_flops_pct"] > row["flops_pct"] + ROUNDING_PCT:
+    if "flops_pct" in row and row["ours_flops_pct"] > row["flops_pct"] + ROUNDING_PCT:
         return f"{row['ours_flops_pct']:.3f} % are added, the peer adds {row['flops_pct']:.3f} %"
     return ""
 
@@ -234,10 +389,10 @@ def wrong(row: Row) -> str:
 def table(rows: list[Row]) -> list[str]:
     """Returns a line for each peer, over all models."""
     lines = [
-        "| peer | graphs | ours is no worse | ours is better | added FLOPs, % (median: peer, ours) | gap to the bound ≤ 1 point | seconds (median: peer, ours) |",
-        "|---|--:|--:|--:|--:|--:|--:|",
+        "| peer | graphs | ours is no worse | ours is better | added FLOPs, % (median: peer, ours) | gap to the bound ≤ 1 point | seconds (median: peer, ours) | ours / peer (median) |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
-    for peer in dict.fromkeys(row["peer"] for row in rows if "peak" in row):
+    for peer in dict.fromkeys(row["peer"] for row in rows if "flops_pct" in row):
         own = [row for row in rows if row["peer"] == peer and "peak" in row]
         planned = [row for row in own if "ours_peak" in row]
         good = sum(not wrong(row) for row in own)
@@ -248,11 +403,39 @@ def table(rows: list[Row]) -> list[str]:
             if planned
             else [0, 0]
         )
-        took = (
-            [statistics.median(row[k] for row in planned) for k in ("seconds", "ours_seconds")] if planned else [0, 0]
-        )
+        took = [statistics.median(map(each, planned)) for each in (theirs, seconds)] if planned else [0, 0]
+        ratio = statistics.median(seconds(row) / theirs(row) for row in planned) if planned else 0
         lines.append(
-            f"| {peer} | {len(own)} | {good} | {better} | {flops[0]:.1f}, {flops[1]:.1f} | {close} | {took[0]:.1f}, {took[1]:.1f} |"
+            f"| {peer} | {len(own)} | {good} | {better} | {flops[0]:.1f}, {flops[1]:.1f} | {close} | {took[0]:.2f}, "
+            f"{took[1]:.2f} | {ratio:.2f} |"
+        )
+    return lines
+
+
+def seconds(row: Row) -> float:
+    return float(row["graph_seconds"] + row["ours_seconds"])
+
+
+def theirs(row: Row) -> float:
+    return max(float(row["seconds"]), 1e-3)
+
+
+def own_table(rows: list[Row]) -> list[str]:
+    """Returns a line for each multiple of the smallest peak, over all models."""
+    lines = [
+        "| smallest peak × | graphs | planned | added FLOPs, % (median) | gap to the bound, points (median, largest) | ≤ 1 point | seconds (median) |",
+        "|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for times in MULTIPLES:
+        own = [row for row in rows if row.get("multiple") == times]
+        good = [row for row in own if "ours_peak" in row]
+        if not good:
+            continue
+        gaps = [row["ours_flops_pct"] - row["ours_bound_pct"] for row in good]
+        lines.append(
+            f"| {times} | {len(own)} | {len(good)} | {statistics.median(row['ours_flops_pct'] for row in good):.1f} "
+            f"| {statistics.median(gaps):.2f}, {max(gaps):.1f} | {sum(gap <= 1 for gap in gaps)} "
+            f"| {statistics.median(map(seconds, good)):.2f} |"
         )
     return lines
 
@@ -263,7 +446,7 @@ COLORS = {"dp": "#0072b2", "greedy": "#d55e00", "ilp": "#009e73", "": "#555555"}
 
 def picture(rows: list[Row]) -> str:
     """Returns a scatter plot: for each graph and peer, the FLOPs that the peer adds, and those that we add at its peak."""
-    planned = [row for row in rows if "ours_peak" in row]
+    planned = [row for row in rows if "ours_peak" in row and "flops_pct" in row]
     most = max(max(row["flops_pct"], row["ours_flops_pct"]) for row in planned)
 
     def at(percent: float) -> float:
@@ -307,38 +490,46 @@ def picture(rows: list[Row]) -> str:
 def main() -> int:
     arguments = options.with_binary(__doc__)
     arguments.add_argument("--results", type=Path, required=True, metavar="FILE.jsonl", help="keep rows here")
-    arguments.add_argument("--model", type=options.words, default=options.words(f"{TRANSFORMERS},{TIMM}"), help="names")
+    arguments.add_argument("--model", type=options.words, default=options.words(MODELS), help="names")
     arguments.add_argument("--peer", type=options.words, default=options.words(PEERS), help=f"[default: {PEERS}]")
     options.add_counts(arguments, minutes=10)
     options.add_page(arguments)
     arguments.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the rows")
+    arguments.add_argument("--graphs", type=Path, metavar="DIR", help="keep cost graphs here")
+    arguments.add_argument("--replan", action="store_true", help="plan rows again from the cost graphs of --graphs")
     given = arguments.parse_args()
     os.environ["CKPT_OPT_BIN"] = str(given.ckpt_opt)
+    if given.graphs:
+        given.graphs.mkdir(parents=True, exist_ok=True)
+    if given.replan:
+        if not given.graphs:
+            arguments.error("--replan needs --graphs")
+        plan_again(given.results, given.graphs, given.model)
+    done = {row["model"] for row in read(given.results)}
+    # Processes begin with what is imported here. No tensor is computed here: autograd's threads do not survive a fork.
+    import timm  # noqa: F401
+    import transformers  # noqa: F401
 
-    def read() -> list[Row]:
-        return [json.loads(line) for line in given.results.read_text().splitlines()] if given.results.exists() else []
-
-    done = {row["model"] for row in read()}
-    spawn = multiprocessing.get_context("spawn")
+    fork = multiprocessing.get_context("fork")
     for name in given.model:
         if name in done:
             continue
-        process = spawn.Process(target=work, args=(name, given.peer, given.results))
+        process = fork.Process(target=work, args=(name, given.peer, given.results, given.graphs))
         process.start()
         process.join(60 * given.minutes)
         if process.is_alive():
             process.kill()
             process.join()
-            append(given.results, {"model": name, "peer": "", "failed": f"more than {given.minutes} minutes"})
-        print(f"{name}: {sum(row['model'] == name for row in read())} rows", file=sys.stderr, flush=True)
-    rows = [row for row in read() if row["model"] in given.model]
-    lines = table(rows)
+            append(given.results, [{"model": name, "peer": "", "failed": f"more than {given.minutes} minutes"}])
+        print(f"{name}: {sum(row['model'] == name for row in read(given.results))} rows", file=sys.stderr, flush=True)
+    rows = [row for row in read(given.results) if row["model"] in given.model]
+    lines = [*table(rows), "", *own_table(rows)]
     print("\n".join(lines))
     if given.picture:
         given.picture.write_text(picture(rows))
     # The peers of a model fail alike.
     notes = list(dict.fromkeys(f"{row['model']}: {row['failed']}" for row in rows if "failed" in row))
-    failures = [f"{row['model']} {row['peer']}: {text}" for row in rows if (text := wrong(row))]
+    failures = [f"{row['model']} {row['peer']} {row.get('multiple', '')}: {text}" for row in rows if (text := wrong(row))]
     graphs = len({row["model"] for row in rows if "ours_peak" in row})
     head = page.head(
         f"{graphs} models, PyTorch {torch.__version__}, batch {SIZES.batch}, {SIZES.seq} tokens, {LAYERS} layers", 1

@@ -1,10 +1,11 @@
 //! What the solver is asked, and what it answers.
 
+use super::bound;
 use super::work::Effort;
 use crate::constraint::Constraint;
 use crate::index::{ByOp, OpIdx};
 use crate::objective::Objective;
-use crate::schedule::Score;
+use crate::schedule::{Score, percent};
 
 /// A question to the solver.
 #[derive(Clone, Debug, Default)]
@@ -48,4 +49,30 @@ pub struct Solution {
     pub bound: Bound,
     /// What the plan may be above the best of its class, in percent of running every op once.
     pub gap_pct: f64,
+}
+
+impl Solution {
+    /// Returns a plan with a bound, both in the unit of `objective`; the bound is at most the plan's own cost. `before` is
+    /// the score of running every op once.
+    pub fn new(
+        (schedule, score): (Vec<OpIdx>, Score),
+        lower: f64,
+        objective: Objective,
+        before: &Score,
+    ) -> Solution {
+        let (base, own) = (objective.of(before), objective.of(&score));
+        let lower = lower.min(own);
+        let gap_pct = percent(own - lower, base).max(0.0);
+        Solution {
+            bound: Bound {
+                lower,
+                lower_pct: percent(lower - base, base),
+                class: bound::CLASS,
+                met: gap_pct <= 1e-6,
+            },
+            gap_pct,
+            schedule,
+            score,
+        }
+    }
 }

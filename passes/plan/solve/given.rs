@@ -47,7 +47,7 @@ pub fn frontier_given(
     order.sort_by_key(|i| budgets[*i]);
     let mut solutions: Vec<Option<Solution>> = vec![None; budgets.len()];
     let mut smaller: Option<Solution> = None;
-    for i in order {
+    for &i in &order {
         if budgets[i] < least_bytes {
             continue;
         }
@@ -59,6 +59,15 @@ pub fn frontier_given(
         let found = question.find(budgets[i])?;
         solutions[i] = found.map(|found| question.answer(&found));
         smaller = solutions[i].clone().or(smaller);
+    }
+    // What fits a smaller budget fits a larger one, so a bound at the larger holds at the smaller.
+    let mut lower = 0.0f64;
+    for i in order.into_iter().rev() {
+        if let Some(solution) = solutions[i].take() {
+            lower = lower.max(solution.bound.lower);
+            let plan = (solution.schedule, solution.score);
+            solutions[i] = Some(Solution::new(plan, lower, query.objective, &before));
+        }
     }
     Ok(solutions)
 }

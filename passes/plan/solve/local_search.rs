@@ -42,6 +42,10 @@ const OTHERS_SHARE: u64 = 6;
 /// A first plan may take this much work beyond the limit, for each op.
 pub const FIRST_UNITS: u64 = 40_000;
 
+/// The share of the whole cost up to which a gap is worth only one part in [`NARROW_SHARE`] of the work.
+const NARROW_GAP: f64 = 1e-4;
+const NARROW_SHARE: u64 = 16;
+
 /// A search goes on for so many times what it took to its last improvement, and at least for this part of its work.
 const PATIENCE: u64 = 4;
 const LEAST_PATIENCE: u64 = 4;
@@ -267,7 +271,12 @@ impl<'a> Search<'a> {
         let (mut now, mut now_weight) = (start, best_weight);
         let mut heat = 0.02;
         let (begun, mut improved) = (self.work.done, self.work.done);
+        let narrow_units = self.work.limit.saturating_sub(begun) / NARROW_SHARE;
         while best_weight > lower {
+            let is_narrow = ((best_weight - lower) as f64) <= NARROW_GAP * total as f64;
+            if is_narrow && self.work.done - begun > narrow_units {
+                break;
+            }
             if self.work.done - begun
                 > self.work.stretched / LEAST_PATIENCE + PATIENCE * (improved - begun)
             {

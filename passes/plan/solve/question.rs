@@ -1,18 +1,18 @@
 //! One query on one problem: the search at a budget, and the bound on what it finds.
 
-use super::answer::{Bound, Query, Solution};
+use super::answer::{Query, Solution};
 use super::bound;
 use super::compact::Dag;
 use super::incremental_liveness::Ledger;
 use super::local_search::Search;
-use super::min_peak::{MinPeak, of_dag};
+use super::min_peak::{MinPeak, min_peak};
 use super::multi_cut_bound;
 use super::work::{BOUND_OPS, Effort, WIDE_GAP, Work};
 use crate::constraint::{check_constraints, first_violation};
 use crate::index::OpIdx;
 use crate::objective::Objective;
 use crate::problem::Problem;
-use crate::schedule::{Score, evaluate, percent};
+use crate::schedule::{Score, evaluate};
 use ckpt_error::{Error, Result};
 use std::collections::BTreeMap;
 
@@ -63,12 +63,9 @@ impl<'a> Question<'a> {
     /// Returns the smallest peak for which a plan is known.
     pub fn min_peak(&mut self) -> Result<&MinPeak> {
         if self.min_peak.is_none() {
-            self.min_peak = Some(of_dag(
-                self.problem,
-                self.dag,
-                self.before,
-                self.query.effort,
-            )?);
+            // Whatever the objective, the same peak is the smallest.
+            let query = self.query;
+            self.min_peak = Some(min_peak(self.problem, &query.constraints, query.effort)?);
         }
         self.min_peak
             .as_ref()
@@ -157,28 +154,17 @@ impl<'a> Question<'a> {
         let cap = self.cap(self.query.budget_bytes).unwrap_or(0);
         let price = self.bound(cap).unwrap_or(0);
         let price = price.max(self.joint_price(cap, found, price));
-        let (base, own) = (objective.of(self.before), objective.of(&found.score));
         let more = price as f64 * dag.unit;
         let more = match objective {
             Objective::Flops => next_multiple(more, repeated_flops(self.problem)),
             Objective::Cost => more,
         };
-        let mut lower = (base + more).min(own);
+        let mut lower = objective.of(self.before) + more;
         if found.optimal && objective == Objective::Cost {
-            lower = own;
+            lower = objective.of(&found.score);
         }
-        let gap_pct = percent(own - lower, base).max(0.0);
-        Solution {
-            bound: Bound {
-                lower,
-                lower_pct: percent(lower - base, base),
-                class: bound::CLASS,
-                met: gap_pct <= 1e-6,
-            },
-            gap_pct,
-            schedule: found.schedule.clone(),
-            score: found.score.clone(),
-        }
+        let plan = (found.schedule.clone(), found.score.clone());
+        Solution::new(plan, lower, objective, self.before)
     }
 
     /// Returns the cost of a plan over running every op once, in weight.

@@ -242,14 +242,15 @@ fn a_larger_budget_never_costs_more_and_plans_repeat() {
             ..Query::default()
         };
         let line = frontier(&p, &request, &budgets).unwrap();
-        let mut last = f64::INFINITY;
+        let (mut last, mut last_bound) = (f64::INFINITY, f64::INFINITY);
         for (budget_bytes, solution) in budgets.iter().zip(&line) {
             let Some(solution) = solution else {
                 continue;
             };
             assert!(solution.score.peak_bytes <= *budget_bytes);
             assert!(solution.score.cost <= last);
-            last = solution.score.cost;
+            assert!(solution.bound.lower <= last_bound, "{budget_bytes}");
+            (last, last_bound) = (solution.score.cost, solution.bound.lower);
         }
         assert!(line.last().unwrap().is_some());
         let again = frontier(&p, &request, &budgets).unwrap();

@@ -272,6 +272,9 @@ pub struct PlanArgs {
     /// Show the policies beside budgeted plans that take as much memory
     #[arg(long, help_heading = "Output")]
     pub compare: bool,
+    /// Leave out the smallest feasible budget: the search for it takes longer than most plans
+    #[arg(long, help_heading = "Output")]
+    pub no_smallest: bool,
     #[command(flatten)]
     pub views: Views,
     #[command(flatten)]

@@ -169,7 +169,7 @@ def solve(
         raise BudgetError(f"parameters, buffers and inputs alone take {mib(static)}; the budget is {mib(budget)}")
     # Budgets of a cost graph are on the peak above what is static.
     words = ["--budget", budget if isinstance(budget, str) else str(budget - static)]
-    words += ["--objective", objective, "--effort", effort]
+    words += ["--objective", objective, "--effort", effort, "--no-smallest"]
     with tempfile.TemporaryDirectory(prefix="ckpt-opt-") as folder:
         source, out = Path(folder, "graph.json"), Path(folder, "plan.json")
         source.write_text(json.dumps(graph))

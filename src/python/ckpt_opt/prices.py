@@ -67,7 +67,7 @@ class Prices:
 
     def scratch(self, target: Any, args: Any, kwargs: Any) -> int:
         """Returns the bytes that an op takes while it runs, besides operands and results; 0 if it does not run on made-up data."""
-        if not any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves((args, kwargs))):
+        if self._device.type == "meta" or not any(isinstance(t, torch.Tensor) for t in tree_leaves((args, kwargs))):
             return 0
         return self._tried(self._scratch, target, (args, kwargs), scratch_bytes) or 0
 
@@ -99,26 +99,44 @@ def rates(device: torch.device) -> tuple[float, float, float]:
 
 
 def flops_of(target: Any, values: Any, result: Any) -> int:
-    """Returns the floating-point operations of an op by PyTorch's formulas, with corrections; 0 if it has none.
-
-    PyTorch's formula for the backward pass of a grouped convolution counts each group as if it had all channels.
-    """
+    """Returns the floating-point operations of an op by `FORMULAS`, else by PyTorch's formulas; 0 if there is none."""
     packet = getattr(target, "_overloadpacket", target)
-    formula = flop_registry.get(packet)
+    formula = FORMULAS.get(str(packet)) or flop_registry.get(packet)
     if formula is None:
         return 0
     args, kwargs = values
     try:
-        count = number(formula(*args, **kwargs, out_val=result))
+        return number(formula(*args, **kwargs, out_val=result))
     except Exception:
         return 0
-    if packet is torch.ops.aten.convolution_backward:
-        grad, x, weight, *_, mask = args
-        transposed = bool(args[7])
-        moved = x if transposed else grad
-        each = 2 * number(moved.numel()) * number(weight.numel()) // number(weight.shape[0])
-        return each * (int(mask[0]) + int(mask[1]))
-    return count
+
+
+def convolution_backward_flops(grad: Any, x: Any, weight: Any, *args: Any, **_: Any) -> int:
+    """Returns the FLOPs of the gradients that are asked for; PyTorch's formula counts each group as if it had all channels."""
+    transposed, mask = args[4], args[-1]
+    moved = x if transposed else grad
+    each = 2 * number(moved.numel()) * number(weight.numel()) // number(weight.shape[0])
+    return each * (int(mask[0]) + int(mask[1]))
+
+
+def grouped_mm_flops(a: Any, b: Any, *_: Any, **__: Any) -> int:
+    """Returns the FLOPs of the products of groups of rows, columns or sums, or of whole matrices; PyTorch has no formula."""
+    columns = number(a.shape[1]) if a.dim() == 3 and b.dim() == 2 else number(b.shape[-1])
+    return 2 * number((b if a.dim() == 3 and b.dim() == 2 else a).numel()) * columns
+
+
+def grouped_mm_backward_flops(a: Any, b: Any, *_: Any, **__: Any) -> int:
+    """Returns the FLOPs of the gradients of both operands."""
+    return 2 * grouped_mm_flops(a, b)
+
+
+FORMULAS: dict[str, Callable[..., int]] = {
+    "aten.convolution_backward": convolution_backward_flops,
+    "aten._grouped_mm": grouped_mm_flops,
+    "transformers.grouped_mm_fallback": grouped_mm_flops,
+    "transformers.grouped_mm_fallback_backward": grouped_mm_backward_flops,
+}
+"""Formulas where PyTorch has none or a wrong one, by op. Arguments are those of the op, and `out_val` is its result."""
 
 
 def described(value: Any) -> Any:
