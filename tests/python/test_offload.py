@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import warnings
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,16 +14,6 @@ import ckpt_opt
 from ckpt_opt.offload import in_file
 from ckpt_opt.planner import FETCH, OFFLOAD, RELEASE, RUN, Step, peak_of, steps_of
 from ckpt_opt.prices import allocated_bytes
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    ckpt_opt.last_plans.clear()
-    yield
-    torch._dynamo.reset()
 
 
 class Block(nn.Module):

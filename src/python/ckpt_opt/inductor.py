@@ -96,9 +96,7 @@ class Attempt:
         for _, compiled in self.passes:
             names = getattr(type(getattr(compiled, "compiled_fn_runner", None)), "call", None)
             own = getattr(names, "__globals__", {})
-            kernels = {
-                name: kernel.compile_kernel() for name, kernel in own.items() if isinstance(kernel, Deferred)
-            }
+            kernels = {name: kernel.compile_kernel() for name, kernel in own.items() if isinstance(kernel, Deferred)}
             own |= {name: k.result() if isinstance(k, CodeCacheFuture) else k for name, k in kernels.items()}
         return self.function
 
